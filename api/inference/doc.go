@@ -1,0 +1,4 @@
+// Package inference is the generated code of the Open Inference Protocol's
+// gRPC form (inference.proto). Package oip has queries and answers in a form
+// that costs less.
+package inference

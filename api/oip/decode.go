@@ -1,0 +1,519 @@
+package oip
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/muster-serve/muster/api/tensor"
+)
+
+// Limits on what a message may be made of. Each has to be there, since a list
+// takes more memory decoded than on the wire.
+const (
+	mostTensors    = 1024 // inputs, or outputs
+	mostParameters = 1024
+	highestRank    = 64
+)
+
+// invalid is an ErrInvalid with a message of its own.
+type invalid struct{ message string }
+
+func (e *invalid) Error() string        { return e.message }
+func (e *invalid) Is(target error) bool { return target == ErrInvalid }
+
+func invalidf(format string, args ...any) error {
+	return &invalid{fmt.Sprintf(format, args...)}
+}
+
+// A side names what differs between a request and a response.
+type side struct {
+	message string // the message
+	tensor  string // one of its tensors
+	raw     string // the field of raw contents
+	// rawField is that field's number.
+	rawField protowire.Number
+}
+
+var (
+	requestSide  = side{"ModelInferRequest", "input", "raw_input_contents", 7}
+	responseSide = side{"ModelInferResponse", "output", "raw_output_contents", 6}
+)
+
+// A body is what the wire holds of a message's tensors.
+type body struct {
+	tensors []tensor.Tensor
+	// contents of each tensor, typed; without bytes where it has none.
+	contents []cursor
+	raw      []cursor
+}
+
+// unmarshal decodes a ModelInferRequest.
+func (r *Request) unmarshal(data mem.BufferSlice) error {
+	r.Release()
+	*r = Request{}
+	var b body
+	c := newCursor(data)
+	if err := b.decode(&c, requestSide, header{&r.Model, &r.Version, &r.ID, &r.Parameters}, r); err != nil {
+		return err
+	}
+	if err := r.takeTimeout(); err != nil {
+		return err
+	}
+	block, err := b.read(requestSide)
+	if err != nil {
+		return err
+	}
+	r.Inputs, r.hold = b.tensors, &block.hold
+	return nil
+}
+
+// unmarshal decodes a ModelInferResponse.
+func (r *Response) unmarshal(data mem.BufferSlice) error {
+	r.Release()
+	*r = Response{}
+	var b body
+	c := newCursor(data)
+	if err := b.decode(&c, responseSide, header{&r.Model, &r.Version, &r.ID, &r.Parameters}, nil); err != nil {
+		return err
+	}
+	block, err := b.read(responseSide)
+	if err != nil {
+		return err
+	}
+	r.Outputs, r.hold = b.tensors, &block.hold
+	return nil
+}
+
+// A header is where the fields go that a request and a response have alike.
+type header struct {
+	model, version, id *string
+	parameters         *map[string]any
+}
+
+// decode reads a message but for the contents of its tensors. What only a
+// request has goes to r, which is nil for a response.
+func (b *body) decode(c *cursor, s side, h header, r *Request) error {
+	err := eachField(c, func(num protowire.Number, typ protowire.Type) (known bool, err error) {
+		if typ != protowire.BytesType {
+			return false, nil
+		}
+		switch {
+		case num == 1:
+			*h.model, err = c.text()
+		case num == 2:
+			*h.version, err = c.text()
+		case num == 3:
+			*h.id, err = c.text()
+		case num == 4:
+			err = decodeParameter(c, h.parameters)
+		case num == 5:
+			err = b.decodeTensor(c)
+		case num == s.rawField:
+			err = b.addRaw(c)
+		case num == 6 && r != nil:
+			err = r.decodeOutput(c)
+		default:
+			return false, nil
+		}
+		return true, err
+	})
+	if err != nil {
+		return invalidf("decode %s: %v", s.message, err)
+	}
+	return nil
+}
+
+// eachField calls field at each field's value; fields that it does not know,
+// and so has not read, are skipped.
+func eachField(c *cursor, field func(protowire.Number, protowire.Type) (known bool, err error)) error {
+	for c.len() > 0 {
+		num, typ, err := c.tag()
+		if err != nil {
+			return err
+		}
+		known, err := field(num, typ)
+		if err == nil && !known {
+			err = c.skipField(num, typ)
+		}
+		if err != nil {
+			return fmt.Errorf("field %d: %w", num, err)
+		}
+	}
+	return nil
+}
+
+func (b *body) addRaw(c *cursor) error {
+	if len(b.raw) == mostTensors {
+		return fmt.Errorf("more than %d raw contents", mostTensors)
+	}
+	raw, err := c.message()
+	b.raw = append(b.raw, raw)
+	return err
+}
+
+// decodeTensor reads an InferInputTensor or InferOutputTensor, but not yet its
+// contents.
+func (b *body) decodeTensor(c *cursor) error {
+	if len(b.tensors) == mostTensors {
+		return fmt.Errorf("more than %d tensors", mostTensors)
+	}
+	m, err := c.message()
+	if err != nil {
+		return err
+	}
+	var t tensor.Tensor
+	var contents cursor
+	var parameters map[string]any
+	err = eachField(&m, func(num protowire.Number, typ protowire.Type) (known bool, err error) {
+		switch {
+		case num == 1 && typ == protowire.BytesType:
+			t.Name, err = m.text()
+		case num == 2 && typ == protowire.BytesType:
+			t.DataType, err = decodeDataType(&m)
+		case num == 3 && typ == protowire.BytesType:
+			dims, err := m.message()
+			if err != nil {
+				return true, err
+			}
+			for dims.len() > 0 {
+				if t.Shape, err = appendDim(t.Shape, &dims); err != nil {
+					return true, err
+				}
+			}
+		case num == 3 && typ == protowire.VarintType:
+			t.Shape, err = appendDim(t.Shape, &m)
+		case num == 4 && typ == protowire.BytesType:
+			err = decodeParameter(&m, &parameters)
+		case num == 5 && typ == protowire.BytesType:
+			if contents.len() > 0 {
+				return true, errors.New("contents given twice")
+			}
+			contents, err = m.message()
+		default:
+			return false, nil
+		}
+		return true, err
+	})
+	if err != nil {
+		return err
+	}
+	if err := checkParameters(t.Name, parameters); err != nil {
+		return err
+	}
+	b.tensors = append(b.tensors, t)
+	b.contents = append(b.contents, contents)
+	return nil
+}
+
+func appendDim(shape []int64, c *cursor) ([]int64, error) {
+	if len(shape) == highestRank {
+		return nil, fmt.Errorf("a shape of more than %d dimensions", highestRank)
+	}
+	v, err := c.varint()
+	return append(shape, int64(v)), err
+}
+
+// decodeDataType reads a type's name without allocating it anew.
+func decodeDataType(c *cursor) (tensor.DataType, error) {
+	m, err := c.message()
+	if err != nil {
+		return "", err
+	}
+	var name [8]byte
+	n := m.len()
+	if n > len(name) {
+		return "", fmt.Errorf("datatype of %d bytes", n)
+	}
+	m.copyTo(name[:n])
+	return dataType(string(name[:n])), nil
+}
+
+// dataType is the type called name, whether the protocol has it or not.
+func dataType(name string) tensor.DataType {
+	switch name {
+	case "BOOL":
+		return tensor.Bool
+	case "UINT8":
+		return tensor.Uint8
+	case "INT32":
+		return tensor.Int32
+	case "INT64":
+		return tensor.Int64
+	case "FP16":
+		return tensor.FP16
+	case "FP32":
+		return tensor.FP32
+	case "FP64":
+		return tensor.FP64
+	case "BYTES":
+		return tensor.Bytes
+	}
+	return tensor.DataType(name)
+}
+
+// decodeOutput reads an InferRequestedOutputTensor.
+func (r *Request) decodeOutput(c *cursor) error {
+	if len(r.Outputs) == mostTensors {
+		return fmt.Errorf("more than %d outputs", mostTensors)
+	}
+	m, err := c.message()
+	if err != nil {
+		return err
+	}
+	var out RequestedOutput
+	var parameters map[string]any
+	err = eachField(&m, func(num protowire.Number, typ protowire.Type) (known bool, err error) {
+		switch {
+		case num == 1 && typ == protowire.BytesType:
+			out.Name, err = m.text()
+		case num == 2 && typ == protowire.BytesType:
+			err = decodeParameter(&m, &parameters)
+		default:
+			return false, nil
+		}
+		return true, err
+	})
+	if err != nil {
+		return err
+	}
+	if err := checkParameters(out.Name, parameters); err != nil {
+		return err
+	}
+	r.Outputs = append(r.Outputs, out)
+	return nil
+}
+
+// decodeParameter reads an entry of a map<string, InferParameter>. One
+// without a value is left out.
+func decodeParameter(c *cursor, parameters *map[string]any) error {
+	m, err := c.message()
+	if err != nil {
+		return err
+	}
+	var key string
+	var value any
+	err = eachField(&m, func(num protowire.Number, typ protowire.Type) (known bool, err error) {
+		switch {
+		case num == 1 && typ == protowire.BytesType:
+			key, err = m.text()
+		case num == 2 && typ == protowire.BytesType:
+			var v cursor
+			if v, err = m.message(); err == nil {
+				err = decodeValue(&v, &value)
+			}
+		default:
+			return false, nil
+		}
+		return true, err
+	})
+	if err != nil {
+		return err
+	}
+	if value == nil {
+		delete(*parameters, key)
+		return nil
+	}
+	if *parameters == nil {
+		*parameters = make(map[string]any)
+	}
+	(*parameters)[key] = value
+	if len(*parameters) > mostParameters {
+		return fmt.Errorf("more than %d parameters", mostParameters)
+	}
+	return nil
+}
+
+// decodeValue reads an InferParameter.
+func decodeValue(c *cursor, value *any) error {
+	return eachField(c, func(num protowire.Number, typ protowire.Type) (known bool, err error) {
+		var v uint64
+		switch {
+		case num == 1 && typ == protowire.VarintType:
+			v, err = c.varint()
+			*value = v != 0
+		case num == 2 && typ == protowire.VarintType:
+			v, err = c.varint()
+			*value = int64(v)
+		case num == 3 && typ == protowire.BytesType:
+			*value, err = c.text()
+		case num == 4 && typ == protowire.Fixed64Type:
+			v, err = c.fixed(8)
+			*value = math.Float64frombits(v)
+		case num == 5 && typ == protowire.VarintType:
+			v, err = c.varint()
+			*value = v
+		default:
+			return false, nil
+		}
+		return true, err
+	})
+}
+
+// checkParameters refuses the parameters of an input or output that would
+// change where its data is or what it means.
+func checkParameters(name string, parameters map[string]any) error {
+	for _, p := range []string{"shared_memory_region", "classification"} {
+		if _, ok := parameters[p]; ok {
+			return fmt.Errorf("%q: parameter %s is not supported", name, p)
+		}
+	}
+	return nil
+}
+
+// takeTimeout moves the `timeout` parameter to Timeout.
+func (r *Request) takeTimeout() error {
+	v, ok := r.Parameters["timeout"]
+	if !ok {
+		return nil
+	}
+	us, ok := v.(int64)
+	if u, unsigned := v.(uint64); unsigned {
+		us, ok = int64(min(u, math.MaxInt64)), true
+	}
+	if !ok || us < 0 {
+		return invalidf("parameter timeout is %v (%T), expected a whole number of microseconds, not negative", v, v)
+	}
+	r.Timeout = time.Duration(min(us, math.MaxInt64/int64(time.Microsecond))) * time.Microsecond
+	delete(r.Parameters, "timeout")
+	if len(r.Parameters) == 0 {
+		r.Parameters = nil
+	}
+	return nil
+}
+
+// read copies the contents of all tensors into one block, held for the caller.
+func (b *body) read(s side) (*block, error) {
+	if len(b.raw) > 0 && len(b.raw) != len(b.tensors) {
+		return nil, invalidf("%s has %d entries, expected %d, one for each %s", s.raw, len(b.raw), len(b.tensors), s.tensor)
+	}
+	if err := checkNames(b.tensors, s.tensor); err != nil {
+		return nil, err
+	}
+	total := 0
+	for i := range b.tensors {
+		n, err := b.size(i, s)
+		if err != nil {
+			return nil, invalidf("%s %q: %v", s.tensor, b.tensors[i].Name, err)
+		}
+		total += align(n)
+	}
+	block := newBlock(total)
+	for i := range b.tensors {
+		if err := b.readTensor(i, s, block); err != nil {
+			block.drop()
+			return nil, invalidf("%s %q: %v", s.tensor, b.tensors[i].Name, err)
+		}
+	}
+	return block, nil
+}
+
+// checkNames wants every tensor to have a name of its own.
+func checkNames(tensors []tensor.Tensor, kind string) error {
+	for i := range tensors {
+		if tensors[i].Name == "" {
+			return invalidf("%s %d has no name", kind, i)
+		}
+		for j := range i {
+			if tensors[i].Name == tensors[j].Name {
+				return invalidf("%s %q is given twice", kind, tensors[i].Name)
+			}
+		}
+	}
+	return nil
+}
+
+// size is how much room tensor i needs, in bytes. It is checked against the
+// bytes that are there, so that it is never more than eight times these.
+func (b *body) size(i int, s side) (int, error) {
+	t, contents := &b.tensors[i], &b.contents[i]
+	elements, err := checkShape(t)
+	if err != nil {
+		return 0, err
+	}
+	if len(b.raw) > 0 {
+		if contents.len() > 0 {
+			return 0, fmt.Errorf("has contents beside %s; one or the other is allowed", s.raw)
+		}
+		n := b.raw[i].len()
+		if t.DataType != tensor.Bytes && n != elements*t.DataType.Size() {
+			return 0, fmt.Errorf("%s has %d bytes, expected %d for %s %v", s.raw, n, elements*t.DataType.Size(), t.DataType, t.Shape)
+		}
+		return n, nil
+	}
+	// An element takes at least a byte.
+	if elements > contents.len() {
+		return 0, fmt.Errorf("contents of %d bytes cannot hold the %d elements of %s %v", contents.len(), elements, t.DataType, t.Shape)
+	}
+	if t.DataType == tensor.Bytes {
+		// On the wire an element has at least two bytes before its own;
+		// here it has four.
+		return 2 * contents.len(), nil
+	}
+	return elements * t.DataType.Size(), nil
+}
+
+// checkShape is the number of elements of t, for which its type must be one of
+// the protocol's and its size in bytes must fit an int.
+func checkShape(t *tensor.Tensor) (int, error) {
+	if !t.DataType.Valid() {
+		return 0, fmt.Errorf("unknown datatype %q", t.DataType)
+	}
+	elements, err := tensor.Elements(t.Shape)
+	if err != nil {
+		return 0, err
+	}
+	if elements > math.MaxInt/8 {
+		return 0, fmt.Errorf("shape %v has too many elements", t.Shape)
+	}
+	return elements, nil
+}
+
+// readTensor fills tensor i from its raw or typed contents.
+func (b *body) readTensor(i int, s side, block *block) error {
+	t := &b.tensors[i]
+	elements, err := checkShape(t)
+	if err != nil {
+		return err
+	}
+	if len(b.raw) == 0 {
+		return readContents(t, elements, b.contents[i], block)
+	}
+	t.Data = block.take(b.raw[i].len())
+	b.raw[i].copyTo(t.Data)
+	return checkElements(t, elements)
+}
+
+// checkElements looks into raw data for what the length does not tell: the
+// lengths of BYTES elements, and BOOL values other than 0 and 1.
+func checkElements(t *tensor.Tensor, elements int) error {
+	switch t.DataType {
+	case tensor.Bool:
+		for i, v := range t.Data {
+			if v > 1 {
+				return fmt.Errorf("BOOL element %d is %d, expected 0 or 1", i, v)
+			}
+		}
+	case tensor.Bytes:
+		n := 0
+		for rest := t.Data; len(rest) > 0; n++ {
+			if len(rest) < 4 {
+				return fmt.Errorf("BYTES element %d: %d bytes left, expected a length of 4", n, len(rest))
+			}
+			v, _ := protowire.ConsumeFixed32(rest)
+			rest = rest[4:]
+			if uint64(v) > uint64(len(rest)) {
+				return fmt.Errorf("BYTES element %d says it has %d bytes, %d are left", n, v, len(rest))
+			}
+			rest = rest[v:]
+		}
+		if n != elements {
+			return fmt.Errorf("%d BYTES elements, expected %d for shape %v", n, elements, t.Shape)
+		}
+	}
+	return nil
+}

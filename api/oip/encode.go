@@ -1,0 +1,213 @@
+package oip
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/muster-serve/muster/api/tensor"
+)
+
+// An encoder builds the wire form of a message: its small fields in buf, and
+// where in between the tensors that are sent from where they lie belong.
+type encoder struct {
+	buf  []byte
+	cuts []cut
+}
+
+// A cut says that data follows the first at bytes of buf.
+type cut struct {
+	at   int
+	data []byte
+}
+
+// marshal encodes a ModelInferRequest.
+func (r *Request) marshal() (mem.BufferSlice, error) {
+	e := newEncoder(r.Inputs)
+	e.text(1, r.Model)
+	e.text(2, r.Version)
+	e.text(3, r.ID)
+	if r.Timeout > 0 {
+		e.parameter(4, "timeout", int64(r.Timeout/time.Microsecond))
+	}
+	if err := e.parameters(4, r.Parameters); err != nil {
+		return nil, err
+	}
+	for i := range r.Inputs {
+		if err := e.tensor(5, &r.Inputs[i]); err != nil {
+			return nil, fmt.Errorf("encode input %q: %w", r.Inputs[i].Name, err)
+		}
+	}
+	for _, out := range r.Outputs {
+		e.message(6, func() { e.text(1, out.Name) })
+	}
+	for i := range r.Inputs {
+		e.raw(7, r.Inputs[i].Data)
+	}
+	return e.buffers(r.hold), nil
+}
+
+// marshal encodes a ModelInferResponse.
+func (r *Response) marshal() (mem.BufferSlice, error) {
+	e := newEncoder(r.Outputs)
+	e.text(1, r.Model)
+	e.text(2, r.Version)
+	e.text(3, r.ID)
+	if err := e.parameters(4, r.Parameters); err != nil {
+		return nil, err
+	}
+	for i := range r.Outputs {
+		if err := e.tensor(5, &r.Outputs[i]); err != nil {
+			return nil, fmt.Errorf("encode output %q: %w", r.Outputs[i].Name, err)
+		}
+	}
+	for i := range r.Outputs {
+		e.raw(6, r.Outputs[i].Data)
+	}
+	return e.buffers(r.hold), nil
+}
+
+func newEncoder(tensors []tensor.Tensor) *encoder {
+	size := 128
+	for i := range tensors {
+		size += 64 + len(tensors[i].Name)
+		if n := len(tensors[i].Data); mem.IsBelowBufferPoolingThreshold(n) {
+			size += n
+		}
+	}
+	return &encoder{buf: make([]byte, 0, size), cuts: make([]cut, 0, len(tensors))}
+}
+
+// text appends a string; an empty one is left out, as proto3 has it.
+func (e *encoder) text(num protowire.Number, s string) {
+	if s != "" {
+		e.buf = protowire.AppendTag(e.buf, num, protowire.BytesType)
+		e.buf = protowire.AppendString(e.buf, s)
+	}
+}
+
+// message appends a message whose fields are appended by fields.
+func (e *encoder) message(num protowire.Number, fields func()) {
+	e.buf = protowire.AppendTag(e.buf, num, protowire.BytesType)
+	start := len(e.buf)
+	fields()
+	n := len(e.buf) - start
+	// Make room for the length in front.
+	size := protowire.SizeVarint(uint64(n))
+	e.buf = append(e.buf, make([]byte, size)...)
+	copy(e.buf[start+size:], e.buf[start:start+n])
+	protowire.AppendVarint(e.buf[:start], uint64(n))
+}
+
+// tensor appends everything of t but its data.
+func (e *encoder) tensor(num protowire.Number, t *tensor.Tensor) error {
+	if err := checkData(t); err != nil {
+		return err
+	}
+	e.message(num, func() {
+		e.text(1, t.Name)
+		e.text(2, string(t.DataType))
+		if len(t.Shape) > 0 {
+			e.message(3, func() {
+				for _, d := range t.Shape {
+					e.buf = protowire.AppendVarint(e.buf, uint64(d))
+				}
+			})
+		}
+	})
+	return nil
+}
+
+// checkData wants the length of t's data to be what its type and shape say.
+func checkData(t *tensor.Tensor) error {
+	elements, err := checkShape(t)
+	if err != nil {
+		return err
+	}
+	if want := elements * t.DataType.Size(); t.DataType != tensor.Bytes && len(t.Data) != want {
+		return fmt.Errorf("data has %d bytes, expected %d for %s %v", len(t.Data), want, t.DataType, t.Shape)
+	}
+	return checkElements(t, elements)
+}
+
+func (e *encoder) parameters(num protowire.Number, parameters map[string]any) error {
+	if len(parameters) == 0 {
+		return nil
+	}
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
+		if err := e.parameter(num, key, parameters[key]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parameter appends an entry of a map<string, InferParameter>.
+func (e *encoder) parameter(num protowire.Number, key string, value any) (err error) {
+	e.message(num, func() {
+		e.text(1, key)
+		e.message(2, func() {
+			switch v := value.(type) {
+			case bool:
+				e.varint(1, protowire.EncodeBool(v))
+			case int64:
+				e.varint(2, uint64(v))
+			case string:
+				e.buf = protowire.AppendTag(e.buf, 3, protowire.BytesType)
+				e.buf = protowire.AppendString(e.buf, v)
+			case float64:
+				e.buf = protowire.AppendTag(e.buf, 4, protowire.Fixed64Type)
+				e.buf = protowire.AppendFixed64(e.buf, math.Float64bits(v))
+			case uint64:
+				e.varint(5, v)
+			default:
+				err = fmt.Errorf("encode parameter %q: it is a %T, expected bool, int64, uint64, float64 or string", key, value)
+			}
+		})
+	})
+	return err
+}
+
+func (e *encoder) varint(num protowire.Number, v uint64) {
+	e.buf = protowire.AppendTag(e.buf, num, protowire.VarintType)
+	e.buf = protowire.AppendVarint(e.buf, v)
+}
+
+// raw appends data, large data by reference.
+func (e *encoder) raw(num protowire.Number, data []byte) {
+	e.buf = protowire.AppendTag(e.buf, num, protowire.BytesType)
+	e.buf = protowire.AppendVarint(e.buf, uint64(len(data)))
+	if mem.IsBelowBufferPoolingThreshold(len(data)) {
+		// grpc does not say when it is done with buffers this small.
+		e.buf = append(e.buf, data...)
+		return
+	}
+	e.cuts = append(e.cuts, cut{len(e.buf), data})
+}
+
+// buffers is what has been encoded. Each buffer of a tensor's data holds h, if
+// there is one, until the transport frees it.
+func (e *encoder) buffers(h *hold) mem.BufferSlice {
+	out := make(mem.BufferSlice, 0, 2*len(e.cuts)+1)
+	start := 0
+	for i := range e.cuts {
+		c := &e.cuts[i]
+		out = append(out, mem.SliceBuffer(e.buf[start:c.at]))
+		if h == nil {
+			out = append(out, mem.SliceBuffer(c.data))
+		} else {
+			h.add()
+			out = append(out, mem.NewBuffer(&c.data, h))
+		}
+		start = c.at
+	}
+	if start < len(e.buf) || len(out) == 0 {
+		out = append(out, mem.SliceBuffer(e.buf[start:]))
+	}
+	return out
+}

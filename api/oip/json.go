@@ -1,0 +1,564 @@
+package oip
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+	"unsafe"
+
+	"github.com/muster-serve/muster/api/tensor"
+)
+
+// A jsonReader reads JSON text from memory, without building a tree of it.
+// Its errors name the byte at which they were found, counted from 0.
+type jsonReader struct {
+	text []byte
+	pos  int
+}
+
+const (
+	// deepestJSON bounds the nesting of values.
+	deepestJSON = highestRank + 8
+	// mostKeys bounds the keys of an object, each of which is compared with
+	// all before it.
+	mostKeys = 128
+)
+
+func (r *jsonReader) errorf(format string, args ...any) error {
+	return fmt.Errorf("byte %d: %s", r.pos, fmt.Sprintf(format, args...))
+}
+
+// unexpected is the error of finding something else than what was expected.
+func (r *jsonReader) unexpected(expected string) error {
+	if r.pos >= len(r.text) {
+		return r.errorf("expected %s, found the end of the text", expected)
+	}
+	c, _ := utf8.DecodeRune(r.text[r.pos:])
+	return r.errorf("expected %s, found %q", expected, c)
+}
+
+// next skips white space and returns the byte after it, 0 at the end.
+func (r *jsonReader) next() byte {
+	for ; r.pos < len(r.text); r.pos++ {
+		switch c := r.text[r.pos]; c {
+		case ' ', '\t', '\r', '\n':
+		default:
+			return c
+		}
+	}
+	return 0
+}
+
+// end wants nothing but white space to be left.
+func (r *jsonReader) end() error {
+	if r.next(); r.pos < len(r.text) {
+		return r.unexpected("the end of the text")
+	}
+	return nil
+}
+
+// list reads what is between the brackets open and shut, calling item at each
+// of the items that commas separate.
+func (r *jsonReader) list(open, shut byte, what string, item func() error) error {
+	if r.next() != open {
+		return r.unexpected(what)
+	}
+	r.pos++
+	if r.next() == shut {
+		r.pos++
+		return nil
+	}
+	for {
+		if err := item(); err != nil {
+			return err
+		}
+		switch r.next() {
+		case ',':
+			r.pos++
+		case shut:
+			r.pos++
+			return nil
+		default:
+			return r.unexpected(fmt.Sprintf("',' or %q", shut))
+		}
+	}
+}
+
+func (r *jsonReader) array(item func() error) error {
+	return r.list('[', ']', "an array", item)
+}
+
+// object calls field at the value of each key. A key that occurs twice is an
+// error.
+func (r *jsonReader) object(field func(key string) error) error {
+	var keys []string
+	return r.list('{', '}', "an object", func() error {
+		r.next()
+		start := r.pos
+		key, err := r.string()
+		if err != nil {
+			return err
+		}
+		for _, k := range keys {
+			if k == key {
+				r.pos = start
+				return r.errorf("key %q is given twice", key)
+			}
+		}
+		if len(keys) == mostKeys {
+			return r.errorf("an object of more than %d keys", mostKeys)
+		}
+		keys = append(keys, key)
+		if r.next() != ':' {
+			return r.unexpected("':'")
+		}
+		r.pos++
+		return field(key)
+	})
+}
+
+// quoted moves past a string and returns what is between its quotes, and
+// whether escapes are in it.
+func (r *jsonReader) quoted() (inner []byte, escaped bool, err error) {
+	if r.next() != '"' {
+		return nil, false, r.unexpected("a string")
+	}
+	r.pos++
+	start := r.pos
+	for ; r.pos < len(r.text); r.pos++ {
+		switch c := r.text[r.pos]; {
+		case c == '"':
+			inner = r.text[start:r.pos]
+			if !utf8.Valid(inner) {
+				r.pos = start
+				return nil, false, r.errorf("a string that is not valid UTF-8")
+			}
+			r.pos++
+			return inner, escaped, nil
+		case c == '\\':
+			escaped = true
+			r.pos++ // whatever it is, it does not end the string
+		case c < ' ':
+			return nil, false, r.errorf("control character %q in a string", c)
+		}
+	}
+	r.pos = len(r.text)
+	return nil, false, r.unexpected("'\"'")
+}
+
+// appendString reads a string and appends it to b.
+func (r *jsonReader) appendString(b []byte) ([]byte, error) {
+	inner, escaped, err := r.quoted()
+	if err != nil || !escaped {
+		return append(b, inner...), err
+	}
+	end := r.pos
+	r.pos -= len(inner) + 1
+	for r.pos < end-1 {
+		c := r.text[r.pos]
+		if c != '\\' {
+			b = append(b, c)
+			r.pos++
+			continue
+		}
+		switch c := r.text[r.pos+1]; c {
+		case '"', '\\', '/':
+			b = append(b, c)
+		case 'b':
+			b = append(b, '\b')
+		case 'f':
+			b = append(b, '\f')
+		case 'n':
+			b = append(b, '\n')
+		case 'r':
+			b = append(b, '\r')
+		case 't':
+			b = append(b, '\t')
+		case 'u':
+			c, n := r.unicode()
+			if n == 0 {
+				return b, r.errorf(`a \u escape that is no character`)
+			}
+			b = utf8.AppendRune(b, c)
+			r.pos += n
+			continue
+		default:
+			return b, r.errorf(`unknown escape \%c`, c)
+		}
+		r.pos += 2
+	}
+	r.pos = end
+	return b, nil
+}
+
+// unicode is the character of the \u escape, or pair of escapes, at the current
+// position, and its length; 0 if it is none.
+func (r *jsonReader) unicode() (c rune, n int) {
+	unit := func(at int) rune {
+		if at+6 > len(r.text) || r.text[at] != '\\' || r.text[at+1] != 'u' {
+			return -1
+		}
+		v, err := strconv.ParseUint(string(r.text[at+2:at+6]), 16, 16)
+		if err != nil {
+			return -1
+		}
+		return rune(v)
+	}
+	switch c = unit(r.pos); {
+	case c < 0:
+		return 0, 0
+	case !utf16.IsSurrogate(c):
+		return c, 6
+	}
+	if c = utf16.DecodeRune(c, unit(r.pos+6)); c == utf8.RuneError {
+		return 0, 0
+	}
+	return c, 12
+}
+
+func (r *jsonReader) string() (string, error) {
+	start := r.pos
+	b, err := r.appendString(nil)
+	if err == nil && len(b) > longestText {
+		r.pos = start
+		err = r.errorf("a string of %d bytes, at most %d are accepted", len(b), longestText)
+	}
+	return string(b), err
+}
+
+// number moves past a number and returns its text, which is valid until the
+// reader's is changed.
+func (r *jsonReader) number() (string, error) {
+	r.next()
+	start := r.pos
+	digits := func() bool {
+		from := r.pos
+		for r.pos < len(r.text) && r.text[r.pos]-'0' <= 9 {
+			r.pos++
+		}
+		return r.pos > from
+	}
+	is := func(chars string) bool {
+		if r.pos < len(r.text) && strings.IndexByte(chars, r.text[r.pos]) >= 0 {
+			r.pos++
+			return true
+		}
+		return false
+	}
+	is("-")
+	if !is("0") && !digits() {
+		return "", r.unexpected("a number")
+	}
+	if is(".") && !digits() {
+		return "", r.unexpected("a digit")
+	}
+	if is("eE") {
+		is("+-")
+		if !digits() {
+			return "", r.unexpected("a digit")
+		}
+	}
+	return unsafe.String(&r.text[start], r.pos-start), nil
+}
+
+// word moves past one of true, false and null.
+func (r *jsonReader) word(w string) error {
+	if !strings.HasPrefix(unsafe.String(unsafe.SliceData(r.text[r.pos:]), len(r.text)-r.pos), w) {
+		return r.unexpected(w)
+	}
+	r.pos += len(w)
+	return nil
+}
+
+func (r *jsonReader) bool() (bool, error) {
+	switch r.next() {
+	case 't':
+		return true, r.word("true")
+	case 'f':
+		return false, r.word("false")
+	}
+	return false, r.unexpected("true or false")
+}
+
+// skip moves past any value, which lies depth values deep.
+func (r *jsonReader) skip(depth int) error {
+	if depth > deepestJSON {
+		return r.errorf("nested more than %d deep", deepestJSON)
+	}
+	var err error
+	switch r.next() {
+	case '{':
+		return r.list('{', '}', "", func() error {
+			if _, _, err := r.quoted(); err != nil {
+				return err
+			}
+			if r.next() != ':' {
+				return r.unexpected("':'")
+			}
+			r.pos++
+			return r.skip(depth + 1)
+		})
+	case '[':
+		return r.list('[', ']', "", func() error { return r.skip(depth + 1) })
+	case '"':
+		_, _, err = r.quoted()
+	case 't':
+		err = r.word("true")
+	case 'f':
+		err = r.word("false")
+	case 'n':
+		err = r.word("null")
+	default:
+		if _, err = r.number(); err != nil {
+			err = r.unexpected("a value")
+		}
+	}
+	return err
+}
+
+// scalar reads the value of a parameter: bool, int64, uint64 (where an int64
+// is too small), float64 or string.
+func (r *jsonReader) scalar() (any, error) {
+	switch c := r.next(); {
+	case c == '"':
+		return r.string()
+	case c == 't' || c == 'f':
+		return r.bool()
+	case c != '-' && (c < '0' || c > '9'):
+		return nil, r.unexpected("a string, number or bool")
+	}
+	start := r.pos
+	s, err := r.number()
+	if err != nil {
+		return nil, err
+	}
+	if i, err := strconv.ParseInt(s, 10, 64); err == nil {
+		return i, nil
+	}
+	if u, err := strconv.ParseUint(s, 10, 64); err == nil {
+		return u, nil
+	}
+	f, err := strconv.ParseFloat(s, 64)
+	if err != nil {
+		r.pos = start
+		return nil, r.errorf("%s is out of range", strings.Clone(s))
+	}
+	return f, nil
+}
+
+// integer reads a whole number: its absolute value and whether it is negative.
+func (r *jsonReader) integer() (magnitude uint64, negative bool, err error) {
+	r.next()
+	start := r.pos
+	s, err := r.number()
+	if err != nil {
+		return 0, false, err
+	}
+	digits := s
+	if s[0] == '-' {
+		negative, digits = true, s[1:]
+	}
+	if magnitude, err = parseUint(digits); err != nil {
+		r.pos = start
+		return 0, false, r.errorf("%s %v", strings.Clone(s), err)
+	}
+	return magnitude, negative, nil
+}
+
+var (
+	errFraction = errors.New("is no whole number")
+	errRange    = errors.New("is out of range")
+)
+
+func parseUint(s string) (v uint64, err error) {
+	for i := range len(s) {
+		d := uint64(s[i] - '0')
+		if d > 9 {
+			return 0, errFraction
+		}
+		if v > (math.MaxUint64-d)/10 {
+			return 0, errRange
+		}
+		v = 10*v + d
+	}
+	return v, nil
+}
+
+// natural reads a whole number that is not negative.
+func (r *jsonReader) natural() (int64, error) {
+	r.next()
+	start := r.pos
+	v, negative, err := r.integer()
+	if err == nil && (v > math.MaxInt64 || negative && v > 0) {
+		text := string(r.text[start:r.pos])
+		r.pos = start
+		err = r.errorf("%s is out of range", text)
+	}
+	return int64(v), err
+}
+
+// tensor reads the data of t into dst, which has room for it: either flat, or
+// nested as t's shape says.
+func (r *jsonReader) tensor(t *tensor.Tensor, elements int, dst []byte) error {
+	element, err := elementReader(t.DataType)
+	if err != nil {
+		return err
+	}
+	if r.next() != '[' {
+		return r.unexpected("an array")
+	}
+	rank := len(t.Shape)
+	// counts[d] is how many items there are so far in the open array at
+	// depth d, counted from 1.
+	var counts [highestRank + 2]int64
+	depth, leaves := 0, 0 // leaves is the depth of the elements; 0 while unknown
+	n := 0
+	used := 0
+	for {
+		if r.next() == '[' {
+			counts[depth]++
+			depth++
+			if depth > max(rank, 1) {
+				return r.errorf("data is nested deeper than the %d dimensions of shape %v", rank, t.Shape)
+			}
+			counts[depth] = 0
+			r.pos++
+			if r.next() != ']' {
+				continue
+			}
+		} else {
+			if leaves == 0 && (depth == 1 || depth == rank) {
+				leaves = depth
+			}
+			if depth != leaves {
+				return r.unexpected("an array, as shape " + fmt.Sprint(t.Shape) + " and the elements before say")
+			}
+			if n == elements {
+				return r.errorf("more than the %d elements of shape %v", elements, t.Shape)
+			}
+			size, err := element(r, dst[used:])
+			if err != nil {
+				return fmt.Errorf("element %d: %w", n, err)
+			}
+			used += size
+			counts[depth]++
+			n++
+		}
+		// After a value: the next one, or the ends of arrays.
+		for r.next() == ']' {
+			// A flat array is counted at its end; one without anything in
+			// it is taken for flat where there is nothing to hold.
+			flat := rank == 0 || depth == 1 && (leaves == 1 && rank != 1 || counts[1] == 0 && elements == 0)
+			if !flat && counts[depth] != t.Shape[depth-1] {
+				return r.errorf("an array of %d at depth %d, expected %d for shape %v", counts[depth], depth, t.Shape[depth-1], t.Shape)
+			}
+			r.pos++
+			if depth--; depth == 0 {
+				if n != elements {
+					return r.errorf("%d elements, expected %d for shape %v", n, elements, t.Shape)
+				}
+				t.Data = dst[:used:used]
+				return nil
+			}
+		}
+		if r.next() != ',' {
+			return r.unexpected("',' or ']'")
+		}
+		r.pos++
+	}
+}
+
+// elementReader returns the function that reads one element of type d into
+// dst and returns its size.
+func elementReader(d tensor.DataType) (func(r *jsonReader, dst []byte) (int, error), error) {
+	size := d.Size()
+	switch d {
+	case tensor.FP32:
+		return (*jsonReader).fp32, nil
+	case tensor.FP64:
+		return (*jsonReader).fp64, nil
+	case tensor.Bool:
+		return func(r *jsonReader, dst []byte) (int, error) {
+			v, err := r.bool()
+			dst[0] = 0
+			if v {
+				dst[0] = 1
+			}
+			return 1, err
+		}, nil
+	case tensor.Bytes:
+		return func(r *jsonReader, dst []byte) (int, error) {
+			b, err := r.appendString(dst[4:4])
+			binary.LittleEndian.PutUint32(dst, uint32(len(b)))
+			return 4 + len(b), err
+		}, nil
+	case tensor.Int8, tensor.Int16, tensor.Int32, tensor.Int64:
+		largest := uint64(1)<<(8*size-1) - 1
+		return func(r *jsonReader, dst []byte) (int, error) { return r.wholeElement(dst, d, largest, largest+1) }, nil
+	case tensor.Uint8, tensor.Uint16, tensor.Uint32, tensor.Uint64:
+		largest := uint64(math.MaxUint64) >> (64 - 8*size)
+		return func(r *jsonReader, dst []byte) (int, error) { return r.wholeElement(dst, d, largest, 0) }, nil
+	}
+	return nil, fmt.Errorf("%s has no form in JSON, send it as binary data", d)
+}
+
+// wholeElement reads an integer between -smallest and largest.
+func (r *jsonReader) wholeElement(dst []byte, d tensor.DataType, largest, smallest uint64) (int, error) {
+	r.next()
+	start := r.pos
+	v, negative, err := r.integer()
+	if err != nil {
+		return 0, err
+	}
+	if negative && v > smallest || !negative && v > largest {
+		text := string(r.text[start:r.pos])
+		r.pos = start
+		return 0, r.errorf("%s is out of range for %s", text, d)
+	}
+	if negative {
+		v = -v
+	}
+	switch d.Size() {
+	case 1:
+		dst[0] = byte(v)
+	case 2:
+		binary.LittleEndian.PutUint16(dst, uint16(v))
+	case 4:
+		binary.LittleEndian.PutUint32(dst, uint32(v))
+	case 8:
+		binary.LittleEndian.PutUint64(dst, v)
+	}
+	return d.Size(), nil
+}
+
+func (r *jsonReader) fp32(dst []byte) (int, error) {
+	v, err := r.float(32)
+	binary.LittleEndian.PutUint32(dst, math.Float32bits(float32(v)))
+	return 4, err
+}
+
+func (r *jsonReader) fp64(dst []byte) (int, error) {
+	v, err := r.float(64)
+	binary.LittleEndian.PutUint64(dst, math.Float64bits(v))
+	return 8, err
+}
+
+func (r *jsonReader) float(bits int) (float64, error) {
+	r.next()
+	start := r.pos
+	s, err := r.number()
+	if err != nil {
+		return 0, err
+	}
+	v, err := strconv.ParseFloat(s, bits)
+	if err != nil {
+		r.pos = start
+		return 0, r.errorf("%s is out of range for FP%d", strings.Clone(s), bits)
+	}
+	return v, nil
+}

@@ -1,0 +1,188 @@
+package oip
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strconv"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/muster-serve/muster/api/tensor"
+)
+
+// appendJSONTensor appends the elements of t as one flat array.
+func appendJSONTensor(b []byte, t *tensor.Tensor) ([]byte, error) {
+	le := binary.LittleEndian
+	size := t.DataType.Size()
+	b = append(b, '[')
+	n := 0
+	for rest := t.Data; len(rest) > 0; n++ {
+		if n > 0 {
+			b = append(b, ',')
+		}
+		if t.DataType == tensor.Bytes {
+			if len(rest) < 4 || uint64(len(rest)-4) < uint64(le.Uint32(rest)) {
+				return b, fmt.Errorf("BYTES element %d is cut short", n)
+			}
+			size = 4 + int(le.Uint32(rest))
+		}
+		if len(rest) < size {
+			return b, fmt.Errorf("%s element %d is cut short", t.DataType, n)
+		}
+		switch t.DataType {
+		case tensor.Bool:
+			b = strconv.AppendBool(b, rest[0] != 0)
+		case tensor.Int8:
+			b = strconv.AppendInt(b, int64(int8(rest[0])), 10)
+		case tensor.Int16:
+			b = strconv.AppendInt(b, int64(int16(le.Uint16(rest))), 10)
+		case tensor.Int32:
+			b = strconv.AppendInt(b, int64(int32(le.Uint32(rest))), 10)
+		case tensor.Int64:
+			b = strconv.AppendInt(b, int64(le.Uint64(rest)), 10)
+		case tensor.Uint8:
+			b = strconv.AppendUint(b, uint64(rest[0]), 10)
+		case tensor.Uint16:
+			b = strconv.AppendUint(b, uint64(le.Uint16(rest)), 10)
+		case tensor.Uint32:
+			b = strconv.AppendUint(b, uint64(le.Uint32(rest)), 10)
+		case tensor.Uint64:
+			b = strconv.AppendUint(b, le.Uint64(rest), 10)
+		case tensor.FP32, tensor.FP64:
+			bits := 8 * size
+			v := float64(math.Float32frombits(le.Uint32(rest)))
+			if bits == 64 {
+				v = math.Float64frombits(le.Uint64(rest))
+			}
+			if math.IsNaN(v) || math.IsInf(v, 0) {
+				return b, fmt.Errorf("element %d is %v, which JSON cannot hold; ask for binary data", n, v)
+			}
+			b = strconv.AppendFloat(b, v, 'g', -1, bits)
+		case tensor.Bytes:
+			s := rest[4:size]
+			if !utf8.Valid(s) {
+				return b, fmt.Errorf("element %d is not valid UTF-8, which JSON cannot hold; ask for binary data", n)
+			}
+			b = appendJSONString(b, s)
+		default:
+			return b, fmt.Errorf("%s has no form in JSON; ask for binary data", t.DataType)
+		}
+		rest = rest[size:]
+	}
+	return append(b, ']'), nil
+}
+
+// appendJSONString appends s in quotes. What is not valid UTF-8 is replaced.
+func appendJSONString[S string | []byte](b []byte, s S) []byte {
+	const hex = "0123456789abcdef"
+	b = append(b, '"')
+	for _, c := range string(s) {
+		switch {
+		case c == '"' || c == '\\':
+			b = append(b, '\\', byte(c))
+		case c < ' ':
+			b = append(b, `\u00`...)
+			b = append(b, hex[c>>4], hex[c&15])
+		default:
+			b = utf8.AppendRune(b, c)
+		}
+	}
+	return append(b, '"')
+}
+
+// appendJSONScalar appends the value of a parameter.
+func appendJSONScalar(b []byte, v any) ([]byte, error) {
+	switch v := v.(type) {
+	case bool:
+		return strconv.AppendBool(b, v), nil
+	case int64:
+		return strconv.AppendInt(b, v, 10), nil
+	case uint64:
+		return strconv.AppendUint(b, v, 10), nil
+	case float64:
+		if math.IsNaN(v) || math.IsInf(v, 0) {
+			return b, fmt.Errorf("JSON cannot hold %v", v)
+		}
+		return strconv.AppendFloat(b, v, 'g', -1, 64), nil
+	case string:
+		return appendJSONString(b, v), nil
+	}
+	return b, fmt.Errorf("it is a %T, expected bool, int64, uint64, float64 or string", v)
+}
+
+// JSON is the REST form of a message of the protocol other than a query or its
+// answer: fields by their names in the .proto, none left out, 64-bit numbers as
+// numbers (protobuf's own JSON has them as strings). That of a
+// RepositoryIndexResponse is the list in it alone.
+func JSON(m proto.Message) []byte {
+	r := m.ProtoReflect()
+	if r.Descriptor().Name() == "RepositoryIndexResponse" {
+		f := r.Descriptor().Fields().ByName("models")
+		return appendJSONField(nil, f, r.Get(f))
+	}
+	return appendJSONMessage(nil, r)
+}
+
+// ErrorJSON is the REST form of an error.
+func ErrorJSON(message string) []byte {
+	return append(appendJSONString([]byte(`{"error":`), message), '}')
+}
+
+func appendJSONMessage(b []byte, m protoreflect.Message) []byte {
+	b = append(b, '{')
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		f := fields.Get(i)
+		b = appendJSONString(b, string(f.Name()))
+		b = append(b, ':')
+		b = appendJSONField(b, f, m.Get(f))
+	}
+	return append(b, '}')
+}
+
+func appendJSONField(b []byte, f protoreflect.FieldDescriptor, v protoreflect.Value) []byte {
+	switch {
+	case f.IsMap():
+		b = append(b, '{')
+		first := true
+		v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
+			if !first {
+				b = append(b, ',')
+			}
+			first = false
+			b = appendJSONString(b, k.String())
+			b = append(b, ':')
+			b = appendJSONValue(b, f.MapValue(), v)
+			return true
+		})
+		return append(b, '}')
+	case f.IsList():
+		b = append(b, '[')
+		for i := range v.List().Len() {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = appendJSONValue(b, f, v.List().Get(i))
+		}
+		return append(b, ']')
+	}
+	return appendJSONValue(b, f, v)
+}
+
+// appendJSONValue appends a single value, of the kinds that these messages
+// have.
+func appendJSONValue(b []byte, f protoreflect.FieldDescriptor, v protoreflect.Value) []byte {
+	switch f.Kind() {
+	case protoreflect.MessageKind:
+		return appendJSONMessage(b, v.Message())
+	case protoreflect.StringKind:
+		return appendJSONString(b, v.String())
+	}
+	return append(b, v.String()...) // bool, int64, uint64
+}

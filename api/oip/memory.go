@@ -1,0 +1,88 @@
+package oip
+
+import (
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+)
+
+// A hold counts who still reads some memory: the owner of a Request or
+// Response and each buffer the transport has of it. The last one to drop it
+// frees the memory.
+type hold struct {
+	readers atomic.Int32
+	free    func()
+}
+
+func newHold(free func()) *hold {
+	h := &hold{free: free}
+	h.readers.Store(1)
+	return h
+}
+
+func (h *hold) add() { h.readers.Add(1) }
+
+func (h *hold) drop() {
+	if h.readers.Add(-1) == 0 {
+		h.free()
+	}
+}
+
+// Get and Put make a hold a mem.BufferPool, which is how grpc says that it is
+// done with a buffer. Nothing is ever taken from it.
+func (h *hold) Get(length int) *[]byte {
+	b := make([]byte, length)
+	return &b
+}
+
+// Put drops the reference that the buffer has held.
+func (h *hold) Put(*[]byte) { h.drop() }
+
+// alignment of every tensor's data: a cache line, and enough for the widest
+// vector load.
+const alignment = 64
+
+// align rounds n up to a multiple of alignment.
+func align(n int) int { return (n + alignment - 1) &^ (alignment - 1) }
+
+// A block is pooled memory for the tensors of one message.
+type block struct {
+	hold
+	class int
+	mem   []byte // starts at a multiple of alignment
+	used  int
+}
+
+// blocks pools blocks by size class: class c has 2^c bytes. A block that is
+// never released is the garbage collector's.
+var blocks [bits.UintSize]sync.Pool
+
+// smallestClass has room for the inputs of a small query.
+const smallestClass = 10
+
+// newBlock returns a block of at least n bytes, held once. What it contains is
+// left over from its last use.
+func newBlock(n int) *block {
+	class := max(smallestClass, bits.Len(uint(max(n, 1)-1)))
+	b, _ := blocks[class].Get().(*block)
+	if b == nil {
+		raw := make([]byte, 1<<class+alignment)
+		skip := -uintptr(unsafe.Pointer(&raw[0])) & (alignment - 1)
+		b = &block{class: class, mem: raw[skip : skip+1<<class]}
+		b.free = func() {
+			b.used = 0
+			blocks[b.class].Put(b)
+		}
+	}
+	b.readers.Store(1)
+	return b
+}
+
+// take returns the next n bytes, aligned. The block must have room for
+// align(n).
+func (b *block) take(n int) []byte {
+	p := b.mem[b.used : b.used+n : b.used+n]
+	b.used += align(n)
+	return p
+}

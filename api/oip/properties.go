@@ -1,0 +1,90 @@
+package oip
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Properties are what Muster's ModelMetadata says of a model beyond the
+// protocol, as its field `properties`: a map of strings, which other clients
+// pass over. A zero field is unknown and left out.
+type Properties struct {
+	QoSTarget        time.Duration      // qos_target_ms
+	QoSPercentile    float64            // qos_percentile, in (0, 100]
+	Deadline         time.Duration      // deadline_ms
+	LargestBatchSize int                // largest_batch_size
+	IDBounds         map[string][]int64 // id_bounds.INPUT, separated by commas; see models.Port
+}
+
+const idBoundsPrefix = "id_bounds."
+
+// Map is p as it travels.
+func (p Properties) Map() map[string]string {
+	m := map[string]string{}
+	number := func(name string, x float64) {
+		if x != 0 {
+			m[name] = strconv.FormatFloat(x, 'f', -1, 64)
+		}
+	}
+	number("qos_target_ms", milliseconds(p.QoSTarget))
+	number("qos_percentile", p.QoSPercentile)
+	number("deadline_ms", milliseconds(p.Deadline))
+	number("largest_batch_size", float64(p.LargestBatchSize))
+	for input, bounds := range p.IDBounds {
+		s := make([]string, len(bounds))
+		for i, b := range bounds {
+			s[i] = strconv.FormatInt(b, 10)
+		}
+		m[idBoundsPrefix+input] = strings.Join(s, ",")
+	}
+	return m
+}
+
+// ParseProperties reads what Map wrote. Names it does not know are passed over.
+func ParseProperties(m map[string]string) (Properties, error) {
+	var p Properties
+	var qos, deadline, largest float64
+	for name, x := range map[string]*float64{
+		"qos_target_ms":      &qos,
+		"qos_percentile":     &p.QoSPercentile,
+		"deadline_ms":        &deadline,
+		"largest_batch_size": &largest,
+	} {
+		value, ok := m[name]
+		if !ok {
+			continue
+		}
+		f, err := strconv.ParseFloat(value, 64)
+		if err != nil || !(f > 0 && f < 1e12) {
+			return Properties{}, fmt.Errorf("model property %s: found %q, want a number above 0", name, value)
+		}
+		*x = f
+	}
+	p.QoSTarget = time.Duration(qos * float64(time.Millisecond))
+	p.Deadline = time.Duration(deadline * float64(time.Millisecond))
+	p.LargestBatchSize = int(largest)
+	for name, value := range m {
+		input, ok := strings.CutPrefix(name, idBoundsPrefix)
+		if !ok {
+			continue
+		}
+		fields := strings.Split(value, ",")
+		bounds := make([]int64, len(fields))
+		for i, s := range fields {
+			b, err := strconv.ParseInt(s, 10, 64)
+			if err != nil || b <= 0 {
+				return Properties{}, fmt.Errorf("model property %s: found %q at position %d, want an integer above 0", name, s, i)
+			}
+			bounds[i] = b
+		}
+		if p.IDBounds == nil {
+			p.IDBounds = map[string][]int64{}
+		}
+		p.IDBounds[input] = bounds
+	}
+	return p, nil
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

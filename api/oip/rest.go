@@ -1,0 +1,539 @@
+package oip
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/muster-serve/muster/api/tensor"
+)
+
+// headerLength is the HTTP header that gives the length of the JSON text in
+// front of the binary parts, in bytes.
+const headerLength = "Inference-Header-Content-Length"
+
+// DecodeRequest reads the query in r's body, JSON or with the binary tensor
+// extension. Numbers are read straight into the tensors, and binary parts
+// straight from the body. Model and Version are for the caller to fill in from
+// the path, and a compressed body is the caller's to decompress. A body of more
+// than limit bytes is an [ErrTooLarge]; every other error is an [ErrInvalid] or
+// one of reading the body.
+func DecodeRequest(r *http.Request, limit int64) (*Request, error) {
+	if r.ContentLength > limit {
+		return nil, tooLarge(limit)
+	}
+	body := requestBody{r: r.Body, left: limit, declared: r.ContentLength}
+	text := textBuffers.Get().(*[]byte)
+	defer textBuffers.Put(text)
+
+	var err error
+	binary := r.Header.Get(headerLength)
+	if binary == "" {
+		err = body.readAll(text)
+	} else {
+		err = body.readHeader(text, binary, limit)
+	}
+	if err != nil {
+		return nil, err
+	}
+	req := new(Request)
+	inputs, err := req.decodeJSON(*text)
+	if err != nil {
+		return nil, invalidf("decode JSON: %v", err)
+	}
+	if err := req.takeTimeout(); err != nil {
+		return nil, err
+	}
+	if err := req.readInputs(*text, inputs, &body, binary != ""); err != nil {
+		return nil, err
+	}
+	return req, nil
+}
+
+func tooLarge(limit int64) error {
+	return fmt.Errorf("body of more than %d bytes: %w", limit, ErrTooLarge)
+}
+
+// textBuffers pools the JSON texts.
+var textBuffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// A requestBody reads a body up to a limit.
+type requestBody struct {
+	r        io.Reader
+	read     int64 // bytes so far
+	left     int64 // bytes to the limit
+	declared int64 // the body's length by its Content-Length; -1: unknown
+}
+
+// fill reads len(p) bytes. That there are as many within the limit has been
+// checked.
+func (b *requestBody) fill(p []byte) error {
+	n, err := io.ReadFull(b.r, p)
+	b.read += int64(n)
+	b.left -= int64(n)
+	return b.error(err)
+}
+
+// error says what an error of reading means to the client.
+func (b *requestBody) error(err error) error {
+	var max *http.MaxBytesError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &max):
+		return tooLarge(max.Limit)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return invalidf("body ends after %d bytes, expected more", b.read)
+	}
+	return fmt.Errorf("read body: %w", err)
+}
+
+// readHeader reads a JSON text of the length that the headers give.
+func (b *requestBody) readHeader(text *[]byte, length string, limit int64) error {
+	n, err := strconv.ParseUint(length, 10, 63)
+	if err != nil {
+		return invalidf("%s is %.32q, expected a number of bytes", headerLength, length)
+	}
+	if b.declared >= 0 && n > uint64(b.declared) {
+		return invalidf("%s is %d, more than the %d bytes of the body", headerLength, n, b.declared)
+	}
+	if n > uint64(limit) {
+		return tooLarge(limit)
+	}
+	// Room is made as the bytes arrive, so that a length alone takes none.
+	*text = (*text)[:0]
+	for have := 0; have < int(n); have = len(*text) {
+		grow(text)
+		*text = (*text)[:min(cap(*text), int(n))]
+		if err := b.fill((*text)[have:]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readAll reads a JSON text that is the whole body.
+func (b *requestBody) readAll(text *[]byte) error {
+	*text = (*text)[:0]
+	for {
+		grow(text)
+		n, err := b.r.Read((*text)[len(*text):cap(*text)])
+		*text = (*text)[:len(*text)+n]
+		b.read += int64(n)
+		if b.left -= int64(n); b.left < 0 {
+			return tooLarge(b.left + b.read)
+		}
+		if err == io.EOF {
+			if b.declared > b.read {
+				return b.error(io.ErrUnexpectedEOF)
+			}
+			return nil
+		}
+		if err != nil {
+			return b.error(err)
+		}
+	}
+}
+
+// end wants the body to have no more than has been read.
+func (b *requestBody) end() error {
+	if b.declared == b.read {
+		return nil
+	}
+	var more [1]byte
+	switch n, err := io.ReadFull(b.r, more[:]); {
+	case n > 0:
+		return invalidf("the body has more than the %d bytes that its parts add up to", b.read)
+	case err != io.EOF:
+		return b.error(err)
+	}
+	return nil
+}
+
+// grow makes room for more if there is none.
+func grow(text *[]byte) {
+	if len(*text) == cap(*text) {
+		bigger := make([]byte, len(*text), max(16<<10, 2*cap(*text)))
+		copy(bigger, *text)
+		*text = bigger
+	}
+}
+
+// A jsonInput is an input whose data has not been read.
+type jsonInput struct {
+	tensor.Tensor
+	data   span  // its data in the text; empty where it has none
+	binary int64 // binary_data_size; -1 where it has none
+}
+
+// A span is the part of a text from start to end.
+type span struct{ start, end int }
+
+func (s span) len() int { return s.end - s.start }
+
+// decodeJSON reads everything but the inputs' data, which may stand in front
+// of the type and shape that say what it is.
+func (r *Request) decodeJSON(text []byte) ([]jsonInput, error) {
+	j := jsonReader{text: text}
+	var inputs []jsonInput
+	seen := false
+	err := j.object(func(key string) (err error) {
+		switch key {
+		case "id":
+			r.ID, err = j.string()
+		case "parameters":
+			err = r.decodeParameters(&j)
+		case "inputs":
+			seen = true
+			err = j.array(func() error {
+				if len(inputs) == mostTensors {
+					return j.errorf("more than %d inputs", mostTensors)
+				}
+				in, err := decodeInput(&j)
+				inputs = append(inputs, in)
+				return err
+			})
+		case "outputs":
+			err = j.array(func() error {
+				if len(r.Outputs) == mostTensors {
+					return j.errorf("more than %d outputs", mostTensors)
+				}
+				out, err := decodeRequestedOutput(&j)
+				r.Outputs = append(r.Outputs, out)
+				return err
+			})
+		default:
+			err = j.skip(0)
+		}
+		return err
+	})
+	if err == nil {
+		err = j.end()
+	}
+	if err == nil && !seen {
+		err = errors.New("no inputs")
+	}
+	return inputs, err
+}
+
+func (r *Request) decodeParameters(j *jsonReader) error {
+	return j.object(func(key string) error {
+		if key == "binary_data_output" {
+			v, err := j.bool()
+			r.BinaryOutputs = v
+			return err
+		}
+		v, err := j.scalar()
+		if r.Parameters == nil {
+			r.Parameters = make(map[string]any)
+		}
+		r.Parameters[key] = v
+		return err
+	})
+}
+
+// unsupported refuses the parameters of an input or output that would change
+// where its data is or what it means.
+func unsupported(j *jsonReader, parameter string) error {
+	switch parameter {
+	case "shared_memory_region", "classification":
+		return j.errorf("parameter %s is not supported", parameter)
+	}
+	return nil
+}
+
+func decodeInput(j *jsonReader) (jsonInput, error) {
+	in := jsonInput{binary: -1}
+	hasShape := false
+	err := j.object(func(key string) (err error) {
+		switch key {
+		case "name":
+			in.Name, err = j.string()
+		case "datatype":
+			var name string
+			name, err = j.string()
+			in.DataType = dataType(name)
+		case "shape":
+			hasShape = true
+			err = j.array(func() error {
+				if len(in.Shape) == highestRank {
+					return j.errorf("a shape of more than %d dimensions", highestRank)
+				}
+				d, err := j.natural()
+				in.Shape = append(in.Shape, d)
+				return err
+			})
+		case "parameters":
+			err = j.object(func(key string) (err error) {
+				if key == "binary_data_size" {
+					in.binary, err = j.natural()
+					return err
+				}
+				if err := unsupported(j, key); err != nil {
+					return err
+				}
+				return j.skip(0)
+			})
+		case "data":
+			j.next()
+			in.data.start = j.pos
+			err = j.skip(0)
+			in.data.end = j.pos
+		default:
+			err = j.skip(0)
+		}
+		return err
+	})
+	if err != nil {
+		return in, err
+	}
+	if !hasShape {
+		return in, fmt.Errorf("input %q has no shape", in.Name)
+	}
+	return in, nil
+}
+
+func decodeRequestedOutput(j *jsonReader) (RequestedOutput, error) {
+	var out RequestedOutput
+	err := j.object(func(key string) (err error) {
+		switch key {
+		case "name":
+			out.Name, err = j.string()
+		case "parameters":
+			err = j.object(func(key string) (err error) {
+				if key == "binary_data" {
+					var v bool
+					v, err = j.bool()
+					out.Binary = &v
+					return err
+				}
+				if err := unsupported(j, key); err != nil {
+					return err
+				}
+				return j.skip(0)
+			})
+		default:
+			err = j.skip(0)
+		}
+		return err
+	})
+	return out, err
+}
+
+// readInputs fills the inputs from the text and from the binary parts after
+// it, which lie one after another in the order of the inputs.
+func (r *Request) readInputs(text []byte, inputs []jsonInput, body *requestBody, hasBinary bool) error {
+	total := 0
+	binary := int64(0)
+	r.Inputs = make([]tensor.Tensor, len(inputs))
+	for i := range inputs {
+		r.Inputs[i] = inputs[i].Tensor
+	}
+	if err := checkNames(r.Inputs, "input"); err != nil {
+		return err
+	}
+	for i := range inputs {
+		n, err := inputs[i].size(hasBinary)
+		if err != nil {
+			return invalidf("input %q: %v", inputs[i].Name, err)
+		}
+		if inputs[i].binary > body.left-binary {
+			return tooLarge(body.left + body.read)
+		}
+		binary += max(0, inputs[i].binary)
+		total += align(n)
+	}
+	if d := body.declared; d >= 0 && d != body.read+binary {
+		return invalidf("the body has %d bytes, expected %d: %d of JSON and %d of binary data", d, body.read+binary, body.read, binary)
+	}
+	block := newBlock(total)
+	for i := range inputs {
+		if err := inputs[i].read(&r.Inputs[i], text, body, block); err != nil {
+			block.drop()
+			return err
+		}
+	}
+	if err := body.end(); err != nil {
+		block.drop()
+		return err
+	}
+	r.hold = &block.hold
+	return nil
+}
+
+// size is how much room an input needs, in bytes. It has been checked against
+// the bytes that are there.
+func (in *jsonInput) size(hasBinary bool) (int, error) {
+	elements, err := checkShape(&in.Tensor)
+	if err != nil {
+		return 0, err
+	}
+	switch {
+	case in.binary >= 0 && !hasBinary:
+		return 0, fmt.Errorf("binary_data_size without the header %s", headerLength)
+	case in.binary >= 0 && in.data.len() > 0:
+		return 0, errors.New("both data and binary_data_size; one or the other is allowed")
+	case in.binary >= 0:
+		if want := elements * in.DataType.Size(); in.DataType != tensor.Bytes && in.binary != int64(want) {
+			return 0, fmt.Errorf("binary_data_size is %d, expected %d for %s %v", in.binary, want, in.DataType, in.Shape)
+		}
+		return int(in.binary), nil
+	case in.data.len() == 0:
+		return 0, errors.New("neither data nor binary_data_size")
+	}
+	// An element takes at least a byte of text, and a string at least as
+	// many as it has, and two.
+	if elements > in.data.len() {
+		return 0, fmt.Errorf("data of %d bytes cannot hold the %d elements of %s %v", in.data.len(), elements, in.DataType, in.Shape)
+	}
+	if in.DataType == tensor.Bytes {
+		return 2 * in.data.len(), nil
+	}
+	return elements * in.DataType.Size(), nil
+}
+
+// read fills t from the text or from the body.
+func (in *jsonInput) read(t *tensor.Tensor, text []byte, body *requestBody, block *block) error {
+	elements, err := checkShape(t)
+	if err != nil {
+		return err
+	}
+	n, err := in.size(true)
+	if err != nil {
+		return err
+	}
+	data := block.take(n)
+	if in.binary < 0 {
+		j := jsonReader{text: text, pos: in.data.start}
+		if err := j.tensor(t, elements, data); err != nil {
+			return invalidf("input %q: data: %v", t.Name, err)
+		}
+		return nil
+	}
+	if err := body.fill(data); err != nil {
+		if errors.Is(err, ErrInvalid) {
+			return invalidf("input %q: binary data of %d bytes: %v", t.Name, n, err)
+		}
+		return err
+	}
+	t.Data = data
+	if err := checkElements(t, elements); err != nil {
+		return invalidf("input %q: %v", t.Name, err)
+	}
+	return nil
+}
+
+// EncodeResponse writes the answer to req as the body of w, in the form that
+// the request asked for, reading the outputs where they lie. It does not
+// release resp. An error is one of writing, or an [ErrInvalid], with nothing
+// written, where the client asked for JSON, which cannot hold the outputs: NaN,
+// infinity, 16-bit floats, BYTES that are not UTF-8.
+func EncodeResponse(w http.ResponseWriter, req *Request, resp *Response) error {
+	text := textBuffers.Get().(*[]byte)
+	defer textBuffers.Put(text)
+	b, err := appendResponse((*text)[:0], req, resp)
+	if err != nil {
+		return err
+	}
+	*text = b
+	total := len(b)
+	parts := 0
+	for i := range resp.Outputs {
+		if req.wantsBinary(resp.Outputs[i].Name) {
+			total += len(resp.Outputs[i].Data)
+			parts++
+		}
+	}
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(total))
+	if parts > 0 {
+		h.Set("Content-Type", "application/octet-stream")
+		h.Set(headerLength, strconv.Itoa(len(b)))
+	}
+	if _, err := w.Write(b); err != nil {
+		return fmt.Errorf("write answer: %w", err)
+	}
+	for i := range resp.Outputs {
+		if req.wantsBinary(resp.Outputs[i].Name) {
+			if _, err := w.Write(resp.Outputs[i].Data); err != nil {
+				return fmt.Errorf("write answer: output %q: %w", resp.Outputs[i].Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// wantsBinary reports whether an output is to be returned as binary data.
+func (r *Request) wantsBinary(output string) bool {
+	for i := range r.Outputs {
+		if r.Outputs[i].Name == output && r.Outputs[i].Binary != nil {
+			return *r.Outputs[i].Binary
+		}
+	}
+	return r.BinaryOutputs
+}
+
+// appendResponse appends the JSON text of an answer to b.
+func appendResponse(b []byte, req *Request, resp *Response) ([]byte, error) {
+	b = append(b, `{"model_name":`...)
+	b = appendJSONString(b, resp.Model)
+	b = append(b, `,"model_version":`...)
+	b = appendJSONString(b, resp.Version)
+	if resp.ID != "" {
+		b = append(b, `,"id":`...)
+		b = appendJSONString(b, resp.ID)
+	}
+	if len(resp.Parameters) > 0 {
+		b = append(b, `,"parameters":{`...)
+		for i, key := range slices.Sorted(maps.Keys(resp.Parameters)) {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = appendJSONString(b, key)
+			b = append(b, ':')
+			var err error
+			if b, err = appendJSONScalar(b, resp.Parameters[key]); err != nil {
+				return nil, fmt.Errorf("encode parameter %q: %w", key, err)
+			}
+		}
+		b = append(b, '}')
+	}
+	b = append(b, `,"outputs":[`...)
+	for i := range resp.Outputs {
+		out := &resp.Outputs[i]
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, `{"name":`...)
+		b = appendJSONString(b, out.Name)
+		b = append(b, `,"datatype":`...)
+		b = appendJSONString(b, string(out.DataType))
+		b = append(b, `,"shape":[`...)
+		for k, d := range out.Shape {
+			if k > 0 {
+				b = append(b, ',')
+			}
+			b = strconv.AppendInt(b, d, 10)
+		}
+		b = append(b, ']')
+		if req.wantsBinary(out.Name) {
+			b = append(b, `,"parameters":{"binary_data_size":`...)
+			b = strconv.AppendInt(b, int64(len(out.Data)), 10)
+			b = append(b, `}}`...)
+			continue
+		}
+		b = append(b, `,"data":`...)
+		var err error
+		if b, err = appendJSONTensor(b, out); err != nil {
+			return nil, invalidf("output %q: %v", out.Name, err)
+		}
+		b = append(b, '}')
+	}
+	return append(b, "]}"...), nil
+}

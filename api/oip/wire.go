@@ -1,0 +1,197 @@
+package oip
+
+import (
+	"errors"
+	"fmt"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// A cursor reads protobuf's wire format from grpc's receive buffers, without
+// joining them. It is a value: a copy reads the same bytes again.
+type cursor struct {
+	cur  []byte          // what is left of the current buffer, within the limit
+	rest mem.BufferSlice // the buffers after it
+	left int             // bytes of rest that are within the limit
+}
+
+var (
+	errTruncated = errors.New("truncated")
+	errTooDeep   = errors.New("groups nested too deeply")
+)
+
+// longestText bounds names, ids and string parameters, in bytes.
+const longestText = 64 << 10
+
+func newCursor(data mem.BufferSlice) cursor {
+	return cursor{rest: data, left: data.Len()}
+}
+
+// len is the number of bytes left.
+func (c *cursor) len() int { return len(c.cur) + c.left }
+
+// fill moves on to the next buffer if the current one is used up. It reports
+// whether there is anything left.
+func (c *cursor) fill() bool {
+	for len(c.cur) == 0 {
+		if c.left == 0 {
+			return false
+		}
+		c.cur, c.rest = c.rest[0].ReadOnlyData(), c.rest[1:]
+		c.cur = c.cur[:min(len(c.cur), c.left)]
+		c.left -= len(c.cur)
+	}
+	return true
+}
+
+// copyTo fills dst, which must not be longer than what is left.
+func (c *cursor) copyTo(dst []byte) {
+	for len(dst) > 0 && c.fill() {
+		n := copy(dst, c.cur)
+		c.cur, dst = c.cur[n:], dst[n:]
+	}
+}
+
+func (c *cursor) skip(n int) error {
+	if n > c.len() {
+		return errTruncated
+	}
+	for n > 0 && c.fill() {
+		m := min(n, len(c.cur))
+		c.cur, n = c.cur[m:], n-m
+	}
+	return nil
+}
+
+// sub returns a cursor of the next n bytes and moves past them.
+func (c *cursor) sub(n int) (cursor, error) {
+	s := *c
+	if err := c.skip(n); err != nil {
+		return cursor{}, err
+	}
+	s.left = max(0, n-len(s.cur))
+	s.cur = s.cur[:min(n, len(s.cur))]
+	return s, nil
+}
+
+func (c *cursor) varint() (uint64, error) {
+	v, n := protowire.ConsumeVarint(c.cur)
+	if n > 0 {
+		c.cur = c.cur[n:]
+		return v, nil
+	}
+	// Malformed, or continued in the next buffer.
+	var b [10]byte
+	for i := range b {
+		if !c.fill() {
+			return 0, errTruncated
+		}
+		b[i], c.cur = c.cur[0], c.cur[1:]
+		if b[i] < 0x80 {
+			v, n := protowire.ConsumeVarint(b[:i+1])
+			return v, protowire.ParseError(min(n, 0))
+		}
+	}
+	return 0, errors.New("variable length integer overflow")
+}
+
+// tag reads a field's number and type.
+func (c *cursor) tag() (protowire.Number, protowire.Type, error) {
+	v, err := c.varint()
+	if err != nil {
+		return 0, 0, err
+	}
+	num, typ := protowire.DecodeTag(v)
+	if num < protowire.MinValidNumber || num > protowire.MaxValidNumber {
+		return 0, 0, fmt.Errorf("invalid field number %d", v>>3)
+	}
+	return num, typ, nil
+}
+
+// message reads a length and returns a cursor of that many bytes.
+func (c *cursor) message() (cursor, error) {
+	n, err := c.varint()
+	if err != nil {
+		return cursor{}, err
+	}
+	if n > uint64(c.len()) {
+		return cursor{}, errTruncated
+	}
+	return c.sub(int(n))
+}
+
+// text reads a string.
+func (c *cursor) text() (string, error) {
+	s, err := c.message()
+	if err != nil {
+		return "", err
+	}
+	n := s.len()
+	if n > longestText {
+		return "", fmt.Errorf("a string of %d bytes, at most %d are accepted", n, longestText)
+	}
+	var text string
+	if n <= len(s.cur) {
+		text = string(s.cur)
+	} else {
+		b := make([]byte, n)
+		s.copyTo(b)
+		text = string(b)
+	}
+	if !utf8.ValidString(text) {
+		return "", errors.New("a string that is not valid UTF-8")
+	}
+	return text, nil
+}
+
+// fixed reads a little-endian number of n bytes, at most 8.
+func (c *cursor) fixed(n int) (uint64, error) {
+	if n > c.len() {
+		return 0, errTruncated
+	}
+	var b [8]byte
+	c.copyTo(b[:n])
+	v, _ := protowire.ConsumeFixed64(b[:])
+	return v, nil
+}
+
+// skipField moves past the value of a field that is of no interest.
+func (c *cursor) skipField(num protowire.Number, typ protowire.Type) error {
+	// The groups that are open, innermost last.
+	var open [16]protowire.Number
+	depth := 0
+	for {
+		var err error
+		switch typ {
+		case protowire.VarintType:
+			_, err = c.varint()
+		case protowire.Fixed32Type:
+			err = c.skip(4)
+		case protowire.Fixed64Type:
+			err = c.skip(8)
+		case protowire.BytesType:
+			_, err = c.message()
+		case protowire.StartGroupType:
+			if depth == len(open) {
+				return errTooDeep
+			}
+			open[depth] = num
+			depth++
+		case protowire.EndGroupType:
+			if depth == 0 || open[depth-1] != num {
+				return errors.New("mismatching end of group")
+			}
+			depth--
+		default:
+			return fmt.Errorf("invalid wire type %d", typ)
+		}
+		if err != nil || depth == 0 {
+			return err
+		}
+		if num, typ, err = c.tag(); err != nil {
+			return err
+		}
+	}
+}
