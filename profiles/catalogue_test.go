@@ -1,0 +1,148 @@
+package profiles_test
+
+import (
+	"bytes"
+	"encoding/csv"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/muster-serve/muster/profiles"
+)
+
+func TestDefaultCatalogueHasThePricesOfThePapers(t *testing.T) {
+	catalogue := profiles.DefaultCatalogue()
+	data, err := os.ReadFile(reference(t, "kairos/price.csv"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := csv.NewReader(bytes.NewReader(data)).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(rows) != 17 {
+		t.Fatalf("%d lines of prices, want 17", len(rows))
+	}
+	for _, row := range rows[1:] {
+		instance, err := catalogue.Lookup(profiles.InstanceType(row[0]))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		want, err := strconv.ParseFloat(row[1], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if instance.PriceUSDPerHour != want {
+			t.Errorf("%s costs %v $/hr, want %v", instance.Type, instance.PriceUSDPerHour, want)
+		}
+	}
+}
+
+func TestCatalogueExtend(t *testing.T) {
+	base := profiles.DefaultCatalogue()
+	extended, err := base.Extend("mine.yaml", strings.NewReader(`
+instance_types:
+  - type: g5.xlarge
+    price_usd_per_hour: 1.006
+    vcpus: 4
+    memory_gib: 16
+    class: accelerated
+    gpu: NVIDIA A10G
+  - {type: r5n.large, price_usd_per_hour: 0.05, vcpus: 2, memory_gib: 16, class: memory-optimized}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := len(extended.Types()), len(base.Types())+1; got != want {
+		t.Errorf("%d types, want %d", got, want)
+	}
+	g5, err := extended.Lookup("g5.xlarge")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (profiles.Instance{Type: "g5.xlarge", PriceUSDPerHour: 1.006, VCPUs: 4, MemoryGiB: 16, Class: profiles.Accelerated, GPU: "NVIDIA A10G"}); g5 != want || g5.Provider() != "cuda" {
+		t.Errorf("got %+v, want %+v", g5, want)
+	}
+	if r5n, _ := extended.Lookup("r5n.large"); r5n.PriceUSDPerHour != 0.05 || r5n.Provider() != "cpu" {
+		t.Errorf("override gave %+v", r5n)
+	}
+	if r5n, _ := base.Lookup("r5n.large"); r5n.PriceUSDPerHour != 0.149 {
+		t.Errorf("the catalogue extended was changed: %+v", r5n)
+	}
+	if _, err := base.Lookup("g5.xlarge"); err == nil || !strings.Contains(err.Error(), `"g5.xlarge"`) || !strings.Contains(err.Error(), "c4.2xlarge, c5.2xlarge") {
+		t.Errorf("unknown type: %v", err)
+	}
+}
+
+func TestCatalogueExtendErrors(t *testing.T) {
+	const good = "{type: x.large, price_usd_per_hour: 1, vcpus: 2, memory_gib: 8, class: general-purpose}"
+	entry := func(old, new string) string {
+		return "instance_types:\n- " + strings.Replace(good, old, new, 1) + "\n"
+	}
+	if _, err := profiles.DefaultCatalogue().Extend("f", strings.NewReader(entry("", ""))); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ in, want string }{
+		{"", "mine.yaml: empty"},
+		{"instance_types: []\n", "no entry"},
+		{"instances: []\n", "line 1: field instances not found"},
+		{"instance_types:\n- a\n", "line 2: an instance type is a mapping"},
+		{"instance_types: 5\n", "line 1"},
+		{"\t", "mine.yaml"},
+		{entry("vcpus", "vcpu"), `line 2: unknown key "vcpu"; known are type, price_usd_per_hour`},
+		{entry("x.large", `""`), "mine.yaml:2: instance type \"\": no type named"},
+		{entry("hour: 1", "hour: 0"), `mine.yaml:2: instance type "x.large": price_usd_per_hour is 0`},
+		{entry("hour: 1", "hour: -3"), "price_usd_per_hour is -3"},
+		{entry("hour: 1", "hour: .nan"), "price_usd_per_hour is NaN"},
+		{entry("hour: 1", "hour: .inf"), "price_usd_per_hour is +Inf"},
+		{entry("hour: 1", "hour: much"), "line 2"},
+		{entry("vcpus: 2", "vcpus: 0"), "vcpus is 0"},
+		{entry("memory_gib: 8", "memory_gib: -8"), "memory_gib is -8"},
+		{entry("general-purpose", "cheap"), `class is "cheap", want one of general-purpose`},
+		{entry("general-purpose", "accelerated"), "gpu is not named"},
+		{entry("class", "gpu: T4, class"), "class must be accelerated"},
+		{"instance_types:\n- " + good + "\n- " + good + "\n", `mine.yaml:3: instance type "x.large": stands already at line 2`},
+	} {
+		_, err := profiles.DefaultCatalogue().Extend("mine.yaml", strings.NewReader(c.in))
+		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "mine.yaml") {
+			t.Errorf("reading %q: %v, want %q", c.in, err, c.want)
+		}
+	}
+	if _, err := profiles.DefaultCatalogue().ExtendFile("no/such/file.yaml"); err == nil || !strings.Contains(err.Error(), "no/such/file.yaml") {
+		t.Errorf("missing file: %v", err)
+	}
+}
+
+func TestLocal(t *testing.T) {
+	for _, c := range []struct {
+		model string
+		cores int
+		want  profiles.InstanceType
+	}{
+		{"Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz", 8, "local:intel-r-xeon-r-platinum-8375c-cpu-2.90ghz:8"},
+		{"AMD EPYC 7R13", 4, "local:amd-epyc-7r13:4"},
+		{"", 1, "local:unknown:1"},
+	} {
+		if got := profiles.Local(c.model, c.cores); got != c.want {
+			t.Errorf("Local(%q, %d) = %q, want %q", c.model, c.cores, got, c.want)
+		}
+	}
+}
+
+func FuzzCatalogueExtend(f *testing.F) {
+	f.Add("instance_types:\n- {type: x, price_usd_per_hour: 1, vcpus: 2, memory_gib: 8, class: general-purpose}\n")
+	f.Add("instance_types:\n- &a {type: x}\n- *a\n- {<<: *a}\n")
+	f.Fuzz(func(t *testing.T, in string) {
+		c, err := (&profiles.Catalogue{}).Extend("f", strings.NewReader(in))
+		if err != nil {
+			return
+		}
+		for _, name := range c.Types() {
+			if i, err := c.Lookup(name); err != nil || !(i.PriceUSDPerHour > 0) || i.VCPUs <= 0 {
+				t.Errorf("accepted %+v (%v)", i, err)
+			}
+		}
+	})
+}

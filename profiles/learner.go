@@ -1,0 +1,447 @@
+package profiles
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"math/bits"
+	"slices"
+	"time"
+)
+
+// A Learner learns the latency profile of one key from the queries served under it.
+//
+// Its model of a query of batch size b on agent a is
+//
+//	latency = base(b) * (1 + deviation(b)) * factor(a) * (1 + noise(b) * z)
+//
+// base is a floor and a line, floor + slope * b, or where the learner was given a
+// profile to start from, that profile times a factor. Two or three queries give a base, and
+// because the line holds nearly everywhere, thirty give a good one. deviation is what makes the
+// line a table: a smooth function over bins of the batch size that is zero where there is no
+// evidence and follows the bin's own mean as it grows. factor has mean one over the
+// agents. noise is the relative standard deviation near b, and z is standardised noise whose
+// distribution, the same at all batch sizes, gives the quantiles.
+//
+// An observation enters the mean winsorised: what exceeds the 99.5 % quantile the model
+// predicts, or 4 standard deviations if less, counts as that. Each bin forgets exponentially, over its
+// own last 500 queries. A lasting change is recognised by a two-sided cumulative sum of the
+// standardised residuals of each agent, and then believed at once: the agent's factor
+// jumps, or with one agent the whole profile, and older evidence counts a tenth.
+//
+// On the papers' samples (five models on four instance types, batch sizes drawn from the production trace, the truth
+// being the mean of the samples at each of 100 batch sizes) the median error is 0.1 to 3.0 % after
+// 30 queries and 0.03 to 1.1 % after 2,000; on t3.xlarge, whose latencies vary by 22 %, up to 7.8 and 3.3 %, of
+// which 1.5 are the truth's own. One sample in a hundred ten times too large moves it by 1.8 % at
+// most. A machine that becomes 1.5 times slower is seen after 7 queries, on t3.xlarge after up to 32.
+//
+// A Learner is not safe for concurrent use. Given the same calls, Table among them, it holds
+// the same values. Observe allocates nothing once the agents are known.
+type Learner struct {
+	key      Key
+	prior    *Table // nil: the base is a line
+	bins     [binCount]bin
+	top      int // the highest bin that has evidence; -1 before the first query
+	agents   []agent
+	shape    [shapeCount]float64 // weights of z by value
+	early    [earlyQueries]query
+	kept     int // queries in early
+	observed uint64
+	changes  int
+	updated  time.Time
+
+	fit        fit
+	sinceRefit int
+	table      *Table // of fit; nil: to be made
+}
+
+// A bin holds the evidence on a narrow range of batch sizes, as sums over its queries.
+type bin struct {
+	weight  float64 // queries, the older counting less
+	batch   float64 // batch size
+	latency float64 // ns, winsorised and divided by the agent's factor
+	square  float64 // squared relative residual, winsorised
+}
+
+func (b *bin) scale(f float64) {
+	b.weight *= f
+	b.batch *= f
+	b.latency *= f
+	b.square *= f
+}
+
+// An agent is a machine of the key's type.
+type agent struct {
+	name     string
+	factor   float64
+	variance float64 // of factor
+	queries  float64 // the older counting less
+	rise     run
+	fall     run
+	seen     time.Time
+}
+
+// A run is a cumulative sum since it last was zero.
+type run struct {
+	sum     float64
+	queries float64
+	ratio   float64 // sum of log(latency / predicted)
+}
+
+const (
+	// Bins: single batch sizes up to fineBins, then 8 to the octave.
+	fineBins = 16
+	binCount = fineBins + 8*12 // up to MaxBatchSize
+
+	binMemory   = 500  // queries a bin remembers
+	shapeMemory = 4000 // queries the distribution of z remembers
+	agentMemory = 500  // queries the factor of an agent remembers
+	// An agent not heard of for so long no longer counts in the mean of the factors.
+	agentLife = time.Hour
+
+	// So many first queries are kept as they are, for what is an outlier shows only later; less
+	// than earlyLimit from the line none is.
+	earlyQueries = 16
+	earlyLimit   = 0.25
+
+	winsorLimit = 4.0 // standard deviations
+	winsorShare = 0.995
+
+	// The cumulative sum: what a residual adds, in standard deviations, is limited by
+	// changeClip and reduced by changeSlack; at changeLimit the change is believed.
+	// Eight queries in a row that are far off suffice, single ones never.
+	changeClip  = 4.0
+	changeSlack = 0.5
+	changeLimit = 24.0
+	// What evidence from before a change still counts.
+	changeDoubt = 0.1
+	// The logarithm of the largest factor believed at once, 4.
+	changeJump = 2 * math.Ln2
+
+	agentSpread = 0.1 // standard deviation of the agents' factors, before evidence
+
+	// z is counted in steps of 1/4 from shapeLow on; the outer two take what lies beyond.
+	shapeLow, shapeStep = -5.0, 0.25
+	shapeCount          = 60
+	shapePrior          = 30 // queries that the normal distribution is worth as a start
+)
+
+// NewLearner returns a learner for key that has seen nothing. It starts from prior, which is
+// doubted, where that is not nil: the profile of the version before, of another
+// number of cores, or a shipped one.
+func NewLearner(key Key, prior *Table) *Learner {
+	l := &Learner{key: key, top: -1}
+	if prior != nil {
+		l.prior = prior.As(key)
+	}
+	for i := range l.shape {
+		low := shapeLow + float64(i)*shapeStep
+		p := normalShare(low+shapeStep) - normalShare(low)
+		l.shape[i] = shapePrior * p
+	}
+	l.refit()
+	return l
+}
+
+func normalShare(z float64) float64 { return 0.5 * math.Erfc(-z/math.Sqrt2) }
+
+// binOf returns the bin of a batch size within 1..MaxBatchSize.
+func binOf(batch int) int {
+	if batch <= fineBins {
+		return batch - 1
+	}
+	octave := bits.Len(uint(batch-1)) - 5 // 0 is 17..32
+	return fineBins + 8*octave + (batch-1-fineBins<<octave)>>(octave+1)
+}
+
+// binRange returns the smallest and the largest batch size of a bin.
+func binRange(i int) (lo, hi int) {
+	if i < fineBins {
+		return i + 1, i + 1
+	}
+	octave, part := (i-fineBins)/8, (i-fineBins)%8
+	lo = fineBins<<octave + part<<(octave+1) + 1
+	return lo, lo + 1<<(octave+1) - 1
+}
+
+// Key returns what the learner's profile is about.
+func (l *Learner) Key() Key { return l.key }
+
+// Queries returns how many queries were observed.
+func (l *Learner) Queries() uint64 { return l.observed }
+
+// Changes returns how many lasting changes were recognised.
+func (l *Learner) Changes() int { return l.changes }
+
+// Updated returns the time of the latest observation.
+func (l *Learner) Updated() time.Time { return l.updated }
+
+// Observe learns from one query of the given batch size that ran for latency on an agent
+// and ended now. A batch size outside 1..MaxBatchSize and a latency that is not within 1 ns..24 h are
+// errors, and leave the learner as it was.
+func (l *Learner) Observe(batch int, latency time.Duration, agentName string, now time.Time) error {
+	if batch < 1 || batch > MaxBatchSize {
+		return fmt.Errorf("observe %s: batch size %d is not within 1..%d", l.key, batch, MaxBatchSize)
+	}
+	if latency < 1 || latency > maxLatency {
+		return fmt.Errorf("observe %s: latency %v is not positive and at most %v", l.key, latency, maxLatency)
+	}
+	i := binOf(batch)
+	a := l.agent(agentName)
+	a.seen = now
+	l.updated = now
+	l.observed++
+
+	value := float64(latency) / a.factor
+	if l.prior == nil && l.observed == uint64(l.kept)+1 && l.kept < earlyQueries {
+		l.early[l.kept] = query{batch, value}
+		l.kept++
+		a.queries++
+		l.startOver()
+		return nil
+	}
+	predicted := l.fit.base(l.prior, float64(batch)) * (1 + l.fit.deviation[i])
+	noise, doubt := l.fit.noise[i], l.fit.doubt[i]
+	spread := math.Sqrt(noise*noise + doubt*doubt + a.variance)
+	if l.watch(a, math.Log(value/predicted), spread) {
+		return nil
+	}
+	z := min(max((value/predicted-1)/spread, -winsorLimit), l.fit.winsor)
+	residual := max(z*spread, -0.99)
+	if doubt < noise {
+		l.observeShape(z * spread / noise)
+	}
+	a.queries += 1 - a.queries/agentMemory
+	// A Kalman filter whose gain never falls below about 1 / agentMemory. With one agent, whose
+	// factor is one at every refit, it moves the whole profile.
+	a.variance += noise * noise / (agentMemory * agentMemory)
+	gain := a.variance / (a.variance + noise*noise + doubt*doubt)
+	a.factor *= 1 + gain*residual
+	a.variance *= 1 - gain
+	// Of the squared residual only the noise's part counts as noise.
+	l.add(i, batch, predicted*(1+residual), residual*residual*noise*noise/(spread*spread))
+	if l.sinceRefit++; l.sinceRefit >= 64 || uint64(l.sinceRefit)*16 >= l.observed {
+		l.refit()
+	}
+	return nil
+}
+
+// A query is one observation as it was.
+type query struct {
+	batch   int
+	latency float64 // ns
+}
+
+// startOver fills the bins from the early queries: those far from the line that most of them are near are
+// winsorised, be they the very first, as a query to a cold machine is.
+func (l *Learner) startOver() {
+	early := l.early[:l.kept]
+	floor, slope := medianLine(early)
+	line := func(q query) float64 { return floor + slope*float64(q.batch) }
+	var sizes [earlyQueries]float64
+	for i, q := range early {
+		sizes[i] = math.Abs(q.latency/line(q) - 1)
+	}
+	slices.Sort(sizes[:len(early)])
+	limit := winsorLimit * 1.5 * sizes[(len(early)-1)/2] // 1.5 medians are a standard deviation
+	limit = min(max(limit, earlyLimit), winsorLimit)
+	l.bins = [binCount]bin{}
+	for _, q := range early {
+		residual := min(max(q.latency/line(q)-1, -limit), limit)
+		l.add(binOf(q.batch), q.batch, line(q)*max(1+residual, 0.1), residual*residual)
+	}
+	l.refit()
+}
+
+// medianLine returns the line, neither floor nor slope negative, that is nearest to most
+// queries: of those through two of them, and those through one with the usual
+// share of floor, the one with the least sum of |latency - line| / the larger of the two.
+func medianLine(queries []query) (floor, slope float64) {
+	least := math.Inf(1)
+	try := func(f, s float64) {
+		if f < 0 || s < 0 {
+			return
+		}
+		var cost float64
+		for _, q := range queries {
+			y, at := q.latency, f+s*float64(q.batch)
+			cost += math.Abs(y-at) / max(y, at)
+		}
+		if cost < least {
+			floor, slope, least = f, s, cost
+		}
+	}
+	for i, p := range queries {
+		try(p.latency*floorShare, p.latency*(1-floorShare)/float64(p.batch))
+		for _, q := range queries[:i] {
+			if p.batch != q.batch {
+				s := (p.latency - q.latency) / float64(p.batch-q.batch)
+				try(p.latency-s*float64(p.batch), s)
+			}
+		}
+	}
+	return floor, slope
+}
+
+// agent returns the agent of a name, made if need be.
+func (l *Learner) agent(name string) *agent {
+	i, found := slices.BinarySearchFunc(l.agents, name, func(a agent, name string) int { return cmp.Compare(a.name, name) })
+	if !found {
+		added := agent{name: name, factor: 1} // the first is what the type is
+		if len(l.agents) > 0 {
+			added.variance = agentSpread * agentSpread
+		}
+		l.agents = slices.Insert(l.agents, i, added)
+	}
+	return &l.agents[i]
+}
+
+func (l *Learner) add(i, batch int, latency, square float64) {
+	b := &l.bins[i]
+	if b.weight >= binMemory {
+		b.scale(1 - 1.0/binMemory)
+	}
+	b.weight++
+	b.batch += float64(batch)
+	b.latency += latency
+	b.square += square
+	l.top = max(l.top, i)
+}
+
+// observeShape counts a standardised residual.
+func (l *Learner) observeShape(z float64) {
+	i := int((z - shapeLow) / shapeStep)
+	l.shape[min(max(i, 0), shapeCount-1)]++
+}
+
+// watch adds a residual, the logarithm of latency / predicted and its standard deviation, to
+// an agent's cumulative sums and, where they show a lasting change, adopts that and reports it.
+func (l *Learner) watch(a *agent, logRatio, spread float64) bool {
+	z := min(max(logRatio/spread, -changeClip), changeClip)
+	logRatio = min(max(logRatio, -changeJump), changeJump)
+	a.rise.add(z-changeSlack, logRatio)
+	a.fall.add(-z-changeSlack, logRatio)
+	changed := &a.rise
+	if a.fall.sum > changed.sum {
+		changed = &a.fall
+	}
+	if changed.sum < changeLimit {
+		return false
+	}
+	jump := math.Exp(changed.ratio / changed.queries)
+	if len(l.agents) == 1 {
+		for i := range l.bins {
+			l.bins[i].latency *= jump
+		}
+	} else {
+		a.factor *= jump
+	}
+	a.variance = spread * spread / changed.queries
+	var all float64
+	for i := range l.agents {
+		all += l.agents[i].queries
+	}
+	counts := 1 - (1-changeDoubt)*a.queries/max(all, 1) // only the agent's own part is doubted
+	for i := range l.bins {
+		l.bins[i].scale(counts)
+	}
+	a.queries = changed.queries
+	a.rise, a.fall = run{}, run{}
+	l.changes++
+	l.refit()
+	return true
+}
+
+func (r *run) add(step, logRatio float64) {
+	r.sum += step
+	if r.sum <= 0 {
+		*r = run{}
+		return
+	}
+	r.queries++
+	r.ratio += logRatio
+}
+
+// An Agent is how one machine compares with the mean of its type.
+type Agent struct {
+	Name string
+	// Factor is the agent's latency divided by the mean of its type's: 1.5 is half as slow again.
+	Factor float64
+	// Error is the standard error of Factor, apart from that of the type's profile.
+	Error float64
+	// Seen is when a query of it was last observed.
+	Seen time.Time
+}
+
+// Agents returns the agents seen within the last hour of observations, by name.
+func (l *Learner) Agents() []Agent {
+	mean := l.meanFactor()
+	all := make([]Agent, 0, len(l.agents))
+	for _, a := range l.agents {
+		all = append(all, Agent{a.name, a.factor / mean, math.Sqrt(a.variance), a.seen})
+	}
+	return all
+}
+
+// Factor returns an agent's latency divided by the mean of its type's, 1 of an
+// agent not known.
+func (l *Learner) Factor(agentName string) float64 {
+	i, found := slices.BinarySearchFunc(l.agents, agentName, func(a agent, name string) int { return cmp.Compare(a.name, name) })
+	if !found {
+		return 1
+	}
+	return l.agents[i].factor / l.meanFactor()
+}
+
+// meanFactor is the mean of the agents' factors, those counting little that are hardly known.
+func (l *Learner) meanFactor() float64 {
+	var sum, weight float64
+	for i := range l.agents {
+		a := &l.agents[i]
+		w := a.queries / (a.queries + 20)
+		sum += w * a.factor
+		weight += w
+	}
+	if weight == 0 {
+		return 1
+	}
+	return sum / weight
+}
+
+// Table returns the profile learned so far, of the mean of the type's agents: nil if no query
+// was observed and there was nothing to start from. Times an agent's Factor it is that agent's.
+// The mean never falls as the batch size grows.
+func (l *Learner) Table() *Table {
+	if l.sinceRefit > 0 {
+		l.refit()
+	}
+	if l.table == nil {
+		l.table = l.fit.makeTable(l)
+	}
+	return l.table
+}
+
+// refit brings the factors' mean to one, forgets agents long gone and estimates everything anew from the bins.
+func (l *Learner) refit() {
+	l.sinceRefit = 0
+	l.table = nil
+	l.agents = slices.DeleteFunc(l.agents, func(a agent) bool { return l.updated.Sub(a.seen) > agentLife })
+	if mean := l.meanFactor(); mean != 1 {
+		for i := range l.agents {
+			l.agents[i].factor /= mean
+		}
+		for i := range l.bins {
+			l.bins[i].latency *= mean
+		}
+	}
+	var total float64
+	for _, w := range l.shape {
+		total += w
+	}
+	if total > shapeMemory {
+		for i := range l.shape {
+			l.shape[i] *= shapeMemory / total
+		}
+	}
+	l.fit.estimate(l)
+}

@@ -1,0 +1,226 @@
+package profiles
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// learnerFormat is the version of the JSON form.
+const learnerFormat = 1
+
+type learnerJSON struct {
+	Format   int         `json:"format"`
+	Key      Key         `json:"key"`
+	Prior    *Table      `json:"prior,omitempty"`
+	Observed uint64      `json:"observed"`
+	Changes  int         `json:"changes"`
+	Updated  time.Time   `json:"updated"`
+	Bins     []binJSON   `json:"bins"`
+	Agents   []agentJSON `json:"agents"`
+	Shape    []float64   `json:"shape"`
+}
+
+// binJSON is a bin with means in place of sums.
+type binJSON struct {
+	Batch   float64 `json:"batch_size"`
+	Weight  float64 `json:"queries"`
+	Latency float64 `json:"latency_ms"`
+	Noise   float64 `json:"noise"`
+}
+
+type agentJSON struct {
+	Name     string    `json:"name"`
+	Factor   float64   `json:"factor"`
+	Variance float64   `json:"variance"`
+	Queries  float64   `json:"queries"`
+	Seen     time.Time `json:"seen"`
+}
+
+// MarshalJSON writes all that was learned. Left out is only how far an agent was on
+// the way to a change.
+func (l *Learner) MarshalJSON() ([]byte, error) {
+	j := learnerJSON{
+		Format: learnerFormat, Key: l.key, Prior: l.prior, Observed: l.observed, Changes: l.changes, Updated: l.updated,
+		Shape: l.shape[:],
+	}
+	for _, b := range l.bins {
+		if b.weight > 0 {
+			j.Bins = append(j.Bins, binJSON{b.batch / b.weight, b.weight, b.latency / b.weight / 1e6, math.Sqrt(b.square / b.weight)})
+		}
+	}
+	for _, a := range l.agents {
+		j.Agents = append(j.Agents, agentJSON{a.name, a.factor, a.variance, a.queries, a.seen})
+	}
+	return json.Marshal(j)
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote. What is damaged, or of another
+// format, is an error that says where, and leaves the learner as it was.
+func (l *Learner) UnmarshalJSON(data []byte) error {
+	read, err := readLearner(data)
+	if err != nil {
+		return fmt.Errorf("read learned profile: %w", err)
+	}
+	*l = *read
+	return nil
+}
+
+func readLearner(data []byte) (*Learner, error) {
+	var j learnerJSON
+	if err := strictJSON(data, &j); err != nil {
+		return nil, err
+	}
+	if j.Format != learnerFormat {
+		return nil, fmt.Errorf("format is %d, want %d", j.Format, learnerFormat)
+	}
+	l := NewLearner(j.Key, nil)
+	l.prior = j.Prior
+	l.observed, l.changes, l.updated = j.Observed, j.Changes, j.Updated
+	if j.Changes < 0 {
+		return nil, fmt.Errorf("%s: changes is %d", j.Key, j.Changes)
+	}
+	if (j.Observed == 0) != (len(j.Bins) == 0) {
+		return nil, fmt.Errorf("%s: %d queries observed, but %d bins", j.Key, j.Observed, len(j.Bins))
+	}
+	for n, b := range j.Bins {
+		if !(b.Batch >= 1 && b.Batch <= MaxBatchSize) {
+			return nil, fmt.Errorf("%s: bin %d: batch size %v is not within 1..%d", j.Key, n, b.Batch, MaxBatchSize)
+		}
+		fault := func(what string, value float64, want string) error {
+			return fmt.Errorf("%s: bin of batch size %v: %s is %v, want %s", j.Key, b.Batch, what, value, want)
+		}
+		i := binOf(int(math.Round(b.Batch)))
+		switch {
+		case l.bins[i].weight > 0:
+			return nil, fmt.Errorf("%s: the bin of batch size %v stands twice", j.Key, b.Batch)
+		case !(b.Weight > 0 && b.Weight <= binMemory+1):
+			return nil, fault("queries", b.Weight, fmt.Sprintf("above 0 and at most %d", binMemory))
+		case !(b.Latency > 0 && b.Latency <= ms(longest)):
+			return nil, fault("latency_ms", b.Latency, fmt.Sprintf("above 0 and at most %v", ms(longest)))
+		case !(b.Noise >= 0 && b.Noise <= 1e3):
+			return nil, fault("noise", b.Noise, "0 to 1000")
+		}
+		l.bins[i] = bin{b.Weight, b.Weight * b.Batch, b.Weight * b.Latency * 1e6, b.Weight * b.Noise * b.Noise}
+		l.top = max(l.top, i)
+	}
+	for n, a := range j.Agents {
+		switch {
+		case n > 0 && j.Agents[n-1].Name >= a.Name:
+			return nil, fmt.Errorf("%s: agent %q stands after %q, want ascending names", j.Key, a.Name, j.Agents[n-1].Name)
+		case !(a.Factor >= 1e-9 && a.Factor <= 1e9):
+			return nil, fmt.Errorf("%s: agent %q: factor is %v, want 1e-9 to 1e9", j.Key, a.Name, a.Factor)
+		case !(a.Variance >= 0 && a.Variance <= 1e6):
+			return nil, fmt.Errorf("%s: agent %q: variance is %v, want 0 to 1e6", j.Key, a.Name, a.Variance)
+		case !(a.Queries >= 0 && a.Queries <= agentMemory+1):
+			return nil, fmt.Errorf("%s: agent %q: queries is %v, want 0 to %d", j.Key, a.Name, a.Queries, agentMemory)
+		}
+		l.agents = append(l.agents, agent{name: a.Name, factor: a.Factor, variance: a.Variance, queries: a.Queries, seen: a.Seen})
+	}
+	if len(j.Shape) != shapeCount {
+		return nil, fmt.Errorf("%s: shape has %d values, want %d", j.Key, len(j.Shape), shapeCount)
+	}
+	var total float64
+	for i, w := range j.Shape {
+		if !(w >= 0 && w <= 1e9) {
+			return nil, fmt.Errorf("%s: shape value %d is %v, want a number from 0", j.Key, i, w)
+		}
+		total += w
+	}
+	if total < 1 {
+		return nil, fmt.Errorf("%s: shape values add up to %v, want at least 1", j.Key, total)
+	}
+	copy(l.shape[:], j.Shape)
+	l.refit()
+	return l, nil
+}
+
+// Merge adds what another learner learned of the same key from other queries, as a
+// new leader does with what each agent's learner holds; other is not changed. Evidence that both
+// share would count twice. An agent that both know keeps the record with more queries.
+//
+// How fast other's agents are beside these is read from the batch sizes that both
+// have seen, or their bases where none is common.
+func (l *Learner) Merge(other *Learner) error {
+	if l.key != other.key {
+		return fmt.Errorf("merge learned profiles: one is of %s, the other of %s", l.key, other.key)
+	}
+	if l == other {
+		return errors.New("merge learned profiles: a learner with itself")
+	}
+	if other.observed == 0 {
+		return nil
+	}
+	if l.observed == 0 {
+		copied := *other
+		copied.agents = slices.Clone(other.agents)
+		if l.prior != nil {
+			copied.prior = l.prior
+		}
+		*l = copied
+		l.refit()
+		return nil
+	}
+	l.refit()
+	ratio, variance := l.ratio(other)
+	if len(l.agents) == 1 { // its factor was 1, being alone
+		l.agents[0].variance = variance
+	}
+	for i := range l.bins {
+		b, o := &l.bins[i], other.bins[i]
+		if o.weight == 0 {
+			continue
+		}
+		o.latency /= ratio
+		b.weight += o.weight
+		b.batch += o.batch
+		b.latency += o.latency
+		b.square += o.square
+		if b.weight > binMemory {
+			b.scale(binMemory / b.weight)
+		}
+	}
+	l.top = max(l.top, other.top)
+	for _, o := range other.agents {
+		o.factor *= ratio
+		if len(other.agents) == 1 {
+			o.variance = variance
+		}
+		if have := l.agent(o.name); o.queries > have.queries || have.queries == 0 {
+			*have = o
+		}
+	}
+	for i := range l.shape {
+		l.shape[i] += other.shape[i]
+	}
+	l.observed += other.observed
+	l.changes += other.changes
+	if other.updated.After(l.updated) {
+		l.updated = other.updated
+	}
+	l.refit()
+	return nil
+}
+
+// ratio estimates how much longer other's evidence says a query takes than l's,
+// drawn towards 1 as agents of one type are alike, and how uncertain that is.
+func (l *Learner) ratio(other *Learner) (ratio, variance float64) {
+	precision := 1 / (agentSpread * agentSpread)
+	sum := 0.0
+	for i := range other.bins {
+		b := &other.bins[i]
+		if b.weight == 0 {
+			continue
+		}
+		predicted := l.fit.base(l.prior, b.batch/b.weight) * (1 + l.fit.deviation[i])
+		logRatio := math.Log(b.latency / b.weight / predicted)
+		v := l.fit.noise[i]*l.fit.noise[i]/b.weight + l.fit.doubt[i]*l.fit.doubt[i]
+		p := robustness(logRatio, v+agentSpread*agentSpread) / v
+		precision += p
+		sum += p * logRatio
+	}
+	return math.Exp(sum / precision), 1 / precision
+}

@@ -1,0 +1,295 @@
+package profiles_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/sim/workload"
+)
+
+// A stream feeds queries to a monitor.
+type stream struct {
+	t        testing.TB
+	m        *profiles.Monitor
+	r        *rand.Rand
+	sizes    *workload.BatchSizes
+	arrivals workload.Arrivals
+	now      time.Time
+}
+
+func newStream(t testing.TB, seed uint64, sizes *workload.BatchSizes, arrivals string, rate float64) *stream {
+	s := &stream{t: t, m: profiles.NewMonitor(), r: rand.New(rand.NewPCG(seed, 5)), sizes: sizes, now: time.Unix(1e9, 0)}
+	s.arrive(arrivals, rate)
+	return s
+}
+
+func (s *stream) arrive(arrivals string, rate float64) {
+	s.t.Helper()
+	a, err := workload.ParseArrivals(arrivals, rate)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.arrivals = a
+}
+
+func (s *stream) send(n int) {
+	s.t.Helper()
+	for range n {
+		s.now = s.now.Add(s.arrivals.Gap(s.r))
+		if err := s.m.Observe(s.sizes.Draw(s.r), s.now); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// until sends queries until a change is seen, at most n, and returns how many it took.
+func (s *stream) until(n int) (int, profiles.Change) {
+	s.t.Helper()
+	for i := range n {
+		s.send(1)
+		if c, ok := s.m.Change(); ok {
+			return i + 1, c
+		}
+	}
+	return n + 1, profiles.Change{}
+}
+
+func gaussian(t testing.TB, mean, sd float64) *workload.BatchSizes {
+	t.Helper()
+	g, err := workload.Gaussian(mean, sd, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func fixed(t testing.TB, n int) *workload.BatchSizes {
+	t.Helper()
+	f, err := workload.Fixed(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// The number of false alarms is what it is meant to be. At the rate set here some must be seen.
+func TestMonitorFalseAlarms(t *testing.T) {
+	const queries, alarmRate = 250_000, 4e-4
+	for _, c := range []struct {
+		sizes    *workload.BatchSizes
+		arrivals string
+		least    float64 // of the alarms expected
+	}{
+		{workload.Trace(), "poisson", 0.3},
+		{workload.Trace(), "gamma:0.5", 0.3},
+		{workload.Trace(), "constant", 0.1}, // only the batch sizes can raise one
+		{gaussian(t, 250, 100), "poisson", 0.3},
+		{fixed(t, 100), "poisson", 0.1}, // only the rate
+	} {
+		t.Run(fmt.Sprintf("%s/%s", c.sizes, c.arrivals), func(t *testing.T) {
+			s := newStream(t, 1, c.sizes, c.arrivals, 300)
+			s.m.SetAlarmRate(alarmRate)
+			s.send(20_000)
+			s.m.Rebase() // 10,000 queries are the reference
+			alarms := 0
+			for range queries / 100 {
+				s.send(100)
+				if _, ok := s.m.Change(); ok {
+					alarms++
+					s.send(3_000)
+					s.m.Rebase()
+				}
+			}
+			expected := alarmRate * queries
+			t.Logf("%d false alarms, %.0f expected", alarms, expected)
+			if got := float64(alarms); got > 1.5*expected || got < c.least*expected {
+				t.Errorf("%d false alarms, want %.0f to %.0f", alarms, c.least*expected, 1.5*expected)
+			}
+
+			s = newStream(t, 2, c.sizes, c.arrivals, 300)
+			if n, change := s.until(100_000); n <= 100_000 {
+				t.Errorf("false alarm after %d queries: %s", n, change)
+			}
+		})
+	}
+}
+
+func TestMonitorSeesChanges(t *testing.T) {
+	larger, err := workload.Trace().AtMost(600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name     string
+		sizes    *workload.BatchSizes
+		arrivals string
+		rate     float64
+		kind     profiles.ChangeKind
+		within   int
+	}{
+		{"Gaussian batch sizes", gaussian(t, 250, 100), "poisson", 300, profiles.BatchSizesChanged, 512},
+		{"no large batch sizes", larger, "poisson", 300, profiles.BatchSizesChanged, 2 * 4096},
+		{"one batch size", fixed(t, 150), "poisson", 300, profiles.BatchSizesChanged, 512},
+		{"twice the rate", workload.Trace(), "poisson", 600, profiles.RateChanged, 512},
+		{"half the rate", workload.Trace(), "poisson", 150, profiles.RateChanged, 256},
+		{"a fifth more", workload.Trace(), "poisson", 360, profiles.RateChanged, 2*1024 + 4096},
+		{"nearly nothing", workload.Trace(), "poisson", 3, profiles.RateChanged, 128},
+	} {
+		var slowest int
+		for seed := range uint64(8) {
+			s := newStream(t, seed, workload.Trace(), "poisson", 300)
+			s.send(10_000)
+			s.m.Rebase()
+			s.send(2_000 + int(seed)*37)
+			if change, ok := s.m.Change(); ok {
+				t.Fatalf("%s, seed %d: before the change: %s", c.name, seed, change)
+			}
+			s.sizes = c.sizes
+			s.arrive(c.arrivals, c.rate)
+			n, change := s.until(20_000)
+			slowest = max(slowest, n)
+			if n > c.within || change.Kind != c.kind {
+				t.Errorf("%s, seed %d: seen after %d queries, want at most %d: %s", c.name, seed, n, c.within, change)
+			}
+			if !strings.Contains(change.String(), string(c.kind)) || change.P > 1e-5 {
+				t.Errorf("%s: %s", c.name, change)
+			}
+			// After Rebase the new kind is the reference, and of the old kind little is left.
+			s.m.Rebase()
+			if _, ok := s.m.Change(); ok || s.m.Queries() > n+4096 {
+				t.Errorf("%s, seed %d: after Rebase %d queries are held", c.name, seed, s.m.Queries())
+			}
+			s.send(10_000)
+			s.m.Rebase()
+			if n, change := s.until(2_000); n <= 2_000 {
+				t.Errorf("%s, seed %d: a change %d queries after rebasing: %s", c.name, seed, n, change)
+			}
+		}
+		t.Logf("%s: seen after %d queries at most", c.name, slowest)
+	}
+}
+
+func TestMonitorDistribution(t *testing.T) {
+	m := profiles.NewMonitor()
+	if m.Distribution() != nil || m.Queries() != 0 || m.Rate(time.Unix(5, 0), time.Second) != 0 {
+		t.Error("an empty monitor knows something")
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	var all []int
+	for i := range 25_000 {
+		batch := 1 + r.IntN(30)
+		if i > 12_000 {
+			batch *= 100
+		}
+		all = append(all, batch)
+		if err := m.Observe(batch, time.Unix(int64(i), 0)); err != nil {
+			t.Fatal(err)
+		}
+		if i%2_999 != 0 {
+			continue
+		}
+		last := all[max(0, len(all)-10_000):]
+		counts := map[int]float64{}
+		for _, b := range last {
+			counts[b]++
+		}
+		var want profiles.Distribution
+		var mean float64
+		for b := 1; b <= 3_000; b++ {
+			if counts[b] > 0 {
+				want = append(want, profiles.Share{BatchSize: b, Share: counts[b] / float64(len(last))})
+				mean += counts[b] / float64(len(last)) * float64(b)
+			}
+		}
+		if diff := cmp.Diff(want, m.Distribution(), cmpopts.EquateApprox(1e-12, 0)); diff != "" {
+			t.Fatalf("after %d queries: %s", i+1, diff)
+		}
+		if got := m.Distribution().Mean(); math.Abs(got-mean) > 1e-9*mean {
+			t.Errorf("mean batch size is %v, want %v", got, mean)
+		}
+	}
+	for _, batch := range []int{0, -1, profiles.MaxBatchSize + 1, math.MaxInt} {
+		if err := m.Observe(batch, time.Unix(1e9, 0)); err == nil || !strings.Contains(err.Error(), "batch size") {
+			t.Errorf("batch size %d: %v", batch, err)
+		}
+	}
+	if m.Queries() != 10_000 {
+		t.Errorf("%d queries held", m.Queries())
+	}
+}
+
+func TestMonitorRate(t *testing.T) {
+	m := profiles.NewMonitor()
+	start := time.Unix(1e9, 0)
+	at := func(s float64) time.Time { return start.Add(time.Duration(s * 1e9)) }
+	observe := func(s float64) {
+		t.Helper()
+		if err := m.Observe(1, at(s)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(now, over, want float64) {
+		t.Helper()
+		if got := m.Rate(at(now), time.Duration(over*1e9)); math.Abs(got-want) > 1e-9*max(1, want) {
+			t.Errorf("rate at %v s over %v s is %v, want %v", now, over, got, want)
+		}
+	}
+	observe(0)
+	check(0, 10, 0)
+	for i := 1; i <= 100; i++ {
+		observe(float64(i) / 10)
+	}
+	check(10, 5, 10)
+	check(10, 20, 10) // only ten seconds are known
+	check(12, 4, 5)
+	check(100, 5, 0)
+	check(10, 0, 0)
+	check(10, -1, 0)
+	for i := range 20_000 { // 1,000/s: the ring holds ten seconds
+		observe(100 + float64(i+1)/1000)
+	}
+	check(120, 5, 1000)
+	check(120, 60, 1000)
+	observe(50) // the clock went back
+	check(120, 5, 1000.2)
+}
+
+func TestMonitorAllAtOnce(t *testing.T) {
+	// Queries without any time between them are no reason to fail.
+	m := profiles.NewMonitor()
+	now := time.Unix(1e9, 0)
+	for range 30_000 {
+		if err := m.Observe(7, now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if change, ok := m.Change(); ok {
+		t.Errorf("a change: %s", change)
+	}
+	for i := range 100 {
+		if err := m.Observe(7, now.Add(time.Duration(i)*time.Second)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if change, ok := m.Change(); !ok || change.Kind != profiles.RateChanged {
+		t.Errorf("no change of the rate: %v", change)
+	}
+}
+
+func BenchmarkMonitorObserve(b *testing.B) {
+	s := newStream(b, 1, workload.Trace(), "poisson", 300)
+	s.send(20_000)
+	b.ReportAllocs()
+	for b.Loop() {
+		s.now = s.now.Add(3 * time.Millisecond)
+		s.m.Observe(150, s.now)
+	}
+}
