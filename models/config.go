@@ -1,0 +1,143 @@
+package models
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// A LatePolicy says what becomes of a query that can no longer be answered
+// within its model's QoS target.
+type LatePolicy string
+
+// The late policies.
+const (
+	// LateServe answers late queries when a lane would otherwise idle.
+	LateServe LatePolicy = "serve"
+	// LateReject refuses them.
+	LateReject LatePolicy = "reject"
+)
+
+// A VersionPolicy chooses which of the versions on disk are served. The zero
+// value serves the newest one.
+type VersionPolicy struct {
+	// All serves every version.
+	All bool
+	// Specific serves exactly these.
+	Specific []int64
+	// Latest serves the newest so many; 0 means 1.
+	Latest int
+}
+
+// A Table is an embedding table of a generated model.
+type Table struct {
+	Name string
+	Rows int64
+	Dim  int64
+	// Lookups is how many ids a query looks up in the table per item.
+	Lookups int64
+}
+
+// Provenance says how a model was made.
+type Provenance struct {
+	Generator    string // the program and its version of the model's weights
+	Architecture string
+	Scale        string // what the tables' rows were multiplied with, by name or as a fraction
+	Seed         uint64
+}
+
+// A Config is what model.yaml says of a model; DefaultConfig is what holds
+// where it says nothing.
+type Config struct {
+	// QoSTarget is the latency within which QoSPercentile percent of the
+	// queries should be answered; default 100 ms, at most an hour.
+	QoSTarget     time.Duration
+	QoSPercentile float64 // in (0, 100]; default 99
+	// Deadline is when a query without a timeout of its own is dropped, counted from its arrival;
+	// at least QoSTarget, default 10 x QoSTarget.
+	Deadline time.Duration
+	// LargestBatchSize bounds a query's batch size; in [1, 2^20], default 1000.
+	LargestBatchSize int
+	// RowsIndependent says that each row of the outputs depends on the same
+	// row of the inputs alone, so that a large batch may run in pieces;
+	// default false.
+	RowsIndependent bool
+	// Late is what becomes of late queries; default LateServe.
+	Late LatePolicy
+	// WarmUp are the batch sizes that are run before a version serves, each in
+	// [1, LargestBatchSize]; default 1 and 64, or LargestBatchSize if that is
+	// less. An empty list warms nothing up.
+	WarmUp []int
+	// Versions chooses which versions are served; default the newest.
+	Versions VersionPolicy
+	// Family names models that answer the same question with different accuracy;
+	// empty if there are no others.
+	Family string
+	// Accuracy is the model's quality within its family, in (0, 1]; 0 if unknown.
+	Accuracy float64
+	// Inputs and Outputs repeat the model's own, or some of them, and add id bounds. What
+	// they say of data types and shapes must agree with the model; both may
+	// be left out.
+	Inputs  []Port
+	Outputs []Port
+	// Tables are the embedding tables of a generated model, for information.
+	Tables []Table
+	// Generated is the provenance of a generated model, else nil.
+	Generated *Provenance
+}
+
+// Bounds of a Config.
+const (
+	longestQoSTarget = time.Hour
+	longestDeadline  = 24 * time.Hour
+	largestBatchSize = 1 << 20
+)
+
+// DefaultConfig is the configuration of a model without a model.yaml.
+func DefaultConfig() Config {
+	c := Config{QoSTarget: 100 * time.Millisecond, QoSPercentile: 99, LargestBatchSize: 1000, Late: LateServe}
+	c.setDefaults()
+	return c
+}
+
+// setDefaults fills in what follows from other settings.
+func (c *Config) setDefaults() {
+	if c.Deadline == 0 {
+		c.Deadline = 10 * c.QoSTarget
+	}
+	if c.WarmUp == nil {
+		c.WarmUp = []int{1}
+		if n := min(64, c.LargestBatchSize); n > 1 {
+			c.WarmUp = append(c.WarmUp, n)
+		}
+	}
+}
+
+// Validate reports every setting that is out of its range.
+func (c Config) Validate() error {
+	var errs []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	check(c.QoSTarget > 0 && c.QoSTarget <= longestQoSTarget, "QoS target is %v, expected more than 0 and at most %v", c.QoSTarget, longestQoSTarget)
+	check(c.QoSPercentile > 0 && c.QoSPercentile <= 100, "QoS percentile is %v, expected more than 0 and at most 100", c.QoSPercentile)
+	check(c.Deadline >= c.QoSTarget && c.Deadline <= longestDeadline, "deadline is %v, expected at least the QoS target of %v and at most %v", c.Deadline, c.QoSTarget, longestDeadline)
+	check(c.LargestBatchSize >= 1 && c.LargestBatchSize <= largestBatchSize, "largest batch size is %d, expected 1 to %d", c.LargestBatchSize, largestBatchSize)
+	check(c.Late == LateServe || c.Late == LateReject, "late is %q, expected %q or %q", c.Late, LateServe, LateReject)
+	for _, n := range c.WarmUp {
+		check(n >= 1 && n <= c.LargestBatchSize, "warm-up batch size is %d, expected 1 to the largest batch size of %d", n, c.LargestBatchSize)
+	}
+	for _, v := range c.Versions.Specific {
+		check(v >= 1, "version is %d, expected at least 1", v)
+	}
+	check(c.Versions.Latest >= 0, "latest versions are %d, expected at least 1", c.Versions.Latest)
+	check(c.Accuracy >= 0 && c.Accuracy <= 1, "accuracy is %v, expected more than 0 and at most 1", c.Accuracy)
+	for _, p := range c.Inputs {
+		for i, b := range p.IDBounds {
+			check(b >= 1, "id bound %d of input %q is %d, expected at least 1", i, p.Name, b)
+		}
+	}
+	return errors.Join(errs...)
+}

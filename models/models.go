@@ -1,0 +1,175 @@
+package models
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models/onnx"
+)
+
+// Dynamic stands in a shape for a dimension that a query chooses.
+const Dynamic = onnx.Dynamic
+
+// Names of the files in a repository.
+const (
+	ConfigFile = "model.yaml"
+	ModelFile  = "model.onnx"
+)
+
+// A Port is an input or an output of a model.
+type Port struct {
+	Name     string
+	DataType tensor.DataType
+	// Shape has Dynamic for what a query chooses; its first dimension is the
+	// batch size and always Dynamic. It is nil for an output whose shape the model
+	// does not say.
+	Shape []int64
+	// IDBounds, where present, limits the values of an integer input: value v
+	// at position i of the second dimension must satisfy 0 <= v < IDBounds[i].
+	// A single bound holds for every position.
+	IDBounds []int64
+}
+
+// A Version is one version of a model, as found on disk.
+type Version struct {
+	Model  string
+	Number int64 // > 0; the name of its folder
+	// Path is the model.onnx file.
+	Path    string
+	Inputs  []Port
+	Outputs []Port
+	Config  Config
+}
+
+// String is the version as log lines and errors name it, "ncf version 1".
+func (v *Version) String() string { return fmt.Sprintf("%s version %d", v.Model, v.Number) }
+
+// ReadVersion reads what a version in the repository dir is: its configuration
+// and its model's signature. Neither may lead out of dir. Errors name the file.
+func ReadVersion(dir, model string, number int64) (*Version, error) {
+	if err := checkName(model); err != nil {
+		return nil, err
+	}
+	config, err := within(dir, model, ConfigFile)
+	if err != nil {
+		return nil, err
+	}
+	c, err := ReadConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	return readVersion(dir, model, number, c)
+}
+
+func readVersion(dir, model string, number int64, c Config) (*Version, error) {
+	folder := filepath.Join(model, strconv.FormatInt(number, 10))
+	path, err := within(dir, folder, ModelFile)
+	if err != nil {
+		return nil, err
+	}
+	s, err := onnx.ReadSignature(path)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range s.Data {
+		if _, err := within(dir, folder, d.Location); err != nil {
+			return nil, err
+		}
+	}
+	v := &Version{Model: model, Number: number, Path: path, Config: c}
+	var errs []error
+	v.Inputs, errs = merge("input", s.Inputs, c.Inputs)
+	outputs, more := merge("output", s.Outputs, c.Outputs)
+	v.Outputs = outputs
+	if errs = append(errs, more...); len(errs) > 0 {
+		return nil, fmt.Errorf("%s does not fit %s: %w", filepath.Join(dir, model, ConfigFile), path, errors.Join(errs...))
+	}
+	return v, nil
+}
+
+// checkName refuses what cannot be the folder of a model, so that no name from
+// outside leads out of the repository.
+func checkName(model string) error {
+	if model == "" || strings.HasPrefix(model, ".") || strings.ContainsAny(model, "/\\\x00") || !filepath.IsLocal(model) {
+		return fmt.Errorf("%w: model %q; expected the name of a folder of the model directory, not hidden", ErrName, model)
+	}
+	return nil
+}
+
+// within joins the path of a file in dir and refuses one that leads out of it
+// through symbolic links. A file that does not exist is within.
+func within(dir string, elements ...string) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(append([]string{dir}, elements...)...)
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil { // there is nothing to read
+		return path, nil
+	}
+	root, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return "", err
+	}
+	if relative, err := filepath.Rel(root, real); err != nil || !filepath.IsLocal(relative) {
+		return "", fmt.Errorf("%s leads to %s, outside of the model directory", path, real)
+	}
+	return path, nil
+}
+
+// merge adds to the ports of a model what its configuration says of them. role
+// is "input" or "output".
+func merge(role string, have []onnx.Port, said []Port) ([]Port, []error) {
+	ports := make([]Port, len(have))
+	names := make([]string, len(have))
+	for i, p := range have {
+		ports[i] = Port{Name: p.Name, DataType: p.DataType, Shape: p.Shape}
+		names[i] = p.Name
+	}
+	var errs []error
+	for _, s := range said {
+		i := slices.Index(names, s.Name)
+		if i < 0 {
+			errs = append(errs, fmt.Errorf("%s %q: the model has %s", role, s.Name, strings.Join(names, ", ")))
+			continue
+		}
+		p := &ports[i]
+		if s.DataType != "" && s.DataType != p.DataType {
+			errs = append(errs, fmt.Errorf("%s %q: data_type is %s, the model has %s", role, s.Name, s.DataType, p.DataType))
+		}
+		if s.Shape != nil && p.Shape != nil && !slices.Equal(s.Shape, p.Shape) {
+			errs = append(errs, fmt.Errorf("%s %q: shape is %v, the model has %v", role, s.Name, s.Shape, p.Shape))
+		}
+		if p.Shape == nil {
+			p.Shape = s.Shape
+		}
+		if len(s.IDBounds) > 0 {
+			if err := checkBounds(*p, s.IDBounds); err != nil {
+				errs = append(errs, fmt.Errorf("%s %q: %w", role, s.Name, err))
+			}
+			p.IDBounds = s.IDBounds
+		}
+	}
+	return ports, errs
+}
+
+func checkBounds(p Port, bounds []int64) error {
+	switch p.DataType {
+	case tensor.Int8, tensor.Int16, tensor.Int32, tensor.Int64, tensor.Uint8, tensor.Uint16, tensor.Uint32, tensor.Uint64:
+	default:
+		return fmt.Errorf("id_bounds for elements of type %s, expected integers", p.DataType)
+	}
+	if len(bounds) == 1 {
+		return nil
+	}
+	if len(p.Shape) < 2 || p.Shape[1] != int64(len(bounds)) {
+		return fmt.Errorf("got %d id_bounds, expected 1 or as many as the second dimension of shape %v", len(bounds), p.Shape)
+	}
+	return nil
+}

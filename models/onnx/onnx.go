@@ -1,0 +1,130 @@
+// Package onnx reads and writes what Muster needs of the ONNX format: the
+// signature of any model without reading its weights, and models made of plain
+// operators with their weights in a file beside them.
+//
+// It follows the public ONNX specification
+// (https://onnx.ai/onnx/repo-docs/IR.html and onnx/onnx.proto) on protobuf's wire
+// format directly: the few fields needed are named below, everything else is
+// skipped, so that a file's weights are never read from disk.
+package onnx
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/muster-serve/muster/api/tensor"
+)
+
+// Dynamic stands in a shape for a dimension that is not fixed by the model.
+const Dynamic = -1
+
+// A Port is an input or an output of a model.
+type Port struct {
+	Name     string
+	DataType tensor.DataType
+	// Shape has Dynamic where the model fixes no size. Its first dimension is
+	// the batch size and always Dynamic. It is nil where the model does not
+	// say, which is tolerated for outputs.
+	Shape []int64
+}
+
+// Field numbers of onnx.proto.
+const (
+	modelIRVersion       protowire.Number = 1
+	modelProducerName    protowire.Number = 2
+	modelProducerVersion protowire.Number = 3
+	modelGraph           protowire.Number = 7
+	modelOpsetImport     protowire.Number = 8
+
+	opsetDomain  protowire.Number = 1
+	opsetVersion protowire.Number = 2
+
+	graphNode              protowire.Number = 1
+	graphName              protowire.Number = 2
+	graphInitializer       protowire.Number = 5
+	graphInput             protowire.Number = 11
+	graphOutput            protowire.Number = 12
+	graphSparseInitializer protowire.Number = 15
+
+	sparseValues  protowire.Number = 1
+	sparseIndices protowire.Number = 2
+
+	nodeInput     protowire.Number = 1
+	nodeOutput    protowire.Number = 2
+	nodeName      protowire.Number = 3
+	nodeOpType    protowire.Number = 4
+	nodeAttribute protowire.Number = 5
+
+	attributeName          protowire.Number = 1
+	attributeFloat         protowire.Number = 2
+	attributeInt           protowire.Number = 3
+	attributeString        protowire.Number = 4
+	attributeTensor        protowire.Number = 5
+	attributeGraph         protowire.Number = 6
+	attributeInts          protowire.Number = 8
+	attributeTensors       protowire.Number = 10
+	attributeGraphs        protowire.Number = 11
+	attributeType          protowire.Number = 20
+	attributeSparse        protowire.Number = 22
+	attributeSparseTensors protowire.Number = 23
+
+	tensorDims         protowire.Number = 1
+	tensorDataType     protowire.Number = 2
+	tensorName         protowire.Number = 8
+	tensorRawData      protowire.Number = 9
+	tensorExternalData protowire.Number = 13
+	tensorDataLocation protowire.Number = 14
+
+	entryKey   protowire.Number = 1
+	entryValue protowire.Number = 2
+
+	valueName protowire.Number = 1
+	valueType protowire.Number = 2
+
+	typeTensor       protowire.Number = 1
+	typeSequence     protowire.Number = 4
+	typeMap          protowire.Number = 5
+	typeSparseTensor protowire.Number = 8
+	typeOptional     protowire.Number = 9
+
+	tensorTypeElement protowire.Number = 1
+	tensorTypeShape   protowire.Number = 2
+
+	shapeDim protowire.Number = 1
+
+	dimValue protowire.Number = 1
+	dimParam protowire.Number = 2
+)
+
+// locationExternal is TensorProto.DataLocation.EXTERNAL.
+const locationExternal = 1
+
+// elementTypes are the values of TensorProto.DataType that the Open Inference
+// Protocol has a name for.
+var elementTypes = map[uint64]tensor.DataType{
+	1:  tensor.FP32,
+	2:  tensor.Uint8,
+	3:  tensor.Int8,
+	4:  tensor.Uint16,
+	5:  tensor.Int16,
+	6:  tensor.Int32,
+	7:  tensor.Int64,
+	8:  tensor.Bytes,
+	9:  tensor.Bool,
+	10: tensor.FP16,
+	11: tensor.FP64,
+	12: tensor.Uint32,
+	13: tensor.Uint64,
+	16: tensor.BF16,
+}
+
+// elementNumber is the inverse of elementTypes.
+func elementNumber(d tensor.DataType) uint64 {
+	for number, t := range elementTypes {
+		if t == d {
+			return number
+		}
+	}
+	panic(fmt.Sprintf("onnx: no element type %q", d))
+}

@@ -1,0 +1,189 @@
+package onnx
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/muster-serve/muster/api/tensor"
+)
+
+// linear is y = xW with its weights embedded.
+func linear() *Model {
+	return &Model{
+		Name:         "linear",
+		Producer:     "test",
+		Inputs:       []Port{{Name: "x", DataType: tensor.FP32, Shape: []int64{Dynamic, 2}}},
+		Outputs:      []Port{{Name: "y", DataType: tensor.FP32, Shape: []int64{Dynamic, 1}}},
+		Nodes:        []Node{{Op: "MatMul", Name: "mul", Inputs: []string{"x", "w"}, Outputs: []string{"y"}}},
+		Initializers: []Initializer{{Name: "w", DataType: tensor.FP32, Shape: []int64{2, 1}, Data: make([]byte, 8)}},
+	}
+}
+
+func write(t *testing.T, data []byte) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "model.onnx")
+	if err := os.WriteFile(path, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestReadSignature(t *testing.T) {
+	m := linear()
+	m.Inputs = append(m.Inputs, Port{Name: "ids", DataType: tensor.Int64, Shape: []int64{Dynamic, 4, Dynamic}})
+	m.Outputs = append(m.Outputs, Port{Name: "z", DataType: tensor.FP16})
+	m.Nodes[0].Attributes = []Attribute{{"a", int64(-3)}, {"b", []int64{1, 2}}, {"c", float32(0.5)}, {"d", "text"}}
+	got, err := ReadSignature(write(t, m.Marshal()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Signature{IRVersion: IRVersion, Producer: "test", Opset: Opset, Inputs: m.Inputs, Outputs: m.Outputs}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("signature (-want +got):\n%s", diff)
+	}
+}
+
+// The model was written by the onnx package (testdata/make.py).
+func TestReadSignatureOfAnotherTool(t *testing.T) {
+	got, err := ReadSignature("testdata/subgraphs.onnx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Signature{
+		IRVersion: 8,
+		Producer:  "onnx-helper",
+		Opset:     17,
+		Domains:   map[string]int64{"com.microsoft": 1},
+		Inputs:    []Port{{Name: "x", DataType: tensor.FP32, Shape: []int64{Dynamic, 4}}},
+		Outputs:   []Port{{Name: "y", DataType: tensor.FP32}},
+		Data:      []DataFile{{Location: "subgraphs.data", Size: 48}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("signature (-want +got):\n%s", diff)
+	}
+}
+
+// Weights are skipped, not read: a reader that refuses to read them does not
+// notice.
+func TestReadSkipsWeights(t *testing.T) {
+	m := linear()
+	weights := bytes.Repeat([]byte{0xAB}, 1<<20)
+	m.Initializers[0].Data = weights
+	data := m.Marshal()
+	start := bytes.Index(data, weights)
+	r := &countingReader{r: bytes.NewReader(data)}
+	got, err := read(message{source: &source{r: r}, end: int64(len(data))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Inputs) != 1 || len(got.Outputs) != 1 {
+		t.Errorf("got %+v", got)
+	}
+	if start < 0 || r.bytes > 4*window {
+		t.Errorf("read %d bytes of a model of %d (weights at %d), want at most %d", r.bytes, len(data), start, 4*window)
+	}
+}
+
+type countingReader struct {
+	r     *bytes.Reader
+	bytes int
+}
+
+func (c *countingReader) ReadAt(p []byte, off int64) (int, error) {
+	n, err := c.r.ReadAt(p, off)
+	c.bytes += n
+	return n, err
+}
+
+func TestReadSignatureErrors(t *testing.T) {
+	edit := func(f func(*Model)) []byte {
+		m := linear()
+		f(m)
+		return m.Marshal()
+	}
+	external := func(e External) []byte {
+		return edit(func(m *Model) { m.Initializers[0].External = e })
+	}
+	for name, c := range map[string]struct {
+		data []byte
+		want string
+	}{
+		"empty":     {nil, "the file is empty"},
+		"text":      {[]byte("version https://git-lfs.github.com/spec/v1\n"), "not a valid ONNX model"},
+		"no graph":  {[]byte{0x08, 0x08}, "got 0 graphs, expected 1"},
+		"truncated": {linear().Marshal()[:60], "are left"},
+		"no inputs": {edit(func(m *Model) { m.Inputs = nil }), "no inputs"},
+		"no outputs": {edit(func(m *Model) { m.Outputs = nil }),
+			"no outputs"},
+		"fixed input":  {edit(func(m *Model) { m.Inputs[0].Shape = []int64{1, 2} }), `input "x" has shape [1 2] with a fixed first dimension of 1; export the model with it dynamic`},
+		"fixed output": {edit(func(m *Model) { m.Outputs[0].Shape = []int64{8, 2} }), `output "y" has shape [8 2] with a fixed first dimension of 8`},
+		"scalar":       {edit(func(m *Model) { m.Inputs[0].Shape = []int64{} }), `input "x" is a scalar`},
+		"no shape":     {edit(func(m *Model) { m.Inputs[0].Shape = nil }), `input "x" has no shape`},
+		"outside":      {external(External{Location: "../w.data", Length: 8}), `external data in "../w.data": expected a path within the model's folder`},
+		"absolute":     {external(External{Location: "/etc/passwd", Length: 8}), "within the model's folder"},
+		"missing data": {external(External{Location: "w.data", Length: 8}), "no such file"},
+		"negative":     {external(External{Location: "w.data", Offset: -1, Length: 8}), `offset is "-1", expected a number of bytes`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := write(t, c.data)
+			_, err := ReadSignature(path)
+			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), path) {
+				t.Errorf("got %v, want an error with %q and %s", err, c.want, path)
+			}
+		})
+	}
+}
+
+func TestReadSignatureOfShortData(t *testing.T) {
+	m := linear()
+	m.Initializers[0].External = External{Location: "w.data", Offset: 4096, Length: 8}
+	path := write(t, m.Marshal())
+	data := filepath.Join(filepath.Dir(path), "w.data")
+	for _, size := range []int{4103, 4104} {
+		if err := os.WriteFile(data, make([]byte, size), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		_, err := ReadSignature(path)
+		if size == 4104 {
+			if err != nil {
+				t.Error(err)
+			}
+		} else if want := "w.data: got 4103 bytes, the model needs 4104"; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add(linear().Marshal())
+	nested, err := os.ReadFile("testdata/subgraphs.onnx")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(nested)
+	f.Add([]byte{0x3a, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x01})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := read(message{source: &source{r: bytes.NewReader(data)}, end: int64(len(data))})
+		if (s == nil) == (err == nil) {
+			t.Fatalf("got %v and error %v", s, err)
+		}
+		if err != nil {
+			return
+		}
+		for _, p := range s.Inputs {
+			if len(p.Shape) == 0 || p.Shape[0] != Dynamic || !p.DataType.Valid() {
+				t.Errorf("input %+v", p)
+			}
+		}
+		for _, d := range s.Data {
+			if !filepath.IsLocal(d.Location) || d.Size < 0 {
+				t.Errorf("data %+v", d)
+			}
+		}
+	})
+}

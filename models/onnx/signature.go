@@ -1,0 +1,488 @@
+package onnx
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+)
+
+// A Signature is what a model says of itself.
+type Signature struct {
+	IRVersion int64
+	// Producer is the tool that wrote the model; it may be empty.
+	Producer string
+	// Opset is the version of the standard operators; Domains those of other
+	// operators by their domain.
+	Opset   int64
+	Domains map[string]int64
+	// Inputs are the graph's inputs that are not initializers, Outputs its
+	// outputs, both in the order of the file.
+	Inputs  []Port
+	Outputs []Port
+	// Data are the files that hold the model's external data.
+	Data []DataFile
+}
+
+// A DataFile holds weights of a model outside of its .onnx file.
+type DataFile struct {
+	// Location is the file's path relative to the model's folder; it never
+	// leaves it.
+	Location string
+	// Size is how many bytes the file must have at least.
+	Size int64
+}
+
+// ReadSignature reads the signature of the model in a file, and neither its
+// weights nor its external data. It is an error if the file is no ONNX
+// model, if an input or output is no tensor with a leading dynamic dimension
+// (the batch size) or of a type the protocol cannot carry, or if a file of
+// external data is missing or too short. Errors name the path.
+func ReadSignature(path string) (*Signature, error) {
+	s, err := readFile(path)
+	if err == nil {
+		err = s.checkData(filepath.Dir(path))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read model %s: %w", path, err)
+	}
+	return s, nil
+}
+
+func readFile(path string) (*Signature, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, withoutPath(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, withoutPath(err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errors.New("not a regular file")
+	}
+	if info.Size() == 0 {
+		return nil, errors.New("the file is empty")
+	}
+	return read(message{source: &source{r: f}, end: info.Size()})
+}
+
+func withoutPath(err error) error {
+	if p := (*os.PathError)(nil); errors.As(err, &p) {
+		return p.Err
+	}
+	return err
+}
+
+// checkData looks whether the files of external data are there.
+func (s *Signature) checkData(dir string) error {
+	var errs []error
+	for _, d := range s.Data {
+		path := filepath.Join(dir, d.Location)
+		info, err := os.Stat(path)
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("external data %s: %w", path, withoutPath(err)))
+		case !info.Mode().IsRegular():
+			errs = append(errs, fmt.Errorf("external data %s: not a regular file", path))
+		case info.Size() < d.Size:
+			errs = append(errs, fmt.Errorf("external data %s: got %d bytes, the model needs %d", path, info.Size(), d.Size))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// deepest bounds how deep graphs may lie within graphs.
+const deepest = 64
+
+// A reader collects the signature on its way through the file.
+type reader struct {
+	signature    Signature
+	initializers map[string]bool
+	inputs       []value
+	outputs      []value
+}
+
+// A value is a ValueInfoProto.
+type value struct {
+	name string
+	kind string // of a type that is no tensor, else empty
+	// element is a TensorProto.DataType; 0 if the file gives no type.
+	element  uint64
+	hasShape bool
+	shape    []int64
+}
+
+func read(m message) (*Signature, error) {
+	r := reader{initializers: map[string]bool{}}
+	graphs := 0
+	err := m.each(func(f field) error {
+		var err error
+		switch f.number {
+		case modelIRVersion:
+			r.signature.IRVersion, err = f.integer()
+		case modelProducerName:
+			r.signature.Producer, err = f.text()
+		case modelOpsetImport:
+			err = r.opset(f)
+		case modelGraph:
+			graphs++
+			err = r.graph(f, 0)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("not a valid ONNX model: %w", err)
+	}
+	if graphs != 1 {
+		return nil, fmt.Errorf("not a valid ONNX model: got %d graphs, expected 1", graphs)
+	}
+	var errs []error
+	for _, v := range r.inputs {
+		if r.initializers[v.name] { // a default value, as IR version 3 demands
+			continue
+		}
+		p, err := v.port("input")
+		if err == nil && p.Shape == nil {
+			err = fmt.Errorf("input %q has no shape: export the model with the shape of each input and its first dimension dynamic", v.name)
+		}
+		errs = append(errs, err)
+		r.signature.Inputs = append(r.signature.Inputs, p)
+	}
+	for _, v := range r.outputs {
+		p, err := v.port("output")
+		errs = append(errs, err)
+		r.signature.Outputs = append(r.signature.Outputs, p)
+	}
+	if len(r.signature.Inputs) == 0 {
+		errs = append(errs, errors.New("the model has no inputs"))
+	}
+	if len(r.signature.Outputs) == 0 {
+		errs = append(errs, errors.New("the model has no outputs"))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return &r.signature, nil
+}
+
+// port checks that v can be served. role is "input" or "output".
+func (v value) port(role string) (Port, error) {
+	if v.kind != "" {
+		return Port{}, fmt.Errorf("%s %q is a %s; only tensors can be served (for scikit-learn export with zipmap=False)", role, v.name, v.kind)
+	}
+	dataType, ok := elementTypes[v.element]
+	if !ok {
+		return Port{}, fmt.Errorf("%s %q has ONNX element type %d, which the protocol has no name for", role, v.name, v.element)
+	}
+	if v.hasShape {
+		if len(v.shape) == 0 {
+			return Port{}, fmt.Errorf("%s %q is a scalar; its first dimension must be the batch size", role, v.name)
+		}
+		if v.shape[0] != Dynamic {
+			return Port{}, fmt.Errorf("%s %q has shape %v with a fixed first dimension of %d; "+
+				"export the model with it dynamic (torch.onnx.export: dynamic_axes={%q: {0: \"batch\"}}, or dynamic_shapes)",
+				role, v.name, v.shape, v.shape[0], v.name)
+		}
+	}
+	return Port{Name: v.name, DataType: dataType, Shape: v.shape}, nil
+}
+
+func (r *reader) opset(f field) error {
+	m, err := f.message()
+	if err != nil {
+		return err
+	}
+	var domain string
+	var version int64
+	err = m.each(func(f field) error {
+		var err error
+		switch f.number {
+		case opsetDomain:
+			domain, err = f.text()
+		case opsetVersion:
+			version, err = f.integer()
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("opset: %w", err)
+	case domain == "" || domain == "ai.onnx":
+		r.signature.Opset = version
+	default:
+		if r.signature.Domains == nil {
+			r.signature.Domains = map[string]int64{}
+		}
+		r.signature.Domains[domain] = version
+	}
+	return nil
+}
+
+// graph reads the main graph (depth 0) or one within a node, of which only the
+// external data matters.
+func (r *reader) graph(f field, depth int) error {
+	if depth > deepest {
+		return fmt.Errorf("graphs nested deeper than %d", deepest)
+	}
+	m, err := f.message()
+	if err != nil {
+		return err
+	}
+	err = m.each(func(f field) error {
+		switch f.number {
+		case graphNode:
+			return r.node(f, depth)
+		case graphInitializer:
+			name, err := r.tensor(f)
+			if err == nil && depth == 0 {
+				r.initializers[name] = true
+			}
+			return err
+		case graphSparseInitializer:
+			name, err := r.sparse(f)
+			if err == nil && depth == 0 {
+				r.initializers[name] = true
+			}
+			return err
+		case graphInput, graphOutput:
+			if depth > 0 {
+				return nil
+			}
+			v, err := readValue(f)
+			if err != nil {
+				return err
+			}
+			if f.number == graphInput {
+				r.inputs = append(r.inputs, v)
+			} else {
+				r.outputs = append(r.outputs, v)
+			}
+		}
+		return nil
+	})
+	if err != nil && depth == 0 {
+		return fmt.Errorf("graph: %w", err)
+	}
+	return err
+}
+
+func (r *reader) node(f field, depth int) error {
+	m, err := f.message()
+	if err != nil {
+		return err
+	}
+	return m.each(func(f field) error {
+		if f.number != nodeAttribute {
+			return nil
+		}
+		m, err := f.message()
+		if err != nil {
+			return err
+		}
+		return m.each(func(f field) error {
+			var err error
+			switch f.number {
+			case attributeTensor, attributeTensors:
+				_, err = r.tensor(f)
+			case attributeGraph, attributeGraphs:
+				err = r.graph(f, depth+1)
+			case attributeSparse, attributeSparseTensors:
+				_, err = r.sparse(f)
+			}
+			return err
+		})
+	})
+}
+
+// sparse reads a SparseTensorProto, whose name is that of its values.
+func (r *reader) sparse(f field) (name string, err error) {
+	m, err := f.message()
+	if err != nil {
+		return "", err
+	}
+	err = m.each(func(f field) error {
+		var err error
+		switch f.number {
+		case sparseValues:
+			name, err = r.tensor(f)
+		case sparseIndices:
+			_, err = r.tensor(f)
+		}
+		return err
+	})
+	return name, err
+}
+
+// tensor reads a tensor's name and where its external data is.
+func (r *reader) tensor(f field) (name string, err error) {
+	m, err := f.message()
+	if err != nil {
+		return "", err
+	}
+	external := false
+	entries := map[string]string{}
+	err = m.each(func(f field) error {
+		var err error
+		switch f.number {
+		case tensorName:
+			name, err = f.text()
+		case tensorDataLocation:
+			var v int64
+			v, err = f.integer()
+			external = v == locationExternal
+		case tensorExternalData:
+			var key, value string
+			if key, value, err = readEntry(f); err == nil {
+				entries[key] = value
+			}
+		}
+		return err
+	})
+	if err == nil && external {
+		err = r.external(entries)
+	}
+	if err != nil {
+		return "", fmt.Errorf("tensor %q: %w", name, err)
+	}
+	return name, nil
+}
+
+func (r *reader) external(entries map[string]string) error {
+	location := entries["location"]
+	if !filepath.IsLocal(location) {
+		return fmt.Errorf("external data in %q: expected a path within the model's folder", location)
+	}
+	var size int64
+	for _, key := range []string{"offset", "length"} {
+		if s, ok := entries[key]; ok {
+			n, err := strconv.ParseInt(s, 10, 64)
+			if err != nil || n < 0 || size+n < 0 {
+				return fmt.Errorf("external data in %q: %s is %q, expected a number of bytes", location, key, s)
+			}
+			size += n
+		}
+	}
+	location = filepath.Clean(location)
+	for i := range r.signature.Data {
+		if d := &r.signature.Data[i]; d.Location == location {
+			d.Size = max(d.Size, size)
+			return nil
+		}
+	}
+	r.signature.Data = append(r.signature.Data, DataFile{Location: location, Size: size})
+	return nil
+}
+
+func readEntry(f field) (key, value string, err error) {
+	m, err := f.message()
+	if err != nil {
+		return "", "", err
+	}
+	err = m.each(func(f field) error {
+		var err error
+		switch f.number {
+		case entryKey:
+			key, err = f.text()
+		case entryValue:
+			value, err = f.text()
+		}
+		return err
+	})
+	return key, value, err
+}
+
+func readValue(f field) (v value, err error) {
+	m, err := f.message()
+	if err != nil {
+		return value{}, err
+	}
+	err = m.each(func(f field) error {
+		var err error
+		switch f.number {
+		case valueName:
+			v.name, err = f.text()
+		case valueType:
+			err = v.readType(f)
+		}
+		return err
+	})
+	if err != nil {
+		return value{}, fmt.Errorf("value %q: %w", v.name, err)
+	}
+	return v, nil
+}
+
+func (v *value) readType(f field) error {
+	m, err := f.message()
+	if err != nil {
+		return err
+	}
+	return m.each(func(f field) error {
+		switch f.number {
+		case typeTensor:
+			return v.readTensorType(f)
+		case typeSequence:
+			v.kind = "sequence"
+		case typeMap:
+			v.kind = "map"
+		case typeSparseTensor:
+			v.kind = "sparse tensor"
+		case typeOptional:
+			v.kind = "optional"
+		}
+		return nil
+	})
+}
+
+func (v *value) readTensorType(f field) error {
+	m, err := f.message()
+	if err != nil {
+		return err
+	}
+	return m.each(func(f field) error {
+		switch f.number {
+		case tensorTypeElement:
+			n, err := f.integer()
+			v.element = uint64(n)
+			return err
+		case tensorTypeShape:
+			m, err := f.message()
+			if err != nil {
+				return err
+			}
+			v.hasShape = true
+			return m.each(func(f field) error {
+				if f.number != shapeDim {
+					return nil
+				}
+				d, err := readDim(f)
+				v.shape = append(v.shape, d)
+				return err
+			})
+		}
+		return nil
+	})
+}
+
+// readDim is a dimension's size. Named dimensions, those without a size and
+// negative ones, which some exporters write, are Dynamic.
+func readDim(f field) (int64, error) {
+	m, err := f.message()
+	if err != nil {
+		return 0, err
+	}
+	d := int64(Dynamic)
+	err = m.each(func(f field) error {
+		var err error
+		if f.number == dimValue {
+			if d, err = f.integer(); d < 0 {
+				d = Dynamic
+			}
+		}
+		return err
+	})
+	return d, err
+}

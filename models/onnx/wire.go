@@ -1,0 +1,178 @@
+package onnx
+
+import (
+	"fmt"
+	"io"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// longestText bounds names and other text of a model, in bytes.
+const longestText = 1 << 20
+
+// window is how much of the file is held at a time. It is small, because most
+// of what lies between two interesting fields is weights.
+const window = 8 << 10
+
+// A source is a file read through a window, so that what is skipped is never
+// read. Unlike a mapped file it survives being truncated by someone else.
+type source struct {
+	r      io.ReaderAt
+	buf    []byte // the file's bytes from start on
+	start  int64
+	memory [window]byte
+}
+
+// at returns the n bytes at off, n <= window.
+func (s *source) at(off int64, n int) ([]byte, error) {
+	if off < s.start || off+int64(n) > s.start+int64(len(s.buf)) {
+		got, err := s.r.ReadAt(s.memory[:], off)
+		s.buf, s.start = s.memory[:got], off
+		if got < n {
+			if err == nil || err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
+			return nil, err
+		}
+	}
+	return s.buf[off-s.start:][:n], nil
+}
+
+// A message is the part of a file that holds one protobuf message.
+type message struct {
+	source   *source
+	pos, end int64
+}
+
+// A field is one field of a message: value for varints and fixed-size numbers,
+// body for length-delimited ones.
+type field struct {
+	number protowire.Number
+	kind   protowire.Type
+	value  uint64
+	body   message
+}
+
+// next reads the next field and moves on behind it. It returns io.EOF at the end of the
+// message.
+func (m *message) next() (field, error) {
+	if m.pos >= m.end {
+		return field{}, io.EOF
+	}
+	begin := m.pos
+	tag, err := m.varint()
+	if err != nil {
+		return field{}, err
+	}
+	number, kind := protowire.DecodeTag(tag)
+	if number < protowire.MinValidNumber {
+		return field{}, fmt.Errorf("at byte %d: field number %d", begin, number)
+	}
+	f := field{number: number, kind: kind}
+	switch kind {
+	case protowire.VarintType:
+		f.value, err = m.varint()
+	case protowire.Fixed32Type:
+		err = m.skip(4)
+	case protowire.Fixed64Type:
+		err = m.skip(8)
+	case protowire.BytesType:
+		var n uint64
+		if n, err = m.varint(); err != nil {
+			break
+		}
+		start := m.pos
+		if n > uint64(m.end-m.pos) {
+			err = fmt.Errorf("at byte %d: field %d is %d bytes long, %d are left", begin, number, n, m.end-m.pos)
+			break
+		}
+		m.pos += int64(n)
+		f.body = message{source: m.source, pos: start, end: m.pos}
+	default: // groups are not used by ONNX
+		err = fmt.Errorf("at byte %d: field %d has wire type %d", begin, number, kind)
+	}
+	if err != nil {
+		return field{}, err
+	}
+	return f, nil
+}
+
+func (m *message) skip(n int64) error {
+	if m.end-m.pos < n {
+		return fmt.Errorf("at byte %d: %d bytes are missing", m.pos, n-(m.end-m.pos))
+	}
+	m.pos += n
+	return nil
+}
+
+func (m *message) varint() (uint64, error) {
+	b, err := m.source.at(m.pos, int(min(m.end-m.pos, 10)))
+	if err != nil {
+		return 0, fmt.Errorf("at byte %d: %w", m.pos, err)
+	}
+	v, n := protowire.ConsumeVarint(b)
+	if n < 0 {
+		return 0, fmt.Errorf("at byte %d: %w", m.pos, protowire.ParseError(n))
+	}
+	m.pos += int64(n)
+	return v, nil
+}
+
+// text reads the rest of the message as a string.
+func (m *message) text() (string, error) {
+	n := m.end - m.pos
+	if n > longestText {
+		return "", fmt.Errorf("at byte %d: text of %d bytes, at most %d are expected", m.pos, n, longestText)
+	}
+	b := make([]byte, 0, n)
+	for m.pos < m.end {
+		part, err := m.source.at(m.pos, int(min(m.end-m.pos, window)))
+		if err != nil {
+			return "", fmt.Errorf("at byte %d: %w", m.pos, err)
+		}
+		b = append(b, part...)
+		m.pos += int64(len(part))
+	}
+	return string(b), nil
+}
+
+// each calls visit for every field of the message.
+func (m message) each(visit func(field) error) error {
+	for {
+		f, err := m.next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := visit(f); err != nil {
+			return err
+		}
+	}
+}
+
+// text is the field's string; a field of another wire type is an error.
+func (f field) text() (string, error) {
+	b, err := f.message()
+	if err != nil {
+		return "", err
+	}
+	return b.text()
+}
+
+// message is the field's body; a field of another wire type is an error.
+func (f field) message() (message, error) {
+	if f.kind != protowire.BytesType {
+		return message{}, fmt.Errorf("field %d has wire type %d, expected a length", f.number, f.kind)
+	}
+	return f.body, nil
+}
+
+// integer is the field's number; a field of another wire type is an error.
+func (f field) integer() (int64, error) {
+	if f.kind != protowire.VarintType {
+		return 0, fmt.Errorf("field %d has wire type %d, expected an integer", f.number, f.kind)
+	}
+	return int64(f.value), nil
+}

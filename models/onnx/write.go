@@ -1,0 +1,205 @@
+package onnx
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/muster-serve/muster/api/tensor"
+)
+
+// Versions that written models declare: opset 17 with IR version 8, understood
+// by ONNX Runtime since 1.12.
+const (
+	IRVersion = 8
+	Opset     = 17
+)
+
+// A Model is a model to be written, of plain operators of the standard set.
+type Model struct {
+	// Name is the graph's name.
+	Name string
+	// Producer and ProducerVersion name the tool that made the model.
+	Producer        string
+	ProducerVersion string
+	Inputs          []Port
+	Outputs         []Port
+	// Nodes are in an order in which they can run.
+	Nodes        []Node
+	Initializers []Initializer
+}
+
+// A Node applies an operator.
+type Node struct {
+	Op         string
+	Name       string // unique in the graph
+	Inputs     []string
+	Outputs    []string
+	Attributes []Attribute
+}
+
+// An Attribute of a node. Value is an int64, a []int64, a float32 or a string.
+type Attribute struct {
+	Name  string
+	Value any
+}
+
+// An Initializer is a constant tensor, a weight for instance.
+type Initializer struct {
+	Name     string
+	DataType tensor.DataType
+	Shape    []int64
+	// Data are the elements, row-major and little-endian; nil if they are
+	// External.
+	Data     []byte
+	External External
+}
+
+// External is the place of an initializer's elements in another file.
+type External struct {
+	// Location is the file's path relative to the model's folder.
+	Location string
+	// Offset and Length are in bytes.
+	Offset, Length int64
+}
+
+// Marshal encodes the model as ONNX files hold it. The same model gives the same bytes.
+func (m *Model) Marshal() []byte {
+	var g encoder
+	for _, n := range m.Nodes {
+		g.message(graphNode, n.encode)
+	}
+	g.text(graphName, m.Name)
+	for _, t := range m.Initializers {
+		g.message(graphInitializer, t.encode)
+	}
+	for _, p := range m.Inputs {
+		g.message(graphInput, p.encode)
+	}
+	for _, p := range m.Outputs {
+		g.message(graphOutput, p.encode)
+	}
+
+	var e encoder
+	e.integer(modelIRVersion, IRVersion)
+	e.text(modelProducerName, m.Producer)
+	e.text(modelProducerVersion, m.ProducerVersion)
+	e.message(modelGraph, func(e *encoder) { e.b = append(e.b, g.b...) })
+	e.message(modelOpsetImport, func(e *encoder) { e.integer(opsetVersion, Opset) })
+	return e.b
+}
+
+func (n Node) encode(e *encoder) {
+	for _, s := range n.Inputs {
+		e.text(nodeInput, s)
+	}
+	for _, s := range n.Outputs {
+		e.text(nodeOutput, s)
+	}
+	e.text(nodeName, n.Name)
+	e.text(nodeOpType, n.Op)
+	for _, a := range n.Attributes {
+		e.message(nodeAttribute, a.encode)
+	}
+}
+
+// Values of AttributeProto.AttributeType.
+const (
+	attributeIsFloat  = 1
+	attributeIsInt    = 2
+	attributeIsString = 3
+	attributeIsInts   = 7
+)
+
+func (a Attribute) encode(e *encoder) {
+	e.text(attributeName, a.Name)
+	switch v := a.Value.(type) {
+	case int64:
+		e.integer(attributeInt, v)
+		e.integer(attributeType, attributeIsInt)
+	case []int64:
+		for _, i := range v {
+			e.integer(attributeInts, i)
+		}
+		e.integer(attributeType, attributeIsInts)
+	case float32:
+		e.b = protowire.AppendTag(e.b, attributeFloat, protowire.Fixed32Type)
+		e.b = protowire.AppendFixed32(e.b, math.Float32bits(v))
+		e.integer(attributeType, attributeIsFloat)
+	case string:
+		e.text(attributeString, v)
+		e.integer(attributeType, attributeIsString)
+	default:
+		panic(fmt.Sprintf("onnx: attribute %s is a %T", a.Name, v))
+	}
+}
+
+func (t Initializer) encode(e *encoder) {
+	for _, d := range t.Shape {
+		e.integer(tensorDims, d)
+	}
+	e.integer(tensorDataType, int64(elementNumber(t.DataType)))
+	e.text(tensorName, t.Name)
+	if t.External == (External{}) {
+		e.text(tensorRawData, string(t.Data))
+		return
+	}
+	entry := func(key, value string) {
+		e.message(tensorExternalData, func(e *encoder) {
+			e.text(entryKey, key)
+			e.text(entryValue, value)
+		})
+	}
+	entry("location", t.External.Location)
+	entry("offset", strconv.FormatInt(t.External.Offset, 10))
+	entry("length", strconv.FormatInt(t.External.Length, 10))
+	e.integer(tensorDataLocation, locationExternal)
+}
+
+// encode writes the port as a ValueInfoProto. A dynamic first dimension is
+// named "batch", which says that it is the same for all ports.
+func (p Port) encode(e *encoder) {
+	e.text(valueName, p.Name)
+	e.message(valueType, func(e *encoder) {
+		e.message(typeTensor, func(e *encoder) {
+			e.integer(tensorTypeElement, int64(elementNumber(p.DataType)))
+			if p.Shape == nil {
+				return
+			}
+			e.message(tensorTypeShape, func(e *encoder) {
+				for i, d := range p.Shape {
+					e.message(shapeDim, func(e *encoder) {
+						switch {
+						case d != Dynamic:
+							e.integer(dimValue, d)
+						case i == 0:
+							e.text(dimParam, "batch")
+						}
+					})
+				}
+			})
+		})
+	})
+}
+
+// An encoder appends fields to a message.
+type encoder struct{ b []byte }
+
+func (e *encoder) integer(number protowire.Number, v int64) {
+	e.b = protowire.AppendTag(e.b, number, protowire.VarintType)
+	e.b = protowire.AppendVarint(e.b, uint64(v))
+}
+
+func (e *encoder) text(number protowire.Number, s string) {
+	e.b = protowire.AppendTag(e.b, number, protowire.BytesType)
+	e.b = protowire.AppendString(e.b, s)
+}
+
+func (e *encoder) message(number protowire.Number, fill func(*encoder)) {
+	var body encoder
+	fill(&body)
+	e.b = protowire.AppendTag(e.b, number, protowire.BytesType)
+	e.b = protowire.AppendBytes(e.b, body.b)
+}

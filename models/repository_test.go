@@ -1,0 +1,814 @@
+package models
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models/onnx"
+)
+
+// poll is how often the repositories of these tests look at their folder.
+const poll = time.Second
+
+// A fake is what the tests' loader makes of a version.
+type fake struct {
+	version *Version
+	closed  atomic.Bool
+}
+
+func (f *fake) Close() error {
+	if f.closed.Swap(true) {
+		return errors.New("closed twice")
+	}
+	return nil
+}
+
+// A bench is a repository in a synctest bubble, with its folder.
+type bench struct {
+	t   testing.TB
+	dir string
+	*Repository[*fake]
+	// load is asked before a version loads; see onLoad.
+	load atomic.Pointer[func(ctx context.Context, v *Version) error]
+	// loads lists the versions loaded, "ncf/1".
+	loads []string
+	// events lists what OnEvent was told, "ncf/1 READY".
+	events []string
+}
+
+func newBench(t testing.TB) *bench { return &bench{t: t, dir: t.TempDir()} }
+
+// start opens the repository, runs it until the test ends, and waits until it has settled.
+func (b *bench) start() {
+	b.t.Helper()
+	var err error
+	b.Repository, err = Open(b.dir, func(ctx context.Context, v *Version) (*fake, error) {
+		b.loads = append(b.loads, fmt.Sprintf("%s/%d", v.Model, v.Number))
+		if load := b.load.Load(); load != nil {
+			if err := (*load)(ctx, v); err != nil {
+				return nil, err
+			}
+		}
+		return &fake{version: v}, nil
+	}, Options{PollInterval: poll, OnEvent: func(e Event) {
+		b.events = append(b.events, fmt.Sprintf("%s/%d %s", e.Model, e.Version, e.State))
+	}})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- b.Run(ctx) }()
+	b.t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			b.t.Errorf("Run: %v", err)
+		}
+	})
+	synctest.Wait()
+}
+
+// onLoad has f decide whether a version loads. Without it all do.
+func (b *bench) onLoad(f func(ctx context.Context, v *Version) error) { b.load.Store(&f) }
+
+// polls lets the repository look at its folder n times.
+func (b *bench) polls(n int) {
+	time.Sleep(time.Duration(n) * poll)
+	synctest.Wait()
+}
+
+// write writes a file of the folder in one step.
+func (b *bench) write(path, content string) {
+	b.t.Helper()
+	path = filepath.Join(b.dir, path)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.WriteFile(path+".new", []byte(content), 0o644); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// add writes versions, "ncf/1".
+func (b *bench) add(versions ...string) {
+	b.t.Helper()
+	for _, v := range versions {
+		b.write(v+"/model.onnx", identity())
+	}
+}
+
+func (b *bench) remove(path string) {
+	b.t.Helper()
+	if err := os.RemoveAll(filepath.Join(b.dir, path)); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// identity is a model that returns its ids.
+func identity() string {
+	m := onnx.Model{
+		Name:    "identity",
+		Inputs:  []onnx.Port{{Name: "ids", DataType: tensor.Int64, Shape: []int64{Dynamic, 2}}},
+		Outputs: []onnx.Port{{Name: "same", DataType: tensor.Int64, Shape: []int64{Dynamic, 2}}},
+		Nodes:   []onnx.Node{{Op: "Identity", Name: "node", Inputs: []string{"ids"}, Outputs: []string{"same"}}},
+	}
+	return string(m.Marshal())
+}
+
+// serves checks which version answers queries for a model that name none; 0
+// means none.
+func (b *bench) serves(model string, want int64) {
+	b.t.Helper()
+	l, err := b.Acquire(model, 0)
+	got := int64(0)
+	if err == nil {
+		got = l.Version.Number
+		if l.Model.closed.Load() {
+			b.t.Errorf("%s serves version %d, which is closed", model, got)
+		}
+		l.Release()
+	}
+	if got != want {
+		b.t.Errorf("%s serves version %d (error %v), want %d; index %v", model, got, err, want, b.Index())
+	}
+}
+
+// hold acquires a version and expects it.
+func (b *bench) hold(model string, version int64) *Loaded[*fake] {
+	b.t.Helper()
+	l, err := b.Acquire(model, version)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return l
+}
+
+// status checks a line of the index, of which reason is a part.
+func (b *bench) status(model string, version int64, state State, reason string) {
+	b.t.Helper()
+	for _, s := range b.Index() {
+		if s.Model == model && s.Version == version {
+			if s.State != state || !strings.Contains(s.Reason, reason) || (reason == "" && s.Reason != "") {
+				b.t.Errorf("%s/%d is %s (%s), want %s (%s)", model, version, s.State, s.Reason, state, reason)
+			}
+			return
+		}
+	}
+	b.t.Errorf("%s/%d is not in the index %v", model, version, b.Index())
+}
+
+func TestOpenErrors(t *testing.T) {
+	dir := t.TempDir()
+	missing := filepath.Join(dir, "missing")
+	if _, err := Open[*fake](missing, nil, Options{}); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), missing) {
+		t.Errorf("missing: got error %v", err)
+	}
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open[*fake](file, nil, Options{}); err == nil || !strings.Contains(err.Error(), "is not a directory") {
+		t.Errorf("file: got error %v", err)
+	}
+}
+
+func TestNoModels(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.start()
+		<-b.Settled()
+		if index := b.Index(); len(index) > 0 {
+			t.Errorf("index %v, want none", index)
+		}
+		_, err := b.Acquire("ncf", 0)
+		if !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), `model "ncf"; there are none`) {
+			t.Errorf("got error %v", err)
+		}
+		b.add("ncf/1")
+		b.polls(3)
+		b.serves("ncf", 1)
+	})
+}
+
+func TestVersionPolicies(t *testing.T) {
+	for config, want := range map[string][]int64{
+		"":                    {10},
+		"versions: all":       {1, 2, 10},
+		"versions: [1, 2, 7]": {1, 2},
+		"versions: {latest: 2}": {2,
+			10},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			b.add("ncf/1", "ncf/2", "ncf/10")
+			b.write("ncf/model.yaml", config+"\n")
+			b.start()
+			var got []int64
+			for _, s := range b.Index() {
+				if s.State == Ready {
+					got = append(got, s.Version)
+				} else if s.Reason != "not chosen by the version policy" {
+					t.Errorf("%+v", s)
+				}
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%q: versions %v are ready, want %v", config, got, want)
+			}
+			b.serves("ncf", want[len(want)-1])
+			for _, v := range want {
+				b.hold("ncf", v).Release()
+			}
+		})
+	}
+}
+
+func TestAcquireErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("ncf/1", "ncf/2", "wnd/1")
+		b.start()
+		for _, c := range []struct {
+			model   string
+			version int64
+			is      error
+			want    string
+		}{
+			{"dlrm", 0, ErrNotFound, `model "dlrm"; there are ncf, wnd`},
+			{"../ncf", 0, ErrNotFound, `model "../ncf"`},
+			{"ncf", 3, ErrNotFound, `version 3 of model "ncf"; there are [1 2]`},
+			{"ncf", -1, ErrNotFound, "version -1"},
+			{"ncf", 1, ErrNotReady, `version 1 of model "ncf" is UNAVAILABLE: not chosen by the version policy`},
+		} {
+			if _, err := b.Acquire(c.model, c.version); !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s/%d: got error %v, want %q", c.model, c.version, err, c.want)
+			}
+		}
+	})
+}
+
+// A new version takes over when it is loaded; the old one finishes its queries.
+func TestNewVersion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("ncf/1")
+		loading, loaded := make(chan struct{}), make(chan struct{})
+		b.onLoad(func(ctx context.Context, v *Version) error {
+			if v.Number == 2 {
+				close(loading)
+				<-loaded
+			}
+			return nil
+		})
+		b.start()
+		query := b.hold("ncf", 0)
+
+		b.add("ncf/2")
+		<-loading
+		b.serves("ncf", 1)
+		b.status("ncf", 2, Loading, "being loaded")
+		close(loaded)
+		synctest.Wait()
+		b.serves("ncf", 2)
+		b.status("ncf", 1, Unloading, "waits for its queries")
+		if query.Model.closed.Load() {
+			t.Error("version 1 was closed under its query")
+		}
+		if _, err := b.Acquire("ncf", 1); !errors.Is(err, ErrNotReady) {
+			t.Errorf("version 1 while unloading: got error %v", err)
+		}
+		query.Release()
+		synctest.Wait()
+		if !query.Model.closed.Load() {
+			t.Error("version 1 was not closed after its query")
+		}
+		b.status("ncf", 1, Unavailable, "not chosen by the version policy")
+		want := []string{
+			"ncf/1 UNAVAILABLE", "ncf/1 LOADING", "ncf/1 READY",
+			"ncf/2 UNAVAILABLE", "ncf/2 UNAVAILABLE", // found, and found again
+			"ncf/2 LOADING", "ncf/2 READY", "ncf/1 UNLOADING", "ncf/1 UNAVAILABLE",
+		}
+		if !slices.Equal(b.events, want) {
+			t.Errorf("events\n got %v\nwant %v", b.events, want)
+		}
+	})
+}
+
+// A model may be away for a moment, as when its folder is replaced.
+func TestReplacedFolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("ncf/1")
+		b.start()
+		first := b.hold("ncf", 1)
+		first.Release()
+		b.remove("ncf")
+		b.polls(1)
+		b.serves("ncf", 1)
+		b.add("ncf/1")
+		b.polls(3)
+		b.status("ncf", 1, Ready, "")
+		if second := b.hold("ncf", 1); second == first {
+			t.Error("the new folder is not loaded")
+		} else {
+			second.Release()
+		}
+		for _, e := range b.events {
+			if e == "ncf/1 UNLOADING" {
+				t.Errorf("events %v, want the version to serve throughout", b.events)
+			}
+		}
+	})
+}
+
+// Hidden files, such as an editor's, do not make a version another.
+func TestHiddenFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("ncf/1")
+		b.start()
+		b.write("ncf/1/.swap", "x")
+		b.write("ncf/1/.cache/file", "x")
+		b.polls(3)
+		if want := []string{"ncf/1"}; !slices.Equal(b.loads, want) {
+			t.Errorf("loads %v, want %v", b.loads, want)
+		}
+	})
+}
+
+// What is being copied is not loaded before two looks have seen the same.
+func TestHalfCopied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.start()
+		b.add("ncf/1")
+		for i := range 5 {
+			b.polls(1)
+			b.status("ncf", 1, Unavailable, "its files are changing")
+			b.write("ncf/1/model.onnx.data", strings.Repeat("x", i))
+		}
+		b.polls(3)
+		b.status("ncf", 1, Ready, "")
+		if want := []string{"ncf/1"}; !slices.Equal(b.loads, want) {
+			t.Errorf("loads %v, want %v", b.loads, want)
+		}
+	})
+}
+
+// A version whose files change is loaded again, and serves as it was if that
+// fails.
+func TestChangedVersion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("ncf/1")
+		b.start()
+		first := b.hold("ncf", 0)
+		first.Release()
+
+		b.write("ncf/1/model.onnx", "garbage")
+		b.polls(3)
+		b.serves("ncf", 1)
+		b.status("ncf", 1, Ready, "what was loaded before serves: read model "+filepath.Join(b.dir, "ncf/1/model.onnx"))
+		if first.Model.closed.Load() {
+			t.Error("what was loaded before is closed")
+		}
+		b.polls(5) // it is not tried again and again
+		if want := []string{"ncf/1"}; !slices.Equal(b.loads, want) {
+			t.Errorf("loads %v, want %v", b.loads, want)
+		}
+
+		b.add("ncf/1")
+		b.polls(3)
+		b.status("ncf", 1, Ready, "")
+		second := b.hold("ncf", 0)
+		second.Release()
+		if first == second || !first.Model.closed.Load() {
+			t.Error("the repaired version does not serve")
+		}
+	})
+}
+
+func TestBrokenModel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("good/1", "warm/1")
+		b.write("corrupt/1/model.onnx", "garbage")
+		b.write("empty/1/readme.txt", "nothing")
+		b.write("flat/model.onnx", identity())
+		b.add("config/1")
+		b.write("config/model.yaml", "late: never\nqos: 5\n")
+		b.onLoad(func(ctx context.Context, v *Version) error {
+			if v.Model == "warm" {
+				return errors.New("out of memory")
+			}
+			return nil
+		})
+		b.start()
+		<-b.Settled()
+		path := func(p string) string { return filepath.Join(b.dir, p) }
+		b.status("good", 1, Ready, "")
+		b.status("warm", 1, Unavailable, "load "+path("warm/1/model.onnx")+": out of memory")
+		b.status("corrupt", 1, Unavailable, path("corrupt/1/model.onnx")+": not a valid ONNX model")
+		b.status("empty", 1, Unavailable, path("empty/1/model.onnx")+": no such file")
+		b.status("flat", 0, Unavailable, "expected a folder with the version's number as its name, such as "+path("flat/1/model.onnx")+"; found model.onnx")
+		b.status("config", 1, Unavailable, path("config/model.yaml")+`:1: late: got "never"`)
+		b.status("config", 1, Unavailable, path("config/model.yaml")+`:2: unknown key "qos"`)
+		if _, err := b.Acquire("flat", 0); !errors.Is(err, ErrNotReady) || !strings.Contains(err.Error(), "holds no version") {
+			t.Errorf("flat: got error %v", err)
+		}
+		if _, err := b.Acquire("warm", 0); !errors.Is(err, ErrNotReady) || !strings.Contains(err.Error(), "out of memory") {
+			t.Errorf("warm: got error %v", err)
+		}
+	})
+}
+
+// Where the newest version cannot be loaded, the one before serves.
+func TestNewestBroken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("ncf/1", "ncf/2")
+		b.write("ncf/3/model.onnx", "garbage")
+		b.start()
+		b.serves("ncf", 2)
+		b.status("ncf", 3, Unavailable, "not a valid ONNX model")
+		b.add("ncf/3")
+		b.polls(3)
+		b.serves("ncf", 3)
+		b.status("ncf", 2, Unavailable, "not chosen by the version policy")
+	})
+}
+
+// Removing the newest version goes back to the one before without a gap.
+func TestRemovedVersion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("ncf/1", "ncf/2")
+		b.start()
+		newest := b.hold("ncf", 0)
+		newest.Release()
+		loading, loaded := make(chan struct{}), make(chan struct{})
+		b.onLoad(func(ctx context.Context, v *Version) error {
+			close(loading)
+			<-loaded
+			return nil
+		})
+		b.remove("ncf/2")
+		<-loading
+		b.serves("ncf", 2)
+		close(loaded)
+		b.polls(1) // until it is sure that version 2 is gone
+		b.serves("ncf", 1)
+		if !newest.Model.closed.Load() {
+			t.Error("version 2 is not closed")
+		}
+
+		b.remove("ncf")
+		b.polls(1)
+		b.serves("ncf", 1) // it may be about to be replaced
+		b.polls(2)
+		if index := b.Index(); len(index) > 0 {
+			t.Errorf("index %v, want none", index)
+		}
+		if _, err := b.Acquire("ncf", 0); !errors.Is(err, ErrNotFound) {
+			t.Errorf("got error %v", err)
+		}
+	})
+}
+
+func TestLoadAndUnload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("ncf/1", "wnd/1")
+		b.start()
+		ctx := t.Context()
+
+		query := b.hold("ncf", 0)
+		short, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		if err := b.Unload(short, "ncf"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("unload under a query: got error %v", err)
+		}
+		b.serves("ncf", 0)
+		b.serves("wnd", 1)
+		b.status("ncf", 1, Unloading, "waits for its queries")
+		query.Release()
+		if err := b.Unload(ctx, "ncf"); err != nil {
+			t.Errorf("unload again: %v", err)
+		}
+		b.polls(5)
+		b.status("ncf", 1, Unavailable, "unloaded by call")
+		if !query.Model.closed.Load() {
+			t.Error("the unloaded version is not closed")
+		}
+
+		if err := b.Load(ctx, "ncf"); err != nil {
+			t.Error(err)
+		}
+		b.serves("ncf", 1)
+		before := len(b.loads)
+		if err := b.Load(ctx, "ncf"); err != nil || len(b.loads) > before {
+			t.Errorf("load what is loaded: error %v, %d loads", err, len(b.loads)-before)
+		}
+
+		if err := b.Unload(ctx, "ncf"); err != nil {
+			t.Error(err)
+		}
+		b.add("ncf/1")
+		b.polls(3)
+		b.serves("ncf", 1) // its files changed
+
+		// A new model need not be waited for.
+		b.add("dien/1")
+		if err := b.Load(ctx, "dien"); err != nil {
+			t.Error(err)
+		}
+		b.serves("dien", 1)
+
+		for _, name := range []string{"", ".", "..", "../ncf", "/ncf", "ncf/1", ".hidden", "a\x00b", `a\b`} {
+			if err := b.Load(ctx, name); !errors.Is(err, ErrName) {
+				t.Errorf("load %q: got error %v", name, err)
+			}
+			if err := b.Unload(ctx, name); !errors.Is(err, ErrName) {
+				t.Errorf("unload %q: got error %v", name, err)
+			}
+		}
+		if err := b.Load(ctx, "dlrm"); !errors.Is(err, ErrNotFound) {
+			t.Errorf("load of what is not there: got error %v", err)
+		}
+		if err := b.Unload(ctx, "dlrm"); !errors.Is(err, ErrNotFound) {
+			t.Errorf("unload of what is not there: got error %v", err)
+		}
+	})
+}
+
+// A load by call tries again what failed, and says why it fails.
+func TestLoadOfBrokenModel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("ncf/1")
+		memory := errors.New("out of memory")
+		b.onLoad(func(context.Context, *Version) error { return memory })
+		b.start()
+		if err := b.Load(t.Context(), "ncf"); !errors.Is(err, memory) {
+			t.Errorf("got error %v", err)
+		}
+		b.load.Store(nil)
+		if err := b.Load(t.Context(), "ncf"); err != nil {
+			t.Error(err)
+		}
+		b.serves("ncf", 1)
+		b.write("flat/model.onnx", identity())
+		if err := b.Load(t.Context(), "flat"); !errors.Is(err, ErrNotReady) || !strings.Contains(err.Error(), "holds no version") {
+			t.Errorf("flat: got error %v", err)
+		}
+	})
+}
+
+func TestUnloadWhileLoading(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("ncf/1", "wnd/1")
+		b.onLoad(func(ctx context.Context, v *Version) error {
+			if v.Model == "ncf" {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		})
+		b.start()
+		b.status("ncf", 1, Loading, "being loaded")
+		if err := b.Unload(t.Context(), "ncf"); err != nil {
+			t.Error(err)
+		}
+		<-b.Settled()
+		b.status("ncf", 1, Unavailable, "unloaded by call")
+		b.serves("wnd", 1)
+	})
+}
+
+func TestConfigChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("ncf/1")
+		b.start()
+		target := func() time.Duration {
+			l := b.hold("ncf", 0)
+			defer l.Release()
+			return l.Version.Config.QoSTarget
+		}
+		if got := target(); got != 100*time.Millisecond {
+			t.Errorf("QoS target %v, want the default of 100ms", got)
+		}
+		b.write("ncf/model.yaml", "qos_target_ms: 7.5\n")
+		b.polls(3)
+		if got := target(); got != 7500*time.Microsecond {
+			t.Errorf("QoS target %v, want 7.5ms", got)
+		}
+		b.write("ncf/model.yaml", "qos_target_ms: soon\n")
+		b.polls(3)
+		if got := target(); got != 7500*time.Microsecond {
+			t.Errorf("QoS target %v, want 7.5ms still", got)
+		}
+		b.status("ncf", 1, Ready, `model.yaml:1: qos_target_ms: got "soon"`)
+		b.remove("ncf/model.yaml")
+		b.polls(3)
+		if got := target(); got != 100*time.Millisecond {
+			t.Errorf("QoS target %v, want the default of 100ms", got)
+		}
+		b.status("ncf", 1, Ready, "")
+	})
+}
+
+// Links may lead about the model directory, not out of it.
+func TestLinks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		outside := &bench{t: t, dir: t.TempDir()}
+		outside.add("secret/1")
+		outside.write("model.yaml", "qos_target_ms: 1\n")
+		b.add("real/1", "config/1")
+		link := func(target, name string) {
+			t.Helper()
+			name = filepath.Join(b.dir, name)
+			if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Symlink(target, name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		link(filepath.Join(b.dir, "real"), "alias")
+		link(filepath.Join(outside.dir, "secret"), "model")
+		link(filepath.Join(outside.dir, "secret/1"), "version/1")
+		link(filepath.Join(outside.dir, "secret/1/model.onnx"), "file/1/model.onnx")
+		link(filepath.Join(outside.dir, "model.yaml"), "config/model.yaml")
+		b.start()
+		b.serves("real", 1)
+		b.serves("alias", 1)
+		for _, name := range []string{"model", "version", "file", "config"} {
+			b.status(name, 1, Unavailable, "outside of the model directory")
+		}
+	})
+}
+
+// Hidden folders and files beside the models are none.
+func TestIgnored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add(".ncf-123/1", "ncf/1", "ncf/01", "ncf/latest", "ncf/.2", "ncf/0", "ncf/-1")
+		b.write("README.md", "models")
+		b.start()
+		want := []Status{{Model: "ncf", Version: 1, State: Ready}}
+		if got := b.Index(); !slices.Equal(got, want) {
+			t.Errorf("index %v, want %v", got, want)
+		}
+	})
+}
+
+// The end of Run waits for queries, and closes everything.
+func TestClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("ncf/1", "wnd/1")
+		r, err := Open(b.dir, func(_ context.Context, v *Version) (*fake, error) { return &fake{version: v}, nil }, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(ctx) }()
+		<-r.Settled()
+		query, err := r.Acquire("ncf", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		synctest.Wait()
+		if _, err := r.Acquire("wnd", 0); !errors.Is(err, ErrNotReady) {
+			t.Errorf("acquire at the end: got error %v", err)
+		}
+		if err := r.Load(t.Context(), "ncf"); !errors.Is(err, ErrClosed) {
+			t.Errorf("load at the end: got error %v", err)
+		}
+		if err := r.Unload(t.Context(), "ncf"); !errors.Is(err, ErrClosed) {
+			t.Errorf("unload at the end: got error %v", err)
+		}
+		select {
+		case <-ended:
+			t.Error("Run ended under a query")
+		default:
+		}
+		query.Release()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if !query.Model.closed.Load() {
+			t.Error("the model is not closed")
+		}
+	})
+}
+
+// Queries go on while versions come and go, and never see a closed one.
+func TestQueriesDuringChanges(t *testing.T) {
+	b := newBench(t)
+	b.add("ncf/1")
+	r, err := Open(b.dir, func(_ context.Context, v *Version) (*fake, error) { return &fake{version: v}, nil }, Options{PollInterval: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		if err := r.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	<-r.Settled()
+	done := make(chan struct{})
+	var queries atomic.Int64
+	var clients sync.WaitGroup
+	for range 4 {
+		clients.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				l, err := r.Acquire("ncf", 0)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if l.Model.closed.Load() {
+					t.Error("acquired a closed model")
+				}
+				queries.Add(1)
+				l.Release()
+			}
+		})
+	}
+	for i := range 30 {
+		b.add(fmt.Sprintf("ncf/%d", i/2+1)) // a new version, and the same again
+		if err := r.Load(ctx, "ncf"); err != nil {
+			t.Error(err)
+		}
+	}
+	close(done)
+	clients.Wait()
+	cancel()
+	wait.Wait()
+	if queries.Load() == 0 {
+		t.Error("no queries ran")
+	}
+}
+
+func TestAcquireAllocates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("ncf/1")
+		b.start()
+		if n := testing.AllocsPerRun(100, func() { b.hold("ncf", 0).Release() }); n > 0 {
+			t.Errorf("Acquire and Release allocate %v times, want none", n)
+		}
+	})
+}
+
+func BenchmarkAcquire(b *testing.B) {
+	w := newBench(b)
+	w.add("ncf/1")
+	r, err := Open(w.dir, func(_ context.Context, v *Version) (*fake, error) { return &fake{version: v}, nil }, Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(b.Context())
+	ended := make(chan error)
+	go func() { ended <- r.Run(ctx) }()
+	<-r.Settled()
+	b.RunParallel(func(p *testing.PB) {
+		for p.Next() {
+			l, err := r.Acquire("ncf", 0)
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			l.Release()
+		}
+	})
+	cancel()
+	<-ended
+}

@@ -1,0 +1,412 @@
+package models
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/muster-serve/muster/api/tensor"
+)
+
+// ReadConfig reads a model.yaml. A file that does not exist gives DefaultConfig.
+// All faults are reported at once, each with the file, the line, the key, what
+// was found and what was expected.
+func ReadConfig(path string) (Config, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return DefaultConfig(), nil
+	}
+	if err != nil {
+		return Config{}, fmt.Errorf("read model configuration: %w", err)
+	}
+	return parseConfig(path, data)
+}
+
+func parseConfig(path string, data []byte) (Config, error) {
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	var document yaml.Node
+	if err := d.Decode(&document); err != nil {
+		if err == io.EOF { // nothing but comments
+			return DefaultConfig(), nil
+		}
+		return Config{}, fmt.Errorf("%s: %w", path, err)
+	}
+	c := DefaultConfig()
+	c.Deadline, c.WarmUp = 0, nil
+	p := parser{path: path}
+	p.config(document.Content[0], &c)
+	return c, errors.Join(p.faults...)
+}
+
+// A parser turns YAML nodes into settings and collects what is wrong.
+type parser struct {
+	path   string
+	faults []error
+}
+
+func (p *parser) fault(n *yaml.Node, format string, args ...any) {
+	p.faults = append(p.faults, fmt.Errorf("%s:%d: %s", p.path, n.Line, fmt.Sprintf(format, args...)))
+}
+
+// wrong reports a value that is not what its key expects.
+func (p *parser) wrong(key string, n *yaml.Node, expected string) {
+	p.fault(n, "%s: got %s, expected %s", key, found(n), expected)
+}
+
+// found describes a value for an error.
+func found(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.MappingNode:
+		return "a mapping"
+	case yaml.SequenceNode:
+		return "a list"
+	case yaml.AliasNode:
+		return "an alias"
+	}
+	if n.Tag == "!!null" {
+		return "nothing"
+	}
+	return strconv.Quote(n.Value)
+}
+
+// mapping calls the setter of each key; unknown and repeated keys are faults.
+// where names the mapping in faults; it is empty for the document.
+func (p *parser) mapping(where string, n *yaml.Node, setters map[string]func(key string, value *yaml.Node)) {
+	if n.Kind != yaml.MappingNode {
+		what := where
+		if what == "" {
+			what = "the document"
+		}
+		p.wrong(what, n, "a mapping")
+		return
+	}
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		name, value := n.Content[i], n.Content[i+1]
+		key := name.Value
+		if where != "" {
+			key = where + "." + key
+		}
+		set, ok := setters[name.Value]
+		switch {
+		case !ok:
+			known := make([]string, 0, len(setters))
+			for k := range setters {
+				known = append(known, k)
+			}
+			slices.Sort(known)
+			p.fault(name, "unknown key %q, expected one of %s", key, strings.Join(known, ", "))
+		case seen[name.Value]:
+			p.fault(name, "key %q is there twice", key)
+		default:
+			seen[name.Value] = true
+			set(key, value)
+		}
+	}
+}
+
+func (p *parser) config(n *yaml.Node, c *Config) {
+	var deadline, warmUp *yaml.Node
+	p.mapping("", n, map[string]func(string, *yaml.Node){
+		"qos_target_ms": func(key string, v *yaml.Node) { p.milliseconds(key, v, longestQoSTarget, &c.QoSTarget) },
+		"qos_percentile": func(key string, v *yaml.Node) {
+			p.float(key, v, 100, &c.QoSPercentile)
+		},
+		"deadline_ms": func(key string, v *yaml.Node) {
+			deadline = v
+			p.milliseconds(key, v, longestDeadline, &c.Deadline)
+		},
+		"largest_batch_size": func(key string, v *yaml.Node) {
+			if i, ok := p.integer(key, v, largestBatchSize); ok {
+				c.LargestBatchSize = int(i)
+			}
+		},
+		"rows_independent": func(key string, v *yaml.Node) {
+			if v.Kind != yaml.ScalarNode || v.Tag != "!!bool" || v.Decode(&c.RowsIndependent) != nil {
+				p.wrong(key, v, "true or false")
+			}
+		},
+		"late": func(key string, v *yaml.Node) {
+			switch c.Late = LatePolicy(v.Value); c.Late {
+			case LateServe, LateReject:
+			default:
+				p.wrong(key, v, fmt.Sprintf("%q or %q", LateServe, LateReject))
+			}
+		},
+		"warm_up": func(key string, v *yaml.Node) {
+			warmUp = v
+			c.WarmUp = []int{}
+			for _, i := range p.integers(key, v, "a list of batch sizes", largestBatchSize) {
+				c.WarmUp = append(c.WarmUp, int(i))
+			}
+		},
+		"versions": func(key string, v *yaml.Node) { p.versions(key, v, &c.Versions) },
+		"family":   func(key string, v *yaml.Node) { p.text(key, v, &c.Family) },
+		"accuracy": func(key string, v *yaml.Node) { p.float(key, v, 1, &c.Accuracy) },
+		"inputs":   func(key string, v *yaml.Node) { p.ports(key, v, true, &c.Inputs) },
+		"outputs":  func(key string, v *yaml.Node) { p.ports(key, v, false, &c.Outputs) },
+		"tables": func(key string, v *yaml.Node) {
+			p.list(key, v, "a list of tables", func(key string, v *yaml.Node) { p.table(key, v, c) })
+		},
+		"generated": func(key string, v *yaml.Node) {
+			c.Generated = &Provenance{}
+			p.provenance(key, v, c.Generated)
+		},
+	})
+	c.setDefaults()
+	if deadline != nil && c.Deadline < c.QoSTarget {
+		p.wrong("deadline_ms", deadline, fmt.Sprintf("at least qos_target_ms, which is %s", milliseconds(c.QoSTarget)))
+	}
+	for _, n := range c.WarmUp {
+		if n > c.LargestBatchSize {
+			p.fault(warmUp, "warm_up: got batch size %d, expected at most largest_batch_size, which is %d", n, c.LargestBatchSize)
+		}
+	}
+}
+
+func (p *parser) text(key string, n *yaml.Node, into *string) {
+	if n.Kind != yaml.ScalarNode || n.Tag == "!!null" || n.Value == "" {
+		p.wrong(key, n, "text")
+		return
+	}
+	*into = n.Value
+}
+
+// integer reads a whole number from 1 to largest.
+func (p *parser) integer(key string, n *yaml.Node, largest int64) (int64, bool) {
+	var i int64
+	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(&i) != nil || i < 1 || i > largest {
+		expected := fmt.Sprintf("a whole number from 1 to %d", largest)
+		if largest == math.MaxInt64 {
+			expected = "a whole number of at least 1"
+		}
+		p.wrong(key, n, expected)
+		return 0, false
+	}
+	return i, true
+}
+
+// float reads a number above 0 and up to largest.
+func (p *parser) float(key string, n *yaml.Node, largest float64, into *float64) {
+	var f float64
+	if n.Kind != yaml.ScalarNode || (n.Tag != "!!int" && n.Tag != "!!float") || n.Decode(&f) != nil || !(f > 0 && f <= largest) {
+		p.wrong(key, n, "a number above 0 and up to "+strconv.FormatFloat(largest, 'f', -1, 64))
+		return
+	}
+	*into = f
+}
+
+func (p *parser) milliseconds(key string, n *yaml.Node, largest time.Duration, into *time.Duration) {
+	var ms float64
+	p.float(key, n, float64(largest/time.Millisecond), &ms)
+	if d := time.Duration(math.Round(ms * float64(time.Millisecond))); d > 0 {
+		*into = d
+	}
+}
+
+// list calls read for each element, with a key that names it.
+func (p *parser) list(key string, n *yaml.Node, expected string, read func(key string, element *yaml.Node)) {
+	if n.Kind != yaml.SequenceNode {
+		p.wrong(key, n, expected)
+		return
+	}
+	for i, element := range n.Content {
+		read(fmt.Sprintf("%s[%d]", key, i), element)
+	}
+}
+
+func (p *parser) integers(key string, n *yaml.Node, expected string, largest int64) []int64 {
+	var all []int64
+	p.list(key, n, expected, func(key string, element *yaml.Node) {
+		if i, ok := p.integer(key, element, largest); ok {
+			all = append(all, i)
+		}
+	})
+	return all
+}
+
+func (p *parser) versions(key string, n *yaml.Node, policy *VersionPolicy) {
+	switch {
+	case n.Kind == yaml.ScalarNode && n.Value == "all":
+		policy.All = true
+	case n.Kind == yaml.SequenceNode && len(n.Content) > 0:
+		policy.Specific = p.integers(key, n, "", math.MaxInt64)
+	case n.Kind == yaml.MappingNode:
+		p.mapping(key, n, map[string]func(string, *yaml.Node){
+			"latest": func(key string, n *yaml.Node) {
+				if i, ok := p.integer(key, n, math.MaxInt32); ok {
+					policy.Latest = int(i)
+				}
+			},
+		})
+	default:
+		p.wrong(key, n, `"all", {latest: N} or a list of versions`)
+	}
+}
+
+func (p *parser) ports(key string, n *yaml.Node, areInputs bool, into *[]Port) {
+	p.list(key, n, "a list, each with a name", func(key string, n *yaml.Node) {
+		var port Port
+		setters := map[string]func(string, *yaml.Node){
+			"name": func(key string, n *yaml.Node) { p.text(key, n, &port.Name) },
+			"data_type": func(key string, n *yaml.Node) {
+				if port.DataType = tensor.DataType(n.Value); !port.DataType.Valid() {
+					p.wrong(key, n, "a data type of the Open Inference Protocol, such as FP32 or INT64")
+				}
+			},
+			"shape": func(key string, n *yaml.Node) { port.Shape = p.shape(key, n) },
+		}
+		if areInputs {
+			setters["id_bounds"] = func(key string, n *yaml.Node) {
+				port.IDBounds = p.integers(key, n, "a list of the numbers of ids", math.MaxInt64)
+			}
+		}
+		before := len(p.faults)
+		p.mapping(key, n, setters)
+		switch {
+		case len(p.faults) > before:
+		case port.Name == "":
+			p.fault(n, "%s: has no name", key)
+		case slices.ContainsFunc(*into, func(other Port) bool { return other.Name == port.Name }):
+			p.fault(n, "%s: %q is there twice", key, port.Name)
+		default:
+			*into = append(*into, port)
+		}
+	})
+}
+
+// shape reads dimensions, of which the first is -1, the batch size, and others
+// may be.
+func (p *parser) shape(key string, n *yaml.Node) []int64 {
+	var shape []int64
+	p.list(key, n, "a list of dimensions", func(key string, n *yaml.Node) {
+		var d int64
+		if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(&d) != nil || d < Dynamic {
+			p.wrong(key, n, "a whole number of at least 0, or -1 for a dynamic dimension")
+		} else if len(shape) == 0 && d != Dynamic {
+			p.wrong(key, n, "-1, the batch size")
+		}
+		shape = append(shape, d)
+	})
+	return shape
+}
+
+func (p *parser) table(key string, n *yaml.Node, c *Config) {
+	var t Table
+	count := func(into *int64) func(string, *yaml.Node) {
+		return func(key string, n *yaml.Node) {
+			if i, ok := p.integer(key, n, math.MaxInt64); ok {
+				*into = i
+			}
+		}
+	}
+	p.mapping(key, n, map[string]func(string, *yaml.Node){
+		"name":    func(key string, n *yaml.Node) { p.text(key, n, &t.Name) },
+		"rows":    count(&t.Rows),
+		"dim":     count(&t.Dim),
+		"lookups": count(&t.Lookups),
+	})
+	c.Tables = append(c.Tables, t)
+}
+
+func (p *parser) provenance(key string, n *yaml.Node, g *Provenance) {
+	p.mapping(key, n, map[string]func(string, *yaml.Node){
+		"generator":    func(key string, n *yaml.Node) { p.text(key, n, &g.Generator) },
+		"architecture": func(key string, n *yaml.Node) { p.text(key, n, &g.Architecture) },
+		"scale":        func(key string, n *yaml.Node) { p.text(key, n, &g.Scale) },
+		"seed": func(key string, n *yaml.Node) {
+			if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(&g.Seed) != nil {
+				p.wrong(key, n, "a whole number of at least 0")
+			}
+		},
+	})
+}
+
+// YAML encodes c as model.yaml holds it. Settings that have their zero value
+// are left out.
+func (c Config) YAML() ([]byte, error) {
+	type table struct {
+		Name    string `yaml:"name"`
+		Rows    int64  `yaml:"rows"`
+		Dim     int64  `yaml:"dim"`
+		Lookups int64  `yaml:"lookups"`
+	}
+	type port struct {
+		Name     string          `yaml:"name"`
+		DataType tensor.DataType `yaml:"data_type,omitempty"`
+		Shape    []int64         `yaml:"shape,omitempty,flow"`
+		IDBounds []int64         `yaml:"id_bounds,omitempty,flow"`
+	}
+	type provenance struct {
+		Generator    string `yaml:"generator"`
+		Architecture string `yaml:"architecture"`
+		Scale        string `yaml:"scale"`
+		Seed         uint64 `yaml:"seed"`
+	}
+	document := struct {
+		QoSTarget        milliseconds `yaml:"qos_target_ms,omitempty"`
+		QoSPercentile    float64      `yaml:"qos_percentile,omitempty"`
+		Deadline         milliseconds `yaml:"deadline_ms,omitempty"`
+		LargestBatchSize int          `yaml:"largest_batch_size,omitempty"`
+		RowsIndependent  bool         `yaml:"rows_independent,omitempty"`
+		Late             LatePolicy   `yaml:"late,omitempty"`
+		WarmUp           []int        `yaml:"warm_up,omitempty,flow"`
+		Versions         any          `yaml:"versions,omitempty"`
+		Family           string       `yaml:"family,omitempty"`
+		Accuracy         float64      `yaml:"accuracy,omitempty"`
+		Inputs           []port       `yaml:"inputs,omitempty"`
+		Outputs          []port       `yaml:"outputs,omitempty"`
+		Tables           []table      `yaml:"tables,omitempty"`
+		Generated        *provenance  `yaml:"generated,omitempty"`
+	}{
+		QoSTarget:        milliseconds(c.QoSTarget),
+		QoSPercentile:    c.QoSPercentile,
+		Deadline:         milliseconds(c.Deadline),
+		LargestBatchSize: c.LargestBatchSize,
+		RowsIndependent:  c.RowsIndependent,
+		Late:             c.Late,
+		WarmUp:           c.WarmUp,
+		Family:           c.Family,
+		Accuracy:         c.Accuracy,
+		Generated:        (*provenance)(c.Generated),
+	}
+	switch v := c.Versions; {
+	case v.All:
+		document.Versions = "all"
+	case v.Specific != nil:
+		document.Versions = v.Specific
+	case v.Latest > 0:
+		document.Versions = map[string]int{"latest": v.Latest}
+	}
+	for _, p := range c.Inputs {
+		document.Inputs = append(document.Inputs, port(p))
+	}
+	for _, p := range c.Outputs {
+		document.Outputs = append(document.Outputs, port(p))
+	}
+	for _, t := range c.Tables {
+		document.Tables = append(document.Tables, table(t))
+	}
+	return yaml.Marshal(document)
+}
+
+// milliseconds is a duration that is written as a number of milliseconds.
+type milliseconds time.Duration
+
+func (d milliseconds) String() string {
+	return strconv.FormatFloat(float64(d)/float64(time.Millisecond), 'f', -1, 64)
+}
+
+func (d milliseconds) MarshalYAML() (any, error) {
+	return float64(d) / float64(time.Millisecond), nil
+}

@@ -1,0 +1,212 @@
+package zoo
+
+import (
+	"fmt"
+	"math/big"
+	"strings"
+	"time"
+
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models/onnx"
+)
+
+// An architecture is a model of DeepRecSys (Gupta et al., ISCA 2020). Every layer ends
+// in ReLU unless said otherwise.
+type architecture struct {
+	name         string
+	qosTarget    time.Duration
+	defaultScale *big.Rat
+	build        func(*builder)
+}
+
+var architectures = []architecture{
+	{"ncf", 5 * time.Millisecond, big.NewRat(1, 1), buildNCF},
+	{"rm2", 350 * time.Millisecond, big.NewRat(1, 16), buildRM2},
+	{"wnd", 25 * time.Millisecond, big.NewRat(1, 16), buildWND},
+	{"mtwnd", 25 * time.Millisecond, big.NewRat(1, 16), buildMTWND},
+	{"dien", 35 * time.Millisecond, big.NewRat(1, 16), buildDIEN},
+}
+
+// buildNCF is neural collaborative filtering: the product of two embeddings beside an
+// MLP over two others.
+func buildNCF(b *builder) {
+	ids := b.ids(4, 1)
+	mfUser := b.table("mf_user", ids, 140_000, 64, 1)
+	mfItem := b.table("mf_item", ids, 140_000, 64, 1)
+	mlpUser := b.table("mlp_user", ids, 28_000, 64, 1)
+	mlpItem := b.table("mlp_item", ids, 28_000, 64, 1)
+	mf := b.node("Mul", "mf", []string{mfUser, mfItem})
+	mlp := b.mlp("mlp", b.join("mlp", 128, mlpUser, mlpItem), "Relu", 128, 256, 256, 128, 64)
+	// The bias is above 0, so that most of the outputs are.
+	w := b.weight("top.weight", 0, spread(2./128), 64, 128)
+	bias := b.weight("top.bias", 1, smallBias, 64)
+	b.node("Relu", "top", []string{b.gemm("top", b.join("top", 128, mf, b.row("mlp", mlp, 64)), w, bias)})
+	b.output("scores", 64)
+}
+
+// buildRM2 is the recommendation model whose time goes into its embedding
+// tables.
+func buildRM2(b *builder) {
+	dense := b.input(denseInput, tensor.FP32, 256)
+	ids := b.ids(32, 120)
+	features := []string{b.row("bottom", b.mlp("bottom", dense, "Relu", 256, 128, 64), 64)}
+	for i := range 32 {
+		features = append(features, b.table(fmt.Sprintf("table_%d", i), ids, 500_000, 64, 120))
+	}
+	b.mlp("top", b.join("top", 2112, features...), "Sigmoid", 2112, 128, 64, 1)
+	b.output("score", 1)
+}
+
+// buildWND is wide and deep.
+func buildWND(b *builder) {
+	dense := b.input(denseInput, tensor.FP32, 512)
+	ids := b.ids(27, 1)
+	features := []string{b.row(denseInput, dense, 512)}
+	for i := range 27 {
+		features = append(features, b.table(fmt.Sprintf("table_%d", i), ids, 1_000_000, 32, 1))
+	}
+	b.mlp("top", b.join("top", 1376, features...), "Sigmoid", 1376, 1024, 512, 256, 1)
+	b.output("score", 1)
+}
+
+// buildMTWND is multi-task wide and deep: several heads on shared layers.
+func buildMTWND(b *builder) {
+	const tasks = 5
+	dense := b.input(denseInput, tensor.FP32, 512)
+	ids := b.ids(43, 1)
+	features := []string{b.row(denseInput, dense, 512)}
+	for i := range 43 {
+		rows := int64(500_000)
+		if i >= 41 {
+			rows = 5_000_000
+		}
+		features = append(features, b.table(fmt.Sprintf("table_%d", i), ids, rows, 32, 1))
+	}
+	shared := b.mlp("shared", b.join("shared", 1888, features...), "Relu", 1888, 1024, 512)
+	for i := range tasks {
+		name := fmt.Sprintf("task_%d", i)
+		b.mlp(name, shared, "Sigmoid", 512, 256, 128)
+		b.output(name, 128)
+	}
+}
+
+// behaviours is the length of DIEN's sequence.
+const behaviours = 40
+
+// buildDIEN is the deep interest evolution network (Zhou et al., AAAI 2019): a GRU over the
+// behaviours, attention of its states to the ad, and a GRU whose update gate the
+// attention scales.
+func buildDIEN(b *builder) {
+	const dim, state = 32, 64
+	ids := b.ids(behaviours+3, 1)
+	profile := b.table("profile", ids, 500_000, dim, 1)
+	behaviour := make([]string, behaviours)
+	for t := range behaviour {
+		name := fmt.Sprintf("behaviour_%d", t)
+		behaviour[t] = b.reshape(name, b.table(name, ids, 500_000, dim, 1), 0, dim)
+	}
+	ad := b.table("ad", ids, 5_000_000, dim, 1)
+	context := b.table("context", ids, 5_000_000, dim, 1)
+
+	gru := b.newGRU("gru", dim, 1, state, 1)
+	states := make([]string, behaviours)
+	h := ""
+	for t, x := range behaviour {
+		h = gru.step(x, h, "")
+		states[t] = h
+	}
+	// The GRU's states have a variance of about a quarter; those of the AUGRU,
+	// which attention lets move at few steps only, less than a tenth. Weights
+	// made for a variance of 1 would hardly let them matter.
+	augru := b.newGRU("augru", state, 1./4, state, 1./10)
+	attention := b.attention(states, b.reshape("ad", ad, 0, dim), state, dim)
+	h = ""
+	for t, x := range states {
+		h = augru.step(x, h, attention[t])
+	}
+
+	x := b.join("top", state+3*dim, b.row("augru", h, state), profile, ad, context)
+	x = b.mlp("top", x, "Relu", state+3*dim, 200, 80)
+	b.fc("top_2", x, 80, 2, "Softmax", axis(1))
+	b.output("probabilities", 2)
+}
+
+// attentionVariance is that of the scores before the softmax. At 9 some of the
+// behaviours of a query matter much, different ones for each query, and so each
+// of them matters for some.
+const attentionVariance = 9
+
+// attention is, for each state h_t [N, state], the softmax over t of
+// h_t W e with W [state, dim] and e [N, dim]; each is [N, 1]. The states' variance
+// is about a quarter.
+func (b *builder) attention(states []string, e string, state, dim int64) []string {
+	const name = "attention"
+	w := b.weight(name+".weight", 0, spread(attentionVariance/(float64(state*dim)/4)), state, dim)
+	steps := int64(len(states))
+	q := b.node("Gemm", name, []string{e, w}, onnx.Attribute{Name: "transB", Value: int64(1)})
+	h := b.node("Concat", name, states, axis(1))
+	scores := b.node("MatMul", name, []string{b.reshape(name, h, 0, steps, state), b.reshape(name, q, 0, state, 1)})
+	a := b.node("Softmax", name, []string{b.reshape(name, scores, 0, steps)}, axis(1))
+	return b.nodes("Split", name, len(states), []string{a}, axis(1))
+}
+
+// A gru is a gated recurrent unit, unrolled:
+//
+//	u = sigmoid(x Wu^T + h Uu^T + bu)    update gate
+//	r = sigmoid(x Wr^T + h Ur^T + br)    reset gate
+//	c = tanh(x Wc^T + r * (h Uc^T) + bc) candidate
+//	h' = (1 - a u) * h + a u * c         next state
+//
+// where a is 1, or the attention (Zhou et al., Eq. 2-5 and AUGRU). The
+// matrices of the gates are stacked: W, U and b hold u, r, c in this order.
+type gru struct {
+	b             *builder
+	name          string
+	state         int64
+	w, bias       string
+	uGates, uCand string
+}
+
+// newGRU adds the weights of a GRU, by He's rule for inputs and states of the
+// given variances.
+func (b *builder) newGRU(name string, in int64, inVariance float64, state int64, stateVariance float64) *gru {
+	return &gru{
+		b:      b,
+		name:   name,
+		state:  state,
+		w:      b.weight(name+".input", 0, spread(2/(float64(in)*inVariance)), 3*state, in),
+		bias:   b.weight(name+".bias", 0, smallBias, 3*state),
+		uGates: b.weight(name+".gates", 0, spread(2/(float64(state)*stateVariance)), 2*state, state),
+		uCand:  b.weight(name+".candidate", 0, spread(2/(float64(state)*stateVariance)), state, state),
+	}
+}
+
+// step returns the state after x, given the state before, h, and the
+// attention. An empty h is a state of zeros, an empty attention is 1.
+func (g *gru) step(x, h, attention string) string {
+	b := g.b
+	split := func(value string, sizes ...int64) []string {
+		name := strings.ReplaceAll(fmt.Sprint("split", sizes), " ", "_")
+		return b.nodes("Split", g.name, len(sizes), []string{value, b.constant(name, sizes...)}, axis(1))
+	}
+	op := func(op string, values ...string) string { return b.node(op, g.name, values) }
+
+	projected := b.gemm(g.name, x, g.w, g.bias)
+	if h == "" {
+		parts := split(projected, g.state, g.state, g.state) // the reset gate has nothing to reset
+		u := op("Sigmoid", parts[0])
+		if attention != "" {
+			u = op("Mul", attention, u)
+		}
+		return op("Mul", u, op("Tanh", parts[2]))
+	}
+	parts := split(projected, 2*g.state, g.state)
+	gates := split(op("Sigmoid", b.gemm(g.name, h, g.uGates, parts[0])), g.state, g.state)
+	u, r := gates[0], gates[1]
+	if attention != "" {
+		u = op("Mul", attention, u)
+	}
+	recurrent := b.node("Gemm", g.name, []string{h, g.uCand}, onnx.Attribute{Name: "transB", Value: int64(1)})
+	c := op("Tanh", op("Add", parts[1], op("Mul", r, recurrent)))
+	return op("Add", h, op("Mul", u, op("Sub", c, h)))
+}

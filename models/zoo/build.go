@@ -1,0 +1,189 @@
+package zoo
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/big"
+	"strings"
+
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/models/onnx"
+)
+
+// The models' inputs: dense features [N, features], and the ids of all tables
+// packed into one tensor, [N, tables] or [N, tables, lookups].
+const (
+	denseInput = "dense"
+	idsInput   = "ids"
+)
+
+// A builder puts a model's graph together and lays out its weights.
+type builder struct {
+	name  string
+	scale *big.Rat
+	seed  uint64
+
+	model   onnx.Model
+	weights []weight
+	size    int64 // of the data file so far
+	tables  []models.Table
+	// named counts how many nodes have a name, but for a number at its end.
+	named     map[string]int
+	constants map[string]bool
+}
+
+func newBuilder(name string, scale *big.Rat, seed uint64) *builder {
+	return &builder{
+		name:      name,
+		scale:     scale,
+		seed:      seed,
+		model:     onnx.Model{Name: name, Producer: "muster", ProducerVersion: generator},
+		named:     map[string]int{},
+		constants: map[string]bool{},
+	}
+}
+
+// input declares an input of the graph; shape is without the batch size.
+func (b *builder) input(name string, t tensor.DataType, shape ...int64) string {
+	b.model.Inputs = append(b.model.Inputs, onnx.Port{Name: name, DataType: t, Shape: append([]int64{onnx.Dynamic}, shape...)})
+	return name
+}
+
+// output declares the result of the last node, [N, size], an output of the
+// graph, under a name.
+func (b *builder) output(name string, size int64) {
+	b.model.Nodes[len(b.model.Nodes)-1].Outputs[0] = name
+	b.model.Outputs = append(b.model.Outputs, onnx.Port{Name: name, DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, size}})
+}
+
+// node applies an operator with one result and returns it. name tells where in the
+// model it is.
+func (b *builder) node(op, name string, inputs []string, attributes ...onnx.Attribute) string {
+	return b.nodes(op, name, 1, inputs, attributes...)[0]
+}
+
+// nodes applies an operator with several results.
+func (b *builder) nodes(op, name string, results int, inputs []string, attributes ...onnx.Attribute) []string {
+	name += "/" + op
+	b.named[name]++
+	if n := b.named[name]; n > 1 {
+		name = fmt.Sprintf("%s_%d", name, n)
+	}
+	n := onnx.Node{Op: op, Name: name, Inputs: inputs, Attributes: attributes}
+	for i := range results {
+		n.Outputs = append(n.Outputs, fmt.Sprintf("%s:%d", name, i))
+	}
+	b.model.Nodes = append(b.model.Nodes, n)
+	return n.Outputs
+}
+
+// constant adds a list of numbers that the graph holds itself, once for the same name.
+func (b *builder) constant(name string, values ...int64) string {
+	if b.constants[name] {
+		return name
+	}
+	b.constants[name] = true
+	var data []byte
+	for _, v := range values {
+		data = binary.LittleEndian.AppendUint64(data, uint64(v))
+	}
+	b.model.Initializers = append(b.model.Initializers, onnx.Initializer{Name: name, DataType: tensor.Int64, Shape: []int64{int64(len(values))}, Data: data})
+	return name
+}
+
+// weight adds a tensor of the data file with elements uniform in mean -+ spread.
+func (b *builder) weight(name string, mean, spread float64, shape ...int64) string {
+	w := weight{
+		name:   name,
+		shape:  shape,
+		offset: (b.size + alignment - 1) / alignment * alignment,
+		key:    weightKey(b.name, name, b.seed),
+		mean:   mean,
+		spread: spread,
+	}
+	length := 4 * w.elements()
+	b.size = w.offset + length
+	b.weights = append(b.weights, w)
+	b.model.Initializers = append(b.model.Initializers, onnx.Initializer{
+		Name:     name,
+		DataType: tensor.FP32,
+		Shape:    shape,
+		External: onnx.External{Location: dataFile, Offset: w.offset, Length: length},
+	})
+	return name
+}
+
+// spread is that of a uniform distribution with the given variance.
+func spread(variance float64) float64 { return math.Sqrt(3 * variance) }
+
+// ids declares the packed input of ids and splits it by table, into [N, 1] for
+// one lookup or [N, 1, lookups].
+func (b *builder) ids(tables int, lookups int64) []string {
+	shape := []int64{int64(tables)}
+	if lookups > 1 {
+		shape = append(shape, lookups)
+	}
+	ids := b.input(idsInput, tensor.Int64, shape...)
+	return b.nodes("Split", idsInput, tables, []string{ids}, axis(1))
+}
+
+// table adds the next embedding table, of fullRows rows at full scale, and looks
+// up its ids. It returns [N, 1, dim], the sum over the lookups, which has unit
+// variance.
+func (b *builder) table(name string, ids []string, fullRows, dim, lookups int64) string {
+	own := ids[len(b.tables)]
+	t := models.Table{Name: name, Rows: rows(fullRows, b.scale), Dim: dim, Lookups: lookups}
+	b.tables = append(b.tables, t)
+	w := b.weight(name, 0, spread(1/float64(lookups)), t.Rows, dim)
+	found := b.node("Gather", name, []string{w, own}, axis(0))
+	if lookups == 1 {
+		return found
+	}
+	return b.node("ReduceSum", name, []string{found, b.constant("axes_2", 2)}, onnx.Attribute{Name: "keepdims", Value: int64(0)})
+}
+
+func axis(i int64) onnx.Attribute { return onnx.Attribute{Name: "axis", Value: i} }
+
+// reshape gives x another shape; a 0 in it stands for the batch size.
+func (b *builder) reshape(name, x string, shape ...int64) string {
+	return b.node("Reshape", name, []string{x, b.constant("shape"+strings.ReplaceAll(fmt.Sprint(shape), " ", "_"), shape...)})
+}
+
+// row makes x [N, width] a row as tables give it, [N, 1, width].
+func (b *builder) row(name, x string, width int64) string { return b.reshape(name, x, 0, 1, width) }
+
+// join joins rows [N, 1, ...] to [N, width].
+func (b *builder) join(name string, width int64, rows ...string) string {
+	return b.reshape(name, b.node("Concat", name, rows, axis(2)), 0, width)
+}
+
+// gemm is x [N, in] times weight [out, in] transposed, plus bias.
+func (b *builder) gemm(name, x, weight, bias string) string {
+	return b.node("Gemm", name, []string{x, weight, bias}, onnx.Attribute{Name: "transB", Value: int64(1)})
+}
+
+// smallBias is the spread of biases.
+const smallBias = 0.1
+
+// fc is a fully connected layer, xW^T + b with an activation, "Relu" for instance. W follows
+// He's rule: variance 2 / inputs.
+func (b *builder) fc(name, x string, in, out int64, activation string, attributes ...onnx.Attribute) string {
+	w := b.weight(name+".weight", 0, spread(2/float64(in)), out, in)
+	bias := b.weight(name+".bias", 0, smallBias, out)
+	return b.node(activation, name, []string{b.gemm(name, x, w, bias)}, attributes...)
+}
+
+// mlp is a stack of fully connected layers of the given sizes, the first of which is
+// the input's, each ending in ReLU but the last, which ends in last.
+func (b *builder) mlp(name, x, last string, sizes ...int64) string {
+	for i := range len(sizes) - 1 {
+		activation := "Relu"
+		if i == len(sizes)-2 {
+			activation = last
+		}
+		x = b.fc(fmt.Sprintf("%s_%d", name, i), x, sizes[i], sizes[i+1], activation)
+	}
+	return x
+}
