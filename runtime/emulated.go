@@ -1,0 +1,107 @@
+package runtime
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models"
+)
+
+// A LatencyFunc says how long a query of a batch size executes on a version.
+type LatencyFunc func(v *models.Version, batchSize int) time.Duration
+
+// Emulated is an executor that runs nothing: its models wait as long as a
+// latency function says and answer with zeros (BYTES: empty strings) of the
+// right shape, where dimensions that the model does not say are 1. It is for
+// tests and for trying out fleets one does not have, and always names itself.
+type Emulated struct{ latency LatencyFunc }
+
+// NewEmulated returns an executor whose runs take as long as latency says.
+func NewEmulated(latency LatencyFunc) *Emulated { return &Emulated{latency} }
+
+// Info names the executor as emulated.
+func (e *Emulated) Info() Info { return Info{Executor: "emulated", Provider: CPU, Threads: 1} }
+
+// Load returns an emulated model; it reads no file.
+func (e *Emulated) Load(ctx context.Context, v *models.Version) (Model, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("load %s: %w", v.Path, err)
+	}
+	return &emulatedModel{version: v, latency: e.latency}, nil
+}
+
+type emulatedModel struct {
+	version *models.Version
+	latency LatencyFunc
+
+	closing sync.RWMutex // held shared by runs
+	closed  bool
+}
+
+func (m *emulatedModel) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	batch, err := checkInputs(m.version.Inputs, inputs)
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w", m.version, err)
+	}
+	m.closing.RLock()
+	defer m.closing.RUnlock()
+	if m.closed {
+		return nil, ErrClosed
+	}
+	start := time.Now()
+	timer := time.NewTimer(m.latency(m.version, batch))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	r := &Result{}
+	for _, out := range m.version.Outputs {
+		t, err := zeros(out, batch)
+		if err != nil {
+			return nil, fmt.Errorf("run %s: %w", m.version, err)
+		}
+		r.Outputs = append(r.Outputs, t)
+	}
+	r.Execution = time.Since(start)
+	r.release = func() { clear(r.Outputs) }
+	return r, nil
+}
+
+// zeros is a port's tensor at a batch size, with all elements zero and
+// dimensions that the model does not say 1.
+func zeros(p models.Port, batch int) (tensor.Tensor, error) {
+	shape := []int64{int64(batch)}
+	for _, d := range p.Shape[min(1, len(p.Shape)):] {
+		if d == models.Dynamic {
+			d = 1
+		}
+		shape = append(shape, d)
+	}
+	n, err := tensor.Elements(shape)
+	if err != nil {
+		return tensor.Tensor{}, fmt.Errorf("%q: %w", p.Name, err)
+	}
+	size := p.DataType.Size()
+	if p.DataType == tensor.Bytes {
+		size = 4 // the length of an empty string
+	}
+	if n > largestTensor/max(size, 1) {
+		return tensor.Tensor{}, fmt.Errorf("%q of shape %v would take more than %d bytes", p.Name, shape, largestTensor)
+	}
+	return tensor.Tensor{Name: p.Name, DataType: p.DataType, Shape: shape, Data: make([]byte, n*size)}, nil
+}
+
+func (m *emulatedModel) Close() error {
+	m.closing.Lock()
+	defer m.closing.Unlock()
+	m.closed = true
+	return nil
+}

@@ -1,0 +1,118 @@
+package runtime
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+func TestLinearEstimator(t *testing.T) {
+	const floor, slope = 300 * time.Microsecond, 30 * time.Microsecond
+	truth := func(batch int) time.Duration { return floor + time.Duration(batch)*slope }
+	near := func(t *testing.T, got, want time.Duration, tolerance float64) {
+		t.Helper()
+		if math.Abs(float64(got)/float64(want)-1) > tolerance {
+			t.Errorf("got %v, want %v within %v%%", got, want, 100*tolerance)
+		}
+	}
+	t.Run("unknown", func(t *testing.T) {
+		if got := NewLinearEstimator().Estimate("m/1", 7); got != 0 {
+			t.Errorf("got %v before any observation, want 0", got)
+		}
+	})
+	t.Run("one size", func(t *testing.T) {
+		e := NewLinearEstimator()
+		for range 3 {
+			e.Observe("m/1", 10, time.Millisecond)
+		}
+		near(t, e.Estimate("m/1", 1), time.Millisecond, 1e-6)
+		near(t, e.Estimate("m/1", 10), time.Millisecond, 1e-6)
+		near(t, e.Estimate("m/1", 50), 5*time.Millisecond, 1e-6)
+		if got := e.Estimate("other/1", 10); got != 0 {
+			t.Errorf("profiles mix: got %v", got)
+		}
+	})
+	t.Run("noise", func(t *testing.T) {
+		e := NewLinearEstimator()
+		r := rand.New(rand.NewPCG(1, 2))
+		for range 200 {
+			b := 1 + r.IntN(1000)
+			e.Observe("m/1", b, time.Duration(float64(truth(b))*(0.9+0.2*r.Float64())))
+		}
+		for _, b := range []int{10, 100, 1000} {
+			near(t, e.Estimate("m/1", b), truth(b), 0.1)
+		}
+	})
+	t.Run("follows a change", func(t *testing.T) {
+		e := NewLinearEstimator()
+		for i := range 500 {
+			e.Observe("m/1", 1+i%100, truth(1+i%100))
+		}
+		for i := range 500 {
+			e.Observe("m/1", 1+i%100, 3*truth(1+i%100))
+		}
+		near(t, e.Estimate("m/1", 50), 3*truth(50), 0.1)
+	})
+	t.Run("falling", func(t *testing.T) { // noise must not make a slope negative
+		e := NewLinearEstimator()
+		e.Observe("m/1", 10, 2*time.Millisecond)
+		e.Observe("m/1", 100, time.Millisecond)
+		if small, large := e.Estimate("m/1", 1), e.Estimate("m/1", 1000); small <= 0 || large < small {
+			t.Errorf("got %v for 1 and %v for 1000", small, large)
+		}
+	})
+	t.Run("zero duration", func(t *testing.T) {
+		e := NewLinearEstimator()
+		e.Observe("m/1", 1, 0)
+		e.Observe("m/1", 2, 0)
+		if got := e.Estimate("m/1", 100); got < 0 || got > time.Microsecond {
+			t.Errorf("got %v", got)
+		}
+	})
+}
+
+func TestPieces(t *testing.T) {
+	var l line
+	if got := l.within(10 * time.Millisecond); got != 0 {
+		t.Errorf("got %d rows before any observation, want 0", got)
+	}
+	for range 10 {
+		for _, n := range []int{1, 16, 64, 250} {
+			l.observe(n, time.Duration(n)*40*time.Microsecond)
+		}
+	}
+	if got := l.within(10 * time.Millisecond); got < 240 || got > 260 {
+		t.Errorf("got %d rows of 40 us in 10 ms, want 250", got)
+	}
+	var high line // a floor above the piece's time
+	for range 10 {
+		for _, n := range []int{10, 100, 400} {
+			high.observe(n, 20*time.Millisecond+time.Duration(n)*time.Millisecond)
+		}
+	}
+	if got := high.within(10 * time.Millisecond); got < 150 || got > 170 {
+		t.Errorf("got %d rows, want 160: eight times the floor", got)
+	}
+	var flat line
+	flat.observe(16, time.Millisecond)
+	flat.observe(4, time.Millisecond)
+	if got := flat.within(10 * time.Millisecond); got != 64 {
+		t.Errorf("got %d rows, want 64: four times what was seen", got)
+	}
+	for rows := 1; rows < 300; rows++ {
+		for most := 1; most <= rows; most++ {
+			pieces := 0
+			for rest := rows; rest > 0; pieces++ {
+				n := balanced(rest, most)
+				if n < 1 || n > most {
+					t.Fatalf("piece of %d rows of %d, at most %d allowed", n, rest, most)
+				}
+				rest -= n
+			}
+			if want := (rows + most - 1) / most; pieces != want {
+				t.Fatalf("%d rows, at most %d at once: %d pieces, want %d", rows, most, pieces, want)
+			}
+		}
+	}
+}

@@ -1,0 +1,8 @@
+//go:build embed_onnxruntime
+
+package ortlib
+
+import _ "embed"
+
+//go:embed libonnxruntime-1.27.0-linux-arm64.so.zst
+var packed []byte

@@ -1,0 +1,5 @@
+//go:build !embed_onnxruntime
+
+package ortlib
+
+var packed []byte

@@ -1,0 +1,69 @@
+// Package ortlib holds the ONNX Runtime library that a release build embeds
+// (build tag embed_onnxruntime) and makes it loadable without writing a file.
+package ortlib
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
+)
+
+// Version is the ONNX Runtime that scripts/fetch-onnxruntime.sh gets.
+const Version = "1.27.0"
+
+// ErrNone is returned by Open in a binary without a library.
+var ErrNone = errors.New("this binary was built without the ONNX Runtime library")
+
+// Embedded reports whether this binary carries a library.
+func Embedded() bool { return len(packed) > 0 }
+
+// Open unpacks the embedded library into anonymous memory. The file's Name is a
+// path that dlopen takes, for as long as the file is open.
+func Open() (*os.File, error) {
+	if !Embedded() {
+		return nil, ErrNone
+	}
+	dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1))
+	if err != nil {
+		return nil, err
+	}
+	defer dec.Close()
+	var header zstd.Header
+	if err := header.Decode(packed[:min(len(packed), zstd.HeaderMaxSize)]); err != nil {
+		return nil, fmt.Errorf("unpack embedded ONNX Runtime library: %w", err)
+	}
+	fd, err := unix.MemfdCreate("libonnxruntime.so."+Version, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("make memory file for ONNX Runtime library: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), fmt.Sprintf("/proc/self/fd/%d", fd))
+	if err := unpack(f, dec, int(header.FrameContentSize)); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("unpack embedded ONNX Runtime library: %w", err)
+	}
+	return f, nil
+}
+
+// unpack decompresses straight into the file's pages.
+func unpack(f *os.File, dec *zstd.Decoder, size int) error {
+	if err := f.Truncate(int64(size)); err != nil {
+		return err
+	}
+	pages, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+	if err != nil {
+		return err
+	}
+	defer unix.Munmap(pages)
+	out, err := dec.DecodeAll(packed, pages[:0])
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(out[:min(4, len(out))], []byte("\x7fELF")) || len(out) != size || &out[0] != &pages[0] {
+		return fmt.Errorf("got %d bytes, want an ELF file of %d", len(out), size)
+	}
+	return nil
+}

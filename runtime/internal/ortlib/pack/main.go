@@ -1,0 +1,176 @@
+// Pack takes the ONNX Runtime library out of a Python wheel or an npm package,
+// checks it against the SHA-256 pinned here, and writes it twice: as it is, for
+// tests and --onnxruntime-lib, and compressed, for embedding. It is called by
+// scripts/fetch-onnxruntime.sh, which knows where the archive comes from.
+package main
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// A source is an archive format with the library's place in it.
+type source struct {
+	name   string
+	suffix string
+	// member is the library's path in the archive by GOARCH, sum its SHA-256.
+	member, sum map[string]string
+	open        func(archive, member string) (io.ReadCloser, error)
+}
+
+// Version 1.27.0 of PyPI's onnxruntime and npm's onnxruntime-node.
+var sources = []source{
+	{
+		name:   "wheel",
+		suffix: ".whl",
+		member: map[string]string{
+			"amd64": "onnxruntime/capi/libonnxruntime.so.1.27.0",
+			"arm64": "onnxruntime/capi/libonnxruntime.so.1.27.0",
+		},
+		sum: map[string]string{
+			"amd64": "b5c9d4f124d24707f514dad926dc181820807178855df1c528e3addb2dd0e6f7",
+			"arm64": "9275ef52956228686ae47b0219f67476a1148505084bdc5571e7bf1bf69b11f2",
+		},
+		open: openZip,
+	},
+	{
+		name:   "npm package",
+		suffix: ".tgz",
+		member: map[string]string{
+			"amd64": "package/bin/napi-v6/linux/x64/libonnxruntime.so.1",
+			"arm64": "package/bin/napi-v6/linux/arm64/libonnxruntime.so.1",
+		},
+		sum: map[string]string{
+			"amd64": "d8aff4aa8abee8fb2abb2f2f2459ffc94461e781e41b9f7c072829dd0d470221",
+			"arm64": "c36bc200e7e6c093b8abb0b34590fbdd8c52fd3fb5e33795b9523ffdde2fce0f",
+		},
+		open: openTgz,
+	},
+}
+
+func main() {
+	archive := flag.String("archive", "", "wheel or npm package to take the library from")
+	arch := flag.String("arch", "", "GOARCH of the library")
+	library := flag.String("library", "", "where to write the library")
+	packed := flag.String("packed", "", "where to write the compressed library")
+	flag.Parse()
+	if err := pack(*archive, *arch, *library, *packed); err != nil {
+		fmt.Fprintln(os.Stderr, "pack:", err)
+		os.Exit(1)
+	}
+}
+
+func pack(archive, arch, library, packed string) error {
+	for _, s := range sources {
+		if !strings.HasSuffix(archive, s.suffix) {
+			continue
+		}
+		member, ok := s.member[arch]
+		if !ok {
+			return fmt.Errorf("no library for GOARCH %q in a %s: amd64 and arm64 are known", arch, s.name)
+		}
+		r, err := s.open(archive, member)
+		if err != nil {
+			return fmt.Errorf("read %s from %s: %w", member, archive, err)
+		}
+		defer r.Close()
+		data, err := io.ReadAll(r)
+		if err != nil {
+			return fmt.Errorf("read %s from %s: %w", member, archive, err)
+		}
+		sum := sha256.Sum256(data)
+		if got := hex.EncodeToString(sum[:]); got != s.sum[arch] {
+			return fmt.Errorf("%s in %s has SHA-256 %s, want %s: not the library this version of Muster was made for", member, archive, got, s.sum[arch])
+		}
+		if err := write(library, data); err != nil {
+			return err
+		}
+		enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedBestCompression))
+		if err != nil {
+			return err
+		}
+		return write(packed, enc.EncodeAll(data, nil))
+	}
+	return fmt.Errorf("%s is neither a wheel nor an npm package", archive)
+}
+
+// write makes path whole or not at all.
+func write(path string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name())
+	_, err = tmp.Write(data)
+	if err := errors.Join(err, tmp.Chmod(0o644), tmp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), path)
+}
+
+// both closes the member's reader and then the archive's.
+type both struct {
+	io.Reader
+	closers []io.Closer
+}
+
+func (b both) Close() error {
+	var err error
+	for _, c := range b.closers {
+		err = errors.Join(err, c.Close())
+	}
+	return err
+}
+
+func openZip(archive, member string) (io.ReadCloser, error) {
+	z, err := zip.OpenReader(archive)
+	if err != nil {
+		return nil, err
+	}
+	f, err := z.Open(member)
+	if err != nil {
+		z.Close()
+		return nil, err
+	}
+	return both{f, []io.Closer{f, z}}, nil
+}
+
+func openTgz(archive, member string) (io.ReadCloser, error) {
+	f, err := os.Open(archive)
+	if err != nil {
+		return nil, err
+	}
+	gz, err := gzip.NewReader(f)
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	for t := tar.NewReader(gz); ; {
+		h, err := t.Next()
+		if err == io.EOF {
+			err = os.ErrNotExist
+		}
+		if err != nil {
+			f.Close()
+			return nil, err
+		}
+		if h.Name == member {
+			return both{t, []io.Closer{gz, f}}, nil
+		}
+	}
+}

@@ -1,0 +1,387 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/muster-serve/muster/api/tensor"
+)
+
+// Why a query was dropped. [OverloadedError] is the one with numbers.
+var (
+	// ErrDeadline is the cause when a query's deadline passed.
+	ErrDeadline = fmt.Errorf("runtime: deadline passed: %w", context.DeadlineExceeded)
+	// ErrLate is returned for a query that can no longer meet its QoS target
+	// where the model rejects such queries.
+	ErrLate = errors.New("runtime: query can no longer meet its QoS target")
+	// ErrDraining is returned once the lanes no longer take queries.
+	ErrDraining = errors.New("runtime: lanes are draining")
+)
+
+// An OverloadedError refuses a query because too much is waiting.
+type OverloadedError struct {
+	Waiting      int   // queries waiting
+	WaitingBytes int64 // bytes of their inputs
+	// RetryAfter estimates when what waits now will have been served.
+	RetryAfter time.Duration
+}
+
+func (e *OverloadedError) Error() string {
+	return fmt.Sprintf("runtime: overloaded: %d queries (%d bytes) waiting, retry in %v", e.Waiting, e.WaitingBytes, e.RetryAfter)
+}
+
+// A Query is one query for [Lanes.Do]. All but Model, Inputs and BatchSize may
+// be zero.
+type Query struct {
+	Model     Model
+	Inputs    []tensor.Tensor
+	BatchSize int
+	// Profile names the (model, version) whose execution times are alike,
+	// e.g. "ncf/1"; estimates are kept by it.
+	Profile string
+	// Arrival is when the query came in; zero means now.
+	Arrival time.Time
+	// QoSTarget is the latency, counted from Arrival, within which the answer should
+	// be there; 0 means there is none, and the query waits with those that are late.
+	QoSTarget time.Duration
+	// Deadline is when the query is dropped, whether it waits or runs; zero means never.
+	Deadline time.Time
+	// RejectLate drops the query as soon as it can no longer meet its QoS target, instead of
+	// serving it when a lane would otherwise be idle.
+	RejectLate bool
+	// Background runs the query only when a lane is idle and nothing else waits. It
+	// counts neither as waiting nor in estimates.
+	Background bool
+}
+
+// A LanesConfig sets up [Lanes].
+type LanesConfig struct {
+	// Lanes is how many queries run at a time; 0 means 1.
+	Lanes int
+	// MaxWaiting bounds the queries that wait; 0 means 1024.
+	MaxWaiting int
+	// MaxWaitingBytes bounds the bytes of their inputs; 0 means 256 MiB.
+	MaxWaitingBytes int64
+	// Estimator says how long queries will take; nil means [NewLinearEstimator].
+	Estimator Estimator
+}
+
+// Lanes runs queries, at most one a lane at a time, each on its caller's
+// goroutine; it has none of its own. Waiting queries are served in this order:
+// those still in time by latest start (arrival + QoS target - estimated
+// execution), then those that are late or have no QoS target in order of
+// arrival, then background work. Its methods may be called concurrently.
+type Lanes struct {
+	lanes           int
+	maxWaiting      int
+	maxWaitingBytes int64
+	start           time.Time // what waiters' times count from
+
+	mu        sync.Mutex
+	estimator Estimator
+	queue     *queue
+	idle      int
+	current   map[*turn]struct{} // admitted queries, waiting or running
+	busy      time.Duration
+	dropped   Dropped
+	draining  bool
+	drained   chan struct{} // closed when draining and nothing is left
+}
+
+// A turn is a query on its way through the lanes. Times are in nanoseconds
+// since the lanes' start.
+type turn struct {
+	latestStart int64 // noLatestStart where there is no QoS target
+	background  bool
+	estimate    time.Duration // of its execution
+	bytes       int64         // of its inputs
+
+	// Where it waits; owned by the queue.
+	in       *turnHeap // nil while it does not wait
+	index    int       // in in.turns
+	sequence uint64    // order of arrival
+
+	// Guarded by the lanes' mutex.
+	granted   chan struct{} // closed when a lane is its own; nil where it had not to wait
+	started   int64         // when that was
+	running   bool
+	abandoned bool // by Drain
+	cancel    context.CancelFunc
+}
+
+// NewLanes returns idle lanes.
+func NewLanes(cfg LanesConfig) *Lanes {
+	orDefault := func(n, d int64) int64 {
+		if n <= 0 {
+			return d
+		}
+		return n
+	}
+	l := &Lanes{
+		lanes:           int(orDefault(int64(cfg.Lanes), 1)),
+		maxWaiting:      int(orDefault(int64(cfg.MaxWaiting), 1024)),
+		maxWaitingBytes: orDefault(cfg.MaxWaitingBytes, 256<<20),
+		start:           time.Now(),
+		estimator:       cfg.Estimator,
+		queue:           newQueue(),
+		current:         map[*turn]struct{}{},
+		drained:         make(chan struct{}),
+	}
+	l.idle = l.lanes
+	if l.estimator == nil {
+		l.estimator = NewLinearEstimator()
+	}
+	return l
+}
+
+func (l *Lanes) now() int64 { return int64(time.Since(l.start)) }
+
+// Do waits for a lane and runs the query on it. It fails with an
+// [*OverloadedError] at once where too much waits, with [ErrDraining] after
+// Drain, with [ErrLate] or [ErrDeadline], and with ctx's cause as soon as ctx ends,
+// waiting or running.
+func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
+	t := &turn{background: q.Background}
+	if q.Deadline.IsZero() {
+		ctx, t.cancel = context.WithCancel(ctx)
+	} else {
+		ctx, t.cancel = context.WithDeadlineCause(ctx, q.Deadline, ErrDeadline)
+	}
+	defer t.cancel()
+	for _, in := range q.Inputs {
+		t.bytes += int64(len(in.Data))
+	}
+	arrived, err := l.admit(ctx, t, &q)
+	if err != nil {
+		return nil, err
+	}
+	if t.granted != nil {
+		if err := l.wait(ctx, t, &q); err != nil {
+			return nil, err
+		}
+	}
+	var result *Result
+	defer func() { l.finish(t, &q, result) }()
+	result, err = q.Model.Run(ctx, q.Inputs)
+	if err != nil {
+		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return nil, l.drop(ctx, t)
+		}
+		return nil, err
+	}
+	result.Queue = time.Duration(t.started - arrived)
+	return result, nil
+}
+
+// admit gives the query a lane or a place in the queue, or refuses it.
+func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (arrived int64, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	t.estimate = l.estimator.Estimate(q.Profile, q.BatchSize)
+	t.latestStart = noLatestStart
+	if q.QoSTarget > 0 {
+		t.latestStart = now + int64(q.QoSTarget-t.estimate)
+		if !q.Arrival.IsZero() {
+			t.latestStart = int64(q.Arrival.Sub(l.start) + q.QoSTarget - t.estimate)
+		}
+	}
+	switch {
+	case l.draining:
+		l.dropped.Draining++
+		return 0, ErrDraining
+	case ctx.Err() != nil:
+		return 0, l.drop(ctx, t)
+	case q.rejects() && t.latestStart < now:
+		l.dropped.Late++
+		return 0, ErrLate
+	case l.idle > 0:
+		l.idle--
+		t.running, t.started = true, now
+	case !q.Background && (l.queue.len() >= l.maxWaiting || l.queue.bytes+t.bytes > l.maxWaitingBytes):
+		l.dropped.Overloaded++
+		return 0, &OverloadedError{l.queue.len(), l.queue.bytes, max(l.remaining(now), time.Millisecond)}
+	default:
+		t.granted = make(chan struct{})
+		l.queue.push(t, now)
+	}
+	l.current[t] = struct{}{}
+	return now, nil
+}
+
+func (q *Query) rejects() bool { return q.RejectLate && q.QoSTarget > 0 }
+
+// wait returns when a lane is t's, or takes t out of the queue.
+func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
+	var late <-chan time.Time
+	if q.rejects() {
+		timer := time.NewTimer(time.Duration(t.latestStart-l.now()) + 1)
+		defer timer.Stop()
+		late = timer.C
+	}
+	isLate := false
+	select {
+	case <-t.granted:
+		return nil
+	case <-ctx.Done():
+	case <-late:
+		isLate = true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if t.in == nil { // granted just now: the run sees whether ctx has ended
+		return nil
+	}
+	l.queue.remove(t)
+	l.leave(t)
+	if isLate {
+		l.dropped.Late++
+		return ErrLate
+	}
+	return l.drop(ctx, t)
+}
+
+// drop counts a query whose context has ended and returns why.
+func (l *Lanes) drop(ctx context.Context, t *turn) error {
+	cause := context.Cause(ctx)
+	switch {
+	case t.abandoned:
+		l.dropped.Draining++
+		return ErrDraining
+	case errors.Is(cause, context.DeadlineExceeded):
+		l.dropped.Deadline++
+	default:
+		l.dropped.Cancelled++
+	}
+	return cause
+}
+
+// finish gives t's lane to the next query.
+func (l *Lanes) finish(t *turn, q *Query, result *Result) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	t.running = false
+	l.busy += time.Duration(now - t.started)
+	if result != nil {
+		l.estimator.Observe(q.Profile, q.BatchSize, result.Execution)
+	}
+	if next := l.queue.pop(now); next != nil {
+		next.running, next.started = true, now
+		close(next.granted)
+	} else {
+		l.idle++
+	}
+	l.leave(t)
+}
+
+// leave ends t's presence.
+func (l *Lanes) leave(t *turn) {
+	delete(l.current, t)
+	if l.draining && len(l.current) == 0 {
+		close(l.drained)
+	}
+}
+
+// Drain refuses new queries and returns when those running and waiting are
+// done. When ctx ends first, they are dropped with [ErrDraining], and Drain
+// returns ctx's error once the lanes are idle.
+func (l *Lanes) Drain(ctx context.Context) error {
+	l.mu.Lock()
+	if !l.draining {
+		l.draining = true
+		if len(l.current) == 0 {
+			close(l.drained)
+		}
+	}
+	l.mu.Unlock()
+	select {
+	case <-l.drained:
+		return nil
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	for t := range l.current {
+		t.abandoned = true
+		t.cancel()
+	}
+	l.mu.Unlock()
+	<-l.drained
+	return ctx.Err()
+}
+
+// A LanesStats is a snapshot of [Lanes].
+type LanesStats struct {
+	Lanes        int
+	Running      int   // background work counts
+	Waiting      int   // background work does not count
+	WaitingBytes int64 // of the inputs of what waits
+	// Remaining estimates how long until a lane is free for a new query.
+	Remaining time.Duration
+	// Busy is the time queries have spent on lanes, summed over the lanes.
+	Busy time.Duration
+	// Dropped counts queries that got no answer, by reason.
+	Dropped Dropped
+}
+
+// Dropped counts dropped queries by reason.
+type Dropped struct {
+	Deadline   uint64 // deadline passed, waiting or running
+	Cancelled  uint64 // the caller's context was cancelled
+	Late       uint64 // rejected as late
+	Overloaded uint64 // refused on arrival
+	Draining   uint64 // refused or dropped while draining
+}
+
+// Stats returns a snapshot.
+func (l *Lanes) Stats() LanesStats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	busy := l.busy
+	for t := range l.current {
+		if t.running {
+			busy += time.Duration(now - t.started)
+		}
+	}
+	return LanesStats{
+		Lanes:        l.lanes,
+		Running:      l.lanes - l.idle,
+		Waiting:      l.queue.len(),
+		WaitingBytes: l.queue.bytes,
+		Remaining:    l.remaining(now),
+		Busy:         busy,
+		Dropped:      l.dropped,
+	}
+}
+
+// Estimate is how long a query is expected to execute; 0 where nothing is known
+// of its profile.
+func (l *Lanes) Estimate(profile string, batchSize int) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.estimator.Estimate(profile, batchSize)
+}
+
+// remaining is LanesStats.Remaining: the shortest rest of a running query, and a
+// lane's share of what waits.
+func (l *Lanes) remaining(now int64) time.Duration {
+	if l.idle > 0 {
+		return 0
+	}
+	first := time.Duration(-1)
+	for t := range l.current {
+		if t.running {
+			rest := max(0, t.estimate-time.Duration(now-t.started))
+			if first < 0 || rest < first {
+				first = rest
+			}
+		}
+	}
+	return max(first, 0) + l.queue.estimate/time.Duration(l.lanes)
+}

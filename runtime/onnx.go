@@ -1,0 +1,234 @@
+package runtime
+
+import (
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"path/filepath"
+	goruntime "runtime"
+	"strings"
+	"sync"
+	"time"
+
+	ort "github.com/yalue/onnxruntime_go"
+
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models/onnx"
+	"github.com/muster-serve/muster/runtime/internal/ortlib"
+)
+
+// A Provider is what ONNX Runtime computes on.
+type Provider string
+
+// The providers that can be asked for.
+const (
+	CPU  Provider = "cpu"
+	CUDA Provider = "cuda" // an NVIDIA GPU; needs a CUDA build of the library
+	Auto Provider = "auto" // CUDA where the library and the machine have it, else CPU
+)
+
+// A Config says which ONNX Runtime to use and how. Its zero value is usable in
+// a binary with an embedded library.
+type Config struct {
+	// LibraryPath is the shared library to load. Empty means the one embedded
+	// in this binary; a binary without one (plain `go build`) needs a path.
+	LibraryPath string
+	// Provider is what to compute on; empty means Auto.
+	Provider Provider
+	// Cores is how many CPU cores the lanes share, 0 for all that this
+	// process may use (its affinity mask and its cgroup's limit count).
+	Cores int
+	// Lanes is how many queries run at a time, each with Cores / Lanes threads;
+	// 0 means 1.
+	Lanes int
+	// Logger receives what is worth telling at start; nil discards it.
+	Logger *slog.Logger
+}
+
+// Validate reports all faults of the configuration at once.
+func (c Config) Validate() error {
+	var errs []error
+	switch c.Provider {
+	case "", CPU, CUDA, Auto:
+	default:
+		errs = append(errs, fmt.Errorf("provider %q: want cpu, cuda or auto", c.Provider))
+	}
+	if c.Cores < 0 {
+		errs = append(errs, fmt.Errorf("cores %d: want at least 1, or 0 for all", c.Cores))
+	}
+	if c.Lanes < 0 {
+		errs = append(errs, fmt.Errorf("lanes %d: want at least 1, or 0 for one", c.Lanes))
+	}
+	if cores := c.cores(); c.Cores >= 0 && c.Lanes > cores {
+		errs = append(errs, fmt.Errorf("lanes %d: more than the %d cores", c.Lanes, cores))
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) cores() int {
+	if c.Cores > 0 {
+		return c.Cores
+	}
+	return goruntime.GOMAXPROCS(0)
+}
+
+// ONNX is the executor that runs models with ONNX Runtime.
+type ONNX struct {
+	info Info
+}
+
+// The library is loaded once in a process and stays until its end: models'
+// thread pools and allocators live in it.
+var library struct {
+	sync.Mutex
+	loaded bool
+	path   string // as in Config.LibraryPath
+}
+
+// OpenONNX loads the ONNX Runtime library, once in a process, and checks that
+// it is usable: a missing, foreign or too old library and a provider that
+// cannot be had are errors.
+func OpenONNX(cfg Config) (*ONNX, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("open ONNX Runtime: %w", err)
+	}
+	start := time.Now()
+	if err := load(cfg.LibraryPath); err != nil {
+		return nil, fmt.Errorf("open ONNX Runtime: %w", err)
+	}
+	o := &ONNX{Info{
+		Executor: "onnx",
+		Version:  ort.GetVersion(),
+		Library:  cfg.LibraryPath,
+		Provider: CPU,
+		Threads:  cfg.cores() / max(cfg.Lanes, 1),
+	}}
+	if o.info.Library == "" {
+		o.info.Library = "embedded"
+	}
+	if cfg.Provider != CPU {
+		err := probeCUDA()
+		switch {
+		case err == nil:
+			o.info.Provider = CUDA
+		case cfg.Provider == CUDA:
+			return nil, fmt.Errorf("open ONNX Runtime: provider cuda with library %s: %w", o.info.Library, err)
+		default:
+			o.info.Fallback = err.Error()
+		}
+	}
+	if log := cfg.Logger; log != nil {
+		log.Info("ONNX Runtime loaded", "version", o.info.Version, "library", o.info.Library,
+			"provider", o.info.Provider, "threads", o.info.Threads,
+			"took_ms", float64(time.Since(start).Microseconds())/1e3)
+		if o.info.Fallback != "" {
+			log.Info("no CUDA, running on the CPU", "reason", o.info.Fallback)
+		}
+	}
+	return o, nil
+}
+
+// Info says which library and provider are in use.
+func (o *ONNX) Info() Info { return o.info }
+
+func load(path string) error {
+	library.Lock()
+	defer library.Unlock()
+	if library.loaded {
+		if path != library.path {
+			return fmt.Errorf("library %q is already loaded in this process, cannot load %q beside it", library.path, path)
+		}
+		return nil
+	}
+	name := path
+	if path == "" {
+		f, err := ortlib.Open()
+		if errors.Is(err, ortlib.ErrNone) {
+			return fmt.Errorf("%w: build with `make build`, or name a library with --onnxruntime-lib or MUSTER_ONNXRUNTIME_LIB", err)
+		}
+		if err != nil {
+			return err
+		}
+		defer f.Close() // once loaded, its mapping holds it
+		name = f.Name()
+	} else {
+		var err error
+		if name, err = filepath.Abs(path); err != nil {
+			return err
+		}
+		// The loader maps whatever calls itself a library: one cut short would
+		// kill the process.
+		f, err := elf.Open(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("library %s does not exist", name)
+		}
+		if err != nil {
+			return fmt.Errorf("library %s is no shared library: %w", name, err)
+		}
+		f.Close()
+	}
+	ort.SetSharedLibraryPath(name)
+	// Errors come back to us from the calls that fail; the library need not
+	// print them as well.
+	if err := ort.InitializeEnvironment(ort.WithLogLevelFatal()); err != nil {
+		if strings.Contains(err.Error(), "ORT API base") {
+			return fmt.Errorf("library %s is too old: this Muster is made for ONNX Runtime %s", name, ortlib.Version)
+		}
+		text := strings.TrimPrefix(err.Error(), "Platform-specific initialization failed: ")
+		return fmt.Errorf("library %s is no usable ONNX Runtime library: %s", name, text)
+	}
+	library.loaded, library.path = true, path
+	return nil
+}
+
+// probeCUDA reports why a model cannot run on a GPU, by running one.
+func probeCUDA() error {
+	opts, err := ort.NewSessionOptions()
+	if err != nil {
+		return err
+	}
+	defer opts.Destroy()
+	if err := addCUDA(opts); err != nil {
+		return err
+	}
+	s, err := ort.NewDynamicAdvancedSessionWithONNXData(probeModel(), []string{"x"}, []string{"y"}, opts)
+	if err != nil {
+		return err
+	}
+	defer s.Destroy()
+	x, err := ort.NewTensor(ort.NewShape(1), []float32{1})
+	if err != nil {
+		return err
+	}
+	defer x.Destroy()
+	outputs := []ort.Value{nil}
+	if err := s.Run([]ort.Value{x}, outputs); err != nil {
+		return err
+	}
+	return outputs[0].Destroy()
+}
+
+func addCUDA(opts *ort.SessionOptions) error {
+	cuda, err := ort.NewCUDAProviderOptions()
+	if err != nil {
+		return err
+	}
+	defer cuda.Destroy()
+	return opts.AppendExecutionProviderCUDA(cuda)
+}
+
+// probeModel is the smallest model that computes: y = Relu(x).
+func probeModel() []byte {
+	port := func(name string) []onnx.Port {
+		return []onnx.Port{{Name: name, DataType: tensor.FP32, Shape: []int64{onnx.Dynamic}}}
+	}
+	m := onnx.Model{
+		Name:    "probe",
+		Inputs:  port("x"),
+		Outputs: port("y"),
+		Nodes:   []onnx.Node{{Op: "Relu", Inputs: []string{"x"}, Outputs: []string{"y"}}},
+	}
+	return m.Marshal()
+}

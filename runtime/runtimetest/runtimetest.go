@@ -1,0 +1,44 @@
+// Package runtimetest gives tests the real ONNX Runtime.
+package runtimetest
+
+import (
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"testing"
+
+	"github.com/muster-serve/muster/runtime"
+)
+
+// Library returns the path of an ONNX Runtime library: the one that MUSTER_ONNXRUNTIME_LIB
+// names, or the one that `make onnxruntime` left in the build folder. Without
+// either the test is skipped, or fails where CI=true or
+// REQUIRE_ONNXRUNTIME is set.
+func Library(t testing.TB) string {
+	t.Helper()
+	if path := os.Getenv("MUSTER_ONNXRUNTIME_LIB"); path != "" {
+		return path
+	}
+	_, self, _, _ := goruntime.Caller(0)
+	pattern := filepath.Join(filepath.Dir(self), "../../build/onnxruntime", goruntime.GOOS+"-"+goruntime.GOARCH, "libonnxruntime.so.*")
+	if found, _ := filepath.Glob(pattern); len(found) > 0 {
+		return found[len(found)-1]
+	}
+	const missing = "needs the ONNX Runtime library: run `make onnxruntime`, or name one in MUSTER_ONNXRUNTIME_LIB"
+	if os.Getenv("CI") == "true" || os.Getenv("REQUIRE_ONNXRUNTIME") != "" {
+		t.Fatal(missing)
+	}
+	t.Skip(missing)
+	return ""
+}
+
+// Open returns the ONNX executor on the CPU, with one lane that has all cores
+// and the library that [Library] finds.
+func Open(t testing.TB) *runtime.ONNX {
+	t.Helper()
+	o, err := runtime.OpenONNX(runtime.Config{LibraryPath: Library(t), Provider: runtime.CPU})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
