@@ -1,0 +1,311 @@
+package fluid
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// Validate reports everything that is wrong with p, or nil.
+func (p *Program) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("fluid program: "+format, args...))
+	}
+	if len(p.Types) == 0 {
+		bad("no types")
+	}
+	for _, t := range p.Types {
+		if t.Count < 0 {
+			bad("type %s: count is %d, want >= 0", t.Name, t.Count)
+		}
+	}
+	shares := 0.0
+	for _, b := range p.Bins {
+		if !(b.Share >= 0) || math.IsInf(b.Share, 0) {
+			bad("%s at batch size %d: share is %v, want >= 0", b.Model, b.BatchSize, b.Share)
+		}
+		shares += b.Share
+		if len(b.Latency) != len(p.Types) {
+			bad("%s at batch size %d: %d latencies for %d types", b.Model, b.BatchSize, len(b.Latency), len(p.Types))
+		}
+		for i, l := range b.Latency {
+			if l < 0 {
+				bad("%s at batch size %d: latency %d is %v, want >= 0", b.Model, b.BatchSize, i, l)
+			}
+		}
+	}
+	if !(shares > 0) {
+		bad("the shares of %d bins sum to %v, want > 0", len(p.Bins), shares)
+	}
+	if !(p.Unserved >= 0 && p.Unserved < 1) {
+		bad("unserved is %v, want in [0, 1)", p.Unserved)
+	}
+	return errors.Join(errs...)
+}
+
+// A column of the master program is a way to split the queries: it sends every
+// bin wholly to one type or leaves it unserved. Its variable is the rate, in
+// queries/ms, of queries split that way. A slack is a column as well.
+type column struct {
+	// use is by row: the ms a query takes of each type in the pool; then, of each model, the
+	// part of all queries that is its and left unserved, beyond the permitted.
+	use []float64
+	// served is the part of the queries sent to each type in the pool.
+	served []float64
+	rate   float64 // what it adds to the rate: 1, or 0 for a slack
+}
+
+// A Solver solves programs. It keeps nothing between them but memory. The zero
+// value is ready. It is not safe for concurrent use.
+type Solver struct {
+	types     []int     // those in the pool
+	models    []string  // in the order of their first bins
+	permitted []float64 // by model, as a part of all queries
+	model     []int     // by bin
+	share     []float64 // by bin, normalised
+	latency   []float64 // by bin and type in the pool, ms; +Inf: cannot
+
+	// The simplex tableau in revised form; all by row, the inverse of the basis by
+	// row and column.
+	basis   []column
+	inverse []float64
+	value   []float64
+	price   []float64
+	change  []float64
+	entry   column // the one entering
+}
+
+// Solve solves p. A pool that cannot serve enough of the bins at any rate has a
+// limit of 0 and no prices.
+//
+// It is the revised simplex method with columns generated on demand (Dantzig and
+// Wolfe, Operations Research 8, 1960): the bins are tied only by the types' time
+// and by what may go unserved, so the program has a row for each type and each
+// model, and the best column at given prices sends each bin to its cheapest type.
+func (s *Solver) Solve(p *Program) (*Solution, error) {
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	s.prepare(p)
+	const enough = 100_000 // some tens are usual
+	for range enough {
+		s.reprice()
+		if !s.enter() {
+			return s.solution(p), nil
+		}
+		if !s.pivot() {
+			return nil, fmt.Errorf("fluid program of %d types and %d bins: the rate has no limit; latencies may be too small", len(p.Types), len(p.Bins))
+		}
+	}
+	return nil, fmt.Errorf("fluid program of %d types and %d bins: no end after %d steps", len(p.Types), len(p.Bins), enough)
+}
+
+func (s *Solver) prepare(p *Program) {
+	s.types, s.models, s.permitted, s.model = s.types[:0], s.models[:0], s.permitted[:0], s.model[:0]
+	for i, t := range p.Types {
+		if t.Count > 0 {
+			s.types = append(s.types, i)
+		}
+	}
+	sum := 0.0
+	for _, b := range p.Bins {
+		sum += b.Share
+	}
+	s.share, s.latency = s.share[:0], s.latency[:0]
+	for _, b := range p.Bins {
+		share := b.Share / sum
+		m := slices.Index(s.models, b.Model)
+		if m < 0 {
+			m = len(s.models)
+			s.models, s.permitted = append(s.models, b.Model), append(s.permitted, 0)
+		}
+		s.model, s.share = append(s.model, m), append(s.share, share)
+		s.permitted[m] += p.Unserved * share
+		for _, t := range s.types {
+			ms := math.Inf(1)
+			if b.Latency[t] > 0 {
+				ms = milliseconds(b.Latency[t])
+			}
+			s.latency = append(s.latency, ms)
+		}
+	}
+	n := len(s.types)
+	rows := n + len(s.models)
+	s.inverse, s.basis = make([]float64, rows*rows), make([]column, rows)
+	s.value, s.price, s.change = make([]float64, rows), make([]float64, rows), make([]float64, rows)
+	for i := range rows {
+		s.basis[i] = column{use: make([]float64, rows), served: make([]float64, n)}
+		s.basis[i].use[i] = 1
+		s.inverse[i*rows+i] = 1
+		if i < n {
+			s.value[i] = float64(p.Types[s.types[i]].Count)
+		}
+	}
+	s.entry = column{use: make([]float64, rows), served: make([]float64, n)}
+}
+
+// reprice finds the prices of the rows at which the columns of the basis cost
+// what they are worth.
+func (s *Solver) reprice() {
+	rows := len(s.basis)
+	clear(s.price)
+	for k, b := range s.basis {
+		if b.rate > 0 {
+			for i := range rows {
+				s.price[i] += s.inverse[k*rows+i]
+			}
+		}
+	}
+}
+
+const tolerance = 1e-9
+
+// enter makes entry the column that gains most at the present prices, and says
+// whether there is one that gains.
+func (s *Solver) enter() bool {
+	e := &s.entry
+	clear(e.use)
+	clear(e.served)
+	n := len(s.types)
+	for i, y := range s.price {
+		if y < -tolerance {
+			e.rate, e.use[i] = 0, 1
+			return true
+		}
+	}
+	cost := 0.0
+	for b, share := range s.share {
+		to, c := s.cheapest(b)
+		if cost += share * c; to < 0 {
+			e.use[n+s.model[b]] += share
+		} else {
+			e.use[to] += share * s.latency[b*n+to]
+			e.served[to] += share
+		}
+	}
+	for m, permitted := range s.permitted {
+		e.use[n+m] -= permitted
+		cost -= permitted * s.price[n+m]
+	}
+	e.rate = 1
+	return 1-cost > tolerance
+}
+
+// cheapest returns where a query of bin b costs least, -1 for leaving it unserved, and
+// that cost. Of equals it prefers to serve, on the fastest type.
+func (s *Solver) cheapest(b int) (to int, cost float64) {
+	n := len(s.types)
+	to, cost = -1, math.Inf(1)
+	for t, ms := range s.latency[b*n : (b+1)*n] {
+		if math.IsInf(ms, 1) {
+			continue
+		}
+		if c := max(0, s.price[t]) * ms; c < cost || c == cost && ms < s.latency[b*n+to] {
+			to, cost = t, c
+		}
+	}
+	if leave := max(0, s.price[n+s.model[b]]); leave < cost {
+		return -1, leave
+	}
+	return to, cost
+}
+
+// pivot brings entry into the basis, in place of the first column that it uses
+// up. It reports false if there is none. Ties are broken lexicographically, which
+// keeps the method from cycling.
+func (s *Solver) pivot() bool {
+	rows := len(s.basis)
+	out := -1
+	for k := range rows {
+		d := 0.0
+		for i, u := range s.entry.use {
+			d += s.inverse[k*rows+i] * u
+		}
+		s.change[k] = d
+		if d > tolerance && (out < 0 || s.before(k, out)) {
+			out = k
+		}
+	}
+	if out < 0 {
+		return false
+	}
+	d := s.change[out]
+	step := s.value[out] / d
+	pivotRow := s.inverse[out*rows : (out+1)*rows]
+	for i := range pivotRow {
+		pivotRow[i] /= d
+	}
+	for k := range rows {
+		if k == out || s.change[k] == 0 {
+			continue
+		}
+		s.value[k] = max(0, s.value[k]-step*s.change[k])
+		for i := range rows {
+			s.inverse[k*rows+i] -= s.change[k] * pivotRow[i]
+		}
+	}
+	s.value[out] = step
+	s.basis[out], s.entry = s.entry, s.basis[out]
+	return true
+}
+
+// before says whether row k runs out before row o.
+func (s *Solver) before(k, o int) bool {
+	rows := len(s.basis)
+	a, b := s.value[k]/s.change[k], s.value[o]/s.change[o]
+	for i := 0; a == b && i < rows; i++ {
+		a, b = s.inverse[k*rows+i]/s.change[k], s.inverse[o*rows+i]/s.change[o]
+	}
+	return a < b
+}
+
+func (s *Solver) solution(p *Program) *Solution {
+	n := len(s.types)
+	sol := &Solution{
+		Prices: make([]Price, len(p.Types)),
+		Worth:  make([]float64, len(p.Bins)),
+		Busy:   make([]float64, len(p.Types)),
+	}
+	served := make([]float64, n)
+	for k, b := range s.basis {
+		if b.rate == 0 {
+			continue
+		}
+		sol.Rate += s.value[k] * 1000
+		for i, t := range s.types {
+			sol.Busy[t] += s.value[k] * b.use[i]
+			served[i] += s.value[k] * b.served[i]
+		}
+	}
+	for i, t := range p.Types {
+		sol.Prices[i].Type = t.Name
+	}
+	if sol.Rate == 0 {
+		return sol
+	}
+	for b := range p.Bins {
+		_, sol.Worth[b] = s.cheapest(b)
+	}
+	for i, t := range s.types {
+		sol.Prices[t].PerMs = max(0, s.price[i])
+		if served[i] > 0 {
+			sol.Prices[t].Service = time.Duration(sol.Busy[t] / served[i] * float64(time.Millisecond))
+		}
+	}
+	for t := range p.Types { // the first instance of an absent type is worth its best bin
+		if p.Types[t].Count > 0 {
+			continue
+		}
+		for b, bin := range p.Bins {
+			if bin.Latency[t] > 0 {
+				sol.Prices[t].PerMs = max(sol.Prices[t].PerMs, sol.Worth[b]/milliseconds(bin.Latency[t]))
+			}
+		}
+	}
+	return sol
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -1,0 +1,85 @@
+package match
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A Model is what the matcher must know of a model.
+type Model struct {
+	Name string
+	// QoSTarget is the latency within which a query should be answered, > 0.
+	QoSTarget time.Duration
+	// LargestBatchSize bounds the batch size of a query; 1..[MaxBatchSize].
+	LargestBatchSize int
+	// RejectLate rejects a query as soon as no lane type can answer it within
+	// the QoS target; otherwise it is served when a lane would idle.
+	RejectLate bool
+}
+
+// MaxBatchSize bounds [Model.LargestBatchSize], as tables are dense.
+const MaxBatchSize = 1 << 16
+
+// A Config says how a matcher decides.
+type Config struct {
+	// Models are all that queries may name; at least one, names unique.
+	Models []Model
+	// Policy is one of [Policies]; "" means [DefaultPolicy].
+	Policy string
+	// Threshold is the batch size above which drs sends a query to the base type.
+	// Only drs reads it.
+	Threshold int
+	// DispatchAhead is how long before a lane is free it may be given its next
+	// query, to hide the way there; 0: only when it is free.
+	DispatchAhead time.Duration
+	// MaxWaiting bounds the queries that wait; beyond it a new one is rejected at once. 0 means 100,000.
+	MaxWaiting int
+	// ShardLanes is how many lanes a shard should have; a pool is split when its shards
+	// would exceed 4/3 of it and joined below 2/3. 0 means 15; negative: one shard however large the pool.
+	ShardLanes int
+	// Seed starts the random source of the policies random and power-of-two.
+	Seed uint64
+}
+
+const defaultMaxWaiting = 100_000
+
+// Validate reports everything that is wrong with c, or nil.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("match config: "+format, args...)) }
+	if len(c.Models) == 0 {
+		bad("no models")
+	}
+	seen := map[string]bool{}
+	for _, m := range c.Models {
+		switch {
+		case m.Name == "":
+			bad("a model has no name")
+		case seen[m.Name]:
+			bad("model %q is named twice", m.Name)
+		}
+		seen[m.Name] = true
+		if m.QoSTarget <= 0 {
+			bad("model %q: QoS target is %v, want > 0", m.Name, m.QoSTarget)
+		}
+		if m.LargestBatchSize < 1 || m.LargestBatchSize > MaxBatchSize {
+			bad("model %q: largest batch size is %d, want 1..%d", m.Name, m.LargestBatchSize, MaxBatchSize)
+		}
+	}
+	if c.Policy != "" && !slices.Contains(Policies(), c.Policy) {
+		bad("policy %q is unknown, there are: %s", c.Policy, strings.Join(Policies(), ", "))
+	}
+	if c.Threshold < 0 {
+		bad("threshold is %d, want >= 0", c.Threshold)
+	}
+	if c.MaxWaiting < 0 {
+		bad("most waiting queries is %d, want >= 0", c.MaxWaiting)
+	}
+	if c.DispatchAhead < 0 {
+		bad("dispatch ahead is %v, want >= 0", c.DispatchAhead)
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,89 @@
+package match
+
+import (
+	"time"
+
+	"github.com/muster-serve/muster/leader/fluid"
+)
+
+// A QueryID names a query: the gateway that owns it and that gateway's count.
+// The caller numbers the gateways.
+type QueryID struct {
+	Gateway  uint32
+	Sequence uint64
+}
+
+// A LaneID names a lane. The caller numbers the lanes of all agents and never
+// uses a number twice. Ties between lanes go to the smaller number.
+type LaneID uint32
+
+// A Kind says what happened. Beside each stand the fields of [Event] it uses.
+type Kind uint8
+
+const (
+	// TimePassed says only that time has passed; the caller steps with it when
+	// the matcher asked to be stepped and nothing else happened.
+	TimePassed Kind = iota
+	// Submitted: Query, Model, BatchSize, Waited, TimeLeft. A query that the
+	// matcher knows already is not submitted twice.
+	Submitted
+	// Cancelled: Query. Its gateway has decided the outcome; nothing more is
+	// decided about it. A lane that was given it stays reserved until it
+	// answers (Completed or Refused).
+	Cancelled
+	// Completed: Query, Attempt, Lane, Remaining. The lane has run the query, its
+	// answer is out, and it is free after Remaining. Of several attempts the first
+	// to complete counts.
+	Completed
+	// Refused: Query, Attempt, Lane, Remaining. The lane has not run the query:
+	// it refused it, or stopped because the attempt was cancelled. The query waits
+	// again if this was its live attempt.
+	Refused
+	// Overdue: Lane. The lane should have answered long ago: what it holds waits
+	// again (OfferAgain), and it gets nothing more until it answers.
+	Overdue
+	// GatewayLost: Query.Gateway. All queries of that gateway are cancelled.
+	GatewayLost
+	// LaneJoined: Lane, Agent, Type, Models, Remaining.
+	LaneJoined
+	// LaneLost: Lane. What it held waits again.
+	LaneLost
+	// LaneDraining: Lane. It finishes what it holds and gets nothing more.
+	LaneDraining
+	// LaneModels: Lane, Models. The lane holds these models now.
+	LaneModels
+	// LaneRemaining: Lane, Remaining. A correction: the lane is free after
+	// Remaining, counted from now. It says nothing about what the lane holds.
+	LaneRemaining
+	// ProfileChanged: Model, Type, Table.
+	ProfileChanged
+	// PricesChanged: Prices.
+	PricesChanged
+)
+
+// An Event tells a matcher what happened. Kind says which fields count.
+type Event struct {
+	Kind    Kind
+	Query   QueryID
+	Attempt int // of the assignment spoken of; 1 for a query's first
+	Model   string
+	// BatchSize is in 1..the model's largest batch size; anything else is rejected.
+	BatchSize int
+	// Waited is how long the query had waited when it was submitted, and TimeLeft how
+	// long after now it is dropped (its deadline); 0: never.
+	Waited, TimeLeft time.Duration
+
+	Lane  LaneID
+	Agent string // whose lane it is, for the record
+	Type  string // instance type
+	// Models are those the lane can run. The matcher copies the slice.
+	Models []string
+	// Remaining is the time from now until the lane is free, >= 0.
+	Remaining time.Duration
+
+	// Table is the latency of Model on Type; nil: unknown again. It must not
+	// change afterwards.
+	Table *Table
+	// Prices must not change afterwards; nil: none known.
+	Prices []fluid.Price
+}

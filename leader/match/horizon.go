@@ -1,0 +1,357 @@
+package match
+
+import (
+	"math"
+	"slices"
+)
+
+// The constants of horizon; costs are in units of what an average query is worth.
+const (
+	// waitPrice is what it costs to start a QoS target later.
+	waitPrice = 4
+	// latePrice, above what any query of the round costs, stands for a slot in which a query would be
+	// late; what it would cost there, divided by lateScale, still orders such slots.
+	latePrice, lateScale = 20, 1000
+	// fullBacklog is the backlog, in QoS targets, from which prices rise no more.
+	fullBacklog = 0.8
+	// calmWork and calmQueue say when a lost query may start: when the lanes of the type have
+	// no more than calmWork QoS targets of work, more by calmWork for each calmQueue lost ones.
+	calmWork, calmQueue = 0.02, 20
+	// calmChoice is of how many of the oldest lost queries the smallest starts.
+	calmChoice = 4
+)
+
+// horizon is ours: it departs from kairos in what an instance's time costs (the
+// fluid program's prices, rising with a type's backlog), in looking two slots ahead, in
+// holding the 80 % quantile of latency against the deadline, in choosing which of a
+// type's queries runs first, and in leaving queries that are lost to calm moments.
+type horizon struct {
+	solver Assignment
+	groups []group
+	rows   []*query
+	// By row and group; the first three +Inf where no lane of the group serves the row.
+	mean, safe, price []float64
+	due               []float64 // by row: the time left until the QoS target
+	dearest           float64   // the highest cost of a row on a group that serves it
+	slots             []slot
+	cost              []float64
+	match             []int
+
+	planned, order []int32 // rows
+	freeAt         []float64
+}
+
+// A group is the usable lanes of one type.
+type group struct {
+	typ   *instanceType
+	lanes []*lane
+	work  float64 // until all are free, and of what waits for them, lane ms
+	first float64 // when the first of them is free, ms from now
+	rest  []int32 // rows planned on it and not dispatched, the oldest first
+}
+
+// A slot is a place in a lane's near future.
+type slot struct {
+	group int
+	lane  *lane
+	start float64 // ms from now
+}
+
+func (*horizon) arrived(*shard, *query) {}
+
+func (h *horizon) choose(s *shard) {
+	h.gather(s)
+	if s.live.n == 0 {
+		h.serveLost(s)
+		return
+	}
+	h.estimate(s)
+	h.plan(s)
+	for g := range h.groups {
+		h.dispatch(s, g)
+	}
+}
+
+// gather collects the groups.
+func (h *horizon) gather(s *shard) {
+	h.groups = h.groups[:0]
+	for _, l := range s.lanes { // sorted by type
+		if !l.usable() {
+			continue
+		}
+		if k := len(h.groups); k == 0 || h.groups[k-1].typ != l.typ {
+			if k == cap(h.groups) {
+				h.groups = append(h.groups, group{})
+			} else {
+				h.groups = h.groups[:k+1]
+			}
+			g := &h.groups[k]
+			g.typ, g.lanes, g.rest, g.work, g.first = l.typ, g.lanes[:0], g.rest[:0], 0, math.Inf(1)
+		}
+		g := &h.groups[len(h.groups)-1]
+		g.lanes = append(g.lanes, l)
+		g.work += max(0, l.freeAt-s.m.now)
+		g.first = min(g.first, l.start())
+	}
+}
+
+// estimate collects the rows, with their latencies and prices: of the oldest
+// live queries those that some lane can still serve in time with certainty.
+func (h *horizon) estimate(s *shard) {
+	lanes := 0
+	for g := range h.groups {
+		lanes += len(h.groups[g].lanes)
+	}
+	h.rows, h.due, h.mean, h.safe, h.price = h.rows[:0], h.due[:0], h.mean[:0], h.safe[:0], h.price[:0]
+	looked := 0
+	for q := s.live.first; q != nil && len(h.rows) < roundRows*lanes && looked < 2*roundRows*lanes; q = q.next {
+		looked++
+		due := q.arrival + s.m.target[q.model] - s.m.now
+		at := len(h.mean)
+		possible, cheapest, least := false, -1, math.Inf(1)
+		for g := range h.groups {
+			grp := &h.groups[g]
+			mean, safe := math.Inf(1), math.Inf(1)
+			if tab := grp.typ.tables[q.model]; tab != nil && slices.ContainsFunc(grp.lanes, func(l *lane) bool { return l.holds[q.model] }) {
+				mean, safe = tab.mean[q.batch], tab.safe[q.batch]
+			}
+			price := grp.typ.worth(q.model)
+			h.mean, h.safe, h.price = append(h.mean, mean), append(h.safe, safe), append(h.price, price)
+			possible = possible || grp.first+safe <= due
+			if cost := price * mean; mean <= due && cost < least {
+				cheapest, least = g, cost
+			}
+		}
+		if cheapest >= 0 {
+			h.groups[cheapest].work += h.mean[at+cheapest]
+		}
+		if !possible {
+			h.mean, h.safe, h.price = h.mean[:at], h.safe[:at], h.price[:at]
+			continue
+		}
+		h.rows, h.due = append(h.rows, q), append(h.due, due)
+	}
+	at := 0
+	h.dearest = 0
+	for _, q := range h.rows {
+		for g := range h.groups {
+			grp := &h.groups[g]
+			if !math.IsInf(h.mean[at], 1) {
+				capacity := float64(len(grp.lanes)) * s.m.target[q.model]
+				h.price[at] *= grp.typ.rise(grp.work/capacity, h.mean[at]/capacity)
+				h.dearest = max(h.dearest, h.price[at]*h.mean[at])
+			}
+			at++
+		}
+	}
+}
+
+// worth is the price of a ms of t: the fluid program's, or a guess until there
+// is one.
+func (t *instanceType) worth(model int) float64 {
+	if !math.IsNaN(t.price) {
+		return t.price
+	}
+	largest := t.tables[model]
+	if largest == nil {
+		return 0
+	}
+	return 1 / largest.mean[largest.Largest()]
+}
+
+// rise is by how much the price of t rises with its backlog: the mean of
+// exp(a (min(y, fullBacklog) - r)) over y from w to w + d.
+func (t *instanceType) rise(w, d float64) float64 {
+	a, r := 2.0, 0.3
+	if t.base {
+		a, r = 1, 0.1
+	}
+	if w >= fullBacklog {
+		return math.Exp(a * (fullBacklog - r))
+	}
+	below := min(d, fullBacklog-w) // the part of d in which prices rise
+	sum := math.Exp(a*(w-r)) * math.Expm1(a*below) / a
+	if below < d {
+		sum += math.Exp(a*(fullBacklog-r)) * (d - below)
+	}
+	return sum / d
+}
+
+// plan matches rows to slots and gives each group the rows that its slots can
+// serve in time.
+func (h *horizon) plan(s *shard) {
+	h.slots, h.cost = h.slots[:0], h.cost[:0]
+	ahead := 2
+	if len(h.rows) == 1 {
+		ahead = 1
+	}
+	for g := range h.groups {
+		grp := &h.groups[g]
+		for _, l := range grp.lanes {
+			for k := range ahead {
+				h.slots = append(h.slots, slot{g, l, l.start() + float64(k)*grp.typ.service})
+			}
+		}
+	}
+	for i, q := range h.rows {
+		perMs := waitPrice / s.m.target[q.model]
+		for _, slot := range h.slots {
+			at := i*len(h.groups) + slot.group
+			c := math.Inf(1)
+			if slot.lane.serves(q) {
+				c = h.price[at]*h.mean[at] + perMs*slot.start
+				if slot.start+h.safe[at] > h.due[i] {
+					c = latePrice + h.dearest + c/lateScale
+				}
+			}
+			h.cost = append(h.cost, c)
+		}
+	}
+	h.match = grow(h.match, len(h.rows))
+	if _, _, err := h.solver.Solve(h.cost, len(h.rows), len(h.slots), h.match); err != nil {
+		panic(err) // costs are finite or +Inf
+	}
+	for i, k := range h.match {
+		if k >= 0 && h.slots[k].start+h.safe[i*len(h.groups)+h.slots[k].group] <= h.due[i] {
+			grp := &h.groups[h.slots[k].group]
+			grp.rest = append(grp.rest, int32(i))
+		}
+	}
+}
+
+// dispatch starts queries of g's plan on its open lanes: the one that must start
+// first, provided that the others can still be in time after it.
+func (h *horizon) dispatch(s *shard, g int) {
+	grp := &h.groups[g]
+	for _, l := range grp.lanes {
+		if len(grp.rest) == 0 {
+			return
+		}
+		if !l.open() {
+			continue
+		}
+		h.order = append(h.order[:0], grp.rest...)
+		h.byLatestStart(g, h.order)
+		chosen := int32(-1)
+		for _, i := range h.order {
+			if !l.serves(h.rows[i]) || l.start()+h.safe[int(i)*len(h.groups)+g] > h.due[i] {
+				continue
+			}
+			if chosen < 0 {
+				chosen = i
+			}
+			if h.fits(g, l, i) {
+				chosen = i
+				break
+			}
+		}
+		if chosen < 0 {
+			continue
+		}
+		k := slices.Index(grp.rest, chosen)
+		grp.rest = slices.Delete(grp.rest, k, k+1)
+		at := int(chosen)*len(h.groups) + g
+		s.assign(h.rows[chosen], l, h.price[at]*h.mean[at])
+	}
+}
+
+// byLatestStart sorts rows by when they must start on g at the latest.
+func (h *horizon) byLatestStart(g int, rows []int32) {
+	latest := func(i int32) float64 { return h.due[i] - h.safe[int(i)*len(h.groups)+g] }
+	for k := 1; k < len(rows); k++ { // few rows, and sorted but for some
+		for j := k; j > 0 && latest(rows[j]) < latest(rows[j-1]); j-- {
+			rows[j], rows[j-1] = rows[j-1], rows[j]
+		}
+	}
+}
+
+// fits says whether g can serve the rest of its plan in time if l serves row first
+// now: each next query goes to the lane free first, oldest query first or the one that must start first.
+func (h *horizon) fits(g int, l *lane, first int32) bool {
+	h.planned = h.planned[:0]
+	for _, i := range h.groups[g].rest {
+		if i != first {
+			h.planned = append(h.planned, i)
+		}
+	}
+	if h.scheduled(g, l, first) {
+		return true
+	}
+	h.byLatestStart(g, h.planned)
+	return h.scheduled(g, l, first)
+}
+
+// scheduled says whether the planned rows are all in time in their order.
+func (h *horizon) scheduled(g int, l *lane, first int32) bool {
+	lanes := h.groups[g].lanes
+	h.freeAt = grow(h.freeAt, len(lanes))
+	for k, o := range lanes {
+		h.freeAt[k] = o.start()
+		if o == l {
+			h.freeAt[k] += h.mean[int(first)*len(h.groups)+g]
+		}
+	}
+	for _, i := range h.planned {
+		next := -1
+		for k, t := range h.freeAt {
+			if (next < 0 || t < h.freeAt[next]) && lanes[k].holds[h.rows[i].model] {
+				next = k
+			}
+		}
+		at := int(i)*len(h.groups) + g
+		if next < 0 || h.freeAt[next]+h.safe[at] > h.due[i] {
+			return false
+		}
+		h.freeAt[next] += h.mean[at]
+	}
+	return true
+}
+
+// serveLost starts a lost query where a group is calm enough. The only lane of
+// a type is spared, as the next query may need it, unless no other could serve
+// the lost one.
+func (h *horizon) serveLost(s *shard) {
+	for _, spare := range []bool{true, false} {
+		for g := range h.groups {
+			grp := &h.groups[g]
+			if spare && len(grp.lanes) == 1 {
+				continue
+			}
+			for _, l := range grp.lanes {
+				if !l.open() {
+					continue
+				}
+				if q := h.lost(s, grp, l, spare); q != nil {
+					s.assign(q, l, 0)
+					return
+				}
+			}
+		}
+	}
+}
+
+// lost returns the lost query that may start on l of grp, or nil.
+func (h *horizon) lost(s *shard, grp *group, l *lane, spare bool) (chosen *query) {
+	work := grp.work / float64(len(grp.lanes)) / (1 + float64(s.late.n)/calmQueue)
+	n := 0
+	for q := s.late.first; q != nil && n < calmChoice; q = q.next {
+		if !l.serves(q) {
+			continue
+		}
+		n++
+		if (spare || !h.spared(q)) && work <= calmWork*s.m.target[q.model] && (chosen == nil || q.batch < chosen.batch) {
+			chosen = q
+		}
+	}
+	return chosen
+}
+
+// spared says whether some type with more than one lane can serve q.
+func (h *horizon) spared(q *query) bool {
+	for g := range h.groups {
+		if lanes := h.groups[g].lanes; len(lanes) > 1 && slices.ContainsFunc(lanes, func(l *lane) bool { return l.serves(q) }) {
+			return true
+		}
+	}
+	return false
+}

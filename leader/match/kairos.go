@@ -1,0 +1,76 @@
+package match
+
+import "math"
+
+// Section 5.1 of the KAIROS paper leaves both to the implementation.
+const (
+	// kairosMargin is the part of the QoS target that a query may use (Eq. 8).
+	kairosMargin = 0.98
+	// kairosPenalty times the QoS target stands for the latency of a pair that would miss it (Eq. 8).
+	kairosPenalty = 10
+	// roundRows bounds the waiting queries of a round, in queries a lane.
+	roundRows = 2
+)
+
+// kairos is the query distribution of KAIROS section 5.1: Eq. 4 to 8. Every
+// round matches the waiting queries to all lanes, the busy ones with their
+// remaining time, at the least sum of C_j * L_ij. Only pairs whose lane is open
+// are carried out. Of several models each counts in units of its QoS target.
+type kairos struct {
+	solver  Assignment
+	rows    []*query
+	columns []*lane
+	start   []float64 // by column
+	cost    []float64
+	match   []int
+}
+
+func (*kairos) arrived(*shard, *query) {}
+
+func (k *kairos) choose(s *shard) {
+	k.columns, k.start, k.rows, k.cost = k.columns[:0], k.start[:0], k.rows[:0], k.cost[:0]
+	for _, l := range s.lanes {
+		if l.usable() {
+			k.columns = append(k.columns, l)
+			k.start = append(k.start, l.start())
+		}
+	}
+	limit := roundRows * len(k.columns)
+	if s.live.n+s.late.n <= limit {
+		for q := range s.all {
+			k.rows = append(k.rows, q)
+		}
+	} else { // overload: those still in time first
+		for q := s.live.first; q != nil && len(k.rows) < limit; q = q.next {
+			k.rows = append(k.rows, q)
+		}
+		for q := s.late.first; q != nil && len(k.rows) < limit; q = q.next {
+			k.rows = append(k.rows, q)
+		}
+	}
+	now := s.m.now
+	for _, q := range k.rows {
+		target := s.m.target[q.model]
+		limit := kairosMargin*target - (now - q.arrival)
+		for j, l := range k.columns {
+			c := math.Inf(1)
+			if l.serves(q) {
+				L := k.start[j] + l.latency(q)
+				if L > limit {
+					L = kairosPenalty * target
+				}
+				c = l.typ.coefficient[q.model] * L / target
+			}
+			k.cost = append(k.cost, c)
+		}
+	}
+	k.match = grow(k.match, len(k.rows))
+	if _, _, err := k.solver.Solve(k.cost, len(k.rows), len(k.columns), k.match); err != nil {
+		panic(err) // costs are finite or +Inf
+	}
+	for i, j := range k.match {
+		if j >= 0 && k.columns[j].open() {
+			s.assign(k.rows[i], k.columns[j], k.cost[i*len(k.columns)+j])
+		}
+	}
+}

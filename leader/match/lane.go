@@ -1,0 +1,206 @@
+package match
+
+import "slices"
+
+// A query is one that waits or is sent. Queries are recycled.
+type query struct {
+	id       QueryID
+	model    int
+	batch    int
+	arrival  float64
+	deadline float64 // +Inf: none
+	lostAt   float64 // no type can meet the QoS target of one that still waits then
+	class    int     // size class
+	least    float64 // the least mean latency on any type in the pool; +Inf: none serves it
+	attempt  int     // of the last assignment; 0: none yet
+
+	waiting bool  // in a list of its shard
+	isLate  bool  // waiting, and lost
+	sent    bool  // to lane
+	lane    *lane // where it is sent
+	shard   *shard
+
+	prev, next             *query // in the shard's list
+	queue                  *queue // the policy's, while it waits; may be nil
+	prevQueued, nextQueued *query
+	queuedWork             float64
+	timer                  timer
+}
+
+// A lane as the matcher knows it.
+type lane struct {
+	m     *Matcher
+	id    LaneID
+	typ   *instanceType
+	holds []bool // by model
+	shard *shard
+
+	freeAt   float64
+	held     []reservation // sent and unanswered; the oldest first
+	draining bool
+	overdue  bool
+	timer    timer
+
+	queue queue // of waiting queries, for policies that place them on lanes
+}
+
+// A reservation is an assignment that the lane has not answered.
+type reservation struct {
+	query   QueryID
+	attempt int
+	latency float64 // predicted
+}
+
+// usable says whether l may be given anything, now or later.
+func (l *lane) usable() bool { return !l.draining && !l.overdue }
+
+// open says whether l may be given a query now.
+func (l *lane) open() bool {
+	if !l.usable() {
+		return false
+	}
+	if l.m.ahead > 0 {
+		// One that is late with what it holds is not given more: nobody knows when it will be free.
+		return l.freeAt <= l.m.now+l.m.ahead && (len(l.held) == 0 || len(l.held) == 1 && l.freeAt >= l.m.now)
+	}
+	return len(l.held) == 0 && l.freeAt <= l.m.now
+}
+
+// start returns in how many ms a query given to l now, or as soon as l may be given one, would start.
+func (l *lane) start() float64 { return max(l.m.ahead, l.freeAt-l.m.now) }
+
+// latency returns the predicted mean latency of q on l; l must hold q's model
+// and its profile be known.
+func (l *lane) latency(q *query) float64 { return l.typ.tables[q.model].mean[q.batch] }
+
+// serves says whether l holds q's model and its latency is known.
+func (l *lane) serves(q *query) bool { return l.holds[q.model] && l.typ.tables[q.model] != nil }
+
+// setFree says when l will be free, and asks to be stepped when it opens
+// without an answer.
+func (l *lane) setFree(at float64) {
+	l.freeAt = at
+	if opens := at - l.m.ahead; opens > l.m.now && (len(l.held) == 0 || l.m.ahead > 0) {
+		l.m.timers.set(&l.timer, opens)
+	} else {
+		l.m.timers.remove(&l.timer)
+	}
+}
+
+func (l *lane) release(id QueryID, attempt int) {
+	l.held = slices.DeleteFunc(l.held, func(r reservation) bool { return r.query == id && r.attempt == attempt })
+}
+
+// A queue orders waiting queries by arrival, for a policy: those placed on a
+// lane, or those of one kind.
+type queue struct {
+	first, last *query
+	n           int
+	work        float64 // the predicted latencies of all
+}
+
+// push adds q, which is predicted to take the given time.
+func (u *queue) push(q *query, latency float64) {
+	after := u.last
+	for after != nil && byArrival(after, q) > 0 {
+		after = after.prevQueued
+	}
+	q.queue, q.prevQueued, q.queuedWork = u, after, latency
+	if after != nil {
+		q.nextQueued, after.nextQueued = after.nextQueued, q
+	} else {
+		q.nextQueued, u.first = u.first, q
+	}
+	if q.nextQueued != nil {
+		q.nextQueued.prevQueued = q
+	} else {
+		u.last = q
+	}
+	u.n++
+	u.work += latency
+}
+
+func (u *queue) remove(q *query) {
+	if q.prevQueued != nil {
+		q.prevQueued.nextQueued = q.nextQueued
+	} else {
+		u.first = q.nextQueued
+	}
+	if q.nextQueued != nil {
+		q.nextQueued.prevQueued = q.prevQueued
+	} else {
+		u.last = q.prevQueued
+	}
+	q.queue, q.prevQueued, q.nextQueued = nil, nil, nil
+	u.n--
+	if u.work -= q.queuedWork; u.n == 0 {
+		u.work = 0 // no rounding left behind
+	}
+}
+
+// A list of waiting queries.
+type list struct {
+	first, last *query
+	n           int
+}
+
+// insert puts q behind all that arrived before it, in a list that is so ordered.
+func (l *list) insert(q *query) {
+	after := l.last
+	for after != nil && byArrival(after, q) > 0 {
+		after = after.prev
+	}
+	q.prev = after
+	if after != nil {
+		q.next, after.next = after.next, q
+	} else {
+		q.next, l.first = l.first, q
+	}
+	if q.next != nil {
+		q.next.prev = q
+	} else {
+		l.last = q
+	}
+	l.n++
+}
+
+// push puts q last.
+func (l *list) push(q *query) {
+	if q.prev = l.last; q.prev != nil {
+		q.prev.next = q
+	} else {
+		l.first = q
+	}
+	l.last = q
+	l.n++
+}
+
+func (l *list) remove(q *query) {
+	if q.prev != nil {
+		q.prev.next = q.next
+	} else {
+		l.first = q.next
+	}
+	if q.next != nil {
+		q.next.prev = q.prev
+	} else {
+		l.last = q.prev
+	}
+	q.prev, q.next = nil, nil
+	l.n--
+}
+
+// byArrival orders queries by arrival, then by id.
+func byArrival(a, b *query) int {
+	switch {
+	case a.arrival < b.arrival || a.arrival == b.arrival && a.id.less(b.id):
+		return -1
+	case a == b:
+		return 0
+	}
+	return 1
+}
+
+func (id QueryID) less(o QueryID) bool {
+	return id.Gateway < o.Gateway || id.Gateway == o.Gateway && id.Sequence < o.Sequence
+}

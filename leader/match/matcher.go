@@ -1,0 +1,516 @@
+package match
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A Matcher matches queries to lanes; see the package comment. It is not safe for
+// concurrent use.
+//
+// Time inside is in ms since the first event. Latencies, remaining times and
+// targets are in ms as well.
+type Matcher struct {
+	cfg    Config
+	models []Model
+	target []float64 // by model
+	byName map[string]int
+
+	origin  time.Time
+	started bool
+	now     float64
+	ahead   float64
+
+	types  []*instanceType // in the order first heard of
+	lanes  map[LaneID]*lane
+	all    []*lane // in the order of their ids
+	shards []*shard
+	// nowhere has no lanes; what no lane can serve waits there.
+	nowhere *shard
+	rng     *rand.Rand
+
+	queries map[QueryID]*query
+	waiting int
+	free    *query // recycled queries, linked by next
+	timers  timers
+	out     []Decision
+	changed []*query // scratch
+}
+
+// An instanceType is what is known of an instance type.
+type instanceType struct {
+	name   string
+	tables []*Table // by model; nil: unknown
+	// coefficient is C_j of Definition 1 by model; 0 where the latency is unknown.
+	coefficient []float64
+	base        bool  // meets every model's QoS target at its largest batch size
+	lanes       []int // usable ones in the pool that hold the model, by model
+	// rank orders the types: the fastest at the largest batch sizes is 0.
+	rank     int
+	slowness float64
+	// price and service are the fluid program's; NaN and 0: none known.
+	price, service float64
+}
+
+func newInstanceType(name string, models int) *instanceType {
+	return &instanceType{name: name, tables: make([]*Table, models),
+		coefficient: make([]float64, models), lanes: make([]int, models), price: math.NaN()}
+}
+
+// New returns a matcher without lanes, profiles or queries. The models of cfg
+// are copied.
+func New(cfg Config) (*Matcher, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Policy == "" {
+		cfg.Policy = DefaultPolicy
+	}
+	if cfg.MaxWaiting == 0 {
+		cfg.MaxWaiting = defaultMaxWaiting
+	}
+	if cfg.ShardLanes == 0 {
+		cfg.ShardLanes = defaultShardLanes
+	}
+	m := &Matcher{
+		cfg:     cfg,
+		models:  slices.Clone(cfg.Models),
+		byName:  map[string]int{},
+		ahead:   toMs(cfg.DispatchAhead),
+		lanes:   map[LaneID]*lane{},
+		rng:     rand.New(rand.NewPCG(cfg.Seed, 0)),
+		queries: map[QueryID]*query{},
+	}
+	for i, model := range m.models {
+		m.byName[model.Name] = i
+		m.target = append(m.target, toMs(model.QoSTarget))
+	}
+	m.shards, m.nowhere = []*shard{newShard(m)}, newShard(m)
+	return m, nil
+}
+
+// Waiting returns how many queries wait, and how many of them are late.
+func (m *Matcher) Waiting() (all, late int) {
+	late = m.nowhere.late.n
+	for _, s := range m.shards {
+		late += s.late.n
+	}
+	return m.waiting, late
+}
+
+// Step takes what happened at now and returns what to do about it, in order,
+// and when the matcher wants to be stepped next if nothing happens before (zero:
+// never). The decisions are valid until the next call. Time must not run
+// backwards; an earlier now counts as the latest one seen.
+//
+// The error tells of an event that makes no sense (an unknown lane or model, a
+// lane that joins twice); the matcher has ignored it, and the decisions are
+// still to be carried out. What two honest parties may cross on the way (a
+// cancel and a completion, say) is no error.
+func (m *Matcher) Step(now time.Time, e *Event) (decisions []Decision, next time.Time, err error) {
+	m.out = m.out[:0]
+	if !m.started {
+		m.started, m.origin = true, now
+	}
+	m.now = max(m.now, toMs(now.Sub(m.origin)))
+	err = m.apply(e)
+	m.expire()
+	for _, s := range m.shards {
+		if s.dirty {
+			s.dirty = false
+			s.round()
+		}
+	}
+	if t, ok := m.timers.earliest(); ok {
+		const never = 9e12                                        // ms; a Duration holds little more
+		next = m.origin.Add(time.Duration(min(t, never)*1e6) + 1) // not before t, whatever the rounding
+	}
+	return m.out, next, err
+}
+
+// expire does what is due by now.
+func (m *Matcher) expire() {
+	for {
+		t, ok := m.timers.earliest()
+		if !ok || t > m.now {
+			return
+		}
+		item := m.timers.pop()
+		if l := item.lane; l != nil {
+			l.shard.dirty = true
+			if len(l.held) == 0 && l.freeAt > m.now { // it has opened early, for others than lost queries
+				m.timers.set(&l.timer, l.freeAt)
+			}
+			continue
+		}
+		m.settle(item.query)
+	}
+}
+
+// settle looks at a waiting query whose time may have come: past its deadline
+// it is rejected; if no type can meet its QoS target any more it is late. It
+// sets the timer of a query that goes on waiting.
+func (m *Matcher) settle(q *query) {
+	switch {
+	case q.deadline <= m.now:
+		m.reject(q, DeadlinePassed)
+		return
+	case !q.isLate && q.lostAt <= m.now:
+		if m.models[q.model].RejectLate {
+			m.reject(q, Late)
+			return
+		}
+		q.shard.leaveLive(q)
+		q.isLate = true
+		q.shard.late.push(q)
+		q.shard.dirty = true
+	}
+	due := q.deadline
+	if !q.isLate {
+		due = min(due, q.lostAt)
+	}
+	m.timers.set(&q.timer, due)
+}
+
+func (m *Matcher) apply(e *Event) error {
+	switch e.Kind {
+	case TimePassed:
+		return nil
+	case Submitted:
+		m.submit(e)
+		return nil
+	case Cancelled:
+		if q := m.queries[e.Query]; q != nil {
+			m.forget(q)
+		}
+		return nil
+	case GatewayLost:
+		m.changed = m.changed[:0]
+		for id, q := range m.queries {
+			if id.Gateway == e.Query.Gateway {
+				m.changed = append(m.changed, q)
+			}
+		}
+		slices.SortFunc(m.changed, byArrival)
+		for _, q := range m.changed {
+			m.forget(q)
+		}
+		return nil
+	case LaneJoined:
+		return m.join(e)
+	case ProfileChanged:
+		return m.profile(e)
+	case PricesChanged:
+		for _, p := range e.Prices {
+			if !(p.PerMs >= 0 && p.PerMs <= math.MaxFloat64) || p.Service < 0 {
+				return fmt.Errorf("price of %s is %v a ms, service %v; want both >= 0", p.Type, p.PerMs, p.Service)
+			}
+		}
+		for _, t := range m.types {
+			t.price, t.service = math.NaN(), 0
+		}
+		for _, p := range e.Prices {
+			t := m.instanceType(p.Type)
+			t.price, t.service = p.PerMs, toMs(p.Service)
+		}
+		return nil
+	}
+	l := m.lanes[e.Lane]
+	if l == nil {
+		if e.Kind == Completed || e.Kind == Refused { // a lane already lost may still answer
+			m.answered(e)
+			return nil
+		}
+		return fmt.Errorf("lane %d: %v, but no such lane has joined", e.Lane, e.Kind)
+	}
+	if e.Remaining < 0 {
+		return fmt.Errorf("lane %d: %v with remaining time %v, want >= 0", e.Lane, e.Kind, e.Remaining)
+	}
+	switch e.Kind {
+	case Completed, Refused:
+		l.release(e.Query, e.Attempt)
+		// What is on its way to the lane, or has just started there, the lane may not have counted.
+		held := 0.0
+		for _, r := range l.held {
+			held += r.latency
+		}
+		l.setFree(m.now + max(toMs(e.Remaining), held-m.ahead))
+		m.answered(e)
+		if l.overdue {
+			l.overdue = false
+			m.arrange()
+		}
+	case Overdue:
+		l.overdue = true
+		m.arrange()
+		m.takeBack(l, LaneOverdue)
+	case LaneLost:
+		delete(m.lanes, l.id)
+		m.all = slices.DeleteFunc(m.all, func(o *lane) bool { return o == l })
+		m.timers.remove(&l.timer)
+		m.arrange()
+		m.takeBack(l, LaneGone)
+	case LaneDraining:
+		l.draining = true
+		m.arrange()
+	case LaneModels:
+		holds, err := m.holds(e)
+		if err != nil {
+			return err
+		}
+		l.holds = holds
+		m.arrange()
+	case LaneRemaining:
+		l.setFree(m.now + toMs(e.Remaining))
+	default:
+		return fmt.Errorf("event of unknown kind %d", e.Kind)
+	}
+	l.shard.dirty = true
+	return nil
+}
+
+func (m *Matcher) submit(e *Event) {
+	if m.queries[e.Query] != nil {
+		return
+	}
+	model, ok := m.byName[e.Model]
+	switch {
+	case !ok:
+		m.out = append(m.out, Decision{Action: Reject, Reason: UnknownModel, Query: e.Query})
+		return
+	case e.BatchSize < 1 || e.BatchSize > m.models[model].LargestBatchSize:
+		m.out = append(m.out, Decision{Action: Reject, Reason: BadBatchSize, Query: e.Query})
+		return
+	case m.waiting >= m.cfg.MaxWaiting:
+		m.out = append(m.out, Decision{Action: Reject, Reason: Overloaded, Query: e.Query})
+		return
+	}
+	q := m.free
+	if q == nil {
+		q = &query{}
+	} else {
+		m.free = q.next
+	}
+	*q = query{id: e.Query, model: model, batch: e.BatchSize, arrival: m.now - toMs(max(0, e.Waited)), deadline: math.Inf(1), timer: timer{at: -1}}
+	q.timer.query = q
+	if e.TimeLeft > 0 {
+		q.deadline = m.now + toMs(e.TimeLeft)
+	}
+	m.queries[q.id] = q
+	m.wait(q)
+}
+
+// wait makes q wait (again).
+func (m *Matcher) wait(q *query) {
+	q.lane, q.sent = nil, false
+	m.classify(q)
+	m.route(q).enter(q)
+	m.settle(q)
+	if q.waiting {
+		q.shard.policy.arrived(q.shard, q)
+	}
+}
+
+// classify finds out what the pool can do for q.
+func (m *Matcher) classify(q *query) {
+	target := m.target[q.model]
+	q.class, q.least = baseOnly, math.Inf(1)
+	for _, t := range m.types {
+		if tab := t.tables[q.model]; tab != nil && t.lanes[q.model] > 0 {
+			latency := tab.mean[q.batch]
+			q.least = min(q.least, latency)
+			if !t.base && latency <= target {
+				q.class = shared
+			}
+		}
+	}
+	q.lostAt = q.arrival + target
+	if !math.IsInf(q.least, 1) {
+		q.lostAt -= q.least
+	}
+}
+
+// answered takes a completion or refusal from q's side. An answer to an older
+// attempt is as good as any: the first wins.
+func (m *Matcher) answered(e *Event) {
+	q := m.queries[e.Query]
+	switch {
+	case q == nil:
+	case e.Kind == Completed:
+		m.forget(q)
+	case q.sent && q.attempt == e.Attempt && q.lane.id == e.Lane:
+		m.offerAgain(q, LaneRefused)
+	}
+}
+
+// takeBack offers again what l holds.
+func (m *Matcher) takeBack(l *lane, why Reason) {
+	for i := range l.held {
+		if q := m.queries[l.held[i].query]; q != nil && q.sent && q.lane == l && q.attempt == l.held[i].attempt {
+			m.offerAgain(q, why)
+		}
+	}
+}
+
+func (m *Matcher) offerAgain(q *query, why Reason) {
+	if q.attempt >= MaxAttempts {
+		m.reject(q, TooManyAttempts)
+		return
+	}
+	m.out = append(m.out, Decision{Action: OfferAgain, Reason: why, Query: q.id, Attempt: q.attempt, Lane: q.lane.id,
+		Waited: fromMs(m.now - q.arrival)})
+	m.wait(q)
+}
+
+func (m *Matcher) reject(q *query, why Reason) {
+	m.out = append(m.out, Decision{Action: Reject, Reason: why, Query: q.id, Attempt: q.attempt, Waited: fromMs(m.now - q.arrival)})
+	m.forget(q)
+}
+
+// forget drops all memory of q. A lane it was sent to stays reserved until it answers.
+func (m *Matcher) forget(q *query) {
+	if q.waiting {
+		q.shard.leave(q)
+		q.shard.dirty = true
+	}
+	delete(m.queries, q.id)
+	*q = query{next: m.free}
+	m.free = q
+}
+
+func (m *Matcher) join(e *Event) error {
+	if m.lanes[e.Lane] != nil {
+		return fmt.Errorf("lane %d: joins, but has joined before", e.Lane)
+	}
+	if e.Remaining < 0 {
+		return fmt.Errorf("lane %d: joins with remaining time %v, want >= 0", e.Lane, e.Remaining)
+	}
+	holds, err := m.holds(e)
+	if err != nil {
+		return err
+	}
+	l := &lane{m: m, id: e.Lane, typ: m.instanceType(e.Type), holds: holds, timer: timer{at: -1}}
+	l.timer.lane = l
+	m.lanes[l.id] = l
+	i, _ := slices.BinarySearchFunc(m.all, l.id, func(o *lane, id LaneID) int { return int(o.id) - int(id) })
+	m.all = slices.Insert(m.all, i, l)
+	m.arrange()
+	l.setFree(m.now + toMs(e.Remaining))
+	return nil
+}
+
+// holds returns by model whether the event's lane holds it.
+func (m *Matcher) holds(e *Event) ([]bool, error) {
+	holds := make([]bool, len(m.models))
+	for _, name := range e.Models {
+		i, ok := m.byName[name]
+		if !ok {
+			return nil, fmt.Errorf("lane %d holds model %q, configured are: %s", e.Lane, name, strings.Join(m.modelNames(), ", "))
+		}
+		holds[i] = true
+	}
+	return holds, nil
+}
+
+func (m *Matcher) modelNames() []string {
+	var names []string
+	for _, model := range m.models {
+		names = append(names, model.Name)
+	}
+	return names
+}
+
+func (m *Matcher) profile(e *Event) error {
+	model, ok := m.byName[e.Model]
+	if !ok {
+		return fmt.Errorf("profile of model %q on %s, configured are: %s", e.Model, e.Type, strings.Join(m.modelNames(), ", "))
+	}
+	if e.Table != nil && e.Table.Largest() < m.models[model].LargestBatchSize {
+		return fmt.Errorf("profile of model %q on %s: ends at batch size %d, want %d", e.Model, e.Type, e.Table.Largest(), m.models[model].LargestBatchSize)
+	}
+	m.instanceType(e.Type).tables[model] = e.Table
+	m.arrange()
+	return nil
+}
+
+func (m *Matcher) instanceType(name string) *instanceType {
+	for _, t := range m.types {
+		if t.name == name {
+			return t
+		}
+	}
+	t := newInstanceType(name, len(m.models))
+	m.types = append(m.types, t)
+	return t
+}
+
+// arrange brings everything in line that follows from which lanes and profiles
+// there are: coefficients and the order of the types, shards and their lanes,
+// and where and until when the waiting queries wait. It is called on changes
+// that are rare beside queries.
+func (m *Matcher) arrange() {
+	for _, t := range m.types {
+		clear(t.lanes)
+		t.base, t.slowness = true, 0
+	}
+	for _, l := range m.all {
+		for model, held := range l.holds {
+			if held && l.usable() {
+				l.typ.lanes[model]++
+			}
+		}
+	}
+	for i, model := range m.models {
+		fastest := math.Inf(1)
+		for _, t := range m.types {
+			if t.lanes[i] > 0 && t.tables[i] != nil {
+				fastest = min(fastest, t.tables[i].mean[model.LargestBatchSize])
+			}
+		}
+		for _, t := range m.types {
+			t.coefficient[i] = 0
+			if t.tables[i] == nil {
+				t.slowness += 1e3
+				continue
+			}
+			largest := t.tables[i].mean[model.LargestBatchSize]
+			t.coefficient[i] = min(1, fastest/largest)
+			t.slowness += largest / m.target[i]
+			t.base = t.base && largest <= m.target[i]
+		}
+	}
+	order := slices.Clone(m.types)
+	slices.SortFunc(order, func(a, b *instanceType) int {
+		switch {
+		case a.slowness < b.slowness:
+			return -1
+		case a.slowness > b.slowness:
+			return 1
+		}
+		return strings.Compare(a.name, b.name)
+	})
+	for i, t := range order {
+		t.rank = i
+	}
+
+	m.changed = m.changed[:0]
+	for _, s := range append(m.shards, m.nowhere) {
+		for _, l := range []*list{&s.live, &s.late} {
+			for q := l.first; q != nil; q = q.next {
+				m.changed = append(m.changed, q)
+			}
+		}
+	}
+	slices.SortFunc(m.changed, byArrival)
+	for _, q := range m.changed {
+		q.shard.leave(q)
+	}
+	m.deal()
+	for _, q := range m.changed {
+		m.wait(q)
+	}
+}

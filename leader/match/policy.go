@@ -1,0 +1,229 @@
+package match
+
+import (
+	"maps"
+	"math"
+	"slices"
+)
+
+// policies makes a policy for one shard.
+var policies = map[string]func(m *Matcher) policy{
+	"horizon":            func(*Matcher) policy { return &horizon{} },
+	"kairos":             func(*Matcher) policy { return &kairos{} },
+	"fcfs":               func(m *Matcher) policy { return newFIFO(m, false) },
+	"drs":                func(m *Matcher) policy { return newFIFO(m, true) },
+	"clockwork-earliest": func(*Matcher) policy { return queues{pickEarliest} },
+	"clockwork-cheapest": func(*Matcher) policy { return queues{pickCheapest} },
+	"round-robin":        func(*Matcher) policy { return queues{new(turn).pick} },
+	"random":             func(*Matcher) policy { return queues{pickRandom} },
+	"least-outstanding":  func(*Matcher) policy { return queues{pickLeastOutstanding} },
+	"power-of-two":       func(*Matcher) policy { return queues{pickOfTwo} },
+}
+
+// DefaultPolicy is the policy of a Config that names none.
+const DefaultPolicy = "horizon"
+
+// Policies lists the names that [Config.Policy] accepts, in alphabetical order.
+func Policies() []string { return slices.Sorted(maps.Keys(policies)) }
+
+// fifo gives the oldest query to the first open lane that may have it, the
+// fastest type first: fcfs, as RIBBON serves. With bySize it is drs
+// (DeepRecSys): queries above the threshold go to base types only and the others to
+// auxiliary types only, unless the shard has none that holds the model.
+type fifo struct {
+	bySize bool
+	queues []queue // by model, small ones and large ones
+}
+
+func newFIFO(m *Matcher, bySize bool) *fifo {
+	return &fifo{bySize, make([]queue, 2*len(m.models))}
+}
+
+func (f *fifo) arrived(s *shard, q *query) {
+	kind := 2 * q.model
+	if f.bySize && q.batch > s.m.cfg.Threshold {
+		kind++
+	}
+	f.queues[kind].push(q, 0)
+}
+
+func (f *fifo) choose(s *shard) {
+	for {
+		var oldest *query
+		var to *lane
+		for kind := range f.queues {
+			q := f.queues[kind].first
+			if q == nil || oldest != nil && byArrival(oldest, q) < 0 {
+				continue
+			}
+			if l := f.lane(s, q, kind%2 == 1); l != nil {
+				oldest, to = q, l
+			}
+		}
+		if oldest == nil {
+			return
+		}
+		s.assign(oldest, to, 0)
+	}
+}
+
+// lane returns the first open lane for q, or nil.
+func (f *fifo) lane(s *shard, q *query, large bool) *lane {
+	if f.bySize {
+		found := false
+		for _, l := range s.lanes {
+			if l.usable() && l.serves(q) && l.typ.base == large {
+				if l.open() {
+					return l
+				}
+				found = true
+			}
+		}
+		if found {
+			return nil
+		}
+	}
+	for _, l := range s.lanes {
+		if l.open() && l.serves(q) {
+			return l
+		}
+	}
+	return nil
+}
+
+// queues gives each query at once to a lane that pick chooses, where it waits
+// in the lane's own queue. pick returns nil if no usable lane serves the query.
+type queues struct {
+	pick func(s *shard, q *query) *lane
+}
+
+func (p queues) arrived(s *shard, q *query) {
+	if l := p.pick(s, q); l != nil {
+		l.queue.push(q, l.latency(q))
+	}
+}
+
+func (queues) choose(s *shard) {
+	for _, l := range s.lanes {
+		for l.queue.first != nil && s.assign(l.queue.first, l, 0) {
+		}
+	}
+}
+
+// finish returns in how many ms q would be done at the end of l's queue.
+func (l *lane) finish(q *query) float64 { return l.start() + l.queue.work + l.latency(q) }
+
+// outstanding returns how many queries l has before it.
+func (l *lane) outstanding() int { return len(l.held) + l.queue.n }
+
+// pickEarliest and pickCheapest are the two readings of Clockwork: of the
+// lanes whose queue lets q meet its QoS target, the one that finishes first, or one of
+// the cheapest type (least C_j; of these the first to finish). If there is none, the one
+// that finishes first.
+func pickEarliest(s *shard, q *query) *lane { return pickInTime(s, q, false) }
+
+func pickCheapest(s *shard, q *query) *lane { return pickInTime(s, q, true) }
+
+func pickInTime(s *shard, q *query, cheapest bool) (best *lane) {
+	left := s.m.target[q.model] - (s.m.now - q.arrival)
+	finish, cost := math.Inf(1), math.Inf(1)
+	for _, l := range s.lanes {
+		if !l.usable() || !l.serves(q) {
+			continue
+		}
+		f, c := l.finish(q), math.Inf(1)
+		if cheapest && f <= left {
+			c = l.typ.coefficient[q.model]
+		}
+		if c < cost || c == cost && f < finish {
+			best, finish, cost = l, f, c
+		}
+	}
+	return best
+}
+
+// turn counts the lanes that round-robin has had.
+type turn struct{ next int }
+
+func (t *turn) pick(s *shard, q *query) *lane {
+	for range s.lanes {
+		l := s.lanes[t.next%len(s.lanes)]
+		t.next++
+		if l.usable() && l.serves(q) {
+			return l
+		}
+	}
+	return nil
+}
+
+// pickRandom draws one of the lanes that may have q.
+func pickRandom(s *shard, q *query) (chosen *lane) {
+	n := 0
+	for _, l := range s.lanes {
+		if l.usable() && l.serves(q) {
+			if n++; s.m.rng.IntN(n) == 0 {
+				chosen = l
+			}
+		}
+	}
+	return chosen
+}
+
+func pickLeastOutstanding(s *shard, q *query) (best *lane) {
+	for _, l := range s.lanes {
+		if l.usable() && l.serves(q) && (best == nil || l.outstanding() < best.outstanding()) {
+			best = l
+		}
+	}
+	return best
+}
+
+// pickOfTwo draws two lanes and takes the one with less outstanding.
+func pickOfTwo(s *shard, q *query) *lane {
+	a, b := pickRandom(s, q), pickRandom(s, q)
+	if a != nil && b.outstanding() < a.outstanding() {
+		return b
+	}
+	return a
+}
+
+// ThresholdSearch finds the threshold of drs by hill climbing, as DeepRecSys
+// does: from a threshold of half the largest batch size it moves by a quarter of it as long
+// as that raises the throughput, then by half of that, down to steps of 1 % of the largest.
+// throughput evaluates a threshold; it is called once for each. The search ends at its first error.
+func ThresholdSearch(largest int, throughput func(threshold int) (float64, error)) (threshold int, best float64, err error) {
+	known := map[int]float64{}
+	try := func(t int) (float64, error) {
+		v, ok := known[t]
+		if !ok {
+			var err error
+			if v, err = throughput(t); err != nil {
+				return 0, err
+			}
+			known[t] = v
+		}
+		return v, nil
+	}
+	threshold = largest / 2
+	if best, err = try(threshold); err != nil {
+		return 0, 0, err
+	}
+	for step := largest / 4; step >= max(1, largest/100); step /= 2 {
+		for moved := true; moved; {
+			moved = false
+			for _, t := range []int{threshold - step, threshold + step} {
+				if t < 0 || t > largest {
+					continue
+				}
+				v, err := try(t)
+				if err != nil {
+					return 0, 0, err
+				}
+				if v > best {
+					threshold, best, moved = t, v, true
+				}
+			}
+		}
+	}
+	return threshold, best, nil
+}

@@ -1,0 +1,219 @@
+package match
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/muster-serve/muster/leader/fluid"
+)
+
+// DefaultProbes is how many lanes a gateway without a leader asks for one query.
+const DefaultProbes = 4
+
+// A Priced is the decision of a gateway that has no leader: for each query it
+// says whom to ask, from prices, profiles and what was last heard of the lanes, and which of
+// those who answer to take. Like a Matcher it does nothing by itself.
+//
+// For each query the caller calls [Priced.Rank], asks the lanes "when would you finish
+// this batch?" (the answer reserves the place, and the lanes not taken are told so), tells
+// [Priced.Heard] what they say of themselves, and gives their answers to [Priced.Choose]. On gossip a
+// second old alone, gateways crowd the same lanes; the answers carry the decision.
+//
+// It is not safe for concurrent use.
+type Priced struct {
+	models []Model
+	byName map[string]int
+	types  []*instanceType
+	lanes  []*pricedLane // in the order of their ids
+	rng    *rand.Rand
+
+	ranked []Candidate
+}
+
+// A pricedLane is a lane as a gateway believes it to be.
+type pricedLane struct {
+	id     LaneID
+	typ    *instanceType
+	holds  []bool
+	heard  time.Time // when this was so
+	freeAt time.Time
+}
+
+// A Candidate is a lane worth asking.
+type Candidate struct {
+	Lane LaneID
+	// Cost is what the lane's time for the query costs, in units of what an average query is worth.
+	Cost float64
+	// Latency is the predicted mean execution latency there, Wait how long the query would wait
+	// there by what was last heard.
+	Latency, Wait time.Duration
+
+	rank, tie float64
+}
+
+// An Answer is what a lane answers to a probe.
+type Answer struct {
+	Candidate
+	// Finish is the time from now until the lane would have answered the query with a certainty of
+	// 90 %, the way there and back included.
+	Finish time.Duration
+}
+
+// NewPriced returns a gateway's decision for the given models, that knows no
+// lanes. Gateways must have different seeds, for they should not ask the same of several equal lanes.
+func NewPriced(models []Model, seed uint64) (*Priced, error) {
+	cfg := Config{Models: models}
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	p := &Priced{models: slices.Clone(models), byName: map[string]int{}, rng: rand.New(rand.NewPCG(seed, 1))}
+	for i, m := range p.models {
+		p.byName[m.Name] = i
+	}
+	return p, nil
+}
+
+// SetProfile sets the latency of a model on an instance type; nil: unknown.
+func (p *Priced) SetProfile(model, instanceType string, t *Table) error {
+	i, ok := p.byName[model]
+	if !ok {
+		return fmt.Errorf("profile of model %q on %s: no such model is configured", model, instanceType)
+	}
+	if t != nil && t.Largest() < p.models[i].LargestBatchSize {
+		return fmt.Errorf("profile of model %q on %s: ends at batch size %d, want %d", model, instanceType, t.Largest(), p.models[i].LargestBatchSize)
+	}
+	p.instanceType(instanceType).tables[i] = t
+	return nil
+}
+
+// SetPrices sets the prices, the last that the leader has sent. One that is no
+// number >= 0 counts as unknown.
+func (p *Priced) SetPrices(prices []fluid.Price) {
+	for _, t := range p.types {
+		t.price = math.NaN()
+	}
+	for _, price := range prices {
+		if price.PerMs >= 0 && price.PerMs <= math.MaxFloat64 {
+			p.instanceType(price.Type).price = price.PerMs
+		}
+	}
+}
+
+func (p *Priced) instanceType(name string) *instanceType {
+	for _, t := range p.types {
+		if t.name == name {
+			return t
+		}
+	}
+	t := newInstanceType(name, len(p.models))
+	p.types = append(p.types, t)
+	return t
+}
+
+// Join tells of a lane, or of a change of what it holds; models unknown here are left out.
+// It counts as free until something else is heard.
+func (p *Priced) Join(id LaneID, instanceType string, models []string) {
+	holds := make([]bool, len(p.models))
+	for _, name := range models {
+		if i, ok := p.byName[name]; ok {
+			holds[i] = true
+		}
+	}
+	i, known := p.find(id)
+	if !known {
+		p.lanes = slices.Insert(p.lanes, i, &pricedLane{id: id})
+	}
+	p.lanes[i].typ, p.lanes[i].holds = p.instanceType(instanceType), holds
+}
+
+// Leave tells that a lane is lost or takes nothing more.
+func (p *Priced) Leave(id LaneID) {
+	if i, ok := p.find(id); ok {
+		p.lanes = slices.Delete(p.lanes, i, i+1)
+	}
+}
+
+// Heard tells what a lane said of itself, by gossip or in an answer: as of the
+// given time it would be free after remaining. Older news than the last is ignored.
+func (p *Priced) Heard(id LaneID, at time.Time, remaining time.Duration) {
+	if i, ok := p.find(id); ok && !at.Before(p.lanes[i].heard) {
+		p.lanes[i].heard, p.lanes[i].freeAt = at, at.Add(max(0, remaining))
+	}
+}
+
+func (p *Priced) find(id LaneID) (at int, known bool) {
+	return slices.BinarySearchFunc(p.lanes, id, func(l *pricedLane, id LaneID) int { return int(l.id) - int(id) })
+}
+
+// Rank returns up to n lanes to ask for a query, the best first: by price times
+// latency, plus waiting in QoS targets; those that seem too late come last. Of
+// equals it draws. It returns none if no lane can serve the query. The result is valid until the next call.
+func (p *Priced) Rank(now time.Time, model string, batchSize int, waited time.Duration, n int) []Candidate {
+	p.ranked = p.ranked[:0]
+	m, ok := p.byName[model]
+	if !ok || batchSize < 1 || batchSize > p.models[m].LargestBatchSize || n < 1 {
+		return nil
+	}
+	target := toMs(p.models[m].QoSTarget)
+	for _, l := range p.lanes {
+		tab := l.typ.tables[m]
+		if tab == nil || !l.holds[m] {
+			continue
+		}
+		wait := max(0, toMs(l.freeAt.Sub(now)))
+		c := Candidate{Lane: l.id, Cost: l.typ.worth(m) * tab.mean[batchSize], Latency: tab.Mean(batchSize), Wait: fromMs(wait), tie: p.rng.Float64()}
+		c.rank = c.Cost + wait/target
+		if toMs(waited)+wait+tab.safe[batchSize] > target {
+			c.rank = latePrice + (toMs(c.Latency)+wait)/target
+		}
+		p.keepBest(c, n)
+	}
+	return p.ranked
+}
+
+// keepBest inserts c into ranked, which holds the best n so far.
+func (p *Priced) keepBest(c Candidate, n int) {
+	better := func(a, b *Candidate) bool { return a.rank < b.rank || a.rank == b.rank && a.tie < b.tie }
+	if len(p.ranked) < n {
+		p.ranked = append(p.ranked, c)
+	} else if last := &p.ranked[n-1]; better(&c, last) {
+		*last = c
+	}
+	for i := len(p.ranked) - 1; i > 0 && better(&p.ranked[i], &p.ranked[i-1]); i-- {
+		p.ranked[i], p.ranked[i-1] = p.ranked[i-1], p.ranked[i]
+	}
+}
+
+// Choose returns which of the answers to take: the cheapest that is within the
+// QoS target, else the one that finishes first; -1 if there is none.
+func (p *Priced) Choose(model string, waited time.Duration, answers []Answer) (best int) {
+	best = -1
+	m, ok := p.byName[model]
+	if !ok {
+		return best
+	}
+	left := p.models[m].QoSTarget - waited
+	for i := range answers {
+		if best < 0 {
+			best = i
+			continue
+		}
+		a, b := &answers[i], &answers[best]
+		switch inTime := a.Finish <= left; {
+		case inTime != (b.Finish <= left):
+			if inTime {
+				best = i
+			}
+		case inTime && a.Cost != b.Cost:
+			if a.Cost < b.Cost {
+				best = i
+			}
+		case a.Finish < b.Finish:
+			best = i
+		}
+	}
+	return best
+}

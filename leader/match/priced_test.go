@@ -1,0 +1,110 @@
+package match
+
+import (
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/leader/fluid"
+)
+
+// pricedPool has a gpu lane (1) and four cpu lanes (2 to 5). A query of 50 takes 2 or 4 ms, one of 100
+// 4 ms or, beyond its target, 13 ms.
+func pricedPool(t *testing.T, seed uint64) *Priced {
+	t.Helper()
+	p, err := NewPriced([]Model{{Name: "m", QoSTarget: 10 * time.Millisecond, LargestBatchSize: 100}}, seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for typ, l := range map[string]stairs{"gpu": {0, 2000}, "cpu": {-5000, 9000}} {
+		tab, err := NewTable(l, 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.SetProfile("m", typ, tab); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.SetPrices([]fluid.Price{{Type: "gpu", PerMs: 0.5}, {Type: "cpu", PerMs: 0.1}})
+	p.Join(1, "gpu", []string{"m", "another"})
+	for id := LaneID(2); id <= 5; id++ {
+		p.Join(id, "cpu", []string{"m"})
+	}
+	return p
+}
+
+func TestPricedRanks(t *testing.T) {
+	p := pricedPool(t, 1)
+	if got := p.Rank(epoch, "m", 50, 0, 5); len(got) != 5 || got[4].Lane != 1 {
+		t.Errorf("small query: got %+v, want all lanes, the gpu last", got)
+	}
+	if got := p.Rank(epoch, "m", 100, 0, 2); len(got) != 2 || got[0].Lane != 1 {
+		t.Errorf("large query: got %+v, want the gpu first", got)
+	}
+	for id := LaneID(2); id <= 5; id++ {
+		p.Heard(id, epoch, 9*time.Millisecond)
+	}
+	if got := p.Rank(epoch, "m", 50, 0, 1); len(got) != 1 || got[0].Lane != 1 {
+		t.Errorf("busy cpus: got %+v, want the gpu", got)
+	}
+	// Time passes, and older news than the last does not count.
+	p.Heard(3, epoch.Add(-time.Second), 0)
+	p.Heard(4, epoch.Add(time.Millisecond), 0)
+	if got := p.Rank(epoch.Add(time.Millisecond), "m", 50, 0, 1); len(got) != 1 || got[0].Lane != 4 {
+		t.Errorf("one cpu is free: got %+v, want lane 4", got)
+	}
+	if got := p.Rank(epoch.Add(9*time.Millisecond), "m", 50, 0, 5); got[4].Lane != 1 || got[0].Wait != 0 {
+		t.Errorf("all are free again: got %+v, want the gpu last", got)
+	}
+	p.Leave(1)
+	p.Leave(1)
+	p.Join(2, "cpu", []string{"another"})
+	if got := p.Rank(epoch, "m", 50, 0, 5); len(got) != 3 {
+		t.Errorf("two lanes less: got %+v, want three", got)
+	}
+	for _, got := range [][]Candidate{p.Rank(epoch, "nope", 50, 0, 5), p.Rank(epoch, "m", 0, 0, 5), p.Rank(epoch, "m", 101, 0, 5)} {
+		if len(got) != 0 {
+			t.Errorf("bad query: got %+v, want none", got)
+		}
+	}
+	if err := p.SetProfile("nope", "cpu", nil); err == nil {
+		t.Error("profile of an unknown model: no error")
+	}
+}
+
+// Gateways that know the same ask different ones of equal lanes.
+func TestPricedSpreads(t *testing.T) {
+	first := map[LaneID]int{}
+	for seed := range uint64(100) {
+		first[pricedPool(t, seed).Rank(epoch, "m", 50, 0, 1)[0].Lane]++
+	}
+	for id := LaneID(2); id <= 5; id++ {
+		if first[id] < 10 {
+			t.Errorf("of 100 gateways %d ask lane %d first, want about 25: %v", first[id], id, first)
+		}
+	}
+}
+
+func TestPricedChooses(t *testing.T) {
+	p := pricedPool(t, 1)
+	ms := time.Millisecond
+	answer := func(cost float64, finish time.Duration) Answer {
+		return Answer{Candidate: Candidate{Cost: cost}, Finish: finish}
+	}
+	for _, c := range []struct {
+		what    string
+		answers []Answer
+		want    int
+	}{
+		{"none", nil, -1},
+		{"cheapest in time", []Answer{answer(3, 2*ms), answer(1, 9*ms), answer(2, 5*ms), answer(0.5, 11*ms)}, 1},
+		{"all late", []Answer{answer(1, 15*ms), answer(3, 12*ms)}, 1},
+		{"equal cost", []Answer{answer(1, 8*ms), answer(1, 7*ms)}, 1},
+	} {
+		if got := p.Choose("m", 0, c.answers); got != c.want {
+			t.Errorf("%s: got %d, want %d", c.what, got, c.want)
+		}
+	}
+	if got := p.Choose("m", 5*ms, []Answer{answer(1, 9*ms), answer(3, 4*ms)}); got != 1 {
+		t.Errorf("waited for 5 ms: got %d, want 1", got)
+	}
+}

@@ -1,0 +1,402 @@
+package match
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/leader/fluid"
+	"pgregory.net/rapid"
+)
+
+// stairs is a latency of base and a step more for every 50 items, in µs; the 80 % quantile
+// is a fifth more.
+type stairs struct{ base, step int }
+
+func (l stairs) Mean(batchSize int) time.Duration {
+	return time.Duration(l.base+l.step*((batchSize+49)/50)) * time.Microsecond
+}
+
+func (l stairs) Quantile(_ float64, batchSize int) time.Duration { return l.Mean(batchSize) * 6 / 5 }
+
+// A referee follows what a matcher is told and decides, with a memory of its
+// own, and fails the test on the first broken promise.
+type referee struct {
+	t       *rapid.T
+	m       *Matcher
+	cfg     Config
+	now     time.Duration
+	queries map[QueryID]*seenQuery
+	lanes   map[LaneID]*seenLane
+	log     []byte // events and decisions in their serial form
+	events  []string
+}
+
+type seenQuery struct {
+	model    string
+	deadline time.Duration // 0: none
+	attempt  int
+	lane     LaneID // while live
+	live     bool   // assigned and unanswered
+	outcome  string
+}
+
+type seenLane struct {
+	models            []string
+	held              []reservation
+	draining, overdue bool
+}
+
+func newReferee(t *rapid.T, cfg Config) *referee {
+	m, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &referee{t: t, m: m, cfg: cfg, queries: map[QueryID]*seenQuery{}, lanes: map[LaneID]*seenLane{}}
+}
+
+func (r *referee) failf(format string, args ...any) {
+	r.t.Helper()
+	r.t.Fatalf("%s\nafter:\n%s", fmt.Sprintf(format, args...), r.log)
+}
+
+func (r *referee) model(name string) *Model {
+	for i := range r.cfg.Models {
+		if r.cfg.Models[i].Name == name {
+			return &r.cfg.Models[i]
+		}
+	}
+	return nil
+}
+
+// step hands the matcher an event that makes sense and checks all it decides.
+func (r *referee) step(e Event) []Decision {
+	r.t.Helper()
+	r.log = append(AppendEvent(r.log, r.now, &e), '\n')
+	r.events = append(r.events, string(AppendEvent(nil, r.now, &e)))
+	decisions, next, err := r.m.Step(time.Unix(0, 0).Add(r.now), &e)
+	if err != nil {
+		r.failf("%v", err)
+	}
+	lost := map[QueryID]bool{} // live on a lane that this event says has failed
+	lane := r.lanes[e.Lane]
+	switch e.Kind {
+	case Submitted:
+		q := &seenQuery{model: e.Model}
+		if e.TimeLeft > 0 {
+			q.deadline = r.now + e.TimeLeft
+		}
+		r.queries[e.Query] = q
+	case Cancelled:
+		if q := r.queries[e.Query]; q.outcome == "" {
+			q.outcome, q.live = "cancelled", false
+		}
+	case GatewayLost:
+		for id, q := range r.queries {
+			if id.Gateway == e.Query.Gateway && q.outcome == "" {
+				q.outcome, q.live = "cancelled", false
+			}
+		}
+	case Completed, Refused:
+		q := r.queries[e.Query]
+		if lane != nil {
+			lane.held = slices.DeleteFunc(lane.held, func(h reservation) bool { return h.query == e.Query && h.attempt == e.Attempt })
+			lane.overdue = false
+		}
+		if e.Kind == Completed && q.outcome == "" {
+			q.outcome, q.live = "completed", false
+		} else if e.Kind == Refused && q.live && q.attempt == e.Attempt {
+			lost[e.Query] = true
+		}
+	case Overdue, LaneLost:
+		for _, h := range lane.held {
+			if q := r.queries[h.query]; q.live && q.attempt == h.attempt {
+				lost[h.query] = true
+			}
+		}
+		lane.overdue = true
+		if e.Kind == LaneLost {
+			delete(r.lanes, e.Lane)
+		}
+	case LaneJoined:
+		r.lanes[e.Lane] = &seenLane{models: slices.Clone(e.Models)}
+	case LaneDraining:
+		lane.draining = true
+	case LaneModels:
+		lane.models = slices.Clone(e.Models)
+	}
+	for i := range decisions {
+		d := &decisions[i]
+		r.log = append(AppendDecision(append(r.log, "  "...), d), '\n')
+		q := r.queries[d.Query]
+		switch {
+		case q == nil:
+			r.failf("%v of an unknown query", d.Action)
+		case q.outcome != "":
+			r.failf("%v of query %v, which has its outcome: %s", d.Action, d.Query, q.outcome)
+		}
+		switch d.Action {
+		case Assign:
+			l := r.lanes[d.Lane]
+			room := 1
+			if r.cfg.DispatchAhead > 0 {
+				room = 2
+			}
+			switch {
+			case q.live:
+				r.failf("query %v is assigned twice at once", d.Query)
+			case l == nil || l.draining || l.overdue:
+				r.failf("query %v is assigned to lane %d, which is not there or takes nothing", d.Query, d.Lane)
+			case !slices.Contains(l.models, q.model):
+				r.failf("query %v is assigned to lane %d, which holds %v", d.Query, d.Lane, l.models)
+			case len(l.held) >= room:
+				r.failf("lane %d is given query %v and holds %v", d.Lane, d.Query, l.held)
+			case d.Attempt != q.attempt+1 || d.Attempt > MaxAttempts:
+				r.failf("query %v: attempt %d after %d", d.Query, d.Attempt, q.attempt)
+			case d.Latency <= 0 || d.Wait < 0 || (d.Reason == Matched) != (d.Slack >= 0):
+				r.failf("the numbers of %+v make no sense", d)
+			}
+			q.live, q.lane, q.attempt = true, d.Lane, d.Attempt
+			l.held = append(l.held, reservation{query: d.Query, attempt: d.Attempt})
+		case OfferAgain:
+			if !lost[d.Query] || d.Attempt != q.attempt || d.Lane != q.lane {
+				r.failf("query %v is offered again for no reason", d.Query)
+			}
+			delete(lost, d.Query)
+			q.live = false
+		case Reject:
+			model := r.model(q.model)
+			expired := q.deadline > 0 && q.deadline <= r.now+1
+			switch {
+			case d.Reason == TooManyAttempts && lost[d.Query] && q.attempt == MaxAttempts:
+			case q.live && !lost[d.Query]:
+				r.failf("query %v is rejected and live", d.Query)
+			case d.Reason == DeadlinePassed && expired:
+			case d.Reason == Late && model.RejectLate:
+			case (d.Reason == UnknownModel) == (model == nil) && (d.Reason == BadBatchSize || d.Reason == UnknownModel) && e.Kind == Submitted && e.Query == d.Query:
+			default:
+				r.failf("query %v is rejected as %v", d.Query, d.Reason)
+			}
+			delete(lost, d.Query)
+			q.outcome, q.live = "rejected", false
+		}
+	}
+	if len(lost) > 0 {
+		r.failf("queries %v should be offered again", lost)
+	}
+	waiting := 0
+	for id, q := range r.queries {
+		if q.outcome == "" && !q.live {
+			waiting++
+			if q.deadline > 0 && q.deadline < r.now { // the matcher's arithmetic may be a ns off
+				r.failf("query %v still waits after its deadline", id)
+			}
+		}
+	}
+	if all, _ := r.m.Waiting(); all != waiting {
+		r.failf("the matcher says that %d queries wait, want %d", all, waiting)
+	}
+	if at := next.Sub(time.Unix(0, 0)); !next.IsZero() && at <= r.now {
+		r.failf("wants to be stepped at %v, which is not after %v", at, r.now)
+	}
+	return decisions
+}
+
+// pick draws a key of a map in a reproducible way.
+func pick[K comparable, V any](t *rapid.T, of map[K]V, less func(a, b K) int) (k K, ok bool) {
+	if len(of) == 0 {
+		return k, false
+	}
+	keys := make([]K, 0, len(of))
+	for k := range of {
+		keys = append(keys, k)
+	}
+	slices.SortFunc(keys, less)
+	return rapid.SampledFrom(keys).Draw(t, "key"), true
+}
+
+func lessLane(a, b LaneID) int { return int(a) - int(b) }
+
+func lessQuery(a, b QueryID) int {
+	if a.less(b) {
+		return -1
+	}
+	return 1
+}
+
+// TestPromises plays random events to every policy: queries and lanes come
+// and go, profiles and prices change, lanes answer early, late, twice or never, refuse and are
+// overdue. The referee checks every decision. In the end lanes behave, and every query must get its outcome.
+func TestPromises(t *testing.T) {
+	for _, policy := range Policies() {
+		t.Run(policy, func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) { play(t, policy) })
+		})
+	}
+}
+
+func play(t *rapid.T, policy string) {
+	models := []string{"a", "b"}
+	types := []string{"base", "mid", "slow"}
+	speed := map[string]int{"base": 10, "mid": 25, "slow": 60}
+	r := newReferee(t, Config{
+		Policy: policy,
+		Models: []Model{
+			{Name: "a", QoSTarget: 10 * time.Millisecond, LargestBatchSize: 100, RejectLate: rapid.Bool().Draw(t, "reject late a")},
+			{Name: "b", QoSTarget: 30 * time.Millisecond, LargestBatchSize: 300, RejectLate: rapid.Bool().Draw(t, "reject late b")},
+		},
+		Threshold:     rapid.IntRange(0, 100).Draw(t, "threshold"),
+		DispatchAhead: rapid.SampledFrom([]time.Duration{0, time.Millisecond}).Draw(t, "ahead"),
+		ShardLanes:    rapid.SampledFrom([]int{0, 2, -1}).Draw(t, "shard lanes"),
+	})
+	table := func(model, typ string, percent int) *Table {
+		tab, err := NewTable(stairs{200, speed[typ] * percent}, r.model(model).LargestBatchSize)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tab
+	}
+	profiles := func(percent int) {
+		for _, model := range models {
+			for _, typ := range types {
+				r.step(Event{Kind: ProfileChanged, Model: model, Type: typ, Table: table(model, typ, percent)})
+			}
+		}
+	}
+	someModels := rapid.SampledFrom([][]string{{"a"}, {"b"}, {"a", "b"}})
+	duration := func(name string, most time.Duration) time.Duration {
+		return time.Duration(rapid.Int64Range(0, int64(most)).Draw(t, name))
+	}
+	lane, sequence := LaneID(0), uint64(0)
+	join := func(models []string) {
+		r.step(Event{Kind: LaneJoined, Lane: lane, Agent: "x", Type: rapid.SampledFrom(types).Draw(t, "type"), Models: models,
+			Remaining: rapid.SampledFrom([]time.Duration{0, 5 * time.Millisecond}).Draw(t, "remaining")})
+		lane++
+	}
+	submit := func() {
+		e := Event{Kind: Submitted, Query: QueryID{uint32(rapid.IntRange(1, 2).Draw(t, "gateway")), sequence},
+			Model:     rapid.SampledFrom([]string{"a", "a", "a", "b", "b", "b", "c"}).Draw(t, "model"),
+			BatchSize: rapid.IntRange(0, 110).Draw(t, "batch"),
+			Waited:    rapid.SampledFrom([]time.Duration{0, time.Millisecond, 50 * time.Millisecond}).Draw(t, "waited"),
+			TimeLeft:  rapid.SampledFrom([]time.Duration{0, 20 * time.Millisecond, 100 * time.Millisecond}).Draw(t, "time left"),
+		}
+		if e.Model == "b" {
+			e.BatchSize *= 3
+		}
+		sequence++
+		r.step(e)
+	}
+	answer := func(kind Kind) {
+		id, ok := pick(t, r.lanes, lessLane)
+		if !ok || len(r.lanes[id].held) == 0 {
+			return
+		}
+		h := rapid.SampledFrom(r.lanes[id].held).Draw(t, "held")
+		r.step(Event{Kind: kind, Query: h.query, Attempt: h.attempt, Lane: id, Remaining: duration("remaining", time.Millisecond) / 2})
+	}
+	onLane := func(kind Kind) {
+		if id, ok := pick(t, r.lanes, lessLane); ok {
+			r.step(Event{Kind: kind, Lane: id, Remaining: duration("remaining", 10*time.Millisecond), Models: someModels.Draw(t, "models")})
+		}
+	}
+	if rapid.Bool().Draw(t, "profiles first") {
+		profiles(100)
+	}
+	steps := rapid.IntRange(1, 120).Draw(t, "steps")
+	for range steps {
+		r.now += duration("gap", 3*time.Millisecond)
+		switch rapid.IntRange(0, 24).Draw(t, "what") {
+		case 0, 1, 2, 3, 4, 5, 6, 7:
+			submit()
+		case 8, 9, 10, 11, 12, 13:
+			answer(Completed)
+		case 14:
+			answer(Refused)
+		case 15, 16:
+			join(someModels.Draw(t, "models"))
+		case 17:
+			onLane(rapid.SampledFrom([]Kind{Overdue, LaneLost, LaneDraining, LaneModels, LaneRemaining}).Draw(t, "kind"))
+		case 18:
+			if id, ok := pick(t, r.queries, lessQuery); ok {
+				r.step(Event{Kind: Cancelled, Query: id})
+			}
+		case 19:
+			model, typ := rapid.SampledFrom(models).Draw(t, "model"), rapid.SampledFrom(types).Draw(t, "type")
+			r.step(Event{Kind: ProfileChanged, Model: model, Type: typ, Table: table(model, typ, rapid.IntRange(50, 200).Draw(t, "percent"))})
+		case 20:
+			r.step(Event{Kind: PricesChanged, Prices: []fluid.Price{
+				{Type: "base", PerMs: rapid.Float64Range(0, 2).Draw(t, "price"), Service: duration("service", 10*time.Millisecond)},
+				{Type: "mid", PerMs: rapid.Float64Range(0, 2).Draw(t, "price"), Service: duration("service", 10*time.Millisecond)},
+			}})
+		case 21: // an answer that comes after the query has gone elsewhere, or of a lane long lost
+			if id, ok := pick(t, r.queries, lessQuery); ok && r.queries[id].attempt > 1 {
+				r.step(Event{Kind: rapid.SampledFrom([]Kind{Completed, Refused}).Draw(t, "kind"), Query: id, Attempt: 1, Lane: lane + 1})
+			}
+		case 22:
+			if rapid.IntRange(0, 9).Draw(t, "gateway lost") == 0 {
+				r.step(Event{Kind: GatewayLost, Query: QueryID{Gateway: 1}})
+			}
+		default:
+			r.step(Event{Kind: TimePassed})
+		}
+	}
+
+	// Now everything behaves.
+	profiles(100)
+	join(models)
+	for n := 0; ; n++ {
+		open := 0
+		for _, q := range r.queries {
+			if q.outcome == "" {
+				open++
+			}
+		}
+		if open == 0 {
+			break
+		}
+		if n > 20*(len(r.queries)+10) {
+			r.failf("%d queries never get an outcome", open)
+		}
+		r.now += time.Millisecond
+		done := false
+		for id := range lane {
+			if l := r.lanes[id]; l != nil && len(l.held) > 0 {
+				h := l.held[0]
+				r.step(Event{Kind: Completed, Query: h.query, Attempt: h.attempt, Lane: id})
+				done = true
+				break
+			}
+		}
+		if !done {
+			r.step(Event{Kind: TimePassed})
+		}
+	}
+	replay(t, r)
+}
+
+// replay plays the recorded events again and expects the same decisions to the byte.
+func replay(t *rapid.T, r *referee) {
+	m, err := New(r.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log []byte
+	for _, s := range r.events {
+		at, e, err := ParseEvent([]byte(s))
+		if err != nil {
+			t.Fatal(err)
+		}
+		log = append(AppendEvent(log, at, &e), '\n')
+		decisions, _, err := m.Step(time.Unix(0, 0).Add(at), &e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range decisions {
+			log = append(AppendDecision(append(log, "  "...), &decisions[i]), '\n')
+		}
+	}
+	if string(log) != string(r.log) {
+		t.Fatalf("replayed:\n%s\nrecorded:\n%s", log, r.log)
+	}
+}

@@ -1,0 +1,344 @@
+package match
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/muster-serve/muster/leader/fluid"
+)
+
+// SerialVersion is the version of the serial form of events and decisions. A
+// recording starts with the line [SerialHeader].
+const SerialVersion = 1
+
+// SerialHeader is the first line of a recording, without the newline.
+const SerialHeader = "muster-match 1"
+
+// The serial form is one line an event or decision: what it is, then key=value
+// in a fixed order, absent where the value is the type's zero. Events start
+// with the time since the start of the recording. What goes into a matcher is written exactly,
+// so that a replay decides the same; the floats of decisions are rounded to six
+// digits. Queries are written gateway/sequence. A value may not contain spaces; names that do are quoted.
+//
+//	12.5ms submitted query=1/7 model=rm2 batch=120 waited=1ms time_left=3.5s
+//	12.5ms completed query=1/3 attempt=1 lane=4 remaining=0s
+//	0s profile model=rm2 type=t3.xlarge table=10:3.1ms/3.3ms,20:4.2ms/4.4ms
+//	assign query=1/7 attempt=1 lane=4 reason=matched cost=0.31 latency=30ms waited=1ms wait=0s slack=319ms
+//
+// A table lists, for each run of batch sizes with equal latencies, the last of
+// them, the mean and the 80 % quantile.
+
+var kindNames = []string{"time-passed", "submitted", "cancelled", "completed", "refused", "overdue", "gateway-lost",
+	"lane-joined", "lane-lost", "lane-draining", "lane-models", "lane-remaining", "profile", "prices"}
+
+var actionNames = []string{"assign", "reject", "offer-again"}
+
+var reasonNames = []string{"matched", "late", "deadline-passed", "unknown-model", "bad-batch-size", "overloaded", "too-many-attempts",
+	"lane-refused", "lane-gone", "lane-overdue"}
+
+func name(names []string, i int) string {
+	if i < len(names) {
+		return names[i]
+	}
+	return strconv.Itoa(i)
+}
+
+// String returns the serial form of k.
+func (k Kind) String() string { return name(kindNames, int(k)) }
+
+// String returns the serial form of a.
+func (a Action) String() string { return name(actionNames, int(a)) }
+
+// String returns the serial form of r.
+func (r Reason) String() string { return name(reasonNames, int(r)) }
+
+// String returns "gateway/sequence".
+func (id QueryID) String() string {
+	return strconv.FormatUint(uint64(id.Gateway), 10) + "/" + strconv.FormatUint(id.Sequence, 10)
+}
+
+// AppendEvent appends the serial form of e, which happened at the given time
+// since the start of the recording, without a newline.
+func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
+	b = append(b, at.String()...)
+	b = append(b, ' ')
+	b = append(b, e.Kind.String()...)
+	switch e.Kind {
+	case Submitted:
+		b = appendQuery(b, e.Query)
+		b = appendText(b, "model", e.Model)
+		b = appendInt(b, "batch", e.BatchSize)
+		b = appendDuration(b, "waited", e.Waited)
+		b = appendDuration(b, "time_left", e.TimeLeft)
+	case Cancelled:
+		b = appendQuery(b, e.Query)
+	case Completed, Refused:
+		b = appendQuery(b, e.Query)
+		b = appendInt(b, "attempt", e.Attempt)
+		b = appendInt(b, "lane", int(e.Lane))
+		b = appendDuration(b, "remaining", e.Remaining)
+	case GatewayLost:
+		b = appendInt(b, "gateway", int(e.Query.Gateway))
+	case Overdue, LaneLost, LaneDraining:
+		b = appendInt(b, "lane", int(e.Lane))
+	case LaneRemaining:
+		b = appendInt(b, "lane", int(e.Lane))
+		b = appendDuration(b, "remaining", e.Remaining)
+	case LaneJoined:
+		b = appendInt(b, "lane", int(e.Lane))
+		b = appendText(b, "agent", e.Agent)
+		b = appendText(b, "type", e.Type)
+		b = appendModels(b, e.Models)
+		b = appendDuration(b, "remaining", e.Remaining)
+	case LaneModels:
+		b = appendInt(b, "lane", int(e.Lane))
+		b = appendModels(b, e.Models)
+	case ProfileChanged:
+		b = appendText(b, "model", e.Model)
+		b = appendText(b, "type", e.Type)
+		if e.Table != nil {
+			b = append(b, " table="...)
+			b = e.Table.append(b)
+		}
+	case PricesChanged:
+		for _, p := range e.Prices {
+			b = appendItem(b, "type", p.Type)
+			b = append(b, " per_ms="...)
+			b = strconv.AppendFloat(b, p.PerMs, 'g', -1, 64)
+			b = appendDuration(b, "service", p.Service)
+		}
+	}
+	return b
+}
+
+// AppendDecision appends the serial form of d, without a newline.
+func AppendDecision(b []byte, d *Decision) []byte {
+	b = append(b, d.Action.String()...)
+	b = appendQuery(b, d.Query)
+	b = appendInt(b, "attempt", d.Attempt)
+	if d.Action != Reject {
+		b = appendInt(b, "lane", int(d.Lane))
+	}
+	b = append(b, " reason="...)
+	b = append(b, d.Reason.String()...)
+	if d.Cost != 0 {
+		b = append(b, " cost="...)
+		b = strconv.AppendFloat(b, d.Cost, 'g', 6, 64)
+	}
+	b = appendRounded(b, "latency", d.Latency)
+	b = appendRounded(b, "waited", d.Waited)
+	b = appendRounded(b, "wait", d.Wait)
+	b = appendRounded(b, "slack", d.Slack)
+	return b
+}
+
+func appendQuery(b []byte, id QueryID) []byte { return append(append(b, " query="...), id.String()...) }
+
+func appendInt(b []byte, key string, v int) []byte {
+	if v == 0 && key != "lane" && key != "gateway" {
+		return b
+	}
+	return strconv.AppendInt(append(append(append(b, ' '), key...), '='), int64(v), 10)
+}
+
+func appendDuration(b []byte, key string, v time.Duration) []byte {
+	if v == 0 {
+		return b
+	}
+	return append(append(append(append(b, ' '), key...), '='), v.String()...)
+}
+
+// appendRounded rounds to a microsecond, as the last digits differ between CPUs.
+func appendRounded(b []byte, key string, v time.Duration) []byte {
+	return appendDuration(b, key, v.Round(time.Microsecond))
+}
+
+func appendText(b []byte, key, v string) []byte {
+	if v == "" {
+		return b
+	}
+	return appendItem(b, key, v)
+}
+
+// appendItem appends one value of a list; it may be empty.
+func appendItem(b []byte, key, v string) []byte {
+	b = append(append(append(b, ' '), key...), '=')
+	if v == "" || strings.ContainsFunc(v, func(r rune) bool { return r == '"' || !unicode.IsGraphic(r) || unicode.IsSpace(r) }) {
+		return strconv.AppendQuote(b, v)
+	}
+	return append(b, v...)
+}
+
+func appendModels(b []byte, models []string) []byte {
+	for _, m := range models {
+		b = appendItem(b, "model", m)
+	}
+	return b
+}
+
+func (t *Table) append(b []byte) []byte {
+	for i := 1; i < len(t.mean); i++ {
+		if i+1 < len(t.mean) && t.mean[i] == t.mean[i+1] && t.safe[i] == t.safe[i+1] {
+			continue
+		}
+		if b[len(b)-1] != '=' {
+			b = append(b, ',')
+		}
+		b = strconv.AppendInt(b, int64(i), 10)
+		b = append(append(b, ':'), t.Mean(i).String()...)
+		b = append(append(b, '/'), t.P80(i).String()...)
+	}
+	return b
+}
+
+func parseTable(s string) (*Table, error) {
+	t := &Table{mean: []float64{0}, safe: []float64{0}}
+	for run := range strings.SplitSeq(s, ",") {
+		last, latencies, _ := strings.Cut(run, ":")
+		mean, safe, ok := strings.Cut(latencies, "/")
+		if !ok {
+			return nil, fmt.Errorf("table: got %q, want batch:mean/p80", run)
+		}
+		n, err := strconv.Atoi(last)
+		if err != nil || n < len(t.mean) || n > MaxBatchSize {
+			return nil, fmt.Errorf("table: got batch size %q after %d, want a larger one up to %d", last, len(t.mean)-1, MaxBatchSize)
+		}
+		a, err := time.ParseDuration(mean)
+		if err != nil {
+			return nil, fmt.Errorf("table: %w", err)
+		}
+		b, err := time.ParseDuration(safe)
+		if err != nil {
+			return nil, fmt.Errorf("table: %w", err)
+		}
+		if a <= 0 || b < a {
+			return nil, fmt.Errorf("table: got %q, want 0 < mean <= p80", run)
+		}
+		for len(t.mean) <= n {
+			t.mean, t.safe = append(t.mean, toMs(a)), append(t.safe, toMs(b))
+		}
+	}
+	return t, nil
+}
+
+// ParseEvent parses what AppendEvent has written.
+func ParseEvent(line []byte) (at time.Duration, e Event, err error) {
+	fields, err := splitFields(string(bytes.TrimSpace(line)))
+	if err != nil {
+		return 0, e, fmt.Errorf("event %.80q: %w", line, err)
+	}
+	if len(fields) < 2 {
+		return 0, e, fmt.Errorf("event %.80q: want a time and a kind", line)
+	}
+	if at, err = time.ParseDuration(fields[0]); err != nil {
+		return 0, e, fmt.Errorf("event %.80q: %w", line, err)
+	}
+	kind := slices.Index(kindNames, fields[1])
+	if kind < 0 {
+		return 0, e, fmt.Errorf("event %.80q: kind %q is unknown, there are: %s", line, fields[1], strings.Join(kindNames, ", "))
+	}
+	e.Kind = Kind(kind)
+	for _, f := range fields[2:] {
+		if err := e.set(f); err != nil {
+			return 0, e, fmt.Errorf("event %.80q: %w", line, err)
+		}
+	}
+	return at, e, nil
+}
+
+// set sets the field named in key=value.
+func (e *Event) set(field string) (err error) {
+	key, value, ok := strings.Cut(field, "=")
+	if !ok {
+		return fmt.Errorf("got %q, want key=value", field)
+	}
+	if strings.HasPrefix(value, `"`) {
+		if value, err = strconv.Unquote(value); err != nil {
+			return fmt.Errorf("%s: %w", key, err)
+		}
+	}
+	var number uint64
+	switch key {
+	case "query":
+		gateway, sequence, _ := strings.Cut(value, "/")
+		if number, err = strconv.ParseUint(gateway, 10, 32); err == nil {
+			e.Query.Gateway = uint32(number)
+			e.Query.Sequence, err = strconv.ParseUint(sequence, 10, 64)
+		}
+	case "gateway":
+		number, err = strconv.ParseUint(value, 10, 32)
+		e.Query.Gateway = uint32(number)
+	case "lane":
+		number, err = strconv.ParseUint(value, 10, 32)
+		e.Lane = LaneID(number)
+	case "attempt":
+		e.Attempt, err = strconv.Atoi(value)
+	case "batch":
+		e.BatchSize, err = strconv.Atoi(value)
+	case "model":
+		if e.Kind == LaneJoined || e.Kind == LaneModels {
+			e.Models = append(e.Models, value)
+		} else {
+			e.Model = value
+		}
+	case "agent":
+		e.Agent = value
+	case "type":
+		if e.Kind == PricesChanged {
+			e.Prices = append(e.Prices, fluid.Price{Type: value})
+		} else {
+			e.Type = value
+		}
+	case "per_ms", "service":
+		if len(e.Prices) == 0 {
+			return fmt.Errorf("%s before any type", key)
+		}
+		p := &e.Prices[len(e.Prices)-1]
+		if key == "service" {
+			p.Service, err = time.ParseDuration(value)
+		} else if p.PerMs, err = strconv.ParseFloat(value, 64); err == nil && !(p.PerMs >= 0 && p.PerMs <= math.MaxFloat64) {
+			err = fmt.Errorf("got %s, want a price >= 0", value)
+		}
+	case "waited":
+		e.Waited, err = time.ParseDuration(value)
+	case "time_left":
+		e.TimeLeft, err = time.ParseDuration(value)
+	case "remaining":
+		e.Remaining, err = time.ParseDuration(value)
+	case "table":
+		e.Table, err = parseTable(value)
+	default:
+		return fmt.Errorf("key %q is unknown", key)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", key, err)
+	}
+	return nil
+}
+
+// splitFields splits at spaces outside of quotes.
+func splitFields(s string) ([]string, error) {
+	var fields []string
+	for s = strings.TrimLeft(s, " \t"); s != ""; s = strings.TrimLeft(s, " \t") {
+		end := strings.IndexAny(s, " \t")
+		if quote := strings.Index(s, `="`); quote >= 0 && (end < 0 || quote < end) {
+			quoted, err := strconv.QuotedPrefix(s[quote+1:])
+			if err != nil {
+				return nil, fmt.Errorf("unfinished quote in %.40q", s)
+			}
+			end = quote + 1 + len(quoted)
+		}
+		if end < 0 {
+			end = len(s)
+		}
+		fields = append(fields, s[:end])
+		s = s[end:]
+	}
+	return fields, nil
+}

@@ -1,0 +1,60 @@
+package match
+
+import (
+	"fmt"
+	"time"
+)
+
+// Latencies is what the matcher reads of a latency profile: execution latency
+// as a function of batch size, without waiting. A *profiles.Table is one.
+type Latencies interface {
+	// Mean returns the mean latency.
+	Mean(batchSize int) time.Duration
+	// Quantile returns the latency that a share p, 0 < p < 1, of the queries does not exceed.
+	Quantile(p float64, batchSize int) time.Duration
+}
+
+// safeQuantile is the quantile of latency that horizon holds against deadlines.
+const safeQuantile = 0.8
+
+// A Table is the latency of one model on one instance type, dense in the batch
+// size. It is immutable, so that matchers may share it.
+type Table struct {
+	mean, safe []float64 // ms, by batch size; [0] unused
+}
+
+// NewTable reads l at the batch sizes 1..largest. Every latency must be > 0; a
+// quantile below the mean counts as the mean.
+func NewTable(l Latencies, largest int) (*Table, error) {
+	if largest < 1 || largest > MaxBatchSize {
+		return nil, fmt.Errorf("latency table: largest batch size is %d, want 1..%d", largest, MaxBatchSize)
+	}
+	t := &Table{mean: make([]float64, largest+1), safe: make([]float64, largest+1)}
+	for b := 1; b <= largest; b++ {
+		mean, safe := l.Mean(b), l.Quantile(safeQuantile, b)
+		if mean <= 0 {
+			return nil, fmt.Errorf("latency table: mean latency at batch size %d is %v, want > 0", b, mean)
+		}
+		t.mean[b], t.safe[b] = toMs(mean), toMs(max(mean, safe))
+	}
+	return t, nil
+}
+
+// Largest returns the largest batch size of the table.
+func (t *Table) Largest() int { return len(t.mean) - 1 }
+
+// Mean returns the mean latency at a batch size in 1..Largest.
+func (t *Table) Mean(batchSize int) time.Duration { return fromMs(t.mean[batchSize]) }
+
+// P80 returns the 80 % quantile of the latency at a batch size in 1..Largest,
+// or the mean where that is more.
+func (t *Table) P80(batchSize int) time.Duration { return fromMs(t.safe[batchSize]) }
+
+func toMs(d time.Duration) float64 { return float64(d) / 1e6 }
+
+func fromMs(ms float64) time.Duration {
+	if ms < 0 {
+		return time.Duration(ms*1e6 - 0.5)
+	}
+	return time.Duration(ms*1e6 + 0.5)
+}
