@@ -1,0 +1,300 @@
+package sim
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/muster-serve/muster/profiles"
+)
+
+// A Price is what one instance of a type costs in $/hr, > 0.
+type Price struct {
+	Type            string
+	PriceUSDPerHour float64
+}
+
+// PaperTypes are the instance types of KAIROS's experiments.
+func PaperTypes() []string { return []string{"g4dn.xlarge", "c5n.2xlarge", "r5n.large", "t3.xlarge"} }
+
+// Prices looks up what the types cost. The error of an unknown one lists those there are.
+func Prices(c *profiles.Catalogue, types []string) ([]Price, error) {
+	prices := make([]Price, len(types))
+	for i, t := range types {
+		in, err := c.Lookup(profiles.InstanceType(t))
+		if err != nil {
+			return nil, err
+		}
+		prices[i] = Price{t, in.PriceUSDPerHour}
+	}
+	return prices, nil
+}
+
+// Cost is the price of the pool in $/hr; types without a price are free.
+func (p Pool) Cost(prices []Price) float64 {
+	var sum float64
+	for _, in := range p {
+		for _, price := range prices {
+			if price.Type == in.Type {
+				sum += float64(in.Count) * price.PriceUSDPerHour
+			}
+		}
+	}
+	return sum
+}
+
+// maxConfigurations bounds how many a search goes through.
+const maxConfigurations = 1_000_000
+
+// Configurations are all pools within the budget in $/hr that have an instance
+// of a base type, in the order of their counts.
+func Configurations(models []Model, prices []Price, budget float64) ([]Pool, error) {
+	if !(budget > 0) || math.IsInf(budget, 0) {
+		return nil, fmt.Errorf("budget is %v $/hr, want above 0", budget)
+	}
+	total := 1.0
+	for _, p := range prices {
+		if !(p.PriceUSDPerHour > 0) {
+			return nil, fmt.Errorf("price of %s is %v $/hr, want above 0", p.Type, p.PriceUSDPerHour)
+		}
+		total *= 1 + math.Floor(budget/p.PriceUSDPerHour)
+	}
+	if total > 100*maxConfigurations {
+		return nil, fmt.Errorf("budget of %v $/hr allows about %.0g pools, too many to search", budget, total)
+	}
+	var all []Pool
+	pool := make(Pool, len(prices))
+	var add func(i int, left float64)
+	add = func(i int, left float64) {
+		if i == len(prices) {
+			if slices.ContainsFunc(pool, func(in Instances) bool { return in.Count > 0 && isBase(models, in.Type) }) {
+				all = append(all, slices.Clone(pool))
+			}
+			return
+		}
+		pool[i].Type = prices[i].Type
+		const rounding = 1e-9 // of a sum of prices
+		for pool[i].Count = 0; left > -rounding; pool[i].Count++ {
+			add(i+1, left)
+			left -= prices[i].PriceUSDPerHour
+		}
+		pool[i].Count = 0
+	}
+	add(0, budget)
+	if len(all) == 0 {
+		return nil, fmt.Errorf("no pool within %v $/hr has an instance that serves every query of %s within its QoS target", budget, names(models))
+	}
+	return all, nil
+}
+
+func names(models []Model) string {
+	s := ""
+	for i, m := range models {
+		if i > 0 {
+			s += ", "
+		}
+		s += m.Name
+	}
+	return s
+}
+
+// BestPool finds the pool with the highest allowable throughput for cfg.Policy
+// among those given; cfg.Pool and cfg.Rate are not read. With one seed it goes through them by
+// falling fluid limit, leaves out those whose limit is no better than what is
+// found, and rejects others by one probe just above it. The last few that were
+// each the best so far are measured with all seeds, and the best of them is
+// returned. Progress, if not nil, hears how many pools are done.
+func BestPool(ctx context.Context, cfg *Config, pools []Pool, seeds int, progress func(done, of int)) (Pool, *Throughput, error) {
+	type candidate struct {
+		pool      Pool
+		limit     float64
+		threshold int
+	}
+	candidates := make([]candidate, len(pools))
+	for i, pool := range pools {
+		limit, err := FluidLimit(cfg.Models, pool)
+		if err != nil {
+			return nil, nil, err
+		}
+		candidates[i] = candidate{pool: pool, limit: round(limit.Rate, 6)}
+	}
+	slices.SortStableFunc(candidates, func(a, b candidate) int { return cmp.Compare(b.limit, a.limit) })
+	var best float64
+	var final []candidate
+	for i, c := range candidates {
+		if progress != nil {
+			progress(i, len(candidates))
+		}
+		if c.limit <= best && cfg.Policy != Oracle {
+			break // so are all after it
+		}
+		one := *cfg
+		one.Pool = c.pool
+		s, err := newSearch(&one)
+		if err != nil {
+			return nil, nil, err
+		}
+		var rate float64
+		if cfg.Policy == DRS && cfg.Threshold == 0 {
+			rate, err = s.threshold(ctx, best)
+		} else {
+			rate, err = s.find(ctx, cfg.Seed, best)
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("pool %s: %w", c.pool, err)
+		}
+		if rate > best {
+			best = rate
+			c.threshold = s.cfg.Threshold
+			final = append(final, c)
+		}
+	}
+	if progress != nil {
+		progress(len(candidates), len(candidates))
+	}
+	if len(final) == 0 {
+		return nil, nil, errors.New("no pool meets the QoS target at any rate")
+	}
+	const finalists = 3
+	var pool Pool
+	var throughput *Throughput
+	for _, c := range final[max(0, len(final)-finalists):] {
+		one := *cfg
+		one.Pool, one.Threshold = c.pool, c.threshold
+		t, err := FindThroughput(ctx, &one, seeds, nil)
+		if err != nil {
+			return nil, nil, err
+		}
+		if throughput == nil || t.Rate > throughput.Rate {
+			pool, throughput = c.pool, t
+		}
+	}
+	return pool, throughput, nil
+}
+
+// An Entry is what one policy reaches on one pool.
+type Entry struct {
+	Policy          string  `json:"policy"`
+	Pool            string  `json:"pool"`
+	PriceUSDPerHour float64 `json:"price_usd_per_hour"`
+	*Throughput
+	// Ratio is the throughput divided by the homogeneous pool's, scaled to the budget.
+	Ratio float64 `json:"ratio_to_homogeneous"`
+}
+
+// A Comparison holds policies side by side for one model.
+type Comparison struct {
+	Model string `json:"model"`
+	// Source says where the latencies come from.
+	Source string  `json:"source"`
+	Budget float64 `json:"budget_usd_per_hour"`
+	// Homogeneous is the best pool of base instances alone under fcfs, and
+	// HomogeneousScaled its throughput times budget / price, as KAIROS counts it.
+	Homogeneous       Entry   `json:"homogeneous"`
+	HomogeneousScaled float64 `json:"homogeneous_scaled_qps"`
+	Policies          []Entry `json:"policies"`
+}
+
+// Compare finds what each policy reaches: on pool, or, if that is nil, on the
+// policy's own best within the budget. The policies run side by side. Progress,
+// if not nil, hears of each policy's search, one call at a time.
+func Compare(ctx context.Context, cfg *Config, policies []string, prices []Price, budget float64, pool Pool, seeds int, progress func(policy string, done, of int)) (*Comparison, error) {
+	all, err := Configurations(cfg.Models, prices, budget)
+	if err != nil {
+		return nil, err
+	}
+	homogeneous, err := bestHomogeneous(ctx, cfg, prices, budget, seeds)
+	if err != nil {
+		return nil, err
+	}
+	c := &Comparison{
+		Model:             names(cfg.Models),
+		Budget:            budget,
+		Homogeneous:       homogeneous,
+		HomogeneousScaled: round(homogeneous.Rate*budget/homogeneous.PriceUSDPerHour, 6),
+		Policies:          make([]Entry, len(policies)),
+	}
+	c.Homogeneous.Ratio = round(homogeneous.Rate/c.HomogeneousScaled, 6)
+	candidates := all
+	if pool != nil {
+		candidates = []Pool{pool}
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	var mu sync.Mutex // guards progress
+	for i, policy := range policies {
+		g.Go(func() error {
+			one := *cfg
+			one.Policy = policy
+			best, t, err := BestPool(ctx, &one, candidates, seeds, func(done, of int) {
+				if progress != nil {
+					mu.Lock()
+					defer mu.Unlock()
+					progress(policy, done, of)
+				}
+			})
+			if err != nil {
+				return fmt.Errorf("policy %s: %w", policy, err)
+			}
+			c.Policies[i] = Entry{policy, best.String(), round(best.Cost(prices), 6), t, round(t.Rate/c.HomogeneousScaled, 6)}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// bestHomogeneous is the best pool of one base type alone, as many as the budget
+// buys, by throughput scaled to the budget.
+func bestHomogeneous(ctx context.Context, cfg *Config, prices []Price, budget float64, seeds int) (Entry, error) {
+	var best Entry
+	for _, p := range prices {
+		pool := Pool{{p.Type, int(math.Floor(budget/p.PriceUSDPerHour + 1e-9))}}
+		if !isBase(cfg.Models, p.Type) || pool.Count() == 0 {
+			continue
+		}
+		one := *cfg
+		one.Policy, one.Pool = "fcfs", pool
+		t, err := FindThroughput(ctx, &one, seeds, nil)
+		if err != nil {
+			return Entry{}, fmt.Errorf("homogeneous pool %s: %w", pool, err)
+		}
+		cost := round(pool.Cost(prices), 6)
+		if best.Throughput == nil || t.Rate/cost > best.Rate/best.PriceUSDPerHour {
+			best = Entry{Policy: "fcfs", Pool: pool.String(), PriceUSDPerHour: cost, Throughput: t}
+		}
+	}
+	if best.Throughput == nil || best.Rate == 0 {
+		return Entry{}, fmt.Errorf("no homogeneous pool within %v $/hr meets the QoS target", budget)
+	}
+	return best, nil
+}
+
+// WriteText writes the comparison for people.
+func (c *Comparison) WriteText(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s within %v $/hr, %s\n", c.Model, c.Budget, c.Source)
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "policy\tqueries/s\tstd err\tof fluid limit\tratio\t$/hr\tpool")
+	fmt.Fprintf(t, "homogeneous\t%.2f\t%.2f\t%.1f %%\t%.3f\t%.3f\t%s\n", c.Homogeneous.Rate, c.Homogeneous.StandardError, 100*c.Homogeneous.Share, c.Homogeneous.Ratio, c.Homogeneous.PriceUSDPerHour, c.Homogeneous.Pool)
+	fmt.Fprintf(t, "  scaled to budget\t%.2f\t\t\t1.000\t%.3f\t\n", c.HomogeneousScaled, c.Budget)
+	for _, e := range c.Policies {
+		fmt.Fprintf(t, "%s\t%.2f\t%.2f\t%.1f %%\t%.3f\t%.3f\t%s\n", e.Policy, e.Rate, e.StandardError, 100*e.Share, e.Ratio, e.PriceUSDPerHour, e.Pool)
+	}
+	t.Flush()
+	b.WriteByte('\n')
+	_, err := io.WriteString(w, b.String())
+	return err
+}

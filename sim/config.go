@@ -1,0 +1,258 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/sim/workload"
+)
+
+// A Model is one of the models that the queries ask for.
+type Model struct {
+	Name string
+	// QoSTarget is the latency within which a query should be answered, > 0.
+	QoSTarget time.Duration
+	// QoSShare is the share of its queries that must meet it, in (0, 1); 0 means 0.99.
+	QoSShare float64
+	// Weight is its part of the arrivals, relative to the other models'; 0 means 1.
+	Weight float64
+	// BatchSizes is the distribution of the batch sizes of its queries.
+	BatchSizes *workload.BatchSizes
+	// Latencies are the execution latencies by instance type; all types of the
+	// pool on which the model can run.
+	Latencies map[string]match.Latencies
+	// Known is what the policy believes of them; nil: Latencies.
+	Known map[string]match.Latencies
+	// RejectLate rejects queries that no type can serve in time any more.
+	RejectLate bool
+}
+
+// Instances is a number of instances of one type in a pool.
+type Instances struct {
+	Type  string
+	Count int
+}
+
+// A Pool is a configuration: how many instances of each type.
+type Pool []Instances
+
+func (p Pool) String() string {
+	var b strings.Builder
+	for _, in := range p {
+		if in.Count > 0 {
+			if b.Len() > 0 {
+				b.WriteByte(',')
+			}
+			fmt.Fprintf(&b, "%s=%d", in.Type, in.Count)
+		}
+	}
+	return b.String()
+}
+
+// Count is the number of instances of all types.
+func (p Pool) Count() int {
+	n := 0
+	for _, in := range p {
+		n += in.Count
+	}
+	return n
+}
+
+// MaxInstances bounds the size of a simulated pool.
+const MaxInstances = 100_000
+
+// A Config describes one run. Everything in it is read-only to the run, so that
+// runs may share it.
+type Config struct {
+	Models []Model
+	Pool   Pool
+	// Policy is one of [Policies]; "" means [DefaultPolicy].
+	Policy string
+	// Threshold is the batch size above which drs sends to the base type. [FindThroughput] searches it if 0.
+	Threshold int
+	// Rate is the mean arrival rate of all models together in queries/s.
+	Rate float64
+	// Stream makes the arriving queries, in order, at a mean rate; nil: Poisson arrivals of all
+	// models by their weights. It may end before Queries have arrived.
+	Stream func(c *Config) (iter.Seq[workload.Query], error)
+	// Queries is how many arrive, >= 1.
+	Queries int
+	// Seed determines everything that is random.
+	Seed uint64
+	// PredictionNoise is the standard deviation of a Gaussian error of prediction
+	// (KAIROS Fig. 16b): what the policy knows of the latency at each batch size on each type is multiplied by
+	// 1 + PredictionNoise*N(0, 1); the latency itself is as it is.
+	PredictionNoise float64
+	// LatencyNoise is the standard deviation of a Gaussian noise in the latency itself: each
+	// service time is multiplied by 1 + LatencyNoise*N(0, 1), which nobody can foresee.
+	LatencyNoise float64
+	// RTT is the network's round trip between any two machines. A query goes from its
+	// gateway to the leader, the assignment back, the payload to the worker and the answer
+	// back, half a round trip each; the leader hears of the completion half a round trip late.
+	RTT time.Duration
+	// Deadline is how long after its arrival a query is dropped; 0: never.
+	Deadline time.Duration
+	// ShardLanes is handed to match.Config.
+	ShardLanes int
+
+	// What follows matters to the policy priced only. Gateways is how many decide alone, each on
+	// its part of the queries; 0: 4.
+	Gateways int
+	// GossipDelay is how often a lane tells the gateways of its load, so how old their view may be; 0: it is always fresh.
+	GossipDelay time.Duration
+	// Probes is how many lanes a gateway asks before it chooses; 0: match.DefaultProbes; negative: none.
+	Probes int
+
+	// Log, if not nil, gets a CSV line for each query when its outcome is known.
+	Log io.Writer
+	// Record, if not nil, gets the events and decisions of the run in the serial form of leader/match.
+	Record io.Writer
+	// Clock, if not nil, measures what decisions cost: Result.DecisionCost.
+	Clock func() time.Duration
+	// Progress, if not nil, is called now and then with the number of queries that have arrived.
+	Progress func(arrived int)
+}
+
+// MaxRate bounds [Config.Rate]: the fastest that sim/workload makes.
+const MaxRate = 1e6
+
+// Policies lists the names that [Config.Policy] accepts: those of leader/match,
+// priced (gateways that have no leader) and oracle (knows the future).
+func Policies() []string {
+	return append(match.Policies(), Priced, Oracle)
+}
+
+// DefaultPolicy is the policy of a Config that names none.
+const DefaultPolicy = match.DefaultPolicy
+
+// Policies of the simulator beside those of leader/match.
+const (
+	Priced = "priced"
+	Oracle = "oracle"
+)
+
+// Validate reports everything that is wrong with c, or nil.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if c.Policy != "" && !slices.Contains(Policies(), c.Policy) {
+		bad("policy %q is unknown, there are: %s", c.Policy, strings.Join(Policies(), ", "))
+	}
+	if !(c.Rate > 0 && c.Rate <= MaxRate) {
+		bad("rate is %v queries/s, want above 0 and up to %v", c.Rate, float64(MaxRate))
+	}
+	if c.Queries < 1 {
+		bad("number of queries is %d, want at least 1", c.Queries)
+	}
+	if !(c.LatencyNoise >= 0 && c.LatencyNoise <= 1) {
+		bad("latency noise is %v, want a standard deviation in 0..1", c.LatencyNoise)
+	}
+	if !(c.PredictionNoise >= 0 && c.PredictionNoise <= 1) {
+		bad("prediction noise is %v, want a standard deviation in 0..1", c.PredictionNoise)
+	}
+	for name, d := range map[string]time.Duration{"round trip": c.RTT, "gossip delay": c.GossipDelay, "deadline": c.Deadline} {
+		if d < 0 || d > MaxLatency {
+			bad("%s is %v, want 0..%v", name, d, MaxLatency)
+		}
+	}
+	if c.Gateways < 0 || c.Gateways > 10_000 {
+		bad("number of gateways is %d, want 0..10000", c.Gateways)
+	}
+	errs = append(errs, c.validatePool()...)
+	errs = append(errs, c.validateModels()...)
+	return errors.Join(errs...)
+}
+
+func (c *Config) validatePool() (errs []error) {
+	seen := map[string]bool{}
+	for _, in := range c.Pool {
+		if in.Count < 0 {
+			errs = append(errs, fmt.Errorf("pool: %s has %d instances, want 0 or more", in.Type, in.Count))
+		}
+		if seen[in.Type] {
+			errs = append(errs, fmt.Errorf("pool: %s is named twice", in.Type))
+		}
+		seen[in.Type] = true
+	}
+	if n := c.Pool.Count(); n < 1 || n > MaxInstances {
+		errs = append(errs, fmt.Errorf("pool has %d instances, want 1..%d", n, MaxInstances))
+	}
+	return errs
+}
+
+func (c *Config) validateModels() (errs []error) {
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if len(c.Models) == 0 {
+		bad("no models")
+	}
+	for _, m := range c.Models {
+		if m.QoSTarget <= 0 || m.QoSTarget > MaxLatency {
+			bad("model %s: QoS target is %v, want above 0 and up to %v", m.Name, m.QoSTarget, MaxLatency)
+		}
+		if !(m.QoSShare >= 0 && m.QoSShare < 1) {
+			bad("model %s: QoS share is %v, want in (0, 1)", m.Name, m.QoSShare)
+		}
+		if !(m.Weight >= 0 && m.Weight <= 1e9) {
+			bad("model %s: weight is %v, want 0..1e9", m.Name, m.Weight)
+		}
+		if m.BatchSizes == nil {
+			bad("model %s: no batch sizes", m.Name)
+		}
+		if m.BatchSizes != nil && m.BatchSizes.Largest() > match.MaxBatchSize {
+			bad("model %s: largest batch size is %d, want 1..%d", m.Name, m.BatchSizes.Largest(), match.MaxBatchSize)
+		}
+		runs := false
+		for _, in := range c.Pool {
+			runs = runs || in.Count > 0 && m.Latencies[in.Type] != nil
+		}
+		if !runs {
+			bad("model %s: no instance of the pool %s can run it", m.Name, c.Pool)
+		}
+	}
+	return errs
+}
+
+func (c *Config) policy() string {
+	if c.Policy == "" {
+		return DefaultPolicy
+	}
+	return c.Policy
+}
+
+func (m *Model) known(instanceType string) match.Latencies {
+	if m.Known != nil {
+		return m.Known[instanceType]
+	}
+	return m.Latencies[instanceType]
+}
+
+func (m *Model) qosShare() float64 {
+	if m.QoSShare == 0 {
+		return 0.99
+	}
+	return m.QoSShare
+}
+
+func (m *Model) weight() float64 {
+	if m.Weight == 0 {
+		return 1
+	}
+	return m.Weight
+}
+
+// stream is the queries that arrive.
+func (c *Config) stream() (iter.Seq[workload.Query], error) {
+	if c.Stream != nil {
+		return c.Stream(c)
+	}
+	return StreamOf("poisson")(c)
+}
+
+// MaxLatency bounds what is accepted as a time anywhere in a Config.
+const MaxLatency = time.Hour

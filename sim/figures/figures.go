@@ -1,0 +1,207 @@
+package figures
+
+import (
+	"context"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/sim"
+	"github.com/muster-serve/muster/sim/workload"
+)
+
+// A Figure is one reproduced figure.
+type Figure struct {
+	Name string
+	// Rows are the numbers, the header first.
+	Rows [][]string
+	// Text says in a few sentences what reproduces and what does not.
+	Text []string
+
+	draw func(io.Writer) error
+}
+
+// WriteCSV writes the numbers.
+func (f *Figure) WriteCSV(w io.Writer) error { return csv.NewWriter(w).WriteAll(f.Rows) }
+
+// WritePNG draws the figure.
+func (f *Figure) WritePNG(w io.Writer) error { return f.draw(w) }
+
+// WriteText writes the sentences.
+func (f *Figure) WriteText(w io.Writer) error {
+	_, err := fmt.Fprintln(w, strings.Join(f.Text, "\n"))
+	return err
+}
+
+// Options of a reproduction.
+type Options struct {
+	// Data is a directory with the published samples (samples.csv.gz or samples.csv);
+	// "" takes the shipped profiles.
+	Data string
+	// Seeds and Queries are how many runs a throughput is the mean of, and how many queries arrive in each.
+	Seeds, Queries int
+	// Progress, if not nil, hears what is being done, one call at a time.
+	Progress func(format string, args ...any)
+}
+
+// budget of KAIROS's experiments in $/hr.
+const budget = 2.5
+
+// paperModels are the models of KAIROS's experiments in its order.
+var paperModels = []string{"ncf", "rm2", "wnd", "mtwnd", "dien"}
+
+// figures makes each figure.
+var figures = map[string]func(context.Context, *lab) (*Figure, error){
+	"kairos-fig3":  fig3,
+	"kairos-fig5":  fig5,
+	"kairos-fig8":  fig8,
+	"kairos-fig9":  fig9,
+	"kairos-fig14": fig14,
+	"kairos-fig16": fig16,
+}
+
+// Names lists the figures that can be reproduced.
+func Names() []string {
+	return []string{"kairos-fig3", "kairos-fig5", "kairos-fig8", "kairos-fig9", "kairos-fig14", "kairos-fig16"}
+}
+
+// Reproduce makes the figure of that name; the error of an unknown one lists those there are.
+func Reproduce(ctx context.Context, name string, o Options) (*Figure, error) {
+	reproduce := figures[name]
+	if reproduce == nil {
+		return nil, fmt.Errorf("figure %q is unknown, there are: %s", name, strings.Join(Names(), ", "))
+	}
+	l, err := newLab(o)
+	if err != nil {
+		return nil, err
+	}
+	f, err := reproduce(ctx, l)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	f.Name = name
+	f.Text = append(f.Text, l.provenance(name != "kairos-fig5"))
+	return f, nil
+}
+
+// A lab is what the figures have in common.
+type lab struct {
+	Options
+	source *sim.Source
+	prices []sim.Price
+}
+
+func newLab(o Options) (*lab, error) {
+	l := &lab{Options: o}
+	samples := ""
+	if o.Data != "" {
+		for _, name := range []string{"samples.csv.gz", "samples.csv"} {
+			path := filepath.Join(o.Data, name)
+			if _, err := os.Stat(path); err == nil {
+				samples = path
+				break
+			} else if !errors.Is(err, fs.ErrNotExist) {
+				return nil, fmt.Errorf("data: %w", err)
+			}
+		}
+		if samples == "" {
+			return nil, fmt.Errorf("data: %s has neither samples.csv.gz nor samples.csv", o.Data)
+		}
+	}
+	var err error
+	if l.source, err = sim.OpenSource(samples); err != nil {
+		return nil, err
+	}
+	l.prices, err = sim.Prices(profiles.DefaultCatalogue(), sim.PaperTypes())
+	return l, err
+}
+
+// provenance says where the numbers come from; throughputs, that they are what they are.
+func (l *lab) provenance(throughputs bool) string {
+	s := fmt.Sprintf("Latencies: %s.", l.source)
+	if throughputs {
+		s += fmt.Sprintf(" Poisson arrivals, %d queries a run, %d seeds; an allowable throughput is the highest rate at which 99 %% of the queries meet their QoS target.", l.Queries, l.Seeds)
+	}
+	if l.Data == "" {
+		s += " The shipped profiles are curves fitted to the published samples: name the samples with --data for the measured latencies themselves."
+	}
+	return s
+}
+
+func (l *lab) progress(format string, args ...any) {
+	if l.Progress != nil {
+		l.Progress(format, args...)
+	}
+}
+
+// config is the paper's setting for a model.
+func (l *lab) config(model string, sizes *workload.BatchSizes) (*sim.Config, error) {
+	m, err := l.source.Model(model, sim.PaperTypes(), sizes, 0)
+	if err != nil {
+		return nil, err
+	}
+	return &sim.Config{Models: []sim.Model{m}, Queries: l.Queries, Seed: 1}, nil
+}
+
+// compare finds each policy's best pool for the model.
+func (l *lab) compare(ctx context.Context, cfg *sim.Config, policies []string) (*sim.Comparison, error) {
+	model := cfg.Models[0].Name
+	return sim.Compare(ctx, cfg, policies, l.prices, budget, nil, l.Seeds, func(policy string, done, of int) {
+		l.progress("%s, %s: %d of %d pools", model, policy, done, of)
+	})
+}
+
+// throughput finds the allowable throughput of a policy on a pool.
+func (l *lab) throughput(ctx context.Context, cfg *sim.Config, policy string, pool sim.Pool) (*sim.Throughput, error) {
+	l.progress("%s, %s on %s", cfg.Models[0].Name, policy, pool)
+	one := *cfg
+	one.Policy, one.Pool = policy, pool
+	return sim.FindThroughput(ctx, &one, l.Seeds, nil)
+}
+
+// homogeneous is the throughput of base instances alone, scaled to the budget.
+func (l *lab) homogeneous(ctx context.Context, cfg *sim.Config) (float64, error) {
+	c, err := sim.Compare(ctx, cfg, nil, l.prices, budget, nil, l.Seeds, nil)
+	if err != nil {
+		return 0, err
+	}
+	return c.HomogeneousScaled, nil
+}
+
+func number(x float64) string { return strconv.FormatFloat(x, 'f', 4, 64) }
+
+// counts writes a pool as the paper does: (4,0,0).
+func counts(p sim.Pool, types []string) string {
+	var n []string
+	for _, t := range types {
+		n = append(n, strconv.Itoa(p.Of(t)))
+	}
+	return "(" + strings.Join(n, ",") + ")"
+}
+
+// least and most are the extremes of a ratio over groups, with the group's name.
+func least(values []float64, groups []string) (float64, string) {
+	i := slices.Index(values, slices.Min(values))
+	return values[i], groups[i]
+}
+
+func most(values []float64, groups []string) (float64, string) {
+	i := slices.Index(values, slices.Max(values))
+	return values[i], groups[i]
+}
+
+// verdict says whether a claim of the paper holds here.
+func verdict(holds bool) string {
+	if holds {
+		return "Reproduces"
+	}
+	return "Does not reproduce"
+}

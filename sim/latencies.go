@@ -1,0 +1,91 @@
+package sim
+
+import (
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles"
+)
+
+// Measured draws latencies from samples: each of a batch size's samples is equally
+// likely. Batch sizes between those measured take the next larger one's.
+func Measured(s *profiles.Series) match.Latencies {
+	sizes := s.BatchSizes()
+	t := &measured{
+		cells: make([][]time.Duration, sizes[len(sizes)-1]+1),
+		means: make([]time.Duration, sizes[len(sizes)-1]+1),
+	}
+	batchSize := 0
+	for _, measuredAt := range sizes {
+		cell := slices.Clone(s.At(measuredAt))
+		slices.Sort(cell)
+		for ; batchSize <= measuredAt; batchSize++ {
+			t.cells[batchSize], t.means[batchSize] = cell, s.Mean(measuredAt)
+		}
+	}
+	return t
+}
+
+// measured is by batch size, up to the largest measured, which holds for those beyond.
+type measured struct {
+	cells [][]time.Duration // ascending
+	means []time.Duration
+}
+
+func (t *measured) Mean(batchSize int) time.Duration {
+	return t.means[min(batchSize, len(t.means)-1)]
+}
+
+func (t *measured) Quantile(p float64, batchSize int) time.Duration {
+	cell := t.cells[min(batchSize, len(t.cells)-1)]
+	return cell[min(int(p*float64(len(cell))), len(cell)-1)]
+}
+
+// misjudged is a latency with an error at each batch size.
+type misjudged struct {
+	match.Latencies
+	factor []float64 // by batch size
+}
+
+// misjudge draws errors with the given standard deviation.
+func misjudge(l match.Latencies, largest int, deviation float64, r *rand.Rand) match.Latencies {
+	m := misjudged{l, make([]float64, largest+1)}
+	for b := range m.factor {
+		m.factor[b] = noiseFactor(deviation, r)
+	}
+	return m
+}
+
+// noiseFactor is 1 + deviation*N(0, 1), but positive.
+func noiseFactor(deviation float64, r *rand.Rand) float64 {
+	return max(0.01, 1+deviation*r.NormFloat64())
+}
+
+// Mean is the mean with its error.
+func (m misjudged) Mean(batchSize int) time.Duration {
+	return m.by(m.Latencies.Mean(batchSize), batchSize)
+}
+
+// Quantile is the quantile with the error of the mean.
+func (m misjudged) Quantile(p float64, batchSize int) time.Duration {
+	return m.by(m.Latencies.Quantile(p, batchSize), batchSize)
+}
+
+func (m misjudged) by(d time.Duration, batchSize int) time.Duration {
+	return max(1, time.Duration(float64(d)*m.factor[batchSize]))
+}
+
+// Fixed is a latency that never varies: a fixed part and a part per item.
+type Fixed struct {
+	Base, PerItem time.Duration
+}
+
+// Mean is the latency.
+func (f Fixed) Mean(batchSize int) time.Duration {
+	return f.Base + time.Duration(batchSize)*f.PerItem
+}
+
+// Quantile is the latency at any p.
+func (f Fixed) Quantile(_ float64, batchSize int) time.Duration { return f.Mean(batchSize) }

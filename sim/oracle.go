@@ -1,0 +1,89 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/muster-serve/muster/leader/match"
+)
+
+// oracleRate is the throughput of the policy oracle, which knows the whole
+// sequence of queries (KAIROS section 7): an idle base instance takes the largest query left,
+// an idle auxiliary one the smallest, none that it would serve beyond the QoS target
+// in the mean, and no waiting is counted. Its throughput is the rate at which the sequence is served.
+func oracleRate(cfg *Config, seed uint64) (float64, error) {
+	if len(cfg.Models) != 1 {
+		return 0, fmt.Errorf("the oracle simulates one model, not %d", len(cfg.Models))
+	}
+	c := *cfg
+	c.Seed, c.Rate = seed, 1
+	r, err := newRun(&c)
+	if err != nil {
+		return 0, err
+	}
+	stream, err := c.stream()
+	if err != nil {
+		return 0, err
+	}
+	type item struct {
+		batch   int
+		uniform float64
+	}
+	items := make([]item, 0, c.Queries)
+	for q := range stream {
+		items = append(items, item{q.BatchSize, r.rank()})
+		if len(items) == c.Queries {
+			break
+		}
+	}
+	if len(items) == 0 {
+		return 0, errors.New("no queries arrive")
+	}
+	slices.SortStableFunc(items, func(a, b item) int { return a.batch - b.batch })
+
+	m := &c.Models[0]
+	base := make([]bool, len(r.types))
+	for t, name := range r.types {
+		base[t] = isBase(c.Models, name)
+	}
+	var idle eventHeap
+	for i := range r.lanes {
+		idle.push(event{lane: int32(i)})
+	}
+	first, last := 0, len(items)-1
+	var end time.Duration
+	for first <= last {
+		if len(idle.events) == 0 {
+			return 0, nil // nothing in the pool can serve the rest
+		}
+		e := idle.pop()
+		l := &r.lanes[e.lane]
+		next := &items[first]
+		if base[l.instanceType] {
+			next = &items[last]
+		}
+		execution := l.execution[0]
+		if mean(m.known(r.types[l.instanceType]), next.batch) > m.QoSTarget {
+			continue // nor will it ever take what is larger
+		}
+		if base[l.instanceType] {
+			last--
+		} else {
+			first++
+		}
+		e.at += execution.Quantile(next.uniform, next.batch)
+		end = max(end, e.at)
+		idle.push(e)
+	}
+	return float64(len(items)) / end.Seconds(), nil
+}
+
+func mean(l match.Latencies, batchSize int) time.Duration {
+	if l == nil {
+		return math.MaxInt64
+	}
+	return l.Mean(batchSize)
+}

@@ -1,0 +1,264 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"runtime"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// A Report is what runs of one configuration with several seeds show together.
+type Report struct {
+	Model  string `json:"model"`
+	Policy string `json:"policy"`
+	Pool   string `json:"pool"`
+	// Source says where the latencies come from.
+	Source  string  `json:"source"`
+	Rate    float64 `json:"rate_qps,omitempty"` // asked for
+	Queries int     `json:"queries_per_seed"`
+	// QoSSatisfaction is the share of all queries that met their QoS target, overall and by size class;
+	// nil where no run was made (the oracle has none).
+	QoSSatisfaction         *float64   `json:"qos_satisfaction"`
+	QoSSatisfactionShared   *float64   `json:"qos_satisfaction_shared"`
+	QoSSatisfactionBaseOnly *float64   `json:"qos_satisfaction_base_only"`
+	Latency                 *Quantiles `json:"latency_ms"`
+	FluidLimit              float64    `json:"fluid_limit_qps"`
+	// Threshold is the batch size above which drs sends to the base type, given or found.
+	Threshold int `json:"threshold,omitempty"`
+	// Found is set by ReportThroughput; the runs are then made at the rate
+	// found with each seed.
+	*Found
+	// DecisionCost is the mean wall time that the policy took for a step, in µs; it is the one
+	// number that differs from run to run, and absent unless measured.
+	DecisionCostUs float64 `json:"decision_cost_us,omitempty"`
+	// Warnings say what the pool cannot do.
+	Warnings []string  `json:"warnings,omitempty"`
+	Runs     []*Result `json:"per_seed"`
+}
+
+// Found is the part of a Throughput that a Report shows.
+type Found struct {
+	Rate          float64 `json:"allowable_throughput_qps"`
+	StandardError float64 `json:"standard_error_qps"`
+	Share         float64 `json:"share_of_fluid_limit"`
+	PerSeed       []Seed  `json:"allowable_throughput_per_seed"`
+}
+
+// RunSeeds runs cfg with the seeds cfg.Seed, cfg.Seed+1, ... side by side. Log and
+// Record take one seed only. Without a threshold drs gets the best one. Progress, if not nil, hears how many queries have arrived over all.
+func RunSeeds(ctx context.Context, cfg *Config, seeds int, progress func(arrived int)) (*Report, error) {
+	if seeds < 1 || seeds > 10_000 {
+		return nil, fmt.Errorf("number of seeds is %d, want 1..10000", seeds)
+	}
+	if seeds > 1 && (cfg.Log != nil || cfg.Record != nil) {
+		return nil, fmt.Errorf("a log or recording is of one seed, not %d", seeds)
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	rates := make([]float64, seeds)
+	for i := range rates {
+		rates[i] = cfg.Rate
+	}
+	c := *cfg
+	if c.Policy == DRS && c.Threshold == 0 {
+		s, err := newSearch(&c)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := s.threshold(ctx, 0); err != nil {
+			return nil, err
+		}
+		c.Threshold = s.cfg.Threshold
+	}
+	r, err := report(ctx, &c, rates, progress)
+	if err != nil {
+		return nil, err
+	}
+	r.Rate = c.Rate
+	return r, nil
+}
+
+// ReportThroughput finds the allowable throughput and runs cfg at what each seed found.
+// Progress, if not nil, hears of each seed that is done, one call at a time.
+func ReportThroughput(ctx context.Context, cfg *Config, seeds int, progress func()) (*Report, error) {
+	t, err := FindThroughput(ctx, cfg, seeds, progress)
+	if err != nil {
+		return nil, err
+	}
+	c := *cfg
+	c.Log, c.Record, c.Threshold = nil, nil, t.Threshold
+	rates := make([]float64, seeds)
+	for i, s := range t.PerSeed {
+		rates[i] = s.Rate
+	}
+	var r *Report
+	if c.Policy == Oracle || t.Rate == 0 {
+		r = newReport(&c)
+		r.FluidLimit = t.FluidLimit
+	} else if r, err = report(ctx, &c, rates, nil); err != nil {
+		return nil, err
+	}
+	r.Found = &Found{t.Rate, t.StandardError, t.Share, t.PerSeed}
+	return r, nil
+}
+
+func newReport(cfg *Config) *Report {
+	return &Report{
+		Model:     names(cfg.Models),
+		Policy:    cfg.policy(),
+		Pool:      cfg.Pool.String(),
+		Queries:   cfg.Queries,
+		Threshold: cfg.Threshold,
+		Warnings:  warnings(cfg.Models, cfg.Pool),
+		Runs:      []*Result{},
+	}
+}
+
+// report runs cfg once for each rate above 0, with successive seeds.
+func report(ctx context.Context, cfg *Config, rates []float64, progress func(arrived int)) (*Report, error) {
+	r := newReport(cfg)
+	runs := make([]*Result, len(rates))
+	var mu sync.Mutex // guards arrived and progress
+	arrived := make([]int, len(rates))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for i, rate := range rates {
+		if rate == 0 {
+			continue
+		}
+		g.Go(func() (err error) {
+			c := *cfg
+			c.Rate, c.Seed = rate, cfg.Seed+uint64(i)
+			if progress != nil {
+				c.Progress = func(n int) {
+					mu.Lock()
+					defer mu.Unlock()
+					arrived[i] = n
+					sum := 0
+					for _, n := range arrived {
+						sum += n
+					}
+					progress(sum)
+				}
+			}
+			runs[i], err = Run(ctx, &c)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	var all, shared, base Counts
+	latency := newHistogram()
+	var cost time.Duration
+	for _, run := range runs {
+		if run == nil {
+			continue
+		}
+		r.Runs = append(r.Runs, run)
+		r.FluidLimit = run.FluidLimit
+		all.add(run.Counts)
+		shared.add(run.shared)
+		base.add(run.baseOnly)
+		latency.Merge(run.latency)
+		cost += run.DecisionCost / time.Duration(len(rates))
+	}
+	q := quantiles(latency)
+	s, sh, b := all.Satisfaction(), shared.Satisfaction(), base.Satisfaction()
+	r.QoSSatisfaction, r.QoSSatisfactionShared, r.QoSSatisfactionBaseOnly, r.Latency = &s, &sh, &b, &q
+	r.DecisionCostUs = round(float64(cost)/1e3, 3)
+	return r, nil
+}
+
+// warnings say which batch sizes no instance of the pool serves within the QoS target.
+func warnings(models []Model, pool Pool) []string {
+	var all []string
+	for i := range models {
+		m := &models[i]
+		largest, cannot := 0, 0.0
+		for _, p := range m.BatchSizes.PMF() {
+			serves := false
+			for _, in := range pool {
+				l := m.known(in.Type)
+				serves = serves || in.Count > 0 && l != nil && l.Mean(p.BatchSize) <= m.QoSTarget
+			}
+			if serves {
+				largest = p.BatchSize
+			} else {
+				cannot += p.P
+			}
+		}
+		if cannot > 0 {
+			all = append(all, fmt.Sprintf("no instance of the pool serves %s at batch size %d within its QoS target of %v; the largest it does is %d, and %.2g %% of the queries are not served in time",
+				m.Name, m.BatchSizes.Largest(), m.QoSTarget, largest, 100*cannot))
+		}
+	}
+	return all
+}
+
+// WriteText writes the report for people.
+func (r *Report) WriteText(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s on %s, policy %s, %s\n", r.Model, r.Pool, r.Policy, r.Source)
+	for _, warning := range r.Warnings {
+		fmt.Fprintf(&b, "warning: %s\n", warning)
+	}
+	if r.Found != nil {
+		fmt.Fprintf(&b, "allowable throughput %.2f queries/s, standard error %.2f (%d seeds of %d queries), %.1f %% of the fluid limit %.2f\n",
+			r.Found.Rate, r.StandardError, len(r.PerSeed), r.Queries, 100*r.Share, r.FluidLimit)
+	} else {
+		fmt.Fprintf(&b, "%.2f queries/s (fluid limit %.2f); %d seeds of %d queries\n", r.Rate, r.FluidLimit, len(r.Runs), r.Queries)
+	}
+	if r.Threshold > 0 {
+		fmt.Fprintf(&b, "batch size threshold %d\n", r.Threshold)
+	}
+	if r.QoSSatisfaction != nil {
+		fmt.Fprintf(&b, "within the QoS target %.3f %% (shared %.3f %%, base-only %.3f %%)\n",
+			100**r.QoSSatisfaction, 100**r.QoSSatisfactionShared, 100**r.QoSSatisfactionBaseOnly)
+		fmt.Fprintf(&b, "latency p50 %.3f ms, p95 %.3f ms, p99 %.3f ms\n", r.Latency.P50, r.Latency.P95, r.Latency.P99)
+	}
+	if r.DecisionCostUs > 0 {
+		fmt.Fprintf(&b, "a decision takes %.2f us\n", r.DecisionCostUs)
+	}
+	if len(r.Runs) > 0 {
+		b.WriteByte('\n')
+		r.writeRuns(&b)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (r *Report) writeRuns(b *strings.Builder) {
+	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(t, "seed\trate\twithin QoS\tp99 ms\tqueue mean\tlongest\t")
+	for _, ty := range r.Runs[0].Types {
+		fmt.Fprintf(t, "%s busy\t", ty.Type)
+	}
+	fmt.Fprintln(t)
+	for _, run := range r.Runs {
+		fmt.Fprintf(t, "%d\t%.2f\t%.3f %%\t%.3f\t%.2f\t%d\t", run.Seed, run.Rate, 100*run.QoSSatisfaction, run.Latency.P99, run.QueueMean, run.QueueLongest)
+		for _, ty := range run.Types {
+			fmt.Fprintf(t, "%.1f %%\t", 100*ty.Utilisation)
+		}
+		fmt.Fprintln(t)
+	}
+	t.Flush()
+	if models := r.Runs[0].Models; len(models) > 1 {
+		b.WriteByte('\n')
+		t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
+		fmt.Fprintln(t, "seed\tmodel\tqueries\twithin QoS\tp50 ms\tp95 ms\tp99 ms\t")
+		for _, run := range r.Runs {
+			for _, m := range run.Models {
+				fmt.Fprintf(t, "%d\t%s\t%d\t%.3f %%\t%.3f\t%.3f\t%.3f\t\n", run.Seed, m.Model, m.Queries, 100*m.QoSSatisfaction, m.Latency.P50, m.Latency.P95, m.Latency.P99)
+			}
+		}
+		t.Flush()
+	}
+}

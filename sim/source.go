@@ -1,0 +1,217 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/sim/workload"
+)
+
+// A Source is where latencies come from: a file of samples, or the shipped profiles.
+type Source struct {
+	samples *profiles.Samples // nil: the library's profiles
+	library *profiles.Library
+}
+
+// OpenSource opens a file of samples; "" stands for the shipped profiles.
+func OpenSource(samples string) (*Source, error) {
+	s := &Source{library: profiles.ShippedLibrary()}
+	if samples == "" {
+		return s, nil
+	}
+	var err error
+	s.samples, err = profiles.OpenSamples(samples)
+	return s, err
+}
+
+// String says where the latencies come from.
+func (s *Source) String() string {
+	if s.samples != nil {
+		return "samples " + s.samples.Name()
+	}
+	return "shipped profiles"
+}
+
+// Models are the models with known latencies, sorted.
+func (s *Source) Models() []string {
+	if s.samples != nil {
+		return s.samples.Models()
+	}
+	return s.library.Models()
+}
+
+// InstanceTypes are the instance types on which the model's latencies are known, sorted.
+func (s *Source) InstanceTypes(model string) []string {
+	types := s.library.Types(model)
+	if s.samples != nil {
+		types = s.samples.Types(model)
+	}
+	names := make([]string, len(types))
+	for i, t := range types {
+		names[i] = string(t)
+	}
+	return names
+}
+
+// Model returns a model with its latencies on the instance types, with the QoS
+// target of the library unless qosTarget is above 0. Batch sizes beyond what
+// was measured are left out of batchSizes. Errors of unknown models and types list those there are.
+func (s *Source) Model(name string, instanceTypes []string, batchSizes *workload.BatchSizes, qosTarget time.Duration) (Model, error) {
+	m := Model{Name: name, QoSTarget: qosTarget, Latencies: map[string]match.Latencies{}}
+	info, err := s.library.Model(name)
+	if s.samples != nil {
+		if !slices.Contains(s.samples.Models(), name) {
+			return m, fmt.Errorf("model %q is unknown, %s has: %s", name, s, strings.Join(s.Models(), ", "))
+		}
+		if err != nil && qosTarget <= 0 {
+			return m, fmt.Errorf("model %q has no known QoS target; give one", name)
+		}
+	} else if err != nil {
+		return m, err
+	}
+	if m.QoSTarget <= 0 {
+		m.QoSTarget = info.QoSTarget
+	}
+	largest := info.LargestBatchSize
+	for _, t := range instanceTypes {
+		if s.samples == nil {
+			table, err := s.library.Table(name, profiles.InstanceType(t))
+			if err != nil {
+				return m, err
+			}
+			m.Latencies[t] = table
+			continue
+		}
+		series, err := s.samples.Series(name, profiles.InstanceType(t))
+		if err != nil {
+			return m, err
+		}
+		m.Latencies[t] = Measured(series)
+		largest = slices.Max(series.BatchSizes())
+	}
+	if m.BatchSizes, err = batchSizes.AtMost(largest); err != nil {
+		return m, fmt.Errorf("model %s: %w", name, err)
+	}
+	return m, nil
+}
+
+// ParsePool reads a pool as "TYPE=COUNT,TYPE=COUNT".
+func ParsePool(s string) (Pool, error) {
+	var p Pool
+	for part := range strings.SplitSeq(s, ",") {
+		name, count, ok := strings.Cut(strings.TrimSpace(part), "=")
+		n, err := strconv.Atoi(count)
+		if !ok || name == "" || err != nil || n < 0 {
+			return nil, fmt.Errorf("pool %q: got %q, want TYPE=COUNT,TYPE=COUNT with counts of 0 or more", s, part)
+		}
+		if slices.ContainsFunc(p, func(in Instances) bool { return in.Type == name }) {
+			return nil, fmt.Errorf("pool %q: %s is named twice", s, name)
+		}
+		p = append(p, Instances{name, n})
+	}
+	if n := p.Count(); n < 1 || n > MaxInstances {
+		return nil, fmt.Errorf("pool %q has %d instances, want 1..%d", s, n, MaxInstances)
+	}
+	return p, nil
+}
+
+// Types are the pool's instance types in its order.
+func (p Pool) Types() []string {
+	types := make([]string, len(p))
+	for i, in := range p {
+		types[i] = in.Type
+	}
+	return types
+}
+
+// A Phase is a stretch of a load that changes over time: for Duration the
+// arrival rate is Factor times the configured one.
+type Phase struct {
+	Duration time.Duration
+	Factor   float64
+}
+
+// ParseLoad reads phases as "60s:1,30s:1.5": a minute at the rate, then half a
+// minute at half as much again, and so on from the start.
+func ParseLoad(s string) ([]Phase, error) {
+	var phases []Phase
+	for part := range strings.SplitSeq(s, ",") {
+		duration, factor, ok := strings.Cut(strings.TrimSpace(part), ":")
+		d, err1 := time.ParseDuration(duration)
+		f, err2 := strconv.ParseFloat(factor, 64)
+		if !ok || err1 != nil || err2 != nil || d <= 0 || !(f > 0 && f <= 1000) {
+			return nil, fmt.Errorf("load %q: got %q, want DURATION:FACTOR with a duration and a factor above 0, e.g. 60s:1,30s:1.5", s, part)
+		}
+		phases = append(phases, Phase{d, f})
+	}
+	return phases, nil
+}
+
+// StreamOf makes a Config.Stream of an arrival process as
+// workload.ParseArrivals reads it. With phases, the rate changes over time, round and round.
+func StreamOf(arrivals string, phases ...Phase) func(*Config) (iter.Seq[workload.Query], error) {
+	return func(c *Config) (iter.Seq[workload.Query], error) {
+		loads := make([]workload.Load, len(c.Models))
+		for i := range c.Models {
+			m := &c.Models[i]
+			loads[i] = workload.Load{Model: m.Name, Share: m.weight(), BatchSizes: m.BatchSizes}
+		}
+		if len(phases) == 0 {
+			a, err := workload.ParseArrivals(arrivals, c.Rate)
+			if err != nil {
+				return nil, err
+			}
+			return workload.Queries(c.Seed, a, loads...)
+		}
+		var round []workload.Phase
+		var length time.Duration
+		for _, p := range phases {
+			a, err := workload.ParseArrivals(arrivals, c.Rate*p.Factor)
+			if err != nil {
+				return nil, err
+			}
+			round = append(round, workload.Phase{Duration: p.Duration, Arrivals: a, Loads: loads})
+			length += p.Duration
+		}
+		return func(yield func(workload.Query) bool) {
+			for n := uint64(0); ; n++ {
+				stream, err := workload.Phases(c.Seed+n*uint64(len(round)), round...)
+				if err != nil {
+					return // durations and loads are valid, so there is none
+				}
+				for q := range stream {
+					q.At += time.Duration(n) * length
+					if !yield(q) {
+						return
+					}
+				}
+			}
+		}, nil
+	}
+}
+
+// StreamOfTrace makes a Config.Stream of a recorded workload, its time stretched to
+// the rate asked for.
+func StreamOfTrace(f *workload.TraceFile) func(*Config) (iter.Seq[workload.Query], error) {
+	return func(c *Config) (iter.Seq[workload.Query], error) {
+		if f.Rate() == 0 {
+			return nil, errors.New("all queries of the trace arrive at once")
+		}
+		stretch := f.Rate() / c.Rate
+		return func(yield func(workload.Query) bool) {
+			for q := range f.Queries() {
+				q.At = time.Duration(float64(q.At) * stretch)
+				if !yield(q) {
+					return
+				}
+			}
+		}, nil
+	}
+}

@@ -1,0 +1,201 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"runtime"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/muster-serve/muster/leader/match"
+)
+
+// Tolerance is how closely an allowable throughput is found, relative to the fluid limit.
+const Tolerance = 0.001
+
+// A Throughput is the allowable throughput of a configuration: the highest
+// arrival rate at which every model's QoS target still holds.
+type Throughput struct {
+	// Rate is the mean over the seeds and StandardError its standard error (0 of one seed), in queries/s.
+	Rate          float64 `json:"allowable_throughput_qps"`
+	StandardError float64 `json:"standard_error_qps"`
+	PerSeed       []Seed  `json:"per_seed"`
+	FluidLimit    float64 `json:"fluid_limit_qps"`
+	// Share is Rate as a share of the fluid limit.
+	Share float64 `json:"share_of_fluid_limit"`
+	// Threshold is the one of drs that was used or found.
+	Threshold int `json:"threshold,omitempty"`
+}
+
+// Seed is the allowable throughput found with one seed, in queries/s.
+type Seed struct {
+	Seed uint64  `json:"seed"`
+	Rate float64 `json:"allowable_throughput_qps"`
+}
+
+// FindThroughput searches the allowable throughput of cfg with the seeds
+// cfg.Seed, cfg.Seed+1, ... by bisection; cfg.Rate is not read. For one seed all
+// rates and policies see the same queries, at the same gaps but for the scale. The
+// seeds run side by side. Progress, if not nil, hears of each seed that is done,
+// one call at a time. cfg.Log, Record and Clock are not used.
+func FindThroughput(ctx context.Context, cfg *Config, seeds int, progress func()) (*Throughput, error) {
+	if seeds < 1 || seeds > 10_000 {
+		return nil, fmt.Errorf("number of seeds is %d, want 1..10000", seeds)
+	}
+	s, err := newSearch(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if s.cfg.Policy == DRS && s.cfg.Threshold == 0 {
+		if _, err := s.threshold(ctx, 0); err != nil {
+			return nil, err
+		}
+	}
+	t := &Throughput{FluidLimit: s.limit, Threshold: s.cfg.Threshold, PerSeed: make([]Seed, seeds)}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	var mu sync.Mutex // guards progress
+	for i := range t.PerSeed {
+		g.Go(func() error {
+			seed := cfg.Seed + uint64(i)
+			rate, err := s.find(ctx, seed, 0)
+			t.PerSeed[i] = Seed{seed, round(rate, 6)}
+			if progress != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				progress()
+			}
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	t.Rate, t.StandardError = meanAndError(t.PerSeed)
+	if s.limit > 0 {
+		t.Share = round(t.Rate/s.limit, 6)
+	}
+	return t, nil
+}
+
+func meanAndError(seeds []Seed) (mean, standardError float64) {
+	n := float64(len(seeds))
+	for _, s := range seeds {
+		mean += s.Rate / n
+	}
+	if len(seeds) > 1 {
+		var squares float64
+		for _, s := range seeds {
+			squares += (s.Rate - mean) * (s.Rate - mean)
+		}
+		standardError = math.Sqrt(squares / (n - 1) / n)
+	}
+	return round(mean, 6), round(standardError, 6)
+}
+
+// A search probes one configuration at different rates.
+type search struct {
+	cfg   Config
+	limit float64
+}
+
+func newSearch(cfg *Config) (*search, error) {
+	s := &search{cfg: *cfg}
+	s.cfg.Rate, s.cfg.Log, s.cfg.Record, s.cfg.Clock, s.cfg.Progress = 1, nil, nil, nil, nil
+	if err := s.cfg.Validate(); err != nil {
+		return nil, err
+	}
+	limit, err := FluidLimit(s.cfg.Models, s.cfg.Pool)
+	if err != nil {
+		return nil, err
+	}
+	s.limit = round(limit.Rate, 6)
+	return s, nil
+}
+
+// holds tells whether the QoS targets hold at a rate.
+func (s *search) holds(ctx context.Context, seed uint64, rate float64) (bool, error) {
+	cfg := s.cfg
+	// Rounded as it is reported: in the last digits a trajectory may part.
+	cfg.Rate, cfg.Seed = round(rate, 6), seed
+	r, err := newRun(&cfg)
+	if err != nil {
+		return false, err
+	}
+	r.stopWhenLost = true
+	if err := r.simulate(ctx); err != nil {
+		return false, fmt.Errorf("at %.6g queries/s: %w", rate, err)
+	}
+	return !r.lost && r.result().Satisfied, nil
+}
+
+// find returns the allowable throughput with one seed, or 0 if it is not
+// above atLeast (which costs one probe).
+func (s *search) find(ctx context.Context, seed uint64, atLeast float64) (float64, error) {
+	if s.cfg.Policy == Oracle {
+		return oracleRate(&s.cfg, seed)
+	}
+	if s.limit == 0 || s.limit*maxOvershoot <= atLeast {
+		return 0, nil
+	}
+	step := Tolerance * s.limit
+	var err error
+	probe := func(rate float64) (ok bool) {
+		if err == nil {
+			ok, err = s.holds(ctx, seed, rate)
+		}
+		return ok
+	}
+	lo, hi := atLeast+step, s.limit
+	if atLeast > 0 {
+		if !probe(lo) {
+			return 0, err
+		}
+		hi = max(hi, lo+step)
+	} else {
+		for lo = s.limit / 2; !probe(lo); lo /= 2 {
+			if hi = lo; lo < step || err != nil {
+				return 0, err
+			}
+		}
+	}
+	for hi >= s.limit && probe(hi) { // noise may carry a run beyond the limit
+		if lo, hi = hi, hi*1.1; hi > min(10*s.limit, MaxRate) {
+			return 0, fmt.Errorf("%d queries are too few to find the allowable throughput: they are served at %.6g queries/s, the fluid limit is %.6g", s.cfg.Queries, lo, s.limit)
+		}
+	}
+	for hi-lo > step && err == nil {
+		if mid := (lo + hi) / 2; probe(mid) {
+			lo = mid
+		} else {
+			hi = mid
+		}
+	}
+	return lo, err
+}
+
+// maxOvershoot bounds by how much a finite run is taken to exceed the fluid limit.
+const maxOvershoot = 1.05
+
+// DRS is the policy whose threshold is searched.
+const DRS = "drs"
+
+// threshold sets the threshold of drs that gives the highest throughput with the
+// configuration's seed and returns that; 0 if none found is above atLeast. A threshold that is
+// no better than the best so far costs one probe.
+func (s *search) threshold(ctx context.Context, atLeast float64) (rate float64, err error) {
+	largest := 0
+	for i := range s.cfg.Models {
+		largest = max(largest, s.cfg.Models[i].BatchSizes.Largest())
+	}
+	best := atLeast
+	s.cfg.Threshold, rate, err = match.ThresholdSearch(largest, func(threshold int) (float64, error) {
+		s.cfg.Threshold = threshold
+		found, err := s.find(ctx, s.cfg.Seed, best)
+		best = max(best, found)
+		return found, err
+	})
+	return rate, err
+}

@@ -1,0 +1,99 @@
+package sim
+
+import (
+	"math"
+	"testing"
+
+	"github.com/muster-serve/muster/leader/match"
+)
+
+// TestThroughput: what is found holds there and no longer a little above, and does not exceed the
+// fluid limit by more than three standard errors.
+func TestThroughput(t *testing.T) {
+	for _, policy := range []string{"kairos", "fcfs"} {
+		cfg := reference(t, "rm2")
+		cfg.Policy, cfg.Queries = policy, 3000
+		found, err := FindThroughput(t.Context(), cfg, 2, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(found.PerSeed) != 2 || found.Rate <= 0 || found.Rate > found.FluidLimit+3*found.StandardError {
+			t.Errorf("%s: %+v, want a rate up to the fluid limit", policy, found)
+		}
+		for _, seed := range found.PerSeed {
+			c := *cfg
+			c.Seed, c.Rate = seed.Seed, seed.Rate
+			if res := mustRun(t, &c); !res.Satisfied {
+				t.Errorf("%s: seed %d: QoS satisfaction is %v at the rate found", policy, seed.Seed, res.QoSSatisfaction)
+			}
+			c.Rate += 2 * Tolerance * found.FluidLimit
+			if res := mustRun(t, &c); res.Satisfied && policy == "fcfs" {
+				t.Errorf("%s: seed %d: QoS satisfaction is %v above the rate found", policy, seed.Seed, res.QoSSatisfaction)
+			}
+		}
+	}
+}
+
+// TestStopWhenLost: a run that stops early has the fate of the whole one.
+func TestStopWhenLost(t *testing.T) {
+	cfg := reference(t, "ncf")
+	cfg.Queries = 3000
+	s, err := newSearch(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fates := map[bool]int{}
+	for share := 0.3; share < 1.2; share += 0.1 {
+		c := *cfg
+		c.Rate = share * s.limit
+		got, err := s.holds(t.Context(), cfg.Seed, c.Rate)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := mustRun(t, &c).Satisfied; got != want {
+			t.Errorf("at %.2f of the limit: stopped early says %v, the whole run %v", share, got, want)
+		}
+		fates[got]++
+	}
+	if len(fates) != 2 {
+		t.Errorf("all probes had the same fate: %v", fates)
+	}
+}
+
+func TestOracle(t *testing.T) {
+	cfg := reference(t, "rm2")
+	cfg.Policy = Oracle
+	found, err := FindThroughput(t.Context(), cfg, 3, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// It gives the base type the largest queries only, so the water may do a little better or worse.
+	if math.Abs(found.Share-1) > 0.1 {
+		t.Errorf("oracle: %+v", found)
+	}
+	cfg.Pool = Pool{{"t3.xlarge", 10}} // cannot serve the largest
+	if found, err = FindThroughput(t.Context(), cfg, 1, nil); err != nil || found.Rate != 0 {
+		t.Errorf("pool without a base type: %+v, %v", found, err)
+	}
+}
+
+// TestFixedThroughput: with one instance and fixed latency, no query may wait longer than
+// the slack, so the allowable throughput is near its service rate with generous targets and far below it with tight ones.
+func TestFixedThroughput(t *testing.T) {
+	cfg := reference(t, "rm2")
+	cfg.Policy = "fcfs"
+	cfg.Models[0].Latencies = map[string]match.Latencies{"a": Fixed{Base: cfg.Models[0].QoSTarget / 100}}
+	cfg.Pool = Pool{{"a", 1}}
+	loose, err := FindThroughput(t.Context(), cfg, 1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Models[0].Latencies = map[string]match.Latencies{"a": Fixed{Base: cfg.Models[0].QoSTarget * 9 / 10}}
+	tight, err := FindThroughput(t.Context(), cfg, 1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if loose.Share < 0.9 || loose.Share > 1.05 || tight.Share > 0.3 {
+		t.Errorf("share of the limit: %v with time for a hundred services, %v with time for one", loose.Share, tight.Share)
+	}
+}

@@ -1,0 +1,350 @@
+package workload
+
+import (
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const (
+	// LargestBatchSize is the largest batch size in the papers' workloads; a
+	// Gaussian distribution is truncated to it.
+	LargestBatchSize = 1000
+	// maxBatchSize bounds what a user may ask for: beyond it is a typing error.
+	maxBatchSize = 1 << 20
+)
+
+// BatchSizes is a distribution of batch sizes. It is safe for concurrent use.
+type BatchSizes struct {
+	name  string
+	pmf   []Probability
+	table aliasTable
+}
+
+// A Probability is how often one batch size occurs.
+type Probability struct {
+	BatchSize int
+	P         float64 // in (0, 1]
+}
+
+// newBatchSizes makes a distribution of weights[b], b the batch size. Weights
+// need not sum to one.
+func newBatchSizes(name string, weights []float64) *BatchSizes {
+	var total float64
+	for _, w := range weights {
+		total += w
+	}
+	d := &BatchSizes{name: name}
+	ps := make([]float64, 0, len(weights))
+	for b, w := range weights {
+		if w > 0 {
+			d.pmf = append(d.pmf, Probability{BatchSize: b, P: w / total})
+			ps = append(ps, w)
+		}
+	}
+	d.table = newAliasTable(ps)
+	return d
+}
+
+// Draw returns a batch size.
+func (d *BatchSizes) Draw(r *rand.Rand) int {
+	if len(d.pmf) == 1 {
+		return d.pmf[0].BatchSize
+	}
+	return d.pmf[d.table.draw(r)].BatchSize
+}
+
+// PMF returns the probability of every batch size that occurs, in ascending
+// order. The probabilities sum to one.
+func (d *BatchSizes) PMF() []Probability { return slices.Clone(d.pmf) }
+
+// Largest is the largest batch size that occurs.
+func (d *BatchSizes) Largest() int { return d.pmf[len(d.pmf)-1].BatchSize }
+
+// Mean is the mean batch size.
+func (d *BatchSizes) Mean() float64 {
+	var m float64
+	for _, p := range d.pmf {
+		m += float64(p.BatchSize) * p.P
+	}
+	return m
+}
+
+// String is the distribution in the form that [ParseBatchSizes] reads.
+func (d *BatchSizes) String() string { return d.name }
+
+// AtMost is the distribution of the batch sizes that are at most largest: d
+// itself where all are.
+func (d *BatchSizes) AtMost(largest int) (*BatchSizes, error) {
+	if d.Largest() <= largest {
+		return d, nil
+	}
+	if d.pmf[0].BatchSize > largest {
+		return nil, fmt.Errorf("batch sizes %s: the smallest is %d, the largest allowed %d", d.name, d.pmf[0].BatchSize, largest)
+	}
+	weights := make([]float64, largest+1)
+	for _, p := range d.pmf {
+		if p.BatchSize <= largest {
+			weights[p.BatchSize] = p.P
+		}
+	}
+	return newBatchSizes(d.name, weights), nil
+}
+
+// The log-normal body of both papers' batch sizes.
+const bodyMu, bodySigma = 5.1, 0.2
+
+// bodyCDF is the probability that the log-normal is at most x.
+func bodyCDF(x float64) float64 {
+	if x <= 0 {
+		return 0
+	}
+	return normalCDF((math.Log(x) - bodyMu) / bodySigma)
+}
+
+func normalCDF(z float64) float64 { return math.Erfc(-z/math.Sqrt2) / 2 }
+
+// addUniform spreads p evenly over the batch sizes lo..hi.
+func addUniform(weights []float64, p float64, lo, hi int) {
+	for b := lo; b <= hi; b++ {
+		weights[b] += p / float64(hi-lo+1)
+	}
+}
+
+// addBody gives each batch size lo+1..hi the part of p that the log-normal has in
+// (b-1, b] and returns the rest of p. The papers' generators leave the log-normal
+// a real number and round it up to a multiple of ten to read a latency; rounding
+// it up to an integer here leaves that unchanged.
+func addBody(weights []float64, p float64, lo, hi int) (rest float64) {
+	for b := lo + 1; b <= hi; b++ {
+		weights[b] += p * (bodyCDF(float64(b)) - bodyCDF(float64(b-1)))
+	}
+	return p * (1 - bodyCDF(float64(hi)) + bodyCDF(float64(lo)))
+}
+
+// Trace is the production trace of KAIROS (after DeepRecSys): of 99 queries 8
+// are uniform in 1..99, 22 in 200..599, 5 in 600..999, and the rest follow a
+// log-normal (5.1, 0.2) rounded up, replaced by a uniform 190..199 where it is
+// below 100 or above 200.
+func Trace() *BatchSizes {
+	w := make([]float64, 1000)
+	addUniform(w, 8./99, 1, 99)
+	addUniform(w, 22./99, 200, 599)
+	addUniform(w, 5./99, 600, 999)
+	addUniform(w, addBody(w, 64./99, 100, 200), 190, 199)
+	return newBatchSizes("trace", w)
+}
+
+// RIBBON is the distribution behind RIBBON's tables: of 99 queries 2 are uniform
+// in 1..99, 10 in 250..499, and the rest follow a log-normal (5.1, 0.2) rounded
+// up, replaced by a uniform 400..499 where it is above 500.
+func RIBBON() *BatchSizes {
+	w := make([]float64, 501)
+	addUniform(w, 2./99, 1, 99)
+	addUniform(w, 10./99, 250, 499)
+	addUniform(w, addBody(w, 87./99, 0, 500), 400, 499)
+	return newBatchSizes("ribbon", w)
+}
+
+// Gaussian is a normal distribution rounded to the nearest integer and truncated
+// to 1..largest: what falls outside is drawn again.
+func Gaussian(mean, sd float64, largest int) (*BatchSizes, error) {
+	switch {
+	case largest < 1 || largest > maxBatchSize:
+		return nil, fmt.Errorf("gaussian batch sizes: largest %d, want 1..%d", largest, maxBatchSize)
+	case !(mean >= 1 && mean <= float64(largest)):
+		return nil, fmt.Errorf("gaussian batch sizes: mean %v, want 1..%d", mean, largest)
+	case !(sd > 0 && sd <= maxBatchSize):
+		return nil, fmt.Errorf("gaussian batch sizes: standard deviation %v, want above 0 and at most %d", sd, maxBatchSize)
+	}
+	w := make([]float64, largest+1)
+	for b := 1; b <= largest; b++ {
+		w[b] = normalCDF((float64(b)+0.5-mean)/sd) - normalCDF((float64(b)-0.5-mean)/sd)
+	}
+	return newBatchSizes(fmt.Sprintf("gaussian:%g,%g", mean, sd), w), nil
+}
+
+// Fixed has all queries of one size.
+func Fixed(n int) (*BatchSizes, error) {
+	if n < 1 || n > maxBatchSize {
+		return nil, fmt.Errorf("fixed batch size %d, want 1..%d", n, maxBatchSize)
+	}
+	w := make([]float64, n+1)
+	w[n] = 1
+	return newBatchSizes(fmt.Sprintf("fixed:%d", n), w), nil
+}
+
+// ReadBatchSizes reads an empirical distribution from CSV: a header line with
+// the column batch_size and, if wanted, weight, then a line a batch size. Name is
+// what errors call the file.
+func ReadBatchSizes(name string, r io.Reader) (*BatchSizes, error) {
+	t, err := newCSVTable(name, r, []string{"batch_size"}, []string{"weight"})
+	if err != nil {
+		return nil, err
+	}
+	var weights []float64
+	for t.next() {
+		b, err := t.integer("batch_size", 1, maxBatchSize)
+		if err != nil {
+			return nil, err
+		}
+		w := 1.0
+		if t.has("weight") {
+			if w, err = t.number("weight"); err != nil {
+				return nil, err
+			}
+			if w <= 0 {
+				return nil, t.errorf("weight", "found %v, want a number above 0", w)
+			}
+		}
+		if b >= len(weights) {
+			weights = append(weights, make([]float64, b+1-len(weights))...)
+		}
+		weights[b] += w
+	}
+	if t.err != nil {
+		return nil, t.err
+	}
+	if weights == nil {
+		return nil, fmt.Errorf("%s: no batch sizes after the header", name)
+	}
+	return newBatchSizes(name, weights), nil
+}
+
+// batchSizesForms is what ParseBatchSizes reads.
+var batchSizesForms = []string{"trace", "ribbon", "gaussian:MEAN,SD", "fixed:N", "a CSV file with the column batch_size"}
+
+// ParseBatchSizes reads a distribution as a user writes it: "trace", "ribbon",
+// "gaussian:MEAN,SD" (truncated to [LargestBatchSize]), "fixed:N", or the path of a
+// file that [ReadBatchSizes] reads.
+func ParseBatchSizes(s string) (*BatchSizes, error) {
+	kind, rest, _ := strings.Cut(s, ":")
+	switch {
+	case s == "trace":
+		return Trace(), nil
+	case s == "ribbon":
+		return RIBBON(), nil
+	case kind == "gaussian":
+		m, sd, ok := strings.Cut(rest, ",")
+		mean, err1 := strconv.ParseFloat(strings.TrimSpace(m), 64)
+		dev, err2 := strconv.ParseFloat(strings.TrimSpace(sd), 64)
+		if !ok || err1 != nil || err2 != nil {
+			return nil, fmt.Errorf("batch sizes %q: want gaussian:MEAN,SD, e.g. gaussian:250,100", s)
+		}
+		return Gaussian(mean, dev, LargestBatchSize)
+	case kind == "fixed":
+		n, err := strconv.Atoi(rest)
+		if err != nil {
+			return nil, fmt.Errorf("batch sizes %q: want fixed:N with an integer N", s)
+		}
+		return Fixed(n)
+	}
+	f, err := openFile("batch sizes", s, batchSizesForms)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return ReadBatchSizes(s, f)
+}
+
+// openFile opens what a user wrote where a form or a file was expected.
+func openFile(what, s string, forms []string) (*os.File, error) {
+	f, err := os.Open(s)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s %q: want %s; there is no such file", what, s, list(forms))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", what, err)
+	}
+	return f, nil
+}
+
+// A csvTable reads a CSV file with a header line row by row and names file, line
+// and column in every error.
+type csvTable struct {
+	name    string
+	r       *csv.Reader
+	columns map[string]int
+	row     []string
+	err     error
+}
+
+func newCSVTable(name string, r io.Reader, required, optional []string) (*csvTable, error) {
+	t := &csvTable{name: name, r: csv.NewReader(r), columns: map[string]int{}}
+	t.r.ReuseRecord = true
+	t.r.Comment = '#'
+	t.r.TrimLeadingSpace = true
+	header, err := t.r.Read()
+	if err == io.EOF {
+		return nil, fmt.Errorf("%s: empty; want a header line %q", name, strings.Join(required, ","))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	for i, c := range header {
+		c = strings.TrimSpace(strings.TrimPrefix(c, "\ufeff"))
+		line, column := t.r.FieldPos(i)
+		_, twice := t.columns[c]
+		if twice || !slices.Contains(required, c) && !slices.Contains(optional, c) {
+			return nil, fmt.Errorf("%s: line %d, column %d: header %q, want %q once each", name, line, column, c, append(slices.Clone(required), optional...))
+		}
+		t.columns[c] = i
+	}
+	for _, c := range required {
+		if _, ok := t.columns[c]; !ok {
+			return nil, fmt.Errorf("%s: line 1: header has no column %q", name, c)
+		}
+	}
+	return t, nil
+}
+
+// next reads a row; at the end, or on an error, which it leaves in t.err, it
+// returns false.
+func (t *csvTable) next() bool {
+	t.row, t.err = t.r.Read()
+	switch {
+	case t.err == io.EOF:
+		t.err = nil
+		return false
+	case t.err != nil:
+		t.err = fmt.Errorf("%s: %w", t.name, t.err)
+		return false
+	}
+	return true
+}
+
+func (t *csvTable) has(column string) bool {
+	_, ok := t.columns[column]
+	return ok
+}
+
+func (t *csvTable) text(column string) string { return strings.TrimSpace(t.row[t.columns[column]]) }
+
+func (t *csvTable) errorf(column, format string, args ...any) error {
+	line, pos := t.r.FieldPos(t.columns[column])
+	return fmt.Errorf("%s: line %d, column %d (%s): %s", t.name, line, pos, column, fmt.Sprintf(format, args...))
+}
+
+func (t *csvTable) integer(column string, least, most int) (int, error) {
+	n, err := strconv.Atoi(t.text(column))
+	if err != nil || n < least || n > most {
+		return 0, t.errorf(column, "found %q, want an integer in %d..%d", t.text(column), least, most)
+	}
+	return n, nil
+}
+
+func (t *csvTable) number(column string) (float64, error) {
+	x, err := strconv.ParseFloat(t.text(column), 64)
+	if err != nil || math.IsNaN(x) || math.IsInf(x, 0) {
+		return 0, t.errorf(column, "found %q, want a number", t.text(column))
+	}
+	return x, nil
+}

@@ -1,0 +1,132 @@
+// Package workload generates queries: when they arrive, for which model, and
+// how large they are. The simulator and the load tool share it, so a simulated
+// run and a live one can be given the same queries. Everything it draws comes
+// from a seed: the same seed gives the same queries, and a change of rate alone
+// stretches the arrivals without changing their pattern or their batch sizes.
+package workload
+
+import (
+	"fmt"
+	"iter"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A Query is one arrival.
+type Query struct {
+	// At is when it arrives, counted from the start of the workload.
+	At        time.Duration
+	Model     string
+	BatchSize int
+}
+
+// A Load is what one model receives of a workload.
+type Load struct {
+	Model string
+	// Share of the queries, relative to the other loads' shares; > 0.
+	Share      float64
+	BatchSizes *BatchSizes
+}
+
+// Queries is an endless stream of queries for the models of loads, in order of
+// arrival. It holds no more than one query at a time.
+func Queries(seed uint64, arrivals Arrivals, loads ...Load) (iter.Seq[Query], error) {
+	choose, err := newChooser(loads)
+	if err != nil {
+		return nil, err
+	}
+	return func(yield func(Query) bool) {
+		// Arrivals and sizes have streams of their own, so that the sizes stay
+		// the same when the arrival process changes.
+		gaps := rand.New(rand.NewPCG(seed, 1))
+		sizes := rand.New(rand.NewPCG(seed, 2))
+		var at time.Duration
+		for {
+			gap := arrivals.Gap(gaps)
+			if at > math.MaxInt64-gap {
+				return // after 292 years
+			}
+			at += gap
+			l := choose(sizes)
+			if !yield(Query{At: at, Model: l.Model, BatchSize: l.BatchSizes.Draw(sizes)}) {
+				return
+			}
+		}
+	}, nil
+}
+
+// newChooser checks loads and returns a function that draws one of them by its
+// share.
+func newChooser(loads []Load) (func(*rand.Rand) *Load, error) {
+	if len(loads) == 0 {
+		return nil, fmt.Errorf("a workload needs at least one model")
+	}
+	loads = slices.Clone(loads)
+	weights := make([]float64, len(loads))
+	for i, l := range loads {
+		if l.BatchSizes == nil {
+			return nil, fmt.Errorf("model %q: no batch sizes", l.Model)
+		}
+		if slices.ContainsFunc(loads[:i], func(o Load) bool { return o.Model == l.Model }) {
+			return nil, fmt.Errorf("model %q is given twice", l.Model)
+		}
+		if !(l.Share > 0) || math.IsInf(l.Share, 0) {
+			return nil, fmt.Errorf("model %q: share %v, want a number above 0", l.Model, l.Share)
+		}
+		weights[i] = l.Share
+	}
+	if len(loads) == 1 {
+		return func(*rand.Rand) *Load { return &loads[0] }, nil
+	}
+	table := newAliasTable(weights)
+	return func(r *rand.Rand) *Load { return &loads[table.draw(r)] }, nil
+}
+
+// A Phase is a stretch of a workload that changes over time.
+type Phase struct {
+	Duration time.Duration // > 0; a query that arrives at Duration or later is the next phase's
+	Arrivals Arrivals
+	Loads    []Load
+}
+
+// Phases is a stream that runs through the phases one after the other and ends
+// with the last.
+func Phases(seed uint64, phases ...Phase) (iter.Seq[Query], error) {
+	streams := make([]iter.Seq[Query], len(phases))
+	for i, p := range phases {
+		if p.Duration <= 0 {
+			return nil, fmt.Errorf("phase %d: duration %v, want more than 0", i+1, p.Duration)
+		}
+		s, err := Queries(seed+uint64(i), p.Arrivals, p.Loads...)
+		if err != nil {
+			return nil, fmt.Errorf("phase %d: %w", i+1, err)
+		}
+		streams[i] = s
+	}
+	return func(yield func(Query) bool) {
+		var start time.Duration
+		for i, s := range streams {
+			for q := range s {
+				if q.At >= phases[i].Duration {
+					break
+				}
+				q.At += start
+				if !yield(q) {
+					return
+				}
+			}
+			start += phases[i].Duration
+		}
+	}, nil
+}
+
+// list joins what there is for an error message.
+func list(names []string) string {
+	if len(names) == 1 {
+		return names[0]
+	}
+	return strings.Join(names[:len(names)-1], ", ") + " or " + names[len(names)-1]
+}
