@@ -1,0 +1,231 @@
+package bench
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tensor"
+)
+
+// A Server answers queries; *client.Client is one.
+type Server interface {
+	Infer(ctx context.Context, req *oip.Request) (*oip.Response, error)
+	ModelMetadata(ctx context.Context, model, version string) (*inference.ModelMetadataResponse, error)
+}
+
+// A Model is a model under load, with inputs ready to be sent.
+type Model struct {
+	Name string
+	// QoSTarget is the latency that QoSPercentile percent of the queries should
+	// stay within.
+	QoSTarget     time.Duration
+	QoSPercentile float64
+	// Timeout is when a query's client stops waiting, counted from when the query
+	// was due.
+	Timeout time.Duration
+	// LargestBatchSize is the largest query that can be sent: what was asked for,
+	// unless the model takes less.
+	LargestBatchSize int
+	// Notes say what had to be guessed or cut.
+	Notes []string
+
+	rows   int // how many rows the inputs hold
+	inputs []input
+}
+
+// An input holds rows of random values. A query of batch size b sends b rows in
+// sequence, from where they lie.
+type input struct {
+	name     string
+	dataType tensor.DataType
+	shape    []int64 // without the batch size
+	rowBytes int
+	data     []byte
+}
+
+// ModelOptions choose what the server's metadata leaves open, or overrule it.
+type ModelOptions struct {
+	// LargestBatchSize is the largest query that shall be sent; > 0.
+	LargestBatchSize int
+	// QoSTarget overrules the server's; 0 leaves it. A server that tells none
+	// needs it.
+	QoSTarget time.Duration
+	// Timeout overrules the model's deadline; 0 leaves it.
+	Timeout time.Duration
+	// Seed determines the inputs.
+	Seed uint64
+}
+
+// Limits of a model's inputs in memory: spare rows let queries of the same size
+// differ, as far as spareBytes goes.
+const (
+	spareBytes    = 64 << 20
+	maxInputBytes = 2 << 30
+)
+
+// NewModel asks the server what inputs the model takes, makes random ones, and
+// sends one query of batch size 1 to see that they are accepted.
+func NewModel(ctx context.Context, server Server, name string, o ModelOptions) (*Model, error) {
+	metadata, err := server.ModelMetadata(ctx, name, "")
+	if err != nil {
+		return nil, fmt.Errorf("metadata of model %q: %w", name, err)
+	}
+	m, err := newModel(metadata, name, o)
+	if err != nil {
+		return nil, fmt.Errorf("model %q: %w", name, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, max(m.Timeout, 10*time.Second))
+	defer cancel()
+	answer, err := server.Infer(ctx, m.request(1, rand.New(rand.NewPCG(o.Seed, 0))))
+	if err != nil {
+		return nil, fmt.Errorf("first query to model %q: %w", name, err)
+	}
+	answer.Release()
+	return m, nil
+}
+
+func newModel(metadata *inference.ModelMetadataResponse, name string, o ModelOptions) (*Model, error) {
+	properties, err := oip.ParseProperties(metadata.GetProperties())
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{Name: name, QoSTarget: o.QoSTarget, QoSPercentile: properties.QoSPercentile, Timeout: o.Timeout}
+	if m.QoSTarget == 0 {
+		m.QoSTarget = properties.QoSTarget
+	}
+	if m.QoSTarget <= 0 {
+		return nil, fmt.Errorf("the server tells no QoS target; give one")
+	}
+	if m.QoSPercentile == 0 {
+		m.QoSPercentile = 99
+	}
+	if m.Timeout == 0 {
+		m.Timeout = max(properties.Deadline, 10*m.QoSTarget)
+	}
+	m.LargestBatchSize = o.LargestBatchSize
+	if most := properties.LargestBatchSize; most > 0 && most < m.LargestBatchSize {
+		m.LargestBatchSize = most
+		m.Notes = append(m.Notes, fmt.Sprintf("takes batch sizes up to %d; larger ones are not sent", most))
+	}
+	if len(metadata.GetInputs()) == 0 {
+		return nil, fmt.Errorf("the server tells no inputs")
+	}
+	rowBytes := 0
+	for _, in := range metadata.GetInputs() {
+		p, err := m.addInput(in)
+		if err != nil {
+			return nil, err
+		}
+		rowBytes += p.rowBytes
+	}
+	m.rows = max(m.LargestBatchSize, min(2*m.LargestBatchSize, spareBytes/rowBytes))
+	if m.rows > maxInputBytes/rowBytes {
+		return nil, fmt.Errorf("inputs of batch size %d take %d bytes, want at most %d", m.LargestBatchSize, m.rows*rowBytes, maxInputBytes)
+	}
+	r := rand.New(rand.NewPCG(o.Seed, 3))
+	for i := range m.inputs {
+		m.inputs[i].fill(m.rows, properties.IDBounds[m.inputs[i].name], r)
+	}
+	return m, nil
+}
+
+// addInput adds an input from its description, without values.
+func (m *Model) addInput(d *inference.ModelMetadataResponse_TensorMetadata) (*input, error) {
+	in := input{name: d.GetName(), dataType: tensor.DataType(d.GetDatatype())}
+	size := in.dataType.Size()
+	if size == 0 {
+		return nil, fmt.Errorf("input %q: cannot make elements of type %q", in.name, d.GetDatatype())
+	}
+	if len(d.GetShape()) == 0 {
+		return nil, fmt.Errorf("input %q has no batch dimension", in.name)
+	}
+	in.shape = slices.Clone(d.GetShape()[1:])
+	for i, n := range in.shape {
+		if n < 0 {
+			in.shape[i] = 1
+			m.Notes = append(m.Notes, fmt.Sprintf("input %q: dimension %d is dynamic; sending 1", in.name, i+1))
+		}
+	}
+	n, err := tensor.Elements(in.shape)
+	if err != nil {
+		return nil, fmt.Errorf("input %q: %w", in.name, err)
+	}
+	if n == 0 || n > maxInputBytes/size {
+		return nil, fmt.Errorf("input %q: shape %v has %d elements a row", in.name, d.GetShape(), n)
+	}
+	in.rowBytes = n * size
+	m.inputs = append(m.inputs, in)
+	return &m.inputs[len(m.inputs)-1], nil
+}
+
+// fill makes rows rows of random values: floats from a standard normal
+// distribution, ids uniform within their bounds, other integers 0.
+func (in *input) fill(rows int, bounds []int64, r *rand.Rand) {
+	in.data = make([]byte, rows*in.rowBytes)
+	size := in.dataType.Size()
+	perRow := in.rowBytes / size
+	// Bounds are per position of the second dimension; what lies below one
+	// position shares its bound.
+	perBound := 1
+	if len(in.shape) > 1 {
+		for _, n := range in.shape[1:] {
+			perBound *= int(n)
+		}
+	}
+	for i := range rows * perRow {
+		element := in.data[i*size : (i+1)*size]
+		switch in.dataType {
+		case tensor.FP32:
+			binary.LittleEndian.PutUint32(element, math.Float32bits(float32(r.NormFloat64())))
+		case tensor.FP64:
+			binary.LittleEndian.PutUint64(element, math.Float64bits(r.NormFloat64()))
+		case tensor.FP16, tensor.BF16:
+			// Any sign and fraction with the exponent of one: 1 <= |x| < 2.
+			exponent := uint16(15 << 10)
+			fraction := uint16(1<<10 - 1)
+			if in.dataType == tensor.BF16 {
+				exponent, fraction = 127<<7, 1<<7-1
+			}
+			binary.LittleEndian.PutUint16(element, exponent|uint16(r.Uint32())&(1<<15|fraction))
+		case tensor.Bool:
+			element[0] = byte(r.IntN(2))
+		default:
+			if len(bounds) == 0 {
+				continue
+			}
+			bound := bounds[0]
+			if len(bounds) > 1 {
+				bound = bounds[i%perRow/perBound%len(bounds)]
+			}
+			bound = min(bound, 1<<(8*size-1)-1)
+			var id [8]byte
+			binary.LittleEndian.PutUint64(id[:], uint64(r.Int64N(bound)))
+			copy(element, id[:])
+		}
+	}
+}
+
+// request makes a query of the given batch size.
+func (m *Model) request(batchSize int, r *rand.Rand) *oip.Request {
+	from := r.IntN(m.rows - batchSize + 1)
+	req := &oip.Request{Model: m.Name, Inputs: make([]tensor.Tensor, len(m.inputs))}
+	for i, in := range m.inputs {
+		shape := make([]int64, 1+len(in.shape))
+		shape[0] = int64(batchSize)
+		copy(shape[1:], in.shape)
+		req.Inputs[i] = tensor.Tensor{
+			Name:     in.name,
+			DataType: in.dataType,
+			Shape:    shape,
+			Data:     in.data[from*in.rowBytes : (from+batchSize)*in.rowBytes],
+		}
+	}
+	return req
+}

@@ -1,0 +1,57 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/term"
+)
+
+// NewProgress shows how a run is doing: on a terminal a bar that is drawn anew
+// in place, else a line each time. It draws only when it is told something, since
+// a bar that moves by itself would take time from what is measured. Done removes
+// the bar.
+func NewProgress(w io.Writer) (show func(Progress), done func()) {
+	f, ok := w.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return func(p Progress) { fmt.Fprintln(w, p) }, func() {}
+	}
+	const clear = "\r\x1b[K"
+	return func(p Progress) {
+		line := []rune(p.bar() + p.String())
+		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 && len(line) >= width {
+			line = line[:width-1] // a line that wraps could not be cleared
+		}
+		fmt.Fprint(w, clear, string(line))
+	}, func() { fmt.Fprint(w, clear) }
+}
+
+// bar is empty where the end of the run is not known.
+func (p Progress) bar() string {
+	if p.Duration <= 0 {
+		return ""
+	}
+	const width = 20
+	full := min(int(width*p.Elapsed/p.Duration), width)
+	return "[" + strings.Repeat("#", full) + strings.Repeat(".", width-full) + "] "
+}
+
+// String is one line.
+func (p Progress) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%3.0f s", p.Elapsed.Seconds())
+	if p.Duration > 0 {
+		fmt.Fprintf(&b, " of %.0f", p.Duration.Round(time.Second).Seconds())
+	}
+	fmt.Fprintf(&b, "  %s/s", figures(p.Rate))
+	for _, m := range p.P99 {
+		if m.Latency > 0 {
+			fmt.Fprintf(&b, "  %s p99 %s ms", m.Model, figures(milliseconds(m.Latency)))
+		}
+	}
+	fmt.Fprintf(&b, "  late %d  errors %d", p.Late, p.Failed)
+	return b.String()
+}

@@ -1,0 +1,28 @@
+package bench
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/oip"
+)
+
+// RandomQuery makes one query of the batch size for the model that metadata
+// describes, with random inputs within its id bounds. The notes say what had to
+// be guessed about the inputs.
+func RandomQuery(metadata *inference.ModelMetadataResponse, batchSize int, seed uint64) (query *oip.Request, notes []string, err error) {
+	m, err := newModel(metadata, metadata.GetName(), ModelOptions{
+		LargestBatchSize: batchSize,
+		QoSTarget:        time.Second, // nothing is measured
+		Seed:             seed,
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if m.LargestBatchSize < batchSize {
+		return nil, nil, fmt.Errorf("batch size %d, the model takes at most %d", batchSize, m.LargestBatchSize)
+	}
+	return m.request(batchSize, rand.New(rand.NewPCG(seed, 0))), m.Notes, nil
+}

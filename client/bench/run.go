@@ -1,0 +1,353 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/sim/workload"
+)
+
+// DefaultMaxInFlight bounds the queries in flight where a Config does not.
+const DefaultMaxInFlight = 4096
+
+// A Config says what Run sends.
+type Config struct {
+	// Queries are sent in order, each when it is due.
+	Queries iter.Seq[workload.Query]
+	// Duration ends the run: no query due at it or later is sent. 0: the run ends
+	// with Queries or with MaxQueries.
+	Duration time.Duration
+	// MaxQueries ends the run after so many; 0 means no bound.
+	MaxQueries int
+	// MaxInFlight bounds the queries sent and not yet answered, so that a server
+	// that stalls does not take this process's memory. One more is not sent and
+	// counts as failed. 0 means DefaultMaxInFlight.
+	MaxInFlight int
+	// Workload describes Queries in the report.
+	Workload Workload
+	// Progress, if set, is called about once a second while queries are sent.
+	Progress func(Progress)
+
+	// tolerable, if set, is how many queries of a model may miss its QoS target
+	// before the run is pointless and ends.
+	tolerable func(model string) int
+}
+
+// A Workload says what was sent, in the words of package workload.
+type Workload struct {
+	Arrivals   string  `json:"arrivals"`
+	BatchSizes string  `json:"batch_sizes"`
+	RateQPS    float64 `json:"rate_qps"` // mean rate of arrivals, queries/s
+	Seed       uint64  `json:"seed"`
+}
+
+// A Progress says how a run is doing.
+type Progress struct {
+	Elapsed, Duration time.Duration // Duration is 0 where the end is not known
+	Sent              int64         // queries so far
+	Late, Failed      int64         // of those
+	InFlight          int64
+	Rate              float64 // answers/s since the last progress
+	// P99 is the 99th percentile of the latencies since the last progress, by
+	// model in the order of Run's models; 0 where nothing was answered.
+	P99 []ModelLatency
+}
+
+// A ModelLatency is a latency of one model.
+type ModelLatency struct {
+	Model   string
+	Latency time.Duration
+}
+
+// Run sends queries to the models until Config's end or until ctx ends, waits
+// for the answers, and reports. A run that ctx cut short is reported as such,
+// without an error. Its goroutines, one for each query in flight and one for the
+// progress, have ended when it returns.
+func Run(ctx context.Context, server Server, models []*Model, c Config) (*Report, error) {
+	t, err := newTimer()
+	if err != nil {
+		return nil, err
+	}
+	defer t.close()
+	return run(ctx, server, models, c, t.wait)
+}
+
+// A generator is one run.
+type generator struct {
+	config Config
+	server Server
+	models []*recorder
+	// wait returns at a given time, or with an error when ctx ends.
+	wait func(ctx context.Context, until time.Time) error
+	// slots holds a value for each query in flight.
+	slots chan struct{}
+	// delays is how late queries were sent, in us. Only the sending goroutine
+	// uses it.
+	delays *hdrhistogram.Histogram
+	// abandon ends the run from a query's goroutine.
+	abandon context.CancelCauseFunc
+}
+
+var errPointless = errors.New("more queries missed the QoS target than may")
+
+func run(ctx context.Context, server Server, models []*Model, c Config, wait func(context.Context, time.Time) error) (*Report, error) {
+	if c.MaxInFlight == 0 {
+		c.MaxInFlight = DefaultMaxInFlight
+	}
+	ctx, abandon := context.WithCancelCause(ctx)
+	defer abandon(nil)
+	g := &generator{
+		config:  c,
+		server:  server,
+		wait:    wait,
+		slots:   make(chan struct{}, c.MaxInFlight), // a semaphore
+		delays:  newHistogram(),
+		abandon: abandon,
+	}
+	for _, m := range models {
+		r := newRecorder(m)
+		if c.tolerable != nil {
+			r.tolerable = c.tolerable(m.Name)
+		}
+		g.models = append(g.models, r)
+	}
+
+	start := time.Now()
+	progress := g.startProgress(start)
+	span, err := g.send(ctx, start)
+	progress()
+	if err != nil {
+		abandon(err)
+		g.drain()
+		return nil, err
+	}
+	g.drain()
+	return g.report(start, span, time.Since(start), context.Cause(ctx)), nil
+}
+
+// drain waits until no query is in flight. Each ends by its timeout.
+func (g *generator) drain() {
+	for range cap(g.slots) {
+		g.slots <- struct{}{}
+	}
+}
+
+// send sends the queries as they become due and returns the time they span.
+func (g *generator) send(ctx context.Context, start time.Time) (span time.Duration, err error) {
+	pick := rand.New(rand.NewPCG(g.config.Workload.Seed, 4))
+	sent := 0
+	for q := range g.config.Queries {
+		if d := g.config.Duration; d > 0 && q.At >= d {
+			if err := g.wait(ctx, start.Add(d)); err != nil {
+				return time.Since(start), onlyIfAlive(ctx, err)
+			}
+			return d, nil
+		}
+		m, err := g.modelOf(q)
+		if err != nil {
+			return 0, err
+		}
+		req := m.request(q.BatchSize, pick)
+		due := start.Add(q.At)
+		if err := g.wait(ctx, due); err != nil {
+			return time.Since(start), onlyIfAlive(ctx, err)
+		}
+		record(g.delays, time.Since(due))
+		m.sent(q.BatchSize)
+		select {
+		case g.slots <- struct{}{}:
+			go func() {
+				defer func() { <-g.slots }()
+				ctx, cancel := context.WithDeadline(ctx, due.Add(m.Timeout))
+				defer cancel()
+				answer, err := g.server.Infer(ctx, req)
+				latency := time.Since(due)
+				if err == nil {
+					answer.Release()
+				}
+				if m.finished(latency, err, errors.Is(ctx.Err(), context.Canceled)) {
+					g.abandon(errPointless)
+				}
+			}()
+		default:
+			m.notSent(g.config.MaxInFlight)
+		}
+		span = q.At
+		if sent++; sent == g.config.MaxQueries {
+			return span, nil
+		}
+	}
+	return span, nil
+}
+
+// onlyIfAlive is err, or nil if ctx has ended: then a run is short but not wrong.
+func onlyIfAlive(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func (g *generator) modelOf(q workload.Query) (*recorder, error) {
+	i := slices.IndexFunc(g.models, func(m *recorder) bool { return m.Name == q.Model })
+	if i < 0 {
+		return nil, fmt.Errorf("a query for model %q, which is not under load", q.Model)
+	}
+	if m := g.models[i]; q.BatchSize < 1 || q.BatchSize > m.rows {
+		return nil, fmt.Errorf("a query of batch size %d for model %q, whose inputs are made for 1..%d", q.BatchSize, q.Model, m.rows)
+	}
+	return g.models[i], nil
+}
+
+// startProgress calls Config.Progress every second until the function it
+// returns is called.
+func (g *generator) startProgress(start time.Time) (stop func()) {
+	if g.config.Progress == nil {
+		return func() {}
+	}
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		last := start
+		for {
+			select {
+			case now := <-tick.C:
+				g.config.Progress(g.progress(start, last, now))
+				last = now
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(done)
+		<-ended
+	}
+}
+
+func (g *generator) progress(start, last, now time.Time) Progress {
+	p := Progress{Elapsed: now.Sub(start), Duration: g.config.Duration, InFlight: int64(len(g.slots))}
+	var answered int64
+	for _, m := range g.models {
+		m.mu.Lock()
+		p.Sent += m.queries
+		p.Late += m.late
+		p.Failed += m.failed
+		answered += m.recent.TotalCount()
+		p.P99 = append(p.P99, ModelLatency{m.Name, quantile(m.recent, 99)})
+		m.recent.Reset()
+		m.mu.Unlock()
+	}
+	p.Rate = float64(answered) / now.Sub(last).Seconds()
+	return p
+}
+
+// A recorder counts what becomes of one model's queries.
+type recorder struct {
+	*Model
+	tolerable int // misses before the run is pointless; negative: any number
+
+	mu         sync.Mutex
+	queries    int64
+	items      int64
+	late       int64
+	failed     int64
+	unfinished int64
+	failures   map[string]*Failure
+	latencies  *hdrhistogram.Histogram // of what was answered, in us
+	recent     *hdrhistogram.Histogram // the same since the last progress
+}
+
+func newRecorder(m *Model) *recorder {
+	return &recorder{Model: m, tolerable: -1, failures: map[string]*Failure{}, latencies: newHistogram(), recent: newHistogram()}
+}
+
+func (m *recorder) sent(batchSize int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.queries++
+	m.items += int64(batchSize)
+}
+
+// notSent counts a query that found no room in flight.
+func (m *recorder) notSent(limit int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fail("not sent", fmt.Sprintf("%d queries were in flight", limit))
+}
+
+// finished counts a query that was answered or failed, and reports whether more
+// have missed the QoS target than may. Cancelled says that the run was cut short
+// before the query ended.
+func (m *recorder) finished(latency time.Duration, err error, cancelled bool) (pointless bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case err == nil:
+		record(m.latencies, latency)
+		record(m.recent, latency)
+		if latency > m.QoSTarget {
+			m.late++
+		}
+	case cancelled:
+		m.unfinished++
+	default:
+		m.fail(reason(err), err.Error())
+	}
+	return m.tolerable >= 0 && m.late+m.failed > int64(m.tolerable)
+}
+
+func (m *recorder) fail(reason, example string) {
+	m.failed++
+	f, ok := m.failures[reason]
+	if !ok {
+		f = &Failure{Reason: reason, Example: example}
+		m.failures[reason] = f
+	}
+	f.Count++
+}
+
+// reason names the kind of an error.
+func reason(err error) string {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return client.ErrDeadline.Error()
+	}
+	for _, kind := range []error{
+		client.ErrDeadline, client.ErrOverloaded, client.ErrUnavailable, client.ErrInvalid,
+		client.ErrNotFound, client.ErrTooLarge, client.ErrClosed,
+	} {
+		if errors.Is(err, kind) {
+			return kind.Error()
+		}
+	}
+	return "other"
+}
+
+// Histograms are of whole microseconds up to an hour, exact to a thousandth.
+const (
+	histogramUnit = time.Microsecond
+	histogramMost = int64(time.Hour / histogramUnit)
+)
+
+func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, histogramMost, 3) }
+
+func record(h *hdrhistogram.Histogram, d time.Duration) {
+	// Within the limits there is no error.
+	_ = h.RecordValue(min(max(int64(d/histogramUnit), 1), histogramMost))
+}
+
+// quantile is a latency at a percentile in 0..100; 0 where h is empty.
+func quantile(h *hdrhistogram.Histogram, percentile float64) time.Duration {
+	return time.Duration(h.ValueAtPercentile(percentile)) * histogramUnit
+}

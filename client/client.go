@@ -1,0 +1,250 @@
+// Package client is the Go SDK: it sends queries to Muster's agents, or to any
+// other server of the Open Inference Protocol, over gRPC. Tensors are made of
+// slices without copying them, and an answer's outputs can be viewed as slices
+// likewise.
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/oip"
+)
+
+// mostAttempts is how many servers a call is tried on.
+const mostAttempts = 3
+
+// A Client sends queries to one or more servers. It spreads them over those
+// that it has a connection to, and goes on to another server, at most two
+// times, where one cannot be reached or breaks off. A query may so run twice,
+// which does no harm. No other failure is tried again: an overloaded server
+// has to be left alone for a while (see [Error.RetryAfter]).
+//
+// Its methods may be called concurrently.
+type Client struct {
+	servers []server
+	next    atomic.Uint64 // whose turn it is
+	timeout time.Duration
+	dial    []grpc.DialOption
+	closed  atomic.Bool
+}
+
+type server struct {
+	address string
+	conn    *grpc.ClientConn
+}
+
+// An Option changes how a Client works.
+type Option func(*Client)
+
+// WithTimeout bounds every call whose context has no deadline. Without it such
+// a call waits as long as the server lets it.
+func WithTimeout(d time.Duration) Option { return func(c *Client) { c.timeout = d } }
+
+// WithDialOptions adds options of grpc's, such as transport credentials;
+// without them connections are not encrypted.
+func WithDialOptions(opts ...grpc.DialOption) Option {
+	return func(c *Client) { c.dial = append(c.dial, opts...) }
+}
+
+// New makes a client of the servers at addresses ("host:port"). It begins to
+// connect, without waiting.
+func New(addresses []string, opts ...Option) (*Client, error) {
+	if len(addresses) == 0 {
+		return nil, errors.New("client: no addresses")
+	}
+	c := &Client{dial: append(oip.DialOptions(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
+			MinConnectTimeout: 3 * time.Second,
+		}),
+		// What this is for is its timeout: the kernel gives up a connection
+		// whose other end has acknowledged nothing for as long. The pings,
+		// more of which a server may take amiss, would find that out late.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 5 * time.Minute, Timeout: 3 * time.Second}),
+	)}
+	for _, o := range opts {
+		o(c)
+	}
+	for _, address := range addresses {
+		conn, err := grpc.NewClient(address, c.dial...)
+		if err != nil {
+			c.Close()
+			return nil, fmt.Errorf("client: address %q: %w", address, err)
+		}
+		conn.Connect()
+		c.servers = append(c.servers, server{address, conn})
+	}
+	return c, nil
+}
+
+// Close ends all calls and connections.
+func (c *Client) Close() error {
+	c.closed.Store(true)
+	var errs []error
+	for _, s := range c.servers {
+		errs = append(errs, s.conn.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Infer sends a query and returns the answer. The deadline is that of ctx, or
+// req.Timeout from now if that is earlier; past it the servers drop the query,
+// too. Errors are [*Error].
+//
+// The inputs are sent from where they lie and must not change until Infer
+// returns. After an error a connection may still be reading them: their memory
+// must then not be used again, or not before the function given to
+// [oip.Request.OnRelease] is called. Infer does not release req.
+//
+// The outputs are valid until the response's Release, which lets later answers
+// use their memory; without it they are left to the garbage collector.
+func (c *Client) Infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
+	if err := req.Check(); err != nil {
+		return nil, &Error{kind: ErrInvalid, status: status.New(codes.InvalidArgument, err.Error())}
+	}
+	if req.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, req.Timeout)
+		defer cancel()
+	}
+	resp := new(oip.Response)
+	if err := c.call(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req, resp); err != nil {
+		resp.Release()
+		return nil, err
+	}
+	return resp, nil
+}
+
+// call makes a unary call, on other servers if the first cannot be reached.
+func (c *Client) call(ctx context.Context, method string, req, resp any) error {
+	if _, ok := ctx.Deadline(); !ok && c.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.timeout)
+		defer cancel()
+	}
+	for n, s := range c.route() {
+		err := s.conn.Invoke(ctx, method, req, resp)
+		if err == nil {
+			return nil
+		}
+		last := n == min(mostAttempts, len(c.servers))-1
+		if last || status.Code(err) != codes.Unavailable || c.closed.Load() {
+			return c.newError(s.address, err)
+		}
+	}
+	panic("unreachable: there is at least one server")
+}
+
+// route is the servers in the order in which to try them: in turn, those with
+// a connection first.
+func (c *Client) route() []server {
+	if len(c.servers) == 1 {
+		return c.servers
+	}
+	first := int(c.next.Add(1) % uint64(len(c.servers)))
+	order := slices.Concat(c.servers[first:], c.servers[:first])
+	ready := 0
+	for i, s := range order {
+		switch s.conn.GetState() {
+		case connectivity.Ready:
+			order[ready], order[i] = s, order[ready]
+			ready++
+		case connectivity.Idle:
+			s.conn.Connect()
+		}
+	}
+	return order
+}
+
+// Live reports whether a server answers.
+func (c *Client) Live(ctx context.Context) (bool, error) {
+	resp := new(inference.ServerLiveResponse)
+	err := c.call(ctx, inference.GRPCInferenceService_ServerLive_FullMethodName, &inference.ServerLiveRequest{}, resp)
+	return resp.Live, err
+}
+
+// Ready reports whether a server takes queries.
+func (c *Client) Ready(ctx context.Context) (bool, error) {
+	resp := new(inference.ServerReadyResponse)
+	err := c.call(ctx, inference.GRPCInferenceService_ServerReady_FullMethodName, &inference.ServerReadyRequest{}, resp)
+	return resp.Ready, err
+}
+
+// ModelReady reports whether a model takes queries; an empty version is the
+// one that its version policy chooses.
+func (c *Client) ModelReady(ctx context.Context, model, version string) (bool, error) {
+	resp := new(inference.ModelReadyResponse)
+	err := c.call(ctx, inference.GRPCInferenceService_ModelReady_FullMethodName,
+		&inference.ModelReadyRequest{Name: model, Version: version}, resp)
+	return resp.Ready, err
+}
+
+// ServerMetadata says what a server is and which extensions of the protocol it
+// has.
+func (c *Client) ServerMetadata(ctx context.Context) (*inference.ServerMetadataResponse, error) {
+	resp := new(inference.ServerMetadataResponse)
+	err := c.call(ctx, inference.GRPCInferenceService_ServerMetadata_FullMethodName, &inference.ServerMetadataRequest{}, resp)
+	return orNil(resp, err)
+}
+
+// ModelMetadata describes a model's versions, inputs and outputs;
+// [oip.ParseProperties] reads what Muster says of it beyond that.
+func (c *Client) ModelMetadata(ctx context.Context, model, version string) (*inference.ModelMetadataResponse, error) {
+	resp := new(inference.ModelMetadataResponse)
+	err := c.call(ctx, inference.GRPCInferenceService_ModelMetadata_FullMethodName,
+		&inference.ModelMetadataRequest{Name: model, Version: version}, resp)
+	return orNil(resp, err)
+}
+
+// ModelStatistics counts what a model has done on one server; an empty name
+// stands for all models.
+func (c *Client) ModelStatistics(ctx context.Context, model, version string) ([]*inference.ModelStatistics, error) {
+	resp := new(inference.ModelStatisticsResponse)
+	err := c.call(ctx, inference.GRPCInferenceService_ModelStatistics_FullMethodName,
+		&inference.ModelStatisticsRequest{Name: model, Version: version}, resp)
+	return resp.ModelStats, err
+}
+
+// RepositoryIndex lists the models in a server's repository, or only those
+// that are ready.
+func (c *Client) RepositoryIndex(ctx context.Context, ready bool) ([]*inference.RepositoryIndexResponse_ModelIndex, error) {
+	resp := new(inference.RepositoryIndexResponse)
+	err := c.call(ctx, inference.GRPCInferenceService_RepositoryIndex_FullMethodName,
+		&inference.RepositoryIndexRequest{Ready: ready}, resp)
+	return resp.Models, err
+}
+
+// LoadModel has one server load a model, or load it anew, and waits until it
+// serves.
+func (c *Client) LoadModel(ctx context.Context, model string) error {
+	return c.call(ctx, inference.GRPCInferenceService_RepositoryModelLoad_FullMethodName,
+		&inference.RepositoryModelLoadRequest{ModelName: model}, new(inference.RepositoryModelLoadResponse))
+}
+
+// UnloadModel has one server unload a model.
+func (c *Client) UnloadModel(ctx context.Context, model string) error {
+	return c.call(ctx, inference.GRPCInferenceService_RepositoryModelUnload_FullMethodName,
+		&inference.RepositoryModelUnloadRequest{ModelName: model}, new(inference.RepositoryModelUnloadResponse))
+}
+
+func orNil[T any](v *T, err error) (*T, error) {
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}

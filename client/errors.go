@@ -1,0 +1,115 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// What an error of a Client can be, for errors.Is. One that is none of these is
+// the server's own failure.
+var (
+	// ErrInvalid: the query is wrong, and sending it again is of no use.
+	ErrInvalid = errors.New("invalid request")
+	// ErrTooLarge: the query is larger than the server takes.
+	ErrTooLarge = errors.New("request too large")
+	// ErrNotFound: there is no such model, version or method.
+	ErrNotFound = errors.New("not found")
+	// ErrOverloaded: the server has more queries than it can serve in time;
+	// see [Error.RetryAfter].
+	ErrOverloaded = errors.New("server overloaded")
+	// ErrDeadline: the answer did not come in time. It is a
+	// context.DeadlineExceeded, too.
+	ErrDeadline = errors.New("deadline exceeded")
+	// ErrUnavailable: no server could be reached, or the last one tried broke
+	// off or does not take queries.
+	ErrUnavailable = errors.New("server unavailable")
+	// ErrClosed: the client is closed.
+	ErrClosed = errors.New("client closed")
+)
+
+// An Error is a call that failed. errors.Is tells its kind, and context.Canceled
+// where the caller gave up.
+type Error struct {
+	// Address is the server that answered, or the last one tried; empty
+	// where the query was not sent.
+	Address string
+	// RetryAfter is when an overloaded server expects to take queries again;
+	// 0 where it did not say.
+	RetryAfter time.Duration
+
+	kind   error // of those above, or nil
+	status *status.Status
+}
+
+// Message is the server's own.
+func (e *Error) Message() string { return e.status.Message() }
+
+// GRPCStatus is the status that the server answered with, for status.FromError.
+func (e *Error) GRPCStatus() *status.Status { return e.status }
+
+func (e *Error) Error() string {
+	var b strings.Builder
+	if e.Address != "" {
+		b.WriteString(e.Address)
+		b.WriteString(": ")
+	}
+	if e.kind != nil {
+		b.WriteString(e.kind.Error())
+	} else {
+		b.WriteString(e.status.Code().String())
+	}
+	b.WriteString(": ")
+	b.WriteString(e.status.Message())
+	return b.String()
+}
+
+// Is makes errors.Is tell the kind of error.
+func (e *Error) Is(target error) bool {
+	switch target {
+	case nil:
+		return false
+	case e.kind:
+		return true
+	case context.DeadlineExceeded:
+		return e.kind == ErrDeadline
+	}
+	return false
+}
+
+// newError is what an error of grpc's means.
+func (c *Client) newError(address string, err error) *Error {
+	e := &Error{Address: address, status: status.Convert(err)}
+	switch e.status.Code() {
+	case codes.InvalidArgument, codes.OutOfRange:
+		e.kind = ErrInvalid
+	case codes.NotFound, codes.Unimplemented:
+		e.kind = ErrNotFound
+	case codes.DeadlineExceeded:
+		e.kind = ErrDeadline
+	case codes.Canceled:
+		e.kind = context.Canceled
+		if c.closed.Load() {
+			e.kind = ErrClosed
+		}
+	case codes.Unavailable:
+		e.kind = ErrUnavailable
+	case codes.ResourceExhausted:
+		e.kind = ErrOverloaded
+		// grpc has the same code for a message over the server's limit.
+		if strings.Contains(e.status.Message(), "larger than max") {
+			e.kind = ErrTooLarge
+		}
+	}
+	for _, d := range e.status.Details() {
+		if retry, ok := d.(*errdetails.RetryInfo); ok {
+			e.RetryAfter = retry.GetRetryDelay().AsDuration()
+		}
+	}
+	return e
+}
