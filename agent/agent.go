@@ -1,0 +1,349 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/runtime"
+)
+
+// An Agent is one node. Run is its life.
+//
+// While it runs it has these goroutines: those of the three servers and
+// those they start for connections and calls, the repository's, and one that
+// waits for the first models. All have ended when Run returns.
+type Agent struct {
+	config  Config
+	log     *slog.Logger
+	metrics *metrics
+	health  *health.Server
+	// openExecutor is how Run gets what runs the models.
+	openExecutor func(Config, *slog.Logger) (runtime.Executor, error)
+	// receiveTimeout is defaultReceiveTimeout, except in tests.
+	receiveTimeout time.Duration
+
+	// Set by Run before anything is served.
+	addresses  Addresses
+	executor   runtime.Executor
+	lanes      *runtime.Lanes
+	repository *models.Repository[*servedModel]
+	intake     intake
+	front      *front
+
+	listening chan struct{} // closed when addresses is set
+	// closing ends when the lanes are drained and the servers close.
+	closing  context.Context
+	close    context.CancelFunc
+	settled  atomic.Bool // the first models have loaded, or failed to
+	draining atomic.Bool
+
+	mu    sync.Mutex
+	serve map[string]map[int64]bool // versions that are ready, by model
+}
+
+// Addresses are where an agent listens.
+type Addresses struct {
+	HTTP    string
+	GRPC    string
+	Metrics string
+}
+
+// New checks config and allocates; nothing is opened before Run.
+func New(config Config, logger *slog.Logger) (*Agent, error) {
+	if err := config.Validate(); err != nil {
+		return nil, err
+	}
+	a := &Agent{
+		config:         config,
+		log:            logger,
+		metrics:        newMetrics(),
+		health:         newHealth(),
+		openExecutor:   openONNX,
+		receiveTimeout: defaultReceiveTimeout,
+		listening:      make(chan struct{}),
+		serve:          map[string]map[int64]bool{},
+	}
+	a.closing, a.close = context.WithCancel(context.Background())
+	return a, nil
+}
+
+// openONNX is the executor of an agent: ONNX Runtime.
+func openONNX(config Config, logger *slog.Logger) (runtime.Executor, error) {
+	return runtime.OpenONNX(runtime.Config{
+		LibraryPath: config.ONNXRuntimeLib,
+		Provider:    runtime.Provider(config.Provider),
+		Cores:       config.Cores,
+		Lanes:       config.Lanes,
+		Logger:      logger,
+	})
+}
+
+// Run serves until ctx ends, then drains: the agent stops being ready, refuses
+// new queries, and lets running ones finish for at most Config.DrainTimeout.
+// It returns nil after a drain, or the reason why the agent could not serve.
+// Run may be called once.
+func (a *Agent) Run(ctx context.Context) error {
+	listeners, err := listen(a.config)
+	if err != nil {
+		return err
+	}
+	defer listeners.close()
+	a.addresses = listeners.addresses()
+	a.log.Info("muster agent", "version", Version(),
+		"http", a.addresses.HTTP, "grpc", a.addresses.GRPC, "metrics", a.addresses.Metrics,
+		"model_dir", a.config.ModelDir)
+
+	if err := a.open(); err != nil {
+		return err
+	}
+	a.front = newFront(listeners.grpc, envelope, a.newGRPCServer, a.log)
+	close(a.listening)
+	return a.serveUntil(ctx, listeners)
+}
+
+// open prepares what runs the queries.
+func (a *Agent) open() error {
+	if err := checkModelDir(a.config.ModelDir); err != nil {
+		return err
+	}
+	var err error
+	if a.executor, err = a.openExecutor(a.config, a.log); err != nil {
+		return err
+	}
+	info := a.executor.Info()
+	if info.Executor != "onnx" {
+		a.log.Warn("no model is run: answers are made up", "executor", info.Executor)
+	}
+	a.lanes = runtime.NewLanes(runtime.LanesConfig{
+		Lanes:           a.config.lanes(),
+		MaxWaiting:      a.config.MaxWaitingQueries,
+		MaxWaitingBytes: a.config.MaxWaitingBytes,
+	})
+	a.intake = intake{limit: a.config.MaxWaitingBytes, queue: a.lanes.Stats}
+	a.metrics.watch(info, a.lanes, &a.intake)
+	a.repository, err = models.Open(a.config.ModelDir, a.load, models.Options{Logger: a.log, OnEvent: a.observe})
+	if err != nil {
+		return err
+	}
+	if len(a.repository.Index()) == 0 {
+		a.log.Warn("there is no model yet; it will be served as soon as there is one",
+			"model_dir", a.config.ModelDir, "try", generateHint(a.config.ModelDir))
+	}
+	return nil
+}
+
+func checkModelDir(dir string) error {
+	info, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("model-dir %q does not exist; make a model in it with %q, or name another with --model-dir", dir, generateHint(dir))
+	case err != nil:
+		return fmt.Errorf("model-dir: %w", err)
+	case !info.IsDir():
+		return fmt.Errorf("model-dir %q is no directory", dir)
+	}
+	return nil
+}
+
+func generateHint(dir string) string { return "muster models generate ncf --out " + dir }
+
+// load is the repository's loader.
+func (a *Agent) load(ctx context.Context, v *models.Version) (*servedModel, error) {
+	version := strconv.FormatInt(v.Number, 10)
+	start := time.Now()
+	model, err := a.executor.Load(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	took := time.Since(start)
+	a.log.Info("model loaded, warming up", "model", v.Model, "version", v.Number, "load_ms", took.Milliseconds())
+	start = time.Now()
+	if err := runtime.Warm(ctx, a.lanes, model, v); err != nil {
+		return nil, errors.Join(err, model.Close())
+	}
+	a.metrics.loadDuration.WithLabelValues(v.Model, version).Observe(took.Seconds())
+	a.metrics.warmUpDuration.WithLabelValues(v.Model, version).Observe(time.Since(start).Seconds())
+	a.front.allow(largestQuery(v, protobufElement, min(a.config.MaxWaitingBytes, math.MaxInt32)))
+	a.metrics.qosTarget.WithLabelValues(v.Model, version).Set(v.Config.QoSTarget.Seconds())
+	return &servedModel{
+		Model:   model,
+		profile: fmt.Sprintf("%s/%d", v.Model, v.Number),
+		counts:  a.metrics.version(v.Model, v.Number),
+	}, nil
+}
+
+// observe follows the life of the model versions, for metrics and health.
+func (a *Agent) observe(e models.Event) {
+	a.metrics.observe(e)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.serve[e.Model] == nil {
+		a.serve[e.Model] = map[int64]bool{}
+	}
+	if e.State == models.Ready {
+		a.serve[e.Model][e.Version] = true
+	} else {
+		delete(a.serve[e.Model], e.Version)
+	}
+	status := healthpb.HealthCheckResponse_NOT_SERVING
+	if len(a.serve[e.Model]) > 0 {
+		status = healthpb.HealthCheckResponse_SERVING
+	}
+	a.health.SetServingStatus(e.Model, status)
+}
+
+// serveUntil serves until ctx ends or a server fails, and then winds down.
+func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
+	rest := a.newHTTPServer(a.newREST())
+	metrics := a.newHTTPServer(a.newMetricsHandler())
+
+	// The repository outlives ctx: queries in progress hold its models.
+	repositoryCtx, closeRepository := context.WithCancel(context.WithoutCancel(ctx))
+	defer closeRepository()
+	// failed ends with ctx, or when a part fails.
+	group, failed := errgroup.WithContext(ctx)
+	group.Go(func() error { return a.repository.Run(repositoryCtx) })
+	group.Go(func() error { return serveHTTP(rest, l.http) })
+	group.Go(func() error { return serveHTTP(metrics, l.metrics) })
+	group.Go(a.front.Serve)
+	group.Go(func() error {
+		select {
+		case <-a.repository.Settled():
+			a.settle()
+		case <-failed.Done():
+		}
+		return nil
+	})
+
+	<-failed.Done()
+	a.drain(ctx, rest)
+	closeRepository()
+	_ = metrics.Close() // nothing to lose: scrapes come again
+	return group.Wait()
+}
+
+// settle makes the agent ready, once the first models have loaded or failed.
+func (a *Agent) settle() {
+	a.settled.Store(true)
+	if a.draining.Load() {
+		return
+	}
+	a.health.SetServingStatus("", healthpb.HealthCheckResponse_SERVING)
+	a.health.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_SERVING)
+	a.log.Info("ready")
+}
+
+// ready reports whether the agent takes queries.
+func (a *Agent) ready() bool { return a.settled.Load() && !a.draining.Load() }
+
+func (a *Agent) unreadyReason() string {
+	if a.draining.Load() {
+		return "draining"
+	}
+	return "loading models"
+}
+
+// drain refuses new queries, lets those in the agent finish, and closes the
+// servers, all within the drain timeout.
+func (a *Agent) drain(ctx context.Context, rest *http.Server) {
+	start := time.Now()
+	a.draining.Store(true)
+	a.health.Shutdown()
+	a.log.Info("draining", "timeout_ms", a.config.DrainTimeout.Milliseconds())
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.config.DrainTimeout)
+	defer cancel()
+
+	// While the lanes drain the servers answer: UNAVAILABLE to new queries,
+	// and "not ready" to those who ask.
+	if err := a.lanes.Drain(ctx); err != nil {
+		a.log.Warn("queries were cut off", "error", err)
+	}
+	a.close()
+	var servers sync.WaitGroup
+	servers.Go(func() {
+		if err := a.front.stop(ctx); err != nil {
+			a.log.Warn("connections were cut off", "server", "grpc", "error", err)
+		}
+	})
+	if err := rest.Shutdown(ctx); err != nil {
+		a.log.Warn("connections were cut off", "server", "http", "error", err)
+		_ = rest.Close() // says no more than Shutdown did
+	}
+	servers.Wait()
+	a.log.Info("drained", "took_ms", time.Since(start).Milliseconds())
+}
+
+// newMetricsHandler serves the metrics, and profiles where asked for.
+func (a *Agent) newMetricsHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(a.metrics.registry, promhttp.HandlerOpts{}))
+	if a.config.Pprof {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
+	return mux
+}
+
+func serveHTTP(server *http.Server, l net.Listener) error {
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// listeners are the agent's three.
+type listeners struct{ http, grpc, metrics net.Listener }
+
+// listen opens all three, or says which one cannot be opened.
+func listen(config Config) (*listeners, error) {
+	l := &listeners{}
+	for _, want := range []struct {
+		name    string
+		address string
+		to      *net.Listener
+	}{
+		{"http", config.HTTPAddress, &l.http},
+		{"grpc", config.GRPCAddress, &l.grpc},
+		{"metrics", config.MetricsAddress, &l.metrics},
+	} {
+		listener, err := net.Listen("tcp", want.address)
+		if err != nil {
+			l.close()
+			return nil, fmt.Errorf("%s: %w; choose another address with --%s", want.name, err, want.name)
+		}
+		*want.to = listener
+	}
+	return l, nil
+}
+
+func (l *listeners) addresses() Addresses {
+	return Addresses{HTTP: l.http.Addr().String(), GRPC: l.grpc.Addr().String(), Metrics: l.metrics.Addr().String()}
+}
+
+func (l *listeners) close() {
+	for _, listener := range []net.Listener{l.http, l.grpc, l.metrics} {
+		if listener != nil {
+			_ = listener.Close() // closed before, where its server ran
+		}
+	}
+}

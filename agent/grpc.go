@@ -1,0 +1,137 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/tap"
+
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/oip"
+)
+
+const (
+	// defaultReceiveTimeout is how long a client may take to send a query. It
+	// keeps those who never finish from holding on to memory.
+	defaultReceiveTimeout = 30 * time.Second
+	// sendTimeout is how long a client may take to read an answer.
+	sendTimeout = 30 * time.Second
+	// connectTimeout is how long a client may take to open a connection or to
+	// send the headers of a request.
+	connectTimeout = 10 * time.Second
+	// idleTimeout is how long a connection without requests stays open.
+	idleTimeout = 5 * time.Minute
+	// streamWorkers goroutines take calls in turn, so that calls need not grow a
+	// new stack each; calls beyond them get a goroutine of their own.
+	streamWorkers = 32
+	// streamsPerConnection bounds the calls of one connection at a time.
+	streamsPerConnection = 1024
+	// largestHeader bounds the headers of a request, in bytes.
+	largestHeader = 64 << 10
+)
+
+// newGRPCServer serves the protocol, health checks and reflection, to messages
+// of at most largestMessage bytes.
+func (a *Agent) newGRPCServer(largestMessage int64) *grpc.Server {
+	options := append(oip.ServerOptions(int(largestMessage)),
+		grpc.InTapHandle(a.tap),
+		grpc.ChainUnaryInterceptor(a.interceptUnary),
+		grpc.ConnectionTimeout(connectTimeout),
+		grpc.NumStreamWorkers(streamWorkers),
+		grpc.MaxConcurrentStreams(streamsPerConnection),
+		grpc.MaxHeaderListSize(largestHeader),
+		// A client that vanished is noticed within two minutes and a half; one
+		// may ask for life signs every ten seconds.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Minute, Timeout: 20 * time.Second, MaxConnectionIdle: idleTimeout}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+	)
+	server := grpc.NewServer(options...)
+	oip.RegisterServer(server, service{a})
+	healthpb.RegisterHealthServer(server, a.health)
+	reflection.Register(server)
+	return server
+}
+
+func newHealth() *health.Server {
+	h := health.NewServer()
+	h.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
+	h.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
+	return h
+}
+
+// A receipt is the arrival of a query by gRPC.
+type receipt struct {
+	arrival time.Time
+	// tooSlow ends the call unless the query was received before.
+	tooSlow *time.Timer
+}
+
+type receiptKey struct{}
+
+// tap sees a call when its headers have arrived and before its message is read.
+// It runs on the connection's goroutine, so it only looks at counters.
+func (a *Agent) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
+	switch {
+	case info.FullMethodName == inference.GRPCInferenceService_ModelInfer_FullMethodName:
+		return a.tapQuery(ctx)
+	case strings.HasPrefix(info.FullMethodName, "/"+inference.GRPCInferenceService_ServiceDesc.ServiceName+"/"):
+		return ctx, nil
+	}
+	// Those who watch the health, or hold a reflection stream, would do so for
+	// ever: they must not keep a draining agent from stopping.
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(a.closing, cancel)
+	context.AfterFunc(ctx, func() { stop() })
+	return ctx, nil
+}
+
+// tapQuery refuses a query where overload costs least, and has one that is let
+// in arrive in time.
+func (a *Agent) tapQuery(ctx context.Context) (context.Context, error) {
+	if err := a.intake.full(); err != nil {
+		a.metrics.failedWithoutVersion("", err)
+		return ctx, grpcError(err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	r := &receipt{arrival: time.Now(), tooSlow: time.AfterFunc(a.receiveTimeout, cancel)}
+	return context.WithValue(ctx, receiptKey{}, r), nil
+}
+
+// received says that the query of a call has been read, and returns when it
+// began to arrive.
+func received(ctx context.Context) time.Time {
+	r, ok := ctx.Value(receiptKey{}).(*receipt)
+	if !ok {
+		return time.Now()
+	}
+	r.tooSlow.Stop()
+	return r.arrival
+}
+
+// interceptUnary gives errors their code, and turns a panic into an error.
+func (a *Agent) interceptUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			resp, err = nil, grpcError(a.panicked(info.FullMethod, p))
+		}
+	}()
+	resp, err = handle(ctx, req)
+	if err != nil {
+		return nil, grpcError(err)
+	}
+	return resp, nil
+}
+
+// panicked logs a panic of a handler and returns the error that the client gets.
+func (a *Agent) panicked(where string, p any) error {
+	a.log.Error("handler panicked", "handler", where, "panic", p, "stack", string(debug.Stack()))
+	return fmt.Errorf("%w in %s", errPanic, where)
+}

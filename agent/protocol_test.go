@@ -1,0 +1,396 @@
+package agent
+
+import (
+	"bytes"
+	"compress/gzip"
+	"compress/zlib"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/runtime"
+)
+
+// randomInputs are inputs that the version accepts.
+func randomInputs(t testing.TB, v *models.Version, batchSize int) []tensor.Tensor {
+	t.Helper()
+	r := rand.New(rand.NewPCG(1, uint64(batchSize)))
+	inputs := make([]tensor.Tensor, len(v.Inputs))
+	for i, p := range v.Inputs {
+		shape := append([]int64{int64(batchSize)}, p.Shape[1:]...)
+		n, err := tensor.Elements(shape)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data := make([]byte, n*p.DataType.Size())
+		for e := range n {
+			switch p.DataType {
+			case tensor.FP32:
+				binary.LittleEndian.PutUint32(data[4*e:], math.Float32bits(float32(r.NormFloat64())))
+			case tensor.Int64:
+				binary.LittleEndian.PutUint64(data[8*e:], uint64(r.Int64N(10))) // every table has ten rows
+			default:
+				t.Fatalf("input %q is of type %s", p.Name, p.DataType)
+			}
+		}
+		inputs[i] = tensor.Tensor{Name: p.Name, DataType: p.DataType, Shape: shape, Data: data}
+	}
+	return inputs
+}
+
+// rawRequest is a query with raw contents by gRPC.
+func rawRequest(model string, inputs []tensor.Tensor) *inference.ModelInferRequest {
+	req := &inference.ModelInferRequest{ModelName: model}
+	for _, in := range inputs {
+		req.Inputs = append(req.Inputs, &inference.ModelInferRequest_InferInputTensor{
+			Name: in.Name, Datatype: string(in.DataType), Shape: in.Shape,
+		})
+		req.RawInputContents = append(req.RawInputContents, in.Data)
+	}
+	return req
+}
+
+func withTimeout(req *inference.ModelInferRequest, timeout time.Duration) *inference.ModelInferRequest {
+	if req.Parameters == nil {
+		req.Parameters = map[string]*inference.InferParameter{}
+	}
+	req.Parameters["timeout"] = &inference.InferParameter{
+		ParameterChoice: &inference.InferParameter_Int64Param{Int64Param: timeout.Microseconds()},
+	}
+	return req
+}
+
+// inferGRPC sends a query and returns only the error.
+func (a *testAgent) inferGRPC(req *inference.ModelInferRequest) error {
+	_, err := a.grpc.ModelInfer(a.t.Context(), req)
+	return err
+}
+
+// binaryBody is a query with the binary tensor extension, and the length of its
+// JSON part.
+func binaryBody(inputs []tensor.Tensor) (body string, jsonLength int) {
+	type input struct {
+		Name       string         `json:"name"`
+		Datatype   string         `json:"datatype"`
+		Shape      []int64        `json:"shape"`
+		Parameters map[string]any `json:"parameters"`
+	}
+	header := struct {
+		Inputs     []input        `json:"inputs"`
+		Parameters map[string]any `json:"parameters"`
+	}{Parameters: map[string]any{"binary_data_output": true}}
+	var data bytes.Buffer
+	for _, in := range inputs {
+		header.Inputs = append(header.Inputs, input{in.Name, string(in.DataType), in.Shape, map[string]any{"binary_data_size": len(in.Data)}})
+		data.Write(in.Data)
+	}
+	text, err := json.Marshal(header)
+	if err != nil {
+		panic(err)
+	}
+	return string(text) + data.String(), len(text)
+}
+
+// inferBinary sends a query by REST with binary tensors both ways and returns
+// the outputs' data.
+func (a *testAgent) inferBinary(model string, inputs []tensor.Tensor) [][]byte {
+	a.t.Helper()
+	body, n := binaryBody(inputs)
+	resp, answer := a.exchange("POST", "/v2/models/"+model+"/infer", body, map[string]string{"Inference-Header-Content-Length": strconv.Itoa(n)})
+	if resp.StatusCode != http.StatusOK {
+		a.t.Fatalf("%s: %d %s", model, resp.StatusCode, answer)
+	}
+	return binaryOutputs(a.t, resp, answer)
+}
+
+func binaryOutputs(t testing.TB, resp *http.Response, body string) [][]byte {
+	t.Helper()
+	length, err := strconv.Atoi(resp.Header.Get("Inference-Header-Content-Length"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var header struct {
+		Outputs []struct {
+			Parameters struct {
+				Size int `json:"binary_data_size"`
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(body[:length]), &header); err != nil {
+		t.Fatal(err)
+	}
+	var outputs [][]byte
+	rest := []byte(body[length:])
+	for _, o := range header.Outputs {
+		outputs = append(outputs, rest[:o.Parameters.Size])
+		rest = rest[o.Parameters.Size:]
+	}
+	if len(rest) > 0 {
+		t.Fatalf("%d bytes after the outputs", len(rest))
+	}
+	return outputs
+}
+
+// wantCode checks the code of a gRPC error, by name, and words of its message.
+func wantCode(t testing.TB, err error, code string, words ...string) {
+	t.Helper()
+	s := status.Convert(err)
+	if s.Code().String() != code {
+		t.Errorf("got %v, want code %s", err, code)
+	}
+	for _, word := range words {
+		if !strings.Contains(s.Message(), word) {
+			t.Errorf("got %q, want %q in it", s.Message(), word)
+		}
+	}
+}
+
+func TestREST(t *testing.T) {
+	a := startAgent(t, testConfig(t), emulated())
+	for _, tt := range []struct {
+		method, path, body string
+		status             int
+		want               []string
+	}{
+		{"GET", "/", "", 200, []string{`"name":"muster"`, `"ready":true`, "/v2/models/ncf/versions/1", a.addresses.GRPC, a.addresses.Metrics}},
+		{"GET", "/livez", "", 200, nil},
+		{"GET", "/readyz", "", 200, nil},
+		{"GET", "/v2", "", 200, []string{`"name":"muster"`, `"version":`, `"binary_tensor_data"`}},
+		{"GET", "/v2/health/live", "", 200, nil},
+		{"GET", "/v2/health/ready", "", 200, nil},
+		{"GET", "/v2/models/ncf", "", 200, []string{`"name":"ncf"`, `"versions":["1"]`, `"platform":"emulated"`, `"shape":[-1,4]`, `"qos_target_ms":"5"`}},
+		{"GET", "/v2/models/ncf/versions/1", "", 200, []string{`"name":"ncf"`}},
+		{"GET", "/v2/models/ncf/ready", "", 200, nil},
+		{"GET", "/v2/models/ncf/versions/1/ready", "", 200, nil},
+		{"POST", "/v2/models/ncf/infer", ncfBody(2), 200, []string{`"model_name":"ncf"`, `"model_version":"1"`, `"shape":[2,64]`}},
+		{"POST", "/v2/models/ncf/versions/1/infer", ncfBody(2), 200, []string{`"model_name":"ncf"`}},
+		{"GET", "/v2/models/ncf/stats", "", 200, []string{`"name":"ncf"`, `"inference_count":4`, `"execution_count":2`, `"success":{"count":2`}},
+		{"GET", "/v2/models/ncf/versions/1/stats", "", 200, []string{`"name":"ncf"`}},
+		{"GET", "/v2/models/stats", "", 200, []string{`"name":"ncf"`, `"name":"wnd"`}},
+		{"POST", "/v2/repository/index", "", 200, []string{`[{"name":"dien","version":"1","state":"READY","reason":""}`}},
+		{"POST", "/v2/repository/index", `{"ready":true}`, 200, []string{`[{"name":"dien"`}},
+		{"POST", "/v2/repository/models/wnd/unload", `{"parameters":{"unload_dependents":false}}`, 200, nil},
+		{"GET", "/v2/models/wnd/ready", "", 503, []string{"not ready"}},
+		{"POST", "/v2/models/wnd/infer", "{}", 503, []string{"not ready"}},
+		{"POST", "/v2/repository/models/wnd/load", "{}", 200, nil},
+		{"GET", "/v2/models/wnd/ready", "", 200, nil},
+
+		{"GET", "/v2/models/dlrm", "", 404, []string{`{"error":`, "dlrm"}},
+		{"GET", "/v2/models/ncf/versions/7", "", 404, []string{"ncf", "7"}},
+		{"GET", "/v2/models/ncf/versions/x", "", 400, []string{`version \"x\"`}},
+		{"GET", "/v2/models/dlrm/ready", "", 404, nil},
+		{"GET", "/v2/models/dlrm/stats", "", 404, []string{"dlrm"}},
+		{"POST", "/v2/repository/models/dlrm/load", "", 404, []string{"dlrm"}},
+		{"POST", "/v2/repository/models/dlrm/unload", "", 404, []string{"dlrm"}},
+		{"POST", "/v2/repository/models/..%2Fetc/load", "", 400, []string{"../etc"}},
+		{"POST", "/v2/repository/models/..%2Fetc/unload", "", 400, []string{"../etc"}},
+		{"POST", "/v2/repository/models/ncf/load", `{"parameters":{"config":"{}"}}`, 400, []string{`config`, "model.yaml"}},
+		{"POST", "/v2/repository/index", `{"ready":`, 400, []string{"body"}},
+		{"POST", "/v2/repository/index", strings.Repeat(" ", largestMessage+1), 413, []string{"65536"}},
+		{"GET", "/nowhere", "", 404, []string{`{"error":"GET /nowhere: not found`}},
+		{"PUT", "/v2", "", 405, []string{`{"error":"PUT /v2: method not allowed`}},
+		{"GET", "/v2/models/ncf/infer", "", 405, []string{"method not allowed"}},
+	} {
+		status, body := a.do(tt.method, tt.path, tt.body)
+		if status != tt.status {
+			t.Errorf("%s %s: got %d %s, want %d", tt.method, tt.path, status, body, tt.status)
+		}
+		for _, want := range tt.want {
+			if !strings.Contains(body, want) {
+				t.Errorf("%s %s: got %s, want %s in it", tt.method, tt.path, body, want)
+			}
+		}
+	}
+}
+
+func TestGRPC(t *testing.T) {
+	a := startAgent(t, testConfig(t), emulated())
+	ctx := t.Context()
+	if resp, err := a.grpc.ServerLive(ctx, &inference.ServerLiveRequest{}); err != nil || !resp.GetLive() {
+		t.Errorf("ServerLive: %v, %v", resp, err)
+	}
+	if resp, err := a.grpc.ServerReady(ctx, &inference.ServerReadyRequest{}); err != nil || !resp.GetReady() {
+		t.Errorf("ServerReady: %v, %v", resp, err)
+	}
+	if resp, err := a.grpc.ServerMetadata(ctx, &inference.ServerMetadataRequest{}); err != nil || resp.GetName() != "muster" {
+		t.Errorf("ServerMetadata: %v, %v", resp, err)
+	}
+	for model, want := range map[string]bool{"ncf": true, "dlrm": false} {
+		if resp, err := a.grpc.ModelReady(ctx, &inference.ModelReadyRequest{Name: model}); err != nil || resp.GetReady() != want {
+			t.Errorf("ModelReady of %s: %v, %v", model, resp, err)
+		}
+	}
+	metadata, err := a.grpc.ModelMetadata(ctx, &inference.ModelMetadataRequest{Name: "wnd", Version: "1"})
+	if err != nil || len(metadata.GetInputs()) != 2 || metadata.GetProperties()["qos_target_ms"] != "25" {
+		t.Errorf("ModelMetadata: %v, %v", metadata, err)
+	}
+	req := ncfRequest(3)
+	req.Id = "q1"
+	resp, err := a.grpc.ModelInfer(ctx, req)
+	if err != nil || resp.GetId() != "q1" || resp.GetModelVersion() != "1" || fmt.Sprint(resp.GetOutputs()[0].GetShape()) != "[3 64]" || len(resp.GetRawOutputContents()[0]) != 3*64*4 {
+		t.Errorf("ModelInfer: %v, %v", resp, err)
+	}
+	stats, err := a.grpc.ModelStatistics(ctx, &inference.ModelStatisticsRequest{Name: "ncf"})
+	if err != nil || len(stats.GetModelStats()) != 1 || stats.GetModelStats()[0].GetInferenceCount() != 3 || stats.GetModelStats()[0].GetLastInference() == 0 {
+		t.Errorf("ModelStatistics: %v, %v", stats, err)
+	}
+	index, err := a.grpc.RepositoryIndex(ctx, &inference.RepositoryIndexRequest{})
+	if err != nil || len(index.GetModels()) != 5 {
+		t.Errorf("RepositoryIndex: %v, %v", index, err)
+	}
+	if _, err := a.grpc.RepositoryModelUnload(ctx, &inference.RepositoryModelUnloadRequest{ModelName: "ncf"}); err != nil {
+		t.Error(err)
+	}
+	wantCode(t, a.inferGRPC(ncfRequest(1)), "Unavailable", "ncf")
+	if resp, err := a.grpc.ModelReady(ctx, &inference.ModelReadyRequest{Name: "ncf"}); err != nil || resp.GetReady() {
+		t.Errorf("ModelReady after unload: %v, %v", resp, err)
+	}
+	if _, err := a.grpc.RepositoryModelLoad(ctx, &inference.RepositoryModelLoadRequest{ModelName: "ncf"}); err != nil {
+		t.Error(err)
+	}
+	if err := a.inferGRPC(ncfRequest(1)); err != nil {
+		t.Error(err)
+	}
+	_, err = a.grpc.RepositoryModelLoad(ctx, &inference.RepositoryModelLoadRequest{ModelName: "dlrm"})
+	wantCode(t, err, "NotFound", "dlrm")
+	_, err = a.grpc.RepositoryModelLoad(ctx, &inference.RepositoryModelLoadRequest{ModelName: "../ncf"})
+	wantCode(t, err, "InvalidArgument", "../ncf")
+	_, err = a.grpc.RepositoryModelLoad(ctx, &inference.RepositoryModelLoadRequest{ModelName: "ncf", RepositoryName: "other"})
+	wantCode(t, err, "InvalidArgument", `repository name "other"`)
+	_, err = a.grpc.ModelMetadata(ctx, &inference.ModelMetadataRequest{Name: "dlrm"})
+	wantCode(t, err, "NotFound", "dlrm")
+	_, err = a.grpc.ModelStatistics(ctx, &inference.ModelStatisticsRequest{Name: "dlrm"})
+	wantCode(t, err, "NotFound", "dlrm")
+}
+
+// TestHealth: grpc.health.v1 for the server, the service and each model.
+func TestHealth(t *testing.T) {
+	a := startAgent(t, testConfig(t), emulated())
+	health := healthpb.NewHealthClient(a.conn)
+	check := func(service string, want healthpb.HealthCheckResponse_ServingStatus) {
+		t.Helper()
+		resp, err := health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
+		if err != nil || resp.GetStatus() != want {
+			t.Errorf("health of %q: got %v, %v, want %v", service, resp.GetStatus(), err, want)
+		}
+	}
+	for _, service := range []string{"", "inference.GRPCInferenceService", "ncf"} {
+		check(service, healthpb.HealthCheckResponse_SERVING)
+	}
+	if status, body := a.do("POST", "/v2/repository/models/ncf/unload", ""); status != http.StatusOK {
+		t.Fatal(status, body)
+	}
+	check("ncf", healthpb.HealthCheckResponse_NOT_SERVING)
+	check("wnd", healthpb.HealthCheckResponse_SERVING)
+	_, err := health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "dlrm"})
+	wantCode(t, err, "NotFound")
+}
+
+// TestCompression: queries and answers compressed in each way.
+func TestCompression(t *testing.T) {
+	a := startAgent(t, testConfig(t), emulated())
+	_, want := a.do("POST", "/v2/models/ncf/infer", ncfBody(3))
+	deflated := func(text string) string {
+		var b bytes.Buffer
+		w := zlib.NewWriter(&b)
+		if _, err := io.WriteString(w, text); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	for _, tt := range []struct {
+		encoding string
+		body     string
+		reader   func(io.Reader) (io.ReadCloser, error)
+	}{
+		{"gzip", gzipped(ncfBody(3)), func(r io.Reader) (io.ReadCloser, error) { return gzip.NewReader(r) }},
+		{"deflate", deflated(ncfBody(3)), zlib.NewReader},
+	} {
+		resp, body := a.exchange("POST", "/v2/models/ncf/infer", tt.body, map[string]string{"Content-Encoding": tt.encoding, "Accept-Encoding": tt.encoding})
+		if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Encoding") != tt.encoding {
+			t.Fatalf("%s: got %d, Content-Encoding %q: %s", tt.encoding, resp.StatusCode, resp.Header.Get("Content-Encoding"), body)
+		}
+		plain, err := tt.reader(strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(plain)
+		if err != nil || string(got) != want {
+			t.Errorf("%s: got %q, %v, want %q", tt.encoding, got, err, want)
+		}
+		// An error goes out plain.
+		resp, body = a.exchange("POST", "/v2/models/ncf/infer", "{}", map[string]string{"Accept-Encoding": tt.encoding})
+		if resp.StatusCode != http.StatusBadRequest || resp.Header.Get("Content-Encoding") != "" || !strings.HasPrefix(body, `{"error":`) {
+			t.Errorf("%s: an error: got %d, Content-Encoding %q: %s", tt.encoding, resp.StatusCode, resp.Header.Get("Content-Encoding"), body)
+		}
+	}
+}
+
+func TestAcceptedEncoding(t *testing.T) {
+	for accept, want := range map[string]string{
+		"": "", "gzip": "gzip", "deflate": "deflate", "deflate, gzip": "gzip", "br": "", "GZIP;q=0.5": "gzip",
+		"gzip;q=0, deflate": "deflate", "gzip; q=0.0": "", "identity": "",
+	} {
+		if got := acceptedEncoding([]string{accept}); got != want {
+			t.Errorf("%q: got %q, want %q", accept, got, want)
+		}
+	}
+}
+
+// TestClassify: every error that a query can end with has its codes.
+func TestClassify(t *testing.T) {
+	for _, tt := range []struct {
+		err        error
+		code       codes.Code
+		httpStatus int
+		reason     string
+		retry      bool
+	}{
+		{invalid("input"), codes.InvalidArgument, 400, "invalid", false},
+		{oip.ErrInvalid, codes.InvalidArgument, 400, "invalid", false},
+		{models.ErrName, codes.InvalidArgument, 400, "invalid", false},
+		{oip.ErrTooLarge, codes.InvalidArgument, 413, "too_large", false},
+		{errSlow, codes.DeadlineExceeded, 408, "slow", false},
+		{models.ErrNotFound, codes.NotFound, 404, "not_found", false},
+		{models.ErrNotReady, codes.Unavailable, 503, "not_ready", false},
+		{runtime.ErrClosed, codes.Unavailable, 503, "not_ready", false},
+		{&runtime.OverloadedError{}, codes.ResourceExhausted, 429, "overloaded", true},
+		{runtime.ErrLate, codes.ResourceExhausted, 429, "late", true},
+		{runtime.ErrDeadline, codes.DeadlineExceeded, 504, "deadline", false},
+		{context.DeadlineExceeded, codes.DeadlineExceeded, 504, "deadline", false},
+		{context.Canceled, codes.Canceled, 499, "cancelled", false},
+		{runtime.ErrDraining, codes.Unavailable, 503, "draining", false},
+		{errPanic, codes.Internal, 500, "internal", false},
+		{errors.New("what nobody thought of"), codes.Internal, 500, "internal", false},
+	} {
+		f := classify(fmt.Errorf("wrapped: %w", tt.err))
+		if f.code != tt.code || f.httpStatus != tt.httpStatus || f.reason != tt.reason || f.retryAfter > 0 != tt.retry {
+			t.Errorf("%v: got %+v, want %+v", tt.err, f, tt)
+		}
+		if !slices.Contains(failureReasons, f.reason) {
+			t.Errorf("reason %q is not counted", f.reason)
+		}
+	}
+}

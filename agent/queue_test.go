@@ -1,0 +1,444 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+
+	goruntime "runtime"
+
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/models/zoo"
+	"github.com/muster-serve/muster/runtime"
+)
+
+// patient is a query whose client waits for minutes.
+func patient(batchSize int) *inference.ModelInferRequest {
+	return withTimeout(ncfRequest(batchSize), 5*time.Minute)
+}
+
+// occupy closes the gate and sends waiting + 1 queries: one that runs, and the
+// others that wait. finish opens the gate and checks that all were answered.
+func (a *testAgent) occupy(g *gate, waiting int) (finish func()) {
+	a.t.Helper()
+	g.close()
+	answered := make(chan error, waiting+1)
+	for range waiting + 1 {
+		go func() { answered <- a.inferGRPC(patient(8)) }()
+	}
+	<-g.entered
+	for a.lanes.Stats().Waiting < waiting {
+		goruntime.Gosched()
+	}
+	return func() {
+		g.open()
+		for range waiting + 1 {
+			if err := <-answered; err != nil {
+				a.t.Errorf("a query that was let in: %v", err)
+			}
+		}
+	}
+}
+
+// wantOverloaded sends a query by gRPC and REST and wants both refused, with a
+// hint when to come again.
+func (a *testAgent) wantOverloaded() {
+	a.t.Helper()
+	err := a.inferGRPC(patient(8))
+	wantCode(a.t, err, "ResourceExhausted", "overloaded")
+	hinted := false
+	for _, detail := range status.Convert(err).Details() {
+		if info, ok := detail.(*errdetails.RetryInfo); ok && info.GetRetryDelay().AsDuration() > 0 {
+			hinted = true
+		}
+	}
+	if !hinted {
+		a.t.Errorf("gRPC: no RetryInfo in %v", err)
+	}
+	resp, body := a.exchange("POST", "/v2/models/ncf/infer", ncfBody(8), nil)
+	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); resp.StatusCode != http.StatusTooManyRequests || err != nil || seconds < 1 {
+		a.t.Errorf("REST: got %d, Retry-After %q, %s", resp.StatusCode, resp.Header.Get("Retry-After"), body)
+	}
+}
+
+// TestOverload: a full queue refuses at once, and what it holds is answered.
+func TestOverload(t *testing.T) {
+	config := testConfig(t)
+	config.MaxWaitingQueries = 3
+	g := newGate()
+	a := startAgent(t, config, g)
+	finish := a.occupy(g, 3)
+	a.wantOverloaded()
+	finish()
+	if err := a.inferGRPC(ncfRequest(8)); err != nil {
+		t.Errorf("after the overload: %v", err)
+	}
+	a.wantMetric(`muster_failed_queries_total{model="ncf",reason="overloaded",version="1"}`, 2)
+}
+
+// TestOverloadBytes: so does an agent that holds as many bytes as it may, before
+// it reads the query.
+func TestOverloadBytes(t *testing.T) {
+	config := testConfig(t)
+	config.MaxWaitingBytes = 2 * 8 * 4 * 8 // two queries of batch size 8
+	g := newGate()
+	a := startAgent(t, config, g)
+	finish := a.occupy(g, 1)
+	a.wantOverloaded()
+	a.wantMetric("muster_held_bytes", float64(config.MaxWaitingBytes))
+	finish()
+	// One query alone is let in, though it is larger.
+	if err := a.inferGRPC(ncfRequest(12)); err != nil {
+		t.Errorf("after the overload: %v", err)
+	}
+}
+
+func TestIntake(t *testing.T) {
+	in := intake{limit: 100, queue: func() runtime.LanesStats { return runtime.LanesStats{} }}
+	check := func(step string, err error, ok bool) {
+		t.Helper()
+		if (err == nil) != ok {
+			t.Errorf("%s: got %v, want success = %v", step, err, ok)
+		}
+	}
+	check("empty", in.full(), true)
+	check("larger than the limit, alone", in.take(150), true)
+	check("full", in.full(), false)
+	check("one more", in.take(1), false)
+	in.give(150)
+	check("part", in.take(60), true)
+	check("beyond", in.take(41), false)
+	check("just within", in.take(40), true)
+	in.give(60)
+	in.give(40)
+	if held := in.held.Load(); held != 0 {
+		t.Errorf("%d bytes held at the end", held)
+	}
+}
+
+// TestDeadlines: a query waits as long as its client says, by either way of
+// saying it, and else as long as its model does.
+func TestDeadlines(t *testing.T) {
+	g := newGate()
+	a := startAgent(t, testConfig(t), g)
+	finish := a.occupy(g, 0)
+	defer finish()
+
+	wantCode(t, a.inferGRPC(withTimeout(ncfRequest(1), time.Millisecond)), "DeadlineExceeded")
+	wantCode(t, a.inferGRPC(ncfRequest(1)), "DeadlineExceeded") // the model's: 50 ms
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err := a.grpc.ModelInfer(ctx, ncfRequest(1))
+	wantCode(t, err, "DeadlineExceeded")
+
+	body := strings.Replace(ncfBody(1), `{"inputs"`, `{"parameters":{"timeout":1000},"inputs"`, 1)
+	if status, answer := a.do("POST", "/v2/models/ncf/infer", body); status != http.StatusGatewayTimeout {
+		t.Errorf("REST with a timeout: got %d %s", status, answer)
+	}
+	for a.lanes.Stats().Waiting > 0 { // the one whose client has given up already
+		goruntime.Gosched()
+	}
+	// The client that gave up may have been seen to go before its deadline was
+	// seen to pass.
+	failed := a.scrape()
+	deadline, cancelled := failed[`muster_failed_queries_total{model="ncf",reason="deadline",version="1"}`], failed[`muster_failed_queries_total{model="ncf",reason="cancelled",version="1"}`]
+	if deadline < 3 || deadline+cancelled != 4 {
+		t.Errorf("got %v queries past their deadline and %v cancelled, want 4, at most 1 of them cancelled", deadline, cancelled)
+	}
+}
+
+// TestCancel: a query whose client goes away stops waiting, and stops running.
+func TestCancel(t *testing.T) {
+	g := newGate()
+	a := startAgent(t, testConfig(t), g)
+	g.close()
+	defer g.open()
+
+	// By gRPC, while it runs.
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := a.grpc.ModelInfer(ctx, patient(1))
+		ended <- err
+	}()
+	<-g.entered
+	cancel()
+	wantCode(t, <-ended, "Canceled")
+	for a.lanes.Stats().Running > 0 {
+		goruntime.Gosched()
+	}
+
+	// By REST: the client closes the connection.
+	ctx, cancel = context.WithCancel(t.Context())
+	body := strings.Replace(ncfBody(1), `{"inputs"`, `{"parameters":{"timeout":300000000},"inputs"`, 1)
+	req, err := http.NewRequestWithContext(ctx, "POST", "http://"+a.addresses.HTTP+"/v2/models/ncf/infer", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		resp, err := a.http.Do(req)
+		if err == nil {
+			_ = resp.Body.Close() // there is an answer where none should be
+		}
+		ended <- err
+	}()
+	<-g.entered
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("REST: the query was answered")
+	}
+	for a.lanes.Stats().Running > 0 || a.intake.held.Load() > 0 {
+		goruntime.Gosched()
+	}
+	a.wantMetric(`muster_failed_queries_total{model="ncf",reason="cancelled",version="1"}`, 2)
+}
+
+// wantMetric checks a value that the metrics address serves.
+func (a *testAgent) wantMetric(series string, want float64) {
+	a.t.Helper()
+	got, ok := a.scrape()[series]
+	if !ok || got != want {
+		a.t.Errorf("%s: got %v, want %v", series, got, want)
+	}
+}
+
+// scrape is what the metrics address serves: values by series.
+func (a *testAgent) scrape() map[string]float64 {
+	a.t.Helper()
+	resp, err := a.http.Get("http://" + a.addresses.Metrics + "/metrics")
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	values := map[string]float64{}
+	for line := range linesOf(a.t, resp.Body) {
+		if series, value, ok := cutLast(line, " "); ok && !strings.HasPrefix(line, "#") {
+			v, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				a.t.Fatalf("metric %q: %v", line, err)
+			}
+			values[series] = v
+		}
+	}
+	return values
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	i := strings.LastIndex(s, sep)
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+len(sep):], true
+}
+
+// TestCounts: what the metrics and the protocol's statistics say of a handful of
+// queries.
+func TestCounts(t *testing.T) {
+	a := startAgent(t, testConfig(t), emulated())
+	for _, batchSize := range []int{1, 2, 3} {
+		if err := a.inferGRPC(ncfRequest(batchSize)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if status, body := a.do("POST", "/v2/models/ncf/infer", ncfBody(10)); status != http.StatusOK {
+		t.Fatal(status, body)
+	}
+	wantCode(t, a.inferGRPC(ncfRequest(1001)), "InvalidArgument")
+	req := ncfRequest(1)
+	req.ModelName = "dlrm"
+	wantCode(t, a.inferGRPC(req), "NotFound")
+
+	ncf := `{model="ncf",version="1"}`
+	for series, want := range map[string]float64{
+		"muster_queries_total" + ncf:                                            4,
+		"muster_items_total" + ncf:                                              16,
+		"muster_late_queries_total" + ncf:                                       0,
+		"muster_request_duration_seconds_count" + ncf:                           4,
+		"muster_queue_duration_seconds_count" + ncf:                             4,
+		"muster_execution_duration_seconds_count" + ncf:                         4,
+		`muster_failed_queries_total{model="ncf",reason="invalid",version="1"}`: 1,
+		`muster_failed_queries_total{model="",reason="not_found",version=""}`:   1,
+		`muster_model_state{model="ncf",state="READY",version="1"}`:             1,
+		`muster_model_loads_total{model="ncf",result="loaded",version="1"}`:     1,
+		"muster_model_qos_target_seconds" + ncf:                                 0.005,
+		"muster_model_load_duration_seconds_count" + ncf:                        1,
+		"muster_model_warm_up_duration_seconds_count" + ncf:                     1,
+		"muster_lanes":           1,
+		"muster_lanes_busy":      0,
+		"muster_waiting_queries": 0,
+		"muster_held_bytes":      0,
+		`muster_runtime_info{executor="emulated",provider="cpu",version=""}`: 1,
+		fmt.Sprintf(`muster_build_info{version=%q}`, Version()):              1,
+	} {
+		a.wantMetric(series, want)
+	}
+	stats, err := a.grpc.ModelStatistics(t.Context(), &inference.ModelStatisticsRequest{Name: "ncf", Version: "1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := stats.GetModelStats()[0]
+	if s.GetInferenceCount() != 16 || s.GetExecutionCount() != 4 || s.GetInferenceStats().GetSuccess().GetCount() != 4 ||
+		s.GetInferenceStats().GetFail().GetCount() != 1 || s.GetInferenceStats().GetSuccess().GetNs() == 0 {
+		t.Errorf("statistics: got %v", s)
+	}
+}
+
+// TestLate: an answer after the QoS target is counted as late.
+func TestLate(t *testing.T) {
+	const slowBatch = 7 // none that warms up
+	executor := runtime.NewEmulated(func(v *models.Version, batchSize int) time.Duration {
+		if batchSize == slowBatch {
+			return v.Config.QoSTarget
+		}
+		return 0
+	})
+	a := startAgent(t, testConfig(t), executor)
+	if err := a.inferGRPC(ncfRequest(slowBatch)); err != nil {
+		t.Fatal(err)
+	}
+	a.wantMetric(`muster_late_queries_total{model="ncf",version="1"}`, 1)
+}
+
+// TestLargestMessage: the limit on a message is what the largest batch of the
+// models there are needs, and no more.
+func TestLargestMessage(t *testing.T) {
+	config := testConfig(t)
+	config.ModelDir = t.TempDir()
+	a := startAgent(t, config, emulated())
+	generate := func(model string) {
+		t.Helper()
+		if _, err := zoo.Generate(t.Context(), config.ModelDir, model, zoo.Options{Scale: zoo.Small}); err != nil {
+			t.Fatal(err)
+		}
+		if status, body := a.do("POST", "/v2/repository/models/"+model+"/load", ""); status != http.StatusOK {
+			t.Fatalf("load %s: %d %s", model, status, body)
+		}
+	}
+	largest := func(model string) *inference.ModelInferRequest {
+		t.Helper()
+		v, err := models.ReadVersion(config.ModelDir, model, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return withTimeout(rawRequest(model, randomInputs(t, v, v.Config.LargestBatchSize)), time.Minute)
+	}
+	generate("ncf")
+	if err := a.inferGRPC(largest("ncf")); err != nil {
+		t.Errorf("NCF's largest query: %v", err)
+	}
+	tooLarge := ncfRequest(1)
+	tooLarge.RawInputContents = [][]byte{make([]byte, 1<<20)}
+	wantCode(t, a.inferGRPC(tooLarge), "ResourceExhausted", "larger than max")
+
+	// A model with larger queries raises it, under the feet of a query.
+	generate("wnd")
+	if err := a.inferGRPC(largest("wnd")); err != nil {
+		t.Errorf("WND's largest query: %v", err)
+	}
+	wantCode(t, a.inferGRPC(tooLarge), "InvalidArgument")
+	if err := a.inferGRPC(largest("ncf")); err != nil {
+		t.Errorf("NCF's largest query, again: %v", err)
+	}
+}
+
+// TestFrontUnderLoad: no query is lost while the limit is raised again and again.
+func TestFrontUnderLoad(t *testing.T) {
+	a := startAgent(t, testConfig(t), emulated())
+	done := make(chan struct{})
+	var clients sync.WaitGroup
+	for range 4 {
+		clients.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				if err := a.inferGRPC(withTimeout(ncfRequest(1), time.Minute)); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for i := range int64(20) {
+		a.front.allow(100<<20 + i)
+		for range 5 {
+			if err := a.inferGRPC(withTimeout(ncfRequest(1), time.Minute)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	close(done)
+	clients.Wait()
+}
+
+// TestSlowClients: those who begin a query and never finish it are cut off, and
+// hold nothing after.
+func TestSlowClients(t *testing.T) {
+	a := startAgent(t, testConfig(t), emulated(), func(a *Agent) { a.receiveTimeout = 50 * time.Millisecond })
+	code, message := a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{", false)
+	if code != "408" || !strings.Contains(message, "not received within 50ms") {
+		t.Errorf("REST: got %s %s", code, message)
+	}
+	stream, err := a.conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, inference.GRPCInferenceService_ModelInfer_FullMethodName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = stream.RecvMsg(&inference.ModelInferResponse{}) // without sending anything
+	if err == nil {
+		t.Error("gRPC: got an answer")
+	}
+	if held := a.intake.held.Load(); held != 0 {
+		t.Errorf("%d bytes are held", held)
+	}
+	if err := a.inferGRPC(ncfRequest(1)); err != nil {
+		t.Errorf("next query: %v", err)
+	}
+}
+
+// TestPanic: a panic while a query is served is an error of that query.
+func TestPanic(t *testing.T) {
+	a := startAgent(t, testConfig(t), panicky{emulated()})
+	wantCode(t, a.inferGRPC(ncfRequest(panickyBatch)), "Internal", "internal error in /inference.GRPCInferenceService/ModelInfer")
+	status, body := a.do("POST", "/v2/models/ncf/infer", ncfBody(panickyBatch))
+	if status != http.StatusInternalServerError || !strings.Contains(body, "internal error") || strings.Contains(body, "on purpose") {
+		t.Errorf("REST: got %d %s", status, body)
+	}
+	if !strings.Contains(a.log.String(), "on purpose") {
+		t.Error("the log does not tell of the panic")
+	}
+	if err := a.inferGRPC(ncfRequest(1)); err != nil {
+		t.Errorf("next query: %v", err)
+	}
+}
+
+const panickyBatch = 13
+
+// panicky is an executor whose models panic at one batch size.
+type panicky struct{ runtime.Executor }
+
+func (p panicky) Load(ctx context.Context, v *models.Version) (runtime.Model, error) {
+	m, err := p.Executor.Load(ctx, v)
+	return panickyModel{m}, err
+}
+
+type panickyModel struct{ runtime.Model }
+
+func (p panickyModel) Run(ctx context.Context, inputs []tensor.Tensor) (*runtime.Result, error) {
+	if inputs[0].Shape[0] == panickyBatch {
+		panic("on purpose")
+	}
+	return p.Model.Run(ctx, inputs)
+}

@@ -1,0 +1,358 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/models"
+)
+
+// newHTTPServer serves handler with limits on what a client may make it wait for.
+func (a *Agent) newHTTPServer(handler http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: connectTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    largestHeader,
+		// What the server itself has to say is about one connection of a
+		// client's; nobody reads that by default.
+		ErrorLog: slog.NewLogLogger(a.log.Handler(), slog.LevelDebug),
+	}
+}
+
+// A rest is the protocol's REST form.
+type rest struct {
+	*Agent
+	service service
+	mux     *http.ServeMux
+}
+
+// newREST routes the protocol's paths.
+func (a *Agent) newREST() *rest {
+	r := &rest{Agent: a, service: service{a}, mux: http.NewServeMux()}
+	handle := func(pattern string, h func(http.ResponseWriter, *http.Request) error) {
+		r.mux.HandleFunc(pattern, func(w http.ResponseWriter, req *http.Request) {
+			if err := h(w, req); err != nil {
+				writeError(w, err)
+			}
+		})
+	}
+	handle("GET /{$}", r.root)
+	handle("GET /livez", r.live)
+	handle("GET /readyz", r.serverReady)
+	handle("GET /v2", r.serverMetadata)
+	handle("GET /v2/health/live", r.live)
+	handle("GET /v2/health/ready", r.serverReady)
+	for _, model := range []string{"/v2/models/{model}", "/v2/models/{model}/versions/{version}"} {
+		handle("GET "+model, r.modelMetadata)
+		handle("GET "+model+"/ready", r.modelReady)
+		handle("GET "+model+"/stats", r.modelStatistics)
+		handle("POST "+model+"/infer", r.infer)
+	}
+	handle("GET /v2/models/stats", r.modelStatistics)
+	handle("POST /v2/repository/index", r.repositoryIndex)
+	handle("POST /v2/repository/models/{model}/load", r.modelLoad)
+	handle("POST /v2/repository/models/{model}/unload", r.modelUnload)
+	return r
+}
+
+func (r *rest) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	defer func() {
+		if p := recover(); p != nil {
+			if p == http.ErrAbortHandler {
+				panic(p) // net/http's own way to end a response
+			}
+			writeError(w, r.panicked(req.Pattern, p))
+		}
+	}()
+	if req.ContentLength != 0 {
+		// The server lifts this once it has read the body to its end; from
+		// then on it reads only to notice a client that goes away.
+		if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(r.receiveTimeout)); err != nil {
+			r.log.Debug("bound the time to receive a body", "error", err)
+		}
+	}
+	// The mux would answer such a path with a redirect to what it may mean.
+	if p := req.URL.EscapedPath(); p != path.Clean("/"+p) {
+		writeErrorStatus(w, http.StatusBadRequest, fmt.Sprintf("path %q, want one without empty parts, dots and a slash at its end", p))
+		return
+	}
+	// Errors of routing get the form that the others have.
+	if handler, pattern := r.mux.Handler(req); pattern == "" {
+		refusal := &statusRecorder{header: w.Header()}
+		handler.ServeHTTP(refusal, req)
+		if refusal.status == http.StatusNotFound || refusal.status == http.StatusMethodNotAllowed {
+			writeErrorStatus(w, refusal.status, fmt.Sprintf("%s %s: %s; see GET /", req.Method, req.URL.Path, strings.ToLower(http.StatusText(refusal.status))))
+			return
+		}
+		handler.ServeHTTP(w, req)
+		return
+	}
+	r.mux.ServeHTTP(w, req)
+}
+
+// A statusRecorder keeps the status and drops the body.
+type statusRecorder struct {
+	header http.Header
+	status int
+}
+
+func (s *statusRecorder) Header() http.Header         { return s.header }
+func (s *statusRecorder) Write(b []byte) (int, error) { return len(b), nil }
+func (s *statusRecorder) WriteHeader(status int)      { s.status = status }
+
+// root tells people who open the address in a browser what this is.
+func (r *rest) root(w http.ResponseWriter, _ *http.Request) error {
+	names := []string{}
+	for _, status := range r.repository.Index() {
+		if status.State == models.Ready {
+			names = append(names, fmt.Sprintf("/v2/models/%s/versions/%d", status.Model, status.Version))
+		}
+	}
+	return writeJSON(w, map[string]any{
+		"name":     "muster",
+		"what":     "serves recommendation models by the Open Inference Protocol, version 2",
+		"version":  Version(),
+		"ready":    r.ready(),
+		"models":   names,
+		"protocol": "/v2",
+		"health":   []string{"/livez", "/readyz"},
+		"grpc":     r.addresses.GRPC,
+		"metrics":  "http://" + r.addresses.Metrics + "/metrics",
+	})
+}
+
+func (r *rest) live(http.ResponseWriter, *http.Request) error { return nil }
+
+func (r *rest) serverReady(w http.ResponseWriter, _ *http.Request) error {
+	if !r.ready() {
+		writeErrorStatus(w, http.StatusServiceUnavailable, "not ready: "+r.unreadyReason())
+	}
+	return nil
+}
+
+func (r *rest) serverMetadata(w http.ResponseWriter, req *http.Request) error {
+	return answer(w, req, r.service.ServerMetadata, &inference.ServerMetadataRequest{})
+}
+
+func (r *rest) modelMetadata(w http.ResponseWriter, req *http.Request) error {
+	return answer(w, req, r.service.ModelMetadata, &inference.ModelMetadataRequest{Name: req.PathValue("model"), Version: req.PathValue("version")})
+}
+
+func (r *rest) modelReady(w http.ResponseWriter, req *http.Request) error {
+	loaded, err := r.acquire(req.PathValue("model"), req.PathValue("version"))
+	if err != nil {
+		return err
+	}
+	loaded.Release()
+	return r.serverReady(w, req)
+}
+
+func (r *rest) modelStatistics(w http.ResponseWriter, req *http.Request) error {
+	return answer(w, req, r.service.ModelStatistics, &inference.ModelStatisticsRequest{Name: req.PathValue("model"), Version: req.PathValue("version")})
+}
+
+func (r *rest) repositoryIndex(w http.ResponseWriter, req *http.Request) error {
+	var body struct {
+		Ready bool `json:"ready"`
+	}
+	if err := readBody(req, &body); err != nil {
+		return err
+	}
+	return answer(w, req, r.service.RepositoryIndex, &inference.RepositoryIndexRequest{Ready: body.Ready})
+}
+
+func (r *rest) modelLoad(w http.ResponseWriter, req *http.Request) error {
+	parameters, err := readParameters(req)
+	if err != nil {
+		return err
+	}
+	_, err = r.service.RepositoryModelLoad(req.Context(), &inference.RepositoryModelLoadRequest{
+		ModelName: req.PathValue("model"), Parameters: parameters,
+	})
+	return err
+}
+
+func (r *rest) modelUnload(w http.ResponseWriter, req *http.Request) error {
+	parameters, err := readParameters(req)
+	if err != nil {
+		return err
+	}
+	_, err = r.service.RepositoryModelUnload(req.Context(), &inference.RepositoryModelUnloadRequest{
+		ModelName: req.PathValue("model"), Parameters: parameters,
+	})
+	return err
+}
+
+// infer takes a query that came by REST.
+func (r *rest) infer(w http.ResponseWriter, req *http.Request) error {
+	arrival := time.Now()
+	model := req.PathValue("model")
+	query, held, err := r.receive(req)
+	if err != nil {
+		r.metrics.failedWithoutVersion(r.knownModel(model), err)
+		return err
+	}
+	defer r.intake.give(held)
+	resp, err := r.Agent.infer(req.Context(), query, arrival)
+	if err != nil {
+		return err
+	}
+	defer resp.Release()
+
+	// The client has had its time to send; now it gets some to read.
+	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
+		return err
+	}
+	out := newCompressor(w, req)
+	if err := oip.EncodeResponse(out, query, resp); errors.Is(err, oip.ErrInvalid) {
+		return err // nothing has been written yet
+	}
+	out.finish() // any other error is that of a client which is gone
+	return nil
+}
+
+// receive reads the query of a request and counts the bytes it holds, which the
+// caller gives back to the intake. An announced length is counted before the
+// body is read.
+func (r *rest) receive(req *http.Request) (query *oip.Request, held int64, err error) {
+	model, version := req.PathValue("model"), req.PathValue("version")
+	limit, err := r.largestBody(model, version)
+	if err != nil {
+		return nil, 0, err
+	}
+	if req.ContentLength > limit {
+		return nil, 0, fmt.Errorf("%w: body of %d bytes, want at most %d for model %q", oip.ErrTooLarge, req.ContentLength, limit, model)
+	}
+	if err := r.intake.full(); err != nil {
+		return nil, 0, err
+	}
+	announced := max(req.ContentLength, 0) // a body of unknown length counts once it is read
+	if err := r.intake.take(announced); err != nil {
+		return nil, 0, err
+	}
+	query, err = r.decodeQuery(req, limit)
+	if err != nil {
+		r.intake.give(announced)
+		return nil, 0, err
+	}
+	query.Model, query.Version = model, version
+	more := max(queryBytes(query)-announced, 0)
+	if err := r.intake.take(more); err != nil {
+		r.intake.give(announced)
+		query.Release()
+		return nil, 0, err
+	}
+	return query, announced + more, nil
+}
+
+// decodeQuery reads a query of at most limit bytes after decompression.
+func (a *Agent) decodeQuery(req *http.Request, limit int64) (*oip.Request, error) {
+	plain, err := decompressed(req)
+	if err != nil {
+		return nil, err
+	}
+	query, err := oip.DecodeRequest(plain, limit)
+	switch {
+	case err == nil:
+		return query, nil
+	case errors.Is(err, oip.ErrInvalid), errors.Is(err, oip.ErrTooLarge):
+		return nil, err
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, fmt.Errorf("%w: body not received within %v", errSlow, a.receiveTimeout)
+	}
+	return nil, invalid("%w", err) // what the client sent cannot be read
+}
+
+// largestBody is how many bytes a query of the model may have in REST.
+func (a *Agent) largestBody(model, version string) (int64, error) {
+	loaded, err := a.acquire(model, version)
+	if err != nil {
+		return 0, err
+	}
+	defer loaded.Release()
+	return largestQuery(loaded.Version, jsonElement, a.config.MaxWaitingBytes), nil
+}
+
+// answer calls a method of the service and writes its answer as JSON.
+func answer[Req, Resp proto.Message](w http.ResponseWriter, req *http.Request, call func(context.Context, Req) (Resp, error), message Req) error {
+	resp, err := call(req.Context(), message)
+	if err != nil {
+		return err
+	}
+	writeBody(w, http.StatusOK, oip.JSON(resp))
+	return nil
+}
+
+// writeJSON answers with v.
+func writeJSON(w http.ResponseWriter, v any) error {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	writeBody(w, http.StatusOK, body)
+	return nil
+}
+
+func writeErrorStatus(w http.ResponseWriter, status int, message string) {
+	writeBody(w, status, oip.ErrorJSON(message))
+}
+
+func writeBody(w http.ResponseWriter, status int, body []byte) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(append(body, '\n')) // a client that is gone needs no answer
+}
+
+// largestMessage bounds the body of a request that is no query.
+const largestMessage = 64 << 10
+
+// readBody reads the body of a request that is no query: a JSON object, or
+// nothing.
+func readBody(req *http.Request, v any) error {
+	body, err := io.ReadAll(io.LimitReader(req.Body, largestMessage+1))
+	switch {
+	case err != nil:
+		return invalid("read body: %w", err)
+	case len(body) > largestMessage:
+		return fmt.Errorf("%w: body of more than %d bytes", oip.ErrTooLarge, largestMessage)
+	case len(bytes.TrimSpace(body)) == 0:
+		return nil
+	}
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(v); err != nil {
+		return invalid("body: %w", err)
+	}
+	return nil
+}
+
+// readParameters reads the parameters of a load or unload. Whatever their
+// values are, none means anything to the agent but its name.
+func readParameters(req *http.Request) (map[string]*inference.ModelRepositoryParameter, error) {
+	var body struct {
+		Parameters map[string]any `json:"parameters"`
+	}
+	if err := readBody(req, &body); err != nil {
+		return nil, err
+	}
+	parameters := map[string]*inference.ModelRepositoryParameter{}
+	for name := range body.Parameters {
+		parameters[name] = nil
+	}
+	return parameters, nil
+}

@@ -1,0 +1,241 @@
+package agent
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models"
+)
+
+// errInvalid is wrapped by every error that says a query does not fit its
+// model. The message names the thing, what was found and what was expected.
+var errInvalid = errors.New("invalid query")
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{errInvalid}, args...)...)
+}
+
+// A query is a request that has been checked against the model it is for.
+type query struct {
+	inputs    []tensor.Tensor // in the order of the signature
+	batchSize int             // in [1, the model's largest]
+	outputs   []int           // positions in the signature, in the order asked for
+}
+
+// validate checks req against the signature of v: names, types, shapes, one
+// batch size within the limit, the length of the contents, and ids within
+// their bounds. A runtime that is given what passes reads no memory but the
+// tensors' own and its tables'.
+func validate(v *models.Version, req *oip.Request) (query, error) {
+	q := query{inputs: make([]tensor.Tensor, len(v.Inputs))}
+	given := make([]bool, len(v.Inputs))
+	for i := range req.Inputs {
+		t := &req.Inputs[i]
+		position := portIndex(v.Inputs, t.Name)
+		if position < 0 {
+			return query{}, invalid("unknown input %q, %s has %s", t.Name, v, portNames(v.Inputs))
+		}
+		if given[position] {
+			return query{}, invalid("input %q is given twice", t.Name)
+		}
+		given[position] = true
+		if err := checkTensor(&v.Inputs[position], t); err != nil {
+			return query{}, err
+		}
+		batchSize := t.Shape[0]
+		if largest := v.Config.LargestBatchSize; batchSize < 1 || batchSize > int64(largest) {
+			return query{}, invalid("input %q: batch size %d, want 1 to %d", t.Name, batchSize, largest)
+		}
+		if q.batchSize == 0 {
+			q.batchSize = int(batchSize)
+		}
+		if int(batchSize) != q.batchSize {
+			return query{}, invalid("input %q: batch size %d, but input %q has %d", t.Name, batchSize, req.Inputs[0].Name, q.batchSize)
+		}
+		if err := checkContents(t); err != nil {
+			return query{}, err
+		}
+		if err := checkIDs(&v.Inputs[position], t); err != nil {
+			return query{}, err
+		}
+		q.inputs[position] = *t
+	}
+	if i := slices.Index(given, false); i >= 0 {
+		return query{}, invalid("input %q is missing, %s takes %s", v.Inputs[i].Name, v, portNames(v.Inputs))
+	}
+	var err error
+	q.outputs, err = chooseOutputs(v, req.Outputs)
+	return q, err
+}
+
+// checkTensor checks type and shape, apart from the batch size.
+func checkTensor(p *models.Port, t *tensor.Tensor) error {
+	if t.DataType != p.DataType {
+		return invalid("input %q: type %s, want %s", t.Name, t.DataType, p.DataType)
+	}
+	if len(t.Shape) != len(p.Shape) {
+		return invalid("input %q: shape %v has rank %d, want rank %d, shape %s", t.Name, t.Shape, len(t.Shape), len(p.Shape), shape(p.Shape))
+	}
+	for i := 1; i < len(p.Shape); i++ {
+		// An empty dimension would leave nothing to run on.
+		if p.Shape[i] == models.Dynamic && t.Shape[i] > 0 || t.Shape[i] == p.Shape[i] {
+			continue
+		}
+		return invalid("input %q: shape %v, want %s (-1 is any size above 0)", t.Name, t.Shape, shape(p.Shape))
+	}
+	return nil
+}
+
+// checkContents checks that the data is as long as the shape says.
+func checkContents(t *tensor.Tensor) error {
+	elements, err := tensor.Elements(t.Shape)
+	if err != nil {
+		return invalid("input %q: %w", t.Name, err)
+	}
+	if t.DataType != tensor.Bytes {
+		// A product that overflows is not the length of anything.
+		if want := elements * t.DataType.Size(); len(t.Data) != want || want/t.DataType.Size() != elements {
+			return invalid("input %q: contents of %d bytes, want %d for shape %v of %s", t.Name, len(t.Data), want, t.Shape, t.DataType)
+		}
+		return nil
+	}
+	rest := t.Data
+	for i := range elements {
+		if len(rest) < 4 {
+			return invalid("input %q: contents end at element %d, want %d elements for shape %v", t.Name, i, elements, t.Shape)
+		}
+		n := uint64(binary.LittleEndian.Uint32(rest))
+		if rest = rest[4:]; uint64(len(rest)) < n {
+			return invalid("input %q: element %d of %d bytes ends beyond the contents", t.Name, i, n)
+		}
+		rest = rest[n:]
+	}
+	if len(rest) > 0 {
+		return invalid("input %q: %d bytes after the %d elements of shape %v", t.Name, len(rest), elements, t.Shape)
+	}
+	return nil
+}
+
+// checkIDs checks that every id of t is within its bound. Contents must have
+// been checked.
+func checkIDs(p *models.Port, t *tensor.Tensor) error {
+	if len(p.IDBounds) == 0 {
+		return nil
+	}
+	switch t.DataType {
+	case tensor.Int64:
+		return idsWithin[int64](p, t)
+	case tensor.Int32:
+		return idsWithin[int32](p, t)
+	case tensor.Uint64:
+		return idsWithin[uint64](p, t)
+	case tensor.Uint32:
+		return idsWithin[uint32](p, t)
+	case tensor.Int16:
+		return idsWithin[int16](p, t)
+	case tensor.Uint16:
+		return idsWithin[uint16](p, t)
+	case tensor.Int8:
+		return idsWithin[int8](p, t)
+	case tensor.Uint8:
+		return idsWithin[uint8](p, t)
+	}
+	return fmt.Errorf("input %q of type %s has id bounds", p.Name, p.DataType)
+}
+
+type integer interface {
+	int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64
+	tensor.Element
+}
+
+func idsWithin[T integer](p *models.Port, t *tensor.Tensor) error {
+	ids, err := tensor.Values[T](*t)
+	if err != nil {
+		return err
+	}
+	// A negative id is a huge one when taken as unsigned, so that one
+	// comparison tests both ends.
+	if len(p.IDBounds) == 1 {
+		bound := uint64(p.IDBounds[0])
+		for i, id := range ids {
+			if uint64(id) >= bound {
+				return idOutside(t, i, id, p.IDBounds[0])
+			}
+		}
+		return nil
+	}
+	// Shape [N, tables, ...]: each table has its own bound, and a run of ids
+	// for each item.
+	run := len(ids) / int(t.Shape[0]) / len(p.IDBounds)
+	for start := 0; start < len(ids); {
+		for _, b := range p.IDBounds {
+			bound := uint64(b)
+			for i, id := range ids[start : start+run] {
+				if uint64(id) >= bound {
+					return idOutside(t, start+i, id, b)
+				}
+			}
+			start += run
+		}
+	}
+	return nil
+}
+
+func idOutside[T integer](t *tensor.Tensor, i int, id T, bound int64) error {
+	position := make([]int, len(t.Shape))
+	for d := len(t.Shape) - 1; d >= 0; d-- {
+		size := int(t.Shape[d])
+		position[d], i = i%size, i/size
+	}
+	return invalid("input %q: id %d at position %v, want 0 to %d", t.Name, id, position, bound-1)
+}
+
+// chooseOutputs are the positions of the outputs wanted; all, if none is named.
+func chooseOutputs(v *models.Version, wanted []oip.RequestedOutput) ([]int, error) {
+	positions := make([]int, 0, len(v.Outputs))
+	if len(wanted) == 0 {
+		for i := range v.Outputs {
+			positions = append(positions, i)
+		}
+		return positions, nil
+	}
+	for _, w := range wanted {
+		position := portIndex(v.Outputs, w.Name)
+		if position < 0 {
+			return nil, invalid("unknown output %q, %s has %s", w.Name, v, portNames(v.Outputs))
+		}
+		if slices.Contains(positions, position) {
+			return nil, invalid("output %q is asked for twice", w.Name)
+		}
+		positions = append(positions, position)
+	}
+	return positions, nil
+}
+
+func portIndex(ports []models.Port, name string) int {
+	for i := range ports { // by index: a Port is large, and there are few
+		if ports[i].Name == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// portNames lists ports for error messages: `"dense", "ids"`.
+func portNames(ports []models.Port) string {
+	names := make([]string, len(ports))
+	for i, p := range ports {
+		names[i] = fmt.Sprintf("%q", p.Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// shape prints a signature's shape, the batch size as N: [N 4].
+func shape(dims []int64) string {
+	return strings.Replace(fmt.Sprint(dims), fmt.Sprint(models.Dynamic), "N", 1)
+}
