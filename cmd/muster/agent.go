@@ -1,0 +1,58 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"github.com/muster-serve/muster/agent"
+)
+
+func newAgentCommand() *cobra.Command {
+	var settings agentSettings
+	cmd := &cobra.Command{
+		Use:   "agent",
+		Short: "Serve the models of a directory",
+		Long: `Serve the models of a directory by the Open Inference Protocol, over REST and
+gRPC, with Prometheus metrics beside them. Models that appear, change or vanish
+in the directory are picked up while serving.
+
+SIGTERM or SIGINT drains the agent: it takes no new queries, running ones
+finish, and it exits with status 0. A second signal ends it at once.`,
+		Example: `  muster agent                                serve ./model-repository on loopback
+  muster agent --http :8000 --grpc :8001      reachable from other machines
+  MUSTER_MODEL_DIR=/srv/models muster agent   settings from the environment`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			handler, err := settings.logHandler(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			a, err := agent.New(settings.Config, slog.New(handler))
+			if err != nil {
+				return err
+			}
+			return a.Run(cmd.Context())
+		},
+	}
+	settings.add(cmd.Flags())
+	return cmd
+}
+
+// logHandler writes the log to w in the format and from the level chosen.
+func (s *agentSettings) logHandler(w io.Writer) (slog.Handler, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(s.logLevel)); err != nil {
+		return nil, fmt.Errorf("log-level: %q, want debug, info, warn or error", s.logLevel)
+	}
+	options := &slog.HandlerOptions{Level: level}
+	switch s.logFormat {
+	case "text":
+		return slog.NewTextHandler(w, options), nil
+	case "json":
+		return slog.NewJSONHandler(w, options), nil
+	}
+	return nil, fmt.Errorf("log-format: %q, want text or json", s.logFormat)
+}

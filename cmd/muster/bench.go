@@ -1,0 +1,358 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/client/bench"
+	"github.com/muster-serve/muster/sim/workload"
+)
+
+// benchOptions are the flags of `muster bench`.
+type benchOptions struct {
+	clientSettings
+	models         []string // NAME or NAME=SHARE
+	rate           float64
+	duration       time.Duration
+	queries        int
+	batch          string
+	arrivals       string
+	qosMS          float64
+	timeout        time.Duration
+	seed           uint64
+	json           string
+	plot           string
+	findThroughput bool
+}
+
+func newBenchCommand() *cobra.Command {
+	var o benchOptions
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Put agents under load and see whether they keep their QoS targets",
+		Long: `Put agents under load and see whether they keep their QoS targets.
+
+The load is open: each query is sent when it is due, whether or not earlier ones
+are answered, and its latency counts from then. Models, inputs, id bounds and QoS
+targets come from the server; values are random.
+
+Batch sizes (--batch):
+  trace               the production trace that KAIROS was evaluated with
+  ribbon              the one behind RIBBON's tables
+  gaussian:MEAN,SD    truncated to 1..1000
+  fixed:N
+  FILE                CSV with the column batch_size and, if wanted, weight
+Arrivals (--arrivals):
+  poisson, constant
+  gamma:SHAPE         below 1 in bursts, above 1 more regular than poisson
+  artifact            whole milliseconds, as the papers' own simulators have them
+  FILE                CSV with the columns arrival_ms, model, batch_size; it sets
+                      rate and batch sizes
+--find-throughput searches the allowable throughput instead: the highest rate at
+which every model meets its QoS target. --duration then bounds the whole search.
+
+Interrupt it, and it reports on what it has.`,
+		Example: `  muster bench --model wnd --rate 200
+  muster bench --model ncf=3 --model wnd=1 --rate 400 --duration 60s --plot latency.png
+  muster bench --model rm2 --find-throughput --json -
+  muster bench --arrivals trace.csv`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.check(cmd); err != nil {
+				return err
+			}
+			return o.run(cmd)
+		},
+	}
+	o.add(cmd.Flags())
+	flags := cmd.Flags()
+	flags.StringArrayVar(&o.models, "model", nil, "model to query, as NAME or NAME=SHARE of the queries; repeat it for several")
+	flags.Float64Var(&o.rate, "rate", 0, "queries a second over all models")
+	flags.DurationVar(&o.duration, "duration", 20*time.Second, "how long to send queries, or to search (then 1m0s unless given)")
+	flags.IntVar(&o.queries, "queries", 0, "end after so many queries; without --duration, only then")
+	flags.StringVar(&o.batch, "batch", "trace", "batch sizes")
+	flags.StringVar(&o.arrivals, "arrivals", "poisson", "arrivals")
+	flags.Float64Var(&o.qosMS, "qos-ms", 0, "QoS target in ms, in place of the models' own")
+	flags.DurationVar(&o.timeout, "timeout", 0, "give a query up after so long; 0 means the model's deadline")
+	flags.Uint64Var(&o.seed, "seed", 1, "seed of arrivals, batch sizes and inputs")
+	flags.StringVar(&o.json, "json", "", "write the results as JSON to a file, or to - in place of the table")
+	flags.StringVar(&o.plot, "plot", "", "draw the latencies to a PNG file")
+	flags.BoolVar(&o.findThroughput, "find-throughput", false, "search the allowable throughput")
+	cmd.MarkFlagsMutuallyExclusive("rate", "find-throughput")
+	cmd.MarkFlagsMutuallyExclusive("queries", "find-throughput")
+	cmd.MarkFlagsMutuallyExclusive("plot", "find-throughput")
+	return cmd
+}
+
+// check reports all faults of the flags at once and fills in defaults that
+// depend on other flags.
+func (o *benchOptions) check(cmd *cobra.Command) error {
+	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	given := cmd.Flags().Changed
+	if given("duration") && o.duration <= 0 {
+		fault("duration: %v, want more than 0", o.duration)
+	}
+	if given("queries") && o.queries <= 0 {
+		fault("queries: %d, want more than 0", o.queries)
+	}
+	if given("qos-ms") && !(o.qosMS > 0 && o.qosMS <= 3.6e6) {
+		fault("qos-ms: %v, want above 0 and at most an hour", o.qosMS)
+	}
+	if o.timeout < 0 {
+		fault("timeout: %v, want 0 or more", o.timeout)
+	}
+	for flag, path := range map[string]string{"json": o.json, "plot": o.plot} {
+		if path == "" || path == "-" && flag == "json" {
+			continue
+		}
+		if info, err := os.Stat(filepath.Dir(path)); err != nil {
+			fault("%s: %w", flag, err)
+		} else if !info.IsDir() {
+			fault("%s: %s is no directory", flag, filepath.Dir(path))
+		}
+	}
+	if !given("duration") {
+		switch {
+		case o.findThroughput:
+			o.duration = time.Minute
+		case given("queries") || isFile(o.arrivals):
+			o.duration = 0 // the queries end it
+		}
+	}
+	return errors.Join(faults...)
+}
+
+func isFile(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && !info.IsDir()
+}
+
+func (o *benchOptions) run(cmd *cobra.Command) error {
+	c, err := client.New(o.servers)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	load, err := o.readLoad()
+	if err != nil {
+		return err
+	}
+	if err := load.prepare(cmd, c, o); err != nil {
+		return err
+	}
+	if o.findThroughput {
+		return o.search(cmd, c, load)
+	}
+	config := bench.Config{Duration: o.duration, MaxQueries: o.queries, Workload: load.workload}
+	if config.Queries, err = load.queries(load.workload.RateQPS, o.seed); err != nil {
+		return err
+	}
+	show, done := bench.NewProgress(cmd.ErrOrStderr())
+	config.Progress = show
+	report, err := bench.Run(cmd.Context(), c, load.models, config)
+	done()
+	if err != nil {
+		return err
+	}
+	if err := o.write(cmd, report, report.WriteText); err != nil {
+		return err
+	}
+	if o.plot != "" {
+		if err := writeFile(o.plot, report.WritePlot); err != nil {
+			return err
+		}
+		fmt.Fprintf(cmd.ErrOrStderr(), "latencies drawn to %s\n", o.plot)
+	}
+	if !slices.ContainsFunc(report.Models, func(m bench.ModelReport) bool { return m.Answered > 0 }) {
+		return errors.New("no query was answered")
+	}
+	return nil
+}
+
+func (o *benchOptions) search(cmd *cobra.Command, c *client.Client, load *benchLoad) error {
+	found, err := bench.FindThroughput(cmd.Context(), c, load.models, bench.Search{
+		Queries:  load.queries,
+		Workload: load.workload,
+		Limit:    o.duration,
+		Progress: func(p bench.Probe) { fmt.Fprintln(cmd.ErrOrStderr(), p) },
+	})
+	if err != nil {
+		return err
+	}
+	return o.write(cmd, found, func(w io.Writer) error {
+		_, err := fmt.Fprintln(w, found)
+		return err
+	})
+}
+
+// write writes results to where --json says, and as text unless that is the
+// standard output.
+func (o *benchOptions) write(cmd *cobra.Command, results any, text func(io.Writer) error) error {
+	if o.json == "-" {
+		return printJSON(cmd.OutOrStdout(), results)
+	}
+	if err := text(cmd.OutOrStdout()); err != nil || o.json == "" {
+		return err
+	}
+	return writeFile(o.json, func(w io.Writer) error { return printJSON(w, results) })
+}
+
+// writeFile writes a file that is there whole or not at all.
+func writeFile(path string, write func(io.Writer) error) error {
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	defer os.Remove(f.Name()) // not there any more once renamed
+	err = errors.Join(write(f), f.Chmod(0o644), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}
+
+// A benchLoad is what the flags say to send.
+type benchLoad struct {
+	trace    *workload.TraceFile // nil unless arrivals come from a file
+	arrivals string
+	sizes    *workload.BatchSizes
+	loads    []workload.Load
+	workload bench.Workload
+	models   []*bench.Model // made by prepare
+}
+
+// readLoad reads what to send from the flags and files.
+func (o *benchOptions) readLoad() (*benchLoad, error) {
+	l := &benchLoad{arrivals: o.arrivals, workload: bench.Workload{Arrivals: o.arrivals, BatchSizes: o.batch, RateQPS: o.rate, Seed: o.seed}}
+	for _, m := range o.models {
+		name, share, err := parseShare(m)
+		if err != nil {
+			return nil, err
+		}
+		if slices.ContainsFunc(l.loads, func(o workload.Load) bool { return o.Model == name }) {
+			return nil, fmt.Errorf("model: %q is given twice", name)
+		}
+		l.loads = append(l.loads, workload.Load{Model: name, Share: share})
+	}
+	var err error
+	if isFile(o.arrivals) {
+		return l, l.readTrace(o)
+	}
+	// Any rate will do to check the form.
+	if _, err := workload.ParseArrivals(o.arrivals, 1); err != nil {
+		return nil, fmt.Errorf("%w, or a CSV file with the columns arrival_ms, model, batch_size", err)
+	}
+	if !o.findThroughput {
+		if o.rate == 0 {
+			return nil, errors.New("rate: give --rate, or --find-throughput to search one")
+		}
+		if _, err := workload.ParseArrivals(o.arrivals, o.rate); err != nil {
+			return nil, err
+		}
+	}
+	if len(l.loads) == 0 {
+		return nil, errors.New("model: give --model NAME, once or several times")
+	}
+	l.sizes, err = workload.ParseBatchSizes(o.batch)
+	return l, err
+}
+
+// parseShare reads NAME or NAME=SHARE.
+func parseShare(s string) (name string, share float64, err error) {
+	name, text, given := strings.Cut(s, "=")
+	share = 1
+	if given {
+		if share, err = strconv.ParseFloat(text, 64); err != nil || !(share > 0) || math.IsInf(share, 0) {
+			return "", 0, fmt.Errorf("model: %q: share %q, want a number above 0", s, text)
+		}
+	}
+	if name == "" {
+		return "", 0, fmt.Errorf("model: %q names no model", s)
+	}
+	return name, share, nil
+}
+
+// readTrace has the trace file say what is sent to whom.
+func (l *benchLoad) readTrace(o *benchOptions) error {
+	if o.rate != 0 || o.findThroughput {
+		return fmt.Errorf("arrivals: %s sets the rate; leave --rate and --find-throughput away", o.arrivals)
+	}
+	trace, err := workload.OpenTraceFile(o.arrivals)
+	if err != nil {
+		return err
+	}
+	l.trace = trace
+	l.workload.BatchSizes, l.workload.RateQPS = o.arrivals, trace.Rate()
+	if len(l.loads) == 0 {
+		for _, m := range trace.Models() {
+			l.loads = append(l.loads, workload.Load{Model: m})
+		}
+	}
+	for _, m := range trace.Models() {
+		if !slices.ContainsFunc(l.loads, func(o workload.Load) bool { return o.Model == m }) {
+			return fmt.Errorf("arrivals: %s has queries for model %q, which --model leaves out", o.arrivals, m)
+		}
+	}
+	return nil
+}
+
+// prepare asks the server about the models.
+func (l *benchLoad) prepare(cmd *cobra.Command, c *client.Client, o *benchOptions) error {
+	for i := range l.loads {
+		name := l.loads[i].Model
+		options := bench.ModelOptions{
+			QoSTarget: time.Duration(o.qosMS * float64(time.Millisecond)),
+			Timeout:   o.timeout,
+			Seed:      o.seed,
+		}
+		if l.trace != nil {
+			options.LargestBatchSize = max(l.trace.Largest(name), 1)
+		} else {
+			options.LargestBatchSize = l.sizes.Largest()
+		}
+		m, err := bench.NewModel(cmd.Context(), c, name, options)
+		if err != nil {
+			return err
+		}
+		if l.trace == nil {
+			if l.loads[i].BatchSizes, err = l.sizes.AtMost(m.LargestBatchSize); err != nil {
+				return fmt.Errorf("model %q: %w", name, err)
+			}
+		} else if most := m.LargestBatchSize; most < options.LargestBatchSize {
+			return fmt.Errorf("arrivals: %s has a query of batch size %d for model %q, which takes at most %d", o.arrivals, options.LargestBatchSize, name, most)
+		}
+		for _, note := range m.Notes {
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", name, note)
+		}
+		l.models = append(l.models, m)
+	}
+	return nil
+}
+
+// queries is the stream at a rate.
+func (l *benchLoad) queries(rate float64, seed uint64) (iter.Seq[workload.Query], error) {
+	if l.trace != nil {
+		return l.trace.Queries(), nil
+	}
+	a, err := workload.ParseArrivals(l.arrivals, rate)
+	if err != nil {
+		return nil, err
+	}
+	return workload.Queries(seed, a, l.loads...)
+}

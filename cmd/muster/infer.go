@@ -1,0 +1,186 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/client/bench"
+)
+
+func newInferCommand() *cobra.Command {
+	var settings clientSettings
+	var version, input string
+	var batchSize int
+	var seed uint64
+	var timeout time.Duration
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "infer MODEL",
+		Short: "Send one query by hand",
+		Long: `Send one query to a running agent and print the outputs and how long it took.
+
+The inputs are random, made from what the agent tells of the model, or come
+from a file in the protocol's REST form:
+  {"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 4], "data": [1, 2, 3, 4]}]}`,
+		Example: `  muster infer ncf
+  muster infer wnd --batch-size 256 --seed 3
+  muster infer ncf --input query.json --json
+  echo '{"inputs": [...]}' | muster infer ncf --input -`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeModels(&settings),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := client.New(settings.servers)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+			defer cancel()
+
+			var query *oip.Request
+			if input != "" {
+				query, err = readQuery(input, cmd.InOrStdin())
+			} else {
+				query, err = randomQuery(ctx, cmd.ErrOrStderr(), c, args[0], version, batchSize, seed)
+			}
+			if err != nil {
+				return err
+			}
+			query.Model, query.Version = args[0], version
+			start := time.Now()
+			response, err := c.Infer(ctx, query)
+			if err != nil {
+				return err
+			}
+			took := time.Since(start)
+			defer response.Release()
+			if asJSON {
+				return encodeResponse(cmd.OutOrStdout(), response)
+			}
+			return printResponse(cmd.OutOrStdout(), response, took)
+		},
+	}
+	settings.add(cmd.Flags())
+	flags := cmd.Flags()
+	flags.StringVar(&version, "model-version", "", "version of the model (default the newest)")
+	flags.StringVar(&input, "input", "", "file with the query as JSON, - for standard input")
+	flags.IntVar(&batchSize, "batch-size", 1, "batch size of random inputs")
+	flags.Uint64Var(&seed, "seed", 0, "seed of random inputs")
+	flags.DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answer")
+	flags.BoolVar(&asJSON, "json", false, "print the answer as JSON, with all values")
+	cmd.MarkFlagsMutuallyExclusive("input", "batch-size")
+	return cmd
+}
+
+// readQuery reads a query in REST form from the file, or from stdin for "-".
+func readQuery(path string, stdin io.Reader) (*oip.Request, error) {
+	const largest = 1 << 30
+	body := io.NopCloser(stdin)
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, fmt.Errorf("read query: %w", err)
+		}
+		defer f.Close()
+		body = f
+	}
+	query, err := oip.DecodeRequest(&http.Request{Body: body, Header: http.Header{}, ContentLength: -1}, largest)
+	if err != nil {
+		return nil, fmt.Errorf("read query from %s: %w", path, err)
+	}
+	return query, nil
+}
+
+// randomQuery makes a query from what the server tells of the model.
+func randomQuery(ctx context.Context, stderr io.Writer, c *client.Client, model, version string, batchSize int, seed uint64) (*oip.Request, error) {
+	if batchSize < 1 {
+		return nil, fmt.Errorf("batch-size: %d, want 1 or more", batchSize)
+	}
+	metadata, err := c.ModelMetadata(ctx, model, version)
+	if err != nil {
+		return nil, err
+	}
+	query, notes, err := bench.RandomQuery(metadata, batchSize, seed)
+	if err != nil {
+		return nil, fmt.Errorf("make a query for %q: %w", model, err)
+	}
+	for _, note := range notes {
+		fmt.Fprintln(stderr, "note:", note)
+	}
+	return query, nil
+}
+
+// encodeResponse writes the answer in the protocol's REST form.
+func encodeResponse(w io.Writer, response *oip.Response) error {
+	return oip.EncodeResponse(bodyWriter{w, http.Header{}}, &oip.Request{}, response)
+}
+
+// A bodyWriter is a response of which only the body matters.
+type bodyWriter struct {
+	io.Writer
+	header http.Header
+}
+
+func (b bodyWriter) Header() http.Header { return b.header }
+func (b bodyWriter) WriteHeader(int)     {}
+
+// printResponse prints each output with its first values.
+func printResponse(w io.Writer, response *oip.Response, took time.Duration) error {
+	var body bytes.Buffer
+	if err := encodeResponse(&body, response); err != nil {
+		return err
+	}
+	var decoded struct {
+		Outputs []struct {
+			Name     string
+			Datatype string
+			Shape    []int
+			Data     []json.RawMessage
+		}
+	}
+	if err := json.Unmarshal(body.Bytes(), &decoded); err != nil {
+		return fmt.Errorf("read back the answer: %w", err)
+	}
+	fmt.Fprintf(w, "%s version %s answered in %v\n", response.Model, response.Version, took.Round(time.Microsecond))
+	for _, o := range decoded.Outputs {
+		fmt.Fprintf(w, "%s %s %v\n", o.Name, o.Datatype, o.Shape)
+		rows := 1
+		if len(o.Shape) > 0 {
+			rows = o.Shape[0]
+		}
+		if rows == 0 {
+			continue
+		}
+		for row := range min(rows, 8) {
+			perRow := len(o.Data) / rows
+			fmt.Fprintf(w, "  %s\n", firstValues(o.Data[row*perRow:(row+1)*perRow], 8))
+		}
+		if rows > 8 {
+			fmt.Fprintf(w, "  ... %d more rows\n", rows-8)
+		}
+	}
+	return nil
+}
+
+// firstValues prints the first n values of a row.
+func firstValues(row []json.RawMessage, n int) string {
+	words := make([]string, 0, n+1)
+	for _, v := range row[:min(len(row), n)] {
+		words = append(words, string(v))
+	}
+	if len(row) > n {
+		words = append(words, fmt.Sprintf("... %d more", len(row)-n))
+	}
+	return strings.Join(words, "  ")
+}

@@ -1,0 +1,41 @@
+// Command muster serves recommendation models: it is the agent, the tools that
+// make and list models, and the clients that send queries by hand or as load.
+// Each command fills the Config of the package that does the work and calls it.
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ctx, cancel := context.WithCancel(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		<-signals
+		// The first signal asks to finish; with the handler gone, a second one
+		// ends the process at once.
+		signal.Stop(signals)
+		cancel()
+	}()
+	if err := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintf(os.Stderr, "muster: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// run executes the command that args name. Settings are read from the process's
+// environment and working directory as well.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	return root.ExecuteContext(ctx)
+}

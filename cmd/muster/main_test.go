@@ -1,0 +1,266 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// execute runs muster with args in an empty directory of its own.
+func execute(t *testing.T, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	err = run(t.Context(), args, strings.NewReader(""), &out, &errs)
+	return out.String(), errs.String(), err
+}
+
+func write(t *testing.T, name, content string) string {
+	t.Helper()
+	if err := os.WriteFile(name, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// printed are the settings that `config print` shows, as value and origin.
+func printed(t *testing.T, args ...string) map[string][2]string {
+	t.Helper()
+	out, _, err := execute(t, append([]string{"config", "print", "--json"}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []struct {
+		Name  string
+		Value any
+		From  string
+	}
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		t.Fatal(err)
+	}
+	settings := map[string][2]string{}
+	for _, s := range list {
+		value, err := json.Marshal(s.Value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		settings[s.Name] = [2]string{strings.Trim(string(value), `"`), s.From}
+	}
+	return settings
+}
+
+func TestPrecedence(t *testing.T) {
+	t.Chdir(t.TempDir())
+	write(t, "muster.yaml", "# comment\ngrpc: 127.0.0.1:1\nhttp: 127.0.0.1:2\nmetrics: 127.0.0.1:3\nserver: [a:1, b:2]\n")
+	t.Setenv("MUSTER_HTTP", "127.0.0.1:4")
+	t.Setenv("MUSTER_METRICS", "127.0.0.1:5")
+	t.Setenv("MUSTER_STATE_DIR", "") // empty is unset
+	got := printed(t, "--metrics", "127.0.0.1:6")
+	for name, want := range map[string][2]string{
+		"grpc":      {"127.0.0.1:1", "muster.yaml:2"},
+		"http":      {"127.0.0.1:4", "MUSTER_HTTP"},
+		"metrics":   {"127.0.0.1:6", "flag --metrics"},
+		"server":    {`["a:1","b:2"]`, "muster.yaml:5"},
+		"state-dir": {"./state", "default"},
+	} {
+		if got[name] != want {
+			t.Errorf("%s: got %q, want %q", name, got[name], want)
+		}
+	}
+}
+
+func TestConfigFileChoice(t *testing.T) {
+	t.Chdir(t.TempDir())
+	write(t, "a.yaml", "lanes: 1\n")
+	write(t, "b.yaml", "cores: 1\n")
+	t.Setenv("MUSTER_CONFIG", "a.yaml")
+	if got := printed(t)["lanes"][1]; got != "a.yaml:1" {
+		t.Errorf("with MUSTER_CONFIG: lanes comes from %q", got)
+	}
+	if got := printed(t, "--config", "b.yaml"); got["cores"][1] != "b.yaml:1" || got["lanes"][1] != "default" {
+		t.Errorf("with --config too: got %v", got)
+	}
+	if _, _, err := execute(t, "config", "print", "--config", "missing.yaml"); err == nil || !strings.Contains(err.Error(), "missing.yaml") {
+		t.Errorf("missing file: got %v", err)
+	}
+}
+
+// TestPrintIsAConfigFile has config print's output read back.
+func TestPrintIsAConfigFile(t *testing.T) {
+	t.Chdir(t.TempDir())
+	out, _, err := execute(t, "config", "print", "--grpc", "127.0.0.1:7", "--server", "x:1,y:2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "grpc: 127.0.0.1:7 # flag --grpc\n"; !strings.Contains(out, want) {
+		t.Errorf("got %q, want a line %q", out, want)
+	}
+	var any map[string]any
+	if err := yaml.Unmarshal([]byte(out), &any); err != nil {
+		t.Fatal(err)
+	}
+	write(t, "muster.yaml", out)
+	if _, _, err := execute(t, "config", "check", "muster.yaml"); err != nil {
+		t.Errorf("config check of its own output: %v", err)
+	}
+	if got := printed(t)["server"][0]; got != `["x:1","y:2"]` {
+		t.Errorf("server: got %s", got)
+	}
+}
+
+func TestConfigCheck(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, tt := range []struct {
+		name, content string
+		want          []string // all in one error
+	}{
+		{"unknown keys", "htpp: x\nmodel-dirs: y\nzzzzzzzzz: 1\n", []string{
+			`f.yaml:1: unknown setting "htpp"; did you mean "http"?`,
+			`f.yaml:2: unknown setting "model-dirs"; did you mean "model-dir"?`,
+			`f.yaml:3: unknown setting "zzzzzzzzz"`,
+		}},
+		{"all faults at once", "lanes: many\ncores: 1000000\nprovider: tpu\nhttp: nowhere\nlog-level: loud\n", []string{
+			`f.yaml:1: lanes: "many" is no int`, `cores: 1000000, want 1 to`, `provider: "tpu"`, `http: address "nowhere"`, `log-level: "loud"`,
+		}},
+		{"twice", "lanes: 1\nlanes: 2\n", []string{"f.yaml:2: lanes is set before, at line 1"}},
+		{"mapping", "http: {a: b}\n", []string{"f.yaml:1: http: want a string"}},
+		{"no value", "http:\n", []string{"f.yaml:1: http: want a string"}},
+		{"list for one", "lanes: [1, 2]\n", []string{"f.yaml:1: lanes: got 2 values, want one int"}},
+		{"list", "- 1\n", []string{"f.yaml:1: want lines of `setting: value`"}},
+		{"no yaml", "lanes: 1\na: b: c\n", []string{"f.yaml: line 2"}},
+		{"same address", "http: 127.0.0.1:1\ngrpc: 127.0.0.1:1\n", []string{`grpc: address "127.0.0.1:1" is that of http too`}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, _, err := execute(t, "config", "check", write(t, "f.yaml", tt.content))
+			if err == nil {
+				t.Fatal("got no error")
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("got %q, want %q in it", err, want)
+				}
+			}
+		})
+	}
+	for _, content := range []string{"", "# nothing\n", "---\n", "lanes: 1\n", "pprof: true\ndrain-timeout: 5s\n"} {
+		if _, _, err := execute(t, "config", "check", write(t, "f.yaml", content)); err != nil {
+			t.Errorf("%q: %v", content, err)
+		}
+	}
+}
+
+// TestUnknownSettings: an unknown key stops a command, an unknown variable
+// only warns.
+func TestUnknownSettings(t *testing.T) {
+	t.Chdir(t.TempDir())
+	t.Setenv("MUSTER_MODELDIR", "x")
+	_, stderr, err := execute(t, "config", "print")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := `MUSTER_MODELDIR is no setting; did you mean "MUSTER_MODEL_DIR"?`; !strings.Contains(stderr, want) {
+		t.Errorf("got %q, want %q in it", stderr, want)
+	}
+	write(t, "muster.yaml", "model-dri: x\n")
+	for _, command := range []string{"agent", "infer ncf", "models list"} {
+		_, _, err := execute(t, strings.Fields(command)...)
+		if err == nil || !strings.Contains(err.Error(), `muster.yaml:1: unknown setting "model-dri"; did you mean "model-dir"?`) {
+			t.Errorf("%s: got %v", command, err)
+		}
+	}
+	if _, _, err := execute(t, "version"); err != nil {
+		t.Errorf("version, which has no settings: %v", err)
+	}
+}
+
+func TestUsageErrors(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, tt := range []struct{ args, want string }{
+		{"agent --htpp x", `unknown flag: --htpp; see "muster agent --help"`},
+		{"agent --lanes x", `invalid argument "x" for "--lanes"`},
+		{"agent extra", `unknown command "extra"`},
+		{"bogus", `unknown command "bogus"`},
+		{"models generate", "requires at least 1 arg"},
+		{"models generate dlrm", `unknown model "dlrm", want one of ncf`},
+		{"models list --dir nowhere", "nowhere"},
+		{"agent --provider tpu --lanes -1", "lanes: -1"},
+		{"infer", "accepts 1 arg"},
+		{"infer ncf --input nowhere.json", "nowhere.json"},
+		{"infer ncf --input - --batch-size 3", "input"},
+	} {
+		stdout, stderr, err := execute(t, strings.Fields(tt.args)...)
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: got error %v, want %q in it", tt.args, err, tt.want)
+		}
+		if stdout != "" || stderr != "" {
+			t.Errorf("%s: printed %q and %q; main prints the error", tt.args, stdout, stderr)
+		}
+	}
+}
+
+// TestHelp checks that every command says what it does, with an example.
+func TestHelp(t *testing.T) {
+	root := newRoot()
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		if cmd.Short == "" || cmd.Name() != "completion" && cmd.Name() != "version" && cmd.Runnable() && cmd.Example == "" {
+			t.Errorf("%s has no summary or no example", cmd.Name())
+		}
+	}
+	var names []string
+	for _, cmd := range root.Commands() {
+		names = append(names, cmd.Name())
+	}
+	if got := strings.Join(names, " "); !strings.Contains(got, "agent") || !strings.Contains(got, "completion") {
+		t.Errorf("commands: %s", got)
+	}
+}
+
+func TestEditDistance(t *testing.T) {
+	for _, tt := range []struct {
+		a, b string
+		want int
+	}{{"", "", 0}, {"a", "", 1}, {"", "ab", 2}, {"kitten", "sitting", 3}, {"http", "htpp", 1}, {"http", "http", 0}} {
+		if got := editDistance(tt.a, tt.b); got != tt.want {
+			t.Errorf("editDistance(%q, %q) = %d, want %d", tt.a, tt.b, got, tt.want)
+		}
+	}
+}
+
+func TestGenerate(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	out, _, err := execute(t, "models", "generate", "ncf", "--scale", "small")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "ncf: generated in ./model-repository\n"; out != want {
+		t.Errorf("got %q, want %q", out, want)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "model-repository", "ncf", "1", "model.onnx")); err != nil {
+		t.Error(err)
+	}
+	out, _, err = execute(t, "models", "generate", "ncf", "--scale", "small")
+	if err != nil || !strings.Contains(out, "there already") {
+		t.Errorf("again: got %q and %v", out, err)
+	}
+	if err := os.MkdirAll(filepath.Join("model-repository", "broken", "1"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join("model-repository", "broken", "1", "model.onnx"), "no model")
+	out, _, err = execute(t, "models", "list", "--dir", "model-repository")
+	if err != nil || !regexp.MustCompile(`(?m)^broken +1 +BROKEN +.*model\.onnx`).MatchString(out) || !regexp.MustCompile(`(?m)^ncf +1 +ON DISK +$`).MatchString(out) {
+		t.Errorf("models list: got %q and %v", out, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := run(ctx, []string{"models", "generate", "wnd", "--scale", "small"}, strings.NewReader(""), &bytes.Buffer{}, &bytes.Buffer{}); err == nil {
+		t.Error("cancelled: got no error")
+	}
+}

@@ -1,0 +1,226 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/models/zoo"
+)
+
+func newModelsCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "models",
+		Short: "Generate models, and list, load and unload those of an agent",
+	}
+	cmd.AddCommand(
+		newModelsGenerateCommand(),
+		newModelsListCommand(),
+		newModelsChangeCommand("load", "Have an agent load a model, or load it anew", "loaded", (*client.Client).LoadModel),
+		newModelsChangeCommand("unload", "Have an agent stop serving a model", "unloaded", (*client.Client).UnloadModel),
+	)
+	return cmd
+}
+
+func newModelsGenerateCommand() *cobra.Command {
+	var out, scale string
+	var options zoo.Options
+	every := append(zoo.Names(), "all")
+	cmd := &cobra.Command{
+		Use:   "generate MODEL...",
+		Short: "Generate models, ready to be served",
+		Long: `Generate recommendation models with deterministic weights, ready to be served:
+` + strings.Join(every, ", ") + `.
+
+The scale is the number of rows of the embedding tables: small (a few MB a
+model, for tests), default, full (up to 4 GB a model), or a fraction of full.
+A model that is there already, made with the same options, is left as it is.`,
+		Example: `  muster models generate ncf wnd
+  muster models generate all --scale small --out /tmp/models
+  muster models generate rm2 --scale 0.01 --seed 7`,
+		ValidArgs: every,
+		Args:      cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			options.Scale = zoo.Scale(scale)
+			wanted := args
+			if slices.Contains(args, "all") {
+				wanted = zoo.Names()
+			}
+			for _, model := range wanted {
+				if !slices.Contains(every, model) {
+					return fmt.Errorf("unknown model %q, want one of %s", model, strings.Join(every, ", "))
+				}
+			}
+			for _, model := range wanted {
+				options := options
+				options.Progress = newProgress(cmd.ErrOrStderr(), model)
+				written, err := zoo.Generate(cmd.Context(), out, model, options)
+				if err != nil {
+					return err
+				}
+				state := "generated"
+				if !written {
+					state = "there already"
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: %s in %s\n", model, state, out)
+			}
+			return nil
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&out, "out", agent.DefaultConfig().ModelDir, "directory to write the models to")
+	flags.StringVar(&scale, "scale", string(zoo.Default), "rows of the embedding tables: small, default, full, or a fraction of full")
+	flags.Uint64Var(&options.Seed, "seed", options.Seed, "seed of the weights")
+	flags.BoolVar(&options.Overwrite, "overwrite", false, "replace a model that was generated with other options")
+	return cmd
+}
+
+// A listedModel is a line of `muster models list`.
+type listedModel struct {
+	Model   string `json:"model"`
+	Version string `json:"version"`
+	State   string `json:"state"`
+	Reason  string `json:"reason"`
+}
+
+func newModelsListCommand() *cobra.Command {
+	var settings clientSettings
+	var dir string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the models of a running agent, or of a directory",
+		Example: `  muster models list
+  muster models list --server 10.0.0.7:8001 --json
+  muster models list --dir ./model-repository`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var list []listedModel
+			var err error
+			if dir != "" {
+				list, err = listDirectory(dir)
+			} else {
+				list, err = listAgent(cmd.Context(), settings.servers)
+			}
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return printJSON(cmd.OutOrStdout(), list)
+			}
+			return printModels(cmd.OutOrStdout(), list)
+		},
+	}
+	settings.add(cmd.Flags())
+	cmd.Flags().StringVar(&dir, "dir", "", "list this directory instead of asking an agent")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print as JSON")
+	return cmd
+}
+
+// listAgent asks an agent for its repository.
+func listAgent(ctx context.Context, servers []string) ([]listedModel, error) {
+	c, err := client.New(servers)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	index, err := c.RepositoryIndex(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	list := []listedModel{}
+	for _, m := range index {
+		list = append(list, listedModel{m.GetName(), m.GetVersion(), m.GetState(), m.GetReason()})
+	}
+	return list, nil
+}
+
+// listDirectory reads a repository without loading anything.
+func listDirectory(dir string) ([]listedModel, error) {
+	repository, err := models.Open[io.Closer](dir, nil, models.Options{})
+	if err != nil {
+		return nil, err
+	}
+	list := []listedModel{}
+	for _, s := range repository.Index() {
+		m := listedModel{Model: s.Model, Version: strconv.FormatInt(s.Version, 10), State: "ON DISK"}
+		if s.Version == 0 { // none that could be served
+			m.Version, m.State, m.Reason = "", "BROKEN", s.Reason
+		} else if _, err := models.ReadVersion(dir, s.Model, s.Version); err != nil {
+			m.State, m.Reason = "BROKEN", err.Error()
+		}
+		list = append(list, m)
+	}
+	return list, nil
+}
+
+func printModels(w io.Writer, list []listedModel) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "MODEL\tVERSION\tSTATE\tREASON")
+	for _, m := range list {
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", m.Model, m.Version, m.State, m.Reason)
+	}
+	return table.Flush()
+}
+
+// newModelsChangeCommand is `muster models load` or `unload`.
+func newModelsChangeCommand(verb, short, done string, change func(*client.Client, context.Context, string) error) *cobra.Command {
+	var settings clientSettings
+	cmd := &cobra.Command{
+		Use:               verb + " MODEL...",
+		Short:             short,
+		Example:           "  muster models " + verb + " ncf",
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: completeModels(&settings),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := client.New(settings.servers)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			for _, model := range args {
+				if err := change(c, cmd.Context(), model); err != nil {
+					return err
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", model, done)
+			}
+			return nil
+		},
+	}
+	settings.add(cmd.Flags())
+	return cmd
+}
+
+// completeModels completes the names of an agent's models in the shell.
+func completeModels(settings *clientSettings) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		if err := applySettings(cmd, args); err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), time.Second)
+		defer cancel()
+		list, err := listAgent(ctx, settings.servers)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		var names []cobra.Completion
+		for _, m := range list {
+			if !slices.Contains(names, m.Model) && !slices.Contains(args, m.Model) {
+				names = append(names, m.Model)
+			}
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	}
+}

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/muster-serve/muster/models/zoo"
+	"github.com/muster-serve/muster/runtime/runtimetest"
+)
+
+// mainVariable makes the test binary run main, so that tests can start muster as
+// a process.
+const mainVariable = "RUN_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(mainVariable) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// A process is a `muster agent` of its own.
+type process struct {
+	*exec.Cmd
+	http, grpc string        // where it listens
+	log        *bufio.Reader // what follows of its log
+}
+
+// startProcess starts an agent that serves a small NCF, and waits until it is
+// ready.
+func startProcess(t *testing.T) *process {
+	t.Helper()
+	library := runtimetest.Library(t)
+	dir := t.TempDir()
+	if _, err := zoo.Generate(t.Context(), dir, "ncf", zoo.Options{Scale: zoo.Small}); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{Cmd: exec.Command(self, "agent", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--model-dir", dir)}
+	p.Dir = t.TempDir()
+	p.Env = append(os.Environ(), mainVariable+"=1", "MUSTER_ONNXRUNTIME_LIB="+library)
+	stderr, err := p.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Process.Kill() }) // it has ended where the test passed
+	p.log = bufio.NewReader(stderr)
+	first := p.waitForLog(t, "http=")
+	addresses := regexp.MustCompile(`http=(\S+) grpc=(\S+) metrics=(\S+)`).FindStringSubmatch(first)
+	if addresses == nil {
+		t.Fatalf("first log line is %q", first)
+	}
+	p.http, p.grpc = addresses[1], addresses[2]
+	p.waitForLog(t, "msg=ready")
+	return p
+}
+
+// waitForLog reads the log up to the line that has the word.
+func (p *process) waitForLog(t *testing.T, word string) string {
+	t.Helper()
+	var log strings.Builder
+	for {
+		line, err := p.log.ReadString('\n')
+		log.WriteString(line)
+		if strings.Contains(line, word) {
+			return line
+		}
+		if err != nil {
+			t.Fatalf("no %q in the log: %s", word, &log)
+		}
+	}
+}
+
+func TestAgentProcess(t *testing.T) {
+	p := startProcess(t)
+	t.Chdir(t.TempDir())
+	t.Setenv("MUSTER_SERVER", p.grpc)
+
+	out, _, err := execute(t, "infer", "ncf", "--batch-size", "20")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(`(?s)^ncf version 1 answered in \S+s\nscores FP32 \[20 64\]\n  \S+  .*\.\.\. 56 more\n.*  \.\.\. 12 more rows\n$`).MatchString(out) {
+		t.Errorf("infer: got %q", out)
+	}
+	query := `{"inputs":[{"name":"ids","datatype":"INT64","shape":[1,4],"data":[1,2,3,4]}]}`
+	out, _, err = execute(t, "infer", "ncf", "--json", "--input", write(t, "q.json", query))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var answer struct {
+		Outputs []struct{ Data []float64 }
+	}
+	if err := json.Unmarshal([]byte(out), &answer); err != nil || len(answer.Outputs) != 1 || len(answer.Outputs[0].Data) != 64 {
+		t.Errorf("infer --json: got %s, %v", out, err)
+	}
+	var fromStdin bytes.Buffer
+	if err := run(t.Context(), []string{"infer", "ncf", "--json", "--input", "-"}, strings.NewReader(query), &fromStdin, io.Discard); err != nil || fromStdin.String() != out {
+		t.Errorf("infer from standard input: got %s, %v", &fromStdin, err)
+	}
+
+	for _, tt := range []struct {
+		args string
+		want string // of the output, or of the error
+		ok   bool
+	}{
+		{"models list", "ncf    1        READY", true},
+		{"models list --json", `"state": "READY"`, true},
+		{"models unload ncf", "ncf: unloaded", true},
+		{"models list", "UNAVAILABLE", true},
+		{"infer ncf", "ncf", false},
+		{"models load ncf", "ncf: loaded", true},
+		{"infer ncf --seed 3", "scores", true},
+		{"models load dlrm", "dlrm", false},
+		{"infer dlrm", "dlrm", false},
+		{"infer ncf --batch-size 0", "batch-size: 0, want 1 or more", false},
+		{"infer ncf --batch-size 1001", "1000", false},
+		{"infer ncf --model-version 7", "7", false},
+		{"__complete infer ", "ncf\n", true},
+	} {
+		args := strings.Fields(tt.args)
+		if strings.HasSuffix(tt.args, " ") {
+			args = append(args, "")
+		}
+		out, _, err := execute(t, args...)
+		if (err == nil) != tt.ok {
+			t.Errorf("%s: got error %v", tt.args, err)
+		}
+		if err != nil {
+			out = err.Error()
+		}
+		if !strings.Contains(out, tt.want) {
+			t.Errorf("%s: got %q, want %q in it", tt.args, out, tt.want)
+		}
+	}
+
+	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	p.waitForLog(t, "msg=drained")
+	if err := p.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	if _, _, err := execute(t, "infer", "ncf", "--timeout", "1s"); err == nil || !strings.Contains(err.Error(), p.grpc) {
+		t.Errorf("infer without an agent: got %v", err)
+	}
+}
+
+// TestSecondSignal: while an agent waits for a client that never finishes, a
+// second signal ends it at once.
+func TestSecondSignal(t *testing.T) {
+	p := startProcess(t)
+	conn, err := net.Dial("tcp", p.http)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprint(conn, "POST /v2/models/ncf/infer HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 100\r\n\r\n")
+	if _, err := bufio.NewReader(conn).ReadString('\n'); err != nil { // it is being served
+		t.Fatal(err)
+	}
+	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	p.waitForLog(t, "msg=draining")
+	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	err = p.Wait()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
+		t.Errorf("after a second signal: got %v", err)
+	}
+}
+
+// TestErrorsArePrintedOnce: main prints an error once, as muster's, and exits
+// with status 1.
+func TestErrorsArePrintedOnce(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, "agent", "--model-dir", "nowhere", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--log-level", "error")
+	cmd.Env, cmd.Dir = append(os.Environ(), mainVariable+"=1"), t.TempDir()
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("got %v, want exit status 1", err)
+	}
+	if want := "muster: model-dir \"nowhere\" does not exist; make a model in it with \"muster models generate ncf --out nowhere\", or name another with --model-dir\n"; string(out) != want {
+		t.Errorf("got %q, want %q", out, want)
+	}
+}

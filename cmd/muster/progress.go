@@ -1,0 +1,37 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+)
+
+// newProgress shows how far a piece of work is, in bytes: a bar where w is a
+// terminal, else a line at most every ten seconds.
+func newProgress(w io.Writer, title string) func(done, total int64) {
+	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		var bar *progressbar.ProgressBar
+		return func(done, total int64) {
+			if bar == nil {
+				bar = progressbar.NewOptions64(total,
+					progressbar.OptionSetWriter(w),
+					progressbar.OptionSetDescription(title),
+					progressbar.OptionShowBytes(true),
+					progressbar.OptionClearOnFinish(),
+					progressbar.OptionThrottle(100*time.Millisecond))
+			}
+			_ = bar.Set64(done) // a bar that cannot be drawn is no reason to stop
+		}
+	}
+	last := time.Now()
+	return func(done, total int64) {
+		if total > 0 && time.Since(last) > 10*time.Second {
+			last = time.Now()
+			fmt.Fprintf(w, "%s: %d %%\n", title, 100*done/total)
+		}
+	}
+}

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/muster-serve/muster/agent"
+)
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "muster",
+		Short: "Serve recommendation models within their QoS targets",
+		Long: `Muster serves ONNX recommendation models and answers each query within its
+QoS target. Clients speak the Open Inference Protocol (version 2).
+
+Settings come from flags, then from environment variables (--model-dir is
+MUSTER_MODEL_DIR), then from one YAML file (model-dir: ...), strongest first.
+The file is --config, or MUSTER_CONFIG, or ./muster.yaml if there is one.
+"muster config print" shows what holds and where each setting came from.`,
+		Example: `  muster models generate ncf wnd     make two models in ./model-repository
+  muster agent                       serve them
+  muster infer ncf --batch-size 8    send a query by hand`,
+		Version:       agent.Version(),
+		SilenceErrors: true, // main prints the error, once
+		SilenceUsage:  true,
+		// Settings belong to the commands that have some; see applySettings.
+		PersistentPreRunE: applySettings,
+	}
+	root.PersistentFlags().String(configFlag, "", "YAML file with settings (default ./"+defaultConfigFile+" if there is one)")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w; see %q", err, cmd.CommandPath()+" --help")
+	})
+	root.AddCommand(
+		newAgentCommand(),
+		newModelsCommand(),
+		newBenchCommand(),
+		newInferCommand(),
+		newSimCommand(),
+		newReproduceCommand(),
+		newConfigCommand(),
+		newVersionCommand(),
+	)
+	return root
+}

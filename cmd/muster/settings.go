@@ -1,0 +1,338 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/muster-serve/muster/agent"
+)
+
+// A setting describes the installation rather than one call of a command, so
+// that beside its flag it has an environment variable and a key in the config
+// file. The flags' definitions below are the only list of them.
+//
+// A flag `--model-dir` is the variable MUSTER_MODEL_DIR and the key
+// `model-dir`. The file is flat: settings of several commands stand side by
+// side, and a name means the same in all of them.
+
+const (
+	configFlag        = "config"
+	configVariable    = "MUSTER_CONFIG"
+	defaultConfigFile = "muster.yaml"
+	variablePrefix    = "MUSTER_"
+	settingAnnotation = "muster_setting" // marks the flags that are settings
+)
+
+// agentSettings are the settings of `muster agent`.
+type agentSettings struct {
+	agent.Config
+	logFormat string
+	logLevel  string
+}
+
+// add defines the settings on flags, with their defaults.
+func (s *agentSettings) add(flags *pflag.FlagSet) {
+	s.Config = agent.DefaultConfig()
+	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+	fs.StringVar(&s.HTTPAddress, "http", s.HTTPAddress, "address to serve REST on")
+	fs.StringVar(&s.GRPCAddress, "grpc", s.GRPCAddress, "address to serve gRPC on")
+	fs.StringVar(&s.MetricsAddress, "metrics", s.MetricsAddress, "address to serve Prometheus metrics on")
+	fs.StringVar(&s.ModelDir, "model-dir", s.ModelDir, "directory of the models to serve")
+	fs.StringVar(&s.StateDir, "state-dir", s.StateDir, "directory for what must outlive the agent")
+	fs.IntVar(&s.Cores, "cores", s.Cores, "CPU cores to run queries on; 0 means all")
+	fs.IntVar(&s.Lanes, "lanes", s.Lanes, "queries to run at once, each on its share of the cores; 0 means 1")
+	fs.StringVar(&s.Provider, "provider", s.Provider, "where models run: "+strings.Join(agent.Providers(), ", "))
+	fs.StringVar(&s.ONNXRuntimeLib, "onnxruntime-lib", s.ONNXRuntimeLib, "ONNX Runtime library to load instead of the embedded one")
+	fs.IntVar(&s.MaxWaitingQueries, "max-waiting-queries", s.MaxWaitingQueries, "queries that may wait; one more is refused")
+	fs.Int64Var(&s.MaxWaitingBytes, "max-waiting-bytes", s.MaxWaitingBytes, "bytes of queries in the agent; beyond them a query is refused unread")
+	fs.DurationVar(&s.DrainTimeout, "drain-timeout", s.DrainTimeout, "time for running queries to finish on SIGTERM")
+	fs.BoolVar(&s.Pprof, "pprof", s.Pprof, "serve Go's profiles on the metrics address")
+	fs.StringVar(&s.logFormat, "log-format", "text", "log format: text, json")
+	fs.StringVar(&s.logLevel, "log-level", "info", "least level to log: debug, info, warn, error")
+	addSettings(flags, fs)
+}
+
+// validate reports all faults at once.
+func (s *agentSettings) validate() error {
+	_, err := s.logHandler(nil)
+	return errors.Join(s.Config.Validate(), err)
+}
+
+// clientSettings are the settings of the commands that talk to agents.
+type clientSettings struct {
+	servers []string // gRPC addresses
+}
+
+// add defines the settings on flags, with their defaults.
+func (s *clientSettings) add(flags *pflag.FlagSet) {
+	fs := pflag.NewFlagSet("client", pflag.ContinueOnError)
+	fs.StringSliceVar(&s.servers, "server", []string{agent.DefaultConfig().GRPCAddress}, "gRPC addresses of agents")
+	addSettings(flags, fs)
+}
+
+// addSettings adds the flags of fs to flags and marks them as settings.
+func addSettings(flags, fs *pflag.FlagSet) {
+	fs.VisitAll(func(f *pflag.Flag) {
+		f.Annotations = map[string][]string{settingAnnotation: {"true"}}
+		f.Usage += " [" + variable(f.Name) + "]"
+		flags.AddFlag(f)
+	})
+}
+
+// allSettings are the flags of every setting there is.
+func allSettings() *pflag.FlagSet {
+	fs := pflag.NewFlagSet("settings", pflag.ContinueOnError)
+	new(agentSettings).add(fs)
+	new(clientSettings).add(fs)
+	return fs
+}
+
+// variable is the environment variable of a setting.
+func variable(setting string) string {
+	return variablePrefix + strings.ToUpper(strings.ReplaceAll(setting, "-", "_"))
+}
+
+// applySettings fills in the settings of cmd that its command line does not
+// give, from the environment and the config file.
+func applySettings(cmd *cobra.Command, _ []string) error {
+	_, err := resolveSettings(cmd)
+	return err
+}
+
+// resolveSettings does what applySettings does and returns where each setting
+// came from: "flag --http", "MUSTER_HTTP", "muster.yaml:3", or "default".
+func resolveSettings(cmd *cobra.Command) (origins map[string]string, err error) {
+	origins = map[string]string{}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if f.Annotations[settingAnnotation] == nil {
+			return
+		}
+		origins[f.Name] = "default"
+		if f.Changed {
+			origins[f.Name] = "flag --" + f.Name
+		}
+	})
+	if len(origins) == 0 {
+		return nil, nil
+	}
+	flagOf := func(name string) *pflag.Flag { // nil if something stronger gave it, or cmd has no such setting
+		if origins[name] != "default" {
+			return nil
+		}
+		return cmd.Flags().Lookup(name)
+	}
+
+	var faults []error
+	known := allSettings()
+	known.VisitAll(func(f *pflag.Flag) {
+		// An empty variable counts as unset: compose files and unit files
+		// pass those for what nobody chose.
+		value := os.Getenv(variable(f.Name))
+		own := flagOf(f.Name)
+		if value == "" || own == nil {
+			return
+		}
+		if err := setFlag(own, []string{value}); err != nil {
+			faults = append(faults, fmt.Errorf("%s: %w", variable(f.Name), err))
+		}
+		origins[f.Name] = variable(f.Name)
+	})
+	for _, name := range unknownVariables(os.Environ(), known) {
+		// No error: a container platform sets variables of its own for a
+		// service that is named muster (MUSTER_SERVICE_HOST).
+		fmt.Fprintf(cmd.ErrOrStderr(), "muster: warning: environment variable %s is no setting%s\n",
+			name, didYouMean(name, append(variables(known), configVariable)))
+	}
+
+	file, err := findConfigFile(cmd)
+	if err != nil {
+		return nil, errors.Join(append(faults, err)...)
+	}
+	if file != "" {
+		entries, err := readConfigFile(file, known)
+		if err != nil {
+			faults = append(faults, err)
+		}
+		for _, e := range entries {
+			own := flagOf(e.key)
+			if own == nil {
+				continue
+			}
+			if err := setFlag(own, e.values); err != nil {
+				faults = append(faults, fmt.Errorf("%s: %s: %w", e.position, e.key, err))
+			}
+			origins[e.key] = e.position
+		}
+	}
+	return origins, errors.Join(faults...)
+}
+
+// findConfigFile is the path of the config file, "" if there is none.
+func findConfigFile(cmd *cobra.Command) (string, error) {
+	if path, err := cmd.Flags().GetString(configFlag); err == nil && path != "" {
+		return path, nil
+	}
+	if path := os.Getenv(configVariable); path != "" {
+		return path, nil
+	}
+	if _, err := os.Stat(defaultConfigFile); errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	} else if err != nil {
+		return "", fmt.Errorf("look for a config file: %w", err)
+	}
+	return defaultConfigFile, nil
+}
+
+// A configEntry is one setting in a config file.
+type configEntry struct {
+	key      string
+	values   []string // one, unless the file has a list
+	position string   // "muster.yaml:3"
+}
+
+// readConfigFile reads the settings in the file. It returns those it could read
+// together with all the faults of the others.
+func readConfigFile(path string, known *pflag.FlagSet) ([]configEntry, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read config file: %w", err)
+	}
+	var document yaml.Node
+	if err := yaml.Unmarshal(data, &document); err != nil {
+		return nil, fmt.Errorf("%s: %s", path, strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	if document.Kind == 0 || document.Content[0].Tag == "!!null" { // empty, or comments alone
+		return nil, nil
+	}
+	root := document.Content[0]
+	at := func(n *yaml.Node) string { return fmt.Sprintf("%s:%d", path, n.Line) }
+	if root.Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("%s: want lines of `setting: value`", at(root))
+	}
+
+	var entries []configEntry
+	var faults []error
+	first := map[string]*yaml.Node{}
+	for i := 0; i < len(root.Content); i += 2 {
+		key, value := root.Content[i], root.Content[i+1]
+		values, ok := scalars(value)
+		switch f := known.Lookup(key.Value); {
+		case f == nil:
+			faults = append(faults, fmt.Errorf("%s: unknown setting %q%s", at(key), key.Value, didYouMean(key.Value, names(known))))
+		case first[key.Value] != nil:
+			faults = append(faults, fmt.Errorf("%s: %s is set before, at line %d", at(key), key.Value, first[key.Value].Line))
+		case !ok:
+			faults = append(faults, fmt.Errorf("%s: %s: want a %s", at(key), key.Value, f.Value.Type()))
+		default:
+			entries = append(entries, configEntry{key: key.Value, values: values, position: at(key)})
+		}
+		if first[key.Value] == nil {
+			first[key.Value] = key
+		}
+	}
+	return entries, errors.Join(faults...)
+}
+
+// scalars are the values of a scalar, or of a list of scalars.
+func scalars(n *yaml.Node) ([]string, bool) {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	switch {
+	case n.Kind == yaml.ScalarNode && n.Tag != "!!null":
+		return []string{n.Value}, true
+	case n.Kind == yaml.SequenceNode:
+		values := make([]string, 0, len(n.Content))
+		for _, c := range n.Content {
+			if c.Kind != yaml.ScalarNode {
+				return nil, false
+			}
+			values = append(values, c.Value)
+		}
+		return values, true
+	}
+	return nil, false
+}
+
+// setFlag gives f its value, or values if f is a list.
+func setFlag(f *pflag.Flag, values []string) error {
+	if list, ok := f.Value.(pflag.SliceValue); ok && len(values) != 1 {
+		return list.Replace(values)
+	}
+	if len(values) != 1 {
+		return fmt.Errorf("got %d values, want one %s", len(values), f.Value.Type())
+	}
+	if err := f.Value.Set(values[0]); err != nil {
+		return fmt.Errorf("%q is no %s", values[0], f.Value.Type())
+	}
+	return nil
+}
+
+// unknownVariables are the names in environ that look like settings and are none.
+func unknownVariables(environ []string, known *pflag.FlagSet) []string {
+	var unknown []string
+	for _, e := range environ {
+		name, _, _ := strings.Cut(e, "=")
+		if strings.HasPrefix(name, variablePrefix) && name != configVariable && !slices.Contains(variables(known), name) {
+			unknown = append(unknown, name)
+		}
+	}
+	slices.Sort(unknown)
+	return unknown
+}
+
+func names(flags *pflag.FlagSet) []string {
+	var names []string
+	flags.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	return names
+}
+
+func variables(settings *pflag.FlagSet) []string {
+	variables := names(settings)
+	for i, name := range variables {
+		variables[i] = variable(name)
+	}
+	return variables
+}
+
+// didYouMean names the candidate nearest to name: `; did you mean "http"?`.
+// Empty if none is near.
+func didYouMean(name string, candidates []string) string {
+	nearest := slices.MinFunc(candidates, func(a, b string) int {
+		return cmp.Compare(editDistance(name, a), editDistance(name, b))
+	})
+	if editDistance(name, nearest) > max(2, len(name)/3) {
+		return ""
+	}
+	return fmt.Sprintf("; did you mean %q?", nearest)
+}
+
+// editDistance is the least number of insertions, deletions and substitutions
+// that make b of a (Levenshtein).
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			substituted := diagonal
+			if a[i] != b[j] {
+				substituted++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(substituted, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"encoding/json"
+	"image/png"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// writeFiles writes files into an empty directory and returns it.
+func writeFiles(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestSimBadInput(t *testing.T) {
+	dir := writeFiles(t, map[string]string{
+		"empty.csv":   "",
+		"words.csv":   "model,instance_type,batch_size,sample_ms\nrm2,g4dn.xlarge,10,fast\n",
+		"missing.csv": "model,instance_type,batch_size,sample_ms\nrm2,g4dn.xlarge,10,1\nrm2,g4dn.xlarge,20,1\nrm2,r5n.large,10,1\n",
+		"trace.csv":   "arrival_ms,model,batch_size\n0,rm2,x\n",
+		"sizes.csv":   "batch_size\n0\n",
+		"run.txt":     "muster-match 1\nrubbish\n",
+	})
+	const pool = " --pool g4dn.xlarge=1,r5n.large=4"
+	for args, want := range map[string]string{
+		"":                                                              "give --pool",
+		"--pool g4dn.xlarge":                                            `got "g4dn.xlarge", want TYPE=COUNT`,
+		"--pool g4dn.xlarge=0 --model rm2":                              "has 0 instances",
+		"--pool g4dn.xlarge=-1":                                         "counts of 0 or more",
+		"--pool g4dn.xlarge=1000000000":                                 "want 1..",
+		"--model rm2 --pool p3.2xlarge=1":                               "r5n.large",
+		"--model bert" + pool:                                           "mtwnd",
+		pool:                                                            "dien, mtwnd, ncf, rm2, wnd",
+		"--model rm2" + pool:                                            "give --rate",
+		"--model rm2 --rate 0" + pool:                                   "rate is 0",
+		"--model rm2 --rate -5" + pool:                                  "rate is -5",
+		"--model rm2 --rate 1e99" + pool:                                "rate is 1e+99",
+		"--model rm2 --rate NaN" + pool:                                 "rate is NaN",
+		"--model rm2 --rate 5 --policy p" + pool:                        "there are: clockwork-cheapest",
+		"--model rm2 --rate 5 --queries 0" + pool:                       "number of queries is 0",
+		"--model rm2 --rate 5 --seeds 0" + pool:                         "number of seeds is 0",
+		"--model rm2 --rate 5 --qos-ms -1" + pool:                       "qos-ms: -1",
+		"--model rm2 --rate 5 --rtt-ms NaN" + pool:                      "rtt-ms: NaN",
+		"--model rm2 --rate 5 --latency-noise 2" + pool:                 "latency noise is 2",
+		"--model rm2 --rate 5 --batch weekly" + pool:                    `batch sizes "weekly"`,
+		"--model rm2 --rate 5 --batch fixed:5000" + pool:                "5000",
+		"--model rm2 --rate 5 --arrivals weekly" + pool:                 "or a CSV file",
+		"--model rm2 --rate 5 --load 1:1" + pool:                        "DURATION:FACTOR",
+		"--model rm2 --rate 5 --find-throughput" + pool:                 "find-throughput rate",
+		"--model rm2 --policy oracle --rate 5" + pool:                   "oracle",
+		"--model rm2 --rate 5 --seeds 2 --log " + dir + "/log" + pool:   "one seed",
+		"--model rm2 --rate 5 --samples no-such" + pool:                 "no-such",
+		"--model rm2 --rate 5 --samples " + dir + "/empty.csv" + pool:   "empty.csv",
+		"--model rm2 --rate 5 --samples " + dir + "/words.csv" + pool:   "line 2",
+		"--model rm2 --rate 5 --samples " + dir + "/missing.csv" + pool: "20",
+		"--model rm2 --rate 5 --batch " + dir + "/sizes.csv" + pool:     "line 2",
+		"--model rm2 --arrivals " + dir + "/trace.csv" + pool:           "line 2",
+		"replay " + dir + "/run.txt":                                    "line 2",
+		"replay " + dir + "/no-such":                                    "no-such",
+		"compare":                                                       "give --model",
+		"compare --model rm2 --budget 0":                                "budget is 0",
+		"compare --model rm2 --budget 0.2":                              "no pool within 0.2",
+		"compare --model rm2 --types g5.xlarge":                         "g4dn.xlarge",
+		"compare --model rm2 --policies best --budget 0.6":              "there are: clockwork-cheapest",
+	} {
+		stdout, _, err := execute(t, append([]string{"sim"}, strings.Fields(args)...)...)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("sim %s: error %v, want one with %q", args, err, want)
+		}
+		if stdout != "" {
+			t.Errorf("sim %s: printed %q", args, stdout)
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "log*")); len(left) > 0 {
+		t.Errorf("files left of failed runs: %q", left)
+	}
+}
+
+func TestSim(t *testing.T) {
+	dir := t.TempDir()
+	run := filepath.Join(dir, "run.txt")
+	stdout, _, err := execute(t, "sim", "--model", "rm2", "--pool", "g4dn.xlarge=1,r5n.large=4", "--policy", "kairos", "--rate", "30",
+		"--queries", "500", "--seeds", "1", "--log", filepath.Join(dir, "log.csv"), "--record", run, "--json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var report map[string]any
+	if err := json.Unmarshal([]byte(stdout), &report); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"model", "policy", "pool", "qos_satisfaction", "latency_ms", "fluid_limit_qps", "per_seed"} {
+		if report[key] == nil {
+			t.Errorf("no %s in %s", key, stdout)
+		}
+	}
+	if stdout, _, err = execute(t, "sim", "replay", run); err != nil || !strings.Contains(stdout, "500 decisions") {
+		t.Errorf("replay: %q, %v", stdout, err)
+	}
+
+	stdout, _, err = execute(t, "sim", "--model", "rm2", "--pool", "g4dn.xlarge=1,r5n.large=4", "--find-throughput", "--queries", "500", "--seeds", "2", "--json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	report = nil
+	if err := json.Unmarshal([]byte(stdout), &report); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"model", "policy", "pool", "qos_satisfaction", "latency_ms", "fluid_limit_qps", "allowable_throughput_qps", "standard_error_qps", "allowable_throughput_per_seed"} {
+		if report[key] == nil {
+			t.Errorf("no %s in %s", key, stdout)
+		}
+	}
+}
+
+func TestSimCompare(t *testing.T) {
+	bars := filepath.Join(t.TempDir(), "bars.png")
+	stdout, _, err := execute(t, "sim", "compare", "--model", "rm2", "--model", "wnd", "--budget", "0.8", "--policies", "kairos,fcfs", "--queries", "500", "--seeds", "2", "--plot", bars)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Count(stdout, "kairos") != 2 || strings.Count(stdout, "homogeneous") != 2 {
+		t.Errorf("printed %s", stdout)
+	}
+	f, err := os.Open(bars)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := png.Decode(f); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestReproduce(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "new")
+	if _, _, err := execute(t, "reproduce", "kairos-fig99", "--out", out); err == nil || !strings.Contains(err.Error(), "kairos-fig16") {
+		t.Errorf("unknown figure: %v", err)
+	}
+	if _, _, err := execute(t, "reproduce", "kairos-fig5", "--data", out, "--out", out); err == nil || !strings.Contains(err.Error(), "samples.csv") {
+		t.Errorf("data that is none: %v", err)
+	}
+	stdout, _, err := execute(t, "reproduce", "kairos-fig5", "--out", out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(stdout, "shipped profiles") {
+		t.Errorf("does not say where the latencies come from: %s", stdout)
+	}
+	files, err := os.ReadDir(out)
+	if err != nil || len(files) != 3 {
+		t.Errorf("files %v, %v; want csv, png and txt", files, err)
+	}
+}
