@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Times leader/match's assignment solver beside SciPy's on the same matrices and
+# prints the fastest call of each, of three rounds taken in turn, and their ratio.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=build/venv-assignment
+if ! cmp -s scripts/requirements-assignment.txt "$venv/requirements.txt"; then
+  python3 -m venv --clear "$venv"
+  "$venv/bin/pip" install --quiet --disable-pip-version-check -r scripts/requirements-assignment.txt
+  cp scripts/requirements-assignment.txt "$venv/requirements.txt"
+fi
+sizes=(5x5 10x10 20x20 50x50 100x100 200x200 500x500 1000x1000 20x1000)
+go test -c -o build/match.test ./leader/match
+for _ in 1 2 3; do
+  "$venv/bin/python" scripts/assignment-answers.py --bench "${sizes[@]}" | sed 's/^/scipy /'
+  build/match.test -test.run '^$' -test.bench Assignment -test.benchtime 0.5s |
+    sed -nE 's|^BenchmarkAssignment/([0-9]+x[0-9]+)\S*.* ([0-9.e+]+) min-ns.*|muster \1 \2|p'
+done | awk '
+  !(($1, $2) in best) || $3 < best[$1, $2] { best[$1, $2] = $3 }
+  END {
+    printf "%-10s %12s %12s %6s\n", "size", "muster us", "scipy us", "ratio"
+    n = split("'"${sizes[*]}"'", size)
+    for (i = 1; i <= n; i++) {
+      m = best["muster", size[i]]; s = best["scipy", size[i]]
+      printf "%-10s %12.2f %12.2f %6.2f\n", size[i], m / 1000, s / 1000, m / s
+    }
+  }'
