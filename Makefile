@@ -1,0 +1,49 @@
+# Muster. GOARCH=arm64 (with CC naming a cross compiler) builds for that.
+
+DEMO_FLAGS ?=
+
+.PHONY: build test demo race lint check-onnx conformance bench generate onnxruntime clean
+
+# The one file to install, with ONNX Runtime in it.
+build: onnxruntime
+	CGO_ENABLED=1 go build -trimpath -buildvcs=auto -tags embed_onnxruntime -ldflags='-s -w' -o bin/muster ./cmd/muster
+
+# All tests, with the real ONNX Runtime.
+test: onnxruntime
+	REQUIRE_ONNXRUNTIME=1 go test ./...
+
+# Models generated, served and queried on this machine; DEMO_FLAGS=--short for less of it.
+demo: build
+	@go run ./scripts/demo $(DEMO_FLAGS)
+
+# The tests again, with the race detector.
+race: onnxruntime
+	REQUIRE_ONNXRUNTIME=1 go test -race ./...
+
+# Formatting, vet, staticcheck, shellcheck and ruff.
+lint:
+	@scripts/lint.sh
+
+# What the zoo generates passes the ONNX checker.
+check-onnx: build
+	@scripts/check-onnx.sh
+
+# tritonclient, grpcurl and curl, unmodified, against an agent.
+conformance: build
+	@scripts/conformance.sh
+
+# Benchmarks of the serving path beside ONNX Runtime alone and a bare gRPC echo.
+bench: onnxruntime
+	REQUIRE_ONNXRUNTIME=1 go test -run '^$$' -bench 'Executor|Lanes' -benchtime 500x ./runtime
+	REQUIRE_ONNXRUNTIME=1 go test -run '^$$' -bench . -benchtime 1x ./agent
+
+# The generated code in api/.
+generate:
+	@scripts/generate-api.sh
+
+# ONNX Runtime's library, once.
+onnxruntime:
+	@scripts/fetch-onnxruntime.sh
+
+clean:
+	rm -rf bin build runtime/internal/ortlib/*.zst

@@ -1,0 +1,202 @@
+// Package muster_test holds what is true of the module as a whole.
+package muster_test
+
+import (
+	"fmt"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/muster-serve/muster/"
+
+// A rule says what a folder's packages may import of ours, and which packages
+// from elsewhere they must not. The rule of the longest matching folder holds;
+// packages of one folder with a rule may import each other.
+type rule struct {
+	folder  string
+	imports []string // folders, with what lies below them; "..." for all
+	never   []string // import paths, with what lies below them
+	reason  string
+}
+
+var network = []string{"net", "google.golang.org/grpc", "github.com/hashicorp/memberlist"}
+
+// rules are the design's arrows, inwards. Tests may import more.
+var rules = []rule{
+	{
+		folder: "api", never: nil,
+		reason: "the protocol is what all parts share, so it can depend on none",
+	},
+	{
+		folder: "models", imports: []string{"api"}, never: network,
+		reason: "what can be served is a matter of files; how it runs and who asks is for others",
+	},
+	{
+		folder: "runtime", imports: []string{"api", "models"}, never: network,
+		reason: "running a model needs no network, and must be testable without one",
+	},
+	{
+		folder: "profiles", never: append([]string{"log"}, network...),
+		reason: "leader, simulator and client all read profiles; they are values, not a service",
+	},
+	{
+		folder: "leader", imports: []string{"profiles"}, never: append([]string{"log", "os"}, network...),
+		reason: "the leader is a pure state machine: the simulator runs the very code that production runs",
+	},
+	{
+		folder: "gossip", never: nil,
+		reason: "gossip carries bytes; the agent knows what they mean",
+	},
+	{
+		folder: "client", imports: []string{"api", "profiles", "leader/match"}, never: []string{"github.com/spf13"},
+		reason: "users import the SDK: it brings neither the agent nor ONNX Runtime along",
+	},
+	{
+		folder: "client/bench", imports: []string{"api", "client", "sim/workload"}, never: []string{"github.com/spf13"},
+		reason: "load is made by the SDK, from the queries that the simulator draws too",
+	},
+	{
+		folder: "sim/workload", never: network,
+		reason: "simulator and load tool share the queries, so these belong to neither",
+	},
+	{
+		folder: "sim", imports: []string{"leader", "profiles", "sim/workload"}, never: append([]string{"log"}, network...),
+		reason: "the simulator drives the leader in virtual time, without a machine or a network",
+	},
+	{
+		folder: "agent", imports: []string{"api", "client", "gossip", "leader", "models", "profiles", "runtime"}, never: []string{"github.com/spf13"},
+		reason: "the agent wires the parts; what needs the simulator is handed in by cmd, and so are its settings",
+	},
+	{
+		folder: "cmd", imports: []string{"..."},
+		reason: "commands put everything together; nobody imports them",
+	},
+	{
+		folder: "scripts", imports: []string{"..."},
+		reason: "scripts make what is committed; nobody imports them",
+	},
+}
+
+// ruleOf is the rule of the package in folder dir, nil if there is none.
+func ruleOf(dir string) *rule {
+	var best *rule
+	for i := range rules {
+		if under(dir, rules[i].folder) && (best == nil || len(rules[i].folder) > len(best.folder)) {
+			best = &rules[i]
+		}
+	}
+	return best
+}
+
+// under reports whether the path is folder or lies below it.
+func under(path, folder string) bool {
+	return path == folder || strings.HasPrefix(path, folder+"/")
+}
+
+// fault is why the package in folder dir must not import the package path; nil
+// if it may.
+func fault(dir, imported string) error {
+	r := ruleOf(dir)
+	if r == nil {
+		return fmt.Errorf("%s has no rule: add one to the list, with its reason", dir)
+	}
+	for _, never := range r.never {
+		if under(imported, never) {
+			return fmt.Errorf("%s imports %s: %s", dir, imported, r.reason)
+		}
+	}
+	ours, ok := strings.CutPrefix(imported, module)
+	if !ok || ruleOf(ours) == r || slices.Contains(r.imports, "...") {
+		return nil
+	}
+	if !slices.ContainsFunc(r.imports, func(folder string) bool { return under(ours, folder) }) {
+		return fmt.Errorf("%s imports %s: %s", dir, imported, r.reason)
+	}
+	return nil
+}
+
+func TestImports(t *testing.T) {
+	seen := map[string]bool{}
+	err := filepath.WalkDir(".", func(file string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && file != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata") {
+			return fs.SkipDir
+		}
+		if d.IsDir() || path.Ext(file) != ".go" || strings.HasSuffix(file, "_test.go") {
+			return nil
+		}
+		// Every file counts, whatever its build tags.
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		dir := filepath.ToSlash(filepath.Dir(file))
+		seen[dir] = true
+		for _, spec := range parsed.Imports {
+			if err := fault(dir, strings.Trim(spec.Path.Value, `"`)); err != nil {
+				t.Errorf("%s: %v", file, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(seen) < len(rules)/2 {
+		t.Errorf("found only the packages %v", slices.Sorted(maps.Keys(seen)))
+	}
+}
+
+// TestImportRules checks that the rules catch what they are there to catch.
+func TestImportRules(t *testing.T) {
+	for _, tt := range []struct {
+		dir, imported string
+		allowed       bool
+	}{
+		{"leader/match", module + "profiles", true},
+		{"leader/match", module + "leader/fluid", true},
+		{"leader/match", module + "agent", false},
+		{"leader/plan", module + "runtime", false},
+		{"leader", module + "gossip", false},
+		{"leader", "net", false},
+		{"leader", "net/http", false},
+		{"leader", "log/slog", false},
+		{"leader", "google.golang.org/grpc/codes", false},
+		{"leader", "math/bits", true},
+		{"profiles", module + "models", false},
+		{"sim", module + "leader/match", true},
+		{"sim", module + "sim/workload", true},
+		{"sim", module + "agent", false},
+		{"sim/workload", module + "sim", false},
+		{"agent", module + "sim", false},
+		{"agent", module + "sim/workload", false},
+		{"agent", module + "cmd/muster", false},
+		{"agent", module + "leader/match", true},
+		{"client", module + "leader/match", true},
+		{"client", module + "leader/plan", false},
+		{"client", module + "models", false},
+		{"client", module + "runtime", false},
+		{"client/bench", module + "client", true},
+		{"client", module + "client/bench", false},
+		{"models", module + "runtime", false},
+		{"models/zoo", module + "models/onnx", true},
+		{"runtime", module + "models", true},
+		{"runtime", module + "agent", false},
+		{"api/oip", module + "models", false},
+		{"cmd/muster", module + "sim", true},
+		{"stray", "fmt", false},
+	} {
+		if err := fault(tt.dir, tt.imported); (err == nil) != tt.allowed {
+			t.Errorf("%s imports %s: got %v, want allowed = %v", tt.dir, tt.imported, err, tt.allowed)
+		}
+	}
+}
