@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Generates the Go code of api/inference from inference.proto, with pinned
+# Generates the Go code of api/ from its .proto files, with pinned
 # tools: protoc from PyPI's grpcio-tools and the two Go plugins, all kept under
 # build/tools. The result is committed, so only a change of the .proto needs it.
 set -euo pipefail
@@ -22,4 +22,4 @@ fi
 PATH=$tools/bin:$PATH "$tools/venv/bin/python" -m grpc_tools.protoc -I api \
   --go_out=api --go_opt=paths=source_relative \
   --go-grpc_out=api --go-grpc_opt=paths=source_relative,require_unimplemented_servers=false \
-  api/inference/inference.proto
+  api/inference/inference.proto api/control/control.proto
