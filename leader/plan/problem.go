@@ -1,0 +1,292 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/muster-serve/muster/profiles"
+)
+
+// An Objective is what a plan is to make best.
+type Objective int
+
+// The objectives.
+const (
+	// MostThroughput: the highest allowable throughput within the budget.
+	MostThroughput Objective = iota
+	// LeastCost: the cheapest configuration that meets the QoS target at the demand's rate.
+	LeastCost
+)
+
+// Latencies is the mean execution latency as a function of batch size; a *profiles.Table is one.
+type Latencies interface {
+	Mean(batchSize int) time.Duration
+}
+
+// A Type is an instance type that may be bought.
+type Type struct {
+	Name profiles.InstanceType
+	// Price of an instance in $/hr, > 0.
+	Price float64
+	// Max is how many there may be at most; 0: as many as the budget buys.
+	Max int
+}
+
+// A Model is a part of the demand: the queries for one model.
+type Model struct {
+	Name string
+	// QoSTarget is the latency within which a query should be answered, > 0.
+	QoSTarget time.Duration
+	// Weight is its part of the arrivals, relative to the other models'; 0 means 1.
+	Weight float64
+	// BatchSizes is the distribution of its queries' batch sizes.
+	BatchSizes profiles.Distribution
+	// Latencies are its profiles, by index of [Problem.Types].
+	Latencies []Latencies
+}
+
+// A Problem is what a planner is asked.
+type Problem struct {
+	Types     []Type
+	Objective Objective
+	// Budget is a hard limit on the price, in $/hr; 0: none (LeastCost only).
+	Budget float64
+	// Rate is the demand of all models together in queries/s, for LeastCost; 0 where the
+	// evaluator alone knows it, as a published table does.
+	Rate float64
+	// Target is the share of each model's queries that must meet their QoS target, in (0, 1); 0 means 0.99.
+	Target float64
+	// Models are the demand. None where there are no profiles but an evaluator that knows, as a published table does.
+	Models []Model
+	// Efficiency is the share of the fluid limit that the fleet's distribution of queries is taken to reach where
+	// nothing was evaluated, in (0, 1]; 0 means DefaultEfficiency.
+	Efficiency float64
+}
+
+// DefaultEfficiency is what horizon reaches at least on pools of about a dozen instances (docs/simulations.md).
+const DefaultEfficiency = 0.85
+
+// DefaultTarget is the share of queries that must meet their QoS target where nobody says otherwise.
+const DefaultTarget = 0.99
+
+// MaxConfigurations bounds the search space.
+const MaxConfigurations = 4_000_000
+
+// target is Target with its default.
+func (p *Problem) target() float64 {
+	if p.Target == 0 {
+		return DefaultTarget
+	}
+	return p.Target
+}
+
+func (p *Problem) efficiency() float64 {
+	if p.Efficiency == 0 {
+		return DefaultEfficiency
+	}
+	return p.Efficiency
+}
+
+// Validate reports everything that is wrong with p, with what to do about it, or nil.
+func (p *Problem) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if len(p.Types) == 0 {
+		bad("no instance types: name at least one")
+	}
+	cheapest, seen := math.Inf(1), map[profiles.InstanceType]bool{}
+	for _, t := range p.Types {
+		if seen[t.Name] {
+			bad("instance type %s is named twice: name it once", t.Name)
+		}
+		seen[t.Name] = true
+		if !(t.Price > 0) || math.IsInf(t.Price, 1) {
+			bad("price of %s is %v $/hr, want above 0: correct it in the catalogue", t.Name, t.Price)
+		} else {
+			cheapest = min(cheapest, t.Price)
+		}
+		if t.Max < 0 {
+			bad("at most %d instances of %s, want 0 (no limit) or more", t.Max, t.Name)
+		}
+	}
+	switch {
+	case !(p.Budget >= 0) || math.IsInf(p.Budget, 1) || p.Budget == 0 && p.Objective == MostThroughput:
+		bad("budget is %v $/hr, want above 0", p.Budget)
+	case p.Budget > 0 && p.Budget < cheapest && !math.IsInf(cheapest, 1):
+		bad("budget of %v $/hr is below the cheapest instance, %s", p.Budget, p.cheapest())
+	}
+	if !(p.Rate >= 0) || math.IsInf(p.Rate, 1) {
+		bad("rate is %v queries/s, want above 0", p.Rate)
+	}
+	if p.Objective == LeastCost && p.Rate == 0 && len(p.Models) > 0 {
+		bad("least cost of which load? give a rate above 0 queries/s")
+	}
+	if !(p.Target >= 0 && p.Target < 1) {
+		bad("QoS target is met by a share of %v of the queries, want in (0, 1), such as 0.99", p.Target)
+	}
+	if !(p.Efficiency >= 0 && p.Efficiency <= 1) {
+		bad("efficiency is %v, want in (0, 1]", p.Efficiency)
+	}
+	errs = append(errs, p.validateModels()...)
+	return errors.Join(errs...)
+}
+
+// cheapest names the cheapest type with its price.
+func (p *Problem) cheapest() string {
+	best := p.Types[0]
+	for _, t := range p.Types {
+		if t.Price > 0 && t.Price < best.Price {
+			best = t
+		}
+	}
+	return fmt.Sprintf("%s at %v $/hr: raise the budget or name a cheaper type", best.Name, best.Price)
+}
+
+func (p *Problem) validateModels() (errs []error) {
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	for i := range p.Models {
+		m := &p.Models[i]
+		if m.QoSTarget <= 0 {
+			bad("model %s: QoS target is %v, want above 0", m.Name, m.QoSTarget)
+		}
+		if !(m.Weight >= 0) || math.IsInf(m.Weight, 1) {
+			bad("model %s: weight is %v, want 0 or more", m.Name, m.Weight)
+		}
+		if len(m.Latencies) != len(p.Types) {
+			bad("model %s: %d profiles for %d instance types", m.Name, len(m.Latencies), len(p.Types))
+			continue
+		}
+		for j, l := range m.Latencies {
+			if l == nil {
+				bad("model %s has no profile on %s: measure it, or leave the type out", m.Name, p.Types[j].Name)
+			}
+		}
+		sum, last := 0.0, 0
+		for _, s := range m.BatchSizes {
+			if s.BatchSize <= last || s.BatchSize > profiles.MaxBatchSize {
+				bad("model %s: batch size %d after %d, want ascending within 1..%d", m.Name, s.BatchSize, last, profiles.MaxBatchSize)
+			}
+			if !(s.Share >= 0 && s.Share <= 1+1e-6) {
+				bad("model %s: share of batch size %d is %v, want in [0, 1]", m.Name, s.BatchSize, s.Share)
+			}
+			sum, last = sum+s.Share, s.BatchSize
+		}
+		if len(m.BatchSizes) == 0 {
+			bad("model %s: no batch sizes", m.Name)
+		} else if math.Abs(sum-1) > 1e-6 {
+			bad("model %s: the shares of its batch sizes add up to %v, want 1: divide them by that", m.Name, sum)
+		}
+	}
+	return errs
+}
+
+// Price of a configuration in $/hr.
+func (p *Problem) Price(c Configuration) float64 {
+	sum := 0.0
+	for i, n := range c {
+		sum += float64(n) * p.Types[i].Price
+	}
+	return sum
+}
+
+// Affordable reports whether a configuration lies within the budget and the types' limits.
+func (p *Problem) Affordable(c Configuration) bool {
+	for i, n := range c {
+		if p.Types[i].Max > 0 && n > p.Types[i].Max {
+			return false
+		}
+	}
+	return p.Budget == 0 || p.Price(c) <= p.Budget+roundingError
+}
+
+// roundingError is what sums of prices in $/hr may be off by.
+const roundingError = 1e-9
+
+// Name writes a configuration with its types: "g4dn.xlarge=1,r5n.large=13".
+func (p *Problem) Name(c Configuration) string {
+	var parts []string
+	for i, n := range c {
+		if n > 0 {
+			parts = append(parts, fmt.Sprintf("%s=%d", p.Types[i].Name, n))
+		}
+	}
+	return strings.Join(parts, ",")
+}
+
+// most is how many instances of type i there may be at most, alone.
+func (p *Problem) most(i int) (int, error) {
+	t := p.Types[i]
+	n := math.Inf(1)
+	if p.Budget > 0 {
+		n = math.Floor((p.Budget + roundingError) / t.Price)
+	}
+	if t.Max > 0 {
+		n = min(n, float64(t.Max))
+	}
+	if n > 1e9 {
+		return 0, fmt.Errorf("no limit on the number of %s: give a budget or a maximum", t.Name)
+	}
+	return int(n), nil
+}
+
+// Configurations goes through all that are affordable, but for the empty one, in the order of their counts. What it
+// yields is overwritten by the next: clone what is kept. Without a budget every type needs a limit.
+func (p *Problem) Configurations() (iter.Seq[Configuration], error) {
+	most := make([]int, len(p.Types))
+	for i := range most {
+		var err error
+		if most[i], err = p.most(i); err != nil {
+			return nil, err
+		}
+	}
+	budget := math.Inf(1)
+	if p.Budget > 0 {
+		budget = p.Budget + roundingError
+	}
+	return func(yield func(Configuration) bool) {
+		c := make(Configuration, len(p.Types))
+		var from func(i int, price float64) bool
+		from = func(i int, price float64) bool {
+			if i == len(c) {
+				return price == 0 || yield(c)
+			}
+			t := &p.Types[i]
+			for n := 0; n <= most[i]; n++ {
+				cost := price + float64(n)*t.Price
+				if cost > budget {
+					break
+				}
+				c[i] = n
+				if !from(i+1, cost) {
+					return false
+				}
+			}
+			c[i] = 0
+			return true
+		}
+		from(0, 0)
+	}, nil
+}
+
+// Space is all that [Problem.Configurations] yields, at most MaxConfigurations.
+func (p *Problem) Space() ([]Configuration, error) {
+	all, err := p.Configurations()
+	if err != nil {
+		return nil, err
+	}
+	var space []Configuration
+	for c := range all {
+		if len(space) == MaxConfigurations {
+			return nil, fmt.Errorf("more than %d configurations to choose from: lower the budget, limit how many of a type, or name fewer types", MaxConfigurations)
+		}
+		space = append(space, c.Clone())
+	}
+	if len(space) == 0 {
+		return nil, errors.New("no configuration to choose from: the types' limits allow none")
+	}
+	return space, nil
+}
