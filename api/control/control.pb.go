@@ -1246,12 +1246,14 @@ func (x *OfferAgain) GetReason() string {
 }
 
 // A LeaderMessage is what a leader, or one who claims to be, tells a member.
+// The first one names its sender; one without content is a heartbeat.
 type LeaderMessage struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Election      []byte                 `protobuf:"bytes,1,opt,name=election,proto3" json:"election,omitempty"` // a message of leader/election; absent: none
 	Leadership    *Leadership            `protobuf:"bytes,2,opt,name=leadership,proto3" json:"leadership,omitempty"`
-	Prices        []*TypePrice           `protobuf:"bytes,3,rep,name=prices,proto3" json:"prices,omitempty"`
-	Profiles      []*Profile             `protobuf:"bytes,4,rep,name=profiles,proto3" json:"profiles,omitempty"`
+	Prices        []*TypePrice           `protobuf:"bytes,3,rep,name=prices,proto3" json:"prices,omitempty"`     // sent when they change; all of them
+	Profiles      []*Profile             `protobuf:"bytes,4,rep,name=profiles,proto3" json:"profiles,omitempty"` // those that changed
+	From          string                 `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`         // the sender's name
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1312,6 +1314,13 @@ func (x *LeaderMessage) GetProfiles() []*Profile {
 		return x.Profiles
 	}
 	return nil
+}
+
+func (x *LeaderMessage) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
 }
 
 // A WorkerMessage is what a member tells the leader. The first one is a greeting.
@@ -2308,14 +2317,15 @@ const file_control_control_proto_rawDesc = "" +
 	"OfferAgain\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xd8\x01\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xec\x01\n" +
 	"\rLeaderMessage\x12\x1a\n" +
 	"\belection\x18\x01 \x01(\fR\belection\x12=\n" +
 	"\n" +
 	"leadership\x18\x02 \x01(\v2\x1d.muster.control.v1.LeadershipR\n" +
 	"leadership\x124\n" +
 	"\x06prices\x18\x03 \x03(\v2\x1c.muster.control.v1.TypePriceR\x06prices\x126\n" +
-	"\bprofiles\x18\x04 \x03(\v2\x1a.muster.control.v1.ProfileR\bprofiles\"\xea\x01\n" +
+	"\bprofiles\x18\x04 \x03(\v2\x1a.muster.control.v1.ProfileR\bprofiles\x12\x12\n" +
+	"\x04from\x18\x05 \x01(\tR\x04from\"\xea\x01\n" +
 	"\rWorkerMessage\x12\x1a\n" +
 	"\belection\x18\x01 \x01(\fR\belection\x121\n" +
 	"\x06member\x18\x02 \x01(\v2\x19.muster.control.v1.MemberR\x06member\x12!\n" +
