@@ -1,0 +1,70 @@
+package agent
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+
+	"github.com/muster-serve/muster/api/control"
+)
+
+// An agent in a fleet has two halves that know each other by these interfaces
+// only: one that takes part in elections and leads when elected, and one that
+// serves queries and knows the fleet.
+
+// A stream is one end of a two-way stream of messages, over gRPC or in process
+// (a pipe). Send and Recv may be called concurrently with each other, but
+// neither with itself. A message belongs to the receiver once it is sent.
+type stream[Out, In any] interface {
+	Send(*Out) error
+	// Recv returns io.EOF when the other end has ended the stream in order.
+	Recv() (*In, error)
+	// Context ends with the stream.
+	Context() context.Context
+}
+
+// leading is the half that takes part in elections and leads when elected. Its
+// methods may be called concurrently, and before run.
+type leading interface {
+	// run takes part, and leads whenever this agent is the leader, until ctx ends.
+	run(ctx context.Context) error
+	// leadership says whom this agent follows; itself perhaps. It is never nil
+	// and must not be changed.
+	leadership() *control.Leadership
+	// changed returns a channel that is closed at the next change of leadership.
+	changed() <-chan struct{}
+	// match serves the Match stream of a gateway, this agent's own among them. It
+	// ends at once with FAILED_PRECONDITION and the leadership as it is known if this
+	// agent does not lead, and so it does when the leadership is lost.
+	match(gateway stream[control.MatchMessage, control.GatewayMessage]) error
+	// linked tells that the agent named has opened a Link to this one: what the
+	// election has to say to that agent goes by send, which must not block, until
+	// closed is called.
+	linked(from string, send func(election []byte)) (closed func())
+	// elect takes an election message that came by such a Link.
+	elect(message []byte)
+	// status fills in what only the leader knows.
+	status(*control.FleetStatus)
+	// resign hands the leadership over if this agent has it, or as soon as ctx ends just gives it up;
+	// it does not take it again. It returns when this agent does not lead.
+	resign(ctx context.Context)
+}
+
+// fleet is the half that serves and knows the fleet. Its methods may be called
+// concurrently.
+type fleet interface {
+	// self is the name of this agent.
+	self() string
+	// view is the fleet as this agent knows it, this agent included. It must not
+	// be changed.
+	view() *control.View
+	// changed returns a channel that is closed at the next change of the view's
+	// members.
+	changed() <-chan struct{}
+	// dial returns the connection to a member, which is shared and not to be closed.
+	dial(name string) (grpc.ClientConnInterface, error)
+	// gone reports whether a member's process has ended: its address refuses a connection.
+	gone(ctx context.Context, name string) bool
+	// link serves a Link, as the member's side of it. The leader half opens this agent's own in process.
+	link(leader stream[control.WorkerMessage, control.LeaderMessage]) error
+}
