@@ -700,10 +700,13 @@ func (x *LaneLoad) GetWaiting() uint32 {
 
 // A GatewayMessage is what a gateway tells the leader. The first one says hello.
 type GatewayMessage struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Hello         *GatewayHello          `protobuf:"bytes,1,opt,name=hello,proto3" json:"hello,omitempty"`
-	Submit        []*Submit              `protobuf:"bytes,2,rep,name=submit,proto3" json:"submit,omitempty"`
-	Cancel        []uint64               `protobuf:"varint,3,rep,packed,name=cancel,proto3" json:"cancel,omitempty"` // sequence numbers whose outcome is decided
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Hello  *GatewayHello          `protobuf:"bytes,1,opt,name=hello,proto3" json:"hello,omitempty"`
+	Submit []*Submit              `protobuf:"bytes,2,rep,name=submit,proto3" json:"submit,omitempty"`
+	Cancel []uint64               `protobuf:"varint,3,rep,packed,name=cancel,proto3" json:"cancel,omitempty"` // sequence numbers whose outcome is decided
+	// unused are assignments, as they came, that were not carried out: the lane
+	// will not see these attempts, so nothing stays reserved for them.
+	Unused        []*Assign `protobuf:"bytes,4,rep,name=unused,proto3" json:"unused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -755,6 +758,13 @@ func (x *GatewayMessage) GetSubmit() []*Submit {
 func (x *GatewayMessage) GetCancel() []uint64 {
 	if x != nil {
 		return x.Cancel
+	}
+	return nil
+}
+
+func (x *GatewayMessage) GetUnused() []*Assign {
+	if x != nil {
+		return x.Unused
 	}
 	return nil
 }
@@ -1651,7 +1661,8 @@ type ProbeRequest struct {
 	BatchSize     uint32                 `protobuf:"varint,4,opt,name=batch_size,json=batchSize,proto3" json:"batch_size,omitempty"`
 	Bytes         uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	TimeLeftNs    int64                  `protobuf:"varint,6,opt,name=time_left_ns,json=timeLeftNs,proto3" json:"time_left_ns,omitempty"`
-	Release       bool                   `protobuf:"varint,7,opt,name=release,proto3" json:"release,omitempty"` // the reservation id is not needed
+	Release       bool                   `protobuf:"varint,7,opt,name=release,proto3" json:"release,omitempty"`  // the reservation id is not needed
+	Gateway       uint64                 `protobuf:"fixed64,8,opt,name=gateway,proto3" json:"gateway,omitempty"` // who asks; ids are its own
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1733,6 +1744,13 @@ func (x *ProbeRequest) GetRelease() bool {
 		return x.Release
 	}
 	return false
+}
+
+func (x *ProbeRequest) GetGateway() uint64 {
+	if x != nil {
+		return x.Gateway
+	}
+	return 0
 }
 
 type ProbeAnswer struct {
@@ -2267,11 +2285,12 @@ const file_control_control_proto_rawDesc = "" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x15\n" +
 	"\x06age_ns\x18\x02 \x01(\x03R\x05ageNs\x12!\n" +
 	"\fremaining_ns\x18\x03 \x03(\x03R\vremainingNs\x12\x18\n" +
-	"\awaiting\x18\x04 \x01(\rR\awaiting\"\x92\x01\n" +
+	"\awaiting\x18\x04 \x01(\rR\awaiting\"\xc5\x01\n" +
 	"\x0eGatewayMessage\x125\n" +
 	"\x05hello\x18\x01 \x01(\v2\x1f.muster.control.v1.GatewayHelloR\x05hello\x121\n" +
 	"\x06submit\x18\x02 \x03(\v2\x19.muster.control.v1.SubmitR\x06submit\x12\x16\n" +
-	"\x06cancel\x18\x03 \x03(\x04R\x06cancel\"Z\n" +
+	"\x06cancel\x18\x03 \x03(\x04R\x06cancel\x121\n" +
+	"\x06unused\x18\x04 \x03(\v2\x19.muster.control.v1.AssignR\x06unused\"Z\n" +
 	"\fGatewayHello\x12\x18\n" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\rR\bprotocol\x12\x14\n" +
@@ -2359,7 +2378,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\x05model\x18\x05 \x01(\tR\x05model\x12\x18\n" +
 	"\aversion\x18\x06 \x01(\x03R\aversion\x12\x1d\n" +
 	"\n" +
-	"batch_size\x18\a \x01(\rR\tbatchSize\"\xbf\x01\n" +
+	"batch_size\x18\a \x01(\rR\tbatchSize\"\xd9\x01\n" +
 	"\fProbeRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x18\n" +
@@ -2369,7 +2388,8 @@ const file_control_control_proto_rawDesc = "" +
 	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\x12 \n" +
 	"\ftime_left_ns\x18\x06 \x01(\x03R\n" +
 	"timeLeftNs\x12\x18\n" +
-	"\arelease\x18\a \x01(\bR\arelease\"]\n" +
+	"\arelease\x18\a \x01(\bR\arelease\x12\x18\n" +
+	"\agateway\x18\b \x01(\x06R\agateway\"]\n" +
 	"\vProbeAnswer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1b\n" +
 	"\tfinish_ns\x18\x02 \x01(\x03R\bfinishNs\x12!\n" +
@@ -2469,40 +2489,41 @@ var file_control_control_proto_depIdxs = []int32{
 	8,  // 6: muster.control.v1.View.loads:type_name -> muster.control.v1.LaneLoad
 	10, // 7: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
 	11, // 8: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
-	13, // 9: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
-	14, // 10: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
-	15, // 11: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
-	5,  // 12: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
-	6,  // 13: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
-	7,  // 14: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
-	5,  // 15: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
-	6,  // 16: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
-	7,  // 17: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
-	1,  // 18: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
-	18, // 19: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
-	19, // 20: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
-	4,  // 21: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
-	24, // 22: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
-	25, // 23: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
-	0,  // 24: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	3,  // 25: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	9,  // 26: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	16, // 27: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	20, // 28: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	22, // 29: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	26, // 30: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	1,  // 31: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	4,  // 32: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	12, // 33: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	17, // 34: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	21, // 35: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	23, // 36: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	27, // 37: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	31, // [31:38] is the sub-list for method output_type
-	24, // [24:31] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	13, // 9: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
+	13, // 10: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
+	14, // 11: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
+	15, // 12: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
+	5,  // 13: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
+	6,  // 14: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
+	7,  // 15: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
+	5,  // 16: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
+	6,  // 17: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
+	7,  // 18: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
+	1,  // 19: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
+	18, // 20: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
+	19, // 21: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
+	4,  // 22: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
+	24, // 23: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
+	25, // 24: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
+	0,  // 25: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	3,  // 26: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	9,  // 27: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	16, // 28: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	20, // 29: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	22, // 30: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	26, // 31: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	1,  // 32: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	4,  // 33: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	12, // 34: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	17, // 35: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	21, // 36: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	23, // 37: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	27, // 38: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	32, // [32:39] is the sub-list for method output_type
+	25, // [25:32] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }

@@ -2,6 +2,13 @@
 // that know it, speak among each other; see control.proto.
 package control
 
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
 // Protocol is the version of the protocol. Agents of another version do not
 // join: it is raised when old and new would misunderstand each other.
 const Protocol = 1
@@ -25,3 +32,37 @@ const (
 	// itself alone.
 	LocalHeader = "muster-local"
 )
+
+// An Attempt is what AttemptHeader says: one try of a gateway to have a query
+// run.
+type Attempt struct {
+	Gateway  uint64
+	Sequence uint64 // of the query, at its gateway
+	Attempt  uint32 // 1 is the first
+	Lane     uint32 // of the worker, where a leader chose it
+}
+
+// String is a as it travels.
+func (a Attempt) String() string {
+	b := strconv.AppendUint(make([]byte, 0, 48), a.Gateway, 16)
+	b = strconv.AppendUint(append(b, '/'), a.Sequence, 10)
+	b = strconv.AppendUint(append(b, '/'), uint64(a.Attempt), 10)
+	b = strconv.AppendUint(append(b, '/'), uint64(a.Lane), 10)
+	return string(b)
+}
+
+// ParseAttempt reads what String wrote.
+func ParseAttempt(s string) (a Attempt, err error) {
+	rest, field := s, ""
+	number := func(base, bits int) uint64 {
+		field, rest, _ = strings.Cut(rest, "/")
+		n, e := strconv.ParseUint(field, base, bits)
+		err = errors.Join(err, e)
+		return n
+	}
+	a = Attempt{Gateway: number(16, 64), Sequence: number(10, 64), Attempt: uint32(number(10, 32)), Lane: uint32(number(10, 32))}
+	if err != nil || rest != "" || a.Attempt == 0 {
+		return Attempt{}, fmt.Errorf("%s is %q, expected gateway/sequence/attempt/lane", AttemptHeader, s)
+	}
+	return a, nil
+}

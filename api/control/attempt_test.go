@@ -1,0 +1,25 @@
+package control
+
+import (
+	"math"
+	"testing"
+)
+
+func TestAttempt(t *testing.T) {
+	for _, a := range []Attempt{
+		{1, 1, 1, 0},
+		{math.MaxUint64, math.MaxUint64, math.MaxUint32, math.MaxUint32},
+	} {
+		if got, err := ParseAttempt(a.String()); got != a || err != nil {
+			t.Errorf("%q: got %v, %v, want %v", a.String(), got, err, a)
+		}
+	}
+	if s := (Attempt{0xabc, 7, 2, 3}).String(); s != "abc/7/2/3" {
+		t.Errorf("got %q, want abc/7/2/3", s)
+	}
+	for _, s := range []string{"", "1", "1/1/1", "1/1/1/0/0", "1/1/0/0", "x/1/1/0", "1/-1/1/0", "1/1/4294967296/0", "1/1/1/"} {
+		if a, err := ParseAttempt(s); err == nil {
+			t.Errorf("%q: got %v, want an error", s, a)
+		}
+	}
+}
