@@ -1,0 +1,152 @@
+package election
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// A Role says whether an agent leads.
+type Role uint8
+
+const (
+	// Never leads.
+	Never Role = iota
+	// May lead when there is no leader.
+	May
+	// Must lead: it takes over from one that may as soon as it hears it, and no agent
+	// that may takes over from it. Of several that must, one leads.
+	Must
+)
+
+var roleNames = [...]string{Never: "never", May: "may", Must: "must"}
+
+func (r Role) String() string {
+	if int(r) < len(roleNames) {
+		return roleNames[r]
+	}
+	return fmt.Sprintf("Role(%d)", uint8(r))
+}
+
+// ParseRole is the inverse of [Role.String].
+func ParseRole(s string) (Role, error) {
+	for r, name := range roleNames {
+		if s == name {
+			return Role(r), nil
+		}
+	}
+	return 0, fmt.Errorf("role is %q, want never, may or must", s)
+}
+
+// A Rank orders the agents: of two that could lead, the one of higher rank
+// should, and equal ranks are ordered by id. It travels in gossip and in claims.
+// The zero Rank is that of an agent that never leads.
+type Rank uint32
+
+const (
+	rankMust      Rank = 1 << 31
+	rankLanesOff  Rank = 1 << 30
+	rankCoresMask Rank = 1<<16 - 1 // one more than the spare cores
+)
+
+// RankOf is the rank of an agent: its role first, then whether its lanes take no
+// CPU (they run on a GPU, or it has none), then how many cores no lane uses. Below
+// 0 cores count as 0, above 65,534 as that.
+func RankOf(role Role, lanesTakeNoCPU bool, spareCores int) Rank {
+	if role == Never {
+		return 0
+	}
+	r := Rank(min(max(spareCores, 0), int(rankCoresMask)-1)) + 1
+	if lanesTakeNoCPU {
+		r |= rankLanesOff
+	}
+	if role == Must {
+		r |= rankMust
+	}
+	return r
+}
+
+// Role is the role of an agent of rank r.
+func (r Rank) Role() Role {
+	switch {
+	case r == 0:
+		return Never
+	case r&rankMust != 0:
+		return Must
+	}
+	return May
+}
+
+// A Claim is the right to lead that an agent claims. The zero Claim is lower than
+// any other.
+type Claim struct {
+	Epoch  uint64 // 1 or more
+	Rank   Rank
+	Leader string // the agent's id
+}
+
+// Compare is negative if c is lower than d, 0 if they are the same claim, and
+// positive if c is higher.
+func (c Claim) Compare(d Claim) int {
+	return cmp.Or(cmp.Compare(c.Epoch, d.Epoch), cmp.Compare(c.Rank, d.Rank), cmp.Compare(c.Leader, d.Leader))
+}
+
+func (c Claim) String() string {
+	if c == (Claim{}) {
+		return "none"
+	}
+	return fmt.Sprintf("%d/%s", c.Epoch, c.Leader)
+}
+
+// A Config describes the agent a [Node] stands for. All agents of a cluster should
+// have the same intervals.
+type Config struct {
+	// ID is the agent's name, not empty and unique among the members.
+	ID string
+	// Rank is what [RankOf] says of the agent.
+	Rank Rank
+	// Epoch is the last one that the agent has persisted, 0 if none. With an older one
+	// it could claim an epoch that it has led already.
+	Epoch uint64
+	// JoinWait is how long after its first step a node waits to hear a leader before
+	// it claims. 0, right for an agent that knows of no other, claims at once. One
+	// that has others to join should wait 1 s or so.
+	JoinWait time.Duration
+	// Heartbeat is how often the leader tells the members that it leads. 0 means 50 ms.
+	Heartbeat time.Duration
+	// Silence is how long a leader is not heard before the agents claim; at least ten
+	// heartbeats. 0 means 1 s.
+	Silence time.Duration
+	// Doubt is how long a leader must at least be silent before a gateway decides
+	// alone; from there on it is 3 x its usual answer. 0 means 20 ms.
+	Doubt time.Duration
+}
+
+// Validate reports everything that is wrong with c, or nil.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("election config: "+format, args...)) }
+	if c.ID == "" {
+		bad("the agent has no id")
+	}
+	for _, d := range []struct {
+		name string
+		is   time.Duration
+	}{{"join wait", c.JoinWait}, {"heartbeat", c.Heartbeat}, {"silence", c.Silence}, {"doubt", c.Doubt}} {
+		if d.is < 0 {
+			bad("%s is %v, want >= 0", d.name, d.is)
+		}
+	}
+	if d := c.withDefaults(); d.Silence < 10*d.Heartbeat {
+		bad("silence is %v, want at least ten heartbeats of %v", d.Silence, d.Heartbeat)
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) withDefaults() Config {
+	c.Heartbeat = cmp.Or(c.Heartbeat, 50*time.Millisecond)
+	c.Silence = cmp.Or(c.Silence, time.Second)
+	c.Doubt = cmp.Or(c.Doubt, 20*time.Millisecond)
+	return c
+}

@@ -1,0 +1,60 @@
+// Package election decides who leads.
+//
+// A [Node] is a pure state machine: one stands in every agent, is told what
+// happened and what time it is, and answers with what to do and when it wants to
+// be stepped next. It starts no goroutine, reads no clock, opens no connection
+// and draws no randomness.
+//
+// # How it goes
+//
+// The leader sends a heartbeat to every member each 50 ms. An agent that may
+// lead and believes that there is no leader picks an epoch above all it has ever
+// seen, has it persisted, and asks the members ([Propose]). A member that hears a
+// leader refuses, so an agent that has merely lost sight of the leader does not
+// depose it. If all grant it, or nobody refuses within 150 ms, the agent leads,
+// and its first heartbeats say so. Of two claims the higher (epoch, then rank,
+// then id) wins everywhere: whoever hears a lower one tells its leader of the
+// higher, and that leader steps down.
+//
+// An agent believes that there is no leader
+//   - 1 s after it last heard it; the agents then claim in the order of their
+//     ranks, 100 ms apart, so that usually one does;
+//   - if the leader's stream broke (its process died): 50 ms later for the
+//     successor that the leader had announced, 100 ms for the others;
+//   - at once, if the leader resigned without a successor, asks to be elected
+//     itself (it has restarted), or gossip has given it up and nothing is heard.
+//
+// A leader that resigns leads until its successor does, so nothing is silent. An
+// agent of the role [Must] claims as soon as it hears a leader that only may.
+// A leader that was not stepped for almost 1 s (its process was stopped, its
+// machine slept) steps down before it does anything else.
+//
+// # What is guaranteed
+//
+//   - Lead and StepDown alternate, and every Lead has an epoch above all that
+//     the agent has led before or seen, also over restarts if [Config.Epoch] is
+//     what was persisted.
+//   - The claim a node follows and the one it obeys ([Node.Obeys]) never fall.
+//     So a worker obeys one leader at a time and no stale one, whatever
+//     arrives late.
+//   - Every change of whom a node follows is told (Follow), also when the same agent
+//     leads again. A gateway that re-submits there on every Follow loses nothing.
+//   - When messages get through within some 50 ms, nobody crashes or is frozen and
+//     gossip knows the members, then within 2 s exactly one agent leads, if any may,
+//     and all follow it; and it stays so, also if one message in ten is lost.
+//
+// # What is not
+//
+// There is no quorum. In a network cut in two, each side has a leader, and for
+// moments there may be two without any cut; when they hear of each other, the
+// higher claim wins. That is meant: a fleet of two must survive the loss of one,
+// and the epochs fence control (plans, loads, prices, whom a worker reports to),
+// never queries. Two leaders for a while cost efficiency, not correctness, since a
+// lane's own queue is the truth. What must not be done twice, such as buying
+// instances, is left to a leader that reaches a majority ([Node.Reached]).
+//
+// An agent that is cut off from the leader, but not from members that hear it,
+// has no leader while that lasts: its gateway decides alone.
+//
+// Members are believed. An agent that lies about its epoch is followed.
+package election

@@ -1,0 +1,172 @@
+package election
+
+import "fmt"
+
+// A MessageKind says what one node tells another. Beside each stand the fields
+// of [Message] it uses.
+type MessageKind uint8
+
+const (
+	// Heartbeat: Claim, Successor. The sender leads.
+	Heartbeat MessageKind = iota
+	// Ack: Claim. The sender has heard that heartbeat and follows its leader.
+	Ack
+	// Propose: Claim. The sender wants to lead and asks who objects.
+	Propose
+	// Grant: Claim. The sender does not object to that proposal.
+	Grant
+	// Refuse: Claim, Heard. The sender knows of this claim to lead, which stands
+	// against what it was sent.
+	Refuse
+	// Resign: Claim, Successor. The sender leads under Claim and wants to leave that
+	// to Successor; if that is empty, it leads no more.
+	Resign
+)
+
+var messageNames = [...]string{Heartbeat: "heartbeat", Ack: "ack", Propose: "propose", Grant: "grant", Refuse: "refuse", Resign: "resign"}
+
+func (k MessageKind) String() string {
+	if int(k) < len(messageNames) {
+		return messageNames[k]
+	}
+	return fmt.Sprintf("MessageKind(%d)", uint8(k))
+}
+
+// A Message is what one node tells another. Messages may be lost, late, repeated
+// and out of order.
+type Message struct {
+	Kind  MessageKind
+	Claim Claim
+	// Successor is who should lead after the sender; empty if there is nobody.
+	Successor string
+	// Heard says that the sender hears the leader of Claim at present.
+	Heard bool
+}
+
+func (m Message) String() string {
+	s := m.Kind.String() + " " + m.Claim.String()
+	if m.Successor != "" {
+		s += " successor " + m.Successor
+	}
+	if m.Heard {
+		s += " heard"
+	}
+	return s
+}
+
+// A Kind says what happened. Beside each stand the fields of [Event] it uses.
+type Kind uint8
+
+const (
+	// TimePassed says only that time has passed; the caller steps with it when the
+	// node asked to be stepped and nothing else happened.
+	TimePassed Kind = iota
+	// MemberUp: ID, Rank. The agent is a member, or its rank has changed. The rank of
+	// the node's own agent holds from its next claim on. Whoever should hear who
+	// leads can be a member, with the rank 0.
+	MemberUp
+	// MemberDown: ID. Gossip has given the agent up, or it has left.
+	MemberDown
+	// StreamBroken: ID. A stream to or from that agent has broken or could not be
+	// opened. This is quicker than gossip; the agent stays a member.
+	StreamBroken
+	// Received: ID, Message. The agent, a member or not, has sent this.
+	Received
+	// Persisted: Epoch. What [Persist] asked for has been done and will be there
+	// after a crash.
+	Persisted
+	// Resigned: the agent wants to stop and never leads again. If it leads, it hands
+	// over; [StepDown] tells that it has.
+	Resigned
+	// Asked: the agent has sent its leader something that is answered at once.
+	Asked
+	// Answered: ID, Epoch. The leader of that epoch has answered.
+	Answered
+)
+
+var eventNames = [...]string{TimePassed: "time", MemberUp: "up", MemberDown: "down", StreamBroken: "broken", Received: "received",
+	Persisted: "persisted", Resigned: "resigned", Asked: "asked", Answered: "answered"}
+
+// An Event tells a node what happened. Kind says which fields count.
+type Event struct {
+	Kind    Kind
+	ID      string
+	Rank    Rank
+	Epoch   uint64
+	Message Message
+}
+
+func (e Event) String() string {
+	name := fmt.Sprintf("Kind(%d)", uint8(e.Kind))
+	if int(e.Kind) < len(eventNames) {
+		name = eventNames[e.Kind]
+	}
+	switch e.Kind {
+	case MemberUp:
+		return fmt.Sprintf("%s %s rank %#x", name, e.ID, uint32(e.Rank))
+	case MemberDown, StreamBroken:
+		return name + " " + e.ID
+	case Received:
+		return fmt.Sprintf("%s %s: %v", name, e.ID, e.Message)
+	case Persisted:
+		return fmt.Sprintf("%s %d", name, e.Epoch)
+	case Answered:
+		return fmt.Sprintf("%s %d/%s", name, e.Epoch, e.ID)
+	}
+	return name
+}
+
+// An ActionKind says what to do. Beside each stand the fields of [Action] it uses.
+type ActionKind uint8
+
+const (
+	// Send: To, Message.
+	Send ActionKind = iota
+	// Persist: Claim. Make Claim.Epoch durable, then step the node with [Persisted].
+	// Without that answer the node does not claim; after [Config.Silence] it tries again.
+	Persist
+	// Lead: Claim. The agent leads from now on, with an empty matcher. Always
+	// followed by Follow with the same claim.
+	Lead
+	// StepDown: Claim. The agent no longer leads: it stops the work of its leader.
+	// Always followed by Follow or NoLeader.
+	StepDown
+	// Follow: Claim. This is the leader from now on: gateways re-submit to it what
+	// waits and what is sent, workers greet it with what their lanes hold. What a
+	// leader knows already may be told it again.
+	Follow
+	// NoLeader: the leader followed so far is lost; gateways decide alone.
+	NoLeader
+	// Doubt: Claim. The leader is silent for longer than usual: gateways decide alone,
+	// but go on submitting. Trust, Follow or NoLeader ends it.
+	Doubt
+	// Trust: Claim. The leader that was doubted is heard again.
+	Trust
+)
+
+var actionNames = [...]string{Send: "send", Persist: "persist", Lead: "lead", StepDown: "step down", Follow: "follow",
+	NoLeader: "no leader", Doubt: "doubt", Trust: "trust"}
+
+// An Action is what a node asks its caller to do.
+type Action struct {
+	Kind    ActionKind
+	To      string // an agent's id
+	Claim   Claim
+	Message Message
+}
+
+func (a Action) String() string {
+	name := fmt.Sprintf("ActionKind(%d)", uint8(a.Kind))
+	if int(a.Kind) < len(actionNames) {
+		name = actionNames[a.Kind]
+	}
+	switch a.Kind {
+	case Send:
+		return fmt.Sprintf("%s %s: %v", name, a.To, a.Message)
+	case Persist:
+		return fmt.Sprintf("%s %d", name, a.Claim.Epoch)
+	case NoLeader:
+		return name
+	}
+	return name + " " + a.Claim.String()
+}

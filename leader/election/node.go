@@ -1,0 +1,604 @@
+package election
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A Node is one agent's part in the election; see the package comment. It is not
+// safe for concurrent use.
+type Node struct {
+	cfg  Config
+	rank Rank
+	now  time.Time
+	next time.Time // what the last Step asked for
+
+	members []*member // others, in the order of their ids
+	seen    uint64    // the highest epoch heard of or persisted
+
+	// top is the highest claim to lead known. leading: it is our own; following: we
+	// believe that its leader leads (which may be ourselves).
+	top       Claim
+	leading   bool
+	following bool
+	heardAt   time.Time // when top's leader was last heard under top; zero: never
+	brokenAt  time.Time // when its stream broke since; zero: it has not
+	successor string    // as top's leader last announced
+	doubting  bool
+	askedAt   time.Time // the oldest question to the leader without an answer; zero: none
+	// answer and lateness are how long the leader usually takes to answer, and how much
+	// later than due its heartbeats usually are.
+	answer, lateness time.Duration
+
+	// base is from when on we may claim, others of higher rank before us.
+	base time.Time
+	// listenUntil is until when silence proves nothing: we were not stepped for a while,
+	// and what was sent to us may lie unread.
+	listenUntil time.Time
+
+	claiming  bool // claim is ours, and not yet decided
+	claim     Claim
+	persisted bool // claim.Epoch is
+	unasked   bool // the leader has resigned to us, so nobody needs to be asked
+	claimEnd  time.Time
+	sendAt    time.Time // when leading: the next heartbeat; claiming: the next Propose
+
+	resigned bool
+	resignBy time.Time // leading and resigned: when to stop, whether or not there is a successor
+
+	out []Action
+}
+
+// A member is another agent.
+type member struct {
+	id      string
+	rank    Rank
+	ackedAt time.Time // when it last acknowledged a heartbeat of our term; zero: never
+	granted bool      // our claim
+	broken  bool      // its stream broke, and nothing was heard since
+}
+
+// Waits that follow from the intervals; see [Node.wait].
+const (
+	proposeWait   = 3 // heartbeats until a proposal that nobody refuses holds
+	staggerWait   = 2 // between the claims of two agents that follow each other in rank
+	brokenWait    = 2 // after the leader's stream broke
+	successorWait = 1 // the same for its successor
+	freshWait     = 4 // for so long after it was heard, a leader is certainly there
+	listenWait    = 2 // after a freeze
+	freezeWait    = 4 // a step so late means that we were frozen
+	mostStaggered = 5 // agents whose claims are apart; those of lower rank claim together
+)
+
+// New returns a node that knows no members and no leader.
+func New(cfg Config) (*Node, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	return &Node{cfg: cfg.withDefaults(), rank: cfg.Rank, seen: cfg.Epoch}, nil
+}
+
+// Following is the claim of the leader the node follows, its own if it leads; false
+// if there is none.
+func (n *Node) Following() (Claim, bool) {
+	if !n.following {
+		return Claim{}, false
+	}
+	return n.top, true
+}
+
+// Leading reports whether the node leads, under the claim that Following returns.
+func (n *Node) Leading() bool { return n.leading }
+
+// Doubting reports whether the leader followed is silent for longer than usual.
+func (n *Node) Doubting() bool { return n.doubting }
+
+// Obeys reports whether a worker must accept control (a plan, loads, prices, whom
+// to report to) that names this leader and epoch: only from the highest claim that
+// the node knows, also while its leader is silent.
+func (n *Node) Obeys(epoch uint64, leader string) bool {
+	return n.top.Epoch == epoch && n.top.Leader == leader && leader != ""
+}
+
+// Reached is, while the node leads, how many members it reaches (they have
+// acknowledged a heartbeat within [Config.Silence]) and how many there are, itself
+// included in both.
+func (n *Node) Reached() (reached, members int) {
+	reached = 1
+	for _, m := range n.members {
+		if n.reaches(m) {
+			reached++
+		}
+	}
+	return reached, len(n.members) + 1
+}
+
+func (n *Node) reaches(m *member) bool {
+	return n.leading && !m.broken && !m.ackedAt.IsZero() && n.now.Sub(m.ackedAt) < n.cfg.Silence
+}
+
+// Step takes what happened at now and returns what to do about it, to be done in this
+// order, and when the node wants to be stepped next if nothing happens before
+// (zero: never). The actions are valid until the next call. Time must not run
+// backwards; an earlier now counts as the latest one seen.
+//
+// An event that makes no sense, such as the loss of an unknown member, does nothing.
+func (n *Node) Step(now time.Time, e *Event) (actions []Action, next time.Time) {
+	clear(n.out)
+	n.out = n.out[:0]
+	if n.now.IsZero() {
+		n.now, n.base = now, now.Add(n.cfg.JoinWait)
+	}
+	n.now = later(n.now, now)
+	n.thaw()
+	n.apply(e)
+	n.progress()
+	n.next = n.due()
+	return n.out, n.next
+}
+
+func (n *Node) wait(heartbeats int) time.Duration {
+	return time.Duration(heartbeats) * n.cfg.Heartbeat
+}
+
+// thaw looks whether this step is so much later than asked for that the process or
+// the machine must have been stopped. The others may then have a new leader, and
+// its messages may come after this step: first listen.
+func (n *Node) thaw() {
+	if n.next.IsZero() || len(n.members) == 0 {
+		return
+	}
+	late := n.now.Sub(n.next)
+	if late < n.wait(freezeWait) {
+		return
+	}
+	n.listenUntil = n.now.Add(n.wait(listenWait))
+	n.base = later(n.base, n.listenUntil)
+	n.claiming = false
+	if n.leading && late >= n.cfg.Silence-n.wait(2) {
+		n.stepDown()
+		n.lose()
+		n.base = later(n.base, n.listenUntil)
+	}
+}
+
+func (n *Node) apply(e *Event) {
+	switch e.Kind {
+	case MemberUp:
+		n.memberUp(e.ID, e.Rank)
+	case MemberDown:
+		if i, ok := n.find(e.ID); ok {
+			n.members = slices.Delete(n.members, i, i+1)
+		}
+		if n.following && !n.leading && e.ID == n.top.Leader && !n.hears() {
+			n.lose()
+		}
+	case StreamBroken:
+		if m := n.member(e.ID); m != nil {
+			m.broken, m.ackedAt = true, time.Time{}
+		}
+		if n.following && !n.leading && e.ID == n.top.Leader && n.brokenAt.IsZero() {
+			n.brokenAt = n.now
+			n.doubt()
+		}
+	case Received:
+		n.receive(e.ID, &e.Message)
+	case Persisted:
+		if n.claiming && !n.persisted && e.Epoch == n.claim.Epoch {
+			n.persisted = true
+			n.claimEnd = n.now.Add(n.wait(proposeWait))
+			n.propose()
+		}
+	case Resigned:
+		if !n.resigned {
+			n.resigned, n.claiming = true, false
+			n.resignBy, n.sendAt = n.now.Add(n.cfg.Silence), n.now
+		}
+	case Asked:
+		if n.following && !n.leading && n.askedAt.IsZero() {
+			n.askedAt = n.now
+		}
+	case Answered:
+		if n.following && !n.leading && n.Obeys(e.Epoch, e.ID) {
+			if !n.askedAt.IsZero() {
+				n.answer = n.smooth(n.answer, n.now.Sub(n.askedAt))
+			}
+			n.heard()
+		}
+	}
+}
+
+func (n *Node) find(id string) (int, bool) {
+	return slices.BinarySearchFunc(n.members, id, func(m *member, id string) int { return strings.Compare(m.id, id) })
+}
+
+// member is nil if the id is unknown.
+func (n *Node) member(id string) *member {
+	if i, ok := n.find(id); ok {
+		return n.members[i]
+	}
+	return nil
+}
+
+func (n *Node) memberUp(id string, rank Rank) {
+	if id == n.cfg.ID {
+		n.rank = rank
+		return
+	}
+	i, known := n.find(id)
+	if known {
+		n.members[i].rank = rank
+		return
+	}
+	n.members = slices.Insert(n.members, i, &member{id: id, rank: rank})
+	switch {
+	case n.leading:
+		n.send(id, Message{Kind: Heartbeat, Claim: n.top, Successor: n.chooseSuccessor()})
+	case n.claiming && n.persisted:
+		n.send(id, Message{Kind: Propose, Claim: n.claim})
+	}
+}
+
+func (n *Node) receive(from string, msg *Message) {
+	c := msg.Claim
+	n.seen = max(n.seen, c.Epoch)
+	if m := n.member(from); m != nil {
+		m.broken = false
+	}
+	switch msg.Kind {
+	case Heartbeat:
+		switch {
+		case c.Leader == n.cfg.ID:
+		case c.Compare(n.top) < 0:
+			n.send(from, Message{Kind: Refuse, Claim: n.top, Heard: n.hears()})
+		default:
+			n.follow(c, msg.Successor)
+			n.send(from, Message{Kind: Ack, Claim: c})
+		}
+	case Ack:
+		if m := n.member(from); m != nil && n.leading && c == n.top {
+			m.ackedAt = n.now
+		}
+	case Propose:
+		n.proposed(from, c)
+	case Grant:
+		if m := n.member(from); m != nil && n.claiming && c == n.claim {
+			m.granted = true
+		}
+	case Refuse:
+		n.refused(c, msg.Heard)
+	case Resign:
+		if n.following && !n.leading && c == n.top {
+			switch msg.Successor {
+			case "":
+				n.lose()
+			case n.cfg.ID:
+				if n.mayLead() && !(n.claiming && n.unasked) {
+					n.startClaim()
+					n.unasked = true
+				}
+			}
+		}
+	}
+}
+
+// hears reports whether the leader of the highest claim is certainly there.
+func (n *Node) hears() bool {
+	if n.leading {
+		return !n.resigned
+	}
+	return n.following && n.brokenAt.IsZero() && n.now.Sub(n.heardAt) < n.wait(freshWait)
+}
+
+// outranks reports whether one who claims takes over from a leader that is there.
+func outranks(claim, leader Rank) bool { return claim.Role() == Must && leader.Role() != Must }
+
+// follow takes a heartbeat of a leader whose claim is at least the highest known.
+func (n *Node) follow(c Claim, successor string) {
+	if n.leading {
+		n.stepDown()
+	}
+	known := n.following && c == n.top
+	n.claiming = n.claiming && c.Compare(n.claim) < 0 && (outranks(n.claim.Rank, c.Rank) || n.unasked && known)
+	if !known {
+		n.following, n.top, n.base = true, c, n.now
+		n.doubting, n.answer, n.lateness = false, 0, 0
+		n.out = append(n.out, Action{Kind: Follow, Claim: c})
+	} else if n.brokenAt.IsZero() {
+		n.lateness = n.smooth(n.lateness, max(n.now.Sub(n.heardAt)-n.cfg.Heartbeat, 0))
+	}
+	n.successor, n.brokenAt = successor, time.Time{}
+	n.heard()
+}
+
+// heard notes that the leader followed was heard just now.
+func (n *Node) heard() {
+	n.heardAt, n.askedAt = n.now, time.Time{}
+	if n.doubting && n.brokenAt.IsZero() {
+		n.doubting = false
+		n.out = append(n.out, Action{Kind: Trust, Claim: n.top})
+	}
+}
+
+func (n *Node) doubt() {
+	if !n.doubting {
+		n.doubting = true
+		n.out = append(n.out, Action{Kind: Doubt, Claim: n.top})
+	}
+}
+
+// proposed answers one who wants to lead.
+func (n *Node) proposed(from string, c Claim) {
+	if n.following && !n.leading && c.Leader == n.top.Leader && c.Epoch > n.top.Epoch {
+		n.lose() // it has restarted
+	}
+	switch {
+	case c.Leader == n.cfg.ID:
+	case c.Epoch <= n.top.Epoch, n.hears() && !outranks(c.Rank, n.top.Rank):
+		n.send(from, Message{Kind: Refuse, Claim: n.top, Heard: n.hears()})
+	case n.claiming && n.claim.Compare(c) > 0:
+		// It hears of ours and gives way.
+	default:
+		n.claiming = false
+		n.base = later(n.base, n.now.Add(n.wait(proposeWait+2)))
+		n.send(from, Message{Kind: Grant, Claim: c})
+	}
+}
+
+// refused takes the news that there is a claim c, and whether its leader is there.
+func (n *Node) refused(c Claim, heard bool) {
+	heard = heard && c.Leader != n.cfg.ID && !outranks(n.rank, c.Rank)
+	higher := c.Compare(n.top) > 0
+	if higher {
+		if n.leading {
+			n.stepDown()
+		}
+		if n.following {
+			n.lose()
+		}
+		n.top, n.heardAt, n.brokenAt, n.successor = c, time.Time{}, time.Time{}, ""
+	}
+	switch {
+	case heard && (higher || n.claiming):
+		n.claiming = false
+		n.base = later(n.base, n.now.Add(n.cfg.Silence/2))
+	case n.claiming && c.Epoch >= n.claim.Epoch: // try again with a higher epoch
+		n.claiming = false
+		n.base = n.now
+	case higher:
+		n.base = n.now
+	}
+}
+
+func (n *Node) stepDown() {
+	n.leading = false
+	n.out = append(n.out, Action{Kind: StepDown, Claim: n.top})
+}
+
+// lose gives the leader followed up.
+func (n *Node) lose() {
+	n.following, n.doubting, n.askedAt = false, false, time.Time{}
+	n.base = n.now
+	n.out = append(n.out, Action{Kind: NoLeader})
+}
+
+// progress does what is due by now.
+func (n *Node) progress() {
+	if n.leading {
+		n.lead()
+		return
+	}
+	if n.following {
+		switch {
+		case !n.now.Before(n.lostAt()):
+			n.lose()
+		case !n.now.Before(n.doubtAt()):
+			n.doubt()
+		}
+	}
+	switch {
+	case n.claiming && n.decided():
+		n.takeOver()
+	case n.claiming && !n.now.Before(n.claimEnd): // could not be persisted
+		n.claiming = false
+		n.base = n.now.Add(n.cfg.Silence)
+	case n.claiming && n.persisted && !n.now.Before(n.sendAt):
+		n.propose()
+	case n.wantsToLead() && !n.now.Before(n.claimAt()):
+		n.startClaim()
+	}
+}
+
+// lead sends the heartbeats, and hands over if the agent has resigned.
+func (n *Node) lead() {
+	if n.now.Before(n.sendAt) {
+		return
+	}
+	n.sendAt = n.now.Add(n.cfg.Heartbeat)
+	successor := n.chooseSuccessor()
+	if n.resigned && (successor == "" || !n.now.Before(n.resignBy)) {
+		n.tell(Message{Kind: Resign, Claim: n.top})
+		n.stepDown()
+		n.lose()
+		return
+	}
+	n.tell(Message{Kind: Heartbeat, Claim: n.top, Successor: successor})
+	if n.resigned {
+		n.send(successor, Message{Kind: Resign, Claim: n.top, Successor: successor})
+	}
+}
+
+// chooseSuccessor is the highest of the members that may lead and are reached,
+// empty if there is none.
+func (n *Node) chooseSuccessor() string {
+	var best *member
+	for _, m := range n.members {
+		if m.rank != 0 && n.reaches(m) && (best == nil || m.rank >= best.rank) { // ids rise
+			best = m
+		}
+	}
+	if best == nil {
+		return ""
+	}
+	return best.id
+}
+
+func (n *Node) mayLead() bool { return n.rank != 0 && !n.resigned }
+
+// wantsToLead reports whether the node should claim when its time has come.
+func (n *Node) wantsToLead() bool {
+	return n.mayLead() && !n.claiming && (!n.following || outranks(n.rank, n.top.Rank))
+}
+
+// claimAt is when the node should claim if it wants to lead.
+func (n *Node) claimAt() time.Time {
+	return n.base.Add(time.Duration(n.position()) * n.wait(staggerWait))
+}
+
+// position is how many should claim before us: the successor that the last leader
+// announced, and all of higher rank.
+func (n *Node) position() int {
+	if n.successor == n.cfg.ID || n.following {
+		return 0
+	}
+	before := 0
+	for _, m := range n.members {
+		if m.rank == 0 || m.broken || m.id == n.top.Leader {
+			continue
+		}
+		if m.id == n.successor || cmp.Or(cmp.Compare(m.rank, n.rank), cmp.Compare(m.id, n.cfg.ID)) > 0 {
+			before++
+		}
+	}
+	return min(before, mostStaggered)
+}
+
+func (n *Node) startClaim() {
+	n.seen++
+	n.claiming, n.persisted, n.unasked = true, false, false
+	n.claim = Claim{Epoch: n.seen, Rank: n.rank, Leader: n.cfg.ID}
+	n.claimEnd = n.now.Add(n.cfg.Silence)
+	for _, m := range n.members {
+		m.granted = false
+	}
+	n.out = append(n.out, Action{Kind: Persist, Claim: n.claim})
+}
+
+// propose asks who objects, twice a heartbeat as messages may be lost.
+func (n *Node) propose() {
+	n.sendAt = n.now.Add(n.cfg.Heartbeat / 2)
+	if n.unasked {
+		return
+	}
+	for _, m := range n.members {
+		if !m.granted {
+			n.send(m.id, Message{Kind: Propose, Claim: n.claim})
+		}
+	}
+}
+
+// decided reports whether our claim holds: nobody has refused it, and all have granted
+// it who could, or had the time to refuse.
+func (n *Node) decided() bool {
+	if !n.persisted || n.unasked || !n.now.Before(n.claimEnd) {
+		return n.persisted
+	}
+	for _, m := range n.members {
+		lost := m.broken || m.id == n.top.Leader && !n.hears()
+		if !m.granted && !lost {
+			return false
+		}
+	}
+	return true
+}
+
+// takeOver makes the agent leader.
+func (n *Node) takeOver() {
+	n.claiming, n.leading, n.following, n.doubting = false, true, true, false
+	n.top, n.successor = n.claim, ""
+	n.heardAt, n.brokenAt, n.askedAt = time.Time{}, time.Time{}, time.Time{}
+	for _, m := range n.members {
+		m.ackedAt = time.Time{}
+	}
+	n.out = append(n.out, Action{Kind: Lead, Claim: n.top}, Action{Kind: Follow, Claim: n.top})
+	n.sendAt = n.now
+	n.lead()
+}
+
+// lostAt is when the leader followed is given up if it is not heard before.
+func (n *Node) lostAt() time.Time {
+	t := n.heardAt.Add(n.cfg.Silence)
+	if !n.brokenAt.IsZero() {
+		wait := brokenWait
+		if n.successor == n.cfg.ID {
+			wait = successorWait
+		}
+		t = earlier(t, n.brokenAt.Add(n.wait(wait)))
+	}
+	return later(t, n.listenUntil)
+}
+
+// doubtAt is when the leader followed is doubted if it is not heard before.
+func (n *Node) doubtAt() time.Time {
+	t := n.heardAt.Add(n.cfg.Heartbeat + max(n.cfg.Doubt, 3*n.lateness))
+	if !n.askedAt.IsZero() {
+		t = earlier(t, n.askedAt.Add(max(n.cfg.Doubt, 3*n.answer)))
+	}
+	return t
+}
+
+// due is when the node wants to be stepped next.
+func (n *Node) due() time.Time {
+	if n.leading {
+		return n.sendAt
+	}
+	var t time.Time
+	if n.following {
+		t = n.lostAt()
+		if !n.doubting {
+			t = earlier(t, n.doubtAt())
+		}
+	}
+	if n.claiming {
+		t = earlier(t, n.claimEnd)
+		if n.persisted {
+			t = earlier(t, n.sendAt)
+		}
+	} else if n.wantsToLead() {
+		t = earlier(t, n.claimAt())
+	}
+	return t
+}
+
+func (n *Node) tell(msg Message) {
+	for _, m := range n.members {
+		n.send(m.id, msg)
+	}
+}
+
+func (n *Node) send(to string, msg Message) {
+	n.out = append(n.out, Action{Kind: Send, To: to, Message: msg})
+}
+
+// smooth is the usual value after one more sample, of which one heartbeat counts at
+// most: what is longer was lost, or we were frozen.
+func (n *Node) smooth(usual, sample time.Duration) time.Duration {
+	return usual + (min(sample, n.cfg.Heartbeat)-usual)/8
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// earlier is the earlier of two times, of which the zero one is never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,166 @@
+package election
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+)
+
+// TestScripts runs the scripts in testdata; -rewrite writes what they answer. The commands:
+//
+//	new id=I role=R [spare=N] [no-cpu] [epoch=N] [join=D]
+//	step    lines of a time and an event; answers with the actions, and with when the node wants to be stepped next:
+//	          T time | up ID ROLE [SPARE] | down ID | broken ID | persisted N | resigned | asked | answered N/ID
+//	          T from ID KIND N/ID [successor ID] [heard]
+//	state   what the node's methods tell
+//
+// A claim is written N/ID; its rank is the one that up has told last.
+func TestScripts(t *testing.T) {
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		var s *script
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			switch d.Cmd {
+			case "new":
+				s = newScript(t, d)
+				return ""
+			case "step":
+				return s.steps(t, d)
+			case "state":
+				return s.state()
+			}
+			return "unknown command " + d.Cmd
+		})
+	})
+}
+
+type script struct {
+	n     *Node
+	ranks map[string]Rank
+}
+
+func newScript(t *testing.T, d *datadriven.TestData) *script {
+	var cfg Config
+	var role, join string
+	var spare int
+	d.ScanArgs(t, "id", &cfg.ID)
+	d.ScanArgs(t, "role", &role)
+	d.MaybeScanArgs(t, "spare", &spare)
+	d.MaybeScanArgs(t, "epoch", &cfg.Epoch)
+	if d.MaybeScanArgs(t, "join", &join) {
+		cfg.JoinWait = must(t, time.ParseDuration)(join)
+	}
+	cfg.Rank = RankOf(must(t, ParseRole)(role), d.HasArg("no-cpu"), spare)
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &script{n: n, ranks: map[string]Rank{cfg.ID: cfg.Rank}}
+}
+
+func must[T any](t *testing.T, parse func(string) (T, error)) func(string) T {
+	return func(s string) T {
+		v, err := parse(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func (s *script) steps(t *testing.T, d *datadriven.TestData) string {
+	var out []byte
+	var next time.Time
+	for line := range strings.Lines(d.Input) {
+		words := strings.Fields(line)
+		at := must(t, time.ParseDuration)(words[0])
+		e := s.event(t, words[1:])
+		var actions []Action
+		actions, next = s.n.Step(epoch.Add(at), &e)
+		for _, a := range actions {
+			out = fmt.Appendf(out, "%v %v\n", at, a)
+		}
+	}
+	if next.IsZero() {
+		return string(out) + "next never\n"
+	}
+	return string(out) + fmt.Sprintf("next %v\n", next.Sub(epoch))
+}
+
+// epoch is the time 0 of scripts and schedules.
+var epoch = time.Unix(1_000_000, 0)
+
+func (s *script) event(t *testing.T, words []string) Event {
+	arg := func(i int) string {
+		if i < len(words) {
+			return words[i]
+		}
+		return ""
+	}
+	e := Event{ID: arg(1)}
+	switch words[0] {
+	case "time":
+	case "up":
+		spare, _ := strconv.Atoi(arg(3))
+		s.ranks[e.ID] = RankOf(must(t, ParseRole)(arg(2)), false, spare)
+		e.Kind, e.Rank = MemberUp, s.ranks[e.ID]
+	case "down":
+		e.Kind = MemberDown
+	case "broken":
+		e.Kind = StreamBroken
+	case "persisted":
+		e.Kind = Persisted
+		e.Epoch, _ = strconv.ParseUint(arg(1), 10, 64)
+	case "resigned":
+		e.Kind = Resigned
+	case "asked":
+		e.Kind = Asked
+	case "answered":
+		c := s.claim(t, arg(1))
+		e.Kind, e.ID, e.Epoch = Answered, c.Leader, c.Epoch
+	case "from":
+		e.Kind = Received
+		for k, name := range messageNames {
+			if name == arg(2) {
+				e.Message = Message{Kind: MessageKind(k), Claim: s.claim(t, arg(3))}
+			}
+		}
+		if arg(4) == "successor" {
+			e.Message.Successor = arg(5)
+		}
+		e.Message.Heard = arg(4) == "heard"
+		if want := strings.Join(words[2:], " "); e.Message.String() != want {
+			t.Fatalf("message %q reads as %q", want, e.Message)
+		}
+	default:
+		t.Fatalf("event %q is unknown", words[0])
+	}
+	return e
+}
+
+func (s *script) claim(t *testing.T, text string) Claim {
+	number, leader, _ := strings.Cut(text, "/")
+	e, err := strconv.ParseUint(number, 10, 64)
+	if _, ok := s.ranks[leader]; !ok || err != nil {
+		t.Fatalf("claim is %q, want N/ID with a known ID", text)
+	}
+	return Claim{Epoch: e, Rank: s.ranks[leader], Leader: leader}
+}
+
+func (s *script) state() string {
+	leader := "no leader"
+	if c, ok := s.n.Following(); ok {
+		leader = "follows " + c.String()
+	}
+	if s.n.Leading() {
+		reached, members := s.n.Reached()
+		leader += fmt.Sprintf(", leads, reaches %d of %d", reached, members)
+	}
+	if s.n.Doubting() {
+		leader += ", doubts"
+	}
+	return leader
+}
