@@ -2,10 +2,10 @@ package sim
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/muster-serve/muster/leader/fluid"
-	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/sim/workload"
 )
 
 // FluidLimit solves the fluid program of the pool and the models' mix, by the
@@ -28,12 +28,7 @@ func FluidLimit(models []Model, pool Pool) (*fluid.Solution, error) {
 	return s, nil
 }
 
-// binWidth is the width of the bins of batch sizes: the grid on which the
-// published latencies were measured.
-const binWidth = 10
-
-// bins are the models' batch sizes in steps of binWidth, with their mean latency
-// on each type as the policy knows it; 0 where the largest of the bin is too slow.
+// bins are the models' batch sizes with their mean latency on each type as the policy knows it.
 func bins(models []Model, types []string) []fluid.Bin {
 	var weights float64
 	for i := range models {
@@ -42,35 +37,23 @@ func bins(models []Model, types []string) []fluid.Bin {
 	var all []fluid.Bin
 	for i := range models {
 		m := &models[i]
-		known := make([]match.Latencies, len(types))
+		known := make([]fluid.Latencies, len(types))
 		for t, name := range types {
-			known[t] = m.known(name)
+			if l := m.known(name); l != nil {
+				known[t] = l
+			}
 		}
-		pmf := m.BatchSizes.PMF()
-		for len(pmf) > 0 {
-			step := (pmf[0].BatchSize + binWidth - 1) / binWidth
-			n := 1
-			for n < len(pmf) && pmf[n].BatchSize <= step*binWidth {
-				n++
-			}
-			bin := fluid.Bin{Model: m.Name, BatchSize: pmf[n-1].BatchSize, Latency: make([]time.Duration, len(types))}
-			for _, p := range pmf[:n] {
-				bin.Share += p.P
-			}
-			for t, l := range known {
-				if l == nil || l.Mean(bin.BatchSize) > m.QoSTarget {
-					continue
-				}
-				var sum float64
-				for _, p := range pmf[:n] {
-					sum += p.P * float64(l.Mean(p.BatchSize))
-				}
-				bin.Latency[t] = time.Duration(sum / bin.Share)
-			}
-			bin.Share *= m.weight() / weights
-			all = append(all, bin)
-			pmf = pmf[n:]
-		}
+		all = append(all, fluid.Bins(m.Name, m.weight()/weights, Distribution(m.BatchSizes), m.QoSTarget, known)...)
 	}
 	return all
+}
+
+// Distribution is what profiles calls a distribution of batch sizes.
+func Distribution(sizes *workload.BatchSizes) profiles.Distribution {
+	pmf := sizes.PMF()
+	d := make(profiles.Distribution, len(pmf))
+	for i, p := range pmf {
+		d[i] = profiles.Share{BatchSize: p.BatchSize, Share: p.P}
+	}
+	return d
 }
