@@ -278,15 +278,29 @@ func (p *Problem) Space() ([]Configuration, error) {
 	if err != nil {
 		return nil, err
 	}
+	space, err := collect(all)
+	if err == nil && len(space) == 0 {
+		err = errors.New("no configuration to choose from: the types' limits allow none")
+	}
+	return space, err
+}
+
+var errTooMany = fmt.Errorf("more than %d configurations to choose from: lower the budget, limit how many of a type, or name fewer types", MaxConfigurations)
+
+// collect clones at most MaxConfigurations.
+func collect(all iter.Seq[Configuration]) ([]Configuration, error) {
 	var space []Configuration
+	var counts []int // cut into configurations: one allocation for many
 	for c := range all {
 		if len(space) == MaxConfigurations {
-			return nil, fmt.Errorf("more than %d configurations to choose from: lower the budget, limit how many of a type, or name fewer types", MaxConfigurations)
+			return nil, errTooMany
 		}
-		space = append(space, c.Clone())
-	}
-	if len(space) == 0 {
-		return nil, errors.New("no configuration to choose from: the types' limits allow none")
+		if len(counts)+len(c) > cap(counts) {
+			counts = make([]int, 0, min(1<<20, max(64, 2*len(space)))*len(c))
+		}
+		n := len(counts)
+		counts = append(counts, c...)
+		space = append(space, counts[n:len(counts):len(counts)])
 	}
 	return space, nil
 }

@@ -1,0 +1,345 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/muster-serve/muster/leader/fluid"
+)
+
+// An Analysis is what the profiles say of a problem without evaluating anything: which types are of use, which is the base
+// type, which configurations meet the QoS target at any rate at all, and the bounds on what each serves. It is not safe for concurrent use.
+type Analysis struct {
+	// Problem is the one that was analysed, or where no configuration can meet it the nearest that one can: without
+	// the queries that no type answers within the QoS target.
+	Problem *Problem
+	// Base is the index of the base type: of those that meet the QoS target at every batch size
+	// the one that alone serves most for its price.
+	Base int
+	// Notes say which types were left out, and how the problem was changed.
+	Notes []string
+
+	useful []bool // by type: meets a QoS target at some batch size
+	// reach is, by model, the share of its queries that can be served by exactly the types of a set.
+	reach    []map[uint64]float64
+	feasible map[uint64]bool
+	program  fluid.Program
+	solver   fluid.Solver
+	eq15     *eq15
+}
+
+// maxTypes bounds a set of types held in a uint64.
+const maxTypes = 64
+
+// Analyse validates p, which must have models, and analyses it.
+func Analyse(p *Problem) (*Analysis, error) {
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	if len(p.Models) == 0 {
+		return nil, errors.New("no models: this planner reads latency profiles, which a table does not have")
+	}
+	if len(p.Types) > maxTypes {
+		return nil, fmt.Errorf("%d instance types, want at most %d", len(p.Types), maxTypes)
+	}
+	nearest := *p
+	nearest.Models = slices.Clone(p.Models)
+	a := &Analysis{Problem: &nearest, useful: make([]bool, len(p.Types)), feasible: map[uint64]bool{}}
+	for i := range nearest.Models {
+		if err := a.nearest(&nearest.Models[i]); err != nil {
+			return nil, err
+		}
+	}
+	for i, t := range p.Types {
+		if !a.useful[i] {
+			a.Notes = append(a.Notes, fmt.Sprintf("%s is left out: it answers no query within the QoS target (%s)", t.Name, a.fastest(i)))
+		}
+	}
+	a.prepare()
+	if err := a.findBase(); err != nil {
+		return nil, err
+	}
+	if len(nearest.Models) == 1 {
+		a.eq15 = newEq15(&nearest, a.Base)
+	}
+	return a, nil
+}
+
+// meets reports whether type i answers a query of the batch size within the model's QoS target in the mean.
+func (m *Model) meets(i, batchSize int) bool { return m.Latencies[i].Mean(batchSize) <= m.QoSTarget }
+
+// nearest notes which types serve which of the model's queries. Where none serves so many of them that the target cannot be met, it takes
+// out the largest batch sizes, as few as will do.
+func (a *Analysis) nearest(m *Model) error {
+	sets := make([]uint64, len(m.BatchSizes)) // of types that serve the batch size
+	var all, unserved float64                 // shares
+	for b, s := range m.BatchSizes {
+		for i := range m.Latencies {
+			if m.meets(i, s.BatchSize) {
+				sets[b] |= 1 << i
+				a.useful[i] = true
+			}
+		}
+		if all += s.Share; sets[b] == 0 {
+			unserved += s.Share
+		}
+	}
+	n := len(sets)
+	kept, missed := all, unserved // up to the n-th batch size
+	for n > 0 && (missed > kept*(1-a.Problem.target())+1e-9 || n < len(sets) && sets[n-1] == 0) {
+		n--
+		if kept -= m.BatchSizes[n].Share; sets[n] == 0 {
+			missed -= m.BatchSizes[n].Share
+		}
+	}
+	if n == 0 {
+		smallest := m.BatchSizes[0].BatchSize
+		return fmt.Errorf("model %s: the fastest answer to the smallest query, of batch size %d, takes %v, which is not within the QoS target of %v: raise that or name a faster type",
+			m.Name, smallest, m.least(smallest), m.QoSTarget)
+	}
+	if n < len(sets) {
+		a.Notes = append(a.Notes, fmt.Sprintf("model %s: no configuration meets the QoS target at any rate: %.3g %% of the queries no instance type answers within %v, and %.3g %% may be late. "+
+			"These plans are for those of batch sizes up to %d; for all, the target would have to be %v",
+			m.Name, 100*unserved, m.QoSTarget, 100*(1-a.Problem.target()), m.BatchSizes[n-1].BatchSize, m.least(m.BatchSizes[len(sets)-1].BatchSize)))
+		m.BatchSizes = slices.Clone(m.BatchSizes[:n])
+		for b := range m.BatchSizes {
+			m.BatchSizes[b].Share /= kept
+		}
+	}
+	reach := map[uint64]float64{}
+	for b, s := range m.BatchSizes {
+		reach[sets[b]] += s.Share
+	}
+	a.reach = append(a.reach, reach)
+	return nil
+}
+
+// least is the least mean latency of a batch size on any type.
+func (m *Model) least(batchSize int) time.Duration {
+	least := time.Duration(math.MaxInt64)
+	for _, l := range m.Latencies {
+		least = min(least, l.Mean(batchSize))
+	}
+	return least
+}
+
+// fastest says how long type i takes for the smallest queries.
+func (a *Analysis) fastest(i int) string {
+	var each []string
+	for _, m := range a.Problem.Models {
+		b := m.BatchSizes[0].BatchSize
+		each = append(each, fmt.Sprintf("model %s: %v at batch size %d, the target is %v", m.Name, m.Latencies[i].Mean(b), b, m.QoSTarget))
+	}
+	return strings.Join(each, "; ")
+}
+
+// prepare makes the fluid program but for the counts.
+func (a *Analysis) prepare() {
+	p := a.Problem
+	a.program.Unserved = 1 - p.target()
+	for _, t := range p.Types {
+		a.program.Types = append(a.program.Types, fluid.Type{Name: string(t.Name)})
+	}
+	weights := 0.0
+	for i := range p.Models {
+		weights += p.Models[i].weight()
+	}
+	for i := range p.Models {
+		m := &p.Models[i]
+		known := make([]fluid.Latencies, len(m.Latencies))
+		for t, l := range m.Latencies {
+			known[t] = l
+		}
+		a.program.Bins = append(a.program.Bins, fluid.Bins(m.Name, m.weight()/weights, m.BatchSizes, m.QoSTarget, known)...)
+	}
+}
+
+func (m *Model) weight() float64 {
+	if m.Weight == 0 {
+		return 1
+	}
+	return m.Weight
+}
+
+// findBase finds the base type. Where none meets the QoS target at every batch size it is that which does for
+// most queries.
+func (a *Analysis) findBase() error {
+	a.Base = -1
+	var share, worth float64
+	for i, t := range a.Problem.Types {
+		least := 1.0 // over the models
+		for _, reach := range a.reach {
+			served := 0.0
+			for set, part := range reach {
+				if set&(1<<i) != 0 {
+					served += part
+				}
+			}
+			least = min(least, served)
+		}
+		one := make(Configuration, len(a.Problem.Types))
+		one[i] = 1
+		sol, err := a.Fluid(one)
+		if err != nil {
+			return err
+		}
+		if w := sol.Rate / t.Price; a.Base < 0 || least > share+1e-9 || least > share-1e-9 && w > worth {
+			a.Base, share, worth = i, least, w
+		}
+	}
+	return nil
+}
+
+// Feasible reports whether c meets the QoS target at some rate: whether it has types for enough of the queries, and none that is
+// left out.
+func (a *Analysis) Feasible(c Configuration) bool {
+	var set uint64
+	for i, n := range c {
+		if n > 0 {
+			if !a.useful[i] {
+				return false
+			}
+			set |= 1 << i
+		}
+	}
+	known, ok := a.feasible[set]
+	if ok {
+		return known
+	}
+	feasible := true
+	for _, reach := range a.reach {
+		served := 0.0
+		for types, part := range reach {
+			if types&set != 0 {
+				served += part
+			}
+		}
+		feasible = feasible && served >= a.Problem.target()-1e-9
+	}
+	a.feasible[set] = feasible
+	return feasible
+}
+
+// Configurations are those affordable that are feasible, in the order of their counts; what it yields is overwritten.
+func (a *Analysis) Configurations() (iter.Seq[Configuration], error) {
+	all, err := a.Problem.Configurations()
+	if err != nil {
+		return nil, err
+	}
+	return func(yield func(Configuration) bool) {
+		for c := range all {
+			if a.Feasible(c) && !yield(c) {
+				return
+			}
+		}
+	}, nil
+}
+
+// Space is all that [Analysis.Configurations] yields, at most MaxConfigurations and at least one.
+func (a *Analysis) Space() ([]Configuration, error) {
+	all, err := a.Configurations()
+	if err != nil {
+		return nil, err
+	}
+	space, err := collect(all)
+	if err == nil && len(space) == 0 {
+		err = a.noneFeasible()
+	}
+	return space, err
+}
+
+// noneFeasible says why no configuration within the limits meets the QoS target.
+func (a *Analysis) noneFeasible() error {
+	base := a.Problem.Types[a.Base]
+	if a.Problem.Budget > 0 && base.Price > a.Problem.Budget {
+		return fmt.Errorf("budget of %v $/hr buys no configuration that meets the QoS target: that needs an instance of the base type, %s at %v $/hr", a.Problem.Budget, base.Name, base.Price)
+	}
+	return fmt.Errorf("no configuration within the budget and the types' limits meets the QoS target at any rate: that needs instances of the base type, %s at %v $/hr", base.Name, base.Price)
+}
+
+// Fluid solves the fluid program of c.
+func (a *Analysis) Fluid(c Configuration) (*fluid.Solution, error) {
+	for i, n := range c {
+		a.program.Types[i].Count = n
+	}
+	return a.solver.Solve(&a.program)
+}
+
+// UpperBound is Eq. 15 of KAIROS for c in queries/s: of one model, else 0.
+func (a *Analysis) UpperBound(c Configuration) float64 {
+	if a.eq15 == nil {
+		return 0
+	}
+	return a.eq15.of(c)
+}
+
+// Plan describes c: what it costs, what it serves at most, what keeps it from more, what one instance more of each type
+// would gain, and the rate that is expected as long as nothing was evaluated.
+func (a *Analysis) Plan(c Configuration, reason string) (Plan, error) {
+	sol, err := a.Fluid(c)
+	if err != nil {
+		return Plan{}, err
+	}
+	p := a.Problem
+	plan := Plan{
+		Configuration: c.Clone(),
+		Price:         p.Price(c),
+		FluidLimit:    sol.Rate,
+		Bound:         sol.Rate,
+		Predicted:     p.efficiency() * sol.Rate,
+		Binding:       a.binding(c, sol),
+		Reason:        reason,
+	}
+	more := c.Clone()
+	for i, t := range p.Types {
+		more[i]++
+		sol, err := a.Fluid(more)
+		if err != nil {
+			return Plan{}, err
+		}
+		more[i]--
+		plan.Gains = append(plan.Gains, Gain{Type: string(t.Name), Rate: max(0, sol.Rate-plan.FluidLimit), Price: t.Price})
+	}
+	return plan, nil
+}
+
+// binding says what keeps c from serving more: the types that have no time to spare.
+func (a *Analysis) binding(c Configuration, sol *fluid.Solution) string {
+	if sol.Rate == 0 {
+		return "the QoS target: too many queries that no instance answers in time"
+	}
+	var short, spare []string
+	for i, n := range c {
+		if n == 0 {
+			continue
+		}
+		name := string(a.Problem.Types[i].Name)
+		if sol.Prices[i].PerMs > 0 {
+			short = append(short, name)
+		} else {
+			spare = append(spare, fmt.Sprintf("%s is idle %.0f %% of the time", name, 100*(1-sol.Busy[i]/float64(n))))
+		}
+	}
+	s := "time on " + strings.Join(short, " and ")
+	if len(spare) > 0 {
+		s += "; " + strings.Join(spare, ", ")
+	}
+	return s
+}
+
+// Evaluated is the plan with what an evaluator said of it.
+func (a *Analysis) Evaluated(plan Plan, e Estimate) Plan {
+	plan.Evaluated, plan.StdErr = true, e.StdErr
+	if a.Problem.Objective == LeastCost {
+		plan.Satisfaction = e.Value
+		return plan
+	}
+	// A finite run may cross the limit a little; nobody should count on that.
+	plan.Predicted = min(e.Value, plan.FluidLimit)
+	return plan
+}

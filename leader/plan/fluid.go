@@ -1,0 +1,124 @@
+package plan
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Fluid is the planner that takes the configuration of the highest fluid limit, or the cheapest whose
+// limit leaves room for the rate. It evaluates none.
+type Fluid struct {
+	// Top is how many plans to return; 0 means DefaultTop.
+	Top int
+}
+
+// Plan plans; the evaluator is not used.
+func (f Fluid) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, error) {
+	a, space, err := search(p, p.efficiency())
+	if err != nil {
+		return nil, err
+	}
+	r := newRelaxation(a, space)
+	if p.Objective == LeastCost {
+		found, err := r.cheapest(topOr(f.Top), p.Rate/p.efficiency())
+		if err != nil {
+			return nil, err
+		}
+		if len(found) > 0 {
+			return a.result(len(space), found, a.cheapestReason(len(space), found))
+		}
+		a.noteUnmet(ctx)
+	}
+	found, err := r.highest(topOr(f.Top))
+	if err != nil {
+		return nil, err
+	}
+	return a.result(len(space), found, func(i int) string {
+		if i == 0 {
+			return fmt.Sprintf("the highest fluid limit of %d configurations", len(space))
+		}
+		return fmt.Sprintf("its fluid limit is %.2g %% below the first's", 100*(1-found[i].bound/found[0].bound))
+	})
+}
+
+// analyse analyses p. Without a budget it sets the price of base instances alone that would serve the rate if
+// distribution reached the given share of their fluid limit.
+func analyse(p *Problem, efficiency float64) (*Analysis, error) {
+	a, err := Analyse(p)
+	if err != nil {
+		return nil, err
+	}
+	if a.Problem.Budget == 0 {
+		a.Problem.Budget, err = a.homogeneousPrice(p.Rate / efficiency)
+	}
+	return a, err
+}
+
+// search analyses p and lists its search space.
+func search(p *Problem, efficiency float64) (*Analysis, []Configuration, error) {
+	a, err := analyse(p, efficiency)
+	if err != nil {
+		return nil, nil, err
+	}
+	space, err := a.Space()
+	return a, space, err
+}
+
+// homogeneousPrice is what base instances alone cost whose fluid limit is rate; 0 if the limit on their
+// number does not allow so many.
+func (a *Analysis) homogeneousPrice(rate float64) (float64, error) {
+	one := make(Configuration, len(a.Problem.Types))
+	one[a.Base] = 1
+	sol, err := a.Fluid(one)
+	if err != nil {
+		return 0, err
+	}
+	base := a.Problem.Types[a.Base]
+	n := math.Ceil(rate / sol.Rate)
+	if !(sol.Rate > 0) || base.Max > 0 && n > float64(base.Max) {
+		return 0, nil
+	}
+	return n * base.Price, nil
+}
+
+// noteUnmet notes that nothing within the limits is expected to serve the rate, and what would.
+func (a *Analysis) noteUnmet(ctx context.Context) {
+	p := *a.Problem
+	note := fmt.Sprintf("no configuration within the limits is expected to serve %.6g queries/s: these come nearest", p.Rate)
+	p.Budget, p.Types = 0, slices.Clone(p.Types)
+	for i := range p.Types {
+		p.Types[i].Max = 0
+	}
+	if r, err := (Fluid{Top: 1}).Plan(ctx, &p, nil); err == nil {
+		note += fmt.Sprintf("; %s at %.4g $/hr would", p.Name(r.Plans[0].Configuration), r.Plans[0].Price)
+	}
+	a.Notes = append(a.Notes, note)
+}
+
+// result describes the configurations found, none of which was evaluated.
+func (a *Analysis) result(space int, found []bounded, reason func(i int) string) (*Result, error) {
+	r := &Result{SearchSpace: space, Notes: a.Notes}
+	for i, b := range found {
+		plan, err := a.Plan(b.c, reason(i))
+		if err != nil {
+			return nil, err
+		}
+		plan.Bound = b.bound
+		plan.Predicted = min(plan.Predicted, a.Problem.efficiency()*b.bound)
+		r.Plans = append(r.Plans, plan)
+	}
+	return r, nil
+}
+
+// cheapestReason says why each of the configurations, by rising price, was found for the rate.
+func (a *Analysis) cheapestReason(space int, found []bounded) func(i int) string {
+	return func(i int) string {
+		if i == 0 {
+			return fmt.Sprintf("the cheapest of %d configurations whose bound leaves room for %.6g queries/s, if distribution reaches %.0f %% of it",
+				space, a.Problem.Rate, 100*a.Problem.efficiency())
+		}
+		return fmt.Sprintf("costs %.2g %% more than the first", 100*(found[i].price/found[0].price-1))
+	}
+}

@@ -1,0 +1,114 @@
+package plan
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+)
+
+// Kairos is KAIROS's planner (section 5.2): it ranks configurations by Eq. 15, takes one of the
+// highest by the similarity rule, and evaluates none. It plans for one model.
+type Kairos struct {
+	// Top is how many plans to return; 0 means DefaultTop.
+	Top int
+}
+
+var errSeveralModels = errors.New("Eq. 15 bounds the throughput of one model: for several use the fluid planner")
+
+// Plan plans; the evaluator is not used. Under LeastCost it takes the cheapest configuration whose bound leaves room for the rate.
+func (k Kairos) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, error) {
+	a, err := analyse(p, p.efficiency())
+	if err != nil {
+		return nil, err
+	}
+	if a.eq15 == nil {
+		return nil, errSeveralModels
+	}
+	top := topOr(k.Top)
+	if p.Objective == LeastCost {
+		found, space, err := a.first(top, byPrice, p.Rate/p.efficiency())
+		if err != nil {
+			return nil, err
+		}
+		if len(found) > 0 {
+			return a.result(space, found, a.cheapestReason(space, found))
+		}
+		a.noteUnmet(ctx)
+	}
+	all, space, err := a.first(max(top, similarOf), byEq15, 0)
+	if err != nil {
+		return nil, err
+	}
+	chosen, reason := a.similar(all, space)
+	found := append([]bounded{all[chosen]}, slices.Delete(slices.Clone(all), chosen, chosen+1)...)
+	found = found[:min(top, len(found))]
+	return a.result(space, found, func(i int) string {
+		if i == 0 {
+			return reason
+		}
+		return fmt.Sprintf("its bound is %.2g %% below the highest", 100*(1-found[i].bound/all[0].bound))
+	})
+}
+
+// byEq15 orders by falling bound alone: KAIROS leaves what is equal in the order of the counts.
+func byEq15(a, b bounded) int { return cmp.Compare(b.bound, a.bound) }
+
+// first are the first n configurations in an order, of those whose Eq. 15 is at least need; equal ones are in the order of the counts.
+// It holds no more than those, for there may be millions. space is how many configurations there are in all.
+func (a *Analysis) first(n int, order func(x, y bounded) int, need float64) (first []bounded, space int, err error) {
+	all, err := a.Configurations()
+	if err != nil {
+		return nil, 0, err
+	}
+	for c := range all {
+		if space++; space > MaxConfigurations {
+			return nil, 0, errTooMany
+		}
+		b := bounded{c: c, price: digits(a.Problem.Price(c)), bound: a.eq15.of(c)}
+		if b.bound < need || len(first) == n && order(b, first[n-1]) >= 0 {
+			continue
+		}
+		b.c = c.Clone()
+		at := sort.Search(len(first), func(i int) bool { return order(first[i], b) > 0 })
+		if len(first) == n {
+			first = first[:n-1]
+		}
+		first = slices.Insert(first, at, b)
+	}
+	if space == 0 {
+		return nil, 0, a.noneFeasible()
+	}
+	return first, space, nil
+}
+
+// similarOf is how many configurations of the highest bound the similarity rule looks at.
+const similarOf = 10
+
+// similar is KAIROS's choice among all, which are sorted by falling bound: if the three of the highest bound have as many base
+// instances, the first; otherwise of the ten of the highest bound that which is nearest to the others.
+func (a *Analysis) similar(all []bounded, space int) (chosen int, reason string) {
+	base := func(i int) int { return all[i].c[a.Base] }
+	name := a.Problem.Types[a.Base].Name
+	if len(all) < 3 || base(0) == base(1) && base(1) == base(2) {
+		return 0, fmt.Sprintf("the highest bound (Eq. 15) of %d configurations; the next ones agree on %d %s", space, base(0), name)
+	}
+	top := all[:min(similarOf, len(all))]
+	nearest := math.Inf(1)
+	for i := range top {
+		var sum float64
+		for j := range top {
+			for t := range top[i].c {
+				d := float64(top[i].c[t] - top[j].c[t])
+				sum += d * d
+			}
+		}
+		if sum < nearest {
+			chosen, nearest = i, sum
+		}
+	}
+	return chosen, fmt.Sprintf("of the %d configurations with the highest bound (Eq. 15) of %d, which differ in the number of %s, the nearest to the others", len(top), space, name)
+}

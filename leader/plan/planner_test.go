@@ -1,0 +1,197 @@
+package plan
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// atShare is an evaluator that reaches a share of the fluid limit: at LeastCost it satisfies the target up to there. The share depends a little on
+// the configuration.
+func atShare(t *testing.T, p *Problem, share float64) Evaluator {
+	a, err := Analyse(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return EvaluatorFunc(func(_ context.Context, c Configuration) (Estimate, error) {
+		sol, err := a.Fluid(c)
+		if err != nil {
+			return Estimate{}, err
+		}
+		rate := sol.Rate * (share + 0.002*math.Sin(float64(7*c[0]+3*c.Count())))
+		if p.Objective == MostThroughput {
+			return Estimate{Value: rate}, nil
+		}
+		return Estimate{Value: min(1, 0.99*math.Sqrt(rate/p.Rate))}, nil
+	})
+}
+
+func TestKairosChoice(t *testing.T) {
+	a, err := Analyse(rm2())
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(base, auxiliary int) bounded { return bounded{c: Configuration{base, 0, auxiliary, 0}} }
+	if got, reason := a.similar([]bounded{at(2, 3), at(2, 2), at(2, 1), at(1, 9)}, 4); got != 0 || !strings.Contains(reason, "agree on 2 g4dn.xlarge") {
+		t.Errorf("three of as many base instances: %d, %s", got, reason)
+	}
+	if got, _ := a.similar([]bounded{at(1, 9), at(3, 1), at(2, 4), at(2, 5), at(2, 3)}, 5); got != 2 {
+		t.Errorf("not the one in the middle: %d", got)
+	}
+}
+
+func TestPlans(t *testing.T) {
+	for _, planner := range []Planner{Fluid{}, Kairos{}, KairosPlus{}, KairosPlus{FluidBound: true}} {
+		p := rm2()
+		r, err := planner.Plan(t.Context(), p, atShare(t, p, 0.9))
+		if err != nil {
+			t.Fatal(err)
+		}
+		best := r.Plans[0]
+		if got := p.Name(best.Configuration); got != "g4dn.xlarge=1,r5n.large=13" {
+			t.Errorf("%T chooses %s", planner, got)
+		}
+		if r.SearchSpace != 331 || best.Reason == "" || best.Binding != "time on g4dn.xlarge and r5n.large" || math.Abs(best.Price-2.463) > 1e-9 {
+			t.Errorf("%T: %+v", planner, best)
+		}
+		// What an instance more brings is what that configuration's limit says.
+		for i, g := range best.Gains {
+			more := best.Configuration.Clone()
+			more[i]++
+			a, _ := Analyse(p)
+			sol, err := a.Fluid(more)
+			if err != nil || g.Rate != sol.Rate-best.FluidLimit || g.Price != p.Types[i].Price || g.Rate <= 0 {
+				t.Errorf("%T: gain %+v, the limit is then %v, %v", planner, g, sol.Rate, err)
+			}
+		}
+		_, evaluates := planner.(KairosPlus)
+		if evaluates != best.Evaluated || evaluates != (len(r.Evaluations) > 0) || len(r.Evaluations) > 12 {
+			t.Errorf("%T: %d evaluations", planner, len(r.Evaluations))
+		}
+	}
+}
+
+// TestPlansHold: over random problems no planner exceeds the budget or a limit, or predicts more than the fluid limit; the fluid
+// planner's first is the best of all by the limit, and kairos+ ends at the best.
+func TestPlansHold(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	solved := 0
+	for range 60 {
+		p := randomProblem(r)
+		if r.IntN(3) == 0 {
+			p.Objective, p.Rate = LeastCost, 5+50*r.Float64()
+		}
+		e := atShare(t, p, 0.85)
+		for _, planner := range []Planner{Fluid{}, Kairos{}, KairosPlus{FluidBound: true}, KairosPlus{}} {
+			res, err := planner.Plan(t.Context(), p, e)
+			if errors.Is(err, errSeveralModels) {
+				continue
+			} else if err != nil {
+				if !strings.Contains(err.Error(), "base type") {
+					t.Errorf("%T: %v", planner, err)
+				}
+				continue
+			}
+			solved++
+			for _, plan := range res.Plans {
+				if !p.Affordable(plan.Configuration) || math.Abs(plan.Price-p.Price(plan.Configuration)) > 1e-9 {
+					t.Errorf("%T: %s costs %v of %v", planner, plan.Configuration, plan.Price, p.Budget)
+				}
+				if plan.Predicted > plan.FluidLimit || plan.FluidLimit <= 0 || plan.Reason == "" || plan.Binding == "" || len(plan.Gains) != len(p.Types) {
+					t.Errorf("%T: %+v", planner, plan)
+				}
+			}
+			if planner == (KairosPlus{FluidBound: true}) {
+				checkBest(t, p, e, res)
+			}
+		}
+	}
+	if solved < 60 {
+		t.Errorf("only %d problems could be solved", solved)
+	}
+}
+
+// checkBest holds a result against the evaluation of all configurations.
+func checkBest(t *testing.T, p *Problem, e Evaluator, r *Result) {
+	a, err := Analyse(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	space, err := a.Space()
+	if err != nil {
+		t.Fatal(err)
+	}
+	best, cheapest := 0.0, math.Inf(1)
+	for _, c := range space {
+		v, err := e.Evaluate(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if best = max(best, v.Value); v.Value >= p.target() {
+			cheapest = min(cheapest, p.Price(c))
+		}
+	}
+	first := r.Plans[0]
+	switch {
+	case p.Objective == MostThroughput:
+		if first.Predicted < best*(1-1e-6) {
+			t.Errorf("%s serves %v, the best %v", first.Configuration, first.Predicted, best)
+		}
+	case math.IsInf(cheapest, 1):
+		if len(r.Notes) == 0 || !strings.Contains(strings.Join(r.Notes, " "), "nearest") {
+			t.Errorf("nothing serves %v queries/s, and the notes are %q", p.Rate, r.Notes)
+		}
+	case first.Satisfaction < p.target() || first.Price > cheapest+1e-9:
+		t.Errorf("%s reaches %v for %v $/hr, the cheapest costs %v", first.Configuration, first.Satisfaction, first.Price, cheapest)
+	}
+	if len(r.Evaluations) > len(space) {
+		t.Errorf("%d evaluations of %d", len(r.Evaluations), len(space))
+	}
+}
+
+func TestLeastCost(t *testing.T) {
+	for _, planner := range []Planner{Fluid{}, Kairos{}, KairosPlus{}} {
+		p := rm2()
+		p.Objective, p.Rate, p.Budget = LeastCost, 60, 0
+		r, err := planner.Plan(t.Context(), p, atShare(t, p, 0.85))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Base instances alone: 5 x 18.9 queries/s at most, 0.85 of that.
+		first := r.Plans[0]
+		if first.Price > 4*0.526 || first.FluidLimit < 60/0.86 || len(r.Notes) > 0 {
+			t.Errorf("%T: %s at %v $/hr, limit %v, notes %q", planner, first.Configuration, first.Price, first.FluidLimit, r.Notes)
+		}
+		if len(r.Evaluations) > 25 {
+			t.Errorf("%T: %d evaluations", planner, len(r.Evaluations))
+		}
+		// The budget stays a hard limit: the nearest, and what would do.
+		p.Budget = 0.9
+		if r, err = planner.Plan(t.Context(), p, atShare(t, p, 0.85)); err != nil {
+			t.Fatal(err)
+		}
+		notes := strings.Join(r.Notes, " ")
+		if r.Plans[0].Price > 0.9 || !strings.Contains(notes, "nearest") || !strings.Contains(notes, "$/hr would") {
+			t.Errorf("%T within 0.9 $/hr: %s, notes %q", planner, r.Plans[0].Configuration, notes)
+		}
+	}
+}
+
+func TestSeveralModels(t *testing.T) {
+	p := rm2()
+	small := p.Models[0]
+	small.Name, small.QoSTarget, small.Weight = "small", 400*time.Millisecond, 3
+	p.Models = append(p.Models, small)
+	if _, err := (Kairos{}).Plan(t.Context(), p, nil); !errors.Is(err, errSeveralModels) {
+		t.Errorf("kairos: %v", err)
+	}
+	r, err := Fluid{Top: 3}.Plan(t.Context(), p, nil)
+	if err != nil || len(r.Plans) != 3 || !slices.IsSortedFunc(r.Plans, func(a, b Plan) int { return int(b.FluidLimit - a.FluidLimit) }) {
+		t.Errorf("%+v, %v", r, err)
+	}
+}

@@ -1,0 +1,189 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// DefaultTop is how many plans a planner returns where nobody says otherwise.
+const DefaultTop = 10
+
+func topOr(n int) int {
+	if n <= 0 {
+		return DefaultTop
+	}
+	return n
+}
+
+// A bounded configuration is one with an upper bound on its throughput, queries/s.
+type bounded struct {
+	c            Configuration
+	price, bound float64
+}
+
+// digits rounds as bounds are compared: processors differ in the last digits.
+func digits(x float64) float64 { return math.Round(x*1e6) / 1e6 }
+
+// byBound orders by falling bound, and what is equal by rising price.
+func byBound(a, b bounded) int {
+	return cmp.Or(cmp.Compare(b.bound, a.bound), cmp.Compare(a.price, b.price), slices.Compare(a.c, b.c))
+}
+
+// byPrice orders by rising price, and what is equal by falling bound.
+func byPrice(a, b bounded) int {
+	return cmp.Or(cmp.Compare(a.price, b.price), cmp.Compare(b.bound, a.bound), slices.Compare(a.c, b.c))
+}
+
+// A relaxation bounds the fluid limit of many configurations by that of a few. The dual program of a configuration's
+// does not depend on its counts, so the prices of one that was solved bound all: limit(c) <= sum of c_i y_i.
+type relaxation struct {
+	a     *Analysis
+	limit []float64 // by configuration: its fluid limit where solved, else a bound on it
+	done  []bool
+	space []Configuration
+	found []bounded // solved by next and not returned yet, by falling limit
+}
+
+func newRelaxation(a *Analysis, space []Configuration) *relaxation {
+	r := &relaxation{a: a, space: space, limit: make([]float64, len(space)), done: make([]bool, len(space))}
+	for i := range r.limit {
+		r.limit[i] = math.Inf(1)
+	}
+	return r
+}
+
+// solve finds the fluid limit of configuration i and lowers the bounds of all.
+func (r *relaxation) solve(i int) (float64, error) {
+	if r.done[i] {
+		return r.limit[i], nil
+	}
+	sol, err := r.a.Fluid(r.space[i])
+	if err != nil {
+		return 0, fmt.Errorf("fluid limit of %s: %w", r.a.Problem.Name(r.space[i]), err)
+	}
+	r.limit[i], r.done[i] = digits(sol.Rate), true
+	if sol.Rate == 0 {
+		return 0, nil // no prices
+	}
+	y := make([]float64, len(sol.Prices))
+	for t, p := range sol.Prices {
+		y[t] = 1000 * p.PerMs
+	}
+	for j, c := range r.space {
+		if r.done[j] {
+			continue
+		}
+		bound := 0.0
+		for t, n := range c {
+			bound += y[t] * float64(n)
+		}
+		r.limit[j] = min(r.limit[j], bound*(1+1e-9)+1e-6) // rounding errors, and digits
+	}
+	return r.limit[i], nil
+}
+
+// next is the configuration of the next highest fluid limit, one more with every call; after the last a nil one.
+func (r *relaxation) next() (bounded, error) {
+	for {
+		best := -1
+		for i := range r.space {
+			if !r.done[i] && (best < 0 || r.limit[i] > r.limit[best]) {
+				best = i
+			}
+		}
+		if len(r.found) > 0 && (best < 0 || r.found[0].bound > r.limit[best]) {
+			b := r.found[0]
+			r.found = r.found[1:]
+			return b, nil
+		}
+		if best < 0 {
+			return bounded{}, nil
+		}
+		limit, err := r.solve(best)
+		if err != nil {
+			return bounded{}, err
+		}
+		b := bounded{r.space[best], r.a.Problem.Price(r.space[best]), limit}
+		at, _ := slices.BinarySearchFunc(r.found, b, byBound)
+		r.found = slices.Insert(r.found, at, b)
+	}
+}
+
+// highest are the n configurations of the highest fluid limit, best first.
+func (r *relaxation) highest(n int) ([]bounded, error) {
+	var highest []bounded
+	for len(highest) < n {
+		b, err := r.next()
+		if err != nil {
+			return nil, err
+		}
+		if b.c == nil {
+			break
+		}
+		highest = append(highest, b)
+	}
+	return highest, nil
+}
+
+// byPrice are the indices of the configurations by rising price, and those prices by configuration.
+func (r *relaxation) byPrice() (order []int, price []float64) {
+	price = make([]float64, len(r.space))
+	order = make([]int, len(r.space))
+	for i, c := range r.space {
+		price[i], order[i] = digits(r.a.Problem.Price(c)), i
+	}
+	slices.SortFunc(order, func(i, j int) int { return cmp.Or(cmp.Compare(price[i], price[j]), i-j) })
+	return order, price
+}
+
+// cheapest are the n cheapest configurations whose fluid limit is at least need, of equally cheap ones the highest.
+func (r *relaxation) cheapest(n int, need float64) ([]bounded, error) {
+	order, price := r.byPrice()
+	var found []bounded
+	for _, i := range order {
+		if len(found) >= n && price[i] > found[len(found)-1].price {
+			break
+		}
+		if r.limit[i] < need {
+			continue
+		}
+		limit, err := r.solve(i)
+		if err != nil {
+			return nil, err
+		}
+		if limit >= need {
+			found = append(found, bounded{r.space[i], price[i], limit})
+		}
+	}
+	slices.SortFunc(found, byPrice)
+	return found[:min(n, len(found))], nil
+}
+
+// frontier are, by rising price, the configurations with a fluid limit of at least need that is higher than that of all
+// cheaper ones.
+func (r *relaxation) frontier(need float64) ([]bounded, error) {
+	order, price := r.byPrice()
+	var frontier []bounded
+	highest := math.Nextafter(need, 0)
+	for _, i := range order {
+		if r.limit[i] <= highest {
+			continue
+		}
+		limit, err := r.solve(i)
+		if err != nil {
+			return nil, err
+		}
+		if limit > highest {
+			highest = limit
+			b := bounded{r.space[i], price[i], limit}
+			if n := len(frontier); n > 0 && frontier[n-1].price == price[i] {
+				frontier[n-1] = b
+			} else {
+				frontier = append(frontier, b)
+			}
+		}
+	}
+	return frontier, nil
+}
