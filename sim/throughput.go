@@ -73,22 +73,26 @@ func FindThroughput(ctx context.Context, cfg *Config, seeds int, progress func()
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
-	t.Rate, t.StandardError = meanAndError(t.PerSeed)
+	rates := make([]float64, seeds)
+	for i, s := range t.PerSeed {
+		rates[i] = s.Rate
+	}
+	t.Rate, t.StandardError = meanAndError(rates)
 	if s.limit > 0 {
 		t.Share = round(t.Rate/s.limit, 6)
 	}
 	return t, nil
 }
 
-func meanAndError(seeds []Seed) (mean, standardError float64) {
-	n := float64(len(seeds))
-	for _, s := range seeds {
-		mean += s.Rate / n
+func meanAndError(values []float64) (mean, standardError float64) {
+	n := float64(len(values))
+	for _, v := range values {
+		mean += v / n
 	}
-	if len(seeds) > 1 {
+	if len(values) > 1 {
 		var squares float64
-		for _, s := range seeds {
-			squares += (s.Rate - mean) * (s.Rate - mean)
+		for _, v := range values {
+			squares += (v - mean) * (v - mean)
 		}
 		standardError = math.Sqrt(squares / (n - 1) / n)
 	}

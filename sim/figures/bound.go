@@ -2,68 +2,25 @@ package figures
 
 import (
 	"cmp"
-	"math"
+	"context"
 	"slices"
 
+	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/sim"
 )
 
-// upperBound is KAIROS's bound on the throughput of a pool, Eq. 15, in queries/s. It
-// is kept as the paper prints it; it is not quite an upper bound, for it gives the base type's spare time
-// queries of average size.
-func upperBound(m *sim.Model, pool sim.Pool, base string) float64 {
-	// s is the largest batch size that an auxiliary type of the pool serves in time (f' belongs to it).
-	s := 0
-	for _, in := range pool {
-		if in.Type == base || in.Count == 0 {
-			continue
-		}
-		for _, p := range m.BatchSizes.PMF() {
-			if m.Latencies[in.Type].Mean(p.BatchSize) <= m.QoSTarget {
-				s = max(s, p.BatchSize)
-			}
-		}
-	}
-	// rate is the throughput of one instance serving the queries from lo to hi only.
-	rate := func(instanceType string, lo, hi int) float64 {
-		var share, busy float64
-		for _, p := range m.BatchSizes.PMF() {
-			if p.BatchSize >= lo && p.BatchSize <= hi {
-				share += p.P
-				busy += p.P * m.Latencies[instanceType].Mean(p.BatchSize).Seconds()
-			}
-		}
-		if busy == 0 {
-			return math.Inf(1)
-		}
-		return share / busy
-	}
-	u := float64(pool.Of(base))
-	all := rate(base, 1, math.MaxInt)
-	if s == 0 {
-		return u * all
-	}
-	var f float64
-	for _, p := range m.BatchSizes.PMF() {
-		if p.BatchSize <= s {
-			f += p.P
-		}
-	}
-	var auxiliary float64
-	for _, in := range pool {
-		if in.Type != base && in.Count > 0 {
-			auxiliary += float64(in.Count) * rate(in.Type, 1, s)
-		}
-	}
-	if f >= 1-1e-12 {
-		return auxiliary + u*all
-	}
-	larger := u * rate(base, s+1, math.MaxInt)
-	c := auxiliary * (1 - f) / f // Eq. 14
-	if larger <= c {
-		return larger / (1 - f)
-	}
-	return auxiliary/f + (larger-c)/larger*u*all
+// problem is the paper's: the most throughput for a budget in $/hr.
+func (l *lab) problem(cfg *sim.Config, budget float64) *plan.Problem {
+	p := sim.Problem(cfg.Models, l.prices)
+	p.Budget = budget
+	return p
+}
+
+// evaluator simulates under the policy.
+func (l *lab) evaluator(cfg *sim.Config, policy string) *sim.Evaluator {
+	one := *cfg
+	one.Policy = policy
+	return &sim.Evaluator{Config: &one, Types: sim.PaperTypes(), Seeds: l.Seeds}
 }
 
 // A bounded pool is a configuration with its Eq. 15.
@@ -72,44 +29,17 @@ type bounded struct {
 	bound float64
 }
 
-// byBound are all pools within the budget by falling bound.
-func (l *lab) byBound(cfg *sim.Config) ([]bounded, error) {
-	pools, err := sim.Configurations(cfg.Models, l.prices, budget)
+// byBound are the n pools within the budget of the highest bound, and the one that KAIROS chooses without evaluating any.
+func (l *lab) byBound(ctx context.Context, cfg *sim.Config, budget float64, n int) (top []bounded, chosen sim.Pool, err error) {
+	r, err := plan.Kairos{Top: n}.Plan(ctx, l.problem(cfg, budget), nil)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	all := make([]bounded, len(pools))
-	for i, p := range pools {
-		all[i] = bounded{p, upperBound(&cfg.Models[0], p, baseType)}
+	e := l.evaluator(cfg, "")
+	for _, p := range r.Plans {
+		top = append(top, bounded{e.Pool(p.Configuration), p.Bound})
 	}
-	slices.SortStableFunc(all, func(a, b bounded) int { return cmp.Compare(b.bound, a.bound) })
-	return all, nil
-}
-
-// baseType is the base type of KAIROS's experiments.
-const baseType = "g4dn.xlarge"
-
-// choice is the pool that KAIROS chooses without evaluating any (section 5.2): if the
-// three of the highest bound have as many base instances, the first; otherwise of the
-// ten of the highest bound that which is nearest to the others.
-func choice(all []bounded) sim.Pool {
-	n := func(i int) int { return all[i].pool.Of(baseType) }
-	if len(all) < 3 || n(0) == n(1) && n(1) == n(2) {
-		return all[0].pool
-	}
-	top := all[:min(10, len(all))]
-	best, nearest := 0, math.Inf(1)
-	for i := range top {
-		var sum float64
-		for j := range top {
-			for k := range top[i].pool {
-				d := float64(top[i].pool[k].Count - top[j].pool[k].Count)
-				sum += d * d
-			}
-		}
-		if sum < nearest {
-			best, nearest = i, sum
-		}
-	}
-	return top[best].pool
+	chosen = top[0].pool
+	slices.SortStableFunc(top, func(a, b bounded) int { return cmp.Compare(b.bound, a.bound) })
+	return top, chosen, nil
 }

@@ -124,11 +124,10 @@ func fig9(ctx context.Context, l *lab) (*Figure, error) {
 		if err != nil {
 			return nil, err
 		}
-		all, err := l.byBound(cfg)
+		_, chosen, err := l.byBound(ctx, cfg, budget, 1)
 		if err != nil {
 			return nil, err
 		}
-		chosen := choice(all)
 		kairos, err := l.throughput(ctx, cfg, "kairos", chosen)
 		if err != nil {
 			return nil, err
@@ -180,7 +179,8 @@ func fig14(ctx context.Context, l *lab) (*Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := l.byBound(cfg)
+	const top = 6
+	all, _, err := l.byBound(ctx, cfg, budget, top)
 	if err != nil {
 		return nil, err
 	}
@@ -196,10 +196,9 @@ func fig14(ctx context.Context, l *lab) (*Figure, error) {
 	for _, policy := range policies {
 		c.series = append(c.series, series{name: policy})
 	}
-	const top = 6
 	others := 0.0
 	var bounds, share []float64
-	for _, b := range all[:top] {
+	for _, b := range all {
 		c.groups = append(c.groups, counts(b.pool, sim.PaperTypes()))
 		c.series[0].values = append(c.series[0].values, b.bound)
 		bounds = append(bounds, b.bound)

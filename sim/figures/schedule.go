@@ -38,7 +38,7 @@ func fig5(ctx context.Context, l *lab) (*Figure, error) {
 		return nil, err
 	}
 	m := &cfg.Models[0]
-	types := []string{baseType, "r5n.large"}
+	types := []string{"g4dn.xlarge", "r5n.large"}
 	for _, t := range types { // the picture is about means, not about noise
 		m.Latencies[t] = steady{m.Latencies[t]}
 	}
@@ -46,7 +46,7 @@ func fig5(ctx context.Context, l *lab) (*Figure, error) {
 	cfg.Queries, cfg.Rate = len(queries), 1
 	cfg.Stream = func(*sim.Config) (iter.Seq[workload.Query], error) { return slices.Values(queries), nil }
 	f := &Figure{Rows: [][]string{{"policy", "query", "batch_size", "arrival_ms", "instance_type", "start_ms", "finish_ms", "latency_ms", "within_qos_target"}}}
-	var plans []plan
+	var timelines []timeline
 	served := map[string]int{}
 	for _, policy := range []string{"fcfs", "kairos"} {
 		cfg.Policy = policy
@@ -55,7 +55,7 @@ func fig5(ctx context.Context, l *lab) (*Figure, error) {
 		if _, err := sim.Run(ctx, cfg); err != nil {
 			return nil, err
 		}
-		p, err := readPlan(&log, policy, types)
+		p, err := readTimeline(&log, policy, types)
 		if err != nil {
 			return nil, err
 		}
@@ -65,10 +65,10 @@ func fig5(ctx context.Context, l *lab) (*Figure, error) {
 			}
 			f.Rows = append(f.Rows, []string{policy, strconv.Itoa(b.query + 1), strconv.Itoa(b.batchSize), number(b.arrival), types[b.lane], number(b.start), number(b.finish), number(b.finish - b.arrival), strconv.FormatBool(b.onTime)})
 		}
-		plans = append(plans, p)
+		timelines = append(timelines, p)
 	}
 	f.draw = func(w io.Writer) error {
-		return drawPlans(w, fmt.Sprintf("Four queries of RM2 on two instances (KAIROS Fig. 5); QoS target %v", m.QoSTarget), plans, types)
+		return drawTimelines(w, fmt.Sprintf("Four queries of RM2 on two instances (KAIROS Fig. 5); QoS target %v", m.QoSTarget), timelines, types)
 	}
 	f.Text = append(f.Text, fmt.Sprintf("%s: of four queries KAIROS serves %d within the QoS target, first come first served %d, on the same two instances: it keeps the GPU for the query that it speeds up most. (The example is ours; the paper gives no numbers for its own.)",
 		verdict(served["kairos"] == 4 && served["fcfs"] == 3), served["kairos"], served["fcfs"]))
@@ -83,8 +83,8 @@ func (s steady) Quantile(_ float64, batchSize int) time.Duration { return s.Mean
 
 func ms(x float64) time.Duration { return time.Duration(x * float64(time.Millisecond)) }
 
-// A plan is who served what when, in ms.
-type plan struct {
+// A timeline is who served what when, in ms.
+type timeline struct {
 	policy string
 	bars   []bar
 }
@@ -95,9 +95,9 @@ type bar struct {
 	onTime                 bool
 }
 
-// readPlan reads the simulator's log of queries.
-func readPlan(r io.Reader, policy string, types []string) (plan, error) {
-	p := plan{policy: policy}
+// readTimeline reads the simulator's log of queries.
+func readTimeline(r io.Reader, policy string, types []string) (timeline, error) {
+	p := timeline{policy: policy}
 	rows, err := csv.NewReader(r).ReadAll()
 	if err != nil {
 		return p, err
@@ -130,20 +130,20 @@ func readPlan(r io.Reader, policy string, types []string) (plan, error) {
 	return p, nil
 }
 
-// drawPlans draws one plan above the other, a row an instance.
-func drawPlans(w io.Writer, title string, plans []plan, types []string) error {
+// drawTimelines draws one timeline above the other, a row an instance.
+func drawTimelines(w io.Writer, title string, timelines []timeline, types []string) error {
 	p := plot.New()
 	p.Title.Text, p.X.Label.Text = title, "ms"
 	p.Title.Padding = vg.Points(6)
 	p.Title.TextStyle.Font.Size = vg.Points(11)
 	var ticks []plot.Tick
 	rows := 0
-	for _, plan := range plans {
+	for _, line := range timelines {
 		for j, t := range types {
-			ticks = append(ticks, plot.Tick{Value: float64(-rows), Label: plan.policy + "\n" + t})
-			p.Add(&rowBars{plan.bars, j, float64(-rows)})
+			ticks = append(ticks, plot.Tick{Value: float64(-rows), Label: line.policy + "\n" + t})
+			p.Add(&rowBars{line.bars, j, float64(-rows)})
 			rows++
-			for _, b := range plan.bars {
+			for _, b := range line.bars {
 				p.X.Max = max(p.X.Max, b.finish)
 			}
 		}
