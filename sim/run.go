@@ -73,8 +73,8 @@ type run struct {
 	types   []string // base types first
 	lanes   []lane
 	matcher *match.Matcher
-	priced  *gateways // in place of the matcher, or nil
-	rec     *recorder
+	priced  *gateways       // in place of the matcher, or nil
+	rec     *match.Recorder // may be nil
 	log     *queryLog
 
 	now      time.Duration
@@ -217,8 +217,10 @@ func (r *run) startMatcher() error {
 	if r.matcher, err = match.New(mc); err != nil {
 		return err
 	}
-	if r.rec, err = newRecorder(r.cfg.Record, &mc); err != nil {
-		return fmt.Errorf("write recording: %w", err)
+	if r.cfg.Record != nil {
+		if r.rec, err = match.NewRecorder(r.cfg.Record, &mc); err != nil {
+			return fmt.Errorf("write recording: %w", err)
+		}
 	}
 	known := make([]bool, len(r.types))
 	for id := range r.lanes {
@@ -284,8 +286,8 @@ func (r *run) simulate(ctx context.Context) error {
 	if r.log != nil && r.err == nil {
 		r.err = r.log.flush()
 	}
-	if r.err == nil {
-		r.err = r.rec.flush()
+	if r.err == nil && r.rec != nil {
+		r.err = r.rec.Flush()
 	}
 	return r.err
 }
@@ -456,9 +458,11 @@ func (r *run) step(e *match.Event) {
 		r.fail(fmt.Errorf("matcher at %v: %w", r.now, err))
 		return
 	}
-	if err := r.rec.step(r.now, e, decisions); err != nil {
-		r.fail(fmt.Errorf("write recording: %w", err))
-		return
+	if r.rec != nil {
+		if err := r.rec.Step(r.now, e, decisions); err != nil {
+			r.fail(fmt.Errorf("write recording: %w", err))
+			return
+		}
 	}
 	r.wakeAt = never
 	if !next.IsZero() {

@@ -389,7 +389,7 @@ func newSimReplayCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay FILE",
 		Short: "Feed a recording to the policy again and check every decision",
-		Long: `Feed the events of a recording (made with "muster sim --record") to the policy
+		Long: `Feed the events of a recording (made with "muster sim --record" or "muster agent --record") to the policy
 again and check that it decides the same, byte for byte. The first line that
 differs is an error.`,
 		Example: `  muster sim replay run.txt`,
@@ -400,7 +400,7 @@ differs is an error.`,
 				return fmt.Errorf("replay: %w", err)
 			}
 			defer f.Close()
-			r, err := sim.Replay(f)
+			r, err := match.Replay(f)
 			if err != nil {
 				return fmt.Errorf("replay %s: %w", args[0], err)
 			}

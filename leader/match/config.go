@@ -20,12 +20,24 @@ type Model struct {
 	RejectLate bool
 }
 
+func (m *Model) validate() error {
+	var errs []error
+	if m.QoSTarget <= 0 {
+		errs = append(errs, fmt.Errorf("model %q: QoS target is %v, want > 0", m.Name, m.QoSTarget))
+	}
+	if m.LargestBatchSize < 1 || m.LargestBatchSize > MaxBatchSize {
+		errs = append(errs, fmt.Errorf("model %q: largest batch size is %d, want 1..%d", m.Name, m.LargestBatchSize, MaxBatchSize))
+	}
+	return errors.Join(errs...)
+}
+
 // MaxBatchSize bounds [Model.LargestBatchSize], as tables are dense.
 const MaxBatchSize = 1 << 16
 
 // A Config says how a matcher decides.
 type Config struct {
-	// Models are all that queries may name; at least one, names unique.
+	// Models are those that queries may name from the start, names unique; ModelChanged
+	// adds others.
 	Models []Model
 	// Policy is one of [Policies]; "" means [DefaultPolicy].
 	Policy string
@@ -50,9 +62,6 @@ const defaultMaxWaiting = 100_000
 func (c *Config) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("match config: "+format, args...)) }
-	if len(c.Models) == 0 {
-		bad("no models")
-	}
 	seen := map[string]bool{}
 	for _, m := range c.Models {
 		switch {
@@ -62,11 +71,8 @@ func (c *Config) Validate() error {
 			bad("model %q is named twice", m.Name)
 		}
 		seen[m.Name] = true
-		if m.QoSTarget <= 0 {
-			bad("model %q: QoS target is %v, want > 0", m.Name, m.QoSTarget)
-		}
-		if m.LargestBatchSize < 1 || m.LargestBatchSize > MaxBatchSize {
-			bad("model %q: largest batch size is %d, want 1..%d", m.Name, m.LargestBatchSize, MaxBatchSize)
+		if err := m.validate(); err != nil {
+			bad("%w", err)
 		}
 	}
 	if c.Policy != "" && !slices.Contains(Policies(), c.Policy) {

@@ -24,8 +24,9 @@ const (
 	// TimePassed says only that time has passed; the caller steps with it when
 	// the matcher asked to be stepped and nothing else happened.
 	TimePassed Kind = iota
-	// Submitted: Query, Model, BatchSize, Waited, TimeLeft. A query that the
-	// matcher knows already is not submitted twice.
+	// Submitted: Query, Model, BatchSize, Waited, TimeLeft, Attempt: that of the last
+	// assignment before, 0 if there was none. A query that the matcher knows already is not
+	// submitted twice.
 	Submitted
 	// Cancelled: Query. Its gateway has decided the outcome; nothing more is
 	// decided about it. A lane that was given it stays reserved until it
@@ -50,7 +51,8 @@ const (
 	LaneLost
 	// LaneDraining: Lane. It finishes what it holds and gets nothing more.
 	LaneDraining
-	// LaneModels: Lane, Models. The lane holds these models now.
+	// LaneModels: Lane, Models, Type. The lane holds these models now, and is of this
+	// type from now on; "": as before.
 	LaneModels
 	// LaneRemaining: Lane, Remaining. A correction: the lane is free after
 	// Remaining, counted from now. It says nothing about what the lane holds.
@@ -59,16 +61,33 @@ const (
 	ProfileChanged
 	// PricesChanged: Prices.
 	PricesChanged
+	// ModelChanged: Model, QoSTarget, BatchSize (its largest), RejectLate. The model is new,
+	// or is so from now on. A profile that ends before the largest batch size is unknown again.
+	ModelChanged
+	// AheadChanged: Ahead. It is [Config.DispatchAhead] from now on.
+	AheadChanged
+	// Sent: as Submitted, and Lane. The gateway has sent the query to the lane already, as
+	// the given attempt, by its own choice or that of another leader: the lane is reserved. Should the
+	// query be cancelled, so is the reservation if the lane never spoke of it. At a lane that is
+	// not there, or a query of attempt 0, this is Submitted.
+	Sent
+	// Held: Query, Attempt, Lane, Model, BatchSize. The lane says that it has the query: it is
+	// reserved. Of the query itself nothing is known but by Submitted or Sent.
+	Held
 )
 
 // An Event tells a matcher what happened. Kind says which fields count.
 type Event struct {
-	Kind    Kind
-	Query   QueryID
-	Attempt int // of the assignment spoken of; 1 for a query's first
+	Kind  Kind
+	Query QueryID
+	// Attempt is that of the assignment spoken of; 1 for a query's first.
+	Attempt int
 	Model   string
 	// BatchSize is in 1..the model's largest batch size; anything else is rejected.
 	BatchSize int
+	// QoSTarget and RejectLate are those of [Model].
+	QoSTarget  time.Duration
+	RejectLate bool
 	// Waited is how long the query had waited when it was submitted, and TimeLeft how
 	// long after now it is dropped (its deadline); 0: never.
 	Waited, TimeLeft time.Duration
@@ -80,6 +99,8 @@ type Event struct {
 	Models []string
 	// Remaining is the time from now until the lane is free, >= 0.
 	Remaining time.Duration
+	// Ahead is >= 0.
+	Ahead time.Duration
 
 	// Table is the latency of Model on Type; nil: unknown again. It must not
 	// change afterwards.

@@ -49,6 +49,7 @@ type reservation struct {
 	query   QueryID
 	attempt int
 	latency float64 // predicted
+	claimed bool    // by the gateway; the lane has not spoken of it
 }
 
 // usable says whether l may be given anything, now or later.
@@ -89,6 +90,19 @@ func (l *lane) setFree(at float64) {
 
 func (l *lane) release(id QueryID, attempt int) {
 	l.held = slices.DeleteFunc(l.held, func(r reservation) bool { return r.query == id && r.attempt == attempt })
+}
+
+// reservation returns the place in held of an attempt, -1 if it is not there.
+func (l *lane) reservation(id QueryID, attempt int) int {
+	return slices.IndexFunc(l.held, func(r reservation) bool { return r.query == id && r.attempt == attempt })
+}
+
+// predict returns the predicted mean latency of a query that l has, 0 where nothing is known.
+func (l *lane) predict(model, batch int) float64 {
+	if t := l.typ.tables[model]; t != nil && batch >= 1 && batch <= t.Largest() {
+		return t.mean[batch]
+	}
+	return 0
 }
 
 // A queue orders waiting queries by arrival, for a policy: those placed on a

@@ -185,7 +185,7 @@ func (m *Matcher) apply(e *Event) error {
 		return nil
 	case Cancelled:
 		if q := m.queries[e.Query]; q != nil {
-			m.forget(q)
+			m.cancel(q)
 		}
 		return nil
 	case GatewayLost:
@@ -197,11 +197,26 @@ func (m *Matcher) apply(e *Event) error {
 		}
 		slices.SortFunc(m.changed, byArrival)
 		for _, q := range m.changed {
-			m.forget(q)
+			m.cancel(q)
 		}
 		return nil
 	case LaneJoined:
 		return m.join(e)
+	case ModelChanged:
+		return m.changeModel(e)
+	case AheadChanged:
+		if e.Ahead < 0 {
+			return fmt.Errorf("dispatch ahead is %v, want >= 0", e.Ahead)
+		}
+		m.ahead = toMs(e.Ahead)
+		for _, l := range m.all {
+			l.setFree(l.freeAt)
+			l.shard.dirty = true
+		}
+		return nil
+	case Sent:
+		m.sent(e)
+		return nil
 	case ProfileChanged:
 		return m.profile(e)
 	case PricesChanged:
@@ -263,7 +278,21 @@ func (m *Matcher) apply(e *Event) error {
 			return err
 		}
 		l.holds = holds
+		if e.Type != "" {
+			l.typ = m.instanceType(e.Type)
+		}
 		m.arrange()
+	case Held:
+		model, ok := m.byName[e.Model]
+		if !ok {
+			return fmt.Errorf("lane %d holds a query of model %q, configured are: %s", e.Lane, e.Model, strings.Join(m.modelNames(), ", "))
+		}
+		if i := l.reservation(e.Query, e.Attempt); i >= 0 {
+			l.held[i].claimed = false
+		} else {
+			l.held = append(l.held, reservation{query: e.Query, attempt: e.Attempt, latency: l.predict(model, e.BatchSize)})
+			l.setFree(l.freeAt)
+		}
 	case LaneRemaining:
 		l.setFree(m.now + toMs(e.Remaining))
 	default:
@@ -274,20 +303,58 @@ func (m *Matcher) apply(e *Event) error {
 }
 
 func (m *Matcher) submit(e *Event) {
+	reason := Matched
+	switch {
+	case m.queries[e.Query] != nil:
+		return
+	case e.Attempt >= MaxAttempts:
+		reason = TooManyAttempts
+	case m.waiting >= m.cfg.MaxWaiting:
+		reason = Overloaded
+	}
+	if q := m.admit(e, reason); q != nil {
+		m.wait(q)
+	}
+}
+
+// sent takes a query that is at its lane already.
+func (m *Matcher) sent(e *Event) {
+	l := m.lanes[e.Lane]
+	if l == nil || e.Attempt == 0 {
+		m.submit(e)
+		return
+	}
 	if m.queries[e.Query] != nil {
 		return
 	}
+	q := m.admit(e, Matched)
+	if q == nil {
+		return
+	}
+	q.sent, q.lane = true, l
+	if l.reservation(q.id, q.attempt) < 0 {
+		latency := l.predict(q.model, q.batch)
+		l.held = append(l.held, reservation{q.id, q.attempt, latency, true})
+		l.setFree(max(l.freeAt, m.now) + latency)
+	}
+	if l.overdue {
+		m.offerAgain(q, LaneOverdue)
+	}
+}
+
+// admit makes a query of the event, or rejects it: for its own sake, or for the
+// given reason other than Matched.
+func (m *Matcher) admit(e *Event, reason Reason) *query {
 	model, ok := m.byName[e.Model]
 	switch {
 	case !ok:
-		m.out = append(m.out, Decision{Action: Reject, Reason: UnknownModel, Query: e.Query})
-		return
+		reason = UnknownModel
 	case e.BatchSize < 1 || e.BatchSize > m.models[model].LargestBatchSize:
-		m.out = append(m.out, Decision{Action: Reject, Reason: BadBatchSize, Query: e.Query})
-		return
-	case m.waiting >= m.cfg.MaxWaiting:
-		m.out = append(m.out, Decision{Action: Reject, Reason: Overloaded, Query: e.Query})
-		return
+		reason = BadBatchSize
+	}
+	if reason != Matched {
+		m.out = append(m.out, Decision{Action: Reject, Reason: reason, Query: e.Query, Attempt: e.Attempt})
+		return nil
 	}
 	q := m.free
 	if q == nil {
@@ -295,18 +362,23 @@ func (m *Matcher) submit(e *Event) {
 	} else {
 		m.free = q.next
 	}
-	*q = query{id: e.Query, model: model, batch: e.BatchSize, arrival: m.now - toMs(max(0, e.Waited)), deadline: math.Inf(1), timer: timer{at: -1}}
+	*q = query{id: e.Query, model: model, batch: e.BatchSize, arrival: m.now - toMs(max(0, e.Waited)), deadline: math.Inf(1),
+		attempt: max(0, e.Attempt), timer: timer{at: -1}}
 	q.timer.query = q
 	if e.TimeLeft > 0 {
 		q.deadline = m.now + toMs(e.TimeLeft)
 	}
 	m.queries[q.id] = q
-	m.wait(q)
+	return q
 }
 
 // wait makes q wait (again).
 func (m *Matcher) wait(q *query) {
 	q.lane, q.sent = nil, false
+	if q.batch > m.models[q.model].LargestBatchSize { // since the model has changed
+		m.reject(q, BadBatchSize)
+		return
+	}
 	m.classify(q)
 	m.route(q).enter(q)
 	m.settle(q)
@@ -368,6 +440,20 @@ func (m *Matcher) offerAgain(q *query, why Reason) {
 
 func (m *Matcher) reject(q *query, why Reason) {
 	m.out = append(m.out, Decision{Action: Reject, Reason: why, Query: q.id, Attempt: q.attempt, Waited: fromMs(m.now - q.arrival)})
+	m.forget(q)
+}
+
+// cancel forgets q, and a reservation that only its gateway has spoken of: the lane
+// may have answered long ago, to another leader.
+func (m *Matcher) cancel(q *query) {
+	if l := q.lane; q.sent {
+		if i := l.reservation(q.id, q.attempt); i >= 0 && l.held[i].claimed {
+			free := l.freeAt - l.held[i].latency
+			l.held = slices.Delete(l.held, i, i+1)
+			l.setFree(max(m.now, free))
+			l.shard.dirty = true
+		}
+	}
 	m.forget(q)
 }
 
@@ -433,6 +519,34 @@ func (m *Matcher) profile(e *Event) error {
 		return fmt.Errorf("profile of model %q on %s: ends at batch size %d, want %d", e.Model, e.Type, e.Table.Largest(), m.models[model].LargestBatchSize)
 	}
 	m.instanceType(e.Type).tables[model] = e.Table
+	m.arrange()
+	return nil
+}
+
+// changeModel adds a model or changes one.
+func (m *Matcher) changeModel(e *Event) error {
+	model := Model{e.Model, e.QoSTarget, e.BatchSize, e.RejectLate}
+	if err := model.validate(); err != nil {
+		return err
+	}
+	i, known := m.byName[e.Model]
+	if !known {
+		i = len(m.models)
+		m.byName[e.Model] = i
+		m.models, m.target = append(m.models, model), append(m.target, 0)
+		for _, t := range m.types {
+			t.tables, t.coefficient, t.lanes = append(t.tables, nil), append(t.coefficient, 0), append(t.lanes, 0)
+		}
+		for _, l := range m.all {
+			l.holds = append(l.holds, false)
+		}
+	}
+	m.models[i], m.target[i] = model, toMs(model.QoSTarget)
+	for _, t := range m.types {
+		if t.tables[i] != nil && t.tables[i].Largest() < model.LargestBatchSize {
+			t.tables[i] = nil
+		}
+	}
 	m.arrange()
 	return nil
 }

@@ -298,7 +298,6 @@ func TestConfigRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, c := range map[string]Config{
-		"no models":            {},
 		"named twice":          {Models: []Model{good.Models[0], good.Models[0]}},
 		"QoS target is 0s":     {Models: []Model{{Name: "a", LargestBatchSize: 1}}},
 		"largest batch size":   {Models: []Model{{Name: "a", QoSTarget: 1, LargestBatchSize: MaxBatchSize + 1}}},

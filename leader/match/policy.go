@@ -10,8 +10,8 @@ import (
 var policies = map[string]func(m *Matcher) policy{
 	"horizon":            func(*Matcher) policy { return &horizon{} },
 	"kairos":             func(*Matcher) policy { return &kairos{} },
-	"fcfs":               func(m *Matcher) policy { return newFIFO(m, false) },
-	"drs":                func(m *Matcher) policy { return newFIFO(m, true) },
+	"fcfs":               func(*Matcher) policy { return &fifo{} },
+	"drs":                func(*Matcher) policy { return &fifo{bySize: true} },
 	"clockwork-earliest": func(*Matcher) policy { return queues{pickEarliest} },
 	"clockwork-cheapest": func(*Matcher) policy { return queues{pickCheapest} },
 	"round-robin":        func(*Matcher) policy { return queues{new(turn).pick} },
@@ -32,17 +32,16 @@ func Policies() []string { return slices.Sorted(maps.Keys(policies)) }
 // auxiliary types only, unless the shard has none that holds the model.
 type fifo struct {
 	bySize bool
-	queues []queue // by model, small ones and large ones
-}
-
-func newFIFO(m *Matcher, bySize bool) *fifo {
-	return &fifo{bySize, make([]queue, 2*len(m.models))}
+	queues []*queue // by model, small ones and large ones
 }
 
 func (f *fifo) arrived(s *shard, q *query) {
 	kind := 2 * q.model
 	if f.bySize && q.batch > s.m.cfg.Threshold {
 		kind++
+	}
+	for len(f.queues) <= kind {
+		f.queues = append(f.queues, &queue{})
 	}
 	f.queues[kind].push(q, 0)
 }

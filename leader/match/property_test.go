@@ -25,7 +25,9 @@ func (l stairs) Quantile(_ float64, batchSize int) time.Duration { return l.Mean
 type referee struct {
 	t       *rapid.T
 	m       *Matcher
-	cfg     Config
+	start   Config
+	cfg     Config // with the models as they are now
+	ahead   bool   // a lane may be given its next query before it is free
 	now     time.Duration
 	queries map[QueryID]*seenQuery
 	lanes   map[LaneID]*seenLane
@@ -35,6 +37,7 @@ type referee struct {
 
 type seenQuery struct {
 	model    string
+	batch    int
 	deadline time.Duration // 0: none
 	attempt  int
 	lane     LaneID // while live
@@ -49,11 +52,24 @@ type seenLane struct {
 }
 
 func newReferee(t *rapid.T, cfg Config) *referee {
+	start := cfg
 	m, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &referee{t: t, m: m, cfg: cfg, queries: map[QueryID]*seenQuery{}, lanes: map[LaneID]*seenLane{}}
+	cfg.Models = slices.Clone(cfg.Models)
+	return &referee{t: t, m: m, start: start, cfg: cfg, ahead: cfg.DispatchAhead > 0, queries: map[QueryID]*seenQuery{}, lanes: map[LaneID]*seenLane{}}
+}
+
+func (r *referee) cancelled(id QueryID) {
+	q := r.queries[id]
+	if q.outcome != "" {
+		return
+	}
+	if l := r.lanes[q.lane]; l != nil && q.live {
+		l.held = slices.DeleteFunc(l.held, func(h reservation) bool { return h.claimed && h.query == id && h.attempt == q.attempt })
+	}
+	q.outcome, q.live = "cancelled", false
 }
 
 func (r *referee) failf(format string, args ...any) {
@@ -70,6 +86,13 @@ func (r *referee) model(name string) *Model {
 	return nil
 }
 
+func (r *referee) modelNames() (names []string) {
+	for _, m := range r.cfg.Models {
+		names = append(names, m.Name)
+	}
+	return names
+}
+
 // step hands the matcher an event that makes sense and checks all it decides.
 func (r *referee) step(e Event) []Decision {
 	r.t.Helper()
@@ -82,20 +105,36 @@ func (r *referee) step(e Event) []Decision {
 	lost := map[QueryID]bool{} // live on a lane that this event says has failed
 	lane := r.lanes[e.Lane]
 	switch e.Kind {
-	case Submitted:
-		q := &seenQuery{model: e.Model}
+	case Submitted, Sent:
+		q := &seenQuery{model: e.Model, batch: e.BatchSize, attempt: e.Attempt}
 		if e.TimeLeft > 0 {
 			q.deadline = r.now + e.TimeLeft
 		}
 		r.queries[e.Query] = q
-	case Cancelled:
-		if q := r.queries[e.Query]; q.outcome == "" {
-			q.outcome, q.live = "cancelled", false
+		model := r.model(e.Model)
+		valid := model != nil && e.BatchSize >= 1 && e.BatchSize <= model.LargestBatchSize
+		if e.Kind == Sent && lane != nil && e.Attempt > 0 && valid {
+			q.live, q.lane = true, e.Lane
+			if !slices.ContainsFunc(lane.held, func(h reservation) bool { return h.query == e.Query && h.attempt == e.Attempt }) {
+				lane.held = append(lane.held, reservation{query: e.Query, attempt: e.Attempt, claimed: true})
+			}
+			if lane.overdue {
+				lost[e.Query] = true
+			}
 		}
+	case Held:
+		i := slices.IndexFunc(lane.held, func(h reservation) bool { return h.query == e.Query && h.attempt == e.Attempt })
+		if i < 0 {
+			i = len(lane.held)
+			lane.held = append(lane.held, reservation{query: e.Query, attempt: e.Attempt})
+		}
+		lane.held[i].claimed = false
+	case Cancelled:
+		r.cancelled(e.Query)
 	case GatewayLost:
-		for id, q := range r.queries {
-			if id.Gateway == e.Query.Gateway && q.outcome == "" {
-				q.outcome, q.live = "cancelled", false
+		for id := range r.queries {
+			if id.Gateway == e.Query.Gateway {
+				r.cancelled(id)
 			}
 		}
 	case Completed, Refused:
@@ -104,14 +143,16 @@ func (r *referee) step(e Event) []Decision {
 			lane.held = slices.DeleteFunc(lane.held, func(h reservation) bool { return h.query == e.Query && h.attempt == e.Attempt })
 			lane.overdue = false
 		}
-		if e.Kind == Completed && q.outcome == "" {
+		switch {
+		case q == nil: // only the lane has spoken of it
+		case e.Kind == Completed && q.outcome == "":
 			q.outcome, q.live = "completed", false
-		} else if e.Kind == Refused && q.live && q.attempt == e.Attempt {
+		case e.Kind == Refused && q.live && q.attempt == e.Attempt && q.lane == e.Lane:
 			lost[e.Query] = true
 		}
 	case Overdue, LaneLost:
 		for _, h := range lane.held {
-			if q := r.queries[h.query]; q.live && q.attempt == h.attempt {
+			if q := r.queries[h.query]; q != nil && q.live && q.lane == e.Lane && q.attempt == h.attempt {
 				lost[h.query] = true
 			}
 		}
@@ -125,6 +166,14 @@ func (r *referee) step(e Event) []Decision {
 		lane.draining = true
 	case LaneModels:
 		lane.models = slices.Clone(e.Models)
+	case ModelChanged:
+		if m := r.model(e.Model); m != nil {
+			*m = Model{e.Model, e.QoSTarget, e.BatchSize, e.RejectLate}
+		} else {
+			r.cfg.Models = append(r.cfg.Models, Model{e.Model, e.QoSTarget, e.BatchSize, e.RejectLate})
+		}
+	case AheadChanged:
+		r.ahead = r.ahead || e.Ahead > 0
 	}
 	for i := range decisions {
 		d := &decisions[i]
@@ -140,7 +189,7 @@ func (r *referee) step(e Event) []Decision {
 		case Assign:
 			l := r.lanes[d.Lane]
 			room := 1
-			if r.cfg.DispatchAhead > 0 {
+			if r.ahead {
 				room = 2
 			}
 			switch {
@@ -169,12 +218,13 @@ func (r *referee) step(e Event) []Decision {
 			model := r.model(q.model)
 			expired := q.deadline > 0 && q.deadline <= r.now+1
 			switch {
-			case d.Reason == TooManyAttempts && lost[d.Query] && q.attempt == MaxAttempts:
+			case d.Reason == TooManyAttempts && (lost[d.Query] || e.Kind == Submitted || e.Kind == Sent) && q.attempt >= MaxAttempts:
 			case q.live && !lost[d.Query]:
 				r.failf("query %v is rejected and live", d.Query)
 			case d.Reason == DeadlinePassed && expired:
 			case d.Reason == Late && model.RejectLate:
-			case (d.Reason == UnknownModel) == (model == nil) && (d.Reason == BadBatchSize || d.Reason == UnknownModel) && e.Kind == Submitted && e.Query == d.Query:
+			case (d.Reason == UnknownModel) == (model == nil) && (d.Reason == BadBatchSize || d.Reason == UnknownModel) && (e.Kind == Submitted || e.Kind == Sent) && e.Query == d.Query:
+			case d.Reason == BadBatchSize && q.batch > model.LargestBatchSize:
 			default:
 				r.failf("query %v is rejected as %v", d.Query, d.Reason)
 			}
@@ -237,7 +287,6 @@ func TestPromises(t *testing.T) {
 }
 
 func play(t *rapid.T, policy string) {
-	models := []string{"a", "b"}
 	types := []string{"base", "mid", "slow"}
 	speed := map[string]int{"base": 10, "mid": 25, "slow": 60}
 	r := newReferee(t, Config{
@@ -258,13 +307,18 @@ func play(t *rapid.T, policy string) {
 		return tab
 	}
 	profiles := func(percent int) {
-		for _, model := range models {
+		for _, model := range r.modelNames() {
 			for _, typ := range types {
 				r.step(Event{Kind: ProfileChanged, Model: model, Type: typ, Table: table(model, typ, percent)})
 			}
 		}
 	}
-	someModels := rapid.SampledFrom([][]string{{"a"}, {"b"}, {"a", "b"}})
+	someModels := rapid.Custom(func(t *rapid.T) []string {
+		if of := rapid.SampledFrom(append(r.modelNames(), "")).Draw(t, "models"); of != "" {
+			return []string{of}
+		}
+		return r.modelNames()
+	})
 	duration := func(name string, most time.Duration) time.Duration {
 		return time.Duration(rapid.Int64Range(0, int64(most)).Draw(t, name))
 	}
@@ -274,8 +328,8 @@ func play(t *rapid.T, policy string) {
 			Remaining: rapid.SampledFrom([]time.Duration{0, 5 * time.Millisecond}).Draw(t, "remaining")})
 		lane++
 	}
-	submit := func() {
-		e := Event{Kind: Submitted, Query: QueryID{uint32(rapid.IntRange(1, 2).Draw(t, "gateway")), sequence},
+	submit := func(kind Kind) {
+		e := Event{Kind: kind, Query: QueryID{uint32(rapid.IntRange(1, 2).Draw(t, "gateway")), sequence},
 			Model:     rapid.SampledFrom([]string{"a", "a", "a", "b", "b", "b", "c"}).Draw(t, "model"),
 			BatchSize: rapid.IntRange(0, 110).Draw(t, "batch"),
 			Waited:    rapid.SampledFrom([]time.Duration{0, time.Millisecond, 50 * time.Millisecond}).Draw(t, "waited"),
@@ -283,6 +337,15 @@ func play(t *rapid.T, policy string) {
 		}
 		if e.Model == "b" {
 			e.BatchSize *= 3
+		}
+		if kind == Sent || rapid.IntRange(0, 9).Draw(t, "again") == 0 {
+			e.Attempt = rapid.IntRange(0, MaxAttempts).Draw(t, "attempt")
+		}
+		if id, ok := pick(t, r.lanes, lessLane); ok && kind == Sent {
+			e.Lane = id
+			if rapid.Bool().Draw(t, "greeted") && r.model(e.Model) != nil {
+				r.step(Event{Kind: Held, Query: e.Query, Attempt: e.Attempt, Lane: id, Model: e.Model, BatchSize: e.BatchSize})
+			}
 		}
 		sequence++
 		r.step(e)
@@ -297,7 +360,8 @@ func play(t *rapid.T, policy string) {
 	}
 	onLane := func(kind Kind) {
 		if id, ok := pick(t, r.lanes, lessLane); ok {
-			r.step(Event{Kind: kind, Lane: id, Remaining: duration("remaining", 10*time.Millisecond), Models: someModels.Draw(t, "models")})
+			r.step(Event{Kind: kind, Lane: id, Remaining: duration("remaining", 10*time.Millisecond), Models: someModels.Draw(t, "models"),
+				Type: rapid.SampledFrom(append(types, "")).Draw(t, "type")})
 		}
 	}
 	if rapid.Bool().Draw(t, "profiles first") {
@@ -306,9 +370,17 @@ func play(t *rapid.T, policy string) {
 	steps := rapid.IntRange(1, 120).Draw(t, "steps")
 	for range steps {
 		r.now += duration("gap", 3*time.Millisecond)
-		switch rapid.IntRange(0, 24).Draw(t, "what") {
+		switch rapid.IntRange(0, 28).Draw(t, "what") {
 		case 0, 1, 2, 3, 4, 5, 6, 7:
-			submit()
+			submit(Submitted)
+		case 25, 26:
+			submit(Sent)
+		case 27:
+			name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "model")
+			r.step(Event{Kind: ModelChanged, Model: name, QoSTarget: time.Millisecond + duration("target", 40*time.Millisecond),
+				BatchSize: rapid.IntRange(1, 300).Draw(t, "largest"), RejectLate: rapid.Bool().Draw(t, "reject late")})
+		case 28:
+			r.step(Event{Kind: AheadChanged, Ahead: rapid.SampledFrom([]time.Duration{0, time.Millisecond}).Draw(t, "ahead")})
 		case 8, 9, 10, 11, 12, 13:
 			answer(Completed)
 		case 14:
@@ -322,7 +394,7 @@ func play(t *rapid.T, policy string) {
 				r.step(Event{Kind: Cancelled, Query: id})
 			}
 		case 19:
-			model, typ := rapid.SampledFrom(models).Draw(t, "model"), rapid.SampledFrom(types).Draw(t, "type")
+			model, typ := rapid.SampledFrom(r.modelNames()).Draw(t, "model"), rapid.SampledFrom(types).Draw(t, "type")
 			r.step(Event{Kind: ProfileChanged, Model: model, Type: typ, Table: table(model, typ, rapid.IntRange(50, 200).Draw(t, "percent"))})
 		case 20:
 			r.step(Event{Kind: PricesChanged, Prices: []fluid.Price{
@@ -344,7 +416,7 @@ func play(t *rapid.T, policy string) {
 
 	// Now everything behaves.
 	profiles(100)
-	join(models)
+	join(r.modelNames())
 	for n := 0; ; n++ {
 		open := 0
 		for _, q := range r.queries {
@@ -377,7 +449,7 @@ func play(t *rapid.T, policy string) {
 
 // replay plays the recorded events again and expects the same decisions to the byte.
 func replay(t *rapid.T, r *referee) {
-	m, err := New(r.cfg)
+	m, err := New(r.start)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,6 +28,7 @@ const SerialHeader = "muster-match 1"
 //
 //	12.5ms submitted query=1/7 model=rm2 batch=120 waited=1ms time_left=3.5s
 //	12.5ms completed query=1/3 attempt=1 lane=4 remaining=0s
+//	0s model model=rm2 target=350ms largest=1000
 //	0s profile model=rm2 type=t3.xlarge table=10:3.1ms/3.3ms,20:4.2ms/4.4ms
 //	assign query=1/7 attempt=1 lane=4 reason=matched cost=0.31 latency=30ms waited=1ms wait=0s slack=319ms
 //
@@ -35,7 +36,7 @@ const SerialHeader = "muster-match 1"
 // them, the mean and the 80 % quantile.
 
 var kindNames = []string{"time-passed", "submitted", "cancelled", "completed", "refused", "overdue", "gateway-lost",
-	"lane-joined", "lane-lost", "lane-draining", "lane-models", "lane-remaining", "profile", "prices"}
+	"lane-joined", "lane-lost", "lane-draining", "lane-models", "lane-remaining", "profile", "prices", "model", "ahead", "sent", "held"}
 
 var actionNames = []string{"assign", "reject", "offer-again"}
 
@@ -70,12 +71,18 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 	b = append(b, ' ')
 	b = append(b, e.Kind.String()...)
 	switch e.Kind {
-	case Submitted:
+	case Submitted, Sent, Held:
 		b = appendQuery(b, e.Query)
+		b = appendInt(b, "attempt", e.Attempt)
+		if e.Kind != Submitted {
+			b = appendInt(b, "lane", int(e.Lane))
+		}
 		b = appendText(b, "model", e.Model)
 		b = appendInt(b, "batch", e.BatchSize)
-		b = appendDuration(b, "waited", e.Waited)
-		b = appendDuration(b, "time_left", e.TimeLeft)
+		if e.Kind != Held {
+			b = appendDuration(b, "waited", e.Waited)
+			b = appendDuration(b, "time_left", e.TimeLeft)
+		}
 	case Cancelled:
 		b = appendQuery(b, e.Query)
 	case Completed, Refused:
@@ -98,7 +105,17 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		b = appendDuration(b, "remaining", e.Remaining)
 	case LaneModels:
 		b = appendInt(b, "lane", int(e.Lane))
+		b = appendText(b, "type", e.Type)
 		b = appendModels(b, e.Models)
+	case ModelChanged:
+		b = appendText(b, "model", e.Model)
+		b = appendDuration(b, "target", e.QoSTarget)
+		b = appendInt(b, "largest", e.BatchSize)
+		if e.RejectLate {
+			b = append(b, " late=reject"...)
+		}
+	case AheadChanged:
+		b = appendDuration(b, "ahead", e.Ahead)
 	case ProfileChanged:
 		b = appendText(b, "model", e.Model)
 		b = appendText(b, "type", e.Type)
@@ -279,8 +296,16 @@ func (e *Event) set(field string) (err error) {
 		e.Lane = LaneID(number)
 	case "attempt":
 		e.Attempt, err = strconv.Atoi(value)
-	case "batch":
+	case "batch", "largest":
 		e.BatchSize, err = strconv.Atoi(value)
+	case "target":
+		e.QoSTarget, err = time.ParseDuration(value)
+	case "late":
+		if e.RejectLate = true; value != "reject" {
+			err = fmt.Errorf("got %s, want reject", value)
+		}
+	case "ahead":
+		e.Ahead, err = time.ParseDuration(value)
 	case "model":
 		if e.Kind == LaneJoined || e.Kind == LaneModels {
 			e.Models = append(e.Models, value)
