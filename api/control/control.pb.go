@@ -510,7 +510,7 @@ func (x *Leadership) GetSuccessor() string {
 // A TypePrice is the worth of an instance type's time (the fluid program's dual).
 type TypePrice struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Type          string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	Type          string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"` // of lanes, see names.go
 	PerMs         float64                `protobuf:"fixed64,2,opt,name=per_ms,json=perMs,proto3" json:"per_ms,omitempty"`
 	ServiceMs     float64                `protobuf:"fixed64,3,opt,name=service_ms,json=serviceMs,proto3" json:"service_ms,omitempty"` // mean latency of what is sent there
 	unknownFields protoimpl.UnknownFields
@@ -572,7 +572,7 @@ func (x *TypePrice) GetServiceMs() float64 {
 type Profile struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Model         string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"` // name/version
-	Type          string                 `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
+	Type          string                 `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`   // of lanes, see names.go
 	Table         []byte                 `protobuf:"bytes,3,opt,name=table,proto3" json:"table,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

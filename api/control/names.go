@@ -1,0 +1,18 @@
+package control
+
+import "strconv"
+
+// ModelKey is how a version of a model is named where one string must do, in
+// [Profile] and in the leader: "name/version".
+func ModelKey(name string, version int64) string { return name + "/" + strconv.FormatInt(version, 10) }
+
+// LaneType is how prices and profiles name what a lane of the member is: lanes
+// are alike where instance type, provider and cores are.
+func (m *Member) LaneType() string {
+	return m.GetInstanceType() + "/" + m.GetProvider() + "/" + strconv.FormatUint(uint64(m.GetCores()), 10)
+}
+
+// OwnLaneType is the same of a member whose latency departs from its type's.
+// Where there is a price or a profile under this name it holds for the member,
+// in place of that of its LaneType.
+func (m *Member) OwnLaneType() string { return m.LaneType() + "@" + m.GetName() }
