@@ -40,9 +40,9 @@ type leading interface {
 	// linked tells that the agent named has opened a Link to this one: what the
 	// election has to say to that agent goes by send, which must not block, until
 	// closed is called.
-	linked(from string, send func(election []byte)) (closed func())
+	linked(from string, send func(*control.Election)) (closed func())
 	// elect takes an election message that came by such a Link.
-	elect(message []byte)
+	elect(*control.Election)
 	// status fills in what only the leader knows.
 	status(*control.FleetStatus)
 	// resign hands the leadership over if this agent has it, or as soon as ctx ends just gives it up;

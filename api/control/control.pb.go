@@ -82,6 +82,7 @@ type Member struct {
 	// revision grows with each change of models, draining or anything above.
 	Revision      uint64   `protobuf:"varint,12,opt,name=revision,proto3" json:"revision,omitempty"`
 	Models        []*Model `protobuf:"bytes,13,rep,name=models,proto3" json:"models,omitempty"`
+	Rank          uint32   `protobuf:"varint,14,opt,name=rank,proto3" json:"rank,omitempty"` // in elections, as leader/election ranks it; 0: unknown or never
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -205,6 +206,13 @@ func (x *Member) GetModels() []*Model {
 		return x.Models
 	}
 	return nil
+}
+
+func (x *Member) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
 }
 
 // A Model is one version that an agent holds and serves now.
@@ -1255,11 +1263,105 @@ func (x *OfferAgain) GetReason() string {
 	return ""
 }
 
+// An Election is what one agent's part in the election tells another's; see
+// leader/election.
+type Election struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          string                 `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`    // the sender's name
+	Kind          uint32                 `protobuf:"varint,2,opt,name=kind,proto3" json:"kind,omitempty"`   // as leader/election numbers them
+	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"` // of the claim; so are rank and leader
+	Rank          uint32                 `protobuf:"varint,4,opt,name=rank,proto3" json:"rank,omitempty"`
+	Leader        string                 `protobuf:"bytes,5,opt,name=leader,proto3" json:"leader,omitempty"`
+	Successor     string                 `protobuf:"bytes,6,opt,name=successor,proto3" json:"successor,omitempty"`
+	Heard         bool                   `protobuf:"varint,7,opt,name=heard,proto3" json:"heard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Election) Reset() {
+	*x = Election{}
+	mi := &file_control_control_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Election) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Election) ProtoMessage() {}
+
+func (x *Election) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Election.ProtoReflect.Descriptor instead.
+func (*Election) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Election) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *Election) GetKind() uint32 {
+	if x != nil {
+		return x.Kind
+	}
+	return 0
+}
+
+func (x *Election) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Election) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *Election) GetLeader() string {
+	if x != nil {
+		return x.Leader
+	}
+	return ""
+}
+
+func (x *Election) GetSuccessor() string {
+	if x != nil {
+		return x.Successor
+	}
+	return ""
+}
+
+func (x *Election) GetHeard() bool {
+	if x != nil {
+		return x.Heard
+	}
+	return false
+}
+
 // A LeaderMessage is what a leader, or one who claims to be, tells a member.
 // The first one names its sender; one without content is a heartbeat.
 type LeaderMessage struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Election      []byte                 `protobuf:"bytes,1,opt,name=election,proto3" json:"election,omitempty"` // a message of leader/election; absent: none
+	Election      []*Election            `protobuf:"bytes,1,rep,name=election,proto3" json:"election,omitempty"`
 	Leadership    *Leadership            `protobuf:"bytes,2,opt,name=leadership,proto3" json:"leadership,omitempty"`
 	Prices        []*TypePrice           `protobuf:"bytes,3,rep,name=prices,proto3" json:"prices,omitempty"`     // sent when they change; all of them
 	Profiles      []*Profile             `protobuf:"bytes,4,rep,name=profiles,proto3" json:"profiles,omitempty"` // those that changed
@@ -1270,7 +1372,7 @@ type LeaderMessage struct {
 
 func (x *LeaderMessage) Reset() {
 	*x = LeaderMessage{}
-	mi := &file_control_control_proto_msgTypes[16]
+	mi := &file_control_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1282,7 +1384,7 @@ func (x *LeaderMessage) String() string {
 func (*LeaderMessage) ProtoMessage() {}
 
 func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[16]
+	mi := &file_control_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1295,10 +1397,10 @@ func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderMessage.ProtoReflect.Descriptor instead.
 func (*LeaderMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{16}
+	return file_control_control_proto_rawDescGZIP(), []int{17}
 }
 
-func (x *LeaderMessage) GetElection() []byte {
+func (x *LeaderMessage) GetElection() []*Election {
 	if x != nil {
 		return x.Election
 	}
@@ -1336,7 +1438,7 @@ func (x *LeaderMessage) GetFrom() string {
 // A WorkerMessage is what a member tells the leader. The first one is a greeting.
 type WorkerMessage struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Election      []byte                 `protobuf:"bytes,1,opt,name=election,proto3" json:"election,omitempty"`
+	Election      []*Election            `protobuf:"bytes,1,rep,name=election,proto3" json:"election,omitempty"`
 	Member        *Member                `protobuf:"bytes,2,opt,name=member,proto3" json:"member,omitempty"`                                      // the greeting, and later each change
 	RemainingNs   []int64                `protobuf:"varint,3,rep,packed,name=remaining_ns,json=remainingNs,proto3" json:"remaining_ns,omitempty"` // by lane; with a greeting, and when it is not what completions said
 	Completed     []*Completed           `protobuf:"bytes,4,rep,name=completed,proto3" json:"completed,omitempty"`
@@ -1347,7 +1449,7 @@ type WorkerMessage struct {
 
 func (x *WorkerMessage) Reset() {
 	*x = WorkerMessage{}
-	mi := &file_control_control_proto_msgTypes[17]
+	mi := &file_control_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1359,7 +1461,7 @@ func (x *WorkerMessage) String() string {
 func (*WorkerMessage) ProtoMessage() {}
 
 func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[17]
+	mi := &file_control_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1372,10 +1474,10 @@ func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerMessage.ProtoReflect.Descriptor instead.
 func (*WorkerMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{17}
+	return file_control_control_proto_rawDescGZIP(), []int{18}
 }
 
-func (x *WorkerMessage) GetElection() []byte {
+func (x *WorkerMessage) GetElection() []*Election {
 	if x != nil {
 		return x.Election
 	}
@@ -1434,7 +1536,7 @@ type Completed struct {
 
 func (x *Completed) Reset() {
 	*x = Completed{}
-	mi := &file_control_control_proto_msgTypes[18]
+	mi := &file_control_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1446,7 +1548,7 @@ func (x *Completed) String() string {
 func (*Completed) ProtoMessage() {}
 
 func (x *Completed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[18]
+	mi := &file_control_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1459,7 +1561,7 @@ func (x *Completed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Completed.ProtoReflect.Descriptor instead.
 func (*Completed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{18}
+	return file_control_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Completed) GetGateway() uint64 {
@@ -1576,7 +1678,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_control_control_proto_msgTypes[19]
+	mi := &file_control_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1588,7 +1690,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[19]
+	mi := &file_control_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1601,7 +1703,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{19}
+	return file_control_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Held) GetGateway() uint64 {
@@ -1669,7 +1771,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_control_control_proto_msgTypes[20]
+	mi := &file_control_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +1783,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[20]
+	mi := &file_control_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +1796,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{20}
+	return file_control_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ProbeRequest) GetId() uint64 {
@@ -1764,7 +1866,7 @@ type ProbeAnswer struct {
 
 func (x *ProbeAnswer) Reset() {
 	*x = ProbeAnswer{}
-	mi := &file_control_control_proto_msgTypes[21]
+	mi := &file_control_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1776,7 +1878,7 @@ func (x *ProbeAnswer) String() string {
 func (*ProbeAnswer) ProtoMessage() {}
 
 func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[21]
+	mi := &file_control_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1789,7 +1891,7 @@ func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeAnswer.ProtoReflect.Descriptor instead.
 func (*ProbeAnswer) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{21}
+	return file_control_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ProbeAnswer) GetId() uint64 {
@@ -1822,7 +1924,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_control_control_proto_msgTypes[22]
+	mi := &file_control_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1834,7 +1936,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[22]
+	mi := &file_control_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1847,7 +1949,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{22}
+	return file_control_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StatusRequest) GetAgent() string {
@@ -1874,7 +1976,7 @@ type FleetStatus struct {
 
 func (x *FleetStatus) Reset() {
 	*x = FleetStatus{}
-	mi := &file_control_control_proto_msgTypes[23]
+	mi := &file_control_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1886,7 +1988,7 @@ func (x *FleetStatus) String() string {
 func (*FleetStatus) ProtoMessage() {}
 
 func (x *FleetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[23]
+	mi := &file_control_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1899,7 +2001,7 @@ func (x *FleetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatus.ProtoReflect.Descriptor instead.
 func (*FleetStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{23}
+	return file_control_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *FleetStatus) GetView() *View {
@@ -1972,7 +2074,7 @@ type AgentStatus struct {
 
 func (x *AgentStatus) Reset() {
 	*x = AgentStatus{}
-	mi := &file_control_control_proto_msgTypes[24]
+	mi := &file_control_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1984,7 +2086,7 @@ func (x *AgentStatus) String() string {
 func (*AgentStatus) ProtoMessage() {}
 
 func (x *AgentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[24]
+	mi := &file_control_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1997,7 +2099,7 @@ func (x *AgentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentStatus.ProtoReflect.Descriptor instead.
 func (*AgentStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{24}
+	return file_control_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AgentStatus) GetName() string {
@@ -2057,7 +2159,7 @@ type ModelStatus struct {
 
 func (x *ModelStatus) Reset() {
 	*x = ModelStatus{}
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2069,7 +2171,7 @@ func (x *ModelStatus) String() string {
 func (*ModelStatus) ProtoMessage() {}
 
 func (x *ModelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2082,7 +2184,7 @@ func (x *ModelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus.ProtoReflect.Descriptor instead.
 func (*ModelStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{25}
+	return file_control_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ModelStatus) GetModel() string {
@@ -2143,7 +2245,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2155,7 +2257,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2168,7 +2270,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{26}
+	return file_control_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DrainRequest) GetAgents() []string {
@@ -2187,7 +2289,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2199,7 +2301,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2212,7 +2314,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{27}
+	return file_control_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DrainResponse) GetDraining() []string {
@@ -2227,7 +2329,7 @@ var File_control_control_proto protoreflect.FileDescriptor
 const file_control_control_proto_rawDesc = "" +
 	"\n" +
 	"\x15control/control.proto\x12\x11muster.control.v1\x1a\x19inference/inference.proto\"\x11\n" +
-	"\x0fDescribeRequest\"\x86\x03\n" +
+	"\x0fDescribeRequest\"\x9a\x03\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
@@ -2242,7 +2344,8 @@ const file_control_control_proto_rawDesc = "" +
 	" \x01(\tR\x04role\x12\x1a\n" +
 	"\bdraining\x18\v \x01(\bR\bdraining\x12\x1a\n" +
 	"\brevision\x18\f \x01(\x04R\brevision\x120\n" +
-	"\x06models\x18\r \x03(\v2\x18.muster.control.v1.ModelR\x06models\"\xe2\x02\n" +
+	"\x06models\x18\r \x03(\v2\x18.muster.control.v1.ModelR\x06models\x12\x12\n" +
+	"\x04rank\x18\x0e \x01(\rR\x04rank\"\xe2\x02\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x16\n" +
@@ -2336,17 +2439,25 @@ const file_control_control_proto_rawDesc = "" +
 	"OfferAgain\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xec\x01\n" +
-	"\rLeaderMessage\x12\x1a\n" +
-	"\belection\x18\x01 \x01(\fR\belection\x12=\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xa8\x01\n" +
+	"\bElection\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\rR\x04kind\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x12\n" +
+	"\x04rank\x18\x04 \x01(\rR\x04rank\x12\x16\n" +
+	"\x06leader\x18\x05 \x01(\tR\x06leader\x12\x1c\n" +
+	"\tsuccessor\x18\x06 \x01(\tR\tsuccessor\x12\x14\n" +
+	"\x05heard\x18\a \x01(\bR\x05heard\"\x89\x02\n" +
+	"\rLeaderMessage\x127\n" +
+	"\belection\x18\x01 \x03(\v2\x1b.muster.control.v1.ElectionR\belection\x12=\n" +
 	"\n" +
 	"leadership\x18\x02 \x01(\v2\x1d.muster.control.v1.LeadershipR\n" +
 	"leadership\x124\n" +
 	"\x06prices\x18\x03 \x03(\v2\x1c.muster.control.v1.TypePriceR\x06prices\x126\n" +
 	"\bprofiles\x18\x04 \x03(\v2\x1a.muster.control.v1.ProfileR\bprofiles\x12\x12\n" +
-	"\x04from\x18\x05 \x01(\tR\x04from\"\xea\x01\n" +
-	"\rWorkerMessage\x12\x1a\n" +
-	"\belection\x18\x01 \x01(\fR\belection\x121\n" +
+	"\x04from\x18\x05 \x01(\tR\x04from\"\x87\x02\n" +
+	"\rWorkerMessage\x127\n" +
+	"\belection\x18\x01 \x03(\v2\x1b.muster.control.v1.ElectionR\belection\x121\n" +
 	"\x06member\x18\x02 \x01(\v2\x19.muster.control.v1.MemberR\x06member\x12!\n" +
 	"\fremaining_ns\x18\x03 \x03(\x03R\vremainingNs\x12:\n" +
 	"\tcompleted\x18\x04 \x03(\v2\x1c.muster.control.v1.CompletedR\tcompleted\x12+\n" +
@@ -2447,7 +2558,7 @@ func file_control_control_proto_rawDescGZIP() []byte {
 	return file_control_control_proto_rawDescData
 }
 
-var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_control_control_proto_goTypes = []any{
 	(*DescribeRequest)(nil),                 // 0: muster.control.v1.DescribeRequest
 	(*Member)(nil),                          // 1: muster.control.v1.Member
@@ -2465,23 +2576,24 @@ var file_control_control_proto_goTypes = []any{
 	(*Assign)(nil),                          // 13: muster.control.v1.Assign
 	(*Reject)(nil),                          // 14: muster.control.v1.Reject
 	(*OfferAgain)(nil),                      // 15: muster.control.v1.OfferAgain
-	(*LeaderMessage)(nil),                   // 16: muster.control.v1.LeaderMessage
-	(*WorkerMessage)(nil),                   // 17: muster.control.v1.WorkerMessage
-	(*Completed)(nil),                       // 18: muster.control.v1.Completed
-	(*Held)(nil),                            // 19: muster.control.v1.Held
-	(*ProbeRequest)(nil),                    // 20: muster.control.v1.ProbeRequest
-	(*ProbeAnswer)(nil),                     // 21: muster.control.v1.ProbeAnswer
-	(*StatusRequest)(nil),                   // 22: muster.control.v1.StatusRequest
-	(*FleetStatus)(nil),                     // 23: muster.control.v1.FleetStatus
-	(*AgentStatus)(nil),                     // 24: muster.control.v1.AgentStatus
-	(*ModelStatus)(nil),                     // 25: muster.control.v1.ModelStatus
-	(*DrainRequest)(nil),                    // 26: muster.control.v1.DrainRequest
-	(*DrainResponse)(nil),                   // 27: muster.control.v1.DrainResponse
-	(*inference.ModelMetadataResponse)(nil), // 28: inference.ModelMetadataResponse
+	(*Election)(nil),                        // 16: muster.control.v1.Election
+	(*LeaderMessage)(nil),                   // 17: muster.control.v1.LeaderMessage
+	(*WorkerMessage)(nil),                   // 18: muster.control.v1.WorkerMessage
+	(*Completed)(nil),                       // 19: muster.control.v1.Completed
+	(*Held)(nil),                            // 20: muster.control.v1.Held
+	(*ProbeRequest)(nil),                    // 21: muster.control.v1.ProbeRequest
+	(*ProbeAnswer)(nil),                     // 22: muster.control.v1.ProbeAnswer
+	(*StatusRequest)(nil),                   // 23: muster.control.v1.StatusRequest
+	(*FleetStatus)(nil),                     // 24: muster.control.v1.FleetStatus
+	(*AgentStatus)(nil),                     // 25: muster.control.v1.AgentStatus
+	(*ModelStatus)(nil),                     // 26: muster.control.v1.ModelStatus
+	(*DrainRequest)(nil),                    // 27: muster.control.v1.DrainRequest
+	(*DrainResponse)(nil),                   // 28: muster.control.v1.DrainResponse
+	(*inference.ModelMetadataResponse)(nil), // 29: inference.ModelMetadataResponse
 }
 var file_control_control_proto_depIdxs = []int32{
 	2,  // 0: muster.control.v1.Member.models:type_name -> muster.control.v1.Model
-	28, // 1: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
+	29, // 1: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
 	1,  // 2: muster.control.v1.View.members:type_name -> muster.control.v1.Member
 	5,  // 3: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
 	6,  // 4: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
@@ -2496,34 +2608,36 @@ var file_control_control_proto_depIdxs = []int32{
 	5,  // 13: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
 	6,  // 14: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
 	7,  // 15: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
-	5,  // 16: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
-	6,  // 17: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
-	7,  // 18: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
-	1,  // 19: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
-	18, // 20: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
-	19, // 21: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
-	4,  // 22: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
-	24, // 23: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
-	25, // 24: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
-	0,  // 25: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	3,  // 26: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	9,  // 27: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	16, // 28: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	20, // 29: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	22, // 30: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	26, // 31: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	1,  // 32: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	4,  // 33: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	12, // 34: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	17, // 35: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	21, // 36: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	23, // 37: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	27, // 38: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	32, // [32:39] is the sub-list for method output_type
-	25, // [25:32] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	16, // 16: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
+	5,  // 17: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
+	6,  // 18: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
+	7,  // 19: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
+	16, // 20: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
+	1,  // 21: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
+	19, // 22: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
+	20, // 23: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
+	4,  // 24: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
+	25, // 25: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
+	26, // 26: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
+	0,  // 27: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	3,  // 28: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	9,  // 29: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	17, // 30: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	21, // 31: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	23, // 32: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	27, // 33: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	1,  // 34: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	4,  // 35: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	12, // 36: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	18, // 37: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	22, // 38: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	24, // 39: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	28, // 40: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	34, // [34:41] is the sub-list for method output_type
+	27, // [27:34] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }
@@ -2537,7 +2651,7 @@ func file_control_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_control_proto_rawDesc), len(file_control_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   28,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
