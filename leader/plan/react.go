@@ -1,0 +1,146 @@
+package plan
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/muster-serve/muster/profiles"
+)
+
+// DefaultThreshold is the gain below which a fleet is left as it is: changing it costs minutes of instances that start.
+const DefaultThreshold = 0.05
+
+// A Replanner decides whether a fleet should change when its demand has, as profiles.Monitor tells. Its
+// planner says to what: kairos in one shot, ribbon from what it explored before.
+type Replanner struct {
+	Planner Planner
+	// Threshold is the least gain for which to change, as a share: 0.05 is 5 %; 0 means DefaultThreshold. It
+	// does not hold back what ends a violation of the budget, or of the QoS target at the demand's rate.
+	Threshold float64
+}
+
+// A Decision says whether to change, and what that is expected to bring.
+type Decision struct {
+	Change bool
+	// Plan is what the planner would have, Current what the present configuration is worth under the same demand.
+	Plan, Current Plan
+	// Gain is by which share Plan serves more than Current, or costs less where the objective is LeastCost; it is
+	// negative where meeting a rate costs more.
+	Gain   float64
+	Reason string
+	// Result is all that the planner found.
+	Result *Result
+}
+
+// WithDemand returns the problem with what a monitor has seen of a model: the distribution of its batch sizes (nil:
+// unchanged) and the rate of all queries (0: unchanged).
+func (p *Problem) WithDemand(model string, sizes profiles.Distribution, rate float64) (*Problem, error) {
+	i := slices.IndexFunc(p.Models, func(m Model) bool { return m.Name == model })
+	if i < 0 {
+		return nil, fmt.Errorf("no model %q in the problem", model)
+	}
+	changed := *p
+	changed.Models = slices.Clone(p.Models)
+	if sizes != nil {
+		changed.Models[i].BatchSizes = slices.Clone(sizes)
+	}
+	if rate > 0 {
+		changed.Rate = rate
+	}
+	return &changed, nil
+}
+
+// Decide plans for p and compares the best plan with the current configuration. Where the planner evaluated, the
+// current one is evaluated too; else fluid limits are compared.
+func (r *Replanner) Decide(ctx context.Context, current Configuration, p *Problem, e Evaluator) (*Decision, error) {
+	if len(current) != len(p.Types) {
+		return nil, fmt.Errorf("the current configuration %s is not of the problem's %d instance types", current, len(p.Types))
+	}
+	a, err := Analyse(p)
+	if err != nil {
+		return nil, err
+	}
+	result, err := r.Planner.Plan(ctx, p, e)
+	if err != nil {
+		return nil, err
+	}
+	if len(result.Plans) == 0 {
+		return nil, errors.New("the planner found no plan")
+	}
+	d := &Decision{Plan: result.Plans[0], Result: result}
+	if d.Current, err = a.Plan(current, "what runs now"); err != nil {
+		return nil, err
+	}
+	if d.Plan.Evaluated {
+		estimate, err := recall(ctx, result.Evaluations, e, current)
+		if err != nil {
+			return nil, err
+		}
+		d.Current = a.Evaluated(d.Current, estimate)
+	}
+	r.decide(d, p)
+	return d, nil
+}
+
+// recall is what c was evaluated to, or an evaluation more.
+func recall(ctx context.Context, known []Evaluation, e Evaluator, c Configuration) (Estimate, error) {
+	for _, k := range known {
+		if slices.Equal(k.Configuration, c) {
+			return k.Estimate, nil
+		}
+	}
+	return e.Evaluate(ctx, c)
+}
+
+func (r *Replanner) decide(d *Decision, p *Problem) {
+	threshold := r.Threshold
+	if threshold == 0 {
+		threshold = DefaultThreshold
+	}
+	if slices.Equal(d.Plan.Configuration, d.Current.Configuration) {
+		d.Reason = fmt.Sprintf("%s is still the best", p.Name(d.Current.Configuration))
+		return
+	}
+	change := fmt.Sprintf("%s instead of %s", p.Name(d.Plan.Configuration), p.Name(d.Current.Configuration))
+	if p.Objective == LeastCost {
+		d.Gain = 1 - d.Plan.Price/d.Current.Price
+		change += fmt.Sprintf(" costs %.4g instead of %.4g $/hr", d.Plan.Price, d.Current.Price)
+		if now, then := d.Current.serves(p), d.Plan.serves(p); now != then {
+			d.Change = then
+			if d.Reason = change + fmt.Sprintf(", and only that serves %.6g queries/s", p.Rate); now {
+				d.Reason = fmt.Sprintf("nothing better than %s was found for %.6g queries/s", p.Name(d.Current.Configuration), p.Rate)
+			}
+			return
+		}
+	} else {
+		before, after := d.Current.FluidLimit, d.Plan.FluidLimit
+		if d.Plan.Evaluated {
+			before, after = d.Current.Predicted, d.Plan.Predicted
+		}
+		if before == 0 {
+			d.Change, d.Gain, d.Reason = after > 0, 1, change+": that serves no rate within the QoS target any more"
+			return
+		}
+		d.Gain = after/before - 1
+		change += fmt.Sprintf(" serves %.1f %% more", 100*d.Gain)
+	}
+	if !p.Affordable(d.Current.Configuration) {
+		d.Change, d.Reason = true, change+", and that is no longer within the limits"
+		return
+	}
+	d.Change = d.Gain >= threshold
+	d.Reason = change
+	if !d.Change {
+		d.Reason += fmt.Sprintf(", less than the %.3g %% for which it is worth changing", 100*threshold)
+	}
+}
+
+// serves reports whether the plan is expected to meet the QoS target at the problem's rate.
+func (plan *Plan) serves(p *Problem) bool {
+	if plan.Evaluated {
+		return plan.Satisfaction >= p.target()
+	}
+	return plan.Predicted >= p.Rate*(1-1e-9)
+}

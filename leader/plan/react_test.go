@@ -1,0 +1,96 @@
+package plan
+
+import (
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/profiles"
+)
+
+// TestReplanAfterChange: the monitor sees queries grow small, kairos plans for them in one shot, and the
+// decision says what it brings.
+func TestReplanAfterChange(t *testing.T) {
+	p := rm2()
+	first, err := (Kairos{}).Plan(t.Context(), p, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	current := first.Plans[0].Configuration
+	r := rand.New(rand.NewPCG(5, 6))
+	now := time.Unix(0, 0)
+	m := profiles.NewMonitor()
+	observe := func(n int, batch func() int) {
+		for range n {
+			now = now.Add(time.Duration(r.ExpFloat64() * 1e7))
+			if err := m.Observe(batch(), now); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	observe(2000, func() int { return 1 + r.IntN(200) })
+	if _, changed := m.Change(); changed {
+		t.Fatal("a change where there was none")
+	}
+	observe(4000, func() int { return 700 + r.IntN(300) })
+	if _, changed := m.Change(); !changed {
+		t.Fatal("no change seen")
+	}
+	m.Rebase()
+	p, err = p.WithDemand("rm2", m.Distribution(), m.Rate(now, time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := (&Replanner{Planner: Kairos{}}).Decide(t.Context(), current, p, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Large queries are for the base type.
+	if !d.Change || d.Gain < 0.5 || d.Plan.Configuration[0] != 3 || !strings.Contains(d.Reason, "instead of g4dn.xlarge=1") {
+		t.Errorf("%+v", d)
+	}
+	if _, err := p.WithDemand("ncf", nil, 1); err == nil || !strings.Contains(err.Error(), "ncf") {
+		t.Errorf("unknown model: %v", err)
+	}
+}
+
+func TestDecide(t *testing.T) {
+	best := Configuration{1, 0, 13, 0}
+	for _, tt := range []struct {
+		name      string
+		planner   Planner
+		current   Configuration
+		budget    float64
+		rate      float64 // least cost for it; 0: most throughput
+		threshold float64
+		change    bool
+		reason    string
+	}{
+		{"the best", KairosPlus{}, best, 2.5, 0, 0, false, "still the best"},
+		{"much better", KairosPlus{}, Configuration{4, 0, 0, 0}, 2.5, 0, 0, true, "% more"},
+		{"a little better", Fluid{}, Configuration{1, 0, 12, 1}, 2.5, 0, 0, false, "less than the 5 %"},
+		{"a little better is enough", Fluid{}, Configuration{1, 0, 12, 1}, 2.5, 0, 0.01, true, "% more"},
+		{"beyond the budget", Fluid{}, Configuration{1, 0, 14, 0}, 2.5, 0, 0, true, "no longer within the limits"},
+		{"serves nothing", Kairos{}, Configuration{0, 0, 9, 0}, 2.5, 0, 0, true, "serves no rate"},
+		{"cheaper", KairosPlus{}, Configuration{5, 0, 0, 0}, 0, 60, 0, true, "costs"},
+		{"cheaper, in one shot", Fluid{}, Configuration{5, 0, 0, 0}, 0, 60, 0, true, "costs"},
+		{"not enough", KairosPlus{}, Configuration{1, 0, 1, 0}, 0, 60, 0, true, "only that serves 60"},
+		{"not enough, in one shot", Fluid{}, Configuration{1, 0, 1, 0}, 0, 60, 0, true, "only that serves 60"},
+		{"no plan is enough", Fluid{}, Configuration{5, 0, 0, 0}, 1, 60, 0, false, "nothing better"},
+	} {
+		p := rm2()
+		p.Budget = tt.budget
+		if tt.rate > 0 {
+			p.Objective, p.Rate = LeastCost, tt.rate
+		}
+		d, err := (&Replanner{tt.planner, tt.threshold}).Decide(t.Context(), tt.current, p, atShare(t, p, 0.85))
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		if d.Change != tt.change || !strings.Contains(d.Reason, tt.reason) {
+			t.Errorf("%s: %v, %s; want %v, %q", tt.name, d.Change, d.Reason, tt.change, tt.reason)
+		}
+	}
+}
