@@ -101,15 +101,21 @@ func (a *Analysis) noteUnmet(ctx context.Context) {
 func (a *Analysis) result(space int, found []bounded, reason func(i int) string) (*Result, error) {
 	r := &Result{SearchSpace: space, Notes: a.Notes}
 	for i, b := range found {
-		plan, err := a.Plan(b.c, reason(i))
+		plan, err := a.unevaluated(b, reason(i))
 		if err != nil {
 			return nil, err
 		}
-		plan.Bound = b.bound
-		plan.Predicted = min(plan.Predicted, a.Problem.efficiency()*b.bound)
 		r.Plans = append(r.Plans, plan)
 	}
 	return r, nil
+}
+
+// unevaluated is a plan by its bound alone.
+func (a *Analysis) unevaluated(b bounded, reason string) (Plan, error) {
+	plan, err := a.Plan(b.c, reason)
+	plan.Bound = b.bound
+	plan.Predicted = min(plan.Predicted, a.Problem.efficiency()*b.bound)
+	return plan, err
 }
 
 // cheapestReason says why each of the configurations, by rising price, was found for the rate.

@@ -16,9 +16,12 @@ import (
 type KairosPlus struct {
 	// FluidBound takes the fluid limit as the bound, which is one; where there are several models it is taken in any case.
 	FluidBound bool
+	// Top is how many plans to return at least; 0 means DefaultTop.
+	Top int
 }
 
-// Plan plans with the evaluator. Its plans are all that was evaluated, the best first.
+// Plan plans with the evaluator. Its plans are all that was evaluated, the best first; for the most throughput they are filled up with those of the highest
+// bound among the others.
 func (k KairosPlus) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, error) {
 	if e == nil {
 		return nil, errors.New("kairos+ evaluates configurations: give it an evaluator")
@@ -36,16 +39,25 @@ func (k KairosPlus) mostThroughput(ctx context.Context, p *Problem, log *Log) (*
 	}
 	next := k.order(a, space)
 	var plans []Plan
+	var others []bounded
 	best := 0.0
 	for {
 		b, err := next()
 		if err != nil {
 			return nil, err
 		}
-		if b.c == nil || b.bound <= best {
+		if b.c == nil {
 			break
 		}
+		if b.bound <= best {
+			if len(plans)+len(others) >= topOr(k.Top) {
+				break
+			}
+			others = append(others, b)
+			continue
+		}
 		if slices.ContainsFunc(log.Evaluations(), func(e Evaluation) bool { return b.c.Within(e.Configuration) }) {
+			others = append(others, b)
 			continue
 		}
 		estimate, err := log.Evaluate(ctx, b.c)
@@ -69,6 +81,16 @@ func (k KairosPlus) mostThroughput(ctx context.Context, p *Problem, log *Log) (*
 		} else {
 			plans[i].Reason = fmt.Sprintf("serves %.2g %% less than the first", 100*(1-plans[i].Predicted/plans[0].Predicted))
 		}
+	}
+	for _, b := range others[:max(0, min(len(others), topOr(k.Top)-len(plans)))] {
+		plan, err := a.unevaluated(b, "not evaluated: by its bound it serves no more than the first")
+		if err != nil {
+			return nil, err
+		}
+		if b.bound > best {
+			plan.Reason = "not evaluated: it has no more of any type than one that was"
+		}
+		plans = append(plans, plan)
 	}
 	return &Result{Plans: plans, Evaluations: log.Evaluations(), SearchSpace: len(space), Notes: a.Notes}, nil
 }

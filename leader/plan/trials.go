@@ -1,0 +1,102 @@
+package plan
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Trials are repeated runs of a search, held against the best of all configurations.
+type Trials struct {
+	Runs int `json:"runs"`
+	// Optimum is the best of all configurations, and OptimumPrice what it costs in $/hr.
+	Optimum      Configuration `json:"-"`
+	OptimumPrice float64       `json:"-"`
+	// How many evaluations it took until the optimum was evaluated, that one counted; over the runs that found it.
+	Mean   float64 `json:"evaluations_mean"`
+	Median float64 `json:"evaluations_median"`
+	Worst  int     `json:"evaluations_worst"`
+	// Failed is the number of runs that ended without the optimum.
+	Failed int `json:"failed_runs"`
+	// Ended is the mean number of evaluations until a run ended by itself.
+	Ended float64 `json:"evaluations_to_end_mean"`
+	// Violating is the mean number of evaluations, until the optimum, that missed the target.
+	Violating float64 `json:"violating_evaluations_mean"`
+	// Cost is the mean price of what was evaluated until the optimum, in percent of that of all
+	// configurations (RIBBON Fig. 13).
+	Cost float64 `json:"exploration_cost_percent"`
+}
+
+// Try has search make runs results, one by one, and holds them against the evaluation of every configuration of p.
+// evaluator must be cheap: a table.
+func Try(ctx context.Context, p *Problem, evaluator Evaluator, runs int, search func(run int) (*Result, error)) (*Trials, error) {
+	if runs < 1 {
+		return nil, fmt.Errorf("number of runs is %d, want at least 1", runs)
+	}
+	space, err := p.Space()
+	if err != nil {
+		return nil, err
+	}
+	t := &Trials{Runs: runs}
+	var best Evaluation
+	exhaustive := 0.0
+	for _, c := range space {
+		e, err := evaluator.Evaluate(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		exhaustive += p.Price(c)
+		if one := (Evaluation{c, e}); t.Optimum == nil || p.better(one, best) {
+			t.Optimum, t.OptimumPrice, best = c, p.Price(c), one
+		}
+	}
+	if p.Objective == LeastCost && best.Value < p.target() {
+		return nil, fmt.Errorf("no configuration meets the target of %.4g %%: the best, %s, reaches %.4g %%", 100*p.target(), p.Name(t.Optimum), 100*best.Value)
+	}
+	var counts []int
+	for run := range runs {
+		r, err := search(run)
+		if err != nil {
+			return nil, fmt.Errorf("run %d: %w", run, err)
+		}
+		if len(r.Plans) == 0 {
+			return nil, errors.New("a run without a plan")
+		}
+		t.Ended += float64(len(r.Evaluations)) / float64(runs)
+		until := slices.IndexFunc(r.Evaluations, func(e Evaluation) bool { return !p.better(best, e) })
+		if until < 0 {
+			t.Failed++
+			until = len(r.Evaluations) - 1
+		} else {
+			counts = append(counts, until+1)
+		}
+		for _, e := range r.Evaluations[:until+1] {
+			t.Cost += 100 * p.Price(e.Configuration) / exhaustive / float64(runs)
+			if p.Objective == LeastCost && e.Value < p.target() {
+				t.Violating += 1 / float64(runs)
+			}
+		}
+	}
+	if n := len(counts); n > 0 {
+		slices.Sort(counts)
+		for _, c := range counts {
+			t.Mean += float64(c) / float64(n)
+		}
+		t.Median, t.Worst = float64(counts[n/2]+counts[(n-1)/2])/2, counts[n-1]
+	}
+	return t, nil
+}
+
+// better reports whether x is better than y, both as evaluated: what meets the target before what does not, then the
+// cheaper; or what serves more.
+func (p *Problem) better(x, y Evaluation) bool {
+	if p.Objective == MostThroughput {
+		return x.Value > y.Value
+	}
+	xMeets, yMeets := x.Value >= p.target(), y.Value >= p.target()
+	if xMeets && yMeets {
+		return p.Price(x.Configuration) < p.Price(y.Configuration)-roundingError
+	}
+	return xMeets || !yMeets && x.Value > y.Value
+}
