@@ -10,6 +10,10 @@ import (
 	"github.com/muster-serve/muster/leader/fluid"
 )
 
+// A Price is the worth of an instance type's time, by the name under which those
+// who see this package alone know it.
+type Price = fluid.Price
+
 // DefaultProbes is how many lanes a gateway without a leader asks for one query.
 const DefaultProbes = 4
 
