@@ -143,8 +143,8 @@ func connect(t *testing.T, servers []*fake, opts ...Option) *Client {
 	return c
 }
 
-// query asks for the sums of rows of four ones.
-func query(rows int) *oip.Request {
+// sumQuery asks for the sums of rows of four ones.
+func sumQuery(rows int) *oip.Request {
 	ones := slices.Repeat([]float32{1}, 4*rows)
 	x, err := tensor.Of("x", ones, int64(rows), 4)
 	if err != nil {
@@ -157,7 +157,7 @@ func TestInfer(t *testing.T) {
 	c := connect(t, []*fake{{}})
 	// The last is beyond grpc's own limit of 4 MiB.
 	for _, rows := range []int{0, 1, 1000, 1 << 20} {
-		req := query(rows)
+		req := sumQuery(rows)
 		released := make(chan struct{})
 		req.OnRelease(func() { close(released) })
 		resp, err := c.Infer(t.Context(), req)
@@ -201,7 +201,7 @@ func TestErrors(t *testing.T) {
 	} {
 		a, b := &fake{infer: tt.infer}, &fake{infer: tt.infer}
 		c := connect(t, []*fake{a, b})
-		_, err := c.Infer(t.Context(), query(1))
+		_, err := c.Infer(t.Context(), sumQuery(1))
 		for _, k := range kinds {
 			if errors.Is(err, k) != slices.Contains(tt.want, k) {
 				t.Errorf("%v: errors.Is(err, %v) is %v", err, k, errors.Is(err, k))
@@ -225,7 +225,7 @@ func TestRetryAfter(t *testing.T) {
 		}
 		return nil, s.Err()
 	}}})
-	_, err := c.Infer(t.Context(), query(1))
+	_, err := c.Infer(t.Context(), sumQuery(1))
 	var e *Error
 	if !errors.As(err, &e) || !errors.Is(err, ErrOverloaded) || e.RetryAfter != 40*time.Millisecond || e.Message() != "queue full" {
 		t.Errorf("got %v, want ErrOverloaded to retry after 40ms", err)
@@ -238,7 +238,7 @@ func TestRetryAfter(t *testing.T) {
 func TestInvalidIsNotSent(t *testing.T) {
 	f := &fake{}
 	c := connect(t, []*fake{f})
-	req := query(2)
+	req := sumQuery(2)
 	req.Inputs[0].Shape = []int64{3, 4}
 	_, err := c.Infer(t.Context(), req)
 	if want := `invalid request: input "x": data has 32 bytes, expected 48 for FP32 [3 4]`; !errors.Is(err, ErrInvalid) || err.Error() != want {
@@ -251,7 +251,7 @@ func TestInvalidIsNotSent(t *testing.T) {
 
 func TestTooLarge(t *testing.T) {
 	c := connect(t, []*fake{{}})
-	if _, err := c.Infer(t.Context(), query(2<<20)); !errors.Is(err, ErrTooLarge) || errors.Is(err, ErrOverloaded) {
+	if _, err := c.Infer(t.Context(), sumQuery(2<<20)); !errors.Is(err, ErrTooLarge) || errors.Is(err, ErrOverloaded) {
 		t.Errorf("got %v, want ErrTooLarge", err)
 	}
 }
@@ -260,7 +260,7 @@ func TestFailover(t *testing.T) {
 	live := &fake{}
 	c := connect(t, []*fake{nil, nil, live})
 	for range 10 {
-		resp, err := c.Infer(t.Context(), query(1))
+		resp, err := c.Infer(t.Context(), sumQuery(1))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -277,7 +277,7 @@ func TestFailoverGivesUp(t *testing.T) {
 	}
 	servers := []*fake{{infer: draining}, {infer: draining}, {infer: draining}, {infer: draining}}
 	c := connect(t, servers)
-	_, err := c.Infer(t.Context(), query(1))
+	_, err := c.Infer(t.Context(), sumQuery(1))
 	if !errors.Is(err, ErrUnavailable) {
 		t.Errorf("got %v, want ErrUnavailable", err)
 	}
@@ -294,7 +294,7 @@ func TestFailoverGivesUp(t *testing.T) {
 	}
 
 	c = connect(t, []*fake{nil})
-	if _, err := c.Infer(t.Context(), query(1)); !errors.Is(err, ErrUnavailable) {
+	if _, err := c.Infer(t.Context(), sumQuery(1)); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("got %v, want ErrUnavailable", err)
 	}
 }
@@ -311,7 +311,7 @@ func TestSpread(t *testing.T) {
 		}
 	}
 	for range 30 {
-		if _, err := c.Infer(t.Context(), query(1)); err != nil {
+		if _, err := c.Infer(t.Context(), sumQuery(1)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -354,7 +354,7 @@ func TestDeadlines(t *testing.T) {
 					ctx, cancel = context.WithTimeout(ctx, tt.ctx)
 					defer cancel()
 				}
-				req := query(1)
+				req := sumQuery(1)
 				req.Timeout = tt.req
 				start := time.Now()
 				_, err := c.Infer(ctx, req)
@@ -381,7 +381,7 @@ func TestCancel(t *testing.T) {
 	}}})
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-started; cancel() }()
-	if _, err := c.Infer(ctx, query(1)); !errors.Is(err, context.Canceled) || errors.Is(err, ErrClosed) {
+	if _, err := c.Infer(ctx, sumQuery(1)); !errors.Is(err, context.Canceled) || errors.Is(err, ErrClosed) {
 		t.Errorf("got %v, want context.Canceled", err)
 	}
 }
@@ -395,13 +395,13 @@ func TestClose(t *testing.T) {
 	}}})
 	closed := make(chan error)
 	go func() { <-started; closed <- c.Close() }()
-	if _, err := c.Infer(t.Context(), query(1)); !errors.Is(err, ErrClosed) {
+	if _, err := c.Infer(t.Context(), sumQuery(1)); !errors.Is(err, ErrClosed) {
 		t.Errorf("in flight: got %v, want ErrClosed", err)
 	}
 	if err := <-closed; err != nil {
 		t.Error(err)
 	}
-	if _, err := c.Infer(t.Context(), query(1)); !errors.Is(err, ErrClosed) {
+	if _, err := c.Infer(t.Context(), sumQuery(1)); !errors.Is(err, ErrClosed) {
 		t.Errorf("afterwards: got %v, want ErrClosed", err)
 	}
 }

@@ -1,0 +1,589 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles"
+)
+
+const (
+	// mostDeciding goroutines decide about queries without a leader at a time.
+	mostDeciding = 8
+	// mostProbes bounds the members that are asked for one query: the best
+	// match.DefaultProbes first, and if none of them can do it in time as many again.
+	mostProbes = 2 * match.DefaultProbes
+	// probeTimeout is the least time that a member has to answer a probe.
+	probeTimeout = 20 * time.Millisecond
+	// probeAgain is after how long a query that nobody takes is tried again.
+	probeAgain = 20 * time.Millisecond
+)
+
+// An alone is how a gateway decides without a leader: by prices and profiles it
+// ranks the members, asks the best when they would finish the query, and takes
+// the cheapest that says in time.
+type alone struct {
+	g *Gateway
+
+	mu       sync.Mutex
+	view     *control.View
+	stale    bool // priced is not up to date with what follows
+	prices   []match.Price
+	profiles map[profileKey]*profile
+	priced   *match.Priced // nil: nothing can be decided
+	lanes    map[string]match.LaneID
+	agents   map[match.LaneID]string
+	lastLane match.LaneID
+	probers  map[string]*prober
+	lastID   uint64 // of probes
+	usual    time.Duration
+	// Counted for Stats.
+	probes, unanswered uint64
+}
+
+type profileKey struct{ model, instanceType string }
+
+// A profile is read from its JSON when it is first needed.
+type profile struct {
+	json  []byte
+	table *profiles.Table
+	dense *match.Table
+}
+
+func newAlone(g *Gateway) *alone {
+	return &alone{
+		g: g, view: &control.View{}, profiles: map[profileKey]*profile{},
+		lanes: map[string]match.LaneID{}, agents: map[match.LaneID]string{}, probers: map[string]*prober{},
+	}
+}
+
+// viewed takes a new view of the fleet.
+func (a *alone) viewed(v *control.View) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.view, a.stale = v, true
+	a.learn(v.GetPrices(), v.GetProfiles())
+	present := map[string]bool{}
+	for _, m := range v.GetMembers() {
+		present[m.GetName()] = true
+	}
+	for name, p := range a.probers {
+		if !present[name] {
+			p.cancel()
+		}
+	}
+	for name, lane := range a.lanes {
+		if !present[name] {
+			delete(a.lanes, name)
+			delete(a.agents, lane)
+		}
+	}
+}
+
+// told takes what the leader says of prices and profiles.
+func (a *alone) told(prices []*control.TypePrice, profiles []*control.Profile) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.learn(prices, profiles)
+}
+
+func (a *alone) learn(prices []*control.TypePrice, profiles []*control.Profile) {
+	if len(prices) > 0 {
+		a.stale = true
+		a.prices = a.prices[:0]
+		for _, p := range prices {
+			a.prices = append(a.prices, match.Price{Type: p.GetType(), PerMs: p.GetPerMs(), Service: time.Duration(p.GetServiceMs() * float64(time.Millisecond))})
+		}
+	}
+	for _, p := range profiles {
+		key := profileKey{p.GetModel(), p.GetType()}
+		if known := a.profiles[key]; known == nil || !bytes.Equal(known.json, p.GetTable()) {
+			a.profiles[key] = &profile{json: p.GetTable()}
+			a.stale = true
+		}
+	}
+}
+
+// read returns a profile's table, nil if it is unknown or no table.
+func (p *profile) read() *profiles.Table {
+	if p == nil {
+		return nil
+	}
+	if p.table == nil && p.json != nil {
+		t := new(profiles.Table)
+		if json.Unmarshal(p.json, t) == nil {
+			p.table = t
+		}
+	}
+	return p.table
+}
+
+// A guess is the latency where no profile is known: just too long, so that
+// members with a profile come first.
+type guess time.Duration
+
+func (d guess) Mean(int) time.Duration              { return time.Duration(d) }
+func (d guess) Quantile(float64, int) time.Duration { return time.Duration(d) }
+
+// arrange brings priced up to date. The lock is held.
+func (a *alone) arrange() {
+	if !a.stale {
+		return
+	}
+	a.stale = false
+	known := a.g.members.Load()
+	var models []match.Model
+	for name, m := range known.models {
+		for number, v := range m.versions {
+			models = append(models, match.Model{Name: versionName(name, number),
+				QoSTarget: max(v.qosTarget, time.Microsecond), LargestBatchSize: min(max(v.largest, 1), match.MaxBatchSize)})
+		}
+	}
+	slices.SortFunc(models, func(x, y match.Model) int { return bytes.Compare([]byte(x.Name), []byte(y.Name)) })
+	priced, err := match.NewPriced(models, rand.Uint64())
+	if err != nil { // no member holds a model
+		a.priced = nil
+		return
+	}
+	types := map[string]bool{}
+	for _, m := range a.view.GetMembers() {
+		types[m.GetInstanceType()] = true
+	}
+	for _, m := range models {
+		for t := range types {
+			_ = priced.SetProfile(m.Name, t, a.dense(profileKey{m.Name, t}, m)) // model and size are right
+		}
+	}
+	priced.SetPrices(a.prices)
+	for _, m := range a.view.GetMembers() {
+		if m.GetDraining() {
+			continue
+		}
+		lane, ok := a.lanes[m.GetName()]
+		if !ok {
+			a.lastLane++
+			lane = a.lastLane
+			a.lanes[m.GetName()], a.agents[lane] = lane, m.GetName()
+		}
+		var holds []string
+		for _, held := range m.GetModels() {
+			holds = append(holds, versionName(held.GetName(), held.GetVersion()))
+		}
+		priced.Join(lane, m.GetInstanceType(), holds)
+	}
+	now := time.Now()
+	for _, l := range a.view.GetLoads() {
+		if lane, ok := a.lanes[l.GetAgent()]; ok && len(l.GetRemainingNs()) > 0 {
+			priced.Heard(lane, now.Add(-time.Duration(l.GetAgeNs())), time.Duration(slices.Min(l.GetRemainingNs())))
+		}
+	}
+	a.priced = priced
+}
+
+func (a *alone) dense(key profileKey, m match.Model) *match.Table {
+	p := a.profiles[key]
+	if table := p.read(); table != nil {
+		if p.dense == nil || p.dense.Largest() < m.LargestBatchSize {
+			if dense, err := match.NewTable(table, m.LargestBatchSize); err == nil {
+				p.dense = dense
+			}
+		}
+		if p.dense != nil {
+			return p.dense
+		}
+	}
+	t, err := match.NewTable(guess(m.QoSTarget), m.LargestBatchSize)
+	if err != nil {
+		return nil
+	}
+	return t
+}
+
+// grace is how long beyond its predicted end an attempt of q may take.
+func (a *alone) grace(q *query, agent string) time.Duration {
+	known := a.g.members.Load()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if table := a.profiles[profileKey{known.profileName(q), known.byName[agent].GetInstanceType()}].read(); table != nil {
+		return max(leastOverdue, 3*table.Quantile(0.99, int(q.batch)))
+	}
+	return leastOverdue
+}
+
+func (a *alone) counts() (probes, unanswered uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.probes, a.unanswered
+}
+
+// heard tells what a worker said of itself.
+func (a *alone) heard(agent string, remaining time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if lane, ok := a.lanes[agent]; ok && a.priced != nil {
+		a.priced.Heard(lane, time.Now(), remaining)
+	}
+}
+
+// decide starts a goroutine that decides without a leader if there is something
+// to decide and there are not enough. The gateway's lock is held.
+func (g *Gateway) decide() {
+	if g.closed || g.deciding >= mostDeciding {
+		return
+	}
+	q := g.desk.alone(time.Now())
+	if q == nil {
+		return
+	}
+	q.probing = true
+	g.deciding++
+	g.running.Go(func() { g.decideAll(q) })
+}
+
+// decideAll decides about q and then about others, as long as there are any.
+func (g *Gateway) decideAll(q *query) {
+	g.mu.Lock()
+	for q != nil {
+		g.decide() // others beside this one
+		asked := question{
+			sequence: q.sequence, model: q.model, version: q.version, batch: q.batch, bytes: q.bytes,
+			arrival: q.arrival, deadline: q.deadline, failed: slices.Clone(q.failed), profile: g.members.Load().profileName(q),
+		}
+		g.mu.Unlock()
+		p, err := g.alone.choose(&asked)
+		g.mu.Lock()
+		if p.agent != "" {
+			g.desk.decided(asked.sequence, p)
+		} else {
+			g.desk.undecided(asked.sequence, time.Now().Add(jitter(probeAgain)), err)
+		}
+		if q = nil; !g.closed {
+			if q = g.desk.alone(time.Now()); q != nil {
+				q.probing = true
+			}
+		}
+		if q == nil {
+			g.deciding--
+		}
+		g.leave(false)
+		g.mu.Lock()
+	}
+	g.mu.Unlock()
+}
+
+// A question is what is asked about a query.
+type question struct {
+	sequence          uint64
+	model, profile    string
+	version           int64
+	batch             uint32
+	bytes             uint64
+	arrival, deadline time.Time
+	failed            []string
+}
+
+// choose asks members and returns where the query is to go; without an agent if
+// nobody takes it now. The error says why nobody ever will.
+func (a *alone) choose(q *question) (place, error) {
+	candidates := a.rank(q)
+	if len(candidates) == 0 {
+		if _, _, err := a.g.members.Load().find(q.model, ""); status.Code(err) == codes.NotFound {
+			return place{}, err
+		}
+		return place{}, nil
+	}
+	var answers []match.Answer
+	var probes []probe
+	left := candidates
+	for len(left) > 0 {
+		n := min(match.DefaultProbes, len(left))
+		heard := a.ask(q, left[:n])
+		left = left[n:]
+		probes = append(probes, heard...)
+		inTime := false
+		for _, p := range heard {
+			answers = append(answers, match.Answer{Candidate: p.candidate, Finish: p.finish})
+			inTime = inTime || time.Since(q.arrival)+p.finish <= a.target(q)
+		}
+		if inTime {
+			break
+		}
+	}
+	a.mu.Lock()
+	best := -1
+	if a.priced != nil {
+		best = a.priced.Choose(q.profile, time.Since(q.arrival), answers)
+	}
+	a.mu.Unlock()
+	var chosen place
+	for i, p := range probes {
+		if i != best {
+			a.release(place{agent: p.agent, reservation: p.id})
+			continue
+		}
+		chosen = place{agent: p.agent, reservation: p.id, took: p.finish}
+	}
+	return chosen, nil
+}
+
+func (a *alone) target(q *question) time.Duration {
+	if v, _, err := a.g.members.Load().find(q.model, ""); err == nil {
+		return v.qosTarget
+	}
+	return 0
+}
+
+// A ranked is a member worth asking.
+type ranked struct {
+	agent     string
+	candidate match.Candidate
+}
+
+// rank returns whom to ask, the best first.
+func (a *alone) rank(q *question) []ranked {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.arrange()
+	if a.priced == nil {
+		return nil
+	}
+	now := time.Now()
+	var all, failed []ranked
+	for _, c := range a.priced.Rank(now, q.profile, int(q.batch), now.Sub(q.arrival), mostProbes+len(q.failed)) {
+		r := ranked{a.agents[c.Lane], c}
+		if slices.Contains(q.failed, r.agent) {
+			failed = append(failed, r)
+		} else {
+			all = append(all, r)
+		}
+	}
+	if len(all) == 0 { // nobody else could
+		all = failed
+	}
+	return all[:min(mostProbes, len(all))]
+}
+
+// A probe is a member's answer that it can serve a query.
+type probe struct {
+	ranked
+	id     uint64
+	finish time.Duration // from now, with the way there and back
+}
+
+// ask asks members, and returns the answers of those who can serve the query
+// and say so in time.
+func (a *alone) ask(q *question, of []ranked) []probe {
+	known := a.g.members.Load()
+	heard := make(chan *control.ProbeAnswer, len(of)) // one each: nobody blocks
+	byID := map[uint64]ranked{}
+	var asked []*prober
+	sent := time.Now()
+	a.mu.Lock()
+	timeout := max(probeTimeout, 3*a.usual)
+	for _, r := range of {
+		a.probes++
+		p := a.prober(known.byName[r.agent])
+		if p == nil {
+			continue
+		}
+		a.lastID++
+		m := &control.ProbeRequest{
+			Id: a.lastID, Gateway: a.g.config.ID, Model: q.model, Version: q.version, BatchSize: q.batch, Bytes: q.bytes,
+		}
+		if !q.deadline.IsZero() {
+			m.TimeLeftNs = int64(max(1, q.deadline.Sub(sent)))
+		}
+		if p.ask(m, heard) {
+			byID[m.Id] = r
+			asked = append(asked, p)
+		}
+	}
+	a.mu.Unlock()
+
+	var probes []probe
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	for range asked {
+		var answer *control.ProbeAnswer
+		select {
+		case answer = <-heard:
+		case <-timer.C:
+		case <-a.g.context.Done():
+		}
+		if answer == nil {
+			break
+		}
+		r := byID[answer.GetId()]
+		delete(byID, answer.GetId())
+		took := time.Since(sent)
+		a.mu.Lock()
+		a.usual += (took - a.usual) / 8
+		lane, ok := a.lanes[r.agent]
+		if ok && a.priced != nil && answer.GetRemainingNs() >= 0 {
+			a.priced.Heard(lane, time.Now(), time.Duration(answer.GetRemainingNs()))
+		}
+		a.mu.Unlock()
+		if answer.GetFinishNs() >= 0 {
+			probes = append(probes, probe{r, answer.GetId(), time.Duration(answer.GetFinishNs()) + took})
+		}
+	}
+	if len(byID) > 0 {
+		a.mu.Lock()
+		a.unanswered += uint64(len(byID))
+		a.mu.Unlock()
+		for _, p := range asked {
+			p.forget(byID)
+		}
+		// Those who have answered just now are released, too.
+		for {
+			select {
+			case answer := <-heard:
+				if answer.GetFinishNs() >= 0 {
+					a.release(place{agent: byID[answer.GetId()].agent, reservation: answer.GetId()})
+				}
+				continue
+			default:
+			}
+			break
+		}
+	}
+	return probes
+}
+
+// release tells a member that a reservation is not needed.
+func (a *alone) release(p place) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if prober := a.probers[p.agent]; prober != nil {
+		prober.send(&control.ProbeRequest{Id: p.reservation, Gateway: a.g.config.ID, Release: true})
+	}
+}
+
+// A prober keeps the Probe stream to one member.
+type prober struct {
+	gateway  uint64
+	cancel   context.CancelFunc
+	requests chan *control.ProbeRequest // as many as may be asked while the stream opens; more are not asked
+
+	mu      sync.Mutex
+	pending map[uint64]chan<- *control.ProbeAnswer
+	ended   bool
+}
+
+// prober returns the prober of a member, which is started if need be; nil if
+// there is no such member. The lock is held.
+func (a *alone) prober(m *control.Member) *prober {
+	if m == nil || a.g.context.Err() != nil {
+		return nil
+	}
+	name := m.GetName()
+	if p := a.probers[name]; p != nil {
+		return p
+	}
+	p := &prober{gateway: a.g.config.ID, requests: make(chan *control.ProbeRequest, 256), pending: map[uint64]chan<- *control.ProbeAnswer{}}
+	var ctx context.Context
+	ctx, p.cancel = context.WithCancel(a.g.context)
+	a.probers[name] = p
+	a.g.running.Go(func() {
+		defer p.cancel()
+		err := p.run(ctx, a.g.config.Transport, m)
+		a.mu.Lock()
+		if a.probers[name] == p {
+			delete(a.probers, name)
+		}
+		a.mu.Unlock()
+		p.end()
+		a.g.log.Debug("probe stream has ended", "agent", name, "error", err)
+	})
+	return p
+}
+
+func (p *prober) run(ctx context.Context, transport Transport, m *control.Member) error {
+	stream, err := transport.Probe(ctx, m)
+	if err != nil {
+		return err
+	}
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case r := <-p.requests:
+				if stream.Send(r) != nil {
+					return // Recv says why
+				}
+			}
+		}
+	}()
+	defer func() { p.cancel(); <-written }()
+	for {
+		answer, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		p.mu.Lock()
+		if to := p.pending[answer.GetId()]; to != nil {
+			delete(p.pending, answer.GetId())
+			to <- answer // has room
+		} else if answer.GetFinishNs() >= 0 { // too late
+			p.send(&control.ProbeRequest{Id: answer.GetId(), Gateway: p.gateway, Release: true})
+		}
+		p.mu.Unlock()
+	}
+}
+
+// ask has a question sent, whose answer goes to the channel, which must have
+// room for it. It reports false if the member cannot be asked.
+func (p *prober) ask(r *control.ProbeRequest, answer chan<- *control.ProbeAnswer) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended {
+		return false
+	}
+	if !p.send(r) {
+		return false
+	}
+	p.pending[r.GetId()] = answer
+	return true
+}
+
+func (p *prober) send(r *control.ProbeRequest) bool {
+	select {
+	case p.requests <- r:
+		return true
+	default:
+		return false
+	}
+}
+
+// forget gives up waiting for answers.
+func (p *prober) forget(ids map[uint64]ranked) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for id := range ids {
+		delete(p.pending, id)
+	}
+}
+
+// end tells those who wait that no answer comes.
+func (p *prober) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+	for id, answer := range p.pending {
+		answer <- &control.ProbeAnswer{Id: id, FinishNs: -1, RemainingNs: -1}
+	}
+	clear(p.pending)
+}

@@ -1,0 +1,331 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/oip"
+)
+
+// A Gateway sends queries to a fleet. It owns each from its arrival to its
+// answer: it asks the leader for a lane, sends the query there, straight to the
+// worker, and sends it elsewhere if that fails. If there is no leader, or it is
+// silent, the gateway decides by itself. Each query has exactly one outcome.
+//
+// It has these goroutines, all of which have ended when Close returns: one that
+// keeps the link to the leader, with one that sends what callers do not send
+// themselves; one that watches over the leader while there are queries; without
+// a leader a few that decide, and two for each member that they have asked.
+//
+// Its methods may be called concurrently.
+type Gateway struct {
+	config  GatewayConfig
+	log     *slog.Logger
+	context context.Context
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+	members atomic.Pointer[members]
+	alone   *alone
+
+	mu         sync.Mutex
+	desk       desk
+	leadership *control.Leadership // the latest heard of
+	news       chan struct{}       // closed when leadership or members change
+	link       *link               // nil: none is open
+	deciding   int                 // goroutines
+	watching   bool
+	closed     bool
+	start      chan struct{} // starts the watch
+}
+
+// A GatewayConfig says who a gateway is and how it reaches the fleet.
+type GatewayConfig struct {
+	// ID is random and not 0: it tells gateways apart.
+	ID uint64
+	// Agent is the member whose gateway this is; empty of an SDK.
+	Agent string
+	// Transport reaches the members.
+	Transport Transport
+	// Logger; nil: none.
+	Logger *slog.Logger
+}
+
+// NewGateway starts a gateway, which knows nobody before SetView. The caller
+// closes it.
+func NewGateway(config GatewayConfig) (*Gateway, error) {
+	if config.ID == 0 || config.Transport == nil {
+		return nil, errors.New("gateway: needs an id that is not 0 and a transport")
+	}
+	g := &Gateway{
+		config:     config,
+		log:        config.Logger,
+		leadership: &control.Leadership{},
+		news:       make(chan struct{}),
+		start:      make(chan struct{}, 1),
+	}
+	if g.log == nil {
+		g.log = slog.New(slog.DiscardHandler)
+	}
+	g.alone = newAlone(g)
+	g.desk = desk{queries: map[uint64]*query{}, grace: g.alone.grace}
+	g.members.Store(newMembers(&control.View{}))
+	g.context, g.cancel = context.WithCancel(context.Background())
+	g.running.Go(g.follow)
+	g.running.Go(g.watch)
+	return g, nil
+}
+
+// Close ends all queries, with the code Canceled, and all streams.
+func (g *Gateway) Close() {
+	g.mu.Lock()
+	g.closed = true
+	g.desk.close()
+	g.mu.Unlock()
+	g.cancel()
+	g.running.Wait()
+}
+
+// SetView says what the fleet is now. The view must not change afterwards.
+func (g *Gateway) SetView(v *control.View) {
+	g.members.Store(newMembers(v))
+	g.alone.viewed(v)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.learn(v.GetLeadership())
+	g.announce()
+}
+
+// Stats counts what the gateway has done.
+func (g *Gateway) Stats() Stats {
+	g.mu.Lock()
+	s := g.desk.stats
+	g.mu.Unlock()
+	s.Probes, s.ProbesUnanswered = g.alone.counts()
+	return s
+}
+
+// Leader is the member that the gateway submits to, or "" if it decides alone
+// now.
+func (g *Gateway) Leader() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.desk.link == linkOpen && g.link != nil {
+		return g.link.leader
+	}
+	return ""
+}
+
+// Infer has a query answered that arrived at the given time. The answer is the
+// caller's to release. The deadline is that of ctx, else req.Timeout after the
+// arrival, else the model's. Errors are gRPC's: what a worker or the leader
+// answered, or
+//
+//   - NotFound: no member holds the model or the version
+//   - Unavailable: those that hold it are draining, or attempts have failed
+//   - DeadlineExceeded, Canceled: ctx has ended, or the gateway was closed
+//
+// Infer does not release req. Its inputs must not change until Infer returns,
+// and then not before the function given to [oip.Request.OnRelease] is called:
+// the connection of an attempt that was given up may still read them.
+func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response, error) {
+	held, version, err := g.members.Load().find(req.Model, req.Version)
+	if err != nil {
+		return nil, err
+	}
+	q := &query{model: req.Model, version: version, batch: 1, arrival: arrival, wake: make(chan struct{}, 1)}
+	// A batch size that no lane could take is for the worker to refuse, who
+	// says what is wrong with the inputs.
+	if len(req.Inputs) > 0 && len(req.Inputs[0].Shape) > 0 {
+		q.batch = uint32(min(max(1, req.Inputs[0].Shape[0]), int64(max(1, held.largest))))
+	}
+	for i := range req.Inputs {
+		q.bytes += uint64(len(req.Inputs[i].Data))
+	}
+	timeout := req.Timeout
+	if deadline, given := ctx.Deadline(); given {
+		q.deadline = deadline
+	} else if timeout <= 0 {
+		timeout = held.deadline
+	}
+	if timeout > 0 && (q.deadline.IsZero() || arrival.Add(timeout).Before(q.deadline)) {
+		q.deadline = arrival.Add(timeout)
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, q.deadline)
+		defer cancel()
+	}
+
+	g.mu.Lock()
+	if g.closed {
+		g.mu.Unlock()
+		return nil, status.Error(codes.Canceled, "the gateway is closed")
+	}
+	g.desk.arrive(q, time.Now())
+	g.awake()
+	g.leave(true)
+	for {
+		select {
+		case <-q.wake:
+		case <-ctx.Done():
+		}
+		if resp, err, done := g.advance(ctx, q, req); done {
+			return resp, err
+		}
+	}
+}
+
+// advance does what is due for q: nothing, an attempt, or its end.
+func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp *oip.Response, err error, done bool) {
+	attemptCtx, abort := context.WithCancel(ctx)
+	defer abort()
+	now := time.Now()
+	g.mu.Lock()
+	if !q.ended && ctx.Err() != nil {
+		g.desk.end(q, q.late(ctx, now))
+	}
+	p, send := g.desk.take(q, abort, now)
+	ended, err := q.ended, q.err
+	g.leave(true)
+	if ended {
+		return nil, err, true
+	}
+	if !send {
+		return nil, nil, false
+	}
+
+	attempt := Attempt{
+		Attempt:     control.Attempt{Gateway: g.config.ID, Sequence: q.sequence, Attempt: p.attempt, Lane: p.lane},
+		Arrival:     q.arrival,
+		Reservation: p.reservation,
+	}
+	if to := g.members.Load().byName[p.agent]; to == nil {
+		err = status.Errorf(codes.Unavailable, "agent %q has left", p.agent)
+	} else {
+		resp, err = g.config.Transport.Infer(attemptCtx, to, req, &attempt)
+	}
+	if attempt.HasRemaining {
+		g.alone.heard(p.agent, attempt.Remaining)
+	}
+
+	now = time.Now()
+	g.mu.Lock()
+	if err != nil && ctx.Err() != nil {
+		g.desk.end(q, q.late(ctx, now))
+	}
+	g.desk.attempted(q, judge(err), err, now)
+	ended = q.ended
+	if q.err != nil || !ended {
+		if resp != nil {
+			resp.Release()
+			resp = nil
+		}
+	}
+	err = q.err
+	g.leave(true)
+	return resp, err, ended
+}
+
+// judge says what the error of an attempt means for the query.
+func judge(err error) verdict {
+	if err == nil {
+		return answered
+	}
+	switch status.Code(err) {
+	case codes.Unavailable, codes.NotFound, codes.Canceled:
+		return elsewhere
+	}
+	return final
+}
+
+// awake has the watch run, and decides alone where that is called for at once.
+// The lock is held.
+func (g *Gateway) awake() {
+	if !g.watching {
+		g.watching = true
+		g.start <- struct{}{} // there is room: the watch has ended its last one
+	}
+	if g.desk.link != linkOpen {
+		g.decide()
+	}
+}
+
+// leave ends what has begun with the lock held: it unlocks, and sends what the
+// desk has for others. With direct it may send to the leader itself, which spares
+// the way through another goroutine.
+func (g *Gateway) leave(direct bool) {
+	released := g.desk.released
+	g.desk.released = nil
+	l := g.link
+	var m *control.GatewayMessage
+	switch {
+	case l == nil || l.sending || g.desk.message == nil:
+	case direct && g.desk.submitted-g.desk.acked < mostDirect:
+		m, g.desk.message = g.desk.message, nil
+		l.sending = true
+		g.desk.stats.SubmitMessages++
+	default:
+		l.kick()
+	}
+	g.mu.Unlock()
+	for _, p := range released {
+		g.alone.release(p)
+	}
+	if m == nil {
+		return
+	}
+	err := l.stream.Send(m)
+	g.mu.Lock()
+	l.sending = false
+	if err == nil && g.link == l && g.desk.message != nil {
+		l.kick()
+	}
+	g.mu.Unlock()
+}
+
+// watchInterval is how often a gateway with queries looks after its leader.
+const watchInterval = 5 * time.Millisecond
+
+// watch finds out when the leader is silent, and has what is then due decided.
+func (g *Gateway) watch() {
+	ticker := time.NewTicker(watchInterval)
+	ticker.Stop()
+	defer ticker.Stop()
+	for {
+		select {
+		case <-g.context.Done():
+			return
+		case <-g.start:
+			ticker.Reset(watchInterval)
+		case <-ticker.C:
+			g.mu.Lock()
+			if g.desk.first == nil && len(g.desk.unacked) == 0 {
+				g.watching = false
+				ticker.Stop()
+				g.mu.Unlock()
+				continue
+			}
+			now := time.Now()
+			before := g.desk.link
+			g.desk.check(now)
+			if g.desk.link == linkSilent && before != linkSilent {
+				g.log.Warn("the leader is silent, deciding alone", "leader", g.link.leader, "waiting", len(g.desk.queries),
+					"unheard_ms", now.Sub(g.desk.heardAt).Milliseconds())
+			}
+			if g.desk.link != linkOpen {
+				g.decide()
+			}
+			g.leave(false)
+		}
+	}
+}
+
+// jitter is d, give or take a half.
+func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }

@@ -1,0 +1,255 @@
+package client
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
+)
+
+const (
+	// mostDirect is how many submits may be unacknowledged for a caller to send
+	// its own: beyond it a stream could block.
+	mostDirect = 32
+	// firstRetry and lastRetry bound how long the gateway waits before it tries
+	// again to reach a leader.
+	firstRetry = 5 * time.Millisecond
+	lastRetry  = 200 * time.Millisecond
+)
+
+// A link is the stream to one leader.
+type link struct {
+	leader  string
+	stream  MatchStream
+	kicked  chan struct{} // has room for one
+	sending bool          // somebody sends; by the gateway's lock
+}
+
+// kick has the link's own goroutine send what there is.
+func (l *link) kick() {
+	select {
+	case l.kicked <- struct{}{}:
+	default:
+	}
+}
+
+// learn takes news of who leads. The lock is held.
+func (g *Gateway) learn(l *control.Leadership) {
+	known := g.leadership
+	if l == nil || l.GetEpoch() < known.GetEpoch() || l.GetEpoch() == known.GetEpoch() && l.GetLeader() == "" && known.GetLeader() != "" {
+		return
+	}
+	g.leadership = l
+	if l.GetLeader() != known.GetLeader() || l.GetEpoch() != known.GetEpoch() {
+		g.announce()
+	}
+}
+
+// announce wakes those who wait for news. The lock is held.
+func (g *Gateway) announce() {
+	close(g.news)
+	g.news = make(chan struct{})
+}
+
+// follow keeps the link to whoever leads: to the leader as far as known, and if
+// that one is lost to its successor, at once; then to one of the two again and again.
+func (g *Gateway) follow() {
+	lost, retry := "", firstRetry
+	for g.context.Err() == nil {
+		g.mu.Lock()
+		leadership, news := g.leadership, g.news
+		candidates := candidates(leadership, lost)
+		g.desk.closed(len(candidates) > 0, time.Now())
+		if g.desk.first != nil {
+			g.decide()
+		}
+		g.mu.Unlock()
+
+		changed := false
+		for _, name := range candidates {
+			member := g.members.Load().byName[name]
+			if member == nil {
+				continue
+			}
+			began := time.Now()
+			heard, err := g.serve(member)
+			if g.context.Err() != nil {
+				return
+			}
+			g.log.Debug("link to the leader has ended", "leader", name, "error", err)
+			if heard {
+				lost, retry = name, firstRetry
+				changed = time.Since(began) > firstRetry
+				break
+			}
+			g.mu.Lock()
+			changed = g.leadership.GetLeader() != leadership.GetLeader() || g.leadership.GetEpoch() != leadership.GetEpoch()
+			g.mu.Unlock()
+			if changed {
+				break
+			}
+		}
+		if changed {
+			continue
+		}
+		lost = ""
+		wait := time.NewTimer(jitter(retry))
+		select {
+		case <-g.context.Done():
+		case <-news:
+		case <-wait.C:
+			retry = min(2*retry, lastRetry)
+		}
+		wait.Stop()
+	}
+}
+
+// candidates are those who may lead, the likeliest first: a leader that has just
+// been lost comes last.
+func candidates(l *control.Leadership, lost string) []string {
+	leader, successor := l.GetLeader(), l.GetSuccessor()
+	var names []string
+	if leader != "" && leader != lost {
+		names = append(names, leader)
+	}
+	if successor != "" && successor != leader {
+		names = append(names, successor)
+	}
+	if leader != "" && leader == lost {
+		names = append(names, leader)
+	}
+	return names
+}
+
+// serve keeps a stream to a leader until it breaks, or somebody else leads. It
+// reports whether the member has answered as a leader.
+func (g *Gateway) serve(to *control.Member) (heard bool, err error) {
+	ctx, cancel := context.WithCancel(g.context)
+	defer cancel()
+	// The stream ends when another leads.
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		g.untilOther(ctx, to.GetName())
+		cancel()
+	}()
+	defer func() { cancel(); <-watched }()
+
+	stream, err := g.config.Transport.Match(ctx, to)
+	if err != nil {
+		return false, err
+	}
+	l := &link{leader: to.GetName(), stream: stream, kicked: make(chan struct{}, 1)}
+	g.mu.Lock()
+	g.link = l
+	g.desk.opened(&control.GatewayHello{Gateway: g.config.ID, Protocol: control.Protocol, Agent: g.config.Agent}, time.Now())
+	g.leave(false)
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		g.write(ctx, l)
+	}()
+	defer func() { cancel(); <-written }()
+	defer func() {
+		g.mu.Lock()
+		g.link = nil
+		g.desk.closed(true, time.Now())
+		g.mu.Unlock()
+	}()
+
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			g.mu.Lock()
+			for _, d := range status.Convert(err).Details() {
+				if leadership, ok := d.(*control.Leadership); ok {
+					g.learn(leadership)
+				}
+			}
+			g.mu.Unlock()
+			return heard, err
+		}
+		if !heard {
+			heard = m.GetLeadership() == nil || m.GetLeadership().GetLeader() == to.GetName()
+			if heard {
+				g.log.Info("following a leader", "leader", to.GetName(), "epoch", m.GetLeadership().GetEpoch())
+			}
+		}
+		g.take(m)
+	}
+}
+
+// untilOther returns when somebody else than the named member is known to lead,
+// or ctx ends. Whoever is to lead next is tried before it is known to.
+func (g *Gateway) untilOther(ctx context.Context, name string) {
+	g.mu.Lock()
+	epoch := g.leadership.GetEpoch()
+	g.mu.Unlock()
+	for {
+		g.mu.Lock()
+		l, news := g.leadership, g.news
+		g.mu.Unlock()
+		if l.GetEpoch() != epoch && l.GetLeader() != name {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-news:
+		}
+	}
+}
+
+// take carries out what the leader says.
+func (g *Gateway) take(m *control.MatchMessage) {
+	if len(m.GetProfiles()) > 0 || len(m.GetPrices()) > 0 {
+		g.alone.told(m.GetPrices(), m.GetProfiles())
+	}
+	g.mu.Lock()
+	if m.GetLeadership() != nil {
+		g.learn(m.GetLeadership())
+	}
+	g.desk.heard(m.GetReceived(), time.Now())
+	for _, o := range m.GetOfferAgain() {
+		g.desk.offerAgain(o)
+	}
+	for _, a := range m.GetAssign() {
+		g.desk.assign(a)
+	}
+	for _, r := range m.GetReject() {
+		g.desk.reject(r)
+	}
+	// Not directly: this goroutine must go on reading for the leader to go on.
+	g.leave(false)
+}
+
+// write sends what callers do not send themselves.
+func (g *Gateway) write(ctx context.Context, l *link) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.kicked:
+		}
+		for {
+			g.mu.Lock()
+			m := g.desk.message
+			if g.link != l || l.sending || m == nil {
+				g.mu.Unlock()
+				break
+			}
+			l.sending, g.desk.message = true, nil
+			g.desk.stats.SubmitMessages++
+			g.mu.Unlock()
+			err := l.stream.Send(m)
+			g.mu.Lock()
+			l.sending = false
+			g.mu.Unlock()
+			if err != nil { // Recv says why
+				break
+			}
+		}
+	}
+}
