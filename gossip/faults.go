@@ -1,0 +1,164 @@
+package gossip
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	// faultInterval is how long a fault is not named again.
+	faultInterval = 10 * time.Minute
+	// maxFaults bounds how many faults are named within faultInterval: senders of
+	// packets can be forged.
+	maxFaults = 64
+)
+
+// faultLog names faults, each once in a while. It also is where memberlist logs.
+type faultLog struct {
+	log *slog.Logger
+
+	mu    sync.Mutex
+	since time.Time
+	named map[string]int // how often each fault occurred since then
+}
+
+func newFaultLog(log *slog.Logger) *faultLog {
+	return &faultLog{log: log, named: map[string]int{}}
+}
+
+// logger is for memberlist.
+func (f *faultLog) logger() *log.Logger { return log.New(f, "", 0) }
+
+// warn logs a fault unless the same one was logged lately. What was left out is
+// counted, and said at the end of each interval that a fault follows.
+func (f *faultLog) warn(text string, args ...any) {
+	f.once(slog.LevelWarn, text, args...)
+}
+
+func (f *faultLog) once(level slog.Level, text string, args ...any) {
+	key := text + fmt.Sprintln(args...)
+	f.mu.Lock()
+	left := 0
+	if time.Since(f.since) > faultInterval {
+		for _, n := range f.named {
+			left += n - 1
+		}
+		f.since, f.named = time.Now(), map[string]int{}
+	}
+	n, full := f.named[key], len(f.named) >= maxFaults
+	switch {
+	case n > 0 || !full:
+		f.named[key] = n + 1
+	default:
+		f.named[""]++ // the rest
+	}
+	rest := f.named[""]
+	f.mu.Unlock()
+
+	if left > 0 {
+		f.log.Info("gossip: faults repeated", "times", left)
+	}
+	if n == 0 && !full {
+		f.log.Log(context.Background(), level, text, args...)
+	} else if n == 0 && rest == 1 {
+		f.log.Warn("gossip: too many different faults, others are not named for some minutes")
+	}
+}
+
+// Write takes a line of memberlist's.
+func (f *faultLog) Write(line []byte) (int, error) {
+	text := string(bytes.TrimSpace(line))
+	level := slog.LevelWarn
+	if rest, ok := strings.CutPrefix(text, "["); ok {
+		if name, rest, ok := strings.Cut(rest, "] "); ok {
+			text = rest
+			switch name {
+			case "DEBUG":
+				level = slog.LevelDebug
+			case "INFO":
+				level = slog.LevelInfo
+			}
+		}
+	}
+	text = strings.TrimPrefix(text, "memberlist: ")
+	for _, known := range lines {
+		if strings.HasPrefix(text, known.prefix) && strings.Contains(text, known.has) {
+			level = known.level
+			if known.means != "" {
+				text = known.means + peerOf(text)
+			}
+			break
+		}
+	}
+	if level == slog.LevelDebug {
+		f.log.Debug("gossip: " + text)
+		return len(line), nil
+	}
+	text, peer, _ := strings.Cut(text, " from=")
+	if peer == "" {
+		f.once(level, "gossip: "+text)
+	} else {
+		// Another port each time would be another fault each time.
+		if host, _, err := net.SplitHostPort(peer); err == nil {
+			peer = host
+		}
+		f.once(level, "gossip: "+text, "peer", peer)
+	}
+	return len(line), nil
+}
+
+// peerOf is the end of a line of memberlist's that says where it came from.
+func peerOf(text string) string {
+	if i := strings.LastIndex(text, " from="); i >= 0 {
+		return text[i:]
+	}
+	return ""
+}
+
+const (
+	notOurs   = "unreadable with our keys: the sender has another key or none, or is not an agent"
+	encrypted = "unreadable: the sender has a gossip key, and this agent has none"
+	notAgent  = "unreadable: the sender is not an agent"
+)
+
+// lines says what lines of memberlist's mean; the first that fits holds. Others
+// keep memberlist's words and level.
+var lines = []struct {
+	prefix, has string
+	level       slog.Level
+	means       string // empty: keep the text
+}{
+	{"Decrypt packet failed", "", slog.LevelWarn, notOurs},
+	{"failed to receive: ", "no installed keys", slog.LevelWarn, notOurs},
+	{"failed to receive: ", "remote state is not encrypted", slog.LevelWarn, notOurs},
+	{"failed to receive: ", "encryption is not configured", slog.LevelWarn, encrypted},
+	{"failed to receive: ", "", slog.LevelWarn, notAgent},
+	{"msg type (", "not supported", slog.LevelWarn, notAgent},
+	{"Received invalid msgType", "", slog.LevelWarn, notAgent},
+	{"Failed to decode", "", slog.LevelWarn, notAgent},
+	{"Failed to decompress", "", slog.LevelWarn, notAgent},
+	{"Failed to read remote state", "", slog.LevelWarn, notAgent},
+	{"Failed to receive", "", slog.LevelWarn, notAgent},
+	{"missing message type byte", "", slog.LevelWarn, notAgent},
+	{"Compound request had", "", slog.LevelWarn, notAgent},
+	// Said in our words where it happens.
+	{"ignoring alive message for", "", slog.LevelDebug, ""},
+	{"Failed push/pull merge", "", slog.LevelDebug, ""},
+	{"Conflicting address for", "", slog.LevelDebug, ""},
+	{"Binding to public address", "", slog.LevelDebug, ""},
+	// Part of finding out that a member failed, or that one restarted.
+	{"Failed fallback TCP ping", "", slog.LevelDebug, ""},
+	{"Failed to send", "", slog.LevelDebug, ""},
+	{"Failed to forward ack", "", slog.LevelDebug, ""},
+	{"Push/Pull with", "", slog.LevelDebug, ""},
+	{"Got ping for unexpected node", "", slog.LevelDebug, ""},
+	{"Refuting", "", slog.LevelInfo, ""},
+	{"failed to join", "", slog.LevelDebug, ""},
+}

@@ -1,0 +1,91 @@
+package gossip
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// ErrNotEncrypted means that there are no keys to change: encryption is chosen
+// when the agents start.
+var ErrNotEncrypted = errors.New("gossip: not encrypted")
+
+// Keys are this agent's, the one that encrypts first. To change the key of a
+// running cluster, add the new one to every agent, then use it at every agent,
+// then remove the old one from every agent.
+func (g *Gossip) Keys() [][]byte {
+	if g.keyring == nil {
+		return nil
+	}
+	var keys [][]byte
+	for _, key := range g.keyring.GetKeys() {
+		keys = append(keys, slices.Clone(key))
+	}
+	return keys
+}
+
+// AddKey makes this agent understand what is encrypted with key, 32 bytes.
+// Adding a key that is there does nothing.
+func (g *Gossip) AddKey(key []byte) error {
+	if g.keyring == nil {
+		return ErrNotEncrypted
+	}
+	if len(key) != KeySize {
+		return fmt.Errorf("gossip: key has %d bytes, want %d", len(key), KeySize)
+	}
+	g.keyMu.Lock()
+	defer g.keyMu.Unlock()
+	return g.keyring.AddKey(slices.Clone(key))
+}
+
+// UseKey makes this agent encrypt with key, which was added before.
+func (g *Gossip) UseKey(key []byte) error {
+	if g.keyring == nil {
+		return ErrNotEncrypted
+	}
+	g.keyMu.Lock()
+	defer g.keyMu.Unlock()
+	if !g.hasKey(key) {
+		return errors.New("gossip: use of a key that was not added")
+	}
+	return g.keyring.UseKey(slices.Clone(key))
+}
+
+// RemoveKey makes this agent forget key, which must not be the one in use.
+// Removing a key that is not there does nothing.
+func (g *Gossip) RemoveKey(key []byte) error {
+	if g.keyring == nil {
+		return ErrNotEncrypted
+	}
+	g.keyMu.Lock()
+	defer g.keyMu.Unlock()
+	keys := g.keyring.GetKeys()
+	if bytes.Equal(keys[0], key) {
+		return errors.New("gossip: removal of the key in use")
+	}
+	if !g.hasKey(key) {
+		return nil
+	}
+	// The keyring removes a key in the array that memberlist reads meanwhile,
+	// which does no harm to the last one. Using a key moves it to the front: so
+	// use all others, the one in use at last. With two keys nothing moves.
+	for i := len(keys) - 1; i >= 0; i-- {
+		if last := g.keyring.GetKeys(); bytes.Equal(last[len(last)-1], key) {
+			break
+		}
+		if !bytes.Equal(keys[i], key) {
+			if err := g.keyring.UseKey(keys[i]); err != nil {
+				return err
+			}
+		}
+	}
+	if err := g.keyring.UseKey(keys[0]); err != nil {
+		return err
+	}
+	return g.keyring.RemoveKey(key)
+}
+
+func (g *Gossip) hasKey(key []byte) bool {
+	return slices.ContainsFunc(g.keyring.GetKeys(), func(k []byte) bool { return bytes.Equal(k, key) })
+}

@@ -1,0 +1,336 @@
+package gossip
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// A Member is an agent of the cluster, as it says about itself.
+type Member struct {
+	Name string
+	Addr netip.AddrPort // where it gossips
+	Meta []byte         // shared: not to be modified
+}
+
+// An Event is a change of the view.
+type Event struct {
+	Kind   EventKind
+	Member Member // as it is after the change, or was before it went
+	Load   Load   // of a Loaded event
+}
+
+// EventKind is what changed.
+type EventKind int
+
+// The kinds of events. A member that left said so before; one that failed was
+// silent for some seconds, and may be back, under the same name, if it was only
+// cut off.
+const (
+	Joined EventKind = iota
+	Updated
+	Left
+	Failed
+	Loaded
+)
+
+// String is the kind's name.
+func (k EventKind) String() string {
+	switch k {
+	case Joined:
+		return "joined"
+	case Updated:
+		return "updated"
+	case Left:
+		return "left"
+	case Failed:
+		return "failed"
+	case Loaded:
+		return "loaded"
+	}
+	return fmt.Sprintf("EventKind(%d)", int(k))
+}
+
+// entry is what is known of a live member.
+type entry struct {
+	Member
+	load    Load // zero At: none yet; Seq also counts a leaving frame
+	leaving bool
+}
+
+// Failed members are tried again for failedMemory, of so many at most.
+const (
+	failedMemory = time.Hour
+	maxFailed    = 256
+)
+
+// A failure is a member that failed.
+type failure struct {
+	Member
+	at time.Time
+}
+
+// Members are the live ones, this agent too, by name. A member that has just
+// failed is among them until that is sure.
+func (g *Gossip) Members() []Member {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	members := make([]Member, 0, len(g.members))
+	for _, e := range g.members {
+		members = append(members, e.Member)
+	}
+	slices.SortFunc(members, func(a, b Member) int { return cmp.Compare(a.Name, b.Name) })
+	return members
+}
+
+// Events are the changes of the view, in order, but for this agent itself. An
+// event not yet read is replaced by a newer one of the same member, so a slow
+// reader misses what has been overtaken, and may read of a member joining that
+// it knows or going that it does not; a load overtakes only loads. Closed by
+// [Gossip.Close].
+func (g *Gossip) Events() <-chan Event { return g.events }
+
+// eventKey says which events replace each other.
+type eventKey struct {
+	name string
+	load bool
+}
+
+// enqueue adds an event for the reader. g.mu is held.
+func (g *Gossip) enqueue(e Event) {
+	if e.Member.Name == g.config.Name {
+		return
+	}
+	key := eventKey{e.Member.Name, e.Kind == Loaded}
+	if before, ok := g.pending[key]; !ok {
+		g.order = append(g.order, key)
+	} else if before.Kind == Joined && e.Kind == Updated {
+		e.Kind = Joined
+	}
+	g.pending[key] = e
+	select {
+	case g.wake <- struct{}{}:
+	default:
+	}
+}
+
+// nextEvent takes the first event, if there is one.
+func (g *Gossip) nextEvent() (Event, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for len(g.order) > 0 {
+		key := g.order[0]
+		g.order = g.order[1:]
+		if e, ok := g.pending[key]; ok {
+			delete(g.pending, key)
+			return e, true
+		}
+	}
+	return Event{}, false
+}
+
+// deliver hands events to the reader, until the context ends.
+func (g *Gossip) deliver() {
+	defer close(g.events)
+	for {
+		e, ok := g.nextEvent()
+		if !ok {
+			select {
+			case <-g.wake:
+				continue
+			case <-g.ctx.Done():
+				return
+			}
+		}
+		select {
+		case g.events <- e:
+		case <-g.ctx.Done():
+			return
+		}
+	}
+}
+
+// callbacks are what memberlist calls. Its locks may be held.
+type callbacks struct{ g *Gossip }
+
+var (
+	_ memberlist.Delegate         = callbacks{}
+	_ memberlist.EventDelegate    = callbacks{}
+	_ memberlist.AliveDelegate    = callbacks{}
+	_ memberlist.MergeDelegate    = callbacks{}
+	_ memberlist.ConflictDelegate = callbacks{}
+)
+
+// memberOf copies n, which may be nonsense when the cluster is not encrypted.
+func memberOf(n *memberlist.Node) (Member, error) {
+	addr, ok := netip.AddrFromSlice(n.Addr)
+	if !ok || n.Port == 0 || len(n.Name) == 0 || len(n.Name) > maxName || len(n.Meta) > MaxMeta {
+		return Member{}, fmt.Errorf("malformed: name %q, address %v:%d, %d bytes of meta", n.Name, net.IP(n.Addr), n.Port, len(n.Meta))
+	}
+	return Member{Name: n.Name, Addr: netip.AddrPortFrom(addr.Unmap(), n.Port), Meta: slices.Clone(n.Meta)}, nil
+}
+
+// NotifyJoin implements [memberlist.EventDelegate].
+func (c callbacks) NotifyJoin(n *memberlist.Node) { c.alive(n, Joined) }
+
+// NotifyUpdate implements [memberlist.EventDelegate].
+func (c callbacks) NotifyUpdate(n *memberlist.Node) { c.alive(n, Updated) }
+
+func (c callbacks) alive(n *memberlist.Node, kind EventKind) {
+	m, err := memberOf(n)
+	if err != nil {
+		return // NotifyAlive has refused it
+	}
+	g := c.g
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	e := g.members[m.Name]
+	if e == nil {
+		e = &entry{}
+		g.members[m.Name], g.ids[idOf(m.Name)] = e, e
+		g.count.Store(int64(len(g.members)))
+	}
+	e.Member, e.leaving = m, false
+	delete(g.failed, m.Name)
+	g.enqueue(Event{Kind: kind, Member: m})
+}
+
+// NotifyLeave implements [memberlist.EventDelegate]. Whether the member left or
+// failed it does not say, so the member itself said it before.
+func (c callbacks) NotifyLeave(n *memberlist.Node) {
+	g := c.g
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	e := g.members[n.Name]
+	if e == nil {
+		return
+	}
+	delete(g.members, n.Name)
+	delete(g.ids, idOf(n.Name))
+	delete(g.pending, eventKey{n.Name, true})
+	g.count.Store(int64(len(g.members)))
+	kind := Left
+	if !e.leaving {
+		kind = Failed
+		g.fail(e.Member)
+	}
+	g.enqueue(Event{Kind: kind, Member: e.Member})
+}
+
+// fail remembers a member that failed, in the place of the oldest one if there
+// are many. g.mu is held.
+func (g *Gossip) fail(m Member) {
+	if len(g.failed) >= maxFailed {
+		var oldest failure
+		for _, f := range g.failed {
+			if oldest.at.IsZero() || f.at.Before(oldest.at) {
+				oldest = f
+			}
+		}
+		delete(g.failed, oldest.Name)
+	}
+	g.failed[m.Name] = failure{m, time.Now()}
+}
+
+// NotifyAlive implements [memberlist.AliveDelegate].
+func (c callbacks) NotifyAlive(n *memberlist.Node) error {
+	if n.Name == c.g.config.Name {
+		return nil
+	}
+	m, err := memberOf(n)
+	if err == nil {
+		err = c.g.accept(m)
+	}
+	if err != nil {
+		c.g.faults.warn("gossip: member refused", "member", n.Name, "addr", n.Address(), "reason", err)
+	}
+	return err
+}
+
+// accept asks the agent.
+func (g *Gossip) accept(m Member) error {
+	if g.config.Accept == nil {
+		return nil
+	}
+	return g.config.Accept(m)
+}
+
+// NotifyMerge implements [memberlist.MergeDelegate]: a join fails if no member
+// of the other side can be one of ours. One that can is enough; those that
+// cannot are refused one by one.
+func (c callbacks) NotifyMerge(peers []*memberlist.Node) error {
+	var refused error
+	for _, n := range peers {
+		if n.Name == c.g.config.Name || n.State != memberlist.StateAlive {
+			continue
+		}
+		m, err := memberOf(n)
+		if err == nil {
+			err = c.g.accept(m)
+		}
+		if err == nil {
+			return nil
+		}
+		if refused == nil {
+			refused = refusal{n.Name, err}
+		}
+	}
+	return refused
+}
+
+// refusal is why no member of another cluster is accepted.
+type refusal struct {
+	member string
+	err    error
+}
+
+func (r refusal) Error() string { return fmt.Sprintf("member %s refused: %v", r.member, r.err) }
+func (r refusal) Unwrap() error { return r.err }
+
+// NotifyConflict implements [memberlist.ConflictDelegate].
+func (c callbacks) NotifyConflict(existing, other *memberlist.Node) {
+	c.g.faults.warn("gossip: two members have the same name, the second is ignored", "member", existing.Name, "addr", existing.Address(),
+		"other_addr", other.Address())
+}
+
+// NodeMeta implements [memberlist.Delegate].
+func (c callbacks) NodeMeta(int) []byte {
+	c.g.mu.Lock()
+	defer c.g.mu.Unlock()
+	return c.g.meta
+}
+
+// NotifyMsg implements [memberlist.Delegate].
+func (c callbacks) NotifyMsg(b []byte) {
+	f, err := parseFrame(b)
+	if err != nil {
+		c.g.stats.malformed.Add(1)
+		return
+	}
+	c.g.receive(f, true)
+}
+
+// GetBroadcasts implements [memberlist.Delegate].
+func (c callbacks) GetBroadcasts(overhead, limit int) [][]byte {
+	return c.g.queue.take(overhead, limit)
+}
+
+// LocalState implements [memberlist.Delegate]: the loads known, so that who joins
+// need not wait for the next ones.
+func (c callbacks) LocalState(bool) []byte { return appendFrames(nil, c.g.loadFrames()) }
+
+// MergeRemoteState implements [memberlist.Delegate].
+func (c callbacks) MergeRemoteState(b []byte, _ bool) {
+	frames, err := parseFrames(b)
+	if err != nil {
+		c.g.stats.malformed.Add(1)
+	}
+	for _, f := range frames {
+		c.g.receive(f, false)
+	}
+}
