@@ -33,6 +33,12 @@ const mostAttempts = 3
 // which does no harm. No other failure is tried again: an overloaded server
 // has to be left alone for a while (see [Error.RetryAfter]).
 //
+// If a server is an agent of a fleet, the client finds the other agents, and
+// queries go the short way (see [Gateway]): it asks the leader which agent is to
+// serve a query, sends the query there, and elsewhere if that agent fails. It does
+// so once it has a connection to an agent, and goes back to asking the agents
+// to pass queries on where it can reach none of them directly.
+//
 // Its methods may be called concurrently.
 type Client struct {
 	servers []server
@@ -40,6 +46,8 @@ type Client struct {
 	timeout time.Duration
 	dial    []grpc.DialOption
 	closed  atomic.Bool
+	noFleet bool
+	fleet   *discovery // nil with noFleet
 }
 
 type server struct {
@@ -59,6 +67,10 @@ func WithTimeout(d time.Duration) Option { return func(c *Client) { c.timeout = 
 func WithDialOptions(opts ...grpc.DialOption) Option {
 	return func(c *Client) { c.dial = append(c.dial, opts...) }
 }
+
+// WithoutFleet has queries go to the given servers only, whatever else they
+// say there is.
+func WithoutFleet() Option { return func(c *Client) { c.noFleet = true } }
 
 // New makes a client of the servers at addresses ("host:port"). It begins to
 // connect, without waiting.
@@ -89,12 +101,18 @@ func New(addresses []string, opts ...Option) (*Client, error) {
 		conn.Connect()
 		c.servers = append(c.servers, server{address, conn})
 	}
+	if !c.noFleet {
+		c.fleet = c.discover()
+	}
 	return c, nil
 }
 
 // Close ends all calls and connections.
 func (c *Client) Close() error {
 	c.closed.Store(true)
+	if c.fleet != nil {
+		c.fleet.close()
+	}
 	var errs []error
 	for _, s := range c.servers {
 		errs = append(errs, s.conn.Close())
@@ -109,7 +127,9 @@ func (c *Client) Close() error {
 // The inputs are sent from where they lie and must not change until Infer
 // returns. After an error a connection may still be reading them: their memory
 // must then not be used again, or not before the function given to
-// [oip.Request.OnRelease] is called. Infer does not release req.
+// [oip.Request.OnRelease] is called. (After an answer, too, one may, where a fleet
+// had to be sent the query twice; but nobody looks at what comes of that.)
+// Infer does not release req.
 //
 // The outputs are valid until the response's Release, which lets later answers
 // use their memory; without it they are left to the garbage collector.
@@ -122,6 +142,22 @@ func (c *Client) Infer(ctx context.Context, req *oip.Request) (*oip.Response, er
 		ctx, cancel = context.WithTimeout(ctx, req.Timeout)
 		defer cancel()
 	}
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	if gateway := c.fleet.direct(); gateway != nil {
+		resp, err := gateway.Infer(ctx, req, time.Now())
+		switch status.Code(err) {
+		case codes.OK:
+			return resp, nil
+		case codes.Unavailable, codes.NotFound: // an agent may know better
+			if ctx.Err() == nil && !c.closed.Load() {
+				break
+			}
+			fallthrough
+		default:
+			return nil, c.newError("", err)
+		}
+	}
 	resp := new(oip.Response)
 	if err := c.call(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req, resp); err != nil {
 		resp.Release()
@@ -132,17 +168,15 @@ func (c *Client) Infer(ctx context.Context, req *oip.Request) (*oip.Response, er
 
 // call makes a unary call, on other servers if the first cannot be reached.
 func (c *Client) call(ctx context.Context, method string, req, resp any) error {
-	if _, ok := ctx.Deadline(); !ok && c.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, c.timeout)
-		defer cancel()
-	}
-	for n, s := range c.route() {
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	servers := c.route()
+	for n, s := range servers {
 		err := s.conn.Invoke(ctx, method, req, resp)
 		if err == nil {
 			return nil
 		}
-		last := n == min(mostAttempts, len(c.servers))-1
+		last := n == min(mostAttempts, len(servers))-1
 		if last || status.Code(err) != codes.Unavailable || c.closed.Load() {
 			return c.newError(s.address, err)
 		}
@@ -150,14 +184,29 @@ func (c *Client) call(ctx context.Context, method string, req, resp any) error {
 	panic("unreachable: there is at least one server")
 }
 
+// bound is ctx with the client's timeout, where it has no deadline.
+func (c *Client) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); !ok && c.timeout > 0 {
+		return context.WithTimeout(ctx, c.timeout)
+	}
+	return ctx, func() {}
+}
+
 // route is the servers in the order in which to try them: in turn, those with
-// a connection first.
+// a connection first. Where none of the given ones has, the agents of their fleet
+// follow.
 func (c *Client) route() []server {
-	if len(c.servers) == 1 {
+	members := c.fleet.members()
+	if len(c.servers) == 1 && len(members) == 0 {
 		return c.servers
 	}
 	first := int(c.next.Add(1) % uint64(len(c.servers)))
 	order := slices.Concat(c.servers[first:], c.servers[:first])
+	for _, p := range members {
+		if !slices.ContainsFunc(c.servers, func(s server) bool { return s.address == p.address }) {
+			order = append(order, p.server)
+		}
+	}
 	ready := 0
 	for i, s := range order {
 		switch s.conn.GetState() {

@@ -37,7 +37,7 @@ var (
 // where the caller gave up.
 type Error struct {
 	// Address is the server that answered, or the last one tried; empty
-	// where the query was not sent.
+	// where the query was not sent, or a fleet was to serve it.
 	Address string
 	// RetryAfter is when an overloaded server expects to take queries again;
 	// 0 where it did not say.

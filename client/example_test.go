@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/client"
@@ -85,6 +86,10 @@ func startAgent() (address string, stop func()) {
 }
 
 type summer struct{ oip.Server }
+
+func (summer) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (*inference.ServerMetadataResponse, error) {
+	return &inference.ServerMetadataResponse{Name: "example"}, nil
+}
 
 func (summer) ModelInfer(_ context.Context, req *oip.Request) (*oip.Response, error) {
 	defer req.Release()

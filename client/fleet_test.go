@@ -141,7 +141,7 @@ func (f *testFleet) view() *control.View {
 	v := &control.View{Leadership: f.leadership}
 	for _, a := range f.agents {
 		v.Members = append(v.Members, &control.Member{
-			Name: a.name, Address: a.name, Protocol: control.Protocol, InstanceType: "local", Lanes: 1, Cores: 1,
+			Name: a.name, Address: "passthrough:///" + a.name, Protocol: control.Protocol, InstanceType: "local", Lanes: 1, Cores: 1,
 			Models: []*control.Model{{Name: "sum", Version: 1, Newest: true, QosTargetNs: int64(50 * time.Millisecond),
 				DeadlineNs: int64(5 * time.Second), LargestBatchSize: 1000}},
 		})

@@ -25,6 +25,10 @@ import (
 // rows. Its other methods are not called.
 type benchServer struct{ oip.Server }
 
+func (benchServer) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (*inference.ServerMetadataResponse, error) {
+	return &inference.ServerMetadataResponse{Name: "bench"}, nil
+}
+
 func (benchServer) ModelMetadata(_ context.Context, req *inference.ModelMetadataRequest) (*inference.ModelMetadataResponse, error) {
 	if req.Name != "m" {
 		return nil, status.Errorf(codes.NotFound, "model %q is not in the repository", req.Name)

@@ -1,0 +1,251 @@
+package client
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/inference"
+)
+
+const (
+	// metadataTimeout is how long a server may take to say what it is.
+	metadataTimeout = 3 * time.Second
+	// rediscover is the least time between two rounds of asking all servers.
+	rediscover = 200 * time.Millisecond
+)
+
+// A discovery finds the fleet behind a client's servers, and follows it: it
+// watches the view of one agent after the other, gives it to a gateway, and keeps a
+// connection to every member.
+//
+// It has these goroutines, all of which have ended when close returns: one that
+// follows the fleet, and one for each member's connection.
+type discovery struct {
+	c       *Client
+	ctx     context.Context
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+	gateway atomic.Pointer[Gateway]     // nil: no fleet is known
+	peers   atomic.Pointer[[]*peer]     // the members
+	byName  atomic.Pointer[peersByName] // the same
+	ready   atomic.Int32                // peers with a connection
+}
+
+type peersByName map[string]*peer
+
+// A peer is the connection to a member.
+type peer struct {
+	server
+	cancel context.CancelFunc
+	// failed: the last try to connect has.
+	failed atomic.Bool
+}
+
+func (c *Client) discover() *discovery {
+	d := &discovery{c: c}
+	d.peers.Store(&[]*peer{})
+	d.byName.Store(&peersByName{})
+	d.ctx, d.cancel = context.WithCancel(context.Background())
+	d.running.Go(d.run)
+	return d
+}
+
+func (d *discovery) close() {
+	d.cancel()
+	// The one that follows has ended before the gateway is closed for good.
+	if g := d.gateway.Load(); g != nil {
+		g.Close()
+	}
+	d.running.Wait()
+	for _, p := range *d.peers.Load() {
+		p.conn.Close()
+	}
+}
+
+// direct returns the gateway of a fleet of which members can be reached; nil: queries
+// go to the servers, one of which may be the only member.
+func (d *discovery) direct() *Gateway {
+	if d == nil || d.ready.Load() == 0 || len(*d.peers.Load()) < 2 {
+		return nil
+	}
+	return d.gateway.Load()
+}
+
+// members are all members' connections.
+func (d *discovery) members() []*peer {
+	if d == nil {
+		return nil
+	}
+	return *d.peers.Load()
+}
+
+// run follows the fleet until ctx ends, or no server belongs to one.
+func (d *discovery) run() {
+	for first := 0; d.ctx.Err() == nil; {
+		started := time.Now()
+		servers := slices.Clone(d.c.servers)
+		for _, p := range d.members() {
+			servers = append(servers, p.server)
+		}
+		plain := 0
+		for i := range servers {
+			at := (first + i) % len(servers)
+			fleet, err := d.watch(servers[at].conn)
+			if d.ctx.Err() != nil {
+				return
+			}
+			if fleet { // it has broken: another, of those that are known now
+				first = at + 1
+				break
+			}
+			if err == nil {
+				plain++
+			}
+		}
+		if plain == len(servers) {
+			return
+		}
+		wait := time.NewTimer(max(0, jitter(rediscover)-time.Since(started)))
+		select {
+		case <-wait.C:
+		case <-d.ctx.Done():
+		}
+		wait.Stop()
+	}
+}
+
+// watch follows the fleet as the server sees it until that ends. It reports
+// whether there was anything to see; if not, and there is no error, the server is
+// of no fleet.
+func (d *discovery) watch(conn *grpc.ClientConn) (fleet bool, err error) {
+	ctx, cancel := context.WithTimeout(d.ctx, metadataTimeout)
+	defer cancel()
+	metadata := new(inference.ServerMetadataResponse)
+	err = conn.Invoke(ctx, inference.GRPCInferenceService_ServerMetadata_FullMethodName, &inference.ServerMetadataRequest{}, metadata)
+	if status.Code(err) == codes.Unimplemented {
+		return false, nil
+	}
+	if err != nil || !slices.Contains(metadata.GetExtensions(), FleetExtension) {
+		return false, err
+	}
+	ctx, cancel = context.WithCancel(d.ctx)
+	defer cancel()
+	views, err := control.NewControlClient(conn).Watch(ctx, &control.WatchRequest{})
+	if err != nil {
+		return false, err
+	}
+	for {
+		v, err := views.Recv()
+		if err != nil {
+			return fleet, err
+		}
+		fleet = true
+		if err := d.follow(v); err != nil {
+			return fleet, err
+		}
+	}
+}
+
+// follow takes a new view.
+func (d *discovery) follow(v *control.View) error {
+	known, now := *d.byName.Load(), peersByName{}
+	var peers []*peer
+	for _, m := range v.GetMembers() {
+		p := known[m.GetName()]
+		if p == nil || p.address != m.GetAddress() {
+			var err error
+			if p, err = d.connect(m); err != nil {
+				continue // an address that is none; others may do
+			}
+		}
+		now[m.GetName()] = p
+		peers = append(peers, p)
+	}
+	d.byName.Store(&now)
+	d.peers.Store(&peers)
+	for name, p := range known {
+		if now[name] != p {
+			p.cancel()
+			p.conn.Close()
+		}
+	}
+	g := d.gateway.Load()
+	if g == nil {
+		id := rand.Uint64() | 1
+		var err error
+		if g, err = NewGateway(GatewayConfig{ID: id, Transport: Remote{Dial: d.dial}}); err != nil {
+			return err
+		}
+	}
+	g.SetView(v)
+	if d.gateway.Store(g); d.ctx.Err() != nil {
+		g.Close() // close may have missed it
+	}
+	return nil
+}
+
+// connect opens the connection to a member.
+func (d *discovery) connect(m *control.Member) (*peer, error) {
+	conn, err := grpc.NewClient(m.GetAddress(), d.c.dial...)
+	if err != nil {
+		return nil, err
+	}
+	p := &peer{server: server{m.GetAddress(), conn}}
+	var ctx context.Context
+	ctx, p.cancel = context.WithCancel(d.ctx)
+	d.running.Go(func() { d.keep(ctx, p) })
+	return p, nil
+}
+
+// keep has a peer connected, and says so, until ctx ends.
+func (d *discovery) keep(ctx context.Context, p *peer) {
+	ready := false
+	defer func() {
+		if ready {
+			d.ready.Add(-1)
+		}
+	}()
+	for {
+		state := p.conn.GetState()
+		switch state {
+		case connectivity.Ready:
+			p.failed.Store(false)
+		case connectivity.TransientFailure:
+			p.failed.Store(true)
+		case connectivity.Idle:
+			p.conn.Connect()
+		case connectivity.Shutdown:
+			return
+		}
+		if now := state == connectivity.Ready; now != ready {
+			if ready = now; ready {
+				d.ready.Add(1)
+			} else {
+				d.ready.Add(-1)
+			}
+		}
+		if !p.conn.WaitForStateChange(ctx, state) {
+			return
+		}
+	}
+}
+
+// dial is the gateway's way to a member. It fails at once where the last try to
+// connect has failed, as a call would wait for the next one.
+func (d *discovery) dial(to *control.Member) (grpc.ClientConnInterface, error) {
+	p := (*d.byName.Load())[to.GetName()]
+	if p == nil || p.failed.Load() && p.conn.GetState() != connectivity.Ready {
+		return nil, status.Errorf(codes.Unavailable, "agent %q cannot be reached at %s", to.GetName(), to.GetAddress())
+	}
+	return p.conn, nil
+}
