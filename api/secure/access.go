@@ -1,0 +1,202 @@
+package secure
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// A Control is a call that changes what agents do.
+type Control string
+
+// The control calls.
+const (
+	Load   Control = "load"
+	Unload Control = "unload"
+	Drain  Control = "drain"
+	Plan   Control = "plan"
+)
+
+var controls = []Control{Load, Unload, Drain, Plan}
+
+// Anyone stands for all clients that have no entry of their own, or for all
+// models.
+const Anyone = "*"
+
+// Access says which models each client may query, and which control calls it
+// may make. Agents may do everything.
+type Access struct{ clients map[string]grant }
+
+// A grant is what one client may do.
+type grant struct {
+	models  map[string]bool
+	control map[Control]bool
+}
+
+// DefaultAccess lets every client query, and the client "admin" alone control:
+//
+//	clients:
+//	  admin: {models: ["*"], control: [load, unload, drain, plan]}
+//	  "*": {models: ["*"]}
+func DefaultAccess() *Access {
+	all := map[string]bool{Anyone: true}
+	admin := grant{models: all, control: map[Control]bool{}}
+	for _, c := range controls {
+		admin.control[c] = true
+	}
+	return &Access{map[string]grant{"admin": admin, Anyone: {models: all}}}
+}
+
+// ParseAccess reads an access file:
+//
+//	clients:
+//	  ads:                      # the name in a certificate, or of an API key
+//	    models: [ncf, wnd]      # which it may query; "*" is all
+//	    control: [load, unload] # of load, unload, drain, plan
+//	  "*":                      # every other client with a name
+//	    models: ["*"]
+//
+// A client that the file does not have, where there is no "*", may do nothing.
+// path is for errors; all faults are reported at once.
+func ParseAccess(path string, data []byte) (*Access, error) {
+	a := &Access{clients: map[string]grant{}}
+	p := accessParser{path: path}
+	var document yaml.Node
+	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	switch err := decoder.Decode(&document); {
+	case err == io.EOF:
+		return nil, fmt.Errorf("%s: empty, want `clients:`", path)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if err := decoder.Decode(new(yaml.Node)); err != io.EOF {
+		return nil, fmt.Errorf("%s: more than one document, want one", path)
+	}
+	found := false
+	p.mapping(document.Content[0], "`clients:`", func(key, value *yaml.Node) {
+		if key.Value != "clients" {
+			p.fault(key, "unknown key %q, want clients", key.Value)
+			return
+		}
+		found = true
+		p.mapping(value, "lines of `name: {models: [...], control: [...]}`", func(key, value *yaml.Node) {
+			if key.Value != Anyone {
+				if err := checkName(key.Value); err != nil {
+					p.fault(key, "%v", err)
+				}
+			}
+			a.clients[key.Value] = p.grant(value)
+		})
+	})
+	if !found && len(p.faults) == 0 {
+		return nil, fmt.Errorf("%s: no clients", path)
+	}
+	if len(p.faults) > 0 {
+		return nil, errors.Join(p.faults...)
+	}
+	return a, nil
+}
+
+type accessParser struct {
+	path   string
+	faults []error
+}
+
+func (p *accessParser) fault(n *yaml.Node, format string, args ...any) {
+	p.faults = append(p.faults, fmt.Errorf("%s:%d: %s", p.path, n.Line, fmt.Sprintf(format, args...)))
+}
+
+// mapping calls each with the entries of n.
+func (p *accessParser) mapping(n *yaml.Node, want string, each func(key, value *yaml.Node)) {
+	if n.Kind != yaml.MappingNode {
+		p.fault(n, "want %s", want)
+		return
+	}
+	first := map[string]int{}
+	for i := 0; i < len(n.Content); i += 2 {
+		key := n.Content[i]
+		switch {
+		case key.Kind != yaml.ScalarNode:
+			p.fault(key, "want a name before the colon")
+			continue
+		case first[key.Value] != 0:
+			p.fault(key, "%q is there before, at line %d", key.Value, first[key.Value])
+			continue
+		}
+		first[key.Value] = key.Line
+		each(key, n.Content[i+1])
+	}
+}
+
+func (p *accessParser) grant(n *yaml.Node) grant {
+	g := grant{models: map[string]bool{}, control: map[Control]bool{}}
+	p.mapping(n, "{models: [...], control: [...]}", func(key, value *yaml.Node) {
+		switch key.Value {
+		case "models":
+			for _, model := range p.list(value, "models") {
+				g.models[model.Value] = true
+			}
+		case "control":
+			for _, call := range p.list(value, "control calls") {
+				if !slices.Contains(controls, Control(call.Value)) {
+					p.fault(call, "control call %q, want one of %q", call.Value, controls)
+				}
+				g.control[Control(call.Value)] = true
+			}
+		default:
+			p.fault(key, "unknown key %q, want models or control", key.Value)
+		}
+	})
+	return g
+}
+
+// list is the elements of a list of words.
+func (p *accessParser) list(n *yaml.Node, of string) []*yaml.Node {
+	if n.Kind != yaml.SequenceNode {
+		p.fault(n, "want a list of %s", of)
+		return nil
+	}
+	var elements []*yaml.Node
+	for _, e := range n.Content {
+		if e.Kind != yaml.ScalarNode || e.Value == "" {
+			p.fault(e, "want the name of one of the %s", of)
+			continue
+		}
+		elements = append(elements, e)
+	}
+	return elements
+}
+
+// of is what the client may do.
+func (a *Access) of(client string) grant {
+	if g, ok := a.clients[client]; ok {
+		return g
+	}
+	return a.clients[Anyone]
+}
+
+// MayQuery reports whether the client may query the model.
+func (a *Access) MayQuery(client, model string) bool {
+	g := a.of(client)
+	return g.models[Anyone] || g.models[model]
+}
+
+// MayControl reports whether the client may make the control call.
+func (a *Access) MayControl(client string, call Control) bool {
+	return a.of(client).control[call]
+}
+
+// Models are the names of models that a has, without "*", in order.
+func (a *Access) Models() []string {
+	names := map[string]bool{}
+	for _, g := range a.clients {
+		maps.Copy(names, g.models)
+	}
+	delete(names, Anyone)
+	return slices.Sorted(maps.Keys(names))
+}

@@ -1,0 +1,142 @@
+package secure
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+)
+
+// A ClientConfig says how a client proves who it is, and whom it believes. The
+// zero value is no encryption and no name.
+type ClientConfig struct {
+	// CAFile has the certificates of the servers' CA, PEM; empty means the
+	// system's CAs, or no TLS if CertFile is empty too.
+	CAFile string
+	// CertFile and KeyFile are the client's certificate and private key, PEM;
+	// both or neither.
+	CertFile, KeyFile string
+	// APIKey is sent with every call; empty means none.
+	APIKey string
+	// Insecure lets the API key go to other machines unencrypted.
+	Insecure bool
+}
+
+// TLS reports whether c encrypts.
+func (c ClientConfig) TLS() bool { return c.CAFile != "" || c.CertFile != "" }
+
+// DialOptions reads the files and returns what a connection needs; see
+// client.WithDialOptions. The files are looked at again with later
+// connections; what is amiss with them then is told to log.
+//
+// A server is believed if its certificate is of the CA and has the name or IP
+// address that was dialled, or [AgentName].
+func (c ClientConfig) DialOptions(log *slog.Logger) ([]grpc.DialOption, error) {
+	if err := validatePair(c.CertFile, c.KeyFile); err != nil {
+		return nil, err
+	}
+	if err := checkKey(c.APIKey); err != nil {
+		return nil, fmt.Errorf("api-key: %w", err)
+	}
+	options := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
+	if c.TLS() {
+		id, err := watch("certificates", func() (*identity, error) {
+			return readIdentity(c.CertFile, c.KeyFile, c.CAFile, "")
+		}, c.CertFile, c.KeyFile, c.CAFile)
+		if err != nil {
+			return nil, err
+		}
+		current := func() *identity { return id.current(log) }
+		options = []grpc.DialOption{grpc.WithTransportCredentials(clientCredentials{current, false})}
+	}
+	if c.APIKey != "" {
+		options = append(options, grpc.WithPerRPCCredentials(callKey{c.APIKey, c.Insecure}))
+	}
+	return options, nil
+}
+
+// PeerCredentials are how an agent connects to another: by TLS if it has a
+// certificate, believing only agents of its cluster.
+func (g *Guard) PeerCredentials() credentials.TransportCredentials {
+	if !g.config.TLS() {
+		return insecure.NewCredentials()
+	}
+	return clientCredentials{g.identity.get, true}
+}
+
+// clientCredentials connect to servers.
+type clientCredentials struct {
+	identity func() *identity
+	agents   bool // only agents are believed
+}
+
+func (c clientCredentials) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	id := c.identity()
+	host, _, err := net.SplitHostPort(authority)
+	if err != nil {
+		host = authority
+	}
+	config := &tls.Config{
+		ServerName: host,
+		MinVersion: tls.VersionTLS12,
+		// Verified below, as an agent may have another name than that dialled.
+		InsecureSkipVerify: true,
+		VerifyConnection:   func(state tls.ConnectionState) error { return id.verifyServer(state, host, c.agents) },
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			if id.cert == nil {
+				return new(tls.Certificate), nil // none
+			}
+			return id.cert, nil
+		},
+	}
+	return credentials.NewTLS(config).ClientHandshake(ctx, authority, raw)
+}
+
+func (clientCredentials) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("secure: credentials of a client")
+}
+
+func (clientCredentials) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
+}
+
+func (c clientCredentials) Clone() credentials.TransportCredentials { return c }
+func (clientCredentials) OverrideServerName(string) error           { return nil }
+
+// A callKey is an API key, sent with each call.
+type callKey struct {
+	key      string
+	insecure bool
+}
+
+// GetRequestMetadata keeps the key off the network where it is not encrypted.
+func (k callKey) GetRequestMetadata(ctx context.Context, uri ...string) (map[string]string, error) {
+	info, _ := credentials.RequestInfoFromContext(ctx)
+	if err := credentials.CheckSecurityLevel(info.AuthInfo, credentials.PrivacyAndIntegrity); err != nil && !k.insecure && !local(uri) {
+		return nil, status.Error(codes.Unauthenticated, "the API key is not sent unencrypted to another machine: want tls-ca, or insecure")
+	}
+	return map[string]string{"authorization": "Bearer " + k.key}, nil
+}
+
+// local reports whether the one who is called, by grpc's URI of the service, is
+// on this machine.
+func local(uri []string) bool {
+	if len(uri) != 1 {
+		return false
+	}
+	u, err := url.Parse(uri[0])
+	return err == nil && Loopback(net.JoinHostPort(u.Hostname(), "0"))
+}
+
+// RequireTransportSecurity is false since GetRequestMetadata looks at each
+// connection itself.
+func (callKey) RequireTransportSecurity() bool { return false }

@@ -1,0 +1,116 @@
+package secure
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+)
+
+// A Config says how a server proves who it is and how it knows its callers.
+// The zero value is no encryption, and callers whom nobody asks for a name.
+type Config struct {
+	// CertFile and KeyFile are the server's certificate, with what lies
+	// between it and its CA, and its private key, both PEM; both or neither.
+	// With them everything is served by TLS alone.
+	CertFile, KeyFile string
+	// CAFile has the certificates of the cluster's CA, PEM: agents show each
+	// other certificates of this CA.
+	CAFile string
+	// ClientCAFile has the certificates of the CA of clients, PEM; empty means
+	// CAFile. If it is set, clients need a certificate or an API key.
+	ClientCAFile string
+	// RequireClientCert refuses connections without a client's certificate.
+	RequireClientCert bool
+	// APIKeysFile names clients by API keys ([ParseKeys]). If it is set,
+	// clients need a certificate or an API key.
+	APIKeysFile string
+	// AccessFile says what each client may do ([ParseAccess]); empty means
+	// [DefaultAccess]. If it is set, clients need a certificate or an API key.
+	AccessFile string
+}
+
+// Validate reports all faults of c at once; the names are those of the agent's
+// flags. It opens no file.
+func (c Config) Validate() error {
+	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	if err := validatePair(c.CertFile, c.KeyFile); err != nil {
+		faults = append(faults, err)
+	}
+	for _, f := range []struct{ name, path string }{{"tls-ca", c.CAFile}, {"tls-client-ca", c.ClientCAFile}} {
+		if f.path != "" && c.CertFile == "" {
+			fault("%s: %q without tls-cert, want a certificate too: without one nothing is encrypted", f.name, f.path)
+		}
+	}
+	clientCA := c.CAFile != "" || c.ClientCAFile != ""
+	if c.RequireClientCert && !clientCA {
+		fault("require-client-cert: without tls-ca and tls-client-ca, want one: the CA of the clients' certificates")
+	}
+	if c.AccessFile != "" && !clientCA && c.APIKeysFile == "" {
+		fault("access: %q without tls-ca, tls-client-ca and api-keys, want one: without it no client has a name", c.AccessFile)
+	}
+	return errors.Join(faults...)
+}
+
+func validatePair(cert, key string) error {
+	switch {
+	case cert != "" && key == "":
+		return fmt.Errorf("tls-key: empty, want the private key of tls-cert %q", cert)
+	case cert == "" && key != "":
+		return fmt.Errorf("tls-cert: empty, want the certificate of tls-key %q", key)
+	}
+	return nil
+}
+
+// TLS reports whether c encrypts.
+func (c Config) TLS() bool { return c.CertFile != "" }
+
+// named reports whether a caller must have a name.
+func (c Config) named() bool {
+	return c.ClientCAFile != "" || c.RequireClientCert || c.APIKeysFile != "" || c.AccessFile != ""
+}
+
+// Loopback reports whether the address, host:port, can be reached from this
+// machine alone.
+func Loopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// readSecret reads a file that no other user of the machine may read.
+func readSecret(what, path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	if mode := info.Mode().Perm(); mode&0o007 != 0 {
+		return nil, fmt.Errorf("%s: %s has mode %04o, want 0600, or 0640 for a group: others must not read it", what, path, mode)
+	}
+	return readFile(what, path)
+}
+
+// largestFile bounds what is read of a file, in bytes.
+const largestFile = 4 << 20
+
+func readFile(what, path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", what, err)
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s: %w", what, &fs.PathError{Op: "read", Path: path, Err: errors.New("no regular file")})
+	case info.Size() > largestFile:
+		return nil, fmt.Errorf("%s: %s has %d bytes, want at most %d", what, path, info.Size(), largestFile)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	return data, nil
+}

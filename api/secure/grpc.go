@@ -1,0 +1,168 @@
+package secure
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/tap"
+
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/oip"
+)
+
+// ServerOptions have a gRPC server take connections by TLS, if there is a
+// certificate, and make only the calls that are allowed. [Guard.Tap] comes
+// before them and costs less.
+func (g *Guard) ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.Creds(serverCredentials{g}),
+		grpc.ChainUnaryInterceptor(g.unary),
+		grpc.ChainStreamInterceptor(g.stream),
+	}
+}
+
+// serverCredentials take connections.
+type serverCredentials struct{ guard *Guard }
+
+func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	if !s.guard.config.TLS() {
+		return s.guard.plain(raw), noTLS{credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}}, nil
+	}
+	conn, err := s.guard.handshake(raw, http2)
+	if err != nil {
+		return nil, nil, err
+	}
+	return conn, credentials.TLSInfo{
+		State:          conn.ConnectionState(),
+		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
+	}, nil
+}
+
+func (serverCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("secure: credentials of a server")
+}
+
+func (s serverCredentials) Info() credentials.ProtocolInfo {
+	if !s.guard.config.TLS() {
+		return credentials.ProtocolInfo{SecurityProtocol: "insecure"}
+	}
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
+}
+
+func (s serverCredentials) Clone() credentials.TransportCredentials { return s }
+func (serverCredentials) OverrideServerName(string) error           { return nil }
+
+type noTLS struct{ credentials.CommonAuthInfo }
+
+func (noTLS) AuthType() string { return "insecure" }
+
+// demandOf is what a call of the method needs. Methods that nobody has thought
+// of are for agents if they are of Muster's own service, and otherwise for
+// everyone who has a name.
+func demandOf(method string) demand {
+	switch method {
+	case healthpb.Health_Check_FullMethodName, healthpb.Health_Watch_FullMethodName, healthpb.Health_List_FullMethodName,
+		inference.GRPCInferenceService_ServerLive_FullMethodName, inference.GRPCInferenceService_ServerReady_FullMethodName:
+		return demand{open: true}
+	case inference.GRPCInferenceService_RepositoryModelLoad_FullMethodName:
+		return demand{control: Load}
+	case inference.GRPCInferenceService_RepositoryModelUnload_FullMethodName:
+		return demand{control: Unload}
+	case control.Control_Drain_FullMethodName:
+		return demand{control: Drain}
+	case control.Control_Watch_FullMethodName, control.Control_Match_FullMethodName,
+		control.Control_Probe_FullMethodName, control.Control_Status_FullMethodName:
+		return demand{} // SDKs make these
+	}
+	if strings.HasPrefix(method, "/"+control.Control_ServiceDesc.ServiceName+"/") {
+		return demand{agent: true}
+	}
+	return demand{}
+}
+
+// modelOf is the model that a message asks something of.
+func modelOf(message any) (model string, ok bool) {
+	switch m := message.(type) {
+	case *oip.Request:
+		return m.Model, true
+	case *inference.ModelInferRequest:
+		return m.GetModelName(), true
+	case *inference.ModelMetadataRequest:
+		return m.GetName(), true
+	case *inference.ModelReadyRequest:
+		return m.GetName(), true
+	case *inference.ModelStatisticsRequest:
+		return m.GetName(), m.GetName() != "" // "": all of them, which the index tells too
+	}
+	return "", false
+}
+
+type callerKey struct{}
+
+// Tap refuses a call before its message is read, as far as that can be told
+// without: for a server's tap.
+func (g *Guard) Tap(ctx context.Context, info *tap.Info) (context.Context, error) {
+	return g.enter(ctx, info.FullMethodName, info.Header)
+}
+
+// enter refuses a call that its method alone forbids. The context returned
+// says who calls.
+func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (context.Context, error) {
+	if _, ok := ctx.Value(callerKey{}).(caller); ok {
+		return ctx, nil
+	}
+	var state *tls.ConnectionState
+	p, _ := peer.FromContext(ctx)
+	if p != nil {
+		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+			state = &info.State
+		}
+	}
+	c, r := g.check(state, header.Get("authorization"), demandOf(method))
+	if r != nil {
+		g.refused(addressOf(p), method, r)
+		return ctx, r
+	}
+	return context.WithValue(ctx, callerKey{}, c), nil
+}
+
+func addressOf(p *peer.Peer) net.Addr {
+	if p == nil {
+		return nil
+	}
+	return p.Addr
+}
+
+func (g *Guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	header, _ := metadata.FromIncomingContext(ctx)
+	ctx, err := g.enter(ctx, info.FullMethod, header)
+	if err != nil {
+		return nil, err
+	}
+	if model, ok := modelOf(req); ok && !demandOf(info.FullMethod).open {
+		if r := g.allow(ctx.Value(callerKey{}).(caller), demand{query: true, model: model}); r != nil {
+			p, _ := peer.FromContext(ctx)
+			g.refused(addressOf(p), info.FullMethod, r)
+			return nil, r
+		}
+	}
+	return handle(ctx, req)
+}
+
+func (g *Guard) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	header, _ := metadata.FromIncomingContext(s.Context())
+	if _, err := g.enter(s.Context(), info.FullMethod, header); err != nil {
+		return err
+	}
+	return handle(srv, s)
+}

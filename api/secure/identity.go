@@ -1,0 +1,217 @@
+package secure
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// AgentName is the DNS name that the certificate of every agent has, whatever
+// its machine is called: agents know each other by it, and so do clients that
+// reach an agent at an address that its certificate does not have.
+const AgentName = "agent.muster"
+
+// An identity is how a process proves who it is, and whom it believes.
+type identity struct {
+	cert      *tls.Certificate // nil: none
+	clusterCA []*x509.Certificate
+	clientCA  []*x509.Certificate // all that clients may have certificates of, clusterCA included
+	roots     *x509.CertPool      // of clusterCA; nil, the system's, if there are none
+	clients   *x509.CertPool      // of clientCA; nil if there are none
+}
+
+// readIdentity reads the files that are not "".
+func readIdentity(certFile, keyFile, caFile, clientCAFile string) (*identity, error) {
+	id := &identity{}
+	if certFile != "" {
+		var err error
+		if id.cert, err = readPair(certFile, keyFile); err != nil {
+			return nil, err
+		}
+	}
+	if caFile != "" {
+		var err error
+		if id.clusterCA, err = readCertificates("tls-ca", caFile); err != nil {
+			return nil, err
+		}
+		id.roots = poolOf(id.clusterCA)
+	}
+	id.clientCA = id.clusterCA
+	if clientCAFile != "" {
+		more, err := readCertificates("tls-client-ca", clientCAFile)
+		if err != nil {
+			return nil, err
+		}
+		id.clientCA = slices.Concat(id.clusterCA, more)
+	}
+	if len(id.clientCA) > 0 {
+		id.clients = poolOf(id.clientCA)
+	}
+	return id, nil
+}
+
+func readPair(certFile, keyFile string) (*tls.Certificate, error) {
+	certPEM, err := readFile("tls-cert", certFile)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := parseCertificates(certPEM); err != nil {
+		return nil, fmt.Errorf("tls-cert: %s: %w", certFile, err)
+	}
+	keyPEM, err := readSecret("tls-key", keyFile)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	if err != nil {
+		return nil, fmt.Errorf("tls-cert %s with tls-key %s: %w", certFile, keyFile, err)
+	}
+	return &pair, nil
+}
+
+func readCertificates(what, path string) ([]*x509.Certificate, error) {
+	data, err := readFile(what, path)
+	if err != nil {
+		return nil, err
+	}
+	certs, err := parseCertificates(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %s: %w", what, path, err)
+	}
+	return certs, nil
+}
+
+// parseCertificates reads one or more certificates as PEM, and nothing that
+// begins and does not end.
+func parseCertificates(data []byte) ([]*x509.Certificate, error) {
+	var certs []*x509.Certificate
+	for {
+		var block *pem.Block
+		rest := data
+		if block, data = pem.Decode(data); block == nil {
+			if bytes.Contains(rest, []byte("-----BEGIN")) {
+				return nil, fmt.Errorf("certificate %d is cut off or damaged", len(certs)+1)
+			}
+			break
+		}
+		if block.Type != "CERTIFICATE" {
+			return nil, fmt.Errorf("PEM of type %q, want CERTIFICATE alone", block.Type)
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %d: %w", len(certs)+1, err)
+		}
+		certs = append(certs, cert)
+	}
+	if len(certs) == 0 {
+		return nil, errors.New("no certificate in PEM")
+	}
+	return certs, nil
+}
+
+func poolOf(certs []*x509.Certificate) *x509.CertPool {
+	pool := x509.NewCertPool()
+	for _, c := range certs {
+		pool.AddCert(c)
+	}
+	return pool
+}
+
+// verifyServer checks the certificate that a server at host has shown. As an
+// agent's it must be the cluster's; otherwise its name may be host, too.
+func (id *identity) verifyServer(state tls.ConnectionState, host string, agent bool) error {
+	leaf := state.PeerCertificates[0] // crypto/tls has seen to it that there is one
+	between := poolOf(state.PeerCertificates[1:])
+	if _, err := leaf.Verify(x509.VerifyOptions{Roots: id.roots, Intermediates: between}); err != nil {
+		return &tls.CertificateVerificationError{UnverifiedCertificates: state.PeerCertificates, Err: err}
+	}
+	if slices.Contains(leaf.DNSNames, AgentName) {
+		return nil
+	}
+	if agent {
+		return fmt.Errorf("tls: the certificate of %q does not have the name %q, want that of an agent of this cluster", leaf.Subject.CommonName, AgentName)
+	}
+	return leaf.VerifyHostname(host)
+}
+
+// A caller is who makes a call.
+type caller struct {
+	name  string // "": nobody knows
+	agent bool   // of this cluster
+}
+
+// caller is whose certificate a connection has. state is of a handshake that
+// has verified it.
+func (id *identity) caller(state tls.ConnectionState) (caller, error) {
+	if len(state.VerifiedChains) == 0 {
+		return caller{}, nil
+	}
+	chain := state.VerifiedChains[0]
+	leaf := chain[0]
+	c := caller{name: certificateName(leaf)}
+	c.agent = slices.Contains(leaf.DNSNames, AgentName) && slices.ContainsFunc(state.VerifiedChains, func(chain []*x509.Certificate) bool {
+		return slices.ContainsFunc(id.clusterCA, chain[len(chain)-1].Equal)
+	})
+	if c.name == "" && !c.agent {
+		return caller{}, errors.New("certificate without a name, want a common name, a DNS name or a URI")
+	}
+	return c, nil
+}
+
+// certificateName is the name of a certificate's owner, "" if it has none.
+func certificateName(cert *x509.Certificate) string {
+	switch {
+	case cert.Subject.CommonName != "":
+		return cert.Subject.CommonName
+	case len(cert.DNSNames) > 0:
+		return cert.DNSNames[0]
+	case len(cert.URIs) > 0:
+		return cert.URIs[0].String()
+	}
+	return ""
+}
+
+// soon is how long before a certificate's end its owner is warned.
+const soon = 14 * 24 * time.Hour
+
+// advice is what is amiss with the own certificate of an agent, though it can
+// be used.
+func (id *identity) advice(now time.Time) error {
+	if id.cert == nil {
+		return nil
+	}
+	leaf := id.cert.Leaf
+	switch {
+	case now.After(leaf.NotAfter):
+		return fmt.Errorf("the certificate of %q has expired on %s: nobody will believe it", certificateName(leaf), leaf.NotAfter.UTC().Format(time.RFC3339))
+	case now.Add(soon).After(leaf.NotAfter):
+		return fmt.Errorf("the certificate of %q expires on %s", certificateName(leaf), leaf.NotAfter.UTC().Format(time.RFC3339))
+	case id.roots == nil:
+		return nil // not one of a cluster
+	}
+	between := x509.NewCertPool()
+	for _, der := range id.cert.Certificate[1:] {
+		if c, err := x509.ParseCertificate(der); err == nil { // it has been parsed before
+			between.AddCert(c)
+		}
+	}
+	_, err := leaf.Verify(x509.VerifyOptions{
+		Roots: id.roots, Intermediates: between, DNSName: AgentName, CurrentTime: now,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
+	if err == nil {
+		_, err = leaf.Verify(x509.VerifyOptions{
+			Roots: id.roots, Intermediates: between, CurrentTime: now,
+			KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("other agents will not believe the certificate of %q: %w", certificateName(leaf), err)
+	}
+	return nil
+}

@@ -1,0 +1,130 @@
+package secure
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// shortestKey is how many characters an API key has at least.
+const shortestKey = 16
+
+// Keys are the API keys of clients.
+type Keys struct{ keys []apiKey }
+
+type apiKey struct {
+	client string
+	digest [sha256.Size]byte
+}
+
+// ParseKeys reads the keys of clients, one a line:
+//
+//	ads: 3f0c9f...                  the key as it is
+//	feed: sha256:9f86d0...          or its SHA-256 in hexadecimal
+//
+// A client may have several, to change from one to the next. Empty lines and
+// those that begin with # are passed over. path is for errors, which never
+// show a key; all faults are reported at once.
+func ParseKeys(path string, data []byte) (*Keys, error) {
+	k := &Keys{}
+	var faults []error
+	first := map[[sha256.Size]byte]int{} // line by digest
+	number := 0
+	for line := range bytes.Lines(data) {
+		number++
+		text := strings.TrimSpace(string(line))
+		if text == "" || text[0] == '#' {
+			continue
+		}
+		key, err := parseKey(text)
+		switch {
+		case err != nil:
+			faults = append(faults, fmt.Errorf("%s:%d: %w", path, number, err))
+			continue
+		case first[key.digest] != 0:
+			faults = append(faults, fmt.Errorf("%s:%d: the key of %q is that of line %d too", path, number, key.client, first[key.digest]))
+			continue
+		}
+		first[key.digest] = number
+		k.keys = append(k.keys, key)
+	}
+	if len(faults) > 0 {
+		return nil, errors.Join(faults...)
+	}
+	return k, nil
+}
+
+func parseKey(line string) (apiKey, error) {
+	name, secret, ok := strings.Cut(line, ":")
+	if !ok {
+		return apiKey{}, errors.New("want a line of `name: key`")
+	}
+	key := apiKey{client: strings.TrimSpace(name)}
+	if err := checkName(key.client); err != nil {
+		return apiKey{}, err
+	}
+	secret = strings.TrimSpace(secret)
+	if digest, hashed := strings.CutPrefix(secret, "sha256:"); hashed {
+		decoded, err := hex.DecodeString(digest)
+		if err != nil || len(decoded) != sha256.Size {
+			return apiKey{}, fmt.Errorf("the SHA-256 of the key of %q has %d characters, want %d hexadecimal digits", key.client, len(digest), 2*sha256.Size)
+		}
+		copy(key.digest[:], decoded)
+		return key, nil
+	}
+	if len(secret) < shortestKey {
+		return apiKey{}, fmt.Errorf("the key of %q has %d characters, want %d or more; `openssl rand -hex 32` makes a good one", key.client, len(secret), shortestKey)
+	}
+	if err := checkKey(secret); err != nil {
+		return apiKey{}, fmt.Errorf("the key of %q: %w", key.client, err)
+	}
+	key.digest = sha256.Sum256([]byte(secret))
+	return key, nil
+}
+
+// checkKey wants what a header can carry.
+func checkKey(secret string) error {
+	for _, c := range []byte(secret) {
+		if c <= ' ' || c > '~' {
+			return fmt.Errorf("has the character %q, want visible ASCII", c)
+		}
+	}
+	return nil
+}
+
+// client is whose key it is. It takes as long for a wrong key as for a right
+// one, whatever they have in common.
+func (k *Keys) client(secret string) (name string, ok bool) {
+	digest := sha256.Sum256([]byte(secret))
+	found := -1
+	for i := range k.keys {
+		if subtle.ConstantTimeCompare(digest[:], k.keys[i].digest[:]) == 1 {
+			found = i
+		}
+	}
+	if found < 0 {
+		return "", false
+	}
+	return k.keys[found].client, true
+}
+
+// longestName bounds the name of a client, in bytes.
+const longestName = 128
+
+// checkName says whether a client can have the name: it must be clear in a
+// file and in a log.
+func checkName(name string) error {
+	if name == "" || len(name) > longestName {
+		return fmt.Errorf("name of %d characters, want 1 to %d", len(name), longestName)
+	}
+	for _, c := range []byte(name) {
+		if c <= ' ' || c > '~' || strings.IndexByte(`*"#:,`, c) >= 0 {
+			return fmt.Errorf("name %q has the character %q, want visible ASCII without *, \", #, : and comma", name, c)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,84 @@
+package secure
+
+import (
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+)
+
+const (
+	// sayAgain is when a refusal for the same reason of the same peer is
+	// logged again.
+	sayAgain = 10 * time.Minute
+	// linesAMinute bounds the refusals that are logged, whoever they are of.
+	linesAMinute = 10
+	// mostPeers bounds the peers and reasons that are remembered.
+	mostPeers = 4096
+)
+
+// refusals logs what was refused: each peer and reason once in a while, and
+// never a flood.
+type refusals struct {
+	log *slog.Logger
+
+	mu       sync.Mutex
+	said     map[peerReason]*saying
+	minute   time.Time // when lines was 0
+	lines    int
+	unlogged int // since the last line
+}
+
+type peerReason struct{ peer, reason string }
+
+// A saying is when a refusal was last logged, and how many came since.
+type saying struct {
+	at    time.Time
+	since int
+}
+
+// add counts a refusal of the peer at the address, and logs it if its turn has
+// come. reason is one of few; detail may be anything.
+func (r *refusals) add(address net.Addr, what, reason string, detail error) {
+	key := peerReason{peer: hostOf(address), reason: reason}
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.said[key]
+	if s != nil && now.Sub(s.at) < sayAgain {
+		s.since++
+		return
+	}
+	if now.Sub(r.minute) >= time.Minute {
+		r.minute, r.lines = now, 0
+	}
+	if r.lines == linesAMinute {
+		r.unlogged++
+		return
+	}
+	r.lines++
+	attrs := []any{"peer", key.peer, "reason", reason, "error", detail}
+	if s != nil && s.since > 0 {
+		attrs = append(attrs, "times", s.since+1)
+	}
+	if r.unlogged > 0 {
+		attrs = append(attrs, "others_not_logged", r.unlogged)
+		r.unlogged = 0
+	}
+	r.log.Warn(what, attrs...)
+	if s == nil && len(r.said) >= mostPeers || r.said == nil {
+		r.said = map[peerReason]*saying{}
+	}
+	r.said[key] = &saying{at: now}
+}
+
+// hostOf is the address without the port.
+func hostOf(address net.Addr) string {
+	if address == nil {
+		return ""
+	}
+	if host, _, err := net.SplitHostPort(address.String()); err == nil {
+		return host
+	}
+	return address.String()
+}

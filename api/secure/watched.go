@@ -1,0 +1,111 @@
+package secure
+
+import (
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// lookAgain is how often files are looked at for changes.
+const lookAgain = time.Second
+
+// A watched is what files say, as of the last time that they made sense.
+type watched[T any] struct {
+	what  string // for the log
+	paths []string
+	read  func() (T, error)
+	value atomic.Pointer[T]
+
+	mu     sync.Mutex
+	stamps []os.FileInfo // of the files as last read
+	fault  string        // why they could not be read the last time, "" if they could
+	looked time.Time
+}
+
+// watch reads the files for the first time.
+func watch[T any](what string, read func() (T, error), paths ...string) (*watched[T], error) {
+	w := &watched[T]{what: what, read: read, looked: time.Now()}
+	for _, path := range paths {
+		if path != "" {
+			w.paths = append(w.paths, path)
+		}
+	}
+	w.stamps = w.stat()
+	v, err := read()
+	if err != nil {
+		return nil, err
+	}
+	w.value.Store(&v)
+	return w, nil
+}
+
+// get is what the files say.
+func (w *watched[T]) get() T { return *w.value.Load() }
+
+// refresh reads the files again if they have changed, or could not be read the
+// last time, and reports whether that gave something new. Each fault is logged
+// once.
+func (w *watched[T]) refresh(log *slog.Logger) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.looked = time.Now()
+	stamps := w.stat() // before reading: what changes meanwhile is read next time
+	if w.fault == "" && same(stamps, w.stamps) {
+		return false
+	}
+	v, err := w.read()
+	if err != nil {
+		if err.Error() != w.fault {
+			log.Warn("files have changed and cannot be used; what they said before stays in force", "what", w.what, "error", err)
+		}
+		w.fault = err.Error()
+		return false
+	}
+	// A file that was away for a moment may be back as it was.
+	changed := !same(stamps, w.stamps)
+	w.value.Store(&v)
+	w.stamps, w.fault = stamps, ""
+	log.Info("files read again", "what", w.what, "files", strings.Join(w.paths, " "))
+	return changed
+}
+
+// current is what the files say, looked at again if that is a while ago. It is
+// for those who have nobody to call refresh.
+func (w *watched[T]) current(log *slog.Logger) T {
+	w.mu.Lock()
+	old := time.Since(w.looked) >= lookAgain
+	w.mu.Unlock()
+	if old {
+		w.refresh(log)
+	}
+	return w.get()
+}
+
+// stat has nil for a file that is not there.
+func (w *watched[T]) stat() []os.FileInfo {
+	stamps := make([]os.FileInfo, len(w.paths))
+	for i, path := range w.paths {
+		if info, err := os.Stat(path); err == nil {
+			stamps[i] = info
+		}
+	}
+	return stamps
+}
+
+func same(a, b []os.FileInfo) bool {
+	for i := range a {
+		if a[i] == nil || b[i] == nil {
+			if a[i] != b[i] {
+				return false
+			}
+			continue
+		}
+		if !a[i].ModTime().Equal(b[i].ModTime()) || a[i].Size() != b[i].Size() || a[i].Mode() != b[i].Mode() || !os.SameFile(a[i], b[i]) {
+			return false
+		}
+	}
+	return true
+}
