@@ -122,7 +122,7 @@ type ActionKind uint8
 const (
 	// Send: To, Message.
 	Send ActionKind = iota
-	// Persist: Claim. Make Claim.Epoch durable, then step the node with [Persisted].
+	// Persist: Claim. Make Claim.Epoch durable, unless a higher one is, then step the node with [Persisted].
 	// Without that answer the node does not claim; after [Config.Silence] it tries again.
 	Persist
 	// Lead: Claim. The agent leads from now on, with an empty matcher. Always

@@ -184,7 +184,9 @@ func (n *Node) apply(e *Event) {
 			n.doubt()
 		}
 	case Received:
-		n.receive(e.ID, &e.Message)
+		if e.ID != n.cfg.ID {
+			n.receive(e.ID, &e.Message)
+		}
 	case Persisted:
 		if n.claiming && !n.persisted && e.Epoch == n.claim.Epoch {
 			n.persisted = true
@@ -350,9 +352,9 @@ func (n *Node) proposed(from string, c Claim) {
 // refused takes the news that there is a claim c, and whether its leader is there.
 func (n *Node) refused(c Claim, heard bool) {
 	heard = heard && c.Leader != n.cfg.ID && !outranks(n.rank, c.Rank)
-	higher := c.Compare(n.top) > 0
+	higher, led := c.Compare(n.top) > 0, n.leading
 	if higher {
-		if n.leading {
+		if led {
 			n.stepDown()
 		}
 		if n.following {
@@ -364,11 +366,8 @@ func (n *Node) refused(c Claim, heard bool) {
 	case heard && (higher || n.claiming):
 		n.claiming = false
 		n.base = later(n.base, n.now.Add(n.cfg.Silence/2))
-	case n.claiming && c.Epoch >= n.claim.Epoch: // try again with a higher epoch
-		n.claiming = false
-		n.base = n.now
-	case higher:
-		n.base = n.now
+	case (n.claiming && c.Epoch >= n.claim.Epoch || higher && led) && n.mayLead():
+		n.startClaim() // with a higher epoch
 	}
 }
 

@@ -13,9 +13,10 @@ import (
 // TestScripts runs the scripts in testdata; -rewrite writes what they answer. The commands:
 //
 //	new id=I role=R [spare=N] [no-cpu] [epoch=N] [join=D]
-//	step    lines of a time and an event; answers with the actions, and with when the node wants to be stepped next:
-//	          T time | up ID ROLE [SPARE] | down ID | broken ID | persisted N | resigned | asked | answered N/ID
-//	          T from ID KIND N/ID [successor ID] [heard]
+//	step    lines of a time and an event; answers with the actions, and with when the node wants to be stepped next.
+//	        Before each line the node is stepped whenever it asks for it, unless the line says frozen:
+//	          T [frozen] time | up ID ROLE [SPARE] | down ID | broken ID | persisted N | resigned | asked | answered N/ID
+//	          T [frozen] from ID KIND N/ID [successor ID] [heard]
 //	state   what the node's methods tell
 //
 // A claim is written N/ID; its rank is the one that up has told last.
@@ -39,6 +40,7 @@ func TestScripts(t *testing.T) {
 
 type script struct {
 	n     *Node
+	next  time.Time
 	ranks map[string]Rank
 }
 
@@ -73,21 +75,30 @@ func must[T any](t *testing.T, parse func(string) (T, error)) func(string) T {
 
 func (s *script) steps(t *testing.T, d *datadriven.TestData) string {
 	var out []byte
-	var next time.Time
-	for line := range strings.Lines(d.Input) {
-		words := strings.Fields(line)
-		at := must(t, time.ParseDuration)(words[0])
-		e := s.event(t, words[1:])
+	step := func(at time.Time, e Event) {
 		var actions []Action
-		actions, next = s.n.Step(epoch.Add(at), &e)
+		actions, s.next = s.n.Step(at, &e)
 		for _, a := range actions {
-			out = fmt.Appendf(out, "%v %v\n", at, a)
+			out = fmt.Appendf(out, "%v %v\n", at.Sub(epoch), a)
 		}
 	}
-	if next.IsZero() {
+	for line := range strings.Lines(d.Input) {
+		words := strings.Fields(line)
+		at := epoch.Add(must(t, time.ParseDuration)(words[0]))
+		words = words[1:]
+		if words[0] == "frozen" {
+			words = words[1:]
+		} else {
+			for !s.next.IsZero() && s.next.Before(at) {
+				step(s.next, Event{Kind: TimePassed})
+			}
+		}
+		step(at, s.event(t, words))
+	}
+	if s.next.IsZero() {
 		return string(out) + "next never\n"
 	}
-	return string(out) + fmt.Sprintf("next %v\n", next.Sub(epoch))
+	return string(out) + fmt.Sprintf("next %v\n", s.next.Sub(epoch))
 }
 
 // epoch is the time 0 of scripts and schedules.

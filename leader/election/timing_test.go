@@ -1,0 +1,166 @@
+package election
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+)
+
+// settled is a world of n agents of which one leads, on a network with delays of up
+// to 2 ms.
+func settled(t *testing.T, seed uint64, n int, loss float64) (w *world, leader *proc) {
+	t.Helper()
+	w = newWorld(seed)
+	w.loss, w.delay = loss, 2*time.Millisecond
+	for range n {
+		p := w.add(RankOf(May, false, w.rng.IntN(4)))
+		p.rate = 0.999 + 0.002*w.rng.Float64()
+		p.joinWait = time.Second
+		w.after(w.between(0, time.Second), func() { w.start(p) })
+	}
+	w.run(4*time.Second + w.between(0, 50*time.Millisecond))
+	if err := w.agreed(); err != nil {
+		w.failf("%w", err)
+	}
+	if w.fault != nil {
+		t.Fatalf("seed %d: %v", seed, w.fault)
+	}
+	for _, p := range w.procs {
+		if p.leading {
+			leader = p
+		}
+	}
+	return w, leader
+}
+
+// TestTimeWithoutLeader measures from a fault until another agent leads and all
+// others follow it.
+func TestTimeWithoutLeader(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		do   func(w *world, leader *proc)
+		most time.Duration
+	}{
+		{"killed", func(w *world, l *proc) { w.stop(l, true) }, 80 * time.Millisecond},
+		{"power-lost", func(w *world, l *proc) { w.stop(l, false) }, 1100 * time.Millisecond},
+		{"stopped", func(w *world, l *proc) { w.freeze(l, time.Hour, false) }, 1100 * time.Millisecond},
+		{"cut-off", func(w *world, l *proc) {
+			for i := range w.procs {
+				w.cutLink(l.index, i)
+			}
+		}, 1300 * time.Millisecond},
+	} {
+		for _, n := range []int{2, 3, 6} {
+			t.Run(fmt.Sprintf("%s/%d", tt.name, n), func(t *testing.T) {
+				var took []time.Duration
+				for seed := uint64(1); seed <= 50; seed++ {
+					w, old := settled(t, seed, n, 0)
+					from := w.now
+					tt.do(w, old)
+					for w.fault == nil && w.now < from+3*time.Second && !led(w, old) {
+						w.run(w.now + time.Millisecond)
+					}
+					if w.fault != nil {
+						t.Fatalf("seed %d: %v", seed, w.fault)
+					}
+					took = append(took, w.now-from)
+				}
+				slices.Sort(took)
+				t.Logf("least %v, median %v, most %v", took[0], took[len(took)/2], took[len(took)-1])
+				if took[len(took)-1] > tt.most {
+					t.Errorf("without a leader for up to %v, want at most %v", took[len(took)-1], tt.most)
+				}
+			})
+		}
+	}
+}
+
+// led reports whether an agent other than old leads, and all but old follow it.
+func led(w *world, old *proc) bool {
+	for _, p := range w.procs {
+		c, ok := p.node.Following()
+		if p != old && (!ok || c.Leader == old.id) {
+			return false
+		}
+	}
+	return true
+}
+
+// TestHandover checks that somebody leads all through a planned one.
+func TestHandover(t *testing.T) {
+	for seed := uint64(1); seed <= 100; seed++ {
+		w, old := settled(t, seed, 4, []float64{0, 0.1}[seed%2])
+		from := w.now
+		w.step(old, Event{Kind: Resigned})
+		for w.fault == nil && old.leading && w.now < from+bound {
+			w.run(w.now + 100*time.Microsecond)
+		}
+		if took := w.now - from; w.fault != nil || took > 500*time.Millisecond {
+			t.Fatalf("seed %d: handed over after %v, %v", seed, took, w.fault)
+		}
+		for _, p := range w.procs {
+			if _, ok := p.node.Following(); !ok && p != old {
+				t.Errorf("seed %d: %s follows nobody", seed, p.id)
+			}
+		}
+		w.run(w.now + 200*time.Millisecond)
+		if err := w.agreed(); err != nil || w.changes != 2 {
+			t.Errorf("seed %d: %d leaders, %v", seed, w.changes, err)
+		}
+	}
+}
+
+// TestNoFlapping checks that a leader stays one while a tenth of all messages is
+// lost, and also while one member cannot be reached.
+func TestNoFlapping(t *testing.T) {
+	for _, cut := range []bool{false, true} {
+		t.Run(fmt.Sprintf("cut=%v", cut), func(t *testing.T) {
+			doubts := 0
+			for seed := uint64(1); seed <= 20; seed++ {
+				w, leader := settled(t, seed, 4, 0.1)
+				before := w.changes
+				if cut {
+					w.cutLink(leader.index, (leader.index+1)%len(w.procs))
+				}
+				w.run(w.now + time.Minute)
+				if w.fault != nil {
+					t.Fatalf("seed %d: %v", seed, w.fault)
+				}
+				if w.changes != before || !leader.leading {
+					t.Errorf("seed %d: the leader changed %d times in a minute", seed, w.changes-before)
+				}
+				doubts += w.doubts
+			}
+			t.Logf("%d doubts in 20 minutes of 4 agents", doubts)
+		})
+	}
+}
+
+// TestFrozenLeader checks that a leader that was frozen gives up or is back, depending
+// on for how long, and that its control is not obeyed once another leads.
+func TestFrozenLeader(t *testing.T) {
+	for _, tt := range []struct {
+		frozen     time.Duration
+		clockStops bool
+		changes    bool
+	}{
+		{700 * time.Millisecond, false, false},
+		{700 * time.Millisecond, true, false},
+		{3 * time.Second, false, true},
+		{3 * time.Second, true, true},
+	} {
+		for seed := uint64(1); seed <= 50; seed++ {
+			w, old := settled(t, seed, 3, 0)
+			before := w.changes
+			w.freeze(old, tt.frozen, tt.clockStops)
+			w.run(w.now + tt.frozen + 500*time.Millisecond)
+			if err := w.agreed(); err != nil {
+				w.failf("%w", err)
+			}
+			if w.fault != nil || old.leading == tt.changes || w.changes > before+1 {
+				t.Errorf("%+v, seed %d: leads is %v, %d leaders, %v", tt, seed, old.leading, w.changes, w.fault)
+			}
+		}
+	}
+}
