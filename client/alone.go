@@ -51,7 +51,7 @@ type alone struct {
 	probes, unanswered uint64
 }
 
-type profileKey struct{ model, instanceType string }
+type profileKey struct{ model, laneType string }
 
 // A profile is read from its JSON when it is first needed.
 type profile struct {
@@ -145,29 +145,39 @@ func (a *alone) arrange() {
 	var models []match.Model
 	for name, m := range known.models {
 		for number, v := range m.versions {
-			models = append(models, match.Model{Name: versionName(name, number),
+			models = append(models, match.Model{Name: control.ModelKey(name, number),
 				QoSTarget: max(v.qosTarget, time.Microsecond), LargestBatchSize: min(max(v.largest, 1), match.MaxBatchSize)})
 		}
 	}
 	slices.SortFunc(models, func(x, y match.Model) int { return bytes.Compare([]byte(x.Name), []byte(y.Name)) })
 	priced, err := match.NewPriced(models, rand.Uint64())
-	if err != nil { // no member holds a model
+	if err != nil { // a member says nonsense of a model
 		a.priced = nil
 		return
 	}
-	types := map[string]bool{}
-	for _, m := range a.view.GetMembers() {
-		types[m.GetInstanceType()] = true
+	unknown := make([]*match.Table, len(models))
+	for i, m := range models {
+		unknown[i], _ = match.NewTable(guess(m.QoSTarget), m.LargestBatchSize) // both are > 0
 	}
-	for _, m := range models {
-		for t := range types {
-			_ = priced.SetProfile(m.Name, t, a.dense(profileKey{m.Name, t}, m)) // model and size are right
-		}
-	}
-	priced.SetPrices(a.prices)
+	prices := slices.Clone(a.prices)
 	for _, m := range a.view.GetMembers() {
 		if m.GetDraining() {
 			continue
+		}
+		// Every member is a type of its own, as it may have its own price and profiles.
+		general, own := m.LaneType(), m.OwnLaneType()
+		if i := a.price(general); i >= 0 && a.price(own) < 0 {
+			prices = append(prices, match.Price{Type: own, PerMs: a.prices[i].PerMs, Service: a.prices[i].Service})
+		}
+		for i, model := range models {
+			table := a.dense(profileKey{model.Name, own}, &model)
+			if table == nil {
+				table = a.dense(profileKey{model.Name, general}, &model)
+			}
+			if table == nil {
+				table = unknown[i]
+			}
+			_ = priced.SetProfile(model.Name, own, table) // the model and its size are right
 		}
 		lane, ok := a.lanes[m.GetName()]
 		if !ok {
@@ -177,10 +187,11 @@ func (a *alone) arrange() {
 		}
 		var holds []string
 		for _, held := range m.GetModels() {
-			holds = append(holds, versionName(held.GetName(), held.GetVersion()))
+			holds = append(holds, control.ModelKey(held.GetName(), held.GetVersion()))
 		}
-		priced.Join(lane, m.GetInstanceType(), holds)
+		priced.Join(lane, own, holds)
 	}
+	priced.SetPrices(prices)
 	now := time.Now()
 	for _, l := range a.view.GetLoads() {
 		if lane, ok := a.lanes[l.GetAgent()]; ok && len(l.GetRemainingNs()) > 0 {
@@ -190,32 +201,37 @@ func (a *alone) arrange() {
 	a.priced = priced
 }
 
-func (a *alone) dense(key profileKey, m match.Model) *match.Table {
+func (a *alone) price(laneType string) int {
+	return slices.IndexFunc(a.prices, func(p match.Price) bool { return p.Type == laneType })
+}
+
+// dense returns a profile as Priced reads it, nil if it is unknown.
+func (a *alone) dense(key profileKey, m *match.Model) *match.Table {
 	p := a.profiles[key]
-	if table := p.read(); table != nil {
-		if p.dense == nil || p.dense.Largest() < m.LargestBatchSize {
-			if dense, err := match.NewTable(table, m.LargestBatchSize); err == nil {
-				p.dense = dense
-			}
-		}
-		if p.dense != nil {
-			return p.dense
-		}
-	}
-	t, err := match.NewTable(guess(m.QoSTarget), m.LargestBatchSize)
-	if err != nil {
+	table := p.read()
+	if table == nil {
 		return nil
 	}
-	return t
+	if p.dense == nil || p.dense.Largest() < m.LargestBatchSize {
+		dense, err := match.NewTable(table, m.LargestBatchSize)
+		if err != nil {
+			return nil
+		}
+		p.dense = dense
+	}
+	return p.dense
 }
 
 // grace is how long beyond its predicted end an attempt of q may take.
 func (a *alone) grace(q *query, agent string) time.Duration {
 	known := a.g.members.Load()
+	model, member := known.profileName(q), known.byName[agent]
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if table := a.profiles[profileKey{known.profileName(q), known.byName[agent].GetInstanceType()}].read(); table != nil {
-		return max(leastOverdue, 3*table.Quantile(0.99, int(q.batch)))
+	for _, laneType := range []string{member.OwnLaneType(), member.LaneType()} {
+		if table := a.profiles[profileKey{model, laneType}].read(); table != nil {
+			return max(leastOverdue, 3*table.Quantile(0.99, int(q.batch)))
+		}
 	}
 	return leastOverdue
 }

@@ -47,6 +47,7 @@ type testAgent struct {
 	listener *bufconn.Listener
 	server   *grpc.Server
 	served   chan struct{}
+	gone     bool // from the view; by the fleet's lock
 
 	mu       sync.Mutex
 	frozen   chan struct{}     // closed when it thaws; nil: it is not frozen
@@ -62,6 +63,7 @@ type testAgent struct {
 	muteAck  bool
 	busy     time.Duration // what it tells those who probe
 	metadata []metadata.MD // of attempts
+	refuse   error
 }
 
 func newFleet(t *testing.T, n int) *testFleet {
@@ -91,6 +93,13 @@ func (a *testAgent) stop() {
 	a.thaw()
 	a.server.Stop()
 	<-a.served
+}
+
+// leave has the others not see the agent any more.
+func (a *testAgent) leave() {
+	a.fleet.mu.Lock()
+	defer a.fleet.mu.Unlock()
+	a.gone = true
 }
 
 // freeze keeps the agent from saying or doing anything more, its connections
@@ -140,6 +149,9 @@ func (f *testFleet) view() *control.View {
 	defer f.mu.Unlock()
 	v := &control.View{Leadership: f.leadership}
 	for _, a := range f.agents {
+		if a.gone {
+			continue
+		}
 		v.Members = append(v.Members, &control.Member{
 			Name: a.name, Address: "passthrough:///" + a.name, Protocol: control.Protocol, InstanceType: "local", Lanes: 1, Cores: 1,
 			Models: []*control.Model{{Name: "sum", Version: 1, Newest: true, QosTargetNs: int64(50 * time.Millisecond),
@@ -221,7 +233,11 @@ func (a *testAgent) infer(ctx context.Context, req *oip.Request) (*oip.Response,
 		n, _ := strconv.ParseUint(id, 10, 64)
 		delete(a.reserved, n)
 	}
+	refuse := a.refuse
 	a.mu.Unlock()
+	if refuse != nil {
+		return nil, refuse
+	}
 	select {
 	case <-time.After(a.takes):
 	case <-ctx.Done():

@@ -1,7 +1,6 @@
 package client
 
 import (
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -100,16 +99,13 @@ func (m *members) find(name, version string) (*fleetVersion, int64, error) {
 	return v, number, nil
 }
 
-// versionName is what profiles call a model's version.
-func versionName(model string, version int64) string { return fmt.Sprintf("%s/%d", model, version) }
-
 // profileName is what profiles call what q asks for.
 func (m *members) profileName(q *query) string {
 	version := q.version
 	if model := m.models[q.model]; version == 0 && model != nil {
 		version = model.newest
 	}
-	return versionName(q.model, version)
+	return control.ModelKey(q.model, version)
 }
 
 // FleetExtension is what an agent of a fleet says of itself in its server

@@ -1,0 +1,552 @@
+package client
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader/match"
+)
+
+// many has n queries answered at the same time and returns how long the longest
+// took.
+func many(t *testing.T, g *Gateway, n int) (longest time.Duration) {
+	t.Helper()
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for range n {
+		all.Go(func() {
+			start := time.Now()
+			good(t, g, t.Context())
+			mu.Lock()
+			defer mu.Unlock()
+			longest = max(longest, time.Since(start))
+		})
+	}
+	all.Wait()
+	return longest
+}
+
+// assignTo assigns every query to an agent.
+func assignTo(agent string) func(*control.Submit, int) *control.MatchMessage {
+	return func(s *control.Submit, _ int) *control.MatchMessage {
+		return &control.MatchMessage{Assign: []*control.Assign{{Sequence: s.Sequence, Attempt: s.Attempts + 1, Agent: agent, ExecutionNs: int64(time.Millisecond)}}}
+	}
+}
+
+// total counts over all agents how often queries ran to their end, and leaves
+// no reservation unnoticed.
+func (f *testFleet) total(t *testing.T) (ran int) {
+	t.Helper()
+	for _, a := range f.agents {
+		a.mu.Lock()
+		for _, n := range a.ran {
+			ran += n
+		}
+		if len(a.reserved) > 0 {
+			t.Errorf("%s: reservations %v are left", a.name, a.reserved)
+		}
+		a.mu.Unlock()
+	}
+	return ran
+}
+
+// TestNoLeader has queries decided from the start by the gateway alone.
+func TestNoLeader(t *testing.T) {
+	bubble(t, 6, func(t *testing.T, f *testFleet) {
+		g := f.gateway()
+		settle()
+		if took := many(t, g, 40); took > 50*time.Millisecond {
+			t.Errorf("took %v", took)
+		}
+		settle()
+		if n := f.total(t); n != 40 {
+			t.Errorf("%d runs, want 40", n)
+		}
+		if s := g.Stats(); s.Alone != 40 || s.Attempts != 40 || s.Submits != 0 || s.Probes != 160 {
+			t.Errorf("stats are %+v", s)
+		}
+	})
+}
+
+// TestCheapestInTime has the gateway take the one that is in time.
+func TestCheapestInTime(t *testing.T) {
+	bubble(t, 6, func(t *testing.T, f *testFleet) {
+		for i, a := range f.agents {
+			a.busy = time.Second
+			if i == 3 {
+				a.busy = 10 * time.Millisecond
+			}
+			if i == 4 {
+				a.busy = -1
+			}
+		}
+		g := f.gateway()
+		settle()
+		for range 20 {
+			good(t, g, t.Context())
+		}
+		settle()
+		if n := f.total(t); n != 20 || len(f.agents[3].seen) != 20 {
+			t.Errorf("%d runs, %d of them on the agent that is in time; want 20", n, len(f.agents[3].seen))
+		}
+	})
+}
+
+// TestNobodyCan has all members refuse until half a second later.
+func TestNobodyCan(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, f *testFleet) {
+		for _, a := range f.agents {
+			a.busy = -1
+		}
+		g := f.gateway()
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		if _, err := g.Infer(ctx, sumQuery(1), start); status.Code(err) != codes.DeadlineExceeded || time.Since(start) != 300*time.Millisecond {
+			t.Errorf("got %v after %v, want DeadlineExceeded after 300ms", err, time.Since(start))
+		}
+		go func() {
+			time.Sleep(500 * time.Millisecond)
+			f.agents[1].mu.Lock()
+			f.agents[1].busy = 0
+			f.agents[1].mu.Unlock()
+		}()
+		if took := many(t, g, 5); took < 500*time.Millisecond || took > 600*time.Millisecond {
+			t.Errorf("took %v, want little more than 500ms", took)
+		}
+		settle()
+		f.total(t)
+	})
+}
+
+// TestLeaderKilled kills the leader while queries wait at it and run.
+func TestLeaderKilled(t *testing.T) {
+	for _, successor := range []string{"agent-1", ""} {
+		t.Run("successor "+successor, func(t *testing.T) {
+			bubble(t, 4, func(t *testing.T, f *testFleet) {
+				f.lead("agent-0", successor)
+				turn := 0
+				f.agents[0].assign = func(s *control.Submit, n int) *control.MatchMessage {
+					if turn++; turn%2 == 0 {
+						return nil // it waits
+					}
+					return assignTo("agent-3")(s, n)
+				}
+				f.agents[3].takes = 60 * time.Millisecond
+				g := f.gateway()
+				settle()
+				go func() {
+					time.Sleep(10 * time.Millisecond)
+					f.agents[0].stop()
+					if successor != "" {
+						f.lead(successor, "agent-2")
+					}
+				}()
+				if took := many(t, g, 20); took > 200*time.Millisecond {
+					t.Errorf("took %v", took)
+				}
+				settle()
+				if n := f.total(t); n != 20 {
+					t.Errorf("%d runs, want 20: nothing that runs is thrown away", n)
+				}
+				if successor == "" {
+					return
+				}
+				// What was sent is told to the new leader with its place.
+				sent, submits := 0, f.agents[1].submits
+				if len(submits) < 20 {
+					t.Fatalf("the new leader got %d submits, want 20", len(submits))
+				}
+				submits = submits[:20] // later ones are of attempts on the agent that died
+				for _, s := range submits {
+					if s.Agent == "agent-3" && s.Attempts == 1 {
+						sent++
+					}
+				}
+				if sent != 10 {
+					t.Errorf("the new leader got %v", submits)
+				}
+				if !slices.IsSortedFunc(submits, func(a, b *control.Submit) int { return int(a.Sequence) - int(b.Sequence) }) {
+					t.Error("submits out of order")
+				}
+			})
+		})
+	}
+}
+
+// TestLeaderFrozen freezes the leader and lets it go on.
+func TestLeaderFrozen(t *testing.T) {
+	bubble(t, 4, func(t *testing.T, f *testFleet) {
+		f.lead("agent-0", "agent-1")
+		g := f.gateway()
+		settle()
+		good(t, g, t.Context())
+		f.agents[0].freeze()
+		if took := many(t, g, 10); took < 20*time.Millisecond || took > 100*time.Millisecond {
+			t.Errorf("took %v, want at least the 20ms that the leader has, and little more", took)
+		}
+		if took := many(t, g, 10); took > 50*time.Millisecond {
+			t.Errorf("with a leader known to be silent took %v", took)
+		}
+		f.agents[0].thaw()
+		time.Sleep(200 * time.Millisecond)
+		before := g.Stats()
+		if before.Silences != 1 || before.Alone != 20 {
+			t.Errorf("stats are %+v", before)
+		}
+		many(t, g, 10)
+		if after := g.Stats(); after.Alone != before.Alone || after.Submits != before.Submits+10 {
+			t.Errorf("back at the leader: stats are %+v, were %+v", after, before)
+		}
+		settle()
+		f.total(t)
+		// The leader was told of what was decided without it, and that what it decided
+		// when it went on came too late.
+		f.agents[0].mu.Lock()
+		defer f.agents[0].mu.Unlock()
+		cancels := map[uint64]bool{}
+		for _, sequence := range f.agents[0].cancels {
+			cancels[sequence] = true
+		}
+		if len(cancels) != 10 || len(f.agents[0].unused) != 10 {
+			t.Errorf("queries %v cancelled, %d assignments unused; want the 10 that were submitted", cancels, len(f.agents[0].unused))
+		}
+	})
+}
+
+// TestHeartbeatsOnly has a leader that lives and never decides: the queries are
+// its own, and wait.
+func TestHeartbeatsOnly(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, f *testFleet) {
+		f.lead("agent-0", "agent-1")
+		f.agents[0].assign = func(*control.Submit, int) *control.MatchMessage { return nil }
+		g := f.gateway()
+		settle()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := g.Infer(ctx, sumQuery(1), time.Now())
+		if status.Code(err) != codes.DeadlineExceeded {
+			t.Errorf("got %v, want DeadlineExceeded", err)
+		}
+		if s := g.Stats(); s.Silences != 0 || s.Alone != 0 {
+			t.Errorf("stats are %+v", s)
+		}
+		time.Sleep(time.Second)
+		f.agents[0].mu.Lock()
+		defer f.agents[0].mu.Unlock()
+		if !slices.Equal(f.agents[0].cancels, []uint64{1}) {
+			t.Errorf("cancels are %v, want 1", f.agents[0].cancels)
+		}
+	})
+}
+
+// TestNewLeader has another agent lead while the old leader still does so, too.
+func TestNewLeader(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, f *testFleet) {
+		f.lead("agent-0", "agent-1")
+		f.agents[0].assign = func(*control.Submit, int) *control.MatchMessage { return nil }
+		g := f.gateway()
+		settle()
+		go func() {
+			time.Sleep(100 * time.Millisecond)
+			v := f.view()
+			v.Leadership = &control.Leadership{Epoch: 2, Leader: "agent-2"}
+			f.agents[2].assign = assignTo("agent-1")
+			f.mu.Lock()
+			f.leadership = v.Leadership
+			f.mu.Unlock()
+			g.SetView(v)
+		}()
+		if took := many(t, g, 5); took < 100*time.Millisecond || took > 120*time.Millisecond {
+			t.Errorf("took %v, want little more than 100ms", took)
+		}
+		if leader := g.Leader(); leader != "agent-2" {
+			t.Errorf("follows %q, want agent-2", leader)
+		}
+	})
+}
+
+// TestWorkerKilled kills the worker: before a query comes, and while it runs.
+func TestWorkerKilled(t *testing.T) {
+	for _, led := range []bool{true, false} {
+		bubble(t, 4, func(t *testing.T, f *testFleet) {
+			if led {
+				f.lead("agent-0", "agent-1")
+				f.agents[0].assign = func(s *control.Submit, n int) *control.MatchMessage {
+					if s.Attempts == 0 {
+						return assignTo("agent-3")(s, n)
+					}
+					return assignTo("agent-2")(s, n)
+				}
+			} else {
+				f.agents[0].busy, f.agents[1].busy = -1, -1
+				f.agents[2].busy = time.Second // the third is taken first
+			}
+			f.agents[3].takes = 20 * time.Millisecond
+			g := f.gateway()
+			settle()
+			go func() {
+				time.Sleep(10 * time.Millisecond)
+				f.agents[3].stop()
+			}()
+			if took := many(t, g, 10); took > 100*time.Millisecond {
+				t.Errorf("took %v", took)
+			}
+			many(t, g, 10)
+			settle()
+			f.agents[3].mu.Lock()
+			clear(f.agents[3].reserved) // it is dead
+			f.agents[3].mu.Unlock()
+			if n := f.total(t); n != 20 || len(f.agents[2].ran) != 20 {
+				t.Errorf("%d runs, %d on the agent left; want 20", n, len(f.agents[2].ran))
+			}
+		})
+	}
+}
+
+// TestWorkerFrozen has the leader offer a query again, and the gateway do so
+// itself where nobody leads.
+func TestWorkerFrozen(t *testing.T) {
+	for _, led := range []bool{true, false} {
+		bubble(t, 3, func(t *testing.T, f *testFleet) {
+			if led {
+				f.lead("agent-0", "agent-1")
+			}
+			f.agents[2].takes = 10 * time.Second
+			if led {
+				f.agents[0].assign = func(s *control.Submit, n int) *control.MatchMessage {
+					if s.Attempts == 0 && s.Sequence > 1 {
+						return assignTo("agent-2")(s, n)
+					}
+					// With a later submit, what went to the frozen agent is offered again and assigned.
+					return assignTo("agent-1")(s, n)
+				}
+			} else {
+				f.agents[0].busy = 2 * time.Second
+				f.agents[1].busy = time.Second
+				f.agents[2].takes = 5 * time.Millisecond
+			}
+			g := f.gateway()
+			settle()
+			if led {
+				go func() {
+					time.Sleep(100 * time.Millisecond)
+					g.take(&control.MatchMessage{OfferAgain: []*control.OfferAgain{{Sequence: 2, Attempt: 1, Reason: "lane-overdue"}}})
+					time.Sleep(50 * time.Millisecond)
+					g.take(&control.MatchMessage{Assign: []*control.Assign{{Sequence: 2, Attempt: 2, Agent: "agent-1"}}})
+				}()
+				good(t, g, t.Context())
+				start := time.Now()
+				good(t, g, t.Context())
+				if took := time.Since(start); took < 150*time.Millisecond || took > 160*time.Millisecond {
+					t.Errorf("took %v, want little more than 150ms", took)
+				}
+				return
+			}
+			// It answers probes, and is then frozen with the query.
+			go func() {
+				time.Sleep(2 * time.Millisecond)
+				f.agents[2].freeze()
+			}()
+			start := time.Now()
+			good(t, g, t.Context())
+			if took := time.Since(start); took < leastOverdue || took > 300*time.Millisecond {
+				t.Errorf("took %v, want little more than %v", took, leastOverdue)
+			}
+			f.agents[2].thaw()
+			settle()
+		})
+	}
+}
+
+// TestOfferedAgainFirstWins has the attempt that was given up answer first.
+func TestOfferedAgainFirstWins(t *testing.T) {
+	bubble(t, 2, func(t *testing.T, f *testFleet) {
+		f.lead("agent-0", "agent-1")
+		f.agents[0].assign = assignTo("agent-1")
+		f.agents[1].takes = 100 * time.Millisecond
+		g := f.gateway()
+		settle()
+		go func() {
+			time.Sleep(50 * time.Millisecond)
+			g.take(&control.MatchMessage{OfferAgain: []*control.OfferAgain{{Sequence: 1, Attempt: 1}}})
+		}()
+		good(t, g, t.Context())
+		// The leader's new assignment crosses the answer.
+		g.take(&control.MatchMessage{Assign: []*control.Assign{{Sequence: 1, Attempt: 2, Agent: "agent-0"}}})
+		time.Sleep(time.Second)
+		if n := f.total(t); n != 1 {
+			t.Errorf("%d runs, want 1", n)
+		}
+		f.agents[0].mu.Lock()
+		defer f.agents[0].mu.Unlock()
+		if len(f.agents[0].unused) != 1 || f.agents[0].unused[0].Attempt != 2 || !slices.Contains(f.agents[0].cancels, 1) {
+			t.Errorf("cancels %v, unused %v; want query 1 cancelled and attempt 2 unused", f.agents[0].cancels, f.agents[0].unused)
+		}
+	})
+}
+
+// TestAttemptsAreBounded has every worker refuse.
+func TestAttemptsAreBounded(t *testing.T) {
+	for _, led := range []bool{true, false} {
+		bubble(t, 7, func(t *testing.T, f *testFleet) {
+			if led {
+				f.lead("agent-0", "agent-1")
+			}
+			for _, a := range f.agents {
+				a.refuse = status.Error(codes.Unavailable, "the lane is full")
+			}
+			g := f.gateway()
+			settle()
+			_, err := g.Infer(t.Context(), sumQuery(1), time.Now())
+			if status.Code(err) != codes.Unavailable || !strings.HasPrefix(status.Convert(err).Message(), "gave up after 4 attempts, the last on agent ") {
+				t.Errorf("got %v, want Unavailable after 4 attempts", err)
+			}
+			seen := 0
+			for _, a := range f.agents {
+				if a.mu.Lock(); len(a.seen) > 1 {
+					t.Errorf("%s was tried %d times while there were others", a.name, len(a.seen))
+				}
+				seen += len(a.seen)
+				a.mu.Unlock()
+			}
+			if seen != match.MaxAttempts {
+				t.Errorf("%d attempts, want %d", seen, match.MaxAttempts)
+			}
+			// What is wrong with a query is not tried again.
+			for _, a := range f.agents {
+				a.refuse = status.Error(codes.InvalidArgument, "input x")
+			}
+			if _, err := g.Infer(t.Context(), sumQuery(1), time.Now()); status.Code(err) != codes.InvalidArgument || g.Stats().Attempts != match.MaxAttempts+1 {
+				t.Errorf("got %v after %d attempts, want InvalidArgument after one", err, g.Stats().Attempts-match.MaxAttempts)
+			}
+		})
+	}
+}
+
+// TestRejected maps what the leader says.
+func TestRejected(t *testing.T) {
+	for reason, code := range map[match.Reason]codes.Code{
+		match.Overloaded: codes.ResourceExhausted, match.Late: codes.ResourceExhausted, match.UnknownModel: codes.NotFound,
+		match.BadBatchSize: codes.InvalidArgument, match.DeadlinePassed: codes.DeadlineExceeded, match.TooManyAttempts: codes.Unavailable,
+	} {
+		bubble(t, 2, func(t *testing.T, f *testFleet) {
+			f.lead("agent-0", "agent-1")
+			f.agents[0].assign = func(s *control.Submit, _ int) *control.MatchMessage {
+				return &control.MatchMessage{Reject: []*control.Reject{{Sequence: s.Sequence, Reason: reason.String(), Message: "because", RetryAfterNs: 5e6}}}
+			}
+			g := f.gateway()
+			settle()
+			start := time.Now()
+			_, err := g.Infer(t.Context(), sumQuery(1), start)
+			if status.Code(err) != code || status.Convert(err).Message() != "because" || time.Since(start) > 0 {
+				t.Errorf("%v: got %v after %v, want %v at once", reason, err, time.Since(start), code)
+			}
+			var retry time.Duration
+			for _, d := range status.Convert(err).Details() {
+				if r, ok := d.(*errdetails.RetryInfo); ok {
+					retry = r.RetryDelay.AsDuration()
+				}
+			}
+			if code == codes.ResourceExhausted && retry != 5*time.Millisecond {
+				t.Errorf("%v: retry after %v, want 5ms", reason, retry)
+			}
+		})
+	}
+}
+
+// TestNoSuchModel has errors say what there is.
+func TestNoSuchModel(t *testing.T) {
+	bubble(t, 2, func(t *testing.T, f *testFleet) {
+		g := f.gateway()
+		for _, tt := range []struct {
+			model, version string
+			code           codes.Code
+			message        string
+		}{
+			{"x", "", codes.NotFound, `no agent holds model "x" (2 agents are known)`},
+			{"sum", "2", codes.NotFound, `no agent holds version "2" of model "sum"; there are: 1`},
+			{"sum", "one", codes.InvalidArgument, `version "one" of model "sum", want a whole number above 0`},
+		} {
+			req := sumQuery(1)
+			req.Model, req.Version = tt.model, tt.version
+			_, err := g.Infer(t.Context(), req, time.Now())
+			if status.Code(err) != tt.code || status.Convert(err).Message() != tt.message {
+				t.Errorf("got %v, want %v: %s", err, tt.code, tt.message)
+			}
+		}
+		v := f.view()
+		for _, m := range v.Members {
+			m.Draining = true
+		}
+		g.SetView(v)
+		if _, err := g.Infer(t.Context(), sumQuery(1), time.Now()); status.Code(err) != codes.Unavailable {
+			t.Errorf("all drain: got %v, want Unavailable", err)
+		}
+	})
+}
+
+// TestCancelled has callers give up: the worker and the leader are told.
+func TestCancelled(t *testing.T) {
+	bubble(t, 2, func(t *testing.T, f *testFleet) {
+		f.lead("agent-0", "agent-1")
+		f.agents[0].assign = assignTo("agent-1")
+		f.agents[1].takes = time.Second
+		g := f.gateway()
+		settle()
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { time.Sleep(10 * time.Millisecond); cancel() }()
+		_, err := g.Infer(ctx, sumQuery(1), time.Now())
+		if status.Code(err) != codes.Canceled {
+			t.Errorf("got %v, want Canceled", err)
+		}
+		time.Sleep(2 * time.Second)
+		if n := f.total(t); n != 0 {
+			t.Errorf("%d runs, want none", n)
+		}
+		f.agents[0].mu.Lock()
+		defer f.agents[0].mu.Unlock()
+		if !slices.Equal(f.agents[0].cancels, []uint64{1}) {
+			t.Errorf("cancels are %v, want 1", f.agents[0].cancels)
+		}
+	})
+}
+
+// TestGatewayCloses ends what waits and what runs.
+func TestGatewayCloses(t *testing.T) {
+	bubble(t, 2, func(t *testing.T, f *testFleet) {
+		f.lead("agent-0", "agent-1")
+		f.agents[0].assign = func(s *control.Submit, n int) *control.MatchMessage {
+			if n == 1 {
+				return assignTo("agent-1")(s, n)
+			}
+			return nil
+		}
+		f.agents[1].takes = time.Hour
+		g := f.gateway()
+		settle()
+		errs := make(chan error)
+		for range 2 {
+			go func() { _, err := g.Infer(t.Context(), sumQuery(1), time.Now()); errs <- err }()
+		}
+		time.Sleep(time.Second)
+		g.Close()
+		for range 2 {
+			if err := <-errs; status.Code(err) != codes.Canceled {
+				t.Errorf("got %v, want Canceled", err)
+			}
+		}
+		if _, err := g.Infer(t.Context(), sumQuery(1), time.Now()); status.Code(err) != codes.Canceled {
+			t.Errorf("afterwards: got %v, want Canceled", err)
+		}
+	})
+}
