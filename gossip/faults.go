@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 )
 
 const (
@@ -43,7 +44,11 @@ func (f *faultLog) warn(text string, args ...any) {
 }
 
 func (f *faultLog) once(level slog.Level, text string, args ...any) {
-	key := text + fmt.Sprintln(args...)
+	f.onceAs(text+fmt.Sprintln(args...), level, text, args...)
+}
+
+// onceAs is once for faults that are the same if key is.
+func (f *faultLog) onceAs(key string, level slog.Level, text string, args ...any) {
 	f.mu.Lock()
 	left := 0
 	if time.Since(f.since) > faultInterval {
@@ -88,38 +93,37 @@ func (f *faultLog) Write(line []byte) (int, error) {
 		}
 	}
 	text = strings.TrimPrefix(text, "memberlist: ")
+	text, peer, _ := strings.Cut(text, " from=")
 	for _, known := range lines {
-		if strings.HasPrefix(text, known.prefix) && strings.Contains(text, known.has) {
+		if rest, ok := strings.CutPrefix(text, known.prefix); ok && strings.Contains(rest, known.has) {
 			level = known.level
 			if known.means != "" {
-				text = known.means + peerOf(text)
+				text = strings.Replace(known.means, "*", rest, 1)
 			}
 			break
 		}
 	}
+	text = "gossip: " + text
 	if level == slog.LevelDebug {
-		f.log.Debug("gossip: " + text)
+		f.log.Debug(text, "peer", peer)
 		return len(line), nil
 	}
-	text, peer, _ := strings.Cut(text, " from=")
-	if peer == "" {
-		f.once(level, "gossip: "+text)
-	} else {
-		// Another port each time would be another fault each time.
-		if host, _, err := net.SplitHostPort(peer); err == nil {
-			peer = host
+	// The same from another port, or with other numbers, is the same fault.
+	if host, _, err := net.SplitHostPort(peer); err == nil {
+		peer = host
+	}
+	var args []any
+	if peer != "" {
+		args = []any{"peer", peer}
+	}
+	withoutNumbers := strings.Map(func(r rune) rune {
+		if unicode.IsDigit(r) {
+			return -1
 		}
-		f.once(level, "gossip: "+text, "peer", peer)
-	}
+		return r
+	}, text)
+	f.onceAs(withoutNumbers+" "+peer, level, text, args...)
 	return len(line), nil
-}
-
-// peerOf is the end of a line of memberlist's that says where it came from.
-func peerOf(text string) string {
-	if i := strings.LastIndex(text, " from="); i >= 0 {
-		return text[i:]
-	}
-	return ""
 }
 
 const (
@@ -133,7 +137,7 @@ const (
 var lines = []struct {
 	prefix, has string
 	level       slog.Level
-	means       string // empty: keep the text
+	means       string // empty: keep the text; * stands for what follows the prefix
 }{
 	{"Decrypt packet failed", "", slog.LevelWarn, notOurs},
 	{"failed to receive: ", "no installed keys", slog.LevelWarn, notOurs},
@@ -148,9 +152,10 @@ var lines = []struct {
 	{"Failed to receive", "", slog.LevelWarn, notAgent},
 	{"missing message type byte", "", slog.LevelWarn, notAgent},
 	{"Compound request had", "", slog.LevelWarn, notAgent},
+	{"Got invalid checksum", "", slog.LevelWarn, notAgent},
+	{"Failed push/pull merge: ", "", slog.LevelWarn, "another agent cannot join: *"},
 	// Said in our words where it happens.
 	{"ignoring alive message for", "", slog.LevelDebug, ""},
-	{"Failed push/pull merge", "", slog.LevelDebug, ""},
 	{"Conflicting address for", "", slog.LevelDebug, ""},
 	{"Binding to public address", "", slog.LevelDebug, ""},
 	// Part of finding out that a member failed, or that one restarted.

@@ -62,13 +62,16 @@ func (c *cluster) add(change func(*Config)) *Gossip {
 	return g
 }
 
-// close ends all agents, which a bubble must see before its test ends.
+// close ends all agents, and waits for what memberlist leaves behind: a bubble
+// must be empty when its test ends.
 func (c *cluster) close() {
+	c.t.Helper()
 	for _, g := range c.agents {
 		if err := g.Close(); err != nil {
 			c.t.Error(err)
 		}
 	}
+	time.Sleep(gossiptest.Settle)
 }
 
 // within waits until ok, and fails the test if that takes longer than limit.
@@ -133,6 +136,13 @@ lines:
 		found = append(found, line)
 	}
 	return found
+}
+
+// clear forgets the lines so far.
+func (l *logs) clear() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = nil
 }
 
 // warnings are the lines that tell an operator of a fault.

@@ -264,7 +264,7 @@ func (g *Gossip) accept(m Member) error {
 // of the other side can be one of ours. One that can is enough; those that
 // cannot are refused one by one.
 func (c callbacks) NotifyMerge(peers []*memberlist.Node) error {
-	var refused error
+	var refused *refusal
 	for _, n := range peers {
 		if n.Name == c.g.config.Name || n.State != memberlist.StateAlive {
 			continue
@@ -276,21 +276,22 @@ func (c callbacks) NotifyMerge(peers []*memberlist.Node) error {
 		if err == nil {
 			return nil
 		}
-		if refused == nil {
-			refused = refusal{n.Name, err}
+		// The peers are in random order; the same fault should read the same.
+		if refused == nil || n.Name < refused.member {
+			refused = &refusal{n.Name, err}
 		}
 	}
-	return refused
+	if refused == nil {
+		return nil
+	}
+	return fmt.Errorf("member %s refused: %w", refused.member, refused.err)
 }
 
-// refusal is why no member of another cluster is accepted.
+// refusal is why a member is not accepted.
 type refusal struct {
 	member string
 	err    error
 }
-
-func (r refusal) Error() string { return fmt.Sprintf("member %s refused: %v", r.member, r.err) }
-func (r refusal) Unwrap() error { return r.err }
 
 // NotifyConflict implements [memberlist.ConflictDelegate].
 func (c callbacks) NotifyConflict(existing, other *memberlist.Node) {

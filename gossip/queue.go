@@ -29,8 +29,7 @@ type queue struct {
 // broadcast is a frame on its way.
 type broadcast struct {
 	frame frame
-	made  time.Time     // by this machine's clock
-	done  chan struct{} // closed when the queue is done with it; may be nil
+	made  time.Time // by this machine's clock
 	sends int
 }
 
@@ -49,9 +48,6 @@ func (q *queue) add(b *broadcast) {
 func (q *queue) remove(b *broadcast) {
 	q.waiting = slices.DeleteFunc(q.waiting, func(o *broadcast) bool { return o == b })
 	delete(q.newest, b.frame.member)
-	if b.done != nil {
-		close(b.done)
-	}
 }
 
 // take is the messages for one packet, each with overhead, in limit bytes: those

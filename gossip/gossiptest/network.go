@@ -31,6 +31,10 @@ type Conditions struct {
 	Jitter    time.Duration // at most so much more, so packets overtake each other
 }
 
+// Settle is how long memberlist's goroutines may outlive an agent that closed: a
+// test in a bubble sleeps for it at its end.
+const Settle = 10 * time.Second
+
 // queueSize is how many packets wait at an address; more are lost.
 const queueSize = 1024
 

@@ -1,0 +1,306 @@
+package gossip
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestValidate(t *testing.T) {
+	good := Config{Name: "a", Keys: [][]byte{testKey}}
+	for _, tt := range []struct {
+		what   string
+		change func(*Config)
+		want   []string // parts of the error; none if it is fine
+	}{
+		{"defaults", func(*Config) {}, nil},
+		{"no key on loopback", func(c *Config) { c.Keys = nil }, nil},
+		{"no key on IPv6 loopback", func(c *Config) { c.Keys, c.Bind = nil, "[::1]:1" }, nil},
+		{"no key elsewhere", func(c *Config) { c.Keys, c.Bind = nil, "10.1.2.3:7946" }, []string{"10.1.2.3:7946", "key"}},
+		{"no key everywhere", func(c *Config) { c.Keys, c.Bind = nil, ":7946" }, []string{"0.0.0.0:7946", "key"}},
+		{"insecure", func(c *Config) { c.Keys, c.Bind, c.Insecure = nil, ":7946", true }, nil},
+		{"key everywhere", func(c *Config) { c.Bind = "[::]:0" }, nil},
+		{"bind to a name", func(c *Config) { c.Bind = "example.com:1" }, []string{"example.com"}},
+		{"bind without port", func(c *Config) { c.Bind = "127.0.0.1" }, []string{"want ip:port"}},
+		{"seeds", func(c *Config) { c.Seeds = []string{"a", "a:1", "10.0.0.1", "::1", "[::1]:5"} }, nil},
+		{"all at once", func(c *Config) {
+			c.Name, c.Bind, c.Advertise, c.Seeds = "", "x:y", "a:b:c", []string{"a:0", ":1", "ok"}
+			c.Keys, c.Meta = [][]byte{testKey, []byte("short")}, make([]byte, MaxMeta+1)
+		}, []string{`name ""`, `"y"`, `"a:b:c"`, `"a:0"`, `":1"`, "key 2 has 5 bytes", "513 bytes"}},
+	} {
+		c := good
+		tt.change(&c)
+		err := c.Validate()
+		if (err == nil) != (len(tt.want) == 0) {
+			t.Errorf("%s: got %v, want faults %q", tt.what, err, tt.want)
+		}
+		for _, want := range tt.want {
+			if err != nil && !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: got %q, want %q in it", tt.what, err, want)
+			}
+		}
+	}
+}
+
+func TestNewName(t *testing.T) {
+	a, b := NewName("host"), NewName("host")
+	if a == b || !strings.HasPrefix(a, "host-") {
+		t.Errorf("got %q and %q, want two names of one host", a, b)
+	}
+}
+
+// TestSockets runs two agents over UDP and TCP, and others that cannot listen.
+func TestSockets(t *testing.T) {
+	open := func(name string, seeds ...string) *Gossip {
+		t.Helper()
+		g, err := Open(t.Context(), Config{
+			Name: name, Bind: "127.0.0.1:0", Seeds: seeds, Keys: [][]byte{testKey}, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	a := open("a")
+	defer a.Close()
+	b := open("b", "localhost:1", a.Addr().String())
+	defer b.Close()
+	for _, g := range []*Gossip{a, b} {
+		if err := g.SetLoad([]byte("busy")); err != nil {
+			t.Error(err)
+		}
+	}
+	want := func(g *Gossip, kind EventKind, member string) Event {
+		t.Helper()
+		for {
+			select {
+			case e := <-g.Events():
+				if e.Kind == kind && e.Member.Name == member {
+					return e
+				}
+			case <-time.After(time.Minute):
+				t.Fatalf("%s: no event of %s: %v", g.Name(), member, kind)
+			}
+		}
+	}
+	want(a, Joined, "b")
+	want(a, Loaded, "b")
+	<-b.Ready()
+	if e := want(b, Loaded, "a"); string(e.Load.Data) != "busy" {
+		t.Errorf("got load %q, want busy", e.Load.Data)
+	}
+	taken := Config{Name: "c", Bind: a.Addr().String()}
+	if g, err := Open(t.Context(), taken); err == nil {
+		g.Close()
+		t.Error("an address in use was taken again")
+	} else if want := fmt.Sprintf("gossip: listen on %v: ", a.Addr()); !strings.HasPrefix(err.Error(), want) || !strings.Contains(err.Error(), "address already in use") {
+		t.Errorf("got %q, want %q and the reason", err, want)
+	}
+	foreign := Config{Name: "d", Bind: "192.0.2.1:0", Insecure: true}
+	if g, err := Open(t.Context(), foreign); err == nil {
+		g.Close()
+		t.Error("an address of another machine was taken")
+	}
+
+	if err := b.Leave(time.Minute); err != nil {
+		t.Error(err)
+	}
+	want(a, Left, "b")
+	if s := a.Stats(); s.Members != 1 || s.PacketsSent == 0 || s.PacketBytesSent == 0 || s.PacketsReceived == 0 || s.PacketBytesReceived == 0 ||
+		s.StreamBytesSent == 0 || s.StreamBytesReceived == 0 || s.LoadsReceived == 0 {
+		t.Errorf("got %+v, want all that happened counted", s)
+	}
+}
+
+func TestAdvertise(t *testing.T) {
+	for _, tt := range []struct {
+		advertise string
+		want      string // with port 0 for the one listened on
+		err       string
+	}{
+		{"", "127.0.0.1:0", ""},
+		{"10.1.2.3", "10.1.2.3:0", ""},
+		{"10.1.2.3:99", "10.1.2.3:99", ""},
+		{"two.example:99", "10.7.7.7:99", ""},
+		{"none.example", "", `advertised host "none.example"`},
+	} {
+		g, err := Open(t.Context(), Config{
+			Name: "a", Bind: "localhost:0", Advertise: tt.advertise, Logger: slog.New(slog.DiscardHandler),
+			Resolve: func(_ context.Context, host string) ([]netip.Addr, error) {
+				if host != "two.example" {
+					return nil, errors.New("no such host")
+				}
+				return []netip.Addr{netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("10.7.7.7")}, nil
+			},
+		})
+		if err != nil {
+			if tt.err == "" || !strings.Contains(err.Error(), tt.err) {
+				t.Errorf("advertise %q: got %v, want %q", tt.advertise, err, tt.err)
+			}
+			continue
+		}
+		if tt.err != "" {
+			t.Errorf("advertise %q: got %v, want an error", tt.advertise, g.Addr())
+		}
+		want := netip.MustParseAddrPort(tt.want)
+		if want.Port() == 0 && g.Addr().Port() != 0 {
+			want = netip.AddrPortFrom(want.Addr(), g.Addr().Port())
+		}
+		if g.Addr() != want || g.Members()[0].Addr != want {
+			t.Errorf("advertise %q: got %v and member %v, want %v", tt.advertise, g.Addr(), g.Members()[0].Addr, want)
+		}
+		g.Close()
+	}
+}
+
+var frames = []frame{
+	{kind: loadFrame, member: idOf("a"), seq: 1, data: []byte("busy")},
+	{kind: loadFrame, member: idOf("b"), seq: 1 << 63, age: 1234 * time.Millisecond},
+	{kind: leavingFrame, member: idOf("c"), seq: 300, age: maxAge},
+}
+
+func FuzzFrame(f *testing.F) {
+	for _, frame := range frames {
+		f.Add(frame.encode())
+	}
+	f.Add([]byte{})
+	f.Add(bytes.Repeat([]byte{0xff}, 40))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		got, err := parseFrame(b)
+		if err != nil {
+			if !errors.Is(err, errFrame) {
+				t.Errorf("got error %v, want it to be %v", err, errFrame)
+			}
+			return
+		}
+		again, err := parseFrame(got.encode())
+		if err != nil || !equal(got, again) {
+			t.Errorf("got %+v, then %+v, %v", got, again, err)
+		}
+	})
+}
+
+func FuzzFrames(f *testing.F) {
+	f.Add(appendFrames(nil, frames))
+	f.Add([]byte{0})
+	f.Add(bytes.Repeat([]byte{0xff}, 40))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		got, err := parseFrames(b)
+		again, errAgain := parseFrames(appendFrames(nil, got))
+		if errAgain != nil || !slices.EqualFunc(got, again, equal) {
+			t.Errorf("got %+v (%v), then %+v, %v", got, err, again, errAgain)
+		}
+	})
+}
+
+func equal(a, b frame) bool {
+	return a.kind == b.kind && a.member == b.member && a.seq == b.seq && a.age == b.age && bytes.Equal(a.data, b.data)
+}
+
+func TestFrames(t *testing.T) {
+	for _, f := range frames {
+		if got, err := parseFrame(f.encode()); err != nil || !equal(got, f) {
+			t.Errorf("got %+v, %v, want %+v", got, err, f)
+		}
+	}
+	if f, err := parseFrame((frame{age: 2 * maxAge}).encode()); err != nil || f.age != maxAge {
+		t.Errorf("got age %v, %v, want it bounded by %v", f.age, err, maxAge)
+	}
+	if got, err := parseFrames(appendFrames(nil, frames)); err != nil || !slices.EqualFunc(got, frames, equal) {
+		t.Errorf("got %+v, %v, want %+v", got, err, frames)
+	}
+	whole := frames[0].encode()
+	for n := range len(whole) - len(frames[0].data) {
+		if f, err := parseFrame(whole[:n]); err == nil {
+			t.Errorf("the first %d bytes of a frame gave %+v, want an error", n, f)
+		}
+	}
+	if _, err := parseFrame((frame{data: make([]byte, MaxLoad+1)}).encode()); err == nil {
+		t.Error("too much data was not refused")
+	}
+}
+
+// TestQueue checks that each frame goes out the same number of times, whatever
+// fits, the least sent first, and that a newer one takes its place.
+func TestQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := queue{members: func() int { return 50 }, newest: map[memberID]*broadcast{}}
+		const members, sends = 40, 2 * loadTransmits
+		for i := range members {
+			q.add(&broadcast{frame: frame{kind: loadFrame, member: memberID(i), seq: 1, data: []byte("old")}, made: time.Now()})
+			q.add(&broadcast{frame: frame{kind: loadFrame, member: memberID(i), seq: 2, data: []byte("new")}, made: time.Now()})
+		}
+		time.Sleep(70 * time.Millisecond)
+		sent := map[memberID]int{}
+		for packets := 0; ; packets++ {
+			messages := q.take(3, 200)
+			size := 0
+			for _, m := range messages {
+				f, err := parseFrame(m)
+				if err != nil || f.seq != 2 || f.age != 70*time.Millisecond || string(f.data) != "new" {
+					t.Fatalf("got %+v, %v, want the newer load, 70 ms old", f, err)
+				}
+				sent[f.member]++
+				size += 3 + len(m)
+			}
+			if size > 200 {
+				t.Errorf("got %d bytes, want at most 200", size)
+			}
+			least, most := sends, 0
+			for i := range members {
+				least, most = min(least, sent[memberID(i)]), max(most, sent[memberID(i)])
+			}
+			if most-least > 1 {
+				t.Fatalf("after %d packets one was sent %d times and another %d times", packets, most, least)
+			}
+			if messages == nil {
+				if least != sends || most != sends {
+					t.Errorf("sent %d to %d times, want %d", least, most, sends)
+				}
+				break
+			}
+		}
+		if len(q.waiting)+len(q.newest) > 0 {
+			t.Errorf("got %d frames left", len(q.waiting))
+		}
+	})
+}
+
+// TestFaults checks what becomes of lines of memberlist's.
+func TestFaults(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		logs := &logs{}
+		f := newFaultLog(slog.New(slog.NewTextHandler(logs, nil)))
+		l := f.logger()
+		for i := range 100 {
+			l.Printf("[ERR] memberlist: Decrypt packet failed: no installed keys could decrypt the message from=10.0.0.1:%d", 1000+i)
+			l.Printf("[DEBUG] memberlist: Failed UDP ping: x (timeout reached)")
+			l.Printf("[WARN] memberlist: something new, %d times", i)
+			l.Printf("no level at all")
+		}
+		if got := logs.warnings(); len(got) != 3 || len(logs.with("unreadable with our keys", "peer=10.0.0.1\n")) != 1 ||
+			len(logs.with("gossip: something new, 0 times")) != 1 || len(logs.with("gossip: no level at all")) != 1 || len(logs.lines) != 3 {
+			t.Errorf("got %q, want three lines", logs.lines)
+		}
+		for i := range 10000 {
+			l.Printf("[ERR] memberlist: Decrypt packet failed: x from=10.1.%d.%d:5", i/256, i%256)
+		}
+		if got := len(logs.lines); got != maxFaults+1 || len(logs.with("too many different faults")) != 1 {
+			t.Errorf("got %d lines, want %d and one that says so", got, maxFaults)
+		}
+		logs.clear()
+		time.Sleep(faultInterval + time.Second)
+		l.Printf("no level at all")
+		if len(logs.lines) != 2 || len(logs.with("faults repeated", fmt.Sprintf("times=%d", 3*99+10000-61-1))) != 1 {
+			t.Errorf("got %q, want the line again, and how many were left out", logs.lines)
+		}
+	})
+}
