@@ -370,9 +370,9 @@ func FuzzParseKeys(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for _, k := range keys.keys {
-			if checkName(k.client) != nil {
-				t.Fatalf("name %q", k.client)
+		for _, name := range keys.clients {
+			if checkName(name) != nil {
+				t.Fatalf("name %q", name)
 			}
 		}
 		if name, ok := keys.client(""); ok {

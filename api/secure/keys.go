@@ -2,8 +2,8 @@ package secure
 
 import (
 	"bytes"
+	"crypto/rand"
 	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -13,12 +13,23 @@ import (
 // shortestKey is how many characters an API key has at least.
 const shortestKey = 16
 
-// Keys are the API keys of clients.
-type Keys struct{ keys []apiKey }
+// Keys are the API keys of clients. A key is looked up by the SHA-256 of its
+// own SHA-256 after a secret of this process: so how long that takes tells
+// nothing that a caller could use to come nearer to a key.
+type Keys struct {
+	secret  [sha256.Size]byte
+	clients map[digest]string
+}
+
+type digest [sha256.Size]byte
+
+func (k *Keys) index(key digest) digest {
+	return sha256.Sum256(append(k.secret[:], key[:]...))
+}
 
 type apiKey struct {
 	client string
-	digest [sha256.Size]byte
+	digest digest
 }
 
 // ParseKeys reads the keys of clients, one a line:
@@ -30,9 +41,10 @@ type apiKey struct {
 // those that begin with # are passed over. path is for errors, which never
 // show a key; all faults are reported at once.
 func ParseKeys(path string, data []byte) (*Keys, error) {
-	k := &Keys{}
+	k := &Keys{clients: map[digest]string{}}
+	_, _ = rand.Read(k.secret[:]) // never fails
 	var faults []error
-	first := map[[sha256.Size]byte]int{} // line by digest
+	first := map[digest]int{} // line by digest
 	number := 0
 	for line := range bytes.Lines(data) {
 		number++
@@ -50,7 +62,7 @@ func ParseKeys(path string, data []byte) (*Keys, error) {
 			continue
 		}
 		first[key.digest] = number
-		k.keys = append(k.keys, key)
+		k.clients[k.index(key.digest)] = key.client
 	}
 	if len(faults) > 0 {
 		return nil, errors.Join(faults...)
@@ -68,10 +80,10 @@ func parseKey(line string) (apiKey, error) {
 		return apiKey{}, err
 	}
 	secret = strings.TrimSpace(secret)
-	if digest, hashed := strings.CutPrefix(secret, "sha256:"); hashed {
-		decoded, err := hex.DecodeString(digest)
+	if digits, hashed := strings.CutPrefix(secret, "sha256:"); hashed {
+		decoded, err := hex.DecodeString(digits)
 		if err != nil || len(decoded) != sha256.Size {
-			return apiKey{}, fmt.Errorf("the SHA-256 of the key of %q has %d characters, want %d hexadecimal digits", key.client, len(digest), 2*sha256.Size)
+			return apiKey{}, fmt.Errorf("the SHA-256 of the key of %q has %d characters, want %d hexadecimal digits", key.client, len(digits), 2*sha256.Size)
 		}
 		copy(key.digest[:], decoded)
 		return key, nil
@@ -96,20 +108,10 @@ func checkKey(secret string) error {
 	return nil
 }
 
-// client is whose key it is. It takes as long for a wrong key as for a right
-// one, whatever they have in common.
+// client is whose key it is.
 func (k *Keys) client(secret string) (name string, ok bool) {
-	digest := sha256.Sum256([]byte(secret))
-	found := -1
-	for i := range k.keys {
-		if subtle.ConstantTimeCompare(digest[:], k.keys[i].digest[:]) == 1 {
-			found = i
-		}
-	}
-	if found < 0 {
-		return "", false
-	}
-	return k.keys[found].client, true
+	name, ok = k.clients[k.index(sha256.Sum256([]byte(secret)))]
+	return name, ok
 }
 
 // longestName bounds the name of a client, in bytes.
