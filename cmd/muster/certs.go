@@ -1,0 +1,213 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/muster-serve/muster/api/secure"
+)
+
+const (
+	day = 24 * time.Hour
+	// The file names of the CA in its directory.
+	caCertFile, caKeyFile = "ca.crt", "ca.key"
+)
+
+func newCertsCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "certs",
+		Short: "Make a certificate authority, and certificates for agents and clients",
+		Long: `Make a certificate authority (CA) and certificates, for those who have none.
+Keys are ECDSA on P-256, readable by their owner alone. No file is overwritten.`,
+	}
+	cmd.AddCommand(newCertsInitCommand(), newCertsIssueCommand())
+	return cmd
+}
+
+func addCertsDir(cmd *cobra.Command, dir *string) {
+	cmd.PersistentFlags().StringVar(dir, "dir", "certs", "directory of the CA")
+}
+
+func newCertsInitCommand() *cobra.Command {
+	var dir, name string
+	var days int
+	cmd := &cobra.Command{
+		Use:   "init",
+		Short: "Make a CA",
+		Example: `  muster certs init
+  muster certs init --dir /root/fleet --name "recommendation fleet"`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			life, err := lifetime(days)
+			if err != nil {
+				return err
+			}
+			_, cert, key, err := secure.NewCA(name, time.Now(), life)
+			if err != nil {
+				return err
+			}
+			certFile, keyFile := filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile)
+			if err := writePair(certFile, cert, keyFile, key); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), `%s: the CA's certificate, for every agent and client (--tls-ca); no secret
+%s: its private key: whoever has it can be any agent or client; keep it off the agents
+
+Next, a certificate for each agent:
+  muster certs issue agent NAME --dir %s
+`, certFile, keyFile, dir)
+			return nil
+		},
+	}
+	addCertsDir(cmd, &dir)
+	cmd.Flags().StringVar(&name, "name", "muster", "name of the CA")
+	cmd.Flags().IntVar(&days, "days", 3650, "days until the CA expires")
+	return cmd
+}
+
+func newCertsIssueCommand() *cobra.Command {
+	var dir, out string
+	var days int
+	cmd := &cobra.Command{
+		Use:   "issue",
+		Short: "Issue a certificate of the CA",
+	}
+	var hosts []string
+	agent := &cobra.Command{
+		Use:   "agent NAME",
+		Short: "Issue the certificate of an agent",
+		Long: `Issue the certificate of an agent: with it an agent serves by TLS, and proves to
+other agents of the fleet that it belongs to them. It may do everything, so it
+is for agents alone.
+
+Muster's own clients and agents need no host names in it. Those are for others,
+such as curl and tritonclient: NAME, localhost, 127.0.0.1 and ::1 are always
+there, --host adds more.`,
+		Example: `  muster certs issue agent node1
+  muster certs issue agent node1 --host 10.0.0.7,node1.example.com`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return issueCertificate(cmd, dir, out, days, secure.Order{
+				Name: args[0], Agent: true, Hosts: slices.Concat([]string{args[0], "localhost", "127.0.0.1", "::1"}, hosts),
+			})
+		},
+	}
+	agent.Flags().StringSliceVar(&hosts, "host", nil, "more DNS names and IP addresses where the agent is reached")
+	client := &cobra.Command{
+		Use:   "client NAME",
+		Short: "Issue the certificate of a client",
+		Long: `Issue the certificate of a client. The access file says what a client of this
+name may do; without an access file the client "admin" may load, unload, drain
+and plan, and the others may query.`,
+		Example: `  muster certs issue client ads
+  muster certs issue client admin --days 30`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return issueCertificate(cmd, dir, out, days, secure.Order{Name: args[0]})
+		},
+	}
+	addCertsDir(cmd, &dir)
+	cmd.PersistentFlags().StringVar(&out, "out", "", "directory to write to (default that of the CA)")
+	cmd.PersistentFlags().IntVar(&days, "days", 365, "days until the certificate expires; at most as long as the CA holds")
+	cmd.AddCommand(agent, client)
+	return cmd
+}
+
+// lifetime is the duration of as many days.
+func lifetime(days int) (time.Duration, error) {
+	const most = 100 * 365
+	if days < 1 || days > most {
+		return 0, fmt.Errorf("days: %d, want 1 to %d", days, most)
+	}
+	return time.Duration(days) * day, nil
+}
+
+// issueCertificate writes the certificate ordered, and says what to do with it.
+func issueCertificate(cmd *cobra.Command, dir, out string, days int, order secure.Order) error {
+	var err error
+	if order.Life, err = lifetime(days); err != nil {
+		return err
+	}
+	if order.Name != filepath.Base(order.Name) || order.Name == "ca" {
+		return fmt.Errorf("name %q, want one that can be the name of a file, and is not ca", order.Name)
+	}
+	ca, err := readCA(dir)
+	if err != nil {
+		return err
+	}
+	cert, key, err := ca.Issue(order, time.Now())
+	if err != nil {
+		return err
+	}
+	if out == "" {
+		out = dir
+	}
+	certFile, keyFile := filepath.Join(out, order.Name+".crt"), filepath.Join(out, order.Name+".key")
+	if err := writePair(certFile, cert, keyFile, key); err != nil {
+		return err
+	}
+	caFile := filepath.Join(dir, caCertFile)
+	fmt.Fprintf(cmd.OutOrStdout(), "%s: the certificate of %s\n%s: its private key\n\n", certFile, order.Name, keyFile)
+	if order.Agent {
+		fmt.Fprintf(cmd.OutOrStdout(), "Next, on the agent's machine, with these two and %s:\n  muster agent --tls-cert %s --tls-key %s --tls-ca %s\n", caFile, certFile, keyFile, caFile)
+		return nil
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), "Next, on the client's machine, with these two and %s:\n  muster infer MODEL --tls-cert %s --tls-key %s --tls-ca %s\n", caFile, certFile, keyFile, caFile)
+	return nil
+}
+
+func readCA(dir string) (*secure.CA, error) {
+	certFile, keyFile := filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile)
+	cert, err := os.ReadFile(certFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("there is no CA in %s (%w); make one with %q, or name its directory with --dir", dir, err, "muster certs init")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the CA's certificate: %w", err)
+	}
+	key, err := os.ReadFile(keyFile)
+	if err != nil {
+		return nil, fmt.Errorf("the CA in %s is without its private key, which issues certificates: %w", dir, err)
+	}
+	ca, err := secure.ReadCA(cert, key)
+	if err != nil {
+		return nil, fmt.Errorf("the CA of %s and %s: %w", certFile, keyFile, err)
+	}
+	return ca, nil
+}
+
+// writePair writes a certificate and its private key to files that are not
+// there yet: both, or none.
+func writePair(certFile string, cert []byte, keyFile string, key []byte) error {
+	if err := os.MkdirAll(filepath.Dir(certFile), 0o700); err != nil {
+		return err
+	}
+	for _, path := range []string{certFile, keyFile} {
+		if _, err := os.Lstat(path); err == nil {
+			return fmt.Errorf("%s is there already, and is not overwritten: move it away, or choose another directory", path)
+		}
+	}
+	if err := writeNew(keyFile, key); err != nil {
+		return err
+	}
+	if err := writeNew(certFile, cert); err != nil {
+		return errors.Join(err, os.Remove(keyFile))
+	}
+	return nil
+}
+
+func writeNew(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Close())
+}
