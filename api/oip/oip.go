@@ -73,6 +73,16 @@ func (r *Request) Check() error {
 // inputs were handed to the connection: grpc drops them then, to be collected.
 func (r *Request) OnRelease(f func()) { r.hold = newHold(f) }
 
+// Share returns a copy of r that shares the memory of the inputs, which is
+// given back when both have been released.
+func (r *Request) Share() *Request {
+	c := *r
+	if c.hold != nil {
+		c.hold.add()
+	}
+	return &c
+}
+
 // Release gives back the memory of the inputs; they must not be used
 // afterwards. Calling it again does nothing. A request that is never released
 // is left to the garbage collector.
