@@ -22,15 +22,19 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime"
 )
 
 // An Agent is one node. Run is its life.
 //
 // While it runs it has these goroutines: those of the three servers and
-// those they start for connections and calls, the repository's, and one that
-// waits for the first models. All have ended when Run returns.
+// those they start for connections and calls, the repository's, one that
+// waits for the first models, those of gossip and of the roster, those of the half that leads, and one each
+// that follows gossip, tells what the agent is, and how busy it is. All
+// have ended when Run returns.
 type Agent struct {
 	config  Config
 	log     *slog.Logger
@@ -38,11 +42,25 @@ type Agent struct {
 	health  *health.Server
 	// openExecutor is how Run gets what runs the models.
 	openExecutor func(Config, *slog.Logger) (runtime.Executor, error)
+	// newLeading makes the half that leads.
+	newLeading func(*Agent) (leading, error)
+	// network is how the agent reaches others: sockets, except in tests.
+	network network
 	// receiveTimeout is defaultReceiveTimeout, except in tests.
 	receiveTimeout time.Duration
 
+	name        string // in the fleet
+	catalogue   *profiles.Catalogue
+	typ         atomic.Value  // of profiles.InstanceType, once it is known
+	selfChanged chan struct{} // of size 1: what tellSelf waits for
+
 	// Set by Run before anything is served.
 	addresses  Addresses
+	advertised string // the gRPC address for others
+	local      *localConn
+	roster     *roster
+	gossip     *gossip.Gossip
+	leading    leading
 	executor   runtime.Executor
 	lanes      *runtime.Lanes
 	repository *models.Repository[*servedModel]
@@ -78,9 +96,20 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 		metrics:        newMetrics(),
 		health:         newHealth(),
 		openExecutor:   openONNX,
+		newLeading:     newLeaderless,
+		network:        sockets(),
+		name:           newName(),
+		catalogue:      profiles.DefaultCatalogue(),
+		selfChanged:    make(chan struct{}, 1),
 		receiveTimeout: defaultReceiveTimeout,
 		listening:      make(chan struct{}),
 		serve:          map[string]map[int64]bool{},
+	}
+	if config.Catalogue != "" {
+		var err error
+		if a.catalogue, err = a.catalogue.ExtendFile(config.Catalogue); err != nil {
+			return nil, fmt.Errorf("catalogue: %w", err)
+		}
 	}
 	a.closing, a.close = context.WithCancel(context.Background())
 	return a, nil
@@ -102,14 +131,18 @@ func openONNX(config Config, logger *slog.Logger) (runtime.Executor, error) {
 // It returns nil after a drain, or the reason why the agent could not serve.
 // Run may be called once.
 func (a *Agent) Run(ctx context.Context) error {
-	listeners, err := listen(a.config)
+	listeners, err := a.listen()
 	if err != nil {
 		return err
 	}
 	defer listeners.close()
 	a.addresses = listeners.addresses()
-	a.log.Info("muster agent", "version", Version(),
-		"http", a.addresses.HTTP, "grpc", a.addresses.GRPC, "metrics", a.addresses.Metrics,
+	if err := a.joinFleet(ctx, listeners); err != nil {
+		return err
+	}
+	defer a.gossip.Close()
+	a.log.Info("muster agent", "version", Version(), "agent", a.name,
+		"http", a.addresses.HTTP, "grpc", a.addresses.GRPC, "metrics", a.addresses.Metrics, "advertised_grpc", a.advertised,
 		"model_dir", a.config.ModelDir)
 
 	if err := a.open(); err != nil {
@@ -148,6 +181,14 @@ func (a *Agent) open() error {
 		a.log.Warn("there is no model yet; it will be served as soon as there is one",
 			"model_dir", a.config.ModelDir, "try", generateHint(a.config.ModelDir))
 	}
+	a.local = newLocalConn(a.closing, a.interceptUnary)
+	a.register(a.local)
+	a.roster = newRoster(a.closing, a.network, a.local, a.log)
+	if a.leading, err = a.newLeading(a); err != nil {
+		return err
+	}
+	a.roster.leadership = a.leading.leadership
+	a.roster.updateSelf(a.describe())
 	return nil
 }
 
@@ -176,6 +217,10 @@ func (a *Agent) load(ctx context.Context, v *models.Version) (*servedModel, erro
 	}
 	took := time.Since(start)
 	a.log.Info("model loaded, warming up", "model", v.Model, "version", v.Number, "load_ms", took.Milliseconds())
+	sum, err := checksum(v)
+	if err != nil {
+		return nil, errors.Join(err, model.Close())
+	}
 	start = time.Now()
 	if err := runtime.Warm(ctx, a.lanes, model, v); err != nil {
 		return nil, errors.Join(err, model.Close())
@@ -185,9 +230,10 @@ func (a *Agent) load(ctx context.Context, v *models.Version) (*servedModel, erro
 	a.front.allow(largestQuery(v, protobufElement, min(a.config.MaxWaitingBytes, math.MaxInt32)))
 	a.metrics.qosTarget.WithLabelValues(v.Model, version).Set(v.Config.QoSTarget.Seconds())
 	return &servedModel{
-		Model:   model,
-		profile: fmt.Sprintf("%s/%d", v.Model, v.Number),
-		counts:  a.metrics.version(v.Model, v.Number),
+		Model:    model,
+		profile:  fmt.Sprintf("%s/%d", v.Model, v.Number),
+		checksum: sum,
+		counts:   a.metrics.version(v.Model, v.Number),
 	}, nil
 }
 
@@ -209,6 +255,7 @@ func (a *Agent) observe(e models.Event) {
 		status = healthpb.HealthCheckResponse_SERVING
 	}
 	a.health.SetServingStatus(e.Model, status)
+	a.changedSelf()
 }
 
 // serveUntil serves until ctx ends or a server fails, and then winds down.
@@ -219,12 +266,20 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	// The repository outlives ctx: queries in progress hold its models.
 	repositoryCtx, closeRepository := context.WithCancel(context.WithoutCancel(ctx))
 	defer closeRepository()
+	// So does what tells the fleet of the agent, until it has drained.
+	fleetCtx, leaveFleet := context.WithCancel(context.WithoutCancel(ctx))
+	defer leaveFleet()
 	// failed ends with ctx, or when a part fails.
 	group, failed := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.repository.Run(repositoryCtx) })
 	group.Go(func() error { return serveHTTP(rest, l.http) })
 	group.Go(func() error { return serveHTTP(metrics, l.metrics) })
 	group.Go(a.front.Serve)
+	group.Go(func() error { a.followGossip(); return nil })
+	group.Go(func() error { a.tellLoad(fleetCtx); return nil })
+	group.Go(func() error { a.tellSelf(fleetCtx); return nil })
+	group.Go(func() error { a.learnInstanceType(fleetCtx); return nil })
+	group.Go(func() error { return a.leading.run(fleetCtx) })
 	group.Go(func() error {
 		select {
 		case <-a.repository.Settled():
@@ -236,6 +291,10 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 
 	<-failed.Done()
 	a.drain(ctx, rest)
+	leaveFleet()
+	a.leaveGossip()
+	a.roster.close()
+	a.local.close()
 	closeRepository()
 	_ = metrics.Close() // nothing to lose: scrapes come again
 	return group.Wait()
@@ -315,18 +374,18 @@ func serveHTTP(server *http.Server, l net.Listener) error {
 type listeners struct{ http, grpc, metrics net.Listener }
 
 // listen opens all three, or says which one cannot be opened.
-func listen(config Config) (*listeners, error) {
+func (a *Agent) listen() (*listeners, error) {
 	l := &listeners{}
 	for _, want := range []struct {
 		name    string
 		address string
 		to      *net.Listener
 	}{
-		{"http", config.HTTPAddress, &l.http},
-		{"grpc", config.GRPCAddress, &l.grpc},
-		{"metrics", config.MetricsAddress, &l.metrics},
+		{"http", a.config.HTTPAddress, &l.http},
+		{"grpc", a.config.GRPCAddress, &l.grpc},
+		{"metrics", a.config.MetricsAddress, &l.metrics},
 	} {
-		listener, err := net.Listen("tcp", want.address)
+		listener, err := a.network.listen(want.name, want.address)
 		if err != nil {
 			l.close()
 			return nil, fmt.Errorf("%s: %w; choose another address with --%s", want.name, err, want.name)

@@ -45,10 +45,22 @@ var zooDir = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
+// ncfDir holds a small NCF alone.
+var ncfDir = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "muster-agent-test")
+	if err != nil {
+		return "", err
+	}
+	_, err = zoo.Generate(context.Background(), dir, "ncf", zoo.Options{Scale: zoo.Small})
+	return dir, err
+})
+
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if dir, err := zooDir(); err == nil {
-		_ = os.RemoveAll(dir)
+	for _, made := range []func() (string, error){zooDir, ncfDir} {
+		if dir, err := made(); err == nil {
+			_ = os.RemoveAll(dir)
+		}
 	}
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
@@ -83,6 +95,7 @@ func testConfig(t testing.TB) Config {
 	}
 	config := DefaultConfig()
 	config.HTTPAddress, config.GRPCAddress, config.MetricsAddress = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
+	config.GossipAddress, config.InstanceType = "127.0.0.1:0", "t3.xlarge"
 	config.ModelDir = dir
 	config.StateDir = t.TempDir()
 	config.DrainTimeout = 10 * time.Second
@@ -398,12 +411,18 @@ func TestNoModels(t *testing.T) {
 	}
 }
 
-func TestFirstLogLine(t *testing.T) {
+// TestFirstLogLines: what others need to reach the agent comes first, that of
+// gossip in the very first line.
+func TestFirstLogLines(t *testing.T) {
 	a := startAgent(t, testConfig(t), emulated())
-	first, _, _ := strings.Cut(a.log.String(), "\n")
+	lines := strings.SplitN(a.log.String(), "\n", 3)
+	if want := "advertised_addr=" + a.gossip.Addr().String(); !strings.Contains(lines[0], want) {
+		t.Errorf("first log line is %q, want %q in it", lines[0], want)
+	}
+	first := lines[1]
 	for _, want := range []string{"http=" + a.addresses.HTTP, "grpc=" + a.addresses.GRPC, "metrics=" + a.addresses.Metrics} {
 		if !strings.Contains(first, want) {
-			t.Errorf("first log line is %q, want %q in it", first, want)
+			t.Errorf("second log line is %q, want %q in it", first, want)
 		}
 	}
 	if !strings.Contains(a.log.String(), "executor=emulated") {

@@ -1,14 +1,23 @@
 package agent
 
 import (
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	goruntime "runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
+
+	"github.com/muster-serve/muster/gossip"
+	"github.com/muster-serve/muster/leader/match"
 )
+
+// shippedProfile is the Config.Profile that means the profiles which come with the program.
+const shippedProfile = "shipped"
 
 // A Config says what an agent serves, where, and with how much of the machine.
 // [DefaultConfig] is a working one; zero means what each field says.
@@ -34,6 +43,13 @@ type Config struct {
 	// Lanes is how many queries run at once, in [1, Cores], each on its share
 	// of the cores; 0 means 1, which is the default.
 	Lanes int
+	// Executor is what runs the models: "onnx", or "emulated", which runs nothing
+	// and waits as long as Profile says. Default "onnx".
+	Executor string
+	// Profile is where the emulated executor's latencies are from: the path of a
+	// file as `go run ./scripts/fit-profiles` writes it, or "shipped", the profiles that come
+	// with the program. Default empty; the emulated executor needs one.
+	Profile string
 	// Provider is ONNX Runtime's execution provider: "cpu", "cuda", or "auto",
 	// which is CUDA where that works and the CPU elsewhere. Default "auto".
 	Provider string
@@ -53,6 +69,42 @@ type Config struct {
 	// is asked to stop; 0 cuts them off at once. Default 30 s.
 	DrainTimeout time.Duration
 
+	// GossipAddress is where the agent listens for other agents, TCP and UDP, as
+	// host:port; port 0 lets the system choose. Default 127.0.0.1:7946.
+	GossipAddress string
+	// Advertise is how others reach this agent, as host or host:port, the port
+	// being that of gossip; empty means the addresses it listens on, and where
+	// those name no host, the machine's first private address. Default empty.
+	Advertise string
+	// Join are gossip addresses of agents of the fleet to join, host:port; order
+	// is irrelevant, and those that do not answer are tried again as long as the
+	// agent runs. None, the default, starts a fleet that others may join.
+	Join []string
+	// GossipKey encrypts gossip and keeps out who does not have it: 32 bytes in
+	// base64, or the path of a file with one or more of those, a line each: the first encrypts,
+	// all decrypt, so that keys can be changed while the fleet runs. Empty, the default, means none;
+	// gossip is then only listened for on loopback, unless Insecure is set.
+	GossipKey string
+	// Insecure allows gossip without a key on addresses that others can reach.
+	// Default false.
+	Insecure bool
+
+	// Leader is the agent's part in elections: "never", "may", or "must", which
+	// comes before those that only may. Default "may".
+	Leader string
+	// Policy is how the leader distributes queries, one of match.Policies.
+	// Default match.DefaultPolicy.
+	Policy string
+	// Record is a file that the leader writes its events and decisions to, for
+	// `muster sim --replay`; empty, the default, writes none.
+	Record string
+	// InstanceType is what the agent runs on; empty, the default, asks EC2's metadata
+	// service, and where there is none names the CPU and the cores.
+	InstanceType string
+	// Catalogue is a YAML file with instance types and prices beside those that
+	// come with the program; empty, the default, means none.
+	Catalogue string
+
 	// Pprof serves Go's profiles under /debug/pprof/ on the metrics address.
 	// Default false.
 	Pprof bool
@@ -66,7 +118,11 @@ func DefaultConfig() Config {
 		MetricsAddress:    "127.0.0.1:8002",
 		ModelDir:          "./model-repository",
 		StateDir:          "./state",
+		Executor:          "onnx",
 		Provider:          "auto",
+		GossipAddress:     "127.0.0.1:7946",
+		Leader:            "may",
+		Policy:            match.DefaultPolicy,
 		MaxWaitingQueries: 1024,
 		MaxWaitingBytes:   256 << 20,
 		DrainTimeout:      30 * time.Second,
@@ -75,6 +131,12 @@ func DefaultConfig() Config {
 
 // Providers are the values of Config.Provider.
 func Providers() []string { return []string{"auto", "cpu", "cuda"} }
+
+// Executors are the values of Config.Executor.
+func Executors() []string { return []string{"onnx", "emulated"} }
+
+// Roles are the values of Config.Leader.
+func Roles() []string { return []string{"never", "may", "must"} }
 
 // Validate reports all faults of c at once, each with the value found; the
 // names are those of the agent's flags.
@@ -85,6 +147,7 @@ func (c Config) Validate() error {
 	addresses := map[string]string{}
 	for _, a := range []struct{ name, address string }{
 		{"http", c.HTTPAddress}, {"grpc", c.GRPCAddress}, {"metrics", c.MetricsAddress},
+		{"gossip", c.GossipAddress},
 	} {
 		if err := validateAddress(a.address); err != nil {
 			fault("%s: %w", a.name, err)
@@ -120,7 +183,121 @@ func (c Config) Validate() error {
 	if c.DrainTimeout < 0 {
 		fault("drain-timeout: %v, want 0 or more", c.DrainTimeout)
 	}
+	if !slices.Contains(Executors(), c.Executor) {
+		fault("executor: %q, want one of %q", c.Executor, Executors())
+	}
+	if c.Executor == "emulated" {
+		if c.Profile == "" {
+			fault("profile: empty, want %q or a file: the emulated executor takes its latencies from there", shippedProfile)
+		}
+		if c.InstanceType == "" {
+			fault("instance-type: empty, want the type that the emulated executor plays")
+		}
+	} else if c.Profile != "" {
+		fault("profile: %q, want none: only the emulated executor has one", c.Profile)
+	}
+	if !slices.Contains(Roles(), c.Leader) {
+		fault("leader: %q, want one of %q", c.Leader, Roles())
+	}
+	if !slices.Contains(match.Policies(), c.Policy) {
+		fault("policy: %q, want one of %q", c.Policy, match.Policies())
+	}
+	if err := validateInstanceType(c.InstanceType); err != nil {
+		fault("instance-type: %w", err)
+	}
+	c.validateFleet(fault)
 	return errors.Join(faults...)
+}
+
+// validateFleet reports the faults of what the agent needs to meet others.
+func (c Config) validateFleet(fault func(format string, args ...any)) {
+	for _, seed := range c.Join {
+		if err := validateAddress(seed); err != nil {
+			fault("join: %w", err)
+		} else if host, port, _ := net.SplitHostPort(seed); host == "" || port == "0" {
+			fault("join: address %q, want a host and a port above 0", seed)
+		}
+	}
+	if c.Advertise != "" {
+		if host, port := c.advertised(); host == "" {
+			fault("advertise: %q, want host or host:port", c.Advertise)
+		} else if port != "" {
+			if err := validateAddress(c.Advertise); err != nil {
+				fault("advertise: %w", err)
+			}
+		}
+	}
+	keys, err := c.gossipKeys()
+	if err != nil {
+		fault("gossip-key: %w", err)
+	}
+	if host, _, e := net.SplitHostPort(c.GossipAddress); e == nil && err == nil && len(keys) == 0 && !c.Insecure && !loopback(host) {
+		fault("gossip: address %q is not loopback, and whoever reaches it could join: give the agents a --gossip-key, or --insecure to do without", c.GossipAddress)
+	}
+}
+
+// advertised are the parts of Advertise; port is "" where it has none.
+func (c Config) advertised() (host, port string) {
+	if host, port, err := net.SplitHostPort(c.Advertise); err == nil {
+		return host, port
+	}
+	return strings.Trim(c.Advertise, "[]"), ""
+}
+
+// gossipKeys are the keys of GossipKey, none if it is empty. The errors do not
+// show what could be a key.
+func (c Config) gossipKeys() ([][]byte, error) {
+	if c.GossipKey == "" {
+		return nil, nil
+	}
+	if key, err := parseGossipKey(c.GossipKey); err == nil {
+		return [][]byte{key}, nil
+	}
+	content, err := os.ReadFile(c.GossipKey)
+	if err != nil {
+		return nil, fmt.Errorf("neither %d bytes in base64 (head -c %[1]d /dev/urandom | base64) nor a file that can be read", gossip.KeySize)
+	}
+	var keys [][]byte
+	for i, line := range strings.Fields(string(content)) {
+		key, err := parseGossipKey(line)
+		if err != nil {
+			return nil, fmt.Errorf("%s: key %d: %w", c.GossipKey, i+1, err)
+		}
+		keys = append(keys, key)
+	}
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("%s: empty, want a key of %d bytes in base64", c.GossipKey, gossip.KeySize)
+	}
+	return keys, nil
+}
+
+func parseGossipKey(text string) ([]byte, error) {
+	key, err := base64.StdEncoding.DecodeString(text)
+	if err != nil || len(key) != gossip.KeySize {
+		return nil, fmt.Errorf("want %d bytes in base64", gossip.KeySize)
+	}
+	return key, nil
+}
+
+// loopback reports whether a listening address is reached from this machine
+// alone.
+func loopback(host string) bool {
+	if host == "localhost" {
+		return true
+	}
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}
+
+// largestInstanceType bounds the name of an instance type, in bytes: it travels
+// in gossip.
+const largestInstanceType = 80
+
+func validateInstanceType(name string) error {
+	if len(name) > largestInstanceType || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == '"' || r > '~' }) {
+		return fmt.Errorf("%q, want at most %d letters, digits and signs, without spaces", name, largestInstanceType)
+	}
+	return nil
 }
 
 // cores is Cores with its default filled in.

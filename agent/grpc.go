@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/tap"
 
+	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
 )
@@ -44,6 +45,7 @@ func (a *Agent) newGRPCServer(largestMessage int64) *grpc.Server {
 	options := append(oip.ServerOptions(int(largestMessage)),
 		grpc.InTapHandle(a.tap),
 		grpc.ChainUnaryInterceptor(a.interceptUnary),
+		grpc.ChainStreamInterceptor(a.interceptStream),
 		grpc.ConnectionTimeout(connectTimeout),
 		grpc.NumStreamWorkers(streamWorkers),
 		grpc.MaxConcurrentStreams(streamsPerConnection),
@@ -54,10 +56,16 @@ func (a *Agent) newGRPCServer(largestMessage int64) *grpc.Server {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	)
 	server := grpc.NewServer(options...)
-	oip.RegisterServer(server, service{a})
+	a.register(server)
 	healthpb.RegisterHealthServer(server, a.health)
 	reflection.Register(server)
 	return server
+}
+
+// register has the agent's own services answer the calls that come by to.
+func (a *Agent) register(to grpc.ServiceRegistrar) {
+	oip.RegisterServer(to, service{a})
+	control.RegisterControlServer(to, controlService{Agent: a})
 }
 
 func newHealth() *health.Server {
@@ -128,6 +136,19 @@ func (a *Agent) interceptUnary(ctx context.Context, req any, info *grpc.UnarySer
 		return nil, grpcError(err)
 	}
 	return resp, nil
+}
+
+// interceptStream does the same for streams.
+func (a *Agent) interceptStream(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = grpcError(a.panicked(info.FullMethod, p))
+		}
+	}()
+	if err := handle(service, stream); err != nil {
+		return grpcError(err)
+	}
+	return nil
 }
 
 // panicked logs a panic of a handler and returns the error that the client gets.

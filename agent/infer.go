@@ -14,8 +14,9 @@ import (
 // A servedModel is what the repository holds of a version while it is loaded.
 type servedModel struct {
 	runtime.Model
-	profile string // what estimates of its execution time are kept by
-	counts  *versionMetrics
+	profile  string // what estimates of its execution time are kept by
+	checksum string // of its files
+	counts   *versionMetrics
 }
 
 // infer is the one way a query takes, whatever protocol it came by. It owns

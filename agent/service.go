@@ -52,10 +52,14 @@ func (s service) ModelMetadata(_ context.Context, req *inference.ModelMetadataRe
 		return nil, err
 	}
 	defer loaded.Release()
-	v := loaded.Version
+	return s.modelMetadata(loaded.Version), nil
+}
+
+// modelMetadata is what the protocol says of a version that the agent holds.
+func (a *Agent) modelMetadata(v *models.Version) *inference.ModelMetadataResponse {
 	resp := &inference.ModelMetadataResponse{
 		Name:     v.Model,
-		Platform: s.platform(),
+		Platform: a.platform(),
 		Inputs:   tensorMetadata(v.Inputs),
 		Outputs:  tensorMetadata(v.Outputs),
 		Properties: oip.Properties{
@@ -66,12 +70,12 @@ func (s service) ModelMetadata(_ context.Context, req *inference.ModelMetadataRe
 			IDBounds:         idBounds(v.Inputs),
 		}.Map(),
 	}
-	for _, status := range s.repository.Index() {
+	for _, status := range a.repository.Index() {
 		if status.Model == v.Model && status.State == models.Ready {
 			resp.Versions = append(resp.Versions, strconv.FormatInt(status.Version, 10))
 		}
 	}
-	return resp, nil
+	return resp
 }
 
 // platform is what runs the models, by the names other servers use.

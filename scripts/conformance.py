@@ -193,6 +193,8 @@ class Agent:
             "127.0.0.1:0",
             "--metrics",
             "127.0.0.1:0",
+            "--gossip",
+            "127.0.0.1:0",
         ]
         arguments += ["--log-format", "json"]
         self.process = subprocess.Popen(

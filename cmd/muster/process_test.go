@@ -51,7 +51,7 @@ func startProcess(t *testing.T) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{Cmd: exec.Command(self, "agent", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--model-dir", dir)}
+	p := &process{Cmd: exec.Command(self, "agent", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--gossip", "127.0.0.1:0", "--model-dir", dir)}
 	p.Dir = t.TempDir()
 	p.Env = append(os.Environ(), mainVariable+"=1", "MUSTER_ONNXRUNTIME_LIB="+library)
 	stderr, err := p.StderrPipe()
@@ -198,7 +198,7 @@ func TestErrorsArePrintedOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(self, "agent", "--model-dir", "nowhere", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--log-level", "error")
+	cmd := exec.Command(self, "agent", "--model-dir", "nowhere", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--gossip", "127.0.0.1:0", "--log-level", "error")
 	cmd.Env, cmd.Dir = append(os.Environ(), mainVariable+"=1"), t.TempDir()
 	out, err := cmd.CombinedOutput()
 	if cmd.ProcessState.ExitCode() != 1 {

@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/leader/match"
 )
 
 // A setting describes the installation rather than one call of a command, so
@@ -49,11 +50,23 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.StringVar(&s.StateDir, "state-dir", s.StateDir, "directory for what must outlive the agent")
 	fs.IntVar(&s.Cores, "cores", s.Cores, "CPU cores to run queries on; 0 means all")
 	fs.IntVar(&s.Lanes, "lanes", s.Lanes, "queries to run at once, each on its share of the cores; 0 means 1")
+	fs.StringVar(&s.Executor, "executor", s.Executor, "what runs the models: "+strings.Join(agent.Executors(), ", ")+" (runs nothing, waits as long as --profile says)")
+	fs.StringVar(&s.Profile, "profile", s.Profile, "latencies of the emulated executor: a file of profiles, or shipped")
 	fs.StringVar(&s.Provider, "provider", s.Provider, "where models run: "+strings.Join(agent.Providers(), ", "))
 	fs.StringVar(&s.ONNXRuntimeLib, "onnxruntime-lib", s.ONNXRuntimeLib, "ONNX Runtime library to load instead of the embedded one")
 	fs.IntVar(&s.MaxWaitingQueries, "max-waiting-queries", s.MaxWaitingQueries, "queries that may wait; one more is refused")
 	fs.Int64Var(&s.MaxWaitingBytes, "max-waiting-bytes", s.MaxWaitingBytes, "bytes of queries in the agent; beyond them a query is refused unread")
 	fs.DurationVar(&s.DrainTimeout, "drain-timeout", s.DrainTimeout, "time for running queries to finish on SIGTERM")
+	fs.StringSliceVar(&s.Join, "join", s.Join, "gossip addresses of agents of the fleet to join; none starts a fleet")
+	fs.StringVar(&s.GossipAddress, "gossip", s.GossipAddress, "address to gossip with other agents on, TCP and UDP")
+	fs.StringVar(&s.Advertise, "advertise", s.Advertise, "host, or host:port of gossip, by which others reach this agent")
+	fs.StringVar(&s.GossipKey, "gossip-key", s.GossipKey, "key of the fleet: 32 bytes in base64, or a file with one a line")
+	fs.BoolVar(&s.Insecure, "insecure", s.Insecure, "allow gossip without a key on addresses that others can reach")
+	fs.StringVar(&s.Leader, "leader", s.Leader, "whether this agent leads the fleet: "+strings.Join(agent.Roles(), ", ")+" (comes first)")
+	fs.StringVar(&s.Policy, "policy", s.Policy, "how the leader distributes queries: "+strings.Join(match.Policies(), ", "))
+	fs.StringVar(&s.Record, "record", s.Record, "file for the leader's events and decisions")
+	fs.StringVar(&s.InstanceType, "instance-type", s.InstanceType, "what this machine is (default: what EC2 says, else its CPU and cores)")
+	fs.StringVar(&s.Catalogue, "catalogue", s.Catalogue, "YAML file with instance types and prices beside the built-in ones")
 	fs.BoolVar(&s.Pprof, "pprof", s.Pprof, "serve Go's profiles on the metrics address")
 	fs.StringVar(&s.logFormat, "log-format", "text", "log format: text, json")
 	fs.StringVar(&s.logLevel, "log-level", "info", "least level to log: debug, info, warn, error")

@@ -45,7 +45,7 @@ func startAgent(muster, logPath string, args ...string) (*agent, error) {
 		return nil, err
 	}
 	defer log.Close() // the process has its own
-	a.process = exec.Command(muster, append([]string{"agent", "--http", a.http, "--grpc", a.grpc, "--metrics", a.metrics}, args...)...)
+	a.process = exec.Command(muster, append([]string{"agent", "--http", a.http, "--grpc", a.grpc, "--metrics", a.metrics, "--gossip", "127.0.0.1:0"}, args...)...)
 	a.command = a.process.String()
 	a.process.Stdout, a.process.Stderr = log, log
 	a.process.SysProcAttr = childAttributes()

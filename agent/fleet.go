@@ -1,0 +1,322 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/gossip"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/profiles"
+)
+
+// loadInterval is how often an agent tells how busy it is.
+const loadInterval = gossip.LoadInterval
+
+// joinFleet opens gossip, by which the agents find each other. The address that others
+// need to join is in its first line of log.
+func (a *Agent) joinFleet(ctx context.Context, l *listeners) (err error) {
+	keys, err := a.config.gossipKeys()
+	if err != nil {
+		return err // Validate has read them before
+	}
+	if a.advertised, err = a.config.advertisedGRPC(l.grpc.Addr().String()); err != nil {
+		return err
+	}
+	config := gossip.Config{
+		Name:      a.name,
+		Bind:      a.config.GossipAddress,
+		Advertise: a.config.Advertise,
+		Seeds:     a.config.Join,
+		Keys:      keys,
+		Insecure:  a.config.Insecure,
+		Meta:      a.meta(a.describe()).encode(),
+		Accept:    func(m gossip.Member) error { return acceptable(m.Meta) },
+		Logger:    a.log,
+	}
+	if a.network.gossip != nil {
+		a.network.gossip(&config)
+	}
+	if a.gossip, err = gossip.Open(ctx, config); err != nil {
+		return fmt.Errorf("%w; choose another address with --gossip", err)
+	}
+	return nil
+}
+
+// advertisedGRPC is the gRPC address that others reach the agent by, which
+// listens at bound: its host is that of Advertise, else the one it listens on, else the
+// address of this machine from which it reaches others.
+func (c Config) advertisedGRPC(bound string) (string, error) {
+	host, port, err := net.SplitHostPort(bound)
+	if err != nil {
+		return "", fmt.Errorf("grpc: %w", err)
+	}
+	if c.Advertise != "" {
+		host, _ = c.advertised()
+	} else if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		// Nothing is sent: this only asks the system for a route.
+		conn, err := net.Dial("udp", "192.0.2.1:9")
+		if err != nil {
+			return "", fmt.Errorf("find the address by which others reach this machine: %w; say it with --advertise", err)
+		}
+		defer conn.Close()
+		host, _, _ = net.SplitHostPort(conn.LocalAddr().String())
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+// meta is what gossip says of the agent that m describes.
+func (a *Agent) meta(m *control.Member) meta {
+	return meta{
+		protocol: uint64(m.Protocol), address: m.Address, typ: m.InstanceType,
+		role: m.Role, draining: m.Draining, revision: m.Revision,
+	}
+}
+
+// followGossip keeps the roster as gossip says, until gossip ends.
+func (a *Agent) followGossip() {
+	for e := range a.gossip.Events() {
+		switch e.Kind {
+		case gossip.Joined, gossip.Updated:
+			a.roster.heard(e.Member.Name, e.Member.Meta, e.Kind == gossip.Joined)
+		case gossip.Left:
+			a.roster.lost(e.Member.Name, "left")
+		case gossip.Failed:
+			a.roster.lost(e.Member.Name, "is not heard any more")
+		case gossip.Loaded:
+			a.roster.heardLoad(e.Load.From, e.Load.Data, e.Load.At)
+		}
+	}
+}
+
+// tellLoad tells how busy the agent is, as often as gossip takes it, until ctx ends.
+func (a *Agent) tellLoad(ctx context.Context) {
+	ticker := time.NewTicker(loadInterval)
+	defer ticker.Stop()
+	var last []byte
+	for {
+		stats := a.lanes.Stats()
+		l := load{waiting: uint64(stats.Waiting), remaining: []time.Duration{stats.Remaining}}
+		if said := l.encode(); !bytes.Equal(said, last) {
+			last = said
+			a.roster.heardOwnLoad(l)
+			if err := a.gossip.SetLoad(said); err != nil {
+				a.log.Warn("tell how busy this agent is", "error", err)
+			}
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// learnInstanceType finds out what the agent runs on. It runs beside the
+// start, which does not wait for it.
+func (a *Agent) learnInstanceType(ctx context.Context) {
+	t := a.config.instanceType(ctx, a.network.metadata)
+	a.typ.Store(t)
+	a.log.Info("instance type", "instance_type", string(t))
+	a.changedSelf()
+}
+
+// leaveGossip tells the others that this agent goes.
+func (a *Agent) leaveGossip() {
+	const timeout = 2 * time.Second
+	if err := a.gossip.Leave(timeout); err != nil {
+		a.log.Debug("leave gossip", "error", err) // the others find out
+	}
+	if err := a.gossip.Close(); err != nil {
+		a.log.Debug("close gossip", "error", err)
+	}
+}
+
+// changedSelf notes that the agent is or holds something else than before.
+func (a *Agent) changedSelf() {
+	select {
+	case a.selfChanged <- struct{}{}:
+	default:
+	}
+}
+
+// tellSelf tells the fleet what the agent is and holds, whenever that changes,
+// until ctx ends.
+func (a *Agent) tellSelf(ctx context.Context) {
+	last := a.roster.describeSelf()
+	for {
+		m := a.describe()
+		m.Revision = last.Revision
+		if !proto.Equal(m, last) {
+			m.Revision++
+			last = m
+			a.roster.updateSelf(m)
+			if err := a.gossip.SetMeta(a.meta(m).encode()); err != nil {
+				a.log.Warn("tell what this agent is", "error", err)
+			}
+		}
+		select {
+		case <-a.selfChanged:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// describe is what the agent is and holds, at revision 0.
+func (a *Agent) describe() *control.Member {
+	m := &control.Member{
+		Name: a.name, Address: a.advertised, Protocol: control.Protocol, Role: a.config.Leader,
+		InstanceType: string(a.instanceType()), Draining: a.draining.Load(),
+	}
+	if known, err := a.catalogue.Lookup(a.instanceType()); err == nil {
+		m.PriceUsdPerHour = known.PriceUSDPerHour
+	}
+	if a.executor == nil { // it has not been opened yet
+		return m
+	}
+	info := a.executor.Info()
+	m.Provider, m.Executor = string(info.Provider), info.Executor
+	m.Lanes, m.Cores = uint32(a.config.lanes()), uint32(a.config.cores()/a.config.lanes())
+	for _, s := range a.repository.Index() {
+		if s.State != models.Ready {
+			continue
+		}
+		if held := a.describeModel(s); held != nil {
+			m.Models = append(m.Models, held)
+		}
+	}
+	return m
+}
+
+// describeModel is what the agent holds of a version; nil if it has gone.
+func (a *Agent) describeModel(s models.Status) *control.Model {
+	loaded, err := a.repository.Acquire(s.Model, s.Version)
+	if err != nil {
+		return nil
+	}
+	defer loaded.Release()
+	newest := false
+	if served, err := a.repository.Acquire(s.Model, 0); err == nil {
+		newest = served.Version.Number == s.Version
+		served.Release()
+	}
+	config := &loaded.Version.Config
+	return &control.Model{
+		Name: s.Model, Version: s.Version, Newest: newest,
+		Metadata:         a.modelMetadata(loaded.Version),
+		QosTargetNs:      int64(config.QoSTarget),
+		QosPercentile:    config.QoSPercentile / 100,
+		DeadlineNs:       int64(config.Deadline),
+		LargestBatchSize: uint32(config.LargestBatchSize),
+		RejectLate:       config.Late == models.LateReject,
+		Checksum:         loaded.Model.checksum,
+	}
+}
+
+// instanceType is what the agent runs on, "" as long as that is not known.
+func (a *Agent) instanceType() profiles.InstanceType {
+	if t, ok := a.typ.Load().(profiles.InstanceType); ok {
+		return t
+	}
+	return ""
+}
+
+// checksumHead is how much of each file's beginning and end its checksum reads.
+const checksumHead = 64 << 10
+
+// checksum tells versions apart that agents hold under one name: of the names
+// and sizes of the version's files, and of their beginnings and ends. Reading gigabytes of
+// tables at each start would cost more than it could tell.
+func checksum(v *models.Version) (string, error) {
+	hash := sha256.New()
+	dir := filepath.Dir(v.Path)
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || strings.HasPrefix(d.Name(), ".") {
+			return err
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		info, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(hash, "%s %d\n", filepath.ToSlash(name), info.Size())
+		for _, from := range []int64{0, max(0, info.Size()-checksumHead)} {
+			if _, err := io.Copy(hash, io.NewSectionReader(f, from, checksumHead)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("checksum of %s: %w", v, err)
+	}
+	return hex.EncodeToString(hash.Sum(nil)[:16]), nil
+}
+
+// A controlService answers the calls of other agents and of SDKs that know the
+// fleet.
+type controlService struct {
+	control.UnimplementedControlServer
+	*Agent
+}
+
+// Describe says what this agent is and holds.
+func (s controlService) Describe(context.Context, *control.DescribeRequest) (*control.Member, error) {
+	return s.roster.describeSelf(), nil
+}
+
+// watchInterval is the least time between two views of a Watch: changes in between
+// go together.
+const watchInterval = 20 * time.Millisecond
+
+// Watch streams the fleet as this agent sees it.
+func (s controlService) Watch(_ *control.WatchRequest, stream control.Control_WatchServer) error {
+	ctx := stream.Context()
+	var last *control.View
+	for {
+		changed, led := s.roster.viewChanged.next(), s.leading.changed()
+		if v := s.roster.view(); v != last {
+			last = v
+			if err := stream.Send(v); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-changed:
+		case <-led:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		select {
+		case <-time.After(watchInterval):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Match is a gateway's stream to this agent, if it leads.
+func (s controlService) Match(stream control.Control_MatchServer) error {
+	return s.leading.match(stream)
+}

@@ -1,0 +1,176 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"syscall"
+
+	"google.golang.org/grpc/test/bufconn"
+)
+
+// hosts are a network of streams in memory, beside that of gossip: connections
+// between hosts stall while a partition parts them, and break when a host is killed.
+type hosts struct {
+	mu        sync.Mutex
+	listeners map[string]*hostListener
+	conns     map[*hostConn]bool
+	part      map[string]int
+	killed    map[string]bool
+	changed   chan struct{} // closed at the next change of the partition
+}
+
+func newHosts() *hosts {
+	return &hosts{listeners: map[string]*hostListener{}, conns: map[*hostConn]bool{}, killed: map[string]bool{}, changed: make(chan struct{})}
+}
+
+func (h *hosts) partition(part map[string]int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.part = part
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// reachable says whether two hosts reach each other, and when to look again.
+func (h *hosts) reachable(from, to string) (bool, <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.part[from] == h.part[to], h.changed
+}
+
+func (h *hosts) kill(host string) {
+	h.mu.Lock()
+	h.killed[host] = true
+	var broken []*hostConn
+	for c := range h.conns {
+		if c.from == host || c.to == host {
+			broken = append(broken, c)
+		}
+	}
+	h.mu.Unlock()
+	for _, c := range broken {
+		_ = c.Close()
+	}
+}
+
+func (h *hosts) listen(address string) (net.Listener, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.listeners[address] != nil {
+		return nil, fmt.Errorf("listen %s: %w", address, syscall.EADDRINUSE)
+	}
+	l := &hostListener{hosts: h, address: address, Listener: bufconn.Listen(1 << 16)}
+	h.listeners[address] = l
+	return l, nil
+}
+
+func (h *hosts) dial(ctx context.Context, from, address string) (net.Conn, error) {
+	to, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		ok, changed := h.reachable(from, to)
+		if ok {
+			break
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	h.mu.Lock()
+	l, killed := h.listeners[address], h.killed[from] || h.killed[to]
+	h.mu.Unlock()
+	if l == nil || killed {
+		return nil, fmt.Errorf("dial %s: %w", address, syscall.ECONNREFUSED)
+	}
+	conn, err := l.DialContext(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("dial %s: %w", address, syscall.ECONNREFUSED)
+	}
+	c := &hostConn{Conn: conn, hosts: h, from: from, to: to, closed: make(chan struct{})}
+	h.mu.Lock()
+	h.conns[c] = true
+	h.mu.Unlock()
+	return c, nil
+}
+
+type hostListener struct {
+	hosts   *hosts
+	address string
+	*bufconn.Listener
+}
+
+func (l *hostListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil { // bufconn has an error of its own
+		err = net.ErrClosed
+	}
+	return conn, err
+}
+
+func (l *hostListener) Close() error {
+	l.hosts.mu.Lock()
+	delete(l.hosts.listeners, l.address)
+	l.hosts.mu.Unlock()
+	return l.Listener.Close()
+}
+
+func (l *hostListener) Addr() net.Addr { return hostAddr(l.address) }
+
+type hostAddr string
+
+func (hostAddr) Network() string  { return "tcp" }
+func (a hostAddr) String() string { return string(a) }
+
+// A hostConn is the dialler's end of a connection. Both directions pass through
+// it, so a partition stalls both.
+type hostConn struct {
+	net.Conn
+	hosts    *hosts
+	from, to string
+	once     sync.Once
+	closed   chan struct{}
+}
+
+// pass waits until the hosts reach each other.
+func (c *hostConn) pass() error {
+	for {
+		ok, changed := c.hosts.reachable(c.from, c.to)
+		if ok {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-c.closed:
+			return net.ErrClosed
+		}
+	}
+}
+
+func (c *hostConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if e := c.pass(); e != nil {
+		return 0, e
+	}
+	return n, err
+}
+
+func (c *hostConn) Write(b []byte) (int, error) {
+	if err := c.pass(); err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *hostConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	c.hosts.mu.Lock()
+	delete(c.hosts.conns, c)
+	c.hosts.mu.Unlock()
+	return c.Conn.Close()
+}

@@ -1,0 +1,92 @@
+package agent
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
+
+	"github.com/muster-serve/muster/profiles"
+)
+
+// identityTimeout bounds what asking EC2's metadata service may take. Where there is one
+// it answers within milliseconds; where there is none a network may swallow
+// the question.
+const identityTimeout = time.Second
+
+// newName returns a name for an agent: the host's, for people, and a random
+// id, so that an agent started anew on a host is not taken for the one before.
+func newName() string {
+	host, err := os.Hostname()
+	if err != nil || host == "" {
+		host = "agent"
+	}
+	const longest = 40 // of the host: names travel in gossip
+	host = host[:min(len(host), longest)]
+	var id [4]byte
+	_, _ = rand.Read(id[:]) // never fails
+	return host + "-" + hex.EncodeToString(id[:])
+}
+
+// instanceType is what the agent runs on: what the configuration says, else
+// what EC2's metadata service at endpoint ("" is its own) says, else the CPU
+// and cores.
+func (c Config) instanceType(ctx context.Context, endpoint string) profiles.InstanceType {
+	if c.InstanceType != "" {
+		return profiles.InstanceType(c.InstanceType)
+	}
+	if t, err := askEC2(ctx, endpoint); err == nil {
+		return t
+	}
+	return profiles.Local(cpuModel("/proc/cpuinfo"), c.cores())
+}
+
+// askEC2 asks the instance metadata service, version 2, once.
+func askEC2(ctx context.Context, endpoint string) (profiles.InstanceType, error) {
+	ctx, cancel := context.WithTimeout(ctx, identityTimeout)
+	defer cancel()
+	client := imds.New(imds.Options{
+		Endpoint:       endpoint,
+		Retryer:        aws.NopRetryer{},
+		EnableFallback: aws.FalseTernary, // no version 1
+	})
+	out, err := client.GetMetadata(ctx, &imds.GetMetadataInput{Path: "instance-type"})
+	if err != nil {
+		return "", err
+	}
+	defer out.Content.Close()
+	text, err := io.ReadAll(io.LimitReader(out.Content, largestInstanceType+1))
+	if err != nil {
+		return "", err
+	}
+	name := strings.TrimSpace(string(text))
+	if name == "" {
+		return "", fmt.Errorf("empty instance type")
+	}
+	return profiles.InstanceType(name), validateInstanceType(name)
+}
+
+// cpuModel is the name of the machine's CPU as the system's file of CPUs
+// tells, "cpu" if it does not.
+func cpuModel(file string) string {
+	f, err := os.Open(file)
+	if err != nil {
+		return "cpu"
+	}
+	defer f.Close()
+	scanner := bufio.NewScanner(f)
+	for scanner.Scan() {
+		if key, value, found := strings.Cut(scanner.Text(), ":"); found && strings.TrimSpace(key) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return "cpu"
+}

@@ -1,0 +1,264 @@
+package agent
+
+import (
+	"context"
+	"io"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/muster-serve/muster/api/oip"
+)
+
+// A localConn is this agent's connection to itself: calls reach the services
+// without sockets. So leader, worker and gateway need not know whether they
+// are the same agent. Messages are copied; a query's tensors are not.
+type localConn struct {
+	unary   map[string]localUnary
+	streams map[string]localStreaming
+	// intercept gives errors their codes, as the server does.
+	intercept grpc.UnaryServerInterceptor
+	// closing ends all streams.
+	closing context.Context
+	running sync.WaitGroup // handlers of streams
+}
+
+type localUnary struct {
+	service any
+	handle  grpc.MethodHandler
+}
+
+type localStreaming struct {
+	service any
+	handle  grpc.StreamHandler
+}
+
+func newLocalConn(closing context.Context, intercept grpc.UnaryServerInterceptor) *localConn {
+	return &localConn{unary: map[string]localUnary{}, streams: map[string]localStreaming{}, intercept: intercept, closing: closing}
+}
+
+// close waits for the handlers of streams, which end with the agent's closing.
+func (c *localConn) close() { c.running.Wait() }
+
+// RegisterService implements [grpc.ServiceRegistrar].
+func (c *localConn) RegisterService(desc *grpc.ServiceDesc, service any) {
+	for _, m := range desc.Methods {
+		c.unary["/"+desc.ServiceName+"/"+m.MethodName] = localUnary{service, grpc.MethodHandler(m.Handler)}
+	}
+	for _, s := range desc.Streams {
+		c.streams["/"+desc.ServiceName+"/"+s.StreamName] = localStreaming{service, s.Handler}
+	}
+}
+
+type localKey struct{}
+
+// isLocal reports whether a call came from this agent itself, by a localConn.
+func isLocal(ctx context.Context) bool { return ctx.Value(localKey{}) != nil }
+
+// localContext is the context of a handler: that of its caller, with what
+// would have travelled as headers.
+func localContext(ctx context.Context) context.Context {
+	headers, _ := metadata.FromOutgoingContext(ctx)
+	ctx = metadata.NewIncomingContext(ctx, headers)
+	return context.WithValue(metadata.NewOutgoingContext(ctx, nil), localKey{}, true)
+}
+
+// Invoke implements [grpc.ClientConnInterface]. Of the options only
+// [grpc.Trailer] and [grpc.Header] mean something.
+func (c *localConn) Invoke(ctx context.Context, method string, args, reply any, options ...grpc.CallOption) error {
+	m, ok := c.unary[method]
+	if !ok {
+		return status.Errorf(codes.Unimplemented, "unknown method %s", method)
+	}
+	transport := &localTransport{method: method}
+	answer, err := m.handle(m.service, grpc.NewContextWithServerTransportStream(localContext(ctx), transport),
+		func(request any) error { return copyMessage(request, args) }, c.intercept)
+	for _, option := range options {
+		switch o := option.(type) {
+		case grpc.TrailerCallOption:
+			*o.TrailerAddr = transport.trailer
+		case grpc.HeaderCallOption:
+			*o.HeaderAddr = transport.header
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return copyMessage(reply, answer)
+}
+
+// copyMessage makes to what from is. Queries and answers share their tensors.
+func copyMessage(to, from any) error {
+	switch to := to.(type) {
+	case *oip.Request:
+		*to = *from.(*oip.Request).Share() // whoever sent it may release it before the handler has
+	case *oip.Response:
+		*to = *from.(*oip.Response)
+	case proto.Message:
+		proto.Reset(to)
+		proto.Merge(to, from.(proto.Message))
+	default:
+		return status.Errorf(codes.Internal, "message of type %T", to)
+	}
+	return nil
+}
+
+// A localTransport keeps the headers and trailers that a handler sets.
+type localTransport struct {
+	method string
+
+	mu              sync.Mutex
+	header, trailer metadata.MD
+}
+
+func (t *localTransport) Method() string { return t.method }
+
+func (t *localTransport) SetHeader(md metadata.MD) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.header = metadata.Join(t.header, md)
+	return nil
+}
+
+func (t *localTransport) SendHeader(md metadata.MD) error { return t.SetHeader(md) }
+
+func (t *localTransport) SetTrailer(md metadata.MD) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.trailer = metadata.Join(t.trailer, md)
+	return nil
+}
+
+// localBuffer is how many messages a stream holds each way before its sender waits,
+// in place of a connection's flow control.
+const localBuffer = 256
+
+// NewStream implements [grpc.ClientConnInterface].
+func (c *localConn) NewStream(ctx context.Context, _ *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+	m, ok := c.streams[method]
+	if !ok {
+		return nil, status.Errorf(codes.Unimplemented, "unknown method %s", method)
+	}
+	if c.closing.Err() != nil {
+		return nil, status.Error(codes.Unavailable, "the agent stops")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	s := &localStream{
+		ctx: ctx, toServer: make(chan proto.Message, localBuffer), toClient: make(chan proto.Message, localBuffer),
+		sent: make(chan struct{}), ended: make(chan struct{}),
+	}
+	stop := context.AfterFunc(c.closing, cancel)
+	transport := &localTransport{method: method}
+	server := &localServerStream{s, grpc.NewContextWithServerTransportStream(localContext(ctx), transport), transport}
+	c.running.Go(func() {
+		defer stop()
+		defer cancel()
+		s.err = grpcError(m.handle(m.service, server))
+		close(s.ended)
+	})
+	return s, nil
+}
+
+// A localStream is the client's end of a stream in process.
+type localStream struct {
+	ctx       context.Context
+	toServer  chan proto.Message
+	toClient  chan proto.Message
+	closeOnce sync.Once
+	sent      chan struct{} // closed by CloseSend
+	ended     chan struct{} // closed when the handler has returned; err is set then
+	err       error
+}
+
+func (s *localStream) Header() (metadata.MD, error) { return nil, nil }
+func (s *localStream) Trailer() metadata.MD         { return nil }
+func (s *localStream) Context() context.Context     { return s.ctx }
+
+func (s *localStream) CloseSend() error {
+	s.closeOnce.Do(func() { close(s.sent) })
+	return nil
+}
+
+func (s *localStream) SendMsg(m any) error {
+	select {
+	case <-s.ended:
+		return io.EOF // RecvMsg says why, as with grpc
+	default:
+	}
+	select {
+	case s.toServer <- proto.Clone(m.(proto.Message)):
+		return nil
+	case <-s.ended:
+		return io.EOF
+	case <-s.ctx.Done():
+		return status.FromContextError(s.ctx.Err()).Err()
+	}
+}
+
+func (s *localStream) RecvMsg(m any) error {
+	select {
+	case message := <-s.toClient:
+		return copyMessage(m, message)
+	default:
+	}
+	select {
+	case message := <-s.toClient:
+		return copyMessage(m, message)
+	case <-s.ended:
+	}
+	select { // what was sent before the end
+	case message := <-s.toClient:
+		return copyMessage(m, message)
+	default:
+	}
+	if s.err == nil {
+		return io.EOF
+	}
+	return s.err
+}
+
+// A localServerStream is the handler's end.
+type localServerStream struct {
+	*localStream
+	ctx       context.Context
+	transport *localTransport
+}
+
+func (s *localServerStream) Context() context.Context        { return s.ctx }
+func (s *localServerStream) SetHeader(md metadata.MD) error  { return s.transport.SetHeader(md) }
+func (s *localServerStream) SendHeader(md metadata.MD) error { return s.transport.SetHeader(md) }
+func (s *localServerStream) SetTrailer(md metadata.MD)       { _ = s.transport.SetTrailer(md) }
+
+func (s *localServerStream) SendMsg(m any) error {
+	select {
+	case s.toClient <- proto.Clone(m.(proto.Message)):
+		return nil
+	case <-s.ctx.Done():
+		return status.FromContextError(s.ctx.Err()).Err()
+	}
+}
+
+func (s *localServerStream) RecvMsg(m any) error {
+	select {
+	case message := <-s.toServer:
+		return copyMessage(m, message)
+	default:
+	}
+	select {
+	case message := <-s.toServer:
+		return copyMessage(m, message)
+	case <-s.ctx.Done():
+		return status.FromContextError(s.ctx.Err()).Err()
+	case <-s.sent:
+	}
+	select { // what was sent before
+	case message := <-s.toServer:
+		return copyMessage(m, message)
+	default:
+		return io.EOF
+	}
+}

@@ -1,0 +1,429 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/muster-serve/muster/api/control"
+)
+
+const (
+	// describeTimeout bounds one question to an agent what it is.
+	describeTimeout = 2 * time.Second
+	// An agent that did not answer is asked again after this, doubled up to
+	// the longest.
+	describeAgain, describeAgainLongest = 100 * time.Millisecond, 10 * time.Second
+	// goneTimeout bounds the look whether an agent's address refuses connections.
+	goneTimeout = time.Second
+)
+
+// A roster is the fleet as this agent sees it: who is there, which gossip
+// says, what each is and holds, which it is asked (Describe), how busy
+// each is, which gossip says again, and what the leader says of prices and
+// profiles. Its methods may be called concurrently.
+//
+// It has a goroutine for each other agent, which asks it what it is; close ends them.
+type roster struct {
+	log     *slog.Logger
+	network network
+	local   grpc.ClientConnInterface // to this agent itself
+	// leadership says whom this agent follows.
+	leadership func() *control.Leadership
+
+	membersChanged, viewChanged broadcast
+	running                     sync.WaitGroup
+	closing                     context.Context
+
+	mu       sync.Mutex
+	own      *control.Member
+	ownLoad  *control.LaneLoad
+	others   map[string]*other
+	prices   []*control.TypePrice
+	profiles map[profileKey]*control.Profile
+	current  *control.View // nil when it has to be built anew
+}
+
+// profileKey says what a profile is about: model/version and instance type.
+type profileKey struct{ model, typ string }
+
+// An other is another agent.
+type other struct {
+	name      string
+	said      meta
+	described *control.Member // nil until it has answered
+	load      *control.LaneLoad
+	heard     time.Time     // when load was so
+	ask       chan struct{} // of size 1: it may be something else now
+	conn      *grpc.ClientConn
+	left      context.Context
+	leave     context.CancelFunc
+}
+
+func newRoster(closing context.Context, n network, local grpc.ClientConnInterface, log *slog.Logger) *roster {
+	return &roster{
+		log: log, network: n, local: local, closing: closing,
+		leadership: func() *control.Leadership { return &control.Leadership{} },
+		own:        &control.Member{}, others: map[string]*other{}, profiles: map[profileKey]*control.Profile{},
+	}
+}
+
+// close forgets the others and waits for what asks them.
+func (r *roster) close() {
+	r.mu.Lock()
+	for _, o := range r.others {
+		r.drop(o)
+	}
+	r.mu.Unlock()
+	r.running.Wait()
+}
+
+// self implements fleet.
+func (r *roster) self() string { return r.describeSelf().GetName() }
+
+// describeSelf is what this agent is; it must not be changed.
+func (r *roster) describeSelf() *control.Member {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.own
+}
+
+// changed implements fleet.
+func (r *roster) changed() <-chan struct{} { return r.membersChanged.next() }
+
+// view implements fleet.
+func (r *roster) view() *control.View {
+	leadership := r.leadership()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.current == nil || r.current.Leadership != leadership {
+		r.current = r.build(leadership)
+	}
+	return r.current
+}
+
+// build makes the view. r.mu is held.
+func (r *roster) build(leadership *control.Leadership) *control.View {
+	v := &control.View{Leadership: leadership, Prices: r.prices, Members: []*control.Member{r.own}}
+	if r.ownLoad != nil {
+		v.Loads = append(v.Loads, r.ownLoad)
+	}
+	for _, o := range r.others {
+		v.Members = append(v.Members, o.member())
+		if o.load != nil {
+			l := proto.CloneOf(o.load)
+			l.AgeNs = int64(time.Since(o.heard))
+			v.Loads = append(v.Loads, l)
+		}
+	}
+	slices.SortFunc(v.Members, func(a, b *control.Member) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(v.Loads, func(a, b *control.LaneLoad) int { return cmp.Compare(a.Agent, b.Agent) })
+	keys := slices.SortedFunc(maps.Keys(r.profiles), func(a, b profileKey) int {
+		return cmp.Or(cmp.Compare(a.model, b.model), cmp.Compare(a.typ, b.typ))
+	})
+	for _, key := range keys {
+		v.Profiles = append(v.Profiles, r.profiles[key])
+	}
+	return v
+}
+
+// member is what is known of o, as a message that does not change any more.
+func (o *other) member() *control.Member {
+	if o.described == nil {
+		return &control.Member{
+			Name: o.name, Address: o.said.address, Protocol: uint32(o.said.protocol), InstanceType: o.said.typ,
+			Role: o.said.role, Draining: o.said.draining,
+		}
+	}
+	if o.said.draining && !o.described.Draining {
+		m := proto.CloneOf(o.described)
+		m.Draining = true
+		return m
+	}
+	return o.described
+}
+
+// dial implements fleet.
+func (r *roster) dial(name string) (grpc.ClientConnInterface, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if name == r.own.GetName() {
+		return r.local, nil
+	}
+	if o := r.others[name]; o != nil {
+		return o.conn, nil
+	}
+	return nil, status.Errorf(codes.Unavailable, "agent %q is no member of the fleet", name)
+}
+
+// gone implements fleet.
+func (r *roster) gone(ctx context.Context, name string) bool {
+	r.mu.Lock()
+	o := r.others[name]
+	r.mu.Unlock()
+	if o == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, goneTimeout)
+	defer cancel()
+	conn, err := r.network.dial(ctx, o.said.address)
+	if err == nil {
+		_ = conn.Close() // it was only to see whether somebody is there
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// updateSelf says what this agent is now.
+func (r *roster) updateSelf(m *control.Member) {
+	r.mu.Lock()
+	r.own = m
+	r.touch()
+	r.mu.Unlock()
+	r.membersChanged.tell()
+}
+
+// touch has the view built anew, and tells. r.mu is held.
+func (r *roster) touch() {
+	r.current = nil
+	r.viewChanged.tell()
+}
+
+// heardOwnLoad says how busy this agent is.
+func (r *roster) heardOwnLoad(l load) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ownLoad = laneLoad(r.own.GetName(), l)
+	r.touch()
+}
+
+func laneLoad(agent string, l load) *control.LaneLoad {
+	m := &control.LaneLoad{Agent: agent, Waiting: uint32(l.waiting)}
+	for _, d := range l.remaining {
+		m.RemainingNs = append(m.RemainingNs, int64(d))
+	}
+	return m
+}
+
+// heard takes what gossip says of a member: that it is there, and its meta.
+func (r *roster) heard(name string, b []byte, joined bool) {
+	said, err := decodeMeta(b)
+	if err != nil || said.protocol != control.Protocol {
+		return // gossip has refused it, and said so
+	}
+	r.mu.Lock()
+	o := r.others[name]
+	switch {
+	case name == r.own.GetName(), o == nil && !joined:
+		r.mu.Unlock()
+		return
+	case o != nil && o.said.address != said.address: // only a forger would
+		r.drop(o)
+		o = nil
+	}
+	if o == nil {
+		if o = r.add(name, said); o == nil {
+			r.mu.Unlock()
+			return
+		}
+	}
+	o.said = said
+	select {
+	case o.ask <- struct{}{}:
+	default:
+	}
+	r.touch()
+	r.mu.Unlock()
+	r.membersChanged.tell()
+}
+
+// add makes a new member, in the place of one whose address it has: that one
+// must have ended. r.mu is held.
+func (r *roster) add(name string, said meta) *other {
+	if r.closing.Err() != nil {
+		return nil
+	}
+	for _, former := range r.others {
+		if former.said.address == said.address {
+			r.log.Info("agent started anew", "agent", name, "former", former.name, "address", said.address)
+			r.drop(former)
+		}
+	}
+	conn, err := r.network.connect(said.address)
+	if err != nil {
+		r.log.Warn("agent's address is of no use", "agent", name, "address", said.address, "error", err)
+		return nil
+	}
+	o := &other{name: name, said: said, ask: make(chan struct{}, 1), conn: conn}
+	o.left, o.leave = context.WithCancel(r.closing)
+	r.others[name] = o
+	r.running.Go(func() { r.describe(o) })
+	r.log.Info("agent joined", "agent", name, "address", said.address, "instance_type", said.typ)
+	return o
+}
+
+// lost takes a member out.
+func (r *roster) lost(name, why string) {
+	r.mu.Lock()
+	o := r.others[name]
+	if o != nil {
+		r.drop(o)
+		r.touch()
+	}
+	r.mu.Unlock()
+	if o != nil {
+		r.log.Info("agent "+why, "agent", name)
+		r.membersChanged.tell()
+	}
+}
+
+// drop forgets o. r.mu is held.
+func (r *roster) drop(o *other) {
+	delete(r.others, o.name)
+	o.leave()
+	_ = o.conn.Close() // what was under way fails, and is tried elsewhere
+}
+
+// heardLoad takes what gossip says of how busy a member is.
+func (r *roster) heardLoad(name string, b []byte, at time.Time) {
+	l, err := decodeLoad(b)
+	if err != nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if o := r.others[name]; o != nil {
+		o.load, o.heard = laneLoad(name, l), at
+		r.touch()
+	}
+}
+
+// describe asks o what it is, at first and whenever gossip says that it may be
+// something else, until it leaves.
+func (r *roster) describe(o *other) {
+	failing, wait := false, describeAgain
+	for {
+		select {
+		case <-o.ask:
+		case <-o.left.Done():
+			return
+		}
+		r.mu.Lock()
+		known := o.described != nil && o.described.Revision == o.said.revision && o.described.Draining == o.said.draining
+		r.mu.Unlock()
+		if known {
+			continue
+		}
+		m, err := r.askDescription(o)
+		if err == nil {
+			if failing {
+				r.log.Info("agent answers", "agent", o.name, "address", o.said.address)
+			}
+			failing, wait = false, describeAgain
+			r.mu.Lock()
+			o.described = m
+			r.touch()
+			r.mu.Unlock()
+			r.membersChanged.tell()
+			continue
+		}
+		if o.left.Err() != nil {
+			return
+		}
+		if !failing {
+			r.log.Warn("agent gossips but does not say what it serves; it gets no queries until it does, asking again",
+				"agent", o.name, "address", o.said.address, "error", err)
+		}
+		failing = true
+		select {
+		case <-time.After(wait):
+		case <-o.left.Done():
+			return
+		}
+		wait = min(2*wait, describeAgainLongest)
+		select {
+		case o.ask <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// askDescription asks o what it is.
+func (r *roster) askDescription(o *other) (*control.Member, error) {
+	ctx, cancel := context.WithTimeout(o.left, describeTimeout)
+	defer cancel()
+	m, err := control.NewControlClient(o.conn).Describe(localOnly(ctx), &control.DescribeRequest{}, grpc.WaitForReady(true))
+	switch {
+	case err != nil:
+		return nil, err
+	case m.Name != o.name:
+		return nil, fmt.Errorf("found agent %q at its address", m.Name)
+	case m.Protocol != control.Protocol:
+		return nil, fmt.Errorf("it speaks version %d of the agents' protocol, want %d", m.Protocol, control.Protocol)
+	}
+	return m, nil
+}
+
+// localOnly marks a call as one that is not to be passed on.
+func localOnly(ctx context.Context) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, control.LocalHeader, "1")
+}
+
+// isLocalOnly reports whether a call is not to be passed on.
+func isLocalOnly(ctx context.Context) bool {
+	return len(metadata.ValueFromIncomingContext(ctx, control.LocalHeader)) > 0
+}
+
+// toldByLeader takes what the leader that this agent obeys says of prices and profiles.
+func (r *roster) toldByLeader(prices []*control.TypePrice, profiles []*control.Profile) {
+	if len(prices) == 0 && len(profiles) == 0 {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(prices) > 0 {
+		r.prices = prices
+	}
+	for _, p := range profiles {
+		r.profiles[profileKey{p.Model, p.Type}] = p
+	}
+	r.touch()
+}
+
+// A broadcast wakes all who wait for the next time that something is told. Its
+// zero value is ready.
+type broadcast struct {
+	mu sync.Mutex
+	ch chan struct{}
+}
+
+// next is closed the next time that something is told.
+func (b *broadcast) next() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ch == nil {
+		b.ch = make(chan struct{})
+	}
+	return b.ch
+}
+
+func (b *broadcast) tell() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ch != nil {
+		close(b.ch)
+		b.ch = nil
+	}
+}
