@@ -29,6 +29,14 @@
 // A leader that was not stepped for almost 1 s (its process was stopped, its
 // machine slept) steps down before it does anything else.
 //
+// # The caller
+//
+// One goroutine owns the node. It steps it with what happens and at the time the
+// node asked for, and does the actions in order; sending must not wait. Streams keep
+// the order, so control that a leader sends a member after its first heartbeat is
+// obeyed. A stream that breaks or cannot be opened is told at once (StreamBroken):
+// that makes the difference between 60 ms and 1 s without a leader.
+//
 // # What is guaranteed
 //
 //   - Lead and StepDown alternate, and every Lead has an epoch above all that

@@ -128,14 +128,14 @@ const (
 	// Lead: Claim. The agent leads from now on, with an empty matcher. Always
 	// followed by Follow with the same claim.
 	Lead
-	// StepDown: Claim. The agent no longer leads: it stops the work of its leader.
+	// StepDown: Claim, Reason. The agent no longer leads: it stops the work of its leader.
 	// Always followed by Follow or NoLeader.
 	StepDown
 	// Follow: Claim. This is the leader from now on: gateways re-submit to it what
 	// waits and what is sent, workers greet it with what their lanes hold. What a
 	// leader knows already may be told it again.
 	Follow
-	// NoLeader: the leader followed so far is lost; gateways decide alone.
+	// NoLeader: Reason. The leader followed so far is lost; gateways decide alone.
 	NoLeader
 	// Doubt: Claim. The leader is silent for longer than usual: gateways decide alone,
 	// but go on submitting. Trust, Follow or NoLeader ends it.
@@ -147,11 +147,43 @@ const (
 var actionNames = [...]string{Send: "send", Persist: "persist", Lead: "lead", StepDown: "step down", Follow: "follow",
 	NoLeader: "no leader", Doubt: "doubt", Trust: "trust"}
 
+// A Reason says why an agent no longer leads or follows.
+type Reason uint8
+
+const (
+	_ Reason = iota
+	// HigherClaim: another leads under a higher claim.
+	HigherClaim
+	// Frozen: the node was not stepped for so long that others may lead by now.
+	Frozen
+	// HandedOver: the leader has resigned.
+	HandedOver
+	// Silent: the leader was not heard for [Config.Silence].
+	Silent
+	// Broken: the leader's stream broke and did not come back.
+	Broken
+	// Restarted: the leader asks to be elected, so its term is over.
+	Restarted
+	// Gone: gossip has given the leader up.
+	Gone
+)
+
+var reasonNames = [...]string{HigherClaim: "higher claim", Frozen: "frozen", HandedOver: "handed over", Silent: "silent",
+	Broken: "broken", Restarted: "restarted", Gone: "gone"}
+
+func (r Reason) String() string {
+	if int(r) < len(reasonNames) && reasonNames[r] != "" {
+		return reasonNames[r]
+	}
+	return fmt.Sprintf("Reason(%d)", uint8(r))
+}
+
 // An Action is what a node asks its caller to do.
 type Action struct {
 	Kind    ActionKind
 	To      string // an agent's id
 	Claim   Claim
+	Reason  Reason
 	Message Message
 }
 
@@ -166,7 +198,9 @@ func (a Action) String() string {
 	case Persist:
 		return fmt.Sprintf("%s %d", name, a.Claim.Epoch)
 	case NoLeader:
-		return name
+		return fmt.Sprintf("%s (%v)", name, a.Reason)
+	case StepDown:
+		return fmt.Sprintf("%s %v (%v)", name, a.Claim, a.Reason)
 	}
 	return name + " " + a.Claim.String()
 }

@@ -158,9 +158,9 @@ func (n *Node) thaw() {
 	n.base = later(n.base, n.listenUntil)
 	n.claiming = false
 	if n.leading && late >= n.cfg.Silence-n.wait(2) {
-		n.stepDown()
-		n.lose()
-		n.base = later(n.base, n.listenUntil)
+		n.stepDown(Frozen)
+		n.lose(Frozen)
+		n.base = n.listenUntil
 	}
 }
 
@@ -173,7 +173,7 @@ func (n *Node) apply(e *Event) {
 			n.members = slices.Delete(n.members, i, i+1)
 		}
 		if n.following && !n.leading && e.ID == n.top.Leader && !n.hears() {
-			n.lose()
+			n.lose(Gone)
 		}
 	case StreamBroken:
 		if m := n.member(e.ID); m != nil {
@@ -275,7 +275,7 @@ func (n *Node) receive(from string, msg *Message) {
 		if n.following && !n.leading && c == n.top {
 			switch msg.Successor {
 			case "":
-				n.lose()
+				n.lose(HandedOver)
 			case n.cfg.ID:
 				if n.mayLead() && !(n.claiming && n.unasked) {
 					n.startClaim()
@@ -300,7 +300,11 @@ func outranks(claim, leader Rank) bool { return claim.Role() == Must && leader.R
 // follow takes a heartbeat of a leader whose claim is at least the highest known.
 func (n *Node) follow(c Claim, successor string) {
 	if n.leading {
-		n.stepDown()
+		reason := HigherClaim
+		if n.resigned {
+			reason = HandedOver
+		}
+		n.stepDown(reason)
 	}
 	known := n.following && c == n.top
 	n.claiming = n.claiming && c.Compare(n.claim) < 0 && (outranks(n.claim.Rank, c.Rank) || n.unasked && known)
@@ -334,7 +338,7 @@ func (n *Node) doubt() {
 // proposed answers one who wants to lead.
 func (n *Node) proposed(from string, c Claim) {
 	if n.following && !n.leading && c.Leader == n.top.Leader && c.Epoch > n.top.Epoch {
-		n.lose() // it has restarted
+		n.lose(Restarted)
 	}
 	switch {
 	case c.Leader == n.cfg.ID:
@@ -355,10 +359,10 @@ func (n *Node) refused(c Claim, heard bool) {
 	higher, led := c.Compare(n.top) > 0, n.leading
 	if higher {
 		if led {
-			n.stepDown()
+			n.stepDown(HigherClaim)
 		}
 		if n.following {
-			n.lose()
+			n.lose(HigherClaim)
 		}
 		n.top, n.heardAt, n.brokenAt, n.successor = c, time.Time{}, time.Time{}, ""
 	}
@@ -371,16 +375,16 @@ func (n *Node) refused(c Claim, heard bool) {
 	}
 }
 
-func (n *Node) stepDown() {
+func (n *Node) stepDown(why Reason) {
 	n.leading = false
-	n.out = append(n.out, Action{Kind: StepDown, Claim: n.top})
+	n.out = append(n.out, Action{Kind: StepDown, Claim: n.top, Reason: why})
 }
 
 // lose gives the leader followed up.
-func (n *Node) lose() {
+func (n *Node) lose(why Reason) {
 	n.following, n.doubting, n.askedAt = false, false, time.Time{}
 	n.base = n.now
-	n.out = append(n.out, Action{Kind: NoLeader})
+	n.out = append(n.out, Action{Kind: NoLeader, Reason: why})
 }
 
 // progress does what is due by now.
@@ -391,8 +395,10 @@ func (n *Node) progress() {
 	}
 	if n.following {
 		switch {
+		case !n.now.Before(n.lostAt()) && !n.brokenAt.IsZero():
+			n.lose(Broken)
 		case !n.now.Before(n.lostAt()):
-			n.lose()
+			n.lose(Silent)
 		case !n.now.Before(n.doubtAt()):
 			n.doubt()
 		}
@@ -419,8 +425,8 @@ func (n *Node) lead() {
 	successor := n.chooseSuccessor()
 	if n.resigned && (successor == "" || !n.now.Before(n.resignBy)) {
 		n.tell(Message{Kind: Resign, Claim: n.top})
-		n.stepDown()
-		n.lose()
+		n.stepDown(HandedOver)
+		n.lose(HandedOver)
 		return
 	}
 	n.tell(Message{Kind: Heartbeat, Claim: n.top, Successor: successor})

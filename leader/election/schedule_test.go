@@ -48,7 +48,7 @@ func runSchedule(seed uint64, m *mutant, trace func(string, ...any)) (agreed tim
 	// Quiet: processes run or are down, and messages get through.
 	w.heal()
 	w.loss = []float64{0, 0.1}[r.IntN(2)]
-	w.delay = min(w.delay, 20*time.Millisecond)
+	w.delay = min(w.delay, 50*time.Millisecond)
 	w.lastAt = [8][8]time.Duration{}
 	everyone := r.IntN(8) == 0 // has lost power
 	for _, p := range w.procs {
