@@ -38,6 +38,7 @@ The file is --config, or MUSTER_CONFIG, or ./muster.yaml if there is one.
 		newBenchCommand(),
 		newInferCommand(),
 		newSimCommand(),
+		newPlanCommand(),
 		newReproduceCommand(),
 		newCertsCommand(),
 		newConfigCommand(),

@@ -240,17 +240,17 @@ func (a *Analysis) Configurations() (iter.Seq[Configuration], error) {
 	}, nil
 }
 
-// Space is all that [Analysis.Configurations] yields, at most MaxConfigurations and at least one.
+// Space is all that [Analysis.Configurations] yields, at least one.
 func (a *Analysis) Space() ([]Configuration, error) {
 	all, err := a.Configurations()
 	if err != nil {
 		return nil, err
 	}
-	space, err := collect(all)
-	if err == nil && len(space) == 0 {
-		err = a.noneFeasible()
+	space := collect(all)
+	if len(space) == 0 {
+		return nil, a.noneFeasible()
 	}
-	return space, err
+	return space, nil
 }
 
 // noneFeasible says why no configuration within the limits meets the QoS target.

@@ -65,9 +65,7 @@ func (a *Analysis) first(n int, order func(x, y bounded) int, need float64) (fir
 		return nil, 0, err
 	}
 	for c := range all {
-		if space++; space > MaxConfigurations {
-			return nil, 0, errTooMany
-		}
+		space++
 		b := bounded{c: c, price: digits(a.Problem.Price(c)), bound: a.eq15.of(c)}
 		if b.bound < need || len(first) == n && order(b, first[n-1]) >= 0 {
 			continue

@@ -77,7 +77,7 @@ func (k KairosPlus) mostThroughput(ctx context.Context, p *Problem, log *Log) (*
 	})
 	for i := range plans {
 		if i == 0 {
-			plans[i].Reason = fmt.Sprintf("the best of %d configurations: of the other %d that were evaluated none serves more, and the bounds of the rest are no higher", len(space), len(plans)-1)
+			plans[i].Reason = fmt.Sprintf("the best of %d configurations: the bounds of those not evaluated are no higher", len(space))
 		} else {
 			plans[i].Reason = fmt.Sprintf("serves %.2g %% less than the first", 100*(1-plans[i].Predicted/plans[0].Predicted))
 		}
@@ -208,11 +208,11 @@ func leastCostResult(a *Analysis, space []Configuration, log *Log) (*Result, err
 	})
 	for i := range r.Plans {
 		plan := &r.Plans[i]
-		plan.Reason = fmt.Sprintf("answers %.2f %% of the queries within QoS at %.6g queries/s", 100*plan.Satisfaction, a.Problem.Rate)
-		if i == 0 && plan.Satisfaction >= target {
-			plan.Reason += fmt.Sprintf(": the cheapest of %d configurations that meets the target, as far as fluid limits tell what need not be evaluated", len(space))
-		} else if plan.Satisfaction < target {
-			plan.Reason += fmt.Sprintf(", the target is %.4g %%", 100*target)
+		plan.Reason = fmt.Sprintf("meets the target of %.4g %%, and costs %.2g %% more than the first", 100*target, 100*(plan.Price/r.Plans[0].Price-1))
+		if plan.Satisfaction < target {
+			plan.Reason = fmt.Sprintf("misses the target of %.4g %%", 100*target)
+		} else if i == 0 {
+			plan.Reason = fmt.Sprintf("the cheapest of %d configurations that meets the target of %.4g %%; fluid limits tell what need not be evaluated", len(space), 100*target)
 		}
 	}
 	return r, nil

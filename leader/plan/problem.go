@@ -233,19 +233,31 @@ func (p *Problem) most(i int) (int, error) {
 	return int(n), nil
 }
 
-// Configurations goes through all that are affordable, but for the empty one, in the order of their counts. What it
-// yields is overwritten by the next: clone what is kept. Without a budget every type needs a limit.
-func (p *Problem) Configurations() (iter.Seq[Configuration], error) {
-	most := make([]int, len(p.Types))
+// limits are how many instances of each type there may be at most, alone, and the budget with its rounding error.
+func (p *Problem) limits() (most []int, budget float64, err error) {
+	most = make([]int, len(p.Types))
 	for i := range most {
-		var err error
 		if most[i], err = p.most(i); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 	}
-	budget := math.Inf(1)
+	budget = math.Inf(1)
 	if p.Budget > 0 {
 		budget = p.Budget + roundingError
+	}
+	return most, budget, nil
+}
+
+// Configurations goes through all that are affordable, but for the empty one, in the order of their counts. What it
+// yields is overwritten by the next: clone what is kept. Without a budget every type needs a limit. More than
+// MaxConfigurations are an error.
+func (p *Problem) Configurations() (iter.Seq[Configuration], error) {
+	most, budget, err := p.limits()
+	if err != nil {
+		return nil, err
+	}
+	if p.count(most, budget) > MaxConfigurations {
+		return nil, errTooMany
 	}
 	return func(yield func(Configuration) bool) {
 		c := make(Configuration, len(p.Types))
@@ -272,29 +284,50 @@ func (p *Problem) Configurations() (iter.Seq[Configuration], error) {
 	}, nil
 }
 
-// Space is all that [Problem.Configurations] yields, at most MaxConfigurations.
+var errTooMany = fmt.Errorf("more than %d configurations to choose from: lower the budget, limit how many of a type, or name fewer types", MaxConfigurations)
+
+// count is the number of configurations, or a number above MaxConfigurations. It does not go through
+// those that differ in the last type only.
+func (p *Problem) count(most []int, budget float64) int {
+	last := len(most) - 1
+	total := 0
+	var from func(i int, price float64)
+	from = func(i int, price float64) {
+		t := &p.Types[i]
+		if i == last {
+			total += 1 + min(most[i], int(min(math.Floor((budget-price)/t.Price), MaxConfigurations)))
+			return
+		}
+		for n := 0; n <= most[i] && total <= MaxConfigurations; n++ {
+			cost := price + float64(n)*t.Price
+			if cost > budget {
+				break
+			}
+			from(i+1, cost)
+		}
+	}
+	from(0, 0)
+	return total
+}
+
+// Space is all that [Problem.Configurations] yields, at least one.
 func (p *Problem) Space() ([]Configuration, error) {
 	all, err := p.Configurations()
 	if err != nil {
 		return nil, err
 	}
-	space, err := collect(all)
-	if err == nil && len(space) == 0 {
-		err = errors.New("no configuration to choose from: the types' limits allow none")
+	space := collect(all)
+	if len(space) == 0 {
+		return nil, errors.New("no configuration to choose from: the types' limits allow none")
 	}
-	return space, err
+	return space, nil
 }
 
-var errTooMany = fmt.Errorf("more than %d configurations to choose from: lower the budget, limit how many of a type, or name fewer types", MaxConfigurations)
-
-// collect clones at most MaxConfigurations.
-func collect(all iter.Seq[Configuration]) ([]Configuration, error) {
+// collect clones configurations.
+func collect(all iter.Seq[Configuration]) []Configuration {
 	var space []Configuration
 	var counts []int // cut into configurations: one allocation for many
 	for c := range all {
-		if len(space) == MaxConfigurations {
-			return nil, errTooMany
-		}
 		if len(counts)+len(c) > cap(counts) {
 			counts = make([]int, 0, min(1<<20, max(64, 2*len(space)))*len(c))
 		}
@@ -302,5 +335,5 @@ func collect(all iter.Seq[Configuration]) ([]Configuration, error) {
 		counts = append(counts, c...)
 		space = append(space, counts[n:len(counts):len(counts)])
 	}
-	return space, nil
+	return space
 }

@@ -13,7 +13,6 @@ import (
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgimg"
 
 	"github.com/muster-serve/muster/sim"
 )
@@ -49,8 +48,11 @@ type series struct {
 }
 
 // draw writes the chart as PNG.
-func (c *chart) draw(w io.Writer) error {
-	p := plot.New()
+func (c *chart) draw(w io.Writer) error { return drawBelow(w, c) }
+
+// plot makes the chart, and says how large it should be.
+func (c *chart) plot() (p *plot.Plot, width, height vg.Length, err error) {
+	p = plot.New()
 	p.Title.Text, p.Y.Label.Text = c.title, c.yLabel
 	p.Title.Padding = vg.Points(6)
 	p.Title.TextStyle.Font.Size = vg.Points(11)
@@ -71,7 +73,7 @@ func (c *chart) draw(w io.Writer) error {
 	for i, s := range c.series {
 		bars, err := plotter.NewBarChart(plotter.Values(s.values), barWidth)
 		if err != nil {
-			return fmt.Errorf("bars of %s: %w", s.name, err)
+			return nil, 0, 0, fmt.Errorf("bars of %s: %w", s.name, err)
 		}
 		bars.Color, bars.LineStyle.Width = c.color(i), 0
 		bars.Offset = barWidth * vg.Length(float64(i)-float64(len(c.series)-1)/2)
@@ -93,14 +95,9 @@ func (c *chart) draw(w io.Writer) error {
 	p.X.Min, p.X.Max = -0.5, float64(len(c.groups))-0.5
 	// Room for the legend, which has a line of its own for every series.
 	legend := vg.Points(14) * vg.Length(len(c.series))
-	height := vg.Points(280) + legend
+	height = vg.Points(280) + legend
 	p.Y.Max = top * 1.05 * float64(height/(height-legend))
-	width := max(vg.Points(420), barWidth*vg.Length(len(c.series)*len(c.groups))*1.35+vg.Points(70))
-
-	canvas := vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(144), vgimg.UseBackgroundColor(color.White))}
-	p.Draw(draw.Crop(draw.New(canvas), vg.Points(4), -vg.Points(8), vg.Points(4), -vg.Points(6)))
-	_, err := canvas.WriteTo(w)
-	return err
+	return p, max(vg.Points(420), barWidth*vg.Length(len(c.series)*len(c.groups))*1.35+vg.Points(70)), height, nil
 }
 
 // color is grey for the reference and one of its own for each other series.

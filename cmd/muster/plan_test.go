@@ -1,0 +1,131 @@
+package main
+
+import (
+	"encoding/json"
+	"image/png"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestPlanBadInput(t *testing.T) {
+	dir := writeFiles(t, map[string]string{
+		"shares.csv": "batch_size,weight\n10,0.5\n20,0.3\n",
+		"free.yaml":  "instance_types:\n  - {type: r5n.large, price_usd_per_hour: 0, vcpus: 2, memory_gib: 16, class: memory-optimized}\n",
+		"debt.yaml":  "instance_types:\n  - {type: r5n.large, price_usd_per_hour: -1, vcpus: 2, memory_gib: 16, class: memory-optimized}\n",
+	})
+	for args, want := range map[string]string{
+		"":                                 "give --model",
+		"--model rm2":                      "give --budget for the most throughput, or --rate",
+		"--model bert --budget 2":          "mtwnd",
+		"--model rm2 --budget 0":           "budget: 0 $/hr, want above 0",
+		"--model rm2 --budget -1":          "budget: -1",
+		"--model rm2 --budget NaN":         "budget: NaN",
+		"--model rm2 --budget 0.1":         "below the cheapest instance, r5n.large at 0.149 $/hr: raise the budget",
+		"--model rm2 --budget 0.3":         "needs an instance of the base type, g4dn.xlarge at 0.526",
+		"--model rm2 --budget 1000":        "lower the budget, limit how many of a type",
+		"--model rm2 --rate 0":             "rate: 0",
+		"--model rm2 --rate 10 --budget 0": "budget: 0",
+		"--model rm2 --budget 2 --target 0.99999 --qos-ms -1":      "qos-ms: -1",
+		"--model rm2 --budget 2 --target 100":                      "target: 100",
+		"--model rm2 --budget 2 --qos-ms 1":                        "the fastest answer to the smallest query, of batch size 1, takes",
+		"--model rm2 --budget 4 --types g4dn.xlarge,p3.2xlarge":    "p3.2xlarge",
+		"--model rm2 --budget 2 --types g4dn.xlarge,g4dn.xlarge":   "g4dn.xlarge is named twice",
+		"--model rm2 --budget 2 --max r5n.large":                   "want TYPE=N",
+		"--model rm2 --budget 2 --max r5n.large=-1":                "want TYPE=N",
+		"--model rm2 --budget 2 --max m5.xlarge=1":                 "m5.xlarge is not among the types to choose from: g4dn.xlarge, c5n.2xlarge",
+		"--model rm2 --budget 2 --max r5n.large=0":                 "out of --types instead",
+		"--model rm2 --budget 2 --planner best":                    "there are: fluid, kairos, kairos+",
+		"--model rm2 --budget 2 --top 0":                           "top is 0",
+		"--model rm2 --budget 2 --policy best --max r5n.large=1":   "there are: clockwork-cheapest",
+		"--model rm2 --model wnd --budget 2 --planner kairos":      "for several use the fluid planner",
+		"--model rm2 --budget 2 --batch " + dir + "/shares.csv":    "add up to 0.8, want 1",
+		"--model rm2 --budget 2 --catalogue " + dir + "/free.yaml": "price_usd_per_hour is 0, want a number above 0",
+		"--model rm2 --budget 2 --catalogue " + dir + "/debt.yaml": "price_usd_per_hour is -1, want a number above 0",
+	} {
+		stdout, _, err := execute(t, append([]string{"plan"}, strings.Fields(args)...)...)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("plan %s: error %v, want one with %q", args, err, want)
+		}
+		if stdout != "" {
+			t.Errorf("plan %s: printed %q", args, stdout)
+		}
+	}
+}
+
+func TestPlan(t *testing.T) {
+	type report struct {
+		Planner     string
+		Evaluations *int
+		SearchSpace int `json:"search_space"`
+		Plans       []struct {
+			Configuration map[string]int
+			Price         float64 `json:"price_usd_per_hour"`
+			Predicted     float64 `json:"predicted_qps"`
+			Satisfaction  float64 `json:"predicted_qos_satisfaction"`
+			Bound         float64 `json:"bound_qps"`
+			FluidLimit    float64 `json:"fluid_limit_qps"`
+			Binding       string  `json:"binding_constraint"`
+			Gains         []any   `json:"one_more"`
+			Reason        string
+		}
+		Log   []any `json:"evaluation_log"`
+		Notes []string
+	}
+	picture := filepath.Join(t.TempDir(), "plan.png")
+	for _, tt := range []struct {
+		args        string
+		evaluations bool
+	}{
+		{"--model rm2 --budget 1.2", true},
+		{"--model rm2 --budget 1.2 --planner fluid --plot " + picture, false},
+		{"--model rm2 --budget 1.2 --planner kairos --top 1", false},
+		{"--model rm2 --budget 1.2 --qos-ms 150 --planner kairos --max r5n.large=2", false},
+		{"--model rm2 --rate 20", true},
+		{"--model rm2=2 --model wnd --budget 1.2 --types g4dn.xlarge,r5n.large", true},
+	} {
+		stdout, _, err := execute(t, append([]string{"plan", "--json", "--queries", "500", "--seeds", "2"}, strings.Fields(tt.args)...)...)
+		if err != nil {
+			t.Errorf("plan %s: %v", tt.args, err)
+			continue
+		}
+		var r report
+		if err := json.Unmarshal([]byte(stdout), &r); err != nil {
+			t.Fatal(err)
+		}
+		if r.Planner == "" || r.SearchSpace == 0 || r.Evaluations == nil || *r.Evaluations != len(r.Log) || (*r.Evaluations > 0) != tt.evaluations || len(r.Plans) == 0 {
+			t.Errorf("plan %s: %s", tt.args, stdout)
+		}
+		for i, p := range r.Plans {
+			if p.Price <= 0 || strings.Contains(tt.args, "--budget") && p.Price > 1.2 || p.Bound <= 0 || p.FluidLimit <= 0 || p.Predicted > p.FluidLimit ||
+				p.Binding == "" || p.Reason == "" || len(p.Gains) != len(p.Configuration) || p.Configuration["r5n.large"] > 2 && strings.Contains(tt.args, "--max") {
+				t.Errorf("plan %s: plan %d: %+v", tt.args, i, p)
+			}
+		}
+		if strings.Contains(tt.args, "--rate") != (r.Plans[0].Satisfaction >= 0.99) {
+			t.Errorf("plan %s: satisfaction %v", tt.args, r.Plans[0].Satisfaction)
+		}
+		if strings.Contains(tt.args, "150") && (len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "target would have to be")) {
+			t.Errorf("plan %s: notes %q", tt.args, r.Notes)
+		}
+	}
+	f, err := os.Open(picture)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := png.Decode(f); err != nil {
+		t.Error(err)
+	}
+
+	stdout, _, err := execute(t, "plan", "--model", "rm2", "--budget", "1.2", "--planner", "fluid", "--top", "2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"the most throughput within 1.2 $/hr", "planner fluid: 0 of", "g4dn.xlarge=1,r5n.large=4", "What limits the first: time on", "a $/hr"} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("no %q in\n%s", want, stdout)
+		}
+	}
+}
