@@ -184,13 +184,15 @@ func Fixed(n int) (*BatchSizes, error) {
 
 // ReadBatchSizes reads an empirical distribution from CSV: a header line with
 // the column batch_size and, if wanted, weight, then a line a batch size. Name is
-// what errors call the file.
+// what errors call the file. Weights are counts or the like, in any unit; those that are all below 1 are
+// shares and must add up to 1, for otherwise a line is missing or wrong.
 func ReadBatchSizes(name string, r io.Reader) (*BatchSizes, error) {
 	t, err := newCSVTable(name, r, []string{"batch_size"}, []string{"weight"})
 	if err != nil {
 		return nil, err
 	}
 	var weights []float64
+	var sum, greatest float64
 	for t.next() {
 		b, err := t.integer("batch_size", 1, maxBatchSize)
 		if err != nil {
@@ -209,12 +211,16 @@ func ReadBatchSizes(name string, r io.Reader) (*BatchSizes, error) {
 			weights = append(weights, make([]float64, b+1-len(weights))...)
 		}
 		weights[b] += w
+		sum, greatest = sum+w, max(greatest, w)
 	}
 	if t.err != nil {
 		return nil, t.err
 	}
 	if weights == nil {
 		return nil, fmt.Errorf("%s: no batch sizes after the header", name)
+	}
+	if greatest < 1 && math.Abs(sum-1) > 0.001 {
+		return nil, fmt.Errorf("%s: the weights are all below 1, so they are shares, but add up to %.6g, want 1: correct them, or give counts", name, sum)
 	}
 	return newBatchSizes(name, weights), nil
 }

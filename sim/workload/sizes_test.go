@@ -189,18 +189,19 @@ func TestBadBatchSizes(t *testing.T) {
 		}
 	}
 	for csv, want := range map[string]string{
-		"":                             "f.csv: empty",
-		"batch_size\n":                 "f.csv: no batch sizes",
-		"size\n1\n":                    `line 1, column 1: header "size"`,
-		"weight\n1\n":                  `no column "batch_size"`,
-		"batch_size,batch_size\n1,1\n": "line 1, column 12",
-		"batch_size\n1\nx\n":           `line 3, column 1 (batch_size): found "x"`,
-		"batch_size\n0\n":              `line 2, column 1 (batch_size): found "0"`,
-		"batch_size\n1\n9999999999\n":  "line 3",
-		"batch_size,weight\n1,-1\n":    "line 2, column 3 (weight): found -1",
-		"batch_size,weight\n1,NaN\n":   `found "NaN"`,
-		"batch_size,weight\n1\n":       "line 2",
-		"batch_size\n\"1\n":            "line 2",
+		"":                              "f.csv: empty",
+		"batch_size\n":                  "f.csv: no batch sizes",
+		"size\n1\n":                     `line 1, column 1: header "size"`,
+		"weight\n1\n":                   `no column "batch_size"`,
+		"batch_size,batch_size\n1,1\n":  "line 1, column 12",
+		"batch_size\n1\nx\n":            `line 3, column 1 (batch_size): found "x"`,
+		"batch_size\n0\n":               `line 2, column 1 (batch_size): found "0"`,
+		"batch_size\n1\n9999999999\n":   "line 3",
+		"batch_size,weight\n1,-1\n":     "line 2, column 3 (weight): found -1",
+		"batch_size,weight\n1,NaN\n":    `found "NaN"`,
+		"batch_size,weight\n1\n":        "line 2",
+		"batch_size,weight\n1,.5\n2,.3": "add up to 0.8, want 1",
+		"batch_size\n\"1\n":             "line 2",
 	} {
 		if _, err := ReadBatchSizes("f.csv", strings.NewReader(csv)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v, want one with %q", csv, err, want)
