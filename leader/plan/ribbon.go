@@ -1,0 +1,427 @@
+package plan
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+)
+
+// Ribbon is RIBBON's search (section 4 of its paper): Bayesian optimisation. A Gaussian process learns RIBBON's objective (Eq. 2) from what was evaluated, and
+// what is evaluated next is that of the largest expected improvement among all configurations that are not pruned. It needs no profiles.
+//
+// For the most throughput, where RIBBON has no objective of its own, it is the throughput, and all sub-configurations of what was evaluated are pruned, as
+// KAIROS gives it in its comparison.
+//
+// Beyond the paper, a second process learns how near to the target the share of queries within QoS is. Its probability that a configuration meets the target
+// weights the expected improvement, and says when to stop: when no configuration left is likely to meet the target for less.
+type Ribbon struct {
+	// Seed draws the two configurations with which the search starts.
+	Seed uint64
+	// Explored is what was evaluated under another load, before it changed; the search then starts from there (LeastCost only).
+	Explored []Evaluation
+	// Top is how many plans to return at most; 0 means DefaultTop.
+	Top int
+}
+
+const (
+	// A configuration prunes all that have no more of any type if its share of queries within QoS is below the target by more than ribbonTheta. At 0 that
+	// is unsafe: a slow instance more may break QoS. Where that was seen to cost more than ribbonTheta, what was seen holds.
+	ribbonTheta = 0.01
+	// thetaLimit is how far the margin is widened where otherwise nothing were left and nothing met the target: then slow instances are many.
+	thetaLimit = 0.16
+	// ribbonXi is the improvement of the objective that is not worth an evaluation.
+	ribbonXi = 0.03
+	// A configuration whose probability to meet the target, or to serve more, is below unlikely is not evaluated.
+	unlikely = 0.01
+	// A pruned configuration is evaluated after all if the processes think it as likely as that.
+	likelyThoughPruned = 0.3
+	// worthwhile is the share by which more throughput counts as more.
+	worthwhile = 0.001
+)
+
+var (
+	objectiveFit = fit{nugget: 1e-6}
+	rateFit      = fit{nugget: 1e-4, amplitude: true}
+)
+
+// Plan searches. The plans are what was evaluated, the best first.
+func (r Ribbon) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, error) {
+	if e == nil {
+		return nil, errors.New("ribbon evaluates configurations: give it an evaluator")
+	}
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	log := NewLog(e)
+	limited, err := searchLimits(ctx, p, log)
+	if err != nil {
+		return nil, err
+	}
+	s, err := newRibbonSearch(limited, log)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.start(ctx, r); err != nil {
+		return nil, err
+	}
+	for {
+		next, ok := s.next()
+		if !ok {
+			return s.result(r.Top), nil
+		}
+		if err := s.evaluate(ctx, next); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// A ribbonSearch is what a search knows.
+type ribbonSearch struct {
+	p        *Problem
+	analysis *Analysis // nil where there are no profiles
+	log      *Log
+	space    []Configuration
+	price    []float64 // by configuration
+	index    map[string]int
+	maxPrice float64 // sum p_i m_i of Eq. 2
+
+	done []bool
+	// What is known: evaluated, in order, and then what is estimated from another load.
+	known     []Evaluation
+	evaluated int
+	best      float64 // the price of the cheapest that meets the target, or the highest throughput
+	met       bool    // something meets the target, or serves anything
+	theta     float64
+	notes     []string
+}
+
+func newRibbonSearch(p *Problem, log *Log) (*ribbonSearch, error) {
+	s := &ribbonSearch{p: p, log: log, theta: ribbonTheta, index: map[string]int{}}
+	var err error
+	if len(p.Models) > 0 {
+		if s.analysis, err = Analyse(p); err != nil {
+			return nil, err
+		}
+		s.notes = s.analysis.Notes
+		s.space, err = s.analysis.Space()
+	} else {
+		s.space, err = p.Space()
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.price = make([]float64, len(s.space))
+	s.done = make([]bool, len(s.space))
+	for i, c := range s.space {
+		s.price[i] = p.Price(c)
+		s.maxPrice = max(s.maxPrice, s.price[i])
+		s.index[c.String()] = i
+	}
+	for _, e := range log.Evaluations() { // those of the limits
+		s.learn(e)
+	}
+	return s, nil
+}
+
+// start evaluates what a search begins with: two random configurations; after a change of load the optimum before it.
+func (s *ribbonSearch) start(ctx context.Context, r Ribbon) error {
+	random := rand.New(rand.NewPCG(r.Seed, 0))
+	first := 2
+	if len(r.Explored) > 0 && s.p.Objective == LeastCost {
+		if err := s.warm(ctx, r.Explored); err != nil {
+			return err
+		}
+		first = 0
+	}
+	for first > 0 && s.evaluated < len(s.space) {
+		i := random.IntN(len(s.space))
+		if s.done[i] {
+			continue
+		}
+		if err := s.evaluate(ctx, i); err != nil {
+			return err
+		}
+		first--
+	}
+	return nil
+}
+
+// warm begins from what was explored before the load changed, of which the best runs now. Where that one no longer meets the target, what missed it before misses
+// it by more now: estimates, in proportion to how the optimum fared, prune and teach the processes.
+//
+// The paper takes in all that were no better than the optimum. Those of them that met the target may still meet it: with many instances the
+// share of queries within QoS tells of slow instances, not of load.
+func (s *ribbonSearch) warm(ctx context.Context, explored []Evaluation) error {
+	optimum := explored[0]
+	for _, e := range explored {
+		if len(e.Configuration) != len(s.p.Types) {
+			return fmt.Errorf("explored before: %s is not of the problem's %d instance types", e.Configuration, len(s.p.Types))
+		}
+		if s.p.better(e, optimum) {
+			optimum = e
+		}
+	}
+	now, err := s.log.Evaluate(ctx, optimum.Configuration)
+	if err != nil {
+		return err
+	}
+	s.learn(Evaluation{optimum.Configuration, now})
+	if now.Value >= s.p.target() || optimum.Value == 0 {
+		return nil
+	}
+	for _, e := range explored {
+		i, ok := s.index[e.Configuration.String()]
+		if ok && !s.done[i] && e.Value < s.p.target() && e.Value <= optimum.Value {
+			s.done[i] = true
+			s.known = append(s.known, Evaluation{e.Configuration, Estimate{Value: e.Value * now.Value / optimum.Value}})
+		}
+	}
+	return nil
+}
+
+func (s *ribbonSearch) evaluate(ctx context.Context, i int) error {
+	e, err := s.log.Evaluate(ctx, s.space[i])
+	if err != nil {
+		return err
+	}
+	s.learn(Evaluation{s.space[i], e})
+	return nil
+}
+
+// learn takes in an evaluation.
+func (s *ribbonSearch) learn(e Evaluation) {
+	if i, ok := s.index[e.Configuration.String()]; ok {
+		s.done[i] = true
+	}
+	s.known = slices.Insert(s.known, s.evaluated, e)
+	s.evaluated++
+	if s.p.Objective == MostThroughput {
+		s.best = max(s.best, e.Value)
+		s.met = s.best > 0
+	} else if price := s.p.Price(e.Configuration); e.Value >= s.p.target() && (!s.met || price < s.best) {
+		s.best, s.met = price, true
+	}
+}
+
+// objective is Eq. 2, or the throughput as a share of the best.
+func (s *ribbonSearch) objective(e Evaluation) float64 {
+	switch {
+	case s.p.Objective == MostThroughput && s.best > 0:
+		return e.Value / s.best
+	case s.p.Objective == MostThroughput:
+		return 0
+	case e.Value < s.p.target():
+		return e.Value / s.p.target() / 2
+	}
+	return 0.5 + 0.5*(1-s.p.Price(e.Configuration)/s.maxPrice)
+}
+
+// nearness is how near a share of queries within QoS is to the target, on the scale of the second process: the logarithm of what is missed, so that it is
+// smooth. What is further below than ribbonTheta is all the same, a pool that is overloaded: the cliff between it and one that
+// serves would be all that the process saw.
+func (s *ribbonSearch) nearness(share float64) float64 {
+	target := s.p.target()
+	missed := 1 - max(share, target-ribbonTheta)
+	return -math.Log(missed + (1-target)/5)
+}
+
+// margin is how far below the target a configuration prunes: at least theta, and more where a configuration was seen to be that much better than one with
+// more instances.
+func (s *ribbonSearch) margin() float64 {
+	margin := s.theta
+	for _, fewer := range s.known {
+		for _, more := range s.known {
+			if fewer.Value > more.Value+margin && fewer.Configuration.Within(more.Configuration) {
+				margin = fewer.Value - more.Value
+			}
+		}
+	}
+	return margin
+}
+
+// candidates are the configurations not evaluated and not dearer than the best, those apart that something evaluated prunes.
+func (s *ribbonSearch) candidates() (live, pruned []int) {
+	limit := math.Inf(1) // what is below prunes its sub-configurations
+	if s.p.Objective == LeastCost {
+		limit = s.p.target() - s.margin()
+	}
+	var failed []Configuration
+	for _, e := range s.known {
+		if e.Value < limit {
+			failed = append(failed, e.Configuration)
+		}
+	}
+	for i, c := range s.space {
+		switch {
+		case s.done[i] || s.p.Objective == LeastCost && s.met && s.price[i] >= s.best-roundingError:
+		case slices.ContainsFunc(failed, c.Within):
+			pruned = append(pruned, i)
+		default:
+			live = append(live, i)
+		}
+	}
+	return live, pruned
+}
+
+// next is the configuration to evaluate next; false: it is time to stop.
+func (s *ribbonSearch) next() (int, bool) {
+	live, pruned := s.candidates()
+	for len(live) == 0 && len(pruned) > 0 && !s.met && s.p.Objective == LeastCost && s.theta < thetaLimit {
+		s.theta *= 2
+		live, pruned = s.candidates()
+	}
+	if next, ok := s.mostPromising(live); ok {
+		return next, true
+	}
+	if s.p.Objective == MostThroughput || !s.met || len(pruned) == 0 {
+		return 0, false
+	}
+	chance := s.chance(pruned)
+	best := slices.Index(chance, slices.Max(chance))
+	return pruned[best], chance[best] >= likelyThoughPruned
+}
+
+// mostPromising is the candidate of the largest expected improvement of the objective, if any is likely enough to be better.
+func (s *ribbonSearch) mostPromising(candidates []int) (int, bool) {
+	if len(candidates) == 0 {
+		return 0, false
+	}
+	objective := make([]float64, len(s.known))
+	for i, e := range s.known {
+		objective[i] = s.objective(e)
+	}
+	best := slices.Max(objective)
+	mean, deviation := s.predict(objective, objectiveFit, candidates)
+	likely := s.likely(candidates, mean, deviation, best)
+	next, most := -1, math.Inf(-1)
+	for j, i := range candidates {
+		improvement := likely[j] * expectedImprovement(mean[j], deviation[j], best+ribbonXi)
+		if likely[j] >= unlikely && improvement > most {
+			next, most = i, improvement
+		}
+	}
+	return next, next >= 0
+}
+
+// likely is how likely each of the candidates is to be better than what was found, by the objective's mean and deviation and by
+// the second process. Until something meets the target the processes know too little to leave anything out, unless all seemed to be pruned.
+func (s *ribbonSearch) likely(candidates []int, mean, deviation []float64, best float64) []float64 {
+	if s.p.Objective == LeastCost && s.met {
+		likely := s.chance(candidates)
+		for j, i := range candidates {
+			if likely[j] < unlikely && s.between(s.space[i]) {
+				likely[j] = unlikely
+			}
+		}
+		return likely
+	}
+	better := best + worthwhile
+	if s.p.Objective == LeastCost {
+		better = 0.5 // of Eq. 2: meets the target
+	}
+	likely := make([]float64, len(candidates))
+	for j := range likely {
+		likely[j] = 1
+		if !(s.p.Objective == LeastCost && s.theta == ribbonTheta) && above((better-mean[j])/deviation[j]) < unlikely {
+			likely[j] = 0
+		}
+	}
+	return likely
+}
+
+// chance is the probability that each of some configurations meets the target, by the second process.
+func (s *ribbonSearch) chance(of []int) []float64 {
+	nearness := make([]float64, len(s.known))
+	for i, e := range s.known {
+		nearness[i] = s.nearness(e.Value)
+	}
+	mean, deviation := s.predict(nearness, rateFit, of)
+	target := s.nearness(s.p.target())
+	for j := range mean {
+		mean[j] = above((target - mean[j]) / deviation[j])
+	}
+	return mean
+}
+
+// between reports whether c has no fewer instances than some that miss the target and no more than some that meet it, or nearly: the cliff
+// between them may be anywhere, whatever a smooth process thinks.
+func (s *ribbonSearch) between(c Configuration) bool {
+	var missed, met bool
+	for _, e := range s.known {
+		missed = missed || e.Value < s.p.target() && e.Configuration.Within(c)
+		met = met || e.Value >= s.p.target()-ribbonTheta/2 && c.Within(e.Configuration)
+	}
+	return missed && met
+}
+
+// predict fits a process to y at what is known.
+func (s *ribbonSearch) predict(y []float64, f fit, of []int) (mean, deviation []float64) {
+	at := make([]Configuration, len(s.known))
+	for i, e := range s.known {
+		at[i] = e.Configuration
+	}
+	to := make([]Configuration, len(of))
+	for j, i := range of {
+		to[j] = s.space[i]
+	}
+	mean, deviation = make([]float64, len(of)), make([]float64, len(of))
+	newGaussianProcess(at, y, f).predict(to, mean, deviation)
+	return mean, deviation
+}
+
+func (s *ribbonSearch) result(top int) *Result {
+	r := evaluatedResult(s.p, s.analysis, s.log.Evaluations(), len(s.space), top)
+	r.Notes = append(slices.Clone(s.notes), r.Notes...)
+	return r
+}
+
+// evaluatedResult ranks what was evaluated. Analysis may be nil.
+func evaluatedResult(p *Problem, a *Analysis, evaluations []Evaluation, space, top int) *Result {
+	r := &Result{Evaluations: evaluations, SearchSpace: space}
+	ranked := slices.Clone(evaluations)
+	slices.SortStableFunc(ranked, func(x, y Evaluation) int {
+		switch {
+		case p.better(x, y):
+			return -1
+		case p.better(y, x):
+			return 1
+		}
+		return cmp.Compare(digits(p.Price(x.Configuration)), digits(p.Price(y.Configuration)))
+	})
+	for i, e := range ranked[:min(len(ranked), topOr(top))] {
+		plan := Plan{Configuration: e.Configuration.Clone(), Price: p.Price(e.Configuration), StdErr: e.StdErr, Evaluated: true}
+		if a != nil {
+			if described, err := a.Plan(e.Configuration, ""); err == nil {
+				plan = a.Evaluated(described, e.Estimate)
+			}
+		} else if p.Objective == LeastCost {
+			plan.Satisfaction = e.Value
+		} else {
+			plan.Predicted = e.Value
+		}
+		switch {
+		case p.Objective == MostThroughput && i == 0:
+			plan.Reason = fmt.Sprintf("serves most of the %d of %d configurations that were evaluated; none of the others is likely to serve more", len(evaluations), space)
+		case p.Objective == MostThroughput:
+			plan.Reason = fmt.Sprintf("serves %.2g %% less than the first", 100*(1-e.Value/ranked[0].Value))
+		default:
+			plan.Reason = fmt.Sprintf("answers %.2f %% of the queries within QoS", 100*e.Value)
+			if e.Value < p.target() {
+				plan.Reason += fmt.Sprintf(", the target is %.4g %%", 100*p.target())
+			} else if i == 0 {
+				plan.Reason += fmt.Sprintf(": the cheapest that does of %d evaluated out of %d; no other is likely to for less", len(evaluations), space)
+			}
+		}
+		r.Plans = append(r.Plans, plan)
+	}
+	if p.Objective == LeastCost && len(ranked) > 0 && ranked[0].Value < p.target() {
+		r.Notes = append(r.Notes, fmt.Sprintf("no configuration was found that meets the target of %.4g %%: the nearest reaches %.4g %%. Allow more instances, or a faster type",
+			100*p.target(), 100*ranked[0].Value))
+		r.Doubt = "nothing that was evaluated meets the target"
+	}
+	return r
+}
