@@ -19,7 +19,7 @@
 // An agent believes that there is no leader
 //   - 1 s after it last heard it; the agents then claim in the order of their
 //     ranks, 100 ms apart, so that usually one does;
-//   - if the leader's stream broke (its process died): 50 ms later for the
+//   - if the leader's stream broke (its process died): 70 ms later for the
 //     successor that the leader had announced, 100 ms for the others;
 //   - at once, if the leader resigned without a successor, asks to be elected
 //     itself (it has restarted), or gossip has given it up and nothing is heard.
@@ -35,7 +35,7 @@
 // node asked for, and does the actions in order; sending must not wait. Streams keep
 // the order, so control that a leader sends a member after its first heartbeat is
 // obeyed. A stream that breaks or cannot be opened is told at once (StreamBroken):
-// that makes the difference between 60 ms and 1 s without a leader.
+// that makes the difference between 80 ms and 1 s without a leader.
 //
 // # What is guaranteed
 //

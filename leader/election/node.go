@@ -65,7 +65,6 @@ const (
 	proposeWait   = 3 // heartbeats until a proposal that nobody refuses holds
 	staggerWait   = 2 // between the claims of two agents that follow each other in rank
 	brokenWait    = 2 // after the leader's stream broke
-	successorWait = 1 // the same for its successor
 	freshWait     = 4 // for so long after it was heard, a leader is certainly there
 	listenWait    = 2 // after a freeze
 	freezeWait    = 4 // a step so late means that we were frozen
@@ -227,6 +226,7 @@ func (n *Node) member(id string) *member {
 func (n *Node) memberUp(id string, rank Rank) {
 	if id == n.cfg.ID {
 		n.rank = rank
+		n.claiming = n.claiming && n.mayLead()
 		return
 	}
 	i, known := n.find(id)
@@ -536,11 +536,13 @@ func (n *Node) takeOver() {
 func (n *Node) lostAt() time.Time {
 	t := n.heardAt.Add(n.cfg.Silence)
 	if !n.brokenAt.IsZero() {
-		wait := brokenWait
+		wait := n.wait(brokenWait)
 		if n.successor == n.cfg.ID {
-			wait = successorWait
+			// If only some other stream to a leader that lives has broken, its next
+			// heartbeat is there by then.
+			wait = n.cfg.Heartbeat + n.cfg.Doubt
 		}
-		t = earlier(t, n.brokenAt.Add(n.wait(wait)))
+		t = earlier(t, n.brokenAt.Add(wait))
 	}
 	return later(t, n.listenUntil)
 }

@@ -42,7 +42,7 @@ func TestTimeWithoutLeader(t *testing.T) {
 		do   func(w *world, leader *proc)
 		most time.Duration
 	}{
-		{"killed", func(w *world, l *proc) { w.stop(l, true) }, 80 * time.Millisecond},
+		{"killed", func(w *world, l *proc) { w.stop(l, true) }, 100 * time.Millisecond},
 		{"power-lost", func(w *world, l *proc) { w.stop(l, false) }, 1100 * time.Millisecond},
 		{"stopped", func(w *world, l *proc) { w.freeze(l, time.Hour, false) }, 1100 * time.Millisecond},
 		{"cut-off", func(w *world, l *proc) {
