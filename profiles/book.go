@@ -64,6 +64,14 @@ func (b *Book) Table(key Key) *Table {
 	return nil
 }
 
+// Begin gives a key under which nothing was learned the profile that it starts from, in place of
+// the one that it would start from by itself.
+func (b *Book) Begin(key Key, prior *Table) {
+	if b.learners[key] == nil {
+		b.learners[key] = NewLearner(key, prior)
+	}
+}
+
 // start returns the profile that a new key starts from, or nil.
 func (b *Book) start(key Key) *Table {
 	var best *Learner

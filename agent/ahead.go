@@ -1,0 +1,76 @@
+package agent
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// An aheadEstimate learns how long before its start at a lane a query must be
+// decided on, a + b * bytes: the way of the assignment to the gateway and of the payload to the
+// worker. Its zero value is ready.
+type aheadEstimate struct {
+	samples  [128]aheadSample
+	observed int
+	fitted   int // observed, at the last fit
+	fixed    time.Duration
+	perByte  float64 // ns
+}
+
+type aheadSample struct {
+	ahead time.Duration
+	bytes uint64
+}
+
+// observe learns from a query whose answer came round after the decision, not counting
+// the time at the lane: three ways, decision, payload and completion, of which two come before the
+// start, and the time that its payload took to come in.
+func (e *aheadEstimate) observe(round, receive time.Duration, bytes uint64) {
+	receive = min(max(receive, 0), max(round, 0))
+	e.samples[e.observed%len(e.samples)] = aheadSample{max(0, receive+(round-receive)*2/3), bytes}
+	e.observed++
+	const often = 32
+	if e.observed-e.fitted >= often || e.observed == often/4 {
+		e.fit()
+	}
+}
+
+// fit is the line of Brown and Mood: through the medians of the samples with few bytes and
+// of those with many. Outliers do not move it.
+func (e *aheadEstimate) fit() {
+	e.fitted = e.observed
+	s := slices.Clone(e.samples[:min(e.observed, len(e.samples))])
+	slices.SortFunc(s, func(a, b aheadSample) int {
+		return cmp.Or(cmp.Compare(a.bytes, b.bytes), cmp.Compare(a.ahead, b.ahead))
+	})
+	few, many := s[:len(s)/2], s[len(s)/2:]
+	e.perByte = 0
+	if run := float64(many[len(many)/2].bytes) - float64(few[len(few)/2].bytes); run > 0 {
+		e.perByte = max(0, float64(medianAhead(many, 0)-medianAhead(few, 0))/run)
+	}
+	e.fixed = max(0, medianAhead(s, e.perByte))
+}
+
+// medianAhead is the median of what the bytes do not account for.
+func medianAhead(s []aheadSample, perByte float64) time.Duration {
+	rest := make([]time.Duration, len(s))
+	for i, x := range s {
+		rest[i] = x.ahead - time.Duration(perByte*float64(x.bytes))
+	}
+	slices.Sort(rest)
+	return rest[len(rest)/2]
+}
+
+// value is how long ahead of its start a usual query must be decided on; false
+// before enough is known.
+func (e *aheadEstimate) value() (time.Duration, bool) {
+	if e.fitted == 0 {
+		return 0, false
+	}
+	n := min(e.observed, len(e.samples))
+	mean := 0.0
+	for _, x := range e.samples[:n] {
+		mean += float64(x.bytes) / float64(n)
+	}
+	return e.fixed + time.Duration(e.perByte*mean), true
+}

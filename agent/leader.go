@@ -1,0 +1,407 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader/election"
+	"github.com/muster-serve/muster/profiles"
+)
+
+// A leaderConfig says how an agent leads, if it does.
+type leaderConfig struct {
+	Role election.Role
+	// Rank is what election.RankOf says of the agent.
+	Rank election.Rank
+	// JoinWait is how long the agent waits to hear a leader before it claims to be
+	// it; 0 where it has nobody to join.
+	JoinWait time.Duration
+	// StateDir holds the last epoch and what was learned. It is made when first needed.
+	StateDir string
+	// Policy is one of match.Policies; "" is the default.
+	Policy string
+	// Record is the path of a file that gets all events and decisions; "" for none.
+	Record string
+	// Catalogue knows what the instance types are, Library the profiles that are known
+	// from the start; neither may be nil.
+	Catalogue *profiles.Catalogue
+	Library   *profiles.Library
+}
+
+// A leader is the leading half of an agent: it takes part in elections, and
+// while it is elected there is a reign. Besides the reign's goroutines it has one for
+// the election's timers, one that follows the fleet's members, one for each link that it has
+// opened, and for moments one that writes the epoch. All have ended when run returns.
+type leader struct {
+	config  leaderConfig
+	fleet   fleet
+	log     *slog.Logger
+	metrics *leaderMetrics
+	links   *links
+	book    *profiles.Book // the present reign's
+	running sync.WaitGroup
+	wake    chan struct{} // of size 1: the election's next step has moved
+
+	following atomic.Pointer[control.Leadership]
+	news      broadcast // of following
+
+	mu        sync.Mutex
+	ctx       context.Context // of run; nil when it does not run
+	node      *election.Node
+	next      time.Time // when it is to be stepped
+	claim     election.Claim
+	successor string
+	reign     *reign // nil when this agent does not lead
+}
+
+// newLeader returns an agent's leading half. What it has persisted must be readable.
+func newLeader(config leaderConfig, f fleet, metrics *leaderMetrics, log *slog.Logger) (*leader, error) {
+	epoch, err := readEpoch(config.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	l := &leader{config: config, fleet: f, log: log, metrics: metrics, book: profiles.NewBook(config.Library), wake: make(chan struct{}, 1)}
+	if l.node, err = election.New(election.Config{ID: f.self(), Rank: config.Rank, Epoch: epoch, JoinWait: config.JoinWait}); err != nil {
+		return nil, err
+	}
+	if err := l.book.Load(l.bookPath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	l.following.Store(&control.Leadership{})
+	l.links = newLinks(f, log)
+	l.links.elect, l.links.broken = l.elect, func(name string) {
+		l.step(&election.Event{Kind: election.StreamBroken, ID: name})
+	}
+	return l, nil
+}
+
+func (l *leader) bookPath() string { return filepath.Join(l.config.StateDir, "profiles.json") }
+
+// run implements leading.
+func (l *leader) run(ctx context.Context) error {
+	l.mu.Lock()
+	l.ctx = ctx
+	l.links.start(ctx)
+	l.mu.Unlock()
+	l.running.Go(func() { l.followMembers(ctx) })
+	l.timers(ctx)
+
+	l.mu.Lock()
+	l.ctx = nil
+	r := l.reign
+	l.reign = nil
+	l.mu.Unlock()
+	if r != nil {
+		r.stop()
+		<-r.done
+	}
+	l.running.Wait()
+	l.links.running.Wait()
+	return nil
+}
+
+// timers steps the election when it wants to be.
+func (l *leader) timers(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.wake:
+		case <-timer.C:
+			l.step(&election.Event{Kind: election.TimePassed})
+		}
+		l.mu.Lock()
+		next := l.next
+		l.mu.Unlock()
+		if next.IsZero() {
+			timer.Stop()
+		} else {
+			timer.Reset(time.Until(next))
+		}
+	}
+}
+
+// followMembers tells the election who is a member.
+func (l *leader) followMembers(ctx context.Context) {
+	known := map[string]election.Rank{}
+	for {
+		changed := l.fleet.changed()
+		there := map[string]bool{}
+		for _, m := range l.fleet.view().GetMembers() {
+			rank := rankOf(m)
+			there[m.GetName()] = true
+			if before, ok := known[m.GetName()]; !ok || before != rank {
+				known[m.GetName()] = rank
+				if m.GetName() != l.fleet.self() {
+					l.step(&election.Event{Kind: election.MemberUp, ID: m.GetName(), Rank: rank})
+				}
+			}
+		}
+		for name := range known {
+			if !there[name] {
+				delete(known, name)
+				l.step(&election.Event{Kind: election.MemberDown, ID: name})
+				l.links.drop(name)
+			}
+		}
+		l.mu.Lock()
+		r := l.reign
+		l.mu.Unlock()
+		if r != nil {
+			l.links.lead(r)
+			r.post(r.viewChanged)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// rankOf is a member's rank; before it has described itself, the least of its role.
+func rankOf(m *control.Member) election.Rank {
+	if m.GetRank() != 0 {
+		return election.Rank(m.GetRank())
+	}
+	role, err := election.ParseRole(m.GetRole())
+	if err != nil {
+		return 0
+	}
+	return election.RankOf(role, false, 0)
+}
+
+// elect implements leading. When it returns, leadership is what follows from
+// the message.
+func (l *leader) elect(m *control.Election) {
+	if m.GetFrom() == "" || m.GetKind() > uint32(election.Resign) {
+		return
+	}
+	claim := election.Claim{Epoch: m.GetEpoch(), Rank: election.Rank(m.GetRank()), Leader: m.GetLeader()}
+	l.step(&election.Event{Kind: election.Received, ID: m.GetFrom(), Message: election.Message{
+		Kind: election.MessageKind(m.GetKind()), Claim: claim, Successor: m.GetSuccessor(), Heard: m.GetHeard(),
+	}})
+}
+
+// step steps the election and does what it asks for.
+func (l *leader) step(e *election.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ctx == nil {
+		return
+	}
+	actions, next := l.node.Step(time.Now(), e)
+	if !next.Equal(l.next) {
+		l.next = next
+		signal(l.wake)
+	}
+	if e.Kind == election.Received && e.Message.Kind == election.Heartbeat && !l.node.Leading() && e.Message.Claim == l.claim {
+		l.successor = e.Message.Successor
+	}
+	for i := range actions {
+		l.do(&actions[i])
+	}
+	l.publish()
+}
+
+// signal wakes whoever waits for a channel of size 1.
+func signal(wake chan struct{}) {
+	select {
+	case wake <- struct{}{}:
+	default:
+	}
+}
+
+// do carries out an action of the election. l.mu is held.
+func (l *leader) do(a *election.Action) {
+	switch a.Kind {
+	case election.Send:
+		m := &a.Message
+		if m.Kind == election.Heartbeat {
+			l.successor = m.Successor
+		}
+		l.links.send(a.To, l.message(m))
+	case election.Persist:
+		epoch := a.Claim.Epoch
+		l.running.Go(func() {
+			if err := writeEpoch(l.config.StateDir, epoch); err != nil {
+				l.log.Error("cannot lead: keep the epoch", "epoch", epoch, "error", err)
+				return
+			}
+			l.step(&election.Event{Kind: election.Persisted, Epoch: epoch})
+		})
+	case election.Lead:
+		l.log.Info("leading the fleet", "epoch", a.Claim.Epoch)
+		l.metrics.elections.Inc()
+		l.metrics.leads.Set(1)
+		l.reign = newReign(l, a.Claim, l.reign)
+		l.running.Go(l.reign.run)
+		l.links.lead(l.reign)
+	case election.StepDown:
+		l.log.Info("leading no more", "epoch", a.Claim.Epoch)
+		l.metrics.leads.Set(0)
+		l.reign.stop()
+		l.links.stepDown()
+	case election.Follow:
+		if a.Claim.Leader != l.claim.Leader {
+			l.successor = ""
+		}
+		l.claim = a.Claim
+		if a.Claim.Leader != l.fleet.self() {
+			l.log.Info("following a leader", "leader", a.Claim.Leader, "epoch", a.Claim.Epoch)
+		}
+		l.metrics.epoch.Set(float64(a.Claim.Epoch))
+	case election.NoLeader:
+		l.log.Warn("there is no leader", "former", l.claim.Leader, "epoch", l.claim.Epoch)
+		l.claim.Leader = ""
+	case election.Doubt, election.Trust:
+		// Each gateway doubts for itself, as SDKs must.
+	}
+}
+
+// message is an election message as it travels.
+func (l *leader) message(m *election.Message) *control.Election {
+	return &control.Election{
+		From: l.fleet.self(), Kind: uint32(m.Kind), Epoch: m.Claim.Epoch, Rank: uint32(m.Claim.Rank), Leader: m.Claim.Leader,
+		Successor: m.Successor, Heard: m.Heard,
+	}
+}
+
+// publish tells of a changed leadership. l.mu is held.
+func (l *leader) publish() {
+	known := l.following.Load()
+	if known.Epoch == l.claim.Epoch && known.Leader == l.claim.Leader && known.Successor == l.successor {
+		return
+	}
+	now := &control.Leadership{Epoch: l.claim.Epoch, Leader: l.claim.Leader, Successor: l.successor}
+	l.following.Store(now)
+	l.news.tell()
+	if r := l.reign; r != nil {
+		l.running.Go(func() { r.post(r.tellLeadership) })
+	}
+}
+
+// leadership implements leading.
+func (l *leader) leadership() *control.Leadership { return l.following.Load() }
+
+// changed implements leading.
+func (l *leader) changed() <-chan struct{} { return l.news.next() }
+
+// linked implements leading.
+func (l *leader) linked(from string, send func(*control.Election)) (closed func()) {
+	forget := l.links.linked(from, send)
+	return func() {
+		forget()
+		l.step(&election.Event{Kind: election.StreamBroken, ID: from})
+	}
+}
+
+// resign implements leading.
+func (l *leader) resign(ctx context.Context) {
+	l.step(&election.Event{Kind: election.Resigned})
+	for {
+		changed := l.changed()
+		l.mu.Lock()
+		leads := l.ctx != nil && l.node.Leading()
+		l.mu.Unlock()
+		if !leads {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// reigning is the present reign, nil if this agent does not lead.
+func (l *leader) reigning() *reign {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.reign == nil || l.reign.ctx.Err() != nil {
+		return nil
+	}
+	return l.reign
+}
+
+// status implements leading.
+func (l *leader) status(s *control.FleetStatus) {
+	if r := l.reigning(); r != nil {
+		r.call(func() { r.fillStatus(s) })
+	}
+}
+
+// errNotLeading tells a gateway that this agent does not lead, and who does as far
+// as it knows.
+func (l *leader) errNotLeading() error {
+	known := l.leadership()
+	message := fmt.Sprintf("agent %s does not lead", l.fleet.self())
+	if known.Leader != "" && known.Leader != l.fleet.self() {
+		message += "; " + known.Leader + " does"
+	}
+	s := status.New(codes.FailedPrecondition, message)
+	if detailed, err := s.WithDetails(known); err == nil {
+		s = detailed
+	}
+	return s.Err()
+}
+
+func epochPath(dir string) string { return filepath.Join(dir, "epoch") }
+
+// readEpoch returns the last epoch persisted, 0 if there is none.
+func readEpoch(dir string) (uint64, error) {
+	data, err := os.ReadFile(epochPath(dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the last epoch: %w", err)
+	}
+	epoch, err := strconv.ParseUint(strings.TrimSpace(string(data)), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("read the last epoch: %s holds %.40q, want a number", epochPath(dir), data)
+	}
+	return epoch, nil
+}
+
+// writeEpoch makes an epoch durable.
+func writeEpoch(dir string, epoch uint64) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, "epoch.*.tmp")
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(f, epoch)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), epochPath(dir))
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -1,0 +1,355 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/muster-serve/muster/api/control"
+)
+
+const (
+	// idleLink is how long a link that an election needed stays open unused.
+	idleLink = 3 * time.Second
+	// A broken link of a leader is opened again at once, then after this, doubled up to the longest.
+	firstRedial, lastRedial = 10 * time.Millisecond, 500 * time.Millisecond
+	// mostElections bounds the election messages that wait for a link; older ones
+	// are dropped, as each is said again.
+	mostElections = 32
+)
+
+// links are the streams between this agent and the others that carry control. An
+// agent that leads has one open to each member, itself included. One that has something
+// to say in an election uses the link that the other has opened, or opens one for a while.
+type links struct {
+	fleet fleet
+	log   *slog.Logger
+	// elect and broken tell the election of a message, and of a link that broke or
+	// could not be opened.
+	elect   func(*control.Election)
+	broken  func(name string)
+	running sync.WaitGroup
+
+	mu  sync.Mutex
+	ctx context.Context
+	out map[string]*link
+	in  map[string]*inbound
+}
+
+// An inbound is a link that another agent has opened.
+type inbound struct{ send func(*control.Election) }
+
+func newLinks(f fleet, log *slog.Logger) *links {
+	return &links{fleet: f, log: log, out: map[string]*link{}, in: map[string]*inbound{}}
+}
+
+func (s *links) start(ctx context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ctx = ctx
+}
+
+// linked notes a link that another has opened.
+func (s *links) linked(from string, send func(*control.Election)) (closed func()) {
+	in := &inbound{send}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.in[from] = in
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.in[from] == in {
+			delete(s.in, from)
+		}
+	}
+}
+
+// send has an election message sent, as soon as there is a link.
+func (s *links) send(to string, m *control.Election) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.out[to]
+	if k == nil {
+		if in := s.in[to]; in != nil {
+			in.send(m)
+			return
+		}
+		if k = s.open(to, nil); k == nil {
+			return
+		}
+	}
+	k.push(func(out *control.LeaderMessage) {
+		out.Election = append(out.Election, m)
+		if n := len(out.Election); n > mostElections {
+			out.Election = out.Election[n-mostElections:]
+		}
+	})
+}
+
+// open starts a link. s.mu is held.
+func (s *links) open(to string, r *reign) *link {
+	if s.ctx == nil || s.ctx.Err() != nil {
+		return nil
+	}
+	k := &link{links: s, to: to, reign: r, wake: make(chan struct{}, 1)}
+	k.ctx, k.cancel = context.WithCancel(s.ctx)
+	if r != nil {
+		k.worker = &worker{name: to, link: k}
+	}
+	s.out[to] = k
+	s.running.Go(k.run)
+	return k
+}
+
+// lead opens a link to each member that the reign has none to.
+func (s *links) lead(r *reign) {
+	members := s.fleet.view().GetMembers()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.ctx.Err() != nil {
+		return
+	}
+	for _, m := range members {
+		k := s.out[m.GetName()]
+		if k != nil && k.reign == r {
+			continue
+		}
+		if fresh := s.open(m.GetName(), r); k != nil && fresh != nil {
+			k.handOver(fresh)
+		}
+	}
+}
+
+// stepDown leaves the links open for what the election still has to say.
+func (s *links) stepDown() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range s.out {
+		signal(k.wake)
+	}
+}
+
+// drop closes the link to one that is no member any more.
+func (s *links) drop(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k := s.out[name]; k != nil {
+		delete(s.out, name)
+		k.cancel()
+	}
+}
+
+// tell has something sent to all members that the reign has links to.
+func (s *links) tell(r *reign, add func(*control.LeaderMessage)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range s.out {
+		if k.reign == r {
+			k.push(add)
+		}
+	}
+}
+
+// A link is one that this agent has opened to another, or to itself.
+type link struct {
+	links  *links
+	to     string
+	reign  *reign  // nil: only an election needs it
+	worker *worker // the reign's
+	ctx    context.Context
+	cancel context.CancelFunc
+	wake   chan struct{}
+
+	mu      sync.Mutex
+	pending *control.LeaderMessage // what is to be sent; nil: nothing
+	refresh context.CancelFunc     // ends the present stream
+}
+
+// push adds to what is to be sent.
+func (k *link) push(add func(*control.LeaderMessage)) {
+	k.mu.Lock()
+	if k.pending == nil {
+		k.pending = &control.LeaderMessage{}
+	}
+	add(k.pending)
+	k.mu.Unlock()
+	signal(k.wake)
+}
+
+// handOver gives what is to be sent to the link that takes k's place.
+func (k *link) handOver(to *link) {
+	k.mu.Lock()
+	m := k.pending
+	k.pending = nil
+	k.mu.Unlock()
+	if m != nil {
+		to.push(func(out *control.LeaderMessage) { out.Election = append(m.Election, out.Election...) })
+	}
+	k.cancel()
+}
+
+// renew has the link opened anew, so that the member greets again.
+func (k *link) renew() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.refresh != nil {
+		k.refresh()
+	}
+}
+
+// serves reports whether the link is one of a reign that lasts.
+func (k *link) serves() bool { return k.reign != nil && k.reign.ctx.Err() == nil }
+
+// errIdle ends a link that nobody needs any more.
+var errIdle = errors.New("idle")
+
+// run keeps the link open for as long as it is needed.
+func (k *link) run() {
+	defer k.end()
+	wait := firstRedial
+	for {
+		opened := time.Now()
+		renewed, err := k.exchange()
+		if k.ctx.Err() != nil || errors.Is(err, errIdle) {
+			return
+		}
+		if renewed {
+			continue
+		}
+		if time.Since(opened) > lastRedial {
+			wait = firstRedial
+		}
+		k.links.broken(k.to)
+		if !k.serves() {
+			return
+		}
+		k.links.log.Debug("link has broken", "agent", k.to, "error", err)
+		gone := k.links.fleet.gone(k.ctx, k.to)
+		k.reign.post(func() { k.reign.linkBroken(k.worker, gone) })
+		select {
+		case <-time.After(wait):
+			wait = min(2*wait, lastRedial)
+		case <-k.ctx.Done():
+			return
+		}
+	}
+}
+
+func (k *link) end() {
+	k.cancel()
+	k.links.mu.Lock()
+	defer k.links.mu.Unlock()
+	if k.links.out[k.to] == k {
+		delete(k.links.out, k.to)
+	}
+}
+
+// exchange opens the stream and sends and receives until it ends, which is
+// nobody's fault if it was renewed.
+func (k *link) exchange() (renewed bool, err error) {
+	ctx, cancel := context.WithCancel(k.ctx)
+	defer cancel()
+	anew := false
+	k.mu.Lock()
+	k.refresh = func() { anew = true; cancel() }
+	k.mu.Unlock()
+	defer func() {
+		k.mu.Lock()
+		k.refresh = nil
+		renewed = anew
+		k.mu.Unlock()
+	}()
+	var served sync.WaitGroup
+	defer served.Wait()
+	defer cancel()
+
+	s, err := k.open(ctx, &served)
+	if err != nil {
+		return false, err
+	}
+	written := make(chan error, 1)
+	served.Go(func() {
+		err := k.write(ctx, s)
+		written <- err
+		if err != nil {
+			cancel()
+		}
+	})
+	greeted := false
+	for {
+		m, err := s.Recv()
+		if err != nil {
+			select {
+			case werr := <-written:
+				return false, werr
+			default:
+				return false, err
+			}
+		}
+		for _, e := range m.GetElection() {
+			k.links.elect(e)
+		}
+		if k.serves() && (m.Member != nil || m.Completed != nil || m.RemainingNs != nil) {
+			first := !greeted
+			greeted = greeted || m.Member != nil
+			if greeted {
+				k.reign.post(func() { k.reign.heard(k.worker, m, first) })
+			}
+		}
+	}
+}
+
+// open opens the stream; what serves it in process ends with ctx.
+func (k *link) open(ctx context.Context, served *sync.WaitGroup) (stream[control.LeaderMessage, control.WorkerMessage], error) {
+	if k.to == k.links.fleet.self() {
+		client, server := newPipe[control.LeaderMessage, control.WorkerMessage](ctx)
+		served.Go(func() { server.end(k.links.fleet.link(server)) })
+		return client, nil
+	}
+	conn, err := k.links.fleet.dial(k.to)
+	if err != nil {
+		return nil, err
+	}
+	return control.NewControlClient(conn).Link(ctx)
+}
+
+// write sends the first message, and then what there is to send.
+func (k *link) write(ctx context.Context, s stream[control.LeaderMessage, control.WorkerMessage]) error {
+	first := true
+	idle := time.NewTimer(idleLink)
+	defer idle.Stop()
+	for {
+		k.mu.Lock()
+		m := k.pending
+		k.pending = nil
+		k.mu.Unlock()
+		if m == nil && first {
+			m = &control.LeaderMessage{}
+		}
+		if m != nil {
+			if first {
+				first = false
+				m.From = k.links.fleet.self()
+				if k.serves() {
+					k.reign.introduce(m)
+				}
+			}
+			if err := s.Send(m); err != nil {
+				return err
+			}
+			idle.Reset(idleLink)
+		}
+		select {
+		case <-k.wake:
+		case <-idle.C:
+			if !k.serves() {
+				return errIdle
+			}
+			idle.Reset(idleLink)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,347 @@
+package agent
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader/match"
+)
+
+// mostUnread is how many messages' worth of decisions a gateway may leave unread
+// before its stream is cut: its queries are then submitted again, or nobody waits for them.
+const mostUnread = 1 << 16
+
+// A gateway is one that is connected to the leader by a Match stream.
+type gateway struct {
+	id      uint64
+	number  uint32
+	agent   string // "" of an SDK
+	queries map[uint64]*leaderQuery
+	// received counts the submits read from the stream.
+	received uint64
+	// out is what the loop has for it since the last flush; nil: nothing.
+	out *control.MatchMessage
+
+	mu      sync.Mutex
+	pending *control.MatchMessage // what is to be sent
+	unread  int                   // decisions in pending
+	wake    chan struct{}
+	cut     context.CancelCauseFunc
+}
+
+// A leaderQuery is what the loop remembers of a query that the matcher knows.
+type leaderQuery struct {
+	model *leaderModel
+	batch int
+	bytes uint64
+}
+
+// match implements leading.
+func (l *leader) match(s stream[control.MatchMessage, control.GatewayMessage]) error {
+	r := l.reigning()
+	if r == nil {
+		return l.errNotLeading()
+	}
+	ctx, cut := context.WithCancelCause(s.Context())
+	defer cut(nil)
+	g := &gateway{queries: map[uint64]*leaderQuery{}, wake: make(chan struct{}, 1), cut: cut}
+	hello := make(chan error, 1)
+	// The reader ends when this function returns, for then the stream does.
+	go r.read(g, s, hello, cut)
+	select {
+	case err := <-hello:
+		if err != nil {
+			return err
+		}
+	case <-r.ctx.Done():
+		return l.errNotLeading()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer r.post(func() { r.disconnect(g) })
+	for {
+		select {
+		case <-g.wake:
+			g.mu.Lock()
+			m := g.pending
+			g.pending, g.unread = nil, 0
+			g.mu.Unlock()
+			if m == nil {
+				continue
+			}
+			if err := s.Send(m); err != nil {
+				return err
+			}
+		case <-r.ctx.Done():
+			return l.errNotLeading()
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// read gives what a gateway says to the loop, until the stream ends.
+func (r *reign) read(g *gateway, s stream[control.MatchMessage, control.GatewayMessage], hello chan<- error, cut context.CancelCauseFunc) {
+	m, err := s.Recv()
+	if err != nil {
+		hello <- err
+		return
+	}
+	if err := checkHello(m.GetHello()); err != nil {
+		hello <- err
+		return
+	}
+	g.id, g.agent = m.GetHello().GetGateway(), m.GetHello().GetAgent()
+	r.post(func() { r.connect(g) })
+	hello <- nil
+	for err == nil {
+		said := m
+		r.post(func() { r.told(g, said) })
+		m, err = s.Recv()
+	}
+	cut(err)
+}
+
+func checkHello(h *control.GatewayHello) error {
+	switch {
+	case h == nil || h.GetGateway() == 0:
+		return status.Error(codes.InvalidArgument, "the first message on a Match stream must say hello, with the gateway's id")
+	case h.GetProtocol() != control.Protocol:
+		return status.Errorf(codes.FailedPrecondition, "the gateway speaks version %d of the protocol, this agent %d", h.GetProtocol(), control.Protocol)
+	}
+	return nil
+}
+
+// number numbers gateways for the matcher.
+func (r *reign) number(id uint64) uint32 {
+	n, ok := r.numbers[id]
+	if !ok {
+		n = uint32(len(r.numbers) + 1)
+		r.numbers[id] = n
+	}
+	return n
+}
+
+// connect takes a gateway in; on a new stream it submits everything anew.
+func (r *reign) connect(g *gateway) {
+	if former := r.gateways[g.id]; former != nil {
+		r.disconnect(former)
+		former.cut(status.Error(codes.Aborted, "the gateway has opened another stream"))
+	}
+	g.number = r.number(g.id)
+	r.gateways[g.id], r.byNumber[g.number] = g, g
+	r.leader.metrics.gateways.Set(float64(len(r.gateways)))
+	out := r.outbox(g)
+	out.Leadership = r.leader.leadership()
+	out.Prices, out.Profiles = r.prices, r.allProfiles()
+}
+
+// disconnect forgets a gateway and its queries.
+func (r *reign) disconnect(g *gateway) {
+	if r.gateways[g.id] != g {
+		return
+	}
+	delete(r.gateways, g.id)
+	delete(r.byNumber, g.number)
+	r.leader.metrics.gateways.Set(float64(len(r.gateways)))
+	r.parked = slices.DeleteFunc(r.parked, func(p *parked) bool { return p.gateway == g })
+	r.step(&match.Event{Kind: match.GatewayLost, Query: match.QueryID{Gateway: g.number}})
+}
+
+// outbox is what goes to a gateway at the next flush.
+func (r *reign) outbox(g *gateway) *control.MatchMessage {
+	if g.out == nil {
+		g.out = &control.MatchMessage{}
+		r.touched = append(r.touched, g)
+	}
+	return g.out
+}
+
+// flush hands what there is to the gateways' writers.
+func (r *reign) flush() {
+	for i, g := range r.touched {
+		r.touched[i] = nil
+		m := g.out
+		g.out = nil
+		m.Received = g.received
+		g.mu.Lock()
+		g.unread += 1 + len(m.Assign) + len(m.Reject) + len(m.OfferAgain)
+		g.pending = join(g.pending, m)
+		full := g.unread > mostUnread
+		g.mu.Unlock()
+		if full {
+			g.cut(status.Error(codes.ResourceExhausted, "the gateway does not read what the leader decides"))
+		}
+		signal(g.wake)
+	}
+	r.touched = r.touched[:0]
+}
+
+// revoke takes an assignment out of a message that was not sent yet, since in one
+// message what is offered again comes before what is assigned.
+func revoke(m *control.MatchMessage, sequence uint64, attempt uint32) {
+	m.Assign = slices.DeleteFunc(m.Assign, func(a *control.Assign) bool { return a.Sequence == sequence && a.Attempt == attempt })
+}
+
+// join adds a later message to an earlier one that was not sent yet.
+func join(earlier, later *control.MatchMessage) *control.MatchMessage {
+	if earlier == nil {
+		return later
+	}
+	for _, o := range later.OfferAgain {
+		revoke(earlier, o.Sequence, o.Attempt)
+	}
+	earlier.Received = later.Received
+	earlier.OfferAgain = append(earlier.OfferAgain, later.OfferAgain...)
+	earlier.Assign = append(earlier.Assign, later.Assign...)
+	earlier.Reject = append(earlier.Reject, later.Reject...)
+	earlier.Profiles = append(earlier.Profiles, later.Profiles...)
+	if later.Leadership != nil {
+		earlier.Leadership = later.Leadership
+	}
+	if later.Prices != nil {
+		earlier.Prices = later.Prices
+	}
+	return earlier
+}
+
+// told takes what a gateway says.
+func (r *reign) told(g *gateway, m *control.GatewayMessage) {
+	if r.gateways[g.id] != g {
+		return
+	}
+	for _, s := range m.GetSubmit() {
+		g.received++
+		r.submit(g, s)
+	}
+	if len(m.GetSubmit()) > 0 {
+		r.outbox(g) // acknowledges
+	}
+	for _, sequence := range m.GetCancel() {
+		delete(g.queries, sequence)
+		r.parked = slices.DeleteFunc(r.parked, func(p *parked) bool { return p.gateway == g && p.submit.GetSequence() == sequence })
+		r.step(&match.Event{Kind: match.Cancelled, Query: match.QueryID{Gateway: g.number, Sequence: sequence}})
+	}
+	for _, a := range m.GetUnused() {
+		if w := r.workers[a.GetAgent()]; w != nil && int(a.GetLane()) < len(w.lanes) {
+			ln := w.lanes[a.GetLane()]
+			var rest time.Duration
+			for _, h := range ln.held {
+				if h.query.Sequence != a.GetSequence() || h.query.Gateway != g.number {
+					rest += h.execution
+				}
+			}
+			r.answer(ln, match.Refused, match.QueryID{Gateway: g.number, Sequence: a.GetSequence()}, int(a.GetAttempt()), rest)
+		}
+	}
+}
+
+// submit takes a query.
+func (r *reign) submit(g *gateway, s *control.Submit) {
+	version := s.GetVersion()
+	if version == 0 {
+		version = r.newestOf(s.GetModel())
+	}
+	key := control.ModelKey(s.GetModel(), version)
+	q := &leaderQuery{model: r.models[key], batch: int(s.GetBatchSize()), bytes: s.GetBytes()}
+	if s.GetAttempts() == 0 {
+		r.arrived.add(r.now, 1)
+		r.study.arrived(key, q.batch, r.now)
+	}
+	if s.GetAgent() != "" && s.GetAttempts() > 0 {
+		w := r.workers[s.GetAgent()]
+		if w == nil && r.now.Sub(r.start) < settleTime && r.isMember(s.GetAgent()) {
+			r.parked = append(r.parked, &parked{g, s, r.now})
+			return
+		}
+		if w != nil && int(s.GetLane()) < len(w.lanes) {
+			g.queries[s.GetSequence()] = q
+			r.sent(g, s, q, w.lanes[s.GetLane()], key)
+			return
+		}
+	}
+	if q.model != nil && r.overloaded(q.model) {
+		q.model.count(r.now, tally{refused: 1})
+		r.leader.metrics.rejected.Inc()
+		r.reject(g, s.GetSequence(), match.Overloaded, q, max(r.expectedWait()-q.model.target, time.Millisecond))
+		return
+	}
+	g.queries[s.GetSequence()] = q
+	e := r.submission(match.Submitted, g, s, key)
+	r.step(&e)
+}
+
+// submission is the event of a submit. The way of the submit and, later, of the answer count as
+// waiting, for no decision avoids them.
+func (r *reign) submission(kind match.Kind, g *gateway, s *control.Submit, key string) match.Event {
+	e := match.Event{
+		Kind: kind, Query: match.QueryID{Gateway: g.number, Sequence: s.GetSequence()}, Attempt: int(s.GetAttempts()),
+		Model: key, BatchSize: int(min(s.GetBatchSize(), match.MaxBatchSize+1)),
+		Waited: max(0, time.Duration(s.GetWaitedNs())) + r.ahead.fixed, TimeLeft: time.Duration(s.GetTimeLeftNs()),
+	}
+	if e.TimeLeft < 0 {
+		e.TimeLeft = 1
+	}
+	return e
+}
+
+// sent takes a query that its gateway has sent to a lane already.
+func (r *reign) sent(g *gateway, s *control.Submit, q *leaderQuery, ln *lane, key string) {
+	e := r.submission(match.Sent, g, s, key)
+	e.Lane = ln.id
+	if ln.find(e.Query, e.Attempt) < 0 && q.model != nil {
+		a := attempt{query: e.Query, number: e.Attempt, bytes: q.bytes, grace: r.grace(ln, key, q.batch)}
+		if k := r.tables[tableKey{key, ln.worker.typ}]; k != nil && q.batch >= 1 && q.batch <= k.table.Largest() {
+			a.execution = k.table.Mean(q.batch)
+		}
+		if len(ln.held) == 0 {
+			ln.due = r.now.Add(a.execution + a.grace)
+		}
+		ln.held = append(ln.held, a)
+	}
+	r.step(&e)
+}
+
+// unpark has the parked queries of which ready is true considered again.
+func (r *reign) unpark(ready func(*parked) bool) {
+	var again []*parked
+	r.parked = slices.DeleteFunc(r.parked, func(p *parked) bool {
+		if ready(p) {
+			again = append(again, p)
+			return true
+		}
+		return false
+	})
+	for _, p := range again {
+		waited := r.now.Sub(p.heardAt)
+		p.submit.WaitedNs += int64(waited)
+		if p.submit.TimeLeftNs > 0 {
+			p.submit.TimeLeftNs = max(1, p.submit.TimeLeftNs-int64(waited))
+		}
+		r.submit(p.gateway, p.submit)
+	}
+}
+
+func (r *reign) isMember(name string) bool {
+	return slices.ContainsFunc(r.leader.fleet.view().GetMembers(), func(m *control.Member) bool { return m.GetName() == name })
+}
+
+// newestOf is the newest version of a model that a lane holds, or else a member.
+func (r *reign) newestOf(model string) int64 {
+	if v, ok := r.newest[model]; ok {
+		return v
+	}
+	newest := int64(0)
+	for _, m := range r.models {
+		if m.name == model {
+			newest = max(newest, m.version)
+		}
+	}
+	return newest
+}

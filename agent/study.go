@@ -1,0 +1,502 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles"
+)
+
+const (
+	// A profile is looked at again at once for its first queries, then at most so often.
+	studyFirst    = 32
+	studyInterval = 250 * time.Millisecond
+	// studyChange is by how much a mean or a quantile must change to be told.
+	studyChange = 0.01
+	// sureQueries is how many queries make a profile sure.
+	sureQueries = 16
+	// pricesInterval is how often prices are looked at while queries come.
+	pricesInterval = 2 * time.Second
+	// saveInterval is how often what was learned is kept.
+	saveInterval = time.Minute
+	// An agent gets a profile of its own when its factor departs from 1 by more than
+	// slowFrom, until it is within slowUntil; that is scaled anew when the factor changes by
+	// slowAgain. The factor counts when its standard error is at most slowError.
+	slowFrom, slowUntil, slowAgain, slowError = 0.10, 0.05, 0.05, 0.04
+	// mostObserved bounds what waits to be learned from; more is not.
+	mostObserved = 1 << 14
+	// mostBins is how many bins of batch sizes a model has in the fluid program.
+	mostBins = 100
+)
+
+// guess is the source of a profile of which nothing is known.
+const guess = "a guess, until a query has run"
+
+// A study learns from what has happened, and prices, beside a reign's loop: it
+// is told the pool, arrivals and answers, and gives advice. One goroutine, run's, has it all
+// but what the lock guards.
+type study struct {
+	reign *reign
+	book  *profiles.Book
+	wake  chan struct{}
+
+	mu           sync.Mutex
+	news         *pool // nil: as before
+	arrivals     []arrivalSeen
+	observations []observation
+
+	pool     *pool
+	monitors map[string]*profiles.Monitor // by model key
+	told     map[tableKey]toldProfile
+	scaled   map[string]float64 // the factor of those who have profiles of their own
+	solver   fluid.Solver
+	prices   []fluid.Price
+
+	unlooked, unpriced, unsaved bool // there is something to look at, price, save
+	looked, priced, saved       time.Time
+}
+
+// A pool is what a study must know of members and models.
+type pool struct {
+	members []poolMember
+	models  []poolModel
+}
+
+type poolMember struct {
+	member *control.Member
+	models []string // keys
+	lanes  int
+}
+
+type poolModel struct {
+	key     string
+	name    string
+	version int64
+	target  time.Duration
+	share   float64
+	largest int
+}
+
+type toldProfile struct {
+	table   *profiles.Table
+	largest int
+	sure    bool
+}
+
+type arrivalSeen struct {
+	model string
+	batch int
+	at    time.Time
+}
+
+type observation struct {
+	member    *control.Member
+	model     *leaderModel // only its name and version, which do not change
+	batch     int
+	execution time.Duration
+	at        time.Time
+}
+
+// Advice is what a study has found out.
+type advice struct {
+	profiles []profileAdvice
+	// factors is by agent, and slow the own type of those who have one; nil: as before.
+	factors       map[string]float64
+	slow          map[string]string
+	solution      *fluid.Solution // nil: as before
+	pricesChanged bool
+}
+
+type profileAdvice struct {
+	message *control.Profile
+	known   *known
+}
+
+func newStudy(r *reign) *study {
+	return &study{
+		reign: r, book: r.leader.book, wake: make(chan struct{}, 1), pool: &pool{},
+		monitors: map[string]*profiles.Monitor{}, told: map[tableKey]toldProfile{}, scaled: map[string]float64{},
+	}
+}
+
+// poolIs tells of the pool as it is now.
+func (s *study) poolIs(p *pool) {
+	s.mu.Lock()
+	s.news = p
+	s.mu.Unlock()
+	signal(s.wake)
+}
+
+// arrived tells of a query.
+func (s *study) arrived(model string, batch int, at time.Time) {
+	s.mu.Lock()
+	if len(s.arrivals) < mostObserved {
+		s.arrivals = append(s.arrivals, arrivalSeen{model, batch, at})
+	}
+	s.mu.Unlock()
+	signal(s.wake)
+}
+
+// observed tells of an answer.
+func (s *study) observed(member *control.Member, m *leaderModel, batch int, execution time.Duration, at time.Time) {
+	s.mu.Lock()
+	if len(s.observations) < mostObserved {
+		s.observations = append(s.observations, observation{member, m, batch, execution, at})
+	}
+	s.mu.Unlock()
+	signal(s.wake)
+}
+
+// suggest gives a profile to start from, that the leader before has told. It is called before run.
+func (s *study) suggest(p *control.Profile) {
+	var t profiles.Table
+	if strings.Contains(p.GetType(), "@") || json.Unmarshal(p.GetTable(), &t) != nil || t.Source() == guess {
+		return // then this agent starts from what it has itself
+	}
+	s.book.Begin(t.Key(), &t)
+}
+
+// run studies until ctx ends.
+func (s *study) run(ctx context.Context) {
+	s.saved = time.Now()
+	defer s.save()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-s.wake:
+		case <-timer.C:
+		case <-ctx.Done():
+			return
+		}
+		if next := s.look(time.Now()); next > 0 {
+			timer.Reset(next)
+		}
+	}
+}
+
+// look takes what there is and gives advice; it returns after how long there will be more to
+// do, 0 if only new events can bring it.
+func (s *study) look(now time.Time) (next time.Duration) {
+	s.mu.Lock()
+	news, arrivals, observations := s.news, s.arrivals, s.observations
+	s.news, s.arrivals, s.observations = nil, nil, nil
+	s.mu.Unlock()
+
+	a := &advice{}
+	if news != nil {
+		s.pool = news
+	}
+	for _, x := range arrivals {
+		s.monitor(x)
+	}
+	urgent := news != nil
+	for _, x := range observations {
+		key := s.key(x.member, x.model.name, x.model.version)
+		if s.book.Observe(key, x.batch, x.execution, x.member.GetName(), x.at) == nil {
+			s.unlooked, s.unsaved = true, true
+			urgent = urgent || s.book.Learner(key).Queries() <= studyFirst
+		}
+	}
+	if urgent || s.unlooked && now.Sub(s.looked) >= studyInterval {
+		s.looked, s.unlooked = now, false
+		s.compare(a)
+		s.tell(a)
+	}
+	s.unpriced = s.unpriced || news != nil || len(a.profiles) > 0 || len(arrivals) > 0 && now.Sub(s.priced) >= pricesInterval
+	if s.unpriced && (now.Sub(s.priced) >= studyInterval || s.prices == nil) {
+		s.priced, s.unpriced = now, false
+		s.price(a, now)
+	}
+	if s.unsaved && now.Sub(s.saved) >= saveInterval {
+		s.saved = now
+		s.save()
+	}
+	if len(a.profiles) > 0 || a.factors != nil || a.solution != nil {
+		s.reign.post(func() { s.reign.advise(a) })
+	}
+	switch {
+	case s.unlooked || s.unpriced:
+		return studyInterval
+	case s.unsaved:
+		return saveInterval
+	}
+	return 0
+}
+
+func (s *study) monitor(x arrivalSeen) {
+	m := s.monitors[x.model]
+	if m == nil {
+		if s.pool.model(x.model) == nil {
+			return // clients must not be able to make monitors
+		}
+		m = profiles.NewMonitor()
+		s.monitors[x.model] = m
+	}
+	if x.batch >= 1 && x.batch <= profiles.MaxBatchSize {
+		_ = m.Observe(x.batch, x.at) // what could be wrong has been checked
+	}
+}
+
+func (p *pool) model(key string) *poolModel {
+	for i := range p.models {
+		if p.models[i].key == key {
+			return &p.models[i]
+		}
+	}
+	return nil
+}
+
+// key names the profile of a version of a model on a member's lanes. The one lane of a machine
+// of a known type counts as the whole machine, and so does that of an emulated one.
+func (s *study) key(m *control.Member, model string, version int64) profiles.Key {
+	k := profiles.Key{
+		Model: model, Version: version, InstanceType: profiles.InstanceType(m.GetInstanceType()),
+		Provider: m.GetProvider(), Cores: int(m.GetCores()),
+	}
+	known, err := s.reign.leader.config.Catalogue.Lookup(k.InstanceType)
+	emulated := m.GetExecutor() == "emulated"
+	if err == nil && emulated {
+		k.Provider = known.Provider()
+	}
+	if m.GetLanes() == 1 && err == nil && (emulated || k.Provider == "cuda" || known.VCPUs == k.Cores) {
+		k.Cores = 0
+	}
+	return k
+}
+
+// typeOf is what the member's lanes are to the matcher.
+func (s *study) typeOf(m *control.Member) string {
+	if _, own := s.scaled[m.GetName()]; own {
+		return m.OwnLaneType()
+	}
+	return m.LaneType()
+}
+
+// compare finds out who departs from the type.
+func (s *study) compare(a *advice) {
+	type sum struct{ logs, weights float64 }
+	sums := map[string]*sum{}
+	for _, key := range s.book.Keys() {
+		agents := s.book.Learner(key).Agents()
+		if len(agents) < 2 {
+			continue
+		}
+		for _, g := range agents {
+			const floor = 0.01 // no factor is surer than this
+			w := 1 / (g.Error*g.Error + floor*floor)
+			x := sums[g.Name]
+			if x == nil {
+				x = &sum{}
+				sums[g.Name] = x
+			}
+			x.logs += w * math.Log(g.Factor)
+			x.weights += w
+		}
+	}
+	a.factors, a.slow = map[string]float64{}, map[string]string{}
+	there := map[string]bool{}
+	for _, p := range s.pool.members {
+		name := p.member.GetName()
+		there[name] = true
+		x := sums[name]
+		if x == nil {
+			delete(s.scaled, name)
+			continue
+		}
+		f := math.Exp(x.logs / x.weights)
+		a.factors[name] = f
+		scale, own := s.scaled[name]
+		switch away := math.Abs(f - 1); {
+		case x.weights < 1/(slowError*slowError):
+		case own && away < slowUntil:
+			delete(s.scaled, name)
+		case own && math.Abs(f/scale-1) > slowAgain, !own && away > slowFrom:
+			s.scaled[name] = f
+		}
+		if _, own := s.scaled[name]; own {
+			a.slow[name] = p.member.OwnLaneType()
+		}
+	}
+	maps.DeleteFunc(s.scaled, func(name string, _ float64) bool { return !there[name] })
+}
+
+// tell gives the profiles that are new or have changed.
+func (s *study) tell(a *advice) {
+	done := map[tableKey]bool{}
+	for _, p := range s.pool.members {
+		for _, modelKey := range p.models {
+			key := tableKey{modelKey, s.typeOf(p.member)}
+			m := s.pool.model(modelKey)
+			if done[key] || m == nil {
+				continue
+			}
+			done[key] = true
+			now := s.profile(p.member, m)
+			if scale, own := s.scaled[p.member.GetName()]; own {
+				now.table = now.table.Scale(scale)
+			}
+			if before, ok := s.told[key]; ok && before.largest == m.largest && before.sure == now.sure && sameLatency(before.table, now.table, m.largest) {
+				continue
+			}
+			advised, err := adviseProfile(key, now)
+			if err != nil {
+				s.reign.leader.log.Warn("a profile is of no use", "model", key.model, "type", key.typ, "error", err)
+				continue
+			}
+			s.told[key] = now
+			a.profiles = append(a.profiles, advised)
+		}
+	}
+}
+
+// profile is what is known of a model on a member's lanes, at the least a guess.
+func (s *study) profile(member *control.Member, m *poolModel) toldProfile {
+	key := s.key(member, m.name, m.version)
+	now := toldProfile{table: s.book.Table(key), largest: m.largest, sure: true}
+	if l := s.book.Learner(key); l != nil && l.Queries() < sureQueries && l.Queries() > 0 {
+		now.sure = false
+	}
+	if now.table == nil {
+		// Half of the QoS target for the largest batch: such a lane gets queries, and the first of them tells more.
+		knot := func(batch int, mean time.Duration) profiles.Knot {
+			mean = max(mean, 1)
+			return profiles.Knot{BatchSize: batch, Mean: mean, P50: mean, P90: mean * 11 / 10, P99: mean * 13 / 10, Error: 1}
+		}
+		knots := []profiles.Knot{knot(1, m.target/10)}
+		if m.largest > 1 {
+			knots = append(knots, knot(m.largest, m.target/2))
+		}
+		now.table, _ = profiles.NewTable(key, profiles.Inherited, guess, knots) // these knots are right
+		now.sure = false
+	}
+	return now
+}
+
+func adviseProfile(key tableKey, p toldProfile) (profileAdvice, error) {
+	table, err := match.NewTable(p.table, p.largest)
+	if err != nil {
+		return profileAdvice{}, err
+	}
+	data, err := json.Marshal(p.table)
+	if err != nil {
+		return profileAdvice{}, err
+	}
+	return profileAdvice{
+		message: &control.Profile{Model: key.model, Type: key.typ, Table: data},
+		known: &known{table: table, sure: p.sure, p99: func(batch int) time.Duration {
+			return p.table.Quantile(0.99, batch)
+		}},
+	}, nil
+}
+
+// sameLatency reports whether two profiles are alike.
+func sameLatency(a, b *profiles.Table, largest int) bool {
+	near := func(x, y time.Duration) bool {
+		return math.Abs(float64(x-y)) <= studyChange*float64(max(x, y))
+	}
+	for _, batch := range []int{1, max(1, largest/8), max(1, largest/3), max(1, largest*2/3), largest} {
+		if !near(a.Mean(batch), b.Mean(batch)) || !near(a.Quantile(0.8, batch), b.Quantile(0.8, batch)) {
+			return false
+		}
+	}
+	return true
+}
+
+// price solves the fluid program of the pool and the queries of late.
+func (s *study) price(a *advice, now time.Time) {
+	p := &fluid.Program{Unserved: 1}
+	places := map[string]int{} // of types
+	holds := map[tableKey]bool{}
+	for _, m := range s.pool.members {
+		if m.member.GetDraining() {
+			continue
+		}
+		typ := s.typeOf(m.member)
+		i, ok := places[typ]
+		if !ok {
+			i = len(p.Types)
+			places[typ] = i
+			p.Types = append(p.Types, fluid.Type{Name: typ})
+		}
+		p.Types[i].Count += m.lanes
+		for _, key := range m.models {
+			holds[tableKey{key, typ}] = true
+		}
+	}
+	for i := range s.pool.models {
+		m := &s.pool.models[i]
+		monitor := s.monitors[m.key]
+		if monitor == nil || monitor.Queries() == 0 {
+			continue
+		}
+		const over = 30 * time.Second
+		weight := monitor.Rate(now, over)
+		if weight <= 0 {
+			continue
+		}
+		p.Unserved = min(p.Unserved, 1-m.share)
+		width := (m.largest + mostBins - 1) / mostBins
+		for rest := monitor.Distribution(); len(rest) > 0; {
+			end := (rest[0].BatchSize + width - 1) / width * width
+			n := slices.IndexFunc(rest, func(x profiles.Share) bool { return x.BatchSize > end })
+			if n < 0 {
+				n = len(rest)
+			}
+			bin := fluid.Bin{Model: m.key, BatchSize: rest[n-1].BatchSize, Latency: make([]time.Duration, len(p.Types))}
+			for _, x := range rest[:n] {
+				bin.Share += x.Share * weight
+			}
+			for t := range p.Types {
+				key := tableKey{m.key, p.Types[t].Name}
+				if told, ok := s.told[key]; ok && holds[key] {
+					if l := told.table.Mean(bin.BatchSize); l <= m.target {
+						bin.Latency[t] = l
+					}
+				}
+			}
+			p.Bins = append(p.Bins, bin)
+			rest = rest[n:]
+		}
+	}
+	if len(p.Bins) == 0 || len(p.Types) == 0 {
+		return
+	}
+	p.Unserved = min(max(p.Unserved, 0), 0.5)
+	solution, err := s.solver.Solve(p)
+	if err != nil {
+		s.reign.leader.log.Warn("prices are not known", "error", err)
+		return
+	}
+	a.solution = solution
+	if solution.Rate > 0 && !samePrices(s.prices, solution.Prices) {
+		s.prices, a.pricesChanged = solution.Prices, true
+	}
+}
+
+// save keeps what was learned.
+func (s *study) save() {
+	if !s.unsaved {
+		return
+	}
+	s.unsaved = false
+	l := s.reign.leader
+	err := os.MkdirAll(l.config.StateDir, 0o755)
+	if err == nil {
+		err = s.book.Save(l.bookPath())
+	}
+	if err != nil {
+		l.log.Warn("what was learned is not kept", "error", fmt.Errorf("profiles: %w", err))
+	}
+}
