@@ -374,8 +374,13 @@ func (d *desk) attempted(q *query, v verdict, err error, now time.Time) (done bo
 		d.end(q, err)
 		return true
 	}
-	q.void, q.since = false, now
-	if d.link == linkOpen && !(q.submitted && q.waits) {
+	q.since = now
+	switch {
+	case q.submitted && q.waits: // the leader has given the attempt up already
+	case q.submitted: // the lane is not to be reserved for it any more
+		d.unused(&control.Assign{Sequence: q.sequence, Attempt: q.at.attempt, Agent: q.at.agent, Lane: q.at.lane})
+		fallthrough
+	case d.link == linkOpen:
 		d.stats.ResubmitsFailed++
 		d.submit(q, now)
 	}

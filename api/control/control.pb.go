@@ -712,8 +712,8 @@ type GatewayMessage struct {
 	Hello  *GatewayHello          `protobuf:"bytes,1,opt,name=hello,proto3" json:"hello,omitempty"`
 	Submit []*Submit              `protobuf:"bytes,2,rep,name=submit,proto3" json:"submit,omitempty"`
 	Cancel []uint64               `protobuf:"varint,3,rep,packed,name=cancel,proto3" json:"cancel,omitempty"` // sequence numbers whose outcome is decided
-	// unused are assignments, as they came, that were not carried out: the lane
-	// will not see these attempts, so nothing stays reserved for them.
+	// unused are assignments, as they came, that were not carried out, or failed: the
+	// lane will not run these attempts, so nothing stays reserved for them.
 	Unused        []*Assign `protobuf:"bytes,4,rep,name=unused,proto3" json:"unused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

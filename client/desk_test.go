@@ -1,0 +1,468 @@
+package client
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader/match"
+)
+
+// A deskRun drives a desk at random, as callers, leaders and workers might, and
+// checks what must hold after every step.
+type deskRun struct {
+	t        *testing.T
+	rng      *rand.Rand
+	d        desk
+	now      time.Time
+	callers  []*deskCaller
+	rows     map[uint64]uint32 // what the leader has: the last attempt it knows
+	assigned []*control.Assign // by this leader
+	lastID   uint64
+	reserved map[uint64]bool // by probe: true until released or taken
+	probing  []uint64        // queries that alone has returned
+	log      []string
+}
+
+// A deskCaller is the caller of a query.
+type deskCaller struct {
+	q        *query
+	attempt  bool // one is under way
+	aborted  bool
+	place    place
+	attempts int
+	outcomes int
+	looking  bool
+}
+
+func newDeskRun(t *testing.T, seed uint64) *deskRun {
+	return &deskRun{
+		t: t, rng: rand.New(rand.NewPCG(seed, 0)), now: time.Unix(0, 0), rows: map[uint64]uint32{}, reserved: map[uint64]bool{},
+		d: desk{queries: map[uint64]*query{}, grace: func(*query, string) time.Duration { return leastOverdue }},
+	}
+}
+
+func (r *deskRun) step(name string, args ...any) {
+	r.log = append(r.log, fmt.Sprintf("%v %s %v", r.now.Sub(time.Unix(0, 0)), name, args))
+}
+
+func (r *deskRun) arrive() {
+	r.callers = slices.DeleteFunc(r.callers, func(c *deskCaller) bool { return c.outcomes == 1 && r.rng.IntN(4) > 0 })
+	c := &deskCaller{}
+	c.q = &query{model: "m", batch: 1, arrival: r.now, wake: make(chan struct{}, 1)}
+	r.callers = append(r.callers, c)
+	r.d.arrive(c.q, r.now)
+	r.step("arrive", c.q.sequence)
+}
+
+// look is what a caller does when it is woken.
+func (r *deskRun) look(c *deskCaller) {
+	select {
+	case <-c.q.wake:
+	default:
+		return
+	}
+	if c.attempt {
+		r.t.Fatal("a caller was woken that makes an attempt")
+	}
+	p, ok := r.d.take(c.q, func() { c.aborted = true }, r.now)
+	switch {
+	case c.q.ended:
+		c.outcomes++
+	case ok:
+		r.step("take", c.q.sequence, p.agent, p.attempt)
+		c.attempt, c.aborted, c.place = true, false, p
+		c.attempts++
+		if p.reservation != 0 {
+			if !r.reserved[p.reservation] {
+				r.t.Fatalf("reservation %d is taken twice, or was released", p.reservation)
+			}
+			delete(r.reserved, p.reservation)
+		}
+	}
+}
+
+func (r *deskRun) attempted(c *deskCaller, v verdict) {
+	if c.aborted && v == final {
+		v = elsewhere
+	}
+	err := error(nil)
+	if v != answered {
+		err = status.Error(codes.Unavailable, "x")
+	}
+	r.step("attempted", c.q.sequence, v)
+	done := r.d.attempted(c.q, v, err, r.now)
+	c.attempt = false
+	if done != c.q.ended {
+		r.t.Fatalf("attempted says %v, the query has ended: %v", done, c.q.ended)
+	}
+	if done {
+		c.outcomes++
+		select {
+		case <-c.q.wake:
+		default:
+		}
+	}
+}
+
+// read is the leader reading what the gateway has said.
+func (r *deskRun) read() {
+	m := r.d.message
+	if m == nil {
+		return
+	}
+	r.d.message = nil
+	for _, s := range m.Submit {
+		r.rows[s.Sequence] = s.Attempts
+	}
+	for _, sequence := range m.Cancel {
+		delete(r.rows, sequence)
+	}
+	for _, a := range m.Unused {
+		if a.Agent == "" || a.Attempt == 0 {
+			r.t.Fatalf("unused is %v", a)
+		}
+	}
+	r.d.heard(r.d.submitted, r.now)
+}
+
+func (r *deskRun) released() {
+	for _, p := range r.d.released {
+		if !r.reserved[p.reservation] {
+			r.t.Fatalf("reservation %d is released twice, or was taken", p.reservation)
+		}
+		delete(r.reserved, p.reservation)
+	}
+	r.d.released = nil
+}
+
+func (r *deskRun) check() {
+	r.released()
+	n := 0
+	for q := r.d.first; q != nil; q = q.nxt {
+		n++
+		if r.d.queries[q.sequence] != q || q.ended {
+			r.t.Fatalf("query %d is in the list but not in the map, or has ended", q.sequence)
+		}
+		if q.submitted && r.d.link < linkOpen {
+			r.t.Fatalf("query %d is submitted to nobody", q.sequence)
+		}
+	}
+	if n != len(r.d.queries) {
+		r.t.Fatalf("%d in the list, %d in the map", n, len(r.d.queries))
+	}
+	for _, c := range r.callers {
+		q := c.q
+		if c.attempts > match.MaxAttempts || q.attempts != c.attempts {
+			r.t.Fatalf("query %d: %d attempts were made, the desk counts %d, the most is %d", q.sequence, c.attempts, q.attempts, match.MaxAttempts)
+		}
+		if c.outcomes > 1 {
+			r.t.Fatalf("query %d has %d outcomes", q.sequence, c.outcomes)
+		}
+		if c.attempt != (q.abort != nil) {
+			r.t.Fatalf("query %d: an attempt is under way: %v, the desk thinks so: %v", q.sequence, c.attempt, q.abort != nil)
+		}
+		if (q.hasNext || q.ended) && !c.attempt && c.outcomes == 0 && len(q.wake) == 0 {
+			r.t.Fatalf("query %d: nobody is told that it has a place or an end", q.sequence)
+		}
+		if q.hasNext && c.attempt && !c.aborted {
+			r.t.Fatalf("query %d is assigned anew, but its attempt goes on", q.sequence)
+		}
+	}
+}
+
+func (r *deskRun) pick() *deskCaller {
+	if len(r.callers) == 0 {
+		return nil
+	}
+	return r.callers[r.rng.IntN(len(r.callers))]
+}
+
+func (r *deskRun) assign(sequence uint64) {
+	a := &control.Assign{Sequence: sequence, Attempt: r.rows[sequence] + 1, Agent: fmt.Sprint("agent-", r.rng.IntN(4)), ExecutionNs: 1e6}
+	r.rows[sequence] = a.Attempt
+	r.assigned = append(r.assigned, a)
+	r.step("assign", a.Sequence, a.Attempt)
+	r.d.assign(a)
+}
+
+func (r *deskRun) random() {
+	r.now = r.now.Add(time.Duration(r.rng.IntN(10)) * time.Millisecond)
+	switch r.rng.IntN(18) {
+	case 0, 1:
+		if len(r.d.queries) < 4 { // few, so that much happens to each
+			r.arrive()
+		}
+	case 2, 3, 4:
+		if c := r.pick(); c != nil {
+			r.look(c)
+		}
+	case 5, 6:
+		if c := r.pick(); c != nil && c.attempt {
+			r.attempted(c, []verdict{answered, final, elsewhere, elsewhere, elsewhere, elsewhere}[r.rng.IntN(6)])
+		}
+	case 7: // the caller gives up
+		if c := r.pick(); c != nil && !c.q.ended && r.rng.IntN(4) == 0 {
+			r.step("end", c.q.sequence)
+			r.d.end(c.q, status.Error(codes.Canceled, "x"))
+			if c.attempt {
+				r.attempted(c, elsewhere)
+			}
+		}
+	case 8:
+		if r.rng.IntN(2) == 0 {
+			return
+		}
+		r.step("opened")
+		r.d.opened(&control.GatewayHello{}, r.now)
+		clear(r.rows)
+		r.assigned = nil
+	case 9:
+		if r.rng.IntN(3) == 0 {
+			r.step("closed")
+			r.d.closed(r.rng.IntN(2) == 0, r.now)
+			clear(r.rows)
+			r.assigned = nil
+		}
+	case 10:
+		r.d.check(r.now)
+	case 11:
+		if r.d.link >= linkOpen {
+			r.read()
+		}
+	case 12, 13:
+		if c := r.pick(); c != nil && r.d.link >= linkOpen {
+			if _, ok := r.rows[c.q.sequence]; ok || r.rng.IntN(10) == 0 { // or one it should not
+				r.assign(c.q.sequence)
+			}
+		}
+	case 14:
+		if len(r.assigned) > 0 {
+			a := r.assigned[r.rng.IntN(len(r.assigned))]
+			r.step("offer again", a.Sequence, a.Attempt)
+			r.d.offerAgain(&control.OfferAgain{Sequence: a.Sequence, Attempt: a.Attempt})
+		}
+	case 15:
+		if c := r.pick(); c != nil && r.rng.IntN(4) == 0 {
+			r.step("reject", c.q.sequence)
+			delete(r.rows, c.q.sequence)
+			r.d.reject(&control.Reject{Sequence: c.q.sequence, Reason: match.Overloaded.String()})
+		}
+	case 16:
+		if q := r.d.alone(r.now); q != nil {
+			r.step("alone", q.sequence)
+			q.probing = true
+			r.probing = append(r.probing, q.sequence)
+		}
+	case 17:
+		r.decide(r.rng.IntN(3) > 0)
+	}
+}
+
+func (r *deskRun) decide(somebody bool) {
+	if len(r.probing) == 0 {
+		return
+	}
+	sequence := r.probing[0]
+	r.probing = r.probing[1:]
+	r.step("decided", sequence, somebody)
+	if !somebody {
+		r.d.undecided(sequence, r.now.Add(probeAgain), nil)
+		return
+	}
+	r.lastID++
+	r.reserved[r.lastID] = true
+	r.d.decided(sequence, place{agent: "agent-9", reservation: r.lastID, took: time.Millisecond})
+}
+
+// finish has everybody behave from now on: with or without a leader, every
+// query must have its outcome soon.
+func (r *deskRun) finish(led bool) {
+	r.step("finish", led)
+	if led {
+		if r.d.link < linkOpen || r.rng.IntN(2) == 0 {
+			r.d.opened(&control.GatewayHello{}, r.now)
+			clear(r.rows)
+		}
+	} else {
+		r.d.closed(false, r.now)
+	}
+	for range 50 {
+		r.now = r.now.Add(200 * time.Millisecond)
+		if led {
+			r.read()
+			for _, c := range r.callers {
+				if q := c.q; !q.ended && q.submitted && q.waits {
+					r.assign(q.sequence)
+				}
+			}
+		} else {
+			for q := r.d.alone(r.now); q != nil; q = r.d.alone(r.now) {
+				q.probing = true
+				r.probing = append(r.probing, q.sequence)
+			}
+		}
+		for len(r.probing) > 0 {
+			r.decide(true)
+		}
+		r.check()
+		for _, c := range r.callers {
+			r.look(c)
+			if c.attempt {
+				if c.aborted {
+					r.attempted(c, elsewhere)
+				} else {
+					r.attempted(c, answered)
+				}
+			}
+			r.look(c)
+		}
+		r.check()
+	}
+	for _, c := range r.callers {
+		if c.outcomes != 1 {
+			r.t.Errorf("query %d has %d outcomes: %+v", c.q.sequence, c.outcomes, c.q)
+		}
+	}
+	if len(r.d.queries) > 0 || len(r.reserved) > 0 {
+		r.t.Errorf("%d queries and reservations %v are left", len(r.d.queries), r.reserved)
+	}
+}
+
+// TestDeskProperties: whatever happens in whatever order, a query has one
+// attempt at a time and at most match.MaxAttempts, exactly one outcome, and no
+// reservation is forgotten.
+func TestDeskProperties(t *testing.T) {
+	for seed := range uint64(1500) {
+		r := newDeskRun(t, seed)
+		t.Run("", func(t *testing.T) {
+			r.t = t
+			defer func() {
+				if t.Failed() {
+					t.Logf("seed %d", seed)
+					for _, line := range r.log[max(0, len(r.log)-60):] {
+						t.Log(line)
+					}
+				}
+			}()
+			for range 150 {
+				r.random()
+				r.check()
+			}
+			r.finish(seed%2 == 0)
+		})
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// TestSilence follows when a leader counts as silent, and as heard.
+func TestSilence(t *testing.T) {
+	r := newDeskRun(t, 0)
+	ms := func(n int) time.Time { return time.Unix(0, 0).Add(time.Duration(n) * time.Millisecond) }
+	at := func(n int, want linkState) {
+		t.Helper()
+		if r.d.check(ms(n)); r.d.link != want {
+			t.Errorf("at %d ms: link is %d, want %d", n, r.d.link, want)
+		}
+	}
+	r.d.opened(&control.GatewayHello{}, ms(0))
+	at(149, linkOpen)
+	at(151, linkSilent) // not one heartbeat
+	r.d.heard(0, ms(160))
+	at(161, linkOpen)
+	r.now = ms(170)
+	r.arrive()
+	r.arrive()
+	at(190, linkOpen)
+	at(191, linkSilent)
+	r.d.heard(1, ms(195)) // one of two
+	at(195, linkSilent)
+	if r.d.alone(ms(195)) == nil {
+		t.Error("nothing is decided alone")
+	}
+	r.d.heard(2, ms(200))
+	at(200, linkOpen)
+	if r.d.alone(ms(200)) != nil {
+		t.Error("something is decided alone")
+	}
+	// One that is usually slow has longer.
+	r.now = ms(300)
+	for range 50 {
+		r.now = r.now.Add(30 * time.Millisecond)
+		r.arrive()
+		r.d.heard(r.d.submitted, r.now.Add(30*time.Millisecond))
+	}
+	if got := r.d.silence().Round(time.Millisecond); got != 90*time.Millisecond {
+		t.Errorf("the leader has %v, want 90ms", got)
+	}
+	if !slices.IsSorted(r.d.submitOrder()) {
+		t.Error("submits out of order")
+	}
+}
+
+func (d *desk) submitOrder() (sequences []uint64) {
+	for _, s := range d.message.GetSubmit() {
+		sequences = append(sequences, s.Sequence)
+	}
+	return sequences
+}
+
+// TestDeskOfferedAgain follows one query whose attempts the leader gives up.
+func TestDeskOfferedAgain(t *testing.T) {
+	r := newDeskRun(t, 0)
+	r.d.opened(&control.GatewayHello{}, r.now)
+	r.arrive()
+	c := r.callers[0]
+	for n := uint32(1); n <= match.MaxAttempts; n++ {
+		r.d.assign(&control.Assign{Sequence: 1, Attempt: n, Agent: "a"})
+		if c.attempt { // the one before
+			if !c.aborted {
+				t.Fatalf("attempt %d goes on beside attempt %d", n-1, n)
+			}
+			r.attempted(c, elsewhere)
+		}
+		r.look(c)
+		r.d.offerAgain(&control.OfferAgain{Sequence: 1, Attempt: n})
+		if !c.attempt || c.aborted {
+			t.Fatalf("attempt %d does not go on although it may yet answer", n)
+		}
+	}
+	r.read()
+	r.d.assign(&control.Assign{Sequence: 1, Attempt: match.MaxAttempts + 1, Agent: "b"})
+	if m := r.d.message; c.aborted || len(m.GetUnused()) != 1 || !slices.Equal(m.GetCancel(), []uint64{1}) {
+		t.Errorf("after the last attempt: aborted %v, told %v; want it to go on, one assignment unused and query 1 cancelled", c.aborted, m)
+	}
+	r.attempted(c, answered)
+	if c.outcomes != 1 || c.q.err != nil {
+		t.Errorf("got %d outcomes, error %v; want the answer", c.outcomes, c.q.err)
+	}
+}
+
+// TestDeskFailedAfterOfferedAgain: the leader, who has given the attempt up
+// already, is not asked again.
+func TestDeskFailedAfterOfferedAgain(t *testing.T) {
+	for _, offered := range []bool{true, false} {
+		r := newDeskRun(t, 0)
+		r.d.opened(&control.GatewayHello{}, r.now)
+		r.arrive()
+		r.d.assign(&control.Assign{Sequence: 1, Attempt: 1, Agent: "a"})
+		r.look(r.callers[0])
+		r.read()
+		if offered {
+			r.d.offerAgain(&control.OfferAgain{Sequence: 1, Attempt: 1})
+		}
+		r.attempted(r.callers[0], elsewhere)
+		m := r.d.message
+		if offered && m != nil || !offered && (len(m.GetSubmit()) != 1 || len(m.GetUnused()) != 1) {
+			t.Errorf("offered again %v: told %v", offered, m)
+		}
+	}
+}
