@@ -25,7 +25,7 @@ type Node struct {
 	following bool
 	heardAt   time.Time // when top's leader was last heard under top; zero: never
 	brokenAt  time.Time // when its stream broke since; zero: it has not
-	successor string    // as top's leader last announced
+	successor string    // as top's leader last announced, which may be ourselves
 	doubting  bool
 	askedAt   time.Time // the oldest question to the leader without an answer; zero: none
 	// answer and lateness are how long the leader usually takes to answer, and how much
@@ -93,6 +93,15 @@ func (n *Node) Leading() bool { return n.leading }
 
 // Doubting reports whether the leader followed is silent for longer than usual.
 func (n *Node) Doubting() bool { return n.doubting }
+
+// Successor is whom the leader followed has announced to lead after it, empty if
+// nobody. When its stream breaks, that is where to re-submit first.
+func (n *Node) Successor() string {
+	if !n.following {
+		return ""
+	}
+	return n.successor
+}
 
 // Obeys reports whether a worker must accept control (a plan, loads, prices, whom
 // to report to) that names this leader and epoch: only from the highest claim that
@@ -237,7 +246,7 @@ func (n *Node) memberUp(id string, rank Rank) {
 	n.members = slices.Insert(n.members, i, &member{id: id, rank: rank})
 	switch {
 	case n.leading:
-		n.send(id, Message{Kind: Heartbeat, Claim: n.top, Successor: n.chooseSuccessor()})
+		n.send(id, Message{Kind: Heartbeat, Claim: n.top, Successor: n.successor})
 	case n.claiming && n.persisted:
 		n.send(id, Message{Kind: Propose, Claim: n.claim})
 	}
@@ -422,16 +431,16 @@ func (n *Node) lead() {
 		return
 	}
 	n.sendAt = n.now.Add(n.cfg.Heartbeat)
-	successor := n.chooseSuccessor()
-	if n.resigned && (successor == "" || !n.now.Before(n.resignBy)) {
+	n.successor = n.chooseSuccessor()
+	if n.resigned && (n.successor == "" || !n.now.Before(n.resignBy)) {
 		n.tell(Message{Kind: Resign, Claim: n.top})
 		n.stepDown(HandedOver)
 		n.lose(HandedOver)
 		return
 	}
-	n.tell(Message{Kind: Heartbeat, Claim: n.top, Successor: successor})
+	n.tell(Message{Kind: Heartbeat, Claim: n.top, Successor: n.successor})
 	if n.resigned {
-		n.send(successor, Message{Kind: Resign, Claim: n.top, Successor: successor})
+		n.send(n.successor, Message{Kind: Resign, Claim: n.top, Successor: n.successor})
 	}
 }
 

@@ -170,6 +170,9 @@ func (s *script) state() string {
 		reached, members := s.n.Reached()
 		leader += fmt.Sprintf(", leads, reaches %d of %d", reached, members)
 	}
+	if id := s.n.Successor(); id != "" {
+		leader += ", then " + id
+	}
 	if s.n.Doubting() {
 		leader += ", doubts"
 	}
