@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"math"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/leader/plan"
+	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/sim"
 	"github.com/muster-serve/muster/sim/figures"
 )
@@ -28,21 +30,34 @@ type planOptions struct {
 	types     []string
 	limits    []string // TYPE=N
 	planner   string
+	evaluator string
+	runs      int
 	policy    string
 	catalogue string
 	top       int
 	plotFile  string
 }
 
-// planners makes the planners by name.
-var planners = map[string]func(o *planOptions) plan.Planner{
-	"fluid":   func(o *planOptions) plan.Planner { return plan.Fluid{Top: o.top} },
-	"kairos":  func(o *planOptions) plan.Planner { return plan.Kairos{Top: o.top} },
-	"kairos+": func(o *planOptions) plan.Planner { return plan.KairosPlus{Top: o.top} },
+// planners makes the planners by name, for a run that draws from a seed.
+var planners = map[string]func(o *planOptions, seed uint64) plan.Planner{
+	"fluid":   func(o *planOptions, _ uint64) plan.Planner { return plan.Fluid{Top: o.top} },
+	"kairos":  func(o *planOptions, _ uint64) plan.Planner { return plan.Kairos{Top: o.top} },
+	"kairos+": func(o *planOptions, _ uint64) plan.Planner { return plan.KairosPlus{Top: o.top} },
+	"ribbon":  func(o *planOptions, seed uint64) plan.Planner { return plan.Ribbon{Seed: seed, Top: o.top} },
 }
 
-// defaultPlanner ended at the best configuration of all five models after one or two simulations.
-const defaultPlanner = "kairos+"
+const (
+	// kairos+ ended at the best configuration of all five models after one or two simulations.
+	defaultPlanner = "kairos+"
+	// A table has no profiles, which the others need.
+	defaultTablePlanner = "ribbon"
+)
+
+// The evaluators of --evaluator.
+const (
+	bySimulation = "sim"
+	byTable      = "table:"
+)
 
 func newPlanCommand() *cobra.Command {
 	var o planOptions
@@ -57,12 +72,20 @@ Planners:
   fluid    takes the configuration of the highest fluid limit; simulates none
   kairos   ranks by KAIROS's bound (Eq. 15) and takes one of the highest by its
            similarity rule; simulates none; plans for one model
-  kairos+  simulates by falling bound until no other configuration can be better
+  kairos+  evaluates by falling bound until no other configuration can be better
+  ribbon   evaluates what Bayesian optimisation expects most of; needs no profiles
+
+A configuration is evaluated by simulation, or looked up in a published table
+(--evaluator table:FILE, of the form {"4, 0, 1": [2.25, 99.24], ...}: counts of
+--types in their order, price in $/hr, percent of queries within QoS at the load
+that was measured). --runs repeats a search that draws at random and holds it
+against the best configuration of the table.
 
 ` + simInputHelp,
 		Example: `  muster plan --model rm2 --budget 2.5
   muster plan --model rm2 --rate 100
   muster plan --model wnd --budget 2.5 --max g4dn.xlarge=2 --planner kairos --json
+  muster plan --evaluator table:mtwnd.json --types g4dn.xlarge,c5.2xlarge,r5n.large --runs 30
   muster plan --model ncf=3 --model wnd --budget 4 --batch gaussian:250,100 --plot plan.png`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
@@ -74,7 +97,9 @@ Planners:
 	flags.Float64Var(&o.target, "target", 99, "percent of each model's queries that must meet their QoS target")
 	flags.StringSliceVar(&o.types, "types", nil, "instance types to choose from (default: all with a profile of the models)")
 	flags.StringSliceVar(&o.limits, "max", nil, "most instances of a type, as TYPE=N,TYPE=N")
-	flags.StringVar(&o.planner, "planner", defaultPlanner, "how to search: "+strings.Join(slices.Sorted(maps.Keys(planners)), ", "))
+	flags.StringVar(&o.planner, "planner", "", "how to search: "+strings.Join(slices.Sorted(maps.Keys(planners)), ", ")+" (default "+defaultPlanner+", with a table "+defaultTablePlanner+")")
+	flags.StringVar(&o.evaluator, "evaluator", bySimulation, "what says what a configuration is worth: sim, or table:FILE")
+	flags.IntVar(&o.runs, "runs", 1, "runs of a search in a table, seeds one apart; above 1: what they needed to find the best configuration")
 	flags.StringVar(&o.policy, "policy", "", "how queries are distributed (default "+sim.DefaultPolicy+")")
 	flags.StringVar(&o.catalogue, "catalogue", "", "YAML file of instance types and prices, beside those known")
 	flags.IntVar(&o.top, "top", plan.DefaultTop, "plans to show")
@@ -83,50 +108,136 @@ Planners:
 	return cmd
 }
 
+// A planning is a problem, and what evaluates for it.
+type planning struct {
+	*plan.Problem
+	evaluator  plan.Evaluator
+	simulation *sim.Evaluator // nil: a table evaluates
+	// described says what evaluates, and source where its numbers come from.
+	described, source string
+}
+
 func (o *planOptions) run(cmd *cobra.Command) error {
+	table, isTable := strings.CutPrefix(o.evaluator, byTable)
+	if o.planner == "" {
+		if o.planner = defaultPlanner; isTable {
+			o.planner = defaultTablePlanner
+		}
+	}
 	newPlanner := planners[o.planner]
-	if newPlanner == nil {
+	switch {
+	case newPlanner == nil:
 		return fmt.Errorf("planner %q is unknown, there are: %s", o.planner, strings.Join(slices.Sorted(maps.Keys(planners)), ", "))
-	}
-	if o.top < 1 {
+	case o.top < 1:
 		return fmt.Errorf("top is %d plans, want at least 1", o.top)
+	case o.runs < 1:
+		return fmt.Errorf("runs: %d, want at least 1", o.runs)
+	case o.runs > 1 && !isTable:
+		return errors.New("runs: the best configuration, against which they are held, is known of a table only: give --evaluator table:FILE")
+	case !isTable && o.evaluator != bySimulation:
+		return fmt.Errorf("evaluator %q is unknown, want %s or %sFILE", o.evaluator, bySimulation, byTable)
+	case !(o.target > 0 && o.target < 100):
+		return fmt.Errorf("target: %v %%, want within 0..100, such as 99", o.target)
 	}
-	p, e, source, err := o.problem(cmd)
+	open := o.openSimulation
+	if isTable {
+		open = func(cmd *cobra.Command) (*planning, error) { return o.openTable(cmd, table) }
+	}
+	p, err := open(cmd)
 	if err != nil {
 		return err
 	}
 	line := newStatusLine(cmd.ErrOrStderr())
 	defer line.done()
-	simulated := 0
-	watched := plan.EvaluatorFunc(func(ctx context.Context, c plan.Configuration) (plan.Estimate, error) {
-		line.show("%d configurations simulated, now %s", simulated, p.Name(c))
-		simulated++
-		return e.Evaluate(ctx, c)
-	})
-	r, err := newPlanner(o).Plan(cmd.Context(), p, watched)
-	if err != nil {
-		return fmt.Errorf("plan: %w", err)
+	run := func(run int) (*plan.Result, error) {
+		evaluated := 0
+		watched := plan.EvaluatorFunc(func(ctx context.Context, c plan.Configuration) (plan.Estimate, error) {
+			line.show("run %d: %d configurations evaluated, now %s", run+1, evaluated, p.Name(c))
+			evaluated++
+			return p.evaluator.Evaluate(ctx, c)
+		})
+		r, err := newPlanner(o, o.sim.seed+uint64(run)).Plan(cmd.Context(), p.Problem, watched)
+		if err != nil {
+			return nil, fmt.Errorf("plan: %w", err)
+		}
+		r.Plans = r.Plans[:min(o.top, len(r.Plans))]
+		return r, nil
 	}
-	r.Plans = r.Plans[:min(o.top, len(r.Plans))]
+	first, err := run(0)
+	if err != nil {
+		return err
+	}
+	var trials *plan.Trials
+	if o.runs > 1 {
+		if trials, err = plan.Try(cmd.Context(), p.Problem, p.evaluator, o.runs, run); err != nil {
+			return err
+		}
+	}
 	if o.plotFile != "" {
-		if err := o.plot(cmd, p, e, r, line); err != nil {
+		if err := o.plot(cmd, p, first, line); err != nil {
 			return err
 		}
 	}
 	line.done()
-	report := o.report(p, e, source, r)
+	report := o.report(p, first, trials)
 	if o.sim.json {
 		return printJSON(cmd.OutOrStdout(), report)
 	}
 	return report.writeText(cmd.OutOrStdout())
 }
 
-// problem is what the flags ask, and the simulation that evaluates for it.
-func (o *planOptions) problem(cmd *cobra.Command) (*plan.Problem, *sim.Evaluator, *sim.Source, error) {
-	fail := func(err error) (*plan.Problem, *sim.Evaluator, *sim.Source, error) { return nil, nil, nil, err }
+// openTable is the least cost of the load that a table was made of.
+func (o *planOptions) openTable(cmd *cobra.Command, path string) (*planning, error) {
+	for _, flag := range []string{"model", "rate", "plot"} {
+		if cmd.Flags().Changed(flag) {
+			return nil, fmt.Errorf("%s: a table is of one model at one rate, and has no bounds to draw; leave --%s away", flag, flag)
+		}
+	}
+	if len(o.types) == 0 {
+		return nil, errors.New("types: give --types in the order of the table's counts")
+	}
+	catalogue, err := readCatalogue(o.catalogue)
+	if err != nil {
+		return nil, err
+	}
+	types := make([]profiles.InstanceType, len(o.types))
+	for i, t := range o.types {
+		types[i] = profiles.InstanceType(t)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("evaluator: %w", err)
+	}
+	defer f.Close()
+	table, err := plan.ReadTable(path, f, types, catalogue)
+	if err != nil {
+		return nil, fmt.Errorf("evaluator: %w", err)
+	}
+	p := table.Problem(o.target / 100)
+	if cmd.Flags().Changed("budget") {
+		if !(o.budget > 0) {
+			return nil, fmt.Errorf("budget: %v $/hr, want above 0", o.budget)
+		}
+		p.Budget = o.budget
+	}
+	limits := make([]int, len(p.Types))
+	for i, t := range p.Types {
+		limits[i] = t.Max
+	}
+	if err := setLimits(p, o.limits); err != nil {
+		return nil, err
+	}
+	for i := range p.Types {
+		p.Types[i].Max = min(p.Types[i].Max, limits[i]) // the table knows no more
+	}
+	return &planning{Problem: p, evaluator: table, described: "looked up", source: path}, p.Validate()
+}
+
+// openSimulation is what the flags ask, and the simulation that evaluates for it.
+func (o *planOptions) openSimulation(cmd *cobra.Command) (*planning, error) {
 	source, err := sim.OpenSource(o.sim.samples)
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
 	types := o.types
 	if len(types) == 0 {
@@ -134,22 +245,22 @@ func (o *planOptions) problem(cmd *cobra.Command) (*plan.Problem, *sim.Evaluator
 	}
 	cfg, source, err := o.sim.config(types)
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
 	prices, err := readPrices(o.catalogue, types)
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
 	p := sim.Problem(cfg.Models, prices)
 	if err := o.objective(cmd, p); err != nil {
-		return fail(err)
+		return nil, err
 	}
 	if err := setLimits(p, o.limits); err != nil {
-		return fail(err)
+		return nil, err
 	}
 	a, err := plan.Analyse(p)
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
 	cfg.Policy, cfg.Rate = o.policy, p.Rate
 	for i := range cfg.Models {
@@ -158,10 +269,15 @@ func (o *planOptions) problem(cmd *cobra.Command) (*plan.Problem, *sim.Evaluator
 		// What is planned for is what can be served.
 		sizes := a.Problem.Models[i].BatchSizes
 		if m.BatchSizes, err = m.BatchSizes.AtMost(sizes[len(sizes)-1].BatchSize); err != nil {
-			return fail(err)
+			return nil, err
 		}
 	}
-	return p, &sim.Evaluator{Config: cfg, Types: types, Seeds: o.sim.seeds, Objective: p.Objective}, source, nil
+	e := &sim.Evaluator{Config: cfg, Types: types, Seeds: o.sim.seeds, Objective: p.Objective}
+	policy := o.policy
+	if policy == "" {
+		policy = sim.DefaultPolicy
+	}
+	return &planning{p, e, e, "simulated under " + policy, source.String()}, nil
 }
 
 // objective sets what the problem is to make best: a rate asks for the least cost.
@@ -179,9 +295,6 @@ func (o *planOptions) objective(cmd *cobra.Command, p *plan.Problem) error {
 		return fmt.Errorf("budget: %v $/hr, want above 0", o.budget)
 	}
 	p.Budget = o.budget
-	if !(o.target > 0 && o.target < 100) {
-		return fmt.Errorf("target: %v %%, want within 0..100, such as 99", o.target)
-	}
 	p.Target = o.target / 100
 	return nil
 }
@@ -237,8 +350,8 @@ func typeNames(p *plan.Problem) string {
 }
 
 // plot simulates the throughput of every plan and draws it beside the bound and the price.
-func (o *planOptions) plot(cmd *cobra.Command, p *plan.Problem, e *sim.Evaluator, r *plan.Result, line *statusLine) error {
-	throughput := *e
+func (o *planOptions) plot(cmd *cobra.Command, p *planning, r *plan.Result, line *statusLine) error {
+	throughput := *p.simulation
 	throughput.Objective = plan.MostThroughput
 	simulated := make([]plan.Estimate, len(r.Plans))
 	names := make([]string, len(r.Plans))
@@ -258,7 +371,7 @@ func (o *planOptions) plot(cmd *cobra.Command, p *plan.Problem, e *sim.Evaluator
 			one.Evaluated, one.Predicted, one.StdErr = true, min(simulated[i].Value, one.FluidLimit), simulated[i].StdErr
 		}
 	}
-	title := fmt.Sprintf("%s: plans by %s (%s)", strings.Join(o.sim.models, ", "), o.planner, typeNames(p))
+	title := fmt.Sprintf("%s: plans by %s (%s)", strings.Join(o.sim.models, ", "), o.planner, typeNames(p.Problem))
 	err := writeFile(o.plotFile, func(w io.Writer) error { return figures.DrawPlans(w, title, names, r.Plans, simulated) })
 	if err == nil {
 		line.done()
@@ -267,11 +380,13 @@ func (o *planOptions) plot(cmd *cobra.Command, p *plan.Problem, e *sim.Evaluator
 	return err
 }
 
+const leastCost = "least cost"
+
 // A planReport is what `muster plan` prints.
 type planReport struct {
 	Planner   string   `json:"planner"`
 	Objective string   `json:"objective"`
-	Models    []string `json:"models"`
+	Models    []string `json:"models,omitempty"`
 	// Evaluator says what evaluated, and Source where the latencies come from.
 	Evaluator   string           `json:"evaluator"`
 	Source      string           `json:"source"`
@@ -284,6 +399,12 @@ type planReport struct {
 	Log         []loggedEstimate `json:"evaluation_log"`
 	Notes       []string         `json:"notes,omitempty"`
 	Doubt       string           `json:"doubt,omitempty"`
+
+	// What repeated runs needed until they found the best configuration; the rest is of the first run.
+	*plan.Trials
+	Optimum      map[string]int `json:"optimum,omitempty"`
+	OptimumPrice float64        `json:"optimum_price_usd_per_hour,omitempty"`
+	optimum      string
 }
 
 type plannedFleet struct {
@@ -317,20 +438,15 @@ type loggedEstimate struct {
 	StdErr        float64        `json:"standard_error"`
 }
 
-func (o *planOptions) report(p *plan.Problem, e *sim.Evaluator, source *sim.Source, r *plan.Result) *planReport {
-	policy := e.Config.Policy
-	if policy == "" {
-		policy = sim.DefaultPolicy
-	}
+func (o *planOptions) report(p *planning, r *plan.Result, trials *plan.Trials) *planReport {
 	report := &planReport{
-		Planner: o.planner, Objective: "most throughput", Models: o.sim.models,
-		Evaluator: "simulation under " + policy, Source: source.String(),
+		Planner: o.planner, Objective: "most throughput", Models: o.sim.models, Evaluator: p.described, Source: p.source,
 		Budget: p.Budget, Rate: p.Rate, Target: o.target,
 		Evaluations: len(r.Evaluations), SearchSpace: r.SearchSpace, Notes: r.Notes, Doubt: r.Doubt,
 		Log: []loggedEstimate{},
 	}
 	if p.Objective == plan.LeastCost {
-		report.Objective = "least cost"
+		report.Objective = leastCost
 	}
 	counts := func(c plan.Configuration) map[string]int {
 		m := map[string]int{}
@@ -338,6 +454,12 @@ func (o *planOptions) report(p *plan.Problem, e *sim.Evaluator, source *sim.Sour
 			m[string(p.Types[i].Name)] = n
 		}
 		return m
+	}
+	if trials != nil {
+		t := *trials
+		t.Mean, t.Ended, t.Violating, t.Cost = rounded(t.Mean), rounded(t.Ended), rounded(t.Violating), rounded(t.Cost)
+		report.Trials = &t
+		report.Optimum, report.OptimumPrice, report.optimum = counts(trials.Optimum), rounded(trials.OptimumPrice), p.Name(trials.Optimum)
 	}
 	for _, one := range r.Plans {
 		f := plannedFleet{
@@ -365,26 +487,36 @@ func (o *planOptions) report(p *plan.Problem, e *sim.Evaluator, source *sim.Sour
 // writeText writes a table that a person can decide from.
 func (r *planReport) writeText(w io.Writer) error {
 	var b strings.Builder
-	asked := fmt.Sprintf("the most throughput within %v $/hr", r.Budget)
-	if r.Rate > 0 {
-		asked = fmt.Sprintf("the least cost for %v queries/s", r.Rate)
+	asked := fmt.Sprintf("%s within %v $/hr", r.Objective, r.Budget)
+	if r.Objective == leastCost {
+		asked = r.Objective
+		if r.Rate > 0 {
+			asked += fmt.Sprintf(" for %v queries/s", r.Rate)
+		}
 		if r.Budget > 0 {
 			asked += fmt.Sprintf(", within %v $/hr", r.Budget)
 		}
 	}
-	fmt.Fprintf(&b, "%s: %s, %v %% of the queries within QoS\n", strings.Join(r.Models, ", "), asked, r.Target)
-	fmt.Fprintf(&b, "planner %s: %d of %d configurations evaluated (%s, %s)\n\n", r.Planner, r.Evaluations, r.SearchSpace, r.Evaluator, r.Source)
+	if len(r.Models) > 0 {
+		fmt.Fprintf(&b, "%s: ", strings.Join(r.Models, ", "))
+	}
+	fmt.Fprintf(&b, "%s, %v %% of the queries within QoS\n", asked, r.Target)
+	fmt.Fprintf(&b, "planner %s: %d of %d configurations %s (%s)\n\n", r.Planner, r.Evaluations, r.SearchSpace, r.Evaluator, r.Source)
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\t$/hr\texpected\tbound\tconfiguration\twhy")
 	for i, one := range r.Plans {
 		expected := fmt.Sprintf("%.1f queries/s by the bound", one.Predicted)
 		switch {
-		case one.Evaluated && r.Rate > 0:
-			expected = fmt.Sprintf("%.2f ± %.2f %% within QoS", 100*one.Satisfaction, 100*one.StdErr)
+		case one.Evaluated && r.Objective == leastCost:
+			expected = fmt.Sprintf("%.2f%s %% within QoS", 100*one.Satisfaction, plusMinus(100*one.StdErr, 2))
 		case one.Evaluated:
-			expected = fmt.Sprintf("%.1f ± %.1f queries/s", one.Predicted, one.StdErr)
+			expected = fmt.Sprintf("%.1f%s queries/s", one.Predicted, plusMinus(one.StdErr, 1))
 		}
-		fmt.Fprintf(t, "%d\t%.3f\t%s\t%.1f\t%s\t%s\n", i+1, one.Price, expected, one.Bound, one.name, one.Reason)
+		bound := "-" // a table has none
+		if one.Bound > 0 {
+			bound = fmt.Sprintf("%.1f", one.Bound)
+		}
+		fmt.Fprintf(t, "%d\t%.3f\t%s\t%s\t%s\t%s\n", i+1, one.Price, expected, bound, one.name, one.Reason)
 	}
 	t.Flush()
 	if first := r.Plans[0]; len(first.Gains) > 0 {
@@ -394,6 +526,11 @@ func (r *planReport) writeText(w io.Writer) error {
 		}
 		t.Flush()
 	}
+	if r.Trials != nil {
+		fmt.Fprintf(&b, "\n%d runs, until they evaluated the best configuration, %s at %.4g $/hr: %.1f evaluations in the mean, median %v, at worst %d; %d runs did not.\n"+
+			"Until then %.1f evaluations missed the target; the search cost %.2f %% of evaluating all. The runs ended by themselves after %.1f evaluations.\n",
+			r.Runs, r.optimum, r.OptimumPrice, r.Mean, r.Median, r.Worst, r.Failed, r.Violating, r.Cost, r.Ended)
+	}
 	if r.Doubt != "" {
 		fmt.Fprintf(&b, "\nNot sure: %s.\n", r.Doubt)
 	}
@@ -402,6 +539,14 @@ func (r *planReport) writeText(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// plusMinus writes a standard error, and nothing where it is not known.
+func plusMinus(standardError float64, decimals int) string {
+	if standardError == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" ± %.*f", decimals, standardError)
 }
 
 // rounded keeps six decimals: processors differ in the last digits.

@@ -11,10 +11,14 @@ import (
 
 func TestPlanBadInput(t *testing.T) {
 	dir := writeFiles(t, map[string]string{
-		"shares.csv": "batch_size,weight\n10,0.5\n20,0.3\n",
-		"free.yaml":  "instance_types:\n  - {type: r5n.large, price_usd_per_hour: 0, vcpus: 2, memory_gib: 16, class: memory-optimized}\n",
-		"debt.yaml":  "instance_types:\n  - {type: r5n.large, price_usd_per_hour: -1, vcpus: 2, memory_gib: 16, class: memory-optimized}\n",
+		"shares.csv":    "batch_size,weight\n10,0.5\n20,0.3\n",
+		"free.yaml":     "instance_types:\n  - {type: r5n.large, price_usd_per_hour: 0, vcpus: 2, memory_gib: 16, class: memory-optimized}\n",
+		"debt.yaml":     "instance_types:\n  - {type: r5n.large, price_usd_per_hour: -1, vcpus: 2, memory_gib: 16, class: memory-optimized}\n",
+		"missing.json":  `{"0, 1": [0.15, 50], "1, 0": [0.53, 99.5]}`,
+		"contrary.json": `{"0, 1": [0.15, 50], "1, 0": [0.53, 99.5], "1, 1": [0.68, 99.9], "0,1": [0.15, 60]}`,
+		"good.json":     `{"0, 1": [0.15, 50], "1, 0": [0.53, 98], "1, 1": [0.68, 98.9]}`,
 	})
+	const types = " --types g4dn.xlarge,r5n.large"
 	for args, want := range map[string]string{
 		"":                                 "give --model",
 		"--model rm2":                      "give --budget for the most throughput, or --rate",
@@ -27,22 +31,33 @@ func TestPlanBadInput(t *testing.T) {
 		"--model rm2 --budget 1000":        "lower the budget, limit how many of a type",
 		"--model rm2 --rate 0":             "rate: 0",
 		"--model rm2 --rate 10 --budget 0": "budget: 0",
-		"--model rm2 --budget 2 --target 0.99999 --qos-ms -1":      "qos-ms: -1",
-		"--model rm2 --budget 2 --target 100":                      "target: 100",
-		"--model rm2 --budget 2 --qos-ms 1":                        "the fastest answer to the smallest query, of batch size 1, takes",
-		"--model rm2 --budget 4 --types g4dn.xlarge,p3.2xlarge":    "p3.2xlarge",
-		"--model rm2 --budget 2 --types g4dn.xlarge,g4dn.xlarge":   "g4dn.xlarge is named twice",
-		"--model rm2 --budget 2 --max r5n.large":                   "want TYPE=N",
-		"--model rm2 --budget 2 --max r5n.large=-1":                "want TYPE=N",
-		"--model rm2 --budget 2 --max m5.xlarge=1":                 "m5.xlarge is not among the types to choose from: g4dn.xlarge, c5n.2xlarge",
-		"--model rm2 --budget 2 --max r5n.large=0":                 "out of --types instead",
-		"--model rm2 --budget 2 --planner best":                    "there are: fluid, kairos, kairos+",
-		"--model rm2 --budget 2 --top 0":                           "top is 0",
-		"--model rm2 --budget 2 --policy best --max r5n.large=1":   "there are: clockwork-cheapest",
-		"--model rm2 --model wnd --budget 2 --planner kairos":      "for several use the fluid planner",
-		"--model rm2 --budget 2 --batch " + dir + "/shares.csv":    "add up to 0.8, want 1",
-		"--model rm2 --budget 2 --catalogue " + dir + "/free.yaml": "price_usd_per_hour is 0, want a number above 0",
-		"--model rm2 --budget 2 --catalogue " + dir + "/debt.yaml": "price_usd_per_hour is -1, want a number above 0",
+		"--model rm2 --budget 2 --target 0.99999 --qos-ms -1":                   "qos-ms: -1",
+		"--model rm2 --budget 2 --target 100":                                   "target: 100",
+		"--model rm2 --budget 2 --qos-ms 1":                                     "the fastest answer to the smallest query, of batch size 1, takes",
+		"--model rm2 --budget 4 --types g4dn.xlarge,p3.2xlarge":                 "p3.2xlarge",
+		"--model rm2 --budget 2 --types g4dn.xlarge,g4dn.xlarge":                "g4dn.xlarge is named twice",
+		"--model rm2 --budget 2 --max r5n.large":                                "want TYPE=N",
+		"--model rm2 --budget 2 --max r5n.large=-1":                             "want TYPE=N",
+		"--model rm2 --budget 2 --max m5.xlarge=1":                              "m5.xlarge is not among the types to choose from: g4dn.xlarge, c5n.2xlarge",
+		"--model rm2 --budget 2 --max r5n.large=0":                              "out of --types instead",
+		"--model rm2 --budget 2 --planner best":                                 "there are: fluid, kairos, kairos+",
+		"--model rm2 --budget 2 --runs 3":                                       "give --evaluator table:FILE",
+		"--model rm2 --budget 2 --runs 0":                                       "runs: 0",
+		"--model rm2 --budget 2 --evaluator live":                               "want sim or table:FILE",
+		"--evaluator table:" + dir + "/good.json":                               "give --types in the order",
+		"--evaluator table:no-such" + types:                                     "no-such",
+		"--model rm2 --evaluator table:" + dir + "/good.json" + types:           "leave --model away",
+		"--planner kairos --evaluator table:" + dir + "/good.json" + types:      "ribbon needs none",
+		"--runs 2 --evaluator table:" + dir + "/good.json" + types:              "no configuration meets the target of 99 %",
+		"--evaluator table:" + dir + "/missing.json" + types:                    "missing, such as (1,1): add them",
+		"--evaluator table:" + dir + "/contrary.json" + types:                   `row "0,1" contradicts one before it`,
+		"--evaluator table:" + dir + "/good.json --types r5n.large,g4dn.xlarge": "in the table's order",
+		"--model rm2 --budget 2 --top 0":                                        "top is 0",
+		"--model rm2 --budget 2 --policy best --max r5n.large=1":                "there are: clockwork-cheapest",
+		"--model rm2 --model wnd --budget 2 --planner kairos":                   "for several use the fluid planner",
+		"--model rm2 --budget 2 --batch " + dir + "/shares.csv":                 "add up to 0.8, want 1",
+		"--model rm2 --budget 2 --catalogue " + dir + "/free.yaml":              "price_usd_per_hour is 0, want a number above 0",
+		"--model rm2 --budget 2 --catalogue " + dir + "/debt.yaml":              "price_usd_per_hour is -1, want a number above 0",
 	} {
 		stdout, _, err := execute(t, append([]string{"plan"}, strings.Fields(args)...)...)
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -123,9 +138,35 @@ func TestPlan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"the most throughput within 1.2 $/hr", "planner fluid: 0 of", "g4dn.xlarge=1,r5n.large=4", "What limits the first: time on", "a $/hr"} {
+	for _, want := range []string{"most throughput within 1.2 $/hr", "planner fluid: 0 of", "g4dn.xlarge=1,r5n.large=4", "What limits the first: time on", "a $/hr"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("no %q in\n%s", want, stdout)
 		}
+	}
+}
+
+func TestPlanTable(t *testing.T) {
+	const published = "../../../shared/reference/ribbon/mtwnd.json"
+	stdout, _, err := execute(t, "plan", "--evaluator", "table:"+published, "--types", "g4dn.xlarge,c5.2xlarge,r5n.large", "--target", "99", "--runs", "2", "--seed", "7", "--json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r map[string]any
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]any{"planner": "ribbon", "runs": 2., "failed_runs": 0., "search_space": 857., "optimum_price_usd_per_hour": 2.253} {
+		if r[key] != want {
+			t.Errorf("%s is %v, want %v", key, r[key], want)
+		}
+	}
+	for _, key := range []string{"evaluations", "evaluations_mean", "evaluations_median", "evaluations_worst", "violating_evaluations_mean", "exploration_cost_percent"} {
+		if v, _ := r[key].(float64); v <= 0 {
+			t.Errorf("%s is %v", key, r[key])
+		}
+	}
+	stdout, _, err = execute(t, "plan", "--evaluator", "table:"+published, "--types", "g4dn.xlarge,c5.2xlarge,r5n.large", "--max", "g4dn.xlarge=4", "--runs", "2")
+	if err != nil || !strings.Contains(stdout, "2 runs, until they evaluated the best configuration, g4dn.xlarge=4,r5n.large=1 at 2.253 $/hr") {
+		t.Errorf("%v, %s", err, stdout)
 	}
 }

@@ -312,14 +312,19 @@ The bars are drawn to a PNG file. The search takes minutes for all models.
 	return cmd
 }
 
+// readCatalogue is the catalogue, extended by a file if one is given.
+func readCatalogue(file string) (*profiles.Catalogue, error) {
+	if file == "" {
+		return profiles.DefaultCatalogue(), nil
+	}
+	return profiles.DefaultCatalogue().ExtendFile(file)
+}
+
 // readPrices looks the types' prices up in the catalogue, extended by a file if one is given.
 func readPrices(file string, types []string) ([]sim.Price, error) {
-	catalogue := profiles.DefaultCatalogue()
-	if file != "" {
-		var err error
-		if catalogue, err = catalogue.ExtendFile(file); err != nil {
-			return nil, err
-		}
+	catalogue, err := readCatalogue(file)
+	if err != nil {
+		return nil, err
 	}
 	return sim.Prices(catalogue, types)
 }

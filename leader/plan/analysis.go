@@ -42,7 +42,7 @@ func Analyse(p *Problem) (*Analysis, error) {
 		return nil, err
 	}
 	if len(p.Models) == 0 {
-		return nil, errors.New("no models: this planner reads latency profiles, which a table does not have")
+		return nil, errors.New("no models: this planner reads latency profiles, which a published table does not have; ribbon needs none")
 	}
 	if len(p.Types) > maxTypes {
 		return nil, fmt.Errorf("%d instance types, want at most %d", len(p.Types), maxTypes)
