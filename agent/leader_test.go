@@ -26,9 +26,9 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// A testFleet is a fleet of leading halves and made-up workers, in virtual time.
+// A leaderWorld is a fleet of leading halves and made-up workers, in virtual time.
 // What they send takes oneWay.
-type testFleet struct {
+type leaderWorld struct {
 	t      *testing.T
 	oneWay time.Duration
 
@@ -40,7 +40,7 @@ type testFleet struct {
 // A testNode is an agent: a real leading half (nil if its role is never) and a
 // worker with one lane that takes what latency says.
 type testNode struct {
-	world   *testFleet
+	world   *leaderWorld
 	name    string
 	leader  *leader
 	cancel  context.CancelFunc
@@ -75,8 +75,8 @@ type testLink struct {
 	out  chan *control.WorkerMessage
 }
 
-func newTestFleet(t *testing.T) *testFleet {
-	return &testFleet{t: t, oneWay: 100 * time.Microsecond, nodes: map[string]*testNode{}}
+func newLeaderWorld(t *testing.T) *leaderWorld {
+	return &leaderWorld{t: t, oneWay: 100 * time.Microsecond, nodes: map[string]*testNode{}}
 }
 
 func testModel(name string, target time.Duration) *control.Model {
@@ -96,7 +96,7 @@ type writerFunc func([]byte) (int, error)
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // add starts an agent; rank 0 never leads.
-func (w *testFleet) add(name string, cores int, latency func(int) time.Duration, change ...func(*leaderConfig)) *testNode {
+func (w *leaderWorld) add(name string, cores int, latency func(int) time.Duration, change ...func(*leaderConfig)) *testNode {
 	w.t.Helper()
 	rank := election.Rank(0)
 	role := election.Never
@@ -139,7 +139,7 @@ func (w *testFleet) add(name string, cores int, latency func(int) time.Duration,
 
 // kill ends an agent; its address refuses connections from then on. gossip says whether the
 // others are told at once.
-func (w *testFleet) kill(n *testNode, gossip bool) {
+func (w *leaderWorld) kill(n *testNode, gossip bool) {
 	n.cancel()
 	<-n.stopped
 	n.served.Wait()
@@ -152,13 +152,13 @@ func (w *testFleet) kill(n *testNode, gossip bool) {
 }
 
 // stop ends all agents.
-func (w *testFleet) stop() {
+func (w *leaderWorld) stop() {
 	for _, n := range w.all() {
 		w.kill(n, false)
 	}
 }
 
-func (w *testFleet) all() []*testNode {
+func (w *leaderWorld) all() []*testNode {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var all []*testNode
@@ -168,14 +168,14 @@ func (w *testFleet) all() []*testNode {
 	return all
 }
 
-func (w *testFleet) node(name string) *testNode {
+func (w *leaderWorld) node(name string) *testNode {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.nodes[name]
 }
 
 // leading returns who leads, nil if it is not one alone.
-func (w *testFleet) leading() (leads *testNode) {
+func (w *leaderWorld) leading() (leads *testNode) {
 	for _, n := range w.all() {
 		if n.ctx.Err() == nil && n.leader.reigning() != nil {
 			if leads != nil {
@@ -430,7 +430,7 @@ func (s *testStream[Up, Down, PUp, PDown]) Context() context.Context     { retur
 
 // A testGateway submits queries to whoever leads and sends them where it is told.
 type testGateway struct {
-	world   *testFleet
+	world   *leaderWorld
 	id      uint64
 	running sync.WaitGroup
 	ctx     context.Context
@@ -458,7 +458,7 @@ type testQuery struct {
 	cancel   context.CancelFunc
 }
 
-func (w *testFleet) gateway(id uint64) *testGateway {
+func (w *leaderWorld) gateway(id uint64) *testGateway {
 	g := &testGateway{world: w, id: id, queries: map[uint64]*testQuery{}, profiles: map[string]*control.Profile{}, toSend: make(chan *control.GatewayMessage, 1000)}
 	g.ctx, g.cancel = context.WithCancel(w.t.Context())
 	g.running.Go(func() {
@@ -627,7 +627,7 @@ func fixed(d time.Duration) func(int) time.Duration { return func(int) time.Dura
 // TestLeaderServes has one leader match the queries of two gateways to three lanes.
 func TestLeaderServes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newTestFleet(t)
+		w := newLeaderWorld(t)
 		defer w.stop()
 		record := filepath.Join(t.TempDir(), "record.txt")
 		w.add("a", 1, func(b int) time.Duration { return time.Duration(2+b/10) * time.Millisecond }, func(c *leaderConfig) { c.Record = record })
