@@ -40,15 +40,11 @@ func (f *faultLog) logger() *log.Logger { return log.New(f, "", 0) }
 // warn logs a fault unless the same one was logged lately. What was left out is
 // counted, and said at the end of each interval that a fault follows.
 func (f *faultLog) warn(text string, args ...any) {
-	f.once(slog.LevelWarn, text, args...)
+	f.logAs(text+fmt.Sprintln(args...), slog.LevelWarn, text, args...)
 }
 
-func (f *faultLog) once(level slog.Level, text string, args ...any) {
-	f.onceAs(text+fmt.Sprintln(args...), level, text, args...)
-}
-
-// onceAs is once for faults that are the same if key is.
-func (f *faultLog) onceAs(key string, level slog.Level, text string, args ...any) {
+// logAs is warn, at any level, for faults that are the same if key is.
+func (f *faultLog) logAs(key string, level slog.Level, text string, args ...any) {
 	f.mu.Lock()
 	left := 0
 	if time.Since(f.since) > faultInterval {
@@ -94,10 +90,12 @@ func (f *faultLog) Write(line []byte) (int, error) {
 	}
 	text = strings.TrimPrefix(text, "memberlist: ")
 	text, peer, _ := strings.Cut(text, " from=")
+	key := withoutNumbers(text)
 	for _, known := range lines {
 		if rest, ok := strings.CutPrefix(text, known.prefix); ok && strings.Contains(rest, known.has) {
-			level = known.level
+			key, level = known.prefix, known.level
 			if known.means != "" {
+				key = known.means
 				text = strings.Replace(known.means, "*", rest, 1)
 			}
 			break
@@ -108,7 +106,7 @@ func (f *faultLog) Write(line []byte) (int, error) {
 		f.log.Debug(text, "peer", peer)
 		return len(line), nil
 	}
-	// The same from another port, or with other numbers, is the same fault.
+	// The same from another port is the same fault.
 	if host, _, err := net.SplitHostPort(peer); err == nil {
 		peer = host
 	}
@@ -116,14 +114,19 @@ func (f *faultLog) Write(line []byte) (int, error) {
 	if peer != "" {
 		args = []any{"peer", peer}
 	}
-	withoutNumbers := strings.Map(func(r rune) rune {
+	f.logAs(key+" "+peer, level, text, args...)
+	return len(line), nil
+}
+
+// withoutNumbers is text without digits: what is often the only difference
+// between two of a kind.
+func withoutNumbers(text string) string {
+	return strings.Map(func(r rune) rune {
 		if unicode.IsDigit(r) {
 			return -1
 		}
 		return r
 	}, text)
-	f.onceAs(withoutNumbers+" "+peer, level, text, args...)
-	return len(line), nil
 }
 
 const (
@@ -164,6 +167,9 @@ var lines = []struct {
 	{"Failed to forward ack", "", slog.LevelDebug, ""},
 	{"Push/Pull with", "", slog.LevelDebug, ""},
 	{"Got ping for unexpected node", "", slog.LevelDebug, ""},
-	{"Refuting", "", slog.LevelInfo, ""},
+	{"Suspect", "", slog.LevelDebug, ""},
+	{"Marking", "", slog.LevelDebug, ""},
+	{"Refuting", "", slog.LevelInfo, "taken for dead by others, and said otherwise: this agent was stopped, cut off or very busy"},
+	{"Was able to connect to ", "UDP probes failed", slog.LevelWarn, "answers over TCP but not UDP, which may be blocked, or a machine very busy: *"},
 	{"failed to join", "", slog.LevelDebug, ""},
 }

@@ -2,8 +2,8 @@ package gossip
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
@@ -152,7 +152,9 @@ func (g *Gossip) joinAll(ctx context.Context, targets []target, joined func()) {
 			switch {
 			case ctx.Err() != nil:
 			case err != nil && slices.Contains(g.config.Seeds, t.what):
-				g.faults.warn("gossip: cannot join by seed, will try again", "seed", t.what, "addr", t.addr, "reason", explain(err, t.addr))
+				reason := explain(err, t.addr)
+				g.faults.logAs(fmt.Sprint("join ", t, withoutNumbers(reason)), slog.LevelWarn, "gossip: cannot join by seed, will try again",
+					"seed", t.what, "addr", t.addr, "reason", reason)
 			case err != nil: // a member that failed: it was said when it did
 			case after > 1:
 				joined()
@@ -189,7 +191,7 @@ func lookup(ctx context.Context, config Config, host string) ([]netip.Addr, erro
 
 // explain says what an error of memberlist's Join by one address means for who
 // reads the log. memberlist's errors have no types.
-func explain(err error, addr netip.AddrPort) error {
+func explain(err error, addr netip.AddrPort) string {
 	text := err.Error()
 	if _, cause, ok := strings.Cut(text, addr.String()+": "); ok {
 		text = cause
@@ -197,10 +199,10 @@ func explain(err error, addr netip.AddrPort) error {
 	text = strings.TrimSpace(text)
 	for _, known := range joinErrors {
 		if strings.Contains(text, known.has) {
-			return errors.New(known.means)
+			return known.means
 		}
 	}
-	return errors.New(text)
+	return text
 }
 
 var joinErrors = []struct{ has, means string }{
@@ -210,5 +212,6 @@ var joinErrors = []struct{ has, means string }{
 	{"connection refused", "nothing listens there"},
 	{"i/o timeout", "it does not answer in time"},
 	{"unsupported encryption version", "it is not an agent"},
+	{"connection reset", "it closed the connection: it may not be an agent, or be overloaded"},
 	{"EOF", "it closed the connection: it may not be an agent, or be overloaded"},
 }
