@@ -2,6 +2,7 @@ package plan
 
 import (
 	"math"
+	"slices"
 	"sync"
 
 	"gonum.org/v1/gonum/blas"
@@ -16,7 +17,7 @@ type gaussianProcess struct {
 	mean, scale float64 // of the outputs
 	amplitude   float64 // variance of the standardised process
 	lower       mat.TriDense
-	weights     mat.VecDense // K^-1 y
+	weights     *mat.VecDense // K^-1 y
 	kernel      *kernel
 }
 
@@ -50,25 +51,12 @@ func newGaussianProcess(at []Configuration, y []float64, f fit) *gaussianProcess
 	}
 	z.ScaleVec(1/g.scale, z)
 	likeliest := math.Inf(-1)
-	k := mat.NewSymDense(n, nil)
-	var chosen mat.Cholesky
-	for step := range lengthSteps {
-		kernel := kernels()[step]
-		for i := range n {
-			for j := range i {
-				k.SetSym(i, j, kernel.at(distance2(at[i], at[j])))
-			}
-			k.SetSym(i, i, 1+f.nugget)
+	for _, kernel := range kernels() {
+		c, weights := condition(at, z, kernel, f.nugget)
+		if c == nil {
+			continue
 		}
-		var c mat.Cholesky
-		if !c.Factorize(k) {
-			continue // numerically singular: so long a scale makes neighbours the same
-		}
-		var weights mat.VecDense
-		if c.SolveVecTo(&weights, z) != nil {
-			continue // as good as singular
-		}
-		amplitude, quadratic := 1.0, mat.Dot(z, &weights)
+		amplitude, quadratic := 1.0, mat.Dot(z, weights)
 		if f.amplitude {
 			amplitude = max(quadratic/float64(n), 1e-12)
 		}
@@ -76,11 +64,37 @@ func newGaussianProcess(at []Configuration, y []float64, f fit) *gaussianProcess
 		if likelihood > likeliest {
 			likeliest = likelihood
 			g.amplitude, g.kernel, g.weights = amplitude, kernel, weights
-			chosen = c
+			c.LTo(&g.lower)
 		}
 	}
-	chosen.LTo(&g.lower)
 	return g
+}
+
+// newPrior is a process of which mean 0, standard deviation and length scale are known beforehand, because there are too few outputs to fit them to.
+func newPrior(at []Configuration, y []float64, deviation float64, kernel *kernel, nugget float64) *gaussianProcess {
+	g := &gaussianProcess{at: at, scale: deviation, amplitude: 1, kernel: kernel}
+	z := mat.NewVecDense(len(y), slices.Clone(y))
+	z.ScaleVec(1/deviation, z)
+	c, weights := condition(at, z, kernel, nugget)
+	g.weights = weights
+	c.LTo(&g.lower)
+	return g
+}
+
+// condition solves for outputs z of variance 1; nil where that is numerically singular, so alike are neighbours under so long a scale.
+func condition(at []Configuration, z *mat.VecDense, kernel *kernel, nugget float64) (*mat.Cholesky, *mat.VecDense) {
+	k := mat.NewSymDense(len(at), nil)
+	for i := range at {
+		for j := range i {
+			k.SetSym(i, j, kernel.at(distance2(at[i], at[j])))
+		}
+		k.SetSym(i, i, 1+nugget)
+	}
+	c, weights := &mat.Cholesky{}, &mat.VecDense{}
+	if !c.Factorize(k) || c.SolveVecTo(weights, z) != nil {
+		return nil, nil
+	}
+	return c, weights
 }
 
 // predictBlock bounds the memory that predict needs.

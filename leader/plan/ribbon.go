@@ -68,15 +68,10 @@ func (r Ribbon) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, err
 	if err := s.start(ctx, r); err != nil {
 		return nil, err
 	}
-	for {
-		next, ok := s.next()
-		if !ok {
-			return s.result(r.Top), nil
-		}
-		if err := s.evaluate(ctx, next); err != nil {
-			return nil, err
-		}
+	if err := s.run(ctx); err != nil {
+		return nil, err
 	}
+	return s.result(r.Top), nil
 }
 
 // A ribbonSearch is what a search knows.
@@ -181,6 +176,19 @@ func (s *ribbonSearch) warm(ctx context.Context, explored []Evaluation) error {
 		}
 	}
 	return nil
+}
+
+// run searches from what is known until nothing more is worth an evaluation.
+func (s *ribbonSearch) run(ctx context.Context) error {
+	for {
+		next, ok := s.next()
+		if !ok {
+			return nil
+		}
+		if err := s.evaluate(ctx, next); err != nil {
+			return err
+		}
+	}
 }
 
 func (s *ribbonSearch) evaluate(ctx context.Context, i int) error {
