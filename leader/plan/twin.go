@@ -18,6 +18,8 @@ type Twin struct {
 	// Runs is of how many runs an estimate of the model's is the mean, where the evaluator's is of one and so scatters more; 0 where the
 	// evaluator's does not.
 	Runs int
+	// Seed draws where the search starts if the model proposes nothing.
+	Seed uint64
 	// Top is how many plans to return at most; 0 means DefaultTop.
 	Top int
 }
@@ -64,6 +66,11 @@ func (t Twin) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, error
 	}
 	if wrong != "" {
 		s.notes = append(slices.Clone(s.notes), wrong+": the search went on without it")
+		if s.evaluated == 0 {
+			if err := s.start(ctx, Ribbon{Seed: t.Seed}); err != nil {
+				return nil, err
+			}
+		}
 		if err := s.run(ctx); err != nil {
 			return nil, err
 		}
@@ -102,7 +109,7 @@ func (w *twinSearch) search(ctx context.Context) (wrong string, err error) {
 			}
 		}
 		if next < 0 {
-			return "the model finds no configuration that meets the target", nil
+			return "the model finds no configuration that might meet the target", nil
 		}
 		if err := w.evaluate(ctx, next); err != nil {
 			return "", err
