@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
-
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader/match"
@@ -276,12 +274,12 @@ func (g *Gateway) decideAll(q *query) {
 			arrival: q.arrival, deadline: q.deadline, failed: slices.Clone(q.failed), profile: g.members.Load().profileName(q),
 		}
 		g.mu.Unlock()
-		p, err := g.alone.choose(&asked)
+		p, why := g.alone.choose(&asked)
 		g.mu.Lock()
 		if p.agent != "" {
 			g.desk.decided(asked.sequence, p)
 		} else {
-			g.desk.undecided(asked.sequence, time.Now().Add(jitter(probeAgain)), err)
+			g.desk.undecided(asked.sequence, time.Now().Add(jitter(probeAgain)), why)
 		}
 		if q = nil; !g.closed {
 			if q = g.desk.alone(time.Now()); q != nil {
@@ -309,14 +307,11 @@ type question struct {
 }
 
 // choose asks members and returns where the query is to go; without an agent if
-// nobody takes it now. The error says why nobody ever will.
-func (a *alone) choose(q *question) (place, error) {
+// nobody takes it now, for the reason given.
+func (a *alone) choose(q *question) (chosen place, why string) {
 	candidates := a.rank(q)
 	if len(candidates) == 0 {
-		if _, _, err := a.g.members.Load().find(q.model, ""); status.Code(err) == codes.NotFound {
-			return place{}, err
-		}
-		return place{}, nil
+		return place{}, "no agent that takes queries holds the model"
 	}
 	var answers []match.Answer
 	var probes []probe
@@ -341,7 +336,6 @@ func (a *alone) choose(q *question) (place, error) {
 		best = a.priced.Choose(q.profile, time.Since(q.arrival), answers)
 	}
 	a.mu.Unlock()
-	var chosen place
 	for i, p := range probes {
 		if i != best {
 			a.release(place{agent: p.agent, reservation: p.id})
@@ -349,7 +343,7 @@ func (a *alone) choose(q *question) (place, error) {
 		}
 		chosen = place{agent: p.agent, reservation: p.id, took: p.finish}
 	}
-	return chosen, nil
+	return chosen, fmt.Sprintf("none of the %d agents asked could take it", len(candidates)-len(left))
 }
 
 func (a *alone) target(q *question) time.Duration {

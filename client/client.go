@@ -220,6 +220,10 @@ func (c *Client) route() []server {
 	return order
 }
 
+// Gateway is what sends queries to the fleet that the client has found, for its
+// counts; nil while queries go to servers.
+func (c *Client) Gateway() *Gateway { return c.fleet.direct() }
+
 // Live reports whether a server answers.
 func (c *Client) Live(ctx context.Context) (bool, error) {
 	resp := new(inference.ServerLiveResponse)

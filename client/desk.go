@@ -116,6 +116,7 @@ type query struct {
 
 	probing bool // somebody decides about it without a leader
 	again   time.Time
+	alone   string   // what came of that last, in words
 	failed  []string // members that have failed it
 }
 
@@ -510,16 +511,11 @@ func (d *desk) decided(sequence uint64, p place) {
 	d.goTo(q, p)
 }
 
-// undecided ends what alone began: nobody takes the query, which is to be tried
-// again at the given time. If nobody ever could, err says why.
-func (d *desk) undecided(sequence uint64, again time.Time, err error) {
-	q := d.queries[sequence]
-	if q == nil {
-		return
-	}
-	q.probing, q.again = false, again
-	if err != nil && q.abort == nil && !q.hasNext {
-		d.end(q, err)
+// undecided ends what alone began: nobody takes the query, for the reason given,
+// and it is to be tried again at the given time.
+func (d *desk) undecided(sequence uint64, again time.Time, why string) {
+	if q := d.queries[sequence]; q != nil {
+		q.probing, q.again, q.alone = false, again, why
 	}
 }
 
@@ -539,7 +535,10 @@ func (q *query) late(ctx context.Context, now time.Time) error {
 	s := status.FromContextError(ctx.Err())
 	where := "waited for a lane"
 	if q.abort != nil {
-		where = "was last at agent " + fmt.Sprintf("%q", q.at.agent)
+		where = fmt.Sprintf("was at agent %q", q.at.agent)
 	}
-	return status.Errorf(s.Code(), "%s: the query %s, %v after it arrived", s.Message(), where, now.Sub(q.arrival).Round(10*time.Microsecond))
+	if q.alone != "" {
+		where += "; there was no leader, and " + q.alone
+	}
+	return status.Errorf(s.Code(), "%s %v after the query arrived: it %s", s.Message(), now.Sub(q.arrival).Round(10*time.Microsecond), where)
 }

@@ -273,7 +273,7 @@ func (r *deskRun) decide(somebody bool) {
 	r.probing = r.probing[1:]
 	r.step("decided", sequence, somebody)
 	if !somebody {
-		r.d.undecided(sequence, r.now.Add(probeAgain), nil)
+		r.d.undecided(sequence, r.now.Add(probeAgain), "x")
 		return
 	}
 	r.lastID++

@@ -113,6 +113,8 @@ func TestNobodyCan(t *testing.T) {
 		start := time.Now()
 		if _, err := g.Infer(ctx, sumQuery(1), start); status.Code(err) != codes.DeadlineExceeded || time.Since(start) != 300*time.Millisecond {
 			t.Errorf("got %v after %v, want DeadlineExceeded after 300ms", err, time.Since(start))
+		} else if want := "context deadline exceeded 300ms after the query arrived: it waited for a lane; there was no leader, and none of the 3 agents asked could take it"; status.Convert(err).Message() != want {
+			t.Errorf("got  %s\nwant %s", status.Convert(err).Message(), want)
 		}
 		go func() {
 			time.Sleep(500 * time.Millisecond)

@@ -17,6 +17,8 @@ const (
 	// again to reach a leader.
 	firstRetry = 5 * time.Millisecond
 	lastRetry  = 200 * time.Millisecond
+	// openTimeout is how long it may take to reach one.
+	openTimeout = time.Second
 )
 
 // A link is the stream to one leader.
@@ -137,7 +139,12 @@ func (g *Gateway) serve(to *control.Member) (heard bool, err error) {
 	}()
 	defer func() { cancel(); <-watched }()
 
+	// Who cannot be reached must not keep the gateway from trying another.
+	late := time.AfterFunc(openTimeout, cancel)
 	stream, err := g.config.Transport.Match(ctx, to)
+	if !late.Stop() && err == nil {
+		err = context.DeadlineExceeded
+	}
 	if err != nil {
 		return false, err
 	}
