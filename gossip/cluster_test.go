@@ -201,6 +201,29 @@ func TestCutOff(t *testing.T) {
 	})
 }
 
+// TestRestart has a host killed and started again, which makes another member at
+// the same address.
+func TestRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 4)
+		c.within(time.Minute, "all see each other", func() bool { return see(c.agents) })
+		read(c.agents[0])
+		c.agents[3].Close()
+		again := &cluster{t: t, network: c.network, agents: slices.Clone(c.agents[:3]), logs: slices.Clone(c.logs[:3])}
+		again.add(func(config *Config) { config.Name = "agent-3-again" })
+		again.within(30*time.Second, "the new one has replaced the old", func() bool { return see(again.agents) })
+		if got, want := kinds(read(c.agents[0])), []string{"failed agent-3", "joined agent-3-again"}; !slices.Equal(got, want) {
+			t.Errorf("got events %q, want %q", got, want)
+		}
+		for i, logs := range again.logs {
+			if got := logs.warnings(); i > 0 && len(got) > 0 {
+				t.Errorf("agent %d warned %q of what is usual", i, got)
+			}
+		}
+		again.close()
+	})
+}
+
 // TestLateSeeds starts the seeds last, behind a name that is not known at first.
 func TestLateSeeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -356,12 +356,30 @@ func advertised(ctx context.Context, config Config, base memberlist.Transport, b
 	if !bound.Addr().IsUnspecified() {
 		return bound, nil
 	}
-	// Connecting a UDP socket sends nothing, but chooses the route. The address
-	// is one of those kept for documentation.
-	conn, err := net.Dial("udp4", "192.0.2.1:9")
+	addr, err := outbound()
 	if err != nil {
 		return bound, fmt.Errorf("gossip: this machine has no address to advertise, name one: %w", err)
 	}
-	defer conn.Close()
-	return netip.AddrPortFrom(conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), bound.Port()), nil
+	return netip.AddrPortFrom(addr, bound.Port()), nil
+}
+
+// outbound is the address from which this machine reaches others: that of the
+// default route, or else the first one that is not for this machine alone.
+func outbound() (netip.Addr, error) {
+	// Connecting a UDP socket sends nothing, but chooses the route. The address
+	// is one of those kept for documentation.
+	if conn, err := net.Dial("udp4", "192.0.2.1:9"); err == nil {
+		defer conn.Close()
+		return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	for _, a := range addrs {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil && prefix.Addr().IsGlobalUnicast() {
+			return prefix.Addr().Unmap(), nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("only %v", addrs)
 }

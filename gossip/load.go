@@ -10,8 +10,18 @@ import (
 	"time"
 )
 
-// LoadInterval is the least time between two loads of an agent.
-const LoadInterval = time.Second
+const (
+	// LoadInterval is the least time between two loads of an agent, in a cluster
+	// of up to loadMembers; beyond, it grows with the members, so that what each
+	// passes on does not.
+	LoadInterval = time.Second
+	loadMembers  = 50
+)
+
+// loadInterval is the least time between two loads among so many members.
+func loadInterval(members int) time.Duration {
+	return LoadInterval * time.Duration(max(members, loadMembers)) / loadMembers
+}
 
 // A Load is the newest word of a member on how busy it is.
 type Load struct {
@@ -122,7 +132,7 @@ func (g *Gossip) SetLoad(data []byte) error {
 	defer g.mu.Unlock()
 	g.nextLoad = slices.Clone(data)
 	if g.loadTimer == nil && !g.stopped {
-		wait := time.Until(g.own.At.Add(LoadInterval))
+		wait := time.Until(g.own.At.Add(loadInterval(len(g.members))))
 		if wait <= 0 {
 			g.sendLoad()
 			return nil

@@ -161,6 +161,23 @@ func TestAdvertise(t *testing.T) {
 	}
 }
 
+// TestAdvertiseAll listens on all addresses and must choose one that others can
+// reach.
+func TestAdvertiseAll(t *testing.T) {
+	addr, err := outbound()
+	if err != nil {
+		t.Skipf("this machine reaches no other: %v", err)
+	}
+	g, err := Open(t.Context(), Config{Name: "a", Bind: ":0", Keys: [][]byte{testKey}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	if got := g.Addr(); got.Addr() != addr || got.Port() == 0 || addr.IsUnspecified() || addr.IsLoopback() {
+		t.Errorf("got %v, want %v and the port listened on", got, addr)
+	}
+}
+
 var frames = []frame{
 	{kind: loadFrame, member: idOf("a"), seq: 1, data: []byte("busy")},
 	{kind: loadFrame, member: idOf("b"), seq: 1 << 63, age: 1234 * time.Millisecond},
@@ -225,6 +242,14 @@ func TestFrames(t *testing.T) {
 	}
 	if _, err := parseFrame((frame{data: make([]byte, MaxLoad+1)}).encode()); err == nil {
 		t.Error("too much data was not refused")
+	}
+}
+
+func TestLoadInterval(t *testing.T) {
+	for members, want := range map[int]time.Duration{1: time.Second, 50: time.Second, 75: 1500 * time.Millisecond, 1000: 20 * time.Second} {
+		if got := loadInterval(members); got != want {
+			t.Errorf("%d members: got %v, want %v", members, got, want)
+		}
 	}
 }
 
