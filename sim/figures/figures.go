@@ -1,12 +1,14 @@
 package figures
 
 import (
+	"cmp"
 	"context"
 	"encoding/csv"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,17 +62,26 @@ var paperModels = []string{"ncf", "rm2", "wnd", "mtwnd", "dien"}
 
 // figures makes each figure.
 var figures = map[string]func(context.Context, *lab) (*Figure, error){
+	"kairos-fig1":  fig1,
 	"kairos-fig3":  fig3,
 	"kairos-fig5":  fig5,
 	"kairos-fig8":  fig8,
 	"kairos-fig9":  fig9,
+	"kairos-fig10": fig10,
+	"kairos-fig12": fig12,
+	"kairos-fig13": fig13,
 	"kairos-fig14": fig14,
+	"kairos-fig15": fig15,
 	"kairos-fig16": fig16,
 }
 
-// Names lists the figures that can be reproduced.
+// Names lists the figures that can be reproduced, by paper and number.
 func Names() []string {
-	return []string{"kairos-fig3", "kairos-fig5", "kairos-fig8", "kairos-fig9", "kairos-fig14", "kairos-fig16"}
+	return slices.SortedFunc(maps.Keys(figures), func(a, b string) int {
+		paperA, _, _ := strings.Cut(a, "-")
+		paperB, _, _ := strings.Cut(b, "-")
+		return cmp.Or(cmp.Compare(paperA, paperB), cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
+	})
 }
 
 // Reproduce makes the figure of that name; the error of an unknown one lists those there are.
@@ -167,9 +178,9 @@ func (l *lab) throughput(ctx context.Context, cfg *sim.Config, policy string, po
 	return sim.FindThroughput(ctx, &one, l.Seeds, nil)
 }
 
-// homogeneous is the throughput of base instances alone, scaled to the budget.
-func (l *lab) homogeneous(ctx context.Context, cfg *sim.Config) (float64, error) {
-	c, err := sim.Compare(ctx, cfg, nil, l.prices, budget, nil, l.Seeds, nil)
+// homogeneous is the throughput of instances of the paper's base type alone, scaled to the budget in $/hr.
+func (l *lab) homogeneous(ctx context.Context, cfg *sim.Config, budget float64) (float64, error) {
+	c, err := sim.Compare(ctx, cfg, nil, l.prices[:1], budget, nil, l.Seeds, nil)
 	if err != nil {
 		return 0, err
 	}

@@ -16,15 +16,11 @@ func fig3(ctx context.Context, l *lab) (*Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	homogeneous, err := l.homogeneous(ctx, cfg)
+	homogeneous, err := l.homogeneous(ctx, cfg, budget)
 	if err != nil {
 		return nil, err
 	}
-	types := []string{"g4dn.xlarge", "c5n.2xlarge", "r5n.large"}
-	var pools []sim.Pool
-	for _, n := range [][3]int{{4, 0, 0}, {3, 1, 3}, {2, 0, 9}, {1, 4, 2}} { // those of Fig. 1
-		pools = append(pools, sim.Pool{{Type: types[0], Count: n[0]}, {Type: types[1], Count: n[1]}, {Type: types[2], Count: n[2]}})
-	}
+	types, pools := fig1Pools()
 	policies := []string{"fcfs", "drs", "clockwork-earliest", sim.Oracle}
 	f := &Figure{Rows: [][]string{{"pool", "price_usd_per_hour", "policy", "throughput_qps", "standard_error_qps", "ratio_to_homogeneous"}}}
 	c := chart{title: "RM2: pools (g4dn, c5n, r5n) under different query distribution (KAIROS Fig. 3)",
