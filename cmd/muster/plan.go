@@ -39,11 +39,16 @@ type planOptions struct {
 }
 
 // planners makes the planners by name, for a run that draws from a seed.
-var planners = map[string]func(o *planOptions, seed uint64) plan.Planner{
-	"fluid":   func(o *planOptions, _ uint64) plan.Planner { return plan.Fluid{Top: o.top} },
-	"kairos":  func(o *planOptions, _ uint64) plan.Planner { return plan.Kairos{Top: o.top} },
-	"kairos+": func(o *planOptions, _ uint64) plan.Planner { return plan.KairosPlus{Top: o.top} },
-	"ribbon":  func(o *planOptions, seed uint64) plan.Planner { return plan.Ribbon{Seed: seed, Top: o.top} },
+var planners = map[string]func(o *planOptions, p *planning, seed uint64) plan.Planner{
+	"fluid":   func(o *planOptions, _ *planning, _ uint64) plan.Planner { return plan.Fluid{Top: o.top} },
+	"kairos":  func(o *planOptions, _ *planning, _ uint64) plan.Planner { return plan.Kairos{Top: o.top} },
+	"kairos+": func(o *planOptions, _ *planning, _ uint64) plan.Planner { return plan.KairosPlus{Top: o.top} },
+	"ribbon": func(o *planOptions, _ *planning, seed uint64) plan.Planner {
+		return plan.Ribbon{Seed: seed, Top: o.top}
+	},
+	"twin": func(o *planOptions, p *planning, seed uint64) plan.Planner {
+		return plan.Twin{Model: p.twin, Runs: p.twinRuns, Seed: seed, Top: o.top}
+	},
 }
 
 const (
@@ -51,6 +56,7 @@ const (
 	defaultPlanner = "kairos+"
 	// A table has no profiles, which the others need.
 	defaultTablePlanner = "ribbon"
+	twinPlanner         = "twin"
 )
 
 // The evaluators of --evaluator.
@@ -74,6 +80,8 @@ Planners:
            similarity rule; simulates none; plans for one model
   kairos+  evaluates by falling bound until no other configuration can be better
   ribbon   evaluates what Bayesian optimisation expects most of; needs no profiles
+  twin     evaluates what a quicker simulation proposes, and learns its error; for
+           --rate, or a table together with --model and the --samples behind it
 
 A configuration is evaluated by simulation, or looked up in a published table
 (--evaluator table:FILE, of the form {"4, 0, 1": [2.25, 99.24], ...}: counts of
@@ -113,6 +121,9 @@ type planning struct {
 	*plan.Problem
 	evaluator  plan.Evaluator
 	simulation *sim.Evaluator // nil: a table evaluates
+	// twin is what the planner twin proposes by, and twinRuns of how many runs its estimates are the mean.
+	twin     plan.Evaluator
+	twinRuns int
 	// described says what evaluates, and source where its numbers come from.
 	described, source string
 }
@@ -156,7 +167,7 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 			evaluated++
 			return p.evaluator.Evaluate(ctx, c)
 		})
-		r, err := newPlanner(o, o.sim.seed+uint64(run)).Plan(cmd.Context(), p.Problem, watched)
+		r, err := newPlanner(o, p, o.sim.seed+uint64(run)).Plan(cmd.Context(), p.Problem, watched)
 		if err != nil {
 			return nil, fmt.Errorf("plan: %w", err)
 		}
@@ -189,7 +200,7 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 // openTable is the least cost of the load that a table was made of.
 func (o *planOptions) openTable(cmd *cobra.Command, path string) (*planning, error) {
 	for _, flag := range []string{"model", "rate", "plot"} {
-		if cmd.Flags().Changed(flag) {
+		if cmd.Flags().Changed(flag) && !(flag == "model" && o.planner == twinPlanner) {
 			return nil, fmt.Errorf("%s: a table is of one model at one rate, and has no bounds to draw; leave --%s away", flag, flag)
 		}
 	}
@@ -230,7 +241,34 @@ func (o *planOptions) openTable(cmd *cobra.Command, path string) (*planning, err
 	for i := range p.Types {
 		p.Types[i].Max = min(p.Types[i].Max, limits[i]) // the table knows no more
 	}
-	return &planning{Problem: p, evaluator: table, described: "looked up", source: path}, p.Validate()
+	opened := &planning{Problem: p, evaluator: table, described: "looked up", source: path}
+	if o.planner == twinPlanner {
+		if err := o.openTableTwin(opened); err != nil {
+			return nil, err
+		}
+	}
+	return opened, p.Validate()
+}
+
+// openTableTwin simulates the load of a published table.
+func (o *planOptions) openTableTwin(p *planning) error {
+	if len(o.sim.models) != 1 || o.sim.samples == "" {
+		return errors.New("twin: give the table's --model and the --samples behind it")
+	}
+	model := o.sim.models[0]
+	load, _, err := sim.RIBBONTable(model)
+	if err != nil {
+		return fmt.Errorf("twin: %w", err)
+	}
+	load.Seeds = o.sim.seeds
+	samples, err := profiles.OpenSamples(o.sim.samples)
+	if err != nil {
+		return err
+	}
+	p.twin, err = sim.NewFCFS(load, samples, model, o.types, nil)
+	p.twinRuns = load.Seeds
+	p.source += ", proposed by " + o.sim.samples
+	return err
 }
 
 // openSimulation is what the flags ask, and the simulation that evaluates for it.
@@ -277,7 +315,11 @@ func (o *planOptions) openSimulation(cmd *cobra.Command) (*planning, error) {
 	if policy == "" {
 		policy = sim.DefaultPolicy
 	}
-	return &planning{p, e, e, "simulated under " + policy, source.String()}, nil
+	// The twin simulates one run, of other queries than those that evaluate.
+	quick := *cfg
+	quick.Seed = cfg.Seed + uint64(o.sim.seeds)
+	twin := &sim.Evaluator{Config: &quick, Types: types, Seeds: 1, Objective: p.Objective}
+	return &planning{p, e, e, twin, 1, "simulated under " + policy, source.String()}, nil
 }
 
 // objective sets what the problem is to make best: a rate asks for the least cost.

@@ -31,33 +31,36 @@ func TestPlanBadInput(t *testing.T) {
 		"--model rm2 --budget 1000":        "lower the budget, limit how many of a type",
 		"--model rm2 --rate 0":             "rate: 0",
 		"--model rm2 --rate 10 --budget 0": "budget: 0",
-		"--model rm2 --budget 2 --target 0.99999 --qos-ms -1":                   "qos-ms: -1",
-		"--model rm2 --budget 2 --target 100":                                   "target: 100",
-		"--model rm2 --budget 2 --qos-ms 1":                                     "the fastest answer to the smallest query, of batch size 1, takes",
-		"--model rm2 --budget 4 --types g4dn.xlarge,p3.2xlarge":                 "p3.2xlarge",
-		"--model rm2 --budget 2 --types g4dn.xlarge,g4dn.xlarge":                "g4dn.xlarge is named twice",
-		"--model rm2 --budget 2 --max r5n.large":                                "want TYPE=N",
-		"--model rm2 --budget 2 --max r5n.large=-1":                             "want TYPE=N",
-		"--model rm2 --budget 2 --max m5.xlarge=1":                              "m5.xlarge is not among the types to choose from: g4dn.xlarge, c5n.2xlarge",
-		"--model rm2 --budget 2 --max r5n.large=0":                              "out of --types instead",
-		"--model rm2 --budget 2 --planner best":                                 "there are: fluid, kairos, kairos+",
-		"--model rm2 --budget 2 --runs 3":                                       "give --evaluator table:FILE",
-		"--model rm2 --budget 2 --runs 0":                                       "runs: 0",
-		"--model rm2 --budget 2 --evaluator live":                               "want sim or table:FILE",
-		"--evaluator table:" + dir + "/good.json":                               "give --types in the order",
-		"--evaluator table:no-such" + types:                                     "no-such",
-		"--model rm2 --evaluator table:" + dir + "/good.json" + types:           "leave --model away",
-		"--planner kairos --evaluator table:" + dir + "/good.json" + types:      "ribbon needs none",
-		"--runs 2 --evaluator table:" + dir + "/good.json" + types:              "no configuration meets the target of 99 %",
-		"--evaluator table:" + dir + "/missing.json" + types:                    "missing, such as (1,1): add them",
-		"--evaluator table:" + dir + "/contrary.json" + types:                   `row "0,1" contradicts one before it`,
-		"--evaluator table:" + dir + "/good.json --types r5n.large,g4dn.xlarge": "in the table's order",
-		"--model rm2 --budget 2 --top 0":                                        "top is 0",
-		"--model rm2 --budget 2 --policy best --max r5n.large=1":                "there are: clockwork-cheapest",
-		"--model rm2 --model wnd --budget 2 --planner kairos":                   "for several use the fluid planner",
-		"--model rm2 --budget 2 --batch " + dir + "/shares.csv":                 "add up to 0.8, want 1",
-		"--model rm2 --budget 2 --catalogue " + dir + "/free.yaml":              "price_usd_per_hour is 0, want a number above 0",
-		"--model rm2 --budget 2 --catalogue " + dir + "/debt.yaml":              "price_usd_per_hour is -1, want a number above 0",
+		"--model rm2 --budget 2 --target 0.99999 --qos-ms -1":                                    "qos-ms: -1",
+		"--model rm2 --budget 2 --target 100":                                                    "target: 100",
+		"--model rm2 --budget 2 --qos-ms 1":                                                      "the fastest answer to the smallest query, of batch size 1, takes",
+		"--model rm2 --budget 4 --types g4dn.xlarge,p3.2xlarge":                                  "p3.2xlarge",
+		"--model rm2 --budget 2 --types g4dn.xlarge,g4dn.xlarge":                                 "g4dn.xlarge is named twice",
+		"--model rm2 --budget 2 --max r5n.large":                                                 "want TYPE=N",
+		"--model rm2 --budget 2 --max r5n.large=-1":                                              "want TYPE=N",
+		"--model rm2 --budget 2 --max m5.xlarge=1":                                               "m5.xlarge is not among the types to choose from: g4dn.xlarge, c5n.2xlarge",
+		"--model rm2 --budget 2 --max r5n.large=0":                                               "out of --types instead",
+		"--model rm2 --budget 2 --planner best":                                                  "there are: fluid, kairos, kairos+",
+		"--model rm2 --budget 2 --runs 3":                                                        "give --evaluator table:FILE",
+		"--model rm2 --budget 2 --runs 0":                                                        "runs: 0",
+		"--model rm2 --budget 2 --evaluator live":                                                "want sim or table:FILE",
+		"--evaluator table:" + dir + "/good.json":                                                "give --types in the order",
+		"--evaluator table:no-such" + types:                                                      "no-such",
+		"--model rm2 --evaluator table:" + dir + "/good.json" + types:                            "leave --model away",
+		"--planner kairos --evaluator table:" + dir + "/good.json" + types:                       "ribbon needs none",
+		"--planner twin --evaluator table:" + dir + "/good.json" + types:                         "give the table's --model and the --samples",
+		"--planner twin --model rm2 --samples x --evaluator table:" + dir + "/good.json" + types: "mtwnd and dien",
+		"--planner twin --model rm2 --budget 2":                                                  "give it a rate",
+		"--runs 2 --evaluator table:" + dir + "/good.json" + types:                               "no configuration meets the target of 99 %",
+		"--evaluator table:" + dir + "/missing.json" + types:                                     "missing, such as (1,1): add them",
+		"--evaluator table:" + dir + "/contrary.json" + types:                                    `row "0,1" contradicts one before it`,
+		"--evaluator table:" + dir + "/good.json --types r5n.large,g4dn.xlarge":                  "in the table's order",
+		"--model rm2 --budget 2 --top 0":                                                         "top is 0",
+		"--model rm2 --budget 2 --policy best --max r5n.large=1":                                 "there are: clockwork-cheapest",
+		"--model rm2 --model wnd --budget 2 --planner kairos":                                    "for several use the fluid planner",
+		"--model rm2 --budget 2 --batch " + dir + "/shares.csv":                                  "add up to 0.8, want 1",
+		"--model rm2 --budget 2 --catalogue " + dir + "/free.yaml":                               "price_usd_per_hour is 0, want a number above 0",
+		"--model rm2 --budget 2 --catalogue " + dir + "/debt.yaml":                               "price_usd_per_hour is -1, want a number above 0",
 	} {
 		stdout, _, err := execute(t, append([]string{"plan"}, strings.Fields(args)...)...)
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -98,6 +101,8 @@ func TestPlan(t *testing.T) {
 		{"--model rm2 --budget 1.2 --planner kairos --top 1", false},
 		{"--model rm2 --budget 1.2 --qos-ms 150 --planner kairos --max r5n.large=2", false},
 		{"--model rm2 --rate 20", true},
+		{"--model rm2 --rate 20 --planner ribbon --types g4dn.xlarge,r5n.large", true},
+		{"--model rm2 --rate 20 --planner twin --types g4dn.xlarge,r5n.large", true},
 		{"--model rm2=2 --model wnd --budget 1.2 --types g4dn.xlarge,r5n.large", true},
 	} {
 		stdout, _, err := execute(t, append([]string{"plan", "--json", "--queries", "500", "--seeds", "2"}, strings.Fields(tt.args)...)...)
@@ -113,7 +118,7 @@ func TestPlan(t *testing.T) {
 			t.Errorf("plan %s: %s", tt.args, stdout)
 		}
 		for i, p := range r.Plans {
-			if p.Price <= 0 || strings.Contains(tt.args, "--budget") && p.Price > 1.2 || p.Bound <= 0 || p.FluidLimit <= 0 || p.Predicted > p.FluidLimit ||
+			if p.Price <= 0 || strings.Contains(tt.args, "--budget") && p.Price > 1.2 || i == 0 && (p.Bound <= 0 || p.FluidLimit <= 0) || p.Predicted > p.FluidLimit ||
 				p.Binding == "" || p.Reason == "" || len(p.Gains) != len(p.Configuration) || p.Configuration["r5n.large"] > 2 && strings.Contains(tt.args, "--max") {
 				t.Errorf("plan %s: plan %d: %+v", tt.args, i, p)
 			}
@@ -167,6 +172,11 @@ func TestPlanTable(t *testing.T) {
 	}
 	stdout, _, err = execute(t, "plan", "--evaluator", "table:"+published, "--types", "g4dn.xlarge,c5.2xlarge,r5n.large", "--max", "g4dn.xlarge=4", "--runs", "2")
 	if err != nil || !strings.Contains(stdout, "2 runs, until they evaluated the best configuration, g4dn.xlarge=4,r5n.large=1 at 2.253 $/hr") {
+		t.Errorf("%v, %s", err, stdout)
+	}
+	stdout, _, err = execute(t, "plan", "--planner", "twin", "--evaluator", "table:"+published, "--types", "g4dn.xlarge,c5.2xlarge,r5n.large",
+		"--model", "mtwnd", "--samples", filepath.Join(filepath.Dir(published), "samples.csv.gz"))
+	if err != nil || !strings.Contains(stdout, "1  2.253  99.24 % within QoS") {
 		t.Errorf("%v, %s", err, stdout)
 	}
 }
