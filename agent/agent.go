@@ -22,6 +22,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles"
@@ -66,6 +67,7 @@ type Agent struct {
 	repository *models.Repository[*servedModel]
 	intake     intake
 	front      *front
+	guard      *secure.Guard
 
 	listening chan struct{} // closed when addresses is set
 	// closing ends when the lanes are drained and the servers close.
@@ -131,6 +133,9 @@ func openONNX(config Config, logger *slog.Logger) (runtime.Executor, error) {
 // It returns nil after a drain, or the reason why the agent could not serve.
 // Run may be called once.
 func (a *Agent) Run(ctx context.Context) error {
+	if err := a.openGuard(); err != nil {
+		return err
+	}
 	listeners, err := a.listen()
 	if err != nil {
 		return err
@@ -260,8 +265,8 @@ func (a *Agent) observe(e models.Event) {
 
 // serveUntil serves until ctx ends or a server fails, and then winds down.
 func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
-	rest := a.newHTTPServer(a.newREST())
-	metrics := a.newHTTPServer(a.newMetricsHandler())
+	rest := a.newHTTPServer(a.guard.HTTP(a.newREST()))
+	metrics := a.newHTTPServer(a.guard.HTTP(a.newMetricsHandler()))
 
 	// The repository outlives ctx: queries in progress hold its models.
 	repositoryCtx, closeRepository := context.WithCancel(context.WithoutCancel(ctx))
@@ -272,9 +277,10 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	// failed ends with ctx, or when a part fails.
 	group, failed := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.repository.Run(repositoryCtx) })
-	group.Go(func() error { return serveHTTP(rest, l.http) })
-	group.Go(func() error { return serveHTTP(metrics, l.metrics) })
+	group.Go(func() error { return serveHTTP(rest, a.guard.Listen(l.http)) })
+	group.Go(func() error { return serveHTTP(metrics, a.guard.Listen(l.metrics)) })
 	group.Go(a.front.Serve)
+	group.Go(func() error { return a.guard.Run(failed) })
 	group.Go(func() error { a.followGossip(); return nil })
 	group.Go(func() error { a.tellLoad(fleetCtx); return nil })
 	group.Go(func() error { a.tellSelf(fleetCtx); return nil })
@@ -303,6 +309,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 // settle makes the agent ready, once the first models have loaded or failed.
 func (a *Agent) settle() {
 	a.settled.Store(true)
+	a.guard.KnowModels(func(model string) bool { return a.knownModel(model) != "" })
 	if a.draining.Load() {
 		return
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/leader/match"
 )
@@ -85,9 +86,13 @@ type Config struct {
 	// all decrypt, so that keys can be changed while the fleet runs. Empty, the default, means none;
 	// gossip is then only listened for on loopback, unless Insecure is set.
 	GossipKey string
-	// Insecure allows gossip without a key on addresses that others can reach.
-	// Default false.
+	// Insecure allows gossip without a key, and the other servers without TLS, on
+	// addresses that others can reach. Default false.
 	Insecure bool
+
+	// Security is TLS, and who may do what. In a fleet it is of the same kind in
+	// all agents. Default: no TLS, and everybody may do everything.
+	Security secure.Config
 
 	// Leader is the agent's part in elections: "never", "may", or "must", which
 	// comes before those that only may. Default "may".
@@ -206,6 +211,7 @@ func (c Config) Validate() error {
 		fault("instance-type: %w", err)
 	}
 	c.validateFleet(fault)
+	c.validateSecurity(fault)
 	return errors.Join(faults...)
 }
 
@@ -231,9 +237,49 @@ func (c Config) validateFleet(fault func(format string, args ...any)) {
 	if err != nil {
 		fault("gossip-key: %w", err)
 	}
-	if host, _, e := net.SplitHostPort(c.GossipAddress); e == nil && err == nil && len(keys) == 0 && !c.Insecure && !loopback(host) {
+	if validateAddress(c.GossipAddress) == nil && err == nil && len(keys) == 0 && !c.Insecure && !secure.Loopback(c.GossipAddress) {
 		fault("gossip: address %q is not loopback, and whoever reaches it could join: give the agents a --gossip-key, or --insecure to do without", c.GossipAddress)
 	}
+}
+
+// validateSecurity reports the faults of who can reach the agent, and how they
+// are known.
+func (c Config) validateSecurity(fault func(format string, args ...any)) {
+	if err := c.Security.Validate(); err != nil {
+		fault("%w", err)
+		return
+	}
+	if !c.Insecure {
+		for _, address := range c.exposed() {
+			fault("%s can be reached from other machines and is not encrypted: give the agent a --tls-cert (muster certs makes one), or --insecure to do without", address)
+		}
+	}
+	if len(c.Join) == 0 {
+		return
+	}
+	switch s := c.Security; {
+	case s.TLS() && s.CAFile == "":
+		fault("tls-ca: empty, want the CA of the fleet's agents: those to join must prove that they are agents")
+	case s.Named() && !s.TLS():
+		fault("tls-cert: empty, want a certificate: where clients need a name, agents must prove to each other that they are agents")
+	}
+}
+
+// exposed are the servers that others can reach and that do not encrypt, as
+// "grpc: address ...".
+func (c Config) exposed() []string {
+	if c.Security.TLS() {
+		return nil
+	}
+	var exposed []string
+	for _, a := range []struct{ name, address string }{
+		{"http", c.HTTPAddress}, {"grpc", c.GRPCAddress}, {"metrics", c.MetricsAddress},
+	} {
+		if validateAddress(a.address) == nil && !secure.Loopback(a.address) {
+			exposed = append(exposed, fmt.Sprintf("%s: address %q", a.name, a.address))
+		}
+	}
+	return exposed
 }
 
 // advertised are the parts of Advertise; port is "" where it has none.
@@ -277,16 +323,6 @@ func parseGossipKey(text string) ([]byte, error) {
 		return nil, fmt.Errorf("want %d bytes in base64", gossip.KeySize)
 	}
 	return key, nil
-}
-
-// loopback reports whether a listening address is reached from this machine
-// alone.
-func loopback(host string) bool {
-	if host == "localhost" {
-		return true
-	}
-	ip := net.ParseIP(host)
-	return ip != nil && ip.IsLoopback()
 }
 
 // largestInstanceType bounds the name of an instance type, in bytes: it travels

@@ -55,7 +55,7 @@ func (a *Agent) newGRPCServer(largestMessage int64) *grpc.Server {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Minute, Timeout: 20 * time.Second, MaxConnectionIdle: idleTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	)
-	server := grpc.NewServer(options...)
+	server := grpc.NewServer(append(options, a.guard.ServerOptions()...)...)
 	a.register(server)
 	healthpb.RegisterHealthServer(server, a.health)
 	reflection.Register(server)
@@ -85,8 +85,13 @@ type receipt struct {
 type receiptKey struct{}
 
 // tap sees a call when its headers have arrived and before its message is read.
-// It runs on the connection's goroutine, so it only looks at counters.
+// It runs on the connection's goroutine, so it only looks at credentials and
+// counters.
 func (a *Agent) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
+	ctx, err := a.guard.Tap(ctx, info)
+	if err != nil {
+		return ctx, err
+	}
 	switch {
 	case info.FullMethodName == inference.GRPCInferenceService_ModelInfer_FullMethodName:
 		return a.tapQuery(ctx)

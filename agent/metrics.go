@@ -43,6 +43,7 @@ type metrics struct {
 	loadDuration   *prometheus.HistogramVec
 	warmUpDuration *prometheus.HistogramVec
 	modelState     *prometheus.GaugeVec
+	refusals       *prometheus.CounterVec
 	qosTarget      *prometheus.GaugeVec
 
 	mu       sync.Mutex
@@ -87,6 +88,7 @@ func newMetrics() *metrics {
 		loads:          counter("muster_model_loads_total", "Loads of a model version that ended, by result.", "model", "version", "result"),
 		loadDuration:   loading("muster_model_load_duration_seconds", "Time to load a model version, without warming it up."),
 		warmUpDuration: loading("muster_model_warm_up_duration_seconds", "Time to warm a model version up, beside serving."),
+		refusals:       counter("muster_refusals_total", "Connections and calls refused for who makes them, by reason.", "reason"),
 		modelState: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "muster_model_state", Help: "1 for the state a model version is in, 0 for the others.",
 		}, []string{"model", "version", "state"}),
@@ -100,7 +102,7 @@ func newMetrics() *metrics {
 	}, func() float64 { return 1 })
 	m.registry.MustRegister(
 		m.queries, m.items, m.late, m.failures, m.failureSeconds, m.request, m.queue, m.execution,
-		m.loads, m.loadDuration, m.warmUpDuration, m.modelState, m.qosTarget, build,
+		m.loads, m.loadDuration, m.warmUpDuration, m.modelState, m.qosTarget, m.refusals, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	return m

@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
@@ -26,6 +27,8 @@ type network struct {
 	gossip func(*gossip.Config)
 	// metadata is where EC2's metadata service is; "" is where EC2 has it.
 	metadata string
+	// credentials prove to each other those who connect; nil: they do not.
+	credentials credentials.TransportCredentials
 }
 
 func sockets() network {
@@ -40,8 +43,12 @@ func sockets() network {
 // connect returns a connection to the agent at address. It connects when first
 // used, and again, soon, whenever it broke.
 func (n network) connect(address string) (*grpc.ClientConn, error) {
+	proof := n.credentials
+	if proof == nil {
+		proof = insecure.NewCredentials()
+	}
 	return grpc.NewClient("passthrough:///"+address, append(oip.DialOptions(),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(proof),
 		grpc.WithContextDialer(n.dial),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},

@@ -123,6 +123,10 @@ func (r *rest) root(w http.ResponseWriter, _ *http.Request) error {
 			names = append(names, fmt.Sprintf("/v2/models/%s/versions/%d", status.Model, status.Version))
 		}
 	}
+	scheme := "http"
+	if r.config.Security.TLS() {
+		scheme = "https"
+	}
 	return writeJSON(w, map[string]any{
 		"name":     "muster",
 		"what":     "serves recommendation models by the Open Inference Protocol, version 2",
@@ -132,7 +136,7 @@ func (r *rest) root(w http.ResponseWriter, _ *http.Request) error {
 		"protocol": "/v2",
 		"health":   []string{"/livez", "/readyz"},
 		"grpc":     r.addresses.GRPC,
-		"metrics":  "http://" + r.addresses.Metrics + "/metrics",
+		"metrics":  scheme + "://" + r.addresses.Metrics + "/metrics",
 	})
 }
 

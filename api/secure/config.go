@@ -67,8 +67,8 @@ func validatePair(cert, key string) error {
 // TLS reports whether c encrypts.
 func (c Config) TLS() bool { return c.CertFile != "" }
 
-// named reports whether a caller must have a name.
-func (c Config) named() bool {
+// Named reports whether clients must have a name.
+func (c Config) Named() bool {
 	return c.ClientCAFile != "" || c.RequireClientCert || c.APIKeysFile != "" || c.AccessFile != ""
 }
 

@@ -98,6 +98,10 @@ func Open(config Config, o Options) (*Guard, error) {
 
 // Run looks at the files every second until ctx ends.
 func (g *Guard) Run(ctx context.Context) error {
+	if g.config == (Config{}) { // no files
+		<-ctx.Done()
+		return nil
+	}
 	ticker := time.NewTicker(lookAgain)
 	defer ticker.Stop()
 	for {
@@ -199,7 +203,7 @@ func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string)
 			c = caller{name: name}
 		}
 	}
-	if c.name == "" && !c.agent && g.config.named() {
+	if c.name == "" && !c.agent && g.config.Named() {
 		return caller{}, &refusal{codes.Unauthenticated, "no credentials", "no credentials: want " + g.wanted()}
 	}
 	return c, nil
@@ -246,7 +250,7 @@ func (g *Guard) allow(c caller, d demand) *refusal {
 	if d.open || c.agent {
 		return nil
 	}
-	if !g.config.TLS() && !g.config.named() {
+	if !g.config.TLS() && !g.config.Named() {
 		return nil // nothing is guarded
 	}
 	switch {

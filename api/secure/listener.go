@@ -296,6 +296,15 @@ type plainConn struct {
 	begun bool // something has been read; Read is called by one goroutine at a time
 }
 
+// CloseWrite tells the client that no more will come, as an HTTP server does
+// before it ends a connection that the client still writes to.
+func (c *plainConn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return nil
+}
+
 var errTLSOnPlain = errors.New("TLS on a port without: want plain text, or an agent with tls-cert")
 
 // handshakeRecord is the first byte of a connection by TLS.

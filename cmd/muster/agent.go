@@ -22,7 +22,7 @@ in the directory are picked up while serving.
 SIGTERM or SIGINT drains the agent: it takes no new queries, running ones
 finish, and it exits with status 0. A second signal ends it at once.`,
 		Example: `  muster agent                                serve ./model-repository on loopback
-  muster agent --http :8000 --grpc :8001      reachable from other machines
+  muster agent --http :8000 --grpc :8001 --tls-cert node1.crt --tls-key node1.key   reachable from other machines
   MUSTER_MODEL_DIR=/srv/models muster agent   settings from the environment`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

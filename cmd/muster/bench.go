@@ -141,7 +141,7 @@ func isFile(path string) bool {
 }
 
 func (o *benchOptions) run(cmd *cobra.Command) error {
-	c, err := client.New(o.servers)
+	c, err := o.open(cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}

@@ -40,7 +40,7 @@ from a file in the protocol's REST form:
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeModels(&settings),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := client.New(settings.servers)
+			c, err := settings.open(cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}

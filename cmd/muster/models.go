@@ -110,7 +110,7 @@ func newModelsListCommand() *cobra.Command {
 			if dir != "" {
 				list, err = listDirectory(dir)
 			} else {
-				list, err = listAgent(cmd.Context(), settings.servers)
+				list, err = listAgent(cmd.Context(), &settings, cmd.ErrOrStderr())
 			}
 			if err != nil {
 				return err
@@ -128,8 +128,8 @@ func newModelsListCommand() *cobra.Command {
 }
 
 // listAgent asks an agent for its repository.
-func listAgent(ctx context.Context, servers []string) ([]listedModel, error) {
-	c, err := client.New(servers)
+func listAgent(ctx context.Context, settings *clientSettings, stderr io.Writer) ([]listedModel, error) {
+	c, err := settings.open(stderr)
 	if err != nil {
 		return nil, err
 	}
@@ -185,7 +185,7 @@ func newModelsChangeCommand(verb, short, done string, change func(*client.Client
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: completeModels(&settings),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := client.New(settings.servers)
+			c, err := settings.open(cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}
@@ -211,7 +211,7 @@ func completeModels(settings *clientSettings) cobra.CompletionFunc {
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), time.Second)
 		defer cancel()
-		list, err := listAgent(ctx, settings.servers)
+		list, err := listAgent(ctx, settings, io.Discard)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -13,6 +15,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/leader/match"
 )
 
@@ -61,7 +65,11 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.StringVar(&s.GossipAddress, "gossip", s.GossipAddress, "address to gossip with other agents on, TCP and UDP")
 	fs.StringVar(&s.Advertise, "advertise", s.Advertise, "host, or host:port of gossip, by which others reach this agent")
 	fs.StringVar(&s.GossipKey, "gossip-key", s.GossipKey, "key of the fleet: 32 bytes in base64, or a file with one a line")
-	fs.BoolVar(&s.Insecure, "insecure", s.Insecure, "allow gossip without a key on addresses that others can reach")
+	addIdentity(fs, &s.Security.CertFile, &s.Security.KeyFile, &s.Security.CAFile, &s.Insecure)
+	fs.StringVar(&s.Security.ClientCAFile, "tls-client-ca", s.Security.ClientCAFile, "CA of clients' certificates, PEM (default that of --tls-ca)")
+	fs.BoolVar(&s.Security.RequireClientCert, "require-client-cert", s.Security.RequireClientCert, "refuse connections without a client's certificate")
+	fs.StringVar(&s.Security.APIKeysFile, "api-keys", s.Security.APIKeysFile, "file with the API keys of clients, lines of `name: key`")
+	fs.StringVar(&s.Security.AccessFile, "access", s.Security.AccessFile, "YAML file that says what each client may do")
 	fs.StringVar(&s.Leader, "leader", s.Leader, "whether this agent leads the fleet: "+strings.Join(agent.Roles(), ", ")+" (comes first)")
 	fs.StringVar(&s.Policy, "policy", s.Policy, "how the leader distributes queries: "+strings.Join(match.Policies(), ", "))
 	fs.StringVar(&s.Record, "record", s.Record, "file for the leader's events and decisions")
@@ -79,21 +87,47 @@ func (s *agentSettings) validate() error {
 	return errors.Join(s.Config.Validate(), err)
 }
 
+// addIdentity defines the settings that agents and clients have in common: how
+// a process proves who it is, and whom it believes.
+func addIdentity(fs *pflag.FlagSet, cert, key, ca *string, insecure *bool) {
+	fs.StringVar(cert, "tls-cert", *cert, "own certificate, PEM")
+	fs.StringVar(key, "tls-key", *key, "private key of the own certificate, PEM")
+	fs.StringVar(ca, "tls-ca", *ca, "CA of the fleet's certificates, PEM")
+	fs.BoolVar(insecure, "insecure", *insecure, "allow to do without TLS, and without a key of gossip, where others can reach it")
+}
+
 // clientSettings are the settings of the commands that talk to agents.
 type clientSettings struct {
 	servers []string // gRPC addresses
+	secure.ClientConfig
 }
 
 // add defines the settings on flags, with their defaults.
 func (s *clientSettings) add(flags *pflag.FlagSet) {
 	fs := pflag.NewFlagSet("client", pflag.ContinueOnError)
 	fs.StringSliceVar(&s.servers, "server", []string{agent.DefaultConfig().GRPCAddress}, "gRPC addresses of agents")
+	addIdentity(fs, &s.CertFile, &s.KeyFile, &s.CAFile, &s.Insecure)
+	fs.StringVar(&s.APIKey, "api-key", s.APIKey, "API key to call with; better given by the environment, where fewer see it")
 	addSettings(flags, fs)
 }
 
-// addSettings adds the flags of fs to flags and marks them as settings.
+// open makes a client of the servers. What is amiss with its certificates later
+// is told to stderr.
+func (s *clientSettings) open(stderr io.Writer) (*client.Client, error) {
+	options, err := s.DialOptions(slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
+	if err != nil {
+		return nil, err
+	}
+	return client.New(s.servers, client.WithDialOptions(options...))
+}
+
+// addSettings adds the flags of fs to flags and marks them as settings. One that
+// is there already is the same setting, of another command.
 func addSettings(flags, fs *pflag.FlagSet) {
 	fs.VisitAll(func(f *pflag.Flag) {
+		if flags.Lookup(f.Name) != nil {
+			return
+		}
 		f.Annotations = map[string][]string{settingAnnotation: {"true"}}
 		f.Usage += " [" + variable(f.Name) + "]"
 		flags.AddFlag(f)
