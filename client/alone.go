@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
@@ -371,7 +372,8 @@ func (a *alone) rank(q *question) []ranked {
 	var all, failed []ranked
 	for _, c := range a.priced.Rank(now, q.profile, int(q.batch), now.Sub(q.arrival), mostProbes+len(q.failed)) {
 		r := ranked{a.agents[c.Lane], c}
-		if slices.Contains(q.failed, r.agent) {
+		p := a.probers[r.agent]
+		if slices.Contains(q.failed, r.agent) || p != nil && p.silent.Load() {
 			failed = append(failed, r)
 		} else {
 			all = append(all, r)
@@ -396,7 +398,7 @@ func (a *alone) ask(q *question, of []ranked) []probe {
 	known := a.g.members.Load()
 	heard := make(chan *control.ProbeAnswer, len(of)) // one each: nobody blocks
 	byID := map[uint64]ranked{}
-	var asked []*prober
+	asked := map[uint64]*prober{}
 	sent := time.Now()
 	a.mu.Lock()
 	timeout := max(probeTimeout, 3*a.usual)
@@ -415,7 +417,7 @@ func (a *alone) ask(q *question, of []ranked) []probe {
 		}
 		if p.ask(m, heard) {
 			byID[m.Id] = r
-			asked = append(asked, p)
+			asked[m.Id] = p
 		}
 	}
 	a.mu.Unlock()
@@ -443,16 +445,22 @@ func (a *alone) ask(q *question, of []ranked) []probe {
 			a.priced.Heard(lane, time.Now(), time.Duration(answer.GetRemainingNs()))
 		}
 		a.mu.Unlock()
-		if answer.GetFinishNs() >= 0 {
-			probes = append(probes, probe{r, answer.GetId(), time.Duration(answer.GetFinishNs()) + took})
+		if answer.GetFinishNs() < 0 {
+			continue
+		}
+		probes = append(probes, probe{r, answer.GetId(), time.Duration(answer.GetFinishNs()) + took})
+		if time.Since(q.arrival)+probes[len(probes)-1].finish <= a.target(q) {
+			timer.Reset(max(time.Millisecond, 2*took)) // the others have not much longer
 		}
 	}
 	if len(byID) > 0 {
 		a.mu.Lock()
 		a.unanswered += uint64(len(byID))
 		a.mu.Unlock()
-		for _, p := range asked {
-			p.forget(byID)
+		for id, p := range asked {
+			if _, unanswered := byID[id]; unanswered {
+				p.forget(id)
+			}
 		}
 		// Those who have answered just now are released, too.
 		for {
@@ -483,6 +491,7 @@ func (a *alone) release(p place) {
 type prober struct {
 	gateway  uint64
 	cancel   context.CancelFunc
+	silent   atomic.Bool                // it has not answered in time, and not since
 	requests chan *control.ProbeRequest // as many as may be asked while the stream opens; more are not asked
 
 	mu      sync.Mutex
@@ -543,6 +552,7 @@ func (p *prober) run(ctx context.Context, transport Transport, m *control.Member
 		if err != nil {
 			return err
 		}
+		p.silent.Store(false)
 		p.mu.Lock()
 		if to := p.pending[answer.GetId()]; to != nil {
 			delete(p.pending, answer.GetId())
@@ -578,12 +588,14 @@ func (p *prober) send(r *control.ProbeRequest) bool {
 	}
 }
 
-// forget gives up waiting for answers.
-func (p *prober) forget(ids map[uint64]ranked) {
+// forget gives up waiting for an answer, and has the member not be asked until it
+// says something if there are others.
+func (p *prober) forget(id uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for id := range ids {
+	if p.pending[id] != nil {
 		delete(p.pending, id)
+		p.silent.Store(true)
 	}
 }
 

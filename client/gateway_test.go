@@ -101,6 +101,40 @@ func TestCheapestInTime(t *testing.T) {
 	})
 }
 
+// TestSilentMember has a member that is asked not answer: it costs the first
+// query a moment, and the others nothing, until it is back.
+func TestSilentMember(t *testing.T) {
+	bubble(t, 4, func(t *testing.T, f *testFleet) {
+		g := f.gateway()
+		settle()
+		f.agents[2].freeze()
+		for i := range 10 {
+			start := time.Now()
+			good(t, g, t.Context())
+			want := time.Millisecond // to run
+			if i == 0 {
+				want += time.Millisecond
+			}
+			if took := time.Since(start); took > want {
+				t.Errorf("query %d took %v, want %v", i, took, want)
+			}
+		}
+		f.agents[2].thaw()
+		settle()
+		f.total(t) // it released what it had kept for the first
+		for _, a := range f.agents {
+			a.busy = time.Hour
+		}
+		f.agents[2].busy = 0
+		for range 5 {
+			good(t, g, t.Context())
+		}
+		if n := len(f.agents[2].ran); n != 5 {
+			t.Errorf("back again it ran %d queries, want 5", n)
+		}
+	})
+}
+
 // TestNobodyCan has all members refuse until half a second later.
 func TestNobodyCan(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, f *testFleet) {
