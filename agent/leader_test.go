@@ -53,8 +53,8 @@ type testNode struct {
 	latency func(batch int) time.Duration
 	queue   []*testAttempt
 	running bool
-	frozen  chan struct{} // closed when it thaws; nil: it is not frozen
-	reports *testLink     // of the leader followed
+	frozen  chan struct{}        // closed when it thaws; nil: it is not frozen
+	links   map[string]*testLink // by who has opened them
 	ran     int
 }
 
@@ -104,7 +104,7 @@ func (w *leaderWorld) add(name string, cores int, latency func(int) time.Duratio
 		role = election.May
 		rank = election.RankOf(role, false, cores)
 	}
-	n := &testNode{world: w, name: name, latency: latency, stopped: make(chan struct{})}
+	n := &testNode{world: w, name: name, latency: latency, stopped: make(chan struct{}), links: map[string]*testLink{}}
 	n.member = &control.Member{
 		Name: name, Address: name, Protocol: control.Protocol, InstanceType: "box", Provider: "cpu", Executor: "emulated", Lanes: 1, Cores: 1,
 		Role: role.String(), Rank: uint32(rank), Models: []*control.Model{testModel("m", 100*time.Millisecond)},
@@ -295,15 +295,8 @@ func (n *testNode) greet(k *testLink) {
 	for _, a := range n.queue {
 		m.Held = append(m.Held, &control.Held{Gateway: a.gateway, Sequence: a.sequence, Attempt: a.attempt, Model: a.model.Name, Version: a.model.Version, BatchSize: uint32(a.batch)})
 	}
-	n.linkTo(k)
+	n.links[k.from] = k
 	k.out <- m
-}
-
-// linkTo has completions go by the link, if it is the leader's. n.mu is held.
-func (n *testNode) linkTo(k *testLink) {
-	if n.leader.leadership().GetLeader() == k.from {
-		n.reports = k
-	}
 }
 
 // remaining is how long the lane is busy. n.mu is held.
@@ -363,12 +356,11 @@ func (n *testNode) start() {
 		n.running = false
 		n.ran++
 		n.queue = n.queue[1:]
-		if n.reports != nil {
+		if reports := n.links[n.leader.leadership().GetLeader()]; reports != nil {
 			c := &control.Completed{
 				Gateway: a.gateway, Sequence: a.sequence, Attempt: a.attempt, RemainingNs: int64(n.remaining()), Model: a.model.Name, Version: a.model.Version,
 				BatchSize: uint32(a.batch), QueueNs: int64(started.Sub(a.received)), ExecutionNs: int64(execution), LatencyNs: int64(time.Since(a.arrived)), Refused: refused, Bytes: a.bytes,
 			}
-			reports := n.reports
 			n.served.Go(func() {
 				time.Sleep(n.world.oneWay)
 				select {

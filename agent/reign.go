@@ -31,6 +31,8 @@ const (
 	overdueLeast, overdueDoubt = 100 * time.Millisecond, time.Second
 	// overdueAgain is how often an overdue lane is asked again what it holds.
 	overdueAgain = 2 * time.Second
+	// onTheWay is how long, beside twice the usual, an assigned query may take to its lane.
+	onTheWay = 20 * time.Millisecond
 	// decisionsKept is how many decisions `muster status` can show.
 	decisionsKept = 64
 	// rateWindow is over how long the rate is counted that bounds waiting.
@@ -613,7 +615,8 @@ func (r *reign) describe(w *worker, m *control.WorkerMessage) {
 }
 
 // reconcile brings what the leader believes a worker's lanes hold in line with
-// what they say that they hold: what they do not, they have never had, or their answer was lost.
+// what they say that they hold: what they do not, they have never had, or their answer was lost,
+// unless it may still be on its way to them.
 func (r *reign) reconcile(w *worker, m *control.WorkerMessage) {
 	type id struct {
 		query  match.QueryID
@@ -647,7 +650,7 @@ func (r *reign) reconcile(w *worker, m *control.WorkerMessage) {
 			remaining = max(0, time.Duration(m.GetRemainingNs()[i]))
 		}
 		for _, a := range slices.Clone(ln.held) {
-			if !there[id{a.query, a.number}] {
+			if !there[id{a.query, a.number}] && r.now.Sub(a.decidedAt) > onTheWay+2*r.aheadSet {
 				r.answer(ln, match.Refused, a.query, a.number, remaining)
 			}
 		}
