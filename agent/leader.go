@@ -351,7 +351,9 @@ func (l *leader) status(s *control.FleetStatus) {
 // errNotLeading tells a gateway that this agent does not lead, and who does as far
 // as it knows.
 func (l *leader) errNotLeading() error {
+	l.mu.Lock() // a step of the election that goes on may end with another leader
 	known := l.leadership()
+	l.mu.Unlock()
 	message := fmt.Sprintf("agent %s does not lead", l.fleet.self())
 	if known.Leader != "" && known.Leader != l.fleet.self() {
 		message += "; " + known.Leader + " does"

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,7 +56,7 @@ type testNode struct {
 	running bool
 	frozen  chan struct{}        // closed when it thaws; nil: it is not frozen
 	links   map[string]*testLink // by who has opened them
-	ran     int
+	ran     atomic.Int64
 }
 
 type testAttempt struct {
@@ -338,9 +339,9 @@ func (n *testNode) start() {
 	}
 	n.running = true
 	a := n.queue[0]
+	execution := n.latency(a.batch)
 	started := time.Now()
 	n.served.Go(func() {
-		execution := n.latency(a.batch)
 		refused := ""
 		select {
 		case <-time.After(execution):
@@ -354,7 +355,7 @@ func (n *testNode) start() {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		n.running = false
-		n.ran++
+		n.ran.Add(1)
 		n.queue = n.queue[1:]
 		if reports := n.links[n.leader.leadership().GetLeader()]; reports != nil {
 			c := &control.Completed{
@@ -625,7 +626,7 @@ func TestLeaderServes(t *testing.T) {
 		w.add("a", 1, func(b int) time.Duration { return time.Duration(2+b/10) * time.Millisecond }, func(c *leaderConfig) { c.Record = record })
 		w.add("b", -1, func(b int) time.Duration { return time.Duration(2+b/10) * time.Millisecond })
 		w.add("c", -1, func(b int) time.Duration { return time.Duration(2+b/10) * time.Millisecond })
-		soon(t, time.Second, "a leads", func() bool { return w.leading() != nil })
+		soon(t, time.Second, "all follow a", func() bool { return w.leading() != nil && slices.Equal(epochs(w), []uint64{1}) })
 		one, two := w.gateway(1), w.gateway(2)
 		defer one.close()
 		defer two.close()
@@ -661,8 +662,11 @@ func TestLeaderServes(t *testing.T) {
 			s.Decisions = nil
 			t.Errorf("status is %v with %d decisions", s, n)
 		}
-		if r := leader.reigning(); r.aheadSet < 150*time.Microsecond || r.aheadSet > 400*time.Microsecond {
-			t.Errorf("decides %v ahead, want about two ways of %v", r.aheadSet, w.oneWay)
+		var ahead time.Duration
+		r := leader.reigning()
+		r.call(func() { ahead = r.aheadSet })
+		if ahead < 150*time.Microsecond || ahead > 400*time.Microsecond {
+			t.Errorf("decides %v ahead, want about two ways of %v", ahead, w.oneWay)
 		}
 		w.stop()
 		f, err := os.Open(record)
@@ -678,4 +682,289 @@ func TestLeaderServes(t *testing.T) {
 			t.Errorf("kept %v, %v, want one profile", book.Keys(), err)
 		}
 	})
+}
+
+func linear(b int) time.Duration { return 2*time.Millisecond + time.Duration(b)*100*time.Microsecond }
+
+// load submits queries at a steady rate for a while.
+func (g *testGateway) load(rate int, during time.Duration) {
+	for start := time.Now(); time.Since(start) < during; time.Sleep(time.Second / time.Duration(rate)) {
+		g.submit(1 + int(g.sequence*37%100))
+	}
+}
+
+// allAnswered checks that every query got its answer.
+func (g *testGateway) allAnswered(t *testing.T) {
+	t.Helper()
+	soon(t, 3*time.Second, "every query has its answer", func() bool { return g.open() == 0 })
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.answered != int(g.sequence) {
+		t.Errorf("%d of %d queries answered, %d rejected, the first %v", g.answered, g.sequence, len(g.rejected), g.rejected[:min(1, len(g.rejected))])
+	}
+}
+
+func epochs(w *leaderWorld) (all []uint64) {
+	for _, n := range w.all() {
+		if e := n.leader.leadership().GetEpoch(); n.ctx.Err() == nil && !slices.Contains(all, e) {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// TestLeaderFails kills leaders while they work: the announced successor takes over, and no query
+// is lost or takes much longer.
+func TestLeaderFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newLeaderWorld(t)
+		defer w.stop()
+		for i, name := range []string{"a", "b", "c", "d"} {
+			w.add(name, 4-i, linear)
+			time.Sleep(20 * time.Millisecond)
+		}
+		soon(t, time.Second, "a leads all", func() bool { return w.leading() == w.node("a") && len(epochs(w)) == 1 })
+		g := w.gateway(7)
+		defer g.close()
+		g.load(200, time.Second)
+		for _, gone := range []string{"a", "b"} {
+			next := string(gone[0] + 1)
+			soon(t, time.Second, next+" is to be next", func() bool { return w.node("d").leader.leadership().GetSuccessor() == next })
+			g.load(200, 300*time.Millisecond)
+			w.kill(w.node(gone), false)
+			killed := time.Now()
+			g.load(200, time.Second)
+			if leads := w.leading(); leads != w.node(next) {
+				t.Fatalf("%v after the leader's end %v leads, want %s", time.Since(killed), leads, next)
+			}
+		}
+		g.allAnswered(t)
+		if n := countSlower(g.latency, 250*time.Millisecond); n > 0 {
+			t.Errorf("%d of %d queries took longer than 250ms", n, g.answered)
+		}
+	})
+}
+
+// TestLeaderFollowsLanes has lanes freeze, thaw, die and drain while queries come.
+func TestLeaderFollowsLanes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newLeaderWorld(t)
+		defer w.stop()
+		w.add("a", 1, linear)
+		b, c, d := w.add("b", -1, linear), w.add("c", -1, linear), w.add("d", -1, linear)
+		soon(t, time.Second, "all follow a", func() bool { return w.leading() != nil && slices.Equal(epochs(w), []uint64{1}) })
+		g := w.gateway(7)
+		defer g.close()
+		g.load(200, time.Second)
+
+		b.freeze()
+		g.load(200, time.Second)
+		slow, _, offered := g.outcome()
+		if len(offered) == 0 || offered[0].Reason != match.LaneOverdue.String() {
+			t.Errorf("offered again while b is frozen: %v", offered)
+		}
+		b.thaw()
+		time.Sleep(2500 * time.Millisecond) // it is asked what it holds now and then
+		ran := b.ran.Load()
+		g.load(200, time.Second)
+		if b.ran.Load() < ran+20 {
+			t.Errorf("after it thawed b ran %d queries, want its share", b.ran.Load()-ran)
+		}
+		g.outcome()
+		w.kill(c, false)
+		g.load(200, time.Second)
+		if _, _, offered := g.outcome(); len(offered) > 3 {
+			t.Errorf("%d queries offered again when c died, want those it held: %v", len(offered), offered)
+		}
+
+		d.mu.Lock()
+		d.member.Draining = true
+		d.links["a"].out <- &control.WorkerMessage{Member: proto.CloneOf(d.member)}
+		d.mu.Unlock()
+		time.Sleep(50 * time.Millisecond)
+		ran = d.ran.Load()
+		g.load(200, time.Second)
+		if d.ran.Load() != ran {
+			t.Errorf("draining, d was given %d queries", d.ran.Load()-ran)
+		}
+		g.allAnswered(t)
+		if n := countSlower(slow, 250*time.Millisecond); n > 0 {
+			t.Errorf("%d of %d queries took longer than 250ms while b was frozen", n, len(slow))
+		}
+	})
+}
+
+// TestLeaderKnowsSlowAgents has one of three like agents run slower than the others: it gets a profile of
+// its own, and loses it when it is as fast again.
+func TestLeaderKnowsSlowAgents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newLeaderWorld(t)
+		defer w.stop()
+		a, b := w.add("a", 1, linear), w.add("b", -1, linear)
+		c := w.add("c", -1, func(b int) time.Duration { return linear(b) * 2 })
+		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
+		g := w.gateway(7)
+		defer g.close()
+		g.load(250, 4*time.Second)
+		s := &control.FleetStatus{}
+		a.leader.status(s)
+		if f := s.Agents[2].Factor / s.Agents[1].Factor; f < 1.8 || f > 2.2 {
+			t.Errorf("c is %.2f times as slow as b, want 2: %v", f, s.Agents)
+		}
+		if c.ran.Load() >= b.ran.Load()*9/10 {
+			t.Errorf("the slow agent ran %d queries, the others %d and %d", c.ran.Load(), a.ran.Load(), b.ran.Load())
+		}
+		g.mu.Lock()
+		if g.profiles["m/1 on box/cpu/1@c"] == nil {
+			t.Errorf("gateways know profiles of %v, want one of c's own", slices.Sorted(maps.Keys(g.profiles)))
+		}
+		g.mu.Unlock()
+		c.mu.Lock()
+		c.latency = linear
+		c.mu.Unlock()
+		g.load(250, 5*time.Second)
+		s = &control.FleetStatus{}
+		a.leader.status(s)
+		if f := s.Agents[2].Factor; f < 0.95 || f > 1.05 || typeOf(a, "c") != "box/cpu/1" {
+			t.Errorf("as fast as the others, c has the factor %v and counts as %s", f, typeOf(a, "c"))
+		}
+		g.allAnswered(t)
+	})
+}
+
+// typeOf is what the leader takes a worker's lanes for.
+func typeOf(leader *testNode, worker string) (typ string) {
+	r := leader.leader.reigning()
+	r.call(func() { typ = r.workers[worker].typ })
+	return typ
+}
+
+// outcome returns what has become of the queries since it was last asked.
+func (g *testGateway) outcome() (latency []time.Duration, rejected []*control.Reject, offered []*control.OfferAgain) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	latency, rejected, offered = g.latency, g.rejected, g.offered
+	g.latency, g.rejected, g.offered = nil, nil, nil
+	return latency, rejected, offered
+}
+
+func countSlower(latency []time.Duration, than time.Duration) (n int) {
+	for _, l := range latency {
+		if l > than {
+			n++
+		}
+	}
+	return n
+}
+
+// TestLeaderOverloaded offers three times what the lanes can do: the excess is refused
+// at once and says when to come again, most of the rest is in time, and soon after all is well.
+func TestLeaderOverloaded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newLeaderWorld(t)
+		defer w.stop()
+		w.add("a", 1, fixed(10*time.Millisecond))
+		w.add("b", -1, fixed(10*time.Millisecond))
+		soon(t, time.Second, "all follow a", func() bool { return w.leading() != nil && slices.Equal(epochs(w), []uint64{1}) })
+		g := w.gateway(7)
+		defer g.close()
+		g.load(150, 2*time.Second)
+		g.outcome()
+		const during = 5 * time.Second
+		g.load(600, during)
+		latency, rejected, _ := g.outcome()
+		onTime := len(latency) - countSlower(latency, 100*time.Millisecond)
+		if rate := float64(onTime) / during.Seconds(); rate < 160 {
+			t.Errorf("on time are %.0f queries/s, want at least 80 %% of 200", rate)
+		}
+		if len(rejected) < 1500 {
+			t.Errorf("%d queries refused, want most of the excess of 2000", len(rejected))
+		}
+		dropped := 0
+		for _, r := range rejected {
+			switch {
+			case r.Reason == match.DeadlinePassed.String(): // became late after all
+				dropped++
+			case r.RetryAfterNs <= 0 || r.Reason != match.Overloaded.String():
+				t.Fatalf("refused: %v, want overloaded with a time to come again", r)
+			}
+		}
+		if dropped > 300 {
+			t.Errorf("%d queries waited until their deadline, want few", dropped)
+		}
+		time.Sleep(2 * time.Second)
+		g.outcome()
+		g.load(150, 2*time.Second)
+		time.Sleep(100 * time.Millisecond)
+		latency, rejected, _ = g.outcome()
+		if late := countSlower(latency, 100*time.Millisecond); len(rejected) > 0 || late > 0 || g.open() > 0 {
+			t.Errorf("2s later %d queries are refused, %d late, %d open", len(rejected), late, g.open())
+		}
+	})
+}
+
+// TestLeaderResigns hands the leadership over without a pause.
+func TestLeaderResigns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newLeaderWorld(t)
+		defer w.stop()
+		a, b := w.add("a", 2, linear), w.add("b", 1, linear)
+		soon(t, time.Second, "b follows a", func() bool { return w.leading() == a && a.leader.leadership().GetSuccessor() == "b" })
+		g := w.gateway(7)
+		defer g.close()
+		g.load(200, time.Second)
+		resigned := make(chan struct{})
+		go func() {
+			defer close(resigned)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			a.leader.resign(ctx)
+		}()
+		g.load(200, time.Second)
+		select {
+		case <-resigned:
+		default:
+			t.Error("a has not resigned after 1s")
+		}
+		if w.leading() != b || a.leader.leadership().GetLeader() != "b" {
+			t.Errorf("%v leads, and a follows %q, want b", w.leading(), a.leader.leadership().GetLeader())
+		}
+		g.mu.Lock()
+		last := g.refused[len(g.refused)-1]
+		g.mu.Unlock()
+		var told *control.Leadership
+		for _, d := range status.Convert(last).Details() {
+			told, _ = d.(*control.Leadership)
+		}
+		if status.Code(last) != codes.FailedPrecondition || told.GetLeader() != "b" {
+			t.Errorf("the gateway's stream ended with %v, %v, want FAILED_PRECONDITION and who leads", last, told)
+		}
+		g.allAnswered(t)
+		if n := countSlower(g.latency, 100*time.Millisecond); n > 0 {
+			t.Errorf("%d of %d queries were late", n, g.answered)
+		}
+	})
+}
+
+// TestLeaderRestarts keeps the epoch rising over restarts.
+func TestLeaderRestarts(t *testing.T) {
+	dir := t.TempDir()
+	for want := uint64(1); want <= 3; want++ {
+		synctest.Test(t, func(t *testing.T) {
+			w := newLeaderWorld(t)
+			defer w.stop()
+			a := w.add("a", 1, linear, func(c *leaderConfig) { c.StateDir = dir })
+			soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
+			if got := a.leader.leadership(); got.Epoch != want || got.Leader != "a" || got.Successor != "" {
+				t.Errorf("leadership is %v, want epoch %d of a", got, want)
+			}
+		})
+	}
+	if err := os.WriteFile(epochPath(dir), []byte("seven\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, err := newLeader(leaderConfig{StateDir: dir}, &testNode{name: "a"}, nil, slog.New(slog.DiscardHandler))
+	if err == nil || !strings.Contains(err.Error(), `"seven\n"`) {
+		t.Errorf("a damaged epoch gives %v, want an error that shows it", err)
+	}
 }

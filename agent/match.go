@@ -256,7 +256,7 @@ func (r *reign) submit(g *gateway, s *control.Submit) {
 	}
 	if s.GetAgent() != "" && s.GetAttempts() > 0 {
 		w := r.workers[s.GetAgent()]
-		if w == nil && r.now.Sub(r.start) < settleTime && r.isMember(s.GetAgent()) {
+		if w == nil && r.now.Sub(r.start) < settleTime && r.isMember(s.GetAgent()) && !r.gone[s.GetAgent()] {
 			r.parked = append(r.parked, &parked{g, s, r.now})
 			return
 		}

@@ -35,8 +35,6 @@ const (
 	onTheWay = 20 * time.Millisecond
 	// decisionsKept is how many decisions `muster status` can show.
 	decisionsKept = 64
-	// rateWindow is over how long the rate is counted that bounds waiting.
-	rateWindow = 2 * time.Second
 )
 
 // A reign is one leadership of this agent, from its election until it steps
@@ -73,6 +71,7 @@ type reign struct {
 	byNumber map[uint32]*gateway
 	touched  []*gateway // have something to be sent
 	parked   []*parked
+	gone     map[string]bool // members whose process is gone, and gossip does not know yet
 
 	prices   []*control.TypePrice
 	profiles map[tableKey]*control.Profile
@@ -83,7 +82,7 @@ type reign struct {
 	ahead    aheadEstimate
 	aheadSet time.Duration
 
-	answered  ring // queries answered
+	service   time.Duration // mean execution of the last hundred queries or so
 	arrived   ring
 	decisions []match.Decision // the last, as a ring
 	decided   int
@@ -172,6 +171,7 @@ func newReign(l *leader, claim election.Claim, former *reign) *reign {
 		workers: map[string]*worker{}, lanes: map[match.LaneID]*lane{}, models: map[string]*leaderModel{}, newest: map[string]int64{},
 		gateways: map[uint64]*gateway{}, numbers: map[uint64]uint32{}, byNumber: map[uint32]*gateway{},
 		profiles: map[tableKey]*control.Profile{}, tables: map[tableKey]*known{}, slow: map[string]string{}, factors: map[string]float64{},
+		gone: map[string]bool{},
 	}
 	r.ctx, r.cancel = context.WithCancel(l.ctx)
 	r.study = newStudy(r)
@@ -461,13 +461,16 @@ func (r *reign) tuneAhead() {
 }
 
 // expectedWait is how long the queries in time that wait now will take to be served.
+// Before the first answer nobody knows: 0.
 func (r *reign) expectedWait() time.Duration {
 	all, late := r.matcher.Waiting()
-	rate := r.answered.rate(r.now, rateWindow)
-	if rate == 0 {
-		return 0
+	usable := 0
+	for _, ln := range r.lanes {
+		if !ln.overdue && !ln.worker.member.GetDraining() {
+			usable++
+		}
 	}
-	return time.Duration(float64(all-late) / rate * float64(time.Second))
+	return r.service * time.Duration(all-late) / time.Duration(max(usable, 1))
 }
 
 // overloaded says whether one more query of the model would wait longer than its QoS target.
@@ -543,6 +546,7 @@ func (r *reign) heard(w *worker, m *control.WorkerMessage, greets bool) {
 			r.lose(former, "it has a new link")
 		}
 		w.lostAt = time.Time{}
+		delete(r.gone, w.name)
 		r.describe(w, m)
 	}
 	for _, c := range m.GetCompleted() {
@@ -703,7 +707,10 @@ func (r *reign) completed(w *worker, c *control.Completed) {
 	if ours && !a.decidedAt.IsZero() {
 		r.ahead.observe(r.now.Sub(a.decidedAt)-queued-execution, time.Duration(c.GetReceiveNs()), c.GetBytes())
 	}
-	r.answered.add(r.now, 1)
+	if r.service == 0 {
+		r.service = execution
+	}
+	r.service += (execution - r.service) / 100
 	w.busy.add(r.now, float64(execution))
 	m := r.models[control.ModelKey(c.GetModel(), c.GetVersion())]
 	if m == nil {
@@ -729,6 +736,10 @@ func (r *reign) completed(w *worker, c *control.Completed) {
 
 // linkBroken takes it that a worker's link has broken, and perhaps its process is gone.
 func (r *reign) linkBroken(w *worker, gone bool) {
+	if gone {
+		r.gone[w.name] = true
+		r.unpark(func(p *parked) bool { return p.submit.GetAgent() == w.name })
+	}
 	switch {
 	case r.workers[w.name] != w:
 	case gone:
