@@ -108,7 +108,7 @@ func (a *Agent) tellLoad(ctx context.Context) {
 	var last []byte
 	for {
 		stats := a.lanes.Stats()
-		l := load{waiting: uint64(stats.Waiting), remaining: []time.Duration{stats.Remaining}}
+		l := load{waiting: uint64(stats.Waiting), remaining: stats.RemainingByLane}
 		if said := l.encode(); !bytes.Equal(said, last) {
 			last = said
 			a.roster.heardOwnLoad(l)

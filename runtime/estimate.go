@@ -1,12 +1,18 @@
 package runtime
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // An Estimator predicts execution times. Lanes calls it under a lock, never
 // concurrently.
 type Estimator interface {
 	// Estimate is how long a query will execute; 0 where nothing is known.
 	Estimate(profile string, batchSize int) time.Duration
+	// High is the time within which nine of ten such queries will have executed;
+	// 0 where nothing is known.
+	High(profile string, batchSize int) time.Duration
 	// Observe tells it how long an uncancelled query did.
 	Observe(profile string, batchSize int, execution time.Duration)
 }
@@ -24,6 +30,16 @@ func (e linearEstimator) Estimate(profile string, batchSize int) time.Duration {
 	return 0
 }
 
+func (e linearEstimator) High(profile string, batchSize int) time.Duration {
+	if l := e[profile]; l != nil {
+		return time.Duration(float64(l.at(batchSize)) * (1 + normal90*l.spread()))
+	}
+	return 0
+}
+
+// normal90 is the 90 % quantile of the normal distribution.
+const normal90 = 1.2816
+
 func (e linearEstimator) Observe(profile string, batchSize int, execution time.Duration) {
 	l := e[profile]
 	if l == nil {
@@ -38,6 +54,7 @@ func (e linearEstimator) Observe(profile string, batchSize int, execution time.D
 type line struct {
 	w, x, y, xx, xy float64 // weighted sums; durations in seconds
 	largest         int     // batch size observed
+	n, deviations   float64 // weighted count of predictions that were checked, and of their squared relative errors
 }
 
 // forget is what an observation's weight is multiplied with at each later one.
@@ -45,6 +62,10 @@ const forget = 0.99
 
 func (l *line) observe(batchSize int, d time.Duration) {
 	x, y := float64(batchSize), max(d, time.Nanosecond).Seconds()
+	if predicted := l.at(batchSize).Seconds(); predicted > 0 && batchSize <= l.largest {
+		l.n = l.n*forget + 1
+		l.deviations = l.deviations*forget + (y/predicted-1)*(y/predicted-1)
+	}
 	w := 1 / (y * y)
 	l.largest = max(l.largest, batchSize)
 	l.w = l.w*forget + w
@@ -52,6 +73,15 @@ func (l *line) observe(batchSize int, d time.Duration) {
 	l.y = l.y*forget + w*y
 	l.xx = l.xx*forget + w*x*x
 	l.xy = l.xy*forget + w*x*y
+}
+
+// spread is the relative standard deviation of what is observed from what was
+// predicted; 0 before it is known.
+func (l *line) spread() float64 {
+	if l.n == 0 {
+		return 0
+	}
+	return math.Sqrt(l.deviations / l.n)
 }
 
 // fit returns the floor and the slope, in seconds; ok is false as long as the

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -52,6 +54,12 @@ type Query struct {
 	// RejectLate drops the query as soon as it can no longer meet its QoS target, instead of
 	// serving it when a lane would otherwise be idle.
 	RejectLate bool
+	// Lane is the lane that the query gets if that is idle; another one does as
+	// well. Anything that is no lane means any.
+	Lane int
+	// Reservation is the place that was kept for the query, by Reserve; nil where
+	// there was none. It is given back when the query takes its place, or is refused.
+	Reservation *Reservation
 	// Background runs the query only when a lane is idle and nothing else waits. It
 	// counts neither as waiting nor in estimates.
 	Background bool
@@ -83,7 +91,8 @@ type Lanes struct {
 	mu        sync.Mutex
 	estimator Estimator
 	queue     *queue
-	idle      int
+	idle      []int // lanes
+	reserved  map[*Reservation]struct{}
 	current   map[*turn]struct{} // admitted queries, waiting or running
 	busy      time.Duration
 	dropped   Dropped
@@ -97,6 +106,7 @@ type turn struct {
 	latestStart int64 // noLatestStart where there is no QoS target
 	background  bool
 	estimate    time.Duration // of its execution
+	spread      time.Duration // how much longer than estimate one in ten takes
 	bytes       int64         // of its inputs
 
 	// Where it waits; owned by the queue.
@@ -107,6 +117,7 @@ type turn struct {
 	// Guarded by the lanes' mutex.
 	granted   chan struct{} // closed when a lane is its own; nil where it had not to wait
 	started   int64         // when that was
+	lane      int           // which one that is
 	running   bool
 	abandoned bool // by Drain
 	cancel    context.CancelFunc
@@ -128,9 +139,12 @@ func NewLanes(cfg LanesConfig) *Lanes {
 		estimator:       cfg.Estimator,
 		queue:           newQueue(),
 		current:         map[*turn]struct{}{},
+		reserved:        map[*Reservation]struct{}{},
 		drained:         make(chan struct{}),
 	}
-	l.idle = l.lanes
+	for lane := range l.lanes {
+		l.idle = append(l.idle, lane)
+	}
 	if l.estimator == nil {
 		l.estimator = NewLinearEstimator()
 	}
@@ -183,7 +197,9 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (arrived int64, er
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.now()
+	delete(l.reserved, q.Reservation)
 	t.estimate = l.estimator.Estimate(q.Profile, q.BatchSize)
+	t.spread = l.estimator.High(q.Profile, q.BatchSize) - t.estimate
 	t.latestStart = noLatestStart
 	if q.QoSTarget > 0 {
 		t.latestStart = now + int64(q.QoSTarget-t.estimate)
@@ -200,9 +216,10 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (arrived int64, er
 	case q.rejects() && t.latestStart < now:
 		l.dropped.Late++
 		return 0, ErrLate
-	case l.idle > 0:
-		l.idle--
-		t.running, t.started = true, now
+	case len(l.idle) > 0:
+		i := max(slices.Index(l.idle, q.Lane), 0)
+		t.running, t.started, t.lane = true, now, l.idle[i]
+		l.idle = slices.Delete(l.idle, i, i+1)
 	case !q.Background && (l.queue.len() >= l.maxWaiting || l.queue.bytes+t.bytes > l.maxWaitingBytes):
 		l.dropped.Overloaded++
 		return 0, &OverloadedError{l.queue.len(), l.queue.bytes, max(l.remaining(now), time.Millisecond)}
@@ -272,10 +289,10 @@ func (l *Lanes) finish(t *turn, q *Query, result *Result) {
 		l.estimator.Observe(q.Profile, q.BatchSize, result.Execution)
 	}
 	if next := l.queue.pop(now); next != nil {
-		next.running, next.started = true, now
+		next.running, next.started, next.lane = true, now, t.lane
 		close(next.granted)
 	} else {
-		l.idle++
+		l.idle = append(l.idle, t.lane)
 	}
 	l.leave(t)
 }
@@ -321,8 +338,10 @@ type LanesStats struct {
 	Running      int   // background work counts
 	Waiting      int   // background work does not count
 	WaitingBytes int64 // of the inputs of what waits
-	// Remaining estimates how long until a lane is free for a new query.
-	Remaining time.Duration
+	// Remaining estimates how long until a lane is free for a new query, what is
+	// reserved included; RemainingByLane the same of each lane.
+	Remaining       time.Duration
+	RemainingByLane []time.Duration
 	// Busy is the time queries have spent on lanes, summed over the lanes.
 	Busy time.Duration
 	// Dropped counts queries that got no answer, by reason.
@@ -351,12 +370,14 @@ func (l *Lanes) Stats() LanesStats {
 	}
 	return LanesStats{
 		Lanes:        l.lanes,
-		Running:      l.lanes - l.idle,
+		Running:      l.lanes - len(l.idle),
 		Waiting:      l.queue.len(),
 		WaitingBytes: l.queue.bytes,
 		Remaining:    l.remaining(now),
-		Busy:         busy,
-		Dropped:      l.dropped,
+
+		RemainingByLane: l.remainingByLane(now),
+		Busy:            busy,
+		Dropped:         l.dropped,
 	}
 }
 
@@ -368,20 +389,99 @@ func (l *Lanes) Estimate(profile string, batchSize int) time.Duration {
 	return l.estimator.Estimate(profile, batchSize)
 }
 
+// A Reservation is a place that is kept for a query which is about to come.
+type Reservation struct {
+	// Finish estimates, with a certainty of 90 %, when the query would be
+	// answered if it came now, and Remaining when a lane would be free for it.
+	Finish, Remaining time.Duration
+
+	until    int64 // when nobody waits for the query any more
+	estimate time.Duration
+}
+
+// Reserve says when a query would be answered, and keeps its place for the given
+// time: others see it in what remains. The query brings it along
+// ([Query.Reservation]); or Release gives it back.
+func (l *Lanes) Reserve(profile string, batchSize int, keep time.Duration) *Reservation {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	r := &Reservation{
+		Remaining: l.remaining(now), until: now + int64(keep),
+		estimate: l.estimator.Estimate(profile, batchSize),
+	}
+	own := float64(l.estimator.High(profile, batchSize) - r.estimate)
+	variance := own * own
+	if len(l.idle) == 0 {
+		for t := range l.current {
+			variance += float64(t.spread) * float64(t.spread)
+		}
+	}
+	r.Finish = r.Remaining + r.estimate + time.Duration(math.Sqrt(variance))
+	l.reserved[r] = struct{}{}
+	return r
+}
+
+// Release gives a reservation back that is not needed. Doing so again, or
+// after the query has come, does nothing.
+func (l *Lanes) Release(r *Reservation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.reserved, r)
+}
+
+// promised is the number of reservations and what they will take in all.
+func (l *Lanes) promised(now int64) (n int, estimate time.Duration) {
+	for r := range l.reserved {
+		if r.until <= now {
+			delete(l.reserved, r)
+			continue
+		}
+		n++
+		estimate += r.estimate
+	}
+	return n, estimate
+}
+
 // remaining is LanesStats.Remaining: the shortest rest of a running query, and a
-// lane's share of what waits.
+// lane's share of what waits and what is reserved.
 func (l *Lanes) remaining(now int64) time.Duration {
-	if l.idle > 0 {
+	n, reserved := l.promised(now)
+	if n < len(l.idle) {
 		return 0
 	}
 	first := time.Duration(-1)
+	if len(l.idle) > 0 {
+		first = 0
+	}
 	for t := range l.current {
 		if t.running {
-			rest := max(0, t.estimate-time.Duration(now-t.started))
-			if first < 0 || rest < first {
+			if rest := t.rest(now); first < 0 || rest < first {
 				first = rest
 			}
 		}
 	}
-	return max(first, 0) + l.queue.estimate/time.Duration(l.lanes)
+	return max(first, 0) + (l.queue.estimate+reserved)/time.Duration(l.lanes)
+}
+
+// rest is how long t will still run, by the estimate.
+func (t *turn) rest(now int64) time.Duration { return max(0, t.estimate-time.Duration(now-t.started)) }
+
+// remainingByLane is LanesStats.RemainingByLane.
+func (l *Lanes) remainingByLane(now int64) []time.Duration {
+	n, reserved := l.promised(now)
+	share := (l.queue.estimate + reserved) / time.Duration(l.lanes)
+	if n < len(l.idle) {
+		share = 0
+	}
+	remaining := make([]time.Duration, l.lanes)
+	for lane := range remaining {
+		remaining[lane] = share
+	}
+	for t := range l.current {
+		if t.running {
+			remaining[t.lane] += t.rest(now)
+		}
+	}
+	return remaining
 }

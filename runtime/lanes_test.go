@@ -138,6 +138,55 @@ func TestLanesOrder(t *testing.T) {
 	})
 }
 
+// TestReserve: a place that is kept is seen by others until it is taken, given
+// back or past, and says when the query would be answered.
+func TestReserve(t *testing.T) {
+	onStage(t, runtime.LanesConfig{}, func(t *testing.T, s *stage) {
+		ctx := context.Background()
+		s.learn()
+		reserve := func(rows int, remaining, finish time.Duration) *runtime.Reservation {
+			t.Helper()
+			r := s.lanes.Reserve("m/1", rows, 5*ms)
+			if r.Remaining.Round(ms/100) != remaining || r.Finish.Round(ms/100) != finish {
+				t.Errorf("%d rows: remaining %v, finish %v, want %v, %v", rows, r.Remaining, r.Finish, remaining, finish)
+			}
+			return r
+		}
+		s.send(ctx, "running", 10, nil)
+		first := reserve(4, 10*ms, 14*ms)
+		second := reserve(3, 14*ms, 17*ms)
+		s.lanes.Release(first)
+		third := reserve(2, 13*ms, 15*ms)
+		s.send(ctx, "second", 3, func(q *runtime.Query) { q.Reservation = second })
+		if got := s.lanes.Stats().Remaining.Round(ms / 100); got != 15*ms {
+			t.Errorf("remaining %v, want 10 ms that run, 3 that wait and 2 that are reserved", got)
+		}
+		time.Sleep(5 * ms) // third is past
+		if got := s.lanes.Stats().RemainingByLane[0].Round(ms / 100); got != 8*ms {
+			t.Errorf("remaining %v, want 5 ms that run and 3 that wait", got)
+		}
+		s.lanes.Release(third)
+		s.want("running: ok at 10ms", "second: ok at 13ms")
+	})
+}
+
+// TestLanesKnowEachOtherApart: a query gets the lane it asks for where that is
+// idle, and each lane says how long it is busy.
+func TestLanesKnowEachOtherApart(t *testing.T) {
+	onStage(t, runtime.LanesConfig{Lanes: 3}, func(t *testing.T, s *stage) {
+		s.learn()
+		for rows, lane := range map[int]int{4: 2, 7: 1} {
+			s.send(context.Background(), "", rows, func(q *runtime.Query) { q.Lane = lane })
+		}
+		got := s.lanes.Stats().RemainingByLane
+		for i, want := range []time.Duration{0, 7 * ms, 4 * ms} {
+			if got[i].Round(ms/100) != want {
+				t.Errorf("lane %d: %v, want %v", i, got[i], want)
+			}
+		}
+	})
+}
+
 func TestLanesRunBesideEachOther(t *testing.T) {
 	onStage(t, runtime.LanesConfig{Lanes: 2}, func(t *testing.T, s *stage) {
 		ctx := context.Background()
