@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"math"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -18,11 +19,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles"
@@ -52,8 +56,9 @@ type Agent struct {
 
 	name        string // in the fleet
 	catalogue   *profiles.Catalogue
-	typ         atomic.Value  // of profiles.InstanceType, once it is known
-	selfChanged chan struct{} // of size 1: what tellSelf waits for
+	library     *profiles.Library // what is known from the start
+	typ         atomic.Value      // of profiles.InstanceType, once it is known
+	selfChanged chan struct{}     // of size 1: what tellSelf waits for
 
 	// Set by Run before anything is served.
 	addresses  Addresses
@@ -62,6 +67,10 @@ type Agent struct {
 	roster     *roster
 	gossip     *gossip.Gossip
 	leading    leading
+	station    *station
+	estimates  *estimates
+	gateway    *client.Gateway
+	alone      atomic.Bool // no other agent is known
 	executor   runtime.Executor
 	lanes      *runtime.Lanes
 	repository *models.Repository[*servedModel]
@@ -102,6 +111,7 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 		network:        sockets(),
 		name:           newName(),
 		catalogue:      profiles.DefaultCatalogue(),
+		library:        profiles.ShippedLibrary(),
 		selfChanged:    make(chan struct{}, 1),
 		receiveTimeout: defaultReceiveTimeout,
 		listening:      make(chan struct{}),
@@ -171,7 +181,9 @@ func (a *Agent) open() error {
 	if info.Executor != "onnx" {
 		a.log.Warn("no model is run: answers are made up", "executor", info.Executor)
 	}
+	a.estimates = newEstimates(a.library, a.instanceType, string(info.Provider), a.config.cores()/a.config.lanes())
 	a.lanes = runtime.NewLanes(runtime.LanesConfig{
+		Estimator:       a.estimates,
 		Lanes:           a.config.lanes(),
 		MaxWaiting:      a.config.MaxWaitingQueries,
 		MaxWaitingBytes: a.config.MaxWaitingBytes,
@@ -189,12 +201,22 @@ func (a *Agent) open() error {
 	a.local = newLocalConn(a.closing, a.interceptUnary)
 	a.register(a.local)
 	a.roster = newRoster(a.closing, a.network, a.local, a.log)
+	id := 1 + rand.Uint64N(math.MaxUint64)
+	a.station = newStation(a, id)
 	if a.leading, err = a.newLeading(a); err != nil {
 		return err
 	}
 	a.roster.leadership = a.leading.leadership
+	a.roster.complete = func(v *control.View) { a.estimates.complete(v, a.name, a.library) }
 	a.roster.updateSelf(a.describe())
-	return nil
+	a.gateway, err = client.NewGateway(client.GatewayConfig{
+		ID:        id,
+		Agent:     a.name,
+		Transport: client.Remote{Dial: func(m *control.Member) (grpc.ClientConnInterface, error) { return a.roster.dial(m.GetName()) }},
+		Logger:    a.log,
+	})
+	a.alone.Store(true)
+	return err
 }
 
 func checkModelDir(dir string) error {
@@ -232,7 +254,7 @@ func (a *Agent) load(ctx context.Context, v *models.Version) (*servedModel, erro
 	}
 	a.metrics.loadDuration.WithLabelValues(v.Model, version).Observe(took.Seconds())
 	a.metrics.warmUpDuration.WithLabelValues(v.Model, version).Observe(time.Since(start).Seconds())
-	a.front.allow(largestQuery(v, protobufElement, min(a.config.MaxWaitingBytes, math.MaxInt32)))
+	a.front.allow(largestQuery(v.Inputs, v.Config.LargestBatchSize, protobufElement, min(a.config.MaxWaitingBytes, math.MaxInt32)))
 	a.metrics.qosTarget.WithLabelValues(v.Model, version).Set(v.Config.QoSTarget.Seconds())
 	return &servedModel{
 		Model:    model,
@@ -282,6 +304,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	group.Go(a.front.Serve)
 	group.Go(func() error { return a.guard.Run(failed) })
 	group.Go(func() error { a.followGossip(); return nil })
+	group.Go(func() error { a.followView(fleetCtx); return nil })
 	group.Go(func() error { a.tellLoad(fleetCtx); return nil })
 	group.Go(func() error { a.tellSelf(fleetCtx); return nil })
 	group.Go(func() error { a.learnInstanceType(fleetCtx); return nil })
@@ -297,6 +320,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 
 	<-failed.Done()
 	a.drain(ctx, rest)
+	a.gateway.Close()
 	leaveFleet()
 	a.leaveGossip()
 	a.roster.close()

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -144,6 +145,33 @@ func (a *Agent) leaveGossip() {
 	}
 }
 
+// followView keeps the gateway as the view of the fleet says, until ctx ends.
+func (a *Agent) followView(ctx context.Context) {
+	for {
+		changed, led := a.roster.viewChanged.next(), a.leading.changed()
+		v := a.roster.view()
+		a.gateway.SetView(v)
+		a.allowLargest(v)
+		a.alone.Store(len(v.Members) == 1)
+		select {
+		case <-changed:
+		case <-led:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// allowLargest has queries accepted that are as large as those of any model in
+// the fleet may be.
+func (a *Agent) allowLargest(v *control.View) {
+	for _, member := range v.Members {
+		for _, m := range member.Models {
+			a.front.allow(largestQuery(portsOf(m.Metadata.GetInputs()), int(m.LargestBatchSize), protobufElement, min(a.config.MaxWaitingBytes, math.MaxInt32)))
+		}
+	}
+}
+
 // changedSelf notes that the agent is or holds something else than before.
 func (a *Agent) changedSelf() {
 	select {
@@ -163,6 +191,7 @@ func (a *Agent) tellSelf(ctx context.Context) {
 			m.Revision++
 			last = m
 			a.roster.updateSelf(m)
+			a.station.tellMember(m)
 			if err := a.gossip.SetMeta(a.meta(m).encode()); err != nil {
 				a.log.Warn("tell what this agent is", "error", err)
 			}
@@ -319,4 +348,12 @@ func (s controlService) Watch(_ *control.WatchRequest, stream control.Control_Wa
 // Match is a gateway's stream to this agent, if it leads.
 func (s controlService) Match(stream control.Control_MatchServer) error {
 	return s.leading.match(stream)
+}
+
+// Link is the stream of an agent that leads, or claims to.
+func (s controlService) Link(stream control.Control_LinkServer) error { return s.station.link(stream) }
+
+// Probe answers gateways that have no leader.
+func (s controlService) Probe(stream control.Control_ProbeServer) error {
+	return s.station.probe(stream)
 }

@@ -257,3 +257,34 @@ func TestWatch(t *testing.T) {
 		}
 	})
 }
+
+// TestFleetAnswers: any agent has the fleet answer, without a leader too, and the
+// work is shared.
+func TestFleetAnswers(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		agents := []*fleetAgent{f.start(), f.start(), f.start()}
+		f.settled(agents...)
+		var sent sync.WaitGroup
+		for i := range 60 {
+			sent.Go(func() {
+				if _, err := agents[i%3].oip.ModelInfer(f.Context(), ncfRequest(4)); err != nil {
+					f.Errorf("query %d: %v", i, err)
+				}
+			})
+			time.Sleep(time.Millisecond / 2)
+		}
+		sent.Wait()
+		ran := 0.0
+		for _, a := range agents {
+			ran += total(a.metrics.attempts)
+		}
+		if f.Failed() {
+			for _, a := range agents {
+				f.Logf("%+v probes %v", a.gateway.Stats(), total(a.metrics.probes))
+			}
+		}
+		if ran < 60 {
+			f.Errorf("%v attempts for 60 queries", ran)
+		}
+	})
+}

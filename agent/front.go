@@ -169,15 +169,15 @@ const (
 	jsonElement     = 26 // a float64 with sign, exponent and comma
 )
 
-// largestQuery is how many bytes a query of the version may have on a wire that
-// takes up to perElement bytes an element: it follows from the largest batch.
+// largestQuery is how many bytes a query of a model with such inputs may have on
+// a wire that takes up to perElement bytes an element: it follows from the largest batch.
 // Where a query may choose other dimensions too, or sends strings, or would
 // need more, it is limit.
-func largestQuery(v *models.Version, perElement, limit int64) int64 {
+func largestQuery(inputs []models.Port, largestBatchSize int, perElement, limit int64) int64 {
 	total := int64(envelope)
-	for _, p := range v.Inputs {
-		elements := int64(v.Config.LargestBatchSize)
-		for _, d := range p.Shape[1:] {
+	for _, p := range inputs {
+		elements := int64(largestBatchSize)
+		for _, d := range p.Shape[min(1, len(p.Shape)):] {
 			if d == models.Dynamic || d > 0 && elements > limit/d {
 				return limit
 			}

@@ -110,6 +110,9 @@ func (a *Agent) tap(ctx context.Context, info *tap.Info) (context.Context, error
 // in arrive in time.
 func (a *Agent) tapQuery(ctx context.Context) (context.Context, error) {
 	if err := a.intake.full(); err != nil {
+		if isAttempt(ctx) {
+			return ctx, grpcError(fmt.Errorf("%w: %w", errRefused, err))
+		}
 		a.metrics.failedWithoutVersion("", err)
 		return ctx, grpcError(err)
 	}

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"time"
 
+	"google.golang.org/grpc/metadata"
+
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
@@ -24,6 +26,9 @@ type servedModel struct {
 // response. arrival is when the query began to come in.
 func (a *Agent) infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response, error) {
 	defer req.Release()
+	if !a.alone.Load() {
+		return a.pass(ctx, req, arrival)
+	}
 	loaded, err := a.acquire(req.Model, req.Version)
 	if err != nil {
 		a.metrics.failedWithoutVersion(a.knownModel(req.Model), err)
@@ -37,36 +42,71 @@ func (a *Agent) infer(ctx context.Context, req *oip.Request, arrival time.Time) 
 		counts.failed(err, time.Since(arrival))
 		return nil, err
 	}
-	result, err := a.execute(ctx, loaded, q, req.Timeout, arrival)
+	result, err := a.execute(ctx, loaded, q, execution{timeout: req.Timeout, arrival: arrival, lane: -1})
 	if err != nil {
 		counts.failed(err, time.Since(arrival))
 		return nil, err
 	}
 	counts.answered(q.batchSize, time.Since(arrival), result.Queue, result.Execution, loaded.Version.Config.QoSTarget)
+	a.station.completedAlone(loaded.Version, q.batchSize, queryBytes(req), arrival, result)
 	return respond(loaded.Version, req, q, result), nil
 }
 
+// pass has the fleet answer a query, this agent among its workers. It does not
+// release req.
+func (a *Agent) pass(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response, error) {
+	resp, err := a.gateway.Infer(passTrace(ctx), req, arrival)
+	outcome := "answered"
+	if err != nil {
+		outcome = classify(err).reason
+	}
+	a.metrics.passed.WithLabelValues(outcome).Inc()
+	return resp, err
+}
+
+// traceHeaders are those of W3C Trace Context, and what travels with it.
+var traceHeaders = []string{"traceparent", "tracestate", "baggage"}
+
+// passTrace has the trace context of a call go along to the worker.
+func passTrace(ctx context.Context) context.Context {
+	for _, name := range traceHeaders {
+		for _, value := range metadata.ValueFromIncomingContext(ctx, name) {
+			ctx = metadata.AppendToOutgoingContext(ctx, name, value)
+		}
+	}
+	return ctx
+}
+
+// An execution says how a query is run.
+type execution struct {
+	timeout     time.Duration // of the query, since its arrival; 0: it gives none
+	arrival     time.Time
+	lane        int // preferred; -1: any
+	reservation *runtime.Reservation
+}
+
 // execute has this machine run a query that was validated: the worker's part
-// of a query's way. The gateway's part is what infer does around it; with one
-// agent in the cluster there is nowhere else to send a query.
-func (a *Agent) execute(ctx context.Context, loaded *models.Loaded[*servedModel], q query, timeout time.Duration, arrival time.Time) (*runtime.Result, error) {
+// of a query's way.
+func (a *Agent) execute(ctx context.Context, loaded *models.Loaded[*servedModel], q query, e execution) (*runtime.Result, error) {
 	config := &loaded.Version.Config
-	if _, given := ctx.Deadline(); timeout <= 0 && !given {
-		timeout = config.Deadline
+	if _, given := ctx.Deadline(); e.timeout <= 0 && !given {
+		e.timeout = config.Deadline
 	}
 	var deadline time.Time // ctx has its own, if any
-	if timeout > 0 {
-		deadline = arrival.Add(timeout)
+	if e.timeout > 0 {
+		deadline = e.arrival.Add(e.timeout)
 	}
 	return a.lanes.Do(ctx, runtime.Query{
-		Model:      loaded.Model,
-		Inputs:     q.inputs,
-		BatchSize:  q.batchSize,
-		Profile:    loaded.Model.profile,
-		Arrival:    arrival,
-		QoSTarget:  config.QoSTarget,
-		Deadline:   deadline,
-		RejectLate: config.Late == models.LateReject,
+		Model:       loaded.Model,
+		Inputs:      q.inputs,
+		BatchSize:   q.batchSize,
+		Profile:     loaded.Model.profile,
+		Arrival:     e.arrival,
+		QoSTarget:   config.QoSTarget,
+		Deadline:    deadline,
+		RejectLate:  config.Late == models.LateReject,
+		Lane:        e.lane,
+		Reservation: e.reservation,
 	})
 }
 
@@ -88,12 +128,9 @@ func respond(v *models.Version, req *oip.Request, q query, result *runtime.Resul
 // acquire takes a model's version for one query; an empty version is the
 // newest that is ready.
 func (a *Agent) acquire(model, version string) (*models.Loaded[*servedModel], error) {
-	number := int64(0)
-	if version != "" {
-		var err error
-		if number, err = strconv.ParseInt(version, 10, 64); err != nil || number <= 0 {
-			return nil, invalid("version %q of model %q, want a whole number above 0", version, model)
-		}
+	number, err := parseVersion(model, version)
+	if err != nil {
+		return nil, err
 	}
 	return a.repository.Acquire(model, number)
 }

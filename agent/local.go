@@ -64,6 +64,7 @@ func isLocal(ctx context.Context) bool { return ctx.Value(localKey{}) != nil }
 func localContext(ctx context.Context) context.Context {
 	headers, _ := metadata.FromOutgoingContext(ctx)
 	ctx = metadata.NewIncomingContext(ctx, headers)
+	ctx = context.WithValue(ctx, receiptKey{}, nil) // that of the query at its gateway
 	return context.WithValue(metadata.NewOutgoingContext(ctx, nil), localKey{}, true)
 }
 

@@ -45,6 +45,10 @@ type metrics struct {
 	modelState     *prometheus.GaugeVec
 	refusals       *prometheus.CounterVec
 	qosTarget      *prometheus.GaugeVec
+	attempts       prometheus.Counter
+	refused        *prometheus.CounterVec
+	passed         *prometheus.CounterVec
+	probes         prometheus.Counter
 
 	mu       sync.Mutex
 	versions map[versionKey]*versionMetrics
@@ -89,6 +93,10 @@ func newMetrics() *metrics {
 		loadDuration:   loading("muster_model_load_duration_seconds", "Time to load a model version, without warming it up."),
 		warmUpDuration: loading("muster_model_warm_up_duration_seconds", "Time to warm a model version up, beside serving."),
 		refusals:       counter("muster_refusals_total", "Connections and calls refused for who makes them, by reason.", "reason"),
+		attempts:       prometheus.NewCounter(prometheus.CounterOpts{Name: "muster_attempts_total", Help: "Attempts of gateways to have a query run here."}),
+		refused:        counter("muster_attempts_not_run_total", "Attempts that were not run, or not to their end, by reason.", "reason"),
+		passed:         counter("muster_gateway_queries_total", "Queries that came to this agent for the fleet to answer, by outcome.", "outcome"),
+		probes:         prometheus.NewCounter(prometheus.CounterOpts{Name: "muster_probes_answered_total", Help: "Questions of gateways when this agent would finish a query."}),
 		modelState: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "muster_model_state", Help: "1 for the state a model version is in, 0 for the others.",
 		}, []string{"model", "version", "state"}),
@@ -96,6 +104,12 @@ func newMetrics() *metrics {
 			Name: "muster_model_qos_target_seconds", Help: "The QoS target of a model version.",
 		}, version),
 	}
+	for _, reason := range failureReasons { // there from the start, so that their rates are right
+		m.refused.WithLabelValues(reason)
+		m.passed.WithLabelValues(reason)
+	}
+	m.refused.WithLabelValues("refused")
+	m.passed.WithLabelValues("answered")
 	build := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "muster_build_info", Help: "The version of this binary, as a label; always 1.",
 		ConstLabels: prometheus.Labels{"version": Version()},
@@ -103,6 +117,7 @@ func newMetrics() *metrics {
 	m.registry.MustRegister(
 		m.queries, m.items, m.late, m.failures, m.failureSeconds, m.request, m.queue, m.execution,
 		m.loads, m.loadDuration, m.warmUpDuration, m.modelState, m.qosTarget, m.refusals, build,
+		m.attempts, m.refused, m.passed, m.probes,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	return m

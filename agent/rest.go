@@ -14,11 +14,11 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
-	"github.com/muster-serve/muster/models"
 )
 
 // newHTTPServer serves handler with limits on what a client may make it wait for.
@@ -118,10 +118,8 @@ func (s *statusRecorder) WriteHeader(status int)      { s.status = status }
 // root tells people who open the address in a browser what this is.
 func (r *rest) root(w http.ResponseWriter, _ *http.Request) error {
 	names := []string{}
-	for _, status := range r.repository.Index() {
-		if status.State == models.Ready {
-			names = append(names, fmt.Sprintf("/v2/models/%s/versions/%d", status.Model, status.Version))
-		}
+	for _, m := range r.anyIndex(true).Models {
+		names = append(names, fmt.Sprintf("/v2/models/%s/versions/%s", m.Name, m.Version))
 	}
 	scheme := "http"
 	if r.config.Security.TLS() {
@@ -158,11 +156,18 @@ func (r *rest) modelMetadata(w http.ResponseWriter, req *http.Request) error {
 }
 
 func (r *rest) modelReady(w http.ResponseWriter, req *http.Request) error {
-	loaded, err := r.acquire(req.PathValue("model"), req.PathValue("version"))
-	if err != nil {
+	if isReady, err := r.anyReady(req.PathValue("model"), req.PathValue("version")); err != nil || isReady {
 		return err
 	}
-	loaded.Release()
+	if r.alone.Load() { // says why not
+		loaded, err := r.acquire(req.PathValue("model"), req.PathValue("version"))
+		if err != nil {
+			return err
+		}
+		loaded.Release()
+	} else if _, err := r.anyMetadata(req.PathValue("model"), req.PathValue("version")); err != nil {
+		return err
+	}
 	return r.serverReady(w, req)
 }
 
@@ -212,7 +217,7 @@ func (r *rest) infer(w http.ResponseWriter, req *http.Request) error {
 		return err
 	}
 	defer r.intake.give(held)
-	resp, err := r.Agent.infer(req.Context(), query, arrival)
+	resp, err := r.Agent.infer(withTrace(req), query, arrival)
 	if err != nil {
 		return err
 	}
@@ -228,6 +233,16 @@ func (r *rest) infer(w http.ResponseWriter, req *http.Request) error {
 	}
 	out.finish() // any other error is that of a client which is gone
 	return nil
+}
+
+// withTrace is the context of a request with its trace context as gRPC would
+// have it.
+func withTrace(req *http.Request) context.Context {
+	headers := metadata.MD{}
+	for _, name := range traceHeaders {
+		headers.Append(name, req.Header.Values(name)...)
+	}
+	return metadata.NewIncomingContext(req.Context(), headers)
 }
 
 // receive reads the query of a request and counts the bytes it holds, which the
@@ -280,16 +295,6 @@ func (a *Agent) decodeQuery(req *http.Request, limit int64) (*oip.Request, error
 		return nil, fmt.Errorf("%w: body not received within %v", errSlow, a.receiveTimeout)
 	}
 	return nil, invalid("%w", err) // what the client sent cannot be read
-}
-
-// largestBody is how many bytes a query of the model may have in REST.
-func (a *Agent) largestBody(model, version string) (int64, error) {
-	loaded, err := a.acquire(model, version)
-	if err != nil {
-		return 0, err
-	}
-	defer loaded.Release()
-	return largestQuery(loaded.Version, jsonElement, a.config.MaxWaitingBytes), nil
 }
 
 // answer calls a method of the service and writes its answer as JSON.
@@ -345,8 +350,8 @@ func readBody(req *http.Request, v any) error {
 	return nil
 }
 
-// readParameters reads the parameters of a load or unload. Whatever their
-// values are, none means anything to the agent but its name.
+// readParameters reads the parameters of a load or unload. Only strings have
+// values that mean anything to the agent; of others it knows the names.
 func readParameters(req *http.Request) (map[string]*inference.ModelRepositoryParameter, error) {
 	var body struct {
 		Parameters map[string]any `json:"parameters"`
@@ -355,8 +360,11 @@ func readParameters(req *http.Request) (map[string]*inference.ModelRepositoryPar
 		return nil, err
 	}
 	parameters := map[string]*inference.ModelRepositoryParameter{}
-	for name := range body.Parameters {
+	for name, value := range body.Parameters {
 		parameters[name] = nil
+		if text, ok := value.(string); ok {
+			parameters[name] = &inference.ModelRepositoryParameter{ParameterChoice: &inference.ModelRepositoryParameter_StringParam{StringParam: text}}
+		}
 	}
 	return parameters, nil
 }

@@ -43,6 +43,8 @@ type roster struct {
 	local   grpc.ClientConnInterface // to this agent itself
 	// leadership says whom this agent follows.
 	leadership func() *control.Leadership
+	// complete adds to a view, before anybody has it, the profiles that it lacks.
+	complete func(*control.View)
 
 	membersChanged, viewChanged broadcast
 	running                     sync.WaitGroup
@@ -76,8 +78,8 @@ type other struct {
 func newRoster(closing context.Context, n network, local grpc.ClientConnInterface, log *slog.Logger) *roster {
 	return &roster{
 		log: log, network: n, local: local, closing: closing,
-		leadership: func() *control.Leadership { return &control.Leadership{} },
-		own:        &control.Member{}, others: map[string]*other{}, profiles: map[profileKey]*control.Profile{},
+		leadership: func() *control.Leadership { return &control.Leadership{} }, complete: func(*control.View) {},
+		own: &control.Member{}, others: map[string]*other{}, profiles: map[profileKey]*control.Profile{},
 	}
 }
 
@@ -137,6 +139,7 @@ func (r *roster) build(leadership *control.Leadership) *control.View {
 	for _, key := range keys {
 		v.Profiles = append(v.Profiles, r.profiles[key])
 	}
+	r.complete(v)
 	return v
 }
 

@@ -10,11 +10,12 @@ import (
 
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/models"
 )
 
 // extensions are those of the protocol that the agent speaks.
-var extensions = []string{"binary_tensor_data", "model_repository", "statistics"}
+var extensions = []string{"binary_tensor_data", "model_repository", "statistics", client.FleetExtension}
 
 // A service answers the protocol's calls, for gRPC and REST alike. Its errors
 // are plain; each protocol's server gives them a code (status.go).
@@ -31,28 +32,23 @@ func (s service) ServerReady(context.Context, *inference.ServerReadyRequest) (*i
 // ModelReady says no of a model that does not exist, as other servers do; only
 // a version that cannot be one is an error.
 func (s service) ModelReady(_ context.Context, req *inference.ModelReadyRequest) (*inference.ModelReadyResponse, error) {
-	loaded, err := s.acquire(req.GetName(), req.GetVersion())
-	switch {
-	case err == nil:
-		loaded.Release()
-		return &inference.ModelReadyResponse{Ready: !s.draining.Load()}, nil
-	case errors.Is(err, models.ErrNotFound), errors.Is(err, models.ErrNotReady):
-		return &inference.ModelReadyResponse{}, nil
-	}
-	return nil, err
-}
-
-func (s service) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (*inference.ServerMetadataResponse, error) {
-	return &inference.ServerMetadataResponse{Name: "muster", Version: Version(), Extensions: extensions}, nil
-}
-
-func (s service) ModelMetadata(_ context.Context, req *inference.ModelMetadataRequest) (*inference.ModelMetadataResponse, error) {
-	loaded, err := s.acquire(req.GetName(), req.GetVersion())
+	isReady, err := s.anyReady(req.GetName(), req.GetVersion())
 	if err != nil {
 		return nil, err
 	}
-	defer loaded.Release()
-	return s.modelMetadata(loaded.Version), nil
+	return &inference.ModelReadyResponse{Ready: isReady}, nil
+}
+
+func (s service) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (*inference.ServerMetadataResponse, error) {
+	spoken := extensions
+	if info := s.executor.Info(); info.Executor != "onnx" { // nobody should take its answers for a model's
+		spoken = append(slices.Clone(spoken), info.Executor)
+	}
+	return &inference.ServerMetadataResponse{Name: "muster", Version: Version(), Extensions: spoken}, nil
+}
+
+func (s service) ModelMetadata(_ context.Context, req *inference.ModelMetadataRequest) (*inference.ModelMetadataResponse, error) {
+	return s.anyMetadata(req.GetName(), req.GetVersion())
 }
 
 // modelMetadata is what the protocol says of a version that the agent holds.
@@ -109,8 +105,20 @@ func idBounds(ports []models.Port) map[string][]int64 {
 // ModelInfer takes a query that came by gRPC.
 func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 	arrival := received(ctx)
+	if isLocal(ctx) { // its gateway has counted it
+		return s.station.run(ctx, req, arrival)
+	}
 	n := queryBytes(req)
-	if err := s.intake.take(n); err != nil {
+	err := s.intake.take(n)
+	if isAttempt(ctx) {
+		if err != nil {
+			req.Release()
+			return nil, fmt.Errorf("%w: %w", errRefused, err)
+		}
+		defer s.intake.give(n)
+		return s.station.run(ctx, req, arrival)
+	}
+	if err != nil {
 		req.Release()
 		s.metrics.failedWithoutVersion(s.knownModel(req.Model), err)
 		return nil, err
@@ -119,18 +127,17 @@ func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Respons
 	return s.infer(ctx, req, arrival)
 }
 
+// ModelStatistics are this agent's own: of the queries that its lanes ran.
 func (s service) ModelStatistics(_ context.Context, req *inference.ModelStatisticsRequest) (*inference.ModelStatisticsResponse, error) {
 	model, version := req.GetName(), req.GetVersion()
 	if model != "" {
-		if s.knownModel(model) == "" {
+		if s.knownModel(model) == "" && len(s.fleetVersions(model)) == 0 {
 			return nil, fmt.Errorf("model %q: %w", model, models.ErrNotFound)
 		}
 		if version != "" {
-			loaded, err := s.acquire(model, version)
-			if err != nil {
+			if _, err := s.anyMetadata(model, version); err != nil {
 				return nil, err
 			}
-			loaded.Release()
 		}
 	}
 	resp := &inference.ModelStatisticsResponse{}
@@ -182,35 +189,39 @@ func (s service) RepositoryIndex(_ context.Context, req *inference.RepositoryInd
 	if err := onlyRepository(req.GetRepositoryName()); err != nil {
 		return nil, err
 	}
-	resp := &inference.RepositoryIndexResponse{}
-	for _, status := range s.repository.Index() {
-		if req.GetReady() && status.State != models.Ready {
-			continue
-		}
-		index := &inference.RepositoryIndexResponse_ModelIndex{Name: status.Model, State: string(status.State), Reason: status.Reason}
-		if status.Version > 0 {
-			index.Version = strconv.FormatInt(status.Version, 10)
-		}
-		resp.Models = append(resp.Models, index)
-	}
-	return resp, nil
+	return s.anyIndex(req.GetReady()), nil
 }
 
 func (s service) RepositoryModelLoad(ctx context.Context, req *inference.RepositoryModelLoadRequest) (*inference.RepositoryModelLoadResponse, error) {
 	if err := onlyRepository(req.GetRepositoryName()); err != nil {
 		return nil, err
 	}
+	chosen, err := chosenAgent(req.GetParameters())
+	if err != nil {
+		return nil, err
+	}
 	if err := noParameters(req.GetParameters()); err != nil {
 		return nil, err
 	}
-	err := s.repository.Load(ctx, req.GetModelName())
-	switch {
-	case err == nil:
-		return &inference.RepositoryModelLoadResponse{}, nil
-	case errors.Is(err, models.ErrNotFound), errors.Is(err, models.ErrName), ctx.Err() != nil:
+	err = s.onAgents(ctx, chosen, req.GetModelName(),
+		func() error { return s.loadHere(ctx, req.GetModelName()) },
+		func(ctx context.Context, other inference.GRPCInferenceServiceClient) error {
+			_, err := other.RepositoryModelLoad(ctx, &inference.RepositoryModelLoadRequest{ModelName: req.GetModelName()})
+			return err
+		})
+	if err != nil {
 		return nil, err
 	}
-	return nil, fmt.Errorf("%w model %q: %w", errLoad, req.GetModelName(), err)
+	return &inference.RepositoryModelLoadResponse{}, nil
+}
+
+// loadHere has this agent load a model.
+func (a *Agent) loadHere(ctx context.Context, model string) error {
+	err := a.repository.Load(ctx, model)
+	if err == nil || errors.Is(err, models.ErrNotFound) || errors.Is(err, models.ErrName) || ctx.Err() != nil {
+		return err
+	}
+	return fmt.Errorf("%w model %q: %w", errLoad, model, err)
 }
 
 func (s service) RepositoryModelUnload(ctx context.Context, req *inference.RepositoryModelUnloadRequest) (*inference.RepositoryModelUnloadResponse, error) {
@@ -219,10 +230,20 @@ func (s service) RepositoryModelUnload(ctx context.Context, req *inference.Repos
 	}
 	// Models do not depend on each other here, so this one changes nothing.
 	delete(req.GetParameters(), "unload_dependents")
+	chosen, err := chosenAgent(req.GetParameters())
+	if err != nil {
+		return nil, err
+	}
 	if err := noParameters(req.GetParameters()); err != nil {
 		return nil, err
 	}
-	if err := s.repository.Unload(ctx, req.GetModelName()); err != nil {
+	err = s.onAgents(ctx, chosen, req.GetModelName(),
+		func() error { return s.repository.Unload(ctx, req.GetModelName()) },
+		func(ctx context.Context, other inference.GRPCInferenceServiceClient) error {
+			_, err := other.RepositoryModelUnload(ctx, &inference.RepositoryModelUnloadRequest{ModelName: req.GetModelName()})
+			return err
+		})
+	if err != nil {
 		return nil, err
 	}
 	return &inference.RepositoryModelUnloadResponse{}, nil
@@ -246,7 +267,7 @@ func noParameters(parameters map[string]*inference.ModelRepositoryParameter) err
 	}
 	slices.Sort(names)
 	if len(names) > 0 {
-		return invalid("unknown parameters %q, want none: a model's settings are in its model.yaml", names)
+		return invalid("unknown parameters %q, want none but %q: a model's settings are in its model.yaml", names, agentParameter)
 	}
 	return nil
 }

@@ -21,6 +21,13 @@ import (
 // errLoad is wrapped when a model that was asked for could not be loaded.
 var errLoad = errors.New("load")
 
+// errRefused is wrapped when this agent does not run an attempt that another
+// agent might: the gateway tries elsewhere.
+var errRefused = errors.New("refused")
+
+// errNoAgent is wrapped when an agent was named that is no member.
+var errNoAgent = errors.New("not found")
+
 // errSlow is wrapped when a client takes too long to send a query.
 var errSlow = errors.New("too slow")
 
@@ -39,6 +46,8 @@ type failure struct {
 func classify(err error) failure {
 	var overloaded *runtime.OverloadedError
 	switch {
+	case errors.Is(err, errRefused):
+		return failure{codes.Unavailable, http.StatusServiceUnavailable, "refused", 0}
 	case errors.As(err, &overloaded):
 		return failure{codes.ResourceExhausted, http.StatusTooManyRequests, "overloaded", max(overloaded.RetryAfter, time.Millisecond)}
 	case errors.Is(err, errInvalid), errors.Is(err, oip.ErrInvalid), errors.Is(err, models.ErrName):
@@ -49,7 +58,7 @@ func classify(err error) failure {
 		return failure{codes.DeadlineExceeded, http.StatusRequestTimeout, "slow", 0}
 	case errors.Is(err, errLoad):
 		return failure{codes.FailedPrecondition, http.StatusBadRequest, "load", 0}
-	case errors.Is(err, models.ErrNotFound):
+	case errors.Is(err, models.ErrNotFound), errors.Is(err, errNoAgent):
 		return failure{codes.NotFound, http.StatusNotFound, "not_found", 0}
 	case errors.Is(err, models.ErrNotReady), errors.Is(err, runtime.ErrClosed):
 		return failure{codes.Unavailable, http.StatusServiceUnavailable, "not_ready", 0}
@@ -62,10 +71,41 @@ func classify(err error) failure {
 	case errors.Is(err, context.Canceled):
 		return failure{codes.Canceled, 499, "cancelled", 0} // 499: nginx's "client closed request"
 	}
+	if s, ok := status.FromError(err); ok { // what another agent, or the gateway, has said
+		return classifyStatus(s)
+	}
 	return failure{codes.Internal, http.StatusInternalServerError, "internal", 0}
 }
 
-// failureReasons are the values of failure.reason that a query can end with.
+// classifyStatus is the same of an error that has its code already.
+func classifyStatus(s *status.Status) failure {
+	f := failure{s.Code(), http.StatusInternalServerError, "internal", 0}
+	switch s.Code() {
+	case codes.InvalidArgument:
+		f.httpStatus, f.reason = http.StatusBadRequest, "invalid"
+	case codes.NotFound:
+		f.httpStatus, f.reason = http.StatusNotFound, "not_found"
+	case codes.Unavailable:
+		f.httpStatus, f.reason = http.StatusServiceUnavailable, "unavailable"
+	case codes.FailedPrecondition:
+		f.httpStatus, f.reason = http.StatusBadRequest, "load"
+	case codes.ResourceExhausted:
+		f.httpStatus, f.reason, f.retryAfter = http.StatusTooManyRequests, "overloaded", time.Millisecond
+		for _, detail := range s.Details() {
+			if info, ok := detail.(*errdetails.RetryInfo); ok {
+				f.retryAfter = max(f.retryAfter, info.GetRetryDelay().AsDuration())
+			}
+		}
+	case codes.DeadlineExceeded:
+		f.httpStatus, f.reason = http.StatusGatewayTimeout, "deadline"
+	case codes.Canceled:
+		f.httpStatus, f.reason = 499, "cancelled"
+	}
+	return f
+}
+
+// failureReasons are the values of failure.reason that a query can end with
+// where it runs.
 var failureReasons = []string{
 	"invalid", "too_large", "slow", "not_found", "not_ready", "overloaded", "late", "deadline", "cancelled", "draining", "internal",
 }
@@ -92,5 +132,9 @@ func writeError(w http.ResponseWriter, err error) {
 	if f.retryAfter > 0 { // whole seconds are all the header can say
 		w.Header().Set("Retry-After", fmt.Sprint(math.Ceil(f.retryAfter.Seconds())))
 	}
-	writeErrorStatus(w, f.httpStatus, err.Error())
+	message := err.Error()
+	if s, ok := status.FromError(err); ok {
+		message = s.Message()
+	}
+	writeErrorStatus(w, f.httpStatus, message)
 }

@@ -1,0 +1,282 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models"
+)
+
+// This file answers for every model that any agent of the fleet holds.
+
+// fleetModel is a version that some member holds, as its first holder describes it; number 0
+// is the newest that any member serves. serving is false if all who hold it drain.
+func (a *Agent) fleetModel(model string, number int64) (found *control.Model, serving bool, err error) {
+	known := false
+	for _, member := range a.roster.view().Members {
+		for _, m := range member.Models {
+			if m.Name != model {
+				continue
+			}
+			known = true
+			if number != 0 && m.Version != number || number == 0 && !m.Newest {
+				continue
+			}
+			if found == nil || m.Version > found.Version {
+				found, serving = m, false
+			}
+			if m.Version == found.Version && !member.Draining {
+				serving = true
+			}
+		}
+	}
+	switch {
+	case found != nil:
+		return found, serving, nil
+	case known:
+		return nil, false, fmt.Errorf("model %q, version %d: %w on any agent", model, number, models.ErrNotFound)
+	}
+	return nil, false, fmt.Errorf("model %q: %w on any agent", model, models.ErrNotFound)
+}
+
+// parseVersion is the number of a version that a query names; "" is 0, the newest.
+func parseVersion(model, version string) (int64, error) {
+	if version == "" {
+		return 0, nil
+	}
+	number, err := strconv.ParseInt(version, 10, 64)
+	if err != nil || number <= 0 {
+		return 0, invalid("version %q of model %q, want a whole number above 0", version, model)
+	}
+	return number, nil
+}
+
+// anyMetadata is what the protocol says of a version that this agent or another holds.
+func (a *Agent) anyMetadata(model, version string) (*inference.ModelMetadataResponse, error) {
+	if loaded, err := a.acquire(model, version); a.alone.Load() || errors.Is(err, errInvalid) {
+		if err != nil {
+			return nil, err
+		}
+		defer loaded.Release()
+		return a.modelMetadata(loaded.Version), nil
+	} else if err == nil {
+		loaded.Release()
+	}
+	number, err := parseVersion(model, version)
+	if err != nil {
+		return nil, err
+	}
+	found, _, err := a.fleetModel(model, number)
+	if err != nil {
+		return nil, err
+	}
+	metadata := proto.CloneOf(found.Metadata)
+	metadata.Versions = nil
+	for _, v := range a.fleetVersions(model) {
+		metadata.Versions = append(metadata.Versions, strconv.FormatInt(v, 10))
+	}
+	return metadata, nil
+}
+
+// fleetVersions are the versions of a model that members hold, ascending.
+func (a *Agent) fleetVersions(model string) []int64 {
+	var versions []int64
+	for _, member := range a.roster.view().Members {
+		for _, m := range member.Models {
+			if m.Name == model {
+				versions = append(versions, m.Version)
+			}
+		}
+	}
+	slices.Sort(versions)
+	return slices.Compact(versions)
+}
+
+// anyReady reports whether an agent serves a version.
+func (a *Agent) anyReady(model, version string) (bool, error) {
+	loaded, err := a.acquire(model, version)
+	switch {
+	case errors.Is(err, errInvalid):
+		return false, err
+	case err == nil:
+		loaded.Release()
+		if !a.draining.Load() {
+			return true, nil
+		}
+	}
+	if a.alone.Load() {
+		return false, nil
+	}
+	number, err := parseVersion(model, version)
+	if err != nil {
+		return false, err
+	}
+	_, serving, err := a.fleetModel(model, number)
+	return err == nil && serving, nil
+}
+
+// anyIndex is the repository's index, and what only others hold.
+func (a *Agent) anyIndex(ready bool) *inference.RepositoryIndexResponse {
+	type version struct{ model, number string }
+	elsewhere := map[version]bool{}
+	for _, member := range a.roster.view().Members {
+		for _, m := range member.Models {
+			if member.Name != a.name {
+				elsewhere[version{m.Name, strconv.FormatInt(m.Version, 10)}] = true
+			}
+		}
+	}
+	resp := &inference.RepositoryIndexResponse{}
+	for _, s := range a.repository.Index() {
+		index := &inference.RepositoryIndexResponse_ModelIndex{Name: s.Model, State: string(s.State), Reason: s.Reason}
+		if s.Version > 0 {
+			index.Version = strconv.FormatInt(s.Version, 10)
+		}
+		if v := (version{s.Model, index.Version}); elsewhere[v] {
+			index.State, index.Reason = string(models.Ready), ""
+			delete(elsewhere, v)
+		}
+		if !ready || index.State == string(models.Ready) {
+			resp.Models = append(resp.Models, index)
+		}
+	}
+	for v := range elsewhere {
+		resp.Models = append(resp.Models, &inference.RepositoryIndexResponse_ModelIndex{Name: v.model, Version: v.number, State: string(models.Ready)})
+	}
+	slices.SortStableFunc(resp.Models, func(a, b *inference.RepositoryIndexResponse_ModelIndex) int {
+		return strings.Compare(a.Name, b.Name)
+	})
+	return resp
+}
+
+// portsOf are the inputs of a model as another agent describes them.
+func portsOf(metadata []*inference.ModelMetadataResponse_TensorMetadata) []models.Port {
+	ports := make([]models.Port, len(metadata))
+	for i, m := range metadata {
+		ports[i] = models.Port{Name: m.GetName(), DataType: tensor.DataType(m.GetDatatype()), Shape: m.GetShape()}
+	}
+	return ports
+}
+
+// The parameter of a load or unload that says on which agent: a name, or
+// everyAgent, which is what holds without it.
+const (
+	agentParameter = "agent"
+	everyAgent     = "all"
+)
+
+// chosenAgent takes the parameter out of a load's or unload's.
+func chosenAgent(parameters map[string]*inference.ModelRepositoryParameter) (string, error) {
+	p, given := parameters[agentParameter]
+	if !given {
+		return everyAgent, nil
+	}
+	delete(parameters, agentParameter)
+	if name := p.GetStringParam(); name != "" {
+		return name, nil
+	}
+	return "", invalid("parameter %q, want the name of an agent or %q", agentParameter, everyAgent)
+}
+
+// onAgents has a change of a model made on the agent chosen, or on every agent that has the
+// model's files. local makes it on this one.
+func (a *Agent) onAgents(ctx context.Context, chosen, model string, local func() error, remote func(context.Context, inference.GRPCInferenceServiceClient) error) error {
+	if isLocalOnly(ctx) || a.alone.Load() && (chosen == everyAgent || chosen == a.name) {
+		return local()
+	}
+	members := a.roster.view().Members
+	if chosen != everyAgent {
+		members = slices.DeleteFunc(slices.Clone(members), func(m *control.Member) bool { return m.Name != chosen })
+		if len(members) == 0 {
+			return fmt.Errorf("agent %q: %w in the fleet", chosen, errNoAgent)
+		}
+	}
+	outcomes := make([]error, len(members))
+	var asking sync.WaitGroup
+	for i, m := range members {
+		asking.Go(func() {
+			if m.Name == a.name {
+				outcomes[i] = local()
+				return
+			}
+			conn, err := a.roster.dial(m.Name)
+			if err == nil {
+				err = remote(localOnly(ctx), inference.NewGRPCInferenceServiceClient(conn))
+			}
+			outcomes[i] = err
+		})
+	}
+	asking.Wait()
+	return joinOutcomes(members, outcomes, model)
+}
+
+// joinOutcomes is what became of a change of a model on several agents: nil if it was made on
+// all that have the model's files, and on one at least.
+func joinOutcomes(members []*control.Member, outcomes []error, model string) error {
+	var faults []error
+	done := 0
+	for i, err := range outcomes {
+		switch {
+		case err == nil:
+			done++
+		case classify(err).code == codes.NotFound && len(members) > 1:
+		default:
+			if s, ok := status.FromError(err); ok {
+				err = &partialError{members[i].Name + ": " + s.Message(), s.Code()}
+			} else if len(members) > 1 {
+				err = fmt.Errorf("%s: %w", members[i].Name, err)
+			}
+			faults = append(faults, err)
+		}
+	}
+	if len(faults) == 0 && done == 0 {
+		return fmt.Errorf("model %q: %w on any agent", model, models.ErrNotFound)
+	}
+	if len(faults) > 0 && done > 0 {
+		faults = append(faults, fmt.Errorf("done on %d of the %d agents that have it", done, done+len(faults)))
+	}
+	return errors.Join(faults...)
+}
+
+// A partialError is what another agent answered.
+type partialError struct {
+	message string
+	code    codes.Code
+}
+
+func (e *partialError) Error() string              { return e.message }
+func (e *partialError) GRPCStatus() *status.Status { return status.New(e.code, e.message) }
+
+// largestBody is how many bytes a query of the model may have in REST.
+func (a *Agent) largestBody(model, version string) (int64, error) {
+	loaded, err := a.acquire(model, version)
+	if err == nil {
+		defer loaded.Release()
+		v := loaded.Version
+		return largestQuery(v.Inputs, v.Config.LargestBatchSize, jsonElement, a.config.MaxWaitingBytes), nil
+	}
+	if a.alone.Load() || errors.Is(err, errInvalid) {
+		return 0, err
+	}
+	number, err := parseVersion(model, version)
+	if err != nil {
+		return 0, err
+	}
+	m, _, err := a.fleetModel(model, number)
+	if err != nil {
+		return 0, err
+	}
+	return largestQuery(portsOf(m.Metadata.GetInputs()), int(m.LargestBatchSize), jsonElement, a.config.MaxWaitingBytes), nil
+}
