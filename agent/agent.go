@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"os"
+	goruntime "runtime"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -28,6 +29,7 @@ import (
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/gossip"
+	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime"
@@ -47,8 +49,6 @@ type Agent struct {
 	health  *health.Server
 	// openExecutor is how Run gets what runs the models.
 	openExecutor func(Config, *slog.Logger) (runtime.Executor, error)
-	// newLeading makes the half that leads.
-	newLeading func(*Agent) (leading, error)
 	// network is how the agent reaches others: sockets, except in tests.
 	network network
 	// receiveTimeout is defaultReceiveTimeout, except in tests.
@@ -106,8 +106,7 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 		log:            logger,
 		metrics:        newMetrics(),
 		health:         newHealth(),
-		openExecutor:   openONNX,
-		newLeading:     newLeaderless,
+		openExecutor:   openExecutor,
 		network:        sockets(),
 		name:           newName(),
 		catalogue:      profiles.DefaultCatalogue(),
@@ -127,8 +126,11 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 	return a, nil
 }
 
-// openONNX is the executor of an agent: ONNX Runtime.
-func openONNX(config Config, logger *slog.Logger) (runtime.Executor, error) {
+// openExecutor is what the configuration has run the models.
+func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) {
+	if config.Executor == "emulated" {
+		return openEmulation(config)
+	}
 	return runtime.OpenONNX(runtime.Config{
 		LibraryPath: config.ONNXRuntimeLib,
 		Provider:    runtime.Provider(config.Provider),
@@ -179,7 +181,7 @@ func (a *Agent) open() error {
 	}
 	info := a.executor.Info()
 	if info.Executor != "onnx" {
-		a.log.Warn("no model is run: answers are made up", "executor", info.Executor)
+		a.log.Warn("no model is run: answers are made up", "executor", info.Executor, "instance_type", a.config.InstanceType, "profile", a.config.Profile)
 	}
 	a.estimates = newEstimates(a.library, a.instanceType, string(info.Provider), a.config.cores()/a.config.lanes())
 	a.lanes = runtime.NewLanes(runtime.LanesConfig{
@@ -201,14 +203,14 @@ func (a *Agent) open() error {
 	a.local = newLocalConn(a.closing, a.interceptUnary)
 	a.register(a.local)
 	a.roster = newRoster(a.closing, a.network, a.local, a.log)
+	a.roster.updateSelf(a.describe())
 	id := 1 + rand.Uint64N(math.MaxUint64)
 	a.station = newStation(a, id)
-	if a.leading, err = a.newLeading(a); err != nil {
+	if a.leading, err = a.newLeading(); err != nil {
 		return err
 	}
 	a.roster.leadership = a.leading.leadership
 	a.roster.complete = func(v *control.View) { a.estimates.complete(v, a.name, a.library) }
-	a.roster.updateSelf(a.describe())
 	a.gateway, err = client.NewGateway(client.GatewayConfig{
 		ID:        id,
 		Agent:     a.name,
@@ -217,6 +219,40 @@ func (a *Agent) open() error {
 	})
 	a.alone.Store(true)
 	return err
+}
+
+// newLeading makes the half that leads.
+func (a *Agent) newLeading() (leading, error) {
+	config := leaderConfig{
+		Role: a.role(), Rank: a.rank(), StateDir: a.config.StateDir,
+		Policy: a.config.Policy, Record: a.config.Record, Catalogue: a.catalogue, Library: a.library,
+	}
+	if len(a.config.Join) > 0 {
+		config.JoinWait = joinWait
+	}
+	return newLeader(config, agentFleet{a.roster, a.station}, newLeaderMetrics(a.metrics.registry), a.log)
+}
+
+// joinWait is how long an agent that has others to join waits to hear their
+// leader.
+const joinWait = time.Second
+
+// An agentFleet is the half that serves, as the one that leads knows it.
+type agentFleet struct {
+	*roster
+	*station
+}
+
+// role is the agent's part in elections.
+func (a *Agent) role() election.Role {
+	role, _ := election.ParseRole(a.config.Leader) // Validate has read it
+	return role
+}
+
+// rank is the agent's in elections.
+func (a *Agent) rank() election.Rank {
+	info := a.executor.Info()
+	return election.RankOf(a.role(), info.Provider != runtime.CPU || info.Executor != "onnx", goruntime.NumCPU()-a.config.cores())
 }
 
 func checkModelDir(dir string) error {

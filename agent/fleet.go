@@ -109,7 +109,7 @@ func (a *Agent) tellLoad(ctx context.Context) {
 	var last []byte
 	for {
 		stats := a.lanes.Stats()
-		l := load{waiting: uint64(stats.Waiting), remaining: stats.RemainingByLane}
+		l := load{revision: a.roster.describeSelf().Revision, waiting: uint64(stats.Waiting), remaining: stats.RemainingByLane}
 		if said := l.encode(); !bytes.Equal(said, last) {
 			last = said
 			a.roster.heardOwnLoad(l)
@@ -216,6 +216,7 @@ func (a *Agent) describe() *control.Member {
 	if a.executor == nil { // it has not been opened yet
 		return m
 	}
+	m.Rank = uint32(a.rank())
 	info := a.executor.Info()
 	m.Provider, m.Executor = string(info.Provider), info.Executor
 	m.Lanes, m.Cores = uint32(a.config.lanes()), uint32(a.config.cores()/a.config.lanes())

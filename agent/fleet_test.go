@@ -19,8 +19,6 @@ import (
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/gossip/gossiptest"
-	"github.com/muster-serve/muster/models"
-	"github.com/muster-serve/muster/runtime"
 )
 
 // A testFleet is a fleet of whole agents in virtual time, on a network in memory.
@@ -78,7 +76,7 @@ type fleetAgent struct {
 }
 
 // start runs an agent on a host of its own, 10.0.0.1 and so on, that
-// joins by the first one's address. Its models take 1 ms a query.
+// joins by the first one's address. It plays an r5n.large.
 func (f *testFleet) start(changes ...func(*Agent)) *fleetAgent {
 	f.Helper()
 	return f.startOn(fmt.Sprintf("10.0.0.%d", len(f.agents)+1), changes...)
@@ -91,7 +89,7 @@ func (f *testFleet) startOn(host string, changes ...func(*Agent)) *fleetAgent {
 	config.MetricsAddress, config.GossipAddress = host+":8002", host+":7946"
 	config.Insecure = true
 	config.ModelDir, config.StateDir = f.dir, f.TempDir()
-	config.InstanceType = "r5n.large"
+	config.Executor, config.Profile, config.InstanceType = "emulated", "shipped", "r5n.large"
 	config.Cores = 1
 	if len(f.agents) > 0 {
 		config.Join = []string{"10.0.0.1:7946"}
@@ -101,9 +99,6 @@ func (f *testFleet) startOn(host string, changes ...func(*Agent)) *fleetAgent {
 	a.Agent, err = New(config, slog.New(slog.NewTextHandler(a.log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	if err != nil {
 		f.Fatal(err)
-	}
-	a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
-		return runtime.NewEmulated(func(*models.Version, int) time.Duration { return time.Millisecond }), nil
 	}
 	a.Agent.network = network{
 		listen: func(_, address string) (net.Listener, error) { return f.network.listen(address) },
@@ -258,33 +253,81 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// TestFleetAnswers: any agent has the fleet answer, without a leader too, and the
-// work is shared.
-func TestFleetAnswers(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
-		agents := []*fleetAgent{f.start(), f.start(), f.start()}
-		f.settled(agents...)
-		var sent sync.WaitGroup
-		for i := range 60 {
-			sent.Go(func() {
-				if _, err := agents[i%3].oip.ModelInfer(f.Context(), ncfRequest(4)); err != nil {
-					f.Errorf("query %d: %v", i, err)
-				}
-			})
-			time.Sleep(time.Millisecond / 2)
-		}
-		sent.Wait()
-		ran := 0.0
+// send has each of the agents answer queries of 1.1 ms in turn, one every interval, and
+// returns how many failed, by code and message.
+func (f *testFleet) send(n int, interval time.Duration, agents ...*fleetAgent) map[string]int {
+	f.Helper()
+	var sent sync.WaitGroup
+	var mu sync.Mutex
+	failed := map[string]int{}
+	for i := range n {
+		sent.Go(func() {
+			if _, err := agents[i%len(agents)].oip.ModelInfer(f.Context(), ncfRequest(100)); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failed[err.Error()]++
+			}
+		})
+		time.Sleep(interval)
+	}
+	sent.Wait()
+	return failed
+}
+
+// led waits until all of the agents follow the same leader, which it returns.
+func (f *testFleet) led(agents ...*fleetAgent) (leader *fleetAgent) {
+	f.Helper()
+	f.eventually(20*time.Second, func() string {
+		name := agents[0].leading.leadership().GetLeader()
 		for _, a := range agents {
-			ran += total(a.metrics.attempts)
-		}
-		if f.Failed() {
-			for _, a := range agents {
-				f.Logf("%+v probes %v", a.gateway.Stats(), total(a.metrics.probes))
+			if l := a.leading.leadership(); l.GetLeader() != name || name == "" {
+				return fmt.Sprintf("%s follows %q, %s follows %q", agents[0].host, name, a.host, l.GetLeader())
+			}
+			if a.name == name {
+				leader = a
 			}
 		}
-		if ran < 60 {
-			f.Errorf("%v attempts for 60 queries", ran)
+		if leader == nil {
+			return fmt.Sprintf("they follow %q, who is none of them", name)
 		}
+		return ""
 	})
+	return leader
+}
+
+// neverLeads keeps an agent from leading.
+func neverLeads(a *Agent) { a.config.Leader = "never" }
+
+// TestFleetAnswers: any agent has the fleet answer, with a leader or without one, and
+// the work is shared.
+func TestFleetAnswers(t *testing.T) {
+	for name, changes := range map[string][]func(*Agent){"led": nil, "without a leader": {neverLeads}} {
+		t.Run(name, func(t *testing.T) {
+			testInFleet(t, func(f *testFleet) {
+				agents := []*fleetAgent{f.start(changes...), f.start(changes...), f.start(changes...)}
+				f.settled(agents...)
+				if name == "led" {
+					f.led(agents...)
+				}
+				if failed := f.send(300, time.Millisecond/2, agents...); len(failed) > 0 {
+					f.Errorf("failed: %v", failed)
+				}
+				attempts, submits := 0.0, uint64(0)
+				for _, a := range agents {
+					ran := total(a.metrics.attempts)
+					if ran < 30 {
+						f.Errorf("%s had %v attempts of 300 queries", a.host, ran)
+					}
+					attempts += ran
+					submits += a.gateway.Stats().Submits
+				}
+				if attempts < 300 || attempts > 310 {
+					f.Errorf("%v attempts for 300 queries", attempts)
+				}
+				if led := name == "led"; led != (submits > 0) {
+					f.Errorf("%d submits to a leader", submits)
+				}
+			})
+		})
+	}
 }

@@ -77,6 +77,7 @@ func acceptable(b []byte) error {
 
 // A load is how busy an agent is, as it travels in gossip.
 type load struct {
+	revision  uint64 // of what Describe says, in case its meta got lost
 	waiting   uint64
 	remaining []time.Duration // by lane, in microseconds on the way
 }
@@ -86,7 +87,7 @@ const largestLanes = 64
 
 func (l load) encode() []byte {
 	remaining := l.remaining[:min(len(l.remaining), largestLanes)]
-	b := binary.AppendUvarint(nil, l.waiting)
+	b := binary.AppendUvarint(binary.AppendUvarint(nil, l.revision), l.waiting)
 	b = binary.AppendUvarint(b, uint64(len(remaining)))
 	for _, d := range remaining {
 		b = binary.AppendUvarint(b, uint64(min(max(d, 0), time.Hour)/time.Microsecond))
@@ -96,7 +97,7 @@ func (l load) encode() []byte {
 
 func decodeLoad(b []byte) (l load, err error) {
 	r := reader{b: b}
-	l.waiting = r.uvarint()
+	l.revision, l.waiting = r.uvarint(), r.uvarint()
 	n := r.uvarint()
 	if r.failed || n > largestLanes || l.waiting > 1<<31 {
 		return load{}, errMeta

@@ -309,6 +309,13 @@ func (r *roster) heardLoad(name string, b []byte, at time.Time) {
 	defer r.mu.Unlock()
 	if o := r.others[name]; o != nil {
 		o.load, o.heard = laneLoad(name, l), at
+		if l.revision > o.said.revision {
+			o.said.revision = l.revision
+			select {
+			case o.ask <- struct{}{}:
+			default:
+			}
+		}
 		r.touch()
 	}
 }
