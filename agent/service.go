@@ -131,7 +131,7 @@ func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Respons
 func (s service) ModelStatistics(_ context.Context, req *inference.ModelStatisticsRequest) (*inference.ModelStatisticsResponse, error) {
 	model, version := req.GetName(), req.GetVersion()
 	if model != "" {
-		if s.knownModel(model) == "" && len(s.fleetVersions(model)) == 0 {
+		if s.knownModel(model) == "" {
 			return nil, fmt.Errorf("model %q: %w", model, models.ErrNotFound)
 		}
 		if version != "" {
@@ -272,8 +272,12 @@ func noParameters(parameters map[string]*inference.ModelRepositoryParameter) err
 	return nil
 }
 
-// knownModel is model, or "" if the repository has none of that name.
+// knownModel is model, or "" if neither the repository nor the fleet has one of
+// that name.
 func (a *Agent) knownModel(model string) string {
+	if len(a.fleetVersions(model)) > 0 {
+		return model
+	}
 	for _, status := range a.repository.Index() {
 		if status.Model == model {
 			return model
