@@ -16,7 +16,7 @@ func TestReproduce(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
-	for _, name := range []string{"kairos-fig3", "kairos-fig5", "kairos-fig14"} {
+	for _, name := range []string{"kairos-fig1", "kairos-fig3", "kairos-fig5", "kairos-fig12", "kairos-fig14"} {
 		t.Run(name, func(t *testing.T) {
 			f, err := Reproduce(t.Context(), name, Options{Data: published, Seeds: 1, Queries: 300})
 			if err != nil {
