@@ -63,11 +63,13 @@ var paperModels = []string{"ncf", "rm2", "wnd", "mtwnd", "dien"}
 // figures makes each figure.
 var figures = map[string]func(context.Context, *lab) (*Figure, error){
 	"kairos-fig1":  fig1,
+	"kairos-fig2":  fig2,
 	"kairos-fig3":  fig3,
 	"kairos-fig5":  fig5,
 	"kairos-fig8":  fig8,
 	"kairos-fig9":  fig9,
 	"kairos-fig10": fig10,
+	"kairos-fig11": fig11,
 	"kairos-fig12": fig12,
 	"kairos-fig13": fig13,
 	"kairos-fig14": fig14,
