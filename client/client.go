@@ -62,8 +62,8 @@ type Option func(*Client)
 // a call waits as long as the server lets it.
 func WithTimeout(d time.Duration) Option { return func(c *Client) { c.timeout = d } }
 
-// WithDialOptions adds options of grpc's, such as transport credentials;
-// without them connections are not encrypted.
+// WithDialOptions adds options of grpc's, such as those of
+// [secure.ClientConfig.DialOptions]; without them connections are not encrypted.
 func WithDialOptions(opts ...grpc.DialOption) Option {
 	return func(c *Client) { c.dial = append(c.dial, opts...) }
 }

@@ -187,7 +187,7 @@ func TestErrors(t *testing.T) {
 	answer := func(code codes.Code, message string) func(context.Context, *oip.Request) (*oip.Response, error) {
 		return func(context.Context, *oip.Request) (*oip.Response, error) { return nil, status.Error(code, message) }
 	}
-	kinds := []error{ErrInvalid, ErrTooLarge, ErrNotFound, ErrOverloaded, ErrDeadline, ErrUnavailable, ErrClosed, context.Canceled, context.DeadlineExceeded}
+	kinds := []error{ErrInvalid, ErrTooLarge, ErrNotFound, ErrOverloaded, ErrDeadline, ErrUnavailable, ErrDenied, ErrClosed, context.Canceled, context.DeadlineExceeded}
 	for _, tt := range []struct {
 		infer func(context.Context, *oip.Request) (*oip.Response, error)
 		want  []error
@@ -197,6 +197,8 @@ func TestErrors(t *testing.T) {
 		{answer(codes.NotFound, "model y"), []error{ErrNotFound}, "not found: model y"},
 		{answer(codes.ResourceExhausted, "queue full"), []error{ErrOverloaded}, "server overloaded: queue full"},
 		{answer(codes.DeadlineExceeded, "dropped"), []error{ErrDeadline, context.DeadlineExceeded}, "deadline exceeded: dropped"},
+		{answer(codes.Unauthenticated, "who is that?"), []error{ErrDenied}, "not allowed: who is that?"},
+		{answer(codes.PermissionDenied, "not this model"), []error{ErrDenied}, "not allowed: not this model"},
 		{answer(codes.Internal, "broken"), nil, "Internal: broken"},
 	} {
 		a, b := &fake{infer: tt.infer}, &fake{infer: tt.infer}

@@ -29,6 +29,9 @@ var (
 	// ErrUnavailable: no server could be reached, or the last one tried broke
 	// off or does not take queries.
 	ErrUnavailable = errors.New("server unavailable")
+	// ErrDenied: the server does not know who asks, or does not let them; see
+	// [WithDialOptions].
+	ErrDenied = errors.New("not allowed")
 	// ErrClosed: the client is closed.
 	ErrClosed = errors.New("client closed")
 )
@@ -97,6 +100,8 @@ func (c *Client) newError(address string, err error) *Error {
 		if c.closed.Load() {
 			e.kind = ErrClosed
 		}
+	case codes.Unauthenticated, codes.PermissionDenied:
+		e.kind = ErrDenied
 	case codes.Unavailable:
 		e.kind = ErrUnavailable
 	case codes.ResourceExhausted:
