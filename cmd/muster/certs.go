@@ -21,22 +21,20 @@ const (
 )
 
 func newCertsCommand() *cobra.Command {
+	var dir string
 	cmd := &cobra.Command{
 		Use:   "certs",
 		Short: "Make a certificate authority, and certificates for agents and clients",
 		Long: `Make a certificate authority (CA) and certificates, for those who have none.
 Keys are ECDSA on P-256, readable by their owner alone. No file is overwritten.`,
 	}
-	cmd.AddCommand(newCertsInitCommand(), newCertsIssueCommand())
+	cmd.AddCommand(newCertsInitCommand(&dir), newCertsIssueCommand(&dir))
+	cmd.PersistentFlags().StringVar(&dir, "dir", "certs", "directory of the CA")
 	return cmd
 }
 
-func addCertsDir(cmd *cobra.Command, dir *string) {
-	cmd.PersistentFlags().StringVar(dir, "dir", "certs", "directory of the CA")
-}
-
-func newCertsInitCommand() *cobra.Command {
-	var dir, name string
+func newCertsInitCommand(dir *string) *cobra.Command {
+	var name string
 	var days int
 	cmd := &cobra.Command{
 		Use:   "init",
@@ -53,7 +51,7 @@ func newCertsInitCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			certFile, keyFile := filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile)
+			certFile, keyFile := filepath.Join(*dir, caCertFile), filepath.Join(*dir, caKeyFile)
 			if err := writePair(certFile, cert, keyFile, key); err != nil {
 				return err
 			}
@@ -62,18 +60,17 @@ func newCertsInitCommand() *cobra.Command {
 
 Next, a certificate for each agent:
   muster certs issue agent NAME --dir %s
-`, certFile, keyFile, dir)
+`, certFile, keyFile, *dir)
 			return nil
 		},
 	}
-	addCertsDir(cmd, &dir)
 	cmd.Flags().StringVar(&name, "name", "muster", "name of the CA")
 	cmd.Flags().IntVar(&days, "days", 3650, "days until the CA expires")
 	return cmd
 }
 
-func newCertsIssueCommand() *cobra.Command {
-	var dir, out string
+func newCertsIssueCommand(dir *string) *cobra.Command {
+	var out string
 	var days int
 	cmd := &cobra.Command{
 		Use:   "issue",
@@ -94,7 +91,7 @@ there, --host adds more.`,
   muster certs issue agent node1 --host 10.0.0.7,node1.example.com`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return issueCertificate(cmd, dir, out, days, secure.Order{
+			return issueCertificate(cmd, *dir, out, days, secure.Order{
 				Name: args[0], Agent: true, Hosts: slices.Concat([]string{args[0], "localhost", "127.0.0.1", "::1"}, hosts),
 			})
 		},
@@ -110,10 +107,9 @@ and plan, and the others may query.`,
   muster certs issue client admin --days 30`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return issueCertificate(cmd, dir, out, days, secure.Order{Name: args[0]})
+			return issueCertificate(cmd, *dir, out, days, secure.Order{Name: args[0]})
 		},
 	}
-	addCertsDir(cmd, &dir)
 	cmd.PersistentFlags().StringVar(&out, "out", "", "directory to write to (default that of the CA)")
 	cmd.PersistentFlags().IntVar(&days, "days", 365, "days until the certificate expires; at most as long as the CA holds")
 	cmd.AddCommand(agent, client)

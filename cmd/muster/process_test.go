@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -161,6 +162,61 @@ func TestAgentProcess(t *testing.T) {
 	}
 	if _, _, err := execute(t, "infer", "ncf", "--timeout", "1s"); err == nil || !strings.Contains(err.Error(), p.grpc) {
 		t.Errorf("infer without an agent: got %v", err)
+	}
+}
+
+// TestSecureProcess: an agent and its clients prove themselves by what their
+// environment names.
+func TestSecureProcess(t *testing.T) {
+	certs := t.TempDir()
+	for _, args := range []string{"init", "issue agent node1", "issue client ads", "issue client admin"} {
+		if _, _, err := execute(t, append([]string{"certs", "--dir", certs}, strings.Fields(args)...)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	as := func(name string) {
+		t.Setenv("MUSTER_TLS_CERT", filepath.Join(certs, name+".crt"))
+		t.Setenv("MUSTER_TLS_KEY", filepath.Join(certs, name+".key"))
+	}
+	t.Setenv("MUSTER_TLS_CA", filepath.Join(certs, "ca.crt"))
+	keys := filepath.Join(certs, "keys")
+	if err := os.WriteFile(keys, []byte("feed: feed-feed-feed-feed\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("MUSTER_API_KEYS", keys)
+	as("node1")
+	p := startProcess(t)
+	t.Chdir(t.TempDir())
+	t.Setenv("MUSTER_SERVER", p.grpc)
+	try := func(want string, args ...string) {
+		t.Helper()
+		out, _, err := execute(t, args...)
+		if err != nil {
+			out = err.Error()
+		}
+		if !strings.Contains(out, want) {
+			t.Errorf("%q: got %q, want %q in it", args, out, want)
+		}
+	}
+	as("ads")
+	try("scores", "infer", "ncf")
+	try(`not allowed: client "ads" may not unload`, "models", "unload", "ncf")
+	as("admin")
+	try("ncf: loaded", "models", "load", "ncf")
+	t.Setenv("MUSTER_TLS_CERT", "")
+	t.Setenv("MUSTER_TLS_KEY", "")
+	try("not allowed: no credentials", "infer", "ncf")
+	try("scores", "infer", "ncf", "--api-key", "feed-feed-feed-feed")
+	t.Setenv("MUSTER_TLS_CA", "")
+	try("server unavailable", "infer", "ncf", "--timeout", "1s")
+	try("tls-cert: empty", "infer", "ncf", "--tls-key", "x")
+
+	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	p.waitForLog(t, "msg=drained")
+	if err := p.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
 	}
 }
 
