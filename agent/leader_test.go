@@ -229,10 +229,15 @@ func (n *testNode) thawed(ctx context.Context) {
 	}
 }
 
-func (n *testNode) freeze() {
+// freeze stops a node that is running a query, and reports whether it was.
+func (n *testNode) freeze() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if !n.running {
+		return false
+	}
 	n.frozen = make(chan struct{})
+	return true
 }
 
 func (n *testNode) thaw() {
@@ -751,22 +756,27 @@ func TestLeaderFollowsLanes(t *testing.T) {
 		w := newLeaderWorld(t)
 		defer w.stop()
 		w.add("a", 1, linear)
-		b, c, d := w.add("b", -1, linear), w.add("c", -1, linear), w.add("d", -1, linear)
+		busiest := []*testNode{w.add("b", -1, linear), w.add("c", -1, linear), w.add("d", -1, linear)}
 		soon(t, time.Second, "all follow a", func() bool { return w.leading() != nil && slices.Equal(epochs(w), []uint64{1}) })
 		g := w.gateway(7)
 		defer g.close()
-		g.load(200, time.Second)
+		g.load(400, time.Second)
+		slices.SortFunc(busiest, func(x, y *testNode) int { return int(y.ran.Load() - x.ran.Load()) })
+		b, c, d := busiest[0], busiest[1], busiest[2]
 
-		b.freeze()
-		g.load(200, time.Second)
+		for range 8 {
+			g.submit(50)
+		}
+		soon(t, 100*time.Millisecond, b.name+" is frozen while it runs a query", b.freeze)
+		g.load(300, time.Second)
 		slow, _, offered := g.outcome()
 		if len(offered) == 0 || offered[0].Reason != match.LaneOverdue.String() {
-			t.Errorf("offered again while b is frozen: %v", offered)
+			t.Errorf("offered again while %s is frozen: %v", b.name, offered)
 		}
 		b.thaw()
 		time.Sleep(2500 * time.Millisecond) // it is asked what it holds now and then
 		ran := b.ran.Load()
-		g.load(200, time.Second)
+		g.load(400, time.Second)
 		if b.ran.Load() < ran+20 {
 			t.Errorf("after it thawed b ran %d queries, want its share", b.ran.Load()-ran)
 		}
