@@ -2,7 +2,7 @@
 
 DEMO_FLAGS ?=
 
-.PHONY: build test demo race lint check-onnx conformance bench generate onnxruntime clean
+.PHONY: build test demo race lint check-onnx conformance bench packages test-packages generate onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
 build: onnxruntime
@@ -36,6 +36,14 @@ conformance: build
 bench: onnxruntime
 	REQUIRE_ONNXRUNTIME=1 go test -run '^$$' -bench 'Executor|Lanes' -benchtime 500x ./runtime
 	REQUIRE_ONNXRUNTIME=1 go test -run '^$$' -bench . -benchtime 1x ./agent
+
+# Debian and RPM packages for both architectures, in build/packages; ARCHS="amd64" for one.
+packages:
+	@scripts/packages.sh $(ARCHS)
+
+# The deb installed, started, queried, drained and removed; needs root.
+test-packages: packages
+	@scripts/test-packages.sh
 
 # The generated code in api/.
 generate:

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Installs the deb of this machine's architecture from build/packages, starts what
+# its unit would start, queries it, drains it, and removes it again; looks into
+# the other packages. Needs root, dpkg, setpriv and curl, and a machine that muster is not
+# installed on. systemd itself need not run: its part (user, directories) is played
+# by hand, and its sandbox is only looked at, not tried.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+fail() { echo "test-packages: $*" >&2; exit 1; }
+[ "$(id -u)" = 0 ] || fail "not root: dpkg needs that"
+if dpkg -s muster >/dev/null 2>&1 || [ -e /etc/muster ] || [ -e /var/lib/muster ]; then fail "muster is here already"; fi
+
+arch=$(dpkg --print-architecture)
+debs=(build/packages/muster_*_"$arch".deb)
+if [ ${#debs[@]} != 1 ] || [ ! -f "${debs[0]}" ]; then fail "want one deb for $arch in build/packages, found: ${debs[*]}"; fi
+
+work=$(mktemp -d)
+agent=
+clean() {
+  if [ -n "$agent" ]; then kill -9 "$agent" 2>/dev/null || true; fi
+  dpkg --purge muster >/dev/null 2>&1 || true
+  rm -rf "$work" /var/lib/muster
+}
+trap clean EXIT
+
+echo "== install ${debs[0]}"
+dpkg -i "${debs[0]}"
+[ "$(stat -c '%U:%G %a' /etc/muster)" = "root:muster-keys 750" ] || fail "/etc/muster is $(stat -c '%U:%G %a' /etc/muster)"
+muster config check /etc/muster/muster.yaml
+
+unit=/usr/lib/systemd/system/muster.service
+if command -v systemd-analyze >/dev/null; then
+  echo "== systemd-analyze verify"
+  systemd-analyze verify "$unit"
+  systemd-analyze security --offline=yes "$unit" | tail -n 1
+else
+  echo "no systemd-analyze here: the unit is not verified" >&2
+fi
+
+echo "== what the unit starts"
+setting() { sed -n "s/^$1=//p" "$unit"; }
+for directory in $(setting StateDirectory); do # as systemd does
+  install -d -o nobody -g nogroup "/var/lib/$directory"
+done
+muster models generate ncf --scale small --out /var/lib/muster/models >/dev/null
+muster certs init --dir "$work/certs" >/dev/null
+muster certs issue agent "$(hostname)" --dir "$work/certs" >/dev/null
+muster certs issue client admin --dir "$work/certs" >/dev/null
+install -m 0640 -g muster-keys "$work/certs/$(hostname).crt" /etc/muster/agent.crt
+install -m 0640 -g muster-keys "$work/certs/$(hostname).key" /etc/muster/agent.key
+install -m 0640 -g muster-keys "$work/certs/ca.crt" /etc/muster/ca.crt
+sed -i 's/^# \(tls-\)/\1/' /etc/muster/muster.yaml
+muster config check /etc/muster/muster.yaml
+
+# shellcheck disable=SC2046 # the words of ExecStart are the command
+(cd /var/lib/muster && exec setpriv --reuid nobody --regid nogroup --groups muster-keys --no-new-privs --bounding-set=-all \
+  $(setting ExecStart)) 2>"$work/log" &
+agent=$!
+for _ in $(seq 300); do
+  if curl -fs --cacert "$work/certs/ca.crt" https://localhost:8000/readyz 2>/dev/null; then ready=yes; break; fi
+  kill -0 "$agent" 2>/dev/null || break
+  sleep 0.1
+done
+[ "${ready:-}" = yes ] || { cat "$work/log" >&2; fail "the agent is not ready"; }
+muster infer ncf --batch-size 3 --tls-ca "$work/certs/ca.crt"
+muster models unload ncf --tls-ca "$work/certs/ca.crt" --tls-cert "$work/certs/admin.crt" --tls-key "$work/certs/admin.key"
+
+echo "== drain"
+kill -"$(setting KillSignal)" "$agent"
+wait "$agent" || { cat "$work/log" >&2; fail "exit status $? after $(setting KillSignal), want 0"; }
+agent=
+grep -q 'msg=drained' "$work/log" || { cat "$work/log" >&2; fail "it has not drained"; }
+
+echo "== remove"
+dpkg --purge muster
+for left in /usr/bin/muster "$unit" /etc/muster/muster.yaml; do
+  [ ! -e "$left" ] || fail "$left is left behind"
+done
+rm -rf /etc/muster # with the certificates that were put there
+
+echo "== the other packages"
+for package in build/packages/*.deb; do
+  dpkg-deb --contents "$package" | grep ' ./usr/bin/muster$' >/dev/null || fail "$package has no /usr/bin/muster"
+  echo "$package: $(dpkg-deb --field "$package" Package Version Architecture | tr '\n' ' ')"
+done
+for package in build/packages/*.rpm; do
+  if ! command -v rpm >/dev/null; then echo "no rpm here: $package is not looked into" >&2; continue; fi
+  rpm -qlp "$package" | grep -x /usr/bin/muster >/dev/null || fail "$package has no /usr/bin/muster"
+  echo "$package: $(rpm -qp --qf '%{name} %{version} %{arch}' "$package")"
+done
+echo "test-packages: all well"
