@@ -88,10 +88,12 @@ type ribbonSearch struct {
 	// What is known: evaluated, in order, and then what is estimated from another load.
 	known     []Evaluation
 	evaluated int
-	best      float64 // the price of the cheapest that meets the target, or the highest throughput
-	met       bool    // something meets the target, or serves anything
-	theta     float64
-	notes     []string
+	// hints are what the processes learn beside, as long as it is not evaluated: under another load, of as many instances as that asks for.
+	hints []Evaluation
+	best  float64 // the price of the cheapest that meets the target, or the highest throughput
+	met   bool    // something meets the target, or serves anything
+	theta float64
+	notes []string
 }
 
 func newRibbonSearch(p *Problem, log *Log) (*ribbonSearch, error) {
@@ -149,7 +151,8 @@ func (s *ribbonSearch) start(ctx context.Context, r Ribbon) error {
 // it by more now: estimates, in proportion to how the optimum fared, prune and teach the processes.
 //
 // The paper takes in all that were no better than the optimum. Those of them that met the target may still meet it: with many instances the
-// share of queries within QoS tells of slow instances, not of load.
+// share of queries within QoS tells of slow instances, not of load. And where the optimum is overloaded, all estimates are near 0 and tell little of where to
+// go; so more of the same mix is evaluated, by growing factors, until one meets the target.
 func (s *ribbonSearch) warm(ctx context.Context, explored []Evaluation) error {
 	optimum := explored[0]
 	for _, e := range explored {
@@ -175,8 +178,48 @@ func (s *ribbonSearch) warm(ctx context.Context, explored []Evaluation) error {
 			s.known = append(s.known, Evaluation{e.Configuration, Estimate{Value: e.Value * now.Value / optimum.Value}})
 		}
 	}
+	for _, factor := range loadFactors {
+		i, ok := s.times(optimum.Configuration, factor)
+		if !ok || s.done[i] {
+			continue
+		}
+		if err := s.evaluate(ctx, i); err != nil {
+			return err
+		}
+		if s.met {
+			s.hint(explored, factor)
+			break
+		}
+	}
 	return nil
 }
+
+// hint has the processes take what was explored for what that many times the instances do under the load that has risen by that factor.
+func (s *ribbonSearch) hint(explored []Evaluation, factor float64) {
+	hinted := map[int]bool{}
+	for _, e := range explored {
+		if i, ok := s.times(e.Configuration, factor); ok && !s.done[i] && !hinted[i] {
+			hinted[i] = true
+			s.hints = append(s.hints, Evaluation{s.space[i], e.Estimate})
+		}
+	}
+}
+
+// times is the configuration of so many times the instances, rounded up, within the types' limits.
+func (s *ribbonSearch) times(c Configuration, factor float64) (i int, ok bool) {
+	more := c.Clone()
+	for t, n := range more {
+		more[t] = int(math.Ceil(factor * float64(n)))
+		if limit := s.p.Types[t].Max; limit > 0 {
+			more[t] = min(more[t], limit)
+		}
+	}
+	i, ok = s.index[more.String()]
+	return i, ok
+}
+
+// loadFactors are by how much the load may have risen, tried in turn.
+var loadFactors = []float64{1.25, 1.5, 2, 3, 4, 6, 8}
 
 // run searches from what is known until nothing more is worth an evaluation.
 func (s *ribbonSearch) run(ctx context.Context) error {
@@ -293,21 +336,21 @@ func (s *ribbonSearch) next() (int, bool) {
 	return pruned[best], chance[best] >= likelyThoughPruned
 }
 
-// mostPromising is the candidate of the largest expected improvement of the objective, if any is likely enough to be better.
+// mostPromising is the candidate of the largest expected improvement of the objective, weighted by the square of how likely it is
+// to be better, if any is likely enough. The square lets fewer long shots through than the weight itself.
 func (s *ribbonSearch) mostPromising(candidates []int) (int, bool) {
 	if len(candidates) == 0 {
 		return 0, false
 	}
-	objective := make([]float64, len(s.known))
-	for i, e := range s.known {
-		objective[i] = s.objective(e)
+	best := 0.0
+	for _, e := range s.known {
+		best = max(best, s.objective(e))
 	}
-	best := slices.Max(objective)
-	mean, deviation := s.predict(objective, objectiveFit, candidates)
+	mean, deviation := s.predict(s.objective, objectiveFit, candidates)
 	likely := s.likely(candidates, mean, deviation, best)
 	next, most := -1, math.Inf(-1)
 	for j, i := range candidates {
-		improvement := likely[j] * expectedImprovement(mean[j], deviation[j], best+ribbonXi)
+		improvement := likely[j] * likely[j] * expectedImprovement(mean[j], deviation[j], best+ribbonXi)
 		if likely[j] >= unlikely && improvement > most {
 			next, most = i, improvement
 		}
@@ -321,7 +364,7 @@ func (s *ribbonSearch) likely(candidates []int, mean, deviation []float64, best 
 	if s.p.Objective == LeastCost && s.met {
 		likely := s.chance(candidates)
 		for j, i := range candidates {
-			if likely[j] < unlikely && s.between(s.space[i]) {
+			if likely[j] < unlikely && (s.between(s.space[i]) || s.oneLess(s.space[i])) {
 				likely[j] = unlikely
 			}
 		}
@@ -343,16 +386,22 @@ func (s *ribbonSearch) likely(candidates []int, mean, deviation []float64, best 
 
 // chance is the probability that each of some configurations meets the target, by the second process.
 func (s *ribbonSearch) chance(of []int) []float64 {
-	nearness := make([]float64, len(s.known))
-	for i, e := range s.known {
-		nearness[i] = s.nearness(e.Value)
-	}
-	mean, deviation := s.predict(nearness, rateFit, of)
+	mean, deviation := s.predict(func(e Evaluation) float64 { return s.nearness(e.Value) }, rateFit, of)
 	target := s.nearness(s.p.target())
 	for j := range mean {
 		mean[j] = above((target - mean[j]) / deviation[j])
 	}
 	return mean
+}
+
+// oneLess reports whether c is the best but for one instance: what is so near is not left to extrapolation.
+func (s *ribbonSearch) oneLess(c Configuration) bool {
+	for _, e := range s.known {
+		if e.Value >= s.p.target() && s.p.Price(e.Configuration) <= s.best+roundingError && c.Within(e.Configuration) && c.Count() == e.Configuration.Count()-1 {
+			return true
+		}
+	}
+	return false
 }
 
 // between reports whether c has no fewer instances than some that miss the target and no more than some that meet it, or nearly: the cliff
@@ -366,11 +415,17 @@ func (s *ribbonSearch) between(c Configuration) bool {
 	return missed && met
 }
 
-// predict fits a process to y at what is known.
-func (s *ribbonSearch) predict(y []float64, f fit, of []int) (mean, deviation []float64) {
-	at := make([]Configuration, len(s.known))
-	for i, e := range s.known {
-		at[i] = e.Configuration
+// predict fits a process to a number of each evaluation, known or hinted at.
+func (s *ribbonSearch) predict(number func(Evaluation) float64, f fit, of []int) (mean, deviation []float64) {
+	var at []Configuration
+	var y []float64
+	for _, e := range s.known {
+		at, y = append(at, e.Configuration), append(y, number(e))
+	}
+	for _, e := range s.hints {
+		if !s.done[s.index[e.Configuration.String()]] {
+			at, y = append(at, e.Configuration), append(y, number(e))
+		}
 	}
 	to := make([]Configuration, len(of))
 	for j, i := range of {
