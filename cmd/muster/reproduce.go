@@ -17,15 +17,17 @@ func newReproduceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reproduce FIGURE...",
 		Short: "Reproduce figures of the papers by simulation",
-		Long: `Reproduce figures of the KAIROS paper by simulation: each as FIGURE.csv,
+		Long: `Reproduce figures of the KAIROS and RIBBON papers: each as FIGURE.csv,
 FIGURE.png, and FIGURE.txt, which says what reproduces and what does not.
 
 Figures: ` + strings.Join(figures.Names(), ", ") + `.
 
 --data names a directory with the published samples (samples.csv.gz); without it
-the shipped profiles, curves fitted to them, serve.`,
+the shipped profiles, curves fitted to them, serve. RIBBON's figures need its
+samples and tables (mtwnd.json, dien.json) there.`,
 		Example: `  muster reproduce kairos-fig5
-  muster reproduce kairos-fig8 kairos-fig9 --data samples/kairos --out figures`,
+  muster reproduce kairos-fig8 kairos-fig9 --data samples/kairos --out figures
+  muster reproduce ribbon-fig10 --data samples/ribbon`,
 		Args:      cobra.MinimumNArgs(1),
 		ValidArgs: figures.Names(),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -46,9 +46,9 @@ func (f *Figure) WriteText(w io.Writer) error {
 // Options of a reproduction.
 type Options struct {
 	// Data is a directory with the published samples (samples.csv.gz or samples.csv);
-	// "" takes the shipped profiles.
+	// "" takes the shipped profiles. RIBBON's figures need its own, with its tables (mtwnd.json and dien.json).
 	Data string
-	// Seeds and Queries are how many runs a throughput is the mean of, and how many queries arrive in each.
+	// Seeds and Queries are how many runs a throughput is the mean of, and how many queries arrive in each. Searches are repeated six times a seed.
 	Seeds, Queries int
 	// Progress, if not nil, hears what is being done, one call at a time.
 	Progress func(format string, args ...any)
@@ -75,6 +75,11 @@ var figures = map[string]func(context.Context, *lab) (*Figure, error){
 	"kairos-fig14": fig14,
 	"kairos-fig15": fig15,
 	"kairos-fig16": fig16,
+	"ribbon-fig9":  ribbonFig9,
+	"ribbon-fig10": ribbonFig10,
+	"ribbon-fig13": ribbonFig13,
+	"ribbon-fig14": ribbonFig14,
+	"ribbon-fig16": ribbonFig16,
 }
 
 // Names lists the figures that can be reproduced, by paper and number.
@@ -101,15 +106,20 @@ func Reproduce(ctx context.Context, name string, o Options) (*Figure, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	f.Name = name
-	f.Text = append(f.Text, l.provenance(name != "kairos-fig5"))
+	if strings.HasPrefix(name, "ribbon-") {
+		f.Text = append(f.Text, fmt.Sprintf("From the tables of MT-WND and DIEN in %s and the latencies in samples %s; searches are repeated with %d seeds.", l.Data, l.samplesFile, searchesPerSeed*l.Seeds))
+	} else {
+		f.Text = append(f.Text, l.provenance(name != "kairos-fig5"))
+	}
 	return f, nil
 }
 
 // A lab is what the figures have in common.
 type lab struct {
 	Options
-	source *sim.Source
-	prices []sim.Price
+	samplesFile string // "": the shipped profiles
+	source      *sim.Source
+	prices      []sim.Price
 }
 
 func newLab(o Options) (*lab, error) {
@@ -129,6 +139,7 @@ func newLab(o Options) (*lab, error) {
 			return nil, fmt.Errorf("data: %s has neither samples.csv.gz nor samples.csv", o.Data)
 		}
 	}
+	l.samplesFile = samples
 	var err error
 	if l.source, err = sim.OpenSource(samples); err != nil {
 		return nil, err

@@ -5,26 +5,27 @@ import (
 	"encoding/csv"
 	"image/png"
 	"os"
-	"slices"
+	"path/filepath"
 	"strings"
 	"testing"
 )
 
 // published is where the papers' samples are; a test that needs them fails without them.
-const published = "../../../shared/reference/kairos"
+const published = "../../../shared/reference"
 
 // TestReproduce makes figures from few queries, with MUSTER_SLOW_TESTS=1 all of them: all that is checked is that they are whole.
 func TestReproduce(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
-	names := []string{"kairos-fig1", "kairos-fig2", "kairos-fig3", "kairos-fig5", "kairos-fig12", "kairos-fig14"}
+	names := []string{"kairos-fig1", "kairos-fig2", "kairos-fig3", "kairos-fig5", "kairos-fig12", "kairos-fig14", "ribbon-fig9", "ribbon-fig14"}
 	if os.Getenv("MUSTER_SLOW_TESTS") != "" {
-		names = slices.DeleteFunc(Names(), func(name string) bool { return !strings.HasPrefix(name, "kairos-") })
+		names = Names()
 	}
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
-			f, err := Reproduce(t.Context(), name, Options{Data: published, Seeds: 1, Queries: 300})
+			paper, _, _ := strings.Cut(name, "-")
+			f, err := Reproduce(t.Context(), name, Options{Data: filepath.Join(published, paper), Seeds: 1, Queries: 300})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -33,7 +34,7 @@ func TestReproduce(t *testing.T) {
 				t.Fatal(err)
 			}
 			rows, err := csv.NewReader(&table).ReadAll()
-			if err != nil || len(rows) < 5 {
+			if err != nil || len(rows) < 3 {
 				t.Errorf("%d rows, %v", len(rows), err)
 			}
 			if err := f.WritePNG(&picture); err != nil {
@@ -53,7 +54,7 @@ func TestReproduce(t *testing.T) {
 }
 
 func TestFig5(t *testing.T) {
-	f, err := Reproduce(t.Context(), "kairos-fig5", Options{Data: published, Seeds: 1, Queries: 1})
+	f, err := Reproduce(t.Context(), "kairos-fig5", Options{Data: filepath.Join(published, "kairos"), Seeds: 1, Queries: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
