@@ -97,15 +97,15 @@ func TestPlan(t *testing.T) {
 		evaluations bool
 	}{
 		{"--model rm2 --budget 1.2", true},
-		{"--model rm2 --budget 1.2 --planner fluid --plot " + picture, false},
+		{"--model rm2 --budget 1.2 --planner fluid --top 4 --plot " + picture, false},
 		{"--model rm2 --budget 1.2 --planner kairos --top 1", false},
 		{"--model rm2 --budget 1.2 --qos-ms 150 --planner kairos --max r5n.large=2", false},
-		{"--model rm2 --rate 20", true},
+		{"--model rm2 --rate 20 --max r5n.large=2,t3.xlarge=1", true},
 		{"--model rm2 --rate 20 --planner ribbon --types g4dn.xlarge,r5n.large", true},
 		{"--model rm2 --rate 20 --planner twin --types g4dn.xlarge,r5n.large", true},
 		{"--model rm2=2 --model wnd --budget 1.2 --types g4dn.xlarge,r5n.large", true},
 	} {
-		stdout, _, err := execute(t, append([]string{"plan", "--json", "--queries", "500", "--seeds", "2"}, strings.Fields(tt.args)...)...)
+		stdout, _, err := execute(t, append([]string{"plan", "--json", "--queries", "200", "--seeds", "2"}, strings.Fields(tt.args)...)...)
 		if err != nil {
 			t.Errorf("plan %s: %v", tt.args, err)
 			continue
@@ -170,7 +170,7 @@ func TestPlanTable(t *testing.T) {
 			t.Errorf("%s is %v", key, r[key])
 		}
 	}
-	stdout, _, err = execute(t, "plan", "--evaluator", "table:"+published, "--types", "g4dn.xlarge,c5.2xlarge,r5n.large", "--max", "g4dn.xlarge=4", "--runs", "2")
+	stdout, _, err = execute(t, "plan", "--evaluator", "table:"+published, "--types", "g4dn.xlarge,c5.2xlarge,r5n.large", "--max", "g4dn.xlarge=4,c5.2xlarge=2,r5n.large=4", "--runs", "2")
 	if err != nil || !strings.Contains(stdout, "2 runs, until they evaluated the best configuration, g4dn.xlarge=4,r5n.large=1 at 2.253 $/hr") {
 		t.Errorf("%v, %s", err, stdout)
 	}

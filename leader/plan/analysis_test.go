@@ -168,7 +168,7 @@ func TestAnalyse(t *testing.T) {
 // is that of all limits.
 func TestRelaxation(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	for range 40 {
+	for range 15 {
 		p := randomProblem(r)
 		a, err := Analyse(p)
 		if err != nil {

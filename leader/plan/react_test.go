@@ -73,9 +73,9 @@ func TestDecide(t *testing.T) {
 		{"a little better is enough", Fluid{}, Configuration{1, 0, 12, 1}, 2.5, 0, 0.01, true, "% more"},
 		{"beyond the budget", Fluid{}, Configuration{1, 0, 14, 0}, 2.5, 0, 0, true, "no longer within the limits"},
 		{"serves nothing", Kairos{}, Configuration{0, 0, 9, 0}, 2.5, 0, 0, true, "serves no rate"},
-		{"cheaper", KairosPlus{}, Configuration{5, 0, 0, 0}, 0, 60, 0, true, "costs"},
+		{"cheaper", KairosPlus{}, Configuration{2, 0, 0, 0}, 0, 20, 0, true, "costs"},
 		{"cheaper, in one shot", Fluid{}, Configuration{5, 0, 0, 0}, 0, 60, 0, true, "costs"},
-		{"not enough", KairosPlus{}, Configuration{1, 0, 1, 0}, 0, 60, 0, true, "only that serves 60"},
+		{"not enough", KairosPlus{}, Configuration{1, 0, 0, 0}, 0, 20, 0, true, "only that serves 20"},
 		{"not enough, in one shot", Fluid{}, Configuration{1, 0, 1, 0}, 0, 60, 0, true, "only that serves 60"},
 		{"no plan is enough", Fluid{}, Configuration{5, 0, 0, 0}, 1, 60, 0, false, "nothing better"},
 	} {
