@@ -37,7 +37,7 @@ const (
 	ribbonXi = 0.03
 	// A configuration whose probability to meet the target, or to serve more, is below unlikely is not evaluated.
 	unlikely = 0.01
-	// A pruned configuration is evaluated after all if the processes think it as likely as that.
+	// A pruned configuration is evaluated after all if the second process thinks it as likely as that: a slow instance may have broken QoS, not load.
 	likelyThoughPruned = 0.3
 	// worthwhile is the share by which more throughput counts as more.
 	worthwhile = 0.001
@@ -332,6 +332,11 @@ func (s *ribbonSearch) next() (int, bool) {
 		return 0, false
 	}
 	chance := s.chance(pruned)
+	for j, i := range pruned {
+		if s.oneLess(s.space[i]) {
+			chance[j] = max(chance[j], likelyThoughPruned)
+		}
+	}
 	best := slices.Index(chance, slices.Max(chance))
 	return pruned[best], chance[best] >= likelyThoughPruned
 }
@@ -394,10 +399,11 @@ func (s *ribbonSearch) chance(of []int) []float64 {
 	return mean
 }
 
-// oneLess reports whether c is the best but for one instance: what is so near is not left to extrapolation.
+// oneLess reports whether c has one instance less than some that meets the target, or misses it by no more than chance: what is so near is not left to
+// extrapolation.
 func (s *ribbonSearch) oneLess(c Configuration) bool {
 	for _, e := range s.known {
-		if e.Value >= s.p.target() && s.p.Price(e.Configuration) <= s.best+roundingError && c.Within(e.Configuration) && c.Count() == e.Configuration.Count()-1 {
+		if e.Value >= s.p.target()-ribbonTheta/4 && c.Count() == e.Configuration.Count()-1 && c.Within(e.Configuration) {
 			return true
 		}
 	}
