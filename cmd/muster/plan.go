@@ -62,6 +62,7 @@ const (
 // The evaluators of --evaluator.
 const (
 	bySimulation = "sim"
+	byBound      = "bound"
 	byTable      = "table:"
 )
 
@@ -83,8 +84,9 @@ Planners:
   twin     evaluates what a quicker simulation proposes, and learns its error; for
            --rate, or a table together with --model and the --samples behind it
 
-A configuration is evaluated by simulation, or looked up in a published table
-(--evaluator table:FILE, of the form {"4, 0, 1": [2.25, 99.24], ...}: counts of
+A configuration is evaluated by simulation, estimated by its fluid limit
+(--evaluator bound), or looked up in a published table (--evaluator table:FILE,
+of the form {"4, 0, 1": [2.25, 99.24], ...}: counts of
 --types in their order, price in $/hr, percent of queries within QoS at the load
 that was measured). --runs repeats a search that draws at random and holds it
 against the best configuration of the table.
@@ -106,7 +108,7 @@ against the best configuration of the table.
 	flags.StringSliceVar(&o.types, "types", nil, "instance types to choose from (default: all with a profile of the models)")
 	flags.StringSliceVar(&o.limits, "max", nil, "most instances of a type, as TYPE=N,TYPE=N")
 	flags.StringVar(&o.planner, "planner", "", "how to search: "+strings.Join(slices.Sorted(maps.Keys(planners)), ", ")+" (default "+defaultPlanner+", with a table "+defaultTablePlanner+")")
-	flags.StringVar(&o.evaluator, "evaluator", bySimulation, "what says what a configuration is worth: sim, or table:FILE")
+	flags.StringVar(&o.evaluator, "evaluator", bySimulation, "what says what a configuration is worth: sim, bound (an estimate by the fluid limit), or table:FILE")
 	flags.IntVar(&o.runs, "runs", 1, "runs of a search in a table, seeds one apart; above 1: what they needed to find the best configuration")
 	flags.StringVar(&o.policy, "policy", "", "how queries are distributed (default "+sim.DefaultPolicy+")")
 	flags.StringVar(&o.catalogue, "catalogue", "", "YAML file of instance types and prices, beside those known")
@@ -145,8 +147,8 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 		return fmt.Errorf("runs: %d, want at least 1", o.runs)
 	case o.runs > 1 && !isTable:
 		return errors.New("runs: the best configuration, against which they are held, is known of a table only: give --evaluator table:FILE")
-	case !isTable && o.evaluator != bySimulation:
-		return fmt.Errorf("evaluator %q is unknown, want %s or %sFILE", o.evaluator, bySimulation, byTable)
+	case !isTable && o.evaluator != bySimulation && o.evaluator != byBound:
+		return fmt.Errorf("evaluator %q is unknown, want %s, %s or %sFILE", o.evaluator, bySimulation, byBound, byTable)
 	case !(o.target > 0 && o.target < 100):
 		return fmt.Errorf("target: %v %%, want within 0..100, such as 99", o.target)
 	}
@@ -319,7 +321,11 @@ func (o *planOptions) openSimulation(cmd *cobra.Command) (*planning, error) {
 	quick := *cfg
 	quick.Seed = cfg.Seed + uint64(o.sim.seeds)
 	twin := &sim.Evaluator{Config: &quick, Types: types, Seeds: 1, Objective: p.Objective}
-	return &planning{p, e, e, twin, 1, "simulated under " + policy, source.String()}, nil
+	opened := &planning{p, e, e, twin, 1, "simulated under " + policy, source.String()}
+	if o.evaluator == byBound {
+		opened.evaluator, opened.described = plan.BoundEvaluator{Analysis: a}, "estimated by the fluid limit"
+	}
+	return opened, nil
 }
 
 // objective sets what the problem is to make best: a rate asks for the least cost.

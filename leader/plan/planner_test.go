@@ -195,3 +195,28 @@ func TestSeveralModels(t *testing.T) {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
+
+// TestBoundEvaluator: planners that evaluate by bound come to what fluid takes at once.
+func TestBoundEvaluator(t *testing.T) {
+	for _, rate := range []float64{0, 20} {
+		p := rm2()
+		if rate > 0 {
+			p.Objective, p.Rate, p.Budget = LeastCost, rate, 0
+		}
+		a, err := Analyse(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := Fluid{}.Plan(t.Context(), p, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := KairosPlus{FluidBound: true}.Plan(t.Context(), p, BoundEvaluator{a})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if math.Abs(got.Plans[0].Price-want.Plans[0].Price) > 1e-9 || rate == 0 && math.Abs(got.Plans[0].Predicted-want.Plans[0].Predicted) > 1e-5 {
+			t.Errorf("rate %v: got %+v, want %+v", rate, got.Plans[0], want.Plans[0])
+		}
+	}
+}
