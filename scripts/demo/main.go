@@ -21,8 +21,11 @@ import (
 
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
+	"github.com/muster-serve/muster/scripts/process"
 	"github.com/muster-serve/muster/sim/workload"
 )
+
+var errAgentExited = errors.New("the agent ended by itself")
 
 // A demo is what its flags say.
 type demo struct {
@@ -63,35 +66,50 @@ func main() {
 	}
 }
 
-func (d demo) run(ctx context.Context, w io.Writer) (err error) {
+func (d demo) run(ctx context.Context, w io.Writer) error {
+	together, err := d.showAgent(ctx, w)
+	if err != nil {
+		return err
+	}
+	if err := d.showPair(ctx, w, together); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	return d.showFailover(ctx, w)
+}
+
+// showAgent is what one agent does, and returns the load that it could serve of
+// all models together.
+func (d demo) showAgent(ctx context.Context, w io.Writer) (together part, err error) {
 	modelDir := filepath.Join(d.dir, "models")
 	fmt.Fprintf(w, "Making the models %s (once)\n", strings.Join(models, " and "))
 	generate := exec.CommandContext(ctx, d.muster, append([]string{"models", "generate", "--out", modelDir}, models...)...)
 	generate.Stdout, generate.Stderr = w, os.Stderr
 	if err := generate.Run(); err != nil {
-		return fmt.Errorf("run %s: %w", generate, err)
+		return part{}, fmt.Errorf("run %s: %w", generate, err)
 	}
 
 	fmt.Fprintln(w, "\nStarting an agent")
-	a, err := startAgent(d.muster, filepath.Join(d.dir, "agent.log"), "--model-dir", modelDir, "--state-dir", filepath.Join(d.dir, "state"))
+	a, err := process.Start(process.Config{
+		Muster: d.muster, Log: filepath.Join(d.dir, "agent.log"), DefaultPorts: true,
+		Args: []string{"--model-dir", modelDir, "--state-dir", filepath.Join(d.dir, "state")},
+	})
 	if err != nil {
-		return err
+		return part{}, err
 	}
-	defer func() { err = errors.Join(err, a.stop()) }()
+	defer func() { err = errors.Join(err, a.Stop()) }()
 	// What fails because the agent died should say that and no more.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
-		<-a.exited
+		<-a.Exited()
 		cancel(errAgentExited)
 	}()
-	if err := d.show(ctx, w, a); err != nil {
-		if errors.Is(context.Cause(ctx), errAgentExited) {
-			return nil // stop says why
-		}
-		return err
+	together, err = d.show(ctx, w, a)
+	if errors.Is(context.Cause(ctx), errAgentExited) {
+		err = nil // Stop says why
 	}
-	return nil
+	return together, err
 }
 
 // A part is one stretch of load.
@@ -101,34 +119,35 @@ type part struct {
 	rate  float64 // allowable throughput, in queries/s; before calibration where to begin, or 0
 }
 
-// show loads the running agent and says how it went.
-func (d demo) show(ctx context.Context, w io.Writer, a *agent) error {
-	c, err := client.New([]string{a.grpc})
+// show loads the running agent and says how it went; it returns the load of all
+// models together.
+func (d demo) show(ctx context.Context, w io.Writer, a *process.Agent) (together part, err error) {
+	c, err := client.New([]string{a.GRPC})
 	if err != nil {
-		return err
+		return part{}, err
 	}
 	defer c.Close()
-	if err := a.waitReady(ctx, c, models); err != nil {
-		return err
+	if err := process.WaitReady(ctx, c, models); err != nil {
+		return part{}, err
 	}
 	fmt.Fprintf(w, "Serving after %.1f s: gRPC on %s, REST on http://%s, metrics on http://%s/metrics\n",
-		time.Since(a.started).Seconds(), a.grpc, a.http, a.metrics)
+		time.Since(a.Started).Seconds(), a.GRPC, a.HTTP, a.Metrics)
 
 	sizes := workload.Trace()
 	targets := make([]*bench.Model, len(models))
 	for i, name := range models {
 		if targets[i], err = bench.NewModel(ctx, c, name, bench.ModelOptions{LargestBatchSize: sizes.Largest(), Seed: 1}); err != nil {
-			return err
+			return part{}, err
 		}
 	}
 
 	fmt.Fprintln(w, "\nCalibrating: the highest rate that keeps the QoS target, batch sizes from the production trace, Poisson arrivals")
 	parts := make([]part, 0, len(models)+1)
-	together := part{name: "together"}
+	together = part{name: "together"}
 	for i, name := range models {
 		p := part{name: name + " alone", loads: []workload.Load{{Model: name, Share: 1, BatchSizes: sizes}}}
 		if p.rate, err = d.calibrate(ctx, w, c, targets[i:i+1], p); err != nil {
-			return err
+			return part{}, err
 		}
 		parts = append(parts, p)
 		// Together, each model has the part of the queries that it had of the sum
@@ -137,7 +156,7 @@ func (d demo) show(ctx context.Context, w io.Writer, a *agent) error {
 		together.rate += p.rate / 4
 	}
 	if together.rate, err = d.calibrate(ctx, w, c, targets, together); err != nil {
-		return err
+		return part{}, err
 	}
 	parts = append(parts, together)
 
@@ -146,14 +165,14 @@ func (d demo) show(ctx context.Context, w io.Writer, a *agent) error {
 	for i, p := range parts {
 		report, err := d.drive(ctx, w, c, targets, p, d.load/time.Duration(len(parts)), uint64(i+1))
 		if err != nil {
-			return err
+			return part{}, err
 		}
 		for _, m := range report.Models {
 			if m.Queries == 0 {
 				continue
 			}
 			if m.Answered == 0 {
-				return fmt.Errorf("%s: none of %d queries for %s was answered: %v", p.name, m.Queries, m.Model, m.Failures)
+				return part{}, fmt.Errorf("%s: none of %d queries for %s was answered: %v", p.name, m.Queries, m.Model, m.Failures)
 			}
 			if len(p.loads) > 1 {
 				m.Model += " together"
@@ -168,16 +187,16 @@ func (d demo) show(ctx context.Context, w io.Writer, a *agent) error {
 	}
 	fmt.Fprintln(w)
 	if err := all.WriteText(w); err != nil {
-		return err
+		return part{}, err
 	}
 	if all.QoSMet() {
 		fmt.Fprintln(w, "Every model kept its QoS target.")
 	}
 	picture := filepath.Join(d.dir, "latency.png")
 	if err := writePlot(picture, all); err != nil {
-		return err
+		return part{}, err
 	}
-	return d.whereToLook(ctx, w, a, picture)
+	return together, d.whereToLook(ctx, w, a, picture)
 }
 
 // calibrate searches the allowable throughput of a part, in queries/s, beginning
@@ -247,9 +266,9 @@ func writePlot(path string, r *bench.Report) error {
 }
 
 // whereToLook sends a query by hand and says how to go on.
-func (d demo) whereToLook(ctx context.Context, w io.Writer, a *agent, picture string) error {
-	fmt.Fprintf(w, "\nA query by hand:\n  %s infer ncf --server %s\n", d.muster, a.grpc)
-	infer := exec.CommandContext(ctx, d.muster, "infer", "ncf", "--server", a.grpc)
+func (d demo) whereToLook(ctx context.Context, w io.Writer, a *process.Agent, picture string) error {
+	fmt.Fprintf(w, "\nA query by hand:\n  %s infer ncf --server %s\n", d.muster, a.GRPC)
+	infer := exec.CommandContext(ctx, d.muster, "infer", "ncf", "--server", a.GRPC)
 	answer, err := infer.CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("run %s: %w\n%s", infer, err, answer)
@@ -268,6 +287,6 @@ Where to look next
     curl http://%s/v2/models/ncf/infer -d '{"inputs":[{"name":"ids","datatype":"INT64","shape":[1,4],"data":[1,2,3,4]}]}'
     curl http://%s/metrics
     %s bench --server %s --model wnd --rate 50
-`, picture, a.logPath, a.command, a.http, a.http, a.metrics, d.muster, a.grpc)
+`, picture, a.LogPath, a.Command, a.HTTP, a.HTTP, a.Metrics, d.muster, a.GRPC)
 	return nil
 }

@@ -1,6 +1,7 @@
-package main
+package process
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -8,23 +9,20 @@ import (
 	"testing"
 )
 
-func TestFreeAddresses(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
+func TestFreePorts(t *testing.T) {
+	ports, err := freePorts("127.0.0.1", 3)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer taken.Close()
-	got, err := freeAddresses("127.0.0.1:0", taken.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got[0] == got[1] || got[1] == taken.Addr().String() {
-		t.Errorf("got %v, want two different ones other than %v", got, taken.Addr())
-	}
-	for _, address := range got {
-		l, err := net.Listen("tcp", address)
+	seen := map[int]bool{}
+	for _, port := range ports {
+		if seen[port] {
+			t.Errorf("port %d twice in %v", port, ports)
+		}
+		seen[port] = true
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", fmt.Sprint(port)))
 		if err != nil {
-			t.Errorf("%s is not free: %v", address, err)
+			t.Errorf("%d is not free: %v", port, err)
 			continue
 		}
 		l.Close()
@@ -32,13 +30,13 @@ func TestFreeAddresses(t *testing.T) {
 }
 
 // startScript starts a shell script in place of the agent.
-func startScript(t *testing.T, script string) *agent {
+func startScript(t *testing.T, script string) *Agent {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "muster")
 	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	a, err := startAgent(path, filepath.Join(t.TempDir(), "agent.log"))
+	a, err := Start(Config{Muster: path, Log: filepath.Join(t.TempDir(), "agent.log")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,8 +45,8 @@ func startScript(t *testing.T, script string) *agent {
 
 func TestAgentThatEnds(t *testing.T) {
 	a := startScript(t, "echo starting; echo no model will ever do; exit 3\n")
-	<-a.exited
-	err := a.stop()
+	<-a.Exited()
+	err := a.Stop()
 	if err == nil {
 		t.Fatal("an agent that ended by itself is no error")
 	}
@@ -61,7 +59,7 @@ func TestAgentThatEnds(t *testing.T) {
 
 func TestAgentThatStopsBadly(t *testing.T) {
 	a := startScript(t, "trap 'exit 4' TERM; while :; do sleep 0.05; done\n")
-	err := a.stop()
+	err := a.Stop()
 	// A signal that comes before the trap is set ends the script just so.
 	if err == nil || !strings.Contains(err.Error(), "stopped badly") {
 		t.Errorf("error %v, want one that says it stopped badly", err)

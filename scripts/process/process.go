@@ -1,0 +1,191 @@
+// Package process runs agents of a built binary as child processes, for the
+// demo and for the experiments with fleets.
+package process
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/muster-serve/muster/client"
+)
+
+// An Agent is a `muster agent` process.
+//
+// The kernel stops it when the thread that started it ends, so start agents
+// from a goroutine that is locked to its thread (the main one, say).
+type Agent struct {
+	HTTP, GRPC, Metrics, Gossip string // addresses
+
+	Command string // that started it
+	LogPath string
+	Started time.Time
+
+	process *exec.Cmd
+	exited  chan struct{} // closed when the process has ended
+	err     error         // how it ended; set before exited is closed
+}
+
+// A Config says what to start.
+type Config struct {
+	Muster string   // the binary
+	Log    string   // file that gets its output
+	Args   []string // beside the addresses
+	// Host is the address it listens on, "" meaning 127.0.0.1.
+	Host string
+	// DefaultPorts has it use the agent's default ports if all are free.
+	DefaultPorts bool
+	// Namespace is the network namespace it runs in, "" meaning this one.
+	Namespace string
+}
+
+// Start starts an agent.
+func Start(c Config) (*Agent, error) {
+	a := &Agent{LogPath: c.Log, Started: time.Now(), exited: make(chan struct{})}
+	if c.Host == "" {
+		c.Host = "127.0.0.1"
+	}
+	if c.Namespace != "" { // ports are its own
+		a.setAddresses(c.Host, 8000, 8001, 8002, 7946)
+	} else if !c.DefaultPorts || !a.useDefaultPorts(c.Host) {
+		ports, err := freePorts(c.Host, 4)
+		if err != nil {
+			return nil, err
+		}
+		a.setAddresses(c.Host, ports...)
+	}
+	if err := os.MkdirAll(filepath.Dir(c.Log), 0o755); err != nil {
+		return nil, err
+	}
+	log, err := os.Create(c.Log)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close() // the process has its own
+	args := append([]string{"agent", "--http", a.HTTP, "--grpc", a.GRPC, "--metrics", a.Metrics, "--gossip", a.Gossip}, c.Args...)
+	a.process = exec.Command(c.Muster, args...)
+	a.Command = a.process.String()
+	if c.Namespace != "" {
+		a.process = exec.Command("ip", append([]string{"netns", "exec", c.Namespace, c.Muster}, args...)...)
+	}
+	a.process.Stdout, a.process.Stderr = log, log
+	a.process.SysProcAttr = childAttributes()
+	if err := a.process.Start(); err != nil {
+		return nil, fmt.Errorf("start an agent: %w", err)
+	}
+	go func() {
+		a.err = a.process.Wait()
+		close(a.exited)
+	}()
+	return a, nil
+}
+
+func (a *Agent) setAddresses(host string, ports ...int) {
+	for i, to := range []*string{&a.HTTP, &a.GRPC, &a.Metrics, &a.Gossip} {
+		*to = net.JoinHostPort(host, fmt.Sprint(ports[i]))
+	}
+}
+
+func (a *Agent) useDefaultPorts(host string) bool {
+	a.setAddresses(host, 8000, 8001, 8002, 7946)
+	for _, address := range []string{a.HTTP, a.GRPC, a.Metrics, a.Gossip} {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			return false
+		}
+		l.Close()
+	}
+	return true
+}
+
+// freePorts returns n different free ports of host.
+func freePorts(host string, n int) ([]int, error) {
+	var ports []int
+	for range n {
+		l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+		if err != nil {
+			return nil, fmt.Errorf("find a free port: %w", err)
+		}
+		defer l.Close() // only now, so that the ports differ
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+	}
+	return ports, nil
+}
+
+// WaitReady returns when all models are served by whatever c is connected to.
+func WaitReady(ctx context.Context, c *client.Client, models []string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("the agent was not ready within a minute"))
+	defer cancel()
+	poll := time.NewTicker(50 * time.Millisecond)
+	defer poll.Stop()
+	for _, model := range models {
+		for {
+			if ready, err := c.ModelReady(ctx, model, ""); err == nil && ready {
+				break
+			}
+			select {
+			case <-poll.C:
+			case <-ctx.Done():
+				return fmt.Errorf("wait for model %s: %w", model, context.Cause(ctx))
+			}
+		}
+	}
+	return nil
+}
+
+// Exited is closed when the process has ended.
+func (a *Agent) Exited() <-chan struct{} { return a.exited }
+
+// PID is the process's id.
+func (a *Agent) PID() int { return a.process.Process.Pid }
+
+// Signal sends the process a signal; one that has ended gets none.
+func (a *Agent) Signal(s syscall.Signal) { _ = a.process.Process.Signal(s) }
+
+// Kill ends the process at once, and returns when it has.
+func (a *Agent) Kill() {
+	a.Signal(syscall.SIGKILL)
+	<-a.exited
+}
+
+// Stop drains the agent and waits for it. An agent that ended before, or badly,
+// is an error with the end of its log.
+func (a *Agent) Stop() error {
+	select {
+	case <-a.exited:
+		return a.failure("the agent ended by itself")
+	default:
+	}
+	a.Signal(syscall.SIGTERM)
+	patience := time.NewTimer(15 * time.Second)
+	defer patience.Stop()
+	select {
+	case <-a.exited:
+	case <-patience.C:
+		a.Kill()
+		return a.failure("the agent did not stop within 15 s of SIGTERM")
+	}
+	if a.err != nil {
+		return a.failure("the agent stopped badly")
+	}
+	return nil
+}
+
+// failure is an error with how the agent ended and the last lines of its log.
+func (a *Agent) failure(what string) error {
+	const lines = 15
+	log, err := os.ReadFile(a.LogPath)
+	if err != nil {
+		return fmt.Errorf("%s: %w; its log: %w", what, a.err, err)
+	}
+	all := bytes.Split(bytes.TrimSpace(log), []byte("\n"))
+	tail := bytes.Join(all[max(0, len(all)-lines):], []byte("\n"))
+	return fmt.Errorf("%s: %v; the end of %s:\n%s", what, a.err, a.LogPath, tail)
+}
