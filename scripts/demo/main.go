@@ -67,7 +67,7 @@ func main() {
 }
 
 func (d demo) run(ctx context.Context, w io.Writer) error {
-	together, err := d.showAgent(ctx, w)
+	a, together, err := d.showAgent(ctx, w)
 	if err != nil {
 		return err
 	}
@@ -75,27 +75,31 @@ func (d demo) run(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	fmt.Fprintln(w)
-	return d.showFailover(ctx, w)
+	if err := d.showFailover(ctx, w); err != nil {
+		return err
+	}
+	d.whereToLook(w, a)
+	return nil
 }
 
-// showAgent is what one agent does, and returns the load that it could serve of
-// all models together.
-func (d demo) showAgent(ctx context.Context, w io.Writer) (together part, err error) {
+// showAgent shows what one agent does. It returns the agent, which has ended, and
+// the load that it could serve of all models together.
+func (d demo) showAgent(ctx context.Context, w io.Writer) (a *process.Agent, together part, err error) {
 	modelDir := filepath.Join(d.dir, "models")
 	fmt.Fprintf(w, "Making the models %s (once)\n", strings.Join(models, " and "))
 	generate := exec.CommandContext(ctx, d.muster, append([]string{"models", "generate", "--out", modelDir}, models...)...)
 	generate.Stdout, generate.Stderr = w, os.Stderr
 	if err := generate.Run(); err != nil {
-		return part{}, fmt.Errorf("run %s: %w", generate, err)
+		return nil, part{}, fmt.Errorf("run %s: %w", generate, err)
 	}
 
 	fmt.Fprintln(w, "\nStarting an agent")
-	a, err := process.Start(process.Config{
+	a, err = process.Start(process.Config{
 		Muster: d.muster, Log: filepath.Join(d.dir, "agent.log"), DefaultPorts: true,
 		Args: []string{"--model-dir", modelDir, "--state-dir", filepath.Join(d.dir, "state")},
 	})
 	if err != nil {
-		return part{}, err
+		return nil, part{}, err
 	}
 	defer func() { err = errors.Join(err, a.Stop()) }()
 	// What fails because the agent died should say that and no more.
@@ -109,7 +113,7 @@ func (d demo) showAgent(ctx context.Context, w io.Writer) (together part, err er
 	if errors.Is(context.Cause(ctx), errAgentExited) {
 		err = nil // Stop says why
 	}
-	return together, err
+	return a, together, err
 }
 
 // A part is one stretch of load.
@@ -192,11 +196,10 @@ func (d demo) show(ctx context.Context, w io.Writer, a *process.Agent) (together
 	if all.QoSMet() {
 		fmt.Fprintln(w, "Every model kept its QoS target.")
 	}
-	picture := filepath.Join(d.dir, "latency.png")
-	if err := writePlot(picture, all); err != nil {
+	if err := writePlot(d.picture(), all); err != nil {
 		return part{}, err
 	}
-	return together, d.whereToLook(ctx, w, a, picture)
+	return together, d.queryByHand(ctx, w, a)
 }
 
 // calibrate searches the allowable throughput of a part, in queries/s, beginning
@@ -265,8 +268,10 @@ func writePlot(path string, r *bench.Report) error {
 	return errors.Join(r.WritePlot(f), f.Close())
 }
 
-// whereToLook sends a query by hand and says how to go on.
-func (d demo) whereToLook(ctx context.Context, w io.Writer, a *process.Agent, picture string) error {
+func (d demo) picture() string { return filepath.Join(d.dir, "latency.png") }
+
+// queryByHand sends one as a user would.
+func (d demo) queryByHand(ctx context.Context, w io.Writer, a *process.Agent) error {
 	fmt.Fprintf(w, "\nA query by hand:\n  %s infer ncf --server %s\n", d.muster, a.GRPC)
 	infer := exec.CommandContext(ctx, d.muster, "infer", "ncf", "--server", a.GRPC)
 	answer, err := infer.CombinedOutput()
@@ -276,17 +281,23 @@ func (d demo) whereToLook(ctx context.Context, w io.Writer, a *process.Agent, pi
 	for line := range strings.Lines(string(answer)) {
 		fmt.Fprint(w, "    ", line)
 	}
+	return nil
+}
+
+// whereToLook says how to go on.
+func (d demo) whereToLook(w io.Writer, a *process.Agent) {
 	fmt.Fprintf(w, `
 Where to look next
-  latencies    %s
-  agent's log  %s
+  latencies     %s
+  agents' logs  %s and %s
   start the agent again:
     %s
   and while it runs:
     curl http://%s/v2/models/ncf
     curl http://%s/v2/models/ncf/infer -d '{"inputs":[{"name":"ids","datatype":"INT64","shape":[1,4],"data":[1,2,3,4]}]}'
     curl http://%s/metrics
+    %s status --server %s
     %s bench --server %s --model wnd --rate 50
-`, picture, a.LogPath, a.Command, a.HTTP, a.HTTP, a.Metrics, d.muster, a.GRPC)
-	return nil
+`, d.picture(), filepath.Join(d.dir, "*.log"), filepath.Join(d.dir, "emulated", "*.log"), a.Command,
+		a.HTTP, a.HTTP, a.Metrics, d.muster, a.GRPC, d.muster, a.GRPC)
 }
