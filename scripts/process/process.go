@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -105,16 +106,23 @@ func (a *Agent) useDefaultPorts(host string) bool {
 	return true
 }
 
-// freePorts returns n different free ports of host.
-func freePorts(host string, n int) ([]int, error) {
-	var ports []int
-	for range n {
-		l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
-		if err != nil {
-			return nil, fmt.Errorf("find a free port: %w", err)
+// nextPort is below the ports that the system gives to outgoing connections, one
+// of which could take a port between finding and using it.
+var nextPort = 10000 + rand.IntN(20000)
+
+// freePorts returns n free ports of host, not given out before.
+func freePorts(host string, n int) (ports []int, err error) {
+	for tries := 0; len(ports) < n; tries++ {
+		nextPort++
+		l, listenErr := net.Listen("tcp", net.JoinHostPort(host, fmt.Sprint(nextPort)))
+		if listenErr != nil {
+			if tries > 1000 {
+				return nil, fmt.Errorf("find a free port: %w", listenErr)
+			}
+			continue
 		}
-		defer l.Close() // only now, so that the ports differ
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+		l.Close()
+		ports = append(ports, nextPort)
 	}
 	return ports, nil
 }
