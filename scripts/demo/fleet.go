@@ -69,13 +69,13 @@ func (d demo) driveFleet(ctx context.Context, w io.Writer, f *process.Fleet, p p
 // showFailover kills the leader of an emulated fleet while it is under load.
 func (d demo) showFailover(ctx context.Context, w io.Writer) error {
 	w = &prefixed{w, "emulated | "}
-	fmt.Fprintln(w, "A fleet this machine does not have: 2 g4dn.xlarge and 4 r5n.large serving DIEN, each a process that waits")
+	fmt.Fprintln(w, "A fleet this machine does not have: 2 g4dn.xlarge and 4 r5n.large serving RM2, each a process that waits")
 	fmt.Fprintln(w, "as long as the measured latency profile of its instance type says, and runs no model")
 	f := &process.Fleet{
-		Muster: d.muster, Dir: filepath.Join(d.dir, "emulated"), Models: []string{"dien"},
+		Muster: d.muster, Dir: filepath.Join(d.dir, "emulated"), Models: []string{"rm2"},
 		Args: []string{"--executor", "emulated", "--profile", "shipped"},
 	}
-	generate := exec.CommandContext(ctx, d.muster, "models", "generate", "dien", "--scale", "small", "--out", filepath.Join(f.Dir, "models"))
+	generate := exec.CommandContext(ctx, d.muster, "models", "generate", "rm2", "--scale", "small", "--out", filepath.Join(f.Dir, "models"))
 	if out, err := generate.CombinedOutput(); err != nil {
 		return fmt.Errorf("run %s: %w\n%s", generate, err, out)
 	}
@@ -88,9 +88,9 @@ func (d demo) showFailover(ctx context.Context, w io.Writer) error {
 	if err := f.WaitComplete(ctx); err != nil {
 		return err
 	}
-	// Half of the 400 queries/s that the simulator allows all six of them, and
-	// about what it allows them without one of the g4dn.
-	p := part{name: "dien", rate: 400, loads: []workload.Load{{Model: "dien", Share: 1, BatchSizes: workload.Trace()}}}
+	// What the simulator allows all six of them; half of it is well below the 50
+	// queries/s that it allows them without one of the g4dn.
+	p := part{name: "rm2", rate: 70, loads: []workload.Load{{Model: "rm2", Share: 1, BatchSizes: workload.Trace()}}}
 	killed := make(chan error, 1)
 	halfway := time.AfterFunc(d.load/4, func() { killed <- killLeader(ctx, w, f) })
 	report, err := d.driveFleet(ctx, w, f, p)
