@@ -80,10 +80,11 @@ type Agent struct {
 
 	listening chan struct{} // closed when addresses is set
 	// closing ends when the lanes are drained and the servers close.
-	closing  context.Context
-	close    context.CancelFunc
-	settled  atomic.Bool // the first models have loaded, or failed to
-	draining atomic.Bool
+	closing     context.Context
+	close       context.CancelFunc
+	askedToStop context.CancelFunc // has Run drain
+	settled     atomic.Bool        // the first models have loaded, or failed to
+	draining    atomic.Bool
 
 	mu    sync.Mutex
 	serve map[string]map[int64]bool // versions that are ready, by model
@@ -140,8 +141,9 @@ func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) 
 	})
 }
 
-// Run serves until ctx ends, then drains: the agent stops being ready, refuses
-// new queries, and lets running ones finish for at most Config.DrainTimeout.
+// Run serves until ctx ends or the agent is asked to drain, and then drains: it stops being
+// ready, hands over to other agents, or alone refuses new queries, and lets running ones
+// finish for at most Config.DrainTimeout.
 // It returns nil after a drain, or the reason why the agent could not serve.
 // Run may be called once.
 func (a *Agent) Run(ctx context.Context) error {
@@ -166,6 +168,8 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	a.front = newFront(listeners.grpc, envelope, a.newGRPCServer, a.log)
+	ctx, a.askedToStop = context.WithCancel(ctx)
+	defer a.askedToStop()
 	close(a.listening)
 	return a.serveUntil(ctx, listeners)
 }
@@ -386,36 +390,6 @@ func (a *Agent) unreadyReason() string {
 		return "draining"
 	}
 	return "loading models"
-}
-
-// drain refuses new queries, lets those in the agent finish, and closes the
-// servers, all within the drain timeout.
-func (a *Agent) drain(ctx context.Context, rest *http.Server) {
-	start := time.Now()
-	a.draining.Store(true)
-	a.health.Shutdown()
-	a.log.Info("draining", "timeout_ms", a.config.DrainTimeout.Milliseconds())
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.config.DrainTimeout)
-	defer cancel()
-
-	// While the lanes drain the servers answer: UNAVAILABLE to new queries,
-	// and "not ready" to those who ask.
-	if err := a.lanes.Drain(ctx); err != nil {
-		a.log.Warn("queries were cut off", "error", err)
-	}
-	a.close()
-	var servers sync.WaitGroup
-	servers.Go(func() {
-		if err := a.front.stop(ctx); err != nil {
-			a.log.Warn("connections were cut off", "server", "grpc", "error", err)
-		}
-	})
-	if err := rest.Shutdown(ctx); err != nil {
-		a.log.Warn("connections were cut off", "server", "http", "error", err)
-		_ = rest.Close() // says no more than Shutdown did
-	}
-	servers.Wait()
-	a.log.Info("drained", "took_ms", time.Since(start).Milliseconds())
 }
 
 // newMetricsHandler serves the metrics, and profiles where asked for.

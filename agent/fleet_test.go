@@ -1,7 +1,10 @@
 package agent
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
+	"encoding/binary"
 	"fmt"
 	"log/slog"
 	"net"
@@ -14,9 +17,15 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/gossip/gossiptest"
 )
@@ -67,6 +76,7 @@ type fleetAgent struct {
 	*Agent
 	fleet *testFleet
 	host  string // its IP address
+	wire  *gossiptest.Transport
 	log   *logBuffer
 	conn  *grpc.ClientConn // to it
 	oip   inference.GRPCInferenceServiceClient
@@ -101,9 +111,12 @@ func (f *testFleet) startOn(host string, changes ...func(*Agent)) *fleetAgent {
 		f.Fatal(err)
 	}
 	a.Agent.network = network{
-		listen: func(_, address string) (net.Listener, error) { return f.network.listen(address) },
-		dial:   func(ctx context.Context, to string) (net.Conn, error) { return f.network.dial(ctx, host, to) },
-		gossip: func(c *gossip.Config) { c.Transport = f.gossip.Listen(host + ":7946") },
+		listen: func(_, address string) (net.Listener, error) { return f.network.listen(a.name, address) },
+		dial:   func(ctx context.Context, to string) (net.Conn, error) { return f.network.dial(ctx, a.name, to) },
+		gossip: func(c *gossip.Config) {
+			a.wire = f.gossip.Listen(host + ":7946")
+			c.Transport = a.wire
+		},
 	}
 	for _, change := range changes {
 		change(a.Agent)
@@ -130,8 +143,8 @@ func (f *testFleet) startOn(host string, changes ...func(*Agent)) *fleetAgent {
 // kill ends a's connections without a goodbye: nobody hears of it any more.
 // (What it runs goes on, unheard, to the end of the test.)
 func (f *testFleet) kill(a *fleetAgent) {
-	f.network.kill(a.host)
-	f.partition([]*fleetAgent{a})
+	f.network.kill(a.name)
+	_ = a.wire.Shutdown() // it has no way to fail
 }
 
 // partition parts the agents named from the others, and from each other's parts.
@@ -143,7 +156,7 @@ func (f *testFleet) partition(parts ...[]*fleetAgent) {
 		addresses = append(addresses, nil)
 		for _, a := range agents {
 			addresses[i] = append(addresses[i], netip.MustParseAddrPort(a.host+":7946"))
-			part[a.host] = i + 1
+			part[a.name] = i + 1
 		}
 	}
 	f.gossip.Partition(addresses...)
@@ -262,7 +275,9 @@ func (f *testFleet) send(n int, interval time.Duration, agents ...*fleetAgent) m
 	failed := map[string]int{}
 	for i := range n {
 		sent.Go(func() {
-			if _, err := agents[i%len(agents)].oip.ModelInfer(f.Context(), ncfRequest(100)); err != nil {
+			ctx, cancel := context.WithTimeout(f.Context(), 5*time.Second)
+			defer cancel()
+			if _, err := agents[i%len(agents)].oip.ModelInfer(ctx, ncfRequest(100)); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				failed[err.Error()]++
@@ -330,4 +345,254 @@ func TestFleetAnswers(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestFleetLosesNoQuery: whatever becomes of an agent, the queries of clients of the
+// others are answered.
+func TestFleetLosesNoQuery(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		do   func(f *testFleet, victim *fleetAgent)
+		// back says that the victim is there again at the end.
+		back bool
+	}{
+		{"killed", func(f *testFleet, victim *fleetAgent) { f.kill(victim) }, false},
+		{"frozen and back", func(f *testFleet, victim *fleetAgent) {
+			f.partition([]*fleetAgent{victim})
+			time.Sleep(300 * time.Millisecond)
+			f.heal()
+		}, true},
+		{"cut off and back", func(f *testFleet, victim *fleetAgent) {
+			f.partition([]*fleetAgent{victim})
+			time.Sleep(20 * time.Second) // gossip has given it up by then
+			f.heal()
+		}, true},
+		{"drained", func(f *testFleet, victim *fleetAgent) {
+			if err := victim.stop(); err != nil {
+				f.Error(err)
+			}
+		}, false},
+	} {
+		for _, who := range []string{"worker", "leader"} {
+			t.Run(who+" "+tt.name, func(t *testing.T) {
+				testInFleet(t, func(f *testFleet) {
+					agents := []*fleetAgent{f.start(), f.start(), f.start()}
+					f.settled(agents...)
+					victim := f.led(agents...)
+					if who == "worker" {
+						victim = agents[(slices.Index(agents, victim)+1)%3]
+					}
+					rest := slices.DeleteFunc(slices.Clone(agents), func(a *fleetAgent) bool { return a == victim })
+					var done sync.WaitGroup
+					done.Go(func() {
+						time.Sleep(50 * time.Millisecond)
+						tt.do(f, victim)
+					})
+					if failed := f.send(1000, time.Millisecond, rest...); len(failed) > 0 {
+						f.Errorf("failed: %v", failed)
+					}
+					done.Wait()
+					if !tt.back {
+						f.settled(rest...)
+						f.led(rest...)
+						return
+					}
+					f.settled(agents...)
+					f.led(agents...)
+					before := total(victim.metrics.attempts)
+					if failed := f.send(300, time.Millisecond/2, rest...); len(failed) > 0 {
+						f.Errorf("failed afterwards: %v", failed)
+					}
+					if ran := total(victim.metrics.attempts) - before; ran < 30 {
+						f.Errorf("back again, it ran %v of 300 queries", ran)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestFleetSDK: a client of several agents loses no query when its gateway is killed.
+func TestFleetSDK(t *testing.T) {
+	for _, options := range [][]client.Option{nil, {client.WithoutFleet()}} {
+		testInFleet(t, func(f *testFleet) {
+			agents := []*fleetAgent{f.start(), f.start(), f.start()}
+			f.settled(agents...)
+			f.led(agents...)
+			dial := grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return f.network.dial(ctx, "client", to) })
+			c, err := client.New([]string{agents[0].host + ":8001", agents[1].host + ":8001"}, append(options,
+				client.WithDialOptions(dial, grpc.WithTransportCredentials(insecure.NewCredentials())))...)
+			if err != nil {
+				f.Fatal(err)
+			}
+			defer c.Close()
+			var sent sync.WaitGroup
+			for i := range 400 {
+				if i == 100 {
+					f.kill(agents[0])
+				}
+				sent.Go(func() {
+					ctx, cancel := context.WithTimeout(f.Context(), 5*time.Second)
+					defer cancel()
+					ids, err := tensor.Of("ids", ncfIDs(20), 20, 4)
+					if err != nil {
+						f.Error(err)
+						return
+					}
+					if _, err := c.Infer(ctx, &oip.Request{Model: "ncf", Inputs: []tensor.Tensor{ids}}); err != nil {
+						f.Errorf("query %d: %v", i, err)
+					}
+				})
+				time.Sleep(time.Millisecond)
+			}
+			sent.Wait()
+		})
+	}
+}
+
+// TestSameHostRestarted: an agent started anew takes the place of the one before it at
+// once, although nobody has noticed that one's end.
+func TestSameHostRestarted(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		a, b := f.start(), f.start()
+		f.settled(a, b)
+		f.kill(b)
+		again := f.startOn(b.host)
+		start := time.Now()
+		f.settled(a, again)
+		if took := time.Since(start); took > 3*time.Second {
+			f.Errorf("it took %v", took)
+		}
+		if !strings.Contains(a.log.String(), "agent started anew") {
+			f.Errorf("log: %s", a.log)
+		}
+	})
+}
+
+// TestStrangers: agents with another key, or of another version, stay out, with a clear word
+// on both sides, and no harm to the others.
+func TestStrangers(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		key := func(b byte) func(*Agent) {
+			return func(a *Agent) {
+				a.config.GossipKey = base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{b}, gossip.KeySize))
+			}
+		}
+		a, b, stranger := f.start(key(1)), f.start(key(1)), f.start(key(2))
+		f.settled(a, b)
+		f.settled(stranger)
+		time.Sleep(time.Minute)
+		f.settled(a, b)
+		for _, x := range []*fleetAgent{a, stranger} {
+			if !strings.Contains(x.log.String(), "key") || !strings.Contains(x.log.String(), "level=WARN") {
+				f.Errorf("%s does not say that the key is another: %s", x.host, x.log)
+			}
+		}
+		if failed := f.send(20, time.Millisecond, a, b, stranger); len(failed) > 0 {
+			f.Errorf("failed: %v", failed)
+		}
+	})
+	testInFleet(t, func(f *testFleet) {
+		a := f.start()
+		f.settled(a)
+		log := &logBuffer{}
+		other := meta{protocol: control.Protocol + 1, address: "10.0.0.9:8001"}
+		g, err := gossip.Open(f.Context(), gossip.Config{
+			Name: "of-another-version", Seeds: []string{"10.0.0.1:7946"}, Meta: other.encode(), Transport: f.gossip.Listen("10.0.0.9:7946"),
+			Accept: func(m gossip.Member) error {
+				if v, _ := binary.Uvarint(m.Meta); v != control.Protocol+1 {
+					return fmt.Errorf("it speaks version %d", v)
+				}
+				return nil
+			},
+			Logger: slog.New(slog.NewTextHandler(log, nil)),
+		})
+		if err != nil {
+			f.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		f.settled(a)
+		if want := "it speaks version 2 of the agents' protocol, this agent version 1"; !strings.Contains(a.log.String(), want) {
+			f.Errorf("log of the agent: %s\nwant %q", a.log, want)
+		}
+		if want := "it speaks version 1"; !strings.Contains(log.String(), want) {
+			f.Errorf("log of the other: %s\nwant %q", log, want)
+		}
+		if err := g.Close(); err != nil {
+			f.Error(err)
+		}
+	})
+}
+
+// TestDrainByCall: an agent drains another, of any name that is known.
+func TestDrainByCall(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		a, b := f.start(), f.start()
+		f.settled(a, b)
+		if _, err := a.ctl.Drain(f.Context(), &control.DrainRequest{Agents: []string{b.name, "nobody"}}); status.Code(err) != codes.NotFound {
+			f.Errorf("drain nobody: %v", err)
+		}
+		resp, err := a.ctl.Drain(f.Context(), &control.DrainRequest{Agents: []string{b.name}})
+		if err != nil || !slices.Equal(resp.GetDraining(), []string{b.name}) {
+			f.Fatalf("drain: %v, %v", resp, err)
+		}
+		f.settled(a)
+		if err := b.stop(); err != nil {
+			f.Error(err)
+		}
+		s, err := a.ctl.Status(f.Context(), &control.StatusRequest{})
+		if err != nil || len(s.GetAgents()) != 1 {
+			f.Errorf("status: %v, %v", s, err)
+		}
+	})
+}
+
+// TestModelsEverywhere: a model is unloaded and loaded on the agent named, or on all, and
+// queries find those who hold it.
+func TestModelsEverywhere(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		a, b := f.start(), f.start()
+		f.settled(a, b)
+		unload := func(agent string) {
+			f.Helper()
+			req := &inference.RepositoryModelUnloadRequest{ModelName: "ncf", Parameters: map[string]*inference.ModelRepositoryParameter{
+				"agent": {ParameterChoice: &inference.ModelRepositoryParameter_StringParam{StringParam: agent}},
+			}}
+			if _, err := a.oip.RepositoryModelUnload(f.Context(), req); err != nil {
+				f.Fatalf("unload on %s: %v", agent, err)
+			}
+		}
+		holders := func(want int) {
+			f.Helper()
+			f.eventually(5*time.Second, func() string {
+				for _, x := range []*fleetAgent{a, b} {
+					n := 0
+					for _, m := range x.roster.view().Members {
+						n += len(m.Models)
+					}
+					if n != want {
+						return fmt.Sprintf("%s sees %d holders, want %d", x.host, n, want)
+					}
+				}
+				return ""
+			})
+		}
+		unload(a.name)
+		holders(1)
+		if failed := f.send(20, 3*time.Millisecond, a, b); len(failed) > 0 {
+			f.Errorf("failed: %v", failed)
+		}
+		if m, err := a.oip.ModelMetadata(f.Context(), &inference.ModelMetadataRequest{Name: "ncf"}); err != nil || len(m.GetInputs()) == 0 {
+			f.Errorf("metadata of what only the other holds: %v, %v", m, err)
+		}
+		unload("all")
+		holders(0)
+		if _, err := a.oip.ModelInfer(f.Context(), ncfRequest(1)); status.Code(err) != codes.NotFound {
+			f.Errorf("query for a model that nobody holds: %v", err)
+		}
+		if _, err := a.oip.RepositoryModelLoad(f.Context(), &inference.RepositoryModelLoadRequest{ModelName: "ncf"}); err != nil {
+			f.Fatal(err)
+		}
+		holders(2)
+	})
 }

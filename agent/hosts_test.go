@@ -11,7 +11,7 @@ import (
 )
 
 // hosts are a network of streams in memory, beside that of gossip: connections
-// between hosts stall while a partition parts them, and break when a host is killed.
+// between their owners stall while a partition parts them, and break when one is killed.
 type hosts struct {
 	mu        sync.Mutex
 	listeners map[string]*hostListener
@@ -40,12 +40,18 @@ func (h *hosts) reachable(from, to string) (bool, <-chan struct{}) {
 	return h.part[from] == h.part[to], h.changed
 }
 
-func (h *hosts) kill(host string) {
+// kill breaks the connections of an owner, and frees its addresses.
+func (h *hosts) kill(owner string) {
 	h.mu.Lock()
-	h.killed[host] = true
+	h.killed[owner] = true
+	for address, l := range h.listeners {
+		if l.owner == owner {
+			delete(h.listeners, address)
+		}
+	}
 	var broken []*hostConn
 	for c := range h.conns {
-		if c.from == host || c.to == host {
+		if c.from == owner || c.to == owner {
 			broken = append(broken, c)
 		}
 	}
@@ -55,25 +61,29 @@ func (h *hosts) kill(host string) {
 	}
 }
 
-func (h *hosts) listen(address string) (net.Listener, error) {
+func (h *hosts) listen(owner, address string) (net.Listener, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.listeners[address] != nil {
 		return nil, fmt.Errorf("listen %s: %w", address, syscall.EADDRINUSE)
 	}
-	l := &hostListener{hosts: h, address: address, Listener: bufconn.Listen(1 << 16)}
+	l := &hostListener{hosts: h, owner: owner, address: address, Listener: bufconn.Listen(1 << 16)}
 	h.listeners[address] = l
 	return l, nil
 }
 
 func (h *hosts) dial(ctx context.Context, from, address string) (net.Conn, error) {
-	to, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, err
-	}
+	var l *hostListener
 	for {
-		ok, changed := h.reachable(from, to)
-		if ok {
+		h.mu.Lock()
+		l = h.listeners[address]
+		killed, changed := h.killed[from], h.changed
+		reachable := l == nil || h.part[from] == h.part[l.owner]
+		h.mu.Unlock()
+		if l == nil || killed {
+			return nil, fmt.Errorf("dial %s: %w", address, syscall.ECONNREFUSED)
+		}
+		if reachable {
 			break
 		}
 		select {
@@ -82,17 +92,11 @@ func (h *hosts) dial(ctx context.Context, from, address string) (net.Conn, error
 			return nil, ctx.Err()
 		}
 	}
-	h.mu.Lock()
-	l, killed := h.listeners[address], h.killed[from] || h.killed[to]
-	h.mu.Unlock()
-	if l == nil || killed {
-		return nil, fmt.Errorf("dial %s: %w", address, syscall.ECONNREFUSED)
-	}
 	conn, err := l.DialContext(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("dial %s: %w", address, syscall.ECONNREFUSED)
 	}
-	c := &hostConn{Conn: conn, hosts: h, from: from, to: to, closed: make(chan struct{})}
+	c := &hostConn{Conn: conn, hosts: h, from: from, to: l.owner, closed: make(chan struct{})}
 	h.mu.Lock()
 	h.conns[c] = true
 	h.mu.Unlock()
@@ -100,8 +104,8 @@ func (h *hosts) dial(ctx context.Context, from, address string) (net.Conn, error
 }
 
 type hostListener struct {
-	hosts   *hosts
-	address string
+	hosts          *hosts
+	owner, address string
 	*bufconn.Listener
 }
 
@@ -115,7 +119,9 @@ func (l *hostListener) Accept() (net.Conn, error) {
 
 func (l *hostListener) Close() error {
 	l.hosts.mu.Lock()
-	delete(l.hosts.listeners, l.address)
+	if l.hosts.listeners[l.address] == l {
+		delete(l.hosts.listeners, l.address)
+	}
 	l.hosts.mu.Unlock()
 	return l.Listener.Close()
 }
@@ -132,7 +138,7 @@ func (a hostAddr) String() string { return string(a) }
 type hostConn struct {
 	net.Conn
 	hosts    *hosts
-	from, to string
+	from, to string // owners
 	once     sync.Once
 	closed   chan struct{}
 }

@@ -36,7 +36,8 @@ const (
 // each is, which gossip says again, and what the leader says of prices and
 // profiles. Its methods may be called concurrently.
 //
-// It has a goroutine for each other agent, which asks it what it is; close ends them.
+// It has a goroutine for each other agent, which asks it what it is, and one for
+// each that has gone while the connection to it closes; close ends them.
 type roster struct {
 	log     *slog.Logger
 	network network
@@ -157,6 +158,16 @@ func (o *other) member() *control.Member {
 		return m
 	}
 	return o.described
+}
+
+// member is what is known of an agent of that name, nil if there is none.
+func (r *roster) member(name string) *control.Member {
+	for _, m := range r.view().Members {
+		if m.Name == name {
+			return m
+		}
+	}
+	return nil
 }
 
 // dial implements fleet.
@@ -296,7 +307,9 @@ func (r *roster) lost(name, why string) {
 func (r *roster) drop(o *other) {
 	delete(r.others, o.name)
 	o.leave()
-	_ = o.conn.Close() // what was under way fails, and is tried elsewhere
+	// What was under way fails, and is tried elsewhere. Closing says goodbye, which may block
+	// on a connection that is stuck.
+	r.running.Go(func() { _ = o.conn.Close() })
 }
 
 // heardLoad takes what gossip says of how busy a member is.

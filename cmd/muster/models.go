@@ -26,8 +26,8 @@ func newModelsCommand() *cobra.Command {
 	cmd.AddCommand(
 		newModelsGenerateCommand(),
 		newModelsListCommand(),
-		newModelsChangeCommand("load", "Have an agent load a model, or load it anew", "loaded", (*client.Client).LoadModel),
-		newModelsChangeCommand("unload", "Have an agent stop serving a model", "unloaded", (*client.Client).UnloadModel),
+		newModelsChangeCommand("load", "Have agents load a model, or load it anew", "loaded", (*client.Client).LoadModelOn),
+		newModelsChangeCommand("unload", "Have agents stop serving a model", "unloaded", (*client.Client).UnloadModelOn),
 	)
 	return cmd
 }
@@ -176,8 +176,9 @@ func printModels(w io.Writer, list []listedModel) error {
 }
 
 // newModelsChangeCommand is `muster models load` or `unload`.
-func newModelsChangeCommand(verb, short, done string, change func(*client.Client, context.Context, string) error) *cobra.Command {
+func newModelsChangeCommand(verb, short, done string, change func(c *client.Client, ctx context.Context, agent, model string) error) *cobra.Command {
 	var settings clientSettings
+	var agent string
 	cmd := &cobra.Command{
 		Use:               verb + " MODEL...",
 		Short:             short,
@@ -191,7 +192,7 @@ func newModelsChangeCommand(verb, short, done string, change func(*client.Client
 			}
 			defer c.Close()
 			for _, model := range args {
-				if err := change(c, cmd.Context(), model); err != nil {
+				if err := change(c, cmd.Context(), agent, model); err != nil {
 					return err
 				}
 				fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", model, done)
@@ -200,6 +201,7 @@ func newModelsChangeCommand(verb, short, done string, change func(*client.Client
 		},
 	}
 	settings.add(cmd.Flags())
+	cmd.Flags().StringVar(&agent, "agent", "", "only on the agent of this name (default on every agent that has the model's files)")
 	return cmd
 }
 

@@ -37,6 +37,8 @@ The file is --config, or MUSTER_CONFIG, or ./muster.yaml if there is one.
 		newModelsCommand(),
 		newBenchCommand(),
 		newInferCommand(),
+		newStatusCommand(),
+		newDrainCommand(),
 		newSimCommand(),
 		newPlanCommand(),
 		newReproduceCommand(),

@@ -1,0 +1,133 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/muster-serve/muster/api/control"
+)
+
+// handOver is how long an agent that is not alone goes on taking queries after it has
+// said that it drains, so that others have heard of it when it takes no more.
+const handOver = 100 * time.Millisecond
+
+// drain hands over, lets what the agent holds finish, and closes the servers,
+// all within the drain timeout. In a fleet the agent goes on serving meanwhile: leadership goes to
+// another agent, queries that come to it run on others.
+func (a *Agent) drain(ctx context.Context, rest *http.Server) {
+	start := time.Now()
+	a.draining.Store(true)
+	a.changedSelf() // tells the fleet
+	a.health.Shutdown()
+	a.log.Info("draining", "timeout_ms", a.config.DrainTimeout.Milliseconds(), "alone", a.alone.Load())
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.config.DrainTimeout)
+	defer cancel()
+
+	if !a.alone.Load() {
+		a.leading.resign(ctx)
+		select {
+		case <-time.After(handOver):
+		case <-ctx.Done():
+		}
+	}
+	// While the lanes drain the servers answer: the queries of a fleet, by other
+	// agents; UNAVAILABLE to new ones of an agent that is alone, and "not ready" to those who ask.
+	if err := a.lanes.Drain(ctx); err != nil {
+		a.log.Warn("queries were cut off", "error", err)
+	}
+	a.close()
+	var servers sync.WaitGroup
+	servers.Go(func() {
+		if err := a.front.stop(ctx); err != nil {
+			a.log.Warn("connections were cut off", "server", "grpc", "error", err)
+		}
+	})
+	if err := rest.Shutdown(ctx); err != nil {
+		a.log.Warn("connections were cut off", "server", "http", "error", err)
+		_ = rest.Close() // says no more than Shutdown did
+	}
+	servers.Wait()
+	a.log.Info("drained", "took_ms", time.Since(start).Milliseconds())
+}
+
+// Drain has agents drain and stop: those named, or this one.
+func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (*control.DrainResponse, error) {
+	names := req.GetAgents()
+	if len(names) == 0 || isLocalOnly(ctx) {
+		names = []string{s.name}
+	}
+	for _, name := range names { // all or none, where one is misspelt
+		if s.roster.member(name) == nil {
+			return nil, fmt.Errorf("agent %q: %w in the fleet", name, errNoAgent)
+		}
+	}
+	resp := &control.DrainResponse{}
+	for _, name := range names {
+		if name == s.name {
+			s.log.Info("asked to drain")
+			s.askedToStop()
+		} else {
+			conn, err := s.roster.dial(name)
+			if err == nil {
+				_, err = control.NewControlClient(conn).Drain(localOnly(ctx), &control.DrainRequest{})
+			}
+			if err != nil {
+				return nil, fmt.Errorf("drain %s, after %q: %w", name, resp.Draining, err)
+			}
+		}
+		resp.Draining = append(resp.Draining, name)
+	}
+	return resp, nil
+}
+
+// statusTimeout bounds how long the leader may take to say how the fleet is.
+const statusTimeout = 2 * time.Second
+
+// Status is the fleet as this agent sees it, with what only the leader knows.
+func (s controlService) Status(ctx context.Context, req *control.StatusRequest) (*control.FleetStatus, error) {
+	view := s.roster.view()
+	status := &control.FleetStatus{View: view}
+	leader := view.GetLeadership().GetLeader()
+	if leader != "" && leader != s.name && !isLocalOnly(ctx) {
+		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+		defer cancel()
+		conn, err := s.roster.dial(leader)
+		if err == nil {
+			var told *control.FleetStatus
+			if told, err = control.NewControlClient(conn).Status(localOnly(ctx), req); err == nil {
+				status = told
+				status.View = view
+			}
+		}
+		if err != nil {
+			s.log.Debug("the leader does not say how the fleet is", "leader", leader, "error", err)
+		}
+	}
+	known := map[string]*control.AgentStatus{}
+	for _, a := range status.Agents {
+		known[a.Name] = a
+	}
+	status.Agents = nil
+	for _, m := range view.Members {
+		if req.GetAgent() != "" && req.GetAgent() != m.Name {
+			continue
+		}
+		a := known[m.Name]
+		if a == nil {
+			a = &control.AgentStatus{Name: m.Name}
+		}
+		for _, l := range view.Loads {
+			if l.Agent == m.Name {
+				a.RemainingNs, a.Waiting = l.RemainingNs, l.Waiting
+			}
+		}
+		status.Agents = append(status.Agents, a)
+	}
+	if leader == s.name {
+		s.leading.status(status)
+	}
+	return status, nil
+}

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/muster-serve/muster/api/control"
+)
+
+const fleetTimeout = 10 * time.Second
+
+func newStatusCommand() *cobra.Command {
+	var settings clientSettings
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show the agents of a fleet, who leads it, and how it does",
+		Long: `Show the agents of a fleet as one of them sees it: types, lanes, how long until
+they are free, who leads. Rates, QoS and factors are the leader's, so they are
+missing while there is none.`,
+		Example: `  muster status
+  muster status --server 10.0.0.7:8001 --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := settings.open(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			ctx, cancel := context.WithTimeout(cmd.Context(), fleetTimeout)
+			defer cancel()
+			status, err := c.Status(ctx)
+			if err != nil {
+				return err
+			}
+			if !asJSON {
+				return printStatus(cmd.OutOrStdout(), status)
+			}
+			status.View.Profiles = nil // long, and of no use to who asks how the fleet does
+			text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(status)
+			if err != nil {
+				return err
+			}
+			return printJSON(cmd.OutOrStdout(), json.RawMessage(text))
+		},
+	}
+	settings.add(cmd.Flags())
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print as JSON")
+	return cmd
+}
+
+// printStatus prints a fleet's state for people, at most 100 columns where names are of usual
+// length.
+func printStatus(w io.Writer, s *control.FleetStatus) error {
+	leadership := s.GetView().GetLeadership()
+	switch leader := leadership.GetLeader(); {
+	case leader == "":
+		fmt.Fprintf(w, "no leader (last epoch %d): gateways decide alone\n", leadership.GetEpoch())
+	default:
+		fmt.Fprintf(w, "leader %s, epoch %d", leader, leadership.GetEpoch())
+		if next := leadership.GetSuccessor(); next != "" {
+			fmt.Fprintf(w, ", then %s", next)
+		}
+		fmt.Fprintf(w, "\n%.1f queries/s", s.GetRate())
+		if limit := s.GetFluidLimit(); limit > 0 {
+			fmt.Fprintf(w, ", %.0f %% of the fluid limit (%.1f)", 100*s.GetRate()/limit, limit)
+		}
+		fmt.Fprintf(w, "; %d waiting, %d of them late\n", s.GetWaiting(), s.GetWaitingLate())
+	}
+	told := map[string]*control.AgentStatus{}
+	for _, a := range s.GetAgents() {
+		told[a.GetName()] = a
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "\nAGENT\tTYPE\tLANES\tFREE IN\tQUEUE\tBUSY\tFACTOR\tSTATE")
+	for _, m := range s.GetView().GetMembers() {
+		a := told[m.GetName()]
+		free := make([]string, 0, len(a.GetRemainingNs()))
+		for _, ns := range a.GetRemainingNs() {
+			free = append(free, milliseconds(ns))
+		}
+		const most = 4 // lanes
+		if len(free) > most {
+			free = append(free[:most], "...")
+		}
+		fmt.Fprintf(table, "%s\t%s\t%d x %d\t%s\t%d\t%s\t%s\t%s\n", m.GetName(), m.GetInstanceType(), m.GetLanes(), m.GetCores(),
+			orDash(strings.Join(free, " ")), a.GetWaiting(), percent(a.GetBusy(), leadership.GetLeader() != ""), factor(a.GetFactor()), stateOf(s, m, a))
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	if len(s.GetModels()) == 0 {
+		return nil
+	}
+	fmt.Fprintln(table, "\nMODEL\tVERSION\tQUERIES/S\tWITHIN QOS\tANSWERED\tLATE\tREFUSED")
+	for _, m := range s.GetModels() {
+		fmt.Fprintf(table, "%s\t%d\t%.1f\t%s\t%d\t%d\t%d\n", m.GetModel(), m.GetVersion(), m.GetRate(),
+			percent(m.GetWithinQos(), true), m.GetAnswered(), m.GetLate(), m.GetRefused())
+	}
+	return table.Flush()
+}
+
+// stateOf is what is to be said of an agent in words.
+func stateOf(s *control.FleetStatus, m *control.Member, a *control.AgentStatus) string {
+	var words []string
+	if m.GetName() == s.GetView().GetLeadership().GetLeader() {
+		words = append(words, "leads")
+	}
+	if m.GetExecutor() != "" && m.GetExecutor() != "onnx" {
+		words = append(words, m.GetExecutor())
+	}
+	switch {
+	case m.GetDraining():
+		words = append(words, "draining")
+	case len(m.GetModels()) == 0:
+		words = append(words, "no models")
+	}
+	if a.GetOverdue() {
+		words = append(words, "overdue")
+	}
+	return orDash(strings.Join(words, ", "))
+}
+
+func milliseconds(ns int64) string {
+	return fmt.Sprintf("%.1fms", float64(ns)/float64(time.Millisecond))
+}
+
+func percent(share float64, known bool) string {
+	if !known || math.IsNaN(share) {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f %%", 100*share)
+}
+
+func factor(f float64) string {
+	if f == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", f)
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func newDrainCommand() *cobra.Command {
+	var settings clientSettings
+	cmd := &cobra.Command{
+		Use:   "drain [AGENT...]",
+		Short: "Have agents finish what they hold, hand over and stop",
+		Long: `Have agents finish what they hold, hand over to others and stop: those named, as
+"muster status" shows them, or the one that is asked. It does not wait until
+they have.`,
+		Example: `  muster drain --server 10.0.0.7:8001
+  muster drain worker-3-1f2e3d4c worker-4-5a6b7c8d`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := settings.open(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			ctx, cancel := context.WithTimeout(cmd.Context(), fleetTimeout)
+			defer cancel()
+			draining, err := c.Drain(ctx, args...)
+			if err != nil {
+				return err
+			}
+			for _, name := range draining {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: draining\n", name)
+			}
+			return nil
+		},
+	}
+	settings.add(cmd.Flags())
+	return cmd
+}
