@@ -1,7 +1,10 @@
 // Package agent is one node of Muster: it owns the servers, the goroutines and
 // the life of the process (start, serve, drain, stop), and translates between
-// the packages that know nothing of each other. It decides nothing about
-// where a query runs beyond this machine.
+// the packages that know nothing of each other.
+//
+// An agent has two halves, which know each other by the interfaces in seam.go: one takes part in elections
+// and leads when elected (leader.go and what it names), the other serves: it knows the fleet
+// (roster.go), is gateway for those who call it (infer.go) and worker for those who lead (worker.go).
 //
 // A query enters by gRPC or REST, becomes an [oip.Request], and takes one way
 // whatever the protocol: validate against the model's signature, wait in the

@@ -450,21 +450,17 @@ func TestFleetSDK(t *testing.T) {
 	}
 }
 
-// TestSameHostRestarted: an agent started anew takes the place of the one before it at
-// once, although nobody has noticed that one's end.
+// TestSameHostRestarted: an agent started anew takes the place of the one before it
+// although nobody has noticed that one's end.
 func TestSameHostRestarted(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		a, b := f.start(), f.start()
 		f.settled(a, b)
 		f.kill(b)
 		again := f.startOn(b.host)
-		start := time.Now()
 		f.settled(a, again)
-		if took := time.Since(start); took > 3*time.Second {
-			f.Errorf("it took %v", took)
-		}
-		if !strings.Contains(a.log.String(), "agent started anew") {
-			f.Errorf("log: %s", a.log)
+		if log := a.log.String(); !strings.Contains(log, "agent started anew") || strings.Contains(log, "is not heard any more") {
+			f.Errorf("log: %s", log)
 		}
 	})
 }
