@@ -39,6 +39,10 @@ const (
 	unlikely = 0.01
 	// A pruned configuration is evaluated after all if the second process thinks it as likely as that: a slow instance may have broken QoS, not load.
 	likelyThoughPruned = 0.3
+	// A configuration with a share of queries within QoS below overloaded has too few instances, whatever their types.
+	overloaded = 0.9
+	// What costs less than this share of the best needs no second look: slow instances do not break QoS by so much.
+	muchCheaper = 0.8
 	// worthwhile is the share by which more throughput counts as more.
 	worthwhile = 0.001
 )
@@ -333,7 +337,7 @@ func (s *ribbonSearch) next() (int, bool) {
 	}
 	chance := s.chance(pruned)
 	for j, i := range pruned {
-		if s.oneLess(s.space[i]) {
+		if s.oneLess(s.space[i]) || s.price[i] >= muchCheaper*s.best && s.withoutSlow(s.space[i]) {
 			chance[j] = max(chance[j], likelyThoughPruned)
 		}
 	}
@@ -408,6 +412,30 @@ func (s *ribbonSearch) oneLess(c Configuration) bool {
 		}
 	}
 	return false
+}
+
+// withoutSlow reports whether c is one that misses the target, though it is not overloaded, but without its instances of one type, which may be what breaks QoS. It is not
+// where what is overloaded has as many instances.
+func (s *ribbonSearch) withoutSlow(c Configuration) bool {
+	found := false
+	for _, e := range s.known {
+		if e.Value < overloaded {
+			if c.Within(e.Configuration) {
+				return false
+			}
+			continue
+		}
+		fewer := 0
+		for t, n := range c {
+			if n == 0 && e.Configuration[t] > 0 {
+				fewer++
+			} else if n != e.Configuration[t] {
+				fewer = len(c) + 1
+			}
+		}
+		found = found || fewer == 1 && e.Value < s.p.target()
+	}
+	return found
 }
 
 // between reports whether c has no fewer instances than some that miss the target and no more than some that meet it, or nearly: the cliff
