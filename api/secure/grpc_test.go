@@ -170,6 +170,10 @@ func TestBadClients(t *testing.T) {
 				checkCalls(t, c, codes.Unavailable, "live")
 				_ = c.Close()
 			}
+			// The client hears of it before the server has written its line.
+			for wait := time.Now().Add(10 * time.Second); !strings.Contains(s.log.String(), "connection refused") && time.Now().Before(wait); {
+				time.Sleep(time.Millisecond)
+			}
 			if n := strings.Count(s.log.String(), "connection refused"); n != 1 || !strings.Contains(s.log.String(), "reason="+tt.reason) {
 				t.Errorf("log has %d refusals, want one for %s:\n%s", n, tt.reason, s.log)
 			}

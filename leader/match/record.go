@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -79,7 +78,7 @@ func Replay(r io.Reader) (*Replayed, error) {
 		return nil, in.fault("%w", in.s.Err())
 	}
 	if out.Events == 0 {
-		return nil, errors.New("the recording has no events")
+		return nil, in.fault("the recording has no events")
 	}
 	return out, nil
 }
