@@ -66,6 +66,7 @@ type profileKey struct{ model, typ string }
 // An other is another agent.
 type other struct {
 	name      string
+	address   string // of its gRPC
 	said      meta
 	described *control.Member // nil until it has answered
 	load      *control.LaneLoad
@@ -193,7 +194,7 @@ func (r *roster) gone(ctx context.Context, name string) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, goneTimeout)
 	defer cancel()
-	conn, err := r.network.dial(ctx, o.said.address)
+	conn, err := r.network.dial(ctx, o.address)
 	if err == nil {
 		_ = conn.Close() // it was only to see whether somebody is there
 	}
@@ -243,7 +244,7 @@ func (r *roster) heard(name string, b []byte, joined bool) {
 	case name == r.own.GetName(), o == nil && !joined:
 		r.mu.Unlock()
 		return
-	case o != nil && o.said.address != said.address: // only a forger would
+	case o != nil && o.address != said.address: // only a forger would
 		r.drop(o)
 		o = nil
 	}
@@ -270,7 +271,7 @@ func (r *roster) add(name string, said meta) *other {
 		return nil
 	}
 	for _, former := range r.others {
-		if former.said.address == said.address {
+		if former.address == said.address {
 			r.log.Info("agent started anew", "agent", name, "former", former.name, "address", said.address)
 			r.drop(former)
 		}
@@ -280,7 +281,7 @@ func (r *roster) add(name string, said meta) *other {
 		r.log.Warn("agent's address is of no use", "agent", name, "address", said.address, "error", err)
 		return nil
 	}
-	o := &other{name: name, said: said, ask: make(chan struct{}, 1), conn: conn}
+	o := &other{name: name, address: said.address, said: said, ask: make(chan struct{}, 1), conn: conn}
 	o.left, o.leave = context.WithCancel(r.closing)
 	r.others[name] = o
 	r.running.Go(func() { r.describe(o) })
@@ -352,7 +353,7 @@ func (r *roster) describe(o *other) {
 		m, err := r.askDescription(o)
 		if err == nil {
 			if failing {
-				r.log.Info("agent answers", "agent", o.name, "address", o.said.address)
+				r.log.Info("agent answers", "agent", o.name, "address", o.address)
 			}
 			failing, wait = false, describeAgain
 			r.mu.Lock()
@@ -367,7 +368,7 @@ func (r *roster) describe(o *other) {
 		}
 		if !failing {
 			r.log.Warn("agent gossips but does not say what it serves; it gets no queries until it does, asking again",
-				"agent", o.name, "address", o.said.address, "error", err)
+				"agent", o.name, "address", o.address, "error", err)
 		}
 		failing = true
 		select {
