@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -93,7 +94,7 @@ func printStatus(w io.Writer, s *control.FleetStatus) error {
 			free = append(free[:most], "...")
 		}
 		fmt.Fprintf(table, "%s\t%s\t%d x %d\t%s\t%d\t%s\t%s\t%s\n", m.GetName(), m.GetInstanceType(), m.GetLanes(), m.GetCores(),
-			orDash(strings.Join(free, " ")), a.GetWaiting(), percent(a.GetBusy(), leadership.GetLeader() != ""), factor(a.GetFactor()), stateOf(s, m, a))
+			orDash(strings.Join(free, " ")), a.GetWaiting(), percent(a.GetBusy(), leadership.GetLeader() != ""), factor(a.GetFactor()), orDash(strings.Join(statesOf(s, m, a), ", ")))
 	}
 	if err := table.Flush(); err != nil {
 		return err
@@ -109,25 +110,28 @@ func printStatus(w io.Writer, s *control.FleetStatus) error {
 	return table.Flush()
 }
 
-// stateOf is what is to be said of an agent in words.
-func stateOf(s *control.FleetStatus, m *control.Member, a *control.AgentStatus) string {
+// statesOf is what is to be said of an agent in words, what is amiss first. Its
+// member is nil if it has left.
+func statesOf(s *control.FleetStatus, m *control.Member, a *control.AgentStatus) []string {
 	var words []string
-	if m.GetName() == s.GetView().GetLeadership().GetLeader() {
-		words = append(words, "leads")
-	}
-	if m.GetExecutor() != "" && m.GetExecutor() != "onnx" {
-		words = append(words, m.GetExecutor())
+	if a.GetOverdue() {
+		words = append(words, "overdue")
 	}
 	switch {
+	case m == nil:
+		words = append(words, "gone")
 	case m.GetDraining():
 		words = append(words, "draining")
 	case len(m.GetModels()) == 0:
 		words = append(words, "no models")
 	}
-	if a.GetOverdue() {
-		words = append(words, "overdue")
+	if m.GetExecutor() != "" && m.GetExecutor() != "onnx" {
+		words = append(words, m.GetExecutor())
 	}
-	return orDash(strings.Join(words, ", "))
+	if leader := s.GetView().GetLeadership().GetLeader(); leader != "" && leader == cmp.Or(a.GetName(), m.GetName()) {
+		words = append(words, "leads")
+	}
+	return words
 }
 
 func milliseconds(ns int64) string {

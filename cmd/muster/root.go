@@ -39,6 +39,7 @@ The file is --config, or MUSTER_CONFIG, or ./muster.yaml if there is one.
 		newInferCommand(),
 		newStatusCommand(),
 		newDrainCommand(),
+		newTopCommand(),
 		newSimCommand(),
 		newPlanCommand(),
 		newReproduceCommand(),

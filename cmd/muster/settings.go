@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
+	"google.golang.org/grpc"
 
 	"github.com/muster-serve/muster/agent"
 	"github.com/muster-serve/muster/api/secure"
@@ -114,11 +115,17 @@ func (s *clientSettings) add(flags *pflag.FlagSet) {
 // open makes a client of the servers. What is amiss with its certificates later
 // is told to stderr.
 func (s *clientSettings) open(stderr io.Writer) (*client.Client, error) {
-	options, err := s.DialOptions(slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
+	options, err := s.dialOptions(stderr)
 	if err != nil {
 		return nil, err
 	}
 	return client.New(s.servers, client.WithDialOptions(options...))
+}
+
+// dialOptions are what a connection needs. What is amiss with certificates later
+// is told to stderr.
+func (s *clientSettings) dialOptions(stderr io.Writer) ([]grpc.DialOption, error) {
+	return s.DialOptions(slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
 }
 
 // addSettings adds the flags of fs to flags and marks them as settings. One that

@@ -1,0 +1,460 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"charm.land/lipgloss/v2"
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/muster-serve/muster/api/control"
+)
+
+// Colours only repeat what the words say. lipgloss drops them where NO_COLOR is
+// set or the output is no terminal.
+var (
+	bold   = lipgloss.NewStyle().Bold(true)
+	faint  = lipgloss.NewStyle().Faint(true)
+	red    = lipgloss.NewStyle().Foreground(lipgloss.Red)
+	yellow = lipgloss.NewStyle().Foreground(lipgloss.Yellow)
+)
+
+// drawFleet draws the fleet in width columns and at most height lines, without
+// a newline at the end. What does not fit is summed up in a line of its table.
+// A height of 0 is without bounds.
+func drawFleet(s *control.FleetStatus, width, height int) string {
+	tables := slices.DeleteFunc([]table{modelTable(s, width), agentTable(s, width), decisionTable(s, width)},
+		func(t table) bool { return len(t.rows) == 0 })
+	lines := fleetHeader(s)
+	for i := range lines {
+		lines[i] = bold.Render(cut(lines[i], width))
+	}
+	rows := math.MaxInt
+	if height > 0 {
+		rows = height - len(lines) - 2*len(tables) // each has an empty line and a title
+	}
+	for i, given := range share(rows, tables) {
+		lines = append(lines, "", bold.Render(cut(tables[i].title, width)))
+		lines = append(lines, tables[i].draw(given, width)...)
+	}
+	if height > 0 {
+		lines = lines[:min(len(lines), height)]
+	}
+	return strings.Join(lines, "\n")
+}
+
+// A table is a title and rows, the most important ones first.
+type table struct {
+	title  string
+	weight float64 // of its claim to lines
+	rows   []row
+	// rest sums up the rows from the one given.
+	rest func(from int) string
+}
+
+type row struct {
+	text  string
+	style lipgloss.Style
+}
+
+// draw returns the rows in the number of lines given.
+func (t *table) draw(lines, width int) []string {
+	shown := len(t.rows)
+	if lines < shown {
+		shown = max(0, lines-1)
+	}
+	var drawn []string
+	for _, r := range t.rows[:shown] {
+		drawn = append(drawn, r.style.Render(cut(r.text, width)))
+	}
+	if lines > 0 && shown < len(t.rows) {
+		drawn = append(drawn, faint.Render(cut(t.rest(shown), width)))
+	}
+	return drawn
+}
+
+// share shares the lines out among the tables, by their weights, none getting
+// more than it has rows.
+func share(lines int, tables []table) []int {
+	given := make([]int, len(tables))
+	for ; lines > 0; lines-- {
+		best := -1
+		for i, t := range tables {
+			if given[i] < len(t.rows) && (best < 0 || float64(given[i])/t.weight < float64(given[best])/tables[best].weight) {
+				best = i
+			}
+		}
+		if best < 0 {
+			break
+		}
+		given[best]++
+	}
+	return given
+}
+
+// fleetHeader says how large the fleet is, who leads it and what it has to do.
+func fleetHeader(s *control.FleetStatus) []string {
+	var lanes, emulated int
+	var price float64
+	for _, m := range s.GetView().GetMembers() {
+		lanes += int(m.GetLanes())
+		price += m.GetPriceUsdPerHour()
+		if m.GetExecutor() == "emulated" {
+			emulated++
+		}
+	}
+	agents := len(s.GetView().GetMembers())
+	size := counted(agents, "agent")
+	switch {
+	case emulated == agents && agents > 0:
+		size = counted(agents, "emulated agent")
+	case emulated > 0:
+		size += fmt.Sprintf(" (%d emulated)", emulated)
+	}
+	size += ", " + counted(lanes, "lane")
+	if price > 0 {
+		size += fmt.Sprintf(", $%.2f/hr", price)
+	}
+	l := s.GetView().GetLeadership()
+	if l.GetLeader() == "" {
+		return []string{size, fmt.Sprintf("NO LEADER (the last epoch was %d): gateways decide alone, and rates are not known", l.GetEpoch())}
+	}
+	leader := fmt.Sprintf("; leader %s, epoch %d", l.GetLeader(), l.GetEpoch())
+	if l.GetSuccessor() != "" {
+		leader += ", next " + l.GetSuccessor()
+	}
+	load := fmt.Sprintf("rate %s/s", perSecond(s.GetRate()))
+	if limit := s.GetFluidLimit(); limit > 0 {
+		load += fmt.Sprintf(" %s %.0f %% of the fluid limit %s/s", bar(s.GetRate()/limit, 10), 100*s.GetRate()/limit, perSecond(limit))
+	} else {
+		load += ", fluid limit unknown"
+	}
+	return []string{size + leader, fmt.Sprintf("%s, %d waiting (%d late)", load, s.GetWaiting(), s.GetWaitingLate())}
+}
+
+// modelTable has the versions that the members hold, and those that the leader
+// remembers.
+func modelTable(s *control.FleetStatus, width int) table {
+	type entry struct {
+		held   *control.Model
+		agents int
+		*control.ModelStatus
+	}
+	models := map[string]*entry{}
+	at := func(name string, version int64) *entry {
+		key := control.ModelKey(name, version)
+		if models[key] == nil {
+			models[key] = &entry{}
+		}
+		return models[key]
+	}
+	for _, m := range s.GetView().GetMembers() {
+		for _, held := range m.GetModels() {
+			e := at(held.GetName(), held.GetVersion())
+			e.held = held
+			e.agents++
+		}
+	}
+	for _, m := range s.GetModels() {
+		at(m.GetModel(), m.GetVersion()).ModelStatus = m
+	}
+	keys := slices.Sorted(maps.Keys(models))
+	name := min(longest(keys, len("MODEL")), max(12, width/4))
+	const form = "%s %6s %10s %8s %8s %10s %9s %9s"
+	t := table{
+		title:  fmt.Sprintf(form, fit("MODEL", name), "AGENTS", "TARGET", "RATE/S", "LATE 60S", "ANSWERED", "LATE", "REFUSED"),
+		weight: 3,
+		rest:   func(from int) string { return "... " + counted(len(keys)-from, "more model") },
+	}
+	for _, key := range keys {
+		e := models[key]
+		target, rate, late, answered, lateQueries, refused := "-", "-", "-", "-", "-", "-"
+		r := row{}
+		if e.held.GetQosTargetNs() > 0 {
+			target = fmt.Sprintf("p%g %s", 100*e.held.GetQosPercentile(), brief(e.held.GetQosTargetNs()))
+		}
+		if e.ModelStatus != nil {
+			rate = perSecond(e.GetRate())
+			answered, lateQueries, refused = count(e.GetAnswered()), count(e.GetLate()), count(e.GetRefused())
+			if within := e.GetWithinQos(); !math.IsNaN(within) {
+				late = fmt.Sprintf("%.1f %%", 100*(1-within))
+				// Percentiles of the settings are decimal: 1 - 0.99 is not 0.01.
+				if e.held != nil && 1-within > 1-e.held.GetQosPercentile()+1e-9 {
+					late, r.style = "! "+late, red
+				}
+			}
+		}
+		r.text = fmt.Sprintf(form, fit(key, name), fmt.Sprint(e.agents), target, rate, late, answered, lateQueries, refused)
+		t.rows = append(t.rows, r)
+	}
+	return t
+}
+
+// agentTable has the members and whom else the leader knows, those in trouble
+// first.
+func agentTable(s *control.FleetStatus, width int) table {
+	type entry struct {
+		name   string
+		member *control.Member
+		*control.AgentStatus
+	}
+	byName := map[string]*entry{}
+	for _, m := range s.GetView().GetMembers() {
+		byName[m.GetName()] = &entry{name: m.GetName(), member: m}
+	}
+	for _, a := range s.GetAgents() {
+		if byName[a.GetName()] == nil {
+			byName[a.GetName()] = &entry{name: a.GetName()}
+		}
+		byName[a.GetName()].AgentStatus = a
+	}
+	var agents []*entry
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
+		agents = append(agents, byName[name])
+	}
+	trouble := func(e *entry) int {
+		switch {
+		case e.GetOverdue():
+			return 0
+		case e.member == nil:
+			return 1
+		case e.member.GetDraining():
+			return 2
+		}
+		return 3
+	}
+	slices.SortStableFunc(agents, func(a, b *entry) int { return cmp.Compare(trouble(a), trouble(b)) })
+
+	var names, types, notes []string
+	for _, e := range agents {
+		names, types = append(names, e.name), append(types, e.member.GetInstanceType())
+		notes = append(notes, strings.Join(statesOf(s, e.member, e.AgentStatus), ", "))
+	}
+	led := s.GetView().GetLeadership().GetLeader() != "" // else nobody knows who is busy
+	full := fullBar(s)
+	lanesTitle := "LANES full=" + brief(full)
+	factor := width >= 100 // there is room for the column
+	// The states come first, then names; bars are worth the least of their width.
+	typ := min(longest(types, len("TYPE")), 3*width/20)
+	room := width - typ - len("   123ms 1234  99%   ")
+	if factor {
+		room -= len("   1.00")
+	}
+	room -= min(longest(notes, 0), len("overdue, draining, emulated"))
+	name := min(longest(names, len("AGENT")), max(room-len(lanesTitle), 12))
+	lanes := max(8, min(room-name, 60))
+	line := func(agent, instanceType, lane, free, waiting, busy, factorText, note string) string {
+		text := fmt.Sprintf("%s %s %s %6s %4s %4s", fitName(agent, name), fit(instanceType, typ), fit(lane, lanes), free, waiting, busy)
+		if factor {
+			text += fmt.Sprintf(" %6s", factorText)
+		}
+		return text + "  " + note
+	}
+	t := table{title: line("AGENT", "TYPE", lanesTitle, "FREE", "WAIT", "BUSY", "FACTOR", ""), weight: 4}
+	for i, e := range agents {
+		r := row{}
+		switch trouble(e) {
+		case 0:
+			r.style = red
+		case 1, 2:
+			r.style = yellow
+		}
+		lane, free, waiting, busy, factorText := "?", "-", "-", "-", "-"
+		if e.AgentStatus != nil {
+			waiting = fmt.Sprint(e.GetWaiting())
+			if led {
+				busy = fmt.Sprintf("%.0f%%", 100*e.GetBusy())
+			}
+			if len(e.GetRemainingNs()) > 0 {
+				lane = bars(e.GetRemainingNs(), full, lanes)
+				free = brief(slices.Min(e.GetRemainingNs()))
+			}
+			if e.GetFactor() > 0 {
+				factorText = fmt.Sprintf("%.2f", e.GetFactor())
+			}
+		}
+		r.text = line(e.name, e.member.GetInstanceType(), lane, free, waiting, busy, factorText, notes[i])
+		t.rows = append(t.rows, r)
+	}
+	t.rest = func(from int) string {
+		var busy float64
+		var lanes, waiting int
+		states := map[string]int{}
+		for _, e := range agents[from:] {
+			lanes += int(e.member.GetLanes())
+			busy += e.GetBusy() * float64(e.member.GetLanes())
+			waiting += int(e.GetWaiting())
+			for _, state := range statesOf(s, e.member, e.AgentStatus) {
+				states[state]++
+			}
+		}
+		text := fmt.Sprintf("... %s, %s: %d waiting", counted(len(agents)-from, "more agent"), counted(lanes, "lane"), waiting)
+		if led {
+			text += fmt.Sprintf(", %.0f %% busy", 100*busy/max(1, float64(lanes)))
+		}
+		for _, state := range slices.Sorted(maps.Keys(states)) {
+			if state != "leads" { // the header says who
+				text += fmt.Sprintf(", %d %s", states[state], state)
+			}
+		}
+		return text
+	}
+	return t
+}
+
+// decisionTable has the leader's last decisions, newest first.
+func decisionTable(s *control.FleetStatus, width int) table {
+	t := table{title: "DECIDED LAST", weight: 2, rest: func(from int) string {
+		return "... " + counted(len(s.GetDecisions())-from, "more decision")
+	}}
+	for _, d := range s.GetDecisions() {
+		// Nearly every attempt is the first, and a cost says little without those that it was compared with.
+		words := slices.DeleteFunc(strings.Fields(d), func(w string) bool {
+			return w == "attempt=1" || width < 100 && strings.HasPrefix(w, "cost=")
+		})
+		t.rows = append(t.rows, row{text: strings.Join(words, " ")})
+	}
+	return t
+}
+
+// fullBar is the remaining time that a lane's whole bar stands for, in
+// nanoseconds: the largest QoS target, as a lane with more to do can start
+// nothing in time; without one, the longest remaining time.
+func fullBar(s *control.FleetStatus) int64 {
+	var target, remaining int64
+	for _, m := range s.GetView().GetMembers() {
+		for _, held := range m.GetModels() {
+			target = max(target, held.GetQosTargetNs())
+		}
+	}
+	for _, a := range s.GetAgents() {
+		for _, r := range a.GetRemainingNs() {
+			remaining = max(remaining, r)
+		}
+	}
+	if target > 0 {
+		return target
+	}
+	return remaining
+}
+
+// bars draws one bar for each lane, in width columns in all.
+func bars(remaining []int64, full int64, width int) string {
+	const least = len("[##]")
+	shown := min(len(remaining), width/least)
+	if shown < len(remaining) {
+		shown = max(0, (width-len(" +99"))/least)
+	}
+	var b strings.Builder
+	for i, r := range remaining[:shown] {
+		room := width
+		if shown < len(remaining) {
+			room -= len(" +99")
+		}
+		cells := room*(i+1)/shown - room*i/shown - 2
+		b.WriteString(bar(float64(r)/float64(max(1, full)), cells))
+	}
+	if shown < len(remaining) {
+		fmt.Fprintf(&b, " +%d", len(remaining)-shown)
+	}
+	return b.String()
+}
+
+// bar draws a share of cells; anything above 0 shows.
+func bar(share float64, cells int) string {
+	filled := 0
+	if share > 0 { // which NaN is not
+		filled = int(math.Ceil(min(1, share) * float64(cells)))
+	}
+	return "[" + strings.Repeat("#", filled) + strings.Repeat("-", cells-filled) + "]"
+}
+
+// brief is a duration in at most six characters, given in nanoseconds.
+func brief(ns int64) string {
+	switch d := time.Duration(ns); {
+	case d <= 0:
+		return "0"
+	case d < 10*time.Millisecond:
+		return fmt.Sprintf("%.3gms", math.Round(float64(d)/1e5)/10)
+	case d < 10*time.Second:
+		return fmt.Sprintf("%dms", d.Round(time.Millisecond).Milliseconds())
+	case d < 10000*time.Second:
+		return fmt.Sprintf("%.0fs", d.Seconds())
+	default:
+		return fmt.Sprintf("%.0fh", d.Hours())
+	}
+}
+
+// perSecond is a rate.
+func perSecond(v float64) string {
+	if v < 1000 {
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.0f", v)
+}
+
+// count is a count in at most eight characters.
+func count(n uint64) string {
+	switch {
+	case n < 1e8:
+		return fmt.Sprint(n)
+	case n < 1e11:
+		return fmt.Sprintf("%.1fM", float64(n)/1e6)
+	default:
+		return fmt.Sprintf("%.3gG", float64(n)/1e9)
+	}
+}
+
+// counted is "1 agent" or "2 agents".
+func counted(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
+}
+
+// cut makes text at most width columns wide. A ~ stands for what is cut off.
+func cut(text string, width int) string {
+	return ansi.Truncate(strings.TrimRight(printable(text), " "), width, "~")
+}
+
+// fit makes text exactly width columns wide, as cut does or with spaces.
+func fit(text string, width int) string {
+	text = cut(text, width)
+	return text + strings.Repeat(" ", max(0, width-ansi.StringWidth(text)))
+}
+
+// fitName is fit for an agent's name, of which the end tells most: the host may
+// be alike in all names.
+func fitName(name string, width int) string {
+	name = printable(name)
+	if over := ansi.StringWidth(name) - width; over > 0 && width > 1 {
+		head := (width - 1) / 2
+		return ansi.Truncate(name, head, "") + "~" + ansi.TruncateLeft(name, over+head+1, "")
+	}
+	return fit(name, width)
+}
+
+// printable keeps what other machines say from steering the terminal.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, text)
+}
+
+// longest is the width of the widest of the texts, but at least that given.
+func longest(texts []string, least int) int {
+	for _, t := range texts {
+		least = max(least, ansi.StringWidth(t))
+	}
+	return least
+}
