@@ -1,0 +1,30 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestFleetSettings: settings with which an agent could meet nobody, or too many, are refused.
+func TestFleetSettings(t *testing.T) {
+	for _, tt := range []struct {
+		change func(*Config)
+		want   string
+	}{
+		{func(c *Config) { c.GossipAddress = "0.0.0.0:7946" }, "gossip: address \"0.0.0.0:7946\" is not loopback"},
+		{func(c *Config) { c.GossipAddress = c.GRPCAddress }, "is that of grpc too"},
+		{func(c *Config) { c.GossipKey = "c2hvcnQ=" }, "gossip-key: "},
+		{func(c *Config) { c.Join = []string{"nowhere"} }, "join: address \"nowhere\""},
+		{func(c *Config) { c.Leader = "perhaps" }, "leader: \"perhaps\""},
+		{func(c *Config) { c.Policy = "best" }, "policy: \"best\""},
+		{func(c *Config) { c.Executor = "emulated" }, "instance-type: empty"},
+		{func(c *Config) { c.Profile = "shipped" }, "profile: \"shipped\", want none"},
+		{func(c *Config) { c.InstanceType = "two words" }, "instance-type: \"two words\""},
+	} {
+		config := DefaultConfig()
+		tt.change(&config)
+		if err := config.Validate(); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("got %v, want %q in it", err, tt.want)
+		}
+	}
+}
