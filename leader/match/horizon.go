@@ -15,7 +15,9 @@ const (
 	// fullBacklog is the backlog, in QoS targets, from which prices rise no more.
 	fullBacklog = 0.8
 	// calmWork and calmQueue say when a lost query may start: when the lanes of the type have
-	// no more than calmWork QoS targets of work, more by calmWork for each calmQueue lost ones.
+	// no more than calmWork QoS targets of work, more by calmWork for each calmQueue lost ones, and
+	// for each QoS target that the query has been lost: in a small pool that is never quite calm
+	// it would else wait in vain, beside an idle lane.
 	calmWork, calmQueue = 0.02, 20
 	// calmChoice is of how many of the oldest lost queries the smallest starts.
 	calmChoice = 4
@@ -339,7 +341,8 @@ func (h *horizon) lost(s *shard, grp *group, l *lane, spare bool) (chosen *query
 			continue
 		}
 		n++
-		if (spare || !h.spared(q)) && work <= calmWork*s.m.target[q.model] && (chosen == nil || q.batch < chosen.batch) {
+		calm := calmWork * (s.m.target[q.model] + max(0, s.m.now-q.lostAt))
+		if (spare || !h.spared(q)) && work <= calm && (chosen == nil || q.batch < chosen.batch) {
 			chosen = q
 		}
 	}
