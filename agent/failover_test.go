@@ -59,8 +59,8 @@ func others(of []*fleetAgent, but *fleetAgent) (rest []*fleetAgent) {
 	return rest
 }
 
-// TestLeaderEnds ends leaders in different ways, under load: no query fails, and
-// within 2 s the others have one leader again.
+// TestLeaderEnds ends leaders in different ways, under load: no query fails, few are
+// late, and within 2 s the others have one leader again.
 func TestLeaderEnds(t *testing.T) {
 	for name, end := range map[string]func(*testFleet, *fleetAgent){
 		"killed":      func(f *testFleet, a *fleetAgent) { f.kill(a) },
@@ -92,42 +92,12 @@ func TestLeaderEnds(t *testing.T) {
 					}
 				}
 				f.Logf("%s: %d queries, the slowest %v, %d late", name, sent, slowest, late)
-				if late > sent/50 {
+				if late > sent/20 || slowest > 250*time.Millisecond {
 					f.Errorf("%d of %d queries late, the slowest %v", late, sent, slowest)
 				}
 			})
 		})
 	}
-}
-
-// TestFleetParts parts a fleet in two and heals it: each half goes on with a leader
-// of its own, no query of the clients in one half fails, and in the end there is one leader.
-func TestFleetParts(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
-		agents := []*fleetAgent{f.start(), f.start(), f.start(), f.start()}
-		f.settled(agents...)
-		f.led(agents...)
-		if failed := f.send(200, time.Millisecond, agents...); len(failed) > 0 {
-			f.Fatalf("before: %v", failed)
-		}
-		sent, slowest, late, failed := f.lately(2*time.Millisecond, func() {
-			f.partition(agents[2:])
-			time.Sleep(10 * time.Second)
-			f.led(agents[:2]...)
-			f.led(agents[2:]...)
-			f.heal()
-			time.Sleep(2 * time.Second)
-		}, agents[:2]...)
-		if len(failed) > 0 {
-			f.Errorf("of %d queries failed: %v", sent, failed)
-		}
-		f.Logf("%d queries, the slowest %v, %d late", sent, slowest, late)
-		f.settled(agents...)
-		f.led(agents...)
-		if failed := f.send(200, time.Millisecond, agents...); len(failed) > 0 {
-			f.Errorf("healed: %v", failed)
-		}
-	})
 }
 
 // TestWorkerEnds ends an agent that does not lead, under load: no query fails.

@@ -293,6 +293,15 @@ func (s *station) link(leader stream[control.WorkerMessage, control.LeaderMessag
 		return invalid("the first message of a link names nobody")
 	}
 	k := &tether{from: first.From, wake: make(chan struct{}, 1)}
+	unlinked := s.leading.linked(k.from, func(e *control.Election) {
+		k.say(func(m *control.WorkerMessage) { m.Election = append(m.Election, e) })
+	})
+	defer unlinked()
+	// A leader's first message says that it leads. Who follows it before greeting it
+	// tells it all that ends after the greeting.
+	for _, e := range first.Election {
+		s.leading.elect(e)
+	}
 	s.mu.Lock()
 	greeting := &control.WorkerMessage{Member: s.roster.describeSelf(), RemainingNs: s.remaining()}
 	for held := range s.held {
@@ -310,10 +319,7 @@ func (s *station) link(leader stream[control.WorkerMessage, control.LeaderMessag
 	if err := leader.Send(greeting); err != nil {
 		return ended(err)
 	}
-	unlinked := s.leading.linked(k.from, func(e *control.Election) {
-		k.say(func(m *control.WorkerMessage) { m.Election = append(m.Election, e) })
-	})
-	defer unlinked()
+	first.Election = nil
 
 	heard := make(chan error, 1)
 	go func() {
