@@ -36,8 +36,12 @@ func drawFleet(s *control.FleetStatus, width, height int) string {
 		lines[i] = bold.Render(cut(lines[i], width))
 	}
 	rows := math.MaxInt
-	if height > 0 {
+	for height > 0 {
 		rows = height - len(lines) - 2*len(tables) // each has an empty line and a title
+		if rows >= len(tables) || len(tables) <= 1 {
+			break
+		}
+		tables = tables[:len(tables)-1] // what matters most comes first
 	}
 	for i, given := range share(rows, tables) {
 		lines = append(lines, "", bold.Render(cut(tables[i].title, width)))
