@@ -66,6 +66,7 @@ type Agent struct {
 	local      *localConn
 	roster     *roster
 	gossip     *gossip.Gossip
+	keyring    *keyring
 	leading    leading
 	station    *station
 	estimates  *estimates

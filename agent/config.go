@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
@@ -83,7 +82,8 @@ type Config struct {
 	Join []string
 	// GossipKey encrypts gossip and keeps out who does not have it: 32 bytes in
 	// base64, or the path of a file with one or more of those, a line each: the first encrypts,
-	// all decrypt, so that keys can be changed while the fleet runs. Empty, the default, means none;
+	// all decrypt. When the keys are changed while the fleet runs, the agent writes
+	// them to the file. Empty, the default, means none;
 	// gossip is then only listened for on loopback, unless Insecure is set.
 	GossipKey string
 	// Insecure allows gossip without a key, and the other servers without TLS, on
@@ -290,22 +290,30 @@ func (c Config) advertised() (host, port string) {
 	return strings.Trim(c.Advertise, "[]"), ""
 }
 
+// gossipKeyFile is the file that GossipKey names, "" if it names none.
+func (c Config) gossipKeyFile() string {
+	if _, err := gossip.ParseKey(c.GossipKey); err == nil {
+		return ""
+	}
+	return c.GossipKey
+}
+
 // gossipKeys are the keys of GossipKey, none if it is empty. The errors do not
 // show what could be a key.
 func (c Config) gossipKeys() ([][]byte, error) {
 	if c.GossipKey == "" {
 		return nil, nil
 	}
-	if key, err := parseGossipKey(c.GossipKey); err == nil {
+	if key, err := gossip.ParseKey(c.GossipKey); err == nil {
 		return [][]byte{key}, nil
 	}
 	content, err := os.ReadFile(c.GossipKey)
 	if err != nil {
-		return nil, fmt.Errorf("neither %d bytes in base64 (head -c %[1]d /dev/urandom | base64) nor a file that can be read", gossip.KeySize)
+		return nil, fmt.Errorf("neither %d bytes in base64 (muster keys generate) nor a file that can be read", gossip.KeySize)
 	}
 	var keys [][]byte
 	for i, line := range strings.Fields(string(content)) {
-		key, err := parseGossipKey(line)
+		key, err := gossip.ParseKey(line)
 		if err != nil {
 			return nil, fmt.Errorf("%s: key %d: %w", c.GossipKey, i+1, err)
 		}
@@ -315,14 +323,6 @@ func (c Config) gossipKeys() ([][]byte, error) {
 		return nil, fmt.Errorf("%s: empty, want a key of %d bytes in base64", c.GossipKey, gossip.KeySize)
 	}
 	return keys, nil
-}
-
-func parseGossipKey(text string) ([]byte, error) {
-	key, err := base64.StdEncoding.DecodeString(text)
-	if err != nil || len(key) != gossip.KeySize {
-		return nil, fmt.Errorf("want %d bytes in base64", gossip.KeySize)
-	}
-	return key, nil
 }
 
 // largestInstanceType bounds the name of an instance type, in bytes: it travels

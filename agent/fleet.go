@@ -53,6 +53,7 @@ func (a *Agent) joinFleet(ctx context.Context, l *listeners) (err error) {
 	if a.gossip, err = gossip.Open(ctx, config); err != nil {
 		return fmt.Errorf("%w; choose another address with --gossip", err)
 	}
+	a.keyring = &keyring{gossip: a.gossip, agent: a.name, file: a.config.gossipKeyFile()}
 	return nil
 }
 

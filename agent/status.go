@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/runtime"
 )
@@ -56,7 +57,7 @@ func classify(err error) failure {
 		return failure{codes.InvalidArgument, http.StatusRequestEntityTooLarge, "too_large", 0}
 	case errors.Is(err, errSlow):
 		return failure{codes.DeadlineExceeded, http.StatusRequestTimeout, "slow", 0}
-	case errors.Is(err, errLoad):
+	case errors.Is(err, errLoad), errors.Is(err, errRotation), errors.Is(err, gossip.ErrNotEncrypted):
 		return failure{codes.FailedPrecondition, http.StatusBadRequest, "load", 0}
 	case errors.Is(err, models.ErrNotFound), errors.Is(err, errNoAgent):
 		return failure{codes.NotFound, http.StatusNotFound, "not_found", 0}

@@ -111,7 +111,7 @@ func (g *Gossip) targets(ctx context.Context, resumed bool) []target {
 	for _, e := range g.members {
 		known[e.Addr] = true
 	}
-	maps.DeleteFunc(g.failed, func(_ string, f failure) bool { return time.Since(f.at) > failedMemory || known[f.Addr] })
+	g.forgetFailed()
 	failed := slices.Collect(maps.Values(g.failed))
 	rand.Shuffle(len(failed), func(i, j int) { failed[i], failed[j] = failed[j], failed[i] })
 	for _, f := range failed[:min(len(failed), failedTries)] {

@@ -2,6 +2,10 @@ package gossip
 
 import (
 	"bytes"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,6 +14,32 @@ import (
 // ErrNotEncrypted means that there are no keys to change: encryption is chosen
 // when the agents start.
 var ErrNotEncrypted = errors.New("gossip: not encrypted")
+
+// NewKey is a random key.
+func NewKey() []byte {
+	key := make([]byte, KeySize)
+	rand.Read(key)
+	return key
+}
+
+// FormatKey writes a key as [ParseKey] reads it.
+func FormatKey(key []byte) string { return base64.StdEncoding.EncodeToString(key) }
+
+// ParseKey reads a key: 32 bytes in base64. The error does not show the text.
+func ParseKey(text string) ([]byte, error) {
+	key, err := base64.StdEncoding.DecodeString(text)
+	if err != nil || len(key) != KeySize {
+		return nil, fmt.Errorf("want %d bytes in base64", KeySize)
+	}
+	return key, nil
+}
+
+// Fingerprint names a random key without telling it: 16 hexadecimal digits of
+// its SHA-256.
+func Fingerprint(key []byte) string {
+	sum := sha256.Sum256(key)
+	return hex.EncodeToString(sum[:8])
+}
 
 // Keys are this agent's, the one that encrypts first. To change the key of a
 // running cluster, add the new one to every agent, then use it at every agent,

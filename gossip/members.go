@@ -3,6 +3,7 @@ package gossip
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -86,6 +87,26 @@ func (g *Gossip) Members() []Member {
 	}
 	slices.SortFunc(members, func(a, b Member) int { return cmp.Compare(a.Name, b.Name) })
 	return members
+}
+
+// Lost are the names of members that failed within the last hour, in order: they
+// did not say that they leave, so they may come back. One whose address another member
+// has is not among them.
+func (g *Gossip) Lost() []string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.forgetFailed()
+	return slices.Sorted(maps.Keys(g.failed))
+}
+
+// forgetFailed forgets members that failed long ago, or that another has taken
+// the place of. g.mu is held.
+func (g *Gossip) forgetFailed() {
+	taken := map[netip.AddrPort]bool{g.advertise: true}
+	for _, e := range g.members {
+		taken[e.Addr] = true
+	}
+	maps.DeleteFunc(g.failed, func(_ string, f failure) bool { return time.Since(f.at) > failedMemory || taken[f.Addr] })
 }
 
 // Events are the changes of the view, in order, but for this agent itself. An

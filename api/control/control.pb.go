@@ -2324,6 +2324,332 @@ func (x *DrainResponse) GetDraining() []string {
 	return nil
 }
 
+type RotateKeysRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"` // 32 bytes; none: the agent asked makes one
+	// without are agents that may be left behind with the old key, where they
+	// cannot be reached.
+	Without       []string `protobuf:"bytes,2,rep,name=without,proto3" json:"without,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateKeysRequest) Reset() {
+	*x = RotateKeysRequest{}
+	mi := &file_control_control_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateKeysRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateKeysRequest) ProtoMessage() {}
+
+func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
+func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *RotateKeysRequest) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *RotateKeysRequest) GetWithout() []string {
+	if x != nil {
+		return x.Without
+	}
+	return nil
+}
+
+// A KeysProgress is what one agent did.
+type KeysProgress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Step          string                 `protobuf:"bytes,1,opt,name=step,proto3" json:"step,omitempty"` // of the rotation, as in KeyringRequest
+	Keys          *AgentKeys             `protobuf:"bytes,2,opt,name=keys,proto3" json:"keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeysProgress) Reset() {
+	*x = KeysProgress{}
+	mi := &file_control_control_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeysProgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeysProgress) ProtoMessage() {}
+
+func (x *KeysProgress) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeysProgress.ProtoReflect.Descriptor instead.
+func (*KeysProgress) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *KeysProgress) GetStep() string {
+	if x != nil {
+		return x.Step
+	}
+	return ""
+}
+
+func (x *KeysProgress) GetKeys() *AgentKeys {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+type ListKeysRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListKeysRequest) Reset() {
+	*x = ListKeysRequest{}
+	mi := &file_control_control_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListKeysRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListKeysRequest) ProtoMessage() {}
+
+func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
+func (*ListKeysRequest) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{31}
+}
+
+type ListKeysResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Agents        []*AgentKeys           `protobuf:"bytes,1,rep,name=agents,proto3" json:"agents,omitempty"` // by name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListKeysResponse) Reset() {
+	*x = ListKeysResponse{}
+	mi := &file_control_control_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListKeysResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListKeysResponse) ProtoMessage() {}
+
+func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
+func (*ListKeysResponse) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ListKeysResponse) GetAgents() []*AgentKeys {
+	if x != nil {
+		return x.Agents
+	}
+	return nil
+}
+
+// An AgentKeys is what an agent holds of gossip's keys.
+type AgentKeys struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Agent         string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	Fingerprints  []string               `protobuf:"bytes,2,rep,name=fingerprints,proto3" json:"fingerprints,omitempty"`    // of its keys; the first encrypts, all decrypt
+	InFile        bool                   `protobuf:"varint,3,opt,name=in_file,json=inFile,proto3" json:"in_file,omitempty"` // they are kept, and so found again after a restart
+	Fault         string                 `protobuf:"bytes,4,opt,name=fault,proto3" json:"fault,omitempty"`                  // why the agent did not do it, or did not answer
+	Lost          []string               `protobuf:"bytes,5,rep,name=lost,proto3" json:"lost,omitempty"`                    // agents that it has not heard of for some time
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AgentKeys) Reset() {
+	*x = AgentKeys{}
+	mi := &file_control_control_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AgentKeys) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AgentKeys) ProtoMessage() {}
+
+func (x *AgentKeys) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AgentKeys.ProtoReflect.Descriptor instead.
+func (*AgentKeys) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *AgentKeys) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *AgentKeys) GetFingerprints() []string {
+	if x != nil {
+		return x.Fingerprints
+	}
+	return nil
+}
+
+func (x *AgentKeys) GetInFile() bool {
+	if x != nil {
+		return x.InFile
+	}
+	return false
+}
+
+func (x *AgentKeys) GetFault() string {
+	if x != nil {
+		return x.Fault
+	}
+	return ""
+}
+
+func (x *AgentKeys) GetLost() []string {
+	if x != nil {
+		return x.Lost
+	}
+	return nil
+}
+
+type KeyringRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// step is "list", or, in this order, "add" the key, "use" it to encrypt, and
+	// have it "only"; or "end", when the rotation is over.
+	Step          string `protobuf:"bytes,1,opt,name=step,proto3" json:"step,omitempty"`
+	Key           []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	Rotation      uint64 `protobuf:"fixed64,3,opt,name=rotation,proto3" json:"rotation,omitempty"` // random: an agent takes part in one at a time
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeyringRequest) Reset() {
+	*x = KeyringRequest{}
+	mi := &file_control_control_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyringRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyringRequest) ProtoMessage() {}
+
+func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyringRequest.ProtoReflect.Descriptor instead.
+func (*KeyringRequest) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *KeyringRequest) GetStep() string {
+	if x != nil {
+		return x.Step
+	}
+	return ""
+}
+
+func (x *KeyringRequest) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *KeyringRequest) GetRotation() uint64 {
+	if x != nil {
+		return x.Rotation
+	}
+	return 0
+}
+
 var File_control_control_proto protoreflect.FileDescriptor
 
 const file_control_control_proto_rawDesc = "" +
@@ -2536,7 +2862,26 @@ const file_control_control_proto_rawDesc = "" +
 	"\fDrainRequest\x12\x16\n" +
 	"\x06agents\x18\x01 \x03(\tR\x06agents\"+\n" +
 	"\rDrainResponse\x12\x1a\n" +
-	"\bdraining\x18\x01 \x03(\tR\bdraining2\xae\x04\n" +
+	"\bdraining\x18\x01 \x03(\tR\bdraining\"?\n" +
+	"\x11RotateKeysRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\fR\x03key\x12\x18\n" +
+	"\awithout\x18\x02 \x03(\tR\awithout\"T\n" +
+	"\fKeysProgress\x12\x12\n" +
+	"\x04step\x18\x01 \x01(\tR\x04step\x120\n" +
+	"\x04keys\x18\x02 \x01(\v2\x1c.muster.control.v1.AgentKeysR\x04keys\"\x11\n" +
+	"\x0fListKeysRequest\"H\n" +
+	"\x10ListKeysResponse\x124\n" +
+	"\x06agents\x18\x01 \x03(\v2\x1c.muster.control.v1.AgentKeysR\x06agents\"\x88\x01\n" +
+	"\tAgentKeys\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\"\n" +
+	"\ffingerprints\x18\x02 \x03(\tR\ffingerprints\x12\x17\n" +
+	"\ain_file\x18\x03 \x01(\bR\x06inFile\x12\x14\n" +
+	"\x05fault\x18\x04 \x01(\tR\x05fault\x12\x12\n" +
+	"\x04lost\x18\x05 \x03(\tR\x04lost\"R\n" +
+	"\x0eKeyringRequest\x12\x12\n" +
+	"\x04step\x18\x01 \x01(\tR\x04step\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\x12\x1a\n" +
+	"\brotation\x18\x03 \x01(\x06R\brotation2\xac\x06\n" +
 	"\aControl\x12K\n" +
 	"\bDescribe\x12\".muster.control.v1.DescribeRequest\x1a\x19.muster.control.v1.Member\"\x00\x12E\n" +
 	"\x05Watch\x12\x1f.muster.control.v1.WatchRequest\x1a\x17.muster.control.v1.View\"\x000\x01\x12Q\n" +
@@ -2544,7 +2889,11 @@ const file_control_control_proto_rawDesc = "" +
 	"\x04Link\x12 .muster.control.v1.LeaderMessage\x1a .muster.control.v1.WorkerMessage\"\x00(\x010\x01\x12N\n" +
 	"\x05Probe\x12\x1f.muster.control.v1.ProbeRequest\x1a\x1e.muster.control.v1.ProbeAnswer\"\x00(\x010\x01\x12L\n" +
 	"\x06Status\x12 .muster.control.v1.StatusRequest\x1a\x1e.muster.control.v1.FleetStatus\"\x00\x12L\n" +
-	"\x05Drain\x12\x1f.muster.control.v1.DrainRequest\x1a .muster.control.v1.DrainResponse\"\x00B,Z*github.com/muster-serve/muster/api/controlb\x06proto3"
+	"\x05Drain\x12\x1f.muster.control.v1.DrainRequest\x1a .muster.control.v1.DrainResponse\"\x00\x12W\n" +
+	"\n" +
+	"RotateKeys\x12$.muster.control.v1.RotateKeysRequest\x1a\x1f.muster.control.v1.KeysProgress\"\x000\x01\x12U\n" +
+	"\bListKeys\x12\".muster.control.v1.ListKeysRequest\x1a#.muster.control.v1.ListKeysResponse\"\x00\x12L\n" +
+	"\aKeyring\x12!.muster.control.v1.KeyringRequest\x1a\x1c.muster.control.v1.AgentKeys\"\x00B,Z*github.com/muster-serve/muster/api/controlb\x06proto3"
 
 var (
 	file_control_control_proto_rawDescOnce sync.Once
@@ -2558,7 +2907,7 @@ func file_control_control_proto_rawDescGZIP() []byte {
 	return file_control_control_proto_rawDescData
 }
 
-var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_control_control_proto_goTypes = []any{
 	(*DescribeRequest)(nil),                 // 0: muster.control.v1.DescribeRequest
 	(*Member)(nil),                          // 1: muster.control.v1.Member
@@ -2589,11 +2938,17 @@ var file_control_control_proto_goTypes = []any{
 	(*ModelStatus)(nil),                     // 26: muster.control.v1.ModelStatus
 	(*DrainRequest)(nil),                    // 27: muster.control.v1.DrainRequest
 	(*DrainResponse)(nil),                   // 28: muster.control.v1.DrainResponse
-	(*inference.ModelMetadataResponse)(nil), // 29: inference.ModelMetadataResponse
+	(*RotateKeysRequest)(nil),               // 29: muster.control.v1.RotateKeysRequest
+	(*KeysProgress)(nil),                    // 30: muster.control.v1.KeysProgress
+	(*ListKeysRequest)(nil),                 // 31: muster.control.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),                // 32: muster.control.v1.ListKeysResponse
+	(*AgentKeys)(nil),                       // 33: muster.control.v1.AgentKeys
+	(*KeyringRequest)(nil),                  // 34: muster.control.v1.KeyringRequest
+	(*inference.ModelMetadataResponse)(nil), // 35: inference.ModelMetadataResponse
 }
 var file_control_control_proto_depIdxs = []int32{
 	2,  // 0: muster.control.v1.Member.models:type_name -> muster.control.v1.Model
-	29, // 1: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
+	35, // 1: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
 	1,  // 2: muster.control.v1.View.members:type_name -> muster.control.v1.Member
 	5,  // 3: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
 	6,  // 4: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
@@ -2619,25 +2974,33 @@ var file_control_control_proto_depIdxs = []int32{
 	4,  // 24: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
 	25, // 25: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
 	26, // 26: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
-	0,  // 27: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	3,  // 28: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	9,  // 29: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	17, // 30: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	21, // 31: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	23, // 32: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	27, // 33: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	1,  // 34: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	4,  // 35: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	12, // 36: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	18, // 37: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	22, // 38: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	24, // 39: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	28, // 40: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	34, // [34:41] is the sub-list for method output_type
-	27, // [27:34] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	33, // 27: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
+	33, // 28: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
+	0,  // 29: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	3,  // 30: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	9,  // 31: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	17, // 32: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	21, // 33: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	23, // 34: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	27, // 35: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	29, // 36: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
+	31, // 37: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
+	34, // 38: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
+	1,  // 39: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	4,  // 40: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	12, // 41: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	18, // 42: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	22, // 43: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	24, // 44: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	28, // 45: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	30, // 46: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
+	32, // 47: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
+	33, // 48: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
+	39, // [39:49] is the sub-list for method output_type
+	29, // [29:39] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }
@@ -2651,7 +3014,7 @@ func file_control_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_control_proto_rawDesc), len(file_control_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   29,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,13 +26,16 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Control_Describe_FullMethodName = "/muster.control.v1.Control/Describe"
-	Control_Watch_FullMethodName    = "/muster.control.v1.Control/Watch"
-	Control_Match_FullMethodName    = "/muster.control.v1.Control/Match"
-	Control_Link_FullMethodName     = "/muster.control.v1.Control/Link"
-	Control_Probe_FullMethodName    = "/muster.control.v1.Control/Probe"
-	Control_Status_FullMethodName   = "/muster.control.v1.Control/Status"
-	Control_Drain_FullMethodName    = "/muster.control.v1.Control/Drain"
+	Control_Describe_FullMethodName   = "/muster.control.v1.Control/Describe"
+	Control_Watch_FullMethodName      = "/muster.control.v1.Control/Watch"
+	Control_Match_FullMethodName      = "/muster.control.v1.Control/Match"
+	Control_Link_FullMethodName       = "/muster.control.v1.Control/Link"
+	Control_Probe_FullMethodName      = "/muster.control.v1.Control/Probe"
+	Control_Status_FullMethodName     = "/muster.control.v1.Control/Status"
+	Control_Drain_FullMethodName      = "/muster.control.v1.Control/Drain"
+	Control_RotateKeys_FullMethodName = "/muster.control.v1.Control/RotateKeys"
+	Control_ListKeys_FullMethodName   = "/muster.control.v1.Control/ListKeys"
+	Control_Keyring_FullMethodName    = "/muster.control.v1.Control/Keyring"
 )
 
 // ControlClient is the client API for Control service.
@@ -55,6 +58,13 @@ type ControlClient interface {
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*FleetStatus, error)
 	// Drain has agents finish what they hold, hand over and stop.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
+	// RotateKeys changes the gossip key of the whole fleet. It streams what each
+	// agent did, and ends with FAILED_PRECONDITION where it had to stop.
+	RotateKeys(ctx context.Context, in *RotateKeysRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[KeysProgress], error)
+	// ListKeys says which gossip keys each agent holds.
+	ListKeys(ctx context.Context, in *ListKeysRequest, opts ...grpc.CallOption) (*ListKeysResponse, error)
+	// Keyring is one agent's step of a rotation; agents make it, of each other.
+	Keyring(ctx context.Context, in *KeyringRequest, opts ...grpc.CallOption) (*AgentKeys, error)
 }
 
 type controlClient struct {
@@ -153,6 +163,45 @@ func (c *controlClient) Drain(ctx context.Context, in *DrainRequest, opts ...grp
 	return out, nil
 }
 
+func (c *controlClient) RotateKeys(ctx context.Context, in *RotateKeysRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[KeysProgress], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[4], Control_RotateKeys_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[RotateKeysRequest, KeysProgress]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_RotateKeysClient = grpc.ServerStreamingClient[KeysProgress]
+
+func (c *controlClient) ListKeys(ctx context.Context, in *ListKeysRequest, opts ...grpc.CallOption) (*ListKeysResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListKeysResponse)
+	err := c.cc.Invoke(ctx, Control_ListKeys_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controlClient) Keyring(ctx context.Context, in *KeyringRequest, opts ...grpc.CallOption) (*AgentKeys, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AgentKeys)
+	err := c.cc.Invoke(ctx, Control_Keyring_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ControlServer is the server API for Control service.
 // All implementations should embed UnimplementedControlServer
 // for forward compatibility.
@@ -173,6 +222,13 @@ type ControlServer interface {
 	Status(context.Context, *StatusRequest) (*FleetStatus, error)
 	// Drain has agents finish what they hold, hand over and stop.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
+	// RotateKeys changes the gossip key of the whole fleet. It streams what each
+	// agent did, and ends with FAILED_PRECONDITION where it had to stop.
+	RotateKeys(*RotateKeysRequest, grpc.ServerStreamingServer[KeysProgress]) error
+	// ListKeys says which gossip keys each agent holds.
+	ListKeys(context.Context, *ListKeysRequest) (*ListKeysResponse, error)
+	// Keyring is one agent's step of a rotation; agents make it, of each other.
+	Keyring(context.Context, *KeyringRequest) (*AgentKeys, error)
 }
 
 // UnimplementedControlServer should be embedded to have
@@ -202,6 +258,15 @@ func (UnimplementedControlServer) Status(context.Context, *StatusRequest) (*Flee
 }
 func (UnimplementedControlServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
+}
+func (UnimplementedControlServer) RotateKeys(*RotateKeysRequest, grpc.ServerStreamingServer[KeysProgress]) error {
+	return status.Error(codes.Unimplemented, "method RotateKeys not implemented")
+}
+func (UnimplementedControlServer) ListKeys(context.Context, *ListKeysRequest) (*ListKeysResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListKeys not implemented")
+}
+func (UnimplementedControlServer) Keyring(context.Context, *KeyringRequest) (*AgentKeys, error) {
+	return nil, status.Error(codes.Unimplemented, "method Keyring not implemented")
 }
 func (UnimplementedControlServer) testEmbeddedByValue() {}
 
@@ -309,6 +374,53 @@ func _Control_Drain_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Control_RotateKeys_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(RotateKeysRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServer).RotateKeys(m, &grpc.GenericServerStream[RotateKeysRequest, KeysProgress]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_RotateKeysServer = grpc.ServerStreamingServer[KeysProgress]
+
+func _Control_ListKeys_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListKeysRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).ListKeys(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_ListKeys_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).ListKeys(ctx, req.(*ListKeysRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Control_Keyring_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(KeyringRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Keyring(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Keyring_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Keyring(ctx, req.(*KeyringRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Control_ServiceDesc is the grpc.ServiceDesc for Control service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -327,6 +439,14 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Drain",
 			Handler:    _Control_Drain_Handler,
+		},
+		{
+			MethodName: "ListKeys",
+			Handler:    _Control_ListKeys_Handler,
+		},
+		{
+			MethodName: "Keyring",
+			Handler:    _Control_Keyring_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
@@ -352,6 +472,11 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _Control_Probe_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "RotateKeys",
+			Handler:       _Control_RotateKeys_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "control/control.proto",

@@ -20,9 +20,10 @@ const (
 	Unload Control = "unload"
 	Drain  Control = "drain"
 	Plan   Control = "plan"
+	Rotate Control = "keys" // of gossip: list and change
 )
 
-var controls = []Control{Load, Unload, Drain, Plan}
+var controls = []Control{Load, Unload, Drain, Plan, Rotate}
 
 // Anyone stands for all clients that have no entry of their own, or for all
 // models.
@@ -41,7 +42,7 @@ type grant struct {
 // DefaultAccess lets every client query, and the client "admin" alone control:
 //
 //	clients:
-//	  admin: {models: ["*"], control: [load, unload, drain, plan]}
+//	  admin: {models: ["*"], control: [load, unload, drain, plan, keys]}
 //	  "*": {models: ["*"]}
 func DefaultAccess() *Access {
 	all := map[string]bool{Anyone: true}
@@ -57,7 +58,7 @@ func DefaultAccess() *Access {
 //	clients:
 //	  ads:                      # the name in a certificate, or of an API key
 //	    models: [ncf, wnd]      # which it may query; "*" is all
-//	    control: [load, unload] # of load, unload, drain, plan
+//	    control: [load, unload] # of load, unload, drain, plan, keys
 //	  "*":                      # every other client with a name
 //	    models: ["*"]
 //

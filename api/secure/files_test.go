@@ -75,7 +75,7 @@ func TestParseAccess(t *testing.T) {
 		{"clients that are a list", "clients: [a]", "access:1: want lines of"},
 		{"grant that is a list", "clients:\n  ads: [ncf]\n", "access:2: want {models"},
 		{"unknown right", "clients:\n  ads: {model: [ncf]}\n", `access:2: unknown key "model", want models or control`},
-		{"unknown control", "clients:\n  ads: {control: [reboot]}\n", `access:2: control call "reboot", want one of ["load" "unload" "drain" "plan"]`},
+		{"unknown control", "clients:\n  ads: {control: [reboot]}\n", `access:2: control call "reboot", want one of ["load" "unload" "drain" "plan" "keys"]`},
 		{"models that are a word", "clients:\n  ads: {models: ncf}\n", "access:2: want a list of models"},
 		{"models that are lists", "clients:\n  ads: {models: [[ncf]]}\n", "want the name of one of the models"},
 		{"client twice", "clients:\n  ads: {}\n  ads: {}\n", `access:3: "ads" is there before, at line 2`},
@@ -109,18 +109,21 @@ ads load true
 ads unload false
 ads drain false
 ads plan false
+ads keys false
 ops ncf false
 ops rm2 false
 ops load false
 ops unload false
 ops drain true
 ops plan false
+ops keys false
 somebody ncf true
 somebody rm2 true
 somebody load false
 somebody unload false
 somebody drain false
 somebody plan false
+somebody keys false
 `
 	if got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
@@ -129,7 +132,7 @@ somebody plan false
 
 // TestDefaultAccess is what its comment says.
 func TestDefaultAccess(t *testing.T) {
-	written, err := ParseAccess("comment", []byte("clients:\n  admin: {models: [\"*\"], control: [load, unload, drain, plan]}\n  \"*\": {models: [\"*\"]}\n"))
+	written, err := ParseAccess("comment", []byte("clients:\n  admin: {models: [\"*\"], control: [load, unload, drain, plan, keys]}\n  \"*\": {models: [\"*\"]}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}

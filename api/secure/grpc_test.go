@@ -18,8 +18,8 @@ import (
 const (
 	free         = "health, live"
 	queries      = "ncf, wnd, wnd metadata, all statistics, metadata, status, watch"
-	controlCalls = "load, unload, drain"
-	agents       = "describe, link"
+	controlCalls = "load, unload, drain, list keys, rotate keys"
+	agents       = "describe, link, keyring"
 )
 
 // TestWhoMayDoWhat goes through all kinds of configurations and callers, with
@@ -39,7 +39,7 @@ func testWhoMayDoWhat(t *testing.T, tapped bool) {
 	access := p.write("access.yaml", `
 clients:
   ads: {models: [ncf]}
-  ops: {control: [load, unload, drain]}
+  ops: {control: [load, unload, drain, keys]}
   feed: {models: [wnd], control: [load]}
 `, 0o644)
 

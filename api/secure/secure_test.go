@@ -264,6 +264,22 @@ var calls = map[string]func(context.Context, *grpc.ClientConn) error{
 		_, err := control.NewControlClient(c).Drain(ctx, &control.DrainRequest{})
 		return err
 	},
+	"list keys": func(ctx context.Context, c *grpc.ClientConn) error {
+		_, err := control.NewControlClient(c).ListKeys(ctx, &control.ListKeysRequest{})
+		return err
+	},
+	"rotate keys": func(ctx context.Context, c *grpc.ClientConn) error {
+		s, err := control.NewControlClient(c).RotateKeys(ctx, &control.RotateKeysRequest{})
+		if err != nil {
+			return err
+		}
+		_, err = s.Recv()
+		return err
+	},
+	"keyring": func(ctx context.Context, c *grpc.ClientConn) error {
+		_, err := control.NewControlClient(c).Keyring(ctx, &control.KeyringRequest{})
+		return err
+	},
 	"status": func(ctx context.Context, c *grpc.ClientConn) error {
 		_, err := control.NewControlClient(c).Status(ctx, &control.StatusRequest{})
 		return err

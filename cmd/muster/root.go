@@ -44,6 +44,7 @@ The file is --config, or MUSTER_CONFIG, or ./muster.yaml if there is one.
 		newPlanCommand(),
 		newReproduceCommand(),
 		newCertsCommand(),
+		newKeysCommand(),
 		newConfigCommand(),
 		newVersionCommand(),
 	)

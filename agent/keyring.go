@@ -1,0 +1,194 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/gossip"
+)
+
+// The steps of a rotation, as control.KeyringRequest names them.
+const (
+	listKeys = "list" // changes nothing
+	addKey   = "add"
+	useKey   = "use"
+	onlyKey  = "only"
+	endKeys  = "end" // changes nothing: another rotation may begin
+)
+
+// rotationPause is how long an agent waits for the next step of a rotation
+// before it takes part in another one. Two at a time could each remove the key
+// that the other has some agents use.
+const rotationPause = 30 * time.Second
+
+// errRotation is wrapped when a rotation of the keys cannot go on.
+var errRotation = errors.New("gossip keys")
+
+// A keyring is the keys of this agent's gossip: those that it holds, and those
+// that it will find when it starts anew. Its methods may be called
+// concurrently.
+type keyring struct {
+	gossip *gossip.Gossip
+	agent  string
+	file   string // that the keys are kept in; "" if the key is in the settings
+
+	mu       sync.Mutex
+	rotation uint64    // the one that this agent takes part in, or did last
+	until    time.Time // when another one may begin
+}
+
+// Keyring takes a step of a rotation.
+func (s controlService) Keyring(_ context.Context, req *control.KeyringRequest) (*control.AgentKeys, error) {
+	before := s.keyring.fingerprints()
+	keys, err := s.keyring.step(req)
+	if err != nil {
+		s.log.Warn("gossip keys not changed", "step", req.Step, "error", err)
+		return nil, err
+	}
+	if !slices.Equal(before, keys.Fingerprints) {
+		s.log.Info("gossip keys changed", "step", req.Step, "in_use", keys.Fingerprints[0], "held", len(keys.Fingerprints), "in_file", keys.InFile)
+	}
+	return keys, nil
+}
+
+func (k *keyring) step(req *control.KeyringRequest) (*control.AgentKeys, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	held := k.gossip.Keys()
+	if len(held) == 0 {
+		return nil, gossip.ErrNotEncrypted
+	}
+	now := time.Now()
+	switch req.Step {
+	case listKeys:
+		return k.describe(), nil
+	case endKeys:
+		if req.Rotation == k.rotation {
+			k.until = now
+		}
+		return k.describe(), nil
+	case addKey:
+		if req.Rotation != k.rotation && now.Before(k.until) {
+			return nil, fmt.Errorf("%w: another rotation is under way, or stopped less than %v ago", errRotation, rotationPause)
+		}
+		k.rotation = req.Rotation
+	}
+	if req.Rotation != k.rotation {
+		return nil, fmt.Errorf("%w: this rotation has been overtaken by another", errRotation)
+	}
+	want, err := changedKeys(held, req.Step, req.Key)
+	if err != nil {
+		return nil, err
+	}
+	// The file goes first: what cannot be kept must not be relied on.
+	if err := k.keep(want); err != nil {
+		return nil, err
+	}
+	switch req.Step {
+	case addKey:
+		err = k.gossip.AddKey(req.Key)
+	case useKey:
+		err = k.gossip.UseKey(req.Key)
+	case onlyKey:
+		for _, key := range held[1:] {
+			err = errors.Join(err, k.gossip.RemoveKey(key))
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errRotation, err)
+	}
+	k.until = now.Add(rotationPause)
+	if req.Step == onlyKey {
+		k.until = now
+	}
+	return k.describe(), nil
+}
+
+// changedKeys are the keys of an agent that held some, the first in use, after
+// a step with key.
+func changedKeys(held [][]byte, step string, key []byte) ([][]byte, error) {
+	if len(key) != gossip.KeySize {
+		return nil, fmt.Errorf("%w: gossip key has %d bytes, want %d", errInvalid, len(key), gossip.KeySize)
+	}
+	same := func(k []byte) bool { return bytes.Equal(k, key) }
+	has := slices.ContainsFunc(held, same)
+	switch {
+	case step == addKey && has:
+		return held, nil
+	case step == addKey:
+		return append(slices.Clip(held), key), nil
+	case step == useKey && has:
+		return append([][]byte{key}, slices.DeleteFunc(slices.Clone(held), same)...), nil
+	case step == onlyKey && same(held[0]):
+		return held[:1], nil
+	case step == useKey, step == onlyKey:
+		return nil, fmt.Errorf("%w: %q of key %s, while this agent uses %s", errRotation, step, gossip.Fingerprint(key), gossip.Fingerprint(held[0]))
+	}
+	return nil, fmt.Errorf("%w: step %q", errInvalid, step)
+}
+
+// describe is what the agent holds. k.mu is held.
+func (k *keyring) describe() *control.AgentKeys {
+	return &control.AgentKeys{Agent: k.agent, Fingerprints: k.fingerprints(), InFile: k.file != "", Lost: k.gossip.Lost()}
+}
+
+func (k *keyring) fingerprints() []string {
+	var prints []string
+	for _, key := range k.gossip.Keys() {
+		prints = append(prints, gossip.Fingerprint(key))
+	}
+	return prints
+}
+
+// keep writes the keys to the file, if there is one, all or nothing.
+func (k *keyring) keep(keys [][]byte) error {
+	if k.file == "" {
+		return nil
+	}
+	// What the name leads to is replaced, not a link to it.
+	path, err := filepath.EvalSymlinks(k.file)
+	if err != nil {
+		return fmt.Errorf("%w: key file: %w", errRotation, err)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return fmt.Errorf("%w: key file: %w", errRotation, err)
+	}
+	var lines strings.Builder
+	for _, key := range keys {
+		lines.WriteString(gossip.FormatKey(key) + "\n")
+	}
+	if err := replaceFile(path, lines.String(), info.Mode().Perm()); err != nil {
+		return fmt.Errorf("%w: the agent must be able to write its key file and the directory it is in: %w", errRotation, err)
+	}
+	return nil
+}
+
+// replaceFile gives the file at path, which is there, other contents; whoever
+// reads it, or finds it after a crash, sees those before or these.
+func replaceFile(path, contents string, mode os.FileMode) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	_, err = f.WriteString(contents)
+	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
+	if err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}

@@ -1,0 +1,230 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/gossip"
+)
+
+// keyringTimeout bounds one step at one agent. Two must be shorter than
+// rotationPause, since an agent waits for the slowest before its next step.
+const keyringTimeout = 5 * time.Second
+
+// rotationSteps are those of a rotation, in order: each begins when all agents
+// have made the one before.
+var rotationSteps = []struct {
+	step string
+	// stopped is what holds where a rotation stopped in this step.
+	stopped string
+}{
+	{listKeys, "nothing has been changed"},
+	{addKey, "all agents use the key that they used before, and some understand the new one as well, which does no harm"},
+	{useKey, "all agents understand both the key that was used before and the new one"},
+	{onlyKey, "all agents use the new key, and some understand the one before as well"},
+}
+
+// A rotation changes the gossip key of the fleet.
+type rotation struct {
+	agent *Agent
+	id    uint64
+	key   []byte
+	made  bool // nobody but the agents has the key
+	// without are agents that may be left behind.
+	without map[string]bool
+	// report tells who asked; the call's context ends if that does not work.
+	report func(*control.KeysProgress)
+
+	done map[string]int    // steps made, by agent
+	left map[string]bool   // agents left behind
+	lost map[string]string // agents that may come back, and who says so
+}
+
+// RotateKeys changes the gossip key of the whole fleet.
+func (s controlService) RotateKeys(req *control.RotateKeysRequest, stream control.Control_RotateKeysServer) error {
+	r := &rotation{
+		agent: s.Agent, id: rand.Uint64(), key: req.Key, made: len(req.Key) == 0, report: func(p *control.KeysProgress) { _ = stream.Send(p) },
+		without: map[string]bool{}, done: map[string]int{}, left: map[string]bool{}, lost: map[string]string{},
+	}
+	if r.made {
+		r.key = gossip.NewKey()
+	} else if len(r.key) != gossip.KeySize {
+		return fmt.Errorf("%w: gossip key has %d bytes, want %d", errInvalid, len(r.key), gossip.KeySize)
+	}
+	for _, name := range req.Without {
+		r.without[name] = true
+	}
+	s.log.Info("rotating the gossip key", "key", gossip.Fingerprint(r.key))
+	if err := r.run(stream.Context()); err != nil {
+		r.end(stream.Context())
+		s.log.Warn("rotation of the gossip key stopped", "key", gossip.Fingerprint(r.key), "error", err)
+		return err
+	}
+	s.log.Info("gossip key rotated", "key", gossip.Fingerprint(r.key))
+	return nil
+}
+
+// ListKeys says which keys each agent holds.
+func (s controlService) ListKeys(ctx context.Context, _ *control.ListKeysRequest) (*control.ListKeysResponse, error) {
+	resp := &control.ListKeysResponse{}
+	list := []*control.KeyringRequest{{Step: listKeys}}
+	s.askKeyrings(ctx, s.memberNames(), func(string) []*control.KeyringRequest { return list },
+		func(p *control.KeysProgress) { resp.Agents = append(resp.Agents, p.Keys) })
+	slices.SortFunc(resp.Agents, func(a, b *control.AgentKeys) int { return cmp.Compare(a.Agent, b.Agent) })
+	return resp, nil
+}
+
+// run makes all steps. It stops where an agent could not make one.
+func (r *rotation) run(ctx context.Context) error {
+	for i, s := range rotationSteps {
+		faults, err := r.all(ctx, i)
+		if err != nil {
+			return err
+		}
+		if len(faults) > 0 {
+			return fmt.Errorf("%w: stopped at step %q: %s; %s. Run it again when they can be reached, or --without them",
+				errRotation, s.step, strings.Join(faults, "; "), s.stopped)
+		}
+	}
+	return nil
+}
+
+// all has every agent make the steps up to rotationSteps[last], those too that
+// join meanwhile, and returns why some could not.
+func (r *rotation) all(ctx context.Context, last int) ([]string, error) {
+	failed := map[string]string{}
+	var members []string
+	for {
+		members = r.agent.memberNames()
+		behind := slices.DeleteFunc(slices.Clone(members), func(name string) bool {
+			return r.done[name] > last || r.left[name] || failed[name] != ""
+		})
+		if len(behind) == 0 {
+			break
+		}
+		r.agent.askKeyrings(ctx, behind, r.requests(behind, last), func(p *control.KeysProgress) {
+			name := p.Keys.Agent
+			switch {
+			case p.Keys.Fault != "":
+				failed[name] = p.Keys.Fault
+			case p.Step == listKeys && r.made && !p.Keys.InFile:
+				failed[name] = "its key is in its settings, where a new one cannot be kept: name the new key, so that you can change them"
+				p.Keys.Fault = failed[name]
+			default:
+				r.done[name]++
+			}
+			for _, lost := range p.Keys.Lost {
+				r.lost[lost] = name
+			}
+			r.report(p)
+		})
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
+	for _, name := range r.agent.gossip.Lost() {
+		r.lost[name] = r.agent.name
+	}
+	for name, by := range r.lost {
+		if !slices.Contains(members, name) && r.done[name] <= last && !r.left[name] {
+			failed[name] = "it has not said that it leaves, and " + by + " does not hear it"
+			r.report(&control.KeysProgress{Step: rotationSteps[last].step, Keys: &control.AgentKeys{Agent: name, Fault: failed[name]}})
+		}
+	}
+	var faults []string
+	for name, fault := range failed {
+		switch {
+		case !slices.Contains(members, name) && r.lost[name] == "": // it has left
+		case r.without[name]:
+			r.left[name] = true
+		default:
+			faults = append(faults, name+": "+fault)
+		}
+	}
+	slices.Sort(faults)
+	return faults, nil
+}
+
+// requests are what each of the agents has still to do, up to
+// rotationSteps[last].
+func (r *rotation) requests(names []string, last int) func(name string) []*control.KeyringRequest {
+	todo := map[string][]*control.KeyringRequest{}
+	for _, name := range names {
+		for _, s := range rotationSteps[r.done[name] : last+1] {
+			todo[name] = append(todo[name], &control.KeyringRequest{Step: s.step, Key: r.key, Rotation: r.id})
+		}
+	}
+	return func(name string) []*control.KeyringRequest { return todo[name] }
+}
+
+// end tells the agents that this rotation does not go on. Those that do not hear it
+// find out.
+func (r *rotation) end(ctx context.Context) {
+	end := []*control.KeyringRequest{{Step: endKeys, Rotation: r.id}}
+	r.agent.askKeyrings(context.WithoutCancel(ctx), r.agent.memberNames(),
+		func(string) []*control.KeyringRequest { return end }, func(*control.KeysProgress) {})
+}
+
+// memberNames are the agents of the fleet, this one too, in order.
+func (a *Agent) memberNames() []string {
+	var names []string
+	for _, m := range a.roster.view().Members {
+		names = append(names, m.Name)
+	}
+	return names
+}
+
+// askKeyrings has the agents named, all at a time, do what is asked of each,
+// until one of its requests fails, and waits for all. It calls each, once at a
+// time, with every answer, or why there is none, as a Fault.
+func (a *Agent) askKeyrings(ctx context.Context, names []string, requests func(name string) []*control.KeyringRequest, each func(*control.KeysProgress)) {
+	var mu sync.Mutex
+	var asking sync.WaitGroup
+	for _, name := range names {
+		requests := requests(name)
+		asking.Go(func() {
+			for _, req := range requests {
+				keys := a.askKeyring(ctx, name, req)
+				mu.Lock()
+				each(&control.KeysProgress{Step: req.Step, Keys: keys})
+				mu.Unlock()
+				if keys.Fault != "" {
+					return
+				}
+			}
+		})
+	}
+	asking.Wait()
+}
+
+// askKeyring makes one request of the agent named.
+func (a *Agent) askKeyring(ctx context.Context, name string, req *control.KeyringRequest) *control.AgentKeys {
+	ctx, cancel := context.WithTimeout(ctx, keyringTimeout)
+	defer cancel()
+	conn, err := a.roster.dial(name)
+	var keys *control.AgentKeys
+	if err == nil {
+		keys, err = control.NewControlClient(conn).Keyring(ctx, req, grpc.WaitForReady(true))
+	}
+	switch s := status.Convert(err); {
+	case err == nil && keys.Agent == name:
+		return keys
+	case err == nil:
+		return &control.AgentKeys{Agent: name, Fault: fmt.Sprintf("found agent %q at its address", keys.Agent)}
+	case s.Code() == codes.DeadlineExceeded:
+		return &control.AgentKeys{Agent: name, Fault: fmt.Sprintf("it does not answer within %v", keyringTimeout)}
+	default:
+		return &control.AgentKeys{Agent: name, Fault: s.Message()}
+	}
+}

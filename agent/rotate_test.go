@@ -1,0 +1,394 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/gossip"
+)
+
+var (
+	oldKey   = bytes.Repeat([]byte{1}, gossip.KeySize)
+	newerKey = bytes.Repeat([]byte{2}, gossip.KeySize)
+	otherKey = bytes.Repeat([]byte{3}, gossip.KeySize)
+)
+
+// statesExchanged is longer than memberlist takes to know who failed, or until it
+// exchanges whole states again: by then what cannot be read has done its harm.
+const statesExchanged = 12 * time.Second
+
+// withKeyFile gives an agent a key file of its own with the old key.
+func withKeyFile(a *Agent) {
+	a.config.GossipKey = filepath.Join(a.config.StateDir, "gossip.key")
+	if err := os.WriteFile(a.config.GossipKey, []byte(gossip.FormatKey(oldKey)+"\n"), 0o640); err != nil {
+		panic(err)
+	}
+}
+
+// rotate changes the key by a, and returns the steps that each agent made, and
+// those that it did not, with the fault. each, if not nil, is called after each progress.
+func (f *testFleet) rotate(a *fleetAgent, req *control.RotateKeysRequest, each func(*control.KeysProgress)) (made, faults map[string]string, err error) {
+	f.Helper()
+	ctx, cancel := context.WithTimeout(f.Context(), 5*time.Minute)
+	defer cancel()
+	stream, err := a.ctl.RotateKeys(ctx, req)
+	if err != nil {
+		f.Fatal(err)
+	}
+	made, faults = map[string]string{}, map[string]string{}
+	for {
+		p, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return made, faults, nil
+		}
+		if err != nil {
+			return made, faults, err
+		}
+		if p.Keys.Fault != "" {
+			faults[p.Keys.Agent] = p.Step + ": " + p.Keys.Fault
+		} else {
+			made[p.Keys.Agent] += p.Step + " "
+		}
+		if each != nil {
+			each(p)
+		}
+	}
+}
+
+// holds checks which keys the agents hold, and that they would find the same
+// after a restart.
+func (f *testFleet) holds(agents []*fleetAgent, want ...[]byte) {
+	f.Helper()
+	for _, a := range agents {
+		if got := a.gossip.Keys(); !slices.EqualFunc(got, want, bytes.Equal) {
+			f.Errorf("keys of %s: %x, want %x", a.name, got, want)
+		}
+		if kept, err := a.config.gossipKeys(); err != nil || !slices.EqualFunc(kept, want, bytes.Equal) {
+			f.Errorf("key file of %s: %x, %v, want %x", a.name, kept, err, want)
+		}
+	}
+}
+
+// queryAll sends queries to the agents, one at a time each, until stop is called. The
+// test fails if one is not answered.
+func (f *testFleet) queryAll(agents []*fleetAgent) (stop func()) {
+	ctx, cancel := context.WithCancel(f.Context())
+	var querying sync.WaitGroup
+	for _, a := range agents {
+		querying.Go(func() {
+			for ctx.Err() == nil {
+				for what, n := range f.send(1, 50*time.Millisecond, a) {
+					f.Errorf("%d queries by %s: %s", n, a.name, what)
+				}
+			}
+		})
+	}
+	return func() { cancel(); querying.Wait() }
+}
+
+// TestRotate changes the key of a fleet that serves queries. No agent loses
+// sight of another, each finds the new key again, and who has the old one stays out.
+func TestRotate(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		agents := []*fleetAgent{f.start(withKeyFile), f.start(withKeyFile), f.start(withKeyFile), f.start(withKeyFile)}
+		f.settled(agents...)
+		stop := f.queryAll(agents)
+		made, faults, err := f.rotate(agents[1], &control.RotateKeysRequest{Key: newerKey}, nil)
+		if err != nil || len(faults) > 0 {
+			t.Errorf("rotation: %v, %q", err, faults)
+		}
+		for _, a := range agents {
+			if made[a.name] != "list add use only " {
+				t.Errorf("%s made the steps %q", a.name, made[a.name])
+			}
+		}
+		time.Sleep(time.Second)
+		stop()
+		time.Sleep(statesExchanged)
+		f.settled(agents...)
+		f.holds(agents, newerKey)
+		for _, a := range agents {
+			for _, bad := range []string{"not heard", "agent left", "unreadable", "taken for dead"} {
+				if strings.Contains(a.log.String(), bad) {
+					t.Errorf("log of %s has %q", a.name, bad)
+				}
+			}
+			if info, err := os.Stat(a.config.GossipKey); err != nil || info.Mode().Perm() != 0o640 {
+				t.Errorf("key file: %v, %v, want the mode that it had", info.Mode(), err)
+			}
+			if files, _ := filepath.Glob(filepath.Join(a.config.StateDir, ".gossip*")); len(files) > 0 {
+				t.Errorf("left over: %q", files)
+			}
+		}
+
+		// One starts anew, with its file; one comes with the old key.
+		file := agents[3].config.GossipKey
+		if err := agents[3].stop(); err != nil {
+			t.Error(err)
+		}
+		again := f.startOn("10.0.0.4", func(a *Agent) { a.config.GossipKey = file })
+		stranger := f.start(withKeyFile)
+		agents[3] = again
+		f.settled(agents...)
+		time.Sleep(statesExchanged)
+		f.settled(agents...)
+		if n := len(stranger.gossip.Members()); n != 1 {
+			t.Errorf("with the old key an agent sees %d members, want itself alone", n)
+		}
+
+		// The agents make a key of their own.
+		if _, _, err := f.rotate(again, &control.RotateKeysRequest{}, nil); err != nil {
+			t.Error(err)
+		}
+		made1 := agents[0].gossip.Keys()
+		if len(made1) != 1 || bytes.Equal(made1[0], newerKey) {
+			t.Errorf("keys after a rotation to a new one: %x", made1)
+		}
+		f.holds(agents, made1...)
+		list, err := agents[2].ctl.ListKeys(f.Context(), &control.ListKeysRequest{})
+		if err != nil || len(list.Agents) != 4 {
+			t.Fatalf("list: %v, %v", list, err)
+		}
+		for _, keys := range list.Agents {
+			if !slices.Equal(keys.Fingerprints, []string{gossip.Fingerprint(made1[0])}) || !keys.InFile || keys.Fault != "" {
+				t.Errorf("list: %v", keys)
+			}
+		}
+	})
+}
+
+// TestRotateUnreachable parts an agent from the others at any step. The
+// rotation stops and says so; when the agent is back all see each other, and
+// the rotation can be run again.
+func TestRotateUnreachable(t *testing.T) {
+	for _, s := range append(rotationSteps[1:3:3], struct{ step, stopped string }{"long before", rotationSteps[0].stopped}) {
+		t.Run(s.step, func(t *testing.T) {
+			testInFleet(t, func(f *testFleet) {
+				agents := []*fleetAgent{f.start(withKeyFile), f.start(withKeyFile), f.start(withKeyFile)}
+				f.settled(agents...)
+				gone := agents[2]
+				part := func(p *control.KeysProgress) {
+					if p.Step == s.step && p.Keys.Agent == gone.name {
+						f.partition([]*fleetAgent{gone})
+					}
+				}
+				stop := f.queryAll(agents[:2])
+				if s.step == "long before" {
+					f.partition([]*fleetAgent{gone})
+					time.Sleep(statesExchanged) // it is no member any more
+					f.settled(agents[:2]...)
+				}
+				_, faults, err := f.rotate(agents[0], &control.RotateKeysRequest{Key: newerKey}, part)
+				// The agent may have been parted between its answer and the next step.
+				if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), gone.name) || !strings.Contains(faults[gone.name], "it ") {
+					t.Errorf("rotation without %s: %v, %q", gone.name, err, faults)
+				}
+				if s.step == "long before" {
+					if !strings.Contains(err.Error(), s.stopped) {
+						t.Errorf("rotation: %v, want %q", err, s.stopped)
+					}
+					f.holds(agents, oldKey)
+				}
+				f.heal()
+				f.settled(agents...)
+				stop()
+				// It may hear only now of the rotation that stopped, and wait for its next step.
+				f.eventually(2*rotationPause, func() string {
+					_, faults, err := f.rotate(agents[1], &control.RotateKeysRequest{Key: otherKey}, nil)
+					if err == nil {
+						return ""
+					}
+					time.Sleep(5 * time.Second)
+					return fmt.Sprintf("rotation with all: %v, %q", err, faults)
+				})
+				time.Sleep(statesExchanged)
+				f.settled(agents...)
+				f.holds(agents, otherKey)
+			})
+		})
+	}
+}
+
+// TestRotateWithout leaves an agent behind that is not coming back.
+func TestRotateWithout(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		agents := []*fleetAgent{f.start(withKeyFile), f.start(withKeyFile), f.start(withKeyFile)}
+		f.settled(agents...)
+		f.kill(agents[2])
+		time.Sleep(statesExchanged)
+		_, faults, err := f.rotate(agents[0], &control.RotateKeysRequest{Key: newerKey, Without: []string{agents[2].name}}, nil)
+		if err != nil || len(faults) != 1 {
+			t.Errorf("rotation: %v, %q", err, faults)
+		}
+		f.holds(agents[:2], newerKey)
+	})
+}
+
+// TestRotateTwice has two rotations at the same time: at most one can go on, and
+// whatever comes of them, all agents see each other.
+func TestRotateTwice(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		agents := []*fleetAgent{f.start(withKeyFile), f.start(withKeyFile), f.start(withKeyFile)}
+		f.settled(agents...)
+		var errs [2]error
+		var rotating sync.WaitGroup
+		for i, key := range [][]byte{newerKey, otherKey} {
+			rotating.Go(func() { _, _, errs[i] = f.rotate(agents[i], &control.RotateKeysRequest{Key: key}, nil) })
+		}
+		rotating.Wait()
+		if errs[0] == nil && errs[1] == nil {
+			// They did not meet, if one came after the other.
+			if len(agents[0].gossip.Keys()) != 1 {
+				t.Errorf("two rotations, and the keys are %x", agents[0].gossip.Keys())
+			}
+		}
+		time.Sleep(statesExchanged)
+		f.settled(agents...)
+		if _, faults, err := f.rotate(agents[2], &control.RotateKeysRequest{}, nil); err != nil {
+			t.Errorf("rotation after two that met (%v, %v): %v, %q", errs[0], errs[1], err, faults)
+		}
+		f.holds(agents, agents[0].gossip.Keys()...)
+
+		// One dies half way: another can begin, but not at once.
+		req := func(step string, rotation uint64, key []byte) error {
+			_, err := agents[0].ctl.Keyring(f.Context(), &control.KeyringRequest{Step: step, Rotation: rotation, Key: key})
+			return err
+		}
+		err := errors.Join(req(addKey, 1, oldKey), req(useKey, 1, oldKey), req(useKey, 1, agents[1].gossip.Keys()[0]))
+		if err != nil {
+			t.Error(err)
+		}
+		if err := req(addKey, 2, newerKey); status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("a rotation while another is under way: %v", err)
+		}
+		time.Sleep(rotationPause)
+		if err := errors.Join(req(addKey, 2, newerKey), req(endKeys, 2, nil)); err != nil {
+			t.Error(err)
+		}
+		if err := req(onlyKey, 1, agents[1].gossip.Keys()[0]); status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("a rotation that was overtaken goes on: %v", err)
+		}
+	})
+}
+
+// TestRotateRefused is rotations that would lose an agent, or cannot be.
+func TestRotateRefused(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		inSettings := func(a *Agent) { a.config.GossipKey = gossip.FormatKey(oldKey) }
+		a, b := f.start(withKeyFile), f.start(inSettings)
+		f.settled(a, b)
+		for _, tt := range []struct {
+			name string
+			req  *control.RotateKeysRequest
+			code codes.Code
+			want string
+		}{
+			{"key that nobody would have", &control.RotateKeysRequest{}, codes.FailedPrecondition, b.name + ": its key is in its settings"},
+			{"short key", &control.RotateKeysRequest{Key: []byte("short")}, codes.InvalidArgument, "5 bytes, want 32"},
+		} {
+			if _, _, err := f.rotate(a, tt.req, nil); status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%s: %v, want %v with %q", tt.name, err, tt.code, tt.want)
+			}
+			f.holds([]*fleetAgent{a, b}, oldKey)
+		}
+		// The file of an agent cannot be written: its directory is gone.
+		dir := filepath.Dir(a.config.GossipKey)
+		if err := os.Rename(dir, dir+"-away"); err != nil {
+			t.Fatal(err)
+		}
+		_, faults, err := f.rotate(b, &control.RotateKeysRequest{Key: newerKey}, nil)
+		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(faults[a.name], "add: ") || !strings.Contains(faults[a.name], "key file") {
+			t.Errorf("rotation where a key cannot be kept: %v, %q", err, faults)
+		}
+		if err := os.Rename(dir+"-away", dir); err != nil {
+			t.Fatal(err)
+		}
+		f.holds([]*fleetAgent{a}, oldKey)
+		if _, _, err := f.rotate(b, &control.RotateKeysRequest{Key: newerKey}, nil); err != nil {
+			t.Error(err)
+		}
+		f.holds([]*fleetAgent{a}, newerKey)
+	})
+	testInFleet(t, func(f *testFleet) {
+		a := f.start()
+		f.settled(a)
+		if _, _, err := f.rotate(a, &control.RotateKeysRequest{}, nil); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "not encrypted") {
+			t.Errorf("rotation without keys: %v", err)
+		}
+	})
+}
+
+// TestChangedKeys is what each step makes of the keys held.
+func TestChangedKeys(t *testing.T) {
+	a, b, c := oldKey, newerKey, otherKey
+	name := map[byte]string{1: "a", 2: "b", 3: "c"}
+	for _, tt := range []struct {
+		step string
+		held [][]byte
+		key  []byte
+		want string
+	}{
+		{addKey, [][]byte{a}, b, "ab"},
+		{addKey, [][]byte{a, b}, b, "ab"},
+		{addKey, [][]byte{a}, a, "a"},
+		{useKey, [][]byte{a, b}, b, "ba"},
+		{useKey, [][]byte{a, b, c}, c, "cab"},
+		{useKey, [][]byte{a, b}, a, "ab"},
+		{useKey, [][]byte{a}, b, ""},
+		{onlyKey, [][]byte{a, b, c}, a, "a"},
+		{onlyKey, [][]byte{a}, a, "a"},
+		{onlyKey, [][]byte{a, b}, b, ""},
+		{"swap", [][]byte{a, b}, b, ""},
+	} {
+		before := fmt.Sprint(tt.held)
+		keys, err := changedKeys(tt.held, tt.step, tt.key)
+		got := ""
+		for _, key := range keys {
+			got += name[key[0]]
+		}
+		if got != tt.want || (err == nil) != (tt.want != "") {
+			t.Errorf("%s %s of %s: got %q, %v, want %q", tt.step, name[tt.key[0]], before, got, err, tt.want)
+		}
+		if fmt.Sprint(tt.held) != before {
+			t.Errorf("%s changes its argument", tt.step)
+		}
+	}
+}
+
+// TestKeepKeys writes to what a link leads to, all or nothing.
+func TestKeepKeys(t *testing.T) {
+	dir := t.TempDir()
+	file, link := filepath.Join(dir, "key"), filepath.Join(dir, "link")
+	if err := errors.Join(os.WriteFile(file, []byte("before\n"), 0o600), os.Symlink(file, link)); err != nil {
+		t.Fatal(err)
+	}
+	k := &keyring{file: link}
+	if err := k.keep([][]byte{oldKey, newerKey}); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Lstat(link)
+	if err != nil || info.Mode()&os.ModeSymlink == 0 {
+		t.Errorf("the link: %v, %v", info, err)
+	}
+	keys, err := Config{GossipKey: link}.gossipKeys()
+	if err != nil || !slices.EqualFunc(keys, [][]byte{oldKey, newerKey}, bytes.Equal) {
+		t.Errorf("keys kept: %x, %v", keys, err)
+	}
+	if err := (&keyring{file: filepath.Join(dir, "other")}).keep([][]byte{oldKey}); err == nil {
+		t.Error("a key file that is not there was made")
+	}
+}
