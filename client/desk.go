@@ -39,6 +39,7 @@ type desk struct {
 	first, last *query // in the order they arrived
 
 	link      linkState
+	lost      bool                    // the last leader was lost, and no other has answered: nobody waits for one
 	message   *control.GatewayMessage // for the leader, not sent yet; nil: nothing
 	unacked   []time.Time             // when the submits were made that the leader has not acknowledged; the oldest first
 	submitted uint64                  // on this link
@@ -57,7 +58,7 @@ type linkState uint8
 const (
 	// linkNone: nobody is known to lead.
 	linkNone linkState = iota
-	// linkOpening: a leader is known, and not reached yet.
+	// linkOpening: a leader is known, and has not answered yet.
 	linkOpening
 	// linkOpen: queries are submitted.
 	linkOpen
@@ -415,6 +416,7 @@ func (d *desk) end(q *query, err error) {
 // whether somebody leads or is to lead, who will be tried next.
 func (d *desk) closed(known bool, now time.Time) {
 	if d.link >= linkOpen {
+		d.lost = true
 		for q := d.first; q != nil; q = q.nxt {
 			q.submitted, q.waits, q.since = false, false, now
 		}
@@ -425,12 +427,11 @@ func (d *desk) closed(known bool, now time.Time) {
 	}
 }
 
-// opened says that a link to a leader is open; hello is the first it hears.
-// Everything goes there, in the order it arrived.
-func (d *desk) opened(hello *control.GatewayHello, now time.Time) {
+// opened says that a leader has answered on a new link. Everything goes there, in
+// the order it arrived.
+func (d *desk) opened(now time.Time) {
 	d.closed(true, now)
-	d.link, d.heardAt, d.submitted, d.acked = linkOpen, now, 0, 0
-	d.message = &control.GatewayMessage{Hello: hello}
+	d.link, d.lost, d.heardAt, d.submitted, d.acked = linkOpen, false, now, 0, 0
 	d.stats.Links++
 	d.submitAll(now)
 }
@@ -484,7 +485,7 @@ func (d *desk) alone(now time.Time) *query {
 	for q := d.first; q != nil; q = q.nxt {
 		switch {
 		case q.probing || q.hasNext || q.attempts >= match.MaxAttempts || now.Before(q.again):
-		case d.link == linkOpening && now.Sub(q.since) < leastSilence:
+		case d.link == linkOpening && !d.lost && now.Sub(q.since) < leastSilence:
 		case q.abort == nil:
 			return q
 		case q.void, now.Sub(q.at.sent) > q.at.took+d.grace(q, q.at.agent):

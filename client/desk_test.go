@@ -220,7 +220,7 @@ func (r *deskRun) random() {
 			return
 		}
 		r.step("opened")
-		r.d.opened(&control.GatewayHello{}, r.now)
+		r.d.opened(r.now)
 		clear(r.rows)
 		r.assigned = nil
 	case 9:
@@ -287,7 +287,7 @@ func (r *deskRun) finish(led bool) {
 	r.step("finish", led)
 	if led {
 		if r.d.link < linkOpen || r.rng.IntN(2) == 0 {
-			r.d.opened(&control.GatewayHello{}, r.now)
+			r.d.opened(r.now)
 			clear(r.rows)
 		}
 	} else {
@@ -373,7 +373,7 @@ func TestSilence(t *testing.T) {
 			t.Errorf("at %d ms: link is %d, want %d", n, r.d.link, want)
 		}
 	}
-	r.d.opened(&control.GatewayHello{}, ms(0))
+	r.d.opened(ms(0))
 	at(149, linkOpen)
 	at(151, linkSilent) // not one heartbeat
 	r.d.heard(0, ms(160))
@@ -418,7 +418,7 @@ func (d *desk) submitOrder() (sequences []uint64) {
 // TestDeskOfferedAgain follows one query whose attempts the leader gives up.
 func TestDeskOfferedAgain(t *testing.T) {
 	r := newDeskRun(t, 0)
-	r.d.opened(&control.GatewayHello{}, r.now)
+	r.d.opened(r.now)
 	r.arrive()
 	c := r.callers[0]
 	for n := uint32(1); n <= match.MaxAttempts; n++ {
@@ -451,7 +451,7 @@ func TestDeskOfferedAgain(t *testing.T) {
 func TestDeskFailedAfterOfferedAgain(t *testing.T) {
 	for _, offered := range []bool{true, false} {
 		r := newDeskRun(t, 0)
-		r.d.opened(&control.GatewayHello{}, r.now)
+		r.d.opened(r.now)
 		r.arrive()
 		r.d.assign(&control.Assign{Sequence: 1, Attempt: 1, Agent: "a"})
 		r.look(r.callers[0])

@@ -213,6 +213,12 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 	}
 	if attempt.HasRemaining {
 		g.alone.heard(p.agent, attempt.Remaining)
+	} else if n := q.attempts; n > 1 && judge(err) == elsewhere {
+		// The leader may not know yet that the member is out of reach.
+		select {
+		case <-time.After(jitter(firstAgain << (2 * (n - 2)))):
+		case <-attemptCtx.Done():
+		}
 	}
 
 	now = time.Now()
@@ -232,6 +238,10 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 	g.leave(true)
 	return resp, err, ended
 }
+
+// firstAgain is how long a query waits whose second member in a row could not be
+// reached.
+const firstAgain = 10 * time.Millisecond
 
 // judge says what the error of an attempt means for the query.
 func judge(err error) verdict {

@@ -148,11 +148,12 @@ func (g *Gateway) serve(to *control.Member) (heard bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	hello := &control.GatewayHello{Gateway: g.config.ID, Protocol: control.Protocol, Agent: g.config.Agent}
+	if err := stream.Send(&control.GatewayMessage{Hello: hello}); err != nil {
+		_, err = stream.Recv() // says why
+		return false, err
+	}
 	l := &link{leader: to.GetName(), stream: stream, kicked: make(chan struct{}, 1)}
-	g.mu.Lock()
-	g.link = l
-	g.desk.opened(&control.GatewayHello{Gateway: g.config.ID, Protocol: control.Protocol, Agent: g.config.Agent}, time.Now())
-	g.leave(false)
 	written := make(chan struct{})
 	go func() {
 		defer close(written)
@@ -163,6 +164,7 @@ func (g *Gateway) serve(to *control.Member) (heard bool, err error) {
 		g.mu.Lock()
 		g.link = nil
 		g.desk.closed(true, time.Now())
+		g.decide()
 		g.mu.Unlock()
 	}()
 
@@ -182,6 +184,10 @@ func (g *Gateway) serve(to *control.Member) (heard bool, err error) {
 			heard = m.GetLeadership() == nil || m.GetLeadership().GetLeader() == to.GetName()
 			if heard {
 				g.log.Info("following a leader", "leader", to.GetName(), "epoch", m.GetLeadership().GetEpoch())
+				g.mu.Lock()
+				g.link = l
+				g.desk.opened(time.Now())
+				g.leave(false)
 			}
 		}
 		g.take(m)
