@@ -17,7 +17,8 @@ const (
 	// calmWork and calmQueue say when a lost query may start: when the lanes of the type have
 	// no more than calmWork QoS targets of work, more by calmWork for each calmQueue lost ones, and
 	// for each QoS target that the query has been lost: in a small pool that is never quite calm
-	// it would else wait in vain, beside an idle lane.
+	// it would else wait in vain, beside an idle lane. Towards its deadline, if it has one, the bound
+	// rises to a whole QoS target of work.
 	calmWork, calmQueue = 0.02, 20
 	// calmChoice is of how many of the oldest lost queries the smallest starts.
 	calmChoice = 4
@@ -341,7 +342,8 @@ func (h *horizon) lost(s *shard, grp *group, l *lane, spare bool) (chosen *query
 			continue
 		}
 		n++
-		calm := calmWork * (s.m.target[q.model] + max(0, s.m.now-q.lostAt))
+		target, lost := s.m.target[q.model], max(0, s.m.now-q.lostAt)
+		calm := max(calmWork*(target+lost), target*lost/(q.deadline-q.lostAt))
 		if (spare || !h.spared(q)) && work <= calm && (chosen == nil || q.batch < chosen.batch) {
 			chosen = q
 		}
