@@ -16,7 +16,7 @@ const (
 	// firstRetry and lastRetry bound how long the gateway waits before it tries
 	// again to reach a leader.
 	firstRetry = 5 * time.Millisecond
-	lastRetry  = 200 * time.Millisecond
+	lastRetry  = 25 * time.Millisecond
 	// openTimeout is how long it may take to reach one.
 	openTimeout = time.Second
 )
