@@ -38,7 +38,6 @@ type deskCaller struct {
 	place    place
 	attempts int
 	outcomes int
-	looking  bool
 }
 
 func newDeskRun(t *testing.T, seed uint64) *deskRun {

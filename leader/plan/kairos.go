@@ -17,7 +17,7 @@ type Kairos struct {
 	Top int
 }
 
-var errSeveralModels = errors.New("Eq. 15 bounds the throughput of one model: for several use the fluid planner")
+var errSeveralModels = errors.New("the bound of Eq. 15 is for one model: for several use the fluid planner")
 
 // Plan plans; the evaluator is not used. Under LeastCost it takes the cheapest configuration whose bound leaves room for the rate.
 func (k Kairos) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, error) {
