@@ -173,8 +173,8 @@ func (k *keyring) keep(keys [][]byte) error {
 	return nil
 }
 
-// replaceFile gives the file at path, which is there, other contents; whoever
-// reads it, or finds it after a crash, sees those before or these.
+// replaceFile gives the file at path, which need not be there, other contents;
+// whoever reads it, or finds it after a crash, sees those before or these.
 func replaceFile(path, contents string, mode os.FileMode) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
 	if err != nil {

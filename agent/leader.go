@@ -388,17 +388,7 @@ func writeEpoch(dir string, epoch uint64) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(dir, "epoch.*.tmp")
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintln(f, epoch)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), epochPath(dir))
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
+	if err := replaceFile(epochPath(dir), fmt.Sprintln(epoch), 0o600); err != nil {
 		return err
 	}
 	d, err := os.Open(dir)
