@@ -206,8 +206,7 @@ func (e *experiment) failover(ctx context.Context) error {
 		late := 100 * float64(after.late) / float64(max(1, after.queries))
 		e.want(late <= 1, "%s: %.2f %% of the queries of the next two seconds late, want at most 1 %% (worst: %v)", how.name, late, worst)
 	}
-	d.cancel()
-	<-d.done
+	d.stop()
 	e.account(d, begin)
 	return nil
 }
@@ -281,8 +280,7 @@ func (e *experiment) worker(ctx context.Context) error {
 			}
 		}
 	}
-	d.cancel()
-	<-d.done
+	d.stop()
 	e.account(d, begin)
 	return nil
 }
@@ -322,8 +320,7 @@ func (e *experiment) gateway(ctx context.Context) error {
 		}
 		fmt.Printf("  gateway %d killed; queries of the next 2 s: %v\n", n.Index, d.between(at, at.Add(2*time.Second), dienTarget))
 	}
-	d.cancel()
-	<-d.done
+	d.stop()
 	e.account(d, begin)
 	return nil
 }
@@ -354,8 +351,7 @@ func (e *experiment) overload(ctx context.Context) error {
 			return count{}, at, err
 		}
 		end := time.Now()
-		d.cancel()
-		<-d.done
+		d.stop()
 		c := d.between(at, end, dienTarget)
 		fmt.Printf("  at %.2f x for %v: %v\n", share, duration, c)
 		return c, end, nil

@@ -116,7 +116,7 @@ func newDriver(ctx context.Context, model string, addresses []string, opts ...cl
 }
 
 // drive sends Poisson arrivals of the production trace's batch sizes until
-// duration is over or wait is called with early.
+// duration is over or stop is called.
 func (d *driver) drive(ctx context.Context, rate float64, duration time.Duration, seed uint64) error {
 	arrivals, err := workload.ParseArrivals("poisson", rate)
 	if err != nil {
@@ -140,6 +140,12 @@ func (d *driver) wait() (*bench.Report, error) {
 	<-d.done
 	d.cancel()
 	return d.report, d.err
+}
+
+// stop ends the load that drive has begun. Queries under way count as failed.
+func (d *driver) stop() {
+	d.cancel()
+	<-d.done
 }
 
 // measureOverhead is what a query takes beside its execution in an idle fleet:

@@ -75,8 +75,7 @@ func (e *experiment) partition(ctx context.Context) (err error) {
 		return err
 	}
 	fmt.Printf("  before: %v\n  cut:    %v\n  healed: %v\n", d.between(begin, cut, dienTarget), d.between(cut, healed, dienTarget), d.between(healed, time.Now(), dienTarget))
-	d.cancel()
-	<-d.done
+	d.stop()
 	if err := f.WaitComplete(ctx); err != nil {
 		e.want(false, "all see all again: %v", err)
 	} else {
