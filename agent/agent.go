@@ -222,8 +222,12 @@ func (a *Agent) open() error {
 		Transport: client.Remote{Dial: func(m *control.Member) (grpc.ClientConnInterface, error) { return a.roster.dial(m.GetName()) }},
 		Logger:    a.log,
 	})
+	if err != nil {
+		return err
+	}
+	a.metrics.watchFleet(a.gateway.Stats, a.gossip.Stats)
 	a.alone.Store(true)
-	return err
+	return nil
 }
 
 // newLeading makes the half that leads.

@@ -10,6 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/runtime"
 )
@@ -142,6 +144,63 @@ func (m *metrics) watch(info runtime.Info, lanes *runtime.Lanes, in *intake) {
 			Name: "muster_runtime_info", Help: "What runs the models, as labels; always 1.",
 			ConstLabels: prometheus.Labels{"executor": info.Executor, "version": info.Version, "provider": string(info.Provider)},
 		}, func() float64 { return 1 }),
+	)
+}
+
+// watchFleet registers what the agent's gateway and its gossip count.
+func (m *metrics) watchFleet(gateway func() client.Stats, gossiped func() gossip.Stats) {
+	ofGateway := func(name, help string, labels prometheus.Labels, value func(client.Stats) uint64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels},
+			func() float64 { return float64(value(gateway())) })
+	}
+	ofGossip := func(name, help string, value func(gossip.Stats) int64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(value(gossiped())) })
+	}
+	const (
+		attempts  = "muster_gateway_attempts_total"
+		resubmits = "muster_gateway_resubmits_total"
+	)
+	m.registry.MustRegister(
+		ofGateway("muster_gateway_submits_total", "Requests for a lane made to leaders, repeated ones included.", nil,
+			func(s client.Stats) uint64 { return s.Submits }),
+		ofGateway("muster_gateway_submit_messages_total", "Messages that carried the requests for a lane.", nil,
+			func(s client.Stats) uint64 { return s.SubmitMessages }),
+		ofGateway(resubmits, "Requests for a lane that were repeated, by reason.", prometheus.Labels{"reason": "attempt-failed"},
+			func(s client.Stats) uint64 { return s.ResubmitsFailed }),
+		ofGateway(resubmits, "Requests for a lane that were repeated, by reason.", prometheus.Labels{"reason": "new-leader"},
+			func(s client.Stats) uint64 { return s.ResubmitsLeader }),
+		ofGateway(attempts, "Attempts of this gateway to have a query run, by who chose the lane.", prometheus.Labels{"chosen_by": "leader"},
+			func(s client.Stats) uint64 { return s.Attempts - s.Alone }),
+		ofGateway(attempts, "Attempts of this gateway to have a query run, by who chose the lane.", prometheus.Labels{"chosen_by": "gateway"},
+			func(s client.Stats) uint64 { return s.Alone }),
+		ofGateway("muster_gateway_superseded_attempts_total", "Attempts that were cut off as the query was assigned anew.", nil,
+			func(s client.Stats) uint64 { return s.Superseded }),
+		ofGateway("muster_gateway_unused_assignments_total", "Lanes that a leader assigned and that were given back.", nil,
+			func(s client.Stats) uint64 { return s.Unused }),
+		ofGateway("muster_gateway_probes_total", "Questions to agents, without a leader, when they would finish a query.", nil,
+			func(s client.Stats) uint64 { return s.Probes }),
+		ofGateway("muster_gateway_unanswered_probes_total", "Those of the questions that were not answered in time.", nil,
+			func(s client.Stats) uint64 { return s.ProbesUnanswered }),
+		ofGateway("muster_gateway_leader_silences_total", "Times that a leader did not answer in time, and this gateway decided alone.", nil,
+			func(s client.Stats) uint64 { return s.Silences }),
+		ofGateway("muster_gateway_leader_links_total", "Links to leaders that were opened.", nil,
+			func(s client.Stats) uint64 { return s.Links }),
+
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "muster_gossip_members", Help: "Agents that gossip says are there, this one included."},
+			func() float64 { return float64(gossiped().Members) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "muster_gossip_health_score", Help: "0 if this agent keeps gossip's times, up to 7 the less it does."},
+			func() float64 { return float64(gossiped().Health) }),
+		ofGossip("muster_gossip_sent_packets_total", "Packets sent.", func(s gossip.Stats) int64 { return s.PacketsSent }),
+		ofGossip("muster_gossip_received_packets_total", "Packets received.", func(s gossip.Stats) int64 { return s.PacketsReceived }),
+		ofGossip("muster_gossip_sent_packet_bytes_total", "Bytes of the packets sent, without UDP and IP headers.",
+			func(s gossip.Stats) int64 { return s.PacketBytesSent }),
+		ofGossip("muster_gossip_received_packet_bytes_total", "Bytes of the packets received, without UDP and IP headers.",
+			func(s gossip.Stats) int64 { return s.PacketBytesReceived }),
+		ofGossip("muster_gossip_sent_stream_bytes_total", "Bytes sent over TCP.", func(s gossip.Stats) int64 { return s.StreamBytesSent }),
+		ofGossip("muster_gossip_received_stream_bytes_total", "Bytes received over TCP.", func(s gossip.Stats) int64 { return s.StreamBytesReceived }),
+		ofGossip("muster_gossip_new_loads_total", "Loads of other agents received that were news.", func(s gossip.Stats) int64 { return s.LoadsReceived }),
+		ofGossip("muster_gossip_known_loads_total", "Loads of other agents received that were known.", func(s gossip.Stats) int64 { return s.LoadsRepeated }),
+		ofGossip("muster_gossip_malformed_messages_total", "Messages that could not be read.", func(s gossip.Stats) int64 { return s.Malformed }),
 	)
 }
 

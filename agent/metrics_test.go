@@ -2,17 +2,25 @@ package agent
 
 import (
 	"bufio"
+	"bytes"
 	"io"
 	"iter"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 )
 
 // TestMetricsAreDocumented holds docs/metrics.md against what the agent serves:
 // every metric is there, and every one there exists, of the same type and with
-// the same labels.
+// the same labels. Names and help follow Prometheus's conventions.
 func TestMetricsAreDocumented(t *testing.T) {
 	a := startAgent(t, testConfig(t), emulated())
 	if err := a.inferGRPC(ncfRequest(1)); err != nil {
@@ -23,11 +31,21 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	served := map[string]string{} // type by name
-	for line := range linesOf(t, resp.Body) {
-		if fields := strings.Fields(line); len(fields) == 4 && fields[1] == "TYPE" && strings.HasPrefix(fields[2], "muster_") {
-			served[fields[2]] = fields[3]
-		}
+	scraped, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	problems, err := promlint.New(bytes.NewReader(scraped)).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(scraped))
+	if err != nil {
+		t.Fatal(err)
 	}
 
 	document, err := os.ReadFile("../docs/metrics.md")
@@ -35,19 +53,24 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	documented := map[string]string{}
-	row := regexp.MustCompile("^\\| `(muster_[a-z_]+)` \\| ([a-z]+) \\|")
+	row := regexp.MustCompile("^\\| `(muster_[a-z_]+)` \\| ([a-z]+) \\| ?([a-z_, ]*?) ?\\|")
 	for line := range strings.Lines(string(document)) {
 		if m := row.FindStringSubmatch(line); m != nil {
-			documented[m[1]] = m[2]
+			labels := strings.Split(m[3], ", ")
+			slices.Sort(labels)
+			documented[m[1]] = m[2] + " of " + strings.Join(labels, ", ")
 		}
 	}
-	for name, kind := range served {
-		if documented[name] != kind {
-			t.Errorf("%s is a %s, docs/metrics.md has %q", name, kind, documented[name])
+	for name, family := range families {
+		if !strings.HasPrefix(name, "muster_") {
+			continue
+		}
+		if served := typeAndLabels(family); documented[name] != served {
+			t.Errorf("%s is a %q, docs/metrics.md has %q", name, served, documented[name])
 		}
 	}
 	for name := range documented {
-		if served[name] == "" {
+		if families[name] == nil {
 			t.Errorf("docs/metrics.md has %s, which the agent does not serve", name)
 		}
 	}
@@ -56,6 +79,82 @@ func TestMetricsAreDocumented(t *testing.T) {
 			t.Errorf("docs/metrics.md does not explain the failure reason %q", reason)
 		}
 	}
+}
+
+// typeAndLabels is "counter of model, version": the labels are sorted.
+func typeAndLabels(family *dto.MetricFamily) string {
+	var labels []string
+	for _, m := range family.GetMetric() {
+		for _, l := range m.GetLabel() {
+			if !slices.Contains(labels, l.GetName()) {
+				labels = append(labels, l.GetName())
+			}
+		}
+	}
+	slices.Sort(labels)
+	return strings.ToLower(family.GetType().String()) + " of " + strings.Join(labels, ", ")
+}
+
+// TestFleetMetrics: an agent counts what its gateway does with a leader and
+// without one, and whom gossip knows.
+func TestFleetMetrics(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		a, b := f.start(), f.start(neverLeads)
+		f.settled(a, b)
+		f.led(a, b)
+		values := func() map[string]float64 {
+			families, err := b.metrics.registry.Gather()
+			if err != nil {
+				f.Fatal(err)
+			}
+			got := map[string]float64{}
+			for _, family := range families {
+				for _, m := range family.GetMetric() {
+					name := family.GetName()
+					for _, l := range m.GetLabel() {
+						name += " " + l.GetValue()
+					}
+					got[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+				}
+			}
+			return got
+		}
+		if failed := f.send(20, time.Millisecond, b); len(failed) > 0 {
+			f.Errorf("failed: %v", failed)
+		}
+		led := values()
+		for name, want := range map[string]float64{
+			"muster_gateway_submits_total": 20, "muster_gateway_attempts_total leader": 20, "muster_gateway_attempts_total gateway": 0,
+			"muster_gateway_leader_links_total": 1, "muster_gateway_probes_total": 0, "muster_gossip_members": 2,
+		} {
+			if got, ok := led[name]; !ok || got != want {
+				f.Errorf("with a leader, %s: got %v, want %v", name, got, want)
+			}
+		}
+
+		f.partition([]*fleetAgent{a})
+		if failed := f.send(20, 20*time.Millisecond, b); len(failed) > 0 {
+			f.Errorf("failed: %v", failed)
+		}
+		f.settled(b)
+		cut := values()
+		for _, name := range []string{
+			"muster_gateway_attempts_total gateway", "muster_gateway_probes_total", "muster_gateway_unanswered_probes_total",
+			"muster_gateway_leader_silences_total",
+		} {
+			if cut[name] <= led[name] {
+				f.Errorf("after the leader was cut off, %s: got %v, want more than %v", name, cut[name], led[name])
+			}
+		}
+		if got := cut["muster_gossip_members"]; got != 1 {
+			f.Errorf("after the leader was cut off, muster_gossip_members: got %v, want 1", got)
+		}
+		for _, name := range []string{"muster_gossip_sent_packets_total", "muster_gossip_received_packet_bytes_total", "muster_gossip_new_loads_total"} {
+			if cut[name] == 0 {
+				f.Errorf("%s: got 0", name)
+			}
+		}
+	})
 }
 
 func linesOf(t testing.TB, r io.Reader) iter.Seq[string] {
