@@ -22,6 +22,10 @@ const (
 	// leastOverdue is the least time beyond its predicted end after which an
 	// attempt is given up where no leader watches it.
 	leastOverdue = 100 * time.Millisecond
+	// mostLed is how many attempts in a row may fail where the leader has sent a query. It
+	// may not know yet which members are out of reach of this gateway, so the query is then
+	// decided without it.
+	mostLed = 2
 )
 
 // A desk holds the queries of a gateway and decides what is done about each:
@@ -37,6 +41,7 @@ type desk struct {
 	sequence    uint64
 	queries     map[uint64]*query
 	first, last *query // in the order they arrived
+	strays      int    // how many of them stray
 
 	link      linkState
 	lost      bool                    // the last leader was lost, and no other has answered: nobody waits for one
@@ -114,6 +119,7 @@ type query struct {
 	hasNext  bool
 	attempts int    // made so far
 	number   uint32 // of the last attempt; the leader counts those it voids
+	strays   bool   // it is decided without a leader, though there may be one
 
 	probing bool // somebody decides about it without a leader
 	again   time.Time
@@ -377,7 +383,16 @@ func (d *desk) attempted(q *query, v verdict, err error, now time.Time) (done bo
 		return true
 	}
 	q.since = now
+	if len(q.failed) >= mostLed && !q.strays {
+		q.strays = true
+		d.strays++
+	}
 	switch {
+	case q.strays:
+		if q.submitted && !q.waits {
+			d.unused(&control.Assign{Sequence: q.sequence, Attempt: q.at.attempt, Agent: q.at.agent, Lane: q.at.lane})
+		}
+		d.withdraw(q)
 	case q.submitted && q.waits: // the leader has given the attempt up already
 	case q.submitted: // the lane is not to be reserved for it any more
 		d.unused(&control.Assign{Sequence: q.sequence, Attempt: q.at.attempt, Agent: q.at.agent, Lane: q.at.lane})
@@ -395,6 +410,9 @@ func (d *desk) end(q *query, err error) {
 		return
 	}
 	q.ended, q.err = true, err
+	if q.strays {
+		d.strays--
+	}
 	d.withdraw(q)
 	d.dropNext(q)
 	delete(d.queries, q.sequence)
@@ -438,7 +456,7 @@ func (d *desk) opened(now time.Time) {
 
 func (d *desk) submitAll(now time.Time) {
 	for q := d.first; q != nil; q = q.nxt {
-		if !q.submitted && q.refused == nil {
+		if !q.submitted && q.refused == nil && !q.strays {
 			d.stats.ResubmitsLeader++
 			d.submit(q, now)
 		}
@@ -479,11 +497,12 @@ func (d *desk) check(now time.Time) {
 // alone returns a query that is to be decided without a leader now, the oldest,
 // or nil.
 func (d *desk) alone(now time.Time) *query {
-	if d.link == linkOpen {
+	if d.link == linkOpen && d.strays == 0 {
 		return nil
 	}
 	for q := d.first; q != nil; q = q.nxt {
 		switch {
+		case d.link == linkOpen && !q.strays:
 		case q.probing || q.hasNext || q.attempts >= match.MaxAttempts || now.Before(q.again):
 		case d.link == linkOpening && !d.lost && now.Sub(q.since) < leastSilence:
 		case q.abort == nil:

@@ -143,18 +143,21 @@ func (r *deskRun) released() {
 
 func (r *deskRun) check() {
 	r.released()
-	n := 0
+	n, strays := 0, 0
 	for q := r.d.first; q != nil; q = q.nxt {
 		n++
 		if r.d.queries[q.sequence] != q || q.ended {
 			r.t.Fatalf("query %d is in the list but not in the map, or has ended", q.sequence)
 		}
-		if q.submitted && r.d.link < linkOpen {
-			r.t.Fatalf("query %d is submitted to nobody", q.sequence)
+		if q.submitted && (r.d.link < linkOpen || q.strays) {
+			r.t.Fatalf("query %d is submitted, to nobody or though it strays: %+v", q.sequence, q)
+		}
+		if q.strays {
+			strays++
 		}
 	}
-	if n != len(r.d.queries) {
-		r.t.Fatalf("%d in the list, %d in the map", n, len(r.d.queries))
+	if n != len(r.d.queries) || strays != r.d.strays {
+		r.t.Fatalf("%d in the list, %d in the map; %d stray, counted are %d", n, len(r.d.queries), strays, r.d.strays)
 	}
 	for _, c := range r.callers {
 		q := c.q
@@ -301,11 +304,10 @@ func (r *deskRun) finish(led bool) {
 					r.assign(q.sequence)
 				}
 			}
-		} else {
-			for q := r.d.alone(r.now); q != nil; q = r.d.alone(r.now) {
-				q.probing = true
-				r.probing = append(r.probing, q.sequence)
-			}
+		}
+		for q := r.d.alone(r.now); q != nil; q = r.d.alone(r.now) {
+			q.probing = true
+			r.probing = append(r.probing, q.sequence)
 		}
 		for len(r.probing) > 0 {
 			r.decide(true)

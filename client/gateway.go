@@ -235,6 +235,7 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 		}
 	}
 	err = q.err
+	g.decide()
 	g.leave(true)
 	return resp, err, ended
 }
@@ -262,9 +263,7 @@ func (g *Gateway) awake() {
 		g.watching = true
 		g.start <- struct{}{} // there is room: the watch has ended its last one
 	}
-	if g.desk.link != linkOpen {
-		g.decide()
-	}
+	g.decide()
 }
 
 // leave ends what has begun with the lock held: it unlocks, and sends what the
@@ -329,9 +328,7 @@ func (g *Gateway) watch() {
 				g.log.Warn("the leader is silent, deciding alone", "leader", g.link.leader, "waiting", len(g.desk.queries),
 					"unheard_ms", now.Sub(g.desk.heardAt).Milliseconds())
 			}
-			if g.desk.link != linkOpen {
-				g.decide()
-			}
+			g.decide()
 			g.leave(false)
 		}
 	}

@@ -349,6 +349,31 @@ func TestWorkerKilled(t *testing.T) {
 	}
 }
 
+// TestUnreachableChoice has the leader send each query again and again to a member that the gateway
+// does not know, or does not reach: it is then decided without the leader.
+func TestUnreachableChoice(t *testing.T) {
+	for _, choice := range []string{"agent-9", "agent-2"} {
+		bubble(t, 4, func(t *testing.T, f *testFleet) {
+			f.lead("agent-0", "agent-1")
+			f.agents[0].assign = assignTo(choice)
+			g := f.gateway()
+			settle()
+			f.agents[2].stop()
+			many(t, g, 10)
+			if s := g.Stats(); s.Alone != 10 || s.Attempts != 30 {
+				t.Errorf("%d attempts, %d of them decided alone; want two of each query by the leader and one alone", s.Attempts, s.Alone)
+			}
+			settle()
+			f.agents[2].mu.Lock()
+			clear(f.agents[2].reserved) // it is dead
+			f.agents[2].mu.Unlock()
+			if n := f.total(t); n != 10 {
+				t.Errorf("%d runs, want 10", n)
+			}
+		})
+	}
+}
+
 // TestWorkerFrozen has the leader offer a query again, and the gateway do so
 // itself where nobody leads.
 func TestWorkerFrozen(t *testing.T) {
