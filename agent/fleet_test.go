@@ -465,6 +465,27 @@ func TestSameHostRestarted(t *testing.T) {
 	})
 }
 
+// TestFormerAgentHeardOf: an agent that has ended, of which gossip speaks again, as a member that was
+// cut off does, takes the place of none that is there.
+func TestFormerAgentHeardOf(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		a, b := f.start(), f.start()
+		f.settled(a, b)
+		for _, at := range []*fleetAgent{a, b} {
+			a.roster.heard("former-"+at.name, meta{protocol: control.Protocol, address: at.host + ":8001"}.encode(), true)
+		}
+		for range 100 {
+			if m := a.roster.view().Members; len(m) != 2 || a.roster.member(b.name) == nil || len(a.roster.member(b.name).Models) == 0 {
+				f.Fatalf("%s sees %v, want itself and %s with its model", a.name, m, b.name)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if failed := f.send(20, time.Millisecond, a, b); len(failed) > 0 {
+			f.Errorf("failed: %v", failed)
+		}
+	})
+}
+
 // TestStrangers: agents with another key, or of another version, stay out, with a clear word
 // on both sides, and no harm to the others.
 func TestStrangers(t *testing.T) {

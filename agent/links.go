@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -287,6 +288,9 @@ func (k *link) exchange() (renewed bool, err error) {
 			default:
 				return false, err
 			}
+		}
+		if name := m.GetMember().GetName(); name != "" && name != k.to {
+			return false, fmt.Errorf("found agent %q at its address", name)
 		}
 		for _, e := range m.GetElection() {
 			k.links.elect(e)

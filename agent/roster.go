@@ -126,6 +126,9 @@ func (r *roster) build(leadership *control.Leadership) *control.View {
 		v.Loads = append(v.Loads, r.ownLoad)
 	}
 	for _, o := range r.others {
+		if r.replaced(o) {
+			continue
+		}
 		v.Members = append(v.Members, o.member())
 		if o.load != nil {
 			l := proto.CloneOf(o.load)
@@ -143,6 +146,23 @@ func (r *roster) build(leadership *control.Leadership) *control.View {
 	}
 	r.complete(v)
 	return v
+}
+
+// replaced reports whether another agent is known to be at o's address: o has ended, or will
+// say itself that it is there. r.mu is held.
+func (r *roster) replaced(o *other) bool {
+	if o.described != nil {
+		return false
+	}
+	if o.address == r.own.GetAddress() {
+		return true
+	}
+	for _, there := range r.others {
+		if there.described != nil && there.address == o.address {
+			return true
+		}
+	}
+	return false
 }
 
 // member is what is known of o, as a message that does not change any more.
@@ -264,17 +284,10 @@ func (r *roster) heard(name string, b []byte, joined bool) {
 	r.membersChanged.tell()
 }
 
-// add makes a new member, in the place of one whose address it has: that one
-// must have ended. r.mu is held.
+// add makes a new member. r.mu is held.
 func (r *roster) add(name string, said meta) *other {
 	if r.closing.Err() != nil {
 		return nil
-	}
-	for _, former := range r.others {
-		if former.address == said.address {
-			r.log.Info("agent started anew", "agent", name, "former", former.name, "address", said.address)
-			r.drop(former)
-		}
 	}
 	conn, err := r.network.connect(said.address)
 	if err != nil {
@@ -357,8 +370,11 @@ func (r *roster) describe(o *other) {
 			}
 			failing, wait = false, describeAgain
 			r.mu.Lock()
-			o.described = m
-			r.touch()
+			if r.others[o.name] == o {
+				o.described = m
+				r.replace(o)
+				r.touch()
+			}
 			r.mu.Unlock()
 			r.membersChanged.tell()
 			continue
@@ -380,6 +396,17 @@ func (r *roster) describe(o *other) {
 		select {
 		case o.ask <- struct{}{}:
 		default:
+		}
+	}
+}
+
+// replace drops those whose address o has, where it has just been found: they must have ended,
+// though gossip may not know yet, or have said so again. r.mu is held.
+func (r *roster) replace(o *other) {
+	for _, former := range r.others {
+		if former != o && former.address == o.address {
+			r.log.Info("agent started anew", "agent", o.name, "former", former.name, "address", o.address)
+			r.drop(former)
 		}
 	}
 }
