@@ -148,6 +148,9 @@ func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) 
 // It returns nil after a drain, or the reason why the agent could not serve.
 // Run may be called once.
 func (a *Agent) Run(ctx context.Context) error {
+	if err := checkModelDir(a.config.ModelDir); err != nil {
+		return err
+	}
 	if err := a.openGuard(); err != nil {
 		return err
 	}
@@ -177,9 +180,6 @@ func (a *Agent) Run(ctx context.Context) error {
 
 // open prepares what runs the queries.
 func (a *Agent) open() error {
-	if err := checkModelDir(a.config.ModelDir); err != nil {
-		return err
-	}
 	var err error
 	if a.executor, err = a.openExecutor(a.config, a.log); err != nil {
 		return err

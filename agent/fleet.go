@@ -94,9 +94,9 @@ func (a *Agent) followGossip() {
 		case gossip.Joined, gossip.Updated:
 			a.roster.heard(e.Member.Name, e.Member.Meta, e.Kind == gossip.Joined)
 		case gossip.Left:
-			a.roster.lost(e.Member.Name, "left")
+			a.roster.lost(e.Member.Name, false)
 		case gossip.Failed:
-			a.roster.lost(e.Member.Name, "is not heard any more")
+			a.roster.lost(e.Member.Name, true)
 		case gossip.Loaded:
 			a.roster.heardLoad(e.Load.From, e.Load.Data, e.Load.At)
 		}

@@ -2,18 +2,24 @@ package agent
 
 import (
 	"cmp"
-	"math"
 	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// rateSeconds is over how long the rates of a status are.
+// rateSeconds is over how long the rates of a status are, at most.
 const rateSeconds = 10
+
+// rateSpan is over how long they are now: not longer than this agent has led, but
+// long enough that a single query is not taken for many a second.
+func (r *reign) rateSpan() time.Duration {
+	return min(max(r.now.Sub(r.start), time.Second), rateSeconds*time.Second)
+}
 
 // count adds to what is known of the model's queries.
 func (m *leaderModel) count(now time.Time, t tally) {
@@ -45,7 +51,8 @@ func (m *leaderModel) last(now time.Time, seconds int64) (sum tally) {
 func (r *reign) fillStatus(s *control.FleetStatus) {
 	all, late := r.matcher.Waiting()
 	s.Waiting, s.WaitingLate = uint32(all), uint32(late)
-	s.Rate = r.arrived.rate(r.now, rateSeconds*time.Second)
+	span := r.rateSpan()
+	s.Rate = r.arrived.sum(r.now, span) / span.Seconds()
 	s.FluidLimit = r.limit
 	for _, w := range r.workers {
 		i := slices.IndexFunc(s.Agents, func(a *control.AgentStatus) bool { return a.GetName() == w.name })
@@ -56,7 +63,7 @@ func (r *reign) fillStatus(s *control.FleetStatus) {
 		a := s.Agents[i]
 		a.Factor = r.factors[w.name]
 		if len(w.lanes) > 0 {
-			a.Busy = min(1, w.busy.rate(r.now, rateSeconds*time.Second)/1e9/float64(len(w.lanes)))
+			a.Busy = min(1, w.busy.sum(r.now, span)/float64(span)/float64(len(w.lanes)))
 		}
 		a.Overdue = slices.ContainsFunc(w.lanes, func(ln *lane) bool { return ln.overdue })
 	}
@@ -64,13 +71,13 @@ func (r *reign) fillStatus(s *control.FleetStatus) {
 	for _, m := range r.models {
 		minute := m.last(r.now, statusSeconds)
 		status := &control.ModelStatus{
-			Model: m.name, Version: m.version, WithinQos: math.NaN(),
+			Model: m.name, Version: m.version,
 			Answered: m.total.answered, Late: m.total.late, Refused: m.total.refused,
 		}
 		lately := m.last(r.now, rateSeconds)
-		status.Rate = float64(lately.answered+lately.refused) / rateSeconds
+		status.Rate = float64(lately.answered+lately.refused) / span.Seconds()
 		if n := minute.answered + minute.refused; n > 0 {
-			status.WithinQos = float64(minute.answered-minute.late) / float64(n)
+			status.WithinQos = proto.Float64(float64(minute.answered-minute.late) / float64(n))
 		}
 		s.Models = append(s.Models, status)
 	}

@@ -138,6 +138,7 @@ type lane struct {
 	held    []attempt
 	due     time.Time // when it should have answered; of no meaning while it holds nothing
 	overdue bool
+	silent  bool      // it has been overdue for so long that the log says so
 	askedAt time.Time // when it was last asked what it holds
 }
 
@@ -437,10 +438,14 @@ func (r *reign) watch(ln *lane) {
 	case !ln.overdue:
 		ln.overdue = true
 		r.leader.metrics.overdue.Inc()
-		r.leader.log.Warn("lane is overdue", "agent", ln.worker.name, "lane", ln.index, "holds", len(ln.held), "by", r.now.Sub(ln.due).String())
+		r.leader.log.Debug("lane is overdue", "agent", ln.worker.name, "lane", ln.index, "holds", len(ln.held), "by", r.now.Sub(ln.due).String())
 		r.step(&match.Event{Kind: match.Overdue, Lane: ln.id})
 	case r.now.Sub(ln.askedAt) < overdueAgain:
 		return
+	case !ln.silent:
+		ln.silent = true
+		r.leader.log.Warn("lane does not answer, it gets no queries until it does", "agent", ln.worker.name, "lane", ln.index,
+			"holds", len(ln.held), "overdue_ms", r.now.Sub(ln.due).Milliseconds())
 	}
 	// What it holds may have been lost on the way: it says so when it greets again.
 	ln.askedAt = r.now
@@ -589,7 +594,7 @@ func (r *reign) describe(w *worker, m *control.WorkerMessage) {
 		if len(w.lanes) > 0 {
 			r.lose(w, "it has other lanes now")
 		}
-		r.leader.log.Info("lanes have joined", "agent", w.name, "instance_type", w.member.GetInstanceType(), "lanes", w.member.GetLanes(), "models", len(models))
+		r.leader.log.Debug("lanes have joined", "agent", w.name, "instance_type", w.member.GetInstanceType(), "lanes", w.member.GetLanes(), "models", len(models))
 		r.workers[w.name], w.current = w, true
 		for i := range w.member.GetLanes() {
 			r.lastLane++
@@ -675,7 +680,10 @@ func (r *reign) answer(ln *lane, kind match.Kind, q match.QueryID, number int, r
 	}
 	if ln.overdue {
 		ln.overdue = false
-		r.leader.log.Info("overdue lane has answered", "agent", ln.worker.name, "lane", ln.index)
+		if ln.silent {
+			ln.silent = false
+			r.leader.log.Info("lane answers again", "agent", ln.worker.name, "lane", ln.index)
+		}
 	}
 	if len(ln.held) > 0 {
 		var execution, grace time.Duration

@@ -11,15 +11,11 @@ type ring struct {
 		at  int64 // in tenths of a second
 		sum float64
 	}
-	first time.Time // what was counted
 }
 
 func tenth(now time.Time) int64 { return now.UnixMilli() / 100 }
 
 func (r *ring) add(now time.Time, v float64) {
-	if r.first.IsZero() {
-		r.first = now
-	}
 	at := tenth(now)
 	p := &r.parts[at%int64(len(r.parts))]
 	if p.at != at {
@@ -37,13 +33,4 @@ func (r *ring) sum(now time.Time, over time.Duration) (sum float64) {
 		}
 	}
 	return sum
-}
-
-// rate is sum a second, of the time since something was first counted if that is less.
-func (r *ring) rate(now time.Time, over time.Duration) float64 {
-	if r.first.IsZero() {
-		return 0
-	}
-	span := min(max(now.Sub(r.first), 100*time.Millisecond), over)
-	return r.sum(now, over) / span.Seconds()
 }

@@ -298,12 +298,12 @@ func (r *roster) add(name string, said meta) *other {
 	o.left, o.leave = context.WithCancel(r.closing)
 	r.others[name] = o
 	r.running.Go(func() { r.describe(o) })
-	r.log.Info("agent joined", "agent", name, "address", said.address, "instance_type", said.typ)
+	r.log.Info("agent joined", "agent", name, "address", said.address)
 	return o
 }
 
-// lost takes a member out.
-func (r *roster) lost(name, why string) {
+// lost takes out a member that has left, or has failed.
+func (r *roster) lost(name string, failed bool) {
 	r.mu.Lock()
 	o := r.others[name]
 	if o != nil {
@@ -312,7 +312,11 @@ func (r *roster) lost(name, why string) {
 	}
 	r.mu.Unlock()
 	if o != nil {
-		r.log.Info("agent "+why, "agent", name)
+		if failed {
+			r.log.Warn("agent failed: it is not heard any more", "agent", name, "address", o.address)
+		} else {
+			r.log.Info("agent left", "agent", name)
+		}
 		r.membersChanged.tell()
 	}
 }

@@ -325,7 +325,7 @@ func (g *Gateway) watch() {
 			before := g.desk.link
 			g.desk.check(now)
 			if g.desk.link == linkSilent && before != linkSilent {
-				g.log.Warn("the leader is silent, deciding alone", "leader", g.link.leader, "waiting", len(g.desk.queries),
+				g.log.Debug("the leader is silent, deciding alone", "leader", g.link.leader, "waiting", len(g.desk.queries),
 					"unheard_ms", now.Sub(g.desk.heardAt).Milliseconds())
 			}
 			g.decide()

@@ -183,7 +183,7 @@ func (g *Gateway) serve(to *control.Member) (heard bool, err error) {
 		if !heard {
 			heard = m.GetLeadership() == nil || m.GetLeadership().GetLeader() == to.GetName()
 			if heard {
-				g.log.Info("following a leader", "leader", to.GetName(), "epoch", m.GetLeadership().GetEpoch())
+				g.log.Debug("the gateway has a leader", "leader", to.GetName(), "epoch", m.GetLeadership().GetEpoch())
 				g.mu.Lock()
 				g.link = l
 				g.desk.opened(time.Now())

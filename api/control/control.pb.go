@@ -372,12 +372,11 @@ func (*WatchRequest) Descriptor() ([]byte, []int) {
 // A View is the fleet as one agent sees it.
 type View struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"` // a random id that agents of one fleet share in time; for people
-	Members       []*Member              `protobuf:"bytes,2,rep,name=members,proto3" json:"members,omitempty"` // itself included, by name
-	Leadership    *Leadership            `protobuf:"bytes,3,opt,name=leadership,proto3" json:"leadership,omitempty"`
-	Prices        []*TypePrice           `protobuf:"bytes,4,rep,name=prices,proto3" json:"prices,omitempty"`
-	Profiles      []*Profile             `protobuf:"bytes,5,rep,name=profiles,proto3" json:"profiles,omitempty"`
-	Loads         []*LaneLoad            `protobuf:"bytes,6,rep,name=loads,proto3" json:"loads,omitempty"` // coarse: what gossip last said
+	Members       []*Member              `protobuf:"bytes,1,rep,name=members,proto3" json:"members,omitempty"` // itself included, by name
+	Leadership    *Leadership            `protobuf:"bytes,2,opt,name=leadership,proto3" json:"leadership,omitempty"`
+	Prices        []*TypePrice           `protobuf:"bytes,3,rep,name=prices,proto3" json:"prices,omitempty"`
+	Profiles      []*Profile             `protobuf:"bytes,4,rep,name=profiles,proto3" json:"profiles,omitempty"`
+	Loads         []*LaneLoad            `protobuf:"bytes,5,rep,name=loads,proto3" json:"loads,omitempty"` // coarse: what gossip last said
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -410,13 +409,6 @@ func (x *View) ProtoReflect() protoreflect.Message {
 // Deprecated: Use View.ProtoReflect.Descriptor instead.
 func (*View) Descriptor() ([]byte, []int) {
 	return file_control_control_proto_rawDescGZIP(), []int{4}
-}
-
-func (x *View) GetCluster() string {
-	if x != nil {
-		return x.Cluster
-	}
-	return ""
 }
 
 func (x *View) GetMembers() []*Member {
@@ -1959,7 +1951,8 @@ func (x *StatusRequest) GetAgent() string {
 	return ""
 }
 
-// A FleetStatus is one snapshot; see `muster status`.
+// A FleetStatus is one snapshot; see `muster status`. Rates are those of the last
+// 10 s, or of the time since the leader began to lead.
 type FleetStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	View          *View                  `protobuf:"bytes,1,opt,name=view,proto3" json:"view,omitempty"`
@@ -1967,7 +1960,7 @@ type FleetStatus struct {
 	Models        []*ModelStatus         `protobuf:"bytes,3,rep,name=models,proto3" json:"models,omitempty"`
 	Waiting       uint32                 `protobuf:"varint,4,opt,name=waiting,proto3" json:"waiting,omitempty"` // queries at the leader
 	WaitingLate   uint32                 `protobuf:"varint,5,opt,name=waiting_late,json=waitingLate,proto3" json:"waiting_late,omitempty"`
-	Rate          float64                `protobuf:"fixed64,6,opt,name=rate,proto3" json:"rate,omitempty"`                               // queries/s, last 10 s
+	Rate          float64                `protobuf:"fixed64,6,opt,name=rate,proto3" json:"rate,omitempty"`                               // queries/s
 	FluidLimit    float64                `protobuf:"fixed64,7,opt,name=fluid_limit,json=fluidLimit,proto3" json:"fluid_limit,omitempty"` // queries/s of the pool for this demand; 0: unknown
 	Decisions     []string               `protobuf:"bytes,8,rep,name=decisions,proto3" json:"decisions,omitempty"`                       // the last ones, newest first, serial form of leader/match
 	unknownFields protoimpl.UnknownFields
@@ -2066,7 +2059,7 @@ type AgentStatus struct {
 	RemainingNs   []int64                `protobuf:"varint,2,rep,packed,name=remaining_ns,json=remainingNs,proto3" json:"remaining_ns,omitempty"` // by lane
 	Waiting       uint32                 `protobuf:"varint,3,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	Factor        float64                `protobuf:"fixed64,4,opt,name=factor,proto3" json:"factor,omitempty"` // its latency against its type's mean; 1: as expected, 0: unknown
-	Busy          float64                `protobuf:"fixed64,5,opt,name=busy,proto3" json:"busy,omitempty"`     // share of its lanes' time in use, last 10 s
+	Busy          float64                `protobuf:"fixed64,5,opt,name=busy,proto3" json:"busy,omitempty"`     // share of its lanes' time in use, over the same time as rates
 	Overdue       bool                   `protobuf:"varint,6,opt,name=overdue,proto3" json:"overdue,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2148,8 +2141,8 @@ type ModelStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Model         string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
 	Version       int64                  `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
-	Rate          float64                `protobuf:"fixed64,3,opt,name=rate,proto3" json:"rate,omitempty"`                            // queries/s, last 10 s
-	WithinQos     float64                `protobuf:"fixed64,4,opt,name=within_qos,json=withinQos,proto3" json:"within_qos,omitempty"` // share of the last minute's queries, in [0, 1]; NaN: none
+	Rate          float64                `protobuf:"fixed64,3,opt,name=rate,proto3" json:"rate,omitempty"`                                  // queries/s
+	WithinQos     *float64               `protobuf:"fixed64,4,opt,name=within_qos,json=withinQos,proto3,oneof" json:"within_qos,omitempty"` // share of the last minute's queries, in [0, 1]; absent: there were none
 	Answered      uint64                 `protobuf:"varint,5,opt,name=answered,proto3" json:"answered,omitempty"`
 	Late          uint64                 `protobuf:"varint,6,opt,name=late,proto3" json:"late,omitempty"`
 	Refused       uint64                 `protobuf:"varint,7,opt,name=refused,proto3" json:"refused,omitempty"`
@@ -2209,8 +2202,8 @@ func (x *ModelStatus) GetRate() float64 {
 }
 
 func (x *ModelStatus) GetWithinQos() float64 {
-	if x != nil {
-		return x.WithinQos
+	if x != nil && x.WithinQos != nil {
+		return *x.WithinQos
 	}
 	return 0
 }
@@ -2686,16 +2679,15 @@ const file_control_control_proto_rawDesc = "" +
 	"rejectLate\x12\x1a\n" +
 	"\bchecksum\x18\n" +
 	" \x01(\tR\bchecksum\"\x0e\n" +
-	"\fWatchRequest\"\xb5\x02\n" +
-	"\x04View\x12\x18\n" +
-	"\acluster\x18\x01 \x01(\tR\acluster\x123\n" +
-	"\amembers\x18\x02 \x03(\v2\x19.muster.control.v1.MemberR\amembers\x12=\n" +
+	"\fWatchRequest\"\x9b\x02\n" +
+	"\x04View\x123\n" +
+	"\amembers\x18\x01 \x03(\v2\x19.muster.control.v1.MemberR\amembers\x12=\n" +
 	"\n" +
-	"leadership\x18\x03 \x01(\v2\x1d.muster.control.v1.LeadershipR\n" +
+	"leadership\x18\x02 \x01(\v2\x1d.muster.control.v1.LeadershipR\n" +
 	"leadership\x124\n" +
-	"\x06prices\x18\x04 \x03(\v2\x1c.muster.control.v1.TypePriceR\x06prices\x126\n" +
-	"\bprofiles\x18\x05 \x03(\v2\x1a.muster.control.v1.ProfileR\bprofiles\x121\n" +
-	"\x05loads\x18\x06 \x03(\v2\x1b.muster.control.v1.LaneLoadR\x05loads\"X\n" +
+	"\x06prices\x18\x03 \x03(\v2\x1c.muster.control.v1.TypePriceR\x06prices\x126\n" +
+	"\bprofiles\x18\x04 \x03(\v2\x1a.muster.control.v1.ProfileR\bprofiles\x121\n" +
+	"\x05loads\x18\x05 \x03(\v2\x1b.muster.control.v1.LaneLoadR\x05loads\"X\n" +
 	"\n" +
 	"Leadership\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
@@ -2849,16 +2841,17 @@ const file_control_control_proto_rawDesc = "" +
 	"\awaiting\x18\x03 \x01(\rR\awaiting\x12\x16\n" +
 	"\x06factor\x18\x04 \x01(\x01R\x06factor\x12\x12\n" +
 	"\x04busy\x18\x05 \x01(\x01R\x04busy\x12\x18\n" +
-	"\aoverdue\x18\x06 \x01(\bR\aoverdue\"\xba\x01\n" +
+	"\aoverdue\x18\x06 \x01(\bR\aoverdue\"\xce\x01\n" +
 	"\vModelStatus\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x12\n" +
-	"\x04rate\x18\x03 \x01(\x01R\x04rate\x12\x1d\n" +
+	"\x04rate\x18\x03 \x01(\x01R\x04rate\x12\"\n" +
 	"\n" +
-	"within_qos\x18\x04 \x01(\x01R\twithinQos\x12\x1a\n" +
+	"within_qos\x18\x04 \x01(\x01H\x00R\twithinQos\x88\x01\x01\x12\x1a\n" +
 	"\banswered\x18\x05 \x01(\x04R\banswered\x12\x12\n" +
 	"\x04late\x18\x06 \x01(\x04R\x04late\x12\x18\n" +
-	"\arefused\x18\a \x01(\x04R\arefused\"&\n" +
+	"\arefused\x18\a \x01(\x04R\arefusedB\r\n" +
+	"\v_within_qos\"&\n" +
 	"\fDrainRequest\x12\x16\n" +
 	"\x06agents\x18\x01 \x03(\tR\x06agents\"+\n" +
 	"\rDrainResponse\x12\x1a\n" +
@@ -3008,6 +3001,7 @@ func file_control_control_proto_init() {
 	if File_control_control_proto != nil {
 		return
 	}
+	file_control_control_proto_msgTypes[26].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

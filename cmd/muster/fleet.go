@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -105,7 +104,7 @@ func printStatus(w io.Writer, s *control.FleetStatus) error {
 	fmt.Fprintln(table, "\nMODEL\tVERSION\tQUERIES/S\tWITHIN QOS\tANSWERED\tLATE\tREFUSED")
 	for _, m := range s.GetModels() {
 		fmt.Fprintf(table, "%s\t%d\t%.1f\t%s\t%d\t%d\t%d\n", m.GetModel(), m.GetVersion(), m.GetRate(),
-			percent(m.GetWithinQos(), true), m.GetAnswered(), m.GetLate(), m.GetRefused())
+			percent(m.GetWithinQos(), m.WithinQos != nil), m.GetAnswered(), m.GetLate(), m.GetRefused())
 	}
 	return table.Flush()
 }
@@ -139,7 +138,7 @@ func milliseconds(ns int64) string {
 }
 
 func percent(share float64, known bool) string {
-	if !known || math.IsNaN(share) {
+	if !known {
 		return "-"
 	}
 	return fmt.Sprintf("%.1f %%", 100*share)

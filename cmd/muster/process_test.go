@@ -254,7 +254,7 @@ func TestErrorsArePrintedOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(self, "agent", "--model-dir", "nowhere", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--gossip", "127.0.0.1:0", "--log-level", "error")
+	cmd := exec.Command(self, "agent", "--model-dir", "nowhere", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--gossip", "127.0.0.1:0")
 	cmd.Env, cmd.Dir = append(os.Environ(), mainVariable+"=1"), t.TempDir()
 	out, err := cmd.CombinedOutput()
 	if cmd.ProcessState.ExitCode() != 1 {

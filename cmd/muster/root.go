@@ -32,21 +32,21 @@ The file is --config, or MUSTER_CONFIG, or ./muster.yaml if there is one.
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %q", err, cmd.CommandPath()+" --help")
 	})
-	root.AddCommand(
-		newAgentCommand(),
-		newModelsCommand(),
-		newBenchCommand(),
-		newInferCommand(),
-		newStatusCommand(),
-		newDrainCommand(),
-		newTopCommand(),
-		newSimCommand(),
-		newPlanCommand(),
-		newReproduceCommand(),
-		newCertsCommand(),
-		newKeysCommand(),
-		newConfigCommand(),
-		newVersionCommand(),
-	)
+	for _, group := range []struct {
+		title    string
+		commands []*cobra.Command
+	}{
+		{"Serve models:", []*cobra.Command{newAgentCommand(), newModelsCommand(), newConfigCommand(), newCertsCommand()}},
+		{"Send queries:", []*cobra.Command{newInferCommand(), newBenchCommand()}},
+		{"Watch and run a fleet:", []*cobra.Command{newStatusCommand(), newTopCommand(), newDrainCommand(), newKeysCommand()}},
+		{"Simulate and plan a fleet:", []*cobra.Command{newSimCommand(), newPlanCommand(), newReproduceCommand()}},
+	} {
+		root.AddGroup(&cobra.Group{ID: group.title, Title: group.title})
+		for _, cmd := range group.commands {
+			cmd.GroupID = group.title
+			root.AddCommand(cmd)
+		}
+	}
+	root.AddCommand(newVersionCommand())
 	return root
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 	"github.com/cockroachdb/datadriven"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
@@ -26,10 +27,10 @@ func testFleet(n int) *control.FleetStatus {
 		View: &control.View{Leadership: &control.Leadership{Epoch: 4, Leader: "ip-10-0-0-1-9e3779b1"}},
 		Rate: 523.4, FluidLimit: 812, Waiting: 12, WaitingLate: 3,
 		Models: []*control.ModelStatus{
-			{Model: "dien", Version: 1, Rate: 410.2, WithinQos: 0.996, Answered: 123456, Late: 321, Refused: 4},
-			{Model: "ncf", Version: 1, Rate: 113.2, WithinQos: 0.97, Answered: 1234567890, Late: 12345678},
-			{Model: "ncf", Version: 2, WithinQos: math.NaN()},
-			{Model: "retired", Version: 7, WithinQos: math.NaN(), Answered: 17},
+			{Model: "dien", Version: 1, Rate: 410.2, WithinQos: proto.Float64(0.996), Answered: 123456, Late: 321, Refused: 4},
+			{Model: "ncf", Version: 1, Rate: 113.2, WithinQos: proto.Float64(0.97), Answered: 1234567890, Late: 12345678},
+			{Model: "ncf", Version: 2},
+			{Model: "retired", Version: 7, Answered: 17},
 		},
 		Decisions: []string{
 			"assign query=1/7 attempt=1 lane=4 reason=matched cost=0.31 latency=30ms waited=1ms slack=319ms",

@@ -186,7 +186,8 @@ func modelTable(s *control.FleetStatus, width int) table {
 		if e.ModelStatus != nil {
 			rate = perSecond(e.GetRate())
 			answered, lateQueries, refused = count(e.GetAnswered()), count(e.GetLate()), count(e.GetRefused())
-			if within := e.GetWithinQos(); !math.IsNaN(within) {
+			if e.WithinQos != nil {
+				within := e.GetWithinQos()
 				late = fmt.Sprintf("%.1f %%", 100*(1-within))
 				// Percentiles of the settings are decimal: 1 - 0.99 is not 0.01.
 				if e.held != nil && 1-within > 1-e.held.GetQosPercentile()+1e-9 {
