@@ -29,8 +29,7 @@ func (e *aheadEstimate) observe(round, receive time.Duration, bytes uint64) {
 	receive = min(max(receive, 0), max(round, 0))
 	e.samples[e.observed%len(e.samples)] = aheadSample{max(0, receive+(round-receive)*2/3), bytes}
 	e.observed++
-	const often = 32
-	if e.observed-e.fitted >= often || e.observed == often/4 {
+	if e.observed-e.fitted >= 32 {
 		e.fit()
 	}
 }

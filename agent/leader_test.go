@@ -750,6 +750,39 @@ func TestLeaderFails(t *testing.T) {
 	})
 }
 
+// TestLeaderLearnsNoTurmoil has answers come late while a leader takes over: it does not learn
+// from them how long a query's way is.
+func TestLeaderLearnsNoTurmoil(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newLeaderWorld(t)
+		defer w.stop()
+		a := w.add("a", 1, linear)
+		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
+		g := w.gateway(1)
+		defer g.close()
+		for range 60 {
+			g.submit(10)
+			soon(t, time.Second, "a is frozen while it runs a query", a.freeze)
+			time.Sleep(10 * time.Millisecond)
+			a.thaw()
+			soon(t, time.Second, "the query is answered", func() bool { return g.open() == 0 })
+		}
+		learned := func() (ahead time.Duration) {
+			r := a.leader.reigning()
+			r.call(func() { ahead = r.aheadSet })
+			return ahead
+		}
+		if ahead := learned(); ahead != 0 {
+			t.Errorf("decides %v ahead, want 0, as nothing is known yet", ahead)
+		}
+		time.Sleep(turmoil)
+		g.load(100, time.Second)
+		if ahead := learned(); ahead < 150*time.Microsecond || ahead > 400*time.Microsecond {
+			t.Errorf("decides %v ahead, want about two ways of %v", ahead, w.oneWay)
+		}
+	})
+}
+
 // TestLeaderFollowsLanes has lanes freeze, thaw, die and drain while queries come.
 func TestLeaderFollowsLanes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -23,6 +23,8 @@ const (
 	// settleTime is how long after taking over the leader waits for a lane to greet
 	// before it gives away a query that is said to be there.
 	settleTime = 100 * time.Millisecond
+	// turmoil is how long after taking over nothing is learned of how long a query's way is: everybody is connecting.
+	turmoil = time.Second
 	// linkGrace is how long a broken link may take to come back before the lanes are lost.
 	linkGrace = time.Second
 	// A lane is overdue by so many 99 % quantiles, and at least overdueLeast; overdueDoubt
@@ -712,7 +714,7 @@ func (r *reign) completed(w *worker, c *control.Completed) {
 	}
 	a, ours := r.answer(ln, match.Completed, q, int(c.GetAttempt()), remaining)
 	execution, queued := time.Duration(c.GetExecutionNs()), time.Duration(c.GetQueueNs())
-	if ours && !a.decidedAt.IsZero() {
+	if ours && a.decidedAt.Sub(r.start) > turmoil {
 		r.ahead.observe(r.now.Sub(a.decidedAt)-queued-execution, time.Duration(c.GetReceiveNs()), c.GetBytes())
 	}
 	if r.service == 0 {

@@ -64,11 +64,11 @@ func (*horizon) arrived(*shard, *query) {}
 
 func (h *horizon) choose(s *shard) {
 	h.gather(s)
-	if s.live.n == 0 {
+	h.estimate(s)
+	if len(h.rows) == 0 {
 		h.serveLost(s)
 		return
 	}
-	h.estimate(s)
 	h.plan(s)
 	for g := range h.groups {
 		h.dispatch(s, g)
