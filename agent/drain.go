@@ -61,7 +61,7 @@ func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (*
 	}
 	for _, name := range names { // all or none, where one is misspelt
 		if s.roster.member(name) == nil {
-			return nil, fmt.Errorf("agent %q: %w in the fleet", name, errNoAgent)
+			return nil, s.roster.noAgent(name)
 		}
 	}
 	resp := &control.DrainResponse{}

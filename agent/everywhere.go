@@ -24,13 +24,11 @@ import (
 // fleetModel is a version that some member holds, as its first holder describes it; number 0
 // is the newest that any member serves. serving is false if all who hold it drain.
 func (a *Agent) fleetModel(model string, number int64) (found *control.Model, serving bool, err error) {
-	known := false
 	for _, member := range a.roster.view().Members {
 		for _, m := range member.Models {
 			if m.Name != model {
 				continue
 			}
-			known = true
 			if number != 0 && m.Version != number || number == 0 && !m.Newest {
 				continue
 			}
@@ -42,13 +40,10 @@ func (a *Agent) fleetModel(model string, number int64) (found *control.Model, se
 			}
 		}
 	}
-	switch {
-	case found != nil:
-		return found, serving, nil
-	case known:
-		return nil, false, fmt.Errorf("model %q, version %d: %w on any agent", model, number, models.ErrNotFound)
+	if found == nil {
+		return nil, false, a.roster.noModel(model, number)
 	}
-	return nil, false, fmt.Errorf("model %q: %w on any agent", model, models.ErrNotFound)
+	return found, serving, nil
 }
 
 // parseVersion is the number of a version that a query names; "" is 0, the newest.
@@ -200,7 +195,7 @@ func (a *Agent) onAgents(ctx context.Context, chosen, model string, local func()
 	if chosen != everyAgent {
 		members = slices.DeleteFunc(slices.Clone(members), func(m *control.Member) bool { return m.Name != chosen })
 		if len(members) == 0 {
-			return fmt.Errorf("agent %q: %w in the fleet", chosen, errNoAgent)
+			return a.roster.noAgent(chosen)
 		}
 	}
 	outcomes := make([]error, len(members))
@@ -242,7 +237,7 @@ func joinOutcomes(members []*control.Member, outcomes []error, model string) err
 		}
 	}
 	if len(faults) == 0 && done == 0 {
-		return fmt.Errorf("model %q: %w on any agent", model, models.ErrNotFound)
+		return fmt.Errorf("%w on any agent: model %.255q", models.ErrNotFound, model)
 	}
 	if len(faults) > 0 && done > 0 {
 		faults = append(faults, fmt.Errorf("done on %d of the %d agents that have it", done, done+len(faults)))

@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -19,6 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/models"
 )
 
 const (
@@ -189,6 +192,45 @@ func (r *roster) member(name string) *control.Member {
 		}
 	}
 	return nil
+}
+
+// noAgent says that there is no member of that name, and who is there.
+func (r *roster) noAgent(name string) error {
+	var there []string
+	for _, m := range r.view().Members {
+		there = append(there, m.Name)
+	}
+	return fmt.Errorf("agent %.255q: %w in the fleet; there are %s", name, errNoAgent, enumerated(there))
+}
+
+// noModel says that no member holds the model, or the version of it, and what they hold.
+func (r *roster) noModel(model string, version int64) error {
+	var held, versions []string
+	for _, member := range r.view().Members {
+		for _, m := range member.Models {
+			held = append(held, m.Name)
+			if m.Name == model {
+				versions = append(versions, strconv.FormatInt(m.Version, 10))
+			}
+		}
+	}
+	switch {
+	case len(held) == 0:
+		return fmt.Errorf("%w on any agent: model %.255q; there are none", models.ErrNotFound, model)
+	case len(versions) > 0:
+		return fmt.Errorf("%w on any agent: version %d of model %q; there are %s", models.ErrNotFound, version, model, enumerated(versions))
+	}
+	return fmt.Errorf("%w on any agent: model %.255q; there are %s", models.ErrNotFound, model, enumerated(held))
+}
+
+// enumerated lists the names in order, the first ten of them.
+func enumerated(names []string) string {
+	slices.Sort(names)
+	names = slices.Compact(names)
+	if more := len(names) - 10; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:10], ", "), more)
+	}
+	return strings.Join(names, ", ")
 }
 
 // dial implements fleet.

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"regexp"
 	"strings"
 	"time"
 
@@ -62,14 +63,26 @@ func (e *Error) Error() string {
 		b.WriteString(e.Address)
 		b.WriteString(": ")
 	}
+	kind := e.status.Code().String()
 	if e.kind != nil {
-		b.WriteString(e.kind.Error())
-	} else {
-		b.WriteString(e.status.Code().String())
+		kind = e.kind.Error()
 	}
-	b.WriteString(": ")
-	b.WriteString(e.status.Message())
+	message := Reason(e.status.Err())
+	if !strings.Contains(message, kind) { // or it would be said twice
+		b.WriteString(kind)
+		b.WriteString(": ")
+	}
+	b.WriteString(message)
 	return b.String()
+}
+
+// unreached is what grpc wraps the reason in why a server cannot be reached.
+var unreached = regexp.MustCompile(`connection error: desc = "(?:transport: )?(?:Error while dialing: )?(.*)"`)
+
+// Reason is what an error of a call to a server says to people: its message,
+// without grpc's wrapping.
+func Reason(err error) string {
+	return unreached.ReplaceAllString(status.Convert(err).Message(), "$1")
 }
 
 // Is makes errors.Is tell the kind of error.

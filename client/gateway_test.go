@@ -534,7 +534,7 @@ func TestNoSuchModel(t *testing.T) {
 			code           codes.Code
 			message        string
 		}{
-			{"x", "", codes.NotFound, `no agent holds model "x" (2 agents are known)`},
+			{"x", "", codes.NotFound, `no agent holds model "x"; they hold: sum`},
 			{"sum", "2", codes.NotFound, `no agent holds version "2" of model "sum"; there are: 1`},
 			{"sum", "one", codes.InvalidArgument, `version "one" of model "sum", want a whole number above 0`},
 		} {

@@ -1,6 +1,8 @@
 package client
 
 import (
+	"cmp"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -74,7 +76,7 @@ func (m *members) add(member *control.Member, held *control.Model) {
 func (m *members) find(name, version string) (*fleetVersion, int64, error) {
 	model := m.models[name]
 	if model == nil {
-		return nil, 0, status.Errorf(codes.NotFound, "no agent holds model %q (%d agents are known)", name, len(m.byName))
+		return nil, 0, status.Errorf(codes.NotFound, "no agent holds model %.255q; they hold: %s", name, cmp.Or(strings.Join(slices.Sorted(maps.Keys(m.models)), ", "), "none"))
 	}
 	number := int64(0)
 	v := model.versions[model.newest]

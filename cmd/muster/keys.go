@@ -13,11 +13,11 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/gossip"
 )
 
@@ -210,5 +210,5 @@ func (s *clientSettings) dialFirst(stderr io.Writer) (*grpc.ClientConn, error) {
 
 // ofServer is an error of a call to the first server, for people.
 func ofServer(s clientSettings, err error) error {
-	return fmt.Errorf("%s: %s", s.servers[0], status.Convert(err).Message())
+	return fmt.Errorf("%s: %s", s.servers[0], client.Reason(err))
 }

@@ -35,26 +35,41 @@ func TestMain(m *testing.M) {
 // A process is a `muster agent` of its own.
 type process struct {
 	*exec.Cmd
-	http, grpc string        // where it listens
-	log        *bufio.Reader // what follows of its log
+	name               string
+	gossip, http, grpc string        // where it listens
+	log                *bufio.Reader // what follows of its log
 }
 
-// startProcess starts an agent that serves a small NCF, and waits until it is
-// ready.
+// startProcess starts an agent that serves a small NCF with ONNX Runtime, and
+// waits until it is ready.
 func startProcess(t *testing.T) *process {
 	t.Helper()
 	library := runtimetest.Library(t)
+	return startAgent(t, smallNCF(t), "--onnxruntime-lib", library)
+}
+
+// smallNCF is a model directory.
+func smallNCF(t *testing.T) string {
+	t.Helper()
 	dir := t.TempDir()
 	if _, err := zoo.Generate(t.Context(), dir, "ncf", zoo.Options{Scale: zoo.Small}); err != nil {
 		t.Fatal(err)
 	}
+	return dir
+}
+
+// startAgent starts an agent that serves the models of a directory, with more
+// settings, and waits until it is ready.
+func startAgent(t *testing.T, models string, settings ...string) *process {
+	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{Cmd: exec.Command(self, "agent", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--gossip", "127.0.0.1:0", "--model-dir", dir)}
+	p := &process{Cmd: exec.Command(self, append([]string{"agent", "--model-dir", models,
+		"--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--gossip", "127.0.0.1:0"}, settings...)...)}
 	p.Dir = t.TempDir()
-	p.Env = append(os.Environ(), mainVariable+"=1", "MUSTER_ONNXRUNTIME_LIB="+library)
+	p.Env = append(os.Environ(), mainVariable+"=1")
 	stderr, err := p.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -62,14 +77,17 @@ func startProcess(t *testing.T) *process {
 	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = p.Process.Kill() }) // it has ended where the test passed
+	t.Cleanup(func() { // it has ended where the test passed
+		_ = p.Process.Kill()
+		_ = p.Wait()
+	})
 	p.log = bufio.NewReader(stderr)
-	first := p.waitForLog(t, "http=")
-	addresses := regexp.MustCompile(`http=(\S+) grpc=(\S+) metrics=(\S+)`).FindStringSubmatch(first)
-	if addresses == nil {
-		t.Fatalf("first log line is %q", first)
+	said := regexp.MustCompile(`(?s)advertised_addr=(\S+) .* agent=(\S+) http=(\S+) grpc=(\S+) metrics=`).
+		FindStringSubmatch(p.waitForLog(t, "advertised_addr=") + p.waitForLog(t, "http="))
+	if said == nil {
+		t.Fatal("the log does not begin with the agent's addresses")
 	}
-	p.http, p.grpc = addresses[1], addresses[2]
+	p.gossip, p.name, p.http, p.grpc = said[1], said[2], said[3], said[4]
 	p.waitForLog(t, "msg=ready")
 	return p
 }
@@ -201,6 +219,9 @@ func TestSecureProcess(t *testing.T) {
 	as("ads")
 	try("scores", "infer", "ncf")
 	try(`not allowed: client "ads" may not unload`, "models", "unload", "ncf")
+	try(`not allowed: client "ads" may not drain`, "drain")
+	try(`client "ads" may not keys`, "keys", "list")
+	try("leader ", "status")
 	as("admin")
 	try("ncf: loaded", "models", "load", "ncf")
 	t.Setenv("MUSTER_TLS_CERT", "")

@@ -8,6 +8,22 @@ import (
 	"github.com/muster-serve/muster/agent"
 )
 
+// hintAtHelp has errors of the arguments of cmd, and of those below it, say where
+// the usage is.
+func hintAtHelp(cmd *cobra.Command) {
+	if check := cmd.Args; check != nil {
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			if err := check(cmd, args); err != nil {
+				return fmt.Errorf("%w; see %q", err, cmd.CommandPath()+" --help")
+			}
+			return nil
+		}
+	}
+	for _, child := range cmd.Commands() {
+		hintAtHelp(child)
+	}
+}
+
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "muster",
@@ -48,5 +64,6 @@ The file is --config, or MUSTER_CONFIG, or ./muster.yaml if there is one.
 		}
 	}
 	root.AddCommand(newVersionCommand())
+	hintAtHelp(root)
 	return root
 }

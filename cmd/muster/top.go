@@ -19,6 +19,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/client"
 )
 
 func newTopCommand() *cobra.Command {
@@ -249,11 +250,11 @@ func (f *fleetSource) askFirst(ctx context.Context) (*control.FleetStatus, error
 	case codes.Unimplemented:
 		return nil, fmt.Errorf("%s tells nothing of a fleet: it is no agent of Muster, or of an older version", address)
 	case codes.Unavailable:
-		return nil, fmt.Errorf("%s cannot be reached: %s", address, status.Convert(err).Message())
+		return nil, fmt.Errorf("%s cannot be reached: %s", address, client.Reason(err))
 	case codes.DeadlineExceeded:
 		return nil, fmt.Errorf("%s has not answered within %v", address, askTimeout)
 	}
-	return nil, fmt.Errorf("%s: %s", address, status.Convert(err).Message())
+	return nil, fmt.Errorf("%s: %s", address, client.Reason(err))
 }
 
 // learn keeps the addresses of the members, so that each of them can be asked,
