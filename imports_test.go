@@ -26,6 +26,9 @@ type rule struct {
 	reason  string
 }
 
+// exporters send spans; whoever makes some is handed a provider by cmd, or by the SDK's user.
+const exporters = "go.opentelemetry.io/otel/sdk"
+
 var network = []string{"net", "google.golang.org/grpc", "github.com/hashicorp/memberlist"}
 
 // rules are the design's arrows, inwards. Tests may import more.
@@ -55,7 +58,7 @@ var rules = []rule{
 		reason: "gossip carries bytes; the agent knows what they mean",
 	},
 	{
-		folder: "client", imports: []string{"api", "profiles", "leader/match"}, never: []string{"github.com/spf13"},
+		folder: "client", imports: []string{"api", "profiles", "leader/match"}, never: []string{"github.com/spf13", exporters},
 		reason: "users import the SDK: it brings neither the agent nor ONNX Runtime along",
 	},
 	{
@@ -71,7 +74,7 @@ var rules = []rule{
 		reason: "the simulator drives the leader in virtual time, without a machine or a network",
 	},
 	{
-		folder: "agent", imports: []string{"api", "client", "gossip", "leader", "models", "profiles", "runtime"}, never: []string{"github.com/spf13"},
+		folder: "agent", imports: []string{"api", "client", "gossip", "leader", "models", "profiles", "runtime"}, never: []string{"github.com/spf13", exporters},
 		reason: "the agent wires the parts; what needs the simulator is handed in by cmd, and so are its settings",
 	},
 	{
@@ -185,6 +188,8 @@ func TestImportRules(t *testing.T) {
 		{"client", module + "leader/plan", false},
 		{"client", module + "models", false},
 		{"client", module + "runtime", false},
+		{"client", "go.opentelemetry.io/otel/trace", true},
+		{"client", "go.opentelemetry.io/otel/sdk/trace", false},
 		{"client/bench", module + "client", true},
 		{"client", module + "client/bench", false},
 		{"models", module + "runtime", false},

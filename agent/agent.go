@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
@@ -45,6 +46,7 @@ import (
 type Agent struct {
 	config  Config
 	log     *slog.Logger
+	tracer  trace.Tracer // nil: nothing is traced
 	metrics *metrics
 	health  *health.Server
 	// openExecutor is how Run gets what runs the models.
@@ -234,7 +236,7 @@ func (a *Agent) open() error {
 func (a *Agent) newLeading() (leading, error) {
 	config := leaderConfig{
 		Role: a.role(), Rank: a.rank(), StateDir: a.config.StateDir,
-		Policy: a.config.Policy, Record: a.config.Record, Catalogue: a.catalogue, Library: a.library,
+		Policy: a.config.Policy, Record: a.config.Record, Catalogue: a.catalogue, Library: a.library, Tracer: a.tracer,
 	}
 	if len(a.config.Join) > 0 {
 		config.JoinWait = joinWait

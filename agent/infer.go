@@ -9,6 +9,7 @@ import (
 
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/runtime"
 )
@@ -64,12 +65,10 @@ func (a *Agent) pass(ctx context.Context, req *oip.Request, arrival time.Time) (
 	return resp, err
 }
 
-// traceHeaders are those of W3C Trace Context, and what travels with it.
-var traceHeaders = []string{"traceparent", "tracestate", "baggage"}
-
-// passTrace has the trace context of a call go along to the worker.
+// passTrace has the trace context of a call go along to the worker. Where this agent
+// makes spans, its own takes the place of that.
 func passTrace(ctx context.Context) context.Context {
-	for _, name := range traceHeaders {
+	for _, name := range tracing.Headers {
 		for _, value := range metadata.ValueFromIncomingContext(ctx, name) {
 			ctx = metadata.AppendToOutgoingContext(ctx, name, value)
 		}
@@ -96,7 +95,7 @@ func (a *Agent) execute(ctx context.Context, loaded *models.Loaded[*servedModel]
 	if e.timeout > 0 {
 		deadline = e.arrival.Add(e.timeout)
 	}
-	return a.lanes.Do(ctx, runtime.Query{
+	result, err := a.lanes.Do(ctx, runtime.Query{
 		Model:       loaded.Model,
 		Inputs:      q.inputs,
 		BatchSize:   q.batchSize,
@@ -108,6 +107,10 @@ func (a *Agent) execute(ctx context.Context, loaded *models.Loaded[*servedModel]
 		Lane:        e.lane,
 		Reservation: e.reservation,
 	})
+	if err == nil {
+		a.traceExecution(ctx, loaded, q, e.arrival, result)
+	}
+	return result, err
 }
 
 // respond is the answer to req: the outputs asked for, in that order.

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -40,6 +41,8 @@ type leaderConfig struct {
 	// from the start; neither may be nil.
 	Catalogue *profiles.Catalogue
 	Library   *profiles.Library
+	// Tracer makes the spans of decisions; nil: there are none.
+	Tracer trace.Tracer
 }
 
 // A leader is the leading half of an agent: it takes part in elections, and

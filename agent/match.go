@@ -40,6 +40,7 @@ type leaderQuery struct {
 	model *leaderModel
 	batch int
 	bytes uint64
+	trace *leaderTrace
 }
 
 // match implements leading.
@@ -249,7 +250,7 @@ func (r *reign) submit(g *gateway, s *control.Submit) {
 		version = r.newestOf(s.GetModel())
 	}
 	key := control.ModelKey(s.GetModel(), version)
-	q := &leaderQuery{model: r.models[key], batch: int(s.GetBatchSize()), bytes: s.GetBytes()}
+	q := &leaderQuery{model: r.models[key], batch: int(s.GetBatchSize()), bytes: s.GetBytes(), trace: r.traced(s)}
 	if s.GetAttempts() == 0 {
 		r.arrived.add(r.now, 1)
 		r.study.arrived(key, q.batch, r.now)
@@ -269,6 +270,7 @@ func (r *reign) submit(g *gateway, s *control.Submit) {
 	if q.model != nil && r.overloaded(q.model) {
 		q.model.count(r.now, tally{refused: 1})
 		r.leader.metrics.rejected.Inc()
+		r.trace(q, &match.Decision{Action: match.Reject, Reason: match.Overloaded, Waited: time.Duration(s.GetWaitedNs())})
 		r.reject(g, s.GetSequence(), match.Overloaded, q, max(r.expectedWait()-q.model.target, time.Millisecond))
 		return
 	}

@@ -340,6 +340,7 @@ func (r *reign) carryOut(d *match.Decision) {
 	if g == nil {
 		return // its queries have been forgotten
 	}
+	r.trace(g.queries[d.Query.Sequence], d)
 	switch d.Action {
 	case match.Assign:
 		r.assign(g, d)

@@ -14,11 +14,13 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tracing"
 )
 
 // newHTTPServer serves handler with limits on what a client may make it wait for.
@@ -210,6 +212,13 @@ func (r *rest) modelUnload(w http.ResponseWriter, req *http.Request) error {
 // infer takes a query that came by REST.
 func (r *rest) infer(w http.ResponseWriter, req *http.Request) error {
 	arrival := time.Now()
+	ctx, span := r.traceRequest(withTrace(req), req, arrival)
+	err := r.answerQuery(ctx, w, req, arrival)
+	endRequest(span, err)
+	return err
+}
+
+func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http.Request, arrival time.Time) error {
 	model := req.PathValue("model")
 	query, held, err := r.receive(req)
 	if err != nil {
@@ -217,7 +226,10 @@ func (r *rest) infer(w http.ResponseWriter, req *http.Request) error {
 		return err
 	}
 	defer r.intake.give(held)
-	resp, err := r.Agent.infer(withTrace(req), query, arrival)
+	if span := trace.SpanFromContext(ctx); span.IsRecording() {
+		span.SetAttributes(tracing.Query(query)...)
+	}
+	resp, err := r.Agent.infer(ctx, query, arrival)
 	if err != nil {
 		return err
 	}
@@ -239,7 +251,7 @@ func (r *rest) infer(w http.ResponseWriter, req *http.Request) error {
 // have it.
 func withTrace(req *http.Request) context.Context {
 	headers := metadata.MD{}
-	for _, name := range traceHeaders {
+	for _, name := range tracing.Headers {
 		headers.Append(name, req.Header.Values(name)...)
 	}
 	return metadata.NewIncomingContext(req.Context(), headers)

@@ -105,6 +105,13 @@ func idBounds(ports []models.Port) map[string][]int64 {
 // ModelInfer takes a query that came by gRPC.
 func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 	arrival := received(ctx)
+	ctx, span := s.traceCall(ctx, req, arrival)
+	resp, err := s.modelInfer(ctx, req, arrival)
+	endCall(span, err)
+	return resp, err
+}
+
+func (s service) modelInfer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response, error) {
 	if isLocal(ctx) { // its gateway has counted it
 		return s.station.run(ctx, req, arrival)
 	}

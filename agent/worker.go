@@ -10,11 +10,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/runtime"
 )
@@ -81,6 +83,9 @@ func (s *station) run(ctx context.Context, req *oip.Request, received time.Time)
 		t.reservation, t.probed = s.take(placeID{attempt.Gateway, id}), true
 	}
 	s.metrics.attempts.Inc()
+	if span := trace.SpanFromContext(ctx); span.IsRecording() {
+		span.SetAttributes(tracing.Attempt.Int(int(attempt.Attempt)), tracing.Ms(tracing.Waited, received.Sub(t.arrival)))
+	}
 	defer func() { s.ended(t, err) }()
 	resp, err = s.perform(ctx, req, t)
 	if t.probed {

@@ -273,9 +273,11 @@ func (g *Gateway) decideAll(q *query) {
 		asked := question{
 			sequence: q.sequence, model: q.model, version: q.version, batch: q.batch, bytes: q.bytes,
 			arrival: q.arrival, deadline: q.deadline, failed: slices.Clone(q.failed), profile: g.members.Load().profileName(q),
+			traced: q.trace.decide(),
 		}
 		g.mu.Unlock()
 		p, why := g.alone.choose(&asked)
+		asked.traced.end(p, time.Since(asked.arrival), why)
 		g.mu.Lock()
 		if p.agent != "" {
 			g.desk.decided(asked.sequence, p)
@@ -305,6 +307,7 @@ type question struct {
 	bytes             uint64
 	arrival, deadline time.Time
 	failed            []string
+	traced            *decision
 }
 
 // choose asks members and returns where the query is to go; without an agent if
@@ -438,6 +441,7 @@ func (a *alone) ask(q *question, of []ranked) []probe {
 		r := byID[answer.GetId()]
 		delete(byID, answer.GetId())
 		took := time.Since(sent)
+		q.traced.heard(r.agent, answer, took)
 		a.mu.Lock()
 		a.usual += (took - a.usual) / 8
 		lane, ok := a.lanes[r.agent]
@@ -454,6 +458,7 @@ func (a *alone) ask(q *question, of []ranked) []probe {
 		}
 	}
 	if len(byID) > 0 {
+		q.traced.silent(byID)
 		a.mu.Lock()
 		a.unanswered += uint64(len(byID))
 		a.mu.Unlock()

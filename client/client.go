@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -22,6 +24,7 @@ import (
 
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tracing"
 )
 
 // mostAttempts is how many servers a call is tried on.
@@ -47,7 +50,8 @@ type Client struct {
 	dial    []grpc.DialOption
 	closed  atomic.Bool
 	noFleet bool
-	fleet   *discovery // nil with noFleet
+	fleet   *discovery   // nil with noFleet
+	tracer  trace.Tracer // nil: that of the span in a query's context
 }
 
 type server struct {
@@ -71,6 +75,13 @@ func WithDialOptions(opts ...grpc.DialOption) Option {
 // WithoutFleet has queries go to the given servers only, whatever else they
 // say there is.
 func WithoutFleet() Option { return func(c *Client) { c.noFleet = true } }
+
+// WithTracerProvider has the client make a span of each query, and what is done for the query its
+// children. Without it only queries are traced whose context has a span, by the provider
+// of that. The context of the span goes along to the servers, and baggage with it.
+func WithTracerProvider(p trace.TracerProvider) Option {
+	return func(c *Client) { c.tracer = p.Tracer(tracing.Scope) }
+}
 
 // New makes a client of the servers at addresses ("host:port"). It begins to
 // connect, without waiting.
@@ -144,6 +155,16 @@ func (c *Client) Infer(ctx context.Context, req *oip.Request) (*oip.Response, er
 	}
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
+	ctx, span := c.trace(ctx, req)
+	resp, err := c.infer(ctx, req)
+	if span != nil {
+		tracing.EndClient(span, err)
+	}
+	return resp, err
+}
+
+// infer has the query answered by the fleet, or else by a server.
+func (c *Client) infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 	if gateway := c.fleet.direct(); gateway != nil {
 		resp, err := gateway.Infer(ctx, req, time.Now())
 		switch status.Code(err) {
@@ -171,6 +192,7 @@ func (c *Client) call(ctx context.Context, method string, req, resp any) error {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	servers := c.route()
+	ctx = tracing.Inject(ctx)
 	for n, s := range servers {
 		err := s.conn.Invoke(ctx, method, req, resp)
 		if err == nil {
@@ -180,6 +202,8 @@ func (c *Client) call(ctx context.Context, method string, req, resp any) error {
 		if last || status.Code(err) != codes.Unavailable || c.closed.Load() {
 			return c.newError(s.address, err)
 		}
+		trace.SpanFromContext(ctx).AddEvent("server failed", trace.WithAttributes(
+			semconv.ServerAddress(s.address), tracing.Reason.String(status.Convert(err).Message())))
 	}
 	panic("unreachable: there is at least one server")
 }

@@ -103,6 +103,7 @@ type query struct {
 	deadline  time.Time // zero: none
 	prev, nxt *query
 
+	trace *queryTrace        // nil: it is not traced
 	wake  chan struct{}      // has room for one; the caller looks again
 	abort context.CancelFunc // of the attempt under way; nil: none is
 	ended bool
@@ -187,6 +188,7 @@ func (d *desk) submit(q *query, now time.Time) {
 	case q.abort != nil && !q.void:
 		s.Agent, s.Lane, s.Attempts, q.waits = q.at.agent, q.at.lane, q.at.attempt, false
 	}
+	q.trace.submitted(s)
 	m := d.tell()
 	m.Submit = append(m.Submit, s)
 	d.submitted++
@@ -274,13 +276,16 @@ func (d *desk) offerAgain(o *control.OfferAgain) {
 	switch {
 	case q == nil:
 		d.cancelled(o.GetSequence())
+		return
 	case !q.submitted:
+		return
 	case q.hasNext && q.next.assign != nil && q.next.attempt == o.GetAttempt():
 		q.next, q.hasNext, q.waits = place{}, false, true
 		q.number = max(q.number, o.GetAttempt())
 	case q.abort != nil && q.at.attempt == o.GetAttempt():
 		q.void, q.waits = true, true
 	}
+	q.trace.offeredAgain(o)
 }
 
 // reject says that the leader does not serve a query.

@@ -136,12 +136,15 @@ func (g *Gateway) Leader() string {
 // Infer does not release req. Its inputs must not change until Infer returns,
 // and then not before the function given to [oip.Request.OnRelease] is called:
 // the connection of an attempt that was given up may still read them.
+//
+// If ctx has a span of OpenTelemetry's, what the gateway does for the query are its
+// children.
 func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response, error) {
 	held, version, err := g.members.Load().find(req.Model, req.Version)
 	if err != nil {
 		return nil, err
 	}
-	q := &query{model: req.Model, version: version, batch: 1, arrival: arrival, wake: make(chan struct{}, 1)}
+	q := &query{model: req.Model, version: version, batch: 1, arrival: arrival, wake: make(chan struct{}, 1), trace: newQueryTrace(ctx)}
 	// A batch size that no lane could take is for the worker to refuse, who
 	// says what is wrong with the inputs.
 	if len(req.Inputs) > 0 && len(req.Inputs[0].Shape) > 0 {
@@ -163,6 +166,8 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 		defer cancel()
 	}
 
+	q.trace.wait()
+	defer q.trace.end()
 	g.mu.Lock()
 	if g.closed {
 		g.mu.Unlock()
@@ -201,6 +206,7 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 		return nil, nil, false
 	}
 
+	attemptCtx = q.trace.send(attemptCtx, p)
 	attempt := Attempt{
 		Attempt:     control.Attempt{Gateway: g.config.ID, Sequence: q.sequence, Attempt: p.attempt, Lane: p.lane},
 		Arrival:     q.arrival,
@@ -211,6 +217,7 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 	} else {
 		resp, err = g.config.Transport.Infer(attemptCtx, to, req, &attempt)
 	}
+	q.trace.sent(err, attemptCtx.Err() != nil && ctx.Err() == nil)
 	if attempt.HasRemaining {
 		g.alone.heard(p.agent, attempt.Remaining)
 	} else if n := q.attempts; n > 1 && judge(err) == elsewhere {
@@ -237,6 +244,9 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 	err = q.err
 	g.decide()
 	g.leave(true)
+	if !ended {
+		q.trace.wait()
+	}
 	return resp, err, ended
 }
 

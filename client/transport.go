@@ -11,6 +11,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tracing"
 )
 
 // A Transport is how a [Gateway] reaches the members of the fleet: [Remote], or
@@ -80,13 +81,14 @@ func (r Remote) Probe(ctx context.Context, to *control.Member) (ProbeStream, err
 	return control.NewControlClient(conn).Probe(ctx)
 }
 
-// Infer implements [Transport]. Outgoing metadata of ctx, such as a trace
-// context, goes along.
+// Infer implements [Transport]. Outgoing metadata of ctx goes along, and so does the
+// context of its span, if it has one.
 func (r Remote) Infer(ctx context.Context, to *control.Member, req *oip.Request, attempt *Attempt) (*oip.Response, error) {
 	conn, err := r.Dial(to)
 	if err != nil {
 		return nil, err
 	}
+	ctx = tracing.Inject(ctx)
 	waited := strconv.FormatInt(int64(time.Since(attempt.Arrival)), 10)
 	var options []grpc.CallOption
 	var trailer metadata.MD

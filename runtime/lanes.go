@@ -188,7 +188,7 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 		}
 		return nil, err
 	}
-	result.Queue = time.Duration(t.started - arrived)
+	result.Queue, result.Lane = time.Duration(t.started-arrived), t.lane
 	return result, nil
 }
 

@@ -65,6 +65,8 @@ type Result struct {
 	// Queue is how long the query waited for a lane; 0 where it was run
 	// without [Lanes].
 	Queue time.Duration
+	// Lane is the one that the query ran on; 0 without [Lanes].
+	Lane int
 
 	release func()
 }

@@ -832,17 +832,21 @@ func (x *GatewayHello) GetAgent() string {
 // A Submit asks for a lane. One that names an agent re-submits, to a new
 // leader, a query that is already there: it reserves.
 type Submit struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Model         string                 `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
-	Version       int64                  `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"` // 0: the newest
-	BatchSize     uint32                 `protobuf:"varint,4,opt,name=batch_size,json=batchSize,proto3" json:"batch_size,omitempty"`
-	Bytes         uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`                               // of the inputs
-	WaitedNs      int64                  `protobuf:"varint,6,opt,name=waited_ns,json=waitedNs,proto3" json:"waited_ns,omitempty"`         // since it arrived
-	TimeLeftNs    int64                  `protobuf:"varint,7,opt,name=time_left_ns,json=timeLeftNs,proto3" json:"time_left_ns,omitempty"` // until its deadline; 0: none
-	Attempts      uint32                 `protobuf:"varint,8,opt,name=attempts,proto3" json:"attempts,omitempty"`                         // made so far
-	Agent         string                 `protobuf:"bytes,9,opt,name=agent,proto3" json:"agent,omitempty"`                                // where the last attempt is, if it is still there
-	Lane          uint32                 `protobuf:"varint,10,opt,name=lane,proto3" json:"lane,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Sequence   uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Model      string                 `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
+	Version    int64                  `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"` // 0: the newest
+	BatchSize  uint32                 `protobuf:"varint,4,opt,name=batch_size,json=batchSize,proto3" json:"batch_size,omitempty"`
+	Bytes      uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`                               // of the inputs
+	WaitedNs   int64                  `protobuf:"varint,6,opt,name=waited_ns,json=waitedNs,proto3" json:"waited_ns,omitempty"`         // since it arrived
+	TimeLeftNs int64                  `protobuf:"varint,7,opt,name=time_left_ns,json=timeLeftNs,proto3" json:"time_left_ns,omitempty"` // until its deadline; 0: none
+	Attempts   uint32                 `protobuf:"varint,8,opt,name=attempts,proto3" json:"attempts,omitempty"`                         // made so far
+	Agent      string                 `protobuf:"bytes,9,opt,name=agent,proto3" json:"agent,omitempty"`                                // where the last attempt is, if it is still there
+	Lane       uint32                 `protobuf:"varint,10,opt,name=lane,proto3" json:"lane,omitempty"`
+	// traceparent and tracestate are the context of the query's span, as W3C Trace
+	// Context writes them; empty of a query that is not traced.
+	Traceparent   string `protobuf:"bytes,11,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	Tracestate    string `protobuf:"bytes,12,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -945,6 +949,20 @@ func (x *Submit) GetLane() uint32 {
 		return x.Lane
 	}
 	return 0
+}
+
+func (x *Submit) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
+func (x *Submit) GetTracestate() string {
+	if x != nil {
+		return x.Tracestate
+	}
+	return ""
 }
 
 // A MatchMessage is what the leader tells a gateway. A message without content
@@ -2715,7 +2733,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\fGatewayHello\x12\x18\n" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\rR\bprotocol\x12\x14\n" +
-	"\x05agent\x18\x03 \x01(\tR\x05agent\"\x8e\x02\n" +
+	"\x05agent\x18\x03 \x01(\tR\x05agent\"\xd0\x02\n" +
 	"\x06Submit\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x18\n" +
@@ -2729,7 +2747,11 @@ const file_control_control_proto_rawDesc = "" +
 	"\battempts\x18\b \x01(\rR\battempts\x12\x14\n" +
 	"\x05agent\x18\t \x01(\tR\x05agent\x12\x12\n" +
 	"\x04lane\x18\n" +
-	" \x01(\rR\x04lane\"\xfd\x02\n" +
+	" \x01(\rR\x04lane\x12 \n" +
+	"\vtraceparent\x18\v \x01(\tR\vtraceparent\x12\x1e\n" +
+	"\n" +
+	"tracestate\x18\f \x01(\tR\n" +
+	"tracestate\"\xfd\x02\n" +
 	"\fMatchMessage\x12\x1a\n" +
 	"\breceived\x18\x01 \x01(\x04R\breceived\x121\n" +
 	"\x06assign\x18\x02 \x03(\v2\x19.muster.control.v1.AssignR\x06assign\x121\n" +

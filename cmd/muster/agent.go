@@ -30,9 +30,18 @@ finish, and it exits with status 0. A second signal ends it at once.`,
 			if err != nil {
 				return err
 			}
-			a, err := agent.New(settings.Config, slog.New(handler))
+			log := slog.New(handler)
+			a, err := agent.New(settings.Config, log)
 			if err != nil {
 				return err
+			}
+			provider, flush, err := settings.traceSettings.open(cmd.Context(), a.Name(), log)
+			if err != nil {
+				return err
+			}
+			defer flush()
+			if provider != nil {
+				a.Trace(provider)
 			}
 			return a.Run(cmd.Context())
 		},

@@ -12,14 +12,17 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
 )
 
 func newInferCommand() *cobra.Command {
 	var settings clientSettings
+	var traces traceSettings
 	var version, input string
 	var batchSize int
 	var seed uint64
@@ -40,6 +43,11 @@ from a file in the protocol's REST form:
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeModels(&settings),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			provider, flush, err := traces.open(cmd.Context(), "", warnings(cmd.ErrOrStderr()))
+			if err != nil {
+				return err
+			}
+			defer flush()
 			c, err := settings.open(cmd.ErrOrStderr())
 			if err != nil {
 				return err
@@ -58,6 +66,12 @@ from a file in the protocol's REST form:
 				return err
 			}
 			query.Model, query.Version = args[0], version
+			if provider != nil {
+				var span trace.Span
+				ctx, span = provider.Tracer(tracing.Scope).Start(ctx, "muster infer")
+				defer span.End()
+				fmt.Fprintln(cmd.ErrOrStderr(), "trace", span.SpanContext().TraceID())
+			}
 			start := time.Now()
 			response, err := c.Infer(ctx, query)
 			if err != nil {
@@ -72,6 +86,7 @@ from a file in the protocol's REST form:
 		},
 	}
 	settings.add(cmd.Flags())
+	traces.add(cmd.Flags())
 	flags := cmd.Flags()
 	flags.StringVar(&version, "model-version", "", "version of the model (default the newest)")
 	flags.StringVar(&input, "input", "", "file with the query as JSON, - for standard input")

@@ -40,6 +40,7 @@ const (
 // agentSettings are the settings of `muster agent`.
 type agentSettings struct {
 	agent.Config
+	traceSettings
 	logFormat string
 	logLevel  string
 }
@@ -80,12 +81,13 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.StringVar(&s.logFormat, "log-format", "text", "log format: text, json")
 	fs.StringVar(&s.logLevel, "log-level", "info", "least level to log: debug, info, warn, error")
 	addSettings(flags, fs)
+	s.traceSettings.add(flags)
 }
 
 // validate reports all faults at once.
 func (s *agentSettings) validate() error {
 	_, err := s.logHandler(nil)
-	return errors.Join(s.Config.Validate(), err)
+	return errors.Join(s.Config.Validate(), s.traceSettings.validate(), err)
 }
 
 // addIdentity defines the settings that agents and clients have in common: how
@@ -125,7 +127,12 @@ func (s *clientSettings) open(stderr io.Writer) (*client.Client, error) {
 // dialOptions are what a connection needs. What is amiss with certificates later
 // is told to stderr.
 func (s *clientSettings) dialOptions(stderr io.Writer) ([]grpc.DialOption, error) {
-	return s.DialOptions(slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
+	return s.DialOptions(warnings(stderr))
+}
+
+// warnings is the log of a command that prints something else.
+func warnings(stderr io.Writer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
 // addSettings adds the flags of fs to flags and marks them as settings. One that

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/spf13/pflag"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/muster-serve/muster/agent"
+)
+
+const (
+	noTraces   = "none"
+	otlpTraces = "otlp"
+	// flushTimeout is how long a process that ends waits for its spans to be exported.
+	flushTimeout = 3 * time.Second
+)
+
+// traceSettings say where spans go. All else is for OpenTelemetry's own variables to say.
+type traceSettings struct{ traces string }
+
+func (s *traceSettings) add(flags *pflag.FlagSet) {
+	fs := pflag.NewFlagSet("traces", pflag.ContinueOnError)
+	fs.StringVar(&s.traces, "traces", cmp.Or(os.Getenv("OTEL_TRACES_EXPORTER"), noTraces),
+		"where OpenTelemetry spans go: "+noTraces+", or "+otlpTraces+" as OTEL_EXPORTER_OTLP_* say")
+	addSettings(flags, fs)
+}
+
+func (s *traceSettings) validate() error {
+	switch s.traces {
+	case noTraces:
+		return nil
+	case otlpTraces:
+		_, err := otlpProtocol()
+		return err
+	}
+	return fmt.Errorf("traces: %q, want %s or %s", s.traces, noTraces, otlpTraces)
+}
+
+// otlpProtocol is how spans are sent; OpenTelemetry's exporters leave that to others.
+func otlpProtocol() (string, error) {
+	const general, own = "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+	switch p := cmp.Or(os.Getenv(own), os.Getenv(general), "http/protobuf"); p {
+	case "grpc", "http/protobuf":
+		return p, nil
+	default:
+		return "", fmt.Errorf("traces: %s or %s is %q, want grpc or http/protobuf", own, general, p)
+	}
+}
+
+// open returns what makes the spans of this process, nil if nothing is traced. instance names the
+// process among others, where it has a name. flush exports the spans that have not been, and ends it.
+func (s *traceSettings) open(ctx context.Context, instance string, log *slog.Logger) (provider trace.TracerProvider, flush func(), err error) {
+	if err := s.validate(); err != nil {
+		return nil, nil, err
+	}
+	if s.traces == noTraces || strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") {
+		return nil, func() {}, nil
+	}
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("OpenTelemetry", "error", err) }))
+	protocol, err := otlpProtocol()
+	if err != nil {
+		return nil, nil, err
+	}
+	client := otlptracehttp.NewClient()
+	if protocol == "grpc" {
+		client = otlptracegrpc.NewClient()
+	}
+	log.Info("queries are traced", "protocol", protocol)
+	exporter, err := otlptrace.New(ctx, client)
+	if err != nil {
+		return nil, nil, fmt.Errorf("traces: %w", err)
+	}
+	attributes := []attribute.KeyValue{semconv.ServiceName("muster"), semconv.ServiceVersion(agent.Version())}
+	if instance != "" {
+		attributes = append(attributes, semconv.ServiceInstanceID(instance))
+	}
+	// What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say comes last, and so holds.
+	of, err := resource.New(ctx, resource.WithAttributes(attributes...), resource.WithHost(), resource.WithTelemetrySDK(), resource.WithFromEnv())
+	if err != nil {
+		return nil, nil, fmt.Errorf("traces: %w", err)
+	}
+	sdk := sdktrace.NewTracerProvider(sdktrace.WithBatcher(&watchedExporter{SpanExporter: exporter, log: log}), sdktrace.WithResource(of))
+	return sdk, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
+		defer cancel()
+		if err := sdk.Shutdown(ctx); err != nil {
+			log.Warn("spans are lost", "error", err)
+		}
+	}, nil
+}
+
+// A watchedExporter tells the log when spans begin to be lost, and when they no longer are.
+type watchedExporter struct {
+	sdktrace.SpanExporter
+	log     *slog.Logger
+	failing atomic.Bool
+}
+
+func (e *watchedExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	err := e.SpanExporter.ExportSpans(ctx, spans)
+	switch {
+	case err != nil && !e.failing.Swap(true):
+		e.log.Warn("spans cannot be exported, and are lost until they can", "error", err)
+	case err == nil && e.failing.Swap(false):
+		e.log.Info("spans are exported again")
+	}
+	return nil // it is handled
+}
