@@ -165,7 +165,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	}
 	for _, m := range r.Models {
 		for _, f := range m.Failures {
-			fmt.Fprintf(&b, "%s: %d %s: %s\n", m.Model, f.Count, f.Reason, f.Example)
+			fmt.Fprintf(&b, "%s: %d failed, the first: %s\n", m.Model, f.Count, f.Example)
 		}
 		if m.Unfinished > 0 {
 			fmt.Fprintf(&b, "%s: %d were in flight when the run was cut short, and are not counted\n", m.Model, m.Unfinished)

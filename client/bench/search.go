@@ -289,7 +289,7 @@ func (t *Throughput) String() string {
 	case t.AllowableQPS == 0:
 		text = "allowable throughput unknown"
 	case t.FailingQPS > 0:
-		text += fmt.Sprintf(" (%s failed)", figures(t.FailingQPS))
+		text += fmt.Sprintf(" (%s missed the QoS target)", figures(t.FailingQPS))
 	default:
 		text += " or more"
 	}
@@ -297,7 +297,7 @@ func (t *Throughput) String() string {
 	case t.Interrupted:
 		text += ", interrupted"
 	case !t.Complete:
-		text += ", out of time"
+		text += ", the search had no more time"
 	}
 	return text
 }

@@ -68,7 +68,7 @@ func (d demo) driveFleet(ctx context.Context, w io.Writer, f *process.Fleet, p p
 
 // showFailover kills the leader of an emulated fleet while it is under load.
 func (d demo) showFailover(ctx context.Context, w io.Writer) error {
-	w = &prefixed{w, "emulated | "}
+	w, d.progress = &prefixed{w, "emulated |"}, &prefixed{d.progress, "emulated |"}
 	fmt.Fprintln(w, "A fleet this machine does not have: 2 g4dn.xlarge and 4 r5n.large serving RM2, each a process that waits")
 	fmt.Fprintln(w, "as long as the measured latency profile of its instance type says, and runs no model")
 	f := &process.Fleet{
@@ -105,8 +105,11 @@ func (d demo) showFailover(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	m := report.Models[0]
-	if m.Failed > 0 {
-		return fmt.Errorf("%d of %d queries were lost when the leader was killed: %v", m.Failed, m.Queries, m.Failures)
+	switch {
+	case m.Failed > 0 && !report.GeneratorOnSchedule:
+		return fmt.Errorf("%d of %d queries were not answered, on a machine that was too busy to tell why: run the demo when it has time", m.Failed, m.Queries)
+	case m.Failed > 0:
+		return fmt.Errorf("%d of %d queries were not answered when the leader was killed, want all answered", m.Failed, m.Queries)
 	}
 	_, err = fmt.Fprintf(w, "All %d queries were answered, %d of them late. Lost: nothing.\n", m.Queries, m.Late)
 	return err
@@ -134,7 +137,7 @@ func killLeader(ctx context.Context, w io.Writer, f *process.Fleet) error {
 	return err
 }
 
-// A prefixed writer begins each line with a text. It is given whole lines.
+// A prefixed writer begins each line with a word. It is given whole lines.
 type prefixed struct {
 	w      io.Writer
 	prefix string
@@ -142,7 +145,11 @@ type prefixed struct {
 
 func (p *prefixed) Write(b []byte) (int, error) {
 	for line := range bytes.Lines(b) {
-		if _, err := fmt.Fprintf(p.w, "%s%s", p.prefix, line); err != nil {
+		text := append([]byte(p.prefix), line...)
+		if len(line) > 1 {
+			text = append([]byte(p.prefix+" "), line...)
+		}
+		if _, err := p.w.Write(text); err != nil {
 			return 0, err
 		}
 	}

@@ -33,6 +33,8 @@ type demo struct {
 	dir    string // for models, state, log and picture
 	load   time.Duration
 	search time.Duration // for one model's allowable throughput; twice that for two
+
+	progress io.Writer // of load that goes on
 }
 
 // The models, in the order they are shown.
@@ -42,7 +44,7 @@ func main() {
 	// The agent is told when the thread that started it dies, and the main thread
 	// lives as long as this process.
 	runtime.LockOSThread()
-	d := demo{load: 20 * time.Second, search: 2 * time.Second}
+	d := demo{load: 20 * time.Second, search: 2 * time.Second, progress: os.Stderr}
 	flag.StringVar(&d.muster, "muster", "bin/muster", "the binary to show")
 	flag.StringVar(&d.dir, "dir", "build/demo", "directory for models, state and results; a second run reuses it")
 	short := flag.Bool("short", false, "a few seconds of load only")
@@ -237,7 +239,7 @@ func (d demo) drive(ctx context.Context, w io.Writer, c *client.Client, targets 
 		return nil, err
 	}
 	fmt.Fprintf(w, "%s, %.0f queries/s\n", p.name, rate)
-	show, done := bench.NewProgress(os.Stderr)
+	show, done := bench.NewProgress(d.progress)
 	defer done()
 	report, err := bench.Run(ctx, c, targets, bench.Config{
 		Queries:  stream,
