@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -768,7 +769,11 @@ func (r *reign) lose(w *worker, why string) {
 	if len(w.lanes) == 0 {
 		return
 	}
-	r.leader.log.Warn("lanes are lost", "agent", w.name, "lanes", len(w.lanes), "why", why)
+	level := slog.LevelWarn
+	if w.member.GetDraining() || !r.isMember(w.name) { // the log says so already
+		level = slog.LevelDebug
+	}
+	r.leader.log.Log(r.ctx, level, "lanes are lost", "agent", w.name, "lanes", len(w.lanes), "why", why)
 	for _, ln := range w.lanes {
 		delete(r.lanes, ln.id)
 		r.step(&match.Event{Kind: match.LaneLost, Lane: ln.id})

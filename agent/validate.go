@@ -86,7 +86,7 @@ func checkTensor(p *models.Port, t *tensor.Tensor) error {
 		if p.Shape[i] == models.Dynamic && t.Shape[i] > 0 || t.Shape[i] == p.Shape[i] {
 			continue
 		}
-		return invalid("input %q: shape %v, want %s (-1 is any size above 0)", t.Name, t.Shape, shape(p.Shape))
+		return invalid("input %q: shape %v, want %s (N is the batch size, -1 any size)", t.Name, t.Shape, shape(p.Shape))
 	}
 	return nil
 }

@@ -460,3 +460,20 @@ func TestOtherCalls(t *testing.T) {
 		t.Error("UnloadModel:", err)
 	}
 }
+
+func TestReason(t *testing.T) {
+	for _, tt := range []struct{ message, want string }{
+		{"model \"x\"; there are y", "model \"x\"; there are y"},
+		{`connection error: desc = "transport: Error while dialing: dial tcp 10.0.0.7:8001: connect: connection refused"`, "dial tcp 10.0.0.7:8001: connect: connection refused"},
+		{`connection error: desc = "transport: authentication handshake failed: EOF"`, "authentication handshake failed: EOF"},
+		{`connection error: desc = "error reading server preface: EOF"`, "the connection is closed at once, as by a server that wants TLS"},
+		{
+			`connection error: desc = "error reading server preface: http2: frame too large, note that the frame header looked like an HTTP/1.1 header"`,
+			"the answer is HTTP/1.1, want gRPC: is it the port of REST?",
+		},
+	} {
+		if got := Reason(status.Error(codes.Unavailable, tt.message)); got != tt.want {
+			t.Errorf("%s: got %q, want %q", tt.message, got, tt.want)
+		}
+	}
+}

@@ -82,7 +82,14 @@ var unreached = regexp.MustCompile(`connection error: desc = "(?:transport: )?(?
 // Reason is what an error of a call to a server says to people: its message,
 // without grpc's wrapping.
 func Reason(err error) string {
-	return unreached.ReplaceAllString(status.Convert(err).Message(), "$1")
+	message := unreached.ReplaceAllString(status.Convert(err).Message(), "$1")
+	switch {
+	case strings.HasPrefix(message, "error reading server preface") && strings.HasSuffix(message, "EOF"):
+		return "the connection is closed at once, as by a server that wants TLS"
+	case strings.HasPrefix(message, "error reading server preface") && strings.Contains(message, "HTTP/1.1"):
+		return "the answer is HTTP/1.1, want gRPC: is it the port of REST?"
+	}
+	return message
 }
 
 // Is makes errors.Is tell the kind of error.

@@ -229,7 +229,7 @@ func TestSecureProcess(t *testing.T) {
 	try("not allowed: no credentials", "infer", "ncf")
 	try("scores", "infer", "ncf", "--api-key", "feed-feed-feed-feed")
 	t.Setenv("MUSTER_TLS_CA", "")
-	try("server unavailable", "infer", "ncf", "--timeout", "1s")
+	try("as by a server that wants TLS", "infer", "ncf", "--timeout", "1s")
 	try("tls-cert: empty", "infer", "ncf", "--tls-key", "x")
 
 	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
