@@ -321,10 +321,16 @@ func (s controlService) Describe(context.Context, *control.DescribeRequest) (*co
 // go together.
 const watchInterval = 20 * time.Millisecond
 
+// watchBeat is how often a view is sent that has not changed, for else nobody could tell that
+// this agent lives.
+const watchBeat = time.Second
+
 // Watch streams the fleet as this agent sees it.
 func (s controlService) Watch(_ *control.WatchRequest, stream control.Control_WatchServer) error {
 	ctx := stream.Context()
 	var last *control.View
+	beat := time.NewTicker(watchBeat)
+	defer beat.Stop()
 	for {
 		changed, led := s.roster.viewChanged.next(), s.leading.changed()
 		if v := s.roster.view(); v != last {
@@ -336,6 +342,8 @@ func (s controlService) Watch(_ *control.WatchRequest, stream control.Control_Wa
 		select {
 		case <-changed:
 		case <-led:
+		case <-beat.C:
+			last = nil
 		case <-ctx.Done():
 			return ctx.Err()
 		}

@@ -16,7 +16,7 @@ import (
 
 const (
 	// leastSilence is how long a leader may at least take to acknowledge a submit.
-	leastSilence = 20 * time.Millisecond
+	leastSilence = 10 * time.Millisecond
 	// heartbeatSilence is how long a leader may say nothing: three heartbeats.
 	heartbeatSilence = 150 * time.Millisecond
 	// leastOverdue is the least time beyond its predicted end after which an
@@ -497,6 +497,15 @@ func (d *desk) check(now time.Time) {
 		d.link = linkSilent
 		d.stats.Silences++
 	}
+}
+
+// lookAgain is how long after check it is to be called again while there are queries.
+func (d *desk) lookAgain(now time.Time) time.Duration {
+	wait := watchInterval
+	if d.link == linkOpen && len(d.unacked) > 0 {
+		wait = min(wait, d.unacked[0].Add(d.silence()).Sub(now))
+	}
+	return max(wait, 0) + 1 // check wants more than the silence
 }
 
 // alone returns a query that is to be decided without a leader now, the oldest,

@@ -382,8 +382,11 @@ func TestSilence(t *testing.T) {
 	r.now = ms(170)
 	r.arrive()
 	r.arrive()
-	at(190, linkOpen)
-	at(191, linkSilent)
+	at(180, linkOpen)
+	if wait := r.d.lookAgain(ms(177)); wait != 3*time.Millisecond+1 {
+		t.Errorf("3 ms before the leader is silent it is looked at again in %v", wait)
+	}
+	at(181, linkSilent)
 	r.d.heard(1, ms(195)) // one of two
 	at(195, linkSilent)
 	if r.d.alone(ms(195)) == nil {

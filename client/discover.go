@@ -20,6 +20,8 @@ import (
 const (
 	// metadataTimeout is how long a server may take to say what it is.
 	metadataTimeout = 3 * time.Second
+	// viewSilence is how long an agent that is watched may say nothing; it does each second.
+	viewSilence = 3 * time.Second
 	// rediscover is the least time between two rounds of asking all servers.
 	rediscover = 200 * time.Millisecond
 )
@@ -140,6 +142,8 @@ func (d *discovery) watch(conn *grpc.ClientConn) (fleet bool, err error) {
 	}
 	ctx, cancel = context.WithCancel(d.ctx)
 	defer cancel()
+	silent := time.AfterFunc(viewSilence, cancel)
+	defer silent.Stop()
 	views, err := control.NewControlClient(conn).Watch(ctx, &control.WatchRequest{})
 	if err != nil {
 		return false, err
@@ -149,6 +153,7 @@ func (d *discovery) watch(conn *grpc.ClientConn) (fleet bool, err error) {
 		if err != nil {
 			return fleet, err
 		}
+		silent.Reset(viewSilence)
 		fleet = true
 		if err := d.follow(v); err != nil {
 			return fleet, err

@@ -88,6 +88,25 @@ func TestSDKGoesStraight(t *testing.T) {
 	})
 }
 
+// TestSDKWatchesAnother freezes the agent through which the client sees the fleet.
+func TestSDKWatchesAnother(t *testing.T) {
+	bubble(t, 4, func(t *testing.T, f *testFleet) {
+		f.lead("agent-1", "agent-2")
+		c := f.sdk([]string{"agent-0"}, false)
+		time.Sleep(10 * time.Second) // one that has nothing new to say is not given up
+		if n := len(c.fleet.members()); n != 4 {
+			t.Fatalf("the client sees %d members, want 4", n)
+		}
+		f.agents[0].freeze()
+		f.agents[3].leave()
+		f.lead("agent-1", "agent-2")
+		time.Sleep(2*viewSilence + time.Second) // as a server and as a member
+		if n := len(c.fleet.members()); n != 3 {
+			t.Errorf("the client sees %d members, want 3", n)
+		}
+	})
+}
+
 func TestSDKPassesOn(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

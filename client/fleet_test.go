@@ -292,6 +292,7 @@ func (a *testAgent) Match(s grpc.BidiStreamingServer[control.GatewayMessage, con
 			}
 			return err
 		case <-changed:
+			a.pause(s.Context())
 			return status.Errorf(codes.FailedPrecondition, "agent %q does not lead any more", a.name)
 		case <-heartbeat.C:
 		case m := <-in:
@@ -355,6 +356,7 @@ func (a *testAgent) Probe(s grpc.BidiStreamingServer[control.ProbeRequest, contr
 
 func (a *testAgent) Watch(_ *control.WatchRequest, s grpc.ServerStreamingServer[control.View]) error {
 	for {
+		a.pause(s.Context())
 		a.fleet.mu.Lock()
 		changed := a.fleet.changed
 		a.fleet.mu.Unlock()
@@ -363,6 +365,7 @@ func (a *testAgent) Watch(_ *control.WatchRequest, s grpc.ServerStreamingServer[
 		}
 		select {
 		case <-changed:
+		case <-time.After(time.Second):
 		case <-s.Context().Done():
 			return nil
 		}

@@ -309,25 +309,24 @@ func (g *Gateway) leave(direct bool) {
 	g.mu.Unlock()
 }
 
-// watchInterval is how often a gateway with queries looks after its leader.
+// watchInterval is how often at least a gateway with queries looks after its leader.
 const watchInterval = 5 * time.Millisecond
 
 // watch finds out when the leader is silent, and has what is then due decided.
 func (g *Gateway) watch() {
-	ticker := time.NewTicker(watchInterval)
-	ticker.Stop()
-	defer ticker.Stop()
+	timer := time.NewTimer(0)
+	timer.Stop()
+	defer timer.Stop()
 	for {
 		select {
 		case <-g.context.Done():
 			return
 		case <-g.start:
-			ticker.Reset(watchInterval)
-		case <-ticker.C:
+			timer.Reset(watchInterval)
+		case <-timer.C:
 			g.mu.Lock()
 			if g.desk.first == nil && len(g.desk.unacked) == 0 {
 				g.watching = false
-				ticker.Stop()
 				g.mu.Unlock()
 				continue
 			}
@@ -339,6 +338,7 @@ func (g *Gateway) watch() {
 					"unheard_ms", now.Sub(g.desk.heardAt).Milliseconds())
 			}
 			g.decide()
+			timer.Reset(g.desk.lookAgain(now))
 			g.leave(false)
 		}
 	}

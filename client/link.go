@@ -17,8 +17,11 @@ const (
 	// again to reach a leader.
 	firstRetry = 5 * time.Millisecond
 	lastRetry  = 25 * time.Millisecond
-	// openTimeout is how long it may take to reach one.
-	openTimeout = time.Second
+	// firstAnswer is how long one who may lead has to say so.
+	firstAnswer = 250 * time.Millisecond
+	// lostSilence is how long a leader may say nothing before another is looked for: as long as it takes
+	// the agents to elect one.
+	lostSilence = time.Second
 )
 
 // A link is the stream to one leader.
@@ -96,7 +99,6 @@ func (g *Gateway) follow() {
 		if changed {
 			continue
 		}
-		lost = ""
 		wait := time.NewTimer(jitter(retry))
 		select {
 		case <-g.context.Done():
@@ -108,8 +110,8 @@ func (g *Gateway) follow() {
 	}
 }
 
-// candidates are those who may lead, the likeliest first: a leader that has just
-// been lost comes last.
+// candidates are those who may lead, the likeliest first: the leader that was lost
+// last comes last.
 func candidates(l *control.Leadership, lost string) []string {
 	leader, successor := l.GetLeader(), l.GetSuccessor()
 	var names []string
@@ -139,12 +141,10 @@ func (g *Gateway) serve(to *control.Member) (heard bool, err error) {
 	}()
 	defer func() { cancel(); <-watched }()
 
-	// Who cannot be reached must not keep the gateway from trying another.
-	late := time.AfterFunc(openTimeout, cancel)
+	// Who does not answer must not keep the gateway from trying another.
+	late := time.AfterFunc(firstAnswer, cancel)
+	defer late.Stop()
 	stream, err := g.config.Transport.Match(ctx, to)
-	if !late.Stop() && err == nil {
-		err = context.DeadlineExceeded
-	}
 	if err != nil {
 		return false, err
 	}
@@ -180,6 +180,7 @@ func (g *Gateway) serve(to *control.Member) (heard bool, err error) {
 			g.mu.Unlock()
 			return heard, err
 		}
+		late.Reset(lostSilence)
 		if !heard {
 			heard = m.GetLeadership() == nil || m.GetLeadership().GetLeader() == to.GetName()
 			if heard {
