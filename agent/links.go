@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -289,8 +288,10 @@ func (k *link) exchange() (renewed bool, err error) {
 				return false, err
 			}
 		}
-		if name := m.GetMember().GetName(); name != "" && name != k.to {
-			return false, fmt.Errorf("found agent %q at its address", name)
+		if m.Member != nil {
+			if err := checkDescription(m.Member, k.to); err != nil {
+				return false, err
+			}
 		}
 		for _, e := range m.GetElection() {
 			k.links.elect(e)

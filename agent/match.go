@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -16,6 +17,15 @@ import (
 // mostUnread is how many messages' worth of decisions a gateway may leave unread
 // before its stream is cut: its queries are then submitted again, or nobody waits for them.
 const mostUnread = 1 << 16
+
+const (
+	// mostSubmitted bounds the queries of one gateway that the leader remembers, and those
+	// parked of all.
+	mostSubmitted = 1 << 16
+	// mostNumbers is how many gateways have a number before those are forgotten that are
+	// not connected, and of whose queries no lane has any.
+	mostNumbers = 1 << 12
+)
 
 // A gateway is one that is connected to the leader by a Match stream.
 type gateway struct {
@@ -123,10 +133,26 @@ func checkHello(h *control.GatewayHello) error {
 func (r *reign) number(id uint64) uint32 {
 	n, ok := r.numbers[id]
 	if !ok {
-		n = uint32(len(r.numbers) + 1)
+		if len(r.numbers) >= r.mostNumbers {
+			r.forgetNumbers()
+		}
+		r.lastNumber++
+		n = r.lastNumber
 		r.numbers[id] = n
 	}
 	return n
+}
+
+// forgetNumbers forgets the numbers that nothing has any more.
+func (r *reign) forgetNumbers() {
+	inUse := map[uint32]bool{}
+	for _, ln := range r.lanes {
+		for _, a := range ln.held {
+			inUse[a.query.Gateway] = true
+		}
+	}
+	maps.DeleteFunc(r.numbers, func(_ uint64, n uint32) bool { return r.byNumber[n] == nil && !inUse[n] })
+	r.mostNumbers = max(mostNumbers, 2*len(r.numbers))
 }
 
 // connect takes a gateway in; on a new stream it submits everything anew.
@@ -230,16 +256,21 @@ func (r *reign) told(g *gateway, m *control.GatewayMessage) {
 		r.step(&match.Event{Kind: match.Cancelled, Query: match.QueryID{Gateway: g.number, Sequence: sequence}})
 	}
 	for _, a := range m.GetUnused() {
-		if w := r.workers[a.GetAgent()]; w != nil && int(a.GetLane()) < len(w.lanes) {
-			ln := w.lanes[a.GetLane()]
-			var rest time.Duration
-			for _, h := range ln.held {
-				if h.query.Sequence != a.GetSequence() || h.query.Gateway != g.number {
-					rest += h.execution
-				}
-			}
-			r.answer(ln, match.Refused, match.QueryID{Gateway: g.number, Sequence: a.GetSequence()}, int(a.GetAttempt()), rest)
+		w := r.workers[a.GetAgent()]
+		if w == nil || int(a.GetLane()) >= len(w.lanes) {
+			continue
 		}
+		ln, query := w.lanes[a.GetLane()], match.QueryID{Gateway: g.number, Sequence: a.GetSequence()}
+		if ln.find(query, int(a.GetAttempt())) < 0 {
+			continue // a gateway has no say about what is not its own
+		}
+		var rest time.Duration
+		for _, h := range ln.held {
+			if h.query != query {
+				rest += h.execution
+			}
+		}
+		r.answer(ln, match.Refused, query, int(a.GetAttempt()), rest)
 	}
 }
 
@@ -251,13 +282,17 @@ func (r *reign) submit(g *gateway, s *control.Submit) {
 	}
 	key := control.ModelKey(s.GetModel(), version)
 	q := &leaderQuery{model: r.models[key], batch: int(s.GetBatchSize()), bytes: s.GetBytes(), trace: r.traced(s)}
+	if g.queries[s.GetSequence()] == nil && len(g.queries) >= mostSubmitted {
+		r.reject(g, s.GetSequence(), match.Overloaded, q, max(r.expectedWait(), time.Millisecond))
+		return
+	}
 	if s.GetAttempts() == 0 {
 		r.arrived.add(r.now, 1)
 		r.study.arrived(key, q.batch, r.now)
 	}
 	if s.GetAgent() != "" && s.GetAttempts() > 0 {
 		w := r.workers[s.GetAgent()]
-		if w == nil && r.now.Sub(r.start) < settleTime && r.isMember(s.GetAgent()) && !r.gone[s.GetAgent()] {
+		if w == nil && r.now.Sub(r.start) < settleTime && r.isMember(s.GetAgent()) && !r.gone[s.GetAgent()] && len(r.parked) < mostSubmitted {
 			r.parked = append(r.parked, &parked{g, s, r.now})
 			return
 		}
@@ -285,9 +320,9 @@ func (r *reign) submission(kind match.Kind, g *gateway, s *control.Submit, key s
 	e := match.Event{
 		Kind: kind, Query: match.QueryID{Gateway: g.number, Sequence: s.GetSequence()}, Attempt: int(s.GetAttempts()),
 		Model: key, BatchSize: int(min(s.GetBatchSize(), match.MaxBatchSize+1)),
-		Waited: max(0, time.Duration(s.GetWaitedNs())) + r.ahead.fixed, TimeLeft: time.Duration(s.GetTimeLeftNs()),
+		Waited: control.Duration(s.GetWaitedNs()) + r.ahead.fixed, TimeLeft: control.Duration(s.GetTimeLeftNs()),
 	}
-	if e.TimeLeft < 0 {
+	if s.GetTimeLeftNs() < 0 {
 		e.TimeLeft = 1
 	}
 	return e

@@ -69,12 +69,14 @@ type reign struct {
 	models   map[string]*leaderModel // by key
 	newest   map[string]int64        // version by name, of those that lanes hold
 
-	gateways map[uint64]*gateway // those connected
-	numbers  map[uint64]uint32   // of all gateways ever heard of
-	byNumber map[uint32]*gateway
-	touched  []*gateway // have something to be sent
-	parked   []*parked
-	gone     map[string]bool // members whose process is gone, and gossip does not know yet
+	gateways    map[uint64]*gateway // those connected
+	numbers     map[uint64]uint32   // of gateways, connected or not
+	byNumber    map[uint32]*gateway
+	lastNumber  uint32
+	mostNumbers int        // when to look for some to forget
+	touched     []*gateway // have something to be sent
+	parked      []*parked
+	gone        map[string]bool // members whose process is gone, and gossip does not know yet
 
 	prices   []*control.TypePrice
 	profiles map[tableKey]*control.Profile
@@ -175,7 +177,7 @@ func newReign(l *leader, claim election.Claim, former *reign) *reign {
 		workers: map[string]*worker{}, lanes: map[match.LaneID]*lane{}, models: map[string]*leaderModel{}, newest: map[string]int64{},
 		gateways: map[uint64]*gateway{}, numbers: map[uint64]uint32{}, byNumber: map[uint32]*gateway{},
 		profiles: map[tableKey]*control.Profile{}, tables: map[tableKey]*known{}, slow: map[string]string{}, factors: map[string]float64{},
-		gone: map[string]bool{},
+		gone: map[string]bool{}, mostNumbers: mostNumbers,
 	}
 	r.ctx, r.cancel = context.WithCancel(l.ctx)
 	r.study = newStudy(r)
@@ -568,7 +570,7 @@ func (r *reign) heard(w *worker, m *control.WorkerMessage, greets bool) {
 		for i, ns := range m.GetRemainingNs() {
 			if i < len(w.lanes) {
 				ln := w.lanes[i]
-				remaining := max(0, time.Duration(ns))
+				remaining := control.Duration(ns)
 				r.step(&match.Event{Kind: match.LaneRemaining, Lane: ln.id, Remaining: remaining})
 				if len(ln.held) > 0 && !ln.overdue {
 					ln.due = r.now.Add(remaining + ln.held[0].grace)
@@ -607,7 +609,7 @@ func (r *reign) describe(w *worker, m *control.WorkerMessage) {
 			r.lanes[ln.id] = ln
 			var remaining time.Duration
 			if int(i) < len(m.GetRemainingNs()) {
-				remaining = max(0, time.Duration(m.GetRemainingNs()[i]))
+				remaining = control.Duration(m.GetRemainingNs()[i])
 			}
 			r.step(&match.Event{Kind: match.LaneJoined, Lane: ln.id, Agent: w.name, Type: typ, Models: models, Remaining: remaining})
 		}
@@ -651,7 +653,7 @@ func (r *reign) reconcile(w *worker, m *control.WorkerMessage) {
 		if len(ln.held) == 0 {
 			ln.due = r.now.Add(a.grace)
 			if int(h.GetLane()) < len(m.GetRemainingNs()) {
-				ln.due = ln.due.Add(time.Duration(m.GetRemainingNs()[h.GetLane()]))
+				ln.due = ln.due.Add(control.Duration(m.GetRemainingNs()[h.GetLane()]))
 			}
 		}
 		ln.held = append(ln.held, a)
@@ -660,7 +662,7 @@ func (r *reign) reconcile(w *worker, m *control.WorkerMessage) {
 	for i, ln := range w.lanes {
 		var remaining time.Duration
 		if i < len(m.GetRemainingNs()) {
-			remaining = max(0, time.Duration(m.GetRemainingNs()[i]))
+			remaining = control.Duration(m.GetRemainingNs()[i])
 		}
 		for _, a := range slices.Clone(ln.held) {
 			if !there[id{a.query, a.number}] && r.now.Sub(a.decidedAt) > onTheWay+2*r.aheadSet {
@@ -708,16 +710,16 @@ func (r *reign) completed(w *worker, c *control.Completed) {
 	}
 	ln := w.lanes[c.GetLane()]
 	q := match.QueryID{Gateway: r.number(c.GetGateway()), Sequence: c.GetSequence()}
-	remaining := max(0, time.Duration(c.GetRemainingNs()))
+	remaining := control.Duration(c.GetRemainingNs())
 	if c.GetRefused() != "" {
 		r.leader.metrics.refusals.Inc()
 		r.answer(ln, match.Refused, q, int(c.GetAttempt()), remaining)
 		return
 	}
 	a, ours := r.answer(ln, match.Completed, q, int(c.GetAttempt()), remaining)
-	execution, queued := time.Duration(c.GetExecutionNs()), time.Duration(c.GetQueueNs())
+	execution, queued := control.Duration(c.GetExecutionNs()), control.Duration(c.GetQueueNs())
 	if ours && a.decidedAt.Sub(r.start) > turmoil {
-		r.ahead.observe(r.now.Sub(a.decidedAt)-queued-execution, time.Duration(c.GetReceiveNs()), c.GetBytes())
+		r.ahead.observe(r.now.Sub(a.decidedAt)-queued-execution, control.Duration(c.GetReceiveNs()), c.GetBytes())
 	}
 	if r.service == 0 {
 		r.service = execution
@@ -729,7 +731,7 @@ func (r *reign) completed(w *worker, c *control.Completed) {
 		return
 	}
 	t := tally{answered: 1}
-	if time.Duration(c.GetLatencyNs()) > m.target {
+	if control.Duration(c.GetLatencyNs()) > m.target {
 		t.late = 1
 	}
 	m.count(r.now, t)

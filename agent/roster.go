@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -462,15 +463,41 @@ func (r *roster) askDescription(o *other) (*control.Member, error) {
 	ctx, cancel := context.WithTimeout(o.left, describeTimeout)
 	defer cancel()
 	m, err := control.NewControlClient(o.conn).Describe(localOnly(ctx), &control.DescribeRequest{}, grpc.WaitForReady(true))
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case m.Name != o.name:
-		return nil, fmt.Errorf("found agent %q at its address", m.Name)
-	case m.Protocol != control.Protocol:
-		return nil, fmt.Errorf("it speaks version %d of the agents' protocol, want %d", m.Protocol, control.Protocol)
 	}
-	return m, nil
+	return m, checkDescription(m, o.name)
+}
+
+// mostLanes is more than any agent has.
+const mostLanes = 1 << 12
+
+// checkDescription says what of a description cannot be true of the agent named,
+// nil if nothing.
+func checkDescription(m *control.Member, name string) error {
+	notNegative := func(x float64) bool { return x >= 0 && x <= math.MaxFloat64 } // nor NaN
+	switch {
+	case m.GetName() != name:
+		return fmt.Errorf("found agent %q at its address", m.GetName())
+	case m.GetProtocol() != control.Protocol:
+		return fmt.Errorf("it speaks version %d of the agents' protocol, want %d", m.GetProtocol(), control.Protocol)
+	case m.GetLanes() > mostLanes:
+		return fmt.Errorf("it says that it has %d lanes, want at most %d", m.GetLanes(), mostLanes)
+	case !notNegative(m.GetPriceUsdPerHour()):
+		return fmt.Errorf("it says that its price is %v $/hr, want a number >= 0", m.GetPriceUsdPerHour())
+	}
+	for _, model := range m.GetModels() {
+		switch {
+		case model.GetName() == "":
+			return errors.New("it says that it holds a model without a name")
+		case model.GetQosTargetNs() <= 0, !(model.GetQosPercentile() > 0 && model.GetQosPercentile() <= 1):
+			return fmt.Errorf("it says that %v of the queries of model %q should be answered within %v, want a share above 0, at most 1, and a time > 0",
+				model.GetQosPercentile(), model.GetName(), time.Duration(model.GetQosTargetNs()))
+		case model.GetLargestBatchSize() < 1:
+			return fmt.Errorf("it says that the largest batch size of model %q is 0, want 1 or more", model.GetName())
+		}
+	}
+	return nil
 }
 
 // localOnly marks a call as one that is not to be passed on.

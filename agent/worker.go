@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -30,6 +31,8 @@ const (
 	// mostUnsaid bounds the ends of attempts that wait to be told to a leader. One that
 	// does not read so many is better served by a new link, which begins with what is held.
 	mostUnsaid = 1 << 16
+	// mostProfiles bounds the profiles that are kept of one who does not lead, or not yet.
+	mostProfiles = 1 << 12
 )
 
 // A station is an agent as a worker: it knows what attempts its lanes hold, keeps
@@ -276,6 +279,7 @@ func (k *tether) told(m *control.LeaderMessage) {
 		k.prices = m.Prices
 	}
 	k.profiles = append(k.profiles, m.Profiles...)
+	k.profiles = k.profiles[max(0, len(k.profiles)-mostProfiles):]
 }
 
 // take returns what was said and not yet taken.
@@ -411,7 +415,9 @@ func (s *station) probe(gateway stream[control.ProbeAnswer, control.ProbeRequest
 		}
 		id := placeID{req.Gateway, req.Id}
 		if req.Release {
-			s.lanes.Release(s.take(id))
+			if slices.Contains(kept, id) { // another's is not given away
+				s.lanes.Release(s.take(id))
+			}
 			continue
 		}
 		if len(kept) == mostPlaces {

@@ -23,3 +23,19 @@ func TestAttempt(t *testing.T) {
 		}
 	}
 }
+
+// FuzzAttempt reads any header. One that is an attempt says the same when written.
+func FuzzAttempt(f *testing.F) {
+	f.Add("abc/7/2/3")
+	f.Add("1/1/4294967296/0")
+	f.Add("+1/1/1/")
+	f.Fuzz(func(t *testing.T, s string) {
+		a, err := ParseAttempt(s)
+		if err != nil {
+			return
+		}
+		if again, err := ParseAttempt(a.String()); again != a || err != nil || a.Attempt == 0 {
+			t.Errorf("%q: got %v, then %v, %v", s, a, again, err)
+		}
+	})
+}

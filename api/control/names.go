@@ -1,10 +1,17 @@
 package control
 
-import "strconv"
+import (
+	"strconv"
+	"time"
+)
 
 // ModelKey is how a version of a model is named where one string must do, in
 // [Profile] and in the leader: "name/version".
 func ModelKey(name string, version int64) string { return name + "/" + strconv.FormatInt(version, 10) }
+
+// Duration is a duration of a message: not negative, and at most a day, so that
+// whoever reckons with what another says need not think of overflow.
+func Duration(ns int64) time.Duration { return min(max(time.Duration(ns), 0), 24*time.Hour) }
 
 // LaneType is how prices and profiles name what a lane of the member is: lanes
 // are alike where instance type, provider and cores are.

@@ -1,0 +1,612 @@
+package agent
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/gossip"
+	"github.com/muster-serve/muster/leader/election"
+	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles"
+)
+
+// A record is a part of what fuzzing gives: who says or does what, and the message.
+type record struct {
+	kind, who byte
+	data      []byte
+}
+
+// records are those of b: each a byte for kind and who, a length, and as many bytes.
+func records(b []byte) (all []record) {
+	for len(b) > 0 {
+		first := b[0]
+		length, n := binary.Uvarint(b[1:])
+		if n <= 0 {
+			break
+		}
+		b = b[1+n:]
+		length = min(length, uint64(len(b)))
+		all = append(all, record{first & 15, first >> 4 & 3, b[:length]})
+		b = b[length:]
+	}
+	return all
+}
+
+// script is the inverse of records, for seeds.
+func script(parts ...any) (b []byte) {
+	for i := 0; i < len(parts); i += 2 {
+		var data []byte
+		switch part := parts[i+1].(type) {
+		case proto.Message:
+			data, _ = proto.Marshal(part) // made here, and right
+		case int:
+			data = make([]byte, part)
+		}
+		b = append(b, byte(parts[i].(int)))
+		b = append(binary.AppendUvarint(b, uint64(len(data))), data...)
+	}
+	return b
+}
+
+// What the records of FuzzLeader say, and how who does it is added.
+const (
+	sayGateway = iota // a GatewayMessage; the first after a disconnect connects
+	disconnect
+	sayWorker // a WorkerMessage; the first after a break greets
+	breakLink
+	goneLink
+	passTime // as many ms as there are bytes
+	by1      = 1 << 4
+	by2      = 2 << 4
+)
+
+// A stillFleet is a fleet of members that do not change.
+type stillFleet struct{ members []*control.Member }
+
+func (f *stillFleet) self() string                                  { return "leader" }
+func (f *stillFleet) view() *control.View                           { return &control.View{Members: f.members} }
+func (f *stillFleet) changed() <-chan struct{}                      { return nil }
+func (f *stillFleet) gone(context.Context, string) bool             { return false }
+func (f *stillFleet) dial(string) (grpc.ClientConnInterface, error) { return nil, errRefused }
+func (f *stillFleet) link(stream[control.WorkerMessage, control.LeaderMessage]) error {
+	return errRefused
+}
+
+func honestMember(who byte) *control.Member {
+	return &control.Member{
+		Name: fmt.Sprint("w", who), Address: "w:1", Protocol: control.Protocol, InstanceType: "box", Provider: "cpu", Executor: "emulated",
+		Lanes: 1, Cores: 1, Role: "may", Rank: 1, Models: []*control.Model{testModel("m", 100*time.Millisecond)},
+	}
+}
+
+// A toldLeader is a leader that is told what others say, and does nothing else. Nothing runs beside it.
+type toldLeader struct {
+	*reign
+	gateways [4]*gateway
+	workers  [4]*worker
+	greeted  [4]bool
+}
+
+func newToldLeader(t *testing.T, dir string, log *slog.Logger) *toldLeader {
+	config := leaderConfig{Role: election.May, StateDir: dir, Catalogue: profiles.DefaultCatalogue(), Library: profiles.ShippedLibrary()}
+	l := &leader{
+		config: config, fleet: &stillFleet{[]*control.Member{honestMember(0), honestMember(1)}}, log: log,
+		metrics: newLeaderMetrics(prometheus.NewRegistry()), book: profiles.NewBook(config.Library), ctx: t.Context(),
+	}
+	l.following.Store(&control.Leadership{Epoch: 1, Leader: "leader"})
+	l.links = newLinks(l.fleet, log)
+	in := &toldLeader{reign: newReign(l, election.Claim{Epoch: 1, Leader: "leader"}, nil)}
+	if !in.open() {
+		t.Fatal("the reign does not begin")
+	}
+	in.study.saved = in.start
+	return in
+}
+
+// do does what a record says.
+func (in *toldLeader) do(x record) {
+	switch x.kind {
+	case sayGateway:
+		m := &control.GatewayMessage{}
+		if proto.Unmarshal(x.data, m) != nil {
+			return
+		}
+		if g := in.gateways[x.who]; g != nil {
+			in.told(g, m)
+		} else if checkHello(m.GetHello()) == nil {
+			in.connectGateway(x.who, m.GetHello().GetGateway())
+			in.told(in.gateways[x.who], m)
+		}
+	case disconnect:
+		if g := in.gateways[x.who]; g != nil {
+			in.disconnect(g)
+			in.gateways[x.who] = nil
+		}
+	case sayWorker:
+		m := &control.WorkerMessage{}
+		if proto.Unmarshal(x.data, m) != nil {
+			return
+		}
+		in.say(x.who, m)
+	case breakLink, goneLink:
+		if w := in.workers[x.who]; w != nil {
+			in.linkBroken(w, x.kind == goneLink)
+			in.greeted[x.who] = false
+		}
+	case passTime:
+		in.pass(time.Duration(len(x.data)) * time.Millisecond)
+	}
+}
+
+func (in *toldLeader) connectGateway(who byte, id uint64) {
+	in.gateways[who] = &gateway{id: id, queries: map[uint64]*leaderQuery{}, wake: make(chan struct{}, 1), cut: func(error) {}}
+	in.connect(in.gateways[who])
+}
+
+// say is what a link does with a message.
+func (in *toldLeader) say(who byte, m *control.WorkerMessage) {
+	name := fmt.Sprint("w", who)
+	if in.workers[who] == nil {
+		in.workers[who] = &worker{name: name}
+	}
+	w := in.workers[who]
+	if m.Member != nil && checkDescription(m.Member, name) != nil {
+		in.linkBroken(w, false)
+		in.greeted[who] = false
+		return
+	}
+	first := !in.greeted[who]
+	in.greeted[who] = in.greeted[who] || m.Member != nil
+	if in.greeted[who] {
+		in.heard(w, m, first)
+	}
+}
+
+// pass lets time pass, in which the study looks at what it has been told.
+func (in *toldLeader) pass(d time.Duration) {
+	in.now = in.now.Add(d)
+	in.study.look(in.now)
+	for {
+		select {
+		case t := <-in.inbox:
+			t.do()
+			continue
+		default:
+		}
+		break
+	}
+	in.step(&match.Event{Kind: match.TimePassed})
+	in.beat()
+}
+
+// FuzzLeader has gateways and workers say to a leader whatever they like. It must
+// keep its head, send nothing that cannot be sent, and serve others as before.
+func FuzzLeader(f *testing.F) {
+	hello := &control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Protocol}}
+	greeting := &control.WorkerMessage{Member: honestMember(0), RemainingNs: []int64{0}}
+	submit := func(s ...*control.Submit) *control.GatewayMessage { return &control.GatewayMessage{Submit: s} }
+	completed := &control.Completed{Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: 3, ExecutionNs: 1e6, LatencyNs: 2e6, Bytes: 100}
+	ran := &control.WorkerMessage{Completed: []*control.Completed{completed, completed}}
+	absurd := &control.WorkerMessage{RemainingNs: []int64{math.MaxInt64, math.MinInt64}, Completed: []*control.Completed{
+		{Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: math.MaxUint32, ExecutionNs: math.MinInt64, QueueNs: math.MaxInt64, ReceiveNs: -1, LatencyNs: -1, RemainingNs: math.MaxInt64},
+		{Gateway: 7, Sequence: 1, Attempt: math.MaxUint32, Lane: math.MaxUint32, Refused: "x"},
+	}}
+	many := proto.CloneOf(greeting)
+	many.Member.Lanes, many.Member.PriceUsdPerHour, many.Member.Models[0].QosPercentile = math.MaxUint32, math.NaN(), math.NaN()
+	held := proto.CloneOf(greeting)
+	held.Held = []*control.Held{{Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: 3}, {Gateway: 9, Lane: 9}}
+	f.Add(script(sayWorker, greeting, passTime, 1, sayGateway, hello, sayGateway, submit(&control.Submit{Sequence: 1, Model: "m", BatchSize: 3, Bytes: 100}),
+		passTime, 1, sayWorker, ran, passTime, 300, breakLink, nil, passTime, 1500))
+	f.Add(script(sayWorker, held, sayGateway, hello, sayGateway, submit(&control.Submit{Sequence: 1, Model: "m", BatchSize: 3, Attempts: 1, Agent: "w0"}), sayWorker, absurd,
+		sayWorker, many, sayGateway, &control.GatewayMessage{Cancel: []uint64{1, 1, 2}, Unused: []*control.Assign{{Sequence: 1, Attempt: 1, Agent: "w0"}, {Agent: "w1", Lane: 9}}}))
+	f.Add(script(sayGateway+by1, hello, sayGateway+by2, hello, sayGateway+by2, submit(
+		&control.Submit{Sequence: 1, Model: "m", BatchSize: math.MaxUint32, WaitedNs: math.MaxInt64, TimeLeftNs: math.MinInt64, Attempts: math.MaxUint32, Agent: "w1", Lane: math.MaxUint32},
+		&control.Submit{Sequence: 2, Model: "nothing", Version: -1}, &control.Submit{Sequence: 3, Model: "m", Agent: "w1", Attempts: 1}), passTime, 200, disconnect+by2, nil))
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, b []byte) {
+		log := &logBuffer{}
+		in := newToldLeader(t, dir, slog.New(slog.NewTextHandler(log, nil)))
+		send := func() {
+			t.Helper()
+			in.flush()
+			for _, g := range in.reign.gateways {
+				if _, err := proto.Marshal(g.pending); err != nil {
+					t.Errorf("to a gateway: %v", err)
+				}
+				g.pending, g.unread = nil, 0
+			}
+		}
+		for _, x := range records(b) {
+			in.do(x)
+			send()
+		}
+		s := &control.FleetStatus{}
+		in.fillStatus(s)
+		if _, err := proto.Marshal(s); err != nil {
+			t.Errorf("status: %v", err)
+		}
+
+		// They go, and others are served.
+		for who := range byte(4) {
+			in.do(record{kind: disconnect, who: who})
+			in.do(record{kind: goneLink, who: who})
+		}
+		in.pass(2 * time.Second)
+		in.say(0, &control.WorkerMessage{Member: honestMember(0), RemainingNs: []int64{0}})
+		in.pass(time.Second)
+		in.connectGateway(3, 1<<60)
+		in.told(in.gateways[3], &control.GatewayMessage{Submit: []*control.Submit{{Sequence: 1, Model: "m", Version: 1, BatchSize: 3, TimeLeftNs: 1e9}}})
+		in.flush()
+		if m := in.gateways[3].pending; len(m.GetAssign()) != 1 || m.Assign[0].Agent != "w0" {
+			t.Errorf("a good query of another gateway gets %v, want an assignment", m)
+		}
+		in.cancel()
+		if strings.Contains(log.String(), "makes no sense") {
+			t.Errorf("what others say is logged as nonsense of our own: %s", log)
+		}
+	})
+}
+
+// What the records of FuzzWorker are.
+const (
+	sayLeader = iota // a LeaderMessage on the stream of who
+	askProbe         // a ProbeRequest on the stream of who
+	askKeyring
+)
+
+// FuzzWorker has others say to an agent whatever they like on the streams that they open as
+// leaders and gateways, and as those who rotate its gossip keys. It must go on answering queries.
+func FuzzWorker(f *testing.F) {
+	from := &control.LeaderMessage{From: "x"}
+	leads := &control.LeaderMessage{From: "x", Election: []*control.Election{{From: "x", Epoch: 1 << 30, Rank: 5, Leader: "x", Successor: "y"}},
+		Leadership: &control.Leadership{Epoch: 1 << 30, Leader: "x"},
+		Prices:     []*control.TypePrice{{Type: "t3.xlarge", PerMs: math.NaN(), ServiceMs: math.Inf(1)}}, Profiles: []*control.Profile{{Model: "ncf/1", Type: "t3.xlarge", Table: []byte("{")}}}
+	old := &control.LeaderMessage{Election: []*control.Election{{From: "y", Epoch: 1, Leader: "y"}, {From: "z", Kind: 4, Heard: true}, {From: "z", Kind: 99}, {From: "x", Kind: 5}}}
+	probe := &control.ProbeRequest{Id: 1, Gateway: 2, Model: "ncf", BatchSize: 3, TimeLeftNs: 1e9}
+	release := &control.ProbeRequest{Id: 1, Gateway: 2, Release: true}
+	nonsense := &control.ProbeRequest{Id: 3, Model: "ncf", Version: -1, BatchSize: math.MaxUint32, TimeLeftNs: math.MinInt64, Bytes: math.MaxUint64}
+	step := func(step string, key []byte) *control.KeyringRequest {
+		return &control.KeyringRequest{Step: step, Key: key, Rotation: 1}
+	}
+	f.Add(script(sayLeader, from, sayLeader, leads, sayLeader, old, sayLeader+by1, leads, askProbe, probe, askProbe+by1, release, askProbe, nonsense))
+	f.Add(script(sayLeader, leads, askKeyring, step(addKey, newerKey), askKeyring, step(onlyKey, newerKey), askKeyring, step(useKey, newerKey),
+		askKeyring, step(useKey, oldKey), askKeyring, step(onlyKey, oldKey), askKeyring, step("", nil), askKeyring, step(endKeys, nil)))
+	config := testConfig(f)
+	config.GossipKey = gossip.FormatKey(oldKey)
+	a := startAgent(f, config, emulated())
+	service := controlService{Agent: a.Agent}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var links [4]*pipeClient[control.LeaderMessage, control.WorkerMessage]
+		var probes [4]*pipeClient[control.ProbeRequest, control.ProbeAnswer]
+		ends := []chan struct{}{}
+		for i := range links {
+			leader, member := newPipe[control.LeaderMessage, control.WorkerMessage](ctx)
+			gateway, worker := newPipe[control.ProbeRequest, control.ProbeAnswer](ctx)
+			links[i], probes[i] = leader, gateway
+			for _, do := range []func(){
+				func() { member.end(a.station.link(member)) },
+				func() { worker.end(a.station.probe(worker)) },
+				func() { drainPipe(leader.Recv) },
+				func() { drainPipe(gateway.Recv) },
+			} {
+				ended := make(chan struct{})
+				ends = append(ends, ended)
+				go func() { defer close(ended); do() }()
+			}
+		}
+		for _, x := range records(b) {
+			switch x.kind {
+			case sayLeader:
+				m := &control.LeaderMessage{}
+				if proto.Unmarshal(x.data, m) == nil {
+					for _, e := range m.Election {
+						e.Epoch &= math.MaxUint32 // who lies about the last epoch of all is believed
+					}
+					_ = links[x.who].Send(m) // the agent may have ended it
+				}
+			case askProbe:
+				m := &control.ProbeRequest{}
+				if proto.Unmarshal(x.data, m) == nil {
+					_ = probes[x.who].Send(m)
+				}
+			case askKeyring:
+				m := &control.KeyringRequest{}
+				if proto.Unmarshal(x.data, m) == nil {
+					_, _ = service.Keyring(ctx, m)
+				}
+			}
+		}
+		if _, err := a.grpc.ModelInfer(ctx, withTimeout(ncfRequest(1), time.Minute)); err != nil {
+			t.Errorf("a query meanwhile: %v", err)
+		}
+		cancel()
+		for _, ended := range ends {
+			<-ended
+		}
+		if held := a.gossip.Keys(); len(held) == 0 {
+			t.Error("no gossip key is left")
+		}
+		a.station.mu.Lock()
+		defer a.station.mu.Unlock()
+		if len(a.station.places) > 0 {
+			t.Errorf("%d places are kept for nobody", len(a.station.places))
+		}
+	})
+}
+
+func drainPipe[M any](receive func() (M, error)) {
+	for {
+		if _, err := receive(); err != nil {
+			return
+		}
+	}
+}
+
+// A deadlineRecorder lets a handler bound what it reads and writes, as a connection does.
+type deadlineRecorder struct{ *httptest.ResponseRecorder }
+
+func (deadlineRecorder) SetReadDeadline(time.Time) error  { return nil }
+func (deadlineRecorder) SetWriteDeadline(time.Time) error { return nil }
+
+// FuzzREST sends an agent's REST server any request. It must answer each, and
+// never with a fault of its own.
+func FuzzREST(f *testing.F) {
+	f.Add("POST", "/v2/models/ncf/infer", "Content-Encoding: gzip\nInference-Header-Content-Length: 10", []byte(ncfBody(1)))
+	f.Add("POST", "/v2/models/ncf/versions/1/infer", "Inference-Header-Content-Length: 10", []byte(ncfBody(1)))
+	f.Add("POST", "/v2/repository/index", "", []byte(`{"ready":true}`))
+	f.Add("POST", "/v2/repository/models/ncf/load", "", []byte(`{"parameters":{"agent":"x","unload_dependents":false}}`))
+	f.Add("GET", "/v2/models/ncf/versions/x/stats", "Accept-Encoding: gzip;q=0,deflate\nAuthorization: Bearer x", []byte{})
+	a := startAgent(f, testConfig(f), emulated())
+	handler := a.guard.HTTP(a.newREST())
+	f.Fuzz(func(t *testing.T, method, path, header string, body []byte) {
+		u, err := url.ParseRequestURI(path)
+		if err != nil || !strings.HasPrefix(path, "/") || strings.Contains(path, "unload") {
+			return
+		}
+		req := httptest.NewRequest("POST", "/", strings.NewReader(string(body)))
+		req.Method, req.URL, req.RequestURI = method, u, path
+		for line := range strings.Lines(header) {
+			if name, value, ok := strings.Cut(line, ":"); ok {
+				req.Header.Set(strings.TrimSpace(name), strings.TrimSpace(value))
+			}
+		}
+		w := &deadlineRecorder{httptest.NewRecorder()}
+		handler.ServeHTTP(w, req)
+		if w.Code == 500 || w.Code > 504 {
+			t.Errorf("%s %s: %d %s", method, path, w.Code, w.Body)
+		}
+		if held := a.intake.held.Load(); held != 0 {
+			t.Errorf("%d bytes are held", held)
+		}
+	})
+}
+
+// TestDescriptions are what no agent is believed to be.
+func TestDescriptions(t *testing.T) {
+	for want, change := range map[string]func(*control.Member){
+		"":                                   func(*control.Member) {},
+		`found agent "other" at its address`: func(m *control.Member) { m.Name = "other" },
+		"speaks version 9":                   func(m *control.Member) { m.Protocol = 9 },
+		"4294967295 lanes, want at most":     func(m *control.Member) { m.Lanes = math.MaxUint32 },
+		"price is NaN":                       func(m *control.Member) { m.PriceUsdPerHour = math.NaN() },
+		"price is -1":                        func(m *control.Member) { m.PriceUsdPerHour = -1 },
+		"price is +Inf":                      func(m *control.Member) { m.PriceUsdPerHour = math.Inf(1) },
+		"model without a name":               func(m *control.Member) { m.Models[0].Name = "" },
+		`NaN of the queries of model "m"`:    func(m *control.Member) { m.Models[0].QosPercentile = math.NaN() },
+		"answered within -1ns":               func(m *control.Member) { m.Models[0].QosTargetNs = -1 },
+		`largest batch size of model "m"`:    func(m *control.Member) { m.Models[0].LargestBatchSize = 0 },
+	} {
+		m := honestMember(0)
+		change(m)
+		if err := checkDescription(m, "w0"); fmt.Sprint(err) != "<nil>" && want == "" || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}
+
+// TestUnused: what a gateway gives back counts only where it is its own.
+func TestUnused(t *testing.T) {
+	in := newToldLeader(t, t.TempDir(), slog.New(slog.DiscardHandler))
+	in.say(0, &control.WorkerMessage{Member: honestMember(0), RemainingNs: []int64{0}})
+	in.pass(time.Second)
+	in.connectGateway(0, 1)
+	in.connectGateway(1, 2)
+	in.told(in.gateways[0], &control.GatewayMessage{Submit: []*control.Submit{{Sequence: 5, Model: "m", BatchSize: 3}}})
+	in.flush()
+	assigned := in.gateways[0].pending.GetAssign()
+	if len(assigned) != 1 {
+		t.Fatalf("got %v, want an assignment", in.gateways[0].pending)
+	}
+	in.pass(time.Minute)
+	for _, ln := range in.lanes {
+		unused := &control.GatewayMessage{Unused: assigned}
+		holds := func() bool { return ln.find(match.QueryID{Gateway: in.gateways[0].number, Sequence: 5}, 1) >= 0 }
+		if in.told(in.gateways[1], unused); !holds() || !ln.overdue {
+			t.Error("the word of another gateway counts")
+		}
+		if in.told(in.gateways[0], unused); holds() || ln.overdue {
+			t.Error("the word of its own gateway does not count")
+		}
+	}
+	in.cancel()
+}
+
+// TestManyGateways: a leader does not remember gateways that are gone for ever, nor
+// any number of one gateway's queries.
+func TestManyGateways(t *testing.T) {
+	in := newToldLeader(t, t.TempDir(), slog.New(slog.DiscardHandler))
+	in.connectGateway(0, 1)
+	in.say(0, &control.WorkerMessage{Member: honestMember(0), Held: []*control.Held{{Gateway: 2, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: 1}}})
+	first, second := in.number(1), in.number(2)
+	seen := map[uint32]bool{}
+	for id := range uint64(3 * mostNumbers) {
+		n := in.number(100 + id)
+		if seen[n] {
+			t.Fatalf("number %d is given twice", n)
+		}
+		seen[n] = true
+	}
+	if n := len(in.numbers); n > mostNumbers {
+		t.Errorf("%d gateways are remembered, want at most %d", n, mostNumbers)
+	}
+	if in.number(1) != first || in.number(2) != second {
+		t.Error("a gateway that is connected, or of which a lane holds a query, has another number now")
+	}
+
+	in.pass(time.Second)
+	m := &control.GatewayMessage{}
+	for sequence := range uint64(mostSubmitted + 10) {
+		m.Submit = append(m.Submit, &control.Submit{Sequence: sequence, Model: "m", BatchSize: 1, Agent: "w0", Attempts: 1})
+	}
+	in.told(in.gateways[0], m)
+	in.flush()
+	if n, rejected := len(in.gateways[0].queries), in.gateways[0].pending.GetReject(); n > mostSubmitted || len(rejected) != 10 || rejected[0].GetRetryAfterNs() <= 0 {
+		t.Errorf("%d queries of a gateway are remembered and %d rejected, want %d and 10", n, len(rejected), mostSubmitted)
+	}
+	in.cancel()
+}
+
+// TestPlaces: a place is given back by the stream alone that it is kept for.
+func TestPlaces(t *testing.T) {
+	a := startAgent(t, testConfig(t), emulated())
+	open := func() control.Control_ProbeClient {
+		s, err := control.NewControlClient(a.conn).Probe(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	ask := func(s control.Control_ProbeClient, m *control.ProbeRequest) {
+		t.Helper()
+		if err := s.Send(m); err != nil {
+			t.Fatal(err)
+		}
+		if !m.Release {
+			if answer, err := s.Recv(); err != nil || answer.GetFinishNs() < 0 && m.Model == "ncf" {
+				t.Fatalf("probe: %v, %v", answer, err)
+			}
+		}
+	}
+	kept := func() int {
+		a.station.mu.Lock()
+		defer a.station.mu.Unlock()
+		return len(a.station.places)
+	}
+	mine, others := open(), open()
+	ask(mine, &control.ProbeRequest{Id: 1, Gateway: 1, Model: "ncf", BatchSize: 1})
+	ask(others, &control.ProbeRequest{Id: 1, Gateway: 1, Release: true})
+	ask(others, &control.ProbeRequest{Id: 2, Gateway: 2, Model: "none"}) // is answered after that
+	if n := kept(); n != 1 {
+		t.Errorf("%d places are kept, want the one that another stream cannot release", n)
+	}
+	ask(mine, &control.ProbeRequest{Id: 1, Gateway: 1, Release: true})
+	ask(mine, &control.ProbeRequest{Id: 3, Gateway: 1, Model: "none"})
+	if n := kept(); n != 0 {
+		t.Errorf("%d places are kept after their release", n)
+	}
+}
+
+// TestForeignProfiles: what one says who does not lead is kept for when it does, but not without end.
+func TestForeignProfiles(t *testing.T) {
+	k := &tether{}
+	for i := range 3 * mostProfiles {
+		k.told(&control.LeaderMessage{Profiles: []*control.Profile{{Model: fmt.Sprint(i)}}})
+	}
+	if _, all := k.take(); len(all) != mostProfiles || all[len(all)-1].Model != fmt.Sprint(3*mostProfiles-1) {
+		t.Errorf("%d profiles are kept, want the last %d", len(all), mostProfiles)
+	}
+}
+
+// TestHostilePeer: streams of the fleet's protocol that begin or go on wrongly end, and nobody else notices.
+func TestHostilePeer(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		agents := []*fleetAgent{f.start(), f.start(), f.start()}
+		f.settled(agents...)
+		leader := f.led(agents...)
+		stop := f.queryAll(agents)
+		ctx, cancel := context.WithCancel(f.Context())
+		defer cancel()
+		for _, tt := range []struct {
+			name  string
+			hello *control.GatewayMessage
+			code  codes.Code
+		}{
+			{"says nothing of itself", &control.GatewayMessage{}, codes.InvalidArgument},
+			{"no id", &control.GatewayMessage{Hello: &control.GatewayHello{Protocol: control.Protocol}}, codes.InvalidArgument},
+			{"another version", &control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 1, Protocol: 9}}, codes.FailedPrecondition},
+		} {
+			s, err := leader.ctl.Match(ctx)
+			if err != nil {
+				f.Fatal(err)
+			}
+			_ = s.Send(tt.hello) // the other end says what is wrong
+			if _, err := s.Recv(); status.Code(err) != tt.code {
+				f.Errorf("a gateway that %s: got %v, want %v", tt.name, err, tt.code)
+			}
+		}
+		for _, a := range agents {
+			// One who has led before, or would like to have.
+			old, err := a.ctl.Link(ctx)
+			if err != nil {
+				f.Fatal(err)
+			}
+			for _, m := range []*control.LeaderMessage{
+				{From: "former", Leadership: &control.Leadership{Epoch: 1, Leader: "former"}, Prices: []*control.TypePrice{{Type: "r5n.large", PerMs: math.NaN()}}},
+				{Election: []*control.Election{{From: "former", Leader: "former"}}, Profiles: []*control.Profile{{Model: "ncf/1", Type: "r5n.large", Table: []byte("no")}}},
+				{Election: []*control.Election{{From: "former", Kind: uint32(election.Resign), Leader: leader.name}, {From: leader.name, Kind: 77}, {Kind: 1}}},
+			} {
+				if err := old.Send(m); err != nil {
+					f.Fatal(err)
+				}
+			}
+			if m, err := old.Recv(); err != nil || m.GetMember().GetName() != a.name {
+				f.Errorf("a link is greeted with %v, %v", m, err)
+			}
+			nobody, err := a.ctl.Link(ctx)
+			if err != nil {
+				f.Fatal(err)
+			}
+			_ = nobody.Send(&control.LeaderMessage{})
+			if _, err := nobody.Recv(); status.Code(err) != codes.InvalidArgument {
+				f.Errorf("a link of nobody: got %v, want InvalidArgument", err)
+			}
+		}
+		time.Sleep(5 * time.Second)
+		stop()
+		f.settled(agents...)
+		if now := f.led(agents...); now != leader {
+			f.Errorf("%s leads, want %s as before", now.name, leader.name)
+		}
+		for _, a := range agents {
+			for _, p := range a.roster.view().GetPrices() {
+				if !(p.GetPerMs() >= 0) {
+					f.Errorf("%s believes in the price %v", a.name, p)
+				}
+			}
+			if slices.ContainsFunc(a.roster.view().GetProfiles(), func(p *control.Profile) bool { return string(p.GetTable()) == "no" }) {
+				f.Errorf("%s believes in a profile that is none", a.name)
+			}
+			if n := strings.Count(a.log.String(), "level=WARN"); n > 3 {
+				f.Errorf("%s warns %d times", a.name, n)
+			}
+		}
+	})
+}
