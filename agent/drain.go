@@ -39,6 +39,7 @@ func (a *Agent) drain(ctx context.Context, rest *http.Server) {
 		a.log.Warn("queries were cut off", "error", err)
 	}
 	a.close()
+	a.guard.HangUp() // who says nothing would keep the servers from stopping
 	var servers sync.WaitGroup
 	servers.Go(func() {
 		if err := a.front.stop(ctx); err != nil {

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -260,5 +261,66 @@ func TestSecurityFaults(t *testing.T) {
 		t.Error(err)
 	} else if err := a.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "tls-cert") {
 		t.Errorf("certificate that is not there: got %v", err)
+	}
+}
+
+// TestStopWithIdleConnections: connections that say nothing, or nothing more, do not keep an agent
+// from stopping.
+func TestStopWithIdleConnections(t *testing.T) {
+	for _, name := range []string{"plain", "TLS"} {
+		t.Run(name, func(t *testing.T) {
+			testInFleet(t, func(f *testFleet) {
+				ca := newTestCA(f.T)
+				a := f.start(func(a *Agent) {
+					if name == "TLS" {
+						a.config.Security = ca.agent("a1")
+					}
+				})
+				f.settled(a)
+				config := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2", "http/1.1"}} // only to open connections
+				for i := range 100 {
+					for _, port := range []string{":8000", ":8001", ":8002"} {
+						conn, err := f.network.dial(f.Context(), "client", a.host+port)
+						if err != nil {
+							f.Fatal(err)
+						}
+						defer conn.Close()
+						if i%2 == 0 {
+							continue
+						}
+						if name == "TLS" {
+							conn = tls.Client(conn, config)
+							if err := conn.(*tls.Conn).Handshake(); err != nil {
+								f.Fatal(err)
+							}
+						}
+						if i%4 == 1 || port == ":8001" {
+							continue
+						}
+						// One that was served, and is kept.
+						if _, err := io.WriteString(conn, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+							f.Fatal(err)
+						}
+						if resp, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil {
+							f.Fatal(err)
+						} else {
+							resp.Body.Close()
+						}
+					}
+				}
+				if name == "plain" {
+					if _, err := a.oip.ServerLive(f.Context(), &inference.ServerLiveRequest{}); err != nil { // leaves one of gRPC's idle
+						f.Error(err)
+					}
+				}
+				begun := time.Now()
+				if err := a.stop(); err != nil {
+					f.Error(err)
+				}
+				if took := time.Since(begun); took > time.Second {
+					f.Errorf("it took %v of virtual time to stop\n%s", took, a.log)
+				}
+			})
+		})
 	}
 }

@@ -32,7 +32,8 @@ func (a *Agent) newHTTPServer(handler http.Handler) *http.Server {
 		MaxHeaderBytes:    largestHeader,
 		// What the server itself has to say is about one connection of a
 		// client's; nobody reads that by default.
-		ErrorLog: slog.NewLogLogger(a.log.Handler(), slog.LevelDebug),
+		ErrorLog:  slog.NewLogLogger(a.log.Handler(), slog.LevelDebug),
+		ConnState: a.guard.ConnState,
 	}
 }
 

@@ -35,14 +35,16 @@ func (g *Guard) ServerOptions() []grpc.ServerOption {
 type serverCredentials struct{ guard *Guard }
 
 func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	s.guard.silent.enter(raw)
 	if !s.guard.config.TLS() {
-		return s.guard.plain(raw), noTLS{credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}}, nil
+		return &newcomer{Conn: s.guard.plain(raw), raw: raw, guard: s.guard}, noTLS{credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}}, nil
 	}
 	conn, err := s.guard.handshake(raw, http2)
 	if err != nil {
+		s.guard.silent.leave(raw)
 		return nil, nil, err
 	}
-	return conn, credentials.TLSInfo{
+	return &newcomer{Conn: conn, raw: raw, guard: s.guard}, credentials.TLSInfo{
 		State:          conn.ConnectionState(),
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
 	}, nil

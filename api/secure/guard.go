@@ -25,6 +25,7 @@ type Guard struct {
 	access   *watched[*Access]
 	refusals refusals
 	waiting  waiting // connections whose handshake goes on
+	silent   silent
 	tlsMu    sync.Mutex
 	tls      tlsConfigs
 

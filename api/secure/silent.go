@@ -1,0 +1,80 @@
+package secure
+
+import (
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+)
+
+// ConnState has [Guard.HangUp] know an HTTP server's connections: for its ConnState.
+func (g *Guard) ConnState(conn net.Conn, state http.ConnState) {
+	if state == http.StateNew {
+		g.silent.enter(conn)
+	} else {
+		g.silent.leave(conn)
+	}
+}
+
+// HangUp ends the connections that have said nothing yet, and those that are still to come: for
+// servers that are about to stop, and would wait for them.
+func (g *Guard) HangUp() { g.silent.close() }
+
+// silent are connections that have said nothing of what the server speaks.
+type silent struct {
+	mu     sync.Mutex
+	conns  map[net.Conn]bool
+	closed bool
+}
+
+func (s *silent) enter(conn net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		_ = conn.Close() // nobody is there to hear of an error
+		return
+	}
+	if s.conns == nil {
+		s.conns = map[net.Conn]bool{}
+	}
+	s.conns[conn] = true
+}
+
+func (s *silent) leave(conn net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, conn)
+}
+
+func (s *silent) close() {
+	s.mu.Lock()
+	s.closed = true
+	conns := slices.Collect(maps.Keys(s.conns))
+	s.mu.Unlock()
+	for _, conn := range conns {
+		_ = conn.Close()
+	}
+}
+
+// A newcomer is a connection to a gRPC server, silent until something has been read.
+type newcomer struct {
+	net.Conn
+	raw   net.Conn // as silent knows it
+	guard *Guard
+	begun bool // Read is called by one goroutine at a time
+}
+
+func (c *newcomer) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if !c.begun && n > 0 {
+		c.begun = true
+		c.guard.silent.leave(c.raw)
+	}
+	return n, err
+}
+
+func (c *newcomer) Close() error {
+	c.guard.silent.leave(c.raw)
+	return c.Conn.Close()
+}
