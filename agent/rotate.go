@@ -43,6 +43,8 @@ type rotation struct {
 	made  bool // nobody but the agents has the key
 	// without are agents that may be left behind.
 	without map[string]bool
+	// expected is how many agents there must be; 0: nobody has said.
+	expected uint32
 	// report tells who asked; the call's context ends if that does not work.
 	report func(*control.KeysProgress)
 
@@ -54,7 +56,7 @@ type rotation struct {
 // RotateKeys changes the gossip key of the whole fleet.
 func (s controlService) RotateKeys(req *control.RotateKeysRequest, stream control.Control_RotateKeysServer) error {
 	r := &rotation{
-		agent: s.Agent, id: rand.Uint64(), key: req.Key, made: len(req.Key) == 0, report: func(p *control.KeysProgress) { _ = stream.Send(p) },
+		agent: s.Agent, id: rand.Uint64(), key: req.Key, made: len(req.Key) == 0, expected: req.Expected, report: func(p *control.KeysProgress) { _ = stream.Send(p) },
 		without: map[string]bool{}, done: map[string]int{}, left: map[string]bool{}, lost: map[string]string{},
 	}
 	if r.made {
@@ -87,6 +89,9 @@ func (s controlService) ListKeys(ctx context.Context, _ *control.ListKeysRequest
 
 // run makes all steps. It stops where an agent could not make one.
 func (r *rotation) run(ctx context.Context) error {
+	if err := r.checkFleet(ctx); err != nil {
+		return err
+	}
 	for i, s := range rotationSteps {
 		faults, err := r.all(ctx, i)
 		if err != nil {
@@ -96,6 +101,23 @@ func (r *rotation) run(ctx context.Context) error {
 			return fmt.Errorf("%w: stopped at step %q: %s; %s. Run it again when they can be reached, or --without them",
 				errRotation, s.step, strings.Join(faults, "; "), s.stopped)
 		}
+	}
+	return nil
+}
+
+// checkFleet refuses a rotation by an agent that does not see the fleet.
+func (r *rotation) checkFleet(ctx context.Context) error {
+	members := r.agent.memberNames()
+	if r.expected > 0 {
+		if len(members) != int(r.expected) {
+			return fmt.Errorf("%w: %s sees %d agents (%s), expected %d; nothing has been changed",
+				errRotation, r.agent.name, len(members), strings.Join(members, ", "), r.expected)
+		}
+		return nil
+	}
+	if unseen := r.agent.gossip.Unseen(ctx); len(members) == 1 && len(unseen) > 0 {
+		return fmt.Errorf("%w: %s sees no other agent, though it is to join by %s; nothing has been changed. Ask an agent that sees the fleet, or say that there is no other, by --expect 1",
+			errRotation, r.agent.name, strings.Join(unseen, ", "))
 	}
 	return nil
 }

@@ -392,3 +392,62 @@ func TestKeepKeys(t *testing.T) {
 		t.Error("a key file that is not there was made")
 	}
 }
+
+// TestRotateAlone: an agent that does not see the fleet does not leave it behind.
+func TestRotateAlone(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		agents := []*fleetAgent{f.start(withKeyFile), f.start(withKeyFile), f.start(withKeyFile)}
+		f.settled(agents...)
+		refused := func(a *fleetAgent, expected uint32, words ...string) {
+			f.Helper()
+			made, _, err := f.rotate(a, &control.RotateKeysRequest{Key: newerKey, Expected: expected}, nil)
+			if status.Code(err) != codes.FailedPrecondition || len(made) > 0 {
+				f.Errorf("rotation by %s: %v, made %q, want FailedPrecondition and none", a.host, err, made)
+			}
+			for _, word := range append(words, a.name, "nothing has been changed") {
+				if !strings.Contains(err.Error(), word) {
+					f.Errorf("rotation by %s: %v, want %q in it", a.host, err, word)
+				}
+			}
+			f.holds([]*fleetAgent{a}, oldKey)
+		}
+		refused(agents[0], 4, "3 agents", "expected 4", agents[2].name)
+
+		// One starts anew where it reaches nobody, and so knows of nobody.
+		file := agents[2].config.GossipKey
+		if err := agents[2].stop(); err != nil {
+			f.Fatal(err)
+		}
+		f.settled(agents[:2]...)
+		f.partition(agents[:2])
+		alone := f.startOn("10.0.0.3", func(a *Agent) { a.config.GossipKey = file })
+		f.settled(alone)
+		refused(alone, 0, "no other agent", "10.0.0.1:7946", "--expect 1")
+		refused(alone, 3, "1 agents", "expected 3")
+
+		f.heal()
+		f.settled(agents[0], agents[1], alone)
+		if _, faults, err := f.rotate(alone, &control.RotateKeysRequest{Key: newerKey, Expected: 3}, nil); err != nil {
+			f.Errorf("rotation by all: %v, %q", err, faults)
+		}
+		f.holds([]*fleetAgent{agents[0], agents[1], alone}, newerKey)
+	})
+
+	// One whose fleet it is alone, and one told that it is.
+	testInFleet(t, func(f *testFleet) {
+		a := f.start(withKeyFile, func(a *Agent) { a.config.Join = []string{"10.0.0.1:7946"} })
+		f.settled(a)
+		if _, _, err := f.rotate(a, &control.RotateKeysRequest{Key: newerKey}, nil); err != nil {
+			f.Errorf("rotation by an agent that is its only seed: %v", err)
+		}
+		f.holds([]*fleetAgent{a}, newerKey)
+	})
+	testInFleet(t, func(f *testFleet) {
+		a := f.start(withKeyFile, func(a *Agent) { a.config.Join = []string{"10.0.0.7:7946"} })
+		f.settled(a)
+		if _, _, err := f.rotate(a, &control.RotateKeysRequest{Key: newerKey, Expected: 1}, nil); err != nil {
+			f.Errorf("rotation by an agent that is said to be alone: %v", err)
+		}
+		f.holds([]*fleetAgent{a}, newerKey)
+	})
+}

@@ -134,6 +134,26 @@ func (g *Gossip) targets(ctx context.Context, resumed bool) []target {
 	return targets
 }
 
+// Unseen are the seeds at whose addresses there is no member now, nor this agent.
+func (g *Gossip) Unseen(ctx context.Context) []string {
+	var unseen []string
+	for _, seed := range g.config.Seeds {
+		host, port, err := splitHostPort(seed, DefaultPort)
+		var addrs []netip.Addr
+		if err == nil {
+			addrs, err = lookup(ctx, g.config, host)
+		}
+		here := func(addr netip.Addr) bool {
+			at := netip.AddrPortFrom(addr, port)
+			return at == g.advertise || slices.ContainsFunc(g.Members(), func(m Member) bool { return m.Addr == at })
+		}
+		if err != nil || !slices.ContainsFunc(addrs, here) {
+			unseen = append(unseen, seed)
+		}
+	}
+	return unseen
+}
+
 // joinAll tries the targets and waits for all of them; joined is called as soon
 // as one brings another member.
 func (g *Gossip) joinAll(ctx context.Context, targets []target, joined func()) {

@@ -224,7 +224,7 @@ type Model struct {
 	// metadata is what the protocol says of it, with our properties.
 	Metadata         *inference.ModelMetadataResponse `protobuf:"bytes,4,opt,name=metadata,proto3" json:"metadata,omitempty"`
 	QosTargetNs      int64                            `protobuf:"varint,5,opt,name=qos_target_ns,json=qosTargetNs,proto3" json:"qos_target_ns,omitempty"`
-	QosPercentile    float64                          `protobuf:"fixed64,6,opt,name=qos_percentile,json=qosPercentile,proto3" json:"qos_percentile,omitempty"` // in (0, 1)
+	QosPercentile    float64                          `protobuf:"fixed64,6,opt,name=qos_percentile,json=qosPercentile,proto3" json:"qos_percentile,omitempty"` // in (0, 1]
 	DeadlineNs       int64                            `protobuf:"varint,7,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"`
 	LargestBatchSize uint32                           `protobuf:"varint,8,opt,name=largest_batch_size,json=largestBatchSize,proto3" json:"largest_batch_size,omitempty"`
 	RejectLate       bool                             `protobuf:"varint,9,opt,name=reject_late,json=rejectLate,proto3" json:"reject_late,omitempty"`
@@ -2340,7 +2340,10 @@ type RotateKeysRequest struct {
 	Key   []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"` // 32 bytes; none: the agent asked makes one
 	// without are agents that may be left behind with the old key, where they
 	// cannot be reached.
-	Without       []string `protobuf:"bytes,2,rep,name=without,proto3" json:"without,omitempty"`
+	Without []string `protobuf:"bytes,2,rep,name=without,proto3" json:"without,omitempty"`
+	// expected is how many agents the fleet has; 0: it is not said. With another
+	// number nothing is changed.
+	Expected      uint32 `protobuf:"varint,3,opt,name=expected,proto3" json:"expected,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2387,6 +2390,13 @@ func (x *RotateKeysRequest) GetWithout() []string {
 		return x.Without
 	}
 	return nil
+}
+
+func (x *RotateKeysRequest) GetExpected() uint32 {
+	if x != nil {
+		return x.Expected
+	}
+	return 0
 }
 
 // A KeysProgress is what one agent did.
@@ -2877,10 +2887,11 @@ const file_control_control_proto_rawDesc = "" +
 	"\fDrainRequest\x12\x16\n" +
 	"\x06agents\x18\x01 \x03(\tR\x06agents\"+\n" +
 	"\rDrainResponse\x12\x1a\n" +
-	"\bdraining\x18\x01 \x03(\tR\bdraining\"?\n" +
+	"\bdraining\x18\x01 \x03(\tR\bdraining\"[\n" +
 	"\x11RotateKeysRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x18\n" +
-	"\awithout\x18\x02 \x03(\tR\awithout\"T\n" +
+	"\awithout\x18\x02 \x03(\tR\awithout\x12\x1a\n" +
+	"\bexpected\x18\x03 \x01(\rR\bexpected\"T\n" +
 	"\fKeysProgress\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x120\n" +
 	"\x04keys\x18\x02 \x01(\v2\x1c.muster.control.v1.AgentKeysR\x04keys\"\x11\n" +

@@ -47,6 +47,7 @@ func newKeysRotateCommand() *cobra.Command {
 	var settings clientSettings
 	var keyFile string
 	var without []string
+	var expect uint32
 	cmd := &cobra.Command{
 		Use:   "rotate",
 		Short: "Change the gossip key of a fleet that runs",
@@ -57,13 +58,14 @@ their settings must be given the new one (--key) before they start anew.
 
 Where an agent cannot be reached it stops and says so. What was done until then
 does no harm, and the command can be run again. An agent that is not coming back
-can be left out (--without): it needs the new key to join again.`,
-		Example: `  muster keys rotate --server 10.0.0.7:8001
+can be left out (--without): it needs the new key to join again. To be sure that
+the agent asked sees all the others, say how many agents there are (--expect).`,
+		Example: `  muster keys rotate --server 10.0.0.7:8001 --expect 12
   muster keys rotate --server 10.0.0.7:8001 --key gossip.key
   muster keys rotate --without worker-3-1f2e3d4c`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			req := &control.RotateKeysRequest{Without: without}
+			req := &control.RotateKeysRequest{Without: without, Expected: expect}
 			if keyFile != "" {
 				key, err := settings.readGossipKey(keyFile)
 				if err != nil {
@@ -88,6 +90,7 @@ can be left out (--without): it needs the new key to join again.`,
 	}
 	settings.add(cmd.Flags())
 	cmd.Flags().StringVar(&keyFile, "key", "", "file with the new key, as \"muster keys generate\" prints it (default: the agents make one)")
+	cmd.Flags().Uint32Var(&expect, "expect", 0, "how many agents the fleet has: with another number nothing is changed (default: whatever the agent asked sees)")
 	cmd.Flags().StringSliceVar(&without, "without", nil, "agents that may be left behind if they cannot be reached")
 	return cmd
 }
