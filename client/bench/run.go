@@ -284,7 +284,7 @@ func (m *recorder) sent(batchSize int) {
 func (m *recorder) notSent(limit int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.fail("not sent", fmt.Sprintf("%d queries were in flight", limit))
+	m.fail("not sent", fmt.Sprintf("not sent, as %d queries were in flight", limit))
 }
 
 // finished counts a query that was answered or failed, and reports whether more

@@ -13,6 +13,7 @@ import (
 
 var (
 	fence      = regexp.MustCompile("(?ms)^```.*?^```")
+	indented   = regexp.MustCompile("(?m)^(?:    |\t).*$")
 	inlineCode = regexp.MustCompile("`[^`\n]+`")
 	// A command ends where the shell or a comment goes on.
 	musterCommand = regexp.MustCompile(`(?:^|[\s(])(?:bin/)?muster ([^#|;&>)]*)`)
@@ -23,7 +24,9 @@ func codeOf(document string) (code []string) {
 	for _, block := range fence.FindAllString(document, -1) {
 		code = append(code, strings.Split(strings.ReplaceAll(block, "\\\n", " "), "\n")...)
 	}
-	for _, span := range inlineCode.FindAllString(fence.ReplaceAllString(document, ""), -1) {
+	document = fence.ReplaceAllString(document, "")
+	code = append(code, indented.FindAllString(document, -1)...)
+	for _, span := range inlineCode.FindAllString(document, -1) {
 		code = append(code, strings.Trim(span, "`"))
 	}
 	return code
