@@ -7,6 +7,9 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/muster-serve/muster/api/control"
 )
 
@@ -86,6 +89,26 @@ func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (*
 
 // statusTimeout bounds how long the leader may take to say how the fleet is.
 const statusTimeout = 2 * time.Second
+
+// Demand is what planning needs to know of the fleet, which its leader knows.
+func (s controlService) Demand(ctx context.Context, req *control.DemandRequest) (*control.FleetDemand, error) {
+	view := s.roster.view()
+	d := &control.FleetDemand{Leadership: view.GetLeadership(), Members: view.GetMembers()}
+	leader := view.GetLeadership().GetLeader()
+	if leader != "" && leader != s.name && !isLocalOnly(ctx) {
+		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+		defer cancel()
+		conn, err := s.roster.dial(leader)
+		if err != nil {
+			return nil, err
+		}
+		return control.NewControlClient(conn).Demand(localOnly(ctx), req)
+	}
+	if !s.leading.demand(d) {
+		return nil, status.Error(codes.Unavailable, "the fleet has no leader now, who alone knows its demand")
+	}
+	return d, nil
+}
 
 // Status is the fleet as this agent sees it, with what only the leader knows.
 func (s controlService) Status(ctx context.Context, req *control.StatusRequest) (*control.FleetStatus, error) {

@@ -351,6 +351,12 @@ func (l *leader) status(s *control.FleetStatus) {
 	}
 }
 
+// demand implements leading.
+func (l *leader) demand(d *control.FleetDemand) bool {
+	r := l.reigning()
+	return r != nil && r.study.ask(func() { r.study.fillDemand(d, time.Now()) })
+}
+
 // errNotLeading tells a gateway that this agent does not lead, and who does as far
 // as it knows.
 func (l *leader) errNotLeading() error {

@@ -45,6 +45,8 @@ type leading interface {
 	elect(*control.Election)
 	// status fills in what only the leader knows.
 	status(*control.FleetStatus)
+	// demand fills in what only the leader knows, and reports whether this agent is it.
+	demand(*control.FleetDemand) bool
 	// resign hands the leadership over if this agent has it, or as soon as ctx ends just gives it up;
 	// it does not take it again. It returns when this agent does not lead.
 	resign(ctx context.Context)

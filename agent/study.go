@@ -50,6 +50,7 @@ type study struct {
 	reign *reign
 	book  *profiles.Book
 	wake  chan struct{}
+	asks  chan func() // that read what the goroutine has
 
 	mu           sync.Mutex
 	news         *pool // nil: as before
@@ -125,7 +126,7 @@ type profileAdvice struct {
 
 func newStudy(r *reign) *study {
 	return &study{
-		reign: r, book: r.leader.book, wake: make(chan struct{}, 1), pool: &pool{},
+		reign: r, book: r.leader.book, wake: make(chan struct{}, 1), asks: make(chan func()), pool: &pool{},
 		monitors: map[string]*profiles.Monitor{}, told: map[tableKey]toldProfile{}, scaled: map[string]float64{},
 	}
 }
@@ -177,12 +178,57 @@ func (s *study) run(ctx context.Context) {
 		select {
 		case <-s.wake:
 		case <-timer.C:
+		case ask := <-s.asks:
+			ask()
+			continue
 		case <-ctx.Done():
 			return
 		}
 		if next := s.look(time.Now()); next > 0 {
 			timer.Reset(next)
 		}
+	}
+}
+
+// ask has run do something, and waits until it has; it reports false if the reign has ended.
+func (s *study) ask(do func()) bool {
+	done := make(chan struct{})
+	select {
+	case s.asks <- func() { do(); close(done) }:
+		<-done
+		return true
+	case <-s.reign.ctx.Done():
+		return false
+	}
+}
+
+// demandOver is over how long the rates of a demand are.
+const demandOver = time.Minute
+
+// fillDemand adds what is asked of the models, and what was learned of them.
+func (s *study) fillDemand(d *control.FleetDemand, now time.Time) {
+	for _, m := range s.pool.models {
+		known := &control.ModelDemand{
+			Model: m.name, Version: m.version, QosTargetNs: int64(m.target), QosPercentile: m.share, LargestBatchSize: uint32(m.largest),
+		}
+		if monitor := s.monitors[m.key]; monitor != nil {
+			known.Queries, known.Rate = uint64(monitor.Queries()), monitor.Rate(now, demandOver)
+			for _, x := range monitor.Distribution() {
+				known.BatchSizes, known.Shares = append(known.BatchSizes, uint32(x.BatchSize)), append(known.Shares, x.Share)
+			}
+		}
+		d.Models = append(d.Models, known)
+	}
+	for _, key := range s.book.Keys() {
+		l := s.book.Learner(key)
+		if l.Queries() == 0 {
+			continue
+		}
+		table, err := json.Marshal(l.Table())
+		if err != nil {
+			continue // what was learned can be written
+		}
+		d.Profiles = append(d.Profiles, &control.LearnedProfile{Table: table, Queries: l.Queries(), AgeNs: int64(now.Sub(l.Updated()))})
 	}
 }
 

@@ -14,6 +14,14 @@ func (c *Client) Status(ctx context.Context) (*control.FleetStatus, error) {
 	return orNil(resp, err)
 }
 
+// Demand is what planning needs to know of the fleet: its members, what is asked of its models, and
+// what was learned of them.
+func (c *Client) Demand(ctx context.Context) (*control.FleetDemand, error) {
+	resp := new(control.FleetDemand)
+	err := c.call(ctx, control.Control_Demand_FullMethodName, &control.DemandRequest{}, resp)
+	return orNil(resp, err)
+}
+
 // Drain has the agents of those names finish what they hold, hand over and stop;
 // without names the agent that answers. It returns the names of those that do, and does not wait
 // until they have.

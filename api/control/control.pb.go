@@ -2247,6 +2247,281 @@ func (x *ModelStatus) GetRefused() uint64 {
 	return 0
 }
 
+type DemandRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DemandRequest) Reset() {
+	*x = DemandRequest{}
+	mi := &file_control_control_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DemandRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DemandRequest) ProtoMessage() {}
+
+func (x *DemandRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DemandRequest.ProtoReflect.Descriptor instead.
+func (*DemandRequest) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{27}
+}
+
+// A FleetDemand is what the fleet is asked for, and what was learned by answering.
+type FleetDemand struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Leadership    *Leadership            `protobuf:"bytes,1,opt,name=leadership,proto3" json:"leadership,omitempty"`
+	Members       []*Member              `protobuf:"bytes,2,rep,name=members,proto3" json:"members,omitempty"`
+	Models        []*ModelDemand         `protobuf:"bytes,3,rep,name=models,proto3" json:"models,omitempty"`
+	Profiles      []*LearnedProfile      `protobuf:"bytes,4,rep,name=profiles,proto3" json:"profiles,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FleetDemand) Reset() {
+	*x = FleetDemand{}
+	mi := &file_control_control_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FleetDemand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FleetDemand) ProtoMessage() {}
+
+func (x *FleetDemand) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FleetDemand.ProtoReflect.Descriptor instead.
+func (*FleetDemand) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *FleetDemand) GetLeadership() *Leadership {
+	if x != nil {
+		return x.Leadership
+	}
+	return nil
+}
+
+func (x *FleetDemand) GetMembers() []*Member {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *FleetDemand) GetModels() []*ModelDemand {
+	if x != nil {
+		return x.Models
+	}
+	return nil
+}
+
+func (x *FleetDemand) GetProfiles() []*LearnedProfile {
+	if x != nil {
+		return x.Profiles
+	}
+	return nil
+}
+
+// A ModelDemand is what is asked of a version of a model, by its last queries.
+type ModelDemand struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Model            string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	Version          int64                  `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	Queries          uint64                 `protobuf:"varint,3,opt,name=queries,proto3" json:"queries,omitempty"`                                // that the rest is of
+	Rate             float64                `protobuf:"fixed64,4,opt,name=rate,proto3" json:"rate,omitempty"`                                     // queries/s, last minute
+	BatchSizes       []uint32               `protobuf:"varint,5,rep,packed,name=batch_sizes,json=batchSizes,proto3" json:"batch_sizes,omitempty"` // ascending
+	Shares           []float64              `protobuf:"fixed64,6,rep,packed,name=shares,proto3" json:"shares,omitempty"`                          // of the queries, by batch size
+	QosTargetNs      int64                  `protobuf:"varint,7,opt,name=qos_target_ns,json=qosTargetNs,proto3" json:"qos_target_ns,omitempty"`
+	QosPercentile    float64                `protobuf:"fixed64,8,opt,name=qos_percentile,json=qosPercentile,proto3" json:"qos_percentile,omitempty"` // in (0, 1)
+	LargestBatchSize uint32                 `protobuf:"varint,9,opt,name=largest_batch_size,json=largestBatchSize,proto3" json:"largest_batch_size,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *ModelDemand) Reset() {
+	*x = ModelDemand{}
+	mi := &file_control_control_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModelDemand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModelDemand) ProtoMessage() {}
+
+func (x *ModelDemand) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModelDemand.ProtoReflect.Descriptor instead.
+func (*ModelDemand) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ModelDemand) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *ModelDemand) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *ModelDemand) GetQueries() uint64 {
+	if x != nil {
+		return x.Queries
+	}
+	return 0
+}
+
+func (x *ModelDemand) GetRate() float64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *ModelDemand) GetBatchSizes() []uint32 {
+	if x != nil {
+		return x.BatchSizes
+	}
+	return nil
+}
+
+func (x *ModelDemand) GetShares() []float64 {
+	if x != nil {
+		return x.Shares
+	}
+	return nil
+}
+
+func (x *ModelDemand) GetQosTargetNs() int64 {
+	if x != nil {
+		return x.QosTargetNs
+	}
+	return 0
+}
+
+func (x *ModelDemand) GetQosPercentile() float64 {
+	if x != nil {
+		return x.QosPercentile
+	}
+	return 0
+}
+
+func (x *ModelDemand) GetLargestBatchSize() uint32 {
+	if x != nil {
+		return x.LargestBatchSize
+	}
+	return 0
+}
+
+// A LearnedProfile is a latency learned by running queries.
+type LearnedProfile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Table         []byte                 `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`               // JSON of profiles.Table, its key included
+	Queries       uint64                 `protobuf:"varint,2,opt,name=queries,proto3" json:"queries,omitempty"`          // it was learned from
+	AgeNs         int64                  `protobuf:"varint,3,opt,name=age_ns,json=ageNs,proto3" json:"age_ns,omitempty"` // since the last of them
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LearnedProfile) Reset() {
+	*x = LearnedProfile{}
+	mi := &file_control_control_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LearnedProfile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LearnedProfile) ProtoMessage() {}
+
+func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LearnedProfile.ProtoReflect.Descriptor instead.
+func (*LearnedProfile) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *LearnedProfile) GetTable() []byte {
+	if x != nil {
+		return x.Table
+	}
+	return nil
+}
+
+func (x *LearnedProfile) GetQueries() uint64 {
+	if x != nil {
+		return x.Queries
+	}
+	return 0
+}
+
+func (x *LearnedProfile) GetAgeNs() int64 {
+	if x != nil {
+		return x.AgeNs
+	}
+	return 0
+}
+
 type DrainRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Agents        []string               `protobuf:"bytes,1,rep,name=agents,proto3" json:"agents,omitempty"` // names; none: the agent asked
@@ -2256,7 +2531,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2268,7 +2543,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2281,7 +2556,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{27}
+	return file_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DrainRequest) GetAgents() []string {
@@ -2300,7 +2575,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2312,7 +2587,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2325,7 +2600,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{28}
+	return file_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DrainResponse) GetDraining() []string {
@@ -2350,7 +2625,7 @@ type RotateKeysRequest struct {
 
 func (x *RotateKeysRequest) Reset() {
 	*x = RotateKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2362,7 +2637,7 @@ func (x *RotateKeysRequest) String() string {
 func (*RotateKeysRequest) ProtoMessage() {}
 
 func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2375,7 +2650,7 @@ func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{29}
+	return file_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RotateKeysRequest) GetKey() []byte {
@@ -2410,7 +2685,7 @@ type KeysProgress struct {
 
 func (x *KeysProgress) Reset() {
 	*x = KeysProgress{}
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2422,7 +2697,7 @@ func (x *KeysProgress) String() string {
 func (*KeysProgress) ProtoMessage() {}
 
 func (x *KeysProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2435,7 +2710,7 @@ func (x *KeysProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysProgress.ProtoReflect.Descriptor instead.
 func (*KeysProgress) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{30}
+	return file_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *KeysProgress) GetStep() string {
@@ -2460,7 +2735,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2472,7 +2747,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2485,7 +2760,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{31}
+	return file_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 type ListKeysResponse struct {
@@ -2497,7 +2772,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2509,7 +2784,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2522,7 +2797,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{32}
+	return file_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListKeysResponse) GetAgents() []*AgentKeys {
@@ -2546,7 +2821,7 @@ type AgentKeys struct {
 
 func (x *AgentKeys) Reset() {
 	*x = AgentKeys{}
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2558,7 +2833,7 @@ func (x *AgentKeys) String() string {
 func (*AgentKeys) ProtoMessage() {}
 
 func (x *AgentKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2571,7 +2846,7 @@ func (x *AgentKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKeys.ProtoReflect.Descriptor instead.
 func (*AgentKeys) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{33}
+	return file_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *AgentKeys) GetAgent() string {
@@ -2622,7 +2897,7 @@ type KeyringRequest struct {
 
 func (x *KeyringRequest) Reset() {
 	*x = KeyringRequest{}
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2634,7 +2909,7 @@ func (x *KeyringRequest) String() string {
 func (*KeyringRequest) ProtoMessage() {}
 
 func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2647,7 +2922,7 @@ func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyringRequest.ProtoReflect.Descriptor instead.
 func (*KeyringRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{34}
+	return file_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *KeyringRequest) GetStep() string {
@@ -2883,7 +3158,30 @@ const file_control_control_proto_rawDesc = "" +
 	"\banswered\x18\x05 \x01(\x04R\banswered\x12\x12\n" +
 	"\x04late\x18\x06 \x01(\x04R\x04late\x12\x18\n" +
 	"\arefused\x18\a \x01(\x04R\arefusedB\r\n" +
-	"\v_within_qos\"&\n" +
+	"\v_within_qos\"\x0f\n" +
+	"\rDemandRequest\"\xf8\x01\n" +
+	"\vFleetDemand\x12=\n" +
+	"\n" +
+	"leadership\x18\x01 \x01(\v2\x1d.muster.control.v1.LeadershipR\n" +
+	"leadership\x123\n" +
+	"\amembers\x18\x02 \x03(\v2\x19.muster.control.v1.MemberR\amembers\x126\n" +
+	"\x06models\x18\x03 \x03(\v2\x1e.muster.control.v1.ModelDemandR\x06models\x12=\n" +
+	"\bprofiles\x18\x04 \x03(\v2!.muster.control.v1.LearnedProfileR\bprofiles\"\x9d\x02\n" +
+	"\vModelDemand\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x18\n" +
+	"\aqueries\x18\x03 \x01(\x04R\aqueries\x12\x12\n" +
+	"\x04rate\x18\x04 \x01(\x01R\x04rate\x12\x1f\n" +
+	"\vbatch_sizes\x18\x05 \x03(\rR\n" +
+	"batchSizes\x12\x16\n" +
+	"\x06shares\x18\x06 \x03(\x01R\x06shares\x12\"\n" +
+	"\rqos_target_ns\x18\a \x01(\x03R\vqosTargetNs\x12%\n" +
+	"\x0eqos_percentile\x18\b \x01(\x01R\rqosPercentile\x12,\n" +
+	"\x12largest_batch_size\x18\t \x01(\rR\x10largestBatchSize\"W\n" +
+	"\x0eLearnedProfile\x12\x14\n" +
+	"\x05table\x18\x01 \x01(\fR\x05table\x12\x18\n" +
+	"\aqueries\x18\x02 \x01(\x04R\aqueries\x12\x15\n" +
+	"\x06age_ns\x18\x03 \x01(\x03R\x05ageNs\"&\n" +
 	"\fDrainRequest\x12\x16\n" +
 	"\x06agents\x18\x01 \x03(\tR\x06agents\"+\n" +
 	"\rDrainResponse\x12\x1a\n" +
@@ -2907,7 +3205,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\x0eKeyringRequest\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x1a\n" +
-	"\brotation\x18\x03 \x01(\x06R\brotation2\xac\x06\n" +
+	"\brotation\x18\x03 \x01(\x06R\brotation2\xfa\x06\n" +
 	"\aControl\x12K\n" +
 	"\bDescribe\x12\".muster.control.v1.DescribeRequest\x1a\x19.muster.control.v1.Member\"\x00\x12E\n" +
 	"\x05Watch\x12\x1f.muster.control.v1.WatchRequest\x1a\x17.muster.control.v1.View\"\x000\x01\x12Q\n" +
@@ -2915,6 +3213,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\x04Link\x12 .muster.control.v1.LeaderMessage\x1a .muster.control.v1.WorkerMessage\"\x00(\x010\x01\x12N\n" +
 	"\x05Probe\x12\x1f.muster.control.v1.ProbeRequest\x1a\x1e.muster.control.v1.ProbeAnswer\"\x00(\x010\x01\x12L\n" +
 	"\x06Status\x12 .muster.control.v1.StatusRequest\x1a\x1e.muster.control.v1.FleetStatus\"\x00\x12L\n" +
+	"\x06Demand\x12 .muster.control.v1.DemandRequest\x1a\x1e.muster.control.v1.FleetDemand\"\x00\x12L\n" +
 	"\x05Drain\x12\x1f.muster.control.v1.DrainRequest\x1a .muster.control.v1.DrainResponse\"\x00\x12W\n" +
 	"\n" +
 	"RotateKeys\x12$.muster.control.v1.RotateKeysRequest\x1a\x1f.muster.control.v1.KeysProgress\"\x000\x01\x12U\n" +
@@ -2933,7 +3232,7 @@ func file_control_control_proto_rawDescGZIP() []byte {
 	return file_control_control_proto_rawDescData
 }
 
-var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_control_control_proto_goTypes = []any{
 	(*DescribeRequest)(nil),                 // 0: muster.control.v1.DescribeRequest
 	(*Member)(nil),                          // 1: muster.control.v1.Member
@@ -2962,19 +3261,23 @@ var file_control_control_proto_goTypes = []any{
 	(*FleetStatus)(nil),                     // 24: muster.control.v1.FleetStatus
 	(*AgentStatus)(nil),                     // 25: muster.control.v1.AgentStatus
 	(*ModelStatus)(nil),                     // 26: muster.control.v1.ModelStatus
-	(*DrainRequest)(nil),                    // 27: muster.control.v1.DrainRequest
-	(*DrainResponse)(nil),                   // 28: muster.control.v1.DrainResponse
-	(*RotateKeysRequest)(nil),               // 29: muster.control.v1.RotateKeysRequest
-	(*KeysProgress)(nil),                    // 30: muster.control.v1.KeysProgress
-	(*ListKeysRequest)(nil),                 // 31: muster.control.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),                // 32: muster.control.v1.ListKeysResponse
-	(*AgentKeys)(nil),                       // 33: muster.control.v1.AgentKeys
-	(*KeyringRequest)(nil),                  // 34: muster.control.v1.KeyringRequest
-	(*inference.ModelMetadataResponse)(nil), // 35: inference.ModelMetadataResponse
+	(*DemandRequest)(nil),                   // 27: muster.control.v1.DemandRequest
+	(*FleetDemand)(nil),                     // 28: muster.control.v1.FleetDemand
+	(*ModelDemand)(nil),                     // 29: muster.control.v1.ModelDemand
+	(*LearnedProfile)(nil),                  // 30: muster.control.v1.LearnedProfile
+	(*DrainRequest)(nil),                    // 31: muster.control.v1.DrainRequest
+	(*DrainResponse)(nil),                   // 32: muster.control.v1.DrainResponse
+	(*RotateKeysRequest)(nil),               // 33: muster.control.v1.RotateKeysRequest
+	(*KeysProgress)(nil),                    // 34: muster.control.v1.KeysProgress
+	(*ListKeysRequest)(nil),                 // 35: muster.control.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),                // 36: muster.control.v1.ListKeysResponse
+	(*AgentKeys)(nil),                       // 37: muster.control.v1.AgentKeys
+	(*KeyringRequest)(nil),                  // 38: muster.control.v1.KeyringRequest
+	(*inference.ModelMetadataResponse)(nil), // 39: inference.ModelMetadataResponse
 }
 var file_control_control_proto_depIdxs = []int32{
 	2,  // 0: muster.control.v1.Member.models:type_name -> muster.control.v1.Model
-	35, // 1: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
+	39, // 1: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
 	1,  // 2: muster.control.v1.View.members:type_name -> muster.control.v1.Member
 	5,  // 3: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
 	6,  // 4: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
@@ -3000,33 +3303,39 @@ var file_control_control_proto_depIdxs = []int32{
 	4,  // 24: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
 	25, // 25: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
 	26, // 26: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
-	33, // 27: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
-	33, // 28: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
-	0,  // 29: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	3,  // 30: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	9,  // 31: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	17, // 32: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	21, // 33: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	23, // 34: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	27, // 35: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	29, // 36: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
-	31, // 37: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
-	34, // 38: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
-	1,  // 39: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	4,  // 40: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	12, // 41: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	18, // 42: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	22, // 43: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	24, // 44: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	28, // 45: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	30, // 46: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
-	32, // 47: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
-	33, // 48: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
-	39, // [39:49] is the sub-list for method output_type
-	29, // [29:39] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	5,  // 27: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
+	1,  // 28: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
+	29, // 29: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
+	30, // 30: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
+	37, // 31: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
+	37, // 32: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
+	0,  // 33: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	3,  // 34: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	9,  // 35: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	17, // 36: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	21, // 37: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	23, // 38: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	27, // 39: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
+	31, // 40: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	33, // 41: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
+	35, // 42: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
+	38, // 43: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
+	1,  // 44: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	4,  // 45: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	12, // 46: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	18, // 47: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	22, // 48: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	24, // 49: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	28, // 50: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
+	32, // 51: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	34, // 52: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
+	36, // 53: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
+	37, // 54: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
+	44, // [44:55] is the sub-list for method output_type
+	33, // [33:44] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }
@@ -3041,7 +3350,7 @@ func file_control_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_control_proto_rawDesc), len(file_control_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   35,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

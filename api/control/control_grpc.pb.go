@@ -32,6 +32,7 @@ const (
 	Control_Link_FullMethodName       = "/muster.control.v1.Control/Link"
 	Control_Probe_FullMethodName      = "/muster.control.v1.Control/Probe"
 	Control_Status_FullMethodName     = "/muster.control.v1.Control/Status"
+	Control_Demand_FullMethodName     = "/muster.control.v1.Control/Demand"
 	Control_Drain_FullMethodName      = "/muster.control.v1.Control/Drain"
 	Control_RotateKeys_FullMethodName = "/muster.control.v1.Control/RotateKeys"
 	Control_ListKeys_FullMethodName   = "/muster.control.v1.Control/ListKeys"
@@ -56,6 +57,9 @@ type ControlClient interface {
 	Probe(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ProbeRequest, ProbeAnswer], error)
 	// Status is the state of the fleet, or of one agent, for people.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*FleetStatus, error)
+	// Demand is what planning needs to know of the fleet. The leader knows it;
+	// without one the call fails with UNAVAILABLE.
+	Demand(ctx context.Context, in *DemandRequest, opts ...grpc.CallOption) (*FleetDemand, error)
 	// Drain has agents finish what they hold, hand over and stop.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 	// RotateKeys changes the gossip key of the whole fleet. It streams what each
@@ -153,6 +157,16 @@ func (c *controlClient) Status(ctx context.Context, in *StatusRequest, opts ...g
 	return out, nil
 }
 
+func (c *controlClient) Demand(ctx context.Context, in *DemandRequest, opts ...grpc.CallOption) (*FleetDemand, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FleetDemand)
+	err := c.cc.Invoke(ctx, Control_Demand_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *controlClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DrainResponse)
@@ -220,6 +234,9 @@ type ControlServer interface {
 	Probe(grpc.BidiStreamingServer[ProbeRequest, ProbeAnswer]) error
 	// Status is the state of the fleet, or of one agent, for people.
 	Status(context.Context, *StatusRequest) (*FleetStatus, error)
+	// Demand is what planning needs to know of the fleet. The leader knows it;
+	// without one the call fails with UNAVAILABLE.
+	Demand(context.Context, *DemandRequest) (*FleetDemand, error)
 	// Drain has agents finish what they hold, hand over and stop.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	// RotateKeys changes the gossip key of the whole fleet. It streams what each
@@ -255,6 +272,9 @@ func (UnimplementedControlServer) Probe(grpc.BidiStreamingServer[ProbeRequest, P
 }
 func (UnimplementedControlServer) Status(context.Context, *StatusRequest) (*FleetStatus, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
+}
+func (UnimplementedControlServer) Demand(context.Context, *DemandRequest) (*FleetDemand, error) {
+	return nil, status.Error(codes.Unimplemented, "method Demand not implemented")
 }
 func (UnimplementedControlServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
@@ -356,6 +376,24 @@ func _Control_Status_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Control_Demand_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DemandRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Demand(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Demand_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Demand(ctx, req.(*DemandRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Control_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DrainRequest)
 	if err := dec(in); err != nil {
@@ -435,6 +473,10 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Status",
 			Handler:    _Control_Status_Handler,
+		},
+		{
+			MethodName: "Demand",
+			Handler:    _Control_Demand_Handler,
 		},
 		{
 			MethodName: "Drain",

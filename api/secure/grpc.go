@@ -82,6 +82,8 @@ func demandOf(method string) demand {
 		return demand{control: Unload}
 	case control.Control_Drain_FullMethodName:
 		return demand{control: Drain}
+	case control.Control_Demand_FullMethodName:
+		return demand{control: Plan}
 	case control.Control_RotateKeys_FullMethodName, control.Control_ListKeys_FullMethodName:
 		return demand{control: Rotate}
 	case control.Control_Watch_FullMethodName, control.Control_Match_FullMethodName,

@@ -264,6 +264,10 @@ var calls = map[string]func(context.Context, *grpc.ClientConn) error{
 		_, err := control.NewControlClient(c).Drain(ctx, &control.DrainRequest{})
 		return err
 	},
+	"demand": func(ctx context.Context, c *grpc.ClientConn) error {
+		_, err := control.NewControlClient(c).Demand(ctx, &control.DemandRequest{})
+		return err
+	},
 	"list keys": func(ctx context.Context, c *grpc.ClientConn) error {
 		_, err := control.NewControlClient(c).ListKeys(ctx, &control.ListKeysRequest{})
 		return err

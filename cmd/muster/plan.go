@@ -36,6 +36,8 @@ type planOptions struct {
 	catalogue string
 	top       int
 	plotFile  string
+	live      bool
+	client    clientSettings
 }
 
 // planners makes the planners by name, for a run that draws from a seed.
@@ -94,6 +96,7 @@ against the best configuration of the table.
 ` + simInputHelp,
 		Example: `  muster plan --model rm2 --budget 2.5
   muster plan --model rm2 --rate 100
+  muster plan --live --server 10.0.0.7:8001
   muster plan --model wnd --budget 2.5 --max g4dn.xlarge=2 --planner kairos --json
   muster plan --evaluator table:mtwnd.json --types g4dn.xlarge,c5.2xlarge,r5n.large --runs 30
   muster plan --model ncf=3 --model wnd --budget 4 --batch gaussian:250,100 --plot plan.png`,
@@ -114,7 +117,9 @@ against the best configuration of the table.
 	flags.StringVar(&o.catalogue, "catalogue", "", "YAML file of instance types and prices, beside those known")
 	flags.IntVar(&o.top, "top", plan.DefaultTop, "plans to show")
 	flags.StringVar(&o.plotFile, "plot", "", "simulate the plans shown, and draw bound, simulated rate and price to this PNG file")
+	flags.BoolVar(&o.live, "live", false, "plan for a fleet that runs: its demand, what it has learned, its prices; --model then says for which of its models")
 	o.sim.add(flags)
+	o.client.add(flags)
 	return cmd
 }
 
@@ -128,6 +133,7 @@ type planning struct {
 	twinRuns int
 	// described says what evaluates, and source where its numbers come from.
 	described, source string
+	live              *liveFleet // nil: of no fleet that runs
 }
 
 func (o *planOptions) run(cmd *cobra.Command) error {
@@ -147,12 +153,17 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 		return fmt.Errorf("runs: %d, want at least 1", o.runs)
 	case o.runs > 1 && !isTable:
 		return errors.New("runs: the best configuration, against which they are held, is known of a table only: give --evaluator table:FILE")
+	case o.live && isTable:
+		return errors.New("live: a table knows nothing of a fleet that runs; leave --evaluator away")
 	case !isTable && o.evaluator != bySimulation && o.evaluator != byBound:
 		return fmt.Errorf("evaluator %q is unknown, want %s, %s or %sFILE", o.evaluator, bySimulation, byBound, byTable)
 	case !(o.target > 0 && o.target < 100):
 		return fmt.Errorf("target: %v %%, want within 0..100, such as 99", o.target)
 	}
 	open := o.openSimulation
+	if o.live {
+		open = o.openLive
+	}
 	if isTable {
 		open = func(cmd *cobra.Command) (*planning, error) { return o.openTable(cmd, table) }
 	}
@@ -183,6 +194,12 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 	var trials *plan.Trials
 	if o.runs > 1 {
 		if trials, err = plan.Try(cmd.Context(), p.Problem, p.evaluator, o.runs, run); err != nil {
+			return err
+		}
+	}
+	if p.live != nil {
+		line.show("what runs is compared with the plan")
+		if err := p.live.compare(cmd.Context(), p, first); err != nil {
 			return err
 		}
 	}
@@ -291,6 +308,15 @@ func (o *planOptions) openSimulation(cmd *cobra.Command) (*planning, error) {
 	if err != nil {
 		return nil, err
 	}
+	return o.simulated(cmd, cfg, prices, source.String())
+}
+
+// simulated is what the flags ask of such queries, and the simulation that evaluates for it.
+func (o *planOptions) simulated(cmd *cobra.Command, cfg *sim.Config, prices []sim.Price, source string) (*planning, error) {
+	types := make([]string, len(prices))
+	for i, price := range prices {
+		types[i] = price.Type
+	}
 	p := sim.Problem(cfg.Models, prices)
 	if err := o.objective(cmd, p); err != nil {
 		return nil, err
@@ -321,7 +347,7 @@ func (o *planOptions) openSimulation(cmd *cobra.Command) (*planning, error) {
 	quick := *cfg
 	quick.Seed = cfg.Seed + uint64(o.sim.seeds)
 	twin := &sim.Evaluator{Config: &quick, Types: types, Seeds: 1, Objective: p.Objective}
-	opened := &planning{p, e, e, twin, 1, "simulated under " + policy, source.String()}
+	opened := &planning{p, e, e, twin, 1, "simulated under " + policy, source, nil}
 	if o.evaluator == byBound {
 		opened.evaluator, opened.described = plan.BoundEvaluator{Analysis: a}, "estimated by the fluid limit"
 	}
@@ -336,6 +362,7 @@ func (o *planOptions) objective(cmd *cobra.Command, p *plan.Problem) error {
 		return fmt.Errorf("rate: %v queries/s, want above 0", o.rate)
 	case given("rate"):
 		p.Objective, p.Rate = plan.LeastCost, o.rate
+	case o.live && !given("budget"): // set by openLive
 	case !given("budget"):
 		return errors.New("budget: give --budget for the most throughput, or --rate for the least cost")
 	}
@@ -447,6 +474,7 @@ type planReport struct {
 	Log         []loggedEstimate `json:"evaluation_log"`
 	Notes       []string         `json:"notes,omitempty"`
 	Doubt       string           `json:"doubt,omitempty"`
+	Live        *liveFleet       `json:"live,omitempty"`
 
 	// What repeated runs needed until they found the best configuration; the rest is of the first run.
 	*plan.Trials
@@ -490,7 +518,7 @@ func (o *planOptions) report(p *planning, r *plan.Result, trials *plan.Trials) *
 	report := &planReport{
 		Planner: o.planner, Objective: "most throughput", Models: o.sim.models, Evaluator: p.described, Source: p.source,
 		Budget: p.Budget, Rate: p.Rate, Target: o.target,
-		Evaluations: len(r.Evaluations), SearchSpace: r.SearchSpace, Notes: r.Notes, Doubt: r.Doubt,
+		Evaluations: len(r.Evaluations), SearchSpace: r.SearchSpace, Notes: r.Notes, Doubt: r.Doubt, Live: p.live,
 		Log: []loggedEstimate{},
 	}
 	if p.Objective == plan.LeastCost {
@@ -578,6 +606,9 @@ func (r *planReport) writeText(w io.Writer) error {
 		fmt.Fprintf(&b, "\n%d runs, until they evaluated the best configuration, %s at %.4g $/hr: %.1f evaluations in the mean, median %v, at worst %d; %d runs did not.\n"+
 			"Until then %.1f evaluations missed the target; the search cost %.2f %% of evaluating all. The runs ended by themselves after %.1f evaluations.\n",
 			r.Runs, r.optimum, r.OptimumPrice, r.Mean, r.Median, r.Worst, r.Failed, r.Violating, r.Cost, r.Ended)
+	}
+	if r.Live != nil {
+		r.Live.writeText(&b)
 	}
 	if r.Doubt != "" {
 		fmt.Fprintf(&b, "\nNot sure: %s.\n", r.Doubt)

@@ -146,25 +146,7 @@ func (o *simOptions) config(instanceTypes []string) (*sim.Config, *sim.Source, e
 	if err != nil {
 		return nil, nil, err
 	}
-	ms := func(flag string, x float64) time.Duration {
-		if err == nil && !(x >= 0 && x <= 3.6e6) {
-			err = fmt.Errorf("%s: %v, want 0 to an hour", flag, x)
-		}
-		return time.Duration(x * float64(time.Millisecond))
-	}
-	cfg := &sim.Config{
-		Queries:         o.queries,
-		Seed:            o.seed,
-		LatencyNoise:    o.latencyNoise,
-		PredictionNoise: o.prediction,
-		RTT:             ms("rtt-ms", o.rttMS),
-		Deadline:        ms("deadline-ms", o.deadlineMS),
-		Gateways:        o.gateways,
-		GossipDelay:     ms("gossip-ms", o.gossipMS),
-		Probes:          o.probes,
-		Stream:          sim.StreamOf(o.arrivals),
-	}
-	qosTarget := ms("qos-ms", o.qosMS)
+	cfg, qosTarget, err := o.base()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -213,6 +195,30 @@ func (o *simOptions) config(instanceTypes []string) (*sim.Config, *sim.Source, e
 		cfg.Models = append(cfg.Models, m)
 	}
 	return cfg, source, nil
+}
+
+// base is what the flags say but for the models; a QoS target of 0 is the models' own.
+func (o *simOptions) base() (cfg *sim.Config, qosTarget time.Duration, err error) {
+	ms := func(flag string, x float64) time.Duration {
+		if err == nil && !(x >= 0 && x <= 3.6e6) {
+			err = fmt.Errorf("%s: %v, want 0 to an hour", flag, x)
+		}
+		return time.Duration(x * float64(time.Millisecond))
+	}
+	cfg = &sim.Config{
+		Queries:         o.queries,
+		Seed:            o.seed,
+		LatencyNoise:    o.latencyNoise,
+		PredictionNoise: o.prediction,
+		RTT:             ms("rtt-ms", o.rttMS),
+		Deadline:        ms("deadline-ms", o.deadlineMS),
+		Gateways:        o.gateways,
+		GossipDelay:     ms("gossip-ms", o.gossipMS),
+		Probes:          o.probes,
+		Stream:          sim.StreamOf(o.arrivals),
+	}
+	qosTarget = ms("qos-ms", o.qosMS)
+	return cfg, qosTarget, err
 }
 
 func (o *simOptions) simulate(cmd *cobra.Command, cfg *sim.Config, source *sim.Source, logFile, recordFile string) error {

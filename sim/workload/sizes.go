@@ -54,6 +54,23 @@ func newBatchSizes(name string, weights []float64) *BatchSizes {
 	return d
 }
 
+// Weighted makes a distribution of probabilities, ascending by batch size, that need not sum to one. The
+// name is for people.
+func Weighted(name string, pmf []Probability) (*BatchSizes, error) {
+	var weights []float64
+	for _, p := range pmf {
+		if p.BatchSize < max(1, len(weights)) || p.BatchSize > maxBatchSize || !(p.P > 0) || math.IsInf(p.P, 1) {
+			return nil, fmt.Errorf("batch sizes %s: batch size %d with probability %v, want ascending within 1..%d, above 0", name, p.BatchSize, p.P, maxBatchSize)
+		}
+		weights = append(weights, make([]float64, p.BatchSize+1-len(weights))...)
+		weights[p.BatchSize] = p.P
+	}
+	if len(weights) == 0 {
+		return nil, fmt.Errorf("batch sizes %s: none", name)
+	}
+	return newBatchSizes(name, weights), nil
+}
+
 // Draw returns a batch size.
 func (d *BatchSizes) Draw(r *rand.Rand) int {
 	if len(d.pmf) == 1 {

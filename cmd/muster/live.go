@@ -1,0 +1,396 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/leader/plan"
+	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/sim"
+	"github.com/muster-serve/muster/sim/workload"
+)
+
+// leastDemand is how many queries for a model must have come for its batch sizes to be known.
+const leastDemand = 100
+
+// A liveFleet is a fleet that runs, beside what is planned for it.
+type liveFleet struct {
+	Leader   string         `json:"leader"`
+	Epoch    uint64         `json:"epoch"`
+	Demand   []liveDemand   `json:"demand"`
+	Evidence []liveEvidence `json:"evidence"`
+	Current  liveCost       `json:"current"`
+	Proposed liveCost       `json:"proposed"`
+	Rent     map[string]int `json:"rent,omitempty"`
+	Release  map[string]int `json:"release,omitempty"`
+	Notes    []string       `json:"notes,omitempty"`
+
+	counts map[string]int // that run, by type
+}
+
+type liveDemand struct {
+	Model   string  `json:"model"`
+	Version int64   `json:"version"`
+	Rate    float64 `json:"rate_qps"`
+	Queries uint64  `json:"queries"` // its batch sizes are of
+	QoS     float64 `json:"qos_target_ms"`
+}
+
+// A liveEvidence says where the latencies of a model on a type are from.
+type liveEvidence struct {
+	Model   string  `json:"model"`
+	Type    string  `json:"instance_type"`
+	Learned bool    `json:"learned"`
+	Queries uint64  `json:"queries,omitempty"`
+	Age     float64 `json:"age_s,omitempty"`
+	Error   float64 `json:"relative_error"` // of its mean, at the mean batch size
+}
+
+type liveCost struct {
+	Configuration map[string]int `json:"configuration"`
+	Price         float64        `json:"price_usd_per_hour"`
+	Throughput    float64        `json:"allowable_throughput_qps"`
+	StdErr        float64        `json:"standard_error"`
+
+	name string
+}
+
+// openLive is the problem of a fleet that runs, as its leader knows it.
+func (o *planOptions) openLive(cmd *cobra.Command) (*planning, error) {
+	for _, flag := range []string{"samples", "batch", "qos-ms", "plot"} {
+		if cmd.Flags().Changed(flag) {
+			return nil, fmt.Errorf("%s: a fleet that runs has its own; leave --%s away", flag, flag)
+		}
+	}
+	if isFile(o.sim.arrivals) {
+		return nil, errors.New("arrivals: a fleet that runs has its own demand; give poisson, constant, gamma:SHAPE or artifact")
+	}
+	c, err := o.client.open(cmd.ErrOrStderr())
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(cmd.Context(), fleetTimeout)
+	defer cancel()
+	fleet, err := c.Demand(ctx)
+	if err != nil {
+		return nil, err
+	}
+	live := &liveFleet{Leader: fleet.GetLeadership().GetLeader(), Epoch: fleet.GetLeadership().GetEpoch(), counts: map[string]int{}}
+	demand, err := live.demanded(fleet, o.sim.models)
+	if err != nil {
+		return nil, err
+	}
+	allPrices, err := o.livePrices(fleet, live)
+	if err != nil {
+		return nil, err
+	}
+	known := learnedTables(fleet)
+	prices, err := o.liveTypes(allPrices, live, demand, known)
+	if err != nil {
+		return nil, err
+	}
+	cfg, _, err := o.sim.base()
+	if err != nil {
+		return nil, err
+	}
+	o.sim.models = nil
+	for _, d := range demand {
+		m, err := live.model(d, prices, known, o.sim.rejectLate)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Models = append(cfg.Models, m)
+		o.sim.models = append(o.sim.models, m.Name)
+	}
+	if !cmd.Flags().Changed("budget") && !cmd.Flags().Changed("rate") {
+		o.budget = live.cost(prices, live.counts)
+	}
+	p, err := o.simulated(cmd, cfg, prices, "the fleet's own profiles where it has learned some")
+	if err != nil {
+		return nil, err
+	}
+	p.live = live
+	return p, nil
+}
+
+// demanded are the models that are planned for: those that are asked for often enough, or those named.
+func (live *liveFleet) demanded(fleet *control.FleetDemand, names []string) (demand []*control.ModelDemand, err error) {
+	there := map[string]bool{}
+	for _, m := range fleet.GetModels() {
+		there[m.GetModel()] = true
+	}
+	for _, name := range names {
+		if !there[name] {
+			return nil, fmt.Errorf("model: the fleet has no model %q; it has: %s", name, strings.Join(slices.Sorted(maps.Keys(there)), ", "))
+		}
+	}
+	var idle []string
+	for _, m := range fleet.GetModels() {
+		if len(names) > 0 && !slices.Contains(names, m.GetModel()) {
+			continue
+		}
+		if m.GetQueries() < leastDemand || m.GetRate() <= 0 {
+			idle = append(idle, fmt.Sprintf("%s (%d queries, %.1f a second of late)", control.ModelKey(m.GetModel(), m.GetVersion()), m.GetQueries(), m.GetRate()))
+			continue
+		}
+		demand = append(demand, m)
+		live.Demand = append(live.Demand, liveDemand{Model: m.GetModel(), Version: m.GetVersion(), Rate: rounded(m.GetRate()), Queries: m.GetQueries(), QoS: float64(m.GetQosTargetNs()) / 1e6})
+	}
+	slices.Sort(idle)
+	switch {
+	case len(demand) == 0 && len(idle) == 0:
+		return nil, errors.New("the fleet has no models, so there is no demand to plan for")
+	case len(demand) == 0:
+		return nil, fmt.Errorf("no demand yet: of no model at least %d queries have come, and some in the last minute: %s", leastDemand, strings.Join(idle, ", "))
+	case len(idle) > 0:
+		live.Notes = append(live.Notes, "not planned for, as hardly anybody asks: "+strings.Join(idle, ", "))
+	}
+	return demand, nil
+}
+
+// livePrices are the prices of the fleet's types as its agents have them, else as the catalogue has; it counts the agents.
+func (o *planOptions) livePrices(fleet *control.FleetDemand, live *liveFleet) (map[string]float64, error) {
+	catalogue, err := readCatalogue(o.catalogue)
+	if err != nil {
+		return nil, err
+	}
+	prices := map[string]float64{}
+	for _, t := range catalogue.Types() {
+		in, err := catalogue.Lookup(t)
+		if err != nil {
+			return nil, err
+		}
+		prices[string(t)] = in.PriceUSDPerHour
+	}
+	for _, m := range fleet.GetMembers() {
+		if m.GetDraining() {
+			continue
+		}
+		t := m.GetInstanceType()
+		live.counts[t]++
+		if m.GetPriceUsdPerHour() > 0 && o.catalogue == "" {
+			prices[t] = m.GetPriceUsdPerHour()
+		}
+		if prices[t] <= 0 {
+			return nil, fmt.Errorf("agent %s is of the type %q, of which no price is known: say it with --catalogue", m.GetName(), t)
+		}
+		if m.GetLanes() > 1 {
+			live.Notes = append(live.Notes, fmt.Sprintf("agent %s has %d lanes, and is planned for as an instance with one", m.GetName(), m.GetLanes()))
+		}
+	}
+	return prices, nil
+}
+
+// A learnedTable is a profile that the fleet has learned.
+type learnedTable struct {
+	*profiles.Table
+	queries uint64
+	age     time.Duration
+}
+
+// learnedTables are the fleet's, by model, version and type: of whole machines, if there are several.
+func learnedTables(fleet *control.FleetDemand) map[string]learnedTable {
+	known := map[string]learnedTable{}
+	for _, p := range fleet.GetProfiles() {
+		t := new(profiles.Table)
+		if json.Unmarshal(p.GetTable(), t) != nil {
+			continue // of another version of Muster
+		}
+		key := control.ModelKey(t.Key().Model, t.Key().Version) + " " + string(t.Key().InstanceType)
+		if before, ok := known[key]; !ok || t.Key().Cores == 0 || before.Key().Cores != 0 && t.Key().Cores > before.Key().Cores {
+			known[key] = learnedTable{t, p.GetQueries(), time.Duration(p.GetAgeNs())}
+		}
+	}
+	return known
+}
+
+// tableOf is a model's profile on a type: learned, else the shipped one; nil if there is none.
+func tableOf(m *control.ModelDemand, t string, known map[string]learnedTable) (table *profiles.Table, learned learnedTable) {
+	if l, ok := known[control.ModelKey(m.GetModel(), m.GetVersion())+" "+t]; ok {
+		return l.Table, l
+	}
+	table, err := profiles.ShippedLibrary().Table(m.GetModel(), profiles.InstanceType(t))
+	if err != nil {
+		return nil, learned
+	}
+	return table, learned
+}
+
+// liveTypes are the types to choose from: those named, or all on which every model has a profile, the fleet's among them.
+func (o *planOptions) liveTypes(prices map[string]float64, live *liveFleet, demand []*control.ModelDemand, known map[string]learnedTable) (types []sim.Price, err error) {
+	names := o.types
+	if len(names) == 0 {
+		names = slices.Sorted(maps.Keys(prices))
+	}
+	for t := range live.counts {
+		if !slices.Contains(names, t) {
+			return nil, fmt.Errorf("types: the fleet has %s, which must be among the types to choose from", t)
+		}
+	}
+	for _, t := range names {
+		if prices[t] <= 0 {
+			return nil, fmt.Errorf("types: no price of %q is known: say it with --catalogue", t)
+		}
+		lacking := ""
+		for _, m := range demand {
+			if table, _ := tableOf(m, t, known); table == nil {
+				lacking = m.GetModel()
+			}
+		}
+		switch {
+		case lacking == "":
+			types = append(types, sim.Price{Type: t, PriceUSDPerHour: prices[t]})
+		case live.counts[t] > 0:
+			return nil, fmt.Errorf("model %s has no profile on %s yet, which the fleet has: nothing of it has run there", lacking, t)
+		case len(o.types) > 0:
+			return nil, fmt.Errorf("types: model %s has no profile on %s", lacking, t)
+		}
+	}
+	return types, nil
+}
+
+// model is a model as it is asked for and as fast as it is known to be.
+func (live *liveFleet) model(d *control.ModelDemand, prices []sim.Price, known map[string]learnedTable, rejectLate bool) (sim.Model, error) {
+	m := sim.Model{
+		Name: d.GetModel(), QoSTarget: time.Duration(d.GetQosTargetNs()), Weight: d.GetRate(), Latencies: map[string]match.Latencies{}, RejectLate: rejectLate,
+	}
+	if slices.ContainsFunc(live.Demand, func(x liveDemand) bool { return x.Model == d.GetModel() && x.Version != d.GetVersion() }) {
+		m.Name = control.ModelKey(d.GetModel(), d.GetVersion())
+	}
+	var pmf []workload.Probability
+	for i, b := range d.GetBatchSizes() {
+		pmf = append(pmf, workload.Probability{BatchSize: int(b), P: d.GetShares()[i]})
+	}
+	var err error
+	if m.BatchSizes, err = workload.Weighted("of "+m.Name, pmf); err != nil {
+		return m, err
+	}
+	for _, price := range prices {
+		table, learned := tableOf(d, price.Type, known)
+		m.Latencies[price.Type] = table
+		live.Evidence = append(live.Evidence, liveEvidence{
+			Model: m.Name, Type: price.Type, Learned: learned.Table != nil, Queries: learned.queries,
+			Age: rounded(learned.age.Seconds()), Error: rounded(table.Error(int(m.BatchSizes.Mean()))),
+		})
+	}
+	return m, nil
+}
+
+// cost is the price of so many instances.
+func (live *liveFleet) cost(prices []sim.Price, counts map[string]int) (sum float64) {
+	for _, p := range prices {
+		sum += p.PriceUSDPerHour * float64(counts[p.Type])
+	}
+	return rounded(sum)
+}
+
+// compare finds out what the fleet as it is could serve, and what would change.
+func (live *liveFleet) compare(ctx context.Context, p *planning, r *plan.Result) error {
+	throughput := *p.simulation
+	throughput.Objective = plan.MostThroughput
+	var evaluator plan.Evaluator = &throughput
+	if bound, ok := p.evaluator.(plan.BoundEvaluator); ok {
+		evaluator = bound
+	}
+	now := make(plan.Configuration, len(p.Types))
+	for i, t := range p.Types {
+		now[i] = live.counts[string(t.Name)]
+	}
+	of := func(c plan.Configuration, known *plan.Estimate) (cost liveCost, err error) {
+		cost = liveCost{Configuration: map[string]int{}, Price: rounded(p.Price(c)), name: p.Name(c)}
+		for i, n := range c {
+			if n > 0 {
+				cost.Configuration[string(p.Types[i].Name)] = n
+			}
+		}
+		if known == nil {
+			e, err := evaluator.Evaluate(ctx, c)
+			if err != nil {
+				return cost, err
+			}
+			known = &e
+		}
+		cost.Throughput, cost.StdErr = rounded(known.Value), rounded(known.StdErr)
+		return cost, nil
+	}
+	best := r.Plans[0]
+	var found *plan.Estimate
+	switch {
+	case slices.Equal(best.Configuration, now):
+	case p.Objective == plan.MostThroughput && best.Evaluated:
+		found = &plan.Estimate{Value: best.Predicted, StdErr: best.StdErr}
+	}
+	var err error
+	if live.Proposed, err = of(best.Configuration, found); err != nil {
+		return err
+	}
+	if live.Proposed.Throughput == 0 {
+		live.Notes = append(live.Notes, "as long as queries have taken there, what is proposed meets the QoS target at no rate; --evaluator bound estimates by means alone")
+	}
+	if slices.Equal(best.Configuration, now) {
+		live.Current = live.Proposed
+		return nil
+	}
+	live.Current, err = of(now, nil)
+	live.Rent, live.Release = map[string]int{}, map[string]int{}
+	for i, t := range p.Types {
+		switch n := best.Configuration[i] - now[i]; {
+		case n > 0:
+			live.Rent[string(t.Name)] = n
+		case n < 0:
+			live.Release[string(t.Name)] = -n
+		}
+	}
+	return err
+}
+
+// writeText writes what runs beside what is proposed, and how sure that is.
+func (live *liveFleet) writeText(b *strings.Builder) {
+	fmt.Fprintf(b, "\nThe fleet led by %s, epoch %d:\n", live.Leader, live.Epoch)
+	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
+	for _, row := range []struct {
+		what string
+		cost liveCost
+	}{{"now", live.Current}, {"proposed", live.Proposed}} {
+		fmt.Fprintf(t, "  %s\t%.3f $/hr\t%.1f%s queries/s\t%s\n", row.what, row.cost.Price, row.cost.Throughput, plusMinus(row.cost.StdErr, 1), row.cost.name)
+	}
+	t.Flush()
+	change := func(what string, counts map[string]int) (s []string) {
+		for _, name := range slices.Sorted(maps.Keys(counts)) {
+			s = append(s, fmt.Sprintf("%s %d %s", what, counts[name], name))
+		}
+		return s
+	}
+	if changes := append(change("rent", live.Rent), change("release", live.Release)...); len(changes) > 0 {
+		fmt.Fprintf(b, "  %s\n", strings.Join(changes, ", "))
+	} else {
+		fmt.Fprintln(b, "  nothing to change")
+	}
+	fmt.Fprintln(b, "\nWhat it is asked for, and how long that takes:")
+	for _, d := range live.Demand {
+		fmt.Fprintf(t, "  %s\t%.1f queries/s in the last minute, batch sizes of %d queries, within %v ms\n", control.ModelKey(d.Model, d.Version), d.Rate, d.Queries, d.QoS)
+	}
+	for _, e := range live.Evidence {
+		from := "shipped profile: nothing was learned there"
+		if e.Learned {
+			from = fmt.Sprintf("learned from %d queries, the last %v ago", e.Queries, time.Duration(e.Age*float64(time.Second)).Round(time.Second))
+		}
+		fmt.Fprintf(t, "  %s on %s\t%s, ± %.1f %%\n", e.Model, e.Type, from, 100*e.Error)
+	}
+	t.Flush()
+	for _, note := range live.Notes {
+		fmt.Fprintf(b, "\nNote: %s.\n", note)
+	}
+}

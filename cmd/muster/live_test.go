@@ -1,0 +1,69 @@
+package main
+
+import (
+	"encoding/json"
+	"maps"
+	"testing"
+)
+
+// TestPlanLive: a fleet is planned for from what it is asked for and has learned, beside what it is.
+func TestPlanLive(t *testing.T) {
+	agents := startFleet(t, 2)
+	t.Chdir(t.TempDir())
+	t.Setenv("MUSTER_SERVER", agents[1].grpc)
+	live := []string{"plan", "--live", "--planner", "fluid", "--evaluator", "bound"}
+	with := func(more ...string) []string { return append(live[:len(live):len(live)], more...) }
+	agents[1].waitForView(t, hasLeader)
+	wantOutput(t, false, `no demand yet: of no model at least 100 queries have come.*ncf/1 \(0 queries`, live...)
+
+	const queries = "150"
+	if _, _, err := execute(t, "bench", "--model", "ncf", "--rate", "200", "--queries", queries, "--batch", "fixed:20"); err != nil {
+		t.Fatal(err)
+	}
+	agents[1].waitForView(t, hasLeader)
+	out := wantOutput(t, true, `"leader"`, with("--json")...)
+	var report planReport
+	if err := json.Unmarshal([]byte(out), &report); err != nil {
+		t.Fatal(err)
+	}
+	l := report.Live
+	if l == nil || len(l.Demand) != 1 || l.Demand[0].Model != "ncf" || l.Demand[0].Queries < 100 || !(l.Demand[0].Rate > 0) || l.Demand[0].QoS != 5 {
+		t.Fatalf("the demand is %+v, want that of ncf", l)
+	}
+	if want := map[string]int{"r5n.large": 2}; !maps.Equal(l.Current.Configuration, want) || l.Current.Price != 0.298 || !(l.Current.Throughput > 0) {
+		t.Errorf("what runs is %+v, want 2 r5n.large at 0.298 $/hr, which serve something", l.Current)
+	}
+	if !(l.Proposed.Price <= 0.298) || !maps.Equal(l.Proposed.Configuration, nonZero(report.Plans[0].Configuration)) {
+		t.Errorf("proposed is %+v, want the first plan, %v, for no more than the fleet costs", l.Proposed, report.Plans[0].Configuration)
+	}
+	for _, e := range l.Evidence {
+		if (e.Type == "r5n.large") != e.Learned || e.Learned && (e.Queries < 100 || e.Age < 0 || !(e.Error > 0)) {
+			t.Errorf("evidence of %s is %+v, want a profile learned on r5n.large and shipped ones elsewhere", e.Type, e)
+		}
+	}
+
+	agents[1].wantWhileLed(t, `^  ncf on r5n.large +learned from \d+ queries`, with("--rate", "5000")...)
+	agents[1].wantWhileLed(t, `^  rent \d+ `, with("--rate", "5000")...)
+	for _, tt := range []struct {
+		want string
+		args []string
+	}{
+		{`the fleet has no model "bert"; it has: ncf`, []string{"--model", "bert"}},
+		{"the fleet has r5n.large, which must be among the types", []string{"--types", "g4dn.xlarge"}},
+		{"batch: a fleet that runs has its own", []string{"--batch", "ribbon"}},
+		{"live: a table knows nothing of a fleet that runs", []string{"--evaluator", "table:x.json"}},
+	} {
+		wantOutput(t, false, tt.want, with(tt.args...)...)
+	}
+}
+
+func nonZero(counts map[string]int) map[string]int {
+	maps.DeleteFunc(counts, func(_ string, n int) bool { return n == 0 })
+	return counts
+}
+
+// TestPlanLiveWithoutLeader: nobody else knows the demand.
+func TestPlanLiveWithoutLeader(t *testing.T) {
+	agents := startFleet(t, 1, "--leader", "never")
+	wantOutput(t, false, "the fleet has no leader now, who alone knows its demand", "plan", "--live", "--server", agents[0].grpc)
+}
