@@ -173,7 +173,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := a.open(); err != nil {
 		return err
 	}
-	a.front = newFront(listeners.grpc, envelope, a.newGRPCServer, a.log)
+	a.front = newFront(listeners.grpc, leastLimit, a.newGRPCServer, a.log)
 	ctx, a.askedToStop = context.WithCancel(ctx)
 	defer a.askedToStop()
 	close(a.listening)

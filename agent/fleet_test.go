@@ -266,6 +266,45 @@ func TestWatch(t *testing.T) {
 	})
 }
 
+// TestManyProfiles has a leader that knows more than one message may hold: an agent that
+// joins is told everything, and serves.
+func TestManyProfiles(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		a, b := f.start(), f.start()
+		f.settled(a, b)
+		leads := f.led(a, b)
+		const many = 300
+		r := leads.leading.(*leader).reigning()
+		r.call(func() {
+			for i := range many {
+				p := &control.Profile{Model: fmt.Sprintf("m%d/1", i), Type: "box/cpu/1", Table: make([]byte, 20<<10)}
+				r.profiles[tableKey{p.Model, p.Type}] = p
+			}
+		})
+		c := f.start()
+		f.settled(a, b, c)
+		f.led(a, b, c)
+		f.eventually(time.Second, func() string {
+			known := 0
+			for _, p := range c.roster.view().Profiles {
+				if strings.HasPrefix(p.Model, "m") {
+					known++
+				}
+			}
+			if known != many {
+				return fmt.Sprintf("%s knows %d profiles, want %d", c.name, known, many)
+			}
+			return ""
+		})
+		if failed := f.send(30, time.Millisecond, c); len(failed) > 0 {
+			f.Errorf("queries failed: %v", failed)
+		}
+		if log := leads.log.String(); strings.Contains(log, "link has broken") {
+			f.Errorf("log of the leader: %s", log)
+		}
+	})
+}
+
 // send has each of the agents answer queries of 1.1 ms in turn, one every interval, and
 // returns how many failed, by code and message.
 func (f *testFleet) send(n int, interval time.Duration, agents ...*fleetAgent) map[string]int {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"log/slog"
 	"math"
 	"net/http/httptest"
@@ -146,7 +147,7 @@ func (in *toldLeader) do(x record) {
 		in.say(x.who, m)
 	case breakLink, goneLink:
 		if w := in.workers[x.who]; w != nil {
-			in.linkBroken(w, x.kind == goneLink)
+			in.linkBroken(w, x.kind == goneLink, io.EOF)
 			in.greeted[x.who] = false
 		}
 	case passTime:
@@ -167,7 +168,7 @@ func (in *toldLeader) say(who byte, m *control.WorkerMessage) {
 	}
 	w := in.workers[who]
 	if m.Member != nil && checkDescription(m.Member, name) != nil {
-		in.linkBroken(w, false)
+		in.linkBroken(w, false, io.EOF)
 		in.greeted[who] = false
 		return
 	}

@@ -160,6 +160,10 @@ func (h *handoff) Close() error {
 
 func (h *handoff) Addr() net.Addr { return h.address }
 
+// leastLimit is the size of a message that every agent accepts, whatever its models: what
+// agents tell each other has its room in it.
+const leastLimit = 1 << 20
+
 // envelope is what a query may have beside its tensors' elements, in bytes.
 const envelope = 64 << 10
 

@@ -3,9 +3,13 @@ package agent
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
 )
@@ -18,6 +22,9 @@ const (
 	// mostElections bounds the election messages that wait for a link; older ones
 	// are dropped, as each is said again.
 	mostElections = 32
+	// mostProfileBytes is how much of profiles one message has, or one profile; the others
+	// follow. It is well below leastLimit.
+	mostProfileBytes = 256 << 10
 )
 
 // links are the streams between this agent and the others that carry control. An
@@ -178,13 +185,40 @@ func (k *link) push(add func(*control.LeaderMessage)) {
 	signal(k.wake)
 }
 
-// handOver gives what is to be sent to the link that takes k's place.
-func (k *link) handOver(to *link) {
+// take is what is to be sent next, nil for nothing.
+func (k *link) take() *control.LeaderMessage {
 	k.mu.Lock()
+	defer k.mu.Unlock()
 	m := k.pending
 	k.pending = nil
-	k.mu.Unlock()
-	if m != nil {
+	return m
+}
+
+// keep leaves profiles that are too many for m to the next message.
+func (k *link) keep(m *control.LeaderMessage) {
+	n, size := 0, 0
+	for ; n < len(m.Profiles); n++ {
+		if size += proto.Size(m.Profiles[n]); n > 0 && size > mostProfileBytes {
+			break
+		}
+	}
+	if rest := m.Profiles[n:]; len(rest) > 0 {
+		m.Profiles = m.Profiles[:n:n]
+		k.push(func(out *control.LeaderMessage) { out.Profiles = newest(rest, out.Profiles) })
+	}
+}
+
+// newest is the profiles told earlier and later, of each the last.
+func newest(earlier, later []*control.Profile) []*control.Profile {
+	all := slices.DeleteFunc(slices.Clone(earlier), func(p *control.Profile) bool {
+		return slices.ContainsFunc(later, func(q *control.Profile) bool { return p.Model == q.Model && p.Type == q.Type })
+	})
+	return append(all, later...)
+}
+
+// handOver gives what is to be sent to the link that takes k's place.
+func (k *link) handOver(to *link) {
+	if m := k.take(); m != nil {
 		to.push(func(out *control.LeaderMessage) { out.Election = append(m.Election, out.Election...) })
 	}
 	k.cancel()
@@ -227,7 +261,7 @@ func (k *link) run() {
 		}
 		k.links.log.Debug("link has broken", "agent", k.to, "error", err)
 		gone := k.links.fleet.gone(k.ctx, k.to)
-		k.reign.post(func() { k.reign.linkBroken(k.worker, gone) })
+		k.reign.post(func() { k.reign.linkBroken(k.worker, gone, err) })
 		select {
 		case <-time.After(wait):
 			wait = min(2*wait, lastRedial)
@@ -273,7 +307,7 @@ func (k *link) exchange() (renewed bool, err error) {
 	served.Go(func() {
 		err := k.write(ctx, s)
 		written <- err
-		if err != nil {
+		if !errors.Is(err, io.EOF) { // otherwise Recv says why
 			cancel()
 		}
 	})
@@ -283,10 +317,12 @@ func (k *link) exchange() (renewed bool, err error) {
 		if err != nil {
 			select {
 			case werr := <-written:
-				return false, werr
+				if !errors.Is(werr, io.EOF) {
+					err = werr
+				}
 			default:
-				return false, err
 			}
+			return false, err
 		}
 		if m.Member != nil {
 			if err := checkDescription(m.Member, k.to); err != nil {
@@ -326,10 +362,7 @@ func (k *link) write(ctx context.Context, s stream[control.LeaderMessage, contro
 	idle := time.NewTimer(idleLink)
 	defer idle.Stop()
 	for {
-		k.mu.Lock()
-		m := k.pending
-		k.pending = nil
-		k.mu.Unlock()
+		m := k.take()
 		if m == nil && first {
 			m = &control.LeaderMessage{}
 		}
@@ -341,6 +374,7 @@ func (k *link) write(ctx context.Context, s stream[control.LeaderMessage, contro
 					k.reign.introduce(m)
 				}
 			}
+			k.keep(m)
 			if err := s.Send(m); err != nil {
 				return err
 			}

@@ -228,7 +228,7 @@ func join(earlier, later *control.MatchMessage) *control.MatchMessage {
 	earlier.OfferAgain = append(earlier.OfferAgain, later.OfferAgain...)
 	earlier.Assign = append(earlier.Assign, later.Assign...)
 	earlier.Reject = append(earlier.Reject, later.Reject...)
-	earlier.Profiles = append(earlier.Profiles, later.Profiles...)
+	earlier.Profiles = newest(earlier.Profiles, later.Profiles)
 	if later.Leadership != nil {
 		earlier.Leadership = later.Leadership
 	}

@@ -131,6 +131,7 @@ type worker struct {
 	typ     string
 	models  []string  // keys
 	lostAt  time.Time // when to give its lanes up, unless its link comes back; zero: it is there
+	broken  error     // why its link broke
 	current bool      // among reign.workers
 	busy    ring      // ns
 }
@@ -420,7 +421,7 @@ func (r *reign) beat() {
 	for _, name := range slices.Sorted(maps.Keys(r.workers)) {
 		w := r.workers[name]
 		if !w.lostAt.IsZero() && !r.now.Before(w.lostAt) {
-			r.lose(w, "its link has not come back")
+			r.lose(w, fmt.Sprintf("its link has not come back, which broke: %v", w.broken))
 			continue
 		}
 		for _, ln := range w.lanes {
@@ -749,7 +750,7 @@ func (r *reign) completed(w *worker, c *control.Completed) {
 }
 
 // linkBroken takes it that a worker's link has broken, and perhaps its process is gone.
-func (r *reign) linkBroken(w *worker, gone bool) {
+func (r *reign) linkBroken(w *worker, gone bool, err error) {
 	if gone {
 		r.gone[w.name] = true
 		r.unpark(func(p *parked) bool { return p.submit.GetAgent() == w.name })
@@ -760,6 +761,7 @@ func (r *reign) linkBroken(w *worker, gone bool) {
 		r.lose(w, "its process is gone")
 	case w.lostAt.IsZero():
 		w.lostAt = r.now.Add(linkGrace)
+		w.broken = err
 	}
 }
 
@@ -857,13 +859,13 @@ func (r *reign) advise(a *advice) {
 	}
 	for _, g := range r.gateways {
 		out := r.outbox(g)
-		out.Profiles = append(out.Profiles, profiles...)
+		out.Profiles = newest(out.Profiles, profiles)
 		if prices != nil {
 			out.Prices = prices
 		}
 	}
 	r.leader.links.tell(r, func(m *control.LeaderMessage) {
-		m.Profiles = append(m.Profiles, profiles...)
+		m.Profiles = newest(m.Profiles, profiles)
 		if prices != nil {
 			m.Prices = prices
 		}
