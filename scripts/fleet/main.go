@@ -19,7 +19,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
@@ -103,41 +102,13 @@ func (e *experiment) want(ok bool, format string, args ...any) {
 	fmt.Printf("  %s  %s\n", mark, what)
 }
 
-// newFleet is a fleet of no agents yet, whose agents will emulate a model. Its
-// queries have NCF's inputs, four numbers an item: what moves larger ones through a
-// single client on this machine would be measured, and not the fleet.
+// newFleet is a fleet of no agents yet, whose agents will emulate a model.
 func (e *experiment) newFleet(ctx context.Context, model string, args ...string) (*process.Fleet, error) {
-	models, small := filepath.Join(e.dir, "models"), filepath.Join(e.dir, "small")
-	if err := errors.Join(os.RemoveAll(models), os.RemoveAll(small)); err != nil {
-		return nil, err
-	}
-	for out, model := range map[string]string{models: model, small: "ncf"} {
-		generate := exec.CommandContext(ctx, e.muster, "models", "generate", model, "--scale", "small", "--out", out)
-		if out, err := generate.CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("run %s: %w\n%s", generate, err, out)
-		}
-	}
-	version := filepath.Join(models, model, "1")
-	if err := os.RemoveAll(version); err != nil {
-		return nil, err
-	}
-	if err := os.Rename(filepath.Join(small, "ncf", "1"), version); err != nil {
-		return nil, err
-	}
-	// Of the model's own settings those that say nothing of inputs and outputs.
-	config := filepath.Join(models, model, "model.yaml")
-	text, err := os.ReadFile(config)
-	if err != nil {
-		return nil, err
-	}
-	settings, _, _ := strings.Cut(string(text), "inputs:")
-	if err := os.WriteFile(config, []byte(settings), 0o644); err != nil {
-		return nil, err
-	}
-	return &process.Fleet{
+	f := &process.Fleet{
 		Muster: e.muster, Dir: e.dir, Models: []string{model},
 		Args: append(args, "--executor", "emulated", "--profile", "shipped"),
-	}, nil
+	}
+	return f, f.GenerateSmall(ctx)
 }
 
 // start starts agents of an instance type each, and waits until all know all.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -24,6 +25,8 @@ type Fleet struct {
 	Dir    string   // for models, state and logs
 	Models []string // that every agent is to serve
 	Args   []string // of every agent
+	// Dial are the options of connections to the agents; none: unencrypted.
+	Dial []grpc.DialOption
 	// Nodes are the agents that should be alive.
 	Nodes []*Node
 
@@ -36,6 +39,49 @@ type Node struct {
 	InstanceType string
 	Index        int    // in the order of starting
 	Name         string // as the fleet knows it; known once the fleet was complete
+
+	config Config
+}
+
+// GenerateSmall makes the models for agents that emulate them. Their inputs are
+// NCF's, four numbers an item: what moves larger ones through one client on this
+// machine would be measured, and not the fleet.
+func (f *Fleet) GenerateSmall(ctx context.Context) error {
+	models, small := filepath.Join(f.Dir, "models"), filepath.Join(f.Dir, "small")
+	if err := errors.Join(os.RemoveAll(models), os.RemoveAll(small)); err != nil {
+		return err
+	}
+	generate := func(model, out string) error {
+		cmd := exec.CommandContext(ctx, f.Muster, "models", "generate", model, "--scale", "small", "--out", out)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("run %s: %w\n%s", cmd, err, out)
+		}
+		return nil
+	}
+	for _, model := range f.Models {
+		dir := filepath.Join(models, model)
+		err := errors.Join(generate(model, models), generate("ncf", small), os.RemoveAll(filepath.Join(dir, "1")))
+		if err != nil {
+			return err
+		}
+		if err := os.Rename(filepath.Join(small, "ncf", "1"), filepath.Join(dir, "1")); err != nil {
+			return err
+		}
+		if err := os.RemoveAll(small); err != nil {
+			return err
+		}
+		// Of the model's own settings those that say nothing of inputs and outputs.
+		config := filepath.Join(dir, "model.yaml")
+		text, err := os.ReadFile(config)
+		if err != nil {
+			return err
+		}
+		settings, _, _ := strings.Cut(string(text), "inputs:")
+		if err := os.WriteFile(config, []byte(settings), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Add starts one more agent; args go before the fleet's. See [Config] for host
@@ -49,26 +95,41 @@ func (f *Fleet) Add(instanceType, host, namespace string, args ...string) (*Node
 	if instanceType != "" {
 		args = append(args, "--instance-type", instanceType)
 	}
-	// Three seeds will do: agents tell each other of the rest.
-	var seeds []string
-	for _, n := range f.Nodes[:min(3, len(f.Nodes))] {
-		seeds = append(seeds, n.Gossip)
-	}
-	if len(seeds) > 0 {
-		args = append(args, "--join", strings.Join(seeds, ","))
-	}
-	a, err := Start(Config{
+	n := &Node{InstanceType: instanceType, Index: f.count, config: Config{
 		Muster: f.Muster, Host: host, Namespace: namespace,
 		Log:  filepath.Join(f.Dir, fmt.Sprintf("agent-%d.log", f.count)),
 		Args: append(args, f.Args...),
-	})
-	if err != nil {
+	}}
+	if err := f.start(n); err != nil {
 		return nil, err
 	}
-	n := &Node{Agent: a, InstanceType: instanceType, Index: f.count}
 	f.count++
 	f.Nodes = append(f.Nodes, n)
 	return n, nil
+}
+
+// Restart starts an agent anew that has ended, with the addresses and the state
+// that it had.
+func (f *Fleet) Restart(n *Node) error {
+	n.config.After = n.Agent
+	return f.start(n)
+}
+
+// start starts an agent that joins the others.
+func (f *Fleet) start(n *Node) (err error) {
+	c := n.config
+	// Three seeds will do: agents tell each other of the rest.
+	var seeds []string
+	for _, o := range f.Nodes {
+		if o != n && len(seeds) < 3 {
+			seeds = append(seeds, o.Gossip)
+		}
+	}
+	if len(seeds) > 0 {
+		c.Args = append(slices.Clone(c.Args), "--join", strings.Join(seeds, ","))
+	}
+	n.Agent, err = Start(c)
+	return err
 }
 
 // Stop drains all agents, and ends those that take longer than 10 s.
@@ -111,8 +172,9 @@ func (f *Fleet) named(name string) *Node {
 }
 
 // watch streams the fleet as the agent sees it, until ctx ends.
-func (n *Node) watch(ctx context.Context) (control.Control_WatchClient, error) {
-	conn, err := grpc.NewClient(n.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
+func (f *Fleet) watch(ctx context.Context, n *Node) (control.Control_WatchClient, error) {
+	options := append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, f.Dial...)
+	conn, err := grpc.NewClient(n.GRPC, options...)
 	if err != nil {
 		return nil, err
 	}
@@ -120,11 +182,11 @@ func (n *Node) watch(ctx context.Context) (control.Control_WatchClient, error) {
 	return control.NewControlClient(conn).Watch(ctx, &control.WatchRequest{})
 }
 
-// view is the fleet as the agent sees it now.
-func (n *Node) view(ctx context.Context) (*control.View, error) {
+// View is the fleet as the agent sees it now.
+func (f *Fleet) View(ctx context.Context, n *Node) (*control.View, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	stream, err := n.watch(ctx)
+	stream, err := f.watch(ctx, n)
 	if err != nil {
 		return nil, err
 	}
@@ -134,9 +196,9 @@ func (n *Node) view(ctx context.Context) (*control.View, error) {
 // complete reports why the agent does not see all agents, their models and one
 // of them as the leader; nil if it does.
 func (f *Fleet) complete(ctx context.Context, n *Node) error {
-	view, err := n.view(ctx)
+	view, err := f.View(ctx, n)
 	if err != nil {
-		return err
+		return fmt.Errorf("agent %d: %w", n.Index, err)
 	}
 	whole := 0
 	for _, m := range view.Members {
@@ -189,7 +251,7 @@ func (f *Fleet) WaitComplete(ctx context.Context) error {
 // and its epoch.
 func (f *Fleet) Leader(ctx context.Context) (*Node, uint64, error) {
 	for _, n := range f.Nodes {
-		view, err := n.view(ctx)
+		view, err := f.View(ctx, n)
 		if err != nil {
 			continue
 		}
@@ -210,7 +272,7 @@ func (f *Fleet) AwaitLeader(ctx context.Context, gone *Node, epoch uint64) (time
 	if i < 0 {
 		return 0, errors.New("no other agent")
 	}
-	stream, err := f.Nodes[i].watch(ctx)
+	stream, err := f.watch(ctx, f.Nodes[i])
 	if err != nil {
 		return 0, err
 	}

@@ -45,6 +45,9 @@ type Config struct {
 	DefaultPorts bool
 	// Namespace is the network namespace it runs in, "" meaning this one.
 	Namespace string
+	// After is an agent that has ended, whose addresses and log this one goes on
+	// with; nil: it gets its own.
+	After *Agent
 }
 
 // Start starts an agent.
@@ -53,7 +56,9 @@ func Start(c Config) (*Agent, error) {
 	if c.Host == "" {
 		c.Host = "127.0.0.1"
 	}
-	if c.Namespace != "" { // ports are its own
+	if c.After != nil {
+		a.HTTP, a.GRPC, a.Metrics, a.Gossip = c.After.HTTP, c.After.GRPC, c.After.Metrics, c.After.Gossip
+	} else if c.Namespace != "" { // ports are its own
 		a.setAddresses(c.Host, 8000, 8001, 8002, 7946)
 	} else if !c.DefaultPorts || !a.useDefaultPorts(c.Host) {
 		ports, err := freePorts(c.Host, 4)
@@ -65,7 +70,11 @@ func Start(c Config) (*Agent, error) {
 	if err := os.MkdirAll(filepath.Dir(c.Log), 0o755); err != nil {
 		return nil, err
 	}
-	log, err := os.Create(c.Log)
+	mode := os.O_TRUNC
+	if c.After != nil {
+		mode = os.O_APPEND
+	}
+	log, err := os.OpenFile(c.Log, os.O_CREATE|os.O_WRONLY|mode, 0o644)
 	if err != nil {
 		return nil, err
 	}
