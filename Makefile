@@ -1,8 +1,9 @@
 # Muster. GOARCH=arm64 (with CC naming a cross compiler) builds for that.
 
 DEMO_FLAGS ?=
+FUZZTIME ?= 1m
 
-.PHONY: build test demo race lint check-onnx conformance bench packages test-packages generate onnxruntime clean
+.PHONY: build test demo race fuzz lint check-onnx conformance bench packages test-packages generate onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
 build: onnxruntime
@@ -19,6 +20,10 @@ demo: build
 # The tests again, with the race detector.
 race: onnxruntime
 	REQUIRE_ONNXRUNTIME=1 go test -race ./...
+
+# Every fuzz target for FUZZTIME.
+fuzz:
+	@scripts/fuzz.sh $(FUZZTIME)
 
 # Formatting, vet, staticcheck, shellcheck and ruff.
 lint:

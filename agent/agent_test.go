@@ -378,22 +378,24 @@ func alike(got, want []byte) bool {
 	return true
 }
 
-// TestAddressInUse: the error says which address of the three, at start.
+// TestAddressInUse: the error says which address of the four, at start.
 func TestAddressInUse(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	for _, name := range []string{"http", "grpc", "metrics"} {
+	for _, name := range []string{"http", "grpc", "metrics", "gossip"} {
 		config := testConfig(t)
-		*map[string]*string{"http": &config.HTTPAddress, "grpc": &config.GRPCAddress, "metrics": &config.MetricsAddress}[name] = l.Addr().String()
+		*map[string]*string{
+			"http": &config.HTTPAddress, "grpc": &config.GRPCAddress, "metrics": &config.MetricsAddress, "gossip": &config.GossipAddress,
+		}[name] = l.Addr().String()
 		a, err := New(config, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
 		err = a.Run(t.Context())
-		if err == nil || !strings.HasPrefix(err.Error(), name+": ") || !strings.Contains(err.Error(), "address already in use; choose another address with --"+name) {
+		if err == nil || !strings.HasPrefix(err.Error(), name+": ") || !strings.Contains(err.Error(), l.Addr().String()) || !strings.Contains(err.Error(), "address already in use; choose another address with --"+name) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}

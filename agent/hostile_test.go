@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -27,6 +28,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/runtime/runtimetest"
@@ -147,7 +149,9 @@ func hostileRequests() []hostile {
 		r.RawInputContents = [][]byte{make([]byte, 2*512*4)}
 	}, `input "ids" is missing`)
 	grpcBytes := func(name, code string, body []byte, words ...string) {
-		add("gRPC: "+name, code, func(a *testAgent) (string, string) { return a.sendFrames(body) }, words...)
+		add("gRPC: "+name, code, func(a *testAgent) (string, string) {
+			return a.sendFrames(inference.GRPCInferenceService_ModelInfer_FullMethodName, body)
+		}, words...)
 	}
 	valid, err := proto.Marshal(ncfRequest(2))
 	if err != nil {
@@ -339,6 +343,63 @@ func TestHostile(t *testing.T) {
 	}
 }
 
+// TestGarbage sends each port what it does not speak, and streams of control
+// that break off. The agent answers others as before, and its log is hardly longer for it.
+func TestGarbage(t *testing.T) {
+	a := startAgent(t, testConfig(t), emulated())
+	random := make([]byte, 64<<10)
+	r := rand.New(rand.NewPCG(1, 1))
+	for i := range random {
+		random[i] = byte(r.Uint32())
+	}
+	random[0] = 0 // 22 would be TLS's
+	preface := "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+	warned := strings.Count(a.log.String(), "level=WARN")
+	for range 20 {
+		for _, address := range []string{a.addresses.HTTP, a.addresses.GRPC, a.addresses.Metrics} {
+			for _, garbage := range []string{"", "\x00", "hello\r\n\r\n", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", preface, preface + string(random), string(random), "\x16\x03\x01\x02\x00\x01"} {
+				conn, err := net.Dial("tcp", address)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, _ = io.WriteString(conn, garbage) // the agent may have had enough
+				if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+					t.Log(err) // as before
+				}
+				_, _ = io.Copy(io.Discard, conn) // until the agent ends it
+				_ = conn.Close()
+			}
+		}
+	}
+	hello, err := proto.Marshal(&control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 1, Protocol: control.Protocol}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, method := range []string{
+		control.Control_Match_FullMethodName, control.Control_Link_FullMethodName, control.Control_Probe_FullMethodName, control.Control_Keyring_FullMethodName,
+	} {
+		for _, body := range [][]byte{frame(hello)[:3], frame(hello)[:8], append(frame(hello), frame(hello)[:8]...), frame(bytes.Repeat([]byte{0xff}, 40)), {0, 0xff, 0xff, 0xff, 0xff, 1}} {
+			if code, message := a.sendFrames(method, body); code == codes.OK.String() || code == codes.Unknown.String() {
+				t.Errorf("%s with % x: got %s %q, want a refusal", method, body, code, message)
+			}
+		}
+	}
+	if err := a.inferGRPC(ncfRequest(2)); err != nil {
+		t.Errorf("next query by gRPC: %v", err)
+	}
+	if status, body := a.do("POST", "/v2/models/ncf/infer", ncfBody(2)); status != http.StatusOK {
+		t.Errorf("next query by REST: %d %s", status, body)
+	}
+	if resp, err := a.http.Get("http://" + a.addresses.Metrics + "/metrics"); err != nil || resp.StatusCode != http.StatusOK {
+		t.Errorf("metrics: %v, %v", resp, err)
+	} else {
+		resp.Body.Close()
+	}
+	if more := strings.Count(a.log.String(), "level=WARN") - warned; more > 1 || strings.Contains(a.log.String(), "panic") {
+		t.Errorf("%d warnings, want one, of TLS where there is none:\n%s", more, a.log)
+	}
+}
+
 type usage struct {
 	heap        uint64 // bytes in use after a collection
 	resident    uint64 // bytes
@@ -468,8 +529,8 @@ func frame(message []byte) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...)
 }
 
-// sendFrames calls ModelInfer with bytes of ours in place of a message.
-func (a *testAgent) sendFrames(body []byte) (code, message string) {
+// sendFrames calls a method with bytes of ours in place of messages.
+func (a *testAgent) sendFrames(method string, body []byte) (code, message string) {
 	conn, err := net.Dial("tcp", a.addresses.GRPC)
 	if err != nil {
 		return "dial", err.Error()
@@ -480,7 +541,7 @@ func (a *testAgent) sendFrames(body []byte) (code, message string) {
 		DialContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil },
 	}
 	transport.Protocols.SetUnencryptedHTTP2(true)
-	req, err := http.NewRequest("POST", "http://"+a.addresses.GRPC+inference.GRPCInferenceService_ModelInfer_FullMethodName, bytes.NewReader(body))
+	req, err := http.NewRequest("POST", "http://"+a.addresses.GRPC+method, bytes.NewReader(body))
 	if err != nil {
 		return "request", err.Error()
 	}
