@@ -57,9 +57,33 @@ var ncfDir = sync.OnceValues(func() (string, error) {
 	return dir, err
 })
 
+// dienDir holds a model named dien alone, with DIEN's QoS target and deadline and NCF's inputs, which are
+// smaller, for agents that emulate it.
+var dienDir = sync.OnceValues(func() (string, error) {
+	ncf, err := ncfDir()
+	if err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp("", "muster-agent-test")
+	if err != nil {
+		return "", err
+	}
+	dien := filepath.Join(dir, "dien")
+	if err := os.CopyFS(dien, os.DirFS(filepath.Join(ncf, "ncf"))); err != nil {
+		return "", err
+	}
+	config := filepath.Join(dien, "model.yaml")
+	settings, err := os.ReadFile(config)
+	if err != nil {
+		return "", err
+	}
+	changed := strings.NewReplacer("qos_target_ms: 5", "qos_target_ms: 35", "deadline_ms: 50", "deadline_ms: 350").Replace(string(settings))
+	return dir, os.WriteFile(config, []byte(changed), 0o644)
+})
+
 func TestMain(m *testing.M) {
 	code := m.Run()
-	for _, made := range []func() (string, error){zooDir, ncfDir} {
+	for _, made := range []func() (string, error){zooDir, ncfDir, dienDir} {
 		if dir, err := made(); err == nil {
 			_ = os.RemoveAll(dir)
 		}

@@ -1,11 +1,20 @@
 package agent
 
 import (
+	"context"
+	"net"
 	"sync"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/sim/workload"
 )
 
 // lately sends queries of 1.1 ms by the agents in turn, one every interval, while meanwhile
@@ -126,6 +135,96 @@ func TestWorkerEnds(t *testing.T) {
 				f.Logf("%s: %d queries, the slowest %v, %d late", name, sent, slowest, late)
 				if late > sent/50 {
 					f.Errorf("%d of %d queries late, the slowest %v", late, sent, slowest)
+				}
+			})
+		})
+	}
+}
+
+// TestLeaderEndsInTime ends the leader of a fleet at 0.7 of its allowable throughput: of the queries of the
+// next two seconds few are late; without any fault one in two hundred is. One of the cheap machines leads,
+// since one of the two expensive ones alone could not serve what both do.
+func TestLeaderEndsInTime(t *testing.T) {
+	dir, err := dienDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const (
+		rate         = 400 // queries/s
+		before       = time.Second
+		after        = 2 * time.Second
+		target       = 35 * time.Millisecond
+		mostLate     = 0.015
+		oneWay       = 200 * time.Microsecond
+		base, others = "g4dn.xlarge", "r5n.large"
+	)
+	for name, end := range map[string]func(*testFleet, *fleetAgent){
+		"killed": func(f *testFleet, a *fleetAgent) { f.kill(a) },
+		"frozen": func(f *testFleet, a *fleetAgent) { f.partition([]*fleetAgent{a}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			testInFleet(t, func(f *testFleet) {
+				f.dir, f.network.oneWay = dir, oneWay
+				var agents []*fleetAgent
+				for i := range 11 {
+					agents = append(agents, f.start(func(a *Agent) {
+						if a.config.InstanceType = others; i < 2 {
+							a.config.InstanceType, a.config.Leader = base, "never"
+						}
+					}))
+				}
+				f.settled(agents...)
+				leader := f.led(agents...)
+				dial := grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return f.network.dial(ctx, "client", to) })
+				c, err := client.New([]string{agents[0].host + ":8001", agents[1].host + ":8001"},
+					client.WithDialOptions(dial, grpc.WithTransportCredentials(insecure.NewCredentials())))
+				if err != nil {
+					f.Fatal(err)
+				}
+				defer c.Close()
+				time.Sleep(time.Second)
+				arrivals, err := workload.ParseArrivals("poisson", rate)
+				if err != nil {
+					f.Fatal(err)
+				}
+				queries, err := workload.Queries(1, arrivals, workload.Load{Model: "dien", Share: 1, BatchSizes: workload.Trace()})
+				if err != nil {
+					f.Fatal(err)
+				}
+				start := time.Now()
+				time.AfterFunc(before, func() { end(f, leader) })
+				var sending sync.WaitGroup
+				var mu sync.Mutex
+				sent, late := 0, 0
+				for q := range queries {
+					if q.At > before+after {
+						break
+					}
+					time.Sleep(time.Until(start.Add(q.At)))
+					sending.Go(func() {
+						ids, err := tensor.Of("ids", ncfIDs(q.BatchSize), int64(q.BatchSize), 4)
+						if err != nil {
+							f.Error(err)
+							return
+						}
+						began := time.Now()
+						if _, err = c.Infer(f.Context(), &oip.Request{Model: "dien", Inputs: []tensor.Tensor{ids}}); err != nil {
+							f.Errorf("query %v after the leader was %s: %v", q.At-before, name, err)
+						}
+						mu.Lock()
+						defer mu.Unlock()
+						if q.At < before {
+							return
+						}
+						if sent++; time.Since(began) > target {
+							late++
+						}
+					})
+				}
+				sending.Wait()
+				f.Logf("%s: %d of %d queries late", name, late, sent)
+				if float64(late) > mostLate*float64(sent) {
+					f.Errorf("%d of %d queries late, want at most %v", late, sent, mostLate)
 				}
 			})
 		})

@@ -6,6 +6,7 @@ import (
 	"net"
 	"sync"
 	"syscall"
+	"time"
 
 	"google.golang.org/grpc/test/bufconn"
 )
@@ -19,6 +20,7 @@ type hosts struct {
 	part      map[string]int
 	killed    map[string]bool
 	changed   chan struct{} // closed at the next change of the partition
+	oneWay    time.Duration // that what is sent takes
 }
 
 func newHosts() *hosts {
@@ -160,6 +162,7 @@ func (c *hostConn) pass() error {
 
 func (c *hostConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
+	time.Sleep(c.hosts.oneWay)
 	if e := c.pass(); e != nil {
 		return 0, e
 	}
