@@ -2,8 +2,9 @@
 
 DEMO_FLAGS ?=
 FUZZTIME ?= 1m
+WEATHER_FLAGS ?=
 
-.PHONY: build test demo race fuzz lint check-onnx conformance bench packages test-packages generate onnxruntime clean
+.PHONY: build test demo race fuzz lint check-onnx conformance weather bench packages test-packages generate onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
 build: onnxruntime
@@ -36,6 +37,11 @@ check-onnx: build
 # tritonclient, grpcurl and curl, unmodified, against an agent.
 conformance: build
 	@scripts/conformance.sh
+
+# A fleet under load, for ten minutes, whose agents are killed, frozen, cut off and more;
+# WEATHER_FLAGS="--for 1m --seed 7" for less of it.
+weather: build
+	@go run ./scripts/weather $(WEATHER_FLAGS)
 
 # Benchmarks of the serving path beside ONNX Runtime alone and a bare gRPC echo.
 bench: onnxruntime

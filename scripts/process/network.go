@@ -19,7 +19,7 @@ type Network struct {
 
 // unshared is set in the environment of a command that runs in a network
 // namespace of its own.
-const unshared = "MUSTER_NETWORK_UNSHARED"
+const unshared = "NETWORK_UNSHARED_FOR_MUSTER"
 
 // Unshare runs this command again where the machine's own network is out of
 // reach, and returns there. It returns an error where that cannot be.
