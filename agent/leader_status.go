@@ -100,7 +100,6 @@ type leaderMetrics struct {
 	gateways  prometheus.Gauge
 	overdue   prometheus.Counter
 	refusals  prometheus.Counter
-	rejected  prometheus.Counter
 	ahead     prometheus.Gauge
 	limit     prometheus.Gauge
 }
@@ -127,12 +126,11 @@ func newLeaderMetrics(registry prometheus.Registerer) *leaderMetrics {
 		gateways:  gauge("muster_leader_gateways", "Gateways connected to this agent as the leader."),
 		overdue:   counter("muster_leader_overdue_lanes_total", "Times that a lane was overdue."),
 		refusals:  counter("muster_leader_refused_attempts_total", "Attempts that a worker has refused or broken off."),
-		rejected:  counter("muster_leader_overloaded_queries_total", "Queries refused on arrival, as they would have waited longer than their QoS target."),
 		ahead:     gauge("muster_leader_dispatch_ahead_seconds", "How long before a lane is free the leader gives it the next query."),
 		limit:     gauge("muster_leader_fluid_limit", "The highest rate, queries/s, that the lanes could serve if queries were like water; 0: unknown."),
 	}
 	m.decisions.WithLabelValues(match.Assign.String(), match.Matched.String()) // so that it is there from the start
-	registry.MustRegister(m.decisions, m.loopDelay, m.elections, m.leads, m.epoch, m.gateways, m.overdue, m.refusals, m.rejected, m.ahead, m.limit)
+	registry.MustRegister(m.decisions, m.loopDelay, m.elections, m.leads, m.epoch, m.gateways, m.overdue, m.refusals, m.ahead, m.limit)
 	return m
 }
 

@@ -926,7 +926,7 @@ func TestLeaderOverloaded(t *testing.T) {
 		dropped := 0
 		for _, r := range rejected {
 			switch {
-			case r.Reason == match.DeadlinePassed.String(): // became late after all
+			case r.Reason == match.DeadlinePassed.String():
 				dropped++
 			case r.RetryAfterNs <= 0 || r.Reason != match.Overloaded.String():
 				t.Fatalf("refused: %v, want overloaded with a time to come again", r)

@@ -283,7 +283,7 @@ func (r *reign) submit(g *gateway, s *control.Submit) {
 	key := control.ModelKey(s.GetModel(), version)
 	q := &leaderQuery{model: r.models[key], batch: int(s.GetBatchSize()), bytes: s.GetBytes(), trace: r.traced(s)}
 	if g.queries[s.GetSequence()] == nil && len(g.queries) >= mostSubmitted {
-		r.reject(g, s.GetSequence(), match.Overloaded, q, max(r.expectedWait(), time.Millisecond))
+		r.reject(g, &match.Decision{Reason: match.Overloaded, Query: match.QueryID{Gateway: g.number, Sequence: s.GetSequence()}, Wait: time.Millisecond}, q)
 		return
 	}
 	if s.GetAttempts() == 0 {
@@ -301,13 +301,6 @@ func (r *reign) submit(g *gateway, s *control.Submit) {
 			r.sent(g, s, q, w.lanes[s.GetLane()], key)
 			return
 		}
-	}
-	if q.model != nil && r.overloaded(q.model) {
-		q.model.count(r.now, tally{refused: 1})
-		r.leader.metrics.rejected.Inc()
-		r.trace(q, &match.Decision{Action: match.Reject, Reason: match.Overloaded, Waited: time.Duration(s.GetWaitedNs())})
-		r.reject(g, s.GetSequence(), match.Overloaded, q, max(r.expectedWait()-q.model.target, time.Millisecond))
-		return
 	}
 	g.queries[s.GetSequence()] = q
 	e := r.submission(match.Submitted, g, s, key)

@@ -87,7 +87,6 @@ type reign struct {
 	ahead    aheadEstimate
 	aheadSet time.Duration
 
-	service   time.Duration // mean execution of the last hundred queries or so
 	arrived   ring
 	decisions []match.Decision // the last, as a ring
 	decided   int
@@ -354,11 +353,7 @@ func (r *reign) carryOut(d *match.Decision) {
 		if q != nil && q.model != nil {
 			q.model.count(r.now, tally{refused: 1})
 		}
-		var again time.Duration
-		if d.Reason == match.Late || d.Reason == match.Overloaded {
-			again = max(r.expectedWait(), time.Millisecond)
-		}
-		r.reject(g, d.Query.Sequence, d.Reason, q, again)
+		r.reject(g, d, q)
 	case match.OfferAgain:
 		out := r.outbox(g)
 		revoke(out, d.Query.Sequence, uint32(d.Attempt))
@@ -399,21 +394,21 @@ func (r *reign) grace(ln *lane, model string, batch int) time.Duration {
 	return max(least, overdueQuantiles*k.p99(batch))
 }
 
-func (r *reign) reject(g *gateway, sequence uint64, why match.Reason, q *leaderQuery, again time.Duration) {
-	message := "the leader refuses the query: " + strings.ReplaceAll(why.String(), "-", " ")
+func (r *reign) reject(g *gateway, d *match.Decision, q *leaderQuery) {
+	message := "the leader refuses the query: " + strings.ReplaceAll(d.Reason.String(), "-", " ")
 	switch {
-	case why == match.UnknownModel:
+	case d.Reason == match.UnknownModel:
 		message = "no member of the fleet holds the model"
-	case why == match.Late && q != nil && q.model != nil:
+	case d.Reason == match.Late && q != nil && q.model != nil:
 		message = fmt.Sprintf("the QoS target of %v can no longer be met, and the model rejects such queries", q.model.target)
-	case why == match.Overloaded:
+	case d.Reason == match.Overloaded:
 		all, _ := r.matcher.Waiting()
 		message = fmt.Sprintf("overloaded: %d queries wait", all)
-	case why == match.TooManyAttempts:
+	case d.Reason == match.TooManyAttempts:
 		message = fmt.Sprintf("%d attempts have failed", match.MaxAttempts)
 	}
 	out := r.outbox(g)
-	out.Reject = append(out.Reject, &control.Reject{Sequence: sequence, Reason: why.String(), Message: message, RetryAfterNs: int64(again)})
+	out.Reject = append(out.Reject, &control.Reject{Sequence: d.Query.Sequence, Reason: d.Reason.String(), Message: message, RetryAfterNs: int64(d.Wait)})
 }
 
 // beat does what is due now and then.
@@ -470,25 +465,6 @@ func (r *reign) tuneAhead() {
 	r.aheadSet = ahead
 	r.leader.metrics.ahead.Set(ahead.Seconds())
 	r.step(&match.Event{Kind: match.AheadChanged, Ahead: ahead})
-}
-
-// expectedWait is how long the queries in time that wait now will take to be served.
-// Before the first answer nobody knows: 0.
-func (r *reign) expectedWait() time.Duration {
-	all, late := r.matcher.Waiting()
-	usable := 0
-	for _, ln := range r.lanes {
-		if !ln.overdue && !ln.worker.member.GetDraining() {
-			usable++
-		}
-	}
-	return r.service * time.Duration(all-late) / time.Duration(max(usable, 1))
-}
-
-// overloaded says whether one more query of the model would wait longer than its QoS target.
-func (r *reign) overloaded(m *leaderModel) bool {
-	all, late := r.matcher.Waiting()
-	return all-late > 2*len(r.lanes) && r.expectedWait() > m.target
 }
 
 // viewChanged takes what the fleet's view says that links do not: who has left,
@@ -722,10 +698,6 @@ func (r *reign) completed(w *worker, c *control.Completed) {
 	if ours && a.decidedAt.Sub(r.start) > turmoil {
 		r.ahead.observe(r.now.Sub(a.decidedAt)-queued-execution, control.Duration(c.GetReceiveNs()), c.GetBytes())
 	}
-	if r.service == 0 {
-		r.service = execution
-	}
-	r.service += (execution - r.service) / 100
 	w.busy.add(r.now, float64(execution))
 	m := r.models[control.ModelKey(c.GetModel(), c.GetVersion())]
 	if m == nil {

@@ -12,6 +12,7 @@ type query struct {
 	lostAt   float64 // no type can meet the QoS target of one that still waits then
 	class    int     // size class
 	least    float64 // the least mean latency on any type in the pool; +Inf: none serves it
+	lateWork float64 // its part of the shard's, while it waits and is lost
 	attempt  int     // of the last assignment; 0: none yet
 
 	waiting bool  // in a list of its shard

@@ -24,6 +24,8 @@ type Matcher struct {
 	started bool
 	now     float64
 	ahead   float64
+	// spareOver is the time over which shards average their spare time.
+	spareOver float64
 
 	types  []*instanceType // in the order first heard of
 	lanes  map[LaneID]*lane
@@ -89,6 +91,7 @@ func New(cfg Config) (*Matcher, error) {
 		m.byName[model.Name] = i
 		m.target = append(m.target, toMs(model.QoSTarget))
 	}
+	m.spareOver = spareOver(m.target)
 	m.shards, m.nowhere = []*shard{newShard(m)}, newShard(m)
 	return m, nil
 }
@@ -157,17 +160,16 @@ func (m *Matcher) expire() {
 func (m *Matcher) settle(q *query) {
 	switch {
 	case q.deadline <= m.now:
-		m.reject(q, DeadlinePassed)
+		m.reject(q, DeadlinePassed, 0)
 		return
 	case !q.isLate && q.lostAt <= m.now:
 		if m.models[q.model].RejectLate {
-			m.reject(q, Late)
+			m.reject(q, Late, q.shard.backlog(q))
 			return
 		}
-		q.shard.leaveLive(q)
-		q.isLate = true
-		q.shard.late.push(q)
-		q.shard.dirty = true
+		if q.shard.becomesLate(q); !q.waiting {
+			return
+		}
 	}
 	due := q.deadline
 	if !q.isLate {
@@ -312,8 +314,12 @@ func (m *Matcher) submit(e *Event) {
 	case m.waiting >= m.cfg.MaxWaiting:
 		reason = Overloaded
 	}
-	if q := m.admit(e, reason); q != nil {
-		m.wait(q)
+	q := m.admit(e, reason)
+	if q == nil {
+		return
+	}
+	if m.wait(q); q.waiting {
+		q.shard.turnAway(q)
 	}
 }
 
@@ -376,7 +382,7 @@ func (m *Matcher) admit(e *Event, reason Reason) *query {
 func (m *Matcher) wait(q *query) {
 	q.lane, q.sent = nil, false
 	if q.batch > m.models[q.model].LargestBatchSize { // since the model has changed
-		m.reject(q, BadBatchSize)
+		m.reject(q, BadBatchSize, 0)
 		return
 	}
 	m.classify(q)
@@ -430,7 +436,7 @@ func (m *Matcher) takeBack(l *lane, why Reason) {
 
 func (m *Matcher) offerAgain(q *query, why Reason) {
 	if q.attempt >= MaxAttempts {
-		m.reject(q, TooManyAttempts)
+		m.reject(q, TooManyAttempts, 0)
 		return
 	}
 	m.out = append(m.out, Decision{Action: OfferAgain, Reason: why, Query: q.id, Attempt: q.attempt, Lane: q.lane.id,
@@ -438,8 +444,9 @@ func (m *Matcher) offerAgain(q *query, why Reason) {
 	m.wait(q)
 }
 
-func (m *Matcher) reject(q *query, why Reason) {
-	m.out = append(m.out, Decision{Action: Reject, Reason: why, Query: q.id, Attempt: q.attempt, Waited: fromMs(m.now - q.arrival)})
+// reject rejects q, which would go on waiting for about so long.
+func (m *Matcher) reject(q *query, why Reason, wait float64) {
+	m.out = append(m.out, Decision{Action: Reject, Reason: why, Query: q.id, Attempt: q.attempt, Waited: fromMs(m.now - q.arrival), Wait: fromMs(wait)})
 	m.forget(q)
 }
 
@@ -542,6 +549,7 @@ func (m *Matcher) changeModel(e *Event) error {
 		}
 	}
 	m.models[i], m.target[i] = model, toMs(model.QoSTarget)
+	m.spareOver = spareOver(m.target)
 	for _, t := range m.types {
 		if t.tables[i] != nil && t.tables[i].Largest() < model.LargestBatchSize {
 			t.tables[i] = nil

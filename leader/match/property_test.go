@@ -86,6 +86,27 @@ func (r *referee) model(name string) *Model {
 	return nil
 }
 
+// served says whether some lane takes queries of the model.
+func (r *referee) served(model string) bool {
+	for _, l := range r.lanes {
+		if !l.draining && !l.overdue && slices.Contains(l.models, model) {
+			return true
+		}
+	}
+	return false
+}
+
+func (q *seenQuery) waits() bool { return q.outcome == "" && !q.live }
+
+func (r *referee) waiting() (n int) {
+	for _, q := range r.queries {
+		if q.waits() {
+			n++
+		}
+	}
+	return n
+}
+
 func (r *referee) modelNames() (names []string) {
 	for _, m := range r.cfg.Models {
 		names = append(names, m.Name)
@@ -223,6 +244,7 @@ func (r *referee) step(e Event) []Decision {
 				r.failf("query %v is rejected and live", d.Query)
 			case d.Reason == DeadlinePassed && expired:
 			case d.Reason == Late && model.RejectLate:
+			case d.Reason == Overloaded && q.deadline > 0 && d.Wait >= q.deadline-r.now-1 && r.waiting() > 1 && r.served(q.model):
 			case (d.Reason == UnknownModel) == (model == nil) && (d.Reason == BadBatchSize || d.Reason == UnknownModel) && (e.Kind == Submitted || e.Kind == Sent) && e.Query == d.Query:
 			case d.Reason == BadBatchSize && q.batch > model.LargestBatchSize:
 			default:
@@ -235,17 +257,13 @@ func (r *referee) step(e Event) []Decision {
 	if len(lost) > 0 {
 		r.failf("queries %v should be offered again", lost)
 	}
-	waiting := 0
 	for id, q := range r.queries {
-		if q.outcome == "" && !q.live {
-			waiting++
-			if q.deadline > 0 && q.deadline < r.now { // the matcher's arithmetic may be a ns off
-				r.failf("query %v still waits after its deadline", id)
-			}
+		if q.waits() && q.deadline > 0 && q.deadline < r.now { // the matcher's arithmetic may be a ns off
+			r.failf("query %v still waits after its deadline", id)
 		}
 	}
-	if all, _ := r.m.Waiting(); all != waiting {
-		r.failf("the matcher says that %d queries wait, want %d", all, waiting)
+	if all, _ := r.m.Waiting(); all != r.waiting() {
+		r.failf("the matcher says that %d queries wait, want %d", all, r.waiting())
 	}
 	if at := next.Sub(time.Unix(0, 0)); !next.IsZero() && at <= r.now {
 		r.failf("wants to be stepped at %v, which is not after %v", at, r.now)

@@ -10,9 +10,12 @@ type shard struct {
 	lanes  []*lane // by the rank of their type, then by id
 	live   list    // waiting, and in time so far: the oldest first
 	late   list    // waiting, and lost: in the order they were
+	usable int     // lanes
 	// work is, by size class, the sum of the least mean latencies of the live queries.
-	work  [2]float64
-	dirty bool // something has changed since the last round
+	work     [2]float64
+	lateWork float64 // the sum of the mean latencies of the late ones
+	spare    spareTime
+	dirty    bool // something has changed since the last round
 }
 
 // The size classes of queries.
@@ -35,7 +38,7 @@ type policy interface {
 const defaultShardLanes = 15
 
 func newShard(m *Matcher) *shard {
-	return &shard{m: m, policy: policies[m.cfg.Policy](m)}
+	return &shard{m: m, policy: policies[m.cfg.Policy](m), spare: spareTime{share: 1}}
 }
 
 // enter puts q among the live queries of s.
@@ -61,6 +64,9 @@ func (s *shard) leave(q *query) {
 	}
 	if q.isLate {
 		s.late.remove(q)
+		if s.lateWork -= q.lateWork; s.late.n == 0 {
+			s.lateWork = 0
+		}
 	} else {
 		s.leaveLive(q)
 	}
@@ -71,12 +77,10 @@ func (s *shard) leave(q *query) {
 
 // round lets the policy choose, if there is anything to choose.
 func (s *shard) round() {
-	if s.live.n+s.late.n == 0 {
-		return
-	}
-	if slices.ContainsFunc(s.lanes, (*lane).open) {
+	if s.live.n+s.late.n > 0 && slices.ContainsFunc(s.lanes, (*lane).open) {
 		s.policy.choose(s)
 	}
+	s.noteSpare()
 }
 
 // assign sends a waiting query to an open lane that serves its model, and says
@@ -87,6 +91,9 @@ func (s *shard) assign(q *query, l *lane, cost float64) bool {
 	}
 	s.leave(q)
 	latency, wait, waited := l.latency(q), l.start(), s.m.now-q.arrival
+	if q.isLate {
+		s.giveSpare(latency)
+	}
 	slack := s.m.target[q.model] - waited - wait - latency
 	reason := Matched
 	if slack < 0 {
@@ -132,11 +139,14 @@ func (m *Matcher) deal() {
 		m.shards = m.shards[:count]
 	}
 	for _, s := range m.shards {
-		s.lanes, s.dirty = s.lanes[:0], true
+		s.lanes, s.usable, s.dirty = s.lanes[:0], 0, true
 	}
 	for i, l := range lanes {
 		l.shard = m.shards[i%len(m.shards)]
 		l.shard.lanes = append(l.shard.lanes, l)
+		if l.usable() {
+			l.shard.usable++
+		}
 	}
 }
 
@@ -200,5 +210,5 @@ func (s *shard) backlog(q *query) float64 {
 			n++
 		}
 	}
-	return work / float64(n)
+	return work / float64(max(n, 1))
 }

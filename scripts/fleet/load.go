@@ -54,6 +54,7 @@ func (r *recorder) ModelMetadata(ctx context.Context, model, version string) (*i
 // A count is outcomes counted.
 type count struct {
 	queries, onTime, late, refused, failed int
+	atOnce                                 int   // refused within the QoS target, with a time to come again
 	example                                error // of a failure
 }
 
@@ -83,6 +84,9 @@ func (r *recorder) between(from, to time.Time, target time.Duration) (c count) {
 			c.late++
 		case errors.Is(o.err, client.ErrOverloaded):
 			c.refused++
+			if e := new(client.Error); errors.As(o.err, &e) && e.RetryAfter > 0 && o.latency <= target {
+				c.atOnce++
+			}
 		default:
 			c.failed++
 			c.example = o.err

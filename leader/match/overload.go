@@ -1,0 +1,118 @@
+package match
+
+import "math"
+
+const (
+	// spareTargets is over how many QoS targets of the slowest model spare time is averaged.
+	spareTargets = 10
+	// leastSpare is the least share of spare time that is reckoned with.
+	leastSpare = 0.01
+)
+
+// A spareTime is the share of a shard's lane time that is left for late queries: lanes idle while
+// no query in time waits, or given to late ones. It is a moving average; all of it at the start.
+type spareTime struct {
+	share float64
+	idle  float64 // share of the lanes that count as idle since the last look
+	since float64
+}
+
+// spareOver is the time over which spare time is averaged.
+func spareOver(targets []float64) (over float64) {
+	for _, t := range targets {
+		over = max(over, spareTargets*t)
+	}
+	return over
+}
+
+// look brings the average over the given time up to now.
+func (t *spareTime) look(now, over float64) {
+	if now > t.since {
+		t.share -= (t.idle - t.share) * math.Expm1((t.since-now)/over)
+		t.since = now
+	}
+}
+
+// noteSpare says from now on how many lanes are idle.
+func (s *shard) noteSpare() {
+	s.spare.look(s.m.now, s.m.spareOver)
+	s.spare.idle = 0
+	if s.live.n > 0 || s.usable == 0 {
+		return
+	}
+	for _, l := range s.lanes {
+		if l.usable() && len(l.held) == 0 && l.freeAt <= s.m.now {
+			s.spare.idle += 1 / float64(s.usable)
+		}
+	}
+}
+
+// giveSpare says that a late query is given a lane for so long.
+func (s *shard) giveSpare(latency float64) {
+	s.spare.look(s.m.now, s.m.spareOver)
+	s.spare.share = min(1, s.spare.share+latency/s.m.spareOver/float64(s.usable))
+}
+
+// lateWait is how long a late query is expected to wait behind so much work of other late ones.
+func (s *shard) lateWait(work float64) float64 {
+	if work <= 0 || s.usable == 0 {
+		return 0
+	}
+	s.spare.look(s.m.now, s.m.spareOver)
+	return work / (max(leastSpare, s.spare.share) * float64(s.usable))
+}
+
+// becomesLate moves q to the late queries of s. Of these the newest are rejected as long as they are not
+// expected to start before their deadline.
+func (s *shard) becomesLate(q *query) {
+	s.leaveLive(q)
+	q.isLate = true
+	s.late.push(q)
+	q.lateWork = s.meanLatency(q)
+	s.lateWork += q.lateWork
+	s.dirty = true
+	for o := s.late.last; o != nil; o = s.late.last {
+		wait := s.lateWait(s.lateWork - o.lateWork)
+		if s.m.now+wait <= o.deadline {
+			return
+		}
+		s.m.reject(o, Overloaded, wait)
+	}
+}
+
+// turnAway rejects q, which has just arrived, if it can be told to be late, and then not to start before its deadline.
+func (s *shard) turnAway(q *query) {
+	wait := s.lateWait(s.lateWork)
+	if s.usable > 0 && !q.isLate && q.lostAt+wait > q.deadline && s.isFull(q) {
+		s.m.reject(q, Overloaded, q.lostAt-s.m.now+wait)
+	}
+}
+
+// isFull says whether the live queries that take no longer than q fill all lanes until it is too late for q. Longer ones
+// may have to stand back.
+func (s *shard) isFull(q *query) bool {
+	room := 0.0
+	for _, l := range s.lanes {
+		if l.suits(q) {
+			room += max(0, q.lostAt-s.m.now-l.start())
+		}
+	}
+	for o := s.live.first; o != nil && room >= 0; o = o.next {
+		if o != q && o.least <= q.least {
+			room -= o.least
+		}
+	}
+	return room < 0
+}
+
+// meanLatency is that of q over the lanes of s that serve it, 0 if there are none.
+func (s *shard) meanLatency(q *query) float64 {
+	sum, n := 0.0, 0
+	for _, l := range s.lanes {
+		if l.usable() && l.serves(q) {
+			sum += l.latency(q)
+			n++
+		}
+	}
+	return sum / float64(max(n, 1))
+}
