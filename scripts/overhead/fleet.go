@@ -172,18 +172,22 @@ type execution struct {
 }
 
 func (f *fleet) executed(ctx context.Context) (e execution, err error) {
-	c, err := client.New([]string{f.workers[0].grpc}, client.WithoutFleet(), client.WithTimeout(5*time.Second))
-	if err != nil {
-		return e, err
+	for _, w := range f.workers {
+		c, err := client.New([]string{w.grpc}, client.WithoutFleet(), client.WithTimeout(5*time.Second))
+		if err != nil {
+			return e, err
+		}
+		statistics, err := c.ModelStatistics(ctx, "ncf", "")
+		if err := errors.Join(err, c.Close()); err != nil {
+			return e, err
+		}
+		for _, s := range statistics {
+			infer := s.GetInferenceStats().GetComputeInfer()
+			e.count += infer.GetCount()
+			e.time += time.Duration(infer.GetNs())
+		}
 	}
-	defer c.Close()
-	statistics, err := c.ModelStatistics(ctx, "ncf", "")
-	for _, s := range statistics {
-		infer := s.GetInferenceStats().GetComputeInfer()
-		e.count += infer.GetCount()
-		e.time += time.Duration(infer.GetNs())
-	}
-	return e, err
+	return e, nil
 }
 
 // stop ends the agents. If one has ended before, their logs are kept.
