@@ -54,6 +54,7 @@ func (s controlService) Keyring(_ context.Context, req *control.KeyringRequest) 
 		s.log.Warn("gossip keys not changed", "step", req.Step, "error", err)
 		return nil, err
 	}
+	keys.Members, keys.Lost = s.memberNames(), s.lostAgents()
 	if !slices.Equal(before, keys.Fingerprints) {
 		s.log.Info("gossip keys changed", "step", req.Step, "in_use", keys.Fingerprints[0], "held", len(keys.Fingerprints), "in_file", keys.InFile)
 	}
@@ -138,7 +139,7 @@ func changedKeys(held [][]byte, step string, key []byte) ([][]byte, error) {
 
 // describe is what the agent holds. k.mu is held.
 func (k *keyring) describe() *control.AgentKeys {
-	return &control.AgentKeys{Agent: k.agent, Fingerprints: k.fingerprints(), InFile: k.file != "", Lost: k.gossip.Lost()}
+	return &control.AgentKeys{Agent: k.agent, Fingerprints: k.fingerprints(), InFile: k.file != ""}
 }
 
 func (k *keyring) fingerprints() []string {

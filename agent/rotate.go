@@ -50,7 +50,7 @@ type rotation struct {
 
 	done map[string]int    // steps made, by agent
 	left map[string]bool   // agents left behind
-	lost map[string]string // agents that may come back, and who says so
+	lost map[string]string // agents that may come back, or that only others know, and why that is believed
 }
 
 // RotateKeys changes the gossip key of the whole fleet.
@@ -147,7 +147,12 @@ func (r *rotation) all(ctx context.Context, last int) ([]string, error) {
 				r.done[name]++
 			}
 			for _, lost := range p.Keys.Lost {
-				r.lost[lost] = name
+				r.lost[lost] = "it has not said that it leaves, and " + name + " does not hear it"
+			}
+			for _, known := range p.Keys.Members {
+				if !slices.Contains(members, known) {
+					r.lost[known] = "it is known to " + name + " alone"
+				}
 			}
 			r.report(p)
 		})
@@ -155,12 +160,12 @@ func (r *rotation) all(ctx context.Context, last int) ([]string, error) {
 			return nil, ctx.Err()
 		}
 	}
-	for _, name := range r.agent.gossip.Lost() {
-		r.lost[name] = r.agent.name
+	for _, name := range r.agent.lostAgents() {
+		r.lost[name] = "it has not said that it leaves, and " + r.agent.name + " does not hear it"
 	}
-	for name, by := range r.lost {
+	for name, why := range r.lost {
 		if !slices.Contains(members, name) && r.done[name] <= last && !r.left[name] {
-			failed[name] = "it has not said that it leaves, and " + by + " does not hear it"
+			failed[name] = why
 			r.report(&control.KeysProgress{Step: rotationSteps[last].step, Keys: &control.AgentKeys{Agent: name, Fault: failed[name]}})
 		}
 	}
@@ -196,6 +201,22 @@ func (r *rotation) end(ctx context.Context) {
 	end := []*control.KeyringRequest{{Step: endKeys, Rotation: r.id}}
 	r.agent.askKeyrings(context.WithoutCancel(ctx), r.agent.memberNames(),
 		func(string) []*control.KeyringRequest { return end }, func(*control.KeysProgress) {})
+}
+
+// lostAgents are those that may come back with the keys that they had: gossip has lost them, or
+// it still speaks of them though they are no members, and no member has their address.
+func (a *Agent) lostAgents() []string {
+	lost := a.gossip.Lost()
+	taken, names := map[string]bool{}, map[string]bool{}
+	for _, m := range a.roster.view().Members {
+		taken[m.Address], names[m.Name] = true, true
+	}
+	for _, m := range a.gossip.Members() {
+		if said, err := decodeMeta(m.Meta); err == nil && !names[m.Name] && !taken[said.address] {
+			lost = append(lost, m.Name)
+		}
+	}
+	return lost
 }
 
 // memberNames are the agents of the fleet, this one too, in order.

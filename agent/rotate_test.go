@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -221,6 +222,35 @@ func TestRotateUnreachable(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestRotateUnknown: the agent that is asked to change the key does not know one that the others know,
+// because gossip with it was cut off when that one came. It changes nothing.
+func TestRotateUnknown(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		agents := []*fleetAgent{f.start(withKeyFile), f.start(withKeyFile)}
+		f.settled(agents...)
+		f.gossip.Partition([]netip.AddrPort{netip.MustParseAddrPort(agents[1].host + ":7946")})
+		unknown := f.start(withKeyFile)
+		f.eventually(time.Second, func() string {
+			if agents[0].roster.member(unknown.name) == nil {
+				return "the one that is not cut off does not know it"
+			}
+			return ""
+		})
+		_, faults, err := f.rotate(agents[1], &control.RotateKeysRequest{Key: newerKey}, nil)
+		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(faults[unknown.name], "known to "+agents[0].name) {
+			t.Errorf("rotation without %s: %v, %q", unknown.name, err, faults)
+		}
+		agents = append(agents, unknown)
+		f.holds(agents, oldKey)
+		f.heal()
+		f.settled(agents...)
+		if _, faults, err := f.rotate(agents[1], &control.RotateKeysRequest{Key: newerKey}, nil); err != nil {
+			t.Errorf("rotation with all: %v, %q", err, faults)
+		}
+		f.holds(agents, newerKey)
+	})
 }
 
 // TestRotateWithout leaves an agent behind that is not coming back.

@@ -2815,6 +2815,7 @@ type AgentKeys struct {
 	InFile        bool                   `protobuf:"varint,3,opt,name=in_file,json=inFile,proto3" json:"in_file,omitempty"` // they are kept, and so found again after a restart
 	Fault         string                 `protobuf:"bytes,4,opt,name=fault,proto3" json:"fault,omitempty"`                  // why the agent did not do it, or did not answer
 	Lost          []string               `protobuf:"bytes,5,rep,name=lost,proto3" json:"lost,omitempty"`                    // agents that it has not heard of for some time
+	Members       []string               `protobuf:"bytes,6,rep,name=members,proto3" json:"members,omitempty"`              // agents that it knows, itself included
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2880,6 +2881,13 @@ func (x *AgentKeys) GetFault() string {
 func (x *AgentKeys) GetLost() []string {
 	if x != nil {
 		return x.Lost
+	}
+	return nil
+}
+
+func (x *AgentKeys) GetMembers() []string {
+	if x != nil {
+		return x.Members
 	}
 	return nil
 }
@@ -3195,13 +3203,14 @@ const file_control_control_proto_rawDesc = "" +
 	"\x04keys\x18\x02 \x01(\v2\x1c.muster.control.v1.AgentKeysR\x04keys\"\x11\n" +
 	"\x0fListKeysRequest\"H\n" +
 	"\x10ListKeysResponse\x124\n" +
-	"\x06agents\x18\x01 \x03(\v2\x1c.muster.control.v1.AgentKeysR\x06agents\"\x88\x01\n" +
+	"\x06agents\x18\x01 \x03(\v2\x1c.muster.control.v1.AgentKeysR\x06agents\"\xa2\x01\n" +
 	"\tAgentKeys\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\"\n" +
 	"\ffingerprints\x18\x02 \x03(\tR\ffingerprints\x12\x17\n" +
 	"\ain_file\x18\x03 \x01(\bR\x06inFile\x12\x14\n" +
 	"\x05fault\x18\x04 \x01(\tR\x05fault\x12\x12\n" +
-	"\x04lost\x18\x05 \x03(\tR\x04lost\"R\n" +
+	"\x04lost\x18\x05 \x03(\tR\x04lost\x12\x18\n" +
+	"\amembers\x18\x06 \x03(\tR\amembers\"R\n" +
 	"\x0eKeyringRequest\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x1a\n" +
