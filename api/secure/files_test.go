@@ -239,6 +239,7 @@ func TestAdvice(t *testing.T) {
 	p.write("ca.crt", string(caPEM), 0o600)
 	p.issue("good", Order{Name: "a1", Agent: true, Life: year}, 0)
 	p.issue("old", Order{Name: "a1", Agent: true, Life: time.Hour}, 2*time.Hour)
+	p.issue("future", Order{Name: "a1", Agent: true, Life: year}, -3*time.Hour)
 	p.issue("short", Order{Name: "a1", Agent: true, Life: time.Hour}, 0)
 	p.issue("client", Order{Name: "ads", Life: year}, 0)
 	for _, tt := range []struct{ file, ca, want string }{
@@ -246,6 +247,9 @@ func TestAdvice(t *testing.T) {
 		{"good", "", ""},
 		{"good", other.path("ca.crt"), "unknown authority"},
 		{"old", "", "has expired on"},
+		{"old", "", "clock, which says"},
+		{"future", "", "does not hold before"},
+		{"future", "", "clock, which says"},
 		{"short", "", "expires on"},
 		{"client", p.path("ca.crt"), AgentName},
 	} {

@@ -157,7 +157,7 @@ func TestBadClients(t *testing.T) {
 		reason string
 	}{
 		{"expired", withCert(load(p, "expired")), `"certificate expired"`},
-		{"not yet valid", withCert(load(p, "future")), `"certificate expired"`},
+		{"not yet valid", withCert(load(p, "future")), `"certificate not valid yet"`},
 		{"another CA", withCert(load(stranger, "ads")), `"certificate of an unknown CA"`},
 		{"self-signed", withCert(selfSigned), `"certificate of an unknown CA"`},
 		{"no certificate", withCert(tls.Certificate{}), `"no certificate"`},
@@ -198,6 +198,7 @@ func TestBadServers(t *testing.T) {
 	p, stranger := newPKI(t), newPKI(t)
 	p.issue("me", Order{Name: "a1", Agent: true}, 0)
 	p.issue("expired", Order{Name: "a1", Agent: true, Life: time.Minute}, time.Hour)
+	p.issue("future", Order{Name: "a1", Agent: true}, -2*time.Hour)
 	p.issue("client", Order{Name: "ads"}, 0)
 	stranger.issue("agent", Order{Name: "a1", Agent: true}, 0)
 	_, cert, key, err := selfSignedPair()
@@ -219,7 +220,8 @@ func TestBadServers(t *testing.T) {
 		words    string // of the client's error
 	}{
 		{"good", p, "me", "10.1.2.3:8001", codes.OK, codes.OK, ""},
-		{"expired", p, "expired", "127.0.0.1:1", codes.Unavailable, codes.Unavailable, "expired"},
+		{"expired", p, "expired", "127.0.0.1:1", codes.Unavailable, codes.Unavailable, "set the clock"},
+		{"not yet valid", p, "future", "127.0.0.1:1", codes.Unavailable, codes.Unavailable, "set the clock"},
 		{"another CA", stranger, "agent", "127.0.0.1:1", codes.Unavailable, codes.Unavailable, "unknown authority"},
 		{"self-signed", p, "self", "127.0.0.1:1", codes.Unavailable, codes.Unavailable, "unknown authority"},
 		{"a client's certificate", p, "client", "127.0.0.1:1", codes.Unavailable, codes.Unavailable, "incompatible key usage"},

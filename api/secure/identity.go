@@ -128,7 +128,7 @@ func (id *identity) verifyServer(state tls.ConnectionState, host string, agent b
 	leaf := state.PeerCertificates[0] // crypto/tls has seen to it that there is one
 	between := poolOf(state.PeerCertificates[1:])
 	if _, err := leaf.Verify(x509.VerifyOptions{Roots: id.roots, Intermediates: between}); err != nil {
-		return &tls.CertificateVerificationError{UnverifiedCertificates: state.PeerCertificates, Err: err}
+		return &tls.CertificateVerificationError{UnverifiedCertificates: state.PeerCertificates, Err: doubtClock(err)}
 	}
 	if slices.Contains(leaf.DNSNames, AgentName) {
 		return nil
@@ -137,6 +137,23 @@ func (id *identity) verifyServer(state tls.ConnectionState, host string, agent b
 		return fmt.Errorf("tls: the certificate of %q does not have the name %q, want that of an agent of this cluster", leaf.Subject.CommonName, AgentName)
 	}
 	return leaf.VerifyHostname(host)
+}
+
+// outOfDate tells of a certificate that does not hold at this time: not yet, or not any more.
+func outOfDate(err error) (begun, is bool) {
+	var invalid x509.CertificateInvalidError
+	if !errors.As(err, &invalid) || invalid.Reason != x509.Expired {
+		return false, false
+	}
+	return !time.Now().Before(invalid.Cert.NotBefore), true
+}
+
+// doubtClock adds to the error of a certificate that does not hold at this time what else may be wrong.
+func doubtClock(err error) error {
+	if _, is := outOfDate(err); is {
+		return fmt.Errorf("%w: renew it, or set the clock of this machine or of the one that issued it", err)
+	}
+	return err
 }
 
 // A caller is who makes a call.
@@ -186,9 +203,12 @@ func (id *identity) advice(now time.Time) error {
 		return nil
 	}
 	leaf := id.cert.Leaf
+	const clock = "nobody will believe it, unless this machine's clock, which says %s, is wrong"
 	switch {
+	case now.Before(leaf.NotBefore):
+		return fmt.Errorf("the certificate of %q does not hold before %s: "+clock, certificateName(leaf), leaf.NotBefore.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	case now.After(leaf.NotAfter):
-		return fmt.Errorf("the certificate of %q has expired on %s: nobody will believe it", certificateName(leaf), leaf.NotAfter.UTC().Format(time.RFC3339))
+		return fmt.Errorf("the certificate of %q has expired on %s: "+clock, certificateName(leaf), leaf.NotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	case now.Add(soon).After(leaf.NotAfter):
 		return fmt.Errorf("the certificate of %q expires on %s", certificateName(leaf), leaf.NotAfter.UTC().Format(time.RFC3339))
 	case id.roots == nil:

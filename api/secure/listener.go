@@ -88,7 +88,7 @@ func (g *Guard) handshake(raw net.Conn, p protocol) (*tls.Conn, error) {
 	if err != nil {
 		if reason := handshakeReason(err); reason != "" {
 			g.observe(ReasonHandshake)
-			g.refusals.add(raw.RemoteAddr(), "connection refused", reason, err)
+			g.refusals.add(raw.RemoteAddr(), "connection refused", reason, doubtClock(err))
 		}
 		return nil, err
 	}
@@ -100,8 +100,8 @@ func (g *Guard) handshake(raw net.Conn, p protocol) (*tls.Conn, error) {
 // is open.
 func handshakeReason(err error) string {
 	var record tls.RecordHeaderError
-	var expired x509.CertificateInvalidError
 	var unknown x509.UnknownAuthorityError
+	begun, dated := outOfDate(err)
 	switch {
 	case errors.Is(err, errEvicted), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
 		return "no handshake in time"
@@ -109,8 +109,10 @@ func handshakeReason(err error) string {
 		return ""
 	case errors.As(err, &record):
 		return "plain text on a port with TLS"
-	case errors.As(err, &expired) && expired.Reason == x509.Expired:
+	case dated && begun:
 		return "certificate expired"
+	case dated:
+		return "certificate not valid yet"
 	case errors.As(err, &unknown):
 		return "certificate of an unknown CA"
 	case strings.Contains(err.Error(), "didn't provide a certificate"): // crypto/tls has no type for it
