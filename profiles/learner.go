@@ -97,7 +97,7 @@ const (
 	shapeMemory = 4000 // queries the distribution of z remembers
 	agentMemory = 500  // queries the factor of an agent remembers
 	// An agent not heard of for so long no longer counts in the mean of the factors.
-	agentLife = time.Hour
+	agentLife = 10 * time.Minute
 
 	// So many first queries are kept as they are, for what is an outlier shows only later; less
 	// than earlyLimit from the line none is.
@@ -373,7 +373,7 @@ type Agent struct {
 	Seen time.Time
 }
 
-// Agents returns the agents seen within the last hour of observations, by name.
+// Agents returns the agents seen within the last ten minutes of observations, by name.
 func (l *Learner) Agents() []Agent {
 	mean := l.meanFactor()
 	all := make([]Agent, 0, len(l.agents))

@@ -285,7 +285,7 @@ func TestLearnerTellsAgentsApart(t *testing.T) {
 			t.Errorf("factor of an unknown agent is %v", got)
 		}
 
-		// Agents gone for an hour no longer count.
+		// Agents that have gone no longer count.
 		m.now = m.now.Add(2 * time.Hour)
 		m.teach(t, l, 100, "b", 1.5)
 		if a := l.Agents(); len(a) != 1 || a[0].Name != "b" || a[0].Factor != 1 {
