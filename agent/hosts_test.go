@@ -18,13 +18,14 @@ type hosts struct {
 	listeners map[string]*hostListener
 	conns     map[*hostConn]bool
 	part      map[string]int
+	delays    map[string]time.Duration // of what goes to and from an owner
 	killed    map[string]bool
 	changed   chan struct{} // closed at the next change of the partition
 	oneWay    time.Duration // that what is sent takes
 }
 
 func newHosts() *hosts {
-	return &hosts{listeners: map[string]*hostListener{}, conns: map[*hostConn]bool{}, killed: map[string]bool{}, changed: make(chan struct{})}
+	return &hosts{listeners: map[string]*hostListener{}, conns: map[*hostConn]bool{}, delays: map[string]time.Duration{}, killed: map[string]bool{}, changed: make(chan struct{})}
 }
 
 func (h *hosts) partition(part map[string]int) {
@@ -35,11 +36,18 @@ func (h *hosts) partition(part map[string]int) {
 	h.changed = make(chan struct{})
 }
 
-// reachable says whether two hosts reach each other, and when to look again.
-func (h *hosts) reachable(from, to string) (bool, <-chan struct{}) {
+// delay has what goes to and from an owner take so much longer.
+func (h *hosts) delay(owner string, delay time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.part[from] == h.part[to], h.changed
+	h.delays[owner] = delay
+}
+
+// reachable says whether two hosts reach each other, how long that takes, and when to look again.
+func (h *hosts) reachable(from, to string) (reachable bool, delay time.Duration, changed <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.part[from] == h.part[to], h.delays[from] + h.delays[to], h.changed
 }
 
 // kill breaks the connections of an owner, and frees its addresses.
@@ -145,12 +153,20 @@ type hostConn struct {
 	closed   chan struct{}
 }
 
-// pass waits until the hosts reach each other.
+// pass waits until the hosts reach each other, and for as long as that takes.
 func (c *hostConn) pass() error {
 	for {
-		ok, changed := c.hosts.reachable(c.from, c.to)
+		ok, delay, changed := c.hosts.reachable(c.from, c.to)
 		if ok {
-			return nil
+			if delay == 0 {
+				return nil
+			}
+			select {
+			case <-time.After(delay):
+				return nil
+			case <-c.closed:
+				return net.ErrClosed
+			}
 		}
 		select {
 		case <-changed:
@@ -173,7 +189,13 @@ func (c *hostConn) Write(b []byte) (int, error) {
 	if err := c.pass(); err != nil {
 		return 0, err
 	}
-	return c.Conn.Write(b)
+	n, err := c.Conn.Write(b)
+	if err != nil {
+		// The reader must hear of it, too, before time goes on: until it does grpc tries again
+		// without end, and in virtual time that is for ever.
+		_ = c.Close()
+	}
+	return n, err
 }
 
 func (c *hostConn) Close() error {
