@@ -130,6 +130,9 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 			s.log.Debug("the leader does not say how the fleet is", "leader", leader, "error", err)
 		}
 	}
+	if leader == s.name {
+		s.leading.status(status)
+	}
 	known := map[string]*control.AgentStatus{}
 	for _, a := range status.Agents {
 		known[a.Name] = a
@@ -149,9 +152,6 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 			}
 		}
 		status.Agents = append(status.Agents, a)
-	}
-	if leader == s.name {
-		s.leading.status(status)
 	}
 	return status, nil
 }

@@ -18,6 +18,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
@@ -37,6 +38,8 @@ type testFleet struct {
 	gossip  *gossiptest.Network
 	network *hosts
 	agents  []*fleetAgent
+	// credentials are those of clients; nil: they do not encrypt.
+	credentials credentials.TransportCredentials
 }
 
 // testInFleet runs test in a bubble of virtual time and ends what it started.
@@ -131,7 +134,7 @@ func (f *testFleet) startOn(host string, changes ...func(*Agent)) *fleetAgent {
 		_ = a.conn.Close() // a test may have closed it
 		return err
 	})
-	client := network{dial: func(ctx context.Context, to string) (net.Conn, error) { return f.network.dial(ctx, "client", to) }}
+	client := network{credentials: f.credentials, dial: func(ctx context.Context, to string) (net.Conn, error) { return f.network.dial(ctx, "client", to) }}
 	if a.conn, err = client.connect(host + ":8001"); err != nil {
 		f.Fatal(err)
 	}

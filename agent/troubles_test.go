@@ -1,0 +1,171 @@
+package agent
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/secure"
+)
+
+// TestUndescribed: an agent that gossips but cannot be asked what it holds is listed without models and
+// gets no queries; the others say so once. When it can be asked it gets its share.
+func TestUndescribed(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		a, b := f.start(), f.start()
+		f.settled(a, b)
+		cut := f.start(func(a *Agent) { f.network.partition(map[string]int{a.name: 1}) })
+		f.eventually(10*time.Second, func() string {
+			for _, x := range []*fleetAgent{a, b} {
+				if x.roster.member(cut.name) == nil {
+					return x.name + " does not list " + cut.name
+				}
+			}
+			return ""
+		})
+		if failed := f.send(600, 100*time.Millisecond, a, b); len(failed) > 0 {
+			f.Errorf("failed: %v", failed)
+		}
+		for _, x := range []*fleetAgent{a, b} {
+			if m := x.roster.member(cut.name); m == nil || len(m.Models) > 0 {
+				f.Errorf("%s lists %v, want the agent without models", x.name, m)
+			}
+			if n := strings.Count(x.log.String(), "gossips but does not say what it serves"); n != 1 {
+				f.Errorf("%s says %d times that an agent does not say what it serves, want once", x.name, n)
+			}
+		}
+		if ran := total(cut.metrics.attempts); ran > 0 {
+			f.Errorf("the agent that cannot be asked had %v attempts", ran)
+		}
+		f.heal()
+		f.settled(a, b, cut)
+		f.led(a, b, cut)
+		if failed := f.send(300, time.Millisecond/2, a, b); len(failed) > 0 {
+			f.Errorf("failed afterwards: %v", failed)
+		}
+		if ran := total(cut.metrics.attempts); ran < 30 {
+			f.Errorf("reached again, it ran %v of 300 queries", ran)
+		}
+	})
+}
+
+// TestClockOff: an agent whose certificate was issued by a clock that is hours fast is listed without models
+// and gets no queries; both sides' logs say that it may be the clock. With a good one it serves.
+func TestClockOff(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		ca := newTestCA(f)
+		guard, err := secure.Open(ca.agent("client"), secure.Options{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.credentials = guard.PeerCredentials()
+		agent := func(name string) func(*Agent) {
+			return func(a *Agent) { a.config.Security = ca.agent(name) }
+		}
+		a, b := f.start(agent("a")), f.start(agent("b"))
+		f.settled(a, b)
+		off := f.start(agent("c"), func(a *Agent) {
+			order := secure.Order{Name: "c", Agent: true, Life: 24 * time.Hour}
+			cert, key, err := ca.ca.Issue(order, time.Now().Add(3*time.Hour))
+			if err != nil {
+				f.Fatal(err)
+			}
+			ca.write("c.crt", string(cert))
+			ca.write("c.key", string(key))
+		})
+		f.eventually(10*time.Second, func() string {
+			for _, x := range []*fleetAgent{a, b} {
+				if m := x.roster.member(off.name); m == nil || len(m.Models) > 0 {
+					return fmt.Sprintf("%s lists %v, want %s without models", x.name, m, off.name)
+				}
+				if !strings.Contains(x.log.String(), "agent gossips but does not say") {
+					return x.name + " does not say that it cannot ask"
+				}
+			}
+			return ""
+		})
+		if failed := f.send(100, time.Millisecond, a, b); len(failed) > 0 {
+			f.Errorf("failed: %v", failed)
+		}
+		if ran := total(off.metrics.attempts); ran > 0 {
+			f.Errorf("the agent whose clock is off had %v attempts", ran)
+		}
+		for _, x := range []*fleetAgent{a, b, off} {
+			if !strings.Contains(x.log.String(), "clock of this machine or of the one that issued it") && !strings.Contains(x.log.String(), "this machine's clock, which says") {
+				f.Errorf("%s does not say that a clock may be wrong: %s", x.name, x.log)
+			}
+		}
+		ca.agent("c")
+		f.settled(a, b, off)
+		f.led(a, b, off)
+		if failed := f.send(100, time.Millisecond, a, b, off); len(failed) > 0 {
+			f.Errorf("failed afterwards: %v", failed)
+		}
+	})
+}
+
+// TestSlowWorker: one of three equal workers takes three times as long for a while. The leader finds out
+// by how much, it gets less to do, and few queries are late; and all is as before when it is over.
+func TestSlowWorker(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		var agents []*fleetAgent
+		sites := map[*fleetAgent]*site{}
+		for range 3 {
+			s := &site{}
+			s.slower.Store(1)
+			a := f.start(func(a *Agent) { a.openExecutor = s.openEmulator })
+			agents, sites[a] = append(agents, a), s
+		}
+		f.settled(agents...)
+		leader := f.led(agents...)
+		// during serves for a while and returns how many queries each agent ran.
+		during := func(what string, rate int, long time.Duration) map[*fleetAgent]float64 {
+			ran := map[*fleetAgent]float64{}
+			for _, a := range agents {
+				ran[a] = -total(a.metrics.attempts)
+			}
+			sent, slowest, late, failed := f.lately(time.Second/time.Duration(rate), func() { time.Sleep(long) }, agents...)
+			if len(failed) > 0 || late > sent/100 {
+				f.Errorf("%s: of %d queries %d were late, the slowest took %v; failed: %v", what, sent, late, slowest, failed)
+			}
+			for _, a := range agents {
+				ran[a] += total(a.metrics.attempts)
+			}
+			return ran
+		}
+		var slow *fleetAgent
+		factor := func() float64 {
+			s, err := leader.ctl.Status(f.Context(), &control.StatusRequest{Agent: slow.name})
+			if err != nil || len(s.GetAgents()) != 1 {
+				f.Fatalf("status: %v, %v", s, err)
+			}
+			return s.GetAgents()[0].GetFactor()
+		}
+		ran := during("all are equal", 1000, time.Second)
+		for _, a := range agents { // two would do
+			if a != leader && (slow == nil || ran[a] > ran[slow]) {
+				slow = a
+			}
+		}
+		before := ran[slow]
+		sites[slow].slower.Store(3)
+		during("one becomes slow", 1000, time.Second)
+		if now := factor(); now < 1.5 { // of a mean that it is part of
+			f.Errorf("the factor of the slow one is %v", now)
+		}
+		if ran := during("one is slow", 1000, time.Second); ran[slow] > before/3 {
+			f.Errorf("the slow one ran %v of 1000 queries, %v before", ran[slow], before)
+		}
+		sites[slow].slower.Store(1)
+		during("it is needed, and fast again", 2000, time.Second)
+		if now := factor(); now > 1.1 {
+			f.Errorf("the factor of the one that was slow is %v", now)
+		}
+		if ran := during("all are equal again", 2000, time.Second); ran[slow] < 500 {
+			f.Errorf("the one that was slow ran %v of 2000 queries", ran[slow])
+		}
+	})
+}
