@@ -451,7 +451,7 @@ func TestUnused(t *testing.T) {
 }
 
 // TestManyGateways: a leader does not remember gateways that are gone for ever, nor
-// any number of one gateway's queries.
+// any number of one gateway's queries, nor as many on one lane.
 func TestManyGateways(t *testing.T) {
 	in := newToldLeader(t, t.TempDir(), slog.New(slog.DiscardHandler))
 	in.connectGateway(0, 1)
@@ -473,14 +473,25 @@ func TestManyGateways(t *testing.T) {
 	}
 
 	in.pass(time.Second)
-	m := &control.GatewayMessage{}
-	for sequence := range uint64(mostSubmitted + 10) {
-		m.Submit = append(m.Submit, &control.Submit{Sequence: sequence, Model: "m", BatchSize: 1, Agent: "w0", Attempts: 1})
+	sent := &control.GatewayMessage{}
+	for sequence := range uint64(mostHeld + 10) {
+		sent.Submit = append(sent.Submit, &control.Submit{Sequence: sequence, Model: "m", BatchSize: 1, Agent: "w0", Attempts: 1})
 	}
-	in.told(in.gateways[0], m)
+	in.told(in.gateways[0], sent)
+	for _, ln := range in.lanes {
+		if len(ln.held) != mostHeld {
+			t.Errorf("a gateway makes the leader believe that a lane has %d queries, want %d", len(ln.held), mostHeld)
+		}
+	}
+	for sequence := range uint64(mostSubmitted) {
+		in.gateways[0].queries[sequence] = &leaderQuery{}
+	}
 	in.flush()
-	if n, rejected := len(in.gateways[0].queries), in.gateways[0].pending.GetReject(); n > mostSubmitted || len(rejected) != 10 || rejected[0].GetRetryAfterNs() <= 0 {
-		t.Errorf("%d queries of a gateway are remembered and %d rejected, want %d and 10", n, len(rejected), mostSubmitted)
+	in.gateways[0].pending = nil
+	in.told(in.gateways[0], &control.GatewayMessage{Submit: []*control.Submit{{Sequence: mostSubmitted, Model: "m", BatchSize: 1}}})
+	in.flush()
+	if rejected := in.gateways[0].pending.GetReject(); len(rejected) != 1 || rejected[0].GetSequence() != mostSubmitted || rejected[0].GetRetryAfterNs() <= 0 {
+		t.Errorf("beyond %d queries of a gateway one more is answered with %v, want a rejection", mostSubmitted, in.gateways[0].pending)
 	}
 	in.cancel()
 }

@@ -22,6 +22,8 @@ const (
 	// mostSubmitted bounds the queries of one gateway that the leader remembers, and those
 	// parked of all.
 	mostSubmitted = 1 << 16
+	// mostHeld bounds the queries of which the leader believes gateways that a lane has them.
+	mostHeld = 1 << 10
 	// mostNumbers is how many gateways have a number before those are forgotten that are
 	// not connected, and of whose queries no lane has any.
 	mostNumbers = 1 << 12
@@ -296,7 +298,7 @@ func (r *reign) submit(g *gateway, s *control.Submit) {
 			r.parked = append(r.parked, &parked{g, s, r.now})
 			return
 		}
-		if w != nil && int(s.GetLane()) < len(w.lanes) {
+		if w != nil && int(s.GetLane()) < len(w.lanes) && len(w.lanes[s.GetLane()].held) < mostHeld {
 			g.queries[s.GetSequence()] = q
 			r.sent(g, s, q, w.lanes[s.GetLane()], key)
 			return
