@@ -109,11 +109,11 @@ func executed(ctx context.Context, f *process.Fleet) (total time.Duration, err e
 	return total, nil
 }
 
-// loaded starts a fleet of DIEN under 0.7 of what it can serve, for the given
-// time.
+// loaded starts a fleet of DIEN under a share of what it can serve, for the given
+// time. One of the cheap machines leads: when it dies the others can still serve that.
 func (e *experiment) loaded(ctx context.Context, share float64, duration time.Duration) (*process.Fleet, *driver, error) {
 	types := pool(2, 9)
-	f, err := e.start(ctx, "dien", types)
+	f, err := e.start(ctx, "dien", types, "g4dn.xlarge")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -162,7 +162,7 @@ func (e *experiment) failover(ctx context.Context) error {
 		signal syscall.Signal
 	}{{"kill -9", syscall.SIGKILL}, {"SIGSTOP", syscall.SIGSTOP}} {
 		var longest time.Duration
-		var after, worst count
+		var before, after, worst count
 		for range e.runs {
 			leader, epoch, err := f.Leader(ctx)
 			if err != nil {
@@ -179,8 +179,10 @@ func (e *experiment) failover(ctx context.Context) error {
 				return err
 			}
 			c := d.between(at, at.Add(2*time.Second), dienTarget)
-			fmt.Printf("  leader %d (%s), %s: the next leader after %v; queries of the next 2 s: %v\n",
-				leader.Index, leader.InstanceType, how.name, took.Round(time.Millisecond), c)
+			b := d.between(at.Add(-2*time.Second), at, dienTarget)
+			fmt.Printf("  leader %d (%s), %s: the next leader after %v; queries of the next 2 s: %v; of the 2 s before: %.2f %% on time\n",
+				leader.Index, leader.InstanceType, how.name, took.Round(time.Millisecond), c, b.percentOnTime())
+			before.queries, before.onTime = before.queries+b.queries, before.onTime+b.onTime
 			after.queries, after.late, after.failed, after.refused = after.queries+c.queries, after.late+c.late, after.failed+c.failed, after.refused+c.refused
 			if c.queries-c.onTime > worst.queries-worst.onTime {
 				worst = c
@@ -204,7 +206,8 @@ func (e *experiment) failover(ctx context.Context) error {
 		e.want(longest <= 2*time.Second, "%s: a new leader within %v at the latest, want 2 s", how.name, longest.Round(time.Millisecond))
 		e.want(after.failed+after.refused == 0, "%s: %d of %d queries failed, %d refused, want none", how.name, after.failed, after.queries, after.refused)
 		late := 100 * float64(after.late) / float64(max(1, after.queries))
-		e.want(late <= 1, "%s: %.2f %% of the queries of the next two seconds late, want at most 1 %% (worst: %v)", how.name, late, worst)
+		e.want(late <= 1, "%s: %.2f %% of the queries of the next two seconds late, want at most 1 %% (worst: %v); of the two seconds before %.2f %%",
+			how.name, late, worst, 100-before.percentOnTime())
 	}
 	d.stop()
 	e.account(d, begin)

@@ -111,14 +111,18 @@ func (e *experiment) newFleet(ctx context.Context, model string, args ...string)
 	return f, f.GenerateSmall(ctx)
 }
 
-// start starts agents of an instance type each, and waits until all know all.
-func (e *experiment) start(ctx context.Context, model string, types []string) (*process.Fleet, error) {
+// start starts agents of an instance type each, some of which never lead, and waits until all know all.
+func (e *experiment) start(ctx context.Context, model string, types []string, neverLead ...string) (*process.Fleet, error) {
 	f, err := e.newFleet(ctx, model)
 	if err != nil {
 		return nil, err
 	}
 	for _, t := range types {
-		if _, err := f.Add(t, "", ""); err != nil {
+		var args []string
+		if slices.Contains(neverLead, t) {
+			args = []string{"--leader", "never"}
+		}
+		if _, err := f.Add(t, "", "", args...); err != nil {
 			f.Stop()
 			return nil, err
 		}
