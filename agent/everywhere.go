@@ -271,7 +271,7 @@ func (a *Agent) largestBody(model, version string) (int64, error) {
 	}
 	m, _, err := a.fleetModel(model, number)
 	if err != nil {
-		return 0, err
+		return 0, a.whileStarting(err)
 	}
 	return largestQuery(portsOf(m.Metadata.GetInputs()), int(m.LargestBatchSize), jsonElement, a.config.MaxWaitingBytes), nil
 }

@@ -308,6 +308,30 @@ func TestManyProfiles(t *testing.T) {
 	})
 }
 
+// TestQueriesWhileStarting asks an agent that starts for a model that the fleet has: until
+// it answers it says that it cannot, never that there is no such model.
+func TestQueriesWhileStarting(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		a := f.start()
+		f.settled(a)
+		b := f.start()
+		answered := false
+		for range 5000 {
+			_, err := b.oip.ModelInfer(f.Context(), ncfRequest(10))
+			if code := status.Code(err); code != codes.OK && code != codes.Unavailable {
+				f.Fatalf("an agent that starts answers %v, want %v", err, codes.Unavailable)
+			}
+			if answered = err == nil; answered {
+				break
+			}
+			time.Sleep(100 * time.Microsecond)
+		}
+		if !answered {
+			f.Errorf("an agent that starts does not answer")
+		}
+	})
+}
+
 // send has each of the agents answer queries of 1.1 ms in turn, one every interval, and
 // returns how many failed, by code and message.
 func (f *testFleet) send(n int, interval time.Duration, agents ...*fleetAgent) map[string]int {

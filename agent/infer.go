@@ -2,9 +2,11 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/muster-serve/muster/api/oip"
@@ -57,12 +59,22 @@ func (a *Agent) infer(ctx context.Context, req *oip.Request, arrival time.Time) 
 // release req.
 func (a *Agent) pass(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response, error) {
 	resp, err := a.gateway.Infer(passTrace(ctx), req, arrival)
+	err = a.whileStarting(err)
 	outcome := "answered"
 	if err != nil {
 		outcome = classify(err).reason
 	}
 	a.metrics.passed.WithLabelValues(outcome).Inc()
 	return resp, err
+}
+
+// whileStarting is err, unless it says that there is no such model and this agent has
+// only just started: it may not know of all yet.
+func (a *Agent) whileStarting(err error) error {
+	if err == nil || a.settled.Load() || classify(err).code != codes.NotFound {
+		return err
+	}
+	return fmt.Errorf("this agent is starting and may not know all models: %w", models.ErrNotReady)
 }
 
 // passTrace has the trace context of a call go along to the worker. Where this agent
