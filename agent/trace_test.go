@@ -197,7 +197,7 @@ func (f *testFleet) attributes(of tracetest.SpanStub, want string) {
 	f.Helper()
 	has := map[string]bool{}
 	for _, a := range of.Attributes {
-		has[string(a.Key)+"="+a.Value.Emit()] = true
+		has[string(a.Key)+"="+a.Value.String()] = true
 	}
 	for _, w := range strings.Fields(want) {
 		if !has[w] {

@@ -14,19 +14,17 @@ import (
 // FuzzTable reads any profile as agents send it. One that is read must give latencies that grow
 // with the quantile, and be written as it was read.
 func FuzzTable(f *testing.F) {
-	for _, model := range profiles.ShippedLibrary().Models() {
-		for _, typ := range profiles.ShippedLibrary().Types(model) {
-			t, err := profiles.ShippedLibrary().Table(model, typ)
-			if err != nil {
-				f.Fatal(err)
-			}
-			data, err := json.Marshal(t)
-			if err != nil {
-				f.Fatal(err)
-			}
-			f.Add(data)
+	model := profiles.ShippedLibrary().Models()[0]
+	for _, typ := range profiles.ShippedLibrary().Types(model) {
+		t, err := profiles.ShippedLibrary().Table(model, typ)
+		if err != nil {
+			f.Fatal(err)
 		}
-		break
+		data, err := json.Marshal(t)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
 	}
 	f.Add([]byte(`{"key":{},"knots":[{"batch_size":1,"mean_ms":1e300}]}`))
 	f.Add([]byte(`{"knots":null}`))
