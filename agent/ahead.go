@@ -60,16 +60,16 @@ func medianAhead(s []aheadSample, perByte float64) time.Duration {
 	return rest[len(rest)/2]
 }
 
-// value is how long ahead of its start a usual query must be decided on; false
+// value is how long ahead of its start a usual query, of the median size, must be decided on; false
 // before enough is known.
 func (e *aheadEstimate) value() (time.Duration, bool) {
 	if e.fitted == 0 {
 		return 0, false
 	}
-	n := min(e.observed, len(e.samples))
-	mean := 0.0
-	for _, x := range e.samples[:n] {
-		mean += float64(x.bytes) / float64(n)
+	bytes := make([]uint64, min(e.observed, len(e.samples)))
+	for i := range bytes {
+		bytes[i] = e.samples[i].bytes
 	}
-	return e.fixed + time.Duration(e.perByte*mean), true
+	slices.Sort(bytes)
+	return e.fixed + time.Duration(e.perByte*float64(bytes[len(bytes)/2])), true
 }

@@ -315,7 +315,7 @@ func (r *reign) submission(kind match.Kind, g *gateway, s *control.Submit, key s
 	e := match.Event{
 		Kind: kind, Query: match.QueryID{Gateway: g.number, Sequence: s.GetSequence()}, Attempt: int(s.GetAttempts()),
 		Model: key, BatchSize: int(min(s.GetBatchSize(), match.MaxBatchSize+1)),
-		Waited: control.Duration(s.GetWaitedNs()) + r.ahead.fixed, TimeLeft: control.Duration(s.GetTimeLeftNs()),
+		Waited: control.Duration(s.GetWaitedNs()) + min(r.ahead.fixed, r.aheadSet), TimeLeft: control.Duration(s.GetTimeLeftNs()),
 	}
 	if s.GetTimeLeftNs() < 0 {
 		e.TimeLeft = 1

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -456,9 +457,22 @@ func (r *reign) watch(ln *lane) {
 	}
 }
 
+// mostAhead bounds what is learned of the way to a lane: a quarter of the shortest QoS target of the models that
+// lanes hold. A longer way, be it real or one of starved processes, is not hidden: to decide that early leaves no query in time.
+func (r *reign) mostAhead() time.Duration {
+	most := time.Duration(math.MaxInt64)
+	for _, w := range r.workers {
+		for _, key := range w.models {
+			most = min(most, r.models[key].target/4)
+		}
+	}
+	return most
+}
+
 // tuneAhead tells the matcher how long the way to a lane takes, when that has changed.
 func (r *reign) tuneAhead() {
 	ahead, ok := r.ahead.value()
+	ahead = min(ahead, r.mostAhead())
 	if diff := (ahead - r.aheadSet).Abs(); !ok || diff < 20*time.Microsecond || diff*10 < r.aheadSet {
 		return
 	}
