@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/muster-serve/muster/api/tensor"
@@ -33,9 +34,16 @@ func (e *Emulated) Load(ctx context.Context, v *models.Version) (Model, error) {
 	return &emulatedModel{version: v, latency: e.latency}, nil
 }
 
+// mostOverrun bounds what one run takes off the next. A process that sleeps is woken up to a millisecond
+// late by Go's timers; what is more is a machine that was busy.
+const mostOverrun = 2 * time.Millisecond
+
 type emulatedModel struct {
 	version *models.Version
 	latency LatencyFunc
+	// overrun is by how much, in ns, the last run took longer than it should have. The next is
+	// shorter by that, so that all together take as long as latency says.
+	overrun atomic.Int64
 
 	closing sync.RWMutex // held shared by runs
 	closed  bool
@@ -55,10 +63,12 @@ func (m *emulatedModel) Run(ctx context.Context, inputs []tensor.Tensor) (*Resul
 		return nil, ErrClosed
 	}
 	start := time.Now()
-	timer := time.NewTimer(m.latency(m.version, batch))
+	wait := m.latency(m.version, batch) - time.Duration(m.overrun.Swap(0))
+	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
+		m.overrun.Store(int64(min(time.Since(start)-wait, mostOverrun)))
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
