@@ -16,21 +16,14 @@ import (
 	"github.com/muster-serve/muster/gossip/gossiptest"
 )
 
-// A tap is a transport that notes what is sent.
+// A tap is a transport that tells what is sent.
 type tap struct {
 	*gossiptest.Transport
-	mu   sync.Mutex
 	said func(stream bool, b []byte)
 }
 
-func (t *tap) note(stream bool, b []byte) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.said(stream, b)
-}
-
 func (t *tap) WriteTo(b []byte, addr string) (time.Time, error) {
-	t.note(false, b)
+	t.said(false, b)
 	return t.Transport.WriteTo(b, addr)
 }
 
@@ -45,7 +38,7 @@ type tappedConn struct {
 }
 
 func (c *tappedConn) Write(b []byte) (int, error) {
-	c.tap.note(true, b)
+	c.tap.said(true, b)
 	return c.Conn.Write(b)
 }
 
@@ -63,6 +56,8 @@ func FuzzWire(f *testing.F) {
 		return append(binary.AppendUvarint([]byte{kind}, uint64(len(b))), b...)
 	}
 	// What agents say to each other.
+	var mu sync.Mutex // memberlist's probes go on for a while after Close
+	var said [][]byte
 	seen := map[byte]bool{}
 	enough := make(chan struct{})
 	network := gossiptest.NewNetwork(1)
@@ -70,7 +65,9 @@ func FuzzWire(f *testing.F) {
 	for i, addr := range []string{"10.0.0.1:7946", "10.0.0.2:7946"} {
 		t := &tap{Transport: network.Listen(addr)}
 		t.said = func(stream bool, b []byte) {
-			f.Add(part(stream, b), false)
+			mu.Lock()
+			defer mu.Unlock()
+			said = append(said, part(stream, b))
 			if i == 1 && len(b) > 0 && !seen[b[0]] {
 				if seen[b[0]] = true; len(seen) == 3 { // of more kinds there are not always some
 					close(enough)
@@ -89,6 +86,11 @@ func FuzzWire(f *testing.F) {
 			f.Fatal(err)
 		}
 	}
+	mu.Lock()
+	for _, b := range said {
+		f.Add(b, false)
+	}
+	mu.Unlock()
 	f.Add(part(true, []byte{6, 0x83, 0xa5, 'N', 'o', 'd', 'e', 's', 0xd2, 0x7f, 0xff, 0xff, 0xff}), false)
 	f.Add(part(false, []byte{7, 255, 255, 255}), false)
 	f.Add(part(false, []byte{244, 1, 'x', 8, 0}), true)
