@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os/exec"
 	"sync"
 	"time"
@@ -152,31 +153,33 @@ func (d *driver) stop() {
 	<-d.done
 }
 
-// measureOverhead is what a query takes beside its execution in an idle fleet:
-// the round trip that the simulator should know of.
+// measureOverhead is what a query of the load takes beside its execution in an idle fleet, on
+// average: the round trip that the simulator should know of.
 func (d *driver) measureOverhead(ctx context.Context, f *process.Fleet) (time.Duration, error) {
 	const queries = 200
 	before, err := executed(ctx, f)
 	if err != nil {
 		return 0, err
 	}
-	start := time.Now()
 	metadata, err := d.c.ModelMetadata(ctx, d.model, "")
 	if err != nil {
 		return 0, err
 	}
-	query, _, err := bench.RandomQuery(metadata, 10, 1)
-	if err != nil {
-		return 0, err
-	}
+	var took time.Duration
+	sizes := rand.New(rand.NewPCG(1, 0))
 	for range queries {
+		query, _, err := bench.RandomQuery(metadata, workload.Trace().Draw(sizes), 1)
+		if err != nil {
+			return 0, err
+		}
+		start := time.Now()
 		resp, err := d.c.Infer(ctx, query)
 		if err != nil {
 			return 0, err
 		}
+		took += time.Since(start)
 		resp.Release()
 	}
-	took := time.Since(start)
 	after, err := executed(ctx, f)
 	if err != nil {
 		return 0, err
