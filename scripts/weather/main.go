@@ -258,10 +258,6 @@ func (w *weather) report(models []*bench.Model, before []usage, storm *ledger, e
 	fmt.Println("\nCalm again")
 	whole := w.agreed(w.ctx)
 	key := w.changeKeyInCalm()
-	var shown error
-	for _, a := range w.agents {
-		shown = errors.Join(shown, w.shown(a))
-	}
 	calm := w.newLedger("calm")
 	if err := w.drive(calm, models, aside, nil); err != nil {
 		return err
@@ -269,6 +265,10 @@ func (w *weather) report(models []*bench.Model, before []usage, storm *ledger, e
 	after, err := w.awaitFlat(w.ctx, before)
 	if err != nil {
 		return err
+	}
+	var shown error // agents look at their files every second: by now they have
+	for _, a := range w.agents {
+		shown = errors.Join(shown, w.shown(a))
 	}
 	logs, err := w.readLogs()
 	if err != nil {
