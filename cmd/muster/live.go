@@ -142,7 +142,7 @@ func (live *liveFleet) demanded(fleet *control.FleetDemand, names []string) (dem
 			continue
 		}
 		if m.GetQueries() < leastDemand || m.GetRate() <= 0 {
-			idle = append(idle, fmt.Sprintf("%s (%d queries, %.1f a second of late)", control.ModelKey(m.GetModel(), m.GetVersion()), m.GetQueries(), m.GetRate()))
+			idle = append(idle, fmt.Sprintf("%s (%d so far, now %.1f a second)", control.ModelKey(m.GetModel(), m.GetVersion()), m.GetQueries(), m.GetRate()))
 			continue
 		}
 		demand = append(demand, m)
