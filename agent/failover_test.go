@@ -68,14 +68,17 @@ func others(of []*fleetAgent, but *fleetAgent) (rest []*fleetAgent) {
 	return rest
 }
 
+// ends are the ways in which an agent may end.
+var ends = map[string]func(*testFleet, *fleetAgent){
+	"killed":      func(f *testFleet, a *fleetAgent) { f.kill(a) },
+	"unreachable": func(f *testFleet, a *fleetAgent) { f.partition([]*fleetAgent{a}) },
+	"drained":     func(_ *testFleet, a *fleetAgent) { a.drain() },
+}
+
 // TestLeaderEnds ends leaders in different ways, under load: no query fails, few are
 // late, and within 2 s the others have one leader again.
 func TestLeaderEnds(t *testing.T) {
-	for name, end := range map[string]func(*testFleet, *fleetAgent){
-		"killed":      func(f *testFleet, a *fleetAgent) { f.kill(a) },
-		"unreachable": func(f *testFleet, a *fleetAgent) { f.partition([]*fleetAgent{a}) },
-		"drained":     func(_ *testFleet, a *fleetAgent) { a.drain() },
-	} {
+	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
 			testInFleet(t, func(f *testFleet) {
 				agents := []*fleetAgent{f.start(), f.start(), f.start(), f.start()}
@@ -111,11 +114,7 @@ func TestLeaderEnds(t *testing.T) {
 
 // TestWorkerEnds ends an agent that does not lead, under load: no query fails.
 func TestWorkerEnds(t *testing.T) {
-	for name, end := range map[string]func(*testFleet, *fleetAgent){
-		"killed":      func(f *testFleet, a *fleetAgent) { f.kill(a) },
-		"unreachable": func(f *testFleet, a *fleetAgent) { f.partition([]*fleetAgent{a}) },
-		"drained":     func(_ *testFleet, a *fleetAgent) { a.drain() },
-	} {
+	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
 			testInFleet(t, func(f *testFleet) {
 				agents := []*fleetAgent{f.start(), f.start(neverLeads), f.start(neverLeads), f.start(neverLeads)}

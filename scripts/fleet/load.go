@@ -166,9 +166,9 @@ func (d *driver) measureOverhead(ctx context.Context, f *process.Fleet) (time.Du
 		return 0, err
 	}
 	var took time.Duration
-	sizes := rand.New(rand.NewPCG(1, 0))
+	sizes, random := workload.Trace(), rand.New(rand.NewPCG(1, 0))
 	for range queries {
-		query, _, err := bench.RandomQuery(metadata, workload.Trace().Draw(sizes), 1)
+		query, _, err := bench.RandomQuery(metadata, sizes.Draw(random), 1)
 		if err != nil {
 			return 0, err
 		}
