@@ -60,7 +60,8 @@ type leader struct {
 	wake    chan struct{} // of size 1: the election's next step has moved
 
 	following atomic.Pointer[control.Leadership]
-	news      broadcast // of following
+	news      broadcast     // of following
+	began     chan struct{} // closed when run has begun
 
 	mu        sync.Mutex
 	ctx       context.Context // of run; nil when it does not run
@@ -77,7 +78,7 @@ func newLeader(config leaderConfig, f fleet, metrics *leaderMetrics, log *slog.L
 	if err != nil {
 		return nil, err
 	}
-	l := &leader{config: config, fleet: f, log: log, metrics: metrics, book: profiles.NewBook(config.Library), wake: make(chan struct{}, 1)}
+	l := &leader{config: config, fleet: f, log: log, metrics: metrics, book: profiles.NewBook(config.Library), wake: make(chan struct{}, 1), began: make(chan struct{})}
 	if l.node, err = election.New(election.Config{ID: f.self(), Rank: config.Rank, Epoch: epoch, JoinWait: config.JoinWait}); err != nil {
 		return nil, err
 	}
@@ -100,6 +101,7 @@ func (l *leader) run(ctx context.Context) error {
 	l.ctx = ctx
 	l.links.start(ctx)
 	l.mu.Unlock()
+	close(l.began)
 	l.running.Go(func() { l.followMembers(ctx) })
 	l.timers(ctx)
 
@@ -191,8 +193,9 @@ func rankOf(m *control.Member) election.Rank {
 }
 
 // elect implements leading. When it returns, leadership is what follows from
-// the message.
+// the message; one that comes before run waits for it.
 func (l *leader) elect(m *control.Election) {
+	<-l.began
 	if m.GetFrom() == "" || m.GetKind() > uint32(election.Resign) {
 		return
 	}
