@@ -86,7 +86,11 @@ func (r *reign) fillStatus(s *control.FleetStatus) {
 	})
 	for i := range len(r.decisions) {
 		d := &r.decisions[(r.decided-1-i)%len(r.decisions)]
-		s.Decisions = append(s.Decisions, string(match.AppendDecision(nil, d)))
+		text := match.AppendDecision(nil, d)
+		if ln := r.lanes[d.Lane]; ln != nil && d.Action == match.Assign {
+			text = append(text, " agent="+ln.worker.name...)
+		}
+		s.Decisions = append(s.Decisions, string(text))
 	}
 }
 

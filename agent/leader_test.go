@@ -662,7 +662,7 @@ func TestLeaderServes(t *testing.T) {
 		leader := w.node("a").leader
 		s := &control.FleetStatus{}
 		leader.status(s)
-		if len(s.Agents) != 3 || len(s.Models) != 1 || s.Models[0].Answered != 2000 || s.Models[0].GetWithinQos() < 0.99 || s.Rate < 150 || s.FluidLimit < 300 || len(s.Decisions) != decisionsKept {
+		if len(s.Agents) != 3 || len(s.Models) != 1 || s.Models[0].Answered != 2000 || s.Models[0].GetWithinQos() < 0.99 || s.Rate < 150 || s.FluidLimit < 300 || len(s.Decisions) != decisionsKept || !strings.Contains(s.Decisions[0], " agent=") {
 			n := len(s.Decisions)
 			s.Decisions = nil
 			t.Errorf("status is %v with %d decisions", s, n)

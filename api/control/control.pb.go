@@ -1980,7 +1980,7 @@ type FleetStatus struct {
 	WaitingLate   uint32                 `protobuf:"varint,5,opt,name=waiting_late,json=waitingLate,proto3" json:"waiting_late,omitempty"`
 	Rate          float64                `protobuf:"fixed64,6,opt,name=rate,proto3" json:"rate,omitempty"`                               // queries/s
 	FluidLimit    float64                `protobuf:"fixed64,7,opt,name=fluid_limit,json=fluidLimit,proto3" json:"fluid_limit,omitempty"` // queries/s of the pool for this demand; 0: unknown
-	Decisions     []string               `protobuf:"bytes,8,rep,name=decisions,proto3" json:"decisions,omitempty"`                       // the last ones, newest first, serial form of leader/match
+	Decisions     []string               `protobuf:"bytes,8,rep,name=decisions,proto3" json:"decisions,omitempty"`                       // the last ones, newest first, serial form of leader/match and the name of the lane's agent
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -319,9 +319,16 @@ func decisionTable(s *control.FleetStatus, width int) table {
 		return "... " + counted(len(s.GetDecisions())-from, "more decision")
 	}}
 	for _, d := range s.GetDecisions() {
-		// Nearly every attempt is the first, and a cost says little without those that it was compared with.
-		words := slices.DeleteFunc(strings.Fields(d), func(w string) bool {
-			return w == "attempt=1" || width < 100 && strings.HasPrefix(w, "cost=")
+		words := strings.Fields(d)
+		if last := len(words) - 1; last >= 0 && strings.HasPrefix(words[last], "agent=") {
+			if i := slices.IndexFunc(words, func(w string) bool { return strings.HasPrefix(w, "lane=") }); i >= 0 {
+				words[i], words = words[last], words[:last]
+			}
+		}
+		// Nearly every attempt is the first; where there is little room the slack sums up the other numbers.
+		words = slices.DeleteFunc(words, func(w string) bool {
+			name, _, _ := strings.Cut(w, "=")
+			return w == "attempt=1" || width < 100 && slices.Contains([]string{"cost", "latency", "waited", "wait"}, name)
 		})
 		t.rows = append(t.rows, row{text: strings.Join(words, " ")})
 	}
