@@ -137,9 +137,21 @@ func (a *testAgent) pause(ctx context.Context) {
 }
 
 func (f *testFleet) lead(leader, successor string) {
+	f.elect(leader, successor)
+	f.tell()
+}
+
+// elect has an agent lead whom gateways do not hear of yet.
+func (f *testFleet) elect(leader, successor string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.leadership = &control.Leadership{Epoch: f.leadership.Epoch + 1, Leader: leader, Successor: successor}
+}
+
+// tell has gateways hear of the leader.
+func (f *testFleet) tell() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	close(f.changed)
 	f.changed = make(chan struct{})
 }

@@ -182,10 +182,11 @@ func TestLeaderKilled(t *testing.T) {
 				settle()
 				go func() {
 					time.Sleep(10 * time.Millisecond)
-					f.agents[0].stop()
-					if successor != "" {
-						f.lead(successor, "agent-2")
+					if successor != "" { // it leads when the gateway comes
+						f.elect(successor, "agent-2")
 					}
+					f.agents[0].stop()
+					f.tell()
 				}()
 				if took := many(t, g, 20); took > 200*time.Millisecond {
 					t.Errorf("took %v", took)
