@@ -299,7 +299,7 @@ func TestLate(t *testing.T) {
 	const slowBatch = 7 // none that warms up
 	executor := runtime.NewEmulated(func(v *models.Version, batchSize int) time.Duration {
 		if batchSize == slowBatch {
-			return v.Config.QoSTarget
+			return 2 * v.Config.QoSTarget
 		}
 		return 0
 	})
