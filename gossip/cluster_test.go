@@ -65,7 +65,7 @@ func TestLeaveAndFail(t *testing.T) {
 		if err := c.agents[5].Close(); err != nil {
 			t.Error(err)
 		}
-		c.within(2*time.Second, "all know that it left", func() bool { return see(c.agents[:5]) })
+		c.within(10*time.Second, "all know that it left", func() bool { return see(c.agents[:5]) })
 		for _, g := range c.agents[:5] {
 			if got := kinds(read(g)); got[len(got)-1] != "left agent-5" {
 				t.Errorf("%s: got events %q, want the last to be left agent-5", g.Name(), got)
@@ -80,6 +80,32 @@ func TestLeaveAndFail(t *testing.T) {
 		for _, g := range c.agents[:4] {
 			if got, want := kinds(read(g)), []string{"failed agent-4"}; !slices.Equal(got, want) {
 				t.Errorf("%s: got events %q, want %q", g.Name(), got, want)
+			}
+		}
+		c.close()
+	})
+}
+
+// TestLeaveAfterChange has an agent say something else about itself and leave while that goes
+// round, as one that drains does: it has left and has not failed.
+func TestLeaveAfterChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, 12)
+		c.within(time.Minute, "all see each other", func() bool { return see(c.agents) })
+		leaving, rest := c.agents[11], c.agents[:11]
+		if err := leaving.SetMeta([]byte("draining")); err != nil {
+			t.Error(err)
+		}
+		if err := leaving.Leave(10 * time.Second); err != nil {
+			t.Error(err)
+		}
+		if err := leaving.Close(); err != nil {
+			t.Error(err)
+		}
+		c.within(20*time.Second, "all know that it left", func() bool { return see(rest) })
+		for _, g := range rest {
+			if lost := g.Lost(); len(lost) > 0 {
+				t.Errorf("%s: got %q lost, want none", g.Name(), lost)
 			}
 		}
 		c.close()

@@ -216,7 +216,7 @@ func (c callbacks) alive(n *memberlist.Node, kind EventKind) {
 		g.members[m.Name], g.ids[idOf(m.Name)] = e, e
 		g.count.Store(int64(len(g.members)))
 	}
-	e.Member, e.leaving = m, false
+	e.Member = m // a leaving member that changed just before goes on leaving
 	delete(g.failed, m.Name)
 	g.enqueue(Event{Kind: kind, Member: m})
 }
