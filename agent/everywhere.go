@@ -22,7 +22,7 @@ import (
 // This file answers for every model that any agent of the fleet holds.
 
 // fleetModel is a version that some member holds, as its first holder describes it; number 0
-// is the newest that any member serves. serving is false if all who hold it drain.
+// is the newest that any member serves who does not drain. serving is false if all who hold it drain.
 func (a *Agent) fleetModel(model string, number int64) (found *control.Model, serving bool, err error) {
 	for _, member := range a.roster.view().Members {
 		for _, m := range member.Models {
@@ -32,11 +32,9 @@ func (a *Agent) fleetModel(model string, number int64) (found *control.Model, se
 			if number != 0 && m.Version != number || number == 0 && !m.Newest {
 				continue
 			}
-			if found == nil || m.Version > found.Version {
-				found, serving = m, false
-			}
-			if m.Version == found.Version && !member.Draining {
-				serving = true
+			serves := !member.Draining
+			if found == nil || serves && !serving || serves == serving && m.Version > found.Version {
+				found, serving = m, serves
 			}
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -626,6 +628,47 @@ func TestDrainByCall(t *testing.T) {
 		s, err := a.ctl.Status(f.Context(), &control.StatusRequest{})
 		if err != nil || len(s.GetAgents()) != 1 {
 			f.Errorf("status: %v, %v", s, err)
+		}
+	})
+}
+
+// TestNewestDrains: while the only agent with a model's newest version drains, queries that
+// name no version are answered with the one before.
+func TestNewestDrains(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		newer := f.TempDir()
+		if err := os.CopyFS(newer, os.DirFS(f.dir)); err != nil {
+			f.Fatal(err)
+		}
+		if err := os.Rename(filepath.Join(newer, "ncf", "1"), filepath.Join(newer, "ncf", "2")); err != nil {
+			f.Fatal(err)
+		}
+		a, b := f.start(), f.start()
+		c := f.start(func(a *Agent) { a.config.ModelDir = newer })
+		f.settled(a, b, c)
+		f.led(a, b, c)
+		version := func() string {
+			resp, err := a.oip.ModelInfer(f.Context(), ncfRequest(1))
+			if err != nil {
+				f.Errorf("query without a version: %v", err)
+			}
+			return resp.GetModelVersion()
+		}
+		if got := version(); got != "2" {
+			f.Errorf("version %q answered, want 2", got)
+		}
+		c.drain()
+		for range 30 {
+			time.Sleep(10 * time.Millisecond)
+			if ready, err := c.anyReady("ncf", ""); err != nil || !ready {
+				f.Errorf("the model is not ready: %v", err)
+			}
+			if got := version(); f.Failed() {
+				f.Fatalf("while the agent with version 2 drains %q answers", got)
+			}
+		}
+		if got := version(); got != "1" {
+			f.Errorf("version %q answered in the end, want 1", got)
 		}
 	})
 }

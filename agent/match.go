@@ -364,7 +364,7 @@ func (r *reign) isMember(name string) bool {
 	return slices.ContainsFunc(r.leader.fleet.view().GetMembers(), func(m *control.Member) bool { return m.GetName() == name })
 }
 
-// newestOf is the newest version of a model that a lane holds, or else a member.
+// newestOf is the newest version of a model that a lane holds and does not drain, or else a member has.
 func (r *reign) newestOf(model string) int64 {
 	if v, ok := r.newest[model]; ok {
 		return v

@@ -68,7 +68,7 @@ type reign struct {
 	lanes    map[match.LaneID]*lane
 	lastLane match.LaneID
 	models   map[string]*leaderModel // by key
-	newest   map[string]int64        // version by name, of those that lanes hold
+	newest   map[string]int64        // version by name, of those on lanes that do not drain
 
 	gateways    map[uint64]*gateway // those connected
 	numbers     map[uint64]uint32   // of gateways, connected or not
@@ -614,6 +614,7 @@ func (r *reign) describe(w *worker, m *control.WorkerMessage) {
 		for _, ln := range w.lanes {
 			r.step(&match.Event{Kind: match.LaneDraining, Lane: ln.id})
 		}
+		changed = true
 	}
 	if changed {
 		r.poolChanged()
@@ -779,8 +780,9 @@ func (r *reign) poolChanged() {
 	for _, name := range slices.Sorted(maps.Keys(r.workers)) {
 		w := r.workers[name]
 		for _, key := range w.models {
-			m := r.models[key]
-			r.newest[m.name] = max(r.newest[m.name], m.version)
+			if m := r.models[key]; !w.member.GetDraining() {
+				r.newest[m.name] = max(r.newest[m.name], m.version)
+			}
 		}
 		p.members = append(p.members, poolMember{member: w.member, models: w.models, lanes: len(w.lanes)})
 	}

@@ -24,7 +24,8 @@ type members struct {
 
 // A fleetModel is a model that members hold.
 type fleetModel struct {
-	newest   int64
+	newest   int64 // what queries without a version get
+	leaving  int64 // the newest of members that drain; newest where all do
 	versions map[int64]*fleetVersion
 }
 
@@ -45,6 +46,9 @@ func newMembers(v *control.View) *members {
 			m.add(member, held)
 		}
 	}
+	for _, model := range m.models {
+		model.newest = cmp.Or(model.newest, model.leaving)
+	}
 	return m
 }
 
@@ -54,7 +58,10 @@ func (m *members) add(member *control.Member, held *control.Model) {
 		model = &fleetModel{versions: map[int64]*fleetVersion{}}
 		m.models[held.GetName()] = model
 	}
-	if held.GetNewest() {
+	switch {
+	case held.GetNewest() && member.GetDraining():
+		model.leaving = max(model.leaving, held.GetVersion())
+	case held.GetNewest():
 		model.newest = max(model.newest, held.GetVersion())
 	}
 	v := model.versions[held.GetVersion()]
