@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -191,6 +192,8 @@ func (d *desk) submit(q *query, now time.Time) {
 	q.trace.submitted(s)
 	m := d.tell()
 	m.Submit = append(m.Submit, s)
+	// The leader reads it before what the message cancels.
+	m.Cancel = slices.DeleteFunc(m.Cancel, func(sequence uint64) bool { return sequence == q.sequence })
 	d.submitted++
 	d.unacked = append(d.unacked, now)
 	d.stats.Submits++
@@ -382,7 +385,11 @@ func (d *desk) attempted(q *query, v verdict, err error, now time.Time) (done bo
 	if q.refused != nil || q.attempts >= match.MaxAttempts {
 		if q.refused == nil {
 			s := status.Convert(err)
-			err = status.Errorf(s.Code(), "gave up after %d attempts, the last on agent %q: %s", q.attempts, q.at.agent, s.Message())
+			code := s.Code()
+			if code == codes.Canceled { // not by the caller
+				code = codes.Unavailable
+			}
+			err = status.Errorf(code, "gave up after %d attempts, the last on agent %q: %s", q.attempts, q.at.agent, s.Message())
 		}
 		d.end(q, err)
 		return true

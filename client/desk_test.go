@@ -118,7 +118,9 @@ func (r *deskRun) read() {
 	}
 	r.d.message = nil
 	for _, s := range m.Submit {
-		r.rows[s.Sequence] = s.Attempts
+		if _, known := r.rows[s.Sequence]; !known {
+			r.rows[s.Sequence] = s.Attempts
+		}
 	}
 	for _, sequence := range m.Cancel {
 		delete(r.rows, sequence)
@@ -126,6 +128,11 @@ func (r *deskRun) read() {
 	for _, a := range m.Unused {
 		if a.Agent == "" || a.Attempt == 0 {
 			r.t.Fatalf("unused is %v", a)
+		}
+	}
+	for q := r.d.first; q != nil; q = q.nxt {
+		if _, known := r.rows[q.sequence]; q.submitted && !known {
+			r.t.Fatalf("query %d is submitted, but the leader has forgotten it: it was told %v", q.sequence, m)
 		}
 	}
 	r.d.heard(r.d.submitted, r.now)

@@ -485,15 +485,15 @@ func TestOfferedAgainFirstWins(t *testing.T) {
 	})
 }
 
-// TestAttemptsAreBounded has every worker refuse.
+// TestAttemptsAreBounded has every worker refuse, or cut attempts off, with and without a leader.
 func TestAttemptsAreBounded(t *testing.T) {
-	for _, led := range []bool{true, false} {
+	for i, code := range []codes.Code{codes.Unavailable, codes.Unavailable, codes.Canceled, codes.Canceled} {
 		bubble(t, 7, func(t *testing.T, f *testFleet) {
-			if led {
+			if i%2 == 0 {
 				f.lead("agent-0", "agent-1")
 			}
 			for _, a := range f.agents {
-				a.refuse = status.Error(codes.Unavailable, "the lane is full")
+				a.refuse = status.Error(code, "the lane is full")
 			}
 			g := f.gateway()
 			settle()
