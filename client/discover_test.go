@@ -148,3 +148,33 @@ func TestSDKCloses(t *testing.T) {
 		}
 	})
 }
+
+// TestSDKFleetRestarted has all agents of a fleet end, and others begin that know nothing
+// of them: their elections count from the beginning.
+func TestSDKFleetRestarted(t *testing.T) {
+	bubble(t, 4, func(t *testing.T, f *testFleet) {
+		former, later := f.agents[:2], f.agents[2:]
+		for _, a := range later {
+			a.stop()
+			a.leave()
+		}
+		f.lead("agent-1", "agent-0")
+		f.lead("agent-0", "agent-1")
+		c := f.sdk([]string{"agent-0", "agent-2"}, false)
+		settle()
+		answers(t, c, 2)
+		for i := range former {
+			former[i].stop()
+			former[i].leave()
+			later[i].start()
+			later[i].gone = false
+		}
+		f.leadership = &control.Leadership{}
+		f.lead("agent-2", "agent-3")
+		time.Sleep(10 * time.Second)
+		answers(t, c, 2)
+		if leader := c.Gateway().Leader(); leader != "agent-2" {
+			t.Errorf("queries are submitted to %q, want agent-2", leader)
+		}
+	})
+}

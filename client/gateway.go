@@ -96,10 +96,14 @@ func (g *Gateway) Close() {
 
 // SetView says what the fleet is now. The view must not change afterwards.
 func (g *Gateway) SetView(v *control.View) {
-	g.members.Store(newMembers(v))
+	now := newMembers(v)
+	former := g.members.Swap(now)
 	g.alone.viewed(v)
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if !former.overlap(now) { // another fleet, whose epochs count from the beginning
+		g.leadership = &control.Leadership{}
+	}
 	g.learn(v.GetLeadership())
 	g.announce()
 }

@@ -52,6 +52,16 @@ func newMembers(v *control.View) *members {
 	return m
 }
 
+// overlap reports whether a member is in both.
+func (m *members) overlap(other *members) bool {
+	for name := range m.byName {
+		if other.byName[name] != nil {
+			return true
+		}
+	}
+	return false
+}
+
 func (m *members) add(member *control.Member, held *control.Model) {
 	model := m.models[held.GetName()]
 	if model == nil {
