@@ -1,6 +1,7 @@
 package secure
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
@@ -258,6 +259,32 @@ func TestAdvice(t *testing.T) {
 			t.Errorf("%s with CA %q: got %q, want %q", tt.file, tt.ca, got, tt.want)
 		}
 	}
+}
+
+// TestAdviceComesInTime has an agent run until its certificate ends soon: it says so though the
+// certificate was good when it began.
+func TestAdviceComesInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPKI(t)
+		ca, _, _, err := NewCA("long", time.Now(), 2*soon)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.ca = ca
+		p.issue("agent", Order{Name: "a1", Agent: true, Life: soon + time.Hour}, 0)
+		g, log := openGuard(t, Config{CertFile: p.path("agent.crt"), KeyFile: p.path("agent.key")})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go g.Run(ctx)
+		time.Sleep(adviseAgain - time.Second)
+		if got := log.String(); got != "" {
+			t.Errorf("got %q, want nothing yet", got)
+		}
+		time.Sleep(2 * time.Second)
+		if got := log.String(); strings.Count(got, "expires on") != 1 {
+			t.Errorf("got %q, want once that the certificate expires", got)
+		}
+	})
 }
 
 func TestIssue(t *testing.T) {

@@ -97,6 +97,9 @@ func Open(config Config, o Options) (*Guard, error) {
 	return g, nil
 }
 
+// adviseAgain is how often the own certificate is looked at though it is the same.
+const adviseAgain = 24 * time.Hour
+
 // Run looks at the files every second until ctx ends.
 func (g *Guard) Run(ctx context.Context) error {
 	if g.config == (Config{}) { // no files
@@ -105,12 +108,16 @@ func (g *Guard) Run(ctx context.Context) error {
 	}
 	ticker := time.NewTicker(lookAgain)
 	defer ticker.Stop()
+	daily := time.NewTicker(adviseAgain)
+	defer daily.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
 			g.Refresh()
+		case <-daily.C:
+			g.advise()
 		}
 	}
 }
