@@ -59,6 +59,9 @@ type leader struct {
 	running sync.WaitGroup
 	wake    chan struct{} // of size 1: the election's next step has moved
 
+	keeping sync.Mutex // serializes writes of the epoch
+	kept    uint64     // the highest epoch that this agent has written
+
 	following atomic.Pointer[control.Leadership]
 	news      broadcast     // of following
 	began     chan struct{} // closed when run has begun
@@ -246,7 +249,7 @@ func (l *leader) do(a *election.Action) {
 	case election.Persist:
 		epoch := a.Claim.Epoch
 		l.running.Go(func() {
-			if err := writeEpoch(l.config.StateDir, epoch); err != nil {
+			if err := l.keepEpoch(epoch); err != nil {
 				l.log.Error("cannot lead: keep the epoch", "epoch", epoch, "error", err)
 				return
 			}
@@ -279,6 +282,21 @@ func (l *leader) do(a *election.Action) {
 	case election.Doubt, election.Trust:
 		// Each gateway doubts for itself, as SDKs must.
 	}
+}
+
+// keepEpoch makes an epoch durable, unless a higher one is: on a slow disk the election may go on
+// to the next before the one before is written.
+func (l *leader) keepEpoch(epoch uint64) error {
+	l.keeping.Lock()
+	defer l.keeping.Unlock()
+	if epoch <= l.kept {
+		return nil
+	}
+	if err := writeEpoch(l.config.StateDir, epoch); err != nil {
+		return err
+	}
+	l.kept = epoch
+	return nil
 }
 
 // message is an election message as it travels.

@@ -1012,6 +1012,18 @@ func TestLeaderRestarts(t *testing.T) {
 	}
 }
 
+// TestLeaderKeepsHighestEpoch writes an epoch late, after a higher one.
+func TestLeaderKeepsHighestEpoch(t *testing.T) {
+	l := &leader{config: leaderConfig{StateDir: t.TempDir()}}
+	for _, epoch := range []uint64{9, 5} {
+		l.do(&election.Action{Kind: election.Persist, Claim: election.Claim{Epoch: epoch}})
+		l.running.Wait()
+	}
+	if got, err := readEpoch(l.config.StateDir); got != 9 || err != nil {
+		t.Errorf("kept epoch %d, %v, want 9", got, err)
+	}
+}
+
 // TestStatusRates: a rate is right from the start, and what is not known is
 // absent: a single query is not taken for ten a second, nor for a tenth of one.
 func TestStatusRates(t *testing.T) {
