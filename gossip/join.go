@@ -97,7 +97,9 @@ func (g *Gossip) targets(ctx context.Context, resumed bool) []target {
 			return nil
 		}
 		if err != nil {
-			g.faults.warn("gossip: seed has no address, will be tried again", "seed", seed, "error", err)
+			// A resolver that cannot be reached is told with the port that asked it, another each time.
+			g.faults.logAs("no address "+seed+withoutNumbers(err.Error()), slog.LevelWarn, "gossip: seed has no address, will be tried again",
+				"seed", seed, "error", err)
 			continue
 		}
 		for _, addr := range addrs {
