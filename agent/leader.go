@@ -61,6 +61,7 @@ type leader struct {
 
 	keeping sync.Mutex // serializes writes of the epoch
 	kept    uint64     // the highest epoch that this agent has written
+	failing bool       // the last one could not be written
 
 	following atomic.Pointer[control.Leadership]
 	news      broadcast     // of following
@@ -249,8 +250,7 @@ func (l *leader) do(a *election.Action) {
 	case election.Persist:
 		epoch := a.Claim.Epoch
 		l.running.Go(func() {
-			if err := l.keepEpoch(epoch); err != nil {
-				l.log.Error("cannot lead: keep the epoch", "epoch", epoch, "error", err)
+			if !l.keepEpoch(epoch) {
 				return
 			}
 			l.step(&election.Event{Kind: election.Persisted, Epoch: epoch})
@@ -285,18 +285,23 @@ func (l *leader) do(a *election.Action) {
 }
 
 // keepEpoch makes an epoch durable, unless a higher one is: on a slow disk the election may go on
-// to the next before the one before is written.
-func (l *leader) keepEpoch(epoch uint64) error {
+// to the next before the one before is written. It reports whether that was possible, and logs it
+// the first time that it was not: without a leader it is tried every two seconds.
+func (l *leader) keepEpoch(epoch uint64) bool {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()
 	if epoch <= l.kept {
-		return nil
+		return true
 	}
-	if err := writeEpoch(l.config.StateDir, epoch); err != nil {
-		return err
+	err := writeEpoch(l.config.StateDir, epoch)
+	if err != nil && !l.failing {
+		l.log.Error("cannot lead: keep the epoch, trying again", "epoch", epoch, "error", err)
+	}
+	if l.failing = err != nil; l.failing {
+		return false
 	}
 	l.kept = epoch
-	return nil
+	return true
 }
 
 // message is an election message as it travels.

@@ -1024,6 +1024,37 @@ func TestLeaderKeepsHighestEpoch(t *testing.T) {
 	}
 }
 
+// TestLeaderCannotKeepEpoch: a state directory that cannot be written is told once.
+func TestLeaderCannotKeepEpoch(t *testing.T) {
+	target, dir := filepath.Join(t.TempDir(), "target"), filepath.Join(t.TempDir(), "state")
+	if err := os.Symlink(target, dir); err != nil { // to nowhere
+		t.Fatal(err)
+	}
+	lines := 0
+	l := &leader{config: leaderConfig{StateDir: dir}, log: slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
+		t.Logf("%s", p)
+		lines++
+		return len(p), nil
+	}), nil))}
+	persist := func(epoch uint64) {
+		l.do(&election.Action{Kind: election.Persist, Claim: election.Claim{Epoch: epoch}})
+		l.running.Wait()
+	}
+	for epoch := range uint64(5) {
+		persist(epoch + 1)
+	}
+	if lines != 1 {
+		t.Errorf("logged %d times, want once", lines)
+	}
+	if err := os.Mkdir(target, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	persist(6)
+	if got, err := readEpoch(dir); got != 6 || err != nil {
+		t.Errorf("kept epoch %d, %v, want 6", got, err)
+	}
+}
+
 // TestStatusRates: a rate is right from the start, and what is not known is
 // absent: a single query is not taken for ten a second, nor for a tenth of one.
 func TestStatusRates(t *testing.T) {
