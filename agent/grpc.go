@@ -78,8 +78,10 @@ func newHealth() *health.Server {
 // A receipt is the arrival of a query by gRPC.
 type receipt struct {
 	arrival time.Time
-	// tooSlow ends the call unless the query was received before.
+	// tooSlow ends the call unless the query was received before. The end of the call stops
+	// it, until unlink.
 	tooSlow *time.Timer
+	unlink  func() bool
 }
 
 type receiptKey struct{}
@@ -118,6 +120,7 @@ func (a *Agent) tapQuery(ctx context.Context) (context.Context, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	r := &receipt{arrival: time.Now(), tooSlow: time.AfterFunc(a.receiveTimeout, cancel)}
+	r.unlink = context.AfterFunc(ctx, func() { r.tooSlow.Stop() })
 	return context.WithValue(ctx, receiptKey{}, r), nil
 }
 
@@ -128,6 +131,7 @@ func received(ctx context.Context) time.Time {
 	if !ok {
 		return time.Now()
 	}
+	r.unlink()
 	r.tooSlow.Stop()
 	return r.arrival
 }

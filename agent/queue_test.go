@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -406,6 +407,23 @@ func TestSlowClients(t *testing.T) {
 	if err := a.inferGRPC(ncfRequest(1)); err != nil {
 		t.Errorf("next query: %v", err)
 	}
+}
+
+// TestGoneBeforeReceived: a call that ends before its query has been read leaves no timer.
+func TestGoneBeforeReceived(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &Agent{receiveTimeout: time.Minute, intake: intake{limit: 1}}
+		ctx, cancel := context.WithCancel(t.Context())
+		ctx, err := a.tapQuery(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		synctest.Wait()
+		if ctx.Value(receiptKey{}).(*receipt).tooSlow.Stop() {
+			t.Error("the timer still runs")
+		}
+	})
 }
 
 // TestPanic: a panic while a query is served is an error of that query.
