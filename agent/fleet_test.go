@@ -636,10 +636,7 @@ func TestDrainByCall(t *testing.T) {
 // name no version are answered with the one before.
 func TestNewestDrains(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
-		newer := f.TempDir()
-		if err := os.CopyFS(newer, os.DirFS(f.dir)); err != nil {
-			f.Fatal(err)
-		}
+		newer := f.copyModels()
 		if err := os.Rename(filepath.Join(newer, "ncf", "1"), filepath.Join(newer, "ncf", "2")); err != nil {
 			f.Fatal(err)
 		}
@@ -671,6 +668,46 @@ func TestNewestDrains(t *testing.T) {
 			f.Errorf("version %q answered in the end, want 1", got)
 		}
 	})
+}
+
+// TestNewVersion: queries that name no version and wait for a lane when the one before is replaced
+// are answered with the new one.
+func TestNewVersion(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		f.dir = f.copyModels()
+		a, b := f.start(), f.start()
+		f.settled(a, b)
+		f.led(a, b)
+		var done sync.WaitGroup
+		done.Go(func() {
+			time.Sleep(100 * time.Millisecond)
+			if err := os.Rename(filepath.Join(f.dir, "ncf", "1"), filepath.Join(f.dir, "ncf", "2")); err != nil {
+				f.Error(err)
+			}
+			if _, err := a.oip.RepositoryModelLoad(f.Context(), &inference.RepositoryModelLoadRequest{ModelName: "ncf"}); err != nil {
+				f.Error(err)
+			}
+		})
+		for range 25 {
+			if failed := f.send(40, 0, a, b); len(failed) > 0 {
+				f.Errorf("failed: %v", failed)
+			}
+		}
+		done.Wait()
+		if resp, err := a.oip.ModelInfer(f.Context(), ncfRequest(1)); err != nil || resp.GetModelVersion() != "2" {
+			f.Errorf("version %q answered, want 2: %v", resp.GetModelVersion(), err)
+		}
+	})
+}
+
+// copyModels is a directory with the fleet's models that a test may change.
+func (f *testFleet) copyModels() string {
+	f.Helper()
+	dir := f.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(f.dir)); err != nil {
+		f.Fatal(err)
+	}
+	return dir
 }
 
 // TestModelsEverywhere: a model is unloaded and loaded on the agent named, or on all, and

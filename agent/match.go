@@ -49,10 +49,12 @@ type gateway struct {
 
 // A leaderQuery is what the loop remembers of a query that the matcher knows.
 type leaderQuery struct {
-	model *leaderModel
-	batch int
-	bytes uint64
-	trace *leaderTrace
+	model   *leaderModel
+	batch   int
+	bytes   uint64
+	trace   *leaderTrace
+	submit  *control.Submit // its attempts and times as of heardAt
+	heardAt time.Time
 }
 
 // match implements leading.
@@ -283,7 +285,7 @@ func (r *reign) submit(g *gateway, s *control.Submit) {
 		version = r.newestOf(s.GetModel())
 	}
 	key := control.ModelKey(s.GetModel(), version)
-	q := &leaderQuery{model: r.models[key], batch: int(s.GetBatchSize()), bytes: s.GetBytes(), trace: r.traced(s)}
+	q := &leaderQuery{model: r.models[key], batch: int(s.GetBatchSize()), bytes: s.GetBytes(), trace: r.traced(s), submit: s, heardAt: r.now}
 	if g.queries[s.GetSequence()] == nil && len(g.queries) >= mostSubmitted {
 		r.reject(g, &match.Decision{Reason: match.Overloaded, Query: match.QueryID{Gateway: g.number, Sequence: s.GetSequence()}, Wait: time.Millisecond}, q)
 		return
@@ -351,12 +353,39 @@ func (r *reign) unpark(ready func(*parked) bool) {
 		return false
 	})
 	for _, p := range again {
-		waited := r.now.Sub(p.heardAt)
-		p.submit.WaitedNs += int64(waited)
-		if p.submit.TimeLeftNs > 0 {
-			p.submit.TimeLeftNs = max(1, p.submit.TimeLeftNs-int64(waited))
-		}
+		age(p.submit, r.now.Sub(p.heardAt))
 		r.submit(p.gateway, p.submit)
+	}
+}
+
+// age has a submit be one of some time later.
+func age(s *control.Submit, by time.Duration) {
+	s.WaitedNs += int64(by)
+	if s.TimeLeftNs > 0 {
+		s.TimeLeftNs = max(1, s.TimeLeftNs-int64(by))
+	}
+}
+
+// toNewest has the queries that name no version, and wait for one that no lane serves any more, wait for
+// the newest.
+func (r *reign) toNewest() {
+	for _, g := range r.gateways {
+		for _, sequence := range slices.Sorted(maps.Keys(g.queries)) {
+			// One may have been rejected in favour of another.
+			q, id := g.queries[sequence], match.QueryID{Gateway: g.number, Sequence: sequence}
+			if q == nil || q.submit.GetVersion() != 0 || q.model == nil || r.served[q.model.key] || !r.matcher.Waits(id) {
+				continue
+			}
+			key := control.ModelKey(q.model.name, r.newestOf(q.model.name))
+			if !r.served[key] {
+				continue
+			}
+			age(q.submit, r.now.Sub(q.heardAt))
+			q.model, q.heardAt = r.models[key], r.now
+			r.step(&match.Event{Kind: match.Cancelled, Query: id})
+			e := r.submission(match.Submitted, g, q.submit, key)
+			r.step(&e)
+		}
 	}
 }
 

@@ -69,6 +69,7 @@ type reign struct {
 	lastLane match.LaneID
 	models   map[string]*leaderModel // by key
 	newest   map[string]int64        // version by name, of those on lanes that do not drain
+	served   map[string]bool         // by key: the same
 
 	gateways    map[uint64]*gateway // those connected
 	numbers     map[uint64]uint32   // of gateways, connected or not
@@ -367,6 +368,7 @@ func (r *reign) assign(g *gateway, d *match.Decision) {
 	a := attempt{query: d.Query, number: d.Attempt, decidedAt: r.now, execution: d.Latency, grace: overdueLeast}
 	if q := g.queries[d.Query.Sequence]; q != nil {
 		a.bytes = q.bytes
+		q.submit.Attempts = uint32(d.Attempt)
 		if q.model != nil {
 			a.grace = r.grace(ln, q.model.key, q.batch)
 		}
@@ -776,12 +778,14 @@ func (r *reign) lose(w *worker, why string) {
 // poolChanged brings in line what follows from which lanes there are.
 func (r *reign) poolChanged() {
 	clear(r.newest)
+	served := map[string]bool{}
 	p := &pool{}
 	for _, name := range slices.Sorted(maps.Keys(r.workers)) {
 		w := r.workers[name]
 		for _, key := range w.models {
 			if m := r.models[key]; !w.member.GetDraining() {
 				r.newest[m.name] = max(r.newest[m.name], m.version)
+				served[key] = true
 			}
 		}
 		p.members = append(p.members, poolMember{member: w.member, models: w.models, lanes: len(w.lanes)})
@@ -791,6 +795,10 @@ func (r *reign) poolChanged() {
 		p.models = append(p.models, poolModel{key: key, name: m.name, version: m.version, target: m.target, share: m.share, largest: m.largest})
 	}
 	r.study.poolIs(p)
+	if !maps.Equal(served, r.served) {
+		r.served = served
+		r.toNewest()
+	}
 }
 
 // advise takes what the study has found out.

@@ -105,6 +105,12 @@ func (m *Matcher) Waiting() (all, late int) {
 	return m.waiting, late
 }
 
+// Waits reports whether a query waits for a lane.
+func (m *Matcher) Waits(id QueryID) bool {
+	q := m.queries[id]
+	return q != nil && q.waiting
+}
+
 // Step takes what happened at now and returns what to do about it, in order,
 // and when the matcher wants to be stepped next if nothing happens before (zero:
 // never). The decisions are valid until the next call. Time must not run
