@@ -227,6 +227,8 @@ func (c Config) validateFleet(fault func(format string, args ...any)) {
 	if c.Advertise != "" {
 		if host, port := c.advertised(); host == "" {
 			fault("advertise: %q, want host or host:port", c.Advertise)
+		} else if most := largestMetaString - len(":65535"); len(host) > most {
+			fault("advertise: host of %d characters, want at most %d, which fit into what agents gossip", len(host), most)
 		} else if port != "" {
 			if err := validateAddress(c.Advertise); err != nil {
 				fault("advertise: %w", err)

@@ -3,6 +3,8 @@ package agent
 import (
 	"strings"
 	"testing"
+
+	"github.com/muster-serve/muster/api/control"
 )
 
 // TestFleetSettings: settings with which an agent could meet nobody, or too many, are refused.
@@ -15,6 +17,7 @@ func TestFleetSettings(t *testing.T) {
 		{func(c *Config) { c.GossipAddress = c.GRPCAddress }, "is that of grpc too"},
 		{func(c *Config) { c.GossipKey = "c2hvcnQ=" }, "gossip-key: "},
 		{func(c *Config) { c.Join = []string{"nowhere"} }, "join: address \"nowhere\""},
+		{func(c *Config) { c.Advertise = strings.Repeat("x", 123) }, "advertise: host of 123 characters"},
 		{func(c *Config) { c.Leader = "perhaps" }, "leader: \"perhaps\""},
 		{func(c *Config) { c.Policy = "best" }, "policy: \"best\""},
 		{func(c *Config) { c.Executor = "emulated" }, "instance-type: empty"},
@@ -26,5 +29,22 @@ func TestFleetSettings(t *testing.T) {
 		if err := config.Validate(); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("got %v, want %q in it", err, tt.want)
 		}
+	}
+}
+
+// TestLongestAdvertised: the longest host that may be advertised is one that others take.
+func TestLongestAdvertised(t *testing.T) {
+	config := DefaultConfig()
+	config.Advertise = strings.Repeat("x", 122)
+	if err := config.Validate(); err != nil {
+		t.Error(err)
+	}
+	address, err := config.advertisedGRPC("127.0.0.1:65535")
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := meta{protocol: control.Protocol, address: address}
+	if heard, err := decodeMeta(said.encode()); err != nil || heard != said {
+		t.Errorf("others hear %+v, %v, want %+v", heard, err, said)
 	}
 }
