@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -138,6 +139,33 @@ func TestWorkerEnds(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestResignsUnderLoad has one agent after another lead, under load: a leader hears of the end of what it has not
+// given to a lane itself, so no lane stands idle for it until it is overdue.
+func TestResignsUnderLoad(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		f.network.oneWay = 3 * time.Millisecond
+		agents := []*fleetAgent{f.start(), f.start(), f.start(), f.start(), f.start(), f.start()}
+		f.settled(agents...)
+		for range agents[1:] {
+			leader := f.led(agents...)
+			sent, _, _, failed := f.lately(time.Millisecond, func() {
+				time.Sleep(100 * time.Millisecond)
+				leader.leading.resign(f.Context())
+				time.Sleep(50 * time.Millisecond)
+			}, agents...)
+			if len(failed) > 0 {
+				f.Errorf("of %d queries failed: %v", sent, failed)
+			}
+			time.Sleep(overdueDoubt + 200*time.Millisecond)
+		}
+		for _, a := range agents {
+			if n := strings.Count(a.log.String(), "lane is overdue"); n > 0 {
+				f.Errorf("%d lanes were overdue to %s", n, a.host)
+			}
+		}
+	})
 }
 
 // TestLeaderEndsInTime ends the leader of a fleet at 0.7 of its allowable throughput: of the queries of the

@@ -136,6 +136,7 @@ type place struct {
 	lane        uint32
 	reservation uint64          // the probe's; 0: a leader chose
 	assign      *control.Assign // the leader's choice
+	claimed     bool            // the leader knows of it from this gateway: the lane may tell another one of its end
 	took        time.Duration   // predicted, until the answer
 	sent        time.Time
 }
@@ -186,8 +187,10 @@ func (d *desk) submit(q *query, now time.Time) {
 	switch {
 	case q.hasNext:
 		s.Agent, s.Lane, s.Attempts, q.waits = q.next.agent, q.next.lane, q.next.attempt, false
+		q.next.claimed = true
 	case q.abort != nil && !q.void:
 		s.Agent, s.Lane, s.Attempts, q.waits = q.at.agent, q.at.lane, q.at.attempt, false
+		q.at.claimed = true
 	}
 	q.trace.submitted(s)
 	m := d.tell()
@@ -254,6 +257,11 @@ func (d *desk) unused(a *control.Assign) {
 		m := d.tell()
 		m.Unused = append(m.Unused, a)
 	}
+}
+
+// giveBack gives back the lane of the attempt that is over.
+func (d *desk) giveBack(q *query) {
+	d.unused(&control.Assign{Sequence: q.sequence, Attempt: q.at.attempt, Agent: q.at.agent, Lane: q.at.lane})
 }
 
 // cancelled tells the leader that a query's outcome is decided.
@@ -364,14 +372,16 @@ func (d *desk) attempted(q *query, v verdict, err error, now time.Time) (done bo
 	switch {
 	case q.ended:
 		return true
-	case v == answered:
-		// The leader hears of it from the worker, unless it waits for another one.
-		if q.submitted && !q.waits && !q.hasNext && q.at.reservation == 0 {
+	case v == answered, v == final:
+		// The leader hears of it from the worker, unless it waits for another one, or the worker did not
+		// follow it yet.
+		switch {
+		case !q.submitted || q.waits || q.hasNext:
+		case q.at.claimed:
+			d.giveBack(q)
+		case v == answered:
 			q.submitted = false
 		}
-		d.end(q, nil)
-		return true
-	case v == final:
 		d.end(q, err)
 		return true
 	case q.hasNext: // cut off for that, or failed just before
@@ -402,12 +412,12 @@ func (d *desk) attempted(q *query, v verdict, err error, now time.Time) (done bo
 	switch {
 	case q.strays:
 		if q.submitted && !q.waits {
-			d.unused(&control.Assign{Sequence: q.sequence, Attempt: q.at.attempt, Agent: q.at.agent, Lane: q.at.lane})
+			d.giveBack(q)
 		}
 		d.withdraw(q)
 	case q.submitted && q.waits: // the leader has given the attempt up already
 	case q.submitted: // the lane is not to be reserved for it any more
-		d.unused(&control.Assign{Sequence: q.sequence, Attempt: q.at.attempt, Agent: q.at.agent, Lane: q.at.lane})
+		d.giveBack(q)
 		fallthrough
 	case d.link == linkOpen:
 		d.stats.ResubmitsFailed++

@@ -477,3 +477,25 @@ func TestDeskFailedAfterOfferedAgain(t *testing.T) {
 		}
 	}
 }
+
+// TestDeskAnsweredUnderNewLeader: a lane that may have told the leader before of the end of an
+// attempt is given back to the new one, who knows of the attempt from the gateway alone.
+func TestDeskAnsweredUnderNewLeader(t *testing.T) {
+	for _, v := range []verdict{answered, final} {
+		r := newDeskRun(t, 0)
+		r.d.opened(r.now)
+		r.arrive()
+		r.d.assign(&control.Assign{Sequence: 1, Attempt: 1, Agent: "a", Lane: 2})
+		r.look(r.callers[0])
+		r.d.opened(r.now) // the next leader's link
+		if s := r.d.message.GetSubmit(); len(s) != 1 || s[0].Agent != "a" {
+			t.Fatalf("told the new leader %v, want where the query is", s)
+		}
+		r.read()
+		r.attempted(r.callers[0], v)
+		m := r.d.message
+		if u := m.GetUnused(); len(u) != 1 || u[0].Agent != "a" || u[0].Lane != 2 || u[0].Attempt != 1 || !slices.Equal(m.GetCancel(), []uint64{1}) {
+			t.Errorf("verdict %v: told %v, want query 1 cancelled and its lane given back", v, m)
+		}
+	}
+}
