@@ -946,6 +946,46 @@ func TestLeaderOverloaded(t *testing.T) {
 	})
 }
 
+// A goneStream is that of a gateway which has gone before its hello is read.
+type goneStream struct {
+	ctx   context.Context
+	hello *control.GatewayMessage // nil once it is read
+}
+
+func (s *goneStream) Send(*control.MatchMessage) error { return s.ctx.Err() }
+func (s *goneStream) Context() context.Context         { return s.ctx }
+func (s *goneStream) Recv() (*control.GatewayMessage, error) {
+	m := s.hello
+	if s.hello = nil; m == nil {
+		return nil, s.ctx.Err()
+	}
+	return m, nil
+}
+
+// TestLeaderForgetsGateway has a gateway go while it connects: nothing is left of it and its queries.
+func TestLeaderForgetsGateway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newLeaderWorld(t)
+		defer w.stop()
+		a := w.add("a", 1, fixed(10*time.Millisecond))
+		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := a.leader.match(&goneStream{ctx, &control.GatewayMessage{
+			Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Protocol}, Submit: []*control.Submit{{Sequence: 1, Model: "no lane's", BatchSize: 1}},
+		}}); err == nil {
+			t.Error("the stream of a gateway that has gone ends without an error")
+		}
+		synctest.Wait()
+		left := 0
+		r := a.leader.reigning()
+		r.call(func() { left = len(r.gateways) })
+		if left > 0 {
+			t.Errorf("the leader writes to %d gateways, want none", left)
+		}
+	})
+}
+
 // TestLeaderResigns hands the leadership over without a pause.
 func TestLeaderResigns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

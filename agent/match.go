@@ -79,7 +79,6 @@ func (l *leader) match(s stream[control.MatchMessage, control.GatewayMessage]) e
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	defer r.post(func() { r.disconnect(g) })
 	for {
 		select {
 		case <-g.wake:
@@ -114,6 +113,7 @@ func (r *reign) read(g *gateway, s stream[control.MatchMessage, control.GatewayM
 	}
 	g.id, g.agent = m.GetHello().GetGateway(), m.GetHello().GetAgent()
 	r.post(func() { r.connect(g) })
+	defer r.post(func() { r.disconnect(g) })
 	hello <- nil
 	for err == nil {
 		said := m
