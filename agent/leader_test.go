@@ -986,6 +986,40 @@ func TestLeaderForgetsGateway(t *testing.T) {
 	})
 }
 
+// TestLeaderKeepsGivenBack has a worker complete an attempt whose answer did not reach the gateway, after
+// that has given it back: the query goes on waiting.
+func TestLeaderKeepsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newLeaderWorld(t)
+		defer w.stop()
+		a := w.add("a", 1, fixed(10*time.Millisecond))
+		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
+		time.Sleep(100 * time.Millisecond)
+		r := a.leader.reigning()
+		r.call(func() {
+			g := &gateway{id: 7, queries: map[uint64]*leaderQuery{}, wake: make(chan struct{}, 1), cut: func(error) {}}
+			r.connect(g)
+			r.told(g, &control.GatewayMessage{Submit: []*control.Submit{{Sequence: 1, Model: "m", BatchSize: 1}}})
+			if len(g.out.Assign) != 1 {
+				t.Fatalf("told %v, want an assignment", g.out)
+			}
+			worker := r.workers["a"]
+			member := proto.CloneOf(worker.member)
+			member.Draining = true // so that it waits
+			r.heard(worker, &control.WorkerMessage{Member: member}, false)
+			r.told(g, &control.GatewayMessage{Submit: []*control.Submit{{Sequence: 1, Model: "m", BatchSize: 1, Attempts: 1}}, Unused: g.out.Assign})
+			r.completed(worker, &control.Completed{Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: 1, ExecutionNs: 1e6})
+			if all, _ := r.matcher.Waiting(); all != 1 || len(g.queries) != 1 {
+				t.Errorf("%d queries wait, %d are known, want the one that has no answer", all, len(g.queries))
+			}
+			r.told(g, &control.GatewayMessage{Cancel: []uint64{1}})
+			if all, _ := r.matcher.Waiting(); all != 0 || len(g.queries) != 0 {
+				t.Errorf("%d queries wait, %d are known, want none once it is cancelled", all, len(g.queries))
+			}
+		})
+	})
+}
+
 // TestLeaderResigns hands the leadership over without a pause.
 func TestLeaderResigns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -710,7 +710,13 @@ func (r *reign) completed(w *worker, c *control.Completed) {
 		r.answer(ln, match.Refused, q, int(c.GetAttempt()), remaining)
 		return
 	}
-	a, ours := r.answer(ln, match.Completed, q, int(c.GetAttempt()), remaining)
+	g := r.byNumber[q.Gateway]
+	known := g != nil && g.queries[q.Sequence] != nil
+	kind := match.Completed
+	if known && ln.find(q, int(c.GetAttempt())) < 0 { // an attempt that was given up: the gateway says if it has the answer
+		kind = match.Refused
+	}
+	a, ours := r.answer(ln, kind, q, int(c.GetAttempt()), remaining)
 	execution, queued := control.Duration(c.GetExecutionNs()), control.Duration(c.GetQueueNs())
 	if ours && a.decidedAt.Sub(r.start) > turmoil {
 		r.ahead.observe(r.now.Sub(a.decidedAt)-queued-execution, control.Duration(c.GetReceiveNs()), c.GetBytes())
@@ -725,10 +731,7 @@ func (r *reign) completed(w *worker, c *control.Completed) {
 		t.late = 1
 	}
 	m.count(r.now, t)
-	g := r.byNumber[q.Gateway]
-	known := false
-	if g != nil {
-		_, known = g.queries[q.Sequence]
+	if ours && known {
 		delete(g.queries, q.Sequence)
 	}
 	if !known && !ours { // it never came by here
