@@ -349,7 +349,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	group.Go(func() error { return serveHTTP(rest, a.guard.Listen(l.http)) })
 	group.Go(func() error { return serveHTTP(metrics, a.guard.Listen(l.metrics)) })
 	group.Go(a.front.Serve)
-	group.Go(func() error { return a.guard.Run(failed) })
+	group.Go(func() error { return a.guard.Run(fleetCtx) })
 	group.Go(func() error { a.followGossip(); return nil })
 	group.Go(func() error { a.followView(fleetCtx); return nil })
 	group.Go(func() error { a.tellLoad(fleetCtx); return nil })

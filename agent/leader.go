@@ -423,12 +423,5 @@ func writeEpoch(dir string, epoch uint64) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	if err := replaceFile(epochPath(dir), fmt.Sprintln(epoch), 0o600); err != nil {
-		return err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return replaceFile(epochPath(dir), fmt.Sprintln(epoch), 0o600)
 }
