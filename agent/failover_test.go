@@ -181,7 +181,7 @@ func TestLeaderEndsInTime(t *testing.T) {
 		before       = time.Second
 		after        = 2 * time.Second
 		target       = 35 * time.Millisecond
-		mostLate     = 0.015
+		mostLate     = 0.01
 		oneWay       = 200 * time.Microsecond
 		base, others = "g4dn.xlarge", "r5n.large"
 	)

@@ -26,6 +26,7 @@ const (
 	// before it gives away a query that is said to be there.
 	settleTime = 100 * time.Millisecond
 	// turmoil is how long after taking over nothing is learned of how long a query's way is: everybody is connecting.
+	// What the former leader has found holds until then.
 	turmoil = time.Second
 	// linkGrace is how long a broken link may take to come back before the lanes are lost.
 	linkGrace = time.Second
@@ -289,7 +290,9 @@ func (r *reign) open() bool {
 	for _, p := range l.fleet.view().GetProfiles() {
 		r.study.suggest(p)
 	}
+	r.ahead.fixed = control.Duration(l.fleet.view().GetAheadNs())
 	r.viewChanged()
+	r.tuneAhead()
 	return true
 }
 
@@ -481,6 +484,7 @@ func (r *reign) tuneAhead() {
 	r.aheadSet = ahead
 	r.leader.metrics.ahead.Set(ahead.Seconds())
 	r.step(&match.Event{Kind: match.AheadChanged, Ahead: ahead})
+	r.leader.links.tell(r, func(m *control.LeaderMessage) { m.AheadNs = int64(ahead) })
 }
 
 // viewChanged takes what the fleet's view says that links do not: who has left,
@@ -527,7 +531,7 @@ func (r *reign) introduce(m *control.LeaderMessage) {
 		Kind: election.Heartbeat, Claim: r.claim, Successor: m.Leadership.GetSuccessor(),
 	}))
 	r.call(func() {
-		m.Prices = r.prices
+		m.Prices, m.AheadNs = r.prices, int64(r.aheadSet)
 		m.Profiles = r.allProfiles()
 	})
 }
@@ -719,7 +723,7 @@ func (r *reign) completed(w *worker, c *control.Completed) {
 	a, ours := r.answer(ln, kind, q, int(c.GetAttempt()), remaining)
 	execution, queued := control.Duration(c.GetExecutionNs()), control.Duration(c.GetQueueNs())
 	if ours && a.decidedAt.Sub(r.start) > turmoil {
-		r.ahead.observe(r.now.Sub(a.decidedAt)-queued-execution, control.Duration(c.GetReceiveNs()), c.GetBytes())
+		r.ahead.observe(r.now.Sub(a.decidedAt)-queued-execution, control.Duration(c.GetReceiveNs()), a.execution-execution, c.GetBytes())
 	}
 	w.busy.add(r.now, float64(execution))
 	m := r.models[control.ModelKey(c.GetModel(), c.GetVersion())]

@@ -60,6 +60,7 @@ type roster struct {
 	ownLoad  *control.LaneLoad
 	others   map[string]*other
 	prices   []*control.TypePrice
+	ahead    time.Duration
 	profiles map[profileKey]*control.Profile
 	current  *control.View // nil when it has to be built anew
 }
@@ -125,7 +126,7 @@ func (r *roster) view() *control.View {
 
 // build makes the view. r.mu is held.
 func (r *roster) build(leadership *control.Leadership) *control.View {
-	v := &control.View{Leadership: leadership, Prices: r.prices, Members: []*control.Member{r.own}}
+	v := &control.View{Leadership: leadership, Prices: r.prices, AheadNs: int64(r.ahead), Members: []*control.Member{r.own}}
 	if r.ownLoad != nil {
 		v.Loads = append(v.Loads, r.ownLoad)
 	}
@@ -510,9 +511,9 @@ func isLocalOnly(ctx context.Context) bool {
 	return len(metadata.ValueFromIncomingContext(ctx, control.LocalHeader)) > 0
 }
 
-// toldByLeader takes what the leader that this agent obeys says of prices and profiles.
-func (r *roster) toldByLeader(prices []*control.TypePrice, profiles []*control.Profile) {
-	if len(prices) == 0 && len(profiles) == 0 {
+// toldByLeader takes what the leader that this agent obeys says of prices, profiles and the way to lanes.
+func (r *roster) toldByLeader(prices []*control.TypePrice, profiles []*control.Profile, ahead time.Duration) {
+	if len(prices) == 0 && len(profiles) == 0 && ahead == 0 {
 		return
 	}
 	r.mu.Lock()
@@ -522,6 +523,9 @@ func (r *roster) toldByLeader(prices []*control.TypePrice, profiles []*control.P
 	}
 	for _, p := range profiles {
 		r.profiles[profileKey{p.Model, p.Type}] = p
+	}
+	if ahead > 0 {
+		r.ahead = ahead
 	}
 	r.touch()
 }

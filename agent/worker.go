@@ -235,6 +235,7 @@ type tether struct {
 	// What the other end has said, for when it is followed.
 	prices   []*control.TypePrice
 	profiles []*control.Profile
+	ahead    time.Duration // 0: nothing new
 }
 
 // followed is the tether of the leader that this agent follows; nil if there is
@@ -271,7 +272,7 @@ func (k *tether) next() (*control.WorkerMessage, error) {
 	return m, nil
 }
 
-// told keeps what the other end says of prices and profiles.
+// told keeps what the other end says of prices, profiles and the way to lanes.
 func (k *tether) told(m *control.LeaderMessage) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -280,15 +281,18 @@ func (k *tether) told(m *control.LeaderMessage) {
 	}
 	k.profiles = append(k.profiles, m.Profiles...)
 	k.profiles = k.profiles[max(0, len(k.profiles)-mostProfiles):]
+	if m.AheadNs > 0 {
+		k.ahead = control.Duration(m.AheadNs)
+	}
 }
 
 // take returns what was said and not yet taken.
-func (k *tether) take() (prices []*control.TypePrice, profiles []*control.Profile) {
+func (k *tether) take() (prices []*control.TypePrice, profiles []*control.Profile, ahead time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	prices, profiles = k.prices, k.profiles
-	k.prices, k.profiles = nil, nil
-	return prices, profiles
+	prices, profiles, ahead = k.prices, k.profiles, k.ahead
+	k.prices, k.profiles, k.ahead = nil, nil, 0
+	return prices, profiles, ahead
 }
 
 // link serves a Link: it greets, passes on what the election says, obeys if the other end
@@ -374,7 +378,7 @@ func ended(err error) error {
 	return err
 }
 
-// obey takes what k's other end says of prices and profiles if it is the leader
+// obey takes what k's other end says of prices, profiles and the way to lanes if it is the leader
 // that this agent follows.
 func (s *station) obey(k *tether) {
 	if s.leading.leadership().GetLeader() == k.from {

@@ -376,7 +376,8 @@ type View struct {
 	Leadership    *Leadership            `protobuf:"bytes,2,opt,name=leadership,proto3" json:"leadership,omitempty"`
 	Prices        []*TypePrice           `protobuf:"bytes,3,rep,name=prices,proto3" json:"prices,omitempty"`
 	Profiles      []*Profile             `protobuf:"bytes,4,rep,name=profiles,proto3" json:"profiles,omitempty"`
-	Loads         []*LaneLoad            `protobuf:"bytes,5,rep,name=loads,proto3" json:"loads,omitempty"` // coarse: what gossip last said
+	Loads         []*LaneLoad            `protobuf:"bytes,5,rep,name=loads,proto3" json:"loads,omitempty"`                     // coarse: what gossip last said
+	AheadNs       int64                  `protobuf:"varint,6,opt,name=ahead_ns,json=aheadNs,proto3" json:"ahead_ns,omitempty"` // as the leader last said
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -444,6 +445,13 @@ func (x *View) GetLoads() []*LaneLoad {
 		return x.Loads
 	}
 	return nil
+}
+
+func (x *View) GetAheadNs() int64 {
+	if x != nil {
+		return x.AheadNs
+	}
+	return 0
 }
 
 // A Leadership says who leads.
@@ -1373,9 +1381,10 @@ type LeaderMessage struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Election      []*Election            `protobuf:"bytes,1,rep,name=election,proto3" json:"election,omitempty"`
 	Leadership    *Leadership            `protobuf:"bytes,2,opt,name=leadership,proto3" json:"leadership,omitempty"`
-	Prices        []*TypePrice           `protobuf:"bytes,3,rep,name=prices,proto3" json:"prices,omitempty"`     // sent when they change; all of them
-	Profiles      []*Profile             `protobuf:"bytes,4,rep,name=profiles,proto3" json:"profiles,omitempty"` // those that changed
-	From          string                 `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`         // the sender's name
+	Prices        []*TypePrice           `protobuf:"bytes,3,rep,name=prices,proto3" json:"prices,omitempty"`                   // sent when they change; all of them
+	Profiles      []*Profile             `protobuf:"bytes,4,rep,name=profiles,proto3" json:"profiles,omitempty"`               // those that changed
+	From          string                 `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`                       // the sender's name
+	AheadNs       int64                  `protobuf:"varint,6,opt,name=ahead_ns,json=aheadNs,proto3" json:"ahead_ns,omitempty"` // how long before a lane is free the leader gives it the next query; 0: as before
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1443,6 +1452,13 @@ func (x *LeaderMessage) GetFrom() string {
 		return x.From
 	}
 	return ""
+}
+
+func (x *LeaderMessage) GetAheadNs() int64 {
+	if x != nil {
+		return x.AheadNs
+	}
+	return 0
 }
 
 // A WorkerMessage is what a member tells the leader. The first one is a greeting.
@@ -2990,7 +3006,7 @@ const file_control_control_proto_rawDesc = "" +
 	"rejectLate\x12\x1a\n" +
 	"\bchecksum\x18\n" +
 	" \x01(\tR\bchecksum\"\x0e\n" +
-	"\fWatchRequest\"\x9b\x02\n" +
+	"\fWatchRequest\"\xb6\x02\n" +
 	"\x04View\x123\n" +
 	"\amembers\x18\x01 \x03(\v2\x19.muster.control.v1.MemberR\amembers\x12=\n" +
 	"\n" +
@@ -2998,7 +3014,8 @@ const file_control_control_proto_rawDesc = "" +
 	"leadership\x124\n" +
 	"\x06prices\x18\x03 \x03(\v2\x1c.muster.control.v1.TypePriceR\x06prices\x126\n" +
 	"\bprofiles\x18\x04 \x03(\v2\x1a.muster.control.v1.ProfileR\bprofiles\x121\n" +
-	"\x05loads\x18\x05 \x03(\v2\x1b.muster.control.v1.LaneLoadR\x05loads\"X\n" +
+	"\x05loads\x18\x05 \x03(\v2\x1b.muster.control.v1.LaneLoadR\x05loads\x12\x19\n" +
+	"\bahead_ns\x18\x06 \x01(\x03R\aaheadNs\"X\n" +
 	"\n" +
 	"Leadership\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
@@ -3080,7 +3097,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\x04rank\x18\x04 \x01(\rR\x04rank\x12\x16\n" +
 	"\x06leader\x18\x05 \x01(\tR\x06leader\x12\x1c\n" +
 	"\tsuccessor\x18\x06 \x01(\tR\tsuccessor\x12\x14\n" +
-	"\x05heard\x18\a \x01(\bR\x05heard\"\x89\x02\n" +
+	"\x05heard\x18\a \x01(\bR\x05heard\"\xa4\x02\n" +
 	"\rLeaderMessage\x127\n" +
 	"\belection\x18\x01 \x03(\v2\x1b.muster.control.v1.ElectionR\belection\x12=\n" +
 	"\n" +
@@ -3088,7 +3105,8 @@ const file_control_control_proto_rawDesc = "" +
 	"leadership\x124\n" +
 	"\x06prices\x18\x03 \x03(\v2\x1c.muster.control.v1.TypePriceR\x06prices\x126\n" +
 	"\bprofiles\x18\x04 \x03(\v2\x1a.muster.control.v1.ProfileR\bprofiles\x12\x12\n" +
-	"\x04from\x18\x05 \x01(\tR\x04from\"\x87\x02\n" +
+	"\x04from\x18\x05 \x01(\tR\x04from\x12\x19\n" +
+	"\bahead_ns\x18\x06 \x01(\x03R\aaheadNs\"\x87\x02\n" +
 	"\rWorkerMessage\x127\n" +
 	"\belection\x18\x01 \x03(\v2\x1b.muster.control.v1.ElectionR\belection\x121\n" +
 	"\x06member\x18\x02 \x01(\v2\x19.muster.control.v1.MemberR\x06member\x12!\n" +
