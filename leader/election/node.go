@@ -392,7 +392,7 @@ func (n *Node) stepDown(why Reason) {
 // lose gives the leader followed up.
 func (n *Node) lose(why Reason) {
 	n.following, n.doubting, n.askedAt = false, false, time.Time{}
-	n.base = n.now
+	n.base = later(n.base, n.now) // another's claim that we have granted comes first
 	n.out = append(n.out, Action{Kind: NoLeader, Reason: why})
 }
 
