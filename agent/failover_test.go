@@ -5,16 +5,19 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -111,6 +114,72 @@ func TestLeaderEnds(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestLeadersFrozen freezes one leader after another, each of which has followed for a while when it is to
+// lead again: one agent leads at once, and none beside it.
+func TestLeadersFrozen(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		agents := []*fleetAgent{f.start(), f.start(), f.start(), f.start()}
+		f.settled(agents...)
+		for range 4 {
+			leader := f.led(agents...)
+			before := leader.leading.leadership()
+			f.partition([]*fleetAgent{leader})
+			time.Sleep(2 * time.Second)
+			f.heal()
+			if next := f.led(agents...); next.name != before.GetSuccessor() {
+				f.Errorf("after epoch %d %s leads, want the successor %s", before.GetEpoch(), next.name, before.GetSuccessor())
+			}
+			time.Sleep(2 * idleLink)
+		}
+		led := map[string]int{}
+		for _, a := range agents {
+			for line := range strings.Lines(a.log.String()) {
+				if _, epoch, ok := strings.Cut(line, `msg="leading the fleet" epoch=`); ok {
+					led[strings.TrimSpace(epoch)]++
+				}
+			}
+		}
+		for epoch, n := range led {
+			if n > 1 {
+				f.Errorf("%d agents led epoch %s", n, epoch)
+			}
+		}
+		if len(led) != 5 {
+			f.Errorf("epochs were led as %v, want 5 of them", led)
+		}
+	})
+}
+
+// TestIdleLink has both ends of a link send at the moment when it becomes idle: nothing is lost.
+func TestIdleLink(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		agents := []*fleetAgent{f.start(neverLeads), f.start(neverLeads)}
+		f.settled(agents...)
+		var heard atomic.Int64 // by who opened the link: proposals, and the grants of those that came by a link of the other's
+		for _, a := range agents {
+			a.leading.(*leader).links.elect = func(*control.Election) { heard.Add(1) }
+		}
+		send := func(epoch uint64, from, to *fleetAgent) {
+			from.leading.(*leader).links.send(to.name, &control.Election{From: from.name, Kind: uint32(election.Propose), Epoch: epoch, Rank: 1, Leader: from.name})
+		}
+		const rounds = 50
+		epoch := uint64(0)
+		for range rounds {
+			for i, from := range []int{0, 0, 1} {
+				epoch++
+				send(epoch, agents[from], agents[1-from])
+				if i < 2 {
+					time.Sleep(idleLink)
+				}
+			}
+			time.Sleep(4 * idleLink)
+		}
+		if n := heard.Load(); n != 3*rounds {
+			f.Errorf("%d of %d messages were heard", n, 3*rounds)
+		}
+	})
 }
 
 // TestWorkerEnds ends an agent that does not lead, under load: no query fails.

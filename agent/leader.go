@@ -333,11 +333,12 @@ func (l *leader) leadership() *control.Leadership { return l.following.Load() }
 func (l *leader) changed() <-chan struct{} { return l.news.next() }
 
 // linked implements leading.
-func (l *leader) linked(from string, send func(*control.Election)) (closed func()) {
+func (l *leader) linked(from string, send func(*control.Election)) (closed func(inOrder bool)) {
 	forget := l.links.linked(from, send)
-	return func() {
-		forget()
-		l.step(&election.Event{Kind: election.StreamBroken, ID: from})
+	return func(inOrder bool) {
+		if newest := forget(); newest && !inOrder {
+			l.step(&election.Event{Kind: election.StreamBroken, ID: from})
+		}
 	}
 }
 

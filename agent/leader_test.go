@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"maps"
 	"os"
@@ -256,12 +257,12 @@ func (n *testNode) link(s stream[control.WorkerMessage, control.LeaderMessage]) 
 	k := &testLink{out: make(chan *control.WorkerMessage, 1000)}
 	ended := make(chan error, 1)
 	go func() {
-		var closed func()
+		var closed func(bool)
 		for {
 			m, err := s.Recv()
 			if err != nil {
 				if closed != nil {
-					closed()
+					closed(err == io.EOF)
 				}
 				ended <- err
 				return
@@ -1059,6 +1060,36 @@ func TestLeaderResigns(t *testing.T) {
 		g.allAnswered(t)
 		if n := countSlower(g.latency, 100*time.Millisecond); n > 0 {
 			t.Errorf("%d of %d queries were late", n, g.answered)
+		}
+	})
+}
+
+// TestLeaderLinkEnds: a follower takes the leader's link for broken unless it ended in order, or a newer one
+// had come.
+func TestLeaderLinkEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newLeaderWorld(t)
+		defer w.stop()
+		a, b := w.add("a", 2, linear), w.add("b", 1, linear)
+		soon(t, time.Second, "b follows a", func() bool { return w.leading() == a && a.leader.leadership().GetSuccessor() == "b" })
+		broken := func() bool {
+			b.leader.mu.Lock()
+			defer b.leader.mu.Unlock()
+			return b.leader.node.Doubting()
+		}
+		link := func() func(bool) { return b.leader.linked("a", func(*control.Election) {}) }
+		replaced, newer := link(), link()
+		if replaced(false); broken() {
+			t.Error("broken, though a newer one is there")
+		}
+		if newer(true); broken() {
+			t.Error("broken, though it ended in order")
+		}
+		if newer(false); broken() {
+			t.Error("broken, though it had ended in order")
+		}
+		if link()(false); !broken() {
+			t.Error("not broken, though it was the only one and did not end in order")
 		}
 	})
 }

@@ -58,18 +58,20 @@ func (s *links) start(ctx context.Context) {
 	s.ctx = ctx
 }
 
-// linked notes a link that another has opened.
-func (s *links) linked(from string, send func(*control.Election)) (closed func()) {
+// linked notes a link that another has opened. closed reports whether it was still the newest.
+func (s *links) linked(from string, send func(*control.Election)) (closed func() bool) {
 	in := &inbound{send}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.in[from] = in
-	return func() {
+	return func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.in[from] == in {
+		newest := s.in[from] == in
+		if newest {
 			delete(s.in, from)
 		}
+		return newest
 	}
 }
 
@@ -236,7 +238,23 @@ func (k *link) renew() {
 // serves reports whether the link is one of a reign that lasts.
 func (k *link) serves() bool { return k.reign != nil && k.reign.ctx.Err() == nil }
 
-// errIdle ends a link that nobody needs any more.
+// retire takes the link out of use and reports true, if nobody needs it: what is to be sent from
+// then on goes by another.
+func (k *link) retire() bool {
+	k.links.mu.Lock()
+	defer k.links.mu.Unlock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.serves() || k.pending != nil {
+		return false
+	}
+	if k.links.out[k.to] == k {
+		delete(k.links.out, k.to)
+	}
+	return true
+}
+
+// errIdle ends, in order, a link that nobody needs any more.
 var errIdle = errors.New("idle")
 
 // run keeps the link open for as long as it is needed.
@@ -307,6 +325,12 @@ func (k *link) exchange() (renewed bool, err error) {
 	served.Go(func() {
 		err := k.write(ctx, s)
 		written <- err
+		if errors.Is(err, errIdle) && s.CloseSend() == nil {
+			select {
+			case <-ctx.Done(): // the member has said its last and ended the stream
+			case <-time.After(idleLink):
+			}
+		}
 		if !errors.Is(err, io.EOF) { // otherwise Recv says why
 			cancel()
 		}
@@ -343,7 +367,7 @@ func (k *link) exchange() (renewed bool, err error) {
 }
 
 // open opens the stream; what serves it in process ends with ctx.
-func (k *link) open(ctx context.Context, served *sync.WaitGroup) (stream[control.LeaderMessage, control.WorkerMessage], error) {
+func (k *link) open(ctx context.Context, served *sync.WaitGroup) (clientStream[control.LeaderMessage, control.WorkerMessage], error) {
 	if k.to == k.links.fleet.self() {
 		client, server := newPipe[control.LeaderMessage, control.WorkerMessage](ctx)
 		served.Go(func() { server.end(k.links.fleet.link(server)) })
@@ -383,7 +407,7 @@ func (k *link) write(ctx context.Context, s stream[control.LeaderMessage, contro
 		select {
 		case <-k.wake:
 		case <-idle.C:
-			if !k.serves() {
+			if k.retire() {
 				return errIdle
 			}
 			idle.Reset(idleLink)

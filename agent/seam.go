@@ -23,6 +23,13 @@ type stream[Out, In any] interface {
 	Context() context.Context
 }
 
+// A clientStream is the end of the one who has opened it.
+type clientStream[Out, In any] interface {
+	stream[Out, In]
+	// CloseSend ends the stream in order: the other end receives io.EOF after what was sent.
+	CloseSend() error
+}
+
 // leading is the half that takes part in elections and leads when elected. Its
 // methods may be called concurrently, and before run.
 type leading interface {
@@ -39,8 +46,9 @@ type leading interface {
 	match(gateway stream[control.MatchMessage, control.GatewayMessage]) error
 	// linked tells that the agent named has opened a Link to this one: what the
 	// election has to say to that agent goes by send, which must not block, until
-	// closed is called.
-	linked(from string, send func(*control.Election)) (closed func())
+	// closed is called, which tells whether the agent has ended the Link in order, or it broke.
+	// Only the first call counts.
+	linked(from string, send func(*control.Election)) (closed func(inOrder bool))
 	// elect takes an election message that came by such a Link.
 	elect(*control.Election)
 	// status fills in what only the leader knows.

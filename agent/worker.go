@@ -309,7 +309,7 @@ func (s *station) link(leader stream[control.WorkerMessage, control.LeaderMessag
 	unlinked := s.leading.linked(k.from, func(e *control.Election) {
 		k.say(func(m *control.WorkerMessage) { m.Election = append(m.Election, e) })
 	})
-	defer unlinked()
+	defer unlinked(false)
 	// A leader's first message says that it leads. Who follows it before greeting it
 	// tells it all that ends after the greeting.
 	for _, e := range first.Election {
@@ -363,7 +363,15 @@ func (s *station) link(leader stream[control.WorkerMessage, control.LeaderMessag
 		case <-k.wake:
 		case <-news:
 		case err := <-heard:
-			return ended(err)
+			if !errors.Is(err, io.EOF) {
+				return err
+			}
+			unlinked(true)
+			m, err := k.next() // what was said until now
+			if m != nil {
+				err = leader.Send(m)
+			}
+			return err
 		case <-leader.Context().Done():
 			return ended(leader.Context().Err())
 		}

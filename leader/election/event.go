@@ -68,7 +68,8 @@ const (
 	// MemberDown: ID. Gossip has given the agent up, or it has left.
 	MemberDown
 	// StreamBroken: ID. A stream to or from that agent has broken or could not be
-	// opened. This is quicker than gossip; the agent stays a member.
+	// opened; not told of one that was ended in order or replaced. This is quicker than
+	// gossip; the agent stays a member.
 	StreamBroken
 	// Received: ID, Message. The agent, a member or not, has sent this.
 	Received

@@ -57,7 +57,7 @@ type member struct {
 	rank    Rank
 	ackedAt time.Time // when it last acknowledged a heartbeat of our term; zero: never
 	granted bool      // our claim
-	broken  bool      // its stream broke, and nothing was heard since
+	broken  bool      // its stream broke, and since then neither we nor the leader have heard it
 }
 
 // Waits that follow from the intervals; see [Node.wait].
@@ -325,6 +325,9 @@ func (n *Node) follow(c Claim, successor string) {
 		n.lateness = n.smooth(n.lateness, max(n.now.Sub(n.heardAt)-n.cfg.Heartbeat, 0))
 	}
 	n.successor, n.brokenAt = successor, time.Time{}
+	if m := n.member(successor); m != nil {
+		m.broken = false // the leader hears it, though we may not
+	}
 	n.heard()
 }
 
