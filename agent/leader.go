@@ -48,7 +48,8 @@ type leaderConfig struct {
 // A leader is the leading half of an agent: it takes part in elections, and
 // while it is elected there is a reign. Besides the reign's goroutines it has one for
 // the election's timers, one that follows the fleet's members, one for each link that it has
-// opened, and for moments one that writes the epoch. All have ended when run returns.
+// opened, and for moments those that write the epoch, or look whether the leader is no more. All have
+// ended when run returns.
 type leader struct {
 	config  leaderConfig
 	fleet   fleet
@@ -277,7 +278,7 @@ func (l *leader) do(a *election.Action) {
 		}
 		l.metrics.epoch.Set(float64(a.Claim.Epoch))
 	case election.NoLeader:
-		l.log.Warn("there is no leader", "former", l.claim.Leader, "epoch", l.claim.Epoch)
+		l.log.Warn("there is no leader", "former", l.claim.Leader, "epoch", l.claim.Epoch, "why", a.Reason.String())
 		l.claim.Leader = ""
 	case election.Doubt, election.Trust:
 		// Each gateway doubts for itself, as SDKs must.
@@ -321,6 +322,9 @@ func (l *leader) publish() {
 	now := &control.Leadership{Epoch: l.claim.Epoch, Leader: l.claim.Leader, Successor: l.successor}
 	l.following.Store(now)
 	l.news.tell()
+	if now.Leader != "" && now.Successor == l.fleet.self() {
+		l.running.Go(func() { l.keepEpoch(now.Epoch + 1) }) // so that its claim need not wait for the disk
+	}
 	if r := l.reign; r != nil {
 		l.running.Go(func() { r.post(r.tellLeadership) })
 	}
@@ -338,8 +342,39 @@ func (l *leader) linked(from string, send func(*control.Election)) (closed func(
 	return func(inOrder bool) {
 		if newest := forget(); newest && !inOrder {
 			l.step(&election.Event{Kind: election.StreamBroken, ID: from})
+			l.lookAt(from)
 		}
 	}
+}
+
+// looks is how often a leader's successor looks whether the leader's process has ended, and lookAgain the wait after
+// the first look, doubled each time: who notices early finds a host that does not refuse yet.
+const (
+	looks     = 4
+	lookAgain = 5 * time.Millisecond
+)
+
+// lookAt tells the election if the leader whose link has broken is no more. Only its successor needs to know.
+func (l *leader) lookAt(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ctx := l.ctx
+	if ctx == nil || name != l.claim.Leader || l.successor != l.fleet.self() {
+		return
+	}
+	l.running.Go(func() {
+		for i := range looks {
+			if l.fleet.gone(ctx, name) {
+				l.step(&election.Event{Kind: election.ProcessEnded, ID: name})
+				return
+			}
+			select {
+			case <-time.After(lookAgain << i):
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
 }
 
 // resign implements leading.

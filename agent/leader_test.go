@@ -58,6 +58,7 @@ type testNode struct {
 	frozen  chan struct{}        // closed when it thaws; nil: it is not frozen
 	links   map[string]*testLink // by who has opened them
 	ran     atomic.Int64
+	accepts atomic.Int32 // so many looks after its end find its address open yet
 }
 
 type testAttempt struct {
@@ -214,7 +215,7 @@ func (n *testNode) dial(name string) (grpc.ClientConnInterface, error) {
 
 func (n *testNode) gone(_ context.Context, name string) bool {
 	o := n.world.node(name)
-	return o == nil || o.ctx.Err() != nil
+	return o == nil || o.ctx.Err() != nil && o.accepts.Add(-1) < 0
 }
 
 // thawed waits while the node is frozen.
@@ -1062,6 +1063,31 @@ func TestLeaderResigns(t *testing.T) {
 			t.Errorf("%d of %d queries were late", n, g.answered)
 		}
 	})
+}
+
+// TestLeaderGone kills a leader: its successor, whose epoch is on the disk by then, leads as soon as the dead one's
+// address refuses connections.
+func TestLeaderGone(t *testing.T) {
+	for _, tt := range []struct {
+		accepts int32
+		within  time.Duration
+	}{{0, 5 * time.Millisecond}, {2, 20 * time.Millisecond}, {100, 80 * time.Millisecond}} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newLeaderWorld(t)
+			defer w.stop()
+			a, b, c := w.add("a", 3, linear), w.add("b", 2, linear), w.add("c", 1, linear)
+			soon(t, time.Second, "b and c follow a", func() bool {
+				return b.leader.leadership().GetSuccessor() == "b" && c.leader.leadership().GetSuccessor() == "b"
+			})
+			synctest.Wait()
+			if epoch, err := readEpoch(b.leader.config.StateDir); epoch != a.leader.leadership().GetEpoch()+1 || err != nil {
+				t.Errorf("the successor has epoch %d, %v on its disk, want the next", epoch, err)
+			}
+			a.accepts.Store(tt.accepts)
+			w.kill(a, false)
+			soon(t, tt.within, "c follows b", func() bool { return c.leader.leadership().GetLeader() == "b" })
+		})
+	}
 }
 
 // TestLeaderLinkEnds: a follower takes the leader's link for broken unless it ended in order, or a newer one

@@ -71,6 +71,9 @@ const (
 	// opened; not told of one that was ended in order or replaced. This is quicker than
 	// gossip; the agent stays a member.
 	StreamBroken
+	// ProcessEnded: ID. The agent's process has ended, so it seems: its stream broke, and
+	// then its host refused a connection.
+	ProcessEnded
 	// Received: ID, Message. The agent, a member or not, has sent this.
 	Received
 	// Persisted: Epoch. What [Persist] asked for has been done and will be there
@@ -85,7 +88,7 @@ const (
 	Answered
 )
 
-var eventNames = [...]string{TimePassed: "time", MemberUp: "up", MemberDown: "down", StreamBroken: "broken", Received: "received",
+var eventNames = [...]string{TimePassed: "time", MemberUp: "up", MemberDown: "down", StreamBroken: "broken", ProcessEnded: "ended", Received: "received",
 	Persisted: "persisted", Resigned: "resigned", Asked: "asked", Answered: "answered"}
 
 // An Event tells a node what happened. Kind says which fields count.
@@ -105,7 +108,7 @@ func (e Event) String() string {
 	switch e.Kind {
 	case MemberUp:
 		return fmt.Sprintf("%s %s rank %#x", name, e.ID, uint32(e.Rank))
-	case MemberDown, StreamBroken:
+	case MemberDown, StreamBroken, ProcessEnded:
 		return name + " " + e.ID
 	case Received:
 		return fmt.Sprintf("%s %s: %v", name, e.ID, e.Message)
@@ -163,6 +166,8 @@ const (
 	Silent
 	// Broken: the leader's stream broke and did not come back.
 	Broken
+	// Ended: its process has.
+	Ended
 	// Restarted: the leader asks to be elected, so its term is over.
 	Restarted
 	// Gone: gossip has given the leader up.
@@ -170,7 +175,7 @@ const (
 )
 
 var reasonNames = [...]string{HigherClaim: "higher claim", Frozen: "frozen", HandedOver: "handed over", Silent: "silent",
-	Broken: "broken", Restarted: "restarted", Gone: "gone"}
+	Broken: "broken", Ended: "ended", Restarted: "restarted", Gone: "gone"}
 
 func (r Reason) String() string {
 	if int(r) < len(reasonNames) && reasonNames[r] != "" {

@@ -191,6 +191,11 @@ func (n *Node) apply(e *Event) {
 			n.brokenAt = n.now
 			n.doubt()
 		}
+	case ProcessEnded:
+		// The others leave the first claim to the successor, and go on waiting.
+		if n.following && !n.leading && e.ID == n.top.Leader && !n.brokenAt.IsZero() && n.successor == n.cfg.ID {
+			n.lose(Ended)
+		}
 	case Received:
 		if e.ID != n.cfg.ID {
 			n.receive(e.ID, &e.Message)
@@ -379,6 +384,10 @@ func (n *Node) refused(c Claim, heard bool) {
 		n.top, n.heardAt, n.brokenAt, n.successor = c, time.Time{}, time.Time{}, ""
 	}
 	switch {
+	case heard && !higher && n.claiming && n.now.Sub(n.heardAt) < n.wait(freshWait):
+		// It may hear of the leader's end a little later than we. We ask again, and it has as long as ever to refuse.
+		n.claimEnd = later(n.claimEnd, n.now.Add(n.wait(proposeWait)))
+		n.sendAt = earlier(n.sendAt, n.now.Add(n.cfg.Heartbeat/5))
 	case heard && (higher || n.claiming):
 		n.claiming = false
 		n.base = later(n.base, n.now.Add(n.cfg.Silence/2))

@@ -95,7 +95,7 @@ func (w *world) randomFault() {
 		}
 	}
 	left := chaos - w.now
-	switch r.IntN(8) {
+	switch r.IntN(9) {
 	case 0, 1:
 		w.stop(p, r.IntN(3) != 0)
 		if r.IntN(3) != 0 {
@@ -118,6 +118,12 @@ func (w *world) randomFault() {
 			p.leaving = true
 			w.note("%s resigns", p.id)
 			w.step(p, Event{Kind: Resigned})
+		}
+	case 8:
+		if p.running {
+			w.refusing[p.index] = r.IntN(2) == 0
+			w.note("streams of %s break, its host refuses others %v", p.id, w.refusing[p.index])
+			w.breakStreams(p)
 		}
 	}
 }

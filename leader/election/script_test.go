@@ -15,7 +15,7 @@ import (
 //	new id=I role=R [spare=N] [no-cpu] [epoch=N] [join=D]
 //	step    lines of a time and an event; answers with the actions, and with when the node wants to be stepped next.
 //	        Before each line the node is stepped whenever it asks for it, unless the line says frozen:
-//	          T [frozen] time | up ID ROLE [SPARE] | down ID | broken ID | persisted N | resigned | asked | answered N/ID
+//	          T [frozen] time | up ID ROLE [SPARE] | down ID | broken ID | ended ID | persisted N | resigned | asked | answered N/ID
 //	          T [frozen] from ID KIND N/ID [successor ID] [heard]
 //	state   what the node's methods tell
 //
@@ -122,6 +122,8 @@ func (s *script) event(t *testing.T, words []string) Event {
 		e.Kind = MemberDown
 	case "broken":
 		e.Kind = StreamBroken
+	case "ended":
+		e.Kind = ProcessEnded
 	case "persisted":
 		e.Kind = Persisted
 		e.Epoch, _ = strconv.ParseUint(arg(1), 10, 64)

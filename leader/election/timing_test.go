@@ -42,7 +42,7 @@ func TestTimeWithoutLeader(t *testing.T) {
 		do   func(w *world, leader *proc)
 		most time.Duration
 	}{
-		{"killed", func(w *world, l *proc) { w.stop(l, true) }, 100 * time.Millisecond},
+		{"killed", func(w *world, l *proc) { w.stop(l, true) }, 75 * time.Millisecond},
 		{"power-lost", func(w *world, l *proc) { w.stop(l, false) }, 1100 * time.Millisecond},
 		{"stopped", func(w *world, l *proc) { w.freeze(l, time.Hour, false) }, 1100 * time.Millisecond},
 		{"cut-off", func(w *world, l *proc) {
@@ -72,6 +72,24 @@ func TestTimeWithoutLeader(t *testing.T) {
 					t.Errorf("without a leader for up to %v, want at most %v", took[len(took)-1], tt.most)
 				}
 			})
+		}
+	}
+}
+
+// TestHostRefuses has the leader's stream to its successor break and its host refuse the successor, for a
+// while, though the others hear the leader: it goes on to lead.
+func TestHostRefuses(t *testing.T) {
+	for seed := uint64(1); seed <= 100; seed++ {
+		w, leader := settled(t, seed, 3+int(seed%4), 0)
+		successor := w.indexOf(leader.node.Successor())
+		w.cutLink(leader.index, successor)
+		w.step(w.procs[successor], Event{Kind: StreamBroken, ID: leader.id})
+		w.step(w.procs[successor], Event{Kind: ProcessEnded, ID: leader.id})
+		w.run(w.now + w.between(0, time.Second))
+		w.heal()
+		w.run(w.now + time.Second)
+		if err := w.agreed(); err != nil || w.fault != nil || !leader.leading || w.changes != 1 {
+			t.Errorf("seed %d: %d leaders, %v, %v", seed, w.changes, err, w.fault)
 		}
 	}
 }

@@ -16,17 +16,18 @@ type world struct {
 	count int // of items, to order equal times
 	procs []*proc
 
-	loss    float64       // of each message
-	delay   time.Duration // of a message: 50 µs and up to this
-	wild    bool          // messages overtake each other, some come twice, some to a restarted process
-	cut     [8][8]bool    // who cannot talk
-	lastAt  [8][8]time.Duration
-	mutant  *mutant
-	led     map[Claim]bool // by anyone
-	changes int            // how often somebody started to lead
-	doubts  int            // of all nodes
-	fault   error
-	trace   func(format string, args ...any) // nil: no trace
+	loss     float64       // of each message
+	delay    time.Duration // of a message: 50 µs and up to this
+	wild     bool          // messages overtake each other, some come twice, some to a restarted process
+	cut      [8][8]bool    // who cannot talk
+	refusing [8]bool       // whose host refuses connections, though it runs
+	lastAt   [8][8]time.Duration
+	mutant   *mutant
+	led      map[Claim]bool // by anyone
+	changes  int            // how often somebody started to lead
+	doubts   int            // of all nodes
+	fault    error
+	trace    func(format string, args ...any) // nil: no trace
 }
 
 // A proc is an agent: a node that may crash and restart, a gateway with queries
@@ -75,6 +76,7 @@ const (
 	wake itemKind = iota // a node's timer
 	deliver
 	breakStream
+	ended // a host has refused a connection
 	persisted
 	tick // every 50 ms: gossip, gateways and leaders do what they do
 	thaw
@@ -192,6 +194,11 @@ func (w *world) handle(it *item) {
 		w.deliver(p, it)
 	case breakStream:
 		w.step(p, Event{Kind: StreamBroken, ID: w.procs[it.from].id})
+		if q := w.procs[it.from]; !q.running && !w.cut[p.index][q.index] || w.refusing[q.index] {
+			w.push(item{at: w.now + w.between(0, 2*w.delay), kind: ended, from: it.from, to: p.index, incarnation: p.incarnation})
+		}
+	case ended:
+		w.step(p, Event{Kind: ProcessEnded, ID: w.procs[it.from].id})
 	case persisted:
 		p.disk = max(p.disk, it.packet.epoch)
 		w.step(p, Event{Kind: Persisted, Epoch: it.packet.epoch})
@@ -236,6 +243,16 @@ func (w *world) stop(p *proc, killed bool) {
 	for _, q := range w.procs {
 		if killed && q != p {
 			w.carry(p.index, item{kind: breakStream, to: q.index}, false)
+		}
+	}
+}
+
+// breakStreams breaks a process's streams to some others.
+func (w *world) breakStreams(p *proc) {
+	for _, q := range w.procs {
+		if q != p && w.rng.IntN(2) == 0 {
+			w.carry(p.index, item{kind: breakStream, to: q.index}, false)
+			w.carry(q.index, item{kind: breakStream, to: p.index}, false)
 		}
 	}
 }
@@ -500,7 +517,7 @@ func (w *world) cutLink(i, j int) {
 
 func (w *world) heal() {
 	w.note("heal")
-	w.cut = [8][8]bool{}
+	w.cut, w.refusing = [8][8]bool{}, [8]bool{}
 }
 
 // agreed is why the world is not as it should be when quiet, nil if it is: one leads,
