@@ -180,6 +180,9 @@ func (b *body) decodeTensor(c *cursor) error {
 			if err != nil {
 				return true, err
 			}
+			if t.Shape == nil {
+				t.Shape = make([]int64, 0, min(dims.len(), highestRank)) // a dimension takes a byte at least
+			}
 			for dims.len() > 0 {
 				if t.Shape, err = appendDim(t.Shape, &dims); err != nil {
 					return true, err

@@ -67,6 +67,11 @@ func (c *cursor) skip(n int) error {
 
 // sub returns a cursor of the next n bytes and moves past them.
 func (c *cursor) sub(n int) (cursor, error) {
+	if n <= len(c.cur) {
+		s := cursor{cur: c.cur[:n]}
+		c.cur = c.cur[n:]
+		return s, nil
+	}
 	s := *c
 	if err := c.skip(n); err != nil {
 		return cursor{}, err
