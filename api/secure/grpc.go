@@ -124,9 +124,6 @@ func (g *Guard) Tap(ctx context.Context, info *tap.Info) (context.Context, error
 // enter refuses a call that its method alone forbids. The context returned
 // says who calls.
 func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (context.Context, error) {
-	if _, ok := ctx.Value(callerKey{}).(caller); ok {
-		return ctx, nil
-	}
 	var state *tls.ConnectionState
 	p, _ := peer.FromContext(ctx)
 	if p != nil {
@@ -142,6 +139,16 @@ func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (c
 	return context.WithValue(ctx, callerKey{}, c), nil
 }
 
+// entered is enter for a call that Tap has not seen; one that it has is let in. It
+// copies the header only where it must.
+func (g *Guard) entered(ctx context.Context, method string) (context.Context, error) {
+	if _, ok := ctx.Value(callerKey{}).(caller); ok {
+		return ctx, nil
+	}
+	header, _ := metadata.FromIncomingContext(ctx)
+	return g.enter(ctx, method, header)
+}
+
 func addressOf(p *peer.Peer) net.Addr {
 	if p == nil {
 		return nil
@@ -150,8 +157,7 @@ func addressOf(p *peer.Peer) net.Addr {
 }
 
 func (g *Guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	header, _ := metadata.FromIncomingContext(ctx)
-	ctx, err := g.enter(ctx, info.FullMethod, header)
+	ctx, err := g.entered(ctx, info.FullMethod)
 	if err != nil {
 		return nil, err
 	}
@@ -166,8 +172,7 @@ func (g *Guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, 
 }
 
 func (g *Guard) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	header, _ := metadata.FromIncomingContext(s.Context())
-	if _, err := g.enter(s.Context(), info.FullMethod, header); err != nil {
+	if _, err := g.entered(s.Context(), info.FullMethod); err != nil {
 		return err
 	}
 	return handle(srv, s)
