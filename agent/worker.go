@@ -92,7 +92,7 @@ func (s *station) run(ctx context.Context, req *oip.Request, received time.Time)
 	defer func() { s.ended(t, err) }()
 	resp, err = s.perform(ctx, req, t)
 	if t.probed {
-		remaining := strconv.FormatInt(int64(s.lanes.Stats().Remaining), 10)
+		remaining := strconv.FormatInt(int64(s.lanes.Remaining()), 10)
 		_ = grpc.SetTrailer(ctx, metadata.Pairs(control.RemainingTrailer, remaining)) // only outside of a call does it fail
 	}
 	return resp, err
@@ -127,7 +127,7 @@ func (s *station) perform(ctx context.Context, req *oip.Request, t *trial) (*oip
 	t.bytes = queryBytes(req)
 	t.held.Model, t.held.Version, t.held.BatchSize = loaded.Version.Model, loaded.Version.Number, uint32(q.batchSize)
 	if deadline, ok := ctx.Deadline(); ok {
-		if remaining := s.lanes.Stats().Remaining; t.reservation == nil && time.Until(deadline) < remaining {
+		if remaining := s.lanes.Remaining(); t.reservation == nil && time.Until(deadline) < remaining {
 			return nil, fmt.Errorf("%w: it would start after its deadline, a lane is free in %v", errRefused, remaining)
 		}
 	}
@@ -207,15 +207,15 @@ func (s *station) completed(c *control.Completed) {
 	if k == nil {
 		return
 	}
-	if remaining := s.remaining(); int(c.Lane) < len(remaining) {
-		c.RemainingNs = remaining[c.Lane]
+	if remaining := s.lanes.RemainingByLane(); int(c.Lane) < len(remaining) {
+		c.RemainingNs = int64(remaining[c.Lane])
 	}
 	k.say(func(m *control.WorkerMessage) { m.Completed = append(m.Completed, c) })
 }
 
 // remaining is how long until each lane is free.
 func (s *station) remaining() []int64 {
-	byLane := s.lanes.Stats().RemainingByLane
+	byLane := s.lanes.RemainingByLane()
 	ns := make([]int64, len(byLane))
 	for lane, d := range byLane {
 		ns[lane] = int64(d)
@@ -456,7 +456,7 @@ func (s *station) answer(id placeID, req *control.ProbeRequest) *control.ProbeAn
 		return answer
 	}
 	defer loaded.Release()
-	answer.RemainingNs = int64(s.lanes.Stats().Remaining)
+	answer.RemainingNs = int64(s.lanes.Remaining())
 	if req.BatchSize < 1 || int(req.BatchSize) > loaded.Version.Config.LargestBatchSize || s.intake.full() != nil ||
 		req.TimeLeftNs > 0 && answer.RemainingNs > req.TimeLeftNs {
 		return answer

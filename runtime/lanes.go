@@ -381,6 +381,20 @@ func (l *Lanes) Stats() LanesStats {
 	}
 }
 
+// Remaining is LanesStats.Remaining.
+func (l *Lanes) Remaining() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.remaining(l.now())
+}
+
+// RemainingByLane is LanesStats.RemainingByLane.
+func (l *Lanes) RemainingByLane() []time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.remainingByLane(l.now())
+}
+
 // Estimate is how long a query is expected to execute; 0 where nothing is known
 // of its profile.
 func (l *Lanes) Estimate(profile string, batchSize int) time.Duration {
