@@ -60,12 +60,12 @@ func (a *Agent) infer(ctx context.Context, req *oip.Request, arrival time.Time) 
 func (a *Agent) pass(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response, error) {
 	resp, err := a.gateway.Infer(passTrace(ctx), req, arrival)
 	err = a.whileStarting(err)
-	outcome := "answered"
 	if err != nil {
-		outcome = classify(err).reason
+		a.metrics.passed.WithLabelValues(classify(err).reason).Inc()
+		return nil, err
 	}
-	a.metrics.passed.WithLabelValues(outcome).Inc()
-	return resp, err
+	a.metrics.passedAnswered.Inc()
+	return resp, nil
 }
 
 // whileStarting is err, unless it says that there is no such model and this agent has

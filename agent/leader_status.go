@@ -97,6 +97,7 @@ func (r *reign) fillStatus(s *control.FleetStatus) {
 // leaderMetrics are what an agent's leading half counts.
 type leaderMetrics struct {
 	decisions *prometheus.CounterVec
+	matched   prometheus.Counter // one of those, nearly all
 	loopDelay prometheus.Histogram
 	elections prometheus.Counter
 	leads     prometheus.Gauge
@@ -133,11 +134,15 @@ func newLeaderMetrics(registry prometheus.Registerer) *leaderMetrics {
 		ahead:     gauge("muster_leader_dispatch_ahead_seconds", "How long before a lane is free the leader gives it the next query."),
 		limit:     gauge("muster_leader_fluid_limit", "The highest rate, queries/s, that the lanes could serve if queries were like water; 0: unknown."),
 	}
-	m.decisions.WithLabelValues(match.Assign.String(), match.Matched.String()) // so that it is there from the start
+	m.matched = m.decisions.WithLabelValues(match.Assign.String(), match.Matched.String())
 	registry.MustRegister(m.decisions, m.loopDelay, m.elections, m.leads, m.epoch, m.gateways, m.overdue, m.refusals, m.ahead, m.limit)
 	return m
 }
 
 func (m *leaderMetrics) decided(d *match.Decision) {
+	if d.Action == match.Assign && d.Reason == match.Matched {
+		m.matched.Inc()
+		return
+	}
 	m.decisions.WithLabelValues(d.Action.String(), d.Reason.String()).Inc()
 }

@@ -50,6 +50,7 @@ type metrics struct {
 	attempts       prometheus.Counter
 	refused        *prometheus.CounterVec
 	passed         *prometheus.CounterVec
+	passedAnswered prometheus.Counter // one of those, nearly all
 	probes         prometheus.Counter
 
 	mu       sync.Mutex
@@ -111,7 +112,7 @@ func newMetrics() *metrics {
 		m.passed.WithLabelValues(reason)
 	}
 	m.refused.WithLabelValues("refused")
-	m.passed.WithLabelValues("answered")
+	m.passedAnswered = m.passed.WithLabelValues("answered")
 	build := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "muster_build_info", Help: "The version of this binary, as a label; always 1.",
 		ConstLabels: prometheus.Labels{"version": Version()},
