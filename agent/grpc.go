@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/tap"
 
@@ -78,6 +79,7 @@ func newHealth() *health.Server {
 // A receipt is the arrival of a query by gRPC.
 type receipt struct {
 	arrival time.Time
+	header  metadata.MD // must not be changed
 	// tooSlow ends the call unless the query was received before. The end of the call stops
 	// it, until unlink.
 	tooSlow *time.Timer
@@ -96,7 +98,7 @@ func (a *Agent) tap(ctx context.Context, info *tap.Info) (context.Context, error
 	}
 	switch {
 	case info.FullMethodName == inference.GRPCInferenceService_ModelInfer_FullMethodName:
-		return a.tapQuery(ctx)
+		return a.tapQuery(ctx, info.Header)
 	case strings.HasPrefix(info.FullMethodName, "/"+inference.GRPCInferenceService_ServiceDesc.ServiceName+"/"):
 		return ctx, nil
 	}
@@ -110,16 +112,16 @@ func (a *Agent) tap(ctx context.Context, info *tap.Info) (context.Context, error
 
 // tapQuery refuses a query where overload costs least, and has one that is let
 // in arrive in time.
-func (a *Agent) tapQuery(ctx context.Context) (context.Context, error) {
+func (a *Agent) tapQuery(ctx context.Context, header metadata.MD) (context.Context, error) {
 	if err := a.intake.full(); err != nil {
-		if isAttempt(ctx) {
+		if len(header[control.AttemptHeader]) > 0 {
 			return ctx, grpcError(fmt.Errorf("%w: %w", errRefused, err))
 		}
 		a.metrics.failedWithoutVersion("", err)
 		return ctx, grpcError(err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	r := &receipt{arrival: time.Now(), tooSlow: time.AfterFunc(a.receiveTimeout, cancel)}
+	r := &receipt{arrival: time.Now(), header: header, tooSlow: time.AfterFunc(a.receiveTimeout, cancel)}
 	r.unlink = context.AfterFunc(ctx, func() { r.tooSlow.Stop() })
 	return context.WithValue(ctx, receiptKey{}, r), nil
 }
@@ -134,6 +136,15 @@ func received(ctx context.Context) time.Time {
 	r.unlink()
 	r.tooSlow.Stop()
 	return r.arrival
+}
+
+// headers are those of a call with that name, which must not be changed. Looking for them
+// in the receipt copies nothing.
+func headers(ctx context.Context, name string) []string {
+	if r, ok := ctx.Value(receiptKey{}).(*receipt); ok {
+		return r.header[name]
+	}
+	return metadata.ValueFromIncomingContext(ctx, name)
 }
 
 // interceptUnary gives errors their code, and turns a panic into an error.

@@ -81,7 +81,7 @@ func (a *Agent) whileStarting(err error) error {
 // makes spans, its own takes the place of that.
 func passTrace(ctx context.Context) context.Context {
 	for _, name := range tracing.Headers {
-		for _, value := range metadata.ValueFromIncomingContext(ctx, name) {
+		for _, value := range headers(ctx, name) {
 			ctx = metadata.AppendToOutgoingContext(ctx, name, value)
 		}
 	}

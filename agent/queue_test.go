@@ -414,7 +414,7 @@ func TestGoneBeforeReceived(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &Agent{receiveTimeout: time.Minute, intake: intake{limit: 1}}
 		ctx, cancel := context.WithCancel(t.Context())
-		ctx, err := a.tapQuery(ctx)
+		ctx, err := a.tapQuery(ctx, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

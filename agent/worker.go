@@ -59,14 +59,14 @@ func newStation(a *Agent, gateway uint64) *station {
 // isAttempt reports whether a query is an attempt of a gateway's: to be run
 // here, and not to be passed on.
 func isAttempt(ctx context.Context) bool {
-	return len(metadata.ValueFromIncomingContext(ctx, control.AttemptHeader)) > 0
+	return len(headers(ctx, control.AttemptHeader)) > 0
 }
 
 // run runs an attempt. received is when its headers arrived. It owns req.
 func (s *station) run(ctx context.Context, req *oip.Request, received time.Time) (resp *oip.Response, err error) {
 	defer req.Release()
 	header := func(name string) string {
-		if values := metadata.ValueFromIncomingContext(ctx, name); len(values) > 0 {
+		if values := headers(ctx, name); len(values) > 0 {
 			return values[0]
 		}
 		return ""
