@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// A profile is looked at again at once for its first queries, then at most so often.
+	// A profile is looked at again at once for its first queries, if it was not learned before, then at most so often.
 	studyFirst    = 32
 	studyInterval = 250 * time.Millisecond
 	// studyChange is by how much a mean or a quantile must change to be told.
@@ -60,7 +60,8 @@ type study struct {
 	pool     *pool
 	monitors map[string]*profiles.Monitor // by model key
 	told     map[tableKey]toldProfile
-	scaled   map[string]float64 // the factor of those who have profiles of their own
+	learned  map[profiles.Key]bool // the leader before has: no haste with the first queries
+	scaled   map[string]float64    // the factor of those who have profiles of their own
 	solver   fluid.Solver
 	prices   []fluid.Price
 
@@ -127,7 +128,7 @@ type profileAdvice struct {
 func newStudy(r *reign) *study {
 	return &study{
 		reign: r, book: r.leader.book, wake: make(chan struct{}, 1), asks: make(chan func()), pool: &pool{},
-		monitors: map[string]*profiles.Monitor{}, told: map[tableKey]toldProfile{}, scaled: map[string]float64{},
+		monitors: map[string]*profiles.Monitor{}, told: map[tableKey]toldProfile{}, learned: map[profiles.Key]bool{}, scaled: map[string]float64{},
 	}
 }
 
@@ -166,6 +167,7 @@ func (s *study) suggest(p *control.Profile) {
 		return // then this agent starts from what it has itself
 	}
 	s.book.Begin(t.Key(), &t)
+	s.learned[t.Key()] = t.Origin() == profiles.Learned
 }
 
 // run studies until ctx ends.
@@ -252,7 +254,7 @@ func (s *study) look(now time.Time) (next time.Duration) {
 		key := s.key(x.member, x.model.name, x.model.version)
 		if s.book.Observe(key, x.batch, x.execution, x.member.GetName(), x.at) == nil {
 			s.unlooked, s.unsaved = true, true
-			urgent = urgent || s.book.Learner(key).Queries() <= studyFirst
+			urgent = urgent || !s.learned[key] && s.book.Learner(key).Queries() <= studyFirst
 		}
 	}
 	if urgent || s.unlooked && now.Sub(s.looked) >= studyInterval {
@@ -411,7 +413,7 @@ func (s *study) tell(a *advice) {
 func (s *study) profile(member *control.Member, m *poolModel) toldProfile {
 	key := s.key(member, m.name, m.version)
 	now := toldProfile{table: s.book.Table(key), largest: m.largest, sure: true}
-	if l := s.book.Learner(key); l != nil && l.Queries() < sureQueries && l.Queries() > 0 {
+	if l := s.book.Learner(key); l != nil && l.Queries() < sureQueries && l.Queries() > 0 && !s.learned[key] {
 		now.sure = false
 	}
 	if now.table == nil {
