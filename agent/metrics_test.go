@@ -99,9 +99,9 @@ func typeAndLabels(family *dto.MetricFamily) string {
 // without one, and whom gossip knows.
 func TestFleetMetrics(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
-		a, b := f.start(), f.start(neverLeads)
-		f.settled(a, b)
-		f.led(a, b)
+		a, b, c := f.start(), f.start(neverLeads), f.start(neverLeads)
+		f.settled(a, b, c)
+		f.led(a, b, c)
 		values := func() map[string]float64 {
 			families, err := b.metrics.registry.Gather()
 			if err != nil {
@@ -125,14 +125,14 @@ func TestFleetMetrics(t *testing.T) {
 		led := values()
 		for name, want := range map[string]float64{
 			"muster_gateway_submits_total": 20, "muster_gateway_attempts_total leader": 20, "muster_gateway_attempts_total gateway": 0,
-			"muster_gateway_leader_links_total": 1, "muster_gateway_probes_total": 0, "muster_gossip_members": 2,
+			"muster_gateway_leader_links_total": 1, "muster_gateway_probes_total": 0, "muster_gossip_members": 3,
 		} {
 			if got, ok := led[name]; !ok || got != want {
 				f.Errorf("with a leader, %s: got %v, want %v", name, got, want)
 			}
 		}
 
-		f.partition([]*fleetAgent{a})
+		f.partition([]*fleetAgent{a, c})
 		if failed := f.send(20, 20*time.Millisecond, b); len(failed) > 0 {
 			f.Errorf("failed: %v", failed)
 		}
@@ -143,11 +143,11 @@ func TestFleetMetrics(t *testing.T) {
 			"muster_gateway_leader_silences_total",
 		} {
 			if cut[name] <= led[name] {
-				f.Errorf("after the leader was cut off, %s: got %v, want more than %v", name, cut[name], led[name])
+				f.Errorf("after the others were cut off, %s: got %v, want more than %v", name, cut[name], led[name])
 			}
 		}
 		if got := cut["muster_gossip_members"]; got != 1 {
-			f.Errorf("after the leader was cut off, muster_gossip_members: got %v, want 1", got)
+			f.Errorf("after the others were cut off, muster_gossip_members: got %v, want 1", got)
 		}
 		for _, name := range []string{"muster_gossip_sent_packets_total", "muster_gossip_received_packet_bytes_total", "muster_gossip_new_loads_total"} {
 			if cut[name] == 0 {

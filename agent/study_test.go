@@ -26,7 +26,9 @@ func TestStudyBeginsFromLearned(t *testing.T) {
 			models:  []poolModel{{key: model.key, name: "m", version: 1, target: 100 * time.Millisecond, share: 0.99, largest: 100}},
 		}
 		random := rand.New(rand.NewPCG(1, 1))
-		latency := func(batch int) time.Duration { return time.Duration(float64(linear(batch)) * (1 + 0.1*random.NormFloat64())) }
+		latency := func(batch int) time.Duration {
+			return time.Duration(float64(linear(batch)) * (1 + 0.1*random.NormFloat64()))
+		}
 		begin := func() *study {
 			s := newStudy(r)
 			s.book = profiles.NewBook(profiles.ShippedLibrary())

@@ -5,10 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
@@ -22,8 +22,13 @@ const (
 	// mostProbes bounds the members that are asked for one query: the best
 	// match.DefaultProbes first, and if none of them can do it in time as many again.
 	mostProbes = 2 * match.DefaultProbes
-	// probeTimeout is the least time that a member has to answer a probe.
+	// probeTimeout is the least time that a member has to answer a probe, soonTimeout where it is asked alone: then
+	// others can be asked.
 	probeTimeout = 20 * time.Millisecond
+	soonTimeout  = 5 * time.Millisecond
+	// avoidTime is how long a member that could not be asked, or has not answered, is not asked if there
+	// are others, unless it answers meanwhile.
+	avoidTime = time.Second
 	// probeAgain is after how long a query that nobody takes is tried again.
 	probeAgain = 20 * time.Millisecond
 )
@@ -44,7 +49,8 @@ type alone struct {
 	agents   map[match.LaneID]string
 	lastLane match.LaneID
 	probers  map[string]*prober
-	lastID   uint64 // of probes
+	avoided  map[string]time.Time // members that are not asked until then if there are others
+	lastID   uint64               // of probes
 	usual    time.Duration
 	// Counted for Stats.
 	probes, unanswered uint64
@@ -62,7 +68,7 @@ type profile struct {
 func newAlone(g *Gateway) *alone {
 	return &alone{
 		g: g, view: &control.View{}, profiles: map[profileKey]*profile{},
-		lanes: map[string]match.LaneID{}, agents: map[match.LaneID]string{}, probers: map[string]*prober{},
+		lanes: map[string]match.LaneID{}, agents: map[match.LaneID]string{}, probers: map[string]*prober{}, avoided: map[string]time.Time{},
 	}
 }
 
@@ -87,6 +93,7 @@ func (a *alone) viewed(v *control.View) {
 			delete(a.agents, lane)
 		}
 	}
+	maps.DeleteFunc(a.avoided, func(name string, _ time.Time) bool { return !present[name] })
 }
 
 // told takes what the leader says of prices and profiles.
@@ -320,26 +327,19 @@ func (a *alone) choose(q *question) (chosen place, why string) {
 	var answers []match.Answer
 	var probes []probe
 	left := candidates
-	for len(left) > 0 {
-		n := min(match.DefaultProbes, len(left))
+	for {
+		n := a.more(q, len(candidates)-len(left), answers, left)
+		if n == 0 {
+			break
+		}
 		heard := a.ask(q, left[:n])
 		left = left[n:]
 		probes = append(probes, heard...)
-		inTime := false
 		for _, p := range heard {
-			answers = append(answers, match.Answer{Candidate: p.candidate, Finish: p.finish})
-			inTime = inTime || time.Since(q.arrival)+p.finish <= a.target(q)
-		}
-		if inTime {
-			break
+			answers = append(answers, match.Answer{Candidate: p.candidate, Finish: p.finish, Remaining: p.remaining})
 		}
 	}
-	a.mu.Lock()
-	best := -1
-	if a.priced != nil {
-		best = a.priced.Choose(q.profile, time.Since(q.arrival), answers)
-	}
-	a.mu.Unlock()
+	best := a.best(q, answers)
 	for i, p := range probes {
 		if i != best {
 			a.release(place{agent: p.agent, reservation: p.id})
@@ -348,6 +348,40 @@ func (a *alone) choose(q *question) (chosen place, why string) {
 		chosen = place{agent: p.agent, reservation: p.id, took: p.finish}
 	}
 	return chosen, fmt.Sprintf("none of the %d agents asked could take it", len(candidates)-len(left))
+}
+
+// more is how many of left to ask next, after so many that gave these answers. One that is asked alone counts as busy from now on.
+func (a *alone) more(q *question, asked int, answers []match.Answer, left []ranked) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.priced == nil {
+		return 0
+	}
+	now := time.Now()
+	rest := make([]match.Candidate, len(left))
+	for i, r := range left {
+		rest[i] = r.candidate
+	}
+	n := a.priced.Ask(q.profile, now.Sub(q.arrival), a.usual, match.DefaultProbes, asked, answers, rest)
+	if n == 1 {
+		a.priced.Sent(rest[0].Lane, now, rest[0].Latency)
+	}
+	return n
+}
+
+// best is the index of the answer to take, whose member then counts as busy; -1: none.
+func (a *alone) best(q *question, answers []match.Answer) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.priced == nil {
+		return -1
+	}
+	now := time.Now()
+	best := a.priced.Choose(q.profile, now.Sub(q.arrival), answers)
+	if best >= 0 {
+		a.priced.Sent(answers[best].Lane, now, answers[best].Latency)
+	}
+	return best
 }
 
 func (a *alone) target(q *question) time.Duration {
@@ -373,10 +407,9 @@ func (a *alone) rank(q *question) []ranked {
 	}
 	now := time.Now()
 	var all, failed []ranked
-	for _, c := range a.priced.Rank(now, q.profile, int(q.batch), now.Sub(q.arrival), mostProbes+len(q.failed)) {
+	for _, c := range a.priced.Rank(now, q.profile, int(q.batch), now.Sub(q.arrival), mostProbes+len(q.failed)+len(a.avoided)) {
 		r := ranked{a.agents[c.Lane], c}
-		p := a.probers[r.agent]
-		if slices.Contains(q.failed, r.agent) || p != nil && p.silent.Load() {
+		if slices.Contains(q.failed, r.agent) || now.Before(a.avoided[r.agent]) {
 			failed = append(failed, r)
 		} else {
 			all = append(all, r)
@@ -391,8 +424,8 @@ func (a *alone) rank(q *question) []ranked {
 // A probe is a member's answer that it can serve a query.
 type probe struct {
 	ranked
-	id     uint64
-	finish time.Duration // from now, with the way there and back
+	id                uint64
+	finish, remaining time.Duration // from now, with the way there and back
 }
 
 // ask asks members, and returns the answers of those who can serve the query
@@ -405,6 +438,9 @@ func (a *alone) ask(q *question, of []ranked) []probe {
 	sent := time.Now()
 	a.mu.Lock()
 	timeout := max(probeTimeout, 3*a.usual)
+	if len(of) == 1 {
+		timeout = max(soonTimeout, 3*a.usual)
+	}
 	for _, r := range of {
 		a.probes++
 		p := a.prober(known.byName[r.agent])
@@ -452,7 +488,7 @@ func (a *alone) ask(q *question, of []ranked) []probe {
 		if answer.GetFinishNs() < 0 {
 			continue
 		}
-		probes = append(probes, probe{r, answer.GetId(), time.Duration(answer.GetFinishNs()) + took})
+		probes = append(probes, probe{r, answer.GetId(), time.Duration(answer.GetFinishNs()) + took, time.Duration(answer.GetRemainingNs())})
 		if time.Since(q.arrival)+probes[len(probes)-1].finish <= a.target(q) {
 			timer.Reset(max(time.Millisecond, 2*took)) // the others have not much longer
 		}
@@ -461,12 +497,11 @@ func (a *alone) ask(q *question, of []ranked) []probe {
 		q.traced.silent(byID)
 		a.mu.Lock()
 		a.unanswered += uint64(len(byID))
-		a.mu.Unlock()
-		for id, p := range asked {
-			if _, unanswered := byID[id]; unanswered {
-				p.forget(id)
-			}
+		for id, r := range byID {
+			asked[id].forget(id)
+			a.avoid(r.agent)
 		}
+		a.mu.Unlock()
 		// Those who have answered just now are released, too.
 		for {
 			select {
@@ -483,6 +518,23 @@ func (a *alone) ask(q *question, of []ranked) []probe {
 	return probes
 }
 
+// avoid has a member not be asked for a while if there are others: it does not answer. The lock is held.
+func (a *alone) avoid(agent string) { a.avoided[agent] = time.Now().Add(avoidTime) }
+
+// silent notes that the leader does not answer.
+func (a *alone) silent(leader string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.avoid(leader)
+}
+
+// answers notes that a member does, be it late.
+func (a *alone) answers(agent string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.avoided, agent)
+}
+
 // release tells a member that a reservation is not needed.
 func (a *alone) release(p place) {
 	a.mu.Lock()
@@ -494,9 +546,9 @@ func (a *alone) release(p place) {
 
 // A prober keeps the Probe stream to one member.
 type prober struct {
-	gateway  uint64
+	alone    *alone
+	agent    string
 	cancel   context.CancelFunc
-	silent   atomic.Bool                // it has not answered in time, and not since
 	requests chan *control.ProbeRequest // as many as may be asked while the stream opens; more are not asked
 
 	mu      sync.Mutex
@@ -514,7 +566,7 @@ func (a *alone) prober(m *control.Member) *prober {
 	if p := a.probers[name]; p != nil {
 		return p
 	}
-	p := &prober{gateway: a.g.config.ID, requests: make(chan *control.ProbeRequest, 256), pending: map[uint64]chan<- *control.ProbeAnswer{}}
+	p := &prober{alone: a, agent: name, requests: make(chan *control.ProbeRequest, 256), pending: map[uint64]chan<- *control.ProbeAnswer{}}
 	var ctx context.Context
 	ctx, p.cancel = context.WithCancel(a.g.context)
 	a.probers[name] = p
@@ -524,6 +576,7 @@ func (a *alone) prober(m *control.Member) *prober {
 		a.mu.Lock()
 		if a.probers[name] == p {
 			delete(a.probers, name)
+			a.avoid(name)
 		}
 		a.mu.Unlock()
 		p.end()
@@ -557,13 +610,13 @@ func (p *prober) run(ctx context.Context, transport Transport, m *control.Member
 		if err != nil {
 			return err
 		}
-		p.silent.Store(false)
+		p.alone.answers(p.agent)
 		p.mu.Lock()
 		if to := p.pending[answer.GetId()]; to != nil {
 			delete(p.pending, answer.GetId())
 			to <- answer // has room
 		} else if answer.GetFinishNs() >= 0 { // too late
-			p.send(&control.ProbeRequest{Id: answer.GetId(), Gateway: p.gateway, Release: true})
+			p.send(&control.ProbeRequest{Id: answer.GetId(), Gateway: p.alone.g.config.ID, Release: true})
 		}
 		p.mu.Unlock()
 	}
@@ -593,15 +646,11 @@ func (p *prober) send(r *control.ProbeRequest) bool {
 	}
 }
 
-// forget gives up waiting for an answer, and has the member not be asked until it
-// says something if there are others.
+// forget gives up waiting for an answer.
 func (p *prober) forget(id uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.pending[id] != nil {
-		delete(p.pending, id)
-		p.silent.Store(true)
-	}
+	delete(p.pending, id)
 }
 
 // end tells those who wait that no answer comes.

@@ -340,6 +340,7 @@ func (g *Gateway) watch() {
 			if g.desk.link == linkSilent && before != linkSilent {
 				g.log.Debug("the leader is silent, deciding alone", "leader", g.link.leader, "waiting", len(g.desk.queries),
 					"unheard_ms", now.Sub(g.desk.heardAt).Milliseconds())
+				g.alone.silent(g.link.leader)
 			}
 			g.decide()
 			timer.Reset(g.desk.lookAgain(now))

@@ -106,7 +106,7 @@ type Config struct {
 	Gateways int
 	// GossipDelay is how often a lane tells the gateways of its load, so how old their view may be; 0: it is always fresh.
 	GossipDelay time.Duration
-	// Probes is how many lanes a gateway asks before it chooses; 0: match.DefaultProbes; negative: none.
+	// Probes is how many lanes a gateway asks at most before it asks as many again; 0: match.DefaultProbes; negative: none.
 	Probes int
 
 	// Log, if not nil, gets a CSV line for each query when its outcome is known.

@@ -10,20 +10,27 @@ import (
 
 // gateways serve without a leader, by match.Priced. A query belongs to the gateway
 // of its turn. Half a round trip after its arrival the lanes asked promise it a
-// place and say when they would be done; half a round trip later the gateway chooses; again half a
+// place and say when they would be done; half a round trip later the gateway asks others or chooses; again half a
 // round trip later the payload is at the lane, and the promises of the others are void. A lane
 // serves in the order of its promises, but does not wait for a payload.
 type gateways struct {
 	*run
 	each   []*match.Priced
-	probes int                       // 0: none
-	asking map[uint64][]match.Answer // by query; Finish -1 until the lane has answered
-	unused [][]match.Answer          // for asking
+	probes int                 // 0: none
+	asking map[uint64]*inquiry // by query
+	unused []*inquiry          // for asking
 	stale  time.Duration
 }
 
+// An inquiry is what a gateway asks about a query.
+type inquiry struct {
+	candidates []match.Candidate // worth asking, the best first
+	answers    []match.Answer    // of those asked so far
+	asked      int               // of them before the last round
+}
+
 func newGateways(r *run) (*gateways, error) {
-	g := &gateways{run: r, probes: r.cfg.Probes, asking: map[uint64][]match.Answer{}, stale: r.cfg.GossipDelay}
+	g := &gateways{run: r, probes: r.cfg.Probes, asking: map[uint64]*inquiry{}, stale: r.cfg.GossipDelay}
 	if g.probes == 0 {
 		g.probes = match.DefaultProbes
 	}
@@ -84,7 +91,7 @@ func (g *gateways) arrived(seq uint64) {
 		}
 	}
 	defer g.measure()()
-	candidates := p.Rank(now, model, int(q.batch), g.network(), max(1, g.probes))
+	candidates := p.Rank(now, model, int(q.batch), g.network(), max(1, 2*g.probes))
 	if len(candidates) == 0 {
 		g.fail(fmt.Errorf("query %d: no lane holds %s", seq, model))
 		return
@@ -94,25 +101,34 @@ func (g *gateways) arrived(seq uint64) {
 		g.send(seq, int32(c.Lane), c.Wait+c.Latency)
 		return
 	}
-	var answers []match.Answer
+	in := &inquiry{}
 	if n := len(g.unused); n > 0 {
-		answers, g.unused = g.unused[n-1][:0], g.unused[:n-1]
+		in, g.unused = g.unused[n-1], g.unused[:n-1]
 	}
-	for _, c := range candidates {
-		answers = append(answers, match.Answer{Candidate: c})
-	}
-	g.asking[seq] = answers
-	if g.cfg.RTT == 0 {
-		for i := range answers {
-			g.probed(int32(answers[i].Lane), seq)
+	in.candidates, in.answers = append(in.candidates[:0], candidates...), in.answers[:0]
+	g.asking[seq] = in
+	g.ask(seq, in, p.Ask(model, 0, g.cfg.RTT, g.probes, 0, nil, candidates))
+}
+
+// ask asks the next n lanes about a query.
+func (g *gateways) ask(seq uint64, in *inquiry, n int) {
+	in.asked = len(in.answers)
+	for _, c := range in.candidates[in.asked : in.asked+n] {
+		in.answers = append(in.answers, match.Answer{Candidate: c})
+		if n == 1 {
+			g.of(seq).Sent(c.Lane, epoch.Add(g.now), c.Latency)
 		}
+		if g.cfg.RTT == 0 {
+			g.probed(int32(c.Lane), seq)
+		} else {
+			g.heap.push(event{at: g.now + g.cfg.RTT/2, kind: probeArrives, lane: int32(c.Lane), query: seq})
+		}
+	}
+	if g.cfg.RTT == 0 {
 		g.answered(seq)
-		return
+	} else {
+		g.heap.push(event{at: g.now + g.cfg.RTT, kind: answersBack, query: seq})
 	}
-	for i := range answers {
-		g.heap.push(event{at: g.now + g.cfg.RTT/2, kind: probeArrives, lane: int32(answers[i].Lane), query: seq})
-	}
-	g.heap.push(event{at: g.now + g.cfg.RTT, kind: answersBack, query: seq})
 }
 
 // network is what a query will spend on the way: to the lanes asked and back, to the lane, and back with the answer.
@@ -136,29 +152,35 @@ func (g *gateways) measure() func() {
 // probed has a lane answer when it would be done, and promise the place.
 func (g *gateways) probed(id int32, seq uint64) {
 	l, q := &g.lanes[id], g.at(seq)
-	answers := g.asking[seq]
+	answers := g.asking[seq].answers
 	i := slices.IndexFunc(answers, func(a match.Answer) bool { return a.Lane == match.LaneID(id) })
 	a := &answers[i]
-	a.Wait = g.remaining(l)
+	a.Remaining = g.remaining(l)
 	const certainty = 0.9
 	// The payload takes a round trip from here; the answer to it half a one, which that to the probe has taken.
-	a.Finish = max(a.Wait, g.cfg.RTT) + l.known[q.model].Quantile(certainty, int(q.batch))
+	a.Finish = max(a.Remaining, g.cfg.RTT) + l.known[q.model].Quantile(certainty, int(q.batch))
 	l.queue = append(l.queue, seq)
 }
 
 // answered has the gateway choose.
 func (g *gateways) answered(seq uint64) {
 	p, q := g.of(seq), g.at(seq)
-	answers := g.asking[seq]
-	for i := range answers {
-		p.Heard(answers[i].Lane, epoch.Add(g.now), max(0, answers[i].Wait-g.cfg.RTT/2))
+	in := g.asking[seq]
+	model := g.models[q.model].Name
+	for _, a := range in.answers[in.asked:] {
+		p.Heard(a.Lane, epoch.Add(g.now), max(0, a.Remaining-g.cfg.RTT/2))
 	}
-	best := p.Choose(g.models[q.model].Name, g.now-q.arrival, answers)
+	answers := in.answers
+	if n := p.Ask(model, g.now-q.arrival, g.cfg.RTT, g.probes, len(answers), answers, in.candidates[len(answers):]); n > 0 {
+		g.ask(seq, in, n)
+		return
+	}
+	best := p.Choose(model, g.now-q.arrival, answers)
 	for i := range answers {
 		id := int32(answers[i].Lane)
 		switch {
 		case i == best:
-			g.send(seq, id, max(0, answers[i].Wait-g.cfg.RTT/2)+answers[i].Latency)
+			g.send(seq, id, max(0, answers[i].Remaining-g.cfg.RTT/2)+answers[i].Latency)
 		case g.cfg.RTT == 0:
 			g.released(id, seq)
 		default:
@@ -166,7 +188,7 @@ func (g *gateways) answered(seq uint64) {
 		}
 	}
 	delete(g.asking, seq)
-	g.unused = append(g.unused, answers)
+	g.unused = append(g.unused, in)
 }
 
 // send sends the payload; busy is how long the gateway then takes the lane to be.

@@ -56,7 +56,7 @@ func (o *simOptions) add(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.rejectLate, "reject-late", false, "reject queries that can no longer be served in time")
 	flags.IntVar(&o.gateways, "gateways", 4, "gateways that decide alone (policy priced)")
 	flags.Float64Var(&o.gossipMS, "gossip-ms", 1000, "ms between a lane's news of its load, 0: always fresh (policy priced)")
-	flags.IntVar(&o.probes, "probes", match.DefaultProbes, "lanes that a gateway asks before it chooses; -1: none (policy priced)")
+	flags.IntVar(&o.probes, "probes", match.DefaultProbes, "lanes that a gateway asks at most before it asks as many again; -1: none (policy priced)")
 	flags.BoolVar(&o.json, "json", false, "print JSON")
 }
 

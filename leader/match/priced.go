@@ -14,17 +14,18 @@ import (
 // who see this package alone know it.
 type Price = fluid.Price
 
-// DefaultProbes is how many lanes a gateway without a leader asks for one query.
+// DefaultProbes is how many lanes a gateway without a leader asks for one query at most before it asks
+// as many again.
 const DefaultProbes = 4
 
 // A Priced is the decision of a gateway that has no leader: for each query it
 // says whom to ask, from prices, profiles and what was last heard of the lanes, and which of
 // those who answer to take. Like a Matcher it does nothing by itself.
 //
-// For each query the caller calls [Priced.Rank], asks the lanes "when would you finish
-// this batch?" (the answer reserves the place, and the lanes not taken are told so), tells
-// [Priced.Heard] what they say of themselves, and gives their answers to [Priced.Choose]. On gossip a
-// second old alone, gateways crowd the same lanes; the answers carry the decision.
+// For each query the caller calls [Priced.Rank], asks as many of the lanes as [Priced.Ask] says "when would
+// you finish this batch?" (the answer reserves the place, and the lanes not taken are told so), tells
+// [Priced.Heard] what they say of themselves, and gives their answers to Ask again and in the end to
+// [Priced.Choose]. On gossip a second old alone, gateways crowd the same lanes; the answers carry the decision.
 //
 // It is not safe for concurrent use.
 type Priced struct {
@@ -54,6 +55,9 @@ type Candidate struct {
 	// Latency is the predicted mean execution latency there, Wait how long the query would wait
 	// there by what was last heard.
 	Latency, Wait time.Duration
+	// Needs is the time until the lane would have answered with a high certainty, if it is as
+	// believed, without the ways.
+	Needs time.Duration
 
 	rank, tie float64
 }
@@ -64,6 +68,8 @@ type Answer struct {
 	// Finish is the time from now until the lane would have answered the query with a certainty of
 	// 90 %, the way there and back included.
 	Finish time.Duration
+	// Remaining is the time until the lane would be free for it.
+	Remaining time.Duration
 }
 
 // NewPriced returns a gateway's decision for the given models, that knows no
@@ -170,6 +176,7 @@ func (p *Priced) Rank(now time.Time, model string, batchSize int, waited time.Du
 		wait := max(0, toMs(l.freeAt.Sub(now)))
 		c := Candidate{Lane: l.id, Cost: l.typ.worth(m) * tab.mean[batchSize], Latency: tab.Mean(batchSize), Wait: fromMs(wait), tie: p.rng.Float64()}
 		c.rank = c.Cost + wait/target
+		c.Needs = fromMs(wait + tab.safe[batchSize])
 		if toMs(waited)+wait+tab.safe[batchSize] > target {
 			c.rank = latePrice + (toMs(c.Latency)+wait)/target
 		}
@@ -189,6 +196,47 @@ func (p *Priced) keepBest(c Candidate, n int) {
 	for i := len(p.ranked) - 1; i > 0 && better(&p.ranked[i], &p.ranked[i-1]); i-- {
 		p.ranked[i], p.ranked[i-1] = p.ranked[i-1], p.ranked[i]
 	}
+}
+
+// Sent tells that a query of the given latency is on its way to a lane, or a question that reserves its
+// place: the lane counts as busy for so much longer until something else is heard.
+func (p *Priced) Sent(id LaneID, now time.Time, latency time.Duration) {
+	if i, ok := p.find(id); ok {
+		l := p.lanes[i]
+		if l.freeAt.Before(now) {
+			l.freeAt = now
+		}
+		l.freeAt = l.freeAt.Add(latency)
+	}
+}
+
+// Ask returns how many of rest, the ranked lanes not asked yet, to ask next after the asked ones, which gave these
+// answers; 0: they must do. A question usually takes roundTrip, and probes lanes are compared.
+//
+// The best lane is asked alone: mostly it answers as believed, and every other question keeps a place that
+// makes lanes look busy to others. The rest is asked if it is busier than believed, or if nobody answers in time but
+// somebody else still might; several at once where time is too short for one after the other.
+func (p *Priced) Ask(model string, waited, roundTrip time.Duration, probes, asked int, answers []Answer, rest []Candidate) int {
+	m, ok := p.byName[model]
+	if !ok || len(rest) == 0 {
+		return 0
+	}
+	left := p.models[m].QoSTarget - waited
+	spare := left - rest[0].Needs
+	inTime := slices.ContainsFunc(answers, func(a Answer) bool { return a.Finish <= left })
+	n := probes
+	switch {
+	case asked == 0:
+		if spare < 0 || spare > 5*roundTrip {
+			n = 1
+		}
+	case len(answers) == 0:
+	case inTime && (asked > 1 || answers[0].Remaining <= answers[0].Wait+roundTrip), spare < 2*roundTrip:
+		n = 0
+	case asked < probes:
+		n -= asked
+	}
+	return min(n, len(rest))
 }
 
 // Choose returns which of the answers to take: the cheapest that is within the

@@ -1,6 +1,7 @@
 package match
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -106,5 +107,58 @@ func TestPricedChooses(t *testing.T) {
 	}
 	if got := p.Choose("m", 5*ms, []Answer{answer(1, 9*ms), answer(3, 4*ms)}); got != 1 {
 		t.Errorf("waited for 5 ms: got %d, want 1", got)
+	}
+}
+
+func TestPricedAsks(t *testing.T) {
+	p := pricedPool(t, 1)
+	ms := time.Millisecond
+	rest := func(n int, needs time.Duration) []Candidate { return slices.Repeat([]Candidate{{Needs: needs}}, n) }
+	answer := func(wait, remaining, finish time.Duration) Answer {
+		return Answer{Candidate: Candidate{Wait: wait}, Remaining: remaining, Finish: finish}
+	}
+	for _, c := range []struct {
+		what      string
+		waited    time.Duration
+		roundTrip time.Duration
+		asked     int
+		answers   []Answer
+		rest      []Candidate
+		want      int
+	}{
+		{"the best alone", 0, ms, 0, nil, rest(8, 4*ms), 1},
+		{"no time to ask again", 2 * ms, ms, 0, nil, rest(8, 4*ms), 4},
+		{"late in any case", 7 * ms, ms, 0, nil, rest(8, 4*ms), 1},
+		{"nobody to ask", 0, ms, 0, nil, nil, 0},
+		{"fewer than are compared", 2 * ms, ms, 0, nil, rest(2, 4*ms), 2},
+		{"as believed", ms, ms, 1, []Answer{answer(0, 0, 5*ms)}, rest(7, 4*ms), 0},
+		{"busier than believed", ms, ms, 1, []Answer{answer(0, 3*ms, 8*ms)}, rest(7, 4*ms), 3},
+		{"busier, and no time", 5 * ms, ms, 1, []Answer{answer(0, 3*ms, 4*ms)}, rest(7, 4*ms), 0},
+		{"late", ms, ms, 1, []Answer{answer(6*ms, 6*ms, 11*ms)}, rest(7, 4*ms), 3},
+		{"late, as others", ms, ms, 1, []Answer{answer(6*ms, 6*ms, 11*ms)}, rest(7, 8*ms), 0},
+		{"all late", ms, ms, 4, []Answer{answer(0, 6*ms, 11*ms), answer(0, 7*ms, 12*ms)}, rest(4, 4*ms), 4},
+		{"one in time", ms, ms, 4, []Answer{answer(0, 6*ms, 11*ms), answer(0, 2*ms, 6*ms)}, rest(4, 4*ms), 0},
+		{"no answer", 6 * ms, ms, 1, nil, rest(7, 4*ms), 4},
+	} {
+		if got := p.Ask("m", c.waited, c.roundTrip, 4, c.asked, c.answers, c.rest); got != c.want {
+			t.Errorf("%s: got %d, want %d", c.what, got, c.want)
+		}
+	}
+}
+
+// What is on its way to a lane makes it busy until it is heard.
+func TestPricedSent(t *testing.T) {
+	p := pricedPool(t, 1)
+	p.Leave(1)
+	for id := LaneID(2); id <= 4; id++ {
+		p.Sent(id, epoch, 5*time.Millisecond)
+	}
+	if got := p.Rank(epoch, "m", 50, 0, 4); got[0].Lane != 5 || got[3].Wait != 5*time.Millisecond {
+		t.Errorf("got %+v, want lane 5 first, the others busy", got)
+	}
+	p.Sent(5, epoch, 9*time.Millisecond)
+	p.Heard(3, epoch.Add(time.Millisecond), 0)
+	if got := p.Rank(epoch.Add(time.Millisecond), "m", 50, 0, 4); got[0].Lane != 3 {
+		t.Errorf("got %+v, want lane 3, which is free", got)
 	}
 }
