@@ -214,7 +214,7 @@ func (p *Priced) Sent(id LaneID, now time.Time, latency time.Duration) {
 // answers; 0: they must do. A question usually takes roundTrip, and probes lanes are compared.
 //
 // The best lane is asked alone: mostly it answers as believed, and every other question keeps a place that
-// makes lanes look busy to others. The rest is asked if it is busier than believed, or if nobody answers in time but
+// makes lanes look busy to others. Others are asked if it is busier than believed, or if nobody answers in time but
 // somebody else still might; several at once where time is too short for one after the other.
 func (p *Priced) Ask(model string, waited, roundTrip time.Duration, probes, asked int, answers []Answer, rest []Candidate) int {
 	m, ok := p.byName[model]
@@ -231,7 +231,9 @@ func (p *Priced) Ask(model string, waited, roundTrip time.Duration, probes, aske
 			n = 1
 		}
 	case len(answers) == 0:
-	case inTime && (asked > 1 || answers[0].Remaining <= answers[0].Wait+roundTrip), spare < 2*roundTrip:
+	case asked == 1 && answers[0].Remaining > answers[0].Wait+roundTrip && !(inTime && spare < 2*roundTrip):
+		n--
+	case inTime, spare < 2*roundTrip:
 		n = 0
 	case asked < probes:
 		n -= asked

@@ -135,6 +135,7 @@ func TestPricedAsks(t *testing.T) {
 		{"busier than believed", ms, ms, 1, []Answer{answer(0, 3*ms, 8*ms)}, rest(7, 4*ms), 3},
 		{"busier, and no time", 5 * ms, ms, 1, []Answer{answer(0, 3*ms, 4*ms)}, rest(7, 4*ms), 0},
 		{"late", ms, ms, 1, []Answer{answer(6*ms, 6*ms, 11*ms)}, rest(7, 4*ms), 3},
+		{"late, and busier than believed", 8 * ms, ms, 1, []Answer{answer(0, 3*ms, 8*ms)}, rest(7, 4*ms), 3},
 		{"late, as others", ms, ms, 1, []Answer{answer(6*ms, 6*ms, 11*ms)}, rest(7, 8*ms), 0},
 		{"all late", ms, ms, 4, []Answer{answer(0, 6*ms, 11*ms), answer(0, 7*ms, 12*ms)}, rest(4, 4*ms), 4},
 		{"one in time", ms, ms, 4, []Answer{answer(0, 6*ms, 11*ms), answer(0, 2*ms, 6*ms)}, rest(4, 4*ms), 0},
