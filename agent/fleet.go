@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
@@ -129,7 +130,9 @@ func (a *Agent) tellLoad(ctx context.Context) {
 // learnInstanceType finds out what the agent runs on. It runs beside the
 // start, which does not wait for it.
 func (a *Agent) learnInstanceType(ctx context.Context) {
-	t := a.config.instanceType(ctx, a.network.metadata)
+	asking, cancel := context.WithTimeout(ctx, identityTimeout)
+	defer cancel()
+	t := a.config.instanceType(asking, imds.Options{Endpoint: a.network.metadata})
 	a.typ.Store(t)
 	a.log.Info("instance type", "instance_type", string(t))
 	a.changedSelf()

@@ -37,28 +37,22 @@ func newName() string {
 }
 
 // instanceType is what the agent runs on: what the configuration says, else
-// what EC2's metadata service at endpoint ("" is its own) says, else the CPU
-// and cores.
-func (c Config) instanceType(ctx context.Context, endpoint string) profiles.InstanceType {
+// what EC2's metadata service says, else the CPU and cores.
+func (c Config) instanceType(ctx context.Context, metadata imds.Options) profiles.InstanceType {
 	if c.InstanceType != "" {
 		return profiles.InstanceType(c.InstanceType)
 	}
-	if t, err := askEC2(ctx, endpoint); err == nil {
+	if t, err := askEC2(ctx, metadata); err == nil {
 		return t
 	}
 	return profiles.Local(cpuModel("/proc/cpuinfo"), c.cores())
 }
 
 // askEC2 asks the instance metadata service, version 2, once.
-func askEC2(ctx context.Context, endpoint string) (profiles.InstanceType, error) {
-	ctx, cancel := context.WithTimeout(ctx, identityTimeout)
-	defer cancel()
-	client := imds.New(imds.Options{
-		Endpoint:       endpoint,
-		Retryer:        aws.NopRetryer{},
-		EnableFallback: aws.FalseTernary, // no version 1
-	})
-	out, err := client.GetMetadata(ctx, &imds.GetMetadataInput{Path: "instance-type"})
+func askEC2(ctx context.Context, metadata imds.Options) (profiles.InstanceType, error) {
+	metadata.Retryer = aws.NopRetryer{}
+	metadata.EnableFallback = aws.FalseTernary // no version 1
+	out, err := imds.New(metadata).GetMetadata(ctx, &imds.GetMetadataInput{Path: "instance-type"})
 	if err != nil {
 		return "", err
 	}

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
+
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/gossip"
 )
@@ -47,7 +49,7 @@ func TestMetaFits(t *testing.T) {
 // TestInstanceType: the flag comes before EC2's metadata service, which wants a token, and that before
 // the machine's own description.
 func TestInstanceType(t *testing.T) {
-	imds := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		const token = "a-token"
 		switch {
 		case r.Method == http.MethodPut && r.URL.Path == "/latest/api/token":
@@ -61,18 +63,19 @@ func TestInstanceType(t *testing.T) {
 			w.WriteHeader(http.StatusNotFound)
 		}
 	}))
-	defer imds.Close()
+	defer service.Close()
 	nonsense := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) }))
 	defer nonsense.Close()
 	for _, tt := range []struct{ flag, endpoint, want string }{
-		{"r5n.large", imds.URL, "r5n.large"},
-		{"", imds.URL, "g4dn.xlarge"},
+		{"r5n.large", service.URL, "r5n.large"},
+		{"", service.URL, "g4dn.xlarge"},
 		{"", nonsense.URL, "local:"},
 		{"", "http://127.0.0.1:1", "local:"},
 	} {
 		config := DefaultConfig()
 		config.InstanceType = tt.flag
-		if got := config.instanceType(t.Context(), tt.endpoint); !strings.HasPrefix(string(got), tt.want) {
+		unhurried := imds.Options{Endpoint: tt.endpoint, HTTPClient: http.DefaultClient, DisableDefaultTimeout: true}
+		if got := config.instanceType(t.Context(), unhurried); !strings.HasPrefix(string(got), tt.want) {
 			t.Errorf("flag %q, metadata service %s: got %q, want %q", tt.flag, tt.endpoint, got, tt.want)
 		}
 	}
