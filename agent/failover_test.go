@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
@@ -179,6 +180,50 @@ func TestIdleLink(t *testing.T) {
 		if n := heard.Load(); n != 3*rounds {
 			f.Errorf("%d of %d messages were heard", n, 3*rounds)
 		}
+	})
+}
+
+// TestLinkHeardLate serves a link that its leader had given up for another after that other one: what
+// ends is told on the one that lasts.
+func TestLinkHeardLate(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		member := f.start(neverLeads)
+		f.settled(member)
+		leads := &control.LeaderMessage{From: "x", Election: []*control.Election{{From: "x", Epoch: 1 << 30, Rank: 5, Leader: "x"}}}
+		open := func() (leader *pipeClient[control.LeaderMessage, control.WorkerMessage], end func()) {
+			ctx, cancel := context.WithTimeout(f.Context(), time.Second)
+			leader, server := newPipe[control.LeaderMessage, control.WorkerMessage](ctx)
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				server.end(member.station.link(server))
+			}()
+			if err := leader.Send(proto.CloneOf(leads)); err != nil {
+				f.Fatal(err)
+			}
+			if m, err := leader.Recv(); m.GetMember() == nil {
+				f.Fatalf("the link began with %v, %v, want a greeting", m, err)
+			}
+			return leader, func() { cancel(); <-ended }
+		}
+		lasts, end := open()
+		defer end()
+		_, giveUp := open()
+		tell := func(sequence uint64) {
+			member.station.completed(&control.Completed{Sequence: sequence})
+			for {
+				m, err := lasts.Recv()
+				if err != nil {
+					f.Fatalf("%v, and the end of %d was not told", err, sequence)
+				}
+				if len(m.GetCompleted()) > 0 { // otherwise it is of the election
+					return
+				}
+			}
+		}
+		tell(1)
+		giveUp()
+		tell(2)
 	})
 }
 

@@ -152,6 +152,12 @@ func (l *leader) followMembers(ctx context.Context) {
 	known := map[string]election.Rank{}
 	for {
 		changed := l.fleet.changed()
+		l.mu.Lock()
+		r := l.reign
+		l.mu.Unlock()
+		if r != nil {
+			l.links.lead(r) // before the election has something to say to a new member
+		}
 		there := map[string]bool{}
 		for _, m := range l.fleet.view().GetMembers() {
 			rank := rankOf(m)
@@ -170,11 +176,7 @@ func (l *leader) followMembers(ctx context.Context) {
 				l.links.drop(name)
 			}
 		}
-		l.mu.Lock()
-		r := l.reign
-		l.mu.Unlock()
 		if r != nil {
-			l.links.lead(r)
 			r.post(r.viewChanged)
 		}
 		select {

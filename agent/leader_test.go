@@ -55,8 +55,9 @@ type testNode struct {
 	latency func(batch int) time.Duration
 	queue   []*testAttempt
 	running bool
-	frozen  chan struct{}        // closed when it thaws; nil: it is not frozen
-	links   map[string]*testLink // by who has opened them
+	frozen  chan struct{} // closed when it thaws; nil: it is not frozen
+	links   []*testLink
+	linked  atomic.Int32 // so many were opened
 	ran     atomic.Int64
 	accepts atomic.Int32 // so many looks after its end find its address open yet
 }
@@ -107,7 +108,7 @@ func (w *leaderWorld) add(name string, cores int, latency func(int) time.Duratio
 		role = election.May
 		rank = election.RankOf(role, false, cores)
 	}
-	n := &testNode{world: w, name: name, latency: latency, stopped: make(chan struct{}), links: map[string]*testLink{}}
+	n := &testNode{world: w, name: name, latency: latency, stopped: make(chan struct{})}
 	n.member = &control.Member{
 		Name: name, Address: name, Protocol: control.Protocol, InstanceType: "box", Provider: "cpu", Executor: "emulated", Lanes: 1, Cores: 1,
 		Role: role.String(), Rank: uint32(rank), Models: []*control.Model{testModel("m", 100*time.Millisecond)},
@@ -256,6 +257,12 @@ func (n *testNode) link(s stream[control.WorkerMessage, control.LeaderMessage]) 
 	defer cancel()
 	defer context.AfterFunc(n.ctx, cancel)()
 	k := &testLink{out: make(chan *control.WorkerMessage, 1000)}
+	n.linked.Add(1)
+	defer func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.links = slices.DeleteFunc(n.links, func(o *testLink) bool { return o == k })
+	}()
 	ended := make(chan error, 1)
 	go func() {
 		var closed func(bool)
@@ -303,8 +310,20 @@ func (n *testNode) greet(k *testLink) {
 	for _, a := range n.queue {
 		m.Held = append(m.Held, &control.Held{Gateway: a.gateway, Sequence: a.sequence, Attempt: a.attempt, Model: a.model.Name, Version: a.model.Version, BatchSize: uint32(a.batch)})
 	}
-	n.links[k.from] = k
+	if !slices.Contains(n.links, k) {
+		n.links = append(n.links, k)
+	}
 	k.out <- m
+}
+
+// toLeader is the links of the leader, of which one may be about to end. n.mu is held.
+func (n *testNode) toLeader() (links []*testLink) {
+	for _, k := range n.links {
+		if k.from == n.leader.leadership().GetLeader() {
+			links = append(links, k)
+		}
+	}
+	return links
 }
 
 // remaining is how long the lane is busy. n.mu is held.
@@ -364,7 +383,7 @@ func (n *testNode) start() {
 		n.running = false
 		n.ran.Add(1)
 		n.queue = n.queue[1:]
-		if reports := n.links[n.leader.leadership().GetLeader()]; reports != nil {
+		for _, reports := range n.toLeader() {
 			c := &control.Completed{
 				Gateway: a.gateway, Sequence: a.sequence, Attempt: a.attempt, RemainingNs: int64(n.remaining()), Model: a.model.Name, Version: a.model.Version,
 				BatchSize: uint32(a.batch), QueueNs: int64(started.Sub(a.received)), ExecutionNs: int64(execution), LatencyNs: int64(time.Since(a.arrived)), Refused: refused, Bytes: a.bytes,
@@ -824,7 +843,9 @@ func TestLeaderFollowsLanes(t *testing.T) {
 
 		d.mu.Lock()
 		d.member.Draining = true
-		d.links["a"].out <- &control.WorkerMessage{Member: proto.CloneOf(d.member)}
+		for _, k := range d.toLeader() {
+			k.out <- &control.WorkerMessage{Member: proto.CloneOf(d.member)}
+		}
 		d.mu.Unlock()
 		time.Sleep(50 * time.Millisecond)
 		ran = d.ran.Load()
@@ -1061,6 +1082,22 @@ func TestLeaderResigns(t *testing.T) {
 		g.allAnswered(t)
 		if n := countSlower(g.latency, 100*time.Millisecond); n > 0 {
 			t.Errorf("%d of %d queries were late", n, g.answered)
+		}
+	})
+}
+
+// TestLeaderLinksOnce has members join a leader: it opens one link to each.
+func TestLeaderLinksOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newLeaderWorld(t)
+		defer w.stop()
+		a := w.add("a", 2, linear)
+		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
+		b := w.add("b", 1, linear)
+		soon(t, time.Second, "b follows a", func() bool { return a.leader.leadership().GetSuccessor() == "b" })
+		time.Sleep(time.Second)
+		if n := b.linked.Load(); n != 1 {
+			t.Errorf("a has opened %d links to b, want 1", n)
 		}
 	})
 }

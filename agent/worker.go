@@ -45,7 +45,7 @@ type station struct {
 
 	mu      sync.Mutex
 	held    map[*control.Held]bool
-	tethers map[string]*tether // by the name of who opened it
+	tethers []*tether
 	places  map[placeID]*runtime.Reservation
 }
 
@@ -53,7 +53,7 @@ type station struct {
 type placeID struct{ gateway, probe uint64 }
 
 func newStation(a *Agent, gateway uint64) *station {
-	return &station{Agent: a, gateway: gateway, held: map[*control.Held]bool{}, tethers: map[string]*tether{}, places: map[placeID]*runtime.Reservation{}}
+	return &station{Agent: a, gateway: gateway, held: map[*control.Held]bool{}, places: map[placeID]*runtime.Reservation{}}
 }
 
 // isAttempt reports whether a query is an attempt of a gateway's: to be run
@@ -155,15 +155,13 @@ func (s *station) hold(t *trial, batchSize int) {
 	if !t.probed {
 		return
 	}
-	if k := s.followed(); k != nil {
-		more := s.lanes.Estimate(control.ModelKey(t.held.Model, t.held.Version), batchSize) / time.Duration(s.config.lanes())
-		k.say(func(m *control.WorkerMessage) {
-			m.RemainingNs = s.remaining()
-			for lane := range m.RemainingNs {
-				m.RemainingNs[lane] += int64(more)
-			}
-		})
-	}
+	more := s.lanes.Estimate(control.ModelKey(t.held.Model, t.held.Version), batchSize) / time.Duration(s.config.lanes())
+	s.tellLeader(func(m *control.WorkerMessage) {
+		m.RemainingNs = s.remaining()
+		for lane := range m.RemainingNs {
+			m.RemainingNs[lane] += int64(more)
+		}
+	})
 }
 
 // ended tells the leader what became of an attempt.
@@ -203,14 +201,10 @@ func (s *station) completedAlone(v *models.Version, batchSize int, bytes int64, 
 func (s *station) completed(c *control.Completed) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	k := s.followed()
-	if k == nil {
-		return
-	}
 	if remaining := s.lanes.RemainingByLane(); int(c.Lane) < len(remaining) {
 		c.RemainingNs = int64(remaining[c.Lane])
 	}
-	k.say(func(m *control.WorkerMessage) { m.Completed = append(m.Completed, c) })
+	s.tellLeader(func(m *control.WorkerMessage) { m.Completed = append(m.Completed, c) })
 }
 
 // remaining is how long until each lane is free.
@@ -238,9 +232,16 @@ type tether struct {
 	ahead    time.Duration // 0: nothing new
 }
 
-// followed is the tether of the leader that this agent follows; nil if there is
-// none. s.mu is held.
-func (s *station) followed() *tether { return s.tethers[s.leading.leadership().GetLeader()] }
+// tellLeader tells the leader that this agent follows, on each of its links: one that it gave up for
+// another may be served after that, and ends soon. s.mu is held.
+func (s *station) tellLeader(add func(*control.WorkerMessage)) {
+	leader := s.leading.leadership().GetLeader()
+	for _, k := range s.tethers {
+		if k.from == leader {
+			k.say(add)
+		}
+	}
+}
 
 // say has something added to what the other end is told next. It does not block.
 func (k *tether) say(add func(*control.WorkerMessage)) {
@@ -320,14 +321,12 @@ func (s *station) link(leader stream[control.WorkerMessage, control.LeaderMessag
 	for held := range s.held {
 		greeting.Held = append(greeting.Held, held)
 	}
-	s.tethers[k.from] = k // from here on attempts that end are told after the greeting
+	s.tethers = append(s.tethers, k) // from here on attempts that end are told after the greeting
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.tethers[k.from] == k {
-			delete(s.tethers, k.from)
-		}
+		s.tethers = slices.DeleteFunc(s.tethers, func(o *tether) bool { return o == k })
 	}()
 	if err := leader.Send(greeting); err != nil {
 		return ended(err)
