@@ -350,7 +350,8 @@ func (a *alone) choose(q *question) (chosen place, why string) {
 	return chosen, fmt.Sprintf("none of the %d agents asked could take it", len(candidates)-len(left))
 }
 
-// more is how many of left to ask next, after so many that gave these answers. One that is asked alone counts as busy from now on.
+// more is how many of left to ask next, after so many that gave these answers. One that is asked alone counts as busy
+// from now on.
 func (a *alone) more(q *question, asked int, answers []match.Answer, left []ranked) int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -424,8 +425,9 @@ func (a *alone) rank(q *question) []ranked {
 // A probe is a member's answer that it can serve a query.
 type probe struct {
 	ranked
-	id                uint64
-	finish, remaining time.Duration // from now, with the way there and back
+	id        uint64
+	finish    time.Duration // from now, with the way there and back
+	remaining time.Duration // until a lane is free for it, as it says
 }
 
 // ask asks members, and returns the answers of those who can serve the query
