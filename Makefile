@@ -20,7 +20,7 @@ demo: build
 
 # The tests again, with the race detector.
 race: onnxruntime
-	REQUIRE_ONNXRUNTIME=1 go test -race ./...
+	REQUIRE_ONNXRUNTIME=1 go test -race -timeout 20m ./...
 
 # Every fuzz target for FUZZTIME.
 fuzz:
