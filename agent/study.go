@@ -22,6 +22,9 @@ const (
 	// A profile is looked at again at once for its first queries, if it was not learned before, then at most so often.
 	studyFirst    = 32
 	studyInterval = 250 * time.Millisecond
+	// studyRest is how long queries and answers may gather before they are looked at: to be woken by each
+	// of them would cost the leader more than to learn from it.
+	studyRest = 5 * time.Millisecond
 	// studyChange is by how much a mean or a quantile must change to be told.
 	studyChange = 0.01
 	// sureQueries is how many queries make a profile sure.
@@ -49,8 +52,9 @@ const guess = "a guess, until a query has run"
 type study struct {
 	reign *reign
 	book  *profiles.Book
-	wake  chan struct{}
-	asks  chan func() // that read what the goroutine has
+	wake  chan struct{} // the pool is another
+	seen  chan struct{} // there are arrivals or observations
+	asks  chan func()   // that read what the goroutine has
 
 	mu           sync.Mutex
 	news         *pool // nil: as before
@@ -127,7 +131,7 @@ type profileAdvice struct {
 
 func newStudy(r *reign) *study {
 	return &study{
-		reign: r, book: r.leader.book, wake: make(chan struct{}, 1), asks: make(chan func()), pool: &pool{},
+		reign: r, book: r.leader.book, wake: make(chan struct{}, 1), seen: make(chan struct{}, 1), asks: make(chan func()), pool: &pool{},
 		monitors: map[string]*profiles.Monitor{}, told: map[tableKey]toldProfile{}, learned: map[profiles.Key]bool{}, scaled: map[string]float64{},
 	}
 }
@@ -147,7 +151,7 @@ func (s *study) arrived(model string, batch int, at time.Time) {
 		s.arrivals = append(s.arrivals, arrivalSeen{model, batch, at})
 	}
 	s.mu.Unlock()
-	signal(s.wake)
+	signal(s.seen)
 }
 
 // observed tells of an answer.
@@ -157,7 +161,7 @@ func (s *study) observed(member *control.Member, m *leaderModel, batch int, exec
 		s.observations = append(s.observations, observation{member, m, batch, execution, at})
 	}
 	s.mu.Unlock()
-	signal(s.wake)
+	signal(s.seen)
 }
 
 // suggest gives a profile to start from, that the leader before has told. It is called before run.
@@ -176,9 +180,18 @@ func (s *study) run(ctx context.Context) {
 	defer s.save()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	rest := time.NewTimer(0)
+	defer rest.Stop()
+	var seen <-chan struct{} // nil while it rests
 	for {
 		select {
 		case <-s.wake:
+		case <-seen:
+			seen = nil
+			rest.Reset(studyRest)
+		case <-rest.C:
+			seen = s.seen
+			continue
 		case <-timer.C:
 		case ask := <-s.asks:
 			ask()
