@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
+	"runtime"
 
 	"github.com/spf13/cobra"
 
@@ -34,6 +36,11 @@ finish, and it exits with status 0. A second signal ends it at once.`,
 			a, err := agent.New(settings.Config, log)
 			if err != nil {
 				return err
+			}
+			if settings.Executor == "emulated" && os.Getenv("GOMAXPROCS") == "" {
+				// It plays a machine of its own where many share one: threads that look for work in vain
+				// would take that from the others.
+				runtime.GOMAXPROCS(1)
 			}
 			provider, flush, err := settings.traceSettings.open(cmd.Context(), a.Name(), log)
 			if err != nil {

@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"math"
+	"net/http"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -160,6 +162,16 @@ func TestFleetCommands(t *testing.T) {
 		last.wantWhileLed(t, `^`+a.name+` +r5n\.large +1 x \d+ +\S+ +\d+ +\d+\.\d % +\S+ +emulated`, "status")
 		last.wantWhileLed(t, `^`+a.name+` r5n\.large +\[[-#]+\] +\S+ +\d+ +\d+% +\S+ +emulated`, "top", "--once")
 	}
+
+	resp, err := http.Get("http://" + last.metrics + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics, err := io.ReadAll(resp.Body)
+	if err != nil || !regexp.MustCompile(`(?m)^go_sched_gomaxprocs_threads 1$`).Match(metrics) {
+		t.Errorf("metrics of an emulated agent: got %s, %v, want one thread for Go's code", regexp.MustCompile(`(?m)^go_sched_gomax.*$`).Find(metrics), err)
+	}
+	resp.Body.Close()
 
 	everybody := regexp.QuoteMeta(strings.Join(slices.Sorted(slices.Values([]string{agents[0].name, agents[1].name, agents[2].name, last.name})), ", ")) + "$"
 	wantOutput(t, false, `^\S+: agent "nobody": not found in the fleet; there are `+everybody, "drain", agents[0].name, "nobody")

@@ -35,9 +35,9 @@ func TestMain(m *testing.M) {
 // A process is a `muster agent` of its own.
 type process struct {
 	*exec.Cmd
-	name               string
-	gossip, http, grpc string        // where it listens
-	log                *bufio.Reader // what follows of its log
+	name                        string
+	gossip, http, grpc, metrics string        // where it listens
+	log                         *bufio.Reader // what follows of its log
 }
 
 // startProcess starts an agent that serves a small NCF with ONNX Runtime, and
@@ -82,12 +82,12 @@ func startAgent(t *testing.T, models string, settings ...string) *process {
 		_ = p.Wait()
 	})
 	p.log = bufio.NewReader(stderr)
-	said := regexp.MustCompile(`(?s)advertised_addr=(\S+) .* agent=(\S+) http=(\S+) grpc=(\S+) metrics=`).
+	said := regexp.MustCompile(`(?s)advertised_addr=(\S+) .* agent=(\S+) http=(\S+) grpc=(\S+) metrics=(\S+)`).
 		FindStringSubmatch(p.waitForLog(t, "advertised_addr=") + p.waitForLog(t, "http="))
 	if said == nil {
 		t.Fatal("the log does not begin with the agent's addresses")
 	}
-	p.gossip, p.name, p.http, p.grpc = said[1], said[2], said[3], said[4]
+	p.gossip, p.name, p.http, p.grpc, p.metrics = said[1], said[2], said[3], said[4], said[5]
 	p.waitForLog(t, "msg=ready")
 	return p
 }
