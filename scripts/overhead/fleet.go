@@ -4,16 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/scripts/process"
 )
 
 // instanceType is what the workers play.
@@ -22,29 +22,22 @@ const instanceType = "r5n.large"
 // A fleet is a leader and a gateway that hold no model, and workers, each a
 // process.
 type fleet struct {
-	dir             string
-	muster          string
-	leader, gateway *agent
-	workers         []*agent
+	dir, muster     string
+	models          string   // directory
+	follow          []string // arguments of all but the leader
+	leader, gateway *process.Agent
+	workers         []*process.Agent
 }
 
-// An agent is a `muster agent` process.
-type agent struct {
-	name         string
-	grpc, gossip string // addresses
-	log          string // path
-	process      *exec.Cmd
-	exited       chan struct{}
-}
-
-func startFleet(ctx context.Context, muster string, workers int) (*fleet, error) {
+// startFleet starts a fleet with one worker.
+func startFleet(ctx context.Context, muster string) (*fleet, error) {
 	dir, err := os.MkdirTemp("", "muster-overhead-")
 	if err != nil {
 		return nil, err
 	}
-	f := &fleet{dir: dir, muster: muster}
-	models, profile := filepath.Join(dir, "models"), filepath.Join(dir, "profile.json")
-	generate := exec.CommandContext(ctx, muster, "models", "generate", "--out", models, "ncf")
+	f := &fleet{dir: dir, muster: muster, models: filepath.Join(dir, "models")}
+	profile := filepath.Join(dir, "profile.json")
+	generate := exec.CommandContext(ctx, muster, "models", "generate", "--out", f.models, "ncf")
 	if out, err := generate.CombinedOutput(); err != nil {
 		return f, fmt.Errorf("run %s: %w\n%s", generate, err, out)
 	}
@@ -59,18 +52,31 @@ func startFleet(ctx context.Context, muster string, workers int) (*fleet, error)
 	if f.leader, err = f.start("leader", none, append(emulated, "--leader", "must")...); err != nil {
 		return f, err
 	}
-	follow := append(emulated, "--leader", "never", "--join", f.leader.gossip)
-	if f.gateway, err = f.start("gateway", none, follow...); err != nil {
+	f.follow = append(emulated, "--leader", "never", "--join", f.leader.Gossip)
+	if f.gateway, err = f.start("gateway", none, f.follow...); err != nil {
 		return f, err
 	}
-	for i := range workers {
-		w, err := f.start(fmt.Sprintf("worker-%d", i), models, follow...)
-		if err != nil {
-			return f, err
-		}
-		f.workers = append(f.workers, w)
+	return f, f.addWorker(ctx)
+}
+
+func (f *fleet) addWorker(ctx context.Context) error {
+	w, err := f.start(fmt.Sprintf("worker-%d", len(f.workers)), f.models, f.follow...)
+	if err != nil {
+		return err
 	}
-	return f, nil
+	f.workers = append(f.workers, w)
+	c, err := client.New([]string{w.GRPC}, client.WithoutFleet(), client.WithTimeout(time.Second))
+	if err != nil {
+		return err
+	}
+	return errors.Join(process.WaitReady(ctx, c, []string{"ncf"}), c.Close())
+}
+
+func (f *fleet) start(name, models string, args ...string) (*process.Agent, error) {
+	return process.Start(process.Config{
+		Muster: f.muster, Log: filepath.Join(f.dir, name+".log"),
+		Args: append([]string{"--model-dir", models, "--state-dir", filepath.Join(f.dir, name)}, args...),
+	})
 }
 
 // writeProfile writes latencies of almost nothing.
@@ -94,44 +100,6 @@ func writeProfile(path string) error {
 		return err
 	}
 	return errors.Join(library.Write(file), file.Close())
-}
-
-func (f *fleet) start(name, models string, args ...string) (*agent, error) {
-	addresses, err := freeAddresses(4)
-	if err != nil {
-		return nil, err
-	}
-	a := &agent{name: name, grpc: addresses[0], gossip: addresses[1], log: filepath.Join(f.dir, name+".log"), exited: make(chan struct{})}
-	log, err := os.Create(a.log)
-	if err != nil {
-		return nil, err
-	}
-	defer log.Close() // the process has its own
-	a.process = exec.Command(f.muster, append([]string{"agent", "--grpc", a.grpc, "--gossip", a.gossip, "--http", addresses[2], "--metrics", addresses[3],
-		"--model-dir", models, "--state-dir", filepath.Join(f.dir, name)}, args...)...)
-	a.process.Stdout, a.process.Stderr = log, log
-	a.process.SysProcAttr = childAttributes()
-	if err := a.process.Start(); err != nil {
-		return nil, fmt.Errorf("start the %s: %w", name, err)
-	}
-	go func() {
-		_ = a.process.Wait() // how it ended is in its log
-		close(a.exited)
-	}()
-	return a, nil
-}
-
-func freeAddresses(n int) ([]string, error) {
-	var free []string
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("find a free port: %w", err)
-		}
-		defer l.Close() // only now, so that the ports differ
-		free = append(free, l.Addr().String())
-	}
-	return free, nil
 }
 
 // settle waits until both clients' queries are answered by the fleet, the first
@@ -171,53 +139,54 @@ type execution struct {
 	time  time.Duration
 }
 
-func (f *fleet) executed(ctx context.Context) (e execution, err error) {
+// executed counts the executions of all workers; least is what the one with the fewest did.
+func (f *fleet) executed(ctx context.Context) (e execution, least uint64, err error) {
+	least = math.MaxUint64
 	for _, w := range f.workers {
-		c, err := client.New([]string{w.grpc}, client.WithoutFleet(), client.WithTimeout(5*time.Second))
+		c, err := client.New([]string{w.GRPC}, client.WithoutFleet(), client.WithTimeout(5*time.Second))
 		if err != nil {
-			return e, err
+			return e, 0, err
 		}
 		statistics, err := c.ModelStatistics(ctx, "ncf", "")
 		if err := errors.Join(err, c.Close()); err != nil {
-			return e, err
+			return e, 0, err
 		}
+		n := uint64(0)
 		for _, s := range statistics {
 			infer := s.GetInferenceStats().GetComputeInfer()
-			e.count += infer.GetCount()
+			n += infer.GetCount()
 			e.time += time.Duration(infer.GetNs())
 		}
+		e.count += n
+		least = min(least, n)
 	}
-	return e, nil
+	return e, least, nil
 }
 
-// stop ends the agents. If one has ended before, their logs are kept.
+// allServe loads the fleet until each worker has executed a query.
+func (f *fleet) allServe(ctx context.Context, load func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("a worker got no query within a minute"))
+	defer cancel()
+	for {
+		if err := load(ctx); err != nil {
+			return errors.Join(err, context.Cause(ctx))
+		}
+		if _, least, err := f.executed(ctx); err != nil || least > 0 {
+			return err
+		}
+	}
+}
+
+// stop ends the agents. If one fails to, their logs are kept.
 func (f *fleet) stop() error {
 	var faults []error
-	agents := append([]*agent{}, f.workers...)
-	for _, a := range []*agent{f.gateway, f.leader} {
+	for _, a := range append(f.workers, f.gateway, f.leader) {
 		if a != nil {
-			agents = append(agents, a)
+			faults = append(faults, a.Stop())
 		}
 	}
-	for _, a := range agents {
-		select {
-		case <-a.exited:
-			faults = append(faults, fmt.Errorf("the %s has ended, see %s", a.name, a.log))
-		default:
-			_ = a.process.Process.Signal(syscall.SIGTERM) // it may end just now
-		}
+	if err := errors.Join(faults...); err != nil {
+		return err
 	}
-	for _, a := range agents {
-		select {
-		case <-a.exited:
-		case <-time.After(15 * time.Second):
-			_ = a.process.Process.Kill()
-			<-a.exited
-			faults = append(faults, fmt.Errorf("the %s did not stop within 15 s of SIGTERM, see %s", a.name, a.log))
-		}
-	}
-	if len(faults) == 0 {
-		faults = append(faults, os.RemoveAll(f.dir))
-	}
-	return errors.Join(faults...)
+	return os.RemoveAll(f.dir)
 }

@@ -7,8 +7,10 @@
 //   - the queries a second that a leader distributes to executors that take no
 //     time, beside those that the relay passes on
 //
-// Each is a process of its own. The executors are emulated and take no time; the queries are
-// NCF's at batch size 8. It needs the binary:
+// Each is a process of its own, and one worker serves until rates are measured. All run Go code on as many
+// threads as -threads says, this program and the relays too: on few cores processes with more disturb each
+// other, looking for work, by more than what is measured. The executors are emulated and take no time; the
+// queries are NCF's at batch size 8. It needs the binary:
 //
 //	make build && go run ./scripts/overhead
 package main
@@ -23,6 +25,7 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -50,10 +53,13 @@ func main() {
 	flag.IntVar(&m.queries, "queries", 400, "queries of a round, one at a time")
 	flag.DurationVar(&m.window, "window", time.Second, "how long to measure each rate in a round")
 	flag.IntVar(&m.atATime, "at-a-time", 32, "queries under way when rates are measured")
-	flag.IntVar(&m.workers, "workers", 4, "agents that serve")
+	threads := flag.Int("threads", 1, "GOMAXPROCS of each process; 0: as Go chooses")
+	flag.IntVar(&m.workers, "workers", 4, "agents that serve when rates are measured")
 	flag.Float64Var(&m.limit, "limit", 1.4, "fail if a query takes longer than this times the relays' time")
 	flag.Float64Var(&m.least, "least", 0.4, "fail if the leader's rate is less than this part of the relay's")
 	flag.Parse()
+	runtime.GOMAXPROCS(*threads)
+	_ = os.Setenv("GOMAXPROCS", strconv.Itoa(*threads)) // for the others; the name is a good one
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := m.run(ctx, os.Stdout); err != nil {
@@ -81,7 +87,7 @@ type way struct {
 }
 
 func (m measurement) run(ctx context.Context, w io.Writer) (err error) {
-	fleet, err := startFleet(ctx, m.muster, m.workers)
+	fleet, err := startFleet(ctx, m.muster)
 	if fleet != nil {
 		defer func() { err = errors.Join(err, fleet.stop()) }()
 	}
@@ -92,12 +98,12 @@ func (m measurement) run(ctx context.Context, w io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	direct, err := client.New([]string{fleet.leader.grpc})
+	direct, err := client.New([]string{fleet.leader.GRPC})
 	if err != nil {
 		return err
 	}
 	defer direct.Close()
-	plain, err := client.New([]string{fleet.gateway.grpc}, client.WithoutFleet())
+	plain, err := client.New([]string{fleet.gateway.GRPC}, client.WithoutFleet())
 	if err != nil {
 		return err
 	}
@@ -134,7 +140,7 @@ func (m measurement) run(ctx context.Context, w io.Writer) (err error) {
 			return fmt.Errorf("%s: %w", x.name, err)
 		}
 	}
-	before, err := fleet.executed(ctx)
+	before, _, err := fleet.executed(ctx)
 	if err != nil {
 		return err
 	}
@@ -147,11 +153,23 @@ func (m measurement) run(ctx context.Context, w io.Writer) (err error) {
 			x.times = append(x.times, times...)
 		}
 	}
-	after, err := fleet.executed(ctx)
+	after, _, err := fleet.executed(ctx)
 	if err != nil {
 		return err
 	}
 	execution := (after.time - before.time) / time.Duration(max(1, after.count-before.count))
+
+	for len(fleet.workers) < m.workers {
+		if err := fleet.addWorker(ctx); err != nil {
+			return err
+		}
+	}
+	if err := fleet.allServe(ctx, func(ctx context.Context) error {
+		_, err := sdk.rate(ctx, m.window, m.atATime)
+		return err
+	}); err != nil {
+		return err
+	}
 	for range m.rounds {
 		for _, x := range []*way{two, sdk} {
 			rate, err := x.rate(ctx, m.window, m.atATime)
@@ -211,7 +229,8 @@ func (x *way) rate(ctx context.Context, window time.Duration, atATime int) (floa
 }
 
 func (m measurement) report(w io.Writer, ways []*way, execution time.Duration) error {
-	fmt.Fprintf(w, "NCF at batch size 8, %d queries each way, one at a time, in turns; execution takes %.1f us of Muster's\n", m.rounds*m.queries, us(execution))
+	fmt.Fprintf(w, "NCF at batch size 8, %d queries each way, one at a time, in turns, GOMAXPROCS=%d; execution takes %.1f us of Muster's\n",
+		m.rounds*m.queries, runtime.GOMAXPROCS(0), us(execution))
 	var faults []error
 	for i, x := range ways {
 		slices.Sort(x.times)
