@@ -275,7 +275,7 @@ func (r *reign) open() bool {
 	l := r.leader
 	r.start = time.Now()
 	r.now = r.start
-	cfg := match.Config{Policy: l.config.Policy, Seed: rand.Uint64()}
+	cfg := match.Config{Policy: l.config.Policy, Settle: settleTime, Seed: rand.Uint64()}
 	var err error
 	if r.matcher, err = match.New(cfg); err != nil {
 		l.log.Error("cannot lead", "error", err) // the settings were checked

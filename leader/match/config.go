@@ -49,6 +49,9 @@ type Config struct {
 	DispatchAhead time.Duration
 	// MaxWaiting bounds the queries that wait; beyond it a new one is rejected at once. 0 means 100,000.
 	MaxWaiting int
+	// Settle is how long after the first step no query is rejected for want of spare time: a
+	// new leader does not know all lanes yet. 0: not at all.
+	Settle time.Duration
 	// ShardLanes is how many lanes a shard should have; a pool is split when its shards
 	// would exceed 4/3 of it and joined below 2/3. 0 means 15; negative: one shard however large the pool.
 	ShardLanes int
@@ -83,6 +86,9 @@ func (c *Config) Validate() error {
 	}
 	if c.MaxWaiting < 0 {
 		bad("most waiting queries is %d, want >= 0", c.MaxWaiting)
+	}
+	if c.Settle < 0 {
+		bad("time to settle is %v, want >= 0", c.Settle)
 	}
 	if c.DispatchAhead < 0 {
 		bad("dispatch ahead is %v, want >= 0", c.DispatchAhead)

@@ -62,6 +62,9 @@ func (s *shard) lateWait(work float64) float64 {
 	return work / (max(leastSpare, s.spare.share) * float64(s.usable))
 }
 
+// settling reports whether lanes may be unknown yet.
+func (m *Matcher) settling() bool { return m.now < toMs(m.cfg.Settle) }
+
 // becomesLate moves q to the late queries of s. Of these the newest are rejected as long as they are not
 // expected to start before their deadline.
 func (s *shard) becomesLate(q *query) {
@@ -71,6 +74,9 @@ func (s *shard) becomesLate(q *query) {
 	q.lateWork = s.meanLatency(q)
 	s.lateWork += q.lateWork
 	s.dirty = true
+	if s.m.settling() {
+		return
+	}
 	for o := s.late.last; o != nil; o = s.late.last {
 		wait := s.lateWait(s.lateWork - o.lateWork)
 		if s.m.now+wait <= o.deadline {
@@ -83,7 +89,7 @@ func (s *shard) becomesLate(q *query) {
 // turnAway rejects q, which has just arrived, if it can be told to be late, and then not to start before its deadline.
 func (s *shard) turnAway(q *query) {
 	wait := s.lateWait(s.lateWork)
-	if s.usable > 0 && !q.isLate && q.lostAt+wait > q.deadline && s.isFull(q) {
+	if s.usable > 0 && !s.m.settling() && !q.isLate && q.lostAt+wait > q.deadline && s.isFull(q) {
 		s.m.reject(q, Overloaded, q.lostAt-s.m.now+wait)
 	}
 }

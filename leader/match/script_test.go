@@ -11,7 +11,7 @@ import (
 
 // TestScripts runs the scripts in testdata/scripts; -rewrite writes what they answer. The commands:
 //
-//	new policy=P models=(name:target:largest[:reject] ...) [threshold=N] [ahead=D] [shard-lanes=N] [max-waiting=N]
+//	new policy=P models=(name:target:largest[:reject] ...) [threshold=N] [ahead=D] [settle=D] [shard-lanes=N] [max-waiting=N]
 //	step    events in their serial form, one a line; answers with the decisions
 //	waiting how many queries wait, and how many of them are late
 func TestScripts(t *testing.T) {
@@ -54,6 +54,8 @@ func scriptConfig(t *testing.T, d *datadriven.TestData) (Config, error) {
 			arg.Scan(t, 0, &cfg.ShardLanes)
 		case "ahead":
 			cfg.DispatchAhead, err = time.ParseDuration(arg.Vals[0])
+		case "settle":
+			cfg.Settle, err = time.ParseDuration(arg.Vals[0])
 		case "models":
 			for _, v := range arg.Vals {
 				part := strings.Split(v, ":")
