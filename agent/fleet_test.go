@@ -597,10 +597,10 @@ func TestStrangers(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		f.settled(a)
-		if want := "it speaks version 2 of the agents' protocol, this agent version 1"; !strings.Contains(a.log.String(), want) {
+		if want := fmt.Sprintf("it speaks version %d of the agents' protocol, this agent version %d", control.Protocol+1, control.Protocol); !strings.Contains(a.log.String(), want) {
 			f.Errorf("log of the agent: %s\nwant %q", a.log, want)
 		}
-		if want := "it speaks version 1"; !strings.Contains(log.String(), want) {
+		if want := fmt.Sprintf("it speaks version %d", control.Protocol); !strings.Contains(log.String(), want) {
 			f.Errorf("log of the other: %s\nwant %q", log, want)
 		}
 		if err := g.Close(); err != nil {

@@ -65,25 +65,20 @@ func isAttempt(ctx context.Context) bool {
 // run runs an attempt. received is when its headers arrived. It owns req.
 func (s *station) run(ctx context.Context, req *oip.Request, received time.Time) (resp *oip.Response, err error) {
 	defer req.Release()
-	header := func(name string) string {
-		if values := headers(ctx, name); len(values) > 0 {
-			return values[0]
-		}
-		return ""
+	header := ""
+	if values := headers(ctx, control.AttemptHeader); len(values) > 0 {
+		header = values[0]
 	}
-	attempt, err := control.ParseAttempt(header(control.AttemptHeader))
+	attempt, err := control.ParseAttempt(header)
 	if err != nil {
 		return nil, invalid("%w", err)
 	}
 	t := &trial{
-		attempt: attempt, receive: time.Since(received), arrival: received,
+		attempt: attempt, receive: time.Since(received), arrival: received.Add(-attempt.Waited),
 		held: &control.Held{Gateway: attempt.Gateway, Sequence: attempt.Sequence, Attempt: attempt.Attempt, Lane: attempt.Lane, Model: req.Model},
 	}
-	if ns, err := strconv.ParseInt(header(control.WaitedHeader), 10, 64); err == nil && ns > 0 {
-		t.arrival = received.Add(-time.Duration(ns))
-	}
-	if id, err := strconv.ParseUint(header(control.ReservationHeader), 10, 64); err == nil {
-		t.reservation, t.probed = s.take(placeID{attempt.Gateway, id}), true
+	if t.probed = attempt.Reservation != 0; t.probed {
+		t.reservation = s.take(placeID{attempt.Gateway, attempt.Reservation})
 	}
 	s.metrics.attempts.Inc()
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {

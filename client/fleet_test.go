@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -241,10 +240,7 @@ func (a *testAgent) infer(ctx context.Context, req *oip.Request) (*oip.Response,
 	a.mu.Lock()
 	a.seen = append(a.seen, attempt)
 	a.metadata = append(a.metadata, md)
-	for _, id := range md.Get(control.ReservationHeader) {
-		n, _ := strconv.ParseUint(id, 10, 64)
-		delete(a.reserved, n)
-	}
+	delete(a.reserved, attempt.Reservation)
 	refuse := a.refuse
 	a.mu.Unlock()
 	if refuse != nil {

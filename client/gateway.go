@@ -212,9 +212,8 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 
 	attemptCtx = q.trace.send(attemptCtx, p)
 	attempt := Attempt{
-		Attempt:     control.Attempt{Gateway: g.config.ID, Sequence: q.sequence, Attempt: p.attempt, Lane: p.lane},
-		Arrival:     q.arrival,
-		Reservation: p.reservation,
+		Attempt: control.Attempt{Gateway: g.config.ID, Sequence: q.sequence, Attempt: p.attempt, Lane: p.lane, Reservation: p.reservation},
+		Arrival: q.arrival,
 	}
 	if to := g.members.Load().byName[p.agent]; to == nil {
 		err = status.Errorf(codes.Unavailable, "agent %q has left", p.agent)

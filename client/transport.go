@@ -45,11 +45,8 @@ type ProbeStream interface {
 // An Attempt is one try to have a query run.
 type Attempt struct {
 	control.Attempt
-	// Arrival is when the query arrived at its gateway.
+	// Arrival is when the query arrived at its gateway. Waited follows from it when the attempt is sent.
 	Arrival time.Time
-	// Reservation is the id of the probe whose place the attempt takes; 0: a
-	// leader chose the lane.
-	Reservation uint64
 	// Remaining is set by [Transport.Infer] with an answer, where there is a
 	// Reservation and the worker says so: how long until it has a free lane.
 	Remaining    time.Duration
@@ -89,14 +86,11 @@ func (r Remote) Infer(ctx context.Context, to *control.Member, req *oip.Request,
 		return nil, err
 	}
 	ctx = tracing.Inject(ctx)
-	waited := strconv.FormatInt(int64(time.Since(attempt.Arrival)), 10)
+	attempt.Waited = time.Since(attempt.Arrival)
+	ctx = metadata.AppendToOutgoingContext(ctx, control.AttemptHeader, attempt.String())
 	var options []grpc.CallOption
 	var trailer metadata.MD
-	if attempt.Reservation == 0 {
-		ctx = metadata.AppendToOutgoingContext(ctx, control.AttemptHeader, attempt.String(), control.WaitedHeader, waited)
-	} else {
-		ctx = metadata.AppendToOutgoingContext(ctx, control.AttemptHeader, attempt.String(), control.WaitedHeader, waited,
-			control.ReservationHeader, strconv.FormatUint(attempt.Reservation, 10))
+	if attempt.Reservation != 0 {
 		options = append(options, grpc.Trailer(&trailer))
 	}
 	resp := new(oip.Response)
