@@ -147,7 +147,8 @@ func settle(ctx context.Context, d time.Duration) error {
 // failover kills the leader, and then freezes it, again and again.
 func (e *experiment) failover(ctx context.Context) error {
 	const pause = 6 * time.Second
-	f, d, err := e.loaded(ctx, 0.7, time.Duration(2*e.runs+2)*pause*2)
+	tries := 3 * e.runs // of each kind: those that a disturbed machine spoils do not count
+	f, d, err := e.loaded(ctx, 0.7, time.Duration(2*tries+2)*pause*2)
 	if err != nil {
 		return err
 	}
@@ -163,7 +164,8 @@ func (e *experiment) failover(ctx context.Context) error {
 	}{{"kill -9", syscall.SIGKILL}, {"SIGSTOP", syscall.SIGSTOP}} {
 		var longest time.Duration
 		var before, after, worst count
-		for range e.runs {
+		counted := 0
+		for try := 0; counted < e.runs && try < tries; try++ {
 			leader, epoch, err := f.Leader(ctx)
 			if err != nil {
 				return err
@@ -174,7 +176,6 @@ func (e *experiment) failover(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			longest = max(longest, took)
 			if err := settle(ctx, 3*time.Second-time.Since(at)); err != nil {
 				return err
 			}
@@ -182,10 +183,16 @@ func (e *experiment) failover(ctx context.Context) error {
 			b := d.between(at.Add(-2*time.Second), at, dienTarget)
 			fmt.Printf("  leader %d (%s), %s: the next leader after %v; queries of the next 2 s: %v; of the 2 s before: %.2f %% on time\n",
 				leader.Index, leader.InstanceType, how.name, took.Round(time.Millisecond), c, b.percentOnTime())
-			before.queries, before.onTime = before.queries+b.queries, before.onTime+b.onTime
-			after.queries, after.late, after.failed, after.refused = after.queries+c.queries, after.late+c.late, after.failed+c.failed, after.refused+c.refused
-			if c.queries-c.onTime > worst.queries-worst.onTime {
-				worst = c
+			if stolen := d.stolen.between(at, at.Add(2*time.Second)); stolen > 0 {
+				fmt.Printf("          does not count: for half a second %.0f %% of this machine's CPU time were given to others\n", 100*stolen)
+			} else {
+				counted++
+				longest = max(longest, took)
+				before.queries, before.onTime = before.queries+b.queries, before.onTime+b.onTime
+				after.queries, after.late, after.failed, after.refused = after.queries+c.queries, after.late+c.late, after.failed+c.failed, after.refused+c.refused
+				if c.queries-c.onTime > worst.queries-worst.onTime {
+					worst = c
+				}
 			}
 			if how.signal == syscall.SIGKILL {
 				<-leader.Exited()
@@ -203,6 +210,7 @@ func (e *experiment) failover(ctx context.Context) error {
 				return err
 			}
 		}
+		e.want(counted == e.runs, "%s: %d times on a machine that was not disturbed, want %d", how.name, counted, e.runs)
 		e.want(longest <= 2*time.Second, "%s: a new leader within %v at the latest, want 2 s", how.name, longest.Round(time.Millisecond))
 		e.want(after.failed+after.refused == 0, "%s: %d of %d queries failed, %d refused, want none", how.name, after.failed, after.queries, after.refused)
 		late := 100 * float64(after.late) / float64(max(1, after.queries))

@@ -27,8 +27,9 @@ type outcome struct {
 
 // A recorder is a client that notes what becomes of each query.
 type recorder struct {
-	c     *client.Client
-	model string
+	c      *client.Client
+	model  string
+	stolen *stolenTime
 
 	mu       sync.Mutex
 	outcomes []outcome
@@ -56,11 +57,15 @@ func (r *recorder) ModelMetadata(ctx context.Context, model, version string) (*i
 type count struct {
 	queries, onTime, late, refused, failed int
 	atOnce                                 int   // refused within the QoS target, with a time to come again
+	robbed                                 int   // failed while the machine was disturbed, and not in failed
 	example                                error // of a failure
 }
 
 func (c count) String() string {
 	s := fmt.Sprintf("%d queries: %.2f %% on time, %d late, %d refused, %d failed", c.queries, c.percentOnTime(), c.late, c.refused, c.failed)
+	if c.robbed > 0 {
+		s += fmt.Sprintf(", %d failed while CPU time was stolen", c.robbed)
+	}
 	if c.example != nil {
 		s += fmt.Sprintf(" (%v)", c.example)
 	}
@@ -89,8 +94,12 @@ func (r *recorder) between(from, to time.Time, target time.Duration) (c count) {
 				c.atOnce++
 			}
 		default:
-			c.failed++
 			c.example = o.err
+			if r.stolen.between(o.sent, o.sent.Add(o.latency)) > 0 {
+				c.robbed++
+			} else {
+				c.failed++
+			}
 		}
 	}
 	return c
@@ -112,7 +121,7 @@ func newDriver(ctx context.Context, model string, addresses []string, opts ...cl
 	if err != nil {
 		return nil, err
 	}
-	d := &driver{recorder: recorder{c: c, model: model}}
+	d := &driver{recorder: recorder{c: c, model: model, stolen: watchStolen(ctx)}}
 	if d.target, err = bench.NewModel(ctx, c, model, bench.ModelOptions{LargestBatchSize: workload.Trace().Largest(), Seed: 1}); err != nil {
 		c.Close()
 		return nil, err
