@@ -29,6 +29,9 @@ const (
 	// avoidTime is how long a member that could not be asked, or has not answered, is not asked if there
 	// are others, unless it answers meanwhile.
 	avoidTime = time.Second
+	// prepareInterval is how often a gateway that is led makes ready to decide alone: to read changed profiles
+	// takes milliseconds, which are dear when the leader has just gone.
+	prepareInterval = time.Second
 	// probeAgain is after how long a query that nobody takes is tried again.
 	probeAgain = 20 * time.Millisecond
 )
@@ -42,6 +45,7 @@ type alone struct {
 	mu       sync.Mutex
 	view     *control.View
 	stale    bool // priced is not up to date with what follows
+	arranged time.Time
 	prices   []match.Price
 	profiles map[profileKey]*profile
 	priced   *match.Priced // nil: nothing can be decided
@@ -146,7 +150,8 @@ func (a *alone) arrange() {
 	if !a.stale {
 		return
 	}
-	a.stale = false
+	now := time.Now()
+	a.stale, a.arranged = false, now
 	known := a.g.members.Load()
 	var models []match.Model
 	for name, m := range known.models {
@@ -198,13 +203,21 @@ func (a *alone) arrange() {
 		priced.Join(lane, own, holds)
 	}
 	priced.SetPrices(prices)
-	now := time.Now()
 	for _, l := range a.view.GetLoads() {
 		if lane, ok := a.lanes[l.GetAgent()]; ok && len(l.GetRemainingNs()) > 0 {
 			priced.Heard(lane, now.Add(-time.Duration(l.GetAgeNs())), time.Duration(slices.Min(l.GetRemainingNs())))
 		}
 	}
 	a.priced = priced
+}
+
+// prepare does so ahead of need, now and then.
+func (a *alone) prepare(now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if now.Sub(a.arranged) >= prepareInterval {
+		a.arrange()
+	}
 }
 
 func (a *alone) price(laneType string) int {

@@ -327,6 +327,7 @@ func (g *Gateway) watch() {
 		case <-g.start:
 			timer.Reset(watchInterval)
 		case <-timer.C:
+			g.alone.prepare(time.Now())
 			g.mu.Lock()
 			if g.desk.first == nil && len(g.desk.unacked) == 0 {
 				g.watching = false

@@ -137,6 +137,33 @@ func TestSilentMember(t *testing.T) {
 	})
 }
 
+// TestPrepared: a gateway has read what it needs to decide alone before its leader goes.
+func TestPrepared(t *testing.T) {
+	bubble(t, 2, func(t *testing.T, f *testFleet) {
+		f.lead("agent-0", "agent-1")
+		g := f.gateway()
+		settle()
+		stale := func() bool {
+			g.alone.mu.Lock()
+			defer g.alone.mu.Unlock()
+			return g.alone.stale || g.alone.priced == nil
+		}
+		for range 2 {
+			g.SetView(f.view())
+			if !stale() {
+				t.Fatal("a new view changes nothing")
+			}
+			for range 12 {
+				good(t, g, t.Context())
+				time.Sleep(prepareInterval / 10)
+			}
+			if stale() {
+				t.Error("after a second with queries it could not decide alone at once")
+			}
+		}
+	})
+}
+
 // TestAsksFew has members with known profiles be asked one at a time, and those that do not answer only once.
 func TestAsksFew(t *testing.T) {
 	bubble(t, 4, func(t *testing.T, f *testFleet) {
