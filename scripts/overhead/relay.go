@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/mem"
 
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/scripts/process"
 )
 
 const relayMethod = "/overhead.Relay/Pass"
@@ -105,7 +106,7 @@ func startRelays(request *oip.Request, answer *oip.Response) (*relays, error) {
 	for hop := range 3 {
 		p := exec.Command(os.Args[0], "relay", to)
 		p.Stderr = os.Stderr
-		p.SysProcAttr = childAttributes()
+		p.SysProcAttr = process.ChildAttributes()
 		out, err := p.StdoutPipe()
 		if err != nil {
 			return r, err

@@ -2,9 +2,8 @@ package process
 
 import "syscall"
 
-// childAttributes puts the agent in a process group of its own, so that Ctrl-C
-// reaches only the demo, which stops the agent when it is done with it. Should the
-// demo be killed, the kernel stops the agent.
-func childAttributes() *syscall.SysProcAttr {
+// ChildAttributes puts a process in a group of its own, so that Ctrl-C reaches only this one, which
+// stops the others. Should it be killed, the kernel does.
+func ChildAttributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 }

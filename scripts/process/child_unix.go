@@ -4,6 +4,6 @@ package process
 
 import "syscall"
 
-// childAttributes puts the agent in a process group of its own, so that Ctrl-C
-// reaches only the demo, which stops the agent when it is done with it.
-func childAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+// ChildAttributes puts a process in a group of its own, so that Ctrl-C reaches only this one, which
+// stops the others.
+func ChildAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

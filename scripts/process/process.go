@@ -86,7 +86,7 @@ func Start(c Config) (*Agent, error) {
 		a.process = exec.Command("ip", append([]string{"netns", "exec", c.Namespace, c.Muster}, args...)...)
 	}
 	a.process.Stdout, a.process.Stderr = log, log
-	a.process.SysProcAttr = childAttributes()
+	a.process.SysProcAttr = ChildAttributes()
 	if err := a.process.Start(); err != nil {
 		return nil, fmt.Errorf("start an agent: %w", err)
 	}
