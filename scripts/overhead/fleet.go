@@ -136,20 +136,20 @@ func both(ctx context.Context, direct, plain *client.Client, request *oip.Reques
 // An execution is what workers have executed so far.
 type execution struct {
 	count uint64
+	least uint64 // by the worker that has executed the fewest
 	time  time.Duration
 }
 
-// executed counts the executions of all workers; least is what the one with the fewest did.
-func (f *fleet) executed(ctx context.Context) (e execution, least uint64, err error) {
-	least = math.MaxUint64
+func (f *fleet) executed(ctx context.Context) (e execution, err error) {
+	e.least = math.MaxUint64
 	for _, w := range f.workers {
 		c, err := client.New([]string{w.GRPC}, client.WithoutFleet(), client.WithTimeout(5*time.Second))
 		if err != nil {
-			return e, 0, err
+			return e, err
 		}
 		statistics, err := c.ModelStatistics(ctx, "ncf", "")
 		if err := errors.Join(err, c.Close()); err != nil {
-			return e, 0, err
+			return e, err
 		}
 		n := uint64(0)
 		for _, s := range statistics {
@@ -158,9 +158,9 @@ func (f *fleet) executed(ctx context.Context) (e execution, least uint64, err er
 			e.time += time.Duration(infer.GetNs())
 		}
 		e.count += n
-		least = min(least, n)
+		e.least = min(e.least, n)
 	}
-	return e, least, nil
+	return e, nil
 }
 
 // allServe loads the fleet until each worker has executed a query.
@@ -171,7 +171,7 @@ func (f *fleet) allServe(ctx context.Context, load func(context.Context) error) 
 		if err := load(ctx); err != nil {
 			return errors.Join(err, context.Cause(ctx))
 		}
-		if _, least, err := f.executed(ctx); err != nil || least > 0 {
+		if e, err := f.executed(ctx); err != nil || e.least > 0 {
 			return err
 		}
 	}

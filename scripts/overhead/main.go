@@ -141,7 +141,7 @@ func (m measurement) run(ctx context.Context, w io.Writer) (err error) {
 			return fmt.Errorf("%s: %w", x.name, err)
 		}
 	}
-	before, _, err := fleet.executed(ctx)
+	before, err := fleet.executed(ctx)
 	if err != nil {
 		return err
 	}
@@ -157,7 +157,7 @@ func (m measurement) run(ctx context.Context, w io.Writer) (err error) {
 			x.medians = append(x.medians, us(times[len(times)/2]))
 		}
 	}
-	after, _, err := fleet.executed(ctx)
+	after, err := fleet.executed(ctx)
 	if err != nil {
 		return err
 	}
