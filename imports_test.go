@@ -7,8 +7,10 @@ import (
 	"go/token"
 	"io/fs"
 	"maps"
+	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -58,7 +60,8 @@ var rules = []rule{
 		reason: "gossip carries bytes; the agent knows what they mean",
 	},
 	{
-		folder: "client", imports: []string{"api", "profiles", "leader/match"}, never: []string{"github.com/spf13", exporters},
+		folder: "client", imports: []string{"api", "profiles", "leader/match"},
+		never:  []string{"github.com/spf13", exporters, module + "profiles/published"},
 		reason: "users import the SDK: it brings neither the agent nor ONNX Runtime along",
 	},
 	{
@@ -159,6 +162,37 @@ func TestImports(t *testing.T) {
 	}
 }
 
+// TestStandsAlone: no file of the repository names the folder beside our own checkouts, which no
+// user's clone has.
+func TestStandsAlone(t *testing.T) {
+	outside := regexp.MustCompile(`\.\./shared\b|"shared", ?"|shared/reference`)
+	err := filepath.WalkDir(".", func(file string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if slices.Contains([]string{".git", "bin", "build", "fuzz"}, d.Name()) {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if file == "imports_test.go" || !slices.Contains([]string{".go", ".md", ".sh", ".py", ".yaml", "", ".proto"}, path.Ext(file)) {
+			return nil
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if found := outside.Find(text); found != nil {
+			t.Errorf("%s names %s, which a clone does not have", file, found)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestImportRules checks that the rules catch what they are there to catch.
 func TestImportRules(t *testing.T) {
 	for _, tt := range []struct {
@@ -190,6 +224,7 @@ func TestImportRules(t *testing.T) {
 		{"client", module + "runtime", false},
 		{"client", "go.opentelemetry.io/otel/trace", true},
 		{"client", "go.opentelemetry.io/otel/sdk/trace", false},
+		{"client", module + "profiles/published", false},
 		{"client/bench", module + "client", true},
 		{"client", module + "client/bench", false},
 		{"models", module + "runtime", false},

@@ -3,17 +3,18 @@ package profiles_test
 import (
 	"bytes"
 	"encoding/csv"
-	"os"
+	"io/fs"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/published"
 )
 
 func TestDefaultCatalogueHasThePricesOfThePapers(t *testing.T) {
 	catalogue := profiles.DefaultCatalogue()
-	data, err := os.ReadFile(reference(t, "kairos/price.csv"))
+	data, err := fs.ReadFile(published.Files(published.KAIROS), "price.csv")
 	if err != nil {
 		t.Fatal(err)
 	}

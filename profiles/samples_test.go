@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/published"
 )
 
 func TestSamplesMatchTheirSummary(t *testing.T) {
@@ -39,7 +40,7 @@ func TestSamplesMatchTheirSummary(t *testing.T) {
 }
 
 func TestReadRIBBONSamples(t *testing.T) {
-	samples, err := profiles.OpenSamples(reference(t, "ribbon/samples.csv.gz"))
+	samples, err := published.Samples(published.RIBBON)
 	if err != nil {
 		t.Fatal(err)
 	}

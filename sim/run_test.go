@@ -11,11 +11,9 @@ import (
 
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/published"
 	"github.com/muster-serve/muster/sim/workload"
 )
-
-// referenceSamples is the published data; a test that needs it fails without it.
-const referenceSamples = "../../shared/reference/kairos/samples.csv.gz"
 
 var paperTypes = []string{"g4dn.xlarge", "c5n.2xlarge", "r5n.large", "t3.xlarge"}
 
@@ -24,7 +22,7 @@ var qosTargets = map[string]time.Duration{
 	"mtwnd": 25 * time.Millisecond, "dien": 35 * time.Millisecond,
 }
 
-var openReference = sync.OnceValues(func() (*profiles.Samples, error) { return profiles.OpenSamples(referenceSamples) })
+var openReference = sync.OnceValues(func() (*profiles.Samples, error) { return published.Samples(published.KAIROS) })
 
 // reference returns a configuration with the model's measured latencies.
 func reference(tb testing.TB, model string) *Config {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/published"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -20,15 +21,30 @@ type Source struct {
 	library *profiles.Library
 }
 
-// OpenSource opens a file of samples; "" stands for the shipped profiles.
+// OpenSource opens a file of samples; [published.Name] stands for those published with KAIROS, ""
+// for the shipped profiles.
 func OpenSource(samples string) (*Source, error) {
-	s := &Source{library: profiles.ShippedLibrary()}
 	if samples == "" {
-		return s, nil
+		return NewSource(nil), nil
 	}
-	var err error
-	s.samples, err = profiles.OpenSamples(samples)
-	return s, err
+	s, err := OpenSamples(samples, published.KAIROS)
+	if err != nil {
+		return nil, err
+	}
+	return NewSource(s), nil
+}
+
+// NewSource takes latencies from samples; nil: from the shipped profiles.
+func NewSource(samples *profiles.Samples) *Source {
+	return &Source{samples: samples, library: profiles.ShippedLibrary()}
+}
+
+// OpenSamples opens a file of samples; [published.Name] stands for those published with the paper.
+func OpenSamples(path, paper string) (*profiles.Samples, error) {
+	if path == published.Name {
+		return published.Samples(paper)
+	}
+	return profiles.OpenSamples(path)
 }
 
 // String says where the latencies come from.

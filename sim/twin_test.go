@@ -5,26 +5,21 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/published"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// ribbonData opens what was published with RIBBON: the table of a model and the samples behind it. They lie beside the project and are no part of
-// it, so a clone elsewhere skips what needs them; CI must not.
+// ribbonData opens what was published with RIBBON: the table of a model and the samples behind it.
 func ribbonData(t testing.TB, model string) (*plan.Table, *profiles.Samples) {
 	t.Helper()
-	dir := filepath.Join("..", "..", "shared", "reference", "ribbon")
-	f, err := os.Open(filepath.Join(dir, model+".json"))
+	f, err := published.Files(published.RIBBON).Open(model + ".json")
 	if err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("reference data are missing in CI: %v", err)
-		}
-		t.Skipf("needs the papers' reference data: %v", err)
+		t.Fatal(err)
 	}
 	defer f.Close()
 	_, names, err := RIBBONTable(model)
@@ -39,7 +34,7 @@ func ribbonData(t testing.TB, model string) (*plan.Table, *profiles.Samples) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	samples, err := profiles.OpenSamples(filepath.Join(dir, "samples.csv.gz"))
+	samples, err := published.Samples(published.RIBBON)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,18 +100,18 @@ func TestTwin(t *testing.T) {
 
 // A made table is one of another load, target, prices or types than those published.
 type madeTable struct {
-	file, model string
-	types       []string
-	prices      []float64
-	most        []int
-	gap, target time.Duration
-	share       float64
+	paper, model string
+	types        []string
+	prices       []float64
+	most         []int
+	gap, target  time.Duration
+	share        float64
 }
 
 // TestRibbonOnOtherTables: the search was built with two tables in sight; here are others.
 func TestRibbonOnOtherTables(t *testing.T) {
 	const g4dn, c5, c5n, r5n, t3 = "g4dn.xlarge", "c5.2xlarge", "c5n.2xlarge", "r5n.large", "t3.xlarge"
-	const ribbon, kairos = "ribbon", "kairos"
+	const ribbon, kairos = published.RIBBON, published.KAIROS
 	us, ms := time.Microsecond, time.Millisecond
 	tables := []madeTable{
 		{ribbon, "mtwnd", []string{g4dn, r5n}, []float64{0.526, 0.149}, []int{7, 12}, 1200 * us, 22 * ms, 0.99},
@@ -139,8 +134,7 @@ func TestRibbonOnOtherTables(t *testing.T) {
 	}
 	for i, m := range tables {
 		t.Run(fmt.Sprintf("%d-%s", i, m.model), func(t *testing.T) {
-			ribbonData(t, "mtwnd") // skips where there are no samples
-			samples, err := profiles.OpenSamples(filepath.Join("..", "..", "shared", "reference", m.file, "samples.csv.gz"))
+			samples, err := published.Samples(m.paper)
 			if err != nil {
 				t.Fatal(err)
 			}

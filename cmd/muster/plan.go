@@ -17,6 +17,7 @@ import (
 
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/published"
 	"github.com/muster-serve/muster/sim"
 	"github.com/muster-serve/muster/sim/figures"
 )
@@ -87,7 +88,8 @@ Planners:
            --rate, or a table together with --model and the --samples behind it
 
 A configuration is evaluated by simulation, estimated by its fluid limit
-(--evaluator bound), or looked up in a published table (--evaluator table:FILE,
+(--evaluator bound), or looked up in a table (--evaluator table:FILE, or
+table:published for those of RIBBON's authors: --model mtwnd or dien; a FILE is
 of the form {"4, 0, 1": [2.25, 99.24], ...}: counts of
 --types in their order, price in $/hr, percent of queries within QoS at the load
 that was measured). --runs repeats a search that draws at random and holds it
@@ -98,7 +100,7 @@ against the best configuration of the table.
   muster plan --model rm2 --rate 100
   muster plan --live --server 10.0.0.7:8001
   muster plan --model wnd --budget 2.5 --max g4dn.xlarge=2 --planner kairos --json
-  muster plan --evaluator table:mtwnd.json --types g4dn.xlarge,c5.2xlarge,r5n.large --runs 30
+  muster plan --evaluator table:published --model mtwnd --runs 30
   muster plan --model ncf=3 --model wnd --budget 4 --batch gaussian:250,100 --plot plan.png`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
@@ -111,7 +113,7 @@ against the best configuration of the table.
 	flags.StringSliceVar(&o.types, "types", nil, "instance types to choose from (default: all with a profile of the models)")
 	flags.StringSliceVar(&o.limits, "max", nil, "most instances of a type, as TYPE=N,TYPE=N")
 	flags.StringVar(&o.planner, "planner", "", "how to search: "+strings.Join(slices.Sorted(maps.Keys(planners)), ", ")+" (default "+defaultPlanner+", with a table "+defaultTablePlanner+")")
-	flags.StringVar(&o.evaluator, "evaluator", bySimulation, "what says what a configuration is worth: sim, bound (an estimate by the fluid limit), or table:FILE")
+	flags.StringVar(&o.evaluator, "evaluator", bySimulation, "what says what a configuration is worth: sim, bound (an estimate by the fluid limit), table:FILE or table:published")
 	flags.IntVar(&o.runs, "runs", 1, "runs of a search in a table, seeds one apart; above 1: what they needed to find the best configuration")
 	flags.StringVar(&o.policy, "policy", "", "how queries are distributed (default "+sim.DefaultPolicy+")")
 	flags.StringVar(&o.catalogue, "catalogue", "", "YAML file of instance types and prices, beside those known")
@@ -218,8 +220,16 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 
 // openTable is the least cost of the load that a table was made of.
 func (o *planOptions) openTable(cmd *cobra.Command, path string) (*planning, error) {
+	open := func() (io.ReadCloser, error) { return os.Open(path) }
+	if path == published.Name {
+		if err := o.publishedTable(); err != nil {
+			return nil, err
+		}
+		path = o.sim.models[0] + ".json"
+		open = func() (io.ReadCloser, error) { return published.Files(published.RIBBON).Open(path) }
+	}
 	for _, flag := range []string{"model", "rate", "plot"} {
-		if cmd.Flags().Changed(flag) && !(flag == "model" && o.planner == twinPlanner) {
+		if cmd.Flags().Changed(flag) && !(flag == "model" && (o.evaluator == byTable+published.Name || o.planner == twinPlanner)) {
 			return nil, fmt.Errorf("%s: a table is of one model at one rate, and has no bounds to draw; leave --%s away", flag, flag)
 		}
 	}
@@ -234,7 +244,7 @@ func (o *planOptions) openTable(cmd *cobra.Command, path string) (*planning, err
 	for i, t := range o.types {
 		types[i] = profiles.InstanceType(t)
 	}
-	f, err := os.Open(path)
+	f, err := open()
 	if err != nil {
 		return nil, fmt.Errorf("evaluator: %w", err)
 	}
@@ -269,6 +279,26 @@ func (o *planOptions) openTable(cmd *cobra.Command, path string) (*planning, err
 	return opened, p.Validate()
 }
 
+// publishedTable checks what is asked of the published tables, and takes the rest from them.
+func (o *planOptions) publishedTable() error {
+	if len(o.sim.models) != 1 {
+		return errors.New("model: name the published table's, --model mtwnd or --model dien")
+	}
+	_, types, err := sim.RIBBONTable(o.sim.models[0])
+	if err != nil {
+		return fmt.Errorf("model: %w", err)
+	}
+	if len(o.types) != 0 && !slices.Equal(o.types, types) {
+		return fmt.Errorf("types: the table of %s has %s in this order: leave --types away",
+			o.sim.models[0], strings.Join(types, ","))
+	}
+	o.types = types
+	if o.sim.samples == "" {
+		o.sim.samples = published.Name
+	}
+	return nil
+}
+
 // openTableTwin simulates the load of a published table.
 func (o *planOptions) openTableTwin(p *planning) error {
 	if len(o.sim.models) != 1 || o.sim.samples == "" {
@@ -280,13 +310,13 @@ func (o *planOptions) openTableTwin(p *planning) error {
 		return fmt.Errorf("twin: %w", err)
 	}
 	load.Seeds = o.sim.seeds
-	samples, err := profiles.OpenSamples(o.sim.samples)
+	samples, err := sim.OpenSamples(o.sim.samples, published.RIBBON)
 	if err != nil {
 		return err
 	}
 	p.twin, err = sim.NewFCFS(load, samples, model, o.types, nil)
 	p.twinRuns = load.Seeds
-	p.source += ", proposed by " + o.sim.samples
+	p.source += ", proposed by " + samples.Name()
 	return err
 }
 

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/muster-serve/muster/profiles/published"
 )
 
 func TestPlanBadInput(t *testing.T) {
@@ -43,6 +45,9 @@ func TestPlanBadInput(t *testing.T) {
 		"--model rm2 --budget 2 --planner best":                                                  "there are: fluid, kairos, kairos+",
 		"--model rm2 --budget 2 --runs 3":                                                        "give --evaluator table:FILE",
 		"--model rm2 --budget 2 --runs 0":                                                        "runs: 0",
+		"--evaluator table:published":                                                            "--model mtwnd or --model dien",
+		"--evaluator table:published --model rm2":                                                "mtwnd and dien",
+		"--evaluator table:published --model dien --types r5n.large":                             "g4dn.xlarge,r5n.large,c5.2xlarge in this order",
 		"--model rm2 --budget 2 --evaluator live":                                                "want sim, bound or table:FILE",
 		"--evaluator table:" + dir + "/good.json":                                                "give --types in the order",
 		"--evaluator table:no-such" + types:                                                      "no-such",
@@ -152,8 +157,12 @@ func TestPlan(t *testing.T) {
 }
 
 func TestPlanTable(t *testing.T) {
-	const published = "../../../shared/reference/ribbon/mtwnd.json"
-	stdout, _, err := execute(t, "plan", "--evaluator", "table:"+published, "--types", "g4dn.xlarge,c5.2xlarge,r5n.large", "--target", "99", "--runs", "2", "--seed", "7", "--json")
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, published.Files(published.RIBBON)); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "mtwnd.json")
+	stdout, _, err := execute(t, "plan", "--evaluator", "table:published", "--model", "mtwnd", "--target", "99", "--runs", "2", "--seed", "7", "--json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,13 +180,17 @@ func TestPlanTable(t *testing.T) {
 			t.Errorf("%s is %v", key, r[key])
 		}
 	}
-	stdout, _, err = execute(t, "plan", "--evaluator", "table:"+published, "--types", "g4dn.xlarge,c5.2xlarge,r5n.large", "--max", "g4dn.xlarge=4,c5.2xlarge=2,r5n.large=4", "--runs", "2")
+	stdout, _, err = execute(t, "plan", "--evaluator", "table:"+file, "--types", "g4dn.xlarge,c5.2xlarge,r5n.large", "--max", "g4dn.xlarge=4,c5.2xlarge=2,r5n.large=4", "--runs", "2")
 	if err != nil || !strings.Contains(stdout, "2 runs, until they evaluated the best configuration, g4dn.xlarge=4,r5n.large=1 at 2.253 $/hr") {
 		t.Errorf("%v, %s", err, stdout)
 	}
-	stdout, _, err = execute(t, "plan", "--planner", "twin", "--evaluator", "table:"+published, "--types", "g4dn.xlarge,c5.2xlarge,r5n.large",
-		"--model", "mtwnd", "--samples", filepath.Join(filepath.Dir(published), "samples.csv.gz"))
+	stdout, _, err = execute(t, "plan", "--planner", "twin", "--evaluator", "table:"+file, "--types", "g4dn.xlarge,c5.2xlarge,r5n.large",
+		"--model", "mtwnd", "--samples", filepath.Join(dir, "samples.csv.gz"))
 	if err != nil || !strings.Contains(stdout, "1  2.253  99.24 % within QoS") {
 		t.Errorf("%v, %s", err, stdout)
+	}
+	embedded, _, err := execute(t, "plan", "--planner", "twin", "--evaluator", "table:published", "--model", "mtwnd")
+	if err != nil || !strings.Contains(embedded, "1  2.253  99.24 % within QoS") {
+		t.Errorf("%v, %s", err, embedded)
 	}
 }

@@ -22,12 +22,11 @@ FIGURE.png, and FIGURE.txt, which says what reproduces and what does not.
 
 Figures: ` + strings.Join(figures.Names(), ", ") + `.
 
---data names a directory with the published samples (samples.csv.gz); without it
-the shipped profiles, curves fitted to them, serve. RIBBON's figures need its
-samples and tables (mtwnd.json, dien.json) there.`,
+They are made from what was published with the papers, which this program holds.
+--data names a directory with other samples (samples.csv.gz) and, for RIBBON's
+figures, tables (mtwnd.json, dien.json).`,
 		Example: `  muster reproduce kairos-fig5
-  muster reproduce kairos-fig8 kairos-fig9 --data samples/kairos --out figures
-  muster reproduce ribbon-fig10 --data samples/ribbon`,
+  muster reproduce kairos-fig8 kairos-fig9 ribbon-fig10 --out figures`,
 		Args:      cobra.MinimumNArgs(1),
 		ValidArgs: figures.Names(),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -43,7 +42,7 @@ samples and tables (mtwnd.json, dien.json) there.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&o.Data, "data", "", "directory with the published samples")
+	flags.StringVar(&o.Data, "data", "", "directory with other samples than the published ones")
 	flags.StringVar(&out, "out", ".", "directory to write to; made if it is not there")
 	flags.IntVar(&o.Seeds, "seeds", 5, "runs that a throughput is the mean of")
 	flags.IntVar(&o.Queries, "queries", 20000, "queries that arrive in a run")

@@ -42,7 +42,7 @@ type simOptions struct {
 }
 
 func (o *simOptions) add(flags *pflag.FlagSet) {
-	flags.StringVar(&o.samples, "samples", "", "CSV file of measured latencies (model,instance_type,batch_size,sample_ms), gzipped or not; default: the shipped profiles")
+	flags.StringVar(&o.samples, "samples", "", "CSV file of measured latencies (model,instance_type,batch_size,sample_ms), gzipped or not, or \"published\" for those of the papers; default: the shipped profiles")
 	flags.StringVar(&o.batch, "batch", "trace", "batch sizes: trace, ribbon, gaussian:MEAN,SD, fixed:N, or a CSV file")
 	flags.StringVar(&o.arrivals, "arrivals", "poisson", "arrivals: poisson, constant, gamma:SHAPE, artifact, or a CSV file with the columns arrival_ms, model, batch_size")
 	flags.IntVar(&o.queries, "queries", 20000, "queries that arrive in a run")
@@ -289,7 +289,7 @@ The bars are drawn to a PNG file. The search takes minutes for all models.
 
 ` + simInputHelp,
 		Example: `  muster sim compare --model rm2 --budget 2.5
-  muster sim compare --model all --budget 2.5 --samples samples.csv.gz --plot all.png
+  muster sim compare --model all --budget 2.5 --samples published --plot all.png
   muster sim compare --model wnd --budget 2.5 --policies horizon,kairos --pool g4dn.xlarge=2,c5n.2xlarge=3`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

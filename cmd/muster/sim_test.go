@@ -152,7 +152,7 @@ func TestReproduce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(stdout, "shipped profiles") {
+	if !strings.Contains(stdout, "published/kairos/samples.csv.gz") {
 		t.Errorf("does not say where the latencies come from: %s", stdout)
 	}
 	files, err := os.ReadDir(out)

@@ -2,24 +2,19 @@ package plan
 
 import (
 	"bytes"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/published"
 )
 
-// published opens a table that was published with RIBBON. They lie beside the project and are no part of it, so a clone elsewhere
-// skips what needs them; CI must not.
-func published(t testing.TB, name string, types ...profiles.InstanceType) *Table {
+// publishedTable opens a table that was published with RIBBON.
+func publishedTable(t testing.TB, name string, types ...profiles.InstanceType) *Table {
 	t.Helper()
-	f, err := os.Open(filepath.Join("..", "..", "..", "shared", "reference", "ribbon", name))
+	f, err := published.Files(published.RIBBON).Open(name)
 	if err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("reference data are missing in CI: %v", err)
-		}
-		t.Skipf("needs the papers' reference data: %v", err)
+		t.Fatal(err)
 	}
 	defer f.Close()
 	table, err := ReadTable(name, f, types, profiles.DefaultCatalogue())
@@ -30,11 +25,11 @@ func published(t testing.TB, name string, types ...profiles.InstanceType) *Table
 }
 
 func mtwnd(t testing.TB) *Table {
-	return published(t, "mtwnd.json", "g4dn.xlarge", "c5.2xlarge", "r5n.large")
+	return publishedTable(t, "mtwnd.json", "g4dn.xlarge", "c5.2xlarge", "r5n.large")
 }
 
 func dien(t testing.TB) *Table {
-	return published(t, "dien.json", "g4dn.xlarge", "r5n.large", "c5.2xlarge")
+	return publishedTable(t, "dien.json", "g4dn.xlarge", "r5n.large", "c5.2xlarge")
 }
 
 func TestPublishedTables(t *testing.T) {

@@ -2,10 +2,10 @@
 // measured samples: for each model and instance type a few knots through which the
 // mean and the quantiles run, placed where the worst relative error of the mean is least.
 //
-//	go run ./scripts/fit-profiles -samples FILE -out profiles/shipped.json
+//	go run ./scripts/fit-profiles [-samples FILE] [-out profiles/shipped.json]
 //
-// FILE is a CSV as profiles.ReadSamples takes it. The result depends on nothing but
-// FILE and this program.
+// FILE is a CSV as profiles.ReadSamples takes it; without it the published samples of
+// profiles/published serve. The result depends on nothing but these and this program.
 package main
 
 import (
@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/published"
+	"github.com/muster-serve/muster/sim"
 )
 
 // What is measured besides latency, from the papers: QoS targets by KAIROS, Table 3.
@@ -43,7 +45,7 @@ const (
 )
 
 func main() {
-	samples := flag.String("samples", "", "CSV `file` of latency samples, plain or gzip")
+	samples := flag.String("samples", published.Name, "CSV `file` of latency samples, plain or gzip")
 	out := flag.String("out", "profiles/shipped.json", "`file` to write")
 	flag.Parse()
 	if err := run(*samples, *out); err != nil {
@@ -53,10 +55,7 @@ func main() {
 }
 
 func run(samplesFile, out string) error {
-	if samplesFile == "" {
-		return errors.New("no -samples file named")
-	}
-	samples, err := profiles.OpenSamples(samplesFile)
+	samples, err := sim.OpenSamples(samplesFile, published.KAIROS)
 	if err != nil {
 		return err
 	}

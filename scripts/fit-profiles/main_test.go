@@ -8,18 +8,12 @@ import (
 	"testing"
 
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/published"
 )
 
 // One model is fitted anew, to show that the shipped profiles are what this program makes.
 func TestShippedProfilesAreReproduced(t *testing.T) {
-	path := filepath.Join("..", "..", "..", "shared", "reference", "kairos", "samples.csv.gz")
-	if _, err := os.Stat(path); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("reference data are missing in CI: %v", err)
-		}
-		t.Skipf("needs the papers' reference data: %v", err)
-	}
-	samples, err := profiles.OpenSamples(path)
+	samples, err := published.Samples(published.KAIROS)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/published"
 	"github.com/muster-serve/muster/sim"
 	"github.com/muster-serve/muster/sim/workload"
 )
@@ -45,8 +46,8 @@ func (f *Figure) WriteText(w io.Writer) error {
 
 // Options of a reproduction.
 type Options struct {
-	// Data is a directory with the published samples (samples.csv.gz or samples.csv);
-	// "" takes the shipped profiles. RIBBON's figures need its own, with its tables (mtwnd.json and dien.json).
+	// Data is a directory with samples (samples.csv.gz or samples.csv) and, for RIBBON's figures,
+	// its tables (mtwnd.json and dien.json); "" takes what was published with the figure's paper.
 	Data string
 	// Seeds and Queries are how many runs a throughput is the mean of, and how many queries arrive in each. Searches are repeated six times a seed.
 	Seeds, Queries int
@@ -97,7 +98,8 @@ func Reproduce(ctx context.Context, name string, o Options) (*Figure, error) {
 	if reproduce == nil {
 		return nil, fmt.Errorf("figure %q is unknown, there are: %s", name, strings.Join(Names(), ", "))
 	}
-	l, err := newLab(o)
+	paper, _, _ := strings.Cut(name, "-")
+	l, err := newLab(o, paper)
 	if err != nil {
 		return nil, err
 	}
@@ -106,8 +108,8 @@ func Reproduce(ctx context.Context, name string, o Options) (*Figure, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	f.Name = name
-	if strings.HasPrefix(name, "ribbon-") {
-		f.Text = append(f.Text, fmt.Sprintf("From the tables of MT-WND and DIEN in %s and the latencies in samples %s; searches are repeated with %d seeds.", l.Data, l.samplesFile, searchesPerSeed*l.Seeds))
+	if paper == published.RIBBON {
+		f.Text = append(f.Text, fmt.Sprintf("From the tables of MT-WND and DIEN beside %s and the latencies in it; searches are repeated with %d seeds.", l.source, searchesPerSeed*l.Seeds))
 	} else {
 		f.Text = append(f.Text, l.provenance(name != "kairos-fig5"))
 	}
@@ -117,35 +119,42 @@ func Reproduce(ctx context.Context, name string, o Options) (*Figure, error) {
 // A lab is what the figures have in common.
 type lab struct {
 	Options
-	samplesFile string // "": the shipped profiles
-	source      *sim.Source
-	prices      []sim.Price
+	data    fs.FS // Options.Data, or the paper's published files
+	samples *profiles.Samples
+	source  *sim.Source // of the samples
+	prices  []sim.Price
 }
 
-func newLab(o Options) (*lab, error) {
+func newLab(o Options, paper string) (*lab, error) {
 	l := &lab{Options: o}
-	samples := ""
-	if o.Data != "" {
-		for _, name := range []string{"samples.csv.gz", "samples.csv"} {
-			path := filepath.Join(o.Data, name)
-			if _, err := os.Stat(path); err == nil {
-				samples = path
-				break
-			} else if !errors.Is(err, fs.ErrNotExist) {
-				return nil, fmt.Errorf("data: %w", err)
-			}
-		}
-		if samples == "" {
-			return nil, fmt.Errorf("data: %s has neither samples.csv.gz nor samples.csv", o.Data)
-		}
-	}
-	l.samplesFile = samples
 	var err error
-	if l.source, err = sim.OpenSource(samples); err != nil {
+	if o.Data == "" {
+		l.data = published.Files(paper)
+		l.samples, err = published.Samples(paper)
+	} else {
+		l.data = os.DirFS(o.Data)
+		l.samples, err = samplesIn(o.Data)
+	}
+	if err != nil {
 		return nil, err
 	}
+	l.source = sim.NewSource(l.samples)
 	l.prices, err = sim.Prices(profiles.DefaultCatalogue(), sim.PaperTypes())
 	return l, err
+}
+
+// samplesIn reads the samples in a directory.
+func samplesIn(dir string) (*profiles.Samples, error) {
+	for _, name := range []string{"samples.csv.gz", "samples.csv"} {
+		samples, err := profiles.OpenSamples(filepath.Join(dir, name))
+		if err == nil {
+			return samples, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("data: %w", err)
+		}
+	}
+	return nil, fmt.Errorf("data: %s has neither samples.csv.gz nor samples.csv", dir)
 }
 
 // provenance says where the numbers come from; throughputs, that they are what they are.
@@ -153,9 +162,6 @@ func (l *lab) provenance(throughputs bool) string {
 	s := fmt.Sprintf("Latencies: %s.", l.source)
 	if throughputs {
 		s += fmt.Sprintf(" Poisson arrivals, %d queries a run, %d seeds; an allowable throughput is the highest rate at which 99 %% of the queries meet their QoS target.", l.Queries, l.Seeds)
-	}
-	if l.Data == "" {
-		s += " The shipped profiles are curves fitted to the published samples: name the samples with --data for the measured latencies themselves."
 	}
 	return s
 }

@@ -5,13 +5,9 @@ import (
 	"encoding/csv"
 	"image/png"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 )
-
-// published is where the papers' samples are; a test that needs them fails without them.
-const published = "../../../shared/reference"
 
 // TestReproduce makes figures from few queries, with MUSTER_SLOW_TESTS=1 all of them: all that is checked is that they are whole.
 func TestReproduce(t *testing.T) {
@@ -24,8 +20,7 @@ func TestReproduce(t *testing.T) {
 	}
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
-			paper, _, _ := strings.Cut(name, "-")
-			f, err := Reproduce(t.Context(), name, Options{Data: filepath.Join(published, paper), Seeds: 1, Queries: 300})
+			f, err := Reproduce(t.Context(), name, Options{Seeds: 1, Queries: 300})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -54,7 +49,7 @@ func TestReproduce(t *testing.T) {
 }
 
 func TestFig5(t *testing.T) {
-	f, err := Reproduce(t.Context(), "kairos-fig5", Options{Data: filepath.Join(published, "kairos"), Seeds: 1, Queries: 1})
+	f, err := Reproduce(t.Context(), "kairos-fig5", Options{Seeds: 1, Queries: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
@@ -37,16 +35,10 @@ type ribbonTable struct {
 
 // ribbonTables reads the tables beside the samples.
 func (l *lab) ribbonTables(ctx context.Context) ([]*ribbonTable, error) {
-	if l.Data == "" {
-		return nil, errors.New("name the directory of RIBBON's tables, mtwnd.json and dien.json, and samples with --data")
-	}
-	samples, err := profiles.OpenSamples(l.samplesFile)
-	if err != nil {
-		return nil, err
-	}
 	var all []*ribbonTable
 	for _, model := range ribbonModels {
-		t := &ribbonTable{model: model, samples: samples}
+		t := &ribbonTable{model: model, samples: l.samples}
+		var err error
 		if t.load, t.types, err = sim.RIBBONTable(model); err != nil {
 			return nil, err
 		}
@@ -54,12 +46,12 @@ func (l *lab) ribbonTables(ctx context.Context) ([]*ribbonTable, error) {
 		for i, n := range t.types {
 			names[i] = profiles.InstanceType(n)
 		}
-		path := filepath.Join(l.Data, model+".json")
-		f, err := os.Open(path)
+		file := model + ".json"
+		f, err := l.data.Open(file)
 		if err != nil {
 			return nil, fmt.Errorf("data: %w: want the tables that were published with RIBBON", err)
 		}
-		t.Table, err = plan.ReadTable(path, f, names, profiles.DefaultCatalogue())
+		t.Table, err = plan.ReadTable(file, f, names, profiles.DefaultCatalogue())
 		f.Close()
 		if err != nil {
 			return nil, err

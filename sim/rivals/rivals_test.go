@@ -3,13 +3,12 @@ package rivals
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/published"
 )
 
 // monotone is an evaluator whose pruning is right.
@@ -69,12 +68,9 @@ func TestRivalErrors(t *testing.T) {
 
 // TestPublishedTable: what the rivals need on a published table is of the order of what their authors' needed: random 209, hill climbing 30, response surface 35.
 func TestPublishedTable(t *testing.T) {
-	f, err := os.Open(filepath.Join("..", "..", "..", "shared", "reference", "ribbon", "mtwnd.json"))
+	f, err := published.Files(published.RIBBON).Open("mtwnd.json")
 	if err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("reference data are missing in CI: %v", err)
-		}
-		t.Skipf("needs the papers' reference data: %v", err)
+		t.Fatal(err)
 	}
 	defer f.Close()
 	table, err := plan.ReadTable("mtwnd", f, []profiles.InstanceType{"g4dn.xlarge", "c5.2xlarge", "r5n.large"}, profiles.DefaultCatalogue())

@@ -2,36 +2,20 @@ package profiles_test
 
 import (
 	"encoding/csv"
-	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
 	"testing"
 
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/published"
 )
 
-// reference returns the path of a file of the measurements published with the papers. They
-// lie beside the project and are no part of it, so a clone elsewhere skips what needs them; CI must not.
-func reference(t testing.TB, name string) string {
-	t.Helper()
-	path := filepath.Join("..", "..", "shared", "reference", name)
-	if _, err := os.Stat(path); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("reference data are missing in CI: %v", err)
-		}
-		t.Skipf("needs the papers' reference data: %v", err)
-	}
-	return path
-}
-
 var openKairos = sync.OnceValues(func() (*profiles.Samples, error) {
-	return profiles.OpenSamples(filepath.Join("..", "..", "shared", "reference", "kairos", "samples.csv.gz"))
+	return published.Samples(published.KAIROS)
 })
 
 func kairosSamples(t testing.TB) *profiles.Samples {
 	t.Helper()
-	reference(t, "kairos/samples.csv.gz")
 	s, err := openKairos()
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +33,7 @@ type measured struct {
 
 func kairosLatency(t testing.TB) []measured {
 	t.Helper()
-	f, err := os.Open(reference(t, "kairos/latency.csv"))
+	f, err := published.Files(published.KAIROS).Open("latency.csv")
 	if err != nil {
 		t.Fatal(err)
 	}
