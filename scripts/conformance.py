@@ -1065,7 +1065,7 @@ def check_half_closed(agent):
     host, port = agent.http.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=30) as s:
         s.sendall(
-            b"POST /v2/models/reciprocal/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+            b"POST /v2/models/reciprocal/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
         )
         s.shutdown(socket.SHUT_WR)
         answer = b""

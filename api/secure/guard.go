@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +21,9 @@ type Guard struct {
 	config  Config
 	log     *slog.Logger
 	observe func(reason string)
+	origins *http.CrossOriginProtection
+	// hostname is the machine's own, in small letters; "" if it is not known.
+	hostname string
 
 	identity *watched[*identity]
 	keys     *watched[*Keys]
@@ -60,7 +65,12 @@ func Open(config Config, o Options) (*Guard, error) {
 	if g.observe == nil {
 		g.observe = func(string) {}
 	}
-	var err error
+	g.origins = http.NewCrossOriginProtection()
+	name, err := os.Hostname()
+	if err != nil {
+		o.Logger.Debug("the machine's name is not known", "error", err) // the others that loopback answers to do
+	}
+	g.hostname = strings.ToLower(name)
 	g.identity, err = watch("certificates", func() (*identity, error) {
 		return readIdentity(config.CertFile, config.KeyFile, config.CAFile, config.ClientCAFile)
 	}, config.CertFile, config.KeyFile, config.CAFile, config.ClientCAFile)

@@ -1,6 +1,7 @@
 package secure
 
 import (
+	"fmt"
 	"net"
 	"net/http"
 	"net/url"
@@ -14,20 +15,58 @@ import (
 // HTTP lets through to next the requests that are allowed.
 func (g *Guard) HTTP(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if _, r := g.check(req.TLS, req.Header.Values("Authorization"), demandOfPath(req.URL.EscapedPath())); r != nil {
-			g.refused(remote(req.RemoteAddr), req.Method+" "+req.URL.Path, r)
-			code := http.StatusForbidden
-			if r.code == codes.Unauthenticated {
-				code = http.StatusUnauthorized
-				w.Header().Set("WWW-Authenticate", `Bearer realm="muster"`)
-			}
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(code)
-			_, _ = w.Write(append(oip.ErrorJSON(r.text), '\n')) // a client that is gone needs no answer
+		r := g.ofForeignPage(req)
+		if r == nil {
+			_, r = g.check(req.TLS, req.Header.Values("Authorization"), demandOfPath(req.URL.EscapedPath()))
+		}
+		if r == nil {
+			next.ServeHTTP(w, req)
 			return
 		}
-		next.ServeHTTP(w, req)
+		g.refused(remote(req.RemoteAddr), req.Method+" "+req.URL.Path, r)
+		code := http.StatusForbidden
+		if r.code == codes.Unauthenticated {
+			code = http.StatusUnauthorized
+			w.Header().Set("WWW-Authenticate", `Bearer realm="muster"`)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(code)
+		_, _ = w.Write(append(oip.ErrorJSON(r.text), '\n')) // a client that is gone needs no answer
 	})
+}
+
+// ofForeignPage refuses what a web page of somebody else has its reader's browser send: a request
+// that changes something from another origin, and any request under a name that the page's owner
+// has made resolve to this machine (DNS rebinding), which makes it the same origin.
+func (g *Guard) ofForeignPage(req *http.Request) *refusal {
+	if err := g.origins.Check(req); err != nil {
+		return &refusal{codes.PermissionDenied, "of another origin", "a web page of another origin may not ask for this: " + err.Error()}
+	}
+	if host := hostname(req.Host); !g.isOwnHost(req, host) {
+		return &refusal{codes.PermissionDenied, "of another host", fmt.Sprintf(
+			"host %.100q, want localhost, the machine's name or an address: on loopback without TLS no other is answered", host)}
+	}
+	return nil
+}
+
+// isOwnHost reports whether a request may name the host. Only loopback without TLS cares: other
+// addresses are the network's matter, and with TLS the name is in the certificate.
+func (g *Guard) isOwnHost(req *http.Request, host string) bool {
+	local, _ := req.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	if req.TLS != nil || local == nil || !local.IP.IsLoopback() {
+		return true
+	}
+	return host == "" || host == "localhost" || strings.HasSuffix(host, ".localhost") ||
+		host == g.hostname || net.ParseIP(host) != nil
+}
+
+// hostname is the name or address in a Host header, in small letters.
+func hostname(hostport string) string {
+	host := hostport
+	if name, _, err := net.SplitHostPort(hostport); err == nil {
+		host = name
+	}
+	return strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
 }
 
 // demandOfPath is what a request of the path, as it was sent, needs. It reads

@@ -10,6 +10,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -277,4 +278,47 @@ func TestAcceptErrorsPass(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = conn.Close() // the client may have gone
+}
+
+// TestForeignPages: what a web page of somebody else has a browser on this machine send is refused,
+// and what people and tools send is not.
+func TestForeignPages(t *testing.T) {
+	guard, _ := openGuard(t, Config{})
+	guard.hostname = "bench7"
+	served := guard.HTTP(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	const unload, loopback, beyond = "/v2/repository/models/ncf/unload", "127.0.0.1", "192.0.2.1"
+	for _, tt := range []struct {
+		name, method, path, host, local string
+		headers                         map[string]string
+		want                            int
+	}{
+		{"curl", "POST", unload, "localhost:8000", loopback, nil, 200},
+		{"curl by address", "POST", unload, "127.0.0.1:8000", loopback, nil, 200},
+		{"curl by IPv6 address", "POST", unload, "[::1]:8000", "::1", nil, 200},
+		{"the machine's name", "GET", "/v2", "Bench7:8000", loopback, nil, 200},
+		{"a name below localhost", "GET", "/v2", "muster.localhost.", loopback, nil, 200},
+		{"no host", "GET", "/v2", "", loopback, nil, 200},
+		{"own page", "POST", unload, "localhost:8000", loopback, map[string]string{"Origin": "http://localhost:8000"}, 200},
+		{"other page", "POST", unload, "localhost:8000", loopback, map[string]string{"Origin": "http://evil.example"}, 403},
+		{"other page, new browser", "POST", unload, "localhost:8000", loopback, map[string]string{"Sec-Fetch-Site": "cross-site"}, 403},
+		{"page of another port", "POST", unload, "localhost:8000", loopback, map[string]string{"Origin": "http://localhost:3000"}, 403},
+		{"page in a sandbox", "POST", unload, "localhost:8000", loopback, map[string]string{"Origin": "null"}, 403},
+		{"other page, beyond loopback", "POST", unload, "node1:8000", beyond, map[string]string{"Origin": "http://evil.example"}, 403},
+		{"rebound name", "POST", unload, "evil.example:8000", loopback, map[string]string{"Origin": "http://evil.example:8000"}, 403},
+		{"rebound name, read", "GET", "/v2", "evil.example:8000", loopback, nil, 403},
+		{"rebound name like ours", "GET", "/metrics", "localhost.evil.example", loopback, nil, 403},
+		{"a name, beyond loopback", "GET", "/v2", "node1:8000", beyond, nil, 200},
+	} {
+		req := httptest.NewRequest(tt.method, "http://x"+tt.path, nil)
+		req.Host = tt.host
+		req = req.WithContext(context.WithValue(req.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.ParseIP(tt.local)}))
+		for k, v := range tt.headers {
+			req.Header.Set(k, v)
+		}
+		w := httptest.NewRecorder()
+		served.ServeHTTP(w, req)
+		if w.Code != tt.want || w.Code == 403 && !strings.HasPrefix(w.Body.String(), `{"error":"`) {
+			t.Errorf("%s: got %d %s, want %d", tt.name, w.Code, w.Body, tt.want)
+		}
+	}
 }
