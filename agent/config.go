@@ -309,9 +309,12 @@ func (c Config) gossipKeys() ([][]byte, error) {
 	if key, err := gossip.ParseKey(c.GossipKey); err == nil {
 		return [][]byte{key}, nil
 	}
-	content, err := os.ReadFile(c.GossipKey)
-	if err != nil {
+	if _, err := os.Stat(c.GossipKey); err != nil {
 		return nil, fmt.Errorf("neither %d bytes in base64 (muster keys generate) nor a file that can be read", gossip.KeySize)
+	}
+	content, err := secure.ReadSecret("file of keys", c.GossipKey)
+	if err != nil {
+		return nil, err
 	}
 	var keys [][]byte
 	for i, line := range strings.Fields(string(content)) {

@@ -1,10 +1,14 @@
 package agent
 
 import (
+	"bytes"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/gossip"
 )
 
 // TestFleetSettings: settings with which an agent could meet nobody, or too many, are refused.
@@ -46,5 +50,22 @@ func TestLongestAdvertised(t *testing.T) {
 	said := meta{protocol: control.Protocol, address: address}
 	if heard, err := decodeMeta(said.encode()); err != nil || heard != said {
 		t.Errorf("others hear %+v, %v, want %+v", heard, err, said)
+	}
+}
+
+// TestGossipKeyFileIsPrivate: who can read the key can join the fleet.
+func TestGossipKeyFileIsPrivate(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "gossip.key")
+	if err := os.WriteFile(file, []byte(gossip.FormatKey(bytes.Repeat([]byte{1}, gossip.KeySize))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for mode, want := range map[os.FileMode]string{0o600: "", 0o640: "", 0o644: "mode 0644, want 0600", 0o606: "mode 0606"} {
+		if err := os.Chmod(file, mode); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Config{GossipKey: file}.gossipKeys()
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("mode %v: got %v, want %q", mode, err, want)
+		}
 	}
 }

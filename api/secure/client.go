@@ -86,8 +86,9 @@ func (c clientCredentials) ClientHandshake(ctx context.Context, authority string
 		host = authority
 	}
 	config := &tls.Config{
-		ServerName: host,
-		MinVersion: tls.VersionTLS12,
+		ServerName:   host,
+		MinVersion:   tls.VersionTLS12,
+		CipherSuites: cipherSuites,
 		// Verified below, as an agent may have another name than that dialled.
 		InsecureSkipVerify: true,
 		VerifyConnection:   func(state tls.ConnectionState) error { return id.verifyServer(state, host, c.agents) },

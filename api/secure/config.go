@@ -83,8 +83,8 @@ func Loopback(address string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// readSecret reads a file that no other user of the machine may read.
-func readSecret(what, path string) ([]byte, error) {
+// ReadSecret reads a file that no other user of the machine may read.
+func ReadSecret(what, path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)

@@ -81,7 +81,7 @@ func Open(config Config, o Options) (*Guard, error) {
 		if config.APIKeysFile == "" {
 			return nil, nil
 		}
-		data, err := readSecret("api-keys", config.APIKeysFile)
+		data, err := ReadSecret("api-keys", config.APIKeysFile)
 		if err != nil {
 			return nil, err
 		}

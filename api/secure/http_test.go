@@ -322,3 +322,18 @@ func TestForeignPages(t *testing.T) {
 		}
 	}
 }
+
+// TestNoCBC: neither side agrees to a cipher suite with CBC.
+func TestNoCBC(t *testing.T) {
+	p := newPKI(t)
+	s := serveHTTP(t, p.agent())
+	config := p.tls("")
+	config.MaxVersion = tls.VersionTLS12
+	if got, body := s.get(config, "GET", "/livez", ""); got != 200 {
+		t.Errorf("TLS 1.2: got %d %s", got, body)
+	}
+	config.CipherSuites = []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA, tls.TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA}
+	if got, body := s.get(config, "GET", "/livez", ""); got != 0 || !strings.Contains(body, "handshake failure") {
+		t.Errorf("CBC alone: got %d %s", got, body)
+	}
+}

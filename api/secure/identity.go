@@ -63,7 +63,7 @@ func readPair(certFile, keyFile string) (*tls.Certificate, error) {
 	if _, err := parseCertificates(certPEM); err != nil {
 		return nil, fmt.Errorf("tls-cert: %s: %w", certFile, err)
 	}
-	keyPEM, err := readSecret("tls-key", keyFile)
+	keyPEM, err := ReadSecret("tls-key", keyFile)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/muster-serve/muster/gossip"
 )
 
 func newConfigCommand() *cobra.Command {
@@ -63,7 +65,7 @@ func newConfigPrintCommand() *cobra.Command {
 		Short: "Show the effective settings and where each came from",
 		Long: `Show the effective settings, each with its origin: a flag, an environment
 variable, a line of the config file, or the default. The output is itself a
-config file. Every setting can be given as a flag, to try what it would do.`,
+config file, but for secrets, which it leaves out. Every setting can be given as a flag, to try what it would do.`,
 		Example: `  muster config print
   muster config print --config fleet.yaml --json
   muster config print > muster.yaml`,
@@ -90,11 +92,30 @@ config file. Every setting can be given as a flag, to try what it would do.`,
 	return cmd
 }
 
+// A secretValue stands for a setting that is a secret and must not be shown.
+type secretValue struct{}
+
+// isSecret reports whether the setting's value is a secret itself, and not the file that holds one.
+func isSecret(f *pflag.Flag) bool {
+	switch f.Name {
+	case "api-key":
+		return f.Value.String() != ""
+	case "gossip-key":
+		_, err := gossip.ParseKey(f.Value.String())
+		return err == nil
+	}
+	return false
+}
+
 // printedSettings are the settings of cmd in the order of their names, as
-// strings or lists of strings.
+// strings, lists of strings or secretValues.
 func printedSettings(cmd *cobra.Command, origins map[string]string, print func(name string, value any)) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if _, ok := origins[f.Name]; !ok {
+			return
+		}
+		if isSecret(f) {
+			print(f.Name, secretValue{})
 			return
 		}
 		if list, ok := f.Value.(pflag.SliceValue); ok {
@@ -107,6 +128,7 @@ func printedSettings(cmd *cobra.Command, origins map[string]string, print func(n
 
 func printSettingsYAML(cmd *cobra.Command, origins map[string]string) error {
 	document := yaml.Node{Kind: yaml.MappingNode}
+	var secrets []string
 	printedSettings(cmd, origins, func(name string, value any) {
 		var key, v yaml.Node
 		key.SetString(name)
@@ -121,6 +143,9 @@ func printSettingsYAML(cmd *cobra.Command, origins map[string]string) error {
 			if value == "" {
 				v.Style = yaml.DoubleQuotedStyle
 			}
+		case secretValue:
+			secrets = append(secrets, fmt.Sprintf("# %s: a secret, not shown # %s", name, origins[name]))
+			return
 		}
 		v.LineComment = origins[name]
 		document.Content = append(document.Content, &key, &v)
@@ -129,19 +154,27 @@ func printSettingsYAML(cmd *cobra.Command, origins map[string]string) error {
 	if err != nil {
 		return err
 	}
+	for _, s := range secrets {
+		data = append(data, s+"\n"...)
+	}
 	_, err = cmd.OutOrStdout().Write(data)
 	return err
 }
 
 func printSettingsJSON(cmd *cobra.Command, origins map[string]string) error {
 	type setting struct {
-		Name  string `json:"name"`
-		Value any    `json:"value"`
-		From  string `json:"from"`
+		Name   string `json:"name"`
+		Value  any    `json:"value"`
+		Secret bool   `json:"secret,omitempty"` // Value is null
+		From   string `json:"from"`
 	}
 	var all []setting
 	printedSettings(cmd, origins, func(name string, value any) {
-		all = append(all, setting{Name: name, Value: value, From: origins[name]})
+		s := setting{Name: name, Value: value, From: origins[name]}
+		if _, s.Secret = value.(secretValue); s.Secret {
+			s.Value = nil
+		}
+		all = append(all, s)
 	})
 	return printJSON(cmd.OutOrStdout(), all)
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/muster-serve/muster/gossip"
 )
 
 // execute runs muster with args in an empty directory of its own.
@@ -111,6 +113,32 @@ func TestPrintIsAConfigFile(t *testing.T) {
 	}
 	if got := printed(t)["server"][0]; got != `["x:1","y:2"]` {
 		t.Errorf("server: got %s", got)
+	}
+}
+
+// TestPrintShowsNoSecrets: what config print says may be pasted anywhere.
+func TestPrintShowsNoSecrets(t *testing.T) {
+	t.Chdir(t.TempDir())
+	gossipKey := gossip.FormatKey(bytes.Repeat([]byte{7}, gossip.KeySize))
+	write(t, "muster.yaml", "gossip-key: "+gossipKey+"\n")
+	t.Setenv("MUSTER_API_KEY", "feed-feed-feed-feed")
+	for _, form := range [][]string{nil, {"--json"}} {
+		out, _, err := execute(t, append([]string{"config", "print"}, form...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(out, gossipKey) || strings.Contains(out, "feed-feed") {
+			t.Errorf("shows a secret:\n%s", out)
+		}
+		if !strings.Contains(out, "MUSTER_API_KEY") || !strings.Contains(out, "muster.yaml:1") {
+			t.Errorf("does not say that the secrets are set:\n%s", out)
+		}
+	}
+	if err := os.WriteFile("gossip.key", []byte(gossipKey), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := printed(t, "--gossip-key", "gossip.key")["gossip-key"][0]; got != "gossip.key" {
+		t.Errorf("the file of a secret: got %q", got)
 	}
 }
 
