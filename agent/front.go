@@ -65,15 +65,23 @@ func (f *front) allow(n int64) {
 
 // Serve accepts connections until the listener is closed.
 func (f *front) Serve() error {
+	failing := false
 	for {
 		conn, err := f.listener.Accept()
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return nil
 		case err != nil: // out of descriptors, say: others may close some
-			f.log.Warn("accept a gRPC connection", "error", err)
+			if !failing {
+				f.log.Warn("no gRPC connection can be accepted for now", "error", err)
+			}
+			failing = true
 			time.Sleep(100 * time.Millisecond)
 		default:
+			if failing {
+				f.log.Info("gRPC connections are accepted again")
+			}
+			failing = false
 			f.give(conn)
 		}
 	}

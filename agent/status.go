@@ -118,7 +118,7 @@ func grpcError(err error) error {
 		return err
 	}
 	f := classify(err)
-	s := status.New(f.code, err.Error())
+	s := status.New(f.code, oip.ErrorText(err.Error()))
 	if f.retryAfter > 0 {
 		if detailed, e := s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(f.retryAfter)}); e == nil {
 			s = detailed

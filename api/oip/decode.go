@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/mem"
@@ -27,7 +28,18 @@ func (e *invalid) Error() string        { return e.message }
 func (e *invalid) Is(target error) bool { return target == ErrInvalid }
 
 func invalidf(format string, args ...any) error {
-	return &invalid{fmt.Sprintf(format, args...)}
+	return &invalid{ErrorText(fmt.Sprintf(format, args...))}
+}
+
+// largestErrorText bounds the text of an error, in bytes.
+const largestErrorText = 2 << 10
+
+// ErrorText is the message, cut short if it is so long that it must echo what a client has sent.
+func ErrorText(message string) string {
+	if len(message) <= largestErrorText {
+		return message
+	}
+	return fmt.Sprintf("%s ... (%d bytes in all)", strings.ToValidUTF8(message[:largestErrorText], ""), len(message))
 }
 
 // A side names what differs between a request and a response.

@@ -107,7 +107,7 @@ func (r *jsonReader) object(field func(key string) error) error {
 		for _, k := range keys {
 			if k == key {
 				r.pos = start
-				return r.errorf("key %q is given twice", key)
+				return r.errorf("key %.64q is given twice", key)
 			}
 		}
 		if len(keys) == mostKeys {
@@ -346,7 +346,7 @@ func (r *jsonReader) scalar() (any, error) {
 	f, err := strconv.ParseFloat(s, 64)
 	if err != nil {
 		r.pos = start
-		return nil, r.errorf("%s is out of range", strings.Clone(s))
+		return nil, r.errorf("%.64s is out of range", s)
 	}
 	return f, nil
 }
@@ -365,7 +365,7 @@ func (r *jsonReader) integer() (magnitude uint64, negative bool, err error) {
 	}
 	if magnitude, err = parseUint(digits); err != nil {
 		r.pos = start
-		return 0, false, r.errorf("%s %v", strings.Clone(s), err)
+		return 0, false, r.errorf("%.64s %v", s, err)
 	}
 	return magnitude, negative, nil
 }
@@ -395,9 +395,9 @@ func (r *jsonReader) natural() (int64, error) {
 	start := r.pos
 	v, negative, err := r.integer()
 	if err == nil && (v > math.MaxInt64 || negative && v > 0) {
-		text := string(r.text[start:r.pos])
+		text := r.text[start:r.pos]
 		r.pos = start
-		err = r.errorf("%s is out of range", text)
+		err = r.errorf("%.64s is out of range", text)
 	}
 	return int64(v), err
 }
@@ -516,9 +516,9 @@ func (r *jsonReader) wholeElement(dst []byte, d tensor.DataType, largest, smalle
 		return 0, err
 	}
 	if negative && v > smallest || !negative && v > largest {
-		text := string(r.text[start:r.pos])
+		text := r.text[start:r.pos]
 		r.pos = start
-		return 0, r.errorf("%s is out of range for %s", text, d)
+		return 0, r.errorf("%.64s is out of range for %s", text, d)
 	}
 	if negative {
 		v = -v
@@ -558,7 +558,7 @@ func (r *jsonReader) float(bits int) (float64, error) {
 	v, err := strconv.ParseFloat(s, bits)
 	if err != nil {
 		r.pos = start
-		return 0, r.errorf("%s is out of range for FP%d", strings.Clone(s), bits)
+		return 0, r.errorf("%.64s is out of range for FP%d", s, bits)
 	}
 	return v, nil
 }

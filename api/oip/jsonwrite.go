@@ -126,9 +126,9 @@ func JSON(m proto.Message) []byte {
 	return appendJSONMessage(nil, r)
 }
 
-// ErrorJSON is the REST form of an error.
+// ErrorJSON is the REST form of an error, its message cut as by [ErrorText].
 func ErrorJSON(message string) []byte {
-	return append(appendJSONString([]byte(`{"error":`), message), '}')
+	return append(appendJSONString([]byte(`{"error":`), ErrorText(message)), '}')
 }
 
 func appendJSONMessage(b []byte, m protoreflect.Message) []byte {

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"testing/iotest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -429,5 +430,26 @@ func TestJSONMessages(t *testing.T) {
 	}
 	if m := v.(map[string]any)["model_stats"].([]any)[0].(map[string]any)["response_stats"]; reflect.ValueOf(m).Len() != 2 {
 		t.Errorf("response_stats is %v", m)
+	}
+}
+
+// TestErrorsEchoLittle: what a client sends does not come back to it whole in an error.
+func TestErrorsEchoLittle(t *testing.T) {
+	long := strings.Repeat("1", 4<<20)
+	for name, body := range map[string]string{
+		"shape":          `{"inputs":[{"name":"x","datatype":"INT64","shape":[` + long + `],"data":[1]}]}`,
+		"element":        `{"inputs":[{"name":"x","datatype":"INT64","shape":[1],"data":[` + long + `]}]}`,
+		"float element":  `{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[` + long + `]}]}`,
+		"parameter":      `{"parameters":{"p":` + long + `},"inputs":[]}`,
+		"key":            `{"parameters":{"` + long + `":1,"` + long + `":1},"inputs":[]}`,
+		"name of tensor": `{"inputs":[{"name":"` + long + `","datatype":"INT64","shape":[1],"data":[-]}]}`,
+	} {
+		_, err := DecodeRequest(post(body, -1), testLimit)
+		if err == nil || len(err.Error()) > 2<<10+64 {
+			t.Errorf("%s: an error of %d bytes", name, len(fmt.Sprint(err)))
+		}
+	}
+	if text := ErrorText(strings.Repeat("\u00e9", 2<<10)); !utf8.ValidString(text) || !strings.HasSuffix(text, "(4096 bytes in all)") {
+		t.Errorf("cut to %q", text)
 	}
 }
