@@ -4,7 +4,7 @@ DEMO_FLAGS ?=
 FUZZTIME ?= 1m
 WEATHER_FLAGS ?=
 
-.PHONY: build test demo race fuzz lint check-onnx conformance weather bench packages test-packages generate onnxruntime clean
+.PHONY: build test demo race fuzz lint check-onnx conformance weather bench packages test-packages vulncheck generate notice onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
 build: onnxruntime
@@ -26,7 +26,7 @@ race: onnxruntime
 fuzz:
 	@scripts/fuzz.sh $(FUZZTIME)
 
-# Formatting, vet, staticcheck, shellcheck and ruff.
+# Formatting, vet, staticcheck, shellcheck and ruff, and whether NOTICE is current.
 lint:
 	@scripts/lint.sh
 
@@ -56,9 +56,17 @@ packages:
 test-packages: packages
 	@scripts/test-packages.sh
 
+# Known vulnerabilities in what the code calls; skipped where their database is out of reach.
+vulncheck:
+	@scripts/vulncheck.sh
+
 # The generated code in api/.
 generate:
 	@scripts/generate-api.sh
+
+# NOTICE: what the binary has from others, under which licences.
+notice:
+	@go run ./scripts/notice
 
 # ONNX Runtime's library, once.
 onnxruntime:

@@ -36,6 +36,10 @@ var network = []string{"net", "google.golang.org/grpc", "github.com/hashicorp/me
 // rules are the design's arrows, inwards. Tests may import more.
 var rules = []rule{
 	{
+		folder: ".", never: network,
+		reason: "the licences' texts, for whoever prints them",
+	},
+	{
 		folder: "api", never: nil,
 		reason: "the protocol is what all parts share, so it can depend on none",
 	},

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks form: gofmt, go vet, staticcheck, shellcheck and ruff, each pinned. `make lint` calls it.
+# Checks form: gofmt, go vet, staticcheck, shellcheck and ruff, each pinned, and that NOTICE names
+# what the binary holds. `make lint` calls it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,6 +12,7 @@ if [ -n "$unformatted" ]; then
 fi
 go vet ./...
 go run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...
+go run ./scripts/notice -check
 
 venv=build/venv-lint
 if ! cmp -s scripts/requirements-lint.txt "$venv/requirements.txt"; then

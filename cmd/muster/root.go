@@ -63,7 +63,7 @@ The file is --config, or MUSTER_CONFIG, or ./muster.yaml if there is one.
 			root.AddCommand(cmd)
 		}
 	}
-	root.AddCommand(newVersionCommand())
+	root.AddCommand(newVersionCommand(), newLicensesCommand())
 	hintAtHelp(root)
 	return root
 }

@@ -1,12 +1,14 @@
 // Pack takes the ONNX Runtime library out of a Python wheel or an npm package,
 // checks it against the SHA-256 pinned here, and writes it twice: as it is, for
-// tests and --onnxruntime-lib, and compressed, for embedding. It is called by
-// scripts/fetch-onnxruntime.sh, which knows where the archive comes from.
+// tests and --onnxruntime-lib, and compressed, for embedding. The licence and the third-party
+// notices that are committed beside the latter must be the archive's, if it has any. It is called
+// by scripts/fetch-onnxruntime.sh, which knows where the archive comes from.
 package main
 
 import (
 	"archive/tar"
 	"archive/zip"
+	"bytes"
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
@@ -15,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 
@@ -27,7 +30,9 @@ type source struct {
 	suffix string
 	// member is the library's path in the archive by GOARCH, sum its SHA-256.
 	member, sum map[string]string
-	open        func(archive, member string) (io.ReadCloser, error)
+	// notices are the places of the licence texts; npm's package has none.
+	notices []string
+	open    func(archive, member string) (io.ReadCloser, error)
 }
 
 // Version 1.27.0 of PyPI's onnxruntime and npm's onnxruntime-node.
@@ -43,7 +48,8 @@ var sources = []source{
 			"amd64": "b5c9d4f124d24707f514dad926dc181820807178855df1c528e3addb2dd0e6f7",
 			"arm64": "9275ef52956228686ae47b0219f67476a1148505084bdc5571e7bf1bf69b11f2",
 		},
-		open: openZip,
+		notices: []string{"onnxruntime/LICENSE", "onnxruntime/ThirdPartyNotices.txt"},
+		open:    openZip,
 	},
 	{
 		name:   "npm package",
@@ -81,18 +87,25 @@ func pack(archive, arch, library, packed string) error {
 		if !ok {
 			return fmt.Errorf("no library for GOARCH %q in a %s: amd64 and arm64 are known", arch, s.name)
 		}
-		r, err := s.open(archive, member)
+		data, err := s.read(archive, member)
 		if err != nil {
-			return fmt.Errorf("read %s from %s: %w", member, archive, err)
-		}
-		defer r.Close()
-		data, err := io.ReadAll(r)
-		if err != nil {
-			return fmt.Errorf("read %s from %s: %w", member, archive, err)
+			return err
 		}
 		sum := sha256.Sum256(data)
 		if got := hex.EncodeToString(sum[:]); got != s.sum[arch] {
 			return fmt.Errorf("%s in %s has SHA-256 %s, want %s: not the library this version of Muster was made for", member, archive, got, s.sum[arch])
+		}
+		for _, notice := range s.notices {
+			want, err := s.read(archive, notice)
+			if err != nil {
+				return err
+			}
+			committed := filepath.Join(filepath.Dir(packed), path.Base(notice))
+			if got, err := os.ReadFile(committed); err != nil {
+				return err
+			} else if !bytes.Equal(got, want) {
+				return fmt.Errorf("%s is not %s in %s: commit that of this version", committed, notice, archive)
+			}
 		}
 		if err := write(library, data); err != nil {
 			return err
@@ -106,12 +119,26 @@ func pack(archive, arch, library, packed string) error {
 	return fmt.Errorf("%s is neither a wheel nor an npm package", archive)
 }
 
-// write makes path whole or not at all.
-func write(path string, data []byte) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+// read is one member of the archive.
+func (s source) read(archive, member string) ([]byte, error) {
+	r, err := s.open(archive, member)
+	if err != nil {
+		return nil, fmt.Errorf("read %s from %s: %w", member, archive, err)
+	}
+	defer r.Close()
+	data, err := io.ReadAll(r)
+	if err != nil {
+		return nil, fmt.Errorf("read %s from %s: %w", member, archive, err)
+	}
+	return data, nil
+}
+
+// write makes the file whole or not at all.
+func write(name string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
+	tmp, err := os.CreateTemp(filepath.Dir(name), ".tmp-*")
 	if err != nil {
 		return err
 	}
@@ -120,7 +147,7 @@ func write(path string, data []byte) error {
 	if err := errors.Join(err, tmp.Chmod(0o644), tmp.Close()); err != nil {
 		return err
 	}
-	return os.Rename(tmp.Name(), path)
+	return os.Rename(tmp.Name(), name)
 }
 
 // both closes the member's reader and then the archive's.

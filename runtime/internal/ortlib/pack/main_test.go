@@ -4,6 +4,8 @@ import (
 	"archive/tar"
 	"archive/zip"
 	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
 	"os"
 	"path/filepath"
 	"strings"
@@ -64,5 +66,67 @@ func TestPackRefuses(t *testing.T) {
 		if _, err := os.Stat(path); !os.IsNotExist(err) {
 			t.Errorf("%s was written", path)
 		}
+	}
+}
+
+// TestPackNotices: the committed licence texts must be those of the library.
+func TestPackNotices(t *testing.T) {
+	const library = "a library"
+	sum := sha256.Sum256([]byte(library))
+	wheel := &sources[0]
+	before := wheel.sum["amd64"]
+	t.Cleanup(func() { wheel.sum["amd64"] = before })
+	wheel.sum["amd64"] = hex.EncodeToString(sum[:])
+
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		t.Helper()
+		name = filepath.Join(dir, name)
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	archive := file("a.whl", "")
+	f, err := os.Create(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	z := zip.NewWriter(f)
+	for name, text := range map[string]string{
+		wheel.member["amd64"]: library, "onnxruntime/LICENSE": "new licence", "onnxruntime/ThirdPartyNotices.txt": "new notices",
+	} {
+		w, err := z.Create(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	out, packed := filepath.Join(dir, "out.so"), filepath.Join(dir, "out.zst")
+	file("LICENSE", "new licence")
+	for _, old := range []string{"old notices", ""} {
+		committed := file("ThirdPartyNotices.txt", old)
+		if err := pack(archive, "amd64", out, packed); err == nil || !strings.Contains(err.Error(), committed) {
+			t.Errorf("notices %q: got error %v, want one that names %s", old, err, committed)
+		}
+	}
+	if _, err := os.Stat(packed); !os.IsNotExist(err) {
+		t.Error("a library was packed without its notices")
+	}
+	file("ThirdPartyNotices.txt", "new notices")
+	if err := pack(archive, "amd64", out, packed); err != nil {
+		t.Error(err)
+	}
+	if got, err := os.ReadFile(out); err != nil || string(got) != library {
+		t.Errorf("got the library %q, %v", got, err)
 	}
 }
