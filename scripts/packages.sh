@@ -1,17 +1,28 @@
 #!/usr/bin/env bash
 # packages.sh [amd64] [arm64]: builds the release binary for each architecture
-# (default: both) and packs it as deb and rpm into build/packages. Another
-# architecture than this machine's needs a C compiler for it: CC_amd64, CC_arm64
-# (default: Debian's cross compilers). VERSION (default: git's) is the packages'.
+# (default: both) and packs it as deb and rpm into build/packages, with an SBOM
+# (CycloneDX) beside them. Another architecture than this machine's needs a C
+# compiler for it: CC_amd64, CC_arm64 (default: Debian's cross compilers). VERSION
+# (default: git's) is the packages', SOURCE_DATE_EPOCH (default: git's) the files'.
 set -euo pipefail
+shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 
-nfpm=$PWD/build/tools/nfpm-v2.45.0/nfpm
-if [ ! -x "$nfpm" ]; then
-  echo "installing nfpm in $(dirname "$nfpm")" >&2
-  # Built by itself: its dependencies are none of this module's.
-  GOFLAGS='' GOBIN=$(dirname "$nfpm") go install github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.0
-fi
+# tool NAME MODULE VERSION: builds MODULE's command NAME, once, and prints where it is. It is
+# built in its own module, whose dependencies are none of ours, and not with go install, which
+# asks for all versions of the module: not every proxy answers that.
+tool() {
+  local at=$PWD/build/tools/$1-$3/$1 source
+  if [ ! -x "$at" ]; then
+    echo "building $1 $3 in $(dirname "$at")" >&2
+    go mod download "$2@$3" >&2
+    source=$(cd / && go list -m -f '{{.Dir}}' "$2@$3")
+    GOFLAGS='' go build -C "$source" -o "$at" "./cmd/$1" >&2
+  fi
+  echo "$at"
+}
+nfpm=$(tool nfpm github.com/goreleaser/nfpm/v2 v2.45.0)
+cyclonedx=$(tool cyclonedx-gomod github.com/CycloneDX/cyclonedx-gomod v1.10.0)
 
 if [ -z "${VERSION:-}" ]; then
   # Without a tag, a version that any release is newer than.
@@ -20,9 +31,18 @@ if [ -z "${VERSION:-}" ]; then
   VERSION=${VERSION//-/+}
 fi
 export VERSION
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 
 out=build/packages
-mkdir -p "$out"
+share=$out/share
+rm -rf "$share"
+mkdir -p "$share/doc"
+# For this machine, whatever we build for.
+GOOS='' GOARCH='' go run -tags pages ./cmd/muster "$share"
+cp NOTICE runtime/internal/ortlib/ThirdPartyNotices.txt "$share/doc"
+cp CHANGELOG.md "$share/doc/changelog"
+gzip -9n "$share"/man1/* "$share"/doc/*
+
 [ $# -gt 0 ] || set -- amd64 arm64
 for arch in "$@"; do
   case $arch in
@@ -41,4 +61,8 @@ for arch in "$@"; do
   for format in deb rpm; do
     GOARCH=$arch "$nfpm" package --config deploy/nfpm.yaml --packager "$format" --target "$out/"
   done
+  sbom=$out/muster_${VERSION}_$arch.cdx.json
+  # Licences are NOTICE's matter: -licenses would ask the network for each.
+  "$cyclonedx" bin -json -std -version "v$VERSION" -output "$sbom" "$out/$arch/muster"
+  GOARCH='' go run ./runtime/internal/ortlib/sbom -sbom "$sbom" -library "$(echo "build/onnxruntime/linux-$arch"/libonnxruntime.so.*)"
 done

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs the deb of this machine's architecture from build/packages, starts what
 # its unit would start, queries it, drains it, and removes it again; looks into
-# the other packages. Needs root, dpkg, setpriv and curl, and a machine that muster is not
+# all packages for what must be there, licences above all, and at their SBOMs. Needs
+# root, dpkg, setpriv, curl and go, and a machine that muster is not
 # installed on. systemd itself need not run: its part (user, directories) is played
 # by hand, and its sandbox is only looked at, not tried.
 set -euo pipefail
@@ -28,6 +29,17 @@ echo "== install ${debs[0]}"
 dpkg -i "${debs[0]}"
 [ "$(stat -c '%U:%G %a' /etc/muster)" = "root:muster-keys 750" ] || fail "/etc/muster is $(stat -c '%U:%G %a' /etc/muster)"
 muster config check /etc/muster/muster.yaml
+
+echo "== licences"
+# All that the binary says it is made of, as the package's NOTICE must name it.
+dpkg-deb --fsys-tarfile "${debs[0]}" | tar -xO ./usr/share/doc/muster/NOTICE.gz | gunzip >"$work/NOTICE"
+go version -m "$(command -v muster)" | awk '$1 == "dep" { print $2, $3 }' >"$work/modules"
+[ "$(wc -l <"$work/modules")" -gt 20 ] || fail "$(command -v muster) does not say what it is made of"
+while read -r module; do
+  grep -Fqx "  $module" "$work/NOTICE" || fail "NOTICE.gz does not name $module"
+done <"$work/modules"
+muster licenses >"$work/licenses"
+grep -Fqx "  $(tail -n 1 "$work/modules")" "$work/licenses" || fail "muster licenses does not name what NOTICE.gz does"
 
 unit=/usr/lib/systemd/system/muster.service
 if command -v systemd-analyze >/dev/null; then
@@ -79,14 +91,29 @@ for left in /usr/bin/muster "$unit" /etc/muster/muster.yaml; do
 done
 rm -rf /etc/muster # with the certificates that were put there
 
-echo "== the other packages"
+echo "== all packages"
+# has PACKAGE ZSH-FOLDER, with the package's files on standard input.
+has() {
+  local files file
+  files=$(cat)
+  for file in bin/muster lib/systemd/system/muster.service \
+    share/doc/muster/{copyright,LICENSE,NOTICE.gz,ThirdPartyNotices.txt.gz,changelog.gz} \
+    share/man/man1/{muster,muster-agent,muster-models-generate}.1.gz \
+    share/bash-completion/completions/muster share/fish/vendor_completions.d/muster.fish "share/zsh/$2/_muster"; do
+    grep -Fqx "/usr/$file" <<<"$files" || fail "$1 has no /usr/$file"
+  done
+}
 for package in build/packages/*.deb; do
-  dpkg-deb --contents "$package" | grep ' ./usr/bin/muster$' >/dev/null || fail "$package has no /usr/bin/muster"
+  dpkg-deb --fsys-tarfile "$package" | tar -t | sed 's/^\.//' | has "$package" vendor-completions
   echo "$package: $(dpkg-deb --field "$package" Package Version Architecture | tr '\n' ' ')"
+  sbom=${package%.deb}.cdx.json
+  for component in onnxruntime google.golang.org/grpc std; do
+    grep -Fq "\"name\": \"$component\"" "$sbom" || fail "$sbom has no $component"
+  done
 done
 for package in build/packages/*.rpm; do
   if ! command -v rpm >/dev/null; then echo "no rpm here: $package is not looked into" >&2; continue; fi
-  rpm -qlp "$package" | grep -x /usr/bin/muster >/dev/null || fail "$package has no /usr/bin/muster"
+  rpm -qlp "$package" | has "$package" site-functions
   echo "$package: $(rpm -qp --qf '%{name} %{version} %{arch}' "$package")"
 done
 echo "test-packages: all well"

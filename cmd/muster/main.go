@@ -1,3 +1,5 @@
+//go:build !pages
+
 // Command muster serves recommendation models: it is the agent, the tools that
 // make and list models, and the clients that send queries by hand or as load.
 // Each command fills the Config of the package that does the work and calls it.
@@ -6,7 +8,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -27,15 +28,4 @@ func main() {
 		fmt.Fprintf(os.Stderr, "muster: %v\n", err)
 		os.Exit(1)
 	}
-}
-
-// run executes the command that args name. Settings are read from the process's
-// environment and working directory as well.
-func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
-	root := newRoot()
-	root.SetArgs(args)
-	root.SetIn(stdin)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
-	return root.ExecuteContext(ctx)
 }

@@ -1,12 +1,25 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/agent"
 )
+
+// run executes the command that args name. Settings are read from the process's
+// environment and working directory as well.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	return root.ExecuteContext(ctx)
+}
 
 // hintAtHelp has errors of the arguments of cmd, and of those below it, say where
 // the usage is.
