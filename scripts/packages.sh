@@ -64,5 +64,5 @@ for arch in "$@"; do
   sbom=$out/muster_${VERSION}_$arch.cdx.json
   # Licences are NOTICE's matter: -licenses would ask the network for each.
   "$cyclonedx" bin -json -std -version "v$VERSION" -output "$sbom" "$out/$arch/muster"
-  GOARCH='' go run ./runtime/internal/ortlib/sbom -sbom "$sbom" -library "$(echo "build/onnxruntime/linux-$arch"/libonnxruntime.so.*)"
+  GOARCH='' go run ./runtime/internal/ortlib/sbom -sbom "$sbom" -libraries "build/onnxruntime/linux-$arch"
 done

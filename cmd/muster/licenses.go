@@ -15,7 +15,8 @@ func newLicensesCommand() *cobra.Command {
 		Example: "  muster licenses | less",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s\n%s\n%s", muster.License, muster.Notice, muster.ONNXRuntimeNotices)
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s\n%s\n%s",
+				muster.License, muster.Notice, muster.ONNXRuntimeNotices)
 			return err
 		},
 	}

@@ -41,7 +41,8 @@ var architectures = []string{"amd64", "arm64"}
 // accepted are the licences, by SPDX identifier, whose conditions a binary meets that comes with
 // their texts and says where the sources are.
 var accepted = []string{
-	"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC-BY-4.0", "FTL", "ISC", "MIT", "MPL-2.0", "OFL-1.1",
+	"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC-BY-4.0",
+	"FTL", "ISC", "MIT", "MPL-2.0", "OFL-1.1",
 }
 
 // legal matches the names of files and folders that hold licences and notices, or say where data
@@ -59,6 +60,8 @@ type component struct {
 	name, version string
 	texts         map[string]string
 }
+
+func (c component) String() string { return strings.TrimSpace(c.name + " " + c.version) }
 
 func main() {
 	check := flag.Bool("check", false, "only compare NOTICE with what would be made")
@@ -108,8 +111,8 @@ func compare(have, want string) error {
 		}
 		return "the end"
 	}
-	return fmt.Errorf("NOTICE is not that of this source: line %d is %s, want %s; run \"make notice\" and look at the difference",
-		line+1, at(h), at(w))
+	return fmt.Errorf("NOTICE is not that of this source: line %d is %s, want %s; "+
+		"run \"make notice\" and look at the difference", line+1, at(h), at(w))
 }
 
 // inRepository finds what the repository has from others, by the licence files in its folders,
@@ -120,7 +123,8 @@ func inRepository() ([]component, error) {
 		return nil, err
 	}
 	// New files count before they are committed.
-	out, err := output(exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"))
+	out, err := output(exec.Command("git", "ls-files", "-z",
+		"--cached", "--others", "--exclude-standard", "--deduplicate"))
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +199,7 @@ func goModules() ([]component, error) {
 				continue
 			}
 			if m.Replace != nil {
-				return nil, fmt.Errorf("module %s is replaced: NOTICE would name another source", m.Path)
+				return nil, fmt.Errorf("%s is replaced: NOTICE would name another source", m.Path)
 			}
 			c, ok := found[m.Path]
 			if !ok {
@@ -219,7 +223,7 @@ func goModules() ([]component, error) {
 	// Go's licence is that of its x/ modules too, which, unlike it, every installation of Go finds.
 	sys, ok := found["golang.org/x/sys"]
 	if !ok {
-		return nil, errors.New("golang.org/x/sys, whose licence is Go's, is not in the binary: read Go's elsewhere")
+		return nil, errors.New("no golang.org/x/sys, whose licence is Go's: read that elsewhere")
 	}
 	found["Go"] = component{name: "Go's runtime and standard library", texts: sys.texts}
 	return slices.Collect(maps.Values(found)), nil
@@ -235,7 +239,8 @@ func (c component) read(dir string) error {
 		if !legal.MatchString(entry.Name()) {
 			continue
 		}
-		err := filepath.WalkDir(filepath.Join(dir, entry.Name()), func(file string, d fs.DirEntry, err error) error {
+		root := filepath.Join(dir, entry.Name())
+		err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || path.Ext(file) == ".go" {
 				return err
 			}
@@ -262,13 +267,15 @@ func licences(c component) ([]string, error) {
 				continue // grants more
 			}
 			if !slices.Contains(accepted, m.ID) {
-				return nil, fmt.Errorf("%s %s has the licence %s, which nobody has looked at: see accepted in scripts/notice", c.name, c.version, m.ID)
+				return nil, fmt.Errorf("%s has the licence %s, which nobody has looked at: "+
+					"see accepted in scripts/notice", c, m.ID)
 			}
 			ids[m.ID] = true
 		}
 	}
 	if len(ids) == 0 {
-		return nil, fmt.Errorf("%s %s: no text of a licence that is known in %q", c.name, c.version, slices.Sorted(maps.Keys(c.texts)))
+		return nil, fmt.Errorf("%s: no text of a licence that is known in %q",
+			c, slices.Sorted(maps.Keys(c.texts)))
 	}
 	return slices.Sorted(maps.Keys(ids)), nil
 }
@@ -317,10 +324,12 @@ module is https://proxy.golang.org/MODULE/@v/VERSION.zip.
 				holders[n] = append(holders[n], c.name)
 			}
 		}
-		fmt.Fprintf(&out, "  %s\n      %s %s\n", strings.TrimSpace(c.name+" "+c.version), strings.Join(ids, ", "), strings.Join(refs, " "))
+		fmt.Fprintf(&out, "  %s\n      %s %s\n",
+			c, strings.Join(ids, ", "), strings.Join(refs, " "))
 	}
 	for i, text := range texts {
-		fmt.Fprintf(&out, "\n%s\n[%d] %s\n%s\n\n%s", rule, i+1, strings.Join(holders[i+1], "\n    "), rule, text)
+		fmt.Fprintf(&out, "\n%s\n[%d] %s\n%s\n\n%s",
+			rule, i+1, strings.Join(holders[i+1], "\n    "), rule, text)
 	}
 	return out.Bytes(), nil
 }

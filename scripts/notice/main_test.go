@@ -22,7 +22,7 @@ func TestRender(t *testing.T) {
 	one, other := mit(t, "Copyright (c) One"), mit(t, "Copyright (c) Another")
 	components := []component{
 		{"example.com/b", "v1.2.3", map[string]string{"LICENSE": one + "  \r\n"}},
-		{"example.com/a", "v0.0.1", map[string]string{"LICENSE": other, "NOTICE": "what it asks to be passed on\r\n"}},
+		{"example.com/a", "v0.0.1", map[string]string{"LICENSE": other, "NOTICE": "to be passed on\r\n"}},
 		{"example.com/c", "v2.0.0", map[string]string{"LICENSE": one}},
 	}
 	got, err := render(components)
@@ -30,8 +30,9 @@ func TestRender(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"  example.com/a v0.0.1\n      MIT [1] [2]\n  example.com/b v1.2.3\n      MIT [3]\n  example.com/c v2.0.0\n      MIT [3]\n",
-		"\n[2] example.com/a\n" + rule + "\n\nwhat it asks to be passed on\n",
+		"  example.com/a v0.0.1\n      MIT [1] [2]\n" +
+			"  example.com/b v1.2.3\n      MIT [3]\n  example.com/c v2.0.0\n      MIT [3]\n",
+		"\n[2] example.com/a\n" + rule + "\n\nto be passed on\n",
 		"\n[3] example.com/b\n    example.com/c\n",
 	} {
 		if !strings.Contains(string(got), want) {
@@ -48,9 +49,9 @@ func TestRender(t *testing.T) {
 
 // TestRefused: somebody has to look at a licence before it is in a binary.
 func TestRefused(t *testing.T) {
-	gpl := "This program is free software: you can redistribute it and/or modify it under the terms of the " +
-		"GNU General Public License as published by the Free Software Foundation, either version 3 of the License, " +
-		"or (at your option) any later version."
+	gpl := "This program is free software: you can redistribute it and/or modify it under the terms " +
+		"of the GNU General Public License as published by the Free Software Foundation, either " +
+		"version 3 of the License, or (at your option) any later version."
 	for name, texts := range map[string]map[string]string{
 		"copyleft":      {"LICENSE": mit(t, "Copyright (c) One"), "LICENSE.tools": gpl},
 		"unknown":       {"LICENSE": "Ask me."},
@@ -66,9 +67,9 @@ func TestRefused(t *testing.T) {
 
 func TestLegal(t *testing.T) {
 	for name, want := range map[string]bool{
-		"LICENSE": true, "License.txt": true, "LICENSE-SIL": true, "licenses": true, "LICENCE.md": true, "COPYING": true,
-		"NOTICE.txt": true, "THIRD_PARTY_LICENSES": true, "ThirdPartyNotices.txt": true, "Sun-LICENSE": true,
-		"CATALOGUE-SOURCE": true, "CATALOGUE-SOURCE.md": true,
+		"LICENSE": true, "License.txt": true, "LICENSE-SIL": true, "licenses": true,
+		"LICENCE.md": true, "COPYING": true, "NOTICE.txt": true, "THIRD_PARTY_LICENSES": true,
+		"ThirdPartyNotices.txt": true, "Sun-LICENSE": true, "CATALOGUE-SOURCE.md": true,
 		"source": false, "main.go": false, "licensed": false, "noticeable": false, "README.md": false,
 	} {
 		if got := legal.MatchString(name); got != want {

@@ -94,7 +94,8 @@ func TestPackNotices(t *testing.T) {
 	}
 	z := zip.NewWriter(f)
 	for name, text := range map[string]string{
-		wheel.member["amd64"]: library, "onnxruntime/LICENSE": "new licence", "onnxruntime/ThirdPartyNotices.txt": "new notices",
+		wheel.member["amd64"]: library, "onnxruntime/LICENSE": "new licence",
+		"onnxruntime/ThirdPartyNotices.txt": "new notices",
 	} {
 		w, err := z.Create(name)
 		if err != nil {

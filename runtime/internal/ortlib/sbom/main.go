@@ -12,15 +12,16 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/muster-serve/muster/runtime/internal/ortlib"
 )
 
 func main() {
 	sbom := flag.String("sbom", "", "SBOM in JSON to add ONNX Runtime to")
-	library := flag.String("library", "", "the library that the binary embeds")
+	libraries := flag.String("libraries", "", "folder of the library that the binary embeds")
 	flag.Parse()
-	if err := run(*sbom, *library); err != nil {
+	if err := run(*sbom, filepath.Join(*libraries, "libonnxruntime.so."+ortlib.Version)); err != nil {
 		fmt.Fprintln(os.Stderr, "sbom:", err)
 		os.Exit(1)
 	}
@@ -70,7 +71,8 @@ func add(sbom []byte, sum [sha256.Size]byte) ([]byte, error) {
 
 	const ref = "pkg:github/microsoft/onnxruntime@v" + ortlib.Version
 	bom["components"] = append(components, map[string]any{
-		"bom-ref": ref, "type": "library", "name": "onnxruntime", "version": ortlib.Version, "purl": ref,
+		"bom-ref": ref, "purl": ref,
+		"type": "library", "name": "onnxruntime", "version": ortlib.Version,
 		"supplier":    map[string]any{"name": "Microsoft Corporation"},
 		"description": "ONNX Runtime's library for CPUs, embedded in the binary",
 		"hashes":      []any{map[string]any{"alg": "SHA-256", "content": hex.EncodeToString(sum[:])}},

@@ -14,15 +14,17 @@ func TestAdd(t *testing.T) {
 	out, err := add([]byte(`{"bomFormat": "CycloneDX", "version": 1,
 		"metadata": {"component": {"bom-ref": "muster"}},
 		"components": [{"bom-ref": "a<b>", "name": "a"}],
-		"dependencies": [{"ref": "a<b>"}, {"ref": "muster", "dependsOn": ["a<b>"]}]}`), sha256.Sum256([]byte("library")))
+		"dependencies": [{"ref": "a<b>"}, {"ref": "muster", "dependsOn": ["a<b>"]}]}`),
+		sha256.Sum256([]byte("library")))
 	if err != nil {
 		t.Fatal(err)
 	}
+	type hash struct{ Alg, Content string }
 	type component struct {
 		Ref     string `json:"bom-ref"`
 		Name    string
 		Version string
-		Hashes  []struct{ Alg, Content string }
+		Hashes  []hash
 	}
 	type dependency struct {
 		Ref       string
@@ -43,12 +45,14 @@ func TestAdd(t *testing.T) {
 		BOMFormat: "CycloneDX", Version: 1,
 		Components: []component{
 			{Ref: "a<b>", Name: "a"},
-			{Ref: ref, Name: "onnxruntime", Version: ortlib.Version, Hashes: []struct{ Alg, Content string }{
+			{Ref: ref, Name: "onnxruntime", Version: ortlib.Version, Hashes: []hash{
 				// sha256sum of "library"
 				{"SHA-256", "b718f1354f7247312eca086d9a024afe5fa717ddea5adeddd6f12bcf945b2e8c"},
 			}},
 		},
-		Dependencies: []dependency{{Ref: "a<b>"}, {Ref: "muster", DependsOn: []string{"a<b>", ref}}, {Ref: ref}},
+		Dependencies: []dependency{
+			{Ref: "a<b>"}, {Ref: "muster", DependsOn: []string{"a<b>", ref}}, {Ref: ref},
+		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -58,8 +62,10 @@ func TestAdd(t *testing.T) {
 func TestAddRefuses(t *testing.T) {
 	for _, sbom := range []string{
 		``, `[]`, `{}`, `{"bomFormat": "CycloneDX"}`,
-		`{"bomFormat": "SPDX", "metadata": {"component": {"bom-ref": "x"}}, "dependencies": [{"ref": "x"}]}`,
-		`{"bomFormat": "CycloneDX", "metadata": {"component": {"bom-ref": "x"}}, "dependencies": [{"ref": "y"}]}`,
+		`{"bomFormat": "SPDX", "metadata": {"component": {"bom-ref": "x"}},
+			"dependencies": [{"ref": "x"}]}`,
+		`{"bomFormat": "CycloneDX", "metadata": {"component": {"bom-ref": "x"}},
+			"dependencies": [{"ref": "y"}]}`,
 	} {
 		if out, err := add([]byte(sbom), [sha256.Size]byte{}); err == nil {
 			t.Errorf("%q: got no error but %s", sbom, out)
