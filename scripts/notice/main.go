@@ -13,6 +13,7 @@ package main
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -290,7 +291,7 @@ Copyright 2026 The Muster Authors
 
 Licensed under the Apache License, Version 2.0: see LICENSE.
 
-The muster binary holds what is listed here, each with the numbers of its licence's and notices'
+The muster binary holds what is listed here, each with the marks of its licence's and notices'
 texts, which follow. What ONNX Runtime holds of others is in its own ThirdPartyNotices.txt, beside
 this file or in ` + onnxruntime + `; "muster licenses" prints it too. The source of a Go
 module is https://proxy.golang.org/MODULE/@v/VERSION.zip.
@@ -298,38 +299,34 @@ module is https://proxy.golang.org/MODULE/@v/VERSION.zip.
 "make notice" makes this file.
 
 `)
-	numbers := map[string]int{} // of texts, by their words
-	var texts []string
-	holders := map[int][]string{}
+	// A text's mark is a hash of its words, so that a new one changes no other's mark.
+	texts, holders := map[string]string{}, map[string][]string{}
+	var marks []string
 	for _, c := range components {
 		ids, err := licences(c)
 		if err != nil {
 			return nil, err
 		}
-		var refs []string
+		var own []string
 		for _, file := range slices.Sorted(maps.Keys(c.texts)) {
-			text := c.texts[file]
-			words := strings.Join(strings.Fields(strings.TrimPrefix(text, "\ufeff")), " ")
-			if words == "" {
+			text := tidy(c.texts[file])
+			sum := sha256.Sum256([]byte(strings.Join(strings.Fields(text), " ")))
+			mark := fmt.Sprintf("[%x]", sum[:4])
+			if text == "\n" || slices.Contains(own, mark) {
 				continue
 			}
-			n, ok := numbers[words]
-			if !ok {
-				n = len(texts) + 1
-				numbers[words] = n
-				texts = append(texts, tidy(text))
-			}
-			if ref := fmt.Sprintf("[%d]", n); !slices.Contains(refs, ref) {
-				refs = append(refs, ref)
-				holders[n] = append(holders[n], c.name)
+			own = append(own, mark)
+			holders[mark] = append(holders[mark], c.name)
+			if texts[mark] == "" {
+				marks = append(marks, mark)
+				texts[mark] = text
 			}
 		}
-		fmt.Fprintf(&out, "  %s\n      %s %s\n",
-			c, strings.Join(ids, ", "), strings.Join(refs, " "))
+		fmt.Fprintf(&out, "  %s\n      %s %s\n", c, strings.Join(ids, ", "), strings.Join(own, " "))
 	}
-	for i, text := range texts {
-		fmt.Fprintf(&out, "\n%s\n[%d] %s\n%s\n\n%s",
-			rule, i+1, strings.Join(holders[i+1], "\n    "), rule, text)
+	for _, mark := range marks {
+		fmt.Fprintf(&out, "\n%s\n%s %s\n%s\n\n%s", rule,
+			mark, strings.Join(holders[mark], "\n           "), rule, texts[mark])
 	}
 	return out.Bytes(), nil
 }
