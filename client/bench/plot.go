@@ -6,7 +6,6 @@ import (
 	"io"
 	"math"
 	"slices"
-	"strings"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -184,7 +183,7 @@ func (logTicks) Ticks(lo, hi float64) []plot.Tick {
 			}
 			t := plot.Tick{Value: y}
 			if i == 1 || i == 2 || i == 5 {
-				t.Label = strings.TrimSuffix(fmt.Sprintf("%.3g", y), ".0")
+				t.Label = fmt.Sprintf("%.6g", y)
 			}
 			ticks = append(ticks, t)
 		}

@@ -1,99 +1,89 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"io"
-	"os/exec"
 	"path/filepath"
 	"syscall"
 	"time"
 
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
+	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/scripts/process"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// showPair has two real agents of one core each share the load that one agent
-// with all cores had before.
-func (d demo) showPair(ctx context.Context, w io.Writer, together part) error {
-	fmt.Fprintln(w, "\nTwo agents of one core each find each other and elect a leader, which the client asks where each query goes")
-	f := &process.Fleet{Muster: d.muster, Dir: d.dir, Models: models, Args: []string{"--cores", "1"}}
-	defer f.Stop()
-	for range 2 {
-		if _, err := f.Add("", "", ""); err != nil {
-			return err
-		}
-	}
-	if err := f.WaitComplete(ctx); err != nil {
-		return err
-	}
-	leader, _, err := f.Leader(ctx)
-	if err != nil {
-		return err
-	}
-	for _, n := range f.Nodes {
-		role := ""
-		if n == leader {
-			role = ", which leads"
-		}
-		fmt.Fprintf(w, "  %s on %s%s\n", n.Name, n.GRPC, role)
-	}
-	report, err := d.driveFleet(ctx, w, f, together)
-	if err != nil {
-		return err
-	}
-	return report.WriteText(w)
-}
+// The emulated fleet. RM2's queries execute for long, so that the CPUs of this machine, which move
+// the data of all six, have little to do.
+const (
+	fleetModel = "rm2"
+	firstType  = "g4dn.xlarge" // the fastest, and the fleet's first member
+	fleetPool  = "g4dn.xlarge=2,r5n.large=4"
+)
 
-// driveFleet puts half of a part's allowable throughput on a fleet.
-func (d demo) driveFleet(ctx context.Context, w io.Writer, f *process.Fleet, p part) (*bench.Report, error) {
-	c, err := client.New(f.Addresses())
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
-	var targets []*bench.Model
-	for _, load := range p.loads {
-		m, err := bench.NewModel(ctx, c, load.Model, bench.ModelOptions{LargestBatchSize: load.BatchSizes.Largest(), Seed: 1})
-		if err != nil {
-			return nil, err
-		}
-		targets = append(targets, m)
-	}
-	return d.drive(ctx, w, c, targets, p, d.load/2, 9)
-}
+var others = []string{"g4dn.xlarge", "r5n.large", "r5n.large", "r5n.large", "r5n.large"}
 
-// showFailover kills the leader of an emulated fleet while it is under load.
-func (d demo) showFailover(ctx context.Context, w io.Writer) error {
-	w, d.progress = &prefixed{w, "emulated |"}, &prefixed{d.progress, "emulated |"}
-	fmt.Fprintln(w, "A fleet this machine does not have: 2 g4dn.xlarge and 4 r5n.large serving RM2, each a process that waits")
-	fmt.Fprintln(w, "as long as the measured latency profile of its instance type says, and runs no model")
+// showFleet shows an emulated fleet at a load that none of its members could serve, and kills its
+// leader.
+func (d *demo) showFleet(ctx context.Context) error {
+	d.say("\n2  A fleet of six, 2 g4dn.xlarge and 4 r5n.large, for rm2. It is emulated: its agents are real, but wait as\n" +
+		"   long as the measured profile of their instance type says, and run no model")
 	f := &process.Fleet{
-		Muster: d.muster, Dir: filepath.Join(d.dir, "emulated"), Models: []string{"rm2"},
+		Muster: d.muster, Dir: filepath.Join(d.dir, "emulated"), Models: []string{fleetModel},
 		Args: []string{"--executor", "emulated", "--profile", "shipped"},
 	}
-	generate := exec.CommandContext(ctx, d.muster, "models", "generate", "rm2", "--scale", "small", "--out", filepath.Join(f.Dir, "models"))
-	if out, err := generate.CombinedOutput(); err != nil {
-		return fmt.Errorf("run %s: %w\n%s", generate, err, out)
+	if err := f.GenerateSmall(ctx); err != nil {
+		return err
 	}
-	defer f.Stop()
-	for _, t := range []string{"g4dn.xlarge", "g4dn.xlarge", "r5n.large", "r5n.large", "r5n.large", "r5n.large"} {
-		if _, err := f.Add(t, "", ""); err != nil {
+	config, err := models.ReadConfig(filepath.Join(f.Dir, "models", fleetModel, models.ConfigFile))
+	if err != nil {
+		return err
+	}
+	var allowed [3]float64
+	for i, pool := range []string{"g4dn.xlarge=1", "r5n.large=1", fleetPool} {
+		if allowed[i], err = process.AllowableThroughput(ctx, d.muster, fleetModel, pool, 0); err != nil {
 			return err
 		}
 	}
-	if err := f.WaitComplete(ctx); err != nil {
+	rate, err := chooseFleetLoad(allowed[:2], allowed[2])
+	if err != nil {
 		return err
 	}
-	// What the simulator allows all six of them; half of it is well below the 50
-	// queries/s that it allows them without one of the g4dn.
-	p := part{name: "rm2", rate: 70, loads: []workload.Load{{Model: "rm2", Share: 1, BatchSizes: workload.Trace()}}}
+	d.say("   In simulation a g4dn.xlarge alone serves %s in time (%g ms), an r5n.large %s, all six %s",
+		queriesASecond(allowed[0]), milliseconds(config.QoSTarget), queriesASecond(allowed[1]), queriesASecond(allowed[2]))
+	d.say("   The load is half of the last, %s, for %.0f s", queriesASecond(rate), d.load.Seconds())
+	defer f.Stop()
+	if err := d.join(ctx, f, firstType); err != nil {
+		return err
+	}
+	alone, err := d.driveFleet(ctx, f, rate, max(d.load/4, 3*time.Second))
+	if err != nil {
+		return err
+	}
+	d.say("   A g4dn.xlarge alone, for comparison: %s of %d queries within %g ms", percent(alone.QoSSatisfaction), alone.Queries, alone.QoSTargetMS)
+	d.show(*alone, "emulated g4dn.xlarge alone", "rm2 on a g4dn.xlarge alone (emulated)")
+
+	if err := d.join(ctx, f, others...); err != nil {
+		return err
+	}
+	whole, err := d.driveFleet(ctx, f, rate, d.load)
+	if err != nil {
+		return err
+	}
+	d.say("   All six, the others having joined it: %s of %d queries within %g ms", percent(whole.QoSSatisfaction), whole.Queries, whole.QoSTargetMS)
+	d.show(*whole, "emulated fleet of six", "rm2 on the fleet of six (emulated)")
+	d.lookAround()
+
+	d.say("\n3  The same load, and the leader's process is killed")
 	killed := make(chan error, 1)
-	halfway := time.AfterFunc(d.load/4, func() { killed <- killLeader(ctx, w, f) })
-	report, err := d.driveFleet(ctx, w, f, p)
+	var story string
+	halfway := time.AfterFunc(d.load/3, func() {
+		var err error
+		story, err = killLeader(ctx, f)
+		killed <- err
+	})
+	without, err := d.driveFleet(ctx, f, rate, d.load)
 	if err != nil {
 		halfway.Stop()
 		return err
@@ -101,57 +91,74 @@ func (d demo) showFailover(ctx context.Context, w io.Writer) error {
 	if err := <-killed; err != nil {
 		return err
 	}
-	if err := report.WriteText(w); err != nil {
-		return err
-	}
-	m := report.Models[0]
-	switch {
-	case m.Failed > 0 && !report.GeneratorOnSchedule:
-		return fmt.Errorf("%d of %d queries were not answered, on a machine that was too busy to tell why: run the demo when it has time", m.Failed, m.Queries)
-	case m.Failed > 0:
-		return fmt.Errorf("%d of %d queries were not answered when the leader was killed, want all answered", m.Failed, m.Queries)
-	}
-	_, err = fmt.Fprintf(w, "All %d queries were answered, %d of them late. Lost: nothing.\n", m.Queries, m.Late)
-	return err
+	d.say("   %s", story)
+	d.say("   %d of %d queries were answered, %s within %g ms. Lost: none", without.Answered, without.Queries,
+		percent(without.QoSSatisfaction), without.QoSTargetMS)
+	d.show(*without, "the same, its leader killed", "rm2, the leader killed (emulated)")
+	d.lookAround()
+	return nil
 }
 
-// killLeader ends the leader's process without a warning and waits until another
-// leads.
-func killLeader(ctx context.Context, w io.Writer, f *process.Fleet) error {
+// chooseFleetLoad is half of what a fleet allows, in queries/s. That none of its members
+// allows as much is what shall be shown.
+func chooseFleetLoad(alone []float64, together float64) (float64, error) {
+	rate := together / 2
+	for _, x := range alone {
+		if 2*x > rate {
+			return 0, fmt.Errorf("half of what the fleet allows is %.1f queries/s, want at least twice what a member allows, %.1f", rate, x)
+		}
+	}
+	return rate, nil
+}
+
+func queriesASecond(rate float64) string {
+	if rate == 0 {
+		return "none"
+	}
+	return fmt.Sprintf("%.0f queries/s", rate)
+}
+
+// join adds agents to the fleet and waits until all see each other.
+func (d *demo) join(ctx context.Context, f *process.Fleet, types ...string) error {
+	defer d.during("starting agents")()
+	for _, t := range types {
+		if _, err := f.Add(t, "", ""); err != nil {
+			return err
+		}
+	}
+	return f.WaitComplete(ctx)
+}
+
+// driveFleet puts load on the fleet.
+func (d *demo) driveFleet(ctx context.Context, f *process.Fleet, rate float64, duration time.Duration) (*bench.ModelReport, error) {
+	c, err := client.New(f.Addresses(), client.WithTimeout(patience))
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	report, err := d.drive(ctx, c, rate, duration, workload.Load{Model: fleetModel, Share: 1, BatchSizes: sizes})
+	if err != nil {
+		return nil, err
+	}
+	return &report.Models[0], nil
+}
+
+// killLeader ends the leader's process without a warning and waits until another leads.
+func killLeader(ctx context.Context, f *process.Fleet) (story string, err error) {
 	leader, epoch, err := f.Leader(ctx)
 	if err != nil {
-		return err
+		return "", err
 	}
 	leader.Signal(syscall.SIGKILL)
 	took, err := f.AwaitLeader(ctx, leader, epoch)
 	if err != nil {
-		return err
+		return "", err
 	}
 	f.Remove(leader)
 	next, _, err := f.Leader(ctx)
 	if err != nil {
-		return err
+		return "", err
 	}
-	_, err = fmt.Fprintf(w, "Killed the leader, %s (%s); %d ms later %s (%s) leads\n",
-		leader.Name, leader.InstanceType, took.Milliseconds(), next.Name, next.InstanceType)
-	return err
-}
-
-// A prefixed writer begins each line with a word. It is given whole lines.
-type prefixed struct {
-	w      io.Writer
-	prefix string
-}
-
-func (p *prefixed) Write(b []byte) (int, error) {
-	for line := range bytes.Lines(b) {
-		text := append([]byte(p.prefix), line...)
-		if len(line) > 1 {
-			text = append([]byte(p.prefix+" "), line...)
-		}
-		if _, err := p.w.Write(text); err != nil {
-			return 0, err
-		}
-	}
-	return len(b), nil
+	return fmt.Sprintf("%s (%s) was killed; %d ms later %s (%s) led", leader.Name, leader.InstanceType,
+		took.Milliseconds(), next.Name, next.InstanceType), nil
 }

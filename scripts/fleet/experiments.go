@@ -81,7 +81,7 @@ func (e *experiment) calibrated(ctx context.Context, f *process.Fleet, d *driver
 	if err != nil {
 		return 0, err
 	}
-	allowable, err := e.simulate(ctx, f.Models[0], summary(types), overhead)
+	allowable, err := process.AllowableThroughput(ctx, e.muster, f.Models[0], summary(types), overhead)
 	if err != nil {
 		return 0, err
 	}

@@ -2,11 +2,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os/exec"
 	"sync"
 	"time"
 
@@ -194,21 +192,4 @@ func (d *driver) measureOverhead(ctx context.Context, f *process.Fleet) (time.Du
 		return 0, err
 	}
 	return max(0, (took-(after-before))/queries), nil
-}
-
-// simulate is the allowable throughput of a pool, in queries/s.
-func (e *experiment) simulate(ctx context.Context, model, pool string, roundTrip time.Duration) (float64, error) {
-	cmd := exec.CommandContext(ctx, e.muster, "sim", "--model", model, "--pool", pool, "--find-throughput", "--json",
-		"--rtt-ms", fmt.Sprint(float64(roundTrip)/1e6))
-	out, err := cmd.Output()
-	if err != nil {
-		return 0, fmt.Errorf("run %s: %w", cmd, err)
-	}
-	var found struct {
-		AllowableQPS float64 `json:"allowable_throughput_qps"`
-	}
-	if err := json.Unmarshal(out, &found); err != nil || found.AllowableQPS <= 0 {
-		return 0, fmt.Errorf("%s printed no allowable throughput: %v\n%s", cmd, err, out)
-	}
-	return found.AllowableQPS, nil
 }

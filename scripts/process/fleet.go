@@ -263,10 +263,10 @@ func (f *Fleet) Leader(ctx context.Context) (*Node, uint64, error) {
 }
 
 // AwaitLeader returns how long it takes until an agent other than gone sees a
-// leader of a later epoch that is not gone.
+// leader of a later epoch that is not gone; more than a minute is an error.
 func (f *Fleet) AwaitLeader(ctx context.Context, gone *Node, epoch uint64) (time.Duration, error) {
 	start := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	i := slices.IndexFunc(f.Nodes, func(n *Node) bool { return n != gone })
 	if i < 0 {
