@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"iter"
@@ -342,4 +343,58 @@ func (a *Analysis) Evaluated(plan Plan, e Estimate) Plan {
 	// A finite run may cross the limit a little; nobody should count on that.
 	plan.Predicted = min(e.Value, plan.FluidLimit)
 	return plan
+}
+
+// rank sorts plans that were evaluated, the best first. Plans that serve no rate within the QoS
+// target, and plans that miss it alike, are not told apart by their evaluations: of those the one of
+// the higher fluid limit comes first, and without profiles the dearer one. To prefer the cheaper one
+// would advise who has too little to have less.
+func (p *Problem) rank(plans []Plan) {
+	more := func(x, y Plan) int {
+		limits := cmp.Compare(digits(y.FluidLimit), digits(x.FluidLimit))
+		if x.FluidLimit == 0 && y.FluidLimit == 0 {
+			return cmp.Compare(digits(y.Price), digits(x.Price))
+		}
+		return cmp.Or(limits, cmp.Compare(digits(x.Price), digits(y.Price)))
+	}
+	slices.SortStableFunc(plans, func(x, y Plan) int {
+		if p.Objective == MostThroughput {
+			if x.Predicted == 0 && y.Predicted == 0 {
+				return more(x, y)
+			}
+			return cmp.Or(cmp.Compare(y.Predicted, x.Predicted), cmp.Compare(digits(x.Price), digits(y.Price)))
+		}
+		switch xMeets, yMeets := x.Satisfaction >= p.target(), y.Satisfaction >= p.target(); {
+		case xMeets && yMeets:
+			return cmp.Compare(digits(x.Price), digits(y.Price))
+		case xMeets:
+			return -1
+		case yMeets:
+			return 1
+		}
+		return cmp.Or(cmp.Compare(y.Satisfaction, x.Satisfaction), more(x, y))
+	})
+}
+
+// servesLess says how much less than the first of ranked plans another one serves.
+func servesLess(plan, first *Plan) string {
+	switch {
+	case first.Predicted > 0:
+		return fmt.Sprintf("serves %.2g %% less than the first", below(plan.Predicted, first.Predicted))
+	case first.FluidLimit > 0:
+		return fmt.Sprintf("serves no rate within the QoS target either; its fluid limit is %.2g %% below the first's", below(plan.FluidLimit, first.FluidLimit))
+	}
+	return "serves no rate within the QoS target either"
+}
+
+// servesNothing is what the first plan's reason and the notes say where nothing that was evaluated
+// serves any rate within the QoS target.
+const servesNothing = "no configuration that was evaluated meets the QoS target at any rate, however low"
+
+// below is by how many percent x is below the best; 0 where the best is 0.
+func below(x, best float64) float64 {
+	if best == 0 {
+		return 0
+	}
+	return 100 * (1 - x/best)
 }

@@ -39,7 +39,7 @@ func (f Fluid) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, erro
 		if i == 0 {
 			return fmt.Sprintf("the highest fluid limit of %d configurations", len(space))
 		}
-		return fmt.Sprintf("its fluid limit is %.2g %% below the first's", 100*(1-found[i].bound/found[0].bound))
+		return fmt.Sprintf("its fluid limit is %.2g %% below the first's", below(found[i].bound, found[0].bound))
 	})
 }
 

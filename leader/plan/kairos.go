@@ -50,7 +50,7 @@ func (k Kairos) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, err
 		if i == 0 {
 			return reason
 		}
-		return fmt.Sprintf("its bound is %.2g %% below the highest", 100*(1-found[i].bound/all[0].bound))
+		return fmt.Sprintf("its bound is %.2g %% below the highest", below(found[i].bound, all[0].bound))
 	})
 }
 

@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -72,14 +71,16 @@ func (k KairosPlus) mostThroughput(ctx context.Context, p *Problem, log *Log) (*
 		plan.Bound = b.bound
 		plans = append(plans, a.Evaluated(plan, estimate))
 	}
-	slices.SortStableFunc(plans, func(x, y Plan) int {
-		return cmp.Or(cmp.Compare(y.Predicted, x.Predicted), cmp.Compare(x.Price, y.Price))
-	})
+	p.rank(plans)
 	for i := range plans {
-		if i == 0 {
-			plans[i].Reason = fmt.Sprintf("the best of %d configurations: the bounds of those not evaluated are no higher", len(space))
-		} else {
-			plans[i].Reason = fmt.Sprintf("serves %.2g %% less than the first", 100*(1-plans[i].Predicted/plans[0].Predicted))
+		switch {
+		case i > 0:
+			plans[i].Reason = servesLess(&plans[i], &plans[0])
+		case best == 0:
+			plans[0].Reason = servesNothing + "; this one has the highest fluid limit of them"
+			a.Notes = append(a.Notes, servesNothing+": these are ranked by their fluid limits")
+		default:
+			plans[0].Reason = fmt.Sprintf("the best of %d configurations: the bounds of those not evaluated are no higher", len(space))
 		}
 	}
 	for _, b := range others[:max(0, min(len(others), topOr(k.Top)-len(plans)))] {
@@ -195,20 +196,11 @@ func leastCostResult(a *Analysis, space []Configuration, log *Log) (*Result, err
 		}
 		r.Plans = append(r.Plans, a.Evaluated(plan, e.Estimate))
 	}
-	slices.SortStableFunc(r.Plans, func(x, y Plan) int {
-		switch xOK, yOK := x.Satisfaction >= target, y.Satisfaction >= target; {
-		case xOK && yOK:
-			return cmp.Compare(digits(x.Price), digits(y.Price))
-		case xOK != yOK && xOK:
-			return -1
-		case xOK != yOK:
-			return 1
-		}
-		return cmp.Compare(y.Satisfaction, x.Satisfaction)
-	})
+	a.Problem.rank(r.Plans)
 	for i := range r.Plans {
 		plan := &r.Plans[i]
-		plan.Reason = fmt.Sprintf("meets the target of %.4g %%, and costs %.2g %% more than the first", 100*target, 100*(plan.Price/r.Plans[0].Price-1))
+		plan.Reason = fmt.Sprintf("meets the target of %.4g %%, and costs %.2g %% more than the first",
+			100*target, 100*(plan.Price/r.Plans[0].Price-1))
 		if plan.Satisfaction < target {
 			plan.Reason = fmt.Sprintf("misses the target of %.4g %%", 100*target)
 		} else if i == 0 {

@@ -220,3 +220,36 @@ func TestBoundEvaluator(t *testing.T) {
 		}
 	}
 }
+
+// TestPlansWhereNothingServes: where every evaluation is 0 the plans are ranked by their fluid limits,
+// not by price, and say so; no number is a NaN.
+func TestPlansWhereNothingServes(t *testing.T) {
+	none := EvaluatorFunc(func(context.Context, Configuration) (Estimate, error) { return Estimate{}, nil })
+	for _, objective := range []Objective{MostThroughput, LeastCost} {
+		for _, planner := range []Planner{KairosPlus{}, KairosPlus{FluidBound: true}, Ribbon{}} {
+			p := rm2()
+			if p.Objective = objective; objective == LeastCost {
+				p.Rate = 500
+			}
+			r, err := planner.Plan(t.Context(), p, none)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, one := range r.Plans {
+				if strings.Contains(one.Reason, "NaN") || strings.Contains(one.Reason, "Inf") {
+					t.Errorf("%+v: plan %d: %s", planner, i+1, one.Reason)
+				}
+				if i > 0 && one.Evaluated && one.FluidLimit > r.Plans[i-1].FluidLimit+1e-6 {
+					t.Errorf("%+v: plan %d, %s, has a higher fluid limit than the one before it, %s", planner, i+1, one.Configuration, r.Plans[i-1].Configuration)
+				}
+			}
+			// The highest fluid limit of what was evaluated, which is far from the cheapest.
+			if r.Plans[0].Price < 2 {
+				t.Errorf("%+v: the first is %s at %v $/hr", planner, r.Plans[0].Configuration, r.Plans[0].Price)
+			}
+			if !strings.Contains(strings.Join(r.Notes, " "), "no configuration") {
+				t.Errorf("%+v: notes %q", planner, r.Notes)
+			}
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -105,12 +106,22 @@ func (r *Replanner) decide(d *Decision, p *Problem) {
 	}
 	change := fmt.Sprintf("%s instead of %s", p.Name(d.Plan.Configuration), p.Name(d.Current.Configuration))
 	if p.Objective == LeastCost {
-		d.Gain = 1 - d.Plan.Price/d.Current.Price
+		if d.Current.Price > 0 {
+			d.Gain = 1 - d.Plan.Price/d.Current.Price
+		}
 		change += fmt.Sprintf(" costs %.4g instead of %.4g $/hr", d.Plan.Price, d.Current.Price)
-		if now, then := d.Current.serves(p), d.Plan.serves(p); now != then {
-			d.Change = then
-			if d.Reason = change + fmt.Sprintf(", and only that serves %.6g queries/s", p.Rate); now {
-				d.Reason = fmt.Sprintf("nothing better than %s was found for %.6g queries/s", p.Name(d.Current.Configuration), p.Rate)
+		switch now, then := d.Current.serves(p), d.Plan.serves(p); {
+		case now && !then:
+			d.Reason = fmt.Sprintf("nothing better than %s was found for %.6g queries/s", p.Name(d.Current.Configuration), p.Rate)
+			return
+		case then && !now:
+			d.Change, d.Reason = true, change+fmt.Sprintf(", and only that serves %.6g queries/s", p.Rate)
+			return
+		case !now: // what costs less is no better as long as it serves too little
+			d.Change = d.Plan.nearer(&d.Current)
+			d.Reason = change + fmt.Sprintf(", and neither serves %.6g queries/s", p.Rate)
+			if d.Change {
+				d.Reason += ", but it comes nearer"
 			}
 			return
 		}
@@ -120,7 +131,11 @@ func (r *Replanner) decide(d *Decision, p *Problem) {
 			before, after = d.Current.Predicted, d.Plan.Predicted
 		}
 		if before == 0 {
-			d.Change, d.Gain, d.Reason = after > 0, 1, change+": that serves no rate within the QoS target any more"
+			if after == 0 {
+				d.Reason = fmt.Sprintf("nothing better than %s was found: no configuration serves any rate within the QoS target", p.Name(d.Current.Configuration))
+				return
+			}
+			d.Change, d.Gain, d.Reason = true, 1, change+": that serves no rate within the QoS target any more"
 			return
 		}
 		d.Gain = after/before - 1
@@ -143,4 +158,10 @@ func (plan *Plan) serves(p *Problem) bool {
 		return plan.Satisfaction >= p.target()
 	}
 	return plan.Predicted >= p.Rate*(1-1e-9)
+}
+
+// nearer reports whether the plan comes nearer to a rate that neither serves than another one does:
+// by what was evaluated, and where that does not tell, by the fluid limit.
+func (plan *Plan) nearer(than *Plan) bool {
+	return cmp.Or(cmp.Compare(plan.Satisfaction, than.Satisfaction), cmp.Compare(plan.FluidLimit, than.FluidLimit)) > 0
 }

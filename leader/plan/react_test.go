@@ -1,6 +1,8 @@
 package plan
 
 import (
+	"context"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -91,6 +93,38 @@ func TestDecide(t *testing.T) {
 		}
 		if d.Change != tt.change || !strings.Contains(d.Reason, tt.reason) {
 			t.Errorf("%s: %v, %s; want %v, %q", tt.name, d.Change, d.Reason, tt.change, tt.reason)
+		}
+	}
+}
+
+// TestDecideNeverAdvisesLess: where evaluations do not tell configurations apart because none serves
+// the demand, a smaller fleet is no advice, however much cheaper it is.
+func TestDecideNeverAdvisesLess(t *testing.T) {
+	none := EvaluatorFunc(func(context.Context, Configuration) (Estimate, error) { return Estimate{}, nil })
+	for _, tt := range []struct {
+		objective Objective
+		planner   Planner
+		current   Configuration
+	}{
+		{MostThroughput, KairosPlus{}, Configuration{1, 0, 13, 0}},
+		{MostThroughput, Ribbon{}, Configuration{1, 0, 13, 0}},
+		{LeastCost, KairosPlus{}, Configuration{2, 0, 9, 0}},
+		{LeastCost, Ribbon{}, Configuration{2, 0, 9, 0}},
+	} {
+		p := rm2()
+		p.Budget = 2.5
+		if p.Objective = tt.objective; p.Objective == LeastCost {
+			p.Rate = 5000
+		}
+		d, err := (&Replanner{Planner: tt.planner}).Decide(t.Context(), tt.current, p, none)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if math.IsNaN(d.Gain) || math.IsInf(d.Gain, 0) || strings.Contains(d.Reason, "NaN") {
+			t.Errorf("%T: gain %v, %s", tt.planner, d.Gain, d.Reason)
+		}
+		if d.Change && d.Plan.FluidLimit <= d.Current.FluidLimit {
+			t.Errorf("%T: advises %s for %s: %s", tt.planner, d.Plan.Configuration, d.Current.Configuration, d.Reason)
 		}
 	}
 }

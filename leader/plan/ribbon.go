@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -479,46 +478,51 @@ func (s *ribbonSearch) result(top int) *Result {
 // evaluatedResult ranks what was evaluated. Analysis may be nil.
 func evaluatedResult(p *Problem, a *Analysis, evaluations []Evaluation, space, top int) *Result {
 	r := &Result{Evaluations: evaluations, SearchSpace: space}
-	ranked := slices.Clone(evaluations)
-	slices.SortStableFunc(ranked, func(x, y Evaluation) int {
+	for _, e := range evaluations {
+		r.Plans = append(r.Plans, p.evaluated(a, e))
+	}
+	p.rank(r.Plans)
+	r.Plans = r.Plans[:min(len(r.Plans), topOr(top))]
+	for i := range r.Plans {
+		plan, first := &r.Plans[i], &r.Plans[0]
 		switch {
-		case p.better(x, y):
-			return -1
-		case p.better(y, x):
-			return 1
-		}
-		return cmp.Compare(digits(p.Price(x.Configuration)), digits(p.Price(y.Configuration)))
-	})
-	for i, e := range ranked[:min(len(ranked), topOr(top))] {
-		plan := Plan{Configuration: e.Configuration.Clone(), Price: p.Price(e.Configuration), StdErr: e.StdErr, Evaluated: true}
-		if a != nil {
-			if described, err := a.Plan(e.Configuration, ""); err == nil {
-				plan = a.Evaluated(described, e.Estimate)
-			}
-		} else if p.Objective == LeastCost {
-			plan.Satisfaction = e.Value
-		} else {
-			plan.Predicted = e.Value
-		}
-		switch {
-		case p.Objective == MostThroughput && i == 0:
-			plan.Reason = fmt.Sprintf("serves most of the %d of %d configurations that were evaluated; none of the others is likely to serve more", len(evaluations), space)
+		case p.Objective == MostThroughput && i > 0:
+			plan.Reason = servesLess(plan, first)
+		case p.Objective == MostThroughput && first.Predicted == 0:
+			plan.Reason = servesNothing
+			r.Notes = append(r.Notes, servesNothing+": what has most comes first")
+			r.Doubt = "nothing that was evaluated serves any rate"
 		case p.Objective == MostThroughput:
-			plan.Reason = fmt.Sprintf("serves %.2g %% less than the first", 100*(1-e.Value/ranked[0].Value))
+			plan.Reason = fmt.Sprintf("serves most of the %d of %d configurations that were evaluated; none of the others is likely to serve more", len(evaluations), space)
 		default:
-			plan.Reason = fmt.Sprintf("answers %.2f %% of the queries within QoS", 100*e.Value)
-			if e.Value < p.target() {
+			plan.Reason = fmt.Sprintf("answers %.2f %% of the queries within QoS", 100*plan.Satisfaction)
+			if plan.Satisfaction < p.target() {
 				plan.Reason += fmt.Sprintf(", the target is %.4g %%", 100*p.target())
 			} else if i == 0 {
 				plan.Reason += fmt.Sprintf(": the cheapest that does of %d evaluated out of %d; no other is likely to for less", len(evaluations), space)
 			}
 		}
-		r.Plans = append(r.Plans, plan)
 	}
-	if p.Objective == LeastCost && len(ranked) > 0 && ranked[0].Value < p.target() {
+	if p.Objective == LeastCost && len(r.Plans) > 0 && r.Plans[0].Satisfaction < p.target() {
 		r.Notes = append(r.Notes, fmt.Sprintf("no configuration was found that meets the target of %.4g %%: the nearest reaches %.4g %%. Allow more instances, or a faster type",
-			100*p.target(), 100*ranked[0].Value))
+			100*p.target(), 100*r.Plans[0].Satisfaction))
 		r.Doubt = "nothing that was evaluated meets the target"
 	}
 	return r
+}
+
+// evaluated is the plan of what was evaluated, with its bounds where there are profiles.
+func (p *Problem) evaluated(a *Analysis, e Evaluation) Plan {
+	if a != nil {
+		if described, err := a.Plan(e.Configuration, ""); err == nil {
+			return a.Evaluated(described, e.Estimate)
+		}
+	}
+	plan := Plan{Configuration: e.Configuration.Clone(), Price: p.Price(e.Configuration), StdErr: e.StdErr, Evaluated: true}
+	if p.Objective == LeastCost {
+		plan.Satisfaction = e.Value
+	} else {
+		plan.Predicted = e.Value
+	}
+	return plan
 }
