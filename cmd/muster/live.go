@@ -298,62 +298,127 @@ func (live *liveFleet) cost(prices []sim.Price, counts map[string]int) (sum floa
 
 // compare finds out what the fleet as it is could serve, and what would change.
 func (live *liveFleet) compare(ctx context.Context, p *planning, r *plan.Result) error {
-	throughput := *p.simulation
-	throughput.Objective = plan.MostThroughput
-	var evaluator plan.Evaluator = &throughput
-	if bound, ok := p.evaluator.(plan.BoundEvaluator); ok {
-		evaluator = bound
-	}
-	now := make(plan.Configuration, len(p.Types))
-	for i, t := range p.Types {
-		now[i] = live.counts[string(t.Name)]
-	}
-	of := func(c plan.Configuration, known *plan.Estimate) (cost liveCost, err error) {
-		cost = liveCost{Configuration: map[string]int{}, Price: rounded(p.Price(c)), name: p.Name(c)}
+	throughput := live.throughput(p, r)
+	of := func(c plan.Configuration) (liveCost, error) {
+		cost := liveCost{Configuration: map[string]int{}, Price: rounded(p.Price(c)), name: p.Name(c)}
 		for i, n := range c {
 			if n > 0 {
 				cost.Configuration[string(p.Types[i].Name)] = n
 			}
 		}
-		if known == nil {
-			e, err := evaluator.Evaluate(ctx, c)
-			if err != nil {
-				return cost, err
-			}
-			known = &e
-		}
-		cost.Throughput, cost.StdErr = rounded(known.Value), rounded(known.StdErr)
-		return cost, nil
+		e, err := throughput(ctx, c)
+		cost.Throughput, cost.StdErr = rounded(e.Value), rounded(e.StdErr)
+		return cost, err
 	}
-	best := r.Plans[0]
-	var found *plan.Estimate
-	switch {
-	case slices.Equal(best.Configuration, now):
-	case p.Objective == plan.MostThroughput && best.Evaluated:
-		found = &plan.Estimate{Value: best.Predicted, StdErr: best.StdErr}
+	now := make(plan.Configuration, len(p.Types))
+	for i, t := range p.Types {
+		now[i] = live.counts[string(t.Name)]
 	}
+	best := &r.Plans[0]
+	proposed := best.Configuration
 	var err error
-	if live.Proposed, err = of(best.Configuration, found); err != nil {
+	if live.Current, err = of(now); err != nil {
 		return err
 	}
-	if live.Proposed.Throughput == 0 {
-		live.Notes = append(live.Notes, "as long as queries have taken there, what is proposed meets the QoS target at no rate; --evaluator bound estimates by means alone")
+	if live.Proposed = live.Current; !slices.Equal(proposed, now) {
+		if live.Proposed, err = of(proposed); err != nil {
+			return err
+		}
 	}
-	if slices.Equal(best.Configuration, now) {
-		live.Current = live.Proposed
+	if keep, err := live.keep(p, now, best); err != nil {
+		return err
+	} else if keep {
+		proposed, live.Proposed = now, live.Current
+	}
+	live.noteDemand(ctx, p, best)
+	if slices.Equal(proposed, now) {
 		return nil
 	}
-	live.Current, err = of(now, nil)
 	live.Rent, live.Release = map[string]int{}, map[string]int{}
 	for i, t := range p.Types {
-		switch n := best.Configuration[i] - now[i]; {
+		switch n := proposed[i] - now[i]; {
 		case n > 0:
 			live.Rent[string(t.Name)] = n
 		case n < 0:
 			live.Release[string(t.Name)] = -n
 		}
 	}
-	return err
+	return nil
+}
+
+// throughput returns what a configuration serves, as the planner's evaluator has it or would.
+func (live *liveFleet) throughput(p *planning, r *plan.Result) plan.EvaluatorFunc {
+	simulation := *p.simulation
+	simulation.Objective = plan.MostThroughput
+	bound, byBound := p.evaluator.(plan.BoundEvaluator)
+	return func(ctx context.Context, c plan.Configuration) (plan.Estimate, error) {
+		for _, known := range r.Evaluations {
+			if p.Objective == plan.MostThroughput && slices.Equal(known.Configuration, c) {
+				return known.Estimate, nil
+			}
+		}
+		if byBound {
+			described, err := bound.Analysis.Plan(c, "")
+			return plan.Estimate{Value: described.Predicted}, err
+		}
+		return simulation.Evaluate(ctx, c)
+	}
+}
+
+// keep reports whether to keep what runs rather than what the planner found: where that does not serve
+// the demand, and by evaluation and fluid limit serves no more than what runs, which may go on running.
+func (live *liveFleet) keep(p *planning, now plan.Configuration, best *plan.Plan) (bool, error) {
+	serves := live.Proposed.Throughput > 0
+	if p.Objective == plan.LeastCost && best.Evaluated {
+		serves = meets(p, best)
+	}
+	if serves || !p.Affordable(now) {
+		return false, nil
+	}
+	a, err := plan.Analyse(p.Problem)
+	if err != nil {
+		return false, err
+	}
+	limit, err := a.Fluid(now)
+	if err != nil {
+		return false, err
+	}
+	return live.Current.Throughput > live.Proposed.Throughput ||
+		live.Current.Throughput == live.Proposed.Throughput && limit.Rate >= best.FluidLimit, nil
+}
+
+// meets reports whether a plan was evaluated to meet the QoS target at the rate that is planned for.
+func meets(p *planning, best *plan.Plan) bool {
+	return p.Objective == plan.LeastCost && best.Evaluated && best.Satisfaction >= p.Target
+}
+
+// noteDemand says so where what is proposed does not serve the demand, and what would.
+func (live *liveFleet) noteDemand(ctx context.Context, p *planning, best *plan.Plan) {
+	demand := p.Rate
+	if p.Objective == plan.MostThroughput {
+		for _, d := range live.Demand {
+			demand += d.Rate
+		}
+	}
+	if live.Proposed.Throughput >= demand || meets(p, best) {
+		return
+	}
+	note := fmt.Sprintf("the demand of %.6g queries/s is above what the fleet serves in time, %.6g queries/s",
+		demand, live.Current.Throughput)
+	if p.Budget > 0 {
+		note += fmt.Sprintf(", and above the budget: %v $/hr buy nothing that was found to serve more than %.6g queries/s",
+			p.Budget, live.Proposed.Throughput)
+	}
+	without := *p.Problem
+	without.Objective, without.Rate, without.Budget = plan.LeastCost, demand, 0
+	if r, err := (plan.Fluid{Top: 1}).Plan(ctx, &without, nil); err == nil {
+		note += fmt.Sprintf(". By its fluid limit %s at %.4g $/hr would serve it", p.Name(r.Plans[0].Configuration), r.Plans[0].Price)
+	}
+	if live.Proposed.Throughput == 0 {
+		note += ". As long as queries take there, what is proposed meets the QoS target at no rate: " +
+			"--evaluator bound estimates by means alone"
+	}
+	live.Notes = append(live.Notes, note)
 }
 
 // writeText writes what runs beside what is proposed, and how sure that is.

@@ -106,15 +106,15 @@ func TestDecideNeverAdvisesLess(t *testing.T) {
 		planner   Planner
 		current   Configuration
 	}{
-		{MostThroughput, KairosPlus{}, Configuration{1, 0, 13, 0}},
-		{MostThroughput, Ribbon{}, Configuration{1, 0, 13, 0}},
-		{LeastCost, KairosPlus{}, Configuration{2, 0, 9, 0}},
-		{LeastCost, Ribbon{}, Configuration{2, 0, 9, 0}},
+		{MostThroughput, KairosPlus{}, Configuration{1, 0, 3, 0}},
+		{MostThroughput, Ribbon{}, Configuration{1, 0, 3, 0}},
+		{LeastCost, KairosPlus{}, Configuration{1, 0, 3, 0}},
+		{LeastCost, Ribbon{}, Configuration{1, 0, 3, 0}},
 	} {
 		p := rm2()
-		p.Budget = 2.5
+		p.Budget = 1.1
 		if p.Objective = tt.objective; p.Objective == LeastCost {
-			p.Rate = 5000
+			p.Rate = 60
 		}
 		d, err := (&Replanner{Planner: tt.planner}).Decide(t.Context(), tt.current, p, none)
 		if err != nil {
