@@ -31,6 +31,7 @@ type planOptions struct {
 	types     []string
 	limits    []string // TYPE=N
 	planner   string
+	plain     bool
 	evaluator string
 	runs      int
 	policy    string
@@ -46,8 +47,8 @@ var planners = map[string]func(o *planOptions, p *planning, seed uint64) plan.Pl
 	"fluid":   func(o *planOptions, _ *planning, _ uint64) plan.Planner { return plan.Fluid{Top: o.top} },
 	"kairos":  func(o *planOptions, _ *planning, _ uint64) plan.Planner { return plan.Kairos{Top: o.top} },
 	"kairos+": func(o *planOptions, _ *planning, _ uint64) plan.Planner { return plan.KairosPlus{Top: o.top} },
-	"ribbon": func(o *planOptions, _ *planning, seed uint64) plan.Planner {
-		return plan.Ribbon{Seed: seed, Top: o.top}
+	ribbonPlanner: func(o *planOptions, _ *planning, seed uint64) plan.Planner {
+		return plan.Ribbon{Seed: seed, Plain: o.plain, Top: o.top}
 	},
 	"twin": func(o *planOptions, p *planning, seed uint64) plan.Planner {
 		return plan.Twin{Model: p.twin, Runs: p.twinRuns, Seed: seed, Top: o.top}
@@ -58,7 +59,8 @@ const (
 	// kairos+ ended at the best configuration of all five models after one or two simulations.
 	defaultPlanner = "kairos+"
 	// A table has no profiles, which the others need.
-	defaultTablePlanner = "ribbon"
+	defaultTablePlanner = ribbonPlanner
+	ribbonPlanner       = "ribbon"
 	twinPlanner         = "twin"
 )
 
@@ -83,7 +85,8 @@ Planners:
   kairos   ranks by KAIROS's bound (Eq. 15) and takes one of the highest by its
            similarity rule; simulates none; plans for one model
   kairos+  evaluates by falling bound until no other configuration can be better
-  ribbon   evaluates what Bayesian optimisation expects most of; needs no profiles
+  ribbon   evaluates what Bayesian optimisation expects most of; needs no profiles;
+           --plain is the paper's search as published: it ends with nothing left
   twin     evaluates what a quicker simulation proposes, and learns its error; for
            --rate, or a table together with --model and the --samples behind it
 
@@ -113,6 +116,7 @@ against the best configuration of the table.
 	flags.StringSliceVar(&o.types, "types", nil, "instance types to choose from (default: all with a profile of the models)")
 	flags.StringSliceVar(&o.limits, "max", nil, "most instances of a type, as TYPE=N,TYPE=N")
 	flags.StringVar(&o.planner, "planner", "", "how to search: "+strings.Join(slices.Sorted(maps.Keys(planners)), ", ")+" (default "+defaultPlanner+", with a table "+defaultTablePlanner+")")
+	flags.BoolVar(&o.plain, "plain", false, "the search of RIBBON's paper alone, without what Muster adds to it (with --planner ribbon)")
 	flags.StringVar(&o.evaluator, "evaluator", bySimulation, "what says what a configuration is worth: sim, bound (an estimate by the fluid limit), table:FILE or table:published")
 	flags.IntVar(&o.runs, "runs", 1, "runs of a search in a table, seeds one apart; above 1: what they needed to find the best configuration")
 	flags.StringVar(&o.policy, "policy", "", "how queries are distributed (default "+sim.DefaultPolicy+")")
@@ -149,6 +153,8 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 	switch {
 	case newPlanner == nil:
 		return fmt.Errorf("planner %q is unknown, there are: %s", o.planner, strings.Join(slices.Sorted(maps.Keys(planners)), ", "))
+	case o.plain && o.planner != ribbonPlanner:
+		return fmt.Errorf("plain: the planner is %s; only "+ribbonPlanner+" has a plain form, that of its paper", o.planner)
 	case o.top < 1:
 		return fmt.Errorf("top is %d plans, want at least 1", o.top)
 	case o.runs < 1:
@@ -490,6 +496,7 @@ const leastCost = "least cost"
 // A planReport is what `muster plan` prints.
 type planReport struct {
 	Planner   string   `json:"planner"`
+	Plain     bool     `json:"plain,omitempty"`
 	Objective string   `json:"objective"`
 	Models    []string `json:"models,omitempty"`
 	// Evaluator says what evaluated, and Source where the latencies come from.
@@ -546,7 +553,7 @@ type loggedEstimate struct {
 
 func (o *planOptions) report(p *planning, r *plan.Result, trials *plan.Trials) *planReport {
 	report := &planReport{
-		Planner: o.planner, Objective: "most throughput", Models: o.sim.models, Evaluator: p.described, Source: p.source,
+		Planner: o.planner, Plain: o.plain, Objective: "most throughput", Models: o.sim.models, Evaluator: p.described, Source: p.source,
 		Budget: p.Budget, Rate: p.Rate, Target: o.target,
 		Evaluations: len(r.Evaluations), SearchSpace: r.SearchSpace, Notes: r.Notes, Doubt: r.Doubt, Live: p.live,
 		Log: []loggedEstimate{},
@@ -607,7 +614,11 @@ func (r *planReport) writeText(w io.Writer) error {
 		fmt.Fprintf(&b, "%s: ", strings.Join(r.Models, ", "))
 	}
 	fmt.Fprintf(&b, "%s, %v %% of the queries within QoS\n", asked, r.Target)
-	fmt.Fprintf(&b, "planner %s: %d of %d configurations %s (%s)\n\n", r.Planner, r.Evaluations, r.SearchSpace, r.Evaluator, r.Source)
+	planner := r.Planner
+	if r.Plain {
+		planner += ", plain as its paper has it"
+	}
+	fmt.Fprintf(&b, "planner %s: %d of %d configurations %s (%s)\n\n", planner, r.Evaluations, r.SearchSpace, r.Evaluator, r.Source)
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\t$/hr\texpected\tbound\tconfiguration\twhy")
 	for i, one := range r.Plans {

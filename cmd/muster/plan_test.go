@@ -60,6 +60,7 @@ func TestPlanBadInput(t *testing.T) {
 		"--evaluator table:" + dir + "/missing.json" + types:                                     "missing, such as (1,1): add them",
 		"--evaluator table:" + dir + "/contrary.json" + types:                                    `row "0,1" contradicts one before it`,
 		"--evaluator table:" + dir + "/good.json --types r5n.large,g4dn.xlarge":                  "in the table's order",
+		"--model rm2 --budget 2 --plain":                                                         "plain: the planner is kairos+; only ribbon",
 		"--model rm2 --budget 2 --top 0":                                                         "top is 0",
 		"--model rm2 --budget 2 --policy best --max r5n.large=1":                                 "there are: clockwork-cheapest",
 		"--model rm2 --model wnd --budget 2 --planner kairos":                                    "for several use the fluid planner",
@@ -179,6 +180,10 @@ func TestPlanTable(t *testing.T) {
 		if v, _ := r[key].(float64); v <= 0 {
 			t.Errorf("%s is %v", key, r[key])
 		}
+	}
+	plain, _, err := execute(t, "plan", "--evaluator", "table:published", "--model", "mtwnd", "--seed", "7", "--plain")
+	if err != nil || !strings.Contains(plain, "planner ribbon, plain as its paper has it: ") || !strings.Contains(plain, "1   2.253  99.24 % within QoS") {
+		t.Errorf("plain: %v, %s", err, plain)
 	}
 	stdout, _, err = execute(t, "plan", "--evaluator", "table:"+file, "--types", "g4dn.xlarge,c5.2xlarge,r5n.large", "--max", "g4dn.xlarge=4,c5.2xlarge=2,r5n.large=4", "--runs", "2")
 	if err != nil || !strings.Contains(stdout, "2 runs, until they evaluated the best configuration, g4dn.xlarge=4,r5n.large=1 at 2.253 $/hr") {

@@ -15,13 +15,16 @@ import (
 // For the most throughput, where RIBBON has no objective of its own, it is the throughput, and all sub-configurations of what was evaluated are pruned, as
 // KAIROS gives it in its comparison.
 //
-// Beyond the paper, a second process learns how near to the target the share of queries within QoS is. Its probability that a configuration meets the target
+// Beyond the paper, unless Plain, a second process learns how near to the target the share of queries within QoS is. Its probability that a configuration meets the target
 // weights the expected improvement, and says when to stop: when no configuration left is likely to meet the target for less.
 type Ribbon struct {
 	// Seed draws the two configurations with which the search starts.
 	Seed uint64
 	// Explored is what was evaluated under another load, before it changed; the search then starts from there (LeastCost only).
 	Explored []Evaluation
+	// Plain is the paper's search alone, without what this package adds to it: ribbonplain.go says
+	// what that leaves.
+	Plain bool
 	// Top is how many plans to return at most; 0 means DefaultTop.
 	Top int
 }
@@ -68,6 +71,7 @@ func (r Ribbon) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, err
 	if err != nil {
 		return nil, err
 	}
+	s.plain = r.Plain
 	if err := s.start(ctx, r); err != nil {
 		return nil, err
 	}
@@ -96,6 +100,7 @@ type ribbonSearch struct {
 	best  float64 // the price of the cheapest that meets the target, or the highest throughput
 	met   bool    // something meets the target, or serves anything
 	theta float64
+	plain bool // Ribbon.Plain
 	notes []string
 }
 
@@ -172,6 +177,10 @@ func (s *ribbonSearch) warm(ctx context.Context, explored []Evaluation) error {
 	}
 	s.learn(Evaluation{optimum.Configuration, now})
 	if now.Value >= s.p.target() || optimum.Value == 0 {
+		return nil
+	}
+	if s.plain {
+		s.estimate(explored, Evaluation{optimum.Configuration, Estimate{Value: optimum.Value}}, now)
 		return nil
 	}
 	for _, e := range explored {
@@ -283,10 +292,13 @@ func (s *ribbonSearch) nearness(share float64) float64 {
 	return -math.Log(missed + (1-target)/5)
 }
 
-// margin is how far below the target a configuration prunes: at least theta, and more where a configuration was seen to be that much better than one with
-// more instances.
+// margin is how far below the target a configuration prunes: at least theta, and, unless plain, more where a configuration was seen to be that much better
+// than one with more instances.
 func (s *ribbonSearch) margin() float64 {
 	margin := s.theta
+	if s.plain {
+		return margin
+	}
 	for _, fewer := range s.known {
 		for _, more := range s.known {
 			if fewer.Value > more.Value+margin && fewer.Configuration.Within(more.Configuration) {
@@ -323,6 +335,9 @@ func (s *ribbonSearch) candidates() (live, pruned []int) {
 
 // next is the configuration to evaluate next; false: it is time to stop.
 func (s *ribbonSearch) next() (int, bool) {
+	if s.plain {
+		return s.nextPlain()
+	}
 	live, pruned := s.candidates()
 	for len(live) == 0 && len(pruned) > 0 && !s.met && s.p.Objective == LeastCost && s.theta < thetaLimit {
 		s.theta *= 2
