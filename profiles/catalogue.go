@@ -1,8 +1,8 @@
 package profiles
 
 import (
-	"bytes"
 	_ "embed"
+	"encoding/csv"
 	"errors"
 	"fmt"
 	"io"
@@ -10,7 +10,9 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"unicode"
 
 	"go.yaml.in/yaml/v3"
@@ -48,16 +50,16 @@ var classes = []Class{GeneralPurpose, ComputeOptimized, MemoryOptimized, Acceler
 type Instance struct {
 	Type            InstanceType
 	PriceUSDPerHour float64 // > 0
-	VCPUs           int     // > 0
-	MemoryGiB       float64 // > 0
+	VCPUs           int     // 0: not known
+	MemoryGiB       float64 // 0: not known
 	Class           Class
 	GPU             string // its name; empty if it has none
 }
 
 // Provider returns the execution provider an instance of this type runs models
-// with: "cuda" where it has a GPU, else "cpu".
+// with: "cuda" where it has a GPU, but for AMD's, which have no CUDA; else "cpu".
 func (i Instance) Provider() string {
-	if i.GPU != "" {
+	if i.GPU != "" && !strings.HasPrefix(i.GPU, "AMD") {
 		return "cuda"
 	}
 	return "cpu"
@@ -69,25 +71,49 @@ type Catalogue struct {
 	byType map[InstanceType]Instance
 }
 
-//go:embed catalogue.yaml
-var catalogueYAML []byte
+// catalogueCSV is made by scripts/catalogue. It is no YAML, of which a thousand types take 50 ms of every
+// process to read; this takes 1 ms.
+//
+//go:embed catalogue.csv
+var catalogueCSV string
 
-// DefaultCatalogue returns the instance types of the papers, on-demand prices of
-// us-east-1.
-func DefaultCatalogue() *Catalogue {
-	c, err := (&Catalogue{}).Extend("catalogue.yaml", bytes.NewReader(catalogueYAML))
+// DefaultCatalogue returns the instance types of EC2's c, g, m, r and t families, with
+// on-demand prices of us-east-1, Linux; CATALOGUE-SOURCE says from where and when.
+func DefaultCatalogue() *Catalogue { return defaultCatalogue() }
+
+var defaultCatalogue = sync.OnceValue(func() *Catalogue {
+	rows, err := csv.NewReader(strings.NewReader(catalogueCSV)).ReadAll()
 	if err != nil {
 		panic(err) // embedded, and read by every test
 	}
+	c := &Catalogue{byType: make(map[InstanceType]Instance, len(rows))}
+	for _, row := range rows[1:] { // type, price_usd_per_hour, vcpus, memory_gib, class, gpu
+		i := Instance{Type: InstanceType(row[0]), Class: Class(row[4]), GPU: row[5]}
+		// What is empty is not known, and 0.
+		i.PriceUSDPerHour, _ = strconv.ParseFloat(row[1], 64)
+		i.VCPUs, _ = strconv.Atoi(row[2])
+		i.MemoryGiB, _ = strconv.ParseFloat(row[3], 64)
+		c.byType[i.Type] = i
+	}
 	return c
-}
+})
 
 // Lookup returns what is known of an instance type. The error of an unknown one lists
-// those there are.
+// those of its family, if there are any.
 func (c *Catalogue) Lookup(t InstanceType) (Instance, error) {
 	i, ok := c.byType[t]
 	if !ok {
-		return Instance{}, fmt.Errorf("unknown instance type %q; known are %s", t, joined(c.Types()))
+		family, _, _ := strings.Cut(string(t), ".")
+		known := slices.DeleteFunc(c.Types(), func(t InstanceType) bool {
+			f, _, _ := strings.Cut(string(t), ".")
+			return f != family
+		})
+		of := ""
+		if len(known) > 0 {
+			of = " of that family are known: " + joined(known) + ";"
+		}
+		return Instance{}, fmt.Errorf("instance type %q is not in the catalogue, so it has no price:%s "+
+			"say it in a file of your own, --catalogue FILE", t, of)
 	}
 	return i, nil
 }
@@ -105,14 +131,13 @@ func (c *Catalogue) ExtendFile(path string) (*Catalogue, error) {
 	return c.Extend(path, f)
 }
 
-// Extend returns the catalogue with the instance types read from r, YAML as in the
-// catalogue embedded in the program:
+// Extend returns the catalogue with the instance types read from r, YAML:
 //
 //	instance_types:
 //	  - type: g5.xlarge            # required
 //	    price_usd_per_hour: 1.006  # required, > 0
-//	    vcpus: 4                   # required, > 0
-//	    memory_gib: 16             # required, > 0
+//	    vcpus: 4                   # > 0; none: not known
+//	    memory_gib: 16             # > 0; none: not known
 //	    class: accelerated         # required: general-purpose, compute-optimized, memory-optimized, accelerated
 //	    gpu: NVIDIA A10G           # required for accelerated and only there
 //
@@ -153,11 +178,11 @@ func (c *Catalogue) Extend(name string, r io.Reader) (*Catalogue, error) {
 		if !positive(y.PriceUSDPerHour) {
 			fault("price_usd_per_hour is %v, want a number above 0", y.PriceUSDPerHour)
 		}
-		if y.VCPUs <= 0 {
-			fault("vcpus is %d, want at least 1", y.VCPUs)
+		if y.VCPUs != nil && *y.VCPUs <= 0 {
+			fault("vcpus is %d, want at least 1", *y.VCPUs)
 		}
-		if !positive(y.MemoryGiB) {
-			fault("memory_gib is %v, want a number above 0", y.MemoryGiB)
+		if y.MemoryGiB != nil && !positive(*y.MemoryGiB) {
+			fault("memory_gib is %v, want a number above 0", *y.MemoryGiB)
 		}
 		switch {
 		case !slices.Contains(classes, y.Class):
@@ -167,7 +192,7 @@ func (c *Catalogue) Extend(name string, r io.Reader) (*Catalogue, error) {
 		case y.Class != Accelerated && y.GPU != "":
 			fault("gpu is %q, so class must be accelerated, not %s", y.GPU, y.Class)
 		}
-		extended.byType[y.Type] = Instance{y.Type, y.PriceUSDPerHour, y.VCPUs, y.MemoryGiB, y.Class, y.GPU}
+		extended.byType[y.Type] = y.instance()
 	}
 	if err := errors.Join(faults...); err != nil {
 		return nil, fmt.Errorf("read instance types: %w", err)
@@ -178,10 +203,21 @@ func (c *Catalogue) Extend(name string, r io.Reader) (*Catalogue, error) {
 type instanceFields struct {
 	Type            InstanceType `yaml:"type"`
 	PriceUSDPerHour float64      `yaml:"price_usd_per_hour"`
-	VCPUs           int          `yaml:"vcpus"`
-	MemoryGiB       float64      `yaml:"memory_gib"`
+	VCPUs           *int         `yaml:"vcpus"`
+	MemoryGiB       *float64     `yaml:"memory_gib"`
 	Class           Class        `yaml:"class"`
 	GPU             string       `yaml:"gpu"`
+}
+
+func (y *instanceFields) instance() Instance {
+	i := Instance{Type: y.Type, PriceUSDPerHour: y.PriceUSDPerHour, Class: y.Class, GPU: y.GPU}
+	if y.VCPUs != nil {
+		i.VCPUs = *y.VCPUs
+	}
+	if y.MemoryGiB != nil {
+		i.MemoryGiB = *y.MemoryGiB
+	}
+	return i
 }
 
 // instanceYAML is an entry that knows its line.

@@ -41,11 +41,51 @@ func TestDefaultCatalogueHasThePricesOfThePapers(t *testing.T) {
 	}
 }
 
+// TestDefaultCatalogueHasCurrentTypes: tables of what RIBBON measured need no prices by hand, and what a
+// lane's provider and cores are read from is right.
+func TestDefaultCatalogueHasCurrentTypes(t *testing.T) {
+	catalogue := profiles.DefaultCatalogue()
+	for _, want := range []struct {
+		name     profiles.InstanceType
+		vcpus    int // 0: the data set does not say
+		provider string
+	}{
+		{"c5a.4xlarge", 16, "cpu"}, {"m5.2xlarge", 8, "cpu"}, {"t3.2xlarge", 8, "cpu"}, {"c5n.2xlarge", 8, "cpu"},
+		{"r5n.large", 2, "cpu"}, {"t3.xlarge", 4, "cpu"}, {"g4dn.xlarge", 4, "cuda"}, {"p3.2xlarge", 8, "cuda"},
+		{"g5g.xlarge", 4, "cuda"}, {"g4ad.xlarge", 4, "cpu"}, {"c8i.large", 0, "cpu"}, {"g6f.large", 0, "cuda"},
+	} {
+		got, err := catalogue.Lookup(want.name)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if got.VCPUs != want.vcpus || got.Provider() != want.provider || !(got.PriceUSDPerHour > 0) {
+			t.Errorf("got %+v with provider %s, want %+v", got, got.Provider(), want)
+		}
+	}
+	if n := len(catalogue.Types()); n < 1000 {
+		t.Errorf("%d types, want those of the c, g, m, r and t families", n)
+	}
+	for _, name := range catalogue.Types() {
+		got, err := catalogue.Lookup(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !(got.PriceUSDPerHour > 0) || got.VCPUs < 0 || (got.VCPUs == 0) != (got.MemoryGiB == 0) || (got.Class == profiles.Accelerated) != (got.GPU != "") {
+			t.Errorf("got %+v", got)
+		}
+		// A vCPU costs cents: a price that is out by ten shows.
+		if got.VCPUs > 0 && got.GPU == "" && (got.PriceUSDPerHour/float64(got.VCPUs) < 0.002 || got.PriceUSDPerHour/float64(got.VCPUs) > 0.2) {
+			t.Errorf("%s costs %v $/hr for %d vCPUs", name, got.PriceUSDPerHour, got.VCPUs)
+		}
+	}
+}
+
 func TestCatalogueExtend(t *testing.T) {
 	base := profiles.DefaultCatalogue()
 	extended, err := base.Extend("mine.yaml", strings.NewReader(`
 instance_types:
-  - type: g5.xlarge
+  - type: x5.xlarge
     price_usd_per_hour: 1.006
     vcpus: 4
     memory_gib: 16
@@ -59,12 +99,12 @@ instance_types:
 	if got, want := len(extended.Types()), len(base.Types())+1; got != want {
 		t.Errorf("%d types, want %d", got, want)
 	}
-	g5, err := extended.Lookup("g5.xlarge")
+	x5, err := extended.Lookup("x5.xlarge")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (profiles.Instance{Type: "g5.xlarge", PriceUSDPerHour: 1.006, VCPUs: 4, MemoryGiB: 16, Class: profiles.Accelerated, GPU: "NVIDIA A10G"}); g5 != want || g5.Provider() != "cuda" {
-		t.Errorf("got %+v, want %+v", g5, want)
+	if want := (profiles.Instance{Type: "x5.xlarge", PriceUSDPerHour: 1.006, VCPUs: 4, MemoryGiB: 16, Class: profiles.Accelerated, GPU: "NVIDIA A10G"}); x5 != want || x5.Provider() != "cuda" {
+		t.Errorf("got %+v, want %+v", x5, want)
 	}
 	if r5n, _ := extended.Lookup("r5n.large"); r5n.PriceUSDPerHour != 0.05 || r5n.Provider() != "cpu" {
 		t.Errorf("override gave %+v", r5n)
@@ -72,8 +112,13 @@ instance_types:
 	if r5n, _ := base.Lookup("r5n.large"); r5n.PriceUSDPerHour != 0.149 {
 		t.Errorf("the catalogue extended was changed: %+v", r5n)
 	}
-	if _, err := base.Lookup("g5.xlarge"); err == nil || !strings.Contains(err.Error(), `"g5.xlarge"`) || !strings.Contains(err.Error(), "c4.2xlarge, c5.2xlarge") {
-		t.Errorf("unknown type: %v", err)
+	for of, want := range map[profiles.InstanceType]string{
+		"x5.xlarge":  `instance type "x5.xlarge" is not in the catalogue, so it has no price: say it in a file`,
+		"c5a.3large": `no price: of that family are known: c5a.12xlarge, c5a.16xlarge`,
+	} {
+		if _, err := base.Lookup(of); err == nil || !strings.Contains(err.Error(), want) || len(err.Error()) > 300 {
+			t.Errorf("unknown type: %v, want %s", err, want)
+		}
 	}
 }
 
@@ -84,6 +129,13 @@ func TestCatalogueExtendErrors(t *testing.T) {
 	}
 	if _, err := profiles.DefaultCatalogue().Extend("f", strings.NewReader(entry("", ""))); err != nil {
 		t.Fatal(err)
+	}
+	bare, err := profiles.DefaultCatalogue().Extend("f", strings.NewReader(entry(" vcpus: 2, memory_gib: 8,", "")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := bare.Lookup("x.large"); err != nil || got.VCPUs != 0 || got.MemoryGiB != 0 {
+		t.Errorf("without vCPUs and memory: %+v, %v", got, err)
 	}
 	for _, c := range []struct{ in, want string }{
 		{"", "mine.yaml: empty"},
@@ -141,7 +193,7 @@ func FuzzCatalogueExtend(f *testing.F) {
 			return
 		}
 		for _, name := range c.Types() {
-			if i, err := c.Lookup(name); err != nil || !(i.PriceUSDPerHour > 0) || i.VCPUs <= 0 {
+			if i, err := c.Lookup(name); err != nil || !(i.PriceUSDPerHour > 0) || i.VCPUs < 0 || i.MemoryGiB < 0 {
 				t.Errorf("accepted %+v (%v)", i, err)
 			}
 		}

@@ -277,6 +277,9 @@ func (o *planOptions) openTable(cmd *cobra.Command, path string) (*planning, err
 		p.Types[i].Max = min(p.Types[i].Max, limits[i]) // the table knows no more
 	}
 	opened := &planning{Problem: p, evaluator: table, described: "looked up", source: path}
+	for _, t := range table.Priced() {
+		opened.source += fmt.Sprintf(", where %s costs what it does there, for the catalogue does not have it", t)
+	}
 	if o.planner == twinPlanner {
 		if err := o.openTableTwin(opened); err != nil {
 			return nil, err

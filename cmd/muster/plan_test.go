@@ -181,6 +181,11 @@ func TestPlanTable(t *testing.T) {
 			t.Errorf("%s is %v", key, r[key])
 		}
 	}
+	own := writeFiles(t, map[string]string{"own.json": `{"1, 0": [0.62, 99.5], "0, 1": [0.15, 3], "1, 1": [0.77, 99.9]}`})
+	priced, _, err := execute(t, "plan", "--evaluator", "table:"+own+"/own.json", "--types", "c5a.4xlarge,x9.large")
+	if err != nil || !strings.Contains(priced, "0.616  99.50 % within QoS") || !strings.Contains(priced, "x9.large costs what it does there") {
+		t.Errorf("c5a.4xlarge has the catalogue's price, x9.large the table's: %v, %s", err, priced)
+	}
 	plain, _, err := execute(t, "plan", "--evaluator", "table:published", "--model", "mtwnd", "--seed", "7", "--plain")
 	if err != nil || !strings.Contains(plain, "planner ribbon, plain as its paper has it: ") || !strings.Contains(plain, "1   2.253  99.24 % within QoS") {
 		t.Errorf("plain: %v, %s", err, plain)

@@ -19,6 +19,15 @@ type Table struct {
 	name   string
 	types  []Type // with the most instances of each that the table has
 	shares map[string]float64
+	// priced is by how much a price taken from the table may be off, in $/hr; 0: it is the catalogue's.
+	priced []float64
+}
+
+// A tableRow is a row as it stands in the file.
+type tableRow struct {
+	name  string
+	c     Configuration
+	price float64 // $/hr
 }
 
 const (
@@ -33,53 +42,100 @@ const (
 //
 //	{"4, 0, 1": [2.25, 99.24], ...}
 //
-// Prices are rounded there, so those of the catalogue are taken. Every configuration up to the largest count of each type
+// Prices are rounded there, so those of the catalogue are taken; that of a type which the catalogue does not have is the
+// table's, from the row of most instances of that type alone. Every configuration up to the largest count of each type
 // must be there, but for that of no instance. Errors call the file name, and name the row, what was found and what to do.
 func ReadTable(name string, r io.Reader, types []profiles.InstanceType, catalogue *profiles.Catalogue) (*Table, error) {
 	t := &Table{name: name, shares: map[string]float64{}}
 	for _, instanceType := range types {
-		i, err := catalogue.Lookup(instanceType)
-		if err != nil {
-			return nil, fmt.Errorf("table %s: %w", name, err)
-		}
+		i, _ := catalogue.Lookup(instanceType)
 		t.types = append(t.types, Type{Name: instanceType, Price: i.PriceUSDPerHour})
 	}
+	t.priced = make([]float64, len(types))
 	if len(types) == 0 {
 		return nil, fmt.Errorf("table %s: name the instance types, in the order of the table's counts", name)
 	}
-	if err := t.read(json.NewDecoder(r)); err != nil {
+	rows, err := t.read(json.NewDecoder(r))
+	if err == nil {
+		err = t.price(rows)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("table %s: %w", name, err)
 	}
 	return t, t.complete()
 }
 
+// Priced are the types whose prices are the table's, because the catalogue has none.
+func (t *Table) Priced() (types []profiles.InstanceType) {
+	for i, off := range t.priced {
+		if off > 0 {
+			types = append(types, t.types[i].Name)
+		}
+	}
+	return types
+}
+
+// price takes from the table the prices that the catalogue lacks, and holds all rows against the prices.
+func (t *Table) price(rows []tableRow) error {
+	for i := range t.types {
+		if t.types[i].Price > 0 {
+			continue
+		}
+		most := 0
+		for _, row := range rows {
+			if n := row.c[i]; n > most && n == row.c.Count() {
+				most, t.types[i].Price = n, row.price/float64(n)
+			}
+		}
+		if !(t.types[i].Price > 0) {
+			return fmt.Errorf("no price of %s is known: the catalogue has none, and the table no row of %s alone with a price above 0: "+
+				"say it in a file of your own, --catalogue FILE", t.types[i].Name, t.types[i].Name)
+		}
+		t.priced[i] = centsRounded / float64(most)
+	}
+	for _, row := range rows {
+		price, off := 0.0, centsRounded
+		for i, n := range row.c {
+			price += float64(n) * t.types[i].Price
+			off += float64(n) * t.priced[i]
+		}
+		if math.Abs(row.price-price) > off {
+			return fmt.Errorf("row %q: found a price of %v $/hr, by the catalogue it is %.4g: name the types in the table's order, or correct the catalogue's prices",
+				row.name, row.price, price)
+		}
+	}
+	return nil
+}
+
 // read takes in the rows one by one: an unmarshalled map would hide rows that stand twice.
-func (t *Table) read(d *json.Decoder) error {
+func (t *Table) read(d *json.Decoder) (rows []tableRow, err error) {
 	const form = `want {"4, 0, 1": [2.25, 99.24], ...}: counts, price in $/hr, percent within QoS`
 	if token, err := d.Token(); err != nil || token != json.Delim('{') {
-		return fmt.Errorf("found %v at byte %d (%w): %s", token, d.InputOffset(), orNone(err), form)
+		return nil, fmt.Errorf("found %v at byte %d (%w): %s", token, d.InputOffset(), orNone(err), form)
 	}
 	for d.More() {
 		token, err := d.Token()
 		if err != nil {
-			return fmt.Errorf("byte %d: %w: %s", d.InputOffset(), err, form)
+			return nil, fmt.Errorf("byte %d: %w: %s", d.InputOffset(), err, form)
 		}
 		row, _ := token.(string)
 		var values []float64
 		if err := d.Decode(&values); err != nil {
-			return fmt.Errorf("row %q: %w: %s", row, err, form)
+			return nil, fmt.Errorf("row %q: %w: %s", row, err, form)
 		}
-		if err := t.add(row, values); err != nil {
-			return err
+		c, err := t.add(row, values)
+		if err != nil {
+			return nil, err
 		}
+		rows = append(rows, tableRow{row, c, values[0]})
 	}
 	if _, err := d.Token(); err != nil {
-		return fmt.Errorf("byte %d: %w: the file ends too early", d.InputOffset(), err)
+		return nil, fmt.Errorf("byte %d: %w: the file ends too early", d.InputOffset(), err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("byte %d: more after the table's end: remove it", d.InputOffset())
+		return nil, fmt.Errorf("byte %d: more after the table's end: remove it", d.InputOffset())
 	}
-	return nil
+	return rows, nil
 }
 
 var errNone = errors.New("no opening brace")
@@ -91,34 +147,29 @@ func orNone(err error) error {
 	return err
 }
 
-func (t *Table) add(row string, values []float64) error {
+// add takes in a row but for its price.
+func (t *Table) add(row string, values []float64) (Configuration, error) {
 	counts := strings.Split(row, ",")
 	if len(counts) != len(t.types) {
-		return fmt.Errorf("row %q has %d counts for %d instance types: name as many types as the table has", row, len(counts), len(t.types))
+		return nil, fmt.Errorf("row %q has %d counts for %d instance types: name as many types as the table has", row, len(counts), len(t.types))
 	}
 	c := make(Configuration, len(counts))
-	price := 0.0
 	for i, s := range counts {
 		n, err := strconv.Atoi(strings.TrimSpace(s))
 		if err != nil || n < 0 || n > largestCount {
-			return fmt.Errorf("row %q: found count %q, want an integer in 0..%d", row, strings.TrimSpace(s), largestCount)
+			return nil, fmt.Errorf("row %q: found count %q, want an integer in 0..%d", row, strings.TrimSpace(s), largestCount)
 		}
 		c[i] = n
-		price += float64(n) * t.types[i].Price
 	}
 	if len(values) != 2 {
-		return fmt.Errorf("row %q has %d values, want two: price in $/hr and percent within QoS", row, len(values))
+		return nil, fmt.Errorf("row %q has %d values, want two: price in $/hr and percent within QoS", row, len(values))
 	}
 	if percent := values[1]; !(percent >= 0 && percent <= 100) {
-		return fmt.Errorf("row %q: found %v %% within QoS, want 0..100", row, percent)
-	}
-	if math.Abs(values[0]-price) > centsRounded {
-		return fmt.Errorf("row %q: found a price of %v $/hr, by the catalogue it is %.4g: name the types in the table's order, or correct the catalogue's prices",
-			row, values[0], price)
+		return nil, fmt.Errorf("row %q: found %v %% within QoS, want 0..100", row, percent)
 	}
 	key, share := c.String(), values[1]/100
 	if before, twice := t.shares[key]; twice && before != share {
-		return fmt.Errorf("row %q contradicts one before it: found %v %% after %v %%: remove one", row, values[1], 100*before)
+		return nil, fmt.Errorf("row %q contradicts one before it: found %v %% after %v %%: remove one", row, values[1], 100*before)
 	}
 	t.shares[key] = share
 	if c.Count() > 0 {
@@ -126,7 +177,7 @@ func (t *Table) add(row string, values []float64) error {
 			t.types[i].Max = max(t.types[i].Max, n)
 		}
 	}
-	return nil
+	return c, nil
 }
 
 // complete names rows that are missing.

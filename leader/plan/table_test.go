@@ -2,6 +2,7 @@ package plan
 
 import (
 	"bytes"
+	"math"
 	"strings"
 	"testing"
 
@@ -93,8 +94,9 @@ func TestReadTable(t *testing.T) {
 	if err := read(smallTable, "r5n.large", "g4dn.xlarge"); err == nil || !strings.Contains(err.Error(), "in the table's order") {
 		t.Errorf("types in another order: %v", err)
 	}
-	if err := read(smallTable, "g4dn.xlarge", "r6.large"); err == nil || !strings.Contains(err.Error(), `"r6.large"`) {
-		t.Errorf("unknown type: %v", err)
+	if err := read(`{"0, 1": [0.15, 3], "1, 1": [0.68, 99.5]}`, "x9.large", "r5n.large"); err == nil ||
+		!strings.Contains(err.Error(), "no price of x9.large is known: the catalogue has none, and the table no row of x9.large alone") {
+		t.Errorf("no price anywhere: %v", err)
 	}
 	if err := read(`{"1000, 1000, 1000": [1015, 1]}`, "g4dn.xlarge", "r5n.large", "c5.2xlarge"); err == nil || !strings.Contains(err.Error(), "are more than") {
 		t.Errorf("too many rows: %v", err)
@@ -104,13 +106,37 @@ func TestReadTable(t *testing.T) {
 	}
 }
 
+// TestReadTablePrices: the price of a type that the catalogue lacks is the table's, as exactly as its
+// cents allow, and what contradicts it is found.
+func TestReadTablePrices(t *testing.T) {
+	const rows = `{"1, 0": [0.53, 50], "0, 1": [0.13, 3], "1, 1": [0.65, 99.5], "0, 2": [0.26, 5], "1, 2": [0.78, 99.9],
+		"0, 3": [0.38, 6], "1, 3": [0.90, 99.9], "0, 4": [0.51, 7], "1, 4": [1.03, 99.9]}`
+	read := func(s string) (*Table, error) {
+		return ReadTable("T", strings.NewReader(s), []profiles.InstanceType{"g4dn.xlarge", "x9.large"}, profiles.DefaultCatalogue())
+	}
+	table, err := read(rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := table.Problem(0.99)
+	if p.Types[0].Price != 0.526 || math.Abs(p.Types[1].Price-0.1275) > 1e-9 || p.Validate() != nil {
+		t.Errorf("prices %+v, want the catalogue's 0.526 and a fourth of the table's 0.51", p.Types)
+	}
+	if got := table.Priced(); len(got) != 1 || got[0] != "x9.large" {
+		t.Errorf("priced by the table: %v, want x9.large", got)
+	}
+	if _, err := read(strings.Replace(rows, "0.78", "0.98", 1)); err == nil || !strings.Contains(err.Error(), `row "1, 2": found a price of 0.98`) {
+		t.Errorf("a row of another price: %v", err)
+	}
+}
+
 // FuzzReadTable checks that what is read can be planned on, whatever it was.
 func FuzzReadTable(f *testing.F) {
 	f.Add([]byte(smallTable))
 	f.Add([]byte(`{"1, 0": [0.53, 50`))
 	f.Add([]byte(`{"2,2": [1.35, 1e2], "": null}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		table, err := ReadTable("fuzz", bytes.NewReader(data), []profiles.InstanceType{"g4dn.xlarge", "r5n.large"}, profiles.DefaultCatalogue())
+		table, err := ReadTable("fuzz", bytes.NewReader(data), []profiles.InstanceType{"g4dn.xlarge", "x9.large"}, profiles.DefaultCatalogue())
 		if err != nil {
 			return
 		}

@@ -53,7 +53,7 @@ func TestRunErrors(t *testing.T) {
 	const header = "model,instance_type,batch_size,sample_ms\n"
 	for _, c := range []struct{ in, want string }{
 		{header + "bert,t3.xlarge,10,1\n", "fit bert: its QoS target is not known"},
-		{header + "ncf,z9.huge,10,1\n", "unknown instance type"},
+		{header + "ncf,z9.huge,10,1\n", "\"z9.huge\" is not in the catalogue"},
 		{header + "ncf,t3.xlarge,10,x\n", "line 2, column sample_ms"},
 	} {
 		in := filepath.Join(dir, "in.csv")
