@@ -52,8 +52,13 @@ func RIBBONTable(model string) (cfg FCFSConfig, types []string, err error) {
 	return cfg, nil, fmt.Errorf("no table of model %q was published, but of mtwnd and dien", model)
 }
 
+// Samples have what was measured of models; [profiles.Samples] are some.
+type Samples interface {
+	Series(model string, t profiles.InstanceType) (*profiles.Series, error)
+}
+
 // NewFCFS reads the latencies of a model on types from samples, times scale[i] on the i-th type; nil: as they are.
-func NewFCFS(cfg FCFSConfig, samples *profiles.Samples, model string, types []string, scale []float64) (*FCFS, error) {
+func NewFCFS(cfg FCFSConfig, samples Samples, model string, types []string, scale []float64) (*FCFS, error) {
 	if cfg.MeanGap <= 0 || cfg.Target <= 0 || cfg.Queries < 1 || cfg.Seeds < 1 {
 		return nil, fmt.Errorf("mean gap %v, QoS target %v, %d queries, %d seeds: want all above 0", cfg.MeanGap, cfg.Target, cfg.Queries, cfg.Seeds)
 	}

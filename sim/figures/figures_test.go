@@ -5,6 +5,7 @@ import (
 	"encoding/csv"
 	"image/png"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -14,7 +15,8 @@ func TestReproduce(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
-	names := []string{"kairos-fig1", "kairos-fig2", "kairos-fig3", "kairos-fig5", "kairos-fig12", "kairos-fig14", "ribbon-fig9", "ribbon-fig14"}
+	names := []string{"kairos-fig1", "kairos-fig2", "kairos-fig3", "kairos-fig5", "kairos-fig12", "kairos-fig14",
+		"ribbon-fig4", "ribbon-fig8", "ribbon-fig9", "ribbon-fig11", "ribbon-fig12", "ribbon-fig14", "ribbon-fig15"}
 	if os.Getenv("MUSTER_SLOW_TESTS") != "" {
 		names = Names()
 	}
@@ -55,5 +57,49 @@ func TestFig5(t *testing.T) {
 	}
 	if !strings.HasPrefix(f.Text[0], "Reproduces: of four queries KAIROS serves 4 within the QoS target, first come first served 3") {
 		t.Errorf("%s", f.Text[0])
+	}
+}
+
+// TestRibbonFigures: of what is read from the published tables alone, the numbers are known.
+func TestRibbonFigures(t *testing.T) {
+	for name, want := range map[string][]string{
+		"ribbon-fig9":  {"mtwnd,(5,0,0),2.6300,(4,0,1),2.2530,14.3346", "dien,(6,0,0),3.1560,(5,1,0),2.7790,11.9455"},
+		"ribbon-fig15": {"99.0000,mtwnd,(5,0,0),2.6300,(4,0,1),2.2530,14.3346", "98.0000,mtwnd,(5,0,0),2.6300,(3,0,3),2.0250,23.0038", "98.0000,dien,(6,0,0),3.1560,(4,3,0),2.5510,19.1698"},
+	} {
+		f, err := Reproduce(t.Context(), name, Options{Seeds: 1, Queries: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var rows []string
+		for _, row := range f.Rows {
+			rows = append(rows, strings.Join(row, ","))
+		}
+		for _, row := range want {
+			if !slices.Contains(rows, row) {
+				t.Errorf("%s: no row %s in %q", name, row, rows)
+			}
+		}
+		if !strings.HasPrefix(f.Text[0], "Reproduces: ") {
+			t.Errorf("%s: %s", name, f.Text[0])
+		}
+	}
+	// In two dimensions every search comes to the star, and the paper's search and ours are held apart.
+	f, err := Reproduce(t.Context(), "ribbon-fig12", Options{Seeds: 1, Queries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reached := map[string]int{}
+	for _, row := range f.Rows[1:] {
+		if row[len(row)-1] == "true" {
+			reached[row[0]]++
+			if row[3] != "4" || row[4] != "1" {
+				t.Errorf("the optimum is (%s, %s), want (4, 1)", row[3], row[4])
+			}
+		}
+	}
+	for _, method := range []string{"ribbon, plain", "hill-climb", "random", "rsm", "ribbon (ours)"} {
+		if reached[method] != searchesPerSeed {
+			t.Errorf("%s came to the optimum in %d of %d searches", method, reached[method], searchesPerSeed)
+		}
 	}
 }

@@ -57,16 +57,30 @@ func (l *lab) ribbonTables(ctx context.Context) ([]*ribbonTable, error) {
 			return nil, err
 		}
 		t.Problem = t.Table.Problem(plan.DefaultTarget)
-		t.optimum, err = cheapest(ctx, t.Problem, t.Table, func(plan.Configuration) bool { return true })
-		if err == nil {
-			t.homogeneous, err = cheapest(ctx, t.Problem, t.Table, func(c plan.Configuration) bool { return c[0] == c.Count() })
-		}
-		if err != nil {
+		if t.optimum, t.homogeneous, err = t.optima(ctx, t.Problem); err != nil {
 			return nil, err
 		}
 		all = append(all, t)
 	}
 	return all, nil
+}
+
+// optima are the cheapest configuration that meets the problem's target, and that of base instances alone.
+func (t *ribbonTable) optima(ctx context.Context, p *plan.Problem) (optimum, homogeneous plan.Configuration, err error) {
+	if optimum, err = cheapest(ctx, p, t.Table, func(plan.Configuration) bool { return true }); err != nil {
+		return nil, nil, err
+	}
+	homogeneous, err = cheapest(ctx, p, t.Table, func(c plan.Configuration) bool { return c[0] == c.Count() })
+	return optimum, homogeneous, err
+}
+
+// fromTables says where the numbers come from, and how often searches, if there are any, are repeated.
+func (l *lab) fromTables(searches int) string {
+	s := fmt.Sprintf("From the tables of MT-WND and DIEN beside %s and the latencies in it", l.source)
+	if searches > 0 {
+		s += fmt.Sprintf("; searches are repeated with %d seeds", searches)
+	}
+	return s + "."
 }
 
 // cheapest evaluates by rising price until a configuration meets the target.
@@ -119,11 +133,23 @@ func rival(name string) searchMethod {
 // twinSeeds is how many runs the twin's predictions are the mean of.
 const twinSeeds = 4
 
-// searchMethods are those of the paper, and our twin.
+// The order of searchMethods.
+const (
+	paperRivals = 4 // the paper's own search and its rivals come first
+	oursAt      = 4
+	twinAt      = 5
+	fromTable   = 5 // those before it need nothing but a table
+)
+
+// searchMethods are those of the paper, its own search as published first, and ours: RIBBON's with our
+// additions, and the twin.
 func searchMethods() []searchMethod {
 	return []searchMethod{
-		{"ribbon", func(_ *ribbonTable, seed uint64) (plan.Planner, error) { return plan.Ribbon{Seed: seed}, nil }},
+		{"ribbon, plain", func(_ *ribbonTable, seed uint64) (plan.Planner, error) {
+			return plan.Ribbon{Seed: seed, Plain: true}, nil
+		}},
 		rival("hill-climb"), rival("random"), rival("rsm"),
+		{"ribbon (ours)", func(_ *ribbonTable, seed uint64) (plan.Planner, error) { return plan.Ribbon{Seed: seed}, nil }},
 		{"twin (ours)", func(t *ribbonTable, seed uint64) (plan.Planner, error) {
 			load := t.load
 			load.Seeds = twinSeeds
@@ -180,7 +206,8 @@ func ribbonFig9(ctx context.Context, l *lab) (*Figure, error) {
 	f.draw = c.draw
 	lo, m := least(c.series[0].values, ribbonModels)
 	hi, _ := most(c.series[0].values, ribbonModels)
-	f.Text = append(f.Text, fmt.Sprintf("%s: a mixed pool costs 9 to 16 %% less than the cheapest of base instances alone (here %.1f %% on %s to %.1f %%).", verdict(lo >= 9 && hi <= 16), lo, m, hi))
+	f.Text = append(f.Text, fmt.Sprintf("%s: a mixed pool costs 9 to 16 %% less than the cheapest of base instances alone (here %.1f %% on %s to %.1f %%).", verdict(lo >= 9 && hi <= 16), lo, m, hi),
+		l.fromTables(0))
 	return f, nil
 }
 
@@ -220,18 +247,20 @@ func ribbonFig10(ctx context.Context, l *lab) (*Figure, error) {
 	}
 	f.draw = c.draw
 	fewest := math.Inf(1)
-	for i := 1; i < 4; i++ {
+	for i := 1; i < paperRivals; i++ {
 		for k := range tables {
 			fewest = min(fewest, toOptimum[i][k]/toOptimum[0][k])
 		}
 	}
 	ribbon, _ := most(toOptimum[0], ribbonModels)
-	twin, _ := most(toOptimum[4], ribbonModels)
+	twin, _ := most(toOptimum[twinAt], ribbonModels)
 	f.Text = append(f.Text,
 		fmt.Sprintf("%s: RIBBON finds the largest saving after about 20 evaluations (%.1f and %.1f in the mean).", verdict(ribbon <= 25), toOptimum[0][0], toOptimum[0][1]),
 		fmt.Sprintf("%s: the others need more than twice as many on both models (at least %.1f x; hill climbing %.0f and %.0f, random %.0f and %.0f, response surface %.0f and %.0f).",
 			verdict(fewest > 2), fewest, toOptimum[1][0], toOptimum[1][1], toOptimum[2][0], toOptimum[2][1], toOptimum[3][0], toOptimum[3][1]),
-		fmt.Sprintf("Not in the paper: our twin, which has the samples, needs at most %.0f.", twin))
+		fmt.Sprintf("Not in the paper: RIBBON's search with our additions needs %.1f and %.1f; our twin, which has the samples, at most %.0f.",
+			toOptimum[oursAt][0], toOptimum[oursAt][1], twin),
+		l.fromTables(searchesPerSeed*l.Seeds))
 	return f, nil
 }
 
@@ -272,6 +301,7 @@ func (l *lab) byTrials(ctx context.Context, title, yLabel, column string, of fun
 		values = append(values, s.values)
 	}
 	f.draw = c.draw
+	f.Text = []string{l.fromTables(searchesPerSeed * l.Seeds)}
 	return f, values, nil
 }
 
@@ -283,10 +313,12 @@ func ribbonFig13(ctx context.Context, l *lab) (*Figure, error) {
 		return nil, err
 	}
 	hi, m := most(v[0], ribbonModels)
-	f.Text = append(f.Text,
+	f.Text = append([]string{
 		fmt.Sprintf("%s: RIBBON explores for less than 3 %% of what evaluating every configuration costs (at most %.1f %%, on %s).", verdict(hi < 3), hi, m),
 		fmt.Sprintf("%s: the others pay 10 to 20 %% (hill climbing %.1f and %.1f %%, random %.1f and %.1f %%, response surface %.1f and %.1f %%).",
-			verdict(min(v[1][0], v[1][1], v[2][0], v[2][1], v[3][0], v[3][1]) >= 10), v[1][0], v[1][1], v[2][0], v[2][1], v[3][0], v[3][1]))
+			verdict(min(v[1][0], v[1][1], v[2][0], v[2][1], v[3][0], v[3][1]) >= 10), v[1][0], v[1][1], v[2][0], v[2][1], v[3][0], v[3][1]),
+		fmt.Sprintf("Not in the paper: with our additions %.1f and %.1f %%.", v[oursAt][0], v[oursAt][1]),
+	}, f.Text...)
 	return f, nil
 }
 
@@ -298,18 +330,25 @@ func ribbonFig14(ctx context.Context, l *lab) (*Figure, error) {
 		return nil, err
 	}
 	fewest := true
-	for i := 1; i < 4; i++ {
+	for i := 1; i < paperRivals; i++ {
 		for k := range ribbonModels {
 			fewest = fewest && v[0][k] < v[i][k]
 		}
 	}
-	f.Text = append(f.Text, fmt.Sprintf("%s: of the paper's methods RIBBON evaluates the fewest configurations that violate QoS on both models (%.1f and %.1f; hill climbing %.1f and %.1f, random %.1f and %.1f, response surface %.1f and %.1f).",
-		verdict(fewest), v[0][0], v[0][1], v[1][0], v[1][1], v[2][0], v[2][1], v[3][0], v[3][1]))
+	f.Text = append([]string{fmt.Sprintf("%s: of the paper's methods RIBBON evaluates the fewest configurations that violate QoS on both models (%.1f and %.1f; hill climbing %.1f and %.1f, random %.1f and %.1f, response surface %.1f and %.1f).",
+		verdict(fewest), v[0][0], v[0][1], v[1][0], v[1][1], v[2][0], v[2][1], v[3][0], v[3][1]),
+		fmt.Sprintf("Not in the paper: with our additions %.1f and %.1f.", v[oursAt][0], v[oursAt][1])}, f.Text...)
 	return f, nil
 }
 
 // heavier is by how much the load rises in Fig. 16.
 const heavier = 1.5
+
+// A risenLoad is what a search needed on one model after the load had risen, summed over its runs.
+type risenLoad struct {
+	before, warm, cold int // evaluations to the optimum: of the old load, and of the new from what was explored or afresh
+	missed             int // warm searches that ended without the optimum
+}
 
 // ribbonFig16: the search after the load has risen.
 func ribbonFig16(ctx context.Context, l *lab) (*Figure, error) {
@@ -317,10 +356,11 @@ func ribbonFig16(ctx context.Context, l *lab) (*Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Figure{Rows: [][]string{{"model", "run", "start", "evaluation", "configuration", "price_to_optimum_before", "missed_qos_percent", "is_optimum"}}}
-	c := lineChart{title: "After the load has risen by half: the first search of each model (RIBBON Fig. 16)", xLabel: "evaluations since the load rose", yLabel: "price / optimum before; missed QoS, %"}
-	var share, price []float64 // by model: evaluations to the optimum over those before, and what it costs over what it did
-	var cold []float64
+	f := &Figure{Rows: [][]string{{"model", "search", "run", "start", "evaluation", "configuration", "price_to_optimum_before", "missed_qos_percent", "is_optimum"}}}
+	c := lineChart{title: "After the load has risen by half: the first plain search of each model (RIBBON Fig. 16)", xLabel: "evaluations since the load rose", yLabel: "price / optimum before; missed QoS, %"}
+	runs := max(1, searchesPerSeed*l.Seeds/3)
+	var price []float64        // by model: what the new optimum costs over what the old one did
+	needed := [2][]risenLoad{} // plain and ours, by model
 	for _, t := range tables {
 		load := t.load
 		load.MeanGap = time.Duration(math.Round(float64(load.MeanGap) / heavier))
@@ -338,55 +378,75 @@ func ribbonFig16(ctx context.Context, l *lab) (*Figure, error) {
 		if err != nil {
 			return nil, err
 		}
-		var before, after, afresh int
-		runs := max(1, searchesPerSeed*l.Seeds/3)
-		for run := range runs {
-			l.progress("%s: %d of %d searches", t.model, run, runs)
-			old, err := plan.Ribbon{Seed: uint64(run)}.Plan(ctx, t.Problem, t.Table)
-			if err != nil {
-				return nil, err
-			}
-			n, _ := t.until([]*plan.Result{old}, t.saving(t.optimum))
-			before += int(n)
-			for _, start := range []struct {
-				name     string
-				explored []plan.Evaluation
-				to       *int
-			}{{"warm", old.Evaluations, &after}, {"cold", nil, &afresh}} {
-				r, err := plan.Ribbon{Seed: uint64(run), Explored: start.explored}.Plan(ctx, &p, e)
+		price = append(price, p.Price(optimum)/t.Price(t.optimum))
+		known := plan.NewLog(e) // nothing is simulated twice
+		for i, name := range []string{"ribbon, plain", "ribbon (ours)"} {
+			var sum risenLoad
+			for run := range runs {
+				l.progress("%s, %s: %d of %d searches", t.model, name, run, runs)
+				search := plan.Ribbon{Seed: uint64(run), Plain: i == 0}
+				old, err := search.Plan(ctx, t.Problem, t.Table)
 				if err != nil {
 					return nil, err
 				}
-				found := len(r.Evaluations)
-				for i, one := range r.Evaluations {
-					best := one.Value >= p.Target && p.Price(one.Configuration) <= p.Price(optimum)+1e-9
-					if best {
-						found = min(found, i+1)
+				n, _ := t.until([]*plan.Result{old}, t.saving(t.optimum))
+				sum.before += int(n)
+				for _, start := range []string{"warm", "cold"} {
+					if search.Explored = nil; start == "warm" {
+						search.Explored = old.Evaluations
 					}
-					f.Rows = append(f.Rows, []string{t.model, strconv.Itoa(run), start.name, strconv.Itoa(i + 1), one.Configuration.String(),
-						number(p.Price(one.Configuration) / t.Price(t.optimum)), number(100 * (1 - one.Value)), strconv.FormatBool(best)})
-				}
-				*start.to += found
-				if run == 0 && start.name == "warm" {
-					cost, missed := series{name: t.model + ": price"}, series{name: t.model + ": missed QoS, at most 5 % shown"}
-					for _, one := range r.Evaluations {
-						cost.values = append(cost.values, p.Price(one.Configuration)/t.Price(t.optimum))
-						missed.values = append(missed.values, min(5, 100*(1-one.Value)))
+					r, err := search.Plan(ctx, &p, known)
+					if err != nil {
+						return nil, err
 					}
-					c.series = append(c.series, cost, missed)
+					found := len(r.Evaluations) + 1
+					for k, one := range r.Evaluations {
+						best := one.Value >= p.Target && p.Price(one.Configuration) <= p.Price(optimum)+1e-9
+						if best {
+							found = min(found, k+1)
+						}
+						f.Rows = append(f.Rows, []string{t.model, name, strconv.Itoa(run), start, strconv.Itoa(k + 1), one.Configuration.String(),
+							number(p.Price(one.Configuration) / t.Price(t.optimum)), number(100 * (1 - one.Value)), strconv.FormatBool(best)})
+					}
+					switch {
+					case start == "cold":
+						sum.cold += min(found, len(r.Evaluations))
+						continue
+					case found > len(r.Evaluations):
+						sum.missed++
+					}
+					sum.warm += min(found, len(r.Evaluations))
+					if run == 0 && i == 0 {
+						c.series = append(c.series, t.risen(&p, r)...)
+					}
 				}
 			}
+			needed[i] = append(needed[i], sum)
 		}
-		share = append(share, float64(after)/float64(before))
-		cold = append(cold, float64(after)/float64(afresh))
-		price = append(price, p.Price(optimum)/t.Price(t.optimum))
 	}
 	f.draw = c.draw
-	hi, m := most(share, ribbonModels)
+	share := func(n risenLoad) float64 { return float64(n.warm) / float64(n.before) }
+	helps := func(n risenLoad) float64 { return float64(n.warm) / float64(n.cold) }
+	plain, ours := needed[0], needed[1]
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: after the load has risen by half the new optimum comes in less than 60 %% of the evaluations that the one before took (%.0f %% and %.0f %%; most on %s).", verdict(hi < 0.6), 100*share[0], 100*share[1], m),
-		fmt.Sprintf("%s: what was explored before helps: it takes %.0f %% and %.0f %% of the evaluations of a search that starts afresh.", verdict(max(cold[0], cold[1]) < 1), 100*cold[0], 100*cold[1]),
+		fmt.Sprintf("%s: after the load has risen by half the new optimum comes in less than 60 %% of the evaluations that the one before took (%.0f %% on mtwnd and %.0f %% on dien).",
+			verdict(max(share(plain[0]), share(plain[1])) < 0.6 && plain[0].missed+plain[1].missed == 0), 100*share(plain[0]), 100*share(plain[1])),
+		fmt.Sprintf("The paper's estimates prune what did no better than the optimum before, also what may still do: %d and %d of %d searches end without the optimum, and count as what they evaluated.", plain[0].missed, plain[1].missed, runs),
+		fmt.Sprintf("%s: what was explored before helps: it takes %.0f %% and %.0f %% of the evaluations of a search that starts afresh.", verdict(max(helps(plain[0]), helps(plain[1])) < 1), 100*helps(plain[0]), 100*helps(plain[1])),
+		fmt.Sprintf("Not in the paper: with our additions %.0f %% and %.0f %% of the evaluations before, %.0f %% and %.0f %% of those afresh; %d and %d end without the optimum.",
+			100*share(ours[0]), 100*share(ours[1]), 100*helps(ours[0]), 100*helps(ours[1]), ours[0].missed, ours[1].missed),
 		fmt.Sprintf("%s: the new optimum costs about 1.5 x what the one before did (%.2f x and %.2f x).", verdict(math.Abs(price[0]-heavier) < 0.15 && math.Abs(price[1]-heavier) < 0.15), price[0], price[1]),
-		"The published tables are of one load, so the heavier one is simulated as its authors made the tables, with all counts up to half as many again.")
+		"The published tables are of one load, so the heavier one is simulated as its authors made the tables, with all counts up to half as many again.",
+		l.fromTables(runs))
 	return f, nil
+}
+
+// risen is a search under a heavier load as two lines.
+func (t *ribbonTable) risen(p *plan.Problem, r *plan.Result) []series {
+	cost, missed := series{name: t.model + ": price"}, series{name: t.model + ": missed QoS, at most 5 % shown"}
+	for _, one := range r.Evaluations {
+		cost.values = append(cost.values, p.Price(one.Configuration)/t.Price(t.optimum))
+		missed.values = append(missed.values, min(5, 100*(1-one.Value)))
+	}
+	return []series{cost, missed}
 }
