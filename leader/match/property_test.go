@@ -265,6 +265,21 @@ func (r *referee) step(e Event) []Decision {
 	if all, _ := r.m.Waiting(); all != r.waiting() {
 		r.failf("the matcher says that %d queries wait, want %d", all, r.waiting())
 	}
+	for id, q := range r.m.queries {
+		if !q.waiting {
+			continue
+		}
+		if want := r.m.bound(q); q.bound != want {
+			r.failf("query %v waits by %+v, the pool can do %+v", id, q.bound, want)
+		}
+		served := slices.ContainsFunc(r.m.shards, func(s *shard) bool { return s.accepts(q) })
+		if served != (q.shard != r.m.nowhere) || served && !q.shard.accepts(q) {
+			r.failf("query %v waits where no lane is for it", id)
+		}
+		if _, queued := q.shard.policy.(queues); queued && served && (q.queue == nil || !slices.Contains(q.shard.lanes, q.queue.lane) || !q.queue.lane.usable()) {
+			r.failf("query %v is in the queue of no lane of its shard", id)
+		}
+	}
 	if at := next.Sub(time.Unix(0, 0)); !next.IsZero() && at <= r.now {
 		r.failf("wants to be stepped at %v, which is not after %v", at, r.now)
 	}
