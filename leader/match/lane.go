@@ -1,6 +1,9 @@
 package match
 
-import "slices"
+import (
+	"math"
+	"slices"
+)
 
 // A query is one that waits or is sent. Queries are recycled.
 type query struct {
@@ -31,6 +34,14 @@ type bound struct {
 	lostAt float64 // no type can meet the QoS target of one that still waits then
 	class  int     // size class
 	least  float64 // the least mean latency on any type in the pool; +Inf: none serves it
+}
+
+// work is what the query adds to that of those waiting: nothing is known of one that no lane serves.
+func (b bound) work() float64 {
+	if math.IsInf(b.least, 1) {
+		return 0
+	}
+	return b.least
 }
 
 // A lane as the matcher knows it.

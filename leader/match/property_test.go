@@ -239,6 +239,8 @@ func (r *referee) step(e Event) []Decision {
 			model := r.model(q.model)
 			expired := q.deadline > 0 && q.deadline <= r.now+1
 			switch {
+			case d.Wait < 0 || d.Wait > 24*time.Hour:
+				r.failf("query %v is rejected and would wait %v", d.Query, d.Wait)
 			case d.Reason == TooManyAttempts && (lost[d.Query] || e.Kind == Submitted || e.Kind == Sent) && q.attempt >= MaxAttempts:
 			case q.live && !lost[d.Query]:
 				r.failf("query %v is rejected and live", d.Query)

@@ -46,13 +46,13 @@ func (s *shard) enter(q *query) {
 	q.shard, q.waiting, q.isLate = s, true, false
 	s.live.insert(q)
 	s.m.waiting++
-	s.work[q.class] += q.least
+	s.work[q.class] += q.work()
 	s.dirty = true
 }
 
 func (s *shard) leaveLive(q *query) {
 	s.live.remove(q)
-	if s.work[q.class] -= q.least; s.live.n == 0 {
+	if s.work[q.class] -= q.work(); s.live.n == 0 {
 		s.work = [2]float64{} // no rounding left behind
 	}
 }
@@ -210,7 +210,8 @@ func (l *lane) suits(q *query) bool {
 	return l.usable() && l.serves(q) && (l.latency(q) <= l.m.target[q.model] || q.least > l.m.target[q.model])
 }
 
-// backlog returns how long a query of q's size class would wait at s, about, in ms.
+// backlog returns how long a query of q's size class would wait at s, about, in ms; 0, which is
+// unknown, where s has no lanes.
 func (s *shard) backlog(q *query) float64 {
 	work, n := s.work[baseOnly], 0
 	if q.class == shared {
