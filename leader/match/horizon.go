@@ -22,16 +22,20 @@ const (
 	calmWork, calmQueue = 0.02, 20
 	// calmChoice is of how many of the oldest lost queries the smallest starts.
 	calmChoice = 4
+	// So many spare lanes in the mean, or such a share of all, are enough to start lost queries at once.
+	spareLanes, spareMost = 3, 0.75
 )
 
 // horizon is ours: it departs from kairos in what an instance's time costs (the
 // fluid program's prices, rising with a type's backlog), in looking two slots ahead, in
 // holding the 80 % quantile of latency against the deadline, in choosing which of a
-// type's queries runs first, and in leaving queries that are lost to calm moments.
+// type's queries runs first, and, when lanes are scarce, in leaving queries that are lost to calm
+// moments. No lane on which nothing is planned idles while a query could be in time there by the mean.
 type horizon struct {
 	solver Assignment
 	groups []group
 	rows   []*query
+	risky  []*query // live, and in no group's plan
 	// By row and group; the first three +Inf where no lane of the group serves the row.
 	mean, safe, price []float64
 	due               []float64 // by row: the time left until the QoS target
@@ -53,6 +57,9 @@ type group struct {
 	rest  []int32 // rows planned on it and not dispatched, the oldest first
 }
 
+// idles says whether g has an open lane and nothing is planned on it.
+func (g group) idles() bool { return len(g.rest) == 0 && slices.ContainsFunc(g.lanes, (*lane).open) }
+
 // A slot is a place in a lane's near future.
 type slot struct {
 	group int
@@ -65,14 +72,21 @@ func (*horizon) arrived(*shard, *query) {}
 func (h *horizon) choose(s *shard) {
 	h.gather(s)
 	h.estimate(s)
-	if len(h.rows) == 0 {
-		h.serveLost(s)
+	if len(h.rows) > 0 {
+		h.plan(s)
+		for g := range h.groups {
+			h.dispatch(s, g)
+		}
+	}
+	if !slices.ContainsFunc(h.groups, group.idles) {
 		return
 	}
-	h.plan(s)
-	for g := range h.groups {
-		h.dispatch(s, g)
+	h.serveRisky(s)
+	if len(h.rows) == 0 {
+		for h.serveLost(s) {
+		}
 	}
+	h.serveHopeless(s)
 }
 
 // gather collects the groups.
@@ -99,13 +113,15 @@ func (h *horizon) gather(s *shard) {
 }
 
 // estimate collects the rows, with their latencies and prices: of the oldest
-// live queries those that some lane can still serve in time with certainty.
+// live queries those that some lane can still serve in time with certainty. The
+// others are risky.
 func (h *horizon) estimate(s *shard) {
 	lanes := 0
 	for g := range h.groups {
 		lanes += len(h.groups[g].lanes)
 	}
 	h.rows, h.due, h.mean, h.safe, h.price = h.rows[:0], h.due[:0], h.mean[:0], h.safe[:0], h.price[:0]
+	h.risky = h.risky[:0]
 	looked := 0
 	for q := s.live.first; q != nil && len(h.rows) < roundRows*lanes && looked < 2*roundRows*lanes; q = q.next {
 		looked++
@@ -130,6 +146,7 @@ func (h *horizon) estimate(s *shard) {
 		}
 		if !possible {
 			h.mean, h.safe, h.price = h.mean[:at], h.safe[:at], h.price[:at]
+			h.risky = append(h.risky, q)
 			continue
 		}
 		h.rows, h.due = append(h.rows, q), append(h.due, due)
@@ -181,7 +198,7 @@ func (t *instanceType) rise(w, d float64) float64 {
 }
 
 // plan matches rows to slots and gives each group the rows that its slots can
-// serve in time.
+// serve in time. Those that are left over are risky.
 func (h *horizon) plan(s *shard) {
 	h.slots, h.cost = h.slots[:0], h.cost[:0]
 	ahead := 2
@@ -218,6 +235,8 @@ func (h *horizon) plan(s *shard) {
 		if k >= 0 && h.slots[k].start+h.safe[i*len(h.groups)+h.slots[k].group] <= h.due[i] {
 			grp := &h.groups[h.slots[k].group]
 			grp.rest = append(grp.rest, int32(i))
+		} else {
+			h.risky = append(h.risky, h.rows[i])
 		}
 	}
 }
@@ -310,10 +329,53 @@ func (h *horizon) scheduled(g int, l *lane, first int32) bool {
 	return true
 }
 
-// serveLost starts a lost query where a group is calm enough. The only lane of
+// serveRisky starts risky queries, each on the open lane where it is safest, of those where nothing else
+// is planned and it would be in time by the mean: by waiting it could only be later. It leaves in h.risky those that no
+// lane, busy ones among them, can serve in time.
+func (h *horizon) serveRisky(s *shard) {
+	hopeless := h.risky[:0]
+	for _, q := range h.risky {
+		due := q.arrival + s.m.target[q.model] - s.m.now
+		var safest *lane
+		least, hope := math.Inf(1), false
+		for g := range h.groups {
+			grp := &h.groups[g]
+			for _, l := range grp.lanes {
+				if !l.serves(q) || l.start()+l.latency(q) > due {
+					continue
+				}
+				hope = true
+				if safe := l.start() + grp.typ.tables[q.model].safe[q.batch]; safe < least && l.open() && len(grp.rest) == 0 {
+					safest, least = l, safe
+				}
+			}
+		}
+		if safest != nil {
+			s.assign(q, safest, 0)
+		} else if !hope {
+			hopeless = append(hopeless, q)
+		}
+	}
+	h.risky = hopeless
+}
+
+// serveHopeless starts what serveRisky has left while lanes are plenty: it is as good as lost.
+func (h *horizon) serveHopeless(s *shard) {
+	for _, q := range h.risky {
+		for g := range h.groups {
+			for _, l := range h.groups[g].lanes {
+				if len(h.groups[g].rest) == 0 && s.hasSpare() && s.assign(q, l, 0) {
+					break
+				}
+			}
+		}
+	}
+}
+
+// serveLost starts a lost query where a group is calm enough, and says whether there was one. The only lane of
 // a type is spared, as the next query may need it, unless no other could serve
 // the lost one.
-func (h *horizon) serveLost(s *shard) {
+func (h *horizon) serveLost(s *shard) bool {
 	for _, spare := range []bool{true, false} {
 		for g := range h.groups {
 			grp := &h.groups[g]
@@ -325,17 +387,21 @@ func (h *horizon) serveLost(s *shard) {
 					continue
 				}
 				if q := h.lost(s, grp, l, spare); q != nil {
-					s.assign(q, l, 0)
-					return
+					grp.work += l.latency(q)
+					return s.assign(q, l, 0)
 				}
 			}
 		}
 	}
+	return false
 }
 
 // lost returns the lost query that may start on l of grp, or nil.
 func (h *horizon) lost(s *shard, grp *group, l *lane, spare bool) (chosen *query) {
 	work := grp.work / float64(len(grp.lanes)) / (1 + float64(s.late.n)/calmQueue)
+	if s.hasSpare() {
+		work = 0
+	}
 	n := 0
 	for q := s.late.first; q != nil && n < calmChoice; q = q.next {
 		if !l.serves(q) {

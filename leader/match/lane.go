@@ -1,6 +1,9 @@
 package match
 
-import "slices"
+import (
+	"math"
+	"slices"
+)
 
 // A query is one that waits or is sent. Queries are recycled.
 type query struct {
@@ -9,9 +12,7 @@ type query struct {
 	batch    int
 	arrival  float64
 	deadline float64 // +Inf: none
-	lostAt   float64 // no type can meet the QoS target of one that still waits then
-	class    int     // size class
-	least    float64 // the least mean latency on any type in the pool; +Inf: none serves it
+	bound
 	lateWork float64 // its part of the shard's, while it waits and is lost
 	attempt  int     // of the last assignment; 0: none yet
 
@@ -26,6 +27,21 @@ type query struct {
 	prevQueued, nextQueued *query
 	queuedWork             float64
 	timer                  timer
+}
+
+// A bound is what the pool can do for a query.
+type bound struct {
+	lostAt float64 // no type can meet the QoS target of one that still waits then
+	class  int     // size class
+	least  float64 // the least mean latency on any type in the pool; +Inf: none serves it
+}
+
+// work is what the query adds to that of those waiting: nothing is known of one that no lane serves.
+func (b bound) work() float64 {
+	if math.IsInf(b.least, 1) {
+		return 0
+	}
+	return b.least
 }
 
 // A lane as the matcher knows it.
@@ -109,6 +125,7 @@ func (l *lane) predict(model, batch int) float64 {
 // A queue orders waiting queries by arrival, for a policy: those placed on a
 // lane, or those of one kind.
 type queue struct {
+	lane        *lane // whose it is; nil: none's
 	first, last *query
 	n           int
 	work        float64 // the predicted latencies of all

@@ -1,6 +1,7 @@
 package match
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -41,6 +42,10 @@ type Matcher struct {
 	timers  timers
 	out     []Decision
 	changed []*query // scratch
+	// renewed says by model that it has changed since the last arrange.
+	renewed []bool
+	// reentered counts the waiting queries that arrange has had wait anew.
+	reentered int
 }
 
 // An instanceType is what is known of an instance type.
@@ -49,8 +54,9 @@ type instanceType struct {
 	tables []*Table // by model; nil: unknown
 	// coefficient is C_j of Definition 1 by model; 0 where the latency is unknown.
 	coefficient []float64
-	base        bool  // meets every model's QoS target at its largest batch size
-	lanes       []int // usable ones in the pool that hold the model, by model
+	base        bool     // meets every model's QoS target at its largest batch size
+	lanes       []int    // usable ones in the pool that hold the model, by model
+	served      []*Table // by model; nil where the latency is unknown or there are no such lanes
 	// rank orders the types: the fastest at the largest batch sizes is 0.
 	rank     int
 	slowness float64
@@ -60,7 +66,7 @@ type instanceType struct {
 
 func newInstanceType(name string, models int) *instanceType {
 	return &instanceType{name: name, tables: make([]*Table, models),
-		coefficient: make([]float64, models), lanes: make([]int, models), price: math.NaN()}
+		coefficient: make([]float64, models), lanes: make([]int, models), served: make([]*Table, models), price: math.NaN()}
 }
 
 // New returns a matcher without lanes, profiles or queries. The models of cfg
@@ -91,6 +97,7 @@ func New(cfg Config) (*Matcher, error) {
 		m.byName[model.Name] = i
 		m.target = append(m.target, toMs(model.QoSTarget))
 	}
+	m.renewed = make([]bool, len(m.models))
 	m.spareOver = spareOver(m.target)
 	m.shards, m.nowhere = []*shard{newShard(m)}, newShard(m)
 	return m, nil
@@ -275,6 +282,7 @@ func (m *Matcher) apply(e *Event) error {
 		delete(m.lanes, l.id)
 		m.all = slices.DeleteFunc(m.all, func(o *lane) bool { return o == l })
 		m.timers.remove(&l.timer)
+		l.overdue = true // what waits in its queue has to wait elsewhere
 		m.arrange()
 		m.takeBack(l, LaneGone)
 	case LaneDraining:
@@ -391,7 +399,7 @@ func (m *Matcher) wait(q *query) {
 		m.reject(q, BadBatchSize, 0)
 		return
 	}
-	m.classify(q)
+	q.bound = m.bound(q)
 	m.route(q).enter(q)
 	m.settle(q)
 	if q.waiting {
@@ -399,23 +407,23 @@ func (m *Matcher) wait(q *query) {
 	}
 }
 
-// classify finds out what the pool can do for q.
-func (m *Matcher) classify(q *query) {
+// bound finds out what the pool can do for q.
+func (m *Matcher) bound(q *query) bound {
 	target := m.target[q.model]
-	q.class, q.least = baseOnly, math.Inf(1)
+	b := bound{class: baseOnly, least: math.Inf(1), lostAt: q.arrival + target}
 	for _, t := range m.types {
-		if tab := t.tables[q.model]; tab != nil && t.lanes[q.model] > 0 {
+		if tab := t.served[q.model]; tab != nil {
 			latency := tab.mean[q.batch]
-			q.least = min(q.least, latency)
+			b.least = min(b.least, latency)
 			if !t.base && latency <= target {
-				q.class = shared
+				b.class = shared
 			}
 		}
 	}
-	q.lostAt = q.arrival + target
-	if !math.IsInf(q.least, 1) {
-		q.lostAt -= q.least
+	if !math.IsInf(b.least, 1) {
+		b.lostAt -= b.least
 	}
+	return b
 }
 
 // answered takes a completion or refusal from q's side. An answer to an older
@@ -493,7 +501,7 @@ func (m *Matcher) join(e *Event) error {
 		return err
 	}
 	l := &lane{m: m, id: e.Lane, typ: m.instanceType(e.Type), holds: holds, timer: timer{at: -1}}
-	l.timer.lane = l
+	l.timer.lane, l.queue.lane = l, l
 	m.lanes[l.id] = l
 	i, _ := slices.BinarySearchFunc(m.all, l.id, func(o *lane, id LaneID) int { return int(o.id) - int(id) })
 	m.all = slices.Insert(m.all, i, l)
@@ -547,14 +555,16 @@ func (m *Matcher) changeModel(e *Event) error {
 		i = len(m.models)
 		m.byName[e.Model] = i
 		m.models, m.target = append(m.models, model), append(m.target, 0)
+		m.renewed = append(m.renewed, false)
 		for _, t := range m.types {
 			t.tables, t.coefficient, t.lanes = append(t.tables, nil), append(t.coefficient, 0), append(t.lanes, 0)
+			t.served = append(t.served, nil)
 		}
 		for _, l := range m.all {
 			l.holds = append(l.holds, false)
 		}
 	}
-	m.models[i], m.target[i] = model, toMs(model.QoSTarget)
+	m.models[i], m.target[i], m.renewed[i] = model, toMs(model.QoSTarget), true
 	m.spareOver = spareOver(m.target)
 	for _, t := range m.types {
 		if t.tables[i] != nil && t.tables[i].Largest() < model.LargestBatchSize {
@@ -578,10 +588,40 @@ func (m *Matcher) instanceType(name string) *instanceType {
 
 // arrange brings everything in line that follows from which lanes and profiles
 // there are: coefficients and the order of the types, shards and their lanes,
-// and where and until when the waiting queries wait. It is called on changes
-// that are rare beside queries.
+// and where and until when the waiting queries wait. Those for which nothing has changed
+// keep their place. It is called on changes that are rare beside queries.
 func (m *Matcher) arrange() {
-	for _, t := range m.types {
+	moved := m.assess() // by model: what bounds its queries
+	shards := m.shards
+	m.deal()
+	split := len(m.shards) > len(shards)
+	m.changed = m.changed[:0]
+	for _, s := range append(slices.Clip(shards), m.nowhere) {
+		for _, l := range []*list{&s.live, &s.late} {
+			for q := l.first; q != nil; q = q.next {
+				if split || m.renewed[q.model] || !s.keeps(q, moved[q.model]) || moved[q.model] && q.bound != m.bound(q) {
+					m.changed = append(m.changed, q)
+				}
+			}
+		}
+	}
+	clear(m.renewed)
+	m.reentered += len(m.changed)
+	slices.SortFunc(m.changed, byArrival)
+	for _, q := range m.changed {
+		q.shard.leave(q)
+	}
+	for _, q := range m.changed {
+		m.wait(q)
+	}
+}
+
+// assess brings the types in line with lanes and profiles, and returns by model whether bound may have changed.
+func (m *Matcher) assess() (moved []bool) {
+	moved = make([]bool, len(m.models))
+	wasBase := make([]bool, len(m.types))
+	for i, t := range m.types {
+		wasBase[i] = t.base
 		clear(t.lanes)
 		t.base, t.slowness = true, 0
 	}
@@ -611,34 +651,21 @@ func (m *Matcher) arrange() {
 			t.base = t.base && largest <= m.target[i]
 		}
 	}
+	for k, t := range m.types {
+		for i := range m.models {
+			was := t.served[i]
+			if t.served[i] = nil; t.lanes[i] > 0 {
+				t.served[i] = t.tables[i]
+			}
+			moved[i] = moved[i] || t.served[i] != was || t.served[i] != nil && t.base != wasBase[k]
+		}
+	}
 	order := slices.Clone(m.types)
 	slices.SortFunc(order, func(a, b *instanceType) int {
-		switch {
-		case a.slowness < b.slowness:
-			return -1
-		case a.slowness > b.slowness:
-			return 1
-		}
-		return strings.Compare(a.name, b.name)
+		return cmp.Or(cmp.Compare(a.slowness, b.slowness), strings.Compare(a.name, b.name))
 	})
 	for i, t := range order {
 		t.rank = i
 	}
-
-	m.changed = m.changed[:0]
-	for _, s := range append(m.shards, m.nowhere) {
-		for _, l := range []*list{&s.live, &s.late} {
-			for q := l.first; q != nil; q = q.next {
-				m.changed = append(m.changed, q)
-			}
-		}
-	}
-	slices.SortFunc(m.changed, byArrival)
-	for _, q := range m.changed {
-		q.shard.leave(q)
-	}
-	m.deal()
-	for _, q := range m.changed {
-		m.wait(q)
-	}
+	return moved
 }

@@ -33,6 +33,12 @@ func (t *spareTime) look(now, over float64) {
 	}
 }
 
+// hasSpare says whether lanes are plenty: a lost query that starts on one hardly ever keeps another from it.
+func (s *shard) hasSpare() bool {
+	s.spare.look(s.m.now, s.m.spareOver)
+	return s.usable > 0 && s.spare.share > min(spareMost, spareLanes/float64(s.usable))
+}
+
 // noteSpare says from now on how many lanes are idle.
 func (s *shard) noteSpare() {
 	s.spare.look(s.m.now, s.m.spareOver)

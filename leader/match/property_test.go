@@ -239,6 +239,8 @@ func (r *referee) step(e Event) []Decision {
 			model := r.model(q.model)
 			expired := q.deadline > 0 && q.deadline <= r.now+1
 			switch {
+			case d.Wait < 0 || d.Wait > 24*time.Hour:
+				r.failf("query %v is rejected and would wait %v", d.Query, d.Wait)
 			case d.Reason == TooManyAttempts && (lost[d.Query] || e.Kind == Submitted || e.Kind == Sent) && q.attempt >= MaxAttempts:
 			case q.live && !lost[d.Query]:
 				r.failf("query %v is rejected and live", d.Query)
@@ -264,6 +266,21 @@ func (r *referee) step(e Event) []Decision {
 	}
 	if all, _ := r.m.Waiting(); all != r.waiting() {
 		r.failf("the matcher says that %d queries wait, want %d", all, r.waiting())
+	}
+	for id, q := range r.m.queries {
+		if !q.waiting {
+			continue
+		}
+		if want := r.m.bound(q); q.bound != want {
+			r.failf("query %v waits by %+v, the pool can do %+v", id, q.bound, want)
+		}
+		served := slices.ContainsFunc(r.m.shards, func(s *shard) bool { return s.accepts(q) })
+		if served != (q.shard != r.m.nowhere) || served && !q.shard.accepts(q) {
+			r.failf("query %v waits where no lane is for it", id)
+		}
+		if _, queued := q.shard.policy.(queues); queued && served && (q.queue == nil || !slices.Contains(q.shard.lanes, q.queue.lane) || !q.queue.lane.usable()) {
+			r.failf("query %v is in the queue of no lane of its shard", id)
+		}
 	}
 	if at := next.Sub(time.Unix(0, 0)); !next.IsZero() && at <= r.now {
 		r.failf("wants to be stepped at %v, which is not after %v", at, r.now)

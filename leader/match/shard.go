@@ -46,13 +46,13 @@ func (s *shard) enter(q *query) {
 	q.shard, q.waiting, q.isLate = s, true, false
 	s.live.insert(q)
 	s.m.waiting++
-	s.work[q.class] += q.least
+	s.work[q.class] += q.work()
 	s.dirty = true
 }
 
 func (s *shard) leaveLive(q *query) {
 	s.live.remove(q)
-	if s.work[q.class] -= q.least; s.live.n == 0 {
+	if s.work[q.class] -= q.work(); s.live.n == 0 {
 		s.work = [2]float64{} // no rounding left behind
 	}
 }
@@ -125,8 +125,17 @@ func (s *shard) all(yield func(*query) bool) {
 	}
 }
 
+// keeps says whether q, which waits at s, may stay there now that lanes have been dealt: s still has a lane for it, or
+// there is none anywhere, and the lane in whose queue it is has stayed. moved: latencies of its model have changed.
+func (s *shard) keeps(q *query, moved bool) bool {
+	if u := q.queue; u != nil && u.lane != nil && (moved || u.lane.shard != s || !u.lane.usable() || !u.lane.serves(q)) {
+		return false
+	}
+	return s == s.m.nowhere || s.accepts(q)
+}
+
 // deal deals the lanes to the shards, so that every shard has its part of every
-// type. No query waits meanwhile.
+// type. A shard that is given up has no lanes any more.
 func (m *Matcher) deal() {
 	lanes := slices.Clone(m.all)
 	slices.SortStableFunc(lanes, func(a, b *lane) int { return a.typ.rank - b.typ.rank })
@@ -135,6 +144,9 @@ func (m *Matcher) deal() {
 		count := max(1, (n+want/2)/want)
 		for len(m.shards) < count {
 			m.shards = append(m.shards, newShard(m))
+		}
+		for _, s := range m.shards[count:] {
+			s.lanes = nil
 		}
 		m.shards = m.shards[:count]
 	}
@@ -198,7 +210,8 @@ func (l *lane) suits(q *query) bool {
 	return l.usable() && l.serves(q) && (l.latency(q) <= l.m.target[q.model] || q.least > l.m.target[q.model])
 }
 
-// backlog returns how long a query of q's size class would wait at s, about, in ms.
+// backlog returns how long a query of q's size class would wait at s, about, in ms; 0, which is
+// unknown, where s has no lanes.
 func (s *shard) backlog(q *query) float64 {
 	work, n := s.work[baseOnly], 0
 	if q.class == shared {
