@@ -1,11 +1,13 @@
 package profiles_test
 
 import (
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -116,7 +118,8 @@ func TestBookSaveLoadMerge(t *testing.T) {
 	for name, c := range map[string]struct{ in, want string }{
 		"cut":    {string(good[:len(good)/2]), "unexpected EOF"},
 		"empty":  {"", "EOF"},
-		"format": {strings.Replace(string(good), `{"format":1`, `{"format":7`, 1), "format is 7, want 1"},
+		"format": {strings.Replace(string(good), `{"format":2`, `{"format":7`, 1), "format is 7, want 1 to 2"},
+		"newer":  {`{"format":3,"entries":{}}`, "format is 3, want 1 to 2"},
 		"null":   {`{"format":1,"learners":[null]}`, "learner 0 is null"},
 		"twice":  {strings.Replace(string(good), `,"version":1`, ``, 1), "stands twice"},
 		"extra":  {string(good) + "{}", "more data"},
@@ -138,5 +141,144 @@ func TestBookSaveLoadMerge(t *testing.T) {
 	}
 	if err := one.Save(filepath.Join(path, "no", "directory")); err == nil {
 		t.Error("saved into a file as if it were a directory")
+	}
+}
+
+// TestBookKeysByChecksum: what was learned of other files under the same version is where files
+// start, not what they are; and what no checksum was known of belongs to those first asked for.
+func TestBookKeysByChecksum(t *testing.T) {
+	b := profiles.NewBook(nil)
+	at := func(version int64, checksum string) profiles.Key {
+		k := bookKey(version)
+		k.Checksum = checksum
+		return k
+	}
+	now := time.Unix(0, 0)
+	learn := func(key profiles.Key, latency time.Duration) {
+		t.Helper()
+		for range 100 {
+			now = now.Add(time.Millisecond)
+			if err := b.Observe(key, 200, latency, "a", now); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	is := func(key profiles.Key, origin profiles.Origin, want time.Duration) {
+		t.Helper()
+		if got := b.Table(key); got.Origin() != origin || got.Key() != key || math.Abs(float64(got.Mean(200))/float64(want)-1) > 0.05 {
+			t.Errorf("%s is %s, %v, want %s, %v", key, got.Origin(), got.Mean(200), origin, want)
+		}
+	}
+	learn(at(1, ""), 100*time.Millisecond)
+	is(at(1, "aa"), profiles.Learned, 100*time.Millisecond)
+	if keys := b.Keys(); len(keys) != 1 || keys[0] != at(1, "aa") || b.Learner(at(1, "aa")).Queries() != 100 {
+		t.Errorf("what was learned without a checksum is now of %v", keys)
+	}
+	is(at(1, "bb"), profiles.Inherited, 100*time.Millisecond)
+	learn(at(1, "bb"), 20*time.Millisecond)
+	is(at(1, "aa"), profiles.Learned, 100*time.Millisecond)
+	is(at(1, "bb"), profiles.Learned, 20*time.Millisecond)
+	learn(at(3, "cc"), 40*time.Millisecond)
+	is(at(1, "dd"), profiles.Inherited, 20*time.Millisecond)
+	is(at(2, "aa"), profiles.Inherited, 20*time.Millisecond)
+	learn(at(1, "aa"), 100*time.Millisecond)
+	is(at(1, "dd"), profiles.Inherited, 100*time.Millisecond)
+	is(at(4, "aa"), profiles.Inherited, 40*time.Millisecond)
+
+	path := filepath.Join(t.TempDir(), "profiles.json")
+	if err := b.Save(path); err != nil {
+		t.Fatal(err)
+	}
+	saved := b.Keys()
+	b = profiles.NewBook(nil)
+	if err := b.Load(path); err != nil || !slices.Equal(b.Keys(), saved) {
+		t.Errorf("saved %v, loaded %v (%v)", saved, b.Keys(), err)
+	}
+	if text, err := json.Marshal(b.Table(at(1, "aa"))); err != nil || strings.Contains(string(text), "checksum") {
+		t.Errorf("a table, which older gateways read, is written as %s (%v)", text, err)
+	}
+}
+
+// TestKeyOf: a lane that is the whole machine has the key of the shipped profiles.
+func TestKeyOf(t *testing.T) {
+	c := profiles.DefaultCatalogue()
+	for name, x := range map[string]struct {
+		on       profiles.Lane
+		provider string
+		cores    int
+	}{
+		"a whole machine":          {profiles.Lane{InstanceType: "c5n.2xlarge", Provider: "cpu", Lanes: 1, Cores: 8}, "cpu", 0},
+		"half of one":              {profiles.Lane{InstanceType: "c5n.2xlarge", Provider: "cpu", Lanes: 2, Cores: 4}, "cpu", 4},
+		"one that keeps cores":     {profiles.Lane{InstanceType: "c5n.2xlarge", Provider: "cpu", Lanes: 1, Cores: 6}, "cpu", 6},
+		"a GPU":                    {profiles.Lane{InstanceType: "g4dn.xlarge", Provider: "cuda", Lanes: 1, Cores: 2}, "cuda", 0},
+		"the cores beside a GPU":   {profiles.Lane{InstanceType: "g4dn.xlarge", Provider: "cpu", Lanes: 1, Cores: 3}, "cpu", 3},
+		"a GPU that is played":     {profiles.Lane{InstanceType: "g4dn.xlarge", Provider: "cpu", Emulated: true, Lanes: 1, Cores: 2}, "cuda", 0},
+		"a machine not catalogued": {profiles.Lane{InstanceType: "local:x:8", Provider: "cpu", Lanes: 1, Cores: 8}, "cpu", 8},
+	} {
+		want := profiles.Key{Model: "wnd", Version: 2, Checksum: "aa", InstanceType: x.on.InstanceType, Provider: x.provider, Cores: x.cores}
+		if got := profiles.KeyOf(c, "wnd", 2, "aa", x.on); got != want {
+			t.Errorf("%s: %+v, want %+v", name, got, want)
+		}
+	}
+}
+
+// TestBookRestore: whatever the file holds, the book can be used and saved, and what the file held
+// is kept.
+func TestBookRestore(t *testing.T) {
+	old, err := os.ReadFile(filepath.Join("testdata", "profiles-format1.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, x := range map[string]struct{ in, aside, fault string }{
+		"older":   {string(old), ".format1", ""},
+		"newer":   {`{"format":3,"entries":{"a":[1,2]}}`, ".format3", "format is 3"},
+		"cut":     {string(old[:len(old)/2]), ".damaged", "unexpected EOF"},
+		"empty":   {"", ".damaged", "EOF"},
+		"another": {`[]`, ".damaged", "cannot unmarshal"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "profiles.json")
+			for _, aside := range []string{path + x.aside, path + x.aside + ".2"} { // the second keeps both
+				if err := os.WriteFile(path, []byte(x.in), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				b := profiles.NewBook(nil)
+				r, err := b.Restore(path)
+				if err != nil || r.Kept != aside {
+					t.Fatalf("restored: %+v, %v; want the file kept as %s", r, err, aside)
+				}
+				if x.fault == "" != (r.Fault == nil) || r.Fault != nil && (!strings.Contains(r.Fault.Error(), x.fault) || !strings.Contains(r.Fault.Error(), path)) {
+					t.Errorf("fault is %v, want %q", r.Fault, x.fault)
+				}
+				if got := b.Learner(bookKey(2)); (got != nil) != (x.fault == "") || got != nil && (got.Queries() != 200 || got.Table().Mean(200).Round(100*time.Microsecond) != 22800*time.Microsecond) {
+					t.Errorf("learned %+v", got)
+				}
+				if x.fault != "" {
+					if err := b.Save(path); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if kept, err := os.ReadFile(aside); err != nil || string(kept) != x.in {
+					t.Errorf("%s holds %.60q (%v)", aside, kept, err)
+				}
+				again := profiles.NewBook(nil)
+				if r, err := again.Restore(path); err != nil || r != (profiles.Restored{}) || !slices.Equal(again.Keys(), b.Keys()) {
+					t.Errorf("restored again: %+v, %v, %v", r, again.Keys(), err)
+				}
+			}
+		})
+	}
+	path := filepath.Join(t.TempDir(), "profiles.json")
+	if r, err := profiles.NewBook(nil).Restore(path); err != nil || r != (profiles.Restored{}) {
+		t.Errorf("a missing file: %+v, %v", r, err)
+	}
+	if err := os.MkdirAll(filepath.Join(path, "x"), 0o700); err != nil { // it cannot be read nor replaced by a file
+		t.Fatal(err)
+	}
+	if r, err := profiles.NewBook(nil).Restore(path); err == nil || r.Kept != "" || !strings.Contains(err.Error(), path) {
+		t.Errorf("a directory: %+v, %v", r, err)
+	}
+	if files, err := os.ReadDir(filepath.Dir(path)); err != nil || len(files) != 1 {
+		t.Errorf("left behind: %v (%v)", files, err)
 	}
 }

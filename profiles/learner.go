@@ -167,6 +167,16 @@ func binRange(i int) (lo, hi int) {
 // Key returns what the learner's profile is about.
 func (l *Learner) Key() Key { return l.key }
 
+// rekey has the learner be of another key: what was learned is now known to be of that.
+func (l *Learner) rekey(key Key) {
+	l.key, l.table = key, nil
+	if l.prior != nil {
+		prior := *l.prior
+		prior.key = key
+		l.prior = &prior
+	}
+}
+
 // Queries returns how many queries were observed.
 func (l *Learner) Queries() uint64 { return l.observed }
 

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// learnerFormat is the version of the JSON form.
-const learnerFormat = 1
+// learnerFormat is the version of the JSON form. Version 1, which is read too, has no checksums.
+const learnerFormat = 2
 
 type learnerJSON struct {
 	Format   int         `json:"format"`
@@ -69,16 +69,26 @@ func (l *Learner) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
+// checkFormat returns an error for a format that cannot be read.
+func checkFormat(format int) error {
+	if format < 1 || format > learnerFormat {
+		return fmt.Errorf("format is %d, want 1 to %d", format, learnerFormat)
+	}
+	return nil
+}
+
 func readLearner(data []byte) (*Learner, error) {
 	var j learnerJSON
 	if err := strictJSON(data, &j); err != nil {
 		return nil, err
 	}
-	if j.Format != learnerFormat {
-		return nil, fmt.Errorf("format is %d, want %d", j.Format, learnerFormat)
+	if err := checkFormat(j.Format); err != nil {
+		return nil, err
 	}
 	l := NewLearner(j.Key, nil)
-	l.prior = j.Prior
+	if l.prior = j.Prior; l.prior != nil {
+		l.prior.key = j.Key // a table is written without its checksum
+	}
 	l.observed, l.changes, l.updated = j.Observed, j.Changes, j.Updated
 	if j.Changes < 0 {
 		return nil, fmt.Errorf("%s: changes is %d", j.Key, j.Changes)

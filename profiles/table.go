@@ -9,29 +9,6 @@ import (
 	"time"
 )
 
-// A Key names what one latency profile is about.
-type Key struct {
-	Model string `json:"model"`
-	// Version is the model's version; 0 in a profile that holds for any.
-	Version      int64        `json:"version,omitempty"`
-	InstanceType InstanceType `json:"instance_type"`
-	// Provider is the execution provider, "cpu" or "cuda".
-	Provider string `json:"provider"`
-	// Cores of the lane; 0 is the whole machine.
-	Cores int `json:"cores,omitempty"`
-}
-
-func (k Key) String() string {
-	s := fmt.Sprintf("%s on %s (%s", k.Model, k.InstanceType, k.Provider)
-	if k.Version != 0 {
-		s += fmt.Sprintf(", version %d", k.Version)
-	}
-	if k.Cores != 0 {
-		s += fmt.Sprintf(", %d cores", k.Cores)
-	}
-	return s + ")"
-}
-
 // An Origin says where the numbers of a table come from.
 type Origin string
 
@@ -239,9 +216,11 @@ type knotJSON struct {
 	Error     float64 `json:"error"`
 }
 
-// MarshalJSON writes latencies in milliseconds with nanosecond digits.
+// MarshalJSON writes latencies in milliseconds with nanosecond digits. Of the key it leaves the
+// checksum out, which is only for who learns: what is written is read by gateways of any version.
 func (t *Table) MarshalJSON() ([]byte, error) {
 	j := tableJSON{Key: t.key, Origin: t.origin, Source: t.source}
+	j.Checksum = ""
 	for _, k := range t.knots {
 		j.Knots = append(j.Knots, knotJSON{k.BatchSize, ms(k.Mean), ms(k.P50), ms(k.P90), ms(k.P99), k.Error})
 	}
