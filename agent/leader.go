@@ -59,6 +59,8 @@ type leader struct {
 	book    *profiles.Book // the present reign's
 	running sync.WaitGroup
 	wake    chan struct{} // of size 1: the election's next step has moved
+	// forgetful is set where the book must not be saved: there is a file that it would write over.
+	forgetful bool
 
 	keeping sync.Mutex // serializes writes of the epoch
 	kept    uint64     // the highest epoch that this agent has written
@@ -87,9 +89,7 @@ func newLeader(config leaderConfig, f fleet, metrics *leaderMetrics, log *slog.L
 	if l.node, err = election.New(election.Config{ID: f.self(), Rank: config.Rank, Epoch: epoch, JoinWait: config.JoinWait}); err != nil {
 		return nil, err
 	}
-	if err := l.book.Load(l.bookPath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
+	l.restoreBook()
 	l.following.Store(&control.Leadership{})
 	l.links = newLinks(f, log)
 	l.links.elect, l.links.broken = l.elect, func(name string) {
@@ -99,6 +99,24 @@ func newLeader(config leaderConfig, f fleet, metrics *leaderMetrics, log *slog.L
 }
 
 func (l *leader) bookPath() string { return filepath.Join(l.config.StateDir, "profiles.json") }
+
+// restoreBook begins with what was learned before. Nothing that the file may hold keeps the agent
+// from starting, and nothing that it holds is lost.
+func (l *leader) restoreBook() {
+	r, err := l.book.Restore(l.bookPath())
+	switch {
+	case err != nil && r.Kept == "":
+		l.log.Error("learned profiles cannot be read nor moved: what is learned from now on is not kept", "file", l.bookPath(), "error", err)
+		l.forgetful = true
+	case r.Fault != nil:
+		l.log.Warn("learned profiles cannot be read: their file has another name now", "file", l.bookPath(), "kept_as", r.Kept, "error", r.Fault)
+	case r.Kept != "":
+		l.log.Info("learned profiles were of an older format: that file has another name now", "file", l.bookPath(), "kept_as", r.Kept)
+		if err != nil { // it is tried again when more is learned
+			l.log.Warn("what was learned is not kept", "error", err)
+		}
+	}
+}
 
 // run implements leading.
 func (l *leader) run(ctx context.Context) error {
@@ -451,7 +469,8 @@ func readEpoch(dir string) (uint64, error) {
 	}
 	epoch, err := strconv.ParseUint(strings.TrimSpace(string(data)), 10, 64)
 	if err != nil {
-		return 0, fmt.Errorf("read the last epoch: %s holds %.40q, want a number", epochPath(dir), data)
+		return 0, fmt.Errorf("read the last epoch: %[1]s holds %.40[2]q, want a number; to mend it, write into it the fleet's epoch, "+
+			"which \"muster status\" shows at any other agent, or remove it if there is no other", epochPath(dir), data)
 	}
 	return epoch, nil
 }

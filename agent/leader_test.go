@@ -1175,8 +1175,10 @@ func TestLeaderRestarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := newLeader(leaderConfig{StateDir: dir}, &testNode{name: "a"}, nil, slog.New(slog.DiscardHandler))
-	if err == nil || !strings.Contains(err.Error(), `"seven\n"`) {
-		t.Errorf("a damaged epoch gives %v, want an error that shows it", err)
+	for _, want := range []string{epochPath(dir), `"seven\n"`, "muster status", "or remove it"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("a damaged epoch gives %v, want an error that says %s", err, want)
+		}
 	}
 }
 

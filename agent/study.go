@@ -553,6 +553,9 @@ func (s *study) save() {
 	}
 	s.unsaved = false
 	l := s.reign.leader
+	if l.forgetful {
+		return
+	}
 	err := os.MkdirAll(l.config.StateDir, 0o755)
 	if err == nil {
 		err = s.book.Save(l.bookPath())
