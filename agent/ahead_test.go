@@ -45,7 +45,8 @@ func TestAheadEstimate(t *testing.T) {
 // TestAheadBounded: what is learned never exceeds a quarter of the shortest QoS target that lanes serve.
 func TestAheadBounded(t *testing.T) {
 	r := &reign{workers: map[string]*worker{"a": {models: []string{"ncf/1", "rm2/1"}}}, models: map[string]*leaderModel{
-		"ncf/1": {target: 5 * time.Millisecond}, "rm2/1": {target: 350 * time.Millisecond}, "fast/1": {target: time.Millisecond},
+		"ncf/1": {modelSettings: modelSettings{target: 5 * time.Millisecond}}, "rm2/1": {modelSettings: modelSettings{target: 350 * time.Millisecond}},
+		"fast/1": {modelSettings: modelSettings{target: time.Millisecond}},
 	}}
 	if got, want := r.mostAhead(), 1250*time.Microsecond; got != want {
 		t.Errorf("with NCF and RM2 got %v, want %v", got, want)

@@ -17,6 +17,7 @@ import (
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles"
 )
 
 const (
@@ -104,18 +105,41 @@ type task struct {
 // tableKey names the profile of a model (name/version) on a type of lanes.
 type tableKey struct{ model, typ string }
 
+func (k tableKey) compare(o tableKey) int {
+	return cmp.Or(cmp.Compare(k.model, o.model), cmp.Compare(k.typ, o.typ))
+}
+
 // A leaderModel is a version of a model that some member holds.
 type leaderModel struct {
 	key     string
 	name    string
 	version int64
+	modelSettings
+
+	perSecond [statusSeconds]tally
+	total     tally
+}
+
+// modelSettings are what a model.yaml says of a model that a leader must know.
+type modelSettings struct {
 	target  time.Duration
 	share   float64 // of the queries that should meet the target
 	largest int
 	late    bool // reject late queries
+}
 
-	perSecond [statusSeconds]tally
-	total     tally
+func settingsOf(m *control.Model) modelSettings {
+	return modelSettings{
+		target: max(time.Duration(m.GetQosTargetNs()), 1), share: m.GetQosPercentile(),
+		largest: min(max(int(m.GetLargestBatchSize()), 1), match.MaxBatchSize), late: m.GetRejectLate(),
+	}
+}
+
+// and are the settings of a model that some members serve by s and others by o, as they do while its
+// model.yaml is changed on one after the other. What either allows is allowed, as at a gateway: so it
+// does not matter in which order they are asked.
+func (s modelSettings) and(o modelSettings) modelSettings {
+	return modelSettings{max(s.target, o.target), min(s.share, o.share), max(s.largest, o.largest), s.late && o.late}
 }
 
 // A tally counts queries of a model.
@@ -162,9 +186,9 @@ type attempt struct {
 
 // A known latency, as the loop needs it.
 type known struct {
-	table *match.Table
-	p99   func(batch int) time.Duration
-	sure  bool
+	profile *profiles.Table
+	table   *match.Table // of profile, up to the largest batch size
+	sure    bool
 }
 
 // A parked query is one that is said to be at a lane that has not greeted yet.
@@ -397,7 +421,7 @@ func (r *reign) grace(ln *lane, model string, batch int) time.Duration {
 	if !k.sure {
 		least = overdueDoubt
 	}
-	return max(least, overdueQuantiles*k.p99(batch))
+	return max(least, overdueQuantiles*k.profile.Quantile(0.99, batch))
 }
 
 func (r *reign) reject(g *gateway, d *match.Decision, q *leaderQuery) {
@@ -491,11 +515,22 @@ func (r *reign) tuneAhead() {
 // and which models there are.
 func (r *reign) viewChanged() {
 	there := map[string]bool{}
+	said := map[modelID]modelSettings{}
 	for _, m := range r.leader.fleet.view().GetMembers() {
 		there[m.GetName()] = true
-		for _, model := range m.GetModels() {
-			r.learnModel(model)
+		if w := r.workers[m.GetName()]; w != nil && w.member.GetRevision() > m.GetRevision() {
+			m = w.member // its link is ahead of the view
 		}
+		for _, model := range m.GetModels() {
+			id, settings := modelID{model.GetName(), model.GetVersion()}, settingsOf(model)
+			if others, ok := said[id]; ok {
+				settings = settings.and(others)
+			}
+			said[id] = settings
+		}
+	}
+	for _, id := range slices.SortedFunc(maps.Keys(said), modelID.compare) {
+		r.modelIs(id, said[id])
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.workers)) {
 		if w := r.workers[name]; !there[name] && name != r.leader.fleet.self() {
@@ -505,22 +540,60 @@ func (r *reign) viewChanged() {
 	r.unpark(func(p *parked) bool { return !there[p.submit.GetAgent()] })
 }
 
-// learnModel tells the matcher of a model, if it is new or has changed.
+// A modelID names a version of a model.
+type modelID struct {
+	name    string
+	version int64
+}
+
+func (id modelID) compare(o modelID) int {
+	return cmp.Or(cmp.Compare(id.name, o.name), cmp.Compare(id.version, o.version))
+}
+
+// learnModel takes what a member says of a model. That other members do not say so any more shows
+// when the view changes.
 func (r *reign) learnModel(m *control.Model) *leaderModel {
-	key := control.ModelKey(m.GetName(), m.GetVersion())
-	largest := min(max(int(m.GetLargestBatchSize()), 1), match.MaxBatchSize)
-	target := max(time.Duration(m.GetQosTargetNs()), 1)
-	k := r.models[key]
-	if k == nil {
-		k = &leaderModel{key: key, name: m.GetName(), version: m.GetVersion()}
-		r.models[key] = k
-	} else if k.target == target && k.largest == largest && k.late == m.GetRejectLate() {
-		return k
+	settings := settingsOf(m)
+	if k := r.models[control.ModelKey(m.GetName(), m.GetVersion())]; k != nil {
+		settings = settings.and(k.modelSettings)
 	}
-	k.target, k.largest, k.late, k.share = target, largest, m.GetRejectLate(), m.GetQosPercentile()
-	r.step(&match.Event{Kind: match.ModelChanged, Model: key, QoSTarget: target, BatchSize: largest, RejectLate: k.late})
+	return r.modelIs(modelID{m.GetName(), m.GetVersion()}, settings)
+}
+
+// modelIs tells the matcher of a model, if it is new or has changed.
+func (r *reign) modelIs(id modelID, settings modelSettings) *leaderModel {
+	key := control.ModelKey(id.name, id.version)
+	k := r.models[key]
+	switch {
+	case k == nil:
+		k = &leaderModel{key: key, name: id.name, version: id.version}
+		r.models[key] = k
+	case k.modelSettings == settings:
+		return k
+	case k.largest < settings.largest:
+		r.lengthen(key, settings.largest)
+	}
+	k.modelSettings = settings
+	r.step(&match.Event{Kind: match.ModelChanged, Model: key, QoSTarget: k.target, BatchSize: k.largest, RejectLate: k.late})
 	r.poolChanged()
 	return k
+}
+
+// lengthen has the matcher's tables of a model go up to a larger batch size, which is to become its
+// largest: a table that ends before it would be forgotten.
+func (r *reign) lengthen(model string, largest int) {
+	for _, key := range slices.SortedFunc(maps.Keys(r.tables), tableKey.compare) {
+		k := r.tables[key]
+		if key.model != model || k.table.Largest() >= largest {
+			continue
+		}
+		table, err := match.NewTable(k.profile, largest)
+		if err != nil {
+			continue // it was right up to fewer, and the study tells a new one
+		}
+		r.tables[key] = &known{profile: k.profile, table: table, sure: k.sure}
+		r.step(&match.Event{Kind: match.ProfileChanged, Model: model, Type: key.typ, Table: table})
+	}
 }
 
 // introduce adds to the first message of a link what a member must know, so that it

@@ -408,7 +408,7 @@ func (s *study) tell(a *advice) {
 			if scale, own := s.scaled[p.member.GetName()]; own {
 				now.table = now.table.Scale(scale)
 			}
-			if before, ok := s.told[key]; ok && before.largest == m.largest && before.sure == now.sure && sameLatency(before.table, now.table, m.largest) {
+			if before, ok := s.told[key]; ok && before.largest >= m.largest && before.sure == now.sure && sameLatency(before.table, now.table, m.largest) {
 				continue
 			}
 			advised, err := adviseProfile(key, now)
@@ -456,9 +456,7 @@ func adviseProfile(key tableKey, p toldProfile) (profileAdvice, error) {
 	}
 	return profileAdvice{
 		message: &control.Profile{Model: key.model, Type: key.typ, Table: data},
-		known: &known{table: table, sure: p.sure, p99: func(batch int) time.Duration {
-			return p.table.Quantile(0.99, batch)
-		}},
+		known:   &known{profile: p.table, table: table, sure: p.sure},
 	}, nil
 }
 

@@ -1,0 +1,128 @@
+package agent
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/leader/match"
+)
+
+// TestSettingsChangeOneByOne changes a model.yaml on one agent after the other, to a larger largest
+// batch size and back, while the fleet serves and others come and go: the leader's matcher hears of
+// each change once, has a table of the model all the time, and no query fails.
+func TestSettingsChangeOneByOne(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		record := filepath.Join(f.TempDir(), "record")
+		agents := []*fleetAgent{
+			f.start(ownModels(f), func(a *Agent) { a.config.Leader, a.config.Record = "must", record }),
+			f.start(ownModels(f)), f.start(ownModels(f)),
+		}
+		f.settled(agents...)
+		f.led(agents...)
+		if failed := f.send(100, time.Millisecond, agents...); len(failed) > 0 { // something is learned
+			f.Fatalf("failed: %v", failed)
+		}
+		var enough atomic.Bool
+		var load sync.WaitGroup
+		load.Go(func() {
+			for !enough.Load() {
+				if failed := f.send(100, 5*time.Millisecond, agents...); len(failed) > 0 {
+					f.Errorf("failed: %v", failed)
+				}
+			}
+		})
+		byName := slices.SortedFunc(slices.Values(agents), func(a, b *fleetAgent) int { return strings.Compare(a.name, b.name) })
+		for _, largest := range []int{1500, 1000} {
+			for _, changed := range byName {
+				changed.settings(map[string]string{"largest_batch_size": fmt.Sprint(largest)})
+				f.eventually(time.Minute, func() string {
+					for _, a := range agents {
+						if got := a.roster.member(changed.name).GetModels()[0].GetLargestBatchSize(); int(got) != largest {
+							return fmt.Sprintf("%s sees largest batch size %d at %s, want %d", a.name, got, changed.name, largest)
+						}
+					}
+					return ""
+				})
+				guest := f.start(ownModels(f), neverLeads, func(a *Agent) { a.config.Executor = "emulated" })
+				f.settled(append([]*fleetAgent{guest}, agents...)...)
+				if err := guest.stop(); err != nil {
+					f.Error(err)
+				}
+				f.settled(agents...)
+			}
+		}
+		enough.Store(true)
+		load.Wait()
+		for _, a := range agents {
+			if err := a.stop(); err != nil {
+				f.Error(err)
+			}
+		}
+
+		file, err := os.Open(record)
+		if err != nil {
+			f.Fatal(err)
+		}
+		defer file.Close()
+		told, tables := []int{}, map[string]int{}
+		lines := bufio.NewScanner(file)
+		lines.Buffer(nil, 1<<24)
+		for lines.Scan() {
+			_, e, err := match.ParseEvent(lines.Bytes())
+			switch {
+			case err != nil: // a decision, or what comes first
+			case e.Kind == match.ModelChanged:
+				told = append(told, e.BatchSize)
+				for typ, covered := range tables {
+					if covered < e.BatchSize {
+						f.Errorf("the largest batch size becomes %d, and the table of %s, which ends at %d, is forgotten", e.BatchSize, typ, covered)
+					}
+				}
+			case e.Kind == match.ProfileChanged:
+				tables[e.Type] = e.Table.Largest()
+			}
+		}
+		if want := []int{1000, 1500, 1000}; !slices.Equal(told, want) || len(tables) == 0 || lines.Err() != nil {
+			f.Errorf("the matcher has heard of largest batch sizes %v, want %v; of tables %v; %v", told, want, tables, lines.Err())
+		}
+	})
+}
+
+// ownModels gives an agent a model directory of its own.
+func ownModels(f *testFleet) func(*Agent) {
+	return func(a *Agent) {
+		a.config.ModelDir = f.TempDir()
+		if err := os.CopyFS(a.config.ModelDir, os.DirFS(f.dir)); err != nil {
+			f.Fatal(err)
+		}
+	}
+}
+
+// settings changes lines of the model.yaml of the agent's NCF, which are there already.
+func (a *fleetAgent) settings(changes map[string]string) {
+	a.fleet.Helper()
+	path := filepath.Join(a.config.ModelDir, "ncf", "model.yaml")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		a.fleet.Fatal(err)
+	}
+	lines, changed := strings.Split(string(data), "\n"), 0
+	for i, line := range lines {
+		key, _, _ := strings.Cut(line, ":")
+		if value, ok := changes[key]; ok {
+			lines[i] = key + ": " + value
+			changed++
+		}
+	}
+	if err := replaceFile(path, strings.Join(lines, "\n"), 0o644); err != nil || changed != len(changes) {
+		a.fleet.Fatalf("%d of %v changed: %v", changed, changes, err)
+	}
+}
