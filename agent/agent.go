@@ -190,7 +190,7 @@ func (a *Agent) open() error {
 	if info.Executor != "onnx" {
 		a.log.Warn("no model is run: answers are made up", "executor", info.Executor, "instance_type", a.config.InstanceType, "profile", a.config.Profile)
 	}
-	a.estimates = newEstimates(a.library, a.instanceType, string(info.Provider), a.config.cores()/a.config.lanes())
+	a.estimates = newEstimates(a.library, a.catalogue, a.describeLanes)
 	a.lanes = runtime.NewLanes(runtime.LanesConfig{
 		Estimator:       a.estimates,
 		Lanes:           a.config.lanes(),
@@ -217,7 +217,7 @@ func (a *Agent) open() error {
 		return err
 	}
 	a.roster.leadership = a.leading.leadership
-	a.roster.complete = func(v *control.View) { a.estimates.complete(v, a.name, a.library) }
+	a.roster.complete = a.estimates.complete
 	a.gateway, err = client.NewGateway(client.GatewayConfig{
 		ID:        id,
 		Agent:     a.name,
@@ -303,9 +303,11 @@ func (a *Agent) load(ctx context.Context, v *models.Version) (*servedModel, erro
 	a.metrics.warmUpDuration.WithLabelValues(v.Model, version).Observe(time.Since(start).Seconds())
 	a.front.allow(largestQuery(v.Inputs, v.Config.LargestBatchSize, protobufElement, min(a.config.MaxWaitingBytes, math.MaxInt32)))
 	a.metrics.qosTarget.WithLabelValues(v.Model, version).Set(v.Config.QoSTarget.Seconds())
+	profile := control.ModelKey(v.Model, v.Number)
+	a.estimates.loaded(profile, sum)
 	return &servedModel{
 		Model:    model,
-		profile:  fmt.Sprintf("%s/%d", v.Model, v.Number),
+		profile:  profile,
 		checksum: sum,
 		counts:   a.metrics.version(v.Model, v.Number),
 	}, nil

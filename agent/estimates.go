@@ -14,16 +14,17 @@ import (
 // estimates are how long queries execute on this agent's lanes, as learned from
 // those that did: a [runtime.Estimator]. Its methods may be called concurrently.
 type estimates struct {
-	instanceType func() profiles.InstanceType
-	provider     string
-	cores        int // of a lane
-	mu           sync.Mutex
-	book         *profiles.Book
-	learned      map[string]*estimate
+	// lanes is what this agent's are, in what a member says of itself.
+	lanes     func() *control.Member
+	catalogue *profiles.Catalogue
+	mu        sync.Mutex
+	book      *profiles.Book
+	learned   map[string]*estimate
 }
 
 // An estimate is what is known of one version of a model.
 type estimate struct {
+	checksum string
 	key      profiles.Key
 	table    *profiles.Table // nil: nothing is known
 	json     []byte          // of table; nil until asked for
@@ -31,21 +32,61 @@ type estimate struct {
 	rebuild  uint64 // observed, when the table is made anew
 }
 
-func newEstimates(library *profiles.Library, instanceType func() profiles.InstanceType, provider string, cores int) *estimates {
-	return &estimates{instanceType: instanceType, provider: provider, cores: cores, book: profiles.NewBook(library), learned: map[string]*estimate{}}
+func newEstimates(library *profiles.Library, catalogue *profiles.Catalogue, lanes func() *control.Member) *estimates {
+	return &estimates{lanes: lanes, catalogue: catalogue, book: profiles.NewBook(library), learned: map[string]*estimate{}}
 }
 
-// of is the estimate of a version, "ncf/1". e.mu is held.
-func (e *estimates) of(profile string) *estimate {
-	if known := e.learned[profile]; known != nil && (known.observed > 0 || known.key.InstanceType != "") {
-		return known
+// keyOf names the profile of a model that a member holds, on the member's lanes: for the member
+// itself as for whoever leads.
+func keyOf(c *profiles.Catalogue, member *control.Member, m *control.Model) profiles.Key {
+	return profiles.KeyOf(c, m.GetName(), m.GetVersion(), m.GetChecksum(), profiles.Lane{
+		InstanceType: profiles.InstanceType(member.GetInstanceType()), Provider: member.GetProvider(),
+		Emulated: member.GetExecutor() == "emulated", Lanes: int(member.GetLanes()), Cores: int(member.GetCores()),
+	})
+}
+
+// loaded says which files a version, "ncf/1", is from now on.
+func (e *estimates) loaded(profile, checksum string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if known := e.learned[profile]; known == nil || known.checksum != checksum {
+		e.learned[profile] = e.begin(profile, checksum)
 	}
+}
+
+// begin is the estimate of a version of which this agent has run nothing.
+func (e *estimates) begin(profile, checksum string) *estimate {
 	model, version, _ := strings.Cut(profile, "/")
 	number, _ := strconv.ParseInt(version, 10, 64)
-	fresh := &estimate{key: profiles.Key{Model: model, Version: number, InstanceType: e.instanceType(), Provider: e.provider, Cores: e.cores}}
+	fresh := &estimate{
+		checksum: checksum,
+		key:      keyOf(e.catalogue, e.lanes(), &control.Model{Name: model, Version: number, Checksum: checksum}),
+	}
 	fresh.table = e.book.Table(fresh.key)
-	e.learned[profile] = fresh
 	return fresh
+}
+
+// of is the estimate of a version. e.mu is held.
+func (e *estimates) of(profile string) *estimate {
+	known := e.learned[profile]
+	switch {
+	case known == nil:
+		known = e.begin(profile, "")
+	case known.key.InstanceType != "":
+		return known
+	default: // what this agent runs on was not known, and may be now
+		fresh := e.begin(profile, known.checksum)
+		if fresh.key == known.key {
+			return known
+		}
+		if fresh.table == nil && known.table != nil {
+			e.book.Begin(fresh.key, known.table)
+			fresh.table = e.book.Table(fresh.key)
+		}
+		known = fresh
+	}
+	e.learned[profile] = known
+	return known
 }
 
 // Estimate implements [runtime.Estimator].
@@ -86,11 +127,16 @@ func (e *estimates) Observe(profile string, batchSize int, execution time.Durati
 	}
 }
 
-// profile is what is known of a version on this agent's lanes; nil if nothing is.
-func (e *estimates) profile(key, laneType string) *control.Profile {
+// profile is what is known of a model on a member's lanes, as learned on lanes like
+// them, which this agent's are, or as it comes with the program; nil if nothing is.
+func (e *estimates) profile(member *control.Member, m *control.Model) *control.Profile {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	known := e.of(key)
+	key, version := keyOf(e.catalogue, member, m), control.ModelKey(m.GetName(), m.GetVersion())
+	known := e.learned[version]
+	if known == nil || known.key != key {
+		known = &estimate{table: e.book.Table(key)}
+	}
 	if known.table == nil {
 		return nil
 	}
@@ -101,22 +147,14 @@ func (e *estimates) profile(key, laneType string) *control.Profile {
 		}
 		known.json = text
 	}
-	return &control.Profile{Model: key, Type: laneType, Table: known.json}
+	return &control.Profile{Model: version, Type: member.LaneType(), Table: known.json}
 }
 
-// complete adds profiles for what v has none of, because no leader has told any:
-// on lanes like this agent's what it has learned itself, on others what comes
-// with the program.
-func (e *estimates) complete(v *control.View, self string, library *profiles.Library) {
+// complete adds profiles for what v has none of, because no leader has told any.
+func (e *estimates) complete(v *control.View) {
 	known := map[profileKey]bool{}
 	for _, p := range v.Profiles {
 		known[profileKey{p.Model, p.Type}] = true
-	}
-	ownType := ""
-	for _, m := range v.Members {
-		if m.Name == self {
-			ownType = m.LaneType()
-		}
 	}
 	for _, member := range v.Members {
 		for _, m := range member.Models {
@@ -125,29 +163,9 @@ func (e *estimates) complete(v *control.View, self string, library *profiles.Lib
 				continue
 			}
 			known[key] = true
-			if key.typ == ownType {
-				if p := e.profile(key.model, ownType); p != nil {
-					v.Profiles = append(v.Profiles, p)
-					continue
-				}
-			}
-			if p := shipped(member, m, library); p != nil {
+			if p := e.profile(member, m); p != nil {
 				v.Profiles = append(v.Profiles, p)
 			}
 		}
 	}
-}
-
-// shipped is the profile that comes with the program for a model on a member,
-// nil if there is none.
-func shipped(member *control.Member, m *control.Model, library *profiles.Library) *control.Profile {
-	table, err := library.Table(m.Name, profiles.InstanceType(member.InstanceType))
-	if err != nil {
-		return nil
-	}
-	text, err := json.Marshal(table)
-	if err != nil {
-		return nil
-	}
-	return &control.Profile{Model: control.ModelKey(m.Name, m.Version), Type: member.LaneType(), Table: text}
 }

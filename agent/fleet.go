@@ -210,10 +210,9 @@ func (a *Agent) tellSelf(ctx context.Context) {
 
 // describe is what the agent is and holds, at revision 0.
 func (a *Agent) describe() *control.Member {
-	m := &control.Member{
-		Name: a.name, Address: a.advertised, Protocol: control.Protocol, Role: a.config.Leader,
-		InstanceType: string(a.instanceType()), Draining: a.draining.Load(),
-	}
+	m := a.describeLanes()
+	m.Name, m.Address, m.Protocol, m.Role = a.name, a.advertised, control.Protocol, a.config.Leader
+	m.Draining = a.draining.Load()
 	if known, err := a.catalogue.Lookup(a.instanceType()); err == nil {
 		m.PriceUsdPerHour = known.PriceUSDPerHour
 	}
@@ -221,9 +220,6 @@ func (a *Agent) describe() *control.Member {
 		return m
 	}
 	m.Rank = uint32(a.rank())
-	info := a.executor.Info()
-	m.Provider, m.Executor = string(info.Provider), info.Executor
-	m.Lanes, m.Cores = uint32(a.config.lanes()), uint32(a.config.cores()/a.config.lanes())
 	for _, s := range a.repository.Index() {
 		if s.State != models.Ready {
 			continue
@@ -231,6 +227,18 @@ func (a *Agent) describe() *control.Member {
 		if held := a.describeModel(s); held != nil {
 			m.Models = append(m.Models, held)
 		}
+	}
+	return m
+}
+
+// describeLanes is what the agent's lanes are; once the executor is open that is all that a key of
+// their profiles says of them.
+func (a *Agent) describeLanes() *control.Member {
+	m := &control.Member{InstanceType: string(a.instanceType())}
+	if a.executor != nil {
+		info := a.executor.Info()
+		m.Provider, m.Executor = string(info.Provider), info.Executor
+		m.Lanes, m.Cores = uint32(a.config.lanes()), uint32(a.config.cores()/a.config.lanes())
 	}
 	return m
 }
@@ -273,9 +281,13 @@ const checksumHead = 64 << 10
 
 // checksum tells versions apart that agents hold under one name: of the names
 // and sizes of the version's files, and of their beginnings and ends. Reading gigabytes of
-// tables at each start would cost more than it could tell.
+// tables at each start would cost more than it could tell. Of model.yaml it has what changes how
+// long queries run, for what was learned of the version is kept under its checksum.
 func checksum(v *models.Version) (string, error) {
 	hash := sha256.New()
+	if v.Config.RowsIndependent {
+		fmt.Fprintln(hash, "rows_independent")
+	}
 	dir := filepath.Dir(v.Path)
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || strings.HasPrefix(d.Name(), ".") {

@@ -20,7 +20,7 @@ import (
 type servedModel struct {
 	runtime.Model
 	profile  string // what estimates of its execution time are kept by
-	checksum string // of its files
+	checksum string // as the function of that name has it
 	counts   *versionMetrics
 }
 

@@ -311,9 +311,7 @@ func (r *reign) open() bool {
 		}
 	}
 	r.step(&match.Event{Kind: match.TimePassed})
-	for _, p := range l.fleet.view().GetProfiles() {
-		r.study.suggest(p)
-	}
+	r.study.suggest(l.fleet.view())
 	r.ahead.fixed = control.Duration(l.fleet.view().GetAheadNs())
 	r.viewChanged()
 	r.tuneAhead()

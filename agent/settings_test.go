@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles"
 )
 
 // TestSettingsChangeOneByOne changes a model.yaml on one agent after the other, to a larger largest
@@ -125,4 +126,51 @@ func (a *fleetAgent) settings(changes map[string]string) {
 	if err := replaceFile(path, strings.Join(lines, "\n"), 0o644); err != nil || changed != len(changes) {
 		a.fleet.Fatalf("%d of %v changed: %v", changed, changes, err)
 	}
+}
+
+// TestColdWorker: an agent on which nothing has run knows from the shipped profile how long a query
+// takes, and learns under the same key as the leader.
+func TestColdWorker(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		agents := []*fleetAgent{f.start(), f.start()}
+		f.settled(agents...)
+		leads := f.led(agents...)
+		shipped, err := profiles.ShippedLibrary().Table("ncf", "r5n.large")
+		if err != nil {
+			f.Fatal(err)
+		}
+		agree := func() {
+			f.Helper()
+			r := leads.leading.(*leader).reigning()
+			for _, a := range agents {
+				a.estimates.mu.Lock()
+				worker := a.estimates.of("ncf/1").key
+				a.estimates.mu.Unlock()
+				var key profiles.Key
+				r.study.ask(func() { key = r.study.key(r.leader.fleet.(agentFleet).roster.member(a.name), "ncf", 1) })
+				if key != worker || key.Cores != 0 || key.Checksum == "" {
+					f.Errorf("of %s the leader learns under %+v, it itself under %+v; want the same, of the whole machine, with a checksum", a.name, key, worker)
+				}
+			}
+		}
+		for _, a := range agents {
+			if got, want := a.estimates.Estimate("ncf/1", 100), shipped.Mean(100); got != want {
+				f.Errorf("%s, cold, expects %v at batch size 100, want %v as shipped", a.name, got, want)
+			}
+		}
+		agree()
+		if failed := f.send(200, time.Millisecond, agents...); len(failed) > 0 {
+			f.Errorf("failed: %v", failed)
+		}
+		agree()
+		r := leads.leading.(*leader).reigning()
+		f.eventually(time.Second, func() (bad string) {
+			r.study.ask(func() {
+				if keys := r.study.book.Keys(); len(keys) != 1 || r.study.book.Learner(keys[0]).Queries() < 200 {
+					bad = fmt.Sprintf("the leader has learned of %v, want of one key 200 queries", keys)
+				}
+			})
+			return bad
+		})
+	})
 }

@@ -62,6 +62,7 @@ type study struct {
 	observations []observation
 
 	pool     *pool
+	keys     map[tableKey]profiles.Key    // of the pool, see keysOf
 	monitors map[string]*profiles.Monitor // by model key
 	told     map[tableKey]toldProfile
 	learned  map[profiles.Key]bool // the leader before has: no haste with the first queries
@@ -77,6 +78,14 @@ type study struct {
 type pool struct {
 	members []poolMember
 	models  []poolModel
+}
+
+// described are the members as they have described themselves.
+func (p *pool) described() (all []*control.Member) {
+	for _, m := range p.members {
+		all = append(all, m.member)
+	}
+	return all
 }
 
 type poolMember struct {
@@ -164,14 +173,21 @@ func (s *study) observed(member *control.Member, m *leaderModel, batch int, exec
 	signal(s.seen)
 }
 
-// suggest gives a profile to start from, that the leader before has told. It is called before run.
-func (s *study) suggest(p *control.Profile) {
-	var t profiles.Table
-	if strings.Contains(p.GetType(), "@") || json.Unmarshal(p.GetTable(), &t) != nil || t.Source() == guess {
-		return // then this agent starts from what it has itself
+// suggest gives profiles to start from, that the leader before has told. It is called before run.
+func (s *study) suggest(v *control.View) {
+	keys := keysOf(s.reign.leader.config.Catalogue, v.GetMembers())
+	for _, p := range v.GetProfiles() {
+		var t profiles.Table
+		if strings.Contains(p.GetType(), "@") || json.Unmarshal(p.GetTable(), &t) != nil || t.Source() == guess {
+			continue // then this agent starts from what it has itself
+		}
+		key, ok := keys[tableKey{p.GetModel(), p.GetType()}]
+		if !ok {
+			key = t.Key() // nobody holds it now
+		}
+		s.book.Begin(key, &t)
+		s.learned[key] = t.Origin() == profiles.Learned
 	}
-	s.book.Begin(t.Key(), &t)
-	s.learned[t.Key()] = t.Origin() == profiles.Learned
 }
 
 // run studies until ctx ends.
@@ -234,17 +250,35 @@ func (s *study) fillDemand(d *control.FleetDemand, now time.Time) {
 		}
 		d.Models = append(d.Models, known)
 	}
-	for _, key := range s.book.Keys() {
-		l := s.book.Learner(key)
-		if l.Queries() == 0 {
-			continue
-		}
+	for _, l := range s.latest() {
 		table, err := json.Marshal(l.Table())
 		if err != nil {
 			continue // what was learned can be written
 		}
 		d.Profiles = append(d.Profiles, &control.LearnedProfile{Table: table, Queries: l.Queries(), AgeNs: int64(now.Sub(l.Updated()))})
 	}
+}
+
+// latest are the learners that have seen queries, of each version but those of the files that ran last.
+func (s *study) latest() (all []*profiles.Learner) {
+	for _, key := range s.book.Keys() { // those that differ in the checksum stand together
+		l := s.book.Learner(key)
+		if l.Queries() == 0 {
+			continue
+		}
+		if n := len(all); n > 0 {
+			before := all[n-1].Key()
+			before.Checksum = key.Checksum
+			if before == key {
+				if l.Updated().After(all[n-1].Updated()) {
+					all[n-1] = l
+				}
+				continue
+			}
+		}
+		all = append(all, l)
+	}
+	return all
 }
 
 // look takes what there is and gives advice; it returns after how long there will be more to
@@ -257,13 +291,16 @@ func (s *study) look(now time.Time) (next time.Duration) {
 
 	a := &advice{}
 	if news != nil {
-		s.pool = news
+		s.pool, s.keys = news, keysOf(s.reign.leader.config.Catalogue, news.described())
 	}
 	for _, x := range arrivals {
 		s.monitor(x)
 	}
 	urgent := news != nil
 	for _, x := range observations {
+		if heldBy(x.member, x.model.name, x.model.version) == nil {
+			continue // of which files it was is not known any more
+		}
 		key := s.key(x.member, x.model.name, x.model.version)
 		if s.book.Observe(key, x.batch, x.execution, x.member.GetName(), x.at) == nil {
 			s.unlooked, s.unsaved = true, true
@@ -319,22 +356,42 @@ func (p *pool) model(key string) *poolModel {
 	return nil
 }
 
-// key names the profile of a version of a model on a member's lanes. The one lane of a machine
-// of a known type counts as the whole machine, and so does that of an emulated one.
-func (s *study) key(m *control.Member, model string, version int64) profiles.Key {
-	k := profiles.Key{
-		Model: model, Version: version, InstanceType: profiles.InstanceType(m.GetInstanceType()),
-		Provider: m.GetProvider(), Cores: int(m.GetCores()),
+// key names the profile of a version of a model on a member's lanes, of the files that it holds.
+func (s *study) key(member *control.Member, model string, version int64) profiles.Key {
+	held := heldBy(member, model, version)
+	if held == nil {
+		held = &control.Model{Name: model, Version: version}
 	}
-	known, err := s.reign.leader.config.Catalogue.Lookup(k.InstanceType)
-	emulated := m.GetExecutor() == "emulated"
-	if err == nil && emulated {
-		k.Provider = known.Provider()
+	return keyOf(s.reign.leader.config.Catalogue, member, held)
+}
+
+// heldBy is what a member says of a version of a model, nil if it does not hold it.
+func heldBy(member *control.Member, model string, version int64) *control.Model {
+	for _, m := range member.GetModels() {
+		if m.GetName() == model && m.GetVersion() == version {
+			return m
+		}
 	}
-	if m.GetLanes() == 1 && err == nil && (emulated || k.Provider == "cuda" || known.VCPUs == k.Cores) {
-		k.Cores = 0
+	return nil
+}
+
+// keysOf are the keys of the profiles of the models that members hold, by model and type of lanes.
+// Where members of a type hold other files under the same version, the profile that is told of them
+// all is of the files that most of them hold.
+func keysOf(c *profiles.Catalogue, members []*control.Member) map[tableKey]profiles.Key {
+	holders := map[profiles.Key]int{}
+	most := map[tableKey]profiles.Key{}
+	for _, member := range members {
+		for _, m := range member.GetModels() {
+			told, key := tableKey{control.ModelKey(m.GetName(), m.GetVersion()), member.LaneType()}, keyOf(c, member, m)
+			holders[key]++
+			before, ok := most[told]
+			if n := holders[before]; !ok || holders[key] > n || holders[key] == n && key.Checksum < before.Checksum {
+				most[told] = key
+			}
+		}
 	}
-	return k
+	return most
 }
 
 // typeOf is what the member's lanes are to the matcher.
@@ -425,6 +482,9 @@ func (s *study) tell(a *advice) {
 // profile is what is known of a model on a member's lanes, at the least a guess.
 func (s *study) profile(member *control.Member, m *poolModel) toldProfile {
 	key := s.key(member, m.name, m.version)
+	if ofType, ok := s.keys[tableKey{m.key, member.LaneType()}]; ok && s.typeOf(member) == member.LaneType() {
+		key = ofType
+	}
 	now := toldProfile{table: s.book.Table(key), largest: m.largest, sure: true}
 	if l := s.book.Learner(key); l != nil && l.Queries() < sureQueries && l.Queries() > 0 && !s.learned[key] {
 		now.sure = false

@@ -2,10 +2,15 @@ package agent
 
 import (
 	"encoding/json"
+	"math"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/profiles"
@@ -60,7 +65,10 @@ func TestStudyBeginsFromLearned(t *testing.T) {
 			return n
 		}
 		known := begin()
-		known.suggest(&control.Profile{Model: model.key, Type: a.member.LaneType(), Table: table})
+		known.suggest(&control.View{
+			Members:  []*control.Member{a.member},
+			Profiles: []*control.Profile{{Model: model.key, Type: a.member.LaneType(), Table: table}},
+		})
 		if n := told(known); n != 1 {
 			t.Errorf("a profile that was learned is told %d times, want 1", n)
 		}
@@ -68,4 +76,92 @@ func TestStudyBeginsFromLearned(t *testing.T) {
 			t.Errorf("a guess is corrected %d times, want 10 or more", n)
 		}
 	})
+}
+
+// TestStudyOtherFiles: agents of one type hold other files under the same version. What runs at one
+// says nothing of the others, nor that it is slow; what is told is of the files that most hold.
+func TestStudyOtherFiles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newLeaderWorld(t)
+		defer w.stop()
+		a := w.add("a", 1, linear)
+		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
+		s := newStudy(a.leader.reigning())
+		s.book = profiles.NewBook(nil)
+		model := &leaderModel{key: control.ModelKey("m", 1), name: "m", version: 1}
+		p := &pool{models: []poolModel{{key: model.key, name: "m", version: 1, target: 100 * time.Millisecond, share: 0.99, largest: 100}}}
+		for name, checksum := range map[string]string{"x": "new", "y": "old", "z": "old"} {
+			m := proto.CloneOf(a.member)
+			m.Name, m.Models[0].Checksum = name, checksum
+			p.members = append(p.members, poolMember{member: m, models: []string{model.key}, lanes: 1})
+		}
+		slices.SortFunc(p.members, func(a, b poolMember) int { return strings.Compare(a.member.Name, b.member.Name) })
+		s.poolIs(p)
+		for i := range 300 {
+			m, batch := p.members[i%3].member, 1+i%100
+			latency := linear(batch)
+			if m.Models[0].Checksum == "new" {
+				latency *= 3
+			}
+			s.observed(m, model, batch, latency, time.Now())
+			s.look(time.Now())
+			time.Sleep(10 * time.Millisecond)
+		}
+		told := s.told[tableKey{model.key, a.member.LaneType()}].table
+		if got, want := told.Mean(50), linear(50); math.Abs(float64(got)/float64(want)-1) > 0.05 {
+			t.Errorf("%v is told of batch size 50, want %v, as the files have that most hold", got, want)
+		}
+		if len(s.scaled) > 0 {
+			t.Errorf("these are slow: %v, want none", s.scaled)
+		}
+		for _, m := range p.members {
+			want := uint64(200)
+			if m.member.Models[0].Checksum == "new" {
+				want = 100
+			}
+			if got := s.book.Learner(s.key(m.member, "m", 1)).Queries(); got != want {
+				t.Errorf("%d queries are known of the files of %s, want %d", got, m.member.Name, want)
+			}
+		}
+		gone := proto.CloneOf(a.member)
+		gone.Models = nil
+		s.observed(gone, model, 50, time.Second, time.Now()) // the version was unloaded meanwhile
+		s.look(time.Now())
+		if keys := s.book.Keys(); len(keys) != 2 {
+			t.Errorf("is learned of %v, want of two versions of the files", keys)
+		}
+		d := &control.FleetDemand{}
+		if s.fillDemand(d, time.Now()); len(d.Profiles) != 1 {
+			t.Errorf("the demand has %d profiles of one version on one type, want 1", len(d.Profiles))
+		}
+	})
+}
+
+// TestEstimatesOfLateType: an agent that learns what it runs on when queries have run already
+// goes on from what they showed, or from what the program knows of the type.
+func TestEstimatesOfLateType(t *testing.T) {
+	for _, typ := range []string{"local:box:4", "r5n.large"} {
+		lanes := &control.Member{Provider: "cpu", Lanes: 1, Cores: 2}
+		e := newEstimates(profiles.ShippedLibrary(), profiles.DefaultCatalogue(), func() *control.Member { return lanes })
+		e.loaded("ncf/1", "aa")
+		for range 50 {
+			e.Observe("ncf/1", 100, time.Second)
+		}
+		lanes.InstanceType = typ
+		want := time.Second
+		if typ == "r5n.large" {
+			shipped, err := profiles.ShippedLibrary().Table("ncf", "r5n.large")
+			if err != nil {
+				t.Fatal(err)
+			}
+			want = shipped.Mean(100)
+		}
+		if got := e.Estimate("ncf/1", 100); math.Abs(float64(got)/float64(want)-1) > 0.01 {
+			t.Errorf("on %s batch size 100 should take %v, want %v", typ, got, want)
+		}
+		m := &control.Model{Name: "ncf", Version: 1, Checksum: "aa"}
+		if got, want := e.of("ncf/1").key, keyOf(profiles.DefaultCatalogue(), lanes, m); got != want {
+			t.Errorf("learns under %v, want %v", got, want)
+		}
+	}
 }

@@ -228,7 +228,7 @@ type Model struct {
 	DeadlineNs       int64                            `protobuf:"varint,7,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"`
 	LargestBatchSize uint32                           `protobuf:"varint,8,opt,name=largest_batch_size,json=largestBatchSize,proto3" json:"largest_batch_size,omitempty"`
 	RejectLate       bool                             `protobuf:"varint,9,opt,name=reject_late,json=rejectLate,proto3" json:"reject_late,omitempty"`
-	Checksum         string                           `protobuf:"bytes,10,opt,name=checksum,proto3" json:"checksum,omitempty"` // of the version's files; agents that differ in it hold different models
+	Checksum         string                           `protobuf:"bytes,10,opt,name=checksum,proto3" json:"checksum,omitempty"` // of the version's files and what changes how they run; who differs in it holds another model
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
