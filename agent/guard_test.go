@@ -301,7 +301,7 @@ func TestStopWithIdleConnections(t *testing.T) {
 							continue
 						}
 						// One that was served, and is kept.
-						if _, err := io.WriteString(conn, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+						if _, err := io.WriteString(conn, "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
 							f.Fatal(err)
 						}
 						if resp, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil {

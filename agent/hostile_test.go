@@ -227,23 +227,23 @@ func hostileRequests() []hostile {
 	rest("header length 0", "400", binaryQuery, header("0"))
 	rest("binary size that lies", "400", strings.Replace(binaryQuery, `"binary_data_size":64`, `"binary_data_size":-1`, 1), header(strconv.Itoa(n)))
 	add("REST: body over the limit, of unknown length", "413", func(a *testAgent) (string, string) {
-		return a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"+
+		return a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"+
 			strings.Repeat("8000\r\n"+strings.Repeat(" ", 0x8000)+"\r\n", 10)+"0\r\n\r\n", false)
 	})
 	add("REST: bad chunk", "400", func(a *testAgent) (string, string) {
-		return a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", false)
+		return a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", false)
 	})
 	add("REST: half-closed connection", "400", func(a *testAgent) (string, string) {
-		return a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{\"inputs\":", true)
+		return a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{\"inputs\":", true)
 	})
 	add("REST: negative length", "400", func(a *testAgent) (string, string) {
-		return a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", false)
+		return a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", false)
 	})
 	add("REST: length of a terabyte", "413", func(a *testAgent) (string, string) {
-		return a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1099511627776\r\n\r\n", false)
+		return a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1099511627776\r\n\r\n", false)
 	})
 	add("REST: headers over the limit", "431", func(a *testAgent) (string, string) {
-		return a.rawOutcome("GET /v2 HTTP/1.1\r\nHost: x\r\nX: "+strings.Repeat("x", 2*largestHeader)+"\r\n\r\n", false)
+		return a.rawOutcome("GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: "+strings.Repeat("x", 2*largestHeader)+"\r\n\r\n", false)
 	})
 	add("REST: no HTTP", "400", func(a *testAgent) (string, string) { return a.rawOutcome("hello\r\n\r\n", false) })
 	add("REST: gone before the answer", "", func(a *testAgent) (string, string) {
@@ -252,7 +252,7 @@ func hostileRequests() []hostile {
 			return "dial", err.Error()
 		}
 		defer conn.Close()
-		fmt.Fprint(conn, "POST /v2/models/ncf/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+		fmt.Fprint(conn, "POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
 		return "", ""
 	})
 	add("REST: path that leaves the directory", "404", func(a *testAgent) (string, string) {
@@ -357,7 +357,7 @@ func TestGarbage(t *testing.T) {
 	warned := strings.Count(a.log.String(), "level=WARN")
 	for range 20 {
 		for _, address := range []string{a.addresses.HTTP, a.addresses.GRPC, a.addresses.Metrics} {
-			for _, garbage := range []string{"", "\x00", "hello\r\n\r\n", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", preface, preface + string(random), string(random), "\x16\x03\x01\x02\x00\x01"} {
+			for _, garbage := range []string{"", "\x00", "hello\r\n\r\n", "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", preface, preface + string(random), string(random), "\x16\x03\x01\x02\x00\x01"} {
 				conn, err := net.Dial("tcp", address)
 				if err != nil {
 					t.Fatal(err)

@@ -389,9 +389,13 @@ func TestFrontUnderLoad(t *testing.T) {
 // hold nothing after.
 func TestSlowClients(t *testing.T) {
 	a := startAgent(t, testConfig(t), emulated(), func(a *Agent) { a.receiveTimeout = 50 * time.Millisecond })
-	code, message := a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{", false)
+	code, message := a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{", false)
 	if code != "408" || !strings.Contains(message, "not received within 50ms") {
 		t.Errorf("REST: got %s %s", code, message)
+	}
+	code, message = a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 100\r\n\r\n{", false)
+	if code != "403" {
+		t.Errorf("a request that is refused before it is read: got %s %s", code, message)
 	}
 	stream, err := a.conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, inference.GRPCInferenceService_ModelInfer_FullMethodName)
 	if err != nil {

@@ -26,7 +26,16 @@ import (
 // newHTTPServer serves handler with limits on what a client may make it wait for.
 func (a *Agent) newHTTPServer(handler http.Handler) *http.Server {
 	return &http.Server{
-		Handler:           handler,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if req.ContentLength != 0 {
+				// The server lifts this once it has read the body to its end, which it tries too for a
+				// request that is refused; from then on it reads only to notice a client that goes away.
+				if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(a.receiveTimeout)); err != nil {
+					a.log.Debug("bound the time to receive a body", "error", err)
+				}
+			}
+			handler.ServeHTTP(w, req)
+		}),
 		ReadHeaderTimeout: connectTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    largestHeader,
@@ -82,13 +91,6 @@ func (r *rest) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			writeError(w, r.panicked(req.Pattern, p))
 		}
 	}()
-	if req.ContentLength != 0 {
-		// The server lifts this once it has read the body to its end; from
-		// then on it reads only to notice a client that goes away.
-		if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(r.receiveTimeout)); err != nil {
-			r.log.Debug("bound the time to receive a body", "error", err)
-		}
-	}
 	// The mux would answer such a path with a redirect to what it may mean.
 	if p := req.URL.EscapedPath(); p != path.Clean("/"+p) {
 		writeErrorStatus(w, http.StatusBadRequest, fmt.Sprintf("path %q, want one without empty parts, dots and a slash at its end", p))

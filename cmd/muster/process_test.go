@@ -250,7 +250,7 @@ func TestSecondSignal(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	fmt.Fprint(conn, "POST /v2/models/ncf/infer HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 100\r\n\r\n")
+	fmt.Fprint(conn, "POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 100\r\n\r\n")
 	if _, err := bufio.NewReader(conn).ReadString('\n'); err != nil { // it is being served
 		t.Fatal(err)
 	}
