@@ -1103,12 +1103,13 @@ func TestLeaderLinksOnce(t *testing.T) {
 }
 
 // TestLeaderGone kills a leader: its successor, whose epoch is on the disk by then, leads as soon as the dead one's
-// address refuses connections.
+// address refuses connections, or 10 ms later, when it claims again, if the other follower's link to the
+// dead one breaks only after it has read the first claim.
 func TestLeaderGone(t *testing.T) {
 	for _, tt := range []struct {
 		accepts int32
 		within  time.Duration
-	}{{0, 5 * time.Millisecond}, {2, 20 * time.Millisecond}, {100, 80 * time.Millisecond}} {
+	}{{0, 12 * time.Millisecond}, {2, 30 * time.Millisecond}, {100, 80 * time.Millisecond}} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newLeaderWorld(t)
 			defer w.stop()

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -244,6 +245,9 @@ func TestStatusWithoutLeader(t *testing.T) {
 func TestKeysOfFleet(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "key")
 	write(t, file, gossip.FormatKey(gossip.NewKey())+"\n")
+	if err := os.Chmod(file, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	agents := startFleet(t, 2, "--gossip-key", file)
 	t.Chdir(t.TempDir())
 	t.Setenv("MUSTER_SERVER", agents[1].grpc)
