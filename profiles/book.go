@@ -135,15 +135,19 @@ const (
 // called now and then.
 func (b *Book) Forget(now time.Time, keep time.Duration, used func(Key) bool) (forgotten []Key) {
 	over := b.unused.Over(now, keep, maps.Keys(b.learners), used)
-	slices.SortFunc(over, func(x, y Key) int { return -compareKeys(x, y) }) // the newest version first
+	like := func(key Key) Key {
+		key.Version, key.Checksum = 0, ""
+		return key
+	}
+	slices.SortFunc(over, func(x, y Key) int { // of what is alike the newest first
+		return cmp.Or(compareKeys(like(x), like(y)), cmp.Compare(y.Version, x.Version),
+			b.learners[y].updated.Compare(b.learners[x].updated))
+	})
 	var kept []Key
-	var before Key
 	alike := 0
-	for _, key := range over {
-		like := key
-		like.Version = 0
-		if like != before {
-			before, alike = like, 0
+	for i, key := range over {
+		if i > 0 && like(key) != like(over[i-1]) {
+			alike = 0
 		}
 		if alike++; alike <= keptVersions {
 			kept = append(kept, key)
