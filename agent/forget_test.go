@@ -3,10 +3,14 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/models"
@@ -212,4 +216,21 @@ func TestEstimatesForget(t *testing.T) {
 	if got := e.Estimate(fmt.Sprintf("ncf/%d", versions+1), 10); got < 190*time.Millisecond {
 		t.Errorf("a new version starts from %v, want about 200 ms, as the last", got)
 	}
+}
+
+// TestFrontForgets: a server that a higher limit has replaced is forgotten when its calls have ended.
+func TestFrontForgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFront(bufconn.Listen(1), 1, func(int64) *grpc.Server { return grpc.NewServer() }, slog.New(slog.DiscardHandler))
+		for limit := range int64(200) {
+			f.allow(limit)
+		}
+		synctest.Wait()
+		if n := len(f.servers); n != 1 {
+			t.Errorf("%d servers are left of 199, want 1", n)
+		}
+		if err := f.stop(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
 }
