@@ -335,8 +335,8 @@ func (a *Agent) observe(e models.Event) {
 	a.changedSelf()
 }
 
-// forgetGone forgets now and then what belongs to versions and agents that are gone, until ctx ends. What the half
-// that leads knows of them it forgets by itself, and so does the gateway.
+// forgetGone forgets now and then what belongs to versions and agents that are gone, until ctx
+// ends. What the half that leads knows of them it forgets by itself, and so does the gateway.
 func (a *Agent) forgetGone(ctx context.Context) {
 	ticker := time.NewTicker(lookGone)
 	defer ticker.Stop()

@@ -129,8 +129,8 @@ func (e *estimates) Observe(profile string, batchSize int, execution time.Durati
 	}
 }
 
-// forget forgets versions that are not held, "ncf/1", and have not been for keepTold, but for those from which the next
-// one starts.
+// forget forgets versions that are not held, "ncf/1", and have not been for keepTold, but for those
+// from which the next one starts.
 func (e *estimates) forget(now time.Time, held map[string]bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -138,7 +138,8 @@ func (e *estimates) forget(now time.Time, held map[string]bool) {
 	for profile, known := range e.learned {
 		used[known.key] = used[known.key] || held[profile]
 	}
-	for _, profile := range e.gone.Over(now, keepTold, maps.Keys(e.learned), func(profile string) bool { return held[profile] }) {
+	there := func(profile string) bool { return held[profile] }
+	for _, profile := range e.gone.Over(now, keepTold, maps.Keys(e.learned), there) {
 		delete(e.learned, profile)
 	}
 	e.book.Forget(now, keepTold, func(key profiles.Key) bool { return used[key] })

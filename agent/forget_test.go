@@ -17,8 +17,8 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// TestLeaderForgets has the only agent of a type, which alone holds a model, go: a leader knows of both for as long as a
-// restart takes, not for ever, and tells anew when they are back.
+// TestLeaderForgets has the only agent of a type, which alone holds a model, go: a leader knows of
+// both for as long as a restart takes, not for ever, and tells anew when they are back.
 func TestLeaderForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newLeaderWorld(t)
@@ -84,8 +84,8 @@ func TestLeaderForgets(t *testing.T) {
 	})
 }
 
-// TestMetricsForget: the series of a version go all together, a while after it last served; its state stays as long as it
-// is on disk.
+// TestMetricsForget: the series of a version go all together, a while after it last served; its
+// state stays as long as it is on disk.
 func TestMetricsForget(t *testing.T) {
 	m := newMetrics()
 	now := time.Unix(0, 0)
@@ -138,7 +138,8 @@ func TestMetricsForget(t *testing.T) {
 	}
 	forget(1)
 	if series("1") != 0 || series("2") != 5 || series("3") != all {
-		t.Errorf("there are %d series of what is removed, %d of what is not served, %d of what is; want 0, 5 and %d", series("1"), series("2"), series("3"), all)
+		t.Errorf("there are %d series of what is removed, %d of what is not served, %d of what is; want 0, 5 and %d",
+			series("1"), series("2"), series("3"), all)
 	}
 	state(2, models.Loading, false)
 	state(2, models.Ready, false)
@@ -164,11 +165,14 @@ func TestMetricsForget(t *testing.T) {
 	}
 }
 
-// TestRosterForgets: a member forgets profiles of lanes and versions that are gone later than its leader.
+// TestRosterForgets: a member forgets profiles of lanes and versions that are gone later than its
+// leader.
 func TestRosterForgets(t *testing.T) {
 	r := newRoster(t.Context(), network{}, nil, nil)
 	model := func(name string) *control.Model { return testModel(name, time.Second) }
-	r.updateSelf(&control.Member{Name: "a", InstanceType: "box", Provider: "cpu", Cores: 1, Models: []*control.Model{model("m")}})
+	r.updateSelf(&control.Member{
+		Name: "a", InstanceType: "box", Provider: "cpu", Cores: 1, Models: []*control.Model{model("m")},
+	})
 	tell := func(model, typ string) {
 		r.toldByLeader(nil, []*control.Profile{{Model: model, Type: typ}}, 0)
 	}
@@ -193,7 +197,8 @@ func TestRosterForgets(t *testing.T) {
 	}
 }
 
-// TestEstimatesForget: an agent keeps its estimates of versions that are held, and what it learned of the last ones.
+// TestEstimatesForget: an agent keeps its estimates of versions that are held, and what it learned
+// of the last ones.
 func TestEstimatesForget(t *testing.T) {
 	e := newEstimates(profiles.ShippedLibrary(), func() profiles.InstanceType { return "box" }, "cpu", 1)
 	now, held := time.Unix(0, 0), map[string]bool{}
@@ -218,10 +223,12 @@ func TestEstimatesForget(t *testing.T) {
 	}
 }
 
-// TestFrontForgets: a server that a higher limit has replaced is forgotten when its calls have ended.
+// TestFrontForgets: a server that a higher limit has replaced is forgotten when its calls have
+// ended.
 func TestFrontForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFront(bufconn.Listen(1), 1, func(int64) *grpc.Server { return grpc.NewServer() }, slog.New(slog.DiscardHandler))
+		server := func(int64) *grpc.Server { return grpc.NewServer() }
+		f := newFront(bufconn.Listen(1), 1, server, slog.New(slog.DiscardHandler))
 		for limit := range int64(200) {
 			f.allow(limit)
 		}

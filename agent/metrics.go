@@ -306,11 +306,12 @@ func (m *metrics) observe(e models.Event) {
 	}
 }
 
-// keepSeries is how long the series of a version stay that is gone: whoever scrapes has had its last counts.
+// keepSeries is how long the series of a version stay that is gone: whoever scrapes has had its
+// last counts.
 const keepSeries = 10 * time.Minute
 
-// forget takes out all series of versions that no longer serve, but for what state those are in that are still on disk,
-// and of models that are not known any more.
+// forget takes out all series of versions that no longer serve, but for what state those are in
+// that are still on disk, and of models that are not known any more.
 func (m *metrics) forget(now time.Time, known func(model string) bool) {
 	m.mu.Lock()
 	nowhere := slices.Collect(maps.Keys(m.nowhere))
@@ -327,11 +328,13 @@ func (m *metrics) forget(now time.Time, known func(model string) bool) {
 		key.drop(m.queries, m.items, m.late, m.failures, m.failureSeconds, m.request, m.queue, m.execution,
 			m.loadDuration, m.warmUpDuration, m.qosTarget)
 	}
-	for _, key := range m.gone.Over(now, keepSeries, maps.Keys(m.states), func(key versionKey) bool { return m.states[key] != "" }) {
+	exists := func(key versionKey) bool { return m.states[key] != "" }
+	for _, key := range m.gone.Over(now, keepSeries, maps.Keys(m.states), exists) {
 		delete(m.states, key)
 		key.drop(m.loads, m.modelState)
 	}
-	for _, model := range m.unknown.Over(now, keepSeries, maps.Keys(m.nowhere), func(model string) bool { return there[model] }) {
+	isKnown := func(model string) bool { return there[model] }
+	for _, model := range m.unknown.Over(now, keepSeries, maps.Keys(m.nowhere), isKnown) {
 		delete(m.nowhere, model)
 		m.failures.DeletePartialMatch(prometheus.Labels{"model": model, "version": ""})
 	}

@@ -532,8 +532,9 @@ func (r *roster) toldByLeader(prices []*control.TypePrice, profiles []*control.P
 	r.touch()
 }
 
-// keepTold is how long a profile is kept of lanes that no member has, or of a version that none of them holds: longer
-// than the leader does, which tells it anew to lanes that are back later than that.
+// keepTold is how long a profile is kept of lanes that no member has, or of a version that none of
+// them holds: longer than the leader does, which tells it anew to lanes that are back later than
+// that.
 const keepTold = 2 * keepGone
 
 // forget forgets what has been told of versions and lanes that are gone.

@@ -16,8 +16,9 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// TestSoak has 200 versions of a model and 200 agents of other speeds come, serve and go, in a fleet of two: in the end
-// its agents know no more than in the beginning, but for what was learned of the last versions.
+// TestSoak has 200 versions of a model and 200 agents of other speeds come, serve and go, in a
+// fleet of two: in the end its agents know no more than in the beginning, but for what was learned
+// of the last versions.
 func TestSoak(t *testing.T) {
 	if raceDetector || testing.Short() {
 		t.Skip("a soak of 200 versions and 200 agents takes long")
@@ -60,7 +61,8 @@ func TestSoak(t *testing.T) {
 				t.Errorf("%s: %d in the beginning, %d in the end", what, begin[what], end[what])
 			}
 		}
-		// What the Go runtime and maps once needed they keep: from the first generation on that is the same.
+		// What the Go runtime and maps once needed they keep: from the first generation on that is
+		// the same.
 		t.Logf("bytes in use after each generation: %d", heaps)
 		if first, last := heaps[0], heaps[generations-1]; last > first+first/10 {
 			t.Errorf("%d bytes are in use after the first generation, %d after the last", first, last)
@@ -90,7 +92,8 @@ func (s *soak) round(n int) {
 	for i := range n {
 		speed := &site{} // were all alike, they would be what the type is
 		speed.slower.Store(int64(1 + i%4))
-		all = append(all, s.startOn(fmt.Sprintf("10.0.1.%d", i+1), quiet, neverLeads, func(a *Agent) { a.openExecutor = speed.openEmulator }))
+		change := func(a *Agent) { a.openExecutor = speed.openEmulator }
+		all = append(all, s.startOn(fmt.Sprintf("10.0.1.%d", i+1), quiet, neverLeads, change))
 	}
 	s.settled(all...)
 	s.led(all...)
@@ -118,8 +121,8 @@ func (s *soak) round(n int) {
 // replace has the next version take the place of the present one on all agents.
 func (s *soak) replace() {
 	s.Helper()
-	dir := filepath.Join(s.dir, "ncf")
-	if err := os.Rename(filepath.Join(dir, fmt.Sprint(s.version)), filepath.Join(dir, fmt.Sprint(s.version+1))); err != nil {
+	at := func(version int) string { return filepath.Join(s.dir, "ncf", fmt.Sprint(version)) }
+	if err := os.Rename(at(s.version), at(s.version+1)); err != nil {
 		s.Fatal(err)
 	}
 	s.version++
@@ -154,7 +157,8 @@ func (s *soak) types() map[string]bool {
 	return types
 }
 
-// rest lets everything be forgotten that is gone, with a few queries now and then, and returns how much there is then.
+// rest lets everything be forgotten that is gone, with a few queries now and then, and returns how
+// much there is then.
 func (s *soak) rest() map[string]int {
 	s.Helper()
 	for range 12 {

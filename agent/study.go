@@ -39,8 +39,9 @@ const (
 	slowFrom, slowUntil, slowAgain, slowError = 0.10, 0.05, 0.05, 0.04
 	// mostObserved bounds what waits to be learned from; more is not.
 	mostObserved = 1 << 14
-	// keepGone is how long what belongs to a version that no member holds is kept, and to lanes of which there are none:
-	// a restart or a rolling upgrade takes less. It is looked for every lookGone.
+	// keepGone is how long what belongs to a version that no member holds is kept, and to lanes of
+	// which there are none: a restart or a rolling upgrade takes less. It is looked for every
+	// lookGone.
 	keepGone, lookGone = 5 * time.Minute, time.Minute
 	// mostBins is how many bins of batch sizes a model has in the fluid program.
 	mostBins = 100
@@ -346,8 +347,8 @@ func (s *study) look(now time.Time) (next time.Duration) {
 	return 0
 }
 
-// forget forgets what belongs to versions and lanes that have been gone for keepGone, and has the loop do so. A
-// version that is there again before the loop does is told of as a new one.
+// forget forgets what belongs to versions and lanes that have been gone for keepGone, and has the
+// loop do so. A version that is there again before the loop does is told of as a new one.
 func (s *study) forget(now time.Time) {
 	models, tables, used := map[string]bool{}, map[tableKey]bool{}, map[profiles.Key]bool{}
 	for _, p := range s.pool.members {

@@ -32,8 +32,9 @@ const (
 	// prepareInterval is how often a gateway that is led makes ready to decide alone: to read changed profiles
 	// takes milliseconds, which are dear when the leader has just gone.
 	prepareInterval = time.Second
-	// keepGone is how long a profile is kept of lanes that no member has, or of a version that none of them holds: longer than
-	// a leader does, which tells it anew to lanes that are back later than that. It is looked for every lookGone.
+	// keepGone is how long a profile is kept of lanes that no member has, or of a version that none
+	// of them holds: longer than a leader does, which tells it anew to lanes that are back later
+	// than that. It is looked for every lookGone.
 	keepGone, lookGone = 10 * time.Minute, time.Minute
 	// probeAgain is after how long a query that nobody takes is tried again.
 	probeAgain = 20 * time.Millisecond
@@ -119,7 +120,8 @@ func (a *alone) forget(now time.Time) {
 			there[profileKey{model, m.LaneType()}], there[profileKey{model, m.OwnLaneType()}] = true, true
 		}
 	}
-	for _, key := range a.absent.Over(now, keepGone, maps.Keys(a.profiles), func(key profileKey) bool { return there[key] }) {
+	isThere := func(key profileKey) bool { return there[key] }
+	for _, key := range a.absent.Over(now, keepGone, maps.Keys(a.profiles), isThere) {
 		delete(a.profiles, key)
 	}
 }

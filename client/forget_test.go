@@ -10,15 +10,19 @@ import (
 	"github.com/muster-serve/muster/api/control"
 )
 
-// TestGatewayForgets has 200 versions and 200 agents with a type of their own come and go: a gateway that sees the fleet
-// all the time keeps the profiles of what is there, and for ten minutes of what is not.
+// TestGatewayForgets has 200 versions and 200 agents with a type of their own come and go: a
+// gateway that sees the fleet all the time keeps the profiles of what is there, and for ten minutes
+// of what is not.
 func TestGatewayForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &Gateway{}
 		g.members.Store(newMembers(&control.View{}))
 		a := newAlone(g)
 		member := func(name string, version int64) *control.Member {
-			return &control.Member{Name: name, InstanceType: "box", Provider: "cpu", Cores: 1, Models: []*control.Model{{Name: "m", Version: version}}}
+			return &control.Member{
+				Name: name, InstanceType: "box", Provider: "cpu", Cores: 1,
+				Models: []*control.Model{{Name: "m", Version: version}},
+			}
 		}
 		profile := func(version int64, typ string) *control.Profile {
 			return &control.Profile{Model: control.ModelKey("m", version), Type: typ, Table: []byte("{}")}

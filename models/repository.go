@@ -57,8 +57,8 @@ type Event struct {
 	// LoadTime is how long loading and warming took, on the event that ends a
 	// load with success.
 	LoadTime time.Duration
-	// Gone says that the version is neither on disk nor in memory any more: nothing is told of it again, unless it comes
-	// back.
+	// Gone says that the version is neither on disk nor in memory any more: nothing is told of it
+	// again, unless it comes back.
 	Gone bool
 	// Err is why a load failed, on the event that ends it. The state is Ready all the same
 	// if an older load of the version goes on serving.

@@ -11,7 +11,8 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// TestAbsence: only what is away at each look, for as long as asked, is over; and that at each look from then on.
+// TestAbsence: only what is away at each look, for as long as asked, is over; and that at each look
+// from then on.
 func TestAbsence(t *testing.T) {
 	var a profiles.Absence[string]
 	known := map[string]bool{"here": true, "gone": true, "back": true}
@@ -32,8 +33,8 @@ func TestAbsence(t *testing.T) {
 	}
 }
 
-// TestBookForgets: of versions that are not used only the newest two stay, from which the next one starts, and after
-// a while only.
+// TestBookForgets: of versions that are not used only the newest two stay, from which the next one
+// starts, and after a while only.
 func TestBookForgets(t *testing.T) {
 	b := profiles.NewBook(nil)
 	now := time.Unix(0, 0)

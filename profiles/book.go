@@ -123,16 +123,16 @@ func (b *Book) start(key Key) *Table {
 }
 
 const (
-	// keptVersions is how many versions that are not used a Book keeps of what else is alike, the newest: a version to
-	// come starts from them, and one that comes back goes on.
+	// keptVersions is how many versions that are not used a Book keeps of what else is alike, the
+	// newest: a version to come starts from them, and one that comes back goes on.
 	keptVersions = 2
 	// keptUnused is how many keys that are not used it keeps in all, those last learned from.
 	keptUnused = 256
 )
 
-// Forget forgets keys that are not used, and were not at any call of it for as long as keep, but for the newest two
-// versions of a model on alike lanes, and of these the 256 last learned from. It returns the keys forgotten. It is to be
-// called now and then.
+// Forget forgets keys that are not used, and were not at any call of it for as long as keep, but
+// for the newest two versions of a model on alike lanes, and of these the 256 last learned from. It
+// returns the keys forgotten. It is to be called now and then.
 func (b *Book) Forget(now time.Time, keep time.Duration, used func(Key) bool) (forgotten []Key) {
 	over := b.unused.Over(now, keep, maps.Keys(b.learners), used)
 	like := func(key Key) Key {

@@ -582,8 +582,8 @@ func (m *Matcher) changeModel(e *Event) error {
 	return nil
 }
 
-// forgetModel forgets a model. Its place is taken by the next new one, so that no query's and no lane's
-// reckoning changes.
+// forgetModel forgets a model. Its place is taken by the next new one, so that no query's and no
+// lane's reckoning changes.
 func (m *Matcher) forgetModel(name string) error {
 	i, known := m.byName[name]
 	if !known {

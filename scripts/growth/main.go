@@ -1,6 +1,7 @@
-// Command growth measures what versions that come and go leave in an agent: it starts one on a model of the zoo, has
-// version after version take the place of the one before, each serving some queries, waits until what is gone should be
-// forgotten, and prints the memory and the metrics in between.
+// Command growth measures what versions that come and go leave in an agent: it starts one on a
+// model of the zoo, has version after version take the place of the one before, each serving some
+// queries, waits until what is gone should be forgotten, and prints the memory and the metrics in
+// between.
 //
 //	make build
 //	go run ./scripts/growth
