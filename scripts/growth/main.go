@@ -41,7 +41,7 @@ func main() {
 	flag.IntVar(&m.versions, "versions", 60, "how many come")
 	flag.Float64Var(&m.rate, "rate", 300, "queries/s, for a second to each version")
 	flag.DurationVar(&m.wait, "wait", 12*time.Minute, "how long to wait in the end, for what is gone to be forgotten")
-	flag.Float64Var(&m.limit, "limit", 1.1, "fail if resident memory, from the fifth version on, or the series of metrics have grown by more")
+	flag.Float64Var(&m.limit, "limit", 1.25, "fail if resident memory, from the fifth version on, or the series of metrics have grown by more")
 	flag.Parse()
 	runtime.LockOSThread() // see process.Agent
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
