@@ -200,12 +200,15 @@ func TestRosterForgets(t *testing.T) {
 // TestEstimatesForget: an agent keeps its estimates of versions that are held, and what it learned
 // of the last ones.
 func TestEstimatesForget(t *testing.T) {
-	e := newEstimates(profiles.ShippedLibrary(), func() profiles.InstanceType { return "box" }, "cpu", 1)
+	e := newEstimates(profiles.ShippedLibrary(), profiles.DefaultCatalogue(), func() *control.Member {
+		return &control.Member{InstanceType: "box", Provider: "cpu", Lanes: 1, Cores: 1}
+	})
 	now, held := time.Unix(0, 0), map[string]bool{}
 	const versions = 200
 	for v := 1; v <= versions; v++ {
 		clear(held)
 		held[fmt.Sprintf("ncf/%d", v)] = true
+		e.loaded(fmt.Sprintf("ncf/%d", v), fmt.Sprint(v))
 		e.Observe(fmt.Sprintf("ncf/%d", v), 10, time.Duration(v)*time.Millisecond)
 		now = now.Add(time.Minute)
 		e.forget(now, held)
