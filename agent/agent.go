@@ -41,7 +41,7 @@ import (
 // While it runs it has these goroutines: those of the three servers and
 // those they start for connections and calls, the repository's, one that
 // waits for the first models, those of gossip and of the roster, those of the half that leads, and one each
-// that follows gossip, tells what the agent is, and how busy it is. All
+// that follows gossip, tells what the agent is, and how busy it is, and forgets what is gone. All
 // have ended when Run returns.
 type Agent struct {
 	config  Config
@@ -326,12 +326,36 @@ func (a *Agent) observe(e models.Event) {
 	} else {
 		delete(a.serve[e.Model], e.Version)
 	}
-	status := healthpb.HealthCheckResponse_NOT_SERVING
-	if len(a.serve[e.Model]) > 0 {
-		status = healthpb.HealthCheckResponse_SERVING
+	status := healthpb.HealthCheckResponse_SERVING
+	if len(a.serve[e.Model]) == 0 {
+		delete(a.serve, e.Model)
+		status = healthpb.HealthCheckResponse_NOT_SERVING
 	}
 	a.health.SetServingStatus(e.Model, status)
 	a.changedSelf()
+}
+
+// forgetGone forgets now and then what belongs to versions and agents that are gone, until ctx
+// ends. What the half that leads knows of them it forgets by itself, and so does the gateway.
+func (a *Agent) forgetGone(ctx context.Context) {
+	ticker := time.NewTicker(lookGone)
+	defer ticker.Stop()
+	for {
+		select {
+		case now := <-ticker.C:
+			a.roster.forget(now)
+			held := map[string]bool{}
+			for _, member := range a.roster.view().Members {
+				for _, m := range member.Models {
+					held[control.ModelKey(m.Name, m.Version)] = true
+				}
+			}
+			a.estimates.forget(now, held)
+			a.metrics.forget(now, func(model string) bool { return a.knownModel(model) != "" })
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // serveUntil serves until ctx ends or a server fails, and then winds down.
@@ -357,6 +381,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	group.Go(func() error { a.tellLoad(fleetCtx); return nil })
 	group.Go(func() error { a.tellSelf(fleetCtx); return nil })
 	group.Go(func() error { a.learnInstanceType(fleetCtx); return nil })
+	group.Go(func() error { a.forgetGone(fleetCtx); return nil })
 	group.Go(func() error { return a.leading.run(fleetCtx) })
 	group.Go(func() error {
 		select {

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"encoding/json"
+	"maps"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ type estimates struct {
 	mu        sync.Mutex
 	book      *profiles.Book
 	learned   map[string]*estimate
+	gone      profiles.Absence[string] // of learned
 }
 
 // An estimate is what is known of one version of a model.
@@ -125,6 +127,22 @@ func (e *estimates) Observe(profile string, batchSize int, execution time.Durati
 		known.rebuild = known.observed + min(1+known.observed/8, mostUnlearned)
 		known.table, known.json = e.book.Table(known.key), nil
 	}
+}
+
+// forget forgets versions that are not held, "ncf/1", and have not been for keepTold, but for those
+// from which the next one starts.
+func (e *estimates) forget(now time.Time, held map[string]bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	used := map[profiles.Key]bool{}
+	for profile, known := range e.learned {
+		used[known.key] = used[known.key] || held[profile]
+	}
+	there := func(profile string) bool { return held[profile] }
+	for _, profile := range e.gone.Over(now, keepTold, maps.Keys(e.learned), there) {
+		delete(e.learned, profile)
+	}
+	e.book.Forget(now, keepTold, func(key profiles.Key) bool { return used[key] })
 }
 
 // profile is what is known of a model on a member's lanes, as learned on lanes like

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -53,7 +54,12 @@ func (f *front) allow(n int64) {
 	server, conns := f.newServer(n), newHandoff(f.listener.Addr())
 	if len(f.servers) > 0 {
 		old := f.servers[len(f.servers)-1]
-		f.running.Go(old.GracefulStop)
+		f.running.Go(func() {
+			old.GracefulStop()
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.servers = slices.DeleteFunc(f.servers, func(s *grpc.Server) bool { return s == old })
+		})
 	}
 	f.servers, f.conns = append(f.servers, server), conns
 	f.running.Go(func() {
@@ -108,7 +114,7 @@ func (f *front) give(conn net.Conn) {
 func (f *front) stop(ctx context.Context) error {
 	f.mu.Lock()
 	f.stopped = true
-	servers := f.servers
+	servers := slices.Clone(f.servers)
 	f.mu.Unlock()
 	_ = f.listener.Close() // closing twice is harmless
 

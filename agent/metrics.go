@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -13,6 +15,7 @@ import (
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime"
 )
 
@@ -55,6 +58,11 @@ type metrics struct {
 
 	mu       sync.Mutex
 	versions map[versionKey]*versionMetrics
+	states   map[versionKey]models.State // "": neither on disk nor in memory any more
+	nowhere  map[string]bool             // models with failures before the version was known
+	// Since when a version does not serve, is not there, and a model is not known.
+	unserved, gone profiles.Absence[versionKey]
+	unknown        profiles.Absence[string]
 }
 
 type versionKey struct {
@@ -82,7 +90,7 @@ func newMetrics() *metrics {
 	}
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
-		versions: map[versionKey]*versionMetrics{},
+		versions: map[versionKey]*versionMetrics{}, states: map[versionKey]models.State{}, nowhere: map[string]bool{},
 
 		queries:        counter("muster_queries_total", "Queries answered.", version...),
 		items:          counter("muster_items_total", "Items in the queries answered: the sum of their batch sizes.", version...),
@@ -268,11 +276,20 @@ func (v *versionMetrics) failed(err error, after time.Duration) {
 // empty where there is none of that name: clients must not be able to make
 // new series.
 func (m *metrics) failedWithoutVersion(model string, err error) {
+	m.mu.Lock()
+	m.nowhere[model] = true
+	m.mu.Unlock()
 	m.failures.WithLabelValues(model, "", classify(err).reason).Inc()
 }
 
 // observe follows the life of the model versions.
 func (m *metrics) observe(e models.Event) {
+	key := versionKey{e.Model, e.Version}
+	m.mu.Lock()
+	if m.states[key] = e.State; e.Gone {
+		m.states[key] = ""
+	}
+	m.mu.Unlock()
 	version := strconv.FormatInt(e.Version, 10)
 	for _, state := range []models.State{models.Unavailable, models.Loading, models.Ready, models.Unloading} {
 		value := 0.0
@@ -286,6 +303,49 @@ func (m *metrics) observe(e models.Event) {
 		m.loads.WithLabelValues(e.Model, version, "failed").Inc()
 	case e.LoadTime > 0:
 		m.loads.WithLabelValues(e.Model, version, "loaded").Inc()
+	}
+}
+
+// keepSeries is how long the series of a version stay that is gone: whoever scrapes has had its
+// last counts.
+const keepSeries = 10 * time.Minute
+
+// forget takes out all series of versions that no longer serve, but for what state those are in
+// that are still on disk, and of models that are not known any more.
+func (m *metrics) forget(now time.Time, known func(model string) bool) {
+	m.mu.Lock()
+	nowhere := slices.Collect(maps.Keys(m.nowhere))
+	m.mu.Unlock()
+	there := map[string]bool{"": true}
+	for _, model := range nowhere {
+		there[model] = there[model] || known(model) // which may ask those that are about to call observe
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	served := func(key versionKey) bool { s := m.states[key]; return s != "" && s != models.Unavailable }
+	for _, key := range m.unserved.Over(now, keepSeries, maps.Keys(m.versions), served) {
+		delete(m.versions, key)
+		key.drop(m.queries, m.items, m.late, m.failures, m.failureSeconds, m.request, m.queue, m.execution,
+			m.loadDuration, m.warmUpDuration, m.qosTarget)
+	}
+	exists := func(key versionKey) bool { return m.states[key] != "" }
+	for _, key := range m.gone.Over(now, keepSeries, maps.Keys(m.states), exists) {
+		delete(m.states, key)
+		key.drop(m.loads, m.modelState)
+	}
+	isKnown := func(model string) bool { return there[model] }
+	for _, model := range m.unknown.Over(now, keepSeries, maps.Keys(m.nowhere), isKnown) {
+		delete(m.nowhere, model)
+		m.failures.DeletePartialMatch(prometheus.Labels{"model": model, "version": ""})
+	}
+}
+
+// drop takes a version's series out of each family.
+func (k versionKey) drop(families ...interface {
+	DeletePartialMatch(prometheus.Labels) int
+}) {
+	for _, f := range families {
+		f.DeletePartialMatch(prometheus.Labels{"model": k.model, "version": strconv.FormatInt(k.version, 10)})
 	}
 }
 

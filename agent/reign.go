@@ -78,6 +78,7 @@ type reign struct {
 	byNumber    map[uint32]*gateway
 	lastNumber  uint32
 	mostNumbers int        // when to look for some to forget
+	lookedGone  time.Time  // when it was last done anyway
 	touched     []*gateway // have something to be sent
 	parked      []*parked
 	gone        map[string]bool // members whose process is gone, and gossip does not know yet
@@ -457,6 +458,10 @@ func (r *reign) beat() {
 	for _, g := range r.gateways {
 		r.outbox(g) // at least a heartbeat
 	}
+	if r.now.Sub(r.lookedGone) >= lookGone {
+		r.lookedGone = r.now
+		r.forgetNumbers()
+	}
 	r.tuneAhead()
 }
 
@@ -535,6 +540,7 @@ func (r *reign) viewChanged() {
 			r.lose(w, "it is no member any more")
 		}
 	}
+	maps.DeleteFunc(r.gone, func(name string, _ bool) bool { return !there[name] })
 	r.unpark(func(p *parked) bool { return !there[p.submit.GetAgent()] })
 }
 
@@ -877,6 +883,45 @@ func (r *reign) poolChanged() {
 		r.served = served
 		r.toNewest()
 	}
+}
+
+// forget forgets what the study has found to be gone, unless it is there again.
+func (r *reign) forget(a *advice) {
+	for _, key := range a.goneTables {
+		if r.tables[key] != nil {
+			delete(r.profiles, key)
+			delete(r.tables, key)
+			r.step(&match.Event{Kind: match.ProfileChanged, Model: key.model, Type: key.typ})
+		}
+	}
+	asked := map[string]bool{}
+	for _, w := range r.workers {
+		for _, key := range w.models {
+			asked[key] = true
+		}
+	}
+	for _, m := range r.leader.fleet.view().GetMembers() {
+		for _, held := range m.GetModels() {
+			asked[control.ModelKey(held.GetName(), held.GetVersion())] = true
+		}
+	}
+	for _, g := range r.gateways {
+		for _, q := range g.queries {
+			if q.model != nil {
+				asked[q.model.key] = true
+			}
+		}
+	}
+	for _, key := range a.goneModels {
+		if r.models[key] == nil || asked[key] {
+			continue
+		}
+		delete(r.models, key)
+		maps.DeleteFunc(r.profiles, func(k tableKey, _ *control.Profile) bool { return k.model == key })
+		maps.DeleteFunc(r.tables, func(k tableKey, _ *known) bool { return k.model == key })
+		r.step(&match.Event{Kind: match.ModelGone, Model: key})
+	}
+	r.poolChanged()
 }
 
 // advise takes what the study has found out.

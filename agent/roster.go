@@ -23,6 +23,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/profiles"
 )
 
 const (
@@ -62,6 +63,7 @@ type roster struct {
 	prices   []*control.TypePrice
 	ahead    time.Duration
 	profiles map[profileKey]*control.Profile
+	absent   profiles.Absence[profileKey]
 	current  *control.View // nil when it has to be built anew
 }
 
@@ -528,6 +530,35 @@ func (r *roster) toldByLeader(prices []*control.TypePrice, profiles []*control.P
 		r.ahead = ahead
 	}
 	r.touch()
+}
+
+// keepTold is how long a profile is kept of lanes that no member has, or of a version that none of
+// them holds: longer than the leader does, which tells it anew to lanes that are back later than
+// that.
+const keepTold = 2 * keepGone
+
+// forget forgets what has been told of versions and lanes that are gone.
+func (r *roster) forget(now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	there := map[profileKey]bool{}
+	add := func(m *control.Member) {
+		for _, held := range m.GetModels() {
+			key := control.ModelKey(held.GetName(), held.GetVersion())
+			there[profileKey{key, m.LaneType()}], there[profileKey{key, m.OwnLaneType()}] = true, true
+		}
+	}
+	add(r.own)
+	for _, o := range r.others {
+		add(o.described)
+	}
+	gone := r.absent.Over(now, keepTold, maps.Keys(r.profiles), func(key profileKey) bool { return there[key] })
+	for _, key := range gone {
+		delete(r.profiles, key)
+	}
+	if len(gone) > 0 {
+		r.touch()
+	}
 }
 
 // A broadcast wakes all who wait for the next time that something is told. Its

@@ -39,6 +39,10 @@ const (
 	slowFrom, slowUntil, slowAgain, slowError = 0.10, 0.05, 0.05, 0.04
 	// mostObserved bounds what waits to be learned from; more is not.
 	mostObserved = 1 << 14
+	// keepGone is how long what belongs to a version that no member holds is kept, and to lanes of
+	// which there are none: a restart or a rolling upgrade takes less. It is looked for every
+	// lookGone.
+	keepGone, lookGone = 5 * time.Minute, time.Minute
 	// mostBins is how many bins of batch sizes a model has in the fluid program.
 	mostBins = 100
 )
@@ -69,6 +73,9 @@ type study struct {
 	scaled   map[string]float64    // the factor of those who have profiles of their own
 	solver   fluid.Solver
 	prices   []fluid.Price
+
+	goneModels profiles.Absence[string]
+	goneTables profiles.Absence[tableKey]
 
 	unlooked, unpriced, unsaved bool // there is something to look at, price, save
 	looked, priced, saved       time.Time
@@ -131,6 +138,9 @@ type advice struct {
 	slow          map[string]string
 	solution      *fluid.Solution // nil: as before
 	pricesChanged bool
+	// What was there is not any more, and is to be forgotten unless it is there again.
+	goneModels []string // keys
+	goneTables []tableKey
 }
 
 type profileAdvice struct {
@@ -198,6 +208,8 @@ func (s *study) run(ctx context.Context) {
 	defer timer.Stop()
 	rest := time.NewTimer(0)
 	defer rest.Stop()
+	gone := time.NewTicker(lookGone)
+	defer gone.Stop()
 	var seen <-chan struct{} // nil while it rests
 	for {
 		select {
@@ -209,6 +221,8 @@ func (s *study) run(ctx context.Context) {
 			seen = s.seen
 			continue
 		case <-timer.C:
+		case <-gone.C:
+			s.forget(time.Now())
 		case ask := <-s.asks:
 			ask()
 			continue
@@ -331,6 +345,44 @@ func (s *study) look(now time.Time) (next time.Duration) {
 		return saveInterval
 	}
 	return 0
+}
+
+// forget forgets what belongs to versions and lanes that have been gone for keepGone, and has the
+// loop do so. A version that is there again before the loop does is told of as a new one.
+func (s *study) forget(now time.Time) {
+	models, tables, used := map[string]bool{}, map[tableKey]bool{}, map[profiles.Key]bool{}
+	for _, p := range s.pool.members {
+		for _, key := range p.models {
+			models[key], tables[tableKey{key, s.typeOf(p.member)}] = true, true
+			if m := s.pool.model(key); m != nil {
+				used[s.key(p.member, m.name, m.version)] = true
+			}
+		}
+	}
+	a := &advice{}
+	known := func(yield func(string) bool) {
+		for i := range s.pool.models {
+			if !yield(s.pool.models[i].key) {
+				return
+			}
+		}
+	}
+	a.goneModels = s.goneModels.Over(now, keepGone, known, func(key string) bool { return models[key] })
+	a.goneTables = s.goneTables.Over(now, keepGone, maps.Keys(s.told), func(key tableKey) bool { return tables[key] })
+	for _, key := range a.goneTables {
+		delete(s.told, key)
+	}
+	maps.DeleteFunc(s.monitors, func(key string, _ *profiles.Monitor) bool {
+		return s.pool.model(key) == nil || slices.Contains(a.goneModels, key)
+	})
+	maps.DeleteFunc(s.told, func(key tableKey, _ toldProfile) bool { return slices.Contains(a.goneModels, key.model) })
+	for _, key := range s.book.Forget(now, keepGone, func(key profiles.Key) bool { return used[key] }) {
+		delete(s.learned, key)
+		s.unsaved = true
+	}
+	if len(a.goneModels) > 0 || len(a.goneTables) > 0 {
+		s.reign.post(func() { s.reign.forget(a) })
+	}
 }
 
 func (s *study) monitor(x arrivalSeen) {

@@ -32,6 +32,10 @@ const (
 	// prepareInterval is how often a gateway that is led makes ready to decide alone: to read changed profiles
 	// takes milliseconds, which are dear when the leader has just gone.
 	prepareInterval = time.Second
+	// keepGone is how long a profile is kept of lanes that no member has, or of a version that none
+	// of them holds: longer than a leader does, which tells it anew to lanes that are back later
+	// than that. It is looked for every lookGone.
+	keepGone, lookGone = 10 * time.Minute, time.Minute
 	// probeAgain is after how long a query that nobody takes is tried again.
 	probeAgain = 20 * time.Millisecond
 )
@@ -48,6 +52,8 @@ type alone struct {
 	arranged time.Time
 	prices   []match.Price
 	profiles map[profileKey]*profile
+	absent   profiles.Absence[profileKey]
+	looked   time.Time     // for what is absent
 	priced   *match.Priced // nil: nothing can be decided
 	lanes    map[string]match.LaneID
 	agents   map[match.LaneID]string
@@ -98,6 +104,26 @@ func (a *alone) viewed(v *control.View) {
 		}
 	}
 	maps.DeleteFunc(a.avoided, func(name string, _ time.Time) bool { return !present[name] })
+	a.forget(time.Now())
+}
+
+// forget forgets now and then the profiles of versions and lanes that are gone. The lock is held.
+func (a *alone) forget(now time.Time) {
+	if now.Sub(a.looked) < lookGone {
+		return
+	}
+	a.looked = now
+	there := map[profileKey]bool{}
+	for _, m := range a.view.GetMembers() {
+		for _, held := range m.GetModels() {
+			model := control.ModelKey(held.GetName(), held.GetVersion())
+			there[profileKey{model, m.LaneType()}], there[profileKey{model, m.OwnLaneType()}] = true, true
+		}
+	}
+	isThere := func(key profileKey) bool { return there[key] }
+	for _, key := range a.absent.Over(now, keepGone, maps.Keys(a.profiles), isThere) {
+		delete(a.profiles, key)
+	}
 }
 
 // told takes what the leader says of prices and profiles.
@@ -215,6 +241,7 @@ func (a *alone) arrange() {
 func (a *alone) prepare(now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.forget(now)
 	if now.Sub(a.arranged) >= prepareInterval {
 		a.arrange()
 	}

@@ -57,6 +57,9 @@ type Event struct {
 	// LoadTime is how long loading and warming took, on the event that ends a
 	// load with success.
 	LoadTime time.Duration
+	// Gone says that the version is neither on disk nor in memory any more: nothing is told of it
+	// again, unless it comes back.
+	Gone bool
 	// Err is why a load failed, on the event that ends it. The state is Ready all the same
 	// if an older load of the version goes on serving.
 	Err error
@@ -698,10 +701,11 @@ func (r *Repository[M]) update() {
 		m := r.models[name]
 		for _, number := range slices.Sorted(maps.Keys(m.versions)) {
 			v := m.versions[number]
-			if r.status(m, v) != v.told {
-				r.tell(m, v, Event{})
+			gone := v.found == (fingerprint{}) && v.loaded == nil && !v.loading && v.retiring == 0
+			if gone || r.status(m, v) != v.told {
+				r.tell(m, v, Event{Gone: gone})
 			}
-			if v.found == (fingerprint{}) && v.loaded == nil && !v.loading && v.retiring == 0 {
+			if gone {
 				delete(m.versions, number)
 			}
 		}

@@ -62,7 +62,11 @@ func (b *bench) start() {
 		}
 		return &fake{version: v}, nil
 	}, Options{PollInterval: poll, OnEvent: func(e Event) {
-		b.events = append(b.events, fmt.Sprintf("%s/%d %s", e.Model, e.Version, e.State))
+		gone := ""
+		if e.Gone {
+			gone = " gone"
+		}
+		b.events = append(b.events, fmt.Sprintf("%s/%d %s%s", e.Model, e.Version, e.State, gone))
 	}})
 	if err != nil {
 		b.t.Fatal(err)
@@ -484,6 +488,15 @@ func TestRemovedVersion(t *testing.T) {
 		}
 		if _, err := b.Acquire("ncf", 0); !errors.Is(err, ErrNotFound) {
 			t.Errorf("got error %v", err)
+		}
+		var gone []string
+		for _, e := range b.events {
+			if strings.HasSuffix(e, " gone") {
+				gone = append(gone, e)
+			}
+		}
+		if fmt.Sprint(gone) != "[ncf/2 UNAVAILABLE gone ncf/1 UNAVAILABLE gone]" || b.events[len(b.events)-1] != gone[1] {
+			t.Errorf("told that %q are gone, and last %q", gone, b.events[len(b.events)-1])
 		}
 	})
 }

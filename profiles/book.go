@@ -25,6 +25,7 @@ import (
 type Book struct {
 	library  *Library // may be nil
 	learners map[Key]*Learner
+	unused   Absence[Key]
 }
 
 // NewBook returns a book in which nothing is learned yet. library, which may be nil, is where
@@ -119,6 +120,49 @@ func (b *Book) start(key Key) *Table {
 		return nil
 	}
 	return table
+}
+
+const (
+	// keptVersions is how many versions that are not used a Book keeps of what else is alike, the
+	// newest: a version to come starts from them, and one that comes back goes on.
+	keptVersions = 2
+	// keptUnused is how many keys that are not used it keeps in all, those last learned from.
+	keptUnused = 256
+)
+
+// Forget forgets keys that are not used, and were not at any call of it for as long as keep, but
+// for the newest two versions of a model on alike lanes, and of these the 256 last learned from. It
+// returns the keys forgotten. It is to be called now and then.
+func (b *Book) Forget(now time.Time, keep time.Duration, used func(Key) bool) (forgotten []Key) {
+	over := b.unused.Over(now, keep, maps.Keys(b.learners), used)
+	like := func(key Key) Key {
+		key.Version, key.Checksum = 0, ""
+		return key
+	}
+	slices.SortFunc(over, func(x, y Key) int { // of what is alike the newest first
+		return cmp.Or(compareKeys(like(x), like(y)), cmp.Compare(y.Version, x.Version),
+			b.learners[y].updated.Compare(b.learners[x].updated))
+	})
+	var kept []Key
+	alike := 0
+	for i, key := range over {
+		if i > 0 && like(key) != like(over[i-1]) {
+			alike = 0
+		}
+		if alike++; alike <= keptVersions {
+			kept = append(kept, key)
+		} else {
+			forgotten = append(forgotten, key)
+		}
+	}
+	if len(kept) > keptUnused {
+		slices.SortStableFunc(kept, func(x, y Key) int { return b.learners[y].updated.Compare(b.learners[x].updated) })
+		forgotten = append(forgotten, kept[keptUnused:]...)
+	}
+	for _, key := range forgotten {
+		delete(b.learners, key)
+	}
+	return forgotten
 }
 
 // Merge adds what another book holds that was learned from other queries; see Learner.Merge.

@@ -183,6 +183,7 @@ func (s *session) Close() error {
 	}
 	err := s.ort.Destroy()
 	s.ort = nil
+	giveBack()
 	return err
 }
 

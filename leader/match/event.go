@@ -57,7 +57,8 @@ const (
 	// LaneRemaining: Lane, Remaining. A correction: the lane is free after
 	// Remaining, counted from now. It says nothing about what the lane holds.
 	LaneRemaining
-	// ProfileChanged: Model, Type, Table.
+	// ProfileChanged: Model, Type, Table. A type that has neither profiles nor lanes nor a price is
+	// forgotten.
 	ProfileChanged
 	// PricesChanged: Prices.
 	PricesChanged
@@ -74,6 +75,9 @@ const (
 	// Held: Query, Attempt, Lane, Model, BatchSize. The lane says that it has the query: it is
 	// reserved. Of the query itself nothing is known but by Submitted or Sent.
 	Held
+	// ModelGone: Model. No lane holds it and no query asks for it; it is forgotten, and its
+	// profiles.
+	ModelGone
 )
 
 // An Event tells a matcher what happened. Kind says which fields count.

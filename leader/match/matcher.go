@@ -17,8 +17,8 @@ import (
 // targets are in ms as well.
 type Matcher struct {
 	cfg    Config
-	models []Model
-	target []float64 // by model
+	models []Model   // one without a name is gone; the next new one takes its place
+	target []float64 // by model; 0 of one that is gone
 	byName map[string]int
 
 	origin  time.Time
@@ -219,6 +219,8 @@ func (m *Matcher) apply(e *Event) error {
 		return m.join(e)
 	case ModelChanged:
 		return m.changeModel(e)
+	case ModelGone:
+		return m.forgetModel(e.Model)
 	case AheadChanged:
 		if e.Ahead < 0 {
 			return fmt.Errorf("dispatch ahead is %v, want >= 0", e.Ahead)
@@ -247,6 +249,7 @@ func (m *Matcher) apply(e *Event) error {
 			t := m.instanceType(p.Type)
 			t.price, t.service = p.PerMs, toMs(p.Service)
 		}
+		m.forgetTypes()
 		return nil
 	}
 	l := m.lanes[e.Lane]
@@ -526,7 +529,9 @@ func (m *Matcher) holds(e *Event) ([]bool, error) {
 func (m *Matcher) modelNames() []string {
 	var names []string
 	for _, model := range m.models {
-		names = append(names, model.Name)
+		if model.Name != "" {
+			names = append(names, model.Name)
+		}
 	}
 	return names
 }
@@ -552,17 +557,19 @@ func (m *Matcher) changeModel(e *Event) error {
 	}
 	i, known := m.byName[e.Model]
 	if !known {
-		i = len(m.models)
+		if i = slices.IndexFunc(m.models, func(m Model) bool { return m.Name == "" }); i < 0 {
+			i = len(m.models)
+			m.models, m.target = append(m.models, model), append(m.target, 0)
+			m.renewed = append(m.renewed, false)
+			for _, t := range m.types {
+				t.tables, t.coefficient, t.lanes = append(t.tables, nil), append(t.coefficient, 0), append(t.lanes, 0)
+				t.served = append(t.served, nil)
+			}
+			for _, l := range m.all {
+				l.holds = append(l.holds, false)
+			}
+		}
 		m.byName[e.Model] = i
-		m.models, m.target = append(m.models, model), append(m.target, 0)
-		m.renewed = append(m.renewed, false)
-		for _, t := range m.types {
-			t.tables, t.coefficient, t.lanes = append(t.tables, nil), append(t.coefficient, 0), append(t.lanes, 0)
-			t.served = append(t.served, nil)
-		}
-		for _, l := range m.all {
-			l.holds = append(l.holds, false)
-		}
 	}
 	m.models[i], m.target[i], m.renewed[i] = model, toMs(model.QoSTarget), true
 	m.spareOver = spareOver(m.target)
@@ -573,6 +580,45 @@ func (m *Matcher) changeModel(e *Event) error {
 	}
 	m.arrange()
 	return nil
+}
+
+// forgetModel forgets a model. Its place is taken by the next new one, so that no query's and no
+// lane's reckoning changes.
+func (m *Matcher) forgetModel(name string) error {
+	i, known := m.byName[name]
+	if !known {
+		return fmt.Errorf("model %q is gone, configured are: %s", name, strings.Join(m.modelNames(), ", "))
+	}
+	for _, l := range m.all {
+		if l.holds[i] {
+			return fmt.Errorf("model %q is gone, but lane %d holds it", name, l.id)
+		}
+	}
+	for _, q := range m.queries {
+		if q.model == i {
+			return fmt.Errorf("model %q is gone, but query %v asks for it", name, q.id)
+		}
+	}
+	delete(m.byName, name)
+	m.models[i], m.target[i] = Model{}, 0
+	m.spareOver = spareOver(m.target)
+	for _, t := range m.types {
+		t.tables[i] = nil
+	}
+	m.arrange()
+	return nil
+}
+
+// forgetTypes forgets the types of which nothing is known and no lane is.
+func (m *Matcher) forgetTypes() {
+	inUse := map[*instanceType]bool{}
+	for _, l := range m.all {
+		inUse[l.typ] = true
+	}
+	m.types = slices.DeleteFunc(m.types, func(t *instanceType) bool {
+		unknown := math.IsNaN(t.price) && !slices.ContainsFunc(t.tables, func(tab *Table) bool { return tab != nil })
+		return unknown && !inUse[t]
+	})
 }
 
 func (m *Matcher) instanceType(name string) *instanceType {
@@ -592,6 +638,7 @@ func (m *Matcher) instanceType(name string) *instanceType {
 // keep their place. It is called on changes that are rare beside queries.
 func (m *Matcher) arrange() {
 	moved := m.assess() // by model: what bounds its queries
+	m.forgetTypes()
 	shards := m.shards
 	m.deal()
 	split := len(m.shards) > len(shards)
@@ -633,6 +680,9 @@ func (m *Matcher) assess() (moved []bool) {
 		}
 	}
 	for i, model := range m.models {
+		if model.Name == "" {
+			continue
+		}
 		fastest := math.Inf(1)
 		for _, t := range m.types {
 			if t.lanes[i] > 0 && t.tables[i] != nil {

@@ -114,6 +114,21 @@ func (r *referee) modelNames() (names []string) {
 	return names
 }
 
+// asked says whether a lane holds the model, or a query without an outcome asks for it.
+func (r *referee) asked(model string) bool {
+	for _, l := range r.lanes {
+		if slices.Contains(l.models, model) {
+			return true
+		}
+	}
+	for _, q := range r.queries {
+		if q.model == model && q.outcome == "" {
+			return true
+		}
+	}
+	return false
+}
+
 // step hands the matcher an event that makes sense and checks all it decides.
 func (r *referee) step(e Event) []Decision {
 	r.t.Helper()
@@ -193,6 +208,8 @@ func (r *referee) step(e Event) []Decision {
 		} else {
 			r.cfg.Models = append(r.cfg.Models, Model{e.Model, e.QoSTarget, e.BatchSize, e.RejectLate})
 		}
+	case ModelGone:
+		r.cfg.Models = slices.DeleteFunc(r.cfg.Models, func(m Model) bool { return m.Name == e.Model })
 	case AheadChanged:
 		r.ahead = r.ahead || e.Ahead > 0
 	}
@@ -405,7 +422,7 @@ func play(t *rapid.T, policy string) {
 	steps := rapid.IntRange(1, 120).Draw(t, "steps")
 	for range steps {
 		r.now += duration("gap", 3*time.Millisecond)
-		switch rapid.IntRange(0, 28).Draw(t, "what") {
+		switch rapid.IntRange(0, 29).Draw(t, "what") {
 		case 0, 1, 2, 3, 4, 5, 6, 7:
 			submit(Submitted)
 		case 25, 26:
@@ -414,6 +431,11 @@ func play(t *rapid.T, policy string) {
 			name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "model")
 			r.step(Event{Kind: ModelChanged, Model: name, QoSTarget: time.Millisecond + duration("target", 40*time.Millisecond),
 				BatchSize: rapid.IntRange(1, 300).Draw(t, "largest"), RejectLate: rapid.Bool().Draw(t, "reject late")})
+		case 29:
+			name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "model")
+			if r.model(name) != nil && len(r.cfg.Models) > 1 && !r.asked(name) {
+				r.step(Event{Kind: ModelGone, Model: name})
+			}
 		case 28:
 			r.step(Event{Kind: AheadChanged, Ahead: rapid.SampledFrom([]time.Duration{0, time.Millisecond}).Draw(t, "ahead")})
 		case 8, 9, 10, 11, 12, 13:

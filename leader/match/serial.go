@@ -36,7 +36,7 @@ const SerialHeader = "muster-match 1"
 // them, the mean and the 80 % quantile.
 
 var kindNames = []string{"time-passed", "submitted", "cancelled", "completed", "refused", "overdue", "gateway-lost",
-	"lane-joined", "lane-lost", "lane-draining", "lane-models", "lane-remaining", "profile", "prices", "model", "ahead", "sent", "held"}
+	"lane-joined", "lane-lost", "lane-draining", "lane-models", "lane-remaining", "profile", "prices", "model", "ahead", "sent", "held", "model-gone"}
 
 var actionNames = []string{"assign", "reject", "offer-again"}
 
@@ -114,6 +114,8 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		if e.RejectLate {
 			b = append(b, " late=reject"...)
 		}
+	case ModelGone:
+		b = appendText(b, "model", e.Model)
 	case AheadChanged:
 		b = appendDuration(b, "ahead", e.Ahead)
 	case ProfileChanged:

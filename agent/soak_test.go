@@ -1,0 +1,248 @@
+package agent
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/leader/match"
+)
+
+// TestSoak has 200 versions of a model and 200 agents of other speeds come, serve and go, in a
+// fleet of two: in the end its agents know no more than in the beginning, but for what was learned
+// of the last versions.
+func TestSoak(t *testing.T) {
+	if raceDetector || testing.Short() {
+		t.Skip("a soak of 200 versions and 200 agents takes long")
+	}
+	const generations, rounds, each = 5, 4, 10 // versions and agents in each round
+	testInFleet(t, func(f *testFleet) {
+		f.dir = f.copyModels()
+		s := &soak{testFleet: f, version: 1, slow: map[string]bool{}}
+		s.stay = []*fleetAgent{f.start(quiet), f.start(quiet, neverLeads)}
+		f.settled(s.stay...)
+		f.led(s.stay...)
+		s.query(100, s.stay)
+		begin := s.rest()
+		most, end := map[string]int{}, map[string]int{}
+		var heaps []uint64
+		for range generations {
+			for range rounds {
+				s.round(each)
+				for what, n := range s.sizes() {
+					most[what] = max(most[what], n)
+				}
+			}
+			end = s.rest()
+			heaps = append(heaps, s.heap())
+		}
+		n, all := len(s.slow), generations*rounds*each
+		if t.Logf("%d of %d agents got a type of their own", n, all); n < all/4 {
+			t.Errorf("%d of %d agents got a type of their own: this soak shows too little", n, all)
+		}
+		for _, what := range slices.Sorted(maps.Keys(end)) {
+			t.Logf("%-40s %6d, at most %6d, in the end %6d", what, begin[what], most[what], end[what])
+			tolerated := begin[what] / 10
+			switch _, part, _ := strings.Cut(what, ": "); part {
+			case "estimates: book", "study: book":
+				tolerated = 3 // the two versions before, and what was learned before an agent knew its own type
+			case "roster: profiles", "reign: profiles", "reign: tables", "study: told":
+				tolerated = len(s.stay) // each of those that stay may lately have had a type of its own
+			}
+			if end[what] > begin[what]+tolerated {
+				t.Errorf("%s: %d in the beginning, %d in the end", what, begin[what], end[what])
+			}
+		}
+		// What the Go runtime and maps once needed they keep: from the first generation on that is
+		// the same.
+		t.Logf("bytes in use after each generation: %d", heaps)
+		if first, last := heaps[0], heaps[generations-1]; last > first+first/10 {
+			t.Errorf("%d bytes are in use after the first generation, %d after the last", first, last)
+		}
+	})
+}
+
+// quiet has an agent log nothing, for its log would grow.
+func quiet(a *Agent) { a.log = slog.New(slog.DiscardHandler) }
+
+// A soak is a fleet of a few agents that stay, and many that do not.
+type soak struct {
+	*testFleet
+	stay    []*fleetAgent
+	version int
+	slow    map[string]bool // agents that had a type of their own
+}
+
+// round has so many versions come, one after the other, and then so many agents of other speeds.
+func (s *soak) round(n int) {
+	s.Helper()
+	for range n {
+		s.replace()
+		s.query(10, s.stay)
+	}
+	all := slices.Clone(s.stay)
+	for i := range n {
+		speed := &site{} // were all alike, they would be what the type is
+		speed.slower.Store(int64(1 + i%4))
+		change := func(a *Agent) { a.openExecutor = speed.openEmulator }
+		all = append(all, s.startOn(fmt.Sprintf("10.0.1.%d", i+1), quiet, neverLeads, change))
+	}
+	s.settled(all...)
+	s.led(all...)
+	for range 15 {
+		s.query(6*len(all), all)
+		for typ := range s.types() {
+			if _, agent, own := strings.Cut(typ, "@"); own {
+				s.slow[agent] = true
+			}
+		}
+	}
+	var stopping sync.WaitGroup
+	for _, a := range all[len(s.stay):] {
+		stopping.Go(func() {
+			if err := a.stop(); err != nil {
+				s.Errorf("agent %s: %v", a.name, err)
+			}
+		})
+	}
+	stopping.Wait()
+	s.agents = slices.Clone(s.stay)
+	s.settled(s.stay...)
+}
+
+// replace has the next version take the place of the present one on all agents.
+func (s *soak) replace() {
+	s.Helper()
+	at := func(version int) string { return filepath.Join(s.dir, "ncf", fmt.Sprint(version)) }
+	if err := os.Rename(at(s.version), at(s.version+1)); err != nil {
+		s.Fatal(err)
+	}
+	s.version++
+	s.eventually(time.Minute, func() string {
+		for _, a := range s.agents {
+			for _, m := range a.roster.view().Members {
+				if len(m.Models) != 1 || m.Models[0].Version != int64(s.version) {
+					return fmt.Sprintf("%s sees %v at %s, want version %d", a.host, m.Models, m.Name, s.version)
+				}
+			}
+		}
+		return ""
+	})
+}
+
+// query has n queries answered that come at once, so that every lane gets some.
+func (s *soak) query(n int, agents []*fleetAgent) {
+	s.Helper()
+	if failed := s.send(n, 0, agents...); len(failed) > 0 {
+		s.Errorf("failed: %v", failed)
+	}
+}
+
+// types are the types of lanes of which members have been told profiles.
+func (s *soak) types() map[string]bool {
+	types := map[string]bool{}
+	for _, a := range s.stay {
+		for _, p := range a.roster.view().Profiles {
+			types[p.Type] = true
+		}
+	}
+	return types
+}
+
+// rest lets everything be forgotten that is gone, with a few queries now and then, and returns how
+// much there is then.
+func (s *soak) rest() map[string]int {
+	s.Helper()
+	for range 12 {
+		time.Sleep(time.Minute)
+		s.query(10, s.stay)
+	}
+	time.Sleep(10 * time.Second) // until nothing more is on its way
+	return s.sizes()
+}
+
+// heap is how many bytes are in use.
+func (s *soak) heap() uint64 {
+	var m goruntime.MemStats
+	for range 3 {
+		goruntime.GC()
+	}
+	goruntime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// sizes are the sizes of all that agents keep by version, type of lane, agent and gateway.
+func (s *soak) sizes() map[string]int {
+	s.Helper()
+	sizes := map[string]int{}
+	for i, a := range s.stay {
+		add := func(what string, n int) { sizes[fmt.Sprintf("agent %d: %s", i+1, what)] = n }
+		families, err := a.metrics.registry.Gather()
+		if err != nil {
+			s.Fatal(err)
+		}
+		series := 0
+		for _, family := range families {
+			series += len(family.GetMetric())
+		}
+		add("metrics: series", series)
+		a.metrics.mu.Lock()
+		add("metrics: versions", len(a.metrics.versions))
+		add("metrics: states", len(a.metrics.states))
+		a.metrics.mu.Unlock()
+		a.roster.mu.Lock()
+		add("roster: others", len(a.roster.others))
+		add("roster: profiles", len(a.roster.profiles))
+		a.roster.mu.Unlock()
+		a.estimates.mu.Lock()
+		add("estimates: learned", len(a.estimates.learned))
+		add("estimates: book", len(a.estimates.book.Keys()))
+		a.estimates.mu.Unlock()
+		a.station.mu.Lock()
+		add("station: held", len(a.station.held))
+		add("station: tethers", len(a.station.tethers))
+		add("station: places", len(a.station.places))
+		a.station.mu.Unlock()
+		add("gossip: members", len(a.gossip.Members()))
+		l := a.leading.(*leader)
+		l.links.mu.Lock()
+		add("links: out", len(l.links.out))
+		add("links: in", len(l.links.in))
+		l.links.mu.Unlock()
+		r := l.reigning()
+		if r == nil {
+			continue
+		}
+		r.call(func() {
+			add("reign: workers", len(r.workers))
+			add("reign: lanes", len(r.lanes))
+			add("reign: models", len(r.models))
+			add("reign: profiles", len(r.profiles))
+			add("reign: tables", len(r.tables))
+			add("reign: gateways", len(r.gateways))
+			add("reign: numbers", len(r.numbers)+len(r.byNumber))
+			add("reign: gone", len(r.gone))
+			add("reign: factors", len(r.factors)+len(r.slow))
+			add("reign: prices", len(r.prices))
+			_, _, err := r.matcher.Step(time.Now(), &match.Event{Kind: match.ModelGone, Model: "none"})
+			add("matcher: models", strings.Count(err.Error(), "ncf/")) // it names those that it knows
+		})
+		r.study.ask(func() {
+			add("study: monitors", len(r.study.monitors))
+			add("study: told", len(r.study.told))
+			add("study: learned", len(r.study.learned))
+			add("study: scaled", len(r.study.scaled))
+			add("study: book", len(r.study.book.Keys()))
+		})
+	}
+	sizes["goroutines"] = goruntime.NumGoroutine()
+	return sizes
+}
