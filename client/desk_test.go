@@ -43,7 +43,7 @@ type deskCaller struct {
 func newDeskRun(t *testing.T, seed uint64) *deskRun {
 	return &deskRun{
 		t: t, rng: rand.New(rand.NewPCG(seed, 0)), now: time.Unix(0, 0), rows: map[uint64]uint32{}, reserved: map[uint64]bool{},
-		d: desk{queries: map[uint64]*query{}, grace: func(*query, string) time.Duration { return leastOverdue }},
+		d: newDesk(func(*query, string) time.Duration { return leastOverdue }),
 	}
 }
 
@@ -148,11 +148,30 @@ func (r *deskRun) released() {
 	r.d.released = nil
 }
 
+// turn checks from when on q may be decided without a leader, as the desk has it, by what q is now.
+func (r *deskRun) turn(q *query) {
+	never := r.d.link == linkOpen && !q.strays || q.probing || q.hasNext || q.attempts >= match.MaxAttempts
+	due := q.again
+	if since := q.since.Add(leastSilence); r.d.link == linkOpening && !r.d.lost && since.After(due) {
+		due = since
+	}
+	if overdue := q.at.sent.Add(q.at.took + leastOverdue); q.abort != nil && !q.void && overdue.After(due) {
+		due = overdue
+	}
+	if never != (q.turns == nil) || !never && !q.due.Equal(due) {
+		r.t.Fatalf("query %d is to be decided alone: %v, due %v; want %v, due %v", q.sequence, q.turns != nil, q.due, !never, due)
+	}
+}
+
 func (r *deskRun) check() {
 	r.released()
-	n, strays := 0, 0
+	n, strays, turns := 0, 0, 0
 	for q := r.d.first; q != nil; q = q.nxt {
 		n++
+		r.turn(q)
+		if q.turns != nil {
+			turns++
+		}
 		if r.d.queries[q.sequence] != q || q.ended {
 			r.t.Fatalf("query %d is in the list but not in the map, or has ended", q.sequence)
 		}
@@ -162,6 +181,9 @@ func (r *deskRun) check() {
 		if q.strays {
 			strays++
 		}
+	}
+	if all := len(r.d.ready.queries) + len(r.d.later.queries); all != turns {
+		r.t.Fatalf("%d queries are to be decided alone, in the heaps are %d", turns, all)
 	}
 	if n != len(r.d.queries) || strays != r.d.strays {
 		r.t.Fatalf("%d in the list, %d in the map; %d stray, counted are %d", n, len(r.d.queries), strays, r.d.strays)
@@ -266,7 +288,6 @@ func (r *deskRun) random() {
 	case 16:
 		if q := r.d.alone(r.now); q != nil {
 			r.step("alone", q.sequence)
-			q.probing = true
 			r.probing = append(r.probing, q.sequence)
 		}
 	case 17:
@@ -313,7 +334,6 @@ func (r *deskRun) finish(led bool) {
 			}
 		}
 		for q := r.d.alone(r.now); q != nil; q = r.d.alone(r.now) {
-			q.probing = true
 			r.probing = append(r.probing, q.sequence)
 		}
 		for len(r.probing) > 0 {
