@@ -209,7 +209,8 @@ func (d *desk) submit(q *query, now time.Time) {
 	q.trace.submitted(s)
 	m := d.tell()
 	m.Submit = append(m.Submit, s)
-	// The leader reads it before what the message cancels.
+	// The leader reads it before what the message cancels. It takes the place of what the leader knows
+	// of the query: where it is, or more attempts.
 	m.Cancel = slices.DeleteFunc(m.Cancel, func(sequence uint64) bool { return sequence == q.sequence })
 	d.submitted++
 	d.unacked = append(d.unacked, now)
@@ -225,6 +226,10 @@ func (d *desk) assign(a *control.Assign) {
 		d.unused(a)
 		return
 	case !q.submitted: // decided meanwhile; the leader is told already
+		d.unused(a)
+		return
+	case a.GetAttempt() <= max(q.number, q.next.attempt):
+		// Chosen before the leader read that the query is elsewhere, or has been: an attempt under way goes on.
 		d.unused(a)
 		return
 	case q.attempts >= match.MaxAttempts: // the last one goes on

@@ -118,7 +118,7 @@ func (r *deskRun) read() {
 	}
 	r.d.message = nil
 	for _, s := range m.Submit {
-		if _, known := r.rows[s.Sequence]; !known {
+		if known, ok := r.rows[s.Sequence]; !ok || s.Attempts > known {
 			r.rows[s.Sequence] = s.Attempts
 		}
 	}
@@ -516,6 +516,47 @@ func TestDeskAnsweredUnderNewLeader(t *testing.T) {
 		m := r.d.message
 		if u := m.GetUnused(); len(u) != 1 || u[0].Agent != "a" || u[0].Lane != 2 || u[0].Attempt != 1 || !slices.Equal(m.GetCancel(), []uint64{1}) {
 			t.Errorf("verdict %v: told %v, want query 1 cancelled and its lane given back", v, m)
+		}
+	}
+}
+
+// TestDeskLeaderHeardAgain: a query that was sent elsewhere while the leader was silent goes on when the leader is
+// heard again, whatever that one had decided about it before it read so.
+func TestDeskLeaderHeardAgain(t *testing.T) {
+	for _, taken := range []bool{true, false} { // by its caller, before the leader is heard
+		r := newDeskRun(t, 0)
+		r.d.opened(r.now)
+		r.arrive()
+		r.read()
+		r.now = r.now.Add(heartbeatSilence + 1)
+		r.d.check(r.now)
+		if r.d.link != linkSilent || r.d.alone(r.now) == nil {
+			t.Fatal("nothing is decided without the leader that is silent")
+		}
+		r.probing = []uint64{1}
+		r.decide(true)
+		c := r.callers[0]
+		if taken {
+			r.look(c)
+		}
+		r.d.heard(1, r.now)
+		m := r.d.message
+		if s := m.GetSubmit(); len(s) != 1 || s[0].Agent != "agent-9" || s[0].Attempts != 1 || len(m.GetCancel()) > 0 {
+			t.Fatalf("told the leader %v, want where the query is", m)
+		}
+		crossing := &control.Assign{Sequence: 1, Attempt: 1, Agent: "agent-1"}
+		r.d.assign(crossing)
+		r.look(c)
+		if c.aborted || c.place.agent != "agent-9" {
+			t.Errorf("the attempt is at %q, aborted: %v; want it to go on at agent-9", c.place.agent, c.aborted)
+		}
+		if u := m.GetUnused(); len(u) != 1 || u[0] != crossing {
+			t.Errorf("given back are %v, want the leader's assignment", u)
+		}
+		r.read()
+		r.attempted(c, answered)
+		if c.outcomes != 1 || c.attempts != 1 || c.q.err != nil {
+			t.Errorf("%d outcomes of %d attempts, error %v; want the answer of the only one", c.outcomes, c.attempts, c.q.err)
 		}
 	}
 }
