@@ -64,7 +64,7 @@ var rules = []rule{
 		reason: "gossip carries bytes; the agent knows what they mean",
 	},
 	{
-		folder: "client", imports: []string{"api", "profiles", "leader/match"},
+		folder: "client", imports: []string{"api", "profiles", "leader/match", "leader/election"},
 		never:  []string{"github.com/spf13", exporters, module + "profiles/published"},
 		reason: "users import the SDK: it brings neither the agent nor ONNX Runtime along",
 	},

@@ -450,6 +450,47 @@ func TestUnused(t *testing.T) {
 	in.cancel()
 }
 
+// TestClaimedOnItsWay: a query that its gateway says to have sent to a lane may still be on its way there, so a greeting
+// without it, soon after, does not take it away. A later one does, and at once one of a lane that had it.
+func TestClaimedOnItsWay(t *testing.T) {
+	in := newToldLeader(t, t.TempDir(), slog.New(slog.DiscardHandler))
+	greet := func(held ...*control.Held) {
+		in.greeted[0] = false
+		in.say(0, &control.WorkerMessage{Member: honestMember(0), RemainingNs: []int64{0}, Held: held})
+	}
+	greet()
+	in.connectGateway(0, 7)
+	claim := &control.Submit{Sequence: 1, Model: "m", BatchSize: 1, Agent: "w0", Attempts: 1}
+	in.told(in.gateways[0], &control.GatewayMessage{Submit: []*control.Submit{claim}})
+	holds := func() bool {
+		for _, ln := range in.lanes {
+			if ln.find(match.QueryID{Gateway: in.gateways[0].number, Sequence: 1}, 1) >= 0 {
+				return true
+			}
+		}
+		return false
+	}
+	in.now = in.now.Add(onTheWay - time.Millisecond)
+	greet()
+	if in.flush(); !holds() || len(in.gateways[0].pending.GetOfferAgain()) > 0 {
+		t.Errorf("%v after it was told of, it is there: %v, the gateway gets %v; want it left alone", onTheWay-time.Millisecond, holds(), in.gateways[0].pending)
+	}
+	in.now = in.now.Add(2 * time.Millisecond)
+	greet()
+	if in.flush(); holds() || len(in.gateways[0].pending.GetOfferAgain()) != 1 {
+		t.Errorf("%v after it was told of, it is there: %v, the gateway gets %v; want it offered again", onTheWay+time.Millisecond, holds(), in.gateways[0].pending)
+	}
+
+	greet(&control.Held{Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: 1})
+	if !holds() {
+		t.Fatal("the lane does not hold what it says")
+	}
+	if greet(); holds() {
+		t.Error("the lane is believed to hold what it had and has no more")
+	}
+	in.cancel()
+}
+
 // TestManyGateways: a leader does not remember gateways that are gone for ever, nor
 // any number of one gateway's queries, nor as many on one lane.
 func TestManyGateways(t *testing.T) {

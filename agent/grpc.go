@@ -81,7 +81,7 @@ type receipt struct {
 	arrival time.Time
 	header  metadata.MD // must not be changed
 	// tooSlow ends the call unless the query was received before. The end of the call stops
-	// it, until unlink.
+	// it, and has the leader told of an attempt that was cut off, until unlink.
 	tooSlow *time.Timer
 	unlink  func() bool
 }
@@ -122,20 +122,25 @@ func (a *Agent) tapQuery(ctx context.Context, header metadata.MD) (context.Conte
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	r := &receipt{arrival: time.Now(), header: header, tooSlow: time.AfterFunc(a.receiveTimeout, cancel)}
-	r.unlink = context.AfterFunc(ctx, func() { r.tooSlow.Stop() })
+	r.unlink = context.AfterFunc(ctx, func() {
+		r.tooSlow.Stop()
+		if attempt := header[control.AttemptHeader]; len(attempt) > 0 {
+			a.station.cutOff(attempt[0], r.arrival)
+		}
+	})
 	return context.WithValue(ctx, receiptKey{}, r), nil
 }
 
 // received says that the query of a call has been read, and returns when it
-// began to arrive.
-func received(ctx context.Context) time.Time {
+// began to arrive, and whether the call had not ended before.
+func received(ctx context.Context) (arrival time.Time, inTime bool) {
 	r, ok := ctx.Value(receiptKey{}).(*receipt)
 	if !ok {
-		return time.Now()
+		return time.Now(), true
 	}
-	r.unlink()
+	inTime = r.unlink()
 	r.tooSlow.Stop()
-	return r.arrival
+	return r.arrival, inTime
 }
 
 // headers are those of a call with that name, which must not be changed. Looking for them

@@ -63,7 +63,7 @@ type leader struct {
 	forgetful bool
 
 	keeping sync.Mutex // serializes writes of the epoch
-	kept    uint64     // the highest epoch that this agent has written
+	kept    uint64     // the highest epoch that this agent has written, and not given up since
 	failing bool       // the last one could not be written
 
 	following atomic.Pointer[control.Leadership]
@@ -311,7 +311,7 @@ func (l *leader) do(a *election.Action) {
 func (l *leader) keepEpoch(epoch uint64) bool {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()
-	if epoch <= l.kept {
+	if epoch <= l.kept && !election.Beyond(l.kept, epoch) {
 		return true
 	}
 	err := writeEpoch(l.config.StateDir, epoch)
@@ -467,9 +467,9 @@ func readEpoch(dir string) (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("read the last epoch: %w", err)
 	}
-	epoch, err := strconv.ParseUint(strings.TrimSpace(string(data)), 10, 64)
+	epoch, err := strconv.ParseUint(strings.TrimSpace(string(data)), 10, 63)
 	if err != nil {
-		return 0, fmt.Errorf("read the last epoch: %[1]s holds %.40[2]q, want a number; to mend it, write into it the fleet's epoch, "+
+		return 0, fmt.Errorf("read the last epoch: %[1]s holds %.40[2]q, want a number below 2^63; to mend it, write into it the fleet's epoch, "+
 			"which \"muster status\" shows at any other agent, or remove it if there is no other", epochPath(dir), data)
 	}
 	return epoch, nil

@@ -1193,6 +1193,32 @@ func TestLeaderKeepsHighestEpoch(t *testing.T) {
 	if got, err := readEpoch(l.config.StateDir); got != 9 || err != nil {
 		t.Errorf("kept epoch %d, %v, want 9", got, err)
 	}
+	for _, epoch := range []uint64{1 << 62, 10} { // a lie, and when it was found out
+		if l.keepEpoch(epoch); l.kept != epoch {
+			t.Errorf("kept is epoch %d, want %d", l.kept, epoch)
+		}
+	}
+	if got, err := readEpoch(l.config.StateDir); got != 10 || err != nil {
+		t.Errorf("kept epoch %d, %v, want 10", got, err)
+	}
+}
+
+// TestImpossibleEpoch: an epoch that a lie has left, with which an agent could never be elected, is named.
+func TestImpossibleEpoch(t *testing.T) {
+	dir := t.TempDir()
+	for epoch, want := range map[string]string{
+		"18446744073709551615": "epoch holds \"18446744073709551615\\n\", want a number below 2^63",
+		"9223372036854775808":  "want a number below 2^63",
+		"9223372036854775807":  "",
+		"one":                  "want a number below 2^63",
+	} {
+		if err := os.WriteFile(epochPath(dir), []byte(epoch+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readEpoch(dir); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", epoch, err, want)
+		}
+	}
 }
 
 // TestLeaderCannotKeepEpoch: a state directory that cannot be written is told once.

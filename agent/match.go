@@ -330,7 +330,7 @@ func (r *reign) sent(g *gateway, s *control.Submit, q *leaderQuery, ln *lane, ke
 	e := r.submission(match.Sent, g, s, key)
 	e.Lane = ln.id
 	if ln.find(e.Query, e.Attempt) < 0 && q.model != nil {
-		a := attempt{query: e.Query, number: e.Attempt, bytes: q.bytes, grace: r.grace(ln, key, q.batch)}
+		a := attempt{query: e.Query, number: e.Attempt, since: r.now, claimed: true, bytes: q.bytes, grace: r.grace(ln, key, q.batch)}
 		if k := r.tables[tableKey{key, ln.worker.typ}]; k != nil && q.batch >= 1 && q.batch <= k.table.Largest() {
 			a.execution = k.table.Mean(q.batch)
 		}

@@ -37,7 +37,8 @@ const (
 	overdueLeast, overdueDoubt = 100 * time.Millisecond, time.Second
 	// overdueAgain is how often an overdue lane is asked again what it holds.
 	overdueAgain = 2 * time.Second
-	// onTheWay is how long, beside twice the usual, an assigned query may take to its lane.
+	// onTheWay is how long, beside twice the usual, a query may take to its lane after it was assigned, or its gateway
+	// told where it is.
 	onTheWay = 20 * time.Millisecond
 	// decisionsKept is how many decisions `muster status` can show.
 	decisionsKept = 64
@@ -177,9 +178,12 @@ type lane struct {
 
 // An attempt is at a lane, or on its way there.
 type attempt struct {
-	query     match.QueryID
-	number    int
-	decidedAt time.Time // zero: by another leader
+	query  match.QueryID
+	number int
+	// since is when this leader decided it, or heard of it from its gateway: it may still be on its way.
+	// Zero: the lane has told of it.
+	since     time.Time
+	claimed   bool // this leader has heard of it from its gateway
 	bytes     uint64
 	execution time.Duration // predicted
 	grace     time.Duration // how late it may be
@@ -391,7 +395,7 @@ func (r *reign) carryOut(d *match.Decision) {
 
 func (r *reign) assign(g *gateway, d *match.Decision) {
 	ln := r.lanes[d.Lane]
-	a := attempt{query: d.Query, number: d.Attempt, decidedAt: r.now, execution: d.Latency, grace: overdueLeast}
+	a := attempt{query: d.Query, number: d.Attempt, since: r.now, execution: d.Latency, grace: overdueLeast}
 	if q := g.queries[d.Query.Sequence]; q != nil {
 		a.bytes = q.bytes
 		q.submit.Attempts = uint32(d.Attempt)
@@ -740,7 +744,7 @@ func (r *reign) reconcile(w *worker, m *control.WorkerMessage) {
 			remaining = control.Duration(m.GetRemainingNs()[i])
 		}
 		for _, a := range slices.Clone(ln.held) {
-			if !there[id{a.query, a.number}] && r.now.Sub(a.decidedAt) > onTheWay+2*r.aheadSet {
+			if !there[id{a.query, a.number}] && r.now.Sub(a.since) > onTheWay+2*r.aheadSet {
 				r.answer(ln, match.Refused, a.query, a.number, remaining)
 			}
 		}
@@ -799,8 +803,8 @@ func (r *reign) completed(w *worker, c *control.Completed) {
 	}
 	a, ours := r.answer(ln, kind, q, int(c.GetAttempt()), remaining)
 	execution, queued := control.Duration(c.GetExecutionNs()), control.Duration(c.GetQueueNs())
-	if ours && a.decidedAt.Sub(r.start) > turmoil {
-		r.ahead.observe(r.now.Sub(a.decidedAt)-queued-execution, control.Duration(c.GetReceiveNs()), a.execution-execution, c.GetBytes())
+	if ours && !a.claimed && a.since.Sub(r.start) > turmoil {
+		r.ahead.observe(r.now.Sub(a.since)-queued-execution, control.Duration(c.GetReceiveNs()), a.execution-execution, c.GetBytes())
 	}
 	w.busy.add(r.now, float64(execution))
 	m := r.models[control.ModelKey(c.GetModel(), c.GetVersion())]

@@ -104,7 +104,11 @@ func idBounds(ports []models.Port) map[string][]int64 {
 
 // ModelInfer takes a query that came by gRPC.
 func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
-	arrival := received(ctx)
+	arrival, inTime := received(ctx)
+	if !inTime && isAttempt(ctx) { // the leader is told so already
+		req.Release()
+		return nil, errCutOff
+	}
 	ctx, span := s.traceCall(ctx, req, arrival)
 	resp, err := s.modelInfer(ctx, req, arrival)
 	endCall(span, err)

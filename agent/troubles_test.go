@@ -1,14 +1,22 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/leader/match"
 )
 
 // TestUndescribed: an agent that gossips but cannot be asked what it holds is listed without models and
@@ -166,6 +174,82 @@ func TestSlowWorker(t *testing.T) {
 		}
 		if ran := during("all are equal again", 2000, time.Second); ran[slow] < 500 {
 			f.Errorf("the one that was slow ran %v of 2000 queries", ran[slow])
+		}
+	})
+}
+
+// TestCutOff: a gateway that gives up an attempt while the query is still on its way to the worker does not keep the
+// lane: the worker, who knows of the attempt from the call's header, tells the leader at once, and once.
+func TestCutOff(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		agents := []*fleetAgent{f.start(), f.start()}
+		f.settled(agents...)
+		leads := f.led(agents...)
+		f.eventually(10*time.Second, func() string {
+			n := 0
+			if r := leads.leading.(*leader).reigning(); r != nil {
+				r.call(func() { n = len(r.workers) })
+			}
+			if n < len(agents) {
+				return fmt.Sprintf("the leader has %d workers", n)
+			}
+			return ""
+		})
+		ctx, cancel := context.WithCancel(f.Context())
+		defer cancel()
+		gateway, err := leads.ctl.Match(ctx)
+		if err != nil {
+			f.Fatal(err)
+		}
+		tell := func(m *control.GatewayMessage) {
+			f.Helper()
+			if err := gateway.Send(m); err != nil {
+				f.Fatal(err)
+			}
+		}
+		const id = 7
+		tell(&control.GatewayMessage{Hello: &control.GatewayHello{Gateway: id, Protocol: control.Protocol}})
+		for sequence := range uint64(4) {
+			tell(&control.GatewayMessage{Submit: []*control.Submit{{Sequence: sequence, Model: "ncf", BatchSize: 1}}})
+			var assigned *control.Assign
+			for assigned == nil {
+				m, err := gateway.Recv()
+				if err != nil {
+					f.Fatal(err)
+				}
+				for _, a := range m.GetAssign() {
+					assigned = a
+				}
+			}
+			worker := agents[slices.IndexFunc(agents, func(a *fleetAgent) bool { return a.name == assigned.Agent })]
+			before := total(worker.metrics.refused.WithLabelValues("cancelled"))
+			attempt := control.Attempt{Gateway: id, Sequence: sequence, Attempt: assigned.Attempt, Lane: assigned.Lane}
+			call, end := context.WithCancel(metadata.AppendToOutgoingContext(ctx, control.AttemptHeader, attempt.String()))
+			stream, err := worker.conn.NewStream(call, &grpc.StreamDesc{}, inference.GRPCInferenceService_ModelInfer_FullMethodName)
+			if err != nil {
+				f.Fatal(err)
+			}
+			if sequence%2 == 1 { // a query that is too large to be read
+				go func() {
+					_ = stream.SendMsg(&inference.ModelInferRequest{RawInputContents: [][]byte{make([]byte, 64<<20)}})
+				}()
+			}
+			synctest.Wait()
+			end()
+			tell(&control.GatewayMessage{Cancel: []uint64{sequence}})
+			synctest.Wait()
+			held := 0
+			r := leads.leading.(*leader).reigning()
+			r.call(func() {
+				for _, ln := range r.lanes {
+					if ln.find(match.QueryID{Gateway: r.number(id), Sequence: sequence}, int(attempt.Attempt)) >= 0 {
+						held++
+					}
+				}
+			})
+			if told := total(worker.metrics.refused.WithLabelValues("cancelled")) - before; held != 0 || told != 1 {
+				f.Errorf("query %d: it was given up, %d lanes are kept for it and the worker has told of %v attempts; want 0 and 1", sequence, held, told)
+			}
 		}
 	})
 }

@@ -69,20 +69,13 @@ func (s *station) run(ctx context.Context, req *oip.Request, received time.Time)
 	if values := headers(ctx, control.AttemptHeader); len(values) > 0 {
 		header = values[0]
 	}
-	attempt, err := control.ParseAttempt(header)
+	t, err := s.begin(header, received)
 	if err != nil {
-		return nil, invalid("%w", err)
+		return nil, err
 	}
-	t := &trial{
-		attempt: attempt, receive: time.Since(received), arrival: received.Add(-attempt.Waited),
-		held: &control.Held{Gateway: attempt.Gateway, Sequence: attempt.Sequence, Attempt: attempt.Attempt, Lane: attempt.Lane, Model: req.Model},
-	}
-	if t.probed = attempt.Reservation != 0; t.probed {
-		t.reservation = s.take(placeID{attempt.Gateway, attempt.Reservation})
-	}
-	s.metrics.attempts.Inc()
+	t.held.Model = req.Model
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
-		span.SetAttributes(tracing.Attempt.Int(int(attempt.Attempt)), tracing.Ms(tracing.Waited, received.Sub(t.arrival)))
+		span.SetAttributes(tracing.Attempt.Int(int(t.attempt.Attempt)), tracing.Ms(tracing.Waited, received.Sub(t.arrival)))
 	}
 	defer func() { s.ended(t, err) }()
 	resp, err = s.perform(ctx, req, t)
@@ -91,6 +84,36 @@ func (s *station) run(ctx context.Context, req *oip.Request, received time.Time)
 		_ = grpc.SetTrailer(ctx, metadata.Pairs(control.RemainingTrailer, remaining)) // only outside of a call does it fail
 	}
 	return resp, err
+}
+
+// begin is the trial of the attempt that a header names, which was received at the given time. It
+// takes the attempt's reservation.
+func (s *station) begin(header string, received time.Time) (*trial, error) {
+	attempt, err := control.ParseAttempt(header)
+	if err != nil {
+		return nil, invalid("%w", err)
+	}
+	t := &trial{
+		attempt: attempt, receive: time.Since(received), arrival: received.Add(-attempt.Waited),
+		held: &control.Held{Gateway: attempt.Gateway, Sequence: attempt.Sequence, Attempt: attempt.Attempt, Lane: attempt.Lane},
+	}
+	if t.probed = attempt.Reservation != 0; t.probed {
+		t.reservation = s.take(placeID{attempt.Gateway, attempt.Reservation})
+	}
+	s.metrics.attempts.Inc()
+	return t, nil
+}
+
+// errCutOff ends an attempt whose call has ended before its query was here.
+var errCutOff = fmt.Errorf("the call has ended before the query was received: %w", context.Canceled)
+
+// cutOff tells the leader that the attempt that a header names is not run: its call has ended while
+// the query was on its way, and the lane is not to be reserved for it any more.
+func (s *station) cutOff(header string, received time.Time) {
+	if t, err := s.begin(header, received); err == nil {
+		s.lanes.Release(t.reservation)
+		s.ended(t, errCutOff)
+	}
 }
 
 // A trial is an attempt on its way through this agent.

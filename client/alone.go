@@ -307,7 +307,6 @@ func (g *Gateway) decide() {
 	if q == nil {
 		return
 	}
-	q.probing = true
 	g.deciding++
 	g.running.Go(func() { g.decideAll(q) })
 }
@@ -332,9 +331,7 @@ func (g *Gateway) decideAll(q *query) {
 			g.desk.undecided(asked.sequence, time.Now().Add(jitter(probeAgain)), why)
 		}
 		if q = nil; !g.closed {
-			if q = g.desk.alone(time.Now()); q != nil {
-				q.probing = true
-			}
+			q = g.desk.alone(time.Now())
 		}
 		if q == nil {
 			g.deciding--

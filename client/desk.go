@@ -1,6 +1,7 @@
 package client
 
 import (
+	"container/heap"
 	"context"
 	"fmt"
 	"slices"
@@ -43,6 +44,8 @@ type desk struct {
 	queries     map[uint64]*query
 	first, last *query // in the order they arrived
 	strays      int    // how many of them stray
+	ready       turns  // those to be decided without a leader now
+	later       turns  // and those that may be, each from its due time on
 
 	link      linkState
 	lost      bool                    // the last leader was lost, and no other has answered: nobody waits for one
@@ -54,7 +57,8 @@ type desk struct {
 	usual     time.Duration // between a submit and its acknowledgement
 
 	released []place // reservations that are not needed
-	// grace is how long beyond its predicted end an attempt may take.
+	// grace is how long beyond its predicted end an attempt may take. It is asked once an attempt,
+	// and only where no leader watches it.
 	grace func(q *query, agent string) time.Duration
 	stats Stats
 }
@@ -127,6 +131,10 @@ type query struct {
 	again   time.Time
 	alone   string   // what came of that last, in words
 	failed  []string // members that have failed it
+
+	turns *turns // where it waits for its turn to be decided without a leader; nil: nowhere
+	place int    // there
+	due   time.Time
 }
 
 // A place is where an attempt is, or is to go.
@@ -139,6 +147,11 @@ type place struct {
 	claimed     bool            // the leader knows of it from this gateway: the lane may tell another one of its end
 	took        time.Duration   // predicted, until the answer
 	sent        time.Time
+	overdue     time.Time // from when on it is given up where no leader watches it; zero: not yet known
+}
+
+func newDesk(grace func(q *query, agent string) time.Duration) desk {
+	return desk{queries: map[uint64]*query{}, later: turns{soonest: true}, grace: grace}
 }
 
 // tell is what the leader gets next.
@@ -171,6 +184,7 @@ func (d *desk) arrive(q *query, now time.Time) {
 	if d.link == linkOpen {
 		d.submit(q, now)
 	}
+	d.schedule(q)
 }
 
 // submit has the leader look for a lane, or, for a query that is sent and not
@@ -195,7 +209,8 @@ func (d *desk) submit(q *query, now time.Time) {
 	q.trace.submitted(s)
 	m := d.tell()
 	m.Submit = append(m.Submit, s)
-	// The leader reads it before what the message cancels.
+	// The leader reads it before what the message cancels. It takes the place of what the leader knows
+	// of the query: where it is, or more attempts.
 	m.Cancel = slices.DeleteFunc(m.Cancel, func(sequence uint64) bool { return sequence == q.sequence })
 	d.submitted++
 	d.unacked = append(d.unacked, now)
@@ -211,6 +226,10 @@ func (d *desk) assign(a *control.Assign) {
 		d.unused(a)
 		return
 	case !q.submitted: // decided meanwhile; the leader is told already
+		d.unused(a)
+		return
+	case a.GetAttempt() <= max(q.number, q.next.attempt):
+		// Chosen before the leader read that the query is elsewhere, or has been: an attempt under way goes on.
 		d.unused(a)
 		return
 	case q.attempts >= match.MaxAttempts: // the last one goes on
@@ -229,6 +248,7 @@ func (d *desk) assign(a *control.Assign) {
 func (d *desk) goTo(q *query, p place) {
 	d.dropNext(q)
 	q.next, q.hasNext = p, true
+	d.schedule(q)
 	if q.abort == nil {
 		q.notify()
 		return
@@ -296,6 +316,7 @@ func (d *desk) offerAgain(o *control.OfferAgain) {
 	case q.abort != nil && q.at.attempt == o.GetAttempt():
 		q.void, q.waits = true, true
 	}
+	d.schedule(q)
 	q.trace.offeredAgain(o)
 }
 
@@ -353,6 +374,7 @@ func (d *desk) take(q *query, abort context.CancelFunc, now time.Time) (p place,
 	if q.at.reservation != 0 {
 		d.stats.Alone++
 	}
+	d.schedule(q)
 	return q.at, true
 }
 
@@ -423,6 +445,7 @@ func (d *desk) attempted(q *query, v verdict, err error, now time.Time) (done bo
 		d.stats.ResubmitsFailed++
 		d.submit(q, now)
 	}
+	d.schedule(q)
 	return false
 }
 
@@ -437,6 +460,7 @@ func (d *desk) end(q *query, err error) {
 	}
 	d.withdraw(q)
 	d.dropNext(q)
+	d.schedule(q)
 	delete(d.queries, q.sequence)
 	if q.prev != nil {
 		q.prev.nxt = q.nxt
@@ -455,25 +479,46 @@ func (d *desk) end(q *query, err error) {
 // closed says that there is no link to a leader (any more); known tells
 // whether somebody leads or is to lead, who will be tried next.
 func (d *desk) closed(known bool, now time.Time) {
-	if d.link >= linkOpen {
-		d.lost = true
-		for q := d.first; q != nil; q = q.nxt {
-			q.submitted, q.waits, q.since = false, false, now
-		}
-	}
-	d.link, d.message, d.unacked = linkNone, nil, d.unacked[:0]
+	lost := d.forget(now)
 	if known {
-		d.link = linkOpening
+		d.linkIs(linkOpening, lost)
+	} else {
+		d.linkIs(linkNone, lost)
 	}
 }
 
 // opened says that a leader has answered on a new link. Everything goes there, in
 // the order it arrived.
 func (d *desk) opened(now time.Time) {
-	d.closed(true, now)
-	d.link, d.lost, d.heardAt, d.submitted, d.acked = linkOpen, false, now, 0, 0
+	d.forget(now)
+	d.heardAt, d.submitted, d.acked = now, 0, 0
+	d.linkIs(linkOpen, false)
 	d.stats.Links++
 	d.submitAll(now)
+}
+
+// forget drops what belongs to the link that was, and reports whether its leader, or one
+// before it, is lost.
+func (d *desk) forget(now time.Time) (lost bool) {
+	d.message, d.unacked = nil, d.unacked[:0]
+	if d.link < linkOpen {
+		return d.lost
+	}
+	for q := d.first; q != nil; q = q.nxt {
+		q.submitted, q.waits, q.since = false, false, now
+	}
+	return true
+}
+
+// linkIs notes what the link is now, on which it depends which queries are decided without a leader.
+func (d *desk) linkIs(link linkState, lost bool) {
+	if d.link == link && d.lost == lost {
+		return
+	}
+	d.link, d.lost = link, lost
+	for q := d.first; q != nil; q = q.nxt {
+		d.schedule(q)
+	}
 }
 
 func (d *desk) submitAll(now time.Time) {
@@ -499,7 +544,7 @@ func (d *desk) heard(received uint64, now time.Time) {
 		d.acked = n
 	}
 	if d.link == linkSilent && len(d.unacked) == 0 {
-		d.link = linkOpen
+		d.linkIs(linkOpen, d.lost)
 		d.submitAll(now)
 	}
 }
@@ -511,7 +556,7 @@ func (d *desk) silence() time.Duration { return max(leastSilence, 3*d.usual) }
 func (d *desk) check(now time.Time) {
 	if d.link == linkOpen && (len(d.unacked) > 0 && now.Sub(d.unacked[0]) > d.silence() ||
 		now.Sub(d.heardAt) > max(heartbeatSilence, d.silence())) {
-		d.link = linkSilent
+		d.linkIs(linkSilent, d.lost)
 		d.stats.Silences++
 	}
 }
@@ -526,24 +571,56 @@ func (d *desk) lookAgain(now time.Time) time.Duration {
 }
 
 // alone returns a query that is to be decided without a leader now, the oldest,
-// or nil.
+// or nil. It is not returned again until decided or undecided is called.
 func (d *desk) alone(now time.Time) *query {
-	if d.link == linkOpen && d.strays == 0 {
+	for len(d.later.queries) > 0 && !now.Before(d.later.queries[0].due) {
+		q := heap.Pop(&d.later).(*query)
+		heap.Push(&d.ready, q)
+	}
+	if len(d.ready.queries) == 0 {
 		return nil
 	}
-	for q := d.first; q != nil; q = q.nxt {
-		switch {
-		case d.link == linkOpen && !q.strays:
-		case q.probing || q.hasNext || q.attempts >= match.MaxAttempts || now.Before(q.again):
-		case d.link == linkOpening && !d.lost && now.Sub(q.since) < leastSilence:
-		case q.abort == nil:
-			return q
-		case q.void, now.Sub(q.at.sent) > q.at.took+d.grace(q, q.at.agent):
-			q.void = true
-			return q
+	q := d.ready.queries[0]
+	q.void, q.probing = q.abort != nil, true
+	d.schedule(q)
+	return q
+}
+
+// schedule brings in line when q is to be decided without a leader, after whatever that depends on
+// has changed.
+func (d *desk) schedule(q *query) {
+	if q.turns != nil {
+		heap.Remove(q.turns, q.place)
+	}
+	if !q.ended && !q.probing && !q.hasNext && (d.link != linkOpen || q.strays) && q.attempts < match.MaxAttempts {
+		if q.due = d.dueAlone(q); q.due.IsZero() {
+			heap.Push(&d.ready, q)
+		} else {
+			heap.Push(&d.later, q)
 		}
 	}
-	return nil
+}
+
+// dueAlone is from when on q, which waits or is sent, may be decided without a leader.
+func (d *desk) dueAlone(q *query) time.Time {
+	due := q.again
+	if d.link == linkOpening && !d.lost {
+		due = later(due, q.since.Add(leastSilence))
+	}
+	if q.abort != nil && !q.void {
+		if q.at.overdue.IsZero() {
+			q.at.overdue = q.at.sent.Add(q.at.took + d.grace(q, q.at.agent))
+		}
+		due = later(due, q.at.overdue)
+	}
+	return due
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 // decided ends what alone began: the query with this sequence goes to p, unless
@@ -552,6 +629,7 @@ func (d *desk) decided(sequence uint64, p place) {
 	q := d.queries[sequence]
 	if q != nil {
 		q.probing = false
+		d.schedule(q)
 	}
 	if q == nil || q.hasNext || q.abort != nil && !q.void || q.attempts >= match.MaxAttempts {
 		d.released = append(d.released, p)
@@ -567,6 +645,7 @@ func (d *desk) decided(sequence uint64, p place) {
 func (d *desk) undecided(sequence uint64, again time.Time, why string) {
 	if q := d.queries[sequence]; q != nil {
 		q.probing, q.again, q.alone = false, again, why
+		d.schedule(q)
 	}
 }
 

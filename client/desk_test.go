@@ -43,7 +43,7 @@ type deskCaller struct {
 func newDeskRun(t *testing.T, seed uint64) *deskRun {
 	return &deskRun{
 		t: t, rng: rand.New(rand.NewPCG(seed, 0)), now: time.Unix(0, 0), rows: map[uint64]uint32{}, reserved: map[uint64]bool{},
-		d: desk{queries: map[uint64]*query{}, grace: func(*query, string) time.Duration { return leastOverdue }},
+		d: newDesk(func(*query, string) time.Duration { return leastOverdue }),
 	}
 }
 
@@ -118,7 +118,7 @@ func (r *deskRun) read() {
 	}
 	r.d.message = nil
 	for _, s := range m.Submit {
-		if _, known := r.rows[s.Sequence]; !known {
+		if known, ok := r.rows[s.Sequence]; !ok || s.Attempts > known {
 			r.rows[s.Sequence] = s.Attempts
 		}
 	}
@@ -148,11 +148,30 @@ func (r *deskRun) released() {
 	r.d.released = nil
 }
 
+// turn checks from when on q may be decided without a leader, as the desk has it, by what q is now.
+func (r *deskRun) turn(q *query) {
+	never := r.d.link == linkOpen && !q.strays || q.probing || q.hasNext || q.attempts >= match.MaxAttempts
+	due := q.again
+	if since := q.since.Add(leastSilence); r.d.link == linkOpening && !r.d.lost && since.After(due) {
+		due = since
+	}
+	if overdue := q.at.sent.Add(q.at.took + leastOverdue); q.abort != nil && !q.void && overdue.After(due) {
+		due = overdue
+	}
+	if never != (q.turns == nil) || !never && !q.due.Equal(due) {
+		r.t.Fatalf("query %d is to be decided alone: %v, due %v; want %v, due %v", q.sequence, q.turns != nil, q.due, !never, due)
+	}
+}
+
 func (r *deskRun) check() {
 	r.released()
-	n, strays := 0, 0
+	n, strays, turns := 0, 0, 0
 	for q := r.d.first; q != nil; q = q.nxt {
 		n++
+		r.turn(q)
+		if q.turns != nil {
+			turns++
+		}
 		if r.d.queries[q.sequence] != q || q.ended {
 			r.t.Fatalf("query %d is in the list but not in the map, or has ended", q.sequence)
 		}
@@ -162,6 +181,9 @@ func (r *deskRun) check() {
 		if q.strays {
 			strays++
 		}
+	}
+	if all := len(r.d.ready.queries) + len(r.d.later.queries); all != turns {
+		r.t.Fatalf("%d queries are to be decided alone, in the heaps are %d", turns, all)
 	}
 	if n != len(r.d.queries) || strays != r.d.strays {
 		r.t.Fatalf("%d in the list, %d in the map; %d stray, counted are %d", n, len(r.d.queries), strays, r.d.strays)
@@ -266,7 +288,6 @@ func (r *deskRun) random() {
 	case 16:
 		if q := r.d.alone(r.now); q != nil {
 			r.step("alone", q.sequence)
-			q.probing = true
 			r.probing = append(r.probing, q.sequence)
 		}
 	case 17:
@@ -313,7 +334,6 @@ func (r *deskRun) finish(led bool) {
 			}
 		}
 		for q := r.d.alone(r.now); q != nil; q = r.d.alone(r.now) {
-			q.probing = true
 			r.probing = append(r.probing, q.sequence)
 		}
 		for len(r.probing) > 0 {
@@ -496,6 +516,47 @@ func TestDeskAnsweredUnderNewLeader(t *testing.T) {
 		m := r.d.message
 		if u := m.GetUnused(); len(u) != 1 || u[0].Agent != "a" || u[0].Lane != 2 || u[0].Attempt != 1 || !slices.Equal(m.GetCancel(), []uint64{1}) {
 			t.Errorf("verdict %v: told %v, want query 1 cancelled and its lane given back", v, m)
+		}
+	}
+}
+
+// TestDeskLeaderHeardAgain: a query that was sent elsewhere while the leader was silent goes on when the leader is
+// heard again, whatever that one had decided about it before it read so.
+func TestDeskLeaderHeardAgain(t *testing.T) {
+	for _, taken := range []bool{true, false} { // by its caller, before the leader is heard
+		r := newDeskRun(t, 0)
+		r.d.opened(r.now)
+		r.arrive()
+		r.read()
+		r.now = r.now.Add(heartbeatSilence + 1)
+		r.d.check(r.now)
+		if r.d.link != linkSilent || r.d.alone(r.now) == nil {
+			t.Fatal("nothing is decided without the leader that is silent")
+		}
+		r.probing = []uint64{1}
+		r.decide(true)
+		c := r.callers[0]
+		if taken {
+			r.look(c)
+		}
+		r.d.heard(1, r.now)
+		m := r.d.message
+		if s := m.GetSubmit(); len(s) != 1 || s[0].Agent != "agent-9" || s[0].Attempts != 1 || len(m.GetCancel()) > 0 {
+			t.Fatalf("told the leader %v, want where the query is", m)
+		}
+		crossing := &control.Assign{Sequence: 1, Attempt: 1, Agent: "agent-1"}
+		r.d.assign(crossing)
+		r.look(c)
+		if c.aborted || c.place.agent != "agent-9" {
+			t.Errorf("the attempt is at %q, aborted: %v; want it to go on at agent-9", c.place.agent, c.aborted)
+		}
+		if u := m.GetUnused(); len(u) != 1 || u[0] != crossing {
+			t.Errorf("given back are %v, want the leader's assignment", u)
+		}
+		r.read()
+		r.attempted(c, answered)
+		if c.outcomes != 1 || c.attempts != 1 || c.q.err != nil {
+			t.Errorf("%d outcomes of %d attempts, error %v; want the answer of the only one", c.outcomes, c.attempts, c.q.err)
 		}
 	}
 }

@@ -76,7 +76,7 @@ func NewGateway(config GatewayConfig) (*Gateway, error) {
 		g.log = slog.New(slog.DiscardHandler)
 	}
 	g.alone = newAlone(g)
-	g.desk = desk{queries: map[uint64]*query{}, grace: g.alone.grace}
+	g.desk = newDesk(g.alone.grace)
 	g.members.Store(newMembers(&control.View{}))
 	g.context, g.cancel = context.WithCancel(context.Background())
 	g.running.Go(g.follow)

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader/election"
 )
 
 const (
@@ -43,7 +44,12 @@ func (l *link) kick() {
 // learn takes news of who leads. The lock is held.
 func (g *Gateway) learn(l *control.Leadership) {
 	known := g.leadership
-	if l == nil || l.GetEpoch() < known.GetEpoch() || l.GetEpoch() == known.GetEpoch() && l.GetLeader() == "" && known.GetLeader() != "" {
+	switch {
+	case l == nil, l.GetEpoch() == known.GetEpoch() && l.GetLeader() == "" && known.GetLeader() != "":
+		return
+	case election.Beyond(l.GetEpoch(), known.GetEpoch()) && g.link != nil: // a lie; see package election
+		return
+	case l.GetEpoch() < known.GetEpoch() && !(l.GetEpoch() > 0 && election.Beyond(known.GetEpoch(), l.GetEpoch())):
 		return
 	}
 	g.leadership = l

@@ -78,10 +78,24 @@ func (r Rank) Role() Role {
 	return May
 }
 
+// Epochs rise by one an election, so they stay below 2^20 for years, and within 2^20 of each other
+// whoever was away for however long. What is further off is a lie, or of another fleet; see [Beyond].
+const (
+	mostJump = 1 << 20
+	// mostTrusted is the highest epoch that one who follows nobody takes from others, whatever it knows
+	// itself, and endOfEpochs above all there are: between the two is room for 2^42 jumps, so
+	// that no lie leaves a fleet without an epoch to elect a leader with.
+	mostTrusted = 1 << 62
+	endOfEpochs = 1 << 63
+)
+
+// Beyond reports whether an epoch is so far above a known one that no elections lead there.
+func Beyond(epoch, known uint64) bool { return epoch > known && epoch-known > mostJump }
+
 // A Claim is the right to lead that an agent claims. The zero Claim is lower than
 // any other.
 type Claim struct {
-	Epoch  uint64 // 1 or more
+	Epoch  uint64 // 1 or more, below 2^63
 	Rank   Rank
 	Leader string // the agent's id
 }
@@ -106,7 +120,7 @@ type Config struct {
 	ID string
 	// Rank is what [RankOf] says of the agent.
 	Rank Rank
-	// Epoch is the last one that the agent has persisted, 0 if none. With an older one
+	// Epoch is the last one that the agent has persisted, 0 if none; below 2^63. With an older one
 	// it could claim an epoch that it has led already.
 	Epoch uint64
 	// JoinWait is how long after its first step a node waits to hear a leader before
@@ -129,6 +143,9 @@ func (c *Config) Validate() error {
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("election config: "+format, args...)) }
 	if c.ID == "" {
 		bad("the agent has no id")
+	}
+	if c.Epoch >= endOfEpochs {
+		bad("epoch is %d, want below 2^63", c.Epoch)
 	}
 	for _, d := range []struct {
 		name string

@@ -48,7 +48,7 @@
 //     what was persisted.
 //   - The claim a node follows and the one it obeys ([Node.Obeys]) never fall.
 //     So a worker obeys one leader at a time and no stale one, whatever
-//     arrives late.
+//     arrives late. (The two above hold but for claims that are lies; see below.)
 //   - Every change of whom a node follows is told (Follow), also when the same agent
 //     leads again. A gateway that re-submits there on every Follow loses nothing.
 //   - When messages get through within some 50 ms, nobody crashes or is frozen and
@@ -68,5 +68,10 @@
 // An agent that is cut off from the leader, but not from members that hear it,
 // has no leader while that lasts: its gateway decides alone.
 //
-// Members are believed. An agent that lies about its epoch is followed.
+// Members are believed. An agent that lies about its epoch is followed, but not for good, and
+// the fleet can elect a leader afterwards: of two epochs that are more than 2^20 apart the higher does
+// not come from elections ([Beyond]). A node that follows a leader, or leads, does not listen to claims so
+// far above what it knows. One that follows nobody, such as one that has just started, or was away for long,
+// takes any up to 2^62: it cannot tell what its fleet has come to. Whoever hears of an epoch so far below its
+// own gives its own up, and so returns to the fleet if it was the one that was lied to.
 package election

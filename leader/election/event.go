@@ -126,7 +126,7 @@ type ActionKind uint8
 const (
 	// Send: To, Message.
 	Send ActionKind = iota
-	// Persist: Claim. Make Claim.Epoch durable, unless a higher one is, then step the node with [Persisted].
+	// Persist: Claim. Make Claim.Epoch durable, unless a higher one is that is not [Beyond] it, then step the node with [Persisted].
 	// Without that answer the node does not claim; after [Config.Silence] it tries again.
 	Persist
 	// Lead: Claim. The agent leads from now on, with an empty matcher. Always
@@ -172,10 +172,12 @@ const (
 	Restarted
 	// Gone: gossip has given the leader up.
 	Gone
+	// Disowned: the leader's epoch was a lie, or of another fleet; see [Beyond].
+	Disowned
 )
 
 var reasonNames = [...]string{HigherClaim: "higher claim", Frozen: "frozen", HandedOver: "handed over", Silent: "silent",
-	Broken: "broken", Ended: "ended", Restarted: "restarted", Gone: "gone"}
+	Broken: "broken", Ended: "ended", Restarted: "restarted", Gone: "gone", Disowned: "epoch is far above others'"}
 
 func (r Reason) String() string {
 	if int(r) < len(reasonNames) && reasonNames[r] != "" {

@@ -259,6 +259,12 @@ func (n *Node) memberUp(id string, rank Rank) {
 
 func (n *Node) receive(from string, msg *Message) {
 	c := msg.Claim
+	switch {
+	case c.Epoch >= endOfEpochs, Beyond(c.Epoch, n.seen) && (n.following || c.Epoch > mostTrusted):
+		return
+	case c.Epoch > 0 && Beyond(n.seen, c.Epoch):
+		n.disown(c.Epoch)
+	}
 	n.seen = max(n.seen, c.Epoch)
 	if m := n.member(from); m != nil {
 		m.broken = false
@@ -296,6 +302,26 @@ func (n *Node) receive(from string, msg *Message) {
 					n.unasked = true
 				}
 			}
+		}
+	}
+}
+
+// disown gives up all that is so far above an epoch heard of that it was a lie.
+func (n *Node) disown(epoch uint64) {
+	if Beyond(n.top.Epoch, epoch) {
+		if n.leading {
+			n.stepDown(Disowned)
+		}
+		if n.following {
+			n.lose(Disowned)
+		}
+		n.top, n.heardAt, n.brokenAt, n.successor = Claim{}, time.Time{}, time.Time{}, ""
+	}
+	n.claiming = n.claiming && !Beyond(n.claim.Epoch, epoch)
+	n.seen = n.top.Epoch
+	for _, own := range [...]uint64{n.cfg.Epoch, n.claim.Epoch} {
+		if !Beyond(own, epoch) {
+			n.seen = max(n.seen, own)
 		}
 	}
 }
@@ -471,7 +497,7 @@ func (n *Node) chooseSuccessor() string {
 	return best.id
 }
 
-func (n *Node) mayLead() bool { return n.rank != 0 && !n.resigned }
+func (n *Node) mayLead() bool { return n.rank != 0 && !n.resigned && n.seen+1 < endOfEpochs }
 
 // wantsToLead reports whether the node should claim when its time has come.
 func (n *Node) wantsToLead() bool {

@@ -57,11 +57,11 @@ func TestClaimOrder(t *testing.T) {
 }
 
 func TestConfigFaults(t *testing.T) {
-	_, err := New(Config{JoinWait: -1, Heartbeat: time.Second, Doubt: -time.Second})
+	_, err := New(Config{Epoch: 1 << 63, JoinWait: -1, Heartbeat: time.Second, Doubt: -time.Second})
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{"no id", "join wait is -1ns", "doubt is -1s", "silence is 1s, want at least ten heartbeats of 1s"} {
+	for _, want := range []string{"no id", "epoch is 9223372036854775808, want below 2^63", "join wait is -1ns", "doubt is -1s", "silence is 1s, want at least ten heartbeats of 1s"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q does not say %q", err, want)
 		}

@@ -26,7 +26,8 @@ const (
 	TimePassed Kind = iota
 	// Submitted: Query, Model, BatchSize, Waited, TimeLeft, Attempt: that of the last
 	// assignment before, 0 if there was none. A query that the matcher knows already is not
-	// submitted twice.
+	// submitted twice, unless its gateway has made attempts of which the matcher does not know: it
+	// then waits anew.
 	Submitted
 	// Cancelled: Query. Its gateway has decided the outcome; nothing more is
 	// decided about it. A lane that was given it stays reserved until it
@@ -69,8 +70,9 @@ const (
 	AheadChanged
 	// Sent: as Submitted, and Lane. The gateway has sent the query to the lane already, as
 	// the given attempt, by its own choice or that of another leader: the lane is reserved. Should the
-	// query be cancelled, so is the reservation if the lane never spoke of it. At a lane that is
-	// not there, or a query of attempt 0, this is Submitted.
+	// query be cancelled, so is the reservation if the lane never spoke of it. A query that the
+	// matcher knows to wait, or to be elsewhere by no later attempt, is there from now on. At a
+	// lane that is not there, or a query of attempt 0, this is Submitted.
 	Sent
 	// Held: Query, Attempt, Lane, Model, BatchSize. The lane says that it has the query: it is
 	// reserved. Of the query itself nothing is known but by Submitted or Sent.

@@ -322,10 +322,14 @@ func (m *Matcher) apply(e *Event) error {
 }
 
 func (m *Matcher) submit(e *Event) {
+	if known := m.queries[e.Query]; known != nil {
+		if e.Attempt <= known.attempt {
+			return
+		}
+		m.cancel(known) // its gateway has made attempts by itself meanwhile
+	}
 	reason := Matched
 	switch {
-	case m.queries[e.Query] != nil:
-		return
 	case e.Attempt >= MaxAttempts:
 		reason = TooManyAttempts
 	case m.waiting >= m.cfg.MaxWaiting:
@@ -347,8 +351,11 @@ func (m *Matcher) sent(e *Event) {
 		m.submit(e)
 		return
 	}
-	if m.queries[e.Query] != nil {
-		return
+	if known := m.queries[e.Query]; known != nil {
+		if known.sent && (e.Attempt < known.attempt || e.Attempt == known.attempt && known.lane == l) {
+			return
+		}
+		m.cancel(known) // where it is its gateway knows better
 	}
 	q := m.admit(e, Matched)
 	if q == nil {

@@ -142,6 +142,16 @@ func (r *referee) step(e Event) []Decision {
 	lane := r.lanes[e.Lane]
 	switch e.Kind {
 	case Submitted, Sent:
+		if known := r.queries[e.Query]; known != nil && known.outcome == "" {
+			if e.Kind == Sent && lane != nil && e.Attempt > 0 {
+				if known.live && (e.Attempt < known.attempt || e.Attempt == known.attempt && e.Lane == known.lane) {
+					break
+				}
+			} else if e.Attempt <= known.attempt {
+				break
+			}
+			r.cancelled(e.Query)
+		}
 		q := &seenQuery{model: e.Model, batch: e.BatchSize, attempt: e.Attempt}
 		if e.TimeLeft > 0 {
 			q.deadline = r.now + e.TimeLeft
@@ -400,6 +410,10 @@ func play(t *rapid.T, policy string) {
 			}
 		}
 		sequence++
+		if id, ok := pick(t, r.queries, lessQuery); ok && rapid.IntRange(0, 9).Draw(t, "known") == 0 {
+			e.Query, e.Attempt = id, r.queries[id].attempt+rapid.IntRange(-1, 1).Draw(t, "attempts")
+			e.Attempt = max(0, e.Attempt)
+		}
 		r.step(e)
 	}
 	answer := func(kind Kind) {
