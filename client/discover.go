@@ -144,28 +144,20 @@ func (d *discovery) watch(conn *grpc.ClientConn) (fleet bool, err error) {
 	defer cancel()
 	silent := time.AfterFunc(viewSilence, cancel)
 	defer silent.Stop()
-	views, err := control.NewControlClient(conn).Watch(ctx, &control.WatchRequest{Changes: true})
+	views, err := control.NewControlClient(conn).Watch(ctx, &control.WatchRequest{})
 	if err != nil {
 		return false, err
 	}
-	var watched control.Watched
 	for {
 		v, err := views.Recv()
 		if err != nil {
 			return fleet, err
 		}
 		silent.Reset(viewSilence)
-		changed, err := watched.Take(v)
-		if err != nil {
+		fleet = true
+		if err := d.follow(v); err != nil {
 			return fleet, err
 		}
-		fleet = true
-		if changed {
-			if err := d.follow(watched.View()); err != nil {
-				return fleet, err
-			}
-		}
-		d.gateway.Load().SetLoads(v.GetLoads())
 	}
 }
 

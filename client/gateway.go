@@ -94,14 +94,11 @@ func (g *Gateway) Close() {
 	g.running.Wait()
 }
 
-// SetView says what the fleet is now. The view must not change afterwards; members that are the same
-// messages as in the view before have not changed. Its loads are as of now.
+// SetView says what the fleet is now. The view must not change afterwards.
 func (g *Gateway) SetView(v *control.View) {
-	former := g.members.Load()
-	now := former.next(v)
-	g.members.Store(now)
+	now := newMembers(v)
+	former := g.members.Swap(now)
 	g.alone.viewed(v)
-	g.alone.loaded(v.GetLoads())
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !former.overlap(now) { // another fleet, whose epochs count from the beginning
@@ -110,9 +107,6 @@ func (g *Gateway) SetView(v *control.View) {
 	g.learn(v.GetLeadership())
 	g.announce()
 }
-
-// SetLoads says how busy members are, as of now; what it does not say stays as it was.
-func (g *Gateway) SetLoads(loads []*control.LaneLoad) { g.alone.loaded(loads) }
 
 // Stats counts what the gateway has done.
 func (g *Gateway) Stats() Stats {
@@ -296,7 +290,8 @@ func (g *Gateway) leave(direct bool) {
 	switch {
 	case l == nil || l.sending || g.desk.message == nil:
 	case direct && g.desk.submitted-g.desk.acked < mostDirect:
-		m, g.desk.message = g.desk.message, nil
+		m = g.desk.message
+		g.desk.message = rest(m)
 		l.sending = true
 		g.desk.stats.SubmitMessages++
 	default:

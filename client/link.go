@@ -14,6 +14,9 @@ const (
 	// mostDirect is how many submits may be unacknowledged for a caller to send
 	// its own: beyond it a stream could block.
 	mostDirect = 32
+	// mostTogether is how many submits, cancellations and assignments one message has: an agent takes
+	// 64 KiB, and the longest of them has about 1 KiB.
+	mostTogether = 48
 	// firstRetry and lastRetry bound how long the gateway waits before it tries
 	// again to reach a leader.
 	firstRetry = 5 * time.Millisecond
@@ -245,6 +248,27 @@ func (g *Gateway) take(m *control.MatchMessage) {
 	g.leave(false)
 }
 
+// rest leaves in m what may go together, and returns the rest; nil if there is none. Of what m
+// cancels nothing goes before what it submits, nor what is unused before either, as the leader reads
+// them.
+func rest(m *control.GatewayMessage) *control.GatewayMessage {
+	if len(m.Submit)+len(m.Cancel)+len(m.Unused) <= mostTogether {
+		return nil
+	}
+	room, later := mostTogether, &control.GatewayMessage{}
+	m.Submit, later.Submit = cut(m.Submit, &room)
+	m.Cancel, later.Cancel = cut(m.Cancel, &room)
+	m.Unused, later.Unused = cut(m.Unused, &room)
+	return later
+}
+
+// cut divides all after as many as there is room for.
+func cut[T any](all []T, room *int) (now, later []T) {
+	n := min(len(all), *room)
+	*room -= n
+	return all[:n:n], all[n:]
+}
+
 // write sends what callers do not send themselves.
 func (g *Gateway) write(ctx context.Context, l *link) {
 	for {
@@ -260,7 +284,7 @@ func (g *Gateway) write(ctx context.Context, l *link) {
 				g.mu.Unlock()
 				break
 			}
-			l.sending, g.desk.message = true, nil
+			l.sending, g.desk.message = true, rest(m)
 			g.desk.stats.SubmitMessages++
 			g.mu.Unlock()
 			err := l.stream.Send(m)

@@ -146,11 +146,19 @@ func (c carrier) Get(key string) string { return strings.Join(c[key], ",") }
 func (c carrier) Set(key, value string) { c[key] = []string{value} }
 func (c carrier) Keys() []string        { return slices.Collect(maps.Keys(c)) }
 
-// Format returns the context of a span as headers would have it.
+// mostTracestate is how long a tracestate may be to travel, in bytes: W3C Trace Context wants that
+// much, and has longer ones dropped.
+const mostTracestate = 512
+
+// Format returns the context of a span as headers would have it, without a tracestate that is too
+// long.
 func Format(sc trace.SpanContext) (traceparent, tracestate string) {
 	c := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(trace.ContextWithSpanContext(context.Background(), sc), c)
-	return c["traceparent"], c["tracestate"]
+	if tracestate = c["tracestate"]; len(tracestate) > mostTracestate {
+		tracestate = ""
+	}
+	return c["traceparent"], tracestate
 }
 
 // Parse returns ctx with what Format has written as the parent of spans.
