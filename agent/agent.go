@@ -55,6 +55,8 @@ type Agent struct {
 	network network
 	// receiveTimeout is defaultReceiveTimeout, except in tests.
 	receiveTimeout time.Duration
+	// sendTimeout is defaultSendTimeout, except in tests.
+	sendTimeout time.Duration
 
 	name        string // in the fleet
 	catalogue   *profiles.Catalogue
@@ -67,7 +69,6 @@ type Agent struct {
 	advertised string // the gRPC address for others
 	local      *localConn
 	roster     *roster
-	feed       *feed
 	gossip     *gossip.Gossip
 	keyring    *keyring
 	leading    leading
@@ -78,7 +79,8 @@ type Agent struct {
 	executor   runtime.Executor
 	lanes      *runtime.Lanes
 	repository *models.Repository[*servedModel]
-	intake     intake
+	intake     intake // of queries
+	answers    intake
 	front      *front
 	guard      *secure.Guard
 
@@ -118,6 +120,7 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 		library:        profiles.ShippedLibrary(),
 		selfChanged:    make(chan struct{}, 1),
 		receiveTimeout: defaultReceiveTimeout,
+		sendTimeout:    defaultSendTimeout,
 		listening:      make(chan struct{}),
 		serve:          map[string]map[int64]bool{},
 	}
@@ -198,7 +201,9 @@ func (a *Agent) open() error {
 		MaxWaiting:      a.config.MaxWaitingQueries,
 		MaxWaitingBytes: a.config.MaxWaitingBytes,
 	})
-	a.intake = intake{limit: a.config.MaxWaitingBytes, queue: a.lanes.Stats}
+	a.intake.limit, a.intake.queue, a.intake.clients = a.config.MaxWaitingBytes, a.lanes.Stats, callers{a.guard}
+	a.answers.limit, a.answers.queue, a.answers.clients = a.config.MaxWaitingBytes, a.lanes.Stats, callers{a.guard}
+	a.intake.answers = &a.answers
 	a.metrics.watch(info, a.lanes, &a.intake)
 	a.repository, err = models.Open(a.config.ModelDir, a.load, models.Options{Logger: a.log, OnEvent: a.observe})
 	if err != nil {
@@ -212,7 +217,6 @@ func (a *Agent) open() error {
 	a.register(a.local)
 	a.roster = newRoster(a.closing, a.network, a.local, a.log)
 	a.roster.updateSelf(a.describe())
-	a.feed = &feed{roster: a.roster}
 	id := 1 + rand.Uint64N(math.MaxUint64)
 	a.station = newStation(a, id)
 	if a.leading, err = a.newLeading(); err != nil {
@@ -220,7 +224,6 @@ func (a *Agent) open() error {
 	}
 	a.roster.leadership = a.leading.leadership
 	a.roster.complete = a.estimates.complete
-	a.roster.learned = a.estimates.learnedTimes.Load
 	a.gateway, err = client.NewGateway(client.GatewayConfig{
 		ID:        id,
 		Agent:     a.name,
@@ -240,6 +243,7 @@ func (a *Agent) newLeading() (leading, error) {
 	config := leaderConfig{
 		Role: a.role(), Rank: a.rank(), StateDir: a.config.StateDir,
 		Policy: a.config.Policy, Record: a.config.Record, Catalogue: a.catalogue, Library: a.library, Tracer: a.tracer,
+		Clients: callers{a.guard},
 	}
 	if len(a.config.Join) > 0 {
 		config.JoinWait = joinWait
@@ -381,7 +385,6 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	group.Go(func() error { return a.guard.Run(fleetCtx) })
 	group.Go(func() error { a.followGossip(); return nil })
 	group.Go(func() error { a.followView(fleetCtx); return nil })
-	group.Go(func() error { a.feed.run(fleetCtx, a.leading.changed); return nil })
 	group.Go(func() error { a.tellLoad(fleetCtx); return nil })
 	group.Go(func() error { a.tellSelf(fleetCtx); return nil })
 	group.Go(func() error { a.learnInstanceType(fleetCtx); return nil })

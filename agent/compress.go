@@ -6,21 +6,23 @@ import (
 	"io"
 	"net/http"
 	"strings"
+
+	"github.com/muster-serve/muster/api/oip"
 )
 
 // decompressed is req with the body as its Content-Encoding says it was. The
 // limit on a body is for its reader to keep: what is read counts, not what was
 // sent.
 func decompressed(req *http.Request) (*http.Request, error) {
-	var body io.ReadCloser
+	var body *oip.Inflater
 	var err error
 	switch encoding := req.Header.Get("Content-Encoding"); encoding {
 	case "", "identity":
 		return req, nil
 	case "gzip":
-		body, err = gzip.NewReader(req.Body)
+		body, err = oip.NewInflater(req.Body, gzip.NewReader)
 	case "deflate": // by HTTP's definition the zlib format
-		body, err = zlib.NewReader(req.Body)
+		body, err = oip.NewInflater(req.Body, zlib.NewReader)
 	default:
 		return nil, invalid("Content-Encoding %q, want gzip, deflate or none", encoding)
 	}
@@ -30,7 +32,7 @@ func decompressed(req *http.Request) (*http.Request, error) {
 	plain := *req
 	plain.Header = req.Header.Clone()
 	plain.Header.Del("Content-Encoding")
-	plain.Body = body
+	plain.Body = io.NopCloser(body)
 	plain.ContentLength = -1
 	return &plain, nil
 }

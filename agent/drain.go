@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -112,7 +113,7 @@ func (s controlService) Demand(ctx context.Context, req *control.DemandRequest) 
 
 // Status is the fleet as this agent sees it, with what only the leader knows.
 func (s controlService) Status(ctx context.Context, req *control.StatusRequest) (*control.FleetStatus, error) {
-	view := s.roster.loadedView()
+	view := s.roster.view()
 	status := &control.FleetStatus{View: view}
 	leader := view.GetLeadership().GetLeader()
 	if leader != "" && leader != s.name && !isLocalOnly(ctx) {
@@ -137,10 +138,6 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 	for _, a := range status.Agents {
 		known[a.Name] = a
 	}
-	loads := map[string]*control.LaneLoad{}
-	for _, l := range view.Loads {
-		loads[l.Agent] = l
-	}
 	status.Agents = nil
 	for _, m := range view.Members {
 		if req.GetAgent() != "" && req.GetAgent() != m.Name {
@@ -150,10 +147,17 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 		if a == nil {
 			a = &control.AgentStatus{Name: m.Name}
 		}
-		if l := loads[m.Name]; l != nil {
-			a.RemainingNs, a.Waiting = l.RemainingNs, l.Waiting
+		for _, l := range view.Loads {
+			if l.Agent == m.Name {
+				a.RemainingNs, a.Waiting = l.RemainingNs, l.Waiting
+			}
 		}
 		status.Agents = append(status.Agents, a)
+	}
+	sees := s.sees(ctx)
+	if seen := visibleView(view, sees); seen != view {
+		status.View, status.Decisions = seen, nil // decisions tell of all models
+		status.Models = slices.DeleteFunc(status.Models, func(m *control.ModelStatus) bool { return !sees(m.Model) })
 	}
 	return status, nil
 }

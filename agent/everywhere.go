@@ -120,8 +120,8 @@ func (a *Agent) anyReady(model, version string) (bool, error) {
 	return err == nil && serving, nil
 }
 
-// anyIndex is the repository's index, and what only others hold.
-func (a *Agent) anyIndex(ready bool) *inference.RepositoryIndexResponse {
+// anyIndex is the repository's index, and what only others hold, as far as it is to be seen.
+func (a *Agent) anyIndex(ready bool, sees func(model string) bool) *inference.RepositoryIndexResponse {
 	type version struct{ model, number string }
 	elsewhere := map[version]bool{}
 	for _, member := range a.roster.view().Members {
@@ -148,6 +148,7 @@ func (a *Agent) anyIndex(ready bool) *inference.RepositoryIndexResponse {
 	for v := range elsewhere {
 		resp.Models = append(resp.Models, &inference.RepositoryIndexResponse_ModelIndex{Name: v.model, Version: v.number, State: string(models.Ready)})
 	}
+	resp.Models = slices.DeleteFunc(resp.Models, func(m *inference.RepositoryIndexResponse_ModelIndex) bool { return !sees(m.Name) })
 	slices.SortStableFunc(resp.Models, func(a, b *inference.RepositoryIndexResponse_ModelIndex) int {
 		return strings.Compare(a.Name, b.Name)
 	})

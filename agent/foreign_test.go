@@ -293,7 +293,7 @@ func FuzzWorker(f *testing.F) {
 	a := startAgent(f, config, emulated())
 	service := controlService{Agent: a.Agent}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), localKey{}, true))
 		defer cancel()
 		var links [4]*pipeClient[control.LeaderMessage, control.WorkerMessage]
 		var probes [4]*pipeClient[control.ProbeRequest, control.ProbeAnswer]

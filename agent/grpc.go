@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,14 +19,16 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/secure"
 )
 
 const (
 	// defaultReceiveTimeout is how long a client may take to send a query. It
 	// keeps those who never finish from holding on to memory.
 	defaultReceiveTimeout = 30 * time.Second
-	// sendTimeout is how long a client may take to read an answer.
-	sendTimeout = 30 * time.Second
+	// defaultSendTimeout is how long a client may take to read an answer. One that takes longer
+	// loses its connection.
+	defaultSendTimeout = 30 * time.Second
 	// connectTimeout is how long a client may take to open a connection or to
 	// send the headers of a request.
 	connectTimeout = 10 * time.Second
@@ -40,10 +43,10 @@ const (
 	largestHeader = 64 << 10
 )
 
-// newGRPCServer serves the protocol, health checks and reflection, to messages
-// of at most largestMessage bytes.
-func (a *Agent) newGRPCServer(largestMessage int64) *grpc.Server {
-	options := append(oip.ServerOptions(int(largestMessage)),
+// newGRPCServer serves the protocol, health checks and reflection, to queries
+// of at most largestQuery bytes and other messages of at most largestMessage.
+func (a *Agent) newGRPCServer(largestQuery int64) *grpc.Server {
+	options := append(oip.ServerOptions(int(largestQuery)),
 		grpc.InTapHandle(a.tap),
 		grpc.ChainUnaryInterceptor(a.interceptUnary),
 		grpc.ChainStreamInterceptor(a.interceptStream),
@@ -57,10 +60,52 @@ func (a *Agent) newGRPCServer(largestMessage int64) *grpc.Server {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	)
 	server := grpc.NewServer(append(options, a.guard.ServerOptions()...)...)
-	a.register(server)
-	healthpb.RegisterHealthServer(server, a.health)
-	reflection.Register(server)
+	to := boundedServer{server, oip.Bounded(server, func(method string) int64 {
+		switch method {
+		case inference.GRPCInferenceService_ModelInfer_FullMethodName:
+			return largestQuery
+		case control.Control_Link_FullMethodName: // of agents, and profiles are larger
+			return leastLimit
+		}
+		return largestMessage
+	}, arrivals{a})}
+	a.register(to)
+	healthpb.RegisterHealthServer(to, a.health)
+	reflection.Register(to)
 	return server
+}
+
+// A boundedServer is a server that services are registered at by way of [oip.Bounded].
+type boundedServer struct {
+	*grpc.Server
+	bounded grpc.ServiceRegistrar
+}
+
+func (s boundedServer) RegisterService(desc *grpc.ServiceDesc, service any) {
+	s.bounded.RegisterService(desc, service)
+}
+
+// arrivals are the agent's intake for queries by gRPC: their refusals are counted, and have a code.
+type arrivals struct{ *Agent }
+
+// Take implements [oip.Intake].
+func (a arrivals) Take(ctx context.Context, n, had int64) error {
+	if err := a.intake.Take(ctx, n, had); err != nil {
+		return a.refuseArrival(err, isAttempt(ctx))
+	}
+	return nil
+}
+
+// Give implements [oip.Intake].
+func (a arrivals) Give(ctx context.Context, n int64) { a.intake.Give(ctx, n) }
+
+// refuseArrival is the error of a query that is refused before it is read.
+func (a *Agent) refuseArrival(err error, attempt bool) error {
+	if attempt {
+		return grpcError(fmt.Errorf("%w: %w", errRefused, err))
+	}
+	a.metrics.failedWithoutVersion("", err)
+	return grpcError(err)
 }
 
 // register has the agent's own services answer the calls that come by to.
@@ -113,12 +158,8 @@ func (a *Agent) tap(ctx context.Context, info *tap.Info) (context.Context, error
 // tapQuery refuses a query where overload costs least, and has one that is let
 // in arrive in time.
 func (a *Agent) tapQuery(ctx context.Context, header metadata.MD) (context.Context, error) {
-	if err := a.intake.full(); err != nil {
-		if len(header[control.AttemptHeader]) > 0 {
-			return ctx, grpcError(fmt.Errorf("%w: %w", errRefused, err))
-		}
-		a.metrics.failedWithoutVersion("", err)
-		return ctx, grpcError(err)
+	if err := a.intake.full(ctx); err != nil {
+		return ctx, a.refuseArrival(err, len(header[control.AttemptHeader]) > 0)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	r := &receipt{arrival: time.Now(), header: header, tooSlow: time.AfterFunc(a.receiveTimeout, cancel)}
@@ -173,9 +214,42 @@ func (a *Agent) interceptStream(service any, stream grpc.ServerStream, info *grp
 			err = grpcError(a.panicked(info.FullMethod, p))
 		}
 	}()
-	if err := handle(service, stream); err != nil {
+	if err := handle(service, &impatientStream{stream, a.sendTimeout}); err != nil {
 		return grpcError(err)
 	}
+	return nil
+}
+
+// An impatientStream ends the connection of a client that does not read what it is sent.
+type impatientStream struct {
+	grpc.ServerStream
+	timeout time.Duration
+}
+
+func (s *impatientStream) SendMsg(m any) error {
+	tooSlow := time.AfterFunc(s.timeout, func() { secure.CloseConnection(s.Context()) })
+	defer tooSlow.Stop()
+	return s.ServerStream.SendMsg(m)
+}
+
+// answered counts an answer by gRPC until the client's connection has taken it, or refuses it and
+// releases it. grpc keeps an answer for as long as the connection is open, even if its call has
+// ended; so one that is not taken in time ends the connection.
+func (a *Agent) answered(ctx context.Context, resp *oip.Response) error {
+	charge := oip.NewCharge(ctx, &a.answers)
+	if err := charge.AtLeast(answerBytes(resp)); err != nil {
+		resp.Release()
+		return err
+	}
+	gaveBack := sync.OnceFunc(func() { charge.Only(0) })
+	tooSlow := time.AfterFunc(a.sendTimeout, func() {
+		secure.CloseConnection(ctx)
+		gaveBack() // grpc forgets an answer whose connection has ended, without a word
+	})
+	resp.AlsoOnRelease(func() {
+		tooSlow.Stop()
+		gaveBack()
+	})
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,4 +36,23 @@ func (a *Agent) openGuard() error {
 		a.log.Warn("not encrypted: whoever reaches these can read what passes, change it, query and control", "servers", strings.Join(exposed, ", "))
 	}
 	return nil
+}
+
+// callers are those who make calls, this agent itself among them.
+type callers struct{ guard *secure.Guard }
+
+// Client implements clients.
+func (c callers) Client(ctx context.Context) string {
+	if isLocal(ctx) {
+		return ""
+	}
+	return c.guard.Client(ctx)
+}
+
+// MayQuery implements clients.
+func (c callers) MayQuery(ctx context.Context, model string) error {
+	if isLocal(ctx) {
+		return nil
+	}
+	return c.guard.MayQuery(ctx, model)
 }

@@ -158,3 +158,12 @@ func queryBytes(req *oip.Request) int64 {
 	}
 	return n
 }
+
+// answerBytes is what an answer takes of the agent's memory until it is sent.
+func answerBytes(resp *oip.Response) int64 {
+	n := int64(0)
+	for i := range resp.Outputs {
+		n += int64(len(resp.Outputs[i].Data))
+	}
+	return n
+}

@@ -41,8 +41,18 @@ type leaderConfig struct {
 	// from the start; neither may be nil.
 	Catalogue *profiles.Catalogue
 	Library   *profiles.Library
+	// Clients knows who opens Match streams; nil: all may query everything, and have no name.
+	Clients clients
 	// Tracer makes the spans of decisions; nil: there are none.
 	Tracer trace.Tracer
+}
+
+// clients knows who makes a call, by its context.
+type clients interface {
+	// Client is the caller's name; "" if it has none, or is an agent of this fleet.
+	Client(context.Context) string
+	// MayQuery says why the caller may not query a model; nil if it may.
+	MayQuery(ctx context.Context, model string) error
 }
 
 // A leader is the leading half of an agent: it takes part in elections, and

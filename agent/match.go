@@ -22,6 +22,14 @@ const (
 	// mostSubmitted bounds the queries of one gateway that the leader remembers, and those
 	// parked of all.
 	mostSubmitted = 1 << 16
+	// mostSubmittedBytes bounds what the leader remembers of one gateway's queries, in bytes of
+	// their submits; the gateways of one client with a name share it.
+	mostSubmittedBytes = 16 << 20
+	// submitOverhead is what a submit takes beside its texts, in bytes.
+	submitOverhead = 256
+	// mostTracestate and mostTraceparent bound the context of a query's span, in bytes: longer ones
+	// are dropped, as W3C Trace Context allows from 512 bytes on.
+	mostTracestate, mostTraceparent = 512, 64
 	// mostHeld bounds the queries of which the leader believes gateways that a lane has them.
 	mostHeld = 1 << 10
 	// mostNumbers is how many gateways have a number before those are forgotten that are
@@ -33,8 +41,11 @@ const (
 type gateway struct {
 	id      uint64
 	number  uint32
-	agent   string // "" of an SDK
 	queries map[uint64]*leaderQuery
+	// mayQuery says why the gateway's client may not query a model; nil: it may query all.
+	mayQuery func(model string) error
+	client   string   // the name of its client; "": it has none, or is an agent
+	account  *account // of its client; its own where that has no name
 	// received counts the submits read from the stream.
 	received uint64
 	// out is what the loop has for it since the last flush; nil: nothing.
@@ -55,6 +66,33 @@ type leaderQuery struct {
 	trace   *leaderTrace
 	submit  *control.Submit // its attempts and times as of heardAt
 	heardAt time.Time
+	weight  int // in the account of its gateway, in bytes
+}
+
+// An account is what the loop remembers for one client.
+type account struct {
+	gateways int
+	bytes    int
+}
+
+// remember has the loop know a query of the gateway's.
+func (g *gateway) remember(sequence uint64, q *leaderQuery) {
+	g.forget(sequence)
+	g.queries[sequence] = q
+	g.account.bytes += q.weight
+}
+
+// forget has the loop know it no more.
+func (g *gateway) forget(sequence uint64) {
+	if q := g.queries[sequence]; q != nil {
+		g.account.bytes -= q.weight
+		delete(g.queries, sequence)
+	}
+}
+
+// weigh is about how many bytes a submit takes in memory.
+func weigh(s *control.Submit) int {
+	return submitOverhead + len(s.GetModel()) + len(s.GetAgent()) + len(s.GetTraceparent()) + len(s.GetTracestate())
 }
 
 // match implements leading.
@@ -65,7 +103,12 @@ func (l *leader) match(s stream[control.MatchMessage, control.GatewayMessage]) e
 	}
 	ctx, cut := context.WithCancelCause(s.Context())
 	defer cut(nil)
-	g := &gateway{queries: map[uint64]*leaderQuery{}, wake: make(chan struct{}, 1), cut: cut}
+	g := &gateway{
+		queries: map[uint64]*leaderQuery{}, wake: make(chan struct{}, 1), cut: cut,
+	}
+	if who := l.config.Clients; who != nil {
+		g.client, g.mayQuery = who.Client(s.Context()), func(model string) error { return who.MayQuery(s.Context(), model) }
+	}
 	hello := make(chan error, 1)
 	// The reader ends when this function returns, for then the stream does.
 	go r.read(g, s, hello, cut)
@@ -89,6 +132,9 @@ func (l *leader) match(s stream[control.MatchMessage, control.GatewayMessage]) e
 			if m == nil {
 				continue
 			}
+			if g.mayQuery != nil {
+				m.Profiles = visibleProfiles(m.Profiles, func(model string) bool { return g.mayQuery(model) == nil })
+			}
 			if err := s.Send(m); err != nil {
 				return err
 			}
@@ -111,16 +157,30 @@ func (r *reign) read(g *gateway, s stream[control.MatchMessage, control.GatewayM
 		hello <- err
 		return
 	}
-	g.id, g.agent = m.GetHello().GetGateway(), m.GetHello().GetAgent()
+	g.id = m.GetHello().GetGateway()
 	r.post(func() { r.connect(g) })
 	defer r.post(func() { r.disconnect(g) })
 	hello <- nil
 	for err == nil {
 		said := m
+		for _, submit := range said.GetSubmit() {
+			trim(submit)
+		}
 		r.post(func() { r.told(g, said) })
 		m, err = s.Recv()
 	}
 	cut(err)
+}
+
+// trim drops what the leader has no use for, before anything remembers it.
+func trim(s *control.Submit) {
+	s.ProtoReflect().SetUnknown(nil)
+	if len(s.GetTraceparent()) > mostTraceparent {
+		s.Traceparent = ""
+	}
+	if s.GetTraceparent() == "" || len(s.GetTracestate()) > mostTracestate {
+		s.Tracestate = ""
+	}
 }
 
 func checkHello(h *control.GatewayHello) error {
@@ -166,6 +226,14 @@ func (r *reign) connect(g *gateway) {
 		former.cut(status.Error(codes.Aborted, "the gateway has opened another stream"))
 	}
 	g.number = r.number(g.id)
+	g.account = r.accounts[g.client]
+	if g.client == "" || g.account == nil {
+		g.account = &account{}
+	}
+	if g.client != "" {
+		r.accounts[g.client] = g.account
+	}
+	g.account.gateways++
 	r.gateways[g.id], r.byNumber[g.number] = g, g
 	r.leader.metrics.gateways.Set(float64(len(r.gateways)))
 	out := r.outbox(g)
@@ -180,8 +248,14 @@ func (r *reign) disconnect(g *gateway) {
 	}
 	delete(r.gateways, g.id)
 	delete(r.byNumber, g.number)
+	for sequence := range g.queries {
+		g.forget(sequence)
+	}
+	if g.account.gateways--; g.account.gateways == 0 && r.accounts[g.client] == g.account {
+		delete(r.accounts, g.client)
+	}
 	r.leader.metrics.gateways.Set(float64(len(r.gateways)))
-	r.parked = slices.DeleteFunc(r.parked, func(p *parked) bool { return p.gateway == g })
+	r.takeParked(func(p *parked) bool { return p.gateway == g })
 	r.step(&match.Event{Kind: match.GatewayLost, Query: match.QueryID{Gateway: g.number}})
 }
 
@@ -255,8 +329,8 @@ func (r *reign) told(g *gateway, m *control.GatewayMessage) {
 		r.outbox(g) // acknowledges
 	}
 	for _, sequence := range m.GetCancel() {
-		delete(g.queries, sequence)
-		r.parked = slices.DeleteFunc(r.parked, func(p *parked) bool { return p.gateway == g && p.submit.GetSequence() == sequence })
+		g.forget(sequence)
+		r.takeParked(func(p *parked) bool { return p.gateway == g && p.submit.GetSequence() == sequence })
 		r.step(&match.Event{Kind: match.Cancelled, Query: match.QueryID{Gateway: g.number, Sequence: sequence}})
 	}
 	for _, a := range m.GetUnused() {
@@ -285,8 +359,16 @@ func (r *reign) submit(g *gateway, s *control.Submit) {
 		version = r.newestOf(s.GetModel())
 	}
 	key := control.ModelKey(s.GetModel(), version)
-	q := &leaderQuery{model: r.models[key], batch: int(s.GetBatchSize()), bytes: s.GetBytes(), trace: r.traced(s), submit: s, heardAt: r.now}
-	if g.queries[s.GetSequence()] == nil && len(g.queries) >= mostSubmitted {
+	q := &leaderQuery{
+		model: r.models[key], batch: int(s.GetBatchSize()), bytes: s.GetBytes(), trace: r.traced(s), submit: s, heardAt: r.now, weight: weigh(s),
+	}
+	if g.mayQuery != nil {
+		if err := g.mayQuery(s.GetModel()); err != nil {
+			r.refuse(g, s.GetSequence(), match.UnknownModel, status.Convert(err).Message())
+			return
+		}
+	}
+	if g.queries[s.GetSequence()] == nil && (len(g.queries) >= mostSubmitted || g.account.bytes+q.weight > mostSubmittedBytes) {
 		r.reject(g, &match.Decision{Reason: match.Overloaded, Query: match.QueryID{Gateway: g.number, Sequence: s.GetSequence()}, Wait: time.Millisecond}, q)
 		return
 	}
@@ -297,16 +379,17 @@ func (r *reign) submit(g *gateway, s *control.Submit) {
 	if s.GetAgent() != "" && s.GetAttempts() > 0 {
 		w := r.workers[s.GetAgent()]
 		if w == nil && r.now.Sub(r.start) < settleTime && r.isMember(s.GetAgent()) && !r.gone[s.GetAgent()] && len(r.parked) < mostSubmitted {
-			r.parked = append(r.parked, &parked{g, s, r.now})
+			r.parked = append(r.parked, &parked{g, s, r.now, q.weight})
+			g.account.bytes += q.weight
 			return
 		}
 		if w != nil && int(s.GetLane()) < len(w.lanes) && len(w.lanes[s.GetLane()].held) < mostHeld {
-			g.queries[s.GetSequence()] = q
+			g.remember(s.GetSequence(), q)
 			r.sent(g, s, q, w.lanes[s.GetLane()], key)
 			return
 		}
 	}
-	g.queries[s.GetSequence()] = q
+	g.remember(s.GetSequence(), q)
 	e := r.submission(match.Submitted, g, s, key)
 	r.step(&e)
 }
@@ -342,17 +425,22 @@ func (r *reign) sent(g *gateway, s *control.Submit, q *leaderQuery, ln *lane, ke
 	r.step(&e)
 }
 
+// takeParked returns the parked queries of which which is true, and parks them no more.
+func (r *reign) takeParked(which func(*parked) bool) (taken []*parked) {
+	r.parked = slices.DeleteFunc(r.parked, func(p *parked) bool {
+		if !which(p) {
+			return false
+		}
+		p.gateway.account.bytes -= p.weight
+		taken = append(taken, p)
+		return true
+	})
+	return taken
+}
+
 // unpark has the parked queries of which ready is true considered again.
 func (r *reign) unpark(ready func(*parked) bool) {
-	var again []*parked
-	r.parked = slices.DeleteFunc(r.parked, func(p *parked) bool {
-		if ready(p) {
-			again = append(again, p)
-			return true
-		}
-		return false
-	})
-	for _, p := range again {
+	for _, p := range r.takeParked(ready) {
 		age(p.submit, r.now.Sub(p.heardAt))
 		r.submit(p.gateway, p.submit)
 	}

@@ -147,8 +147,8 @@ func (m *metrics) watch(info runtime.Info, lanes *runtime.Lanes, in *intake) {
 		gauge("muster_remaining_seconds", "Estimate of the time until a lane is free for a new query.", func(s runtime.LanesStats) float64 { return s.Remaining.Seconds() }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "muster_lane_busy_seconds_total", Help: "Time queries have spent on lanes, summed over the lanes."},
 			func() float64 { return lanes.Stats().Busy.Seconds() }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "muster_held_bytes", Help: "Bytes of the queries in the agent, waiting, running and being read."},
-			func() float64 { return float64(in.held.Load()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "muster_held_bytes", Help: "Bytes of the queries in the agent, being read, waiting and running, and of answers still to be sent."},
+			func() float64 { return float64(in.all()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "muster_runtime_info", Help: "What runs the models, as labels; always 1.",
 			ConstLabels: prometheus.Labels{"executor": info.Executor, "version": info.Version, "provider": string(info.Provider)},

@@ -105,26 +105,53 @@ func TestOverloadBytes(t *testing.T) {
 	}
 }
 
+// named has calls be of the client that their context names.
+type named struct{}
+
+type nameKey struct{}
+
+func (named) Client(ctx context.Context) string {
+	name, _ := ctx.Value(nameKey{}).(string)
+	return name
+}
+
+func (named) MayQuery(context.Context, string) error { return nil }
+
+// TestIntake: what is held has a bound, and what one client with a name holds half of it; but who
+// is alone gets in.
 func TestIntake(t *testing.T) {
-	in := intake{limit: 100, queue: func() runtime.LanesStats { return runtime.LanesStats{} }}
+	in := intake{limit: 100, queue: func() runtime.LanesStats { return runtime.LanesStats{} }, clients: named{}}
+	anyone, ads, feed := t.Context(), context.WithValue(t.Context(), nameKey{}, "ads"), context.WithValue(t.Context(), nameKey{}, "feed")
 	check := func(step string, err error, ok bool) {
 		t.Helper()
 		if (err == nil) != ok {
 			t.Errorf("%s: got %v, want success = %v", step, err, ok)
 		}
 	}
-	check("empty", in.full(), true)
-	check("larger than the limit, alone", in.take(150), true)
-	check("full", in.full(), false)
-	check("one more", in.take(1), false)
-	in.give(150)
-	check("part", in.take(60), true)
-	check("beyond", in.take(41), false)
-	check("just within", in.take(40), true)
-	in.give(60)
-	in.give(40)
-	if held := in.held.Load(); held != 0 {
-		t.Errorf("%d bytes held at the end", held)
+	check("empty", in.full(anyone), true)
+	check("larger than the limit, alone", in.Take(anyone, 150, 0), true)
+	check("its next part", in.Take(anyone, 10, 150), true)
+	check("full", in.full(anyone), false)
+	check("one more", in.Take(anyone, 1, 0), false)
+	in.Give(anyone, 160)
+	check("part", in.Take(anyone, 60, 0), true)
+	check("beyond", in.Take(anyone, 41, 0), false)
+	check("just within", in.Take(anyone, 40, 0), true)
+	in.Give(anyone, 60)
+	in.Give(anyone, 40)
+	check("a client's half", in.Take(ads, 50, 0), true)
+	check("more than its half", in.Take(ads, 1, 0), false)
+	check("more than its half, of a query that it has begun", in.Take(ads, 1, 10), false)
+	check("its next query", in.full(ads), false)
+	check("another's", in.full(feed), true)
+	check("another's half", in.Take(feed, 50, 0), true)
+	check("anyone's", in.full(anyone), false)
+	in.Give(ads, 50)
+	in.Give(feed, 50)
+	check("a client's own, alone", in.Take(ads, 150, 0), true)
+	in.Give(ads, 150)
+	if held := in.held.Load(); held != 0 || len(in.of) != 0 {
+		t.Errorf("%d bytes are held, and of clients %v, want none", held, in.of)
 	}
 }
 
@@ -416,7 +443,7 @@ func TestSlowClients(t *testing.T) {
 // TestGoneBeforeReceived: a call that ends before its query has been read leaves no timer.
 func TestGoneBeforeReceived(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := &Agent{receiveTimeout: time.Minute, intake: intake{limit: 1}}
+		a := &Agent{receiveTimeout: time.Minute, intake: intake{limit: 1, clients: named{}}}
 		ctx, cancel := context.WithCancel(t.Context())
 		ctx, err := a.tapQuery(ctx, nil)
 		if err != nil {

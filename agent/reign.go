@@ -77,6 +77,7 @@ type reign struct {
 	gateways    map[uint64]*gateway // those connected
 	numbers     map[uint64]uint32   // of gateways, connected or not
 	byNumber    map[uint32]*gateway
+	accounts    map[string]*account // of the clients with a name that have gateways
 	lastNumber  uint32
 	mostNumbers int        // when to look for some to forget
 	lookedGone  time.Time  // when it was last done anyway
@@ -201,6 +202,7 @@ type parked struct {
 	gateway *gateway
 	submit  *control.Submit
 	heardAt time.Time
+	weight  int // in the account of its gateway, in bytes
 }
 
 func newReign(l *leader, claim election.Claim, former *reign) *reign {
@@ -208,6 +210,7 @@ func newReign(l *leader, claim election.Claim, former *reign) *reign {
 		leader: l, claim: claim, former: former, done: make(chan struct{}), inbox: make(chan task, 256),
 		workers: map[string]*worker{}, lanes: map[match.LaneID]*lane{}, models: map[string]*leaderModel{}, newest: map[string]int64{},
 		gateways: map[uint64]*gateway{}, numbers: map[uint64]uint32{}, byNumber: map[uint32]*gateway{},
+		accounts: map[string]*account{},
 		profiles: map[tableKey]*control.Profile{}, tables: map[tableKey]*known{}, slow: map[string]string{}, factors: map[string]float64{},
 		gone: map[string]bool{}, mostNumbers: mostNumbers,
 	}
@@ -381,7 +384,7 @@ func (r *reign) carryOut(d *match.Decision) {
 		r.assign(g, d)
 	case match.Reject:
 		q := g.queries[d.Query.Sequence]
-		delete(g.queries, d.Query.Sequence)
+		g.forget(d.Query.Sequence)
 		if q != nil && q.model != nil {
 			q.model.count(r.now, tally{refused: 1})
 		}
@@ -442,6 +445,12 @@ func (r *reign) reject(g *gateway, d *match.Decision, q *leaderQuery) {
 	}
 	out := r.outbox(g)
 	out.Reject = append(out.Reject, &control.Reject{Sequence: d.Query.Sequence, Reason: d.Reason.String(), Message: message, RetryAfterNs: int64(d.Wait)})
+}
+
+// refuse tells a gateway that its query is none for the matcher.
+func (r *reign) refuse(g *gateway, sequence uint64, reason match.Reason, message string) {
+	out := r.outbox(g)
+	out.Reject = append(out.Reject, &control.Reject{Sequence: sequence, Reason: reason.String(), Message: message})
 }
 
 // beat does what is due now and then.
@@ -817,7 +826,7 @@ func (r *reign) completed(w *worker, c *control.Completed) {
 	}
 	m.count(r.now, t)
 	if ours && known {
-		delete(g.queries, q.Sequence)
+		g.forget(q.Sequence)
 	}
 	if !known && !ours { // it never came by here
 		r.arrived.add(r.now, 1)

@@ -21,6 +21,7 @@ import (
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tracing"
+	"github.com/muster-serve/muster/runtime"
 )
 
 // newHTTPServer serves handler with limits on what a client may make it wait for.
@@ -121,9 +122,9 @@ func (s *statusRecorder) Write(b []byte) (int, error) { return len(b), nil }
 func (s *statusRecorder) WriteHeader(status int)      { s.status = status }
 
 // root tells people who open the address in a browser what this is.
-func (r *rest) root(w http.ResponseWriter, _ *http.Request) error {
+func (r *rest) root(w http.ResponseWriter, req *http.Request) error {
 	names := []string{}
-	for _, m := range r.anyIndex(true).Models {
+	for _, m := range r.anyIndex(true, r.sees(req.Context())).Models {
 		names = append(names, fmt.Sprintf("/v2/models/%s/versions/%s", m.Name, m.Version))
 	}
 	scheme := "http"
@@ -223,12 +224,13 @@ func (r *rest) infer(w http.ResponseWriter, req *http.Request) error {
 
 func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http.Request, arrival time.Time) error {
 	model := req.PathValue("model")
-	query, held, err := r.receive(req)
+	charge := oip.NewCharge(req.Context(), &r.intake)
+	defer charge.Only(0)
+	query, err := r.receive(req, charge)
 	if err != nil {
 		r.metrics.failedWithoutVersion(r.knownModel(model), err)
 		return err
 	}
-	defer r.intake.give(held)
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
 		span.SetAttributes(tracing.Query(query)...)
 	}
@@ -237,13 +239,20 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 		return err
 	}
 	defer resp.Release()
+	kept := oip.NewCharge(req.Context(), &r.answers)
+	defer kept.Only(0)
+	if err := kept.AtLeast(answerBytes(resp)); err != nil {
+		r.metrics.failedWithoutVersion("", err)
+		return err
+	}
 
 	// The client has had its time to send; now it gets some to read.
-	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
+	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(r.sendTimeout)); err != nil {
 		return err
 	}
 	out := newCompressor(w, req)
-	if err := oip.EncodeResponse(out, query, resp); errors.Is(err, oip.ErrInvalid) {
+	var overloaded *runtime.OverloadedError
+	if err := oip.EncodeResponse(out, query, resp, kept); errors.Is(err, oip.ErrInvalid) || errors.As(err, &overloaded) {
 		return err // nothing has been written yet
 	}
 	out.finish() // any other error is that of a client which is gone
@@ -260,51 +269,43 @@ func withTrace(req *http.Request) context.Context {
 	return metadata.NewIncomingContext(req.Context(), headers)
 }
 
-// receive reads the query of a request and counts the bytes it holds, which the
-// caller gives back to the intake. An announced length is counted before the
-// body is read.
-func (r *rest) receive(req *http.Request) (query *oip.Request, held int64, err error) {
+// receive reads the query of a request. An announced length is taken from charge before the body is
+// read, any other as it comes.
+func (r *rest) receive(req *http.Request, charge *oip.Charge) (*oip.Request, error) {
 	model, version := req.PathValue("model"), req.PathValue("version")
 	limit, err := r.largestBody(model, version)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	if req.ContentLength > limit {
-		return nil, 0, fmt.Errorf("%w: body of %d bytes, want at most %d for model %q", oip.ErrTooLarge, req.ContentLength, limit, model)
+		return nil, fmt.Errorf("%w: body of %d bytes, want at most %d for model %q", oip.ErrTooLarge, req.ContentLength, limit, model)
 	}
-	if err := r.intake.full(); err != nil {
-		return nil, 0, err
+	if err := r.intake.full(req.Context()); err != nil {
+		return nil, err
 	}
-	announced := max(req.ContentLength, 0) // a body of unknown length counts once it is read
-	if err := r.intake.take(announced); err != nil {
-		return nil, 0, err
+	if err := charge.AtLeast(req.ContentLength); err != nil {
+		return nil, err
 	}
-	query, err = r.decodeQuery(req, limit)
+	query, err := r.decodeQuery(req, limit, charge)
 	if err != nil {
-		r.intake.give(announced)
-		return nil, 0, err
+		return nil, err
 	}
 	query.Model, query.Version = model, version
-	more := max(queryBytes(query)-announced, 0)
-	if err := r.intake.take(more); err != nil {
-		r.intake.give(announced)
-		query.Release()
-		return nil, 0, err
-	}
-	return query, announced + more, nil
+	return query, nil
 }
 
 // decodeQuery reads a query of at most limit bytes after decompression.
-func (a *Agent) decodeQuery(req *http.Request, limit int64) (*oip.Request, error) {
+func (a *Agent) decodeQuery(req *http.Request, limit int64, charge *oip.Charge) (*oip.Request, error) {
 	plain, err := decompressed(req)
 	if err != nil {
 		return nil, err
 	}
-	query, err := oip.DecodeRequest(plain, limit)
+	query, err := oip.DecodeRequest(plain, limit, charge)
+	var overloaded *runtime.OverloadedError
 	switch {
 	case err == nil:
 		return query, nil
-	case errors.Is(err, oip.ErrInvalid), errors.Is(err, oip.ErrTooLarge):
+	case errors.Is(err, oip.ErrInvalid), errors.Is(err, oip.ErrTooLarge), errors.As(err, &overloaded):
 		return nil, err
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, fmt.Errorf("%w: body not received within %v", errSlow, a.receiveTimeout)

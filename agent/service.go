@@ -119,27 +119,25 @@ func (s service) modelInfer(ctx context.Context, req *oip.Request, arrival time.
 	if isLocal(ctx) { // its gateway has counted it
 		return s.station.run(ctx, req, arrival)
 	}
-	n := queryBytes(req)
-	err := s.intake.take(n)
-	if isAttempt(ctx) {
-		if err != nil {
-			req.Release()
-			return nil, fmt.Errorf("%w: %w", errRefused, err)
-		}
-		defer s.intake.give(n)
-		return s.station.run(ctx, req, arrival)
+	attempt := isAttempt(ctx)
+	var resp *oip.Response
+	var err error
+	if attempt {
+		resp, err = s.station.run(ctx, req, arrival)
+	} else {
+		resp, err = s.infer(ctx, req, arrival)
 	}
 	if err != nil {
-		req.Release()
-		s.metrics.failedWithoutVersion(s.knownModel(req.Model), err)
 		return nil, err
 	}
-	defer s.intake.give(n)
-	return s.infer(ctx, req, arrival)
+	if err := s.answered(ctx, resp); err != nil {
+		return nil, s.refuseArrival(err, attempt)
+	}
+	return resp, nil
 }
 
 // ModelStatistics are this agent's own: of the queries that its lanes ran.
-func (s service) ModelStatistics(_ context.Context, req *inference.ModelStatisticsRequest) (*inference.ModelStatisticsResponse, error) {
+func (s service) ModelStatistics(ctx context.Context, req *inference.ModelStatisticsRequest) (*inference.ModelStatisticsResponse, error) {
 	model, version := req.GetName(), req.GetVersion()
 	if model != "" {
 		if s.knownModel(model) == "" {
@@ -151,10 +149,10 @@ func (s service) ModelStatistics(_ context.Context, req *inference.ModelStatisti
 			}
 		}
 	}
-	resp := &inference.ModelStatisticsResponse{}
+	resp, sees := &inference.ModelStatisticsResponse{}, s.sees(ctx)
 	for _, status := range s.repository.Index() {
 		number := strconv.FormatInt(status.Version, 10)
-		if status.State != models.Ready || model != "" && model != status.Model || version != "" && version != number {
+		if status.State != models.Ready || !sees(status.Model) || model != "" && model != status.Model || version != "" && version != number {
 			continue
 		}
 		resp.ModelStats = append(resp.ModelStats, s.metrics.version(status.Model, status.Version).statistics())
@@ -196,11 +194,11 @@ func (v *versionMetrics) statistics() *inference.ModelStatistics {
 	}
 }
 
-func (s service) RepositoryIndex(_ context.Context, req *inference.RepositoryIndexRequest) (*inference.RepositoryIndexResponse, error) {
+func (s service) RepositoryIndex(ctx context.Context, req *inference.RepositoryIndexRequest) (*inference.RepositoryIndexResponse, error) {
 	if err := onlyRepository(req.GetRepositoryName()); err != nil {
 		return nil, err
 	}
-	return s.anyIndex(req.GetReady()), nil
+	return s.anyIndex(req.GetReady(), s.sees(ctx)), nil
 }
 
 func (s service) RepositoryModelLoad(ctx context.Context, req *inference.RepositoryModelLoadRequest) (*inference.RepositoryModelLoadResponse, error) {

@@ -41,6 +41,7 @@ const (
 type station struct {
 	*Agent
 	gateway  uint64 // this agent's own, as gateways are named
+	callers  clients
 	sequence atomic.Uint64
 
 	mu      sync.Mutex
@@ -53,7 +54,7 @@ type station struct {
 type placeID struct{ gateway, probe uint64 }
 
 func newStation(a *Agent, gateway uint64) *station {
-	return &station{Agent: a, gateway: gateway, held: map[*control.Held]bool{}, places: map[placeID]*runtime.Reservation{}}
+	return &station{Agent: a, gateway: gateway, callers: callers{a.guard}, held: map[*control.Held]bool{}, places: map[placeID]*runtime.Reservation{}}
 }
 
 // isAttempt reports whether a query is an attempt of a gateway's: to be run
@@ -75,7 +76,7 @@ func (s *station) run(ctx context.Context, req *oip.Request, received time.Time)
 	}
 	t.held.Model = req.Model
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
-		span.SetAttributes(tracing.Attempt.Int(int(t.attempt.Attempt)), tracing.Ms(tracing.Waited, received.Sub(t.arrival)))
+		span.SetAttributes(tracing.Attempt.Int(int(t.attempt.Attempt)), tracing.Ms(tracing.Waited, t.attempt.Waited))
 	}
 	defer func() { s.ended(t, err) }()
 	resp, err = s.perform(ctx, req, t)
@@ -94,7 +95,7 @@ func (s *station) begin(header string, received time.Time) (*trial, error) {
 		return nil, invalid("%w", err)
 	}
 	t := &trial{
-		attempt: attempt, receive: time.Since(received), arrival: received.Add(-attempt.Waited),
+		attempt: attempt, receive: time.Since(received), arrival: received,
 		held: &control.Held{Gateway: attempt.Gateway, Sequence: attempt.Sequence, Attempt: attempt.Attempt, Lane: attempt.Lane},
 	}
 	if t.probed = attempt.Reservation != 0; t.probed {
@@ -138,6 +139,9 @@ func (s *station) perform(ctx context.Context, req *oip.Request, t *trial) (*oip
 		return nil, err
 	}
 	defer loaded.Release()
+	// Whoever says that a query has waited longer than anybody waits would spoil what is known of
+	// latencies.
+	t.arrival = t.arrival.Add(-min(t.attempt.Waited, loaded.Version.Config.Deadline))
 	q, err := validate(loaded.Version, req)
 	if err != nil {
 		return nil, err
@@ -454,7 +458,10 @@ func (s *station) probe(gateway stream[control.ProbeAnswer, control.ProbeRequest
 			kept = kept[1:]
 		}
 		kept = append(kept, id)
-		if err := gateway.Send(s.answer(id, req)); err != nil {
+		if err := s.callers.MayQuery(gateway.Context(), req.Model); err != nil {
+			return err
+		}
+		if err := gateway.Send(s.answer(gateway.Context(), id, req)); err != nil {
 			return ended(err)
 		}
 	}
@@ -462,7 +469,7 @@ func (s *station) probe(gateway stream[control.ProbeAnswer, control.ProbeRequest
 
 // answer says when a query would be answered, and keeps its place if it is
 // in time.
-func (s *station) answer(id placeID, req *control.ProbeRequest) *control.ProbeAnswer {
+func (s *station) answer(ctx context.Context, id placeID, req *control.ProbeRequest) *control.ProbeAnswer {
 	s.metrics.probes.Inc()
 	answer := &control.ProbeAnswer{Id: req.Id, FinishNs: -1}
 	loaded, err := s.repository.Acquire(req.Model, req.Version)
@@ -474,7 +481,7 @@ func (s *station) answer(id placeID, req *control.ProbeRequest) *control.ProbeAn
 	}
 	defer loaded.Release()
 	answer.RemainingNs = int64(s.lanes.Remaining())
-	if req.BatchSize < 1 || int(req.BatchSize) > loaded.Version.Config.LargestBatchSize || s.intake.full() != nil ||
+	if req.BatchSize < 1 || int(req.BatchSize) > loaded.Version.Config.LargestBatchSize || s.intake.full(ctx) != nil ||
 		req.TimeLeftNs > 0 && answer.RemainingNs > req.TimeLeftNs {
 		return answer
 	}

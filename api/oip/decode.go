@@ -65,7 +65,10 @@ type body struct {
 }
 
 // unmarshal decodes a ModelInferRequest.
-func (r *Request) unmarshal(data mem.BufferSlice) error {
+func (r *Request) unmarshal(data mem.BufferSlice) error { return r.decode(data, nil) }
+
+// decode does so, and takes from charge what the inputs need.
+func (r *Request) decode(data mem.BufferSlice, charge *Charge) error {
 	r.Release()
 	*r = Request{}
 	var b body
@@ -76,7 +79,7 @@ func (r *Request) unmarshal(data mem.BufferSlice) error {
 	if err := r.takeTimeout(); err != nil {
 		return err
 	}
-	block, err := b.read(requestSide)
+	block, err := b.read(requestSide, charge)
 	if err != nil {
 		return err
 	}
@@ -93,7 +96,7 @@ func (r *Response) unmarshal(data mem.BufferSlice) error {
 	if err := b.decode(&c, responseSide, header{&r.Model, &r.Version, &r.ID, &r.Parameters}, nil); err != nil {
 		return err
 	}
-	block, err := b.read(responseSide)
+	block, err := b.read(responseSide, nil)
 	if err != nil {
 		return err
 	}
@@ -401,8 +404,8 @@ func (r *Request) takeTimeout() error {
 	return nil
 }
 
-// read copies the contents of all tensors into one block, held for the caller.
-func (b *body) read(s side) (*block, error) {
+// read copies the contents of all tensors into one block, held for the caller and taken from charge.
+func (b *body) read(s side, charge *Charge) (*block, error) {
 	if len(b.raw) > 0 && len(b.raw) != len(b.tensors) {
 		return nil, invalidf("%s has %d entries, expected %d, one for each %s", s.raw, len(b.raw), len(b.tensors), s.tensor)
 	}
@@ -416,6 +419,9 @@ func (b *body) read(s side) (*block, error) {
 			return nil, invalidf("%s %q: %v", s.tensor, b.tensors[i].Name, err)
 		}
 		total += align(n)
+	}
+	if err := charge.AtLeast(int64(total)); err != nil {
+		return nil, err
 	}
 	block := newBlock(total)
 	for i := range b.tensors {

@@ -161,7 +161,7 @@ func FuzzJSON(f *testing.F) {
 	f.Add([]byte(`{"inputs":[{"name":"e","shape":[0,3],"datatype":"FP64","data":[]}],"more":{"a":[null,{}]}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r := httptest.NewRequest("POST", "/", bytes.NewReader(text))
-		req, err := DecodeRequest(r, 1<<20)
+		req, err := DecodeRequest(r, 1<<20, nil)
 		if err != nil {
 			return
 		}
@@ -238,7 +238,7 @@ func jsonBytes(t *testing.T, d tensor.DataType, elements []any) (b []byte, size 
 // asks for, and decodes the answer as if it were a query.
 func sameAfterEncoding(t *testing.T, req, form *Request) {
 	w := httptest.NewRecorder()
-	if err := EncodeResponse(w, form, &Response{ID: req.ID, Outputs: req.Inputs}); err != nil {
+	if err := EncodeResponse(w, form, &Response{ID: req.ID, Outputs: req.Inputs}, nil); err != nil {
 		t.Fatal(err)
 	}
 	body := w.Body.Bytes()
@@ -252,7 +252,7 @@ func sameAfterEncoding(t *testing.T, req, form *Request) {
 		}
 		r.Header.Set(headerLength, strconv.Itoa(n-1)) // "inputs" is shorter
 	}
-	again, err := DecodeRequest(r, 1<<24)
+	again, err := DecodeRequest(r, 1<<24, nil)
 	if err != nil {
 		t.Fatalf("%s: %v", body, err)
 	}
@@ -283,7 +283,7 @@ func FuzzBinary(f *testing.F) {
 		if !known {
 			r.ContentLength = -1
 		}
-		req, err := DecodeRequest(r, 1<<20)
+		req, err := DecodeRequest(r, 1<<20, nil)
 		if err != nil {
 			return
 		}

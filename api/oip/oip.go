@@ -73,6 +73,15 @@ func (r *Request) Check() error {
 // inputs were handed to the connection: grpc drops them then, to be collected.
 func (r *Request) OnRelease(f func()) { r.hold = newHold(f) }
 
+// bytes is how many the inputs have.
+func (r *Request) bytes() int64 {
+	n := int64(0)
+	for i := range r.Inputs {
+		n += int64(len(r.Inputs[i].Data))
+	}
+	return n
+}
+
 // Share returns a copy of r that shares the memory of the inputs, which is
 // given back when both have been released.
 func (r *Request) Share() *Request {
@@ -119,6 +128,17 @@ func (r *Response) Output(name string) (tensor.Tensor, bool) {
 // returned to, and the connection is done with it. As with
 // [Request.OnRelease], there are answers it is not called for.
 func (r *Response) OnRelease(f func()) { r.hold = newHold(f) }
+
+// AlsoOnRelease has f called after what is called already.
+func (r *Response) AlsoOnRelease(f func()) {
+	former := r.hold
+	r.hold = newHold(func() {
+		if former != nil {
+			former.drop()
+		}
+		f()
+	})
+}
 
 // Release gives back the memory of the outputs; see [Request.Release].
 func (r *Response) Release() {

@@ -21,15 +21,16 @@ const headerLength = "Inference-Header-Content-Length"
 // extension. Numbers are read straight into the tensors, and binary parts
 // straight from the body. Model and Version are for the caller to fill in from
 // the path, and a compressed body is the caller's to decompress. A body of more
-// than limit bytes is an [ErrTooLarge]; every other error is an [ErrInvalid] or
-// one of reading the body.
-func DecodeRequest(r *http.Request, limit int64) (*Request, error) {
+// than limit bytes is an [ErrTooLarge]; every other error is an [ErrInvalid],
+// one of reading the body, or charge's, from which memory is taken before it is needed: afterwards
+// it has what the inputs take.
+func DecodeRequest(r *http.Request, limit int64, charge *Charge) (*Request, error) {
 	if r.ContentLength > limit {
 		return nil, tooLarge(limit)
 	}
-	body := requestBody{r: r.Body, left: limit, declared: r.ContentLength}
+	body := requestBody{r: r.Body, left: limit, declared: r.ContentLength, charge: charge}
 	text := textBuffers.Get().(*[]byte)
-	defer textBuffers.Put(text)
+	defer putText(text)
 
 	var err error
 	binary := r.Header.Get(headerLength)
@@ -52,6 +53,7 @@ func DecodeRequest(r *http.Request, limit int64) (*Request, error) {
 	if err := req.readInputs(*text, inputs, &body, binary != ""); err != nil {
 		return nil, err
 	}
+	charge.Only(req.bytes())
 	return req, nil
 }
 
@@ -62,12 +64,22 @@ func tooLarge(limit int64) error {
 // textBuffers pools the JSON texts.
 var textBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
+// largestText is the largest text whose memory is kept for others, in bytes: nothing counts that.
+const largestText = 256 << 10
+
+func putText(text *[]byte) {
+	if cap(*text) <= largestText {
+		textBuffers.Put(text)
+	}
+}
+
 // A requestBody reads a body up to a limit.
 type requestBody struct {
 	r        io.Reader
 	read     int64 // bytes so far
 	left     int64 // bytes to the limit
 	declared int64 // the body's length by its Content-Length; -1: unknown
+	charge   *Charge
 }
 
 // fill reads len(p) bytes. That there are as many within the limit has been
@@ -108,7 +120,9 @@ func (b *requestBody) readHeader(text *[]byte, length string, limit int64) error
 	// Room is made as the bytes arrive, so that a length alone takes none.
 	*text = (*text)[:0]
 	for have := 0; have < int(n); have = len(*text) {
-		grow(text)
+		if err := b.grow(text); err != nil {
+			return err
+		}
 		*text = (*text)[:min(cap(*text), int(n))]
 		if err := b.fill((*text)[have:]); err != nil {
 			return err
@@ -121,7 +135,9 @@ func (b *requestBody) readHeader(text *[]byte, length string, limit int64) error
 func (b *requestBody) readAll(text *[]byte) error {
 	*text = (*text)[:0]
 	for {
-		grow(text)
+		if err := b.grow(text); err != nil {
+			return err
+		}
 		n, err := b.r.Read((*text)[len(*text):cap(*text)])
 		*text = (*text)[:len(*text)+n]
 		b.read += int64(n)
@@ -155,13 +171,23 @@ func (b *requestBody) end() error {
 	return nil
 }
 
-// grow makes room for more if there is none.
-func grow(text *[]byte) {
-	if len(*text) == cap(*text) {
-		bigger := make([]byte, len(*text), max(16<<10, 2*cap(*text)))
-		copy(bigger, *text)
-		*text = bigger
+// grow makes room for more if there is none. While a text is copied it is there twice.
+func (b *requestBody) grow(text *[]byte) error {
+	if len(*text) < cap(*text) {
+		return b.charge.AtLeast(int64(len(*text)))
 	}
+	size := max(16<<10, 2*cap(*text))
+	need := len(*text)
+	if size > largestText {
+		need += size
+	}
+	if err := b.charge.AtLeast(int64(need)); err != nil {
+		return err
+	}
+	bigger := make([]byte, len(*text), size)
+	copy(bigger, *text)
+	*text = bigger
+	return nil
 }
 
 // A jsonInput is an input whose data has not been read.
@@ -351,6 +377,13 @@ func (r *Request) readInputs(text []byte, inputs []jsonInput, body *requestBody,
 	if d := body.declared; d >= 0 && d != body.read+binary {
 		return invalidf("the body has %d bytes, expected %d: %d of JSON and %d of binary data", d, body.read+binary, body.read, binary)
 	}
+	need := total
+	if cap(text) > largestText {
+		need += cap(text)
+	}
+	if err := body.charge.AtLeast(int64(need)); err != nil {
+		return err
+	}
 	block := newBlock(total)
 	for i := range inputs {
 		if err := inputs[i].read(&r.Inputs[i], text, body, block); err != nil {
@@ -430,17 +463,20 @@ func (in *jsonInput) read(t *tensor.Tensor, text []byte, body *requestBody, bloc
 
 // EncodeResponse writes the answer to req as the body of w, in the form that
 // the request asked for, reading the outputs where they lie. It does not
-// release resp. An error is one of writing, or an [ErrInvalid], with nothing
-// written, where the client asked for JSON, which cannot hold the outputs: NaN,
-// infinity, 16-bit floats, BYTES that are not UTF-8.
-func EncodeResponse(w http.ResponseWriter, req *Request, resp *Response) error {
+// release resp. An error is one of writing, or, with nothing written, charge's, or an [ErrInvalid]
+// where the client asked for JSON, which cannot hold the outputs: NaN,
+// infinity, 16-bit floats, BYTES that are not UTF-8. The text is taken from charge.
+func EncodeResponse(w http.ResponseWriter, req *Request, resp *Response, charge *Charge) error {
 	text := textBuffers.Get().(*[]byte)
-	defer textBuffers.Put(text)
+	defer putText(text)
 	b, err := appendResponse((*text)[:0], req, resp)
 	if err != nil {
 		return err
 	}
 	*text = b
+	if err := charge.More(int64(len(b))); err != nil {
+		return err
+	}
 	total := len(b)
 	parts := 0
 	for i := range resp.Outputs {

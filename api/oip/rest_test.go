@@ -45,7 +45,7 @@ func TestDecodeJSON(t *testing.T) {
 	   {"name": "ids", "shape": [2, 3], "datatype": "INT64", "data": [[1, -2, 3], [4, 5, 9223372036854775807]]},
 	   {"data": [0.1, -2e-3, 3E2, 0], "name": "flat", "datatype": "FP32", "shape": [2, 2]}
 	 ],
-	 "outputs": [{"name": "a"}, {"name": "b", "parameters": {"binary_data": false}}]} `, -1), testLimit)
+	 "outputs": [{"name": "a"}, {"name": "b", "parameters": {"binary_data": false}}]} `, -1), testLimit, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestDecodeJSONTypes(t *testing.T) {
 		{"INT8", "[]", "[5]", []byte{5}},
 	} {
 		body := fmt.Sprintf(`{"inputs":[{"name":"x","datatype":%q,"shape":%s,"data":%s}]}`, tt.datatype, tt.shape, tt.data)
-		req, err := DecodeRequest(post(body, -1), testLimit)
+		req, err := DecodeRequest(post(body, -1), testLimit, nil)
 		if err != nil {
 			t.Errorf("%s: %v", body, err)
 			continue
@@ -119,7 +119,7 @@ func TestDecodeBinary(t *testing.T) {
 			r.ContentLength = -1
 		}
 		r.Body = io.NopCloser(iotest.OneByteReader(r.Body))
-		req, err := DecodeRequest(r, testLimit)
+		req, err := DecodeRequest(r, testLimit, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -238,7 +238,7 @@ func TestDecodeRequestErrors(t *testing.T) {
 			if tt.header != "" && tt.header != "json" {
 				r.Header.Set(headerLength, tt.header)
 			}
-			_, err := DecodeRequest(r, testLimit)
+			_, err := DecodeRequest(r, testLimit, nil)
 			if err == nil || err.Error() != tt.want || !errors.Is(err, ErrInvalid) {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
 			}
@@ -272,7 +272,7 @@ func TestDecodeHalfClosed(t *testing.T) {
 	} {
 		r := post(tt.body, tt.header)
 		r.ContentLength = tt.length
-		_, err := DecodeRequest(r, testLimit)
+		_, err := DecodeRequest(r, testLimit, nil)
 		if err == nil || err.Error() != tt.want || !errors.Is(err, ErrInvalid) {
 			t.Errorf("got  %v\nwant %s", err, tt.want)
 		}
@@ -285,13 +285,13 @@ func TestDecodeLimit(t *testing.T) {
 		for _, limit := range []int64{10, int64(len(head)), int64(len(head) + 999)} {
 			r := post(head+strings.Repeat("x", 1000), len(head))
 			r.ContentLength = length
-			if _, err := DecodeRequest(r, limit); !errors.Is(err, ErrTooLarge) {
+			if _, err := DecodeRequest(r, limit, nil); !errors.Is(err, ErrTooLarge) {
 				t.Errorf("length %d, limit %d: got %v, want ErrTooLarge", length, limit, err)
 			}
 		}
 		r := post(head+strings.Repeat("x", 1000), len(head))
 		r.ContentLength = length
-		req, err := DecodeRequest(r, int64(len(head)+1000))
+		req, err := DecodeRequest(r, int64(len(head)+1000), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -300,19 +300,19 @@ func TestDecodeLimit(t *testing.T) {
 	// JSON alone, of unknown length.
 	r := post(`{"inputs":[]}`+strings.Repeat(" ", 100), -1)
 	r.ContentLength = -1
-	if _, err := DecodeRequest(r, 50); !errors.Is(err, ErrTooLarge) {
+	if _, err := DecodeRequest(r, 50, nil); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("got %v, want ErrTooLarge", err)
 	}
 	// The caller's own limit on the body.
 	r = post(`{"inputs":[]}`+strings.Repeat(" ", 100), -1)
 	r.ContentLength = -1
 	r.Body = http.MaxBytesReader(nil, r.Body, 50)
-	if _, err := DecodeRequest(r, testLimit); !errors.Is(err, ErrTooLarge) {
+	if _, err := DecodeRequest(r, testLimit, nil); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("got %v, want ErrTooLarge", err)
 	}
 	r = post("{}", -1)
 	r.Body = io.NopCloser(iotest.ErrReader(io.ErrClosedPipe))
-	if _, err := DecodeRequest(r, testLimit); !errors.Is(err, io.ErrClosedPipe) || errors.Is(err, ErrInvalid) {
+	if _, err := DecodeRequest(r, testLimit, nil); !errors.Is(err, io.ErrClosedPipe) || errors.Is(err, ErrInvalid) {
 		t.Errorf("got %v, want ErrClosedPipe", err)
 	}
 }
@@ -355,7 +355,7 @@ func TestEncodeResponse(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := httptest.NewRecorder()
-			if err := EncodeResponse(w, &tt.req, resp); err != nil {
+			if err := EncodeResponse(w, &tt.req, resp, nil); err != nil {
 				t.Fatal(err)
 			}
 			if got := w.Body.String(); got != tt.want+tt.tail {
@@ -388,14 +388,14 @@ func TestEncodeResponseErrors(t *testing.T) {
 	} {
 		resp := &Response{Outputs: []tensor.Tensor{tt.out}}
 		w := httptest.NewRecorder()
-		err := EncodeResponse(w, &Request{}, resp)
+		err := EncodeResponse(w, &Request{}, resp, nil)
 		if err == nil || err.Error() != tt.want || !errors.Is(err, ErrInvalid) {
 			t.Errorf("got  %v\nwant %s", err, tt.want)
 		}
 		if w.Body.Len() > 0 || len(w.Header()) > 0 {
 			t.Error("something was written")
 		}
-		if err := EncodeResponse(w, &Request{BinaryOutputs: true}, resp); err != nil {
+		if err := EncodeResponse(w, &Request{BinaryOutputs: true}, resp, nil); err != nil {
 			t.Errorf("in binary: %v", err)
 		}
 	}
@@ -444,7 +444,7 @@ func TestErrorsEchoLittle(t *testing.T) {
 		"key":            `{"parameters":{"` + long + `":1,"` + long + `":1},"inputs":[]}`,
 		"name of tensor": `{"inputs":[{"name":"` + long + `","datatype":"INT64","shape":[1],"data":[-]}]}`,
 	} {
-		_, err := DecodeRequest(post(body, -1), testLimit)
+		_, err := DecodeRequest(post(body, -1), testLimit, nil)
 		if err == nil || len(err.Error()) > 2<<10+64 {
 			t.Errorf("%s: an error of %d bytes", name, len(fmt.Sprint(err)))
 		}

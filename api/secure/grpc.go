@@ -37,17 +37,42 @@ type serverCredentials struct{ guard *Guard }
 func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	s.guard.silent.enter(raw)
 	if !s.guard.config.TLS() {
-		return &newcomer{Conn: s.guard.plain(raw), raw: raw, guard: s.guard}, noTLS{credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}}, nil
+		conn := &newcomer{Conn: s.guard.plain(raw), raw: raw, guard: s.guard}
+		return conn, authInfo{credentials.TLSInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}}, false, conn}, nil
 	}
 	conn, err := s.guard.handshake(raw, http2)
 	if err != nil {
 		s.guard.silent.leave(raw)
 		return nil, nil, err
 	}
-	return &newcomer{Conn: conn, raw: raw, guard: s.guard}, credentials.TLSInfo{
+	taken := &newcomer{Conn: conn, raw: raw, guard: s.guard}
+	return taken, authInfo{credentials.TLSInfo{
 		State:          conn.ConnectionState(),
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
-	}, nil
+	}, true, taken}, nil
+}
+
+// authInfo is what is known of a connection.
+type authInfo struct {
+	credentials.TLSInfo
+	tls  bool // otherwise TLSInfo says nothing but that
+	conn net.Conn
+}
+
+func (i authInfo) AuthType() string {
+	if !i.tls {
+		return "insecure"
+	}
+	return i.TLSInfo.AuthType()
+}
+
+// CloseConnection ends the connection of the call by gRPC that ctx is of, and so all calls on it.
+func CloseConnection(ctx context.Context) {
+	if p, ok := peer.FromContext(ctx); ok {
+		if info, ok := p.AuthInfo.(authInfo); ok {
+			_ = info.conn.Close() // closed before, perhaps
+		}
+	}
 }
 
 func (serverCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -63,10 +88,6 @@ func (s serverCredentials) Info() credentials.ProtocolInfo {
 
 func (s serverCredentials) Clone() credentials.TransportCredentials { return s }
 func (serverCredentials) OverrideServerName(string) error           { return nil }
-
-type noTLS struct{ credentials.CommonAuthInfo }
-
-func (noTLS) AuthType() string { return "insecure" }
 
 // demandOf is what a call of the method needs. Methods that nobody has thought
 // of are for agents if they are of Muster's own service, and otherwise for
@@ -127,7 +148,7 @@ func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (c
 	var state *tls.ConnectionState
 	p, _ := peer.FromContext(ctx)
 	if p != nil {
-		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+		if info, ok := p.AuthInfo.(authInfo); ok && info.tls {
 			state = &info.State
 		}
 	}

@@ -305,3 +305,25 @@ func (g *Guard) refused(address net.Addr, call string, r *refusal) {
 	g.observe(reason)
 	g.refusals.add(address, "call refused", r.reason, fmt.Errorf("%.100q: %w", call, r))
 }
+
+// Client is the name of the client whose call ctx is of, by gRPC or REST; "" if it has none, or is
+// an agent of this cluster.
+func (g *Guard) Client(ctx context.Context) string {
+	if c, ok := ctx.Value(callerKey{}).(caller); ok && !c.agent {
+		return c.name
+	}
+	return ""
+}
+
+// MayQuery says why whoever has made the call that ctx is of may not query the model; nil if it may.
+// It reads the access file as it is now, so that a stream has no rights that its client has lost.
+func (g *Guard) MayQuery(ctx context.Context, model string) error {
+	c, ok := ctx.Value(callerKey{}).(caller)
+	if !ok {
+		return &refusal{codes.Unauthenticated, "no credentials", "nobody knows who has made this call"}
+	}
+	if r := g.allow(c, demand{query: true, model: model}); r != nil {
+		return r
+	}
+	return nil
+}

@@ -1,6 +1,7 @@
 package secure
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/http"
@@ -15,12 +16,13 @@ import (
 // HTTP lets through to next the requests that are allowed.
 func (g *Guard) HTTP(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		var c caller
 		r := g.ofForeignPage(req)
 		if r == nil {
-			_, r = g.check(req.TLS, req.Header.Values("Authorization"), demandOfPath(req.URL.EscapedPath()))
+			c, r = g.check(req.TLS, req.Header.Values("Authorization"), demandOfPath(req.URL.EscapedPath()))
 		}
 		if r == nil {
-			next.ServeHTTP(w, req)
+			next.ServeHTTP(w, req.WithContext(context.WithValue(req.Context(), callerKey{}, c)))
 			return
 		}
 		g.refused(remote(req.RemoteAddr), req.Method+" "+req.URL.Path, r)

@@ -110,7 +110,7 @@ func readQuery(path string, stdin io.Reader) (*oip.Request, error) {
 		defer f.Close()
 		body = f
 	}
-	query, err := oip.DecodeRequest(&http.Request{Body: body, Header: http.Header{}, ContentLength: -1}, largest)
+	query, err := oip.DecodeRequest(&http.Request{Body: body, Header: http.Header{}, ContentLength: -1}, largest, nil)
 	if err != nil {
 		return nil, fmt.Errorf("read query from %s: %w", path, err)
 	}
@@ -138,7 +138,7 @@ func randomQuery(ctx context.Context, stderr io.Writer, c *client.Client, model,
 
 // encodeResponse writes the answer in the protocol's REST form.
 func encodeResponse(w io.Writer, response *oip.Response) error {
-	return oip.EncodeResponse(bodyWriter{w, http.Header{}}, &oip.Request{}, response)
+	return oip.EncodeResponse(bodyWriter{w, http.Header{}}, &oip.Request{}, response, nil)
 }
 
 // A bodyWriter is a response of which only the body matters.

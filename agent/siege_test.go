@@ -1,0 +1,380 @@
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/leader/match"
+)
+
+// TestClientOfOneModel: a client with a key for one model gets nothing of another by what SDKs use,
+// nor room for what no query needs.
+func TestClientOfOneModel(t *testing.T) {
+	ca := newTestCA(t)
+	config := testConfig(t)
+	config.Security = ca.agent("a1")
+	config.Security.APIKeysFile = ca.write("keys", "feed: feed-feed-feed-feed\n")
+	config.Security.AccessFile = ca.write("access", "clients: {feed: {models: [ncf]}}\n")
+	a := startAgent(t, config, emulated())
+	credentials := ca.client("")
+	credentials.APIKey = "feed-feed-feed-feed"
+	conn := dialSecurely(t, a.addresses.GRPC, credentials)
+	defer conn.Close()
+	c := control.NewControlClient(conn)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+
+	watch, err := c.Watch(ctx, &control.WatchRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	view, err := watch.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range view.GetMembers()[0].GetModels() {
+		if m.GetName() != "ncf" {
+			t.Errorf("Watch shows model %q", m.GetName())
+		}
+	}
+	status, err := c.Status(ctx, &control.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := status.String(); !strings.Contains(text, "ncf") || strings.Contains(text, "dien") {
+		t.Errorf("Status has other models than ncf: %s", text)
+	}
+	index, err := inference.NewGRPCInferenceServiceClient(conn).RepositoryIndex(ctx, &inference.RepositoryIndexRequest{})
+	if err != nil || len(index.GetModels()) != 1 {
+		t.Errorf("the index has %v, %v, want ncf alone", index, err)
+	}
+
+	probe, err := c.Probe(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, model := range []string{"ncf", "wnd"} {
+		if err := probe.Send(&control.ProbeRequest{Id: 1, Model: model, BatchSize: 1, Gateway: 7}); err != nil {
+			t.Fatal(err)
+		}
+		if answer, err := probe.Recv(); (model == "ncf") != (err == nil) {
+			t.Errorf("probe of %s: got %v, %v", model, answer, err)
+		}
+	}
+
+	open := func() control.Control_MatchClient {
+		t.Helper()
+		s, err := c.Match(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Send(&control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Protocol}}); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	gateway := open()
+	if err := gateway.Send(&control.GatewayMessage{Submit: []*control.Submit{
+		{Sequence: 1, Model: "wnd", BatchSize: 1}, {Sequence: 2, Model: "ncf", BatchSize: 1},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	for rejected, assigned := false, false; !rejected || !assigned; {
+		m, err := gateway.Recv()
+		if err != nil {
+			t.Fatalf("rejected %v, assigned %v: %v", rejected, assigned, err)
+		}
+		for _, p := range m.GetProfiles() {
+			if !strings.HasPrefix(p.GetModel(), "ncf/") {
+				t.Errorf("Match tells of %q", p.GetModel())
+			}
+		}
+		for _, r := range m.GetReject() {
+			rejected = r.GetSequence() == 1 && r.GetReason() == match.UnknownModel.String() && strings.Contains(r.GetMessage(), `"feed" may not query model "wnd"`)
+		}
+		for _, x := range m.GetAssign() {
+			if x.GetSequence() != 2 {
+				t.Errorf("assigned %v, want only query 2", x)
+			}
+			assigned = true
+		}
+	}
+
+	large := open()
+	if err := large.Send(&control.GatewayMessage{Submit: []*control.Submit{
+		{Sequence: 1, Model: "ncf", BatchSize: 1, Traceparent: testHeaders["traceparent"], Tracestate: strings.Repeat("x", 900<<10)},
+	}}); err != nil && err != io.EOF {
+		t.Fatal(err)
+	}
+	for err == nil || err == io.EOF {
+		_, err = large.Recv()
+	}
+	wantCode(t, err, "ResourceExhausted", "want at most 65536")
+}
+
+// TestAccounts: what the leader remembers of a client's queries has a bound, and is forgotten with
+// its gateways.
+func TestAccounts(t *testing.T) {
+	in := newToldLeader(t, t.TempDir(), logTo(t, "leader"))
+	gateways := []*gateway{}
+	for id := uint64(1); id <= 3; id++ {
+		g := &gateway{id: id, client: "ads", queries: map[uint64]*leaderQuery{}, wake: make(chan struct{}, 1), cut: func(error) {}}
+		in.connect(g)
+		gateways = append(gateways, g)
+	}
+	const name = 200
+	sent, kept := 0, 0
+	for _, g := range gateways {
+		for i := range uint64(mostSubmittedBytes / 2 / (submitOverhead + name)) {
+			q := &leaderQuery{submit: &control.Submit{Sequence: i, Model: strings.Repeat("m", name)}}
+			q.weight = weigh(q.submit)
+			sent++
+			if g.account.bytes+q.weight <= mostSubmittedBytes { // as reign.submit
+				g.remember(i, q)
+				kept++
+			}
+		}
+	}
+	if account := in.accounts["ads"]; account.bytes > mostSubmittedBytes || kept == sent {
+		t.Errorf("%d bytes of %d queries are remembered, want at most %d", account.bytes, kept, mostSubmittedBytes)
+	}
+	g := gateways[0]
+	in.told(g, &control.GatewayMessage{Submit: []*control.Submit{{Sequence: 1 << 40, Model: strings.Repeat("m", mostSubmittedBytes), BatchSize: 1}}})
+	if len(g.out.GetReject()) != 1 || g.out.Reject[0].Reason != match.Overloaded.String() {
+		t.Errorf("told %v, want a rejection for overload", g.out)
+	}
+	for _, g := range gateways {
+		in.disconnect(g)
+		if len(g.queries) > 0 {
+			t.Errorf("%d queries are left", len(g.queries))
+		}
+	}
+	if g.account.bytes != 0 || len(in.accounts) != 0 {
+		t.Errorf("%d bytes are left, and %d accounts", g.account.bytes, len(in.accounts))
+	}
+}
+
+// TestTrim: a submit keeps no more than there is use for.
+func TestTrim(t *testing.T) {
+	s := &control.Submit{Model: "ncf", Traceparent: testHeaders["traceparent"], Tracestate: strings.Repeat("x", mostTracestate)}
+	s.ProtoReflect().SetUnknown(append(binary.AppendUvarint(nil, 1000<<3|2), append([]byte{100}, make([]byte, 100)...)...))
+	trim(s)
+	if len(s.Tracestate) != mostTracestate || s.Traceparent == "" || len(s.ProtoReflect().GetUnknown()) > 0 {
+		t.Errorf("kept %v, want both contexts and nothing unknown", s)
+	}
+	s.Tracestate += "x"
+	if trim(s); s.Tracestate != "" || s.Traceparent == "" {
+		t.Errorf("kept %v, want no tracestate", s)
+	}
+	s.Traceparent, s.Tracestate = strings.Repeat("x", mostTraceparent+1), "a=b"
+	if trim(s); s.Traceparent+s.Tracestate != "" {
+		t.Errorf("kept %v, want no context", s)
+	}
+}
+
+// A rawClient speaks HTTP/2 as it likes: it lets the agent send nothing on a stream.
+type rawClient struct {
+	t      *testing.T
+	conn   net.Conn
+	framer *http2.Framer
+	stream uint32
+}
+
+func newRawClient(t *testing.T, address string) *rawClient {
+	t.Helper()
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil { // so that a failure is no hang
+		t.Fatal(err)
+	}
+	c := &rawClient{t: t, conn: conn, framer: http2.NewFramer(conn, bufio.NewReader(conn)), stream: 1}
+	c.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	_, err = io.WriteString(conn, http2.ClientPreface)
+	c.check(err)
+	c.check(c.framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}))
+	return c
+}
+
+func (c *rawClient) check(err error) {
+	c.t.Helper()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// begin opens a call and sends bytes of its message.
+func (c *rawClient) begin(method string, body []byte, whole bool) {
+	c.t.Helper()
+	var block bytes.Buffer
+	encoder := hpack.NewEncoder(&block)
+	for _, h := range [][2]string{
+		{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "localhost"}, {"content-type", "application/grpc"}, {"te", "trailers"},
+	} {
+		c.check(encoder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}))
+	}
+	c.check(c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: c.stream, BlockFragment: block.Bytes(), EndHeaders: true}))
+	for len(body) > 0 {
+		n := min(len(body), 16<<10)
+		c.check(c.framer.WriteData(c.stream, whole && n == len(body), body[:n]))
+		body = body[n:]
+	}
+	c.stream += 2
+}
+
+// next is the next end of a call: its code, "" for none, as the agent has sent only what comes
+// before the data. gone: the connection has ended.
+func (c *rawClient) next() (code string, gone bool) {
+	for {
+		f, err := c.framer.ReadFrame()
+		if err != nil {
+			return err.Error(), true
+		}
+		switch f := f.(type) {
+		case *http2.SettingsFrame:
+			if !f.IsAck() {
+				c.check(c.framer.WriteSettingsAck())
+			}
+		case *http2.MetaHeadersFrame:
+			for _, h := range f.Fields {
+				if h.Name == "grpc-status" {
+					n := 0
+					_, err := fmt.Sscan(h.Value, &n)
+					c.check(err)
+					return codes.Code(n).String(), false
+				}
+			}
+			return "", false
+		}
+	}
+}
+
+// TestStalledQueries: who says how long a query is and does not send it takes no more than the
+// bound, and whoever comes then is refused at once.
+func TestStalledQueries(t *testing.T) {
+	config := testConfig(t)
+	config.MaxWaitingBytes = 16 << 20
+	a := startAgent(t, config, emulated())
+	const size, calls = 4 << 20, 12 // a query of wnd may have as many
+	c := newRawClient(t, a.addresses.GRPC)
+	for range calls {
+		c.begin(inference.GRPCInferenceService_ModelInfer_FullMethodName, append([]byte{0}, binary.BigEndian.AppendUint32(nil, size)...), false)
+	}
+	for i := range calls - int(config.MaxWaitingBytes/size) {
+		if code, _ := c.next(); code != "ResourceExhausted" {
+			t.Fatalf("refusal %d: got %q, want ResourceExhausted", i+1, code)
+		}
+	}
+	if held := a.intake.held.Load(); held != config.MaxWaitingBytes {
+		t.Errorf("%d bytes are held, want %d", held, config.MaxWaitingBytes)
+	}
+	_ = c.conn.Close()
+	for a.intake.held.Load() > 0 { // the calls have ended
+		time.Sleep(time.Millisecond)
+	}
+	if err := a.inferGRPC(ncfRequest(1)); err != nil {
+		t.Errorf("next query: %v", err)
+	}
+}
+
+// TestUnreadAnswers: answers that their client does not read are counted until its connection ends,
+// which it soon does.
+func TestUnreadAnswers(t *testing.T) {
+	config := testConfig(t)
+	config.MaxWaitingBytes = 64 << 10
+	a := startAgent(t, config, emulated(), func(a *Agent) { a.sendTimeout = time.Second })
+	query, err := proto.Marshal(ncfRequest(16)) // answered with 4 KiB
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newRawClient(t, a.addresses.GRPC)
+	refused := 0
+	for range 40 {
+		c.begin(inference.GRPCInferenceService_ModelInfer_FullMethodName, frame(query), true)
+		if code, gone := c.next(); gone {
+			t.Fatalf("the connection has ended with %s", code)
+		} else if code == "ResourceExhausted" {
+			refused++
+		}
+		if held := a.answers.held.Load(); held > config.MaxWaitingBytes {
+			t.Fatalf("answers of %d bytes are held, want at most %d", held, config.MaxWaitingBytes)
+		}
+	}
+	if refused == 0 {
+		t.Error("no query is refused for the answers that nobody reads")
+	}
+	for gone := false; !gone; {
+		var code string
+		if code, gone = c.next(); strings.Contains(code, "timeout") {
+			t.Fatal("the connection goes on")
+		}
+	}
+	for a.answers.held.Load() > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if err := a.inferGRPC(ncfRequest(1)); err != nil {
+		t.Errorf("next query: %v", err)
+	}
+}
+
+// TestInflation: compressed queries are counted while they are inflated, by both protocols.
+func TestInflation(t *testing.T) {
+	config := testConfig(t)
+	config.MaxWaitingBytes = 2 << 20
+	a := startAgent(t, config, emulated())
+	others := oipCharge(t, a, 1<<20)
+	defer others()
+	// Of it a query of wnd may have 2 MiB, and that compresses to a hundredth.
+	text := strings.Repeat(strings.Repeat("x", 64)+strings.Repeat("y", 64), 14<<10)
+	compressed := gzipped(text)
+	resp, body := a.exchange("POST", "/v2/models/wnd/infer", compressed, map[string]string{"Content-Encoding": "gzip"})
+	if resp.StatusCode != http.StatusTooManyRequests && resp.StatusCode != http.StatusRequestEntityTooLarge {
+		t.Errorf("REST: got %d %s, want a refusal for what is held, or for the ratio", resp.StatusCode, body)
+	}
+	if held := a.intake.held.Load(); held != 1<<20 {
+		t.Errorf("%d bytes are held, want those of others", held)
+	}
+}
+
+// oipCharge has others hold so many bytes until the function returned is called.
+func oipCharge(t *testing.T, a *testAgent, n int64) func() {
+	t.Helper()
+	if err := a.intake.Take(t.Context(), n, 0); err != nil {
+		t.Fatal(err)
+	}
+	return sync.OnceFunc(func() { a.intake.Give(t.Context(), n) })
+}
+
+// TestForgedAttempt: who says that an attempt has waited for years spoils no metric.
+func TestForgedAttempt(t *testing.T) {
+	a := startAgent(t, testConfig(t), emulated())
+	attempt := control.Attempt{Gateway: 7, Sequence: 1, Attempt: 1, Waited: 1 << 62}
+	ctx := metadata.AppendToOutgoingContext(t.Context(), control.AttemptHeader, attempt.String())
+	if _, err := a.grpc.ModelInfer(ctx, withTimeout(ncfRequest(1), time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	_, seconds := totals(a.metrics.version("ncf", 1).request)
+	if seconds > time.Minute {
+		t.Errorf("the query is said to have taken %v", seconds)
+	}
+}

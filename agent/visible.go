@@ -1,0 +1,47 @@
+package agent
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/muster-serve/muster/api/control"
+)
+
+// This file leaves out what a client may not see: models that it may not query.
+
+// sees reports whether whoever made the call that ctx is of may know of a model.
+func (a *Agent) sees(ctx context.Context) func(model string) bool {
+	c := callers{a.guard}
+	return func(model string) bool { return c.MayQuery(ctx, model) == nil }
+}
+
+// visibleView is v without the models that are not to be seen: v itself if there are none.
+func visibleView(v *control.View, sees func(model string) bool) *control.View {
+	hidden := func(m *control.Model) bool { return !sees(m.GetName()) }
+	profiles := visibleProfiles(v.GetProfiles(), sees)
+	if len(profiles) == len(v.GetProfiles()) && !slices.ContainsFunc(v.GetMembers(), func(m *control.Member) bool { return slices.ContainsFunc(m.GetModels(), hidden) }) {
+		return v
+	}
+	seen := &control.View{Leadership: v.Leadership, Prices: v.Prices, Profiles: profiles, Loads: v.Loads, AheadNs: v.AheadNs}
+	for _, m := range v.GetMembers() {
+		copied := proto.CloneOf(m)
+		copied.Models = slices.DeleteFunc(copied.Models, hidden)
+		seen.Members = append(seen.Members, copied)
+	}
+	return seen
+}
+
+// visibleProfiles are those of models that are to be seen.
+func visibleProfiles(profiles []*control.Profile, sees func(model string) bool) []*control.Profile {
+	hidden := func(p *control.Profile) bool {
+		name, _, _ := strings.Cut(p.GetModel(), "/") // as control.ModelKey joins it
+		return !sees(name)
+	}
+	if !slices.ContainsFunc(profiles, hidden) {
+		return profiles
+	}
+	return slices.DeleteFunc(slices.Clone(profiles), hidden)
+}
