@@ -367,7 +367,7 @@ func TestLargestMessage(t *testing.T) {
 	}
 	tooLarge := ncfRequest(1)
 	tooLarge.RawInputContents = [][]byte{make([]byte, 1<<20)}
-	wantCode(t, a.inferGRPC(tooLarge), "ResourceExhausted", "larger than max")
+	wantCode(t, a.inferGRPC(tooLarge), "ResourceExhausted", "want at most")
 
 	// A model with larger queries raises it, under the feet of a query.
 	generate("wnd")

@@ -9,6 +9,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	goruntime "runtime"
+	heap "runtime/metrics"
 	"strings"
 	"sync"
 	"testing"
@@ -194,8 +196,20 @@ func TestTrim(t *testing.T) {
 type rawClient struct {
 	t      *testing.T
 	conn   net.Conn
-	framer *http2.Framer
 	stream uint32
+
+	mu     sync.Mutex // of writing
+	framer *http2.Framer
+}
+
+// write sends frames.
+func (c *rawClient) write(frames func(*http2.Framer) error) {
+	c.t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := frames(c.framer); err != nil {
+		c.t.Error(err)
+	}
 }
 
 func newRawClient(t *testing.T, address string) *rawClient {
@@ -231,12 +245,16 @@ func (c *rawClient) begin(method string, body []byte, whole bool) {
 	for _, h := range [][2]string{
 		{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "localhost"}, {"content-type", "application/grpc"}, {"te", "trailers"},
 	} {
-		c.check(encoder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}))
+		if err := encoder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}); err != nil {
+			c.t.Error(err)
+		}
 	}
-	c.check(c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: c.stream, BlockFragment: block.Bytes(), EndHeaders: true}))
+	c.write(func(f *http2.Framer) error {
+		return f.WriteHeaders(http2.HeadersFrameParam{StreamID: c.stream, BlockFragment: block.Bytes(), EndHeaders: true})
+	})
 	for len(body) > 0 {
 		n := min(len(body), 16<<10)
-		c.check(c.framer.WriteData(c.stream, whole && n == len(body), body[:n]))
+		c.write(func(f *http2.Framer) error { return f.WriteData(c.stream, whole && n == len(body), body[:n]) })
 		body = body[n:]
 	}
 	c.stream += 2
@@ -253,7 +271,7 @@ func (c *rawClient) next() (code string, gone bool) {
 		switch f := f.(type) {
 		case *http2.SettingsFrame:
 			if !f.IsAck() {
-				c.check(c.framer.WriteSettingsAck())
+				c.write((*http2.Framer).WriteSettingsAck)
 			}
 		case *http2.MetaHeadersFrame:
 			for _, h := range f.Fields {
@@ -269,17 +287,29 @@ func (c *rawClient) next() (code string, gone bool) {
 	}
 }
 
-// TestStalledQueries: who says how long a query is and does not send it takes no more than the
-// bound, and whoever comes then is refused at once.
+// liveBytes is what is in use of the heap.
+func liveBytes() int64 {
+	goruntime.GC()
+	sample := []heap.Sample{{Name: "/gc/heap/live:bytes"}}
+	heap.Read(sample)
+	return int64(sample[0].Value.Uint64())
+}
+
+// TestStalledQueries: those who send all of a query but its last byte take no more than the bound,
+// and whoever comes then is refused at once.
 func TestStalledQueries(t *testing.T) {
 	config := testConfig(t)
 	config.MaxWaitingBytes = 16 << 20
 	a := startAgent(t, config, emulated())
-	const size, calls = 4 << 20, 12 // a query of wnd may have as many
+	const size, calls = 4 << 20, 40 // a query of wnd may have as many bytes
+	body := append(append([]byte{0}, binary.BigEndian.AppendUint32(nil, size)...), make([]byte, size-64)...)
+	before := liveBytes()
 	c := newRawClient(t, a.addresses.GRPC)
-	for range calls {
-		c.begin(inference.GRPCInferenceService_ModelInfer_FullMethodName, append([]byte{0}, binary.BigEndian.AppendUint32(nil, size)...), false)
-	}
+	go func() { // or neither side would read
+		for range calls {
+			c.begin(inference.GRPCInferenceService_ModelInfer_FullMethodName, body, false)
+		}
+	}()
 	for i := range calls - int(config.MaxWaitingBytes/size) {
 		if code, _ := c.next(); code != "ResourceExhausted" {
 			t.Fatalf("refusal %d: got %q, want ResourceExhausted", i+1, code)
@@ -288,9 +318,14 @@ func TestStalledQueries(t *testing.T) {
 	if held := a.intake.held.Load(); held != config.MaxWaitingBytes {
 		t.Errorf("%d bytes are held, want %d", held, config.MaxWaitingBytes)
 	}
+	more := liveBytes() - before
+	t.Logf("%d MiB have been sent, %d MiB are in use", calls*size>>20, more>>20)
+	if more > config.MaxWaitingBytes+64<<20 {
+		t.Errorf("%d bytes more are in use, want at most those held and 64 MiB", more)
+	}
 	_ = c.conn.Close()
-	for a.intake.held.Load() > 0 { // the calls have ended
-		time.Sleep(time.Millisecond)
+	for a.intake.held.Load() > 0 { // the calls end
+		goruntime.Gosched()
 	}
 	if err := a.inferGRPC(ncfRequest(1)); err != nil {
 		t.Errorf("next query: %v", err)
@@ -330,7 +365,7 @@ func TestUnreadAnswers(t *testing.T) {
 		}
 	}
 	for a.answers.held.Load() > 0 {
-		time.Sleep(time.Millisecond)
+		goruntime.Gosched()
 	}
 	if err := a.inferGRPC(ncfRequest(1)); err != nil {
 		t.Errorf("next query: %v", err)
