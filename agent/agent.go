@@ -200,7 +200,7 @@ func (a *Agent) open() error {
 	})
 	a.intake = intake{limit: a.config.MaxWaitingBytes, queue: a.lanes.Stats}
 	a.metrics.watch(info, a.lanes, &a.intake)
-	a.repository, err = models.Open(a.config.ModelDir, a.load, models.Options{Logger: a.log, OnEvent: a.observe})
+	a.repository, err = models.Open(a.config.ModelDir, a.load, models.Options{LoadTimeout: a.config.LoadTimeout, Logger: a.log, OnEvent: a.observe})
 	if err != nil {
 		return err
 	}
@@ -405,8 +405,19 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	a.local.close()
 	closeRepository()
 	_ = metrics.Close() // nothing to lose: scrapes come again
-	return group.Wait()
+	ended := make(chan error, 1)
+	go func() { ended <- group.Wait() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(stopTimeout):
+		return fmt.Errorf("stopped without what had not ended %v after the drain: a query or a load that does not end", stopTimeout)
+	}
 }
+
+// stopTimeout bounds the end of what still runs after the drain: models close when their last
+// queries have ended, which nobody can force.
+const stopTimeout = 10 * time.Second
 
 // settle makes the agent ready, once the first models have loaded or failed.
 func (a *Agent) settle() {

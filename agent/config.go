@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/models"
 )
 
 // shippedProfile is the Config.Profile that means the profiles which come with the program.
@@ -64,6 +65,10 @@ type Config struct {
 	// included, counted before a query is read; it is also the most that one
 	// query may have. Must be > 0. Default 256 MiB.
 	MaxWaitingBytes int64
+
+	// LoadTimeout bounds how long a version may take to load and warm up; one that takes longer has
+	// failed. Must be > 0. Default 15 min.
+	LoadTimeout time.Duration
 
 	// DrainTimeout is how long running queries may take to finish once the agent
 	// is asked to stop; 0 cuts them off at once. Default 30 s.
@@ -130,6 +135,7 @@ func DefaultConfig() Config {
 		Policy:            match.DefaultPolicy,
 		MaxWaitingQueries: 1024,
 		MaxWaitingBytes:   256 << 20,
+		LoadTimeout:       models.DefaultLoadTimeout,
 		DrainTimeout:      30 * time.Second,
 	}
 }
@@ -184,6 +190,9 @@ func (c Config) Validate() error {
 	}
 	if c.MaxWaitingBytes <= 0 {
 		fault("max-waiting-bytes: %d, want more than 0", c.MaxWaitingBytes)
+	}
+	if c.LoadTimeout <= 0 {
+		fault("load-timeout: %v, want more than 0", c.LoadTimeout)
 	}
 	if c.DrainTimeout < 0 {
 		fault("drain-timeout: %v, want 0 or more", c.DrainTimeout)

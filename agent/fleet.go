@@ -5,12 +5,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"math"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -21,6 +21,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/models/onnx"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -309,15 +310,14 @@ func checksum(v *models.Version) (string, error) {
 		if err != nil || d.IsDir() || strings.HasPrefix(d.Name(), ".") {
 			return err
 		}
-		f, err := os.Open(path)
+		f, info, err := onnx.OpenFile(path)
+		if errors.Is(err, onnx.ErrNotRegular) { // no part of the model, which has loaded
+			return nil
+		}
 		if err != nil {
 			return err
 		}
 		defer f.Close()
-		info, err := f.Stat()
-		if err != nil {
-			return err
-		}
 		name, err := filepath.Rel(dir, path)
 		if err != nil {
 			return err

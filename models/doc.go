@@ -29,6 +29,7 @@
 //	qos_target_ms: 100         the latency within which queries should be answered, at most an hour
 //	qos_percentile: 99         the share of queries that should be, in percent
 //	deadline_ms: 1000          when a query without a timeout of its own is dropped; 10 x qos_target_ms
+//	                           (and the longest timeout that counts, if above a minute)
 //	largest_batch_size: 1000   up to 1048576
 //	rows_independent: false    whether a large batch may run in pieces
 //	late: serve                late queries: serve when there is time for them, or reject

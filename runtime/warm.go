@@ -16,6 +16,7 @@ import (
 
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/models/onnx"
 )
 
 // Warm makes a loaded model ready to serve: it brings the files of the
@@ -160,10 +161,13 @@ func readFolder(ctx context.Context, dir string) error {
 	defer null.Close()
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
-		if stat, err := os.Stat(path); err != nil || !stat.Mode().IsRegular() {
+		f, _, err := onnx.OpenFile(path)
+		if err != nil {
 			continue // a folder, or a link to nothing: loading would have failed if it mattered
 		}
-		if err := readFile(ctx, path, null); err != nil {
+		err = readFile(ctx, f, null)
+		f.Close()
+		if err != nil {
 			return err
 		}
 	}
@@ -176,12 +180,7 @@ func readFolder(ctx context.Context, dir string) error {
 // A reader of the lowest priority is no better: between two calls its thread
 // holds one of Go's processors, and while the kernel prefers other threads the
 // goroutines that wait for that processor do so, too, for up to 10 ms.
-func readFile(ctx context.Context, path string, null *os.File) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
+func readFile(ctx context.Context, f, null *os.File) error {
 	for {
 		start := time.Now()
 		n, err := unix.Sendfile(int(null.Fd()), int(f.Fd()), nil, readPiece)
@@ -189,7 +188,7 @@ func readFile(ctx context.Context, path string, null *os.File) error {
 			continue
 		}
 		if err != nil {
-			return os.NewSyscallError("sendfile "+path, err)
+			return os.NewSyscallError("sendfile "+f.Name(), err)
 		}
 		if n == 0 {
 			return nil

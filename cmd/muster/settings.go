@@ -62,6 +62,7 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.StringVar(&s.ONNXRuntimeLib, "onnxruntime-lib", s.ONNXRuntimeLib, "ONNX Runtime library to load instead of the embedded one")
 	fs.IntVar(&s.MaxWaitingQueries, "max-waiting-queries", s.MaxWaitingQueries, "queries that may wait; one more is refused")
 	fs.Int64Var(&s.MaxWaitingBytes, "max-waiting-bytes", s.MaxWaitingBytes, "bytes of queries in the agent; beyond them a query is refused unread")
+	fs.DurationVar(&s.LoadTimeout, "load-timeout", s.LoadTimeout, "time for a version to load and warm up, else it has failed")
 	fs.DurationVar(&s.DrainTimeout, "drain-timeout", s.DrainTimeout, "time for running queries to finish on SIGTERM")
 	fs.StringSliceVar(&s.Join, "join", s.Join, "gossip addresses of agents of the fleet to join; none starts a fleet")
 	fs.StringVar(&s.GossipAddress, "gossip", s.GossipAddress, "address to gossip with other agents on, TCP and UDP")
