@@ -141,6 +141,7 @@ func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) 
 		Provider:    runtime.Provider(config.Provider),
 		Cores:       config.Cores,
 		Lanes:       config.Lanes,
+		MapData:     config.ModelData == "mapped",
 		Logger:      logger,
 	})
 }

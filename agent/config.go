@@ -54,6 +54,9 @@ type Config struct {
 	// Provider is ONNX Runtime's execution provider: "cpu", "cuda", or "auto",
 	// which is CUDA where that works and the CPU elsewhere. Default "auto".
 	Provider string
+	// ModelData is where models' external data lies while they serve: "memory", a copy, or "mapped",
+	// the files, which must not be written to then. Default "memory".
+	ModelData string
 	// ONNXRuntimeLib is the path of the ONNX Runtime library; empty means the
 	// one embedded in the binary. Default empty.
 	ONNXRuntimeLib string
@@ -130,6 +133,7 @@ func DefaultConfig() Config {
 		StateDir:          "./state",
 		Executor:          "onnx",
 		Provider:          "auto",
+		ModelData:         "memory",
 		GossipAddress:     "127.0.0.1:7946",
 		Leader:            "may",
 		Policy:            match.DefaultPolicy,
@@ -142,6 +146,9 @@ func DefaultConfig() Config {
 
 // Providers are the values of Config.Provider.
 func Providers() []string { return []string{"auto", "cpu", "cuda"} }
+
+// ModelDatas are the values of Config.ModelData.
+func ModelDatas() []string { return []string{"memory", "mapped"} }
 
 // Executors are the values of Config.Executor.
 func Executors() []string { return []string{"onnx", "emulated"} }
@@ -184,6 +191,9 @@ func (c Config) Validate() error {
 	}
 	if !slices.Contains(Providers(), c.Provider) {
 		fault("provider: %q, want one of %q", c.Provider, Providers())
+	}
+	if !slices.Contains(ModelDatas(), c.ModelData) {
+		fault("model-data: %q, want one of %q", c.ModelData, ModelDatas())
 	}
 	if c.MaxWaitingQueries <= 0 {
 		fault("max-waiting-queries: %d, want more than 0", c.MaxWaitingQueries)

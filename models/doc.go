@@ -18,8 +18,8 @@
 // loaded beside the former load, which serves until the new one does and then
 // finishes its queries. A version that cannot be loaded is tried again when its
 // files change, or when it is loaded by call. To replace a file, rename another over it or add a version; do not write into a
-// file in place: ONNX Runtime maps external data into memory, and a process
-// whose mapped file is truncated dies.
+// file in place: where ONNX Runtime keeps external data mapped, a process
+// whose file is truncated dies.
 //
 // # model.yaml
 //

@@ -43,7 +43,11 @@ type Config struct {
 	// Lanes is how many queries run at a time, each with Cores / Lanes threads;
 	// 0 means 1.
 	Lanes int
-	// Logger receives what is worth telling at start; nil discards it.
+	// MapData leaves models' external data mapped from their files, which shares it with other
+	// processes and lets the system take its memory back, but a file that is cut short ends the
+	// process. Otherwise it is copied into memory, if it fits.
+	MapData bool
+	// Logger receives what is worth telling at start and of models' data; nil discards it.
 	Logger *slog.Logger
 }
 
@@ -76,7 +80,9 @@ func (c Config) cores() int {
 
 // ONNX is the executor that runs models with ONNX Runtime.
 type ONNX struct {
-	info Info
+	info    Info
+	mapData bool
+	log     *slog.Logger
 }
 
 // The library is loaded once in a process and stays until its end: models'
@@ -98,13 +104,16 @@ func OpenONNX(cfg Config) (*ONNX, error) {
 	if err := load(cfg.LibraryPath); err != nil {
 		return nil, fmt.Errorf("open ONNX Runtime: %w", err)
 	}
-	o := &ONNX{Info{
+	o := &ONNX{mapData: cfg.MapData, log: cfg.Logger, info: Info{
 		Executor: "onnx",
 		Version:  ort.GetVersion(),
 		Library:  cfg.LibraryPath,
 		Provider: CPU,
 		Threads:  cfg.cores() / max(cfg.Lanes, 1),
 	}}
+	if o.log == nil {
+		o.log = slog.New(slog.DiscardHandler)
+	}
 	if o.info.Library == "" {
 		o.info.Library = "embedded"
 	}
@@ -180,6 +189,7 @@ func load(path string) error {
 		return fmt.Errorf("library %s is no usable ONNX Runtime library: %s", name, text)
 	}
 	library.loaded, library.path = true, path
+	nameBusErrors()
 	return nil
 }
 

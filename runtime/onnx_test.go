@@ -31,6 +31,9 @@ func TestMain(m *testing.M) {
 		fmt.Printf("info: %+v\n", o.Info())
 		os.Exit(0)
 	}
+	if path := os.Getenv(busEnv); path != "" {
+		dieOfBusError(path)
+	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -58,6 +58,7 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.IntVar(&s.Lanes, "lanes", s.Lanes, "queries to run at once, each on its share of the cores; 0 means 1")
 	fs.StringVar(&s.Executor, "executor", s.Executor, "what runs the models: "+strings.Join(agent.Executors(), ", ")+" (runs nothing, waits as long as --profile says)")
 	fs.StringVar(&s.Profile, "profile", s.Profile, "latencies of the emulated executor: a file of profiles, or shipped")
+	fs.StringVar(&s.ModelData, "model-data", s.ModelData, "where models' external data lies while they serve: "+strings.Join(agent.ModelDatas(), ", "))
 	fs.StringVar(&s.Provider, "provider", s.Provider, "where models run: "+strings.Join(agent.Providers(), ", "))
 	fs.StringVar(&s.ONNXRuntimeLib, "onnxruntime-lib", s.ONNXRuntimeLib, "ONNX Runtime library to load instead of the embedded one")
 	fs.IntVar(&s.MaxWaitingQueries, "max-waiting-queries", s.MaxWaitingQueries, "queries that may wait; one more is refused")
