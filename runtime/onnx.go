@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
 	goruntime "runtime"
 	"strings"
@@ -177,6 +178,10 @@ func load(path string) error {
 			return fmt.Errorf("library %s is no shared library: %w", name, err)
 		}
 		f.Close()
+	}
+	// The library would tell Microsoft about sessions and the machine.
+	if err := os.Setenv("ORT_DISABLE_TELEMETRY", "1"); err != nil {
+		return err
 	}
 	ort.SetSharedLibraryPath(name)
 	// Errors come back to us from the calls that fail; the library need not
