@@ -193,9 +193,27 @@ func load(path string) error {
 		text := strings.TrimPrefix(err.Error(), "Platform-specific initialization failed: ")
 		return fmt.Errorf("library %s is no usable ONNX Runtime library: %s", name, text)
 	}
+	if err := shareArena(); err != nil {
+		return fmt.Errorf("make the allocator that models share: %w", err)
+	}
 	library.loaded, library.path = true, path
 	nameBusErrors()
 	return nil
+}
+
+// shareArena makes the one arena that all sessions allocate from. With an arena each, what a large
+// query took stayed with its model, and others were refused memory that nobody used.
+func shareArena() error {
+	memory, err := ort.GetMemoryInfo()
+	if err != nil {
+		return err
+	}
+	config, err := ort.NewArenaCfg(0, -1, -1, -1) // the library's defaults
+	if err != nil {
+		return err
+	}
+	defer config.Destroy()
+	return ort.CreateAndRegisterAllocator(memory, config)
 }
 
 // probeCUDA reports why a model cannot run on a GPU, by running one.

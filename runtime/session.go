@@ -222,6 +222,7 @@ func (o *ONNX) sessionOptions() (*ort.SessionOptions, error) {
 	err = errors.Join(
 		opts.SetIntraOpNumThreads(max(1, o.info.Threads)),
 		opts.SetInterOpNumThreads(1),
+		opts.AddSessionConfigEntry("session.use_env_allocators", "1"), // see shareArena
 		// Spinning threads take the cores from whoever has work.
 		opts.AddSessionConfigEntry("session.intra_op.allow_spinning", "0"),
 		opts.AddSessionConfigEntry("session.inter_op.allow_spinning", "0"),
