@@ -158,6 +158,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := a.openGuard(); err != nil {
 		return err
 	}
+	a.checkStateDir()
 	listeners, err := a.listen()
 	if err != nil {
 		return err
@@ -281,6 +282,32 @@ func checkModelDir(dir string) error {
 		return fmt.Errorf("model-dir %q is no directory", dir)
 	}
 	return nil
+}
+
+// checkStateDir has an agent that could not keep an epoch stand for no election: it would win some,
+// and the fleet would wait for a leader in vain.
+func (a *Agent) checkStateDir() {
+	if a.role() == election.Never {
+		return
+	}
+	if err := writable(a.config.StateDir); err != nil {
+		a.log.Error("this agent serves but cannot lead: its state directory cannot be written; mend that and restart it",
+			"state_dir", a.config.StateDir, "error", err)
+		a.config.Leader = "never"
+	}
+}
+
+// writable tries whether a directory, which is made where there is none, takes a file with something in it.
+func writable(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, ".writable-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(make([]byte, 4096))
+	return errors.Join(err, f.Sync(), f.Close(), os.Remove(f.Name()))
 }
 
 func generateHint(dir string) string { return "muster models generate ncf --out " + dir }
@@ -429,7 +456,7 @@ func (a *Agent) settle() {
 	}
 	a.health.SetServingStatus("", healthpb.HealthCheckResponse_SERVING)
 	a.health.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_SERVING)
-	a.log.Info("ready")
+	a.log.Info("ready", "may_lead", a.role() != election.Never)
 }
 
 // ready reports whether the agent takes queries.

@@ -34,8 +34,8 @@ type Config struct {
 	// ModelDir is the model repository. It must exist, and may be empty.
 	// Default ./model-repository.
 	ModelDir string
-	// StateDir is where the agent keeps what must outlive it. It is made when
-	// first needed. Default ./state.
+	// StateDir is where the agent keeps what must outlive it. It is made where
+	// there is none; an agent that cannot write to it leads no fleet. Default ./state.
 	StateDir string
 
 	// Cores is how many CPU cores queries run on, in [1, the machine's]; 0
