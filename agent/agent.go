@@ -79,6 +79,7 @@ type Agent struct {
 	lanes      *runtime.Lanes
 	repository *models.Repository[*servedModel]
 	intake     intake
+	sums       fileSums
 	front      *front
 	guard      *secure.Guard
 
@@ -322,7 +323,7 @@ func (a *Agent) load(ctx context.Context, v *models.Version) (*servedModel, erro
 	}
 	took := time.Since(start)
 	a.log.Info("model loaded, warming up", "model", v.Model, "version", v.Number, "load_ms", took.Milliseconds())
-	sum, err := checksum(v)
+	sum, err := a.sums.checksum(ctx, v)
 	if err != nil {
 		return nil, errors.Join(err, model.Close())
 	}

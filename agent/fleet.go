@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math"
 	"net"
@@ -293,14 +292,10 @@ func (a *Agent) instanceType() profiles.InstanceType {
 	return ""
 }
 
-// checksumHead is how much of each file's beginning and end its checksum reads.
-const checksumHead = 64 << 10
-
 // checksum tells versions apart that agents hold under one name: of the names
-// and sizes of the version's files, and of their beginnings and ends. Reading gigabytes of
-// tables at each start would cost more than it could tell. Of model.yaml it has what changes how
+// and contents of the version's files. Of model.yaml it has what changes how
 // long queries run, for what was learned of the version is kept under its checksum.
-func checksum(v *models.Version) (string, error) {
+func (c *fileSums) checksum(ctx context.Context, v *models.Version) (string, error) {
 	hash := sha256.New()
 	if v.Config.RowsIndependent {
 		fmt.Fprintln(hash, "rows_independent")
@@ -322,12 +317,11 @@ func checksum(v *models.Version) (string, error) {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(hash, "%s %d\n", filepath.ToSlash(name), info.Size())
-		for _, from := range []int64{0, max(0, info.Size()-checksumHead)} {
-			if _, err := io.Copy(hash, io.NewSectionReader(f, from, checksumHead)); err != nil {
-				return err
-			}
+		sum, err := c.of(ctx, f, info)
+		if err != nil {
+			return err
 		}
+		fmt.Fprintf(hash, "%s %d %x\n", filepath.ToSlash(name), info.Size(), sum)
 		return nil
 	})
 	if err != nil {
