@@ -81,6 +81,7 @@ type Agent struct {
 	repository *models.Repository[*servedModel]
 	intake     intake // of queries
 	answers    intake
+	sums       fileSums
 	front      *front
 	guard      *secure.Guard
 
@@ -144,6 +145,7 @@ func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) 
 		Provider:    runtime.Provider(config.Provider),
 		Cores:       config.Cores,
 		Lanes:       config.Lanes,
+		MapData:     config.ModelData == "mapped",
 		Logger:      logger,
 	})
 }
@@ -160,6 +162,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := a.openGuard(); err != nil {
 		return err
 	}
+	a.checkStateDir()
 	listeners, err := a.listen()
 	if err != nil {
 		return err
@@ -205,7 +208,7 @@ func (a *Agent) open() error {
 	a.answers.limit, a.answers.queue, a.answers.clients = a.config.MaxWaitingBytes, a.lanes.Stats, callers{a.guard}
 	a.intake.answers = &a.answers
 	a.metrics.watch(info, a.lanes, &a.intake)
-	a.repository, err = models.Open(a.config.ModelDir, a.load, models.Options{Logger: a.log, OnEvent: a.observe})
+	a.repository, err = models.Open(a.config.ModelDir, a.load, models.Options{LoadTimeout: a.config.LoadTimeout, Logger: a.log, OnEvent: a.observe})
 	if err != nil {
 		return err
 	}
@@ -286,6 +289,32 @@ func checkModelDir(dir string) error {
 	return nil
 }
 
+// checkStateDir has an agent that could not keep an epoch stand for no election: it would win some,
+// and the fleet would wait for a leader in vain.
+func (a *Agent) checkStateDir() {
+	if a.role() == election.Never {
+		return
+	}
+	if err := writable(a.config.StateDir); err != nil {
+		a.log.Error("this agent serves but cannot lead: its state directory cannot be written; mend that and restart it",
+			"state_dir", a.config.StateDir, "error", err)
+		a.config.Leader = "never"
+	}
+}
+
+// writable tries whether a directory, which is made where there is none, takes a file with something in it.
+func writable(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, ".writable-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(make([]byte, 4096))
+	return errors.Join(err, f.Sync(), f.Close(), os.Remove(f.Name()))
+}
+
 func generateHint(dir string) string { return "muster models generate ncf --out " + dir }
 
 // load is the repository's loader.
@@ -298,7 +327,7 @@ func (a *Agent) load(ctx context.Context, v *models.Version) (*servedModel, erro
 	}
 	took := time.Since(start)
 	a.log.Info("model loaded, warming up", "model", v.Model, "version", v.Number, "load_ms", took.Milliseconds())
-	sum, err := checksum(v)
+	sum, err := a.sums.checksum(ctx, v)
 	if err != nil {
 		return nil, errors.Join(err, model.Close())
 	}
@@ -408,8 +437,19 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	a.local.close()
 	closeRepository()
 	_ = metrics.Close() // nothing to lose: scrapes come again
-	return group.Wait()
+	ended := make(chan error, 1)
+	go func() { ended <- group.Wait() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(stopTimeout):
+		return fmt.Errorf("stopped without what had not ended %v after the drain: a query or a load that does not end", stopTimeout)
+	}
 }
+
+// stopTimeout bounds the end of what still runs after the drain: models close when their last
+// queries have ended, which nobody can force.
+const stopTimeout = 10 * time.Second
 
 // settle makes the agent ready, once the first models have loaded or failed.
 func (a *Agent) settle() {
@@ -420,7 +460,7 @@ func (a *Agent) settle() {
 	}
 	a.health.SetServingStatus("", healthpb.HealthCheckResponse_SERVING)
 	a.health.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_SERVING)
-	a.log.Info("ready")
+	a.log.Info("ready", "may_lead", a.role() != election.Never)
 }
 
 // ready reports whether the agent takes queries.

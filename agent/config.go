@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/models"
 )
 
 // shippedProfile is the Config.Profile that means the profiles which come with the program.
@@ -33,8 +34,8 @@ type Config struct {
 	// ModelDir is the model repository. It must exist, and may be empty.
 	// Default ./model-repository.
 	ModelDir string
-	// StateDir is where the agent keeps what must outlive it. It is made when
-	// first needed. Default ./state.
+	// StateDir is where the agent keeps what must outlive it. It is made where
+	// there is none; an agent that cannot write to it leads no fleet. Default ./state.
 	StateDir string
 
 	// Cores is how many CPU cores queries run on, in [1, the machine's]; 0
@@ -53,6 +54,9 @@ type Config struct {
 	// Provider is ONNX Runtime's execution provider: "cpu", "cuda", or "auto",
 	// which is CUDA where that works and the CPU elsewhere. Default "auto".
 	Provider string
+	// ModelData is where models' external data lies while they serve: "memory", a copy, or "mapped",
+	// the files, which must not be written to then. Default "memory".
+	ModelData string
 	// ONNXRuntimeLib is the path of the ONNX Runtime library; empty means the
 	// one embedded in the binary. Default empty.
 	ONNXRuntimeLib string
@@ -64,6 +68,10 @@ type Config struct {
 	// included, counted before a query is read; it is also the most that one
 	// query may have. Must be > 0. Default 256 MiB.
 	MaxWaitingBytes int64
+
+	// LoadTimeout bounds how long a version may take to load and warm up; one that takes longer has
+	// failed. Must be > 0. Default 15 min.
+	LoadTimeout time.Duration
 
 	// DrainTimeout is how long running queries may take to finish once the agent
 	// is asked to stop; 0 cuts them off at once. Default 30 s.
@@ -125,17 +133,22 @@ func DefaultConfig() Config {
 		StateDir:          "./state",
 		Executor:          "onnx",
 		Provider:          "auto",
+		ModelData:         "memory",
 		GossipAddress:     "127.0.0.1:7946",
 		Leader:            "may",
 		Policy:            match.DefaultPolicy,
 		MaxWaitingQueries: 1024,
 		MaxWaitingBytes:   256 << 20,
+		LoadTimeout:       models.DefaultLoadTimeout,
 		DrainTimeout:      30 * time.Second,
 	}
 }
 
 // Providers are the values of Config.Provider.
 func Providers() []string { return []string{"auto", "cpu", "cuda"} }
+
+// ModelDatas are the values of Config.ModelData.
+func ModelDatas() []string { return []string{"memory", "mapped"} }
 
 // Executors are the values of Config.Executor.
 func Executors() []string { return []string{"onnx", "emulated"} }
@@ -179,11 +192,17 @@ func (c Config) Validate() error {
 	if !slices.Contains(Providers(), c.Provider) {
 		fault("provider: %q, want one of %q", c.Provider, Providers())
 	}
+	if !slices.Contains(ModelDatas(), c.ModelData) {
+		fault("model-data: %q, want one of %q", c.ModelData, ModelDatas())
+	}
 	if c.MaxWaitingQueries <= 0 {
 		fault("max-waiting-queries: %d, want more than 0", c.MaxWaitingQueries)
 	}
 	if c.MaxWaitingBytes <= 0 {
 		fault("max-waiting-bytes: %d, want more than 0", c.MaxWaitingBytes)
+	}
+	if c.LoadTimeout <= 0 {
+		fault("load-timeout: %v, want more than 0", c.LoadTimeout)
 	}
 	if c.DrainTimeout < 0 {
 		fault("drain-timeout: %v, want 0 or more", c.DrainTimeout)

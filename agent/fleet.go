@@ -5,12 +5,11 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -21,6 +20,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/models/onnx"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -276,14 +276,10 @@ func (a *Agent) instanceType() profiles.InstanceType {
 	return ""
 }
 
-// checksumHead is how much of each file's beginning and end its checksum reads.
-const checksumHead = 64 << 10
-
 // checksum tells versions apart that agents hold under one name: of the names
-// and sizes of the version's files, and of their beginnings and ends. Reading gigabytes of
-// tables at each start would cost more than it could tell. Of model.yaml it has what changes how
+// and contents of the version's files. Of model.yaml it has what changes how
 // long queries run, for what was learned of the version is kept under its checksum.
-func checksum(v *models.Version) (string, error) {
+func (c *fileSums) checksum(ctx context.Context, v *models.Version) (string, error) {
 	hash := sha256.New()
 	if v.Config.RowsIndependent {
 		fmt.Fprintln(hash, "rows_independent")
@@ -293,25 +289,23 @@ func checksum(v *models.Version) (string, error) {
 		if err != nil || d.IsDir() || strings.HasPrefix(d.Name(), ".") {
 			return err
 		}
-		f, err := os.Open(path)
+		f, info, err := onnx.OpenFile(path)
+		if errors.Is(err, onnx.ErrNotRegular) { // no part of the model, which has loaded
+			return nil
+		}
 		if err != nil {
 			return err
 		}
 		defer f.Close()
-		info, err := f.Stat()
-		if err != nil {
-			return err
-		}
 		name, err := filepath.Rel(dir, path)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(hash, "%s %d\n", filepath.ToSlash(name), info.Size())
-		for _, from := range []int64{0, max(0, info.Size()-checksumHead)} {
-			if _, err := io.Copy(hash, io.NewSectionReader(f, from, checksumHead)); err != nil {
-				return err
-			}
+		sum, err := c.of(ctx, f, info)
+		if err != nil {
+			return err
 		}
+		fmt.Fprintf(hash, "%s %d %x\n", filepath.ToSlash(name), info.Size(), sum)
 		return nil
 	})
 	if err != nil {

@@ -100,13 +100,8 @@ type execution struct {
 // of a query's way.
 func (a *Agent) execute(ctx context.Context, loaded *models.Loaded[*servedModel], q query, e execution) (*runtime.Result, error) {
 	config := &loaded.Version.Config
-	if _, given := ctx.Deadline(); e.timeout <= 0 && !given {
-		e.timeout = config.Deadline
-	}
-	var deadline time.Time // ctx has its own, if any
-	if e.timeout > 0 {
-		deadline = e.arrival.Add(e.timeout)
-	}
+	_, given := ctx.Deadline() // holds if it is earlier
+	e.timeout = oip.Timeout(e.timeout, given, config.Deadline)
 	result, err := a.lanes.Do(ctx, runtime.Query{
 		Model:       loaded.Model,
 		Inputs:      q.inputs,
@@ -114,7 +109,7 @@ func (a *Agent) execute(ctx context.Context, loaded *models.Loaded[*servedModel]
 		Profile:     loaded.Model.profile,
 		Arrival:     e.arrival,
 		QoSTarget:   config.QoSTarget,
-		Deadline:    deadline,
+		Deadline:    e.arrival.Add(e.timeout),
 		RejectLate:  config.Late == models.LateReject,
 		Lane:        e.lane,
 		Reservation: e.reservation,

@@ -24,7 +24,7 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// patient is a query whose client waits for minutes.
+// patient is a query whose client waits for as long as it may.
 func patient(batchSize int) *inference.ModelInferRequest {
 	return withTimeout(ncfRequest(batchSize), 5*time.Minute)
 }

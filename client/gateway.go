@@ -130,7 +130,7 @@ func (g *Gateway) Leader() string {
 
 // Infer has a query answered that arrived at the given time. The answer is the
 // caller's to release. The deadline is that of ctx, else req.Timeout after the
-// arrival, else the model's. Errors are gRPC's: what a worker or the leader
+// arrival, else the model's, within the bound of [oip.Timeout]. Errors are gRPC's: what a worker or the leader
 // answered, or
 //
 //   - NotFound: no member holds the model or the version
@@ -157,13 +157,11 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	for i := range req.Inputs {
 		q.bytes += uint64(len(req.Inputs[i].Data))
 	}
-	timeout := req.Timeout
-	if deadline, given := ctx.Deadline(); given {
+	deadline, given := ctx.Deadline()
+	if given {
 		q.deadline = deadline
-	} else if timeout <= 0 {
-		timeout = held.deadline
 	}
-	if timeout > 0 && (q.deadline.IsZero() || arrival.Add(timeout).Before(q.deadline)) {
+	if timeout := oip.Timeout(req.Timeout, given, held.deadline); timeout > 0 && (q.deadline.IsZero() || arrival.Add(timeout).Before(q.deadline)) {
 		q.deadline = arrival.Add(timeout)
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, q.deadline)

@@ -54,7 +54,8 @@ type Config struct {
 	QoSTarget     time.Duration
 	QoSPercentile float64 // in (0, 100]; default 99
 	// Deadline is when a query without a timeout of its own is dropped, counted from its arrival;
-	// at least QoSTarget, default 10 x QoSTarget.
+	// at least QoSTarget, default 10 x QoSTarget. Where it is above a minute, it is also the longest
+	// timeout that counts.
 	Deadline time.Duration
 	// LargestBatchSize bounds a query's batch size; in [1, 2^20], default 1000.
 	LargestBatchSize int

@@ -18,8 +18,8 @@
 // loaded beside the former load, which serves until the new one does and then
 // finishes its queries. A version that cannot be loaded is tried again when its
 // files change, or when it is loaded by call. To replace a file, rename another over it or add a version; do not write into a
-// file in place: ONNX Runtime maps external data into memory, and a process
-// whose mapped file is truncated dies.
+// file in place: where ONNX Runtime keeps external data mapped, a process
+// whose file is truncated dies.
 //
 // # model.yaml
 //
@@ -29,6 +29,7 @@
 //	qos_target_ms: 100         the latency within which queries should be answered, at most an hour
 //	qos_percentile: 99         the share of queries that should be, in percent
 //	deadline_ms: 1000          when a query without a timeout of its own is dropped; 10 x qos_target_ms
+//	                           (and the longest timeout that counts, if above a minute)
 //	largest_batch_size: 1000   up to 1048576
 //	rows_independent: false    whether a large batch may run in pieces
 //	late: serve                late queries: serve when there is time for them, or reject

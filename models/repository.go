@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -26,6 +25,11 @@ var (
 	ErrNotReady = errors.New("models: not ready")
 	// ErrClosed is returned when the repository's Run has ended.
 	ErrClosed = errors.New("models: repository is closed")
+	// ErrSlow is wrapped when a load took longer than Options.LoadTimeout.
+	ErrSlow = errors.New("models: load takes too long")
+
+	// errUnwanted ends a load whose version was unloaded, replaced or removed.
+	errUnwanted = errors.New("models: load is no longer wanted")
 )
 
 // A State is where a version is in its life, by the names of Triton's repository
@@ -65,8 +69,21 @@ type Event struct {
 	Err error
 }
 
+// DefaultLoadTimeout is Options.LoadTimeout where that is 0: a table of 100 GB is read from a disk
+// of 125 MB/s in less.
+const DefaultLoadTimeout = 15 * time.Minute
+
+const (
+	// patience is how long a load may hold up the loads of other models, and Settled.
+	patience = 30 * time.Second
+	// abandonAfter is how long a loader may take to return once its context has ended; then it
+	// is left behind.
+	abandonAfter = 2 * time.Second
+)
+
 // A Loader makes a version ready to run: it loads and warms it, and returns
-// when the version may serve. It must return soon after ctx ends.
+// when the version may serve. It should return soon after ctx ends; one that does not is left
+// behind, and what it still returns is closed. Calls for different models may overlap.
 type Loader[M io.Closer] func(ctx context.Context, v *Version) (M, error)
 
 // Options of a repository. The zero value of a field means its default.
@@ -75,6 +92,9 @@ type Options struct {
 	// acted upon when two looks in a row have seen the same, so that what is
 	// being copied is not loaded by halves.
 	PollInterval time.Duration
+	// LoadTimeout bounds loading and warming of a version; one that takes longer has failed.
+	// Default DefaultLoadTimeout.
+	LoadTimeout time.Duration
 	// Logger takes a line for each change; default none.
 	Logger *slog.Logger
 	// OnEvent is called for each change of a version's state, one call at a
@@ -96,14 +116,19 @@ type Repository[M io.Closer] struct {
 
 	// serving is what Acquire sees, by model; it is replaced as a whole.
 	serving  atomic.Pointer[map[string]*served[M]]
-	requests chan request
+	requests chan *request
 	settled  chan struct{}
 	stopped  chan struct{} // closed when Run no longer takes requests
+	loads    sync.WaitGroup
 	retiring sync.WaitGroup
+	// progress wakes Run: a load has ended or has become slow.
+	progress chan struct{}
 
 	mu     sync.Mutex
 	closed bool
 	models map[string]*model[M]
+	// loading holds up other loads; nil if there is none, or none but slow ones.
+	loading *load[M]
 	// retired no longer serve, and are let go by update.
 	retired []func()
 }
@@ -124,8 +149,18 @@ type model[M io.Closer] struct {
 	// unloaded is set by Unload, with what the files were then.
 	unloaded   bool
 	unloadedAs map[int64]fingerprint
-	// cancel ends the load in progress, if there is one.
-	cancel context.CancelFunc
+	// loading is the load in progress, nil if there is none.
+	loading *load[M]
+	// waiting are the calls of Load that wait until there is nothing more to load.
+	waiting []*request
+}
+
+// A load is in progress.
+type load[M io.Closer] struct {
+	*version[M]
+	model  *model[M]
+	files  fingerprint // that it loads
+	cancel context.CancelCauseFunc
 }
 
 // A version is on disk, loaded, or both.
@@ -153,6 +188,7 @@ func (v *version[M]) current() bool { return v.loaded != nil && v.loadedAs == v.
 // request asks Run to load a model now.
 type request struct {
 	model string
+	errs  []error    // of the loads since
 	done  chan error // takes one
 }
 
@@ -161,6 +197,9 @@ type request struct {
 func Open[M io.Closer](dir string, load Loader[M], options Options) (*Repository[M], error) {
 	if options.PollInterval == 0 {
 		options.PollInterval = time.Second
+	}
+	if options.LoadTimeout == 0 {
+		options.LoadTimeout = DefaultLoadTimeout
 	}
 	if options.Logger == nil {
 		options.Logger = slog.New(slog.DiscardHandler)
@@ -179,7 +218,8 @@ func Open[M io.Closer](dir string, load Loader[M], options Options) (*Repository
 		dir:      dir,
 		load:     load,
 		options:  options,
-		requests: make(chan request),
+		requests: make(chan *request),
+		progress: make(chan struct{}, 1),
 		settled:  make(chan struct{}),
 		stopped:  make(chan struct{}),
 		models:   map[string]*model[M]{},
@@ -195,33 +235,27 @@ func Open[M io.Closer](dir string, load Loader[M], options Options) (*Repository
 	return r, nil
 }
 
-// Run loads what the directory holds, one version at a time, and follows its
+// Run loads what the directory holds, one version at a time except for slow ones, and follows its
 // changes until ctx ends. Then it stops serving, waits for holders to release
 // what they hold, closes every version, and returns nil. It may be called once.
 func (r *Repository[M]) Run(ctx context.Context) error {
 	defer r.close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	ticker := time.NewTicker(r.options.PollInterval)
 	defer ticker.Stop()
 	settled := false
 	unreadable := ""
 	for ctx.Err() == nil {
-		if m, v := r.next(""); v != nil {
-			select {
-			case req := <-r.requests:
-				req.done <- r.loadModel(ctx, req.model)
-			default:
-				r.loadVersion(ctx, m, v)
-			}
-			continue
-		}
-		if !settled {
+		if idle := r.startNext(ctx); idle && !settled {
 			settled = true
 			close(r.settled)
 		}
 		select {
 		case <-ctx.Done():
 		case req := <-r.requests:
-			req.done <- r.loadModel(ctx, req.model)
+			r.take(req)
+		case <-r.progress:
 		case <-ticker.C:
 			found, err := scan(r.dir)
 			if err == nil {
@@ -236,16 +270,21 @@ func (r *Repository[M]) Run(ctx context.Context) error {
 	return nil
 }
 
-// Settled is closed when every version found at the start is loaded or has
-// failed.
+// Settled is closed when every version found at the start is loaded, has failed, or has been
+// loading for half a minute.
 func (r *Repository[M]) Settled() <-chan struct{} { return r.settled }
 
-// close retires everything and waits until it is closed.
+// close retires everything and waits until it is closed. Loads have been cancelled.
 func (r *Repository[M]) close() {
 	close(r.stopped)
+	r.loads.Wait()
 	r.mu.Lock()
 	r.closed = true
 	for _, m := range r.models {
+		for _, req := range m.waiting {
+			req.done <- ErrClosed
+		}
+		m.waiting = nil
 		for _, v := range m.versions {
 			r.retire(m, v)
 		}
@@ -281,6 +320,10 @@ func (r *Repository[M]) Acquire(model string, version int64) (*Loaded[M], error)
 func (r *Repository[M]) unavailable(model string, version int64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.whyUnavailable(model, version)
+}
+
+func (r *Repository[M]) whyUnavailable(model string, version int64) error {
 	m, ok := r.models[model]
 	if !ok {
 		there := slices.Sorted(maps.Keys(r.models))
@@ -377,7 +420,7 @@ func (r *Repository[M]) Load(ctx context.Context, model string) error {
 	if err := checkName(model); err != nil {
 		return err
 	}
-	req := request{model: model, done: make(chan error, 1)}
+	req := &request{model: model, done: make(chan error, 1)}
 	select {
 	case r.requests <- req:
 	case <-r.stopped:
@@ -428,9 +471,13 @@ func (r *Repository[M]) unload(model string) (closed []<-chan struct{}, err erro
 	}
 	m.unloaded = true
 	m.unloadedAs = m.files()
-	if m.cancel != nil {
-		m.cancel()
+	if m.loading != nil {
+		m.loading.cancel(errUnwanted)
 	}
+	for _, req := range m.waiting {
+		req.done <- fmt.Errorf("%w: model %q was unloaded", ErrNotReady, model)
+	}
+	m.waiting = nil
 	for _, v := range m.versions {
 		if v.loaded != nil {
 			closed = append(closed, v.loaded.closed)
@@ -496,11 +543,15 @@ func (r *Repository[M]) noteModel(name string, f folder, trust bool) {
 		}
 	}
 	for _, v := range m.versions {
-		v.stable = trust || v.found == f.versions[v.number]
-		v.found = f.versions[v.number]
+		now := f.versions[v.number]
+		v.stable = v.found == now || trust && now != fingerprint{}
+		v.found = now
 	}
 	if m.unloaded && !maps.Equal(m.unloadedAs, m.files()) {
 		m.unloaded = false
+	}
+	if l := m.loading; l != nil && (l.stable && l.found != l.files || !m.wants(l.version) && m.next() != nil) {
+		l.cancel(errUnwanted)
 	}
 }
 
@@ -534,115 +585,188 @@ func (m *model[M]) wants(v *version[M]) bool {
 	}
 }
 
-// next is a version to load, of the model if one is named.
-func (r *Repository[M]) next(name string) (*model[M], *version[M]) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, m := range slices.SortedFunc(maps.Values(r.models), func(a, b *model[M]) int { return cmp.Compare(a.name, b.name) }) {
-		if m.unloaded || name != "" && m.name != name {
-			continue
+// next is the version to load first; nil if there is none.
+func (m *model[M]) next() *version[M] {
+	if m.unloaded {
+		return nil
+	}
+	for _, number := range slices.Backward(slices.Sorted(maps.Keys(m.versions))) {
+		v := m.versions[number]
+		if v.stable && !v.current() && !v.broken() && m.wants(v) {
+			return v
 		}
-		for _, number := range slices.Backward(slices.Sorted(maps.Keys(m.versions))) {
-			v := m.versions[number]
-			if v.stable && !v.current() && !v.broken() && m.wants(v) {
-				return m, v
-			}
-		}
-	}
-	return nil, nil
-}
-
-// loadModel is what Load asks for.
-func (r *Repository[M]) loadModel(ctx context.Context, name string) error {
-	f, ok := scanModel(r.dir, name)
-	r.mu.Lock()
-	if m := r.models[name]; m != nil {
-		m.unloaded = false
-		for _, v := range m.versions {
-			v.failure = nil
-		}
-	}
-	r.noteModel(name, f, true)
-	r.update()
-	r.mu.Unlock()
-	if !ok {
-		return fmt.Errorf("%w: %s is no folder", ErrNotFound, filepath.Join(r.dir, name))
-	}
-	if f.unreadable {
-		return fmt.Errorf("load model %q: %s", name, f.problem)
-	}
-	var errs []error
-	for {
-		m, v := r.next(name)
-		if v == nil {
-			break
-		}
-		if errs = append(errs, r.loadVersion(ctx, m, v)); ctx.Err() != nil {
-			return ErrClosed
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	if (*r.serving.Load())[name] == nil {
-		return r.unavailable(name, 0)
 	}
 	return nil
 }
 
-// loadVersion loads a version and has it serve.
-func (r *Repository[M]) loadVersion(ctx context.Context, m *model[M], v *version[M]) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	r.mu.Lock()
-	if m.unloaded { // just now
-		r.mu.Unlock()
-		return nil
-	}
-	files := v.found
-	v.loading = true
-	m.cancel = cancel
-	r.update()
-	r.mu.Unlock()
-
-	start := time.Now()
-	described, err := ReadVersion(r.dir, m.name, v.number)
-	var loaded M
-	if err == nil {
-		if loaded, err = r.load(ctx, described); err != nil {
-			err = fmt.Errorf("load %s: %w", described.Path, err)
-		}
-	}
-	took := time.Since(start)
-
+// startNext answers the calls of Load that have nothing more to wait for, and starts the next
+// load, unless one is in progress that is not slow yet. It reports whether there is neither.
+func (r *Repository[M]) startNext(ctx context.Context) (idle bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	v.loading = false
-	m.cancel = nil
-	if err == nil {
-		r.retire(m, v)
-		v.loaded = newLoaded(described, loaded)
-		v.loadedAs = files
+	all := slices.SortedFunc(maps.Values(r.models), func(a, b *model[M]) int {
+		// What a caller waits for comes first.
+		return cmp.Or(cmp.Compare(min(1, len(b.waiting)), min(1, len(a.waiting))), cmp.Compare(a.name, b.name))
+	})
+	for _, m := range all {
+		if m.loading != nil {
+			continue
+		}
+		v := m.next()
+		if v == nil {
+			for _, req := range m.waiting {
+				req.done <- r.outcome(req)
+			}
+			m.waiting = nil
+		} else if r.loading == nil {
+			r.start(ctx, m, v)
+		}
+	}
+	return r.loading == nil
+}
+
+// outcome is the answer to a call of Load.
+func (r *Repository[M]) outcome(req *request) error {
+	if err := errors.Join(req.errs...); err != nil {
+		return err
+	}
+	if (*r.serving.Load())[req.model] == nil {
+		return r.whyUnavailable(req.model, 0)
+	}
+	return nil
+}
+
+// take begins what a call of Load asks for. Whatever it finds, it takes nothing out of service:
+// what is gone just now may be away for a moment.
+func (r *Repository[M]) take(req *request) {
+	f, err := scanModel(r.dir, req.model)
+	if err != nil {
+		req.done <- err
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.noteModel(req.model, f, true)
+	m := r.models[req.model]
+	m.unloaded = false
+	for _, v := range m.versions {
 		v.failure = nil
 	}
+	m.waiting = append(m.waiting, req)
+	r.update()
+}
+
+// start begins to load a version.
+func (r *Repository[M]) start(ctx context.Context, m *model[M], v *version[M]) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	l := &load[M]{version: v, model: m, files: v.found, cancel: cancel}
+	v.loading, m.loading, r.loading = true, l, l
+	r.update()
+	r.loads.Go(func() {
+		defer cancel(nil)
+		start := time.Now()
+		slow := time.AfterFunc(patience, func() {
+			r.options.Logger.Warn("model is still being loaded; others no longer wait for it",
+				"model", m.name, "version", v.number, "after", patience, "load_timeout", r.options.LoadTimeout)
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.pass(l)
+		})
+		defer slow.Stop()
+		loaded, err := r.run(ctx, m.name, v.number)
+		r.loaded(ctx, l, loaded, err, time.Since(start))
+	})
+}
+
+// pass has other loads no longer wait for l.
+func (r *Repository[M]) pass(l *load[M]) {
+	if r.loading == l {
+		r.loading = nil
+	}
+	select {
+	case r.progress <- struct{}{}:
+	default:
+	}
+}
+
+// run loads a version, for as long as ctx and the timeout allow, whatever the loader does.
+func (r *Repository[M]) run(ctx context.Context, name string, number int64) (*Loaded[M], error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, r.options.LoadTimeout, ErrSlow)
+	defer cancel()
+	type result struct {
+		loaded *Loaded[M]
+		err    error
+	}
+	ended := make(chan result, 1)
+	go func() {
+		described, err := ReadVersion(r.dir, name, number)
+		if err != nil {
+			ended <- result{nil, err}
+			return
+		}
+		m, err := r.load(ctx, described)
+		if err != nil {
+			ended <- result{nil, fmt.Errorf("load %s: %w", described.Path, err)}
+			return
+		}
+		ended <- result{newLoaded(described, m), nil}
+	}()
+	var res result
+	select {
+	case res = <-ended:
+	case <-ctx.Done():
+		timer := time.NewTimer(abandonAfter)
+		defer timer.Stop()
+		select {
+		case res = <-ended:
+		case <-timer.C:
+			r.options.Logger.Error("load does not end; it is left behind and keeps a thread and its memory until it does",
+				"model", name, "version", number, "reason", context.Cause(ctx))
+			go func() {
+				if res := <-ended; res.err == nil {
+					_ = res.loaded.Model.Close() // nobody was told of it
+				}
+			}()
+			res.err = context.Cause(ctx)
+		}
+	}
+	if res.err != nil && context.Cause(ctx) == ErrSlow {
+		return nil, fmt.Errorf("load version %d of model %q: %w: more than %v", number, name, ErrSlow, r.options.LoadTimeout)
+	}
+	return res.loaded, res.err
+}
+
+// loaded has a version serve, or notes why it does not.
+func (r *Repository[M]) loaded(ctx context.Context, l *load[M], loaded *Loaded[M], err error, took time.Duration) {
+	m, v := l.model, l.version
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v.loading, m.loading = false, nil
 	switch {
 	case ctx.Err() != nil: // nobody wants it any more
 		if err == nil {
+			serves := v.loaded
+			v.loaded = loaded
 			r.retire(m, v)
+			v.loaded = serves
 		}
-		err = fmt.Errorf("load version %d of model %q: %w", v.number, m.name, ctx.Err())
 	case err != nil:
 		v.failure = err
-		v.failedAs = files
+		v.failedAs = l.files
+		for _, req := range m.waiting {
+			req.errs = append(req.errs, err)
+		}
 		r.options.Logger.Error("model not loaded", "model", m.name, "version", v.number, "error", err, "older_load_serves", v.loaded != nil)
 		r.tell(m, v, Event{Err: err})
 	default:
+		r.retire(m, v)
+		v.loaded, v.loadedAs, v.failure = loaded, l.files, nil
 		r.publish()
 		r.options.Logger.Info("model ready", "model", m.name, "version", v.number, "took_ms", took.Milliseconds())
 		r.tell(m, v, Event{LoadTime: max(took, 1)})
 	}
 	r.update()
-	return err
+	r.pass(l)
 }
 
 // replace retires the versions that are gone or that the policy no longer
@@ -709,7 +833,7 @@ func (r *Repository[M]) update() {
 				delete(m.versions, number)
 			}
 		}
-		if len(m.versions) == 0 && m.problem == "" {
+		if len(m.versions) == 0 && m.problem == "" && len(m.waiting) == 0 {
 			delete(r.models, name)
 		}
 	}

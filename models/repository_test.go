@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -824,4 +825,133 @@ func BenchmarkAcquire(b *testing.B) {
 	})
 	cancel()
 	<-ended
+}
+
+// A load that does not end, whatever its context says, holds up nobody: neither other models, nor
+// calls, nor the end. It fails when its time is up.
+func TestEndlessLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("endless/1", "ncf/1")
+		release := make(chan struct{})
+		t.Cleanup(func() { close(release) }) // after Run has ended
+		b.onLoad(func(_ context.Context, v *Version) error {
+			if v.Model == "endless" {
+				<-release
+			}
+			return nil
+		})
+		b.start()
+		b.status("endless", 1, Loading, "being loaded")
+		time.Sleep(patience)
+		synctest.Wait()
+		b.serves("ncf", 1)
+		select {
+		case <-b.Settled():
+		default:
+			t.Error("not settled: one load holds up the agent")
+		}
+		b.add("new/1")
+		if err := b.Load(t.Context(), "new"); err != nil {
+			t.Error(err)
+		}
+		b.serves("new", 1)
+		waits := make(chan error, 1)
+		go func() { waits <- b.Load(t.Context(), "endless") }()
+		time.Sleep(DefaultLoadTimeout)
+		synctest.Wait()
+		b.status("endless", 1, Unavailable, "load takes too long: more than 15m")
+		if err := <-waits; !errors.Is(err, ErrSlow) {
+			t.Errorf("the call that waited for it: got error %v", err)
+		}
+
+		// Other files are tried at once.
+		b.onLoad(func(context.Context, *Version) error { return nil })
+		b.add("endless/1")
+		b.polls(3)
+		b.serves("endless", 1)
+	})
+}
+
+// A load ends early when its files are replaced, and what serves goes on serving meanwhile.
+func TestReplacedWhileLoading(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("ncf/1")
+		b.start()
+		release := make(chan struct{})
+		t.Cleanup(func() { close(release) })
+		endless := true
+		b.onLoad(func(context.Context, *Version) error {
+			if endless {
+				endless = false
+				<-release
+			}
+			return nil
+		})
+		first := b.hold("ncf", 1)
+		first.Release()
+		b.add("ncf/1")
+		b.polls(2)
+		b.status("ncf", 1, Ready, "being loaded")
+		b.add("ncf/1")
+		b.polls(2)
+		b.serves("ncf", 1)
+		b.polls(3)
+		b.status("ncf", 1, Ready, "")
+		if now := b.hold("ncf", 1); now == first {
+			t.Error("the files that replaced those of the endless load are not loaded")
+		} else {
+			now.Release()
+		}
+	})
+}
+
+// A load call while the model's folder or the whole directory is away changes nothing.
+func TestLoadWhileAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("ncf/1")
+		b.start()
+		for i, path := range []string{b.dir, filepath.Join(b.dir, "ncf"), filepath.Join(b.dir, "ncf/1")} {
+			if err := os.Rename(path, path+".away"); err != nil {
+				t.Fatal(err)
+			}
+			err := b.Load(t.Context(), "ncf")
+			if missing := i < 2; (err != nil) != missing || err != nil && !strings.Contains(err.Error(), path) {
+				t.Errorf("%s is away: got error %v", path, err)
+			}
+			b.serves("ncf", 1)
+			if err := os.Rename(path+".away", path); err != nil {
+				t.Fatal(err)
+			}
+			b.polls(3)
+			b.serves("ncf", 1)
+		}
+		for _, e := range b.events {
+			if e == "ncf/1 UNLOADING" {
+				t.Errorf("it was taken out of service: %v", b.events)
+			}
+		}
+	})
+}
+
+// What is no regular file is refused, and never waited for.
+func TestFIFO(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.add("config/1")
+		for _, name := range []string{"config/model.yaml", "fifo/1/model.onnx"} {
+			name = filepath.Join(b.dir, name)
+			if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := syscall.Mkfifo(name, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.start()
+		b.status("config", 1, Unavailable, "model.yaml: not a regular file")
+		b.status("fifo", 1, Unavailable, "not a regular file")
+	})
 }

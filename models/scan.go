@@ -38,25 +38,37 @@ func scan(dir string) (map[string]folder, error) {
 		if checkName(e.Name()) != nil {
 			continue
 		}
-		if f, ok := scanModel(dir, e.Name()); ok {
+		f, err := scanModel(dir, e.Name())
+		switch {
+		case err == nil:
 			found[e.Name()] = f
+		case !errors.Is(err, ErrNotFound):
+			found[e.Name()] = folder{problem: err.Error(), unreadable: true}
 		}
 	}
 	return found, nil
 }
 
-// scanModel looks at one model. It reports false if there is no such folder.
-func scanModel(dir, model string) (folder, bool) {
+// scanModel looks at one model. The error wraps ErrNotFound if there is no such folder; any other
+// says that nobody knows.
+func scanModel(dir, model string) (folder, error) {
 	path := filepath.Join(dir, model)
 	info, err := os.Stat(path)
-	if err != nil || !info.IsDir() {
-		return folder{}, false
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, away := os.Stat(dir); away != nil {
+			return folder{}, fmt.Errorf("read the model directory: %w", away)
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+		return folder{}, fmt.Errorf("%w: %s is no folder", ErrNotFound, path)
+	}
+	if err != nil {
+		return folder{}, err
 	}
 	f := folder{versions: map[int64]fingerprint{}}
 	entries, err := os.ReadDir(path)
 	if err != nil {
-		f.problem, f.unreadable = err.Error(), true
-		return f, true
+		return folder{}, err
 	}
 	f.config = fingerprintOf(filepath.Join(path, ConfigFile), fingerprint{})
 	var others []string
@@ -70,7 +82,11 @@ func scanModel(dir, model string) (folder, bool) {
 			continue
 		}
 		version := filepath.Join(path, name)
-		if info, err := os.Stat(version); err != nil || !info.IsDir() {
+		info, err := os.Stat(version)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return folder{}, err
+		}
+		if err != nil || !info.IsDir() {
 			others = append(others, name)
 			continue
 		}
@@ -83,7 +99,7 @@ func scanModel(dir, model string) (folder, bool) {
 			f.problem += "; found " + strings.Join(others[:min(len(others), 5)], ", ")
 		}
 	}
-	return f, true
+	return f, nil
 }
 
 // fingerprintOf covers a file, or a folder and all below, and the fingerprint

@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"math"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,16 +15,28 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models/onnx"
 )
+
+// largestConfig bounds a model.yaml, in bytes.
+const largestConfig = 1 << 20
 
 // ReadConfig reads a model.yaml. A file that does not exist gives DefaultConfig.
 // All faults are reported at once, each with the file, the line, the key, what
 // was found and what was expected.
 func ReadConfig(path string) (Config, error) {
-	data, err := os.ReadFile(path)
+	f, info, err := onnx.OpenFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return DefaultConfig(), nil
 	}
+	if err != nil {
+		return Config{}, fmt.Errorf("read model configuration: %w", err)
+	}
+	defer f.Close()
+	if info.Size() > largestConfig {
+		return Config{}, fmt.Errorf("read model configuration: %s has %d bytes, expected at most %d", path, info.Size(), largestConfig)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, largestConfig))
 	if err != nil {
 		return Config{}, fmt.Errorf("read model configuration: %w", err)
 	}

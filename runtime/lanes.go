@@ -12,6 +12,12 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
+// longestBackground is how long a background query keeps a lane.
+const longestBackground = 100 * time.Millisecond
+
+// stuckAfter is how long Drain waits for runs that it has cancelled.
+const stuckAfter = 5 * time.Second
+
 // Why a query was dropped. [OverloadedError] is the one with numbers.
 var (
 	// ErrDeadline is the cause when a query's deadline passed.
@@ -61,7 +67,8 @@ type Query struct {
 	// there was none. It is given back when the query takes its place, or is refused.
 	Reservation *Reservation
 	// Background runs the query only when a lane is idle and nothing else waits. It
-	// counts neither as waiting nor in estimates.
+	// counts neither as waiting nor in estimates. If it runs for longer than 100 ms, it goes on
+	// beside the lanes, so that a run without an end takes none of them away.
 	Background bool
 }
 
@@ -179,6 +186,10 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 	}
 	var result *Result
 	defer func() { l.finish(t, &q, result) }()
+	if q.Background {
+		timer := time.AfterFunc(longestBackground, func() { l.giveUp(t) })
+		defer timer.Stop()
+	}
 	result, err = q.Model.Run(ctx, q.Inputs)
 	if err != nil {
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
@@ -278,16 +289,26 @@ func (l *Lanes) drop(ctx context.Context, t *turn) error {
 	return cause
 }
 
-// finish gives t's lane to the next query.
+// finish ends t's run.
 func (l *Lanes) finish(t *turn, q *Query, result *Result) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := l.now()
-	t.running = false
-	l.busy += time.Duration(now - t.started)
 	if result != nil {
 		l.estimator.Observe(q.Profile, q.BatchSize, result.Execution)
 	}
+	l.mu.Unlock()
+	l.giveUp(t)
+}
+
+// giveUp gives t's lane to the next query, unless t has none any more.
+func (l *Lanes) giveUp(t *turn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !t.running {
+		return
+	}
+	now := l.now()
+	t.running = false
+	l.busy += time.Duration(now - t.started)
 	if next := l.queue.pop(now); next != nil {
 		next.running, next.started, next.lane = true, now, t.lane
 		close(next.granted)
@@ -307,7 +328,7 @@ func (l *Lanes) leave(t *turn) {
 
 // Drain refuses new queries and returns when those running and waiting are
 // done. When ctx ends first, they are dropped with [ErrDraining], and Drain
-// returns ctx's error once the lanes are idle.
+// returns ctx's error once the lanes are idle, or five seconds later if a run does not end.
 func (l *Lanes) Drain(ctx context.Context) error {
 	l.mu.Lock()
 	if !l.draining {
@@ -328,7 +349,12 @@ func (l *Lanes) Drain(ctx context.Context) error {
 		t.cancel()
 	}
 	l.mu.Unlock()
-	<-l.drained
+	timer := time.NewTimer(stuckAfter)
+	defer timer.Stop()
+	select {
+	case <-l.drained:
+	case <-timer.C:
+	}
 	return ctx.Err()
 }
 

@@ -351,3 +351,42 @@ func TestLanesSurvivePanic(t *testing.T) {
 		t.Errorf("got %+v", s)
 	}
 }
+
+// Background work that does not end takes no lane from queries, and does not keep Drain.
+func TestLanesEndlessBackground(t *testing.T) {
+	onStage(t, runtime.LanesConfig{}, func(t *testing.T, s *stage) {
+		background := func(q *runtime.Query) { q.Background = true }
+		s.send(context.Background(), "endless", 3600_000, background)
+		s.send(context.Background(), "query", 5, nil)
+		time.Sleep(ms * 200)
+		if err := s.lanes.Drain(context.Background()); err != nil || time.Since(s.at) != 200*ms {
+			t.Errorf("drain returned %v after %v", err, time.Since(s.at))
+		}
+		s.want("query: ok at 105ms", "endless: ok at 1h0m0s")
+	})
+}
+
+// A stuck model does not return when its context ends.
+type stuck struct {
+	runtime.Model
+	release chan struct{}
+}
+
+func (s stuck) Run(context.Context, []tensor.Tensor) (*runtime.Result, error) {
+	<-s.release
+	return nil, errors.New("at last")
+}
+
+func TestLanesDrainStuck(t *testing.T) {
+	onStage(t, runtime.LanesConfig{}, func(t *testing.T, s *stage) {
+		release := make(chan struct{})
+		s.send(context.Background(), "stuck", 1, func(q *runtime.Query) { q.Model = stuck{q.Model, release} })
+		ctx, cancel := context.WithTimeout(context.Background(), ms)
+		defer cancel()
+		if err := s.lanes.Drain(ctx); err != context.DeadlineExceeded {
+			t.Errorf("drain returned %v", err)
+		}
+		close(release)
+		s.want("stuck: at last at 5.001s")
+	})
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
 	goruntime "runtime"
 	"strings"
@@ -43,7 +44,11 @@ type Config struct {
 	// Lanes is how many queries run at a time, each with Cores / Lanes threads;
 	// 0 means 1.
 	Lanes int
-	// Logger receives what is worth telling at start; nil discards it.
+	// MapData leaves models' external data mapped from their files, which shares it with other
+	// processes and lets the system take its memory back, but a file that is cut short ends the
+	// process. Otherwise it is copied into memory, if it fits.
+	MapData bool
+	// Logger receives what is worth telling at start and of models' data; nil discards it.
 	Logger *slog.Logger
 }
 
@@ -76,7 +81,9 @@ func (c Config) cores() int {
 
 // ONNX is the executor that runs models with ONNX Runtime.
 type ONNX struct {
-	info Info
+	info    Info
+	mapData bool
+	log     *slog.Logger
 }
 
 // The library is loaded once in a process and stays until its end: models'
@@ -98,13 +105,16 @@ func OpenONNX(cfg Config) (*ONNX, error) {
 	if err := load(cfg.LibraryPath); err != nil {
 		return nil, fmt.Errorf("open ONNX Runtime: %w", err)
 	}
-	o := &ONNX{Info{
+	o := &ONNX{mapData: cfg.MapData, log: cfg.Logger, info: Info{
 		Executor: "onnx",
 		Version:  ort.GetVersion(),
 		Library:  cfg.LibraryPath,
 		Provider: CPU,
 		Threads:  cfg.cores() / max(cfg.Lanes, 1),
 	}}
+	if o.log == nil {
+		o.log = slog.New(slog.DiscardHandler)
+	}
 	if o.info.Library == "" {
 		o.info.Library = "embedded"
 	}
@@ -169,6 +179,10 @@ func load(path string) error {
 		}
 		f.Close()
 	}
+	// The library would tell Microsoft about sessions and the machine.
+	if err := os.Setenv("ORT_DISABLE_TELEMETRY", "1"); err != nil {
+		return err
+	}
 	ort.SetSharedLibraryPath(name)
 	// Errors come back to us from the calls that fail; the library need not
 	// print them as well.
@@ -179,8 +193,27 @@ func load(path string) error {
 		text := strings.TrimPrefix(err.Error(), "Platform-specific initialization failed: ")
 		return fmt.Errorf("library %s is no usable ONNX Runtime library: %s", name, text)
 	}
+	if err := shareArena(); err != nil {
+		return fmt.Errorf("make the allocator that models share: %w", err)
+	}
 	library.loaded, library.path = true, path
+	nameBusErrors()
 	return nil
+}
+
+// shareArena makes the one arena that all sessions allocate from. With an arena each, what a large
+// query took stayed with its model, and others were refused memory that nobody used.
+func shareArena() error {
+	memory, err := ort.GetMemoryInfo()
+	if err != nil {
+		return err
+	}
+	config, err := ort.NewArenaCfg(0, -1, -1, -1) // the library's defaults
+	if err != nil {
+		return err
+	}
+	defer config.Destroy()
+	return ort.CreateAndRegisterAllocator(memory, config)
 }
 
 // probeCUDA reports why a model cannot run on a GPU, by running one.

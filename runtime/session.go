@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	goruntime "runtime"
 	"strings"
 	"sync"
@@ -71,6 +72,8 @@ type session struct {
 	// freeing a session in use.
 	closing sync.RWMutex
 	ort     *ort.DynamicAdvancedSession // nil once closed
+	// release is called when the session maps its files no more; nil once it was.
+	release func()
 }
 
 // A port is an output with what can be said of its size beforehand.
@@ -81,20 +84,79 @@ type port struct {
 	rowElements int
 }
 
-// Load creates the session of a version, which all lanes share. External data
-// is mapped, not read: see [Warm]. ONNX Runtime's threads inherit the priority
+// Load creates the session of a version, which all lanes share, and brings its files into memory,
+// in pieces with pauses so that what is being served is not disturbed. External data is copied,
+// unless Config.MapData says otherwise. ONNX Runtime's threads inherit the priority
 // of the calling thread.
 func (o *ONNX) Load(ctx context.Context, v *models.Version) (Model, error) {
 	// ONNX Runtime would find the same faults, but not say as clearly which
 	// file is missing, cut short or outside of the folder.
-	if _, err := onnx.ReadSignature(v.Path); err != nil {
+	signature, err := onnx.ReadSignature(v.Path)
+	if err != nil {
 		return nil, err
 	}
-	s, err := o.load(ctx, v)
+	s, err := o.loadWithData(ctx, v, signature.Data)
 	if err != nil {
 		return nil, fmt.Errorf("load %s: %w", v.Path, err)
 	}
 	return s, nil
+}
+
+// loadWithData creates the session and brings its data into memory.
+func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, data []onnx.DataFile) (*session, error) {
+	dir := filepath.Dir(v.Path)
+	files, err := realPaths(dir, data)
+	if err != nil {
+		return nil, err
+	}
+	if err := readFolder(ctx, dir); err != nil {
+		return nil, err
+	}
+	alone, release := useFiles(files)
+	s, err := o.load(ctx, v)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	s.release = release
+	if err := o.bring(ctx, s, files, alone); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// bring has the session's data in memory: its own, or where that is not wanted or cannot be, the
+// files' pages.
+func (o *ONNX) bring(ctx context.Context, s *session, files map[string]bool, alone bool) error {
+	all, err := mappings(files)
+	if err != nil {
+		return err
+	}
+	why := ""
+	var size int64
+	for _, m := range all {
+		size += int64(m.to - m.from)
+	}
+	available := availableMemory()
+	switch {
+	case o.mapData || size == 0:
+	case !alone:
+		why = "another load has mapped the same files"
+	case available >= 0 && size > available-available/10:
+		why = fmt.Sprintf("it has %d bytes, and %d are available", size, available)
+	default:
+		if err := detach(ctx, all); err != nil {
+			return err
+		}
+		s.release()
+		s.release = nil
+		return nil
+	}
+	if why != "" {
+		o.log.Warn("data stays mapped from its files, do not write to them: cutting one short would end the agent",
+			"model", s.name, "reason", why)
+	}
+	return populate(ctx, all)
 }
 
 func (o *ONNX) load(ctx context.Context, v *models.Version) (*session, error) {
@@ -160,6 +222,7 @@ func (o *ONNX) sessionOptions() (*ort.SessionOptions, error) {
 	err = errors.Join(
 		opts.SetIntraOpNumThreads(max(1, o.info.Threads)),
 		opts.SetInterOpNumThreads(1),
+		opts.AddSessionConfigEntry("session.use_env_allocators", "1"), // see shareArena
 		// Spinning threads take the cores from whoever has work.
 		opts.AddSessionConfigEntry("session.intra_op.allow_spinning", "0"),
 		opts.AddSessionConfigEntry("session.inter_op.allow_spinning", "0"),
@@ -184,6 +247,10 @@ func (s *session) Close() error {
 	err := s.ort.Destroy()
 	s.ort = nil
 	giveBack()
+	if s.release != nil {
+		s.release()
+		s.release = nil
+	}
 	return err
 }
 

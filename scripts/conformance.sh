@@ -28,4 +28,4 @@ if [ $# -gt 0 ]; then
 else
   bin/muster models generate all --scale small --out "$work/models" >/dev/null
 fi
-"$venv/bin/python" scripts/conformance.py --muster bin/muster --grpcurl "$grpcurl" --work "$work"
+ORT_DISABLE_TELEMETRY=1 "$venv/bin/python" scripts/conformance.py --muster bin/muster --grpcurl "$grpcurl" --work "$work"

@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-version=1.27.0
+version=1.30.0
 arch=${1:-$(go env GOARCH)}
 library=build/onnxruntime/linux-$arch/libonnxruntime.so.$version
 packed=runtime/internal/ortlib/libonnxruntime-$version-linux-$arch.so.zst

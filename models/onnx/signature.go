@@ -51,18 +51,11 @@ func ReadSignature(path string) (*Signature, error) {
 }
 
 func readFile(path string) (*Signature, error) {
-	f, err := os.Open(path)
+	f, info, err := OpenFile(path)
 	if err != nil {
 		return nil, withoutPath(err)
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, withoutPath(err)
-	}
-	if !info.Mode().IsRegular() {
-		return nil, errors.New("not a regular file")
-	}
 	if info.Size() == 0 {
 		return nil, errors.New("the file is empty")
 	}

@@ -4,5 +4,5 @@ package ortlib
 
 import _ "embed"
 
-//go:embed libonnxruntime-1.27.0-linux-amd64.so.zst
+//go:embed libonnxruntime-1.30.0-linux-amd64.so.zst
 var packed []byte

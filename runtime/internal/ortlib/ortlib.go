@@ -13,7 +13,7 @@ import (
 )
 
 // Version is the ONNX Runtime that scripts/fetch-onnxruntime.sh gets.
-const Version = "1.27.0"
+const Version = "1.30.0"
 
 // ErrNone is returned by Open in a binary without a library.
 var ErrNone = errors.New("this binary was built without the ONNX Runtime library")

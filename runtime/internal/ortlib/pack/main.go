@@ -35,18 +35,18 @@ type source struct {
 	open    func(archive, member string) (io.ReadCloser, error)
 }
 
-// Version 1.27.0 of PyPI's onnxruntime and npm's onnxruntime-node.
+// Version 1.30.0 of PyPI's onnxruntime and npm's onnxruntime-node.
 var sources = []source{
 	{
 		name:   "wheel",
 		suffix: ".whl",
 		member: map[string]string{
-			"amd64": "onnxruntime/capi/libonnxruntime.so.1.27.0",
-			"arm64": "onnxruntime/capi/libonnxruntime.so.1.27.0",
+			"amd64": "onnxruntime/capi/libonnxruntime.so.1.30.0",
+			"arm64": "onnxruntime/capi/libonnxruntime.so.1.30.0",
 		},
 		sum: map[string]string{
-			"amd64": "b5c9d4f124d24707f514dad926dc181820807178855df1c528e3addb2dd0e6f7",
-			"arm64": "9275ef52956228686ae47b0219f67476a1148505084bdc5571e7bf1bf69b11f2",
+			"amd64": "c902c70b3003c0e99fada202f37478c515ae9bba7944c2b2abd0017bae0c82ed",
+			"arm64": "8a218e1e446880131115c368ec7005969a5022af9a15a26173de648fef0b7789",
 		},
 		notices: []string{"onnxruntime/LICENSE", "onnxruntime/ThirdPartyNotices.txt"},
 		open:    openZip,
@@ -59,8 +59,8 @@ var sources = []source{
 			"arm64": "package/bin/napi-v6/linux/arm64/libonnxruntime.so.1",
 		},
 		sum: map[string]string{
-			"amd64": "d8aff4aa8abee8fb2abb2f2f2459ffc94461e781e41b9f7c072829dd0d470221",
-			"arm64": "c36bc200e7e6c093b8abb0b34590fbdd8c52fd3fb5e33795b9523ffdde2fce0f",
+			"amd64": "ffb75a925ba05e47b235bb66e3e3911714a80b328a9c9425539feb204aa32a23",
+			"arm64": "1f549d46250b005580b597f4164984aaf75b3bcb9f3aeb07c7f8a8fe60b23c76",
 		},
 		open: openTgz,
 	},

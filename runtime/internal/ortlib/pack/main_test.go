@@ -30,7 +30,7 @@ func TestPackRefuses(t *testing.T) {
 
 	wheel := create("a.whl")
 	z := zip.NewWriter(wheel)
-	w, err := z.Create("onnxruntime/capi/libonnxruntime.so.1.27.0")
+	w, err := z.Create("onnxruntime/capi/libonnxruntime.so.1.30.0")
 	check(err)
 	_, err = w.Write([]byte("another library"))
 	check(err)

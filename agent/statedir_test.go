@@ -1,0 +1,45 @@
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"strings"
+	"testing"
+)
+
+// TestStateDirNotWritable: an agent whose state directory takes nothing says so, serves, and does not
+// stand for leader, so that the fleet chooses one that can be.
+func TestStateDirNotWritable(t *testing.T) {
+	config := testConfig(t)
+	config.StateDir = filepath.Join(t.TempDir(), "state")
+	if err := os.Symlink("nowhere", config.StateDir); err != nil { // not even root can write there
+		t.Fatal(err)
+	}
+	a := startAgent(t, config, emulated())
+	for !strings.Contains(a.log.String(), "msg=ready") {
+		goruntime.Gosched()
+	}
+	for _, want := range []string{"cannot lead: its state directory cannot be written", config.StateDir, "msg=ready may_lead=false"} {
+		if log := a.log.String(); !strings.Contains(log, want) {
+			t.Errorf("no %q in the log", want)
+		}
+	}
+	if role := a.roster.describeSelf().Role; role != "never" {
+		t.Errorf("its role is told as %q, want never", role)
+	}
+	if err := a.inferGRPC(patient(1)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestStateDirWritable: what was written to find out is gone.
+func TestStateDirWritable(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := writable(dir); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left %v, %v", left, err)
+	}
+}
