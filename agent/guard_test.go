@@ -186,9 +186,6 @@ func TestGuardedAgent(t *testing.T) {
 // TestGuardedFleet: agents with certificates of one CA find each other; one that
 // gossips and has no such certificate gets no queries.
 func TestGuardedFleet(t *testing.T) {
-	if raceDetector {
-		t.Skip("Go 1.26's race detector crashes here in one run of eight: a timer of the bubble starts a goroutine (racegostart)")
-	}
 	testInFleet(t, func(f *testFleet) {
 		ca, stranger := newTestCA(f.T), newTestCA(f.T)
 		with := func(config secure.Config) func(*Agent) { return func(a *Agent) { a.config.Security = config } }

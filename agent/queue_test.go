@@ -291,7 +291,6 @@ func TestCounts(t *testing.T) {
 	for series, want := range map[string]float64{
 		"muster_queries_total" + ncf:                                            4,
 		"muster_items_total" + ncf:                                              16,
-		"muster_late_queries_total" + ncf:                                       0,
 		"muster_request_duration_seconds_count" + ncf:                           4,
 		"muster_queue_duration_seconds_count" + ncf:                             4,
 		"muster_execution_duration_seconds_count" + ncf:                         4,

@@ -176,6 +176,9 @@ func TestRotate(t *testing.T) {
 // rotation stops and says so; when the agent is back all see each other, and
 // the rotation can be run again.
 func TestRotateUnreachable(t *testing.T) {
+	if raceDetector { // on one thread a rotation ends before its progress is read; see TestMain
+		t.Skip("an agent is parted from the others when its progress is read")
+	}
 	for _, s := range append(rotationSteps[1:3:3], struct{ step, stopped string }{"long before", rotationSteps[0].stopped}) {
 		t.Run(s.step, func(t *testing.T) {
 			testInFleet(t, func(f *testFleet) {
