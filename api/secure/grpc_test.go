@@ -18,7 +18,7 @@ import (
 const (
 	free         = "health, live"
 	queries      = "ncf, wnd, wnd metadata, all statistics, metadata, status, watch"
-	controlCalls = "load, unload, drain, demand, list keys, rotate keys"
+	controlCalls = "load, unload, drain, demand, list keys, rotate keys, events"
 	agents       = "describe, link, keyring"
 )
 
@@ -39,7 +39,7 @@ func testWhoMayDoWhat(t *testing.T, tapped bool) {
 	access := p.write("access.yaml", `
 clients:
   ads: {models: [ncf]}
-  ops: {control: [load, unload, drain, plan, keys]}
+  ops: {control: [load, unload, drain, plan, keys, events]}
   feed: {models: [wnd], control: [load]}
 `, 0o644)
 

@@ -110,22 +110,27 @@ func Open(config Config, o Options) (*Guard, error) {
 // adviseAgain is how often the own certificate is looked at though it is the same.
 const adviseAgain = 24 * time.Hour
 
-// Run looks at the files every second until ctx ends.
+// Run looks at the files every second, and sums up what was refused every minute, until ctx ends.
 func (g *Guard) Run(ctx context.Context) error {
-	if g.config == (Config{}) { // no files
-		<-ctx.Done()
-		return nil
+	var look <-chan time.Time
+	if g.config != (Config{}) { // there are files
+		ticker := time.NewTicker(lookAgain)
+		defer ticker.Stop()
+		look = ticker.C
 	}
-	ticker := time.NewTicker(lookAgain)
-	defer ticker.Stop()
+	minutely := time.NewTicker(time.Minute)
+	defer minutely.Stop()
+	defer g.refusals.sum()
 	daily := time.NewTicker(adviseAgain)
 	defer daily.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-ticker.C:
+		case <-look:
 			g.Refresh()
+		case <-minutely.C:
+			g.refusals.sum()
 		case <-daily.C:
 			g.advise()
 		}
@@ -145,7 +150,7 @@ func (g *Guard) Refresh() {
 
 func (g *Guard) advise() {
 	if err := g.identity.get().advice(time.Now()); err != nil {
-		g.log.Warn("the own certificate is amiss", "file", g.config.CertFile, "error", err)
+		g.log.Warn("the own certificate is amiss", "file", g.config.CertFile, "error", err, "event", "files")
 	}
 }
 
@@ -218,7 +223,7 @@ func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string)
 			if !ok {
 				return caller{}, &refusal{codes.Unauthenticated, "unknown API key", "unknown API key"}
 			}
-			c = caller{name: name}
+			c = caller{name: name, apiKey: true}
 		}
 	}
 	if c.name == "" && !c.agent && g.config.Named() {

@@ -7,6 +7,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"time"
 )
@@ -158,8 +159,23 @@ func doubtClock(err error) error {
 
 // A caller is who makes a call.
 type caller struct {
-	name  string // "": nobody knows
-	agent bool   // of this cluster
+	name   string // "": nobody knows
+	agent  bool   // of this cluster
+	apiKey bool   // the name is of an API key, not of a certificate
+	from   net.Addr
+}
+
+// String is the caller for people, "" of one whom nobody knows.
+func (c caller) String() string {
+	switch {
+	case c.agent:
+		return c.name + " (agent)"
+	case c.apiKey:
+		return c.name + " (API key)"
+	case c.name != "":
+		return c.name + " (certificate)"
+	}
+	return ""
 }
 
 // caller is whose certificate a connection has. state is of a handshake that

@@ -59,7 +59,7 @@ func (w *watched[T]) refresh(log *slog.Logger) bool {
 	v, err := w.read()
 	if err != nil {
 		if err.Error() != w.fault {
-			log.Warn("files have changed and cannot be used; what they said before stays in force", "what", w.what, "error", err)
+			log.Warn("files have changed and cannot be used; what they said before stays in force", "what", w.what, "error", err, "event", "files")
 		}
 		w.fault = err.Error()
 		return false
@@ -68,7 +68,7 @@ func (w *watched[T]) refresh(log *slog.Logger) bool {
 	changed := !same(stamps, w.stamps)
 	w.value.Store(&v)
 	w.stamps, w.fault = stamps, ""
-	log.Info("files read again", "what", w.what, "files", strings.Join(w.paths, " "))
+	log.Info("files read again", "what", w.what, "files", strings.Join(w.paths, " "), "event", "files")
 	return changed
 }
 
