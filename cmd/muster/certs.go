@@ -102,7 +102,7 @@ there, --host adds more.`,
 		Short: "Issue the certificate of a client",
 		Long: `Issue the certificate of a client. The access file says what a client of this
 name may do; without an access file the client "admin" may load, unload, drain,
-plan and change keys, and the others may query.`,
+plan, change keys and see events, and the others may query.`,
 		Example: `  muster certs issue client ads
   muster certs issue client admin --days 30`,
 		Args: cobra.ExactArgs(1),
