@@ -114,3 +114,12 @@ func readFile(what, path string) ([]byte, error) {
 	}
 	return data, nil
 }
+
+// whole reports an error if the last line of a list does not end: what a full disk or a broken copy
+// has left of it may hold the beginning of a key, or of a name.
+func whole(what, path string, data []byte) error {
+	if len(data) > 0 && data[len(data)-1] != '\n' {
+		return fmt.Errorf("%s: %s has no newline at its end, want one: without it a file that is cut off looks whole", what, path)
+	}
+	return nil
+}

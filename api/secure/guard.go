@@ -82,6 +82,9 @@ func Open(config Config, o Options) (*Guard, error) {
 			return nil, nil
 		}
 		data, err := ReadSecret("api-keys", config.APIKeysFile)
+		if err == nil {
+			err = whole("api-keys", config.APIKeysFile, data)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -95,6 +98,9 @@ func Open(config Config, o Options) (*Guard, error) {
 			return DefaultAccess(), nil
 		}
 		data, err := readFile("access", config.AccessFile)
+		if err == nil {
+			err = whole("access", config.AccessFile, data)
+		}
 		if err != nil {
 			return nil, err
 		}
