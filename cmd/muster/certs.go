@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/api/secure"
@@ -180,7 +181,7 @@ func readCA(dir string) (*secure.CA, error) {
 }
 
 // writePair writes a certificate and its private key to files that are not
-// there yet: both, or none.
+// there yet: both whole, or none.
 func writePair(certFile string, cert []byte, keyFile string, key []byte) error {
 	if err := os.MkdirAll(filepath.Dir(certFile), 0o700); err != nil {
 		return err
@@ -190,20 +191,37 @@ func writePair(certFile string, cert []byte, keyFile string, key []byte) error {
 			return fmt.Errorf("%s is there already, and is not overwritten: move it away, or choose another directory", path)
 		}
 	}
-	if err := writeNew(keyFile, key); err != nil {
+	newKey, err := writeAside(keyFile, key, 0o600)
+	if err != nil {
 		return err
 	}
-	if err := writeNew(certFile, cert); err != nil {
+	defer newKey.Cleanup()
+	newCert, err := writeAside(certFile, cert, 0o600)
+	if err != nil {
+		return err
+	}
+	defer newCert.Cleanup()
+	if err := newKey.CloseAtomicallyReplace(); err != nil {
+		return err
+	}
+	if err := newCert.CloseAtomicallyReplace(); err != nil {
 		return errors.Join(err, os.Remove(keyFile))
 	}
 	return nil
 }
 
-func writeNew(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+// writeAside writes data, all of it and onto the disk, to a file that can take the place of the one
+// at path.
+func writeAside(path string, data []byte, mode os.FileMode) (*renameio.PendingFile, error) {
+	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(filepath.Dir(path)), renameio.WithStaticPermissions(mode))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	_, err = f.Write(data)
-	return errors.Join(err, f.Close())
+	if _, err = f.Write(data); err == nil {
+		err = f.Sync()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w; nothing was written to %s", errors.Join(err, f.Cleanup()), path)
+	}
+	return f, nil
 }

@@ -4,10 +4,33 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 )
+
+// TestCertsOnFullDisk: where a file cannot be written, nothing is left of it.
+func TestCertsOnFullDisk(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(t.TempDir())
+	if _, _, err := execute(t, "certs", "init", "--dir", "ca"); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range []string{"certs init --dir new", "certs issue client ads --dir ca --out new"} {
+		cmd := exec.Command("sh", "-c", "ulimit -f 0; exec \"$0\" "+args, self)
+		cmd.Env = append(os.Environ(), mainVariable+"=1")
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "file too large; nothing was written to new/") {
+			t.Errorf("%s: got %v %s", args, err, out)
+		}
+		if left, err := os.ReadDir("new"); err != nil || len(left) > 0 {
+			t.Errorf("%s left %v, %v", args, left, err)
+		}
+	}
+}
 
 // TestCerts makes a CA and certificates of it, and tries what must not work.
 func TestCerts(t *testing.T) {
