@@ -21,6 +21,9 @@ type Config struct {
 	// ClientCAFile has the certificates of the CA of clients, PEM; empty means
 	// CAFile. If it is set, clients need a certificate or an API key.
 	ClientCAFile string
+	// CRLFile has lists of certificates that are revoked, of the CAs in CAFile and ClientCAFile, PEM;
+	// empty means none. A list counts after it should have been renewed, too.
+	CRLFile string
 	// RequireClientCert refuses connections without a client's certificate.
 	RequireClientCert bool
 	// APIKeysFile names clients by API keys ([ParseKeys]). If it is set,
@@ -45,6 +48,9 @@ func (c Config) Validate() error {
 		}
 	}
 	clientCA := c.CAFile != "" || c.ClientCAFile != ""
+	if c.CRLFile != "" && !clientCA {
+		fault("tls-crl: %q without tls-ca and tls-client-ca, want the CA that has signed it", c.CRLFile)
+	}
 	if c.RequireClientCert && !clientCA {
 		fault("require-client-cert: without tls-ca and tls-client-ca, want one: the CA of the clients' certificates")
 	}

@@ -45,9 +45,11 @@ func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.
 		s.guard.silent.leave(raw)
 		return nil, nil, err
 	}
-	taken := &newcomer{Conn: conn, raw: raw, guard: s.guard}
+	state := conn.ConnectionState()
+	known := s.guard.open.enter(conn, state.VerifiedChains, s.guard.identity.get)
+	taken := &newcomer{Conn: known, raw: raw, guard: s.guard}
 	return taken, authInfo{credentials.TLSInfo{
-		State:          conn.ConnectionState(),
+		State:          state,
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
 	}, true, taken}, nil
 }

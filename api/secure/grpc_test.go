@@ -378,13 +378,11 @@ func TestClientReloads(t *testing.T) {
 	p.issue("me", Order{Name: "first"}, 0)
 	c := p.client("me")
 	log := &logBuffer{}
-	id, err := watch("certificates", func() (*identity, error) {
-		return readIdentity(c.CertFile, c.KeyFile, c.CAFile, "")
-	}, c.CertFile, c.KeyFile, c.CAFile)
+	id, err := identityFiles{cert: c.CertFile, key: c.KeyFile, ca: c.CAFile}.watch()
 	if err != nil {
 		t.Fatal(err)
 	}
-	option := grpc.WithTransportCredentials(clientCredentials{func() *identity { return id.current(log.logger()) }, false})
+	option := grpc.WithTransportCredentials(clientCredentials{identity: func() *identity { return id.current(log.logger()) }})
 	checkCalls(t, s.dial("x:1", option), codes.PermissionDenied, "ncf")
 	p.issue("me", Order{Name: "second"}, 0)
 	for _, want := range []codes.Code{codes.PermissionDenied, codes.OK} { // it may not be whole yet when it is first seen

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/renameio/v2"
@@ -18,18 +20,19 @@ import (
 const (
 	day = 24 * time.Hour
 	// The file names of the CA in its directory.
-	caCertFile, caKeyFile = "ca.crt", "ca.key"
+	caCertFile, caKeyFile, caListFile = "ca.crt", "ca.key", "ca.crl"
 )
 
 func newCertsCommand() *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
 		Use:   "certs",
-		Short: "Make a certificate authority, and certificates for agents and clients",
+		Short: "Make a certificate authority, and issue and revoke certificates",
 		Long: `Make a certificate authority (CA) and certificates, for those who have none.
-Keys are ECDSA on P-256, readable by their owner alone. No file is overwritten.`,
+Keys are ECDSA on P-256, readable by their owner alone. No file is overwritten, but for the list of what is
+revoked.`,
 	}
-	cmd.AddCommand(newCertsInitCommand(&dir), newCertsIssueCommand(&dir))
+	cmd.AddCommand(newCertsInitCommand(&dir), newCertsIssueCommand(&dir), newCertsRevokeCommand(&dir))
 	cmd.PersistentFlags().StringVar(&dir, "dir", "certs", "directory of the CA")
 	return cmd
 }
@@ -114,6 +117,72 @@ plan, change keys and see events, and the others may query.`,
 	cmd.PersistentFlags().StringVar(&out, "out", "", "directory to write to (default that of the CA)")
 	cmd.PersistentFlags().IntVar(&days, "days", 365, "days until the certificate expires; at most as long as the CA holds")
 	cmd.AddCommand(agent, client)
+	return cmd
+}
+
+func newCertsRevokeCommand(dir *string) *cobra.Command {
+	var days int
+	cmd := &cobra.Command{
+		Use:   "revoke [NAME|FILE...]",
+		Short: "Revoke certificates of the CA",
+		Long: `Revoke certificates of the CA: those of the names, as they lie in the CA's
+directory, or in the files (a name with a / or that ends with .crt is a file).
+They are added to ca.crl there, the list that agents and clients read
+(--tls-crl). Without arguments the list is only renewed.`,
+		Example: `  muster certs revoke ads
+  muster certs revoke old/node1.crt
+  muster certs revoke --days 30`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			life, err := lifetime(days)
+			if err != nil {
+				return err
+			}
+			ca, err := readCA(*dir)
+			if err != nil {
+				return err
+			}
+			var certs []*x509.Certificate
+			for _, arg := range args {
+				file := arg
+				if !strings.Contains(arg, "/") && !strings.HasSuffix(arg, ".crt") {
+					file = filepath.Join(*dir, arg+".crt")
+				}
+				data, err := os.ReadFile(file)
+				if err != nil {
+					return fmt.Errorf("revoke %s: %w", arg, err)
+				}
+				found, err := secure.ParseCertificates(data)
+				if err != nil {
+					return fmt.Errorf("revoke %s: %s: %w", arg, file, err)
+				}
+				certs = append(certs, found[0]) // what follows lies between it and the CA
+			}
+			listFile := filepath.Join(*dir, caListFile)
+			before, err := os.ReadFile(listFile)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			list, err := ca.Revoke(before, certs, time.Now(), life)
+			if err != nil {
+				return fmt.Errorf("%s: %w", listFile, err)
+			}
+			f, err := writeAside(listFile, list, 0o644)
+			if err != nil {
+				return err
+			}
+			defer f.Cleanup()
+			if err := f.CloseAtomicallyReplace(); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), `%s: the revocation list; no secret; to be renewed within %d days
+
+Next, give it to every agent and client, over the one before:
+  muster agent --tls-crl %s ...
+`, listFile, days, listFile)
+			return nil
+		},
+	}
+	cmd.Flags().IntVar(&days, "days", 365, "days until the list should be renewed")
 	return cmd
 }
 
