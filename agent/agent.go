@@ -45,7 +45,8 @@ import (
 // have ended when Run returns.
 type Agent struct {
 	config  Config
-	log     *slog.Logger
+	log     *slog.Logger // keeps events, too
+	events  *events
 	tracer  trace.Tracer // nil: nothing is traced
 	metrics *metrics
 	health  *health.Server
@@ -109,14 +110,17 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
+	name := newName()
+	events := newEvents(name)
 	a := &Agent{
 		config:         config,
-		log:            logger,
+		log:            slog.New(&eventHandler{next: logger.Handler(), events: events}),
+		events:         events,
 		metrics:        newMetrics(),
 		health:         newHealth(),
 		openExecutor:   openExecutor,
 		network:        sockets(),
-		name:           newName(),
+		name:           name,
 		catalogue:      profiles.DefaultCatalogue(),
 		library:        profiles.ShippedLibrary(),
 		selfChanged:    make(chan struct{}, 1),
@@ -175,7 +179,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer a.gossip.Close()
 	a.log.Info("muster agent", "version", Version(), "agent", a.name,
 		"http", a.addresses.HTTP, "grpc", a.addresses.GRPC, "metrics", a.addresses.Metrics, "advertised_grpc", a.advertised,
-		"model_dir", a.config.ModelDir)
+		"model_dir", a.config.ModelDir, eventKey, "started")
 
 	if err := a.open(); err != nil {
 		return err
@@ -460,7 +464,7 @@ func (a *Agent) settle() {
 	}
 	a.health.SetServingStatus("", healthpb.HealthCheckResponse_SERVING)
 	a.health.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_SERVING)
-	a.log.Info("ready", "may_lead", a.role() != election.Never)
+	a.log.Info("ready", "may_lead", a.role() != election.Never, eventKey, "ready")
 }
 
 // ready reports whether the agent takes queries.

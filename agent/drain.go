@@ -26,7 +26,7 @@ func (a *Agent) drain(ctx context.Context, rest *http.Server) {
 	a.draining.Store(true)
 	a.changedSelf() // tells the fleet
 	a.health.Shutdown()
-	a.log.Info("draining", "timeout_ms", a.config.DrainTimeout.Milliseconds(), "alone", a.alone.Load())
+	a.log.Info("draining", "timeout_ms", a.config.DrainTimeout.Milliseconds(), "alone", a.alone.Load(), eventKey, "draining")
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.config.DrainTimeout)
 	defer cancel()
 
@@ -55,7 +55,7 @@ func (a *Agent) drain(ctx context.Context, rest *http.Server) {
 		_ = rest.Close() // says no more than Shutdown did
 	}
 	servers.Wait()
-	a.log.Info("drained", "took_ms", time.Since(start).Milliseconds())
+	a.log.Info("drained", "took_ms", time.Since(start).Milliseconds(), eventKey, "drained")
 }
 
 // Drain has agents drain and stop: those named, or this one.
@@ -72,13 +72,14 @@ func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (*
 	resp := &control.DrainResponse{}
 	for _, name := range names {
 		if name == s.name {
-			s.log.Info("asked to drain")
+			s.audit(ctx, "drain", "asked to drain", nil)
 			s.askedToStop()
 		} else {
 			conn, err := s.roster.dial(name)
 			if err == nil {
 				_, err = control.NewControlClient(conn).Drain(localOnly(ctx), &control.DrainRequest{})
 			}
+			s.audit(ctx, "drain", "asked to have another agent drain", err, "agent", name)
 			if err != nil {
 				return nil, fmt.Errorf("drain %s, after %q: %w", name, resp.Draining, err)
 			}

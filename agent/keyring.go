@@ -47,16 +47,16 @@ type keyring struct {
 }
 
 // Keyring takes a step of a rotation.
-func (s controlService) Keyring(_ context.Context, req *control.KeyringRequest) (*control.AgentKeys, error) {
+func (s controlService) Keyring(ctx context.Context, req *control.KeyringRequest) (*control.AgentKeys, error) {
 	before := s.keyring.fingerprints()
 	keys, err := s.keyring.step(req)
 	if err != nil {
-		s.log.Warn("gossip keys not changed", "step", req.Step, "error", err)
+		s.audit(ctx, "keys", "gossip keys not changed", err, "step", req.Step)
 		return nil, err
 	}
 	keys.Members, keys.Lost = s.memberNames(), s.lostAgents()
 	if !slices.Equal(before, keys.Fingerprints) {
-		s.log.Info("gossip keys changed", "step", req.Step, "in_use", keys.Fingerprints[0], "held", len(keys.Fingerprints), "in_file", keys.InFile)
+		s.audit(ctx, "keys", "gossip keys changed", nil, "step", req.Step, "in_use", keys.Fingerprints[0], "held", len(keys.Fingerprints), "in_file", keys.InFile)
 	}
 	return keys, nil
 }

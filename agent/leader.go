@@ -287,14 +287,14 @@ func (l *leader) do(a *election.Action) {
 			l.step(&election.Event{Kind: election.Persisted, Epoch: epoch})
 		})
 	case election.Lead:
-		l.log.Info("leading the fleet", "epoch", a.Claim.Epoch)
+		l.log.Info("leading the fleet", "epoch", a.Claim.Epoch, eventKey, "leader")
 		l.metrics.elections.Inc()
 		l.metrics.leads.Set(1)
 		l.reign = newReign(l, a.Claim, l.reign)
 		l.running.Go(l.reign.run)
 		l.links.lead(l.reign)
 	case election.StepDown:
-		l.log.Info("leading no more", "epoch", a.Claim.Epoch)
+		l.log.Info("leading no more", "epoch", a.Claim.Epoch, eventKey, "leader")
 		l.metrics.leads.Set(0)
 		l.reign.stop()
 		l.links.stepDown()
@@ -304,11 +304,11 @@ func (l *leader) do(a *election.Action) {
 		}
 		l.claim = a.Claim
 		if a.Claim.Leader != l.fleet.self() {
-			l.log.Info("following a leader", "leader", a.Claim.Leader, "epoch", a.Claim.Epoch)
+			l.log.Info("following a leader", "leader", a.Claim.Leader, "epoch", a.Claim.Epoch, eventKey, "leader")
 		}
 		l.metrics.epoch.Set(float64(a.Claim.Epoch))
 	case election.NoLeader:
-		l.log.Warn("there is no leader", "former", l.claim.Leader, "epoch", l.claim.Epoch, "why", a.Reason.String())
+		l.log.Warn("there is no leader", "former", l.claim.Leader, "epoch", l.claim.Epoch, "why", a.Reason.String(), eventKey, "leader")
 		l.claim.Leader = ""
 	case election.Doubt, election.Trust:
 		// Each gateway doubts for itself, as SDKs must.
@@ -326,7 +326,7 @@ func (l *leader) keepEpoch(epoch uint64) bool {
 	}
 	err := writeEpoch(l.config.StateDir, epoch)
 	if err != nil && !l.failing {
-		l.log.Error("cannot lead: keep the epoch, trying again", "epoch", epoch, "error", err)
+		l.log.Error("cannot lead: keep the epoch, trying again", "epoch", epoch, "error", err, eventKey, "leader")
 	}
 	if l.failing = err != nil; l.failing {
 		return false

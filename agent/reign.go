@@ -493,7 +493,7 @@ func (r *reign) watch(ln *lane) {
 	case !ln.silent:
 		ln.silent = true
 		r.leader.log.Warn("lane does not answer, it gets no queries until it does", "agent", ln.worker.name, "lane", ln.index,
-			"holds", len(ln.held), "overdue_ms", r.now.Sub(ln.due).Milliseconds())
+			"holds", len(ln.held), "overdue_ms", r.now.Sub(ln.due).Milliseconds(), eventKey, "lane")
 	}
 	// What it holds may have been lost on the way: it says so when it greets again.
 	ln.askedAt = r.now
@@ -776,7 +776,7 @@ func (r *reign) answer(ln *lane, kind match.Kind, q match.QueryID, number int, r
 		ln.overdue = false
 		if ln.silent {
 			ln.silent = false
-			r.leader.log.Info("lane answers again", "agent", ln.worker.name, "lane", ln.index)
+			r.leader.log.Info("lane answers again", "agent", ln.worker.name, "lane", ln.index, eventKey, "lane")
 		}
 	}
 	if len(ln.held) > 0 {
@@ -863,7 +863,7 @@ func (r *reign) lose(w *worker, why string) {
 	if w.member.GetDraining() || !r.isMember(w.name) { // the log says so already
 		level = slog.LevelDebug
 	}
-	r.leader.log.Log(r.ctx, level, "lanes are lost", "agent", w.name, "lanes", len(w.lanes), "why", why)
+	r.leader.log.Log(r.ctx, level, "lanes are lost", "agent", w.name, "lanes", len(w.lanes), "why", why, eventKey, "lane")
 	for _, ln := range w.lanes {
 		delete(r.lanes, ln.id)
 		r.step(&match.Event{Kind: match.LaneLost, Lane: ln.id})
@@ -959,7 +959,7 @@ func (r *reign) advise(a *advice) {
 			if typ == w.typ {
 				continue
 			}
-			r.leader.log.Info("an agent departs from its type", "agent", name, "factor", r.factors[name], "own_profile", typ != w.member.LaneType())
+			r.leader.log.Info("an agent departs from its type", "agent", name, "factor", r.factors[name], "own_profile", typ != w.member.LaneType(), eventKey, "lane")
 			w.typ = typ
 			for _, ln := range w.lanes {
 				r.step(&match.Event{Kind: match.LaneModels, Lane: ln.id, Type: typ, Models: w.models})

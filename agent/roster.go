@@ -22,6 +22,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles"
 )
@@ -344,7 +345,7 @@ func (r *roster) add(name string, said meta) *other {
 	o.left, o.leave = context.WithCancel(r.closing)
 	r.others[name] = o
 	r.running.Go(func() { r.describe(o) })
-	r.log.Info("agent joined", "agent", name, "address", said.address)
+	r.log.Info("agent joined", "agent", name, "address", said.address, eventKey, "joined")
 	return o
 }
 
@@ -359,9 +360,9 @@ func (r *roster) lost(name string, failed bool) {
 	r.mu.Unlock()
 	if o != nil {
 		if failed {
-			r.log.Warn("agent failed: it is not heard any more", "agent", name, "address", o.address)
+			r.log.Warn("agent failed: it is not heard any more", "agent", name, "address", o.address, eventKey, "failed")
 		} else {
-			r.log.Info("agent left", "agent", name)
+			r.log.Info("agent left", "agent", name, eventKey, "left")
 		}
 		r.membersChanged.tell()
 	}
@@ -416,7 +417,7 @@ func (r *roster) describe(o *other) {
 		m, err := r.askDescription(o)
 		if err == nil {
 			if failing {
-				r.log.Info("agent answers", "agent", o.name, "address", o.address)
+				r.log.Info("agent answers", "agent", o.name, "address", o.address, eventKey, "answers")
 			}
 			failing, wait = false, describeAgain
 			r.mu.Lock()
@@ -434,7 +435,7 @@ func (r *roster) describe(o *other) {
 		}
 		if !failing {
 			r.log.Warn("agent gossips but does not say what it serves; it gets no queries until it does, asking again",
-				"agent", o.name, "address", o.address, "error", err)
+				"agent", o.name, "address", o.address, "error", err, eventKey, "silent")
 		}
 		failing = true
 		select {
@@ -455,7 +456,7 @@ func (r *roster) describe(o *other) {
 func (r *roster) replace(o *other) {
 	for _, former := range r.others {
 		if former != o && former.address == o.address {
-			r.log.Info("agent started anew", "agent", o.name, "former", former.name, "address", o.address)
+			r.log.Info("agent started anew", "agent", o.name, "former", former.name, "address", o.address, eventKey, "replaced")
 			r.drop(former)
 		}
 	}
@@ -503,9 +504,9 @@ func checkDescription(m *control.Member, name string) error {
 	return nil
 }
 
-// localOnly marks a call as one that is not to be passed on.
+// localOnly marks a call as one that is not to be passed on, and says for whom it is.
 func localOnly(ctx context.Context) context.Context {
-	return metadata.AppendToOutgoingContext(ctx, control.LocalHeader, "1")
+	return metadata.AppendToOutgoingContext(secure.ForCaller(ctx), control.LocalHeader, "1")
 }
 
 // isLocalOnly reports whether a call is not to be passed on.

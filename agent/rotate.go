@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/gossip"
 )
 
@@ -67,13 +68,13 @@ func (s controlService) RotateKeys(req *control.RotateKeysRequest, stream contro
 	for _, name := range req.Without {
 		r.without[name] = true
 	}
-	s.log.Info("rotating the gossip key", "key", gossip.Fingerprint(r.key))
+	s.audit(stream.Context(), "keys", "rotating the gossip key", nil, "key", gossip.Fingerprint(r.key))
 	if err := r.run(stream.Context()); err != nil {
 		r.end(stream.Context())
-		s.log.Warn("rotation of the gossip key stopped", "key", gossip.Fingerprint(r.key), "error", err)
+		s.audit(stream.Context(), "keys", "rotation of the gossip key stopped", err, "key", gossip.Fingerprint(r.key))
 		return err
 	}
-	s.log.Info("gossip key rotated", "key", gossip.Fingerprint(r.key))
+	s.audit(stream.Context(), "keys", "gossip key rotated", nil, "key", gossip.Fingerprint(r.key))
 	return nil
 }
 
@@ -258,7 +259,7 @@ func (a *Agent) askKeyring(ctx context.Context, name string, req *control.Keyrin
 	conn, err := a.roster.dial(name)
 	var keys *control.AgentKeys
 	if err == nil {
-		keys, err = control.NewControlClient(conn).Keyring(ctx, req, grpc.WaitForReady(true))
+		keys, err = control.NewControlClient(conn).Keyring(secure.ForCaller(ctx), req, grpc.WaitForReady(true))
 	}
 	switch s := status.Convert(err); {
 	case err == nil && keys.Agent == name:

@@ -218,6 +218,7 @@ func (s service) RepositoryModelLoad(ctx context.Context, req *inference.Reposit
 			_, err := other.RepositoryModelLoad(ctx, &inference.RepositoryModelLoadRequest{ModelName: req.GetModelName()})
 			return err
 		})
+	s.audit(ctx, "load", "asked to load a model", err, "model", short(req.GetModelName()), "on", short(chosen))
 	if err != nil {
 		return nil, err
 	}
@@ -252,6 +253,7 @@ func (s service) RepositoryModelUnload(ctx context.Context, req *inference.Repos
 			_, err := other.RepositoryModelUnload(ctx, &inference.RepositoryModelUnloadRequest{ModelName: req.GetModelName()})
 			return err
 		})
+	s.audit(ctx, "unload", "asked to unload a model", err, "model", short(req.GetModelName()), "on", short(chosen))
 	if err != nil {
 		return nil, err
 	}

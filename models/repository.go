@@ -259,11 +259,14 @@ func (r *Repository[M]) Run(ctx context.Context) error {
 		case <-ticker.C:
 			found, err := scan(r.dir)
 			if err == nil {
+				if unreadable != "" {
+					r.options.Logger.Info("the model directory can be read again", "event", "returned")
+				}
 				unreadable = ""
 				r.note(found, false)
 			} else if err.Error() != unreadable {
 				unreadable = err.Error()
-				r.options.Logger.Error("cannot read the model directory; what is loaded goes on serving", "error", err)
+				r.options.Logger.Error("cannot read the model directory; what is loaded goes on serving", "error", err, "event", "broken")
 			}
 		}
 	}
@@ -286,7 +289,7 @@ func (r *Repository[M]) close() {
 		}
 		m.waiting = nil
 		for _, v := range m.versions {
-			r.retire(m, v)
+			r.retire(m, v, "")
 		}
 	}
 	r.update()
@@ -482,7 +485,7 @@ func (r *Repository[M]) unload(model string) (closed []<-chan struct{}, err erro
 		if v.loaded != nil {
 			closed = append(closed, v.loaded.closed)
 		}
-		r.retire(m, v)
+		r.retire(m, v, "unloaded by call")
 	}
 	r.update()
 	return closed, nil
@@ -523,7 +526,10 @@ func (r *Repository[M]) noteModel(name string, f folder, trust bool) {
 		r.models[name] = m
 	}
 	if f.problem != "" && f.problem != m.problem {
-		r.options.Logger.Warn("model cannot be served", "model", name, "reason", f.problem)
+		r.options.Logger.Warn("model cannot be served", "model", name, "reason", f.problem, "event", "broken")
+	}
+	if f.problem == "" && m.problem != "" && len(f.versions) > 0 {
+		r.options.Logger.Info("model can be served again", "model", name, "event", "returned")
 	}
 	m.problem = f.problem
 	if f.unreadable {
@@ -667,7 +673,7 @@ func (r *Repository[M]) start(ctx context.Context, m *model[M], v *version[M]) {
 		start := time.Now()
 		slow := time.AfterFunc(patience, func() {
 			r.options.Logger.Warn("model is still being loaded; others no longer wait for it",
-				"model", m.name, "version", v.number, "after", patience, "load_timeout", r.options.LoadTimeout)
+				"model", m.name, "version", v.number, "after", patience, "load_timeout", r.options.LoadTimeout, "event", "slow")
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.pass(l)
@@ -721,7 +727,7 @@ func (r *Repository[M]) run(ctx context.Context, name string, number int64) (*Lo
 		case res = <-ended:
 		case <-timer.C:
 			r.options.Logger.Error("load does not end; it is left behind and keeps a thread and its memory until it does",
-				"model", name, "version", number, "reason", context.Cause(ctx))
+				"model", name, "version", number, "reason", context.Cause(ctx), "event", "slow")
 			go func() {
 				if res := <-ended; res.err == nil {
 					_ = res.loaded.Model.Close() // nobody was told of it
@@ -747,7 +753,7 @@ func (r *Repository[M]) loaded(ctx context.Context, l *load[M], loaded *Loaded[M
 		if err == nil {
 			serves := v.loaded
 			v.loaded = loaded
-			r.retire(m, v)
+			r.retire(m, v, "")
 			v.loaded = serves
 		}
 	case err != nil:
@@ -756,13 +762,13 @@ func (r *Repository[M]) loaded(ctx context.Context, l *load[M], loaded *Loaded[M
 		for _, req := range m.waiting {
 			req.errs = append(req.errs, err)
 		}
-		r.options.Logger.Error("model not loaded", "model", m.name, "version", v.number, "error", err, "older_load_serves", v.loaded != nil)
+		r.options.Logger.Error("model not loaded", "model", m.name, "version", v.number, "error", err, "older_load_serves", v.loaded != nil, "event", "broken")
 		r.tell(m, v, Event{Err: err})
 	default:
-		r.retire(m, v)
+		r.retire(m, v, "") // what was loaded before; its new load serves
 		v.loaded, v.loadedAs, v.failure = loaded, l.files, nil
 		r.publish()
-		r.options.Logger.Info("model ready", "model", m.name, "version", v.number, "took_ms", took.Milliseconds())
+		r.options.Logger.Info("model ready", "model", m.name, "version", v.number, "took_ms", took.Milliseconds(), "event", "loaded")
 		r.tell(m, v, Event{LoadTime: max(took, 1)})
 	}
 	r.update()
@@ -783,18 +789,26 @@ func (r *Repository[M]) replace(m *model[M]) {
 	}
 	for _, v := range m.versions {
 		gone := v.found == (fingerprint{})
-		if !m.wants(v) && (gone && v.stable || !gone && ready) {
-			r.retire(m, v)
+		switch {
+		case m.wants(v):
+		case gone && v.stable:
+			r.retire(m, v, "its files are gone")
+		case !gone && ready:
+			r.retire(m, v, "not chosen by the version policy")
 		}
 	}
 }
 
 // retire stops serving v, if it is loaded, and closes it when its queries are
-// done. An update must follow.
-func (r *Repository[M]) retire(m *model[M], v *version[M]) {
+// done. why is logged, unless it is "": the same version serves again at once, or the repository
+// closes. An update must follow.
+func (r *Repository[M]) retire(m *model[M], v *version[M], why string) {
 	l := v.loaded
 	if l == nil {
 		return
+	}
+	if why != "" {
+		r.options.Logger.Info("model serves no more", "model", m.name, "version", v.number, "why", why, "event", "unloaded")
 	}
 	v.loaded = nil
 	v.retiring++

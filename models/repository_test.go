@@ -1,9 +1,12 @@
 package models
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -46,6 +49,8 @@ type bench struct {
 	loads []string
 	// events lists what OnEvent was told, "ncf/1 READY".
 	events []string
+	// log is where the repository logs to, if it is to.
+	log *bytes.Buffer
 }
 
 func newBench(t testing.TB) *bench { return &bench{t: t, dir: t.TempDir()} }
@@ -62,7 +67,7 @@ func (b *bench) start() {
 			}
 		}
 		return &fake{version: v}, nil
-	}, Options{PollInterval: poll, OnEvent: func(e Event) {
+	}, Options{PollInterval: poll, Logger: b.logger(), OnEvent: func(e Event) {
 		gone := ""
 		if e.Gone {
 			gone = " gone"
@@ -82,6 +87,31 @@ func (b *bench) start() {
 		}
 	})
 	synctest.Wait()
+}
+
+func (b *bench) logger() *slog.Logger {
+	if b.log == nil {
+		return nil
+	}
+	return slog.New(slog.NewJSONHandler(b.log, nil))
+}
+
+// logged returns the events that were logged since the last call, in lines of kind, model and why.
+func (b *bench) logged() (events string) {
+	for line := range bytes.Lines(b.log.Bytes()) {
+		var e struct {
+			Event, Model, Why string
+			Version           int64
+		}
+		if err := json.Unmarshal(line, &e); err != nil {
+			b.t.Fatal(err)
+		}
+		if e.Event != "" {
+			events += fmt.Sprintf("%s %s/%d %s\n", e.Event, e.Model, e.Version, e.Why)
+		}
+	}
+	b.log.Reset()
+	return events
 }
 
 // onLoad has f decide whether a version loads. Without it all do.
@@ -499,6 +529,52 @@ func TestRemovedVersion(t *testing.T) {
 		if fmt.Sprint(gone) != "[ncf/2 UNAVAILABLE gone ncf/1 UNAVAILABLE gone]" || b.events[len(b.events)-1] != gone[1] {
 			t.Errorf("told that %q are gone, and last %q", gone, b.events[len(b.events)-1])
 		}
+	})
+}
+
+// TestEventsLogged: what becomes of models is in the log, once each, as an event.
+func TestEventsLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.log = &bytes.Buffer{}
+		b.add("ncf/1", "wnd/1")
+		b.start()
+		want := func(what, events string) {
+			t.Helper()
+			b.polls(3)
+			if got := b.logged(); got != events {
+				t.Errorf("%s: logged events\n%swant\n%s", what, got, events)
+			}
+		}
+		want("start", "loaded ncf/1 \nloaded wnd/1 \n")
+		want("nothing", "")
+		if err := b.Unload(t.Context(), "ncf"); err != nil {
+			t.Fatal(err)
+		}
+		want("unload", "unloaded ncf/1 unloaded by call\n")
+		if err := b.Load(t.Context(), "ncf"); err != nil {
+			t.Fatal(err)
+		}
+		want("return by call", "loaded ncf/1 \n")
+		b.add("ncf/2")
+		want("newer version", "loaded ncf/2 \nunloaded ncf/1 not chosen by the version policy\n")
+		b.remove("ncf/2")
+		want("removal", "loaded ncf/1 \nunloaded ncf/2 its files are gone\n")
+		b.remove("wnd")
+		want("removal of a model", "unloaded wnd/1 its files are gone\n")
+		b.write("wnd/model.onnx", identity())
+		want("no version", "broken wnd/0 \n")
+		b.add("wnd/1")
+		want("return of files", "returned wnd/0 \nloaded wnd/1 \n")
+		away := b.dir + ".away"
+		if err := os.Rename(b.dir, away); err != nil {
+			t.Fatal(err)
+		}
+		want("directory away", "broken /0 \n")
+		if err := os.Rename(away, b.dir); err != nil {
+			t.Fatal(err)
+		}
+		want("directory back", "returned /0 \n")
 	})
 }
 

@@ -2626,6 +2626,214 @@ func (x *DrainResponse) GetDraining() []string {
 	return nil
 }
 
+type EventsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Follow        bool                   `protobuf:"varint,1,opt,name=follow,proto3" json:"follow,omitempty"` // go on with what happens
+	Fleet         bool                   `protobuf:"varint,2,opt,name=fleet,proto3" json:"fleet,omitempty"`   // of all agents, by time; not with follow
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventsRequest) Reset() {
+	*x = EventsRequest{}
+	mi := &file_control_control_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventsRequest) ProtoMessage() {}
+
+func (x *EventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
+func (*EventsRequest) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *EventsRequest) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
+}
+
+func (x *EventsRequest) GetFleet() bool {
+	if x != nil {
+		return x.Fleet
+	}
+	return false
+}
+
+// An Event is something that has happened to an agent, or to the fleet as it saw it. Texts may
+// hold what others chose, such as names, unchanged.
+type Event struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Agent      string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`                                // where it was seen
+	Sequence   uint64                 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`                         // among that agent's since its start, from 1
+	TimeUnixNs int64                  `protobuf:"varint,3,opt,name=time_unix_ns,json=timeUnixNs,proto3" json:"time_unix_ns,omitempty"` // by that agent's clock: for people, never compared
+	Kind       string                 `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`                                  // one of a few words, see docs/fleet.md
+	What       string                 `protobuf:"bytes,5,opt,name=what,proto3" json:"what,omitempty"`                                  // in words
+	// who asked for it, by the name of the certificate or API key, and from which address; empty
+	// where nobody did, and who also where nobody is asked for a name.
+	Who           string         `protobuf:"bytes,6,opt,name=who,proto3" json:"who,omitempty"`
+	From          string         `protobuf:"bytes,7,opt,name=from,proto3" json:"from,omitempty"`
+	Details       []*EventDetail `protobuf:"bytes,8,rep,name=details,proto3" json:"details,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Event) Reset() {
+	*x = Event{}
+	mi := &file_control_control_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Event) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Event) ProtoMessage() {}
+
+func (x *Event) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Event.ProtoReflect.Descriptor instead.
+func (*Event) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *Event) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *Event) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *Event) GetTimeUnixNs() int64 {
+	if x != nil {
+		return x.TimeUnixNs
+	}
+	return 0
+}
+
+func (x *Event) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Event) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *Event) GetWho() string {
+	if x != nil {
+		return x.Who
+	}
+	return ""
+}
+
+func (x *Event) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *Event) GetDetails() []*EventDetail {
+	if x != nil {
+		return x.Details
+	}
+	return nil
+}
+
+type EventDetail struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Value         string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventDetail) Reset() {
+	*x = EventDetail{}
+	mi := &file_control_control_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventDetail) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventDetail) ProtoMessage() {}
+
+func (x *EventDetail) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventDetail.ProtoReflect.Descriptor instead.
+func (*EventDetail) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *EventDetail) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *EventDetail) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
 type RotateKeysRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   []byte                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"` // 32 bytes; none: the agent asked makes one
@@ -2641,7 +2849,7 @@ type RotateKeysRequest struct {
 
 func (x *RotateKeysRequest) Reset() {
 	*x = RotateKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2653,7 +2861,7 @@ func (x *RotateKeysRequest) String() string {
 func (*RotateKeysRequest) ProtoMessage() {}
 
 func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2666,7 +2874,7 @@ func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{33}
+	return file_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RotateKeysRequest) GetKey() []byte {
@@ -2701,7 +2909,7 @@ type KeysProgress struct {
 
 func (x *KeysProgress) Reset() {
 	*x = KeysProgress{}
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2713,7 +2921,7 @@ func (x *KeysProgress) String() string {
 func (*KeysProgress) ProtoMessage() {}
 
 func (x *KeysProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2726,7 +2934,7 @@ func (x *KeysProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysProgress.ProtoReflect.Descriptor instead.
 func (*KeysProgress) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{34}
+	return file_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *KeysProgress) GetStep() string {
@@ -2751,7 +2959,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2763,7 +2971,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2776,7 +2984,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{35}
+	return file_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 type ListKeysResponse struct {
@@ -2788,7 +2996,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2800,7 +3008,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2813,7 +3021,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{36}
+	return file_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListKeysResponse) GetAgents() []*AgentKeys {
@@ -2838,7 +3046,7 @@ type AgentKeys struct {
 
 func (x *AgentKeys) Reset() {
 	*x = AgentKeys{}
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2850,7 +3058,7 @@ func (x *AgentKeys) String() string {
 func (*AgentKeys) ProtoMessage() {}
 
 func (x *AgentKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2863,7 +3071,7 @@ func (x *AgentKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKeys.ProtoReflect.Descriptor instead.
 func (*AgentKeys) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{37}
+	return file_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AgentKeys) GetAgent() string {
@@ -2921,7 +3129,7 @@ type KeyringRequest struct {
 
 func (x *KeyringRequest) Reset() {
 	*x = KeyringRequest{}
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2933,7 +3141,7 @@ func (x *KeyringRequest) String() string {
 func (*KeyringRequest) ProtoMessage() {}
 
 func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2946,7 +3154,7 @@ func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyringRequest.ProtoReflect.Descriptor instead.
 func (*KeyringRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{38}
+	return file_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *KeyringRequest) GetStep() string {
@@ -3211,7 +3419,23 @@ const file_control_control_proto_rawDesc = "" +
 	"\fDrainRequest\x12\x16\n" +
 	"\x06agents\x18\x01 \x03(\tR\x06agents\"+\n" +
 	"\rDrainResponse\x12\x1a\n" +
-	"\bdraining\x18\x01 \x03(\tR\bdraining\"[\n" +
+	"\bdraining\x18\x01 \x03(\tR\bdraining\"=\n" +
+	"\rEventsRequest\x12\x16\n" +
+	"\x06follow\x18\x01 \x01(\bR\x06follow\x12\x14\n" +
+	"\x05fleet\x18\x02 \x01(\bR\x05fleet\"\xe3\x01\n" +
+	"\x05Event\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x1a\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12 \n" +
+	"\ftime_unix_ns\x18\x03 \x01(\x03R\n" +
+	"timeUnixNs\x12\x12\n" +
+	"\x04kind\x18\x04 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04what\x18\x05 \x01(\tR\x04what\x12\x10\n" +
+	"\x03who\x18\x06 \x01(\tR\x03who\x12\x12\n" +
+	"\x04from\x18\a \x01(\tR\x04from\x128\n" +
+	"\adetails\x18\b \x03(\v2\x1e.muster.control.v1.EventDetailR\adetails\"5\n" +
+	"\vEventDetail\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"[\n" +
 	"\x11RotateKeysRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x18\n" +
 	"\awithout\x18\x02 \x03(\tR\awithout\x12\x1a\n" +
@@ -3232,7 +3456,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\x0eKeyringRequest\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x1a\n" +
-	"\brotation\x18\x03 \x01(\x06R\brotation2\xfa\x06\n" +
+	"\brotation\x18\x03 \x01(\x06R\brotation2\xc4\a\n" +
 	"\aControl\x12K\n" +
 	"\bDescribe\x12\".muster.control.v1.DescribeRequest\x1a\x19.muster.control.v1.Member\"\x00\x12E\n" +
 	"\x05Watch\x12\x1f.muster.control.v1.WatchRequest\x1a\x17.muster.control.v1.View\"\x000\x01\x12Q\n" +
@@ -3244,7 +3468,8 @@ const file_control_control_proto_rawDesc = "" +
 	"\x05Drain\x12\x1f.muster.control.v1.DrainRequest\x1a .muster.control.v1.DrainResponse\"\x00\x12W\n" +
 	"\n" +
 	"RotateKeys\x12$.muster.control.v1.RotateKeysRequest\x1a\x1f.muster.control.v1.KeysProgress\"\x000\x01\x12U\n" +
-	"\bListKeys\x12\".muster.control.v1.ListKeysRequest\x1a#.muster.control.v1.ListKeysResponse\"\x00\x12L\n" +
+	"\bListKeys\x12\".muster.control.v1.ListKeysRequest\x1a#.muster.control.v1.ListKeysResponse\"\x00\x12H\n" +
+	"\x06Events\x12 .muster.control.v1.EventsRequest\x1a\x18.muster.control.v1.Event\"\x000\x01\x12L\n" +
 	"\aKeyring\x12!.muster.control.v1.KeyringRequest\x1a\x1c.muster.control.v1.AgentKeys\"\x00B,Z*github.com/muster-serve/muster/api/controlb\x06proto3"
 
 var (
@@ -3259,7 +3484,7 @@ func file_control_control_proto_rawDescGZIP() []byte {
 	return file_control_control_proto_rawDescData
 }
 
-var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_control_control_proto_goTypes = []any{
 	(*DescribeRequest)(nil),                 // 0: muster.control.v1.DescribeRequest
 	(*Member)(nil),                          // 1: muster.control.v1.Member
@@ -3294,17 +3519,20 @@ var file_control_control_proto_goTypes = []any{
 	(*LearnedProfile)(nil),                  // 30: muster.control.v1.LearnedProfile
 	(*DrainRequest)(nil),                    // 31: muster.control.v1.DrainRequest
 	(*DrainResponse)(nil),                   // 32: muster.control.v1.DrainResponse
-	(*RotateKeysRequest)(nil),               // 33: muster.control.v1.RotateKeysRequest
-	(*KeysProgress)(nil),                    // 34: muster.control.v1.KeysProgress
-	(*ListKeysRequest)(nil),                 // 35: muster.control.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),                // 36: muster.control.v1.ListKeysResponse
-	(*AgentKeys)(nil),                       // 37: muster.control.v1.AgentKeys
-	(*KeyringRequest)(nil),                  // 38: muster.control.v1.KeyringRequest
-	(*inference.ModelMetadataResponse)(nil), // 39: inference.ModelMetadataResponse
+	(*EventsRequest)(nil),                   // 33: muster.control.v1.EventsRequest
+	(*Event)(nil),                           // 34: muster.control.v1.Event
+	(*EventDetail)(nil),                     // 35: muster.control.v1.EventDetail
+	(*RotateKeysRequest)(nil),               // 36: muster.control.v1.RotateKeysRequest
+	(*KeysProgress)(nil),                    // 37: muster.control.v1.KeysProgress
+	(*ListKeysRequest)(nil),                 // 38: muster.control.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),                // 39: muster.control.v1.ListKeysResponse
+	(*AgentKeys)(nil),                       // 40: muster.control.v1.AgentKeys
+	(*KeyringRequest)(nil),                  // 41: muster.control.v1.KeyringRequest
+	(*inference.ModelMetadataResponse)(nil), // 42: inference.ModelMetadataResponse
 }
 var file_control_control_proto_depIdxs = []int32{
 	2,  // 0: muster.control.v1.Member.models:type_name -> muster.control.v1.Model
-	39, // 1: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
+	42, // 1: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
 	1,  // 2: muster.control.v1.View.members:type_name -> muster.control.v1.Member
 	5,  // 3: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
 	6,  // 4: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
@@ -3334,35 +3562,38 @@ var file_control_control_proto_depIdxs = []int32{
 	1,  // 28: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
 	29, // 29: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
 	30, // 30: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
-	37, // 31: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
-	37, // 32: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
-	0,  // 33: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	3,  // 34: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	9,  // 35: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	17, // 36: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	21, // 37: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	23, // 38: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	27, // 39: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
-	31, // 40: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	33, // 41: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
-	35, // 42: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
-	38, // 43: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
-	1,  // 44: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	4,  // 45: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	12, // 46: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	18, // 47: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	22, // 48: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	24, // 49: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	28, // 50: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
-	32, // 51: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	34, // 52: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
-	36, // 53: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
-	37, // 54: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
-	44, // [44:55] is the sub-list for method output_type
-	33, // [33:44] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	35, // 31: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
+	40, // 32: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
+	40, // 33: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
+	0,  // 34: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	3,  // 35: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	9,  // 36: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	17, // 37: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	21, // 38: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	23, // 39: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	27, // 40: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
+	31, // 41: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	36, // 42: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
+	38, // 43: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
+	33, // 44: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
+	41, // 45: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
+	1,  // 46: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	4,  // 47: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	12, // 48: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	18, // 49: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	22, // 50: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	24, // 51: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	28, // 52: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
+	32, // 53: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	37, // 54: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
+	39, // 55: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
+	34, // 56: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
+	40, // 57: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
+	46, // [46:58] is the sub-list for method output_type
+	34, // [34:46] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }
@@ -3377,7 +3608,7 @@ func file_control_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_control_proto_rawDesc), len(file_control_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   39,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

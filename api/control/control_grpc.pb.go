@@ -36,6 +36,7 @@ const (
 	Control_Drain_FullMethodName      = "/muster.control.v1.Control/Drain"
 	Control_RotateKeys_FullMethodName = "/muster.control.v1.Control/RotateKeys"
 	Control_ListKeys_FullMethodName   = "/muster.control.v1.Control/ListKeys"
+	Control_Events_FullMethodName     = "/muster.control.v1.Control/Events"
 	Control_Keyring_FullMethodName    = "/muster.control.v1.Control/Keyring"
 )
 
@@ -67,6 +68,9 @@ type ControlClient interface {
 	RotateKeys(ctx context.Context, in *RotateKeysRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[KeysProgress], error)
 	// ListKeys says which gossip keys each agent holds.
 	ListKeys(ctx context.Context, in *ListKeysRequest, opts ...grpc.CallOption) (*ListKeysResponse, error)
+	// Events streams what has happened to the agent asked, the oldest first, and on request what
+	// happens from then on.
+	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
 	// Keyring is one agent's step of a rotation; agents make it, of each other.
 	Keyring(ctx context.Context, in *KeyringRequest, opts ...grpc.CallOption) (*AgentKeys, error)
 }
@@ -206,6 +210,25 @@ func (c *controlClient) ListKeys(ctx context.Context, in *ListKeysRequest, opts 
 	return out, nil
 }
 
+func (c *controlClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[5], Control_Events_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[EventsRequest, Event]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_EventsClient = grpc.ServerStreamingClient[Event]
+
 func (c *controlClient) Keyring(ctx context.Context, in *KeyringRequest, opts ...grpc.CallOption) (*AgentKeys, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(AgentKeys)
@@ -244,6 +267,9 @@ type ControlServer interface {
 	RotateKeys(*RotateKeysRequest, grpc.ServerStreamingServer[KeysProgress]) error
 	// ListKeys says which gossip keys each agent holds.
 	ListKeys(context.Context, *ListKeysRequest) (*ListKeysResponse, error)
+	// Events streams what has happened to the agent asked, the oldest first, and on request what
+	// happens from then on.
+	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
 	// Keyring is one agent's step of a rotation; agents make it, of each other.
 	Keyring(context.Context, *KeyringRequest) (*AgentKeys, error)
 }
@@ -284,6 +310,9 @@ func (UnimplementedControlServer) RotateKeys(*RotateKeysRequest, grpc.ServerStre
 }
 func (UnimplementedControlServer) ListKeys(context.Context, *ListKeysRequest) (*ListKeysResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListKeys not implemented")
+}
+func (UnimplementedControlServer) Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error {
+	return status.Error(codes.Unimplemented, "method Events not implemented")
 }
 func (UnimplementedControlServer) Keyring(context.Context, *KeyringRequest) (*AgentKeys, error) {
 	return nil, status.Error(codes.Unimplemented, "method Keyring not implemented")
@@ -441,6 +470,17 @@ func _Control_ListKeys_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Control_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(EventsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServer).Events(m, &grpc.GenericServerStream[EventsRequest, Event]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_EventsServer = grpc.ServerStreamingServer[Event]
+
 func _Control_Keyring_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(KeyringRequest)
 	if err := dec(in); err != nil {
@@ -518,6 +558,11 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "RotateKeys",
 			Handler:       _Control_RotateKeys_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Events",
+			Handler:       _Control_Events_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -11,7 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A Control is a call that changes what agents do.
+// A Control is a call that changes what agents do, or tells what others did.
 type Control string
 
 // The control calls.
@@ -20,10 +20,11 @@ const (
 	Unload Control = "unload"
 	Drain  Control = "drain"
 	Plan   Control = "plan"
-	Rotate Control = "keys" // of gossip: list and change
+	Rotate Control = "keys"   // of gossip: list and change
+	Events Control = "events" // what has happened, and who asked for it
 )
 
-var controls = []Control{Load, Unload, Drain, Plan, Rotate}
+var controls = []Control{Load, Unload, Drain, Plan, Rotate, Events}
 
 // Anyone stands for all clients that have no entry of their own, or for all
 // models.
@@ -42,7 +43,7 @@ type grant struct {
 // DefaultAccess lets every client query, and the client "admin" alone control:
 //
 //	clients:
-//	  admin: {models: ["*"], control: [load, unload, drain, plan, keys]}
+//	  admin: {models: ["*"], control: [load, unload, drain, plan, keys, events]}
 //	  "*": {models: ["*"]}
 func DefaultAccess() *Access {
 	all := map[string]bool{Anyone: true}
@@ -58,7 +59,7 @@ func DefaultAccess() *Access {
 //	clients:
 //	  ads:                      # the name in a certificate, or of an API key
 //	    models: [ncf, wnd]      # which it may query; "*" is all
-//	    control: [load, unload] # of load, unload, drain, plan, keys
+//	    control: [load, unload] # of load, unload, drain, plan, keys, events
 //	  "*":                      # every other client with a name
 //	    models: ["*"]
 //

@@ -25,6 +25,8 @@ type ClientConfig struct {
 	// CertFile and KeyFile are the client's certificate and private key, PEM;
 	// both or neither.
 	CertFile, KeyFile string
+	// CRLFile has lists of certificates that are revoked, of the CA in CAFile, PEM; empty means none.
+	CRLFile string
 	// APIKey is sent with every call; empty means none.
 	APIKey string
 	// Insecure lets the API key go to other machines unencrypted.
@@ -44,19 +46,20 @@ func (c ClientConfig) DialOptions(log *slog.Logger) ([]grpc.DialOption, error) {
 	if err := validatePair(c.CertFile, c.KeyFile); err != nil {
 		return nil, err
 	}
+	if c.CRLFile != "" && c.CAFile == "" {
+		return nil, fmt.Errorf("tls-crl: %q without tls-ca, want the CA that has signed it", c.CRLFile)
+	}
 	if err := checkKey(c.APIKey); err != nil {
 		return nil, fmt.Errorf("api-key: %w", err)
 	}
 	options := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
 	if c.TLS() {
-		id, err := watch("certificates", func() (*identity, error) {
-			return readIdentity(c.CertFile, c.KeyFile, c.CAFile, "")
-		}, c.CertFile, c.KeyFile, c.CAFile)
+		id, err := identityFiles{cert: c.CertFile, key: c.KeyFile, ca: c.CAFile, crl: c.CRLFile}.watch()
 		if err != nil {
 			return nil, err
 		}
 		current := func() *identity { return id.current(log) }
-		options = []grpc.DialOption{grpc.WithTransportCredentials(clientCredentials{current, false})}
+		options = []grpc.DialOption{grpc.WithTransportCredentials(clientCredentials{identity: current})}
 	}
 	if c.APIKey != "" {
 		options = append(options, grpc.WithPerRPCCredentials(callKey{c.APIKey, c.Insecure}))
@@ -70,13 +73,14 @@ func (g *Guard) PeerCredentials() credentials.TransportCredentials {
 	if !g.config.TLS() {
 		return insecure.NewCredentials()
 	}
-	return clientCredentials{g.identity.get, true}
+	return clientCredentials{identity: g.identity.get, agents: true, open: &g.open}
 }
 
 // clientCredentials connect to servers.
 type clientCredentials struct {
 	identity func() *identity
-	agents   bool // only agents are believed
+	agents   bool   // only agents are believed
+	open     *peers // where connections are noted; nil: nowhere
 }
 
 func (c clientCredentials) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -99,7 +103,15 @@ func (c clientCredentials) ClientHandshake(ctx context.Context, authority string
 			return id.cert, nil
 		},
 	}
-	return credentials.NewTLS(config).ClientHandshake(ctx, authority, raw)
+	conn, info, err := credentials.NewTLS(config).ClientHandshake(ctx, authority, raw)
+	if err != nil || c.open == nil {
+		return conn, info, err
+	}
+	chains, err := id.serverChains(info.(credentials.TLSInfo).State)
+	if err != nil { // it has expired just now
+		return nil, nil, errors.Join(err, conn.Close())
+	}
+	return c.open.enter(conn, chains, c.identity), info, nil
 }
 
 func (clientCredentials) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {

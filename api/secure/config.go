@@ -21,6 +21,9 @@ type Config struct {
 	// ClientCAFile has the certificates of the CA of clients, PEM; empty means
 	// CAFile. If it is set, clients need a certificate or an API key.
 	ClientCAFile string
+	// CRLFile has lists of certificates that are revoked, of the CAs in CAFile and ClientCAFile, PEM;
+	// empty means none. A list counts after it should have been renewed, too.
+	CRLFile string
 	// RequireClientCert refuses connections without a client's certificate.
 	RequireClientCert bool
 	// APIKeysFile names clients by API keys ([ParseKeys]). If it is set,
@@ -45,6 +48,9 @@ func (c Config) Validate() error {
 		}
 	}
 	clientCA := c.CAFile != "" || c.ClientCAFile != ""
+	if c.CRLFile != "" && !clientCA {
+		fault("tls-crl: %q without tls-ca and tls-client-ca, want the CA that has signed it", c.CRLFile)
+	}
 	if c.RequireClientCert && !clientCA {
 		fault("require-client-cert: without tls-ca and tls-client-ca, want one: the CA of the clients' certificates")
 	}
@@ -113,4 +119,13 @@ func readFile(what, path string) ([]byte, error) {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}
 	return data, nil
+}
+
+// whole reports an error if the last line of a list does not end: what a full disk or a broken copy
+// has left of it may hold the beginning of a key, or of a name.
+func whole(what, path string, data []byte) error {
+	if len(data) > 0 && data[len(data)-1] != '\n' {
+		return fmt.Errorf("%s: %s has no newline at its end, want one: without it a file that is cut off looks whole", what, path)
+	}
+	return nil
 }

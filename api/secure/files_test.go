@@ -76,7 +76,7 @@ func TestParseAccess(t *testing.T) {
 		{"clients that are a list", "clients: [a]", "access:1: want lines of"},
 		{"grant that is a list", "clients:\n  ads: [ncf]\n", "access:2: want {models"},
 		{"unknown right", "clients:\n  ads: {model: [ncf]}\n", `access:2: unknown key "model", want models or control`},
-		{"unknown control", "clients:\n  ads: {control: [reboot]}\n", `access:2: control call "reboot", want one of ["load" "unload" "drain" "plan" "keys"]`},
+		{"unknown control", "clients:\n  ads: {control: [reboot]}\n", `access:2: control call "reboot", want one of ["load" "unload" "drain" "plan" "keys" "events"]`},
 		{"models that are a word", "clients:\n  ads: {models: ncf}\n", "access:2: want a list of models"},
 		{"models that are lists", "clients:\n  ads: {models: [[ncf]]}\n", "want the name of one of the models"},
 		{"client twice", "clients:\n  ads: {}\n  ads: {}\n", `access:3: "ads" is there before, at line 2`},
@@ -111,6 +111,7 @@ ads unload false
 ads drain false
 ads plan false
 ads keys false
+ads events false
 ops ncf false
 ops rm2 false
 ops load false
@@ -118,6 +119,7 @@ ops unload false
 ops drain true
 ops plan false
 ops keys false
+ops events false
 somebody ncf true
 somebody rm2 true
 somebody load false
@@ -125,6 +127,7 @@ somebody unload false
 somebody drain false
 somebody plan false
 somebody keys false
+somebody events false
 `
 	if got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
@@ -133,7 +136,7 @@ somebody keys false
 
 // TestDefaultAccess is what its comment says.
 func TestDefaultAccess(t *testing.T) {
-	written, err := ParseAccess("comment", []byte("clients:\n  admin: {models: [\"*\"], control: [load, unload, drain, plan, keys]}\n  \"*\": {models: [\"*\"]}\n"))
+	written, err := ParseAccess("comment", []byte("clients:\n  admin: {models: [\"*\"], control: [load, unload, drain, plan, keys, events]}\n  \"*\": {models: [\"*\"]}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -391,6 +394,16 @@ func TestRefusalsAreNoFlood(t *testing.T) {
 			t.Errorf("ten minutes later: %s", got)
 		}
 		r.add(nil, "call refused", "other", errors.New("x"))
+		// All of them are one event.
+		before := lines()
+		r.sum()
+		r.sum()
+		if got := log.String(); lines() != before+1 || !strings.Contains(got, fmt.Sprintf(`refused=%d reasons="no credentials: %d, other: 1" event=refused`, 1002+3*mostPeers, 1001+3*mostPeers)) {
+			t.Errorf("summed up: %s", got[len(got)-300:])
+		}
+		if strings.Count(log.String(), "event=") != 1 {
+			t.Errorf("more than one event:\n%s", log)
+		}
 	})
 }
 

@@ -45,9 +45,11 @@ func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.
 		s.guard.silent.leave(raw)
 		return nil, nil, err
 	}
-	taken := &newcomer{Conn: conn, raw: raw, guard: s.guard}
+	state := conn.ConnectionState()
+	known := s.guard.open.enter(conn, state.VerifiedChains, s.guard.identity.get)
+	taken := &newcomer{Conn: known, raw: raw, guard: s.guard}
 	return taken, authInfo{credentials.TLSInfo{
-		State:          conn.ConnectionState(),
+		State:          state,
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
 	}, true, taken}, nil
 }
@@ -107,6 +109,8 @@ func demandOf(method string) demand {
 		return demand{control: Plan}
 	case control.Control_RotateKeys_FullMethodName, control.Control_ListKeys_FullMethodName:
 		return demand{control: Rotate}
+	case control.Control_Events_FullMethodName:
+		return demand{control: Events}
 	case control.Control_Watch_FullMethodName, control.Control_Match_FullMethodName,
 		control.Control_Probe_FullMethodName, control.Control_Status_FullMethodName:
 		return demand{} // SDKs make these
@@ -136,6 +140,39 @@ func modelOf(message any) (model string, ok bool) {
 
 type callerKey struct{}
 
+// whoHeader says for whom an agent makes a call of another. It is believed of agents alone.
+const whoHeader = "muster-who-bin"
+
+// longestWho bounds what an agent says of a caller, in bytes.
+const longestWho = 2 * longestName
+
+// Who makes the call that ctx is of: the name of the certificate or API key and which of them it
+// is, and the address. Of a call that an agent makes for somebody, see [ForCaller], it is both.
+// Each is "" where it is not known.
+func Who(ctx context.Context) (who, from string) {
+	c, ok := ctx.Value(callerKey{}).(caller)
+	if !ok {
+		return "", ""
+	}
+	who = c.String()
+	if said := metadata.ValueFromIncomingContext(ctx, whoHeader); c.agent && len(said) == 1 && said[0] != "" {
+		who = said[0][:min(len(said[0]), longestWho)] + " through " + who
+	}
+	if c.from != nil {
+		from = c.from.String()
+	}
+	return who, from
+}
+
+// ForCaller has the calls that an agent makes of others with the context returned say for whom
+// they are: for the one whose call ctx is of.
+func ForCaller(ctx context.Context) context.Context {
+	if who, _ := Who(ctx); who != "" {
+		return metadata.AppendToOutgoingContext(ctx, whoHeader, who)
+	}
+	return ctx
+}
+
 // Tap refuses a call before its message is read, as far as that can be told
 // without: for a server's tap.
 func (g *Guard) Tap(ctx context.Context, info *tap.Info) (context.Context, error) {
@@ -157,6 +194,7 @@ func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (c
 		g.refused(addressOf(p), method, r)
 		return ctx, r
 	}
+	c.from = addressOf(p)
 	return context.WithValue(ctx, callerKey{}, c), nil
 }
 

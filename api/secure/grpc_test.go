@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +20,7 @@ import (
 const (
 	free         = "health, live"
 	queries      = "ncf, wnd, wnd metadata, all statistics, metadata, status, watch"
-	controlCalls = "load, unload, drain, demand, list keys, rotate keys"
+	controlCalls = "load, unload, drain, demand, list keys, rotate keys, events"
 	agents       = "describe, link, keyring"
 )
 
@@ -39,7 +41,7 @@ func testWhoMayDoWhat(t *testing.T, tapped bool) {
 	access := p.write("access.yaml", `
 clients:
   ads: {models: [ncf]}
-  ops: {control: [load, unload, drain, plan, keys]}
+  ops: {control: [load, unload, drain, plan, keys, events]}
   feed: {models: [wnd], control: [load]}
 `, 0o644)
 
@@ -330,7 +332,7 @@ func TestReloadWhileServing(t *testing.T) {
 	checkCalls(t, s.as(withKey(p, "feed-feed-feed-feed")), codes.OK, "ncf")
 	replace("agent.key", "agent.key")
 	replace("ca.crt", "ca2.crt")
-	s.Refresh()
+	lookTwice(s)
 	// p's own ca.crt is as it was; who believes the next CA gets in, and who believes this one does not.
 	checkCalls(t, s.as(ClientConfig{CAFile: p.path("ca2.crt"), APIKey: "feed-feed-feed-feed"}), codes.OK, "ncf")
 	checkCalls(t, s.as(withKey(p, "feed-feed-feed-feed")), codes.Unavailable, "ncf")
@@ -339,7 +341,7 @@ func TestReloadWhileServing(t *testing.T) {
 
 	p.write("keys", "feed: another-feed-key-now\n", 0o600)
 	p.write("access", "clients: {feed: {models: [wnd]}}\n", 0o600)
-	s.Refresh()
+	lookTwice(s)
 	checkCalls(t, old, codes.Unauthenticated, "ncf, wnd")
 	fresh := s.as(ClientConfig{CAFile: p.path("ca2.crt"), APIKey: "another-feed-key-now"})
 	checkCalls(t, fresh, codes.OK, "wnd")
@@ -356,10 +358,9 @@ func TestReloadWhileServing(t *testing.T) {
 	if err := os.Remove(p.path("access")); err != nil {
 		t.Fatal(err)
 	}
-	s.Refresh()
+	lookTwice(s)
 	p.write("keys", "feed: third-feed-key-now\n", 0o644)
-	s.Refresh()
-	s.Refresh()
+	lookTwice(s)
 	checkCalls(t, s.as(ClientConfig{CAFile: p.path("ca2.crt"), APIKey: "another-feed-key-now"}), codes.OK, "wnd")
 	for _, want := range []string{"cut off or damaged", "want a line of `name: key`", "no such file", "mode 0644, want 0600"} {
 		if n := strings.Count(s.log.String(), want); n != 1 {
@@ -377,19 +378,98 @@ func TestClientReloads(t *testing.T) {
 	p.issue("me", Order{Name: "first"}, 0)
 	c := p.client("me")
 	log := &logBuffer{}
-	id, err := watch("certificates", func() (*identity, error) {
-		return readIdentity(c.CertFile, c.KeyFile, c.CAFile, "")
-	}, c.CertFile, c.KeyFile, c.CAFile)
+	id, err := identityFiles{cert: c.CertFile, key: c.KeyFile, ca: c.CAFile}.watch()
 	if err != nil {
 		t.Fatal(err)
 	}
-	option := grpc.WithTransportCredentials(clientCredentials{func() *identity { return id.current(log.logger()) }, false})
+	option := grpc.WithTransportCredentials(clientCredentials{identity: func() *identity { return id.current(log.logger()) }})
 	checkCalls(t, s.dial("x:1", option), codes.PermissionDenied, "ncf")
 	p.issue("me", Order{Name: "second"}, 0)
-	id.mu.Lock()
-	id.looked = time.Time{} // a second has passed
-	id.mu.Unlock()
-	checkCalls(t, s.dial("x:1", option), codes.OK, "ncf")
+	for _, want := range []codes.Code{codes.PermissionDenied, codes.OK} { // it may not be whole yet when it is first seen
+		id.mu.Lock()
+		id.looked = time.Time{} // a second has passed
+		id.mu.Unlock()
+		checkCalls(t, s.dial("x:1", option), want, "ncf")
+	}
+}
+
+// lookTwice has a server look at its files as often as it takes to believe them.
+func lookTwice(s *guarded) {
+	s.Refresh()
+	s.Refresh()
+}
+
+// TestHalfWritten: lists that are being written are not taken for whole, and neither is one whose
+// last line does not end.
+func TestHalfWritten(t *testing.T) {
+	p := newPKI(t)
+	const ads, feed = "ads: ads-ads-ads-ads-ads-ads\n", "feed: feed-feed-feed-feed\n"
+	config := Config{APIKeysFile: p.write("keys", ads+feed, 0o600), AccessFile: p.write("access", "clients:\n  feed: {models: [ncf]}\n", 0o600)}
+	s := serve(t, config, true)
+	client := s.as(ClientConfig{APIKey: "feed-feed-feed-feed"})
+	checkCalls(t, client, codes.OK, "ncf")
+	// An editor writes the same again, in two pieces, and is looked at in between.
+	for range 3 {
+		p.write("keys", ads, 0o600)
+		p.write("access", "clients: {}\n", 0o600)
+		s.Refresh()
+		checkCalls(t, client, codes.OK, "ncf")
+		p.write("keys", ads+feed, 0o600)
+		p.write("access", "clients:\n  feed: {models: [ncf]}\n", 0o600)
+		s.Refresh()
+		checkCalls(t, client, codes.OK, "ncf")
+	}
+	// What a full disk left of a list is none, even if it stays so: half a key would be a key.
+	p.write("keys", feed+strings.TrimSuffix(ads, "-ads\n"), 0o600)
+	p.write("access", "clients:\n  feed:\n    models:\n    - wn", 0o600)
+	lookTwice(s)
+	checkCalls(t, client, codes.OK, "ncf")
+	checkCalls(t, s.as(ClientConfig{APIKey: "ads-ads-ads-ads-ads"}), codes.Unauthenticated, "ncf")
+	for _, file := range []string{config.APIKeysFile, config.AccessFile} {
+		if want := file + " has no newline at its end"; strings.Count(s.log.String(), want) != 1 {
+			t.Errorf("log has not %q once:\n%s", want, s.log)
+		}
+		if _, err := Open(Config{APIKeysFile: config.APIKeysFile}, Options{Logger: slog.New(slog.DiscardHandler)}); err == nil || !strings.Contains(err.Error(), "no newline") {
+			t.Errorf("start with %s: got %v", file, err)
+		}
+	}
+}
+
+// TestChangesWhileRead: a file that changes while it is read is read again.
+func TestChangesWhileRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	contents := []string{"half", "whole at last"}
+	write := func() {
+		if err := os.WriteFile(path, []byte(contents[0]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if len(contents) > 1 {
+			contents = contents[1:]
+		}
+	}
+	write()
+	read := func() (string, error) {
+		data, err := os.ReadFile(path)
+		if len(data) < len(contents[0]) {
+			write()
+		}
+		return string(data), err
+	}
+	w, err := watch("test", read, path)
+	if err != nil || w.get() != "whole at last" {
+		t.Fatalf("at the start: got %v, %v", w, err)
+	}
+	contents = []string{"half", "whole again, and longer"}
+	write()
+	for range 4 {
+		w.refresh(slog.New(slog.DiscardHandler))
+		if w.get() == "half" {
+			t.Fatal("read half")
+		}
+	}
+	if w.get() != "whole again, and longer" {
+		t.Errorf("got %q", w.get())
+	}
 }
 
 // TestUnknownModels: a slip in the access file is told, at first and with each

@@ -3,6 +3,7 @@ package secure
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -31,6 +32,7 @@ type Guard struct {
 	refusals refusals
 	waiting  waiting // connections whose handshake goes on
 	silent   silent
+	open     peers // of gRPC, both those that came and those that this agent made
 	tlsMu    sync.Mutex
 	tls      tlsConfigs
 
@@ -71,9 +73,7 @@ func Open(config Config, o Options) (*Guard, error) {
 		o.Logger.Debug("the machine's name is not known", "error", err) // the others that loopback answers to do
 	}
 	g.hostname = strings.ToLower(name)
-	g.identity, err = watch("certificates", func() (*identity, error) {
-		return readIdentity(config.CertFile, config.KeyFile, config.CAFile, config.ClientCAFile)
-	}, config.CertFile, config.KeyFile, config.CAFile, config.ClientCAFile)
+	g.identity, err = identityFiles{config.CertFile, config.KeyFile, config.CAFile, config.ClientCAFile, config.CRLFile}.watch()
 	if err != nil {
 		return nil, err
 	}
@@ -82,6 +82,9 @@ func Open(config Config, o Options) (*Guard, error) {
 			return nil, nil
 		}
 		data, err := ReadSecret("api-keys", config.APIKeysFile)
+		if err == nil {
+			err = whole("api-keys", config.APIKeysFile, data)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -95,6 +98,9 @@ func Open(config Config, o Options) (*Guard, error) {
 			return DefaultAccess(), nil
 		}
 		data, err := readFile("access", config.AccessFile)
+		if err == nil {
+			err = whole("access", config.AccessFile, data)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -110,22 +116,27 @@ func Open(config Config, o Options) (*Guard, error) {
 // adviseAgain is how often the own certificate is looked at though it is the same.
 const adviseAgain = 24 * time.Hour
 
-// Run looks at the files every second until ctx ends.
+// Run looks at the files every second, and sums up what was refused every minute, until ctx ends.
 func (g *Guard) Run(ctx context.Context) error {
-	if g.config == (Config{}) { // no files
-		<-ctx.Done()
-		return nil
+	var look <-chan time.Time
+	if g.config != (Config{}) { // there are files
+		ticker := time.NewTicker(lookAgain)
+		defer ticker.Stop()
+		look = ticker.C
 	}
-	ticker := time.NewTicker(lookAgain)
-	defer ticker.Stop()
+	minutely := time.NewTicker(time.Minute)
+	defer minutely.Stop()
+	defer g.refusals.sum()
 	daily := time.NewTicker(adviseAgain)
 	defer daily.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-ticker.C:
+		case <-look:
 			g.Refresh()
+		case <-minutely.C:
+			g.refusals.sum()
 		case <-daily.C:
 			g.advise()
 		}
@@ -136,6 +147,9 @@ func (g *Guard) Run(ctx context.Context) error {
 func (g *Guard) Refresh() {
 	if g.identity.refresh(g.log) {
 		g.advise()
+		if names := g.open.end(g.identity.get().revoked); len(names) > 0 {
+			g.log.Warn("connections ended: their certificates are revoked", "of", strings.Join(names, " "), "event", "files")
+		}
 	}
 	g.keys.refresh(g.log)
 	if g.access.refresh(g.log) {
@@ -145,7 +159,10 @@ func (g *Guard) Refresh() {
 
 func (g *Guard) advise() {
 	if err := g.identity.get().advice(time.Now()); err != nil {
-		g.log.Warn("the own certificate is amiss", "file", g.config.CertFile, "error", err)
+		g.log.Warn("the own certificate is amiss", "file", g.config.CertFile, "error", err, "event", "files")
+	}
+	if err := g.identity.get().revoked.advice(time.Now()); err != nil {
+		g.log.Warn("a revocation list is out of date", "file", g.config.CRLFile, "error", err, "event", "files")
 	}
 }
 
@@ -184,6 +201,14 @@ func (g *Guard) CertificateEnd() time.Time {
 	return time.Time{}
 }
 
+// RevocationEnd is when the first of the revocation lists should be renewed; zero without one.
+func (g *Guard) RevocationEnd() time.Time {
+	if r := g.identity.get().revoked; r != nil {
+		return r.end
+	}
+	return time.Time{}
+}
+
 // A refusal is a call that was refused: a status of gRPC, with words for the
 // log that are the same for all of its kind.
 type refusal struct {
@@ -205,7 +230,11 @@ func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string)
 	if state != nil {
 		var err error
 		if c, err = g.identity.get().caller(*state); err != nil {
-			return caller{}, &refusal{codes.Unauthenticated, "certificate without a name", err.Error()}
+			reason := "certificate without a name"
+			if errors.As(err, new(*revokedError)) {
+				reason = "certificate revoked"
+			}
+			return caller{}, &refusal{codes.Unauthenticated, reason, err.Error()}
 		}
 	}
 	if keys := g.keys.get(); keys != nil {
@@ -218,7 +247,7 @@ func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string)
 			if !ok {
 				return caller{}, &refusal{codes.Unauthenticated, "unknown API key", "unknown API key"}
 			}
-			c = caller{name: name}
+			c = caller{name: name, apiKey: true}
 		}
 	}
 	if c.name == "" && !c.agent && g.config.Named() {

@@ -16,12 +16,13 @@ import (
 // HTTP lets through to next the requests that are allowed.
 func (g *Guard) HTTP(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		var c caller
 		r := g.ofForeignPage(req)
+		var c caller
 		if r == nil {
 			c, r = g.check(req.TLS, req.Header.Values("Authorization"), demandOfPath(req.URL.EscapedPath()))
 		}
 		if r == nil {
+			c.from = remote(req.RemoteAddr)
 			next.ServeHTTP(w, req.WithContext(context.WithValue(req.Context(), callerKey{}, c)))
 			return
 		}

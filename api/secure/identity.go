@@ -7,6 +7,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"time"
 )
@@ -23,27 +24,35 @@ type identity struct {
 	clientCA  []*x509.Certificate // all that clients may have certificates of, clusterCA included
 	roots     *x509.CertPool      // of clusterCA; nil, the system's, if there are none
 	clients   *x509.CertPool      // of clientCA; nil if there are none
+	revoked   *revoked            // nil: none
 }
 
-// readIdentity reads the files that are not "".
-func readIdentity(certFile, keyFile, caFile, clientCAFile string) (*identity, error) {
+// identityFiles are the files of an identity; "" for those that there are not.
+type identityFiles struct{ cert, key, ca, clientCA, crl string }
+
+func (f identityFiles) watch() (*watched[*identity], error) {
+	return watch("certificates", f.read, f.cert, f.key, f.ca, f.clientCA, f.crl)
+}
+
+// read reads the files.
+func (f identityFiles) read() (*identity, error) {
 	id := &identity{}
-	if certFile != "" {
+	if f.cert != "" {
 		var err error
-		if id.cert, err = readPair(certFile, keyFile); err != nil {
+		if id.cert, err = readPair(f.cert, f.key); err != nil {
 			return nil, err
 		}
 	}
-	if caFile != "" {
+	if f.ca != "" {
 		var err error
-		if id.clusterCA, err = readCertificates("tls-ca", caFile); err != nil {
+		if id.clusterCA, err = readCertificates("tls-ca", f.ca); err != nil {
 			return nil, err
 		}
 		id.roots = poolOf(id.clusterCA)
 	}
 	id.clientCA = id.clusterCA
-	if clientCAFile != "" {
-		more, err := readCertificates("tls-client-ca", clientCAFile)
+	if f.clientCA != "" {
+		more, err := readCertificates("tls-client-ca", f.clientCA)
 		if err != nil {
 			return nil, err
 		}
@@ -51,6 +60,12 @@ func readIdentity(certFile, keyFile, caFile, clientCAFile string) (*identity, er
 	}
 	if len(id.clientCA) > 0 {
 		id.clients = poolOf(id.clientCA)
+	}
+	if f.crl != "" {
+		var err error
+		if id.revoked, err = readRevoked(f.crl, id.clientCA); err != nil {
+			return nil, err
+		}
 	}
 	return id, nil
 }
@@ -126,8 +141,11 @@ func poolOf(certs []*x509.Certificate) *x509.CertPool {
 // agent's it must be the cluster's; otherwise its name may be host, too.
 func (id *identity) verifyServer(state tls.ConnectionState, host string, agent bool) error {
 	leaf := state.PeerCertificates[0] // crypto/tls has seen to it that there is one
-	between := poolOf(state.PeerCertificates[1:])
-	if _, err := leaf.Verify(x509.VerifyOptions{Roots: id.roots, Intermediates: between}); err != nil {
+	chains, err := id.serverChains(state)
+	if err == nil {
+		err = id.revoked.check(chains)
+	}
+	if err != nil {
 		return &tls.CertificateVerificationError{UnverifiedCertificates: state.PeerCertificates, Err: doubtClock(err)}
 	}
 	if slices.Contains(leaf.DNSNames, AgentName) {
@@ -137,6 +155,11 @@ func (id *identity) verifyServer(state tls.ConnectionState, host string, agent b
 		return fmt.Errorf("tls: the certificate of %q does not have the name %q, want that of an agent of this cluster", leaf.Subject.CommonName, AgentName)
 	}
 	return leaf.VerifyHostname(host)
+}
+
+// serverChains are those from the certificate that a server has shown to a CA.
+func (id *identity) serverChains(state tls.ConnectionState) ([][]*x509.Certificate, error) {
+	return state.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: id.roots, Intermediates: poolOf(state.PeerCertificates[1:])})
 }
 
 // outOfDate tells of a certificate that does not hold at this time: not yet, or not any more.
@@ -158,8 +181,23 @@ func doubtClock(err error) error {
 
 // A caller is who makes a call.
 type caller struct {
-	name  string // "": nobody knows
-	agent bool   // of this cluster
+	name   string // "": nobody knows
+	agent  bool   // of this cluster
+	apiKey bool   // the name is of an API key, not of a certificate
+	from   net.Addr
+}
+
+// String is the caller for people, "" of one whom nobody knows.
+func (c caller) String() string {
+	switch {
+	case c.agent:
+		return c.name + " (agent)"
+	case c.apiKey:
+		return c.name + " (API key)"
+	case c.name != "":
+		return c.name + " (certificate)"
+	}
+	return ""
 }
 
 // caller is whose certificate a connection has. state is of a handshake that
@@ -167,6 +205,9 @@ type caller struct {
 func (id *identity) caller(state tls.ConnectionState) (caller, error) {
 	if len(state.VerifiedChains) == 0 {
 		return caller{}, nil
+	}
+	if err := id.revoked.check(state.VerifiedChains); err != nil {
+		return caller{}, err
 	}
 	chain := state.VerifiedChains[0]
 	leaf := chain[0]
@@ -205,6 +246,8 @@ func (id *identity) advice(now time.Time) error {
 	leaf := id.cert.Leaf
 	const clock = "nobody will believe it, unless this machine's clock, which says %s, is wrong"
 	switch {
+	case id.revoked.first([]*x509.Certificate{leaf}) != nil:
+		return fmt.Errorf("nobody will believe it: %w", &revokedError{leaf})
 	case now.Before(leaf.NotBefore):
 		return fmt.Errorf("the certificate of %q does not hold before %s: "+clock, certificateName(leaf), leaf.NotBefore.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	case now.After(leaf.NotAfter):

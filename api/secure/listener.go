@@ -70,6 +70,8 @@ func (id *identity) server(p protocol, requireClient bool) *tls.Config {
 		MinVersion:   tls.VersionTLS12,
 		CipherSuites: cipherSuites,
 		NextProtos:   []string{string(p)},
+		// Of clients without a certificate there are no chains.
+		VerifyConnection: func(state tls.ConnectionState) error { return id.revoked.check(state.VerifiedChains) },
 	}
 	switch {
 	case requireClient:
@@ -116,6 +118,8 @@ func handshakeReason(err error) string {
 		return "no handshake in time"
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), errors.Is(err, io.ErrClosedPipe):
 		return ""
+	case errors.As(err, new(*revokedError)):
+		return "certificate revoked"
 	case errors.As(err, &record):
 		return "plain text on a port with TLS"
 	case dated && begun:

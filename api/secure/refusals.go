@@ -1,8 +1,12 @@
 package secure
 
 import (
+	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -27,6 +31,8 @@ type refusals struct {
 	minute   time.Time // when lines was 0
 	lines    int
 	unlogged int // since the last line
+	// Since sum was called last: how many for each reason, of which there are few.
+	reasons map[string]int
 }
 
 type peerReason struct{ peer, reason string }
@@ -44,6 +50,10 @@ func (r *refusals) add(address net.Addr, what, reason string, detail error) {
 	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.reasons == nil {
+		r.reasons = map[string]int{}
+	}
+	r.reasons[reason]++
 	s := r.said[key]
 	if s != nil && now.Sub(s.at) < sayAgain {
 		s.since++
@@ -70,6 +80,23 @@ func (r *refusals) add(address net.Addr, what, reason string, detail error) {
 		r.said = map[peerReason]*saying{}
 	}
 	r.said[key] = &saying{at: now}
+}
+
+// sum logs, as one event, how many were refused since the last time, if any were.
+func (r *refusals) sum() {
+	r.mu.Lock()
+	reasons := r.reasons
+	r.reasons = nil
+	r.mu.Unlock()
+	if len(reasons) == 0 {
+		return
+	}
+	all, times := 0, make([]string, 0, len(reasons))
+	for _, reason := range slices.Sorted(maps.Keys(reasons)) {
+		all += reasons[reason]
+		times = append(times, fmt.Sprintf("%s: %d", reason, reasons[reason]))
+	}
+	r.log.Info("calls and connections refused", "refused", all, "reasons", strings.Join(times, ", "), "event", "refused")
 }
 
 // hostOf is the address without the port.

@@ -272,6 +272,14 @@ var calls = map[string]func(context.Context, *grpc.ClientConn) error{
 		_, err := control.NewControlClient(c).ListKeys(ctx, &control.ListKeysRequest{})
 		return err
 	},
+	"events": func(ctx context.Context, c *grpc.ClientConn) error {
+		s, err := control.NewControlClient(c).Events(ctx, &control.EventsRequest{})
+		if err != nil {
+			return err
+		}
+		_, err = s.Recv()
+		return err
+	},
 	"rotate keys": func(ctx context.Context, c *grpc.ClientConn) error {
 		s, err := control.NewControlClient(c).RotateKeys(ctx, &control.RotateKeysRequest{})
 		if err != nil {

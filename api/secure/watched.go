@@ -1,6 +1,7 @@
 package secure
 
 import (
+	"fmt"
 	"log/slog"
 	"os"
 	"strings"
@@ -21,6 +22,7 @@ type watched[T any] struct {
 
 	mu     sync.Mutex
 	stamps []os.FileInfo // of the files as last read
+	seen   []os.FileInfo // of the files as last looked at
 	fault  string        // why they could not be read the last time, "" if they could
 	looked time.Time
 }
@@ -33,33 +35,49 @@ func watch[T any](what string, read func() (T, error), paths ...string) (*watche
 			w.paths = append(w.paths, path)
 		}
 	}
-	w.stamps = w.stat()
-	v, err := read()
-	if err != nil {
-		return nil, err
+	for range startLooks {
+		w.stamps = w.stat()
+		v, err := read()
+		if w.seen = w.stat(); same(w.seen, w.stamps) {
+			if err != nil {
+				return nil, err
+			}
+			w.value.Store(&v)
+			return w, nil
+		}
+		time.Sleep(startPause)
 	}
-	w.value.Store(&v)
-	return w, nil
+	return nil, fmt.Errorf("%s: %s: being written all the time, want files that stand still", what, strings.Join(w.paths, " "))
 }
+
+// At the start files that change while they are read are read again, so often at most and after
+// such a pause.
+const startLooks, startPause = 50, 20 * time.Millisecond
 
 // get is what the files say.
 func (w *watched[T]) get() T { return *w.value.Load() }
 
 // refresh reads the files again if they have changed, or could not be read the
-// last time, and reports whether that gave something new. Each fault is logged
-// once.
+// last time, and reports whether that gave something new. Two looks must have seen the same, and
+// one after reading too, so that a file that is being written is not read by halves. Each fault is
+// logged once.
 func (w *watched[T]) refresh(log *slog.Logger) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.looked = time.Now()
-	stamps := w.stat() // before reading: what changes meanwhile is read next time
-	if w.fault == "" && same(stamps, w.stamps) {
+	stamps := w.stat()
+	still := same(stamps, w.seen)
+	w.seen = stamps
+	if w.fault == "" && same(stamps, w.stamps) || !still {
 		return false
 	}
 	v, err := w.read()
+	if w.seen = w.stat(); !same(w.seen, stamps) {
+		return false
+	}
 	if err != nil {
 		if err.Error() != w.fault {
-			log.Warn("files have changed and cannot be used; what they said before stays in force", "what", w.what, "error", err)
+			log.Warn("files have changed and cannot be used; what they said before stays in force", "what", w.what, "error", err, "event", "files")
 		}
 		w.fault = err.Error()
 		return false
@@ -68,7 +86,7 @@ func (w *watched[T]) refresh(log *slog.Logger) bool {
 	changed := !same(stamps, w.stamps)
 	w.value.Store(&v)
 	w.stamps, w.fault = stamps, ""
-	log.Info("files read again", "what", w.what, "files", strings.Join(w.paths, " "))
+	log.Info("files read again", "what", w.what, "files", strings.Join(w.paths, " "), "event", "files")
 	return changed
 }
 

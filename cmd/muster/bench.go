@@ -338,7 +338,7 @@ func (l *benchLoad) prepare(cmd *cobra.Command, c *client.Client, o *benchOption
 			return fmt.Errorf("arrivals: %s has a query of batch size %d for model %q, which takes at most %d", o.arrivals, options.LargestBatchSize, name, most)
 		}
 		for _, note := range m.Notes {
-			fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", name, note)
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", name, plain(note))
 		}
 		l.models = append(l.models, m)
 	}

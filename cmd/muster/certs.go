@@ -1,14 +1,17 @@
 package main
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/api/secure"
@@ -17,18 +20,19 @@ import (
 const (
 	day = 24 * time.Hour
 	// The file names of the CA in its directory.
-	caCertFile, caKeyFile = "ca.crt", "ca.key"
+	caCertFile, caKeyFile, caListFile = "ca.crt", "ca.key", "ca.crl"
 )
 
 func newCertsCommand() *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
 		Use:   "certs",
-		Short: "Make a certificate authority, and certificates for agents and clients",
+		Short: "Make a certificate authority, and issue and revoke certificates",
 		Long: `Make a certificate authority (CA) and certificates, for those who have none.
-Keys are ECDSA on P-256, readable by their owner alone. No file is overwritten.`,
+Keys are ECDSA on P-256, readable by their owner alone. No file is overwritten, but for the list of what is
+revoked.`,
 	}
-	cmd.AddCommand(newCertsInitCommand(&dir), newCertsIssueCommand(&dir))
+	cmd.AddCommand(newCertsInitCommand(&dir), newCertsIssueCommand(&dir), newCertsRevokeCommand(&dir))
 	cmd.PersistentFlags().StringVar(&dir, "dir", "certs", "directory of the CA")
 	return cmd
 }
@@ -102,7 +106,7 @@ there, --host adds more.`,
 		Short: "Issue the certificate of a client",
 		Long: `Issue the certificate of a client. The access file says what a client of this
 name may do; without an access file the client "admin" may load, unload, drain,
-plan and change keys, and the others may query.`,
+plan, change keys and see events, and the others may query.`,
 		Example: `  muster certs issue client ads
   muster certs issue client admin --days 30`,
 		Args: cobra.ExactArgs(1),
@@ -113,6 +117,72 @@ plan and change keys, and the others may query.`,
 	cmd.PersistentFlags().StringVar(&out, "out", "", "directory to write to (default that of the CA)")
 	cmd.PersistentFlags().IntVar(&days, "days", 365, "days until the certificate expires; at most as long as the CA holds")
 	cmd.AddCommand(agent, client)
+	return cmd
+}
+
+func newCertsRevokeCommand(dir *string) *cobra.Command {
+	var days int
+	cmd := &cobra.Command{
+		Use:   "revoke [NAME|FILE...]",
+		Short: "Revoke certificates of the CA",
+		Long: `Revoke certificates of the CA: those of the names, as they lie in the CA's
+directory, or in the files (a name with a / or that ends with .crt is a file).
+They are added to ca.crl there, the list that agents and clients read
+(--tls-crl). Without arguments the list is only renewed.`,
+		Example: `  muster certs revoke ads
+  muster certs revoke old/node1.crt
+  muster certs revoke --days 30`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			life, err := lifetime(days)
+			if err != nil {
+				return err
+			}
+			ca, err := readCA(*dir)
+			if err != nil {
+				return err
+			}
+			var certs []*x509.Certificate
+			for _, arg := range args {
+				file := arg
+				if !strings.Contains(arg, "/") && !strings.HasSuffix(arg, ".crt") {
+					file = filepath.Join(*dir, arg+".crt")
+				}
+				data, err := os.ReadFile(file)
+				if err != nil {
+					return fmt.Errorf("revoke %s: %w", arg, err)
+				}
+				found, err := secure.ParseCertificates(data)
+				if err != nil {
+					return fmt.Errorf("revoke %s: %s: %w", arg, file, err)
+				}
+				certs = append(certs, found[0]) // what follows lies between it and the CA
+			}
+			listFile := filepath.Join(*dir, caListFile)
+			before, err := os.ReadFile(listFile)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			list, err := ca.Revoke(before, certs, time.Now(), life)
+			if err != nil {
+				return fmt.Errorf("%s: %w", listFile, err)
+			}
+			f, err := writeAside(listFile, list, 0o644)
+			if err != nil {
+				return err
+			}
+			defer f.Cleanup()
+			if err := f.CloseAtomicallyReplace(); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), `%s: the revocation list; no secret; to be renewed within %d days
+
+Next, give it to every agent and client, over the one before:
+  muster agent --tls-crl %s ...
+`, listFile, days, listFile)
+			return nil
+		},
+	}
+	cmd.Flags().IntVar(&days, "days", 365, "days until the list should be renewed")
 	return cmd
 }
 
@@ -180,7 +250,7 @@ func readCA(dir string) (*secure.CA, error) {
 }
 
 // writePair writes a certificate and its private key to files that are not
-// there yet: both, or none.
+// there yet: both whole, or none.
 func writePair(certFile string, cert []byte, keyFile string, key []byte) error {
 	if err := os.MkdirAll(filepath.Dir(certFile), 0o700); err != nil {
 		return err
@@ -190,20 +260,37 @@ func writePair(certFile string, cert []byte, keyFile string, key []byte) error {
 			return fmt.Errorf("%s is there already, and is not overwritten: move it away, or choose another directory", path)
 		}
 	}
-	if err := writeNew(keyFile, key); err != nil {
+	newKey, err := writeAside(keyFile, key, 0o600)
+	if err != nil {
 		return err
 	}
-	if err := writeNew(certFile, cert); err != nil {
+	defer newKey.Cleanup()
+	newCert, err := writeAside(certFile, cert, 0o600)
+	if err != nil {
+		return err
+	}
+	defer newCert.Cleanup()
+	if err := newKey.CloseAtomicallyReplace(); err != nil {
+		return err
+	}
+	if err := newCert.CloseAtomicallyReplace(); err != nil {
 		return errors.Join(err, os.Remove(keyFile))
 	}
 	return nil
 }
 
-func writeNew(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+// writeAside writes data, all of it and onto the disk, to a file that can take the place of the one
+// at path.
+func writeAside(path string, data []byte, mode os.FileMode) (*renameio.PendingFile, error) {
+	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(filepath.Dir(path)), renameio.WithStaticPermissions(mode))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	_, err = f.Write(data)
-	return errors.Join(err, f.Close())
+	if _, err = f.Write(data); err == nil {
+		err = f.Sync()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w; nothing was written to %s", errors.Join(err, f.Cleanup()), path)
+	}
+	return f, nil
 }

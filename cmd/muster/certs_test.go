@@ -3,11 +3,80 @@ package main
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 )
+
+// TestRevoke: the list has what was revoked, and goes on.
+func TestRevoke(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, args := range []string{"certs init", "certs issue client ads", "certs issue client ops", "certs issue agent node1 --out elsewhere"} {
+		if _, _, err := execute(t, strings.Fields(args)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	revoked := func() (n int) {
+		data, err := os.ReadFile("certs/ca.crl")
+		if err != nil {
+			t.Fatal(err)
+		}
+		block, _ := pem.Decode(data)
+		list, err := x509.ParseRevocationList(block.Bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list.RevokedCertificateEntries)
+	}
+	for i, args := range []string{"", " ads", " elsewhere/node1.crt ads", " --days 7"} {
+		out, _, err := execute(t, strings.Fields("certs revoke"+args)...)
+		if err != nil || !strings.Contains(out, "muster agent --tls-crl certs/ca.crl") {
+			t.Fatalf("%q: got %q, %v", args, out, err)
+		}
+		if got, want := revoked(), min(i, 2); got != want {
+			t.Errorf("%q: %d are revoked, want %d", args, got, want)
+		}
+	}
+	for args, want := range map[string]string{"nobody": "revoke nobody: open certs/nobody.crt", "ca": "is that of a CA", "certs/ca.key": "PEM of type", "--days 0": "days: 0"} {
+		if _, _, err := execute(t, strings.Fields("certs revoke "+args)...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", args, err, want)
+		}
+	}
+	if got := revoked(); got != 2 {
+		t.Errorf("%d are revoked, want 2", got)
+	}
+	if err := os.WriteFile("certs/ca.crl", []byte("damaged"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := execute(t, "certs", "revoke", "ops"); err == nil || !strings.Contains(err.Error(), "certs/ca.crl: the list before: no revocation list") {
+		t.Errorf("damaged list: got %v", err)
+	}
+}
+
+// TestCertsOnFullDisk: where a file cannot be written, nothing is left of it.
+func TestCertsOnFullDisk(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(t.TempDir())
+	if _, _, err := execute(t, "certs", "init", "--dir", "ca"); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range []string{"certs init --dir new", "certs issue client ads --dir ca --out new"} {
+		cmd := exec.Command("sh", "-c", "ulimit -f 0; exec \"$0\" "+args, self)
+		cmd.Env = append(os.Environ(), mainVariable+"=1")
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "file too large; nothing was written to new/") {
+			t.Errorf("%s: got %v %s", args, err, out)
+		}
+		if left, err := os.ReadDir("new"); err != nil || len(left) > 0 {
+			t.Errorf("%s left %v, %v", args, left, err)
+		}
+	}
+}
 
 // TestCerts makes a CA and certificates of it, and tries what must not work.
 func TestCerts(t *testing.T) {

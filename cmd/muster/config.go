@@ -181,7 +181,7 @@ func printSettingsJSON(cmd *cobra.Command, origins map[string]string) error {
 
 // printJSON writes v indented, for people and jq alike.
 func printJSON(w interface{ Write([]byte) (int, error) }, v any) error {
-	encoder := json.NewEncoder(w)
+	encoder := json.NewEncoder(plainJSON{w})
 	encoder.SetIndent("", "  ")
 	return encoder.Encode(v)
 }

@@ -43,6 +43,7 @@ missing while there is none.`,
 				return err
 			}
 			if !asJSON {
+				plainMessage(status)
 				return printStatus(cmd.OutOrStdout(), status)
 			}
 			status.View.Profiles = nil // long, and of no use to who asks how the fleet does
@@ -181,7 +182,7 @@ they have.`,
 				return err
 			}
 			for _, name := range draining {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s: draining\n", name)
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: draining\n", plain(name))
 			}
 			return nil
 		},

@@ -180,7 +180,7 @@ func TestFleetCommands(t *testing.T) {
 	wantOutput(t, false, `^\S+: models: not found on any agent: model "nfc"; there are ncf$`, "infer", "nfc")
 	wantOutput(t, false, `version 7 of model "ncf"; there are 1$`, "infer", "ncf", "--model-version", "7")
 	wantOutput(t, true, `^`+last.name+` .*not encrypted`, "keys", "list")
-	for _, command := range []string{"status", "top --once", "drain", "models load ncf", "keys list", "infer ncf"} {
+	for _, command := range []string{"status", "top --once", "drain", "models load ncf", "keys list", "infer ncf", "events"} {
 		wantOutput(t, false, `127\.0\.0\.1:1\b.*: connect: connection refused$`, append(strings.Fields(command), "--server", "127.0.0.1:1")...)
 	}
 
@@ -195,6 +195,11 @@ func TestFleetCommands(t *testing.T) {
 	wantOutput(t, true, `scores`, "infer", "ncf") // of the others
 	wantOutput(t, true, `^ncf: loaded$`, "models", "load", "ncf", "--agent", agents[1].name)
 	last.waitForView(t, holds(agents[1].name, 1))
+
+	const when = `^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}  `
+	wantOutput(t, true, when+`unload    asked to unload a model model=ncf on=`+agents[1].name+`, by somebody from 127\.0\.0\.1:\d+$`, "events")
+	wantOutput(t, true, when+`unloaded  `+agents[1].name+`  model serves no more model=ncf version=1 why="unloaded by call"$`, "events", "--fleet")
+	wantOutput(t, true, `^{"time":"[^"]*","agent":"`+last.name+`","sequence":\d+,"kind":"unload","what":"asked to unload a model","from":"127\.0\.0\.1:\d+","details":{"model":"ncf","on":"`+agents[1].name+`"}}$`, "events", "--json")
 
 	// One freezes, the leader perhaps; the others say what they can.
 	frozen := agents[0]

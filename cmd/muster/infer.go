@@ -131,14 +131,19 @@ func randomQuery(ctx context.Context, stderr io.Writer, c *client.Client, model,
 		return nil, fmt.Errorf("make a query for %q: %w", model, err)
 	}
 	for _, note := range notes {
-		fmt.Fprintln(stderr, "note:", note)
+		fmt.Fprintln(stderr, "note:", plain(note))
 	}
 	return query, nil
 }
 
 // encodeResponse writes the answer in the protocol's REST form.
 func encodeResponse(w io.Writer, response *oip.Response) error {
-	return oip.EncodeResponse(bodyWriter{w, http.Header{}}, &oip.Request{}, response, nil)
+	var whole bytes.Buffer // plainJSON wants whole characters
+	if err := oip.EncodeResponse(bodyWriter{&whole, http.Header{}}, &oip.Request{}, response, nil); err != nil {
+		return err
+	}
+	_, err := plainJSON{w}.Write(whole.Bytes())
+	return err
 }
 
 // A bodyWriter is a response of which only the body matters.
@@ -167,9 +172,9 @@ func printResponse(w io.Writer, response *oip.Response, took time.Duration) erro
 	if err := json.Unmarshal(body.Bytes(), &decoded); err != nil {
 		return fmt.Errorf("read back the answer: %w", err)
 	}
-	fmt.Fprintf(w, "%s version %s answered in %v\n", response.Model, response.Version, took.Round(time.Microsecond))
+	fmt.Fprintf(w, "%s version %s answered in %v\n", plain(response.Model), plain(response.Version), took.Round(time.Microsecond))
 	for _, o := range decoded.Outputs {
-		fmt.Fprintf(w, "%s %s %v\n", o.Name, o.Datatype, o.Shape)
+		fmt.Fprintf(w, "%s %s %v\n", plain(o.Name), plain(o.Datatype), o.Shape)
 		rows := 1
 		if len(o.Shape) > 0 {
 			rows = o.Shape[0]
@@ -192,7 +197,7 @@ func printResponse(w io.Writer, response *oip.Response, took time.Duration) erro
 func firstValues(row []json.RawMessage, n int) string {
 	words := make([]string, 0, n+1)
 	for _, v := range row[:min(len(row), n)] {
-		words = append(words, string(v))
+		words = append(words, plain(string(v)))
 	}
 	if len(row) > n {
 		words = append(words, fmt.Sprintf("... %d more", len(row)-n))

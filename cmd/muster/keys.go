@@ -115,6 +115,7 @@ func followRotation(w io.Writer, next func() (*control.KeysProgress, error)) err
 		if err != nil {
 			return err
 		}
+		plainMessage(p)
 		keys := p.GetKeys()
 		if fault := keys.GetFault(); fault != "" {
 			behind[keys.GetAgent()] = true
@@ -164,6 +165,7 @@ SHA-256. An agent encrypts with the first and understands all.`,
 			if err != nil {
 				return ofServer(settings, err)
 			}
+			plainMessage(list)
 			table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 			fmt.Fprintln(table, "AGENT\tENCRYPTS WITH\tUNDERSTANDS TOO\tKEPT IN\tFAULT")
 			for _, a := range list.GetAgents() {

@@ -87,6 +87,7 @@ func (o *planOptions) openLive(cmd *cobra.Command) (*planning, error) {
 	if err != nil {
 		return nil, err
 	}
+	plainMessage(fleet)
 	live := &liveFleet{Leader: fleet.GetLeadership().GetLeader(), Epoch: fleet.GetLeadership().GetEpoch(), counts: map[string]int{}}
 	demand, err := live.demanded(fleet, o.sim.models)
 	if err != nil {

@@ -170,7 +170,7 @@ func printModels(w io.Writer, list []listedModel) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "MODEL\tVERSION\tSTATE\tREASON")
 	for _, m := range list {
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", m.Model, m.Version, m.State, m.Reason)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", plain(m.Model), plain(m.Version), plain(m.State), plain(m.Reason))
 	}
 	return table.Flush()
 }
@@ -219,7 +219,7 @@ func completeModels(settings *clientSettings) cobra.CompletionFunc {
 		}
 		var names []cobra.Completion
 		for _, m := range list {
-			if !slices.Contains(names, m.Model) && !slices.Contains(args, m.Model) {
+			if plain(m.Model) == m.Model && !slices.Contains(names, m.Model) && !slices.Contains(args, m.Model) {
 				names = append(names, m.Model)
 			}
 		}

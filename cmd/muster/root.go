@@ -67,7 +67,7 @@ The file is --config, or MUSTER_CONFIG, or ./muster.yaml if there is one.
 	}{
 		{"Serve models:", []*cobra.Command{newAgentCommand(), newModelsCommand(), newConfigCommand(), newCertsCommand()}},
 		{"Send queries:", []*cobra.Command{newInferCommand(), newBenchCommand()}},
-		{"Watch and run a fleet:", []*cobra.Command{newStatusCommand(), newTopCommand(), newDrainCommand(), newKeysCommand()}},
+		{"Watch and run a fleet:", []*cobra.Command{newStatusCommand(), newTopCommand(), newEventsCommand(), newDrainCommand(), newKeysCommand()}},
 		{"Simulate and plan a fleet:", []*cobra.Command{newSimCommand(), newPlanCommand(), newReproduceCommand()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: group.title, Title: group.title})

@@ -69,7 +69,7 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.StringVar(&s.GossipAddress, "gossip", s.GossipAddress, "address to gossip with other agents on, TCP and UDP")
 	fs.StringVar(&s.Advertise, "advertise", s.Advertise, "host, or host:port of gossip, by which others reach this agent")
 	fs.StringVar(&s.GossipKey, "gossip-key", s.GossipKey, "key of the fleet: 32 bytes in base64, or a file with one a line")
-	addIdentity(fs, &s.Security.CertFile, &s.Security.KeyFile, &s.Security.CAFile, &s.Insecure)
+	addIdentity(fs, &s.Security.CertFile, &s.Security.KeyFile, &s.Security.CAFile, &s.Security.CRLFile, &s.Insecure)
 	fs.StringVar(&s.Security.ClientCAFile, "tls-client-ca", s.Security.ClientCAFile, "CA of clients' certificates, PEM (default that of --tls-ca)")
 	fs.BoolVar(&s.Security.RequireClientCert, "require-client-cert", s.Security.RequireClientCert, "refuse connections without a client's certificate")
 	fs.StringVar(&s.Security.APIKeysFile, "api-keys", s.Security.APIKeysFile, "file with the API keys of clients, lines of `name: key`")
@@ -94,10 +94,11 @@ func (s *agentSettings) validate() error {
 
 // addIdentity defines the settings that agents and clients have in common: how
 // a process proves who it is, and whom it believes.
-func addIdentity(fs *pflag.FlagSet, cert, key, ca *string, insecure *bool) {
+func addIdentity(fs *pflag.FlagSet, cert, key, ca, crl *string, insecure *bool) {
 	fs.StringVar(cert, "tls-cert", *cert, "own certificate, PEM")
 	fs.StringVar(key, "tls-key", *key, "private key of the own certificate, PEM")
 	fs.StringVar(ca, "tls-ca", *ca, "CA of the fleet's certificates, PEM")
+	fs.StringVar(crl, "tls-crl", *crl, "revocation lists of the CAs, PEM: certificates in them are not believed")
 	fs.BoolVar(insecure, "insecure", *insecure, "allow to do without TLS, and without a key of gossip, where others can reach it")
 }
 
@@ -111,7 +112,7 @@ type clientSettings struct {
 func (s *clientSettings) add(flags *pflag.FlagSet) {
 	fs := pflag.NewFlagSet("client", pflag.ContinueOnError)
 	fs.StringSliceVar(&s.servers, "server", []string{agent.DefaultConfig().GRPCAddress}, "gRPC addresses of agents")
-	addIdentity(fs, &s.CertFile, &s.KeyFile, &s.CAFile, &s.Insecure)
+	addIdentity(fs, &s.CertFile, &s.KeyFile, &s.CAFile, &s.CRLFile, &s.Insecure)
 	fs.StringVar(&s.APIKey, "api-key", s.APIKey, "API key to call with; better given by the environment, where fewer see it")
 	addSettings(flags, fs)
 }

@@ -159,7 +159,7 @@ func (m topModel) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		if m.failing.IsZero() {
 			m.failing = msg.at
 		}
-		m.note = fmt.Sprintf("OLD NUMBERS: no answer for %v; %v", msg.at.Sub(m.failing).Round(time.Second), msg.err)
+		m.note = fmt.Sprintf("OLD NUMBERS: no answer for %v; %s", msg.at.Sub(m.failing).Round(time.Second), plain(msg.err.Error()))
 		return m, m.wait()
 	}
 	return m, nil
@@ -246,6 +246,7 @@ func (f *fleetSource) askFirst(ctx context.Context) (*control.FleetStatus, error
 	s, err := control.NewControlClient(f.conn).Status(ctx, &control.StatusRequest{})
 	switch status.Code(err) {
 	case codes.OK:
+		plainMessage(s)
 		return s, nil
 	case codes.Unimplemented:
 		return nil, fmt.Errorf("%s tells nothing of a fleet: it is no agent of Muster, or of an older version", address)
@@ -277,7 +278,7 @@ func (f *fleetSource) learn(s *control.FleetStatus) {
 func (f *fleetSource) note(interval time.Duration) string {
 	note := fmt.Sprintf("q quits; asks %s every %v", f.addresses[0], interval)
 	if f.left != "" {
-		note += ", since " + f.left
+		note += ", since " + plain(f.left)
 	}
 	return note
 }

@@ -1,0 +1,228 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/secure"
+)
+
+// eventText is an event in a line, without its time: "agent kind what who from key=value ...".
+func eventText(e *control.Event) string {
+	text := fmt.Sprintf("%s %s: %s", e.Agent, e.Kind, e.What)
+	if e.Who != "" || e.From != "" {
+		text += fmt.Sprintf(" by %s from %s", e.Who, e.From)
+	}
+	for _, d := range e.Details {
+		text += fmt.Sprintf(" %s=%s", d.Key, d.Value)
+	}
+	return text
+}
+
+// eventLines asks for events and returns them in lines.
+func eventLines(ctx context.Context, c control.ControlClient, req *control.EventsRequest) (string, error) {
+	stream, err := c.Events(ctx, req)
+	if err != nil {
+		return "", err
+	}
+	var lines strings.Builder
+	for {
+		e, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return lines.String(), nil
+		}
+		if err != nil {
+			return lines.String(), err
+		}
+		lines.WriteString(eventText(e) + "\n")
+	}
+}
+
+// TestEventsOfFleet: what happens to a fleet is told by its agents, and who asked for it.
+func TestEventsOfFleet(t *testing.T) {
+	if raceDetector {
+		t.Skip("as TestGuardedFleet")
+	}
+	testInFleet(t, func(f *testFleet) {
+		ca := newTestCA(f.T)
+		with := func(config secure.Config) func(*Agent) { return func(a *Agent) { a.config.Security = config } }
+		one, two := f.start(with(ca.agent("a1"))), f.start(with(ca.agent("a2")))
+		f.settled(one, two)
+		dial := func(name string) *grpc.ClientConn {
+			return dialSecurely(f, one.host+":8001", ca.client(name), grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
+				return f.network.dial(ctx, "client", to)
+			}))
+		}
+		admin, ads := dial("admin"), dial("ads")
+		defer admin.Close()
+		defer ads.Close()
+		follow, err := control.NewControlClient(admin).Events(f.Context(), &control.EventsRequest{Follow: true})
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, req := range []*control.EventsRequest{{}, {Follow: true}, {Fleet: true}} {
+			if lines, err := eventLines(f.Context(), control.NewControlClient(ads), req); status.Code(err) != codes.PermissionDenied {
+				f.Errorf("a client that may not: got %q, %v", lines, err)
+			}
+		}
+		models := inference.NewGRPCInferenceServiceClient(admin)
+		if _, err := models.RepositoryModelUnload(f.Context(), &inference.RepositoryModelUnloadRequest{ModelName: "ncf"}); err != nil {
+			f.Fatal(err)
+		}
+		if _, err := models.RepositoryModelLoad(f.Context(), &inference.RepositoryModelLoadRequest{ModelName: "ncf"}); err != nil {
+			f.Fatal(err)
+		}
+		// What an agent says for whom it asks is believed, what a client says is not.
+		forged := metadata.AppendToOutgoingContext(f.Context(), "muster-who-bin", "root")
+		if _, err := models.RepositoryModelUnload(forged, &inference.RepositoryModelUnloadRequest{ModelName: "nothing"}); status.Code(err) != codes.NotFound {
+			f.Errorf("unload what is not there: got %v", err)
+		}
+		if _, err := control.NewControlClient(admin).Drain(f.Context(), &control.DrainRequest{Agents: []string{two.name}}); err != nil {
+			f.Fatal(err)
+		}
+		f.settled(one)
+
+		own := []string{
+			one.name + " started: muster agent version=",
+			one.name + " loaded: model ready model=ncf version=1",
+			one.name + " joined: agent joined agent=" + two.name,
+			one.name + " leader: leading the fleet epoch=1",
+			one.name + " unload: asked to unload a model by admin (certificate) from bufconn model=ncf on=all",
+			one.name + " unloaded: model serves no more model=ncf version=1 why=unloaded by call",
+			one.name + " load: asked to load a model by admin (certificate) from bufconn model=ncf on=all",
+			one.name + " unload: asked to unload a model by admin (certificate) from bufconn model=nothing on=all error=",
+			one.name + " drain: asked to have another agent drain by admin (certificate) from bufconn agent=" + two.name,
+			one.name + " left: agent left agent=" + two.name,
+		}
+		got, err := eventLines(f.Context(), control.NewControlClient(admin), &control.EventsRequest{})
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, want := range own {
+			if !strings.Contains(got, want) {
+				f.Errorf("no %q among the events of the agent asked:\n%s", want, got)
+			}
+		}
+		others := ""
+		for _, e := range two.events.after(0) {
+			others += eventText(e) + "\n"
+		}
+		for _, want := range []string{
+			" unload: asked to unload a model by admin (certificate) through a1 (agent) from ",
+			" unloaded: model serves no more model=ncf version=1 why=unloaded by call",
+			" load: asked to load a model by admin (certificate) through a1 (agent) from ",
+			" drain: asked to drain by admin (certificate) through a1 (agent) from ",
+			" draining: ",
+		} {
+			if !strings.Contains(others, two.name+want) {
+				f.Errorf("no %q among the events of the other agent:\n%s", want, others)
+			}
+		}
+		if log := one.log.String(); !strings.Contains(log, `msg="asked to unload a model" model=ncf on=all event=unload who="admin (certificate)"`) {
+			f.Errorf("the log does not say who asked:\n%s", log)
+		}
+		// One that follows has had the same.
+		followed := ""
+		for last := one.events.after(0); ; {
+			e, err := follow.Recv()
+			if err != nil {
+				f.Fatal(err)
+			}
+			followed += eventText(e) + "\n"
+			if e.Sequence == last[len(last)-1].Sequence {
+				break
+			}
+		}
+		if followed != got {
+			f.Errorf("one that follows has\n%s\nwant\n%s", followed, got)
+		}
+		three := f.start(with(ca.agent("a3")))
+		f.settled(one, three)
+		all, err := eventLines(f.Context(), control.NewControlClient(admin), &control.EventsRequest{Fleet: true})
+		if err != nil || !strings.Contains(all, one.name+" joined: agent joined agent="+three.name) || !strings.Contains(all, three.name+" joined: agent joined agent="+one.name) {
+			f.Errorf("events of the fleet: got %v\n%s", err, all)
+		}
+		if _, err := eventLines(f.Context(), control.NewControlClient(admin), &control.EventsRequest{Fleet: true, Follow: true}); status.Code(err) != codes.InvalidArgument {
+			f.Errorf("the fleet cannot be followed: got %v", err)
+		}
+	})
+}
+
+// TestWhoByHTTP: who asks by REST is told as who asks by gRPC, by the name of the API key.
+func TestWhoByHTTP(t *testing.T) {
+	ca := newTestCA(t)
+	config := testConfig(t)
+	config.Security = secure.Config{APIKeysFile: ca.write("keys", "ops: ops-ops-ops-ops-ops\n"), AccessFile: ca.write("access", "clients: {ops: {control: [unload]}}\n")}
+	a := startAgent(t, config, emulated())
+	for _, model := range []string{"ncf", "\x1b[2J" + strings.Repeat("x", 3000)} {
+		resp, body := a.exchange("POST", "/v2/repository/models/"+strings.ReplaceAll(model, "\x1b", "%1b")+"/unload", "", map[string]string{"Authorization": "Bearer ops-ops-ops-ops-ops"})
+		if (resp.StatusCode == http.StatusOK) != (model == "ncf") {
+			t.Fatalf("unload: got %d %s", resp.StatusCode, body)
+		}
+	}
+	got := ""
+	for _, e := range a.events.after(0) {
+		if e.Kind == "unload" {
+			got += eventText(e) + "\n"
+			size := len(e.What)
+			for _, d := range e.Details {
+				size += len(d.Key) + len(d.Value)
+			}
+			if size > mostEventBytes {
+				t.Errorf("event of %d bytes, want at most %d", size, mostEventBytes)
+			}
+		}
+	}
+	if !strings.Contains(got, "asked to unload a model by ops (API key) from 127.0.0.1:") || !strings.Contains(got, "model=ncf on=all\n") {
+		t.Errorf("got %q", got)
+	}
+}
+
+// TestEventRing: the ring is bounded, and no kind pushes out the others.
+func TestEventRing(t *testing.T) {
+	ring := newEvents("a")
+	log := slog.New(&eventHandler{next: slog.DiscardHandler, events: ring})
+	log.Info("first", eventKey, "unload", whoKey, "admin", fromKey, "10.0.0.9:1")
+	log.Info("no event")
+	for i := range 3 * mostEvents {
+		log.Warn("refused", eventKey, "refused", "number", i, "error", strings.Repeat("\xff", 10000))
+	}
+	kept := ring.after(0)
+	if len(kept) != 1+mostOfKind || kept[0].What != "first" || kept[0].Who != "admin" || kept[0].From != "10.0.0.9:1" {
+		t.Fatalf("got %d events, the first %v, want %d", len(kept), kept[0], 1+mostOfKind)
+	}
+	if last := kept[len(kept)-1]; last.Sequence != 3*mostEvents+1 || len(eventText(last)) > mostEventBytes+20 {
+		t.Errorf("got as the last %d, of %d bytes", last.Sequence, len(eventText(last)))
+	}
+	for kind := range 8 {
+		for range mostOfKind {
+			log.Info("more", eventKey, fmt.Sprint(kind))
+		}
+	}
+	kept = ring.after(0)
+	if len(kept) != mostEvents {
+		t.Errorf("got %d events, want %d", len(kept), mostEvents)
+	}
+	for i, e := range kept[1:] {
+		if e.Sequence <= kept[i].Sequence {
+			t.Fatalf("event %d after %d", e.Sequence, kept[i].Sequence)
+		}
+	}
+	if after := ring.after(kept[9].Sequence); len(after) != len(kept)-10 || after[0] != kept[10] {
+		t.Errorf("after the tenth: got %d", len(after))
+	}
+}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/muster-serve/muster/api/control"
+)
+
+func newEventsCommand() *cobra.Command {
+	var settings clientSettings
+	var follow, fleet, asJSON bool
+	cmd := &cobra.Command{
+		Use:   "events",
+		Short: "Show what has happened, and who asked for it",
+		Long: `Show what has happened to an agent, or to the fleet as it saw it, the oldest
+first: who joined and was lost, who leads, which models were loaded, unloaded or
+failed, which lanes were lost, what was refused, and who had models loaded or
+unloaded, agents drained or keys changed. An agent keeps the last 1024 events
+since its start, at most 256 of a kind; its log has all.
+
+Times are those of the agent. Each line of --json is an event.`,
+		Example: `  muster events
+  muster events --follow --server 10.0.0.7:8001
+  muster events --fleet --json | jq 'select(.who)'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			conn, err := settings.dialFirst(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			ctx, cancel := context.WithCancel(cmd.Context())
+			defer cancel()
+			if !follow {
+				timeout := time.AfterFunc(fleetTimeout, cancel)
+				defer timeout.Stop()
+			}
+			stream, err := control.NewControlClient(conn).Events(ctx, &control.EventsRequest{Follow: follow, Fleet: fleet})
+			if err != nil {
+				return ofServer(settings, err)
+			}
+			show := printEvent
+			if asJSON {
+				show = printEventJSON
+			}
+			for {
+				e, err := stream.Recv()
+				switch {
+				case errors.Is(err, io.EOF), follow && cmd.Context().Err() != nil:
+					return nil
+				case err != nil:
+					return ofServer(settings, err)
+				}
+				if err := show(cmd.OutOrStdout(), e, fleet); err != nil {
+					return err
+				}
+			}
+		},
+	}
+	settings.add(cmd.Flags())
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what happens, until interrupted")
+	cmd.Flags().BoolVar(&fleet, "fleet", false, "of all agents, by time; the agent asked asks the others")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print as JSON, an event a line")
+	cmd.MarkFlagsMutuallyExclusive("follow", "fleet")
+	return cmd
+}
+
+// printEvent prints an event for people: when, of what kind, at which agent if that is not clear,
+// what, and who asked for it.
+func printEvent(w io.Writer, e *control.Event, agent bool) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s  %-8s  ", time.Unix(0, e.GetTimeUnixNs()).Format("2006-01-02 15:04:05.000"), plain(e.GetKind()))
+	if agent {
+		fmt.Fprintf(&b, "%s  ", plain(e.GetAgent()))
+	}
+	b.WriteString(plain(e.GetWhat()))
+	for _, d := range e.GetDetails() {
+		value := plain(d.GetValue())
+		if value == "" || strings.ContainsAny(value, ` ="`) {
+			value = strconv.Quote(d.GetValue())
+		}
+		fmt.Fprintf(&b, " %s=%s", plain(d.GetKey()), value)
+	}
+	if who := plain(e.GetWho()); who != "" {
+		fmt.Fprintf(&b, ", by %s", who)
+	} else if e.GetFrom() != "" {
+		b.WriteString(", by somebody")
+	}
+	if from := plain(e.GetFrom()); from != "" {
+		fmt.Fprintf(&b, " from %s", from)
+	}
+	_, err := fmt.Fprintln(w, b.String())
+	return err
+}
+
+// printEventJSON prints an event in a line for programs.
+func printEventJSON(w io.Writer, e *control.Event, _ bool) error {
+	details := map[string]string{}
+	for _, d := range e.GetDetails() {
+		details[d.GetKey()] = d.GetValue()
+	}
+	return json.NewEncoder(plainJSON{w}).Encode(struct {
+		Time     time.Time         `json:"time"`
+		Agent    string            `json:"agent"`
+		Sequence uint64            `json:"sequence"`
+		Kind     string            `json:"kind"`
+		What     string            `json:"what"`
+		Who      string            `json:"who,omitempty"`
+		From     string            `json:"from,omitempty"`
+		Details  map[string]string `json:"details,omitempty"`
+	}{time.Unix(0, e.GetTimeUnixNs()).UTC(), e.GetAgent(), e.GetSequence(), e.GetKind(), e.GetWhat(), e.GetWho(), e.GetFrom(), details})
+}
