@@ -70,6 +70,7 @@ type Agent struct {
 	advertised string // the gRPC address for others
 	local      *localConn
 	roster     *roster
+	feed       *feed
 	gossip     *gossip.Gossip
 	keyring    *keyring
 	leading    leading
@@ -224,6 +225,7 @@ func (a *Agent) open() error {
 	a.register(a.local)
 	a.roster = newRoster(a.closing, a.network, a.local, a.log)
 	a.roster.updateSelf(a.describe())
+	a.feed = &feed{roster: a.roster}
 	id := 1 + rand.Uint64N(math.MaxUint64)
 	a.station = newStation(a, id)
 	if a.leading, err = a.newLeading(); err != nil {
@@ -231,6 +233,7 @@ func (a *Agent) open() error {
 	}
 	a.roster.leadership = a.leading.leadership
 	a.roster.complete = a.estimates.complete
+	a.roster.learned = a.estimates.learnedTimes.Load
 	a.gateway, err = client.NewGateway(client.GatewayConfig{
 		ID:        id,
 		Agent:     a.name,
@@ -418,6 +421,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	group.Go(func() error { return a.guard.Run(fleetCtx) })
 	group.Go(func() error { a.followGossip(); return nil })
 	group.Go(func() error { a.followView(fleetCtx); return nil })
+	group.Go(func() error { a.feed.run(fleetCtx, a.leading.changed); return nil })
 	group.Go(func() error { a.tellLoad(fleetCtx); return nil })
 	group.Go(func() error { a.tellSelf(fleetCtx); return nil })
 	group.Go(func() error { a.learnInstanceType(fleetCtx); return nil })

@@ -114,7 +114,7 @@ func (s controlService) Demand(ctx context.Context, req *control.DemandRequest) 
 
 // Status is the fleet as this agent sees it, with what only the leader knows.
 func (s controlService) Status(ctx context.Context, req *control.StatusRequest) (*control.FleetStatus, error) {
-	view := s.roster.view()
+	view := s.roster.loadedView()
 	status := &control.FleetStatus{View: view}
 	leader := view.GetLeadership().GetLeader()
 	if leader != "" && leader != s.name && !isLocalOnly(ctx) {
@@ -139,6 +139,10 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 	for _, a := range status.Agents {
 		known[a.Name] = a
 	}
+	loads := map[string]*control.LaneLoad{}
+	for _, l := range view.Loads {
+		loads[l.Agent] = l
+	}
 	status.Agents = nil
 	for _, m := range view.Members {
 		if req.GetAgent() != "" && req.GetAgent() != m.Name {
@@ -148,10 +152,8 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 		if a == nil {
 			a = &control.AgentStatus{Name: m.Name}
 		}
-		for _, l := range view.Loads {
-			if l.Agent == m.Name {
-				a.RemainingNs, a.Waiting = l.RemainingNs, l.Waiting
-			}
+		if l := loads[m.Name]; l != nil {
+			a.RemainingNs, a.Waiting = l.RemainingNs, l.Waiting
 		}
 		status.Agents = append(status.Agents, a)
 	}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
@@ -18,10 +19,12 @@ type estimates struct {
 	// lanes is what this agent's are, in what a member says of itself.
 	lanes     func() *control.Member
 	catalogue *profiles.Catalogue
-	mu        sync.Mutex
-	book      *profiles.Book
-	learned   map[string]*estimate
-	gone      profiles.Absence[string] // of learned
+	// learnedTimes counts how often a table was made anew.
+	learnedTimes atomic.Uint64
+	mu           sync.Mutex
+	book         *profiles.Book
+	learned      map[string]*estimate
+	gone         profiles.Absence[string] // of learned
 }
 
 // An estimate is what is known of one version of a model.
@@ -126,6 +129,7 @@ func (e *estimates) Observe(profile string, batchSize int, execution time.Durati
 	if known.observed >= known.rebuild {
 		known.rebuild = known.observed + min(1+known.observed/8, mostUnlearned)
 		known.table, known.json = e.book.Table(known.key), nil
+		e.learnedTimes.Add(1)
 	}
 }
 

@@ -99,8 +99,15 @@ func (a *Agent) followGossip() {
 		case gossip.Failed:
 			a.roster.lost(e.Member.Name, true)
 		case gossip.Loaded:
-			a.roster.heardLoad(e.Load.From, e.Load.Data, e.Load.At)
+			a.hearLoad(e.Load.From, e.Load.Data, e.Load.At)
 		}
+	}
+}
+
+// hearLoad takes what gossip says of how busy a member is.
+func (a *Agent) hearLoad(name string, said []byte, at time.Time) {
+	if l, ok := a.roster.heardLoad(name, said, at); ok {
+		a.gateway.SetLoads([]*control.LaneLoad{l.Now(time.Now())})
 	}
 }
 
@@ -114,7 +121,7 @@ func (a *Agent) tellLoad(ctx context.Context) {
 		l := load{revision: a.roster.describeSelf().Revision, waiting: uint64(stats.Waiting), remaining: stats.RemainingByLane}
 		if said := l.encode(); !bytes.Equal(said, last) {
 			last = said
-			a.roster.heardOwnLoad(l)
+			a.gateway.SetLoads([]*control.LaneLoad{a.roster.heardOwnLoad(l).Now(time.Now())})
 			if err := a.gossip.SetLoad(said); err != nil {
 				a.log.Warn("tell how busy this agent is", "error", err)
 			}
@@ -149,13 +156,16 @@ func (a *Agent) leaveGossip() {
 	}
 }
 
-// followView keeps the gateway as the view of the fleet says, until ctx ends.
+// followView keeps the gateway as the view of the fleet says, until ctx ends. Loads the gateway gets
+// as they are heard; here only those of members that it may not have known when they were.
 func (a *Agent) followView(ctx context.Context) {
+	seen := map[*control.Member]bool{}
 	for {
 		changed, led := a.roster.viewChanged.next(), a.leading.changed()
 		v := a.roster.view()
 		a.gateway.SetView(v)
-		a.allowLargest(v)
+		a.gateway.SetLoads(a.roster.loads())
+		seen = a.allowLargest(v, seen)
 		a.alone.Store(len(v.Members) == 1)
 		select {
 		case <-changed:
@@ -167,13 +177,19 @@ func (a *Agent) followView(ctx context.Context) {
 }
 
 // allowLargest has queries accepted that are as large as those of any model in
-// the fleet may be.
-func (a *Agent) allowLargest(v *control.View) {
+// the fleet may be. It returns the members, and passes over those that it did last time.
+func (a *Agent) allowLargest(v *control.View, seen map[*control.Member]bool) map[*control.Member]bool {
+	now := make(map[*control.Member]bool, len(v.Members))
 	for _, member := range v.Members {
+		now[member] = true
+		if seen[member] {
+			continue
+		}
 		for _, m := range member.Models {
 			a.front.allow(largestQuery(portsOf(m.Metadata.GetInputs()), int(m.LargestBatchSize), protobufElement, min(a.config.MaxWaitingBytes, math.MaxInt32)))
 		}
 	}
+	return now
 }
 
 // changedSelf notes that the agent is or holds something else than before.
@@ -324,45 +340,6 @@ type controlService struct {
 // Describe says what this agent is and holds.
 func (s controlService) Describe(context.Context, *control.DescribeRequest) (*control.Member, error) {
 	return s.roster.describeSelf(), nil
-}
-
-// watchInterval is the least time between two views of a Watch: changes in between
-// go together.
-const watchInterval = 20 * time.Millisecond
-
-// watchBeat is how often a view is sent that has not changed, for else nobody could tell that
-// this agent lives.
-const watchBeat = time.Second
-
-// Watch streams the fleet as this agent sees it.
-func (s controlService) Watch(_ *control.WatchRequest, stream control.Control_WatchServer) error {
-	ctx := stream.Context()
-	sees := s.sees(ctx)
-	var last *control.View
-	beat := time.NewTicker(watchBeat)
-	defer beat.Stop()
-	for {
-		changed, led := s.roster.viewChanged.next(), s.leading.changed()
-		if v := s.roster.view(); v != last {
-			last = v
-			if err := stream.Send(visibleView(v, sees)); err != nil {
-				return err
-			}
-		}
-		select {
-		case <-changed:
-		case <-led:
-		case <-beat.C:
-			last = nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		select {
-		case <-time.After(watchInterval):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }
 
 // Match is a gateway's stream to this agent, if it leads.

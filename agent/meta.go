@@ -4,7 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/muster-serve/muster/api/control"
 )
@@ -31,7 +33,7 @@ var errMeta = errors.New("not the meta of an agent")
 func (m meta) encode() []byte {
 	b := binary.AppendUvarint(nil, m.protocol)
 	for _, s := range []string{m.address, m.typ, m.role} {
-		s = s[:min(len(s), largestMetaString)]
+		s = strings.ToValidUTF8(s[:min(len(s), largestMetaString)], "")
 		b = append(binary.AppendUvarint(b, uint64(len(s))), s...)
 	}
 	flags := uint64(0)
@@ -135,6 +137,10 @@ func (r *reader) string(longest uint64) string {
 		return ""
 	}
 	s := string(r.b[:n])
+	if !utf8.ValidString(s) { // no message could carry it
+		r.failed, r.b = true, nil
+		return ""
+	}
 	r.b = r.b[n:]
 	return s
 }

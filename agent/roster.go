@@ -50,22 +50,27 @@ type roster struct {
 	local   grpc.ClientConnInterface // to this agent itself
 	// leadership says whom this agent follows.
 	leadership func() *control.Leadership
-	// complete adds to a view, before anybody has it, the profiles that it lacks.
+	// complete adds to a view, before anybody has it, the profiles that it lacks. What it adds may be
+	// more each time that learned says another number.
 	complete func(*control.View)
+	learned  func() uint64
 
 	membersChanged, viewChanged broadcast
 	running                     sync.WaitGroup
 	closing                     context.Context
 
-	mu       sync.Mutex
-	own      *control.Member
-	ownLoad  *control.LaneLoad
-	others   map[string]*other
-	prices   []*control.TypePrice
-	ahead    time.Duration
-	profiles map[profileKey]*control.Profile
-	absent   profiles.Absence[profileKey]
-	current  *control.View // nil when it has to be built anew
+	mu        sync.Mutex
+	own       *control.Member
+	ownLoad   control.HeardLoad // without a load: none yet
+	others    map[string]*other
+	prices    []*control.TypePrice
+	ahead     time.Duration
+	profiles  map[profileKey]*control.Profile
+	absent    profiles.Absence[profileKey]
+	current   *control.View      // nil when it has to be built anew, from
+	members   []*control.Member  // nil when they have to be gathered
+	all       []*control.Profile // those that complete adds among them; nil when they have to be gathered
+	learnedAt uint64             // what learned said when all was gathered
 }
 
 // profileKey says what a profile is about: model/version and instance type.
@@ -76,10 +81,10 @@ type other struct {
 	name      string
 	address   string // of its gRPC
 	said      meta
-	described *control.Member // nil until it has answered
-	load      *control.LaneLoad
-	heard     time.Time     // when load was so
-	ask       chan struct{} // of size 1: it may be something else now
+	described *control.Member   // nil until it has answered
+	shown     *control.Member   // what member made of said and described; nil when that has changed
+	load      control.HeardLoad // without a load: none yet
+	ask       chan struct{}     // of size 1: it may be something else now
 	conn      *grpc.ClientConn
 	left      context.Context
 	leave     context.CancelFunc
@@ -89,7 +94,8 @@ func newRoster(closing context.Context, n network, local grpc.ClientConnInterfac
 	return &roster{
 		log: log, network: n, local: local, closing: closing,
 		leadership: func() *control.Leadership { return &control.Leadership{} }, complete: func(*control.View) {},
-		own: &control.Member{}, others: map[string]*other{}, profiles: map[profileKey]*control.Profile{},
+		learned: func() uint64 { return 0 },
+		own:     &control.Member{}, others: map[string]*other{}, profiles: map[profileKey]*control.Profile{},
 	}
 }
 
@@ -116,7 +122,8 @@ func (r *roster) describeSelf() *control.Member {
 // changed implements fleet.
 func (r *roster) changed() <-chan struct{} { return r.membersChanged.next() }
 
-// view implements fleet.
+// view implements fleet. It has no loads: see loads. What has not changed since
+// the last view is the same message as in that one.
 func (r *roster) view() *control.View {
 	leadership := r.leadership()
 	r.mu.Lock()
@@ -127,66 +134,114 @@ func (r *roster) view() *control.View {
 	return r.current
 }
 
-// build makes the view. r.mu is held.
-func (r *roster) build(leadership *control.Leadership) *control.View {
-	v := &control.View{Leadership: leadership, Prices: r.prices, AheadNs: int64(r.ahead), Members: []*control.Member{r.own}}
-	if r.ownLoad != nil {
-		v.Loads = append(v.Loads, r.ownLoad)
+// loadedView is the view with loads as of now.
+func (r *roster) loadedView() *control.View {
+	v := r.view()
+	return &control.View{Members: v.Members, Leadership: v.Leadership, Prices: v.Prices, Profiles: v.Profiles, AheadNs: v.AheadNs, Loads: r.loads()}
+}
+
+// heardLoads are the newest loads of the members, in no order.
+func (r *roster) heardLoads() []control.HeardLoad {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	loads := make([]control.HeardLoad, 0, 1+len(r.others))
+	if r.ownLoad.LaneLoad != nil {
+		loads = append(loads, r.ownLoad)
 	}
 	for _, o := range r.others {
-		if r.replaced(o) {
-			continue
-		}
-		v.Members = append(v.Members, o.member())
-		if o.load != nil {
-			l := proto.CloneOf(o.load)
-			l.AgeNs = int64(time.Since(o.heard))
-			v.Loads = append(v.Loads, l)
+		if o.load.LaneLoad != nil {
+			loads = append(loads, o.load)
 		}
 	}
-	slices.SortFunc(v.Members, func(a, b *control.Member) int { return cmp.Compare(a.Name, b.Name) })
-	slices.SortFunc(v.Loads, func(a, b *control.LaneLoad) int { return cmp.Compare(a.Agent, b.Agent) })
-	keys := slices.SortedFunc(maps.Keys(r.profiles), func(a, b profileKey) int {
-		return cmp.Or(cmp.Compare(a.model, b.model), cmp.Compare(a.typ, b.typ))
-	})
-	for _, key := range keys {
-		v.Profiles = append(v.Profiles, r.profiles[key])
+	return loads
+}
+
+// loads are the same as messages, with their ages as of now, by name.
+func (r *roster) loads() []*control.LaneLoad {
+	var loads []*control.LaneLoad
+	now := time.Now()
+	for _, l := range r.heardLoads() {
+		loads = append(loads, l.Now(now))
 	}
-	r.complete(v)
+	slices.SortFunc(loads, func(a, b *control.LaneLoad) int { return cmp.Compare(a.Agent, b.Agent) })
+	return loads
+}
+
+// build makes the view. r.mu is held.
+func (r *roster) build(leadership *control.Leadership) *control.View {
+	if r.members == nil {
+		r.members, r.all = r.gather(), nil
+	}
+	v := &control.View{Leadership: leadership, Prices: r.prices, AheadNs: int64(r.ahead), Members: r.members, Profiles: r.all}
+	if r.all == nil {
+		r.gatherProfiles(v)
+	}
 	return v
 }
 
-// replaced reports whether another agent is known to be at o's address: o has ended, or will
-// say itself that it is there. r.mu is held.
-func (r *roster) replaced(o *other) bool {
-	if o.described != nil {
-		return false
-	}
-	if o.address == r.own.GetAddress() {
-		return true
-	}
-	for _, there := range r.others {
-		if there.described != nil && there.address == o.address {
-			return true
+// gather lists the members by name. r.mu is held.
+func (r *roster) gather() []*control.Member {
+	members := make([]*control.Member, 1, 1+len(r.others))
+	members[0] = r.own
+	found := map[string]bool{r.own.GetAddress(): true}
+	for _, o := range r.others {
+		if o.described != nil {
+			found[o.address] = true
 		}
 	}
-	return false
+	for _, o := range r.others {
+		// An undescribed one whose address another has has ended, or will say itself that it is there.
+		if o.described != nil || !found[o.address] {
+			members = append(members, o.member())
+		}
+	}
+	slices.SortFunc(members, func(a, b *control.Member) int { return cmp.Compare(a.Name, b.Name) })
+	return members
+}
+
+// gatherProfiles gives v its profiles. r.mu is held.
+func (r *roster) gatherProfiles(v *control.View) {
+	v.Profiles = slices.AppendSeq(make([]*control.Profile, 0, len(r.profiles)), maps.Values(r.profiles)) // not nil, be there any or none
+	r.learnedAt = r.learned()
+	r.complete(v)
+	slices.SortFunc(v.Profiles, func(a, b *control.Profile) int {
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Type, b.Type))
+	})
+	r.all = v.Profiles
+}
+
+// completeAgain has the view have what this agent has learned since.
+func (r *roster) completeAgain() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.all == nil || r.learned() == r.learnedAt {
+		return
+	}
+	before := r.all
+	r.gatherProfiles(&control.View{Members: r.members})
+	if slices.EqualFunc(r.all, before, func(a, b *control.Profile) bool { return a == b || proto.Equal(a, b) }) {
+		r.all = before
+	} else {
+		r.touch()
+	}
 }
 
 // member is what is known of o, as a message that does not change any more.
 func (o *other) member() *control.Member {
-	if o.described == nil {
-		return &control.Member{
+	switch {
+	case o.shown != nil:
+	case o.described == nil:
+		o.shown = &control.Member{
 			Name: o.name, Address: o.said.address, Protocol: uint32(o.said.protocol), InstanceType: o.said.typ,
 			Role: o.said.role, Draining: o.said.draining,
 		}
+	case o.said.draining && !o.described.Draining:
+		o.shown = proto.CloneOf(o.described)
+		o.shown.Draining = true
+	default:
+		o.shown = o.described
 	}
-	if o.said.draining && !o.described.Draining {
-		m := proto.CloneOf(o.described)
-		m.Draining = true
-		return m
-	}
-	return o.described
+	return o.shown
 }
 
 // member is what is known of an agent of that name, nil if there is none.
@@ -272,7 +327,7 @@ func (r *roster) gone(ctx context.Context, name string) bool {
 func (r *roster) updateSelf(m *control.Member) {
 	r.mu.Lock()
 	r.own = m
-	r.touch()
+	r.touchMembers()
 	r.mu.Unlock()
 	r.membersChanged.tell()
 }
@@ -283,12 +338,18 @@ func (r *roster) touch() {
 	r.viewChanged.tell()
 }
 
+// touchMembers is touch where members have changed. r.mu is held.
+func (r *roster) touchMembers() {
+	r.members = nil
+	r.touch()
+}
+
 // heardOwnLoad says how busy this agent is.
-func (r *roster) heardOwnLoad(l load) {
+func (r *roster) heardOwnLoad(l load) control.HeardLoad {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.ownLoad = laneLoad(r.own.GetName(), l)
-	r.touch()
+	r.ownLoad = control.HeardLoad{LaneLoad: laneLoad(r.own.GetName(), l), At: time.Now()}
+	return r.ownLoad
 }
 
 func laneLoad(agent string, l load) *control.LaneLoad {
@@ -321,12 +382,12 @@ func (r *roster) heard(name string, b []byte, joined bool) {
 			return
 		}
 	}
-	o.said = said
+	o.said, o.shown = said, nil
 	select {
 	case o.ask <- struct{}{}:
 	default:
 	}
-	r.touch()
+	r.touchMembers()
 	r.mu.Unlock()
 	r.membersChanged.tell()
 }
@@ -355,7 +416,7 @@ func (r *roster) lost(name string, failed bool) {
 	o := r.others[name]
 	if o != nil {
 		r.drop(o)
-		r.touch()
+		r.touchMembers()
 	}
 	r.mu.Unlock()
 	if o != nil {
@@ -377,25 +438,28 @@ func (r *roster) drop(o *other) {
 	r.running.Go(func() { _ = o.conn.Close() })
 }
 
-// heardLoad takes what gossip says of how busy a member is.
-func (r *roster) heardLoad(name string, b []byte, at time.Time) {
+// heardLoad takes what gossip says of how busy a member is, and returns it unless it is
+// nonsense or of nobody. The view stays.
+func (r *roster) heardLoad(name string, b []byte, at time.Time) (control.HeardLoad, bool) {
 	l, err := decodeLoad(b)
 	if err != nil {
-		return
+		return control.HeardLoad{}, false
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if o := r.others[name]; o != nil {
-		o.load, o.heard = laneLoad(name, l), at
-		if l.revision > o.said.revision {
-			o.said.revision = l.revision
-			select {
-			case o.ask <- struct{}{}:
-			default:
-			}
-		}
-		r.touch()
+	o := r.others[name]
+	if o == nil {
+		return control.HeardLoad{}, false
 	}
+	o.load = control.HeardLoad{LaneLoad: laneLoad(name, l), At: at}
+	if l.revision > o.said.revision {
+		o.said.revision = l.revision
+		select {
+		case o.ask <- struct{}{}:
+		default:
+		}
+	}
+	return o.load, true
 }
 
 // describe asks o what it is, at first and whenever gossip says that it may be
@@ -422,9 +486,9 @@ func (r *roster) describe(o *other) {
 			failing, wait = false, describeAgain
 			r.mu.Lock()
 			if r.others[o.name] == o {
-				o.described = m
+				o.described, o.shown = m, nil
 				r.replace(o)
-				r.touch()
+				r.touchMembers()
 			}
 			r.mu.Unlock()
 			r.membersChanged.tell()
@@ -526,6 +590,7 @@ func (r *roster) toldByLeader(prices []*control.TypePrice, profiles []*control.P
 	}
 	for _, p := range profiles {
 		r.profiles[profileKey{p.Model, p.Type}] = p
+		r.all = nil
 	}
 	if ahead > 0 {
 		r.ahead = ahead
@@ -558,6 +623,7 @@ func (r *roster) forget(now time.Time) {
 		delete(r.profiles, key)
 	}
 	if len(gone) > 0 {
+		r.all = nil
 		r.touch()
 	}
 }

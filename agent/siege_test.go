@@ -44,17 +44,17 @@ func TestClientOfOneModel(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 
-	watch, err := c.Watch(ctx, &control.WatchRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	view, err := watch.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range view.GetMembers()[0].GetModels() {
-		if m.GetName() != "ncf" {
-			t.Errorf("Watch shows model %q", m.GetName())
+	for _, changes := range []bool{false, true} {
+		watch, err := c.Watch(ctx, &control.WatchRequest{Changes: changes})
+		if err != nil {
+			t.Fatal(err)
+		}
+		view, err := watch.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := view.String(); !strings.Contains(text, "ncf") || strings.Contains(text, "dien") {
+			t.Errorf("Watch, changes %v: shows other models than ncf: %s", changes, text)
 		}
 	}
 	status, err := c.Status(ctx, &control.StatusRequest{})

@@ -48,7 +48,8 @@ type alone struct {
 
 	mu       sync.Mutex
 	view     *control.View
-	stale    bool // priced is not up to date with what follows
+	loads    map[string]heardLoad // of members
+	stale    bool                 // priced is not up to date with what follows
 	arranged time.Time
 	prices   []match.Price
 	profiles map[profileKey]*profile
@@ -77,7 +78,7 @@ type profile struct {
 
 func newAlone(g *Gateway) *alone {
 	return &alone{
-		g: g, view: &control.View{}, profiles: map[profileKey]*profile{},
+		g: g, view: &control.View{}, loads: map[string]heardLoad{}, profiles: map[profileKey]*profile{},
 		lanes: map[string]match.LaneID{}, agents: map[match.LaneID]string{}, probers: map[string]*prober{}, avoided: map[string]time.Time{},
 	}
 }
@@ -86,7 +87,10 @@ func newAlone(g *Gateway) *alone {
 func (a *alone) viewed(v *control.View) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.view, a.stale = v, true
+	if !slices.Equal(a.view.GetMembers(), v.GetMembers()) {
+		a.stale = true
+	}
+	a.view = v
 	a.learn(v.GetPrices(), v.GetProfiles())
 	present := map[string]bool{}
 	for _, m := range v.GetMembers() {
@@ -104,6 +108,7 @@ func (a *alone) viewed(v *control.View) {
 		}
 	}
 	maps.DeleteFunc(a.avoided, func(name string, _ time.Time) bool { return !present[name] })
+	maps.DeleteFunc(a.loads, func(name string, _ heardLoad) bool { return !present[name] })
 	a.forget(time.Now())
 }
 
@@ -126,6 +131,33 @@ func (a *alone) forget(now time.Time) {
 	}
 }
 
+// A heardLoad is how busy a member was.
+type heardLoad struct {
+	at        time.Time
+	remaining time.Duration // until its first lane is free
+}
+
+// loaded takes loads as of now. Those of others than members, and older ones than are known, are passed over.
+func (a *alone) loaded(loads []*control.LaneLoad) {
+	known, now := a.g.members.Load().byName, time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, l := range loads {
+		if known[l.GetAgent()] == nil || len(l.GetRemainingNs()) == 0 {
+			continue
+		}
+		heard := heardLoad{now.Add(-control.Duration(l.GetAgeNs())), control.Duration(slices.Min(l.GetRemainingNs()))}
+		if heard.at.Before(a.loads[l.GetAgent()].at) {
+			continue
+		}
+		a.loads[l.GetAgent()] = heard
+		if lane, ok := a.lanes[l.GetAgent()]; ok && a.priced != nil {
+			a.priced.Heard(lane, heard.at, heard.remaining)
+		}
+	}
+	a.forget(now)
+}
+
 // told takes what the leader says of prices and profiles.
 func (a *alone) told(prices []*control.TypePrice, profiles []*control.Profile) {
 	a.mu.Lock()
@@ -135,11 +167,12 @@ func (a *alone) told(prices []*control.TypePrice, profiles []*control.Profile) {
 
 func (a *alone) learn(prices []*control.TypePrice, profiles []*control.Profile) {
 	if len(prices) > 0 {
-		a.stale = true
-		a.prices = a.prices[:0]
+		before := a.prices
+		a.prices = nil
 		for _, p := range prices {
 			a.prices = append(a.prices, match.Price{Type: p.GetType(), PerMs: p.GetPerMs(), Service: time.Duration(p.GetServiceMs() * float64(time.Millisecond))})
 		}
+		a.stale = a.stale || !slices.Equal(before, a.prices)
 	}
 	for _, p := range profiles {
 		key := profileKey{p.GetModel(), p.GetType()}
@@ -229,9 +262,9 @@ func (a *alone) arrange() {
 		priced.Join(lane, own, holds)
 	}
 	priced.SetPrices(prices)
-	for _, l := range a.view.GetLoads() {
-		if lane, ok := a.lanes[l.GetAgent()]; ok && len(l.GetRemainingNs()) > 0 {
-			priced.Heard(lane, now.Add(-time.Duration(l.GetAgeNs())), time.Duration(slices.Min(l.GetRemainingNs())))
+	for name, l := range a.loads {
+		if lane, ok := a.lanes[name]; ok {
+			priced.Heard(lane, l.at, l.remaining)
 		}
 	}
 	a.priced = priced

@@ -144,20 +144,28 @@ func (d *discovery) watch(conn *grpc.ClientConn) (fleet bool, err error) {
 	defer cancel()
 	silent := time.AfterFunc(viewSilence, cancel)
 	defer silent.Stop()
-	views, err := control.NewControlClient(conn).Watch(ctx, &control.WatchRequest{})
+	views, err := control.NewControlClient(conn).Watch(ctx, &control.WatchRequest{Changes: true})
 	if err != nil {
 		return false, err
 	}
+	var watched control.Watched
 	for {
 		v, err := views.Recv()
 		if err != nil {
 			return fleet, err
 		}
 		silent.Reset(viewSilence)
-		fleet = true
-		if err := d.follow(v); err != nil {
+		changed, err := watched.Take(v)
+		if err != nil {
 			return fleet, err
 		}
+		fleet = true
+		if changed {
+			if err := d.follow(watched.View()); err != nil {
+				return fleet, err
+			}
+		}
+		d.gateway.Load().SetLoads(v.GetLoads())
 	}
 }
 

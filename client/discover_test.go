@@ -3,11 +3,13 @@ package client
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"net"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
 )
@@ -103,6 +105,99 @@ func TestSDKWatchesAnother(t *testing.T) {
 		time.Sleep(2*viewSilence + time.Second) // as a server and as a member
 		if n := len(c.fleet.members()); n != 3 {
 			t.Errorf("the client sees %d members, want 3", n)
+		}
+	})
+}
+
+// TestSDKSeesTheFleet has members leave and be back, leaders follow each other, agents freeze, and lose changes that
+// they should tell of: in the end the client has the same view as whoever sees all of it.
+func TestSDKSeesTheFleet(t *testing.T) {
+	for seed := range uint64(5) {
+		bubble(t, 5, func(t *testing.T, f *testFleet) {
+			rng := rand.New(rand.NewPCG(seed, 3))
+			f.agents[2].old.Store(true)
+			c := f.sdk([]string{"agent-0", "agent-1"}, false)
+			for range 60 {
+				a := f.agents[rng.IntN(len(f.agents))]
+				switch rng.IntN(6) {
+				case 0, 1:
+					f.mu.Lock()
+					a.gone = !a.gone
+					f.mu.Unlock()
+				case 2:
+					f.lead(a.name, "agent-0")
+				case 3:
+					a.freeze()
+					time.Sleep(viewSilence + time.Second)
+					a.thaw()
+				case 4:
+					a.loseEach.Store(int64(rng.IntN(4)))
+				case 5:
+					time.Sleep(time.Duration(rng.IntN(3000)) * time.Millisecond)
+				}
+				f.tell()
+				time.Sleep(time.Duration(rng.IntN(200)) * time.Millisecond)
+			}
+			for _, a := range f.agents {
+				a.loseEach.Store(0)
+			}
+			time.Sleep(10 * time.Second)
+			watches := int64(0)
+			for _, a := range f.agents {
+				watches += a.watched.Load()
+			}
+			if watches < 2 {
+				t.Errorf("seed %d: the client has watched %d times", seed, watches)
+			}
+			got, want := proto.CloneOf(c.fleet.gateway.Load().members.Load().view), f.view()
+			for _, m := range got.Members {
+				m.Held = nil
+				for _, model := range m.Models {
+					model.Number = 0
+				}
+			}
+			if got.Revision = 0; !proto.Equal(got, want) {
+				t.Errorf("seed %d: the client has\n%v\nwant\n%v", seed, got, want)
+			}
+		})
+	}
+}
+
+// TestLoadsRank: without a leader a gateway asks whom loads say free, as of the newest of them, and hears of a load without
+// arranging all it knows anew.
+func TestLoadsRank(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, f *testFleet) {
+		g := f.gateway()
+		first := func() string {
+			q := question{sequence: 1, model: "sum", profile: "sum/1", batch: 1, arrival: time.Now()}
+			return g.alone.rank(&q)[0].agent
+		}
+		load := func(agent string, age, remaining time.Duration) *control.LaneLoad {
+			return &control.LaneLoad{Agent: agent, AgeNs: int64(age), RemainingNs: []int64{int64(time.Hour), int64(remaining)}}
+		}
+		settle()
+		g.SetLoads([]*control.LaneLoad{load("agent-0", 0, 20*time.Millisecond), load("agent-1", 0, 20*time.Millisecond)})
+		if got := first(); got != "agent-2" {
+			t.Errorf("got %s, want the only agent that is free", got)
+		}
+		priced := g.alone.priced
+		g.SetLoads([]*control.LaneLoad{load("agent-2", 0, 30*time.Millisecond), load("agent-1", time.Second, 0), load("nobody", 0, 0)})
+		g.SetLoads([]*control.LaneLoad{load("agent-0", 0, 5*time.Millisecond)})
+		if got := first(); got != "agent-0" {
+			t.Errorf("got %s, want the one that is free first", got)
+		}
+		g.SetView(g.members.Load().view) // nothing new
+		if first(); g.alone.priced != priced {
+			t.Error("loads had everything arranged anew")
+		}
+		if n := len(g.alone.loads); n != 3 {
+			t.Errorf("%d loads are kept, want those of 3 members", n)
+		}
+		// Members that change leave what is known of the others.
+		f.agents[2].leave()
+		g.SetView(f.view())
+		if got := first(); got != "agent-0" || len(g.alone.loads) != 2 {
+			t.Errorf("after one has left: got %s, and %d loads", got, len(g.alone.loads))
 		}
 	})
 }

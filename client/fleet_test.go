@@ -9,6 +9,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -47,6 +48,9 @@ type testAgent struct {
 	server   *grpc.Server
 	served   chan struct{}
 	gone     bool // from the view; by the fleet's lock
+	watched  atomic.Int64
+	loseEach atomic.Int64 // 0: none
+	old      atomic.Bool  // it knows of no changes
 
 	mu       sync.Mutex
 	frozen   chan struct{}     // closed when it thaws; nil: it is not frozen
@@ -362,13 +366,29 @@ func (a *testAgent) Probe(s grpc.BidiStreamingServer[control.ProbeRequest, contr
 	}
 }
 
-func (a *testAgent) Watch(_ *control.WatchRequest, s grpc.ServerStreamingServer[control.View]) error {
-	for {
+// Watch tells of changes who asks for them, and loses one of them in every loseEach.
+func (a *testAgent) Watch(req *control.WatchRequest, s grpc.ServerStreamingServer[control.View]) error {
+	a.watched.Add(1)
+	var changes control.Changes
+	inChanges := req.GetChanges() && !a.old.Load()
+	for n := 1; ; n++ {
 		a.pause(s.Context())
 		a.fleet.mu.Lock()
 		changed := a.fleet.changed
 		a.fleet.mu.Unlock()
-		if err := s.Send(a.fleet.view()); err != nil {
+		v := a.fleet.view()
+		if inChanges && n == 1 {
+			changes.Next(v)
+			v = changes.Whole(time.Now())
+		} else if inChanges {
+			if v = changes.Next(v); v == nil {
+				v = changes.Heard(nil, time.Now())
+			}
+			if each := int(a.loseEach.Load()); each > 0 && n%each == 0 {
+				v = changes.Heard(nil, time.Now())
+			}
+		}
+		if err := s.Send(v); err != nil {
 			return err
 		}
 		select {

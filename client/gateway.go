@@ -94,11 +94,14 @@ func (g *Gateway) Close() {
 	g.running.Wait()
 }
 
-// SetView says what the fleet is now. The view must not change afterwards.
+// SetView says what the fleet is now. The view must not change afterwards; members that are the same
+// messages as in the view before have not changed. Its loads are as of now.
 func (g *Gateway) SetView(v *control.View) {
-	now := newMembers(v)
-	former := g.members.Swap(now)
+	former := g.members.Load()
+	now := former.next(v)
+	g.members.Store(now)
 	g.alone.viewed(v)
+	g.alone.loaded(v.GetLoads())
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !former.overlap(now) { // another fleet, whose epochs count from the beginning
@@ -107,6 +110,9 @@ func (g *Gateway) SetView(v *control.View) {
 	g.learn(v.GetLeadership())
 	g.announce()
 }
+
+// SetLoads says how busy members are, as of now; what it does not say stays as it was.
+func (g *Gateway) SetLoads(loads []*control.LaneLoad) { g.alone.loaded(loads) }
 
 // Stats counts what the gateway has done.
 func (g *Gateway) Stats() Stats {

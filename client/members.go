@@ -52,6 +52,14 @@ func newMembers(v *control.View) *members {
 	return m
 }
 
+// next is what is known from the view v after that of m.
+func (m *members) next(v *control.View) *members {
+	if slices.Equal(m.view.GetMembers(), v.GetMembers()) {
+		return &members{view: v, byName: m.byName, models: m.models}
+	}
+	return newMembers(v)
+}
+
 // overlap reports whether a member is in both.
 func (m *members) overlap(other *members) bool {
 	for name := range m.byName {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+	"unicode/utf8"
 
 	"github.com/hashicorp/memberlist"
 )
@@ -190,7 +191,7 @@ var (
 // memberOf copies n, which may be nonsense when the cluster is not encrypted.
 func memberOf(n *memberlist.Node) (Member, error) {
 	addr, ok := netip.AddrFromSlice(n.Addr)
-	if !ok || n.Port == 0 || len(n.Name) == 0 || len(n.Name) > maxName || len(n.Meta) > MaxMeta {
+	if !ok || n.Port == 0 || len(n.Name) == 0 || len(n.Name) > maxName || !utf8.ValidString(n.Name) || len(n.Meta) > MaxMeta {
 		return Member{}, fmt.Errorf("malformed: name %q, address %v:%d, %d bytes of meta", n.Name, net.IP(n.Addr), n.Port, len(n.Meta))
 	}
 	return Member{Name: n.Name, Addr: netip.AddrPortFrom(addr.Unmap(), n.Port), Meta: slices.Clone(n.Meta)}, nil

@@ -82,7 +82,8 @@ type Member struct {
 	// revision grows with each change of models, draining or anything above.
 	Revision      uint64   `protobuf:"varint,12,opt,name=revision,proto3" json:"revision,omitempty"`
 	Models        []*Model `protobuf:"bytes,13,rep,name=models,proto3" json:"models,omitempty"`
-	Rank          uint32   `protobuf:"varint,14,opt,name=rank,proto3" json:"rank,omitempty"` // in elections, as leader/election ranks it; 0: unknown or never
+	Rank          uint32   `protobuf:"varint,14,opt,name=rank,proto3" json:"rank,omitempty"`        // in elections, as leader/election ranks it; 0: unknown or never
+	Held          []uint64 `protobuf:"varint,15,rep,packed,name=held,proto3" json:"held,omitempty"` // in a Watch of changes, in place of models: their numbers
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -215,6 +216,13 @@ func (x *Member) GetRank() uint32 {
 	return 0
 }
 
+func (x *Member) GetHeld() []uint64 {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
 // A Model is one version that an agent holds and serves now.
 type Model struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -229,6 +237,7 @@ type Model struct {
 	LargestBatchSize uint32                           `protobuf:"varint,8,opt,name=largest_batch_size,json=largestBatchSize,proto3" json:"largest_batch_size,omitempty"`
 	RejectLate       bool                             `protobuf:"varint,9,opt,name=reject_late,json=rejectLate,proto3" json:"reject_late,omitempty"`
 	Checksum         string                           `protobuf:"bytes,10,opt,name=checksum,proto3" json:"checksum,omitempty"` // of the version's files and what changes how they run; who differs in it holds another model
+	Number           uint64                           `protobuf:"varint,11,opt,name=number,proto3" json:"number,omitempty"`    // in a Watch of changes: by which members name it
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -333,8 +342,17 @@ func (x *Model) GetChecksum() string {
 	return ""
 }
 
+func (x *Model) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
 type WatchRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// changes: views but the first one have only what has changed since the one before, see View.
+	Changes       bool `protobuf:"varint,1,opt,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -369,15 +387,33 @@ func (*WatchRequest) Descriptor() ([]byte, []int) {
 	return file_control_control_proto_rawDescGZIP(), []int{3}
 }
 
+func (x *WatchRequest) GetChanges() bool {
+	if x != nil {
+		return x.Changes
+	}
+	return false
+}
+
 // A View is the fleet as one agent sees it.
+//
+// In a Watch of changes a view whose base is not 0 changes the view of that revision, and a watcher
+// that does not have it watches anew. It has the members and profiles that are new or have changed,
+// the loads that were heard since, and leadership and prices if they have changed. Members name
+// what they hold by numbers of models; alike models have one number. A model is told with the first
+// member that holds it, and forgotten with the last one.
 type View struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Members       []*Member              `protobuf:"bytes,1,rep,name=members,proto3" json:"members,omitempty"` // itself included, by name
-	Leadership    *Leadership            `protobuf:"bytes,2,opt,name=leadership,proto3" json:"leadership,omitempty"`
-	Prices        []*TypePrice           `protobuf:"bytes,3,rep,name=prices,proto3" json:"prices,omitempty"`
-	Profiles      []*Profile             `protobuf:"bytes,4,rep,name=profiles,proto3" json:"profiles,omitempty"`
-	Loads         []*LaneLoad            `protobuf:"bytes,5,rep,name=loads,proto3" json:"loads,omitempty"`                     // coarse: what gossip last said
-	AheadNs       int64                  `protobuf:"varint,6,opt,name=ahead_ns,json=aheadNs,proto3" json:"ahead_ns,omitempty"` // as the leader last said
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Members    []*Member              `protobuf:"bytes,1,rep,name=members,proto3" json:"members,omitempty"` // itself included, by name
+	Leadership *Leadership            `protobuf:"bytes,2,opt,name=leadership,proto3" json:"leadership,omitempty"`
+	Prices     []*TypePrice           `protobuf:"bytes,3,rep,name=prices,proto3" json:"prices,omitempty"`
+	Profiles   []*Profile             `protobuf:"bytes,4,rep,name=profiles,proto3" json:"profiles,omitempty"`
+	Loads      []*LaneLoad            `protobuf:"bytes,5,rep,name=loads,proto3" json:"loads,omitempty"`                     // coarse: what gossip last said
+	AheadNs    int64                  `protobuf:"varint,6,opt,name=ahead_ns,json=aheadNs,proto3" json:"ahead_ns,omitempty"` // as the leader last said
+	// The following are of a Watch of changes.
+	Revision      uint64   `protobuf:"varint,7,opt,name=revision,proto3" json:"revision,omitempty"` // of this view, above 0
+	Base          uint64   `protobuf:"varint,8,opt,name=base,proto3" json:"base,omitempty"`         // the revision that this view changes; 0: it is whole
+	Gone          []string `protobuf:"bytes,9,rep,name=gone,proto3" json:"gone,omitempty"`          // members that are no more, and their loads
+	Models        []*Model `protobuf:"bytes,10,rep,name=models,proto3" json:"models,omitempty"`     // that members hold and the watcher has not been told
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -452,6 +488,34 @@ func (x *View) GetAheadNs() int64 {
 		return x.AheadNs
 	}
 	return 0
+}
+
+func (x *View) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *View) GetBase() uint64 {
+	if x != nil {
+		return x.Base
+	}
+	return 0
+}
+
+func (x *View) GetGone() []string {
+	if x != nil {
+		return x.Gone
+	}
+	return nil
+}
+
+func (x *View) GetModels() []*Model {
+	if x != nil {
+		return x.Models
+	}
+	return nil
 }
 
 // A Leadership says who leads.
@@ -581,7 +645,7 @@ type Profile struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Model         string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"` // name/version
 	Type          string                 `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`   // of lanes, see names.go
-	Table         []byte                 `protobuf:"bytes,3,opt,name=table,proto3" json:"table,omitempty"`
+	Table         []byte                 `protobuf:"bytes,3,opt,name=table,proto3" json:"table,omitempty"` // in a Watch of changes empty of one that is no more
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3183,7 +3247,7 @@ var File_control_control_proto protoreflect.FileDescriptor
 const file_control_control_proto_rawDesc = "" +
 	"\n" +
 	"\x15control/control.proto\x12\x11muster.control.v1\x1a\x19inference/inference.proto\"\x11\n" +
-	"\x0fDescribeRequest\"\x9a\x03\n" +
+	"\x0fDescribeRequest\"\xae\x03\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
@@ -3199,7 +3263,8 @@ const file_control_control_proto_rawDesc = "" +
 	"\bdraining\x18\v \x01(\bR\bdraining\x12\x1a\n" +
 	"\brevision\x18\f \x01(\x04R\brevision\x120\n" +
 	"\x06models\x18\r \x03(\v2\x18.muster.control.v1.ModelR\x06models\x12\x12\n" +
-	"\x04rank\x18\x0e \x01(\rR\x04rank\"\xe2\x02\n" +
+	"\x04rank\x18\x0e \x01(\rR\x04rank\x12\x12\n" +
+	"\x04held\x18\x0f \x03(\x04R\x04held\"\xfa\x02\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x16\n" +
@@ -3213,8 +3278,10 @@ const file_control_control_proto_rawDesc = "" +
 	"\vreject_late\x18\t \x01(\bR\n" +
 	"rejectLate\x12\x1a\n" +
 	"\bchecksum\x18\n" +
-	" \x01(\tR\bchecksum\"\x0e\n" +
-	"\fWatchRequest\"\xb6\x02\n" +
+	" \x01(\tR\bchecksum\x12\x16\n" +
+	"\x06number\x18\v \x01(\x04R\x06number\"(\n" +
+	"\fWatchRequest\x12\x18\n" +
+	"\achanges\x18\x01 \x01(\bR\achanges\"\xac\x03\n" +
 	"\x04View\x123\n" +
 	"\amembers\x18\x01 \x03(\v2\x19.muster.control.v1.MemberR\amembers\x12=\n" +
 	"\n" +
@@ -3223,7 +3290,12 @@ const file_control_control_proto_rawDesc = "" +
 	"\x06prices\x18\x03 \x03(\v2\x1c.muster.control.v1.TypePriceR\x06prices\x126\n" +
 	"\bprofiles\x18\x04 \x03(\v2\x1a.muster.control.v1.ProfileR\bprofiles\x121\n" +
 	"\x05loads\x18\x05 \x03(\v2\x1b.muster.control.v1.LaneLoadR\x05loads\x12\x19\n" +
-	"\bahead_ns\x18\x06 \x01(\x03R\aaheadNs\"X\n" +
+	"\bahead_ns\x18\x06 \x01(\x03R\aaheadNs\x12\x1a\n" +
+	"\brevision\x18\a \x01(\x04R\brevision\x12\x12\n" +
+	"\x04base\x18\b \x01(\x04R\x04base\x12\x12\n" +
+	"\x04gone\x18\t \x03(\tR\x04gone\x120\n" +
+	"\x06models\x18\n" +
+	" \x03(\v2\x18.muster.control.v1.ModelR\x06models\"X\n" +
 	"\n" +
 	"Leadership\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
@@ -3538,62 +3610,63 @@ var file_control_control_proto_depIdxs = []int32{
 	6,  // 4: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
 	7,  // 5: muster.control.v1.View.profiles:type_name -> muster.control.v1.Profile
 	8,  // 6: muster.control.v1.View.loads:type_name -> muster.control.v1.LaneLoad
-	10, // 7: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
-	11, // 8: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
-	13, // 9: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
-	13, // 10: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
-	14, // 11: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
-	15, // 12: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
-	5,  // 13: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
-	6,  // 14: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
-	7,  // 15: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
-	16, // 16: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
-	5,  // 17: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
-	6,  // 18: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
-	7,  // 19: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
-	16, // 20: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
-	1,  // 21: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
-	19, // 22: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
-	20, // 23: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
-	4,  // 24: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
-	25, // 25: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
-	26, // 26: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
-	5,  // 27: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
-	1,  // 28: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
-	29, // 29: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
-	30, // 30: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
-	35, // 31: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
-	40, // 32: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
-	40, // 33: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
-	0,  // 34: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	3,  // 35: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	9,  // 36: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	17, // 37: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	21, // 38: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	23, // 39: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	27, // 40: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
-	31, // 41: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	36, // 42: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
-	38, // 43: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
-	33, // 44: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
-	41, // 45: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
-	1,  // 46: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	4,  // 47: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	12, // 48: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	18, // 49: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	22, // 50: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	24, // 51: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	28, // 52: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
-	32, // 53: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	37, // 54: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
-	39, // 55: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
-	34, // 56: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
-	40, // 57: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
-	46, // [46:58] is the sub-list for method output_type
-	34, // [34:46] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	2,  // 7: muster.control.v1.View.models:type_name -> muster.control.v1.Model
+	10, // 8: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
+	11, // 9: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
+	13, // 10: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
+	13, // 11: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
+	14, // 12: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
+	15, // 13: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
+	5,  // 14: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
+	6,  // 15: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
+	7,  // 16: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
+	16, // 17: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
+	5,  // 18: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
+	6,  // 19: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
+	7,  // 20: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
+	16, // 21: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
+	1,  // 22: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
+	19, // 23: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
+	20, // 24: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
+	4,  // 25: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
+	25, // 26: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
+	26, // 27: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
+	5,  // 28: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
+	1,  // 29: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
+	29, // 30: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
+	30, // 31: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
+	35, // 32: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
+	40, // 33: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
+	40, // 34: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
+	0,  // 35: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	3,  // 36: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	9,  // 37: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	17, // 38: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	21, // 39: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	23, // 40: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	27, // 41: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
+	31, // 42: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	36, // 43: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
+	38, // 44: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
+	33, // 45: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
+	41, // 46: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
+	1,  // 47: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	4,  // 48: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	12, // 49: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	18, // 50: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	22, // 51: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	24, // 52: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	28, // 53: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
+	32, // 54: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	37, // 55: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
+	39, // 56: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
+	34, // 57: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
+	40, // 58: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
+	47, // [47:59] is the sub-list for method output_type
+	35, // [35:47] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }

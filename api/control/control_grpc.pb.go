@@ -46,7 +46,8 @@ const (
 type ControlClient interface {
 	// Describe says what an agent is and holds.
 	Describe(ctx context.Context, in *DescribeRequest, opts ...grpc.CallOption) (*Member, error)
-	// Watch streams the fleet as the agent sees it: at once, on each change, and each second.
+	// Watch streams the fleet as the agent sees it: at once, on each change, and each second. Loads
+	// alone go with what is sent each second.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[View], error)
 	// Match is a gateway's stream to the leader. An agent that does not lead ends
 	// it with FAILED_PRECONDITION.
@@ -245,7 +246,8 @@ func (c *controlClient) Keyring(ctx context.Context, in *KeyringRequest, opts ..
 type ControlServer interface {
 	// Describe says what an agent is and holds.
 	Describe(context.Context, *DescribeRequest) (*Member, error)
-	// Watch streams the fleet as the agent sees it: at once, on each change, and each second.
+	// Watch streams the fleet as the agent sees it: at once, on each change, and each second. Loads
+	// alone go with what is sent each second.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[View]) error
 	// Match is a gateway's stream to the leader. An agent that does not lead ends
 	// it with FAILED_PRECONDITION.

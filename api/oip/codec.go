@@ -2,8 +2,9 @@ package oip
 
 import (
 	"google.golang.org/grpc/encoding"
-	"google.golang.org/grpc/encoding/proto"
+	grpcproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
 )
 
 // Codec is the gRPC codec "proto" for [Request] and [Response]. Decoding
@@ -17,10 +18,23 @@ import (
 type Codec struct{}
 
 // ordinary is the codec for the generated messages.
-var ordinary = encoding.GetCodecV2(proto.Name)
+var ordinary = encoding.GetCodecV2(grpcproto.Name)
+
+// An Encoded is a message that is sent to many and encoded once. It must not change: the
+// transports of all receivers read Wire, each as long as it needs.
+type Encoded struct {
+	proto.Message
+	Wire []byte // the message in its wire form
+}
+
+// Encode makes an Encoded of m.
+func Encode(m proto.Message) (Encoded, error) {
+	wire, err := proto.Marshal(m)
+	return Encoded{m, wire}, err
+}
 
 // Name is that of the ordinary codec, whose wire format this is.
-func (Codec) Name() string { return proto.Name }
+func (Codec) Name() string { return grpcproto.Name }
 
 // Marshal encodes v. The transport holds the data of a Request's inputs while
 // it needs them (see [Request.OnRelease]). A Response belongs to the transport
@@ -32,6 +46,8 @@ func (Codec) Marshal(v any) (mem.BufferSlice, error) {
 	case *Response:
 		defer v.Release()
 		return v.marshal()
+	case Encoded:
+		return mem.BufferSlice{mem.SliceBuffer(v.Wire)}, nil // of no pool: to free it does nothing
 	}
 	return ordinary.Marshal(v)
 }

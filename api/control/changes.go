@@ -1,0 +1,310 @@
+package control
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// A HeardLoad is a load that was heard, or said, at a time by this machine's clock. The load does
+// not change, and each one heard is another message.
+type HeardLoad struct {
+	*LaneLoad
+	At time.Time
+}
+
+// Now is the load as a message that is sent now.
+func (h HeardLoad) Now(now time.Time) *LaneLoad {
+	return &LaneLoad{Agent: h.Agent, AgeNs: int64(max(0, now.Sub(h.At))), RemainingNs: h.RemainingNs, Waiting: h.Waiting}
+}
+
+// Changes makes what those are sent who watch the changes of a view. What it has been told it
+// keeps, and what it returns refers to that, so neither may change. Its zero value is ready, and
+// not safe for concurrent use.
+type Changes struct {
+	view      *View // the last
+	revision  uint64
+	members   map[string]*toldMember
+	profiles  map[profileKey]*Profile
+	models    map[string]*toldModel // that members hold, by their content
+	lastModel uint64
+	loads     map[string]HeardLoad // of members
+}
+
+type profileKey struct{ model, typ string }
+
+type toldMember struct {
+	*Member
+	holds []*toldModel
+}
+
+type toldModel struct {
+	*Model  // with its number
+	content string
+	holders int
+}
+
+// Next returns what has changed since the view before, nil if nothing has. The view has no loads;
+// a member that has not changed is the same message as before.
+func (c *Changes) Next(v *View) *View {
+	if c.members == nil {
+		*c = Changes{view: &View{}, revision: 1, members: map[string]*toldMember{}, profiles: map[profileKey]*Profile{},
+			models: map[string]*toldModel{}, loads: map[string]HeardLoad{}}
+	}
+	before := c.view
+	if v == before {
+		return nil
+	}
+	c.view = v
+	change := &View{AheadNs: v.AheadNs}
+	if !proto.Equal(v.Leadership, before.Leadership) {
+		change.Leadership = v.Leadership
+	}
+	if !slices.EqualFunc(v.Prices, before.Prices, func(a, b *TypePrice) bool { return a == b || proto.Equal(a, b) }) {
+		change.Prices = v.Prices
+	}
+	c.nextMembers(v.Members, change)
+	c.nextProfiles(v.Profiles, change)
+	if v.AheadNs == before.AheadNs && change.Leadership == nil && change.Prices == nil &&
+		len(change.Members)+len(change.Gone)+len(change.Profiles) == 0 {
+		return nil
+	}
+	return c.step(change)
+}
+
+// step makes change the step to another revision.
+func (c *Changes) step(change *View) *View {
+	change.Base = c.revision
+	c.revision++
+	change.Revision = c.revision
+	return change
+}
+
+func (c *Changes) nextMembers(members []*Member, change *View) {
+	for _, m := range members {
+		told := c.members[m.GetName()]
+		if told != nil && told.Member == m {
+			continue
+		}
+		fresh := &toldMember{Member: m}
+		for _, model := range m.GetModels() {
+			known := c.model(model)
+			if known.holders++; known.holders == 1 {
+				change.Models = append(change.Models, known.Model)
+			}
+			fresh.holds = append(fresh.holds, known)
+		}
+		if told != nil {
+			c.release(told) // after fresh holds what both do
+		}
+		c.members[m.GetName()] = fresh
+		change.Members = append(change.Members, fresh.wire())
+	}
+	if len(c.members) == len(members) {
+		return
+	}
+	there := make(map[string]bool, len(members))
+	for _, m := range members {
+		there[m.GetName()] = true
+	}
+	for name, told := range c.members {
+		if !there[name] {
+			c.release(told)
+			delete(c.members, name)
+			delete(c.loads, name)
+			change.Gone = append(change.Gone, name)
+		}
+	}
+}
+
+// model is what is told of a model in place of m: one message for all that are alike.
+func (c *Changes) model(m *Model) *toldModel {
+	content, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil { // a string that is no UTF-8, which no message that came over the wire has
+		content = fmt.Appendf(nil, "%p", m)
+	}
+	known := c.models[string(content)]
+	if known == nil {
+		c.lastModel++
+		told := shallow(m)
+		told.Number = c.lastModel
+		known = &toldModel{Model: told, content: string(content)}
+		c.models[known.content] = known
+	}
+	return known
+}
+
+func (c *Changes) release(m *toldMember) {
+	for _, model := range m.holds {
+		if model.holders--; model.holders == 0 {
+			delete(c.models, model.content)
+		}
+	}
+}
+
+// wire is the member as it is told: with numbers in place of models.
+func (m *toldMember) wire() *Member {
+	w := shallow(m.Member)
+	w.Models, w.Held = nil, make([]uint64, len(m.holds))
+	for i, model := range m.holds {
+		w.Held[i] = model.Number
+	}
+	return w
+}
+
+// shallow is a copy of a message that shares what the message refers to.
+func shallow[M proto.Message](m M) M {
+	c := m.ProtoReflect().New()
+	m.ProtoReflect().Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		c.Set(field, value)
+		return true
+	})
+	return c.Interface().(M)
+}
+
+func (c *Changes) nextProfiles(profiles []*Profile, change *View) {
+	for _, p := range profiles {
+		key := profileKey{p.GetModel(), p.GetType()}
+		if told := c.profiles[key]; told == nil || told != p && string(told.GetTable()) != string(p.GetTable()) {
+			c.profiles[key] = p
+			change.Profiles = append(change.Profiles, p)
+		}
+	}
+	if len(c.profiles) == len(profiles) {
+		return
+	}
+	there := make(map[profileKey]bool, len(profiles))
+	for _, p := range profiles {
+		there[profileKey{p.GetModel(), p.GetType()}] = true
+	}
+	for key := range c.profiles {
+		if !there[key] {
+			delete(c.profiles, key)
+			change.Profiles = append(change.Profiles, &Profile{Model: key.model, Type: key.typ})
+		}
+	}
+}
+
+// Heard returns the loads of members that are others than before, as a change; without any it is
+// empty but for its revision, and tells that the sender lives. It is called after Next.
+func (c *Changes) Heard(loads []HeardLoad, now time.Time) *View {
+	change := &View{AheadNs: c.view.AheadNs}
+	for _, l := range loads {
+		if c.members[l.Agent] != nil && c.loads[l.Agent].LaneLoad != l.LaneLoad {
+			c.loads[l.Agent] = l
+			change.Loads = append(change.Loads, l.Now(now))
+		}
+	}
+	return c.step(change)
+}
+
+// Whole returns all that was told so far, for who has nothing, or not the revision before.
+func (c *Changes) Whole(now time.Time) *View {
+	v := &View{Leadership: c.view.Leadership, Prices: c.view.Prices, Profiles: c.view.Profiles, AheadNs: c.view.AheadNs, Revision: c.revision}
+	for _, m := range c.view.Members {
+		v.Members = append(v.Members, c.members[m.GetName()].wire())
+	}
+	for _, model := range c.models {
+		v.Models = append(v.Models, model.Model)
+	}
+	slices.SortFunc(v.Models, func(a, b *Model) int { return cmp.Compare(a.Number, b.Number) })
+	for _, l := range c.loads {
+		v.Loads = append(v.Loads, l.Now(now))
+	}
+	slices.SortFunc(v.Loads, func(a, b *LaneLoad) int { return cmp.Compare(a.Agent, b.Agent) })
+	return v
+}
+
+// Revision is that of the last step.
+func (c *Changes) Revision() uint64 { return c.revision }
+
+// A Watched is the view of one who watches changes. Its zero value is ready for the first one; it
+// is not safe for concurrent use.
+type Watched struct {
+	view     *View
+	members  map[string]*Member
+	models   map[uint64]*Model
+	profiles map[profileKey]*Profile
+}
+
+// Take takes the next message, which may be a whole view, too, and belongs to the Watched from
+// here on. It reports whether the view is another one now; its loads alone, which are not
+// part of the view, make no other. After an error the watcher has to watch anew.
+func (w *Watched) Take(v *View) (changed bool, err error) {
+	before := w.view
+	whole := v.GetBase() == 0
+	if whole {
+		*w = Watched{members: map[string]*Member{}, models: map[uint64]*Model{}, profiles: map[profileKey]*Profile{}}
+		before = &View{}
+	} else if v.GetBase() != before.GetRevision() {
+		return false, fmt.Errorf("a change of the view %d of the fleet, found that of view %d", before.GetRevision(), v.GetBase())
+	}
+	now := &View{Leadership: before.Leadership, Prices: before.Prices, Members: before.Members, Profiles: before.Profiles,
+		AheadNs: v.GetAheadNs(), Revision: v.GetRevision()}
+	w.view = now
+	if v.GetLeadership() != nil {
+		now.Leadership = v.GetLeadership()
+	}
+	if len(v.GetPrices()) > 0 {
+		now.Prices = v.GetPrices()
+	}
+	if err := w.takeMembers(v); err != nil {
+		return false, err
+	}
+	for _, p := range v.GetProfiles() {
+		key := profileKey{p.GetModel(), p.GetType()}
+		if !whole && len(p.GetTable()) == 0 {
+			delete(w.profiles, key)
+		} else {
+			w.profiles[key] = p
+		}
+	}
+	if len(v.GetMembers())+len(v.GetGone()) > 0 {
+		now.Members = slices.SortedFunc(maps.Values(w.members), func(a, b *Member) int { return cmp.Compare(a.GetName(), b.GetName()) })
+	}
+	if len(v.GetProfiles()) > 0 {
+		now.Profiles = slices.SortedFunc(maps.Values(w.profiles), func(a, b *Profile) int {
+			return cmp.Or(cmp.Compare(a.GetModel(), b.GetModel()), cmp.Compare(a.GetType(), b.GetType()))
+		})
+	}
+	return whole || v.GetLeadership() != nil || v.GetAheadNs() != before.GetAheadNs() ||
+		len(v.GetPrices())+len(v.GetMembers())+len(v.GetGone())+len(v.GetProfiles()) > 0, nil
+}
+
+func (w *Watched) takeMembers(v *View) error {
+	for _, m := range v.GetModels() {
+		w.models[m.GetNumber()] = m
+	}
+	for _, name := range v.GetGone() {
+		delete(w.members, name)
+	}
+	for _, m := range v.GetMembers() {
+		for _, number := range m.GetHeld() {
+			model := w.models[number]
+			if model == nil {
+				return fmt.Errorf("member %q holds model number %d, which was not told", m.GetName(), number)
+			}
+			m.Models = append(m.Models, model)
+		}
+		w.members[m.GetName()] = m
+	}
+	if len(v.GetMembers())+len(v.GetGone()) == 0 {
+		return nil
+	}
+	held := map[uint64]bool{}
+	for _, m := range w.members {
+		for _, number := range m.GetHeld() {
+			held[number] = true
+		}
+	}
+	maps.DeleteFunc(w.models, func(number uint64, _ *Model) bool { return !held[number] })
+	return nil
+}
+
+// View is the view, which must not be changed and does not change, and has no loads; nil before the first message.
+func (w *Watched) View() *View { return w.view }
