@@ -469,7 +469,7 @@ func (a *Agent) listen() (*listeners, error) {
 			l.close()
 			return nil, fmt.Errorf("%s: %w; choose another address with --%s", want.name, err, want.name)
 		}
-		*want.to = listener
+		*want.to = a.guard.Limit(listener)
 	}
 	return l, nil
 }

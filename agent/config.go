@@ -64,6 +64,9 @@ type Config struct {
 	// included, counted before a query is read; it is also the most that one
 	// query may have. Must be > 0. Default 256 MiB.
 	MaxWaitingBytes int64
+	// Limits bound what those hold open who have no agent's certificate. Default 2048
+	// connections and 1024 calls, which is below 64 MiB.
+	Limits secure.Limits
 
 	// DrainTimeout is how long running queries may take to finish once the agent
 	// is asked to stop; 0 cuts them off at once. Default 30 s.
@@ -130,6 +133,7 @@ func DefaultConfig() Config {
 		Policy:            match.DefaultPolicy,
 		MaxWaitingQueries: 1024,
 		MaxWaitingBytes:   256 << 20,
+		Limits:            secure.Limits{Connections: 2048, Calls: 1024},
 		DrainTimeout:      30 * time.Second,
 	}
 }
@@ -184,6 +188,12 @@ func (c Config) Validate() error {
 	}
 	if c.MaxWaitingBytes <= 0 {
 		fault("max-waiting-bytes: %d, want more than 0", c.MaxWaitingBytes)
+	}
+	if c.Limits.Connections < 0 {
+		fault("max-connections: %d, want 0, which is no limit, or more", c.Limits.Connections)
+	}
+	if c.Limits.Calls < 0 {
+		fault("max-calls: %d, want 0, which is no limit, or more", c.Limits.Calls)
 	}
 	if c.DrainTimeout < 0 {
 		fault("drain-timeout: %v, want 0 or more", c.DrainTimeout)

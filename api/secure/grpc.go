@@ -44,6 +44,11 @@ func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.
 		s.guard.silent.leave(raw)
 		return nil, nil, err
 	}
+	if c, err := s.guard.identity.get().caller(conn.ConnectionState()); err == nil && c.agent {
+		if counted, ok := raw.(*countedConn); ok {
+			counted.uncount()
+		}
+	}
 	return &newcomer{Conn: conn, raw: raw, guard: s.guard}, credentials.TLSInfo{
 		State:          conn.ConnectionState(),
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
@@ -116,9 +121,14 @@ func modelOf(message any) (model string, ok bool) {
 type callerKey struct{}
 
 // Tap refuses a call before its message is read, as far as that can be told
-// without: for a server's tap.
+// without, and one beyond Limits: for a server's tap.
 func (g *Guard) Tap(ctx context.Context, info *tap.Info) (context.Context, error) {
-	return g.enter(ctx, info.FullMethodName, info.Header)
+	ctx, err := g.enter(ctx, info.FullMethodName, info.Header)
+	if err != nil {
+		return ctx, err
+	}
+	p, _ := peer.FromContext(ctx)
+	return ctx, g.limitCall(ctx, addressOf(p), info.FullMethodName)
 }
 
 // enter refuses a call that its method alone forbids. The context returned
