@@ -221,6 +221,7 @@ func (a *Agent) open() error {
 	a.roster.leadership = a.leading.leadership
 	a.roster.complete = a.estimates.complete
 	a.roster.learned = a.estimates.learnedTimes.Load
+	a.roster.vouch = a.gossip.Vouch
 	a.gateway, err = client.NewGateway(client.GatewayConfig{
 		ID:        id,
 		Agent:     a.name,
