@@ -148,7 +148,7 @@ func Open(ctx context.Context, config Config) (*Gossip, error) {
 	if g.advertise, err = advertised(ctx, config, base, bound); err != nil {
 		return nil, errors.Join(err, base.Shutdown())
 	}
-	g.transport = newTransport(base, g.advertise, &g.stats)
+	g.transport = newTransport(base, g.advertise, g.keyring != nil, &g.stats)
 	config.Logger.Info("gossip: listening", "member", config.Name, "advertised_addr", g.advertise, "addr", bound, "seeds", config.Seeds,
 		"encrypted", g.keyring != nil)
 
