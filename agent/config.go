@@ -64,8 +64,8 @@ type Config struct {
 	// included, counted before a query is read; it is also the most that one
 	// query may have. Must be > 0. Default 256 MiB.
 	MaxWaitingBytes int64
-	// Limits bound what those hold open who have no agent's certificate. Default 2048
-	// connections and 1024 calls, which is below 64 MiB.
+	// Limits bound what those hold open who have no agent's certificate. Default 768
+	// connections and 768 calls; see docs/security.md for what they cost.
 	Limits secure.Limits
 
 	// DrainTimeout is how long running queries may take to finish once the agent
@@ -133,7 +133,7 @@ func DefaultConfig() Config {
 		Policy:            match.DefaultPolicy,
 		MaxWaitingQueries: 1024,
 		MaxWaitingBytes:   256 << 20,
-		Limits:            secure.Limits{Connections: 2048, Calls: 1024},
+		Limits:            secure.Limits{Connections: 768, Calls: 768},
 		DrainTimeout:      30 * time.Second,
 	}
 }
