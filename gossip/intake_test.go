@@ -107,8 +107,13 @@ func TestStreamIntake(t *testing.T) {
 					}
 					open = append(open, conn)
 					go func() {
-						b := append([]byte{10, 1, 0x20, 0, 0}, make([]byte, 1<<19)...) // encrypted, of 18 MB
-						for range 40 {
+						// It begins a state, and goes silent before the end.
+						if keys == nil {
+							_, _ = conn.Write(packed(t, pushPullMessage, struct{ Nodes, UserStateLen int }{maxStateNodes, 0}))
+							return
+						}
+						b := append([]byte{10, 1, 0x20, 0, 0}, make([]byte, 1<<19)...) // encrypted, of 18 MiB
+						for range 30 {
 							if _, err := conn.Write(b); err != nil {
 								return
 							}
