@@ -234,6 +234,7 @@ func (a *Agent) open() error {
 	a.roster.leadership = a.leading.leadership
 	a.roster.complete = a.estimates.complete
 	a.roster.learned = a.estimates.learnedTimes.Load
+	a.roster.vouch = a.gossip.Vouch
 	a.gateway, err = client.NewGateway(client.GatewayConfig{
 		ID:        id,
 		Agent:     a.name,
@@ -520,7 +521,7 @@ func (a *Agent) listen() (*listeners, error) {
 			l.close()
 			return nil, fmt.Errorf("%s: %w; choose another address with --%s", want.name, err, want.name)
 		}
-		*want.to = listener
+		*want.to = a.guard.Limit(listener)
 	}
 	return l, nil
 }

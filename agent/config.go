@@ -68,6 +68,9 @@ type Config struct {
 	// included, counted before a query is read; it is also the most that one
 	// query may have. Must be > 0. Default 256 MiB.
 	MaxWaitingBytes int64
+	// Limits bound what those hold open who have no agent's certificate. Default 768
+	// connections and 768 calls; see docs/security.md for what they cost.
+	Limits secure.Limits
 
 	// LoadTimeout bounds how long a version may take to load and warm up; one that takes longer has
 	// failed. Must be > 0. Default 15 min.
@@ -140,6 +143,7 @@ func DefaultConfig() Config {
 		MaxWaitingQueries: 1024,
 		MaxWaitingBytes:   256 << 20,
 		LoadTimeout:       models.DefaultLoadTimeout,
+		Limits:            secure.Limits{Connections: 768, Calls: 768},
 		DrainTimeout:      30 * time.Second,
 	}
 }
@@ -203,6 +207,12 @@ func (c Config) Validate() error {
 	}
 	if c.LoadTimeout <= 0 {
 		fault("load-timeout: %v, want more than 0", c.LoadTimeout)
+	}
+	if c.Limits.Connections < 0 {
+		fault("max-connections: %d, want 0, which is no limit, or more", c.Limits.Connections)
+	}
+	if c.Limits.Calls < 0 {
+		fault("max-calls: %d, want 0, which is no limit, or more", c.Limits.Calls)
 	}
 	if c.DrainTimeout < 0 {
 		fault("drain-timeout: %v, want 0 or more", c.DrainTimeout)

@@ -27,6 +27,11 @@ import (
 // loadInterval is how often an agent tells how busy it is.
 const loadInterval = gossip.LoadInterval
 
+// mostStrangers bounds the members of gossip that have not said what they are. The more there
+// are, the longer word takes among the others; the fewer, the longer a new agent takes to
+// know a large fleet.
+const mostStrangers = 128
+
 // joinFleet opens gossip, by which the agents find each other. The address that others
 // need to join is in its first line of log.
 func (a *Agent) joinFleet(ctx context.Context, l *listeners) (err error) {
@@ -47,6 +52,8 @@ func (a *Agent) joinFleet(ctx context.Context, l *listeners) (err error) {
 		Meta:      a.meta(a.describe()).encode(),
 		Accept:    func(m gossip.Member) error { return acceptable(m.Meta) },
 		Logger:    a.log,
+
+		MaxStrangers: mostStrangers,
 	}
 	if a.network.gossip != nil {
 		a.network.gossip(&config)
@@ -98,6 +105,8 @@ func (a *Agent) followGossip() {
 			a.roster.lost(e.Member.Name, false)
 		case gossip.Failed:
 			a.roster.lost(e.Member.Name, true)
+		case gossip.Refused:
+			a.roster.refused(e.Member)
 		case gossip.Loaded:
 			a.hearLoad(e.Load.From, e.Load.Data, e.Load.At)
 		}

@@ -39,6 +39,8 @@ const (
 	streamWorkers = 32
 	// streamsPerConnection bounds the calls of one connection at a time.
 	streamsPerConnection = 1024
+	// readBuffer is what each connection of gRPC has to read with, in bytes.
+	readBuffer = 4 << 10
 	// largestHeader bounds the headers of a request, in bytes.
 	largestHeader = 64 << 10
 )
@@ -54,6 +56,10 @@ func (a *Agent) newGRPCServer(largestQuery int64) *grpc.Server {
 		grpc.NumStreamWorkers(streamWorkers),
 		grpc.MaxConcurrentStreams(streamsPerConnection),
 		grpc.MaxHeaderListSize(largestHeader),
+		// What a connection holds that says nothing: a buffer to write with only while it is written
+		// to. Frames that are larger than the one to read are read past it.
+		grpc.SharedWriteBuffer(true),
+		grpc.ReadBufferSize(readBuffer),
 		// A client that vanished is noticed within two minutes and a half; one
 		// may ask for life signs every ten seconds.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Minute, Timeout: 20 * time.Second, MaxConnectionIdle: idleTimeout}),

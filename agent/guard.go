@@ -17,6 +17,7 @@ func (a *Agent) openGuard() error {
 	guard, err := secure.Open(a.config.Security, secure.Options{
 		Logger:    a.log,
 		OnRefusal: func(reason string) { a.metrics.refusals.WithLabelValues(reason).Inc() },
+		Limits:    a.config.Limits,
 	})
 	if err != nil {
 		return err

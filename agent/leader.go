@@ -188,6 +188,9 @@ func (l *leader) followMembers(ctx context.Context) {
 		}
 		there := map[string]bool{}
 		for _, m := range l.fleet.view().GetMembers() {
+			if !described(m) {
+				continue
+			}
 			rank := rankOf(m)
 			there[m.GetName()] = true
 			if before, ok := known[m.GetName()]; !ok || before != rank {
@@ -215,7 +218,11 @@ func (l *leader) followMembers(ctx context.Context) {
 	}
 }
 
-// rankOf is a member's rank; before it has described itself, the least of its role.
+// described reports whether a member has said what it is: until then nothing but gossip, which
+// anybody may have sent, says that it is there.
+func described(m *control.Member) bool { return m.GetLanes() > 0 }
+
+// rankOf is a member's rank; the least of its role if it does not say one.
 func rankOf(m *control.Member) election.Rank {
 	if m.GetRank() != 0 {
 		return election.Rank(m.GetRank())

@@ -121,6 +121,9 @@ func (s *links) lead(r *reign) {
 		return
 	}
 	for _, m := range members {
+		if !described(m) {
+			continue
+		}
 		k := s.out[m.GetName()]
 		if k != nil && k.reign == r {
 			continue

@@ -23,6 +23,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles"
 )
@@ -33,6 +34,10 @@ const (
 	// An agent that did not answer is asked again after this, doubled up to
 	// the longest.
 	describeAgain, describeAgainLongest = 100 * time.Millisecond, 10 * time.Second
+	// Agents that have not said yet what they are get asked by so many goroutines.
+	describers = 8
+	// One of those that fail to say it is logged this often.
+	sayUndescribed = time.Minute
 	// goneTimeout bounds the look whether an agent's address refuses connections.
 	goneTimeout = time.Second
 )
@@ -42,8 +47,12 @@ const (
 // each is, which gossip says again, and what the leader says of prices and
 // profiles. Its methods may be called concurrently.
 //
-// It has a goroutine for each other agent, which asks it what it is, and one for
-// each that has gone while the connection to it closes; close ends them.
+// Whoever can send packets can have gossip name agents. So one that has not said what it is, by
+// its address, is a stranger: listed, at most mostStrangers of them, but not dialled by anybody
+// else nor told to the election.
+//
+// It has a goroutine for each other agent, which asks it what it is, a few that ask the strangers,
+// and one for each that has gone while the connection to it closes; close ends them.
 type roster struct {
 	log     *slog.Logger
 	network network
@@ -54,15 +63,24 @@ type roster struct {
 	// more each time that learned says another number.
 	complete func(*control.View)
 	learned  func() uint64
+	// vouch is told of an agent that has said what it is.
+	vouch func(gossip.Member)
 
 	membersChanged, viewChanged broadcast
 	running                     sync.WaitGroup
 	closing                     context.Context
 
-	mu        sync.Mutex
-	own       *control.Member
-	ownLoad   control.HeardLoad // without a load: none yet
-	others    map[string]*other
+	mu      sync.Mutex
+	own     *control.Member
+	ownLoad control.HeardLoad // without a load: none yet
+	others  map[string]*other
+	// strangers are asked in the order of unasked, by asking goroutines.
+	strangers map[string]*other
+	unasked   []*other
+	asking    int
+	// lastUndescribed is when a stranger was last logged that fails to describe itself.
+	lastUndescribed time.Time
+
 	prices    []*control.TypePrice
 	ahead     time.Duration
 	profiles  map[profileKey]*control.Profile
@@ -81,21 +99,26 @@ type other struct {
 	name      string
 	address   string // of its gRPC
 	said      meta
-	described *control.Member   // nil until it has answered
+	described *control.Member   // nil: a stranger
 	shown     *control.Member   // what member made of said and described; nil when that has changed
 	load      control.HeardLoad // without a load: none yet
 	ask       chan struct{}     // of size 1: it may be something else now
-	conn      *grpc.ClientConn
+	conn      *grpc.ClientConn  // nil of a stranger
 	left      context.Context
 	leave     context.CancelFunc
+
+	wait   time.Duration // of a stranger: until it is asked again
+	logged bool          // that it fails to describe itself
+	// refused is the member that gossip has no room for; nil of one that it has.
+	refused *gossip.Member
 }
 
 func newRoster(closing context.Context, n network, local grpc.ClientConnInterface, log *slog.Logger) *roster {
 	return &roster{
 		log: log, network: n, local: local, closing: closing,
 		leadership: func() *control.Leadership { return &control.Leadership{} }, complete: func(*control.View) {},
-		learned: func() uint64 { return 0 },
-		own:     &control.Member{}, others: map[string]*other{}, profiles: map[profileKey]*control.Profile{},
+		learned: func() uint64 { return 0 }, vouch: func(gossip.Member) {}, strangers: map[string]*other{},
+		own: &control.Member{}, others: map[string]*other{}, profiles: map[profileKey]*control.Profile{},
 	}
 }
 
@@ -104,6 +127,9 @@ func (r *roster) close() {
 	r.mu.Lock()
 	for _, o := range r.others {
 		r.drop(o)
+	}
+	for _, o := range r.strangers {
+		r.forgetStranger(o)
 	}
 	r.mu.Unlock()
 	r.running.Wait()
@@ -183,15 +209,14 @@ func (r *roster) build(leadership *control.Leadership) *control.View {
 func (r *roster) gather() []*control.Member {
 	members := make([]*control.Member, 1, 1+len(r.others))
 	members[0] = r.own
-	found := map[string]bool{r.own.GetAddress(): true}
+	taken := map[string]bool{r.own.GetAddress(): true}
 	for _, o := range r.others {
-		if o.described != nil {
-			found[o.address] = true
-		}
+		taken[o.address] = true
+		members = append(members, o.member())
 	}
-	for _, o := range r.others {
-		// An undescribed one whose address another has has ended, or will say itself that it is there.
-		if o.described != nil || !found[o.address] {
+	for _, o := range r.strangers {
+		// Where another agent is known to be, this one has ended, or will say itself that it is there.
+		if o.refused == nil && !taken[o.address] {
 			members = append(members, o.member())
 		}
 	}
@@ -367,66 +392,171 @@ func (r *roster) heard(name string, b []byte, joined bool) {
 		return // gossip has refused it, and said so
 	}
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	o := r.others[name]
-	switch {
-	case name == r.own.GetName(), o == nil && !joined:
-		r.mu.Unlock()
-		return
-	case o != nil && o.address != said.address: // only a forger would
-		r.drop(o)
-		o = nil
-	}
 	if o == nil {
-		if o = r.add(name, said); o == nil {
-			r.mu.Unlock()
-			return
+		o = r.strangers[name]
+	}
+	switch {
+	case name == r.own.GetName(), o == nil && !joined, r.closing.Err() != nil:
+		return
+	case o == nil:
+		r.meet(name, said)
+	case o.described == nil:
+		o.said, o.shown, o.address, o.refused = said, nil, said.address, nil // it is asked anyhow
+	case o.address != said.address:
+		return // only a forger would
+	default:
+		o.said, o.shown = said, nil
+		o.askAgain()
+	}
+	r.touchMembers()
+	r.membersChanged.tell()
+}
+
+// meet notes a stranger, to be asked. r.mu is held.
+func (r *roster) meet(name string, said meta) *other {
+	o := &other{name: name, said: said, address: said.address, wait: describeAgain, ask: make(chan struct{}, 1)}
+	o.left, o.leave = context.WithCancel(r.closing)
+	r.strangers[name] = o
+	r.enqueue(o)
+	return o
+}
+
+// refused has a member asked once what it is that gossip has no room for: if it says so, gossip
+// makes room. It does not block.
+func (r *roster) refused(m gossip.Member) {
+	said, err := decodeMeta(m.Meta)
+	if err != nil {
+		return // gossip asks before whether it is acceptable
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.others[m.Name] != nil || r.strangers[m.Name] != nil || r.closing.Err() != nil {
+		return
+	}
+	if len(r.strangers) >= 2*mostStrangers {
+		for _, o := range r.strangers { // in random order: nobody can keep the others out for good
+			if o.refused != nil {
+				r.forgetStranger(o)
+				break
+			}
 		}
 	}
-	o.said, o.shown = said, nil
+	r.meet(m.Name, said).refused = &m
+}
+
+// askAgain has a member asked that may be something else now.
+func (o *other) askAgain() {
 	select {
 	case o.ask <- struct{}{}:
 	default:
 	}
-	r.touchMembers()
-	r.mu.Unlock()
-	r.membersChanged.tell()
-}
-
-// add makes a new member. r.mu is held.
-func (r *roster) add(name string, said meta) *other {
-	if r.closing.Err() != nil {
-		return nil
-	}
-	conn, err := r.network.connect(said.address)
-	if err != nil {
-		r.log.Warn("agent's address is of no use", "agent", name, "address", said.address, "error", err)
-		return nil
-	}
-	o := &other{name: name, address: said.address, said: said, ask: make(chan struct{}, 1), conn: conn}
-	o.left, o.leave = context.WithCancel(r.closing)
-	r.others[name] = o
-	r.running.Go(func() { r.describe(o) })
-	r.log.Info("agent joined", "agent", name, "address", said.address, eventKey, "joined")
-	return o
 }
 
 // lost takes out a member that has left, or has failed.
 func (r *roster) lost(name string, failed bool) {
 	r.mu.Lock()
-	o := r.others[name]
-	if o != nil {
+	defer r.mu.Unlock()
+	if o := r.strangers[name]; o != nil {
+		r.forgetStranger(o)
+	} else if o := r.others[name]; o != nil {
 		r.drop(o)
-		r.touchMembers()
-	}
-	r.mu.Unlock()
-	if o != nil {
 		if failed {
 			r.log.Warn("agent failed: it is not heard any more", "agent", name, "address", o.address, eventKey, "failed")
 		} else {
 			r.log.Info("agent left", "agent", name, eventKey, "left")
 		}
-		r.membersChanged.tell()
+	} else {
+		return
 	}
+	r.touchMembers()
+	r.membersChanged.tell()
+}
+
+// forgetStranger forgets one that is not to be asked any more. r.mu is held.
+func (r *roster) forgetStranger(o *other) {
+	delete(r.strangers, o.name)
+	r.unasked = slices.DeleteFunc(r.unasked, func(u *other) bool { return u == o })
+	o.leave()
+}
+
+// enqueue has a stranger asked when its turn comes. r.mu is held.
+func (r *roster) enqueue(o *other) {
+	r.unasked = append(r.unasked, o)
+	if r.asking < describers {
+		r.asking++
+		r.running.Go(r.askStrangers)
+	}
+}
+
+// askStrangers asks strangers what they are as long as some wait for it.
+func (r *roster) askStrangers() {
+	for {
+		r.mu.Lock()
+		if len(r.unasked) == 0 {
+			r.asking--
+			r.mu.Unlock()
+			return
+		}
+		o := r.unasked[0]
+		r.unasked = r.unasked[1:]
+		address := o.address
+		r.mu.Unlock()
+		r.askStranger(o, address)
+	}
+}
+
+// askStranger makes a member of a stranger that says at the address what it is, or has it asked again.
+func (r *roster) askStranger(o *other, address string) {
+	conn, err := r.network.connect(address)
+	var m *control.Member
+	if err == nil {
+		m, err = askDescription(o, conn)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.strangers[o.name] != o: // it has gone
+	case o.refused != nil:
+		r.forgetStranger(o)
+		if err == nil {
+			r.vouch(*o.refused)
+		}
+	case err == nil && o.address == address:
+		delete(r.strangers, o.name)
+		r.others[o.name] = o
+		o.described, o.shown, o.conn = m, nil, conn
+		r.log.Info("agent joined", "agent", o.name, "address", address, eventKey, "joined")
+		r.replace(o)
+		r.touchMembers()
+		r.vouch(gossip.Member{Name: o.name})
+		r.membersChanged.tell()
+		o.askAgain() // it may have changed meanwhile
+		r.running.Go(func() { r.describe(o) })
+		return
+	default:
+		if now := time.Now(); err != nil && !o.logged && now.Sub(r.lastUndescribed) > sayUndescribed {
+			r.lastUndescribed, o.logged = now, true
+			r.warnUndescribed(o, err)
+		}
+		time.AfterFunc(o.wait, func() {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.strangers[o.name] == o {
+				r.enqueue(o)
+			}
+		})
+		o.wait = min(2*o.wait, describeAgainLongest)
+	}
+	if conn != nil {
+		r.running.Go(func() { _ = conn.Close() }) // as in drop
+	}
+}
+
+func (r *roster) warnUndescribed(o *other, err error) {
+	r.log.Warn("agent gossips but does not say what it serves; it gets no queries until it does, asking again",
+		"agent", o.name, "address", o.address, "error", err, eventKey, "silent")
 }
 
 // drop forgets o. r.mu is held.
@@ -449,21 +579,21 @@ func (r *roster) heardLoad(name string, b []byte, at time.Time) (control.HeardLo
 	defer r.mu.Unlock()
 	o := r.others[name]
 	if o == nil {
+		o = r.strangers[name]
+	}
+	if o == nil || o.refused != nil {
 		return control.HeardLoad{}, false
 	}
 	o.load = control.HeardLoad{LaneLoad: laneLoad(name, l), At: at}
 	if l.revision > o.said.revision {
 		o.said.revision = l.revision
-		select {
-		case o.ask <- struct{}{}:
-		default:
-		}
+		o.askAgain()
 	}
 	return o.load, true
 }
 
-// describe asks o what it is, at first and whenever gossip says that it may be
-// something else, until it leaves.
+// describe asks o what it is whenever gossip says that it may be something else,
+// until it leaves.
 func (r *roster) describe(o *other) {
 	failing, wait := false, describeAgain
 	for {
@@ -473,12 +603,12 @@ func (r *roster) describe(o *other) {
 			return
 		}
 		r.mu.Lock()
-		known := o.described != nil && o.described.Revision == o.said.revision && o.described.Draining == o.said.draining
+		known := o.described.Revision == o.said.revision && o.described.Draining == o.said.draining
 		r.mu.Unlock()
 		if known {
 			continue
 		}
-		m, err := r.askDescription(o)
+		m, err := askDescription(o, o.conn)
 		if err == nil {
 			if failing {
 				r.log.Info("agent answers", "agent", o.name, "address", o.address, eventKey, "answers")
@@ -487,7 +617,6 @@ func (r *roster) describe(o *other) {
 			r.mu.Lock()
 			if r.others[o.name] == o {
 				o.described, o.shown = m, nil
-				r.replace(o)
 				r.touchMembers()
 			}
 			r.mu.Unlock()
@@ -498,8 +627,7 @@ func (r *roster) describe(o *other) {
 			return
 		}
 		if !failing {
-			r.log.Warn("agent gossips but does not say what it serves; it gets no queries until it does, asking again",
-				"agent", o.name, "address", o.address, "error", err, eventKey, "silent")
+			r.warnUndescribed(o, err)
 		}
 		failing = true
 		select {
@@ -508,10 +636,7 @@ func (r *roster) describe(o *other) {
 			return
 		}
 		wait = min(2*wait, describeAgainLongest)
-		select {
-		case o.ask <- struct{}{}:
-		default:
-		}
+		o.askAgain()
 	}
 }
 
@@ -526,11 +651,11 @@ func (r *roster) replace(o *other) {
 	}
 }
 
-// askDescription asks o what it is.
-func (r *roster) askDescription(o *other) (*control.Member, error) {
+// askDescription asks o by conn what it is. A stranger must be there, not come while it is waited for.
+func askDescription(o *other, conn *grpc.ClientConn) (*control.Member, error) {
 	ctx, cancel := context.WithTimeout(o.left, describeTimeout)
 	defer cancel()
-	m, err := control.NewControlClient(o.conn).Describe(localOnly(ctx), &control.DescribeRequest{}, grpc.WaitForReady(true))
+	m, err := control.NewControlClient(conn).Describe(localOnly(ctx), &control.DescribeRequest{}, grpc.WaitForReady(o.described != nil))
 	if err != nil {
 		return nil, err
 	}

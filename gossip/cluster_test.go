@@ -254,6 +254,46 @@ func TestRestart(t *testing.T) {
 	})
 }
 
+// TestManyRestarts kills 20 of 25 agents at once and starts them again at their addresses, some at
+// once, some while their death is being told, some when it is known: all see all again, and none of
+// before is a member again however often states are exchanged. Agents have another name each time;
+// with the same ones it holds as well.
+func TestManyRestarts(t *testing.T) {
+	for _, named := range []string{"-again", ""} {
+		t.Run("name"+named, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(t, 25)
+				c.network.SetConditions(gossiptest.Conditions{Loss: 0.02, Delay: time.Millisecond, Jitter: 5 * time.Millisecond})
+				c.within(time.Minute, "all see each other", func() bool { return see(c.agents) })
+				time.Sleep(30 * time.Second) // states are exchanged
+				for _, g := range c.agents[5:] {
+					if err := g.Close(); err != nil {
+						t.Error(err)
+					}
+				}
+				again := &cluster{t: t, network: c.network, agents: slices.Clone(c.agents[:5]), logs: slices.Clone(c.logs[:5])}
+				for i := range 20 {
+					again.add(func(config *Config) { config.Name += named })
+					if i%4 == 3 {
+						time.Sleep(2 * time.Second) // the death of all is known after some five
+					}
+				}
+				again.within(time.Minute, "all see all again", func() bool { return see(again.agents) })
+				for range 300 {
+					time.Sleep(time.Second)
+					if !see(again.agents) {
+						for _, g := range again.agents {
+							t.Logf("%s sees %v", g.Name(), g.Members())
+						}
+						t.Fatal("what had been agreed on has changed")
+					}
+				}
+				again.close()
+			})
+		})
+	}
+}
+
 // TestLateSeeds starts the seeds last, behind a name that is not known at first.
 func TestLateSeeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

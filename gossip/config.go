@@ -61,6 +61,12 @@ type Config struct {
 	// into Gossip. Its answer should depend on m alone and be mutual.
 	Accept func(m Member) error
 
+	// MaxStrangers bounds the members that nobody has vouched for ([Gossip.Vouch]), so that whoever
+	// can send packets cannot make any number. One that has gone keeps its place for a
+	// minute. While there are strangers, this agent exchanges its state with members that are none
+	// every 15 s, so that who was refused is heard of again, as a Refused event says. 0: no bound.
+	MaxStrangers int
+
 	// Logger is told of faults, each once or seldom. Nil means slog's default.
 	Logger *slog.Logger
 	// Transport replaces UDP and TCP, for tests. Bind is not used then, and no

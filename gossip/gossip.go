@@ -60,6 +60,7 @@ type Gossip struct {
 	leave  context.CancelFunc // ends joining
 	wg     sync.WaitGroup
 	ready  chan struct{}
+	rejoin chan struct{} // of size 1: join need not wait longer
 	events chan Event    // unbuffered: what waits is in pending
 	wake   chan struct{} // tells deliver that something waits
 	count  atomic.Int64  // len(members)
@@ -76,8 +77,12 @@ type Gossip struct {
 	members   map[string]*entry
 	ids       map[memberID]*entry
 	failed    map[string]failure
+	strangers int                       // members that nobody has vouched for
+	gone      []time.Time               // when strangers went, within strangerMemory
+	vouched   map[string]netip.AddrPort // vouched for, but not members yet: to be joined
 	pending   map[eventKey]Event
 	order     []eventKey // of pending; may name events that are no longer there
+	refused   int        // Refused events in pending
 	own       Load
 	nextLoad  []byte
 	loadTimer *time.Timer // will send nextLoad; nil if none waits
@@ -113,12 +118,14 @@ func Open(ctx context.Context, config Config) (*Gossip, error) {
 		config:  config,
 		faults:  newFaultLog(config.Logger),
 		ready:   make(chan struct{}),
+		rejoin:  make(chan struct{}, 1),
 		events:  make(chan Event),
 		wake:    make(chan struct{}, 1),
 		meta:    config.Meta,
 		members: map[string]*entry{},
 		ids:     map[memberID]*entry{},
 		failed:  map[string]failure{},
+		vouched: map[string]netip.AddrPort{},
 		pending: map[eventKey]Event{},
 	}
 	g.queue.members = func() int { return int(g.count.Load()) }
@@ -141,7 +148,7 @@ func Open(ctx context.Context, config Config) (*Gossip, error) {
 	if g.advertise, err = advertised(ctx, config, base, bound); err != nil {
 		return nil, errors.Join(err, base.Shutdown())
 	}
-	g.transport = newTransport(base, g.advertise, &g.stats)
+	g.transport = newTransport(base, g.advertise, g.keyring != nil, &g.stats)
 	config.Logger.Info("gossip: listening", "member", config.Name, "advertised_addr", g.advertise, "addr", bound, "seeds", config.Seeds,
 		"encrypted", g.keyring != nil)
 

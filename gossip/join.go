@@ -38,9 +38,9 @@ func (g *Gossip) join(ctx context.Context) {
 	ready := sync.OnceFunc(func() { close(g.ready) })
 	defer ready()
 	retry := firstRetry
-	resumed := false
+	again := false // members may have been missed
 	for {
-		g.joinAll(ctx, g.targets(ctx, resumed), ready)
+		g.joinAll(ctx, g.targets(ctx, again), ready)
 		ready()
 		wait := rejoinInterval
 		if g.count.Load() > 1 {
@@ -50,16 +50,19 @@ func (g *Gossip) join(ctx context.Context) {
 		}
 		// Agents that started together need not all call at the same time.
 		wait += time.Duration((rand.Float64() - 0.5) * 0.5 * float64(wait))
-		var ok bool
-		if resumed, ok = sleep(ctx, wait); !ok {
+		resumed, ok := g.sleep(ctx, wait)
+		if !ok {
 			return
 		}
+		g.mu.Lock()
+		again = resumed || g.strangers > 0
+		g.mu.Unlock()
 	}
 }
 
-// sleep waits for d, less if this process was stopped meanwhile, which resumed
-// tells. It is not ok once the context ended.
-func sleep(ctx context.Context, d time.Duration) (resumed, ok bool) {
+// sleep waits for d, less if somebody is to be joined, or if this process was stopped
+// meanwhile, which resumed tells. It is not ok once the context ended.
+func (g *Gossip) sleep(ctx context.Context, d time.Duration) (resumed, ok bool) {
 	for end := time.Now().Add(d); ; {
 		before := time.Now()
 		step := min(end.Sub(before), tick)
@@ -68,6 +71,8 @@ func sleep(ctx context.Context, d time.Duration) (resumed, ok bool) {
 		}
 		select {
 		case <-time.After(step):
+		case <-g.rejoin:
+			return false, true
 		case <-ctx.Done():
 			return false, false
 		}
@@ -83,9 +88,9 @@ type target struct {
 	what string // the seed as configured, or the member
 }
 
-// targets are where others may be that are not members now. Seeds that have no
-// address are logged.
-func (g *Gossip) targets(ctx context.Context, resumed bool) []target {
+// targets are where others may be that are not members now, and where members may have been
+// missed some members too. Seeds that have no address are logged.
+func (g *Gossip) targets(ctx context.Context, missed bool) []target {
 	var targets []target
 	for _, seed := range g.config.Seeds {
 		host, port, err := splitHostPort(seed, DefaultPort)
@@ -119,15 +124,18 @@ func (g *Gossip) targets(ctx context.Context, resumed bool) []target {
 	for _, f := range failed[:min(len(failed), failedTries)] {
 		targets = append(targets, target{f.Addr, f.Name})
 	}
+	for name, addr := range g.vouched {
+		targets = append(targets, target{addr, name})
+	}
 	targets = slices.DeleteFunc(targets, func(t target) bool {
 		was := known[t.addr]
 		known[t.addr] = true
 		return was
 	})
-	if resumed {
+	if missed {
 		tries := resumeTries
 		for _, e := range g.members { // in random order
-			if tries > 0 && e.Name != g.config.Name {
+			if tries > 0 && e.Name != g.config.Name && !e.stranger {
 				targets = append(targets, target{e.Addr, e.Name})
 				tries--
 			}
@@ -159,6 +167,13 @@ func (g *Gossip) Unseen(ctx context.Context) []string {
 // joinAll tries the targets and waits for all of them; joined is called as soon
 // as one brings another member.
 func (g *Gossip) joinAll(ctx context.Context, targets []target, joined func()) {
+	defer func() { // who did not let itself be joined is to be vouched for again
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		for _, t := range targets {
+			delete(g.vouched, t.what)
+		}
+	}()
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, parallelJoins)
 	for _, t := range targets {

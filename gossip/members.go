@@ -2,7 +2,9 @@ package gossip
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"net/netip"
@@ -32,13 +34,15 @@ type EventKind int
 
 // The kinds of events. A member that left said so before; one that failed was
 // silent for some seconds, and may be back, under the same name, if it was only
-// cut off.
+// cut off. One that was refused has no place among the strangers: it is no member, but is joined
+// once vouched for.
 const (
 	Joined EventKind = iota
 	Updated
 	Left
 	Failed
 	Loaded
+	Refused
 )
 
 // String is the kind's name.
@@ -54,6 +58,8 @@ func (k EventKind) String() string {
 		return "failed"
 	case Loaded:
 		return "loaded"
+	case Refused:
+		return "refused"
 	}
 	return fmt.Sprintf("EventKind(%d)", int(k))
 }
@@ -61,8 +67,65 @@ func (k EventKind) String() string {
 // entry is what is known of a live member.
 type entry struct {
 	Member
-	load    Load // zero At: none yet; Seq also counts a leaving frame
-	leaving bool
+	load     Load // zero At: none yet; Seq also counts a leaving frame
+	leaving  bool
+	stranger bool // nobody has vouched for it
+}
+
+// strangerMemory is how long a stranger that has gone keeps its place: as long as memberlist may
+// keep a dead member.
+const strangerMemory = time.Minute
+
+var errStrangers = errors.New("too many members have not said what they are")
+
+const (
+	// maxVouched bounds the members that are to be let in.
+	maxVouched = 256
+	// maxRefused bounds the Refused events that wait for the reader; more are lost.
+	maxRefused = 256
+)
+
+// Vouch says that the member is what it says, as its agent has answered. One that was refused is
+// joined, and one that comes back is believed again.
+func (g *Gossip) Vouch(m Member) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	e := g.members[m.Name]
+	switch {
+	case e == nil && len(g.vouched) < maxVouched:
+		g.vouched[m.Name] = m.Addr
+		select {
+		case g.rejoin <- struct{}{}:
+		default:
+		}
+	case e != nil && e.stranger:
+		e.stranger = false
+		g.strangers--
+	}
+}
+
+// isStranger reports whether a member that joins now is one. g.mu is held.
+func (g *Gossip) isStranger(name string) bool {
+	_, failed := g.failed[name]
+	_, vouched := g.vouched[name]
+	return g.config.MaxStrangers > 0 && name != g.config.Name && !failed && !vouched
+}
+
+// admit says whether there is room for a member, if it is a new one.
+func (g *Gossip) admit(m Member) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.members[m.Name] != nil || !g.isStranger(m.Name) {
+		return nil
+	}
+	g.gone = slices.DeleteFunc(g.gone, func(at time.Time) bool { return time.Since(at) > strangerMemory })
+	if g.strangers+len(g.gone) < g.config.MaxStrangers {
+		return nil
+	}
+	if g.refused < maxRefused {
+		g.enqueue(Event{Kind: Refused, Member: m})
+	}
+	return errStrangers
 }
 
 // Failed members are tried again for failedMemory, of so many at most.
@@ -120,7 +183,7 @@ func (g *Gossip) Events() <-chan Event { return g.events }
 // eventKey says which events replace each other.
 type eventKey struct {
 	name string
-	load bool
+	kind EventKind // Loaded, Refused, or Joined for all others
 }
 
 // enqueue adds an event for the reader. g.mu is held.
@@ -128,9 +191,15 @@ func (g *Gossip) enqueue(e Event) {
 	if e.Member.Name == g.config.Name {
 		return
 	}
-	key := eventKey{e.Member.Name, e.Kind == Loaded}
+	key := eventKey{e.Member.Name, Joined}
+	if e.Kind == Loaded || e.Kind == Refused {
+		key.kind = e.Kind
+	}
 	if before, ok := g.pending[key]; !ok {
 		g.order = append(g.order, key)
+		if e.Kind == Refused {
+			g.refused++
+		}
 	} else if before.Kind == Joined && e.Kind == Updated {
 		e.Kind = Joined
 	}
@@ -150,6 +219,9 @@ func (g *Gossip) nextEvent() (Event, bool) {
 		g.order = g.order[1:]
 		if e, ok := g.pending[key]; ok {
 			delete(g.pending, key)
+			if e.Kind == Refused {
+				g.refused--
+			}
 			return e, true
 		}
 	}
@@ -213,10 +285,14 @@ func (c callbacks) alive(n *memberlist.Node, kind EventKind) {
 	defer g.mu.Unlock()
 	e := g.members[m.Name]
 	if e == nil {
-		e = &entry{}
+		e = &entry{stranger: g.isStranger(m.Name)}
+		if e.stranger {
+			g.strangers++
+		}
 		g.members[m.Name], g.ids[idOf(m.Name)] = e, e
 		g.count.Store(int64(len(g.members)))
 	}
+	delete(g.vouched, m.Name)
 	e.Member = m // a leaving member that changed just before goes on leaving
 	delete(g.failed, m.Name)
 	g.enqueue(Event{Kind: kind, Member: m})
@@ -234,11 +310,16 @@ func (c callbacks) NotifyLeave(n *memberlist.Node) {
 	}
 	delete(g.members, n.Name)
 	delete(g.ids, idOf(n.Name))
-	delete(g.pending, eventKey{n.Name, true})
+	delete(g.pending, eventKey{n.Name, Loaded})
 	g.count.Store(int64(len(g.members)))
 	kind := Left
 	if !e.leaving {
 		kind = Failed
+	}
+	if e.stranger {
+		g.strangers--
+		g.gone = append(g.gone, time.Now())
+	} else if kind == Failed {
 		g.fail(e.Member)
 	}
 	g.enqueue(Event{Kind: kind, Member: e.Member})
@@ -270,6 +351,11 @@ func (c callbacks) NotifyAlive(n *memberlist.Node) error {
 	}
 	if err != nil {
 		c.g.faults.warn("gossip: member refused", "member", n.Name, "addr", n.Address(), "reason", err)
+		return err
+	}
+	if err = c.g.admit(m); err != nil {
+		c.g.faults.logAs(err.Error(), slog.LevelWarn, "gossip: member refused", "member", n.Name, "addr", n.Address(), "reason", err,
+			"most", c.g.config.MaxStrangers)
 	}
 	return err
 }

@@ -17,6 +17,7 @@ type transport struct {
 	memberlist.Transport // what is under it
 	advertise            netip.AddrPort
 	stats                *counters
+	encrypted            bool
 	packets              chan *memberlist.Packet // unbuffered, as memberlist's own
 	streams              chan net.Conn
 
@@ -26,13 +27,17 @@ type transport struct {
 
 	mu    sync.Mutex
 	conns map[*conn]struct{} // nil after Shutdown
+	// What others opened of them, and the bytes read of those.
+	inbound      int
+	inboundBytes int
 }
 
 var _ memberlist.NodeAwareTransport = (*transport)(nil)
 
-func newTransport(base memberlist.Transport, advertise netip.AddrPort, stats *counters) *transport {
+func newTransport(base memberlist.Transport, advertise netip.AddrPort, encrypted bool, stats *counters) *transport {
 	t := &transport{
 		Transport: base,
+		encrypted: encrypted,
 		advertise: advertise,
 		stats:     stats,
 		packets:   make(chan *memberlist.Packet),
@@ -44,20 +49,24 @@ func newTransport(base memberlist.Transport, advertise netip.AddrPort, stats *co
 	return t
 }
 
-// passOn counts what arrives, until Shutdown.
+// passOn counts what arrives, and leaves out what agents do not send, until Shutdown.
 func (t *transport) passOn() {
 	for {
 		select {
 		case p := <-t.Transport.PacketCh():
 			t.stats.packetsReceived.Add(1)
 			t.stats.packetBytesReceived.Add(int64(len(p.Buf)))
+			if !t.encrypted && hasCompressed(p.Buf) {
+				t.stats.malformed.Add(1)
+				continue
+			}
 			select {
 			case t.packets <- p:
 			case <-t.ctx.Done():
 				return
 			}
 		case c := <-t.Transport.StreamCh():
-			stream, err := t.track(c)
+			stream, err := t.track(c, true)
 			if err != nil {
 				continue
 			}
@@ -108,7 +117,7 @@ func (t *transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	return t.track(c)
+	return t.track(c, false)
 }
 
 // DialAddressTimeout implements [memberlist.NodeAwareTransport].
@@ -131,14 +140,18 @@ func (t *transport) Shutdown() error {
 	return err
 }
 
-// track counts and remembers a connection, which it closes after Shutdown.
-func (t *transport) track(c net.Conn) (net.Conn, error) {
-	tracked := &conn{c, t}
+// track counts and remembers a connection, which it closes after Shutdown, or at once if it is one
+// too many of those that others opened.
+func (t *transport) track(c net.Conn, inbound bool) (net.Conn, error) {
+	tracked := &conn{Conn: c, transport: t, inbound: inbound}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.conns == nil {
+	if t.conns == nil || inbound && t.inbound == maxStreams {
 		c.Close()
 		return nil, net.ErrClosed
+	}
+	if inbound {
+		t.inbound++
 	}
 	t.conns[tracked] = struct{}{}
 	return tracked, nil
@@ -148,13 +161,37 @@ func (t *transport) track(c net.Conn) (net.Conn, error) {
 type conn struct {
 	net.Conn
 	transport *transport
+	inbound   bool
+	read      int // guarded by transport.mu
 }
 
 // Read implements [net.Conn].
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	c.transport.stats.streamBytesReceived.Add(int64(n))
+	if c.inbound && n > 0 {
+		if err := c.take(b[:n]); err != nil {
+			return 0, err
+		}
+	}
 	return n, err
+}
+
+// take counts what was read of a connection that another opened, and says why it should not go on.
+func (c *conn) take(b []byte) error {
+	t := c.transport
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	first := c.read == 0
+	c.read += len(b)
+	t.inboundBytes += len(b)
+	switch {
+	case t.inboundBytes > maxStreamBytes:
+		return errIntake
+	case first && !t.encrypted:
+		return checkStream(b)
+	}
+	return nil
 }
 
 // Write implements [net.Conn].
@@ -166,8 +203,14 @@ func (c *conn) Write(b []byte) (int, error) {
 
 // Close implements [net.Conn].
 func (c *conn) Close() error {
-	c.transport.mu.Lock()
-	delete(c.transport.conns, c)
-	c.transport.mu.Unlock()
+	t := c.transport
+	t.mu.Lock()
+	if _, open := t.conns[c]; open && c.inbound {
+		t.inbound--
+		t.inboundBytes -= c.read
+		c.read = 0
+	}
+	delete(t.conns, c)
+	t.mu.Unlock()
 	return c.Conn.Close()
 }

@@ -46,6 +46,11 @@ func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.
 		return nil, nil, err
 	}
 	state := conn.ConnectionState()
+	if c, err := s.guard.identity.get().caller(state); err == nil && c.agent {
+		if counted, ok := raw.(*countedConn); ok {
+			counted.uncount()
+		}
+	}
 	known := s.guard.open.enter(conn, state.VerifiedChains, s.guard.identity.get)
 	taken := &newcomer{Conn: known, raw: raw, guard: s.guard}
 	return taken, authInfo{credentials.TLSInfo{
@@ -174,9 +179,14 @@ func ForCaller(ctx context.Context) context.Context {
 }
 
 // Tap refuses a call before its message is read, as far as that can be told
-// without: for a server's tap.
+// without, and one beyond Limits: for a server's tap.
 func (g *Guard) Tap(ctx context.Context, info *tap.Info) (context.Context, error) {
-	return g.enter(ctx, info.FullMethodName, info.Header)
+	ctx, err := g.enter(ctx, info.FullMethodName, info.Header)
+	if err != nil {
+		return ctx, err
+	}
+	p, _ := peer.FromContext(ctx)
+	return ctx, g.limitCall(ctx, addressOf(p), info.FullMethodName)
 }
 
 // enter refuses a call that its method alone forbids. The context returned

@@ -33,8 +33,11 @@ type Guard struct {
 	waiting  waiting // connections whose handshake goes on
 	silent   silent
 	open     peers // of gRPC, both those that came and those that this agent made
-	tlsMu    sync.Mutex
-	tls      tlsConfigs
+	// What those hold who are no agents.
+	connections, calls quota
+
+	tlsMu sync.Mutex
+	tls   tlsConfigs
 
 	knownMu sync.Mutex
 	known   func(model string) bool
@@ -45,17 +48,22 @@ const (
 	ReasonHandshake       = "handshake"       // a connection without the TLS, or the certificate, that is wanted
 	ReasonUnauthenticated = "unauthenticated" // a call of nobody known
 	ReasonDenied          = "denied"          // a call that its client may not make
+	ReasonConnections     = "connections"     // a connection beyond Limits
+	ReasonCalls           = "calls"           // a call beyond Limits
 )
 
 // Reasons are all there are.
-func Reasons() []string { return []string{ReasonHandshake, ReasonUnauthenticated, ReasonDenied} }
+func Reasons() []string {
+	return []string{ReasonHandshake, ReasonUnauthenticated, ReasonDenied, ReasonConnections, ReasonCalls}
+}
 
-// Options are what a Guard tells others.
+// Options are how much a Guard lets in, and what it tells others.
 type Options struct {
 	Logger *slog.Logger // must not be nil
 	// OnRefusal is called for each connection or call that was refused, by
 	// several goroutines; nil means nobody.
 	OnRefusal func(reason string)
+	Limits    Limits
 }
 
 // Open reads the files that config names; see [Guard.Run] for their changes.
@@ -63,7 +71,8 @@ func Open(config Config, o Options) (*Guard, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	g := &Guard{config: config, log: o.Logger, observe: o.OnRefusal, refusals: refusals{log: o.Logger}, waiting: waiting{limit: mostWaiting}}
+	g := &Guard{config: config, log: o.Logger, observe: o.OnRefusal, refusals: refusals{log: o.Logger}, waiting: waiting{limit: mostWaiting},
+		connections: quota{limit: o.Limits.Connections}, calls: quota{limit: o.Limits.Calls}}
 	if g.observe == nil {
 		g.observe = func(string) {}
 	}

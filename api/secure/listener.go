@@ -313,8 +313,10 @@ type plainConn struct {
 
 // CloseWrite tells the client that no more will come, as an HTTP server does
 // before it ends a connection that the client still writes to.
-func (c *plainConn) CloseWrite() error {
-	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+func (c *plainConn) CloseWrite() error { return closeWrite(c.Conn) }
+
+func closeWrite(conn net.Conn) error {
+	if half, ok := conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}
 	return nil

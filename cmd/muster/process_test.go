@@ -29,6 +29,10 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
+	if addresses := os.Getenv(siegeVariable); addresses != "" {
+		besiege(strings.Fields(addresses))
+		return
+	}
 	os.Exit(m.Run())
 }
 

@@ -64,6 +64,8 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.IntVar(&s.MaxWaitingQueries, "max-waiting-queries", s.MaxWaitingQueries, "queries that may wait; one more is refused")
 	fs.Int64Var(&s.MaxWaitingBytes, "max-waiting-bytes", s.MaxWaitingBytes, "bytes of queries in the agent; beyond them a query is refused unread")
 	fs.DurationVar(&s.LoadTimeout, "load-timeout", s.LoadTimeout, "time for a version to load and warm up, else it has failed")
+	fs.IntVar(&s.Limits.Connections, "max-connections", s.Limits.Connections, "connections open at a time but for agents with certificates, one address at most 3/4; 0: no limit")
+	fs.IntVar(&s.Limits.Calls, "max-calls", s.Limits.Calls, "gRPC calls but queries, streams too, open at a time but for such agents, one peer at most 3/4; 0: no limit")
 	fs.DurationVar(&s.DrainTimeout, "drain-timeout", s.DrainTimeout, "time for running queries to finish on SIGTERM")
 	fs.StringSliceVar(&s.Join, "join", s.Join, "gossip addresses of agents of the fleet to join; none starts a fleet")
 	fs.StringVar(&s.GossipAddress, "gossip", s.GossipAddress, "address to gossip with other agents on, TCP and UDP")

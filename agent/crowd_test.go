@@ -1,0 +1,162 @@
+package agent
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/secure"
+)
+
+// dialFrom connects to a test agent from another address of loopback.
+func dialFrom(t *testing.T, a *testAgent, address string, proof credentials.TransportCredentials) *grpc.ClientConn {
+	t.Helper()
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+	conn, err := grpc.NewClient(a.addresses.GRPC, grpc.WithTransportCredentials(proof),
+		grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", to) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// watchAll opens n streams, Control/Watch or else Health/Watch, and returns how many the agent has taken.
+func watchAll(t *testing.T, ctx context.Context, conn *grpc.ClientConn, n int, fleet bool) (taken int) {
+	t.Helper()
+	for range n {
+		var receive func() error
+		if fleet {
+			stream, err := control.NewControlClient(conn).Watch(ctx, &control.WatchRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			receive = func() error { _, err := stream.Recv(); return err }
+		} else {
+			stream, err := healthpb.NewHealthClient(conn).Watch(ctx, &healthpb.HealthCheckRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			receive = func() error { _, err := stream.Recv(); return err }
+		}
+		switch err := receive(); status.Code(err) {
+		case codes.OK:
+			taken++
+		case codes.ResourceExhausted:
+		default:
+			t.Fatal(err)
+		}
+	}
+	return taken
+}
+
+// TestManyStreams: streams that anybody may open are bounded, in total and by peer; those refused
+// hear why and are counted; queries go on; and what has ended makes room.
+func TestManyStreams(t *testing.T) {
+	config := testConfig(t)
+	config.Limits.Calls = 80
+	a := startAgent(t, config, emulated())
+	ctx, end := context.WithCancel(t.Context())
+	defer end()
+	first, second := dialFrom(t, a, "127.0.0.2", insecure.NewCredentials()), dialFrom(t, a, "127.0.0.3", insecure.NewCredentials())
+	if got, want := watchAll(t, ctx, first, 200, false), 60; got != want {
+		t.Errorf("one peer got %d streams, want %d, three quarters of all", got, want)
+	}
+	if got, want := watchAll(t, ctx, second, 200, true), 3; got != want { // of 20 left, at 4 each
+		t.Errorf("another peer got %d streams of the fleet, want %d", got, want)
+	}
+	if got := total(a.metrics.refusals.WithLabelValues(secure.ReasonCalls)); got != 140+197 {
+		t.Errorf("%v refusals are counted, want 337", got)
+	}
+	if lines := strings.Count(a.log.String(), "too many calls"); lines > 4 { // one for each peer, reason and error in it
+		t.Errorf("the log tells it %d times", lines)
+	}
+	if err := a.inferGRPC(ncfRequest(2)); err != nil {
+		t.Errorf("a query fails: %v", err)
+	}
+	if got := watchAll(t, ctx, a.conn, 1, false); got != 1 {
+		t.Error("there is no room for a third peer")
+	}
+	end()
+	for taken := 0; taken < 60; { // the agent hears of the ends one by one
+		taken += watchAll(t, t.Context(), second, 1, false)
+	}
+}
+
+// TestManyConnections: connections are bounded on all three servers together; those refused are
+// closed and counted, and what is open is served.
+func TestManyConnections(t *testing.T) {
+	config := testConfig(t)
+	config.Limits.Connections = 40
+	a := startAgent(t, config, emulated())
+	if err := a.inferGRPC(ncfRequest(2)); err != nil { // is there before
+		t.Fatal(err)
+	}
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP("127.0.0.2")}}
+	refused := 0
+	for i := range 60 {
+		address := []string{a.addresses.HTTP, a.addresses.Metrics, a.addresses.GRPC}[i%3]
+		conn, err := dialer.DialContext(t.Context(), "tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if i%3 == 2 {
+			_, err = io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+		} else {
+			_, err = io.WriteString(conn, "GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+		}
+		if err == nil {
+			_, err = conn.Read(make([]byte, 1))
+		}
+		if err != nil {
+			refused++
+		}
+	}
+	if refused != 30 { // the test has 1 of 40: three quarters of the others
+		t.Errorf("%d connections were refused, want 30", refused)
+	}
+	if got := total(a.metrics.refusals.WithLabelValues(secure.ReasonConnections)); got != float64(refused) {
+		t.Errorf("%v refusals are counted, want %d", got, refused)
+	}
+	if err := a.inferGRPC(ncfRequest(2)); err != nil {
+		t.Errorf("a query fails: %v", err)
+	}
+	if code, body := a.do("GET", "/v2/health/ready", ""); code != http.StatusOK {
+		t.Errorf("a third connection of another peer: %d %s", code, body)
+	}
+}
+
+// TestAgentsAreApart: agents with certificates are not counted among the strangers.
+func TestAgentsAreApart(t *testing.T) {
+	ca := newTestCA(t)
+	config := testConfig(t)
+	config.Security = ca.agent("a1")
+	config.Limits = secure.Limits{Connections: 4, Calls: 4}
+	a := startAgent(t, config, emulated())
+	agent := ca.agent("a2")
+	proof := secure.ClientConfig{CAFile: agent.CAFile, CertFile: agent.CertFile, KeyFile: agent.KeyFile}
+	for range 10 {
+		conn := dialSecurely(t, a.addresses.GRPC, proof)
+		defer conn.Close()
+		if got := watchAll(t, t.Context(), conn, 10, true); got != 10 {
+			t.Fatalf("an agent got %d of 10 streams", got)
+		}
+	}
+	stranger := dialSecurely(t, a.addresses.GRPC, ca.client(""))
+	defer stranger.Close()
+	if got := watchAll(t, t.Context(), stranger, 10, false); got != 3 {
+		t.Errorf("a stranger got %d of 10 streams, want 3", got)
+	}
+}

@@ -1,0 +1,78 @@
+package agent
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	goruntime "runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/api/control"
+)
+
+// forgedAlive is memberlist's word that an agent of that name is there.
+func forgedAlive(name, grpc string) []byte {
+	packed := func(b, value []byte) []byte {
+		return append(binary.BigEndian.AppendUint16(append(b, 0xda), uint16(len(value))), value...)
+	}
+	b := []byte{4, 0x86} // an alive message, a map of six
+	b = append(packed(b, []byte("Incarnation")), 1)
+	b = packed(packed(b, []byte("Node")), []byte(name))
+	b = packed(packed(b, []byte("Addr")), net.IPv4(10, 9, 9, 9).To4())
+	b = append(packed(b, []byte("Port")), 0xcd, 0x1f, 0x0a)
+	b = packed(packed(b, []byte("Meta")), meta{protocol: control.Protocol, address: grpc, role: "must"}.encode())
+	return packed(packed(b, []byte("Vsn")), []byte{1, 5, 2, 0, 0, 0})
+}
+
+// TestForgedMembers: without a gossip key anybody can say that there are thousands of agents. The
+// agent lists few of them, asks a few at a time what they are, says so in a few lines,
+// answers queries meanwhile, and takes in the agents that are there.
+func TestForgedMembers(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		a, b := f.start(), f.start()
+		f.settled(a, b)
+		leader := f.led(a, b)
+		forger := f.gossip.Listen("10.0.0.99:7946")
+		defer forger.Shutdown()
+		goroutines, lines := goruntime.NumGoroutine(), strings.Count(a.log.String(), "level=WARN")
+		sent := 0
+		forge := func(n int) {
+			for range n {
+				if _, err := forger.WriteTo(forgedAlive(fmt.Sprint("forged-", sent), fmt.Sprintf("10.9.%d.%d:8001", sent/250%250, sent%250)), a.wire.Addr().String()); err != nil {
+					f.Error(err)
+				}
+				if sent++; sent%500 == 0 {
+					time.Sleep(100 * time.Millisecond)
+				}
+			}
+		}
+		forge(5000)
+		if n := len(a.gossip.Members()); n > 2+mostStrangers || n < 3 {
+			f.Errorf("gossip has %d members, want at most %d strangers, and some", n, mostStrangers)
+		}
+		if more := goruntime.NumGoroutine() - goroutines; more > 20*describers {
+			f.Errorf("%d more goroutines", more)
+		}
+		if failed := f.send(200, 10*time.Millisecond, a, b); len(failed) > 0 {
+			f.Errorf("failed: %v", failed)
+		}
+		if said := strings.Count(a.log.String(), "level=WARN") - lines; said < 1 || said > 2 {
+			f.Errorf("%d lines of warnings, want 1 or 2", said)
+		}
+		if now := f.led(a, b); now != leader {
+			f.Errorf("%s leads, before it was %s: they play agents that must", now.name, leader.name)
+		}
+		c := f.start()
+		f.eventually(time.Minute, func() string {
+			for _, x := range []*fleetAgent{a, b} {
+				if m := x.roster.member(c.name); m == nil || len(m.Models) == 0 {
+					forge(50)
+					return x.name + " does not know the new agent"
+				}
+			}
+			return ""
+		})
+	})
+}
