@@ -133,7 +133,7 @@ func TestPlan(t *testing.T) {
 		if strings.Contains(tt.args, "--rate") != (r.Plans[0].Satisfaction >= 0.99) {
 			t.Errorf("plan %s: satisfaction %v", tt.args, r.Plans[0].Satisfaction)
 		}
-		if strings.Contains(tt.args, "150") && (len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "target would have to be")) {
+		if strings.Contains(tt.args, "--qos-ms 150") && (len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "target would have to be")) {
 			t.Errorf("plan %s: notes %q", tt.args, r.Notes)
 		}
 	}
