@@ -56,9 +56,7 @@ func (a *Agent) newGRPCServer(largestQuery int64) *grpc.Server {
 		grpc.NumStreamWorkers(streamWorkers),
 		grpc.MaxConcurrentStreams(streamsPerConnection),
 		grpc.MaxHeaderListSize(largestHeader),
-		// What a connection holds that says nothing: a buffer to write with only while it is written
-		// to. Frames that are larger than the one to read are read past it.
-		grpc.SharedWriteBuffer(true),
+		// What a connection holds that says nothing. Frames that are larger are read past it.
 		grpc.ReadBufferSize(readBuffer),
 		// A client that vanished is noticed within two minutes and a half; one
 		// may ask for life signs every ten seconds.
