@@ -210,7 +210,8 @@ func (a *Agent) open() error {
 		MaxWaitingBytes: a.config.MaxWaitingBytes,
 	})
 	a.intake.limit, a.intake.queue, a.intake.clients = a.config.MaxWaitingBytes, a.lanes.Stats, callers{a.guard}
-	a.answers.limit, a.answers.queue, a.answers.clients = a.config.MaxWaitingBytes, a.lanes.Stats, callers{a.guard}
+	a.answers.limit = max(a.config.MaxWaitingBytes, leastAnswers)
+	a.answers.queue, a.answers.clients = a.lanes.Stats, callers{a.guard}
 	a.intake.answers = &a.answers
 	a.metrics.watch(info, a.lanes, &a.intake)
 	a.repository, err = models.Open(a.config.ModelDir, a.load, models.Options{LoadTimeout: a.config.LoadTimeout, Logger: a.log, OnEvent: a.observe})

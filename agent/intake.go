@@ -26,6 +26,10 @@ type intake struct {
 	of map[string]int64 // bytes held, of clients with a name
 }
 
+// leastAnswers is room for answers, in bytes, however few bytes of queries are let in: theirs may be
+// larger, and one that finds no room is lost work.
+const leastAnswers = 64 << 10
+
 // share is what one client with a name may have, in bytes.
 func (i *intake) share() int64 { return i.limit / 2 }
 

