@@ -68,8 +68,8 @@ type Config struct {
 	// included, counted before a query is read; it is also the most that one
 	// query may have. Must be > 0. Default 256 MiB.
 	MaxWaitingBytes int64
-	// Limits bound what those hold open who have no agent's certificate. Default 768
-	// connections and 768 calls; see docs/security.md for what they cost.
+	// Limits bound what those hold open who have no agent's certificate. Default 384
+	// connections and 384 calls; see docs/security.md for what they cost.
 	Limits secure.Limits
 
 	// LoadTimeout bounds how long a version may take to load and warm up; one that takes longer has
@@ -143,7 +143,7 @@ func DefaultConfig() Config {
 		MaxWaitingQueries: 1024,
 		MaxWaitingBytes:   256 << 20,
 		LoadTimeout:       models.DefaultLoadTimeout,
-		Limits:            secure.Limits{Connections: 768, Calls: 768},
+		Limits:            secure.Limits{Connections: 384, Calls: 384},
 		DrainTimeout:      30 * time.Second,
 	}
 }
