@@ -278,7 +278,7 @@ func TestStopWithIdleConnections(t *testing.T) {
 				})
 				f.settled(a)
 				config := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2", "http/1.1"}} // only to open connections
-				for i := range 100 {
+				for i := range 80 {
 					for _, port := range []string{":8000", ":8001", ":8002"} {
 						conn, err := f.network.dial(f.Context(), "client", a.host+port)
 						if err != nil {
