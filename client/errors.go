@@ -84,7 +84,8 @@ var unreached = regexp.MustCompile(`connection error: desc = "(?:transport: )?(?
 func Reason(err error) string {
 	message := unreached.ReplaceAllString(status.Convert(err).Message(), "$1")
 	switch {
-	case strings.HasPrefix(message, "error reading server preface") && strings.HasSuffix(message, "EOF"):
+	case strings.HasPrefix(message, "error reading server preface") &&
+		(strings.HasSuffix(message, "EOF") || strings.HasSuffix(message, "connection reset by peer")):
 		return "the connection is closed at once, as by a server that wants TLS"
 	case strings.HasPrefix(message, "error reading server preface") && strings.Contains(message, "HTTP/1.1"):
 		return "the answer is HTTP/1.1, want gRPC: is it the port of REST?"
