@@ -17,6 +17,7 @@ import (
 
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -338,7 +339,7 @@ func (l *benchLoad) prepare(cmd *cobra.Command, c *client.Client, o *benchOption
 			return fmt.Errorf("arrivals: %s has a query of batch size %d for model %q, which takes at most %d", o.arrivals, options.LargestBatchSize, name, most)
 		}
 		for _, note := range m.Notes {
-			fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", name, plain(note))
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", name, terminal.Plain(note))
 		}
 		l.models = append(l.models, m)
 	}

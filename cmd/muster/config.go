@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/gossip"
 )
 
@@ -181,7 +182,7 @@ func printSettingsJSON(cmd *cobra.Command, origins map[string]string) error {
 
 // printJSON writes v indented, for people and jq alike.
 func printJSON(w interface{ Write([]byte) (int, error) }, v any) error {
-	encoder := json.NewEncoder(plainJSON{w})
+	encoder := json.NewEncoder(terminal.PlainJSON{W: w})
 	encoder.SetIndent("", "  ")
 	return encoder.Encode(v)
 }

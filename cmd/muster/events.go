@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
 func newEventsCommand() *cobra.Command {
@@ -78,24 +79,24 @@ Times are those of the agent. Each line of --json is an event.`,
 // what, and who asked for it.
 func printEvent(w io.Writer, e *control.Event, agent bool) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s  %-8s  ", time.Unix(0, e.GetTimeUnixNs()).Format("2006-01-02 15:04:05.000"), plain(e.GetKind()))
+	fmt.Fprintf(&b, "%s  %-8s  ", time.Unix(0, e.GetTimeUnixNs()).Format("2006-01-02 15:04:05.000"), terminal.Plain(e.GetKind()))
 	if agent {
-		fmt.Fprintf(&b, "%s  ", plain(e.GetAgent()))
+		fmt.Fprintf(&b, "%s  ", terminal.Plain(e.GetAgent()))
 	}
-	b.WriteString(plain(e.GetWhat()))
+	b.WriteString(terminal.Plain(e.GetWhat()))
 	for _, d := range e.GetDetails() {
-		value := plain(d.GetValue())
+		value := terminal.Plain(d.GetValue())
 		if value == "" || strings.ContainsAny(value, ` ="`) {
 			value = strconv.Quote(d.GetValue())
 		}
-		fmt.Fprintf(&b, " %s=%s", plain(d.GetKey()), value)
+		fmt.Fprintf(&b, " %s=%s", terminal.Plain(d.GetKey()), value)
 	}
-	if who := plain(e.GetWho()); who != "" {
+	if who := terminal.Plain(e.GetWho()); who != "" {
 		fmt.Fprintf(&b, ", by %s", who)
 	} else if e.GetFrom() != "" {
 		b.WriteString(", by somebody")
 	}
-	if from := plain(e.GetFrom()); from != "" {
+	if from := terminal.Plain(e.GetFrom()); from != "" {
 		fmt.Fprintf(&b, " from %s", from)
 	}
 	_, err := fmt.Fprintln(w, b.String())
@@ -108,7 +109,7 @@ func printEventJSON(w io.Writer, e *control.Event, _ bool) error {
 	for _, d := range e.GetDetails() {
 		details[d.GetKey()] = d.GetValue()
 	}
-	return json.NewEncoder(plainJSON{w}).Encode(struct {
+	return json.NewEncoder(terminal.PlainJSON{W: w}).Encode(struct {
 		Time     time.Time         `json:"time"`
 		Agent    string            `json:"agent"`
 		Sequence uint64            `json:"sequence"`

@@ -18,6 +18,7 @@ import (
 	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
 func newInferCommand() *cobra.Command {
@@ -131,7 +132,7 @@ func randomQuery(ctx context.Context, stderr io.Writer, c *client.Client, model,
 		return nil, fmt.Errorf("make a query for %q: %w", model, err)
 	}
 	for _, note := range notes {
-		fmt.Fprintln(stderr, "note:", plain(note))
+		fmt.Fprintln(stderr, "note:", terminal.Plain(note))
 	}
 	return query, nil
 }
@@ -142,7 +143,7 @@ func encodeResponse(w io.Writer, response *oip.Response) error {
 	if err := oip.EncodeResponse(bodyWriter{&whole, http.Header{}}, &oip.Request{}, response, nil); err != nil {
 		return err
 	}
-	_, err := plainJSON{w}.Write(whole.Bytes())
+	_, err := terminal.PlainJSON{W: w}.Write(whole.Bytes())
 	return err
 }
 
@@ -172,9 +173,9 @@ func printResponse(w io.Writer, response *oip.Response, took time.Duration) erro
 	if err := json.Unmarshal(body.Bytes(), &decoded); err != nil {
 		return fmt.Errorf("read back the answer: %w", err)
 	}
-	fmt.Fprintf(w, "%s version %s answered in %v\n", plain(response.Model), plain(response.Version), took.Round(time.Microsecond))
+	fmt.Fprintf(w, "%s version %s answered in %v\n", terminal.Plain(response.Model), terminal.Plain(response.Version), took.Round(time.Microsecond))
 	for _, o := range decoded.Outputs {
-		fmt.Fprintf(w, "%s %s %v\n", plain(o.Name), plain(o.Datatype), o.Shape)
+		fmt.Fprintf(w, "%s %s %v\n", terminal.Plain(o.Name), terminal.Plain(o.Datatype), o.Shape)
 		rows := 1
 		if len(o.Shape) > 0 {
 			rows = o.Shape[0]
@@ -197,7 +198,7 @@ func printResponse(w io.Writer, response *oip.Response, took time.Duration) erro
 func firstValues(row []json.RawMessage, n int) string {
 	words := make([]string, 0, n+1)
 	for _, v := range row[:min(len(row), n)] {
-		words = append(words, plain(string(v)))
+		words = append(words, terminal.Plain(string(v)))
 	}
 	if len(row) > n {
 		words = append(words, fmt.Sprintf("... %d more", len(row)-n))

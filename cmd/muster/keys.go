@@ -18,6 +18,7 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/gossip"
 )
 
@@ -115,7 +116,7 @@ func followRotation(w io.Writer, next func() (*control.KeysProgress, error)) err
 		if err != nil {
 			return err
 		}
-		plainMessage(p)
+		terminal.PlainMessage(p)
 		keys := p.GetKeys()
 		if fault := keys.GetFault(); fault != "" {
 			behind[keys.GetAgent()] = true
@@ -165,18 +166,18 @@ SHA-256. An agent encrypts with the first and understands all.`,
 			if err != nil {
 				return ofServer(settings, err)
 			}
-			plainMessage(list)
+			terminal.PlainMessage(list)
 			table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 			fmt.Fprintln(table, "AGENT\tENCRYPTS WITH\tUNDERSTANDS TOO\tKEPT IN\tFAULT")
 			for _, a := range list.GetAgents() {
 				use, others, kept := "-", "-", "-"
 				if prints := a.GetFingerprints(); len(prints) > 0 {
-					use, others = prints[0], orDash(strings.Join(prints[1:], " "))
+					use, others = prints[0], terminal.OrDash(strings.Join(prints[1:], " "))
 					if kept = "settings"; a.GetInFile() {
 						kept = "file"
 					}
 				}
-				fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", a.GetAgent(), use, others, kept, orDash(a.GetFault()))
+				fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", a.GetAgent(), use, others, kept, terminal.OrDash(a.GetFault()))
 			}
 			return table.Flush()
 		},

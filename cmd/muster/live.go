@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles"
@@ -87,7 +88,7 @@ func (o *planOptions) openLive(cmd *cobra.Command) (*planning, error) {
 	if err != nil {
 		return nil, err
 	}
-	plainMessage(fleet)
+	terminal.PlainMessage(fleet)
 	live := &liveFleet{Leader: fleet.GetLeadership().GetLeader(), Epoch: fleet.GetLeadership().GetEpoch(), counts: map[string]int{}}
 	demand, err := live.demanded(fleet, o.sim.models)
 	if err != nil {

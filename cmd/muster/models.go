@@ -14,6 +14,7 @@ import (
 
 	"github.com/muster-serve/muster/agent"
 	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/zoo"
 )
@@ -63,7 +64,7 @@ A model that is there already, made with the same options, is left as it is.`,
 			}
 			for _, model := range wanted {
 				options := options
-				options.Progress = newProgress(cmd.ErrOrStderr(), model)
+				options.Progress = terminal.NewProgress(cmd.ErrOrStderr(), model)
 				written, err := zoo.Generate(cmd.Context(), out, model, options)
 				if err != nil {
 					return err
@@ -170,7 +171,7 @@ func printModels(w io.Writer, list []listedModel) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "MODEL\tVERSION\tSTATE\tREASON")
 	for _, m := range list {
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", plain(m.Model), plain(m.Version), plain(m.State), plain(m.Reason))
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", terminal.Plain(m.Model), terminal.Plain(m.Version), terminal.Plain(m.State), terminal.Plain(m.Reason))
 	}
 	return table.Flush()
 }
@@ -219,7 +220,7 @@ func completeModels(settings *clientSettings) cobra.CompletionFunc {
 		}
 		var names []cobra.Completion
 		for _, m := range list {
-			if plain(m.Model) == m.Model && !slices.Contains(names, m.Model) && !slices.Contains(args, m.Model) {
+			if terminal.Plain(m.Model) == m.Model && !slices.Contains(names, m.Model) && !slices.Contains(args, m.Model) {
 				names = append(names, m.Model)
 			}
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/published"
@@ -179,12 +180,12 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	line := newStatusLine(cmd.ErrOrStderr())
-	defer line.done()
+	line := terminal.NewStatusLine(cmd.ErrOrStderr())
+	defer line.Done()
 	run := func(run int) (*plan.Result, error) {
 		evaluated := 0
 		watched := plan.EvaluatorFunc(func(ctx context.Context, c plan.Configuration) (plan.Estimate, error) {
-			line.show("run %d: %d configurations evaluated, now %s", run+1, evaluated, p.Name(c))
+			line.Show("run %d: %d configurations evaluated, now %s", run+1, evaluated, p.Name(c))
 			evaluated++
 			return p.evaluator.Evaluate(ctx, c)
 		})
@@ -206,7 +207,7 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 		}
 	}
 	if p.live != nil {
-		line.show("what runs is compared with the plan")
+		line.Show("what runs is compared with the plan")
 		if err := p.live.compare(cmd.Context(), p, first); err != nil {
 			return err
 		}
@@ -216,7 +217,7 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 			return err
 		}
 	}
-	line.done()
+	line.Done()
 	report := o.report(p, first, trials)
 	if o.sim.json {
 		return printJSON(cmd.OutOrStdout(), report)
@@ -464,7 +465,7 @@ func typeNames(p *plan.Problem) string {
 }
 
 // plot simulates the throughput of every plan and draws it beside the bound and the price.
-func (o *planOptions) plot(cmd *cobra.Command, p *planning, r *plan.Result, line *statusLine) error {
+func (o *planOptions) plot(cmd *cobra.Command, p *planning, r *plan.Result, line *terminal.StatusLine) error {
 	throughput := *p.simulation
 	throughput.Objective = plan.MostThroughput
 	simulated := make([]plan.Estimate, len(r.Plans))
@@ -476,7 +477,7 @@ func (o *planOptions) plot(cmd *cobra.Command, p *planning, r *plan.Result, line
 			simulated[i] = plan.Estimate{Value: one.Predicted, StdErr: one.StdErr}
 			continue
 		}
-		line.show("%d of %d plans simulated for the picture", i, len(r.Plans))
+		line.Show("%d of %d plans simulated for the picture", i, len(r.Plans))
 		var err error
 		if simulated[i], err = throughput.Evaluate(cmd.Context(), one.Configuration); err != nil {
 			return err
@@ -488,7 +489,7 @@ func (o *planOptions) plot(cmd *cobra.Command, p *planning, r *plan.Result, line
 	title := fmt.Sprintf("%s: plans by %s (%s)", strings.Join(o.sim.models, ", "), o.planner, typeNames(p.Problem))
 	err := writeFile(o.plotFile, func(w io.Writer) error { return figures.DrawPlans(w, title, names, r.Plans, simulated) })
 	if err == nil {
-		line.done()
+		line.Done()
 		fmt.Fprintf(cmd.ErrOrStderr(), "bound, simulated rate and price drawn to %s\n", o.plotFile)
 	}
 	return err

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/sim/figures"
 )
 
@@ -50,10 +51,10 @@ figures, tables (mtwnd.json, dien.json).`,
 }
 
 func reproduce(cmd *cobra.Command, name string, o figures.Options, out string) error {
-	line := newStatusLine(cmd.ErrOrStderr())
-	o.Progress = func(format string, args ...any) { line.show(name+": "+format, args...) }
+	line := terminal.NewStatusLine(cmd.ErrOrStderr())
+	o.Progress = func(format string, args ...any) { line.Show(name+": "+format, args...) }
 	f, err := figures.Reproduce(cmd.Context(), name, o)
-	line.done()
+	line.Done()
 	if err != nil {
 		return err
 	}

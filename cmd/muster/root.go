@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
 // run executes the command that args name. Settings are read from the process's
@@ -79,4 +80,9 @@ The file is --config, or MUSTER_CONFIG, or ./muster.yaml if there is one.
 	root.AddCommand(newVersionCommand(), newLicensesCommand())
 	hintAtHelp(root)
 	return root
+}
+
+// printError tells why the command failed.
+func printError(w io.Writer, err error) {
+	fmt.Fprintf(w, "muster: %s\n", terminal.PlainLines(err.Error()))
 }

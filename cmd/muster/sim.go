@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/sim"
@@ -226,10 +227,10 @@ func (o *simOptions) simulate(cmd *cobra.Command, cfg *sim.Config, source *sim.S
 	cfg.Clock = func() time.Duration { return time.Since(started) }
 	run := func(log, record io.Writer) (report *sim.Report, err error) {
 		cfg.Log, cfg.Record = log, record
-		line := newStatusLine(cmd.ErrOrStderr())
-		defer line.done()
+		line := terminal.NewStatusLine(cmd.ErrOrStderr())
+		defer line.Done()
 		return sim.RunSeeds(cmd.Context(), cfg, o.seeds, func(arrived int) {
-			line.show("%d of %d queries", arrived, o.seeds*cfg.Queries)
+			line.Show("%d of %d queries", arrived, o.seeds*cfg.Queries)
 		})
 	}
 	var report *sim.Report
@@ -254,13 +255,13 @@ func withFile(path string, do func(io.Writer) error) error {
 }
 
 func (o *simOptions) findThroughput(cmd *cobra.Command, cfg *sim.Config, source *sim.Source) error {
-	line := newStatusLine(cmd.ErrOrStderr())
+	line := terminal.NewStatusLine(cmd.ErrOrStderr())
 	n := 0
 	report, err := sim.ReportThroughput(cmd.Context(), cfg, o.seeds, func() {
 		n++
-		line.show("%d of %d seeds", n, o.seeds)
+		line.Show("%d of %d seeds", n, o.seeds)
 	})
-	line.done()
+	line.Done()
 	if err != nil {
 		return err
 	}
@@ -364,11 +365,11 @@ func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim
 		if err != nil {
 			return err
 		}
-		line := newStatusLine(cmd.ErrOrStderr())
+		line := terminal.NewStatusLine(cmd.ErrOrStderr())
 		c, err := sim.Compare(cmd.Context(), cfg, policies, prices, budget, pool, o.seeds, func(policy string, done, of int) {
-			line.show("%s, %s: %d of %d pools", model, policy, done, of)
+			line.Show("%s, %s: %d of %d pools", model, policy, done, of)
 		})
-		line.done()
+		line.Done()
 		if err != nil {
 			return err
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
 // evil clears a terminal, sets its title, turns the direction of writing around, and begins a
@@ -129,7 +130,7 @@ func TestTerminal(t *testing.T) {
 			t.Errorf("%s: the name is, or is not, in what was printed: %q %q", args, out, stderr)
 		}
 		for _, r := range out + stderr {
-			if unprintable(r) && r != '\n' {
+			if terminal.Unprintable(r) && r != '\n' {
 				t.Errorf("%s: printed %q: %q %q", args, r, out, stderr)
 				break
 			}
@@ -147,7 +148,7 @@ func TestPlain(t *testing.T) {
 	for s, want := range map[string]string{
 		"": "", "rm2-ä日本": "rm2-ä日本", evil: `\x1b[2J\x1b]0;owned\a\u202e\u009b2J\r\n`, "a\xffb\\": `a\xffb\`, "\u2028\U000e0001": `\u2028\U000e0001`,
 	} {
-		if got := plain(s); got != want {
+		if got := terminal.Plain(s); got != want {
 			t.Errorf("%q: got %s, want %s", s, got, want)
 		}
 	}
@@ -157,7 +158,7 @@ func TestPlain(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	b.Reset()
-	if _, err := fmt.Fprint(plainJSON{&b}, "\"a\u009b\u202e\U000e0001ä\x7f\"\n"); err != nil {
+	if _, err := fmt.Fprint(terminal.PlainJSON{W: &b}, "\"a\u009b\u202e\U000e0001ä\x7f\"\n"); err != nil {
 		t.Fatal(err)
 	}
 	if got := b.String(); got != "\"a\\u009b\\u202e\\udb40\\udc01ä\\u007f\"\n" {

@@ -2,285 +2,61 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"math"
 	"net"
 	"strings"
 	"testing"
-	"time"
 
-	tea "charm.land/bubbletea/v2"
-	"github.com/charmbracelet/x/ansi"
-	"github.com/cockroachdb/datadriven"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
 )
 
-// testFleet is a fleet of n agents, the second of which is overdue, the fourth
-// drains and the fifth has many lanes, under load.
-func testFleet(n int) *control.FleetStatus {
-	s := &control.FleetStatus{
-		View: &control.View{Leadership: &control.Leadership{Epoch: 4, Leader: "ip-10-0-0-1-9e3779b1"}},
-		Rate: 523.4, FluidLimit: 812, Waiting: 12, WaitingLate: 3,
-		Models: []*control.ModelStatus{
-			{Model: "dien", Version: 1, Rate: 410.2, WithinQos: proto.Float64(0.996), Answered: 123456, Late: 321, Refused: 4},
-			{Model: "ncf", Version: 1, Rate: 113.2, WithinQos: proto.Float64(0.97), Answered: 1234567890, Late: 12345678},
-			{Model: "ncf", Version: 2},
-			{Model: "retired", Version: 7, Answered: 17},
-		},
-		Decisions: []string{
-			"assign query=1/7 attempt=1 lane=4 reason=matched cost=0.31 latency=30ms waited=1ms slack=319ms agent=ip-10-0-0-1-9e3779b1",
-			"assign query=1/6 attempt=2 lane=0 reason=lane-overdue cost=0.11 latency=12ms waited=101ms slack=219ms agent=ip-10-0-0-3-daa66d13",
-			"reject query=2/19 reason=overloaded",
-			"assign query=1/5 attempt=1 lane=2 reason=matched cost=0.3 latency=30ms slack=320ms agent=ip-10-0-0-5-1715609d",
-		},
-	}
-	if n > 1 {
-		s.View.Leadership.Successor = "ip-10-0-0-3-daa66d13"
-	}
-	for i := range n {
-		m := &control.Member{
-			Name: fmt.Sprintf("ip-10-0-0-%d-%08x", i+1, uint32(i+1)*2654435761), Address: fmt.Sprintf("10.0.0.%d:8001", i+1), InstanceType: "g4dn.xlarge", PriceUsdPerHour: 0.526,
-			Executor: "onnx", Lanes: 1, Draining: i == 3,
-			Models: []*control.Model{
-				{Name: "dien", Version: 1, QosTargetNs: 35e6, QosPercentile: 0.99},
-				{Name: "ncf", Version: 1, QosTargetNs: 5e6, QosPercentile: 0.99},
-				{Name: "ncf", Version: 2, QosTargetNs: 5e6, QosPercentile: 0.99, Newest: true},
-			},
-		}
-		a := &control.AgentStatus{
-			Name: m.Name, RemainingNs: []int64{int64(i%5) * 9e6}, Waiting: uint32(i % 3), Factor: 1 + float64(i%4)/100, Busy: float64(i%7) / 6, Overdue: i == 1,
-		}
-		switch i % 6 {
-		case 2:
-			m.Executor, m.InstanceType = "emulated", "r5n.24xlarge.of.a.long.name"
-		case 4:
-			m.Lanes, a.RemainingNs = 12, make([]int64, 12)
-			a.RemainingNs[1], a.RemainingNs[2], a.RemainingNs[3] = 1, 20e6, 5e9
-		}
-		s.View.Members, s.Agents = append(s.View.Members, m), append(s.Agents, a)
-	}
-	return s
-}
-
-// TestDrawFleet draws what testdata/top says. With -rewrite it writes down what
-// it draws.
-func TestDrawFleet(t *testing.T) {
-	datadriven.RunTest(t, "testdata/top", func(t *testing.T, d *datadriven.TestData) string {
-		var agents, width, height int
-		d.ScanArgs(t, "agents", &agents)
-		d.ScanArgs(t, "width", &width)
-		d.ScanArgs(t, "height", &height)
-		s := testFleet(agents)
-		switch d.Cmd {
-		case "draw":
-		case "without-leader": // and with what its absence leaves unknown
-			s = &control.FleetStatus{View: s.View, Agents: s.Agents}
-			s.View.Leadership = &control.Leadership{Epoch: 4}
-			for _, a := range s.Agents {
-				a.Factor, a.Busy, a.Overdue = 0, 0, false
-			}
-		case "strange": // what ought not to be, or not for long
-			s.View.Members[0].Name = "\x1b[31mred\n"
-			s.Agents = append(s.Agents[1:], &control.AgentStatus{Name: "left", RemainingNs: []int64{math.MaxInt64}})
-			s.Rate, s.FluidLimit, s.View.Leadership.Leader = math.NaN(), 1e-300, "left"
-			s.Agents[1].RemainingNs = nil
-			for _, m := range s.View.Members {
-				m.Models = nil
-			}
-		default:
-			d.Fatalf(t, "unknown command")
-		}
-		return ansi.Strip(drawFleet(s, width, height)) + "\n"
-	})
-}
-
-// TestDrawFleetFits: whatever the fleet and the terminal, nothing is drawn
-// beyond the edges, and all of the height is used where there is more to say.
-func TestDrawFleetFits(t *testing.T) {
-	for _, agents := range []int{0, 1, 6, 60} {
-		whole := drawFleet(testFleet(agents), 200, 0)
-		for _, width := range []int{1, 13, 40, 79, 120} {
-			for height := 1; height <= 50; height++ {
-				lines := strings.Split(drawFleet(testFleet(agents), width, height), "\n")
-				if want := min(height, strings.Count(whole, "\n")+1); len(lines) != want {
-					t.Fatalf("%d agents at %d x %d: got %d lines, want %d", agents, width, height, len(lines), want)
-				}
-				for _, l := range lines {
-					if ansi.StringWidth(l) > width {
-						t.Fatalf("%d agents at %d x %d: got %q, which is %d wide", agents, width, height, l, ansi.StringWidth(l))
-					}
-				}
-			}
-		}
-	}
-	if got, want := drawFleet(&control.FleetStatus{}, 80, 24), "0 agents, 0 lanes"; !strings.Contains(got, want) {
-		t.Errorf("of nothing: got %q, want %q in it", got, want)
-	}
-}
-
-func TestBrief(t *testing.T) {
-	for _, tt := range []struct {
-		d    time.Duration
-		want string
-	}{
-		{-1, "0"}, {0, "0"}, {1, "0ms"}, {99999, "0.1ms"}, {1250 * time.Microsecond, "1.3ms"}, {9960 * time.Microsecond, "10ms"},
-		{10 * time.Millisecond, "10ms"}, {9999 * time.Millisecond, "9999ms"}, {10 * time.Second, "10s"}, {9999 * time.Second, "9999s"}, {math.MaxInt64, "2562048h"},
-	} {
-		if got := brief(int64(tt.d)); got != tt.want {
-			t.Errorf("%v: got %q, want %q", tt.d, got, tt.want)
-		}
-	}
-}
-
-// topped is what the model makes of the message.
-func topped(t *testing.T, m topModel, msg tea.Msg) (topModel, tea.Cmd) {
-	t.Helper()
-	next, cmd := m.Update(msg)
-	return next.(topModel), cmd
-}
-
-func TestTopModel(t *testing.T) {
-	screen := func(m topModel) string { return ansi.Strip(m.View().Content) }
-	m := topModel{ctx: t.Context(), interval: time.Hour, status: testFleet(6), note: "asks a"}
-	if got := screen(m); got != "" {
-		t.Errorf("of unknown size: got %q", got)
-	}
-	m, _ = topped(t, m, tea.WindowSizeMsg{Width: 80, Height: 24})
-	lines := strings.Split(screen(m), "\n")
-	if len(lines) != 24 || lines[23] != "asks a" || !strings.Contains(screen(m), "523.4") {
-		t.Errorf("got %q", lines)
-	}
-	m, _ = topped(t, m, tea.WindowSizeMsg{Width: 60, Height: 50})
-	if lines := strings.Split(screen(m), "\n"); len(lines) != 50 || lines[49] != "asks a" {
-		t.Errorf("after resizing: got %q", lines)
-	}
-
-	start := time.Unix(0, 0)
-	m, cmd := topped(t, m, answer{at: start, err: errors.New("a: connection refused")})
-	if got := screen(m); cmd == nil || !strings.Contains(got, "OLD NUMBERS: no answer for 0s; a: connection refused") || !strings.Contains(got, "523.4") {
-		t.Errorf("without an answer: got %q", got)
-	}
-	m, _ = topped(t, m, answer{at: start.Add(12 * time.Second), err: errors.New("a: connection refused")})
-	if got := screen(m); !strings.Contains(got, "no answer for 12s") {
-		t.Errorf("without an answer for 12 s: got %q", got)
-	}
-	m, cmd = topped(t, m, answer{at: start.Add(13 * time.Second), status: &control.FleetStatus{}, note: "asks b"})
-	if got := screen(m); cmd == nil || strings.Contains(got, "523.4") || !strings.Contains(got, "asks b") || !m.failing.IsZero() {
-		t.Errorf("with an answer again: got %q", got)
-	}
-
-	for _, key := range []tea.KeyPressMsg{{Code: 'q', Text: "q"}, {Code: 'c', Mod: tea.ModCtrl}} {
-		if _, cmd := topped(t, m, key); cmd == nil || cmd() != tea.Quit() {
-			t.Errorf("%v does not quit", key)
-		}
-	}
-	if _, cmd := topped(t, m, tea.KeyPressMsg{Code: 'x', Text: "x"}); cmd != nil {
-		t.Error("x does something")
-	}
-}
-
 // A statusServer tells the status of a fleet.
 type statusServer struct {
 	control.UnimplementedControlServer
-	address string
-	server  *grpc.Server
-	status  *control.FleetStatus
+	status *control.FleetStatus
 }
 
-func (s *statusServer) Status(context.Context, *control.StatusRequest) (*control.FleetStatus, error) {
+func (s statusServer) Status(context.Context, *control.StatusRequest) (*control.FleetStatus, error) {
 	return s.status, nil
-}
-
-// serveStatus starts n agents of a fleet that know each other. Their models'
-// name is fleet.
-func serveStatus(t *testing.T, n int) []*statusServer {
-	t.Helper()
-	view := &control.View{Leadership: &control.Leadership{Epoch: 1}}
-	servers := make([]*statusServer, n)
-	for i := range servers {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := &statusServer{address: listener.Addr().String(), server: grpc.NewServer(oip.ServerOptions(1 << 20)...), status: &control.FleetStatus{View: view}}
-		view.Members = append(view.Members, &control.Member{Name: fmt.Sprintf("agent-%d", i), Address: s.address, Lanes: 1})
-		control.RegisterControlServer(s.server, s)
-		go s.server.Serve(listener) //nolint:errcheck // it ends with Stop
-		t.Cleanup(s.server.Stop)
-		servers[i] = s
-	}
-	return servers
-}
-
-// TestFleetSource: when the agent that is asked goes away, another one is, whether
-// the user named it or not.
-func TestFleetSource(t *testing.T) {
-	agents := serveStatus(t, 3)
-	settings := clientSettings{servers: []string{agents[0].address}}
-	source, err := settings.openFleet(t.Output())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { source.close() })
-	ask := func(note string) {
-		t.Helper()
-		s, err := source.ask(t.Context())
-		if err != nil || len(s.GetView().GetMembers()) != 3 {
-			t.Fatalf("got %v, %v", s, err)
-		}
-		if got := source.note(time.Second); !strings.HasPrefix(got, note) {
-			t.Errorf("got the note %q, want %q", got, note)
-		}
-	}
-	ask("q quits; asks " + agents[0].address + " every 1s")
-	if strings.Contains(source.note(time.Second), "since") {
-		t.Errorf("the first agent asked: got the note %q", source.note(time.Second))
-	}
-	agents[0].server.Stop()
-	ask(fmt.Sprintf("q quits; asks %s every 1s, since %s cannot be reached: ", agents[1].address, agents[0].address))
-	ask("q quits; asks " + agents[1].address)
-	agents[1].server.Stop()
-	ask("q quits; asks " + agents[2].address)
-	agents[2].server.Stop()
-	if _, err := source.ask(t.Context()); err == nil || !strings.Contains(err.Error(), agents[2].address+" cannot be reached: ") {
-		t.Errorf("without agents: got %v, want the one asked last", err)
-	}
-
-	// Members that have left are forgotten, servers that the user gave are not.
-	source.learn(&control.FleetStatus{View: &control.View{Members: []*control.Member{{Address: "b:1"}, {}}}})
-	if got, want := fmt.Sprint(source.addresses[1:]), fmt.Sprintf("[%s b:1]", agents[0].address); got != want {
-		t.Errorf("got addresses %s after %s, want %s", got, source.addresses[0], want)
-	}
 }
 
 func TestTopOnce(t *testing.T) {
 	t.Chdir(t.TempDir())
-	agents := serveStatus(t, 2)
-	agents[0].status.Agents = []*control.AgentStatus{{Name: "agent-1", Overdue: true, RemainingNs: []int64{5e6}}}
+	serve := func(register func(*grpc.Server)) (address string) {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := grpc.NewServer(oip.ServerOptions(1 << 20)...)
+		register(server)
+		go server.Serve(listener) //nolint:errcheck // it ends with Stop
+		t.Cleanup(server.Stop)
+		return listener.Addr().String()
+	}
+	agent := serve(func(s *grpc.Server) {
+		control.RegisterControlServer(s, statusServer{status: &control.FleetStatus{
+			View: &control.View{
+				Leadership: &control.Leadership{Epoch: 1},
+				Members:    []*control.Member{{Name: "agent-0", Lanes: 1}, {Name: "agent-1", Lanes: 1}},
+			},
+			Agents: []*control.AgentStatus{{Name: "agent-1", Overdue: true, RemainingNs: []int64{5e6}}},
+		}})
+	})
+	other := serve(func(*grpc.Server) {})
 	want := `2 agents, 2 lanes
 NO LEADER (the last epoch was 1): gateways decide alone, and rates are not known
 `
 	for _, args := range [][]string{{"--once"}, {}} { // what run writes to is no terminal
-		out, _, err := execute(t, append([]string{"top", "--server", agents[0].address}, args...)...)
+		out, _, err := execute(t, append([]string{"top", "--server", agent}, args...)...)
 		if err != nil || !strings.HasPrefix(out, want) || !strings.Contains(out, "overdue") || strings.Contains(out, "\x1b") {
 			t.Errorf("%v: got %v, %q, want it to begin %q", args, err, out, want)
 		}
 	}
 
-	other := grpc.NewServer()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	go other.Serve(listener) //nolint:errcheck // it ends with Stop
-	t.Cleanup(other.Stop)
 	for _, tt := range []struct{ args, want string }{
-		{"--server " + listener.Addr().String(), listener.Addr().String() + " tells nothing of a fleet"},
+		{"--server " + other, other + " tells nothing of a fleet"},
 		{"--server 127.0.0.1:1", "127.0.0.1:1 cannot be reached: "},
 		{"--interval 1ms", "interval: 1ms, want at least 100ms"},
 		{"now", "unknown command"},

@@ -1,4 +1,6 @@
-package main
+// Package fleetview shows people the state of a fleet: once as text (Print, Draw), or as it changes
+// (Watch, of a Source).
+package fleetview
 
 import (
 	"cmp"
@@ -25,10 +27,10 @@ var (
 	yellow = lipgloss.NewStyle().Foreground(lipgloss.Yellow)
 )
 
-// drawFleet draws the fleet in width columns and at most height lines, without
+// Draw draws the fleet in width columns and at most height lines, without
 // a newline at the end. What does not fit is summed up in a line of its table.
 // A height of 0 is without bounds.
-func drawFleet(s *control.FleetStatus, width, height int) string {
+func Draw(s *control.FleetStatus, width, height int) string {
 	tables := slices.DeleteFunc([]table{modelTable(s, width), agentTable(s, width), decisionTable(s, width)},
 		func(t table) bool { return len(t.rows) == 0 })
 	lines := fleetHeader(s)

@@ -1,19 +1,17 @@
-package main
+package terminal
 
 import (
 	"fmt"
 	"io"
-	"os"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
-	"golang.org/x/term"
 )
 
-// newProgress shows how far a piece of work is, in bytes: a bar where w is a
+// NewProgress shows how far a piece of work is, in bytes: a bar where w is a
 // terminal, else a line at most every ten seconds.
-func newProgress(w io.Writer, title string) func(done, total int64) {
-	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+func NewProgress(w io.Writer, title string) func(done, total int64) {
+	if Is(w) {
 		var bar *progressbar.ProgressBar
 		return func(done, total int64) {
 			if bar == nil {

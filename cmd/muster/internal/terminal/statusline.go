@@ -1,26 +1,24 @@
-package main
+package terminal
 
 import (
 	"fmt"
 	"io"
-	"os"
 	"time"
-
-	"golang.org/x/term"
 )
 
-// A statusLine shows how far long work is: one line that changes where w is a
+// A StatusLine shows how far long work is: one line that changes where w is a
 // terminal, else a line at most every ten seconds.
-type statusLine struct {
+type StatusLine struct {
 	w        io.Writer
 	terminal bool
 	every    time.Duration
 	last     time.Time
 }
 
-func newStatusLine(w io.Writer) *statusLine {
-	s := &statusLine{w: w, every: 10 * time.Second, last: time.Now()}
-	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+// NewStatusLine shows it on w.
+func NewStatusLine(w io.Writer) *StatusLine {
+	s := &StatusLine{w: w, every: 10 * time.Second, last: time.Now()}
+	if Is(w) {
 		s.terminal, s.every = true, 100*time.Millisecond
 	}
 	return s
@@ -28,7 +26,8 @@ func newStatusLine(w io.Writer) *statusLine {
 
 const clearLine = "\r\x1b[K"
 
-func (s *statusLine) show(format string, args ...any) {
+// Show shows what it is given, unless it has just shown something.
+func (s *StatusLine) Show(format string, args ...any) {
 	if time.Since(s.last) < s.every {
 		return
 	}
@@ -40,8 +39,8 @@ func (s *statusLine) show(format string, args ...any) {
 	fmt.Fprintf(s.w, format+"\n", args...)
 }
 
-// done removes the line that changes.
-func (s *statusLine) done() {
+// Done removes the line that changes.
+func (s *StatusLine) Done() {
 	if s.terminal {
 		fmt.Fprint(s.w, clearLine)
 	}

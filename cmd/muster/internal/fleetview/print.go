@@ -1,0 +1,106 @@
+package fleetview
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
+)
+
+// Print prints a fleet's state for people, at most 100 columns where names are of usual
+// length.
+func Print(w io.Writer, s *control.FleetStatus) error {
+	leadership := s.GetView().GetLeadership()
+	switch leader := leadership.GetLeader(); {
+	case leader == "":
+		fmt.Fprintf(w, "no leader (last epoch %d): gateways decide alone\n", leadership.GetEpoch())
+	default:
+		fmt.Fprintf(w, "leader %s, epoch %d", leader, leadership.GetEpoch())
+		if next := leadership.GetSuccessor(); next != "" {
+			fmt.Fprintf(w, ", then %s", next)
+		}
+		fmt.Fprintf(w, "\n%.1f queries/s", s.GetRate())
+		if limit := s.GetFluidLimit(); limit > 0 {
+			fmt.Fprintf(w, ", %.0f %% of the fluid limit (%.1f)", 100*s.GetRate()/limit, limit)
+		}
+		fmt.Fprintf(w, "; %d waiting, %d of them late\n", s.GetWaiting(), s.GetWaitingLate())
+	}
+	told := map[string]*control.AgentStatus{}
+	for _, a := range s.GetAgents() {
+		told[a.GetName()] = a
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "\nAGENT\tTYPE\tLANES\tFREE IN\tQUEUE\tBUSY\tFACTOR\tSTATE")
+	for _, m := range s.GetView().GetMembers() {
+		a := told[m.GetName()]
+		free := make([]string, 0, len(a.GetRemainingNs()))
+		for _, ns := range a.GetRemainingNs() {
+			free = append(free, milliseconds(ns))
+		}
+		const most = 4 // lanes
+		if len(free) > most {
+			free = append(free[:most], "...")
+		}
+		fmt.Fprintf(table, "%s\t%s\t%d x %d\t%s\t%d\t%s\t%s\t%s\n", m.GetName(), m.GetInstanceType(), m.GetLanes(), m.GetCores(),
+			terminal.OrDash(strings.Join(free, " ")), a.GetWaiting(), percent(a.GetBusy(), leadership.GetLeader() != ""), factor(a.GetFactor()), terminal.OrDash(strings.Join(statesOf(s, m, a), ", ")))
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	if len(s.GetModels()) == 0 {
+		return nil
+	}
+	fmt.Fprintln(table, "\nMODEL\tVERSION\tQUERIES/S\tWITHIN QOS\tANSWERED\tLATE\tREFUSED")
+	for _, m := range s.GetModels() {
+		fmt.Fprintf(table, "%s\t%d\t%.1f\t%s\t%d\t%d\t%d\n", m.GetModel(), m.GetVersion(), m.GetRate(),
+			percent(m.GetWithinQos(), m.WithinQos != nil), m.GetAnswered(), m.GetLate(), m.GetRefused())
+	}
+	return table.Flush()
+}
+
+// statesOf is what is to be said of an agent in words, what is amiss first. Its
+// member is nil if it has left.
+func statesOf(s *control.FleetStatus, m *control.Member, a *control.AgentStatus) []string {
+	var words []string
+	if a.GetOverdue() {
+		words = append(words, "overdue")
+	}
+	switch {
+	case m == nil:
+		words = append(words, "gone")
+	case m.GetDraining():
+		words = append(words, "draining")
+	case len(m.GetModels()) == 0:
+		words = append(words, "no models")
+	}
+	if m.GetExecutor() != "" && m.GetExecutor() != "onnx" {
+		words = append(words, m.GetExecutor())
+	}
+	if leader := s.GetView().GetLeadership().GetLeader(); leader != "" && leader == cmp.Or(a.GetName(), m.GetName()) {
+		words = append(words, "leads")
+	}
+	return words
+}
+
+func milliseconds(ns int64) string {
+	return fmt.Sprintf("%.1fms", float64(ns)/float64(time.Millisecond))
+}
+
+func percent(share float64, known bool) string {
+	if !known {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f %%", 100*share)
+}
+
+func factor(f float64) string {
+	if f == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", f)
+}
