@@ -9,6 +9,8 @@
 //	go run ./scripts/fleet gateway     an agent that answers a plain client is killed
 //	go run ./scripts/fleet overload    three times what it can serve
 //	go run ./scripts/fleet partition   network namespaces cut in two and healed (as root)
+//	go run ./scripts/fleet -previous muster-old upgrade
+//	                                   each agent replaced by one of another version, and back
 //
 // `make build` first. Nothing leaves loopback or the namespaces.
 package main
@@ -32,11 +34,12 @@ import (
 
 // An experiment is one run of this command.
 type experiment struct {
-	muster string
-	dir    string
-	runs   int
-	load   time.Duration
-	missed []string
+	muster   string
+	previous string
+	dir      string
+	runs     int
+	load     time.Duration
+	missed   []string
 }
 
 var experiments = map[string]func(*experiment, context.Context) error{
@@ -46,12 +49,14 @@ var experiments = map[string]func(*experiment, context.Context) error{
 	"gateway":   (*experiment).gateway,
 	"overload":  (*experiment).overload,
 	"partition": (*experiment).partition,
+	"upgrade":   (*experiment).upgrade,
 }
 
 func main() {
 	runtime.LockOSThread() // agents are stopped when the thread that started them ends
 	var e experiment
 	flag.StringVar(&e.muster, "muster", "bin/muster", "the binary to try")
+	flag.StringVar(&e.previous, "previous", "", "the binary of the previous version, for upgrade")
 	flag.StringVar(&e.dir, "dir", "build/fleet", "directory for models, state and logs")
 	flag.IntVar(&e.runs, "runs", 10, "how often the leader is killed, and frozen")
 	flag.DurationVar(&e.load, "load", 30*time.Second, "how long each load lasts")
