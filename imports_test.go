@@ -81,7 +81,11 @@ var rules = []rule{
 		reason: "the simulator drives the leader in virtual time, without a machine or a network",
 	},
 	{
-		folder: "agent", imports: []string{"api", "client", "gossip", "leader", "models", "profiles", "runtime"}, never: []string{"github.com/spf13", exporters},
+		folder: "agent/outcome", imports: []string{"api/oip", "gossip", "models", "runtime"}, never: []string{module + "agent"},
+		reason: "all rooms of the agent wrap its errors, so it can know none of them",
+	},
+	{
+		folder: "agent", imports: []string{"agent", "api", "client", "gossip", "leader", "models", "profiles", "runtime"}, never: []string{"github.com/spf13", exporters},
 		reason: "the agent wires the parts; what needs the simulator is handed in by cmd, and so are its settings",
 	},
 	{
@@ -222,6 +226,9 @@ func TestImportRules(t *testing.T) {
 		{"agent", module + "sim/workload", false},
 		{"agent", module + "cmd/muster", false},
 		{"agent", module + "leader/match", true},
+		{"agent", module + "agent/outcome", true},
+		{"agent/outcome", module + "agent", false},
+		{"agent/outcome", module + "runtime", true},
 		{"client", module + "leader/match", true},
 		{"client", module + "leader/plan", false},
 		{"client", module + "models", false},

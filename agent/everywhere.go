@@ -225,7 +225,7 @@ func joinOutcomes(members []*control.Member, outcomes []error, model string) err
 		switch {
 		case err == nil:
 			done++
-		case classify(err).code == codes.NotFound && len(members) > 1:
+		case classify(err).Code == codes.NotFound && len(members) > 1:
 		default:
 			if s, ok := status.FromError(err); ok {
 				err = &partialError{members[i].Name + ": " + s.Message(), s.Code()}

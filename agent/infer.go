@@ -61,7 +61,7 @@ func (a *Agent) pass(ctx context.Context, req *oip.Request, arrival time.Time) (
 	resp, err := a.gateway.Infer(passTrace(ctx), req, arrival)
 	err = a.whileStarting(err)
 	if err != nil {
-		a.metrics.passed.WithLabelValues(classify(err).reason).Inc()
+		a.metrics.passed.WithLabelValues(classify(err).Reason).Inc()
 		return nil, err
 	}
 	a.metrics.passedAnswered.Inc()
@@ -71,7 +71,7 @@ func (a *Agent) pass(ctx context.Context, req *oip.Request, arrival time.Time) (
 // whileStarting is err, unless it says that there is no such model and this agent has
 // only just started: it may not know of all yet.
 func (a *Agent) whileStarting(err error) error {
-	if err == nil || a.settled.Load() || classify(err).code != codes.NotFound {
+	if err == nil || a.settled.Load() || classify(err).Code != codes.NotFound {
 		return err
 	}
 	return fmt.Errorf("this agent is starting and may not know all models: %w", models.ErrNotReady)

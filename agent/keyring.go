@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/gossip"
 )
@@ -29,9 +30,6 @@ const (
 // before it takes part in another one. Two at a time could each remove the key
 // that the other has some agents use.
 const rotationPause = 30 * time.Second
-
-// errRotation is wrapped when a rotation of the keys cannot go on.
-var errRotation = errors.New("gossip keys")
 
 // A keyring is the keys of this agent's gossip: those that it holds, and those
 // that it will find when it starts anew. Its methods may be called
@@ -79,12 +77,12 @@ func (k *keyring) step(req *control.KeyringRequest) (*control.AgentKeys, error) 
 		return k.describe(), nil
 	case addKey:
 		if req.Rotation != k.rotation && now.Before(k.until) {
-			return nil, fmt.Errorf("%w: another rotation is under way, or stopped less than %v ago", errRotation, rotationPause)
+			return nil, fmt.Errorf("%w: another rotation is under way, or stopped less than %v ago", outcome.ErrRotation, rotationPause)
 		}
 		k.rotation = req.Rotation
 	}
 	if req.Rotation != k.rotation {
-		return nil, fmt.Errorf("%w: this rotation has been overtaken by another", errRotation)
+		return nil, fmt.Errorf("%w: this rotation has been overtaken by another", outcome.ErrRotation)
 	}
 	want, err := changedKeys(held, req.Step, req.Key)
 	if err != nil {
@@ -105,7 +103,7 @@ func (k *keyring) step(req *control.KeyringRequest) (*control.AgentKeys, error) 
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errRotation, err)
+		return nil, fmt.Errorf("%w: %w", outcome.ErrRotation, err)
 	}
 	k.until = now.Add(rotationPause)
 	if req.Step == onlyKey {
@@ -132,7 +130,7 @@ func changedKeys(held [][]byte, step string, key []byte) ([][]byte, error) {
 	case step == onlyKey && same(held[0]):
 		return held[:1], nil
 	case step == useKey, step == onlyKey:
-		return nil, fmt.Errorf("%w: %q of key %s, while this agent uses %s", errRotation, step, gossip.Fingerprint(key), gossip.Fingerprint(held[0]))
+		return nil, fmt.Errorf("%w: %q of key %s, while this agent uses %s", outcome.ErrRotation, step, gossip.Fingerprint(key), gossip.Fingerprint(held[0]))
 	}
 	return nil, fmt.Errorf("%w: step %q", errInvalid, step)
 }
@@ -158,18 +156,18 @@ func (k *keyring) keep(keys [][]byte) error {
 	// What the name leads to is replaced, not a link to it.
 	path, err := filepath.EvalSymlinks(k.file)
 	if err != nil {
-		return fmt.Errorf("%w: key file: %w", errRotation, err)
+		return fmt.Errorf("%w: key file: %w", outcome.ErrRotation, err)
 	}
 	info, err := os.Stat(path)
 	if err != nil {
-		return fmt.Errorf("%w: key file: %w", errRotation, err)
+		return fmt.Errorf("%w: key file: %w", outcome.ErrRotation, err)
 	}
 	var lines strings.Builder
 	for _, key := range keys {
 		lines.WriteString(gossip.FormatKey(key) + "\n")
 	}
 	if err := replaceFile(path, lines.String(), info.Mode().Perm()); err != nil {
-		return fmt.Errorf("%w: the agent must be able to write its key file and the directory it is in: %w", errRotation, err)
+		return fmt.Errorf("%w: the agent must be able to write its key file and the directory it is in: %w", outcome.ErrRotation, err)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/models"
@@ -115,7 +116,7 @@ func newMetrics() *metrics {
 			Name: "muster_model_qos_target_seconds", Help: "The QoS target of a model version.",
 		}, version),
 	}
-	for _, reason := range failureReasons { // there from the start, so that their rates are right
+	for _, reason := range outcome.Reasons() { // there from the start, so that their rates are right
 		m.refused.WithLabelValues(reason)
 		m.passed.WithLabelValues(reason)
 	}
@@ -248,7 +249,7 @@ func (m *metrics) version(model string, number int64) *versionMetrics {
 		queue:          m.queue.WithLabelValues(labels...).(prometheus.Histogram),
 		execution:      m.execution.WithLabelValues(labels...).(prometheus.Histogram),
 	}
-	for _, reason := range failureReasons {
+	for _, reason := range outcome.Reasons() {
 		v.failures[reason] = m.failures.WithLabelValues(append(labels, reason)...)
 	}
 	m.versions[key] = v
@@ -268,7 +269,7 @@ func (v *versionMetrics) answered(batchSize int, request, queue, execution, qosT
 }
 
 func (v *versionMetrics) failed(err error, after time.Duration) {
-	v.failures[classify(err).reason].Inc()
+	v.failures[classify(err).Reason].Inc()
 	v.failureSeconds.Add(after.Seconds())
 }
 
@@ -279,7 +280,7 @@ func (m *metrics) failedWithoutVersion(model string, err error) {
 	m.mu.Lock()
 	m.nowhere[model] = true
 	m.mu.Unlock()
-	m.failures.WithLabelValues(model, "", classify(err).reason).Inc()
+	m.failures.WithLabelValues(model, "", classify(err).Reason).Inc()
 }
 
 // observe follows the life of the model versions.

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
@@ -74,7 +75,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 			t.Errorf("docs/metrics.md has %s, which the agent does not serve", name)
 		}
 	}
-	for _, reason := range failureReasons {
+	for _, reason := range outcome.Reasons() {
 		if !strings.Contains(string(document), "`"+reason+"`") {
 			t.Errorf("docs/metrics.md does not explain the failure reason %q", reason)
 		}

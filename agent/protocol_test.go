@@ -4,30 +4,24 @@ import (
 	"bytes"
 	"compress/gzip"
 	"compress/zlib"
-	"context"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math"
 	"math/rand/v2"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/inference"
-	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
-	"github.com/muster-serve/muster/runtime"
 )
 
 // randomInputs are inputs that the version accepts.
@@ -355,42 +349,6 @@ func TestAcceptedEncoding(t *testing.T) {
 	} {
 		if got := acceptedEncoding([]string{accept}); got != want {
 			t.Errorf("%q: got %q, want %q", accept, got, want)
-		}
-	}
-}
-
-// TestClassify: every error that a query can end with has its codes.
-func TestClassify(t *testing.T) {
-	for _, tt := range []struct {
-		err        error
-		code       codes.Code
-		httpStatus int
-		reason     string
-		retry      bool
-	}{
-		{invalid("input"), codes.InvalidArgument, 400, "invalid", false},
-		{oip.ErrInvalid, codes.InvalidArgument, 400, "invalid", false},
-		{models.ErrName, codes.InvalidArgument, 400, "invalid", false},
-		{oip.ErrTooLarge, codes.InvalidArgument, 413, "too_large", false},
-		{errSlow, codes.DeadlineExceeded, 408, "slow", false},
-		{models.ErrNotFound, codes.NotFound, 404, "not_found", false},
-		{models.ErrNotReady, codes.Unavailable, 503, "not_ready", false},
-		{runtime.ErrClosed, codes.Unavailable, 503, "not_ready", false},
-		{&runtime.OverloadedError{}, codes.ResourceExhausted, 429, "overloaded", true},
-		{runtime.ErrLate, codes.ResourceExhausted, 429, "late", true},
-		{runtime.ErrDeadline, codes.DeadlineExceeded, 504, "deadline", false},
-		{context.DeadlineExceeded, codes.DeadlineExceeded, 504, "deadline", false},
-		{context.Canceled, codes.Canceled, 499, "cancelled", false},
-		{runtime.ErrDraining, codes.Unavailable, 503, "draining", false},
-		{errPanic, codes.Internal, 500, "internal", false},
-		{errors.New("what nobody thought of"), codes.Internal, 500, "internal", false},
-	} {
-		f := classify(fmt.Errorf("wrapped: %w", tt.err))
-		if f.code != tt.code || f.httpStatus != tt.httpStatus || f.reason != tt.reason || f.retryAfter > 0 != tt.retry {
-			t.Errorf("%v: got %+v, want %+v", tt.err, f, tt)
-		}
-		if !slices.Contains(failureReasons, f.reason) {
-			t.Errorf("reason %q is not counted", f.reason)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net/http"
 	"os"
 	"path"
@@ -16,6 +17,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/inference"
@@ -331,6 +333,19 @@ func writeJSON(w http.ResponseWriter, v any) error {
 	}
 	writeBody(w, http.StatusOK, body)
 	return nil
+}
+
+// writeError answers with err as REST's `{"error": ...}`.
+func writeError(w http.ResponseWriter, err error) {
+	f := classify(err)
+	if f.RetryAfter > 0 { // whole seconds are all the header can say
+		w.Header().Set("Retry-After", fmt.Sprint(math.Ceil(f.RetryAfter.Seconds())))
+	}
+	message := err.Error()
+	if s, ok := status.FromError(err); ok {
+		message = s.Message()
+	}
+	writeErrorStatus(w, f.HTTPStatus, message)
 }
 
 func writeErrorStatus(w http.ResponseWriter, status int, message string) {

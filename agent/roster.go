@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/gossip"
@@ -285,7 +286,7 @@ func (r *roster) noAgent(name string) error {
 	for _, m := range r.view().Members {
 		there = append(there, m.Name)
 	}
-	return fmt.Errorf("agent %.255q: %w in the fleet; there are %s", name, errNoAgent, enumerated(there))
+	return fmt.Errorf("agent %.255q: %w in the fleet; there are %s", name, outcome.ErrNoAgent, enumerated(there))
 }
 
 // noModel says that no member holds the model, or the version of it, and what they hold.

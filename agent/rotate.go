@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/gossip"
@@ -100,7 +101,7 @@ func (r *rotation) run(ctx context.Context) error {
 		}
 		if len(faults) > 0 {
 			return fmt.Errorf("%w: stopped at step %q: %s; %s. Run it again when they can be reached, or --without them",
-				errRotation, s.step, strings.Join(faults, "; "), s.stopped)
+				outcome.ErrRotation, s.step, strings.Join(faults, "; "), s.stopped)
 		}
 	}
 	return nil
@@ -112,13 +113,13 @@ func (r *rotation) checkFleet(ctx context.Context) error {
 	if r.expected > 0 {
 		if len(members) != int(r.expected) {
 			return fmt.Errorf("%w: %s sees %d agents (%s), expected %d; nothing has been changed",
-				errRotation, r.agent.name, len(members), strings.Join(members, ", "), r.expected)
+				outcome.ErrRotation, r.agent.name, len(members), strings.Join(members, ", "), r.expected)
 		}
 		return nil
 	}
 	if unseen := r.agent.gossip.Unseen(ctx); len(members) == 1 && len(unseen) > 0 {
 		return fmt.Errorf("%w: %s sees no other agent, though it is to join by %s; nothing has been changed. Ask an agent that sees the fleet, or say that there is no other, by --expect 1",
-			errRotation, r.agent.name, strings.Join(unseen, ", "))
+			outcome.ErrRotation, r.agent.name, strings.Join(unseen, ", "))
 	}
 	return nil
 }

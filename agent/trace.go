@@ -63,7 +63,7 @@ func endRequest(span trace.Span, err error) {
 	}
 	code := http.StatusOK
 	if err != nil {
-		code = classify(err).httpStatus
+		code = classify(err).HTTPStatus
 		if code >= http.StatusInternalServerError {
 			span.SetStatus(otelcodes.Error, err.Error())
 		} else {

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,14 +10,6 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
 )
-
-// errInvalid is wrapped by every error that says a query does not fit its
-// model. The message names the thing, what was found and what was expected.
-var errInvalid = errors.New("invalid query")
-
-func invalid(format string, args ...any) error {
-	return fmt.Errorf("%w: "+format, append([]any{errInvalid}, args...)...)
-}
 
 // A query is a request that has been checked against the model it is for.
 type query struct {

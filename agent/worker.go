@@ -202,8 +202,8 @@ func (s *station) ended(t *trial, err error) {
 		c.Refused = "panic"
 		if err != nil {
 			f := classify(err)
-			c.Refused = f.reason
-			s.metrics.refused.WithLabelValues(f.reason).Inc()
+			c.Refused = f.Reason
+			s.metrics.refused.WithLabelValues(f.Reason).Inc()
 		}
 	}
 	s.completed(c)

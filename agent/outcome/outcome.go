@@ -1,0 +1,138 @@
+// Package outcome says what an agent tells of an error: to clients in gRPC and REST, to other
+// agents, and in the metrics. It is the only place where codes are chosen; all rooms of the agent
+// wrap its errors, and it knows none of them. It has no state and no goroutine.
+package outcome
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/gossip"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/runtime"
+)
+
+var (
+	// ErrInvalid is wrapped where what somebody asked for cannot be asked for: a query that does
+	// not fit its model, say.
+	ErrInvalid = errors.New("invalid query")
+	// ErrLoad is wrapped when a model that was asked for could not be loaded.
+	ErrLoad = errors.New("load")
+	// ErrRefused is wrapped when this agent does not run an attempt that another agent might: the
+	// gateway tries elsewhere.
+	ErrRefused = errors.New("refused")
+	// ErrNoAgent is wrapped when an agent was named that is no member.
+	ErrNoAgent = errors.New("not found")
+	// ErrRotation is wrapped when a rotation of the gossip keys cannot go on.
+	ErrRotation = errors.New("gossip keys")
+	// ErrSlow is wrapped when a client takes too long to send a query.
+	ErrSlow = errors.New("too slow")
+	// ErrPanic is wrapped when a handler panicked.
+	ErrPanic = errors.New("internal error")
+)
+
+// Invalid wraps [ErrInvalid]. The message names the thing, what was found and what was expected.
+func Invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
+}
+
+// An Outcome is what the agent tells of an error: in gRPC, in REST, and in the metrics.
+type Outcome struct {
+	Code       codes.Code
+	HTTPStatus int
+	Reason     string        // the metrics' label
+	RetryAfter time.Duration // > 0 where another try may help
+}
+
+// Of is the outcome of what ended with err, which is not nil.
+func Of(err error) Outcome {
+	var overloaded *runtime.OverloadedError
+	switch {
+	case errors.Is(err, ErrRefused):
+		return Outcome{codes.Unavailable, http.StatusServiceUnavailable, "refused", 0}
+	case errors.As(err, &overloaded):
+		return Outcome{codes.ResourceExhausted, http.StatusTooManyRequests, "overloaded", max(overloaded.RetryAfter, time.Millisecond)}
+	case errors.Is(err, ErrInvalid), errors.Is(err, oip.ErrInvalid), errors.Is(err, models.ErrName):
+		return Outcome{codes.InvalidArgument, http.StatusBadRequest, "invalid", 0}
+	case errors.Is(err, oip.ErrTooLarge):
+		return Outcome{codes.InvalidArgument, http.StatusRequestEntityTooLarge, "too_large", 0}
+	case errors.Is(err, ErrSlow):
+		return Outcome{codes.DeadlineExceeded, http.StatusRequestTimeout, "slow", 0}
+	case errors.Is(err, ErrLoad), errors.Is(err, ErrRotation), errors.Is(err, gossip.ErrNotEncrypted):
+		return Outcome{codes.FailedPrecondition, http.StatusBadRequest, "load", 0}
+	case errors.Is(err, models.ErrNotFound), errors.Is(err, ErrNoAgent):
+		return Outcome{codes.NotFound, http.StatusNotFound, "not_found", 0}
+	case errors.Is(err, models.ErrNotReady), errors.Is(err, runtime.ErrClosed):
+		return Outcome{codes.Unavailable, http.StatusServiceUnavailable, "not_ready", 0}
+	case errors.Is(err, runtime.ErrDraining):
+		return Outcome{codes.Unavailable, http.StatusServiceUnavailable, "draining", 0}
+	case errors.Is(err, runtime.ErrLate):
+		return Outcome{codes.ResourceExhausted, http.StatusTooManyRequests, "late", time.Millisecond}
+	case errors.Is(err, context.DeadlineExceeded):
+		return Outcome{codes.DeadlineExceeded, http.StatusGatewayTimeout, "deadline", 0}
+	case errors.Is(err, context.Canceled):
+		return Outcome{codes.Canceled, 499, "cancelled", 0} // 499: nginx's "client closed request"
+	}
+	if s, ok := status.FromError(err); ok { // what another agent, or the gateway, has said
+		return ofStatus(s)
+	}
+	return Outcome{codes.Internal, http.StatusInternalServerError, "internal", 0}
+}
+
+// ofStatus is the same of an error that has its code already.
+func ofStatus(s *status.Status) Outcome {
+	f := Outcome{s.Code(), http.StatusInternalServerError, "internal", 0}
+	switch s.Code() {
+	case codes.InvalidArgument:
+		f.HTTPStatus, f.Reason = http.StatusBadRequest, "invalid"
+	case codes.NotFound:
+		f.HTTPStatus, f.Reason = http.StatusNotFound, "not_found"
+	case codes.Unavailable:
+		f.HTTPStatus, f.Reason = http.StatusServiceUnavailable, "unavailable"
+	case codes.FailedPrecondition:
+		f.HTTPStatus, f.Reason = http.StatusBadRequest, "load"
+	case codes.ResourceExhausted:
+		f.HTTPStatus, f.Reason, f.RetryAfter = http.StatusTooManyRequests, "overloaded", time.Millisecond
+		for _, detail := range s.Details() {
+			if info, ok := detail.(*errdetails.RetryInfo); ok {
+				f.RetryAfter = max(f.RetryAfter, info.GetRetryDelay().AsDuration())
+			}
+		}
+	case codes.DeadlineExceeded:
+		f.HTTPStatus, f.Reason = http.StatusGatewayTimeout, "deadline"
+	case codes.Canceled:
+		f.HTTPStatus, f.Reason = 499, "cancelled"
+	}
+	return f
+}
+
+// Reasons are the values of Outcome.Reason that a query can end with where it runs.
+func Reasons() []string {
+	return []string{
+		"invalid", "too_large", "slow", "not_found", "not_ready", "overloaded", "late", "deadline", "cancelled", "draining", "internal",
+	}
+}
+
+// GRPC is err as gRPC's status, with RetryInfo where another try may help. A status passes through.
+func GRPC(err error) error {
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	f := Of(err)
+	s := status.New(f.Code, oip.ErrorText(err.Error()))
+	if f.RetryAfter > 0 {
+		if detailed, e := s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(f.RetryAfter)}); e == nil {
+			s = detailed
+		}
+	}
+	return s.Err()
+}
