@@ -124,58 +124,58 @@ func newRoster(closing context.Context, n network, local grpc.ClientConnInterfac
 }
 
 // close forgets the others and waits for what asks them.
-func (r *roster) close() {
-	r.mu.Lock()
-	for _, o := range r.others {
-		r.drop(o)
+func (ms *roster) close() {
+	ms.mu.Lock()
+	for _, o := range ms.others {
+		ms.drop(o)
 	}
-	for _, o := range r.strangers {
-		r.forgetStranger(o)
+	for _, o := range ms.strangers {
+		ms.forgetStranger(o)
 	}
-	r.mu.Unlock()
-	r.running.Wait()
+	ms.mu.Unlock()
+	ms.running.Wait()
 }
 
 // self implements fleet.
-func (r *roster) self() string { return r.describeSelf().GetName() }
+func (ms *roster) self() string { return ms.describeSelf().GetName() }
 
 // describeSelf is what this agent is; it must not be changed.
-func (r *roster) describeSelf() *control.Member {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.own
+func (ms *roster) describeSelf() *control.Member {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	return ms.own
 }
 
 // changed implements fleet.
-func (r *roster) changed() <-chan struct{} { return r.membersChanged.next() }
+func (ms *roster) changed() <-chan struct{} { return ms.membersChanged.next() }
 
 // view implements fleet. It has no loads: see loads. What has not changed since
 // the last view is the same message as in that one.
-func (r *roster) view() *control.View {
-	leadership := r.leadership()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.current == nil || r.current.Leadership != leadership {
-		r.current = r.build(leadership)
+func (ms *roster) view() *control.View {
+	leadership := ms.leadership()
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	if ms.current == nil || ms.current.Leadership != leadership {
+		ms.current = ms.build(leadership)
 	}
-	return r.current
+	return ms.current
 }
 
 // loadedView is the view with loads as of now.
-func (r *roster) loadedView() *control.View {
-	v := r.view()
-	return &control.View{Members: v.Members, Leadership: v.Leadership, Prices: v.Prices, Profiles: v.Profiles, AheadNs: v.AheadNs, Loads: r.loads()}
+func (ms *roster) loadedView() *control.View {
+	v := ms.view()
+	return &control.View{Members: v.Members, Leadership: v.Leadership, Prices: v.Prices, Profiles: v.Profiles, AheadNs: v.AheadNs, Loads: ms.loads()}
 }
 
 // heardLoads are the newest loads of the members, in no order.
-func (r *roster) heardLoads() []control.HeardLoad {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	loads := make([]control.HeardLoad, 0, 1+len(r.others))
-	if r.ownLoad.LaneLoad != nil {
-		loads = append(loads, r.ownLoad)
+func (ms *roster) heardLoads() []control.HeardLoad {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	loads := make([]control.HeardLoad, 0, 1+len(ms.others))
+	if ms.ownLoad.LaneLoad != nil {
+		loads = append(loads, ms.ownLoad)
 	}
-	for _, o := range r.others {
+	for _, o := range ms.others {
 		if o.load.LaneLoad != nil {
 			loads = append(loads, o.load)
 		}
@@ -184,38 +184,38 @@ func (r *roster) heardLoads() []control.HeardLoad {
 }
 
 // loads are the same as messages, with their ages as of now, by name.
-func (r *roster) loads() []*control.LaneLoad {
+func (ms *roster) loads() []*control.LaneLoad {
 	var loads []*control.LaneLoad
 	now := time.Now()
-	for _, l := range r.heardLoads() {
+	for _, l := range ms.heardLoads() {
 		loads = append(loads, l.Now(now))
 	}
 	slices.SortFunc(loads, func(a, b *control.LaneLoad) int { return cmp.Compare(a.Agent, b.Agent) })
 	return loads
 }
 
-// build makes the view. r.mu is held.
-func (r *roster) build(leadership *control.Leadership) *control.View {
-	if r.members == nil {
-		r.members, r.all = r.gather(), nil
+// build makes the view. ms.mu is held.
+func (ms *roster) build(leadership *control.Leadership) *control.View {
+	if ms.members == nil {
+		ms.members, ms.all = ms.gather(), nil
 	}
-	v := &control.View{Leadership: leadership, Prices: r.prices, AheadNs: int64(r.ahead), Members: r.members, Profiles: r.all}
-	if r.all == nil {
-		r.gatherProfiles(v)
+	v := &control.View{Leadership: leadership, Prices: ms.prices, AheadNs: int64(ms.ahead), Members: ms.members, Profiles: ms.all}
+	if ms.all == nil {
+		ms.gatherProfiles(v)
 	}
 	return v
 }
 
-// gather lists the members by name. r.mu is held.
-func (r *roster) gather() []*control.Member {
-	members := make([]*control.Member, 1, 1+len(r.others))
-	members[0] = r.own
-	taken := map[string]bool{r.own.GetAddress(): true}
-	for _, o := range r.others {
+// gather lists the members by name. ms.mu is held.
+func (ms *roster) gather() []*control.Member {
+	members := make([]*control.Member, 1, 1+len(ms.others))
+	members[0] = ms.own
+	taken := map[string]bool{ms.own.GetAddress(): true}
+	for _, o := range ms.others {
 		taken[o.address] = true
 		members = append(members, o.member())
 	}
-	for _, o := range r.strangers {
+	for _, o := range ms.strangers {
 		// Where another agent is known to be, this one has ended, or will say itself that it is there.
 		if o.refused == nil && !taken[o.address] {
 			members = append(members, o.member())
@@ -225,30 +225,30 @@ func (r *roster) gather() []*control.Member {
 	return members
 }
 
-// gatherProfiles gives v its profiles. r.mu is held.
-func (r *roster) gatherProfiles(v *control.View) {
-	v.Profiles = slices.AppendSeq(make([]*control.Profile, 0, len(r.profiles)), maps.Values(r.profiles)) // not nil, be there any or none
-	r.learnedAt = r.learned()
-	r.complete(v)
+// gatherProfiles gives v its profiles. ms.mu is held.
+func (ms *roster) gatherProfiles(v *control.View) {
+	v.Profiles = slices.AppendSeq(make([]*control.Profile, 0, len(ms.profiles)), maps.Values(ms.profiles)) // not nil, be there any or none
+	ms.learnedAt = ms.learned()
+	ms.complete(v)
 	slices.SortFunc(v.Profiles, func(a, b *control.Profile) int {
 		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Type, b.Type))
 	})
-	r.all = v.Profiles
+	ms.all = v.Profiles
 }
 
 // completeAgain has the view have what this agent has learned since.
-func (r *roster) completeAgain() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.all == nil || r.learned() == r.learnedAt {
+func (ms *roster) completeAgain() {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	if ms.all == nil || ms.learned() == ms.learnedAt {
 		return
 	}
-	before := r.all
-	r.gatherProfiles(&control.View{Members: r.members})
-	if slices.EqualFunc(r.all, before, func(a, b *control.Profile) bool { return a == b || proto.Equal(a, b) }) {
-		r.all = before
+	before := ms.all
+	ms.gatherProfiles(&control.View{Members: ms.members})
+	if slices.EqualFunc(ms.all, before, func(a, b *control.Profile) bool { return a == b || proto.Equal(a, b) }) {
+		ms.all = before
 	} else {
-		r.touch()
+		ms.touch()
 	}
 }
 
@@ -271,8 +271,8 @@ func (o *other) member() *control.Member {
 }
 
 // member is what is known of an agent of that name, nil if there is none.
-func (r *roster) member(name string) *control.Member {
-	for _, m := range r.view().Members {
+func (ms *roster) member(name string) *control.Member {
+	for _, m := range ms.view().Members {
 		if m.Name == name {
 			return m
 		}
@@ -281,18 +281,18 @@ func (r *roster) member(name string) *control.Member {
 }
 
 // noAgent says that there is no member of that name, and who is there.
-func (r *roster) noAgent(name string) error {
+func (ms *roster) noAgent(name string) error {
 	var there []string
-	for _, m := range r.view().Members {
+	for _, m := range ms.view().Members {
 		there = append(there, m.Name)
 	}
 	return fmt.Errorf("agent %.255q: %w in the fleet; there are %s", name, outcome.ErrNoAgent, enumerated(there))
 }
 
 // noModel says that no member holds the model, or the version of it, and what they hold.
-func (r *roster) noModel(model string, version int64) error {
+func (ms *roster) noModel(model string, version int64) error {
 	var held, versions []string
-	for _, member := range r.view().Members {
+	for _, member := range ms.view().Members {
 		for _, m := range member.Models {
 			held = append(held, m.Name)
 			if m.Name == model {
@@ -320,29 +320,29 @@ func enumerated(names []string) string {
 }
 
 // dial implements fleet.
-func (r *roster) dial(name string) (grpc.ClientConnInterface, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if name == r.own.GetName() {
-		return r.local, nil
+func (ms *roster) dial(name string) (grpc.ClientConnInterface, error) {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	if name == ms.own.GetName() {
+		return ms.local, nil
 	}
-	if o := r.others[name]; o != nil {
+	if o := ms.others[name]; o != nil {
 		return o.conn, nil
 	}
 	return nil, status.Errorf(codes.Unavailable, "agent %q is no member of the fleet", name)
 }
 
 // gone implements fleet.
-func (r *roster) gone(ctx context.Context, name string) bool {
-	r.mu.Lock()
-	o := r.others[name]
-	r.mu.Unlock()
+func (ms *roster) gone(ctx context.Context, name string) bool {
+	ms.mu.Lock()
+	o := ms.others[name]
+	ms.mu.Unlock()
 	if o == nil {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, goneTimeout)
 	defer cancel()
-	conn, err := r.network.dial(ctx, o.address)
+	conn, err := ms.network.dial(ctx, o.address)
 	if err == nil {
 		_ = conn.Close() // it was only to see whether somebody is there
 	}
@@ -350,32 +350,32 @@ func (r *roster) gone(ctx context.Context, name string) bool {
 }
 
 // updateSelf says what this agent is now.
-func (r *roster) updateSelf(m *control.Member) {
-	r.mu.Lock()
-	r.own = m
-	r.touchMembers()
-	r.mu.Unlock()
-	r.membersChanged.tell()
+func (ms *roster) updateSelf(m *control.Member) {
+	ms.mu.Lock()
+	ms.own = m
+	ms.touchMembers()
+	ms.mu.Unlock()
+	ms.membersChanged.tell()
 }
 
-// touch has the view built anew, and tells. r.mu is held.
-func (r *roster) touch() {
-	r.current = nil
-	r.viewChanged.tell()
+// touch has the view built anew, and tells. ms.mu is held.
+func (ms *roster) touch() {
+	ms.current = nil
+	ms.viewChanged.tell()
 }
 
-// touchMembers is touch where members have changed. r.mu is held.
-func (r *roster) touchMembers() {
-	r.members = nil
-	r.touch()
+// touchMembers is touch where members have changed. ms.mu is held.
+func (ms *roster) touchMembers() {
+	ms.members = nil
+	ms.touch()
 }
 
 // heardOwnLoad says how busy this agent is.
-func (r *roster) heardOwnLoad(l load) control.HeardLoad {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.ownLoad = control.HeardLoad{LaneLoad: laneLoad(r.own.GetName(), l), At: time.Now()}
-	return r.ownLoad
+func (ms *roster) heardOwnLoad(l load) control.HeardLoad {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	ms.ownLoad = control.HeardLoad{LaneLoad: laneLoad(ms.own.GetName(), l), At: time.Now()}
+	return ms.ownLoad
 }
 
 func laneLoad(agent string, l load) *control.LaneLoad {
@@ -387,22 +387,22 @@ func laneLoad(agent string, l load) *control.LaneLoad {
 }
 
 // heard takes what gossip says of a member: that it is there, and its meta.
-func (r *roster) heard(name string, b []byte, joined bool) {
+func (ms *roster) heard(name string, b []byte, joined bool) {
 	said, err := decodeMeta(b)
 	if err != nil || said.protocol != control.Protocol {
 		return // gossip has refused it, and said so
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	o := r.others[name]
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	o := ms.others[name]
 	if o == nil {
-		o = r.strangers[name]
+		o = ms.strangers[name]
 	}
 	switch {
-	case name == r.own.GetName(), o == nil && !joined, r.closing.Err() != nil:
+	case name == ms.own.GetName(), o == nil && !joined, ms.closing.Err() != nil:
 		return
 	case o == nil:
-		r.meet(name, said)
+		ms.meet(name, said)
 	case o.described == nil:
 		o.said, o.shown, o.address, o.refused = said, nil, said.address, nil // it is asked anyhow
 	case o.address != said.address:
@@ -411,40 +411,40 @@ func (r *roster) heard(name string, b []byte, joined bool) {
 		o.said, o.shown = said, nil
 		o.askAgain()
 	}
-	r.touchMembers()
-	r.membersChanged.tell()
+	ms.touchMembers()
+	ms.membersChanged.tell()
 }
 
-// meet notes a stranger, to be asked. r.mu is held.
-func (r *roster) meet(name string, said meta) *other {
+// meet notes a stranger, to be asked. ms.mu is held.
+func (ms *roster) meet(name string, said meta) *other {
 	o := &other{name: name, said: said, address: said.address, wait: describeAgain, ask: make(chan struct{}, 1)}
-	o.left, o.leave = context.WithCancel(r.closing)
-	r.strangers[name] = o
-	r.enqueue(o)
+	o.left, o.leave = context.WithCancel(ms.closing)
+	ms.strangers[name] = o
+	ms.enqueue(o)
 	return o
 }
 
 // refused has a member asked once what it is that gossip has no room for: if it says so, gossip
 // makes room. It does not block.
-func (r *roster) refused(m gossip.Member) {
+func (ms *roster) refused(m gossip.Member) {
 	said, err := decodeMeta(m.Meta)
 	if err != nil {
 		return // gossip asks before whether it is acceptable
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.others[m.Name] != nil || r.strangers[m.Name] != nil || r.closing.Err() != nil {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	if ms.others[m.Name] != nil || ms.strangers[m.Name] != nil || ms.closing.Err() != nil {
 		return
 	}
-	if len(r.strangers) >= 2*mostStrangers {
-		for _, o := range r.strangers { // in random order: nobody can keep the others out for good
+	if len(ms.strangers) >= 2*mostStrangers {
+		for _, o := range ms.strangers { // in random order: nobody can keep the others out for good
 			if o.refused != nil {
-				r.forgetStranger(o)
+				ms.forgetStranger(o)
 				break
 			}
 		}
 	}
-	r.meet(m.Name, said).refused = &m
+	ms.meet(m.Name, said).refused = &m
 }
 
 // askAgain has a member asked that may be something else now.
@@ -456,131 +456,131 @@ func (o *other) askAgain() {
 }
 
 // lost takes out a member that has left, or has failed.
-func (r *roster) lost(name string, failed bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if o := r.strangers[name]; o != nil {
-		r.forgetStranger(o)
-	} else if o := r.others[name]; o != nil {
-		r.drop(o)
+func (ms *roster) lost(name string, failed bool) {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	if o := ms.strangers[name]; o != nil {
+		ms.forgetStranger(o)
+	} else if o := ms.others[name]; o != nil {
+		ms.drop(o)
 		if failed {
-			r.log.Warn("agent failed: it is not heard any more", "agent", name, "address", o.address, eventKey, "failed")
+			ms.log.Warn("agent failed: it is not heard any more", "agent", name, "address", o.address, eventKey, "failed")
 		} else {
-			r.log.Info("agent left", "agent", name, eventKey, "left")
+			ms.log.Info("agent left", "agent", name, eventKey, "left")
 		}
 	} else {
 		return
 	}
-	r.touchMembers()
-	r.membersChanged.tell()
+	ms.touchMembers()
+	ms.membersChanged.tell()
 }
 
-// forgetStranger forgets one that is not to be asked any more. r.mu is held.
-func (r *roster) forgetStranger(o *other) {
-	delete(r.strangers, o.name)
-	r.unasked = slices.DeleteFunc(r.unasked, func(u *other) bool { return u == o })
+// forgetStranger forgets one that is not to be asked any more. ms.mu is held.
+func (ms *roster) forgetStranger(o *other) {
+	delete(ms.strangers, o.name)
+	ms.unasked = slices.DeleteFunc(ms.unasked, func(u *other) bool { return u == o })
 	o.leave()
 }
 
-// enqueue has a stranger asked when its turn comes. r.mu is held.
-func (r *roster) enqueue(o *other) {
-	r.unasked = append(r.unasked, o)
-	if r.asking < describers {
-		r.asking++
-		r.running.Go(r.askStrangers)
+// enqueue has a stranger asked when its turn comes. ms.mu is held.
+func (ms *roster) enqueue(o *other) {
+	ms.unasked = append(ms.unasked, o)
+	if ms.asking < describers {
+		ms.asking++
+		ms.running.Go(ms.askStrangers)
 	}
 }
 
 // askStrangers asks strangers what they are as long as some wait for it.
-func (r *roster) askStrangers() {
+func (ms *roster) askStrangers() {
 	for {
-		r.mu.Lock()
-		if len(r.unasked) == 0 {
-			r.asking--
-			r.mu.Unlock()
+		ms.mu.Lock()
+		if len(ms.unasked) == 0 {
+			ms.asking--
+			ms.mu.Unlock()
 			return
 		}
-		o := r.unasked[0]
-		r.unasked = r.unasked[1:]
+		o := ms.unasked[0]
+		ms.unasked = ms.unasked[1:]
 		address := o.address
-		r.mu.Unlock()
-		r.askStranger(o, address)
+		ms.mu.Unlock()
+		ms.askStranger(o, address)
 	}
 }
 
 // askStranger makes a member of a stranger that says at the address what it is, or has it asked again.
-func (r *roster) askStranger(o *other, address string) {
-	conn, err := r.network.connect(address)
+func (ms *roster) askStranger(o *other, address string) {
+	conn, err := ms.network.connect(address)
 	var m *control.Member
 	if err == nil {
 		m, err = askDescription(o, conn)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
 	switch {
-	case r.strangers[o.name] != o: // it has gone
+	case ms.strangers[o.name] != o: // it has gone
 	case o.refused != nil:
-		r.forgetStranger(o)
+		ms.forgetStranger(o)
 		if err == nil {
-			r.vouch(*o.refused)
+			ms.vouch(*o.refused)
 		}
 	case err == nil && o.address == address:
-		delete(r.strangers, o.name)
-		r.others[o.name] = o
+		delete(ms.strangers, o.name)
+		ms.others[o.name] = o
 		o.described, o.shown, o.conn = m, nil, conn
-		r.log.Info("agent joined", "agent", o.name, "address", address, eventKey, "joined")
-		r.replace(o)
-		r.touchMembers()
-		r.vouch(gossip.Member{Name: o.name})
-		r.membersChanged.tell()
+		ms.log.Info("agent joined", "agent", o.name, "address", address, eventKey, "joined")
+		ms.replace(o)
+		ms.touchMembers()
+		ms.vouch(gossip.Member{Name: o.name})
+		ms.membersChanged.tell()
 		o.askAgain() // it may have changed meanwhile
-		r.running.Go(func() { r.describe(o) })
+		ms.running.Go(func() { ms.describe(o) })
 		return
 	default:
-		if now := time.Now(); err != nil && !o.logged && now.Sub(r.lastUndescribed) > sayUndescribed {
-			r.lastUndescribed, o.logged = now, true
-			r.warnUndescribed(o, err)
+		if now := time.Now(); err != nil && !o.logged && now.Sub(ms.lastUndescribed) > sayUndescribed {
+			ms.lastUndescribed, o.logged = now, true
+			ms.warnUndescribed(o, err)
 		}
 		time.AfterFunc(o.wait, func() {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			if r.strangers[o.name] == o {
-				r.enqueue(o)
+			ms.mu.Lock()
+			defer ms.mu.Unlock()
+			if ms.strangers[o.name] == o {
+				ms.enqueue(o)
 			}
 		})
 		o.wait = min(2*o.wait, describeAgainLongest)
 	}
 	if conn != nil {
-		r.running.Go(func() { _ = conn.Close() }) // as in drop
+		ms.running.Go(func() { _ = conn.Close() }) // as in drop
 	}
 }
 
-func (r *roster) warnUndescribed(o *other, err error) {
-	r.log.Warn("agent gossips but does not say what it serves; it gets no queries until it does, asking again",
+func (ms *roster) warnUndescribed(o *other, err error) {
+	ms.log.Warn("agent gossips but does not say what it serves; it gets no queries until it does, asking again",
 		"agent", o.name, "address", o.address, "error", err, eventKey, "silent")
 }
 
-// drop forgets o. r.mu is held.
-func (r *roster) drop(o *other) {
-	delete(r.others, o.name)
+// drop forgets o. ms.mu is held.
+func (ms *roster) drop(o *other) {
+	delete(ms.others, o.name)
 	o.leave()
 	// What was under way fails, and is tried elsewhere. Closing says goodbye, which may block
 	// on a connection that is stuck.
-	r.running.Go(func() { _ = o.conn.Close() })
+	ms.running.Go(func() { _ = o.conn.Close() })
 }
 
 // heardLoad takes what gossip says of how busy a member is, and returns it unless it is
 // nonsense or of nobody. The view stays.
-func (r *roster) heardLoad(name string, b []byte, at time.Time) (control.HeardLoad, bool) {
+func (ms *roster) heardLoad(name string, b []byte, at time.Time) (control.HeardLoad, bool) {
 	l, err := decodeLoad(b)
 	if err != nil {
 		return control.HeardLoad{}, false
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	o := r.others[name]
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	o := ms.others[name]
 	if o == nil {
-		o = r.strangers[name]
+		o = ms.strangers[name]
 	}
 	if o == nil || o.refused != nil {
 		return control.HeardLoad{}, false
@@ -595,7 +595,7 @@ func (r *roster) heardLoad(name string, b []byte, at time.Time) (control.HeardLo
 
 // describe asks o what it is whenever gossip says that it may be something else,
 // until it leaves.
-func (r *roster) describe(o *other) {
+func (ms *roster) describe(o *other) {
 	failing, wait := false, describeAgain
 	for {
 		select {
@@ -603,32 +603,32 @@ func (r *roster) describe(o *other) {
 		case <-o.left.Done():
 			return
 		}
-		r.mu.Lock()
+		ms.mu.Lock()
 		known := o.described.Revision == o.said.revision && o.described.Draining == o.said.draining
-		r.mu.Unlock()
+		ms.mu.Unlock()
 		if known {
 			continue
 		}
 		m, err := askDescription(o, o.conn)
 		if err == nil {
 			if failing {
-				r.log.Info("agent answers", "agent", o.name, "address", o.address, eventKey, "answers")
+				ms.log.Info("agent answers", "agent", o.name, "address", o.address, eventKey, "answers")
 			}
 			failing, wait = false, describeAgain
-			r.mu.Lock()
-			if r.others[o.name] == o {
+			ms.mu.Lock()
+			if ms.others[o.name] == o {
 				o.described, o.shown = m, nil
-				r.touchMembers()
+				ms.touchMembers()
 			}
-			r.mu.Unlock()
-			r.membersChanged.tell()
+			ms.mu.Unlock()
+			ms.membersChanged.tell()
 			continue
 		}
 		if o.left.Err() != nil {
 			return
 		}
 		if !failing {
-			r.warnUndescribed(o, err)
+			ms.warnUndescribed(o, err)
 		}
 		failing = true
 		select {
@@ -642,12 +642,12 @@ func (r *roster) describe(o *other) {
 }
 
 // replace drops those whose address o has, where it has just been found: they must have ended,
-// though gossip may not know yet, or have said so again. r.mu is held.
-func (r *roster) replace(o *other) {
-	for _, former := range r.others {
+// though gossip may not know yet, or have said so again. ms.mu is held.
+func (ms *roster) replace(o *other) {
+	for _, former := range ms.others {
 		if former != o && former.address == o.address {
-			r.log.Info("agent started anew", "agent", o.name, "former", former.name, "address", o.address, eventKey, "replaced")
-			r.drop(former)
+			ms.log.Info("agent started anew", "agent", o.name, "former", former.name, "address", o.address, eventKey, "replaced")
+			ms.drop(former)
 		}
 	}
 }
@@ -705,23 +705,23 @@ func isLocalOnly(ctx context.Context) bool {
 }
 
 // toldByLeader takes what the leader that this agent obeys says of prices, profiles and the way to lanes.
-func (r *roster) toldByLeader(prices []*control.TypePrice, profiles []*control.Profile, ahead time.Duration) {
+func (ms *roster) toldByLeader(prices []*control.TypePrice, profiles []*control.Profile, ahead time.Duration) {
 	if len(prices) == 0 && len(profiles) == 0 && ahead == 0 {
 		return
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
 	if len(prices) > 0 {
-		r.prices = prices
+		ms.prices = prices
 	}
 	for _, p := range profiles {
-		r.profiles[profileKey{p.Model, p.Type}] = p
-		r.all = nil
+		ms.profiles[profileKey{p.Model, p.Type}] = p
+		ms.all = nil
 	}
 	if ahead > 0 {
-		r.ahead = ahead
+		ms.ahead = ahead
 	}
-	r.touch()
+	ms.touch()
 }
 
 // keepTold is how long a profile is kept of lanes that no member has, or of a version that none of
@@ -730,9 +730,9 @@ func (r *roster) toldByLeader(prices []*control.TypePrice, profiles []*control.P
 const keepTold = 2 * keepGone
 
 // forget forgets what has been told of versions and lanes that are gone.
-func (r *roster) forget(now time.Time) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (ms *roster) forget(now time.Time) {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
 	there := map[profileKey]bool{}
 	add := func(m *control.Member) {
 		for _, held := range m.GetModels() {
@@ -740,17 +740,17 @@ func (r *roster) forget(now time.Time) {
 			there[profileKey{key, m.LaneType()}], there[profileKey{key, m.OwnLaneType()}] = true, true
 		}
 	}
-	add(r.own)
-	for _, o := range r.others {
+	add(ms.own)
+	for _, o := range ms.others {
 		add(o.described)
 	}
-	gone := r.absent.Over(now, keepTold, maps.Keys(r.profiles), func(key profileKey) bool { return there[key] })
+	gone := ms.absent.Over(now, keepTold, maps.Keys(ms.profiles), func(key profileKey) bool { return there[key] })
 	for _, key := range gone {
-		delete(r.profiles, key)
+		delete(ms.profiles, key)
 	}
 	if len(gone) > 0 {
-		r.all = nil
-		r.touch()
+		ms.all = nil
+		ms.touch()
 	}
 }
 
