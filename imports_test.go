@@ -85,6 +85,10 @@ var rules = []rule{
 		reason: "all rooms of the agent wrap its errors, so it can know none of them",
 	},
 	{
+		folder: "agent/members", imports: []string{"agent/outcome", "api", "gossip", "models", "profiles"},
+		reason: "who is there does not depend on what this agent does for others, nor on who leads",
+	},
+	{
 		folder: "agent", imports: []string{"agent", "api", "client", "gossip", "leader", "models", "profiles", "runtime"}, never: []string{"github.com/spf13", exporters},
 		reason: "the agent wires the parts; what needs the simulator is handed in by cmd, and so are its settings",
 	},
@@ -228,6 +232,9 @@ func TestImportRules(t *testing.T) {
 		{"agent", module + "leader/match", true},
 		{"agent", module + "agent/outcome", true},
 		{"agent/outcome", module + "agent", false},
+		{"agent/members", module + "agent", false},
+		{"agent/members", module + "agent/lead", false},
+		{"agent/members", module + "runtime", false},
 		{"agent/outcome", module + "runtime", true},
 		{"client", module + "leader/match", true},
 		{"client", module + "leader/plan", false},

@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/secure"
@@ -40,9 +41,9 @@ import (
 //
 // While it runs it has these goroutines: those of the three servers and
 // those they start for connections and calls, the repository's, one that
-// waits for the first models, those of gossip and of the roster, those of the half that leads, and one each
-// that follows gossip, tells what the agent is, and how busy it is, and forgets what is gone. All
-// have ended when Run returns.
+// waits for the first models, those of gossip and of the members, those of the half that leads, and one
+// each that has the gateway follow the fleet, learns what the agent runs on, and forgets what is gone. All have
+// ended when Run returns.
 type Agent struct {
 	config  Config
 	log     *slog.Logger // keeps events, too
@@ -59,20 +60,18 @@ type Agent struct {
 	// sendTimeout is defaultSendTimeout, except in tests.
 	sendTimeout time.Duration
 
-	name        string // in the fleet
-	catalogue   *profiles.Catalogue
-	library     *profiles.Library // what is known from the start
-	typ         atomic.Value      // of profiles.InstanceType, once it is known
-	selfChanged chan struct{}     // of size 1: what tellSelf waits for
+	name      string // in the fleet
+	catalogue *profiles.Catalogue
+	library   *profiles.Library // what is known from the start
+	typ       atomic.Value      // of profiles.InstanceType, once it is known
 
 	// Set by Run before anything is served.
 	addresses  Addresses
 	advertised string // the gRPC address for others
 	local      *localConn
-	roster     *roster
-	feed       *feed
+	members    *members.Members
 	gossip     *gossip.Gossip
-	keyring    *keyring
+	keyring    *members.Keyring
 	leading    leading
 	station    *station
 	estimates  *estimates
@@ -124,7 +123,6 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 		name:           name,
 		catalogue:      profiles.DefaultCatalogue(),
 		library:        profiles.ShippedLibrary(),
-		selfChanged:    make(chan struct{}, 1),
 		receiveTimeout: defaultReceiveTimeout,
 		sendTimeout:    defaultSendTimeout,
 		listening:      make(chan struct{}),
@@ -214,6 +212,20 @@ func (a *Agent) open() error {
 	a.answers.queue, a.answers.clients = a.lanes.Stats, callers{a.guard}
 	a.intake.answers = &a.answers
 	a.metrics.watch(info, a.lanes, &a.intake)
+	a.local = newLocalConn(a.closing, a.interceptUnary)
+	a.register(a.local)
+	a.members = members.New(members.Config{
+		Closing: a.closing, Gossip: a.gossip, Connect: a.network.connect, Dial: a.network.dial, Local: a.local,
+		Leading: following{a}, Estimates: a.estimates, Describe: a.describe,
+		Load: func() (int, []time.Duration) {
+			stats := a.lanes.Stats()
+			return stats.Waiting, stats.RemainingByLane
+		},
+		Described: func(m *control.Member) { a.station.tellMember(m) },
+		Loaded:    func(l *control.LaneLoad) { a.gateway.SetLoads([]*control.LaneLoad{l}) },
+		Log:       a.log,
+	})
+	a.keyring = members.NewKeyring(a.members, a.config.gossipKeyFile())
 	a.repository, err = models.Open(a.config.ModelDir, a.load, models.Options{LoadTimeout: a.config.LoadTimeout, Logger: a.log, OnEvent: a.observe})
 	if err != nil {
 		return err
@@ -222,24 +234,15 @@ func (a *Agent) open() error {
 		a.log.Warn("there is no model yet; it will be served as soon as there is one",
 			"model_dir", a.config.ModelDir, "try", generateHint(a.config.ModelDir))
 	}
-	a.local = newLocalConn(a.closing, a.interceptUnary)
-	a.register(a.local)
-	a.roster = newRoster(a.closing, a.network, a.local, a.log)
-	a.roster.updateSelf(a.describe())
-	a.feed = &feed{roster: a.roster}
 	id := 1 + rand.Uint64N(math.MaxUint64)
 	a.station = newStation(a, id)
 	if a.leading, err = a.newLeading(); err != nil {
 		return err
 	}
-	a.roster.leadership = a.leading.leadership
-	a.roster.complete = a.estimates.complete
-	a.roster.learned = a.estimates.learnedTimes.Load
-	a.roster.vouch = a.gossip.Vouch
 	a.gateway, err = client.NewGateway(client.GatewayConfig{
 		ID:        id,
 		Agent:     a.name,
-		Transport: client.Remote{Dial: func(m *control.Member) (grpc.ClientConnInterface, error) { return a.roster.dial(m.GetName()) }},
+		Transport: client.Remote{Dial: func(m *control.Member) (grpc.ClientConnInterface, error) { return a.members.Dial(m.GetName()) }},
 		Logger:    a.log,
 	})
 	if err != nil {
@@ -260,18 +263,12 @@ func (a *Agent) newLeading() (leading, error) {
 	if len(a.config.Join) > 0 {
 		config.JoinWait = joinWait
 	}
-	return newLeader(config, agentFleet{a.roster, a.station}, newLeaderMetrics(a.metrics.registry), a.log)
+	return newLeader(config, agentFleet{a.members, a.station}, newLeaderMetrics(a.metrics.registry), a.log)
 }
 
 // joinWait is how long an agent that has others to join waits to hear their
 // leader.
 const joinWait = time.Second
-
-// An agentFleet is the half that serves, as the one that leads knows it.
-type agentFleet struct {
-	*roster
-	*station
-}
 
 // role is the agent's part in elections.
 func (a *Agent) role() election.Role {
@@ -377,7 +374,7 @@ func (a *Agent) observe(e models.Event) {
 		status = healthpb.HealthCheckResponse_NOT_SERVING
 	}
 	a.health.SetServingStatus(e.Model, status)
-	a.changedSelf()
+	a.members.SelfChanged()
 }
 
 // forgetGone forgets now and then what belongs to versions and agents that are gone, until ctx
@@ -388,9 +385,9 @@ func (a *Agent) forgetGone(ctx context.Context) {
 	for {
 		select {
 		case now := <-ticker.C:
-			a.roster.forget(now)
+			a.members.Forget(now)
 			held := map[string]bool{}
-			for _, member := range a.roster.view().Members {
+			for _, member := range a.members.View().Members {
 				for _, m := range member.Models {
 					held[control.ModelKey(m.Name, m.Version)] = true
 				}
@@ -421,11 +418,8 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	group.Go(func() error { return serveHTTP(metrics, a.guard.Listen(l.metrics)) })
 	group.Go(a.front.Serve)
 	group.Go(func() error { return a.guard.Run(fleetCtx) })
-	group.Go(func() error { a.followGossip(); return nil })
+	group.Go(func() error { a.members.Run(fleetCtx); return nil })
 	group.Go(func() error { a.followView(fleetCtx); return nil })
-	group.Go(func() error { a.feed.run(fleetCtx, a.leading.changed); return nil })
-	group.Go(func() error { a.tellLoad(fleetCtx); return nil })
-	group.Go(func() error { a.tellSelf(fleetCtx); return nil })
 	group.Go(func() error { a.learnInstanceType(fleetCtx); return nil })
 	group.Go(func() error { a.forgetGone(fleetCtx); return nil })
 	group.Go(func() error { return a.leading.run(fleetCtx) })
@@ -443,7 +437,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	a.gateway.Close()
 	leaveFleet()
 	a.leaveGossip()
-	a.roster.close()
+	a.members.Close()
 	a.local.close()
 	closeRepository()
 	_ = metrics.Close() // nothing to lose: scrapes come again

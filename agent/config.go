@@ -7,10 +7,10 @@ import (
 	"os"
 	goruntime "runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/leader/match"
@@ -171,7 +171,7 @@ func (c Config) Validate() error {
 		{"http", c.HTTPAddress}, {"grpc", c.GRPCAddress}, {"metrics", c.MetricsAddress},
 		{"gossip", c.GossipAddress},
 	} {
-		if err := validateAddress(a.address); err != nil {
+		if err := members.CheckAddress(a.address); err != nil {
 			fault("%s: %w", a.name, err)
 			continue
 		}
@@ -247,7 +247,7 @@ func (c Config) Validate() error {
 // validateFleet reports the faults of what the agent needs to meet others.
 func (c Config) validateFleet(fault func(format string, args ...any)) {
 	for _, seed := range c.Join {
-		if err := validateAddress(seed); err != nil {
+		if err := members.CheckAddress(seed); err != nil {
 			fault("join: %w", err)
 		} else if host, port, _ := net.SplitHostPort(seed); host == "" || port == "0" {
 			fault("join: address %q, want a host and a port above 0", seed)
@@ -256,10 +256,10 @@ func (c Config) validateFleet(fault func(format string, args ...any)) {
 	if c.Advertise != "" {
 		if host, port := c.advertised(); host == "" {
 			fault("advertise: %q, want host or host:port", c.Advertise)
-		} else if most := largestMetaString - len(":65535"); len(host) > most {
+		} else if most := members.LargestString - len(":65535"); len(host) > most {
 			fault("advertise: host of %d characters, want at most %d, which fit into what agents gossip", len(host), most)
 		} else if port != "" {
-			if err := validateAddress(c.Advertise); err != nil {
+			if err := members.CheckAddress(c.Advertise); err != nil {
 				fault("advertise: %w", err)
 			}
 		}
@@ -268,7 +268,7 @@ func (c Config) validateFleet(fault func(format string, args ...any)) {
 	if err != nil {
 		fault("gossip-key: %w", err)
 	}
-	if validateAddress(c.GossipAddress) == nil && err == nil && len(keys) == 0 && !c.Insecure && !secure.Loopback(c.GossipAddress) {
+	if members.CheckAddress(c.GossipAddress) == nil && err == nil && len(keys) == 0 && !c.Insecure && !secure.Loopback(c.GossipAddress) {
 		fault("gossip: address %q is not loopback, and whoever reaches it could join: give the agents a --gossip-key, or --insecure to do without", c.GossipAddress)
 	}
 }
@@ -306,7 +306,7 @@ func (c Config) exposed() []string {
 	for _, a := range []struct{ name, address string }{
 		{"http", c.HTTPAddress}, {"grpc", c.GRPCAddress}, {"metrics", c.MetricsAddress},
 	} {
-		if validateAddress(a.address) == nil && !secure.Loopback(a.address) {
+		if members.CheckAddress(a.address) == nil && !secure.Loopback(a.address) {
 			exposed = append(exposed, fmt.Sprintf("%s: address %q", a.name, a.address))
 		}
 	}
@@ -380,14 +380,3 @@ func (c Config) cores() int {
 
 // lanes is Lanes with its default filled in.
 func (c Config) lanes() int { return max(c.Lanes, 1) }
-
-func validateAddress(address string) error {
-	_, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return fmt.Errorf("address %q, want host:port", address)
-	}
-	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
-		return fmt.Errorf("address %q: port %q, want 0 to 65535", address, port)
-	}
-	return nil
-}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/gossip"
 )
@@ -47,8 +48,8 @@ func TestLongestAdvertised(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	said := meta{protocol: control.Protocol, address: address}
-	if heard, err := decodeMeta(said.encode()); err != nil || heard != said {
+	said := members.Meta{Protocol: control.Protocol, Address: address}
+	if heard, err := members.DecodeMeta(said.Encode()); err != nil || heard != said {
 		t.Errorf("others hear %+v, %v, want %+v", heard, err, said)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 )
 
@@ -24,7 +25,7 @@ const handOver = 100 * time.Millisecond
 func (a *Agent) drain(ctx context.Context, rest *http.Server) {
 	start := time.Now()
 	a.draining.Store(true)
-	a.changedSelf() // tells the fleet
+	a.members.SelfChanged() // tells the fleet
 	a.health.Shutdown()
 	a.log.Info("draining", "timeout_ms", a.config.DrainTimeout.Milliseconds(), "alone", a.alone.Load(), eventKey, "draining")
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.config.DrainTimeout)
@@ -61,12 +62,12 @@ func (a *Agent) drain(ctx context.Context, rest *http.Server) {
 // Drain has agents drain and stop: those named, or this one.
 func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (*control.DrainResponse, error) {
 	names := req.GetAgents()
-	if len(names) == 0 || isLocalOnly(ctx) {
+	if len(names) == 0 || members.IsLocalOnly(ctx) {
 		names = []string{s.name}
 	}
 	for _, name := range names { // all or none, where one is misspelt
-		if s.roster.member(name) == nil {
-			return nil, s.roster.noAgent(name)
+		if s.members.Member(name) == nil {
+			return nil, s.members.NoAgent(name)
 		}
 	}
 	resp := &control.DrainResponse{}
@@ -75,9 +76,9 @@ func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (*
 			s.audit(ctx, "drain", "asked to drain", nil)
 			s.askedToStop()
 		} else {
-			conn, err := s.roster.dial(name)
+			conn, err := s.members.Dial(name)
 			if err == nil {
-				_, err = control.NewControlClient(conn).Drain(localOnly(ctx), &control.DrainRequest{})
+				_, err = control.NewControlClient(conn).Drain(members.LocalOnly(ctx), &control.DrainRequest{})
 			}
 			s.audit(ctx, "drain", "asked to have another agent drain", err, "agent", name)
 			if err != nil {
@@ -94,17 +95,17 @@ const statusTimeout = 2 * time.Second
 
 // Demand is what planning needs to know of the fleet, which its leader knows.
 func (s controlService) Demand(ctx context.Context, req *control.DemandRequest) (*control.FleetDemand, error) {
-	view := s.roster.view()
+	view := s.members.View()
 	d := &control.FleetDemand{Leadership: view.GetLeadership(), Members: view.GetMembers()}
 	leader := view.GetLeadership().GetLeader()
-	if leader != "" && leader != s.name && !isLocalOnly(ctx) {
+	if leader != "" && leader != s.name && !members.IsLocalOnly(ctx) {
 		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 		defer cancel()
-		conn, err := s.roster.dial(leader)
+		conn, err := s.members.Dial(leader)
 		if err != nil {
 			return nil, err
 		}
-		return control.NewControlClient(conn).Demand(localOnly(ctx), req)
+		return control.NewControlClient(conn).Demand(members.LocalOnly(ctx), req)
 	}
 	if !s.leading.demand(d) {
 		return nil, status.Error(codes.Unavailable, "the fleet has no leader now, who alone knows its demand")
@@ -114,16 +115,16 @@ func (s controlService) Demand(ctx context.Context, req *control.DemandRequest) 
 
 // Status is the fleet as this agent sees it, with what only the leader knows.
 func (s controlService) Status(ctx context.Context, req *control.StatusRequest) (*control.FleetStatus, error) {
-	view := s.roster.loadedView()
+	view := s.members.LoadedView()
 	status := &control.FleetStatus{View: view}
 	leader := view.GetLeadership().GetLeader()
-	if leader != "" && leader != s.name && !isLocalOnly(ctx) {
+	if leader != "" && leader != s.name && !members.IsLocalOnly(ctx) {
 		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 		defer cancel()
-		conn, err := s.roster.dial(leader)
+		conn, err := s.members.Dial(leader)
 		if err == nil {
 			var told *control.FleetStatus
-			if told, err = control.NewControlClient(conn).Status(localOnly(ctx), req); err == nil {
+			if told, err = control.NewControlClient(conn).Status(members.LocalOnly(ctx), req); err == nil {
 				status = told
 				status.View = view
 			}
@@ -158,7 +159,7 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 		status.Agents = append(status.Agents, a)
 	}
 	sees := s.sees(ctx)
-	if seen := visibleView(view, sees); seen != view {
+	if seen := members.Visible(view, sees); seen != view {
 		status.View, status.Decisions = seen, nil // decisions tell of all models
 		status.Models = slices.DeleteFunc(status.Models, func(m *control.ModelStatus) bool { return !sees(m.Model) })
 	}

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/profiles"
 )
@@ -133,7 +134,7 @@ func (e *estimates) Observe(profile string, batchSize int, execution time.Durati
 	}
 }
 
-// forget forgets versions that are not held, "ncf/1", and have not been for keepTold, but for those
+// forget forgets versions that are not held, "ncf/1", and have not been for members.KeepTold, but for those
 // from which the next one starts.
 func (e *estimates) forget(now time.Time, held map[string]bool) {
 	e.mu.Lock()
@@ -143,10 +144,10 @@ func (e *estimates) forget(now time.Time, held map[string]bool) {
 		used[known.key] = used[known.key] || held[profile]
 	}
 	there := func(profile string) bool { return held[profile] }
-	for _, profile := range e.gone.Over(now, keepTold, maps.Keys(e.learned), there) {
+	for _, profile := range e.gone.Over(now, members.KeepTold, maps.Keys(e.learned), there) {
 		delete(e.learned, profile)
 	}
-	e.book.Forget(now, keepTold, func(key profiles.Key) bool { return used[key] })
+	e.book.Forget(now, members.KeepTold, func(key profiles.Key) bool { return used[key] })
 }
 
 // profile is what is known of a model on a member's lanes, as learned on lanes like
@@ -172,8 +173,12 @@ func (e *estimates) profile(member *control.Member, m *control.Model) *control.P
 	return &control.Profile{Model: version, Type: member.LaneType(), Table: known.json}
 }
 
-// complete adds profiles for what v has none of, because no leader has told any.
-func (e *estimates) complete(v *control.View) {
+// Learned implements [members.Estimates].
+func (e *estimates) Learned() uint64 { return e.learnedTimes.Load() }
+
+// Complete adds profiles for what v has none of, because no leader has told any.
+func (e *estimates) Complete(v *control.View) {
+	type profileKey struct{ model, typ string }
 	known := map[profileKey]bool{}
 	for _, p := range v.Profiles {
 		known[profileKey{p.Model, p.Type}] = true

@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
 )
@@ -169,7 +170,7 @@ func (s controlService) Events(req *control.EventsRequest, stream control.Contro
 	if req.GetFleet() && req.GetFollow() {
 		return invalid("events of the fleet cannot be followed, only those of one agent")
 	}
-	if req.GetFleet() && !isLocalOnly(ctx) {
+	if req.GetFleet() && !members.IsLocalOnly(ctx) {
 		for _, e := range s.fleetEvents(ctx) {
 			if err := stream.Send(e); err != nil {
 				return err
@@ -207,7 +208,7 @@ func (a *Agent) fleetEvents(ctx context.Context) []*control.Event {
 	var mu sync.Mutex
 	var all []*control.Event
 	var asking sync.WaitGroup
-	for _, name := range a.memberNames() {
+	for _, name := range a.members.Names() {
 		asking.Go(func() {
 			var events []*control.Event
 			var err error
@@ -234,13 +235,13 @@ func (a *Agent) fleetEvents(ctx context.Context) []*control.Event {
 // eventsOf asks another agent for its events. It believes no more of them than this agent keeps
 // of its own.
 func (a *Agent) eventsOf(ctx context.Context, name string) (events []*control.Event, err error) {
-	conn, err := a.roster.dial(name)
+	conn, err := a.members.Dial(name)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream
-	stream, err := control.NewControlClient(conn).Events(localOnly(ctx), &control.EventsRequest{},
+	stream, err := control.NewControlClient(conn).Events(members.LocalOnly(ctx), &control.EventsRequest{},
 		grpc.MaxCallRecvMsgSize(4*mostEventBytes))
 	if err != nil {
 		return nil, err

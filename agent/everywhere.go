@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/tensor"
@@ -24,7 +25,7 @@ import (
 // fleetModel is a version that some member holds, as its first holder describes it; number 0
 // is the newest that any member serves who does not drain. serving is false if all who hold it drain.
 func (a *Agent) fleetModel(model string, number int64) (found *control.Model, serving bool, err error) {
-	for _, member := range a.roster.view().Members {
+	for _, member := range a.members.View().Members {
 		for _, m := range member.Models {
 			if m.Name != model {
 				continue
@@ -39,7 +40,7 @@ func (a *Agent) fleetModel(model string, number int64) (found *control.Model, se
 		}
 	}
 	if found == nil {
-		return nil, false, a.roster.noModel(model, number)
+		return nil, false, a.members.NoModel(model, number)
 	}
 	return found, serving, nil
 }
@@ -86,7 +87,7 @@ func (a *Agent) anyMetadata(model, version string) (*inference.ModelMetadataResp
 // fleetVersions are the versions of a model that members hold, ascending.
 func (a *Agent) fleetVersions(model string) []int64 {
 	var versions []int64
-	for _, member := range a.roster.view().Members {
+	for _, member := range a.members.View().Members {
 		for _, m := range member.Models {
 			if m.Name == model {
 				versions = append(versions, m.Version)
@@ -124,7 +125,7 @@ func (a *Agent) anyReady(model, version string) (bool, error) {
 func (a *Agent) anyIndex(ready bool, sees func(model string) bool) *inference.RepositoryIndexResponse {
 	type version struct{ model, number string }
 	elsewhere := map[version]bool{}
-	for _, member := range a.roster.view().Members {
+	for _, member := range a.members.View().Members {
 		for _, m := range member.Models {
 			if member.Name != a.name {
 				elsewhere[version{m.Name, strconv.FormatInt(m.Version, 10)}] = true
@@ -187,50 +188,50 @@ func chosenAgent(parameters map[string]*inference.ModelRepositoryParameter) (str
 // onAgents has a change of a model made on the agent chosen, or on every agent that has the
 // model's files. local makes it on this one.
 func (a *Agent) onAgents(ctx context.Context, chosen, model string, local func() error, remote func(context.Context, inference.GRPCInferenceServiceClient) error) error {
-	if isLocalOnly(ctx) || a.alone.Load() && (chosen == everyAgent || chosen == a.name) {
+	if members.IsLocalOnly(ctx) || a.alone.Load() && (chosen == everyAgent || chosen == a.name) {
 		return local()
 	}
-	members := a.roster.view().Members
+	asked := a.members.View().Members
 	if chosen != everyAgent {
-		members = slices.DeleteFunc(slices.Clone(members), func(m *control.Member) bool { return m.Name != chosen })
-		if len(members) == 0 {
-			return a.roster.noAgent(chosen)
+		asked = slices.DeleteFunc(slices.Clone(asked), func(m *control.Member) bool { return m.Name != chosen })
+		if len(asked) == 0 {
+			return a.members.NoAgent(chosen)
 		}
 	}
-	outcomes := make([]error, len(members))
+	outcomes := make([]error, len(asked))
 	var asking sync.WaitGroup
-	for i, m := range members {
+	for i, m := range asked {
 		asking.Go(func() {
 			if m.Name == a.name {
 				outcomes[i] = local()
 				return
 			}
-			conn, err := a.roster.dial(m.Name)
+			conn, err := a.members.Dial(m.Name)
 			if err == nil {
-				err = remote(localOnly(ctx), inference.NewGRPCInferenceServiceClient(conn))
+				err = remote(members.LocalOnly(ctx), inference.NewGRPCInferenceServiceClient(conn))
 			}
 			outcomes[i] = err
 		})
 	}
 	asking.Wait()
-	return joinOutcomes(members, outcomes, model)
+	return joinOutcomes(asked, outcomes, model)
 }
 
 // joinOutcomes is what became of a change of a model on several agents: nil if it was made on
 // all that have the model's files, and on one at least.
-func joinOutcomes(members []*control.Member, outcomes []error, model string) error {
+func joinOutcomes(asked []*control.Member, outcomes []error, model string) error {
 	var faults []error
 	done := 0
 	for i, err := range outcomes {
 		switch {
 		case err == nil:
 			done++
-		case classify(err).Code == codes.NotFound && len(members) > 1:
+		case classify(err).Code == codes.NotFound && len(asked) > 1:
 		default:
 			if s, ok := status.FromError(err); ok {
-				err = &partialError{members[i].Name + ": " + s.Message(), s.Code()}
-			} else if len(members) > 1 {
-				err = fmt.Errorf("%s: %w", members[i].Name, err)
+				err = &partialError{asked[i].Name + ": " + s.Message(), s.Code()}
+			} else if len(asked) > 1 {
+				err = fmt.Errorf("%s: %w", asked[i].Name, err)
 			}
 			faults = append(faults, err)
 		}

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -11,26 +10,19 @@ import (
 	"math"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
-	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/onnx"
 	"github.com/muster-serve/muster/profiles"
 )
-
-// loadInterval is how often an agent tells how busy it is.
-const loadInterval = gossip.LoadInterval
-
-// mostStrangers bounds the members of gossip that have not said what they are. The more there
-// are, the longer word takes among the others; the fewer, the longer a new agent takes to
-// know a large fleet.
-const mostStrangers = 128
 
 // joinFleet opens gossip, by which the agents find each other. The address that others
 // need to join is in its first line of log.
@@ -49,11 +41,11 @@ func (a *Agent) joinFleet(ctx context.Context, l *listeners) (err error) {
 		Seeds:     a.config.Join,
 		Keys:      keys,
 		Insecure:  a.config.Insecure,
-		Meta:      a.meta(a.describe()).encode(),
-		Accept:    func(m gossip.Member) error { return acceptable(m.Meta) },
+		Meta:      members.MetaOf(a.describe()).Encode(),
+		Accept:    func(m gossip.Member) error { return members.Acceptable(m.Meta) },
 		Logger:    a.log,
 
-		MaxStrangers: mostStrangers,
+		MaxStrangers: members.MostStrangers,
 	}
 	if a.network.gossip != nil {
 		a.network.gossip(&config)
@@ -61,7 +53,6 @@ func (a *Agent) joinFleet(ctx context.Context, l *listeners) (err error) {
 	if a.gossip, err = gossip.Open(ctx, config); err != nil {
 		return fmt.Errorf("%w; choose another address with --gossip", err)
 	}
-	a.keyring = &keyring{gossip: a.gossip, agent: a.name, file: a.config.gossipKeyFile()}
 	return nil
 }
 
@@ -87,62 +78,6 @@ func (c Config) advertisedGRPC(bound string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// meta is what gossip says of the agent that m describes.
-func (a *Agent) meta(m *control.Member) meta {
-	return meta{
-		protocol: uint64(m.Protocol), address: m.Address, typ: m.InstanceType,
-		role: m.Role, draining: m.Draining, revision: m.Revision,
-	}
-}
-
-// followGossip keeps the roster as gossip says, until gossip ends.
-func (a *Agent) followGossip() {
-	for e := range a.gossip.Events() {
-		switch e.Kind {
-		case gossip.Joined, gossip.Updated:
-			a.roster.heard(e.Member.Name, e.Member.Meta, e.Kind == gossip.Joined)
-		case gossip.Left:
-			a.roster.lost(e.Member.Name, false)
-		case gossip.Failed:
-			a.roster.lost(e.Member.Name, true)
-		case gossip.Refused:
-			a.roster.refused(e.Member)
-		case gossip.Loaded:
-			a.hearLoad(e.Load.From, e.Load.Data, e.Load.At)
-		}
-	}
-}
-
-// hearLoad takes what gossip says of how busy a member is.
-func (a *Agent) hearLoad(name string, said []byte, at time.Time) {
-	if l, ok := a.roster.heardLoad(name, said, at); ok {
-		a.gateway.SetLoads([]*control.LaneLoad{l.Now(time.Now())})
-	}
-}
-
-// tellLoad tells how busy the agent is, as often as gossip takes it, until ctx ends.
-func (a *Agent) tellLoad(ctx context.Context) {
-	ticker := time.NewTicker(loadInterval)
-	defer ticker.Stop()
-	var last []byte
-	for {
-		stats := a.lanes.Stats()
-		l := load{revision: a.roster.describeSelf().Revision, waiting: uint64(stats.Waiting), remaining: stats.RemainingByLane}
-		if said := l.encode(); !bytes.Equal(said, last) {
-			last = said
-			a.gateway.SetLoads([]*control.LaneLoad{a.roster.heardOwnLoad(l).Now(time.Now())})
-			if err := a.gossip.SetLoad(said); err != nil {
-				a.log.Warn("tell how busy this agent is", "error", err)
-			}
-		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
 // learnInstanceType finds out what the agent runs on. It runs beside the
 // start, which does not wait for it.
 func (a *Agent) learnInstanceType(ctx context.Context) {
@@ -151,7 +86,7 @@ func (a *Agent) learnInstanceType(ctx context.Context) {
 	t := a.config.instanceType(asking, imds.Options{Endpoint: a.network.metadata})
 	a.typ.Store(t)
 	a.log.Info("instance type", "instance_type", string(t))
-	a.changedSelf()
+	a.members.SelfChanged()
 }
 
 // leaveGossip tells the others that this agent goes.
@@ -170,10 +105,10 @@ func (a *Agent) leaveGossip() {
 func (a *Agent) followView(ctx context.Context) {
 	seen := map[*control.Member]bool{}
 	for {
-		changed, led := a.roster.viewChanged.next(), a.leading.changed()
-		v := a.roster.view()
+		changed, led := a.members.ViewChanged(), a.leading.changed()
+		v := a.members.View()
 		a.gateway.SetView(v)
-		a.gateway.SetLoads(a.roster.loads())
+		a.gateway.SetLoads(a.members.Loads())
 		seen = a.allowLargest(v, seen)
 		a.alone.Store(len(v.Members) == 1)
 		select {
@@ -201,38 +136,6 @@ func (a *Agent) allowLargest(v *control.View, seen map[*control.Member]bool) map
 	return now
 }
 
-// changedSelf notes that the agent is or holds something else than before.
-func (a *Agent) changedSelf() {
-	select {
-	case a.selfChanged <- struct{}{}:
-	default:
-	}
-}
-
-// tellSelf tells the fleet what the agent is and holds, whenever that changes,
-// until ctx ends.
-func (a *Agent) tellSelf(ctx context.Context) {
-	last := a.roster.describeSelf()
-	for {
-		m := a.describe()
-		m.Revision = last.Revision
-		if !proto.Equal(m, last) {
-			m.Revision++
-			last = m
-			a.roster.updateSelf(m)
-			a.station.tellMember(m)
-			if err := a.gossip.SetMeta(a.meta(m).encode()); err != nil {
-				a.log.Warn("tell what this agent is", "error", err)
-			}
-		}
-		select {
-		case <-a.selfChanged:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
 // describe is what the agent is and holds, at revision 0.
 func (a *Agent) describe() *control.Member {
 	m := a.describeLanes()
@@ -245,6 +148,9 @@ func (a *Agent) describe() *control.Member {
 		return m
 	}
 	m.Rank = uint32(a.rank())
+	if a.repository == nil { // nor has this
+		return m
+	}
 	for _, s := range a.repository.Index() {
 		if s.State != models.Ready {
 			continue
@@ -348,7 +254,48 @@ type controlService struct {
 
 // Describe says what this agent is and holds.
 func (s controlService) Describe(context.Context, *control.DescribeRequest) (*control.Member, error) {
-	return s.roster.describeSelf(), nil
+	return s.members.Own(), nil
+}
+
+// Watch streams the fleet as this agent sees it, and as the caller may.
+func (s controlService) Watch(req *control.WatchRequest, stream control.Control_WatchServer) error {
+	return s.members.Watch(req, stream, s.sees(stream.Context()))
+}
+
+// Keyring takes a step of a rotation.
+func (s controlService) Keyring(ctx context.Context, req *control.KeyringRequest) (*control.AgentKeys, error) {
+	before := s.keyring.Fingerprints()
+	keys, err := s.keyring.Step(req)
+	if err != nil {
+		s.audit(ctx, "keys", "gossip keys not changed", err, "step", req.Step)
+		return nil, err
+	}
+	if !slices.Equal(before, keys.Fingerprints) {
+		s.audit(ctx, "keys", "gossip keys changed", nil, "step", req.Step, "in_use", keys.Fingerprints[0], "held", len(keys.Fingerprints), "in_file", keys.InFile)
+	}
+	return keys, nil
+}
+
+// RotateKeys changes the gossip key of the whole fleet.
+func (s controlService) RotateKeys(req *control.RotateKeysRequest, stream control.Control_RotateKeysServer) error {
+	// The call's context ends if what is reported does not reach who asked.
+	r, err := s.keyring.NewRotation(req, func(p *control.KeysProgress) { _ = stream.Send(p) })
+	if err != nil {
+		return err
+	}
+	ctx, key := stream.Context(), r.Fingerprint()
+	s.audit(ctx, "keys", "rotating the gossip key", nil, "key", key)
+	if err := r.Run(ctx); err != nil {
+		s.audit(ctx, "keys", "rotation of the gossip key stopped", err, "key", key)
+		return err
+	}
+	s.audit(ctx, "keys", "gossip key rotated", nil, "key", key)
+	return nil
+}
+
+// ListKeys says which keys each agent holds.
+func (s controlService) ListKeys(ctx context.Context, _ *control.ListKeysRequest) (*control.ListKeysResponse, error) {
+	return &control.ListKeysResponse{Agents: s.keyring.List(ctx)}, nil
 }
 
 // Match is a gateway's stream to this agent, if it leads.

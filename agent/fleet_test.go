@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
@@ -197,11 +198,11 @@ func (f *testFleet) settled(agents ...*fleetAgent) {
 	slices.Sort(want)
 	f.eventually(time.Minute, func() string {
 		for _, a := range agents {
-			if a.roster == nil {
+			if a.members == nil {
 				return a.name + " has not started"
 			}
 			var got []string
-			for _, m := range a.roster.view().Members {
+			for _, m := range a.members.View().Members {
 				got = append(got, m.Name)
 				if len(m.Models) == 0 {
 					return fmt.Sprintf("%s sees no models at %s", a.name, m.Name)
@@ -291,7 +292,7 @@ func TestManyProfiles(t *testing.T) {
 		f.led(a, b, c)
 		f.eventually(time.Second, func() string {
 			known := 0
-			for _, p := range c.roster.view().Profiles {
+			for _, p := range c.members.View().Profiles {
 				if strings.HasPrefix(p.Model, "m") {
 					known++
 				}
@@ -539,11 +540,21 @@ func TestFormerAgentHeardOf(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		a, b := f.start(), f.start()
 		f.settled(a, b)
+		forger := f.gossip.Listen("10.0.0.99:7946")
+		defer forger.Shutdown()
 		for _, at := range []*fleetAgent{a, b} {
-			a.roster.heard("former-"+at.name, meta{protocol: control.Protocol, address: at.host + ":8001"}.encode(), true)
+			if _, err := forger.WriteTo(forgedAlive("former-"+at.name, at.host+":8001"), a.wire.Addr().String()); err != nil {
+				f.Error(err)
+			}
 		}
+		f.eventually(time.Second, func() string {
+			if n := len(a.gossip.Members()); n != 4 {
+				return fmt.Sprintf("gossip of %s has %d members, want 4", a.name, n)
+			}
+			return ""
+		})
 		for range 100 {
-			if m := a.roster.view().Members; len(m) != 2 || a.roster.member(b.name) == nil || len(a.roster.member(b.name).Models) == 0 {
+			if m := a.members.View().Members; len(m) != 2 || a.members.Member(b.name) == nil || len(a.members.Member(b.name).Models) == 0 {
 				f.Fatalf("%s sees %v, want itself and %s with its model", a.name, m, b.name)
 			}
 			time.Sleep(100 * time.Millisecond)
@@ -581,9 +592,9 @@ func TestStrangers(t *testing.T) {
 		a := f.start()
 		f.settled(a)
 		log := &logBuffer{}
-		other := meta{protocol: control.Protocol + 1, address: "10.0.0.9:8001"}
+		other := members.Meta{Protocol: control.Protocol + 1, Address: "10.0.0.9:8001"}
 		g, err := gossip.Open(f.Context(), gossip.Config{
-			Name: "of-another-version", Seeds: []string{"10.0.0.1:7946"}, Meta: other.encode(), Transport: f.gossip.Listen("10.0.0.9:7946"),
+			Name: "of-another-version", Seeds: []string{"10.0.0.1:7946"}, Meta: other.Encode(), Transport: f.gossip.Listen("10.0.0.9:7946"),
 			Accept: func(m gossip.Member) error {
 				if v, _ := binary.Uvarint(m.Meta); v != control.Protocol+1 {
 					return fmt.Errorf("it speaks version %d", v)
@@ -730,7 +741,7 @@ func TestModelsEverywhere(t *testing.T) {
 			f.eventually(5*time.Second, func() string {
 				for _, x := range []*fleetAgent{a, b} {
 					n := 0
-					for _, m := range x.roster.view().Members {
+					for _, m := range x.members.View().Members {
 						n += len(m.Models)
 					}
 					if n != want {

@@ -649,12 +649,12 @@ func TestHostilePeer(t *testing.T) {
 			f.Errorf("%s leads, want %s as before", now.name, leader.name)
 		}
 		for _, a := range agents {
-			for _, p := range a.roster.view().GetPrices() {
+			for _, p := range a.members.View().GetPrices() {
 				if !(p.GetPerMs() >= 0) {
 					f.Errorf("%s believes in the price %v", a.name, p)
 				}
 			}
-			if slices.ContainsFunc(a.roster.view().GetProfiles(), func(p *control.Profile) bool { return string(p.GetTable()) == "no" }) {
+			if slices.ContainsFunc(a.members.View().GetProfiles(), func(p *control.Profile) bool { return string(p.GetTable()) == "no" }) {
 				f.Errorf("%s believes in a profile that is none", a.name)
 			}
 			if n := strings.Count(a.log.String(), "level=WARN"); n > 3 {

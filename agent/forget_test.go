@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles"
@@ -165,38 +166,6 @@ func TestMetricsForget(t *testing.T) {
 	}
 }
 
-// TestRosterForgets: a member forgets profiles of lanes and versions that are gone later than its
-// leader.
-func TestRosterForgets(t *testing.T) {
-	r := newRoster(t.Context(), network{}, nil, nil)
-	model := func(name string) *control.Model { return testModel(name, time.Second) }
-	r.updateSelf(&control.Member{
-		Name: "a", InstanceType: "box", Provider: "cpu", Cores: 1, Models: []*control.Model{model("m")},
-	})
-	tell := func(model, typ string) {
-		r.toldByLeader(nil, []*control.Profile{{Model: model, Type: typ}}, 0)
-	}
-	tell("m/1", "box/cpu/1")
-	tell("m/1", "box/cpu/1@a")
-	tell("m/1", "box/cpu/1@b")
-	tell("m/2", "box/cpu/1")
-	tell("n/1", "box/cpu/1")
-	now := time.Unix(0, 0)
-	r.forget(now)
-	r.forget(now.Add(keepGone + lookGone))
-	if n := len(r.view().Profiles); n != 5 {
-		t.Errorf("when the leader forgets, %d profiles are left, want all 5", n)
-	}
-	r.forget(now.Add(keepTold))
-	var left []string
-	for _, p := range r.view().Profiles {
-		left = append(left, p.Model+" on "+p.Type)
-	}
-	if got := strings.Join(left, ", "); got != "m/1 on box/cpu/1, m/1 on box/cpu/1@a" {
-		t.Errorf("left are %s", got)
-	}
-}
-
 // TestEstimatesForget: an agent keeps its estimates of versions that are held, and what it learned
 // of the last ones.
 func TestEstimatesForget(t *testing.T) {
@@ -212,11 +181,11 @@ func TestEstimatesForget(t *testing.T) {
 		e.Observe(fmt.Sprintf("ncf/%d", v), 10, time.Duration(v)*time.Millisecond)
 		now = now.Add(time.Minute)
 		e.forget(now, held)
-		if n, most := len(e.learned), int(keepTold/time.Minute)+2; n > most {
+		if n, most := len(e.learned), int(members.KeepTold/time.Minute)+2; n > most {
 			t.Fatalf("with version %d there are %d estimates, want at most %d", v, n, most)
 		}
 	}
-	now = now.Add(keepTold)
+	now = now.Add(members.KeepTold)
 	e.forget(now, held)
 	if len(e.learned) != 1 || len(e.book.Keys()) != 3 {
 		t.Errorf("in the end there are %d estimates and %d keys, want 1 and 3", len(e.learned), len(e.book.Keys()))

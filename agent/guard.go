@@ -66,3 +66,9 @@ func (c callers) MayQuery(ctx context.Context, model string) error {
 	}
 	return c.guard.MayQuery(ctx, model)
 }
+
+// sees reports whether whoever made the call that ctx is of may know of a model.
+func (a *Agent) sees(ctx context.Context) func(model string) bool {
+	c := callers{a.guard}
+	return func(model string) bool { return c.MayQuery(ctx, model) == nil }
+}

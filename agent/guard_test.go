@@ -197,7 +197,7 @@ func TestGuardedFleet(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		for _, a := range f.agents {
 			var serving []string // who can get queries, as a sees it
-			for _, m := range a.roster.view().Members {
+			for _, m := range a.members.View().Members {
 				if len(m.Models) > 0 {
 					serving = append(serving, m.Name)
 				}

@@ -12,11 +12,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+
+	"github.com/muster-serve/muster/agent/outcome"
 )
 
 // TestMetricsAreDocumented holds docs/metrics.md against what the agent serves:

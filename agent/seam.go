@@ -5,6 +5,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 )
 
@@ -78,3 +79,53 @@ type fleet interface {
 	// link serves a Link, as the member's side of it. The leader half opens this agent's own in process.
 	link(leader stream[control.WorkerMessage, control.LeaderMessage]) error
 }
+
+// An agentFleet is the half that serves, as the one that leads knows it.
+type agentFleet struct {
+	members *members.Members
+	station *station
+}
+
+func (f agentFleet) self() string             { return f.members.Self() }
+func (f agentFleet) view() *control.View      { return f.members.View() }
+func (f agentFleet) changed() <-chan struct{} { return f.members.Changed() }
+
+func (f agentFleet) dial(name string) (grpc.ClientConnInterface, error) { return f.members.Dial(name) }
+
+func (f agentFleet) gone(ctx context.Context, name string) bool { return f.members.Gone(ctx, name) }
+
+func (f agentFleet) link(leader stream[control.WorkerMessage, control.LeaderMessage]) error {
+	return f.station.link(leader)
+}
+
+// following is the half that leads, as the one that serves knows it; it follows nobody as long as
+// there is none.
+type following struct{ *Agent }
+
+// Leadership implements [members.Leading].
+func (f following) Leadership() *control.Leadership {
+	if f.leading == nil {
+		return &control.Leadership{}
+	}
+	return f.leading.leadership()
+}
+
+// Changed implements [members.Leading].
+func (f following) Changed() <-chan struct{} { return f.leading.changed() }
+
+// What the half that leads uses of the members' room, by the names that it has for it.
+
+// A broadcast is a [members.Broadcast].
+type broadcast struct{ members.Broadcast }
+
+func (b *broadcast) next() <-chan struct{} { return b.Next() }
+func (b *broadcast) tell()                 { b.Tell() }
+
+var (
+	checkDescription = members.CheckDescription
+	visibleProfiles  = members.VisibleProfiles
+)
+
+// Members keep what the leader has told longer than it does, which tells it anew to lanes that are
+// back later than that.
+const _ = uint(members.KeepTold - keepGone - lookGone)

@@ -46,7 +46,7 @@ func TestSettingsChangeOneByOne(t *testing.T) {
 				changed.settings(map[string]string{"largest_batch_size": fmt.Sprint(largest)})
 				f.eventually(time.Minute, func() string {
 					for _, a := range agents {
-						if got := a.roster.member(changed.name).GetModels()[0].GetLargestBatchSize(); int(got) != largest {
+						if got := a.members.Member(changed.name).GetModels()[0].GetLargestBatchSize(); int(got) != largest {
 							return fmt.Sprintf("%s sees largest batch size %d at %s, want %d", a.name, got, changed.name, largest)
 						}
 					}
@@ -147,7 +147,7 @@ func TestColdWorker(t *testing.T) {
 				worker := a.estimates.of("ncf/1").key
 				a.estimates.mu.Unlock()
 				var key profiles.Key
-				r.study.ask(func() { key = r.study.key(r.leader.fleet.(agentFleet).roster.member(a.name), "ncf", 1) })
+				r.study.ask(func() { key = r.study.key(leads.members.Member(a.name), "ncf", 1) })
 				if key != worker || key.Cores != 0 || key.Checksum == "" {
 					f.Errorf("of %s the leader learns under %+v, it itself under %+v; want the same, of the whole machine, with a checksum", a.name, key, worker)
 				}

@@ -54,7 +54,7 @@ func TestSoak(t *testing.T) {
 			switch _, part, _ := strings.Cut(what, ": "); part {
 			case "estimates: book", "study: book":
 				tolerated = 3 // the two versions before, and what was learned before an agent knew its own type
-			case "roster: profiles", "reign: profiles", "reign: tables", "study: told":
+			case "members: profiles", "reign: profiles", "reign: tables", "study: told":
 				tolerated = len(s.stay) // each of those that stay may lately have had a type of its own
 			}
 			if end[what] > begin[what]+tolerated {
@@ -128,7 +128,7 @@ func (s *soak) replace() {
 	s.version++
 	s.eventually(time.Minute, func() string {
 		for _, a := range s.agents {
-			for _, m := range a.roster.view().Members {
+			for _, m := range a.members.View().Members {
 				if len(m.Models) != 1 || m.Models[0].Version != int64(s.version) {
 					return fmt.Sprintf("%s sees %v at %s, want version %d", a.host, m.Models, m.Name, s.version)
 				}
@@ -150,7 +150,7 @@ func (s *soak) query(n int, agents []*fleetAgent) {
 func (s *soak) types() map[string]bool {
 	types := map[string]bool{}
 	for _, a := range s.stay {
-		for _, p := range a.roster.view().Profiles {
+		for _, p := range a.members.View().Profiles {
 			types[p.Type] = true
 		}
 	}
@@ -198,10 +198,7 @@ func (s *soak) sizes() map[string]int {
 		add("metrics: versions", len(a.metrics.versions))
 		add("metrics: states", len(a.metrics.states))
 		a.metrics.mu.Unlock()
-		a.roster.mu.Lock()
-		add("roster: others", len(a.roster.others))
-		add("roster: profiles", len(a.roster.profiles))
-		a.roster.mu.Unlock()
+		a.members.Sizes(add)
 		a.estimates.mu.Lock()
 		add("estimates: learned", len(a.estimates.learned))
 		add("estimates: book", len(a.estimates.book.Keys()))

@@ -114,7 +114,7 @@ func TestUpgradeForgetsNothing(t *testing.T) {
 		f.led(a)
 		var told profiles.Table
 		f.eventually(time.Second, func() string {
-			for _, p := range a.roster.view().Profiles {
+			for _, p := range a.members.View().Profiles {
 				if p.Model == control.ModelKey("ncf", 1) && json.Unmarshal(p.Table, &told) == nil && told.Origin() == profiles.Learned {
 					return ""
 				}

@@ -25,7 +25,7 @@ func TestStateDirNotWritable(t *testing.T) {
 			t.Errorf("no %q in the log", want)
 		}
 	}
-	if role := a.roster.describeSelf().Role; role != "never" {
+	if role := a.members.Own().Role; role != "never" {
 		t.Errorf("its role is told as %q, want never", role)
 	}
 	if err := a.inferGRPC(patient(1)); err != nil {

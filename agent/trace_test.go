@@ -82,7 +82,7 @@ func (f *testFleet) holdOnly(holder *fleetAgent, rest ...*fleetAgent) {
 	}
 	f.eventually(5*time.Second, func() string {
 		for _, a := range append(rest, holder) {
-			for _, m := range a.roster.view().Members {
+			for _, m := range a.members.View().Members {
 				if (len(m.Models) > 0) != (m.Name == holder.name) {
 					return a.name + " sees models elsewhere"
 				}

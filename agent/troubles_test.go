@@ -28,7 +28,7 @@ func TestUndescribed(t *testing.T) {
 		cut := f.start(func(a *Agent) { f.network.partition(map[string]int{a.name: 1}) })
 		f.eventually(10*time.Second, func() string {
 			for _, x := range []*fleetAgent{a, b} {
-				if x.roster.member(cut.name) == nil {
+				if x.members.Member(cut.name) == nil {
 					return x.name + " does not list " + cut.name
 				}
 			}
@@ -38,7 +38,7 @@ func TestUndescribed(t *testing.T) {
 			f.Errorf("failed: %v", failed)
 		}
 		for _, x := range []*fleetAgent{a, b} {
-			if m := x.roster.member(cut.name); m == nil || len(m.Models) > 0 {
+			if m := x.members.Member(cut.name); m == nil || len(m.Models) > 0 {
 				f.Errorf("%s lists %v, want the agent without models", x.name, m)
 			}
 			if n := strings.Count(x.log.String(), "gossips but does not say what it serves"); n != 1 {
@@ -86,7 +86,7 @@ func TestClockOff(t *testing.T) {
 		})
 		f.eventually(10*time.Second, func() string {
 			for _, x := range []*fleetAgent{a, b} {
-				if m := x.roster.member(off.name); m == nil || len(m.Models) > 0 {
+				if m := x.members.Member(off.name); m == nil || len(m.Models) > 0 {
 					return fmt.Sprintf("%s lists %v, want %s without models", x.name, m, off.name)
 				}
 				if !strings.Contains(x.log.String(), "agent gossips but does not say") {

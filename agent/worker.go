@@ -339,7 +339,7 @@ func (s *station) link(leader stream[control.WorkerMessage, control.LeaderMessag
 		s.leading.elect(e)
 	}
 	s.mu.Lock()
-	greeting := &control.WorkerMessage{Member: s.roster.describeSelf(), RemainingNs: s.remaining()}
+	greeting := &control.WorkerMessage{Member: s.members.Own(), RemainingNs: s.remaining()}
 	for held := range s.held {
 		greeting.Held = append(greeting.Held, held)
 	}
@@ -411,7 +411,7 @@ func ended(err error) error {
 // that this agent follows.
 func (s *station) obey(k *tether) {
 	if s.leading.leadership().GetLeader() == k.from {
-		s.roster.toldByLeader(k.take())
+		s.members.ToldByLeader(k.take())
 	}
 }
 

@@ -1,12 +1,12 @@
-package agent
+package members
 
 import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,68 +16,100 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/client"
-	"github.com/muster-serve/muster/profiles"
 )
 
 // A stillLeading knows of no leader, and of no change.
-type stillLeading struct {
-	leading
-	follows *control.Leadership
+type stillLeading struct{ follows *control.Leadership }
+
+func (l stillLeading) Leadership() *control.Leadership { return l.follows }
+func (l stillLeading) Changed() <-chan struct{}        { return nil }
+
+// sampleEstimates know the profiles of all models on all lanes, of which there is another one each time
+// that learned is another number.
+type sampleEstimates struct{ learned atomic.Uint64 }
+
+func (e *sampleEstimates) Learned() uint64 { return e.learned.Load() }
+
+func (e *sampleEstimates) Complete(v *control.View) {
+	known := map[profileKey]bool{}
+	for _, p := range v.Profiles {
+		known[profileKey{p.Model, p.Type}] = true
+	}
+	for _, member := range v.Members {
+		for _, m := range member.Models {
+			key := profileKey{control.ModelKey(m.Name, m.Version), member.LaneType()}
+			if !known[key] {
+				known[key] = true
+				v.Profiles = append(v.Profiles, &control.Profile{Model: key.model, Type: key.typ, Table: fmt.Append(nil, e.learned.Load())})
+			}
+		}
+	}
 }
 
-func (l stillLeading) leadership() *control.Leadership { return l.follows }
-func (l stillLeading) changed() <-chan struct{}        { return nil }
+// A knowing is the members' room of an agent, without gossip and without connections.
+type knowing struct {
+	*Members
+	estimates sampleEstimates
+	gateway   *client.Gateway
+}
 
-// newKnowing is the half of an agent that knows the fleet, of so many members that have described
-// themselves: its roster, its gateway and its feed, and nothing else. There are no connections.
-func newKnowing(tb testing.TB, members int) *Agent {
+// newKnowing knows so many members that have described themselves, and has a gateway that knows them too.
+func newKnowing(tb testing.TB, members int) *knowing {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	a := &Agent{log: slog.New(slog.DiscardHandler), name: "self"}
-	a.front = &front{limit: math.MaxInt64}
-	a.leading = stillLeading{follows: &control.Leadership{Epoch: 1}}
-	a.roster = newRoster(ctx, network{}, nil, a.log)
-	a.roster.leadership = a.leading.leadership
-	library := profiles.ShippedLibrary()
-	a.estimates = newEstimates(library, profiles.DefaultCatalogue(), func() *control.Member { return sampleMember("self", 0) })
-	a.estimates.loaded("ncf/1", sampleModel("ncf").Checksum)
-	a.roster.complete = a.estimates.complete
-	a.roster.learned = a.estimates.learnedTimes.Load
-	a.roster.updateSelf(sampleMember("self", 0))
-	for i := range members - 1 {
-		addMember(a, i)
-	}
 	var err error
-	if a.gateway, err = client.NewGateway(client.GatewayConfig{ID: 1, Transport: client.Remote{}}); err != nil {
+	k := &knowing{}
+	if k.gateway, err = client.NewGateway(client.GatewayConfig{ID: 1, Transport: client.Remote{}}); err != nil {
 		tb.Fatal(err)
 	}
-	a.feed = &feed{roster: a.roster}
-	tb.Cleanup(func() { cancel(); a.gateway.Close(); a.roster.close() })
-	return a
+	k.Members = New(Config{
+		Closing: ctx, Leading: stillLeading{&control.Leadership{Epoch: 1}}, Estimates: &k.estimates,
+		Describe: func() *control.Member { return sampleMember("self", 0) },
+		Loaded:   func(l *control.LaneLoad) { k.gateway.SetLoads([]*control.LaneLoad{l}) },
+		Log:      slog.New(slog.DiscardHandler),
+	})
+	for i := range members - 1 {
+		addMember(k.Members, i)
+	}
+	tb.Cleanup(func() { cancel(); k.gateway.Close(); k.Close() })
+	return k
 }
 
-// follow has the gateway and the feed of a follow its roster, until the test ends.
-func follow(tb testing.TB, a *Agent) {
+// follow has the gateway and the feed of k follow its view, until the test ends.
+func follow(tb testing.TB, k *knowing) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { a.followView(ctx) })
-	running.Go(func() { a.feed.run(ctx, a.leading.changed) })
+	running.Go(func() { k.feed.run(ctx) })
+	running.Go(func() {
+		for ctx.Err() == nil {
+			changed := k.ViewChanged()
+			k.gateway.SetView(k.View())
+			k.gateway.SetLoads(k.Loads())
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+		}
+	})
 	tb.Cleanup(func() { cancel(); running.Wait() })
 }
+
+// all may be known of by whoever asks.
+func all(string) bool { return true }
 
 // memberName is that of the i-th of the other members.
 func memberName(i int) string { return fmt.Sprintf("ip-10-0-%03d-%03d-9e3779b1", i/250, i%250) }
 
-// addMember has a know another member, which has described itself.
-func addMember(a *Agent, i int) *other {
+// addMember has ms know another member, which has described itself.
+func addMember(ms *Members, i int) *other {
 	name := memberName(i)
 	m := sampleMember(name, i)
-	o := &other{name: name, address: m.Address, said: meta{address: m.Address, revision: 1}, described: m, ask: make(chan struct{}, 1)}
+	o := &other{name: name, address: m.Address, said: Meta{Address: m.Address, Revision: 1}, described: m, ask: make(chan struct{}, 1)}
 	o.left, o.leave = context.WithCancel(context.Background())
 	o.conn, _ = grpc.NewClient("passthrough:///"+m.Address, grpc.WithTransportCredentials(insecure.NewCredentials())) // it never connects
-	a.roster.mu.Lock()
-	a.roster.others[name] = o
-	a.roster.mu.Unlock()
+	ms.mu.Lock()
+	ms.others[name] = o
+	ms.mu.Unlock()
 	return o
 }
 

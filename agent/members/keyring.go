@@ -1,8 +1,7 @@
-package agent
+package members
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/google/renameio/v2"
 
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
@@ -31,35 +32,36 @@ const (
 // that the other has some agents use.
 const rotationPause = 30 * time.Second
 
-// A keyring is the keys of this agent's gossip: those that it holds, and those
+// A Keyring is the keys of this agent's gossip: those that it holds, and those
 // that it will find when it starts anew. Its methods may be called
 // concurrently.
-type keyring struct {
-	gossip *gossip.Gossip
-	agent  string
-	file   string // that the keys are kept in; "" if the key is in the settings
+type Keyring struct {
+	members *Members
+	gossip  *gossip.Gossip
+	file    string // that the keys are kept in; "" if the key is in the settings
 
 	mu       sync.Mutex
 	rotation uint64    // the one that this agent takes part in, or did last
 	until    time.Time // when another one may begin
 }
 
-// Keyring takes a step of a rotation.
-func (s controlService) Keyring(ctx context.Context, req *control.KeyringRequest) (*control.AgentKeys, error) {
-	before := s.keyring.fingerprints()
-	keys, err := s.keyring.step(req)
+// NewKeyring returns the keys of the agent that knows the members; file is where they are kept, "" if
+// the key is in the settings.
+func NewKeyring(members *Members, file string) *Keyring {
+	return &Keyring{members: members, gossip: members.config.Gossip, file: file}
+}
+
+// Step takes a step of a rotation.
+func (k *Keyring) Step(req *control.KeyringRequest) (*control.AgentKeys, error) {
+	keys, err := k.step(req)
 	if err != nil {
-		s.audit(ctx, "keys", "gossip keys not changed", err, "step", req.Step)
 		return nil, err
 	}
-	keys.Members, keys.Lost = s.memberNames(), s.lostAgents()
-	if !slices.Equal(before, keys.Fingerprints) {
-		s.audit(ctx, "keys", "gossip keys changed", nil, "step", req.Step, "in_use", keys.Fingerprints[0], "held", len(keys.Fingerprints), "in_file", keys.InFile)
-	}
+	keys.Members, keys.Lost = k.members.Names(), k.members.lostAgents()
 	return keys, nil
 }
 
-func (k *keyring) step(req *control.KeyringRequest) (*control.AgentKeys, error) {
+func (k *Keyring) step(req *control.KeyringRequest) (*control.AgentKeys, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	held := k.gossip.Keys()
@@ -116,7 +118,7 @@ func (k *keyring) step(req *control.KeyringRequest) (*control.AgentKeys, error) 
 // a step with key.
 func changedKeys(held [][]byte, step string, key []byte) ([][]byte, error) {
 	if len(key) != gossip.KeySize {
-		return nil, fmt.Errorf("%w: gossip key has %d bytes, want %d", errInvalid, len(key), gossip.KeySize)
+		return nil, fmt.Errorf("%w: gossip key has %d bytes, want %d", outcome.ErrInvalid, len(key), gossip.KeySize)
 	}
 	same := func(k []byte) bool { return bytes.Equal(k, key) }
 	has := slices.ContainsFunc(held, same)
@@ -132,15 +134,16 @@ func changedKeys(held [][]byte, step string, key []byte) ([][]byte, error) {
 	case step == useKey, step == onlyKey:
 		return nil, fmt.Errorf("%w: %q of key %s, while this agent uses %s", outcome.ErrRotation, step, gossip.Fingerprint(key), gossip.Fingerprint(held[0]))
 	}
-	return nil, fmt.Errorf("%w: step %q", errInvalid, step)
+	return nil, fmt.Errorf("%w: step %q", outcome.ErrInvalid, step)
 }
 
 // describe is what the agent holds. k.mu is held.
-func (k *keyring) describe() *control.AgentKeys {
-	return &control.AgentKeys{Agent: k.agent, Fingerprints: k.fingerprints(), InFile: k.file != ""}
+func (k *Keyring) describe() *control.AgentKeys {
+	return &control.AgentKeys{Agent: k.members.Self(), Fingerprints: k.Fingerprints(), InFile: k.file != ""}
 }
 
-func (k *keyring) fingerprints() []string {
+// Fingerprints are those of the keys that this agent holds, the one in use first.
+func (k *Keyring) Fingerprints() []string {
 	var prints []string
 	for _, key := range k.gossip.Keys() {
 		prints = append(prints, gossip.Fingerprint(key))
@@ -149,7 +152,7 @@ func (k *keyring) fingerprints() []string {
 }
 
 // keep writes the keys to the file, if there is one, all or nothing.
-func (k *keyring) keep(keys [][]byte) error {
+func (k *Keyring) keep(keys [][]byte) error {
 	if k.file == "" {
 		return nil
 	}
@@ -166,33 +169,20 @@ func (k *keyring) keep(keys [][]byte) error {
 	for _, key := range keys {
 		lines.WriteString(gossip.FormatKey(key) + "\n")
 	}
-	if err := replaceFile(path, lines.String(), info.Mode().Perm()); err != nil {
+	dir := filepath.Dir(path)
+	err = renameio.WriteFile(path, []byte(lines.String()), info.Mode().Perm(), renameio.WithTempDir(dir)) // with the file's mode
+	if err == nil {
+		err = syncDir(dir)
+	}
+	if err != nil {
 		return fmt.Errorf("%w: the agent must be able to write its key file and the directory it is in: %w", outcome.ErrRotation, err)
 	}
 	return nil
 }
 
-// replaceFile gives the file at path, which need not be there, other contents;
-// whoever reads it, or finds it after a crash, sees those before or these.
-func replaceFile(path, contents string, mode os.FileMode) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	_, err = f.WriteString(contents)
-	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
+// syncDir makes what a directory has durable.
+func syncDir(path string) error {
+	dir, err := os.Open(path)
 	if err != nil {
 		return err
 	}

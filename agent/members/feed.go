@@ -1,4 +1,4 @@
-package agent
+package members
 
 import (
 	"context"
@@ -25,8 +25,8 @@ const (
 // whole view between two changes: all watchers are sent the same bytes. Its methods may be called
 // concurrently.
 type feed struct {
-	roster *roster
-	news   broadcast // there is a step more
+	members *Members
+	news    Broadcast // there is a step more
 
 	mu       sync.Mutex
 	watchers int // without any nothing is encoded
@@ -35,14 +35,14 @@ type feed struct {
 	whole    oip.Encoded   // of that revision; without a message: nobody has needed it
 }
 
-// run keeps the feed as the roster's view is, until ctx ends, and has the view have what this agent
-// learns. led says when the leadership changes.
-func (f *feed) run(ctx context.Context, led func() <-chan struct{}) {
+// run keeps the feed as the members' view is, until ctx ends, and has the view have what this agent
+// learns.
+func (f *feed) run(ctx context.Context) {
 	beat := time.NewTicker(watchBeat)
 	defer beat.Stop()
 	due := false
 	for {
-		changed, led := f.roster.viewChanged.next(), led()
+		changed, led := f.members.ViewChanged(), f.members.config.Leading.Changed()
 		f.update(due)
 		due = false
 		select {
@@ -50,7 +50,7 @@ func (f *feed) run(ctx context.Context, led func() <-chan struct{}) {
 		case <-led:
 		case <-beat.C:
 			due = true
-			f.roster.completeAgain()
+			f.members.completeAgain()
 		case <-ctx.Done():
 			return
 		}
@@ -69,11 +69,11 @@ func (f *feed) update(loads bool) {
 	if f.watchers == 0 {
 		return
 	}
-	if change := f.changes.Next(f.roster.view()); change != nil {
+	if change := f.changes.Next(f.members.View()); change != nil {
 		f.add(change)
 	}
 	if loads {
-		f.add(f.changes.Heard(f.roster.heardLoads(), time.Now()))
+		f.add(f.changes.Heard(f.members.heardLoads(), time.Now()))
 	}
 }
 
@@ -87,7 +87,7 @@ func (f *feed) add(change *control.View) {
 	if err != nil { // the whole view says why
 		f.steps = nil
 	}
-	f.news.tell()
+	f.news.Tell()
 }
 
 // join tells that somebody watches, until leave.
@@ -97,8 +97,8 @@ func (f *feed) join() {
 	if f.watchers++; f.watchers == 1 {
 		// What was told to others before nobody has.
 		f.changes, f.steps, f.whole = control.Changes{}, nil, oip.Encoded{}
-		f.changes.Next(f.roster.view())
-		f.changes.Heard(f.roster.heardLoads(), time.Now())
+		f.changes.Next(f.members.View())
+		f.changes.Heard(f.members.heardLoads(), time.Now())
 	}
 }
 
@@ -131,23 +131,23 @@ func (f *feed) after(revision uint64) (oip.Encoded, uint64, error) {
 	return f.whole, newest, nil
 }
 
-// Watch streams the fleet as this agent sees it, and as the caller may.
-func (s controlService) Watch(req *control.WatchRequest, stream control.Control_WatchServer) error {
-	sees := s.sees(stream.Context())
+// Watch streams the fleet as this agent sees it to one who may know of the models that sees says,
+// until the stream ends.
+func (ms *Members) Watch(req *control.WatchRequest, stream control.Control_WatchServer, sees func(model string) bool) error {
 	if !req.GetChanges() {
-		return s.watchWhole(stream, sees)
+		return ms.watchWhole(stream, sees)
 	}
-	s.feed.join()
-	defer s.feed.leave()
+	ms.feed.join()
+	defer ms.feed.leave()
 	for revision := uint64(0); ; {
-		news := s.feed.news.next()
-		message, now, err := s.feed.after(revision)
+		news := ms.feed.news.Next()
+		message, now, err := ms.feed.after(revision)
 		switch {
 		case err != nil:
 			return err
 		case now != revision:
 			if !sees("") { // not every model: what all are sent is not for this caller
-				return s.watchWhole(stream, sees)
+				return ms.watchWhole(stream, sees)
 			}
 			if err := stream.SendMsg(message); err != nil {
 				return err
@@ -165,16 +165,16 @@ func (s controlService) Watch(req *control.WatchRequest, stream control.Control_
 
 // watchWhole is Watch with whole views, for those who do not ask for changes (older SDKs, and tools
 // for people) and those who may not see all models.
-func (s controlService) watchWhole(stream control.Control_WatchServer, sees func(model string) bool) error {
+func (ms *Members) watchWhole(stream control.Control_WatchServer, sees func(model string) bool) error {
 	ctx := stream.Context()
 	var last *control.View
 	beat := time.NewTicker(watchBeat)
 	defer beat.Stop()
 	for {
-		changed, led := s.roster.viewChanged.next(), s.leading.changed()
-		if v := s.roster.view(); v != last {
+		changed, led := ms.ViewChanged(), ms.config.Leading.Changed()
+		if v := ms.View(); v != last {
 			last = v
-			if err := stream.Send(visibleView(s.roster.loadedView(), sees)); err != nil {
+			if err := stream.Send(Visible(ms.LoadedView(), sees)); err != nil {
 				return err
 			}
 		}

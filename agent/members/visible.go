@@ -1,7 +1,6 @@
-package agent
+package members
 
 import (
-	"context"
 	"slices"
 	"strings"
 
@@ -12,16 +11,10 @@ import (
 
 // This file leaves out what a client may not see: models that it may not query.
 
-// sees reports whether whoever made the call that ctx is of may know of a model.
-func (a *Agent) sees(ctx context.Context) func(model string) bool {
-	c := callers{a.guard}
-	return func(model string) bool { return c.MayQuery(ctx, model) == nil }
-}
-
-// visibleView is v without the models that are not to be seen: v itself if there are none.
-func visibleView(v *control.View, sees func(model string) bool) *control.View {
+// Visible is v without the models that are not to be seen: v itself if there are none.
+func Visible(v *control.View, sees func(model string) bool) *control.View {
 	hidden := func(m *control.Model) bool { return !sees(m.GetName()) }
-	profiles := visibleProfiles(v.GetProfiles(), sees)
+	profiles := VisibleProfiles(v.GetProfiles(), sees)
 	if len(profiles) == len(v.GetProfiles()) && !slices.ContainsFunc(v.GetMembers(), func(m *control.Member) bool { return slices.ContainsFunc(m.GetModels(), hidden) }) {
 		return v
 	}
@@ -34,8 +27,8 @@ func visibleView(v *control.View, sees func(model string) bool) *control.View {
 	return seen
 }
 
-// visibleProfiles are those of models that are to be seen.
-func visibleProfiles(profiles []*control.Profile, sees func(model string) bool) []*control.Profile {
+// VisibleProfiles are those of models that are to be seen.
+func VisibleProfiles(profiles []*control.Profile, sees func(model string) bool) []*control.Profile {
 	hidden := func(p *control.Profile) bool {
 		name, _, _ := strings.Cut(p.GetModel(), "/") // as control.ModelKey joins it
 		return !sees(name)

@@ -1,9 +1,11 @@
-package agent
+package members
 
 import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -11,68 +13,89 @@ import (
 	"github.com/muster-serve/muster/api/control"
 )
 
-// A meta is what an agent says of itself in gossip: enough to reach it and to
+// A Meta is what an agent says of itself in gossip: enough to reach it and to
 // know whether to ask it for more.
 //
 // It travels as the protocol's version and then the fields, strings behind their length. An
 // agent of another version is told by the first number alone.
-type meta struct {
-	protocol uint64
-	address  string // of gRPC, host:port
-	typ      string // instance type
-	role     string
-	draining bool
-	revision uint64 // of what Describe says
+type Meta struct {
+	Protocol uint64
+	Address  string // of gRPC, host:port
+	Type     string // instance type
+	Role     string
+	Draining bool
+	Revision uint64 // of what Describe says
 }
 
-// largestMetaString bounds each string of a meta, in bytes, so that all fit.
-const largestMetaString = 128
+// LargestString bounds each string of a [Meta], in bytes, so that all fit.
+const LargestString = 128
 
 var errMeta = errors.New("not the meta of an agent")
 
-func (m meta) encode() []byte {
-	b := binary.AppendUvarint(nil, m.protocol)
-	for _, s := range []string{m.address, m.typ, m.role} {
-		s = strings.ToValidUTF8(s[:min(len(s), largestMetaString)], "")
+// MetaOf is what gossip says of the agent that m describes.
+func MetaOf(m *control.Member) Meta {
+	return Meta{
+		Protocol: uint64(m.Protocol), Address: m.Address, Type: m.InstanceType,
+		Role: m.Role, Draining: m.Draining, Revision: m.Revision,
+	}
+}
+
+// Encode is the form in which it travels.
+func (m Meta) Encode() []byte {
+	b := binary.AppendUvarint(nil, m.Protocol)
+	for _, s := range []string{m.Address, m.Type, m.Role} {
+		s = strings.ToValidUTF8(s[:min(len(s), LargestString)], "")
 		b = append(binary.AppendUvarint(b, uint64(len(s))), s...)
 	}
 	flags := uint64(0)
-	if m.draining {
+	if m.Draining {
 		flags = 1
 	}
-	return binary.AppendUvarint(binary.AppendUvarint(b, flags), m.revision)
+	return binary.AppendUvarint(binary.AppendUvarint(b, flags), m.Revision)
 }
 
-// decodeMeta reads a meta. Of another version only the version is read; later
+// DecodeMeta reads a Meta. Of another version only the version is read; later
 // fields of this one are passed over.
-func decodeMeta(b []byte) (m meta, err error) {
+func DecodeMeta(b []byte) (m Meta, err error) {
 	r := reader{b: b}
-	if m.protocol = r.uvarint(); m.protocol != control.Protocol || r.failed {
+	if m.Protocol = r.uvarint(); m.Protocol != control.Protocol || r.failed {
 		if r.failed {
-			return meta{}, errMeta
+			return Meta{}, errMeta
 		}
 		return m, nil
 	}
-	m.address, m.typ, m.role = r.string(largestMetaString), r.string(largestMetaString), r.string(largestMetaString)
-	m.draining = r.uvarint()&1 != 0
-	m.revision = r.uvarint()
+	m.Address, m.Type, m.Role = r.string(LargestString), r.string(LargestString), r.string(LargestString)
+	m.Draining = r.uvarint()&1 != 0
+	m.Revision = r.uvarint()
 	if r.failed {
-		return meta{}, errMeta
+		return Meta{}, errMeta
 	}
-	if err := validateAddress(m.address); err != nil {
-		return meta{}, fmt.Errorf("%w: %w", errMeta, err)
+	if err := CheckAddress(m.Address); err != nil {
+		return Meta{}, fmt.Errorf("%w: %w", errMeta, err)
 	}
 	return m, nil
 }
 
-// acceptable says why an agent of this meta can be no member, nil if it can.
-func acceptable(b []byte) error {
-	m, err := decodeMeta(b)
+// Acceptable says why an agent of this meta can be no member, nil if it can.
+func Acceptable(b []byte) error {
+	m, err := DecodeMeta(b)
 	switch {
 	case err != nil:
 		return err
-	case m.protocol != control.Protocol:
-		return fmt.Errorf("it speaks version %d of the agents' protocol, this agent version %d: agents of one fleet must speak the same", m.protocol, control.Protocol)
+	case m.Protocol != control.Protocol:
+		return fmt.Errorf("it speaks version %d of the agents' protocol, this agent version %d: agents of one fleet must speak the same", m.Protocol, control.Protocol)
+	}
+	return nil
+}
+
+// CheckAddress says what of an address, host:port, cannot be; nil if nothing.
+func CheckAddress(address string) error {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("address %q, want host:port", address)
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
+		return fmt.Errorf("address %q: port %q, want 0 to 65535", address, port)
 	}
 	return nil
 }

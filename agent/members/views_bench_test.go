@@ -1,4 +1,4 @@
-package agent
+package members
 
 import (
 	"context"
@@ -22,7 +22,7 @@ import (
 
 // BenchmarkViews is what it costs an agent, and those who watch it, that all members say how busy they
 // are once a second, which is as often as gossip lets them, and beyond fifty members more often. A
-// round is a second of it. CPU is that of this process: of the agent's roster, its own gateway and its
+// round is a second of it. CPU is that of this process: of the members, the gateway and the
 // gRPC server, and of the watchers' connections. Watchers that are not SDKs read and throw away.
 func BenchmarkViews(b *testing.B) {
 	for _, members := range []int{50, 200, 1000} {
@@ -35,9 +35,9 @@ func BenchmarkViews(b *testing.B) {
 }
 
 func benchmarkViews(b *testing.B, members, watchers, sdks int) {
-	a := newKnowing(b, members)
-	follow(b, a)
-	address := serveWatch(b, a)
+	k := newKnowing(b, members)
+	follow(b, k)
+	address := serveWatch(b, k.Members)
 	var received, messages atomic.Int64
 	for i := range watchers {
 		watchInBackground(b, address, i < sdks, &received, &messages)
@@ -48,7 +48,7 @@ func benchmarkViews(b *testing.B, members, watchers, sdks int) {
 		for part := range parts {
 			began := time.Now()
 			for i := part * (members - 1) / parts; i < (part+1)*(members-1)/parts; i++ {
-				a.hearLoad(memberName(i), said[(i+n)%len(said)], began)
+				k.hearLoad(memberName(i), said[(i+n)%len(said)], began)
 			}
 			time.Sleep(time.Second/parts - time.Since(began))
 		}
@@ -144,14 +144,24 @@ func (c *countingCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	return oip.Codec{}.Unmarshal(data, v)
 }
 
-// serveWatch serves the control calls of a on a loopback address.
-func serveWatch(tb testing.TB, a *Agent) string {
+// A watchService serves Watch alone.
+type watchService struct {
+	control.UnimplementedControlServer
+	*Members
+}
+
+func (s watchService) Watch(req *control.WatchRequest, stream control.Control_WatchServer) error {
+	return s.Members.Watch(req, stream, all)
+}
+
+// serveWatch serves the watchers of ms on a loopback address.
+func serveWatch(tb testing.TB, ms *Members) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		tb.Fatal(err)
 	}
 	s := grpc.NewServer(oip.ServerOptions(math.MaxInt32)...)
-	control.RegisterControlServer(s, controlService{Agent: a})
+	control.RegisterControlServer(s, watchService{Members: ms})
 	go func() { _ = s.Serve(l) }()
 	tb.Cleanup(s.Stop)
 	return l.Addr().String()

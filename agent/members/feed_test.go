@@ -1,4 +1,4 @@
-package agent
+package members
 
 import (
 	"context"
@@ -48,15 +48,15 @@ func (s *countedStream) sent(n int) error {
 func TestLoadsAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const members, seconds = 200, 10
-		a := newKnowing(t, members)
-		follow(t, a)
-		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), localKey{}, true))
+		k := newKnowing(t, members)
+		follow(t, k)
+		ctx, cancel := context.WithCancel(t.Context())
 		streams := []*countedStream{{ctx: ctx}, {ctx: ctx}}
 		for _, s := range streams {
-			go func() { _ = controlService{Agent: a}.Watch(&control.WatchRequest{Changes: true}, s) }()
+			go func() { _ = k.Watch(&control.WatchRequest{Changes: true}, s, all) }()
 		}
 		synctest.Wait()
-		before, inline := a.roster.view(), proto.Size(a.roster.loadedView())
+		before, inline := k.View(), proto.Size(k.LoadedView())
 		whole := streams[0].bytes
 		if streams[0].messages != 1 || whole > inline/4 {
 			t.Errorf("at first: %d messages, %d bytes; the view with all that each member says of its models has %d", streams[0].messages, whole, inline)
@@ -64,12 +64,12 @@ func TestLoadsAlone(t *testing.T) {
 		said := sampleLoads(members)
 		for second := range seconds {
 			for i := range members - 1 {
-				a.hearLoad(memberName(i), said[(i+second)%members], time.Now())
+				k.hearLoad(memberName(i), said[(i+second)%members], time.Now())
 				time.Sleep(time.Second / members)
 			}
 		}
 		synctest.Wait()
-		if a.roster.view() != before {
+		if k.View() != before {
 			t.Error("loads make another view")
 		}
 		for i, s := range streams {
@@ -83,7 +83,7 @@ func TestLoadsAlone(t *testing.T) {
 				t.Errorf("watcher %d has messages encoded for it alone", i)
 			}
 		}
-		if l := a.roster.loads(); len(l) != members-1 || l[0].Agent != memberName(0) {
+		if l := k.Loads(); len(l) != members-1 || l[0].Agent != memberName(0) {
 			t.Errorf("%d loads are known, want those of %d others by name: %v", len(l), members-1, l[0])
 		}
 		cancel()
@@ -103,11 +103,11 @@ func TestFeed(t *testing.T) {
 	lagged := 0
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 7))
-		a := newKnowing(t, 5)
+		k := newKnowing(t, 5)
 		said, there := sampleLoads(50), map[int]bool{0: true, 1: true, 2: true, 3: true}
 		watchers := make([]watcher, 4)
 		read := func(w *watcher) bool {
-			m, revision, err := a.feed.after(w.revision)
+			m, revision, err := k.feed.after(w.revision)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -135,36 +135,36 @@ func TestFeed(t *testing.T) {
 			i := rng.IntN(8)
 			switch rng.IntN(8) {
 			case 0, 1, 2:
-				a.hearLoad(memberName(i), said[rng.IntN(len(said))], time.Now())
+				k.hearLoad(memberName(i), said[rng.IntN(len(said))], time.Now())
 			case 3:
 				if !there[i] {
-					addMember(a, i)
+					addMember(k.Members, i)
 					there[i] = true
-					a.roster.mu.Lock()
-					a.roster.touchMembers()
-					a.roster.mu.Unlock()
+					k.mu.Lock()
+					k.touchMembers()
+					k.mu.Unlock()
 				}
 			case 4:
-				a.roster.lost(memberName(i), rng.IntN(2) == 0)
+				k.lost(memberName(i), rng.IntN(2) == 0)
 				delete(there, i)
 			case 5: // drains
-				a.roster.heard(memberName(i), meta{protocol: control.Protocol, address: sampleMember("", i).Address, draining: rng.IntN(2) == 0, revision: 1}.encode(), false)
+				k.heard(memberName(i), Meta{Protocol: control.Protocol, Address: sampleMember("", i).Address, Draining: rng.IntN(2) == 0, Revision: 1}.Encode(), false)
 			case 6:
-				a.roster.toldByLeader([]*control.TypePrice{{Type: "t", PerMs: float64(rng.IntN(5))}},
+				k.ToldByLeader([]*control.TypePrice{{Type: "t", PerMs: float64(rng.IntN(5))}},
 					[]*control.Profile{{Model: "ncf/1", Type: fmt.Sprint("t", i), Table: []byte{byte(rng.IntN(3)), 1}}}, time.Duration(rng.IntN(3)))
 			case 7:
-				a.roster.updateSelf(sampleMember("self", rng.IntN(3)))
+				k.update(sampleMember("self", rng.IntN(3)))
 			}
 			if rng.IntN(3) > 0 {
-				a.feed.update(rng.IntN(4) == 0)
+				k.feed.update(rng.IntN(4) == 0)
 			}
 			w := &watchers[rng.IntN(len(watchers))]
 			switch {
 			case !w.joined:
-				a.feed.join()
+				k.feed.join()
 				*w = watcher{joined: true}
 			case rng.IntN(30) == 0:
-				a.feed.leave()
+				k.feed.leave()
 				w.joined = false
 			default:
 				for range rng.IntN(4) {
@@ -174,7 +174,7 @@ func TestFeed(t *testing.T) {
 				}
 			}
 		}
-		a.feed.update(true)
+		k.feed.update(true)
 		for i := range watchers {
 			w := &watchers[i]
 			if !w.joined {
@@ -185,18 +185,18 @@ func TestFeed(t *testing.T) {
 			if w.wholes > 1 {
 				lagged++
 			}
-			got, want := plainView(w.View()), plainView(a.roster.view())
+			got, want := plainView(w.View()), plainView(k.View())
 			if !proto.Equal(got, want) {
 				t.Fatalf("seed %d: watcher %d has\n%v\nwant\n%v", seed, i, got, want)
 			}
-			for _, l := range a.roster.loads() {
+			for _, l := range k.Loads() {
 				if got := w.heard[l.Agent]; got.GetWaiting() != l.Waiting || !slices.Equal(got.GetRemainingNs(), l.RemainingNs) {
 					t.Fatalf("seed %d: watcher %d heard of %s %v, want %v", seed, i, l.Agent, got, l)
 				}
 			}
-			a.feed.leave()
+			k.feed.leave()
 		}
-		if f := a.feed; f.watchers != 0 || f.steps != nil || f.changes.Revision() != 0 {
+		if f := &k.feed; f.watchers != 0 || f.steps != nil || f.changes.Revision() != 0 {
 			t.Fatalf("seed %d: nobody watches any more, and %d steps are kept", seed, len(f.steps))
 		}
 	}
@@ -222,22 +222,22 @@ func plainView(v *control.View) *control.View {
 // else has changed.
 func TestOwnProfile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := newKnowing(t, 3)
-		follow(t, a)
-		before := a.roster.view()
+		k := newKnowing(t, 3)
+		follow(t, k)
+		before := k.View()
 		for range 10 {
-			a.estimates.Observe("ncf/1", 10, 123*time.Millisecond)
+			k.estimates.learned.Add(1)
 		}
-		if a.roster.view() != before {
+		if k.View() != before {
 			t.Error("another view at once: it would be one for every query")
 		}
 		time.Sleep(watchBeat + watchInterval)
-		now := a.roster.view()
+		now := k.View()
 		if proto.Equal(&control.View{Profiles: before.Profiles}, &control.View{Profiles: now.Profiles}) || !slices.Equal(before.Members, now.Members) {
 			t.Errorf("got %v", now.Profiles)
 		}
 		time.Sleep(3 * watchBeat)
-		if a.roster.view() != now {
+		if k.View() != now {
 			t.Error("another view though nothing was learned")
 		}
 	})
@@ -245,12 +245,12 @@ func TestOwnProfile(t *testing.T) {
 
 // TestMemberWithoutText: an agent whose meta or name is no text is refused: no message could tell of it.
 func TestMemberWithoutText(t *testing.T) {
-	if err := acceptable(meta{protocol: control.Protocol, address: "10.0.0.1:8001", typ: "r5n"}.encode()); err != nil {
+	if err := Acceptable(Meta{Protocol: control.Protocol, Address: "10.0.0.1:8001", Type: "r5n"}.Encode()); err != nil {
 		t.Error(err)
 	}
-	b := meta{protocol: control.Protocol, address: "10.0.0.1:8001", typ: "r5nX"}.encode()
+	b := Meta{Protocol: control.Protocol, Address: "10.0.0.1:8001", Type: "r5nX"}.Encode()
 	b[slices.Index(b, 'X')] = 0xff
-	if err := acceptable(b); err == nil {
+	if err := Acceptable(b); err == nil {
 		t.Error("a type that is no text is accepted")
 	}
 }

@@ -1,4 +1,4 @@
-package agent
+package members
 
 import (
 	"cmp"
@@ -37,12 +37,13 @@ var rotationSteps = []struct {
 	{onlyKey, "all agents use the new key, and some understand the one before as well"},
 }
 
-// A rotation changes the gossip key of the fleet.
-type rotation struct {
-	agent *Agent
-	id    uint64
-	key   []byte
-	made  bool // nobody but the agents has the key
+// A Rotation changes the gossip key of the fleet.
+type Rotation struct {
+	members *Members
+	gossip  *gossip.Gossip
+	id      uint64
+	key     []byte
+	made    bool // nobody but the agents has the key
 	// without are agents that may be left behind.
 	without map[string]bool
 	// expected is how many agents there must be; 0: nobody has said.
@@ -55,42 +56,48 @@ type rotation struct {
 	lost map[string]string // agents that may come back, or that only others know, and why that is believed
 }
 
-// RotateKeys changes the gossip key of the whole fleet.
-func (s controlService) RotateKeys(req *control.RotateKeysRequest, stream control.Control_RotateKeysServer) error {
-	r := &rotation{
-		agent: s.Agent, id: rand.Uint64(), key: req.Key, made: len(req.Key) == 0, expected: req.Expected, report: func(p *control.KeysProgress) { _ = stream.Send(p) },
+// NewRotation is a change of the gossip key of the whole fleet that this agent is to make. report
+// tells whoever asked for it of each answer of an agent.
+func (k *Keyring) NewRotation(req *control.RotateKeysRequest, report func(*control.KeysProgress)) (*Rotation, error) {
+	r := &Rotation{
+		members: k.members, gossip: k.gossip, id: rand.Uint64(), key: req.Key, made: len(req.Key) == 0, expected: req.Expected, report: report,
 		without: map[string]bool{}, done: map[string]int{}, left: map[string]bool{}, lost: map[string]string{},
 	}
 	if r.made {
 		r.key = gossip.NewKey()
 	} else if len(r.key) != gossip.KeySize {
-		return fmt.Errorf("%w: gossip key has %d bytes, want %d", errInvalid, len(r.key), gossip.KeySize)
+		return nil, outcome.Invalid("gossip key has %d bytes, want %d", len(r.key), gossip.KeySize)
 	}
 	for _, name := range req.Without {
 		r.without[name] = true
 	}
-	s.audit(stream.Context(), "keys", "rotating the gossip key", nil, "key", gossip.Fingerprint(r.key))
-	if err := r.run(stream.Context()); err != nil {
-		r.end(stream.Context())
-		s.audit(stream.Context(), "keys", "rotation of the gossip key stopped", err, "key", gossip.Fingerprint(r.key))
-		return err
-	}
-	s.audit(stream.Context(), "keys", "gossip key rotated", nil, "key", gossip.Fingerprint(r.key))
-	return nil
+	return r, nil
 }
 
-// ListKeys says which keys each agent holds.
-func (s controlService) ListKeys(ctx context.Context, _ *control.ListKeysRequest) (*control.ListKeysResponse, error) {
-	resp := &control.ListKeysResponse{}
+// Fingerprint is that of the new key.
+func (r *Rotation) Fingerprint() string { return gossip.Fingerprint(r.key) }
+
+// Run makes the change. Where it stops, the agents are told so.
+func (r *Rotation) Run(ctx context.Context) error {
+	err := r.run(ctx)
+	if err != nil {
+		r.end(ctx)
+	}
+	return err
+}
+
+// List says which keys each agent holds.
+func (k *Keyring) List(ctx context.Context) []*control.AgentKeys {
+	var all []*control.AgentKeys
 	list := []*control.KeyringRequest{{Step: listKeys}}
-	s.askKeyrings(ctx, s.memberNames(), func(string) []*control.KeyringRequest { return list },
-		func(p *control.KeysProgress) { resp.Agents = append(resp.Agents, p.Keys) })
-	slices.SortFunc(resp.Agents, func(a, b *control.AgentKeys) int { return cmp.Compare(a.Agent, b.Agent) })
-	return resp, nil
+	k.members.askKeyrings(ctx, k.members.Names(), func(string) []*control.KeyringRequest { return list },
+		func(p *control.KeysProgress) { all = append(all, p.Keys) })
+	slices.SortFunc(all, func(a, b *control.AgentKeys) int { return cmp.Compare(a.Agent, b.Agent) })
+	return all
 }
 
 // run makes all steps. It stops where an agent could not make one.
-func (r *rotation) run(ctx context.Context) error {
+func (r *Rotation) run(ctx context.Context) error {
 	if err := r.checkFleet(ctx); err != nil {
 		return err
 	}
@@ -108,36 +115,36 @@ func (r *rotation) run(ctx context.Context) error {
 }
 
 // checkFleet refuses a rotation by an agent that does not see the fleet.
-func (r *rotation) checkFleet(ctx context.Context) error {
-	members := r.agent.memberNames()
+func (r *Rotation) checkFleet(ctx context.Context) error {
+	members := r.members.Names()
 	if r.expected > 0 {
 		if len(members) != int(r.expected) {
 			return fmt.Errorf("%w: %s sees %d agents (%s), expected %d; nothing has been changed",
-				outcome.ErrRotation, r.agent.name, len(members), strings.Join(members, ", "), r.expected)
+				outcome.ErrRotation, r.members.Self(), len(members), strings.Join(members, ", "), r.expected)
 		}
 		return nil
 	}
-	if unseen := r.agent.gossip.Unseen(ctx); len(members) == 1 && len(unseen) > 0 {
+	if unseen := r.gossip.Unseen(ctx); len(members) == 1 && len(unseen) > 0 {
 		return fmt.Errorf("%w: %s sees no other agent, though it is to join by %s; nothing has been changed. Ask an agent that sees the fleet, or say that there is no other, by --expect 1",
-			outcome.ErrRotation, r.agent.name, strings.Join(unseen, ", "))
+			outcome.ErrRotation, r.members.Self(), strings.Join(unseen, ", "))
 	}
 	return nil
 }
 
 // all has every agent make the steps up to rotationSteps[last], those too that
 // join meanwhile, and returns why some could not.
-func (r *rotation) all(ctx context.Context, last int) ([]string, error) {
+func (r *Rotation) all(ctx context.Context, last int) ([]string, error) {
 	failed := map[string]string{}
 	var members []string
 	for {
-		members = r.agent.memberNames()
+		members = r.members.Names()
 		behind := slices.DeleteFunc(slices.Clone(members), func(name string) bool {
 			return r.done[name] > last || r.left[name] || failed[name] != ""
 		})
 		if len(behind) == 0 {
 			break
 		}
-		r.agent.askKeyrings(ctx, behind, r.requests(behind, last), func(p *control.KeysProgress) {
+		r.members.askKeyrings(ctx, behind, r.requests(behind, last), func(p *control.KeysProgress) {
 			name := p.Keys.Agent
 			switch {
 			case p.Keys.Fault != "":
@@ -162,8 +169,8 @@ func (r *rotation) all(ctx context.Context, last int) ([]string, error) {
 			return nil, ctx.Err()
 		}
 	}
-	for _, name := range r.agent.lostAgents() {
-		r.lost[name] = "it has not said that it leaves, and " + r.agent.name + " does not hear it"
+	for _, name := range r.members.lostAgents() {
+		r.lost[name] = "it has not said that it leaves, and " + r.members.Self() + " does not hear it"
 	}
 	for name, why := range r.lost {
 		if !slices.Contains(members, name) && r.done[name] <= last && !r.left[name] {
@@ -187,7 +194,7 @@ func (r *rotation) all(ctx context.Context, last int) ([]string, error) {
 
 // requests are what each of the agents has still to do, up to
 // rotationSteps[last].
-func (r *rotation) requests(names []string, last int) func(name string) []*control.KeyringRequest {
+func (r *Rotation) requests(names []string, last int) func(name string) []*control.KeyringRequest {
 	todo := map[string][]*control.KeyringRequest{}
 	for _, name := range names {
 		for _, s := range rotationSteps[r.done[name] : last+1] {
@@ -199,48 +206,39 @@ func (r *rotation) requests(names []string, last int) func(name string) []*contr
 
 // end tells the agents that this rotation does not go on. Those that do not hear it
 // find out.
-func (r *rotation) end(ctx context.Context) {
+func (r *Rotation) end(ctx context.Context) {
 	end := []*control.KeyringRequest{{Step: endKeys, Rotation: r.id}}
-	r.agent.askKeyrings(context.WithoutCancel(ctx), r.agent.memberNames(),
+	r.members.askKeyrings(context.WithoutCancel(ctx), r.members.Names(),
 		func(string) []*control.KeyringRequest { return end }, func(*control.KeysProgress) {})
 }
 
 // lostAgents are those that may come back with the keys that they had: gossip has lost them, or
 // it still speaks of them though they are no members, and no member has their address.
-func (a *Agent) lostAgents() []string {
-	lost := a.gossip.Lost()
+func (ms *Members) lostAgents() []string {
+	lost := ms.config.Gossip.Lost()
 	taken, names := map[string]bool{}, map[string]bool{}
-	for _, m := range a.roster.view().Members {
+	for _, m := range ms.View().Members {
 		taken[m.Address], names[m.Name] = true, true
 	}
-	for _, m := range a.gossip.Members() {
-		if said, err := decodeMeta(m.Meta); err == nil && !names[m.Name] && !taken[said.address] {
+	for _, m := range ms.config.Gossip.Members() {
+		if said, err := DecodeMeta(m.Meta); err == nil && !names[m.Name] && !taken[said.Address] {
 			lost = append(lost, m.Name)
 		}
 	}
 	return lost
 }
 
-// memberNames are the agents of the fleet, this one too, in order.
-func (a *Agent) memberNames() []string {
-	var names []string
-	for _, m := range a.roster.view().Members {
-		names = append(names, m.Name)
-	}
-	return names
-}
-
 // askKeyrings has the agents named, all at a time, do what is asked of each,
 // until one of its requests fails, and waits for all. It calls each, once at a
 // time, with every answer, or why there is none, as a Fault.
-func (a *Agent) askKeyrings(ctx context.Context, names []string, requests func(name string) []*control.KeyringRequest, each func(*control.KeysProgress)) {
+func (ms *Members) askKeyrings(ctx context.Context, names []string, requests func(name string) []*control.KeyringRequest, each func(*control.KeysProgress)) {
 	var mu sync.Mutex
 	var asking sync.WaitGroup
 	for _, name := range names {
 		requests := requests(name)
 		asking.Go(func() {
 			for _, req := range requests {
-				keys := a.askKeyring(ctx, name, req)
+				keys := ms.askKeyring(ctx, name, req)
 				mu.Lock()
 				each(&control.KeysProgress{Step: req.Step, Keys: keys})
 				mu.Unlock()
@@ -254,10 +252,10 @@ func (a *Agent) askKeyrings(ctx context.Context, names []string, requests func(n
 }
 
 // askKeyring makes one request of the agent named.
-func (a *Agent) askKeyring(ctx context.Context, name string, req *control.KeyringRequest) *control.AgentKeys {
+func (ms *Members) askKeyring(ctx context.Context, name string, req *control.KeyringRequest) *control.AgentKeys {
 	ctx, cancel := context.WithTimeout(ctx, keyringTimeout)
 	defer cancel()
-	conn, err := a.roster.dial(name)
+	conn, err := ms.Dial(name)
 	var keys *control.AgentKeys
 	if err == nil {
 		keys, err = control.NewControlClient(conn).Keyring(secure.ForCaller(ctx), req, grpc.WaitForReady(true))
