@@ -18,6 +18,7 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/client"
+	core "github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/sim/workload"
 )
@@ -272,7 +273,7 @@ func TestResignsUnderLoad(t *testing.T) {
 			if len(failed) > 0 {
 				f.Errorf("of %d queries failed: %v", sent, failed)
 			}
-			time.Sleep(overdueDoubt + 200*time.Millisecond)
+			time.Sleep(core.OverdueDoubt + 200*time.Millisecond)
 		}
 		for _, a := range agents {
 			if n := strings.Count(a.log.String(), "lane is overdue"); n > 0 {

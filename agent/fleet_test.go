@@ -32,6 +32,9 @@ import (
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/gossip/gossiptest"
+	core "github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles"
 )
 
 // A testFleet is a fleet of whole agents in virtual time, on a network in memory.
@@ -272,6 +275,16 @@ func TestWatch(t *testing.T) {
 	})
 }
 
+// shippedTable is what is known of some model on some type from the start.
+func shippedTable(t *testing.T) *profiles.Table {
+	t.Helper()
+	table, err := profiles.ShippedLibrary().Table("ncf", "r5n.large")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
 // TestManyProfiles has a leader that knows more than one message may hold: an agent that
 // joins is told everything, and serves.
 func TestManyProfiles(t *testing.T) {
@@ -280,12 +293,22 @@ func TestManyProfiles(t *testing.T) {
 		f.settled(a, b)
 		leads := f.led(a, b)
 		const many = 300
-		r := leads.leading.(*leader).reigning()
-		r.call(func() {
+		term := leads.leading.(*leader).leads()
+		term.call(func() {
+			ghost, advice := &core.Member{Name: "ghost"}, &core.Advice{}
 			for i := range many {
-				p := &control.Profile{Model: fmt.Sprintf("m%d/1", i), Type: "box/cpu/1", Table: make([]byte, 20<<10)}
-				r.profiles[tableKey{p.Model, p.Type}] = p
+				id := core.ModelID{Name: fmt.Sprintf("m%d", i), Version: 1}
+				ghost.Models = append(ghost.Models, core.Model{ModelID: id, QoSTarget: time.Second, Share: 0.99, Largest: 1})
+				table, err := match.NewTable(shippedTable(f.T), 1)
+				if err != nil {
+					f.Fatal(err)
+				}
+				advice.Latencies = append(advice.Latencies, &core.Latency{
+					TableKey: core.TableKey{Model: id.Key(), Type: "box/cpu/1"}, Table: table, Told: make([]byte, 20<<10),
+				})
 			}
+			term.step(core.Event{Kind: core.ViewChanged, Members: []*core.Member{ghost, {Name: a.name}, {Name: b.name}}})
+			term.advise(advice)
 		})
 		c := f.start()
 		f.settled(a, b, c)

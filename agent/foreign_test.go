@@ -22,8 +22,8 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/gossip"
+	core "github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
-	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -98,9 +98,8 @@ func honestMember(who byte) *control.Member {
 
 // A toldLeader is a leader that is told what others say, and does nothing else. Nothing runs beside it.
 type toldLeader struct {
-	*reign
+	*term
 	gateways [4]*gateway
-	workers  [4]*worker
 	greeted  [4]bool
 }
 
@@ -112,11 +111,11 @@ func newToldLeader(t *testing.T, dir string, log *slog.Logger) *toldLeader {
 	}
 	l.following.Store(&control.Leadership{Epoch: 1, Leader: "leader"})
 	l.links = newLinks(l.fleet, log)
-	in := &toldLeader{reign: newReign(l, election.Claim{Epoch: 1, Leader: "leader"}, nil)}
+	in := &toldLeader{term: newTerm(l, election.Claim{Epoch: 1, Leader: "leader"}, nil)}
 	if !in.open() {
-		t.Fatal("the reign does not begin")
+		t.Fatal("the term does not begin")
 	}
-	in.study.saved = in.start
+	in.learning.saved = in.start
 	return in
 }
 
@@ -146,43 +145,37 @@ func (in *toldLeader) do(x record) {
 		}
 		in.say(x.who, m)
 	case breakLink, goneLink:
-		if w := in.workers[x.who]; w != nil {
-			in.linkBroken(w, x.kind == goneLink, io.EOF)
-			in.greeted[x.who] = false
-		}
+		in.linkBroken(fmt.Sprint("w", x.who), x.kind == goneLink, io.EOF)
+		in.greeted[x.who] = false
 	case passTime:
 		in.pass(time.Duration(len(x.data)) * time.Millisecond)
 	}
 }
 
 func (in *toldLeader) connectGateway(who byte, id uint64) {
-	in.gateways[who] = &gateway{id: id, queries: map[uint64]*leaderQuery{}, wake: make(chan struct{}, 1), cut: func(error) {}}
+	in.gateways[who] = &gateway{id: id, wake: make(chan struct{}, 1), cut: func(error) {}}
 	in.connect(in.gateways[who])
 }
 
 // say is what a link does with a message.
 func (in *toldLeader) say(who byte, m *control.WorkerMessage) {
 	name := fmt.Sprint("w", who)
-	if in.workers[who] == nil {
-		in.workers[who] = &worker{name: name}
-	}
-	w := in.workers[who]
 	if m.Member != nil && checkDescription(m.Member, name) != nil {
-		in.linkBroken(w, false, io.EOF)
+		in.linkBroken(name, false, io.EOF)
 		in.greeted[who] = false
 		return
 	}
 	first := !in.greeted[who]
 	in.greeted[who] = in.greeted[who] || m.Member != nil
 	if in.greeted[who] {
-		in.heard(w, m, first)
+		in.heard(name, m, first)
 	}
 }
 
-// pass lets time pass, in which the study looks at what it has been told.
+// pass lets time pass, in which the learning loop looks at what it has been told.
 func (in *toldLeader) pass(d time.Duration) {
 	in.now = in.now.Add(d)
-	in.study.look(in.now)
+	in.learning.look(in.now)
 	for {
 		select {
 		case t := <-in.inbox:
@@ -192,8 +185,7 @@ func (in *toldLeader) pass(d time.Duration) {
 		}
 		break
 	}
-	in.step(&match.Event{Kind: match.TimePassed})
-	in.beat()
+	in.step(core.Event{Kind: core.TimePassed})
 }
 
 // FuzzLeader has gateways and workers say to a leader whatever they like. It must
@@ -226,7 +218,7 @@ func FuzzLeader(f *testing.F) {
 		send := func() {
 			t.Helper()
 			in.flush()
-			for _, g := range in.reign.gateways {
+			for _, g := range in.term.gateways {
 				if _, err := proto.Marshal(g.pending); err != nil {
 					t.Errorf("to a gateway: %v", err)
 				}
@@ -421,120 +413,6 @@ func TestDescriptions(t *testing.T) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
-}
-
-// TestUnused: what a gateway gives back counts only where it is its own.
-func TestUnused(t *testing.T) {
-	in := newToldLeader(t, t.TempDir(), slog.New(slog.DiscardHandler))
-	in.say(0, &control.WorkerMessage{Member: honestMember(0), RemainingNs: []int64{0}})
-	in.pass(time.Second)
-	in.connectGateway(0, 1)
-	in.connectGateway(1, 2)
-	in.told(in.gateways[0], &control.GatewayMessage{Submit: []*control.Submit{{Sequence: 5, Model: "m", BatchSize: 3}}})
-	in.flush()
-	assigned := in.gateways[0].pending.GetAssign()
-	if len(assigned) != 1 {
-		t.Fatalf("got %v, want an assignment", in.gateways[0].pending)
-	}
-	in.pass(time.Minute)
-	for _, ln := range in.lanes {
-		unused := &control.GatewayMessage{Unused: assigned}
-		holds := func() bool { return ln.find(match.QueryID{Gateway: in.gateways[0].number, Sequence: 5}, 1) >= 0 }
-		if in.told(in.gateways[1], unused); !holds() || !ln.overdue {
-			t.Error("the word of another gateway counts")
-		}
-		if in.told(in.gateways[0], unused); holds() || ln.overdue {
-			t.Error("the word of its own gateway does not count")
-		}
-	}
-	in.cancel()
-}
-
-// TestClaimedOnItsWay: a query that its gateway says to have sent to a lane may still be on its way there, so a greeting
-// without it, soon after, does not take it away. A later one does, and at once one of a lane that had it.
-func TestClaimedOnItsWay(t *testing.T) {
-	in := newToldLeader(t, t.TempDir(), slog.New(slog.DiscardHandler))
-	greet := func(held ...*control.Held) {
-		in.greeted[0] = false
-		in.say(0, &control.WorkerMessage{Member: honestMember(0), RemainingNs: []int64{0}, Held: held})
-	}
-	greet()
-	in.connectGateway(0, 7)
-	claim := &control.Submit{Sequence: 1, Model: "m", BatchSize: 1, Agent: "w0", Attempts: 1}
-	in.told(in.gateways[0], &control.GatewayMessage{Submit: []*control.Submit{claim}})
-	holds := func() bool {
-		for _, ln := range in.lanes {
-			if ln.find(match.QueryID{Gateway: in.gateways[0].number, Sequence: 1}, 1) >= 0 {
-				return true
-			}
-		}
-		return false
-	}
-	in.now = in.now.Add(onTheWay - time.Millisecond)
-	greet()
-	if in.flush(); !holds() || len(in.gateways[0].pending.GetOfferAgain()) > 0 {
-		t.Errorf("%v after it was told of, it is there: %v, the gateway gets %v; want it left alone", onTheWay-time.Millisecond, holds(), in.gateways[0].pending)
-	}
-	in.now = in.now.Add(2 * time.Millisecond)
-	greet()
-	if in.flush(); holds() || len(in.gateways[0].pending.GetOfferAgain()) != 1 {
-		t.Errorf("%v after it was told of, it is there: %v, the gateway gets %v; want it offered again", onTheWay+time.Millisecond, holds(), in.gateways[0].pending)
-	}
-
-	greet(&control.Held{Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: 1})
-	if !holds() {
-		t.Fatal("the lane does not hold what it says")
-	}
-	if greet(); holds() {
-		t.Error("the lane is believed to hold what it had and has no more")
-	}
-	in.cancel()
-}
-
-// TestManyGateways: a leader does not remember gateways that are gone for ever, nor
-// any number of one gateway's queries, nor as many on one lane.
-func TestManyGateways(t *testing.T) {
-	in := newToldLeader(t, t.TempDir(), slog.New(slog.DiscardHandler))
-	in.connectGateway(0, 1)
-	in.say(0, &control.WorkerMessage{Member: honestMember(0), Held: []*control.Held{{Gateway: 2, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: 1}}})
-	first, second := in.number(1), in.number(2)
-	seen := map[uint32]bool{}
-	for id := range uint64(3 * mostNumbers) {
-		n := in.number(100 + id)
-		if seen[n] {
-			t.Fatalf("number %d is given twice", n)
-		}
-		seen[n] = true
-	}
-	if n := len(in.numbers); n > mostNumbers {
-		t.Errorf("%d gateways are remembered, want at most %d", n, mostNumbers)
-	}
-	if in.number(1) != first || in.number(2) != second {
-		t.Error("a gateway that is connected, or of which a lane holds a query, has another number now")
-	}
-
-	in.pass(time.Second)
-	sent := &control.GatewayMessage{}
-	for sequence := range uint64(mostHeld + 10) {
-		sent.Submit = append(sent.Submit, &control.Submit{Sequence: sequence, Model: "m", BatchSize: 1, Agent: "w0", Attempts: 1})
-	}
-	in.told(in.gateways[0], sent)
-	for _, ln := range in.lanes {
-		if len(ln.held) != mostHeld {
-			t.Errorf("a gateway makes the leader believe that a lane has %d queries, want %d", len(ln.held), mostHeld)
-		}
-	}
-	for sequence := range uint64(mostSubmitted) {
-		in.gateways[0].queries[sequence] = &leaderQuery{}
-	}
-	in.flush()
-	in.gateways[0].pending = nil
-	in.told(in.gateways[0], &control.GatewayMessage{Submit: []*control.Submit{{Sequence: mostSubmitted, Model: "m", BatchSize: 1}}})
-	in.flush()
-	if rejected := in.gateways[0].pending.GetReject(); len(rejected) != 1 || rejected[0].GetSequence() != mostSubmitted || rejected[0].GetRetryAfterNs() <= 0 {
-		t.Errorf("beyond %d queries of a gateway one more is answered with %v, want a rejection", mostSubmitted, in.gateways[0].pending)
-	}
-	in.cancel()
 }
 
 // TestPlaces: a place is given back by the stream alone that it is kept for.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
+	core "github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles"
 )
@@ -26,7 +27,7 @@ func TestLeaderForgets(t *testing.T) {
 		defer w.stop()
 		a := w.add("a", 1, linear)
 		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
-		r := a.leader.reigning()
+		term := a.leader.leads()
 		g := w.gateway(7)
 		defer g.close()
 		join := func(name string) *testNode {
@@ -37,7 +38,7 @@ func TestLeaderForgets(t *testing.T) {
 			b.member.Models = append(b.member.Models, testModel("n", 100*time.Millisecond))
 			b.mu.Unlock()
 			soon(t, time.Second, name+" is there", func() (there bool) {
-				r.call(func() { there = r.workers[name] != nil && len(r.tables) == 3 })
+				term.call(func() { n := term.state.Sizes(); there = n["members"] == 2 && n["latencies"] == 3 })
 				return there
 			})
 			return b
@@ -49,13 +50,14 @@ func TestLeaderForgets(t *testing.T) {
 			return g.profiles[n] != nil
 		}
 		known := func() (what string) {
-			models, tables, monitors := 0, 0, 0
-			r.call(func() { models, tables = len(r.models), len(r.tables) })
-			r.study.ask(func() { monitors = len(r.study.monitors) })
-			return fmt.Sprintf("%d models, %d profiles, %d monitors", models, tables, monitors)
+			var sizes map[string]int
+			monitors := 0
+			term.call(func() { sizes = term.state.Sizes() })
+			term.learning.ask(func() { monitors = len(term.learning.monitors) })
+			return fmt.Sprintf("%d models, %d profiles, %d monitors", sizes["models"], sizes["latencies"], monitors)
 		}
 		ask := func(model string) {
-			r.study.arrived(control.ModelKey(model, 1), 10, time.Now())
+			term.learning.arrived(core.ModelID{Name: model, Version: 1}, 10, time.Now())
 			time.Sleep(time.Second)
 		}
 		b := join("b")

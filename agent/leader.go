@@ -56,7 +56,7 @@ type clients interface {
 }
 
 // A leader is the leading half of an agent: it takes part in elections, and
-// while it is elected there is a reign. Besides the reign's goroutines it has one for
+// while it is elected there is a term. Besides the term's goroutines it has one for
 // the election's timers, one that follows the fleet's members, one for each link that it has
 // opened, and for moments those that write the epoch, or look whether the leader is no more. All have
 // ended when run returns.
@@ -66,7 +66,7 @@ type leader struct {
 	log     *slog.Logger
 	metrics *leaderMetrics
 	links   *links
-	book    *profiles.Book // the present reign's
+	book    *profiles.Book // the present term's
 	running sync.WaitGroup
 	wake    chan struct{} // of size 1: the election's next step has moved
 	// forgetful is set where the book must not be saved: there is a file that it would write over.
@@ -86,7 +86,7 @@ type leader struct {
 	next      time.Time // when it is to be stepped
 	claim     election.Claim
 	successor string
-	reign     *reign // nil when this agent does not lead
+	term      *term // nil when this agent does not lead
 }
 
 // newLeader returns an agent's leading half. What it has persisted must be readable.
@@ -140,12 +140,12 @@ func (l *leader) run(ctx context.Context) error {
 
 	l.mu.Lock()
 	l.ctx = nil
-	r := l.reign
-	l.reign = nil
+	t := l.term
+	l.term = nil
 	l.mu.Unlock()
-	if r != nil {
-		r.stop()
-		<-r.done
+	if t != nil {
+		t.stop()
+		<-t.done
 	}
 	l.running.Wait()
 	l.links.running.Wait()
@@ -181,10 +181,10 @@ func (l *leader) followMembers(ctx context.Context) {
 	for {
 		changed := l.fleet.changed()
 		l.mu.Lock()
-		r := l.reign
+		t := l.term
 		l.mu.Unlock()
-		if r != nil {
-			l.links.lead(r) // before the election has something to say to a new member
+		if t != nil {
+			l.links.lead(t) // before the election has something to say to a new member
 		}
 		there := map[string]bool{}
 		for _, m := range l.fleet.view().GetMembers() {
@@ -207,8 +207,8 @@ func (l *leader) followMembers(ctx context.Context) {
 				l.links.drop(name)
 			}
 		}
-		if r != nil {
-			r.post(r.viewChanged)
+		if t != nil {
+			t.post(t.viewChanged)
 		}
 		select {
 		case <-changed:
@@ -297,13 +297,13 @@ func (l *leader) do(a *election.Action) {
 		l.log.Info("leading the fleet", "epoch", a.Claim.Epoch, eventKey, "leader")
 		l.metrics.elections.Inc()
 		l.metrics.leads.Set(1)
-		l.reign = newReign(l, a.Claim, l.reign)
-		l.running.Go(l.reign.run)
-		l.links.lead(l.reign)
+		l.term = newTerm(l, a.Claim, l.term)
+		l.running.Go(l.term.run)
+		l.links.lead(l.term)
 	case election.StepDown:
 		l.log.Info("leading no more", "epoch", a.Claim.Epoch, eventKey, "leader")
 		l.metrics.leads.Set(0)
-		l.reign.stop()
+		l.term.stop()
 		l.links.stepDown()
 	case election.Follow:
 		if a.Claim.Leader != l.claim.Leader {
@@ -362,8 +362,8 @@ func (l *leader) publish() {
 	if now.Leader != "" && now.Successor == l.fleet.self() {
 		l.running.Go(func() { l.keepEpoch(now.Epoch + 1) }) // so that its claim need not wait for the disk
 	}
-	if r := l.reign; r != nil {
-		l.running.Go(func() { r.post(r.tellLeadership) })
+	if t := l.term; t != nil {
+		l.running.Go(func() { t.post(t.tellLeadership) })
 	}
 }
 
@@ -433,27 +433,27 @@ func (l *leader) resign(ctx context.Context) {
 	}
 }
 
-// reigning is the present reign, nil if this agent does not lead.
-func (l *leader) reigning() *reign {
+// leads is the present term, nil if this agent does not lead.
+func (l *leader) leads() *term {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.reign == nil || l.reign.ctx.Err() != nil {
+	if l.term == nil || l.term.ctx.Err() != nil {
 		return nil
 	}
-	return l.reign
+	return l.term
 }
 
 // status implements leading.
 func (l *leader) status(s *control.FleetStatus) {
-	if r := l.reigning(); r != nil {
-		r.call(func() { r.fillStatus(s) })
+	if t := l.leads(); t != nil {
+		t.call(func() { t.fillStatus(s) })
 	}
 }
 
 // demand implements leading.
 func (l *leader) demand(d *control.FleetDemand) bool {
-	r := l.reigning()
-	return r != nil && r.study.ask(func() { r.study.fillDemand(d, time.Now()) })
+	t := l.leads()
+	return t != nil && t.learning.ask(func() { t.learning.fillDemand(d, time.Now()) })
 }
 
 // errNotLeading tells a gateway that this agent does not lead, and who does as far

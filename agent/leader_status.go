@@ -9,89 +9,49 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
+	core "github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles"
 )
 
-// rateSeconds is over how long the rates of a status are, at most.
-const rateSeconds = 10
-
-// rateSpan is over how long they are now: not longer than this agent has led, but
-// long enough that a single query is not taken for many a second.
-func (r *reign) rateSpan() time.Duration {
-	return min(max(r.now.Sub(r.start), time.Second), rateSeconds*time.Second)
-}
-
-// count adds to what is known of the model's queries.
-func (m *leaderModel) count(now time.Time, t tally) {
-	second := now.Unix()
-	p := &m.perSecond[second%statusSeconds]
-	if p.second != second {
-		*p = tally{second: second}
+// memberOf is a member as the state knows it.
+func memberOf(c *profiles.Catalogue, m *control.Member) *core.Member {
+	out := &core.Member{
+		Name: m.GetName(), Type: m.LaneType(), OwnType: m.OwnLaneType(), Lanes: int(m.GetLanes()), Draining: m.GetDraining(),
+		Revision: m.GetRevision(), Models: make([]core.Model, len(m.GetModels())),
 	}
-	for _, to := range []*tally{p, &m.total} {
-		to.answered += t.answered
-		to.late += t.late
-		to.refused += t.refused
-	}
-}
-
-// last sums the last seconds.
-func (m *leaderModel) last(now time.Time, seconds int64) (sum tally) {
-	for i := range m.perSecond {
-		if p := &m.perSecond[i]; p.second > now.Unix()-seconds && p.second <= now.Unix() {
-			sum.answered += p.answered
-			sum.late += p.late
-			sum.refused += p.refused
+	for i, held := range m.GetModels() {
+		out.Models[i] = core.Model{
+			ModelID:   core.ModelID{Name: held.GetName(), Version: held.GetVersion()},
+			QoSTarget: time.Duration(held.GetQosTargetNs()), Share: held.GetQosPercentile(), Largest: int(held.GetLargestBatchSize()),
+			RejectLate: held.GetRejectLate(), Profile: keyOf(c, m, held),
 		}
 	}
-	return sum
+	return out
 }
 
 // fillStatus adds what the leader knows.
-func (r *reign) fillStatus(s *control.FleetStatus) {
-	all, late := r.matcher.Waiting()
-	s.Waiting, s.WaitingLate = uint32(all), uint32(late)
-	span := r.rateSpan()
-	s.Rate = r.arrived.sum(r.now, span) / span.Seconds()
-	s.FluidLimit = r.limit
-	for _, w := range r.workers {
-		i := slices.IndexFunc(s.Agents, func(a *control.AgentStatus) bool { return a.GetName() == w.name })
+func (t *term) fillStatus(out *control.FleetStatus) {
+	s := t.state.Status()
+	out.Waiting, out.WaitingLate = uint32(s.Waiting), uint32(s.WaitingLate)
+	out.Rate, out.FluidLimit = s.Rate, s.Limit
+	for _, known := range s.Agents {
+		i := slices.IndexFunc(out.Agents, func(a *control.AgentStatus) bool { return a.GetName() == known.Name })
 		if i < 0 {
-			i = len(s.Agents)
-			s.Agents = append(s.Agents, &control.AgentStatus{Name: w.name})
+			i = len(out.Agents)
+			out.Agents = append(out.Agents, &control.AgentStatus{Name: known.Name})
 		}
-		a := s.Agents[i]
-		a.Factor = r.factors[w.name]
-		if len(w.lanes) > 0 {
-			a.Busy = min(1, w.busy.sum(r.now, span)/float64(span)/float64(len(w.lanes)))
-		}
-		a.Overdue = slices.ContainsFunc(w.lanes, func(ln *lane) bool { return ln.overdue })
+		out.Agents[i].Factor, out.Agents[i].Busy, out.Agents[i].Overdue = known.Factor, known.Busy, known.Overdue
 	}
-	slices.SortFunc(s.Agents, func(a, b *control.AgentStatus) int { return cmp.Compare(a.Name, b.Name) })
-	for _, m := range r.models {
-		minute := m.last(r.now, statusSeconds)
-		status := &control.ModelStatus{
-			Model: m.name, Version: m.version,
-			Answered: m.total.answered, Late: m.total.late, Refused: m.total.refused,
+	slices.SortFunc(out.Agents, func(a, b *control.AgentStatus) int { return cmp.Compare(a.Name, b.Name) })
+	for _, m := range s.Models {
+		status := &control.ModelStatus{Model: m.Name, Version: m.Version, Rate: m.Rate, Answered: m.Answered, Late: m.Late, Refused: m.Refused}
+		if m.Any {
+			status.WithinQos = proto.Float64(m.Within)
 		}
-		lately := m.last(r.now, rateSeconds)
-		status.Rate = float64(lately.answered+lately.refused) / span.Seconds()
-		if n := minute.answered + minute.refused; n > 0 {
-			status.WithinQos = proto.Float64(float64(minute.answered-minute.late) / float64(n))
-		}
-		s.Models = append(s.Models, status)
+		out.Models = append(out.Models, status)
 	}
-	slices.SortFunc(s.Models, func(a, b *control.ModelStatus) int {
-		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Version, b.Version))
-	})
-	for i := range len(r.decisions) {
-		d := &r.decisions[(r.decided-1-i)%len(r.decisions)]
-		text := match.AppendDecision(nil, d)
-		if ln := r.lanes[d.Lane]; ln != nil && d.Action == match.Assign {
-			text = append(text, " agent="+ln.worker.name...)
-		}
-		s.Decisions = append(s.Decisions, string(text))
-	}
+	out.Decisions = append(out.Decisions, s.Decisions...)
 }
 
 // leaderMetrics are what an agent's leading half counts.

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
+	core "github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
@@ -181,7 +182,7 @@ func (w *leaderWorld) node(name string) *testNode {
 // leading returns who leads, nil if it is not one alone.
 func (w *leaderWorld) leading() (leads *testNode) {
 	for _, n := range w.all() {
-		if n.ctx.Err() == nil && n.leader.reigning() != nil {
+		if n.ctx.Err() == nil && n.leader.leads() != nil {
 			if leads != nil {
 				return nil
 			}
@@ -683,14 +684,14 @@ func TestLeaderServes(t *testing.T) {
 		leader := w.node("a").leader
 		s := &control.FleetStatus{}
 		leader.status(s)
-		if len(s.Agents) != 3 || len(s.Models) != 1 || s.Models[0].Answered != 2000 || s.Models[0].GetWithinQos() < 0.99 || s.Rate < 150 || s.FluidLimit < 300 || len(s.Decisions) != decisionsKept || !strings.Contains(s.Decisions[0], " agent=") {
+		if len(s.Agents) != 3 || len(s.Models) != 1 || s.Models[0].Answered != 2000 || s.Models[0].GetWithinQos() < 0.99 || s.Rate < 150 || s.FluidLimit < 300 || len(s.Decisions) != core.DecisionsKept || !strings.Contains(s.Decisions[0], " agent=") {
 			n := len(s.Decisions)
 			s.Decisions = nil
 			t.Errorf("status is %v with %d decisions", s, n)
 		}
 		var ahead time.Duration
-		r := leader.reigning()
-		r.call(func() { ahead = r.aheadSet })
+		term := leader.leads()
+		term.call(func() { ahead = term.state.Ahead() })
 		if ahead < 150*time.Microsecond || ahead > 700*time.Microsecond {
 			t.Errorf("decides %v ahead, want two ways of %v and a little", ahead, w.oneWay)
 		}
@@ -789,14 +790,14 @@ func TestLeaderLearnsNoTurmoil(t *testing.T) {
 			soon(t, time.Second, "the query is answered", func() bool { return g.open() == 0 })
 		}
 		learned := func() (ahead time.Duration) {
-			r := a.leader.reigning()
-			r.call(func() { ahead = r.aheadSet })
+			term := a.leader.leads()
+			term.call(func() { ahead = term.state.Ahead() })
 			return ahead
 		}
 		if ahead := learned(); ahead != 0 {
 			t.Errorf("decides %v ahead, want 0, as nothing is known yet", ahead)
 		}
-		time.Sleep(turmoil)
+		time.Sleep(core.Turmoil)
 		g.load(100, time.Second)
 		if ahead := learned(); ahead < 150*time.Microsecond || ahead > 700*time.Microsecond {
 			t.Errorf("decides %v ahead, want two ways of %v and a little", ahead, w.oneWay)
@@ -900,8 +901,14 @@ func TestLeaderKnowsSlowAgents(t *testing.T) {
 
 // typeOf is what the leader takes a worker's lanes for.
 func typeOf(leader *testNode, worker string) (typ string) {
-	r := leader.leader.reigning()
-	r.call(func() { typ = r.workers[worker].typ })
+	term := leader.leader.leads()
+	term.call(func() {
+		for _, a := range term.state.Status().Agents {
+			if a.Name == worker {
+				typ = a.Type
+			}
+		}
+	})
 	return typ
 }
 
@@ -1001,45 +1008,11 @@ func TestLeaderForgetsGateway(t *testing.T) {
 		}
 		synctest.Wait()
 		left := 0
-		r := a.leader.reigning()
-		r.call(func() { left = len(r.gateways) })
+		term := a.leader.leads()
+		term.call(func() { left = len(term.gateways) + term.state.Sizes()["gateways"] })
 		if left > 0 {
 			t.Errorf("the leader writes to %d gateways, want none", left)
 		}
-	})
-}
-
-// TestLeaderKeepsGivenBack has a worker complete an attempt whose answer did not reach the gateway, after
-// that has given it back: the query goes on waiting.
-func TestLeaderKeepsGivenBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newLeaderWorld(t)
-		defer w.stop()
-		a := w.add("a", 1, fixed(10*time.Millisecond))
-		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
-		time.Sleep(100 * time.Millisecond)
-		r := a.leader.reigning()
-		r.call(func() {
-			g := &gateway{id: 7, queries: map[uint64]*leaderQuery{}, wake: make(chan struct{}, 1), cut: func(error) {}}
-			r.connect(g)
-			r.told(g, &control.GatewayMessage{Submit: []*control.Submit{{Sequence: 1, Model: "m", BatchSize: 1}}})
-			if len(g.out.Assign) != 1 {
-				t.Fatalf("told %v, want an assignment", g.out)
-			}
-			worker := r.workers["a"]
-			member := proto.CloneOf(worker.member)
-			member.Draining = true // so that it waits
-			r.heard(worker, &control.WorkerMessage{Member: member}, false)
-			r.told(g, &control.GatewayMessage{Submit: []*control.Submit{{Sequence: 1, Model: "m", BatchSize: 1, Attempts: 1}}, Unused: g.out.Assign})
-			r.completed(worker, &control.Completed{Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: 1, ExecutionNs: 1e6})
-			if all, _ := r.matcher.Waiting(); all != 1 || len(g.queries) != 1 {
-				t.Errorf("%d queries wait, %d are known, want the one that has no answer", all, len(g.queries))
-			}
-			r.told(g, &control.GatewayMessage{Cancel: []uint64{1}})
-			if all, _ := r.matcher.Waiting(); all != 0 || len(g.queries) != 0 {
-				t.Errorf("%d queries wait, %d are known, want none once it is cancelled", all, len(g.queries))
-			}
-		})
 	})
 }
 

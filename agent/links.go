@@ -98,26 +98,23 @@ func (s *links) send(to string, m *control.Election) {
 }
 
 // open starts a link. s.mu is held.
-func (s *links) open(to string, r *reign) *link {
+func (s *links) open(to string, t *term) *link {
 	if s.ctx == nil || s.ctx.Err() != nil {
 		return nil
 	}
-	k := &link{links: s, to: to, reign: r, wake: make(chan struct{}, 1)}
+	k := &link{links: s, to: to, term: t, wake: make(chan struct{}, 1)}
 	k.ctx, k.cancel = context.WithCancel(s.ctx)
-	if r != nil {
-		k.worker = &worker{name: to, link: k}
-	}
 	s.out[to] = k
 	s.running.Go(k.run)
 	return k
 }
 
-// lead opens a link to each member that the reign has none to.
-func (s *links) lead(r *reign) {
+// lead opens a link to each member that the term has none to.
+func (s *links) lead(t *term) {
 	members := s.fleet.view().GetMembers()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if r.ctx.Err() != nil {
+	if t.ctx.Err() != nil {
 		return
 	}
 	for _, m := range members {
@@ -125,10 +122,10 @@ func (s *links) lead(r *reign) {
 			continue
 		}
 		k := s.out[m.GetName()]
-		if k != nil && k.reign == r {
+		if k != nil && k.term == t {
 			continue
 		}
-		if fresh := s.open(m.GetName(), r); k != nil && fresh != nil {
+		if fresh := s.open(m.GetName(), t); k != nil && fresh != nil {
 			k.handOver(fresh)
 		}
 	}
@@ -153,14 +150,23 @@ func (s *links) drop(name string) {
 	}
 }
 
-// tell has something sent to all members that the reign has links to.
-func (s *links) tell(r *reign, add func(*control.LeaderMessage)) {
+// tell has something sent to all members that the term has links to.
+func (s *links) tell(t *term, add func(*control.LeaderMessage)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range s.out {
-		if k.reign == r {
+		if k.term == t {
 			k.push(add)
 		}
+	}
+}
+
+// renew has the member asked anew what it holds.
+func (s *links) renew(t *term, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k := s.out[name]; k != nil && k.term == t {
+		k.renew()
 	}
 }
 
@@ -168,8 +174,7 @@ func (s *links) tell(r *reign, add func(*control.LeaderMessage)) {
 type link struct {
 	links  *links
 	to     string
-	reign  *reign  // nil: only an election needs it
-	worker *worker // the reign's
+	term   *term // nil: only an election needs it
 	ctx    context.Context
 	cancel context.CancelFunc
 	wake   chan struct{}
@@ -238,8 +243,18 @@ func (k *link) renew() {
 	}
 }
 
-// serves reports whether the link is one of a reign that lasts.
-func (k *link) serves() bool { return k.reign != nil && k.reign.ctx.Err() == nil }
+// serves reports whether the link is one of a term that lasts.
+func (k *link) serves() bool { return k.term != nil && k.term.ctx.Err() == nil }
+
+// post has the term's loop do something, unless the link has been closed by then: another has taken
+// its place, or the member is none any more.
+func (k *link) post(do func()) {
+	k.term.post(func() {
+		if k.ctx.Err() == nil {
+			do()
+		}
+	})
+}
 
 // retire takes the link out of use and reports true, if nobody needs it: what is to be sent from
 // then on goes by another.
@@ -282,7 +297,7 @@ func (k *link) run() {
 		}
 		k.links.log.Debug("link has broken", "agent", k.to, "error", err)
 		gone := k.links.fleet.gone(k.ctx, k.to)
-		k.reign.post(func() { k.reign.linkBroken(k.worker, gone, err) })
+		k.post(func() { k.term.linkBroken(k.to, gone, err) })
 		select {
 		case <-time.After(wait):
 			wait = min(2*wait, lastRedial)
@@ -363,7 +378,7 @@ func (k *link) exchange() (renewed bool, err error) {
 			first := !greeted
 			greeted = greeted || m.Member != nil
 			if greeted {
-				k.reign.post(func() { k.reign.heard(k.worker, m, first) })
+				k.post(func() { k.term.heard(k.to, m, first) })
 			}
 		}
 	}
@@ -398,7 +413,7 @@ func (k *link) write(ctx context.Context, s stream[control.LeaderMessage, contro
 				first = false
 				m.From = k.links.fleet.self()
 				if k.serves() {
-					k.reign.introduce(m)
+					k.term.introduce(m)
 				}
 			}
 			k.keep(m)

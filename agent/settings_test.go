@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	core "github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
 )
@@ -141,13 +142,12 @@ func TestColdWorker(t *testing.T) {
 		}
 		agree := func() {
 			f.Helper()
-			r := leads.leading.(*leader).reigning()
 			for _, a := range agents {
 				a.estimates.mu.Lock()
 				worker := a.estimates.of("ncf/1").key
 				a.estimates.mu.Unlock()
 				var key profiles.Key
-				r.study.ask(func() { key = r.study.key(leads.members.Member(a.name), "ncf", 1) })
+				key = memberOf(a.catalogue, leads.members.Member(a.name)).Model(core.ModelID{Name: "ncf", Version: 1}).Profile
 				if key != worker || key.Cores != 0 || key.Checksum == "" {
 					f.Errorf("of %s the leader learns under %+v, it itself under %+v; want the same, of the whole machine, with a checksum", a.name, key, worker)
 				}
@@ -163,10 +163,10 @@ func TestColdWorker(t *testing.T) {
 			f.Errorf("failed: %v", failed)
 		}
 		agree()
-		r := leads.leading.(*leader).reigning()
+		term := leads.leading.(*leader).leads()
 		f.eventually(time.Second, func() (bad string) {
-			r.study.ask(func() {
-				if keys := r.study.book.Keys(); len(keys) != 1 || r.study.book.Learner(keys[0]).Queries() < 200 {
+			term.learning.ask(func() {
+				if keys := term.learning.book.Keys(); len(keys) != 1 || term.learning.book.Learner(keys[0]).Queries() < 200 {
 					bad = fmt.Sprintf("the leader has learned of %v, want of one key 200 queries", keys)
 				}
 			})

@@ -132,48 +132,6 @@ func TestClientOfOneModel(t *testing.T) {
 	wantCode(t, err, "ResourceExhausted", "want at most 65536")
 }
 
-// TestAccounts: what the leader remembers of a client's queries has a bound, and is forgotten with
-// its gateways.
-func TestAccounts(t *testing.T) {
-	in := newToldLeader(t, t.TempDir(), logTo(t, "leader"))
-	gateways := []*gateway{}
-	for id := uint64(1); id <= 3; id++ {
-		g := &gateway{id: id, client: "ads", queries: map[uint64]*leaderQuery{}, wake: make(chan struct{}, 1), cut: func(error) {}}
-		in.connect(g)
-		gateways = append(gateways, g)
-	}
-	const name = 200
-	sent, kept := 0, 0
-	for _, g := range gateways {
-		for i := range uint64(mostSubmittedBytes / 2 / (submitOverhead + name)) {
-			q := &leaderQuery{submit: &control.Submit{Sequence: i, Model: strings.Repeat("m", name)}}
-			q.weight = weigh(q.submit)
-			sent++
-			if g.account.bytes+q.weight <= mostSubmittedBytes { // as reign.submit
-				g.remember(i, q)
-				kept++
-			}
-		}
-	}
-	if account := in.accounts["ads"]; account.bytes > mostSubmittedBytes || kept == sent {
-		t.Errorf("%d bytes of %d queries are remembered, want at most %d", account.bytes, kept, mostSubmittedBytes)
-	}
-	g := gateways[0]
-	in.told(g, &control.GatewayMessage{Submit: []*control.Submit{{Sequence: 1 << 40, Model: strings.Repeat("m", mostSubmittedBytes), BatchSize: 1}}})
-	if len(g.out.GetReject()) != 1 || g.out.Reject[0].Reason != match.Overloaded.String() {
-		t.Errorf("told %v, want a rejection for overload", g.out)
-	}
-	for _, g := range gateways {
-		in.disconnect(g)
-		if len(g.queries) > 0 {
-			t.Errorf("%d queries are left", len(g.queries))
-		}
-	}
-	if g.account.bytes != 0 || len(in.accounts) != 0 {
-		t.Errorf("%d bytes are left, and %d accounts", g.account.bytes, len(in.accounts))
-	}
-}
-
 // TestTrim: a submit keeps no more than there is use for.
 func TestTrim(t *testing.T) {
 	s := &control.Submit{Model: "ncf", Traceparent: testHeaders["traceparent"], Tracestate: strings.Repeat("x", mostTracestate)}

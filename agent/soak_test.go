@@ -12,8 +12,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/muster-serve/muster/leader/match"
 )
 
 // TestSoak has 200 versions of a model and 200 agents of other speeds come, serve and go, in a
@@ -52,9 +50,9 @@ func TestSoak(t *testing.T) {
 			t.Logf("%-40s %6d, at most %6d, in the end %6d", what, begin[what], most[what], end[what])
 			tolerated := begin[what] / 10
 			switch _, part, _ := strings.Cut(what, ": "); part {
-			case "estimates: book", "study: book":
+			case "estimates: book", "learning: book":
 				tolerated = 3 // the two versions before, and what was learned before an agent knew its own type
-			case "members: profiles", "reign: profiles", "reign: tables", "study: told":
+			case "members: profiles", "state: latencies", "learning: told":
 				tolerated = len(s.stay) // each of those that stay may lately have had a type of its own
 			}
 			if end[what] > begin[what]+tolerated {
@@ -214,30 +212,23 @@ func (s *soak) sizes() map[string]int {
 		add("links: out", len(l.links.out))
 		add("links: in", len(l.links.in))
 		l.links.mu.Unlock()
-		r := l.reigning()
-		if r == nil {
+		t := l.leads()
+		if t == nil {
 			continue
 		}
-		r.call(func() {
-			add("reign: workers", len(r.workers))
-			add("reign: lanes", len(r.lanes))
-			add("reign: models", len(r.models))
-			add("reign: profiles", len(r.profiles))
-			add("reign: tables", len(r.tables))
-			add("reign: gateways", len(r.gateways))
-			add("reign: numbers", len(r.numbers)+len(r.byNumber))
-			add("reign: gone", len(r.gone))
-			add("reign: factors", len(r.factors)+len(r.slow))
-			add("reign: prices", len(r.prices))
-			_, _, err := r.matcher.Step(time.Now(), &match.Event{Kind: match.ModelGone, Model: "none"})
-			add("matcher: models", strings.Count(err.Error(), "ncf/")) // it names those that it knows
+		t.call(func() {
+			for what, n := range t.state.Sizes() {
+				add("state: "+what, n)
+			}
+			add("term: gateways", len(t.gateways))
+			add("term: described", len(t.described)+len(t.viewed))
 		})
-		r.study.ask(func() {
-			add("study: monitors", len(r.study.monitors))
-			add("study: told", len(r.study.told))
-			add("study: learned", len(r.study.learned))
-			add("study: scaled", len(r.study.scaled))
-			add("study: book", len(r.study.book.Keys()))
+		t.learning.ask(func() {
+			add("learning: monitors", len(t.learning.monitors))
+			add("learning: told", len(t.learning.told))
+			add("learning: learned", len(t.learning.learned))
+			add("learning: scaled", len(t.learning.scaled))
+			add("learning: book", len(t.learning.book.Keys()))
 		})
 	}
 	sizes["goroutines"] = goruntime.NumGoroutine()

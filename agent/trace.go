@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"net/http"
 	"strconv"
@@ -12,10 +11,8 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tracing"
-	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/runtime"
 )
@@ -90,49 +87,4 @@ func (a *Agent) traceExecution(ctx context.Context, loaded *models.Loaded[*serve
 		tracing.Lane.Int(result.Lane), tracing.InstanceType.String(string(a.instanceType())),
 		tracing.Executor.String(info.Executor), tracing.Provider.String(string(info.Provider))))
 	execute.End(trace.WithTimestamp(ended))
-}
-
-// A leaderTrace is what the leader needs for the spans of its decisions about a query.
-type leaderTrace struct {
-	ctx   context.Context // has the span of the query at its gateway
-	since time.Time       // when the query began to wait for a decision
-	again match.Reason    // why it waits again
-	tried bool            // it does
-}
-
-// traced is what is needed to trace the decisions about a query; nil: they are not traced.
-func (r *reign) traced(s *control.Submit) *leaderTrace {
-	if r.leader.config.Tracer == nil || s.GetTraceparent() == "" {
-		return nil
-	}
-	return &leaderTrace{ctx: tracing.Parse(r.ctx, s.GetTraceparent(), s.GetTracestate()), since: r.now}
-}
-
-// trace makes the span of a decision about q, if that is traced.
-func (r *reign) trace(q *leaderQuery, d *match.Decision) {
-	if q == nil || q.trace == nil {
-		return
-	}
-	t := q.trace
-	if d.Action == match.OfferAgain {
-		t.since, t.again, t.tried = r.now, d.Reason, true
-		return
-	}
-	_, span := r.leader.config.Tracer.Start(t.ctx, tracing.Decide, trace.WithTimestamp(t.since), trace.WithAttributes(
-		tracing.Epoch.Int64(int64(r.claim.Epoch)), tracing.Policy.String(cmp.Or(r.leader.config.Policy, match.DefaultPolicy)),
-		tracing.Action.String(d.Action.String()), tracing.Reason.String(d.Reason.String()),
-		tracing.BatchSize.Int(q.batch), tracing.Ms(tracing.Waited, d.Waited)))
-	if q.model != nil {
-		span.SetAttributes(tracing.Model.String(q.model.name), tracing.Version.String(strconv.FormatInt(q.model.version, 10)))
-	}
-	if t.tried {
-		span.AddEvent("offered again", trace.WithTimestamp(t.since), trace.WithAttributes(tracing.Reason.String(t.again.String())))
-	}
-	if ln := r.lanes[d.Lane]; d.Action == match.Assign && ln != nil {
-		span.SetAttributes(tracing.Attempt.Int(d.Attempt), tracing.Agent.String(ln.worker.name), tracing.Lane.Int(int(ln.index)),
-			tracing.InstanceType.String(ln.worker.member.GetInstanceType()), tracing.Cost.Float64(d.Cost),
-			tracing.Ms(tracing.PredictedWait, d.Wait), tracing.Ms(tracing.PredictedExecution, d.Latency),
-			tracing.Ms(tracing.PredictedLatency, d.Waited+d.Wait+d.Latency), tracing.Ms(tracing.Slack, d.Slack))
-	}
-	span.End(trace.WithTimestamp(r.now))
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/secure"
-	"github.com/muster-serve/muster/leader/match"
 )
 
 // TestUndescribed: an agent that gossips but cannot be asked what it holds is listed without models and
@@ -187,11 +186,11 @@ func TestCutOff(t *testing.T) {
 		leads := f.led(agents...)
 		f.eventually(10*time.Second, func() string {
 			n := 0
-			if r := leads.leading.(*leader).reigning(); r != nil {
-				r.call(func() { n = len(r.workers) })
+			if term := leads.leading.(*leader).leads(); term != nil {
+				term.call(func() { n = term.state.Sizes()["members"] })
 			}
 			if n < len(agents) {
-				return fmt.Sprintf("the leader has %d workers", n)
+				return fmt.Sprintf("the leader has %d members", n)
 			}
 			return ""
 		})
@@ -239,11 +238,13 @@ func TestCutOff(t *testing.T) {
 			tell(&control.GatewayMessage{Cancel: []uint64{sequence}})
 			synctest.Wait()
 			held := 0
-			r := leads.leading.(*leader).reigning()
-			r.call(func() {
-				for _, ln := range r.lanes {
-					if ln.find(match.QueryID{Gateway: r.number(id), Sequence: sequence}, int(attempt.Attempt)) >= 0 {
-						held++
+			term := leads.leading.(*leader).leads()
+			term.call(func() {
+				for _, a := range agents {
+					for _, h := range term.state.Holds(a.name, 0) {
+						if h.Sequence == sequence && h.Attempt == int(attempt.Attempt) {
+							held++
+						}
 					}
 				}
 			})

@@ -507,7 +507,7 @@ func (w *weather) quiet() {
 	first := w.led(agents...)
 	w.eventually(10*time.Second, func() string {
 		for _, a := range agents {
-			if a != first && a.leading.(*leader).reigning() != nil {
+			if a != first && a.leading.(*leader).leads() != nil {
 				return a.name + " leads beside " + first.name
 			}
 			if owed := a.owes(); owed != "" {
@@ -549,18 +549,10 @@ func (a *fleetAgent) owes() string {
 	if lanes := a.lanes.Stats(); held > 0 || lanes.Waiting > 0 || lanes.Remaining > 0 {
 		owed = fmt.Sprintf("%s holds %d attempts, %d queries wait, its lane is busy for %v; ", a.name, held, lanes.Waiting, lanes.Remaining)
 	}
-	if r := a.leading.(*leader).reigning(); r != nil {
-		r.call(func() {
-			waiting, _ := r.matcher.Waiting()
-			reserved, known := 0, 0
-			for _, l := range r.lanes {
-				reserved += len(l.held)
-			}
-			for _, g := range r.gateways {
-				known += len(g.queries)
-			}
-			if waiting+reserved+known+len(r.parked) > 0 {
-				owed += fmt.Sprintf("the leader %s has %d queries wait, %d on lanes, %d of gateways, %d parked", a.name, waiting, reserved, known, len(r.parked))
+	if t := a.leading.(*leader).leads(); t != nil {
+		t.call(func() {
+			if n := t.state.Sizes(); n["waiting"]+n["reserved"]+n["queries"]+n["parked"] > 0 {
+				owed += fmt.Sprintf("the leader %s has %d queries wait, %d on lanes, %d of gateways, %d parked", a.name, n["waiting"], n["reserved"], n["queries"], n["parked"])
 			}
 		})
 	}

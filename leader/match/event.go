@@ -7,9 +7,8 @@ import (
 )
 
 // A QueryID names a query: the gateway that owns it and that gateway's count.
-// The caller numbers the gateways.
 type QueryID struct {
-	Gateway  uint32
+	Gateway  uint64
 	Sequence uint64
 }
 

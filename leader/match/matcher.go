@@ -112,6 +112,9 @@ func (m *Matcher) Waiting() (all, late int) {
 	return m.waiting, late
 }
 
+// Models returns how many models the matcher knows.
+func (m *Matcher) Models() int { return len(m.byName) }
+
 // Waits reports whether a query waits for a lane.
 func (m *Matcher) Waits(id QueryID) bool {
 	q := m.queries[id]

@@ -391,7 +391,7 @@ func play(t *rapid.T, policy string) {
 		lane++
 	}
 	submit := func(kind Kind) {
-		e := Event{Kind: kind, Query: QueryID{uint32(rapid.IntRange(1, 2).Draw(t, "gateway")), sequence},
+		e := Event{Kind: kind, Query: QueryID{rapid.Uint64Range(1, 2).Draw(t, "gateway"), sequence},
 			Model:     rapid.SampledFrom([]string{"a", "a", "a", "b", "b", "b", "c"}).Draw(t, "model"),
 			BatchSize: rapid.IntRange(0, 110).Draw(t, "batch"),
 			Waited:    rapid.SampledFrom([]time.Duration{0, time.Millisecond, 50 * time.Millisecond}).Draw(t, "waited"),

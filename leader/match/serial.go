@@ -61,7 +61,7 @@ func (r Reason) String() string { return name(reasonNames, int(r)) }
 
 // String returns "gateway/sequence".
 func (id QueryID) String() string {
-	return strconv.FormatUint(uint64(id.Gateway), 10) + "/" + strconv.FormatUint(id.Sequence, 10)
+	return strconv.FormatUint(id.Gateway, 10) + "/" + strconv.FormatUint(id.Sequence, 10)
 }
 
 // AppendEvent appends the serial form of e, which happened at the given time
@@ -91,7 +91,7 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		b = appendInt(b, "lane", int(e.Lane))
 		b = appendDuration(b, "remaining", e.Remaining)
 	case GatewayLost:
-		b = appendInt(b, "gateway", int(e.Query.Gateway))
+		b = strconv.AppendUint(append(b, " gateway="...), e.Query.Gateway, 10)
 	case Overdue, LaneLost, LaneDraining:
 		b = appendInt(b, "lane", int(e.Lane))
 	case LaneRemaining:
@@ -160,7 +160,7 @@ func AppendDecision(b []byte, d *Decision) []byte {
 func appendQuery(b []byte, id QueryID) []byte { return append(append(b, " query="...), id.String()...) }
 
 func appendInt(b []byte, key string, v int) []byte {
-	if v == 0 && key != "lane" && key != "gateway" {
+	if v == 0 && key != "lane" {
 		return b
 	}
 	return strconv.AppendInt(append(append(append(b, ' '), key...), '='), int64(v), 10)
@@ -286,13 +286,11 @@ func (e *Event) set(field string) (err error) {
 	switch key {
 	case "query":
 		gateway, sequence, _ := strings.Cut(value, "/")
-		if number, err = strconv.ParseUint(gateway, 10, 32); err == nil {
-			e.Query.Gateway = uint32(number)
+		if e.Query.Gateway, err = strconv.ParseUint(gateway, 10, 64); err == nil {
 			e.Query.Sequence, err = strconv.ParseUint(sequence, 10, 64)
 		}
 	case "gateway":
-		number, err = strconv.ParseUint(value, 10, 32)
-		e.Query.Gateway = uint32(number)
+		e.Query.Gateway, err = strconv.ParseUint(value, 10, 64)
 	case "lane":
 		number, err = strconv.ParseUint(value, 10, 32)
 		e.Lane = LaneID(number)

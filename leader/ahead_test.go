@@ -1,4 +1,4 @@
-package agent
+package leader
 
 import (
 	"math/rand/v2"
@@ -44,15 +44,14 @@ func TestAheadEstimate(t *testing.T) {
 
 // TestAheadBounded: what is learned never exceeds a quarter of the shortest QoS target that lanes serve.
 func TestAheadBounded(t *testing.T) {
-	r := &reign{workers: map[string]*worker{"a": {models: []string{"ncf/1", "rm2/1"}}}, models: map[string]*leaderModel{
-		"ncf/1": {modelSettings: modelSettings{target: 5 * time.Millisecond}}, "rm2/1": {modelSettings: modelSettings{target: 350 * time.Millisecond}},
-		"fast/1": {modelSettings: modelSettings{target: time.Millisecond}},
-	}}
-	if got, want := r.mostAhead(), 1250*time.Microsecond; got != want {
+	of := func(target time.Duration) *model { return &model{settings: settings{target: target}} }
+	ncf, rm2, fast := of(5*time.Millisecond), of(350*time.Millisecond), of(time.Millisecond)
+	s := &State{members: map[string]*member{"a": {holds: []*model{ncf, rm2}}}, models: map[ModelID]*model{{"fast", 1}: fast}}
+	if got, want := s.mostAhead(), 1250*time.Microsecond; got != want {
 		t.Errorf("with NCF and RM2 got %v, want %v", got, want)
 	}
-	r.workers["a"].models = []string{"rm2/1"}
-	if got, want := r.mostAhead(), 87500*time.Microsecond; got != want {
+	s.members["a"].holds = []*model{rm2}
+	if got, want := s.mostAhead(), 87500*time.Microsecond; got != want {
 		t.Errorf("with RM2 got %v, want %v", got, want)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
+	core "github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
@@ -20,13 +21,13 @@ import (
 
 const (
 	// A profile is looked at again at once for its first queries, if it was not learned before, then at most so often.
-	studyFirst    = 32
-	studyInterval = 250 * time.Millisecond
-	// studyRest is how long queries and answers may gather before they are looked at: to be woken by each
+	learnFirst    = 32
+	learnInterval = 250 * time.Millisecond
+	// learnRest is how long queries and answers may gather before they are looked at: to be woken by each
 	// of them would cost the leader more than to learn from it.
-	studyRest = 5 * time.Millisecond
-	// studyChange is by how much a mean or a quantile must change to be told.
-	studyChange = 0.01
+	learnRest = 5 * time.Millisecond
+	// learnChange is by how much a mean or a quantile must change to be told.
+	learnChange = 0.01
 	// sureQueries is how many queries make a profile sure.
 	sureQueries = 16
 	// pricesInterval is how often prices are looked at while queries come.
@@ -50,64 +51,35 @@ const (
 // guess is the source of a profile of which nothing is known.
 const guess = "a guess, until a query has run"
 
-// A study learns from what has happened, and prices, beside a reign's loop: it
-// is told the pool, arrivals and answers, and gives advice. One goroutine, run's, has it all
-// but what the lock guards.
-type study struct {
-	reign *reign
-	book  *profiles.Book
-	wake  chan struct{} // the pool is another
-	seen  chan struct{} // there are arrivals or observations
-	asks  chan func()   // that read what the goroutine has
+// learning is the learning loop of a term: it learns from what has happened, and prices, beside the
+// term's loop: it is told the pool, arrivals and answers, and gives advice. One goroutine, run's, has
+// it all but what the lock guards.
+type learning struct {
+	term *term
+	book *profiles.Book
+	wake chan struct{} // the pool is another
+	seen chan struct{} // there are arrivals or observations
+	asks chan func()   // that read what the goroutine has
 
 	mu           sync.Mutex
-	news         *pool // nil: as before
+	news         *core.Pool // nil: as before
 	arrivals     []arrivalSeen
 	observations []observation
 
-	pool     *pool
-	keys     map[tableKey]profiles.Key    // of the pool, see keysOf
-	monitors map[string]*profiles.Monitor // by model key
-	told     map[tableKey]toldProfile
+	pool     *core.Pool
+	keys     map[core.TableKey]profiles.Key // of the pool, see keysOf
+	monitors map[core.ModelID]*profiles.Monitor
+	told     map[core.TableKey]toldProfile
 	learned  map[profiles.Key]bool // the leader before has: no haste with the first queries
 	scaled   map[string]float64    // the factor of those who have profiles of their own
 	solver   fluid.Solver
 	prices   []fluid.Price
 
-	goneModels profiles.Absence[string]
-	goneTables profiles.Absence[tableKey]
+	goneModels profiles.Absence[core.ModelID]
+	goneTables profiles.Absence[core.TableKey]
 
 	unlooked, unpriced, unsaved bool // there is something to look at, price, save
 	looked, priced, saved       time.Time
-}
-
-// A pool is what a study must know of members and models.
-type pool struct {
-	members []poolMember
-	models  []poolModel
-}
-
-// described are the members as they have described themselves.
-func (p *pool) described() (all []*control.Member) {
-	for _, m := range p.members {
-		all = append(all, m.member)
-	}
-	return all
-}
-
-type poolMember struct {
-	member *control.Member
-	models []string // keys
-	lanes  int
-}
-
-type poolModel struct {
-	key     string
-	name    string
-	version int64
-	target  time.Duration
-	share   float64
-	largest int
 }
 
 type toldProfile struct {
@@ -117,46 +89,28 @@ type toldProfile struct {
 }
 
 type arrivalSeen struct {
-	model string
+	model core.ModelID
 	batch int
 	at    time.Time
 }
 
 type observation struct {
-	member    *control.Member
-	model     *leaderModel // only its name and version, which do not change
+	member    *core.Member
+	model     core.ModelID
 	batch     int
 	execution time.Duration
 	at        time.Time
 }
 
-// Advice is what a study has found out.
-type advice struct {
-	profiles []profileAdvice
-	// factors is by agent, and slow the own type of those who have one; nil: as before.
-	factors       map[string]float64
-	slow          map[string]string
-	solution      *fluid.Solution // nil: as before
-	pricesChanged bool
-	// What was there is not any more, and is to be forgotten unless it is there again.
-	goneModels []string // keys
-	goneTables []tableKey
-}
-
-type profileAdvice struct {
-	message *control.Profile
-	known   *known
-}
-
-func newStudy(r *reign) *study {
-	return &study{
-		reign: r, book: r.leader.book, wake: make(chan struct{}, 1), seen: make(chan struct{}, 1), asks: make(chan func()), pool: &pool{},
-		monitors: map[string]*profiles.Monitor{}, told: map[tableKey]toldProfile{}, learned: map[profiles.Key]bool{}, scaled: map[string]float64{},
+func newLearning(t *term) *learning {
+	return &learning{
+		term: t, book: t.leader.book, wake: make(chan struct{}, 1), seen: make(chan struct{}, 1), asks: make(chan func()), pool: &core.Pool{},
+		monitors: map[core.ModelID]*profiles.Monitor{}, told: map[core.TableKey]toldProfile{}, learned: map[profiles.Key]bool{}, scaled: map[string]float64{},
 	}
 }
 
 // poolIs tells of the pool as it is now.
-func (s *study) poolIs(p *pool) {
+func (s *learning) poolIs(p *core.Pool) {
 	s.mu.Lock()
 	s.news = p
 	s.mu.Unlock()
@@ -164,7 +118,7 @@ func (s *study) poolIs(p *pool) {
 }
 
 // arrived tells of a query.
-func (s *study) arrived(model string, batch int, at time.Time) {
+func (s *learning) arrived(model core.ModelID, batch int, at time.Time) {
 	s.mu.Lock()
 	if len(s.arrivals) < mostObserved {
 		s.arrivals = append(s.arrivals, arrivalSeen{model, batch, at})
@@ -174,7 +128,7 @@ func (s *study) arrived(model string, batch int, at time.Time) {
 }
 
 // observed tells of an answer.
-func (s *study) observed(member *control.Member, m *leaderModel, batch int, execution time.Duration, at time.Time) {
+func (s *learning) observed(member *core.Member, m core.ModelID, batch int, execution time.Duration, at time.Time) {
 	s.mu.Lock()
 	if len(s.observations) < mostObserved {
 		s.observations = append(s.observations, observation{member, m, batch, execution, at})
@@ -184,14 +138,18 @@ func (s *study) observed(member *control.Member, m *leaderModel, batch int, exec
 }
 
 // suggest gives profiles to start from, that the leader before has told. It is called before run.
-func (s *study) suggest(v *control.View) {
-	keys := keysOf(s.reign.leader.config.Catalogue, v.GetMembers())
+func (s *learning) suggest(v *control.View) {
+	members := make([]*core.Member, len(v.GetMembers()))
+	for i, m := range v.GetMembers() {
+		members[i] = memberOf(s.term.leader.config.Catalogue, m)
+	}
+	keys := keysOf(members)
 	for _, p := range v.GetProfiles() {
 		var t profiles.Table
 		if strings.Contains(p.GetType(), "@") || json.Unmarshal(p.GetTable(), &t) != nil || t.Source() == guess {
 			continue // then this agent starts from what it has itself
 		}
-		key, ok := keys[tableKey{p.GetModel(), p.GetType()}]
+		key, ok := keys[core.TableKey{Model: p.GetModel(), Type: p.GetType()}]
 		if !ok {
 			key = t.Key() // nobody holds it now
 		}
@@ -200,8 +158,8 @@ func (s *study) suggest(v *control.View) {
 	}
 }
 
-// run studies until ctx ends.
-func (s *study) run(ctx context.Context) {
+// run learns until ctx ends.
+func (s *learning) run(ctx context.Context) {
 	s.saved = time.Now()
 	defer s.save()
 	timer := time.NewTimer(0)
@@ -216,7 +174,7 @@ func (s *study) run(ctx context.Context) {
 		case <-s.wake:
 		case <-seen:
 			seen = nil
-			rest.Reset(studyRest)
+			rest.Reset(learnRest)
 		case <-rest.C:
 			seen = s.seen
 			continue
@@ -235,14 +193,14 @@ func (s *study) run(ctx context.Context) {
 	}
 }
 
-// ask has run do something, and waits until it has; it reports false if the reign has ended.
-func (s *study) ask(do func()) bool {
+// ask has run do something, and waits until it has; it reports false if the term has ended.
+func (s *learning) ask(do func()) bool {
 	done := make(chan struct{})
 	select {
 	case s.asks <- func() { do(); close(done) }:
 		<-done
 		return true
-	case <-s.reign.ctx.Done():
+	case <-s.term.ctx.Done():
 		return false
 	}
 }
@@ -251,12 +209,13 @@ func (s *study) ask(do func()) bool {
 const demandOver = time.Minute
 
 // fillDemand adds what is asked of the models, and what was learned of them.
-func (s *study) fillDemand(d *control.FleetDemand, now time.Time) {
-	for _, m := range s.pool.models {
+func (s *learning) fillDemand(d *control.FleetDemand, now time.Time) {
+	for i := range s.pool.Models {
+		m := &s.pool.Models[i]
 		known := &control.ModelDemand{
-			Model: m.name, Version: m.version, QosTargetNs: int64(m.target), QosPercentile: m.share, LargestBatchSize: uint32(m.largest),
+			Model: m.Name, Version: m.Version, QosTargetNs: int64(m.QoSTarget), QosPercentile: m.Share, LargestBatchSize: uint32(m.Largest),
 		}
-		if monitor := s.monitors[m.key]; monitor != nil {
+		if monitor := s.monitors[m.ModelID]; monitor != nil {
 			known.Queries, known.Rate = uint64(monitor.Queries()), monitor.Rate(now, demandOver)
 			for _, x := range monitor.Distribution() {
 				known.BatchSizes, known.Shares = append(known.BatchSizes, uint32(x.BatchSize)), append(known.Shares, x.Share)
@@ -274,7 +233,7 @@ func (s *study) fillDemand(d *control.FleetDemand, now time.Time) {
 }
 
 // latest are the learners that have seen queries, of each version but those of the files that ran last.
-func (s *study) latest() (all []*profiles.Learner) {
+func (s *learning) latest() (all []*profiles.Learner) {
 	for _, key := range s.book.Keys() { // those that differ in the checksum stand together
 		l := s.book.Learner(key)
 		if l.Queries() == 0 {
@@ -297,37 +256,42 @@ func (s *study) latest() (all []*profiles.Learner) {
 
 // look takes what there is and gives advice; it returns after how long there will be more to
 // do, 0 if only new events can bring it.
-func (s *study) look(now time.Time) (next time.Duration) {
+func (s *learning) look(now time.Time) (next time.Duration) {
 	s.mu.Lock()
 	news, arrivals, observations := s.news, s.arrivals, s.observations
 	s.news, s.arrivals, s.observations = nil, nil, nil
 	s.mu.Unlock()
 
-	a := &advice{}
+	a := &core.Advice{}
 	if news != nil {
-		s.pool, s.keys = news, keysOf(s.reign.leader.config.Catalogue, news.described())
+		members := make([]*core.Member, len(news.Members))
+		for i, m := range news.Members {
+			members[i] = m.Member
+		}
+		s.pool, s.keys = news, keysOf(members)
 	}
 	for _, x := range arrivals {
 		s.monitor(x)
 	}
 	urgent := news != nil
 	for _, x := range observations {
-		if heldBy(x.member, x.model.name, x.model.version) == nil {
+		held := x.member.Model(x.model)
+		if held == nil {
 			continue // of which files it was is not known any more
 		}
-		key := s.key(x.member, x.model.name, x.model.version)
-		if s.book.Observe(key, x.batch, x.execution, x.member.GetName(), x.at) == nil {
+		key := held.Profile
+		if s.book.Observe(key, x.batch, x.execution, x.member.Name, x.at) == nil {
 			s.unlooked, s.unsaved = true, true
-			urgent = urgent || !s.learned[key] && s.book.Learner(key).Queries() <= studyFirst
+			urgent = urgent || !s.learned[key] && s.book.Learner(key).Queries() <= learnFirst
 		}
 	}
-	if urgent || s.unlooked && now.Sub(s.looked) >= studyInterval {
+	if urgent || s.unlooked && now.Sub(s.looked) >= learnInterval {
 		s.looked, s.unlooked = now, false
 		s.compare(a)
 		s.tell(a)
 	}
-	s.unpriced = s.unpriced || news != nil || len(a.profiles) > 0 || len(arrivals) > 0 && now.Sub(s.priced) >= pricesInterval
-	if s.unpriced && (now.Sub(s.priced) >= studyInterval || s.prices == nil) {
+	s.unpriced = s.unpriced || news != nil || len(a.Latencies) > 0 || len(arrivals) > 0 && now.Sub(s.priced) >= pricesInterval
+	if s.unpriced && (now.Sub(s.priced) >= learnInterval || s.prices == nil) {
 		s.priced, s.unpriced = now, false
 		s.price(a, now)
 	}
@@ -335,12 +299,12 @@ func (s *study) look(now time.Time) (next time.Duration) {
 		s.saved = now
 		s.save()
 	}
-	if len(a.profiles) > 0 || a.factors != nil || a.solution != nil {
-		s.reign.post(func() { s.reign.advise(a) })
+	if len(a.Latencies) > 0 || a.Factors != nil || a.Priced {
+		s.term.post(func() { s.term.advise(a) })
 	}
 	switch {
 	case s.unlooked || s.unpriced:
-		return studyInterval
+		return learnInterval
 	case s.unsaved:
 		return saveInterval
 	}
@@ -349,46 +313,49 @@ func (s *study) look(now time.Time) (next time.Duration) {
 
 // forget forgets what belongs to versions and lanes that have been gone for keepGone, and has the
 // loop do so. A version that is there again before the loop does is told of as a new one.
-func (s *study) forget(now time.Time) {
-	models, tables, used := map[string]bool{}, map[tableKey]bool{}, map[profiles.Key]bool{}
-	for _, p := range s.pool.members {
-		for _, key := range p.models {
-			models[key], tables[tableKey{key, s.typeOf(p.member)}] = true, true
-			if m := s.pool.model(key); m != nil {
-				used[s.key(p.member, m.name, m.version)] = true
+func (s *learning) forget(now time.Time) {
+	models, tables, used := map[core.ModelID]bool{}, map[core.TableKey]bool{}, map[profiles.Key]bool{}
+	for _, p := range s.pool.Members {
+		for _, id := range p.Holds {
+			models[id], tables[core.TableKey{Model: id.Key(), Type: s.typeOf(p.Member)}] = true, true
+			if held := p.Model(id); held != nil && s.model(id) != nil {
+				used[held.Profile] = true
 			}
 		}
 	}
-	a := &advice{}
-	known := func(yield func(string) bool) {
-		for i := range s.pool.models {
-			if !yield(s.pool.models[i].key) {
+	known := func(yield func(core.ModelID) bool) {
+		for i := range s.pool.Models {
+			if !yield(s.pool.Models[i].ModelID) {
 				return
 			}
 		}
 	}
-	a.goneModels = s.goneModels.Over(now, keepGone, known, func(key string) bool { return models[key] })
-	a.goneTables = s.goneTables.Over(now, keepGone, maps.Keys(s.told), func(key tableKey) bool { return tables[key] })
-	for _, key := range a.goneTables {
+	goneModels := s.goneModels.Over(now, keepGone, known, func(id core.ModelID) bool { return models[id] })
+	goneTables := s.goneTables.Over(now, keepGone, maps.Keys(s.told), func(key core.TableKey) bool { return tables[key] })
+	for _, key := range goneTables {
 		delete(s.told, key)
 	}
-	maps.DeleteFunc(s.monitors, func(key string, _ *profiles.Monitor) bool {
-		return s.pool.model(key) == nil || slices.Contains(a.goneModels, key)
+	maps.DeleteFunc(s.monitors, func(id core.ModelID, _ *profiles.Monitor) bool {
+		return s.model(id) == nil || slices.Contains(goneModels, id)
 	})
-	maps.DeleteFunc(s.told, func(key tableKey, _ toldProfile) bool { return slices.Contains(a.goneModels, key.model) })
+	maps.DeleteFunc(s.told, func(key core.TableKey, _ toldProfile) bool {
+		return slices.ContainsFunc(goneModels, func(id core.ModelID) bool { return id.Key() == key.Model })
+	})
 	for _, key := range s.book.Forget(now, keepGone, func(key profiles.Key) bool { return used[key] }) {
 		delete(s.learned, key)
 		s.unsaved = true
 	}
-	if len(a.goneModels) > 0 || len(a.goneTables) > 0 {
-		s.reign.post(func() { s.reign.forget(a) })
+	if len(goneModels) > 0 || len(goneTables) > 0 {
+		s.term.post(func() {
+			s.term.step(core.Event{Kind: core.Outdated, Models: goneModels, Tables: goneTables})
+		})
 	}
 }
 
-func (s *study) monitor(x arrivalSeen) {
+func (s *learning) monitor(x arrivalSeen) {
 	m := s.monitors[x.model]
 	if m == nil {
-		if s.pool.model(x.model) == nil {
+		if s.model(x.model) == nil {
 			return // clients must not be able to make monitors
 		}
 		m = profiles.NewMonitor()
@@ -399,29 +366,11 @@ func (s *study) monitor(x arrivalSeen) {
 	}
 }
 
-func (p *pool) model(key string) *poolModel {
-	for i := range p.models {
-		if p.models[i].key == key {
-			return &p.models[i]
-		}
-	}
-	return nil
-}
-
-// key names the profile of a version of a model on a member's lanes, of the files that it holds.
-func (s *study) key(member *control.Member, model string, version int64) profiles.Key {
-	held := heldBy(member, model, version)
-	if held == nil {
-		held = &control.Model{Name: model, Version: version}
-	}
-	return keyOf(s.reign.leader.config.Catalogue, member, held)
-}
-
-// heldBy is what a member says of a version of a model, nil if it does not hold it.
-func heldBy(member *control.Member, model string, version int64) *control.Model {
-	for _, m := range member.GetModels() {
-		if m.GetName() == model && m.GetVersion() == version {
-			return m
+// model is what the pool says of a version of a model, nil if it has none.
+func (s *learning) model(id core.ModelID) *core.Model {
+	for i := range s.pool.Models {
+		if s.pool.Models[i].ModelID == id {
+			return &s.pool.Models[i]
 		}
 	}
 	return nil
@@ -430,12 +379,12 @@ func heldBy(member *control.Member, model string, version int64) *control.Model 
 // keysOf are the keys of the profiles of the models that members hold, by model and type of lanes.
 // Where members of a type hold other files under the same version, the profile that is told of them
 // all is of the files that most of them hold.
-func keysOf(c *profiles.Catalogue, members []*control.Member) map[tableKey]profiles.Key {
+func keysOf(members []*core.Member) map[core.TableKey]profiles.Key {
 	holders := map[profiles.Key]int{}
-	most := map[tableKey]profiles.Key{}
+	most := map[core.TableKey]profiles.Key{}
 	for _, member := range members {
-		for _, m := range member.GetModels() {
-			told, key := tableKey{control.ModelKey(m.GetName(), m.GetVersion()), member.LaneType()}, keyOf(c, member, m)
+		for i := range member.Models {
+			told, key := core.TableKey{Model: member.Models[i].Key(), Type: member.Type}, member.Models[i].Profile
 			holders[key]++
 			before, ok := most[told]
 			if n := holders[before]; !ok || holders[key] > n || holders[key] == n && key.Checksum < before.Checksum {
@@ -447,15 +396,15 @@ func keysOf(c *profiles.Catalogue, members []*control.Member) map[tableKey]profi
 }
 
 // typeOf is what the member's lanes are to the matcher.
-func (s *study) typeOf(m *control.Member) string {
-	if _, own := s.scaled[m.GetName()]; own {
-		return m.OwnLaneType()
+func (s *learning) typeOf(m *core.Member) string {
+	if _, own := s.scaled[m.Name]; own {
+		return m.OwnType
 	}
-	return m.LaneType()
+	return m.Type
 }
 
 // compare finds out who departs from the type.
-func (s *study) compare(a *advice) {
+func (s *learning) compare(a *core.Advice) {
 	type sum struct{ logs, weights float64 }
 	sums := map[string]*sum{}
 	for _, key := range s.book.Keys() {
@@ -475,10 +424,10 @@ func (s *study) compare(a *advice) {
 			x.weights += w
 		}
 	}
-	a.factors, a.slow = map[string]float64{}, map[string]string{}
+	a.Factors, a.Slow = map[string]float64{}, map[string]string{}
 	there := map[string]bool{}
-	for _, p := range s.pool.members {
-		name := p.member.GetName()
+	for _, p := range s.pool.Members {
+		name := p.Name
 		there[name] = true
 		x := sums[name]
 		if x == nil {
@@ -486,7 +435,7 @@ func (s *study) compare(a *advice) {
 			continue
 		}
 		f := math.Exp(x.logs / x.weights)
-		a.factors[name] = f
+		a.Factors[name] = f
 		scale, own := s.scaled[name]
 		switch away := math.Abs(f - 1); {
 		case x.weights < 1/(slowError*slowError):
@@ -496,48 +445,51 @@ func (s *study) compare(a *advice) {
 			s.scaled[name] = f
 		}
 		if _, own := s.scaled[name]; own {
-			a.slow[name] = p.member.OwnLaneType()
+			a.Slow[name] = p.OwnType
 		}
 	}
 	maps.DeleteFunc(s.scaled, func(name string, _ float64) bool { return !there[name] })
 }
 
 // tell gives the profiles that are new or have changed.
-func (s *study) tell(a *advice) {
-	done := map[tableKey]bool{}
-	for _, p := range s.pool.members {
-		for _, modelKey := range p.models {
-			key := tableKey{modelKey, s.typeOf(p.member)}
-			m := s.pool.model(modelKey)
+func (s *learning) tell(a *core.Advice) {
+	done := map[core.TableKey]bool{}
+	for _, p := range s.pool.Members {
+		for _, id := range p.Holds {
+			key := core.TableKey{Model: id.Key(), Type: s.typeOf(p.Member)}
+			m := s.model(id)
 			if done[key] || m == nil {
 				continue
 			}
 			done[key] = true
-			now := s.profile(p.member, m)
-			if scale, own := s.scaled[p.member.GetName()]; own {
+			now := s.profile(p.Member, m)
+			if scale, own := s.scaled[p.Name]; own {
 				now.table = now.table.Scale(scale)
 			}
-			if before, ok := s.told[key]; ok && before.largest >= m.largest && before.sure == now.sure && sameLatency(before.table, now.table, m.largest) {
+			if before, ok := s.told[key]; ok && before.largest >= m.Largest && before.sure == now.sure && sameLatency(before.table, now.table, m.Largest) {
 				continue
 			}
-			advised, err := adviseProfile(key, now)
+			latency, err := latencyOf(key, now)
 			if err != nil {
-				s.reign.leader.log.Warn("a profile is of no use", "model", key.model, "type", key.typ, "error", err)
+				s.term.leader.log.Warn("a profile is of no use", "model", key.Model, "type", key.Type, "error", err)
 				continue
 			}
 			s.told[key] = now
-			a.profiles = append(a.profiles, advised)
+			a.Latencies = append(a.Latencies, latency)
 		}
 	}
 }
 
 // profile is what is known of a model on a member's lanes, at the least a guess.
-func (s *study) profile(member *control.Member, m *poolModel) toldProfile {
-	key := s.key(member, m.name, m.version)
-	if ofType, ok := s.keys[tableKey{m.key, member.LaneType()}]; ok && s.typeOf(member) == member.LaneType() {
+func (s *learning) profile(member *core.Member, m *core.Model) toldProfile {
+	var key profiles.Key
+	if held := member.Model(m.ModelID); held != nil {
+		key = held.Profile
+	}
+	if ofType, ok := s.keys[core.TableKey{Model: m.Key(), Type: member.Type}]; ok && s.typeOf(member) == member.Type {
 		key = ofType
 	}
-	now := toldProfile{table: s.book.Table(key), largest: m.largest, sure: true}
+	now := toldProfile{table: s.book.Table(key), largest: m.Largest, sure: true}
 	if l := s.book.Learner(key); l != nil && l.Queries() < sureQueries && l.Queries() > 0 && !s.learned[key] {
 		now.sure = false
 	}
@@ -547,9 +499,9 @@ func (s *study) profile(member *control.Member, m *poolModel) toldProfile {
 			mean = max(mean, 1)
 			return profiles.Knot{BatchSize: batch, Mean: mean, P50: mean, P90: mean * 11 / 10, P99: mean * 13 / 10, Error: 1}
 		}
-		knots := []profiles.Knot{knot(1, m.target/10)}
-		if m.largest > 1 {
-			knots = append(knots, knot(m.largest, m.target/2))
+		knots := []profiles.Knot{knot(1, m.QoSTarget/10)}
+		if m.Largest > 1 {
+			knots = append(knots, knot(m.Largest, m.QoSTarget/2))
 		}
 		now.table, _ = profiles.NewTable(key, profiles.Inherited, guess, knots) // these knots are right
 		now.sure = false
@@ -557,25 +509,22 @@ func (s *study) profile(member *control.Member, m *poolModel) toldProfile {
 	return now
 }
 
-func adviseProfile(key tableKey, p toldProfile) (profileAdvice, error) {
+func latencyOf(key core.TableKey, p toldProfile) (*core.Latency, error) {
 	table, err := match.NewTable(p.table, p.largest)
 	if err != nil {
-		return profileAdvice{}, err
+		return nil, err
 	}
 	data, err := json.Marshal(p.table)
 	if err != nil {
-		return profileAdvice{}, err
+		return nil, err
 	}
-	return profileAdvice{
-		message: &control.Profile{Model: key.model, Type: key.typ, Table: data},
-		known:   &known{profile: p.table, table: table, sure: p.sure},
-	}, nil
+	return &core.Latency{TableKey: key, Profile: p.table, Table: table, Doubtful: !p.sure, Told: data}, nil
 }
 
 // sameLatency reports whether two profiles are alike.
 func sameLatency(a, b *profiles.Table, largest int) bool {
 	near := func(x, y time.Duration) bool {
-		return math.Abs(float64(x-y)) <= studyChange*float64(max(x, y))
+		return math.Abs(float64(x-y)) <= learnChange*float64(max(x, y))
 	}
 	for _, batch := range []int{1, max(1, largest/8), max(1, largest/3), max(1, largest*2/3), largest} {
 		if !near(a.Mean(batch), b.Mean(batch)) || !near(a.Quantile(0.8, batch), b.Quantile(0.8, batch)) {
@@ -586,29 +535,29 @@ func sameLatency(a, b *profiles.Table, largest int) bool {
 }
 
 // price solves the fluid program of the pool and the queries of late.
-func (s *study) price(a *advice, now time.Time) {
+func (s *learning) price(a *core.Advice, now time.Time) {
 	p := &fluid.Program{Unserved: 1}
 	places := map[string]int{} // of types
-	holds := map[tableKey]bool{}
-	for _, m := range s.pool.members {
-		if m.member.GetDraining() {
+	holds := map[core.TableKey]bool{}
+	for _, m := range s.pool.Members {
+		if m.Draining {
 			continue
 		}
-		typ := s.typeOf(m.member)
+		typ := s.typeOf(m.Member)
 		i, ok := places[typ]
 		if !ok {
 			i = len(p.Types)
 			places[typ] = i
 			p.Types = append(p.Types, fluid.Type{Name: typ})
 		}
-		p.Types[i].Count += m.lanes
-		for _, key := range m.models {
-			holds[tableKey{key, typ}] = true
+		p.Types[i].Count += m.Lanes
+		for _, id := range m.Holds {
+			holds[core.TableKey{Model: id.Key(), Type: typ}] = true
 		}
 	}
-	for i := range s.pool.models {
-		m := &s.pool.models[i]
-		monitor := s.monitors[m.key]
+	for i := range s.pool.Models {
+		m := &s.pool.Models[i]
+		name, monitor := m.Key(), s.monitors[m.ModelID]
 		if monitor == nil || monitor.Queries() == 0 {
 			continue
 		}
@@ -617,22 +566,22 @@ func (s *study) price(a *advice, now time.Time) {
 		if weight <= 0 {
 			continue
 		}
-		p.Unserved = min(p.Unserved, 1-m.share)
-		width := (m.largest + mostBins - 1) / mostBins
+		p.Unserved = min(p.Unserved, 1-m.Share)
+		width := (m.Largest + mostBins - 1) / mostBins
 		for rest := monitor.Distribution(); len(rest) > 0; {
 			end := (rest[0].BatchSize + width - 1) / width * width
 			n := slices.IndexFunc(rest, func(x profiles.Share) bool { return x.BatchSize > end })
 			if n < 0 {
 				n = len(rest)
 			}
-			bin := fluid.Bin{Model: m.key, BatchSize: rest[n-1].BatchSize, Latency: make([]time.Duration, len(p.Types))}
+			bin := fluid.Bin{Model: name, BatchSize: rest[n-1].BatchSize, Latency: make([]time.Duration, len(p.Types))}
 			for _, x := range rest[:n] {
 				bin.Share += x.Share * weight
 			}
 			for t := range p.Types {
-				key := tableKey{m.key, p.Types[t].Name}
+				key := core.TableKey{Model: name, Type: p.Types[t].Name}
 				if told, ok := s.told[key]; ok && holds[key] {
-					if l := told.table.Mean(bin.BatchSize); l <= m.target {
+					if l := told.table.Mean(bin.BatchSize); l <= m.QoSTarget {
 						bin.Latency[t] = l
 					}
 				}
@@ -647,22 +596,23 @@ func (s *study) price(a *advice, now time.Time) {
 	p.Unserved = min(max(p.Unserved, 0), 0.5)
 	solution, err := s.solver.Solve(p)
 	if err != nil {
-		s.reign.leader.log.Warn("prices are not known", "error", err)
+		s.term.leader.log.Warn("prices are not known", "error", err)
 		return
 	}
-	a.solution = solution
+	a.Limit, a.Priced = solution.Rate, true
 	if solution.Rate > 0 && !samePrices(s.prices, solution.Prices) {
-		s.prices, a.pricesChanged = solution.Prices, true
+		s.prices = solution.Prices
+		a.Prices = slices.Clone(s.prices)
 	}
 }
 
 // save keeps what was learned.
-func (s *study) save() {
+func (s *learning) save() {
 	if !s.unsaved {
 		return
 	}
 	s.unsaved = false
-	l := s.reign.leader
+	l := s.term.leader
 	if l.forgetful {
 		return
 	}
@@ -673,4 +623,12 @@ func (s *study) save() {
 	if err != nil {
 		l.log.Warn("what was learned is not kept", "error", fmt.Errorf("profiles: %w", err))
 	}
+}
+
+// samePrices reports whether two lists are alike but for 2 %.
+func samePrices(a, b []fluid.Price) bool {
+	near := func(x, y float64) bool { return max(x, y)-min(x, y) <= 0.02*max(x, y) }
+	return slices.EqualFunc(a, b, func(p, q fluid.Price) bool {
+		return p.Type == q.Type && near(p.PerMs, q.PerMs) && near(float64(p.Service), float64(q.Service))
+	})
 }

@@ -13,33 +13,35 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
+	core "github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/profiles"
 )
 
-// TestStudyBeginsFromLearned has a new leader get its first queries, where what it begins from is learned already, and
+// TestLearningBeginsFromLearned has a new leader get its first queries, where what it begins from is learned already, and
 // where it is not: only then is each of them a reason to tell all what it changes.
-func TestStudyBeginsFromLearned(t *testing.T) {
+func TestLearningBeginsFromLearned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newLeaderWorld(t)
 		defer w.stop()
 		a := w.add("a", 1, linear)
 		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
-		r := a.leader.reigning()
-		model := &leaderModel{key: control.ModelKey("m", 1), name: "m", version: 1}
-		p := &pool{
-			members: []poolMember{{member: a.member, models: []string{model.key}, lanes: 1}},
-			models:  []poolModel{{key: model.key, name: "m", version: 1, target: 100 * time.Millisecond, share: 0.99, largest: 100}},
+		term := a.leader.leads()
+		model := core.ModelID{Name: "m", Version: 1}
+		member := memberOf(profiles.DefaultCatalogue(), a.member)
+		p := &core.Pool{
+			Members: []core.PoolMember{{Member: member, Holds: []core.ModelID{model}}},
+			Models:  []core.Model{{ModelID: model, QoSTarget: 100 * time.Millisecond, Share: 0.99, Largest: 100}},
 		}
 		random := rand.New(rand.NewPCG(1, 1))
 		latency := func(batch int) time.Duration {
 			return time.Duration(float64(linear(batch)) * (1 + 0.1*random.NormFloat64()))
 		}
-		begin := func() *study {
-			s := newStudy(r)
+		begin := func() *learning {
+			s := newLearning(term)
 			s.book = profiles.NewBook(profiles.ShippedLibrary())
 			return s
 		}
-		learner := profiles.NewLearner(begin().key(a.member, "m", 1), nil)
+		learner := profiles.NewLearner(member.Model(model).Profile, nil)
 		for i := range 500 {
 			if err := learner.Observe(1+i%100, latency(1+i%100), "a", time.Now()); err != nil {
 				t.Fatal(err)
@@ -50,16 +52,16 @@ func TestStudyBeginsFromLearned(t *testing.T) {
 			t.Fatal(err)
 		}
 		// told is how often a profile was told in the first 40 queries.
-		told := func(s *study) (n int) {
+		told := func(s *learning) (n int) {
 			s.poolIs(p)
-			key := tableKey{model.key, a.member.LaneType()}
+			key := core.TableKey{Model: model.Key(), Type: a.member.LaneType()}
 			for i := range 40 {
 				before := s.told[key].table
 				s.look(time.Now())
 				if s.told[key].table != before {
 					n++
 				}
-				s.observed(a.member, model, 1+7*i%100, latency(1+7*i%100), time.Now())
+				s.observed(member, model, 1+7*i%100, latency(1+7*i%100), time.Now())
 				time.Sleep(time.Millisecond)
 			}
 			return n
@@ -67,7 +69,7 @@ func TestStudyBeginsFromLearned(t *testing.T) {
 		known := begin()
 		known.suggest(&control.View{
 			Members:  []*control.Member{a.member},
-			Profiles: []*control.Profile{{Model: model.key, Type: a.member.LaneType(), Table: table}},
+			Profiles: []*control.Profile{{Model: model.Key(), Type: a.member.LaneType(), Table: table}},
 		})
 		if n := told(known); n != 1 {
 			t.Errorf("a profile that was learned is told %d times, want 1", n)
@@ -78,54 +80,54 @@ func TestStudyBeginsFromLearned(t *testing.T) {
 	})
 }
 
-// TestStudyOtherFiles: agents of one type hold other files under the same version. What runs at one
+// TestLearningOtherFiles: agents of one type hold other files under the same version. What runs at one
 // says nothing of the others, nor that it is slow; what is told is of the files that most hold.
-func TestStudyOtherFiles(t *testing.T) {
+func TestLearningOtherFiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newLeaderWorld(t)
 		defer w.stop()
 		a := w.add("a", 1, linear)
 		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
-		s := newStudy(a.leader.reigning())
+		s := newLearning(a.leader.leads())
 		s.book = profiles.NewBook(nil)
-		model := &leaderModel{key: control.ModelKey("m", 1), name: "m", version: 1}
-		p := &pool{models: []poolModel{{key: model.key, name: "m", version: 1, target: 100 * time.Millisecond, share: 0.99, largest: 100}}}
+		model := core.ModelID{Name: "m", Version: 1}
+		p := &core.Pool{Models: []core.Model{{ModelID: model, QoSTarget: 100 * time.Millisecond, Share: 0.99, Largest: 100}}}
 		for name, checksum := range map[string]string{"x": "new", "y": "old", "z": "old"} {
 			m := proto.CloneOf(a.member)
 			m.Name, m.Models[0].Checksum = name, checksum
-			p.members = append(p.members, poolMember{member: m, models: []string{model.key}, lanes: 1})
+			p.Members = append(p.Members, core.PoolMember{Member: memberOf(profiles.DefaultCatalogue(), m), Holds: []core.ModelID{model}})
 		}
-		slices.SortFunc(p.members, func(a, b poolMember) int { return strings.Compare(a.member.Name, b.member.Name) })
+		slices.SortFunc(p.Members, func(a, b core.PoolMember) int { return strings.Compare(a.Name, b.Name) })
 		s.poolIs(p)
 		for i := range 300 {
-			m, batch := p.members[i%3].member, 1+i%100
+			m, batch := p.Members[i%3].Member, 1+i%100
 			latency := linear(batch)
-			if m.Models[0].Checksum == "new" {
+			if m.Models[0].Profile.Checksum == "new" {
 				latency *= 3
 			}
 			s.observed(m, model, batch, latency, time.Now())
 			s.look(time.Now())
 			time.Sleep(10 * time.Millisecond)
 		}
-		told := s.told[tableKey{model.key, a.member.LaneType()}].table
+		told := s.told[core.TableKey{Model: model.Key(), Type: a.member.LaneType()}].table
 		if got, want := told.Mean(50), linear(50); math.Abs(float64(got)/float64(want)-1) > 0.05 {
 			t.Errorf("%v is told of batch size 50, want %v, as the files have that most hold", got, want)
 		}
 		if len(s.scaled) > 0 {
 			t.Errorf("these are slow: %v, want none", s.scaled)
 		}
-		for _, m := range p.members {
+		for _, m := range p.Members {
 			want := uint64(200)
-			if m.member.Models[0].Checksum == "new" {
+			if m.Models[0].Profile.Checksum == "new" {
 				want = 100
 			}
-			if got := s.book.Learner(s.key(m.member, "m", 1)).Queries(); got != want {
-				t.Errorf("%d queries are known of the files of %s, want %d", got, m.member.Name, want)
+			if got := s.book.Learner(m.Model(model).Profile).Queries(); got != want {
+				t.Errorf("%d queries are known of the files of %s, want %d", got, m.Name, want)
 			}
 		}
 		gone := proto.CloneOf(a.member)
 		gone.Models = nil
-		s.observed(gone, model, 50, time.Second, time.Now()) // the version was unloaded meanwhile
+		s.observed(memberOf(profiles.DefaultCatalogue(), gone), model, 50, time.Second, time.Now()) // the version was unloaded meanwhile
 		s.look(time.Now())
 		if keys := s.book.Keys(); len(keys) != 2 {
 			t.Errorf("is learned of %v, want of two versions of the files", keys)

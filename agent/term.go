@@ -1,0 +1,403 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"time"
+
+	"github.com/muster-serve/muster/api/control"
+	core "github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/election"
+	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/leader/match"
+)
+
+// A term is one leadership of this agent, from its election until it steps
+// down. One goroutine, run's, owns the state, which decides everything, and all that is below it
+// here; everything else reaches it by post. Two more belong to a term: the learning loop,
+// and for each gateway one that writes to it.
+type term struct {
+	leader *leader
+	claim  election.Claim
+	former *term // has ended before this one begins; nil: there was none
+	ctx    context.Context
+	cancel context.CancelFunc
+	done   chan struct{}
+	// inbox holds what has happened. It is deep enough that streams can go on reading
+	// while the loop is in one step.
+	inbox    chan task
+	learning *learning
+
+	start    time.Time
+	now      time.Time
+	state    *core.State
+	event    core.Event // of the step that goes on
+	recorder *match.Recorder
+	record   *os.File
+
+	gateways  map[uint64]*gateway // those connected
+	touched   []*gateway          // have something to be sent
+	prices    []*control.TypePrice
+	described map[string]*control.Member // the members that have greeted, as they last described themselves
+	viewed    map[*control.Member]*core.Member
+}
+
+// A task is something for the loop to do.
+type task struct {
+	at time.Time
+	do func()
+}
+
+func newTerm(l *leader, claim election.Claim, former *term) *term {
+	t := &term{
+		leader: l, claim: claim, former: former, done: make(chan struct{}), inbox: make(chan task, 256),
+		gateways: map[uint64]*gateway{}, described: map[string]*control.Member{},
+	}
+	t.ctx, t.cancel = context.WithCancel(l.ctx)
+	t.learning = newLearning(t)
+	return t
+}
+
+// stop ends the term; done is closed when it has ended.
+func (t *term) stop() { t.cancel() }
+
+// post has the loop do something. It waits if the loop is behind, and does nothing once the term has ended.
+func (t *term) post(do func()) {
+	select {
+	case t.inbox <- task{time.Now(), do}:
+	case <-t.ctx.Done():
+	}
+}
+
+// call has the loop do something and waits until it has, or the term ends.
+func (t *term) call(do func()) {
+	finished := make(chan struct{})
+	t.post(func() { do(); close(finished) })
+	select {
+	case <-finished:
+	case <-t.done:
+	}
+}
+
+// run is the loop.
+func (t *term) run() {
+	defer close(t.done)
+	if t.former != nil {
+		<-t.former.done
+		t.former = nil
+	}
+	if !t.open() {
+		return
+	}
+	defer t.close()
+	learned := make(chan struct{})
+	go func() {
+		defer close(learned)
+		t.learning.run(t.ctx)
+	}()
+	defer func() { <-learned }()
+	defer t.cancel()
+
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case x := <-t.inbox:
+			t.do(x)
+		case <-timer.C:
+		case <-t.ctx.Done():
+			return
+		}
+		for range cap(t.inbox) { // what has queued meanwhile goes out together
+			select {
+			case x := <-t.inbox:
+				t.do(x)
+				continue
+			default:
+			}
+			break
+		}
+		t.now = time.Now()
+		if t.now.Sub(t.start) >= t.state.Next() {
+			t.step(core.Event{Kind: core.TimePassed})
+		}
+		t.flush()
+		timer.Reset(max(0, t.state.Next()-t.now.Sub(t.start)))
+	}
+}
+
+func (t *term) do(x task) {
+	t.now = time.Now()
+	t.leader.metrics.loopDelay.Observe(t.now.Sub(x.at).Seconds())
+	x.do()
+}
+
+// open makes the state and its recorder.
+func (t *term) open() bool {
+	l := t.leader
+	t.start = time.Now()
+	t.now = t.start
+	view := l.fleet.view()
+	config := core.Config{Self: l.fleet.self(), Policy: l.config.Policy, Seed: rand.Uint64(), Ahead: control.Duration(view.GetAheadNs())}
+	if l.config.Record != "" {
+		if err := t.startRecording(&config); err != nil {
+			l.log.Error("nothing is recorded", "file", l.config.Record, "error", err)
+		}
+	}
+	var err error
+	if t.state, err = core.New(config); err != nil {
+		l.log.Error("cannot lead", "error", err) // the settings were checked
+		return false
+	}
+	t.learning.suggest(view)
+	t.viewChanged()
+	t.step(core.Event{Kind: core.TimePassed})
+	return true
+}
+
+func (t *term) startRecording(config *core.Config) (err error) {
+	if t.record, err = os.OpenFile(t.leader.config.Record, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644); err != nil {
+		return err
+	}
+	settings := config.Match()
+	if t.recorder, err = match.NewRecorder(t.record, &settings); err != nil {
+		return err
+	}
+	config.Stepped = func(now time.Duration, e *match.Event, decisions []match.Decision) {
+		if t.recorder == nil {
+			return
+		}
+		if err := t.recorder.Step(now, e, decisions); err != nil {
+			t.leader.log.Error("the recording ends here", "error", err)
+			t.recorder = nil
+		}
+	}
+	return nil
+}
+
+func (t *term) close() {
+	if t.record == nil {
+		return
+	}
+	if t.recorder != nil {
+		if err := t.recorder.Flush(); err != nil {
+			t.leader.log.Error("the recording is not complete", "error", err)
+		}
+	}
+	if err := t.record.Close(); err != nil {
+		t.leader.log.Error("the recording is not complete", "error", err)
+	}
+}
+
+// step tells the state of an event and carries out what it asks for.
+func (t *term) step(e core.Event) {
+	t.event = e
+	actions := t.state.Step(t.now.Sub(t.start), &t.event)
+	for i := range actions {
+		t.carryOut(&actions[i])
+	}
+}
+
+func (t *term) carryOut(a *core.Action) {
+	l := t.leader
+	switch a.Kind {
+	case core.Assign, core.Reject, core.OfferAgain:
+		t.decided(a)
+	case core.Welcome:
+		if g := t.gateways[a.Gateway]; g != nil {
+			out := t.outbox(g)
+			out.Leadership = l.leadership()
+			out.Prices, out.Profiles = t.prices, profilesOf(t.state.Latencies())
+		}
+	case core.Heartbeat:
+		for _, g := range t.gateways {
+			t.outbox(g)
+		}
+	case core.TellLatencies:
+		profiles := profilesOf(a.Latencies)
+		for _, g := range t.gateways {
+			out := t.outbox(g)
+			out.Profiles = newest(out.Profiles, profiles)
+		}
+		l.links.tell(t, func(m *control.LeaderMessage) { m.Profiles = newest(m.Profiles, profiles) })
+	case core.TellPrices:
+		prices := pricesOf(a.Prices)
+		t.prices = prices
+		for _, g := range t.gateways {
+			t.outbox(g).Prices = prices
+		}
+		l.links.tell(t, func(m *control.LeaderMessage) { m.Prices = prices })
+	case core.TellAhead:
+		ahead := int64(a.Duration)
+		l.metrics.ahead.Set(a.Duration.Seconds())
+		l.links.tell(t, func(m *control.LeaderMessage) { m.AheadNs = ahead })
+	case core.AskHeld:
+		l.links.renew(t, a.Agent)
+	case core.Arrived:
+		t.learning.arrived(a.Model, a.BatchSize, t.now)
+	case core.Observed:
+		t.learning.observed(a.Member, a.Model, a.BatchSize, a.Duration, t.now)
+	case core.PoolChanged:
+		t.learning.poolIs(a.Pool)
+	case core.LanesJoined:
+		l.log.Debug("lanes have joined", "agent", a.Agent, "instance_type", t.described[a.Agent].GetInstanceType(), "lanes", a.N)
+	case core.LanesLost:
+		level := slog.LevelWarn
+		if a.Known {
+			level = slog.LevelDebug
+		}
+		l.log.Log(t.ctx, level, "lanes are lost", "agent", a.Agent, "lanes", a.N, "why", a.Message, eventKey, "lane")
+	case core.LaneOverdue:
+		l.metrics.overdue.Inc()
+		l.log.Debug("lane is overdue", "agent", a.Agent, "lane", a.Lane, "holds", a.N, "by", a.Duration.String())
+	case core.LaneSilent:
+		l.log.Warn("lane does not answer, it gets no queries until it does", "agent", a.Agent, "lane", a.Lane,
+			"holds", a.N, "overdue_ms", a.Duration.Milliseconds(), eventKey, "lane")
+	case core.LaneAnswers:
+		l.log.Info("lane answers again", "agent", a.Agent, "lane", a.Lane, eventKey, "lane")
+	case core.Departs:
+		l.log.Info("an agent departs from its type", "agent", a.Agent, "factor", a.Factor, "own_profile", a.Known, eventKey, "lane")
+	case core.Nonsense:
+		l.log.Warn("an event makes no sense", "event", a.Message)
+	}
+}
+
+// decided has a gateway told of a decision.
+func (t *term) decided(a *core.Action) {
+	d := &a.Decision
+	t.leader.metrics.decided(d)
+	t.trace(a)
+	g := t.gateways[d.Query.Gateway]
+	if g == nil {
+		return
+	}
+	out := t.outbox(g)
+	switch a.Kind {
+	case core.Assign:
+		out.Assign = append(out.Assign, &control.Assign{
+			Sequence: d.Query.Sequence, Attempt: uint32(d.Attempt), Agent: a.Agent, Lane: uint32(a.Lane),
+			WaitNs: int64(d.Wait), ExecutionNs: int64(d.Latency),
+		})
+	case core.Reject:
+		out.Reject = append(out.Reject, &control.Reject{
+			Sequence: d.Query.Sequence, Reason: d.Reason.String(), Message: a.Message, RetryAfterNs: int64(d.Wait),
+		})
+	case core.OfferAgain:
+		revoke(out, d.Query.Sequence, uint32(d.Attempt))
+		out.OfferAgain = append(out.OfferAgain, &control.OfferAgain{Sequence: d.Query.Sequence, Attempt: uint32(d.Attempt), Reason: d.Reason.String()})
+	}
+}
+
+func pricesOf(prices []fluid.Price) (all []*control.TypePrice) {
+	for _, p := range prices {
+		all = append(all, &control.TypePrice{Type: p.Type, PerMs: p.PerMs, ServiceMs: float64(p.Service) / 1e6})
+	}
+	return all
+}
+
+func profilesOf(latencies []*core.Latency) (all []*control.Profile) {
+	for _, l := range latencies {
+		all = append(all, &control.Profile{Model: l.Model, Type: l.Type, Table: l.Told})
+	}
+	return all
+}
+
+// viewChanged tells the state of the fleet's view.
+func (t *term) viewChanged() {
+	members := t.leader.fleet.view().GetMembers()
+	seen, names := make(map[*control.Member]*core.Member, len(members)), make(map[string]bool, len(members))
+	said := make([]*core.Member, len(members))
+	for i, m := range members {
+		if said[i] = t.viewed[m]; said[i] == nil {
+			said[i] = memberOf(t.leader.config.Catalogue, m)
+		}
+		seen[m], names[m.GetName()] = said[i], true
+	}
+	t.viewed = seen
+	t.step(core.Event{Kind: core.ViewChanged, Members: said})
+	maps.DeleteFunc(t.described, func(name string, _ *control.Member) bool { return !names[name] })
+}
+
+// introduce adds to the first message of a link what a member must know, so that it
+// follows this agent, if it does, before it greets.
+func (t *term) introduce(m *control.LeaderMessage) {
+	m.Leadership = t.leader.leadership()
+	m.Election = append(m.Election, t.leader.message(&election.Message{
+		Kind: election.Heartbeat, Claim: t.claim, Successor: m.Leadership.GetSuccessor(),
+	}))
+	t.call(func() {
+		m.Prices, m.AheadNs = t.prices, int64(t.state.Ahead())
+		m.Profiles = profilesOf(t.state.Latencies())
+	})
+}
+
+// heard takes what a member says on its link; greets if it is the first on this stream.
+func (t *term) heard(name string, m *control.WorkerMessage, greets bool) {
+	free := durations(m.GetRemainingNs())
+	if m.Member != nil {
+		t.described[name] = m.Member
+		t.step(core.Event{Kind: core.Described, Member: memberOf(t.leader.config.Catalogue, m.Member), Free: free})
+	}
+	for _, c := range m.GetCompleted() {
+		t.completed(name, c)
+	}
+	if greets {
+		holds := make([]core.Held, len(m.GetHeld()))
+		for i, h := range m.GetHeld() {
+			holds[i] = core.Held{
+				Gateway: h.GetGateway(), Sequence: h.GetSequence(), Attempt: int(h.GetAttempt()), Lane: int(h.GetLane()),
+				Model: core.ModelID{Name: h.GetModel(), Version: h.GetVersion()}, BatchSize: int(h.GetBatchSize()),
+			}
+		}
+		t.step(core.Event{Kind: core.Greeted, Agent: name, Holds: holds, Free: free})
+	} else if len(free) > 0 {
+		t.step(core.Event{Kind: core.LanesFree, Agent: name, Free: free})
+	}
+}
+
+func (t *term) completed(name string, c *control.Completed) {
+	if c.GetRefused() != "" {
+		t.leader.metrics.refusals.Inc()
+	}
+	t.step(core.Event{
+		Kind: core.Completed, Agent: name, Lane: int(c.GetLane()), Gateway: c.GetGateway(), Sequence: c.GetSequence(), Attempt: int(c.GetAttempt()),
+		Remaining: control.Duration(c.GetRemainingNs()), Refused: c.GetRefused() != "",
+		Model: core.ModelID{Name: c.GetModel(), Version: c.GetVersion()}, BatchSize: int(c.GetBatchSize()), Bytes: c.GetBytes(),
+		Execution: control.Duration(c.GetExecutionNs()), Queue: control.Duration(c.GetQueueNs()),
+		Receive: control.Duration(c.GetReceiveNs()), Latency: control.Duration(c.GetLatencyNs()),
+	})
+}
+
+// linkBroken takes it that a member's link has broken, and perhaps its process is gone.
+func (t *term) linkBroken(name string, gone bool, err error) {
+	t.step(core.Event{Kind: core.LinkBroken, Agent: name, Gone: gone, Why: err.Error()})
+}
+
+func durations(ns []int64) []time.Duration {
+	if len(ns) == 0 {
+		return nil
+	}
+	all := make([]time.Duration, len(ns))
+	for i, x := range ns {
+		all[i] = control.Duration(x)
+	}
+	return all
+}
+
+// advise tells the state what the learning loop has found out.
+func (t *term) advise(a *core.Advice) {
+	if a.Priced {
+		t.leader.metrics.limit.Set(a.Limit)
+	}
+	t.step(core.Event{Kind: core.Learned, Advice: a})
+}
+
+// tellLeadership tells the gateways who leads, and who will next.
+func (t *term) tellLeadership() {
+	for _, g := range t.gateways {
+		t.outbox(g).Leadership = t.leader.leadership()
+	}
+}

@@ -1,0 +1,257 @@
+package leader
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/muster-serve/muster/leader/match"
+)
+
+// A model is a version of one that some member holds.
+type model struct {
+	ModelID
+	key string
+	settings
+
+	perSecond [StatusSeconds]tally
+	total     tally
+}
+
+func byKey(a, b *model) int { return cmp.Compare(a.key, b.key) }
+
+// keys are those of models.
+func keys(of []*model) []string {
+	all := make([]string, len(of))
+	for i, m := range of {
+		all[i] = m.key
+	}
+	return all
+}
+
+// settings are what a model.yaml says of a model that a leader must know.
+type settings struct {
+	target  time.Duration
+	share   float64 // of the queries that should meet the target
+	largest int
+	late    bool // reject late queries
+}
+
+func settingsOf(m *Model) settings {
+	return settings{
+		target: max(m.QoSTarget, 1), share: m.Share,
+		largest: min(max(m.Largest, 1), match.MaxBatchSize), late: m.RejectLate,
+	}
+}
+
+// and are the settings of a model that some members serve by s and others by o, as they do while its
+// model.yaml is changed on one after the other. What either allows is allowed, as at a gateway: so it
+// does not matter in which order they are asked.
+func (s settings) and(o settings) settings {
+	return settings{max(s.target, o.target), min(s.share, o.share), max(s.largest, o.largest), s.late && o.late}
+}
+
+// viewChanged takes what the fleet's view says that links do not: who has left,
+// and which models there are.
+func (s *State) viewChanged(members []*Member) {
+	s.view = make(map[string]*Member, len(members))
+	said := map[ModelID]settings{}
+	for _, described := range members {
+		s.view[described.Name] = described
+		if m := s.members[described.Name]; m != nil && m.Revision > described.Revision {
+			described = m.Member // its link is ahead of the view
+		}
+		for i := range described.Models {
+			m := &described.Models[i]
+			settings := settingsOf(m)
+			if others, ok := said[m.ModelID]; ok {
+				settings = settings.and(others)
+			}
+			said[m.ModelID] = settings
+		}
+	}
+	for _, id := range slices.SortedFunc(maps.Keys(said), ModelID.compare) {
+		s.modelIs(id, said[id])
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.members)) {
+		if s.view[name] == nil && name != s.cfg.Self {
+			s.lose(s.members[name], "it is no member any more")
+		}
+	}
+	maps.DeleteFunc(s.gone, func(name string, _ bool) bool { return s.view[name] == nil })
+	s.unpark(func(q *query) bool { return s.view[q.agent] == nil })
+}
+
+// learnModel takes what a member says of a model. That other members do not say so any more shows
+// when the view changes.
+func (s *State) learnModel(m Model) *model {
+	settings := settingsOf(&m)
+	if k := s.models[m.ModelID]; k != nil {
+		settings = settings.and(k.settings)
+	}
+	return s.modelIs(m.ModelID, settings)
+}
+
+// modelIs tells the matcher of a model, if it is new or has changed.
+func (s *State) modelIs(id ModelID, settings settings) *model {
+	k := s.models[id]
+	switch {
+	case k == nil:
+		k = &model{ModelID: id, key: id.Key()}
+		s.models[id] = k
+	case k.settings == settings:
+		return k
+	case k.largest < settings.largest:
+		s.lengthen(k.key, settings.largest)
+	}
+	k.settings = settings
+	s.step(&match.Event{Kind: match.ModelChanged, Model: k.key, QoSTarget: k.target, BatchSize: k.largest, RejectLate: k.late})
+	s.poolChanged()
+	return k
+}
+
+// lengthen has the matcher's tables of a model go up to a larger batch size, which is to become its
+// largest: a table that ends before it would be forgotten.
+func (s *State) lengthen(model string, largest int) {
+	for _, known := range s.Latencies() {
+		if known.Model != model || known.Table.Largest() >= largest {
+			continue
+		}
+		table, err := match.NewTable(known.Profile, largest)
+		if err != nil {
+			continue // it was right up to fewer, and the learning loop tells a new one
+		}
+		longer := *known
+		longer.Table = table
+		s.latencies[known.TableKey] = &longer
+		s.step(&match.Event{Kind: match.ProfileChanged, Model: model, Type: known.Type, Table: table})
+	}
+}
+
+// poolChanged brings in line what follows from which lanes there are.
+func (s *State) poolChanged() {
+	clear(s.newest)
+	served := map[ModelID]bool{}
+	p := &Pool{}
+	for _, name := range slices.Sorted(maps.Keys(s.members)) {
+		m := s.members[name]
+		holds := make([]ModelID, len(m.holds))
+		for i, held := range m.holds {
+			holds[i] = held.ModelID
+			if !m.Draining {
+				s.newest[held.Name] = max(s.newest[held.Name], held.Version)
+				served[held.ModelID] = true
+			}
+		}
+		p.Members = append(p.Members, PoolMember{m.Member, holds})
+	}
+	for _, m := range slices.SortedFunc(maps.Values(s.models), byKey) {
+		p.Models = append(p.Models, Model{ModelID: m.ModelID, QoSTarget: m.target, Share: m.share, Largest: m.largest})
+	}
+	s.act(PoolChanged).Pool = p
+	if !maps.Equal(served, s.served) {
+		s.served = served
+		s.toNewest()
+	}
+}
+
+// newestOf is the newest version of a model that a lane holds and does not drain, or else a member has.
+func (s *State) newestOf(name string) int64 {
+	if v, ok := s.newest[name]; ok {
+		return v
+	}
+	newest := int64(0)
+	for id := range s.models {
+		if id.Name == name {
+			newest = max(newest, id.Version)
+		}
+	}
+	return newest
+}
+
+// outdated forgets what the learning loop has found to be gone, unless it is there again.
+func (s *State) outdated(e *Event) {
+	for _, key := range e.Tables {
+		if s.latencies[key] != nil {
+			delete(s.latencies, key)
+			s.step(&match.Event{Kind: match.ProfileChanged, Model: key.Model, Type: key.Type})
+		}
+	}
+	asked := map[ModelID]bool{}
+	for _, m := range s.members {
+		for _, held := range m.holds {
+			asked[held.ModelID] = true
+		}
+	}
+	for _, m := range s.view {
+		for i := range m.Models {
+			asked[m.Models[i].ModelID] = true
+		}
+	}
+	for _, g := range s.gateways {
+		for _, q := range g.queries {
+			if q.model != nil {
+				asked[q.model.ModelID] = true
+			}
+		}
+	}
+	for _, id := range e.Models {
+		m := s.models[id]
+		if m == nil || asked[id] {
+			continue
+		}
+		delete(s.models, id)
+		maps.DeleteFunc(s.latencies, func(k TableKey, _ *Latency) bool { return k.Model == m.key })
+		s.step(&match.Event{Kind: match.ModelGone, Model: m.key})
+	}
+	s.poolChanged()
+}
+
+// learned takes what the learning loop has found out.
+func (s *State) learned(a *Advice) {
+	for _, l := range a.Latencies {
+		m := s.modelOf(l.Model)
+		if m == nil || l.Table.Largest() < m.largest {
+			continue // of before the model changed
+		}
+		s.latencies[l.TableKey] = l
+		s.step(&match.Event{Kind: match.ProfileChanged, Model: l.Model, Type: l.Type, Table: l.Table})
+	}
+	if a.Factors != nil {
+		s.factors, s.slow = a.Factors, a.Slow
+		for _, name := range slices.Sorted(maps.Keys(s.members)) {
+			m := s.members[name]
+			typ := s.typeOf(m.Member)
+			if typ == m.typ {
+				continue
+			}
+			note := s.act(Departs)
+			note.Agent, note.Factor, note.Known = name, s.factors[name], typ != m.Type
+			m.typ = typ
+			s.retype(m)
+			s.poolChanged()
+		}
+	}
+	if a.Priced {
+		s.limit = a.Limit
+	}
+	if a.Prices != nil {
+		s.prices = a.Prices
+		s.step(&match.Event{Kind: match.PricesChanged, Prices: a.Prices})
+		s.act(TellPrices).Prices = a.Prices
+	}
+	if len(a.Latencies) > 0 {
+		s.act(TellLatencies).Latencies = a.Latencies
+	}
+}
+
+// modelOf is the model with a key, nil if there is none.
+func (s *State) modelOf(key string) *model {
+	for _, m := range s.models {
+		if m.key == key {
+			return m
+		}
+	}
+	return nil
+}

@@ -1,0 +1,297 @@
+package leader
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/muster-serve/muster/leader/match"
+)
+
+const (
+	// mostSubmitted bounds the queries of one gateway that the leader remembers, and those
+	// parked of all.
+	mostSubmitted = 1 << 16
+	// MostSubmittedBytes bounds what the leader remembers of one gateway's queries, in bytes of
+	// their submits; the gateways of one client with a name share it.
+	MostSubmittedBytes = 16 << 20
+	// SubmitOverhead is what a submit takes beside its texts, in bytes.
+	SubmitOverhead = 256
+	// mostHeld bounds the queries of which the leader believes gateways that a lane has them.
+	mostHeld = 1 << 10
+)
+
+// A gateway that is connected to the leader.
+type gateway struct {
+	id      uint64
+	queries map[uint64]*query
+	client  string   // the name of its client; "": it has none, or is an agent
+	account *account // of its client; its own where that has no name
+}
+
+// A query is what the state remembers of one that the matcher knows, or that is parked: one that is
+// said to be at a lane that has not greeted yet.
+type query struct {
+	gateway  *gateway
+	sequence uint64
+	asked    ModelID // as its gateway names it
+	model    *model  // nil: unknown
+	batch    int
+	attempts int
+	agent    string // where it is said to be; "": nowhere
+	lane     int
+	waited   time.Duration // as of heardAt
+	timeLeft time.Duration
+	heardAt  time.Duration
+	tag      any
+	tagSize  int
+	weight   int // in the account of its gateway, in bytes
+}
+
+// An account is what the state remembers for one client.
+type account struct {
+	gateways int
+	bytes    int
+}
+
+// remember has the state know a query of the gateway's.
+func (g *gateway) remember(q *query) {
+	g.forget(q.sequence)
+	g.queries[q.sequence] = q
+	g.account.bytes += q.weight
+}
+
+// forget has the state know it no more.
+func (g *gateway) forget(sequence uint64) {
+	if q := g.queries[sequence]; q != nil {
+		g.account.bytes -= q.weight
+		delete(g.queries, sequence)
+	}
+}
+
+func (q *query) id() match.QueryID {
+	return match.QueryID{Gateway: q.gateway.id, Sequence: q.sequence}
+}
+
+// connect takes a gateway in; on a new stream it submits everything anew.
+func (s *State) connect(e *Event) {
+	if former := s.gateways[e.Gateway]; former != nil {
+		s.disconnect(former)
+	}
+	g := &gateway{id: e.Gateway, client: e.Client, queries: map[uint64]*query{}}
+	g.account = s.accounts[g.client]
+	if g.client == "" || g.account == nil {
+		g.account = &account{}
+	}
+	if g.client != "" {
+		s.accounts[g.client] = g.account
+	}
+	g.account.gateways++
+	s.gateways[g.id] = g
+	s.act(Welcome).Gateway = g.id
+}
+
+// disconnect forgets a gateway and its queries.
+func (s *State) disconnect(g *gateway) {
+	delete(s.gateways, g.id)
+	for sequence := range g.queries {
+		g.forget(sequence)
+	}
+	if g.account.gateways--; g.account.gateways == 0 && s.accounts[g.client] == g.account {
+		delete(s.accounts, g.client)
+	}
+	s.takeParked(func(q *query) bool { return q.gateway == g })
+	s.step(&match.Event{Kind: match.GatewayLost, Query: match.QueryID{Gateway: g.id}})
+}
+
+func (s *State) cancelled(e *Event) {
+	g := s.gateways[e.Gateway]
+	if g == nil {
+		return
+	}
+	g.forget(e.Sequence)
+	s.takeParked(func(q *query) bool { return q.gateway == g && q.sequence == e.Sequence })
+	s.step(&match.Event{Kind: match.Cancelled, Query: match.QueryID{Gateway: e.Gateway, Sequence: e.Sequence}})
+}
+
+func (s *State) unused(e *Event) {
+	ln, id := s.lane(e.Agent, e.Lane), match.QueryID{Gateway: e.Gateway, Sequence: e.Sequence}
+	if ln == nil || ln.find(id, e.Attempt) < 0 {
+		return // a gateway has no say about what is not its own
+	}
+	var rest time.Duration
+	for _, h := range ln.held {
+		if h.query != id {
+			rest += h.execution
+		}
+	}
+	s.answer(ln, match.Refused, id, e.Attempt, rest)
+}
+
+func (s *State) submitted(g *gateway, e *Event) {
+	s.submit(&query{
+		gateway: g, sequence: e.Sequence, asked: e.Model, batch: e.BatchSize, attempts: e.Attempt, agent: e.Agent, lane: e.Lane,
+		waited: e.Waited, timeLeft: e.TimeLeft, tag: e.Tag, tagSize: e.TagSize,
+	}, e.Denied)
+}
+
+// submit takes a query, which is one of now.
+func (s *State) submit(q *query, denied string) {
+	g, id := q.gateway, q.asked
+	if id.Version == 0 {
+		id.Version = s.newestOf(id.Name)
+	}
+	q.model, q.heardAt = s.models[id], s.now
+	q.weight = SubmitOverhead + len(id.Name) + len(q.agent) + q.tagSize
+	switch {
+	case denied != "":
+		s.refuse(q, &match.Decision{Reason: match.UnknownModel}, denied)
+		return
+	case g.queries[q.sequence] == nil && (len(g.queries) >= mostSubmitted || g.account.bytes+q.weight > MostSubmittedBytes):
+		s.reject(q, &match.Decision{Action: match.Reject, Reason: match.Overloaded, Query: q.id(), Wait: time.Millisecond})
+		return
+	}
+	if q.attempts == 0 {
+		s.hasArrived(q.model, q.batch)
+	}
+	if q.agent != "" && q.attempts > 0 {
+		m := s.members[q.agent]
+		if m == nil && s.now < settleTime && s.view[q.agent] != nil && !s.gone[q.agent] && len(s.parked) < mostSubmitted {
+			s.parked = append(s.parked, q)
+			g.account.bytes += q.weight
+			return
+		}
+		if ln := s.lane(q.agent, q.lane); ln != nil && len(ln.held) < mostHeld {
+			g.remember(q)
+			s.sent(q, ln, id)
+			return
+		}
+	}
+	g.remember(q)
+	e := s.submission(match.Submitted, q, id)
+	s.step(&e)
+}
+
+// submission is the event of a submit. The way of the submit and, later, of the answer count as
+// waiting, for no decision avoids them.
+func (s *State) submission(kind match.Kind, q *query, id ModelID) match.Event {
+	e := match.Event{
+		Kind: kind, Query: q.id(), Attempt: q.attempts,
+		BatchSize: min(q.batch, match.MaxBatchSize+1),
+		Waited:    q.waited + min(s.ahead.fixed, s.aheadSet), TimeLeft: q.timeLeft,
+	}
+	if q.timeLeft < 0 {
+		e.TimeLeft = 1
+	}
+	if q.model != nil {
+		e.Model = q.model.key
+	} else {
+		e.Model = id.Key()
+	}
+	return e
+}
+
+// sent takes a query that its gateway has sent to a lane already.
+func (s *State) sent(q *query, ln *lane, id ModelID) {
+	e := s.submission(match.Sent, q, id)
+	e.Lane = ln.id
+	if ln.find(e.Query, e.Attempt) < 0 && q.model != nil {
+		a := attempt{query: e.Query, number: e.Attempt, since: s.now, claimed: true, grace: s.grace(ln, q.model, q.batch)}
+		if k := s.latencies[TableKey{q.model.key, ln.member.typ}]; k != nil && q.batch >= 1 && q.batch <= k.Table.Largest() {
+			a.execution = k.Table.Mean(q.batch)
+		}
+		if len(ln.held) == 0 {
+			ln.due = s.now + a.execution + a.grace
+		}
+		ln.held = append(ln.held, a)
+	}
+	s.step(&e)
+}
+
+// reject has a query's gateway told that the query is not served; q is nil if nothing is known of it.
+func (s *State) reject(q *query, d *match.Decision) {
+	message := "the leader refuses the query: " + strings.ReplaceAll(d.Reason.String(), "-", " ")
+	switch {
+	case d.Reason == match.UnknownModel:
+		message = "no member of the fleet holds the model"
+	case d.Reason == match.Late && q != nil && q.model != nil:
+		message = fmt.Sprintf("the QoS target of %v can no longer be met, and the model rejects such queries", q.model.target)
+	case d.Reason == match.Overloaded:
+		all, _ := s.matcher.Waiting()
+		message = fmt.Sprintf("overloaded: %d queries wait", all)
+	case d.Reason == match.TooManyAttempts:
+		message = fmt.Sprintf("%d attempts have failed", match.MaxAttempts)
+	}
+	a := s.act(Reject)
+	a.Decision, a.Message = *d, message
+	if q != nil {
+		a.Tag = q.tag
+		if q.model != nil {
+			a.Model = q.model.ModelID
+		}
+	}
+}
+
+// refuse tells a gateway that its query is none for the matcher.
+func (s *State) refuse(q *query, d *match.Decision, message string) {
+	a := s.act(Reject)
+	a.Decision, a.Message, a.Tag = *d, message, q.tag
+	a.Decision.Action, a.Decision.Query = match.Reject, q.id()
+}
+
+// takeParked returns the parked queries of which which is true, and parks them no more.
+func (s *State) takeParked(which func(*query) bool) (taken []*query) {
+	s.parked = slices.DeleteFunc(s.parked, func(q *query) bool {
+		if !which(q) {
+			return false
+		}
+		q.gateway.account.bytes -= q.weight
+		taken = append(taken, q)
+		return true
+	})
+	return taken
+}
+
+// unpark has the parked queries of which ready is true considered again.
+func (s *State) unpark(ready func(*query) bool) {
+	for _, q := range s.takeParked(ready) {
+		q.age(s.now)
+		s.submit(q, "")
+	}
+}
+
+// age has what is known of a query be as of now.
+func (q *query) age(now time.Duration) {
+	by := now - q.heardAt
+	q.heardAt = now
+	q.waited += by
+	if q.timeLeft > 0 {
+		q.timeLeft = max(1, q.timeLeft-by)
+	}
+}
+
+// toNewest has the queries that name no version, and wait for one that no lane serves any more, wait
+// for the newest.
+func (s *State) toNewest() {
+	for _, id := range slices.Sorted(maps.Keys(s.gateways)) {
+		g := s.gateways[id]
+		for _, sequence := range slices.Sorted(maps.Keys(g.queries)) {
+			// One may have been rejected in favour of another.
+			q := g.queries[sequence]
+			if q == nil || q.asked.Version != 0 || q.model == nil || s.served[q.model.ModelID] || !s.matcher.Waits(q.id()) {
+				continue
+			}
+			newest := ModelID{q.asked.Name, s.newestOf(q.asked.Name)}
+			if !s.served[newest] {
+				continue
+			}
+			q.age(s.now)
+			q.model = s.models[newest]
+			s.step(&match.Event{Kind: match.Cancelled, Query: q.id()})
+			e := s.submission(match.Submitted, q, newest)
+			s.step(&e)
+		}
+	}
+}

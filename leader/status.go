@@ -1,0 +1,175 @@
+package leader
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/muster-serve/muster/leader/match"
+)
+
+const (
+	// StatusSeconds is over how long queries are counted.
+	StatusSeconds = 60
+	// rateSeconds is over how long the rates of a status are, at most.
+	rateSeconds = 10
+)
+
+// A Status is what a leader knows of its fleet, for people.
+type Status struct {
+	Waiting, WaitingLate int
+	Rate                 float64 // queries/s
+	Limit                float64 // fluid, queries/s; 0: unknown
+	Agents               []AgentStatus
+	Models               []ModelStatus // by name and version
+	Decisions            []string      // the last ones, newest first
+}
+
+// An AgentStatus is about one with lanes.
+type AgentStatus struct {
+	Name    string
+	Type    string  // what its lanes are to the matcher
+	Factor  float64 // its latency against its type's mean; 0: unknown
+	Busy    float64 // share of its lanes' time in use
+	Overdue bool
+}
+
+// A ModelStatus is about a version of a model.
+type ModelStatus struct {
+	ModelID
+	Rate                    float64 // queries/s
+	Within                  float64 // share of the last minute's queries in time, if any is true
+	Any                     bool
+	Answered, Late, Refused uint64 // of all
+}
+
+// Status is what is known now.
+func (s *State) Status() *Status {
+	all, late := s.matcher.Waiting()
+	// Rates are not over longer than this agent has led, but over long enough that a single query is
+	// not taken for many a second.
+	span := min(max(s.now, time.Second), rateSeconds*time.Second)
+	out := &Status{Waiting: all, WaitingLate: late, Rate: s.arrived.sum(s.now, span) / span.Seconds(), Limit: s.limit}
+	for _, name := range slices.Sorted(maps.Keys(s.members)) {
+		m := s.members[name]
+		a := AgentStatus{Name: name, Type: m.typ, Factor: s.factors[name]}
+		if len(m.lanes) > 0 {
+			a.Busy = min(1, m.busy.sum(s.now, span)/float64(span)/float64(len(m.lanes)))
+		}
+		a.Overdue = slices.ContainsFunc(m.lanes, func(ln *lane) bool { return ln.overdue })
+		out.Agents = append(out.Agents, a)
+	}
+	for _, m := range s.models {
+		minute, lately := m.last(s.now, StatusSeconds), m.last(s.now, rateSeconds)
+		status := ModelStatus{ModelID: m.ModelID, Answered: m.total.answered, Late: m.total.late, Refused: m.total.refused}
+		status.Rate = float64(lately.answered+lately.refused) / span.Seconds()
+		if n := minute.answered + minute.refused; n > 0 {
+			status.Within, status.Any = float64(minute.answered-minute.late)/float64(n), true
+		}
+		out.Models = append(out.Models, status)
+	}
+	slices.SortFunc(out.Models, func(a, b ModelStatus) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Version, b.Version))
+	})
+	for i := range len(s.decisions) {
+		d := &s.decisions[(s.decided-1-i)%len(s.decisions)]
+		text := match.AppendDecision(nil, d)
+		if ln := s.lanes[d.Lane]; ln != nil && d.Action == match.Assign {
+			text = append(text, " agent="+ln.member.Name...)
+		}
+		out.Decisions = append(out.Decisions, string(text))
+	}
+	return out
+}
+
+// A tally counts queries of a model.
+type tally struct {
+	second                  int64
+	answered, late, refused uint64
+}
+
+// count adds to what is known of the model's queries.
+func (m *model) count(now time.Duration, t tally) {
+	second := int64(now / time.Second)
+	p := &m.perSecond[second%StatusSeconds]
+	if p.second != second {
+		*p = tally{second: second}
+	}
+	for _, to := range []*tally{p, &m.total} {
+		to.answered += t.answered
+		to.late += t.late
+		to.refused += t.refused
+	}
+}
+
+// last sums the last seconds.
+func (m *model) last(now time.Duration, seconds int64) (sum tally) {
+	second := int64(now / time.Second)
+	for i := range m.perSecond {
+		if p := &m.perSecond[i]; p.second > second-seconds && p.second <= second {
+			sum.answered += p.answered
+			sum.late += p.late
+			sum.refused += p.refused
+		}
+	}
+	return sum
+}
+
+// A ring counts over the last minute, by tenths of a second. Its zero value is ready.
+type ring struct {
+	parts [10 * StatusSeconds]struct {
+		at  int64 // in tenths of a second
+		sum float64
+	}
+}
+
+func tenth(now time.Duration) int64 { return int64(now / (100 * time.Millisecond)) }
+
+func (r *ring) add(now time.Duration, v float64) {
+	at := tenth(now)
+	p := &r.parts[at%int64(len(r.parts))]
+	if p.at != at {
+		p.at, p.sum = at, 0
+	}
+	p.sum += v
+}
+
+// sum is what was counted over the time up to now, at most a minute.
+func (r *ring) sum(now time.Duration, over time.Duration) (sum float64) {
+	last := tenth(now)
+	for at := max(0, last-int64(over/(100*time.Millisecond))+1); at <= last; at++ {
+		if p := &r.parts[at%int64(len(r.parts))]; p.at == at {
+			sum += p.sum
+		}
+	}
+	return sum
+}
+
+// Holds is what the state believes a member's lane to have; of each it has the query and the attempt.
+func (s *State) Holds(agent string, lane int) (all []Held) {
+	if ln := s.lane(agent, lane); ln != nil {
+		for _, a := range ln.held {
+			all = append(all, Held{Gateway: a.query.Gateway, Sequence: a.query.Sequence, Attempt: a.number, Lane: lane})
+		}
+	}
+	return all
+}
+
+// Sizes is how much the state remembers, by what it is, for tests of what it forgets.
+func (s *State) Sizes() map[string]int {
+	waiting, _ := s.matcher.Waiting()
+	reserved, queries := 0, 0
+	for _, ln := range s.lanes {
+		reserved += len(ln.held)
+	}
+	for _, g := range s.gateways {
+		queries += len(g.queries)
+	}
+	return map[string]int{
+		"members": len(s.members), "lanes": len(s.lanes), "models": len(s.models), "matcher's models": s.matcher.Models(),
+		"latencies": len(s.latencies), "gateways": len(s.gateways), "accounts": len(s.accounts),
+		"gone": len(s.gone), "factors": len(s.factors) + len(s.slow), "prices": len(s.prices),
+		"waiting": waiting, "reserved": reserved, "queries": queries, "parked": len(s.parked),
+	}
+}
