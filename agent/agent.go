@@ -59,6 +59,8 @@ type Agent struct {
 	receiveTimeout time.Duration
 	// sendTimeout is defaultSendTimeout, except in tests.
 	sendTimeout time.Duration
+	// spoken are control.Spoken, except in tests.
+	spoken control.Versions
 
 	name      string // in the fleet
 	catalogue *profiles.Catalogue
@@ -125,6 +127,7 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 		library:        profiles.ShippedLibrary(),
 		receiveTimeout: defaultReceiveTimeout,
 		sendTimeout:    defaultSendTimeout,
+		spoken:         control.Spoken,
 		listening:      make(chan struct{}),
 		serve:          map[string]map[int64]bool{},
 	}
@@ -215,7 +218,7 @@ func (a *Agent) open() error {
 	a.local = newLocalConn(a.closing, a.interceptUnary)
 	a.register(a.local)
 	a.members = members.New(members.Config{
-		Closing: a.closing, Gossip: a.gossip, Connect: a.network.connect, Dial: a.network.dial, Local: a.local,
+		Closing: a.closing, Spoken: a.spoken, Gossip: a.gossip, Connect: a.network.connect, Dial: a.network.dial, Local: a.local,
 		Leading: following{a}, Estimates: a.estimates, Describe: a.describe,
 		Load: func() (int, []time.Duration) {
 			stats := a.lanes.Stats()

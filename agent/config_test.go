@@ -48,8 +48,8 @@ func TestLongestAdvertised(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	said := members.Meta{Protocol: control.Protocol, Address: address}
-	if heard, err := members.DecodeMeta(said.Encode()); err != nil || heard != said {
+	said := members.Meta{Versions: control.Spoken, Address: address}
+	if heard, err := members.DecodeMeta(said.Encode(), control.Spoken); err != nil || heard != said {
 		t.Errorf("others hear %+v, %v, want %+v", heard, err, said)
 	}
 }

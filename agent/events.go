@@ -235,6 +235,9 @@ func (a *Agent) fleetEvents(ctx context.Context) []*control.Event {
 // eventsOf asks another agent for its events. It believes no more of them than this agent keeps
 // of its own.
 func (a *Agent) eventsOf(ctx context.Context, name string) (events []*control.Event, err error) {
+	if spoken := a.members.Member(name).Versions(); spoken.Newest < 3 {
+		return nil, fmt.Errorf("it speaks %v of the agents' protocol: events came with version 3", spoken)
+	}
 	conn, err := a.members.Dial(name)
 	if err != nil {
 		return nil, err

@@ -42,7 +42,7 @@ func (a *Agent) joinFleet(ctx context.Context, l *listeners) (err error) {
 		Keys:      keys,
 		Insecure:  a.config.Insecure,
 		Meta:      members.MetaOf(a.describe()).Encode(),
-		Accept:    func(m gossip.Member) error { return members.Acceptable(m.Meta) },
+		Accept:    func(m gossip.Member) error { return members.Acceptable(m.Meta, a.spoken) },
 		Logger:    a.log,
 
 		MaxStrangers: members.MostStrangers,
@@ -139,7 +139,8 @@ func (a *Agent) allowLargest(v *control.View, seen map[*control.Member]bool) map
 // describe is what the agent is and holds, at revision 0.
 func (a *Agent) describe() *control.Member {
 	m := a.describeLanes()
-	m.Name, m.Address, m.Protocol, m.Role = a.name, a.advertised, control.Protocol, a.config.Leader
+	m.Name, m.Address, m.Role, m.Software = a.name, a.advertised, a.config.Leader, Version()
+	m.Protocol, m.NewestProtocol = a.spoken.Oldest, a.spoken.Newest
 	m.Draining = a.draining.Load()
 	if known, err := a.catalogue.Lookup(a.instanceType()); err == nil {
 		m.PriceUsdPerHour = known.PriceUSDPerHour

@@ -615,11 +615,12 @@ func TestStrangers(t *testing.T) {
 		a := f.start()
 		f.settled(a)
 		log := &logBuffer{}
-		other := members.Meta{Protocol: control.Protocol + 1, Address: "10.0.0.9:8001"}
+		beyond := control.Spoken.Newest + 1
+		other := members.Meta{Versions: control.VersionsOf(beyond, beyond), Address: "10.0.0.9:8001"}
 		g, err := gossip.Open(f.Context(), gossip.Config{
 			Name: "of-another-version", Seeds: []string{"10.0.0.1:7946"}, Meta: other.Encode(), Transport: f.gossip.Listen("10.0.0.9:7946"),
 			Accept: func(m gossip.Member) error {
-				if v, _ := binary.Uvarint(m.Meta); v != control.Protocol+1 {
+				if v, _ := binary.Uvarint(m.Meta); uint32(v) != beyond {
 					return fmt.Errorf("it speaks version %d", v)
 				}
 				return nil
@@ -631,10 +632,10 @@ func TestStrangers(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		f.settled(a)
-		if want := fmt.Sprintf("it speaks version %d of the agents' protocol, this agent version %d", control.Protocol+1, control.Protocol); !strings.Contains(a.log.String(), want) {
+		if want := fmt.Sprintf("it speaks version %d of the agents' protocol, this agent %v", beyond, control.Spoken); !strings.Contains(a.log.String(), want) {
 			f.Errorf("log of the agent: %s\nwant %q", a.log, want)
 		}
-		if want := fmt.Sprintf("it speaks version %d", control.Protocol); !strings.Contains(log.String(), want) {
+		if want := fmt.Sprintf("it speaks version %d", control.Spoken.Oldest); !strings.Contains(log.String(), want) {
 			f.Errorf("log of the other: %s\nwant %q", log, want)
 		}
 		if err := g.Close(); err != nil {

@@ -91,7 +91,7 @@ func (f *stillFleet) link(stream[control.WorkerMessage, control.LeaderMessage]) 
 
 func honestMember(who byte) *control.Member {
 	return &control.Member{
-		Name: fmt.Sprint("w", who), Address: "w:1", Protocol: control.Protocol, InstanceType: "box", Provider: "cpu", Executor: "emulated",
+		Name: fmt.Sprint("w", who), Address: "w:1", Protocol: control.Spoken.Oldest, InstanceType: "box", Provider: "cpu", Executor: "emulated",
 		Lanes: 1, Cores: 1, Role: "may", Rank: 1, Models: []*control.Model{testModel("m", 100*time.Millisecond)},
 	}
 }
@@ -160,7 +160,7 @@ func (in *toldLeader) connectGateway(who byte, id uint64) {
 // say is what a link does with a message.
 func (in *toldLeader) say(who byte, m *control.WorkerMessage) {
 	name := fmt.Sprint("w", who)
-	if m.Member != nil && checkDescription(m.Member, name) != nil {
+	if m.Member != nil && checkDescription(m.Member, name, control.Spoken) != nil {
 		in.linkBroken(name, false, io.EOF)
 		in.greeted[who] = false
 		return
@@ -191,7 +191,7 @@ func (in *toldLeader) pass(d time.Duration) {
 // FuzzLeader has gateways and workers say to a leader whatever they like. It must
 // keep its head, send nothing that cannot be sent, and serve others as before.
 func FuzzLeader(f *testing.F) {
-	hello := &control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Protocol}}
+	hello := &control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest}}
 	greeting := &control.WorkerMessage{Member: honestMember(0), RemainingNs: []int64{0}}
 	submit := func(s ...*control.Submit) *control.GatewayMessage { return &control.GatewayMessage{Submit: s} }
 	completed := &control.Completed{Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: 3, ExecutionNs: 1e6, LatencyNs: 2e6, Bytes: 100}
@@ -409,7 +409,7 @@ func TestDescriptions(t *testing.T) {
 	} {
 		m := honestMember(0)
 		change(m)
-		if err := checkDescription(m, "w0"); fmt.Sprint(err) != "<nil>" && want == "" || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+		if err := checkDescription(m, "w0", control.Spoken); fmt.Sprint(err) != "<nil>" && want == "" || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
@@ -481,7 +481,7 @@ func TestHostilePeer(t *testing.T) {
 			code  codes.Code
 		}{
 			{"says nothing of itself", &control.GatewayMessage{}, codes.InvalidArgument},
-			{"no id", &control.GatewayMessage{Hello: &control.GatewayHello{Protocol: control.Protocol}}, codes.InvalidArgument},
+			{"no id", &control.GatewayMessage{Hello: &control.GatewayHello{Protocol: control.Spoken.Oldest}}, codes.InvalidArgument},
 			{"another version", &control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 1, Protocol: 9}}, codes.FailedPrecondition},
 		} {
 			s, err := leader.ctl.Match(ctx)

@@ -23,7 +23,7 @@ func forgedAlive(name, grpc string) []byte {
 	b = packed(packed(b, []byte("Node")), []byte(name))
 	b = packed(packed(b, []byte("Addr")), net.IPv4(10, 9, 9, 9).To4())
 	b = append(packed(b, []byte("Port")), 0xcd, 0x1f, 0x0a)
-	b = packed(packed(b, []byte("Meta")), members.Meta{Protocol: control.Protocol, Address: grpc, Role: "must"}.Encode())
+	b = packed(packed(b, []byte("Meta")), members.Meta{Versions: control.Spoken, Address: grpc, Role: "must"}.Encode())
 	return packed(packed(b, []byte("Vsn")), []byte{1, 5, 2, 0, 0, 0})
 }
 

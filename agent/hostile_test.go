@@ -371,7 +371,7 @@ func TestGarbage(t *testing.T) {
 			}
 		}
 	}
-	hello, err := proto.Marshal(&control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 1, Protocol: control.Protocol}})
+	hello, err := proto.Marshal(&control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 1, Protocol: control.Spoken.Oldest}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -111,7 +111,7 @@ func (w *leaderWorld) add(name string, cores int, latency func(int) time.Duratio
 	}
 	n := &testNode{world: w, name: name, latency: latency, stopped: make(chan struct{})}
 	n.member = &control.Member{
-		Name: name, Address: name, Protocol: control.Protocol, InstanceType: "box", Provider: "cpu", Executor: "emulated", Lanes: 1, Cores: 1,
+		Name: name, Address: name, Protocol: control.Spoken.Oldest, InstanceType: "box", Provider: "cpu", Executor: "emulated", Lanes: 1, Cores: 1,
 		Role: role.String(), Rank: uint32(rank), Models: []*control.Model{testModel("m", 100*time.Millisecond)},
 	}
 	n.ctx, n.cancel = context.WithCancel(w.t.Context())
@@ -505,7 +505,7 @@ func (g *testGateway) serve(n *testNode) {
 	defer context.AfterFunc(n.ctx, cancel)()
 	client, server := newPipe[control.GatewayMessage, control.MatchMessage](ctx)
 	go func() { server.end(n.leader.match(server)) }()
-	hello := &control.GatewayMessage{Hello: &control.GatewayHello{Gateway: g.id, Protocol: control.Protocol}}
+	hello := &control.GatewayMessage{Hello: &control.GatewayHello{Gateway: g.id, Protocol: control.Spoken.Oldest}}
 	g.mu.Lock()
 	for len(g.toSend) > 0 {
 		<-g.toSend
@@ -1002,7 +1002,7 @@ func TestLeaderForgetsGateway(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if err := a.leader.match(&goneStream{ctx, &control.GatewayMessage{
-			Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Protocol}, Submit: []*control.Submit{{Sequence: 1, Model: "no lane's", BatchSize: 1}},
+			Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest}, Submit: []*control.Submit{{Sequence: 1, Model: "no lane's", BatchSize: 1}},
 		}}); err == nil {
 			t.Error("the stream of a gateway that has gone ends without an error")
 		}

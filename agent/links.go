@@ -367,7 +367,7 @@ func (k *link) exchange() (renewed bool, err error) {
 			return false, err
 		}
 		if m.Member != nil {
-			if err := checkDescription(m.Member, k.to); err != nil {
+			if err := checkDescription(m.Member, k.to, control.Spoken); err != nil {
 				return false, err
 			}
 		}

@@ -128,8 +128,9 @@ func checkHello(h *control.GatewayHello) error {
 	switch {
 	case h == nil || h.GetGateway() == 0:
 		return status.Error(codes.InvalidArgument, "the first message on a Match stream must say hello, with the gateway's id")
-	case h.GetProtocol() != control.Protocol:
-		return status.Errorf(codes.FailedPrecondition, "the gateway speaks version %d of the protocol, this agent %d", h.GetProtocol(), control.Protocol)
+	}
+	if err := control.Spoken.Understands(control.VersionsOf(h.GetProtocol(), h.GetNewestProtocol())); err != nil {
+		return status.Errorf(codes.FailedPrecondition, "gateway: %v", err)
 	}
 	return nil
 }

@@ -207,7 +207,7 @@ func TestCutOff(t *testing.T) {
 			}
 		}
 		const id = 7
-		tell(&control.GatewayMessage{Hello: &control.GatewayHello{Gateway: id, Protocol: control.Protocol}})
+		tell(&control.GatewayMessage{Hello: &control.GatewayHello{Gateway: id, Protocol: control.Spoken.Oldest}})
 		for sequence := range uint64(4) {
 			tell(&control.GatewayMessage{Submit: []*control.Submit{{Sequence: sequence, Model: "ncf", BatchSize: 1}}})
 			var assigned *control.Assign

@@ -168,7 +168,7 @@ func (f *testFleet) view() *control.View {
 			continue
 		}
 		v.Members = append(v.Members, &control.Member{
-			Name: a.name, Address: "passthrough:///" + a.name, Protocol: control.Protocol, InstanceType: "local", Lanes: 1, Cores: 1,
+			Name: a.name, Address: "passthrough:///" + a.name, Protocol: control.Spoken.Oldest, InstanceType: "local", Lanes: 1, Cores: 1,
 			Models: []*control.Model{{Name: "sum", Version: 1, Newest: true, QosTargetNs: int64(50 * time.Millisecond),
 				DeadlineNs: int64(5 * time.Second), LargestBatchSize: 1000}},
 		})

@@ -123,7 +123,7 @@ func FuzzGateway(f *testing.F) {
 		b = append(binary.AppendUvarint(append(b, what), uint64(len(data))), data...)
 	}
 	member := &control.Member{
-		Name: "a", Address: "a:1", Protocol: control.Protocol, InstanceType: "box", Lanes: 1, Cores: 1,
+		Name: "a", Address: "a:1", Protocol: control.Spoken.Oldest, InstanceType: "box", Lanes: 1, Cores: 1,
 		Models: []*control.Model{{Name: "m", Version: 1, Newest: true, QosTargetNs: 1e7, QosPercentile: 0.99, DeadlineNs: 1e8, LargestBatchSize: 10}},
 	}
 	view := &control.View{Members: []*control.Member{member}, Leadership: &control.Leadership{Epoch: 1, Leader: "a", Successor: "b"},

@@ -157,7 +157,9 @@ func (g *Gateway) serve(to *control.Member) (heard bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	hello := &control.GatewayHello{Gateway: g.config.ID, Protocol: control.Protocol, Agent: g.config.Agent}
+	hello := &control.GatewayHello{
+		Gateway: g.config.ID, Protocol: control.Spoken.Oldest, NewestProtocol: control.Spoken.Newest, Agent: g.config.Agent,
+	}
 	if err := stream.Send(&control.GatewayMessage{Hello: hello}); err != nil {
 		_, err = stream.Recv() // says why
 		return false, err

@@ -40,7 +40,7 @@ func (ms *Members) meet(name string, said Meta) *other {
 // refused has a member asked once what it is that gossip has no room for: if it says so, gossip
 // makes room. It does not block.
 func (ms *Members) refused(m gossip.Member) {
-	said, err := DecodeMeta(m.Meta)
+	said, err := DecodeMeta(m.Meta, ms.config.Spoken)
 	if err != nil {
 		return // gossip asks before whether it is acceptable
 	}
@@ -98,7 +98,7 @@ func (ms *Members) askStranger(o *other, address string) {
 	conn, err := ms.config.Connect(address)
 	var m *control.Member
 	if err == nil {
-		m, err = askDescription(o, conn)
+		m, err = ms.askDescription(o, conn)
 	}
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
@@ -161,7 +161,7 @@ func (ms *Members) describe(o *other) {
 		if known {
 			continue
 		}
-		m, err := askDescription(o, o.conn)
+		m, err := ms.askDescription(o, o.conn)
 		if err == nil {
 			if failing {
 				ms.config.Log.Info("agent answers", "agent", o.name, "address", o.address, "event", "answers")
@@ -205,28 +205,28 @@ func (ms *Members) replace(o *other) {
 }
 
 // askDescription asks o by conn what it is. A stranger must be there, not come while it is waited for.
-func askDescription(o *other, conn *grpc.ClientConn) (*control.Member, error) {
+func (ms *Members) askDescription(o *other, conn *grpc.ClientConn) (*control.Member, error) {
 	ctx, cancel := context.WithTimeout(o.left, describeTimeout)
 	defer cancel()
 	m, err := control.NewControlClient(conn).Describe(LocalOnly(ctx), &control.DescribeRequest{}, grpc.WaitForReady(o.described != nil))
 	if err != nil {
 		return nil, err
 	}
-	return m, CheckDescription(m, o.name)
+	return m, CheckDescription(m, o.name, ms.config.Spoken)
 }
 
 // mostLanes is more than any agent has.
 const mostLanes = 1 << 12
 
-// CheckDescription says what of a description cannot be true of the agent named,
-// nil if nothing.
-func CheckDescription(m *control.Member, name string) error {
+// CheckDescription says what of a description cannot be true of the agent named, or what keeps it
+// from being a member of one that speaks spoken; nil if nothing.
+func CheckDescription(m *control.Member, name string, spoken control.Versions) error {
 	notNegative := func(x float64) bool { return x >= 0 && x <= math.MaxFloat64 } // nor NaN
 	switch {
 	case m.GetName() != name:
 		return fmt.Errorf("found agent %q at its address", m.GetName())
-	case m.GetProtocol() != control.Protocol:
-		return fmt.Errorf("it speaks version %d of the agents' protocol, want %d", m.GetProtocol(), control.Protocol)
+	case spoken.Understands(m.Versions()) != nil:
+		return spoken.Understands(m.Versions())
 	case m.GetLanes() > mostLanes:
 		return fmt.Errorf("it says that it has %d lanes, want at most %d", m.GetLanes(), mostLanes)
 	case !notNegative(m.GetPriceUsdPerHour()):

@@ -148,7 +148,7 @@ func TestFeed(t *testing.T) {
 				k.lost(memberName(i), rng.IntN(2) == 0)
 				delete(there, i)
 			case 5: // drains
-				k.heard(memberName(i), Meta{Protocol: control.Protocol, Address: sampleMember("", i).Address, Draining: rng.IntN(2) == 0, Revision: 1}.Encode(), false)
+				k.heard(memberName(i), Meta{Versions: control.Spoken, Address: sampleMember("", i).Address, Draining: rng.IntN(2) == 0, Revision: 1}.Encode(), false)
 			case 6:
 				k.ToldByLeader([]*control.TypePrice{{Type: "t", PerMs: float64(rng.IntN(5))}},
 					[]*control.Profile{{Model: "ncf/1", Type: fmt.Sprint("t", i), Table: []byte{byte(rng.IntN(3)), 1}}}, time.Duration(rng.IntN(3)))
@@ -245,12 +245,12 @@ func TestOwnProfile(t *testing.T) {
 
 // TestMemberWithoutText: an agent whose meta or name is no text is refused: no message could tell of it.
 func TestMemberWithoutText(t *testing.T) {
-	if err := Acceptable(Meta{Protocol: control.Protocol, Address: "10.0.0.1:8001", Type: "r5n"}.Encode()); err != nil {
+	if err := Acceptable(Meta{Versions: control.Spoken, Address: "10.0.0.1:8001", Type: "r5n"}.Encode(), control.Spoken); err != nil {
 		t.Error(err)
 	}
-	b := Meta{Protocol: control.Protocol, Address: "10.0.0.1:8001", Type: "r5nX"}.Encode()
+	b := Meta{Versions: control.Spoken, Address: "10.0.0.1:8001", Type: "r5nX"}.Encode()
 	b[slices.Index(b, 'X')] = 0xff
-	if err := Acceptable(b); err == nil {
+	if err := Acceptable(b, control.Spoken); err == nil {
 		t.Error("a type that is no text is accepted")
 	}
 }

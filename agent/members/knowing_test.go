@@ -117,7 +117,7 @@ func addMember(ms *Members, i int) *other {
 func sampleMember(name string, i int) *control.Member {
 	types := []string{"r5n.large", "c5n.2xlarge", "t3.xlarge"}
 	m := &control.Member{
-		Name: name, Address: fmt.Sprintf("10.0.%d.%d:8001", i/250, i%250), Protocol: control.Protocol, InstanceType: types[i%len(types)],
+		Name: name, Address: fmt.Sprintf("10.0.%d.%d:8001", i/250, i%250), Protocol: control.Spoken.Oldest, InstanceType: types[i%len(types)],
 		PriceUsdPerHour: 0.149, Provider: "cpu", Executor: "onnx", Lanes: 2, Cores: 2, Role: "may", Revision: 1, Rank: 3,
 		Models: []*control.Model{sampleModel("ncf"), sampleModel("rm2")},
 	}

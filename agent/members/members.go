@@ -52,6 +52,8 @@ type Estimates interface {
 type Config struct {
 	// Closing ends when the agent closes: nobody is asked any more.
 	Closing context.Context
+	// Spoken are the versions of the protocol that this agent speaks.
+	Spoken control.Versions
 	// Gossip is open, and closed by its owner. Nobody else reads its events.
 	Gossip *gossip.Gossip
 	// Connect returns a connection to the gRPC address of an agent, which connects when first used.
@@ -280,8 +282,8 @@ func (o *other) member() *control.Member {
 	case o.shown != nil:
 	case o.described == nil:
 		o.shown = &control.Member{
-			Name: o.name, Address: o.said.Address, Protocol: uint32(o.said.Protocol), InstanceType: o.said.Type,
-			Role: o.said.Role, Draining: o.said.Draining,
+			Name: o.name, Address: o.said.Address, Protocol: o.said.Versions.Oldest, NewestProtocol: o.said.Versions.Newest,
+			InstanceType: o.said.Type, Role: o.said.Role, Draining: o.said.Draining,
 		}
 	case o.said.Draining && !o.described.Draining:
 		o.shown = proto.CloneOf(o.described)
@@ -419,8 +421,8 @@ func laneLoad(agent string, l load) *control.LaneLoad {
 
 // heard takes what gossip says of a member: that it is there, and its meta.
 func (ms *Members) heard(name string, b []byte, joined bool) {
-	said, err := DecodeMeta(b)
-	if err != nil || said.Protocol != control.Protocol {
+	said, err := DecodeMeta(b, ms.config.Spoken)
+	if err != nil || ms.config.Spoken.Understands(said.Versions) != nil {
 		return // gossip has refused it, and said so
 	}
 	ms.mu.Lock()

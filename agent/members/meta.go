@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"strconv"
 	"strings"
@@ -16,10 +17,11 @@ import (
 // A Meta is what an agent says of itself in gossip: enough to reach it and to
 // know whether to ask it for more.
 //
-// It travels as the protocol's version and then the fields, strings behind their length. An
-// agent of another version is told by the first number alone.
+// It travels as the oldest version of the protocol that the agent speaks, the fields, strings behind
+// their length, and the newest version. Of an agent whose oldest version is beyond this one's newest
+// nothing more is read.
 type Meta struct {
-	Protocol uint64
+	Versions control.Versions
 	Address  string // of gRPC, host:port
 	Type     string // instance type
 	Role     string
@@ -35,14 +37,14 @@ var errMeta = errors.New("not the meta of an agent")
 // MetaOf is what gossip says of the agent that m describes.
 func MetaOf(m *control.Member) Meta {
 	return Meta{
-		Protocol: uint64(m.Protocol), Address: m.Address, Type: m.InstanceType,
+		Versions: m.Versions(), Address: m.Address, Type: m.InstanceType,
 		Role: m.Role, Draining: m.Draining, Revision: m.Revision,
 	}
 }
 
 // Encode is the form in which it travels.
 func (m Meta) Encode() []byte {
-	b := binary.AppendUvarint(nil, m.Protocol)
+	b := binary.AppendUvarint(nil, uint64(m.Versions.Oldest))
 	for _, s := range []string{m.Address, m.Type, m.Role} {
 		s = strings.ToValidUTF8(s[:min(len(s), LargestString)], "")
 		b = append(binary.AppendUvarint(b, uint64(len(s))), s...)
@@ -51,22 +53,27 @@ func (m Meta) Encode() []byte {
 	if m.Draining {
 		flags = 1
 	}
-	return binary.AppendUvarint(binary.AppendUvarint(b, flags), m.Revision)
+	b = binary.AppendUvarint(binary.AppendUvarint(b, flags), m.Revision)
+	return binary.AppendUvarint(b, uint64(m.Versions.Newest))
 }
 
-// DecodeMeta reads a Meta. Of another version only the version is read; later
-// fields of this one are passed over.
-func DecodeMeta(b []byte) (m Meta, err error) {
+// DecodeMeta reads a Meta, of an agent that spoken do not understand only the versions. Later fields
+// are passed over.
+func DecodeMeta(b []byte, spoken control.Versions) (m Meta, err error) {
 	r := reader{b: b}
-	if m.Protocol = r.uvarint(); m.Protocol != control.Protocol || r.failed {
-		if r.failed {
-			return Meta{}, errMeta
-		}
+	m.Versions = control.VersionsOf(r.version(), 0)
+	if r.failed {
+		return Meta{}, errMeta
+	}
+	if m.Versions.Oldest > spoken.Newest {
 		return m, nil
 	}
 	m.Address, m.Type, m.Role = r.string(LargestString), r.string(LargestString), r.string(LargestString)
 	m.Draining = r.uvarint()&1 != 0
 	m.Revision = r.uvarint()
+	if len(r.b) > 0 { // else it knows of no range
+		m.Versions = control.VersionsOf(m.Versions.Oldest, r.version())
+	}
 	if r.failed {
 		return Meta{}, errMeta
 	}
@@ -76,16 +83,14 @@ func DecodeMeta(b []byte) (m Meta, err error) {
 	return m, nil
 }
 
-// Acceptable says why an agent of this meta can be no member, nil if it can.
-func Acceptable(b []byte) error {
-	m, err := DecodeMeta(b)
-	switch {
-	case err != nil:
+// Acceptable says why an agent of this meta can be no member of one that speaks spoken, nil if it
+// can.
+func Acceptable(b []byte, spoken control.Versions) error {
+	m, err := DecodeMeta(b, spoken)
+	if err != nil {
 		return err
-	case m.Protocol != control.Protocol:
-		return fmt.Errorf("it speaks version %d of the agents' protocol, this agent version %d: agents of one fleet must speak the same", m.Protocol, control.Protocol)
 	}
-	return nil
+	return spoken.Understands(m.Versions)
 }
 
 // CheckAddress says what of an address, host:port, cannot be; nil if nothing.
@@ -151,6 +156,15 @@ func (r *reader) uvarint() uint64 {
 	}
 	r.b = r.b[n:]
 	return v
+}
+
+// version is a version of the protocol.
+func (r *reader) version() uint32 {
+	v := r.uvarint()
+	if v > math.MaxUint32 {
+		r.failed = true
+	}
+	return uint32(v)
 }
 
 func (r *reader) string(longest uint64) string {

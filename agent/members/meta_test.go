@@ -11,14 +11,14 @@ import (
 )
 
 func FuzzMeta(f *testing.F) {
-	full := Meta{Protocol: control.Protocol, Address: "10.0.0.1:8001", Type: "g4dn.xlarge", Role: "must", Draining: true, Revision: 1 << 40}
+	full := Meta{Versions: control.Spoken, Address: "10.0.0.1:8001", Type: "g4dn.xlarge", Role: "must", Draining: true, Revision: 1 << 40}
 	f.Add(full.Encode())
 	f.Add(load{revision: 3, waiting: 7, remaining: []time.Duration{0, time.Second}}.encode())
 	f.Add([]byte{2})
 	f.Add([]byte{1, 255, 255, 255, 255, 15, 'x'})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if m, err := DecodeMeta(b); err == nil && m.Protocol == control.Protocol {
-			if again, err := DecodeMeta(m.Encode()); err != nil || again != m {
+		if m, err := DecodeMeta(b, control.Spoken); err == nil && m.Versions.Oldest <= control.Spoken.Newest {
+			if again, err := DecodeMeta(m.Encode(), control.Spoken); err != nil || again != m {
 				t.Errorf("%+v becomes %+v, %v", m, again, err)
 			}
 		}
@@ -27,14 +27,53 @@ func FuzzMeta(f *testing.F) {
 				t.Errorf("%+v becomes %+v, %v", l, again, err)
 			}
 		}
-		_ = Acceptable(b)
+		_ = Acceptable(b, control.Spoken)
 	})
+}
+
+// TestMetaVersions: who speaks a version that this agent speaks is a member, whether it says one or a
+// range; of others no more is read than the version.
+func TestMetaVersions(t *testing.T) {
+	spoken := control.Versions{Oldest: 2, Newest: 3}
+	for _, tt := range []struct {
+		name string
+		b    []byte
+		want control.Versions
+		err  string
+	}{
+		{"the same", Meta{Versions: spoken, Address: "a:1"}.Encode(), spoken, ""},
+		{"before there were ranges", withoutNewest(Meta{Versions: control.Versions{Oldest: 2, Newest: 2}, Address: "a:1"}), control.Versions{Oldest: 2, Newest: 2}, ""},
+		{"the next", Meta{Versions: control.Versions{Oldest: 3, Newest: 4}, Address: "a:1"}.Encode(), control.Versions{Oldest: 3, Newest: 4}, ""},
+		{
+			"beyond", Meta{Versions: control.Versions{Oldest: 4, Newest: 5}, Address: "a:1"}.Encode(), control.Versions{Oldest: 4, Newest: 4},
+			"it speaks version 4 of the agents' protocol, this agent versions 2 to 3",
+		},
+		{
+			"long ago", Meta{Versions: control.Versions{Oldest: 1, Newest: 1}, Address: "a:1"}.Encode(), control.Versions{Oldest: 1, Newest: 1},
+			"it speaks version 1 of the agents' protocol, this agent versions 2 to 3",
+		},
+	} {
+		m, err := DecodeMeta(tt.b, spoken)
+		if err != nil || m.Versions != tt.want {
+			t.Errorf("%s: got %v, %v, want %v", tt.name, m.Versions, err, tt.want)
+		}
+		err = Acceptable(tt.b, spoken)
+		if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
+			t.Errorf("%s: got %v, want %q in it", tt.name, err, tt.err)
+		}
+	}
+}
+
+// withoutNewest is m as agents sent it that knew of one version only.
+func withoutNewest(m Meta) []byte {
+	b := m.Encode()
+	return b[:len(b)-1]
 }
 
 // TestMetaFits: whatever the names, gossip has room for it.
 func TestMetaFits(t *testing.T) {
 	long := strings.Repeat("x", 1000)
-	if n := len(Meta{Protocol: control.Protocol, Address: long, Type: long, Role: long, Revision: 1 << 63}.Encode()); n > gossip.MaxMeta {
+	if n := len(Meta{Versions: control.Spoken, Address: long, Type: long, Role: long, Revision: 1 << 63}.Encode()); n > gossip.MaxMeta {
 		t.Errorf("meta of %d bytes, want at most %d", n, gossip.MaxMeta)
 	}
 	if n := len(load{revision: 1 << 63, waiting: 1 << 30, remaining: make([]time.Duration, 1000)}.encode()); n > gossip.MaxLoad {

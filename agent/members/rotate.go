@@ -221,7 +221,7 @@ func (ms *Members) lostAgents() []string {
 		taken[m.Address], names[m.Name] = true, true
 	}
 	for _, m := range ms.config.Gossip.Members() {
-		if said, err := DecodeMeta(m.Meta); err == nil && !names[m.Name] && !taken[said.Address] {
+		if said, err := DecodeMeta(m.Meta, ms.config.Spoken); err == nil && !names[m.Name] && !taken[said.Address] {
 			lost = append(lost, m.Name)
 		}
 	}

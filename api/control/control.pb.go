@@ -70,7 +70,7 @@ type Member struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Name            string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`          // host and a random boot id; unique in time
 	Address         string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`    // of its gRPC, host:port
-	Protocol        uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // version of this protocol
+	Protocol        uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // the oldest version of this protocol that it speaks
 	InstanceType    string                 `protobuf:"bytes,4,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
 	PriceUsdPerHour float64                `protobuf:"fixed64,5,opt,name=price_usd_per_hour,json=priceUsdPerHour,proto3" json:"price_usd_per_hour,omitempty"`
 	Provider        string                 `protobuf:"bytes,6,opt,name=provider,proto3" json:"provider,omitempty"` // "cpu" or "cuda"
@@ -80,12 +80,14 @@ type Member struct {
 	Role            string                 `protobuf:"bytes,10,opt,name=role,proto3" json:"role,omitempty"`        // in elections: "never", "may" or "must"
 	Draining        bool                   `protobuf:"varint,11,opt,name=draining,proto3" json:"draining,omitempty"`
 	// revision grows with each change of models, draining or anything above.
-	Revision      uint64   `protobuf:"varint,12,opt,name=revision,proto3" json:"revision,omitempty"`
-	Models        []*Model `protobuf:"bytes,13,rep,name=models,proto3" json:"models,omitempty"`
-	Rank          uint32   `protobuf:"varint,14,opt,name=rank,proto3" json:"rank,omitempty"`        // in elections, as leader/election ranks it; 0: unknown or never
-	Held          []uint64 `protobuf:"varint,15,rep,packed,name=held,proto3" json:"held,omitempty"` // in a Watch of changes, in place of models: their numbers
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Revision       uint64   `protobuf:"varint,12,opt,name=revision,proto3" json:"revision,omitempty"`
+	Models         []*Model `protobuf:"bytes,13,rep,name=models,proto3" json:"models,omitempty"`
+	Rank           uint32   `protobuf:"varint,14,opt,name=rank,proto3" json:"rank,omitempty"`                                           // in elections, as leader/election ranks it; 0: unknown or never
+	Held           []uint64 `protobuf:"varint,15,rep,packed,name=held,proto3" json:"held,omitempty"`                                    // in a Watch of changes, in place of models: their numbers
+	NewestProtocol uint32   `protobuf:"varint,16,opt,name=newest_protocol,json=newestProtocol,proto3" json:"newest_protocol,omitempty"` // that it speaks; 0: it speaks one version
+	Software       string   `protobuf:"bytes,17,opt,name=software,proto3" json:"software,omitempty"`                                    // its version of Muster
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Member) Reset() {
@@ -221,6 +223,20 @@ func (x *Member) GetHeld() []uint64 {
 		return x.Held
 	}
 	return nil
+}
+
+func (x *Member) GetNewestProtocol() uint32 {
+	if x != nil {
+		return x.NewestProtocol
+	}
+	return 0
+}
+
+func (x *Member) GetSoftware() string {
+	if x != nil {
+		return x.Software
+	}
+	return ""
 }
 
 // A Model is one version that an agent holds and serves now.
@@ -842,12 +858,13 @@ func (x *GatewayMessage) GetUnused() []*Assign {
 }
 
 type GatewayHello struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Gateway       uint64                 `protobuf:"fixed64,1,opt,name=gateway,proto3" json:"gateway,omitempty"` // random, chosen at the gateway's start
-	Protocol      uint32                 `protobuf:"varint,2,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	Agent         string                 `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"` // the member whose gateway it is, or "" of an SDK
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Gateway        uint64                 `protobuf:"fixed64,1,opt,name=gateway,proto3" json:"gateway,omitempty"`                                    // random, chosen at the gateway's start
+	Protocol       uint32                 `protobuf:"varint,2,opt,name=protocol,proto3" json:"protocol,omitempty"`                                   // the oldest version that it speaks
+	Agent          string                 `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`                                          // the member whose gateway it is, or "" of an SDK
+	NewestProtocol uint32                 `protobuf:"varint,4,opt,name=newest_protocol,json=newestProtocol,proto3" json:"newest_protocol,omitempty"` // that it speaks; 0: it speaks one version
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GatewayHello) Reset() {
@@ -899,6 +916,13 @@ func (x *GatewayHello) GetAgent() string {
 		return x.Agent
 	}
 	return ""
+}
+
+func (x *GatewayHello) GetNewestProtocol() uint32 {
+	if x != nil {
+		return x.NewestProtocol
+	}
+	return 0
 }
 
 // A Submit asks for a lane. One that names an agent re-submits, to a new
@@ -3247,7 +3271,7 @@ var File_control_control_proto protoreflect.FileDescriptor
 const file_control_control_proto_rawDesc = "" +
 	"\n" +
 	"\x15control/control.proto\x12\x11muster.control.v1\x1a\x19inference/inference.proto\"\x11\n" +
-	"\x0fDescribeRequest\"\xae\x03\n" +
+	"\x0fDescribeRequest\"\xf3\x03\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
@@ -3264,7 +3288,9 @@ const file_control_control_proto_rawDesc = "" +
 	"\brevision\x18\f \x01(\x04R\brevision\x120\n" +
 	"\x06models\x18\r \x03(\v2\x18.muster.control.v1.ModelR\x06models\x12\x12\n" +
 	"\x04rank\x18\x0e \x01(\rR\x04rank\x12\x12\n" +
-	"\x04held\x18\x0f \x03(\x04R\x04held\"\xfa\x02\n" +
+	"\x04held\x18\x0f \x03(\x04R\x04held\x12'\n" +
+	"\x0fnewest_protocol\x18\x10 \x01(\rR\x0enewestProtocol\x12\x1a\n" +
+	"\bsoftware\x18\x11 \x01(\tR\bsoftware\"\xfa\x02\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x16\n" +
@@ -3319,11 +3345,12 @@ const file_control_control_proto_rawDesc = "" +
 	"\x05hello\x18\x01 \x01(\v2\x1f.muster.control.v1.GatewayHelloR\x05hello\x121\n" +
 	"\x06submit\x18\x02 \x03(\v2\x19.muster.control.v1.SubmitR\x06submit\x12\x16\n" +
 	"\x06cancel\x18\x03 \x03(\x04R\x06cancel\x121\n" +
-	"\x06unused\x18\x04 \x03(\v2\x19.muster.control.v1.AssignR\x06unused\"Z\n" +
+	"\x06unused\x18\x04 \x03(\v2\x19.muster.control.v1.AssignR\x06unused\"\x83\x01\n" +
 	"\fGatewayHello\x12\x18\n" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\rR\bprotocol\x12\x14\n" +
-	"\x05agent\x18\x03 \x01(\tR\x05agent\"\xd0\x02\n" +
+	"\x05agent\x18\x03 \x01(\tR\x05agent\x12'\n" +
+	"\x0fnewest_protocol\x18\x04 \x01(\rR\x0enewestProtocol\"\xd0\x02\n" +
 	"\x06Submit\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x18\n" +

@@ -10,10 +10,6 @@ import (
 	"time"
 )
 
-// Protocol is the version of the protocol. Agents of another version do not
-// join: it is raised when old and new would misunderstand each other.
-const Protocol = 2
-
 // Names of gRPC metadata on ModelInfer between a gateway and a worker, and on
 // the protocol's control calls between agents.
 const (

@@ -378,7 +378,7 @@ func siegeMembers(to string) func(int) {
 		panic(err)
 	}
 	return func(i int) {
-		meta := binary.AppendUvarint(nil, control.Protocol)
+		meta := binary.AppendUvarint(nil, uint64(control.Spoken.Oldest))
 		for _, s := range []string{fmt.Sprintf("127.1.%d.%d:8001", i/250%250, i%250), "c5.large", "must"} {
 			meta = append(binary.AppendUvarint(meta, uint64(len(s))), s...)
 		}

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -29,6 +31,9 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 			fmt.Fprintf(w, ", %.0f %% of the fluid limit (%.1f)", 100*s.GetRate()/limit, limit)
 		}
 		fmt.Fprintf(w, "; %d waiting, %d of them late\n", s.GetWaiting(), s.GetWaitingLate())
+	}
+	if versions := versionsOf(s.GetView().GetMembers()); versions != "" {
+		fmt.Fprintln(w, versions)
 	}
 	told := map[string]*control.AgentStatus{}
 	for _, a := range s.GetAgents() {
@@ -61,6 +66,31 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 			percent(m.GetWithinQos(), m.WithinQos != nil), m.GetAnswered(), m.GetLate(), m.GetRefused())
 	}
 	return table.Flush()
+}
+
+// versionsOf says how many agents are of which version of Muster, and what they speak; "" if all are
+// of one.
+func versionsOf(members []*control.Member) string {
+	count := map[string]int{}
+	newest := uint32(0)
+	for _, m := range members {
+		if m.GetLanes() > 0 { // it has said what it is
+			count[cmp.Or(m.GetSoftware(), "an older version")]++
+			newest = max(newest, m.Versions().Newest)
+		}
+	}
+	if len(count) < 2 {
+		return ""
+	}
+	var parts []string
+	for _, version := range slices.Sorted(maps.Keys(count)) {
+		parts = append(parts, fmt.Sprintf("%d of %s", count[version], version))
+	}
+	text := "agents: " + strings.Join(parts, ", ")
+	if agreed := control.Agreed(members); agreed < newest {
+		text += fmt.Sprintf("; until all speak version %d of the protocol, they speak %d", newest, agreed)
+	}
+	return text
 }
 
 // statesOf is what is to be said of an agent in words, what is amiss first. Its

@@ -1,0 +1,68 @@
+package agent
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/api/control"
+)
+
+// TestRollingUpgrade: a fleet whose agents are replaced one by one by those of the next version,
+// and then back, serves all queries, and agrees on the newest version that all speak. One of the
+// version after the next is none of it, and says why.
+func TestRollingUpgrade(t *testing.T) {
+	testInFleet(t, func(f *testFleet) {
+		var fleet []*fleetAgent
+		speaking := func(oldest, newest uint32) func(*Agent) {
+			return func(a *Agent) {
+				a.spoken = control.Versions{Oldest: oldest, Newest: newest}
+				for _, o := range fleet {
+					a.config.Join = append(a.config.Join, o.host+":7946")
+				}
+			}
+		}
+		agreed := func(want uint32, agents ...*fleetAgent) {
+			f.settled(agents...)
+			f.led(agents...)
+			for _, a := range agents {
+				if got := control.Agreed(a.members.View().GetMembers()); got != want {
+					f.Errorf("%s agrees on version %d, want %d", a.host, got, want)
+				}
+			}
+		}
+		fleet = []*fleetAgent{f.start(speaking(2, 2)), f.start(speaking(2, 2)), f.start(speaking(2, 2))}
+		agreed(2, fleet...)
+		replace := func(i int, oldest, newest uint32) {
+			fleet = append(fleet, f.start(speaking(oldest, newest)))
+			f.settled(fleet...)
+			if failed := f.send(20, 5*time.Millisecond, fleet...); len(failed) > 0 {
+				f.Errorf("failed: %v", failed)
+			}
+			if err := fleet[i].stop(); err != nil {
+				f.Error(err)
+			}
+			fleet = slices.Delete(fleet, i, i+1)
+			if failed := f.send(20, 5*time.Millisecond, fleet...); len(failed) > 0 {
+				f.Errorf("failed: %v", failed)
+			}
+		}
+		replace(2, 2, 3)
+		agreed(2, fleet...)
+		replace(1, 2, 3)
+		agreed(2, fleet...)
+		late := f.start(speaking(3, 4)) // while one speaks version 2 alone
+		time.Sleep(10 * time.Second)
+		if want := "it speaks version 3 of the agents' protocol, this agent version 2"; !strings.Contains(fleet[0].log.String(), want) {
+			f.Errorf("log of an agent of version 2: %s\nwant %q", fleet[0].log, want)
+		}
+		if err := late.stop(); err != nil {
+			f.Error(err)
+		}
+		replace(0, 2, 3)
+		agreed(3, fleet...)
+		replace(0, 2, 2)
+		agreed(2, fleet...)
+	})
+}
