@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/runtime/queue"
 )
 
 // longestBackground is how long a background query keeps a lane.
@@ -85,10 +86,8 @@ type LanesConfig struct {
 }
 
 // Lanes runs queries, at most one a lane at a time, each on its caller's
-// goroutine; it has none of its own. Waiting queries are served in this order:
-// those still in time by latest start (arrival + QoS target - estimated
-// execution), then those that are late or have no QoS target in order of
-// arrival, then background work. Its methods may be called concurrently.
+// goroutine; it has none of its own. Waiting queries are served in the order of
+// package queue. Its methods may be called concurrently.
 type Lanes struct {
 	lanes           int
 	maxWaiting      int
@@ -97,7 +96,7 @@ type Lanes struct {
 
 	mu        sync.Mutex
 	estimator Estimator
-	queue     *queue
+	queue     queue.Queue[*turn]
 	idle      []int // lanes
 	reserved  map[*Reservation]struct{}
 	current   map[*turn]struct{} // admitted queries, waiting or running
@@ -107,23 +106,14 @@ type Lanes struct {
 	drained   chan struct{} // closed when draining and nothing is left
 }
 
-// A turn is a query on its way through the lanes. Times are in nanoseconds
-// since the lanes' start.
+// A turn is a query on its way through the lanes. Times count from the lanes' start.
 type turn struct {
-	latestStart int64 // noLatestStart where there is no QoS target
-	background  bool
-	estimate    time.Duration // of its execution
-	spread      time.Duration // how much longer than estimate one in ten takes
-	bytes       int64         // of its inputs
-
-	// Where it waits; owned by the queue.
-	in       *turnHeap // nil while it does not wait
-	index    int       // in in.turns
-	sequence uint64    // order of arrival
+	queue.Place
+	spread time.Duration // how much longer than Estimate one in ten takes
 
 	// Guarded by the lanes' mutex.
 	granted   chan struct{} // closed when a lane is its own; nil where it had not to wait
-	started   int64         // when that was
+	started   time.Duration // when that was
 	lane      int           // which one that is
 	running   bool
 	abandoned bool // by Drain
@@ -144,7 +134,6 @@ func NewLanes(cfg LanesConfig) *Lanes {
 		maxWaitingBytes: orDefault(cfg.MaxWaitingBytes, 256<<20),
 		start:           time.Now(),
 		estimator:       cfg.Estimator,
-		queue:           newQueue(),
 		current:         map[*turn]struct{}{},
 		reserved:        map[*Reservation]struct{}{},
 		drained:         make(chan struct{}),
@@ -158,14 +147,14 @@ func NewLanes(cfg LanesConfig) *Lanes {
 	return l
 }
 
-func (l *Lanes) now() int64 { return int64(time.Since(l.start)) }
+func (l *Lanes) now() time.Duration { return time.Since(l.start) }
 
 // Do waits for a lane and runs the query on it. It fails with an
 // [*OverloadedError] at once where too much waits, with [ErrDraining] after
 // Drain, with [ErrLate] or [ErrDeadline], and with ctx's cause as soon as ctx ends,
 // waiting or running.
 func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
-	t := &turn{background: q.Background}
+	t := &turn{Place: queue.Place{Background: q.Background}}
 	if q.Deadline.IsZero() {
 		ctx, t.cancel = context.WithCancel(ctx)
 	} else {
@@ -173,9 +162,9 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 	}
 	defer t.cancel()
 	for _, in := range q.Inputs {
-		t.bytes += int64(len(in.Data))
+		t.Bytes += int64(len(in.Data))
 	}
-	arrived, err := l.admit(ctx, t, &q)
+	admitted, err := l.admit(ctx, t, &q)
 	if err != nil {
 		return nil, err
 	}
@@ -199,44 +188,42 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 		}
 		return nil, err
 	}
-	result.Queue, result.Lane = time.Duration(t.started-arrived), t.lane
+	result.Queue, result.Lane = t.started-admitted, t.lane
 	return result, nil
 }
 
 // admit gives the query a lane or a place in the queue, or refuses it.
-func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (arrived int64, err error) {
+func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Duration, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.now()
 	delete(l.reserved, q.Reservation)
-	t.estimate = l.estimator.Estimate(q.Profile, q.BatchSize)
-	t.spread = l.estimator.High(q.Profile, q.BatchSize) - t.estimate
-	t.latestStart = noLatestStart
-	if q.QoSTarget > 0 {
-		t.latestStart = now + int64(q.QoSTarget-t.estimate)
-		if !q.Arrival.IsZero() {
-			t.latestStart = int64(q.Arrival.Sub(l.start) + q.QoSTarget - t.estimate)
-		}
+	t.Estimate = l.estimator.Estimate(q.Profile, q.BatchSize)
+	t.spread = l.estimator.High(q.Profile, q.BatchSize) - t.Estimate
+	arrival := now
+	if !q.Arrival.IsZero() {
+		arrival = q.Arrival.Sub(l.start)
 	}
+	t.LatestStart = queue.LatestStart(arrival, q.QoSTarget, t.Estimate)
 	switch {
 	case l.draining:
 		l.dropped.Draining++
 		return 0, ErrDraining
 	case ctx.Err() != nil:
 		return 0, l.drop(ctx, t)
-	case q.rejects() && t.latestStart < now:
+	case q.rejects() && t.LatestStart < now:
 		l.dropped.Late++
 		return 0, ErrLate
 	case len(l.idle) > 0:
 		i := max(slices.Index(l.idle, q.Lane), 0)
 		t.running, t.started, t.lane = true, now, l.idle[i]
 		l.idle = slices.Delete(l.idle, i, i+1)
-	case !q.Background && (l.queue.len() >= l.maxWaiting || l.queue.bytes+t.bytes > l.maxWaitingBytes):
+	case !q.Background && (l.queue.Len() >= l.maxWaiting || l.queue.Bytes()+t.Bytes > l.maxWaitingBytes):
 		l.dropped.Overloaded++
-		return 0, &OverloadedError{l.queue.len(), l.queue.bytes, max(l.remaining(now), time.Millisecond)}
+		return 0, &OverloadedError{l.queue.Len(), l.queue.Bytes(), max(l.remaining(now), time.Millisecond)}
 	default:
 		t.granted = make(chan struct{})
-		l.queue.push(t, now)
+		l.queue.Push(t, now)
 	}
 	l.current[t] = struct{}{}
 	return now, nil
@@ -248,7 +235,7 @@ func (q *Query) rejects() bool { return q.RejectLate && q.QoSTarget > 0 }
 func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
 	var late <-chan time.Time
 	if q.rejects() {
-		timer := time.NewTimer(time.Duration(t.latestStart-l.now()) + 1)
+		timer := time.NewTimer(t.LatestStart - l.now() + 1)
 		defer timer.Stop()
 		late = timer.C
 	}
@@ -262,10 +249,9 @@ func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t.in == nil { // granted just now: the run sees whether ctx has ended
+	if !l.queue.Remove(t) { // granted just now: the run sees whether ctx has ended
 		return nil
 	}
-	l.queue.remove(t)
 	l.leave(t)
 	if isLate {
 		l.dropped.Late++
@@ -308,8 +294,8 @@ func (l *Lanes) giveUp(t *turn) {
 	}
 	now := l.now()
 	t.running = false
-	l.busy += time.Duration(now - t.started)
-	if next := l.queue.pop(now); next != nil {
+	l.busy += now - t.started
+	if next, ok := l.queue.Pop(now); ok {
 		next.running, next.started, next.lane = true, now, t.lane
 		close(next.granted)
 	} else {
@@ -391,14 +377,14 @@ func (l *Lanes) Stats() LanesStats {
 	busy := l.busy
 	for t := range l.current {
 		if t.running {
-			busy += time.Duration(now - t.started)
+			busy += now - t.started
 		}
 	}
 	return LanesStats{
 		Lanes:        l.lanes,
 		Running:      l.lanes - len(l.idle),
-		Waiting:      l.queue.len(),
-		WaitingBytes: l.queue.bytes,
+		Waiting:      l.queue.Len(),
+		WaitingBytes: l.queue.Bytes(),
 		Remaining:    l.remaining(now),
 
 		RemainingByLane: l.remainingByLane(now),
@@ -435,7 +421,7 @@ type Reservation struct {
 	// answered if it came now, and Remaining when a lane would be free for it.
 	Finish, Remaining time.Duration
 
-	until    int64 // when nobody waits for the query any more
+	until    time.Duration // when nobody waits for the query any more
 	estimate time.Duration
 }
 
@@ -447,7 +433,7 @@ func (l *Lanes) Reserve(profile string, batchSize int, keep time.Duration) *Rese
 	defer l.mu.Unlock()
 	now := l.now()
 	r := &Reservation{
-		Remaining: l.remaining(now), until: now + int64(keep),
+		Remaining: l.remaining(now), until: now + keep,
 		estimate: l.estimator.Estimate(profile, batchSize),
 	}
 	own := float64(l.estimator.High(profile, batchSize) - r.estimate)
@@ -471,7 +457,7 @@ func (l *Lanes) Release(r *Reservation) {
 }
 
 // promised is the number of reservations and what they will take in all.
-func (l *Lanes) promised(now int64) (n int, estimate time.Duration) {
+func (l *Lanes) promised(now time.Duration) (n int, estimate time.Duration) {
 	for r := range l.reserved {
 		if r.until <= now {
 			delete(l.reserved, r)
@@ -485,7 +471,7 @@ func (l *Lanes) promised(now int64) (n int, estimate time.Duration) {
 
 // remaining is LanesStats.Remaining: the shortest rest of a running query, and a
 // lane's share of what waits and what is reserved.
-func (l *Lanes) remaining(now int64) time.Duration {
+func (l *Lanes) remaining(now time.Duration) time.Duration {
 	n, reserved := l.promised(now)
 	if n < len(l.idle) {
 		return 0
@@ -501,16 +487,16 @@ func (l *Lanes) remaining(now int64) time.Duration {
 			}
 		}
 	}
-	return max(first, 0) + (l.queue.estimate+reserved)/time.Duration(l.lanes)
+	return max(first, 0) + (l.queue.Estimate()+reserved)/time.Duration(l.lanes)
 }
 
 // rest is how long t will still run, by the estimate.
-func (t *turn) rest(now int64) time.Duration { return max(0, t.estimate-time.Duration(now-t.started)) }
+func (t *turn) rest(now time.Duration) time.Duration { return max(0, t.Estimate-(now-t.started)) }
 
 // remainingByLane is LanesStats.RemainingByLane.
-func (l *Lanes) remainingByLane(now int64) []time.Duration {
+func (l *Lanes) remainingByLane(now time.Duration) []time.Duration {
 	n, reserved := l.promised(now)
-	share := (l.queue.estimate + reserved) / time.Duration(l.lanes)
+	share := (l.queue.Estimate() + reserved) / time.Duration(l.lanes)
 	if n < len(l.idle) {
 		share = 0
 	}

@@ -1,0 +1,193 @@
+package queue_test
+
+import (
+	"cmp"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/muster-serve/muster/runtime/queue"
+)
+
+type query struct {
+	queue.Place
+	name int
+}
+
+// order compares a queue with the plain definition of its order, for any sequence of pushes,
+// removals and pops.
+func order(t *rapid.T) {
+	var q, other queue.Queue[*query]
+	var waiting []*query // in order of arrival
+	now := rapid.SampledFrom([]time.Duration{-1 << 40, 0, 1 << 40}).Draw(t, "origin")
+	// next is the definition.
+	next := func() *query {
+		class := func(w *query) int {
+			switch {
+			case w.Background:
+				return 2
+			case w.LatestStart < now:
+				return 1
+			}
+			return 0
+		}
+		if len(waiting) == 0 {
+			return nil
+		}
+		return slices.MinFunc(waiting, func(a, b *query) int { // the first of equals
+			if c := cmp.Compare(class(a), class(b)); c != 0 || class(a) > 0 {
+				return c
+			}
+			return cmp.Compare(a.LatestStart, b.LatestStart)
+		})
+	}
+	take := func(w *query) {
+		waiting = slices.DeleteFunc(waiting, func(x *query) bool { return x == w })
+		if w.Waits() {
+			t.Fatalf("query %d waits though it is out", w.name)
+		}
+		if q.Remove(w) {
+			t.Fatalf("query %d is taken out twice", w.name)
+		}
+		if rapid.IntRange(0, 4).Draw(t, "wait elsewhere") == 0 {
+			other.Push(w, now)
+			if q.Remove(w) {
+				t.Fatalf("query %d is taken out of a queue in which it does not wait", w.name)
+			}
+		}
+	}
+	for i := range rapid.IntRange(0, 60).Draw(t, "steps") {
+		now += time.Duration(rapid.IntRange(0, 3).Draw(t, "passed"))
+		switch rapid.IntRange(0, 3).Draw(t, "what") {
+		case 0, 1:
+			w := &query{name: i, Place: queue.Place{
+				LatestStart: now + time.Duration(rapid.IntRange(-5, 20).Draw(t, "slack")),
+				Background:  rapid.IntRange(0, 9).Draw(t, "background") == 0,
+				Bytes:       rapid.Int64Range(0, 9).Draw(t, "bytes"),
+				Estimate:    time.Duration(rapid.Int64Range(0, 9).Draw(t, "estimate")),
+			}}
+			if rapid.IntRange(0, 9).Draw(t, "no target") == 0 {
+				w.LatestStart = queue.NoTarget
+			}
+			q.Push(w, now)
+			if !w.Waits() {
+				t.Fatalf("query %d does not wait", w.name)
+			}
+			waiting = append(waiting, w)
+		case 2:
+			want := next()
+			got, ok := q.Pop(now)
+			if got != want || ok != (want != nil) {
+				t.Fatalf("pop at %d: got %+v, want %+v", now, got, want)
+			}
+			if ok {
+				take(want)
+			}
+		case 3:
+			if len(waiting) > 0 {
+				w := rapid.SampledFrom(waiting).Draw(t, "remove")
+				if other.Remove(w) {
+					t.Fatalf("query %d is taken out of a queue in which it does not wait", w.name)
+				}
+				if !q.Remove(w) {
+					t.Fatalf("query %d waits, but is not taken out", w.name)
+				}
+				take(w)
+			}
+		}
+		n, bytes, estimate := 0, int64(0), time.Duration(0)
+		for _, w := range waiting {
+			if !w.Background {
+				n++
+				bytes += w.Bytes
+				estimate += w.Estimate
+			}
+		}
+		if q.Len() != n || q.Bytes() != bytes || q.Estimate() != estimate {
+			t.Fatalf("queue has %d queries of %d bytes that take %d, want %d of %d that take %d",
+				q.Len(), q.Bytes(), q.Estimate(), n, bytes, estimate)
+		}
+	}
+}
+
+func TestOrder(t *testing.T) { rapid.Check(t, order) }
+
+func FuzzOrder(f *testing.F) { f.Fuzz(rapid.MakeFuzz(order)) }
+
+func TestLatestStart(t *testing.T) {
+	for _, tt := range []struct{ arrival, target, estimate, want time.Duration }{
+		{10, 5, 2, 13},
+		{-10, 5, 20, -25},
+		{10, 0, 2, queue.NoTarget},
+		{10, -1, 2, queue.NoTarget},
+	} {
+		if got := queue.LatestStart(tt.arrival, tt.target, tt.estimate); got != tt.want {
+			t.Errorf("arrival %d, target %d, estimate %d: got %d, want %d", tt.arrival, tt.target, tt.estimate, got, tt.want)
+		}
+	}
+}
+
+func TestPushedTwice(t *testing.T) {
+	var q, other queue.Queue[*query]
+	w := &query{}
+	q.Push(w, 0)
+	for _, to := range []*queue.Queue[*query]{&q, &other} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("a query that waits already is pushed, and there is no panic")
+				}
+			}()
+			to.Push(w, 0)
+		}()
+	}
+	if q.Len() != 1 || other.Len() != 0 {
+		t.Errorf("%d and %d wait, want 1 and 0", q.Len(), other.Len())
+	}
+}
+
+// TestAllocations: a queue that has been as long before allocates nothing.
+func TestAllocations(t *testing.T) {
+	var q queue.Queue[*query]
+	var all [100]query
+	now := time.Duration(0)
+	if n := testing.AllocsPerRun(100, func() { cycle(&q, all[:], &now) }); n != 0 {
+		t.Errorf("%v allocations, want none", n)
+	}
+}
+
+// cycle has all wait and takes them out, half of them late.
+func cycle(q *queue.Queue[*query], all []query, now *time.Duration) {
+	for i := range all {
+		all[i].LatestStart = *now + time.Duration(i*7%len(all))
+		q.Push(&all[i], *now)
+	}
+	*now += time.Duration(len(all) / 2)
+	for _, ok := q.Pop(*now); ok; _, ok = q.Pop(*now) {
+	}
+}
+
+func BenchmarkQueue(b *testing.B) {
+	for _, n := range []int{1, 1000} {
+		b.Run(map[int]string{1: "1", 1000: "1000"}[n], func(b *testing.B) {
+			var q queue.Queue[*query]
+			all := make([]query, n)
+			for i := range all {
+				all[i].LatestStart = time.Duration(rand.IntN(1000))
+				if i > 0 {
+					q.Push(&all[i], 0)
+				}
+			}
+			w := &all[0]
+			b.ReportAllocs()
+			for b.Loop() {
+				q.Push(w, 0)
+				w, _ = q.Pop(0)
+				w.LatestStart = time.Duration(rand.IntN(1000))
+			}
+		})
+	}
+}
