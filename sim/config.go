@@ -29,7 +29,8 @@ type Model struct {
 	Latencies map[string]match.Latencies
 	// Known is what the policy believes of them; nil: Latencies.
 	Known map[string]match.Latencies
-	// RejectLate rejects queries that no type can serve in time any more.
+	// RejectLate rejects queries that no type can serve in time any more, and those that become
+	// late where they wait at a lane.
 	RejectLate bool
 }
 
@@ -96,7 +97,8 @@ type Config struct {
 	// gateway to the leader, the assignment back, the payload to the worker and the answer
 	// back, half a round trip each; the leader hears of the completion half a round trip late.
 	RTT time.Duration
-	// Deadline is how long after its arrival a query is dropped; 0: never.
+	// Deadline is how long after its arrival a query is dropped, also by its lane; 0: never. A lane
+	// that would start it later refuses it.
 	Deadline time.Duration
 	// ShardLanes is handed to match.Config.
 	ShardLanes int

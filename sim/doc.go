@@ -1,6 +1,11 @@
 // Package sim is a discrete-event simulator of a fleet. It drives the very code
-// that distributes queries in production (leader/match) in virtual time, so what
-// it shows of a policy is what the policy does.
+// that distributes queries in production (leader/match) and that orders them on
+// lanes (runtime/queue) in virtual time, so what it shows of a policy is what the
+// policy does.
+//
+// A query that is offered again (its lane refused it, or is lost or overdue to the
+// matcher) is sent again as in production: an attempt under way goes on until there
+// is another lane, and is then cut off; the first answer counts.
 //
 // A run is a pure function of its Config: the same configuration and seed give
 // the same result to the byte. Nothing here reads a clock; the wall time that

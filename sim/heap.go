@@ -8,8 +8,9 @@ type event struct {
 	seq  uint64        // order of scheduling, breaks ties
 	kind eventKind
 	lane int32
-	// query is the sequence number of a query; of a wake-up, unused.
-	query uint64
+	// What it is about, as its kind has it: a query's sequence number, or an attempt.
+	query   uint64
+	attempt *attempt
 }
 
 func (e *event) before(o *event) bool {

@@ -11,8 +11,8 @@ import (
 // gateways serve without a leader, by match.Priced. A query belongs to the gateway
 // of its turn. Half a round trip after its arrival the lanes asked promise it a
 // place and say when they would be done; half a round trip later the gateway asks others or chooses; again half a
-// round trip later the payload is at the lane, and the promises of the others are void. A lane
-// serves in the order of its promises, but does not wait for a payload.
+// round trip later the payload is at the lane, and the promises are void. They count in the time
+// that a lane says it is busy, but not in the order in which it serves, which is [queue.Queue]'s.
 type gateways struct {
 	*run
 	each   []*match.Priced
@@ -159,7 +159,7 @@ func (g *gateways) probed(id int32, seq uint64) {
 	const certainty = 0.9
 	// The payload takes a round trip from here; the answer to it half a one, which that to the probe has taken.
 	a.Finish = max(a.Remaining, g.cfg.RTT) + l.known[q.model].Quantile(certainty, int(q.batch))
-	l.queue = append(l.queue, seq)
+	l.promised = append(l.promised, seq)
 }
 
 // answered has the gateway choose.
@@ -182,7 +182,7 @@ func (g *gateways) answered(seq uint64) {
 		case i == best:
 			g.send(seq, id, max(0, answers[i].Remaining-g.cfg.RTT/2)+answers[i].Latency)
 		case g.cfg.RTT == 0:
-			g.released(id, seq)
+			g.lanes[id].unpromise(seq)
 		default:
 			g.heap.push(event{at: g.now + g.cfg.RTT/2, kind: releaseArrives, lane: id, query: seq})
 		}
@@ -193,21 +193,6 @@ func (g *gateways) answered(seq uint64) {
 
 // send sends the payload; busy is how long the gateway then takes the lane to be.
 func (g *gateways) send(seq uint64, id int32, busy time.Duration) {
-	q := g.at(seq)
 	g.of(seq).Heard(match.LaneID(id), epoch.Add(g.now), busy)
-	q.lane, q.attempt = id, 1
-	g.setWaiting(-1)
-	if g.cfg.RTT > 0 {
-		g.heap.push(event{at: g.now + g.cfg.RTT/2, kind: payloadArrives, lane: id, query: seq})
-		return
-	}
-	g.enqueue(id, seq)
-}
-
-// released voids a promise.
-func (g *gateways) released(id int32, seq uint64) {
-	l := &g.lanes[id]
-	if i := slices.Index(l.queue, seq); i >= 0 {
-		l.queue = slices.Delete(l.queue, i, i+1)
-	}
+	g.dispatch(seq, id, g.cfg.RTT/2)
 }

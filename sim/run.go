@@ -20,9 +20,14 @@ type eventKind uint8
 
 const (
 	submitArrives   eventKind = iota // a query at the leader
-	payloadArrives                   // a query at its lane
-	laneDone                         // a lane has run its query
-	completionKnown                  // at the leader and the gateway
+	payloadArrives                   // an attempt at its lane
+	laneDone                         // a lane has run an attempt
+	completionKnown                  // of an attempt, at the leader and the gateway
+	refusalKnown                     // of an attempt that was not run, there too
+	cutsOff                          // a gateway an attempt, at its lane
+	becomesLate                      // a query, which is rejected if it waits at a lane
+	deadlinePasses                   // of a query that has been sent to a lane
+	cancelKnown                      // at the leader: a gateway has decided a query's outcome
 	probeArrives                     // at a lane (priced)
 	answersBack                      // of all probes for a query, at its gateway (priced)
 	releaseArrives                   // at a lane whose answer was not taken (priced)
@@ -35,33 +40,19 @@ var epoch = time.Unix(0, 0).UTC()
 // never is later than any event.
 const never = time.Duration(math.MaxInt64)
 
-// A query that has no outcome yet.
+// A query that has no outcome yet, or attempts of which not all is known.
 type query struct {
 	arrival time.Duration
-	start   time.Duration // of its execution
-	uniform float64       // rank of its service time in (0, 1)
-	noise   float64       // what multiplies its service time
+	uniform float64 // rank of its service time in (0, 1)
+	noise   float64 // what multiplies its service time
 	model   int32
 	batch   int32
-	lane    int32
-	attempt int32
-	live    bool // has no outcome
-	there   bool // its payload is at the lane
-	late    bool // known to be late before it has an outcome
-}
-
-// A lane of the simulated fleet: one instance that runs one query at a time,
-// the others in the order in which they came or were promised a place, late ones behind.
-type lane struct {
-	instanceType int
-	execution    []match.Latencies // by model; nil: cannot run it
-	known        []match.Latencies // by model, what is believed of execution
-	predicted    []*match.Table    // by model, the same as the matcher has it
-	queue        []uint64          // [0] is running, if any is
-	running      bool
-	freeAt       time.Duration // when the running query ends
-	busy         time.Duration // summed execution time
-	served       int           // queries it has started
+	last    *attempt // nil: none, or all is known of it
+	sent    int8     // attempts so far
+	open    int8     // attempts of which not all is known, and a cancellation on its way
+	live    bool     // has no outcome
+	waits   bool     // for a lane
+	late    bool     // known to be late before it has an outcome
 }
 
 // A run is the state of one simulation.
@@ -83,9 +74,10 @@ type run struct {
 	happened int // events
 	ev       match.Event
 
-	ring        []query // of the live queries and what lies between them, by sequence number
+	ring        []query // of those that still matter and what lies between them, by sequence number
 	first, next uint64  // sequence numbers of the oldest in ring and of the next to arrive
 	overdueAt   uint64  // queries before it are served, or late
+	unused      []*attempt
 
 	ranks, noise *rand.Rand
 
@@ -279,7 +271,7 @@ func (r *run) simulate(ctx context.Context) error {
 	}
 	for seq := r.first; seq < r.next && !r.lost; seq++ {
 		if q := r.at(seq); q.live { // never served
-			r.finish(seq, q, NeverServed)
+			r.finish(seq, q, NeverServed, nil)
 		}
 	}
 	r.accountQueue()
@@ -331,17 +323,27 @@ func (r *run) handle(e *event) {
 	case submitArrives:
 		r.submit(e.query)
 	case payloadArrives:
-		r.enqueue(e.lane, e.query)
+		r.enqueue(e.attempt)
 	case laneDone:
-		r.done(e.lane, e.query)
+		r.done(e.attempt)
 	case completionKnown:
-		r.completed(e.lane, e.query)
+		r.completed(e.attempt)
+	case refusalKnown:
+		r.refused(e.attempt)
+	case cutsOff:
+		r.cutOff(e.attempt)
+	case becomesLate:
+		r.becameLate(e.query)
+	case deadlinePasses:
+		r.deadline(e.query)
+	case cancelKnown:
+		r.cancelled(e.query)
 	case probeArrives:
 		r.priced.probed(e.lane, e.query)
 	case answersBack:
 		r.priced.answered(e.query)
 	case releaseArrives:
-		r.priced.released(e.lane, e.query)
+		r.lanes[e.lane].unpromise(e.query)
 	case gossips:
 		r.priced.gossip(e.lane)
 	}
@@ -367,12 +369,12 @@ func (r *run) arrive(q *workload.Query) {
 	}
 	seq := r.next
 	r.next++
-	*r.at(seq) = query{arrival: r.now, uniform: r.rank(), noise: r.factor(), model: int32(model), batch: int32(q.BatchSize), lane: -1, live: true}
+	*r.at(seq) = query{arrival: r.now, uniform: r.rank(), noise: r.factor(), model: int32(model), batch: int32(q.BatchSize), live: true}
 	m.counts.Queries++
 	r.markLate()
 	switch {
 	case r.priced != nil:
-		r.setWaiting(+1)
+		r.setWaits(r.at(seq), true)
 		r.priced.arrived(seq)
 	case r.cfg.RTT > 0:
 		r.heap.push(event{at: r.now + r.cfg.RTT/2, kind: submitArrives, query: seq})
@@ -434,7 +436,7 @@ func (r *run) network() time.Duration { return r.cfg.RTT }
 func (r *run) submit(seq uint64) {
 	q := r.at(seq)
 	m := &r.models[q.model]
-	r.setWaiting(+1)
+	r.setWaits(q, true)
 	r.ev = match.Event{Kind: match.Submitted, Query: match.QueryID{Sequence: seq}, Model: m.Name, BatchSize: int(q.batch), Waited: r.network()}
 	if r.cfg.Deadline > 0 {
 		r.ev.TimeLeft = max(1, q.arrival+r.cfg.Deadline-r.now)
@@ -484,133 +486,57 @@ func (r *run) fail(err error) {
 
 func (r *run) carryOut(d *match.Decision) {
 	seq := d.Query.Sequence
-	if seq < r.first || seq >= r.next || !r.at(seq).live {
+	if seq < r.first || seq >= r.next {
 		r.fail(fmt.Errorf("matcher at %v: decides about query %d, which it does not hold", r.now, seq))
 		return
 	}
 	q := r.at(seq)
+	if !q.live { // its gateway has decided; the leader does not know yet
+		if d.Action == match.Assign {
+			r.dispatch(seq, int32(d.Lane), r.cfg.RTT)
+		}
+		return
+	}
 	switch d.Action {
 	case match.Assign:
-		if q.lane >= 0 || int(d.Lane) >= len(r.lanes) {
-			r.fail(fmt.Errorf("matcher at %v: assigns query %d to lane %d while it is on lane %d", r.now, seq, d.Lane, q.lane))
+		if !q.waits || d.Attempt != int(q.sent)+1 || int(d.Lane) >= len(r.lanes) {
+			r.fail(fmt.Errorf("matcher at %v: assigns query %d to lane %d of %d as attempt %d; it waits: %v, and has been sent %d times",
+				r.now, seq, d.Lane, len(r.lanes), d.Attempt, q.waits, q.sent))
 			return
 		}
-		q.lane, q.attempt = int32(d.Lane), int32(d.Attempt)
-		r.setWaiting(-1)
-		if r.cfg.RTT > 0 {
-			r.heap.push(event{at: r.now + r.cfg.RTT, kind: payloadArrives, lane: q.lane, query: seq})
-			return
-		}
-		r.enqueue(q.lane, seq)
+		r.dispatch(seq, int32(d.Lane), r.cfg.RTT)
 	case match.Reject:
 		outcome := Rejected
 		if d.Reason == match.DeadlinePassed {
 			outcome = Dropped
 		}
-		r.setWaiting(-1)
-		r.finish(seq, q, outcome)
-	case match.OfferAgain:
-		r.fail(fmt.Errorf("matcher at %v: offers query %d again though nothing refused it", r.now, seq))
-	}
-}
-
-func (r *run) enqueue(laneID int32, seq uint64) {
-	l := &r.lanes[laneID]
-	r.at(seq).there = true
-	if r.priced == nil || !slices.Contains(l.queue, seq) { // there was no promise
-		l.queue = append(l.queue, seq)
-	}
-	r.start(laneID)
-}
-
-// start runs the first query of the lane's queue that is there and in time, or else
-// the first that is there, unless one runs.
-func (r *run) start(laneID int32) {
-	l := &r.lanes[laneID]
-	if l.running {
-		return
-	}
-	i := -1
-	for k, seq := range l.queue {
-		if q := r.at(seq); q.there && q.lane == laneID {
-			if r.now+l.predicted[q.model].Mean(int(q.batch)) <= q.arrival+r.models[q.model].QoSTarget {
-				i = k
-				break
-			}
-			if i < 0 {
-				i = k // late, unless another is in time
-			}
+		if !q.waits { // the attempt under way goes on
+			return
 		}
-	}
-	if i < 0 {
-		return
-	}
-	seq := l.queue[i]
-	copy(l.queue[1:i+1], l.queue[:i])
-	l.queue[0], l.running = seq, true
-	q := r.at(seq)
-	execution := l.execution[q.model]
-	if execution == nil {
-		r.fail(fmt.Errorf("query %d of %s is on lane %d, a %s, which cannot run it", seq, r.models[q.model].Name, laneID, r.types[l.instanceType]))
-		return
-	}
-	service := execution.Quantile(q.uniform, int(q.batch))
-	if q.noise != 1 {
-		service = time.Duration(float64(service) * q.noise)
-	}
-	service = min(max(service, 1), MaxLatency)
-	q.start = r.now
-	l.busy += service
-	l.served++
-	l.freeAt = r.now + service
-	r.heap.push(event{at: l.freeAt, kind: laneDone, lane: laneID, query: seq})
-}
-
-func (r *run) done(laneID int32, seq uint64) {
-	l := &r.lanes[laneID]
-	l.queue, l.running = l.queue[:copy(l.queue, l.queue[1:])], false
-	r.start(laneID)
-	if r.cfg.RTT > 0 {
-		r.heap.push(event{at: r.now + r.cfg.RTT/2, kind: completionKnown, lane: laneID, query: seq})
-		return
-	}
-	r.completed(laneID, seq)
-}
-
-// completed tells the leader; the answer has reached the gateway at the same
-// time, for both are half a round trip away.
-func (r *run) completed(laneID int32, seq uint64) {
-	q := r.at(seq)
-	r.ev = match.Event{
-		Kind:      match.Completed,
-		Query:     match.QueryID{Sequence: seq},
-		Attempt:   int(q.attempt),
-		Lane:      match.LaneID(laneID),
-		Remaining: r.remaining(&r.lanes[laneID]),
-	}
-	r.finish(seq, q, Served)
-	if r.priced == nil {
-		r.step(&r.ev)
-	}
-}
-
-// remaining is how long the worker expects the lane to be busy with what it has and has promised to take.
-func (r *run) remaining(l *lane) (d time.Duration) {
-	for i, seq := range l.queue {
-		q := r.at(seq)
-		mean := l.predicted[q.model].Mean(int(q.batch))
-		if i == 0 && l.running {
-			mean = max(0, q.start+mean-r.now)
+		r.finish(seq, q, outcome, nil)
+	case match.OfferAgain: // an attempt under way goes on until there is another
+		if q.waits || d.Attempt != int(q.sent) {
+			r.fail(fmt.Errorf("matcher at %v: offers query %d again after attempt %d; it waits: %v, and has been sent %d times",
+				r.now, seq, d.Attempt, q.waits, q.sent))
+			return
 		}
-		d += mean
+		r.setWaits(q, true)
 	}
-	return d
 }
 
-func (r *run) setWaiting(change int) {
+// setWaits notes whether a query waits for a lane.
+func (r *run) setWaits(q *query, waits bool) {
+	if q.waits == waits {
+		return
+	}
+	q.waits = waits
 	r.accountQueue()
-	r.waiting += change
-	r.queueLongest = max(r.queueLongest, r.waiting)
+	if waits {
+		r.waiting++
+		r.queueLongest = max(r.queueLongest, r.waiting)
+	} else {
+		r.waiting--
+	}
 }
 
 func (r *run) accountQueue() {
@@ -618,8 +544,9 @@ func (r *run) accountQueue() {
 	r.queueSince = r.now
 }
 
-// finish gives a query its outcome.
-func (r *run) finish(seq uint64, q *query, o Outcome) {
+// finish gives a query its outcome; if it is served, by an attempt.
+func (r *run) finish(seq uint64, q *query, o Outcome, by *attempt) {
+	r.setWaits(q, false)
 	m := &r.models[q.model]
 	latency := r.now - q.arrival
 	onTime := o == Served && latency <= m.QoSTarget
@@ -647,12 +574,20 @@ func (r *run) finish(seq uint64, q *query, o Outcome) {
 		m.counts.NeverServed++
 	}
 	if r.log != nil {
-		if err := r.log.write(r, seq, q, o, onTime); err != nil {
+		if err := r.log.write(r, seq, q, o, onTime, by); err != nil {
 			r.fail(fmt.Errorf("write log of queries: %w", err))
 		}
 	}
 	q.live = false
-	for r.first < r.next && !r.at(r.first).live {
+	r.forget()
+}
+
+// forget drops the oldest queries as far as they matter no more.
+func (r *run) forget() {
+	for r.first < r.next {
+		if q := r.at(r.first); q.live || q.open > 0 {
+			return
+		}
 		r.first++
 	}
 }
