@@ -120,19 +120,19 @@ func TestLanesOrder(t *testing.T) {
 		s.send(ctx, "background", 1, func(q *runtime.Query) { q.Background = true })
 		s.send(ctx, "no target", 1, nil)
 		s.send(ctx, "late when it arrives", 5, target(3*ms))
-		s.send(ctx, "long, latest start 20", 20, target(40*ms))
-		s.send(ctx, "latest start 25", 1, target(26*ms))
-		s.send(ctx, "latest start 12", 1, target(13*ms))
+		s.send(ctx, "long, due 40", 20, target(40*ms))
+		s.send(ctx, "due 26", 1, target(26*ms))
+		s.send(ctx, "due 13", 1, target(13*ms))
 		s.send(ctx, "arrived long ago", 1, func(q *runtime.Query) { q.QoSTarget = 20 * ms; q.Arrival = time.Now().Add(-8 * ms) })
 		s.want(
 			"running: ok at 10ms",
-			"arrived long ago: ok at 11ms", // latest start 11 ms
-			"latest start 12: ok at 12ms",
-			"long, latest start 20: ok at 32ms",
+			"arrived long ago: ok at 11ms", // due at 12 ms
+			"due 13: ok at 12ms",
+			"due 26: ok at 13ms",
+			"long, due 40: ok at 33ms",
 			// from here on late, in order of arrival
-			"no target: ok at 33ms",
-			"late when it arrives: ok at 38ms",
-			"latest start 25: ok at 39ms",
+			"no target: ok at 34ms",
+			"late when it arrives: ok at 39ms",
 			"background: ok at 40ms",
 		)
 	})

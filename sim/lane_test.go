@@ -73,8 +73,8 @@ func TestLaneOrder(t *testing.T) {
 	cfg := &Config{
 		Models: []Model{
 			fixedModel(t, "patient", 10*ms, 500*ms),
-			fixedModel(t, "long", 40*ms, 100*ms),
-			fixedModel(t, "urgent", 10*ms, 65*ms),
+			fixedModel(t, "urgent", 10*ms, 52*ms),
+			fixedModel(t, "long", 40*ms, 80*ms),
 			fixedModel(t, "hopeless", 10*ms, 15*ms),
 		},
 		Pool: Pool{{"a", 1}}, Policy: Priced, Probes: -1, Rate: 1, Queries: 6, Log: &log,
@@ -89,7 +89,7 @@ func TestLaneOrder(t *testing.T) {
 	for _, r := range readLog(t, &log) {
 		order = append(order, r.query+" "+r.model)
 	}
-	// From 10 ms on latest starts are 491, 7 (late), 58, 64.
+	// Due at 501, 17 (late), 55, 84; latest starts are 491, 7, 45, 44.
 	if want := []string{"0 patient", "3 urgent", "4 long", "1 patient", "2 hopeless"}; !slices.Equal(order, want) {
 		t.Errorf("served %q, want %q", order, want)
 	}

@@ -1,6 +1,10 @@
 // Package queue is the order in which a lane takes the queries that wait for it: first those still
-// in time, by latest start; then the late and those without a QoS target, by arrival; then
-// background work, by arrival. Lanes (package runtime) and the simulator (package sim) share it.
+// in time, by when their answers are due; then the late and those without a QoS target, by arrival;
+// then background work, by arrival. Lanes (package runtime) and the simulator (package sim) share it.
+//
+// Of those in time all meet their QoS targets in the order by due time if they do in any (Jackson's
+// rule for one machine). In the order by latest start they may not: a long query goes before a short
+// one that is due before it.
 //
 // It is pure: it starts no goroutine and reads no clock. Time comes as an argument, from any origin,
 // and must not go backwards.
@@ -33,11 +37,11 @@ type Item interface {
 // A Place is what a [Queue] knows of a query. The caller owns the exported fields while the query
 // does not wait, and leaves them as they are while it does. A query waits in one queue at a time.
 type Place struct {
-	// LatestStart is when the query becomes late if it still waits.
-	LatestStart time.Duration
-	// Estimate is of its execution, Bytes of its inputs.
-	Estimate time.Duration
-	Bytes    int64
+	// LatestStart is when the query becomes late if it still waits. Estimate is of its execution: at
+	// the sum of both its answer is due.
+	LatestStart, Estimate time.Duration
+	// Bytes is of its inputs.
+	Bytes int64
 	// Background work is taken when nothing else waits, and counts in none of the queue's sums.
 	Background bool
 
@@ -110,7 +114,7 @@ func (q *Queue[T]) enter(to class, item T) {
 	p := item.place()
 	p.in, p.key = to, 0
 	if to == inTime {
-		p.key = p.LatestStart
+		p.key = p.LatestStart + p.Estimate
 	}
 	heap.Push(&q.of[to], item)
 }

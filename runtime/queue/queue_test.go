@@ -41,7 +41,7 @@ func order(t *rapid.T) {
 			if c := cmp.Compare(class(a), class(b)); c != 0 || class(a) > 0 {
 				return c
 			}
-			return cmp.Compare(a.LatestStart, b.LatestStart)
+			return cmp.Compare(a.LatestStart+a.Estimate, b.LatestStart+b.Estimate)
 		})
 	}
 	take := func(w *query) {
@@ -114,6 +114,49 @@ func order(t *rapid.T) {
 }
 
 func TestOrder(t *testing.T) { rapid.Check(t, order) }
+
+// TestJackson: if queries that wait meet their QoS targets in any order, they do in the queue's.
+func TestJackson(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var all []*query
+		for i := range rapid.IntRange(1, 6).Draw(t, "queries") {
+			w := &query{name: i}
+			w.Estimate = time.Duration(rapid.IntRange(1, 10).Draw(t, "estimate"))
+			w.LatestStart = time.Duration(rapid.IntRange(0, 40).Draw(t, "latest start"))
+			all = append(all, w)
+		}
+		// inTime says whether all meet their targets in some order, the first n in that given.
+		var inTime func(n int, start time.Duration) bool
+		inTime = func(n int, start time.Duration) bool {
+			if n == len(all) {
+				return true
+			}
+			for i := n; i < len(all); i++ {
+				all[n], all[i] = all[i], all[n]
+				ok := start <= all[n].LatestStart && inTime(n+1, start+all[n].Estimate)
+				all[n], all[i] = all[i], all[n]
+				if ok {
+					return true
+				}
+			}
+			return false
+		}
+		if !inTime(0, 0) {
+			return
+		}
+		var q queue.Queue[*query]
+		for _, w := range all {
+			q.Push(w, 0)
+		}
+		now := time.Duration(0)
+		for w, ok := q.Pop(now); ok; w, ok = q.Pop(now) {
+			if now > w.LatestStart {
+				t.Fatalf("query %d starts at %d, its latest start is %d", w.name, now, w.LatestStart)
+			}
+			now += w.Estimate
+		}
+	})
+}
 
 func FuzzOrder(f *testing.F) { f.Fuzz(rapid.MakeFuzz(order)) }
 
