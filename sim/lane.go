@@ -33,7 +33,7 @@ type attempt struct {
 	start   time.Duration // of its execution
 	over    bool          // the lane has run it, or given it back
 	rejects bool          // the lane rejects the query itself: it is late, and its model is set so
-	revoked bool          // its gateway cuts it off: what is to happen to it is not to happen to another
+	revoked bool          // cut off by its gateway; as events may still name it, it is not recycled
 }
 
 // dispatch sends a query to a lane, where it is after the given time. An attempt under way is cut
@@ -69,7 +69,8 @@ func (r *run) enqueue(a *attempt) {
 	l, q := &r.lanes[a.lane], r.at(a.query)
 	m := &r.models[q.model]
 	if l.predicted[q.model] == nil {
-		r.fail(fmt.Errorf("query %d of %s is on lane %d, a %s, which cannot run it", a.query, m.Name, a.lane, r.types[l.instanceType]))
+		r.fail(fmt.Errorf("query %d of %s is on lane %d, a %s, which cannot run it",
+			a.query, m.Name, a.lane, r.types[l.instanceType]))
 		return
 	}
 	promised := l.unpromise(a.query)
@@ -270,7 +271,8 @@ func (r *run) close(q *query) {
 	r.forget()
 }
 
-// remaining is how long the worker expects the lane to be busy with what it has and has promised to take.
+// remaining is how long the worker expects the lane to be busy with what it has and has promised to
+// take.
 func (r *run) remaining(l *lane) time.Duration {
 	d := l.queue.Estimate()
 	if a := l.running; a != nil {

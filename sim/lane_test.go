@@ -22,11 +22,14 @@ func fixedModel(t *testing.T, name string, execution, target time.Duration) Mode
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Model{Name: name, QoSTarget: target, BatchSizes: one, Latencies: map[string]match.Latencies{"a": Fixed{Base: execution}}}
+	latencies := map[string]match.Latencies{"a": Fixed{Base: execution}}
+	return Model{Name: name, QoSTarget: target, BatchSizes: one, Latencies: latencies}
 }
 
-// streamed are the queries named, and then is called when those up to it have arrived.
-func streamed(queries []workload.Query, then func(arrived int)) func(*Config) (iter.Seq[workload.Query], error) {
+// streamed is a stream of the queries given. After each has arrived then is called, if not nil.
+func streamed(
+	queries []workload.Query, then func(arrived int),
+) func(*Config) (iter.Seq[workload.Query], error) {
 	return func(*Config) (iter.Seq[workload.Query], error) {
 		return func(yield func(workload.Query) bool) {
 			for i, q := range queries {
