@@ -36,7 +36,7 @@ func (s *State) describe(described *Member, free []time.Duration) {
 			ln := &lane{id: s.lastLane, member: m, index: i}
 			m.lanes = append(m.lanes, ln)
 			s.lanes[ln.id] = ln
-			s.step(&match.Event{Kind: match.LaneJoined, Lane: ln.id, Agent: m.Name, Type: typ, Models: keys(holds), Remaining: at(free, i)})
+			s.step(match.Event{Kind: match.LaneJoined, Lane: ln.id, Agent: m.Name, Type: typ, Models: keys(holds), Remaining: at(free, i)})
 		}
 		drained, changed = false, true
 	} else if changed {
@@ -44,7 +44,7 @@ func (s *State) describe(described *Member, free []time.Duration) {
 	}
 	if m.Draining && !drained {
 		for _, ln := range m.lanes {
-			s.step(&match.Event{Kind: match.LaneDraining, Lane: ln.id})
+			s.step(match.Event{Kind: match.LaneDraining, Lane: ln.id})
 		}
 		changed = true
 	}
@@ -64,7 +64,7 @@ func (s *State) typeOf(m *Member) string {
 // retype tells the matcher what a member's lanes are and hold.
 func (s *State) retype(m *member) {
 	for _, ln := range m.lanes {
-		s.step(&match.Event{Kind: match.LaneModels, Lane: ln.id, Type: m.typ, Models: keys(m.holds)})
+		s.step(match.Event{Kind: match.LaneModels, Lane: ln.id, Type: m.typ, Models: keys(m.holds)})
 	}
 }
 
@@ -76,50 +76,22 @@ func at(free []time.Duration, i int) time.Duration {
 	return 0
 }
 
-// greeted brings what the leader believes a member's lanes hold in line with
-// what they say that they hold: what they do not, they have never had, or their answer was lost,
-// unless it may still be on its way to them.
+// greeted tells the matcher what a member says that its lanes hold.
 func (s *State) greeted(e *Event) {
 	m := s.members[e.Agent]
 	if m == nil {
 		return
 	}
-	type id struct {
-		query  match.QueryID
-		number int
-	}
-	there := map[id]bool{}
-	for i := range e.Holds {
-		h := &e.Holds[i]
-		if h.Lane >= len(m.lanes) {
-			continue
-		}
-		ln := m.lanes[h.Lane]
-		a := attempt{query: match.QueryID{Gateway: h.Gateway, Sequence: h.Sequence}, number: h.Attempt, told: true}
-		there[id{a.query, a.number}] = true
-		known := s.models[h.Model]
-		if known == nil {
-			continue
-		}
-		if i := ln.find(a.query, a.number); i >= 0 {
-			ln.held[i].told = true
-		} else {
-			a.grace = s.grace(ln, known, h.BatchSize)
-			if len(ln.held) == 0 {
-				ln.due = s.now + at(e.Free, h.Lane) + a.grace
-			}
-			ln.held = append(ln.held, a)
-		}
-		s.step(&match.Event{Kind: match.Held, Query: a.query, Attempt: a.number, Lane: ln.id, Model: known.key, BatchSize: h.BatchSize})
-	}
 	for i, ln := range m.lanes {
-		for _, a := range slices.Clone(ln.held) {
-			onItsWay := !a.told && s.now-a.since <= onTheWay+2*s.aheadSet
-			if !there[id{a.query, a.number}] && !onItsWay {
-				s.answer(ln, match.Refused, a.query, a.number, at(e.Free, i))
+		has := match.Event{Kind: match.LaneHas, Lane: ln.id, Remaining: at(e.Free, i)}
+		for j := range e.Holds {
+			if h := &e.Holds[j]; h.Lane == i {
+				has.Holds = append(has.Holds, match.Held{
+					Query: match.QueryID{Gateway: h.Gateway, Sequence: h.Sequence}, Attempt: h.Attempt, Model: h.Model.Key(), BatchSize: h.BatchSize,
+				})
 			}
 		}
-		s.step(&match.Event{Kind: match.LaneRemaining, Lane: ln.id, Remaining: at(e.Free, i)})
+		s.hear(ln, has)
 	}
 	s.unpark(func(q *query) bool { return q.agent == e.Agent })
 }
@@ -133,15 +105,8 @@ func (s *State) lanesFree(e *Event) {
 		if i >= len(e.Free) {
 			return
 		}
-		s.step(&match.Event{Kind: match.LaneRemaining, Lane: ln.id, Remaining: e.Free[i]})
-		if len(ln.held) > 0 && !ln.overdue {
-			ln.due = s.now + e.Free[i] + ln.held[0].grace
-		}
+		s.step(match.Event{Kind: match.LaneRemaining, Lane: ln.id, Remaining: e.Free[i]})
 	}
-}
-
-func (ln *lane) find(q match.QueryID, number int) int {
-	return slices.IndexFunc(ln.held, func(a attempt) bool { return a.query == q && a.number == number })
 }
 
 // lane is a member's lane, nil if there is no such one.
@@ -152,31 +117,14 @@ func (s *State) lane(agent string, index int) *lane {
 	return nil
 }
 
-// answer tells the matcher that a lane has answered, and returns the attempt if the
-// leader knew of it.
-func (s *State) answer(ln *lane, kind match.Kind, q match.QueryID, number int, remaining time.Duration) (a attempt, ok bool) {
-	if i := ln.find(q, number); i >= 0 {
-		a, ok = ln.held[i], true
-		ln.held = slices.Delete(ln.held, i, i+1)
+// hear tells the matcher what is said of a lane's attempts.
+func (s *State) hear(ln *lane, e match.Event) {
+	_, asked := s.matcher.Load(ln.id)
+	s.step(e)
+	if _, still := s.matcher.Load(ln.id); asked > 1 && still == 0 {
+		note := s.act(LaneAnswers)
+		note.Agent, note.Lane = ln.member.Name, ln.index
 	}
-	if ln.overdue {
-		ln.overdue = false
-		if ln.silent {
-			ln.silent = false
-			note := s.act(LaneAnswers)
-			note.Agent, note.Lane = ln.member.Name, ln.index
-		}
-	}
-	if len(ln.held) > 0 {
-		var execution, grace time.Duration
-		for _, h := range ln.held {
-			execution += h.execution
-			grace = max(grace, h.grace)
-		}
-		ln.due = s.now + max(remaining, execution) + grace
-	}
-	s.step(&match.Event{Kind: kind, Query: q, Attempt: number, Lane: ln.id, Remaining: remaining})
-	return a, ok
 }
 
 // completed takes the end of an attempt at a lane.
@@ -186,19 +134,21 @@ func (s *State) completed(e *Event) {
 		return
 	}
 	id := match.QueryID{Gateway: e.Gateway, Sequence: e.Sequence}
+	answer := match.Event{Kind: match.Completed, Query: id, Attempt: e.Attempt, Lane: ln.id, Remaining: e.Remaining}
 	if e.Refused {
-		s.answer(ln, match.Refused, id, e.Attempt, e.Remaining)
+		answer.Kind = match.Refused
+		s.hear(ln, answer)
 		return
 	}
 	g := s.gateways[e.Gateway]
 	known := g != nil && g.queries[e.Sequence] != nil
-	kind := match.Completed
-	if known && ln.find(id, e.Attempt) < 0 { // an attempt that was given up: the gateway says if it has the answer
-		kind = match.Refused
+	attempt, ours := s.matcher.Has(ln.id, id, e.Attempt)
+	s.hear(ln, answer)
+	if known && attempt.Live {
+		g.forget(e.Sequence)
 	}
-	a, ours := s.answer(ln, kind, id, e.Attempt, e.Remaining)
-	if ours && !a.claimed && a.since > Turmoil {
-		s.ahead.observe(s.now-a.since-e.Queue-e.Execution, e.Receive, a.execution-e.Execution, e.Bytes)
+	if ours && !attempt.Claimed && !attempt.Told && s.now-attempt.Age > Turmoil {
+		s.ahead.observe(attempt.Age-e.Queue-e.Execution, e.Receive, attempt.Latency-e.Execution, e.Bytes)
 	}
 	ln.member.busy.add(s.now, float64(e.Execution))
 	m := s.models[e.Model]
@@ -210,9 +160,6 @@ func (s *State) completed(e *Event) {
 		t.late = 1
 	}
 	m.count(s.now, t)
-	if ours && known {
-		g.forget(e.Sequence)
-	}
 	if !known && !ours { // it never came by here
 		s.hasArrived(m, e.BatchSize)
 	}
@@ -255,7 +202,7 @@ func (s *State) lose(m *member, why string) {
 	a.Agent, a.N, a.Message, a.Known = m.Name, len(m.lanes), why, m.Draining || s.view[m.Name] == nil
 	for _, ln := range m.lanes {
 		delete(s.lanes, ln.id)
-		s.step(&match.Event{Kind: match.LaneLost, Lane: ln.id})
+		s.step(match.Event{Kind: match.LaneLost, Lane: ln.id})
 	}
 	m.lanes = nil
 	s.poolChanged()

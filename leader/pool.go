@@ -106,7 +106,7 @@ func (s *State) modelIs(id ModelID, settings settings) *model {
 		s.lengthen(k.key, settings.largest)
 	}
 	k.settings = settings
-	s.step(&match.Event{Kind: match.ModelChanged, Model: k.key, QoSTarget: k.target, BatchSize: k.largest, RejectLate: k.late})
+	s.step(match.Event{Kind: match.ModelChanged, Model: k.key, QoSTarget: k.target, BatchSize: k.largest, RejectLate: k.late})
 	s.poolChanged()
 	return k
 }
@@ -125,7 +125,7 @@ func (s *State) lengthen(model string, largest int) {
 		longer := *known
 		longer.Table = table
 		s.latencies[known.TableKey] = &longer
-		s.step(&match.Event{Kind: match.ProfileChanged, Model: model, Type: known.Type, Table: table})
+		s.step(match.Event{Kind: match.ProfileChanged, Model: model, Type: known.Type, Table: table, Doubtful: known.Doubtful})
 	}
 }
 
@@ -175,7 +175,7 @@ func (s *State) outdated(e *Event) {
 	for _, key := range e.Tables {
 		if s.latencies[key] != nil {
 			delete(s.latencies, key)
-			s.step(&match.Event{Kind: match.ProfileChanged, Model: key.Model, Type: key.Type})
+			s.step(match.Event{Kind: match.ProfileChanged, Model: key.Model, Type: key.Type})
 		}
 	}
 	asked := map[ModelID]bool{}
@@ -203,7 +203,7 @@ func (s *State) outdated(e *Event) {
 		}
 		delete(s.models, id)
 		maps.DeleteFunc(s.latencies, func(k TableKey, _ *Latency) bool { return k.Model == m.key })
-		s.step(&match.Event{Kind: match.ModelGone, Model: m.key})
+		s.step(match.Event{Kind: match.ModelGone, Model: m.key})
 	}
 	s.poolChanged()
 }
@@ -216,7 +216,7 @@ func (s *State) learned(a *Advice) {
 			continue // of before the model changed
 		}
 		s.latencies[l.TableKey] = l
-		s.step(&match.Event{Kind: match.ProfileChanged, Model: l.Model, Type: l.Type, Table: l.Table})
+		s.step(match.Event{Kind: match.ProfileChanged, Model: l.Model, Type: l.Type, Table: l.Table, Doubtful: l.Doubtful})
 	}
 	if a.Factors != nil {
 		s.factors, s.slow = a.Factors, a.Slow
@@ -238,7 +238,7 @@ func (s *State) learned(a *Advice) {
 	}
 	if a.Prices != nil {
 		s.prices = a.Prices
-		s.step(&match.Event{Kind: match.PricesChanged, Prices: a.Prices})
+		s.step(match.Event{Kind: match.PricesChanged, Prices: a.Prices})
 		s.act(TellPrices).Prices = a.Prices
 	}
 	if len(a.Latencies) > 0 {

@@ -31,8 +31,8 @@ type gateway struct {
 	account *account // of its client; its own where that has no name
 }
 
-// A query is what the state remembers of one that the matcher knows, or that is parked: one that is
-// said to be at a lane that has not greeted yet.
+// A query is what the state remembers of one that the matcher knows, or that is parked: its gateway
+// says that it is at a member that has not greeted yet.
 type query struct {
 	gateway  *gateway
 	sequence uint64
@@ -102,8 +102,7 @@ func (s *State) disconnect(g *gateway) {
 	if g.account.gateways--; g.account.gateways == 0 && s.accounts[g.client] == g.account {
 		delete(s.accounts, g.client)
 	}
-	s.takeParked(func(q *query) bool { return q.gateway == g })
-	s.step(&match.Event{Kind: match.GatewayLost, Query: match.QueryID{Gateway: g.id}})
+	s.step(match.Event{Kind: match.GatewayLost, Query: match.QueryID{Gateway: g.id}})
 }
 
 func (s *State) cancelled(e *Event) {
@@ -112,22 +111,13 @@ func (s *State) cancelled(e *Event) {
 		return
 	}
 	g.forget(e.Sequence)
-	s.takeParked(func(q *query) bool { return q.gateway == g && q.sequence == e.Sequence })
-	s.step(&match.Event{Kind: match.Cancelled, Query: match.QueryID{Gateway: e.Gateway, Sequence: e.Sequence}})
+	s.step(match.Event{Kind: match.Cancelled, Query: match.QueryID{Gateway: e.Gateway, Sequence: e.Sequence}})
 }
 
 func (s *State) unused(e *Event) {
-	ln, id := s.lane(e.Agent, e.Lane), match.QueryID{Gateway: e.Gateway, Sequence: e.Sequence}
-	if ln == nil || ln.find(id, e.Attempt) < 0 {
-		return // a gateway has no say about what is not its own
+	if ln := s.lane(e.Agent, e.Lane); ln != nil {
+		s.hear(ln, match.Event{Kind: match.Unused, Query: match.QueryID{Gateway: e.Gateway, Sequence: e.Sequence}, Attempt: e.Attempt, Lane: ln.id})
 	}
-	var rest time.Duration
-	for _, h := range ln.held {
-		if h.query != id {
-			rest += h.execution
-		}
-	}
-	s.answer(ln, match.Refused, id, e.Attempt, rest)
 }
 
 func (s *State) submitted(g *gateway, e *Event) {
@@ -156,29 +146,31 @@ func (s *State) submit(q *query, denied string) {
 	if q.attempts == 0 {
 		s.hasArrived(q.model, q.batch)
 	}
-	if q.agent != "" && q.attempts > 0 {
-		m := s.members[q.agent]
-		if m == nil && s.now < settleTime && s.view[q.agent] != nil && !s.gone[q.agent] && len(s.parked) < mostSubmitted {
-			s.parked = append(s.parked, q)
-			g.account.bytes += q.weight
-			return
-		}
-		if ln := s.lane(q.agent, q.lane); ln != nil && len(ln.held) < mostHeld {
+	if q.attempts == 0 {
+		q.agent = ""
+	}
+	if q.agent != "" {
+		if s.members[q.agent] == nil && s.now < settleTime && s.view[q.agent] != nil && !s.gone[q.agent] && len(s.parked) < mostSubmitted {
 			g.remember(q)
-			s.sent(q, ln, id)
+			s.parked = append(s.parked, q)
 			return
 		}
 	}
 	g.remember(q)
-	e := s.submission(match.Submitted, q, id)
-	s.step(&e)
+	e := s.submission(q, id)
+	if ln := s.lane(q.agent, q.lane); ln != nil {
+		if holds, _ := s.matcher.Load(ln.id); holds < mostHeld {
+			e.Lane = ln.id
+		}
+	}
+	s.step(e)
 }
 
 // submission is the event of a submit. The way of the submit and, later, of the answer count as
 // waiting, for no decision avoids them.
-func (s *State) submission(kind match.Kind, q *query, id ModelID) match.Event {
+func (s *State) submission(q *query, id ModelID) match.Event {
 	e := match.Event{
-		Kind: kind, Query: q.id(), Attempt: q.attempts,
+		Kind: match.Submitted, Query: q.id(), Attempt: q.attempts,
 		BatchSize: min(q.batch, match.MaxBatchSize+1),
 		Waited:    q.waited + min(s.ahead.fixed, s.aheadSet), TimeLeft: q.timeLeft,
 	}
@@ -191,23 +183,6 @@ func (s *State) submission(kind match.Kind, q *query, id ModelID) match.Event {
 		e.Model = id.Key()
 	}
 	return e
-}
-
-// sent takes a query that its gateway has sent to a lane already.
-func (s *State) sent(q *query, ln *lane, id ModelID) {
-	e := s.submission(match.Sent, q, id)
-	e.Lane = ln.id
-	if ln.find(e.Query, e.Attempt) < 0 && q.model != nil {
-		a := attempt{query: e.Query, number: e.Attempt, since: s.now, claimed: true, grace: s.grace(ln, q.model, q.batch)}
-		if k := s.latencies[TableKey{q.model.key, ln.member.typ}]; k != nil && q.batch >= 1 && q.batch <= k.Table.Largest() {
-			a.execution = k.Table.Mean(q.batch)
-		}
-		if len(ln.held) == 0 {
-			ln.due = s.now + a.execution + a.grace
-		}
-		ln.held = append(ln.held, a)
-	}
-	s.step(&e)
 }
 
 // reject has a query's gateway told that the query is not served; q is nil if nothing is known of it.
@@ -241,22 +216,23 @@ func (s *State) refuse(q *query, d *match.Decision, message string) {
 	a.Decision.Action, a.Decision.Query = match.Reject, q.id()
 }
 
-// takeParked returns the parked queries of which which is true, and parks them no more.
-func (s *State) takeParked(which func(*query) bool) (taken []*query) {
-	s.parked = slices.DeleteFunc(s.parked, func(q *query) bool {
-		if !which(q) {
-			return false
-		}
-		q.gateway.account.bytes -= q.weight
-		taken = append(taken, q)
-		return true
-	})
-	return taken
-}
-
 // unpark has the parked queries of which ready is true considered again.
 func (s *State) unpark(ready func(*query) bool) {
-	for _, q := range s.takeParked(ready) {
+	if len(s.parked) == 0 {
+		return
+	}
+	var again []*query
+	s.parked = slices.DeleteFunc(s.parked, func(q *query) bool {
+		if s.gateways[q.gateway.id] != q.gateway || q.gateway.queries[q.sequence] != q {
+			return true // it is cancelled, or submitted anew
+		}
+		if ready(q) {
+			again = append(again, q)
+			return true
+		}
+		return false
+	})
+	for _, q := range again {
 		q.age(s.now)
 		s.submit(q, "")
 	}
@@ -289,9 +265,9 @@ func (s *State) toNewest() {
 			}
 			q.age(s.now)
 			q.model = s.models[newest]
-			s.step(&match.Event{Kind: match.Cancelled, Query: q.id()})
-			e := s.submission(match.Submitted, q, newest)
-			s.step(&e)
+			s.step(match.Event{Kind: match.Cancelled, Query: q.id()})
+			e := s.submission(q, newest)
+			s.step(e)
 		}
 	}
 }

@@ -22,15 +22,6 @@ const (
 	Turmoil = time.Second
 	// linkGrace is how long a broken link may take to come back before the lanes are lost.
 	linkGrace = time.Second
-	// A lane is overdue by so many 99 % quantiles, and at least overdueLeast; OverdueDoubt
-	// where its latency is hardly known.
-	overdueQuantiles           = 3
-	overdueLeast, OverdueDoubt = 100 * time.Millisecond, time.Second
-	// overdueAgain is how often an overdue lane is asked again what it holds.
-	overdueAgain = 2 * time.Second
-	// onTheWay is how long, beside twice the usual, a query may take to its lane after it was
-	// assigned, or its gateway told where it is.
-	onTheWay = 20 * time.Millisecond
 	// DecisionsKept is how many decisions a [Status] has at most.
 	DecisionsKept = 64
 )
@@ -60,6 +51,7 @@ type State struct {
 	cfg     Config
 	now     time.Duration
 	out     []Action
+	event   match.Event // of the matcher's last step
 	matcher *match.Matcher
 	next    time.Time // when the matcher wants to be stepped; zero: never
 	beatAt  time.Duration
@@ -102,29 +94,11 @@ type member struct {
 	busy    ring          // ns
 }
 
-// A lane as the state keeps it beside the matcher's.
+// A lane of a member's; what it holds the matcher knows.
 type lane struct {
-	id      match.LaneID
-	member  *member
-	index   int
-	held    []attempt
-	due     time.Duration // when it should have answered; of no meaning while it holds nothing
-	overdue bool
-	silent  bool          // it has been overdue for so long that the log says so
-	askedAt time.Duration // when it was last asked what it holds
-}
-
-// An attempt is at a lane, or on its way there.
-type attempt struct {
-	query  match.QueryID
-	number int
-	// since is when this leader decided it, or heard of it from its gateway: it may still be on its
-	// way, unless the lane has told of it.
-	since     time.Duration
-	told      bool          // the lane has told of it
-	claimed   bool          // this leader has heard of it from its gateway
-	execution time.Duration // predicted
-	grace     time.Duration // how late it may be
+	id     match.LaneID
+	member *member
+	index  int
 }
 
 // New returns the state of a term that begins.
@@ -153,7 +127,7 @@ func (s *State) Step(now time.Duration, e *Event) []Action {
 	switch e.Kind {
 	case TimePassed:
 		if !s.next.IsZero() && !s.at().Before(s.next) {
-			s.step(&match.Event{Kind: match.TimePassed})
+			s.step(match.Event{Kind: match.TimePassed})
 		}
 		if s.now >= s.beatAt {
 			s.beatAt = s.now + heartbeat
@@ -231,14 +205,15 @@ func (s *State) act(kind ActionKind) *Action {
 }
 
 // step steps the matcher and takes what it decides.
-func (s *State) step(e *match.Event) {
-	decisions, next, err := s.matcher.Step(s.at(), e)
+func (s *State) step(e match.Event) {
+	s.event = e
+	decisions, next, err := s.matcher.Step(s.at(), &s.event)
 	s.next = next
 	if err != nil {
-		s.act(Nonsense).Message = string(match.AppendEvent(nil, s.now, e)) + ": " + err.Error()
+		s.act(Nonsense).Message = string(match.AppendEvent(nil, s.now, &s.event)) + ": " + err.Error()
 	}
 	if s.cfg.Stepped != nil {
-		s.cfg.Stepped(s.now, e, decisions)
+		s.cfg.Stepped(s.now, &s.event, decisions)
 	}
 	for i := range decisions {
 		s.take(&decisions[i])
@@ -247,6 +222,10 @@ func (s *State) step(e *match.Event) {
 
 // take has a decision of the matcher's carried out.
 func (s *State) take(d *match.Decision) {
+	if d.Action == match.Ask {
+		s.ask(d)
+		return
+	}
 	if len(s.decisions) < DecisionsKept {
 		s.decisions = append(s.decisions, *d)
 	} else {
@@ -260,7 +239,14 @@ func (s *State) take(d *match.Decision) {
 	q := g.queries[d.Query.Sequence]
 	switch d.Action {
 	case match.Assign:
-		s.assign(q, d)
+		ln, a := s.lanes[d.Lane], s.act(Assign)
+		a.Decision, a.Agent, a.Lane = *d, ln.member.Name, ln.index
+		if q != nil {
+			a.Tag, q.attempts = q.tag, d.Attempt
+			if q.model != nil {
+				a.Model = q.model.ModelID
+			}
+		}
 	case match.Reject:
 		g.forget(d.Query.Sequence)
 		if q != nil && q.model != nil {
@@ -276,35 +262,18 @@ func (s *State) take(d *match.Decision) {
 	}
 }
 
-func (s *State) assign(q *query, d *match.Decision) {
+// ask has a member asked what its lanes hold, for one should have answered long ago.
+func (s *State) ask(d *match.Decision) {
 	ln := s.lanes[d.Lane]
-	held := attempt{query: d.Query, number: d.Attempt, since: s.now, execution: d.Latency, grace: overdueLeast}
-	a := s.act(Assign)
-	a.Decision, a.Agent, a.Lane = *d, ln.member.Name, ln.index
-	if q != nil {
-		a.Tag, q.attempts = q.tag, d.Attempt
-		if q.model != nil {
-			a.Model = q.model.ModelID
-			held.grace = s.grace(ln, q.model, q.batch)
+	if note := LaneOverdue; d.Attempt <= 2 {
+		if d.Attempt == 2 {
+			note = LaneSilent
 		}
+		a := s.act(note)
+		a.Agent, a.Lane, a.Duration = ln.member.Name, ln.index, d.Waited
+		a.N, _ = s.matcher.Load(ln.id)
 	}
-	if len(ln.held) == 0 {
-		ln.due = s.now + d.Wait + held.execution + held.grace
-	}
-	ln.held = append(ln.held, held)
-}
-
-// grace is by how much a query of the model may be late on the lane before the lane is overdue.
-func (s *State) grace(ln *lane, m *model, batch int) time.Duration {
-	k := s.latencies[TableKey{m.key, ln.member.typ}]
-	if k == nil {
-		return OverdueDoubt
-	}
-	least := overdueLeast
-	if k.Doubtful {
-		least = OverdueDoubt
-	}
-	return max(least, overdueQuantiles*k.Profile.Quantile(0.99, batch))
+	s.act(AskHeld).Agent = ln.member.Name
 }
 
 // beat does what is due now and then.
@@ -313,10 +282,6 @@ func (s *State) beat() {
 		m := s.members[name]
 		if m.lostAt > 0 && s.now >= m.lostAt {
 			s.lose(m, "its link has not come back, which broke: "+m.broken)
-			continue
-		}
-		for _, ln := range m.lanes {
-			s.watch(ln)
 		}
 	}
 	if s.now >= settleTime {
@@ -324,32 +289,6 @@ func (s *State) beat() {
 	}
 	s.act(Heartbeat)
 	s.tuneAhead()
-}
-
-// watch finds out whether a lane is overdue.
-func (s *State) watch(ln *lane) {
-	note := LaneSilent
-	switch {
-	case len(ln.held) == 0 || s.now < ln.due:
-		return
-	case !ln.overdue:
-		note = LaneOverdue
-	case s.now-ln.askedAt < overdueAgain:
-		return
-	}
-	if note == LaneOverdue || !ln.silent {
-		a := s.act(note)
-		a.Agent, a.Lane, a.N, a.Duration = ln.member.Name, ln.index, len(ln.held), s.now-ln.due
-	}
-	if ln.overdue {
-		ln.silent = true
-	} else {
-		ln.overdue = true
-		s.step(&match.Event{Kind: match.Overdue, Lane: ln.id})
-	}
-	// What it holds may have been lost on the way: it says so when it greets again.
-	ln.askedAt = s.now
-	s.act(AskHeld).Agent = ln.member.Name
 }
 
 // mostAhead bounds what is learned of the way to a lane: a quarter of the shortest QoS target of the
@@ -373,6 +312,6 @@ func (s *State) tuneAhead() {
 		return
 	}
 	s.aheadSet = ahead
-	s.step(&match.Event{Kind: match.AheadChanged, Ahead: ahead})
+	s.step(match.Event{Kind: match.AheadChanged, Ahead: ahead})
 	s.act(TellAhead).Duration = ahead
 }

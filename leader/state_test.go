@@ -121,6 +121,7 @@ func TestClaimedOnItsWay(t *testing.T) {
 	in.learn(time.Millisecond)
 	in.tell(Event{Kind: GatewayConnected, Gateway: 7})
 	in.tell(Event{Kind: Submitted, Gateway: 7, Sequence: 1, Model: ModelID{Name: "m"}, BatchSize: 1, Attempt: 1, Agent: "w0"})
+	const onTheWay = 20 * time.Millisecond // as package match has it
 	in.now += onTheWay - time.Millisecond
 	if actions := in.greet("w0"); len(in.Holds("w0", 0)) != 1 || len(actions) > 0 {
 		t.Errorf("%v after it was told of, the lane has %v, and %+v is done; want it left alone", in.now, in.Holds("w0", 0), actions)

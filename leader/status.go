@@ -57,7 +57,7 @@ func (s *State) Status() *Status {
 		if len(m.lanes) > 0 {
 			a.Busy = min(1, m.busy.sum(s.now, span)/float64(span)/float64(len(m.lanes)))
 		}
-		a.Overdue = slices.ContainsFunc(m.lanes, func(ln *lane) bool { return ln.overdue })
+		a.Overdue = slices.ContainsFunc(m.lanes, func(ln *lane) bool { _, asked := s.matcher.Load(ln.id); return asked > 0 })
 		out.Agents = append(out.Agents, a)
 	}
 	for _, m := range s.models {
@@ -149,8 +149,8 @@ func (r *ring) sum(now time.Duration, over time.Duration) (sum float64) {
 // Holds is what the state believes a member's lane to have; of each it has the query and the attempt.
 func (s *State) Holds(agent string, lane int) (all []Held) {
 	if ln := s.lane(agent, lane); ln != nil {
-		for _, a := range ln.held {
-			all = append(all, Held{Gateway: a.query.Gateway, Sequence: a.query.Sequence, Attempt: a.number, Lane: lane})
+		for _, r := range s.matcher.Holds(nil, ln.id) {
+			all = append(all, Held{Gateway: r.Query.Gateway, Sequence: r.Query.Sequence, Attempt: r.Attempt, Lane: lane})
 		}
 	}
 	return all
@@ -160,8 +160,9 @@ func (s *State) Holds(agent string, lane int) (all []Held) {
 func (s *State) Sizes() map[string]int {
 	waiting, _ := s.matcher.Waiting()
 	reserved, queries := 0, 0
-	for _, ln := range s.lanes {
-		reserved += len(ln.held)
+	for id := range s.lanes {
+		holds, _ := s.matcher.Load(id)
+		reserved += holds
 	}
 	for _, g := range s.gateways {
 		queries += len(g.queries)

@@ -43,7 +43,7 @@ func TestReplay(t *testing.T) {
 			}
 		}
 	}
-	for _, in := range []string{"", "muster-match 1\n", "muster-match 1\nconfig {\"Policy\":\"x\"}\n", "muster-match 1\nconfig {\"X\":1}\n", "muster-match 2\n"} {
+	for _, in := range []string{"", "muster-match 2\n", "muster-match 2\nconfig {\"Policy\":\"x\"}\n", "muster-match 2\nconfig {\"X\":1}\n", "muster-match 1\n"} {
 		if _, err := match.Replay(strings.NewReader(in)); err == nil || !strings.Contains(err.Error(), "line ") {
 			t.Errorf("recording %q: %v", in, err)
 		}

@@ -28,7 +28,7 @@ func TestSimBadInput(t *testing.T) {
 		"missing.csv": "model,instance_type,batch_size,sample_ms\nrm2,g4dn.xlarge,10,1\nrm2,g4dn.xlarge,20,1\nrm2,r5n.large,10,1\n",
 		"trace.csv":   "arrival_ms,model,batch_size\n0,rm2,x\n",
 		"sizes.csv":   "batch_size\n0\n",
-		"run.txt":     "muster-match 1\nrubbish\n",
+		"run.txt":     "muster-match 2\nrubbish\n",
 	})
 	const pool = " --pool g4dn.xlarge=1,r5n.large=4"
 	for args, want := range map[string]string{

@@ -13,6 +13,10 @@ const (
 	// OfferAgain: the attempt is void (the lane refused, is lost or overdue); the
 	// query waits again.
 	OfferAgain
+	// Ask: Lane should have answered long ago, by Waited. Whose it is should say what it has (LaneHas);
+	// it gets nothing until it answers, or does not have any more what made it late. Attempt counts how
+	// often this was asked.
+	Ask
 )
 
 // A Reason says why a decision was taken.
@@ -50,7 +54,7 @@ type Decision struct {
 	Reason  Reason
 	Query   QueryID
 	Attempt int    // of an assignment; 1 for the first
-	Lane    LaneID // Assign, OfferAgain
+	Lane    LaneID // Assign, OfferAgain, Ask
 	// Cost is what the policy minimised; its unit is the policy's own. 0 where it has none.
 	Cost float64
 	// Latency is the predicted mean execution latency on the lane.

@@ -27,22 +27,32 @@ const (
 	// assignment before, 0 if there was none. A query that the matcher knows already is not
 	// submitted twice, unless its gateway has made attempts of which the matcher does not know: it
 	// then waits anew.
+	//
+	// With Lane, other than 0, the gateway has sent the query to that lane already, as the given
+	// attempt, by its own choice or that of another leader: the lane is reserved. Should the query be
+	// cancelled, so is the reservation if the lane never spoke of it. A query that the matcher knows to
+	// wait, or to be elsewhere by no later attempt, is there from now on. A lane that is not there, or
+	// attempt 0, counts as none.
 	Submitted
 	// Cancelled: Query. Its gateway has decided the outcome; nothing more is
 	// decided about it. A lane that was given it stays reserved until it
 	// answers (Completed or Refused).
 	Cancelled
-	// Completed: Query, Attempt, Lane, Remaining. The lane has run the query, its
-	// answer is out, and it is free after Remaining. Of several attempts the first
-	// to complete counts.
+	// Completed: Query, Attempt, Lane, Remaining. The lane has run the query, its answer is out, and it
+	// is free after Remaining. That is the query's outcome if this was its live attempt; that of
+	// another the gateway may not take, and says so (Cancelled) if it does.
 	Completed
 	// Refused: Query, Attempt, Lane, Remaining. The lane has not run the query:
 	// it refused it, or stopped because the attempt was cancelled. The query waits
 	// again if this was its live attempt.
 	Refused
-	// Overdue: Lane. The lane should have answered long ago: what it holds waits
-	// again (OfferAgain), and it gets nothing more until it answers.
-	Overdue
+	// LaneHas: Lane, Holds, Remaining. The lane says all that it has, and when it is free. What is not
+	// among it and is reserved there it never had, or has answered: that waits again if it was a live
+	// attempt. Only what may still be on its way there is left alone. Told again, it changes nothing.
+	LaneHas
+	// Unused: Query, Attempt, Lane. The query's gateway gives a reservation back: the lane does not
+	// have it, or is not to be kept for it. If there is none nothing changes.
+	Unused
 	// GatewayLost: Query.Gateway. All queries of that gateway are cancelled.
 	GatewayLost
 	// LaneJoined: Lane, Agent, Type, Models, Remaining.
@@ -57,7 +67,7 @@ const (
 	// LaneRemaining: Lane, Remaining. A correction: the lane is free after
 	// Remaining, counted from now. It says nothing about what the lane holds.
 	LaneRemaining
-	// ProfileChanged: Model, Type, Table. A type that has neither profiles nor lanes nor a price is
+	// ProfileChanged: Model, Type, Table, Doubtful. A type that has neither profiles nor lanes nor a price is
 	// forgotten.
 	ProfileChanged
 	// PricesChanged: Prices.
@@ -67,15 +77,6 @@ const (
 	ModelChanged
 	// AheadChanged: Ahead. It is [Config.DispatchAhead] from now on.
 	AheadChanged
-	// Sent: as Submitted, and Lane. The gateway has sent the query to the lane already, as
-	// the given attempt, by its own choice or that of another leader: the lane is reserved. Should the
-	// query be cancelled, so is the reservation if the lane never spoke of it. A query that the
-	// matcher knows to wait, or to be elsewhere by no later attempt, is there from now on. At a
-	// lane that is not there, or a query of attempt 0, this is Submitted.
-	Sent
-	// Held: Query, Attempt, Lane, Model, BatchSize. The lane says that it has the query: it is
-	// reserved. Of the query itself nothing is known but by Submitted or Sent.
-	Held
 	// ModelGone: Model. No lane holds it and no query asks for it; it is forgotten, and its
 	// profiles.
 	ModelGone
@@ -110,6 +111,19 @@ type Event struct {
 	// Table is the latency of Model on Type; nil: unknown again. It must not
 	// change afterwards.
 	Table *Table
+	// Doubtful says that hardly any query has run yet: a lane is not soon overdue.
+	Doubtful bool
+	// Holds must not change afterwards.
+	Holds []Held
 	// Prices must not change afterwards; nil: none known.
 	Prices []fluid.Price
+}
+
+// A Held is an attempt that a lane says that it has. Of the query itself nothing is known but by
+// Submitted.
+type Held struct {
+	Query     QueryID
+	Attempt   int
+	Model     string
+	BatchSize int
 }

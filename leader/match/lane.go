@@ -44,6 +44,18 @@ func (b bound) work() float64 {
 	return b.least
 }
 
+// In ms: a lane is overdue by so many 99 % quantiles, and at least overdueLeast, or overdueDoubt where
+// its latency is hardly known; it is asked again what it has every overdueAgain; onTheWay is how long,
+// beside twice the usual, a query may take to its lane after it was assigned, or its gateway said
+// where it is.
+const (
+	overdueQuantiles = 3
+	overdueLeast     = 100
+	overdueDoubt     = 1000
+	overdueAgain     = 2000
+	onTheWay         = 20
+)
+
 // A lane as the matcher knows it.
 type lane struct {
 	m     *Matcher
@@ -56,7 +68,9 @@ type lane struct {
 	held     []reservation // sent and unanswered; the oldest first
 	draining bool
 	overdue  bool
+	asked    int // how often, since it is overdue
 	timer    timer
+	due      timer // when it should have answered, or is to be asked again; set while it holds something
 
 	queue queue // of waiting queries, for policies that place them on lanes
 }
@@ -66,7 +80,10 @@ type reservation struct {
 	query   QueryID
 	attempt int
 	latency float64 // predicted
+	grace   float64 // how late it may be
+	since   float64 // when it was assigned, or first spoken of
 	claimed bool    // by the gateway; the lane has not spoken of it
+	told    bool    // by the lane: it has it
 }
 
 // usable says whether l may be given anything, now or later.
@@ -105,8 +122,55 @@ func (l *lane) setFree(at float64) {
 	}
 }
 
-func (l *lane) release(id QueryID, attempt int) {
-	l.held = slices.DeleteFunc(l.held, func(r reservation) bool { return r.query == id && r.attempt == attempt })
+// release takes an attempt from l, and reports whether l had it.
+func (l *lane) release(id QueryID, attempt int) bool {
+	i := l.reservation(id, attempt)
+	if i >= 0 {
+		l.held = slices.Delete(l.held, i, i+1)
+	}
+	return i >= 0
+}
+
+// reserve notes that l has an attempt, or is to get it after the given wait.
+func (l *lane) reserve(r reservation, wait float64) {
+	l.held = append(l.held, r)
+	if len(l.held) == 1 {
+		l.setDue(l.m.now + wait + r.latency + r.grace)
+	}
+}
+
+// spoke says that l has answered, and has, as it says, so much left to do.
+func (l *lane) spoke(remaining float64) {
+	held, grace := 0.0, 0.0
+	for i := range l.held {
+		held += l.held[i].latency
+		grace = max(grace, l.held[i].grace)
+	}
+	// What is on its way to the lane, or has just started there, the lane may not have counted.
+	l.setFree(l.m.now + max(remaining, held-l.m.ahead))
+	l.setDue(l.m.now + max(remaining, held) + grace)
+}
+
+// setDue says when l should have answered, if it holds anything.
+func (l *lane) setDue(at float64) {
+	if len(l.held) == 0 {
+		l.m.dues.remove(&l.due)
+	} else {
+		l.m.dues.set(&l.due, at)
+	}
+}
+
+// grace returns by how much a query may be late on l before l is overdue.
+func (l *lane) grace(model, batch int) float64 {
+	t := l.typ.tables[model]
+	if t == nil || batch < 1 || batch > t.Largest() {
+		return overdueDoubt
+	}
+	least := float64(overdueLeast)
+	if l.typ.doubtful[model] {
+		least = overdueDoubt
+	}
+	return max(least, overdueQuantiles*t.tail[batch])
 }
 
 // reservation returns the place in held of an attempt, -1 if it is not there.

@@ -39,7 +39,8 @@ type Matcher struct {
 	queries map[QueryID]*query
 	waiting int
 	free    *query // recycled queries, linked by next
-	timers  timers
+	timers  timers // of queries, and of lanes that open
+	dues    timers // of lanes
 	out     []Decision
 	changed []*query // scratch
 	// renewed says by model that it has changed since the last arrange.
@@ -52,6 +53,8 @@ type Matcher struct {
 type instanceType struct {
 	name   string
 	tables []*Table // by model; nil: unknown
+	// doubtful says by model that the table is of hardly any queries.
+	doubtful []bool
 	// coefficient is C_j of Definition 1 by model; 0 where the latency is unknown.
 	coefficient []float64
 	base        bool     // meets every model's QoS target at its largest batch size
@@ -65,7 +68,7 @@ type instanceType struct {
 }
 
 func newInstanceType(name string, models int) *instanceType {
-	return &instanceType{name: name, tables: make([]*Table, models),
+	return &instanceType{name: name, tables: make([]*Table, models), doubtful: make([]bool, models),
 		coefficient: make([]float64, models), lanes: make([]int, models), served: make([]*Table, models), price: math.NaN()}
 }
 
@@ -121,9 +124,69 @@ func (m *Matcher) Waits(id QueryID) bool {
 	return q != nil && q.waiting
 }
 
+// A Reservation is what a matcher knows of an attempt at a lane, or on its way there.
+type Reservation struct {
+	Query   QueryID
+	Attempt int
+	// Age is for how long it has been assigned, or known.
+	Age time.Duration
+	// Latency is the predicted mean execution latency.
+	Latency time.Duration
+	// Claimed says that the matcher knows of it from its gateway alone.
+	Claimed bool
+	// Told says that the lane has said that it has it.
+	Told bool
+	// Live says that it is the attempt that counts for its query.
+	Live bool
+}
+
+// Holds appends what a lane has, as far as known, the oldest first.
+func (m *Matcher) Holds(all []Reservation, id LaneID) []Reservation {
+	if l := m.lanes[id]; l != nil {
+		for i := range l.held {
+			all = append(all, m.describe(l, &l.held[i]))
+		}
+	}
+	return all
+}
+
+// Has returns what is known of an attempt at a lane; false: nothing.
+func (m *Matcher) Has(id LaneID, query QueryID, attempt int) (Reservation, bool) {
+	if l := m.lanes[id]; l != nil {
+		if i := l.reservation(query, attempt); i >= 0 {
+			return m.describe(l, &l.held[i]), true
+		}
+	}
+	return Reservation{}, false
+}
+
+func (m *Matcher) describe(l *lane, r *reservation) Reservation {
+	return Reservation{
+		Query: r.query, Attempt: r.attempt, Age: fromMs(m.now - r.since), Latency: fromMs(r.latency),
+		Claimed: r.claimed, Told: r.told, Live: m.live(l, r.query, r.attempt) != nil,
+	}
+}
+
+// Load returns how many attempts a lane has, as far as known, and how often it has been asked what it
+// has since it is overdue; 0: it is not.
+func (m *Matcher) Load(id LaneID) (holds, asked int) {
+	if l := m.lanes[id]; l != nil {
+		return len(l.held), l.asked
+	}
+	return 0, 0
+}
+
+// live returns the query of which an attempt at a lane counts, nil if there is none.
+func (m *Matcher) live(l *lane, id QueryID, attempt int) *query {
+	if q := m.queries[id]; q != nil && q.sent && q.lane == l && q.attempt == attempt {
+		return q
+	}
+	return nil
+}
+
 // Step takes what happened at now and returns what to do about it, in order,
-// and when the matcher wants to be stepped next if nothing happens before (zero:
-// never). The decisions are valid until the next call. Time must not run
+// and when the matcher wants to be stepped next, with TimePassed, if nothing happens before (zero:
+// never; if that is past, as soon as all that has happened by now is told). The decisions are valid until the next call. Time must not run
 // backwards; an earlier now counts as the latest one seen.
 //
 // The error tells of an event that makes no sense (an unknown lane or model, a
@@ -137,6 +200,9 @@ func (m *Matcher) Step(now time.Time, e *Event) (decisions []Decision, next time
 	}
 	m.now = max(m.now, toMs(now.Sub(m.origin)))
 	err = m.apply(e)
+	if e.Kind == TimePassed { // for else what has happened may be about to be told
+		m.remind()
+	}
 	m.expire()
 	for _, s := range m.shards {
 		if s.dirty {
@@ -144,11 +210,35 @@ func (m *Matcher) Step(now time.Time, e *Event) (decisions []Decision, next time
 			s.round()
 		}
 	}
-	if t, ok := m.timers.earliest(); ok {
+	t, ok := m.timers.earliest()
+	if due, any := m.dues.earliest(); any && (!ok || due < t) {
+		t, ok = due, true
+	}
+	if ok {
 		const never = 9e12                                        // ms; a Duration holds little more
 		next = m.origin.Add(time.Duration(min(t, never)*1e6) + 1) // not before t, whatever the rounding
 	}
 	return m.out, next, err
+}
+
+// remind asks the lanes that should have answered by now. What they hold waits again.
+func (m *Matcher) remind() {
+	for {
+		t, ok := m.dues.earliest()
+		if !ok || t > m.now {
+			return
+		}
+		l := m.dues[0].lane
+		l.asked++
+		m.out = append(m.out, Decision{Action: Ask, Reason: LaneOverdue, Attempt: l.asked, Lane: l.id, Waited: fromMs(m.now - t)})
+		l.setDue(m.now + overdueAgain)
+		if !l.overdue {
+			l.overdue = true
+			m.arrange()
+			m.takeBack(l, LaneOverdue)
+			l.shard.dirty = true
+		}
+	}
 }
 
 // expire does what is due by now.
@@ -199,7 +289,11 @@ func (m *Matcher) apply(e *Event) error {
 	case TimePassed:
 		return nil
 	case Submitted:
-		m.submit(e)
+		if l := m.lanes[e.Lane]; l != nil && e.Lane != 0 && e.Attempt > 0 {
+			m.sent(e, l)
+		} else {
+			m.submit(e)
+		}
 		return nil
 	case Cancelled:
 		if q := m.queries[e.Query]; q != nil {
@@ -234,9 +328,6 @@ func (m *Matcher) apply(e *Event) error {
 			l.shard.dirty = true
 		}
 		return nil
-	case Sent:
-		m.sent(e)
-		return nil
 	case ProfileChanged:
 		return m.profile(e)
 	case PricesChanged:
@@ -258,7 +349,6 @@ func (m *Matcher) apply(e *Event) error {
 	l := m.lanes[e.Lane]
 	if l == nil {
 		if e.Kind == Completed || e.Kind == Refused { // a lane already lost may still answer
-			m.answered(e)
 			return nil
 		}
 		return fmt.Errorf("lane %d: %v, but no such lane has joined", e.Lane, e.Kind)
@@ -269,25 +359,34 @@ func (m *Matcher) apply(e *Event) error {
 	switch e.Kind {
 	case Completed, Refused:
 		l.release(e.Query, e.Attempt)
-		// What is on its way to the lane, or has just started there, the lane may not have counted.
-		held := 0.0
-		for _, r := range l.held {
-			held += r.latency
+		l.spoke(toMs(e.Remaining))
+		if q := m.live(l, e.Query, e.Attempt); q == nil {
+		} else if e.Kind == Completed {
+			m.forget(q)
+		} else {
+			m.offerAgain(q, LaneRefused)
 		}
-		l.setFree(m.now + max(toMs(e.Remaining), held-m.ahead))
-		m.answered(e)
-		if l.overdue {
-			l.overdue = false
-			m.arrange()
+		m.backInTime(l)
+	case Unused:
+		if !l.release(e.Query, e.Attempt) {
+			return nil // a gateway has no say about what is not its own
 		}
-	case Overdue:
-		l.overdue = true
-		m.arrange()
-		m.takeBack(l, LaneOverdue)
+		rest := 0.0
+		for i := range l.held {
+			rest += l.held[i].latency
+		}
+		l.spoke(rest)
+		if q := m.live(l, e.Query, e.Attempt); q != nil {
+			m.offerAgain(q, LaneRefused)
+		}
+		m.backInTime(l)
+	case LaneHas:
+		m.laneHas(l, e)
 	case LaneLost:
 		delete(m.lanes, l.id)
 		m.all = slices.DeleteFunc(m.all, func(o *lane) bool { return o == l })
 		m.timers.remove(&l.timer)
+		m.dues.remove(&l.due)
 		l.overdue = true // what waits in its queue has to wait elsewhere
 		m.arrange()
 		m.takeBack(l, LaneGone)
@@ -304,19 +403,11 @@ func (m *Matcher) apply(e *Event) error {
 			l.typ = m.instanceType(e.Type)
 		}
 		m.arrange()
-	case Held:
-		model, ok := m.byName[e.Model]
-		if !ok {
-			return fmt.Errorf("lane %d holds a query of model %q, configured are: %s", e.Lane, e.Model, strings.Join(m.modelNames(), ", "))
-		}
-		if i := l.reservation(e.Query, e.Attempt); i >= 0 {
-			l.held[i].claimed = false
-		} else {
-			l.held = append(l.held, reservation{query: e.Query, attempt: e.Attempt, latency: l.predict(model, e.BatchSize)})
-			l.setFree(l.freeAt)
-		}
 	case LaneRemaining:
 		l.setFree(m.now + toMs(e.Remaining))
+		if len(l.held) > 0 && !l.overdue {
+			l.setDue(m.now + toMs(e.Remaining) + l.held[0].grace)
+		}
 	default:
 		return fmt.Errorf("event of unknown kind %d", e.Kind)
 	}
@@ -347,13 +438,48 @@ func (m *Matcher) submit(e *Event) {
 	}
 }
 
-// sent takes a query that is at its lane already.
-func (m *Matcher) sent(e *Event) {
-	l := m.lanes[e.Lane]
-	if l == nil || e.Attempt == 0 {
-		m.submit(e)
-		return
+// laneHas brings what l is believed to have in line with what it says.
+func (m *Matcher) laneHas(l *lane, e *Event) {
+	var gone []reservation
+	coming := 0.0 // what is on its way, and not counted by the lane
+	l.held = slices.DeleteFunc(l.held, func(r reservation) bool {
+		switch {
+		case slices.ContainsFunc(e.Holds, func(h Held) bool { return h.Query == r.query && h.Attempt == r.attempt }):
+			return false
+		case !r.told && m.now-r.since <= onTheWay+2*m.ahead:
+			coming += r.latency
+			return false
+		}
+		gone = append(gone, r)
+		return true
+	})
+	for _, h := range e.Holds {
+		model, known := m.byName[h.Model]
+		if i := l.reservation(h.Query, h.Attempt); i >= 0 {
+			l.held[i].told, l.held[i].claimed = true, false
+		} else if known {
+			l.held = append(l.held, reservation{
+				query: h.Query, attempt: h.Attempt, latency: l.predict(model, h.BatchSize), grace: l.grace(model, h.BatchSize), since: m.now, told: true,
+			})
+		}
 	}
+	late := l.overdue && len(gone) == 0 && len(l.held) > 0 // as before
+	if !late {
+		l.spoke(toMs(e.Remaining))
+	}
+	l.setFree(m.now + toMs(e.Remaining) + coming)
+	for _, r := range gone {
+		if q := m.live(l, r.query, r.attempt); q != nil {
+			m.offerAgain(q, LaneRefused)
+		}
+	}
+	if !late {
+		m.backInTime(l)
+	}
+}
+
+// sent takes a query that is at lane l already.
+func (m *Matcher) sent(e *Event, l *lane) {
 	if known := m.queries[e.Query]; known != nil {
 		if known.sent && (e.Attempt < known.attempt || e.Attempt == known.attempt && known.lane == l) {
 			return
@@ -366,9 +492,9 @@ func (m *Matcher) sent(e *Event) {
 	}
 	q.sent, q.lane = true, l
 	if l.reservation(q.id, q.attempt) < 0 {
-		latency := l.predict(q.model, q.batch)
-		l.held = append(l.held, reservation{q.id, q.attempt, latency, true})
-		l.setFree(max(l.freeAt, m.now) + latency)
+		latency, wait := l.predict(q.model, q.batch), max(0, l.freeAt-m.now)
+		l.reserve(reservation{query: q.id, attempt: q.attempt, latency: latency, grace: l.grace(q.model, q.batch), since: m.now, claimed: true}, wait)
+		l.setFree(m.now + wait + latency)
 	}
 	if l.overdue {
 		m.offerAgain(q, LaneOverdue)
@@ -439,23 +565,18 @@ func (m *Matcher) bound(q *query) bound {
 	return b
 }
 
-// answered takes a completion or refusal from q's side. An answer to an older
-// attempt is as good as any: the first wins.
-func (m *Matcher) answered(e *Event) {
-	q := m.queries[e.Query]
-	switch {
-	case q == nil:
-	case e.Kind == Completed:
-		m.forget(q)
-	case q.sent && q.attempt == e.Attempt && q.lane.id == e.Lane:
-		m.offerAgain(q, LaneRefused)
+// backInTime has l be given queries again, if it was overdue.
+func (m *Matcher) backInTime(l *lane) {
+	if l.overdue {
+		l.overdue, l.asked = false, 0
+		m.arrange()
 	}
 }
 
 // takeBack offers again what l holds.
 func (m *Matcher) takeBack(l *lane, why Reason) {
 	for i := range l.held {
-		if q := m.queries[l.held[i].query]; q != nil && q.sent && q.lane == l && q.attempt == l.held[i].attempt {
+		if q := m.live(l, l.held[i].query, l.held[i].attempt); q != nil {
 			m.offerAgain(q, why)
 		}
 	}
@@ -485,6 +606,10 @@ func (m *Matcher) cancel(q *query) {
 			free := l.freeAt - l.held[i].latency
 			l.held = slices.Delete(l.held, i, i+1)
 			l.setFree(max(m.now, free))
+			if len(l.held) == 0 {
+				m.dues.remove(&l.due)
+				m.backInTime(l)
+			}
 			l.shard.dirty = true
 		}
 	}
@@ -513,8 +638,8 @@ func (m *Matcher) join(e *Event) error {
 	if err != nil {
 		return err
 	}
-	l := &lane{m: m, id: e.Lane, typ: m.instanceType(e.Type), holds: holds, timer: timer{at: -1}}
-	l.timer.lane, l.queue.lane = l, l
+	l := &lane{m: m, id: e.Lane, typ: m.instanceType(e.Type), holds: holds, timer: timer{at: -1}, due: timer{at: -1}}
+	l.timer.lane, l.due.lane, l.queue.lane = l, l, l
 	m.lanes[l.id] = l
 	i, _ := slices.BinarySearchFunc(m.all, l.id, func(o *lane, id LaneID) int { return int(o.id) - int(id) })
 	m.all = slices.Insert(m.all, i, l)
@@ -554,7 +679,8 @@ func (m *Matcher) profile(e *Event) error {
 	if e.Table != nil && e.Table.Largest() < m.models[model].LargestBatchSize {
 		return fmt.Errorf("profile of model %q on %s: ends at batch size %d, want %d", e.Model, e.Type, e.Table.Largest(), m.models[model].LargestBatchSize)
 	}
-	m.instanceType(e.Type).tables[model] = e.Table
+	t := m.instanceType(e.Type)
+	t.tables[model], t.doubtful[model] = e.Table, e.Doubtful
 	m.arrange()
 	return nil
 }
@@ -573,7 +699,7 @@ func (m *Matcher) changeModel(e *Event) error {
 			m.renewed = append(m.renewed, false)
 			for _, t := range m.types {
 				t.tables, t.coefficient, t.lanes = append(t.tables, nil), append(t.coefficient, 0), append(t.lanes, 0)
-				t.served = append(t.served, nil)
+				t.served, t.doubtful = append(t.served, nil), append(t.doubtful, false)
 			}
 			for _, l := range m.all {
 				l.holds = append(l.holds, false)

@@ -51,6 +51,10 @@ type seenLane struct {
 	draining, overdue bool
 }
 
+func (l *seenLane) find(id QueryID, attempt int) int {
+	return slices.IndexFunc(l.held, func(h reservation) bool { return h.query == id && h.attempt == attempt })
+}
+
 func newReferee(t *rapid.T, cfg Config) *referee {
 	start := cfg
 	m, err := New(cfg)
@@ -141,9 +145,12 @@ func (r *referee) step(e Event) []Decision {
 	lost := map[QueryID]bool{} // live on a lane that this event says has failed
 	lane := r.lanes[e.Lane]
 	switch e.Kind {
-	case Submitted, Sent:
+	case Submitted:
+		if e.Lane == 0 {
+			lane = nil
+		}
 		if known := r.queries[e.Query]; known != nil && known.outcome == "" {
-			if e.Kind == Sent && lane != nil && e.Attempt > 0 {
+			if lane != nil && e.Attempt > 0 {
 				if known.live && (e.Attempt < known.attempt || e.Attempt == known.attempt && e.Lane == known.lane) {
 					break
 				}
@@ -159,22 +166,45 @@ func (r *referee) step(e Event) []Decision {
 		r.queries[e.Query] = q
 		model := r.model(e.Model)
 		valid := model != nil && e.BatchSize >= 1 && e.BatchSize <= model.LargestBatchSize
-		if e.Kind == Sent && lane != nil && e.Attempt > 0 && valid {
+		if lane != nil && e.Attempt > 0 && valid {
 			q.live, q.lane = true, e.Lane
 			if !slices.ContainsFunc(lane.held, func(h reservation) bool { return h.query == e.Query && h.attempt == e.Attempt }) {
-				lane.held = append(lane.held, reservation{query: e.Query, attempt: e.Attempt, claimed: true})
+				lane.held = append(lane.held, reservation{query: e.Query, attempt: e.Attempt, claimed: true, since: toMs(r.now)})
 			}
 			if lane.overdue {
 				lost[e.Query] = true
 			}
 		}
-	case Held:
-		i := slices.IndexFunc(lane.held, func(h reservation) bool { return h.query == e.Query && h.attempt == e.Attempt })
-		if i < 0 {
-			i = len(lane.held)
-			lane.held = append(lane.held, reservation{query: e.Query, attempt: e.Attempt})
+	case LaneHas:
+		asked := lane.overdue
+		lane.held = slices.DeleteFunc(lane.held, func(h reservation) bool {
+			if slices.ContainsFunc(e.Holds, func(x Held) bool { return x.Query == h.query && x.Attempt == h.attempt }) ||
+				!h.told && toMs(r.now)-h.since <= onTheWay+2*r.m.ahead {
+				return false
+			}
+			if q := r.queries[h.query]; q != nil && q.live && q.lane == e.Lane && q.attempt == h.attempt {
+				lost[h.query] = true
+			}
+			asked = false
+			return true
+		})
+		for _, x := range e.Holds {
+			i := lane.find(x.Query, x.Attempt)
+			if i < 0 {
+				i = len(lane.held)
+				lane.held = append(lane.held, reservation{query: x.Query, attempt: x.Attempt})
+			}
+			lane.held[i].claimed, lane.held[i].told = false, true
 		}
-		lane.held[i].claimed = false
+		lane.overdue = asked && len(lane.held) > 0
+	case Unused:
+		if i := lane.find(e.Query, e.Attempt); i >= 0 {
+			lane.held = slices.Delete(lane.held, i, i+1)
+			lane.overdue = false
+			if q := r.queries[e.Query]; q != nil && q.live && q.attempt == e.Attempt && q.lane == e.Lane {
+				lost[e.Query] = true
+			}
+		}
 	case Cancelled:
 		r.cancelled(e.Query)
 	case GatewayLost:
@@ -191,21 +221,19 @@ func (r *referee) step(e Event) []Decision {
 		}
 		switch {
 		case q == nil: // only the lane has spoken of it
-		case e.Kind == Completed && q.outcome == "":
+		case !q.live || q.attempt != e.Attempt || q.lane != e.Lane:
+		case e.Kind == Completed:
 			q.outcome, q.live = "completed", false
-		case e.Kind == Refused && q.live && q.attempt == e.Attempt && q.lane == e.Lane:
+		default:
 			lost[e.Query] = true
 		}
-	case Overdue, LaneLost:
+	case LaneLost:
 		for _, h := range lane.held {
 			if q := r.queries[h.query]; q != nil && q.live && q.lane == e.Lane && q.attempt == h.attempt {
 				lost[h.query] = true
 			}
 		}
-		lane.overdue = true
-		if e.Kind == LaneLost {
-			delete(r.lanes, e.Lane)
-		}
+		delete(r.lanes, e.Lane)
 	case LaneJoined:
 		r.lanes[e.Lane] = &seenLane{models: slices.Clone(e.Models)}
 	case LaneDraining:
@@ -227,6 +255,22 @@ func (r *referee) step(e Event) []Decision {
 		d := &decisions[i]
 		r.log = append(AppendDecision(append(r.log, "  "...), d), '\n')
 		q := r.queries[d.Query]
+		if d.Action == Ask {
+			l := r.lanes[d.Lane]
+			if e.Kind != TimePassed || len(l.held) == 0 || l.overdue != (d.Attempt > 1) || d.Waited < 0 {
+				r.failf("%+v makes no sense: the lane has %v, overdue %v", d, l.held, l.overdue)
+			}
+			for _, h := range l.held {
+				if toMs(r.now)-h.since < overdueLeast && !h.told {
+					r.failf("lane %d is overdue, and has %v", d.Lane, h)
+				}
+				if q := r.queries[h.query]; q != nil && q.live && q.lane == d.Lane && q.attempt == h.attempt {
+					lost[h.query] = true
+				}
+			}
+			l.overdue = true
+			continue
+		}
 		switch {
 		case q == nil:
 			r.failf("%v of an unknown query", d.Action)
@@ -255,7 +299,7 @@ func (r *referee) step(e Event) []Decision {
 				r.failf("the numbers of %+v make no sense", d)
 			}
 			q.live, q.lane, q.attempt = true, d.Lane, d.Attempt
-			l.held = append(l.held, reservation{query: d.Query, attempt: d.Attempt})
+			l.held = append(l.held, reservation{query: d.Query, attempt: d.Attempt, since: toMs(r.now)})
 		case OfferAgain:
 			if !lost[d.Query] || d.Attempt != q.attempt || d.Lane != q.lane {
 				r.failf("query %v is offered again for no reason", d.Query)
@@ -268,13 +312,13 @@ func (r *referee) step(e Event) []Decision {
 			switch {
 			case d.Wait < 0 || d.Wait > 24*time.Hour:
 				r.failf("query %v is rejected and would wait %v", d.Query, d.Wait)
-			case d.Reason == TooManyAttempts && (lost[d.Query] || e.Kind == Submitted || e.Kind == Sent) && q.attempt >= MaxAttempts:
+			case d.Reason == TooManyAttempts && (lost[d.Query] || e.Kind == Submitted) && q.attempt >= MaxAttempts:
 			case q.live && !lost[d.Query]:
 				r.failf("query %v is rejected and live", d.Query)
 			case d.Reason == DeadlinePassed && expired:
 			case d.Reason == Late && model.RejectLate:
 			case d.Reason == Overloaded && q.deadline > 0 && d.Wait >= q.deadline-r.now-1 && r.waiting() > 1 && r.served(q.model):
-			case (d.Reason == UnknownModel) == (model == nil) && (d.Reason == BadBatchSize || d.Reason == UnknownModel) && (e.Kind == Submitted || e.Kind == Sent) && e.Query == d.Query:
+			case (d.Reason == UnknownModel) == (model == nil) && (d.Reason == BadBatchSize || d.Reason == UnknownModel) && e.Kind == Submitted && e.Query == d.Query:
 			case d.Reason == BadBatchSize && q.batch > model.LargestBatchSize:
 			default:
 				r.failf("query %v is rejected as %v", d.Query, d.Reason)
@@ -309,7 +353,7 @@ func (r *referee) step(e Event) []Decision {
 			r.failf("query %v is in the queue of no lane of its shard", id)
 		}
 	}
-	if at := next.Sub(time.Unix(0, 0)); !next.IsZero() && at <= r.now {
+	if at := next.Sub(time.Unix(0, 0)); !next.IsZero() && at <= r.now && e.Kind == TimePassed {
 		r.failf("wants to be stepped at %v, which is not after %v", at, r.now)
 	}
 	return decisions
@@ -384,14 +428,14 @@ func play(t *rapid.T, policy string) {
 	duration := func(name string, most time.Duration) time.Duration {
 		return time.Duration(rapid.Int64Range(0, int64(most)).Draw(t, name))
 	}
-	lane, sequence := LaneID(0), uint64(0)
+	lane, sequence := LaneID(1), uint64(0)
 	join := func(models []string) {
 		r.step(Event{Kind: LaneJoined, Lane: lane, Agent: "x", Type: rapid.SampledFrom(types).Draw(t, "type"), Models: models,
 			Remaining: rapid.SampledFrom([]time.Duration{0, 5 * time.Millisecond}).Draw(t, "remaining")})
 		lane++
 	}
-	submit := func(kind Kind) {
-		e := Event{Kind: kind, Query: QueryID{rapid.Uint64Range(1, 2).Draw(t, "gateway"), sequence},
+	submit := func(sent bool) {
+		e := Event{Kind: Submitted, Query: QueryID{rapid.Uint64Range(1, 2).Draw(t, "gateway"), sequence},
 			Model:     rapid.SampledFrom([]string{"a", "a", "a", "b", "b", "b", "c"}).Draw(t, "model"),
 			BatchSize: rapid.IntRange(0, 110).Draw(t, "batch"),
 			Waited:    rapid.SampledFrom([]time.Duration{0, time.Millisecond, 50 * time.Millisecond}).Draw(t, "waited"),
@@ -400,13 +444,17 @@ func play(t *rapid.T, policy string) {
 		if e.Model == "b" {
 			e.BatchSize *= 3
 		}
-		if kind == Sent || rapid.IntRange(0, 9).Draw(t, "again") == 0 {
+		if sent || rapid.IntRange(0, 9).Draw(t, "again") == 0 {
 			e.Attempt = rapid.IntRange(0, MaxAttempts).Draw(t, "attempt")
 		}
-		if id, ok := pick(t, r.lanes, lessLane); ok && kind == Sent {
+		if id, ok := pick(t, r.lanes, lessLane); ok && sent {
 			e.Lane = id
 			if rapid.Bool().Draw(t, "greeted") && r.model(e.Model) != nil {
-				r.step(Event{Kind: Held, Query: e.Query, Attempt: e.Attempt, Lane: id, Model: e.Model, BatchSize: e.BatchSize})
+				holds := []Held{{e.Query, e.Attempt, e.Model, e.BatchSize}}
+				for _, h := range r.lanes[id].held {
+					holds = append(holds, Held{h.query, h.attempt, "a", 1})
+				}
+				r.step(Event{Kind: LaneHas, Lane: id, Holds: holds, Remaining: duration("remaining", 10*time.Millisecond)})
 			}
 		}
 		sequence++
@@ -436,11 +484,15 @@ func play(t *rapid.T, policy string) {
 	steps := rapid.IntRange(1, 120).Draw(t, "steps")
 	for range steps {
 		r.now += duration("gap", 3*time.Millisecond)
+		if rapid.IntRange(0, 30).Draw(t, "pause") == 0 {
+			r.now += duration("pause", 3*time.Second)
+			r.step(Event{Kind: TimePassed})
+		}
 		switch rapid.IntRange(0, 29).Draw(t, "what") {
 		case 0, 1, 2, 3, 4, 5, 6, 7:
-			submit(Submitted)
+			submit(false)
 		case 25, 26:
-			submit(Sent)
+			submit(true)
 		case 27:
 			name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "model")
 			r.step(Event{Kind: ModelChanged, Model: name, QoSTarget: time.Millisecond + duration("target", 40*time.Millisecond),
@@ -455,11 +507,11 @@ func play(t *rapid.T, policy string) {
 		case 8, 9, 10, 11, 12, 13:
 			answer(Completed)
 		case 14:
-			answer(Refused)
+			answer(rapid.SampledFrom([]Kind{Refused, Unused}).Draw(t, "kind"))
 		case 15, 16:
 			join(someModels.Draw(t, "models"))
 		case 17:
-			onLane(rapid.SampledFrom([]Kind{Overdue, LaneLost, LaneDraining, LaneModels, LaneRemaining}).Draw(t, "kind"))
+			onLane(rapid.SampledFrom([]Kind{LaneHas, LaneLost, LaneDraining, LaneModels, LaneRemaining}).Draw(t, "kind"))
 		case 18:
 			if id, ok := pick(t, r.queries, lessQuery); ok {
 				r.step(Event{Kind: Cancelled, Query: id})
@@ -503,7 +555,7 @@ func play(t *rapid.T, policy string) {
 		}
 		r.now += time.Millisecond
 		done := false
-		for id := range lane {
+		for id := range lane + 1 {
 			if l := r.lanes[id]; l != nil && len(l.held) > 0 {
 				h := l.held[0]
 				r.step(Event{Kind: Completed, Query: h.query, Attempt: h.attempt, Lane: id})

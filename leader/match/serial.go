@@ -15,10 +15,10 @@ import (
 
 // SerialVersion is the version of the serial form of events and decisions. A
 // recording starts with the line [SerialHeader].
-const SerialVersion = 1
+const SerialVersion = 2
 
 // SerialHeader is the first line of a recording, without the newline.
-const SerialHeader = "muster-match 1"
+const SerialHeader = "muster-match 2"
 
 // The serial form is one line an event or decision: what it is, then key=value
 // in a fixed order, absent where the value is the type's zero. Events start
@@ -33,12 +33,12 @@ const SerialHeader = "muster-match 1"
 //	assign query=1/7 attempt=1 lane=4 reason=matched cost=0.31 latency=30ms waited=1ms wait=0s slack=319ms
 //
 // A table lists, for each run of batch sizes with equal latencies, the last of
-// them, the mean and the 80 % quantile.
+// them, the mean, the 80 % quantile, and the 99 % quantile if that is another.
 
-var kindNames = []string{"time-passed", "submitted", "cancelled", "completed", "refused", "overdue", "gateway-lost",
-	"lane-joined", "lane-lost", "lane-draining", "lane-models", "lane-remaining", "profile", "prices", "model", "ahead", "sent", "held", "model-gone"}
+var kindNames = []string{"time-passed", "submitted", "cancelled", "completed", "refused", "lane-has", "unused", "gateway-lost",
+	"lane-joined", "lane-lost", "lane-draining", "lane-models", "lane-remaining", "profile", "prices", "model", "ahead", "model-gone"}
 
-var actionNames = []string{"assign", "reject", "offer-again"}
+var actionNames = []string{"assign", "reject", "offer-again", "ask"}
 
 var reasonNames = []string{"matched", "late", "deadline-passed", "unknown-model", "bad-batch-size", "overloaded", "too-many-attempts",
 	"lane-refused", "lane-gone", "lane-overdue"}
@@ -71,28 +71,36 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 	b = append(b, ' ')
 	b = append(b, e.Kind.String()...)
 	switch e.Kind {
-	case Submitted, Sent, Held:
+	case Submitted:
 		b = appendQuery(b, e.Query)
 		b = appendInt(b, "attempt", e.Attempt)
-		if e.Kind != Submitted {
+		if e.Lane != 0 {
 			b = appendInt(b, "lane", int(e.Lane))
 		}
 		b = appendText(b, "model", e.Model)
 		b = appendInt(b, "batch", e.BatchSize)
-		if e.Kind != Held {
-			b = appendDuration(b, "waited", e.Waited)
-			b = appendDuration(b, "time_left", e.TimeLeft)
+		b = appendDuration(b, "waited", e.Waited)
+		b = appendDuration(b, "time_left", e.TimeLeft)
+	case LaneHas:
+		b = appendInt(b, "lane", int(e.Lane))
+		b = appendDuration(b, "remaining", e.Remaining)
+		for i := range e.Holds {
+			h := &e.Holds[i]
+			b = appendQuery(b, h.Query)
+			b = appendInt(b, "attempt", h.Attempt)
+			b = appendText(b, "model", h.Model)
+			b = appendInt(b, "batch", h.BatchSize)
 		}
 	case Cancelled:
 		b = appendQuery(b, e.Query)
-	case Completed, Refused:
+	case Completed, Refused, Unused:
 		b = appendQuery(b, e.Query)
 		b = appendInt(b, "attempt", e.Attempt)
 		b = appendInt(b, "lane", int(e.Lane))
 		b = appendDuration(b, "remaining", e.Remaining)
 	case GatewayLost:
 		b = strconv.AppendUint(append(b, " gateway="...), e.Query.Gateway, 10)
-	case Overdue, LaneLost, LaneDraining:
+	case LaneLost, LaneDraining:
 		b = appendInt(b, "lane", int(e.Lane))
 	case LaneRemaining:
 		b = appendInt(b, "lane", int(e.Lane))
@@ -125,6 +133,9 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 			b = append(b, " table="...)
 			b = e.Table.append(b)
 		}
+		if e.Doubtful {
+			b = append(b, " sure=no"...)
+		}
 	case PricesChanged:
 		for _, p := range e.Prices {
 			b = appendItem(b, "type", p.Type)
@@ -139,7 +150,9 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 // AppendDecision appends the serial form of d, without a newline.
 func AppendDecision(b []byte, d *Decision) []byte {
 	b = append(b, d.Action.String()...)
-	b = appendQuery(b, d.Query)
+	if d.Action != Ask {
+		b = appendQuery(b, d.Query)
+	}
 	b = appendInt(b, "attempt", d.Attempt)
 	if d.Action != Reject {
 		b = appendInt(b, "lane", int(d.Lane))
@@ -203,7 +216,7 @@ func appendModels(b []byte, models []string) []byte {
 
 func (t *Table) append(b []byte) []byte {
 	for i := 1; i < len(t.mean); i++ {
-		if i+1 < len(t.mean) && t.mean[i] == t.mean[i+1] && t.safe[i] == t.safe[i+1] {
+		if i+1 < len(t.mean) && t.mean[i] == t.mean[i+1] && t.safe[i] == t.safe[i+1] && t.tail[i] == t.tail[i+1] {
 			continue
 		}
 		if b[len(b)-1] != '=' {
@@ -212,17 +225,24 @@ func (t *Table) append(b []byte) []byte {
 		b = strconv.AppendInt(b, int64(i), 10)
 		b = append(append(b, ':'), t.Mean(i).String()...)
 		b = append(append(b, '/'), t.P80(i).String()...)
+		if t.tail[i] != t.safe[i] {
+			b = append(append(b, '/'), fromMs(t.tail[i]).String()...)
+		}
 	}
 	return b
 }
 
 func parseTable(s string) (*Table, error) {
-	t := &Table{mean: []float64{0}, safe: []float64{0}}
+	t := &Table{mean: []float64{0}, safe: []float64{0}, tail: []float64{0}}
 	for run := range strings.SplitSeq(s, ",") {
 		last, latencies, _ := strings.Cut(run, ":")
 		mean, safe, ok := strings.Cut(latencies, "/")
 		if !ok {
-			return nil, fmt.Errorf("table: got %q, want batch:mean/p80", run)
+			return nil, fmt.Errorf("table: got %q, want batch:mean/p80[/p99]", run)
+		}
+		safe, tail, ok := strings.Cut(safe, "/")
+		if !ok {
+			tail = safe
 		}
 		n, err := strconv.Atoi(last)
 		if err != nil || n < len(t.mean) || n > MaxBatchSize {
@@ -236,11 +256,15 @@ func parseTable(s string) (*Table, error) {
 		if err != nil {
 			return nil, fmt.Errorf("table: %w", err)
 		}
-		if a <= 0 || b < a {
-			return nil, fmt.Errorf("table: got %q, want 0 < mean <= p80", run)
+		c, err := time.ParseDuration(tail)
+		if err != nil {
+			return nil, fmt.Errorf("table: %w", err)
+		}
+		if a <= 0 || b < a || c < b {
+			return nil, fmt.Errorf("table: got %q, want 0 < mean <= p80 <= p99", run)
 		}
 		for len(t.mean) <= n {
-			t.mean, t.safe = append(t.mean, toMs(a)), append(t.safe, toMs(b))
+			t.mean, t.safe, t.tail = append(t.mean, toMs(a)), append(t.safe, toMs(b)), append(t.tail, toMs(c))
 		}
 	}
 	return t, nil
@@ -283,11 +307,19 @@ func (e *Event) set(field string) (err error) {
 		}
 	}
 	var number uint64
+	query, attempt, batch, model := &e.Query, &e.Attempt, &e.BatchSize, &e.Model
+	if e.Kind == LaneHas && (key == "query" || len(e.Holds) > 0) {
+		if key == "query" {
+			e.Holds = append(e.Holds, Held{})
+		}
+		h := &e.Holds[len(e.Holds)-1]
+		query, attempt, batch, model = &h.Query, &h.Attempt, &h.BatchSize, &h.Model
+	}
 	switch key {
 	case "query":
 		gateway, sequence, _ := strings.Cut(value, "/")
-		if e.Query.Gateway, err = strconv.ParseUint(gateway, 10, 64); err == nil {
-			e.Query.Sequence, err = strconv.ParseUint(sequence, 10, 64)
+		if query.Gateway, err = strconv.ParseUint(gateway, 10, 64); err == nil {
+			query.Sequence, err = strconv.ParseUint(sequence, 10, 64)
 		}
 	case "gateway":
 		e.Query.Gateway, err = strconv.ParseUint(value, 10, 64)
@@ -295,11 +327,15 @@ func (e *Event) set(field string) (err error) {
 		number, err = strconv.ParseUint(value, 10, 32)
 		e.Lane = LaneID(number)
 	case "attempt":
-		e.Attempt, err = strconv.Atoi(value)
+		*attempt, err = strconv.Atoi(value)
 	case "batch", "largest":
-		e.BatchSize, err = strconv.Atoi(value)
+		*batch, err = strconv.Atoi(value)
 	case "target":
 		e.QoSTarget, err = time.ParseDuration(value)
+	case "sure":
+		if e.Doubtful = true; value != "no" {
+			err = fmt.Errorf("got %s, want no", value)
+		}
 	case "late":
 		if e.RejectLate = true; value != "reject" {
 			err = fmt.Errorf("got %s, want reject", value)
@@ -310,7 +346,7 @@ func (e *Event) set(field string) (err error) {
 		if e.Kind == LaneJoined || e.Kind == LaneModels {
 			e.Models = append(e.Models, value)
 		} else {
-			e.Model = value
+			*model = value
 		}
 	case "agent":
 		e.Agent = value

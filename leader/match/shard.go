@@ -101,7 +101,7 @@ func (s *shard) assign(q *query, l *lane, cost float64) bool {
 	}
 	q.attempt++
 	q.sent, q.lane = true, l
-	l.held = append(l.held, reservation{query: q.id, attempt: q.attempt, latency: latency})
+	l.reserve(reservation{query: q.id, attempt: q.attempt, latency: latency, grace: l.grace(q.model, q.batch), since: s.m.now}, wait)
 	l.setFree(s.m.now + wait + latency)
 	s.m.out = append(s.m.out, Decision{Action: Assign, Reason: reason, Query: q.id, Attempt: q.attempt, Lane: l.id,
 		Cost: cost, Latency: fromMs(latency), Waited: fromMs(waited), Wait: fromMs(wait), Slack: fromMs(slack)})

@@ -17,10 +17,13 @@ type Latencies interface {
 // safeQuantile is the quantile of latency that horizon holds against deadlines.
 const safeQuantile = 0.8
 
+// tailQuantile is the quantile of latency by which a lane is overdue.
+const tailQuantile = 0.99
+
 // A Table is the latency of one model on one instance type, dense in the batch
 // size. It is immutable, so that matchers may share it.
 type Table struct {
-	mean, safe []float64 // ms, by batch size; [0] unused
+	mean, safe, tail []float64 // ms, by batch size; [0] unused
 }
 
 // NewTable reads l at the batch sizes 1..largest. Every latency must be > 0; a
@@ -29,13 +32,14 @@ func NewTable(l Latencies, largest int) (*Table, error) {
 	if largest < 1 || largest > MaxBatchSize {
 		return nil, fmt.Errorf("latency table: largest batch size is %d, want 1..%d", largest, MaxBatchSize)
 	}
-	t := &Table{mean: make([]float64, largest+1), safe: make([]float64, largest+1)}
+	t := &Table{mean: make([]float64, largest+1), safe: make([]float64, largest+1), tail: make([]float64, largest+1)}
 	for b := 1; b <= largest; b++ {
 		mean, safe := l.Mean(b), l.Quantile(safeQuantile, b)
 		if mean <= 0 {
 			return nil, fmt.Errorf("latency table: mean latency at batch size %d is %v, want > 0", b, mean)
 		}
 		t.mean[b], t.safe[b] = toMs(mean), toMs(max(mean, safe))
+		t.tail[b] = max(t.safe[b], toMs(l.Quantile(tailQuantile, b)))
 	}
 	return t, nil
 }

@@ -2,7 +2,7 @@ package match
 
 import "math"
 
-// A timer belongs to a waiting query or to a lane.
+// A timer belongs to a waiting query, or to a lane, which has two, in heaps of their own.
 type timer struct {
 	time  float64
 	at    int // place in the heap; -1: not set
