@@ -701,7 +701,7 @@ func TestLeaderServes(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		if replayed, err := match.Replay(f); err != nil || replayed.Decisions < 2000 {
+		if replayed, err := core.Replay(f); err != nil || replayed.Decisions < 2000 {
 			t.Errorf("replayed %+v, %v", replayed, err)
 		}
 		book := profiles.NewBook(nil)

@@ -12,7 +12,6 @@ import (
 	core "github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/fluid"
-	"github.com/muster-serve/muster/leader/match"
 )
 
 // A term is one leadership of this agent, from its election until it steps
@@ -35,7 +34,7 @@ type term struct {
 	now      time.Time
 	state    *core.State
 	event    core.Event // of the step that goes on
-	recorder *match.Recorder
+	recorder *core.Recorder
 	record   *os.File
 
 	gateways  map[uint64]*gateway // those connected
@@ -162,20 +161,8 @@ func (t *term) startRecording(config *core.Config) (err error) {
 	if t.record, err = os.OpenFile(t.leader.config.Record, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644); err != nil {
 		return err
 	}
-	settings := config.Match()
-	if t.recorder, err = match.NewRecorder(t.record, &settings); err != nil {
-		return err
-	}
-	config.Stepped = func(now time.Duration, e *match.Event, decisions []match.Decision) {
-		if t.recorder == nil {
-			return
-		}
-		if err := t.recorder.Step(now, e, decisions); err != nil {
-			t.leader.log.Error("the recording ends here", "error", err)
-			t.recorder = nil
-		}
-	}
-	return nil
+	t.recorder, err = core.NewRecorder(t.record, config)
+	return err
 }
 
 func (t *term) close() {
@@ -195,7 +182,14 @@ func (t *term) close() {
 // step tells the state of an event and carries out what it asks for.
 func (t *term) step(e core.Event) {
 	t.event = e
-	actions := t.state.Step(t.now.Sub(t.start), &t.event)
+	now := t.now.Sub(t.start)
+	actions := t.state.Step(now, &t.event)
+	if t.recorder != nil {
+		if err := t.recorder.Step(now, &t.event, actions); err != nil {
+			t.leader.log.Error("the recording ends here", "error", err)
+			t.recorder = nil
+		}
+	}
 	for i := range actions {
 		t.carryOut(&actions[i])
 	}

@@ -55,7 +55,7 @@ func (s *State) describe(described *Member, free []time.Duration) {
 
 // typeOf is what a member's lanes are to the matcher.
 func (s *State) typeOf(m *Member) string {
-	if own := s.slow[m.Name]; own == m.OwnType {
+	if own, ok := s.slow[m.Name]; ok && own == m.OwnType {
 		return own
 	}
 	return m.Type

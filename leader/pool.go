@@ -115,7 +115,7 @@ func (s *State) modelIs(id ModelID, settings settings) *model {
 // largest: a table that ends before it would be forgotten.
 func (s *State) lengthen(model string, largest int) {
 	for _, known := range s.Latencies() {
-		if known.Model != model || known.Table.Largest() >= largest {
+		if known.Model != model || known.Table.Largest() >= largest || known.Profile == nil {
 			continue
 		}
 		table, err := match.NewTable(known.Profile, largest)

@@ -37,13 +37,6 @@ type Config struct {
 	// Ahead is what the former leader has found of how long before its start a query is to be
 	// decided on; 0: nothing.
 	Ahead time.Duration
-	// Stepped, if set, is called after each step of the matcher.
-	Stepped func(now time.Duration, e *match.Event, decisions []match.Decision) `json:"-"`
-}
-
-// Match are the settings of the matcher.
-func (c *Config) Match() match.Config {
-	return match.Config{Policy: c.Policy, Settle: settleTime, Seed: c.Seed}
 }
 
 // A State is one term's. It is not safe for concurrent use. Times are since the term began.
@@ -103,7 +96,7 @@ type lane struct {
 
 // New returns the state of a term that begins.
 func New(cfg Config) (*State, error) {
-	m, err := match.New(cfg.Match())
+	m, err := match.New(match.Config{Policy: cfg.Policy, Settle: settleTime, Seed: cfg.Seed})
 	if err != nil {
 		return nil, err
 	}
@@ -211,9 +204,6 @@ func (s *State) step(e match.Event) {
 	s.next = next
 	if err != nil {
 		s.act(Nonsense).Message = string(match.AppendEvent(nil, s.now, &s.event)) + ": " + err.Error()
-	}
-	if s.cfg.Stepped != nil {
-		s.cfg.Stepped(s.now, &s.event, decisions)
 	}
 	for i := range decisions {
 		s.take(&decisions[i])

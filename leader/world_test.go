@@ -248,7 +248,8 @@ func (w *world) find(gateway, sequence uint64) *testQuery {
 func (w *world) lead() {
 	w.term++
 	w.note("term %d begins", w.term)
-	state, err := New(Config{Self: "leader", Seed: uint64(w.term), Ahead: w.ahead})
+	w.config = Config{Self: "leader", Seed: uint64(w.term), Ahead: w.ahead}
+	state, err := New(w.config)
 	if err != nil {
 		w.failf("%v", err)
 		return
@@ -320,7 +321,7 @@ func (w *world) step(e *Event) {
 		}
 	}
 	if w.trace != nil && e.Kind != TimePassed {
-		w.note("-> kind %d gateway %d/%d attempt %d agent %s lane %d held %d", e.Kind, e.Gateway, e.Sequence, e.Attempt, e.Agent, e.Lane, len(e.Holds))
+		w.note("-> %s", AppendEvent(nil, w.now-w.began, e))
 	}
 	actions := w.state.Step(w.now-w.began, e)
 	if m := w.mutant; m != nil && m.after != nil {
@@ -345,7 +346,9 @@ func (w *world) do(a *Action) {
 	d := a.Decision
 	switch a.Kind {
 	case Assign, Reject, OfferAgain:
-		w.note("<- %s agent=%s lane=%d", match.AppendDecision(nil, &d), a.Agent, a.Lane)
+		if w.trace != nil {
+			w.note("<- %s", AppendAction(nil, a))
+		}
 		if a.Kind == Assign {
 			if q := w.find(d.Query.Gateway, d.Query.Sequence); q != nil && q.withdrawn && q.outcome != "" {
 				w.failf("%v is assigned, and the leader was told that it is %s", q, q.outcome)

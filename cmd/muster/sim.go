@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
+	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/sim"
@@ -396,6 +398,15 @@ func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim
 	return nil
 }
 
+// replay replays a recording of a simulation's matcher or of an agent's terms.
+func replay(r io.Reader) (*match.Replayed, error) {
+	in := bufio.NewReader(r)
+	if first, _ := in.Peek(len(leader.Header)); string(first) == leader.Header {
+		return leader.Replay(in)
+	}
+	return match.Replay(in) // says what is wrong with another
+}
+
 func newSimReplayCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -412,7 +423,7 @@ differs is an error.`,
 				return fmt.Errorf("replay: %w", err)
 			}
 			defer f.Close()
-			r, err := match.Replay(f)
+			r, err := replay(f)
 			if err != nil {
 				return fmt.Errorf("replay %s: %w", args[0], err)
 			}

@@ -8,9 +8,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/leader/internal/lines"
 )
 
 // SerialVersion is the version of the serial form of events and decisions. A
@@ -73,75 +73,71 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 	switch e.Kind {
 	case Submitted:
 		b = appendQuery(b, e.Query)
-		b = appendInt(b, "attempt", e.Attempt)
+		b = lines.Int(b, "attempt", e.Attempt)
 		if e.Lane != 0 {
-			b = appendInt(b, "lane", int(e.Lane))
+			b = lines.Number(b, "lane", int(e.Lane))
 		}
-		b = appendText(b, "model", e.Model)
-		b = appendInt(b, "batch", e.BatchSize)
-		b = appendDuration(b, "waited", e.Waited)
-		b = appendDuration(b, "time_left", e.TimeLeft)
+		b = lines.Text(b, "model", e.Model)
+		b = lines.Int(b, "batch", e.BatchSize)
+		b = lines.Duration(b, "waited", e.Waited)
+		b = lines.Duration(b, "time_left", e.TimeLeft)
 	case LaneHas:
-		b = appendInt(b, "lane", int(e.Lane))
-		b = appendDuration(b, "remaining", e.Remaining)
+		b = lines.Number(b, "lane", int(e.Lane))
+		b = lines.Duration(b, "remaining", e.Remaining)
 		for i := range e.Holds {
 			h := &e.Holds[i]
 			b = appendQuery(b, h.Query)
-			b = appendInt(b, "attempt", h.Attempt)
-			b = appendText(b, "model", h.Model)
-			b = appendInt(b, "batch", h.BatchSize)
+			b = lines.Int(b, "attempt", h.Attempt)
+			b = lines.Text(b, "model", h.Model)
+			b = lines.Int(b, "batch", h.BatchSize)
 		}
 	case Cancelled:
 		b = appendQuery(b, e.Query)
 	case Completed, Refused, Unused:
 		b = appendQuery(b, e.Query)
-		b = appendInt(b, "attempt", e.Attempt)
-		b = appendInt(b, "lane", int(e.Lane))
-		b = appendDuration(b, "remaining", e.Remaining)
+		b = lines.Int(b, "attempt", e.Attempt)
+		b = lines.Number(b, "lane", int(e.Lane))
+		b = lines.Duration(b, "remaining", e.Remaining)
 	case GatewayLost:
 		b = strconv.AppendUint(append(b, " gateway="...), e.Query.Gateway, 10)
 	case LaneLost, LaneDraining:
-		b = appendInt(b, "lane", int(e.Lane))
+		b = lines.Number(b, "lane", int(e.Lane))
 	case LaneRemaining:
-		b = appendInt(b, "lane", int(e.Lane))
-		b = appendDuration(b, "remaining", e.Remaining)
+		b = lines.Number(b, "lane", int(e.Lane))
+		b = lines.Duration(b, "remaining", e.Remaining)
 	case LaneJoined:
-		b = appendInt(b, "lane", int(e.Lane))
-		b = appendText(b, "agent", e.Agent)
-		b = appendText(b, "type", e.Type)
+		b = lines.Number(b, "lane", int(e.Lane))
+		b = lines.Text(b, "agent", e.Agent)
+		b = lines.Text(b, "type", e.Type)
 		b = appendModels(b, e.Models)
-		b = appendDuration(b, "remaining", e.Remaining)
+		b = lines.Duration(b, "remaining", e.Remaining)
 	case LaneModels:
-		b = appendInt(b, "lane", int(e.Lane))
-		b = appendText(b, "type", e.Type)
+		b = lines.Number(b, "lane", int(e.Lane))
+		b = lines.Text(b, "type", e.Type)
 		b = appendModels(b, e.Models)
 	case ModelChanged:
-		b = appendText(b, "model", e.Model)
-		b = appendDuration(b, "target", e.QoSTarget)
-		b = appendInt(b, "largest", e.BatchSize)
-		if e.RejectLate {
-			b = append(b, " late=reject"...)
-		}
+		b = lines.Text(b, "model", e.Model)
+		b = lines.Duration(b, "target", e.QoSTarget)
+		b = lines.Int(b, "largest", e.BatchSize)
+		b = lines.Flag(b, "late", "reject", e.RejectLate)
 	case ModelGone:
-		b = appendText(b, "model", e.Model)
+		b = lines.Text(b, "model", e.Model)
 	case AheadChanged:
-		b = appendDuration(b, "ahead", e.Ahead)
+		b = lines.Duration(b, "ahead", e.Ahead)
 	case ProfileChanged:
-		b = appendText(b, "model", e.Model)
-		b = appendText(b, "type", e.Type)
+		b = lines.Text(b, "model", e.Model)
+		b = lines.Text(b, "type", e.Type)
 		if e.Table != nil {
 			b = append(b, " table="...)
-			b = e.Table.append(b)
+			b = e.Table.Append(b)
 		}
-		if e.Doubtful {
-			b = append(b, " sure=no"...)
-		}
+		b = lines.Flag(b, "sure", "no", e.Doubtful)
 	case PricesChanged:
 		for _, p := range e.Prices {
-			b = appendItem(b, "type", p.Type)
+			b = lines.Item(b, "type", p.Type)
 			b = append(b, " per_ms="...)
 			b = strconv.AppendFloat(b, p.PerMs, 'g', -1, 64)
-			b = appendDuration(b, "service", p.Service)
+			b = lines.Duration(b, "service", p.Service)
 		}
 	}
 	return b
@@ -153,9 +149,9 @@ func AppendDecision(b []byte, d *Decision) []byte {
 	if d.Action != Ask {
 		b = appendQuery(b, d.Query)
 	}
-	b = appendInt(b, "attempt", d.Attempt)
+	b = lines.Int(b, "attempt", d.Attempt)
 	if d.Action != Reject {
-		b = appendInt(b, "lane", int(d.Lane))
+		b = lines.Number(b, "lane", int(d.Lane))
 	}
 	b = append(b, " reason="...)
 	b = append(b, d.Reason.String()...)
@@ -170,51 +166,24 @@ func AppendDecision(b []byte, d *Decision) []byte {
 	return b
 }
 
-func appendQuery(b []byte, id QueryID) []byte { return append(append(b, " query="...), id.String()...) }
-
-func appendInt(b []byte, key string, v int) []byte {
-	if v == 0 && key != "lane" {
-		return b
-	}
-	return strconv.AppendInt(append(append(append(b, ' '), key...), '='), int64(v), 10)
-}
-
-func appendDuration(b []byte, key string, v time.Duration) []byte {
-	if v == 0 {
-		return b
-	}
-	return append(append(append(append(b, ' '), key...), '='), v.String()...)
+func appendQuery(b []byte, id QueryID) []byte {
+	return lines.Query(b, "query", id.Gateway, id.Sequence)
 }
 
 // appendRounded rounds to a microsecond, as the last digits differ between CPUs.
 func appendRounded(b []byte, key string, v time.Duration) []byte {
-	return appendDuration(b, key, v.Round(time.Microsecond))
-}
-
-func appendText(b []byte, key, v string) []byte {
-	if v == "" {
-		return b
-	}
-	return appendItem(b, key, v)
-}
-
-// appendItem appends one value of a list; it may be empty.
-func appendItem(b []byte, key, v string) []byte {
-	b = append(append(append(b, ' '), key...), '=')
-	if v == "" || strings.ContainsFunc(v, func(r rune) bool { return r == '"' || !unicode.IsGraphic(r) || unicode.IsSpace(r) }) {
-		return strconv.AppendQuote(b, v)
-	}
-	return append(b, v...)
+	return lines.Duration(b, key, v.Round(time.Microsecond))
 }
 
 func appendModels(b []byte, models []string) []byte {
 	for _, m := range models {
-		b = appendItem(b, "model", m)
+		b = lines.Item(b, "model", m)
 	}
 	return b
 }
 
-func (t *Table) append(b []byte) []byte {
+// Append appends the serial form of t.
+func (t *Table) Append(b []byte) []byte {
 	for i := 1; i < len(t.mean); i++ {
 		if i+1 < len(t.mean) && t.mean[i] == t.mean[i+1] && t.safe[i] == t.safe[i+1] && t.tail[i] == t.tail[i+1] {
 			continue
@@ -232,7 +201,8 @@ func (t *Table) append(b []byte) []byte {
 	return b
 }
 
-func parseTable(s string) (*Table, error) {
+// ParseTable parses what Append has written.
+func ParseTable(s string) (*Table, error) {
 	t := &Table{mean: []float64{0}, safe: []float64{0}, tail: []float64{0}}
 	for run := range strings.SplitSeq(s, ",") {
 		last, latencies, _ := strings.Cut(run, ":")
@@ -272,7 +242,7 @@ func parseTable(s string) (*Table, error) {
 
 // ParseEvent parses what AppendEvent has written.
 func ParseEvent(line []byte) (at time.Duration, e Event, err error) {
-	fields, err := splitFields(string(bytes.TrimSpace(line)))
+	fields, err := lines.Fields(string(bytes.TrimSpace(line)))
 	if err != nil {
 		return 0, e, fmt.Errorf("event %.80q: %w", line, err)
 	}
@@ -296,15 +266,10 @@ func ParseEvent(line []byte) (at time.Duration, e Event, err error) {
 }
 
 // set sets the field named in key=value.
-func (e *Event) set(field string) (err error) {
-	key, value, ok := strings.Cut(field, "=")
-	if !ok {
-		return fmt.Errorf("got %q, want key=value", field)
-	}
-	if strings.HasPrefix(value, `"`) {
-		if value, err = strconv.Unquote(value); err != nil {
-			return fmt.Errorf("%s: %w", key, err)
-		}
+func (e *Event) set(field string) error {
+	key, value, err := lines.Split(field)
+	if err != nil {
+		return err
 	}
 	var number uint64
 	query, attempt, batch, model := &e.Query, &e.Attempt, &e.BatchSize, &e.Model
@@ -317,10 +282,7 @@ func (e *Event) set(field string) (err error) {
 	}
 	switch key {
 	case "query":
-		gateway, sequence, _ := strings.Cut(value, "/")
-		if query.Gateway, err = strconv.ParseUint(gateway, 10, 64); err == nil {
-			query.Sequence, err = strconv.ParseUint(sequence, 10, 64)
-		}
+		query.Gateway, query.Sequence, err = lines.ParseQuery(value)
 	case "gateway":
 		e.Query.Gateway, err = strconv.ParseUint(value, 10, 64)
 	case "lane":
@@ -373,7 +335,7 @@ func (e *Event) set(field string) (err error) {
 	case "remaining":
 		e.Remaining, err = time.ParseDuration(value)
 	case "table":
-		e.Table, err = parseTable(value)
+		e.Table, err = ParseTable(value)
 	default:
 		return fmt.Errorf("key %q is unknown", key)
 	}
@@ -381,25 +343,4 @@ func (e *Event) set(field string) (err error) {
 		return fmt.Errorf("%s: %w", key, err)
 	}
 	return nil
-}
-
-// splitFields splits at spaces outside of quotes.
-func splitFields(s string) ([]string, error) {
-	var fields []string
-	for s = strings.TrimLeft(s, " \t"); s != ""; s = strings.TrimLeft(s, " \t") {
-		end := strings.IndexAny(s, " \t")
-		if quote := strings.Index(s, `="`); quote >= 0 && (end < 0 || quote < end) {
-			quoted, err := strconv.QuotedPrefix(s[quote+1:])
-			if err != nil {
-				return nil, fmt.Errorf("unfinished quote in %.40q", s)
-			}
-			end = quote + 1 + len(quoted)
-		}
-		if end < 0 {
-			end = len(s)
-		}
-		fields = append(fields, s[:end])
-		s = s[end:]
-	}
-	return fields, nil
 }

@@ -1,0 +1,136 @@
+package lines
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// A recording is a header line, a line "config " with settings as JSON, and then each event on a line
+// of its own, which begins with the time, followed by the lines of what it led to. Where the header
+// stands again, another recorded one begins.
+const configPrefix = "config "
+
+// A Recorder writes a recording.
+type Recorder struct {
+	w    *bufio.Writer
+	line []byte
+}
+
+// NewRecorder returns a recorder of what is made with these settings.
+func NewRecorder(w io.Writer, header string, settings any) (*Recorder, error) {
+	r := &Recorder{w: bufio.NewWriter(w)}
+	data, err := json.Marshal(settings)
+	if err != nil {
+		return nil, err
+	}
+	_, err = fmt.Fprintf(r.w, "%s\n%s%s\n", header, configPrefix, data)
+	return r, err
+}
+
+// Write writes the lines that add appends.
+func (r *Recorder) Write(add func(b []byte) []byte) error {
+	r.line = add(r.line[:0])
+	_, err := r.w.Write(r.line)
+	return err
+}
+
+// Flush writes out what is buffered.
+func (r *Recorder) Flush() error { return r.w.Flush() }
+
+// A Replayed recording is what was made anew of its events.
+type Replayed struct {
+	Policy    string `json:"policy"` // of the last part
+	Events    int    `json:"events"`
+	Decisions int    `json:"decisions"`
+	// Duration is from the start of the last part to its last event.
+	Duration time.Duration `json:"-"`
+}
+
+// A Player takes an event's line and returns when it happened and the lines that it leads to.
+type Player func(line []byte) (at time.Duration, decided []byte, err error)
+
+// Replay feeds a recording's events to new players, one for each part, and compares what they decide
+// with what is recorded, byte for byte. The error names the first line that differs. Begin takes the
+// settings' JSON and returns the policy, too.
+func Replay(r io.Reader, header string, begin func(settings *json.Decoder) (policy string, p Player, err error)) (*Replayed, error) {
+	in := &lineReader{s: bufio.NewScanner(r), header: header}
+	in.s.Buffer(nil, 1<<26) // latency tables are one line
+	if in.next(); in.text != header {
+		return nil, in.fault("got %.80q, want %q", in.text, header)
+	}
+	out := &Replayed{}
+	for !in.end {
+		if err := out.part(in, begin); err != nil {
+			return nil, err
+		}
+	}
+	if in.s.Err() != nil {
+		return nil, in.fault("%w", in.s.Err())
+	}
+	if out.Events == 0 {
+		return nil, in.fault("the recording has no events")
+	}
+	return out, nil
+}
+
+// part replays one part, of which in has read the header.
+func (out *Replayed) part(in *lineReader, begin func(*json.Decoder) (string, Player, error)) error {
+	in.next()
+	data, ok := strings.CutPrefix(in.text, configPrefix)
+	if !ok {
+		return in.fault("got %.80q, want %q and the settings as JSON", in.text, configPrefix)
+	}
+	decoder := json.NewDecoder(strings.NewReader(data))
+	decoder.DisallowUnknownFields()
+	policy, player, err := begin(decoder)
+	if err != nil {
+		return in.fault("settings: %w", err)
+	}
+	out.Policy = policy
+	in.next()
+	for !in.end && in.text != in.header {
+		at, decided, err := player([]byte(in.text))
+		if err != nil {
+			return in.fault("%w", err)
+		}
+		out.Events++
+		out.Duration = at
+		eventLine := in.text
+		for rest := decided; len(rest) > 0; {
+			i := bytes.IndexByte(rest, '\n')
+			if in.next(); in.end || in.text != string(rest[:i]) {
+				return in.fault("after %.200q the recording has %.200q, the matcher decides %.200q", eventLine, in.text, rest[:i])
+			}
+			out.Decisions++
+			rest = rest[i+1:]
+		}
+		if in.next(); !in.end && in.text != in.header && !(in.text != "" && in.text[0] >= '0' && in.text[0] <= '9') {
+			return in.fault("after %.200q the recording has %.200q, the matcher decides nothing more", eventLine, in.text)
+		}
+	}
+	return nil
+}
+
+// A lineReader counts lines.
+type lineReader struct {
+	s      *bufio.Scanner
+	header string
+	n      int
+	text   string
+	end    bool
+}
+
+func (l *lineReader) next() {
+	l.n++
+	l.end = !l.s.Scan()
+	l.text = l.s.Text()
+}
+
+func (l *lineReader) fault(format string, args ...any) error {
+	return fmt.Errorf("line %d: %w", l.n, fmt.Errorf(format, args...))
+}
