@@ -180,7 +180,8 @@ func TestNoise(t *testing.T) {
 	misjudged := one(func(c *Config) { c.PredictionNoise = 0.3 })
 	noisy := one(func(c *Config) { c.LatencyNoise = 0.3 })
 	busy := func(r *Result) float64 { return r.Types[0].Utilisation * r.Duration.Seconds() }
-	if math.Abs(busy(misjudged)/busy(plain)-1) > 1e-4 {
+	// The few that are thought to take next to nothing are taken for overdue, and run twice.
+	if more := busy(misjudged)/busy(plain) - 1; more < -1e-4 || more > 0.005 {
 		t.Errorf("busy %v s, misjudged %v s", busy(plain), busy(misjudged))
 	}
 	if plain.Latency == misjudged.Latency {

@@ -138,7 +138,12 @@ func (r *run) done(a *attempt) {
 func (r *run) completed(a *attempt) {
 	q := r.at(a.query)
 	if q.live {
+		givenUp := q.waits || q.last != a // by the leader, to whom its answer is no outcome: the gateway says so
 		r.finish(a.query, q, Served, a)
+		if givenUp && r.priced == nil {
+			q.open++
+			r.heap.push(event{at: r.now + r.cfg.RTT/2, kind: cancelKnown, query: a.query})
+		}
 	}
 	if r.priced == nil {
 		r.ev = r.news(match.Completed, a)

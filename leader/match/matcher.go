@@ -228,16 +228,20 @@ func (m *Matcher) remind() {
 		if !ok || t > m.now {
 			return
 		}
-		l := m.dues[0].lane
-		l.asked++
-		m.out = append(m.out, Decision{Action: Ask, Reason: LaneOverdue, Attempt: l.asked, Lane: l.id, Waited: fromMs(m.now - t)})
-		l.setDue(m.now + overdueAgain)
-		if !l.overdue {
-			l.overdue = true
-			m.arrange()
-			m.takeBack(l, LaneOverdue)
-			l.shard.dirty = true
-		}
+		m.overdue(m.dues[0].lane, t)
+	}
+}
+
+// overdue asks what l has, which should have answered at the given time.
+func (m *Matcher) overdue(l *lane, due float64) {
+	l.asked++
+	m.out = append(m.out, Decision{Action: Ask, Reason: LaneOverdue, Attempt: l.asked, Lane: l.id, Waited: fromMs(m.now - due)})
+	l.setDue(m.now + overdueAgain)
+	if !l.overdue {
+		l.overdue = true
+		m.arrange()
+		m.takeBack(l, LaneOverdue)
+		l.shard.dirty = true
 	}
 }
 
@@ -382,6 +386,10 @@ func (m *Matcher) apply(e *Event) error {
 		m.backInTime(l)
 	case LaneHas:
 		m.laneHas(l, e)
+	case Overdue:
+		if len(l.held) > 0 && !l.overdue {
+			m.overdue(l, m.now)
+		}
 	case LaneLost:
 		delete(m.lanes, l.id)
 		m.all = slices.DeleteFunc(m.all, func(o *lane) bool { return o == l })
