@@ -267,12 +267,12 @@ func decodeDataType(c *cursor) (tensor.DataType, error) {
 		return "", fmt.Errorf("datatype of %d bytes", n)
 	}
 	m.copyTo(name[:n])
-	return dataType(string(name[:n])), nil
+	return dataType(name[:n]), nil
 }
 
 // dataType is the type called name, whether the protocol has it or not.
-func dataType(name string) tensor.DataType {
-	switch name {
+func dataType(name []byte) tensor.DataType {
+	switch string(name) {
 	case "BOOL":
 		return tensor.Bool
 	case "UINT8":
