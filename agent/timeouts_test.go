@@ -41,11 +41,13 @@ func TestTimeouts(t *testing.T) {
 			t.Error("those that have not expired end once")
 		}
 		time.Sleep(8 * time.Second) // at 11 s
+		synctest.Wait()
 		if all.end(&b.timeout) {
 			t.Error("b has expired")
 		}
 		all.begin(&b.timeout, 10*time.Second, b) // may begin anew
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if want := []string{"b after 10s", "d after 13s", "b after 21s"}; !slices.Equal(expired, want) {
 			t.Errorf("expired: %q, want %q", expired, want)
 		}
