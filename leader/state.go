@@ -61,7 +61,8 @@ type State struct {
 	now     time.Duration
 	out     []Action
 	matcher *match.Matcher
-	next    time.Time // when the matcher wants to be stepped; zero: never
+	event   match.Event // the matcher's latest
+	next    time.Time   // when the matcher wants to be stepped; zero: never
 	beatAt  time.Duration
 
 	members  map[string]*member // that have lanes
@@ -231,7 +232,9 @@ func (s *State) act(kind ActionKind) *Action {
 }
 
 // step steps the matcher and takes what it decides.
-func (s *State) step(e *match.Event) {
+func (s *State) step(event *match.Event) {
+	s.event = *event // so that the caller's need not live on the heap
+	e := &s.event
 	decisions, next, err := s.matcher.Step(s.at(), e)
 	s.next = next
 	if err != nil {
