@@ -61,6 +61,8 @@ type Agent struct {
 	sendTimeout time.Duration
 	// spoken are control.Spoken, except in tests.
 	spoken control.Versions
+	// arriving are the timeouts of queries on their way here by gRPC, sending those of what goes out.
+	arriving, sending timeouts
 
 	name      string // in the fleet
 	catalogue *profiles.Catalogue

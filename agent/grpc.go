@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
 	"github.com/muster-serve/muster/api/control"
@@ -64,7 +65,7 @@ func (a *Agent) newGRPCServer(largestQuery int64) *grpc.Server {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	)
 	server := grpc.NewServer(append(options, a.guard.ServerOptions()...)...)
-	to := boundedServer{server, oip.Bounded(server, func(method string) int64 {
+	to := boundedServer{server, a, oip.Bounded(server, func(method string) int64 {
 		switch method {
 		case inference.GRPCInferenceService_ModelInfer_FullMethodName:
 			return largestQuery
@@ -79,14 +80,33 @@ func (a *Agent) newGRPCServer(largestQuery int64) *grpc.Server {
 	return server
 }
 
-// A boundedServer is a server that services are registered at by way of [oip.Bounded].
+// A boundedServer is a server that services are registered at by way of [oip.Bounded]. It hears of
+// queries that are not received.
 type boundedServer struct {
 	*grpc.Server
+	agent   *Agent
 	bounded grpc.ServiceRegistrar
 }
 
 func (s boundedServer) RegisterService(desc *grpc.ServiceDesc, service any) {
-	s.bounded.RegisterService(desc, service)
+	d := *desc
+	d.Methods = slices.Clone(desc.Methods)
+	for i := range d.Methods {
+		if "/"+d.ServiceName+"/"+d.Methods[i].MethodName == inference.GRPCInferenceService_ModelInfer_FullMethodName {
+			d.Methods[i].Handler = s.agent.untilEnd(d.Methods[i].Handler)
+		}
+	}
+	s.bounded.RegisterService(&d, service)
+}
+
+// untilEnd has the receipt of a query end with its call.
+func (a *Agent) untilEnd(handle grpc.MethodHandler) grpc.MethodHandler {
+	return func(service any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+		if r := receiptOf(ctx); r != nil {
+			defer r.end()
+		}
+		return handle(service, ctx, decode, interceptor)
+	}
 }
 
 // arrivals are the agent's intake for queries by gRPC: their refusals are counted, and have a code.
@@ -125,14 +145,64 @@ func newHealth() *health.Server {
 	return h
 }
 
-// A receipt is the arrival of a query by gRPC.
+// A receipt is what the agent knows of a query by gRPC from its arrival until its answer is sent. It
+// is the context of the call, which ends too when the query takes too long to arrive. It is one
+// object, as every query needs one.
 type receipt struct {
+	context.Context
+	cancel  context.CancelFunc
+	agent   *Agent
 	arrival time.Time
 	header  metadata.MD // must not be changed
-	// tooSlow ends the call unless the query was received before. The end of the call stops
-	// it, and has the leader told of an attempt that was cut off, until unlink.
-	tooSlow *time.Timer
-	unlink  func() bool
+	// timeout is that of the query, one of agent.arriving, until received, and then that of the
+	// answer, one of agent.sending.
+	timeout  timeout
+	received bool
+	charge   oip.Charge // the answer's
+}
+
+// Value implements [context.Context].
+func (r *receipt) Value(key any) any {
+	if key == (receiptKey{}) {
+		return r
+	}
+	return r.Context.Value(key)
+}
+
+// expire ends the call: the query takes too long to arrive.
+func (r *receipt) expire() { r.cancel() }
+
+// end is for when the call has been handled. It has the leader told of an attempt that was cut off.
+func (r *receipt) end() {
+	if r.received {
+		return
+	}
+	r.agent.arriving.end(&r.timeout)
+	if attempt := r.header[control.AttemptHeader]; len(attempt) > 0 {
+		r.agent.station.cutOff(attempt[0], r.arrival)
+	}
+}
+
+// An unsent is a receipt from when there is an answer.
+type unsent receipt
+
+// Released implements [oip.Released]: the connection has taken the answer.
+func (s *unsent) Released() {
+	if s.agent.sending.end(&s.timeout) {
+		s.charge.Only(0)
+	}
+}
+
+// expire ends the connection, whose client does not read the answer.
+func (s *unsent) expire() {
+	secure.CloseConnection(s.Context)
+	s.charge.Only(0) // grpc forgets an answer whose connection has ended, without a word
+}
+
+// receiptOf is that of the call that ctx is of, nil of one that did not come by gRPC.
+func receiptOf(ctx context.Context) *receipt {
+	r, _ := ctx.Value(receiptKey{}).(*receipt)
+	return r
 }
 
 type receiptKey struct{}
@@ -165,33 +235,32 @@ func (a *Agent) tapQuery(ctx context.Context, header metadata.MD) (context.Conte
 	if err := a.intake.full(ctx); err != nil {
 		return ctx, a.refuseArrival(err, len(header[control.AttemptHeader]) > 0)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	r := &receipt{arrival: time.Now(), header: header, tooSlow: time.AfterFunc(a.receiveTimeout, cancel)}
-	r.unlink = context.AfterFunc(ctx, func() {
-		r.tooSlow.Stop()
-		if attempt := header[control.AttemptHeader]; len(attempt) > 0 {
-			a.station.cutOff(attempt[0], r.arrival)
-		}
-	})
-	return context.WithValue(ctx, receiptKey{}, r), nil
+	r := &receipt{agent: a, arrival: time.Now(), header: header}
+	if err := ctx.Err(); err != nil { // then the call is not handled
+		r.end()
+		return ctx, status.FromContextError(err).Err()
+	}
+	r.Context, r.cancel = context.WithCancel(ctx)
+	a.arriving.begin(&r.timeout, a.receiveTimeout, r)
+	return r, nil
 }
 
 // received says that the query of a call has been read, and returns when it
-// began to arrive, and whether the call had not ended before.
-func received(ctx context.Context) (arrival time.Time, inTime bool) {
-	r, ok := ctx.Value(receiptKey{}).(*receipt)
-	if !ok {
-		return time.Now(), true
+// began to arrive.
+func received(ctx context.Context) (arrival time.Time) {
+	r := receiptOf(ctx)
+	if r == nil {
+		return time.Now()
 	}
-	inTime = r.unlink()
-	r.tooSlow.Stop()
-	return r.arrival, inTime
+	r.agent.arriving.end(&r.timeout)
+	r.received = true
+	return r.arrival
 }
 
 // headers are those of a call with that name, which must not be changed. Looking for them
 // in the receipt copies nothing.
 func headers(ctx context.Context, name string) []string {
-	if r, ok := ctx.Value(receiptKey{}).(*receipt); ok {
+	if r := receiptOf(ctx); r != nil {
 		return r.header[name]
 	}
 	return metadata.ValueFromIncomingContext(ctx, name)
@@ -218,7 +287,7 @@ func (a *Agent) interceptStream(service any, stream grpc.ServerStream, info *grp
 			err = grpcError(a.panicked(info.FullMethod, p))
 		}
 	}()
-	if err := handle(service, &impatientStream{stream, a.sendTimeout}); err != nil {
+	if err := handle(service, &impatientStream{ServerStream: stream, agent: a}); err != nil {
 		return grpcError(err)
 	}
 	return nil
@@ -227,33 +296,34 @@ func (a *Agent) interceptStream(service any, stream grpc.ServerStream, info *grp
 // An impatientStream ends the connection of a client that does not read what it is sent.
 type impatientStream struct {
 	grpc.ServerStream
-	timeout time.Duration
+	agent   *Agent
+	timeout timeout // of the message that is being sent
 }
 
 func (s *impatientStream) SendMsg(m any) error {
-	tooSlow := time.AfterFunc(s.timeout, func() { secure.CloseConnection(s.Context()) })
-	defer tooSlow.Stop()
+	s.agent.sending.begin(&s.timeout, s.agent.sendTimeout, s)
+	defer s.agent.sending.end(&s.timeout)
 	return s.ServerStream.SendMsg(m)
 }
 
-// answered counts an answer by gRPC until the client's connection has taken it, or refuses it and
+func (s *impatientStream) expire() { secure.CloseConnection(s.Context()) }
+
+// sent counts an answer by gRPC until the client's connection has taken it, or refuses it and
 // releases it. grpc keeps an answer for as long as the connection is open, even if its call has
 // ended; so one that is not taken in time ends the connection.
-func (a *Agent) answered(ctx context.Context, resp *oip.Response) error {
-	charge := oip.NewCharge(ctx, &a.answers)
-	if err := charge.AtLeast(answerBytes(resp)); err != nil {
+func (a *Agent) sent(ctx context.Context, resp *oip.Response) error {
+	r := receiptOf(ctx)
+	if r == nil {
+		r = &receipt{Context: ctx, agent: a}
+	}
+	r.charge = *oip.NewCharge(ctx, &a.answers)
+	if err := r.charge.AtLeast(answerBytes(resp)); err != nil {
 		resp.Release()
 		return err
 	}
-	gaveBack := sync.OnceFunc(func() { charge.Only(0) })
-	tooSlow := time.AfterFunc(a.sendTimeout, func() {
-		secure.CloseConnection(ctx)
-		gaveBack() // grpc forgets an answer whose connection has ended, without a word
-	})
-	resp.AlsoOnRelease(func() {
-		tooSlow.Stop()
-		gaveBack()
-	})
+	s := (*unsent)(r)
+	a.sending.begin(&s.timeout, a.sendTimeout, s)
+	resp.AlsoOnRelease(s)
 	return nil
 }
 

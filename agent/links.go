@@ -378,7 +378,11 @@ func (k *link) exchange() (renewed bool, err error) {
 			first := !greeted
 			greeted = greeted || m.Member != nil
 			if greeted {
-				k.post(func() { k.term.heard(k.to, m, first) })
+				k.term.post(func() { // as post does, with one function for each query instead of two
+					if k.ctx.Err() == nil {
+						k.term.heard(k.to, m, first)
+					}
+				})
 			}
 		}
 	}

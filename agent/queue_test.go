@@ -8,11 +8,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	goruntime "runtime"
@@ -439,21 +439,31 @@ func TestSlowClients(t *testing.T) {
 	}
 }
 
-// TestGoneBeforeReceived: a call that ends before its query has been read leaves no timer.
+// TestGoneBeforeReceived: a call that ends before its query has been read leaves no timeout, whether
+// it is handled or has ended too early for that.
 func TestGoneBeforeReceived(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := &Agent{receiveTimeout: time.Minute, intake: intake{limit: 1, clients: named{}}}
-		ctx, cancel := context.WithCancel(t.Context())
-		ctx, err := a.tapQuery(ctx, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		cancel()
-		synctest.Wait()
-		if ctx.Value(receiptKey{}).(*receipt).tooSlow.Stop() {
-			t.Error("the timer still runs")
-		}
+	a := &Agent{receiveTimeout: time.Minute, intake: intake{limit: 1, clients: named{}}}
+	ctx, cancel := context.WithCancel(t.Context())
+	ctx, err := a.tapQuery(ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.arriving.first == nil {
+		t.Error("nothing bounds the time to receive the query")
+	}
+	cancel()
+	handle := a.untilEnd(func(_ any, ctx context.Context, _ func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+		return nil, ctx.Err()
 	})
+	if _, err := handle(nil, ctx, nil, nil); err == nil {
+		t.Error("the call has not ended")
+	}
+	if a.arriving.first != nil {
+		t.Error("a timeout is left")
+	}
+	if _, err := a.tapQuery(ctx, nil); status.Code(err) != codes.Canceled || a.arriving.first != nil {
+		t.Errorf("a call that has ended: %v, and %v is left", err, a.arriving.first)
+	}
 }
 
 // TestPanic: a panic while a query is served is an error of that query.

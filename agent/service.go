@@ -104,11 +104,7 @@ func idBounds(ports []models.Port) map[string][]int64 {
 
 // ModelInfer takes a query that came by gRPC.
 func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
-	arrival, inTime := received(ctx)
-	if !inTime && isAttempt(ctx) { // the leader is told so already
-		req.Release()
-		return nil, errCutOff
-	}
+	arrival := received(ctx)
 	ctx, span := s.traceCall(ctx, req, arrival)
 	resp, err := s.modelInfer(ctx, req, arrival)
 	endCall(span, err)
@@ -130,7 +126,7 @@ func (s service) modelInfer(ctx context.Context, req *oip.Request, arrival time.
 	if err != nil {
 		return nil, err
 	}
-	if err := s.answered(ctx, resp); err != nil {
+	if err := s.sent(ctx, resp); err != nil {
 		return nil, s.refuseArrival(err, attempt)
 	}
 	return resp, nil

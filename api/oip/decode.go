@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/mem"
@@ -64,6 +65,22 @@ type body struct {
 	raw      []cursor
 }
 
+// bodies are those that no message has: of each only the tensors stay with the message.
+var bodies = sync.Pool{New: func() any { return new(body) }}
+
+// largestBody is of how many tensors a body has room that is kept.
+const largestBody = 64
+
+// done gives b back, which refers to nothing any more.
+func (b *body) done() {
+	clear(b.contents)
+	clear(b.raw)
+	if b.tensors = nil; max(cap(b.contents), cap(b.raw)) <= largestBody {
+		b.contents, b.raw = b.contents[:0], b.raw[:0]
+		bodies.Put(b)
+	}
+}
+
 // unmarshal decodes a ModelInferRequest.
 func (r *Request) unmarshal(data mem.BufferSlice) error { return r.decode(data, nil) }
 
@@ -71,7 +88,8 @@ func (r *Request) unmarshal(data mem.BufferSlice) error { return r.decode(data, 
 func (r *Request) decode(data mem.BufferSlice, charge *Charge) error {
 	r.Release()
 	*r = Request{}
-	var b body
+	b := bodies.Get().(*body)
+	defer b.done()
 	c := newCursor(data)
 	if err := b.decode(&c, requestSide, header{&r.Model, &r.Version, &r.ID, &r.Parameters}, r); err != nil {
 		return err
@@ -91,7 +109,8 @@ func (r *Request) decode(data mem.BufferSlice, charge *Charge) error {
 func (r *Response) unmarshal(data mem.BufferSlice) error {
 	r.Release()
 	*r = Response{}
-	var b body
+	b := bodies.Get().(*body)
+	defer b.done()
 	c := newCursor(data)
 	if err := b.decode(&c, responseSide, header{&r.Model, &r.Version, &r.ID, &r.Parameters}, nil); err != nil {
 		return err
@@ -248,12 +267,12 @@ func decodeDataType(c *cursor) (tensor.DataType, error) {
 		return "", fmt.Errorf("datatype of %d bytes", n)
 	}
 	m.copyTo(name[:n])
-	return dataType(string(name[:n])), nil
+	return dataType(name[:n]), nil
 }
 
 // dataType is the type called name, whether the protocol has it or not.
-func dataType(name string) tensor.DataType {
-	switch name {
+func dataType(name []byte) tensor.DataType {
+	switch string(name) {
 	case "BOOL":
 		return tensor.Bool
 	case "UINT8":

@@ -80,7 +80,7 @@ func newEncoder(tensors []tensor.Tensor) *encoder {
 			size += n
 		}
 	}
-	return &encoder{buf: make([]byte, 0, size), cuts: make([]cut, 0, len(tensors))}
+	return &encoder{buf: make([]byte, 0, size)}
 }
 
 // text appends a string; an empty one is left out, as proto3 has it.

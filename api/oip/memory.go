@@ -13,6 +13,7 @@ import (
 type hold struct {
 	readers atomic.Int32
 	free    func()
+	also    Released // is told when the memory has been freed; nil: nobody
 }
 
 func newHold(free func()) *hold {
@@ -25,7 +26,12 @@ func (h *hold) add() { h.readers.Add(1) }
 
 func (h *hold) drop() {
 	if h.readers.Add(-1) == 0 {
+		also := h.also
+		h.also = nil // before others take the memory
 		h.free()
+		if also != nil {
+			also.Released()
+		}
 	}
 }
 

@@ -129,16 +129,17 @@ func (r *Response) Output(name string) (tensor.Tensor, bool) {
 // [Request.OnRelease], there are answers it is not called for.
 func (r *Response) OnRelease(f func()) { r.hold = newHold(f) }
 
-// AlsoOnRelease has f called after what is called already.
-func (r *Response) AlsoOnRelease(f func()) {
-	former := r.hold
-	r.hold = newHold(func() {
-		if former != nil {
-			former.drop()
-		}
-		f()
-	})
+// AlsoOnRelease has to told after what is called already. It is for one alone, before the response
+// is given to a server.
+func (r *Response) AlsoOnRelease(to Released) {
+	if r.hold == nil {
+		r.hold = newHold(func() {})
+	}
+	r.hold.also = to
 }
+
+// Released is told that the outputs of a [Response] are no longer read by anybody.
+type Released interface{ Released() }
 
 // Release gives back the memory of the outputs; see [Request.Release].
 func (r *Response) Release() {

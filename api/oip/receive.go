@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -118,34 +119,64 @@ type arrival interface {
 	RecvCompress() string
 }
 
-// receive reads one message of at most largest bytes, compressed or not, counted before its bytes
-// are read. At the end of the stream it returns io.EOF.
-func receive(from arrival, largest int64, charge *Charge) (mem.BufferSlice, error) {
-	var header [5]byte
-	if err := from.ReadMessageHeader(header[:]); err != nil {
+// A receiver reads the messages of one call, each of at most most bytes.
+type receiver struct {
+	from   arrival
+	most   int64
+	charge *Charge // nil: what arrives is not counted
+	own    Charge  // what charge points to, for a query
+	header [5]byte // of the message that is being read
+	// decode is receiveOnly, as grpc passes it on.
+	decode func(m any) error
+}
+
+// receivers are those that no call has: a query needs one, and allocates none.
+var receivers = sync.Pool{New: func() any {
+	r := new(receiver)
+	r.decode = r.receiveOnly
+	return r
+}}
+
+func newReceiver(from arrival, most int64) *receiver {
+	r := receivers.Get().(*receiver)
+	r.from, r.most = from, most
+	return r
+}
+
+// done ends what newReceiver began. It gives back what the charge has.
+func (r *receiver) done() {
+	r.charge.Only(0)
+	r.from, r.charge, r.own = nil, nil, Charge{}
+	receivers.Put(r)
+}
+
+// receive reads one message, compressed or not, counted before its bytes are read. At the end of
+// the stream it returns io.EOF.
+func (r *receiver) receive() (mem.BufferSlice, error) {
+	if err := r.from.ReadMessageHeader(r.header[:]); err != nil {
 		return nil, receiveError(err)
 	}
-	n := int64(binary.BigEndian.Uint32(header[1:]))
-	if n > largest {
-		return nil, status.Errorf(codes.ResourceExhausted, "a message of %d bytes, want at most %d", n, largest)
+	flag, n := r.header[0], int64(binary.BigEndian.Uint32(r.header[1:]))
+	if n > r.most {
+		return nil, status.Errorf(codes.ResourceExhausted, "a message of %d bytes, want at most %d", n, r.most)
 	}
-	if err := charge.AtLeast(n); err != nil {
+	if err := r.charge.AtLeast(n); err != nil {
 		return nil, err
 	}
-	data, err := from.Read(int(n))
+	data, err := r.from.Read(int(n))
 	if err != nil {
 		if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
 		return nil, receiveError(err)
 	}
-	compression := from.RecvCompress()
+	compression := r.from.RecvCompress()
 	switch named := compression != "" && compression != encoding.Identity; {
-	case header[0] == 0:
+	case flag == 0:
 		return data, nil
-	case header[0] != 1:
+	case flag != 1:
 		data.Free()
-		return nil, status.Errorf(codes.Internal, "the first byte of a message is %d, want 0 or, if it is compressed, 1", header[0])
+		return nil, status.Errorf(codes.Internal, "the first byte of a message is %d, want 0 or, if it is compressed, 1", flag)
 	case !named:
 		data.Free()
 		return nil, status.Error(codes.Internal, "a compressed message without the header grpc-encoding")
@@ -154,7 +185,7 @@ func receive(from arrival, largest int64, charge *Charge) (mem.BufferSlice, erro
 		return nil, status.Errorf(codes.Unimplemented, "grpc-encoding %q, want gzip or none", compression)
 	}
 	defer data.Free()
-	return inflate(data, largest, charge)
+	return inflate(data, r.most, r.charge)
 }
 
 // inflateStep is how much is inflated at a time, in bytes.
@@ -217,18 +248,18 @@ func receiveError(err error) error {
 
 // receiveOnly reads the one message of a call into m, which then has its memory: a [Request]'s
 // charge is for that. The client must send no other.
-func receiveOnly(from arrival, m any, largest int64, charge *Charge) error {
-	data, err := receive(from, largest, charge)
+func (r *receiver) receiveOnly(m any) error {
+	data, err := r.receive()
 	if err == io.EOF {
 		return status.Error(codes.Internal, "a call without a message")
 	}
 	if err != nil {
 		return err
 	}
-	if err := unmarshal(data, m, charge); err != nil {
+	if err := unmarshal(data, m, r.charge); err != nil {
 		return err
 	}
-	switch err := from.ReadMessageHeader(make([]byte, 5)); {
+	switch err := r.from.ReadMessageHeader(r.header[:]); {
 	case err == nil:
 		return status.Error(codes.Internal, "more than one message in a call that takes one")
 	case err != io.EOF:
@@ -276,14 +307,16 @@ func (b bounded) RegisterService(desc *grpc.ServiceDesc, service any) {
 	for i := range d.Methods {
 		method := "/" + d.ServiceName + "/" + d.Methods[i].MethodName
 		handle, most := d.Methods[i].Handler, b.largest(method)
+		query := method == inference.GRPCInferenceService_ModelInfer_FullMethodName
 		d.Methods[i].Handler = func(service any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
 			if from, ok := grpc.ServerTransportStreamFromContext(ctx).(arrival); ok {
-				decode = func(m any) error { return receiveOnly(from, m, most, nil) }
-				if method == inference.GRPCInferenceService_ModelInfer_FullMethodName {
-					charge := NewCharge(ctx, b.intake)
-					defer charge.Only(0)
-					decode = func(m any) error { return receiveOnly(from, m, most, charge) }
+				r := newReceiver(from, most)
+				defer r.done()
+				if query {
+					r.own = Charge{ctx: ctx, intake: b.intake}
+					r.charge = &r.own
 				}
+				decode = r.decode
 			}
 			return handle(service, ctx, decode, interceptor)
 		}
@@ -293,7 +326,7 @@ func (b bounded) RegisterService(desc *grpc.ServiceDesc, service any) {
 		handle, many := stream.Handler, stream.ClientStreams
 		stream.Handler = func(service any, s grpc.ServerStream) error {
 			if from, ok := grpc.ServerTransportStreamFromContext(s.Context()).(arrival); ok {
-				s = &boundedStream{s, from, most, many}
+				s = &boundedStream{s, receiver{from: from, most: most}, many}
 			}
 			return handle(service, s)
 		}
@@ -304,16 +337,15 @@ func (b bounded) RegisterService(desc *grpc.ServiceDesc, service any) {
 // A boundedStream takes small messages only.
 type boundedStream struct {
 	grpc.ServerStream
-	from arrival
-	most int64
-	many bool // the client may send several
+	receiver receiver
+	many     bool // the client may send several
 }
 
 func (s *boundedStream) RecvMsg(m any) error {
 	if !s.many {
-		return receiveOnly(s.from, m, s.most, nil)
+		return s.receiver.receiveOnly(m)
 	}
-	data, err := receive(s.from, s.most, nil)
+	data, err := s.receiver.receive()
 	if err != nil {
 		return err
 	}

@@ -118,7 +118,7 @@ func TestReceive(t *testing.T) {
 			b := &bucket{limit: tt.limit}
 			charge := NewCharge(t.Context(), b)
 			from := &script{wire: bytes.NewReader(tt.wire), compression: tt.compression}
-			got, err := receive(from, 2<<20, charge)
+			got, err := (&receiver{from: from, most: 2 << 20, charge: charge}).receive()
 			if status.Code(err) != tt.code || !bytes.Equal(got.Materialize(), tt.want) {
 				t.Errorf("got %d bytes, %v, want %d and %v", got.Len(), err, len(tt.want), tt.code)
 			}
@@ -134,7 +134,7 @@ func TestReceive(t *testing.T) {
 			}
 		})
 	}
-	if _, err := receive(&script{wire: bytes.NewReader(nil)}, 1, nil); err != io.EOF {
+	if _, err := (&receiver{from: &script{wire: bytes.NewReader(nil)}, most: 1}).receive(); err != io.EOF {
 		t.Errorf("at the end: got %v, want io.EOF", err)
 	}
 }

@@ -283,7 +283,7 @@ func decodeInput(j *jsonReader) (jsonInput, error) {
 		case "datatype":
 			var name string
 			name, err = j.string()
-			in.DataType = dataType(name)
+			in.DataType = dataType([]byte(name))
 		case "shape":
 			hasShape = true
 			err = j.array(func() error {

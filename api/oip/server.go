@@ -73,7 +73,7 @@ func RegisterServer(s grpc.ServiceRegistrar, srv Server) {
 	desc.Methods = slices.Clone(desc.Methods)
 	for i := range desc.Methods {
 		if desc.Methods[i].MethodName == "ModelInfer" {
-			desc.Methods[i].Handler = handleModelInfer
+			desc.Methods[i].Handler = modelInferHandler(srv)
 		}
 	}
 	s.RegisterService(&desc, service{srv})
@@ -82,34 +82,36 @@ func RegisterServer(s grpc.ServiceRegistrar, srv Server) {
 // A service is a Server in the form the generated code asks for.
 type service struct{ Server }
 
-// ModelInfer is never called: handleModelInfer takes its place.
+// ModelInfer is never called: modelInferHandler's takes its place.
 func (service) ModelInfer(context.Context, *inference.ModelInferRequest) (*inference.ModelInferResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ModelInfer not implemented")
 }
 
-// handleModelInfer is the generated handler with Request and Response instead
-// of the generated messages.
-func handleModelInfer(srv any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
-	req := new(Request)
-	if err := decode(req); err != nil {
-		req.Release()
-		return nil, err
-	}
+// modelInferHandler is the generated handler with Request and Response instead of the generated
+// messages. What it needs is made once, and not for each query.
+func modelInferHandler(srv Server) grpc.MethodHandler {
 	// Must not be a nil *Response in an interface: grpc would try to send it.
 	infer := func(ctx context.Context, req any) (any, error) {
 		r := req.(*Request)
 		if r.err != nil {
 			return nil, status.Error(codes.InvalidArgument, r.err.Error())
 		}
-		resp, err := srv.(service).Server.ModelInfer(ctx, r)
+		resp, err := srv.ModelInfer(ctx, r)
 		if err != nil {
 			return nil, err
 		}
 		return resp, nil
 	}
-	if interceptor == nil {
-		return infer(ctx, req)
+	info := &grpc.UnaryServerInfo{Server: service{srv}, FullMethod: inference.GRPCInferenceService_ModelInfer_FullMethodName}
+	return func(_ any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+		req := new(Request)
+		if err := decode(req); err != nil {
+			req.Release()
+			return nil, err
+		}
+		if interceptor == nil {
+			return infer(ctx, req)
+		}
+		return interceptor(ctx, req, info, infer)
 	}
-	info := &grpc.UnaryServerInfo{Server: srv, FullMethod: inference.GRPCInferenceService_ModelInfer_FullMethodName}
-	return interceptor(ctx, req, info, infer)
 }

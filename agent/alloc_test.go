@@ -1,0 +1,93 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"runtime/debug"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/runtime"
+)
+
+// TestQueryAllocations: a query allocates no more than it did when the bounds below were measured
+// and 1 % more, client included, whichever way it takes. Executors take no time, so that in
+// virtual time nothing else happens meanwhile; of several rounds the least counts.
+func TestQueryAllocations(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector allocates, too")
+	}
+	testInFleet(t, func(f *testFleet) {
+		timeless := func(a *Agent) {
+			a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) { return emulated(), nil }
+		}
+		worker := f.start(timeless)
+		f.settled(worker)
+		f.led(worker)
+		v, err := models.ReadVersion(f.dir, "ncf", 1)
+		if err != nil {
+			f.Fatal(err)
+		}
+		inputs := randomInputs(f, v, 8)
+		ctx, cancel := context.WithTimeout(f.Context(), time.Hour)
+		defer cancel()
+		// measure is of queries to an agent, from when the client is ready.
+		measure := func(way string, to *fleetAgent, most float64, ready func(*client.Client) bool, options ...client.Option) {
+			dial := grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return f.network.dial(ctx, "client", to) })
+			c, err := client.New([]string{to.host + ":8001"}, append(options,
+				client.WithDialOptions(dial, grpc.WithTransportCredentials(insecure.NewCredentials())))...)
+			if err != nil {
+				f.Fatal(err)
+			}
+			defer c.Close()
+			infer := func() error {
+				resp, err := c.Infer(ctx, &oip.Request{Model: "ncf", Inputs: inputs})
+				if err == nil {
+					resp.Release()
+				}
+				return err
+			}
+			f.eventually(10*time.Second, func() string {
+				if err := infer(); err != nil || !ready(c) {
+					return fmt.Sprintf("%s: not ready, %v", way, err)
+				}
+				return ""
+			})
+			send := func(n int) {
+				for range n {
+					if err := infer(); err != nil {
+						f.Fatal(err)
+					}
+				}
+			}
+			send(200)
+			defer debug.SetGCPercent(debug.SetGCPercent(-1)) // pools keep what they have
+			const rounds, queries = 5, 200
+			least := math.Inf(1)
+			for range rounds {
+				least = min(least, testing.AllocsPerRun(1, func() { send(queries) })/queries)
+			}
+			if f.Logf("%s: %.1f allocations a query", way, least); least > most {
+				f.Errorf("%s: %.1f allocations a query, want at most %.1f", way, least, most)
+			}
+		}
+
+		at := func(*client.Client) bool { return true }
+		measure("a client of the protocol, one agent", worker, 196.5, at, client.WithoutFleet())
+		gateway := f.start(timeless, neverLeads, func(a *Agent) { a.config.ModelDir = f.TempDir() }) // has none
+		f.led(worker, gateway)
+		led := func(*client.Client) bool { return gateway.gateway.Leader() == worker.name }
+		measure("a client of the protocol, gateway and worker", gateway, 428, led, client.WithoutFleet())
+		led = func(c *client.Client) bool { return c.Gateway() != nil && c.Gateway().Leader() == worker.name }
+		measure("the SDK, leader and worker", worker, 259, led)
+	})
+}
