@@ -178,14 +178,13 @@ func (e *estimates) Learned() uint64 { return e.learnedTimes.Load() }
 
 // Complete adds profiles for what v has none of, because no leader has told any.
 func (e *estimates) Complete(v *control.View) {
-	type profileKey struct{ model, typ string }
-	known := map[profileKey]bool{}
+	known := map[control.ProfileKey]bool{}
 	for _, p := range v.Profiles {
-		known[profileKey{p.Model, p.Type}] = true
+		known[p.Key()] = true
 	}
 	for _, member := range v.Members {
 		for _, m := range member.Models {
-			key := profileKey{control.ModelKey(m.Name, m.Version), member.LaneType()}
+			key := control.ProfileKey{Model: control.ModelKey(m.Name, m.Version), LaneType: member.LaneType()}
 			if known[key] {
 				continue
 			}

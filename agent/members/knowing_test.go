@@ -31,16 +31,16 @@ type sampleEstimates struct{ learned atomic.Uint64 }
 func (e *sampleEstimates) Learned() uint64 { return e.learned.Load() }
 
 func (e *sampleEstimates) Complete(v *control.View) {
-	known := map[profileKey]bool{}
+	known := map[control.ProfileKey]bool{}
 	for _, p := range v.Profiles {
-		known[profileKey{p.Model, p.Type}] = true
+		known[p.Key()] = true
 	}
 	for _, member := range v.Members {
 		for _, m := range member.Models {
-			key := profileKey{control.ModelKey(m.Name, m.Version), member.LaneType()}
+			key := control.ProfileKey{Model: control.ModelKey(m.Name, m.Version), LaneType: member.LaneType()}
 			if !known[key] {
 				known[key] = true
-				v.Profiles = append(v.Profiles, &control.Profile{Model: key.model, Type: key.typ, Table: fmt.Append(nil, e.learned.Load())})
+				v.Profiles = append(v.Profiles, &control.Profile{Model: key.Model, Type: key.LaneType, Table: fmt.Append(nil, e.learned.Load())})
 			}
 		}
 	}

@@ -103,16 +103,13 @@ type Members struct {
 
 	prices    []*control.TypePrice
 	ahead     time.Duration
-	profiles  map[profileKey]*control.Profile
-	absent    profiles.Absence[profileKey]
+	profiles  map[control.ProfileKey]*control.Profile
+	absent    profiles.Absence[control.ProfileKey]
 	current   *control.View      // nil when it has to be built anew, from
 	members   []*control.Member  // nil when they have to be gathered
 	all       []*control.Profile // those that Estimates add among them; nil when they have to be gathered
 	learnedAt uint64             // what Learned said when all was gathered
 }
-
-// profileKey says what a profile is about: model/version and instance type.
-type profileKey struct{ model, typ string }
 
 // An other is another agent.
 type other struct {
@@ -137,7 +134,7 @@ type other struct {
 func New(config Config) *Members {
 	ms := &Members{
 		config: config, own: config.Describe(), selfChanged: make(chan struct{}, 1),
-		others: map[string]*other{}, strangers: map[string]*other{}, profiles: map[profileKey]*control.Profile{},
+		others: map[string]*other{}, strangers: map[string]*other{}, profiles: map[control.ProfileKey]*control.Profile{},
 	}
 	ms.feed.members = ms
 	return ms
@@ -520,7 +517,7 @@ func (ms *Members) ToldByLeader(prices []*control.TypePrice, profiles []*control
 		ms.prices = prices
 	}
 	for _, p := range profiles {
-		ms.profiles[profileKey{p.Model, p.Type}] = p
+		ms.profiles[p.Key()] = p
 		ms.all = nil
 	}
 	if ahead > 0 {
@@ -538,18 +535,12 @@ const KeepTold = 10 * time.Minute
 func (ms *Members) Forget(now time.Time) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
-	there := map[profileKey]bool{}
-	add := func(m *control.Member) {
-		for _, held := range m.GetModels() {
-			key := control.ModelKey(held.GetName(), held.GetVersion())
-			there[profileKey{key, m.LaneType()}], there[profileKey{key, m.OwnLaneType()}] = true, true
-		}
-	}
-	add(ms.own)
+	there := map[control.ProfileKey]bool{}
+	ms.own.ProfileKeys(there)
 	for _, o := range ms.others {
-		add(o.described)
+		o.described.ProfileKeys(there)
 	}
-	gone := ms.absent.Over(now, KeepTold, maps.Keys(ms.profiles), func(key profileKey) bool { return there[key] })
+	gone := ms.absent.Over(now, KeepTold, maps.Keys(ms.profiles), func(key control.ProfileKey) bool { return there[key] })
 	for _, key := range gone {
 		delete(ms.profiles, key)
 	}

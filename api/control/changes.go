@@ -30,13 +30,11 @@ type Changes struct {
 	view      *View // the last
 	revision  uint64
 	members   map[string]*toldMember
-	profiles  map[profileKey]*Profile
+	profiles  map[ProfileKey]*Profile
 	models    map[string]*toldModel // that members hold, by their content
 	lastModel uint64
 	loads     map[string]HeardLoad // of members
 }
-
-type profileKey struct{ model, typ string }
 
 type toldMember struct {
 	*Member
@@ -53,7 +51,7 @@ type toldModel struct {
 // a member that has not changed is the same message as before.
 func (c *Changes) Next(v *View) *View {
 	if c.members == nil {
-		*c = Changes{view: &View{}, revision: 1, members: map[string]*toldMember{}, profiles: map[profileKey]*Profile{},
+		*c = Changes{view: &View{}, revision: 1, members: map[string]*toldMember{}, profiles: map[ProfileKey]*Profile{},
 			models: map[string]*toldModel{}, loads: map[string]HeardLoad{}}
 	}
 	before := c.view
@@ -169,7 +167,7 @@ func shallow[M proto.Message](m M) M {
 
 func (c *Changes) nextProfiles(profiles []*Profile, change *View) {
 	for _, p := range profiles {
-		key := profileKey{p.GetModel(), p.GetType()}
+		key := p.Key()
 		if told := c.profiles[key]; told == nil || told != p && string(told.GetTable()) != string(p.GetTable()) {
 			c.profiles[key] = p
 			change.Profiles = append(change.Profiles, p)
@@ -178,14 +176,14 @@ func (c *Changes) nextProfiles(profiles []*Profile, change *View) {
 	if len(c.profiles) == len(profiles) {
 		return
 	}
-	there := make(map[profileKey]bool, len(profiles))
+	there := make(map[ProfileKey]bool, len(profiles))
 	for _, p := range profiles {
-		there[profileKey{p.GetModel(), p.GetType()}] = true
+		there[p.Key()] = true
 	}
 	for key := range c.profiles {
 		if !there[key] {
 			delete(c.profiles, key)
-			change.Profiles = append(change.Profiles, &Profile{Model: key.model, Type: key.typ})
+			change.Profiles = append(change.Profiles, &Profile{Model: key.Model, Type: key.LaneType})
 		}
 	}
 }
@@ -229,7 +227,7 @@ type Watched struct {
 	view     *View
 	members  map[string]*Member
 	models   map[uint64]*Model
-	profiles map[profileKey]*Profile
+	profiles map[ProfileKey]*Profile
 }
 
 // Take takes the next message, which may be a whole view, too, and belongs to the Watched from
@@ -239,7 +237,7 @@ func (w *Watched) Take(v *View) (changed bool, err error) {
 	before := w.view
 	whole := v.GetBase() == 0
 	if whole {
-		*w = Watched{members: map[string]*Member{}, models: map[uint64]*Model{}, profiles: map[profileKey]*Profile{}}
+		*w = Watched{members: map[string]*Member{}, models: map[uint64]*Model{}, profiles: map[ProfileKey]*Profile{}}
 		before = &View{}
 	} else if v.GetBase() != before.GetRevision() {
 		return false, fmt.Errorf("a change of the view %d of the fleet, found that of view %d", before.GetRevision(), v.GetBase())
@@ -257,7 +255,7 @@ func (w *Watched) Take(v *View) (changed bool, err error) {
 		return false, err
 	}
 	for _, p := range v.GetProfiles() {
-		key := profileKey{p.GetModel(), p.GetType()}
+		key := p.Key()
 		if !whole && len(p.GetTable()) == 0 {
 			delete(w.profiles, key)
 		} else {

@@ -18,7 +18,7 @@ import (
 type changingFleet struct {
 	rng      *rand.Rand
 	members  map[string]*Member
-	profiles map[profileKey]*Profile
+	profiles map[ProfileKey]*Profile
 	loads    map[string]HeardLoad
 	rest     View
 	now      time.Time
@@ -26,7 +26,7 @@ type changingFleet struct {
 }
 
 func newChangingFleet(seed uint64) *changingFleet {
-	return &changingFleet{rng: rand.New(rand.NewPCG(seed, 1)), members: map[string]*Member{}, profiles: map[profileKey]*Profile{},
+	return &changingFleet{rng: rand.New(rand.NewPCG(seed, 1)), members: map[string]*Member{}, profiles: map[ProfileKey]*Profile{},
 		loads: map[string]HeardLoad{}, now: time.Unix(1e9, 0)}
 }
 
@@ -56,11 +56,11 @@ func (f *changingFleet) change() {
 	case 5, 6, 7: // perhaps of one who is no member yet
 		f.loads[name] = HeardLoad{&LaneLoad{Agent: name, Waiting: uint32(f.rng.IntN(3)), RemainingNs: []int64{int64(f.serial)}}, f.now}
 	case 8:
-		key := profileKey{fmt.Sprint("model-", f.rng.IntN(3)), "box"}
+		key := ProfileKey{fmt.Sprint("model-", f.rng.IntN(3)), "box"}
 		if f.rng.IntN(3) == 0 {
 			delete(f.profiles, key)
 		} else {
-			f.profiles[key] = &Profile{Model: key.model, Type: key.typ, Table: fmt.Appendf(nil, "{%d}", f.serial)}
+			f.profiles[key] = &Profile{Model: key.Model, Type: key.LaneType, Table: fmt.Appendf(nil, "{%d}", f.serial)}
 		}
 	case 9:
 		f.rest.Leadership = &Leadership{Epoch: uint64(f.serial), Leader: name}

@@ -9,6 +9,25 @@ import (
 // [Profile] and in the leader: "name/version".
 func ModelKey(name string, version int64) string { return name + "/" + strconv.FormatInt(version, 10) }
 
+// A ProfileKey says what a [Profile] is about.
+type ProfileKey struct {
+	Model    string // as [ModelKey] names it
+	LaneType string // of a member, or its own
+}
+
+// Key is what the profile is about.
+func (p *Profile) Key() ProfileKey { return ProfileKey{Model: p.GetModel(), LaneType: p.GetType()} }
+
+// ProfileKeys adds to keys what the profiles that hold for the member are about: each model that it
+// holds, on lanes of its type and on its own.
+func (m *Member) ProfileKeys(keys map[ProfileKey]bool) {
+	general, own := m.LaneType(), m.OwnLaneType()
+	for _, held := range m.GetModels() {
+		model := ModelKey(held.GetName(), held.GetVersion())
+		keys[ProfileKey{model, general}], keys[ProfileKey{model, own}] = true, true
+	}
+}
+
 // Duration is a duration of a message: not negative, and at most a day, so that
 // whoever reckons with what another says need not think of overflow.
 func Duration(ns int64) time.Duration { return min(max(time.Duration(ns), 0), 24*time.Hour) }
