@@ -169,8 +169,10 @@ func TestLoadsRank(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, f *testFleet) {
 		g := f.gateway()
 		first := func() string {
-			q := question{sequence: 1, model: "sum", profile: "sum/1", batch: 1, arrival: time.Now()}
-			return g.alone.rank(&q)[0].agent
+			g.leaderless.mu.Lock()
+			defer g.leaderless.mu.Unlock()
+			g.leaderless.arrange()
+			return g.leaderless.agents[g.leaderless.priced.Rank(time.Now(), "sum/1", 1, 0, 1)[0].Lane]
 		}
 		load := func(agent string, age, remaining time.Duration) *control.LaneLoad {
 			return &control.LaneLoad{Agent: agent, AgeNs: int64(age), RemainingNs: []int64{int64(time.Hour), int64(remaining)}}
@@ -180,24 +182,24 @@ func TestLoadsRank(t *testing.T) {
 		if got := first(); got != "agent-2" {
 			t.Errorf("got %s, want the only agent that is free", got)
 		}
-		priced := g.alone.priced
+		priced := g.leaderless.priced
 		g.SetLoads([]*control.LaneLoad{load("agent-2", 0, 30*time.Millisecond), load("agent-1", time.Second, 0), load("nobody", 0, 0)})
 		g.SetLoads([]*control.LaneLoad{load("agent-0", 0, 5*time.Millisecond)})
 		if got := first(); got != "agent-0" {
 			t.Errorf("got %s, want the one that is free first", got)
 		}
 		g.SetView(g.members.Load().view) // nothing new
-		if first(); g.alone.priced != priced {
+		if first(); g.leaderless.priced != priced {
 			t.Error("loads had everything arranged anew")
 		}
-		if n := len(g.alone.loads); n != 3 {
+		if n := len(g.leaderless.loads); n != 3 {
 			t.Errorf("%d loads are kept, want those of 3 members", n)
 		}
 		// Members that change leave what is known of the others.
 		f.agents[2].leave()
 		g.SetView(f.view())
-		if got := first(); got != "agent-0" || len(g.alone.loads) != 2 {
-			t.Errorf("after one has left: got %s, and %d loads", got, len(g.alone.loads))
+		if got := first(); got != "agent-0" || len(g.leaderless.loads) != 2 {
+			t.Errorf("after one has left: got %s, and %d loads", got, len(g.leaderless.loads))
 		}
 	})
 }

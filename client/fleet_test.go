@@ -447,7 +447,7 @@ func TestGatewayAnswers(t *testing.T) {
 				}
 			}
 		}
-		if s := g.Stats(); s.Queries != 9 || s.Submits != 9 || s.Attempts != 9 || s.Alone != 0 {
+		if s := g.Stats(); s.Queries != 9 || s.Submits != 9 || s.Attempts != 9 || s.Leaderless != 0 {
 			t.Errorf("stats are %+v", s)
 		}
 	})

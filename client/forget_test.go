@@ -17,7 +17,7 @@ func TestGatewayForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &Gateway{}
 		g.members.Store(newMembers(&control.View{}))
-		a := newAlone(g)
+		a := newLeaderless(g)
 		member := func(name string, version int64) *control.Member {
 			return &control.Member{
 				Name: name, InstanceType: "box", Provider: "cpu", Cores: 1,
@@ -40,7 +40,7 @@ func TestGatewayForgets(t *testing.T) {
 			time.Sleep(30 * time.Second)
 			a.viewed(&control.View{Members: []*control.Member{stays}, Profiles: kept})
 			most = max(most, len(a.profiles))
-			if known := a.profiles[profileKey{control.ModelKey("m", i+2), comes.OwnLaneType()}]; known == nil {
+			if known := a.profiles[control.ProfileKey{Model: control.ModelKey("m", i+2), LaneType: comes.OwnLaneType()}]; known == nil {
 				t.Fatalf("what has just gone is forgotten: version %d", i+2)
 			}
 			time.Sleep(30 * time.Second)
@@ -54,7 +54,7 @@ func TestGatewayForgets(t *testing.T) {
 		}
 		var left []string
 		for key := range a.profiles {
-			left = append(left, key.model+" on "+key.laneType)
+			left = append(left, key.Model+" on "+key.LaneType)
 		}
 		if len(left) != 2 || !strings.HasPrefix(left[0], "m/1 on box/cpu/1") || !strings.HasPrefix(left[1], "m/1 on box/cpu/1") {
 			t.Errorf("in the end there are the profiles of %v, want those of m/1 on a's lanes", left)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,8 +24,8 @@ import (
 //
 // It has these goroutines, all of which have ended when Close returns: one that
 // keeps the link to the leader, with one that sends what callers do not send
-// themselves; one that watches over the leader while there are queries; without
-// a leader a few that decide, and two for each member that they have asked.
+// themselves; one that watches over the leader while there are queries; one
+// that watches over what is asked without a leader, and two for each member that was asked.
 //
 // Its methods may be called concurrently.
 type Gateway struct {
@@ -34,14 +35,15 @@ type Gateway struct {
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 	members atomic.Pointer[members]
-	alone   *alone
+
+	leaderless *leaderless
 
 	mu         sync.Mutex
-	desk       desk
+	queries    queries
 	leadership *control.Leadership // the latest heard of
 	news       chan struct{}       // closed when leadership or members change
 	link       *link               // nil: none is open
-	deciding   int                 // goroutines
+	inquiries  int                 // queries that the leaderless decides about
 	watching   bool
 	closed     bool
 	start      chan struct{} // starts the watch
@@ -75,12 +77,13 @@ func NewGateway(config GatewayConfig) (*Gateway, error) {
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
 	}
-	g.alone = newAlone(g)
-	g.desk = newDesk(g.alone.grace)
 	g.members.Store(newMembers(&control.View{}))
 	g.context, g.cancel = context.WithCancel(context.Background())
+	g.leaderless = newLeaderless(g)
+	g.queries = newQueries(g.leaderless.grace)
 	g.running.Go(g.follow)
 	g.running.Go(g.watch)
+	g.running.Go(g.leaderless.watch)
 	return g, nil
 }
 
@@ -88,9 +91,10 @@ func NewGateway(config GatewayConfig) (*Gateway, error) {
 func (g *Gateway) Close() {
 	g.mu.Lock()
 	g.closed = true
-	g.desk.close()
+	g.queries.close()
 	g.mu.Unlock()
 	g.cancel()
+	g.leaderless.close()
 	g.running.Wait()
 }
 
@@ -100,10 +104,11 @@ func (g *Gateway) SetView(v *control.View) {
 	former := g.members.Load()
 	now := former.next(v)
 	g.members.Store(now)
-	g.alone.viewed(v)
-	g.alone.loaded(v.GetLoads())
+	g.leaderless.viewed(v)
+	g.leaderless.loaded(v.GetLoads())
 	g.mu.Lock()
-	defer g.mu.Unlock()
+	defer g.leave(false)
+	g.settle()
 	if !former.overlap(now) { // another fleet, whose epochs count from the beginning
 		g.leadership = &control.Leadership{}
 	}
@@ -112,14 +117,14 @@ func (g *Gateway) SetView(v *control.View) {
 }
 
 // SetLoads says how busy members are, as of now; what it does not say stays as it was.
-func (g *Gateway) SetLoads(loads []*control.LaneLoad) { g.alone.loaded(loads) }
+func (g *Gateway) SetLoads(loads []*control.LaneLoad) { g.leaderless.loaded(loads) }
 
 // Stats counts what the gateway has done.
 func (g *Gateway) Stats() Stats {
 	g.mu.Lock()
-	s := g.desk.stats
+	s := g.queries.stats
 	g.mu.Unlock()
-	s.Probes, s.ProbesUnanswered = g.alone.counts()
+	s.Probes, s.ProbesUnanswered = g.leaderless.counts()
 	return s
 }
 
@@ -128,7 +133,7 @@ func (g *Gateway) Stats() Stats {
 func (g *Gateway) Leader() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.desk.link == linkOpen && g.link != nil {
+	if g.queries.link == linkOpen && g.link != nil {
 		return g.link.leader
 	}
 	return ""
@@ -181,7 +186,7 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 		g.mu.Unlock()
 		return nil, status.Error(codes.Canceled, "the gateway is closed")
 	}
-	g.desk.arrive(q, time.Now())
+	g.queries.arrive(q, time.Now())
 	g.awake()
 	g.leave(true)
 	for {
@@ -201,32 +206,32 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 	defer abort()
 	now := time.Now()
 	g.mu.Lock()
-	if !q.ended && ctx.Err() != nil {
-		g.desk.end(q, q.late(ctx, now))
+	if q.stage != ended && ctx.Err() != nil {
+		g.queries.end(q, q.late(ctx, now))
 	}
-	p, send := g.desk.take(q, abort, now)
-	ended, err := q.ended, q.err
+	to, send := g.queries.take(q, abort, now)
+	done, err = q.stage == ended, q.err
 	g.leave(true)
-	if ended {
+	if done {
 		return nil, err, true
 	}
 	if !send {
 		return nil, nil, false
 	}
 
-	attemptCtx = q.trace.send(attemptCtx, p)
+	attemptCtx = q.trace.send(attemptCtx, to)
 	attempt := Attempt{
-		Attempt: control.Attempt{Gateway: g.config.ID, Sequence: q.sequence, Attempt: p.attempt, Lane: p.lane, Reservation: p.reservation},
+		Attempt: control.Attempt{Gateway: g.config.ID, Sequence: q.sequence, Attempt: to.attempt, Lane: to.lane, Reservation: to.reservation},
 		Arrival: q.arrival,
 	}
-	if to := g.members.Load().byName[p.agent]; to == nil {
-		err = status.Errorf(codes.Unavailable, "agent %q has left", p.agent)
+	if member := g.members.Load().byName[to.agent]; member == nil {
+		err = status.Errorf(codes.Unavailable, "agent %q has left", to.agent)
 	} else {
-		resp, err = g.config.Transport.Infer(attemptCtx, to, req, &attempt)
+		resp, err = g.config.Transport.Infer(attemptCtx, member, req, &attempt)
 	}
 	q.trace.sent(err, attemptCtx.Err() != nil && ctx.Err() == nil)
 	if attempt.HasRemaining {
-		g.alone.heard(p.agent, attempt.Remaining)
+		g.leaderless.heard(to.agent, attempt.Remaining)
 	} else if n := q.attempts; n > 1 && judge(err) == elsewhere {
 		// The leader may not know yet that the member is out of reach.
 		select {
@@ -238,23 +243,22 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 	now = time.Now()
 	g.mu.Lock()
 	if err != nil && ctx.Err() != nil {
-		g.desk.end(q, q.late(ctx, now))
+		g.queries.end(q, q.late(ctx, now))
 	}
-	g.desk.attempted(q, judge(err), err, now)
-	ended = q.ended
-	if q.err != nil || !ended {
+	g.queries.attempted(q, judge(err), err, now)
+	done = q.stage == ended
+	if q.err != nil || !done {
 		if resp != nil {
 			resp.Release()
 			resp = nil
 		}
 	}
 	err = q.err
-	g.decide()
 	g.leave(true)
-	if !ended {
+	if !done {
 		q.trace.wait()
 	}
-	return resp, err, ended
+	return resp, err, done
 }
 
 // firstAgain is how long a query waits whose second member in a row could not be
@@ -262,7 +266,7 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 const firstAgain = 10 * time.Millisecond
 
 // judge says what the error of an attempt means for the query.
-func judge(err error) verdict {
+func judge(err error) outcome {
 	if err == nil {
 		return answered
 	}
@@ -273,37 +277,65 @@ func judge(err error) verdict {
 	return final
 }
 
-// awake has the watch run, and decides alone where that is called for at once.
-// The lock is held.
+// awake has the watch run. The lock is held.
 func (g *Gateway) awake() {
 	if !g.watching {
 		g.watching = true
 		g.start <- struct{}{} // there is room: the watch has ended its last one
 	}
-	g.decide()
 }
 
-// leave ends what has begun with the lock held: it unlocks, and sends what the
-// desk has for others. With direct it may send to the leader itself, which spares
-// the way through another goroutine.
+// inquire has the oldest queries be decided without a leader for which it is time. The lock is held,
+// but not meanwhile.
+func (g *Gateway) inquire() {
+	for !g.closed && g.inquiries < mostInquiries && g.queries.unheard() {
+		q := g.queries.inquire(time.Now())
+		if q == nil {
+			return
+		}
+		g.inquiries++
+		failed := slices.Clone(q.failed)
+		g.mu.Unlock()
+		g.leaderless.begin(q, failed)
+		g.mu.Lock()
+		g.settle()
+	}
+}
+
+// settle takes what has been decided without a leader. The lock is held.
+func (g *Gateway) settle() {
+	for d, ok := g.leaderless.next(); ok; d, ok = g.leaderless.next() {
+		g.inquiries--
+		if d.target.agent != "" {
+			g.queries.decided(d.sequence, d.target)
+		} else {
+			g.queries.undecided(d.sequence, d.again, d.why)
+		}
+	}
+}
+
+// leave ends what has begun with the lock held: it begins what is to be decided without a leader,
+// unlocks, and sends what the queries have for others. With direct it may send to the leader itself,
+// which spares the way through another goroutine.
 func (g *Gateway) leave(direct bool) {
-	released := g.desk.released
-	g.desk.released = nil
+	g.inquire()
+	released := g.queries.released
+	g.queries.released = nil
 	l := g.link
 	var m *control.GatewayMessage
 	switch {
-	case l == nil || l.sending || g.desk.message == nil:
-	case direct && g.desk.submitted-g.desk.acked < mostDirect:
-		m = g.desk.message
-		g.desk.message = rest(m)
+	case l == nil || l.sending || g.queries.message == nil:
+	case direct && g.queries.submitted-g.queries.acked < mostDirect:
+		m = g.queries.message
+		g.queries.message = rest(m)
 		l.sending = true
-		g.desk.stats.SubmitMessages++
+		g.queries.stats.SubmitMessages++
 	default:
 		l.kick()
 	}
 	g.mu.Unlock()
-	for _, p := range released {
-		g.alone.release(p)
+	for _, t := range released {
+		g.leaderless.free(t)
 	}
 	if m == nil {
 		return
@@ -311,7 +343,7 @@ func (g *Gateway) leave(direct bool) {
 	err := l.stream.Send(m)
 	g.mu.Lock()
 	l.sending = false
-	if err == nil && g.link == l && g.desk.message != nil {
+	if err == nil && g.link == l && g.queries.message != nil {
 		l.kick()
 	}
 	g.mu.Unlock()
@@ -332,23 +364,22 @@ func (g *Gateway) watch() {
 		case <-g.start:
 			timer.Reset(watchInterval)
 		case <-timer.C:
-			g.alone.prepare(time.Now())
+			g.leaderless.prepare(time.Now())
 			g.mu.Lock()
-			if g.desk.first == nil && len(g.desk.unacked) == 0 {
+			if g.queries.first == nil && len(g.queries.unacked) == 0 {
 				g.watching = false
 				g.mu.Unlock()
 				continue
 			}
 			now := time.Now()
-			before := g.desk.link
-			g.desk.check(now)
-			if g.desk.link == linkSilent && before != linkSilent {
-				g.log.Debug("the leader is silent, deciding alone", "leader", g.link.leader, "waiting", len(g.desk.queries),
-					"unheard_ms", now.Sub(g.desk.heardAt).Milliseconds())
-				g.alone.silent(g.link.leader)
+			before := g.queries.link
+			g.queries.check(now)
+			if g.queries.link == linkSilent && before != linkSilent {
+				g.log.Debug("the leader is silent, deciding alone", "leader", g.link.leader, "waiting", len(g.queries.bySequence),
+					"unheard_ms", now.Sub(g.queries.heardAt).Milliseconds())
+				g.leaderless.silent(g.link.leader)
 			}
-			g.decide()
-			timer.Reset(g.desk.lookAgain(now))
+			timer.Reset(g.queries.lookAgain(now))
 			g.leave(false)
 		}
 	}

@@ -74,7 +74,8 @@ func TestNoLeader(t *testing.T) {
 		if n := f.total(t); n != 40 {
 			t.Errorf("%d runs, want 40", n)
 		}
-		if s := g.Stats(); s.Alone != 40 || s.Attempts != 40 || s.Submits != 0 || s.Probes != 160 {
+		// Whoever finds all lanes busy, which depends on the order in which others are decided, asks one.
+		if s := g.Stats(); s.Leaderless != 40 || s.Attempts != 40 || s.Submits != 0 || s.Probes > 160 || s.Probes < 120 {
 			t.Errorf("stats are %+v", s)
 		}
 	})
@@ -145,9 +146,9 @@ func TestPrepared(t *testing.T) {
 		g := f.gateway()
 		settle()
 		stale := func() bool {
-			g.alone.mu.Lock()
-			defer g.alone.mu.Unlock()
-			return g.alone.stale || g.alone.priced == nil
+			g.leaderless.mu.Lock()
+			defer g.leaderless.mu.Unlock()
+			return g.leaderless.stale || g.leaderless.priced == nil
 		}
 		for range 2 {
 			g.SetView(f.view())
@@ -307,11 +308,11 @@ func TestLeaderFrozen(t *testing.T) {
 		f.agents[0].thaw()
 		time.Sleep(200 * time.Millisecond)
 		before := g.Stats()
-		if before.Silences != 1 || before.Alone != 20 {
+		if before.Silences != 1 || before.Leaderless != 20 {
 			t.Errorf("stats are %+v", before)
 		}
 		many(t, g, 10)
-		if after := g.Stats(); after.Alone != before.Alone || after.Submits != before.Submits+10 {
+		if after := g.Stats(); after.Leaderless != before.Leaderless || after.Submits != before.Submits+10 {
 			t.Errorf("back at the leader: stats are %+v, were %+v", after, before)
 		}
 		settle()
@@ -372,7 +373,7 @@ func TestHeartbeatsOnly(t *testing.T) {
 		if status.Code(err) != codes.DeadlineExceeded {
 			t.Errorf("got %v, want DeadlineExceeded", err)
 		}
-		if s := g.Stats(); s.Silences != 0 || s.Alone != 0 {
+		if s := g.Stats(); s.Silences != 0 || s.Leaderless != 0 {
 			t.Errorf("stats are %+v", s)
 		}
 		time.Sleep(time.Second)
@@ -459,8 +460,8 @@ func TestUnreachableChoice(t *testing.T) {
 			settle()
 			f.agents[2].stop()
 			many(t, g, 10)
-			if s := g.Stats(); s.Alone != 10 || s.Attempts != 30 {
-				t.Errorf("%d attempts, %d of them decided alone; want two of each query by the leader and one alone", s.Attempts, s.Alone)
+			if s := g.Stats(); s.Leaderless != 10 || s.Attempts != 30 {
+				t.Errorf("%d attempts, %d of them decided alone; want two of each query by the leader and one alone", s.Attempts, s.Leaderless)
 			}
 			settle()
 			f.agents[2].mu.Lock()

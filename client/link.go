@@ -75,11 +75,12 @@ func (g *Gateway) follow() {
 		g.mu.Lock()
 		leadership, news := g.leadership, g.news
 		candidates := candidates(leadership, lost)
-		g.desk.closed(len(candidates) > 0, time.Now())
-		if g.desk.first != nil {
-			g.decide()
-		}
+		g.queries.closed(len(candidates) > 0, time.Now())
+		unheard := g.queries.unheard()
 		g.mu.Unlock()
+		if unheard {
+			g.leaderless.kick()
+		}
 
 		changed := false
 		for _, name := range candidates {
@@ -174,9 +175,9 @@ func (g *Gateway) serve(to *control.Member) (heard bool, err error) {
 	defer func() {
 		g.mu.Lock()
 		g.link = nil
-		g.desk.closed(true, time.Now())
-		g.decide()
+		g.queries.closed(true, time.Now())
 		g.mu.Unlock()
+		g.leaderless.kick()
 	}()
 
 	for {
@@ -198,7 +199,7 @@ func (g *Gateway) serve(to *control.Member) (heard bool, err error) {
 				g.log.Debug("the gateway has a leader", "leader", to.GetName(), "epoch", m.GetLeadership().GetEpoch())
 				g.mu.Lock()
 				g.link = l
-				g.desk.opened(time.Now())
+				g.queries.opened(time.Now())
 				g.leave(false)
 			}
 		}
@@ -230,21 +231,21 @@ func (g *Gateway) untilOther(ctx context.Context, name string) {
 // take carries out what the leader says.
 func (g *Gateway) take(m *control.MatchMessage) {
 	if len(m.GetProfiles()) > 0 || len(m.GetPrices()) > 0 {
-		g.alone.told(m.GetPrices(), m.GetProfiles())
+		g.leaderless.told(m.GetPrices(), m.GetProfiles())
 	}
 	g.mu.Lock()
 	if m.GetLeadership() != nil {
 		g.learn(m.GetLeadership())
 	}
-	g.desk.heard(m.GetReceived(), time.Now())
+	g.queries.heard(m.GetReceived(), time.Now())
 	for _, o := range m.GetOfferAgain() {
-		g.desk.offerAgain(o)
+		g.queries.offerAgain(o)
 	}
 	for _, a := range m.GetAssign() {
-		g.desk.assign(a)
+		g.queries.assign(a)
 	}
 	for _, r := range m.GetReject() {
-		g.desk.reject(r)
+		g.queries.reject(r)
 	}
 	// Not directly: this goroutine must go on reading for the leader to go on.
 	g.leave(false)
@@ -281,13 +282,13 @@ func (g *Gateway) write(ctx context.Context, l *link) {
 		}
 		for {
 			g.mu.Lock()
-			m := g.desk.message
+			m := g.queries.message
 			if g.link != l || l.sending || m == nil {
 				g.mu.Unlock()
 				break
 			}
-			l.sending, g.desk.message = true, rest(m)
-			g.desk.stats.SubmitMessages++
+			l.sending, g.queries.message = true, rest(m)
+			g.queries.stats.SubmitMessages++
 			g.mu.Unlock()
 			err := l.stream.Send(m)
 			g.mu.Lock()

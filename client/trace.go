@@ -56,12 +56,12 @@ func (t *queryTrace) wait() {
 }
 
 // send ends that wait and begins an attempt, whose context it returns.
-func (t *queryTrace) send(ctx context.Context, p place) context.Context {
+func (t *queryTrace) send(ctx context.Context, to target) context.Context {
 	if t == nil {
 		return ctx
 	}
-	where := trace.WithAttributes(tracing.Agent.String(p.agent), tracing.Lane.Int(int(p.lane)), tracing.Attempt.Int(int(p.attempt)))
-	t.step.SetAttributes(tracing.Agent.String(p.agent), tracing.Attempt.Int(int(p.attempt)))
+	where := trace.WithAttributes(tracing.Agent.String(to.agent), tracing.Lane.Int(int(to.lane)), tracing.Attempt.Int(int(to.attempt)))
+	t.step.SetAttributes(tracing.Agent.String(to.agent), tracing.Attempt.Int(int(to.attempt)))
 	t.step.End()
 	ctx, t.step = t.tracer.Start(ctx, tracing.Method, where, trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(tracing.RPC()...))
 	return ctx
@@ -112,39 +112,36 @@ func (t *queryTrace) decide() *decision {
 // A decision without a leader, as it is traced; nil: it is not.
 type decision struct{ span trace.Span }
 
-// heard notes a member's answer, which took so long.
-func (d *decision) heard(agent string, answer *control.ProbeAnswer, took time.Duration) {
+// heard notes a member's answer: that it would have answered so long from now; less than 0: that it
+// declines.
+func (d *decision) heard(agent string, finish time.Duration) {
 	if d == nil {
 		return
 	}
-	if answer.GetFinishNs() < 0 {
-		d.span.AddEvent("probed", trace.WithAttributes(tracing.Agent.String(agent), tracing.Action.String("decline")))
-		return
+	said := tracing.Action.String("decline")
+	if finish >= 0 {
+		said = tracing.Ms(tracing.Finish, finish)
 	}
-	d.span.AddEvent("probed", trace.WithAttributes(tracing.Agent.String(agent),
-		tracing.Ms(tracing.Finish, time.Duration(answer.GetFinishNs())+took)))
+	d.span.AddEvent("probed", trace.WithAttributes(tracing.Agent.String(agent), said))
 }
 
-// silent notes who has not answered in time.
-func (d *decision) silent(asked map[uint64]ranked) {
-	if d == nil {
-		return
-	}
-	for _, r := range asked {
-		d.span.AddEvent("probe unanswered", trace.WithAttributes(tracing.Agent.String(r.agent)))
+// silent notes that a member has not answered in time.
+func (d *decision) silent(agent string) {
+	if d != nil {
+		d.span.AddEvent("probe unanswered", trace.WithAttributes(tracing.Agent.String(agent)))
 	}
 }
 
-// end ends the decision: p, or nobody for the reason given.
-func (d *decision) end(p place, waited time.Duration, why string) {
+// end ends the decision: t, or nobody for the reason given.
+func (d *decision) end(t target, waited time.Duration, why string) {
 	if d == nil {
 		return
 	}
-	if p.agent == "" {
+	if t.agent == "" {
 		d.span.SetAttributes(tracing.Epoch.Int64(0), tracing.Reason.String(why))
 	} else {
-		d.span.SetAttributes(tracing.Epoch.Int64(0), tracing.Action.String("assign"), tracing.Reason.String("no-leader"), tracing.Agent.String(p.agent),
-			tracing.Ms(tracing.Waited, waited), tracing.Ms(tracing.PredictedLatency, waited+p.took))
+		d.span.SetAttributes(tracing.Epoch.Int64(0), tracing.Action.String("assign"), tracing.Reason.String("no-leader"), tracing.Agent.String(t.agent),
+			tracing.Ms(tracing.Waited, waited), tracing.Ms(tracing.PredictedLatency, waited+t.took))
 	}
 	d.span.End()
 }

@@ -91,8 +91,8 @@ func TestClientTraces(t *testing.T) {
 
 // TestUntracedCostsNothing: what is there for traces allocates nothing for a query without one.
 func TestUntracedCostsNothing(t *testing.T) {
-	submit, offer, p := &control.Submit{}, &control.OfferAgain{}, place{agent: "a"}
-	c, req, answer := &Client{}, &oip.Request{Model: "sum"}, &control.ProbeAnswer{}
+	submit, offer, to := &control.Submit{}, &control.OfferAgain{}, target{agent: "a"}
+	c, req := &Client{}, &oip.Request{Model: "sum"}
 	n := testing.AllocsPerRun(100, func() {
 		ctx, _ := c.trace(t.Context(), req)
 		q := newQueryTrace(ctx)
@@ -100,10 +100,10 @@ func TestUntracedCostsNothing(t *testing.T) {
 		q.submitted(submit)
 		q.offeredAgain(offer)
 		d := q.decide()
-		d.heard("a", answer, time.Millisecond)
-		d.silent(nil)
-		d.end(p, time.Millisecond, "")
-		tracing.Inject(q.send(ctx, p))
+		d.heard("a", time.Millisecond)
+		d.silent("a")
+		d.end(to, time.Millisecond, "")
+		tracing.Inject(q.send(ctx, to))
 		q.sent(nil, false)
 		q.end()
 	})

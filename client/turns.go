@@ -1,6 +1,6 @@
 package client
 
-// A turns is a heap of queries; see [container/heap]. A desk has two, so that it need not look at
+// A turns is a heap of queries; see [container/heap]. [queries] has two, so that it need not look at
 // every query in flight to find the one to decide without a leader: of those that are to be decided
 // now, the oldest first, and of those that may be later, the soonest first. A query is in one of
 // them, or in none.
@@ -21,13 +21,13 @@ func (h *turns) Less(i, j int) bool {
 
 func (h *turns) Swap(i, j int) {
 	h.queries[i], h.queries[j] = h.queries[j], h.queries[i]
-	h.queries[i].place, h.queries[j].place = i, j
+	h.queries[i].index, h.queries[j].index = i, j
 }
 
 // Push implements heap.Interface.
 func (h *turns) Push(x any) {
 	q := x.(*query)
-	q.turns, q.place = h, len(h.queries)
+	q.turns, q.index = h, len(h.queries)
 	h.queries = append(h.queries, q)
 }
 

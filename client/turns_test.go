@@ -10,8 +10,8 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// leaderless is the desk of a gateway without a leader, with n queries that are at lanes.
-func leaderless(tb testing.TB, n int, now time.Time) *desk {
+// atLanes are the queries of a gateway without a leader, n that are at lanes.
+func atLanes(tb testing.TB, n int, now time.Time) *queries {
 	tb.Helper()
 	knot := func(batch int) profiles.Knot {
 		return profiles.Knot{BatchSize: batch, Mean: time.Second, P50: time.Second, P90: time.Second, P99: time.Second}
@@ -30,41 +30,41 @@ func leaderless(tb testing.TB, n int, now time.Time) *desk {
 		{Model: control.ModelKey("sum", 1), Type: member.LaneType(), Table: data}}}
 	g := &Gateway{}
 	g.members.Store(newMembers(view))
-	g.alone = newAlone(g)
-	g.alone.viewed(view)
-	g.desk = newDesk(g.alone.grace)
-	g.desk.closed(false, now)
+	g.leaderless = newLeaderless(g)
+	g.leaderless.viewed(view)
+	g.queries = newQueries(g.leaderless.grace)
+	g.queries.closed(false, now)
 	for range n {
-		arriveAlone(tb, &g.desk, now)
+		arriveLeaderless(tb, &g.queries, now)
 	}
-	return &g.desk
+	return &g.queries
 }
 
-// arriveAlone is a query that arrives and is sent to a lane.
-func arriveAlone(tb testing.TB, d *desk, now time.Time) *query {
+// arriveLeaderless is a query that arrives and is sent to a lane.
+func arriveLeaderless(tb testing.TB, d *queries, now time.Time) *query {
 	q := &query{model: "sum", batch: 1, arrival: now, wake: make(chan struct{}, 1)}
 	d.arrive(q, now)
-	if got := d.alone(now); got != q {
+	if got := d.inquire(now); got != q {
 		tb.Fatalf("to be decided is %+v, want the query that has just arrived", got)
 	}
-	d.decided(q.sequence, place{agent: "a", reservation: 1, took: time.Second})
+	d.decided(q.sequence, target{agent: "a", reservation: 1, took: time.Second})
 	if _, ok := d.take(q, func() {}, now); !ok {
 		tb.Fatal("a query that was decided is not sent")
 	}
 	return q
 }
 
-// BenchmarkLeaderless is the desk's part of a query, from its arrival to its end, where there is no leader and so many
+// BenchmarkLeaderless is what the gateway's queries cost, from its arrival to its end, where there is no leader and so many
 // others are at lanes.
 func BenchmarkLeaderless(b *testing.B) {
 	for _, n := range []int{15, 1000} {
 		b.Run(fmt.Sprint("in-flight=", n), func(b *testing.B) {
 			now := time.Unix(0, 0)
-			d := leaderless(b, n, now)
+			d := atLanes(b, n, now)
 			for b.Loop() {
-				q := arriveAlone(b, d, now)
+				q := arriveLeaderless(b, d, now)
 				d.attempted(q, answered, nil, now)
-				d.alone(now)
+				d.inquire(now)
 			}
 		})
 	}
@@ -76,14 +76,14 @@ func TestOverdueOnce(t *testing.T) {
 	const inFlight = 200
 	now := time.Unix(0, 0)
 	asked := 0
-	d := newDesk(func(*query, string) time.Duration { asked++; return leastOverdue })
+	d := newQueries(func(*query, string) time.Duration { asked++; return leastOverdue })
 	d.closed(false, now)
 	for range inFlight {
-		arriveAlone(t, &d, now)
+		arriveLeaderless(t, &d, now)
 	}
 	for range inFlight {
-		d.attempted(arriveAlone(t, &d, now), answered, nil, now)
-		if q := d.alone(now); q != nil {
+		d.attempted(arriveLeaderless(t, &d, now), answered, nil, now)
+		if q := d.inquire(now); q != nil {
 			t.Fatalf("query %d is to be decided, which is at a lane", q.sequence)
 		}
 	}
@@ -92,11 +92,11 @@ func TestOverdueOnce(t *testing.T) {
 	}
 	now = now.Add(time.Second + leastOverdue)
 	for i := range uint64(inFlight) {
-		if q := d.alone(now); q == nil || q.sequence != i+1 || !q.void {
+		if q := d.inquire(now); q == nil || q.sequence != i+1 || q.stage != doubted {
 			t.Fatalf("to be decided is %+v, want query %d, which is overdue", q, i+1)
 		}
 	}
-	if q := d.alone(now); q != nil {
+	if q := d.inquire(now); q != nil {
 		t.Errorf("query %d is to be decided twice", q.sequence)
 	}
 }

@@ -8,7 +8,8 @@ type event struct {
 	seq  uint64        // order of scheduling, breaks ties
 	kind eventKind
 	lane int32
-	// What it is about, as its kind has it: a query's sequence number, or an attempt.
+	// What it is about, as its kind has it: a query's sequence number, a question's id,
+	// or an attempt.
 	query   uint64
 	attempt *attempt
 }

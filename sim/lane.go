@@ -181,7 +181,7 @@ func (r *run) refused(a *attempt) {
 		r.cancelled(a.query) // before the refusal, so that it is not offered again
 	case concerned() && r.priced != nil && a.number < match.MaxAttempts:
 		r.setWaits(q, true)
-		r.priced.arrived(a.query)
+		r.priced.arrived(a.query, match.LaneID(a.lane))
 	}
 	if r.priced == nil {
 		r.ev = r.news(match.Refused, a)

@@ -2,45 +2,51 @@ package sim
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// gateways serve without a leader, by match.Priced. A query belongs to the gateway
+// gateways serve without a leader, by match.Leaderless. A query belongs to the gateway
 // of its turn. Half a round trip after its arrival the lanes asked promise it a
 // place and say when they would be done; half a round trip later the gateway asks others or chooses; again half a
 // round trip later the payload is at the lane, and the promises are void. They count in the time
 // that a lane says it is busy, but not in the order in which it serves, which is [queue.Queue]'s.
 type gateways struct {
 	*run
-	each   []*match.Priced
-	probes int                 // 0: none
-	asking map[uint64]*inquiry // by query
-	unused []*inquiry          // for asking
-	stale  time.Duration
+	each      []*gateway
+	probes    bool                 // false: the lane that seems best gets the query unasked
+	questions map[uint64]*question // of all gateways, by id, until they are released or sent
+	unused    []*question
+	stale     time.Duration
 }
 
-// An inquiry is what a gateway asks about a query.
-type inquiry struct {
-	candidates []match.Candidate // worth asking, the best first
-	answers    []match.Answer    // of those asked so far
-	asked      int               // of them before the last round
+// A gateway decides about its part of the queries.
+type gateway struct {
+	id       int
+	known    *match.Priced
+	decision *match.Leaderless
+	wakeAt   time.Duration // 0: it is not to be woken
+}
+
+// A question is one on its way to a lane, or answered.
+type question struct {
+	query             uint64
+	remaining, finish time.Duration
 }
 
 func newGateways(r *run) (*gateways, error) {
-	g := &gateways{run: r, probes: r.cfg.Probes, asking: map[uint64]*inquiry{}, stale: r.cfg.GossipDelay}
-	if g.probes == 0 {
-		g.probes = match.DefaultProbes
+	g := &gateways{run: r, probes: r.cfg.Probes >= 0, questions: map[uint64]*question{}, stale: r.cfg.GossipDelay}
+	probes, n := r.cfg.Probes, r.cfg.Gateways
+	if probes == 0 {
+		probes = match.DefaultProbes
 	}
-	g.probes = max(0, g.probes)
-	n := r.cfg.Gateways
 	if n == 0 {
 		n = 4
 	}
 	for i := range n {
-		p, err := match.NewPriced(r.matchModels(), r.cfg.Seed*uint64(n)+uint64(i))
+		seed := r.cfg.Seed*uint64(n) + uint64(i)
+		p, err := match.NewPriced(r.matchModels(), seed)
 		if err != nil {
 			return nil, err
 		}
@@ -60,7 +66,9 @@ func newGateways(r *run) (*gateways, error) {
 			p.Join(match.LaneID(id), name, models)
 		}
 		p.SetPrices(r.limit.Prices)
-		g.each = append(g.each, p)
+		decision := match.NewLeaderless(probes, seed)
+		decision.Know(p)
+		g.each = append(g.each, &gateway{id: i, known: p, decision: decision})
 	}
 	if g.stale > 0 {
 		for id := range r.lanes { // one after the other, so that they do not speak at once
@@ -70,73 +78,101 @@ func newGateways(r *run) (*gateways, error) {
 	return g, nil
 }
 
-func (g *gateways) of(seq uint64) *match.Priced { return g.each[seq%uint64(len(g.each))] }
+func (g *gateways) of(seq uint64) *gateway { return g.each[seq%uint64(len(g.each))] }
 
 // gossip has a lane tell all gateways of its load.
 func (g *gateways) gossip(id int32) {
-	for _, p := range g.each {
-		p.Heard(match.LaneID(id), epoch.Add(g.now), g.remaining(&g.lanes[id]))
+	for _, at := range g.each {
+		at.known.Heard(match.LaneID(id), epoch.Add(g.now), g.remaining(&g.lanes[id]))
 	}
 	g.heap.push(event{at: g.now + g.stale, kind: gossips, lane: id})
 }
 
-// arrived asks the lanes that look best for a query, or sends it to the best.
-func (g *gateways) arrived(seq uint64) {
-	p, q := g.of(seq), g.at(seq)
+// arrived has the gateway of a query decide about it; failed are lanes that have refused it.
+func (g *gateways) arrived(seq uint64, failed ...match.LaneID) {
+	at, q := g.of(seq), g.at(seq)
 	model := g.models[q.model].Name
 	now := epoch.Add(g.now)
 	if g.stale == 0 {
 		for id := range g.lanes {
-			p.Heard(match.LaneID(id), now, g.remaining(&g.lanes[id]))
+			at.known.Heard(match.LaneID(id), now, g.remaining(&g.lanes[id]))
 		}
 	}
-	defer g.measure()()
-	candidates := p.Rank(now, model, int(q.batch), g.network(), max(1, 2*g.probes))
-	if len(candidates) == 0 {
-		g.fail(fmt.Errorf("query %d: no lane holds %s", seq, model))
+	done := g.measure()
+	if g.probes {
+		at.decision.Begin(now, match.Inquiry{
+			Query: seq, Model: model, BatchSize: int(q.batch), Arrival: epoch.Add(q.arrival), Failed: failed,
+		})
+		done()
+		g.carryOut(at)
 		return
 	}
-	if g.probes == 0 {
-		c := candidates[0]
-		g.send(seq, int32(c.Lane), c.Wait+c.Latency)
+	best := at.known.Rank(now, model, int(q.batch), g.cfg.RTT, 1)
+	done()
+	if len(best) == 0 {
+		g.noLane(seq)
 		return
 	}
-	in := &inquiry{}
-	if n := len(g.unused); n > 0 {
-		in, g.unused = g.unused[n-1], g.unused[:n-1]
-	}
-	in.candidates, in.answers = append(in.candidates[:0], candidates...), in.answers[:0]
-	g.asking[seq] = in
-	g.ask(seq, in, p.Ask(model, 0, g.cfg.RTT, g.probes, 0, nil, candidates))
+	at.known.Sent(best[0].Lane, now, best[0].Latency)
+	g.dispatch(seq, int32(best[0].Lane), g.cfg.RTT/2)
 }
 
-// ask asks the next n lanes about a query.
-func (g *gateways) ask(seq uint64, in *inquiry, n int) {
-	in.asked = len(in.answers)
-	for _, c := range in.candidates[in.asked : in.asked+n] {
-		in.answers = append(in.answers, match.Answer{Candidate: c})
-		if n == 1 {
-			g.of(seq).Sent(c.Lane, epoch.Add(g.now), c.Latency)
-		}
-		if g.cfg.RTT == 0 {
-			g.probed(int32(c.Lane), seq)
-		} else {
-			g.heap.push(event{at: g.now + g.cfg.RTT/2, kind: probeArrives, lane: int32(c.Lane), query: seq})
+func (g *gateways) noLane(seq uint64) {
+	g.fail(fmt.Errorf("query %d: no lane holds %s", seq, g.models[g.at(seq).model].Name))
+}
+
+// carryOut does what a gateway has decided, and has it woken when it wants to be.
+func (g *gateways) carryOut(at *gateway) {
+	for do, ok := at.decision.Next(); ok && g.err == nil; do, ok = at.decision.Next() {
+		lane, id := int32(do.Lane), do.ID*uint64(len(g.each))+uint64(at.id) // unlike those of others
+		switch do.Kind {
+		case match.AskLane:
+			q := &question{}
+			if n := len(g.unused); n > 0 {
+				q, g.unused = g.unused[n-1], g.unused[:n-1]
+			}
+			q.query = do.Query
+			g.questions[id] = q
+			if g.cfg.RTT > 0 {
+				g.heap.push(event{at: g.now + g.cfg.RTT/2, kind: probeArrives, lane: lane, query: id})
+				continue
+			}
+			g.probed(lane, id)
+		case match.ReleaseLane:
+			if g.cfg.RTT > 0 {
+				g.heap.push(event{at: g.now + g.cfg.RTT/2, kind: releaseArrives, lane: lane, query: id})
+				continue
+			}
+			g.released(lane, id)
+		case match.SendQuery:
+			g.drop(id)
+			g.dispatch(do.Query, lane, g.cfg.RTT/2)
+		case match.NoLane:
+			if do.Asked == 0 {
+				g.noLane(do.Query)
+				return
+			}
+			g.heap.push(event{at: do.Again.Sub(epoch), kind: arrivesAgain, query: do.Query})
 		}
 	}
-	if g.cfg.RTT == 0 {
-		g.answered(seq)
-	} else {
-		g.heap.push(event{at: g.now + g.cfg.RTT, kind: answersBack, query: seq})
+	if wake := at.decision.Wake(); !wake.IsZero() && at.wakeAt == 0 {
+		at.wakeAt = max(wake.Sub(epoch), g.now+1) // time must pass
+		g.heap.push(event{at: at.wakeAt, kind: gatewayWakes, lane: int32(at.id)})
 	}
 }
 
-// network is what a query will spend on the way: to the lanes asked and back, to the lane, and back with the answer.
-func (g *gateways) network() time.Duration {
-	if g.probes == 0 {
-		return g.cfg.RTT
-	}
-	return 2 * g.cfg.RTT
+// wake tells a gateway that time has passed.
+func (g *gateways) wake(id int32) {
+	at := g.each[id]
+	at.wakeAt = 0
+	at.decision.Pass(epoch.Add(g.now))
+	g.carryOut(at)
+}
+
+// drop forgets a question.
+func (g *gateways) drop(id uint64) {
+	g.unused = append(g.unused, g.questions[id])
+	delete(g.questions, id)
 }
 
 // measure counts a step and its cost, from the call of measure to that of what it returns.
@@ -150,49 +186,34 @@ func (g *gateways) measure() func() {
 }
 
 // probed has a lane answer when it would be done, and promise the place.
-func (g *gateways) probed(id int32, seq uint64) {
-	l, q := &g.lanes[id], g.at(seq)
-	answers := g.asking[seq].answers
-	i := slices.IndexFunc(answers, func(a match.Answer) bool { return a.Lane == match.LaneID(id) })
-	a := &answers[i]
-	a.Remaining = g.remaining(l)
+func (g *gateways) probed(id int32, question uint64) {
+	l, asked := &g.lanes[id], g.questions[question]
+	q := g.at(asked.query)
 	const certainty = 0.9
-	// The payload takes a round trip from here; the answer to it half a one, which that to the probe has taken.
-	a.Finish = max(a.Remaining, g.cfg.RTT) + l.known[q.model].Quantile(certainty, int(q.batch))
-	l.promised = append(l.promised, seq)
-}
-
-// answered has the gateway choose.
-func (g *gateways) answered(seq uint64) {
-	p, q := g.of(seq), g.at(seq)
-	in := g.asking[seq]
-	model := g.models[q.model].Name
-	for _, a := range in.answers[in.asked:] {
-		p.Heard(a.Lane, epoch.Add(g.now), max(0, a.Remaining-g.cfg.RTT/2))
-	}
-	answers := in.answers
-	if n := p.Ask(model, g.now-q.arrival, g.cfg.RTT, g.probes, len(answers), answers, in.candidates[len(answers):]); n > 0 {
-		g.ask(seq, in, n)
+	asked.remaining = g.remaining(l)
+	asked.finish = asked.remaining + l.known[q.model].Quantile(certainty, int(q.batch))
+	l.promised = append(l.promised, asked.query)
+	if g.cfg.RTT > 0 {
+		g.heap.push(event{at: g.now + g.cfg.RTT/2, kind: answerBack, lane: id, query: question})
 		return
 	}
-	best := p.Choose(model, g.now-q.arrival, answers)
-	for i := range answers {
-		id := int32(answers[i].Lane)
-		switch {
-		case i == best:
-			g.send(seq, id, max(0, answers[i].Remaining-g.cfg.RTT/2)+answers[i].Latency)
-		case g.cfg.RTT == 0:
-			g.lanes[id].unpromise(seq)
-		default:
-			g.heap.push(event{at: g.now + g.cfg.RTT/2, kind: releaseArrives, lane: id, query: seq})
-		}
-	}
-	delete(g.asking, seq)
-	g.unused = append(g.unused, in)
+	g.answered(id, question)
 }
 
-// send sends the payload; busy is how long the gateway then takes the lane to be.
-func (g *gateways) send(seq uint64, id int32, busy time.Duration) {
-	g.of(seq).Heard(match.LaneID(id), epoch.Add(g.now), busy)
-	g.dispatch(seq, id, g.cfg.RTT/2)
+// answered has the gateway hear it, and ask others or choose.
+func (g *gateways) answered(id int32, question uint64) {
+	n := uint64(len(g.each))
+	at, q := g.each[question%n], g.questions[question]
+	done := g.measure()
+	at.decision.Answered(epoch.Add(g.now), match.LaneID(id), question/n, q.remaining, q.finish)
+	done()
+	if g.cfg.RTT > 0 { // else carryOut goes on
+		g.carryOut(at)
+	}
+}
+
+// released voids a promise.
+func (g *gateways) released(id int32, question uint64) {
+	g.lanes[id].unpromise(g.questions[question].query)
+	g.drop(question)
 }

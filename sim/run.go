@@ -29,9 +29,11 @@ const (
 	deadlinePasses                   // of a query that has been sent to a lane
 	cancelKnown                      // at the leader: a gateway has decided a query's outcome
 	probeArrives                     // at a lane (priced)
-	answersBack                      // of all probes for a query, at its gateway (priced)
+	answerBack                       // to a probe, at its gateway (priced)
 	releaseArrives                   // at a lane whose answer was not taken (priced)
 	gossips                          // a lane, to all gateways (priced)
+	gatewayWakes                     // a gateway that wants to be told of the time (priced)
+	arrivesAgain                     // a query that no lane took, at its gateway (priced)
 )
 
 // epoch is the time at which every run starts; only differences matter.
@@ -340,12 +342,16 @@ func (r *run) handle(e *event) {
 		r.cancelled(e.query)
 	case probeArrives:
 		r.priced.probed(e.lane, e.query)
-	case answersBack:
-		r.priced.answered(e.query)
+	case answerBack:
+		r.priced.answered(e.lane, e.query)
 	case releaseArrives:
-		r.lanes[e.lane].unpromise(e.query)
+		r.priced.released(e.lane, e.query)
 	case gossips:
 		r.priced.gossip(e.lane)
+	case gatewayWakes:
+		r.priced.wake(e.lane)
+	case arrivesAgain:
+		r.priced.arrived(e.query)
 	}
 }
 

@@ -14,5 +14,6 @@
 // chooses which waiting query an open lane takes next. Pools of more than some
 // twenty lanes are split into shards that are matched alone.
 //
-// [Priced] is the decision of a gateway that has no leader to ask.
+// [Leaderless] is the decision of a gateway that has no leader to ask, by what [Priced] knows: the
+// same kind of state machine, driven by gateways and by the simulator.
 package match

@@ -14,18 +14,8 @@ import (
 // who see this package alone know it.
 type Price = fluid.Price
 
-// DefaultProbes is how many lanes a gateway without a leader asks for one query at most before it asks
-// as many again.
-const DefaultProbes = 4
-
-// A Priced is the decision of a gateway that has no leader: for each query it
-// says whom to ask, from prices, profiles and what was last heard of the lanes, and which of
-// those who answer to take. Like a Matcher it does nothing by itself.
-//
-// For each query the caller calls [Priced.Rank], asks as many of the lanes as [Priced.Ask] says "when would
-// you finish this batch?" (the answer reserves the place, and the lanes not taken are told so), tells
-// [Priced.Heard] what they say of themselves, and gives their answers to Ask again and in the end to
-// [Priced.Choose]. On gossip a second old alone, gateways crowd the same lanes; the answers carry the decision.
+// A Priced is what a gateway that has no leader knows of the lanes: prices, profiles and what was
+// last heard. It ranks them for a query; [Leaderless] then asks the best.
 //
 // It is not safe for concurrent use.
 type Priced struct {
@@ -62,18 +52,8 @@ type Candidate struct {
 	rank, tie float64
 }
 
-// An Answer is what a lane answers to a probe.
-type Answer struct {
-	Candidate
-	// Finish is the time from now until the lane would have answered the query with a certainty of
-	// 90 %, the way there and back included.
-	Finish time.Duration
-	// Remaining is the time until the lane would be free for it.
-	Remaining time.Duration
-}
-
-// NewPriced returns a gateway's decision for the given models, that knows no
-// lanes. Gateways must have different seeds, for they should not ask the same of several equal lanes.
+// NewPriced returns what a gateway knows that knows the given models and no lanes. Gateways must
+// have different seeds, for they should not ask the same of several equal lanes.
 func NewPriced(models []Model, seed uint64) (*Priced, error) {
 	cfg := Config{Models: models}
 	if err := cfg.Validate(); err != nil {
@@ -110,6 +90,14 @@ func (p *Priced) SetPrices(prices []fluid.Price) {
 			p.instanceType(price.Type).price = price.PerMs
 		}
 	}
+}
+
+// target is a model's QoS target, 0 of one that is not known.
+func (p *Priced) target(model string) time.Duration {
+	if i, ok := p.byName[model]; ok {
+		return p.models[i].QoSTarget
+	}
+	return 0
 }
 
 func (p *Priced) instanceType(name string) *instanceType {
@@ -208,66 +196,4 @@ func (p *Priced) Sent(id LaneID, now time.Time, latency time.Duration) {
 		}
 		l.freeAt = l.freeAt.Add(latency)
 	}
-}
-
-// Ask returns how many of rest, the ranked lanes not asked yet, to ask next after the asked ones, which gave these
-// answers; 0: they must do. A question usually takes roundTrip, and probes lanes are compared.
-//
-// The best lane is asked alone: mostly it answers as believed, and every other question keeps a place that
-// makes lanes look busy to others. Others are asked if it is busier than believed, or if nobody answers in time but
-// somebody else still might; several at once where time is too short for one after the other.
-func (p *Priced) Ask(model string, waited, roundTrip time.Duration, probes, asked int, answers []Answer, rest []Candidate) int {
-	m, ok := p.byName[model]
-	if !ok || len(rest) == 0 {
-		return 0
-	}
-	left := p.models[m].QoSTarget - waited
-	spare := left - rest[0].Needs
-	inTime := slices.ContainsFunc(answers, func(a Answer) bool { return a.Finish <= left })
-	n := probes
-	switch {
-	case asked == 0:
-		if spare < 0 || spare > 5*roundTrip {
-			n = 1
-		}
-	case len(answers) == 0:
-	case asked == 1 && answers[0].Remaining > answers[0].Wait+roundTrip && !(inTime && spare < 2*roundTrip):
-		n--
-	case inTime, spare < 2*roundTrip:
-		n = 0
-	case asked < probes:
-		n -= asked
-	}
-	return min(n, len(rest))
-}
-
-// Choose returns which of the answers to take: the cheapest that is within the
-// QoS target, else the one that finishes first; -1 if there is none.
-func (p *Priced) Choose(model string, waited time.Duration, answers []Answer) (best int) {
-	best = -1
-	m, ok := p.byName[model]
-	if !ok {
-		return best
-	}
-	left := p.models[m].QoSTarget - waited
-	for i := range answers {
-		if best < 0 {
-			best = i
-			continue
-		}
-		a, b := &answers[i], &answers[best]
-		switch inTime := a.Finish <= left; {
-		case inTime != (b.Finish <= left):
-			if inTime {
-				best = i
-			}
-		case inTime && a.Cost != b.Cost:
-			if a.Cost < b.Cost {
-				best = i
-			}
-		case a.Finish < b.Finish:
-			best = i
-		}
-	}
-	return best
 }

@@ -1,7 +1,6 @@
 package match
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -81,68 +80,6 @@ func TestPricedSpreads(t *testing.T) {
 	for id := LaneID(2); id <= 5; id++ {
 		if first[id] < 10 {
 			t.Errorf("of 100 gateways %d ask lane %d first, want about 25: %v", first[id], id, first)
-		}
-	}
-}
-
-func TestPricedChooses(t *testing.T) {
-	p := pricedPool(t, 1)
-	ms := time.Millisecond
-	answer := func(cost float64, finish time.Duration) Answer {
-		return Answer{Candidate: Candidate{Cost: cost}, Finish: finish}
-	}
-	for _, c := range []struct {
-		what    string
-		answers []Answer
-		want    int
-	}{
-		{"none", nil, -1},
-		{"cheapest in time", []Answer{answer(3, 2*ms), answer(1, 9*ms), answer(2, 5*ms), answer(0.5, 11*ms)}, 1},
-		{"all late", []Answer{answer(1, 15*ms), answer(3, 12*ms)}, 1},
-		{"equal cost", []Answer{answer(1, 8*ms), answer(1, 7*ms)}, 1},
-	} {
-		if got := p.Choose("m", 0, c.answers); got != c.want {
-			t.Errorf("%s: got %d, want %d", c.what, got, c.want)
-		}
-	}
-	if got := p.Choose("m", 5*ms, []Answer{answer(1, 9*ms), answer(3, 4*ms)}); got != 1 {
-		t.Errorf("waited for 5 ms: got %d, want 1", got)
-	}
-}
-
-func TestPricedAsks(t *testing.T) {
-	p := pricedPool(t, 1)
-	ms := time.Millisecond
-	rest := func(n int, needs time.Duration) []Candidate { return slices.Repeat([]Candidate{{Needs: needs}}, n) }
-	answer := func(wait, remaining, finish time.Duration) Answer {
-		return Answer{Candidate: Candidate{Wait: wait}, Remaining: remaining, Finish: finish}
-	}
-	for _, c := range []struct {
-		what      string
-		waited    time.Duration
-		roundTrip time.Duration
-		asked     int
-		answers   []Answer
-		rest      []Candidate
-		want      int
-	}{
-		{"the best alone", 0, ms, 0, nil, rest(8, 4*ms), 1},
-		{"no time to ask again", 2 * ms, ms, 0, nil, rest(8, 4*ms), 4},
-		{"late in any case", 7 * ms, ms, 0, nil, rest(8, 4*ms), 1},
-		{"nobody to ask", 0, ms, 0, nil, nil, 0},
-		{"fewer than are compared", 2 * ms, ms, 0, nil, rest(2, 4*ms), 2},
-		{"as believed", ms, ms, 1, []Answer{answer(0, 0, 5*ms)}, rest(7, 4*ms), 0},
-		{"busier than believed", ms, ms, 1, []Answer{answer(0, 3*ms, 8*ms)}, rest(7, 4*ms), 3},
-		{"busier, and no time", 5 * ms, ms, 1, []Answer{answer(0, 3*ms, 4*ms)}, rest(7, 4*ms), 0},
-		{"late", ms, ms, 1, []Answer{answer(6*ms, 6*ms, 11*ms)}, rest(7, 4*ms), 3},
-		{"late, and busier than believed", 8 * ms, ms, 1, []Answer{answer(0, 3*ms, 8*ms)}, rest(7, 4*ms), 3},
-		{"late, as others", ms, ms, 1, []Answer{answer(6*ms, 6*ms, 11*ms)}, rest(7, 8*ms), 0},
-		{"all late", ms, ms, 4, []Answer{answer(0, 6*ms, 11*ms), answer(0, 7*ms, 12*ms)}, rest(4, 4*ms), 4},
-		{"one in time", ms, ms, 4, []Answer{answer(0, 6*ms, 11*ms), answer(0, 2*ms, 6*ms)}, rest(4, 4*ms), 0},
-		{"no answer", 6 * ms, ms, 1, nil, rest(7, 4*ms), 4},
-	} {
-		if got := p.Ask("m", c.waited, c.roundTrip, 4, c.asked, c.answers, c.rest); got != c.want {
-			t.Errorf("%s: got %d, want %d", c.what, got, c.want)
 		}
 	}
 }

@@ -185,7 +185,7 @@ func (m measurement) run(ctx context.Context, w io.Writer) (err error) {
 	}
 	if g := direct.Gateway(); g != nil {
 		s := g.Stats()
-		fmt.Fprintf(w, "SDK: %d queries in %d messages to the leader, %d decided without it, %d assigned twice\n", s.Queries, s.SubmitMessages, s.Alone, s.Superseded)
+		fmt.Fprintf(w, "SDK: %d queries in %d messages to the leader, %d decided without it, %d assigned twice\n", s.Queries, s.SubmitMessages, s.Leaderless, s.Superseded)
 	}
 	return m.report(w, ways, execution)
 }

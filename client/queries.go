@@ -30,7 +30,7 @@ const (
 	mostLed = 2
 )
 
-// A desk holds the queries of a gateway and decides what is done about each:
+// queries are those of a gateway, which it holds and decides what is done about each:
 // which go to the leader, which are decided without one, which attempt counts
 // and what the outcome is. It starts no goroutine and reads no clock; beyond its
 // own state it only fills in the message that the leader gets next, notifies the
@@ -39,11 +39,11 @@ const (
 //
 // A query has at most one attempt under way, which its caller makes, and exactly
 // one outcome: the one that its caller gets.
-type desk struct {
+type queries struct {
 	sequence    uint64
-	queries     map[uint64]*query
+	bySequence  map[uint64]*query
 	first, last *query // in the order they arrived
-	strays      int    // how many of them stray
+	unled       int    // how many of them are decided without a leader though there may be one
 	ready       turns  // those to be decided without a leader now
 	later       turns  // and those that may be, each from its due time on
 
@@ -56,7 +56,7 @@ type desk struct {
 	heardAt   time.Time
 	usual     time.Duration // between a submit and its acknowledgement
 
-	released []place // reservations that are not needed
+	released []target // reservations that are not needed
 	// grace is how long beyond its predicted end an attempt may take. It is asked once an attempt,
 	// and only where no leader watches it.
 	grace func(q *query, agent string) time.Duration
@@ -85,8 +85,8 @@ type Stats struct {
 	// Submits made again because an attempt failed or because there was a new
 	// leader.
 	ResubmitsFailed, ResubmitsLeader uint64
-	// Attempts are payloads sent; of them Alone were decided without a leader.
-	Attempts, Alone uint64
+	// Attempts are payloads sent; of them Leaderless were decided without a leader.
+	Attempts, Leaderless uint64
 	// Attempts cut off because the query was assigned anew.
 	Superseded uint64
 	// Assignments given back.
@@ -111,34 +111,60 @@ type query struct {
 	trace *queryTrace        // nil: it is not traced
 	wake  chan struct{}      // has room for one; the caller looks again
 	abort context.CancelFunc // of the attempt under way; nil: none is
-	ended bool
-	err   error // of one that ended without an answer
+	err   error              // of one that ended without an answer
 
-	since     time.Time // when it began to wait unheard
-	submitted bool      // the leader has it
-	waits     bool      // at the leader it waits for a lane
-	refused   error     // what the leader refused it with while an attempt was under way
+	since    time.Time // when it began to wait unheard
+	stage    stage
+	atLeader atLeader
+	refused  error // what the leader refused it with while an attempt was under way
 
-	at       place // of the attempt under way
-	void     bool  // that attempt is given up by the leader, or overdue
-	next     place // where it is to go
-	hasNext  bool
+	at       target // of the attempt under way
+	next     target // where it is to go
 	attempts int    // made so far
 	number   uint32 // of the last attempt; the leader counts those it voids
-	strays   bool   // it is decided without a leader, though there may be one
+	unled    bool   // it is decided without a leader, though there may be one
 
-	probing bool // somebody decides about it without a leader
-	again   time.Time
-	alone   string   // what came of that last, in words
-	failed  []string // members that have failed it
+	inquired bool // somebody decides about it without a leader
+	again    time.Time
+	why      string   // nothing came of that last
+	failed   []string // members that have failed it
 
 	turns *turns // where it waits for its turn to be decided without a leader; nil: nowhere
-	place int    // there
+	index int    // there
 	due   time.Time
 }
 
-// A place is where an attempt is, or is to go.
-type place struct {
+// A stage is how far a query is at its gateway.
+type stage uint8
+
+const (
+	held    stage = iota // it waits for a target
+	bound                // it has one: next, where its caller is to send it
+	sent                 // an attempt is under way: at
+	doubted              // so it is, given up by the leader or overdue, until there is another target
+	cutOff               // so it is, aborted, for there is another target: next
+	ended
+)
+
+// hasNext reports whether the query has a target where it is not sent yet.
+func (q *query) hasNext() bool { return q.stage == bound || q.stage == cutOff }
+
+// underWay reports whether an attempt is made.
+func (q *query) underWay() bool {
+	return q.stage == sent || q.stage == doubted || q.stage == cutOff
+}
+
+// atLeader is what the leader knows of a query.
+type atLeader uint8
+
+const (
+	unknown  atLeader = iota // nothing
+	waits                    // that it waits for a lane
+	assigned                 // which lane it is on, or on its way to
+)
+
+// A target is where an attempt is, or is to go.
+type target struct {
 	agent       string
 	attempt     uint32
 	lane        uint32
@@ -150,16 +176,16 @@ type place struct {
 	overdue     time.Time // from when on it is given up where no leader watches it; zero: not yet known
 }
 
-func newDesk(grace func(q *query, agent string) time.Duration) desk {
-	return desk{queries: map[uint64]*query{}, later: turns{soonest: true}, grace: grace}
+func newQueries(grace func(q *query, agent string) time.Duration) queries {
+	return queries{bySequence: map[uint64]*query{}, later: turns{soonest: true}, grace: grace}
 }
 
 // tell is what the leader gets next.
-func (d *desk) tell() *control.GatewayMessage {
-	if d.message == nil {
-		d.message = &control.GatewayMessage{}
+func (qs *queries) tell() *control.GatewayMessage {
+	if qs.message == nil {
+		qs.message = &control.GatewayMessage{}
 	}
-	return d.message
+	return qs.message
 }
 
 func (q *query) notify() {
@@ -170,26 +196,26 @@ func (q *query) notify() {
 }
 
 // arrive takes a new query.
-func (d *desk) arrive(q *query, now time.Time) {
-	d.sequence++
-	q.sequence, q.since = d.sequence, now
-	d.queries[q.sequence] = q
-	if q.prev = d.last; q.prev != nil {
+func (qs *queries) arrive(q *query, now time.Time) {
+	qs.sequence++
+	q.sequence, q.since = qs.sequence, now
+	qs.bySequence[q.sequence] = q
+	if q.prev = qs.last; q.prev != nil {
 		q.prev.nxt = q
 	} else {
-		d.first = q
+		qs.first = q
 	}
-	d.last = q
-	d.stats.Queries++
-	if d.link == linkOpen {
-		d.submit(q, now)
+	qs.last = q
+	qs.stats.Queries++
+	if qs.link == linkOpen {
+		qs.submit(q, now)
 	}
-	d.schedule(q)
+	qs.schedule(q)
 }
 
 // submit has the leader look for a lane, or, for a query that is sent and not
 // given up, reserve the one it is on.
-func (d *desk) submit(q *query, now time.Time) {
+func (qs *queries) submit(q *query, now time.Time) {
 	s := &control.Submit{
 		Sequence: q.sequence, Model: q.model, Version: q.version, BatchSize: q.batch, Bytes: q.bytes,
 		WaitedNs: int64(now.Sub(q.arrival)), Attempts: q.number,
@@ -197,138 +223,157 @@ func (d *desk) submit(q *query, now time.Time) {
 	if !q.deadline.IsZero() {
 		s.TimeLeftNs = int64(max(1, q.deadline.Sub(now)))
 	}
-	q.submitted, q.waits = true, true
+	q.atLeader = waits
+	claimed := (*target)(nil)
 	switch {
-	case q.hasNext:
-		s.Agent, s.Lane, s.Attempts, q.waits = q.next.agent, q.next.lane, q.next.attempt, false
-		q.next.claimed = true
-	case q.abort != nil && !q.void:
-		s.Agent, s.Lane, s.Attempts, q.waits = q.at.agent, q.at.lane, q.at.attempt, false
-		q.at.claimed = true
+	case q.hasNext():
+		claimed = &q.next
+	case q.stage == sent:
+		claimed = &q.at
+	}
+	if claimed != nil {
+		s.Agent, s.Lane, s.Attempts = claimed.agent, claimed.lane, claimed.attempt
+		q.atLeader, claimed.claimed = assigned, true
 	}
 	q.trace.submitted(s)
-	m := d.tell()
+	m := qs.tell()
 	m.Submit = append(m.Submit, s)
 	// The leader reads it before what the message cancels. It takes the place of what the leader knows
 	// of the query: where it is, or more attempts.
 	m.Cancel = slices.DeleteFunc(m.Cancel, func(sequence uint64) bool { return sequence == q.sequence })
-	d.submitted++
-	d.unacked = append(d.unacked, now)
-	d.stats.Submits++
+	qs.submitted++
+	qs.unacked = append(qs.unacked, now)
+	qs.stats.Submits++
 }
 
 // assign takes the leader's choice for a query.
-func (d *desk) assign(a *control.Assign) {
-	q := d.queries[a.GetSequence()]
+func (qs *queries) assign(a *control.Assign) {
+	q := qs.bySequence[a.GetSequence()]
 	switch {
 	case q == nil:
-		d.cancelled(a.GetSequence())
-		d.unused(a)
+		qs.cancelled(a.GetSequence())
+		qs.unused(a)
 		return
-	case !q.submitted: // decided meanwhile; the leader is told already
-		d.unused(a)
+	case q.atLeader == unknown: // decided meanwhile; the leader is told already
+		qs.unused(a)
 		return
 	case a.GetAttempt() <= max(q.number, q.next.attempt):
 		// Chosen before the leader read that the query is elsewhere, or has been: an attempt under way goes on.
-		d.unused(a)
+		qs.unused(a)
 		return
 	case q.attempts >= match.MaxAttempts: // the last one goes on
-		d.withdraw(q)
-		d.unused(a)
+		qs.withdraw(q)
+		qs.unused(a)
 		return
 	}
-	q.waits = false
-	d.goTo(q, place{
+	q.atLeader = assigned
+	qs.goTo(q, target{
 		agent: a.GetAgent(), attempt: a.GetAttempt(), lane: a.GetLane(), assign: a,
 		took: time.Duration(a.GetWaitNs() + a.GetExecutionNs()),
 	})
 }
 
-// goTo has the caller of q send it to p, and give up the attempt under way.
-func (d *desk) goTo(q *query, p place) {
-	d.dropNext(q)
-	q.next, q.hasNext = p, true
-	d.schedule(q)
-	if q.abort == nil {
+// goTo has the caller of q send it to t, and give up the attempt under way.
+func (qs *queries) goTo(q *query, t target) {
+	qs.dropNext(q)
+	q.next = t
+	if q.underWay() {
+		q.stage = cutOff
+		qs.stats.Superseded++
+		q.abort()
+	} else {
+		q.stage = bound
 		q.notify()
-		return
 	}
-	d.stats.Superseded++
-	q.abort()
+	qs.schedule(q)
 }
 
-// dropNext gives back the place where q was to go.
-func (d *desk) dropNext(q *query) {
-	if !q.hasNext {
+// dropNext gives back the target where q was to go.
+func (qs *queries) dropNext(q *query) {
+	if !q.hasNext() {
 		return
 	}
-	if q.hasNext = false; q.next.assign != nil {
-		d.unused(q.next.assign)
+	if q.next.assign != nil {
+		qs.unused(q.next.assign)
 	} else {
-		d.released = append(d.released, q.next)
+		qs.released = append(qs.released, q.next)
 	}
-	q.next = place{}
+	qs.unbind(q)
+}
+
+// unbind forgets where q was to go. An attempt that was cut off for that does not go on.
+func (qs *queries) unbind(q *query) {
+	q.next = target{}
+	if q.stage == cutOff {
+		q.stage = doubted
+	} else {
+		q.stage = held
+	}
 }
 
 // unused gives back an assignment.
-func (d *desk) unused(a *control.Assign) {
-	d.stats.Unused++
-	if d.link >= linkOpen {
-		m := d.tell()
+func (qs *queries) unused(a *control.Assign) {
+	qs.stats.Unused++
+	if qs.link >= linkOpen {
+		m := qs.tell()
 		m.Unused = append(m.Unused, a)
 	}
 }
 
 // giveBack gives back the lane of the attempt that is over.
-func (d *desk) giveBack(q *query) {
-	d.unused(&control.Assign{Sequence: q.sequence, Attempt: q.at.attempt, Agent: q.at.agent, Lane: q.at.lane})
+func (qs *queries) giveBack(q *query) {
+	qs.unused(&control.Assign{Sequence: q.sequence, Attempt: q.at.attempt, Agent: q.at.agent, Lane: q.at.lane})
 }
 
 // cancelled tells the leader that a query's outcome is decided.
-func (d *desk) cancelled(sequence uint64) {
-	if d.link >= linkOpen {
-		m := d.tell()
+func (qs *queries) cancelled(sequence uint64) {
+	if qs.link >= linkOpen {
+		m := qs.tell()
 		m.Cancel = append(m.Cancel, sequence)
 	}
 }
 
 // withdraw takes q away from the leader.
-func (d *desk) withdraw(q *query) {
-	if q.submitted {
-		q.submitted, q.waits = false, false
-		d.cancelled(q.sequence)
+func (qs *queries) withdraw(q *query) {
+	if q.atLeader != unknown {
+		q.atLeader = unknown
+		qs.cancelled(q.sequence)
 	}
 }
 
 // offerAgain says that the leader has given up an attempt. One that is under
 // way goes on until the query is assigned anew.
-func (d *desk) offerAgain(o *control.OfferAgain) {
-	q := d.queries[o.GetSequence()]
+func (qs *queries) offerAgain(o *control.OfferAgain) {
+	q := qs.bySequence[o.GetSequence()]
 	switch {
 	case q == nil:
-		d.cancelled(o.GetSequence())
+		qs.cancelled(o.GetSequence())
 		return
-	case !q.submitted:
+	case q.atLeader == unknown:
 		return
-	case q.hasNext && q.next.assign != nil && q.next.attempt == o.GetAttempt():
-		q.next, q.hasNext, q.waits = place{}, false, true
+	case q.hasNext() && q.next.assign != nil && q.next.attempt == o.GetAttempt():
+		qs.unbind(q)
+		q.atLeader = waits
 		q.number = max(q.number, o.GetAttempt())
-	case q.abort != nil && q.at.attempt == o.GetAttempt():
-		q.void, q.waits = true, true
+	case q.underWay() && q.at.attempt == o.GetAttempt():
+		q.atLeader = waits
+		if q.stage == sent {
+			q.stage = doubted
+		}
 	}
-	d.schedule(q)
+	qs.schedule(q)
 	q.trace.offeredAgain(o)
 }
 
 // reject says that the leader does not serve a query.
-func (d *desk) reject(r *control.Reject) {
-	q := d.queries[r.GetSequence()]
-	if q == nil || !q.submitted {
+func (qs *queries) reject(r *control.Reject) {
+	q := qs.bySequence[r.GetSequence()]
+	if q == nil || q.atLeader == unknown {
 		return
 	}
-	q.submitted, q.waits = false, false
-	if q.refused = rejection(r); q.abort == nil && !q.hasNext {
-		d.end(q, q.refused)
+	q.atLeader = unknown
+	if q.refused = rejection(r); q.stage == held {
+		qs.end(q, q.refused)
 	}
 }
 
@@ -361,55 +406,57 @@ func rejection(r *control.Reject) error {
 
 // take is called by the caller of q: it returns where to send the query now,
 // if it is to be sent. abort must cut that attempt off.
-func (d *desk) take(q *query, abort context.CancelFunc, now time.Time) (p place, ok bool) {
-	if q.ended || !q.hasNext {
-		return place{}, false
+func (qs *queries) take(q *query, abort context.CancelFunc, now time.Time) (t target, ok bool) {
+	if q.stage != bound {
+		return target{}, false
 	}
 	q.next.sent = now
-	q.at, q.abort, q.void = q.next, abort, false
-	q.next, q.hasNext = place{}, false
+	q.at, q.abort, q.stage = q.next, abort, sent
+	q.next = target{}
 	q.attempts++
 	q.number = max(q.number, q.at.attempt)
-	d.stats.Attempts++
+	qs.stats.Attempts++
 	if q.at.reservation != 0 {
-		d.stats.Alone++
+		qs.stats.Leaderless++
 	}
-	d.schedule(q)
+	qs.schedule(q)
 	return q.at, true
 }
 
-// A verdict is what an attempt came to.
-type verdict uint8
+// An outcome is what an attempt came to.
+type outcome uint8
 
 const (
-	answered  verdict = iota // the query is answered
+	answered  outcome = iota // the query is answered
 	final                    // the query is wrong: no other would answer
 	elsewhere                // this member failed: another may answer
 )
 
 // attempted is called by the caller of q when its attempt is over. If it
 // reports true that was the outcome; else the caller waits on.
-func (d *desk) attempted(q *query, v verdict, err error, now time.Time) (done bool) {
+func (qs *queries) attempted(q *query, o outcome, err error, now time.Time) (done bool) {
 	q.abort = nil
 	switch {
-	case q.ended:
+	case q.stage == ended:
 		return true
-	case v == answered, v == final:
+	case o == answered, o == final:
 		// The leader hears of it from the worker, unless it waits for another one, or the worker did not
 		// follow it yet.
 		switch {
-		case !q.submitted || q.waits || q.hasNext:
+		case q.atLeader != assigned || q.hasNext():
 		case q.at.claimed:
-			d.giveBack(q)
-		case v == answered:
-			q.submitted = false
+			qs.giveBack(q)
+		case o == answered:
+			q.atLeader = unknown
 		}
-		d.end(q, err)
+		qs.end(q, err)
 		return true
-	case q.hasNext: // cut off for that, or failed just before
+	case q.hasNext(): // cut off for that, or failed just before
+		q.stage = bound
 		q.notify()
 		return false
 	}
+	q.stage = held
 	q.failed = append(q.failed, q.at.agent)
 	if q.refused != nil {
 		err = q.refused
@@ -423,54 +470,54 @@ func (d *desk) attempted(q *query, v verdict, err error, now time.Time) (done bo
 			}
 			err = status.Errorf(code, "gave up after %d attempts, the last on agent %q: %s", q.attempts, q.at.agent, s.Message())
 		}
-		d.end(q, err)
+		qs.end(q, err)
 		return true
 	}
 	q.since = now
-	if len(q.failed) >= mostLed && !q.strays {
-		q.strays = true
-		d.strays++
+	if len(q.failed) >= mostLed && !q.unled {
+		q.unled = true
+		qs.unled++
 	}
 	switch {
-	case q.strays:
-		if q.submitted && !q.waits {
-			d.giveBack(q)
+	case q.unled:
+		if q.atLeader == assigned {
+			qs.giveBack(q)
 		}
-		d.withdraw(q)
-	case q.submitted && q.waits: // the leader has given the attempt up already
-	case q.submitted: // the lane is not to be reserved for it any more
-		d.giveBack(q)
+		qs.withdraw(q)
+	case q.atLeader == waits: // the leader has given the attempt up already
+	case q.atLeader == assigned: // the lane is not to be reserved for it any more
+		qs.giveBack(q)
 		fallthrough
-	case d.link == linkOpen:
-		d.stats.ResubmitsFailed++
-		d.submit(q, now)
+	case qs.link == linkOpen:
+		qs.stats.ResubmitsFailed++
+		qs.submit(q, now)
 	}
-	d.schedule(q)
+	qs.schedule(q)
 	return false
 }
 
 // end decides the outcome of q: err, or nil for the answer that the caller has.
-func (d *desk) end(q *query, err error) {
-	if q.ended {
+func (qs *queries) end(q *query, err error) {
+	if q.stage == ended {
 		return
 	}
-	q.ended, q.err = true, err
-	if q.strays {
-		d.strays--
+	if q.unled {
+		qs.unled--
 	}
-	d.withdraw(q)
-	d.dropNext(q)
-	d.schedule(q)
-	delete(d.queries, q.sequence)
+	qs.withdraw(q)
+	qs.dropNext(q)
+	q.stage, q.err = ended, err
+	qs.schedule(q)
+	delete(qs.bySequence, q.sequence)
 	if q.prev != nil {
 		q.prev.nxt = q.nxt
 	} else {
-		d.first = q.nxt
+		qs.first = q.nxt
 	}
 	if q.nxt != nil {
 		q.nxt.prev = q.prev
 	} else {
-		d.last = q.prev
+		qs.last = q.prev
 	}
 	q.prev, q.nxt = nil, nil
 	q.notify()
@@ -478,138 +525,146 @@ func (d *desk) end(q *query, err error) {
 
 // closed says that there is no link to a leader (any more); known tells
 // whether somebody leads or is to lead, who will be tried next.
-func (d *desk) closed(known bool, now time.Time) {
-	lost := d.forget(now)
+func (qs *queries) closed(known bool, now time.Time) {
+	lost := qs.forget(now)
 	if known {
-		d.linkIs(linkOpening, lost)
+		qs.linkIs(linkOpening, lost)
 	} else {
-		d.linkIs(linkNone, lost)
+		qs.linkIs(linkNone, lost)
 	}
 }
 
 // opened says that a leader has answered on a new link. Everything goes there, in
 // the order it arrived.
-func (d *desk) opened(now time.Time) {
-	d.forget(now)
-	d.heardAt, d.submitted, d.acked = now, 0, 0
-	d.linkIs(linkOpen, false)
-	d.stats.Links++
-	d.submitAll(now)
+func (qs *queries) opened(now time.Time) {
+	qs.forget(now)
+	qs.heardAt, qs.submitted, qs.acked = now, 0, 0
+	qs.linkIs(linkOpen, false)
+	qs.stats.Links++
+	qs.submitAll(now)
 }
 
 // forget drops what belongs to the link that was, and reports whether its leader, or one
 // before it, is lost.
-func (d *desk) forget(now time.Time) (lost bool) {
-	d.message, d.unacked = nil, d.unacked[:0]
-	if d.link < linkOpen {
-		return d.lost
+func (qs *queries) forget(now time.Time) (lost bool) {
+	qs.message, qs.unacked = nil, qs.unacked[:0]
+	if qs.link < linkOpen {
+		return qs.lost
 	}
-	for q := d.first; q != nil; q = q.nxt {
-		q.submitted, q.waits, q.since = false, false, now
+	for q := qs.first; q != nil; q = q.nxt {
+		q.atLeader, q.since = unknown, now
 	}
 	return true
 }
 
 // linkIs notes what the link is now, on which it depends which queries are decided without a leader.
-func (d *desk) linkIs(link linkState, lost bool) {
-	if d.link == link && d.lost == lost {
+func (qs *queries) linkIs(link linkState, lost bool) {
+	if qs.link == link && qs.lost == lost {
 		return
 	}
-	d.link, d.lost = link, lost
-	for q := d.first; q != nil; q = q.nxt {
-		d.schedule(q)
+	qs.link, qs.lost = link, lost
+	for q := qs.first; q != nil; q = q.nxt {
+		qs.schedule(q)
 	}
 }
 
-func (d *desk) submitAll(now time.Time) {
-	for q := d.first; q != nil; q = q.nxt {
-		if !q.submitted && q.refused == nil && !q.strays {
-			d.stats.ResubmitsLeader++
-			d.submit(q, now)
+func (qs *queries) submitAll(now time.Time) {
+	for q := qs.first; q != nil; q = q.nxt {
+		if q.atLeader == unknown && q.refused == nil && !q.unled {
+			qs.stats.ResubmitsLeader++
+			qs.submit(q, now)
 		}
 	}
 }
 
 // heard takes a sign of life of the leader, who has read the given number of
 // submits.
-func (d *desk) heard(received uint64, now time.Time) {
-	if d.link < linkOpen {
+func (qs *queries) heard(received uint64, now time.Time) {
+	if qs.link < linkOpen {
 		return
 	}
-	d.heardAt = now
-	if n := min(received, d.submitted); n > d.acked {
-		took := now.Sub(d.unacked[n-d.acked-1])
-		d.usual += (took - d.usual) / 8
-		d.unacked = append(d.unacked[:0], d.unacked[n-d.acked:]...)
-		d.acked = n
+	qs.heardAt = now
+	if n := min(received, qs.submitted); n > qs.acked {
+		took := now.Sub(qs.unacked[n-qs.acked-1])
+		qs.usual += (took - qs.usual) / 8
+		qs.unacked = append(qs.unacked[:0], qs.unacked[n-qs.acked:]...)
+		qs.acked = n
 	}
-	if d.link == linkSilent && len(d.unacked) == 0 {
-		d.linkIs(linkOpen, d.lost)
-		d.submitAll(now)
+	if qs.link == linkSilent && len(qs.unacked) == 0 {
+		qs.linkIs(linkOpen, qs.lost)
+		qs.submitAll(now)
 	}
 }
 
 // silence is how long the leader may take to acknowledge a submit.
-func (d *desk) silence() time.Duration { return max(leastSilence, 3*d.usual) }
+func (qs *queries) silence() time.Duration { return max(leastSilence, 3*qs.usual) }
 
 // check finds out whether the leader is silent.
-func (d *desk) check(now time.Time) {
-	if d.link == linkOpen && (len(d.unacked) > 0 && now.Sub(d.unacked[0]) > d.silence() ||
-		now.Sub(d.heardAt) > max(heartbeatSilence, d.silence())) {
-		d.linkIs(linkSilent, d.lost)
-		d.stats.Silences++
+func (qs *queries) check(now time.Time) {
+	if qs.link == linkOpen && (len(qs.unacked) > 0 && now.Sub(qs.unacked[0]) > qs.silence() ||
+		now.Sub(qs.heardAt) > max(heartbeatSilence, qs.silence())) {
+		qs.linkIs(linkSilent, qs.lost)
+		qs.stats.Silences++
 	}
 }
 
 // lookAgain is how long after check it is to be called again while there are queries.
-func (d *desk) lookAgain(now time.Time) time.Duration {
+func (qs *queries) lookAgain(now time.Time) time.Duration {
 	wait := watchInterval
-	if d.link == linkOpen && len(d.unacked) > 0 {
-		wait = min(wait, d.unacked[0].Add(d.silence()).Sub(now))
+	if qs.link == linkOpen && len(qs.unacked) > 0 {
+		wait = min(wait, qs.unacked[0].Add(qs.silence()).Sub(now))
 	}
 	return max(wait, 0) + 1 // check wants more than the silence
 }
 
-// alone returns a query that is to be decided without a leader now, the oldest,
+// inquire returns a query that is to be decided without a leader now, the oldest,
 // or nil. It is not returned again until decided or undecided is called.
-func (d *desk) alone(now time.Time) *query {
-	for len(d.later.queries) > 0 && !now.Before(d.later.queries[0].due) {
-		q := heap.Pop(&d.later).(*query)
-		heap.Push(&d.ready, q)
+func (qs *queries) inquire(now time.Time) *query {
+	for len(qs.later.queries) > 0 && !now.Before(qs.later.queries[0].due) {
+		q := heap.Pop(&qs.later).(*query)
+		heap.Push(&qs.ready, q)
 	}
-	if len(d.ready.queries) == 0 {
+	if len(qs.ready.queries) == 0 {
 		return nil
 	}
-	q := d.ready.queries[0]
-	q.void, q.probing = q.abort != nil, true
-	d.schedule(q)
+	q := qs.ready.queries[0]
+	q.inquired = true
+	if q.stage == sent {
+		q.stage = doubted
+	}
+	qs.schedule(q)
 	return q
 }
 
+// unheard reports whether there are queries that inquire returns now or later.
+func (qs *queries) unheard() bool { return len(qs.ready.queries)+len(qs.later.queries) > 0 }
+
 // schedule brings in line when q is to be decided without a leader, after whatever that depends on
 // has changed.
-func (d *desk) schedule(q *query) {
+func (qs *queries) schedule(q *query) {
 	if q.turns != nil {
-		heap.Remove(q.turns, q.place)
+		heap.Remove(q.turns, q.index)
 	}
-	if !q.ended && !q.probing && !q.hasNext && (d.link != linkOpen || q.strays) && q.attempts < match.MaxAttempts {
-		if q.due = d.dueAlone(q); q.due.IsZero() {
-			heap.Push(&d.ready, q)
-		} else {
-			heap.Push(&d.later, q)
-		}
+	led := qs.link == linkOpen && !q.unled
+	if led || q.stage == ended || q.inquired || q.hasNext() || q.attempts >= match.MaxAttempts {
+		return
+	}
+	if q.due = qs.dueLeaderless(q); q.due.IsZero() {
+		heap.Push(&qs.ready, q)
+	} else {
+		heap.Push(&qs.later, q)
 	}
 }
 
-// dueAlone is from when on q, which waits or is sent, may be decided without a leader.
-func (d *desk) dueAlone(q *query) time.Time {
+// dueLeaderless is from when on q, which waits or is sent, may be decided without a leader.
+func (qs *queries) dueLeaderless(q *query) time.Time {
 	due := q.again
-	if d.link == linkOpening && !d.lost {
+	if qs.link == linkOpening && !qs.lost {
 		due = later(due, q.since.Add(leastSilence))
 	}
-	if q.abort != nil && !q.void {
+	if q.stage == sent {
 		if q.at.overdue.IsZero() {
-			q.at.overdue = q.at.sent.Add(q.at.took + d.grace(q, q.at.agent))
+			q.at.overdue = q.at.sent.Add(q.at.took + qs.grace(q, q.at.agent))
 		}
 		due = later(due, q.at.overdue)
 	}
@@ -623,37 +678,37 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// decided ends what alone began: the query with this sequence goes to p, unless
+// decided ends what inquire began: the query with this sequence goes to t, unless
 // it is not to be sent any more.
-func (d *desk) decided(sequence uint64, p place) {
-	q := d.queries[sequence]
+func (qs *queries) decided(sequence uint64, t target) {
+	q := qs.bySequence[sequence]
 	if q != nil {
-		q.probing = false
-		d.schedule(q)
+		q.inquired = false
+		qs.schedule(q)
 	}
-	if q == nil || q.hasNext || q.abort != nil && !q.void || q.attempts >= match.MaxAttempts {
-		d.released = append(d.released, p)
+	if q == nil || q.hasNext() || q.stage == sent || q.attempts >= match.MaxAttempts {
+		qs.released = append(qs.released, t)
 		return
 	}
-	d.withdraw(q)
-	p.attempt = q.number + 1
-	d.goTo(q, p)
+	qs.withdraw(q)
+	t.attempt = q.number + 1
+	qs.goTo(q, t)
 }
 
-// undecided ends what alone began: nobody takes the query, for the reason given,
+// undecided ends what inquire began: nobody takes the query, for the reason given,
 // and it is to be tried again at the given time.
-func (d *desk) undecided(sequence uint64, again time.Time, why string) {
-	if q := d.queries[sequence]; q != nil {
-		q.probing, q.again, q.alone = false, again, why
-		d.schedule(q)
+func (qs *queries) undecided(sequence uint64, again time.Time, why string) {
+	if q := qs.bySequence[sequence]; q != nil {
+		q.inquired, q.again, q.why = false, again, why
+		qs.schedule(q)
 	}
 }
 
 // close ends all queries.
-func (d *desk) close() {
-	for d.first != nil {
-		q := d.first
-		d.end(q, status.Error(codes.Canceled, "the gateway is closed"))
+func (qs *queries) close() {
+	for qs.first != nil {
+		q := qs.first
+		qs.end(q, status.Error(codes.Canceled, "the gateway is closed"))
 		if q.abort != nil {
 			q.abort()
 		}
@@ -664,11 +719,11 @@ func (d *desk) close() {
 func (q *query) late(ctx context.Context, now time.Time) error {
 	s := status.FromContextError(ctx.Err())
 	where := "waited for a lane"
-	if q.abort != nil {
+	if q.underWay() {
 		where = fmt.Sprintf("was at agent %q", q.at.agent)
 	}
-	if q.alone != "" {
-		where += "; there was no leader, and " + q.alone
+	if q.why != "" {
+		where += "; there was no leader, and " + q.why
 	}
 	return status.Errorf(s.Code(), "%s %v after the query arrived: it %s", s.Message(), now.Sub(q.arrival).Round(10*time.Microsecond), where)
 }

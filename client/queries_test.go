@@ -14,46 +14,46 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// A deskRun drives a desk at random, as callers, leaders and workers might, and
+// A queriesRun drives queries at random, as callers, leaders and workers might, and
 // checks what must hold after every step.
-type deskRun struct {
+type queriesRun struct {
 	t        *testing.T
 	rng      *rand.Rand
-	d        desk
+	d        queries
 	now      time.Time
-	callers  []*deskCaller
+	callers  []*queryCaller
 	rows     map[uint64]uint32 // what the leader has: the last attempt it knows
 	assigned []*control.Assign // by this leader
 	lastID   uint64
 	reserved map[uint64]bool // by probe: true until released or taken
-	probing  []uint64        // queries that alone has returned
+	probing  []uint64        // queries that inquire has returned
 	log      []string
 }
 
-// A deskCaller is the caller of a query.
-type deskCaller struct {
+// A queryCaller is the caller of a query.
+type queryCaller struct {
 	q        *query
 	attempt  bool // one is under way
 	aborted  bool
-	place    place
+	target   target
 	attempts int
 	outcomes int
 }
 
-func newDeskRun(t *testing.T, seed uint64) *deskRun {
-	return &deskRun{
+func newQueriesRun(t *testing.T, seed uint64) *queriesRun {
+	return &queriesRun{
 		t: t, rng: rand.New(rand.NewPCG(seed, 0)), now: time.Unix(0, 0), rows: map[uint64]uint32{}, reserved: map[uint64]bool{},
-		d: newDesk(func(*query, string) time.Duration { return leastOverdue }),
+		d: newQueries(func(*query, string) time.Duration { return leastOverdue }),
 	}
 }
 
-func (r *deskRun) step(name string, args ...any) {
+func (r *queriesRun) step(name string, args ...any) {
 	r.log = append(r.log, fmt.Sprintf("%v %s %v", r.now.Sub(time.Unix(0, 0)), name, args))
 }
 
-func (r *deskRun) arrive() {
-	r.callers = slices.DeleteFunc(r.callers, func(c *deskCaller) bool { return c.outcomes == 1 && r.rng.IntN(4) > 0 })
-	c := &deskCaller{}
+func (r *queriesRun) arrive() {
+	r.callers = slices.DeleteFunc(r.callers, func(c *queryCaller) bool { return c.outcomes == 1 && r.rng.IntN(4) > 0 })
+	c := &queryCaller{}
 	c.q = &query{model: "m", batch: 1, arrival: r.now, wake: make(chan struct{}, 1)}
 	r.callers = append(r.callers, c)
 	r.d.arrive(c.q, r.now)
@@ -61,7 +61,7 @@ func (r *deskRun) arrive() {
 }
 
 // look is what a caller does when it is woken.
-func (r *deskRun) look(c *deskCaller) {
+func (r *queriesRun) look(c *queryCaller) {
 	select {
 	case <-c.q.wake:
 	default:
@@ -70,24 +70,24 @@ func (r *deskRun) look(c *deskCaller) {
 	if c.attempt {
 		r.t.Fatal("a caller was woken that makes an attempt")
 	}
-	p, ok := r.d.take(c.q, func() { c.aborted = true }, r.now)
+	t, ok := r.d.take(c.q, func() { c.aborted = true }, r.now)
 	switch {
-	case c.q.ended:
+	case c.q.stage == ended:
 		c.outcomes++
 	case ok:
-		r.step("take", c.q.sequence, p.agent, p.attempt)
-		c.attempt, c.aborted, c.place = true, false, p
+		r.step("take", c.q.sequence, t.agent, t.attempt)
+		c.attempt, c.aborted, c.target = true, false, t
 		c.attempts++
-		if p.reservation != 0 {
-			if !r.reserved[p.reservation] {
-				r.t.Fatalf("reservation %d is taken twice, or was released", p.reservation)
+		if t.reservation != 0 {
+			if !r.reserved[t.reservation] {
+				r.t.Fatalf("reservation %d is taken twice, or was released", t.reservation)
 			}
-			delete(r.reserved, p.reservation)
+			delete(r.reserved, t.reservation)
 		}
 	}
 }
 
-func (r *deskRun) attempted(c *deskCaller, v verdict) {
+func (r *queriesRun) attempted(c *queryCaller, v outcome) {
 	if c.aborted && v == final {
 		v = elsewhere
 	}
@@ -98,8 +98,8 @@ func (r *deskRun) attempted(c *deskCaller, v verdict) {
 	r.step("attempted", c.q.sequence, v)
 	done := r.d.attempted(c.q, v, err, r.now)
 	c.attempt = false
-	if done != c.q.ended {
-		r.t.Fatalf("attempted says %v, the query has ended: %v", done, c.q.ended)
+	if done != (c.q.stage == ended) {
+		r.t.Fatalf("attempted says %v, the query has ended: %v", done, c.q.stage == ended)
 	}
 	if done {
 		c.outcomes++
@@ -111,7 +111,7 @@ func (r *deskRun) attempted(c *deskCaller, v verdict) {
 }
 
 // read is the leader reading what the gateway has said.
-func (r *deskRun) read() {
+func (r *queriesRun) read() {
 	m := r.d.message
 	if m == nil {
 		return
@@ -131,14 +131,14 @@ func (r *deskRun) read() {
 		}
 	}
 	for q := r.d.first; q != nil; q = q.nxt {
-		if _, known := r.rows[q.sequence]; q.submitted && !known {
+		if _, known := r.rows[q.sequence]; q.atLeader != unknown && !known {
 			r.t.Fatalf("query %d is submitted, but the leader has forgotten it: it was told %v", q.sequence, m)
 		}
 	}
 	r.d.heard(r.d.submitted, r.now)
 }
 
-func (r *deskRun) released() {
+func (r *queriesRun) released() {
 	for _, p := range r.d.released {
 		if !r.reserved[p.reservation] {
 			r.t.Fatalf("reservation %d is released twice, or was taken", p.reservation)
@@ -148,14 +148,14 @@ func (r *deskRun) released() {
 	r.d.released = nil
 }
 
-// turn checks from when on q may be decided without a leader, as the desk has it, by what q is now.
-func (r *deskRun) turn(q *query) {
-	never := r.d.link == linkOpen && !q.strays || q.probing || q.hasNext || q.attempts >= match.MaxAttempts
+// turn checks from when on q may be decided without a leader, as they have it, by what q is now.
+func (r *queriesRun) turn(q *query) {
+	never := r.d.link == linkOpen && !q.unled || q.inquired || q.hasNext() || q.attempts >= match.MaxAttempts
 	due := q.again
 	if since := q.since.Add(leastSilence); r.d.link == linkOpening && !r.d.lost && since.After(due) {
 		due = since
 	}
-	if overdue := q.at.sent.Add(q.at.took + leastOverdue); q.abort != nil && !q.void && overdue.After(due) {
+	if overdue := q.at.sent.Add(q.at.took + leastOverdue); q.stage == sent && overdue.After(due) {
 		due = overdue
 	}
 	if never != (q.turns == nil) || !never && !q.due.Equal(due) {
@@ -163,59 +163,59 @@ func (r *deskRun) turn(q *query) {
 	}
 }
 
-func (r *deskRun) check() {
+func (r *queriesRun) check() {
 	r.released()
-	n, strays, turns := 0, 0, 0
+	n, unled, turns := 0, 0, 0
 	for q := r.d.first; q != nil; q = q.nxt {
 		n++
 		r.turn(q)
 		if q.turns != nil {
 			turns++
 		}
-		if r.d.queries[q.sequence] != q || q.ended {
+		if r.d.bySequence[q.sequence] != q || q.stage == ended {
 			r.t.Fatalf("query %d is in the list but not in the map, or has ended", q.sequence)
 		}
-		if q.submitted && (r.d.link < linkOpen || q.strays) {
-			r.t.Fatalf("query %d is submitted, to nobody or though it strays: %+v", q.sequence, q)
+		if q.atLeader != unknown && (r.d.link < linkOpen || q.unled) {
+			r.t.Fatalf("query %d is submitted, to nobody or though it is decided without a leader: %+v", q.sequence, q)
 		}
-		if q.strays {
-			strays++
+		if q.unled {
+			unled++
 		}
 	}
 	if all := len(r.d.ready.queries) + len(r.d.later.queries); all != turns {
 		r.t.Fatalf("%d queries are to be decided alone, in the heaps are %d", turns, all)
 	}
-	if n != len(r.d.queries) || strays != r.d.strays {
-		r.t.Fatalf("%d in the list, %d in the map; %d stray, counted are %d", n, len(r.d.queries), strays, r.d.strays)
+	if n != len(r.d.bySequence) || unled != r.d.unled {
+		r.t.Fatalf("%d in the list, %d in the map; %d unled, counted are %d", n, len(r.d.bySequence), unled, r.d.unled)
 	}
 	for _, c := range r.callers {
 		q := c.q
 		if c.attempts > match.MaxAttempts || q.attempts != c.attempts {
-			r.t.Fatalf("query %d: %d attempts were made, the desk counts %d, the most is %d", q.sequence, c.attempts, q.attempts, match.MaxAttempts)
+			r.t.Fatalf("query %d: %d attempts were made, the gateway counts %d, the most is %d", q.sequence, c.attempts, q.attempts, match.MaxAttempts)
 		}
 		if c.outcomes > 1 {
 			r.t.Fatalf("query %d has %d outcomes", q.sequence, c.outcomes)
 		}
-		if c.attempt != (q.abort != nil) {
-			r.t.Fatalf("query %d: an attempt is under way: %v, the desk thinks so: %v", q.sequence, c.attempt, q.abort != nil)
+		if c.attempt != (q.abort != nil) || q.stage != ended && c.attempt != q.underWay() {
+			r.t.Fatalf("query %d: an attempt is under way: %v, the gateway has it at stage %d", q.sequence, c.attempt, q.stage)
 		}
-		if (q.hasNext || q.ended) && !c.attempt && c.outcomes == 0 && len(q.wake) == 0 {
+		if (q.hasNext() || q.stage == ended) && !c.attempt && c.outcomes == 0 && len(q.wake) == 0 {
 			r.t.Fatalf("query %d: nobody is told that it has a place or an end", q.sequence)
 		}
-		if q.hasNext && c.attempt && !c.aborted {
+		if q.hasNext() && c.attempt && !c.aborted {
 			r.t.Fatalf("query %d is assigned anew, but its attempt goes on", q.sequence)
 		}
 	}
 }
 
-func (r *deskRun) pick() *deskCaller {
+func (r *queriesRun) pick() *queryCaller {
 	if len(r.callers) == 0 {
 		return nil
 	}
 	return r.callers[r.rng.IntN(len(r.callers))]
 }
 
-func (r *deskRun) assign(sequence uint64) {
+func (r *queriesRun) assign(sequence uint64) {
 	a := &control.Assign{Sequence: sequence, Attempt: r.rows[sequence] + 1, Agent: fmt.Sprint("agent-", r.rng.IntN(4)), ExecutionNs: 1e6}
 	r.rows[sequence] = a.Attempt
 	r.assigned = append(r.assigned, a)
@@ -223,11 +223,11 @@ func (r *deskRun) assign(sequence uint64) {
 	r.d.assign(a)
 }
 
-func (r *deskRun) random() {
+func (r *queriesRun) random() {
 	r.now = r.now.Add(time.Duration(r.rng.IntN(10)) * time.Millisecond)
 	switch r.rng.IntN(18) {
 	case 0, 1:
-		if len(r.d.queries) < 4 { // few, so that much happens to each
+		if len(r.d.bySequence) < 4 { // few, so that much happens to each
 			r.arrive()
 		}
 	case 2, 3, 4:
@@ -236,10 +236,10 @@ func (r *deskRun) random() {
 		}
 	case 5, 6:
 		if c := r.pick(); c != nil && c.attempt {
-			r.attempted(c, []verdict{answered, final, elsewhere, elsewhere, elsewhere, elsewhere}[r.rng.IntN(6)])
+			r.attempted(c, []outcome{answered, final, elsewhere, elsewhere, elsewhere, elsewhere}[r.rng.IntN(6)])
 		}
 	case 7: // the caller gives up
-		if c := r.pick(); c != nil && !c.q.ended && r.rng.IntN(4) == 0 {
+		if c := r.pick(); c != nil && c.q.stage != ended && r.rng.IntN(4) == 0 {
 			r.step("end", c.q.sequence)
 			r.d.end(c.q, status.Error(codes.Canceled, "x"))
 			if c.attempt {
@@ -286,7 +286,7 @@ func (r *deskRun) random() {
 			r.d.reject(&control.Reject{Sequence: c.q.sequence, Reason: match.Overloaded.String()})
 		}
 	case 16:
-		if q := r.d.alone(r.now); q != nil {
+		if q := r.d.inquire(r.now); q != nil {
 			r.step("alone", q.sequence)
 			r.probing = append(r.probing, q.sequence)
 		}
@@ -295,7 +295,7 @@ func (r *deskRun) random() {
 	}
 }
 
-func (r *deskRun) decide(somebody bool) {
+func (r *queriesRun) decide(somebody bool) {
 	if len(r.probing) == 0 {
 		return
 	}
@@ -303,17 +303,17 @@ func (r *deskRun) decide(somebody bool) {
 	r.probing = r.probing[1:]
 	r.step("decided", sequence, somebody)
 	if !somebody {
-		r.d.undecided(sequence, r.now.Add(probeAgain), "x")
+		r.d.undecided(sequence, r.now.Add(20*time.Millisecond), "x")
 		return
 	}
 	r.lastID++
 	r.reserved[r.lastID] = true
-	r.d.decided(sequence, place{agent: "agent-9", reservation: r.lastID, took: time.Millisecond})
+	r.d.decided(sequence, target{agent: "agent-9", reservation: r.lastID, took: time.Millisecond})
 }
 
 // finish has everybody behave from now on: with or without a leader, every
 // query must have its outcome soon.
-func (r *deskRun) finish(led bool) {
+func (r *queriesRun) finish(led bool) {
 	r.step("finish", led)
 	if led {
 		if r.d.link < linkOpen || r.rng.IntN(2) == 0 {
@@ -328,12 +328,12 @@ func (r *deskRun) finish(led bool) {
 		if led {
 			r.read()
 			for _, c := range r.callers {
-				if q := c.q; !q.ended && q.submitted && q.waits {
+				if q := c.q; q.stage != ended && q.atLeader == waits {
 					r.assign(q.sequence)
 				}
 			}
 		}
-		for q := r.d.alone(r.now); q != nil; q = r.d.alone(r.now) {
+		for q := r.d.inquire(r.now); q != nil; q = r.d.inquire(r.now) {
 			r.probing = append(r.probing, q.sequence)
 		}
 		for len(r.probing) > 0 {
@@ -358,17 +358,17 @@ func (r *deskRun) finish(led bool) {
 			r.t.Errorf("query %d has %d outcomes: %+v", c.q.sequence, c.outcomes, c.q)
 		}
 	}
-	if len(r.d.queries) > 0 || len(r.reserved) > 0 {
-		r.t.Errorf("%d queries and reservations %v are left", len(r.d.queries), r.reserved)
+	if len(r.d.bySequence) > 0 || len(r.reserved) > 0 {
+		r.t.Errorf("%d queries and reservations %v are left", len(r.d.bySequence), r.reserved)
 	}
 }
 
-// TestDeskProperties: whatever happens in whatever order, a query has one
+// TestQueriesProperties: whatever happens in whatever order, a query has one
 // attempt at a time and at most match.MaxAttempts, exactly one outcome, and no
 // reservation is forgotten.
-func TestDeskProperties(t *testing.T) {
+func TestQueriesProperties(t *testing.T) {
 	for seed := range uint64(1500) {
-		r := newDeskRun(t, seed)
+		r := newQueriesRun(t, seed)
 		t.Run("", func(t *testing.T) {
 			r.t = t
 			defer func() {
@@ -393,7 +393,7 @@ func TestDeskProperties(t *testing.T) {
 
 // TestSilence follows when a leader counts as silent, and as heard.
 func TestSilence(t *testing.T) {
-	r := newDeskRun(t, 0)
+	r := newQueriesRun(t, 0)
 	ms := func(n int) time.Time { return time.Unix(0, 0).Add(time.Duration(n) * time.Millisecond) }
 	at := func(n int, want linkState) {
 		t.Helper()
@@ -416,12 +416,12 @@ func TestSilence(t *testing.T) {
 	at(181, linkSilent)
 	r.d.heard(1, ms(195)) // one of two
 	at(195, linkSilent)
-	if r.d.alone(ms(195)) == nil {
+	if r.d.inquire(ms(195)) == nil {
 		t.Error("nothing is decided alone")
 	}
 	r.d.heard(2, ms(200))
 	at(200, linkOpen)
-	if r.d.alone(ms(200)) != nil {
+	if r.d.inquire(ms(200)) != nil {
 		t.Error("something is decided alone")
 	}
 	// One that is usually slow has longer.
@@ -439,16 +439,16 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-func (d *desk) submitOrder() (sequences []uint64) {
-	for _, s := range d.message.GetSubmit() {
+func (qs *queries) submitOrder() (sequences []uint64) {
+	for _, s := range qs.message.GetSubmit() {
 		sequences = append(sequences, s.Sequence)
 	}
 	return sequences
 }
 
-// TestDeskOfferedAgain follows one query whose attempts the leader gives up.
-func TestDeskOfferedAgain(t *testing.T) {
-	r := newDeskRun(t, 0)
+// TestQueriesOfferedAgain follows one query whose attempts the leader gives up.
+func TestQueriesOfferedAgain(t *testing.T) {
+	r := newQueriesRun(t, 0)
 	r.d.opened(r.now)
 	r.arrive()
 	c := r.callers[0]
@@ -477,11 +477,11 @@ func TestDeskOfferedAgain(t *testing.T) {
 	}
 }
 
-// TestDeskFailedAfterOfferedAgain: the leader, who has given the attempt up
+// TestQueriesFailedAfterOfferedAgain: the leader, who has given the attempt up
 // already, is not asked again.
-func TestDeskFailedAfterOfferedAgain(t *testing.T) {
+func TestQueriesFailedAfterOfferedAgain(t *testing.T) {
 	for _, offered := range []bool{true, false} {
-		r := newDeskRun(t, 0)
+		r := newQueriesRun(t, 0)
 		r.d.opened(r.now)
 		r.arrive()
 		r.d.assign(&control.Assign{Sequence: 1, Attempt: 1, Agent: "a"})
@@ -498,11 +498,11 @@ func TestDeskFailedAfterOfferedAgain(t *testing.T) {
 	}
 }
 
-// TestDeskAnsweredUnderNewLeader: a lane that may have told the leader before of the end of an
+// TestQueriesAnsweredUnderNewLeader: a lane that may have told the leader before of the end of an
 // attempt is given back to the new one, who knows of the attempt from the gateway alone.
-func TestDeskAnsweredUnderNewLeader(t *testing.T) {
-	for _, v := range []verdict{answered, final} {
-		r := newDeskRun(t, 0)
+func TestQueriesAnsweredUnderNewLeader(t *testing.T) {
+	for _, v := range []outcome{answered, final} {
+		r := newQueriesRun(t, 0)
 		r.d.opened(r.now)
 		r.arrive()
 		r.d.assign(&control.Assign{Sequence: 1, Attempt: 1, Agent: "a", Lane: 2})
@@ -515,22 +515,22 @@ func TestDeskAnsweredUnderNewLeader(t *testing.T) {
 		r.attempted(r.callers[0], v)
 		m := r.d.message
 		if u := m.GetUnused(); len(u) != 1 || u[0].Agent != "a" || u[0].Lane != 2 || u[0].Attempt != 1 || !slices.Equal(m.GetCancel(), []uint64{1}) {
-			t.Errorf("verdict %v: told %v, want query 1 cancelled and its lane given back", v, m)
+			t.Errorf("outcome %v: told %v, want query 1 cancelled and its lane given back", v, m)
 		}
 	}
 }
 
-// TestDeskLeaderHeardAgain: a query that was sent elsewhere while the leader was silent goes on when the leader is
+// TestQueriesLeaderHeardAgain: a query that was sent elsewhere while the leader was silent goes on when the leader is
 // heard again, whatever that one had decided about it before it read so.
-func TestDeskLeaderHeardAgain(t *testing.T) {
+func TestQueriesLeaderHeardAgain(t *testing.T) {
 	for _, taken := range []bool{true, false} { // by its caller, before the leader is heard
-		r := newDeskRun(t, 0)
+		r := newQueriesRun(t, 0)
 		r.d.opened(r.now)
 		r.arrive()
 		r.read()
 		r.now = r.now.Add(heartbeatSilence + 1)
 		r.d.check(r.now)
-		if r.d.link != linkSilent || r.d.alone(r.now) == nil {
+		if r.d.link != linkSilent || r.d.inquire(r.now) == nil {
 			t.Fatal("nothing is decided without the leader that is silent")
 		}
 		r.probing = []uint64{1}
@@ -547,8 +547,8 @@ func TestDeskLeaderHeardAgain(t *testing.T) {
 		crossing := &control.Assign{Sequence: 1, Attempt: 1, Agent: "agent-1"}
 		r.d.assign(crossing)
 		r.look(c)
-		if c.aborted || c.place.agent != "agent-9" {
-			t.Errorf("the attempt is at %q, aborted: %v; want it to go on at agent-9", c.place.agent, c.aborted)
+		if c.aborted || c.target.agent != "agent-9" {
+			t.Errorf("the attempt is at %q, aborted: %v; want it to go on at agent-9", c.target.agent, c.aborted)
 		}
 		if u := m.GetUnused(); len(u) != 1 || u[0] != crossing {
 			t.Errorf("given back are %v, want the leader's assignment", u)

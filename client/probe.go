@@ -1,0 +1,81 @@
+package client
+
+import (
+	"context"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader/match"
+)
+
+// mostQuestions are kept while a member's Probe stream opens; more are not asked.
+const mostQuestions = 256
+
+// A prober keeps the Probe stream to one member.
+type prober struct {
+	leaderless *leaderless
+	lane       match.LaneID
+	cancel     context.CancelFunc
+	requests   chan *control.ProbeRequest
+}
+
+// prober returns the prober of a member, which is started if need be; nil if there is no such
+// member or the gateway is closed. The lock is held.
+func (l *leaderless) prober(lane match.LaneID) *prober {
+	if p := l.probers[lane]; p != nil {
+		return p
+	}
+	m := l.g.members.Load().byName[l.agents[lane]]
+	if m == nil || l.g.context.Err() != nil {
+		return nil
+	}
+	p := &prober{leaderless: l, lane: lane, requests: make(chan *control.ProbeRequest, mostQuestions)}
+	var ctx context.Context
+	ctx, p.cancel = context.WithCancel(l.g.context)
+	l.probers[lane] = p
+	l.g.running.Go(func() {
+		defer p.cancel()
+		err := p.run(ctx, l.g.config.Transport, m)
+		l.lost(lane)
+		l.g.log.Debug("probe stream has ended", "agent", m.GetName(), "error", err)
+	})
+	return p
+}
+
+func (p *prober) run(ctx context.Context, transport Transport, m *control.Member) error {
+	stream, err := transport.Probe(ctx, m)
+	if err != nil {
+		return err
+	}
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case r := <-p.requests:
+				if stream.Send(r) != nil {
+					return // Recv says why
+				}
+			}
+		}
+	}()
+	defer func() { p.cancel(); <-written }()
+	for {
+		answer, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		p.leaderless.answered(p.lane, answer)
+	}
+}
+
+// send reports whether there is room for a question.
+func (p *prober) send(r *control.ProbeRequest) bool {
+	select {
+	case p.requests <- r:
+		return true
+	default:
+		return false
+	}
+}
