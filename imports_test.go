@@ -64,7 +64,7 @@ var rules = []rule{
 		reason: "the leader is a pure state machine: the simulator runs the very code that production runs",
 	},
 	{
-		folder: "leader/match", imports: []string{"leader/fluid", "profiles", "runtime/queue"}, never: append([]string{"log", "os"}, network...),
+		folder: "leader/match", imports: []string{"leader/fluid", "leader/internal", "profiles", "runtime/queue"}, never: append([]string{"log", "os"}, network...),
 		reason: "matching is pure, and what else the leader does builds on it",
 	},
 	{
