@@ -89,7 +89,7 @@ var rules = []rule{
 		reason: "the simulator drives the leader and the lanes' queues in virtual time, without a machine or a network",
 	},
 	{
-		folder: "agent/outcome", imports: []string{"api/oip", "gossip", "models", "runtime"}, never: []string{module + "agent"},
+		folder: "agent/outcome", imports: []string{"api", "gossip", "models", "runtime"}, never: []string{module + "agent"},
 		reason: "all rooms of the agent wrap its errors, so it can know none of them",
 	},
 	{

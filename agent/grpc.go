@@ -215,8 +215,17 @@ func (a *Agent) tap(ctx context.Context, info *tap.Info) (context.Context, error
 	if err != nil {
 		return ctx, err
 	}
+	isQuery := info.FullMethodName == inference.GRPCInferenceService_ModelInfer_FullMethodName
+	if isQuery {
+		if err := a.fullFor(ctx, len(info.Header[control.AttemptHeader]) > 0); err != nil {
+			return ctx, err
+		}
+	}
+	if err := a.guard.Count(ctx, info.FullMethodName); err != nil {
+		return ctx, err
+	}
 	switch {
-	case info.FullMethodName == inference.GRPCInferenceService_ModelInfer_FullMethodName:
+	case isQuery:
 		return a.tapQuery(ctx, info.Header)
 	case strings.HasPrefix(info.FullMethodName, "/"+inference.GRPCInferenceService_ServiceDesc.ServiceName+"/"):
 		return ctx, nil
@@ -229,12 +238,20 @@ func (a *Agent) tap(ctx context.Context, info *tap.Info) (context.Context, error
 	return ctx, nil
 }
 
-// tapQuery refuses a query where overload costs least, and has one that is let
-// in arrive in time.
-func (a *Agent) tapQuery(ctx context.Context, header metadata.MD) (context.Context, error) {
-	if err := a.intake.full(ctx); err != nil {
-		return ctx, a.refuseArrival(err, len(header[control.AttemptHeader]) > 0)
+// fullFor refuses a query where overload, and what is beyond its client's limits, costs least.
+func (a *Agent) fullFor(ctx context.Context, attempt bool) error {
+	err := a.intake.full(ctx)
+	if err == nil {
+		err = a.guard.Query(ctx, wayOf(attempt), 0)
 	}
+	if err != nil {
+		return a.refuseArrival(err, attempt)
+	}
+	return nil
+}
+
+// tapQuery has a query that is let in arrive in time.
+func (a *Agent) tapQuery(ctx context.Context, header metadata.MD) (context.Context, error) {
 	r := &receipt{agent: a, arrival: time.Now(), header: header}
 	if err := ctx.Err(); err != nil { // then the call is not handled
 		r.end()

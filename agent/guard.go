@@ -72,3 +72,27 @@ func (a *Agent) sees(ctx context.Context) func(model string) bool {
 	c := callers{a.guard}
 	return func(model string) bool { return c.MayQuery(ctx, model) == nil }
 }
+
+// Query implements clients.
+func (c callers) Query(ctx context.Context, w secure.Way, bytes int64) error {
+	if isLocal(ctx) {
+		return nil
+	}
+	return c.guard.Query(ctx, w, bytes)
+}
+
+// Bytes implements clients.
+func (c callers) Bytes(ctx context.Context, w secure.Way, bytes int64, first bool) error {
+	if isLocal(ctx) {
+		return nil
+	}
+	return c.guard.Bytes(ctx, w, bytes, first)
+}
+
+// wayOf is how the query of a call comes here.
+func wayOf(attempt bool) secure.Way {
+	if attempt {
+		return secure.Attempted
+	}
+	return secure.Asked
+}

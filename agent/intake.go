@@ -78,6 +78,12 @@ func (i *intake) Take(ctx context.Context, n, had int64) error {
 	if client == "" {
 		return nil
 	}
+	if i.answers != nil { // these are queries
+		if err := i.clients.Bytes(ctx, wayOf(isAttempt(ctx)), n, had == 0); err != nil {
+			i.held.Add(-n)
+			return err
+		}
+	}
 	i.mu.Lock()
 	if i.of == nil {
 		i.of = map[string]int64{}

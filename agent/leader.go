@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/profiles"
 )
@@ -53,6 +54,11 @@ type clients interface {
 	Client(context.Context) string
 	// MayQuery says why the caller may not query a model; nil if it may.
 	MayQuery(ctx context.Context, model string) error
+	// Query counts a query of the caller, of as many bytes as are known yet, or refuses it for the
+	// caller's limits.
+	Query(ctx context.Context, w secure.Way, bytes int64) error
+	// Bytes counts bytes of a query that Query has let in. Only the first can be refused.
+	Bytes(ctx context.Context, w secure.Way, bytes int64, first bool) error
 }
 
 // A leader is the leading half of an agent: it takes part in elections, and

@@ -2,13 +2,16 @@ package agent
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/secure"
 	core "github.com/muster-serve/muster/leader"
 )
 
@@ -26,6 +29,8 @@ type gateway struct {
 	// mayQuery says why the gateway's client may not query a model; nil: it may query all.
 	mayQuery func(model string) error
 	client   string // the name of its client; "": it has none, or is an agent
+	// count counts a query of the gateway's client, or refuses it; nil: there is no client with a name.
+	count func(bytes uint64) error
 	// received counts the submits read from the stream.
 	received uint64
 	// out is what the loop has for it since the last flush; nil: nothing.
@@ -49,6 +54,11 @@ func (l *leader) match(s stream[control.MatchMessage, control.GatewayMessage]) e
 	g := &gateway{wake: make(chan struct{}, 1), cut: cut}
 	if who := l.config.Clients; who != nil {
 		g.client, g.mayQuery = who.Client(s.Context()), func(model string) error { return who.MayQuery(s.Context(), model) }
+		if g.client != "" {
+			g.count = func(bytes uint64) error {
+				return who.Query(s.Context(), secure.Asked, int64(min(bytes, math.MaxInt64)))
+			}
+		}
 	}
 	hello := make(chan error, 1)
 	// The reader ends when this function returns, for then the stream does.
@@ -219,6 +229,12 @@ func (t *term) told(g *gateway, m *control.GatewayMessage) {
 	}
 	for _, s := range m.GetSubmit() {
 		g.received++
+		if g.count != nil {
+			if err := g.count(s.GetBytes()); err != nil {
+				t.overLimit(g, s.GetSequence(), err)
+				continue
+			}
+		}
 		t.submit(g, s)
 	}
 	if len(m.GetSubmit()) > 0 {
@@ -232,6 +248,14 @@ func (t *term) told(g *gateway, m *control.GatewayMessage) {
 			Kind: core.Unused, Gateway: g.id, Sequence: a.GetSequence(), Attempt: int(a.GetAttempt()), Agent: a.GetAgent(), Lane: int(a.GetLane()),
 		})
 	}
+}
+
+// overLimit refuses a query that is beyond the limits of the gateway's client. Each submit counts, one
+// that is made again too, or who says that it is would have no limit.
+func (t *term) overLimit(g *gateway, sequence uint64, err error) {
+	t.step(core.Event{Kind: core.Cancelled, Gateway: g.id, Sequence: sequence})
+	o, out := outcome.Of(err), t.outbox(g)
+	out.Reject = append(out.Reject, &control.Reject{Sequence: sequence, Reason: o.Reason, Message: err.Error(), RetryAfterNs: int64(o.RetryAfter)})
 }
 
 // submit takes a query.

@@ -18,6 +18,7 @@ import (
 	goruntime "runtime"
 
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/zoo"
@@ -115,7 +116,9 @@ func (named) Client(ctx context.Context) string {
 	return name
 }
 
-func (named) MayQuery(context.Context, string) error { return nil }
+func (named) MayQuery(context.Context, string) error               { return nil }
+func (named) Query(context.Context, secure.Way, int64) error       { return nil }
+func (named) Bytes(context.Context, secure.Way, int64, bool) error { return nil }
 
 // TestIntake: what is held has a bound, and what one client with a name holds half of it; but who
 // is alone gets in.

@@ -22,6 +22,7 @@ import (
 
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/runtime"
 )
@@ -283,6 +284,9 @@ func (r *rest) receive(req *http.Request, charge *oip.Charge) (*oip.Request, err
 		return nil, fmt.Errorf("%w: body of %d bytes, want at most %d for model %q", oip.ErrTooLarge, req.ContentLength, limit, model)
 	}
 	if err := r.intake.full(req.Context()); err != nil {
+		return nil, err
+	}
+	if err := r.guard.Query(req.Context(), secure.Asked, 0); err != nil {
 		return nil, err
 	}
 	if err := charge.AtLeast(req.ContentLength); err != nil {

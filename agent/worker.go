@@ -17,6 +17,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/runtime"
@@ -483,6 +484,9 @@ func (s *station) answer(ctx context.Context, id placeID, req *control.ProbeRequ
 	answer.RemainingNs = int64(s.lanes.Remaining())
 	if req.BatchSize < 1 || int(req.BatchSize) > loaded.Version.Config.LargestBatchSize || s.intake.full(ctx) != nil ||
 		req.TimeLeftNs > 0 && answer.RemainingNs > req.TimeLeftNs {
+		return answer
+	}
+	if s.callers.Query(ctx, secure.Probed, 0) != nil {
 		return answer
 	}
 	place := s.lanes.Reserve(loaded.Model.profile, int(req.BatchSize), keepPlace)

@@ -21,8 +21,8 @@ var (
 	ErrTooLarge = errors.New("request too large")
 	// ErrNotFound: there is no such model, version or method.
 	ErrNotFound = errors.New("not found")
-	// ErrOverloaded: the server has more queries than it can serve in time;
-	// see [Error.RetryAfter].
+	// ErrOverloaded: the server has more queries than it can serve in time, or this
+	// client has sent more than it may; see [Error.RetryAfter].
 	ErrOverloaded = errors.New("server overloaded")
 	// ErrDeadline: the answer did not come in time. It is a
 	// context.DeadlineExceeded, too.

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/runtime"
@@ -56,9 +57,12 @@ type Outcome struct {
 // Of is the outcome of what ended with err, which is not nil.
 func Of(err error) Outcome {
 	var overloaded *runtime.OverloadedError
+	var over *secure.LimitError
 	switch {
 	case errors.Is(err, ErrRefused):
 		return Outcome{codes.Unavailable, http.StatusServiceUnavailable, "refused", 0}
+	case errors.As(err, &over):
+		return Outcome{codes.ResourceExhausted, http.StatusTooManyRequests, "limit", over.RetryAfter}
 	case errors.As(err, &overloaded):
 		return Outcome{codes.ResourceExhausted, http.StatusTooManyRequests, "overloaded", max(overloaded.RetryAfter, time.Millisecond)}
 	case errors.Is(err, ErrInvalid), errors.Is(err, oip.ErrInvalid), errors.Is(err, models.ErrName):

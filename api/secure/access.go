@@ -7,6 +7,8 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -30,14 +32,15 @@ var controls = []Control{Load, Unload, Drain, Plan, Rotate, Events}
 // models.
 const Anyone = "*"
 
-// Access says which models each client may query, and which control calls it
-// may make. Agents may do everything.
+// Access says which models each client may query, which control calls it may
+// make, and how much it may use. Agents may do everything.
 type Access struct{ clients map[string]grant }
 
 // A grant is what one client may do.
 type grant struct {
 	models  map[string]bool
 	control map[Control]bool
+	limits  *allowance // nil: none
 }
 
 // DefaultAccess lets every client query, and the client "admin" alone control:
@@ -60,7 +63,12 @@ func DefaultAccess() *Access {
 //	  ads:                      # the name in a certificate, or of an API key
 //	    models: [ncf, wnd]      # which it may query; "*" is all
 //	    control: [load, unload] # of load, unload, drain, plan, keys, events
-//	  "*":                      # every other client with a name
+//	    limits:                 # how much it may use of each agent; none, without
+//	      queries_per_second: 200
+//	      burst: 400            # at once after a pause; without, those of a second
+//	      bytes_per_second: 50MB
+//	      streams: 16           # calls open at a time, queries among them
+//	  "*":                      # every other client with a name, each with limits of its own
 //	    models: ["*"]
 //
 // A client that the file does not have, where there is no "*", may do nothing.
@@ -86,13 +94,13 @@ func ParseAccess(path string, data []byte) (*Access, error) {
 			return
 		}
 		found = true
-		p.mapping(value, "lines of `name: {models: [...], control: [...]}`", func(key, value *yaml.Node) {
+		p.mapping(value, "lines of `name: {models: [...], control: [...], limits: {...}}`", func(key, value *yaml.Node) {
 			if key.Value != Anyone {
 				if err := checkName(key.Value); err != nil {
 					p.fault(key, "%v", err)
 				}
 			}
-			a.clients[key.Value] = p.grant(value)
+			a.clients[key.Value] = p.grant(key.Value, value)
 		})
 	})
 	if !found && len(p.faults) == 0 {
@@ -135,9 +143,9 @@ func (p *accessParser) mapping(n *yaml.Node, want string, each func(key, value *
 	}
 }
 
-func (p *accessParser) grant(n *yaml.Node) grant {
+func (p *accessParser) grant(client string, n *yaml.Node) grant {
 	g := grant{models: map[string]bool{}, control: map[Control]bool{}}
-	p.mapping(n, "{models: [...], control: [...]}", func(key, value *yaml.Node) {
+	p.mapping(n, "{models: [...], control: [...], limits: {...}}", func(key, value *yaml.Node) {
 		switch key.Value {
 		case "models":
 			for _, model := range p.list(value, "models") {
@@ -150,11 +158,87 @@ func (p *accessParser) grant(n *yaml.Node) grant {
 				}
 				g.control[Control(call.Value)] = true
 			}
+		case "limits":
+			g.limits = p.limits(client, value)
 		default:
-			p.fault(key, "unknown key %q, want models or control", key.Value)
+			p.fault(key, "unknown key %q, want models, control or limits", key.Value)
 		}
 	})
 	return g
+}
+
+// limits are those of a client; nil if there are none.
+func (p *accessParser) limits(client string, n *yaml.Node) *allowance {
+	a := allowance{}
+	var burst *yaml.Node
+	of := func(key string) string { return fmt.Sprintf("client %q: %s", client, key) }
+	p.mapping(n, of("limits")+": {queries_per_second: ..., burst: ..., bytes_per_second: ..., streams: ...}", func(key, value *yaml.Node) {
+		switch key.Value {
+		case "queries_per_second":
+			a.queries = p.number(value, of(key.Value), "a number above 0, such as 200")
+		case "burst":
+			burst = value
+			if a.burst = p.number(value, of(key.Value), "a number of at least 1"); a.burst > 0 && a.burst < 1 {
+				p.fault(value, "%s: %s, want a number of at least 1: below that no query is let in", of(key.Value), value.Value)
+			}
+		case "bytes_per_second":
+			a.bytes = p.bytes(value, of(key.Value))
+		case "streams":
+			streams, err := strconv.ParseInt(value.Value, 10, 32)
+			if value.Kind != yaml.ScalarNode || err != nil || streams < 1 {
+				p.fault(value, "%s: %.40q, want a whole number above 0; without one there is no limit", of(key.Value), value.Value)
+			}
+			a.streams = int(streams)
+		default:
+			p.fault(key, "client %q: unknown limit %q, want queries_per_second, burst, bytes_per_second or streams", client, key.Value)
+		}
+	})
+	switch {
+	case burst == nil:
+		a.burst = max(1, a.queries)
+	case a.queries == 0:
+		p.fault(burst, "%s without queries_per_second, want both", of("burst"))
+	}
+	if a.queries == 0 && a.bytes == 0 && a.streams == 0 {
+		return nil
+	}
+	return &a
+}
+
+// mostRate bounds what a limit may be: beyond it numbers are not exact.
+const mostRate = 1 << 50
+
+// number is that of a scalar, more than 0.
+func (p *accessParser) number(n *yaml.Node, of, want string) float64 {
+	v, err := strconv.ParseFloat(n.Value, 64)
+	if n.Kind != yaml.ScalarNode || err != nil || !(v > 0 && v <= mostRate) {
+		p.fault(n, "%s: %.40q, want %s; without one there is no limit", of, n.Value, want)
+		return 0
+	}
+	return v
+}
+
+// units are those of bytes. The longer ones come first.
+var units = []struct {
+	name  string
+	bytes float64
+}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"B", 1}}
+
+// bytes is a number of bytes, with or without a unit.
+func (p *accessParser) bytes(n *yaml.Node, of string) float64 {
+	text, unit := n.Value, 1.0
+	for _, u := range units {
+		if before, ok := strings.CutSuffix(text, u.name); ok {
+			text, unit = strings.TrimSpace(before), u.bytes
+			break
+		}
+	}
+	v, err := strconv.ParseFloat(text, 64)
+	if v *= unit; n.Kind != yaml.ScalarNode || err != nil || !(v >= 1 && v <= mostRate) {
+		p.fault(n, "%s: %.40q, want bytes, such as 50MB or 64KiB, at least 1; without any there is no limit", of, n.Value)
+		return 0
+	}
+	return v
 }
 
 // list is the elements of a list of words.

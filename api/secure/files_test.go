@@ -75,7 +75,7 @@ func TestParseAccess(t *testing.T) {
 		{"list", "- a\n", "access:1: want `clients:`"},
 		{"clients that are a list", "clients: [a]", "access:1: want lines of"},
 		{"grant that is a list", "clients:\n  ads: [ncf]\n", "access:2: want {models"},
-		{"unknown right", "clients:\n  ads: {model: [ncf]}\n", `access:2: unknown key "model", want models or control`},
+		{"unknown right", "clients:\n  ads: {model: [ncf]}\n", `access:2: unknown key "model", want models, control or limits`},
 		{"unknown control", "clients:\n  ads: {control: [reboot]}\n", `access:2: control call "reboot", want one of ["load" "unload" "drain" "plan" "keys" "events"]`},
 		{"models that are a word", "clients:\n  ads: {models: ncf}\n", "access:2: want a list of models"},
 		{"models that are lists", "clients:\n  ads: {models: [[ncf]]}\n", "want the name of one of the models"},
@@ -431,6 +431,7 @@ func FuzzParseKeys(f *testing.F) {
 func FuzzParseAccess(f *testing.F) {
 	f.Add([]byte("clients:\n  ads: {models: [ncf, wnd], control: [load]}\n  '*': {models: ['*']}\n"))
 	f.Add([]byte("clients: &a\n  ads: *a\n"))
+	f.Add([]byte("clients: {ads: {limits: {queries_per_second: 2e2, burst: 400, bytes_per_second: 50MB, streams: 16}}}\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		a, err := ParseAccess("access", data)
 		if (a == nil) == (err == nil) {

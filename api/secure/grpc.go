@@ -179,14 +179,9 @@ func ForCaller(ctx context.Context) context.Context {
 }
 
 // Tap refuses a call before its message is read, as far as that can be told
-// without, and one beyond Limits: for a server's tap.
+// without: for a server's tap. [Guard.Count] comes after all else that may refuse the call there.
 func (g *Guard) Tap(ctx context.Context, info *tap.Info) (context.Context, error) {
-	ctx, err := g.enter(ctx, info.FullMethodName, info.Header)
-	if err != nil {
-		return ctx, err
-	}
-	p, _ := peer.FromContext(ctx)
-	return ctx, g.limitCall(ctx, addressOf(p), info.FullMethodName)
+	return g.enter(ctx, info.FullMethodName, info.Header)
 }
 
 // enter refuses a call that its method alone forbids. The context returned

@@ -35,6 +35,7 @@ type Guard struct {
 	open     peers // of gRPC, both those that came and those that this agent made
 	// What those hold who are no agents.
 	connections, calls quota
+	meters             meters // of clients with limits of their own
 
 	tlsMu sync.Mutex
 	tls   tlsConfigs
@@ -50,11 +51,12 @@ const (
 	ReasonDenied          = "denied"          // a call that its client may not make
 	ReasonConnections     = "connections"     // a connection beyond Limits
 	ReasonCalls           = "calls"           // a call beyond Limits
+	ReasonLimit           = "limit"           // a call, or query, beyond the limits of its client
 )
 
 // Reasons are all there are.
 func Reasons() []string {
-	return []string{ReasonHandshake, ReasonUnauthenticated, ReasonDenied, ReasonConnections, ReasonCalls}
+	return []string{ReasonHandshake, ReasonUnauthenticated, ReasonDenied, ReasonConnections, ReasonCalls, ReasonLimit}
 }
 
 // Options are how much a Guard lets in, and what it tells others.

@@ -3,9 +3,11 @@ package secure
 import (
 	"context"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -23,7 +25,7 @@ func (g *Guard) HTTP(next http.Handler) http.Handler {
 		}
 		if r == nil {
 			c.from = remote(req.RemoteAddr)
-			next.ServeHTTP(w, req.WithContext(context.WithValue(req.Context(), callerKey{}, c)))
+			g.counted(next, w, req.WithContext(context.WithValue(req.Context(), callerKey{}, c)))
 			return
 		}
 		g.refused(remote(req.RemoteAddr), req.Method+" "+req.URL.Path, r)
@@ -36,6 +38,22 @@ func (g *Guard) HTTP(next http.Handler) http.Handler {
 		w.WriteHeader(code)
 		_, _ = w.Write(append(oip.ErrorJSON(r.text), '\n')) // a client that is gone needs no answer
 	})
+}
+
+// counted serves a request that is allowed, unless its client has too many open.
+func (g *Guard) counted(next http.Handler, w http.ResponseWriter, req *http.Request) {
+	done, over := g.hold(req.Context())
+	if over != nil {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(over.RetryAfter.Seconds()))))
+		w.WriteHeader(http.StatusTooManyRequests)
+		_, _ = w.Write(append(oip.ErrorJSON(over.text), '\n')) // a client that is gone needs no answer
+		return
+	}
+	if done != nil {
+		defer done()
+	}
+	next.ServeHTTP(w, req)
 }
 
 // ofForeignPage refuses what a web page of somebody else has its reader's browser send: a request

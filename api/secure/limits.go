@@ -121,13 +121,22 @@ func (c *countedConn) Close() error {
 // CloseWrite is as that of a plainConn.
 func (c *countedConn) CloseWrite() error { return closeWrite(c.Conn) }
 
-// limitCall counts a call until its context ends, or refuses it.
-func (g *Guard) limitCall(ctx context.Context, address net.Addr, method string) error {
+// Count counts a call by gRPC until its context ends, or refuses one that is beyond Limits, or the
+// limits of its client. Nobody may refuse it after that: grpc never ends the context of a call that
+// its server's tap refuses.
+func (g *Guard) Count(ctx context.Context, method string) error {
+	done, over := g.hold(ctx)
+	if over != nil {
+		return over.status()
+	}
 	c, _ := ctx.Value(callerKey{}).(caller)
 	if c.agent || method == inference.GRPCInferenceService_ModelInfer_FullMethodName {
+		if done != nil {
+			context.AfterFunc(ctx, done)
+		}
 		return nil
 	}
-	who, n := "address "+holderOf(address), 1
+	who, n := "address "+holderOf(c.from), 1
 	if c.name != "" {
 		who = "client " + c.name
 	}
@@ -135,10 +144,18 @@ func (g *Guard) limitCall(ctx context.Context, address net.Addr, method string) 
 		n = watchCalls
 	}
 	if !g.calls.take(who, n) {
+		if done != nil {
+			done()
+		}
 		g.observe(ReasonCalls)
-		g.refusals.add(address, "call refused", "too many calls", errTooManyCalls)
+		g.refusals.add(c.from, "call refused", "too many calls", errTooManyCalls)
 		return errTooManyCalls
 	}
-	context.AfterFunc(ctx, func() { g.calls.give(who, n) })
+	context.AfterFunc(ctx, func() {
+		g.calls.give(who, n)
+		if done != nil {
+			done()
+		}
+	})
 	return nil
 }

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/muster-serve/muster/api/control"
@@ -178,7 +179,13 @@ func serve(t testing.TB, config Config, tapped bool) *guarded {
 	s.Guard, s.log = openGuard(t, config)
 	options := append(oip.ServerOptions(1<<20), s.ServerOptions()...)
 	if tapped {
-		options = append(options, grpc.InTapHandle(s.Tap))
+		options = append(options, grpc.InTapHandle(func(ctx context.Context, info *tap.Info) (context.Context, error) {
+			ctx, err := s.Tap(ctx, info)
+			if err == nil {
+				err = s.Count(ctx, info.FullMethodName)
+			}
+			return ctx, err
+		}))
 	}
 	server := grpc.NewServer(options...)
 	oip.RegisterServer(server, fakeService{})

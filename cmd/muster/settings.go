@@ -75,7 +75,7 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.StringVar(&s.Security.ClientCAFile, "tls-client-ca", s.Security.ClientCAFile, "CA of clients' certificates, PEM (default that of --tls-ca)")
 	fs.BoolVar(&s.Security.RequireClientCert, "require-client-cert", s.Security.RequireClientCert, "refuse connections without a client's certificate")
 	fs.StringVar(&s.Security.APIKeysFile, "api-keys", s.Security.APIKeysFile, "file with the API keys of clients, lines of `name: key`")
-	fs.StringVar(&s.Security.AccessFile, "access", s.Security.AccessFile, "YAML file that says what each client may do")
+	fs.StringVar(&s.Security.AccessFile, "access", s.Security.AccessFile, "YAML file that says what each client may do, and how much")
 	fs.StringVar(&s.Leader, "leader", s.Leader, "whether this agent leads the fleet: "+strings.Join(agent.Roles(), ", ")+" (comes first)")
 	fs.StringVar(&s.Policy, "policy", s.Policy, "how the leader distributes queries: "+strings.Join(match.Policies(), ", "))
 	fs.StringVar(&s.Record, "record", s.Record, "file for the leader's events and decisions")

@@ -1,0 +1,382 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/client"
+)
+
+const adsKey, feedKey = "ads-ads-ads-ads-ads", "feed-feed-feed-feed"
+
+// startLimited starts an agent that gives the client ads these limits, and feed none. The function
+// returned changes those of ads.
+func startLimited(t *testing.T, limits string) (*testAgent, func(limits string)) {
+	t.Helper()
+	files := newTestCA(t)
+	content := func(limits string) string {
+		return "clients:\n  ads: {models: [ncf], limits: {" + limits + "}}\n  feed: {models: [ncf]}\n"
+	}
+	config := testConfig(t)
+	config.Security.APIKeysFile = files.write("keys", "ads: "+adsKey+"\nfeed: "+feedKey+"\n")
+	config.Security.AccessFile = files.write("access", content(limits))
+	a := startAgent(t, config, emulated())
+	return a, func(limits string) {
+		files.write("access", content(limits))
+		a.guard.Refresh()
+		a.guard.Refresh()
+	}
+}
+
+func withKey(ctx context.Context, key string) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+key)
+}
+
+// wantLimit wants a refusal for a limit of ads, with a hint when to come again.
+func wantLimit(t *testing.T, what string, err error, limit string) {
+	t.Helper()
+	s := status.Convert(err)
+	if s.Code() != codes.ResourceExhausted || !strings.Contains(s.Message(), `client "ads" is over its limit of `+limit) {
+		t.Errorf("%s: got %v, want RESOURCE_EXHAUSTED for the limit of %s", what, err, limit)
+		return
+	}
+	for _, detail := range s.Details() {
+		if info, ok := detail.(*errdetails.RetryInfo); ok && info.GetRetryDelay().AsDuration() > 0 {
+			return
+		}
+	}
+	t.Errorf("%s: no RetryInfo in %v", what, err)
+}
+
+// TestQueryLimit: queries are counted by gRPC and REST together, those beyond are refused and counted,
+// and a limit that has changed holds at once. Others are served.
+func TestQueryLimit(t *testing.T) {
+	a, change := startLimited(t, "queries_per_second: 0.001, burst: 4")
+	ads, feed := withKey(t.Context(), adsKey), withKey(t.Context(), feedKey)
+	byREST := func(key string) (*http.Response, string) {
+		return a.exchange("POST", "/v2/models/ncf/infer", ncfBody(1), map[string]string{"Authorization": "Bearer " + key})
+	}
+	for range 2 {
+		if _, err := a.grpc.ModelInfer(ads, ncfRequest(1)); err != nil {
+			t.Fatal(err)
+		}
+		if resp, body := byREST(adsKey); resp.StatusCode != http.StatusOK {
+			t.Fatalf("REST: %d %s", resp.StatusCode, body)
+		}
+	}
+	_, err := a.grpc.ModelInfer(ads, ncfRequest(1))
+	wantLimit(t, "gRPC", err, "0.001 queries a second")
+	resp, body := byREST(adsKey)
+	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); resp.StatusCode != http.StatusTooManyRequests || err != nil || seconds < 900 || seconds > 1000 ||
+		!strings.Contains(body, "over its limit of 0.001 queries a second") {
+		t.Errorf("REST: got %d, Retry-After %q, %s", resp.StatusCode, resp.Header.Get("Retry-After"), body)
+	}
+	if got := total(a.metrics.refusals.WithLabelValues(secure.ReasonLimit)); got != 2 {
+		t.Errorf("%v refusals are counted, want 2", got)
+	}
+	if n := strings.Count(a.log.String(), `reason="over its client's limit"`); n != 1 {
+		t.Errorf("the log tells it %d times, want once:\n%s", n, a.log)
+	}
+	for range 20 {
+		if _, err := a.grpc.ModelInfer(feed, ncfRequest(1)); err != nil {
+			t.Fatalf("another client: %v", err)
+		}
+	}
+	if _, err := a.grpc.ModelInfer(ads, ncfRequest(1)); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("later: %v", err)
+	}
+	change("")
+	for range 20 {
+		if _, err := a.grpc.ModelInfer(ads, ncfRequest(1)); err != nil {
+			t.Fatalf("once the limit is gone: %v", err)
+		}
+	}
+	change("queries_per_second: 0.001, burst: 0.5")
+	if !strings.Contains(a.log.String(), `client \"ads\": burst: 0.5, want a number of at least 1`) {
+		t.Errorf("a file that makes no sense is not in the log:\n%s", a.log)
+	}
+	if _, err := a.grpc.ModelInfer(ads, ncfRequest(1)); err != nil {
+		t.Errorf("after a file that makes no sense: %v", err)
+	}
+}
+
+// TestByteLimit: bytes count by both protocols, announced or not, before they are read.
+func TestByteLimit(t *testing.T) {
+	a, change := startLimited(t, "bytes_per_second: 1")
+	ads := withKey(t.Context(), adsKey)
+	if _, err := a.grpc.ModelInfer(ads, ncfRequest(8)); err != nil {
+		t.Fatalf("the first query, larger than a second's worth: %v", err)
+	}
+	_, err := a.grpc.ModelInfer(ads, ncfRequest(1))
+	wantLimit(t, "gRPC", err, "1 bytes a second")
+	for _, length := range []string{"announced", "not announced"} {
+		var body io.Reader = strings.NewReader(ncfBody(1))
+		if length == "not announced" {
+			body = io.MultiReader(body)
+		}
+		req, err := http.NewRequest("POST", "http://"+a.addresses.HTTP+"/v2/models/ncf/infer", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+adsKey)
+		resp, err := a.http.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(resp.Body) // what is missing is not found in it
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusTooManyRequests || !strings.Contains(string(text), "over its limit of 1 bytes a second") || resp.Header.Get("Retry-After") == "" {
+			t.Errorf("REST, length %s: got %d %s", length, resp.StatusCode, text)
+		}
+	}
+	if n := a.runs.Load(); n != 1 {
+		t.Errorf("%d queries were run, want the first alone", n)
+	}
+	if held := a.intake.held.Load(); held != 0 {
+		t.Errorf("%d bytes are held", held)
+	}
+	if n := a.intake.client("ads"); n != 0 {
+		t.Errorf("%d bytes are held of ads", n)
+	}
+	change("bytes_per_second: 1GB")
+	if _, err := a.grpc.ModelInfer(ads, ncfRequest(1)); err != nil {
+		t.Errorf("under another limit: %v", err)
+	}
+}
+
+// TestLimitOfSDKs: what an SDK submits to the leader is counted there, however it says that it was
+// submitted before, and so are attempts and probes of those who ask no leader.
+func TestLimitOfSDKs(t *testing.T) {
+	a, change := startLimited(t, "queries_per_second: 0.001, burst: 3, bytes_per_second: 1kB")
+	ctx, cancel := context.WithTimeout(withKey(t.Context(), adsKey), 20*time.Second)
+	defer cancel()
+	ctl := control.NewControlClient(a.conn)
+	s, err := ctl.Match(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Send(&control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest}}); err != nil {
+		t.Fatal(err)
+	}
+	// outcome is what becomes of a query.
+	outcome := func(submit *control.Submit) *control.Reject {
+		t.Helper()
+		submit.Model, submit.BatchSize = "ncf", 1
+		if err := s.Send(&control.GatewayMessage{Submit: []*control.Submit{submit}}); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			m, err := s.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range m.GetReject() {
+				if r.GetSequence() == submit.GetSequence() {
+					return r
+				}
+			}
+			for _, x := range m.GetAssign() {
+				if x.GetSequence() == submit.GetSequence() {
+					unused := &control.GatewayMessage{Unused: []*control.Assign{x}, Cancel: []uint64{x.GetSequence()}}
+					if err := s.Send(unused); err != nil {
+						t.Fatal(err)
+					}
+					return nil
+				}
+			}
+		}
+	}
+	wantRefused := func(what, limit string, r *control.Reject) {
+		t.Helper()
+		if r.GetReason() != "limit" || r.GetRetryAfterNs() <= 0 || !strings.Contains(r.GetMessage(), `client "ads" is over its limit of `+limit) {
+			t.Errorf("%s: got %v, want a rejection for the limit of %s", what, r, limit)
+		}
+	}
+	for sequence := range uint64(3) {
+		if r := outcome(&control.Submit{Sequence: 1 + sequence}); r != nil {
+			t.Fatalf("query %d: %v", 1+sequence, r)
+		}
+	}
+	wantRefused("a fourth", "0.001 queries a second", outcome(&control.Submit{Sequence: 4}))
+	wantRefused("one said to be made again", "0.001 queries a second", outcome(&control.Submit{Sequence: 1, Attempts: 1}))
+	wantRefused("one said to be sent", "0.001 queries a second", outcome(&control.Submit{Sequence: 5, Attempts: 1, Agent: a.name}))
+	_, err = a.grpc.ModelInfer(ctx, ncfRequest(1)) // the same count: both ask the leader's agent
+	wantLimit(t, "gRPC", err, "0.001 queries a second")
+
+	// An attempt counts for itself, as its query has been counted by the leader.
+	attempt := func(sequence uint64) error {
+		header := control.Attempt{Gateway: 7, Sequence: sequence, Attempt: 1}
+		_, err := a.grpc.ModelInfer(metadata.AppendToOutgoingContext(ctx, control.AttemptHeader, header.String()), ncfRequest(1))
+		return err
+	}
+	for i := range uint64(3) {
+		if err := attempt(1 + i); err != nil {
+			t.Errorf("attempt %d: %v", i+1, err)
+		}
+	}
+	wantCode(t, attempt(4), "Unavailable", "refused", `client "ads" is over its limit of 0.001 queries a second`) // its gateway tries elsewhere
+
+	probe, err := ctl.Probe(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint64(5) {
+		if err := probe.Send(&control.ProbeRequest{Id: 1 + i, Model: "ncf", BatchSize: 1, Gateway: 7}); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := probe.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if takes := answer.GetFinishNs() >= 0; takes != (i < 3) {
+			t.Errorf("probe %d: got %v, want a place %v", i+1, answer, i < 3)
+		}
+	}
+
+	change("bytes_per_second: 1kB")
+	if r := outcome(&control.Submit{Sequence: 10, Bytes: 5000}); r != nil {
+		t.Fatal(r)
+	}
+	wantRefused("one after a large one", "1000 bytes a second", outcome(&control.Submit{Sequence: 11, Bytes: 1}))
+}
+
+// TestRefusedSubmit: a query whose submit is made again, and refused then, waits at the leader no more.
+func TestRefusedSubmit(t *testing.T) {
+	in := newToldLeader(t, t.TempDir(), slog.New(slog.DiscardHandler))
+	in.connectGateway(0, 7)
+	g, over := in.gateways[0], error(nil)
+	g.count = func(uint64) error { return over }
+	submit := &control.GatewayMessage{Submit: []*control.Submit{{Sequence: 1, Model: "m", BatchSize: 1}}}
+	in.told(g, submit)
+	if all, _ := in.state.Waiting(); all != 1 {
+		t.Fatalf("%d queries wait, want 1", all)
+	}
+	over = &secure.LimitError{RetryAfter: time.Second}
+	in.told(g, submit)
+	if all, _ := in.state.Waiting(); all != 0 || len(g.out.GetReject()) != 1 || g.out.Reject[0].RetryAfterNs != int64(time.Second) || g.received != 2 {
+		t.Errorf("%d queries wait, and the gateway gets %v; want none, and a rejection", all, g.out)
+	}
+	in.cancel()
+}
+
+// TestSDKOverLimit: a client's own SDK tells it of its limit as of overload.
+func TestSDKOverLimit(t *testing.T) {
+	a, _ := startLimited(t, "queries_per_second: 0.001, burst: 3")
+	options, err := secure.ClientConfig{APIKey: adsKey}.DialOptions(a.Agent.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.New([]string{a.addresses.GRPC}, client.WithDialOptions(options...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	ids, err := tensor.Of("ids", ncfIDs(1), 1, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	infer := func() error {
+		resp, err := c.Infer(t.Context(), &oip.Request{Model: "ncf", Inputs: []tensor.Tensor{ids}})
+		if err == nil {
+			resp.Release()
+		}
+		return err
+	}
+	for i := range 3 {
+		if err := infer(); err != nil {
+			t.Fatalf("query %d: %v", i+1, err)
+		}
+	}
+	err = infer()
+	var e *client.Error
+	if !errors.As(err, &e) || !errors.Is(err, client.ErrOverloaded) || e.RetryAfter < 900*time.Second {
+		t.Errorf("got %v, retry after %v; want ErrOverloaded, and to wait for 1000 s", err, e.RetryAfter)
+	}
+}
+
+// TestStreamLimit: calls and streams that are open have a bound by client, at all servers together;
+// those refused hear why, and an end, or a refusal for another reason, makes room.
+func TestStreamLimit(t *testing.T) {
+	a, _ := startLimited(t, "streams: 3, queries_per_second: 0.001, burst: 2")
+	ctl := control.NewControlClient(a.conn)
+	type open struct {
+		control.Control_WatchClient
+		end context.CancelFunc
+	}
+	watch := func(key string) (open, error) {
+		ctx, end := context.WithCancel(withKey(t.Context(), key))
+		t.Cleanup(end)
+		s, err := ctl.Watch(ctx, &control.WatchRequest{})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		return open{s, end}, err
+	}
+	for range 2 {
+		if _, err := a.grpc.ModelInfer(withKey(t.Context(), adsKey), ncfRequest(1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 10 { // more than there is room for, if they were counted on
+		_, err := a.grpc.ModelInfer(withKey(t.Context(), adsKey), ncfRequest(1))
+		wantLimit(t, "a query too many", err, "0.001 queries a second")
+	}
+	var streams []open
+	for range 3 {
+		s, err := watch(adsKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		streams = append(streams, s)
+	}
+	_, err := watch(adsKey)
+	wantLimit(t, "a fourth stream", err, "3 calls and streams open at a time")
+	_, err = ctl.Status(withKey(t.Context(), adsKey), &control.StatusRequest{})
+	wantLimit(t, "a call beside three streams", err, "3 calls and streams open at a time")
+	for _, url := range []string{a.addresses.HTTP + "/v2", a.addresses.Metrics + "/metrics"} {
+		req, err := http.NewRequest("GET", "http://"+url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+adsKey)
+		resp, err := a.http.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") != "1" {
+			t.Errorf("%s: got %d, Retry-After %q, want 429 and 1", url, resp.StatusCode, resp.Header.Get("Retry-After"))
+		}
+	}
+	if _, err := a.grpc.ServerLive(t.Context(), nil); err != nil {
+		t.Errorf("health: %v", err)
+	}
+	if _, err := watch(feedKey); err != nil {
+		t.Errorf("another client: %v", err)
+	}
+	streams[0].end()
+	for { // the agent hears of the end by and by
+		if _, err := watch(adsKey); err == nil {
+			break
+		} else if status.Code(err) != codes.ResourceExhausted {
+			t.Fatal(fmt.Errorf("after an end: %w", err))
+		}
+	}
+}
