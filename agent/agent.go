@@ -485,7 +485,9 @@ func (a *Agent) unreadyReason() string {
 // newMetricsHandler serves the metrics, and profiles where asked for.
 func (a *Agent) newMetricsHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(a.metrics.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, req *http.Request) {
+		promhttp.HandlerFor(a.visibleMetrics(req.Context()), promhttp.HandlerOpts{}).ServeHTTP(w, req)
+	})
 	if a.config.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)

@@ -159,9 +159,11 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 		status.Agents = append(status.Agents, a)
 	}
 	sees := s.sees(ctx)
-	if seen := members.Visible(view, sees); seen != view {
-		status.View, status.Decisions = seen, nil // decisions tell of all models
-		status.Models = slices.DeleteFunc(status.Models, func(m *control.ModelStatus) bool { return !sees(m.Model) })
+	if sees("") { // every model
+		return status, nil
 	}
+	// The leader may know of models that are in nobody's view any more, and decisions tell of all.
+	status.View, status.Decisions = members.Visible(view, sees), nil
+	status.Models = slices.DeleteFunc(status.Models, func(m *control.ModelStatus) bool { return !sees(m.Model) })
 	return status, nil
 }

@@ -2,9 +2,11 @@ package agent
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/muster-serve/muster/api/secure"
 )
@@ -95,4 +97,24 @@ func wayOf(attempt bool) secure.Way {
 		return secure.Attempted
 	}
 	return secure.Asked
+}
+
+// visibleMetrics are those of the agent without the series of models that are not to be seen.
+func (a *Agent) visibleMetrics(ctx context.Context) prometheus.Gatherer {
+	sees := a.sees(ctx)
+	if sees("") || a.guard.MayControl(ctx, secure.Metrics) {
+		return a.metrics.registry
+	}
+	hidden := func(m *dto.Metric) bool {
+		return slices.ContainsFunc(m.GetLabel(), func(l *dto.LabelPair) bool {
+			return l.GetName() == "model" && l.GetValue() != "" && !sees(l.GetValue())
+		})
+	}
+	return prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
+		families, err := a.metrics.registry.Gather()
+		for _, f := range families {
+			f.Metric = slices.DeleteFunc(f.Metric, hidden)
+		}
+		return slices.DeleteFunc(families, func(f *dto.MetricFamily) bool { return len(f.Metric) == 0 }), err
+	})
 }

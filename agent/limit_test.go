@@ -167,6 +167,7 @@ func TestLimitOfSDKs(t *testing.T) {
 	a, change := startLimited(t, "queries_per_second: 0.001, burst: 3, bytes_per_second: 1kB")
 	ctx, cancel := context.WithTimeout(withKey(t.Context(), adsKey), 20*time.Second)
 	defer cancel()
+	a.leads() // before it does, Match is refused
 	ctl := control.NewControlClient(a.conn)
 	s, err := ctl.Match(ctx)
 	if err != nil {

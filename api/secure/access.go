@@ -24,9 +24,11 @@ const (
 	Plan   Control = "plan"
 	Rotate Control = "keys"   // of gossip: list and change
 	Events Control = "events" // what has happened, and who asked for it
+	// Metrics are those of models that the client may not query; it sees the others anyway.
+	Metrics Control = "metrics"
 )
 
-var controls = []Control{Load, Unload, Drain, Plan, Rotate, Events}
+var controls = []Control{Load, Unload, Drain, Plan, Rotate, Events, Metrics}
 
 // Anyone stands for all clients that have no entry of their own, or for all
 // models.
@@ -46,7 +48,7 @@ type grant struct {
 // DefaultAccess lets every client query, and the client "admin" alone control:
 //
 //	clients:
-//	  admin: {models: ["*"], control: [load, unload, drain, plan, keys, events]}
+//	  admin: {models: ["*"], control: [load, unload, drain, plan, keys, events, metrics]}
 //	  "*": {models: ["*"]}
 func DefaultAccess() *Access {
 	all := map[string]bool{Anyone: true}
@@ -62,7 +64,7 @@ func DefaultAccess() *Access {
 //	clients:
 //	  ads:                      # the name in a certificate, or of an API key
 //	    models: [ncf, wnd]      # which it may query; "*" is all
-//	    control: [load, unload] # of load, unload, drain, plan, keys, events
+//	    control: [load, unload] # of load, unload, drain, plan, keys, events, metrics
 //	    limits:                 # how much it may use of each agent; none, without
 //	      queries_per_second: 200
 //	      burst: 400            # at once after a pause; without, those of a second

@@ -76,7 +76,7 @@ func TestParseAccess(t *testing.T) {
 		{"clients that are a list", "clients: [a]", "access:1: want lines of"},
 		{"grant that is a list", "clients:\n  ads: [ncf]\n", "access:2: want {models"},
 		{"unknown right", "clients:\n  ads: {model: [ncf]}\n", `access:2: unknown key "model", want models, control or limits`},
-		{"unknown control", "clients:\n  ads: {control: [reboot]}\n", `access:2: control call "reboot", want one of ["load" "unload" "drain" "plan" "keys" "events"]`},
+		{"unknown control", "clients:\n  ads: {control: [reboot]}\n", `access:2: control call "reboot", want one of ["load" "unload" "drain" "plan" "keys" "events" "metrics"]`},
 		{"models that are a word", "clients:\n  ads: {models: ncf}\n", "access:2: want a list of models"},
 		{"models that are lists", "clients:\n  ads: {models: [[ncf]]}\n", "want the name of one of the models"},
 		{"client twice", "clients:\n  ads: {}\n  ads: {}\n", `access:3: "ads" is there before, at line 2`},
@@ -112,6 +112,7 @@ ads drain false
 ads plan false
 ads keys false
 ads events false
+ads metrics false
 ops ncf false
 ops rm2 false
 ops load false
@@ -120,6 +121,7 @@ ops drain true
 ops plan false
 ops keys false
 ops events false
+ops metrics false
 somebody ncf true
 somebody rm2 true
 somebody load false
@@ -128,6 +130,7 @@ somebody drain false
 somebody plan false
 somebody keys false
 somebody events false
+somebody metrics false
 `
 	if got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
@@ -136,7 +139,7 @@ somebody events false
 
 // TestDefaultAccess is what its comment says.
 func TestDefaultAccess(t *testing.T) {
-	written, err := ParseAccess("comment", []byte("clients:\n  admin: {models: [\"*\"], control: [load, unload, drain, plan, keys, events]}\n  \"*\": {models: [\"*\"]}\n"))
+	written, err := ParseAccess("comment", []byte("clients:\n  admin: {models: [\"*\"], control: [load, unload, drain, plan, keys, events, metrics]}\n  \"*\": {models: [\"*\"]}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}

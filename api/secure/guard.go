@@ -355,6 +355,12 @@ func (g *Guard) Client(ctx context.Context) string {
 	return ""
 }
 
+// MayControl reports whether whoever has made the call that ctx is of may make the control call.
+func (g *Guard) MayControl(ctx context.Context, call Control) bool {
+	c, ok := ctx.Value(callerKey{}).(caller)
+	return ok && g.allow(c, demand{control: call}) == nil
+}
+
 // MayQuery says why whoever has made the call that ctx is of may not query the model; nil if it may.
 // It reads the access file as it is now, so that a stream has no rights that its client has lost.
 func (g *Guard) MayQuery(ctx context.Context, model string) error {
