@@ -80,8 +80,9 @@ func (a *Agent) newGRPCServer(largestQuery int64) *grpc.Server {
 	return server
 }
 
-// A boundedServer is a server that services are registered at by way of [oip.Bounded]. It hears of
-// queries that are not received.
+// A boundedServer is a server that services are registered at by way of [oip.Bounded]. Calls end first
+// with the error that their tap has left them (streams in interceptStream), and it hears of queries
+// that are not received.
 type boundedServer struct {
 	*grpc.Server
 	agent   *Agent
@@ -92,8 +93,15 @@ func (s boundedServer) RegisterService(desc *grpc.ServiceDesc, service any) {
 	d := *desc
 	d.Methods = slices.Clone(desc.Methods)
 	for i := range d.Methods {
+		handle := d.Methods[i].Handler
 		if "/"+d.ServiceName+"/"+d.Methods[i].MethodName == inference.GRPCInferenceService_ModelInfer_FullMethodName {
-			d.Methods[i].Handler = s.agent.untilEnd(d.Methods[i].Handler)
+			handle = s.agent.untilEnd(handle)
+		}
+		d.Methods[i].Handler = func(service any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+			if err, ok := ctx.Value(refusedKey{}).(error); ok {
+				return nil, err
+			}
+			return handle(service, ctx, decode, interceptor)
 		}
 	}
 	s.bounded.RegisterService(&d, service)
@@ -108,6 +116,24 @@ func (a *Agent) untilEnd(handle grpc.MethodHandler) grpc.MethodHandler {
 		return handle(service, ctx, decode, interceptor)
 	}
 }
+
+type refusedKey struct{}
+
+// tap is admit. grpc never ends the context of a call that a tap refuses, and one with a deadline has
+// a timer, which holds on to it until then, be it a thousand years. So where that is not soon the call
+// is let in, to be refused before its message is read.
+func (a *Agent) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
+	admitted, err := a.admit(ctx, info)
+	if err != nil {
+		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) > shortTimeout {
+			return context.WithValue(ctx, refusedKey{}, err), nil
+		}
+	}
+	return admitted, err
+}
+
+// shortTimeout is how long the contexts of calls that were refused may stay, 330 bytes each.
+const shortTimeout = time.Second
 
 // arrivals are the agent's intake for queries by gRPC: their refusals are counted, and have a code.
 type arrivals struct{ *Agent }
@@ -207,10 +233,10 @@ func receiptOf(ctx context.Context) *receipt {
 
 type receiptKey struct{}
 
-// tap sees a call when its headers have arrived and before its message is read.
+// admit sees a call when its headers have arrived and before its message is read.
 // It runs on the connection's goroutine, so it only looks at credentials and
 // counters.
-func (a *Agent) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
+func (a *Agent) admit(ctx context.Context, info *tap.Info) (context.Context, error) {
 	ctx, err := a.guard.Tap(ctx, info)
 	if err != nil {
 		return ctx, err
@@ -304,6 +330,9 @@ func (a *Agent) interceptStream(service any, stream grpc.ServerStream, info *grp
 			err = grpcError(a.panicked(info.FullMethod, p))
 		}
 	}()
+	if err, ok := stream.Context().Value(refusedKey{}).(error); ok {
+		return err
+	}
 	if err := handle(service, &impatientStream{ServerStream: stream, agent: a}); err != nil {
 		return grpcError(err)
 	}

@@ -20,10 +20,12 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/leader/match"
 )
 
@@ -369,5 +371,49 @@ func TestForgedAttempt(t *testing.T) {
 	_, seconds := totals(a.metrics.version("ncf", 1).request)
 	if seconds > time.Minute {
 		t.Errorf("the query is said to have taken %v", seconds)
+	}
+}
+
+// TestRefusedWithTimeout: calls that are refused leave nothing behind, however far away their deadline is,
+// and are refused as those without one.
+func TestRefusedWithTimeout(t *testing.T) {
+	files := newTestCA(t)
+	config := testConfig(t)
+	config.Security.APIKeysFile = files.write("keys", "feed: feed-feed-feed-feed\n")
+	a := startAgent(t, config, emulated())
+	ctl := control.NewControlClient(a.conn)
+	// flood is how many bytes stay of a call.
+	flood := func(timeout time.Duration) int64 {
+		const callers, each = 8, 1000
+		before := liveBytes()
+		var all sync.WaitGroup
+		for range callers {
+			all.Go(func() {
+				for range each {
+					ctx, cancel := context.WithTimeout(t.Context(), timeout)
+					_, err := a.grpc.ModelInfer(ctx, ncfRequest(1))
+					cancel()
+					if status.Code(err) != codes.Unauthenticated {
+						t.Errorf("a query of nobody: got %v", err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		return (liveBytes() - before) / (callers * each)
+	}
+	flood(time.Hour) // what grows once
+	if stay := flood(1000 * time.Hour); stay > 100 {
+		t.Errorf("%d bytes stay of each call that was refused", stay)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	stream, err := ctl.Watch(ctx, &control.WatchRequest{})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	wantCode(t, err, "Unauthenticated", "no credentials")
+	if got := total(a.metrics.refusals.WithLabelValues(secure.ReasonUnauthenticated)); got != 2*8*1000+1 {
+		t.Errorf("%v refusals are counted, want one for each call", got)
 	}
 }
