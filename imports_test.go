@@ -97,6 +97,10 @@ var rules = []rule{
 		reason: "who is there does not depend on what this agent does for others, nor on who leads",
 	},
 	{
+		folder: "agent/worker", imports: []string{"agent/members", "agent/outcome", "api", "models", "profiles", "runtime"},
+		reason: "what an agent does for others does not depend on who leads, nor on how clients reach it",
+	},
+	{
 		folder: "agent", imports: []string{"agent", "api", "client", "gossip", "leader", "models", "profiles", "runtime"}, never: []string{"github.com/spf13", exporters},
 		reason: "the agent wires the parts; what needs the simulator is handed in by cmd, and so are its settings",
 	},
@@ -250,6 +254,11 @@ func TestImportRules(t *testing.T) {
 		{"agent/members", module + "agent", false},
 		{"agent/members", module + "agent/lead", false},
 		{"agent/members", module + "runtime", false},
+		{"agent/members", module + "agent/worker", false},
+		{"agent/worker", module + "agent/members", true},
+		{"agent/worker", module + "agent/lead", false},
+		{"agent/worker", module + "agent/serve", false},
+		{"agent/worker", module + "gossip", false},
 		{"agent/outcome", module + "runtime", true},
 		{"client", module + "leader/match", true},
 		{"client", module + "leader/plan", false},

@@ -13,7 +13,6 @@ import (
 	"net/http/pprof"
 	"os"
 	goruntime "runtime"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +25,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/secure"
@@ -77,16 +77,12 @@ type Agent struct {
 	gossip     *gossip.Gossip
 	keyring    *members.Keyring
 	leading    leading
-	station    *station
-	estimates  *estimates
+	worker     *worker.Worker
 	gateway    *client.Gateway
 	alone      atomic.Bool // no other agent is known
 	executor   runtime.Executor
-	lanes      *runtime.Lanes
-	repository *models.Repository[*servedModel]
 	intake     intake // of queries
 	answers    intake
-	sums       fileSums
 	front      *front
 	guard      *secure.Guard
 
@@ -146,7 +142,7 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 // openExecutor is what the configuration has run the models.
 func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) {
 	if config.Executor == "emulated" {
-		return openEmulation(config)
+		return worker.Emulate(profiles.InstanceType(config.InstanceType), config.Profile)
 	}
 	return runtime.OpenONNX(runtime.Config{
 		LibraryPath: config.ONNXRuntimeLib,
@@ -196,8 +192,7 @@ func (a *Agent) Run(ctx context.Context) error {
 }
 
 // open prepares what runs the queries.
-func (a *Agent) open() error {
-	var err error
+func (a *Agent) open() (err error) {
 	if a.executor, err = a.openExecutor(a.config, a.log); err != nil {
 		return err
 	}
@@ -205,42 +200,48 @@ func (a *Agent) open() error {
 	if info.Executor != "onnx" {
 		a.log.Warn("no model is run: answers are made up", "executor", info.Executor, "instance_type", a.config.InstanceType, "profile", a.config.Profile)
 	}
-	a.estimates = newEstimates(a.library, a.catalogue, a.describeLanes)
-	a.lanes = runtime.NewLanes(runtime.LanesConfig{
-		Estimator:       a.estimates,
-		Lanes:           a.config.lanes(),
-		MaxWaiting:      a.config.MaxWaitingQueries,
-		MaxWaitingBytes: a.config.MaxWaitingBytes,
+	id := 1 + rand.Uint64N(math.MaxUint64)
+	a.worker, err = worker.Open(worker.Config{
+		Executor: a.executor, Lanes: a.config.lanes(), Cores: a.config.cores(),
+		MaxWaitingQueries: a.config.MaxWaitingQueries, MaxWaitingBytes: a.config.MaxWaitingBytes,
+		ModelDir: a.config.ModelDir, LoadTimeout: a.config.LoadTimeout,
+		Catalogue: a.catalogue, Library: a.library, InstanceType: a.instanceType,
+		Gateway: id, Leading: following{a},
+		Own: func() *control.Member { return a.members.Own() },
+		ToldByLeader: func(prices []*control.TypePrice, profiles []*control.Profile, ahead time.Duration) {
+			a.members.ToldByLeader(prices, profiles, ahead)
+		},
+		Callers: callers{a.guard}, Full: a.intake.full, Draining: a.draining.Load,
+		Loaded: a.loaded, Observe: a.observe,
+		Registry: a.metrics.registry, Tracer: a.tracer, Log: a.log,
 	})
-	a.intake.limit, a.intake.queue, a.intake.clients = a.config.MaxWaitingBytes, a.lanes.Stats, callers{a.guard}
+	if err != nil {
+		return err
+	}
+	lanes := a.worker.Lanes()
+	a.intake.limit, a.intake.queue, a.intake.clients = a.config.MaxWaitingBytes, lanes.Stats, callers{a.guard}
 	a.answers.limit = max(a.config.MaxWaitingBytes, leastAnswers)
-	a.answers.queue, a.answers.clients = a.lanes.Stats, callers{a.guard}
+	a.answers.queue, a.answers.clients = lanes.Stats, callers{a.guard}
 	a.intake.answers = &a.answers
-	a.metrics.watch(info, a.lanes, &a.intake)
+	a.metrics.watch(&a.intake)
+	if len(a.worker.Repository().Index()) == 0 {
+		a.log.Warn("there is no model yet; it will be served as soon as there is one",
+			"model_dir", a.config.ModelDir, "try", generateHint(a.config.ModelDir))
+	}
 	a.local = newLocalConn(a.closing, a.interceptUnary)
 	a.register(a.local)
 	a.members = members.New(members.Config{
 		Closing: a.closing, Spoken: a.spoken, Gossip: a.gossip, Connect: a.network.connect, Dial: a.network.dial, Local: a.local,
-		Leading: following{a}, Estimates: a.estimates, Describe: a.describe,
+		Leading: following{a}, Estimates: a.worker, Describe: a.describe,
 		Load: func() (int, []time.Duration) {
-			stats := a.lanes.Stats()
+			stats := lanes.Stats()
 			return stats.Waiting, stats.RemainingByLane
 		},
-		Described: func(m *control.Member) { a.station.tellMember(m) },
+		Described: a.worker.TellMember,
 		Loaded:    func(l *control.LaneLoad) { a.gateway.SetLoads([]*control.LaneLoad{l}) },
 		Log:       a.log,
 	})
 	a.keyring = members.NewKeyring(a.members, a.config.gossipKeyFile())
-	a.repository, err = models.Open(a.config.ModelDir, a.load, models.Options{LoadTimeout: a.config.LoadTimeout, Logger: a.log, OnEvent: a.observe})
-	if err != nil {
-		return err
-	}
-	if len(a.repository.Index()) == 0 {
-		a.log.Warn("there is no model yet; it will be served as soon as there is one",
-			"model_dir", a.config.ModelDir, "try", generateHint(a.config.ModelDir))
-	}
-	id := 1 + rand.Uint64N(math.MaxUint64)
-	a.station = newStation(a, id)
 	if a.leading, err = a.newLeading(); err != nil {
 		return err
 	}
@@ -268,7 +269,7 @@ func (a *Agent) newLeading() (leading, error) {
 	if len(a.config.Join) > 0 {
 		config.JoinWait = joinWait
 	}
-	return newLeader(config, agentFleet{a.members, a.station}, newLeaderMetrics(a.metrics.registry), a.log)
+	return newLeader(config, agentFleet{a.members, a.worker}, newLeaderMetrics(a.metrics.registry), a.log)
 }
 
 // joinWait is how long an agent that has others to join waits to hear their
@@ -328,41 +329,13 @@ func writable(dir string) error {
 
 func generateHint(dir string) string { return "muster models generate ncf --out " + dir }
 
-// load is the repository's loader.
-func (a *Agent) load(ctx context.Context, v *models.Version) (*servedModel, error) {
-	version := strconv.FormatInt(v.Number, 10)
-	start := time.Now()
-	model, err := a.executor.Load(ctx, v)
-	if err != nil {
-		return nil, err
-	}
-	took := time.Since(start)
-	a.log.Info("model loaded, warming up", "model", v.Model, "version", v.Number, "load_ms", took.Milliseconds())
-	sum, err := a.sums.checksum(ctx, v)
-	if err != nil {
-		return nil, errors.Join(err, model.Close())
-	}
-	start = time.Now()
-	if err := runtime.Warm(ctx, a.lanes, model, v); err != nil {
-		return nil, errors.Join(err, model.Close())
-	}
-	a.metrics.loadDuration.WithLabelValues(v.Model, version).Observe(took.Seconds())
-	a.metrics.warmUpDuration.WithLabelValues(v.Model, version).Observe(time.Since(start).Seconds())
+// loaded has queries of a version accepted, however large they may be.
+func (a *Agent) loaded(v *models.Version) {
 	a.front.allow(largestQuery(v.Inputs, v.Config.LargestBatchSize, protobufElement, min(a.config.MaxWaitingBytes, math.MaxInt32)))
-	a.metrics.qosTarget.WithLabelValues(v.Model, version).Set(v.Config.QoSTarget.Seconds())
-	profile := control.ModelKey(v.Model, v.Number)
-	a.estimates.loaded(profile, sum)
-	return &servedModel{
-		Model:    model,
-		profile:  profile,
-		checksum: sum,
-		counts:   a.metrics.version(v.Model, v.Number),
-	}, nil
 }
 
-// observe follows the life of the model versions, for metrics and health.
+// observe follows the life of the model versions, for health and for the fleet.
 func (a *Agent) observe(e models.Event) {
-	a.metrics.observe(e)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.serve[e.Model] == nil {
@@ -379,7 +352,9 @@ func (a *Agent) observe(e models.Event) {
 		status = healthpb.HealthCheckResponse_NOT_SERVING
 	}
 	a.health.SetServingStatus(e.Model, status)
-	a.members.SelfChanged()
+	if a.members != nil { // else this agent has not been described at all
+		a.members.SelfChanged()
+	}
 }
 
 // forgetGone forgets now and then what belongs to versions and agents that are gone, until ctx
@@ -397,8 +372,7 @@ func (a *Agent) forgetGone(ctx context.Context) {
 					held[control.ModelKey(m.Name, m.Version)] = true
 				}
 			}
-			a.estimates.forget(now, held)
-			a.metrics.forget(now, func(model string) bool { return a.knownModel(model) != "" })
+			a.worker.Forget(now, held, func(model string) bool { return a.knownModel(model) != "" })
 		case <-ctx.Done():
 			return
 		}
@@ -418,7 +392,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	defer leaveFleet()
 	// failed ends with ctx, or when a part fails.
 	group, failed := errgroup.WithContext(ctx)
-	group.Go(func() error { return a.repository.Run(repositoryCtx) })
+	group.Go(func() error { return a.worker.Run(repositoryCtx) })
 	group.Go(func() error { return serveHTTP(rest, a.guard.Listen(l.http)) })
 	group.Go(func() error { return serveHTTP(metrics, a.guard.Listen(l.metrics)) })
 	group.Go(a.front.Serve)
@@ -430,7 +404,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	group.Go(func() error { return a.leading.run(fleetCtx) })
 	group.Go(func() error {
 		select {
-		case <-a.repository.Settled():
+		case <-a.worker.Repository().Settled():
 			a.settle()
 		case <-failed.Done():
 		}

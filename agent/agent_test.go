@@ -144,7 +144,7 @@ func startAgent(t testing.TB, config Config, executor runtime.Executor, changes 
 	t.Helper()
 	a := newTestAgent(t, config, executor, changes...)
 	select {
-	case <-a.repository.Settled():
+	case <-a.worker.Repository().Settled():
 	case <-t.Context().Done():
 	}
 	for !a.ready() { // settled, and about to say so
@@ -502,7 +502,7 @@ func TestDrain(t *testing.T) {
 		}
 		running <- err
 	}()
-	for a.lanes.Stats().Waiting == 0 { // the second waits for the only lane
+	for a.worker.Lanes().Stats().Waiting == 0 { // the second waits for the only lane
 		goruntime.Gosched()
 	}
 

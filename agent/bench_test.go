@@ -194,29 +194,6 @@ func BenchmarkAllocation(b *testing.B) {
 	}
 }
 
-// BenchmarkValidate checks the largest query of RM2: 3.8 million ids.
-func BenchmarkValidate(b *testing.B) {
-	dir, err := zooDir()
-	if err != nil {
-		b.Fatal(err)
-	}
-	for _, model := range []string{"ncf", "rm2", "wnd"} {
-		v, err := models.ReadVersion(dir, model, 1)
-		if err != nil {
-			b.Fatal(err)
-		}
-		req := &oip.Request{Model: model, Inputs: randomInputs(b, v, 1000)}
-		b.Run(model, func(b *testing.B) {
-			b.SetBytes(queryBytes(req))
-			for b.Loop() {
-				if _, err := validate(v, req); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
 // An echo is a gRPC server that answers with bytes, and a client of it.
 type echo struct {
 	conn    *grpc.ClientConn

@@ -11,14 +11,12 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/models"
 )
-
-// shippedProfile is the Config.Profile that means the profiles which come with the program.
-const shippedProfile = "shipped"
 
 // A Config says what an agent serves, where, and with how much of the machine.
 // [DefaultConfig] is a working one; zero means what each field says.
@@ -222,7 +220,7 @@ func (c Config) Validate() error {
 	}
 	if c.Executor == "emulated" {
 		if c.Profile == "" {
-			fault("profile: empty, want %q or a file: the emulated executor takes its latencies from there", shippedProfile)
+			fault("profile: empty, want %q or a file: the emulated executor takes its latencies from there", worker.ShippedProfile)
 		}
 		if c.InstanceType == "" {
 			fault("instance-type: empty, want the type that the emulated executor plays")

@@ -76,7 +76,7 @@ func TestManyStreams(t *testing.T) {
 	if got, want := watchAll(t, ctx, second, 200, true), 3; got != want { // of 20 left, at 4 each
 		t.Errorf("another peer got %d streams of the fleet, want %d", got, want)
 	}
-	if got := total(a.metrics.refusals.WithLabelValues(secure.ReasonCalls)); got != 140+197 {
+	if got := a.counted("muster_refusals_total", secure.ReasonCalls); got != 140+197 {
 		t.Errorf("%v refusals are counted, want 337", got)
 	}
 	if lines := strings.Count(a.log.String(), "too many calls"); lines > 4 { // one for each peer, reason and error in it
@@ -127,7 +127,7 @@ func TestManyConnections(t *testing.T) {
 	if refused != 30 { // the test has 1 of 40: three quarters of the others
 		t.Errorf("%d connections were refused, want 30", refused)
 	}
-	if got := total(a.metrics.refusals.WithLabelValues(secure.ReasonConnections)); got != float64(refused) {
+	if got := a.counted("muster_refusals_total", secure.ReasonConnections); got != float64(refused) {
 		t.Errorf("%v refusals are counted, want %d", got, refused)
 	}
 	if err := a.inferGRPC(ncfRequest(2)); err != nil {

@@ -4,7 +4,7 @@
 //
 // An agent has two halves, which know each other by the interfaces in seam.go: one takes part in elections
 // and leads when elected (leader.go and what it names), the other serves: it knows the fleet
-// (package members), is gateway for those who call it (infer.go) and worker for those who lead (worker.go).
+// (package members), is gateway for those who call it (infer.go) and works for others (package worker).
 //
 // A query enters by gRPC or REST, becomes an [oip.Request], and takes one way
 // whatever the protocol: validate against the model's signature, wait in the

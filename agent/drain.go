@@ -40,7 +40,7 @@ func (a *Agent) drain(ctx context.Context, rest *http.Server) {
 	}
 	// While the lanes drain the servers answer: the queries of a fleet, by other
 	// agents; UNAVAILABLE to new ones of an agent that is alone, and "not ready" to those who ask.
-	if err := a.lanes.Drain(ctx); err != nil {
+	if err := a.worker.Lanes().Drain(ctx); err != nil {
 		a.log.Warn("queries were cut off", "error", err)
 	}
 	a.close()

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/tensor"
@@ -45,30 +46,18 @@ func (a *Agent) fleetModel(model string, number int64) (found *control.Model, se
 	return found, serving, nil
 }
 
-// parseVersion is the number of a version that a query names; "" is 0, the newest.
-func parseVersion(model, version string) (int64, error) {
-	if version == "" {
-		return 0, nil
-	}
-	number, err := strconv.ParseInt(version, 10, 64)
-	if err != nil || number <= 0 {
-		return 0, invalid("version %q of model %q, want a whole number above 0", version, model)
-	}
-	return number, nil
-}
-
 // anyMetadata is what the protocol says of a version that this agent or another holds.
 func (a *Agent) anyMetadata(model, version string) (*inference.ModelMetadataResponse, error) {
-	if loaded, err := a.acquire(model, version); a.alone.Load() || errors.Is(err, errInvalid) {
+	if loaded, err := a.worker.Acquire(model, version); a.alone.Load() || errors.Is(err, errInvalid) {
 		if err != nil {
 			return nil, err
 		}
 		defer loaded.Release()
-		return a.modelMetadata(loaded.Version), nil
+		return a.worker.Metadata(loaded.Version), nil
 	} else if err == nil {
 		loaded.Release()
 	}
-	number, err := parseVersion(model, version)
+	number, err := worker.ParseVersion(model, version)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +89,7 @@ func (a *Agent) fleetVersions(model string) []int64 {
 
 // anyReady reports whether an agent serves a version.
 func (a *Agent) anyReady(model, version string) (bool, error) {
-	loaded, err := a.acquire(model, version)
+	loaded, err := a.worker.Acquire(model, version)
 	switch {
 	case errors.Is(err, errInvalid):
 		return false, err
@@ -113,7 +102,7 @@ func (a *Agent) anyReady(model, version string) (bool, error) {
 	if a.alone.Load() {
 		return false, nil
 	}
-	number, err := parseVersion(model, version)
+	number, err := worker.ParseVersion(model, version)
 	if err != nil {
 		return false, err
 	}
@@ -133,7 +122,7 @@ func (a *Agent) anyIndex(ready bool, sees func(model string) bool) *inference.Re
 		}
 	}
 	resp := &inference.RepositoryIndexResponse{}
-	for _, s := range a.repository.Index() {
+	for _, s := range a.worker.Repository().Index() {
 		index := &inference.RepositoryIndexResponse_ModelIndex{Name: s.Model, State: string(s.State), Reason: s.Reason}
 		if s.Version > 0 {
 			index.Version = strconv.FormatInt(s.Version, 10)
@@ -256,7 +245,7 @@ func (e *partialError) GRPCStatus() *status.Status { return status.New(e.code, e
 
 // largestBody is how many bytes a query of the model may have in REST.
 func (a *Agent) largestBody(model, version string) (int64, error) {
-	loaded, err := a.acquire(model, version)
+	loaded, err := a.worker.Acquire(model, version)
 	if err == nil {
 		defer loaded.Release()
 		v := loaded.Version
@@ -265,7 +254,7 @@ func (a *Agent) largestBody(model, version string) (int64, error) {
 	if a.alone.Load() || errors.Is(err, errInvalid) {
 		return 0, err
 	}
-	number, err := parseVersion(model, version)
+	number, err := worker.ParseVersion(model, version)
 	if err != nil {
 		return 0, err
 	}

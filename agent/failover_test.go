@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
@@ -196,7 +197,7 @@ func TestLinkHeardLate(t *testing.T) {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				server.end(member.station.link(server))
+				server.end(member.worker.Link(server))
 			}()
 			if err := leader.Send(proto.CloneOf(leads)); err != nil {
 				f.Fatal(err)
@@ -210,7 +211,11 @@ func TestLinkHeardLate(t *testing.T) {
 		defer end()
 		_, giveUp := open()
 		tell := func(sequence uint64) {
-			member.station.completed(&control.Completed{Sequence: sequence})
+			attempt := control.Attempt{Gateway: 7, Sequence: sequence, Attempt: 1}
+			ctx := metadata.AppendToOutgoingContext(f.Context(), control.AttemptHeader, attempt.String())
+			if _, err := member.oip.ModelInfer(ctx, ncfRequest(1)); err != nil {
+				f.Fatal(err)
+			}
 			for {
 				m, err := lasts.Recv()
 				if err != nil {

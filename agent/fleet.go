@@ -2,16 +2,10 @@ package agent
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"errors"
 	"fmt"
-	"io/fs"
 	"math"
 	"net"
-	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
@@ -19,8 +13,6 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/gossip"
-	"github.com/muster-serve/muster/models"
-	"github.com/muster-serve/muster/models/onnx"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -138,66 +130,18 @@ func (a *Agent) allowLargest(v *control.View, seen map[*control.Member]bool) map
 
 // describe is what the agent is and holds, at revision 0.
 func (a *Agent) describe() *control.Member {
-	m := a.describeLanes()
+	m := &control.Member{InstanceType: string(a.instanceType())}
+	if a.worker != nil { // it has been opened
+		m = a.worker.Describe()
+		m.Rank = uint32(a.rank())
+	}
 	m.Name, m.Address, m.Role, m.Software = a.name, a.advertised, a.config.Leader, Version()
 	m.Protocol, m.NewestProtocol = a.spoken.Oldest, a.spoken.Newest
 	m.Draining = a.draining.Load()
 	if known, err := a.catalogue.Lookup(a.instanceType()); err == nil {
 		m.PriceUsdPerHour = known.PriceUSDPerHour
 	}
-	if a.executor == nil { // it has not been opened yet
-		return m
-	}
-	m.Rank = uint32(a.rank())
-	if a.repository == nil { // nor has this
-		return m
-	}
-	for _, s := range a.repository.Index() {
-		if s.State != models.Ready {
-			continue
-		}
-		if held := a.describeModel(s); held != nil {
-			m.Models = append(m.Models, held)
-		}
-	}
 	return m
-}
-
-// describeLanes is what the agent's lanes are; once the executor is open that is all that a key of
-// their profiles says of them.
-func (a *Agent) describeLanes() *control.Member {
-	m := &control.Member{InstanceType: string(a.instanceType())}
-	if a.executor != nil {
-		info := a.executor.Info()
-		m.Provider, m.Executor = string(info.Provider), info.Executor
-		m.Lanes, m.Cores = uint32(a.config.lanes()), uint32(a.config.cores()/a.config.lanes())
-	}
-	return m
-}
-
-// describeModel is what the agent holds of a version; nil if it has gone.
-func (a *Agent) describeModel(s models.Status) *control.Model {
-	loaded, err := a.repository.Acquire(s.Model, s.Version)
-	if err != nil {
-		return nil
-	}
-	defer loaded.Release()
-	newest := false
-	if served, err := a.repository.Acquire(s.Model, 0); err == nil {
-		newest = served.Version.Number == s.Version
-		served.Release()
-	}
-	config := &loaded.Version.Config
-	return &control.Model{
-		Name: s.Model, Version: s.Version, Newest: newest,
-		Metadata:         a.modelMetadata(loaded.Version),
-		QosTargetNs:      int64(config.QoSTarget),
-		QosPercentile:    config.QoSPercentile / 100,
-		DeadlineNs:       int64(config.Deadline),
-		LargestBatchSize: uint32(config.LargestBatchSize),
-		RejectLate:       config.Late == models.LateReject,
-		Checksum:         loaded.Model.checksum,
-	}
 }
 
 // instanceType is what the agent runs on, "" as long as that is not known.
@@ -206,44 +150,6 @@ func (a *Agent) instanceType() profiles.InstanceType {
 		return t
 	}
 	return ""
-}
-
-// checksum tells versions apart that agents hold under one name: of the names
-// and contents of the version's files. Of model.yaml it has what changes how
-// long queries run, for what was learned of the version is kept under its checksum.
-func (c *fileSums) checksum(ctx context.Context, v *models.Version) (string, error) {
-	hash := sha256.New()
-	if v.Config.RowsIndependent {
-		fmt.Fprintln(hash, "rows_independent")
-	}
-	dir := filepath.Dir(v.Path)
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || strings.HasPrefix(d.Name(), ".") {
-			return err
-		}
-		f, info, err := onnx.OpenFile(path)
-		if errors.Is(err, onnx.ErrNotRegular) { // no part of the model, which has loaded
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		name, err := filepath.Rel(dir, path)
-		if err != nil {
-			return err
-		}
-		sum, err := c.of(ctx, f, info)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(hash, "%s %d %x\n", filepath.ToSlash(name), info.Size(), sum)
-		return nil
-	})
-	if err != nil {
-		return "", fmt.Errorf("checksum of %s: %w", v, err)
-	}
-	return hex.EncodeToString(hash.Sum(nil)[:16]), nil
 }
 
 // A controlService answers the calls of other agents and of SDKs that know the
@@ -305,9 +211,9 @@ func (s controlService) Match(stream control.Control_MatchServer) error {
 }
 
 // Link is the stream of an agent that leads, or claims to.
-func (s controlService) Link(stream control.Control_LinkServer) error { return s.station.link(stream) }
+func (s controlService) Link(stream control.Control_LinkServer) error { return s.worker.Link(stream) }
 
 // Probe answers gateways that have no leader.
 func (s controlService) Probe(stream control.Control_ProbeServer) error {
-	return s.station.probe(stream)
+	return s.worker.Probe(stream)
 }

@@ -421,7 +421,7 @@ func TestFleetAnswers(t *testing.T) {
 				}
 				attempts, submits := 0.0, uint64(0)
 				for _, a := range agents {
-					ran := total(a.metrics.attempts)
+					ran := a.counted("muster_attempts_total")
 					if ran < 30 {
 						f.Errorf("%s had %v attempts of 300 queries", a.host, ran)
 					}
@@ -491,11 +491,11 @@ func TestFleetLosesNoQuery(t *testing.T) {
 					}
 					f.settled(agents...)
 					f.led(agents...)
-					before := total(victim.metrics.attempts)
+					before := victim.counted("muster_attempts_total")
 					if failed := f.send(300, time.Millisecond/2, rest...); len(failed) > 0 {
 						f.Errorf("failed afterwards: %v", failed)
 					}
-					if ran := total(victim.metrics.attempts) - before; ran < 30 {
+					if ran := victim.counted("muster_attempts_total") - before; ran < 30 {
 						f.Errorf("back again, it ran %v of 300 queries", ran)
 					}
 				})

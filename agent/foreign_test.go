@@ -295,8 +295,8 @@ func FuzzWorker(f *testing.F) {
 			gateway, worker := newPipe[control.ProbeRequest, control.ProbeAnswer](ctx)
 			links[i], probes[i] = leader, gateway
 			for _, do := range []func(){
-				func() { member.end(a.station.link(member)) },
-				func() { worker.end(a.station.probe(worker)) },
+				func() { member.end(a.worker.Link(member)) },
+				func() { worker.end(a.worker.Probe(worker)) },
 				func() { drainPipe(leader.Recv) },
 				func() { drainPipe(gateway.Recv) },
 			} {
@@ -337,10 +337,8 @@ func FuzzWorker(f *testing.F) {
 		if held := a.gossip.Keys(); len(held) == 0 {
 			t.Error("no gossip key is left")
 		}
-		a.station.mu.Lock()
-		defer a.station.mu.Unlock()
-		if len(a.station.places) > 0 {
-			t.Errorf("%d places are kept for nobody", len(a.station.places))
+		if n := a.held("worker: places"); n > 0 {
+			t.Errorf("%d places are kept for nobody", n)
 		}
 	})
 }
@@ -436,11 +434,7 @@ func TestPlaces(t *testing.T) {
 			}
 		}
 	}
-	kept := func() int {
-		a.station.mu.Lock()
-		defer a.station.mu.Unlock()
-		return len(a.station.places)
-	}
+	kept := func() int { return a.held("worker: places") }
 	mine, others := open(), open()
 	ask(mine, &control.ProbeRequest{Id: 1, Gateway: 1, Model: "ncf", BatchSize: 1})
 	ask(others, &control.ProbeRequest{Id: 1, Gateway: 1, Release: true})
@@ -452,17 +446,6 @@ func TestPlaces(t *testing.T) {
 	ask(mine, &control.ProbeRequest{Id: 3, Gateway: 1, Model: "none"})
 	if n := kept(); n != 0 {
 		t.Errorf("%d places are kept after their release", n)
-	}
-}
-
-// TestForeignProfiles: what one says who does not lead is kept for when it does, but not without end.
-func TestForeignProfiles(t *testing.T) {
-	k := &tether{}
-	for i := range 3 * mostProfiles {
-		k.told(&control.LeaderMessage{Profiles: []*control.Profile{{Model: fmt.Sprint(i)}}})
-	}
-	if _, all, _ := k.take(); len(all) != mostProfiles || all[len(all)-1].Model != fmt.Sprint(3*mostProfiles-1) {
-		t.Errorf("%d profiles are kept, want the last %d", len(all), mostProfiles)
 	}
 }
 

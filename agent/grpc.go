@@ -154,7 +154,7 @@ func (a *Agent) refuseArrival(err error, attempt bool) error {
 	if attempt {
 		return grpcError(fmt.Errorf("%w: %w", errRefused, err))
 	}
-	a.metrics.failedWithoutVersion("", err)
+	a.worker.Failed("", err)
 	return grpcError(err)
 }
 
@@ -169,6 +169,12 @@ func newHealth() *health.Server {
 	h.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
 	h.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
 	return h
+}
+
+// isAttempt reports whether a query is an attempt of a gateway's: to be run
+// here, and not to be passed on.
+func isAttempt(ctx context.Context) bool {
+	return len(headers(ctx, control.AttemptHeader)) > 0
 }
 
 // A receipt is what the agent knows of a query by gRPC from its arrival until its answer is sent. It
@@ -205,7 +211,7 @@ func (r *receipt) end() {
 	}
 	r.agent.arriving.end(&r.timeout)
 	if attempt := r.header[control.AttemptHeader]; len(attempt) > 0 {
-		r.agent.station.cutOff(attempt[0], r.arrival)
+		r.agent.worker.CutOff(attempt[0], r.arrival)
 	}
 }
 

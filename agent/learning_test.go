@@ -138,32 +138,3 @@ func TestLearningOtherFiles(t *testing.T) {
 		}
 	})
 }
-
-// TestEstimatesOfLateType: an agent that learns what it runs on when queries have run already
-// goes on from what they showed, or from what the program knows of the type.
-func TestEstimatesOfLateType(t *testing.T) {
-	for _, typ := range []string{"local:box:4", "r5n.large"} {
-		lanes := &control.Member{Provider: "cpu", Lanes: 1, Cores: 2}
-		e := newEstimates(profiles.ShippedLibrary(), profiles.DefaultCatalogue(), func() *control.Member { return lanes })
-		e.loaded("ncf/1", "aa")
-		for range 50 {
-			e.Observe("ncf/1", 100, time.Second)
-		}
-		lanes.InstanceType = typ
-		want := time.Second
-		if typ == "r5n.large" {
-			shipped, err := profiles.ShippedLibrary().Table("ncf", "r5n.large")
-			if err != nil {
-				t.Fatal(err)
-			}
-			want = shipped.Mean(100)
-		}
-		if got := e.Estimate("ncf/1", 100); math.Abs(float64(got)/float64(want)-1) > 0.01 {
-			t.Errorf("on %s batch size 100 should take %v, want %v", typ, got, want)
-		}
-		m := &control.Model{Name: "ncf", Version: 1, Checksum: "aa"}
-		if got, want := e.of("ncf/1").key, keyOf(profiles.DefaultCatalogue(), lanes, m); got != want {
-			t.Errorf("learns under %v, want %v", got, want)
-		}
-	}
-}

@@ -88,7 +88,7 @@ func TestQueryLimit(t *testing.T) {
 		!strings.Contains(body, "over its limit of 0.001 queries a second") {
 		t.Errorf("REST: got %d, Retry-After %q, %s", resp.StatusCode, resp.Header.Get("Retry-After"), body)
 	}
-	if got := total(a.metrics.refusals.WithLabelValues(secure.ReasonLimit)); got != 2 {
+	if got := a.counted("muster_refusals_total", secure.ReasonLimit); got != 2 {
 		t.Errorf("%v refusals are counted, want 2", got)
 	}
 	if n := strings.Count(a.log.String(), `reason="over its client's limit"`); n != 1 {

@@ -83,6 +83,39 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 }
 
+// counted is what the agent counts under a name, summed over its labels, or over those with a value.
+func (a *Agent) counted(name string, values ...string) (sum float64) {
+	families, err := a.metrics.registry.Gather()
+	if err != nil {
+		panic(err)
+	}
+	for _, family := range families {
+		if family.GetName() != name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			labels := []string{}
+			for _, l := range m.GetLabel() {
+				labels = append(labels, l.GetValue())
+			}
+			if !slices.ContainsFunc(values, func(v string) bool { return !slices.Contains(labels, v) }) {
+				sum += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return sum
+}
+
+// held is how many of what the agent as a worker keeps, as worker.Sizes names it.
+func (a *Agent) held(what string) (held int) {
+	a.worker.Sizes(func(name string, n int) {
+		if name == what {
+			held = n
+		}
+	})
+	return held
+}
+
 // typeAndLabels is "counter of model, version": the labels are sorted.
 func typeAndLabels(family *dto.MetricFamily) string {
 	var labels []string

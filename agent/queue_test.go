@@ -40,7 +40,7 @@ func (a *testAgent) occupy(g *gate, waiting int) (finish func()) {
 		go func() { answered <- a.inferGRPC(patient(8)) }()
 	}
 	<-g.entered
-	for a.lanes.Stats().Waiting < waiting {
+	for a.worker.Lanes().Stats().Waiting < waiting {
 		goruntime.Gosched()
 	}
 	return func() {
@@ -177,7 +177,7 @@ func TestDeadlines(t *testing.T) {
 	if status, answer := a.do("POST", "/v2/models/ncf/infer", body); status != http.StatusGatewayTimeout {
 		t.Errorf("REST with a timeout: got %d %s", status, answer)
 	}
-	for a.lanes.Stats().Waiting > 0 { // the one whose client has given up already
+	for a.worker.Lanes().Stats().Waiting > 0 { // the one whose client has given up already
 		goruntime.Gosched()
 	}
 	// The client that gave up may have been seen to go before its deadline was
@@ -206,7 +206,7 @@ func TestCancel(t *testing.T) {
 	<-g.entered
 	cancel()
 	wantCode(t, <-ended, "Canceled")
-	for a.lanes.Stats().Running > 0 {
+	for a.worker.Lanes().Stats().Running > 0 {
 		goruntime.Gosched()
 	}
 
@@ -229,7 +229,7 @@ func TestCancel(t *testing.T) {
 	if err := <-ended; err == nil {
 		t.Error("REST: the query was answered")
 	}
-	for a.lanes.Stats().Running > 0 || a.intake.held.Load() > 0 {
+	for a.worker.Lanes().Stats().Running > 0 || a.intake.held.Load() > 0 {
 		goruntime.Gosched()
 	}
 	a.wantMetric(`muster_failed_queries_total{model="ncf",reason="cancelled",version="1"}`, 2)

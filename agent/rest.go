@@ -169,7 +169,7 @@ func (r *rest) modelReady(w http.ResponseWriter, req *http.Request) error {
 		return err
 	}
 	if r.alone.Load() { // says why not
-		loaded, err := r.acquire(req.PathValue("model"), req.PathValue("version"))
+		loaded, err := r.worker.Acquire(req.PathValue("model"), req.PathValue("version"))
 		if err != nil {
 			return err
 		}
@@ -231,7 +231,7 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	defer charge.Only(0)
 	query, err := r.receive(req, charge)
 	if err != nil {
-		r.metrics.failedWithoutVersion(r.knownModel(model), err)
+		r.worker.Failed(r.knownModel(model), err)
 		return err
 	}
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
@@ -245,7 +245,7 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	kept := oip.NewCharge(req.Context(), &r.answers)
 	defer kept.Only(0)
 	if err := kept.AtLeast(answerBytes(resp)); err != nil {
-		r.metrics.failedWithoutVersion("", err)
+		r.worker.Failed("", err)
 		return err
 	}
 

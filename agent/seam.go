@@ -6,6 +6,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
 )
 
@@ -83,7 +84,7 @@ type fleet interface {
 // An agentFleet is the half that serves, as the one that leads knows it.
 type agentFleet struct {
 	members *members.Members
-	station *station
+	worker  *worker.Worker
 }
 
 func (f agentFleet) self() string             { return f.members.Self() }
@@ -95,7 +96,7 @@ func (f agentFleet) dial(name string) (grpc.ClientConnInterface, error) { return
 func (f agentFleet) gone(ctx context.Context, name string) bool { return f.members.Gone(ctx, name) }
 
 func (f agentFleet) link(leader stream[control.WorkerMessage, control.LeaderMessage]) error {
-	return f.station.link(leader)
+	return f.worker.Link(leader)
 }
 
 // following is the half that leads, as the one that serves knows it; it follows nobody as long as
@@ -113,6 +114,14 @@ func (f following) Leadership() *control.Leadership {
 // Changed implements [members.Leading].
 func (f following) Changed() <-chan struct{} { return f.leading.changed() }
 
+// Linked implements [worker.Leading].
+func (f following) Linked(from string, send func(*control.Election)) (closed func(inOrder bool)) {
+	return f.leading.linked(from, send)
+}
+
+// Elect implements [worker.Leading].
+func (f following) Elect(m *control.Election) { f.leading.elect(m) }
+
 // What the half that leads uses of the members' room, by the names that it has for it.
 
 // A broadcast is a [members.Broadcast].
@@ -123,6 +132,7 @@ func (b *broadcast) tell()                 { b.Tell() }
 
 var (
 	checkDescription = members.CheckDescription
+	keyOf            = members.KeyOf
 	visibleProfiles  = members.VisibleProfiles
 )
 

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/client"
@@ -41,7 +42,7 @@ func (s service) ModelReady(_ context.Context, req *inference.ModelReadyRequest)
 
 func (s service) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (*inference.ServerMetadataResponse, error) {
 	spoken := extensions
-	if info := s.executor.Info(); info.Executor != "onnx" { // nobody should take its answers for a model's
+	if info := s.worker.Info(); info.Executor != "onnx" { // nobody should take its answers for a model's
 		spoken = append(slices.Clone(spoken), info.Executor)
 	}
 	return &inference.ServerMetadataResponse{Name: "muster", Version: Version(), Extensions: spoken}, nil
@@ -49,57 +50,6 @@ func (s service) ServerMetadata(context.Context, *inference.ServerMetadataReques
 
 func (s service) ModelMetadata(_ context.Context, req *inference.ModelMetadataRequest) (*inference.ModelMetadataResponse, error) {
 	return s.anyMetadata(req.GetName(), req.GetVersion())
-}
-
-// modelMetadata is what the protocol says of a version that the agent holds.
-func (a *Agent) modelMetadata(v *models.Version) *inference.ModelMetadataResponse {
-	resp := &inference.ModelMetadataResponse{
-		Name:     v.Model,
-		Platform: a.platform(),
-		Inputs:   tensorMetadata(v.Inputs),
-		Outputs:  tensorMetadata(v.Outputs),
-		Properties: oip.Properties{
-			QoSTarget:        v.Config.QoSTarget,
-			QoSPercentile:    v.Config.QoSPercentile,
-			Deadline:         v.Config.Deadline,
-			LargestBatchSize: v.Config.LargestBatchSize,
-			IDBounds:         idBounds(v.Inputs),
-		}.Map(),
-	}
-	for _, status := range a.repository.Index() {
-		if status.Model == v.Model && status.State == models.Ready {
-			resp.Versions = append(resp.Versions, strconv.FormatInt(status.Version, 10))
-		}
-	}
-	return resp
-}
-
-// platform is what runs the models, by the names other servers use.
-func (a *Agent) platform() string {
-	if info := a.executor.Info(); info.Executor != "onnx" {
-		return info.Executor
-	}
-	return "onnxruntime_onnx"
-}
-
-func tensorMetadata(ports []models.Port) []*inference.ModelMetadataResponse_TensorMetadata {
-	metadata := make([]*inference.ModelMetadataResponse_TensorMetadata, len(ports))
-	for i, p := range ports {
-		metadata[i] = &inference.ModelMetadataResponse_TensorMetadata{
-			Name: p.Name, Datatype: string(p.DataType), Shape: p.Shape,
-		}
-	}
-	return metadata
-}
-
-func idBounds(ports []models.Port) map[string][]int64 {
-	bounds := map[string][]int64{}
-	for _, p := range ports {
-		if len(p.IDBounds) > 0 {
-			bounds[p.Name] = p.IDBounds
-		}
-	}
-	return bounds
 }
 
 // ModelInfer takes a query that came by gRPC.
@@ -111,15 +61,24 @@ func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Respons
 	return resp, err
 }
 
+// attempt runs the attempt of a call.
+func (s service) attempt(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response, error) {
+	header := ""
+	if values := headers(ctx, control.AttemptHeader); len(values) > 0 {
+		header = values[0]
+	}
+	return s.worker.Attempt(ctx, header, req, arrival)
+}
+
 func (s service) modelInfer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response, error) {
 	if isLocal(ctx) { // its gateway has counted it
-		return s.station.run(ctx, req, arrival)
+		return s.attempt(ctx, req, arrival)
 	}
 	attempt := isAttempt(ctx)
 	var resp *oip.Response
 	var err error
 	if attempt {
-		resp, err = s.station.run(ctx, req, arrival)
+		resp, err = s.attempt(ctx, req, arrival)
 	} else {
 		resp, err = s.infer(ctx, req, arrival)
 	}
@@ -146,48 +105,14 @@ func (s service) ModelStatistics(ctx context.Context, req *inference.ModelStatis
 		}
 	}
 	resp, sees := &inference.ModelStatisticsResponse{}, s.sees(ctx)
-	for _, status := range s.repository.Index() {
+	for _, status := range s.worker.Repository().Index() {
 		number := strconv.FormatInt(status.Version, 10)
 		if status.State != models.Ready || !sees(status.Model) || model != "" && model != status.Model || version != "" && version != number {
 			continue
 		}
-		resp.ModelStats = append(resp.ModelStats, s.metrics.version(status.Model, status.Version).statistics())
+		resp.ModelStats = append(resp.ModelStats, s.worker.Statistics(status.Model, status.Version))
 	}
 	return resp, nil
-}
-
-// statistics are the version's counts in the protocol's form. Queries are not
-// merged, so that a query is an execution; inference_count counts items, as
-// other servers do.
-func (v *versionMetrics) statistics() *inference.ModelStatistics {
-	duration := func(count uint64, sum time.Duration) *inference.StatisticDuration {
-		return &inference.StatisticDuration{Count: count, Ns: uint64(sum)}
-	}
-	failed := 0.0
-	for _, c := range v.failures {
-		failed += total(c)
-	}
-	requests, requestTime := totals(v.request)
-	queued, queueTime := totals(v.queue)
-	executed, executionTime := totals(v.execution)
-	none := duration(executed, 0) // what copying costs is not told apart
-	return &inference.ModelStatistics{
-		Name:           v.key.model,
-		Version:        strconv.FormatInt(v.key.version, 10),
-		LastInference:  uint64(v.lastInference.Load()),
-		InferenceCount: uint64(total(v.items)),
-		ExecutionCount: executed,
-		InferenceStats: &inference.InferStatistics{
-			Success:       duration(requests, requestTime),
-			Fail:          duration(uint64(failed), time.Duration(total(v.failureSeconds)*float64(time.Second))),
-			Queue:         duration(queued, queueTime),
-			ComputeInput:  none,
-			ComputeInfer:  duration(executed, executionTime),
-			ComputeOutput: none,
-			CacheHit:      duration(0, 0),
-			CacheMiss:     duration(0, 0),
-		},
-	}
 }
 
 func (s service) RepositoryIndex(ctx context.Context, req *inference.RepositoryIndexRequest) (*inference.RepositoryIndexResponse, error) {
@@ -223,7 +148,7 @@ func (s service) RepositoryModelLoad(ctx context.Context, req *inference.Reposit
 
 // loadHere has this agent load a model.
 func (a *Agent) loadHere(ctx context.Context, model string) error {
-	err := a.repository.Load(ctx, model)
+	err := a.worker.Repository().Load(ctx, model)
 	if err == nil || errors.Is(err, models.ErrNotFound) || errors.Is(err, models.ErrName) || ctx.Err() != nil {
 		return err
 	}
@@ -244,7 +169,7 @@ func (s service) RepositoryModelUnload(ctx context.Context, req *inference.Repos
 		return nil, err
 	}
 	err = s.onAgents(ctx, chosen, req.GetModelName(),
-		func() error { return s.repository.Unload(ctx, req.GetModelName()) },
+		func() error { return s.worker.Repository().Unload(ctx, req.GetModelName()) },
 		func(ctx context.Context, other inference.GRPCInferenceServiceClient) error {
 			_, err := other.RepositoryModelUnload(ctx, &inference.RepositoryModelUnloadRequest{ModelName: req.GetModelName()})
 			return err
@@ -285,7 +210,7 @@ func (a *Agent) knownModel(model string) string {
 	if len(a.fleetVersions(model)) > 0 {
 		return model
 	}
-	for _, status := range a.repository.Index() {
+	for _, status := range a.worker.Repository().Index() {
 		if status.Model == model {
 			return model
 		}

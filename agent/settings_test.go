@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/agent/members"
 	core "github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
@@ -143,9 +144,8 @@ func TestColdWorker(t *testing.T) {
 		agree := func() {
 			f.Helper()
 			for _, a := range agents {
-				a.estimates.mu.Lock()
-				worker := a.estimates.of("ncf/1").key
-				a.estimates.mu.Unlock()
+				own := a.members.Own()
+				worker := members.KeyOf(a.catalogue, own, own.Models[0]) // as its own estimates have it
 				var key profiles.Key
 				key = memberOf(a.catalogue, leads.members.Member(a.name)).Model(core.ModelID{Name: "ncf", Version: 1}).Profile
 				if key != worker || key.Cores != 0 || key.Checksum == "" {
@@ -154,7 +154,7 @@ func TestColdWorker(t *testing.T) {
 			}
 		}
 		for _, a := range agents {
-			if got, want := a.estimates.Estimate("ncf/1", 100), shipped.Mean(100); got != want {
+			if got, want := a.worker.Lanes().Estimate("ncf/1", 100), shipped.Mean(100); got != want {
 				f.Errorf("%s, cold, expects %v at batch size 100, want %v as shipped", a.name, got, want)
 			}
 		}

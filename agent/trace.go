@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
@@ -13,8 +12,6 @@ import (
 
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tracing"
-	"github.com/muster-serve/muster/models"
-	"github.com/muster-serve/muster/runtime"
 )
 
 // Trace has the agent make spans of the queries that it passes on, decides about and
@@ -69,22 +66,4 @@ func endRequest(span trace.Span, err error) {
 	}
 	span.SetAttributes(semconv.HTTPResponseStatusCode(code))
 	span.End()
-}
-
-// traceExecution makes the spans of a query that has just been run, of its wait and its run.
-func (a *Agent) traceExecution(ctx context.Context, loaded *models.Loaded[*servedModel], q query, arrival time.Time, result *runtime.Result) {
-	span := trace.SpanFromContext(ctx)
-	if !span.IsRecording() {
-		return
-	}
-	v, info, ended := loaded.Version, a.executor.Info(), time.Now()
-	span.SetAttributes(tracing.Late.Bool(ended.Sub(arrival) > v.Config.QoSTarget))
-	started := ended.Add(-result.Execution)
-	_, queue := a.tracer.Start(ctx, tracing.Queue, trace.WithTimestamp(started.Add(-result.Queue)))
-	queue.End(trace.WithTimestamp(started))
-	_, execute := a.tracer.Start(ctx, tracing.Execute, trace.WithTimestamp(started), trace.WithAttributes(
-		tracing.Model.String(v.Model), tracing.Version.String(strconv.FormatInt(v.Number, 10)), tracing.BatchSize.Int(q.batchSize),
-		tracing.Lane.Int(result.Lane), tracing.InstanceType.String(string(a.instanceType())),
-		tracing.Executor.String(info.Executor), tracing.Provider.String(string(info.Provider))))
-	execute.End(trace.WithTimestamp(ended))
 }

@@ -44,7 +44,7 @@ func TestUndescribed(t *testing.T) {
 				f.Errorf("%s says %d times that an agent does not say what it serves, want once", x.name, n)
 			}
 		}
-		if ran := total(cut.metrics.attempts); ran > 0 {
+		if ran := cut.counted("muster_attempts_total"); ran > 0 {
 			f.Errorf("the agent that cannot be asked had %v attempts", ran)
 		}
 		f.heal()
@@ -53,7 +53,7 @@ func TestUndescribed(t *testing.T) {
 		if failed := f.send(300, time.Millisecond/2, a, b); len(failed) > 0 {
 			f.Errorf("failed afterwards: %v", failed)
 		}
-		if ran := total(cut.metrics.attempts); ran < 30 {
+		if ran := cut.counted("muster_attempts_total"); ran < 30 {
 			f.Errorf("reached again, it ran %v of 300 queries", ran)
 		}
 	})
@@ -97,7 +97,7 @@ func TestClockOff(t *testing.T) {
 		if failed := f.send(100, time.Millisecond, a, b); len(failed) > 0 {
 			f.Errorf("failed: %v", failed)
 		}
-		if ran := total(off.metrics.attempts); ran > 0 {
+		if ran := off.counted("muster_attempts_total"); ran > 0 {
 			f.Errorf("the agent whose clock is off had %v attempts", ran)
 		}
 		for _, x := range []*fleetAgent{a, b, off} {
@@ -132,14 +132,14 @@ func TestSlowWorker(t *testing.T) {
 		during := func(what string, rate int, long time.Duration) map[*fleetAgent]float64 {
 			ran := map[*fleetAgent]float64{}
 			for _, a := range agents {
-				ran[a] = -total(a.metrics.attempts)
+				ran[a] = -a.counted("muster_attempts_total")
 			}
 			sent, slowest, late, failed := f.lately(time.Second/time.Duration(rate), func() { time.Sleep(long) }, agents...)
 			if len(failed) > 0 || late > sent/100 {
 				f.Errorf("%s: of %d queries %d were late, the slowest took %v; failed: %v", what, sent, late, slowest, failed)
 			}
 			for _, a := range agents {
-				ran[a] += total(a.metrics.attempts)
+				ran[a] += a.counted("muster_attempts_total")
 			}
 			return ran
 		}
@@ -221,7 +221,7 @@ func TestCutOff(t *testing.T) {
 				}
 			}
 			worker := agents[slices.IndexFunc(agents, func(a *fleetAgent) bool { return a.name == assigned.Agent })]
-			before := total(worker.metrics.refused.WithLabelValues("cancelled"))
+			before := worker.counted("muster_attempts_not_run_total", "cancelled")
 			attempt := control.Attempt{Gateway: id, Sequence: sequence, Attempt: assigned.Attempt, Lane: assigned.Lane}
 			call, end := context.WithCancel(metadata.AppendToOutgoingContext(ctx, control.AttemptHeader, attempt.String()))
 			stream, err := worker.conn.NewStream(call, &grpc.StreamDesc{}, inference.GRPCInferenceService_ModelInfer_FullMethodName)
@@ -248,7 +248,7 @@ func TestCutOff(t *testing.T) {
 					}
 				}
 			})
-			if told := total(worker.metrics.refused.WithLabelValues("cancelled")) - before; held != 0 || told != 1 {
+			if told := worker.counted("muster_attempts_not_run_total", "cancelled") - before; held != 0 || told != 1 {
 				f.Errorf("query %d: it was given up, %d lanes are kept for it and the worker has told of %v attempts; want 0 and 1", sequence, held, told)
 			}
 		}

@@ -30,6 +30,7 @@ import (
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/gossip/gossiptest"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime"
 )
 
@@ -210,10 +211,10 @@ func (w *weather) query(a *fleetAgent, number, batchSize int) {
 
 // An emulator is an emulated executor whose speed a test sets, and whose answers follow from
 // the queries.
-type emulator struct{ *emulation }
+type emulator struct{ runtime.Executor }
 
 func (e emulator) Load(ctx context.Context, v *models.Version) (runtime.Model, error) {
-	m, err := e.emulation.Load(ctx, v)
+	m, err := e.Executor.Load(ctx, v)
 	return answering{m}, err
 }
 
@@ -238,14 +239,14 @@ func (m answering) Run(ctx context.Context, inputs []tensor.Tensor) (*runtime.Re
 
 // openEmulator is how an agent on a site gets its executor.
 func (s *site) openEmulator(config Config, _ *slog.Logger) (runtime.Executor, error) {
-	e, err := openEmulation(config)
-	if err != nil {
-		return nil, err
-	}
-	e.Emulated = runtime.NewEmulated(func(v *models.Version, batchSize int) time.Duration {
-		return time.Duration(s.slower.Load()) * e.latency(v, batchSize)
-	})
-	return emulator{e}, nil
+	library, typ := profiles.ShippedLibrary(), profiles.InstanceType(config.InstanceType)
+	return emulator{runtime.NewEmulated(func(v *models.Version, batchSize int) time.Duration {
+		table, err := library.Table(v.Model, typ)
+		if err != nil {
+			panic(err) // all models are the zoo's
+		}
+		return time.Duration(s.slower.Load()) * table.Quantile(rand.Float64(), batchSize)
+	})}, nil
 }
 
 // open starts the fleet: three to five agents, of which one may be a GPU, and one may never lead.
@@ -542,11 +543,8 @@ func (w *weather) quiet() {
 
 // owes says what an agent should have forgotten, "" if that is nothing.
 func (a *fleetAgent) owes() string {
-	a.station.mu.Lock()
-	held := len(a.station.held)
-	a.station.mu.Unlock()
-	owed := ""
-	if lanes := a.lanes.Stats(); held > 0 || lanes.Waiting > 0 || lanes.Remaining > 0 {
+	held, owed := a.held("worker: held"), ""
+	if lanes := a.worker.Lanes().Stats(); held > 0 || lanes.Waiting > 0 || lanes.Remaining > 0 {
 		owed = fmt.Sprintf("%s holds %d attempts, %d queries wait, its lane is busy for %v; ", a.name, held, lanes.Waiting, lanes.Remaining)
 	}
 	if t := a.leading.(*leader).leads(); t != nil {

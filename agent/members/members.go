@@ -531,6 +531,15 @@ func (ms *Members) ToldByLeader(prices []*control.TypePrice, profiles []*control
 // that.
 const KeepTold = 10 * time.Minute
 
+// KeyOf names the profile of a model that a member holds, on the member's lanes: for the member
+// itself as for whoever leads.
+func KeyOf(c *profiles.Catalogue, member *control.Member, m *control.Model) profiles.Key {
+	return profiles.KeyOf(c, m.GetName(), m.GetVersion(), m.GetChecksum(), profiles.Lane{
+		InstanceType: profiles.InstanceType(member.GetInstanceType()), Provider: member.GetProvider(),
+		Emulated: member.GetExecutor() == "emulated", Lanes: int(member.GetLanes()), Cores: int(member.GetCores()),
+	})
+}
+
 // Forget forgets what has been told of versions and lanes that are gone.
 func (ms *Members) Forget(now time.Time) {
 	ms.mu.Lock()

@@ -1,4 +1,4 @@
-package agent
+package worker
 
 import (
 	"context"
@@ -20,16 +20,20 @@ type emulation struct {
 	library *profiles.Library
 }
 
-// openEmulation reads the latency profiles that the configuration names.
-func openEmulation(config Config) (*emulation, error) {
-	e := &emulation{typ: profiles.InstanceType(config.InstanceType), library: profiles.ShippedLibrary()}
-	if config.Profile != shippedProfile {
-		f, err := os.Open(config.Profile)
+// ShippedProfile is the profile of [Emulate] that means those which come with the program.
+const ShippedProfile = "shipped"
+
+// Emulate returns the executor of an agent that plays an instance type: it runs nothing, and takes
+// as long as the latency profiles say that profile, a file or ShippedProfile, has.
+func Emulate(typ profiles.InstanceType, profile string) (runtime.Executor, error) {
+	e := &emulation{typ: typ, library: profiles.ShippedLibrary()}
+	if profile != ShippedProfile {
+		f, err := os.Open(profile)
 		if err != nil {
 			return nil, fmt.Errorf("profile: %w", err)
 		}
 		defer f.Close()
-		if e.library, err = profiles.ReadLibrary(config.Profile, f); err != nil {
+		if e.library, err = profiles.ReadLibrary(profile, f); err != nil {
 			return nil, fmt.Errorf("profile: %w", err)
 		}
 	}

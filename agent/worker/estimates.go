@@ -1,4 +1,4 @@
-package agent
+package worker
 
 import (
 	"encoding/json"
@@ -42,15 +42,6 @@ func newEstimates(library *profiles.Library, catalogue *profiles.Catalogue, lane
 	return &estimates{lanes: lanes, catalogue: catalogue, book: profiles.NewBook(library), learned: map[string]*estimate{}}
 }
 
-// keyOf names the profile of a model that a member holds, on the member's lanes: for the member
-// itself as for whoever leads.
-func keyOf(c *profiles.Catalogue, member *control.Member, m *control.Model) profiles.Key {
-	return profiles.KeyOf(c, m.GetName(), m.GetVersion(), m.GetChecksum(), profiles.Lane{
-		InstanceType: profiles.InstanceType(member.GetInstanceType()), Provider: member.GetProvider(),
-		Emulated: member.GetExecutor() == "emulated", Lanes: int(member.GetLanes()), Cores: int(member.GetCores()),
-	})
-}
-
 // loaded says which files a version, "ncf/1", is from now on.
 func (e *estimates) loaded(profile, checksum string) {
 	e.mu.Lock()
@@ -66,7 +57,7 @@ func (e *estimates) begin(profile, checksum string) *estimate {
 	number, _ := strconv.ParseInt(version, 10, 64)
 	fresh := &estimate{
 		checksum: checksum,
-		key:      keyOf(e.catalogue, e.lanes(), &control.Model{Name: model, Version: number, Checksum: checksum}),
+		key:      members.KeyOf(e.catalogue, e.lanes(), &control.Model{Name: model, Version: number, Checksum: checksum}),
 	}
 	fresh.table = e.book.Table(fresh.key)
 	return fresh
@@ -155,7 +146,7 @@ func (e *estimates) forget(now time.Time, held map[string]bool) {
 func (e *estimates) profile(member *control.Member, m *control.Model) *control.Profile {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	key, version := keyOf(e.catalogue, member, m), control.ModelKey(m.GetName(), m.GetVersion())
+	key, version := members.KeyOf(e.catalogue, member, m), control.ModelKey(m.GetName(), m.GetVersion())
 	known := e.learned[version]
 	if known == nil || known.key != key {
 		known = &estimate{table: e.book.Table(key)}
@@ -173,11 +164,8 @@ func (e *estimates) profile(member *control.Member, m *control.Model) *control.P
 	return &control.Profile{Model: version, Type: member.LaneType(), Table: known.json}
 }
 
-// Learned implements [members.Estimates].
-func (e *estimates) Learned() uint64 { return e.learnedTimes.Load() }
-
-// Complete adds profiles for what v has none of, because no leader has told any.
-func (e *estimates) Complete(v *control.View) {
+// complete adds profiles for what v has none of, because no leader has told any.
+func (e *estimates) complete(v *control.View) {
 	known := map[control.ProfileKey]bool{}
 	for _, p := range v.Profiles {
 		known[p.Key()] = true

@@ -1,15 +1,22 @@
-package agent
+package worker
 
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/models/onnx"
 )
 
 // fileSums are the SHA-256 of files, each read once for as long as it stays the same. Its methods
@@ -86,4 +93,42 @@ func identify(info fs.FileInfo) (fileID, bool) {
 		return fileID{}, false
 	}
 	return fileID{uint64(s.Dev), s.Ino, s.Size, s.Mtim, s.Ctim}, true
+}
+
+// checksum tells versions apart that agents hold under one name: of the names
+// and contents of the version's files. Of model.yaml it has what changes how
+// long queries run, for what was learned of the version is kept under its checksum.
+func (c *fileSums) checksum(ctx context.Context, v *models.Version) (string, error) {
+	hash := sha256.New()
+	if v.Config.RowsIndependent {
+		fmt.Fprintln(hash, "rows_independent")
+	}
+	dir := filepath.Dir(v.Path)
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || strings.HasPrefix(d.Name(), ".") {
+			return err
+		}
+		f, info, err := onnx.OpenFile(path)
+		if errors.Is(err, onnx.ErrNotRegular) { // no part of the model, which has loaded
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		name, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		sum, err := c.of(ctx, f, info)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(hash, "%s %d %x\n", filepath.ToSlash(name), info.Size(), sum)
+		return nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("checksum of %s: %w", v, err)
+	}
+	return hex.EncodeToString(hash.Sum(nil)[:16]), nil
 }

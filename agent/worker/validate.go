@@ -1,11 +1,13 @@
-package agent
+package worker
 
 import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
@@ -29,10 +31,10 @@ func validate(v *models.Version, req *oip.Request) (query, error) {
 		t := &req.Inputs[i]
 		position := portIndex(v.Inputs, t.Name)
 		if position < 0 {
-			return query{}, invalid("unknown input %q, %s has %s", t.Name, v, portNames(v.Inputs))
+			return query{}, outcome.Invalid("unknown input %q, %s has %s", t.Name, v, portNames(v.Inputs))
 		}
 		if given[position] {
-			return query{}, invalid("input %q is given twice", t.Name)
+			return query{}, outcome.Invalid("input %q is given twice", t.Name)
 		}
 		given[position] = true
 		if err := checkTensor(&v.Inputs[position], t); err != nil {
@@ -40,13 +42,13 @@ func validate(v *models.Version, req *oip.Request) (query, error) {
 		}
 		batchSize := t.Shape[0]
 		if largest := v.Config.LargestBatchSize; batchSize < 1 || batchSize > int64(largest) {
-			return query{}, invalid("input %q: batch size %d, want 1 to %d", t.Name, batchSize, largest)
+			return query{}, outcome.Invalid("input %q: batch size %d, want 1 to %d", t.Name, batchSize, largest)
 		}
 		if q.batchSize == 0 {
 			q.batchSize = int(batchSize)
 		}
 		if int(batchSize) != q.batchSize {
-			return query{}, invalid("input %q: batch size %d, but input %q has %d", t.Name, batchSize, req.Inputs[0].Name, q.batchSize)
+			return query{}, outcome.Invalid("input %q: batch size %d, but input %q has %d", t.Name, batchSize, req.Inputs[0].Name, q.batchSize)
 		}
 		if err := checkContents(t); err != nil {
 			return query{}, err
@@ -57,7 +59,7 @@ func validate(v *models.Version, req *oip.Request) (query, error) {
 		q.inputs[position] = *t
 	}
 	if i := slices.Index(given, false); i >= 0 {
-		return query{}, invalid("input %q is missing, %s takes %s", v.Inputs[i].Name, v, portNames(v.Inputs))
+		return query{}, outcome.Invalid("input %q is missing, %s takes %s", v.Inputs[i].Name, v, portNames(v.Inputs))
 	}
 	var err error
 	q.outputs, err = chooseOutputs(v, req.Outputs)
@@ -67,17 +69,17 @@ func validate(v *models.Version, req *oip.Request) (query, error) {
 // checkTensor checks type and shape, apart from the batch size.
 func checkTensor(p *models.Port, t *tensor.Tensor) error {
 	if t.DataType != p.DataType {
-		return invalid("input %q: type %s, want %s", t.Name, t.DataType, p.DataType)
+		return outcome.Invalid("input %q: type %s, want %s", t.Name, t.DataType, p.DataType)
 	}
 	if len(t.Shape) != len(p.Shape) {
-		return invalid("input %q: shape %v has rank %d, want rank %d, shape %s", t.Name, t.Shape, len(t.Shape), len(p.Shape), shape(p.Shape))
+		return outcome.Invalid("input %q: shape %v has rank %d, want rank %d, shape %s", t.Name, t.Shape, len(t.Shape), len(p.Shape), shape(p.Shape))
 	}
 	for i := 1; i < len(p.Shape); i++ {
 		// An empty dimension would leave nothing to run on.
 		if p.Shape[i] == models.Dynamic && t.Shape[i] > 0 || t.Shape[i] == p.Shape[i] {
 			continue
 		}
-		return invalid("input %q: shape %v, want %s (N is the batch size, -1 any size)", t.Name, t.Shape, shape(p.Shape))
+		return outcome.Invalid("input %q: shape %v, want %s (N is the batch size, -1 any size)", t.Name, t.Shape, shape(p.Shape))
 	}
 	return nil
 }
@@ -86,28 +88,28 @@ func checkTensor(p *models.Port, t *tensor.Tensor) error {
 func checkContents(t *tensor.Tensor) error {
 	elements, err := tensor.Elements(t.Shape)
 	if err != nil {
-		return invalid("input %q: %w", t.Name, err)
+		return outcome.Invalid("input %q: %w", t.Name, err)
 	}
 	if t.DataType != tensor.Bytes {
 		// A product that overflows is not the length of anything.
 		if want := elements * t.DataType.Size(); len(t.Data) != want || want/t.DataType.Size() != elements {
-			return invalid("input %q: contents of %d bytes, want %d for shape %v of %s", t.Name, len(t.Data), want, t.Shape, t.DataType)
+			return outcome.Invalid("input %q: contents of %d bytes, want %d for shape %v of %s", t.Name, len(t.Data), want, t.Shape, t.DataType)
 		}
 		return nil
 	}
 	rest := t.Data
 	for i := range elements {
 		if len(rest) < 4 {
-			return invalid("input %q: contents end at element %d, want %d elements for shape %v", t.Name, i, elements, t.Shape)
+			return outcome.Invalid("input %q: contents end at element %d, want %d elements for shape %v", t.Name, i, elements, t.Shape)
 		}
 		n := uint64(binary.LittleEndian.Uint32(rest))
 		if rest = rest[4:]; uint64(len(rest)) < n {
-			return invalid("input %q: element %d of %d bytes ends beyond the contents", t.Name, i, n)
+			return outcome.Invalid("input %q: element %d of %d bytes ends beyond the contents", t.Name, i, n)
 		}
 		rest = rest[n:]
 	}
 	if len(rest) > 0 {
-		return invalid("input %q: %d bytes after the %d elements of shape %v", t.Name, len(rest), elements, t.Shape)
+		return outcome.Invalid("input %q: %d bytes after the %d elements of shape %v", t.Name, len(rest), elements, t.Shape)
 	}
 	return nil
 }
@@ -183,7 +185,7 @@ func idOutside[T integer](t *tensor.Tensor, i int, id T, bound int64) error {
 		size := int(t.Shape[d])
 		position[d], i = i%size, i/size
 	}
-	return invalid("input %q: id %d at position %v, want 0 to %d", t.Name, id, position, bound-1)
+	return outcome.Invalid("input %q: id %d at position %v, want 0 to %d", t.Name, id, position, bound-1)
 }
 
 // chooseOutputs are the positions of the outputs wanted; all, if none is named.
@@ -198,10 +200,10 @@ func chooseOutputs(v *models.Version, wanted []oip.RequestedOutput) ([]int, erro
 	for _, w := range wanted {
 		position := portIndex(v.Outputs, w.Name)
 		if position < 0 {
-			return nil, invalid("unknown output %q, %s has %s", w.Name, v, portNames(v.Outputs))
+			return nil, outcome.Invalid("unknown output %q, %s has %s", w.Name, v, portNames(v.Outputs))
 		}
 		if slices.Contains(positions, position) {
-			return nil, invalid("output %q is asked for twice", w.Name)
+			return nil, outcome.Invalid("output %q is asked for twice", w.Name)
 		}
 		positions = append(positions, position)
 	}
@@ -229,4 +231,16 @@ func portNames(ports []models.Port) string {
 // shape prints a signature's shape, the batch size as N: [N 4].
 func shape(dims []int64) string {
 	return strings.Replace(fmt.Sprint(dims), fmt.Sprint(models.Dynamic), "N", 1)
+}
+
+// ParseVersion is the number of a version that a query names; "" is 0, the newest.
+func ParseVersion(model, version string) (int64, error) {
+	if version == "" {
+		return 0, nil
+	}
+	number, err := strconv.ParseInt(version, 10, 64)
+	if err != nil || number <= 0 {
+		return 0, outcome.Invalid("version %q of model %q, want a whole number above 0", version, model)
+	}
+	return number, nil
 }

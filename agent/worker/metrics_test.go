@@ -1,0 +1,96 @@
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/muster-serve/muster/models"
+)
+
+// TestMetricsForget: the series of a version go all together, a while after it last served; its
+// state stays as long as it is on disk.
+func TestMetricsForget(t *testing.T) {
+	m, registry := newMetrics(), prometheus.NewRegistry()
+	registry.MustRegister(m.queries, m.items, m.late, m.failures, m.failureSeconds, m.request, m.queue, m.execution,
+		m.loads, m.loadDuration, m.warmUpDuration, m.modelState, m.qosTarget)
+	w, now := &Worker{metrics: m}, time.Unix(0, 0)
+	series := func(version string) (n int) {
+		t.Helper()
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, family := range families {
+			for _, x := range family.GetMetric() {
+				for _, l := range x.GetLabel() {
+					if l.GetName() == "version" && l.GetValue() == version && strings.HasPrefix(family.GetName(), "muster_") {
+						n++
+					}
+				}
+			}
+		}
+		return n
+	}
+	state := func(version int64, s models.State, gone bool) {
+		e := models.Event{Status: models.Status{Model: "ncf", Version: version, State: s}, Gone: gone}
+		if s == models.Ready {
+			e.LoadTime = time.Second
+			m.loadDuration.WithLabelValues("ncf", fmt.Sprint(version)).Observe(1)
+			m.warmUpDuration.WithLabelValues("ncf", fmt.Sprint(version)).Observe(1)
+			m.qosTarget.WithLabelValues("ncf", fmt.Sprint(version)).Set(1)
+			m.version("ncf", version).answered(1, 1, 1, 1, 1)
+		}
+		m.observe(e)
+	}
+	known := true
+	forget := func(after time.Duration) {
+		now = now.Add(after)
+		m.forget(now, func(string) bool { return known })
+	}
+	for _, v := range []int64{1, 2, 3} {
+		state(v, models.Loading, false)
+		state(v, models.Ready, false)
+	}
+	w.Failed("ncf", errors.New("some"))
+	w.Failed("", errors.New("some"))
+	all := series("1")
+	state(1, models.Unavailable, true)
+	state(2, models.Unavailable, false)
+	forget(0)
+	forget(keepSeries - 1)
+	if series("1") != all || series("2") != all || series("3") != all {
+		t.Errorf("before their time %d, %d and %d series are left of %d", series("1"), series("2"), series("3"), all)
+	}
+	forget(1)
+	if series("1") != 0 || series("2") != 5 || series("3") != all {
+		t.Errorf("there are %d series of what is removed, %d of what is not served, %d of what is; want 0, 5 and %d",
+			series("1"), series("2"), series("3"), all)
+	}
+	state(2, models.Loading, false)
+	state(2, models.Ready, false)
+	forget(keepSeries)
+	if series("2") != all || total(m.version("ncf", 2).queries) != 1 {
+		t.Errorf("served again it has %d series of %d", series("2"), all)
+	}
+	known = false
+	forget(0)
+	forget(keepSeries)
+	if n := series(""); n != 1 {
+		t.Errorf("of failures without a version there are %d series once nobody knows the model, want 1, of none", n)
+	}
+	const times = 50
+	for v := range int64(times) {
+		state(v+10, models.Ready, false)
+		state(v+10, models.Unavailable, true)
+		forget(time.Minute)
+	}
+	forget(keepSeries)
+	if len(m.versions) != 2 || len(m.states) != 2 {
+		t.Errorf("after %d more versions came and went %d are counted, and %d have a state, want 2", times, len(m.versions), len(m.states))
+	}
+}

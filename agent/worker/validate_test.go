@@ -1,0 +1,61 @@
+package worker
+
+import (
+	"testing"
+
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/models/zoo"
+)
+
+// largest is the largest query of a small model of the zoo, all of it zero.
+func largest(tb testing.TB, model string) (*models.Version, *oip.Request) {
+	tb.Helper()
+	dir := tb.TempDir()
+	if _, err := zoo.Generate(tb.Context(), dir, model, zoo.Options{Scale: zoo.Small}); err != nil {
+		tb.Fatal(err)
+	}
+	v, err := models.ReadVersion(dir, model, 1)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	req := &oip.Request{Model: model}
+	for _, p := range v.Inputs {
+		in := tensor.Tensor{Name: p.Name, DataType: p.DataType, Shape: append([]int64{int64(v.Config.LargestBatchSize)}, p.Shape[1:]...)}
+		n, err := tensor.Elements(in.Shape)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		in.Data = make([]byte, n*p.DataType.Size())
+		req.Inputs = append(req.Inputs, in)
+	}
+	return v, req
+}
+
+// BenchmarkValidate checks the largest query of a model: 3.8 million ids of RM2.
+func BenchmarkValidate(b *testing.B) {
+	for _, model := range []string{"ncf", "rm2", "wnd"} {
+		v, req := largest(b, model)
+		b.Run(model, func(b *testing.B) {
+			b.SetBytes(queryBytes(req))
+			for b.Loop() {
+				if _, err := validate(v, req); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// TestValidateAllocations: to check a query takes the room for its inputs, and no more the larger it is.
+func TestValidateAllocations(t *testing.T) {
+	v, req := largest(t, "ncf")
+	if n := testing.AllocsPerRun(100, func() {
+		if _, err := validate(v, req); err != nil {
+			t.Fatal(err)
+		}
+	}); n > 2 {
+		t.Errorf("%v allocations, want at most 2", n)
+	}
+}
