@@ -101,6 +101,11 @@ var rules = []rule{
 		reason: "what an agent does for others does not depend on who leads, nor on how clients reach it",
 	},
 	{
+		folder: "agent/serve", imports: []string{"agent/members", "agent/outcome", "agent/worker", "api", "client", "models", "runtime"},
+		never:  []string{"github.com/spf13", exporters},
+		reason: "how clients reach an agent does not depend on who leads, and gossip is the members'",
+	},
+	{
 		folder: "agent", imports: []string{"agent", "api", "client", "gossip", "leader", "models", "profiles", "runtime"}, never: []string{"github.com/spf13", exporters},
 		reason: "the agent wires the parts; what needs the simulator is handed in by cmd, and so are its settings",
 	},
@@ -259,6 +264,9 @@ func TestImportRules(t *testing.T) {
 		{"agent/worker", module + "agent/lead", false},
 		{"agent/worker", module + "agent/serve", false},
 		{"agent/worker", module + "gossip", false},
+		{"agent/serve", module + "agent/worker", true},
+		{"agent/serve", module + "agent/lead", false},
+		{"agent/serve", module + "leader/match", false},
 		{"agent/outcome", module + "runtime", true},
 		{"client", module + "leader/match", true},
 		{"client", module + "leader/plan", false},

@@ -9,26 +9,21 @@ import (
 	"math"
 	"math/rand/v2"
 	"net"
-	"net/http"
-	"net/http/pprof"
 	"os"
 	goruntime "runtime"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/health"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/agent/serve"
 	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
-	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/leader/election"
@@ -47,22 +42,20 @@ import (
 type Agent struct {
 	config  Config
 	log     *slog.Logger // keeps events, too
-	events  *events
+	events  *serve.Events
 	tracer  trace.Tracer // nil: nothing is traced
 	metrics *metrics
-	health  *health.Server
+	health  *serve.Health
 	// openExecutor is how Run gets what runs the models.
 	openExecutor func(Config, *slog.Logger) (runtime.Executor, error)
 	// network is how the agent reaches others: sockets, except in tests.
 	network network
-	// receiveTimeout is defaultReceiveTimeout, except in tests.
+	// receiveTimeout is [serve.ReceiveTimeout], except in tests.
 	receiveTimeout time.Duration
-	// sendTimeout is defaultSendTimeout, except in tests.
+	// sendTimeout is [serve.SendTimeout], except in tests.
 	sendTimeout time.Duration
 	// spoken are control.Spoken, except in tests.
 	spoken control.Versions
-	// arriving are the timeouts of queries on their way here by gRPC, sending those of what goes out.
-	arriving, sending timeouts
 
 	name      string // in the fleet
 	catalogue *profiles.Catalogue
@@ -72,30 +65,23 @@ type Agent struct {
 	// Set by Run before anything is served.
 	addresses  Addresses
 	advertised string // the gRPC address for others
-	local      *localConn
+	local      *serve.Local
 	members    *members.Members
 	gossip     *gossip.Gossip
 	keyring    *members.Keyring
 	leading    leading
 	worker     *worker.Worker
 	gateway    *client.Gateway
-	alone      atomic.Bool // no other agent is known
 	executor   runtime.Executor
-	intake     intake // of queries
-	answers    intake
-	front      *front
 	guard      *secure.Guard
+	server     *serve.Server
 
 	listening chan struct{} // closed when addresses is set
 	// closing ends when the lanes are drained and the servers close.
 	closing     context.Context
 	close       context.CancelFunc
 	askedToStop context.CancelFunc // has Run drain
-	settled     atomic.Bool        // the first models have loaded, or failed to
 	draining    atomic.Bool
-
-	mu    sync.Mutex
-	serve map[string]map[int64]bool // versions that are ready, by model
 }
 
 // Addresses are where an agent listens.
@@ -111,23 +97,22 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 		return nil, err
 	}
 	name := newName()
-	events := newEvents(name)
+	events := serve.NewEvents(name)
 	a := &Agent{
 		config:         config,
-		log:            slog.New(&eventHandler{next: logger.Handler(), events: events}),
+		log:            slog.New(events.Handler(logger.Handler())),
 		events:         events,
 		metrics:        newMetrics(),
-		health:         newHealth(),
+		health:         serve.NewHealth(),
 		openExecutor:   openExecutor,
 		network:        sockets(),
 		name:           name,
 		catalogue:      profiles.DefaultCatalogue(),
 		library:        profiles.ShippedLibrary(),
-		receiveTimeout: defaultReceiveTimeout,
-		sendTimeout:    defaultSendTimeout,
+		receiveTimeout: serve.ReceiveTimeout,
+		sendTimeout:    serve.SendTimeout,
 		spoken:         control.Spoken,
 		listening:      make(chan struct{}),
-		serve:          map[string]map[int64]bool{},
 	}
 	if config.Catalogue != "" {
 		var err error
@@ -138,6 +123,13 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 	a.closing, a.close = context.WithCancel(context.Background())
 	return a, nil
 }
+
+// Trace has the agent make spans of the queries that it passes on, decides about and
+// runs. Without it the trace context of a query goes through it as it came. It is called before Run.
+func (a *Agent) Trace(p trace.TracerProvider) { a.tracer = p.Tracer(tracing.Scope) }
+
+// Name is the agent's name in its fleet.
+func (a *Agent) Name() string { return a.name }
 
 // openExecutor is what the configuration has run the models.
 func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) {
@@ -184,7 +176,6 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := a.open(); err != nil {
 		return err
 	}
-	a.front = newFront(listeners.grpc, leastLimit, a.newGRPCServer, a.log)
 	ctx, a.askedToStop = context.WithCancel(ctx)
 	defer a.askedToStop()
 	close(a.listening)
@@ -211,30 +202,26 @@ func (a *Agent) open() (err error) {
 		ToldByLeader: func(prices []*control.TypePrice, profiles []*control.Profile, ahead time.Duration) {
 			a.members.ToldByLeader(prices, profiles, ahead)
 		},
-		Callers: callers{a.guard}, Full: a.intake.full, Draining: a.draining.Load,
-		Loaded: a.loaded, Observe: a.observe,
+		Callers: serve.Callers{Guard: a.guard}, Draining: a.draining.Load,
+		Full:     func(ctx context.Context) error { return a.server.Full(ctx) },
+		Loaded:   func(v *models.Version) { a.server.Loaded(v) },
+		Observe:  a.observe,
 		Registry: a.metrics.registry, Tracer: a.tracer, Log: a.log,
 	})
 	if err != nil {
 		return err
 	}
-	lanes := a.worker.Lanes()
-	a.intake.limit, a.intake.queue, a.intake.clients = a.config.MaxWaitingBytes, lanes.Stats, callers{a.guard}
-	a.answers.limit = max(a.config.MaxWaitingBytes, leastAnswers)
-	a.answers.queue, a.answers.clients = lanes.Stats, callers{a.guard}
-	a.intake.answers = &a.answers
-	a.metrics.watch(&a.intake)
 	if len(a.worker.Repository().Index()) == 0 {
 		a.log.Warn("there is no model yet; it will be served as soon as there is one",
 			"model_dir", a.config.ModelDir, "try", generateHint(a.config.ModelDir))
 	}
-	a.local = newLocalConn(a.closing, a.interceptUnary)
-	a.register(a.local)
+	a.local = serve.NewLocal(a.closing)
 	a.members = members.New(members.Config{
-		Closing: a.closing, Spoken: a.spoken, Gossip: a.gossip, Connect: a.network.connect, Dial: a.network.dial, Local: a.local,
+		Closing: a.closing, Spoken: a.spoken, Gossip: a.gossip,
+		Connect: a.network.connect, Dial: a.network.dial, Local: a.local,
 		Leading: following{a}, Estimates: a.worker, Describe: a.describe,
 		Load: func() (int, []time.Duration) {
-			stats := lanes.Stats()
+			stats := a.worker.Lanes().Stats()
 			return stats.Waiting, stats.RemainingByLane
 		},
 		Described: a.worker.TellMember,
@@ -254,8 +241,16 @@ func (a *Agent) open() (err error) {
 	if err != nil {
 		return err
 	}
-	a.metrics.watchFleet(a.gateway.Stats, a.gossip.Stats)
-	a.alone.Store(true)
+	a.metrics.watchGossip(a.gossip.Stats)
+	a.server = serve.New(serve.Config{
+		Name: a.name, Members: a.members, Keyring: a.keyring, Worker: a.worker, Leading: following{a}, Gateway: a.gateway,
+		Guard: a.guard, Events: a.events, Health: a.health, Local: a.local,
+		MaxWaitingBytes: a.config.MaxWaitingBytes, ReceiveTimeout: a.receiveTimeout, SendTimeout: a.sendTimeout,
+		GRPCAddress: a.addresses.GRPC, MetricsAddress: a.addresses.Metrics, Encrypted: a.config.Security.TLS(),
+		Pprof: a.config.Pprof, Version: Version(),
+		Closing: a.closing, Drain: func() { a.askedToStop() }, Draining: a.draining.Load,
+		Registry: a.metrics.registry, Tracer: a.tracer, Log: a.log,
+	})
 	return nil
 }
 
@@ -264,7 +259,7 @@ func (a *Agent) newLeading() (leading, error) {
 	config := leaderConfig{
 		Role: a.role(), Rank: a.rank(), StateDir: a.config.StateDir,
 		Policy: a.config.Policy, Record: a.config.Record, Catalogue: a.catalogue, Library: a.library, Tracer: a.tracer,
-		Clients: callers{a.guard},
+		Clients: serve.Callers{Guard: a.guard},
 	}
 	if len(a.config.Join) > 0 {
 		config.JoinWait = joinWait
@@ -329,29 +324,9 @@ func writable(dir string) error {
 
 func generateHint(dir string) string { return "muster models generate ncf --out " + dir }
 
-// loaded has queries of a version accepted, however large they may be.
-func (a *Agent) loaded(v *models.Version) {
-	a.front.allow(largestQuery(v.Inputs, v.Config.LargestBatchSize, protobufElement, min(a.config.MaxWaitingBytes, math.MaxInt32)))
-}
-
 // observe follows the life of the model versions, for health and for the fleet.
 func (a *Agent) observe(e models.Event) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.serve[e.Model] == nil {
-		a.serve[e.Model] = map[int64]bool{}
-	}
-	if e.State == models.Ready {
-		a.serve[e.Model][e.Version] = true
-	} else {
-		delete(a.serve[e.Model], e.Version)
-	}
-	status := healthpb.HealthCheckResponse_SERVING
-	if len(a.serve[e.Model]) == 0 {
-		delete(a.serve, e.Model)
-		status = healthpb.HealthCheckResponse_NOT_SERVING
-	}
-	a.health.SetServingStatus(e.Model, status)
+	a.health.Observe(e)
 	if a.members != nil { // else this agent has not been described at all
 		a.members.SelfChanged()
 	}
@@ -372,7 +347,7 @@ func (a *Agent) forgetGone(ctx context.Context) {
 					held[control.ModelKey(m.Name, m.Version)] = true
 				}
 			}
-			a.worker.Forget(now, held, func(model string) bool { return a.knownModel(model) != "" })
+			a.worker.Forget(now, held, a.server.Knows)
 		case <-ctx.Done():
 			return
 		}
@@ -381,9 +356,6 @@ func (a *Agent) forgetGone(ctx context.Context) {
 
 // serveUntil serves until ctx ends or a server fails, and then winds down.
 func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
-	rest := a.newHTTPServer(a.guard.HTTP(a.newREST()))
-	metrics := a.newHTTPServer(a.guard.HTTP(a.newMetricsHandler()))
-
 	// The repository outlives ctx: queries in progress hold its models.
 	repositoryCtx, closeRepository := context.WithCancel(context.WithoutCancel(ctx))
 	defer closeRepository()
@@ -393,33 +365,36 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	// failed ends with ctx, or when a part fails.
 	group, failed := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.worker.Run(repositoryCtx) })
-	group.Go(func() error { return serveHTTP(rest, a.guard.Listen(l.http)) })
-	group.Go(func() error { return serveHTTP(metrics, a.guard.Listen(l.metrics)) })
-	group.Go(a.front.Serve)
+	group.Go(func() error { return a.server.ServeREST(l.http) })
+	group.Go(func() error { return a.server.ServeMetrics(l.metrics) })
+	group.Go(func() error { return a.server.ServeGRPC(l.grpc) })
 	group.Go(func() error { return a.guard.Run(fleetCtx) })
 	group.Go(func() error { a.members.Run(fleetCtx); return nil })
-	group.Go(func() error { a.followView(fleetCtx); return nil })
+	group.Go(func() error { a.server.Follow(fleetCtx); return nil })
 	group.Go(func() error { a.learnInstanceType(fleetCtx); return nil })
 	group.Go(func() error { a.forgetGone(fleetCtx); return nil })
 	group.Go(func() error { return a.leading.run(fleetCtx) })
 	group.Go(func() error {
 		select {
 		case <-a.worker.Repository().Settled():
-			a.settle()
+			a.server.Settle()
+			if !a.draining.Load() {
+				a.log.Info("ready", "may_lead", a.role() != election.Never, eventKey, "ready")
+			}
 		case <-failed.Done():
 		}
 		return nil
 	})
 
 	<-failed.Done()
-	a.drain(ctx, rest)
+	a.drain(ctx)
 	a.gateway.Close()
 	leaveFleet()
 	a.leaveGossip()
 	a.members.Close()
-	a.local.close()
+	a.local.Close()
 	closeRepository()
-	_ = metrics.Close() // nothing to lose: scrapes come again
+	a.server.Close()
 	ended := make(chan error, 1)
 	go func() { ended <- group.Wait() }()
 	select {
@@ -433,49 +408,6 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 // stopTimeout bounds the end of what still runs after the drain: models close when their last
 // queries have ended, which nobody can force.
 const stopTimeout = 10 * time.Second
-
-// settle makes the agent ready, once the first models have loaded or failed.
-func (a *Agent) settle() {
-	a.settled.Store(true)
-	a.guard.KnowModels(func(model string) bool { return a.knownModel(model) != "" })
-	if a.draining.Load() {
-		return
-	}
-	a.health.SetServingStatus("", healthpb.HealthCheckResponse_SERVING)
-	a.health.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_SERVING)
-	a.log.Info("ready", "may_lead", a.role() != election.Never, eventKey, "ready")
-}
-
-// ready reports whether the agent takes queries.
-func (a *Agent) ready() bool { return a.settled.Load() && !a.draining.Load() }
-
-func (a *Agent) unreadyReason() string {
-	if a.draining.Load() {
-		return "draining"
-	}
-	return "loading models"
-}
-
-// newMetricsHandler serves the metrics, and profiles where asked for.
-func (a *Agent) newMetricsHandler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, req *http.Request) {
-		promhttp.HandlerFor(a.visibleMetrics(req.Context()), promhttp.HandlerOpts{}).ServeHTTP(w, req)
-	})
-	if a.config.Pprof {
-		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	}
-	return mux
-}
-
-func serveHTTP(server *http.Server, l net.Listener) error {
-	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
-}
 
 // listeners are the agent's three.
 type listeners struct{ http, grpc, metrics net.Listener }

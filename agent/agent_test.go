@@ -147,7 +147,7 @@ func startAgent(t testing.TB, config Config, executor runtime.Executor, changes 
 	case <-a.worker.Repository().Settled():
 	case <-t.Context().Done():
 	}
-	for !a.ready() { // settled, and about to say so
+	for !a.server.Ready() { // settled, and about to say so
 		goruntime.Gosched()
 	}
 	a.runs.Store(0)

@@ -3,9 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
-	"math"
 	"net"
-	"slices"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
@@ -92,42 +90,6 @@ func (a *Agent) leaveGossip() {
 	}
 }
 
-// followView keeps the gateway as the view of the fleet says, until ctx ends. Loads the gateway gets
-// as they are heard; here only those of members that it may not have known when they were.
-func (a *Agent) followView(ctx context.Context) {
-	seen := map[*control.Member]bool{}
-	for {
-		changed, led := a.members.ViewChanged(), a.leading.changed()
-		v := a.members.View()
-		a.gateway.SetView(v)
-		a.gateway.SetLoads(a.members.Loads())
-		seen = a.allowLargest(v, seen)
-		a.alone.Store(len(v.Members) == 1)
-		select {
-		case <-changed:
-		case <-led:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// allowLargest has queries accepted that are as large as those of any model in
-// the fleet may be. It returns the members, and passes over those that it did last time.
-func (a *Agent) allowLargest(v *control.View, seen map[*control.Member]bool) map[*control.Member]bool {
-	now := make(map[*control.Member]bool, len(v.Members))
-	for _, member := range v.Members {
-		now[member] = true
-		if seen[member] {
-			continue
-		}
-		for _, m := range member.Models {
-			a.front.allow(largestQuery(portsOf(m.Metadata.GetInputs()), int(m.LargestBatchSize), protobufElement, min(a.config.MaxWaitingBytes, math.MaxInt32)))
-		}
-	}
-	return now
-}
-
 // describe is what the agent is and holds, at revision 0.
 func (a *Agent) describe() *control.Member {
 	m := &control.Member{InstanceType: string(a.instanceType())}
@@ -150,70 +112,4 @@ func (a *Agent) instanceType() profiles.InstanceType {
 		return t
 	}
 	return ""
-}
-
-// A controlService answers the calls of other agents and of SDKs that know the
-// fleet.
-type controlService struct {
-	control.UnimplementedControlServer
-	*Agent
-}
-
-// Describe says what this agent is and holds.
-func (s controlService) Describe(context.Context, *control.DescribeRequest) (*control.Member, error) {
-	return s.members.Own(), nil
-}
-
-// Watch streams the fleet as this agent sees it, and as the caller may.
-func (s controlService) Watch(req *control.WatchRequest, stream control.Control_WatchServer) error {
-	return s.members.Watch(req, stream, s.sees(stream.Context()))
-}
-
-// Keyring takes a step of a rotation.
-func (s controlService) Keyring(ctx context.Context, req *control.KeyringRequest) (*control.AgentKeys, error) {
-	before := s.keyring.Fingerprints()
-	keys, err := s.keyring.Step(req)
-	if err != nil {
-		s.audit(ctx, "keys", "gossip keys not changed", err, "step", req.Step)
-		return nil, err
-	}
-	if !slices.Equal(before, keys.Fingerprints) {
-		s.audit(ctx, "keys", "gossip keys changed", nil, "step", req.Step, "in_use", keys.Fingerprints[0], "held", len(keys.Fingerprints), "in_file", keys.InFile)
-	}
-	return keys, nil
-}
-
-// RotateKeys changes the gossip key of the whole fleet.
-func (s controlService) RotateKeys(req *control.RotateKeysRequest, stream control.Control_RotateKeysServer) error {
-	// The call's context ends if what is reported does not reach who asked.
-	r, err := s.keyring.NewRotation(req, func(p *control.KeysProgress) { _ = stream.Send(p) })
-	if err != nil {
-		return err
-	}
-	ctx, key := stream.Context(), r.Fingerprint()
-	s.audit(ctx, "keys", "rotating the gossip key", nil, "key", key)
-	if err := r.Run(ctx); err != nil {
-		s.audit(ctx, "keys", "rotation of the gossip key stopped", err, "key", key)
-		return err
-	}
-	s.audit(ctx, "keys", "gossip key rotated", nil, "key", key)
-	return nil
-}
-
-// ListKeys says which keys each agent holds.
-func (s controlService) ListKeys(ctx context.Context, _ *control.ListKeysRequest) (*control.ListKeysResponse, error) {
-	return &control.ListKeysResponse{Agents: s.keyring.List(ctx)}, nil
-}
-
-// Match is a gateway's stream to this agent, if it leads.
-func (s controlService) Match(stream control.Control_MatchServer) error {
-	return s.leading.match(stream)
-}
-
-// Link is the stream of an agent that leads, or claims to.
-func (s controlService) Link(stream control.Control_LinkServer) error { return s.worker.Link(stream) }
-
-// Probe answers gateways that have no leader.
-func (s controlService) Probe(stream control.Control_ProbeServer) error {
-	return s.worker.Probe(stream)
 }

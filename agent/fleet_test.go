@@ -692,7 +692,8 @@ func TestNewestDrains(t *testing.T) {
 		c.drain()
 		for range 30 {
 			time.Sleep(10 * time.Millisecond)
-			if ready, err := c.anyReady("ncf", ""); err != nil || !ready {
+			here := inference.NewGRPCInferenceServiceClient(c.local) // its servers may have closed
+			if resp, err := here.ModelReady(f.Context(), &inference.ModelReadyRequest{Name: "ncf"}); err != nil || !resp.Ready {
 				f.Errorf("the model is not ready: %v", err)
 			}
 			if got := version(); f.Failed() {

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/gossip"
 	core "github.com/muster-serve/muster/leader"
@@ -84,9 +85,9 @@ func (f *stillFleet) self() string                                  { return "le
 func (f *stillFleet) view() *control.View                           { return &control.View{Members: f.members} }
 func (f *stillFleet) changed() <-chan struct{}                      { return nil }
 func (f *stillFleet) gone(context.Context, string) bool             { return false }
-func (f *stillFleet) dial(string) (grpc.ClientConnInterface, error) { return nil, errRefused }
+func (f *stillFleet) dial(string) (grpc.ClientConnInterface, error) { return nil, outcome.ErrRefused }
 func (f *stillFleet) link(stream[control.WorkerMessage, control.LeaderMessage]) error {
-	return errRefused
+	return outcome.ErrRefused
 }
 
 func honestMember(who byte) *control.Member {
@@ -283,22 +284,24 @@ func FuzzWorker(f *testing.F) {
 	config := testConfig(f)
 	config.GossipKey = gossip.FormatKey(oldKey)
 	a := startAgent(f, config, emulated())
-	service := controlService{Agent: a.Agent}
+	here := control.NewControlClient(a.local)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), localKey{}, true))
+		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		var links [4]*pipeClient[control.LeaderMessage, control.WorkerMessage]
-		var probes [4]*pipeClient[control.ProbeRequest, control.ProbeAnswer]
+		var links [4]control.Control_LinkClient
+		var probes [4]control.Control_ProbeClient
 		ends := []chan struct{}{}
 		for i := range links {
-			leader, member := newPipe[control.LeaderMessage, control.WorkerMessage](ctx)
-			gateway, worker := newPipe[control.ProbeRequest, control.ProbeAnswer](ctx)
-			links[i], probes[i] = leader, gateway
-			for _, do := range []func(){
-				func() { member.end(a.worker.Link(member)) },
-				func() { worker.end(a.worker.Probe(worker)) },
-				func() { drainPipe(leader.Recv) },
-				func() { drainPipe(gateway.Recv) },
+			var err error
+			if links[i], err = here.Link(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if probes[i], err = here.Probe(ctx); err != nil {
+				t.Fatal(err)
+			}
+			for _, do := range []func(){ // they end when what serves the stream does
+				func() { drainPipe(links[i].Recv) },
+				func() { drainPipe(probes[i].Recv) },
 			} {
 				ended := make(chan struct{})
 				ends = append(ends, ended)
@@ -323,7 +326,7 @@ func FuzzWorker(f *testing.F) {
 			case askKeyring:
 				m := &control.KeyringRequest{}
 				if proto.Unmarshal(x.data, m) == nil {
-					_, _ = service.Keyring(ctx, m)
+					_, _ = here.Keyring(ctx, m)
 				}
 			}
 		}
@@ -366,7 +369,7 @@ func FuzzREST(f *testing.F) {
 	f.Add("POST", "/v2/repository/models/ncf/load", "", []byte(`{"parameters":{"agent":"x","unload_dependents":false}}`))
 	f.Add("GET", "/v2/models/ncf/versions/x/stats", "Accept-Encoding: gzip;q=0,deflate\nAuthorization: Bearer x", []byte{})
 	a := startAgent(f, testConfig(f), emulated())
-	handler := a.guard.HTTP(a.newREST())
+	handler := a.server.REST()
 	f.Fuzz(func(t *testing.T, method, path, header string, body []byte) {
 		u, err := url.ParseRequestURI(path)
 		if err != nil || !strings.HasPrefix(path, "/") || strings.Contains(path, "unload") {
@@ -384,7 +387,7 @@ func FuzzREST(f *testing.F) {
 		if w.Code == 500 || w.Code > 504 {
 			t.Errorf("%s %s: %d %s", method, path, w.Code, w.Body)
 		}
-		if held := a.intake.held.Load(); held != 0 {
+		if held := a.held("serve: bytes of queries"); held != 0 {
 			t.Errorf("%d bytes are held", held)
 		}
 	})

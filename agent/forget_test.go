@@ -2,13 +2,9 @@ package agent
 
 import (
 	"fmt"
-	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/test/bufconn"
 
 	core "github.com/muster-serve/muster/leader"
 )
@@ -78,24 +74,5 @@ func TestLeaderForgets(t *testing.T) {
 		g.mu.Unlock()
 		join("d")
 		soon(t, time.Second, "the gateway is told again", told)
-	})
-}
-
-// TestFrontForgets: a server that a higher limit has replaced is forgotten when its calls have
-// ended.
-func TestFrontForgets(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		server := func(int64) *grpc.Server { return grpc.NewServer() }
-		f := newFront(bufconn.Listen(1), 1, server, slog.New(slog.DiscardHandler))
-		for limit := range int64(200) {
-			f.allow(limit)
-		}
-		synctest.Wait()
-		if n := len(f.servers); n != 1 {
-			t.Errorf("%d servers are left of 199, want 1", n)
-		}
-		if err := f.stop(t.Context()); err != nil {
-			t.Error(err)
-		}
 	})
 }

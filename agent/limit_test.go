@@ -149,11 +149,11 @@ func TestByteLimit(t *testing.T) {
 	if n := a.runs.Load(); n != 1 {
 		t.Errorf("%d queries were run, want the first alone", n)
 	}
-	if held := a.intake.held.Load(); held != 0 {
+	if held := a.held("serve: bytes of queries"); held != 0 {
 		t.Errorf("%d bytes are held", held)
 	}
-	if n := a.intake.client("ads"); n != 0 {
-		t.Errorf("%d bytes are held of ads", n)
+	if n := a.held("serve: clients with queries"); n != 0 {
+		t.Errorf("%d clients hold some", n)
 	}
 	change("bytes_per_second: 1GB")
 	if _, err := a.grpc.ModelInfer(ads, ncfRequest(1)); err != nil {

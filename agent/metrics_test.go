@@ -106,13 +106,15 @@ func (a *Agent) counted(name string, values ...string) (sum float64) {
 	return sum
 }
 
-// held is how many of what the agent as a worker keeps, as worker.Sizes names it.
+// held is how many of what the agent keeps, as the Sizes of its rooms name it.
 func (a *Agent) held(what string) (held int) {
-	a.worker.Sizes(func(name string, n int) {
+	tell := func(name string, n int) {
 		if name == what {
 			held = n
 		}
-	})
+	}
+	a.worker.Sizes(tell)
+	a.server.Sizes(tell)
 	return held
 }
 

@@ -4,21 +4,17 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	goruntime "runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	goruntime "runtime"
-
 	"github.com/muster-serve/muster/api/inference"
-	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/zoo"
@@ -106,58 +102,6 @@ func TestOverloadBytes(t *testing.T) {
 	}
 }
 
-// named has calls be of the client that their context names.
-type named struct{}
-
-type nameKey struct{}
-
-func (named) Client(ctx context.Context) string {
-	name, _ := ctx.Value(nameKey{}).(string)
-	return name
-}
-
-func (named) MayQuery(context.Context, string) error               { return nil }
-func (named) Query(context.Context, secure.Way, int64) error       { return nil }
-func (named) Bytes(context.Context, secure.Way, int64, bool) error { return nil }
-
-// TestIntake: what is held has a bound, and what one client with a name holds half of it; but who
-// is alone gets in.
-func TestIntake(t *testing.T) {
-	in := intake{limit: 100, queue: func() runtime.LanesStats { return runtime.LanesStats{} }, clients: named{}}
-	anyone, ads, feed := t.Context(), context.WithValue(t.Context(), nameKey{}, "ads"), context.WithValue(t.Context(), nameKey{}, "feed")
-	check := func(step string, err error, ok bool) {
-		t.Helper()
-		if (err == nil) != ok {
-			t.Errorf("%s: got %v, want success = %v", step, err, ok)
-		}
-	}
-	check("empty", in.full(anyone), true)
-	check("larger than the limit, alone", in.Take(anyone, 150, 0), true)
-	check("its next part", in.Take(anyone, 10, 150), true)
-	check("full", in.full(anyone), false)
-	check("one more", in.Take(anyone, 1, 0), false)
-	in.Give(anyone, 160)
-	check("part", in.Take(anyone, 60, 0), true)
-	check("beyond", in.Take(anyone, 41, 0), false)
-	check("just within", in.Take(anyone, 40, 0), true)
-	in.Give(anyone, 60)
-	in.Give(anyone, 40)
-	check("a client's half", in.Take(ads, 50, 0), true)
-	check("more than its half", in.Take(ads, 1, 0), false)
-	check("more than its half, of a query that it has begun", in.Take(ads, 1, 10), false)
-	check("its next query", in.full(ads), false)
-	check("another's", in.full(feed), true)
-	check("another's half", in.Take(feed, 50, 0), true)
-	check("anyone's", in.full(anyone), false)
-	in.Give(ads, 50)
-	in.Give(feed, 50)
-	check("a client's own, alone", in.Take(ads, 150, 0), true)
-	in.Give(ads, 150)
-	if held := in.held.Load(); held != 0 || len(in.of) != 0 {
-		t.Errorf("%d bytes are held, and of clients %v, want none", held, in.of)
-	}
-}
-
 // TestDeadlines: a query waits as long as its client says, by either way of
 // saying it, and else as long as its model does.
 func TestDeadlines(t *testing.T) {
@@ -229,7 +173,7 @@ func TestCancel(t *testing.T) {
 	if err := <-ended; err == nil {
 		t.Error("REST: the query was answered")
 	}
-	for a.worker.Lanes().Stats().Running > 0 || a.intake.held.Load() > 0 {
+	for a.worker.Lanes().Stats().Running > 0 || a.held("serve: bytes of queries") > 0 {
 		goruntime.Gosched()
 	}
 	a.wantMetric(`muster_failed_queries_total{model="ncf",reason="cancelled",version="1"}`, 2)
@@ -382,38 +326,6 @@ func TestLargestMessage(t *testing.T) {
 	}
 }
 
-// TestFrontUnderLoad: no query is lost while the limit is raised again and again.
-func TestFrontUnderLoad(t *testing.T) {
-	a := startAgent(t, testConfig(t), emulated())
-	done := make(chan struct{})
-	var clients sync.WaitGroup
-	for range 4 {
-		clients.Go(func() {
-			for {
-				select {
-				case <-done:
-					return
-				default:
-				}
-				if err := a.inferGRPC(withTimeout(ncfRequest(1), time.Minute)); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	for i := range int64(20) {
-		a.front.allow(100<<20 + i)
-		for range 5 {
-			if err := a.inferGRPC(withTimeout(ncfRequest(1), time.Minute)); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	close(done)
-	clients.Wait()
-}
-
 // TestSlowClients: those who begin a query and never finish it are cut off, and
 // hold nothing after.
 func TestSlowClients(t *testing.T) {
@@ -434,38 +346,11 @@ func TestSlowClients(t *testing.T) {
 	if err == nil {
 		t.Error("gRPC: got an answer")
 	}
-	if held := a.intake.held.Load(); held != 0 {
+	if held := a.held("serve: bytes of queries"); held != 0 {
 		t.Errorf("%d bytes are held", held)
 	}
 	if err := a.inferGRPC(ncfRequest(1)); err != nil {
 		t.Errorf("next query: %v", err)
-	}
-}
-
-// TestGoneBeforeReceived: a call that ends before its query has been read leaves no timeout, whether
-// it is handled or has ended too early for that.
-func TestGoneBeforeReceived(t *testing.T) {
-	a := &Agent{receiveTimeout: time.Minute, intake: intake{limit: 1, clients: named{}}}
-	ctx, cancel := context.WithCancel(t.Context())
-	ctx, err := a.tapQuery(ctx, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if a.arriving.first == nil {
-		t.Error("nothing bounds the time to receive the query")
-	}
-	cancel()
-	handle := a.untilEnd(func(_ any, ctx context.Context, _ func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
-		return nil, ctx.Err()
-	})
-	if _, err := handle(nil, ctx, nil, nil); err == nil {
-		t.Error("the call has not ended")
-	}
-	if a.arriving.first != nil {
-		t.Error("a timeout is left")
-	}
-	if _, err := a.tapQuery(ctx, nil); status.Code(err) != codes.Canceled || a.arriving.first != nil {
-		t.Errorf("a call that has ended: %v, and %v is left", err, a.arriving.first)
 	}
 }
 

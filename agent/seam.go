@@ -101,26 +101,40 @@ func (f agentFleet) link(leader stream[control.WorkerMessage, control.LeaderMess
 
 // following is the half that leads, as the one that serves knows it; it follows nobody as long as
 // there is none.
-type following struct{ *Agent }
+type following struct{ agent *Agent }
 
 // Leadership implements [members.Leading].
 func (f following) Leadership() *control.Leadership {
-	if f.leading == nil {
+	if f.agent.leading == nil {
 		return &control.Leadership{}
 	}
-	return f.leading.leadership()
+	return f.agent.leading.leadership()
 }
 
 // Changed implements [members.Leading].
-func (f following) Changed() <-chan struct{} { return f.leading.changed() }
+func (f following) Changed() <-chan struct{} { return f.agent.leading.changed() }
 
 // Linked implements [worker.Leading].
 func (f following) Linked(from string, send func(*control.Election)) (closed func(inOrder bool)) {
-	return f.leading.linked(from, send)
+	return f.agent.leading.linked(from, send)
 }
 
+// Match implements [serve.Leading].
+func (f following) Match(gateway control.Control_MatchServer) error {
+	return f.agent.leading.match(gateway)
+}
+
+// Status implements [serve.Leading].
+func (f following) Status(s *control.FleetStatus) { f.agent.leading.status(s) }
+
+// Demand implements [serve.Leading].
+func (f following) Demand(d *control.FleetDemand) bool { return f.agent.leading.demand(d) }
+
 // Elect implements [worker.Leading].
-func (f following) Elect(m *control.Election) { f.leading.elect(m) }
+func (f following) Elect(m *control.Election) { f.agent.leading.elect(m) }
+
+// eventKey is the attribute that makes a line of the log an event, as serve.Events has it.
+const eventKey = "event"
 
 // What the half that leads uses of the members' room, by the names that it has for it.
 

@@ -26,7 +26,9 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/models"
 )
 
 // TestClientOfOneModel: a client with a key for one model gets nothing of another by what SDKs use,
@@ -275,7 +277,7 @@ func TestStalledQueries(t *testing.T) {
 			t.Fatalf("refusal %d: got %q, want ResourceExhausted", i+1, code)
 		}
 	}
-	if held := a.intake.held.Load(); held != config.MaxWaitingBytes {
+	if held := a.held("serve: bytes of queries"); int64(held) != config.MaxWaitingBytes {
 		t.Errorf("%d bytes are held, want %d", held, config.MaxWaitingBytes)
 	}
 	more := liveBytes() - before
@@ -284,12 +286,41 @@ func TestStalledQueries(t *testing.T) {
 		t.Errorf("%d bytes more are in use, want at most those held and 64 MiB", more)
 	}
 	_ = c.conn.Close()
-	for a.intake.held.Load() > 0 { // the calls end
+	for a.held("serve: bytes of queries") > 0 { // the calls end
 		goruntime.Gosched()
 	}
 	if err := a.inferGRPC(ncfRequest(1)); err != nil {
 		t.Errorf("next query: %v", err)
 	}
+}
+
+// TestLargerModel: once a model is there that takes larger queries they are accepted, on connections
+// that were open before, too.
+func TestLargerModel(t *testing.T) {
+	dir, err := ncfDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := testConfig(t)
+	config.ModelDir = dir
+	a := startAgent(t, config, emulated())
+	c := newRawClient(t, a.addresses.GRPC)
+	const size = 3 << 20
+	query := append(binary.BigEndian.AppendUint32([]byte{0}, size), make([]byte, size)...)
+	ask := func(want string) {
+		t.Helper()
+		c.begin(inference.GRPCInferenceService_ModelInfer_FullMethodName, query, true)
+		if code, gone := c.next(); code != want {
+			t.Fatalf("got %q, the connection gone: %v, want %s", code, gone, want)
+		}
+	}
+	ask("ResourceExhausted")
+	a.server.Loaded(&models.Version{
+		Inputs: []models.Port{{Name: "ids", DataType: tensor.Int64, Shape: []int64{models.Dynamic, 1000}}},
+		Config: models.Config{LargestBatchSize: 1000},
+	})
+	ask("InvalidArgument") // it is read, and is no query
+	ask("InvalidArgument")
 }
 
 // TestUnreadAnswers: answers that their client does not read are counted until its connection ends,
@@ -311,7 +342,7 @@ func TestUnreadAnswers(t *testing.T) {
 		} else if code == "ResourceExhausted" {
 			refused++
 		}
-		if held := a.answers.held.Load(); held > config.MaxWaitingBytes {
+		if held := a.held("serve: bytes of answers"); int64(held) > config.MaxWaitingBytes {
 			t.Fatalf("answers of %d bytes are held, want at most %d", held, config.MaxWaitingBytes)
 		}
 	}
@@ -324,7 +355,7 @@ func TestUnreadAnswers(t *testing.T) {
 			t.Fatal("the connection goes on")
 		}
 	}
-	for a.answers.held.Load() > 0 {
+	for a.held("serve: bytes of answers") > 0 {
 		goruntime.Gosched()
 	}
 	if err := a.inferGRPC(ncfRequest(1)); err != nil {
@@ -346,7 +377,7 @@ func TestInflation(t *testing.T) {
 	if resp.StatusCode != http.StatusTooManyRequests && resp.StatusCode != http.StatusRequestEntityTooLarge {
 		t.Errorf("REST: got %d %s, want a refusal for what is held, or for the ratio", resp.StatusCode, body)
 	}
-	if held := a.intake.held.Load(); held != 1<<20 {
+	if held := a.held("serve: bytes of queries"); held != 1<<20 {
 		t.Errorf("%d bytes are held, want those of others", held)
 	}
 }
@@ -354,10 +385,13 @@ func TestInflation(t *testing.T) {
 // oipCharge has others hold so many bytes until the function returned is called.
 func oipCharge(t *testing.T, a *testAgent, n int64) func() {
 	t.Helper()
-	if err := a.intake.Take(t.Context(), n, 0); err != nil {
-		t.Fatal(err)
+	c := newRawClient(t, a.addresses.GRPC)
+	begun := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(n)), make([]byte, 64)...)
+	c.begin(inference.GRPCInferenceService_ModelInfer_FullMethodName, begun, false)
+	for a.held("serve: bytes of queries") != int(n) {
+		goruntime.Gosched()
 	}
-	return sync.OnceFunc(func() { a.intake.Give(t.Context(), n) })
+	return sync.OnceFunc(func() { _ = c.conn.Close() })
 }
 
 // TestForgedAttempt: who says that an attempt has waited for years spoils no metric.

@@ -194,6 +194,7 @@ func (s *soak) sizes() map[string]int {
 		add("metrics: series", series)
 		a.members.Sizes(add)
 		a.worker.Sizes(add)
+		a.server.Sizes(add)
 		add("gossip: members", len(a.gossip.Members()))
 		l := a.leading.(*leader)
 		l.links.mu.Lock()

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc/metadata"
 
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	core "github.com/muster-serve/muster/leader"
@@ -38,7 +39,7 @@ func TestSeesOneModel(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, model := range []string{"ncf", "wnd"} { // so that there is something to tell
-		a.worker.Failed(model, errSlow)
+		a.worker.Failed(model, outcome.ErrSlow)
 	}
 	a.leads() // before it does, Match is refused
 	others := regexp.MustCompile(`\b(wnd|mtwnd|mt-wnd|dien|rm2)\b`)

@@ -10,11 +10,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
-
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/outcome"
@@ -107,7 +106,10 @@ type Worker struct {
 
 // Open reads what models there are; Run loads them.
 func Open(config Config) (*Worker, error) {
-	w := &Worker{config: config, metrics: newMetrics(), held: map[*control.Held]bool{}, places: map[placeID]*runtime.Reservation{}}
+	w := &Worker{
+		config: config, metrics: newMetrics(),
+		held: map[*control.Held]bool{}, places: map[placeID]*runtime.Reservation{},
+	}
 	w.estimates = newEstimates(config.Library, config.Catalogue, w.describeLanes)
 	w.lanes = runtime.NewLanes(runtime.LanesConfig{
 		Estimator:       w.estimates,
@@ -117,7 +119,9 @@ func Open(config Config) (*Worker, error) {
 	})
 	w.metrics.register(config.Registry, config.Executor.Info(), w.lanes)
 	var err error
-	w.repository, err = models.Open(config.ModelDir, w.load, models.Options{LoadTimeout: config.LoadTimeout, Logger: config.Log, OnEvent: w.observe})
+	w.repository, err = models.Open(config.ModelDir, w.load, models.Options{
+		LoadTimeout: config.LoadTimeout, Logger: config.Log, OnEvent: w.observe,
+	})
 	return w, err
 }
 
@@ -171,7 +175,9 @@ func (w *Worker) Sizes(tell func(what string, n int)) {
 }
 
 // Attempt runs the attempt that a header names. received is when the headers arrived. It owns req.
-func (w *Worker) Attempt(ctx context.Context, header string, req *oip.Request, received time.Time) (resp *oip.Response, err error) {
+func (w *Worker) Attempt(
+	ctx context.Context, header string, req *oip.Request, received time.Time,
+) (resp *oip.Response, err error) {
 	defer req.Release()
 	t, err := w.begin(header, received)
 	if err != nil {

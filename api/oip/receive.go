@@ -287,7 +287,7 @@ func unmarshal(data mem.BufferSlice, m any, charge *Charge) error {
 }
 
 // Bounded registers services at to whose methods take messages of at most so many bytes as largest
-// says, whose argument is the method's full name. Queries are counted by the intake from when their
+// says when a call is made, whose argument is the method's full name. Queries are counted by the intake from when their
 // length is known, and while they are decompressed, until they are answered. It matters only to
 // calls by a grpc.Server.
 func Bounded(to grpc.ServiceRegistrar, largest func(method string) int64, intake Intake) grpc.ServiceRegistrar {
@@ -306,11 +306,11 @@ func (b bounded) RegisterService(desc *grpc.ServiceDesc, service any) {
 	d.Methods, d.Streams = slices.Clone(desc.Methods), slices.Clone(desc.Streams)
 	for i := range d.Methods {
 		method := "/" + d.ServiceName + "/" + d.Methods[i].MethodName
-		handle, most := d.Methods[i].Handler, b.largest(method)
+		handle := d.Methods[i].Handler
 		query := method == inference.GRPCInferenceService_ModelInfer_FullMethodName
 		d.Methods[i].Handler = func(service any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
 			if from, ok := grpc.ServerTransportStreamFromContext(ctx).(arrival); ok {
-				r := newReceiver(from, most)
+				r := newReceiver(from, b.largest(method))
 				defer r.done()
 				if query {
 					r.own = Charge{ctx: ctx, intake: b.intake}
@@ -322,11 +322,11 @@ func (b bounded) RegisterService(desc *grpc.ServiceDesc, service any) {
 		}
 	}
 	for i := range d.Streams {
-		stream, most := &d.Streams[i], b.largest("/"+d.ServiceName+"/"+d.Streams[i].StreamName)
+		stream, method := &d.Streams[i], "/"+d.ServiceName+"/"+d.Streams[i].StreamName
 		handle, many := stream.Handler, stream.ClientStreams
 		stream.Handler = func(service any, s grpc.ServerStream) error {
 			if from, ok := grpc.ServerTransportStreamFromContext(s.Context()).(arrival); ok {
-				s = &boundedStream{s, receiver{from: from, most: most}, many}
+				s = &boundedStream{s, receiver{from: from, most: b.largest(method)}, many}
 			}
 			return handle(service, s)
 		}

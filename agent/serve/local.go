@@ -1,4 +1,4 @@
-package agent
+package serve
 
 import (
 	"context"
@@ -11,13 +11,14 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/oip"
 )
 
-// A localConn is this agent's connection to itself: calls reach the services
+// A Local is this agent's connection to itself: calls reach the services
 // without sockets. So leader, worker and gateway need not know whether they
 // are the same agent. Messages are copied; a query's tensors are not.
-type localConn struct {
+type Local struct {
 	unary   map[string]localUnary
 	streams map[string]localStreaming
 	// intercept gives errors their codes, as the server does.
@@ -37,15 +38,17 @@ type localStreaming struct {
 	handle  grpc.StreamHandler
 }
 
-func newLocalConn(closing context.Context, intercept grpc.UnaryServerInterceptor) *localConn {
-	return &localConn{unary: map[string]localUnary{}, streams: map[string]localStreaming{}, intercept: intercept, closing: closing}
+// NewLocal returns the connection of an agent to itself, which serves once a [Server] has it. closing
+// ends all its streams.
+func NewLocal(closing context.Context) *Local {
+	return &Local{unary: map[string]localUnary{}, streams: map[string]localStreaming{}, closing: closing}
 }
 
-// close waits for the handlers of streams, which end with the agent's closing.
-func (c *localConn) close() { c.running.Wait() }
+// Close waits for the handlers of streams, which end with the agent's closing.
+func (c *Local) Close() { c.running.Wait() }
 
 // RegisterService implements [grpc.ServiceRegistrar].
-func (c *localConn) RegisterService(desc *grpc.ServiceDesc, service any) {
+func (c *Local) RegisterService(desc *grpc.ServiceDesc, service any) {
 	for _, m := range desc.Methods {
 		c.unary["/"+desc.ServiceName+"/"+m.MethodName] = localUnary{service, grpc.MethodHandler(m.Handler)}
 	}
@@ -56,7 +59,7 @@ func (c *localConn) RegisterService(desc *grpc.ServiceDesc, service any) {
 
 type localKey struct{}
 
-// isLocal reports whether a call came from this agent itself, by a localConn.
+// isLocal reports whether a call came from this agent itself, by a Local.
 func isLocal(ctx context.Context) bool { return ctx.Value(localKey{}) != nil }
 
 // localContext is the context of a handler: that of its caller, with what
@@ -70,7 +73,7 @@ func localContext(ctx context.Context) context.Context {
 
 // Invoke implements [grpc.ClientConnInterface]. Of the options only
 // [grpc.Trailer] and [grpc.Header] mean something.
-func (c *localConn) Invoke(ctx context.Context, method string, args, reply any, options ...grpc.CallOption) error {
+func (c *Local) Invoke(ctx context.Context, method string, args, reply any, options ...grpc.CallOption) error {
 	m, ok := c.unary[method]
 	if !ok {
 		return status.Errorf(codes.Unimplemented, "unknown method %s", method)
@@ -139,7 +142,7 @@ func (t *localTransport) SetTrailer(md metadata.MD) error {
 const localBuffer = 256
 
 // NewStream implements [grpc.ClientConnInterface].
-func (c *localConn) NewStream(ctx context.Context, _ *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+func (c *Local) NewStream(ctx context.Context, _ *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
 	m, ok := c.streams[method]
 	if !ok {
 		return nil, status.Errorf(codes.Unimplemented, "unknown method %s", method)
@@ -158,7 +161,7 @@ func (c *localConn) NewStream(ctx context.Context, _ *grpc.StreamDesc, method st
 	c.running.Go(func() {
 		defer stop()
 		defer cancel()
-		s.err = grpcError(m.handle(m.service, server))
+		s.err = outcome.GRPC(m.handle(m.service, server))
 		close(s.ended)
 	})
 	return s, nil

@@ -1,4 +1,4 @@
-package agent
+package serve
 
 import (
 	"bytes"
@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/secure"
@@ -28,14 +29,14 @@ import (
 )
 
 // newHTTPServer serves handler with limits on what a client may make it wait for.
-func (a *Agent) newHTTPServer(handler http.Handler) *http.Server {
+func (s *Server) newHTTPServer(handler http.Handler) *http.Server {
 	return &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			if req.ContentLength != 0 {
 				// The server lifts this once it has read the body to its end, which it tries too for a
 				// request that is refused; from then on it reads only to notice a client that goes away.
-				if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(a.receiveTimeout)); err != nil {
-					a.log.Debug("bound the time to receive a body", "error", err)
+				if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.config.ReceiveTimeout)); err != nil {
+					s.config.Log.Debug("bound the time to receive a body", "error", err)
 				}
 			}
 			handler.ServeHTTP(w, req)
@@ -45,21 +46,21 @@ func (a *Agent) newHTTPServer(handler http.Handler) *http.Server {
 		MaxHeaderBytes:    largestHeader,
 		// What the server itself has to say is about one connection of a
 		// client's; nobody reads that by default.
-		ErrorLog:  slog.NewLogLogger(a.log.Handler(), slog.LevelDebug),
-		ConnState: a.guard.ConnState,
+		ErrorLog:  slog.NewLogLogger(s.config.Log.Handler(), slog.LevelDebug),
+		ConnState: s.config.Guard.ConnState,
 	}
 }
 
 // A rest is the protocol's REST form.
 type rest struct {
-	*Agent
+	*Server
 	service service
 	mux     *http.ServeMux
 }
 
 // newREST routes the protocol's paths.
-func (a *Agent) newREST() *rest {
-	r := &rest{Agent: a, service: service{a}, mux: http.NewServeMux()}
+func (s *Server) newREST() *rest {
+	r := &rest{Server: s, service: service{s}, mux: http.NewServeMux()}
 	handle := func(pattern string, h func(http.ResponseWriter, *http.Request) error) {
 		r.mux.HandleFunc(pattern, func(w http.ResponseWriter, req *http.Request) {
 			if err := h(w, req); err != nil {
@@ -131,26 +132,26 @@ func (r *rest) root(w http.ResponseWriter, req *http.Request) error {
 		names = append(names, fmt.Sprintf("/v2/models/%s/versions/%s", m.Name, m.Version))
 	}
 	scheme := "http"
-	if r.config.Security.TLS() {
+	if r.config.Encrypted {
 		scheme = "https"
 	}
 	return writeJSON(w, map[string]any{
 		"name":     "muster",
 		"what":     "serves recommendation models by the Open Inference Protocol, version 2",
-		"version":  Version(),
-		"ready":    r.ready(),
+		"version":  r.config.Version,
+		"ready":    r.Ready(),
 		"models":   names,
 		"protocol": "/v2",
 		"health":   []string{"/livez", "/readyz"},
-		"grpc":     r.addresses.GRPC,
-		"metrics":  scheme + "://" + r.addresses.Metrics + "/metrics",
+		"grpc":     r.config.GRPCAddress,
+		"metrics":  scheme + "://" + r.config.MetricsAddress + "/metrics",
 	})
 }
 
 func (r *rest) live(http.ResponseWriter, *http.Request) error { return nil }
 
 func (r *rest) serverReady(w http.ResponseWriter, _ *http.Request) error {
-	if !r.ready() {
+	if !r.Ready() {
 		writeErrorStatus(w, http.StatusServiceUnavailable, "not ready: "+r.unreadyReason())
 	}
 	return nil
@@ -169,7 +170,7 @@ func (r *rest) modelReady(w http.ResponseWriter, req *http.Request) error {
 		return err
 	}
 	if r.alone.Load() { // says why not
-		loaded, err := r.worker.Acquire(req.PathValue("model"), req.PathValue("version"))
+		loaded, err := r.config.Worker.Acquire(req.PathValue("model"), req.PathValue("version"))
 		if err != nil {
 			return err
 		}
@@ -231,13 +232,13 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	defer charge.Only(0)
 	query, err := r.receive(req, charge)
 	if err != nil {
-		r.worker.Failed(r.knownModel(model), err)
+		r.config.Worker.Failed(r.knownModel(model), err)
 		return err
 	}
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
 		span.SetAttributes(tracing.Query(query)...)
 	}
-	resp, err := r.Agent.infer(ctx, query, arrival)
+	resp, err := r.Server.infer(ctx, query, arrival)
 	if err != nil {
 		return err
 	}
@@ -245,12 +246,12 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	kept := oip.NewCharge(req.Context(), &r.answers)
 	defer kept.Only(0)
 	if err := kept.AtLeast(answerBytes(resp)); err != nil {
-		r.worker.Failed("", err)
+		r.config.Worker.Failed("", err)
 		return err
 	}
 
 	// The client has had its time to send; now it gets some to read.
-	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(r.sendTimeout)); err != nil {
+	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(r.config.SendTimeout)); err != nil {
 		return err
 	}
 	out := newCompressor(w, req)
@@ -286,7 +287,7 @@ func (r *rest) receive(req *http.Request, charge *oip.Charge) (*oip.Request, err
 	if err := r.intake.full(req.Context()); err != nil {
 		return nil, err
 	}
-	if err := r.guard.Query(req.Context(), secure.Asked, 0); err != nil {
+	if err := r.config.Guard.Query(req.Context(), secure.Asked, 0); err != nil {
 		return nil, err
 	}
 	if err := charge.AtLeast(req.ContentLength); err != nil {
@@ -301,7 +302,7 @@ func (r *rest) receive(req *http.Request, charge *oip.Charge) (*oip.Request, err
 }
 
 // decodeQuery reads a query of at most limit bytes after decompression.
-func (a *Agent) decodeQuery(req *http.Request, limit int64, charge *oip.Charge) (*oip.Request, error) {
+func (s *Server) decodeQuery(req *http.Request, limit int64, charge *oip.Charge) (*oip.Request, error) {
 	plain, err := decompressed(req)
 	if err != nil {
 		return nil, err
@@ -314,9 +315,9 @@ func (a *Agent) decodeQuery(req *http.Request, limit int64, charge *oip.Charge) 
 	case errors.Is(err, oip.ErrInvalid), errors.Is(err, oip.ErrTooLarge), errors.As(err, &overloaded):
 		return nil, err
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, fmt.Errorf("%w: body not received within %v", errSlow, a.receiveTimeout)
+		return nil, fmt.Errorf("%w: body not received within %v", outcome.ErrSlow, s.config.ReceiveTimeout)
 	}
-	return nil, invalid("%w", err) // what the client sent cannot be read
+	return nil, outcome.Invalid("%w", err) // what the client sent cannot be read
 }
 
 // answer calls a method of the service and writes its answer as JSON.
@@ -341,7 +342,7 @@ func writeJSON(w http.ResponseWriter, v any) error {
 
 // writeError answers with err as REST's `{"error": ...}`.
 func writeError(w http.ResponseWriter, err error) {
-	f := classify(err)
+	f := outcome.Of(err)
 	if f.RetryAfter > 0 { // whole seconds are all the header can say
 		w.Header().Set("Retry-After", fmt.Sprint(math.Ceil(f.RetryAfter.Seconds())))
 	}
@@ -371,7 +372,7 @@ func readBody(req *http.Request, v any) error {
 	body, err := io.ReadAll(io.LimitReader(req.Body, largestMessage+1))
 	switch {
 	case err != nil:
-		return invalid("read body: %w", err)
+		return outcome.Invalid("read body: %w", err)
 	case len(body) > largestMessage:
 		return fmt.Errorf("%w: body of more than %d bytes", oip.ErrTooLarge, largestMessage)
 	case len(bytes.TrimSpace(body)) == 0:
@@ -380,7 +381,7 @@ func readBody(req *http.Request, v any) error {
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(v); err != nil {
-		return invalid("body: %w", err)
+		return outcome.Invalid("body: %w", err)
 	}
 	return nil
 }

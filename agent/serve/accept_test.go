@@ -1,4 +1,4 @@
-package agent
+package serve
 
 import (
 	"bytes"
@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-
-	"google.golang.org/grpc"
 )
 
 // A failingListener fails to accept so many times, takes one connection, fails again, and is closed.
@@ -45,12 +43,12 @@ func TestAcceptErrorsAreSaidOnce(t *testing.T) {
 		steps = append(steps, nil, errors.New("too many open files"))
 		var log bytes.Buffer
 		l := &failingListener{steps: steps}
-		f := newFront(l, 1<<20, func(int64) *grpc.Server { return grpc.NewServer() }, slog.New(slog.NewTextHandler(&log, nil)))
-		if err := f.Serve(); err != nil {
+		patient := patientListener{l, slog.New(slog.NewTextHandler(&log, nil))}
+		if _, err := patient.Accept(); err != nil {
 			t.Fatal(err)
 		}
-		if err := f.stop(t.Context()); err != nil {
-			t.Fatal(err)
+		if _, err := patient.Accept(); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("of a closed listener: %v", err)
 		}
 		if n := strings.Count(log.String(), "too many open files"); n != 2 {
 			t.Errorf("%d lines of errors, want 2:\n%s", n, log.String())

@@ -1,4 +1,4 @@
-package agent
+package serve
 
 import (
 	"compress/gzip"
@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/oip"
 )
 
@@ -24,10 +25,10 @@ func decompressed(req *http.Request) (*http.Request, error) {
 	case "deflate": // by HTTP's definition the zlib format
 		body, err = oip.NewInflater(req.Body, zlib.NewReader)
 	default:
-		return nil, invalid("Content-Encoding %q, want gzip, deflate or none", encoding)
+		return nil, outcome.Invalid("Content-Encoding %q, want gzip, deflate or none", encoding)
 	}
 	if err != nil {
-		return nil, invalid("body: %w", err)
+		return nil, outcome.Invalid("body: %w", err)
 	}
 	plain := *req
 	plain.Header = req.Header.Clone()

@@ -1,15 +1,15 @@
-package agent
+package serve
 
 import (
 	"context"
 	"fmt"
+	"math"
 	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
@@ -24,12 +25,12 @@ import (
 )
 
 const (
-	// defaultReceiveTimeout is how long a client may take to send a query. It
+	// ReceiveTimeout is how long a client may take to send a query. It
 	// keeps those who never finish from holding on to memory.
-	defaultReceiveTimeout = 30 * time.Second
-	// defaultSendTimeout is how long a client may take to read an answer. One that takes longer
+	ReceiveTimeout = 30 * time.Second
+	// SendTimeout is how long a client may take to read an answer. One that takes longer
 	// loses its connection.
-	defaultSendTimeout = 30 * time.Second
+	SendTimeout = 30 * time.Second
 	// connectTimeout is how long a client may take to open a connection or to
 	// send the headers of a request.
 	connectTimeout = 10 * time.Second
@@ -46,13 +47,13 @@ const (
 	largestHeader = 64 << 10
 )
 
-// newGRPCServer serves the protocol, health checks and reflection, to queries
-// of at most largestQuery bytes and other messages of at most largestMessage.
-func (a *Agent) newGRPCServer(largestQuery int64) *grpc.Server {
-	options := append(oip.ServerOptions(int(largestQuery)),
-		grpc.InTapHandle(a.tap),
-		grpc.ChainUnaryInterceptor(a.interceptUnary),
-		grpc.ChainStreamInterceptor(a.interceptStream),
+// newGRPCServer serves the protocol, the agents' own calls, health checks and reflection. How large a
+// query may be follows from the models as they are when it comes.
+func (s *Server) newGRPCServer() *grpc.Server {
+	options := append(oip.ServerOptions(math.MaxInt32), // what each method takes is bounded below
+		grpc.InTapHandle(s.tap),
+		grpc.ChainUnaryInterceptor(s.interceptUnary),
+		grpc.ChainStreamInterceptor(s.interceptStream),
 		grpc.ConnectionTimeout(connectTimeout),
 		grpc.NumStreamWorkers(streamWorkers),
 		grpc.MaxConcurrentStreams(streamsPerConnection),
@@ -64,18 +65,18 @@ func (a *Agent) newGRPCServer(largestQuery int64) *grpc.Server {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Minute, Timeout: 20 * time.Second, MaxConnectionIdle: idleTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	)
-	server := grpc.NewServer(append(options, a.guard.ServerOptions()...)...)
-	to := boundedServer{server, a, oip.Bounded(server, func(method string) int64 {
+	server := grpc.NewServer(append(options, s.config.Guard.ServerOptions()...)...)
+	to := boundedServer{server, s, oip.Bounded(server, func(method string) int64 {
 		switch method {
 		case inference.GRPCInferenceService_ModelInfer_FullMethodName:
-			return largestQuery
+			return s.largest.Load()
 		case control.Control_Link_FullMethodName: // of agents, and profiles are larger
 			return leastLimit
 		}
 		return largestMessage
-	}, arrivals{a})}
-	a.register(to)
-	healthpb.RegisterHealthServer(to, a.health)
+	}, arrivals{s})}
+	s.register(to)
+	healthpb.RegisterHealthServer(to, s.config.Health.server)
 	reflection.Register(to)
 	return server
 }
@@ -85,7 +86,7 @@ func (a *Agent) newGRPCServer(largestQuery int64) *grpc.Server {
 // that are not received.
 type boundedServer struct {
 	*grpc.Server
-	agent   *Agent
+	server  *Server
 	bounded grpc.ServiceRegistrar
 }
 
@@ -95,7 +96,7 @@ func (s boundedServer) RegisterService(desc *grpc.ServiceDesc, service any) {
 	for i := range d.Methods {
 		handle := d.Methods[i].Handler
 		if "/"+d.ServiceName+"/"+d.Methods[i].MethodName == inference.GRPCInferenceService_ModelInfer_FullMethodName {
-			handle = s.agent.untilEnd(handle)
+			handle = s.server.untilEnd(handle)
 		}
 		d.Methods[i].Handler = func(service any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
 			if err, ok := ctx.Value(refusedKey{}).(error); ok {
@@ -108,7 +109,7 @@ func (s boundedServer) RegisterService(desc *grpc.ServiceDesc, service any) {
 }
 
 // untilEnd has the receipt of a query end with its call.
-func (a *Agent) untilEnd(handle grpc.MethodHandler) grpc.MethodHandler {
+func (s *Server) untilEnd(handle grpc.MethodHandler) grpc.MethodHandler {
 	return func(service any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
 		if r := receiptOf(ctx); r != nil {
 			defer r.end()
@@ -122,8 +123,8 @@ type refusedKey struct{}
 // tap is admit. grpc never ends the context of a call that a tap refuses, and one with a deadline has
 // a timer, which holds on to it until then, be it a thousand years. So where that is not soon the call
 // is let in, to be refused before its message is read.
-func (a *Agent) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
-	admitted, err := a.admit(ctx, info)
+func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
+	admitted, err := s.admit(ctx, info)
 	if err != nil {
 		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) > shortTimeout {
 			return context.WithValue(ctx, refusedKey{}, err), nil
@@ -136,39 +137,32 @@ func (a *Agent) tap(ctx context.Context, info *tap.Info) (context.Context, error
 const shortTimeout = time.Second
 
 // arrivals are the agent's intake for queries by gRPC: their refusals are counted, and have a code.
-type arrivals struct{ *Agent }
+type arrivals struct{ *Server }
 
 // Take implements [oip.Intake].
-func (a arrivals) Take(ctx context.Context, n, had int64) error {
-	if err := a.intake.Take(ctx, n, had); err != nil {
-		return a.refuseArrival(err, isAttempt(ctx))
+func (s arrivals) Take(ctx context.Context, n, had int64) error {
+	if err := s.intake.Take(ctx, n, had); err != nil {
+		return s.refuseArrival(err, isAttempt(ctx))
 	}
 	return nil
 }
 
 // Give implements [oip.Intake].
-func (a arrivals) Give(ctx context.Context, n int64) { a.intake.Give(ctx, n) }
+func (s arrivals) Give(ctx context.Context, n int64) { s.intake.Give(ctx, n) }
 
 // refuseArrival is the error of a query that is refused before it is read.
-func (a *Agent) refuseArrival(err error, attempt bool) error {
+func (s *Server) refuseArrival(err error, attempt bool) error {
 	if attempt {
-		return grpcError(fmt.Errorf("%w: %w", errRefused, err))
+		return outcome.GRPC(fmt.Errorf("%w: %w", outcome.ErrRefused, err))
 	}
-	a.worker.Failed("", err)
-	return grpcError(err)
+	s.config.Worker.Failed("", err)
+	return outcome.GRPC(err)
 }
 
 // register has the agent's own services answer the calls that come by to.
-func (a *Agent) register(to grpc.ServiceRegistrar) {
-	oip.RegisterServer(to, service{a})
-	control.RegisterControlServer(to, controlService{Agent: a})
-}
-
-func newHealth() *health.Server {
-	h := health.NewServer()
-	h.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
-	h.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
-	return h
+func (s *Server) register(to grpc.ServiceRegistrar) {
+	oip.RegisterServer(to, service{s})
+	control.RegisterControlServer(to, controlService{Server: s})
 }
 
 // isAttempt reports whether a query is an attempt of a gateway's: to be run
@@ -183,7 +177,7 @@ func isAttempt(ctx context.Context) bool {
 type receipt struct {
 	context.Context
 	cancel  context.CancelFunc
-	agent   *Agent
+	server  *Server
 	arrival time.Time
 	header  metadata.MD // must not be changed
 	// timeout is that of the query, one of agent.arriving, until received, and then that of the
@@ -209,9 +203,9 @@ func (r *receipt) end() {
 	if r.received {
 		return
 	}
-	r.agent.arriving.end(&r.timeout)
+	r.server.arriving.end(&r.timeout)
 	if attempt := r.header[control.AttemptHeader]; len(attempt) > 0 {
-		r.agent.worker.CutOff(attempt[0], r.arrival)
+		r.server.config.Worker.CutOff(attempt[0], r.arrival)
 	}
 }
 
@@ -220,7 +214,7 @@ type unsent receipt
 
 // Released implements [oip.Released]: the connection has taken the answer.
 func (s *unsent) Released() {
-	if s.agent.sending.end(&s.timeout) {
+	if s.server.sending.end(&s.timeout) {
 		s.charge.Only(0)
 	}
 }
@@ -242,55 +236,55 @@ type receiptKey struct{}
 // admit sees a call when its headers have arrived and before its message is read.
 // It runs on the connection's goroutine, so it only looks at credentials and
 // counters.
-func (a *Agent) admit(ctx context.Context, info *tap.Info) (context.Context, error) {
-	ctx, err := a.guard.Tap(ctx, info)
+func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, error) {
+	ctx, err := s.config.Guard.Tap(ctx, info)
 	if err != nil {
 		return ctx, err
 	}
 	isQuery := info.FullMethodName == inference.GRPCInferenceService_ModelInfer_FullMethodName
 	if isQuery {
-		if err := a.fullFor(ctx, len(info.Header[control.AttemptHeader]) > 0); err != nil {
+		if err := s.fullFor(ctx, len(info.Header[control.AttemptHeader]) > 0); err != nil {
 			return ctx, err
 		}
 	}
-	if err := a.guard.Count(ctx, info.FullMethodName); err != nil {
+	if err := s.config.Guard.Count(ctx, info.FullMethodName); err != nil {
 		return ctx, err
 	}
 	switch {
 	case isQuery:
-		return a.tapQuery(ctx, info.Header)
+		return s.tapQuery(ctx, info.Header)
 	case strings.HasPrefix(info.FullMethodName, "/"+inference.GRPCInferenceService_ServiceDesc.ServiceName+"/"):
 		return ctx, nil
 	}
 	// Those who watch the health, or hold a reflection stream, would do so for
 	// ever: they must not keep a draining agent from stopping.
 	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(a.closing, cancel)
+	stop := context.AfterFunc(s.config.Closing, cancel)
 	context.AfterFunc(ctx, func() { stop() })
 	return ctx, nil
 }
 
 // fullFor refuses a query where overload, and what is beyond its client's limits, costs least.
-func (a *Agent) fullFor(ctx context.Context, attempt bool) error {
-	err := a.intake.full(ctx)
+func (s *Server) fullFor(ctx context.Context, attempt bool) error {
+	err := s.intake.full(ctx)
 	if err == nil {
-		err = a.guard.Query(ctx, wayOf(attempt), 0)
+		err = s.config.Guard.Query(ctx, wayOf(attempt), 0)
 	}
 	if err != nil {
-		return a.refuseArrival(err, attempt)
+		return s.refuseArrival(err, attempt)
 	}
 	return nil
 }
 
 // tapQuery has a query that is let in arrive in time.
-func (a *Agent) tapQuery(ctx context.Context, header metadata.MD) (context.Context, error) {
-	r := &receipt{agent: a, arrival: time.Now(), header: header}
+func (s *Server) tapQuery(ctx context.Context, header metadata.MD) (context.Context, error) {
+	r := &receipt{server: s, arrival: time.Now(), header: header}
 	if err := ctx.Err(); err != nil { // then the call is not handled
 		r.end()
 		return ctx, status.FromContextError(err).Err()
 	}
 	r.Context, r.cancel = context.WithCancel(ctx)
-	a.arriving.begin(&r.timeout, a.receiveTimeout, r)
+	s.arriving.begin(&r.timeout, s.config.ReceiveTimeout, r)
 	return r, nil
 }
 
@@ -301,7 +295,7 @@ func received(ctx context.Context) (arrival time.Time) {
 	if r == nil {
 		return time.Now()
 	}
-	r.agent.arriving.end(&r.timeout)
+	r.server.arriving.end(&r.timeout)
 	r.received = true
 	return r.arrival
 }
@@ -316,31 +310,31 @@ func headers(ctx context.Context, name string) []string {
 }
 
 // interceptUnary gives errors their code, and turns a panic into an error.
-func (a *Agent) interceptUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
+func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			resp, err = nil, grpcError(a.panicked(info.FullMethod, p))
+			resp, err = nil, outcome.GRPC(s.panicked(info.FullMethod, p))
 		}
 	}()
 	resp, err = handle(ctx, req)
 	if err != nil {
-		return nil, grpcError(err)
+		return nil, outcome.GRPC(err)
 	}
 	return resp, nil
 }
 
 // interceptStream does the same for streams.
-func (a *Agent) interceptStream(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
+func (s *Server) interceptStream(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = grpcError(a.panicked(info.FullMethod, p))
+			err = outcome.GRPC(s.panicked(info.FullMethod, p))
 		}
 	}()
 	if err, ok := stream.Context().Value(refusedKey{}).(error); ok {
 		return err
 	}
-	if err := handle(service, &impatientStream{ServerStream: stream, agent: a}); err != nil {
-		return grpcError(err)
+	if err := handle(service, &impatientStream{ServerStream: stream, server: s}); err != nil {
+		return outcome.GRPC(err)
 	}
 	return nil
 }
@@ -348,13 +342,13 @@ func (a *Agent) interceptStream(service any, stream grpc.ServerStream, info *grp
 // An impatientStream ends the connection of a client that does not read what it is sent.
 type impatientStream struct {
 	grpc.ServerStream
-	agent   *Agent
+	server  *Server
 	timeout timeout // of the message that is being sent
 }
 
 func (s *impatientStream) SendMsg(m any) error {
-	s.agent.sending.begin(&s.timeout, s.agent.sendTimeout, s)
-	defer s.agent.sending.end(&s.timeout)
+	s.server.sending.begin(&s.timeout, s.server.config.SendTimeout, s)
+	defer s.server.sending.end(&s.timeout)
 	return s.ServerStream.SendMsg(m)
 }
 
@@ -363,24 +357,24 @@ func (s *impatientStream) expire() { secure.CloseConnection(s.Context()) }
 // sent counts an answer by gRPC until the client's connection has taken it, or refuses it and
 // releases it. grpc keeps an answer for as long as the connection is open, even if its call has
 // ended; so one that is not taken in time ends the connection.
-func (a *Agent) sent(ctx context.Context, resp *oip.Response) error {
+func (s *Server) sent(ctx context.Context, resp *oip.Response) error {
 	r := receiptOf(ctx)
 	if r == nil {
-		r = &receipt{Context: ctx, agent: a}
+		r = &receipt{Context: ctx, server: s}
 	}
-	r.charge = *oip.NewCharge(ctx, &a.answers)
+	r.charge = *oip.NewCharge(ctx, &s.answers)
 	if err := r.charge.AtLeast(answerBytes(resp)); err != nil {
 		resp.Release()
 		return err
 	}
-	s := (*unsent)(r)
-	a.sending.begin(&s.timeout, a.sendTimeout, s)
-	resp.AlsoOnRelease(s)
+	u := (*unsent)(r)
+	s.sending.begin(&u.timeout, s.config.SendTimeout, u)
+	resp.AlsoOnRelease(u)
 	return nil
 }
 
 // panicked logs a panic of a handler and returns the error that the client gets.
-func (a *Agent) panicked(where string, p any) error {
-	a.log.Error("handler panicked", "handler", where, "panic", p, "stack", string(debug.Stack()))
-	return fmt.Errorf("%w in %s", errPanic, where)
+func (s *Server) panicked(where string, p any) error {
+	s.config.Log.Error("handler panicked", "handler", where, "panic", p, "stack", string(debug.Stack()))
+	return fmt.Errorf("%w in %s", outcome.ErrPanic, where)
 }

@@ -1,10 +1,11 @@
-package agent
+package serve
 
 import (
 	"context"
 	"sync"
 	"sync/atomic"
 
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/runtime"
 )
 
@@ -24,6 +25,12 @@ type intake struct {
 
 	mu sync.Mutex
 	of map[string]int64 // bytes held, of clients with a name
+}
+
+// clients knows who makes a call, as [Callers] do.
+type clients interface {
+	Client(context.Context) string
+	Bytes(ctx context.Context, w secure.Way, bytes int64, first bool) error
 }
 
 // leastAnswers is room for answers, in bytes, however few bytes of queries are let in: theirs may be

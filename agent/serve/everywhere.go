@@ -1,4 +1,4 @@
-package agent
+package serve
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
@@ -25,8 +26,8 @@ import (
 
 // fleetModel is a version that some member holds, as its first holder describes it; number 0
 // is the newest that any member serves who does not drain. serving is false if all who hold it drain.
-func (a *Agent) fleetModel(model string, number int64) (found *control.Model, serving bool, err error) {
-	for _, member := range a.members.View().Members {
+func (s *Server) fleetModel(model string, number int64) (found *control.Model, serving bool, err error) {
+	for _, member := range s.config.Members.View().Members {
 		for _, m := range member.Models {
 			if m.Name != model {
 				continue
@@ -41,19 +42,19 @@ func (a *Agent) fleetModel(model string, number int64) (found *control.Model, se
 		}
 	}
 	if found == nil {
-		return nil, false, a.members.NoModel(model, number)
+		return nil, false, s.config.Members.NoModel(model, number)
 	}
 	return found, serving, nil
 }
 
 // anyMetadata is what the protocol says of a version that this agent or another holds.
-func (a *Agent) anyMetadata(model, version string) (*inference.ModelMetadataResponse, error) {
-	if loaded, err := a.worker.Acquire(model, version); a.alone.Load() || errors.Is(err, errInvalid) {
+func (s *Server) anyMetadata(model, version string) (*inference.ModelMetadataResponse, error) {
+	if loaded, err := s.config.Worker.Acquire(model, version); s.alone.Load() || errors.Is(err, outcome.ErrInvalid) {
 		if err != nil {
 			return nil, err
 		}
 		defer loaded.Release()
-		return a.worker.Metadata(loaded.Version), nil
+		return s.config.Worker.Metadata(loaded.Version), nil
 	} else if err == nil {
 		loaded.Release()
 	}
@@ -61,22 +62,22 @@ func (a *Agent) anyMetadata(model, version string) (*inference.ModelMetadataResp
 	if err != nil {
 		return nil, err
 	}
-	found, _, err := a.fleetModel(model, number)
+	found, _, err := s.fleetModel(model, number)
 	if err != nil {
 		return nil, err
 	}
 	metadata := proto.CloneOf(found.Metadata)
 	metadata.Versions = nil
-	for _, v := range a.fleetVersions(model) {
+	for _, v := range s.fleetVersions(model) {
 		metadata.Versions = append(metadata.Versions, strconv.FormatInt(v, 10))
 	}
 	return metadata, nil
 }
 
 // fleetVersions are the versions of a model that members hold, ascending.
-func (a *Agent) fleetVersions(model string) []int64 {
+func (s *Server) fleetVersions(model string) []int64 {
 	var versions []int64
-	for _, member := range a.members.View().Members {
+	for _, member := range s.config.Members.View().Members {
 		for _, m := range member.Models {
 			if m.Name == model {
 				versions = append(versions, m.Version)
@@ -88,41 +89,41 @@ func (a *Agent) fleetVersions(model string) []int64 {
 }
 
 // anyReady reports whether an agent serves a version.
-func (a *Agent) anyReady(model, version string) (bool, error) {
-	loaded, err := a.worker.Acquire(model, version)
+func (s *Server) anyReady(model, version string) (bool, error) {
+	loaded, err := s.config.Worker.Acquire(model, version)
 	switch {
-	case errors.Is(err, errInvalid):
+	case errors.Is(err, outcome.ErrInvalid):
 		return false, err
 	case err == nil:
 		loaded.Release()
-		if !a.draining.Load() {
+		if !s.config.Draining() {
 			return true, nil
 		}
 	}
-	if a.alone.Load() {
+	if s.alone.Load() {
 		return false, nil
 	}
 	number, err := worker.ParseVersion(model, version)
 	if err != nil {
 		return false, err
 	}
-	_, serving, err := a.fleetModel(model, number)
+	_, serving, err := s.fleetModel(model, number)
 	return err == nil && serving, nil
 }
 
 // anyIndex is the repository's index, and what only others hold, as far as it is to be seen.
-func (a *Agent) anyIndex(ready bool, sees func(model string) bool) *inference.RepositoryIndexResponse {
+func (s *Server) anyIndex(ready bool, sees func(model string) bool) *inference.RepositoryIndexResponse {
 	type version struct{ model, number string }
 	elsewhere := map[version]bool{}
-	for _, member := range a.members.View().Members {
+	for _, member := range s.config.Members.View().Members {
 		for _, m := range member.Models {
-			if member.Name != a.name {
+			if member.Name != s.config.Name {
 				elsewhere[version{m.Name, strconv.FormatInt(m.Version, 10)}] = true
 			}
 		}
 	}
 	resp := &inference.RepositoryIndexResponse{}
-	for _, s := range a.worker.Repository().Index() {
+	for _, s := range s.config.Worker.Repository().Index() {
 		index := &inference.RepositoryIndexResponse_ModelIndex{Name: s.Model, State: string(s.State), Reason: s.Reason}
 		if s.Version > 0 {
 			index.Version = strconv.FormatInt(s.Version, 10)
@@ -171,31 +172,31 @@ func chosenAgent(parameters map[string]*inference.ModelRepositoryParameter) (str
 	if name := p.GetStringParam(); name != "" {
 		return name, nil
 	}
-	return "", invalid("parameter %q, want the name of an agent or %q", agentParameter, everyAgent)
+	return "", outcome.Invalid("parameter %q, want the name of an agent or %q", agentParameter, everyAgent)
 }
 
 // onAgents has a change of a model made on the agent chosen, or on every agent that has the
 // model's files. local makes it on this one.
-func (a *Agent) onAgents(ctx context.Context, chosen, model string, local func() error, remote func(context.Context, inference.GRPCInferenceServiceClient) error) error {
-	if members.IsLocalOnly(ctx) || a.alone.Load() && (chosen == everyAgent || chosen == a.name) {
+func (s *Server) onAgents(ctx context.Context, chosen, model string, local func() error, remote func(context.Context, inference.GRPCInferenceServiceClient) error) error {
+	if members.IsLocalOnly(ctx) || s.alone.Load() && (chosen == everyAgent || chosen == s.config.Name) {
 		return local()
 	}
-	asked := a.members.View().Members
+	asked := s.config.Members.View().Members
 	if chosen != everyAgent {
 		asked = slices.DeleteFunc(slices.Clone(asked), func(m *control.Member) bool { return m.Name != chosen })
 		if len(asked) == 0 {
-			return a.members.NoAgent(chosen)
+			return s.config.Members.NoAgent(chosen)
 		}
 	}
 	outcomes := make([]error, len(asked))
 	var asking sync.WaitGroup
 	for i, m := range asked {
 		asking.Go(func() {
-			if m.Name == a.name {
+			if m.Name == s.config.Name {
 				outcomes[i] = local()
 				return
 			}
-			conn, err := a.members.Dial(m.Name)
+			conn, err := s.config.Members.Dial(m.Name)
 			if err == nil {
 				err = remote(members.LocalOnly(ctx), inference.NewGRPCInferenceServiceClient(conn))
 			}
@@ -215,7 +216,7 @@ func joinOutcomes(asked []*control.Member, outcomes []error, model string) error
 		switch {
 		case err == nil:
 			done++
-		case classify(err).Code == codes.NotFound && len(asked) > 1:
+		case outcome.Of(err).Code == codes.NotFound && len(asked) > 1:
 		default:
 			if s, ok := status.FromError(err); ok {
 				err = &partialError{asked[i].Name + ": " + s.Message(), s.Code()}
@@ -244,23 +245,23 @@ func (e *partialError) Error() string              { return e.message }
 func (e *partialError) GRPCStatus() *status.Status { return status.New(e.code, e.message) }
 
 // largestBody is how many bytes a query of the model may have in REST.
-func (a *Agent) largestBody(model, version string) (int64, error) {
-	loaded, err := a.worker.Acquire(model, version)
+func (s *Server) largestBody(model, version string) (int64, error) {
+	loaded, err := s.config.Worker.Acquire(model, version)
 	if err == nil {
 		defer loaded.Release()
 		v := loaded.Version
-		return largestQuery(v.Inputs, v.Config.LargestBatchSize, jsonElement, a.config.MaxWaitingBytes), nil
+		return largestQuery(v.Inputs, v.Config.LargestBatchSize, jsonElement, s.config.MaxWaitingBytes), nil
 	}
-	if a.alone.Load() || errors.Is(err, errInvalid) {
+	if s.alone.Load() || errors.Is(err, outcome.ErrInvalid) {
 		return 0, err
 	}
 	number, err := worker.ParseVersion(model, version)
 	if err != nil {
 		return 0, err
 	}
-	m, _, err := a.fleetModel(model, number)
+	m, _, err := s.fleetModel(model, number)
 	if err != nil {
-		return 0, a.whileStarting(err)
+		return 0, s.whileStarting(err)
 	}
-	return largestQuery(portsOf(m.Metadata.GetInputs()), int(m.LargestBatchSize), jsonElement, a.config.MaxWaitingBytes), nil
+	return largestQuery(portsOf(m.Metadata.GetInputs()), int(m.LargestBatchSize), jsonElement, s.config.MaxWaitingBytes), nil
 }

@@ -1,4 +1,4 @@
-package agent
+package serve
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
@@ -20,14 +21,14 @@ var extensions = []string{"binary_tensor_data", "model_repository", "statistics"
 
 // A service answers the protocol's calls, for gRPC and REST alike. Its errors
 // are plain; each protocol's server gives them a code (status.go).
-type service struct{ *Agent }
+type service struct{ *Server }
 
 func (s service) ServerLive(context.Context, *inference.ServerLiveRequest) (*inference.ServerLiveResponse, error) {
 	return &inference.ServerLiveResponse{Live: true}, nil
 }
 
 func (s service) ServerReady(context.Context, *inference.ServerReadyRequest) (*inference.ServerReadyResponse, error) {
-	return &inference.ServerReadyResponse{Ready: s.ready()}, nil
+	return &inference.ServerReadyResponse{Ready: s.Ready()}, nil
 }
 
 // ModelReady says no of a model that does not exist, as other servers do; only
@@ -42,10 +43,10 @@ func (s service) ModelReady(_ context.Context, req *inference.ModelReadyRequest)
 
 func (s service) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (*inference.ServerMetadataResponse, error) {
 	spoken := extensions
-	if info := s.worker.Info(); info.Executor != "onnx" { // nobody should take its answers for a model's
+	if info := s.config.Worker.Info(); info.Executor != "onnx" { // nobody should take its answers for a model's
 		spoken = append(slices.Clone(spoken), info.Executor)
 	}
-	return &inference.ServerMetadataResponse{Name: "muster", Version: Version(), Extensions: spoken}, nil
+	return &inference.ServerMetadataResponse{Name: "muster", Version: s.config.Version, Extensions: spoken}, nil
 }
 
 func (s service) ModelMetadata(_ context.Context, req *inference.ModelMetadataRequest) (*inference.ModelMetadataResponse, error) {
@@ -67,7 +68,7 @@ func (s service) attempt(ctx context.Context, req *oip.Request, arrival time.Tim
 	if values := headers(ctx, control.AttemptHeader); len(values) > 0 {
 		header = values[0]
 	}
-	return s.worker.Attempt(ctx, header, req, arrival)
+	return s.config.Worker.Attempt(ctx, header, req, arrival)
 }
 
 func (s service) modelInfer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response, error) {
@@ -105,12 +106,12 @@ func (s service) ModelStatistics(ctx context.Context, req *inference.ModelStatis
 		}
 	}
 	resp, sees := &inference.ModelStatisticsResponse{}, s.sees(ctx)
-	for _, status := range s.worker.Repository().Index() {
+	for _, status := range s.config.Worker.Repository().Index() {
 		number := strconv.FormatInt(status.Version, 10)
 		if status.State != models.Ready || !sees(status.Model) || model != "" && model != status.Model || version != "" && version != number {
 			continue
 		}
-		resp.ModelStats = append(resp.ModelStats, s.worker.Statistics(status.Model, status.Version))
+		resp.ModelStats = append(resp.ModelStats, s.config.Worker.Statistics(status.Model, status.Version))
 	}
 	return resp, nil
 }
@@ -147,12 +148,12 @@ func (s service) RepositoryModelLoad(ctx context.Context, req *inference.Reposit
 }
 
 // loadHere has this agent load a model.
-func (a *Agent) loadHere(ctx context.Context, model string) error {
-	err := a.worker.Repository().Load(ctx, model)
+func (s *Server) loadHere(ctx context.Context, model string) error {
+	err := s.config.Worker.Repository().Load(ctx, model)
 	if err == nil || errors.Is(err, models.ErrNotFound) || errors.Is(err, models.ErrName) || ctx.Err() != nil {
 		return err
 	}
-	return fmt.Errorf("%w model %q: %w", errLoad, model, err)
+	return fmt.Errorf("%w model %q: %w", outcome.ErrLoad, model, err)
 }
 
 func (s service) RepositoryModelUnload(ctx context.Context, req *inference.RepositoryModelUnloadRequest) (*inference.RepositoryModelUnloadResponse, error) {
@@ -169,7 +170,7 @@ func (s service) RepositoryModelUnload(ctx context.Context, req *inference.Repos
 		return nil, err
 	}
 	err = s.onAgents(ctx, chosen, req.GetModelName(),
-		func() error { return s.worker.Repository().Unload(ctx, req.GetModelName()) },
+		func() error { return s.config.Worker.Repository().Unload(ctx, req.GetModelName()) },
 		func(ctx context.Context, other inference.GRPCInferenceServiceClient) error {
 			_, err := other.RepositoryModelUnload(ctx, &inference.RepositoryModelUnloadRequest{ModelName: req.GetModelName()})
 			return err
@@ -185,7 +186,7 @@ func (s service) RepositoryModelUnload(ctx context.Context, req *inference.Repos
 // name.
 func onlyRepository(name string) error {
 	if name != "" {
-		return invalid("repository name %q, want none: an agent has one repository", name)
+		return outcome.Invalid("repository name %q, want none: an agent has one repository", name)
 	}
 	return nil
 }
@@ -199,18 +200,21 @@ func noParameters(parameters map[string]*inference.ModelRepositoryParameter) err
 	}
 	slices.Sort(names)
 	if len(names) > 0 {
-		return invalid("unknown parameters %q, want none but %q: a model's settings are in its model.yaml", names, agentParameter)
+		return outcome.Invalid("unknown parameters %q, want none but %q: a model's settings are in its model.yaml", names, agentParameter)
 	}
 	return nil
 }
 
+// Knows reports whether the repository or the fleet has a model of that name.
+func (s *Server) Knows(model string) bool { return s.knownModel(model) != "" }
+
 // knownModel is model, or "" if neither the repository nor the fleet has one of
 // that name.
-func (a *Agent) knownModel(model string) string {
-	if len(a.fleetVersions(model)) > 0 {
+func (s *Server) knownModel(model string) string {
+	if len(s.fleetVersions(model)) > 0 {
 		return model
 	}
-	for _, status := range a.worker.Repository().Index() {
+	for _, status := range s.config.Worker.Repository().Index() {
 		if status.Model == model {
 			return model
 		}

@@ -1,4 +1,4 @@
-package agent
+package serve
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
 )
@@ -38,10 +39,10 @@ const (
 	mostEventBytes = 2048
 )
 
-// events is the ring of the last events. Its methods may be called concurrently.
-type events struct {
+// Events are the ring of the last events. Its methods may be called concurrently.
+type Events struct {
 	agent string
-	told  broadcast
+	told  members.Broadcast
 
 	mu   sync.Mutex
 	last uint64           // sequence number
@@ -49,10 +50,11 @@ type events struct {
 	kind map[string]int   // how many are kept
 }
 
-func newEvents(agent string) *events { return &events{agent: agent, kind: map[string]int{}} }
+// NewEvents returns the events of the agent named, of which there are none yet.
+func NewEvents(agent string) *Events { return &Events{agent: agent, kind: map[string]int{}} }
 
 // add keeps e, and forgets the oldest of its kind, or of all, if there are too many.
-func (r *events) add(e *control.Event) {
+func (r *Events) add(e *control.Event) {
 	r.mu.Lock()
 	r.last++
 	e.Agent, e.Sequence = r.agent, r.last
@@ -70,11 +72,11 @@ func (r *events) add(e *control.Event) {
 	r.kept = append(r.kept, e)
 	r.kind[e.Kind]++
 	r.mu.Unlock()
-	r.told.tell()
+	r.told.Tell()
 }
 
-// after are the events kept with a higher sequence number, by it.
-func (r *events) after(sequence uint64) []*control.Event {
+// After are the events kept with a higher sequence number, by it.
+func (r *Events) After(sequence uint64) []*control.Event {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	at, _ := slices.BinarySearchFunc(r.kept, sequence+1, func(e *control.Event, s uint64) int {
@@ -83,10 +85,15 @@ func (r *events) after(sequence uint64) []*control.Event {
 	return slices.Clone(r.kept[at:])
 }
 
+// Handler returns a handler of log lines that keeps the events among them, and logs all to next.
+func (r *Events) Handler(next slog.Handler) slog.Handler {
+	return &eventHandler{next: next, events: r}
+}
+
 // An eventHandler logs to next, and keeps the events among what it is given.
 type eventHandler struct {
 	next   slog.Handler
-	events *events
+	events *Events
 	attrs  []slog.Attr // of all lines
 }
 
@@ -151,14 +158,14 @@ func eventOf(line slog.Record, common []slog.Attr) *control.Event {
 }
 
 // audit logs, as an event, that somebody asked for a change, who it was, and what came of it.
-func (a *Agent) audit(ctx context.Context, kind, what string, err error, attrs ...any) {
+func (s *Server) audit(ctx context.Context, kind, what string, err error, attrs ...any) {
 	who, from := secure.Who(ctx)
 	attrs = append(attrs, eventKey, kind, whoKey, who, fromKey, from)
 	if err != nil {
-		a.log.Warn(what, append(attrs, "error", err)...)
+		s.config.Log.Warn(what, append(attrs, "error", err)...)
 		return
 	}
-	a.log.Info(what, attrs...)
+	s.config.Log.Info(what, attrs...)
 }
 
 // short is as much of a name that a client chose as an event has room for.
@@ -168,7 +175,7 @@ func short(name string) string { return fmt.Sprintf("%.255s", name) }
 func (s controlService) Events(req *control.EventsRequest, stream control.Control_EventsServer) error {
 	ctx := stream.Context()
 	if req.GetFleet() && req.GetFollow() {
-		return invalid("events of the fleet cannot be followed, only those of one agent")
+		return outcome.Invalid("events of the fleet cannot be followed, only those of one agent")
 	}
 	if req.GetFleet() && !members.IsLocalOnly(ctx) {
 		for _, e := range s.fleetEvents(ctx) {
@@ -179,8 +186,8 @@ func (s controlService) Events(req *control.EventsRequest, stream control.Contro
 		return nil
 	}
 	for last := uint64(0); ; {
-		more := s.events.told.next()
-		for _, e := range s.events.after(last) {
+		more := s.config.Events.told.Next()
+		for _, e := range s.config.Events.After(last) {
 			if err := stream.Send(e); err != nil {
 				return err
 			}
@@ -202,19 +209,19 @@ const eventsTimeout = 2 * time.Second
 
 // fleetEvents are those of all agents, by time. One that does not tell its events has one that
 // says so, now.
-func (a *Agent) fleetEvents(ctx context.Context) []*control.Event {
+func (s *Server) fleetEvents(ctx context.Context) []*control.Event {
 	ctx, cancel := context.WithTimeout(ctx, eventsTimeout)
 	defer cancel()
 	var mu sync.Mutex
 	var all []*control.Event
 	var asking sync.WaitGroup
-	for _, name := range a.members.Names() {
+	for _, name := range s.config.Members.Names() {
 		asking.Go(func() {
 			var events []*control.Event
 			var err error
-			if name == a.name {
-				events = a.events.after(0)
-			} else if events, err = a.eventsOf(ctx, name); err != nil {
+			if name == s.config.Name {
+				events = s.config.Events.After(0)
+			} else if events, err = s.eventsOf(ctx, name); err != nil {
 				events = append(events, &control.Event{
 					Agent: name, TimeUnixNs: time.Now().UnixNano(), Kind: "silent", What: "agent does not tell its events",
 					Details: []*control.EventDetail{{Key: "error", Value: strings.ToValidUTF8(err.Error(), "\uFFFD")}},
@@ -234,11 +241,11 @@ func (a *Agent) fleetEvents(ctx context.Context) []*control.Event {
 
 // eventsOf asks another agent for its events. It believes no more of them than this agent keeps
 // of its own.
-func (a *Agent) eventsOf(ctx context.Context, name string) (events []*control.Event, err error) {
-	if spoken := a.members.Member(name).Versions(); spoken.Newest < 3 {
+func (s *Server) eventsOf(ctx context.Context, name string) (events []*control.Event, err error) {
+	if spoken := s.config.Members.Member(name).Versions(); spoken.Newest < 3 {
 		return nil, fmt.Errorf("it speaks %v of the agents' protocol: events came with version 3", spoken)
 	}
-	conn, err := a.members.Dial(name)
+	conn, err := s.config.Members.Dial(name)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,191 @@
+package serve
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/api/control"
+)
+
+// A controlService answers the calls of other agents and of SDKs that know the
+// fleet.
+type controlService struct {
+	control.UnimplementedControlServer
+	*Server
+}
+
+// Describe says what this agent is and holds.
+func (s controlService) Describe(context.Context, *control.DescribeRequest) (*control.Member, error) {
+	return s.config.Members.Own(), nil
+}
+
+// Watch streams the fleet as this agent sees it, and as the caller may.
+func (s controlService) Watch(req *control.WatchRequest, stream control.Control_WatchServer) error {
+	return s.config.Members.Watch(req, stream, s.sees(stream.Context()))
+}
+
+// Keyring takes a step of a rotation.
+func (s controlService) Keyring(ctx context.Context, req *control.KeyringRequest) (*control.AgentKeys, error) {
+	before := s.config.Keyring.Fingerprints()
+	keys, err := s.config.Keyring.Step(req)
+	if err != nil {
+		s.audit(ctx, "keys", "gossip keys not changed", err, "step", req.Step)
+		return nil, err
+	}
+	if !slices.Equal(before, keys.Fingerprints) {
+		s.audit(ctx, "keys", "gossip keys changed", nil, "step", req.Step, "in_use", keys.Fingerprints[0], "held", len(keys.Fingerprints), "in_file", keys.InFile)
+	}
+	return keys, nil
+}
+
+// RotateKeys changes the gossip key of the whole fleet.
+func (s controlService) RotateKeys(req *control.RotateKeysRequest, stream control.Control_RotateKeysServer) error {
+	// The call's context ends if what is reported does not reach who asked.
+	r, err := s.config.Keyring.NewRotation(req, func(p *control.KeysProgress) { _ = stream.Send(p) })
+	if err != nil {
+		return err
+	}
+	ctx, key := stream.Context(), r.Fingerprint()
+	s.audit(ctx, "keys", "rotating the gossip key", nil, "key", key)
+	if err := r.Run(ctx); err != nil {
+		s.audit(ctx, "keys", "rotation of the gossip key stopped", err, "key", key)
+		return err
+	}
+	s.audit(ctx, "keys", "gossip key rotated", nil, "key", key)
+	return nil
+}
+
+// ListKeys says which keys each agent holds.
+func (s controlService) ListKeys(ctx context.Context, _ *control.ListKeysRequest) (*control.ListKeysResponse, error) {
+	return &control.ListKeysResponse{Agents: s.config.Keyring.List(ctx)}, nil
+}
+
+// Match is a gateway's stream to this agent, if it leads.
+func (s controlService) Match(stream control.Control_MatchServer) error {
+	return s.config.Leading.Match(stream)
+}
+
+// Link is the stream of an agent that leads, or claims to.
+func (s controlService) Link(stream control.Control_LinkServer) error {
+	return s.config.Worker.Link(stream)
+}
+
+// Probe answers gateways that have no leader.
+func (s controlService) Probe(stream control.Control_ProbeServer) error {
+	return s.config.Worker.Probe(stream)
+}
+
+// Drain has agents drain and stop: those named, or this one.
+func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (*control.DrainResponse, error) {
+	names := req.GetAgents()
+	if len(names) == 0 || members.IsLocalOnly(ctx) {
+		names = []string{s.config.Name}
+	}
+	for _, name := range names { // all or none, where one is misspelt
+		if s.config.Members.Member(name) == nil {
+			return nil, s.config.Members.NoAgent(name)
+		}
+	}
+	resp := &control.DrainResponse{}
+	for _, name := range names {
+		if name == s.config.Name {
+			s.audit(ctx, "drain", "asked to drain", nil)
+			s.config.Drain()
+		} else {
+			conn, err := s.config.Members.Dial(name)
+			if err == nil {
+				_, err = control.NewControlClient(conn).Drain(members.LocalOnly(ctx), &control.DrainRequest{})
+			}
+			s.audit(ctx, "drain", "asked to have another agent drain", err, "agent", name)
+			if err != nil {
+				return nil, fmt.Errorf("drain %s, after %q: %w", name, resp.Draining, err)
+			}
+		}
+		resp.Draining = append(resp.Draining, name)
+	}
+	return resp, nil
+}
+
+// statusTimeout bounds how long the leader may take to say how the fleet is.
+const statusTimeout = 2 * time.Second
+
+// Demand is what planning needs to know of the fleet, which its leader knows.
+func (s controlService) Demand(ctx context.Context, req *control.DemandRequest) (*control.FleetDemand, error) {
+	view := s.config.Members.View()
+	d := &control.FleetDemand{Leadership: view.GetLeadership(), Members: view.GetMembers()}
+	leader := view.GetLeadership().GetLeader()
+	if leader != "" && leader != s.config.Name && !members.IsLocalOnly(ctx) {
+		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+		defer cancel()
+		conn, err := s.config.Members.Dial(leader)
+		if err != nil {
+			return nil, err
+		}
+		return control.NewControlClient(conn).Demand(members.LocalOnly(ctx), req)
+	}
+	if !s.config.Leading.Demand(d) {
+		return nil, status.Error(codes.Unavailable, "the fleet has no leader now, who alone knows its demand")
+	}
+	return d, nil
+}
+
+// Status is the fleet as this agent sees it, with what only the leader knows.
+func (s controlService) Status(ctx context.Context, req *control.StatusRequest) (*control.FleetStatus, error) {
+	view := s.config.Members.LoadedView()
+	status := &control.FleetStatus{View: view}
+	leader := view.GetLeadership().GetLeader()
+	if leader != "" && leader != s.config.Name && !members.IsLocalOnly(ctx) {
+		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+		defer cancel()
+		conn, err := s.config.Members.Dial(leader)
+		if err == nil {
+			var told *control.FleetStatus
+			if told, err = control.NewControlClient(conn).Status(members.LocalOnly(ctx), req); err == nil {
+				status = told
+				status.View = view
+			}
+		}
+		if err != nil {
+			s.config.Log.Debug("the leader does not say how the fleet is", "leader", leader, "error", err)
+		}
+	}
+	if leader == s.config.Name {
+		s.config.Leading.Status(status)
+	}
+	known := map[string]*control.AgentStatus{}
+	for _, a := range status.Agents {
+		known[a.Name] = a
+	}
+	loads := map[string]*control.LaneLoad{}
+	for _, l := range view.Loads {
+		loads[l.Agent] = l
+	}
+	status.Agents = nil
+	for _, m := range view.Members {
+		if req.GetAgent() != "" && req.GetAgent() != m.Name {
+			continue
+		}
+		a := known[m.Name]
+		if a == nil {
+			a = &control.AgentStatus{Name: m.Name}
+		}
+		if l := loads[m.Name]; l != nil {
+			a.RemainingNs, a.Waiting = l.RemainingNs, l.Waiting
+		}
+		status.Agents = append(status.Agents, a)
+	}
+	sees := s.sees(ctx)
+	if sees("") { // every model
+		return status, nil
+	}
+	// The leader may know of models that are in nobody's view any more, and decisions tell of all.
+	status.View, status.Decisions = members.Visible(view, sees), nil
+	status.Models = slices.DeleteFunc(status.Models, func(m *control.ModelStatus) bool { return !sees(m.Model) })
+	return status, nil
+}

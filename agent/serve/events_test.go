@@ -1,0 +1,45 @@
+package serve
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// TestEventRing: the ring is bounded, and no kind pushes out the others.
+func TestEventRing(t *testing.T) {
+	ring := NewEvents("a")
+	log := slog.New(ring.Handler(slog.DiscardHandler))
+	log.Info("first", eventKey, "unload", whoKey, "admin", fromKey, "10.0.0.9:1")
+	log.Info("no event")
+	for i := range 3 * mostEvents {
+		log.Warn("refused", eventKey, "refused", "number", i, "error", strings.Repeat("\xff", 10000))
+	}
+	kept := ring.After(0)
+	if len(kept) != 1+mostOfKind || kept[0].What != "first" || kept[0].Who != "admin" || kept[0].From != "10.0.0.9:1" {
+		t.Fatalf("got %d events, the first %v, want %d", len(kept), kept[0], 1+mostOfKind)
+	}
+	if last := kept[len(kept)-1]; last.Sequence != 3*mostEvents+1 || proto.Size(last) > mostEventBytes+100 {
+		t.Errorf("got as the last %d, of %d bytes", last.Sequence, proto.Size(last))
+	}
+	for kind := range 8 {
+		for range mostOfKind {
+			log.Info("more", eventKey, fmt.Sprint(kind))
+		}
+	}
+	kept = ring.After(0)
+	if len(kept) != mostEvents {
+		t.Errorf("got %d events, want %d", len(kept), mostEvents)
+	}
+	for i, e := range kept[1:] {
+		if e.Sequence <= kept[i].Sequence {
+			t.Fatalf("event %d after %d", e.Sequence, kept[i].Sequence)
+		}
+	}
+	if after := ring.After(kept[9].Sequence); len(after) != len(kept)-10 || after[0] != kept[10] {
+		t.Errorf("after the tenth: got %d", len(after))
+	}
+}
