@@ -17,11 +17,12 @@ func (f flat) Quantile(float64, int) time.Duration { return time.Duration(f) * 6
 // A told state is one that is told what a test likes.
 type told struct {
 	*State
-	t   *testing.T
-	now time.Duration
+	t     testing.TB
+	now   time.Duration
+	event Event
 }
 
-func newTold(t *testing.T) *told {
+func newTold(t testing.TB) *told {
 	t.Helper()
 	s, err := New(Config{Self: "leader"})
 	if err != nil {
