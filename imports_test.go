@@ -106,6 +106,10 @@ var rules = []rule{
 		reason: "how clients reach an agent does not depend on who leads, and gossip is the members'",
 	},
 	{
+		folder: "agent/lead", imports: []string{"agent/members", "agent/outcome", "api", "leader", "profiles"},
+		reason: "who leads, and what a leader tells whom, does not depend on what this agent does for others",
+	},
+	{
 		folder: "agent", imports: []string{"agent", "api", "client", "gossip", "leader", "models", "profiles", "runtime"}, never: []string{"github.com/spf13", exporters},
 		reason: "the agent wires the parts; what needs the simulator is handed in by cmd, and so are its settings",
 	},

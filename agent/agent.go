@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"github.com/muster-serve/muster/agent/lead"
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/serve"
 	"github.com/muster-serve/muster/agent/worker"
@@ -69,7 +70,7 @@ type Agent struct {
 	members    *members.Members
 	gossip     *gossip.Gossip
 	keyring    *members.Keyring
-	leading    leading
+	leading    *lead.Leader
 	worker     *worker.Worker
 	gateway    *client.Gateway
 	executor   runtime.Executor
@@ -254,17 +255,17 @@ func (a *Agent) open() (err error) {
 	return nil
 }
 
-// newLeading makes the half that leads.
-func (a *Agent) newLeading() (leading, error) {
-	config := leaderConfig{
+// newLeading makes the room that leads.
+func (a *Agent) newLeading() (*lead.Leader, error) {
+	config := lead.Config{
 		Role: a.role(), Rank: a.rank(), StateDir: a.config.StateDir,
 		Policy: a.config.Policy, Record: a.config.Record, Catalogue: a.catalogue, Library: a.library, Tracer: a.tracer,
-		Clients: serve.Callers{Guard: a.guard},
+		Clients: serve.Callers{Guard: a.guard}, Fleet: fleet{a.members, a.worker}, Registry: a.metrics.registry, Log: a.log,
 	}
 	if len(a.config.Join) > 0 {
 		config.JoinWait = joinWait
 	}
-	return newLeader(config, agentFleet{a.members, a.worker}, newLeaderMetrics(a.metrics.registry), a.log)
+	return lead.New(config)
 }
 
 // joinWait is how long an agent that has others to join waits to hear their
@@ -332,6 +333,9 @@ func (a *Agent) observe(e models.Event) {
 	}
 }
 
+// lookGone is how often it is looked for what is gone.
+const lookGone = time.Minute
+
 // forgetGone forgets now and then what belongs to versions and agents that are gone, until ctx
 // ends. What the half that leads knows of them it forgets by itself, and so does the gateway.
 func (a *Agent) forgetGone(ctx context.Context) {
@@ -373,7 +377,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	group.Go(func() error { a.server.Follow(fleetCtx); return nil })
 	group.Go(func() error { a.learnInstanceType(fleetCtx); return nil })
 	group.Go(func() error { a.forgetGone(fleetCtx); return nil })
-	group.Go(func() error { return a.leading.run(fleetCtx) })
+	group.Go(func() error { return a.leading.Run(fleetCtx) })
 	group.Go(func() error {
 		select {
 		case <-a.worker.Repository().Settled():

@@ -22,7 +22,7 @@ func (a *Agent) drain(ctx context.Context) {
 	defer cancel()
 
 	if !a.server.Alone() {
-		a.leading.resign(ctx)
+		a.leading.Resign(ctx)
 		select {
 		case <-time.After(handOver):
 		case <-ctx.Done():

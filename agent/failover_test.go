@@ -5,7 +5,6 @@ import (
 	"net"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,12 +13,12 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/agent/lead"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/client"
-	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -94,7 +93,7 @@ func TestLeaderEnds(t *testing.T) {
 				if failed := f.send(200, time.Millisecond, rest...); len(failed) > 0 {
 					f.Fatalf("before: %v", failed)
 				}
-				epoch := leader.leading.leadership().GetEpoch()
+				epoch := leader.leading.Leadership().GetEpoch()
 				sent, slowest, late, failed := f.lately(time.Millisecond, func() {
 					time.Sleep(300 * time.Millisecond)
 					end(f, leader)
@@ -103,9 +102,9 @@ func TestLeaderEnds(t *testing.T) {
 				if len(failed) > 0 {
 					f.Errorf("of %d queries failed: %v", sent, failed)
 				}
-				next := rest[0].leading.leadership()
+				next := rest[0].leading.Leadership()
 				for _, a := range rest {
-					if l := a.leading.leadership(); l.GetLeader() != next.GetLeader() || l.GetLeader() == leader.name || l.GetLeader() == "" || l.GetEpoch() <= epoch {
+					if l := a.leading.Leadership(); l.GetLeader() != next.GetLeader() || l.GetLeader() == leader.name || l.GetLeader() == "" || l.GetEpoch() <= epoch {
 						f.Errorf("after 2s %s follows %v", a.host, l)
 					}
 				}
@@ -126,14 +125,14 @@ func TestLeadersFrozen(t *testing.T) {
 		f.settled(agents...)
 		for range 4 {
 			leader := f.led(agents...)
-			before := leader.leading.leadership()
+			before := leader.leading.Leadership()
 			f.partition([]*fleetAgent{leader})
 			time.Sleep(2 * time.Second)
 			f.heal()
 			if next := f.led(agents...); next.name != before.GetSuccessor() {
 				f.Errorf("after epoch %d %s leads, want the successor %s", before.GetEpoch(), next.name, before.GetSuccessor())
 			}
-			time.Sleep(2 * idleLink)
+			time.Sleep(6 * time.Second) // links that only the election needed have ended
 		}
 		led := map[string]int{}
 		for _, a := range agents {
@@ -154,36 +153,6 @@ func TestLeadersFrozen(t *testing.T) {
 	})
 }
 
-// TestIdleLink has both ends of a link send at the moment when it becomes idle: nothing is lost.
-func TestIdleLink(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
-		agents := []*fleetAgent{f.start(neverLeads), f.start(neverLeads)}
-		f.settled(agents...)
-		var heard atomic.Int64 // by who opened the link: proposals, and the grants of those that came by a link of the other's
-		for _, a := range agents {
-			a.leading.(*leader).links.elect = func(*control.Election) { heard.Add(1) }
-		}
-		send := func(epoch uint64, from, to *fleetAgent) {
-			from.leading.(*leader).links.send(to.name, &control.Election{From: from.name, Kind: uint32(election.Propose), Epoch: epoch, Rank: 1, Leader: from.name})
-		}
-		const rounds = 50
-		epoch := uint64(0)
-		for range rounds {
-			for i, from := range []int{0, 0, 1} {
-				epoch++
-				send(epoch, agents[from], agents[1-from])
-				if i < 2 {
-					time.Sleep(idleLink)
-				}
-			}
-			time.Sleep(4 * idleLink)
-		}
-		if n := heard.Load(); n != 3*rounds {
-			f.Errorf("%d of %d messages were heard", n, 3*rounds)
-		}
-	})
-}
-
 // TestLinkHeardLate serves a link that its leader had given up for another after that other one: what
 // ends is told on the one that lasts.
 func TestLinkHeardLate(t *testing.T) {
@@ -191,13 +160,13 @@ func TestLinkHeardLate(t *testing.T) {
 		member := f.start(neverLeads)
 		f.settled(member)
 		leads := &control.LeaderMessage{From: "x", Election: []*control.Election{{From: "x", Epoch: 1 << 30, Rank: 5, Leader: "x"}}}
-		open := func() (leader *pipeClient[control.LeaderMessage, control.WorkerMessage], end func()) {
+		open := func() (leader *lead.PipeClient[control.LeaderMessage, control.WorkerMessage], end func()) {
 			ctx, cancel := context.WithTimeout(f.Context(), time.Second)
-			leader, server := newPipe[control.LeaderMessage, control.WorkerMessage](ctx)
+			leader, server := lead.NewPipe[control.LeaderMessage, control.WorkerMessage](ctx)
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				server.end(member.worker.Link(server))
+				server.End(member.worker.Link(server))
 			}()
 			if err := leader.Send(proto.CloneOf(leads)); err != nil {
 				f.Fatal(err)
@@ -271,7 +240,7 @@ func TestResignsUnderLoad(t *testing.T) {
 			leader := f.led(agents...)
 			sent, _, _, failed := f.lately(time.Millisecond, func() {
 				time.Sleep(100 * time.Millisecond)
-				leader.leading.resign(f.Context())
+				leader.leading.Resign(f.Context())
 				time.Sleep(50 * time.Millisecond)
 			}, agents...)
 			if len(failed) > 0 {

@@ -32,9 +32,6 @@ import (
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/gossip/gossiptest"
-	core "github.com/muster-serve/muster/leader"
-	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/profiles"
 )
 
 // A testFleet is a fleet of whole agents in virtual time, on a network in memory.
@@ -275,65 +272,6 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// shippedTable is what is known of some model on some type from the start.
-func shippedTable(t *testing.T) *profiles.Table {
-	t.Helper()
-	table, err := profiles.ShippedLibrary().Table("ncf", "r5n.large")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return table
-}
-
-// TestManyProfiles has a leader that knows more than one message may hold: an agent that
-// joins is told everything, and serves.
-func TestManyProfiles(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
-		a, b := f.start(), f.start()
-		f.settled(a, b)
-		leads := f.led(a, b)
-		const many = 300
-		term := leads.leading.(*leader).leads()
-		term.call(func() {
-			ghost, advice := &core.Member{Name: "ghost"}, &core.Advice{}
-			for i := range many {
-				id := core.ModelID{Name: fmt.Sprintf("m%d", i), Version: 1}
-				ghost.Models = append(ghost.Models, core.Model{ModelID: id, QoSTarget: time.Second, Share: 0.99, Largest: 1})
-				table, err := match.NewTable(shippedTable(f.T), 1)
-				if err != nil {
-					f.Fatal(err)
-				}
-				advice.Latencies = append(advice.Latencies, &core.Latency{
-					TableKey: core.TableKey{Model: id.Key(), Type: "box/cpu/1"}, Table: table, Told: make([]byte, 20<<10),
-				})
-			}
-			term.step(core.Event{Kind: core.ViewChanged, Members: []*core.Member{ghost, {Name: a.name}, {Name: b.name}}})
-			term.advise(advice)
-		})
-		c := f.start()
-		f.settled(a, b, c)
-		f.led(a, b, c)
-		f.eventually(time.Second, func() string {
-			known := 0
-			for _, p := range c.members.View().Profiles {
-				if strings.HasPrefix(p.Model, "m") {
-					known++
-				}
-			}
-			if known != many {
-				return fmt.Sprintf("%s knows %d profiles, want %d", c.name, known, many)
-			}
-			return ""
-		})
-		if failed := f.send(30, time.Millisecond, c); len(failed) > 0 {
-			f.Errorf("queries failed: %v", failed)
-		}
-		if log := leads.log.String(); strings.Contains(log, "link has broken") {
-			f.Errorf("log of the leader: %s", log)
-		}
-	})
-}
-
 // TestQueriesWhileStarting asks an agent that starts for a model that the fleet has: until
 // it answers it says that it cannot, never that there is no such model.
 func TestQueriesWhileStarting(t *testing.T) {
@@ -385,9 +323,9 @@ func (f *testFleet) send(n int, interval time.Duration, agents ...*fleetAgent) m
 func (f *testFleet) led(agents ...*fleetAgent) (leader *fleetAgent) {
 	f.Helper()
 	f.eventually(20*time.Second, func() string {
-		name := agents[0].leading.leadership().GetLeader()
+		name := agents[0].leading.Leadership().GetLeader()
 		for _, a := range agents {
-			if l := a.leading.leadership(); l.GetLeader() != name || name == "" {
+			if l := a.leading.Leadership(); l.GetLeader() != name || name == "" {
 				return fmt.Sprintf("%s follows %q, %s follows %q", agents[0].host, name, a.host, l.GetLeader())
 			}
 			if a.name == name {

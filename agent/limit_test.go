@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"strconv"
 	"strings"
@@ -256,25 +255,6 @@ func TestLimitOfSDKs(t *testing.T) {
 		t.Fatal(r)
 	}
 	wantRefused("one after a large one", "1000 bytes a second", outcome(&control.Submit{Sequence: 11, Bytes: 1}))
-}
-
-// TestRefusedSubmit: a query whose submit is made again, and refused then, waits at the leader no more.
-func TestRefusedSubmit(t *testing.T) {
-	in := newToldLeader(t, t.TempDir(), slog.New(slog.DiscardHandler))
-	in.connectGateway(0, 7)
-	g, over := in.gateways[0], error(nil)
-	g.count = func(uint64) error { return over }
-	submit := &control.GatewayMessage{Submit: []*control.Submit{{Sequence: 1, Model: "m", BatchSize: 1}}}
-	in.told(g, submit)
-	if all, _ := in.state.Waiting(); all != 1 {
-		t.Fatalf("%d queries wait, want 1", all)
-	}
-	over = &secure.LimitError{RetryAfter: time.Second}
-	in.told(g, submit)
-	if all, _ := in.state.Waiting(); all != 0 || len(g.out.GetReject()) != 1 || g.out.Reject[0].RetryAfterNs != int64(time.Second) || g.received != 2 {
-		t.Errorf("%d queries wait, and the gateway gets %v; want none, and a rejection", all, g.out)
-	}
-	in.cancel()
 }
 
 // TestSDKOverLimit: a client's own SDK tells it of its limit as of overload.

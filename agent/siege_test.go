@@ -136,24 +136,6 @@ func TestClientOfOneModel(t *testing.T) {
 	wantCode(t, err, "ResourceExhausted", "want at most 65536")
 }
 
-// TestTrim: a submit keeps no more than there is use for.
-func TestTrim(t *testing.T) {
-	s := &control.Submit{Model: "ncf", Traceparent: testHeaders["traceparent"], Tracestate: strings.Repeat("x", mostTracestate)}
-	s.ProtoReflect().SetUnknown(append(binary.AppendUvarint(nil, 1000<<3|2), append([]byte{100}, make([]byte, 100)...)...))
-	trim(s)
-	if len(s.Tracestate) != mostTracestate || s.Traceparent == "" || len(s.ProtoReflect().GetUnknown()) > 0 {
-		t.Errorf("kept %v, want both contexts and nothing unknown", s)
-	}
-	s.Tracestate += "x"
-	if trim(s); s.Tracestate != "" || s.Traceparent == "" {
-		t.Errorf("kept %v, want no tracestate", s)
-	}
-	s.Traceparent, s.Tracestate = strings.Repeat("x", mostTraceparent+1), "a=b"
-	if trim(s); s.Traceparent+s.Tracestate != "" {
-		t.Errorf("kept %v, want no context", s)
-	}
-}
-
 // A rawClient speaks HTTP/2 as it likes: it lets the agent send nothing on a stream.
 type rawClient struct {
 	t      *testing.T

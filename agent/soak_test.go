@@ -196,29 +196,7 @@ func (s *soak) sizes() map[string]int {
 		a.worker.Sizes(add)
 		a.server.Sizes(add)
 		add("gossip: members", len(a.gossip.Members()))
-		l := a.leading.(*leader)
-		l.links.mu.Lock()
-		add("links: out", len(l.links.out))
-		add("links: in", len(l.links.in))
-		l.links.mu.Unlock()
-		t := l.leads()
-		if t == nil {
-			continue
-		}
-		t.call(func() {
-			for what, n := range t.state.Sizes() {
-				add("state: "+what, n)
-			}
-			add("term: gateways", len(t.gateways))
-			add("term: described", len(t.described)+len(t.viewed))
-		})
-		t.learning.ask(func() {
-			add("learning: monitors", len(t.learning.monitors))
-			add("learning: told", len(t.learning.told))
-			add("learning: learned", len(t.learning.learned))
-			add("learning: scaled", len(t.learning.scaled))
-			add("learning: book", len(t.learning.book.Keys()))
-		})
+		a.leading.Sizes(add)
 	}
 	sizes["goroutines"] = goruntime.NumGoroutine()
 	return sizes

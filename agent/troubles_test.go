@@ -186,9 +186,11 @@ func TestCutOff(t *testing.T) {
 		leads := f.led(agents...)
 		f.eventually(10*time.Second, func() string {
 			n := 0
-			if term := leads.leading.(*leader).leads(); term != nil {
-				term.call(func() { n = term.state.Sizes()["members"] })
-			}
+			leads.leading.Sizes(func(what string, size int) {
+				if what == "state: members" {
+					n = size
+				}
+			})
 			if n < len(agents) {
 				return fmt.Sprintf("the leader has %d members", n)
 			}
@@ -238,16 +240,13 @@ func TestCutOff(t *testing.T) {
 			tell(&control.GatewayMessage{Cancel: []uint64{sequence}})
 			synctest.Wait()
 			held := 0
-			term := leads.leading.(*leader).leads()
-			term.call(func() {
-				for _, a := range agents {
-					for _, h := range term.state.Holds(a.name, 0) {
-						if h.Sequence == sequence && h.Attempt == int(attempt.Attempt) {
-							held++
-						}
+			for _, a := range agents {
+				for _, h := range leads.leading.Holds(a.name, 0) {
+					if h.Sequence == sequence && h.Attempt == int(attempt.Attempt) {
+						held++
 					}
 				}
-			})
+			}
 			if told := worker.counted("muster_attempts_not_run_total", "cancelled") - before; held != 0 || told != 1 {
 				f.Errorf("query %d: it was given up, %d lanes are kept for it and the worker has told of %v attempts; want 0 and 1", sequence, held, told)
 			}

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"regexp"
 	goruntime "runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,15 +16,11 @@ import (
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
-	core "github.com/muster-serve/muster/leader"
 )
 
-// leads waits until the agent leads, and returns its term.
-func (a *testAgent) leads() *term {
-	for {
-		if r := a.leading.(*leader).leads(); r != nil {
-			return r
-		}
+// leads waits until the agent leads.
+func (a *testAgent) leads() {
+	for !a.leading.Leads() {
 		goruntime.Gosched()
 	}
 }
@@ -133,26 +130,58 @@ func TestSeesOneModel(t *testing.T) {
 func TestStatusOfPastModels(t *testing.T) {
 	files := newTestCA(t)
 	config := testConfig(t)
-	config.ModelDir = t.TempDir()
 	config.Security.APIKeysFile = files.write("keys", "ads: "+adsKey+"\nfeed: "+feedKey+"\n")
 	config.Security.AccessFile = files.write("access", "clients: {ads: {models: [ncf]}, feed: {models: ['*']}}\n")
 	a := startAgent(t, config, emulated())
-	leads := a.leads()
-	leads.call(func() {
-		past := core.Model{ModelID: core.ModelID{Name: "past", Version: 1}, QoSTarget: time.Second, Share: 0.99, Largest: 1}
-		leads.step(core.Event{Kind: core.ViewChanged, Members: []*core.Member{{Name: a.name}, {Name: "left", Models: []core.Model{past}}}})
-		leads.step(core.Event{Kind: core.ViewChanged, Members: []*core.Member{{Name: a.name}}})
-		g := &gateway{id: 7, wake: make(chan struct{}, 1), cut: func(error) {}}
-		leads.connect(g)
-		leads.told(g, &control.GatewayMessage{Submit: []*control.Submit{{Sequence: 1, Model: "none", BatchSize: 1}}}) // a decision
-	})
-	for key, sees := range map[string]bool{adsKey: false, feedKey: true} {
+	a.leads()
+	held := func(status *control.FleetStatus) (view, leader bool) {
+		for _, m := range status.GetView().GetMembers() {
+			view = view || slices.ContainsFunc(m.GetModels(), func(m *control.Model) bool { return m.GetName() == "wnd" })
+		}
+		return view, slices.ContainsFunc(status.GetModels(), func(m *control.ModelStatus) bool { return m.GetModel() == "wnd" })
+	}
+	status := func(key string) *control.FleetStatus {
+		t.Helper()
 		status, err := control.NewControlClient(a.conn).Status(withKey(t.Context(), key), &control.StatusRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if (len(status.GetModels()) > 0) != sees || (len(status.GetDecisions()) > 0) != sees {
-			t.Errorf("with key %s: got %v, want models and decisions %v", key, status, sees)
+		return status
+	}
+	until := func(view, leader bool) {
+		for {
+			if v, l := held(status(feedKey)); v == view && l == leader {
+				return
+			}
+			goruntime.Gosched()
+		}
+	}
+	until(true, true)
+	if err := a.worker.Repository().Unload(t.Context(), "wnd"); err != nil {
+		t.Fatal(err)
+	}
+	until(false, true)
+	gateway, err := control.NewControlClient(a.conn).Match(withKey(t.Context(), feedKey))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := gateway.Send(&control.GatewayMessage{
+		Hello:  &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest},
+		Submit: []*control.Submit{{Sequence: 1, Model: "none", BatchSize: 1}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for rejected := 0; rejected == 0; { // a decision
+		m, err := gateway.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		rejected = len(m.GetReject())
+	}
+	for key, sees := range map[string]bool{adsKey: false, feedKey: true} {
+		got := status(key)
+		if _, known := held(got); known != sees || (len(got.GetDecisions()) > 0) != sees {
+			t.Errorf("with key %s: got %v, want the past model and decisions %v", key, got, sees)
 		}
 	}
 }

@@ -508,7 +508,7 @@ func (w *weather) quiet() {
 	first := w.led(agents...)
 	w.eventually(10*time.Second, func() string {
 		for _, a := range agents {
-			if a != first && a.leading.(*leader).leads() != nil {
+			if a != first && a.leading.Leads() {
 				return a.name + " leads beside " + first.name
 			}
 			if owed := a.owes(); owed != "" {
@@ -547,12 +547,10 @@ func (a *fleetAgent) owes() string {
 	if lanes := a.worker.Lanes().Stats(); held > 0 || lanes.Waiting > 0 || lanes.Remaining > 0 {
 		owed = fmt.Sprintf("%s holds %d attempts, %d queries wait, its lane is busy for %v; ", a.name, held, lanes.Waiting, lanes.Remaining)
 	}
-	if t := a.leading.(*leader).leads(); t != nil {
-		t.call(func() {
-			if n := t.state.Sizes(); n["waiting"]+n["reserved"]+n["queries"]+n["parked"] > 0 {
-				owed += fmt.Sprintf("the leader %s has %d queries wait, %d on lanes, %d of gateways, %d parked", a.name, n["waiting"], n["reserved"], n["queries"], n["parked"])
-			}
-		})
-	}
+	a.leading.Sizes(func(what string, n int) {
+		if n > 0 && slices.Contains([]string{"state: waiting", "state: reserved", "state: queries", "state: parked"}, what) {
+			owed += fmt.Sprintf("the leader %s has %d queries %s; ", a.name, n, strings.TrimPrefix(what, "state: "))
+		}
+	})
 	return owed
 }

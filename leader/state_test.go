@@ -217,3 +217,26 @@ func TestKeepsGivenBack(t *testing.T) {
 		t.Errorf("%v, want nothing once it is cancelled", n)
 	}
 }
+
+// TestLargerBatches has a member's model take larger batches than what is known of its latency covers:
+// the lanes serve on, and take the larger ones, while the learning loop looks.
+func TestLargerBatches(t *testing.T) {
+	in := newTold(t)
+	in.greet("w0")
+	in.learn(time.Millisecond)
+	in.tell(Event{Kind: GatewayConnected, Gateway: 7})
+	larger := box("w0")
+	larger.Models[0].Largest = 150
+	in.tell(Event{Kind: Described, Member: larger})
+	for i, batch := range []int{3, 150} {
+		sequence := uint64(i + 1)
+		in.only(in.tell(Event{Kind: Submitted, Gateway: 7, Sequence: sequence, Model: modelM, BatchSize: batch}), Assign)
+		in.tell(Event{Kind: Completed, Agent: "w0", Gateway: 7, Sequence: sequence, Attempt: 1, Model: modelM, BatchSize: batch, Execution: 1e6})
+		in.now += time.Second
+	}
+	// What was found for fewer comes too late.
+	in.learn(2 * time.Millisecond)
+	if known := in.latencies[TableKey{"m/1", "box/cpu/1"}]; known.Table.Largest() != 150 {
+		t.Errorf("the latency known ends at batch size %d, want 150", known.Table.Largest())
+	}
+}

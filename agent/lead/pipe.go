@@ -1,4 +1,4 @@
-package agent
+package lead
 
 import (
 	"context"
@@ -6,14 +6,14 @@ import (
 	"sync"
 )
 
-// newPipe returns the two ends of a stream within the process. It ends with
+// NewPipe returns the two ends of a stream within the process. It ends with
 // ctx, or when the server ends it: with nil in order, so that the client
 // receives io.EOF, or with an error that the client receives. What was sent
 // before is received before.
-func newPipe[Up, Down any](ctx context.Context) (client *pipeClient[Up, Down], server *pipeServer[Up, Down]) {
+func NewPipe[Up, Down any](ctx context.Context) (client *PipeClient[Up, Down], server *PipeServer[Up, Down]) {
 	p := &pipe[Up, Down]{up: make(chan *Up), down: make(chan *Down), closed: make(chan struct{})}
 	p.ctx, p.cancel = context.WithCancelCause(ctx)
-	return &pipeClient[Up, Down]{p}, &pipeServer[Up, Down]{p}
+	return &PipeClient[Up, Down]{p}, &PipeServer[Up, Down]{p}
 }
 
 type pipe[Up, Down any] struct {
@@ -27,26 +27,26 @@ type pipe[Up, Down any] struct {
 
 func (p *pipe[Up, Down]) Context() context.Context { return p.ctx }
 
-// A pipeClient is the end of the one who opened the stream.
-type pipeClient[Up, Down any] struct{ *pipe[Up, Down] }
+// A PipeClient is the end of the one who opened the stream.
+type PipeClient[Up, Down any] struct{ *pipe[Up, Down] }
 
-// A pipeServer is the end of the one who serves it.
-type pipeServer[Up, Down any] struct{ *pipe[Up, Down] }
+// A PipeServer is the end of the one who serves it.
+type PipeServer[Up, Down any] struct{ *pipe[Up, Down] }
 
-func (c *pipeClient[Up, Down]) Send(m *Up) error     { return sendTo(c.ctx, c.up, m) }
-func (c *pipeClient[Up, Down]) Recv() (*Down, error) { return receiveFrom(c.ctx, c.down, nil) }
+func (c *PipeClient[Up, Down]) Send(m *Up) error     { return sendTo(c.ctx, c.up, m) }
+func (c *PipeClient[Up, Down]) Recv() (*Down, error) { return receiveFrom(c.ctx, c.down, nil) }
 
 // CloseSend tells the server that nothing more comes.
-func (c *pipeClient[Up, Down]) CloseSend() error {
+func (c *PipeClient[Up, Down]) CloseSend() error {
 	c.close.Do(func() { close(c.closed) })
 	return nil
 }
 
-func (s *pipeServer[Up, Down]) Send(m *Down) error { return sendTo(s.ctx, s.down, m) }
-func (s *pipeServer[Up, Down]) Recv() (*Up, error) { return receiveFrom(s.ctx, s.up, s.closed) }
+func (s *PipeServer[Up, Down]) Send(m *Down) error { return sendTo(s.ctx, s.down, m) }
+func (s *PipeServer[Up, Down]) Recv() (*Up, error) { return receiveFrom(s.ctx, s.up, s.closed) }
 
-// end ends the stream; err is what the client receives, io.EOF if nil.
-func (s *pipeServer[Up, Down]) end(err error) {
+// End ends the stream; err is what the client receives, io.EOF if nil.
+func (s *PipeServer[Up, Down]) End(err error) {
 	if err == nil {
 		err = io.EOF
 	}

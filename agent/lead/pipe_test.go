@@ -1,4 +1,4 @@
-package agent
+package lead
 
 import (
 	"context"
@@ -12,10 +12,10 @@ func TestPipe(t *testing.T) {
 	refused := errors.New("refused")
 	for _, tt := range []struct {
 		name  string
-		serve func(s *pipeServer[int, string]) error
+		serve func(s *PipeServer[int, string]) error
 		want  error
 	}{
-		{"answers and ends", func(s *pipeServer[int, string]) error {
+		{"answers and ends", func(s *PipeServer[int, string]) error {
 			n, err := s.Recv()
 			if err != nil || *n != one {
 				t.Errorf("the server received %v, %v, want %d", n, err, one)
@@ -28,14 +28,14 @@ func TestPipe(t *testing.T) {
 			}
 			return nil
 		}, io.EOF},
-		{"refuses", func(s *pipeServer[int, string]) error { return refused }, refused},
+		{"refuses", func(s *PipeServer[int, string]) error { return refused }, refused},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			client, server := newPipe[int, string](context.Background())
+			client, server := NewPipe[int, string](context.Background())
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				server.end(tt.serve(server))
+				server.End(tt.serve(server))
 			}()
 			if client.Send(&one) == nil {
 				if m, err := client.Recv(); err != nil || *m != two {
@@ -56,7 +56,7 @@ func TestPipe(t *testing.T) {
 	}
 
 	ctx, cancel := context.WithCancel(context.Background())
-	client, server := newPipe[int, string](ctx)
+	client, server := NewPipe[int, string](ctx)
 	cancel()
 	if _, err := server.Recv(); !errors.Is(err, context.Canceled) {
 		t.Errorf("the server received %v after the context's end, want Canceled", err)

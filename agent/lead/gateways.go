@@ -1,4 +1,4 @@
-package agent
+package lead
 
 import (
 	"context"
@@ -9,10 +9,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
-	core "github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader"
 )
 
 // mostUnread is how many messages' worth of decisions a gateway may leave unread
@@ -43,8 +44,10 @@ type gateway struct {
 	cut     context.CancelCauseFunc
 }
 
-// match implements leading.
-func (l *leader) match(s stream[control.MatchMessage, control.GatewayMessage]) error {
+// Match serves the Match stream of a gateway, this agent's own among them. It
+// ends at once with FAILED_PRECONDITION and the leadership as it is known if this
+// agent does not lead, and so it does when the leadership is lost.
+func (l *Leader) Match(s Stream[control.MatchMessage, control.GatewayMessage]) error {
 	t := l.leads()
 	if t == nil {
 		return l.errNotLeading()
@@ -84,7 +87,7 @@ func (l *leader) match(s stream[control.MatchMessage, control.GatewayMessage]) e
 				continue
 			}
 			if g.mayQuery != nil {
-				m.Profiles = visibleProfiles(m.Profiles, func(model string) bool { return g.mayQuery(model) == nil })
+				m.Profiles = members.VisibleProfiles(m.Profiles, func(model string) bool { return g.mayQuery(model) == nil })
 			}
 			if err := s.Send(m); err != nil {
 				return err
@@ -98,7 +101,7 @@ func (l *leader) match(s stream[control.MatchMessage, control.GatewayMessage]) e
 }
 
 // read gives what a gateway says to the loop, until the stream ends.
-func (t *term) read(g *gateway, s stream[control.MatchMessage, control.GatewayMessage], hello chan<- error, cut context.CancelCauseFunc) {
+func (t *term) read(g *gateway, s Stream[control.MatchMessage, control.GatewayMessage], hello chan<- error, cut context.CancelCauseFunc) {
 	m, err := s.Recv()
 	if err != nil {
 		hello <- err
@@ -152,7 +155,7 @@ func (t *term) connect(g *gateway) {
 	}
 	t.gateways[g.id] = g
 	t.leader.metrics.gateways.Set(float64(len(t.gateways)))
-	t.step(core.Event{Kind: core.GatewayConnected, Gateway: g.id, Client: g.client})
+	t.step(leader.Event{Kind: leader.GatewayConnected, Gateway: g.id, Client: g.client})
 }
 
 // disconnect forgets a gateway.
@@ -162,7 +165,7 @@ func (t *term) disconnect(g *gateway) {
 	}
 	delete(t.gateways, g.id)
 	t.leader.metrics.gateways.Set(float64(len(t.gateways)))
-	t.step(core.Event{Kind: core.GatewayLost, Gateway: g.id})
+	t.step(leader.Event{Kind: leader.GatewayLost, Gateway: g.id})
 }
 
 // outbox is what goes to a gateway at the next flush.
@@ -241,11 +244,11 @@ func (t *term) told(g *gateway, m *control.GatewayMessage) {
 		t.outbox(g) // acknowledges
 	}
 	for _, sequence := range m.GetCancel() {
-		t.step(core.Event{Kind: core.Cancelled, Gateway: g.id, Sequence: sequence})
+		t.step(leader.Event{Kind: leader.Cancelled, Gateway: g.id, Sequence: sequence})
 	}
 	for _, a := range m.GetUnused() {
-		t.step(core.Event{
-			Kind: core.Unused, Gateway: g.id, Sequence: a.GetSequence(), Attempt: int(a.GetAttempt()), Agent: a.GetAgent(), Lane: int(a.GetLane()),
+		t.step(leader.Event{
+			Kind: leader.Unused, Gateway: g.id, Sequence: a.GetSequence(), Attempt: int(a.GetAttempt()), Agent: a.GetAgent(), Lane: int(a.GetLane()),
 		})
 	}
 }
@@ -253,16 +256,16 @@ func (t *term) told(g *gateway, m *control.GatewayMessage) {
 // overLimit refuses a query that is beyond the limits of the gateway's client. Each submit counts, one
 // that is made again too, or who says that it is would have no limit.
 func (t *term) overLimit(g *gateway, sequence uint64, err error) {
-	t.step(core.Event{Kind: core.Cancelled, Gateway: g.id, Sequence: sequence})
+	t.step(leader.Event{Kind: leader.Cancelled, Gateway: g.id, Sequence: sequence})
 	o, out := outcome.Of(err), t.outbox(g)
 	out.Reject = append(out.Reject, &control.Reject{Sequence: sequence, Reason: o.Reason, Message: err.Error(), RetryAfterNs: int64(o.RetryAfter)})
 }
 
 // submit takes a query.
 func (t *term) submit(g *gateway, s *control.Submit) {
-	e := core.Event{
-		Kind: core.Submitted, Gateway: g.id, Sequence: s.GetSequence(), Attempt: int(s.GetAttempts()),
-		Model: core.ModelID{Name: s.GetModel(), Version: s.GetVersion()}, BatchSize: int(s.GetBatchSize()),
+	e := leader.Event{
+		Kind: leader.Submitted, Gateway: g.id, Sequence: s.GetSequence(), Attempt: int(s.GetAttempts()),
+		Model: leader.ModelID{Name: s.GetModel(), Version: s.GetVersion()}, BatchSize: int(s.GetBatchSize()),
 		Waited: control.Duration(s.GetWaitedNs()), Agent: s.GetAgent(), Lane: int(s.GetLane()),
 		TagSize: len(s.GetTraceparent()) + len(s.GetTracestate()),
 	}

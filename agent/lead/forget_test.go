@@ -1,4 +1,4 @@
-package agent
+package lead
 
 import (
 	"fmt"
@@ -6,7 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	core "github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader"
 )
 
 // TestLeaderForgets has the only agent of a type, which alone holds a model, go: a leader knows of
@@ -47,7 +47,7 @@ func TestLeaderForgets(t *testing.T) {
 			return fmt.Sprintf("%d models, %d profiles, %d monitors", sizes["models"], sizes["latencies"], monitors)
 		}
 		ask := func(model string) {
-			term.learning.arrived(core.ModelID{Name: model, Version: 1}, 10, time.Now())
+			term.learning.arrived(leader.ModelID{Name: model, Version: 1}, 10, time.Now())
 			time.Sleep(time.Second)
 		}
 		b := join("b")

@@ -1,4 +1,4 @@
-package agent
+package lead
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 )
 
@@ -31,7 +32,7 @@ const (
 // agent that leads has one open to each member, itself included. One that has something
 // to say in an election uses the link that the other has opened, or opens one for a while.
 type links struct {
-	fleet fleet
+	fleet Fleet
 	log   *slog.Logger
 	// elect and broken tell the election of a message, and of a link that broke or
 	// could not be opened.
@@ -48,7 +49,7 @@ type links struct {
 // An inbound is a link that another agent has opened.
 type inbound struct{ send func(*control.Election) }
 
-func newLinks(f fleet, log *slog.Logger) *links {
+func newLinks(f Fleet, log *slog.Logger) *links {
 	return &links{fleet: f, log: log, out: map[string]*link{}, in: map[string]*inbound{}}
 }
 
@@ -111,7 +112,7 @@ func (s *links) open(to string, t *term) *link {
 
 // lead opens a link to each member that the term has none to.
 func (s *links) lead(t *term) {
-	members := s.fleet.view().GetMembers()
+	members := s.fleet.View().GetMembers()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if t.ctx.Err() != nil {
@@ -296,7 +297,7 @@ func (k *link) run() {
 			return
 		}
 		k.links.log.Debug("link has broken", "agent", k.to, "error", err)
-		gone := k.links.fleet.gone(k.ctx, k.to)
+		gone := k.links.fleet.Gone(k.ctx, k.to)
 		k.post(func() { k.term.linkBroken(k.to, gone, err) })
 		select {
 		case <-time.After(wait):
@@ -367,7 +368,7 @@ func (k *link) exchange() (renewed bool, err error) {
 			return false, err
 		}
 		if m.Member != nil {
-			if err := checkDescription(m.Member, k.to, control.Spoken); err != nil {
+			if err := members.CheckDescription(m.Member, k.to, control.Spoken); err != nil {
 				return false, err
 			}
 		}
@@ -389,13 +390,13 @@ func (k *link) exchange() (renewed bool, err error) {
 }
 
 // open opens the stream; what serves it in process ends with ctx.
-func (k *link) open(ctx context.Context, served *sync.WaitGroup) (clientStream[control.LeaderMessage, control.WorkerMessage], error) {
-	if k.to == k.links.fleet.self() {
-		client, server := newPipe[control.LeaderMessage, control.WorkerMessage](ctx)
-		served.Go(func() { server.end(k.links.fleet.link(server)) })
+func (k *link) open(ctx context.Context, served *sync.WaitGroup) (ClientStream[control.LeaderMessage, control.WorkerMessage], error) {
+	if k.to == k.links.fleet.Self() {
+		client, server := NewPipe[control.LeaderMessage, control.WorkerMessage](ctx)
+		served.Go(func() { server.End(k.links.fleet.Link(server)) })
 		return client, nil
 	}
-	conn, err := k.links.fleet.dial(k.to)
+	conn, err := k.links.fleet.Dial(k.to)
 	if err != nil {
 		return nil, err
 	}
@@ -403,7 +404,7 @@ func (k *link) open(ctx context.Context, served *sync.WaitGroup) (clientStream[c
 }
 
 // write sends the first message, and then what there is to send.
-func (k *link) write(ctx context.Context, s stream[control.LeaderMessage, control.WorkerMessage]) error {
+func (k *link) write(ctx context.Context, s Stream[control.LeaderMessage, control.WorkerMessage]) error {
 	first := true
 	idle := time.NewTimer(idleLink)
 	defer idle.Stop()
@@ -415,7 +416,7 @@ func (k *link) write(ctx context.Context, s stream[control.LeaderMessage, contro
 		if m != nil {
 			if first {
 				first = false
-				m.From = k.links.fleet.self()
+				m.From = k.links.fleet.Self()
 				if k.serves() {
 					k.term.introduce(m)
 				}

@@ -1,4 +1,4 @@
-package agent
+package lead
 
 import (
 	"cmp"
@@ -10,7 +10,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/tracing"
-	core "github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
 )
 
@@ -33,13 +33,13 @@ func (t *term) traced(s *control.Submit) *queryTrace {
 }
 
 // trace makes the span of a decision about a query, if that is traced.
-func (t *term) trace(a *core.Action) {
+func (t *term) trace(a *leader.Action) {
 	q, _ := a.Tag.(*queryTrace)
 	if q == nil {
 		return
 	}
 	d := &a.Decision
-	if a.Kind == core.OfferAgain {
+	if a.Kind == leader.OfferAgain {
 		q.since, q.again, q.tried = t.now, d.Reason, true
 		return
 	}
@@ -53,7 +53,7 @@ func (t *term) trace(a *core.Action) {
 	if q.tried {
 		span.AddEvent("offered again", trace.WithTimestamp(q.since), trace.WithAttributes(tracing.Reason.String(q.again.String())))
 	}
-	if a.Kind == core.Assign {
+	if a.Kind == leader.Assign {
 		span.SetAttributes(tracing.Attempt.Int(d.Attempt), tracing.Agent.String(a.Agent), tracing.Lane.Int(a.Lane),
 			tracing.InstanceType.String(t.described[a.Agent].GetInstanceType()), tracing.Cost.Float64(d.Cost),
 			tracing.Ms(tracing.PredictedWait, d.Wait), tracing.Ms(tracing.PredictedExecution, d.Latency),

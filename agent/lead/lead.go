@@ -1,4 +1,4 @@
-package agent
+package lead
 
 import (
 	"context"
@@ -18,14 +18,16 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
-	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A leaderConfig says how an agent leads, if it does.
-type leaderConfig struct {
+// A Config says how an agent leads, if it does.
+type Config struct {
 	Role election.Role
 	// Rank is what election.RankOf says of the agent.
 	Rank election.Rank
@@ -43,34 +45,27 @@ type leaderConfig struct {
 	Catalogue *profiles.Catalogue
 	Library   *profiles.Library
 	// Clients knows who opens Match streams; nil: all may query everything, and have no name.
-	Clients clients
+	Clients Clients
 	// Tracer makes the spans of decisions; nil: there are none.
 	Tracer trace.Tracer
+	// Fleet, Registry and Log may not be nil.
+	Fleet    Fleet
+	Registry prometheus.Registerer
+	Log      *slog.Logger
 }
 
-// clients knows who makes a call, by its context.
-type clients interface {
-	// Client is the caller's name; "" if it has none, or is an agent of this fleet.
-	Client(context.Context) string
-	// MayQuery says why the caller may not query a model; nil if it may.
-	MayQuery(ctx context.Context, model string) error
-	// Query counts a query of the caller, of as many bytes as are known yet, or refuses it for the
-	// caller's limits.
-	Query(ctx context.Context, w secure.Way, bytes int64) error
-	// Bytes counts bytes of a query that Query has let in. Only the first can be refused.
-	Bytes(ctx context.Context, w secure.Way, bytes int64, first bool) error
-}
+// eventKey is the attribute of the log that makes a line an event.
+const eventKey = "event"
 
-// A leader is the leading half of an agent: it takes part in elections, and
-// while it is elected there is a term. Besides the term's goroutines it has one for
+// A Leader takes part in elections, and while it is elected there is a term. Besides the term's goroutines it has one for
 // the election's timers, one that follows the fleet's members, one for each link that it has
 // opened, and for moments those that write the epoch, or look whether the leader is no more. All have
 // ended when run returns.
-type leader struct {
-	config  leaderConfig
-	fleet   fleet
+type Leader struct {
+	config  Config
+	fleet   Fleet
 	log     *slog.Logger
-	metrics *leaderMetrics
+	metrics *metrics
 	links   *links
 	book    *profiles.Book // the present term's
 	running sync.WaitGroup
@@ -83,8 +78,8 @@ type leader struct {
 	failing bool       // the last one could not be written
 
 	following atomic.Pointer[control.Leadership]
-	news      broadcast     // of following
-	began     chan struct{} // closed when run has begun
+	news      members.Broadcast // of following
+	began     chan struct{}     // closed when run has begun
 
 	mu        sync.Mutex
 	ctx       context.Context // of run; nil when it does not run
@@ -95,30 +90,31 @@ type leader struct {
 	term      *term // nil when this agent does not lead
 }
 
-// newLeader returns an agent's leading half. What it has persisted must be readable.
-func newLeader(config leaderConfig, f fleet, metrics *leaderMetrics, log *slog.Logger) (*leader, error) {
+// New returns what leads when elected. What it has persisted must be readable.
+func New(config Config) (*Leader, error) {
+	f, log := config.Fleet, config.Log
 	epoch, err := readEpoch(config.StateDir)
 	if err != nil {
 		return nil, err
 	}
-	l := &leader{config: config, fleet: f, log: log, metrics: metrics, book: profiles.NewBook(config.Library), wake: make(chan struct{}, 1), began: make(chan struct{})}
-	if l.node, err = election.New(election.Config{ID: f.self(), Rank: config.Rank, Epoch: epoch, JoinWait: config.JoinWait}); err != nil {
+	l := &Leader{config: config, fleet: f, log: log, metrics: newMetrics(config.Registry), book: profiles.NewBook(config.Library), wake: make(chan struct{}, 1), began: make(chan struct{})}
+	if l.node, err = election.New(election.Config{ID: f.Self(), Rank: config.Rank, Epoch: epoch, JoinWait: config.JoinWait}); err != nil {
 		return nil, err
 	}
 	l.restoreBook()
 	l.following.Store(&control.Leadership{})
 	l.links = newLinks(f, log)
-	l.links.elect, l.links.broken = l.elect, func(name string) {
+	l.links.elect, l.links.broken = l.Elect, func(name string) {
 		l.step(&election.Event{Kind: election.StreamBroken, ID: name})
 	}
 	return l, nil
 }
 
-func (l *leader) bookPath() string { return filepath.Join(l.config.StateDir, "profiles.json") }
+func (l *Leader) bookPath() string { return filepath.Join(l.config.StateDir, "profiles.json") }
 
 // restoreBook begins with what was learned before. Nothing that the file may hold keeps the agent
 // from starting, and nothing that it holds is lost.
-func (l *leader) restoreBook() {
+func (l *Leader) restoreBook() {
 	r, err := l.book.Restore(l.bookPath())
 	switch {
 	case err != nil && r.Kept == "":
@@ -134,8 +130,8 @@ func (l *leader) restoreBook() {
 	}
 }
 
-// run implements leading.
-func (l *leader) run(ctx context.Context) error {
+// Run takes part, and leads whenever this agent is the leader, until ctx ends.
+func (l *Leader) Run(ctx context.Context) error {
 	l.mu.Lock()
 	l.ctx = ctx
 	l.links.start(ctx)
@@ -159,7 +155,7 @@ func (l *leader) run(ctx context.Context) error {
 }
 
 // timers steps the election when it wants to be.
-func (l *leader) timers(ctx context.Context) {
+func (l *Leader) timers(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -182,10 +178,10 @@ func (l *leader) timers(ctx context.Context) {
 }
 
 // followMembers tells the election who is a member.
-func (l *leader) followMembers(ctx context.Context) {
+func (l *Leader) followMembers(ctx context.Context) {
 	known := map[string]election.Rank{}
 	for {
-		changed := l.fleet.changed()
+		changed := l.fleet.Changed()
 		l.mu.Lock()
 		t := l.term
 		l.mu.Unlock()
@@ -193,7 +189,7 @@ func (l *leader) followMembers(ctx context.Context) {
 			l.links.lead(t) // before the election has something to say to a new member
 		}
 		there := map[string]bool{}
-		for _, m := range l.fleet.view().GetMembers() {
+		for _, m := range l.fleet.View().GetMembers() {
 			if !described(m) {
 				continue
 			}
@@ -201,7 +197,7 @@ func (l *leader) followMembers(ctx context.Context) {
 			there[m.GetName()] = true
 			if before, ok := known[m.GetName()]; !ok || before != rank {
 				known[m.GetName()] = rank
-				if m.GetName() != l.fleet.self() {
+				if m.GetName() != l.fleet.Self() {
 					l.step(&election.Event{Kind: election.MemberUp, ID: m.GetName(), Rank: rank})
 				}
 			}
@@ -240,9 +236,9 @@ func rankOf(m *control.Member) election.Rank {
 	return election.RankOf(role, false, 0)
 }
 
-// elect implements leading. When it returns, leadership is what follows from
+// Elect takes an election message that came by such a Link. When it returns, leadership is what follows from
 // the message; one that comes before run waits for it.
-func (l *leader) elect(m *control.Election) {
+func (l *Leader) Elect(m *control.Election) {
 	<-l.began
 	if m.GetFrom() == "" || m.GetKind() > uint32(election.Resign) {
 		return
@@ -254,7 +250,7 @@ func (l *leader) elect(m *control.Election) {
 }
 
 // step steps the election and does what it asks for.
-func (l *leader) step(e *election.Event) {
+func (l *Leader) step(e *election.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ctx == nil {
@@ -283,7 +279,7 @@ func signal(wake chan struct{}) {
 }
 
 // do carries out an action of the election. l.mu is held.
-func (l *leader) do(a *election.Action) {
+func (l *Leader) do(a *election.Action) {
 	switch a.Kind {
 	case election.Send:
 		m := &a.Message
@@ -316,7 +312,7 @@ func (l *leader) do(a *election.Action) {
 			l.successor = ""
 		}
 		l.claim = a.Claim
-		if a.Claim.Leader != l.fleet.self() {
+		if a.Claim.Leader != l.fleet.Self() {
 			l.log.Info("following a leader", "leader", a.Claim.Leader, "epoch", a.Claim.Epoch, eventKey, "leader")
 		}
 		l.metrics.epoch.Set(float64(a.Claim.Epoch))
@@ -331,7 +327,7 @@ func (l *leader) do(a *election.Action) {
 // keepEpoch makes an epoch durable, unless a higher one is: on a slow disk the election may go on
 // to the next before the one before is written. It reports whether that was possible, and logs it
 // the first time that it was not: without a leader it is tried every two seconds.
-func (l *leader) keepEpoch(epoch uint64) bool {
+func (l *Leader) keepEpoch(epoch uint64) bool {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()
 	if epoch <= l.kept && !election.Beyond(l.kept, epoch) {
@@ -349,23 +345,23 @@ func (l *leader) keepEpoch(epoch uint64) bool {
 }
 
 // message is an election message as it travels.
-func (l *leader) message(m *election.Message) *control.Election {
+func (l *Leader) message(m *election.Message) *control.Election {
 	return &control.Election{
-		From: l.fleet.self(), Kind: uint32(m.Kind), Epoch: m.Claim.Epoch, Rank: uint32(m.Claim.Rank), Leader: m.Claim.Leader,
+		From: l.fleet.Self(), Kind: uint32(m.Kind), Epoch: m.Claim.Epoch, Rank: uint32(m.Claim.Rank), Leader: m.Claim.Leader,
 		Successor: m.Successor, Heard: m.Heard,
 	}
 }
 
 // publish tells of a changed leadership. l.mu is held.
-func (l *leader) publish() {
+func (l *Leader) publish() {
 	known := l.following.Load()
 	if known.Epoch == l.claim.Epoch && known.Leader == l.claim.Leader && known.Successor == l.successor {
 		return
 	}
 	now := &control.Leadership{Epoch: l.claim.Epoch, Leader: l.claim.Leader, Successor: l.successor}
 	l.following.Store(now)
-	l.news.tell()
-	if now.Leader != "" && now.Successor == l.fleet.self() {
+	l.news.Tell()
+	if now.Leader != "" && now.Successor == l.fleet.Self() {
 		l.running.Go(func() { l.keepEpoch(now.Epoch + 1) }) // so that its claim need not wait for the disk
 	}
 	if t := l.term; t != nil {
@@ -373,14 +369,18 @@ func (l *leader) publish() {
 	}
 }
 
-// leadership implements leading.
-func (l *leader) leadership() *control.Leadership { return l.following.Load() }
+// Leadership says whom this agent follows; itself perhaps. It is never nil
+// and must not be changed.
+func (l *Leader) Leadership() *control.Leadership { return l.following.Load() }
 
-// changed implements leading.
-func (l *leader) changed() <-chan struct{} { return l.news.next() }
+// Changed returns a channel that is closed at the next change of leadership.
+func (l *Leader) Changed() <-chan struct{} { return l.news.Next() }
 
-// linked implements leading.
-func (l *leader) linked(from string, send func(*control.Election)) (closed func(inOrder bool)) {
+// Linked tells that the agent named has opened a Link to this one: what the
+// election has to say to that agent goes by send, which must not block, until
+// closed is called, which tells whether the agent has ended the Link in order, or it broke.
+// Only the first call counts.
+func (l *Leader) Linked(from string, send func(*control.Election)) (closed func(inOrder bool)) {
 	forget := l.links.linked(from, send)
 	return func(inOrder bool) {
 		if newest := forget(); newest && !inOrder {
@@ -398,16 +398,16 @@ const (
 )
 
 // lookAt tells the election if the leader whose link has broken is no more. Only its successor needs to know.
-func (l *leader) lookAt(name string) {
+func (l *Leader) lookAt(name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	ctx := l.ctx
-	if ctx == nil || name != l.claim.Leader || l.successor != l.fleet.self() {
+	if ctx == nil || name != l.claim.Leader || l.successor != l.fleet.Self() {
 		return
 	}
 	l.running.Go(func() {
 		for i := range looks {
-			if l.fleet.gone(ctx, name) {
+			if l.fleet.Gone(ctx, name) {
 				l.step(&election.Event{Kind: election.ProcessEnded, ID: name})
 				return
 			}
@@ -420,11 +420,12 @@ func (l *leader) lookAt(name string) {
 	})
 }
 
-// resign implements leading.
-func (l *leader) resign(ctx context.Context) {
+// Resign hands the leadership over if this agent has it, or as soon as ctx ends just gives it up;
+// it does not take it again. It returns when this agent does not lead.
+func (l *Leader) Resign(ctx context.Context) {
 	l.step(&election.Event{Kind: election.Resigned})
 	for {
-		changed := l.changed()
+		changed := l.Changed()
 		l.mu.Lock()
 		leads := l.ctx != nil && l.node.Leading()
 		l.mu.Unlock()
@@ -440,7 +441,7 @@ func (l *leader) resign(ctx context.Context) {
 }
 
 // leads is the present term, nil if this agent does not lead.
-func (l *leader) leads() *term {
+func (l *Leader) leads() *term {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.term == nil || l.term.ctx.Err() != nil {
@@ -449,27 +450,27 @@ func (l *leader) leads() *term {
 	return l.term
 }
 
-// status implements leading.
-func (l *leader) status(s *control.FleetStatus) {
+// Status fills in what only the leader knows.
+func (l *Leader) Status(s *control.FleetStatus) {
 	if t := l.leads(); t != nil {
 		t.call(func() { t.fillStatus(s) })
 	}
 }
 
-// demand implements leading.
-func (l *leader) demand(d *control.FleetDemand) bool {
+// Demand fills in what only the leader knows, and reports whether this agent is it.
+func (l *Leader) Demand(d *control.FleetDemand) bool {
 	t := l.leads()
 	return t != nil && t.learning.ask(func() { t.learning.fillDemand(d, time.Now()) })
 }
 
 // errNotLeading tells a gateway that this agent does not lead, and who does as far
 // as it knows.
-func (l *leader) errNotLeading() error {
+func (l *Leader) errNotLeading() error {
 	l.mu.Lock() // a step of the election that goes on may end with another leader
-	known := l.leadership()
+	known := l.Leadership()
 	l.mu.Unlock()
-	message := fmt.Sprintf("agent %s does not lead", l.fleet.self())
-	if known.Leader != "" && known.Leader != l.fleet.self() {
+	message := fmt.Sprintf("agent %s does not lead", l.fleet.Self())
+	if known.Leader != "" && known.Leader != l.fleet.Self() {
 		message += "; " + known.Leader + " does"
 	}
 	s := status.New(codes.FailedPrecondition, message)
@@ -504,4 +505,41 @@ func writeEpoch(dir string, epoch uint64) error {
 		return err
 	}
 	return replaceFile(epochPath(dir), fmt.Sprintln(epoch), 0o600)
+}
+
+// Leads reports whether this agent leads.
+func (l *Leader) Leads() bool { return l.leads() != nil }
+
+// Holds is what this agent, if it leads, believes a member's lane to have.
+func (l *Leader) Holds(agent string, lane int) (held []leader.Held) {
+	if t := l.leads(); t != nil {
+		t.call(func() { held = t.state.Holds(agent, lane) })
+	}
+	return held
+}
+
+// Sizes tells how much is remembered, by what it is, for tests of what is forgotten.
+func (l *Leader) Sizes(add func(what string, n int)) {
+	l.links.mu.Lock()
+	add("links: out", len(l.links.out))
+	add("links: in", len(l.links.in))
+	l.links.mu.Unlock()
+	t := l.leads()
+	if t == nil {
+		return
+	}
+	t.call(func() {
+		for what, n := range t.state.Sizes() {
+			add("state: "+what, n)
+		}
+		add("term: gateways", len(t.gateways))
+		add("term: described", len(t.described)+len(t.viewed))
+	})
+	t.learning.ask(func() {
+		add("learning: monitors", len(t.learning.monitors))
+		add("learning: told", len(t.learning.told))
+		add("learning: learned", len(t.learning.learned))
+		add("learning: scaled", len(t.learning.scaled))
+		add("learning: book", len(t.learning.book.Keys()))
+	})
 }

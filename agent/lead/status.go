@@ -1,4 +1,4 @@
-package agent
+package lead
 
 import (
 	"cmp"
@@ -8,23 +8,24 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
-	core "github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
 )
 
 // memberOf is a member as the state knows it.
-func memberOf(c *profiles.Catalogue, m *control.Member) *core.Member {
-	out := &core.Member{
+func memberOf(c *profiles.Catalogue, m *control.Member) *leader.Member {
+	out := &leader.Member{
 		Name: m.GetName(), Type: m.LaneType(), OwnType: m.OwnLaneType(), Lanes: int(m.GetLanes()), Draining: m.GetDraining(),
-		Revision: m.GetRevision(), Models: make([]core.Model, len(m.GetModels())),
+		Revision: m.GetRevision(), Models: make([]leader.Model, len(m.GetModels())),
 	}
 	for i, held := range m.GetModels() {
-		out.Models[i] = core.Model{
-			ModelID:   core.ModelID{Name: held.GetName(), Version: held.GetVersion()},
+		out.Models[i] = leader.Model{
+			ModelID:   leader.ModelID{Name: held.GetName(), Version: held.GetVersion()},
 			QoSTarget: time.Duration(held.GetQosTargetNs()), Share: held.GetQosPercentile(), Largest: int(held.GetLargestBatchSize()),
-			RejectLate: held.GetRejectLate(), Profile: keyOf(c, m, held),
+			RejectLate: held.GetRejectLate(), Profile: members.KeyOf(c, m, held),
 		}
 	}
 	return out
@@ -54,8 +55,8 @@ func (t *term) fillStatus(out *control.FleetStatus) {
 	out.Decisions = append(out.Decisions, s.Decisions...)
 }
 
-// leaderMetrics are what an agent's leading half counts.
-type leaderMetrics struct {
+// metrics are what an agent's leading half counts.
+type metrics struct {
 	decisions *prometheus.CounterVec
 	matched   prometheus.Counter // one of those, nearly all
 	loopDelay prometheus.Histogram
@@ -70,14 +71,14 @@ type leaderMetrics struct {
 }
 
 // newLeaderMetrics registers them.
-func newLeaderMetrics(registry prometheus.Registerer) *leaderMetrics {
+func newMetrics(registry prometheus.Registerer) *metrics {
 	gauge := func(name, help string) prometheus.Gauge {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 	}
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
-	m := &leaderMetrics{
+	m := &metrics{
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "muster_leader_decisions_total", Help: "Decisions of this agent as the leader, by action and reason.",
 		}, []string{"action", "reason"}),
@@ -99,7 +100,7 @@ func newLeaderMetrics(registry prometheus.Registerer) *leaderMetrics {
 	return m
 }
 
-func (m *leaderMetrics) decided(d *match.Decision) {
+func (m *metrics) decided(d *match.Decision) {
 	if d.Action == match.Assign && d.Reason == match.Matched {
 		m.matched.Inc()
 		return

@@ -1,4 +1,4 @@
-package agent
+package lead
 
 import (
 	"encoding/json"
@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
-	core "github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -26,11 +26,11 @@ func TestLearningBeginsFromLearned(t *testing.T) {
 		a := w.add("a", 1, linear)
 		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
 		term := a.leader.leads()
-		model := core.ModelID{Name: "m", Version: 1}
+		model := leader.ModelID{Name: "m", Version: 1}
 		member := memberOf(profiles.DefaultCatalogue(), a.member)
-		p := &core.Pool{
-			Members: []core.PoolMember{{Member: member, Holds: []core.ModelID{model}}},
-			Models:  []core.Model{{ModelID: model, QoSTarget: 100 * time.Millisecond, Share: 0.99, Largest: 100}},
+		p := &leader.Pool{
+			Members: []leader.PoolMember{{Member: member, Holds: []leader.ModelID{model}}},
+			Models:  []leader.Model{{ModelID: model, QoSTarget: 100 * time.Millisecond, Share: 0.99, Largest: 100}},
 		}
 		random := rand.New(rand.NewPCG(1, 1))
 		latency := func(batch int) time.Duration {
@@ -54,7 +54,7 @@ func TestLearningBeginsFromLearned(t *testing.T) {
 		// told is how often a profile was told in the first 40 queries.
 		told := func(s *learning) (n int) {
 			s.poolIs(p)
-			key := core.TableKey{Model: model.Key(), Type: a.member.LaneType()}
+			key := leader.TableKey{Model: model.Key(), Type: a.member.LaneType()}
 			for i := range 40 {
 				before := s.told[key].table
 				s.look(time.Now())
@@ -90,14 +90,14 @@ func TestLearningOtherFiles(t *testing.T) {
 		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
 		s := newLearning(a.leader.leads())
 		s.book = profiles.NewBook(nil)
-		model := core.ModelID{Name: "m", Version: 1}
-		p := &core.Pool{Models: []core.Model{{ModelID: model, QoSTarget: 100 * time.Millisecond, Share: 0.99, Largest: 100}}}
+		model := leader.ModelID{Name: "m", Version: 1}
+		p := &leader.Pool{Models: []leader.Model{{ModelID: model, QoSTarget: 100 * time.Millisecond, Share: 0.99, Largest: 100}}}
 		for name, checksum := range map[string]string{"x": "new", "y": "old", "z": "old"} {
 			m := proto.CloneOf(a.member)
 			m.Name, m.Models[0].Checksum = name, checksum
-			p.Members = append(p.Members, core.PoolMember{Member: memberOf(profiles.DefaultCatalogue(), m), Holds: []core.ModelID{model}})
+			p.Members = append(p.Members, leader.PoolMember{Member: memberOf(profiles.DefaultCatalogue(), m), Holds: []leader.ModelID{model}})
 		}
-		slices.SortFunc(p.Members, func(a, b core.PoolMember) int { return strings.Compare(a.Name, b.Name) })
+		slices.SortFunc(p.Members, func(a, b leader.PoolMember) int { return strings.Compare(a.Name, b.Name) })
 		s.poolIs(p)
 		for i := range 300 {
 			m, batch := p.Members[i%3].Member, 1+i%100
@@ -109,7 +109,7 @@ func TestLearningOtherFiles(t *testing.T) {
 			s.look(time.Now())
 			time.Sleep(10 * time.Millisecond)
 		}
-		told := s.told[core.TableKey{Model: model.Key(), Type: a.member.LaneType()}].table
+		told := s.told[leader.TableKey{Model: model.Key(), Type: a.member.LaneType()}].table
 		if got, want := told.Mean(50), linear(50); math.Abs(float64(got)/float64(want)-1) > 0.05 {
 			t.Errorf("%v is told of batch size 50, want %v, as the files have that most hold", got, want)
 		}

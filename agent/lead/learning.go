@@ -1,4 +1,4 @@
-package agent
+package lead
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
-	core "github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
@@ -44,6 +44,8 @@ const (
 	// which there are none: a restart or a rolling upgrade takes less. It is looked for every
 	// lookGone.
 	keepGone, lookGone = 5 * time.Minute, time.Minute
+	// KeepTold is how long what was told of lanes that are gone is kept at most.
+	KeepTold = keepGone + lookGone
 	// mostBins is how many bins of batch sizes a model has in the fluid program.
 	mostBins = 100
 )
@@ -62,21 +64,21 @@ type learning struct {
 	asks chan func()   // that read what the goroutine has
 
 	mu           sync.Mutex
-	news         *core.Pool // nil: as before
+	news         *leader.Pool // nil: as before
 	arrivals     []arrivalSeen
 	observations []observation
 
-	pool     *core.Pool
-	keys     map[core.TableKey]profiles.Key // of the pool, see keysOf
-	monitors map[core.ModelID]*profiles.Monitor
-	told     map[core.TableKey]toldProfile
+	pool     *leader.Pool
+	keys     map[leader.TableKey]profiles.Key // of the pool, see keysOf
+	monitors map[leader.ModelID]*profiles.Monitor
+	told     map[leader.TableKey]toldProfile
 	learned  map[profiles.Key]bool // the leader before has: no haste with the first queries
 	scaled   map[string]float64    // the factor of those who have profiles of their own
 	solver   fluid.Solver
 	prices   []fluid.Price
 
-	goneModels profiles.Absence[core.ModelID]
-	goneTables profiles.Absence[core.TableKey]
+	goneModels profiles.Absence[leader.ModelID]
+	goneTables profiles.Absence[leader.TableKey]
 
 	unlooked, unpriced, unsaved bool // there is something to look at, price, save
 	looked, priced, saved       time.Time
@@ -89,14 +91,14 @@ type toldProfile struct {
 }
 
 type arrivalSeen struct {
-	model core.ModelID
+	model leader.ModelID
 	batch int
 	at    time.Time
 }
 
 type observation struct {
-	member    *core.Member
-	model     core.ModelID
+	member    *leader.Member
+	model     leader.ModelID
 	batch     int
 	execution time.Duration
 	at        time.Time
@@ -104,13 +106,13 @@ type observation struct {
 
 func newLearning(t *term) *learning {
 	return &learning{
-		term: t, book: t.leader.book, wake: make(chan struct{}, 1), seen: make(chan struct{}, 1), asks: make(chan func()), pool: &core.Pool{},
-		monitors: map[core.ModelID]*profiles.Monitor{}, told: map[core.TableKey]toldProfile{}, learned: map[profiles.Key]bool{}, scaled: map[string]float64{},
+		term: t, book: t.leader.book, wake: make(chan struct{}, 1), seen: make(chan struct{}, 1), asks: make(chan func()), pool: &leader.Pool{},
+		monitors: map[leader.ModelID]*profiles.Monitor{}, told: map[leader.TableKey]toldProfile{}, learned: map[profiles.Key]bool{}, scaled: map[string]float64{},
 	}
 }
 
 // poolIs tells of the pool as it is now.
-func (s *learning) poolIs(p *core.Pool) {
+func (s *learning) poolIs(p *leader.Pool) {
 	s.mu.Lock()
 	s.news = p
 	s.mu.Unlock()
@@ -118,7 +120,7 @@ func (s *learning) poolIs(p *core.Pool) {
 }
 
 // arrived tells of a query.
-func (s *learning) arrived(model core.ModelID, batch int, at time.Time) {
+func (s *learning) arrived(model leader.ModelID, batch int, at time.Time) {
 	s.mu.Lock()
 	if len(s.arrivals) < mostObserved {
 		s.arrivals = append(s.arrivals, arrivalSeen{model, batch, at})
@@ -128,7 +130,7 @@ func (s *learning) arrived(model core.ModelID, batch int, at time.Time) {
 }
 
 // observed tells of an answer.
-func (s *learning) observed(member *core.Member, m core.ModelID, batch int, execution time.Duration, at time.Time) {
+func (s *learning) observed(member *leader.Member, m leader.ModelID, batch int, execution time.Duration, at time.Time) {
 	s.mu.Lock()
 	if len(s.observations) < mostObserved {
 		s.observations = append(s.observations, observation{member, m, batch, execution, at})
@@ -139,7 +141,7 @@ func (s *learning) observed(member *core.Member, m core.ModelID, batch int, exec
 
 // suggest gives profiles to start from, that the leader before has told. It is called before run.
 func (s *learning) suggest(v *control.View) {
-	members := make([]*core.Member, len(v.GetMembers()))
+	members := make([]*leader.Member, len(v.GetMembers()))
 	for i, m := range v.GetMembers() {
 		members[i] = memberOf(s.term.leader.config.Catalogue, m)
 	}
@@ -149,7 +151,7 @@ func (s *learning) suggest(v *control.View) {
 		if strings.Contains(p.GetType(), "@") || json.Unmarshal(p.GetTable(), &t) != nil || t.Source() == guess {
 			continue // then this agent starts from what it has itself
 		}
-		key, ok := keys[core.TableKey{Model: p.GetModel(), Type: p.GetType()}]
+		key, ok := keys[leader.TableKey{Model: p.GetModel(), Type: p.GetType()}]
 		if !ok {
 			key = t.Key() // nobody holds it now
 		}
@@ -262,9 +264,9 @@ func (s *learning) look(now time.Time) (next time.Duration) {
 	s.news, s.arrivals, s.observations = nil, nil, nil
 	s.mu.Unlock()
 
-	a := &core.Advice{}
+	a := &leader.Advice{}
 	if news != nil {
-		members := make([]*core.Member, len(news.Members))
+		members := make([]*leader.Member, len(news.Members))
 		for i, m := range news.Members {
 			members[i] = m.Member
 		}
@@ -314,32 +316,32 @@ func (s *learning) look(now time.Time) (next time.Duration) {
 // forget forgets what belongs to versions and lanes that have been gone for keepGone, and has the
 // loop do so. A version that is there again before the loop does is told of as a new one.
 func (s *learning) forget(now time.Time) {
-	models, tables, used := map[core.ModelID]bool{}, map[core.TableKey]bool{}, map[profiles.Key]bool{}
+	models, tables, used := map[leader.ModelID]bool{}, map[leader.TableKey]bool{}, map[profiles.Key]bool{}
 	for _, p := range s.pool.Members {
 		for _, id := range p.Holds {
-			models[id], tables[core.TableKey{Model: id.Key(), Type: s.typeOf(p.Member)}] = true, true
+			models[id], tables[leader.TableKey{Model: id.Key(), Type: s.typeOf(p.Member)}] = true, true
 			if held := p.Model(id); held != nil && s.model(id) != nil {
 				used[held.Profile] = true
 			}
 		}
 	}
-	known := func(yield func(core.ModelID) bool) {
+	known := func(yield func(leader.ModelID) bool) {
 		for i := range s.pool.Models {
 			if !yield(s.pool.Models[i].ModelID) {
 				return
 			}
 		}
 	}
-	goneModels := s.goneModels.Over(now, keepGone, known, func(id core.ModelID) bool { return models[id] })
-	goneTables := s.goneTables.Over(now, keepGone, maps.Keys(s.told), func(key core.TableKey) bool { return tables[key] })
+	goneModels := s.goneModels.Over(now, keepGone, known, func(id leader.ModelID) bool { return models[id] })
+	goneTables := s.goneTables.Over(now, keepGone, maps.Keys(s.told), func(key leader.TableKey) bool { return tables[key] })
 	for _, key := range goneTables {
 		delete(s.told, key)
 	}
-	maps.DeleteFunc(s.monitors, func(id core.ModelID, _ *profiles.Monitor) bool {
+	maps.DeleteFunc(s.monitors, func(id leader.ModelID, _ *profiles.Monitor) bool {
 		return s.model(id) == nil || slices.Contains(goneModels, id)
 	})
-	maps.DeleteFunc(s.told, func(key core.TableKey, _ toldProfile) bool {
-		return slices.ContainsFunc(goneModels, func(id core.ModelID) bool { return id.Key() == key.Model })
+	maps.DeleteFunc(s.told, func(key leader.TableKey, _ toldProfile) bool {
+		return slices.ContainsFunc(goneModels, func(id leader.ModelID) bool { return id.Key() == key.Model })
 	})
 	for _, key := range s.book.Forget(now, keepGone, func(key profiles.Key) bool { return used[key] }) {
 		delete(s.learned, key)
@@ -347,7 +349,7 @@ func (s *learning) forget(now time.Time) {
 	}
 	if len(goneModels) > 0 || len(goneTables) > 0 {
 		s.term.post(func() {
-			s.term.step(core.Event{Kind: core.Outdated, Models: goneModels, Tables: goneTables})
+			s.term.step(leader.Event{Kind: leader.Outdated, Models: goneModels, Tables: goneTables})
 		})
 	}
 }
@@ -367,7 +369,7 @@ func (s *learning) monitor(x arrivalSeen) {
 }
 
 // model is what the pool says of a version of a model, nil if it has none.
-func (s *learning) model(id core.ModelID) *core.Model {
+func (s *learning) model(id leader.ModelID) *leader.Model {
 	for i := range s.pool.Models {
 		if s.pool.Models[i].ModelID == id {
 			return &s.pool.Models[i]
@@ -379,12 +381,12 @@ func (s *learning) model(id core.ModelID) *core.Model {
 // keysOf are the keys of the profiles of the models that members hold, by model and type of lanes.
 // Where members of a type hold other files under the same version, the profile that is told of them
 // all is of the files that most of them hold.
-func keysOf(members []*core.Member) map[core.TableKey]profiles.Key {
+func keysOf(members []*leader.Member) map[leader.TableKey]profiles.Key {
 	holders := map[profiles.Key]int{}
-	most := map[core.TableKey]profiles.Key{}
+	most := map[leader.TableKey]profiles.Key{}
 	for _, member := range members {
 		for i := range member.Models {
-			told, key := core.TableKey{Model: member.Models[i].Key(), Type: member.Type}, member.Models[i].Profile
+			told, key := leader.TableKey{Model: member.Models[i].Key(), Type: member.Type}, member.Models[i].Profile
 			holders[key]++
 			before, ok := most[told]
 			if n := holders[before]; !ok || holders[key] > n || holders[key] == n && key.Checksum < before.Checksum {
@@ -396,7 +398,7 @@ func keysOf(members []*core.Member) map[core.TableKey]profiles.Key {
 }
 
 // typeOf is what the member's lanes are to the matcher.
-func (s *learning) typeOf(m *core.Member) string {
+func (s *learning) typeOf(m *leader.Member) string {
 	if _, own := s.scaled[m.Name]; own {
 		return m.OwnType
 	}
@@ -404,7 +406,7 @@ func (s *learning) typeOf(m *core.Member) string {
 }
 
 // compare finds out who departs from the type.
-func (s *learning) compare(a *core.Advice) {
+func (s *learning) compare(a *leader.Advice) {
 	type sum struct{ logs, weights float64 }
 	sums := map[string]*sum{}
 	for _, key := range s.book.Keys() {
@@ -452,11 +454,11 @@ func (s *learning) compare(a *core.Advice) {
 }
 
 // tell gives the profiles that are new or have changed.
-func (s *learning) tell(a *core.Advice) {
-	done := map[core.TableKey]bool{}
+func (s *learning) tell(a *leader.Advice) {
+	done := map[leader.TableKey]bool{}
 	for _, p := range s.pool.Members {
 		for _, id := range p.Holds {
-			key := core.TableKey{Model: id.Key(), Type: s.typeOf(p.Member)}
+			key := leader.TableKey{Model: id.Key(), Type: s.typeOf(p.Member)}
 			m := s.model(id)
 			if done[key] || m == nil {
 				continue
@@ -481,12 +483,12 @@ func (s *learning) tell(a *core.Advice) {
 }
 
 // profile is what is known of a model on a member's lanes, at the least a guess.
-func (s *learning) profile(member *core.Member, m *core.Model) toldProfile {
+func (s *learning) profile(member *leader.Member, m *leader.Model) toldProfile {
 	var key profiles.Key
 	if held := member.Model(m.ModelID); held != nil {
 		key = held.Profile
 	}
-	if ofType, ok := s.keys[core.TableKey{Model: m.Key(), Type: member.Type}]; ok && s.typeOf(member) == member.Type {
+	if ofType, ok := s.keys[leader.TableKey{Model: m.Key(), Type: member.Type}]; ok && s.typeOf(member) == member.Type {
 		key = ofType
 	}
 	now := toldProfile{table: s.book.Table(key), largest: m.Largest, sure: true}
@@ -509,7 +511,7 @@ func (s *learning) profile(member *core.Member, m *core.Model) toldProfile {
 	return now
 }
 
-func latencyOf(key core.TableKey, p toldProfile) (*core.Latency, error) {
+func latencyOf(key leader.TableKey, p toldProfile) (*leader.Latency, error) {
 	table, err := match.NewTable(p.table, p.largest)
 	if err != nil {
 		return nil, err
@@ -518,7 +520,7 @@ func latencyOf(key core.TableKey, p toldProfile) (*core.Latency, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &core.Latency{TableKey: key, Profile: p.table, Table: table, Doubtful: !p.sure, Told: data}, nil
+	return &leader.Latency{TableKey: key, Profile: p.table, Table: table, Doubtful: !p.sure, Told: data}, nil
 }
 
 // sameLatency reports whether two profiles are alike.
@@ -535,10 +537,10 @@ func sameLatency(a, b *profiles.Table, largest int) bool {
 }
 
 // price solves the fluid program of the pool and the queries of late.
-func (s *learning) price(a *core.Advice, now time.Time) {
+func (s *learning) price(a *leader.Advice, now time.Time) {
 	p := &fluid.Program{Unserved: 1}
 	places := map[string]int{} // of types
-	holds := map[core.TableKey]bool{}
+	holds := map[leader.TableKey]bool{}
 	for _, m := range s.pool.Members {
 		if m.Draining {
 			continue
@@ -552,7 +554,7 @@ func (s *learning) price(a *core.Advice, now time.Time) {
 		}
 		p.Types[i].Count += m.Lanes
 		for _, id := range m.Holds {
-			holds[core.TableKey{Model: id.Key(), Type: typ}] = true
+			holds[leader.TableKey{Model: id.Key(), Type: typ}] = true
 		}
 	}
 	for i := range s.pool.Models {
@@ -579,7 +581,7 @@ func (s *learning) price(a *core.Advice, now time.Time) {
 				bin.Share += x.Share * weight
 			}
 			for t := range p.Types {
-				key := core.TableKey{Model: name, Type: p.Types[t].Name}
+				key := leader.TableKey{Model: name, Type: p.Types[t].Name}
 				if told, ok := s.told[key]; ok && holds[key] {
 					if l := told.table.Mean(bin.BatchSize); l <= m.QoSTarget {
 						bin.Latency[t] = l

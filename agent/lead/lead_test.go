@@ -1,4 +1,4 @@
-package agent
+package lead
 
 import (
 	"context"
@@ -22,8 +22,9 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
-	core "github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
@@ -37,7 +38,7 @@ type leaderWorld struct {
 
 	mu     sync.Mutex
 	nodes  map[string]*testNode
-	change broadcast
+	change members.Broadcast
 }
 
 // A testNode is an agent: a real leading half (nil if its role is never) and a
@@ -45,7 +46,7 @@ type leaderWorld struct {
 type testNode struct {
 	world   *leaderWorld
 	name    string
-	leader  *leader
+	leader  *Leader
 	cancel  context.CancelFunc
 	stopped chan struct{}
 	served  sync.WaitGroup
@@ -58,6 +59,7 @@ type testNode struct {
 	running bool
 	frozen  chan struct{} // closed when it thaws; nil: it is not frozen
 	links   []*testLink
+	told    []*control.LeaderMessage
 	linked  atomic.Int32 // so many were opened
 	ran     atomic.Int64
 	accepts atomic.Int32 // so many looks after its end find its address open yet
@@ -101,7 +103,7 @@ type writerFunc func([]byte) (int, error)
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // add starts an agent; rank 0 never leads.
-func (w *leaderWorld) add(name string, cores int, latency func(int) time.Duration, change ...func(*leaderConfig)) *testNode {
+func (w *leaderWorld) add(name string, cores int, latency func(int) time.Duration, change ...func(*Config)) *testNode {
 	w.t.Helper()
 	rank := election.Rank(0)
 	role := election.Never
@@ -115,18 +117,19 @@ func (w *leaderWorld) add(name string, cores int, latency func(int) time.Duratio
 		Role: role.String(), Rank: uint32(rank), Models: []*control.Model{testModel("m", 100*time.Millisecond)},
 	}
 	n.ctx, n.cancel = context.WithCancel(w.t.Context())
-	config := leaderConfig{
+	config := Config{
 		Role: role, Rank: rank, StateDir: filepath.Join(w.t.TempDir(), name),
 		Catalogue: profiles.DefaultCatalogue(), Library: profiles.ShippedLibrary(),
 	}
 	if len(w.all()) > 0 {
 		config.JoinWait = 500 * time.Millisecond
 	}
+	config.Fleet, config.Registry, config.Log = n, prometheus.NewRegistry(), logTo(w.t, name)
 	for _, c := range change {
 		c(&config)
 	}
 	var err error
-	if n.leader, err = newLeader(config, n, newLeaderMetrics(prometheus.NewRegistry()), logTo(w.t, name)); err != nil {
+	if n.leader, err = New(config); err != nil {
 		w.t.Fatal(err)
 	}
 	w.mu.Lock()
@@ -134,11 +137,11 @@ func (w *leaderWorld) add(name string, cores int, latency func(int) time.Duratio
 	w.mu.Unlock()
 	go func() {
 		defer close(n.stopped)
-		if err := n.leader.run(n.ctx); err != nil {
+		if err := n.leader.Run(n.ctx); err != nil {
 			w.t.Errorf("%s: %v", name, err)
 		}
 	}()
-	w.change.tell()
+	w.change.Tell()
 	return n
 }
 
@@ -152,7 +155,7 @@ func (w *leaderWorld) kill(n *testNode, gossip bool) {
 		w.mu.Lock()
 		delete(w.nodes, n.name)
 		w.mu.Unlock()
-		w.change.tell()
+		w.change.Tell()
 	}
 }
 
@@ -194,10 +197,10 @@ func (w *leaderWorld) leading() (leads *testNode) {
 
 // The node's part as the fleet half.
 
-func (n *testNode) self() string { return n.name }
+func (n *testNode) Self() string { return n.name }
 
-func (n *testNode) view() *control.View {
-	v := &control.View{Leadership: n.leader.leadership()}
+func (n *testNode) View() *control.View {
+	v := &control.View{Leadership: n.leader.Leadership()}
 	for _, o := range n.world.all() {
 		o.mu.Lock()
 		v.Members = append(v.Members, proto.CloneOf(o.member))
@@ -206,16 +209,16 @@ func (n *testNode) view() *control.View {
 	return v
 }
 
-func (n *testNode) changed() <-chan struct{} { return n.world.change.next() }
+func (n *testNode) Changed() <-chan struct{} { return n.world.change.Next() }
 
-func (n *testNode) dial(name string) (grpc.ClientConnInterface, error) {
+func (n *testNode) Dial(name string) (grpc.ClientConnInterface, error) {
 	if o := n.world.node(name); o != nil {
 		return &testConn{o}, nil
 	}
 	return nil, status.Error(codes.Unavailable, "no such member")
 }
 
-func (n *testNode) gone(_ context.Context, name string) bool {
+func (n *testNode) Gone(_ context.Context, name string) bool {
 	o := n.world.node(name)
 	return o == nil || o.ctx.Err() != nil && o.accepts.Add(-1) < 0
 }
@@ -251,7 +254,7 @@ func (n *testNode) thaw() {
 	n.frozen = nil
 }
 
-func (n *testNode) link(s stream[control.WorkerMessage, control.LeaderMessage]) error {
+func (n *testNode) Link(s Stream[control.WorkerMessage, control.LeaderMessage]) error {
 	n.served.Add(1)
 	defer n.served.Done()
 	ctx, cancel := context.WithCancel(s.Context())
@@ -277,12 +280,15 @@ func (n *testNode) link(s stream[control.WorkerMessage, control.LeaderMessage]) 
 				return
 			}
 			n.thawed(ctx)
+			n.mu.Lock()
+			n.told = append(n.told, m)
+			n.mu.Unlock()
 			if closed == nil {
 				k.from = m.From
-				closed = n.leader.linked(m.From, func(e *control.Election) { k.out <- &control.WorkerMessage{Election: []*control.Election{e}} })
+				closed = n.leader.Linked(m.From, func(e *control.Election) { k.out <- &control.WorkerMessage{Election: []*control.Election{e}} })
 			}
 			for _, e := range m.GetElection() {
-				n.leader.elect(e)
+				n.leader.Elect(e)
 			}
 			if m.From != "" {
 				n.greet(k)
@@ -320,7 +326,7 @@ func (n *testNode) greet(k *testLink) {
 // toLeader is the links of the leader, of which one may be about to end. n.mu is held.
 func (n *testNode) toLeader() (links []*testLink) {
 	for _, k := range n.links {
-		if k.from == n.leader.leadership().GetLeader() {
+		if k.from == n.leader.Leadership().GetLeader() {
 			links = append(links, k)
 		}
 	}
@@ -415,8 +421,8 @@ func (c *testConn) NewStream(ctx context.Context, _ *grpc.StreamDesc, method str
 	}
 	switch method {
 	case control.Control_Link_FullMethodName:
-		client, server := newPipe[control.LeaderMessage, control.WorkerMessage](ctx)
-		go func() { server.end(c.to.link(server)) }()
+		client, server := NewPipe[control.LeaderMessage, control.WorkerMessage](ctx)
+		go func() { server.End(c.to.Link(server)) }()
 		return &testStream[control.LeaderMessage, control.WorkerMessage, *control.LeaderMessage, *control.WorkerMessage]{client: client}, nil
 	}
 	return nil, status.Error(codes.Unimplemented, method)
@@ -429,7 +435,7 @@ type message[M any] interface {
 
 // A testStream is a pipe as gRPC sees it.
 type testStream[Up, Down any, PUp message[Up], PDown message[Down]] struct {
-	client *pipeClient[Up, Down]
+	client *PipeClient[Up, Down]
 }
 
 func (s *testStream[Up, Down, PUp, PDown]) SendMsg(m any) error {
@@ -503,8 +509,8 @@ func (g *testGateway) serve(n *testNode) {
 	ctx, cancel := context.WithCancel(g.ctx)
 	defer cancel()
 	defer context.AfterFunc(n.ctx, cancel)()
-	client, server := newPipe[control.GatewayMessage, control.MatchMessage](ctx)
-	go func() { server.end(n.leader.match(server)) }()
+	client, server := NewPipe[control.GatewayMessage, control.MatchMessage](ctx)
+	go func() { server.End(n.leader.Match(server)) }()
 	hello := &control.GatewayMessage{Hello: &control.GatewayHello{Gateway: g.id, Protocol: control.Spoken.Oldest}}
 	g.mu.Lock()
 	for len(g.toSend) > 0 {
@@ -650,7 +656,7 @@ func TestLeaderServes(t *testing.T) {
 		w := newLeaderWorld(t)
 		defer w.stop()
 		record := filepath.Join(t.TempDir(), "record.txt")
-		w.add("a", 1, func(b int) time.Duration { return time.Duration(2+b/10) * time.Millisecond }, func(c *leaderConfig) { c.Record = record })
+		w.add("a", 1, func(b int) time.Duration { return time.Duration(2+b/10) * time.Millisecond }, func(c *Config) { c.Record = record })
 		w.add("b", -1, func(b int) time.Duration { return time.Duration(2+b/10) * time.Millisecond })
 		w.add("c", -1, func(b int) time.Duration { return time.Duration(2+b/10) * time.Millisecond })
 		soon(t, time.Second, "all follow a", func() bool { return w.leading() != nil && slices.Equal(epochs(w), []uint64{1}) })
@@ -681,16 +687,16 @@ func TestLeaderServes(t *testing.T) {
 			t.Errorf("learned %v at batch size 50 (%s), want about 7ms, learned", got, table.Origin())
 		}
 		time.Sleep(10 * time.Millisecond) // for the last completions
-		leader := w.node("a").leader
+		leads := w.node("a").leader
 		s := &control.FleetStatus{}
-		leader.status(s)
-		if len(s.Agents) != 3 || len(s.Models) != 1 || s.Models[0].Answered != 2000 || s.Models[0].GetWithinQos() < 0.99 || s.Rate < 150 || s.FluidLimit < 300 || len(s.Decisions) != core.DecisionsKept || !strings.Contains(s.Decisions[0], " agent=") {
+		leads.Status(s)
+		if len(s.Agents) != 3 || len(s.Models) != 1 || s.Models[0].Answered != 2000 || s.Models[0].GetWithinQos() < 0.99 || s.Rate < 150 || s.FluidLimit < 300 || len(s.Decisions) != leader.DecisionsKept || !strings.Contains(s.Decisions[0], " agent=") {
 			n := len(s.Decisions)
 			s.Decisions = nil
 			t.Errorf("status is %v with %d decisions", s, n)
 		}
 		var ahead time.Duration
-		term := leader.leads()
+		term := leads.leads()
 		term.call(func() { ahead = term.state.Ahead() })
 		if ahead < 150*time.Microsecond || ahead > 700*time.Microsecond {
 			t.Errorf("decides %v ahead, want two ways of %v and a little", ahead, w.oneWay)
@@ -701,11 +707,11 @@ func TestLeaderServes(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		if replayed, err := core.Replay(f); err != nil || replayed.Decisions < 2000 {
+		if replayed, err := leader.Replay(f); err != nil || replayed.Decisions < 2000 {
 			t.Errorf("replayed %+v, %v", replayed, err)
 		}
 		book := profiles.NewBook(nil)
-		if err := book.Load(leader.bookPath()); err != nil || len(book.Keys()) != 1 {
+		if err := book.Load(leads.bookPath()); err != nil || len(book.Keys()) != 1 {
 			t.Errorf("kept %v, %v, want one profile", book.Keys(), err)
 		}
 	})
@@ -733,7 +739,7 @@ func (g *testGateway) allAnswered(t *testing.T) {
 
 func epochs(w *leaderWorld) (all []uint64) {
 	for _, n := range w.all() {
-		if e := n.leader.leadership().GetEpoch(); n.ctx.Err() == nil && !slices.Contains(all, e) {
+		if e := n.leader.Leadership().GetEpoch(); n.ctx.Err() == nil && !slices.Contains(all, e) {
 			all = append(all, e)
 		}
 	}
@@ -756,7 +762,7 @@ func TestLeaderFails(t *testing.T) {
 		g.load(200, time.Second)
 		for _, gone := range []string{"a", "b"} {
 			next := string(gone[0] + 1)
-			soon(t, time.Second, next+" is to be next", func() bool { return w.node("d").leader.leadership().GetSuccessor() == next })
+			soon(t, time.Second, next+" is to be next", func() bool { return w.node("d").leader.Leadership().GetSuccessor() == next })
 			g.load(200, 300*time.Millisecond)
 			w.kill(w.node(gone), false)
 			killed := time.Now()
@@ -797,7 +803,7 @@ func TestLeaderLearnsNoTurmoil(t *testing.T) {
 		if ahead := learned(); ahead != 0 {
 			t.Errorf("decides %v ahead, want 0, as nothing is known yet", ahead)
 		}
-		time.Sleep(core.Turmoil)
+		time.Sleep(leader.Turmoil)
 		g.load(100, time.Second)
 		if ahead := learned(); ahead < 150*time.Microsecond || ahead > 700*time.Microsecond {
 			t.Errorf("decides %v ahead, want two ways of %v and a little", ahead, w.oneWay)
@@ -874,7 +880,7 @@ func TestLeaderKnowsSlowAgents(t *testing.T) {
 		defer g.close()
 		g.load(250, 4*time.Second)
 		s := &control.FleetStatus{}
-		a.leader.status(s)
+		a.leader.Status(s)
 		if f := s.Agents[2].Factor / s.Agents[1].Factor; f < 1.8 || f > 2.2 {
 			t.Errorf("c is %.2f times as slow as b, want 2: %v", f, s.Agents)
 		}
@@ -891,7 +897,7 @@ func TestLeaderKnowsSlowAgents(t *testing.T) {
 		c.mu.Unlock()
 		g.load(250, 5*time.Second)
 		s = &control.FleetStatus{}
-		a.leader.status(s)
+		a.leader.Status(s)
 		if f := s.Agents[2].Factor; f < 0.95 || f > 1.05 || typeOf(a, "c") != "box/cpu/1" {
 			t.Errorf("as fast as the others, c has the factor %v and counts as %s", f, typeOf(a, "c"))
 		}
@@ -1001,7 +1007,7 @@ func TestLeaderForgetsGateway(t *testing.T) {
 		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := a.leader.match(&goneStream{ctx, &control.GatewayMessage{
+		if err := a.leader.Match(&goneStream{ctx, &control.GatewayMessage{
 			Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest}, Submit: []*control.Submit{{Sequence: 1, Model: "no lane's", BatchSize: 1}},
 		}}); err == nil {
 			t.Error("the stream of a gateway that has gone ends without an error")
@@ -1022,7 +1028,7 @@ func TestLeaderResigns(t *testing.T) {
 		w := newLeaderWorld(t)
 		defer w.stop()
 		a, b := w.add("a", 2, linear), w.add("b", 1, linear)
-		soon(t, time.Second, "b follows a", func() bool { return w.leading() == a && a.leader.leadership().GetSuccessor() == "b" })
+		soon(t, time.Second, "b follows a", func() bool { return w.leading() == a && a.leader.Leadership().GetSuccessor() == "b" })
 		g := w.gateway(7)
 		defer g.close()
 		g.load(200, time.Second)
@@ -1031,7 +1037,7 @@ func TestLeaderResigns(t *testing.T) {
 			defer close(resigned)
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
-			a.leader.resign(ctx)
+			a.leader.Resign(ctx)
 		}()
 		g.load(200, time.Second)
 		select {
@@ -1039,8 +1045,8 @@ func TestLeaderResigns(t *testing.T) {
 		default:
 			t.Error("a has not resigned after 1s")
 		}
-		if w.leading() != b || a.leader.leadership().GetLeader() != "b" {
-			t.Errorf("%v leads, and a follows %q, want b", w.leading(), a.leader.leadership().GetLeader())
+		if w.leading() != b || a.leader.Leadership().GetLeader() != "b" {
+			t.Errorf("%v leads, and a follows %q, want b", w.leading(), a.leader.Leadership().GetLeader())
 		}
 		g.mu.Lock()
 		last := g.refused[len(g.refused)-1]
@@ -1067,7 +1073,7 @@ func TestLeaderLinksOnce(t *testing.T) {
 		a := w.add("a", 2, linear)
 		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
 		b := w.add("b", 1, linear)
-		soon(t, time.Second, "b follows a", func() bool { return a.leader.leadership().GetSuccessor() == "b" })
+		soon(t, time.Second, "b follows a", func() bool { return a.leader.Leadership().GetSuccessor() == "b" })
 		time.Sleep(time.Second)
 		if n := b.linked.Load(); n != 1 {
 			t.Errorf("a has opened %d links to b, want 1", n)
@@ -1088,15 +1094,15 @@ func TestLeaderGone(t *testing.T) {
 			defer w.stop()
 			a, b, c := w.add("a", 3, linear), w.add("b", 2, linear), w.add("c", 1, linear)
 			soon(t, time.Second, "b and c follow a", func() bool {
-				return b.leader.leadership().GetSuccessor() == "b" && c.leader.leadership().GetSuccessor() == "b"
+				return b.leader.Leadership().GetSuccessor() == "b" && c.leader.Leadership().GetSuccessor() == "b"
 			})
 			synctest.Wait()
-			if epoch, err := readEpoch(b.leader.config.StateDir); epoch != a.leader.leadership().GetEpoch()+1 || err != nil {
+			if epoch, err := readEpoch(b.leader.config.StateDir); epoch != a.leader.Leadership().GetEpoch()+1 || err != nil {
 				t.Errorf("the successor has epoch %d, %v on its disk, want the next", epoch, err)
 			}
 			a.accepts.Store(tt.accepts)
 			w.kill(a, false)
-			soon(t, tt.within, "c follows b", func() bool { return c.leader.leadership().GetLeader() == "b" })
+			soon(t, tt.within, "c follows b", func() bool { return c.leader.Leadership().GetLeader() == "b" })
 		})
 	}
 }
@@ -1108,13 +1114,13 @@ func TestLeaderLinkEnds(t *testing.T) {
 		w := newLeaderWorld(t)
 		defer w.stop()
 		a, b := w.add("a", 2, linear), w.add("b", 1, linear)
-		soon(t, time.Second, "b follows a", func() bool { return w.leading() == a && a.leader.leadership().GetSuccessor() == "b" })
+		soon(t, time.Second, "b follows a", func() bool { return w.leading() == a && a.leader.Leadership().GetSuccessor() == "b" })
 		broken := func() bool {
 			b.leader.mu.Lock()
 			defer b.leader.mu.Unlock()
 			return b.leader.node.Doubting()
 		}
-		link := func() func(bool) { return b.leader.linked("a", func(*control.Election) {}) }
+		link := func() func(bool) { return b.leader.Linked("a", func(*control.Election) {}) }
 		replaced, newer := link(), link()
 		if replaced(false); broken() {
 			t.Error("broken, though a newer one is there")
@@ -1138,9 +1144,9 @@ func TestLeaderRestarts(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newLeaderWorld(t)
 			defer w.stop()
-			a := w.add("a", 1, linear, func(c *leaderConfig) { c.StateDir = dir })
+			a := w.add("a", 1, linear, func(c *Config) { c.StateDir = dir })
 			soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
-			if got := a.leader.leadership(); got.Epoch != want || got.Leader != "a" || got.Successor != "" {
+			if got := a.leader.Leadership(); got.Epoch != want || got.Leader != "a" || got.Successor != "" {
 				t.Errorf("leadership is %v, want epoch %d of a", got, want)
 			}
 		})
@@ -1148,7 +1154,7 @@ func TestLeaderRestarts(t *testing.T) {
 	if err := os.WriteFile(epochPath(dir), []byte("seven\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	_, err := newLeader(leaderConfig{StateDir: dir}, &testNode{name: "a"}, nil, slog.New(slog.DiscardHandler))
+	_, err := New(Config{StateDir: dir, Fleet: &testNode{name: "a"}, Log: slog.New(slog.DiscardHandler)})
 	for _, want := range []string{epochPath(dir), `"seven\n"`, "muster status", "or remove it"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("a damaged epoch gives %v, want an error that says %s", err, want)
@@ -1158,7 +1164,7 @@ func TestLeaderRestarts(t *testing.T) {
 
 // TestLeaderKeepsHighestEpoch writes an epoch late, after a higher one.
 func TestLeaderKeepsHighestEpoch(t *testing.T) {
-	l := &leader{config: leaderConfig{StateDir: t.TempDir()}}
+	l := &Leader{config: Config{StateDir: t.TempDir()}}
 	for _, epoch := range []uint64{9, 5} {
 		l.do(&election.Action{Kind: election.Persist, Claim: election.Claim{Epoch: epoch}})
 		l.running.Wait()
@@ -1201,7 +1207,7 @@ func TestLeaderCannotKeepEpoch(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := 0
-	l := &leader{config: leaderConfig{StateDir: dir}, log: slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
+	l := &Leader{config: Config{StateDir: dir}, log: slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
 		t.Logf("%s", p)
 		lines++
 		return len(p), nil
@@ -1223,38 +1229,4 @@ func TestLeaderCannotKeepEpoch(t *testing.T) {
 	if got, err := readEpoch(dir); got != 6 || err != nil {
 		t.Errorf("kept epoch %d, %v, want 6", got, err)
 	}
-}
-
-// TestStatusRates: a rate is right from the start, and what is not known is
-// absent: a single query is not taken for ten a second, nor for a tenth of one.
-func TestStatusRates(t *testing.T) {
-	testInFleet(t, func(f *testFleet) {
-		a := f.start()
-		f.settled(a)
-		f.led(a)
-		status := func() *control.FleetStatus {
-			f.Helper()
-			s, err := a.ctl.Status(f.Context(), &control.StatusRequest{})
-			if err != nil || len(s.GetModels()) != 1 || len(s.GetAgents()) != 1 {
-				f.Fatalf("got status %v, %v", s, err)
-			}
-			return s
-		}
-		if s := status(); s.GetRate() != 0 || s.GetModels()[0].WithinQos != nil {
-			f.Errorf("of an idle fleet: got status %v", s)
-		}
-		if failed := f.send(1, time.Millisecond, a); len(failed) > 0 {
-			f.Fatalf("failed: %v", failed)
-		}
-		if s := status(); s.GetRate() > 1 || s.GetRate() < 0.1 || s.GetModels()[0].GetWithinQos() != 1 {
-			f.Errorf("after one query: got status %v", s)
-		}
-		time.Sleep(time.Minute)
-		if failed := f.send(100, 50*time.Millisecond, a); len(failed) > 0 {
-			f.Fatalf("failed: %v", failed)
-		}
-		if s := status(); s.GetRate() < 9.5 || s.GetRate() > 10.5 || s.GetModels()[0].GetRate() < 8 || s.GetModels()[0].GetRate() > 11 {
-			f.Errorf("20 queries/s for 5 of the last 10 s: got status %v", s)
-		}
-	})
 }

@@ -1,4 +1,4 @@
-package agent
+package lead
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
-	core "github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/fluid"
 )
@@ -19,7 +19,7 @@ import (
 // here; everything else reaches it by post. Two more belong to a term: the learning loop,
 // and for each gateway one that writes to it.
 type term struct {
-	leader *leader
+	leader *Leader
 	claim  election.Claim
 	former *term // has ended before this one begins; nil: there was none
 	ctx    context.Context
@@ -32,16 +32,16 @@ type term struct {
 
 	start    time.Time
 	now      time.Time
-	state    *core.State
-	event    core.Event // of the step that goes on
-	recorder *core.Recorder
+	state    *leader.State
+	event    leader.Event // of the step that goes on
+	recorder *leader.Recorder
 	record   *os.File
 
 	gateways  map[uint64]*gateway // those connected
 	touched   []*gateway          // have something to be sent
 	prices    []*control.TypePrice
 	described map[string]*control.Member // the members that have greeted, as they last described themselves
-	viewed    map[*control.Member]*core.Member
+	viewed    map[*control.Member]*leader.Member
 }
 
 // A task is something for the loop to do.
@@ -50,7 +50,7 @@ type task struct {
 	do func()
 }
 
-func newTerm(l *leader, claim election.Claim, former *term) *term {
+func newTerm(l *Leader, claim election.Claim, former *term) *term {
 	t := &term{
 		leader: l, claim: claim, former: former, done: make(chan struct{}), inbox: make(chan task, 256),
 		gateways: map[uint64]*gateway{}, described: map[string]*control.Member{},
@@ -121,7 +121,7 @@ func (t *term) run() {
 		}
 		t.now = time.Now()
 		if t.now.Sub(t.start) >= t.state.Next() {
-			t.step(core.Event{Kind: core.TimePassed})
+			t.step(leader.Event{Kind: leader.TimePassed})
 		}
 		t.flush()
 		timer.Reset(max(0, t.state.Next()-t.now.Sub(t.start)))
@@ -139,29 +139,29 @@ func (t *term) open() bool {
 	l := t.leader
 	t.start = time.Now()
 	t.now = t.start
-	view := l.fleet.view()
-	config := core.Config{Self: l.fleet.self(), Policy: l.config.Policy, Seed: rand.Uint64(), Ahead: control.Duration(view.GetAheadNs())}
+	view := l.fleet.View()
+	config := leader.Config{Self: l.fleet.Self(), Policy: l.config.Policy, Seed: rand.Uint64(), Ahead: control.Duration(view.GetAheadNs())}
 	if l.config.Record != "" {
 		if err := t.startRecording(&config); err != nil {
 			l.log.Error("nothing is recorded", "file", l.config.Record, "error", err)
 		}
 	}
 	var err error
-	if t.state, err = core.New(config); err != nil {
+	if t.state, err = leader.New(config); err != nil {
 		l.log.Error("cannot lead", "error", err) // the settings were checked
 		return false
 	}
 	t.learning.suggest(view)
 	t.viewChanged()
-	t.step(core.Event{Kind: core.TimePassed})
+	t.step(leader.Event{Kind: leader.TimePassed})
 	return true
 }
 
-func (t *term) startRecording(config *core.Config) (err error) {
+func (t *term) startRecording(config *leader.Config) (err error) {
 	if t.record, err = os.OpenFile(t.leader.config.Record, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644); err != nil {
 		return err
 	}
-	t.recorder, err = core.NewRecorder(t.record, config)
+	t.recorder, err = leader.NewRecorder(t.record, config)
 	return err
 }
 
@@ -180,7 +180,7 @@ func (t *term) close() {
 }
 
 // step tells the state of an event and carries out what it asks for.
-func (t *term) step(e core.Event) {
+func (t *term) step(e leader.Event) {
 	t.event = e
 	now := t.now.Sub(t.start)
 	actions := t.state.Step(now, &t.event)
@@ -195,72 +195,72 @@ func (t *term) step(e core.Event) {
 	}
 }
 
-func (t *term) carryOut(a *core.Action) {
+func (t *term) carryOut(a *leader.Action) {
 	l := t.leader
 	switch a.Kind {
-	case core.Assign, core.Reject, core.OfferAgain:
+	case leader.Assign, leader.Reject, leader.OfferAgain:
 		t.decided(a)
-	case core.Welcome:
+	case leader.Welcome:
 		if g := t.gateways[a.Gateway]; g != nil {
 			out := t.outbox(g)
-			out.Leadership = l.leadership()
+			out.Leadership = l.Leadership()
 			out.Prices, out.Profiles = t.prices, profilesOf(t.state.Latencies())
 		}
-	case core.Heartbeat:
+	case leader.Heartbeat:
 		for _, g := range t.gateways {
 			t.outbox(g)
 		}
-	case core.TellLatencies:
+	case leader.TellLatencies:
 		profiles := profilesOf(a.Latencies)
 		for _, g := range t.gateways {
 			out := t.outbox(g)
 			out.Profiles = newest(out.Profiles, profiles)
 		}
 		l.links.tell(t, func(m *control.LeaderMessage) { m.Profiles = newest(m.Profiles, profiles) })
-	case core.TellPrices:
+	case leader.TellPrices:
 		prices := pricesOf(a.Prices)
 		t.prices = prices
 		for _, g := range t.gateways {
 			t.outbox(g).Prices = prices
 		}
 		l.links.tell(t, func(m *control.LeaderMessage) { m.Prices = prices })
-	case core.TellAhead:
+	case leader.TellAhead:
 		ahead := int64(a.Duration)
 		l.metrics.ahead.Set(a.Duration.Seconds())
 		l.links.tell(t, func(m *control.LeaderMessage) { m.AheadNs = ahead })
-	case core.AskHeld:
+	case leader.AskHeld:
 		l.links.renew(t, a.Agent)
-	case core.Arrived:
+	case leader.Arrived:
 		t.learning.arrived(a.Model, a.BatchSize, t.now)
-	case core.Observed:
+	case leader.Observed:
 		t.learning.observed(a.Member, a.Model, a.BatchSize, a.Duration, t.now)
-	case core.PoolChanged:
+	case leader.PoolChanged:
 		t.learning.poolIs(a.Pool)
-	case core.LanesJoined:
+	case leader.LanesJoined:
 		l.log.Debug("lanes have joined", "agent", a.Agent, "instance_type", t.described[a.Agent].GetInstanceType(), "lanes", a.N)
-	case core.LanesLost:
+	case leader.LanesLost:
 		level := slog.LevelWarn
 		if a.Known {
 			level = slog.LevelDebug
 		}
 		l.log.Log(t.ctx, level, "lanes are lost", "agent", a.Agent, "lanes", a.N, "why", a.Message, eventKey, "lane")
-	case core.LaneOverdue:
+	case leader.LaneOverdue:
 		l.metrics.overdue.Inc()
 		l.log.Debug("lane is overdue", "agent", a.Agent, "lane", a.Lane, "holds", a.N, "by", a.Duration.String())
-	case core.LaneSilent:
+	case leader.LaneSilent:
 		l.log.Warn("lane does not answer, it gets no queries until it does", "agent", a.Agent, "lane", a.Lane,
 			"holds", a.N, "overdue_ms", a.Duration.Milliseconds(), eventKey, "lane")
-	case core.LaneAnswers:
+	case leader.LaneAnswers:
 		l.log.Info("lane answers again", "agent", a.Agent, "lane", a.Lane, eventKey, "lane")
-	case core.Departs:
+	case leader.Departs:
 		l.log.Info("an agent departs from its type", "agent", a.Agent, "factor", a.Factor, "own_profile", a.Known, eventKey, "lane")
-	case core.Nonsense:
+	case leader.Nonsense:
 		l.log.Warn("an event makes no sense", "event", a.Message)
 	}
 }
 
 // decided has a gateway told of a decision.
-func (t *term) decided(a *core.Action) {
+func (t *term) decided(a *leader.Action) {
 	d := &a.Decision
 	t.leader.metrics.decided(d)
 	t.trace(a)
@@ -270,16 +270,16 @@ func (t *term) decided(a *core.Action) {
 	}
 	out := t.outbox(g)
 	switch a.Kind {
-	case core.Assign:
+	case leader.Assign:
 		out.Assign = append(out.Assign, &control.Assign{
 			Sequence: d.Query.Sequence, Attempt: uint32(d.Attempt), Agent: a.Agent, Lane: uint32(a.Lane),
 			WaitNs: int64(d.Wait), ExecutionNs: int64(d.Latency),
 		})
-	case core.Reject:
+	case leader.Reject:
 		out.Reject = append(out.Reject, &control.Reject{
 			Sequence: d.Query.Sequence, Reason: d.Reason.String(), Message: a.Message, RetryAfterNs: int64(d.Wait),
 		})
-	case core.OfferAgain:
+	case leader.OfferAgain:
 		revoke(out, d.Query.Sequence, uint32(d.Attempt))
 		out.OfferAgain = append(out.OfferAgain, &control.OfferAgain{Sequence: d.Query.Sequence, Attempt: uint32(d.Attempt), Reason: d.Reason.String()})
 	}
@@ -292,7 +292,7 @@ func pricesOf(prices []fluid.Price) (all []*control.TypePrice) {
 	return all
 }
 
-func profilesOf(latencies []*core.Latency) (all []*control.Profile) {
+func profilesOf(latencies []*leader.Latency) (all []*control.Profile) {
 	for _, l := range latencies {
 		all = append(all, &control.Profile{Model: l.Model, Type: l.Type, Table: l.Told})
 	}
@@ -301,9 +301,9 @@ func profilesOf(latencies []*core.Latency) (all []*control.Profile) {
 
 // viewChanged tells the state of the fleet's view.
 func (t *term) viewChanged() {
-	members := t.leader.fleet.view().GetMembers()
-	seen, names := make(map[*control.Member]*core.Member, len(members)), make(map[string]bool, len(members))
-	said := make([]*core.Member, len(members))
+	members := t.leader.fleet.View().GetMembers()
+	seen, names := make(map[*control.Member]*leader.Member, len(members)), make(map[string]bool, len(members))
+	said := make([]*leader.Member, len(members))
 	for i, m := range members {
 		if said[i] = t.viewed[m]; said[i] == nil {
 			said[i] = memberOf(t.leader.config.Catalogue, m)
@@ -311,14 +311,14 @@ func (t *term) viewChanged() {
 		seen[m], names[m.GetName()] = said[i], true
 	}
 	t.viewed = seen
-	t.step(core.Event{Kind: core.ViewChanged, Members: said})
+	t.step(leader.Event{Kind: leader.ViewChanged, Members: said})
 	maps.DeleteFunc(t.described, func(name string, _ *control.Member) bool { return !names[name] })
 }
 
 // introduce adds to the first message of a link what a member must know, so that it
 // follows this agent, if it does, before it greets.
 func (t *term) introduce(m *control.LeaderMessage) {
-	m.Leadership = t.leader.leadership()
+	m.Leadership = t.leader.Leadership()
 	m.Election = append(m.Election, t.leader.message(&election.Message{
 		Kind: election.Heartbeat, Claim: t.claim, Successor: m.Leadership.GetSuccessor(),
 	}))
@@ -333,22 +333,22 @@ func (t *term) heard(name string, m *control.WorkerMessage, greets bool) {
 	free := durations(m.GetRemainingNs())
 	if m.Member != nil {
 		t.described[name] = m.Member
-		t.step(core.Event{Kind: core.Described, Member: memberOf(t.leader.config.Catalogue, m.Member), Free: free})
+		t.step(leader.Event{Kind: leader.Described, Member: memberOf(t.leader.config.Catalogue, m.Member), Free: free})
 	}
 	for _, c := range m.GetCompleted() {
 		t.completed(name, c)
 	}
 	if greets {
-		holds := make([]core.Held, len(m.GetHeld()))
+		holds := make([]leader.Held, len(m.GetHeld()))
 		for i, h := range m.GetHeld() {
-			holds[i] = core.Held{
+			holds[i] = leader.Held{
 				Gateway: h.GetGateway(), Sequence: h.GetSequence(), Attempt: int(h.GetAttempt()), Lane: int(h.GetLane()),
-				Model: core.ModelID{Name: h.GetModel(), Version: h.GetVersion()}, BatchSize: int(h.GetBatchSize()),
+				Model: leader.ModelID{Name: h.GetModel(), Version: h.GetVersion()}, BatchSize: int(h.GetBatchSize()),
 			}
 		}
-		t.step(core.Event{Kind: core.Greeted, Agent: name, Holds: holds, Free: free})
+		t.step(leader.Event{Kind: leader.Greeted, Agent: name, Holds: holds, Free: free})
 	} else if len(free) > 0 {
-		t.step(core.Event{Kind: core.LanesFree, Agent: name, Free: free})
+		t.step(leader.Event{Kind: leader.LanesFree, Agent: name, Free: free})
 	}
 }
 
@@ -356,10 +356,10 @@ func (t *term) completed(name string, c *control.Completed) {
 	if c.GetRefused() != "" {
 		t.leader.metrics.refusals.Inc()
 	}
-	t.step(core.Event{
-		Kind: core.Completed, Agent: name, Lane: int(c.GetLane()), Gateway: c.GetGateway(), Sequence: c.GetSequence(), Attempt: int(c.GetAttempt()),
+	t.step(leader.Event{
+		Kind: leader.Completed, Agent: name, Lane: int(c.GetLane()), Gateway: c.GetGateway(), Sequence: c.GetSequence(), Attempt: int(c.GetAttempt()),
 		Remaining: control.Duration(c.GetRemainingNs()), Refused: c.GetRefused() != "",
-		Model: core.ModelID{Name: c.GetModel(), Version: c.GetVersion()}, BatchSize: int(c.GetBatchSize()), Bytes: c.GetBytes(),
+		Model: leader.ModelID{Name: c.GetModel(), Version: c.GetVersion()}, BatchSize: int(c.GetBatchSize()), Bytes: c.GetBytes(),
 		Execution: control.Duration(c.GetExecutionNs()), Queue: control.Duration(c.GetQueueNs()),
 		Receive: control.Duration(c.GetReceiveNs()), Latency: control.Duration(c.GetLatencyNs()),
 	})
@@ -367,7 +367,7 @@ func (t *term) completed(name string, c *control.Completed) {
 
 // linkBroken takes it that a member's link has broken, and perhaps its process is gone.
 func (t *term) linkBroken(name string, gone bool, err error) {
-	t.step(core.Event{Kind: core.LinkBroken, Agent: name, Gone: gone, Why: err.Error()})
+	t.step(leader.Event{Kind: leader.LinkBroken, Agent: name, Gone: gone, Why: err.Error()})
 }
 
 func durations(ns []int64) []time.Duration {
@@ -382,16 +382,16 @@ func durations(ns []int64) []time.Duration {
 }
 
 // advise tells the state what the learning loop has found out.
-func (t *term) advise(a *core.Advice) {
+func (t *term) advise(a *leader.Advice) {
 	if a.Priced {
 		t.leader.metrics.limit.Set(a.Limit)
 	}
-	t.step(core.Event{Kind: core.Learned, Advice: a})
+	t.step(leader.Event{Kind: leader.Learned, Advice: a})
 }
 
 // tellLeadership tells the gateways who leads, and who will next.
 func (t *term) tellLeadership() {
 	for _, g := range t.gateways {
-		t.outbox(g).Leadership = t.leader.leadership()
+		t.outbox(g).Leadership = t.leader.Leadership()
 	}
 }

@@ -1,0 +1,316 @@
+package lead
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/agent/members"
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/election"
+	"github.com/muster-serve/muster/profiles"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+)
+
+// A record is a part of what fuzzing gives: who says or does what, and the message.
+type record struct {
+	kind, who byte
+	data      []byte
+}
+
+// records are those of b: each a byte for kind and who, a length, and as many bytes.
+func records(b []byte) (all []record) {
+	for len(b) > 0 {
+		first := b[0]
+		length, n := binary.Uvarint(b[1:])
+		if n <= 0 {
+			break
+		}
+		b = b[1+n:]
+		length = min(length, uint64(len(b)))
+		all = append(all, record{first & 15, first >> 4 & 3, b[:length]})
+		b = b[length:]
+	}
+	return all
+}
+
+// script is the inverse of records, for seeds.
+func script(parts ...any) (b []byte) {
+	for i := 0; i < len(parts); i += 2 {
+		var data []byte
+		switch part := parts[i+1].(type) {
+		case proto.Message:
+			data, _ = proto.Marshal(part) // made here, and right
+		case int:
+			data = make([]byte, part)
+		}
+		b = append(b, byte(parts[i].(int)))
+		b = append(binary.AppendUvarint(b, uint64(len(data))), data...)
+	}
+	return b
+}
+
+var errStill = errors.New("nobody is reached here")
+
+// What the records of FuzzLeader say, and how who does it is added.
+const (
+	sayGateway = iota // a GatewayMessage; the first after a disconnect connects
+	disconnect
+	sayWorker // a WorkerMessage; the first after a break greets
+	breakLink
+	goneLink
+	passTime // as many ms as there are bytes
+	by1      = 1 << 4
+	by2      = 2 << 4
+)
+
+// A stillFleet is a fleet of members that do not change.
+type stillFleet struct{ members []*control.Member }
+
+func (f *stillFleet) Self() string                                  { return "leader" }
+func (f *stillFleet) View() *control.View                           { return &control.View{Members: f.members} }
+func (f *stillFleet) Changed() <-chan struct{}                      { return nil }
+func (f *stillFleet) Gone(context.Context, string) bool             { return false }
+func (f *stillFleet) Dial(string) (grpc.ClientConnInterface, error) { return nil, errStill }
+func (f *stillFleet) Link(Stream[control.WorkerMessage, control.LeaderMessage]) error {
+	return errStill
+}
+
+func honestMember(who byte) *control.Member {
+	return &control.Member{
+		Name: fmt.Sprint("w", who), Address: "w:1", Protocol: control.Spoken.Oldest, InstanceType: "box", Provider: "cpu", Executor: "emulated",
+		Lanes: 1, Cores: 1, Role: "may", Rank: 1, Models: []*control.Model{testModel("m", 100*time.Millisecond)},
+	}
+}
+
+// A toldLeader is a leader that is told what others say, and does nothing else. Nothing runs beside it.
+type toldLeader struct {
+	*term
+	gateways [4]*gateway
+	greeted  [4]bool
+}
+
+func newToldLeader(t *testing.T, dir string, log *slog.Logger) *toldLeader {
+	config := Config{Role: election.May, StateDir: dir, Catalogue: profiles.DefaultCatalogue(), Library: profiles.ShippedLibrary()}
+	l := &Leader{
+		config: config, fleet: &stillFleet{[]*control.Member{honestMember(0), honestMember(1)}}, log: log,
+		metrics: newMetrics(prometheus.NewRegistry()), book: profiles.NewBook(config.Library), ctx: t.Context(),
+	}
+	l.following.Store(&control.Leadership{Epoch: 1, Leader: "leader"})
+	l.links = newLinks(l.fleet, log)
+	in := &toldLeader{term: newTerm(l, election.Claim{Epoch: 1, Leader: "leader"}, nil)}
+	if !in.open() {
+		t.Fatal("the term does not begin")
+	}
+	in.learning.saved = in.start
+	return in
+}
+
+// do does what a record says.
+func (in *toldLeader) do(x record) {
+	switch x.kind {
+	case sayGateway:
+		m := &control.GatewayMessage{}
+		if proto.Unmarshal(x.data, m) != nil {
+			return
+		}
+		if g := in.gateways[x.who]; g != nil {
+			in.told(g, m)
+		} else if checkHello(m.GetHello()) == nil {
+			in.connectGateway(x.who, m.GetHello().GetGateway())
+			in.told(in.gateways[x.who], m)
+		}
+	case disconnect:
+		if g := in.gateways[x.who]; g != nil {
+			in.disconnect(g)
+			in.gateways[x.who] = nil
+		}
+	case sayWorker:
+		m := &control.WorkerMessage{}
+		if proto.Unmarshal(x.data, m) != nil {
+			return
+		}
+		in.say(x.who, m)
+	case breakLink, goneLink:
+		in.linkBroken(fmt.Sprint("w", x.who), x.kind == goneLink, io.EOF)
+		in.greeted[x.who] = false
+	case passTime:
+		in.pass(time.Duration(len(x.data)) * time.Millisecond)
+	}
+}
+
+func (in *toldLeader) connectGateway(who byte, id uint64) {
+	in.gateways[who] = &gateway{id: id, wake: make(chan struct{}, 1), cut: func(error) {}}
+	in.connect(in.gateways[who])
+}
+
+// say is what a link does with a message.
+func (in *toldLeader) say(who byte, m *control.WorkerMessage) {
+	name := fmt.Sprint("w", who)
+	if m.Member != nil && members.CheckDescription(m.Member, name, control.Spoken) != nil {
+		in.linkBroken(name, false, io.EOF)
+		in.greeted[who] = false
+		return
+	}
+	first := !in.greeted[who]
+	in.greeted[who] = in.greeted[who] || m.Member != nil
+	if in.greeted[who] {
+		in.heard(name, m, first)
+	}
+}
+
+// pass lets time pass, in which the learning loop looks at what it has been told.
+func (in *toldLeader) pass(d time.Duration) {
+	in.now = in.now.Add(d)
+	in.learning.look(in.now)
+	for {
+		select {
+		case t := <-in.inbox:
+			t.do()
+			continue
+		default:
+		}
+		break
+	}
+	in.step(leader.Event{Kind: leader.TimePassed})
+}
+
+// FuzzLeader has gateways and workers say to a leader whatever they like. It must
+// keep its head, send nothing that cannot be sent, and serve others as before.
+func FuzzLeader(f *testing.F) {
+	hello := &control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest}}
+	greeting := &control.WorkerMessage{Member: honestMember(0), RemainingNs: []int64{0}}
+	submit := func(s ...*control.Submit) *control.GatewayMessage { return &control.GatewayMessage{Submit: s} }
+	completed := &control.Completed{Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: 3, ExecutionNs: 1e6, LatencyNs: 2e6, Bytes: 100}
+	ran := &control.WorkerMessage{Completed: []*control.Completed{completed, completed}}
+	absurd := &control.WorkerMessage{RemainingNs: []int64{math.MaxInt64, math.MinInt64}, Completed: []*control.Completed{
+		{Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: math.MaxUint32, ExecutionNs: math.MinInt64, QueueNs: math.MaxInt64, ReceiveNs: -1, LatencyNs: -1, RemainingNs: math.MaxInt64},
+		{Gateway: 7, Sequence: 1, Attempt: math.MaxUint32, Lane: math.MaxUint32, Refused: "x"},
+	}}
+	many := proto.CloneOf(greeting)
+	many.Member.Lanes, many.Member.PriceUsdPerHour, many.Member.Models[0].QosPercentile = math.MaxUint32, math.NaN(), math.NaN()
+	held := proto.CloneOf(greeting)
+	held.Held = []*control.Held{{Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: 3}, {Gateway: 9, Lane: 9}}
+	f.Add(script(sayWorker, greeting, passTime, 1, sayGateway, hello, sayGateway, submit(&control.Submit{Sequence: 1, Model: "m", BatchSize: 3, Bytes: 100}),
+		passTime, 1, sayWorker, ran, passTime, 300, breakLink, nil, passTime, 1500))
+	f.Add(script(sayWorker, held, sayGateway, hello, sayGateway, submit(&control.Submit{Sequence: 1, Model: "m", BatchSize: 3, Attempts: 1, Agent: "w0"}), sayWorker, absurd,
+		sayWorker, many, sayGateway, &control.GatewayMessage{Cancel: []uint64{1, 1, 2}, Unused: []*control.Assign{{Sequence: 1, Attempt: 1, Agent: "w0"}, {Agent: "w1", Lane: 9}}}))
+	f.Add(script(sayGateway+by1, hello, sayGateway+by2, hello, sayGateway+by2, submit(
+		&control.Submit{Sequence: 1, Model: "m", BatchSize: math.MaxUint32, WaitedNs: math.MaxInt64, TimeLeftNs: math.MinInt64, Attempts: math.MaxUint32, Agent: "w1", Lane: math.MaxUint32},
+		&control.Submit{Sequence: 2, Model: "nothing", Version: -1}, &control.Submit{Sequence: 3, Model: "m", Agent: "w1", Attempts: 1}), passTime, 200, disconnect+by2, nil))
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, b []byte) {
+		log := &bytes.Buffer{}
+		in := newToldLeader(t, dir, slog.New(slog.NewTextHandler(log, nil)))
+		send := func() {
+			t.Helper()
+			in.flush()
+			for _, g := range in.term.gateways {
+				if _, err := proto.Marshal(g.pending); err != nil {
+					t.Errorf("to a gateway: %v", err)
+				}
+				g.pending, g.unread = nil, 0
+			}
+		}
+		for _, x := range records(b) {
+			in.do(x)
+			send()
+		}
+		s := &control.FleetStatus{}
+		in.fillStatus(s)
+		if _, err := proto.Marshal(s); err != nil {
+			t.Errorf("status: %v", err)
+		}
+
+		// They go, and others are served.
+		for who := range byte(4) {
+			in.do(record{kind: disconnect, who: who})
+			in.do(record{kind: goneLink, who: who})
+		}
+		in.pass(2 * time.Second)
+		in.say(0, &control.WorkerMessage{Member: honestMember(0), RemainingNs: []int64{0}})
+		in.pass(time.Second)
+		in.connectGateway(3, 1<<60)
+		in.told(in.gateways[3], &control.GatewayMessage{Submit: []*control.Submit{{Sequence: 1, Model: "m", Version: 1, BatchSize: 3, TimeLeftNs: 1e9}}})
+		in.flush()
+		if m := in.gateways[3].pending; len(m.GetAssign()) != 1 || m.Assign[0].Agent != "w0" {
+			t.Errorf("a good query of another gateway gets %v, want an assignment", m)
+		}
+		in.cancel()
+		if strings.Contains(log.String(), "makes no sense") {
+			t.Errorf("what others say is logged as nonsense of our own: %s", log)
+		}
+	})
+}
+
+// TestTrim: a submit keeps no more than there is use for.
+func TestTrim(t *testing.T) {
+	s := &control.Submit{Model: "ncf", Traceparent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Tracestate: strings.Repeat("x", mostTracestate)}
+	s.ProtoReflect().SetUnknown(append(binary.AppendUvarint(nil, 1000<<3|2), append([]byte{100}, make([]byte, 100)...)...))
+	trim(s)
+	if len(s.Tracestate) != mostTracestate || s.Traceparent == "" || len(s.ProtoReflect().GetUnknown()) > 0 {
+		t.Errorf("kept %v, want both contexts and nothing unknown", s)
+	}
+	s.Tracestate += "x"
+	if trim(s); s.Tracestate != "" || s.Traceparent == "" {
+		t.Errorf("kept %v, want no tracestate", s)
+	}
+	s.Traceparent, s.Tracestate = strings.Repeat("x", mostTraceparent+1), "a=b"
+	if trim(s); s.Traceparent+s.Tracestate != "" {
+		t.Errorf("kept %v, want no context", s)
+	}
+}
+
+// TestDescriptions are what no agent is believed to be.
+func TestDescriptions(t *testing.T) {
+	for want, change := range map[string]func(*control.Member){
+		"":                                   func(*control.Member) {},
+		`found agent "other" at its address`: func(m *control.Member) { m.Name = "other" },
+		"speaks version 9":                   func(m *control.Member) { m.Protocol = 9 },
+		"4294967295 lanes, want at most":     func(m *control.Member) { m.Lanes = math.MaxUint32 },
+		"price is NaN":                       func(m *control.Member) { m.PriceUsdPerHour = math.NaN() },
+		"price is -1":                        func(m *control.Member) { m.PriceUsdPerHour = -1 },
+		"price is +Inf":                      func(m *control.Member) { m.PriceUsdPerHour = math.Inf(1) },
+		"model without a name":               func(m *control.Member) { m.Models[0].Name = "" },
+		`NaN of the queries of model "m"`:    func(m *control.Member) { m.Models[0].QosPercentile = math.NaN() },
+		"answered within -1ns":               func(m *control.Member) { m.Models[0].QosTargetNs = -1 },
+		`largest batch size of model "m"`:    func(m *control.Member) { m.Models[0].LargestBatchSize = 0 },
+	} {
+		m := honestMember(0)
+		change(m)
+		if err := members.CheckDescription(m, "w0", control.Spoken); fmt.Sprint(err) != "<nil>" && want == "" || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}
+
+// TestRefusedSubmit: a query whose submit is made again, and refused then, waits at the leader no more.
+func TestRefusedSubmit(t *testing.T) {
+	in := newToldLeader(t, t.TempDir(), slog.New(slog.DiscardHandler))
+	in.connectGateway(0, 7)
+	g, over := in.gateways[0], error(nil)
+	g.count = func(uint64) error { return over }
+	submit := &control.GatewayMessage{Submit: []*control.Submit{{Sequence: 1, Model: "m", BatchSize: 1}}}
+	in.told(g, submit)
+	if all, _ := in.state.Waiting(); all != 1 {
+		t.Fatalf("%d queries wait, want 1", all)
+	}
+	over = &secure.LimitError{RetryAfter: time.Second}
+	in.told(g, submit)
+	if all, _ := in.state.Waiting(); all != 0 || len(g.out.GetReject()) != 1 || g.out.Reject[0].RetryAfterNs != int64(time.Second) || g.received != 2 {
+		t.Errorf("%d queries wait, and the gateway gets %v; want none, and a rejection", all, g.out)
+	}
+	in.cancel()
+}
