@@ -52,5 +52,6 @@ func (m *metrics) watchGossip(gossiped func() gossip.Stats) {
 		ofGossip("muster_gossip_new_loads_total", "Loads of other agents received that were news.", func(s gossip.Stats) int64 { return s.LoadsReceived }),
 		ofGossip("muster_gossip_known_loads_total", "Loads of other agents received that were known.", func(s gossip.Stats) int64 { return s.LoadsRepeated }),
 		ofGossip("muster_gossip_malformed_messages_total", "Messages that could not be read.", func(s gossip.Stats) int64 { return s.Malformed }),
+		ofGossip("muster_gossip_refused_total", "Packets and streams beyond what is read of their sender.", func(s gossip.Stats) int64 { return s.Refused }),
 	)
 }

@@ -63,7 +63,7 @@ type Config struct {
 
 	// MaxStrangers bounds the members that nobody has vouched for ([Gossip.Vouch]), so that whoever
 	// can send packets cannot make any number. One that has gone keeps its place for a
-	// minute. While there are strangers, this agent exchanges its state with members that are none
+	// minute. A quarter is kept for hosts that have a stream open to this agent. While there are strangers, this agent exchanges its state with members that are none
 	// every 15 s, so that who was refused is heard of again, as a Refused event says. 0: no bound.
 	MaxStrangers int
 

@@ -6,12 +6,10 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"log"
 	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -78,7 +76,7 @@ type Gossip struct {
 	ids       map[memberID]*entry
 	failed    map[string]failure
 	strangers int                       // members that nobody has vouched for
-	gone      []time.Time               // when strangers went, within strangerMemory
+	gone      []departed                // strangers that went within strangerMemory
 	vouched   map[string]netip.AddrPort // vouched for, but not members yet: to be joined
 	pending   map[eventKey]Event
 	order     []eventKey // of pending; may name events that are no longer there
@@ -141,7 +139,7 @@ func Open(ctx context.Context, config Config) (*Gossip, error) {
 		}
 	}
 
-	base, bound, err := listen(config, g.faults.logger())
+	base, bound, err := listen(config)
 	if err != nil {
 		return nil, err
 	}
@@ -290,6 +288,7 @@ type Stats struct {
 	LoadsReceived int64 // loads that were news
 	LoadsRepeated int64 // loads that were known already
 	Malformed     int64 // messages of ours that could not be read
+	Refused       int64 // packets and streams beyond what is read of their sender
 }
 
 // counters are what Stats reads.
@@ -297,7 +296,8 @@ type counters struct {
 	packetsSent, packetsReceived         atomic.Int64
 	packetBytesSent, packetBytesReceived atomic.Int64
 	streamBytesSent, streamBytesReceived atomic.Int64
-	loadsNew, loadsKnown, malformed      atomic.Int64
+	loadsNew, loadsKnown                 atomic.Int64
+	malformed, refused                   atomic.Int64
 }
 
 // Stats are this agent's numbers now.
@@ -315,11 +315,12 @@ func (g *Gossip) Stats() Stats {
 		LoadsReceived:       s.loadsNew.Load(),
 		LoadsRepeated:       s.loadsKnown.Load(),
 		Malformed:           s.malformed.Load(),
+		Refused:             s.refused.Load(),
 	}
 }
 
 // listen opens the transport; bound is the address it listens on.
-func listen(config Config, logger *log.Logger) (base memberlist.Transport, bound netip.AddrPort, err error) {
+func listen(config Config) (base memberlist.Transport, bound netip.AddrPort, err error) {
 	if config.Transport != nil {
 		ip, port, err := config.Transport.FinalAdvertiseAddr("", 0)
 		addr, _ := netip.AddrFromSlice(ip)
@@ -330,18 +331,18 @@ func listen(config Config, logger *log.Logger) (base memberlist.Transport, bound
 	}
 	// The system chooses a port for TCP, and the same one may be taken for UDP.
 	for range 10 {
-		var t *memberlist.NetTransport
-		t, err = memberlist.NewNetTransport(&memberlist.NetTransportConfig{
-			BindAddrs: []string{bound.Addr().String()}, BindPort: int(bound.Port()), Logger: logger,
-		})
-		if err == nil {
-			return t, netip.AddrPortFrom(bound.Addr(), uint16(t.GetAutoBindPort())), nil
+		var s *sockets
+		if s, err = listenSockets(bound); err == nil {
+			return s, netip.AddrPortFrom(bound.Addr(), s.port()), nil
 		}
 		if bound.Port() != 0 {
 			break
 		}
 	}
-	return nil, bound, fmt.Errorf("gossip: listen on %v: %s", bound, strings.TrimPrefix(err.Error(), "failed to "))
+	if op := (*net.OpError)(nil); errors.As(err, &op) {
+		err = op.Err
+	}
+	return nil, bound, fmt.Errorf("gossip: listen on %v: %w", bound, err)
 }
 
 // advertised is the address by which others reach an agent that listens on bound.

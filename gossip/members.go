@@ -70,11 +70,24 @@ type entry struct {
 	load     Load // zero At: none yet; Seq also counts a leaving frame
 	leaving  bool
 	stranger bool // nobody has vouched for it
+	reserved bool // it has one of the strangers' places for hosts that have a stream open
+}
+
+// A departed is a stranger that has gone, and keeps its place.
+type departed struct {
+	at       time.Time
+	host     netip.Addr
+	reserved bool
 }
 
 // strangerMemory is how long a stranger that has gone keeps its place: as long as memberlist may
 // keep a dead member.
 const strangerMemory = time.Minute
+
+// A packet may come from anywhere, a stream does not. So a quarter of the strangers' places is kept
+// for members at hosts that have a stream open to this agent, as one that joins has; a host has at
+// most so many.
+const hostReserve = 4
 
 var errStrangers = errors.New("too many members have not said what they are")
 
@@ -99,8 +112,9 @@ func (g *Gossip) Vouch(m Member) {
 		default:
 		}
 	case e != nil && e.stranger:
-		e.stranger = false
+		e.stranger, e.reserved = false, false
 		g.strangers--
+		g.transport.intake.know(e.Addr)
 	}
 }
 
@@ -115,17 +129,38 @@ func (g *Gossip) isStranger(name string) bool {
 func (g *Gossip) admit(m Member) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.members[m.Name] != nil || !g.isStranger(m.Name) {
-		return nil
-	}
-	g.gone = slices.DeleteFunc(g.gone, func(at time.Time) bool { return time.Since(at) > strangerMemory })
-	if g.strangers+len(g.gone) < g.config.MaxStrangers {
+	if g.members[m.Name] != nil || !g.isStranger(m.Name) || !g.isFull() || g.mayReserve(m.Addr.Addr()) {
 		return nil
 	}
 	if g.refused < maxRefused {
 		g.enqueue(Event{Kind: Refused, Member: m})
 	}
 	return errStrangers
+}
+
+// isFull reports whether the places are taken that any stranger may have. g.mu is held.
+func (g *Gossip) isFull() bool {
+	g.gone = slices.DeleteFunc(g.gone, func(d departed) bool { return time.Since(d.at) > strangerMemory })
+	return g.strangers+len(g.gone) >= g.config.MaxStrangers-g.config.MaxStrangers/4
+}
+
+// mayReserve reports whether a stranger at the host may have a place of the reserve. g.mu is held.
+func (g *Gossip) mayReserve(host netip.Addr) bool {
+	if g.strangers+len(g.gone) >= g.config.MaxStrangers || !g.transport.streamOpen(host) {
+		return false
+	}
+	n := 0
+	for _, e := range g.members {
+		if e.reserved && e.Addr.Addr() == host {
+			n++
+		}
+	}
+	for _, d := range g.gone {
+		if d.reserved && d.host == host {
+			n++
+		}
+	}
+	return n < hostReserve
 }
 
 // Failed members are tried again for failedMemory, of so many at most.
@@ -287,10 +322,16 @@ func (c callbacks) alive(n *memberlist.Node, kind EventKind) {
 	if e == nil {
 		e = &entry{stranger: g.isStranger(m.Name)}
 		if e.stranger {
+			e.reserved = g.isFull() // else admit had refused it
 			g.strangers++
+		} else {
+			g.transport.intake.know(m.Addr)
 		}
 		g.members[m.Name], g.ids[idOf(m.Name)] = e, e
 		g.count.Store(int64(len(g.members)))
+	} else if !e.stranger && e.Addr != m.Addr {
+		g.transport.intake.forget(e.Addr)
+		g.transport.intake.know(m.Addr)
 	}
 	delete(g.vouched, m.Name)
 	e.Member = m // a leaving member that changed just before goes on leaving
@@ -318,9 +359,12 @@ func (c callbacks) NotifyLeave(n *memberlist.Node) {
 	}
 	if e.stranger {
 		g.strangers--
-		g.gone = append(g.gone, time.Now())
-	} else if kind == Failed {
-		g.fail(e.Member)
+		g.gone = append(g.gone, departed{time.Now(), e.Addr.Addr(), e.reserved})
+	} else {
+		g.transport.intake.forget(e.Addr)
+		if kind == Failed {
+			g.fail(e.Member)
+		}
 	}
 	g.enqueue(Event{Kind: kind, Member: e.Member})
 }

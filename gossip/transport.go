@@ -2,16 +2,79 @@ package gossip
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/memberlist"
+	"golang.org/x/time/rate"
 )
 
-// transport is another transport, counted, and with an end: Shutdown closes the
-// connections that are open and gives up those that are being made, so that
+// sockets are UDP and TCP on one port. Its transport reads them, unlike memberlist's own, which has
+// 64 KiB of garbage for each packet, whoever sends it.
+type sockets struct {
+	udp   *net.UDPConn
+	tcp   *net.TCPListener
+	open  context.Context // ends with Shutdown
+	close context.CancelFunc
+}
+
+// receiveBuffer is how much may wait of packets, in bytes, as far as the system allows it.
+const receiveBuffer = 2 << 20
+
+// listenSockets listens on the address; port 0 is one that the system chooses.
+func listenSockets(addr netip.AddrPort) (*sockets, error) {
+	var c net.ListenConfig
+	c.KeepAlive = -1 // streams are short
+	l, err := c.Listen(context.Background(), "tcp", addr.String())
+	if err != nil {
+		return nil, err
+	}
+	s := &sockets{tcp: l.(*net.TCPListener)}
+	s.udp, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr.Addr(), s.port())))
+	if err != nil {
+		_ = l.Close() // nobody knows of it
+		return nil, err
+	}
+	s.open, s.close = context.WithCancel(context.Background())
+	_ = s.udp.SetReadBuffer(receiveBuffer) // packets may be lost as it is
+	return s, nil
+}
+
+func (s *sockets) port() uint16 { return s.tcp.Addr().(*net.TCPAddr).AddrPort().Port() }
+
+var _ memberlist.Transport = (*sockets)(nil)
+
+func (s *sockets) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
+	addr := s.tcp.Addr().(*net.TCPAddr)
+	return addr.IP, addr.Port, nil
+}
+
+func (s *sockets) PacketCh() <-chan *memberlist.Packet { return nil }
+func (s *sockets) StreamCh() <-chan net.Conn           { return nil }
+
+func (s *sockets) WriteTo(b []byte, addr string) (time.Time, error) {
+	to, err := netip.ParseAddrPort(addr)
+	if err == nil {
+		_, err = s.udp.WriteToUDPAddrPort(b, netip.AddrPortFrom(to.Addr().Unmap(), to.Port()))
+	}
+	return time.Now(), err
+}
+
+func (s *sockets) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
+	return (&net.Dialer{Timeout: timeout}).DialContext(s.open, "tcp", addr)
+}
+
+func (s *sockets) Shutdown() error {
+	s.close()
+	return errors.Join(s.udp.Close(), s.tcp.Close())
+}
+
+// transport is another transport, counted and with bounds on what is read of whom, and with an end:
+// Shutdown closes the connections that are open and gives up those that are being made, so that
 // memberlist's goroutines end too.
 type transport struct {
 	memberlist.Transport // what is under it
@@ -20,16 +83,23 @@ type transport struct {
 	encrypted            bool
 	packets              chan *memberlist.Packet // unbuffered, as memberlist's own
 	streams              chan net.Conn
+	intake               *intake
 
 	ctx    context.Context
 	cancel context.CancelFunc
-	wg     sync.WaitGroup // passOn
+	wg     sync.WaitGroup // passOn, or readPackets and accept
 
 	mu    sync.Mutex
 	conns map[*conn]struct{} // nil after Shutdown
-	// What others opened of them, and the bytes read of those.
-	inbound      int
-	inboundBytes int
+	// What strangers opened of them, and what members did.
+	strangers, members opened
+}
+
+// opened are streams that others opened.
+type opened struct {
+	streams int
+	by      map[netip.Addr]int // of each address, how many
+	bytes   int                // read of them
 }
 
 var _ memberlist.NodeAwareTransport = (*transport)(nil)
@@ -42,42 +112,104 @@ func newTransport(base memberlist.Transport, advertise netip.AddrPort, encrypted
 		stats:     stats,
 		packets:   make(chan *memberlist.Packet),
 		streams:   make(chan net.Conn),
+		intake:    newIntake(),
 		conns:     map[*conn]struct{}{},
+		strangers: opened{by: map[netip.Addr]int{}},
+		members:   opened{by: map[netip.Addr]int{}},
 	}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
-	t.wg.Go(t.passOn)
+	if s, ok := base.(*sockets); ok {
+		t.wg.Go(func() { t.readPackets(s.udp) })
+		t.wg.Go(func() { t.accept(s.tcp) })
+	} else {
+		t.wg.Go(t.passOn)
+	}
 	return t
 }
 
-// passOn counts what arrives, and leaves out what agents do not send, until Shutdown.
+// readPackets reads packets until Shutdown.
+func (t *transport) readPackets(c *net.UDPConn) {
+	buffer := make([]byte, maxPacket+1)
+	limit := rate.NewLimiter(readRate, readBurst)
+	for t.ctx.Err() == nil {
+		n, from, err := c.ReadFromUDPAddrPort(buffer)
+		if err != nil || !limit.Allow() {
+			t.pause(readPause)
+		}
+		if from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port()); err == nil && t.wants(buffer[:n], from) {
+			t.passPacket(&memberlist.Packet{Buf: slices.Clone(buffer[:n]), From: net.UDPAddrFromAddrPort(from), Timestamp: time.Now()})
+		}
+	}
+}
+
+// accept takes streams until Shutdown.
+func (t *transport) accept(l *net.TCPListener) {
+	limit := rate.NewLimiter(acceptRate, acceptBurst)
+	for t.ctx.Err() == nil {
+		c, err := l.Accept()
+		if err == nil {
+			t.passStream(c)
+		}
+		if err != nil || !limit.Allow() {
+			t.pause(readPause)
+		}
+	}
+}
+
+// pause waits for so long, less if Shutdown comes.
+func (t *transport) pause(d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-t.ctx.Done():
+	}
+}
+
+// passOn takes what comes of the transport under this one until Shutdown.
 func (t *transport) passOn() {
 	for {
 		select {
 		case p := <-t.Transport.PacketCh():
-			t.stats.packetsReceived.Add(1)
-			t.stats.packetBytesReceived.Add(int64(len(p.Buf)))
-			if !t.encrypted && hasCompressed(p.Buf) {
-				t.stats.malformed.Add(1)
-				continue
-			}
-			select {
-			case t.packets <- p:
-			case <-t.ctx.Done():
-				return
+			if t.wants(p.Buf, p.From.(*net.UDPAddr).AddrPort()) {
+				t.passPacket(p)
 			}
 		case c := <-t.Transport.StreamCh():
-			stream, err := t.track(c, true)
-			if err != nil {
-				continue
-			}
-			select {
-			case t.streams <- stream:
-			case <-t.ctx.Done():
-				return
-			}
+			t.passStream(c)
 		case <-t.ctx.Done():
 			return
 		}
+	}
+}
+
+// wants counts a packet, and reports whether memberlist gets it.
+func (t *transport) wants(b []byte, from netip.AddrPort) bool {
+	t.stats.packetsReceived.Add(1)
+	t.stats.packetBytesReceived.Add(int64(len(b)))
+	if !t.intake.packet(from) {
+		t.stats.refused.Add(1)
+		return false
+	}
+	if len(b) == 0 || len(b) > maxPacket || !t.encrypted && isForeign(b) {
+		t.stats.malformed.Add(1)
+		return false
+	}
+	return true
+}
+
+func (t *transport) passPacket(p *memberlist.Packet) {
+	select {
+	case t.packets <- p:
+	case <-t.ctx.Done():
+	}
+}
+
+func (t *transport) passStream(c net.Conn) {
+	stream, err := t.track(c, true)
+	if err != nil {
+		return
+	}
+	select {
+	case t.streams <- stream:
+	case <-t.ctx.Done():
 	}
 }
 
@@ -106,14 +238,7 @@ func (t *transport) WriteToAddress(b []byte, addr memberlist.Address) (time.Time
 
 // DialTimeout implements [memberlist.Transport].
 func (t *transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
-	var c net.Conn
-	var err error
-	if _, ok := t.Transport.(*memberlist.NetTransport); ok {
-		// As it does, but given up at Shutdown.
-		c, err = (&net.Dialer{Timeout: timeout}).DialContext(t.ctx, "tcp", addr)
-	} else {
-		c, err = t.Transport.DialTimeout(addr, timeout)
-	}
+	c, err := t.Transport.DialTimeout(addr, timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -143,25 +268,51 @@ func (t *transport) Shutdown() error {
 // track counts and remembers a connection, which it closes after Shutdown, or at once if it is one
 // too many of those that others opened.
 func (t *transport) track(c net.Conn, inbound bool) (net.Conn, error) {
-	tracked := &conn{Conn: c, transport: t, inbound: inbound}
+	tracked := &conn{Conn: c, transport: t}
+	if inbound {
+		from, _ := netip.ParseAddrPort(c.RemoteAddr().String()) // both kinds of transport have such
+		tracked.from, tracked.opened = from.Addr().Unmap(), &t.strangers
+		if t.intake.isMember(tracked.from) {
+			tracked.opened = &t.members
+		}
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.conns == nil || inbound && t.inbound == maxStreams {
+	if t.conns == nil || inbound && !t.mayOpen(tracked) {
 		c.Close()
 		return nil, net.ErrClosed
 	}
 	if inbound {
-		t.inbound++
+		tracked.opened.streams++
+		tracked.opened.by[tracked.from]++
 	}
 	t.conns[tracked] = struct{}{}
 	return tracked, nil
+}
+
+// mayOpen reports whether there is room for a stream that another opened. t.mu is held.
+func (t *transport) mayOpen(c *conn) bool {
+	o := c.opened
+	if o.streams < maxStreams && o.by[c.from] < maxHostStreams && (o == &t.members || t.intake.strangers.streams.Allow()) {
+		return true
+	}
+	t.stats.refused.Add(1)
+	return false
+}
+
+// streamOpen reports whether the host has opened a stream that is still open.
+func (t *transport) streamOpen(host netip.Addr) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.strangers.by[host] > 0 || t.members.by[host] > 0
 }
 
 // conn is a connection of a transport.
 type conn struct {
 	net.Conn
 	transport *transport
-	inbound   bool
+	opened    *opened // that it is one of; nil of one that this agent opened
+	from      netip.Addr
 	read      int // guarded by transport.mu
 }
 
@@ -169,7 +320,7 @@ type conn struct {
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	c.transport.stats.streamBytesReceived.Add(int64(n))
-	if c.inbound && n > 0 {
+	if c.opened != nil && n > 0 {
 		if err := c.take(b[:n]); err != nil {
 			return 0, err
 		}
@@ -184,9 +335,9 @@ func (c *conn) take(b []byte) error {
 	defer t.mu.Unlock()
 	first := c.read == 0
 	c.read += len(b)
-	t.inboundBytes += len(b)
+	c.opened.bytes += len(b)
 	switch {
-	case t.inboundBytes > maxStreamBytes:
+	case c.opened.bytes > maxStreamBytes:
 		return errIntake
 	case first && !t.encrypted:
 		return checkStream(b)
@@ -205,10 +356,13 @@ func (c *conn) Write(b []byte) (int, error) {
 func (c *conn) Close() error {
 	t := c.transport
 	t.mu.Lock()
-	if _, open := t.conns[c]; open && c.inbound {
-		t.inbound--
-		t.inboundBytes -= c.read
+	if _, open := t.conns[c]; open && c.opened != nil {
+		c.opened.streams--
+		c.opened.bytes -= c.read
 		c.read = 0
+		if c.opened.by[c.from]--; c.opened.by[c.from] == 0 {
+			delete(c.opened.by, c.from)
+		}
 	}
 	delete(t.conns, c)
 	t.mu.Unlock()

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -117,6 +119,38 @@ func TestSockets(t *testing.T) {
 	if s := a.Stats(); s.Members != 1 || s.PacketsSent == 0 || s.PacketBytesSent == 0 || s.PacketsReceived == 0 || s.PacketBytesReceived == 0 ||
 		s.StreamBytesSent == 0 || s.StreamBytesReceived == 0 || s.LoadsReceived == 0 {
 		t.Errorf("got %+v, want all that happened counted", s)
+	}
+}
+
+// TestPacketGarbage: a packet of anybody costs no more memory than it has bytes, and one that is
+// larger than agents send is dropped.
+func TestPacketGarbage(t *testing.T) {
+	g, err := Open(t.Context(), Config{Name: "a", Bind: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	conn, err := net.Dial("udp", g.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	sent := int64(0)
+	for g.Stats().PacketsReceived < 2000 { // some may be lost
+		if _, err := conn.Write([]byte("nonsense")); err != nil {
+			t.Fatal(err)
+		}
+		sent++
+		runtime.Gosched()
+	}
+	runtime.ReadMemStats(&after)
+	if each := (after.TotalAlloc - before.TotalAlloc) / 2000; each > 8<<10 {
+		t.Errorf("%d bytes of garbage for each of 2000 packets (%d sent), want at most %d", each, sent, 8<<10)
+	}
+	if n := g.Stats().Refused; n == 0 {
+		t.Error("none of 2000 packets was refused")
 	}
 }
 
