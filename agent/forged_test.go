@@ -1,11 +1,13 @@
 package agent
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"net"
 	goruntime "runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,7 +34,17 @@ func forgedAlive(name, grpc string) []byte {
 // answers queries meanwhile, and takes in the agents that are there.
 func TestForgedMembers(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
-		a, b := f.start(), f.start()
+		var asked atomic.Int64
+		a := f.start(func(a *Agent) {
+			dial := a.network.dial
+			a.network.dial = func(ctx context.Context, to string) (net.Conn, error) {
+				if strings.HasPrefix(to, "10.9.") {
+					asked.Add(1)
+				}
+				return dial(ctx, to)
+			}
+		})
+		b := f.start()
 		f.settled(a, b)
 		leader := f.led(a, b)
 		forger := f.gossip.Listen("10.0.0.99:7946")
@@ -49,6 +61,7 @@ func TestForgedMembers(t *testing.T) {
 				}
 			}
 		}
+		begun := time.Now()
 		forge(5000)
 		if n := len(a.gossip.Members()); n > 2+members.MostStrangers || n < 3 {
 			f.Errorf("gossip has %d members, want at most %d strangers, and some", n, members.MostStrangers)
@@ -64,6 +77,10 @@ func TestForgedMembers(t *testing.T) {
 		}
 		if now := f.led(a, b); now != leader {
 			f.Errorf("%s leads, before it was %s: they play agents that must", now.name, leader.name)
+		}
+		// Eight at a time are asked, and fifty a second.
+		if most := int64(16 + 50*time.Since(begun).Seconds()); asked.Load() > most {
+			f.Errorf("%d forged agents were asked what they are within %v, want at most %d", asked.Load(), time.Since(begun), most)
 		}
 		c := f.start()
 		f.eventually(time.Minute, func() string {

@@ -24,6 +24,8 @@ const (
 	describeAgain, describeAgainLongest = 100 * time.Millisecond, 10 * time.Second
 	// Agents that have not said yet what they are get asked by so many goroutines.
 	describers = 8
+	// Whoever names agents that are none must not have them ask all the time: so many fail a second.
+	failuresPerSecond = 50
 	// One of those that fail to say it is logged this often.
 	sayUndescribed = time.Minute
 )
@@ -89,12 +91,14 @@ func (ms *Members) askStrangers() {
 		ms.unasked = ms.unasked[1:]
 		address := o.address
 		ms.mu.Unlock()
-		ms.askStranger(o, address)
+		if err := ms.askStranger(o, address); err != nil {
+			_ = ms.failures.Wait(ms.config.Closing) // fails only at the end, when each ask does at once
+		}
 	}
 }
 
 // askStranger makes a member of a stranger that says at the address what it is, or has it asked again.
-func (ms *Members) askStranger(o *other, address string) {
+func (ms *Members) askStranger(o *other, address string) error {
 	conn, err := ms.config.Connect(address)
 	var m *control.Member
 	if err == nil {
@@ -120,7 +124,7 @@ func (ms *Members) askStranger(o *other, address string) {
 		ms.membersChanged.Tell()
 		o.askAgain() // it may have changed meanwhile
 		ms.running.Go(func() { ms.describe(o) })
-		return
+		return nil
 	default:
 		if now := time.Now(); err != nil && !o.logged && now.Sub(ms.lastUndescribed) > sayUndescribed {
 			ms.lastUndescribed, o.logged = now, true
@@ -138,6 +142,7 @@ func (ms *Members) askStranger(o *other, address string) {
 	if conn != nil {
 		ms.running.Go(func() { _ = conn.Close() }) // as in drop
 	}
+	return err
 }
 
 func (ms *Members) warnUndescribed(o *other, err error) {

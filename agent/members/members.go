@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -98,6 +99,7 @@ type Members struct {
 	strangers map[string]*other
 	unasked   []*other
 	asking    int
+	failures  *rate.Limiter // of asking strangers; one more waits
 	// lastUndescribed is when a stranger was last logged that fails to describe itself.
 	lastUndescribed time.Time
 
@@ -134,7 +136,8 @@ type other struct {
 func New(config Config) *Members {
 	ms := &Members{
 		config: config, own: config.Describe(), selfChanged: make(chan struct{}, 1),
-		others: map[string]*other{}, strangers: map[string]*other{}, profiles: map[control.ProfileKey]*control.Profile{},
+		others: map[string]*other{}, strangers: map[string]*other{},
+		failures: rate.NewLimiter(failuresPerSecond, describers), profiles: map[control.ProfileKey]*control.Profile{},
 	}
 	ms.feed.members = ms
 	return ms
