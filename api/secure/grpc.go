@@ -194,7 +194,11 @@ func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (c
 			state = &info.State
 		}
 	}
-	c, r := g.check(state, header.Get("authorization"), demandOf(method))
+	d := demandOf(method)
+	c, r := g.check(state, header.Get("authorization"), d)
+	if r != nil || d.open {
+		g.pace()
+	}
 	if r != nil {
 		g.refused(addressOf(p), method, r)
 		return ctx, r

@@ -9,10 +9,12 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
 
+	timerate "golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -31,11 +33,13 @@ type Guard struct {
 	access   *watched[*Access]
 	refusals refusals
 	waiting  waiting // connections whose handshake goes on
+	turns    *turns
 	silent   silent
 	open     peers // of gRPC, both those that came and those that this agent made
 	// What those hold who are no agents.
 	connections, calls quota
-	meters             meters // of clients with limits of their own
+	meters             meters            // of clients with limits of their own
+	free               *timerate.Limiter // see pace
 
 	tlsMu sync.Mutex
 	tls   tlsConfigs
@@ -74,6 +78,7 @@ func Open(config Config, o Options) (*Guard, error) {
 		return nil, err
 	}
 	g := &Guard{config: config, log: o.Logger, observe: o.OnRefusal, refusals: refusals{log: o.Logger}, waiting: waiting{limit: mostWaiting},
+		turns: newTurns(runtime.GOMAXPROCS(0)), free: timerate.NewLimiter(paceRate, paceBurst),
 		connections: quota{limit: o.Limits.Connections}, calls: quota{limit: o.Limits.Calls}}
 	if g.observe == nil {
 		g.observe = func(string) {}

@@ -20,8 +20,12 @@ func (g *Guard) HTTP(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		r := g.ofForeignPage(req)
 		var c caller
+		d := demandOfPath(req.URL.EscapedPath())
 		if r == nil {
-			c, r = g.check(req.TLS, req.Header.Values("Authorization"), demandOfPath(req.URL.EscapedPath()))
+			c, r = g.check(req.TLS, req.Header.Values("Authorization"), d)
+		}
+		if r != nil || d.open {
+			g.pace()
 		}
 		if r == nil {
 			c.from = remote(req.RemoteAddr)

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -121,6 +122,18 @@ func (c *countedConn) Close() error {
 // CloseWrite is as that of a plainConn.
 func (c *countedConn) CloseWrite() error { return closeWrite(c.Conn) }
 
+// paceRate and paceBurst bound, a second, the calls and requests that cost their sender nothing: the
+// refused, and those that anybody may make.
+const paceRate, paceBurst = 1000, 1000
+
+// longestPace is the longest that one is held up.
+const longestPace = time.Second
+
+// pace holds up a call that costs its sender nothing if there are too many of them, and with it
+// what else comes by its connection; the sender's own timeout does not count. It is not for those
+// that a client with a name may make.
+func (g *Guard) pace() { time.Sleep(min(g.free.Reserve().Delay(), longestPace)) }
+
 // Count counts a call by gRPC until its context ends, or refuses one that is beyond Limits, or the
 // limits of its client. Nobody may refuse it after that: grpc never ends the context of a call that
 // its server's tap refuses.
@@ -147,6 +160,7 @@ func (g *Guard) Count(ctx context.Context, method string) error {
 		if done != nil {
 			done()
 		}
+		g.pace()
 		g.observe(ReasonCalls)
 		g.refusals.add(c.from, "call refused", "too many calls", errTooManyCalls)
 		return errTooManyCalls

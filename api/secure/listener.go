@@ -91,8 +91,10 @@ func (g *Guard) handshake(raw net.Conn, p protocol) (*tls.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), handshakeTimeout)
 	defer cancel()
 	leave := g.waiting.enter(raw)
-	conn := tls.Server(raw, g.serverConfig(p))
+	taking := &turnConn{Conn: raw, turns: g.turns, ctx: ctx, holder: holderOf(raw.RemoteAddr())}
+	conn := tls.Server(taking, g.serverConfig(p))
 	err := conn.HandshakeContext(ctx)
+	taking.finish()
 	if evicted := leave(); evicted {
 		err = errEvicted
 	}
