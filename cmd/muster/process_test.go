@@ -53,7 +53,7 @@ func startProcess(t *testing.T) *process {
 }
 
 // smallNCF is a model directory.
-func smallNCF(t *testing.T) string {
+func smallNCF(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
 	if _, err := zoo.Generate(t.Context(), dir, "ncf", zoo.Options{Scale: zoo.Small}); err != nil {
@@ -64,7 +64,7 @@ func smallNCF(t *testing.T) string {
 
 // startAgent starts an agent that serves the models of a directory, with more
 // settings, and waits until it is ready.
-func startAgent(t *testing.T, models string, settings ...string) *process {
+func startAgent(t testing.TB, models string, settings ...string) *process {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -97,7 +97,7 @@ func startAgent(t *testing.T, models string, settings ...string) *process {
 }
 
 // waitForLog reads the log up to the line that has the word.
-func (p *process) waitForLog(t *testing.T, word string) string {
+func (p *process) waitForLog(t testing.TB, word string) string {
 	t.Helper()
 	var log strings.Builder
 	for {
