@@ -182,7 +182,7 @@ func (s *State) Latencies() []*Latency {
 	return slices.SortedFunc(maps.Values(s.latencies), func(a, b *Latency) int { return a.Compare(b.TableKey) })
 }
 
-// ModelKey is how a version of a model is named where one string must do: "name/version".
+// Key is how a version of a model is named where one string must do: "name/version".
 func (id ModelID) Key() string { return id.Name + "/" + strconv.FormatInt(id.Version, 10) }
 
 // origin is when a term begins, to the matcher.
