@@ -99,6 +99,11 @@ type Event struct {
 	Tables []TableKey
 }
 
+// query is what the matcher calls the event's query.
+func (e *Event) query() match.QueryID {
+	return match.QueryID{Gateway: e.Gateway, Sequence: e.Sequence}
+}
+
 // A ModelID names a version of a model.
 type ModelID struct {
 	Name    string
@@ -155,7 +160,7 @@ type Held struct {
 	BatchSize         int
 }
 
-// A TableKey names the latencies of a model, by [ModelKey], on a type of lanes.
+// A TableKey names the latencies of a model, by [ModelID.Key], on a type of lanes.
 type TableKey struct{ Model, Type string }
 
 // Compare orders keys by model, then by type.

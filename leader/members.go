@@ -36,7 +36,9 @@ func (s *State) describe(described *Member, free []time.Duration) {
 			ln := &lane{id: s.lastLane, member: m, index: i}
 			m.lanes = append(m.lanes, ln)
 			s.lanes[ln.id] = ln
-			s.step(match.Event{Kind: match.LaneJoined, Lane: ln.id, Agent: m.Name, Type: typ, Models: keys(holds), Remaining: at(free, i)})
+			s.step(match.Event{
+				Kind: match.LaneJoined, Lane: ln.id, Agent: m.Name, Type: typ, Models: keys(holds), Remaining: at(free, i),
+			})
 		}
 		drained, changed = false, true
 	} else if changed {
@@ -87,7 +89,8 @@ func (s *State) greeted(e *Event) {
 		for j := range e.Holds {
 			if h := &e.Holds[j]; h.Lane == i {
 				has.Holds = append(has.Holds, match.Held{
-					Query: match.QueryID{Gateway: h.Gateway, Sequence: h.Sequence}, Attempt: h.Attempt, Model: h.Model.Key(), BatchSize: h.BatchSize,
+					Query:   match.QueryID{Gateway: h.Gateway, Sequence: h.Sequence},
+					Attempt: h.Attempt, Model: h.Model.Key(), BatchSize: h.BatchSize,
 				})
 			}
 		}
@@ -133,8 +136,10 @@ func (s *State) completed(e *Event) {
 	if ln == nil {
 		return
 	}
-	id := match.QueryID{Gateway: e.Gateway, Sequence: e.Sequence}
-	answer := match.Event{Kind: match.Completed, Query: id, Attempt: e.Attempt, Lane: ln.id, Remaining: e.Remaining}
+	id := e.query()
+	answer := match.Event{
+		Kind: match.Completed, Query: id, Attempt: e.Attempt, Lane: ln.id, Remaining: e.Remaining,
+	}
 	if e.Refused {
 		answer.Kind = match.Refused
 		s.hear(ln, answer)
@@ -164,7 +169,8 @@ func (s *State) completed(e *Event) {
 		s.hasArrived(m, e.BatchSize)
 	}
 	seen := s.act(Observed)
-	seen.Member, seen.Model, seen.BatchSize, seen.Duration = ln.member.Member, m.ModelID, e.BatchSize, e.Execution
+	seen.Member, seen.Model = ln.member.Member, m.ModelID
+	seen.BatchSize, seen.Duration = e.BatchSize, e.Execution
 }
 
 // hasArrived counts a query.

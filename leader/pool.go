@@ -106,7 +106,9 @@ func (s *State) modelIs(id ModelID, settings settings) *model {
 		s.lengthen(k.key, settings.largest)
 	}
 	k.settings = settings
-	s.step(match.Event{Kind: match.ModelChanged, Model: k.key, QoSTarget: k.target, BatchSize: k.largest, RejectLate: k.late})
+	s.step(match.Event{
+		Kind: match.ModelChanged, Model: k.key, QoSTarget: k.target, BatchSize: k.largest, RejectLate: k.late,
+	})
 	s.poolChanged()
 	return k
 }
@@ -125,7 +127,9 @@ func (s *State) lengthen(model string, largest int) {
 		longer := *known
 		longer.Table = table
 		s.latencies[known.TableKey] = &longer
-		s.step(match.Event{Kind: match.ProfileChanged, Model: model, Type: known.Type, Table: table, Doubtful: known.Doubtful})
+		s.step(match.Event{
+			Kind: match.ProfileChanged, Model: model, Type: known.Type, Table: table, Doubtful: known.Doubtful,
+		})
 	}
 }
 
@@ -147,7 +151,8 @@ func (s *State) poolChanged() {
 		p.Members = append(p.Members, PoolMember{m.Member, holds})
 	}
 	for _, m := range slices.SortedFunc(maps.Values(s.models), byKey) {
-		p.Models = append(p.Models, Model{ModelID: m.ModelID, QoSTarget: m.target, Share: m.share, Largest: m.largest})
+		known := Model{ModelID: m.ModelID, QoSTarget: m.target, Share: m.share, Largest: m.largest}
+		p.Models = append(p.Models, known)
 	}
 	s.act(PoolChanged).Pool = p
 	if !maps.Equal(served, s.served) {
@@ -216,7 +221,9 @@ func (s *State) learned(a *Advice) {
 			continue // of before the model changed
 		}
 		s.latencies[l.TableKey] = l
-		s.step(match.Event{Kind: match.ProfileChanged, Model: l.Model, Type: l.Type, Table: l.Table, Doubtful: l.Doubtful})
+		s.step(match.Event{
+			Kind: match.ProfileChanged, Model: l.Model, Type: l.Type, Table: l.Table, Doubtful: l.Doubtful,
+		})
 	}
 	if a.Factors != nil {
 		s.factors, s.slow = a.Factors, a.Slow

@@ -111,19 +111,19 @@ func (s *State) cancelled(e *Event) {
 		return
 	}
 	g.forget(e.Sequence)
-	s.step(match.Event{Kind: match.Cancelled, Query: match.QueryID{Gateway: e.Gateway, Sequence: e.Sequence}})
+	s.step(match.Event{Kind: match.Cancelled, Query: e.query()})
 }
 
 func (s *State) unused(e *Event) {
 	if ln := s.lane(e.Agent, e.Lane); ln != nil {
-		s.hear(ln, match.Event{Kind: match.Unused, Query: match.QueryID{Gateway: e.Gateway, Sequence: e.Sequence}, Attempt: e.Attempt, Lane: ln.id})
+		s.hear(ln, match.Event{Kind: match.Unused, Query: e.query(), Attempt: e.Attempt, Lane: ln.id})
 	}
 }
 
 func (s *State) submitted(g *gateway, e *Event) {
 	s.submit(&query{
-		gateway: g, sequence: e.Sequence, asked: e.Model, batch: e.BatchSize, attempts: e.Attempt, agent: e.Agent, lane: e.Lane,
-		waited: e.Waited, timeLeft: e.TimeLeft, tag: e.Tag, tagSize: e.TagSize,
+		gateway: g, sequence: e.Sequence, asked: e.Model, batch: e.BatchSize, attempts: e.Attempt,
+		agent: e.Agent, lane: e.Lane, waited: e.Waited, timeLeft: e.TimeLeft, tag: e.Tag, tagSize: e.TagSize,
 	}, e.Denied)
 }
 
@@ -139,8 +139,10 @@ func (s *State) submit(q *query, denied string) {
 	case denied != "":
 		s.refuse(q, &match.Decision{Reason: match.UnknownModel}, denied)
 		return
-	case g.queries[q.sequence] == nil && (len(g.queries) >= mostSubmitted || g.account.bytes+q.weight > MostSubmittedBytes):
-		s.reject(q, &match.Decision{Action: match.Reject, Reason: match.Overloaded, Query: q.id(), Wait: time.Millisecond})
+	case g.queries[q.sequence] == nil &&
+		(len(g.queries) >= mostSubmitted || g.account.bytes+q.weight > MostSubmittedBytes):
+		d := match.Decision{Action: match.Reject, Reason: match.Overloaded, Query: q.id(), Wait: time.Millisecond}
+		s.reject(q, &d)
 		return
 	}
 	if q.attempts == 0 {
@@ -150,7 +152,8 @@ func (s *State) submit(q *query, denied string) {
 		q.agent = ""
 	}
 	if q.agent != "" {
-		if s.members[q.agent] == nil && s.now < settleTime && s.view[q.agent] != nil && !s.gone[q.agent] && len(s.parked) < mostSubmitted {
+		greets := s.members[q.agent] == nil && s.view[q.agent] != nil && !s.gone[q.agent]
+		if greets && s.now < settleTime && len(s.parked) < mostSubmitted {
 			g.remember(q)
 			s.parked = append(s.parked, q)
 			return
@@ -192,7 +195,8 @@ func (s *State) reject(q *query, d *match.Decision) {
 	case d.Reason == match.UnknownModel:
 		message = "no member of the fleet holds the model"
 	case d.Reason == match.Late && q != nil && q.model != nil:
-		message = fmt.Sprintf("the QoS target of %v can no longer be met, and the model rejects such queries", q.model.target)
+		message = fmt.Sprintf("the QoS target of %v can no longer be met, and the model rejects such queries",
+			q.model.target)
 	case d.Reason == match.Overloaded:
 		all, _ := s.matcher.Waiting()
 		message = fmt.Sprintf("overloaded: %d queries wait", all)
@@ -256,7 +260,8 @@ func (s *State) toNewest() {
 		for _, sequence := range slices.Sorted(maps.Keys(g.queries)) {
 			// One may have been rejected in favour of another.
 			q := g.queries[sequence]
-			if q == nil || q.asked.Version != 0 || q.model == nil || s.served[q.model.ModelID] || !s.matcher.Waits(q.id()) {
+			if q == nil || q.asked.Version != 0 || q.model == nil || s.served[q.model.ModelID] ||
+				!s.matcher.Waits(q.id()) {
 				continue
 			}
 			newest := ModelID{q.asked.Name, s.newestOf(q.asked.Name)}

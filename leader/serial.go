@@ -32,11 +32,12 @@ import (
 // Header is the first line of a recorded term, without the newline.
 const Header = "muster-term 1"
 
-var kindNames = []string{"time-passed", "view", "described", "greeted", "lanes-free", "link-broken", "gateway-connected", "gateway-lost",
-	"submitted", "cancelled", "unused", "completed", "learned", "outdated"}
+var kindNames = []string{"time-passed", "view", "described", "greeted", "lanes-free", "link-broken",
+	"gateway-connected", "gateway-lost", "submitted", "cancelled", "unused", "completed", "learned", "outdated"}
 
-var actionNames = []string{"assign", "reject", "offer-again", "welcome", "heartbeat", "tell-latencies", "tell-prices", "tell-ahead",
-	"ask-held", "arrived", "observed", "pool", "lanes-joined", "lanes-lost", "lane-overdue", "lane-silent", "lane-answers", "departs", "nonsense"}
+var actionNames = []string{"assign", "reject", "offer-again", "welcome", "heartbeat", "tell-latencies",
+	"tell-prices", "tell-ahead", "ask-held", "arrived", "observed", "pool", "lanes-joined", "lanes-lost",
+	"lane-overdue", "lane-silent", "lane-answers", "departs", "nonsense"}
 
 // String returns the serial form of k.
 func (k Kind) String() string { return name(kindNames, int(k)) }
@@ -246,7 +247,8 @@ func ParseEvent(line []byte) (at time.Duration, e Event, err error) {
 	}
 	kind := slices.Index(kindNames, fields[1])
 	if kind < 0 {
-		return 0, e, fmt.Errorf("event %.80q: kind %q is unknown, there are: %s", line, fields[1], strings.Join(kindNames, ", "))
+		all := strings.Join(kindNames, ", ")
+		return 0, e, fmt.Errorf("event %.80q: kind %q is unknown, there are: %s", line, fields[1], all)
 	}
 	e.Kind = Kind(kind)
 	switch e.Kind {

@@ -102,7 +102,8 @@ func New(cfg Config) (*State, error) {
 	}
 	s := &State{
 		cfg: cfg, matcher: m,
-		members: map[string]*member{}, lanes: map[match.LaneID]*lane{}, view: map[string]*Member{}, gone: map[string]bool{},
+		members: map[string]*member{}, lanes: map[match.LaneID]*lane{},
+		view: map[string]*Member{}, gone: map[string]bool{},
 		models: map[ModelID]*model{}, newest: map[string]int64{}, served: map[ModelID]bool{},
 		gateways: map[uint64]*gateway{}, accounts: map[string]*account{},
 		latencies: map[TableKey]*Latency{}, slow: map[string]string{}, factors: map[string]float64{},

@@ -50,19 +50,24 @@ func (s *State) Status() *Status {
 	// Rates are not over longer than this agent has led, but over long enough that a single query is
 	// not taken for many a second.
 	span := min(max(s.now, time.Second), rateSeconds*time.Second)
-	out := &Status{Waiting: all, WaitingLate: late, Rate: s.arrived.sum(s.now, span) / span.Seconds(), Limit: s.limit}
+	out := &Status{Waiting: all, WaitingLate: late, Limit: s.limit}
+	out.Rate = s.arrived.sum(s.now, span) / span.Seconds()
 	for _, name := range slices.Sorted(maps.Keys(s.members)) {
 		m := s.members[name]
 		a := AgentStatus{Name: name, Type: m.typ, Factor: s.factors[name]}
 		if len(m.lanes) > 0 {
 			a.Busy = min(1, m.busy.sum(s.now, span)/float64(span)/float64(len(m.lanes)))
 		}
-		a.Overdue = slices.ContainsFunc(m.lanes, func(ln *lane) bool { _, asked := s.matcher.Load(ln.id); return asked > 0 })
+		for _, ln := range m.lanes {
+			_, asked := s.matcher.Load(ln.id)
+			a.Overdue = a.Overdue || asked > 0
+		}
 		out.Agents = append(out.Agents, a)
 	}
 	for _, m := range s.models {
 		minute, lately := m.last(s.now, StatusSeconds), m.last(s.now, rateSeconds)
-		status := ModelStatus{ModelID: m.ModelID, Answered: m.total.answered, Late: m.total.late, Refused: m.total.refused}
+		status := ModelStatus{ModelID: m.ModelID}
+		status.Answered, status.Late, status.Refused = m.total.answered, m.total.late, m.total.refused
 		status.Rate = float64(lately.answered+lately.refused) / span.Seconds()
 		if n := minute.answered + minute.refused; n > 0 {
 			status.Within, status.Any = float64(minute.answered-minute.late)/float64(n), true
@@ -150,7 +155,8 @@ func (r *ring) sum(now time.Duration, over time.Duration) (sum float64) {
 func (s *State) Holds(agent string, lane int) (all []Held) {
 	if ln := s.lane(agent, lane); ln != nil {
 		for _, r := range s.matcher.Holds(nil, ln.id) {
-			all = append(all, Held{Gateway: r.Query.Gateway, Sequence: r.Query.Sequence, Attempt: r.Attempt, Lane: lane})
+			h := Held{Gateway: r.Query.Gateway, Sequence: r.Query.Sequence, Attempt: r.Attempt, Lane: lane}
+			all = append(all, h)
 		}
 	}
 	return all
@@ -168,7 +174,8 @@ func (s *State) Sizes() map[string]int {
 		queries += len(g.queries)
 	}
 	return map[string]int{
-		"members": len(s.members), "lanes": len(s.lanes), "models": len(s.models), "matcher's models": s.matcher.Models(),
+		"members": len(s.members), "lanes": len(s.lanes),
+		"models": len(s.models), "matcher's models": s.matcher.Models(),
 		"latencies": len(s.latencies), "gateways": len(s.gateways), "accounts": len(s.accounts),
 		"gone": len(s.gone), "factors": len(s.factors) + len(s.slow), "prices": len(s.prices),
 		"waiting": waiting, "reserved": reserved, "queries": queries, "parked": len(s.parked),

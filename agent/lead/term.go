@@ -140,7 +140,9 @@ func (t *term) open() bool {
 	t.start = time.Now()
 	t.now = t.start
 	view := l.fleet.View()
-	config := leader.Config{Self: l.fleet.Self(), Policy: l.config.Policy, Seed: rand.Uint64(), Ahead: control.Duration(view.GetAheadNs())}
+	config := leader.Config{
+		Self: l.fleet.Self(), Policy: l.config.Policy, Seed: rand.Uint64(), Ahead: control.Duration(view.GetAheadNs()),
+	}
 	if l.config.Record != "" {
 		if err := t.startRecording(&config); err != nil {
 			l.log.Error("nothing is recorded", "file", l.config.Record, "error", err)
@@ -237,7 +239,8 @@ func (t *term) carryOut(a *leader.Action) {
 	case leader.PoolChanged:
 		t.learning.poolIs(a.Pool)
 	case leader.LanesJoined:
-		l.log.Debug("lanes have joined", "agent", a.Agent, "instance_type", t.described[a.Agent].GetInstanceType(), "lanes", a.N)
+		typ := t.described[a.Agent].GetInstanceType()
+		l.log.Debug("lanes have joined", "agent", a.Agent, "instance_type", typ, "lanes", a.N)
 	case leader.LanesLost:
 		level := slog.LevelWarn
 		if a.Known {
@@ -253,7 +256,8 @@ func (t *term) carryOut(a *leader.Action) {
 	case leader.LaneAnswers:
 		l.log.Info("lane answers again", "agent", a.Agent, "lane", a.Lane, eventKey, "lane")
 	case leader.Departs:
-		l.log.Info("an agent departs from its type", "agent", a.Agent, "factor", a.Factor, "own_profile", a.Known, eventKey, "lane")
+		l.log.Info("an agent departs from its type", "agent", a.Agent, "factor", a.Factor,
+			"own_profile", a.Known, eventKey, "lane")
 	case leader.Nonsense:
 		l.log.Warn("an event makes no sense", "event", a.Message)
 	}
@@ -281,7 +285,9 @@ func (t *term) decided(a *leader.Action) {
 		})
 	case leader.OfferAgain:
 		revoke(out, d.Query.Sequence, uint32(d.Attempt))
-		out.OfferAgain = append(out.OfferAgain, &control.OfferAgain{Sequence: d.Query.Sequence, Attempt: uint32(d.Attempt), Reason: d.Reason.String()})
+		out.OfferAgain = append(out.OfferAgain, &control.OfferAgain{
+			Sequence: d.Query.Sequence, Attempt: uint32(d.Attempt), Reason: d.Reason.String(),
+		})
 	}
 }
 
@@ -342,7 +348,8 @@ func (t *term) heard(name string, m *control.WorkerMessage, greets bool) {
 		holds := make([]leader.Held, len(m.GetHeld()))
 		for i, h := range m.GetHeld() {
 			holds[i] = leader.Held{
-				Gateway: h.GetGateway(), Sequence: h.GetSequence(), Attempt: int(h.GetAttempt()), Lane: int(h.GetLane()),
+				Gateway: h.GetGateway(), Sequence: h.GetSequence(),
+				Attempt: int(h.GetAttempt()), Lane: int(h.GetLane()),
 				Model: leader.ModelID{Name: h.GetModel(), Version: h.GetVersion()}, BatchSize: int(h.GetBatchSize()),
 			}
 		}
@@ -357,9 +364,11 @@ func (t *term) completed(name string, c *control.Completed) {
 		t.leader.metrics.refusals.Inc()
 	}
 	t.step(leader.Event{
-		Kind: leader.Completed, Agent: name, Lane: int(c.GetLane()), Gateway: c.GetGateway(), Sequence: c.GetSequence(), Attempt: int(c.GetAttempt()),
+		Kind: leader.Completed, Agent: name, Lane: int(c.GetLane()),
+		Gateway: c.GetGateway(), Sequence: c.GetSequence(), Attempt: int(c.GetAttempt()),
 		Remaining: control.Duration(c.GetRemainingNs()), Refused: c.GetRefused() != "",
-		Model: leader.ModelID{Name: c.GetModel(), Version: c.GetVersion()}, BatchSize: int(c.GetBatchSize()), Bytes: c.GetBytes(),
+		Model:     leader.ModelID{Name: c.GetModel(), Version: c.GetVersion()},
+		BatchSize: int(c.GetBatchSize()), Bytes: c.GetBytes(),
 		Execution: control.Duration(c.GetExecutionNs()), Queue: control.Duration(c.GetQueueNs()),
 		Receive: control.Duration(c.GetReceiveNs()), Latency: control.Duration(c.GetLatencyNs()),
 	})

@@ -59,7 +59,8 @@ func Text(b []byte, key, v string) []byte {
 // Item appends one value of a list; it may be empty. A value that has spaces is quoted.
 func Item(b []byte, key, v string) []byte {
 	b = append(append(append(b, ' '), key...), '=')
-	if v == "" || strings.ContainsFunc(v, func(r rune) bool { return r == '"' || !unicode.IsGraphic(r) || unicode.IsSpace(r) }) {
+	odd := func(r rune) bool { return r == '"' || !unicode.IsGraphic(r) || unicode.IsSpace(r) }
+	if v == "" || strings.ContainsFunc(v, odd) {
 		return strconv.AppendQuote(b, v)
 	}
 	return append(b, v...)

@@ -54,10 +54,12 @@ type Replayed struct {
 // A Player takes an event's line and returns when it happened and the lines that it leads to.
 type Player func(line []byte) (at time.Duration, decided []byte, err error)
 
+// Begin takes the settings' JSON of a part and returns its policy and what plays it.
+type Begin func(settings *json.Decoder) (policy string, p Player, err error)
+
 // Replay feeds a recording's events to new players, one for each part, and compares what they decide
-// with what is recorded, byte for byte. The error names the first line that differs. Begin takes the
-// settings' JSON and returns the policy, too.
-func Replay(r io.Reader, header string, begin func(settings *json.Decoder) (policy string, p Player, err error)) (*Replayed, error) {
+// with what is recorded, byte for byte. The error names the first line that differs.
+func Replay(r io.Reader, header string, begin Begin) (*Replayed, error) {
 	in := &lineReader{s: bufio.NewScanner(r), header: header}
 	in.s.Buffer(nil, 1<<26) // latency tables are one line
 	if in.next(); in.text != header {
@@ -79,7 +81,7 @@ func Replay(r io.Reader, header string, begin func(settings *json.Decoder) (poli
 }
 
 // part replays one part, of which in has read the header.
-func (out *Replayed) part(in *lineReader, begin func(*json.Decoder) (string, Player, error)) error {
+func (out *Replayed) part(in *lineReader, begin Begin) error {
 	in.next()
 	data, ok := strings.CutPrefix(in.text, configPrefix)
 	if !ok {
@@ -104,13 +106,16 @@ func (out *Replayed) part(in *lineReader, begin func(*json.Decoder) (string, Pla
 		for rest := decided; len(rest) > 0; {
 			i := bytes.IndexByte(rest, '\n')
 			if in.next(); in.end || in.text != string(rest[:i]) {
-				return in.fault("after %.200q the recording has %.200q, the matcher decides %.200q", eventLine, in.text, rest[:i])
+				return in.fault("after %.200q the recording has %.200q, the matcher decides %.200q",
+					eventLine, in.text, rest[:i])
 			}
 			out.Decisions++
 			rest = rest[i+1:]
 		}
-		if in.next(); !in.end && in.text != in.header && !(in.text != "" && in.text[0] >= '0' && in.text[0] <= '9') {
-			return in.fault("after %.200q the recording has %.200q, the matcher decides nothing more", eventLine, in.text)
+		event := func() bool { return in.text != "" && in.text[0] >= '0' && in.text[0] <= '9' }
+		if in.next(); !in.end && in.text != in.header && !event() {
+			return in.fault("after %.200q the recording has %.200q, the matcher decides nothing more",
+				eventLine, in.text)
 		}
 	}
 	return nil
