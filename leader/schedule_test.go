@@ -185,7 +185,7 @@ func (w *world) randomFault() {
 		w.note("%s is frozen for %v", m.member.Name, d)
 		m.frozen = max(m.frozen, w.now+d)
 		w.faulty(m.frozen)
-		w.after(d, func() { w.excuse(m, -1) }) // it may greet before it takes what came meanwhile
+		w.after(d, func() { w.excuse(m) }) // it may greet before it takes what came meanwhile
 	case 4:
 		w.note("gateway %d crashes", g.id)
 		g.dead = true
@@ -232,7 +232,7 @@ func (w *world) crash(m *testMember) {
 		return
 	}
 	w.note("%s crashes", m.member.Name)
-	w.excuse(m, -1)
+	w.excuse(m)
 	m.dead = true
 	for lane, queue := range m.lanes {
 		for _, a := range queue {
@@ -260,8 +260,7 @@ func (w *world) breakLink(m *testMember, d time.Duration) {
 	if m.link == nil || w.state == nil {
 		return
 	}
-	m.link.up.ended = true
-	m.link = nil
+	w.cut(m)
 	w.step(&Event{Kind: LinkBroken, Agent: m.member.Name, Gone: m.dead, Why: "a test"})
 	w.open(m)
 }

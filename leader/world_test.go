@@ -267,7 +267,7 @@ func (w *world) lead() {
 	w.after(settleTime, func() { // whoever has not greeted by then is given up
 		for _, m := range w.members {
 			if w.state == state && (m.link == nil || !m.link.opened) {
-				w.excuse(m, -1)
+				w.excuse(m)
 			}
 		}
 	})
@@ -349,6 +349,9 @@ func (w *world) do(a *Action) {
 		if w.trace != nil {
 			w.note("<- %s", AppendAction(nil, a))
 		}
+		if q := w.find(d.Query.Gateway, d.Query.Sequence); q != nil && d.Reason == match.LaneOverdue {
+			q.excused = true
+		}
 		if a.Kind == Assign {
 			if q := w.find(d.Query.Gateway, d.Query.Sequence); q != nil && q.withdrawn && q.outcome != "" {
 				w.failf("%v is assigned, and the leader was told that it is %s", q, q.outcome)
@@ -369,25 +372,36 @@ func (w *world) do(a *Action) {
 		}
 	case AskHeld:
 		if m := w.member(a.Agent); m != nil && m.link != nil {
-			m.link.up.ended = true
-			m.link = nil
+			w.cut(m)
 			w.open(m)
 		}
 	case LanesLost:
 		w.note("lanes of %s are lost: %s", a.Agent, a.Message)
-		w.excuse(w.member(a.Agent), -1)
+		w.excuse(w.member(a.Agent))
 	case LaneOverdue:
 		w.note("lane %d of %s is overdue", a.Lane, a.Agent)
-		w.excuse(w.member(a.Agent), a.Lane)
+		w.excuse(w.member(a.Agent))
 	case Nonsense:
 		w.failf("%s", a.Message)
 	}
 }
 
 // excuse notes that a member's lanes are lost: what they had may run elsewhere.
-func (w *world) excuse(m *testMember, _ int) {
+func (w *world) excuse(m *testMember) {
 	for _, q := range w.queries {
 		if q.outcome == "" && slices.Contains(q.places, m) {
+			q.excused = true
+		}
+	}
+}
+
+// cut ends a member's link. The leader may take what the lanes have answered, and could not tell it, for
+// lost, and give it to another before its gateway has the answer.
+func (w *world) cut(m *testMember) {
+	m.link.up.ended = true
+	m.link = nil
+	for _, q := range w.queries {
+		if q.outcome == "" && q.ran > 0 && slices.Contains(q.places, m) {
 			q.excused = true
 		}
 	}
@@ -477,6 +491,7 @@ func (m *testMember) remaining(lane int) (d time.Duration) {
 func (m *testMember) tell(c *call, refused bool, took time.Duration) {
 	link := m.link
 	if link == nil || link.up.ended || !link.said {
+		c.q.excused = true // as in cut
 		return
 	}
 	e := Event{Kind: Completed, Agent: m.member.Name, Lane: c.lane, Gateway: c.q.g.id, Sequence: c.q.sequence, Attempt: c.attempt,
