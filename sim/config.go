@@ -103,8 +103,12 @@ type Config struct {
 	// ShardLanes is handed to match.Config.
 	ShardLanes int
 
-	// What follows matters to the policy priced only. Gateways is how many decide alone, each on
-	// its part of the queries; 0: 4.
+	// Faults are what goes wrong. With any the whole fleet is simulated, elections and gateways
+	// included; without, a leader and lanes of which nothing can go wrong.
+	Faults []Fault
+
+	// What follows matters to the policy priced, and with faults. Gateways is how many there are, each
+	// with its part of the queries; 0: 4.
 	Gateways int
 	// GossipDelay is how often a lane tells the gateways of its load, so how old their view may be; 0: it is always fresh.
 	GossipDelay time.Duration
@@ -168,6 +172,7 @@ func (c *Config) Validate() error {
 	}
 	errs = append(errs, c.validatePool()...)
 	errs = append(errs, c.validateModels()...)
+	errs = append(errs, c.validateFaults()...)
 	return errors.Join(errs...)
 }
 

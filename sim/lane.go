@@ -96,14 +96,18 @@ func (r *run) enqueue(a *attempt) {
 	}
 }
 
-// serve has an idle lane run an attempt.
-func (r *run) serve(l *lane, a *attempt) {
-	q := r.at(a.query)
+// service is how long a lane runs a query.
+func (r *run) service(l *lane, q *query) time.Duration {
 	service := l.execution[q.model].Quantile(q.uniform, int(q.batch))
 	if q.noise != 1 {
 		service = time.Duration(float64(service) * q.noise)
 	}
-	service = min(max(service, 1), MaxLatency)
+	return min(max(service, 1), MaxLatency)
+}
+
+// serve has an idle lane run an attempt.
+func (r *run) serve(l *lane, a *attempt) {
+	service := r.service(l, r.at(a.query))
 	a.start = r.now
 	l.running = a
 	l.busy += service

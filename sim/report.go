@@ -37,6 +37,8 @@ type Report struct {
 	// DecisionCost is the mean wall time that the policy took for a step, in µs; it is the one
 	// number that differs from run to run, and absent unless measured.
 	DecisionCostUs float64 `json:"decision_cost_us,omitempty"`
+	// Faults are what came of Config.Faults, by time, over all runs.
+	Faults []FaultSummary `json:"faults,omitempty"`
 	// Warnings say what the pool cannot do.
 	Warnings []string  `json:"warnings,omitempty"`
 	Runs     []*Result `json:"per_seed"`
@@ -174,6 +176,7 @@ func report(ctx context.Context, cfg *Config, rates []float64, progress func(arr
 	s, sh, b := all.Satisfaction(), shared.Satisfaction(), base.Satisfaction()
 	r.QoSSatisfaction, r.QoSSatisfactionShared, r.QoSSatisfactionBaseOnly, r.Latency = &s, &sh, &b, &q
 	r.DecisionCostUs = round(float64(cost)/1e3, 3)
+	r.Faults = summarizeFaults(r.Runs)
 	return r, nil
 }
 
@@ -227,12 +230,41 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.DecisionCostUs > 0 {
 		fmt.Fprintf(&b, "a decision takes %.2f us\n", r.DecisionCostUs)
 	}
+	if len(r.Faults) > 0 {
+		b.WriteByte('\n')
+		r.writeFaults(&b)
+	}
 	if len(r.Runs) > 0 {
 		b.WriteByte('\n')
 		r.writeRuns(&b)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// writeFaults says of each fault what became of the queries around it.
+func (r *Report) writeFaults(b *strings.Builder) {
+	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(t, "fault\tlate in %v before\tin %v after\tlost\tnext leader\t\n", faultWindow, faultWindow)
+	late := func(c FaultCount) string {
+		return fmt.Sprintf("%d of %d (%.2f %%)", c.Late, c.Queries, 100*c.LateShare())
+	}
+	for _, f := range r.Faults {
+		next := "-"
+		switch {
+		case f.NextLeader > 0:
+			next = fmt.Sprintf("after %.1f ms, at most %.1f ms", f.WithoutLeaderMS, f.WithoutLeaderMaxMS)
+		case f.HitLeader > 0:
+			next = "none"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t\n", f.Fault, late(f.Before), late(f.After), f.After.Lost, next)
+	}
+	t.Flush()
+	var all Counts
+	for _, run := range r.Runs {
+		all.add(run.Counts)
+	}
+	fmt.Fprintf(b, "of all %d queries %d late, %d lost\n", all.Queries, all.Late, all.Lost+all.NeverServed)
 }
 
 func (r *Report) writeRuns(b *strings.Builder) {

@@ -20,10 +20,12 @@ const (
 	Dropped
 	// NeverServed: it still waited when nothing more happened.
 	NeverServed
+	// Lost: as many attempts as a query may have have failed. Only faults do that.
+	Lost
 )
 
 func (o Outcome) String() string {
-	return [...]string{"served", "rejected", "dropped", "never-served"}[o]
+	return [...]string{"served", "rejected", "dropped", "never-served", "lost"}[o]
 }
 
 // Counts are queries by outcome. Late are those that did not finish within
@@ -35,6 +37,7 @@ type Counts struct {
 	Rejected    int `json:"rejected"`
 	Dropped     int `json:"dropped"`
 	NeverServed int `json:"never_served"`
+	Lost        int `json:"lost,omitempty"`
 }
 
 // Satisfaction is the share of the queries that met their QoS target, in 0..1.
@@ -105,6 +108,8 @@ type Result struct {
 	DecisionCost time.Duration `json:"-"`
 	// Satisfied: every model's target is met.
 	Satisfied bool `json:"satisfied"`
+	// Faults are what came of Config.Faults, by time.
+	Faults []FaultResult `json:"faults,omitempty"`
 
 	latency          *hdrhistogram.Histogram // of all models
 	shared, baseOnly Counts                  // by size class; Queries and Late only
@@ -174,6 +179,9 @@ func (r *run) result() *Result {
 		}
 		res.Types = append(res.Types, tr)
 	}
+	if r.fleet != nil {
+		res.Faults = r.fleet.results
+	}
 	if r.cfg.Clock != nil && r.steps > 0 {
 		res.DecisionCost = r.cost / time.Duration(r.steps)
 	}
@@ -187,6 +195,7 @@ func (c *Counts) add(o Counts) {
 	c.Rejected += o.Rejected
 	c.Dropped += o.Dropped
 	c.NeverServed += o.NeverServed
+	c.Lost += o.Lost
 }
 
 // allowedLate is how many of n queries may be late.

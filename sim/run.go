@@ -67,6 +67,7 @@ type run struct {
 	lanes   []lane
 	matcher *match.Matcher
 	priced  *gateways       // in place of the matcher, or nil
+	fleet   *fleet          // the same, where there are faults
 	rec     *match.Recorder // may be nil
 	log     *queryLog
 
@@ -242,10 +243,12 @@ func (r *run) simulate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	switch r.cfg.Policy {
-	case Oracle:
+	switch {
+	case r.cfg.Policy == Oracle:
 		return errors.New("the oracle serves a sequence of queries at its own rate: ask for its throughput")
-	case Priced:
+	case len(r.cfg.Faults) > 0:
+		r.fleet, err = newFleet(r)
+	case r.cfg.Policy == Priced:
 		r.priced, err = newGateways(r)
 	default:
 		err = r.startMatcher()
@@ -283,6 +286,9 @@ func (r *run) simulate(ctx context.Context) error {
 	if r.err == nil && r.rec != nil {
 		r.err = r.rec.Flush()
 	}
+	if r.err == nil && r.fleet != nil {
+		r.err = r.fleet.writeRecordings()
+	}
 	return r.err
 }
 
@@ -292,6 +298,10 @@ const interruptible = 1 << 12
 // until lets happen what happens up to the time, in order; at one time what
 // was scheduled first, and the matcher's wish last.
 func (r *run) until(ctx context.Context, t time.Duration) {
+	if r.fleet != nil {
+		r.fleet.until(ctx, t)
+		return
+	}
 	for !r.lost && r.err == nil {
 		if r.happened++; r.happened%interruptible == 0 && ctx.Err() != nil {
 			r.err = ctx.Err()
@@ -379,6 +389,8 @@ func (r *run) arrive(q *workload.Query) {
 	m.counts.Queries++
 	r.markLate()
 	switch {
+	case r.fleet != nil:
+		r.fleet.gateways[seq%uint64(len(r.fleet.gateways))].arrive(seq)
 	case r.priced != nil:
 		r.setWaits(r.at(seq), true)
 		r.priced.arrived(seq)
@@ -581,6 +593,11 @@ func (r *run) finish(seq uint64, q *query, o Outcome, by *attempt) {
 		m.counts.Dropped++
 	case NeverServed:
 		m.counts.NeverServed++
+	case Lost:
+		m.counts.Lost++
+	}
+	if r.fleet != nil {
+		r.fleet.tally(q, onTime, o)
 	}
 	if r.log != nil {
 		if err := r.log.write(r, seq, q, o, onTime, by); err != nil {

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -106,6 +107,9 @@ type search struct {
 }
 
 func newSearch(cfg *Config) (*search, error) {
+	if len(cfg.Faults) > 0 {
+		return nil, errors.New("faults: the allowable throughput is of a fleet in which nothing goes wrong; give a rate")
+	}
 	s := &search{cfg: *cfg}
 	s.cfg.Rate, s.cfg.Log, s.cfg.Record, s.cfg.Clock, s.cfg.Progress = 1, nil, nil, nil, nil
 	if err := s.cfg.Validate(); err != nil {

@@ -57,7 +57,7 @@ func (o *simOptions) add(flags *pflag.FlagSet) {
 	flags.Float64Var(&o.rttMS, "rtt-ms", 0, "network round trip in ms")
 	flags.Float64Var(&o.deadlineMS, "deadline-ms", 0, "drop a query that has waited so long; 0: never")
 	flags.BoolVar(&o.rejectLate, "reject-late", false, "reject queries that can no longer be served in time")
-	flags.IntVar(&o.gateways, "gateways", 4, "gateways that decide alone (policy priced)")
+	flags.IntVar(&o.gateways, "gateways", 4, "gateways: those that decide alone (policy priced), and all with --fault")
 	flags.Float64Var(&o.gossipMS, "gossip-ms", 1000, "ms between a lane's news of its load, 0: always fresh (policy priced)")
 	flags.IntVar(&o.probes, "probes", match.DefaultProbes, "lanes that a gateway asks at most before it asks as many again; -1: none (policy priced)")
 	flags.BoolVar(&o.json, "json", false, "print JSON")
@@ -73,6 +73,7 @@ func newSimCommand() *cobra.Command {
 	var rate float64
 	var threshold int
 	var find bool
+	var faults []string
 	cmd := &cobra.Command{
 		Use:   "sim",
 		Short: "Simulate a fleet: what a pool and a policy can do",
@@ -84,12 +85,22 @@ in production.
 Policies: ` + strings.Join(sim.Policies(), ", ") + `.
 
 --find-throughput searches the allowable throughput: the highest arrival rate at
-which 99 % of the queries still meet their QoS target.`,
+which 99 % of the queries still meet their QoS target.
+
+--fault has something go wrong, and the report say what became of the queries of
+the two seconds before and after. A fault, or each line of a file of faults (what
+follows a # is a comment), is
+` + sim.FaultHelp + `
+The whole fleet is simulated then: agents elect a leader, and gateways decide
+alone while none answers. All agents rank alike, so the last by name leads.`,
 		Example: `  muster sim --model rm2 --pool g4dn.xlarge=1,r5n.large=13 --rate 120
   muster sim --model rm2 --pool g4dn.xlarge=1,r5n.large=13 --policy kairos --find-throughput --json
   muster sim --model ncf=3 --model wnd --pool g4dn.xlarge=2,c5n.2xlarge=3 --rate 900 --load 10s:1,5s:1.2
   muster sim --model rm2 --pool g4dn.xlarge=4 --rate 50 --seeds 1 --log queries.csv --record run.txt
-  muster sim replay run.txt`,
+  muster sim replay run.txt
+  muster sim --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 --rtt-ms 1 --fault kill-leader@10s --fault freeze-leader@15s+3s
+  muster sim --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 --fault cut-r5n.large-3@5s+2s --fault delay@10s+1s:20ms
+  muster sim --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 --fault faults.txt`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if pool == "" {
@@ -104,6 +115,9 @@ which 99 % of the queries still meet their QoS target.`,
 				return err
 			}
 			cfg.Pool, cfg.Policy, cfg.Threshold = p, policy, threshold
+			if cfg.Faults, err = readFaults(faults); err != nil {
+				return err
+			}
 			if load != "" {
 				if isFile(o.arrivals) {
 					return errors.New("load: the arrivals file says how the load changes; leave --load away")
@@ -135,8 +149,10 @@ which 99 % of the queries still meet their QoS target.`,
 	flags.StringVar(&load, "load", "", "changes of the rate over time, as DURATION:FACTOR,DURATION:FACTOR, round and round")
 	flags.StringVar(&logFile, "log", "", "write each query's outcome to a CSV file")
 	flags.StringVar(&recordFile, "record", "", "write the policy's events and decisions to a file, for replay")
+	flags.StringArrayVar(&faults, "fault", nil, "what goes wrong and when, as VERB-TARGET@TIME+DURATION:AMOUNT (see above), or a file with one a line; repeat it for several")
 	o.add(flags)
 	cmd.MarkFlagsMutuallyExclusive("rate", "find-throughput")
+	cmd.MarkFlagsMutuallyExclusive("fault", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("log", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("record", "find-throughput")
 	cmd.AddCommand(newSimCompareCommand(), newSimReplayCommand())
@@ -246,6 +262,31 @@ func (o *simOptions) simulate(cmd *cobra.Command, cfg *sim.Config, source *sim.S
 		return err
 	}
 	return o.print(cmd, report, source)
+}
+
+// readFaults reads faults, each of which is one or a file of some.
+func readFaults(texts []string) (faults []sim.Fault, err error) {
+	for _, text := range texts {
+		if !isFile(text) {
+			f, err := sim.ParseFault(text)
+			if err != nil {
+				return nil, fmt.Errorf("%w; or give a file with one a line", err)
+			}
+			faults = append(faults, f)
+			continue
+		}
+		f, err := os.Open(text)
+		if err != nil {
+			return nil, fmt.Errorf("faults: %w", err)
+		}
+		read, err := sim.ReadFaults(text, f)
+		f.Close()
+		if err != nil {
+			return nil, err
+		}
+		faults = append(faults, read...)
+	}
+	return faults, nil
 }
 
 // withFile has do write a file, or nothing if there is no path.

@@ -29,6 +29,7 @@ func TestSimBadInput(t *testing.T) {
 		"trace.csv":   "arrival_ms,model,batch_size\n0,rm2,x\n",
 		"sizes.csv":   "batch_size\n0\n",
 		"run.txt":     "muster-match 2\nrubbish\n",
+		"faults.txt":  "# comment\nkill-leader@1s\nkill-leader@soon # why\n",
 	})
 	const pool = " --pool g4dn.xlarge=1,r5n.large=4"
 	for args, want := range map[string]string{
@@ -64,6 +65,11 @@ func TestSimBadInput(t *testing.T) {
 		"--model rm2 --rate 5 --samples " + dir + "/missing.csv" + pool: "20",
 		"--model rm2 --rate 5 --batch " + dir + "/sizes.csv" + pool:     "line 2",
 		"--model rm2 --arrivals " + dir + "/trace.csv" + pool:           "line 2",
+		"--model rm2 --rate 5 --fault kill" + pool:                      `fault "kill": got no @`,
+		"--model rm2 --rate 5 --fault melt-leader@1s" + pool:            `got the verb "melt"`,
+		"--model rm2 --rate 5 --fault kill-box-1@1s" + pool:             "r5n.large-1 to r5n.large-4",
+		"--model rm2 --rate 5 --fault " + dir + "/faults.txt" + pool:    `faults.txt line 3: fault "kill-leader@soon": got the time "soon"`,
+		"--model rm2 --find-throughput --fault kill-leader@1s" + pool:   "find-throughput",
 		"replay " + dir + "/run.txt":                                    "line 2",
 		"replay " + dir + "/no-such":                                    "no-such",
 		"compare":                                                       "give --model",
@@ -118,6 +124,49 @@ func TestSim(t *testing.T) {
 		if report[key] == nil {
 			t.Errorf("no %s in %s", key, stdout)
 		}
+	}
+}
+
+func TestSimFaults(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"faults.txt": "# a leader's end\nkill-leader@3s\n"})
+	args := []string{
+		"sim", "--model", "dien", "--pool", "g4dn.xlarge=1,r5n.large=4", "--rate", "150", "--queries", "1500", "--seeds", "2", "--rtt-ms", "1",
+		"--fault", filepath.Join(dir, "faults.txt"), "--fault", "freeze-r5n.large-1@6s+1s",
+	}
+	stdout, _, err := execute(t, args...)
+	for _, want := range []string{"fault", "kill-leader@3s", "freeze-r5n.large-1@6s+1s", "late in 2s before", "after ", " ms, at most ", "of all 3000 queries "} {
+		if err != nil || !strings.Contains(stdout, want) {
+			t.Fatalf("printed %s, %v, want %q", stdout, err, want)
+		}
+	}
+	stdout, _, err = execute(t, append(args, "--json")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type count struct{ Queries, Late, Lost int }
+	var report struct {
+		Faults []struct {
+			Fault         string
+			Before, After count
+			Hit           int     `json:"hit_leader_runs"`
+			Next          int     `json:"next_leader_runs"`
+			Without       float64 `json:"without_leader_ms"`
+		}
+		Runs []struct {
+			Faults []struct{ Fault, Agent string }
+		} `json:"per_seed"`
+	}
+	if err := json.Unmarshal([]byte(stdout), &report); err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Faults) != 2 || len(report.Runs) != 2 || len(report.Runs[1].Faults) != 2 {
+		t.Fatalf("printed %s", stdout)
+	}
+	if k := report.Faults[0]; k.Fault != "kill-leader@3s" || k.Hit != 2 || k.Next != 2 || k.Without <= 0 || k.After.Queries < 500 || k.After.Lost != 0 {
+		t.Errorf("of the kill: %+v", k)
+	}
+	if run := report.Runs[0].Faults; run[0].Agent != "r5n.large-4" || run[1].Agent != "r5n.large-1" {
+		t.Errorf("whom they hit: %+v", run)
 	}
 }
 

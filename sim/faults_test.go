@@ -1,0 +1,286 @@
+package sim
+
+import (
+	"bytes"
+	"encoding/csv"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/sim/workload"
+)
+
+func TestParseFault(t *testing.T) {
+	const s, ms = time.Second, time.Millisecond
+	for text, want := range map[string]Fault{
+		"kill-leader@10s":             {Verb: Kill, Target: "leader", At: 10 * s},
+		"kill-r5n.large-3@1m2s":       {Verb: Kill, Target: "r5n.large-3", At: 62 * s},
+		"freeze-leader@10s+3s":        {Verb: Freeze, Target: "leader", At: 10 * s, Duration: 3 * s},
+		"freeze-g4dn.xlarge-1@0s":     {Verb: Freeze, Target: "g4dn.xlarge-1"},
+		"cut-leader@5s+500ms":         {Verb: Cut, Target: "leader", At: 5 * s, Duration: 500 * ms},
+		"delay@5s+3s:20ms":            {Verb: Delay, At: 5 * s, Duration: 3 * s, Amount: 20 * ms},
+		"delay-r5n.large-2@1.5s:20ms": {Verb: Delay, Target: "r5n.large-2", At: 1500 * ms, Amount: 20 * ms},
+	} {
+		got, err := ParseFault(text)
+		if err != nil || got != want {
+			t.Errorf("%q: got %+v, %v, want %+v", text, got, err, want)
+		}
+		if again, err := ParseFault(got.String()); err != nil || again != got {
+			t.Errorf("%q is written %q, which is read as %+v, %v", text, got, again, err)
+		}
+	}
+	for text, want := range map[string]string{
+		"":                         "got no @",
+		"kill-leader":              "got no @",
+		"crash-leader@10s":         `got the verb "crash", want kill, freeze, cut or delay`,
+		"@10s":                     `got the verb ""`,
+		"kill@10s":                 `got no target, want "leader" or an agent`,
+		"kill-@10s":                "got no target",
+		"cut@10s+1s":               "got no target",
+		"delay-@10s:1ms":           "got no target after the -",
+		"delay@10s+1s":             "got no amount",
+		"kill-leader@10s+2s":       `got the duration "2s", want none`,
+		"kill-leader@10s:2s":       `got the amount "2s", want none`,
+		"kill-leader@":             `got the time ""`,
+		"kill-leader@10":           `got the time "10", want a duration like`,
+		"kill-leader@-1s":          `got the time "-1s"`,
+		"kill-leader@2h":           `got the time "2h"`,
+		"freeze-leader@10s+":       `got the duration ""`,
+		"freeze-leader@10s+0s":     `got the duration "0s"`,
+		"delay@10s+1s:soon":        `got the amount "soon"`,
+		"delay@10s+1s:-20ms":       `got the amount "-20ms"`,
+		"freeze-leader@10s for 3s": `got the time "10s for 3s"`,
+	} {
+		_, err := ParseFault(text)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), fmt.Sprintf("fault %q", text)) {
+			t.Errorf("%q: got %v, want an error that names it, with %q", text, err, want)
+		}
+	}
+}
+
+func TestReadFaults(t *testing.T) {
+	faults, err := ReadFaults("faults.txt", strings.NewReader("# a bad day\n\n  kill-leader@1s\ndelay@2s:5ms # for good\n"))
+	if want := []Fault{{Verb: Kill, Target: "leader", At: time.Second}, {Verb: Delay, At: 2 * time.Second, Amount: 5 * time.Millisecond}}; err != nil || !reflect.DeepEqual(faults, want) {
+		t.Errorf("got %v, %v, want %v", faults, err, want)
+	}
+	for text, want := range map[string]string{
+		"kill-leader@1s\nkill\n": `faults.txt line 2: fault "kill"`,
+		"# nothing\n":            "faults.txt has no fault",
+	} {
+		if _, err := ReadFaults("faults.txt", strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v, want an error with %q", text, err, want)
+		}
+	}
+}
+
+// even returns a fleet of four equal agents with a query each 10 ms, which takes 20 ms where it runs
+// and should be answered within 60.
+func even(t testing.TB, faults ...string) *Config {
+	t.Helper()
+	sizes, err := workload.ParseBatchSizes("fixed:10")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Config{
+		Models: []Model{{
+			Name: "m", QoSTarget: 60 * time.Millisecond, BatchSizes: sizes,
+			Latencies: map[string]match.Latencies{"box": Fixed{Base: 20 * time.Millisecond}},
+		}},
+		Pool: Pool{{"box", 4}}, Rate: 100, Queries: 1000, Seed: 1, RTT: time.Millisecond, Gateways: 2,
+		GossipDelay: time.Second, Stream: StreamOf("constant"),
+	}
+	for _, text := range faults {
+		f, err := ParseFault(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Faults = append(c.Faults, f)
+	}
+	return c
+}
+
+// TestFaults has one thing go wrong at a time. Of equal lanes that are free the first gets the query, so
+// box-1 and box-2 serve what there is, and box-4 leads.
+func TestFaults(t *testing.T) {
+	for _, test := range []struct {
+		fault         string
+		agent, next   string
+		after, atMost float64 // ms without a leader
+		// late before and after: those at the lane when it stood still arrived before.
+		lateBefore, late, lateMost int
+	}{
+		{fault: "kill-leader@5s", agent: "box-4", next: "box-3", after: 1, atMost: 20},
+		{fault: "kill-box-1@5s", agent: "box-1"}, // what its lane ran starts again elsewhere, in time
+		{fault: "freeze-leader@5s+3s", agent: "box-4", next: "box-3", after: 900, atMost: 1100},
+		{fault: "freeze-box-1@5s+3s", agent: "box-1", lateBefore: 1}, // it is given up when it is overdue
+		{fault: "freeze-box-1@5s+20ms", agent: "box-1"},
+		{fault: "cut-leader@5s+2s", agent: "box-4", next: "box-3", after: 900, atMost: 1100},
+		{fault: "cut-leader@5s+9s", agent: "box-4", next: "box-3", after: 900, atMost: 1100},
+		{fault: "cut-box-1@5s+2s", agent: "box-1", lateBefore: 1},
+		{fault: "cut-box-1@5s+9s", agent: "box-1", lateBefore: 1},
+		{fault: "freeze-leader@5s+300ms", agent: "box-4"}, // it goes on to lead
+		// Four ways of 20 ms and the lane's 20 ms are more than 60.
+		{fault: "delay@5s+1s:20ms", late: 98, lateMost: 104},
+		{fault: "delay@5s+1s:1ms"},
+	} {
+		t.Run(test.fault, func(t *testing.T) {
+			res := mustRun(t, even(t, test.fault))
+			r := res.Faults[0]
+			if res.Served != 1000 || r.Before != (FaultCount{Queries: 200, Late: test.lateBefore}) || r.After.Queries != 200 || r.After.Lost != 0 {
+				t.Errorf("%+v, %+v, want all 1000 served, and of the 200 before %d late", res.Counts, r, test.lateBefore)
+			}
+			if r.After.Late < test.late || r.After.Late > test.lateMost || res.Late != r.Before.Late+r.After.Late {
+				t.Errorf("%d late after, %d of all, want %d to %d, and no others", r.After.Late, res.Late, test.late, test.lateMost)
+			}
+			if r.Agent != test.agent || r.NextLeader != test.next || r.WithoutLeaderMS < test.after || r.WithoutLeaderMS > test.atMost {
+				t.Errorf("it hit %q, %q led after %v ms; want %q, %q after %v to %v", r.Agent, r.NextLeader, r.WithoutLeaderMS, test.agent, test.next, test.after, test.atMost)
+			}
+		})
+	}
+}
+
+// TestNobodyLeft: queries that nobody is left to serve are never served, or dropped if they have a
+// deadline, and the run ends.
+func TestNobodyLeft(t *testing.T) {
+	for _, deadline := range []time.Duration{0, time.Second} {
+		cfg := even(t, "kill-leader@2s", "kill-leader@3s", "kill-leader@4s", "kill-leader@5.01s")
+		cfg.Deadline, cfg.Rate, cfg.Queries = deadline, 40, 400
+		res := mustRun(t, cfg)
+		// The last one also takes the query that arrived at 5 s, and runs.
+		want := Counts{Queries: 400, Late: 201, Served: 199, NeverServed: 201}
+		if deadline > 0 {
+			want.NeverServed, want.Dropped = 0, 201
+		}
+		if res.Counts != want {
+			t.Errorf("deadline %v: %+v, want %+v", deadline, res.Counts, want)
+		}
+		if r := res.Faults[3]; r.Agent != "box-1" || r.NextLeader != "" || r.After.Late != 80 {
+			t.Errorf("deadline %v: the last one: %+v", deadline, r)
+		}
+	}
+}
+
+// randomFaults is a configuration in which anything may go wrong until 4 s, and then nothing.
+func randomFaults(t testing.TB, seed uint64) *Config {
+	r := rand.New(rand.NewPCG(seed, 0))
+	cfg := even(t)
+	cfg.Seed, cfg.Queries, cfg.Gateways = seed, 800, 1+r.IntN(3)
+	cfg.Stream, cfg.LatencyNoise = StreamOf("poisson"), 0.3*r.Float64()
+	cfg.Models[0].RejectLate = r.IntN(4) == 0
+	if r.IntN(4) == 0 {
+		cfg.Deadline = 200 * time.Millisecond
+	}
+	cfg.RTT = []time.Duration{0, time.Millisecond, 5 * time.Millisecond}[r.IntN(3)]
+	killed := 0
+	for range 1 + r.IntN(5) {
+		f := Fault{At: time.Duration(r.IntN(4000)) * time.Millisecond, Duration: time.Duration(1+r.IntN(2000)) * time.Millisecond}
+		f.Target = []string{TheLeader, "box-1", "box-2", "box-3", "box-4"}[r.IntN(5)]
+		switch f.Verb = []Verb{Kill, Freeze, Cut, Delay}[r.IntN(4)]; f.Verb {
+		case Kill:
+			if killed++; killed > 2 {
+				continue
+			}
+			f.Duration = 0
+		case Cut:
+			f.Duration *= time.Duration(1 + 3*r.IntN(2)) // some break connections, and outlast gossip's patience
+		case Delay:
+			f.Amount = time.Duration(1+r.IntN(60)) * time.Millisecond
+			if r.IntN(2) == 0 {
+				f.Target = ""
+			}
+		}
+		cfg.Faults = append(cfg.Faults, f)
+	}
+	return cfg
+}
+
+// TestFaultSchedules: whatever goes wrong each query has one outcome, none is left without, and the
+// same seed gives the same result.
+func TestFaultSchedules(t *testing.T) {
+	n := 100
+	if testing.Short() {
+		n = 30
+	}
+	served, all := 0, 0
+	for seed := range uint64(n) {
+		once := func() (*Result, string) {
+			cfg := randomFaults(t, seed)
+			var log bytes.Buffer
+			cfg.Log = &log
+			res, err := Run(t.Context(), cfg)
+			if err != nil {
+				t.Fatalf("seed %d, %v: %v", seed, cfg.Faults, err)
+			}
+			return res, log.String()
+		}
+		res, log := once()
+		rows, err := csv.NewReader(strings.NewReader(log)).ReadAll()
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := map[string]int{}
+		for _, row := range rows[1:] {
+			seen[row[0]]++
+		}
+		sum := res.Served + res.Rejected + res.Dropped + res.NeverServed + res.Lost
+		if res.Queries != 800 || sum != 800 || len(seen) != 800 || len(rows) != 801 || res.NeverServed > 0 {
+			t.Errorf("seed %d, %v: %+v, %d queries in %d lines of the log", seed, randomFaults(t, seed).Faults, res.Counts, len(seen), len(rows)-1)
+		}
+		served, all = served+res.Served, all+res.Queries
+		again, logAgain := once()
+		one, _ := json.Marshal(res)
+		two, _ := json.Marshal(again)
+		if !bytes.Equal(one, two) || log != logAgain {
+			t.Errorf("seed %d: %s, again %s", seed, one, two)
+		}
+	}
+	if served < all*9/10 {
+		t.Errorf("%d of %d queries served", served, all)
+	}
+}
+
+// TestFaultsRecorded: the terms of a run replay.
+func TestFaultsRecorded(t *testing.T) {
+	cfg := even(t, "freeze-leader@2s+2s", "kill-leader@6s")
+	var recording bytes.Buffer
+	cfg.Record = &recording
+	res := mustRun(t, cfg)
+	replayed, err := leader.Replay(&recording)
+	if err != nil || replayed.Events != res.Steps || strings.Count(recording.String(), leader.Header) != 0 {
+		t.Errorf("%+v, %v, want %d events", replayed, err, res.Steps)
+	}
+}
+
+func TestFaultsThatCannotBe(t *testing.T) {
+	for _, test := range []struct {
+		fault  string
+		change func(*Config)
+		want   string
+	}{
+		{"kill-box-5@1s", nil, `got the target "box-5", want "leader" or one of the agents box-1 to box-4`},
+		{"kill-box-0@1s", nil, `"box-0"`},
+		{"kill-box-01@1s", nil, `"box-01"`},
+		{"kill-box@1s", nil, `"box"`},
+		{"kill-leader@1s", func(c *Config) { c.Policy = Priced }, "policy priced cannot be simulated with faults"},
+		{"kill-leader@1s", func(c *Config) { c.Policy = DRS }, "policy drs cannot"},
+		{"kill-leader@1s", func(c *Config) { c.Pool[0].Count = 1001 }, "1001 instances, want 1..1000 with faults"},
+		{"kill-leader@1s", func(c *Config) { c.Probes = -1 }, "number of lanes asked is -1"},
+	} {
+		cfg := even(t, test.fault)
+		if test.change != nil {
+			test.change(cfg)
+		}
+		if _, err := Run(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got %v, want an error with %q", test.fault, err, test.want)
+		}
+	}
+	if _, err := FindThroughput(t.Context(), even(t, "kill-leader@1s"), 1, nil); err == nil || !strings.Contains(err.Error(), "faults") {
+		t.Errorf("throughput with faults: %v", err)
+	}
+}
