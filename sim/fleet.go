@@ -17,6 +17,8 @@ import (
 const (
 	// warmUp is how long before queries arrive a fleet begins: it elects a leader meanwhile.
 	warmUp = 2 * time.Second
+	// heartbeats is how far a leader's heartbeats are apart.
+	heartbeats = 50 * time.Millisecond
 	// persistTime is how long an agent takes to write an epoch to its disk.
 	persistTime = time.Millisecond
 	// connectionTimeout is after how long a connection breaks that brings nothing through.
@@ -45,6 +47,7 @@ type fleet struct {
 	deeds     deeds
 	scheduled uint64
 	agents    []*agent
+	named     map[string]*agent
 	gateways  []*fleetGateway
 	lastAt    map[[2]*host]time.Duration // when the last message of one host to another arrives
 	delays    []delay                    // those that last
@@ -140,7 +143,7 @@ type term struct {
 
 func newFleet(r *run) (*fleet, error) {
 	f := &fleet{
-		run: r, rng: rand.New(rand.NewPCG(r.cfg.Seed, 14)), lastAt: map[[2]*host]time.Duration{}, ahead: r.cfg.RTT,
+		run: r, rng: rand.New(rand.NewPCG(r.cfg.Seed, 14)), named: map[string]*agent{}, lastAt: map[[2]*host]time.Duration{}, ahead: r.cfg.RTT,
 		known: &leader.Advice{Limit: r.limit.Rate, Prices: r.limit.Prices, Priced: true},
 	}
 	r.now = -warmUp
@@ -166,6 +169,7 @@ func newFleet(r *run) (*fleet, error) {
 			}
 		}
 		f.agents = append(f.agents, a)
+		f.named[a.member.Name] = a
 	}
 	n := r.cfg.Gateways
 	if n == 0 {
@@ -178,8 +182,9 @@ func newFleet(r *run) (*fleet, error) {
 		}
 		f.gateways = append(f.gateways, g)
 	}
+	begin := f.now + time.Duration(f.rng.Int64N(int64(heartbeats))) // so that they fall differently with each seed
 	for _, a := range f.agents {
-		if err := a.join(); err != nil {
+		if err := a.join(begin); err != nil {
 			return nil, err
 		}
 	}
@@ -333,7 +338,7 @@ func (f *fleet) strike(fault Fault, r *FaultResult) {
 	case TheLeader:
 		hit = f.leader()
 	default:
-		hit = f.agents[slices.IndexFunc(f.agents, func(a *agent) bool { return a.member.Name == fault.Target })]
+		hit = f.named[fault.Target]
 	}
 	if fault.Target != "" {
 		if hit == nil || hit.dead {
@@ -506,13 +511,13 @@ func (f *fleet) tellViews() {
 
 // Agents.
 
-// join has an agent begin, which knows all others.
-func (a *agent) join() (err error) {
+// join has an agent begin at a time, which knows all others.
+func (a *agent) join(at time.Duration) (err error) {
 	rank := election.RankOf(election.May, false, 0)
 	if a.node, err = election.New(election.Config{ID: a.member.Name, Rank: rank}); err != nil {
 		return err
 	}
-	a.f.on(&a.host, 0, func() {
+	a.f.on(&a.host, at-a.f.now, func() {
 		a.step(&election.Event{Kind: election.TimePassed})
 		a.others(a.meet)
 	})
@@ -558,8 +563,7 @@ func (a *agent) carryOut(act election.Action) {
 	f := a.f
 	switch act.Kind {
 	case election.Send:
-		i := slices.IndexFunc(f.agents, func(b *agent) bool { return b.member.Name == act.To })
-		b := f.agents[i]
+		b := f.named[act.To]
 		f.send(&a.host, &b.host, func() {
 			b.step(&election.Event{Kind: election.Received, ID: a.member.Name, Message: act.Message})
 		}, func() { a.step(&election.Event{Kind: election.StreamBroken, ID: act.To}) })
@@ -757,8 +761,7 @@ func (t *term) carryOut(a *leader.Action) {
 	case leader.TellAhead:
 		f.ahead = a.Duration
 	case leader.AskHeld:
-		i := slices.IndexFunc(f.agents, func(b *agent) bool { return b.member.Name == a.Agent })
-		t.open(f.agents[i])
+		t.open(f.named[a.Agent])
 	case leader.Nonsense:
 		f.fail(fmt.Errorf("the leader %s at %v: an event makes no sense: %s", t.agent.member.Name, f.now, a.Message))
 	}
@@ -832,11 +835,8 @@ func (a *agent) takes(c *call) {
 	}
 	a.held = append(a.held, c)
 	if c.reservation != 0 { // its leader has not sent it
-		a.tell(func(free time.Duration) func(t *term) {
-			return func(t *term) {
-				t.step(&leader.Event{Kind: leader.LanesFree, Agent: a.member.Name, Free: []time.Duration{free}})
-			}
-		}(a.remaining() + c.Estimate))
+		free := []time.Duration{a.remaining() + c.Estimate}
+		a.tell(func(t *term) { t.step(&leader.Event{Kind: leader.LanesFree, Agent: a.member.Name, Free: free}) })
 	}
 	if a.running == nil {
 		a.serve(c)

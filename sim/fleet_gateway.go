@@ -281,8 +281,7 @@ func (g *fleetGateway) told(t *term, kind leader.ActionKind, d *match.Decision, 
 	case q.atLeader == unknown:
 	case kind == leader.Assign:
 		q.atLeader = assigned
-		i := slices.IndexFunc(g.f.agents, func(a *agent) bool { return a.member.Name == name })
-		g.begin(q, g.f.agents[i], d.Attempt, 0, d.Wait+d.Latency)
+		g.begin(q, g.f.named[name], d.Attempt, 0, d.Wait+d.Latency)
 	case kind == leader.OfferAgain:
 		if q.at != nil && int(q.at.number) == d.Attempt {
 			q.void, q.atLeader = true, waits
@@ -378,7 +377,7 @@ func (g *fleetGateway) try(tries, n int, retry time.Duration) {
 		f.on(&g.host, retry/2+time.Duration(f.rng.Int64N(int64(retry))), func() { g.try(tries, 0, min(2*retry, lastRetry)) })
 		return
 	}
-	to := f.agents[slices.IndexFunc(f.agents, func(a *agent) bool { return a.member.Name == names[n] })]
+	to := f.named[names[n]]
 	over := false
 	next := func() {
 		if !over {
