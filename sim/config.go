@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -105,7 +106,7 @@ type Config struct {
 
 	// Faults are what goes wrong. With any the whole fleet is simulated, elections and gateways
 	// included; without, a leader and lanes of which nothing can go wrong.
-	Faults []Fault
+	Faults []fleet.Fault
 
 	// What follows matters to the policy priced, and with faults. Gateways is how many there are, each
 	// with its part of the queries; 0: 4.

@@ -4,80 +4,16 @@ import (
 	"bytes"
 	"encoding/csv"
 	"encoding/json"
-	"fmt"
 	"math/rand/v2"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/workload"
 )
-
-func TestParseFault(t *testing.T) {
-	const s, ms = time.Second, time.Millisecond
-	for text, want := range map[string]Fault{
-		"kill-leader@10s":             {Verb: Kill, Target: "leader", At: 10 * s},
-		"kill-r5n.large-3@1m2s":       {Verb: Kill, Target: "r5n.large-3", At: 62 * s},
-		"freeze-leader@10s+3s":        {Verb: Freeze, Target: "leader", At: 10 * s, Duration: 3 * s},
-		"freeze-g4dn.xlarge-1@0s":     {Verb: Freeze, Target: "g4dn.xlarge-1"},
-		"cut-leader@5s+500ms":         {Verb: Cut, Target: "leader", At: 5 * s, Duration: 500 * ms},
-		"delay@5s+3s:20ms":            {Verb: Delay, At: 5 * s, Duration: 3 * s, Amount: 20 * ms},
-		"delay-r5n.large-2@1.5s:20ms": {Verb: Delay, Target: "r5n.large-2", At: 1500 * ms, Amount: 20 * ms},
-	} {
-		got, err := ParseFault(text)
-		if err != nil || got != want {
-			t.Errorf("%q: got %+v, %v, want %+v", text, got, err, want)
-		}
-		if again, err := ParseFault(got.String()); err != nil || again != got {
-			t.Errorf("%q is written %q, which is read as %+v, %v", text, got, again, err)
-		}
-	}
-	for text, want := range map[string]string{
-		"":                         "got no @",
-		"kill-leader":              "got no @",
-		"crash-leader@10s":         `got the verb "crash", want kill, freeze, cut or delay`,
-		"@10s":                     `got the verb ""`,
-		"kill@10s":                 `got no target, want "leader" or an agent`,
-		"kill-@10s":                "got no target",
-		"cut@10s+1s":               "got no target",
-		"delay-@10s:1ms":           "got no target after the -",
-		"delay@10s+1s":             "got no amount",
-		"kill-leader@10s+2s":       `got the duration "2s", want none`,
-		"kill-leader@10s:2s":       `got the amount "2s", want none`,
-		"kill-leader@":             `got the time ""`,
-		"kill-leader@10":           `got the time "10", want a duration like`,
-		"kill-leader@-1s":          `got the time "-1s"`,
-		"kill-leader@2h":           `got the time "2h"`,
-		"freeze-leader@10s+":       `got the duration ""`,
-		"freeze-leader@10s+0s":     `got the duration "0s"`,
-		"delay@10s+1s:soon":        `got the amount "soon"`,
-		"delay@10s+1s:-20ms":       `got the amount "-20ms"`,
-		"freeze-leader@10s for 3s": `got the time "10s for 3s"`,
-	} {
-		_, err := ParseFault(text)
-		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), fmt.Sprintf("fault %q", text)) {
-			t.Errorf("%q: got %v, want an error that names it, with %q", text, err, want)
-		}
-	}
-}
-
-func TestReadFaults(t *testing.T) {
-	faults, err := ReadFaults("faults.txt", strings.NewReader("# a bad day\n\n  kill-leader@1s\ndelay@2s:5ms # for good\n"))
-	if want := []Fault{{Verb: Kill, Target: "leader", At: time.Second}, {Verb: Delay, At: 2 * time.Second, Amount: 5 * time.Millisecond}}; err != nil || !reflect.DeepEqual(faults, want) {
-		t.Errorf("got %v, %v, want %v", faults, err, want)
-	}
-	for text, want := range map[string]string{
-		"kill-leader@1s\nkill\n": `faults.txt line 2: fault "kill"`,
-		"# nothing\n":            "faults.txt has no fault",
-	} {
-		if _, err := ReadFaults("faults.txt", strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: got %v, want an error with %q", text, err, want)
-		}
-	}
-}
 
 // even returns a fleet of four equal agents with a query each 10 ms, which takes 20 ms where it runs
 // and should be answered within 60.
@@ -96,7 +32,7 @@ func even(t testing.TB, faults ...string) *Config {
 		GossipDelay: time.Second, Stream: StreamOf("constant"),
 	}
 	for _, text := range faults {
-		f, err := ParseFault(text)
+		f, err := fleet.ParseFault(text)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -134,7 +70,7 @@ func TestFaults(t *testing.T) {
 		t.Run(test.fault, func(t *testing.T) {
 			res := mustRun(t, even(t, test.fault))
 			r := res.Faults[0]
-			if res.Served != 1000 || r.Before != (FaultCount{Queries: 200, Late: test.lateBefore}) || r.After.Queries != 200 || r.After.Lost != 0 {
+			if res.Served != 1000 || r.Before != (fleet.Count{Queries: 200, Late: test.lateBefore}) || r.After.Queries != 200 || r.After.Lost != 0 {
 				t.Errorf("%+v, %+v, want all 1000 served, and of the 200 before %d late", res.Counts, r, test.lateBefore)
 			}
 			if r.After.Late < test.late || r.After.Late > test.lateMost || res.Late != r.Before.Late+r.After.Late {
@@ -181,17 +117,17 @@ func randomFaults(t testing.TB, seed uint64) *Config {
 	cfg.RTT = []time.Duration{0, time.Millisecond, 5 * time.Millisecond}[r.IntN(3)]
 	killed := 0
 	for range 1 + r.IntN(5) {
-		f := Fault{At: time.Duration(r.IntN(4000)) * time.Millisecond, Duration: time.Duration(1+r.IntN(2000)) * time.Millisecond}
-		f.Target = []string{TheLeader, "box-1", "box-2", "box-3", "box-4"}[r.IntN(5)]
-		switch f.Verb = []Verb{Kill, Freeze, Cut, Delay}[r.IntN(4)]; f.Verb {
-		case Kill:
+		f := fleet.Fault{At: time.Duration(r.IntN(4000)) * time.Millisecond, Duration: time.Duration(1+r.IntN(2000)) * time.Millisecond}
+		f.Target = []string{fleet.TheLeader, "box-1", "box-2", "box-3", "box-4"}[r.IntN(5)]
+		switch f.Verb = []fleet.Verb{fleet.Kill, fleet.Freeze, fleet.Cut, fleet.Delay}[r.IntN(4)]; f.Verb {
+		case fleet.Kill:
 			if killed++; killed > 2 {
 				continue
 			}
 			f.Duration = 0
-		case Cut:
+		case fleet.Cut:
 			f.Duration *= time.Duration(1 + 3*r.IntN(2)) // some break connections, and outlast gossip's patience
-		case Delay:
+		case fleet.Delay:
 			f.Amount = time.Duration(1+r.IntN(60)) * time.Millisecond
 			if r.IntN(2) == 0 {
 				f.Target = ""

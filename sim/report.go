@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/muster-serve/muster/sim/fleet"
 )
 
 // A Report is what runs of one configuration with several seeds show together.
@@ -38,7 +40,7 @@ type Report struct {
 	// number that differs from run to run, and absent unless measured.
 	DecisionCostUs float64 `json:"decision_cost_us,omitempty"`
 	// Faults are what came of Config.Faults, by time, over all runs.
-	Faults []FaultSummary `json:"faults,omitempty"`
+	Faults []fleet.Summary `json:"faults,omitempty"`
 	// Warnings say what the pool cannot do.
 	Warnings []string  `json:"warnings,omitempty"`
 	Runs     []*Result `json:"per_seed"`
@@ -176,7 +178,12 @@ func report(ctx context.Context, cfg *Config, rates []float64, progress func(arr
 	s, sh, b := all.Satisfaction(), shared.Satisfaction(), base.Satisfaction()
 	r.QoSSatisfaction, r.QoSSatisfactionShared, r.QoSSatisfactionBaseOnly, r.Latency = &s, &sh, &b, &q
 	r.DecisionCostUs = round(float64(cost)/1e3, 3)
-	r.Faults = summarizeFaults(r.Runs)
+	for _, run := range r.Runs {
+		r.Faults = fleet.Summarize(r.Faults, run.Faults)
+	}
+	for i := range r.Faults {
+		r.Faults[i].WithoutLeaderMS = round(r.Faults[i].WithoutLeaderMS, 6)
+	}
 	return r, nil
 }
 
@@ -245,8 +252,8 @@ func (r *Report) WriteText(w io.Writer) error {
 // writeFaults says of each fault what became of the queries around it.
 func (r *Report) writeFaults(b *strings.Builder) {
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(t, "fault\tlate in %v before\tin %v after\tlost\tnext leader\t\n", faultWindow, faultWindow)
-	late := func(c FaultCount) string {
+	fmt.Fprintf(t, "fault\tlate in %v before\tin %v after\tlost\tnext leader\t\n", fleet.Window, fleet.Window)
+	late := func(c fleet.Count) string {
 		return fmt.Sprintf("%d of %d (%.2f %%)", c.Late, c.Queries, 100*c.LateShare())
 	}
 	for _, f := range r.Faults {

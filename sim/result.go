@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/muster-serve/muster/sim/fleet"
 )
 
 // An Outcome is what became of a query. Every query has exactly one.
@@ -109,7 +111,7 @@ type Result struct {
 	// Satisfied: every model's target is met.
 	Satisfied bool `json:"satisfied"`
 	// Faults are what came of Config.Faults, by time.
-	Faults []FaultResult `json:"faults,omitempty"`
+	Faults []fleet.Result `json:"faults,omitempty"`
 
 	latency          *hdrhistogram.Histogram // of all models
 	shared, baseOnly Counts                  // by size class; Queries and Late only
@@ -180,7 +182,7 @@ func (r *run) result() *Result {
 		res.Types = append(res.Types, tr)
 	}
 	if r.fleet != nil {
-		res.Faults = r.fleet.results
+		res.Faults = r.fleet.Results()
 	}
 	if r.cfg.Clock != nil && r.steps > 0 {
 		res.DecisionCost = r.cost / time.Duration(r.steps)

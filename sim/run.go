@@ -13,6 +13,7 @@ import (
 
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -67,7 +68,8 @@ type run struct {
 	lanes   []lane
 	matcher *match.Matcher
 	priced  *gateways       // in place of the matcher, or nil
-	fleet   *fleet          // the same, where there are faults
+	fleet   *fleet.Fleet    // the same, where there are faults
+	lanesOf []fleet.Lane    // the fleet's
 	rec     *match.Recorder // may be nil
 	log     *queryLog
 
@@ -274,6 +276,9 @@ func (r *run) simulate(ctx context.Context) error {
 	if r.err != nil {
 		return r.err
 	}
+	if r.fleet != nil {
+		r.fleetIsDone()
+	}
 	for seq := r.first; seq < r.next && !r.lost; seq++ {
 		if q := r.at(seq); q.live { // never served
 			r.finish(seq, q, NeverServed, nil)
@@ -286,9 +291,6 @@ func (r *run) simulate(ctx context.Context) error {
 	if r.err == nil && r.rec != nil {
 		r.err = r.rec.Flush()
 	}
-	if r.err == nil && r.fleet != nil {
-		r.err = r.fleet.writeRecordings()
-	}
 	return r.err
 }
 
@@ -299,7 +301,9 @@ const interruptible = 1 << 12
 // was scheduled first, and the matcher's wish last.
 func (r *run) until(ctx context.Context, t time.Duration) {
 	if r.fleet != nil {
-		r.fleet.until(ctx, t)
+		if err := r.fleet.Until(ctx, t); err != nil {
+			r.fail(err)
+		}
 		return
 	}
 	for !r.lost && r.err == nil {
@@ -390,7 +394,7 @@ func (r *run) arrive(q *workload.Query) {
 	r.markLate()
 	switch {
 	case r.fleet != nil:
-		r.fleet.gateways[seq%uint64(len(r.fleet.gateways))].arrive(seq)
+		r.arriveAtFleet(seq)
 	case r.priced != nil:
 		r.setWaits(r.at(seq), true)
 		r.priced.arrived(seq)
@@ -595,9 +599,6 @@ func (r *run) finish(seq uint64, q *query, o Outcome, by *attempt) {
 		m.counts.NeverServed++
 	case Lost:
 		m.counts.Lost++
-	}
-	if r.fleet != nil {
-		r.fleet.tally(q, onTime, o)
 	}
 	if r.log != nil {
 		if err := r.log.write(r, seq, q, o, onTime, by); err != nil {

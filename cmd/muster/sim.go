@@ -19,6 +19,7 @@ import (
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/sim"
 	"github.com/muster-serve/muster/sim/figures"
+	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -90,7 +91,7 @@ which 99 % of the queries still meet their QoS target.
 --fault has something go wrong, and the report say what became of the queries of
 the two seconds before and after. A fault, or each line of a file of faults (what
 follows a # is a comment), is
-` + sim.FaultHelp + `
+` + fleet.Help + `
 The whole fleet is simulated then: agents elect a leader, and gateways decide
 alone while none answers. All agents rank alike, so the last by name leads.`,
 		Example: `  muster sim --model rm2 --pool g4dn.xlarge=1,r5n.large=13 --rate 120
@@ -265,10 +266,10 @@ func (o *simOptions) simulate(cmd *cobra.Command, cfg *sim.Config, source *sim.S
 }
 
 // readFaults reads faults, each of which is one or a file of some.
-func readFaults(texts []string) (faults []sim.Fault, err error) {
+func readFaults(texts []string) (faults []fleet.Fault, err error) {
 	for _, text := range texts {
 		if !isFile(text) {
-			f, err := sim.ParseFault(text)
+			f, err := fleet.ParseFault(text)
 			if err != nil {
 				return nil, fmt.Errorf("%w; or give a file with one a line", err)
 			}
@@ -279,7 +280,7 @@ func readFaults(texts []string) (faults []sim.Fault, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("faults: %w", err)
 		}
-		read, err := sim.ReadFaults(text, f)
+		read, err := fleet.ReadFaults(text, f)
 		f.Close()
 		if err != nil {
 			return nil, err

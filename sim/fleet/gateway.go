@@ -1,4 +1,4 @@
-package sim
+package fleet
 
 import (
 	"slices"
@@ -7,6 +7,7 @@ import (
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/runtime/queue"
 )
 
 // These are package client's, which says what they mean.
@@ -23,11 +24,11 @@ const (
 	firstAnswer           = 250 * time.Millisecond
 )
 
-// A fleetGateway does with its part of the queries what a client's gateway does: it submits them to
+// A gateway does with its part of the queries what a client's gateway does: it submits them to
 // the leader, and decides about them by itself while there is none, or none that answers.
-type fleetGateway struct {
+type gateway struct {
 	host
-	f     *fleet
+	f     *Fleet
 	index int
 	id    uint64
 	asks  []*asked // its queries without an outcome, in the order they arrived
@@ -55,8 +56,7 @@ type fleetGateway struct {
 
 // asked is a query at its gateway.
 type asked struct {
-	query
-	seq      uint64
+	Query
 	atLeader atLeader
 	number   int // of its last attempt
 	attempts int
@@ -82,9 +82,12 @@ const (
 
 // A call carries an attempt to an agent, and its answer back.
 type call struct {
-	attempt
+	queue.Place
 	of          *asked
-	gateway     *fleetGateway
+	gateway     *gateway
+	number      int           // 1 for the first of its query
+	start       time.Duration // of its execution
+	over        bool          // the lane has run it, or given it back
 	to          *agent
 	reservation uint64 // the place that was promised; 0: a leader has sent it
 	claimed     bool   // the leader knows of it from the gateway
@@ -103,55 +106,51 @@ const (
 	elsewhere         // another agent may answer
 )
 
-func newFleetGateway(f *fleet, index, of int) (*fleetGateway, error) {
-	seed := f.cfg.Seed*uint64(of) + uint64(index)
-	p, err := match.NewPriced(f.matchModels(), seed)
+func newGateway(f *Fleet, index int) (*gateway, error) {
+	seed := f.cfg.Seed*uint64(f.cfg.Gateways) + uint64(index)
+	p, err := match.NewPriced(f.cfg.matchModels(), seed)
 	if err != nil {
 		return nil, err
 	}
-	probes := f.cfg.Probes
-	if probes == 0 {
-		probes = match.DefaultProbes
-	}
-	g := &fleetGateway{
+	g := &gateway{
 		host: newHost(), f: f, index: index, id: uint64(index + 1), bySeq: map[uint64]*asked{},
-		known: p, decision: match.NewLeaderless(probes, seed), wakeAt: never,
+		known: p, decision: match.NewLeaderless(f.cfg.Probes, seed), wakeAt: Never,
 	}
 	for _, a := range f.agents {
 		if err := g.join(a); err != nil {
 			return nil, err
 		}
 	}
-	p.SetPrices(f.limit.Prices)
+	p.SetPrices(f.cfg.Prices)
 	g.decision.Know(p)
 	if f.cfg.GossipDelay > 0 {
 		for i := range f.agents {
-			f.do(f.now+f.cfg.GossipDelay*time.Duration(i)/time.Duration(len(f.agents)), func() { g.gossip(f.agents[i]) })
+			turn := f.cfg.GossipDelay * time.Duration(i) / time.Duration(len(f.agents))
+			f.do(f.now+turn, func() { g.gossip(f.agents[i]) })
 		}
 	}
 	return g, nil
 }
 
 // join has an agent's lane be known.
-func (g *fleetGateway) join(a *agent) error {
-	l := &g.f.lanes[a.index]
-	typ := g.f.types[l.instanceType]
+func (g *gateway) join(a *agent) error {
+	l := a.lane
 	var models []string
-	for m, table := range l.predicted {
+	for m, table := range l.Predicted {
 		if table == nil {
 			continue
 		}
-		models = append(models, g.f.models[m].Name)
-		if err := g.known.SetProfile(g.f.models[m].Name, typ, table); err != nil {
+		models = append(models, g.f.cfg.Models[m].Name)
+		if err := g.known.SetProfile(g.f.cfg.Models[m].Name, l.Type, table); err != nil {
 			return err
 		}
 	}
-	g.known.Join(match.LaneID(a.index), typ, models)
+	g.known.Join(match.LaneID(a.index), l.Type, models)
 	return nil
 }
 
 // gossip has a lane's load come to be known, again and again.
-func (g *fleetGateway) gossip(a *agent) {
+func (g *gateway) gossip(a *agent) {
 	f := g.f
 	if _, breaks := f.cut(&a.host, &g.host); !a.dead && !a.frozen() && !breaks {
 		at, remaining := epoch.Add(f.now), a.remaining()
@@ -160,27 +159,27 @@ func (g *fleetGateway) gossip(a *agent) {
 	f.do(f.now+f.cfg.GossipDelay, func() { g.gossip(a) })
 }
 
-func (g *fleetGateway) now() time.Time { return epoch.Add(g.f.now) }
+func (g *gateway) now() time.Time { return epoch.Add(g.f.now) }
 
 // left and joined take it that an agent is no member any more, or is one again.
-func (g *fleetGateway) left(a *agent) {
+func (g *gateway) left(a *agent) {
 	g.known.Leave(match.LaneID(a.index))
 	g.decision.Lost(g.now(), match.LaneID(a.index))
 	g.carryOut()
 }
 
-func (g *fleetGateway) joined(a *agent) {
+func (g *gateway) joined(a *agent) {
 	if err := g.join(a); err != nil {
 		g.f.fail(err)
 	}
 }
 
 // arrive takes a new query.
-func (g *fleetGateway) arrive(seq uint64) {
+func (g *gateway) arrive(new Query) {
 	f := g.f
-	q := &asked{query: *f.at(seq), seq: seq, since: f.now}
-	g.asks, g.bySeq[seq] = append(g.asks, q), q
-	f.setWaits(f.at(seq), true)
+	q := &asked{Query: new, since: f.now}
+	g.asks, g.bySeq[q.Sequence] = append(g.asks, q), q
+	f.cfg.Waits(q.Sequence, true)
 	if g.led() {
 		g.submit(q)
 	}
@@ -201,10 +200,10 @@ func (g *fleetGateway) arrive(seq uint64) {
 
 // The leader.
 
-func (g *fleetGateway) led() bool { return g.link != nil && !g.silent }
+func (g *gateway) led() bool { return g.link != nil && !g.silent }
 
 // toLeader has the leader linked do something.
-func (g *fleetGateway) toLeader(what func(t *term)) {
+func (g *gateway) toLeader(what func(t *term)) {
 	if t := g.link; t != nil {
 		g.f.send(&g.host, &t.agent.host, func() {
 			if !t.over && t.linked[g.index] {
@@ -215,18 +214,18 @@ func (g *fleetGateway) toLeader(what func(t *term)) {
 }
 
 // submit has the leader look for a lane, or reserve the one that the query is on.
-func (g *fleetGateway) submit(q *asked) {
+func (g *gateway) submit(q *asked) {
 	f := g.f
 	e := leader.Event{
-		Kind: leader.Submitted, Gateway: g.id, Sequence: q.seq, Attempt: q.number, Model: leader.ModelID{Name: f.models[q.model].Name},
-		BatchSize: int(q.batch), Waited: f.now - q.arrival,
+		Kind: leader.Submitted, Gateway: g.id, Sequence: q.Sequence, Attempt: q.number,
+		Model: leader.ModelID{Name: f.cfg.Models[q.Model].Name}, BatchSize: q.BatchSize, Waited: f.now - q.Arrival,
 	}
 	if f.cfg.Deadline > 0 {
-		e.TimeLeft = max(1, q.arrival+f.cfg.Deadline-f.now)
+		e.TimeLeft = max(1, q.Arrival+f.cfg.Deadline-f.now)
 	}
 	q.atLeader = waits
 	if q.at != nil && !q.void {
-		e.Agent, e.Attempt, q.atLeader = q.at.to.member.Name, int(q.at.number), assigned
+		e.Agent, e.Attempt, q.atLeader = q.at.to.member.Name, q.at.number, assigned
 		q.at.claimed = true
 	}
 	g.submitted++
@@ -239,27 +238,31 @@ func (g *fleetGateway) submit(q *asked) {
 	})
 }
 
-func (g *fleetGateway) cancel(seq uint64) {
-	g.toLeader(func(t *term) { t.step(&leader.Event{Kind: leader.Cancelled, Gateway: g.id, Sequence: seq}) })
+func (g *gateway) cancel(seq uint64) {
+	g.toLeader(func(t *term) {
+		t.step(&leader.Event{Kind: leader.Cancelled, Gateway: g.id, Sequence: seq})
+	})
 }
 
 // withdraw takes a query away from the leader.
-func (g *fleetGateway) withdraw(q *asked) {
+func (g *gateway) withdraw(q *asked) {
 	if q.atLeader != unknown {
 		q.atLeader = unknown
-		g.cancel(q.seq)
+		g.cancel(q.Sequence)
 	}
 }
 
 // unused gives an assignment back.
-func (g *fleetGateway) unused(seq uint64, attempt int, agent string) {
+func (g *gateway) unused(seq uint64, attempt int, agent string) {
 	g.toLeader(func(t *term) {
-		t.step(&leader.Event{Kind: leader.Unused, Gateway: g.id, Sequence: seq, Attempt: attempt, Agent: agent})
+		t.step(&leader.Event{
+			Kind: leader.Unused, Gateway: g.id, Sequence: seq, Attempt: attempt, Agent: agent,
+		})
 	})
 }
 
 // told takes what the leader has decided.
-func (g *fleetGateway) told(t *term, kind leader.ActionKind, d *match.Decision, name string) {
+func (g *gateway) told(t *term, kind leader.ActionKind, d *match.Decision, name string) {
 	if g.link != t {
 		return
 	}
@@ -273,7 +276,8 @@ func (g *fleetGateway) told(t *term, kind leader.ActionKind, d *match.Decision, 
 		if kind == leader.Assign {
 			g.unused(seq, d.Attempt, name)
 		}
-	case kind == leader.Assign && q.atLeader != unknown && d.Attempt > q.number && q.attempts >= match.MaxAttempts:
+	case kind == leader.Assign && q.atLeader != unknown && d.Attempt > q.number &&
+		q.attempts >= match.MaxAttempts:
 		g.withdraw(q)
 		g.unused(seq, d.Attempt, name)
 	case kind == leader.Assign && (q.atLeader == unknown || d.Attempt <= q.number):
@@ -283,9 +287,9 @@ func (g *fleetGateway) told(t *term, kind leader.ActionKind, d *match.Decision, 
 		q.atLeader = assigned
 		g.begin(q, g.f.named[name], d.Attempt, 0, d.Wait+d.Latency)
 	case kind == leader.OfferAgain:
-		if q.at != nil && int(q.at.number) == d.Attempt {
+		if q.at != nil && q.at.number == d.Attempt {
 			q.void, q.atLeader = true, waits
-			g.f.setWaits(g.f.at(seq), true)
+			g.f.cfg.Waits(seq, true)
 		}
 	case kind == leader.Reject:
 		q.atLeader = unknown
@@ -304,7 +308,7 @@ func (g *fleetGateway) told(t *term, kind leader.ActionKind, d *match.Decision, 
 }
 
 // heard takes a sign of life of the leader, who has read so many submits.
-func (g *fleetGateway) heard(t *term, read uint64) {
+func (g *gateway) heard(t *term, read uint64) {
 	if g.link != t {
 		return
 	}
@@ -322,7 +326,7 @@ func (g *fleetGateway) heard(t *term, read uint64) {
 	}
 }
 
-func (g *fleetGateway) submitAll() {
+func (g *gateway) submitAll() {
 	for _, q := range g.asks {
 		if q.atLeader == unknown && !q.refused && !q.unled {
 			g.submit(q)
@@ -331,7 +335,7 @@ func (g *fleetGateway) submitAll() {
 }
 
 // learn takes news of who leads, and who will next.
-func (g *fleetGateway) learn(c election.Claim, successor string) {
+func (g *gateway) learn(c election.Claim, successor string) {
 	if c.Compare(g.claim) < 0 {
 		return
 	}
@@ -353,12 +357,12 @@ func (g *fleetGateway) learn(c election.Claim, successor string) {
 }
 
 // find looks for a leader until one answers: the one known, its successor if that was lost.
-func (g *fleetGateway) find() {
+func (g *gateway) find() {
 	g.tries++
 	g.try(g.tries, 0, firstRetry)
 }
 
-func (g *fleetGateway) try(tries, n int, retry time.Duration) {
+func (g *gateway) try(tries, n int, retry time.Duration) {
 	f := g.f
 	if g.tries != tries || g.link != nil {
 		return
@@ -374,7 +378,7 @@ func (g *fleetGateway) try(tries, n int, retry time.Duration) {
 		names = append(names, l)
 	}
 	if n >= len(names) {
-		f.on(&g.host, retry/2+time.Duration(f.rng.Int64N(int64(retry))), func() { g.try(tries, 0, min(2*retry, lastRetry)) })
+		f.on(&g.host, f.jitter(retry), func() { g.try(tries, 0, min(2*retry, lastRetry)) })
 		return
 	}
 	to := f.named[names[n]]
@@ -400,7 +404,7 @@ func (g *fleetGateway) try(tries, n int, retry time.Duration) {
 }
 
 // opened takes it that a leader has answered on a new stream. All queries go there.
-func (g *fleetGateway) opened(t *term) {
+func (g *gateway) opened(t *term) {
 	f := g.f
 	switch {
 	case g.link == t:
@@ -419,14 +423,14 @@ func (g *fleetGateway) opened(t *term) {
 }
 
 // leave ends the stream to the leader.
-func (g *fleetGateway) leave() {
+func (g *gateway) leave() {
 	t := g.link
 	g.f.send(&g.host, &t.agent.host, func() { t.disconnect(g) }, nil)
 	g.unlink()
 }
 
 // closed takes it that a leader has ended its stream.
-func (g *fleetGateway) closed(t *term) {
+func (g *gateway) closed(t *term) {
 	t.linked[g.index] = false
 	if g.link == t {
 		g.unlink()
@@ -435,7 +439,7 @@ func (g *fleetGateway) closed(t *term) {
 }
 
 // unlink forgets what belongs to the stream that was.
-func (g *fleetGateway) unlink() {
+func (g *gateway) unlink() {
 	g.lost = g.link.agent.member.Name
 	g.link, g.silent, g.unacked = nil, false, nil
 	for _, q := range g.asks {
@@ -445,7 +449,7 @@ func (g *fleetGateway) unlink() {
 }
 
 // broken takes it that the connections to an agent have broken.
-func (g *fleetGateway) broken(a *agent) {
+func (g *gateway) broken(a *agent) {
 	for _, q := range slices.Clone(g.asks) {
 		if q.at != nil && q.at.to == a {
 			q.at.ended(elsewhere)
@@ -461,7 +465,7 @@ func (g *fleetGateway) broken(a *agent) {
 }
 
 // watch looks after the leader while there are queries.
-func (g *fleetGateway) watch() {
+func (g *gateway) watch() {
 	if g.watching || len(g.asks) == 0 && len(g.unacked) == 0 {
 		return
 	}
@@ -480,10 +484,10 @@ func (g *fleetGateway) watch() {
 }
 
 // silence is how long the leader may take to acknowledge a submit.
-func (g *fleetGateway) silence() time.Duration { return max(leastSilence, 3*g.usual) }
+func (g *gateway) silence() time.Duration { return max(leastSilence, 3*g.usual) }
 
 // check finds out whether the leader is silent.
-func (g *fleetGateway) check() {
+func (g *gateway) check() {
 	f := g.f
 	unheard := f.now - g.heardAt
 	switch {
@@ -491,7 +495,8 @@ func (g *fleetGateway) check() {
 	case unheard > lostSilence:
 		g.leave()
 		g.find()
-	case !g.silent && (len(g.unacked) > 0 && f.now-g.unacked[0] > g.silence() || unheard > max(heartbeatSilence, g.silence())):
+	case !g.silent && (len(g.unacked) > 0 && f.now-g.unacked[0] > g.silence() ||
+		unheard > max(heartbeatSilence, g.silence())):
 		g.silent = true
 		g.decision.Avoid(g.now(), match.LaneID(g.link.agent.index))
 	}
@@ -500,21 +505,23 @@ func (g *fleetGateway) check() {
 // Attempts.
 
 // begin sends a query to an agent; an attempt under way is cut off.
-func (g *fleetGateway) begin(q *asked, to *agent, number int, reservation uint64, took time.Duration) {
+func (g *gateway) begin(q *asked, to *agent, number int, reservation uint64, took time.Duration) {
 	f := g.f
 	if q.at != nil {
 		g.abort(q.at)
 	}
-	c := &call{of: q, gateway: g, to: to, reservation: reservation, waited: f.now - q.arrival, sent: f.now, took: took}
-	c.query, c.lane, c.number = q.seq, int32(to.index), int8(number)
+	c := &call{
+		of: q, gateway: g, to: to, number: number, reservation: reservation,
+		waited: f.now - q.Arrival, sent: f.now, took: took,
+	}
 	q.at, q.void, q.number = c, false, max(q.number, number)
 	q.attempts++
 	f.movedAt = f.now
-	f.setWaits(f.at(q.seq), false)
+	f.cfg.Waits(q.Sequence, false)
 	f.send(&g.host, &to.host, func() { to.takes(c) }, func() { c.ended(elsewhere) })
 }
 
-func (g *fleetGateway) abort(c *call) {
+func (g *gateway) abort(c *call) {
 	g.f.send(&g.host, &c.to.host, func() { c.to.cutOff(c) }, nil)
 }
 
@@ -524,9 +531,10 @@ func (c *call) ended(how outcome) {
 	if q.at != c || q.ended {
 		return
 	}
-	if how == elsewhere && q.attempts > 1 { // the leader may not know yet that the agent is out of reach
+	if how == elsewhere && q.attempts > 1 {
+		// The leader may not know yet that the agent is out of reach.
 		wait := firstAgain << (2 * (q.attempts - 2))
-		g.f.on(&g.host, wait/2+time.Duration(g.f.rng.Int64N(int64(wait))), func() {
+		g.f.on(&g.host, g.f.jitter(wait), func() {
 			if q.at == c && !q.ended {
 				g.failed(q, c)
 			}
@@ -539,7 +547,7 @@ func (c *call) ended(how outcome) {
 	}
 	if q.atLeader == assigned {
 		if c.claimed { // the lane may have told another leader
-			g.unused(q.seq, int(c.number), c.to.member.Name)
+			g.unused(q.Sequence, c.number, c.to.member.Name)
 		} else if how == answered { // the leader hears of it from the lane
 			q.atLeader = unknown
 		}
@@ -552,7 +560,7 @@ func (c *call) ended(how outcome) {
 }
 
 // failed has a query whose attempt has failed be sent elsewhere.
-func (g *fleetGateway) failed(q *asked, c *call) {
+func (g *gateway) failed(q *asked, c *call) {
 	f := g.f
 	q.at = nil
 	q.failed = append(q.failed, match.LaneID(c.to.index))
@@ -564,12 +572,12 @@ func (g *fleetGateway) failed(q *asked, c *call) {
 		g.end(q, Lost, nil)
 		return
 	}
-	f.setWaits(f.at(q.seq), true)
+	f.cfg.Waits(q.Sequence, true)
 	q.since = f.now
 	q.unled = q.unled || len(q.failed) >= mostLed
 	was := q.atLeader
 	if was == assigned { // the lane is not to be reserved for it any more
-		g.unused(q.seq, int(c.number), c.to.member.Name)
+		g.unused(q.Sequence, c.number, c.to.member.Name)
 	}
 	switch {
 	case q.unled:
@@ -581,44 +589,47 @@ func (g *fleetGateway) failed(q *asked, c *call) {
 }
 
 // end decides the outcome of a query.
-func (g *fleetGateway) end(q *asked, o Outcome, by *call) {
+func (g *gateway) end(q *asked, o Outcome, by *call) {
 	f := g.f
 	q.ended = true
 	g.withdraw(q)
-	delete(g.bySeq, q.seq)
+	delete(g.bySeq, q.Sequence)
 	i := slices.Index(g.asks, q)
 	g.asks = slices.Delete(g.asks, i, i+1)
 	f.movedAt = f.now
-	var a *attempt
+	f.open--
+	lane, start := -1, time.Duration(0)
 	if by != nil {
-		a = &by.attempt
+		lane, start = by.to.index, by.start
 	}
-	f.finish(q.seq, f.at(q.seq), o, a)
+	f.tally(&q.Query, o == Served && f.now-q.Arrival <= f.cfg.Models[q.Model].QoSTarget, o)
+	f.cfg.Finish(q.Sequence, o, lane, start)
 }
 
 // Without a leader.
 
 // due is from when on a query may be decided without a leader.
-func (g *fleetGateway) due(q *asked) time.Duration {
+func (g *gateway) due(q *asked) time.Duration {
 	due := q.again
 	if g.link == nil && !g.hadLink {
 		due = max(due, q.since+leastSilence)
 	}
 	if c := q.at; c != nil && !q.void {
-		p99 := g.f.lanes[c.to.index].known[q.model].Quantile(0.99, int(q.batch))
+		p99 := c.to.lane.Known[q.Model].Quantile(0.99, q.BatchSize)
 		due = max(due, c.sent+c.took+max(leastOverdue, 3*p99))
 	}
 	return due
 }
 
 // inquire has the oldest queries be decided without a leader for which it is time.
-func (g *fleetGateway) inquire() {
+func (g *gateway) inquire() {
 	f := g.f
 	for _, q := range slices.Clone(g.asks) {
 		if g.inquiries >= mostInquiries {
 			return
 		}
-		if q.ended || q.inquired || q.attempts >= match.MaxAttempts || g.led() && !q.unled || f.now < g.due(q) {
+		if q.ended || q.inquired || q.attempts >= match.MaxAttempts || g.led() && !q.unled ||
+			f.now < g.due(q) {
 			continue
 		}
 		q.inquired, q.void = true, q.at != nil
@@ -629,14 +640,15 @@ func (g *fleetGateway) inquire() {
 		}
 		g.inquiries++
 		g.decision.Begin(g.now(), match.Inquiry{
-			Query: q.seq, Model: f.models[q.model].Name, BatchSize: int(q.batch), Arrival: epoch.Add(q.arrival), Failed: q.failed,
+			Query: q.Sequence, Model: f.cfg.Models[q.Model].Name, BatchSize: q.BatchSize,
+			Arrival: epoch.Add(q.Arrival), Failed: q.failed,
 		})
 		g.carryOut()
 	}
 }
 
 // carryOut does what is decided without a leader.
-func (g *fleetGateway) carryOut() {
+func (g *gateway) carryOut() {
 	f := g.f
 	for do, ok := g.decision.Next(); ok; do, ok = g.decision.Next() {
 		q := g.bySeq[do.Query]
@@ -647,7 +659,7 @@ func (g *fleetGateway) carryOut() {
 				g.decision.Unasked(g.now(), do.ID)
 				continue
 			}
-			model, batch, id := q.model, int(q.batch), do.ID
+			model, batch, id := q.Model, q.BatchSize, do.ID
 			f.send(&g.host, &a.host, func() { a.probed(g, id, model, batch) }, func() {
 				g.decision.Unasked(g.now(), id)
 				g.carryOut()
@@ -683,7 +695,7 @@ func (g *fleetGateway) carryOut() {
 	g.wakeAt = at
 	f.on(&g.host, at-f.now, func() {
 		if g.wakeAt == at {
-			g.wakeAt = never
+			g.wakeAt = Never
 			g.decision.Pass(g.now())
 			g.carryOut()
 			g.inquire()
@@ -691,12 +703,12 @@ func (g *fleetGateway) carryOut() {
 	})
 }
 
-func (g *fleetGateway) release(a *agent, id uint64) {
+func (g *gateway) release(a *agent, id uint64) {
 	g.f.send(&g.host, &a.host, func() { a.unpromise(g, id) }, nil)
 }
 
 // answered takes an agent's answer to a question.
-func (g *fleetGateway) answered(a *agent, id uint64, remaining, finish time.Duration) {
+func (g *gateway) answered(a *agent, id uint64, remaining, finish time.Duration) {
 	g.decision.Answered(g.now(), match.LaneID(a.index), id, remaining, finish)
 	g.carryOut()
 	g.inquire()

@@ -1,0 +1,128 @@
+package fleet
+
+import (
+	"time"
+
+	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/election"
+	"github.com/muster-serve/muster/runtime/queue"
+)
+
+// An agent runs queries on its lane, and may lead.
+type agent struct {
+	host
+	f      *Fleet
+	index  int // of its lane too
+	lane   *Lane
+	freeAt time.Duration // when its lane has run what it runs
+	member *leader.Member
+	left   bool // gossip has given it up, and it all others
+	node   *election.Node
+	wakeAt time.Duration  // when the node wants to be stepped
+	follow election.Claim // zero: nobody
+	term   *term          // nil: it does not lead
+	link   *term          // whom it has greeted
+
+	waiting  queue.Queue[*call]
+	running  *call
+	held     []*call // all that the lane has, the one that runs first
+	promises []promise
+}
+
+// A promise is a place on a lane that is kept for a gateway.
+type promise struct {
+	gateway  *gateway
+	id       uint64
+	until    time.Duration
+	estimate time.Duration
+}
+
+// join has an agent begin at a time, which knows all others.
+func (a *agent) join(at time.Duration) (err error) {
+	rank := election.RankOf(election.May, false, 0)
+	if a.node, err = election.New(election.Config{ID: a.member.Name, Rank: rank}); err != nil {
+		return err
+	}
+	a.f.on(&a.host, at-a.f.now, func() {
+		a.step(&election.Event{Kind: election.TimePassed})
+		a.others(a.meet)
+	})
+	return nil
+}
+
+func (a *agent) meet(b *agent) {
+	rank := election.RankOf(election.May, false, 0)
+	a.step(&election.Event{Kind: election.MemberUp, ID: b.member.Name, Rank: rank})
+	if a.term != nil {
+		a.term.open(b)
+	}
+}
+
+// knows reports whether another agent, or this one, is a member to it.
+func (a *agent) knows(b *agent) bool { return a == b || !a.left && !b.left }
+
+// step steps the election and does what it asks for.
+func (a *agent) step(e *election.Event) {
+	f := a.f
+	actions, next := a.node.Step(epoch.Add(f.now), e)
+	for i := range actions {
+		a.carryOut(actions[i])
+	}
+	at := Never
+	if !next.IsZero() {
+		at = next.Sub(epoch)
+	}
+	if at == a.wakeAt {
+		return
+	}
+	if a.wakeAt = at; at == Never {
+		return
+	}
+	f.on(&a.host, at-f.now, func() {
+		if a.wakeAt == at {
+			a.wakeAt = Never
+			a.step(&election.Event{Kind: election.TimePassed})
+		}
+	})
+}
+
+func (a *agent) carryOut(act election.Action) {
+	f := a.f
+	switch act.Kind {
+	case election.Send:
+		b := f.named[act.To]
+		f.send(&a.host, &b.host, func() {
+			b.step(&election.Event{Kind: election.Received, ID: a.member.Name, Message: act.Message})
+		}, func() { a.step(&election.Event{Kind: election.StreamBroken, ID: act.To}) })
+	case election.Persist:
+		f.on(&a.host, persistTime, func() {
+			a.step(&election.Event{Kind: election.Persisted, Epoch: act.Claim.Epoch})
+		})
+	case election.Lead:
+		a.lead(act.Claim)
+	case election.StepDown:
+		a.term.end()
+		a.term = nil
+	case election.Follow:
+		a.follow = act.Claim
+		for _, g := range f.gateways {
+			f.send(&a.host, &g.host, func() { g.learn(act.Claim, "") }, nil)
+		}
+	case election.NoLeader:
+		a.follow = election.Claim{}
+	}
+}
+
+// broken takes it that the connection to another agent has broken. Whether its process has ended
+// shows when it is connected to anew.
+func (a *agent) broken(b *agent) {
+	a.step(&election.Event{Kind: election.StreamBroken, ID: b.member.Name})
+	a.f.on(&a.host, a.f.cfg.RTT, func() {
+		if b.dead {
+			a.step(&election.Event{Kind: election.ProcessEnded, ID: b.member.Name})
+		}
+		if a.term != nil {
+			a.term.broken(b)
+		}
+	})
+}

@@ -1,0 +1,197 @@
+package fleet
+
+import (
+	"bytes"
+	"fmt"
+	"time"
+
+	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/election"
+)
+
+// A term is an agent's leadership.
+type term struct {
+	f      *Fleet
+	agent  *agent
+	claim  election.Claim
+	state  *leader.State
+	began  time.Duration
+	wakeAt time.Duration // when the state wants to be stepped
+	linked []bool        // by gateway: it has a stream
+	read   []uint64      // by gateway: submits on its stream
+	over   bool
+	record bytes.Buffer
+	rec    *leader.Recorder // may be nil
+}
+
+// lead has an agent begin to lead.
+func (a *agent) lead(claim election.Claim) {
+	f := a.f
+	cfg := leader.Config{
+		Self: a.member.Name, Policy: f.cfg.Policy, Seed: f.cfg.Seed + claim.Epoch, Ahead: f.ahead,
+	}
+	t := &term{
+		f: f, agent: a, claim: claim, began: f.now, wakeAt: Never,
+		linked: make([]bool, len(f.gateways)), read: make([]uint64, len(f.gateways)),
+	}
+	var err error
+	if t.state, err = leader.New(cfg); err != nil {
+		f.fail(err)
+		return
+	}
+	if f.cfg.Record != nil {
+		if t.rec, err = leader.NewRecorder(&t.record, &cfg); err != nil {
+			f.fail(fmt.Errorf("write recording: %w", err))
+			return
+		}
+	}
+	for i := range f.results {
+		if r := &f.results[i]; r.open && r.Agent != a.member.Name {
+			r.open, r.NextLeader, r.WithoutLeaderMS = false, a.member.Name, float64(f.now-r.at)/1e6
+		}
+	}
+	a.term = t
+	f.terms = append(f.terms, t)
+	t.viewChanged()
+	t.step(&leader.Event{Kind: leader.TimePassed})
+	t.step(&leader.Event{Kind: leader.Learned, Advice: f.known})
+	for _, b := range f.agents {
+		t.open(b)
+	}
+}
+
+// end has its streams end.
+func (t *term) end() {
+	t.over = true
+	for i, g := range t.f.gateways {
+		if t.linked[i] {
+			t.f.send(&t.agent.host, &g.host, func() { g.closed(t) }, nil)
+		}
+	}
+}
+
+func (t *term) viewChanged() {
+	var members []*leader.Member
+	for _, b := range t.f.agents {
+		if t.agent.knows(b) {
+			members = append(members, b.member)
+		}
+	}
+	t.step(&leader.Event{Kind: leader.ViewChanged, Members: members})
+}
+
+// open has the leader open a link to a member, which then says what its lane holds.
+func (t *term) open(b *agent) {
+	if t.over || !t.agent.knows(b) {
+		return
+	}
+	hello := election.Message{Kind: election.Heartbeat, Claim: t.claim, Successor: t.agent.node.Successor()}
+	t.f.send(&t.agent.host, &b.host, func() {
+		if b != t.agent {
+			b.step(&election.Event{Kind: election.Received, ID: t.agent.member.Name, Message: hello})
+		}
+		b.greet(t)
+	}, func() { t.broken(b) })
+}
+
+// broken takes it that the link to a member has broken.
+func (t *term) broken(b *agent) {
+	if t.over {
+		return
+	}
+	t.step(&leader.Event{
+		Kind: leader.LinkBroken, Agent: b.member.Name, Gone: b.dead, Why: "it does not answer",
+	})
+	if !b.dead {
+		t.f.on(&t.agent.host, redial, func() { t.open(b) })
+	}
+}
+
+// connect takes in a gateway's stream.
+func (t *term) connect(g *gateway) {
+	t.linked[g.index], t.read[g.index] = true, 0
+	t.step(&leader.Event{Kind: leader.GatewayConnected, Gateway: g.id})
+}
+
+// disconnect forgets a gateway whose stream has ended.
+func (t *term) disconnect(g *gateway) {
+	if !t.over && t.linked[g.index] {
+		t.linked[g.index] = false
+		t.step(&leader.Event{Kind: leader.GatewayLost, Gateway: g.id})
+	}
+}
+
+// tell has something done at a gateway with a stream.
+func (t *term) tell(g *gateway, what func()) {
+	if t.linked[g.index] {
+		t.f.send(&t.agent.host, &g.host, what, nil)
+	}
+}
+
+// step tells the state of an event and carries out what it asks for.
+func (t *term) step(e *leader.Event) {
+	f := t.f
+	if t.over || f.err != nil {
+		return
+	}
+	var before time.Duration
+	if f.cfg.Clock != nil {
+		before = f.cfg.Clock()
+	}
+	now := f.now - t.began
+	actions := t.state.Step(now, e)
+	if f.cfg.Clock != nil {
+		f.cost += f.cfg.Clock() - before
+	}
+	f.steps++
+	if t.rec != nil {
+		if err := t.rec.Step(now, e, actions); err != nil {
+			f.fail(fmt.Errorf("write recording: %w", err))
+			return
+		}
+	}
+	for i := range actions {
+		t.carryOut(&actions[i])
+	}
+	at := max(f.now, t.began+t.state.Next())
+	if e.Kind == leader.TimePassed {
+		at = max(at, f.now+1) // time must pass
+	}
+	if at == t.wakeAt {
+		return
+	}
+	t.wakeAt = at
+	f.on(&t.agent.host, at-f.now, func() {
+		if t.wakeAt == at {
+			t.wakeAt = Never
+			t.step(&leader.Event{Kind: leader.TimePassed})
+		}
+	})
+}
+
+func (t *term) carryOut(a *leader.Action) {
+	f := t.f
+	switch a.Kind {
+	case leader.Assign, leader.Reject, leader.OfferAgain:
+		g, kind, d, name := f.gateways[a.Decision.Query.Gateway-1], a.Kind, a.Decision, a.Agent
+		t.tell(g, func() { g.told(t, kind, &d, name) })
+	case leader.Welcome:
+		g := f.gateways[a.Gateway-1]
+		t.tell(g, func() { g.opened(t) })
+	case leader.Heartbeat:
+		for i, g := range f.gateways {
+			read, successor := t.read[i], t.agent.node.Successor()
+			t.tell(g, func() {
+				g.learn(t.claim, successor)
+				g.heard(t, read)
+			})
+		}
+	case leader.TellAhead:
+		f.ahead = a.Duration
+	case leader.AskHeld:
+		t.open(f.named[a.Agent])
+	case leader.Nonsense:
+		f.fail(fmt.Errorf("the leader %s at %v: an event makes no sense: %s",
+			t.agent.member.Name, f.now, a.Message))
+	}
+}
