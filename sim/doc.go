@@ -7,6 +7,9 @@
 // matcher) is sent again as in production: an attempt under way goes on until there
 // is another lane, and is then cut off; the first answer counts.
 //
+// With faults the whole fleet is simulated, by package sim/fleet: elections, the leader's state, and
+// gateways that go on without one.
+//
 // A run is a pure function of its Config: the same configuration and seed give
 // the same result to the byte. Nothing here reads a clock; the wall time that
 // decisions cost is measured with a clock handed in, and is no part of the
