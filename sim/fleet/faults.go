@@ -11,20 +11,19 @@ import (
 	"time"
 )
 
-// A Verb is what a fault does.
-type Verb string
-
+// What faults do.
 const (
-	// Kill: the agent's process ends, for good. What its lane has is lost, and who talks to it learns
+	// kill: the agent's process ends, for good. What its lane has is lost, and who talks to it learns
 	// that at once.
-	Kill Verb = "kill"
-	// Freeze: the agent's process stands still. What comes to it, and what its lane would have done,
+	kill = "kill"
+	// freeze: the agent's process stands still. What comes to it, and what its lane would have done,
 	// it does when it thaws.
-	Freeze Verb = "freeze"
-	// Cut: the agent and all others, gateways too, do not reach each other.
-	Cut Verb = "cut"
-	// Delay: messages take Amount longer, those from and to the agent, or all.
-	Delay Verb = "delay"
+	freeze = "freeze"
+	// cut: the agent and all others, gateways too, do not reach each other. What they send comes
+	// through afterwards, unless the connections break before.
+	cut = "cut"
+	// slow: messages take Amount longer, those from and to the agent, or all.
+	slow = "delay"
 )
 
 // mostTime bounds the times of a fault.
@@ -44,8 +43,9 @@ type. TIME counts from the start of the run; without DURATION it is for good.`
 
 // A Fault is something that goes wrong in a simulated fleet.
 type Fault struct {
-	Verb Verb
-	// Target is an agent, [TheLeader], or "" for all (Delay only).
+	// Verb is kill, freeze, cut or delay.
+	Verb string
+	// Target is an agent, [TheLeader], or "" for all (delay only).
 	Target string
 	// At is when it happens, since the start of the run.
 	At time.Duration
@@ -56,7 +56,7 @@ type Fault struct {
 }
 
 func (f Fault) String() string {
-	s := string(f.Verb)
+	s := f.Verb
 	if f.Target != "" {
 		s += "-" + f.Target
 	}
@@ -80,18 +80,18 @@ func ParseFault(text string) (Fault, error) {
 		return bad("got no @, want when it happens, e.g. kill-leader@10s")
 	}
 	verb, target, named := strings.Cut(what, "-")
-	f := Fault{Verb: Verb(verb), Target: target}
+	f := Fault{Verb: verb, Target: target}
 	when, amount, hasAmount := strings.Cut(when, ":")
 	at, duration, hasDuration := strings.Cut(when, "+")
 	switch f.Verb {
-	case Kill, Freeze, Cut:
+	case kill, freeze, cut:
 		if target == "" {
 			return bad("got no target, want %q or an agent, e.g. %s-leader@10s", TheLeader, verb)
 		}
 		if hasAmount {
 			return bad("got the amount %q, want none: only a delay has one", amount)
 		}
-	case Delay:
+	case slow:
 		if named && target == "" {
 			return bad("got no target after the -, want %q, an agent, or no - for all messages", TheLeader)
 		}
@@ -101,7 +101,7 @@ func ParseFault(text string) (Fault, error) {
 	default:
 		return bad("got the verb %q, want kill, freeze, cut or delay", verb)
 	}
-	if f.Verb == Kill && hasDuration {
+	if f.Verb == kill && hasDuration {
 		return bad("got the duration %q, want none: who is killed does not come back", duration)
 	}
 	for _, d := range []struct {

@@ -11,13 +11,13 @@ import (
 func TestParseFault(t *testing.T) {
 	const s, ms = time.Second, time.Millisecond
 	for text, want := range map[string]Fault{
-		"kill-leader@10s":             {Verb: Kill, Target: "leader", At: 10 * s},
-		"kill-r5n.large-3@1m2s":       {Verb: Kill, Target: "r5n.large-3", At: 62 * s},
-		"freeze-leader@10s+3s":        {Verb: Freeze, Target: "leader", At: 10 * s, Duration: 3 * s},
-		"freeze-g4dn.xlarge-1@0s":     {Verb: Freeze, Target: "g4dn.xlarge-1"},
-		"cut-leader@5s+500ms":         {Verb: Cut, Target: "leader", At: 5 * s, Duration: 500 * ms},
-		"delay@5s+3s:20ms":            {Verb: Delay, At: 5 * s, Duration: 3 * s, Amount: 20 * ms},
-		"delay-r5n.large-2@1.5s:20ms": {Verb: Delay, Target: "r5n.large-2", At: 1500 * ms, Amount: 20 * ms},
+		"kill-leader@10s":             {Verb: "kill", Target: "leader", At: 10 * s},
+		"kill-r5n.large-3@1m2s":       {Verb: "kill", Target: "r5n.large-3", At: 62 * s},
+		"freeze-leader@10s+3s":        {Verb: "freeze", Target: "leader", At: 10 * s, Duration: 3 * s},
+		"freeze-g4dn.xlarge-1@0s":     {Verb: "freeze", Target: "g4dn.xlarge-1"},
+		"cut-leader@5s+500ms":         {Verb: "cut", Target: "leader", At: 5 * s, Duration: 500 * ms},
+		"delay@5s+3s:20ms":            {Verb: "delay", At: 5 * s, Duration: 3 * s, Amount: 20 * ms},
+		"delay-r5n.large-2@1.5s:20ms": {Verb: "delay", Target: "r5n.large-2", At: 1500 * ms, Amount: 20 * ms},
 	} {
 		got, err := ParseFault(text)
 		if err != nil || got != want {
@@ -58,7 +58,7 @@ func TestParseFault(t *testing.T) {
 
 func TestReadFaults(t *testing.T) {
 	faults, err := ReadFaults("faults.txt", strings.NewReader("# a bad day\n\n  kill-leader@1s\ndelay@2s:5ms # for good\n"))
-	if want := []Fault{{Verb: Kill, Target: "leader", At: time.Second}, {Verb: Delay, At: 2 * time.Second, Amount: 5 * time.Millisecond}}; err != nil || !reflect.DeepEqual(faults, want) {
+	if want := []Fault{{Verb: "kill", Target: "leader", At: time.Second}, {Verb: "delay", At: 2 * time.Second, Amount: 5 * time.Millisecond}}; err != nil || !reflect.DeepEqual(faults, want) {
 		t.Errorf("got %v, %v, want %v", faults, err, want)
 	}
 	for text, want := range map[string]string{

@@ -38,8 +38,7 @@ const (
 // agents there the last by name leads.
 //
 // A message takes half a round trip, and its turn among those of the same two hosts. What becomes
-// of it when something goes wrong is what becomes of it in a TCP connection; see [Kill], [Freeze] and
-// [Cut].
+// of it when something goes wrong is what becomes of it in a TCP connection.
 type Fleet struct {
 	cfg       *Config
 	now       time.Duration

@@ -8,6 +8,7 @@ import (
 // A host is an agent or a gateway to the network.
 type host struct {
 	dead     bool
+	froze    time.Duration
 	thaws    time.Duration // it stands still until then
 	inbox    []func()      // what has come to it meanwhile
 	cutSince time.Duration

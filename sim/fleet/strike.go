@@ -38,20 +38,20 @@ func (f *Fleet) strike(fault Fault, r *Result) {
 	if fault.Duration > 0 {
 		until = f.now + fault.Duration
 	}
-	if hit != nil && hit == f.leader() && fault.Verb != Delay {
+	if hit != nil && hit == f.leader() && fault.Verb != slow {
 		for i := range f.results { // the leader that they hit has gone on
 			f.results[i].open = false
 		}
 		r.HitLeader, r.open = true, true
 	}
 	switch fault.Verb {
-	case Kill:
+	case kill:
 		hit.kill()
-	case Freeze:
+	case freeze:
 		hit.freeze(until)
-	case Cut:
+	case cut:
 		hit.cutOffFromAll(until)
-	case Delay:
+	case slow:
 		d := delay{until: until, amount: fault.Amount}
 		if hit != nil {
 			d.of = &hit.host
@@ -76,7 +76,7 @@ func (a *agent) kill() {
 	if a.term != nil {
 		a.term.over = true
 	}
-	if c := a.running; c != nil {
+	if a.running != nil {
 		a.lane.Busy -= max(0, a.freeAt-f.now)
 	}
 	for _, c := range a.held {
@@ -93,9 +93,12 @@ func (a *agent) kill() {
 // freeze has an agent stand still.
 func (a *agent) freeze(until time.Duration) {
 	f := a.f
+	if !a.frozen() {
+		a.froze = f.now
+	}
 	a.thaws = max(a.thaws, until)
 	f.do(f.now+gossipGivesUp, func() {
-		if a.frozen() && !a.dead {
+		if a.frozen() && !a.dead && f.now-a.froze >= gossipGivesUp {
 			a.leave()
 		}
 	})
