@@ -1,8 +1,6 @@
 package serve
 
 import (
-	"fmt"
-	"os"
 	goruntime "runtime"
 	"testing"
 
@@ -13,12 +11,5 @@ func TestMain(m *testing.M) {
 	if raceDetector {
 		goruntime.GOMAXPROCS(1) // as in the agent's TestMain, which says why
 	}
-	code := m.Run()
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, "serve: leaked:", err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	goleak.VerifyTestMain(m)
 }
