@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"encoding/binary"
 	"math"
 	"net/http/httptest"
 	"net/url"
@@ -15,48 +14,11 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/agent/fuzzing"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/leader/election"
 )
-
-// A record is a part of what fuzzing gives: who says or does what, and the message.
-type record struct {
-	kind, who byte
-	data      []byte
-}
-
-// records are those of b: each a byte for kind and who, a length, and as many bytes.
-func records(b []byte) (all []record) {
-	for len(b) > 0 {
-		first := b[0]
-		length, n := binary.Uvarint(b[1:])
-		if n <= 0 {
-			break
-		}
-		b = b[1+n:]
-		length = min(length, uint64(len(b)))
-		all = append(all, record{first & 15, first >> 4 & 3, b[:length]})
-		b = b[length:]
-	}
-	return all
-}
-
-// script is the inverse of records, for seeds.
-func script(parts ...any) (b []byte) {
-	for i := 0; i < len(parts); i += 2 {
-		var data []byte
-		switch part := parts[i+1].(type) {
-		case proto.Message:
-			data, _ = proto.Marshal(part) // made here, and right
-		case int:
-			data = make([]byte, part)
-		}
-		b = append(b, byte(parts[i].(int)))
-		b = append(binary.AppendUvarint(b, uint64(len(data))), data...)
-	}
-	return b
-}
 
 const by1 = 1 << 4 // is added to what another says
 
@@ -81,8 +43,8 @@ func FuzzWorker(f *testing.F) {
 	step := func(step string, key []byte) *control.KeyringRequest {
 		return &control.KeyringRequest{Step: step, Key: key, Rotation: 1}
 	}
-	f.Add(script(sayLeader, from, sayLeader, leads, sayLeader, old, sayLeader+by1, leads, askProbe, probe, askProbe+by1, release, askProbe, nonsense))
-	f.Add(script(sayLeader, leads, askKeyring, step(addKey, newerKey), askKeyring, step(onlyKey, newerKey), askKeyring, step(useKey, newerKey),
+	f.Add(fuzzing.Script(sayLeader, from, sayLeader, leads, sayLeader, old, sayLeader+by1, leads, askProbe, probe, askProbe+by1, release, askProbe, nonsense))
+	f.Add(fuzzing.Script(sayLeader, leads, askKeyring, step(addKey, newerKey), askKeyring, step(onlyKey, newerKey), askKeyring, step(useKey, newerKey),
 		askKeyring, step(useKey, oldKey), askKeyring, step(onlyKey, oldKey), askKeyring, step("", nil), askKeyring, step(endKeys, nil)))
 	config := testConfig(f)
 	config.GossipKey = gossip.FormatKey(oldKey)
@@ -111,24 +73,24 @@ func FuzzWorker(f *testing.F) {
 				go func() { defer close(ended); do() }()
 			}
 		}
-		for _, x := range records(b) {
-			switch x.kind {
+		for _, x := range fuzzing.Records(b) {
+			switch x.Kind {
 			case sayLeader:
 				m := &control.LeaderMessage{}
-				if proto.Unmarshal(x.data, m) == nil {
+				if proto.Unmarshal(x.Data, m) == nil {
 					for _, e := range m.Election {
 						e.Epoch &= math.MaxUint32 // who lies about the last epoch of all is believed
 					}
-					_ = links[x.who].Send(m) // the agent may have ended it
+					_ = links[x.Who].Send(m) // the agent may have ended it
 				}
 			case askProbe:
 				m := &control.ProbeRequest{}
-				if proto.Unmarshal(x.data, m) == nil {
-					_ = probes[x.who].Send(m)
+				if proto.Unmarshal(x.Data, m) == nil {
+					_ = probes[x.Who].Send(m)
 				}
 			case askKeyring:
 				m := &control.KeyringRequest{}
-				if proto.Unmarshal(x.data, m) == nil {
+				if proto.Unmarshal(x.Data, m) == nil {
 					_, _ = here.Keyring(ctx, m)
 				}
 			}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/agent/fuzzing"
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
@@ -23,44 +24,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 )
-
-// A record is a part of what fuzzing gives: who says or does what, and the message.
-type record struct {
-	kind, who byte
-	data      []byte
-}
-
-// records are those of b: each a byte for kind and who, a length, and as many bytes.
-func records(b []byte) (all []record) {
-	for len(b) > 0 {
-		first := b[0]
-		length, n := binary.Uvarint(b[1:])
-		if n <= 0 {
-			break
-		}
-		b = b[1+n:]
-		length = min(length, uint64(len(b)))
-		all = append(all, record{first & 15, first >> 4 & 3, b[:length]})
-		b = b[length:]
-	}
-	return all
-}
-
-// script is the inverse of records, for seeds.
-func script(parts ...any) (b []byte) {
-	for i := 0; i < len(parts); i += 2 {
-		var data []byte
-		switch part := parts[i+1].(type) {
-		case proto.Message:
-			data, _ = proto.Marshal(part) // made here, and right
-		case int:
-			data = make([]byte, part)
-		}
-		b = append(b, byte(parts[i].(int)))
-		b = append(binary.AppendUvarint(b, uint64(len(data))), data...)
-	}
-	return b
-}
 
 var errStill = errors.New("nobody is reached here")
 
@@ -119,35 +82,35 @@ func newToldLeader(t *testing.T, dir string, log *slog.Logger) *toldLeader {
 }
 
 // do does what a record says.
-func (in *toldLeader) do(x record) {
-	switch x.kind {
+func (in *toldLeader) do(x fuzzing.Record) {
+	switch x.Kind {
 	case sayGateway:
 		m := &control.GatewayMessage{}
-		if proto.Unmarshal(x.data, m) != nil {
+		if proto.Unmarshal(x.Data, m) != nil {
 			return
 		}
-		if g := in.gateways[x.who]; g != nil {
+		if g := in.gateways[x.Who]; g != nil {
 			in.told(g, m)
 		} else if checkHello(m.GetHello()) == nil {
-			in.connectGateway(x.who, m.GetHello().GetGateway())
-			in.told(in.gateways[x.who], m)
+			in.connectGateway(x.Who, m.GetHello().GetGateway())
+			in.told(in.gateways[x.Who], m)
 		}
 	case disconnect:
-		if g := in.gateways[x.who]; g != nil {
+		if g := in.gateways[x.Who]; g != nil {
 			in.disconnect(g)
-			in.gateways[x.who] = nil
+			in.gateways[x.Who] = nil
 		}
 	case sayWorker:
 		m := &control.WorkerMessage{}
-		if proto.Unmarshal(x.data, m) != nil {
+		if proto.Unmarshal(x.Data, m) != nil {
 			return
 		}
-		in.say(x.who, m)
+		in.say(x.Who, m)
 	case breakLink, goneLink:
-		in.linkBroken(fmt.Sprint("w", x.who), x.kind == goneLink, io.EOF)
-		in.greeted[x.who] = false
+		in.linkBroken(fmt.Sprint("w", x.Who), x.Kind == goneLink, io.EOF)
+		in.greeted[x.Who] = false
 	case passTime:
-		in.pass(time.Duration(len(x.data)) * time.Millisecond)
+		in.pass(time.Duration(len(x.Data)) * time.Millisecond)
 	}
 }
 
@@ -203,11 +166,11 @@ func FuzzLeader(f *testing.F) {
 	many.Member.Lanes, many.Member.PriceUsdPerHour, many.Member.Models[0].QosPercentile = math.MaxUint32, math.NaN(), math.NaN()
 	held := proto.CloneOf(greeting)
 	held.Held = []*control.Held{{Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: 3}, {Gateway: 9, Lane: 9}}
-	f.Add(script(sayWorker, greeting, passTime, 1, sayGateway, hello, sayGateway, submit(&control.Submit{Sequence: 1, Model: "m", BatchSize: 3, Bytes: 100}),
+	f.Add(fuzzing.Script(sayWorker, greeting, passTime, 1, sayGateway, hello, sayGateway, submit(&control.Submit{Sequence: 1, Model: "m", BatchSize: 3, Bytes: 100}),
 		passTime, 1, sayWorker, ran, passTime, 300, breakLink, nil, passTime, 1500))
-	f.Add(script(sayWorker, held, sayGateway, hello, sayGateway, submit(&control.Submit{Sequence: 1, Model: "m", BatchSize: 3, Attempts: 1, Agent: "w0"}), sayWorker, absurd,
+	f.Add(fuzzing.Script(sayWorker, held, sayGateway, hello, sayGateway, submit(&control.Submit{Sequence: 1, Model: "m", BatchSize: 3, Attempts: 1, Agent: "w0"}), sayWorker, absurd,
 		sayWorker, many, sayGateway, &control.GatewayMessage{Cancel: []uint64{1, 1, 2}, Unused: []*control.Assign{{Sequence: 1, Attempt: 1, Agent: "w0"}, {Agent: "w1", Lane: 9}}}))
-	f.Add(script(sayGateway+by1, hello, sayGateway+by2, hello, sayGateway+by2, submit(
+	f.Add(fuzzing.Script(sayGateway+by1, hello, sayGateway+by2, hello, sayGateway+by2, submit(
 		&control.Submit{Sequence: 1, Model: "m", BatchSize: math.MaxUint32, WaitedNs: math.MaxInt64, TimeLeftNs: math.MinInt64, Attempts: math.MaxUint32, Agent: "w1", Lane: math.MaxUint32},
 		&control.Submit{Sequence: 2, Model: "nothing", Version: -1}, &control.Submit{Sequence: 3, Model: "m", Agent: "w1", Attempts: 1}), passTime, 200, disconnect+by2, nil))
 	dir := f.TempDir()
@@ -224,7 +187,7 @@ func FuzzLeader(f *testing.F) {
 				g.pending, g.unread = nil, 0
 			}
 		}
-		for _, x := range records(b) {
+		for _, x := range fuzzing.Records(b) {
 			in.do(x)
 			send()
 		}
@@ -236,8 +199,8 @@ func FuzzLeader(f *testing.F) {
 
 		// They go, and others are served.
 		for who := range byte(4) {
-			in.do(record{kind: disconnect, who: who})
-			in.do(record{kind: goneLink, who: who})
+			in.do(fuzzing.Record{Kind: disconnect, Who: who})
+			in.do(fuzzing.Record{Kind: goneLink, Who: who})
 		}
 		in.pass(2 * time.Second)
 		in.say(0, &control.WorkerMessage{Member: honestMember(0), RemainingNs: []int64{0}})
