@@ -9,6 +9,7 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader/learn"
 )
 
 // A fleet is what the room that leads knows of the others.
@@ -68,4 +69,4 @@ const eventKey = "event"
 
 // Members keep what the leader has told longer than it does, which tells it anew to lanes that are
 // back later than that.
-const _ = uint(members.KeepTold - lead.KeepTold)
+const _ = uint(members.KeepTold - learn.KeepTold)

@@ -10,5 +10,6 @@
 // gets which query is the matcher's to say (package match); a state keeps what is around it: who the
 // members are, which models they hold, which queries a gateway has submitted, and what is counted.
 //
-// Package agent/lead feeds a state from the network and carries out what it says.
+// The learning loop is package learn. Package agent/lead feeds a state from the network and carries
+// out what it says.
 package leader

@@ -77,7 +77,6 @@ func newToldLeader(t *testing.T, dir string, log *slog.Logger) *toldLeader {
 	if !in.open() {
 		t.Fatal("the term does not begin")
 	}
-	in.learning.saved = in.start
 	return in
 }
 

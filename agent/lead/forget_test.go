@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/learn"
 )
 
 // TestLeaderForgets has the only agent of a type, which alone holds a model, go: a leader knows of
@@ -43,11 +44,13 @@ func TestLeaderForgets(t *testing.T) {
 			var sizes map[string]int
 			monitors := 0
 			term.call(func() { sizes = term.state.Sizes() })
-			term.learning.ask(func() { monitors = len(term.learning.monitors) })
+			term.learning.ask(func() { monitors = term.learning.state.Sizes()["monitors"] })
 			return fmt.Sprintf("%d models, %d profiles, %d monitors", sizes["models"], sizes["latencies"], monitors)
 		}
 		ask := func(model string) {
-			term.learning.arrived(leader.ModelID{Name: model, Version: 1}, 10, time.Now())
+			term.learning.arrived(learn.Arrival{
+				Model: leader.ModelID{Name: model, Version: 1}, BatchSize: 10, At: time.Now(),
+			})
 			time.Sleep(time.Second)
 		}
 		b := join("b")

@@ -536,10 +536,8 @@ func (l *Leader) Sizes(add func(what string, n int)) {
 		add("term: described", len(t.described)+len(t.viewed))
 	})
 	t.learning.ask(func() {
-		add("learning: monitors", len(t.learning.monitors))
-		add("learning: told", len(t.learning.told))
-		add("learning: learned", len(t.learning.learned))
-		add("learning: scaled", len(t.learning.scaled))
-		add("learning: book", len(t.learning.book.Keys()))
+		for what, n := range t.learning.state.Sizes() {
+			add("learning: "+what, n)
+		}
 	})
 }

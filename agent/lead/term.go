@@ -12,6 +12,7 @@ import (
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/leader/learn"
 )
 
 // A term is one leadership of this agent, from its election until it steps
@@ -233,9 +234,11 @@ func (t *term) carryOut(a *leader.Action) {
 	case leader.AskHeld:
 		l.links.renew(t, a.Agent)
 	case leader.Arrived:
-		t.learning.arrived(a.Model, a.BatchSize, t.now)
+		t.learning.arrived(learn.Arrival{Model: a.Model, BatchSize: a.BatchSize, At: t.now})
 	case leader.Observed:
-		t.learning.observed(a.Member, a.Model, a.BatchSize, a.Duration, t.now)
+		t.learning.observed(learn.Observation{
+			Member: a.Member, Model: a.Model, BatchSize: a.BatchSize, Execution: a.Duration, At: t.now,
+		})
 	case leader.PoolChanged:
 		t.learning.poolIs(a.Pool)
 	case leader.LanesJoined:

@@ -1,0 +1,105 @@
+package learn
+
+import (
+	"encoding/json"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/profiles"
+)
+
+// TestBeginsFromLearned has a new leader get its first queries, where what it begins from is learned
+// already, and where it is not: only then is each of them a reason to tell all what it changes.
+func TestBeginsFromLearned(t *testing.T) {
+	a := member("a", "x", "", m)
+	learner := profiles.NewLearner(a.Models[0].Profile, nil)
+	w := newWorld(t, 1)
+	for i := range 500 {
+		if err := learner.Observe(1+i%100, w.latency(1+i%100, 1), "a", w.now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	table, err := json.Marshal(learner.Table())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// told is how often a profile was told in the first 40 queries.
+	told := func(suggested ...leader.Latency) (n int) {
+		w := newWorld(t, 1)
+		w.Suggest([]*leader.Member{a}, suggested)
+		w.are(a)
+		for i := range 40 {
+			w.look()
+			n += len(w.last.Latencies)
+			w.runs(a, m, 1+7*i%100, w.latency(1+7*i%100, 1))
+			w.now = w.now.Add(time.Millisecond)
+		}
+		return n
+	}
+	key := leader.TableKey{Model: m.Key(), Type: "x"}
+	if n := told(leader.Latency{TableKey: key, Told: table}); n != 1 {
+		t.Errorf("a profile that was learned is told %d times, want 1", n)
+	}
+	own := leader.TableKey{Model: m.Key(), Type: "x@a"}
+	for what, suggested := range map[string]leader.Latency{
+		"nothing":                {},
+		"an agent's own profile": {TableKey: own, Told: table},
+		"a profile that is none": {TableKey: key, Told: table[1:]},
+		"what somebody guessed":  {TableKey: key, Told: guessed(t, a)},
+	} {
+		if n := told(suggested); n < 10 {
+			t.Errorf("from %s, a guess is corrected %d times, want 10 or more", what, n)
+		}
+	}
+}
+
+// guessed is what is told of a member's model before any query has run.
+func guessed(t *testing.T, of *leader.Member) []byte {
+	w := newWorld(t, 1)
+	w.are(of)
+	w.look()
+	l := w.advised[leader.TableKey{Model: m.Key(), Type: of.Type}]
+	if l == nil || !l.Doubtful || l.Profile.Mean(largest) != target/2 {
+		t.Fatalf("of a model of which nothing is known this is told: %+v", l)
+	}
+	return l.Told
+}
+
+// TestOtherFiles: agents of one type hold other files under the same version. What runs at one says
+// nothing of the others, nor that it is slow; what is told is of the files that most hold.
+func TestOtherFiles(t *testing.T) {
+	w := newWorld(t, 1)
+	all := []*leader.Member{member("a", "x", "new", m), member("b", "x", "old", m), member("c", "x", "old", m)}
+	w.are(all...)
+	for i := range 300 {
+		batch, factor := 1+i%100, 1.0
+		if i%3 == 0 {
+			factor = 3
+		}
+		w.runs(all[i%3], m, batch, w.latency(batch, factor))
+		w.look()
+		w.now = w.now.Add(10 * time.Millisecond)
+	}
+	told := w.advised[leader.TableKey{Model: m.Key(), Type: "x"}].Profile
+	if got, want := told.Mean(50), linear(50); math.Abs(float64(got)/float64(want)-1) > 0.05 {
+		t.Errorf("%v is told of batch size 50, want %v, as the files have that most hold", got, want)
+	}
+	if len(w.slow) > 0 {
+		t.Errorf("these are slow: %v, want none", w.slow)
+	}
+	for i, want := range []uint64{100, 200, 200} {
+		if got := w.book.Learner(all[i].Models[0].Profile).Queries(); got != want {
+			t.Errorf("%d queries are known of the files of %s, want %d", got, all[i].Name, want)
+		}
+	}
+	w.runs(member("d", "x", "new"), m, 50, time.Second) // the version was unloaded meanwhile
+	w.look()
+	if keys := w.book.Keys(); len(keys) != 2 {
+		t.Errorf("is learned of %v, want of two versions of the files", keys)
+	}
+	if l := w.Learned(); len(l) != 1 || l[0].Key().Checksum != "old" {
+		t.Errorf("%d profiles are learned of one version on one type, want 1, of the files that ran last", len(l))
+	}
+}

@@ -1,0 +1,113 @@
+package learn
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/profiles"
+)
+
+const (
+	// pricedOver is over how long the rates of models are of which lanes are priced.
+	pricedOver = 30 * time.Second
+	// mostBins is how many bins of batch sizes a model has in the fluid program.
+	mostBins = 100
+	// leastPriceChange is by how much a price must change to be told.
+	leastPriceChange = 0.02
+)
+
+// price solves the fluid program of the pool and the queries of late.
+func (s *State) price(a *leader.Advice, now time.Time) error {
+	p := s.program(now)
+	if len(p.Bins) == 0 || len(p.Types) == 0 {
+		return nil
+	}
+	solution, err := s.solver.Solve(p)
+	if err != nil {
+		return fmt.Errorf("prices are not known: %w", err)
+	}
+	a.Limit, a.Priced = solution.Rate, true
+	if solution.Rate > 0 && !samePrices(s.prices, solution.Prices) {
+		s.prices = solution.Prices
+		a.Prices = slices.Clone(s.prices)
+	}
+	return nil
+}
+
+// program is the fluid program of the pool and the queries of late.
+func (s *State) program(now time.Time) *fluid.Program {
+	p := &fluid.Program{Unserved: 1}
+	index := map[string]int{} // of types
+	holds := map[leader.TableKey]bool{}
+	for _, m := range s.pool.Members {
+		if m.Draining {
+			continue
+		}
+		typ := s.typeOf(m.Member)
+		i, ok := index[typ]
+		if !ok {
+			i = len(p.Types)
+			index[typ] = i
+			p.Types = append(p.Types, fluid.Type{Name: typ})
+		}
+		p.Types[i].Count += m.Lanes
+		for _, id := range m.Holds {
+			holds[leader.TableKey{Model: id.Key(), Type: typ}] = true
+		}
+	}
+	for i := range s.pool.Models {
+		m := &s.pool.Models[i]
+		monitor := s.monitors[m.ModelID]
+		if monitor == nil {
+			continue
+		}
+		rate := monitor.Rate(now, pricedOver)
+		if rate <= 0 {
+			continue
+		}
+		p.Unserved = min(p.Unserved, 1-m.Share)
+		for _, x := range binned(monitor.Distribution(), m.Largest) {
+			bin := fluid.Bin{
+				Model: m.Key(), BatchSize: x.BatchSize, Share: x.Share * rate, Latency: make([]time.Duration, len(p.Types)),
+			}
+			for t := range p.Types {
+				key := leader.TableKey{Model: bin.Model, Type: p.Types[t].Name}
+				if told, ok := s.told[key]; ok && holds[key] {
+					if l := told.table.Mean(bin.BatchSize); l <= m.QoSTarget {
+						bin.Latency[t] = l
+					}
+				}
+			}
+			p.Bins = append(p.Bins, bin)
+		}
+	}
+	p.Unserved = min(max(p.Unserved, 0), 0.5)
+	return p
+}
+
+// binned is the distribution with at most mostBins batch sizes: those near each other count as the
+// largest of them.
+func binned(d profiles.Distribution, largest int) (bins profiles.Distribution) {
+	width := (largest + mostBins - 1) / mostBins
+	end := 0
+	for _, x := range d {
+		if x.BatchSize > end {
+			end = (x.BatchSize + width - 1) / width * width
+			bins = append(bins, profiles.Share{})
+		}
+		bin := &bins[len(bins)-1]
+		bin.BatchSize, bin.Share = x.BatchSize, bin.Share+x.Share
+	}
+	return bins
+}
+
+// samePrices reports whether two lists are alike.
+func samePrices(a, b []fluid.Price) bool {
+	near := func(x, y float64) bool { return max(x, y)-min(x, y) <= leastPriceChange*max(x, y) }
+	return slices.EqualFunc(a, b, func(p, q fluid.Price) bool {
+		return p.Type == q.Type && near(p.PerMs, q.PerMs) && near(float64(p.Service), float64(q.Service))
+	})
+}

@@ -1,0 +1,178 @@
+package learn
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"time"
+
+	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles"
+)
+
+const (
+	// leastChange is by how much a mean or a quantile must change to be told.
+	leastChange = 0.01
+	// sureQueries is how many queries make a profile sure.
+	sureQueries = 16
+	// An agent gets a profile of its own when its factor departs from 1 by more than
+	// slowFrom, until it is within slowUntil; that is scaled anew when the factor changes by
+	// slowAgain. The factor counts when its standard error is at most slowError.
+	slowFrom, slowUntil, slowAgain, slowError = 0.10, 0.05, 0.05, 0.04
+	// leastError is the error of a factor at least: none is surer.
+	leastError = 0.01
+)
+
+// A profile is what is told of a model on a type of lanes.
+type profile struct {
+	table   *profiles.Table
+	largest int
+	sure    bool
+}
+
+// typeOf is what the member's lanes are to the matcher.
+func (s *State) typeOf(m *leader.Member) string {
+	if _, own := s.scaled[m.Name]; own {
+		return m.OwnType
+	}
+	return m.Type
+}
+
+// compare finds out who departs from the type.
+func (s *State) compare(a *leader.Advice) {
+	type sum struct{ logs, weights float64 }
+	sums := map[string]*sum{}
+	for _, key := range s.book.Keys() {
+		agents := s.book.Learner(key).Agents()
+		if len(agents) < 2 {
+			continue
+		}
+		for _, g := range agents {
+			w := 1 / (g.Error*g.Error + leastError*leastError)
+			x := sums[g.Name]
+			if x == nil {
+				x = &sum{}
+				sums[g.Name] = x
+			}
+			x.logs += w * math.Log(g.Factor)
+			x.weights += w
+		}
+	}
+	a.Factors, a.Slow = map[string]float64{}, map[string]string{}
+	there := map[string]bool{}
+	for _, p := range s.pool.Members {
+		name := p.Name
+		there[name] = true
+		x := sums[name]
+		if x == nil {
+			delete(s.scaled, name)
+			continue
+		}
+		f := math.Exp(x.logs / x.weights)
+		a.Factors[name] = f
+		scale, own := s.scaled[name]
+		switch away := math.Abs(f - 1); {
+		case x.weights < 1/(slowError*slowError):
+		case own && away < slowUntil:
+			delete(s.scaled, name)
+		case own && math.Abs(f/scale-1) > slowAgain, !own && away > slowFrom:
+			s.scaled[name] = f
+		}
+		if _, own := s.scaled[name]; own {
+			a.Slow[name] = p.OwnType
+		}
+	}
+	maps.DeleteFunc(s.scaled, func(name string, _ float64) bool { return !there[name] })
+}
+
+// tell gives the profiles that are new or have changed. The error names those that are of no use.
+func (s *State) tell(a *leader.Advice) error {
+	var useless []error
+	done := map[leader.TableKey]bool{}
+	for _, p := range s.pool.Members {
+		for _, id := range p.Holds {
+			key := leader.TableKey{Model: id.Key(), Type: s.typeOf(p.Member)}
+			m := s.model(id)
+			if done[key] || m == nil {
+				continue
+			}
+			done[key] = true
+			now := s.profile(p.Member, m)
+			if scale, own := s.scaled[p.Name]; own {
+				now.table = now.table.Scale(scale)
+			}
+			if before, ok := s.told[key]; ok && before.largest >= m.Largest && before.sure == now.sure &&
+				sameLatency(before.table, now.table, m.Largest) {
+				continue
+			}
+			latency, err := latencyOf(key, now)
+			if err != nil {
+				useless = append(useless, fmt.Errorf("the profile of %s on %s is of no use: %w", key.Model, key.Type, err))
+				continue
+			}
+			s.told[key] = now
+			a.Latencies = append(a.Latencies, latency)
+		}
+	}
+	return errors.Join(useless...)
+}
+
+// profile is what is known of a model on a member's lanes, at the least a guess.
+func (s *State) profile(member *leader.Member, m *leader.Model) profile {
+	var key profiles.Key
+	if held := member.Model(m.ModelID); held != nil {
+		key = held.Profile
+	}
+	if ofType, ok := s.keys[leader.TableKey{Model: m.Key(), Type: member.Type}]; ok && s.typeOf(member) == member.Type {
+		key = ofType
+	}
+	now := profile{table: s.book.Table(key), largest: m.Largest, sure: true}
+	if l := s.book.Learner(key); l != nil && l.Queries() < sureQueries && l.Queries() > 0 && !s.learned[key] {
+		now.sure = false
+	}
+	if now.table == nil {
+		// Half of the QoS target for the largest batch: such a lane gets queries, and the first of them
+		// tells more.
+		knot := func(batch int, mean time.Duration) profiles.Knot {
+			mean = max(mean, 1)
+			return profiles.Knot{
+				BatchSize: batch, Mean: mean, P50: mean, P90: mean * 11 / 10, P99: mean * 13 / 10, Error: 1,
+			}
+		}
+		knots := []profiles.Knot{knot(1, m.QoSTarget/10)}
+		if m.Largest > 1 {
+			knots = append(knots, knot(m.Largest, m.QoSTarget/2))
+		}
+		now.table, _ = profiles.NewTable(key, profiles.Inherited, guess, knots) // these knots are right
+		now.sure = false
+	}
+	return now
+}
+
+func latencyOf(key leader.TableKey, p profile) (*leader.Latency, error) {
+	table, err := match.NewTable(p.table, p.largest)
+	if err != nil {
+		return nil, err
+	}
+	data, err := json.Marshal(p.table)
+	if err != nil {
+		return nil, err
+	}
+	return &leader.Latency{TableKey: key, Profile: p.table, Table: table, Doubtful: !p.sure, Told: data}, nil
+}
+
+// sameLatency reports whether two profiles are alike.
+func sameLatency(a, b *profiles.Table, largest int) bool {
+	near := func(x, y time.Duration) bool {
+		return math.Abs(float64(x-y)) <= leastChange*float64(max(x, y))
+	}
+	for _, batch := range []int{1, max(1, largest/8), max(1, largest/3), max(1, largest*2/3), largest} {
+		if !near(a.Mean(batch), b.Mean(batch)) || !near(a.Quantile(0.8, batch), b.Quantile(0.8, batch)) {
+			return false
+		}
+	}
+	return true
+}
