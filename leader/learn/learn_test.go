@@ -33,6 +33,9 @@ func TestBeginsFromLearned(t *testing.T) {
 		for i := range 40 {
 			w.look()
 			n += len(w.last.Latencies)
+			if i > firstQueries && len(w.last.Latencies) > 0 {
+				t.Errorf("query %d of a profile is a reason to tell it at once", i)
+			}
 			w.runs(a, m, 1+7*i%100, w.latency(1+7*i%100, 1))
 			w.now = w.now.Add(time.Millisecond)
 		}
@@ -52,6 +55,26 @@ func TestBeginsFromLearned(t *testing.T) {
 		if n := told(suggested); n < 10 {
 			t.Errorf("from %s, a guess is corrected %d times, want 10 or more", what, n)
 		}
+	}
+}
+
+// TestGuessGivesWay: what the leader before guessed is not begun from where the book knows better.
+func TestGuessGivesWay(t *testing.T) {
+	a := member("a", "x", "", m)
+	w := newWorld(t, 1)
+	later := a.Models[0].Profile
+	later.Version++
+	for i := range 200 {
+		if err := w.book.Observe(later, 1+i%100, w.latency(1+i%100, 1), "b", w.now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	key := leader.TableKey{Model: m.Key(), Type: "x"}
+	w.Suggest([]*leader.Member{a}, []leader.Latency{{TableKey: key, Told: guessed(t, a)}})
+	w.are(a)
+	w.look()
+	if got, want := w.advised[key].Profile.Mean(50), linear(50); math.Abs(float64(got)/float64(want)-1) > 0.05 {
+		t.Errorf("batches of 50 take %v as told, want %v, as another version does", got, want)
 	}
 }
 

@@ -2,6 +2,7 @@ package learn
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -15,8 +16,9 @@ const (
 	pricedOver = 30 * time.Second
 	// mostBins is how many bins of batch sizes a model has in the fluid program.
 	mostBins = 100
-	// leastPriceChange is by how much a price must change to be told.
-	leastPriceChange = 0.02
+	// leastPriceChange is by how much a price must change to be told. What is below noPrice is 0, but
+	// for how the solver rounds: no query is worth so little.
+	leastPriceChange, noPrice = 0.02, 1e-9
 )
 
 // price solves the fluid program of the pool and the queries of late.
@@ -106,7 +108,7 @@ func binned(d profiles.Distribution, largest int) (bins profiles.Distribution) {
 
 // samePrices reports whether two lists are alike.
 func samePrices(a, b []fluid.Price) bool {
-	near := func(x, y float64) bool { return max(x, y)-min(x, y) <= leastPriceChange*max(x, y) }
+	near := func(x, y float64) bool { return math.Abs(x-y) <= max(noPrice, leastPriceChange*max(x, y)) }
 	return slices.EqualFunc(a, b, func(p, q fluid.Price) bool {
 		return p.Type == q.Type && near(p.PerMs, q.PerMs) && near(float64(p.Service), float64(q.Service))
 	})

@@ -42,7 +42,7 @@ var (
 )
 
 const (
-	target  = 100 * time.Millisecond
+	target  = 13 * time.Millisecond
 	largest = 100
 )
 
@@ -130,6 +130,13 @@ func (w *world) forget() string {
 		if slices.ContainsFunc(models, func(id leader.ModelID) bool { return id.Key() == key.Model }) {
 			delete(w.advised, key)
 		}
+	}
+	pool := *w.pool
+	pool.Models = slices.DeleteFunc(slices.Clone(pool.Models), func(x leader.Model) bool {
+		return slices.Contains(models, x.ModelID)
+	})
+	if len(models) > 0 {
+		w.seen.Pool = &pool
 	}
 	text := ""
 	for _, id := range models {
