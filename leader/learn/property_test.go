@@ -380,6 +380,9 @@ func TestForgets(t *testing.T) {
 			w.arrives(n, 10)
 			w.arrives(leader.ModelID{Name: "none", Version: 1}, 10) // clients may ask for what nobody holds
 			w.look()
+			if n := w.Sizes()["monitors"]; n != 2 {
+				t.Errorf("%d models are monitored, want 2", n)
+			}
 		}
 		var forgotten []string
 		for range step.minutes {
