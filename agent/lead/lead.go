@@ -81,13 +81,12 @@ type Leader struct {
 	news      members.Broadcast // of following
 	began     chan struct{}     // closed when run has begun
 
-	mu        sync.Mutex
-	ctx       context.Context // of run; nil when it does not run
-	node      *election.Node
-	next      time.Time // when it is to be stepped
-	claim     election.Claim
-	successor string
-	term      *term // nil when this agent does not lead
+	mu    sync.Mutex
+	ctx   context.Context // of run; nil when it does not run
+	node  *election.Node
+	next  time.Time      // when it is to be stepped
+	claim election.Claim // followed, or last followed; then it names no leader
+	term  *term          // nil when this agent does not lead
 }
 
 // New returns what leads when elected. What it has persisted must be readable.
@@ -261,9 +260,6 @@ func (l *Leader) step(e *election.Event) {
 		l.next = next
 		signal(l.wake)
 	}
-	if e.Kind == election.Received && e.Message.Kind == election.Heartbeat && !l.node.Leading() && e.Message.Claim == l.claim {
-		l.successor = e.Message.Successor
-	}
 	for i := range actions {
 		l.do(&actions[i])
 	}
@@ -282,11 +278,7 @@ func signal(wake chan struct{}) {
 func (l *Leader) do(a *election.Action) {
 	switch a.Kind {
 	case election.Send:
-		m := &a.Message
-		if m.Kind == election.Heartbeat {
-			l.successor = m.Successor
-		}
-		l.links.send(a.To, l.message(m))
+		l.links.send(a.To, l.message(&a.Message))
 	case election.Persist:
 		epoch := a.Claim.Epoch
 		l.running.Go(func() {
@@ -308,9 +300,6 @@ func (l *Leader) do(a *election.Action) {
 		l.term.stop()
 		l.links.stepDown()
 	case election.Follow:
-		if a.Claim.Leader != l.claim.Leader {
-			l.successor = ""
-		}
 		l.claim = a.Claim
 		if a.Claim.Leader != l.fleet.Self() {
 			l.log.Info("following a leader", "leader", a.Claim.Leader, "epoch", a.Claim.Epoch, eventKey, "leader")
@@ -319,8 +308,9 @@ func (l *Leader) do(a *election.Action) {
 	case election.NoLeader:
 		l.log.Warn("there is no leader", "former", l.claim.Leader, "epoch", l.claim.Epoch, "why", a.Reason.String(), eventKey, "leader")
 		l.claim.Leader = ""
-	case election.Doubt, election.Trust:
-		// Each gateway doubts for itself, as SDKs must.
+	case election.Look:
+		ctx, name := l.ctx, a.To
+		l.running.Go(func() { l.lookAt(ctx, name) })
 	}
 }
 
@@ -354,16 +344,12 @@ func (l *Leader) message(m *election.Message) *control.Election {
 
 // publish tells of a changed leadership. l.mu is held.
 func (l *Leader) publish() {
-	known := l.following.Load()
-	if known.Epoch == l.claim.Epoch && known.Leader == l.claim.Leader && known.Successor == l.successor {
+	known, successor := l.following.Load(), l.node.Successor()
+	if known.Epoch == l.claim.Epoch && known.Leader == l.claim.Leader && known.Successor == successor {
 		return
 	}
-	now := &control.Leadership{Epoch: l.claim.Epoch, Leader: l.claim.Leader, Successor: l.successor}
-	l.following.Store(now)
+	l.following.Store(&control.Leadership{Epoch: l.claim.Epoch, Leader: l.claim.Leader, Successor: successor})
 	l.news.Tell()
-	if now.Leader != "" && now.Successor == l.fleet.Self() {
-		l.running.Go(func() { l.keepEpoch(now.Epoch + 1) }) // so that its claim need not wait for the disk
-	}
 	if t := l.term; t != nil {
 		l.running.Go(func() { t.post(t.tellLeadership) })
 	}
@@ -385,39 +371,30 @@ func (l *Leader) Linked(from string, send func(*control.Election)) (closed func(
 	return func(inOrder bool) {
 		if newest := forget(); newest && !inOrder {
 			l.step(&election.Event{Kind: election.StreamBroken, ID: from})
-			l.lookAt(from)
 		}
 	}
 }
 
-// looks is how often a leader's successor looks whether the leader's process has ended, and lookAgain the wait after
-// the first look, doubled each time: who notices early finds a host that does not refuse yet.
+// looks is how often this agent looks whether another's process has ended, and lookAgain the wait
+// after the first look, doubled each time: who notices early finds a host that does not refuse yet.
 const (
 	looks     = 4
 	lookAgain = 5 * time.Millisecond
 )
 
-// lookAt tells the election if the leader whose link has broken is no more. Only its successor needs to know.
-func (l *Leader) lookAt(name string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	ctx := l.ctx
-	if ctx == nil || name != l.claim.Leader || l.successor != l.fleet.Self() {
-		return
-	}
-	l.running.Go(func() {
-		for i := range looks {
-			if l.fleet.Gone(ctx, name) {
-				l.step(&election.Event{Kind: election.ProcessEnded, ID: name})
-				return
-			}
-			select {
-			case <-time.After(lookAgain << i):
-			case <-ctx.Done():
-				return
-			}
+// lookAt tells the election if the agent's process has ended.
+func (l *Leader) lookAt(ctx context.Context, name string) {
+	for i := range looks {
+		if l.fleet.Gone(ctx, name) {
+			l.step(&election.Event{Kind: election.ProcessEnded, ID: name})
+			return
 		}
-	})
+		select {
+		case <-time.After(lookAgain << i):
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // Resign hands the leadership over if this agent has it, or as soon as ctx ends just gives it up;

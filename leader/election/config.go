@@ -132,9 +132,6 @@ type Config struct {
 	// Silence is how long a leader is not heard before the agents claim; at least ten
 	// heartbeats. 0 means 1 s.
 	Silence time.Duration
-	// Doubt is how long a leader must at least be silent before a gateway decides
-	// alone; from there on it is 3 x its usual answer. 0 means 20 ms.
-	Doubt time.Duration
 }
 
 // Validate reports everything that is wrong with c, or nil.
@@ -150,7 +147,7 @@ func (c *Config) Validate() error {
 	for _, d := range []struct {
 		name string
 		is   time.Duration
-	}{{"join wait", c.JoinWait}, {"heartbeat", c.Heartbeat}, {"silence", c.Silence}, {"doubt", c.Doubt}} {
+	}{{"join wait", c.JoinWait}, {"heartbeat", c.Heartbeat}, {"silence", c.Silence}} {
 		if d.is < 0 {
 			bad("%s is %v, want >= 0", d.name, d.is)
 		}
@@ -164,6 +161,5 @@ func (c *Config) Validate() error {
 func (c Config) withDefaults() Config {
 	c.Heartbeat = cmp.Or(c.Heartbeat, 50*time.Millisecond)
 	c.Silence = cmp.Or(c.Silence, time.Second)
-	c.Doubt = cmp.Or(c.Doubt, 20*time.Millisecond)
 	return c
 }

@@ -37,8 +37,8 @@
 // node asked for, and does the actions in order; sending must not wait. Streams keep
 // the order, so control that a leader sends a member after its first heartbeat is
 // obeyed. A stream that breaks or cannot be opened is told at once (StreamBroken), and
-// then, if the host refuses a connection, that the process has ended (ProcessEnded): that
-// makes the difference between 1 s, 80 ms and 20 ms without a leader. Either may be wrong:
+// then, if the node asks for it ([Look]) and the host refuses a connection, that the process
+// has ended (ProcessEnded): that makes the difference between 1 s, 80 ms and 20 ms without a leader. Either may be wrong:
 // a leader that the others hear stays.
 //
 // # What is guaranteed
@@ -46,9 +46,9 @@
 //   - Lead and StepDown alternate, and every Lead has an epoch above all that
 //     the agent has led before or seen, also over restarts if [Config.Epoch] is
 //     what was persisted.
-//   - The claim a node follows and the one it obeys ([Node.Obeys]) never fall.
-//     So a worker obeys one leader at a time and no stale one, whatever
-//     arrives late. (The two above hold but for claims that are lies; see below.)
+//   - The claim a node follows never falls. So a worker follows one leader at a time
+//     and no stale one, whatever arrives late. (The two above hold but for claims that
+//     are lies; see below.)
 //   - Every change of whom a node follows is told (Follow), also when the same agent
 //     leads again. A gateway that re-submits there on every Follow loses nothing.
 //   - When messages get through within some 50 ms, nobody crashes or is frozen and
@@ -62,8 +62,7 @@
 // higher claim wins. That is meant: a fleet of two must survive the loss of one,
 // and the epochs fence control (plans, loads, prices, whom a worker reports to),
 // never queries. Two leaders for a while cost efficiency, not correctness, since a
-// lane's own queue is the truth. What must not be done twice, such as buying
-// instances, is left to a leader that reaches a majority ([Node.Reached]).
+// lane's own queue is the truth.
 //
 // An agent that is cut off from the leader, but not from members that hear it,
 // has no leader while that lasts: its gateway decides alone.

@@ -82,14 +82,10 @@ const (
 	// Resigned: the agent wants to stop and never leads again. If it leads, it hands
 	// over; [StepDown] tells that it has.
 	Resigned
-	// Asked: the agent has sent its leader something that is answered at once.
-	Asked
-	// Answered: ID, Epoch. The leader of that epoch has answered.
-	Answered
 )
 
 var eventNames = [...]string{TimePassed: "time", MemberUp: "up", MemberDown: "down", StreamBroken: "broken", ProcessEnded: "ended", Received: "received",
-	Persisted: "persisted", Resigned: "resigned", Asked: "asked", Answered: "answered"}
+	Persisted: "persisted", Resigned: "resigned"}
 
 // An Event tells a node what happened. Kind says which fields count.
 type Event struct {
@@ -114,8 +110,6 @@ func (e Event) String() string {
 		return fmt.Sprintf("%s %s: %v", name, e.ID, e.Message)
 	case Persisted:
 		return fmt.Sprintf("%s %d", name, e.Epoch)
-	case Answered:
-		return fmt.Sprintf("%s %d/%s", name, e.Epoch, e.ID)
 	}
 	return name
 }
@@ -126,8 +120,9 @@ type ActionKind uint8
 const (
 	// Send: To, Message.
 	Send ActionKind = iota
-	// Persist: Claim. Make Claim.Epoch durable, unless a higher one is that is not [Beyond] it, then step the node with [Persisted].
-	// Without that answer the node does not claim; after [Config.Silence] it tries again.
+	// Persist: Claim. Make Claim.Epoch durable, unless a higher one is that is not [Beyond] it, then
+	// step the node with [Persisted]. Without that answer the node does not claim; after
+	// [Config.Silence] it tries again. A successor has the epoch of the claim to come made durable ahead.
 	Persist
 	// Lead: Claim. The agent leads from now on, with an empty matcher. Always
 	// followed by Follow with the same claim.
@@ -141,15 +136,13 @@ const (
 	Follow
 	// NoLeader: Reason. The leader followed so far is lost; gateways decide alone.
 	NoLeader
-	// Doubt: Claim. The leader is silent for longer than usual: gateways decide alone,
-	// but go on submitting. Trust, Follow or NoLeader ends it.
-	Doubt
-	// Trust: Claim. The leader that was doubted is heard again.
-	Trust
+	// Look: To. The stream of the leader has broken whose successor the agent is: step the node with
+	// [ProcessEnded] should that agent's process have ended.
+	Look
 )
 
 var actionNames = [...]string{Send: "send", Persist: "persist", Lead: "lead", StepDown: "step down", Follow: "follow",
-	NoLeader: "no leader", Doubt: "doubt", Trust: "trust"}
+	NoLeader: "no leader", Look: "look"}
 
 // A Reason says why an agent no longer leads or follows.
 type Reason uint8
@@ -209,6 +202,8 @@ func (a Action) String() string {
 		return fmt.Sprintf("%s (%v)", name, a.Reason)
 	case StepDown:
 		return fmt.Sprintf("%s %v (%v)", name, a.Claim, a.Reason)
+	case Look:
+		return name + " at " + a.To
 	}
 	return name + " " + a.Claim.String()
 }

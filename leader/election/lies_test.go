@@ -93,7 +93,7 @@ func (f *lied) led(when string) (leader string) {
 		if n.Leading() {
 			leaders = append(leaders, id)
 		}
-		c, _ := n.Following()
+		c, _ := n.followed()
 		follow[c.String()] = true
 	}
 	if len(leaders) != 1 || len(follow) != 1 {
@@ -161,12 +161,12 @@ func TestAwayFromLies(t *testing.T) {
 			disk := f.disk["c"]
 			delete(f.nodes, "c")
 			for range 5 {
-				c, _ := f.nodes["a"].Following()
+				c, _ := f.nodes["a"].followed()
 				f.tell(Heartbeat, c.Epoch+mostJump, "a", "b")
 				f.pass(4 * time.Second)
 				f.led("after a lie")
 			}
-			if c, _ := f.nodes["a"].Following(); !Beyond(c.Epoch, 4*mostJump) {
+			if c, _ := f.nodes["a"].followed(); !Beyond(c.Epoch, 4*mostJump) {
 				t.Fatalf("the fleet is at %v, want it far", c)
 			}
 			if f.disk["c"] = disk; !known {

@@ -26,11 +26,6 @@ type Node struct {
 	heardAt   time.Time // when top's leader was last heard under top; zero: never
 	brokenAt  time.Time // when its stream broke since; zero: it has not
 	successor string    // as top's leader last announced, which may be ourselves
-	doubting  bool
-	askedAt   time.Time // the oldest question to the leader without an answer; zero: none
-	// answer and lateness are how long the leader usually takes to answer, and how much
-	// later than due its heartbeats usually are.
-	answer, lateness time.Duration
 
 	// base is from when on we may claim, others of higher rank before us.
 	base time.Time
@@ -40,8 +35,9 @@ type Node struct {
 
 	claiming  bool // claim is ours, and not yet decided
 	claim     Claim
-	persisted bool // claim.Epoch is
-	unasked   bool // the leader has resigned to us, so nobody needs to be asked
+	persisted bool   // claim.Epoch is
+	kept      uint64 // the epoch persisted last by this node
+	unasked   bool   // the leader has resigned to us, so nobody needs to be asked
 	claimEnd  time.Time
 	sendAt    time.Time // when leading: the next heartbeat; claiming: the next Propose
 
@@ -71,6 +67,9 @@ const (
 	mostStaggered = 5 // agents whose claims are apart; those of lower rank claim together
 )
 
+// heartbeatSlack is how much later than due a heartbeat of a leader that lives may come.
+const heartbeatSlack = 20 * time.Millisecond
+
 // New returns a node that knows no members and no leader.
 func New(cfg Config) (*Node, error) {
 	if err := cfg.Validate(); err != nil {
@@ -79,50 +78,14 @@ func New(cfg Config) (*Node, error) {
 	return &Node{cfg: cfg.withDefaults(), rank: cfg.Rank, seen: cfg.Epoch}, nil
 }
 
-// Following is the claim of the leader the node follows, its own if it leads; false
-// if there is none.
-func (n *Node) Following() (Claim, bool) {
-	if !n.following {
-		return Claim{}, false
-	}
-	return n.top, true
-}
-
-// Leading reports whether the node leads, under the claim that Following returns.
+// Leading reports whether the node leads.
 func (n *Node) Leading() bool { return n.leading }
 
-// Doubting reports whether the leader followed is silent for longer than usual.
-func (n *Node) Doubting() bool { return n.doubting }
+// Successor is whom the leader followed, or the one lost last, has announced to lead after it, empty
+// if nobody. When its stream breaks, that is where to re-submit first.
+func (n *Node) Successor() string { return n.successor }
 
-// Successor is whom the leader followed has announced to lead after it, empty if
-// nobody. When its stream breaks, that is where to re-submit first.
-func (n *Node) Successor() string {
-	if !n.following {
-		return ""
-	}
-	return n.successor
-}
-
-// Obeys reports whether a worker must accept control (a plan, loads, prices, whom
-// to report to) that names this leader and epoch: only from the highest claim that
-// the node knows, also while its leader is silent.
-func (n *Node) Obeys(epoch uint64, leader string) bool {
-	return n.top.Epoch == epoch && n.top.Leader == leader && leader != ""
-}
-
-// Reached is, while the node leads, how many members it reaches (they have
-// acknowledged a heartbeat within [Config.Silence]) and how many there are, itself
-// included in both.
-func (n *Node) Reached() (reached, members int) {
-	reached = 1
-	for _, m := range n.members {
-		if n.reaches(m) {
-			reached++
-		}
-	}
-	return reached, len(n.members) + 1
-}
-
+// reaches reports whether the node leads, and the member has acknowledged that lately.
 func (n *Node) reaches(m *member) bool {
 	return n.leading && !m.broken && !m.ackedAt.IsZero() && n.now.Sub(m.ackedAt) < n.cfg.Silence
 }
@@ -189,7 +152,9 @@ func (n *Node) apply(e *Event) {
 		}
 		if n.following && !n.leading && e.ID == n.top.Leader && n.brokenAt.IsZero() {
 			n.brokenAt = n.now
-			n.doubt()
+			if n.successor == n.cfg.ID {
+				n.out = append(n.out, Action{Kind: Look, To: e.ID})
+			}
 		}
 	case ProcessEnded:
 		// The others leave the first claim to the successor, and go on waiting.
@@ -201,26 +166,14 @@ func (n *Node) apply(e *Event) {
 			n.receive(e.ID, &e.Message)
 		}
 	case Persisted:
+		n.kept = e.Epoch
 		if n.claiming && !n.persisted && e.Epoch == n.claim.Epoch {
-			n.persisted = true
-			n.claimEnd = n.now.Add(n.wait(proposeWait))
-			n.propose()
+			n.claimKept()
 		}
 	case Resigned:
 		if !n.resigned {
 			n.resigned, n.claiming = true, false
 			n.resignBy, n.sendAt = n.now.Add(n.cfg.Silence), n.now
-		}
-	case Asked:
-		if n.following && !n.leading && n.askedAt.IsZero() {
-			n.askedAt = n.now
-		}
-	case Answered:
-		if n.following && !n.leading && n.Obeys(e.Epoch, e.ID) {
-			if !n.askedAt.IsZero() {
-				n.answer = n.smooth(n.answer, n.now.Sub(n.askedAt))
-			}
-			n.heard()
 		}
 	}
 }
@@ -298,8 +251,7 @@ func (n *Node) receive(from string, msg *Message) {
 				n.lose(HandedOver)
 			case n.cfg.ID:
 				if n.mayLead() && !(n.claiming && n.unasked) {
-					n.startClaim()
-					n.unasked = true
+					n.startClaim(true)
 				}
 			}
 		}
@@ -350,31 +302,15 @@ func (n *Node) follow(c Claim, successor string) {
 	n.claiming = n.claiming && c.Compare(n.claim) < 0 && (outranks(n.claim.Rank, c.Rank) || n.unasked && known)
 	if !known {
 		n.following, n.top, n.base = true, c, n.now
-		n.doubting, n.answer, n.lateness = false, 0, 0
 		n.out = append(n.out, Action{Kind: Follow, Claim: c})
-	} else if n.brokenAt.IsZero() {
-		n.lateness = n.smooth(n.lateness, max(n.now.Sub(n.heardAt)-n.cfg.Heartbeat, 0))
 	}
-	n.successor, n.brokenAt = successor, time.Time{}
+	if successor == n.cfg.ID && n.mayLead() && !(known && successor == n.successor) {
+		// So that the claim to come need not wait for the disk.
+		n.out = append(n.out, Action{Kind: Persist, Claim: n.nextClaim()})
+	}
+	n.successor, n.brokenAt, n.heardAt = successor, time.Time{}, n.now
 	if m := n.member(successor); m != nil {
 		m.broken = false // the leader hears it, though we may not
-	}
-	n.heard()
-}
-
-// heard notes that the leader followed was heard just now.
-func (n *Node) heard() {
-	n.heardAt, n.askedAt = n.now, time.Time{}
-	if n.doubting && n.brokenAt.IsZero() {
-		n.doubting = false
-		n.out = append(n.out, Action{Kind: Trust, Claim: n.top})
-	}
-}
-
-func (n *Node) doubt() {
-	if !n.doubting {
-		n.doubting = true
-		n.out = append(n.out, Action{Kind: Doubt, Claim: n.top})
 	}
 }
 
@@ -418,7 +354,7 @@ func (n *Node) refused(c Claim, heard bool) {
 		n.claiming = false
 		n.base = later(n.base, n.now.Add(n.cfg.Silence/2))
 	case (n.claiming && c.Epoch >= n.claim.Epoch || higher && led) && n.mayLead():
-		n.startClaim() // with a higher epoch
+		n.startClaim(false) // with a higher epoch
 	}
 }
 
@@ -429,7 +365,7 @@ func (n *Node) stepDown(why Reason) {
 
 // lose gives the leader followed up.
 func (n *Node) lose(why Reason) {
-	n.following, n.doubting, n.askedAt = false, false, time.Time{}
+	n.following = false
 	n.base = later(n.base, n.now) // another's claim that we have granted comes first
 	n.out = append(n.out, Action{Kind: NoLeader, Reason: why})
 }
@@ -446,8 +382,6 @@ func (n *Node) progress() {
 			n.lose(Broken)
 		case !n.now.Before(n.lostAt()):
 			n.lose(Silent)
-		case !n.now.Before(n.doubtAt()):
-			n.doubt()
 		}
 	}
 	switch {
@@ -459,7 +393,7 @@ func (n *Node) progress() {
 	case n.claiming && n.persisted && !n.now.Before(n.sendAt):
 		n.propose()
 	case n.wantsToLead() && !n.now.Before(n.claimAt()):
-		n.startClaim()
+		n.startClaim(false)
 	}
 }
 
@@ -527,15 +461,31 @@ func (n *Node) position() int {
 	return min(before, mostStaggered)
 }
 
-func (n *Node) startClaim() {
-	n.seen++
-	n.claiming, n.persisted, n.unasked = true, false, false
-	n.claim = Claim{Epoch: n.seen, Rank: n.rank, Leader: n.cfg.ID}
+// nextClaim is what the node would claim next.
+func (n *Node) nextClaim() Claim { return Claim{Epoch: n.seen + 1, Rank: n.rank, Leader: n.cfg.ID} }
+
+// startClaim has the node claim, as a successor usually with an epoch that is persisted already. unasked:
+// the leader has resigned to us.
+func (n *Node) startClaim(unasked bool) {
+	n.claim = n.nextClaim()
+	n.seen = n.claim.Epoch
+	n.claiming, n.persisted, n.unasked = true, false, unasked
 	n.claimEnd = n.now.Add(n.cfg.Silence)
 	for _, m := range n.members {
 		m.granted = false
 	}
+	if n.kept == n.claim.Epoch {
+		n.claimKept()
+		return
+	}
 	n.out = append(n.out, Action{Kind: Persist, Claim: n.claim})
+}
+
+// claimKept takes it that the claim's epoch is persisted.
+func (n *Node) claimKept() {
+	n.persisted = true
+	n.claimEnd = n.now.Add(n.wait(proposeWait))
+	n.propose()
 }
 
 // propose asks who objects, twice a heartbeat as messages may be lost.
@@ -568,9 +518,9 @@ func (n *Node) decided() bool {
 
 // takeOver makes the agent leader.
 func (n *Node) takeOver() {
-	n.claiming, n.leading, n.following, n.doubting = false, true, true, false
+	n.claiming, n.leading, n.following = false, true, true
 	n.top, n.successor = n.claim, ""
-	n.heardAt, n.brokenAt, n.askedAt = time.Time{}, time.Time{}, time.Time{}
+	n.heardAt, n.brokenAt = time.Time{}, time.Time{}
 	for _, m := range n.members {
 		m.ackedAt = time.Time{}
 	}
@@ -587,20 +537,11 @@ func (n *Node) lostAt() time.Time {
 		if n.successor == n.cfg.ID {
 			// If only some other stream to a leader that lives has broken, its next
 			// heartbeat is there by then.
-			wait = n.cfg.Heartbeat + n.cfg.Doubt
+			wait = n.cfg.Heartbeat + heartbeatSlack
 		}
 		t = earlier(t, n.brokenAt.Add(wait))
 	}
 	return later(t, n.listenUntil)
-}
-
-// doubtAt is when the leader followed is doubted if it is not heard before.
-func (n *Node) doubtAt() time.Time {
-	t := n.heardAt.Add(n.cfg.Heartbeat + max(n.cfg.Doubt, 3*n.lateness))
-	if !n.askedAt.IsZero() {
-		t = earlier(t, n.askedAt.Add(max(n.cfg.Doubt, 3*n.answer)))
-	}
-	return t
 }
 
 // due is when the node wants to be stepped next.
@@ -610,10 +551,8 @@ func (n *Node) due() time.Time {
 	}
 	var t time.Time
 	if n.following {
-		t = n.lostAt()
-		if !n.doubting {
-			t = earlier(t, n.doubtAt())
-		}
+		// However quiet it is, a freeze is to show before the leader counts as lost.
+		t = earlier(n.lostAt(), n.now.Add(n.wait(freezeWait)))
 	}
 	if n.claiming {
 		t = earlier(t, n.claimEnd)
@@ -634,12 +573,6 @@ func (n *Node) tell(msg Message) {
 
 func (n *Node) send(to string, msg Message) {
 	n.out = append(n.out, Action{Kind: Send, To: to, Message: msg})
-}
-
-// smooth is the usual value after one more sample, of which one heartbeat counts at
-// most: what is longer was lost, or we were frozen.
-func (n *Node) smooth(usual, sample time.Duration) time.Duration {
-	return usual + (min(sample, n.cfg.Heartbeat)-usual)/8
 }
 
 func later(a, b time.Time) time.Time {

@@ -57,11 +57,11 @@ func TestClaimOrder(t *testing.T) {
 }
 
 func TestConfigFaults(t *testing.T) {
-	_, err := New(Config{Epoch: 1 << 63, JoinWait: -1, Heartbeat: time.Second, Doubt: -time.Second})
+	_, err := New(Config{Epoch: 1 << 63, JoinWait: -1, Heartbeat: time.Second})
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{"no id", "epoch is 9223372036854775808, want below 2^63", "join wait is -1ns", "doubt is -1s", "silence is 1s, want at least ten heartbeats of 1s"} {
+	for _, want := range []string{"no id", "epoch is 9223372036854775808, want below 2^63", "join wait is -1ns", "silence is 1s, want at least ten heartbeats of 1s"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q does not say %q", err, want)
 		}
@@ -137,7 +137,7 @@ func TestReached(t *testing.T) {
 	n.Step(at, &Event{Kind: MemberUp, ID: "c"})
 	check := func(want int) {
 		t.Helper()
-		if got, of := n.Reached(); got != want || of != 3 {
+		if got, of := n.reached(); got != want || of != 3 {
 			t.Errorf("reaches %d of %d, want %d of 3", got, of, want)
 		}
 	}
@@ -165,7 +165,7 @@ func TestObeys(t *testing.T) {
 	}
 	check := func(epoch uint64, leader string, want bool) {
 		t.Helper()
-		if got := n.Obeys(epoch, leader); got != want {
+		if got := n.obeys(epoch, leader); got != want {
 			t.Errorf("obeys %d/%s: got %v, want %v", epoch, leader, got, want)
 		}
 	}
@@ -206,7 +206,7 @@ func TestAnyEvents(t *testing.T) {
 		for range 200 {
 			w.now += w.between(0, []time.Duration{time.Millisecond, 100 * time.Millisecond, 2 * time.Second}[r.IntN(3)])
 			other, leader := w.procs[r.IntN(4)], w.procs[r.IntN(4)]
-			e := Event{Kind: Kind(r.IntN(int(Answered) + 1)), ID: other.id, Rank: other.rank}
+			e := Event{Kind: Kind(r.IntN(int(Resigned) + 1)), ID: other.id, Rank: other.rank}
 			e.Message = Message{Kind: MessageKind(r.IntN(int(Resign) + 1)), Heard: r.IntN(2) == 0,
 				Claim: Claim{Epoch: p.node.seen + uint64(r.IntN(3)), Rank: leader.rank, Leader: leader.id}}
 			if r.IntN(2) == 0 {
@@ -222,10 +222,10 @@ func TestAnyEvents(t *testing.T) {
 			w.led[e.Message.Claim] = true
 			log = append(log, e)
 			w.step(p, e)
-			if w.fault == nil && (p.leading != p.node.Leading() || p.doubting != p.node.Doubting()) {
-				w.failf("leads is %v, doubts %v by its actions, but %v, %v by its state", p.leading, p.doubting, p.node.Leading(), p.node.Doubting())
+			if w.fault == nil && p.leading != p.node.Leading() {
+				w.failf("leads is %v by its actions, but %v by its state", p.leading, p.node.Leading())
 			}
-			if c, _ := p.node.Following(); w.fault == nil && c != p.follows {
+			if c, _ := p.node.followed(); w.fault == nil && c != p.follows {
 				w.failf("follows %v by its actions, %v by its state", p.follows, c)
 			}
 			if w.fault != nil {

@@ -15,7 +15,7 @@ import (
 //	new id=I role=R [spare=N] [no-cpu] [epoch=N] [join=D]
 //	step    lines of a time and an event; answers with the actions, and with when the node wants to be stepped next.
 //	        Before each line the node is stepped whenever it asks for it, unless the line says frozen:
-//	          T [frozen] time | up ID ROLE [SPARE] | down ID | broken ID | ended ID | persisted N | resigned | asked | answered N/ID
+//	          T [frozen] time | up ID ROLE [SPARE] | down ID | broken ID | ended ID | persisted N | resigned
 //	          T [frozen] from ID KIND N/ID [successor ID] [heard]
 //	state   what the node's methods tell
 //
@@ -129,11 +129,6 @@ func (s *script) event(t *testing.T, words []string) Event {
 		e.Epoch, _ = strconv.ParseUint(arg(1), 10, 64)
 	case "resigned":
 		e.Kind = Resigned
-	case "asked":
-		e.Kind = Asked
-	case "answered":
-		c := s.claim(t, arg(1))
-		e.Kind, e.ID, e.Epoch = Answered, c.Leader, c.Epoch
 	case "from":
 		e.Kind = Received
 		for k, name := range messageNames {
@@ -165,18 +160,15 @@ func (s *script) claim(t *testing.T, text string) Claim {
 
 func (s *script) state() string {
 	leader := "no leader"
-	if c, ok := s.n.Following(); ok {
+	if c, ok := s.n.followed(); ok {
 		leader = "follows " + c.String()
 	}
 	if s.n.Leading() {
-		reached, members := s.n.Reached()
+		reached, members := s.n.reached()
 		leader += fmt.Sprintf(", leads, reaches %d of %d", reached, members)
 	}
 	if id := s.n.Successor(); id != "" {
 		leader += ", then " + id
-	}
-	if s.n.Doubting() {
-		leader += ", doubts"
 	}
 	return leader
 }

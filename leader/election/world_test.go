@@ -25,7 +25,6 @@ type world struct {
 	mutant   *mutant
 	led      map[Claim]bool // by anyone
 	changes  int            // how often somebody started to lead
-	doubts   int            // of all nodes
 	fault    error
 	trace    func(format string, args ...any) // nil: no trace
 }
@@ -53,8 +52,7 @@ type proc struct {
 
 	known    [8]bool // members by gossip
 	missedAt [8]time.Duration
-	leading  bool // as the actions told
-	doubting bool
+	leading  bool  // as the actions told
 	follows  Claim // zero: none
 	highest  Claim // ever followed by this incarnation
 	obeyed   Claim
@@ -194,9 +192,6 @@ func (w *world) handle(it *item) {
 		w.deliver(p, it)
 	case breakStream:
 		w.step(p, Event{Kind: StreamBroken, ID: w.procs[it.from].id})
-		if q := w.procs[it.from]; !q.running && !w.cut[p.index][q.index] || w.refusing[q.index] {
-			w.push(item{at: w.now + w.between(0, 2*w.delay), kind: ended, from: it.from, to: p.index, incarnation: p.incarnation})
-		}
 	case ended:
 		w.step(p, Event{Kind: ProcessEnded, ID: w.procs[it.from].id})
 	case persisted:
@@ -216,7 +211,7 @@ func (p *proc) local(now time.Duration) time.Time {
 
 func (w *world) start(p *proc) {
 	p.incarnation++
-	p.running, p.frozen, p.leading, p.doubting, p.leaving = true, false, false, false, false
+	p.running, p.frozen, p.leading, p.leaving = true, false, false, false
 	p.follows, p.highest, p.obeyed = Claim{}, Claim{}, Claim{}
 	p.pending, p.book, p.known, p.missedAt, p.inbox = allQueries, [8]entry{}, [8]bool{}, [8]time.Duration{}, p.inbox[:0]
 	cfg := Config{ID: p.id, Rank: p.rank, Epoch: p.disk, JoinWait: p.joinWait}
@@ -340,10 +335,9 @@ func (w *world) deliver(p *proc, it *item) {
 	case submitAck:
 		if p.follows.Leader == from.id && p.follows.Epoch == pk.epoch && p.incarnation == pk.entry.incarnation {
 			p.pending &^= pk.entry.queries
-			w.step(p, Event{Kind: Answered, ID: from.id, Epoch: pk.epoch})
 		}
 	case control:
-		if !p.node.Obeys(pk.epoch, from.id) && (w.mutant == nil || !w.mutant.unfenced) {
+		if !p.node.obeys(pk.epoch, from.id) && (w.mutant == nil || !w.mutant.unfenced) {
 			return
 		}
 		c := Claim{Epoch: pk.epoch, Rank: from.rank, Leader: from.id}
@@ -393,7 +387,6 @@ func (w *world) tick(p *proc) {
 
 // submit sends the queries that are not acknowledged to the leader followed.
 func (w *world) submit(p *proc) {
-	w.step(p, Event{Kind: Asked})
 	if p.follows != (Claim{}) {
 		w.sendPacket(p, w.indexOf(p.follows.Leader), packet{kind: submit, epoch: p.follows.Epoch, entry: entry{p.incarnation, p.pending}})
 	}
@@ -407,7 +400,7 @@ func (w *world) step(p *proc, e Event) {
 		return
 	}
 	actions, next := p.node.Step(p.local(w.now), &e)
-	if w.trace != nil && e.Kind != TimePassed && (e.Kind != Received || e.Message.Kind > Ack) && e.Kind < Asked {
+	if w.trace != nil && e.Kind != TimePassed && (e.Kind != Received || e.Message.Kind > Ack) {
 		w.note("%s: %v", p.id, e)
 	}
 	if m := w.mutant; m != nil && m.after != nil {
@@ -482,21 +475,47 @@ func (w *world) watch(p *proc, actions []Action, i int) {
 		case p.leading != (a.Claim.Leader == p.id):
 			w.failf("%s leads is %v, but follows %v", p.id, p.leading, a.Claim)
 		}
-		p.follows, p.highest, p.doubting, p.pending = a.Claim, a.Claim, false, allQueries
+		p.follows, p.highest, p.pending = a.Claim, a.Claim, allQueries
 	case NoLeader:
 		if p.follows == (Claim{}) || p.leading {
 			w.failf("%s must not be without a leader: %v", p.id, actions)
 		}
-		p.follows, p.doubting = Claim{}, false
-	case Doubt, Trust:
-		if p.doubting != (a.Kind == Trust) || a.Claim != p.follows || p.leading {
+		p.follows = Claim{}
+	case Look:
+		q := w.procs[w.indexOf(a.To)]
+		if p.leading || a.To != p.follows.Leader {
 			w.failf("%s must not %v: it follows %v", p.id, *a, p.follows)
 		}
-		p.doubting = a.Kind == Doubt
-		if p.doubting {
-			w.doubts++
+		if !q.running && !w.cut[p.index][q.index] || w.refusing[q.index] {
+			w.push(item{at: w.now + w.between(0, 2*w.delay), kind: ended, from: q.index, to: p.index, incarnation: p.incarnation})
 		}
 	}
+}
+
+// followed is the claim of the leader that the node follows, its own if it leads; false if there is none.
+func (n *Node) followed() (Claim, bool) {
+	if !n.following {
+		return Claim{}, false
+	}
+	return n.top, true
+}
+
+// obeys reports whether a worker accepts control that names this leader and epoch: only from the highest
+// claim that the node knows, also while its leader is silent.
+func (n *Node) obeys(epoch uint64, leader string) bool {
+	return n.top.Epoch == epoch && n.top.Leader == leader && leader != ""
+}
+
+// reached is, while the node leads, how many members it reaches and how many there are, itself included in
+// both.
+func (n *Node) reached() (reached, members int) {
+	reached = 1
+	for _, m := range n.members {
+		if n.reaches(m) {
+			reached++
+		}
+	}
+	return reached, len(n.members) + 1
 }
 
 // split cuts the network in two sides at random.
@@ -550,7 +569,7 @@ func (w *world) agreed() error {
 		if !p.running {
 			continue
 		}
-		if c, ok := p.node.Following(); !ok || c != leader.follows || p.node.Leading() != (p == leader) {
+		if c, ok := p.node.followed(); !ok || c != leader.follows || p.node.Leading() != (p == leader) {
 			return fmt.Errorf("%s follows %v, but %v leads", p.id, c, leader.follows)
 		}
 	}

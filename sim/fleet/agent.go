@@ -110,6 +110,12 @@ func (a *agent) carryOut(act election.Action) {
 		}
 	case election.NoLeader:
 		a.follow = election.Claim{}
+	case election.Look:
+		f.on(&a.host, f.cfg.RTT, func() {
+			if f.named[act.To].dead {
+				a.step(&election.Event{Kind: election.ProcessEnded, ID: act.To})
+			}
+		})
 	}
 }
 
@@ -118,9 +124,6 @@ func (a *agent) carryOut(act election.Action) {
 func (a *agent) broken(b *agent) {
 	a.step(&election.Event{Kind: election.StreamBroken, ID: b.member.Name})
 	a.f.on(&a.host, a.f.cfg.RTT, func() {
-		if b.dead {
-			a.step(&election.Event{Kind: election.ProcessEnded, ID: b.member.Name})
-		}
 		if a.term != nil {
 			a.term.broken(b)
 		}
