@@ -165,24 +165,6 @@ func (b *Book) Forget(now time.Time, keep time.Duration, used func(Key) bool) (f
 	return forgotten
 }
 
-// Merge adds what another book holds that was learned from other queries; see Learner.Merge.
-func (b *Book) Merge(other *Book) error {
-	if b == other {
-		return errors.New("merge learned profiles: a book with itself")
-	}
-	for _, key := range other.Keys() {
-		l := b.learners[key]
-		if l == nil {
-			l = NewLearner(key, nil)
-			b.learners[key] = l
-		}
-		if err := l.Merge(other.learners[key]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 type bookJSON struct {
 	Format   int        `json:"format"`
 	Learners []*Learner `json:"learners"`

@@ -69,7 +69,7 @@ func TestBookStartsFromWhatIsAlike(t *testing.T) {
 	}
 }
 
-func TestBookSaveLoadMerge(t *testing.T) {
+func TestBookSaveLoad(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "profiles.json")
 	m := newMachine(series(t, "wnd", "c5n.2xlarge"), 1)
 	one := profiles.NewBook(nil)
@@ -97,18 +97,11 @@ func TestBookSaveLoadMerge(t *testing.T) {
 		}
 	}
 
-	merged := profiles.NewBook(nil)
-	if err := merged.Observe(bookKey(7), 10, time.Millisecond, "b", m.now); err != nil {
+	if err := two.Observe(bookKey(7), 10, time.Millisecond, "b", m.now); err != nil {
 		t.Fatal(err)
 	}
-	if err := merged.Merge(two); err != nil {
-		t.Fatal(err)
-	}
-	if err := merged.Merge(merged); err == nil {
-		t.Error("a book was merged with itself")
-	}
-	if got := len(merged.Keys()); got != 3 || merged.Learner(bookKey(1)).Queries() != 300 {
-		t.Errorf("%d keys merged", got)
+	if got := len(two.Keys()); got != 3 || two.Learner(bookKey(1)).Queries() != 300 {
+		t.Errorf("%d keys read back and learned", got)
 	}
 
 	good, err := os.ReadFile(path)
@@ -128,15 +121,15 @@ func TestBookSaveLoadMerge(t *testing.T) {
 		if err := os.WriteFile(path, []byte(c.in), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		err := merged.Load(path)
+		err := two.Load(path)
 		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
-		if len(merged.Keys()) != 3 {
+		if len(two.Keys()) != 3 {
 			t.Fatalf("%s: an error changed the book", name)
 		}
 	}
-	if err := merged.Load(path + "x"); !errors.Is(err, fs.ErrNotExist) {
+	if err := two.Load(path + "x"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a missing file: %v", err)
 	}
 	if err := one.Save(filepath.Join(path, "no", "directory")); err == nil {

@@ -2,10 +2,8 @@ package profiles
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"time"
 )
 
@@ -146,91 +144,4 @@ func readLearner(data []byte) (*Learner, error) {
 	copy(l.shape[:], j.Shape)
 	l.refit()
 	return l, nil
-}
-
-// Merge adds what another learner learned of the same key from other queries, as a
-// new leader does with what each agent's learner holds; other is not changed. Evidence that both
-// share would count twice. An agent that both know keeps the record with more queries.
-//
-// How fast other's agents are beside these is read from the batch sizes that both
-// have seen, or their bases where none is common.
-func (l *Learner) Merge(other *Learner) error {
-	if l.key != other.key {
-		return fmt.Errorf("merge learned profiles: one is of %s, the other of %s", l.key, other.key)
-	}
-	if l == other {
-		return errors.New("merge learned profiles: a learner with itself")
-	}
-	if other.observed == 0 {
-		return nil
-	}
-	if l.observed == 0 {
-		copied := *other
-		copied.agents = slices.Clone(other.agents)
-		if l.prior != nil {
-			copied.prior = l.prior
-		}
-		*l = copied
-		l.refit()
-		return nil
-	}
-	l.refit()
-	ratio, variance := l.ratio(other)
-	if len(l.agents) == 1 { // its factor was 1, being alone
-		l.agents[0].variance = variance
-	}
-	for i := range l.bins {
-		b, o := &l.bins[i], other.bins[i]
-		if o.weight == 0 {
-			continue
-		}
-		o.latency /= ratio
-		b.weight += o.weight
-		b.batch += o.batch
-		b.latency += o.latency
-		b.square += o.square
-		if b.weight > binMemory {
-			b.scale(binMemory / b.weight)
-		}
-	}
-	l.top = max(l.top, other.top)
-	for _, o := range other.agents {
-		o.factor *= ratio
-		if len(other.agents) == 1 {
-			o.variance = variance
-		}
-		if have := l.agent(o.name); o.queries > have.queries || have.queries == 0 {
-			*have = o
-		}
-	}
-	for i := range l.shape {
-		l.shape[i] += other.shape[i]
-	}
-	l.observed += other.observed
-	l.changes += other.changes
-	if other.updated.After(l.updated) {
-		l.updated = other.updated
-	}
-	l.refit()
-	return nil
-}
-
-// ratio estimates how much longer other's evidence says a query takes than l's,
-// drawn towards 1 as agents of one type are alike, and how uncertain that is.
-func (l *Learner) ratio(other *Learner) (ratio, variance float64) {
-	precision := 1 / (agentSpread * agentSpread)
-	sum := 0.0
-	for i := range other.bins {
-		b := &other.bins[i]
-		if b.weight == 0 {
-			continue
-		}
-		predicted := l.fit.base(l.prior, b.batch/b.weight) * (1 + l.fit.deviation[i])
-		logRatio := math.Log(b.latency / b.weight / predicted)
-		v := l.fit.noise[i]*l.fit.noise[i]/b.weight + l.fit.doubt[i]*l.fit.doubt[i]
-		p := robustness(logRatio, v+agentSpread*agentSpread) / v
-		precision += p
-		sum += p * logRatio
-	}
-	return math.Exp(sum / precision), 1 / precision
 }

@@ -307,55 +307,6 @@ func speedsInOrder(speed map[string]float64) func(func(string, float64) bool) {
 	}
 }
 
-func TestLearnerMerge(t *testing.T) {
-	s := series(t, "mtwnd", "r5n.large")
-	key := profiles.Key{Model: "mtwnd", InstanceType: "r5n.large"}
-	one, two := profiles.NewLearner(key, nil), profiles.NewLearner(key, nil)
-	newMachine(s, 1).teach(t, one, 1000, "a", 1)
-	newMachine(s, 2).teach(t, two, 1000, "b", 1.2)
-	merged := profiles.NewLearner(key, nil)
-	for _, l := range []*profiles.Learner{one, two} {
-		if err := merged.Merge(l); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if merged.Queries() != 2000 {
-		t.Errorf("%d queries merged, want 2000", merged.Queries())
-	}
-	for name, want := range map[string]float64{"a": 1 / 1.1, "b": 1.2 / 1.1} {
-		if got := merged.Factor(name); math.Abs(got/want-1) > 0.02 {
-			t.Errorf("factor of %s is %.3f, want %.3f", name, got, want)
-		}
-	}
-	if e := median(errorsOf(merged.Table(), s, 1.1)); e > 0.02 {
-		t.Errorf("median error of the merged mean is %.1f %%", 100*e)
-	}
-	if e := median(errorsOf(two.Table(), s, 1.2)); e > 0.02 || two.Factor("b") != 1 {
-		t.Errorf("merging changed what was merged: %.1f %%", 100*e)
-	}
-	// The order matters little.
-	reverse := profiles.NewLearner(key, nil)
-	for _, l := range []*profiles.Learner{two, one} {
-		if err := reverse.Merge(l); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for batch := 10; batch <= 1000; batch += 10 {
-		if a, b := ms(merged.Table().Mean(batch)), ms(reverse.Table().Mean(batch)); math.Abs(a/b-1) > 0.01 {
-			t.Errorf("at %d: %v merged, %v in the other order", batch, a, b)
-		}
-	}
-	if err := merged.Merge(profiles.NewLearner(profiles.Key{Model: "x"}, nil)); err == nil || !strings.Contains(err.Error(), "x on") {
-		t.Errorf("merging another key: %v", err)
-	}
-	if err := merged.Merge(merged); err == nil {
-		t.Error("a learner was merged with itself")
-	}
-	if err := merged.Merge(profiles.NewLearner(key, nil)); err != nil || merged.Queries() != 2000 {
-		t.Errorf("merging an empty learner: %v, %d queries", err, merged.Queries())
-	}
-}
-
 func TestLearnerStartsFromAPrior(t *testing.T) {
 	s := series(t, "rm2", "r5n.large")
 	key := profiles.Key{Model: "rm2", Version: 7, InstanceType: "r5n.large", Provider: "cpu"}

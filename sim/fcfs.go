@@ -150,13 +150,3 @@ func (f *FCFS) run(c plan.Configuration, arrivals []fcfsArrival) float64 {
 	}
 	return float64(met) / float64(len(arrivals))
 }
-
-// Tabulate makes a table as the published ones are: of every configuration one run with queries of its own, the share within QoS by the configuration.
-func (f *FCFS) Tabulate(space []plan.Configuration, seed uint64) map[string]float64 {
-	r := rand.New(rand.NewPCG(seed, 1))
-	table := make(map[string]float64, len(space))
-	for _, c := range space {
-		table[c.String()] = math.Round(f.run(c, f.draw(r.Uint64()))*1e4) / 1e4
-	}
-	return table
-}

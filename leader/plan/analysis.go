@@ -271,14 +271,6 @@ func (a *Analysis) Fluid(c Configuration) (*fluid.Solution, error) {
 	return a.solver.Solve(&a.program)
 }
 
-// UpperBound is Eq. 15 of KAIROS for c in queries/s: of one model, else 0.
-func (a *Analysis) UpperBound(c Configuration) float64 {
-	if a.eq15 == nil {
-		return 0
-	}
-	return a.eq15.of(c)
-}
-
 // Plan describes c: what it costs, what it serves at most, what keeps it from more, what one instance more of each type
 // would gain, and the rate that is expected as long as nothing was evaluated.
 func (a *Analysis) Plan(c Configuration, reason string) (Plan, error) {

@@ -75,9 +75,9 @@ func randomProblem(r *rand.Rand) *Problem {
 	return p
 }
 
-// TestUpperBound holds Eq. 15 against its cases by hand: queries of 1 and 3 items, half each, on a base type
+// TestEq15 holds Eq. 15 against its cases by hand: queries of 1 and 3 items, half each, on a base type
 // that takes a second an item and an auxiliary one that takes two and may serve queries of 1 only.
-func TestUpperBound(t *testing.T) {
+func TestEq15(t *testing.T) {
 	p := &Problem{
 		Types: []Type{{"auxiliary", 1, 0}, {"base", 1, 0}}, Budget: 9,
 		Models: []Model{{
@@ -100,7 +100,7 @@ func TestUpperBound(t *testing.T) {
 		{2, 1, 1 + 1/4.},
 		{0, 3, 0}, // nobody serves the large ones
 	} {
-		if got := a.UpperBound(Configuration{test.auxiliary, test.base}); math.Abs(got-test.want) > 1e-9 {
+		if got := a.eq15.of(Configuration{test.auxiliary, test.base}); math.Abs(got-test.want) > 1e-9 {
 			t.Errorf("%d base, %d auxiliary: bound %v, want %v", test.base, test.auxiliary, got, test.want)
 		}
 	}
@@ -144,7 +144,7 @@ func TestAnalyse(t *testing.T) {
 	if sizes := a.Problem.Models[0].BatchSizes; sizes[len(sizes)-1].BatchSize != 560 || a.Problem.Validate() != nil || len(p.Models[0].BatchSizes) != 100 {
 		t.Errorf("planned for %v, %v", sizes, a.Problem.Validate())
 	}
-	if a.UpperBound(Configuration{1, 0, 0, 0}) <= 0 {
+	if a.eq15.of(Configuration{1, 0, 0, 0}) <= 0 {
 		t.Error("no throughput for the others")
 	}
 
