@@ -31,7 +31,7 @@ const (
 	// GatewayLost: Gateway. Its stream has ended.
 	GatewayLost
 	// Submitted: Gateway, Sequence, Attempt (how many were made), Model, BatchSize, Waited, TimeLeft,
-	// Denied, Tag, TagSize; and Agent, Lane where the last attempt is, if it is still there.
+	// Denied, RetryAfter, Tag, TagSize; and Agent, Lane where the last attempt is, if it is still there.
 	Submitted
 	// Cancelled: Gateway, Sequence. The gateway has decided the query's outcome.
 	Cancelled
@@ -65,8 +65,10 @@ type Event struct {
 	// Waited is how long the query had waited when it was submitted, TimeLeft how long after now it is
 	// dropped: 0 for never, less than 0 for at once.
 	Waited, TimeLeft time.Duration
-	// Denied says why the gateway's client may not query the model; "": it may.
-	Denied string
+	// Denied says why the gateway's client may not ask this, and RetryAfter after how long it is within
+	// its limits again, 0 if it has no right to; neither: it may.
+	Denied     string
+	RetryAfter time.Duration
 	// Tag is the caller's own: it comes back with what is decided about the query. TagSize is how many
 	// bytes it takes.
 	Tag     any

@@ -121,26 +121,39 @@ func (s *State) unused(e *Event) {
 }
 
 func (s *State) submitted(g *gateway, e *Event) {
+	if e.Denied != "" || e.RetryAfter > 0 {
+		s.deny(g, e)
+		return
+	}
 	s.submit(&query{
 		gateway: g, sequence: e.Sequence, asked: e.Model, batch: e.BatchSize, attempts: e.Attempt,
 		agent: e.Agent, lane: e.Lane, waited: e.Waited, timeLeft: e.TimeLeft, tag: e.Tag, tagSize: e.TagSize,
-	}, e.Denied)
+	})
+}
+
+// deny refuses a query that its client may not make, though it was let in before: each submit counts
+// for the client's limits, one that is made again too, or who says that it is would have none.
+func (s *State) deny(g *gateway, e *Event) {
+	g.forget(e.Sequence)
+	s.step(match.Event{Kind: match.Cancelled, Query: e.query()})
+	a := s.act(Reject)
+	a.Message, a.Tag = e.Denied, e.Tag
+	a.Decision = match.Decision{Action: match.Reject, Reason: match.UnknownModel, Query: e.query()}
+	if e.RetryAfter > 0 {
+		a.Decision.Reason, a.Decision.Wait = match.Limit, e.RetryAfter
+	}
 }
 
 // submit takes a query, which is one of now.
-func (s *State) submit(q *query, denied string) {
+func (s *State) submit(q *query) {
 	g, id := q.gateway, q.asked
 	if id.Version == 0 {
 		id.Version = s.newestOf(id.Name)
 	}
 	q.model, q.heardAt = s.models[id], s.now
 	q.weight = SubmitOverhead + len(id.Name) + len(q.agent) + q.tagSize
-	switch {
-	case denied != "":
-		s.refuse(q, &match.Decision{Reason: match.UnknownModel}, denied)
-		return
-	case g.queries[q.sequence] == nil &&
-		(len(g.queries) >= mostSubmitted || g.account.bytes+q.weight > MostSubmittedBytes):
+	if g.queries[q.sequence] == nil &&
+		(len(g.queries) >= mostSubmitted || g.account.bytes+q.weight > MostSubmittedBytes) {
 		d := match.Decision{Action: match.Reject, Reason: match.Overloaded, Query: q.id(), Wait: time.Millisecond}
 		s.reject(q, &d)
 		return
@@ -213,13 +226,6 @@ func (s *State) reject(q *query, d *match.Decision) {
 	}
 }
 
-// refuse tells a gateway that its query is none for the matcher.
-func (s *State) refuse(q *query, d *match.Decision, message string) {
-	a := s.act(Reject)
-	a.Decision, a.Message, a.Tag = *d, message, q.tag
-	a.Decision.Action, a.Decision.Query = match.Reject, q.id()
-}
-
 // unpark has the parked queries of which ready is true considered again.
 func (s *State) unpark(ready func(*query) bool) {
 	if len(s.parked) == 0 {
@@ -238,7 +244,7 @@ func (s *State) unpark(ready func(*query) bool) {
 	})
 	for _, q := range again {
 		q.age(s.now)
-		s.submit(q, "")
+		s.submit(q)
 	}
 }
 

@@ -93,6 +93,7 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		b = lines.Duration(b, "time_left", e.TimeLeft)
 		b = appendLane(b, e)
 		b = lines.Text(b, "denied", e.Denied)
+		b = lines.Duration(b, "retry_after", e.RetryAfter)
 		b = lines.Int(b, "tag_size", e.TagSize)
 	case Cancelled:
 		b = lines.Query(b, "query", e.Gateway, e.Sequence)
@@ -350,6 +351,8 @@ func (p *parser) set(key, value string) (err error) {
 		e.TimeLeft, err = time.ParseDuration(value)
 	case "denied":
 		e.Denied = value
+	case "retry_after":
+		e.RetryAfter, err = time.ParseDuration(value)
 	case "tag_size":
 		e.TagSize, err = strconv.Atoi(value)
 	case "client":

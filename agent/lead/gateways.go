@@ -148,6 +148,20 @@ func checkHello(h *control.GatewayHello) error {
 	return nil
 }
 
+// may counts a query for the limits of the gateway's client, and says why that may not make it; nil: it
+// may.
+func (g *gateway) may(s *control.Submit) error {
+	if g.count != nil {
+		if err := g.count(s.GetBytes()); err != nil {
+			return err
+		}
+	}
+	if g.mayQuery != nil {
+		return g.mayQuery(s.GetModel())
+	}
+	return nil
+}
+
 // connect takes a gateway in.
 func (t *term) connect(g *gateway) {
 	if former := t.gateways[g.id]; former != nil {
@@ -232,12 +246,6 @@ func (t *term) told(g *gateway, m *control.GatewayMessage) {
 	}
 	for _, s := range m.GetSubmit() {
 		g.received++
-		if g.count != nil {
-			if err := g.count(s.GetBytes()); err != nil {
-				t.overLimit(g, s.GetSequence(), err)
-				continue
-			}
-		}
 		t.submit(g, s)
 	}
 	if len(m.GetSubmit()) > 0 {
@@ -251,14 +259,6 @@ func (t *term) told(g *gateway, m *control.GatewayMessage) {
 			Kind: leader.Unused, Gateway: g.id, Sequence: a.GetSequence(), Attempt: int(a.GetAttempt()), Agent: a.GetAgent(), Lane: int(a.GetLane()),
 		})
 	}
-}
-
-// overLimit refuses a query that is beyond the limits of the gateway's client. Each submit counts, one
-// that is made again too, or who says that it is would have no limit.
-func (t *term) overLimit(g *gateway, sequence uint64, err error) {
-	t.step(leader.Event{Kind: leader.Cancelled, Gateway: g.id, Sequence: sequence})
-	o, out := outcome.Of(err), t.outbox(g)
-	out.Reject = append(out.Reject, &control.Reject{Sequence: sequence, Reason: o.Reason, Message: err.Error(), RetryAfterNs: int64(o.RetryAfter)})
 }
 
 // submit takes a query.
@@ -275,10 +275,8 @@ func (t *term) submit(g *gateway, s *control.Submit) {
 	if x := t.traced(s); x != nil {
 		e.Tag = x
 	}
-	if g.mayQuery != nil {
-		if err := g.mayQuery(s.GetModel()); err != nil {
-			e.Denied = status.Convert(err).Message()
-		}
+	if err := g.may(s); err != nil {
+		e.Denied, e.RetryAfter = status.Convert(err).Message(), outcome.Of(err).RetryAfter
 	}
 	t.step(e)
 }

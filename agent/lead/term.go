@@ -38,9 +38,8 @@ type term struct {
 	recorder *leader.Recorder
 	record   *os.File
 
-	gateways  map[uint64]*gateway // those connected
-	touched   []*gateway          // have something to be sent
-	prices    []*control.TypePrice
+	gateways  map[uint64]*gateway        // those connected
+	touched   []*gateway                 // have something to be sent
 	described map[string]*control.Member // the members that have greeted, as they last described themselves
 	viewed    map[*control.Member]*leader.Member
 }
@@ -207,7 +206,7 @@ func (t *term) carryOut(a *leader.Action) {
 		if g := t.gateways[a.Gateway]; g != nil {
 			out := t.outbox(g)
 			out.Leadership = l.Leadership()
-			out.Prices, out.Profiles = t.prices, profilesOf(t.state.Latencies())
+			out.Prices, out.Profiles = pricesOf(t.state.Prices()), profilesOf(t.state.Latencies())
 		}
 	case leader.Heartbeat:
 		for _, g := range t.gateways {
@@ -222,7 +221,6 @@ func (t *term) carryOut(a *leader.Action) {
 		l.links.tell(t, func(m *control.LeaderMessage) { m.Profiles = newest(m.Profiles, profiles) })
 	case leader.TellPrices:
 		prices := pricesOf(a.Prices)
-		t.prices = prices
 		for _, g := range t.gateways {
 			t.outbox(g).Prices = prices
 		}
@@ -332,7 +330,7 @@ func (t *term) introduce(m *control.LeaderMessage) {
 		Kind: election.Heartbeat, Claim: t.claim, Successor: m.Leadership.GetSuccessor(),
 	}))
 	t.call(func() {
-		m.Prices, m.AheadNs = t.prices, int64(t.state.Ahead())
+		m.Prices, m.AheadNs = pricesOf(t.state.Prices()), int64(t.state.Ahead())
 		m.Profiles = profilesOf(t.state.Latencies())
 	})
 }

@@ -42,6 +42,8 @@ const (
 	LaneRefused
 	LaneGone
 	LaneOverdue
+	// Limit: the query's client is beyond its limits, which its leader knows, not a matcher.
+	Limit
 )
 
 // MaxAttempts is how often a query is assigned: once and three retries.

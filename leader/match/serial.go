@@ -41,7 +41,7 @@ var kindNames = []string{"time-passed", "submitted", "cancelled", "completed", "
 var actionNames = []string{"assign", "reject", "offer-again", "ask"}
 
 var reasonNames = []string{"matched", "late", "deadline-passed", "unknown-model", "bad-batch-size", "overloaded", "too-many-attempts",
-	"lane-refused", "lane-gone", "lane-overdue"}
+	"lane-refused", "lane-gone", "lane-overdue", "limit"}
 
 func name(names []string, i int) string {
 	if i < len(names) {
