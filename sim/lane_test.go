@@ -121,7 +121,7 @@ func TestOfferedAgain(t *testing.T) {
 			var r *run
 			cfg.Stream = streamed([]workload.Query{at(0), at(15 * ms), at(200 * ms)}, func(arrived int) {
 				if arrived == 2 {
-					r.step(&match.Event{Kind: match.Overdue, Lane: 0})
+					r.step(&match.Event{Kind: match.LaneLost, Lane: 0})
 				}
 			})
 			var err error
@@ -202,7 +202,12 @@ func TestLanesOverdue(t *testing.T) {
 				var r *run
 				cfg.Stream = streamed(queries, func(int) {
 					if id := random.IntN(2 * len(r.lanes)); id < len(r.lanes) && r.err == nil && r.lanes[id].running != nil {
-						r.step(&match.Event{Kind: match.Overdue, Lane: match.LaneID(id)})
+						l := &r.lanes[id]
+						r.step(&match.Event{Kind: match.LaneLost, Lane: match.LaneID(id)})
+						r.step(&match.Event{
+							Kind: match.LaneJoined, Lane: match.LaneID(id), Type: cfg.Pool[l.instanceType].Type, Models: []string{"rm2"},
+							Remaining: r.remaining(l),
+						})
 					}
 				})
 				if r, err = newRun(cfg); err != nil {

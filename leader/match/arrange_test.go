@@ -68,7 +68,7 @@ func TestArrangeLeavesRowsAlone(t *testing.T) {
 		mustStep(t, m, 0, Event{Kind: LaneJoined, Lane: 16, Type: "type0", Models: []string{"b"}, Remaining: time.Hour})
 		expect("a lane of another model", 0)
 		mustStep(t, m, 0, Event{Kind: LaneHas, Lane: 5, Remaining: time.Hour, Holds: []Held{{Query: QueryID{9, 9}, Attempt: 1, Model: "a", BatchSize: 1}}})
-		mustStep(t, m, 0, Event{Kind: Overdue, Lane: 5})
+		m.overdue(m.lanes[5], m.now)
 		if _, asked := m.Load(5); asked == 0 {
 			t.Errorf("%s: the lane is not overdue", policy)
 		}

@@ -53,9 +53,6 @@ const (
 	// Unused: Query, Attempt, Lane. The query's gateway gives a reservation back: the lane does not
 	// have it, or is not to be kept for it. If there is none nothing changes.
 	Unused
-	// Overdue: Lane. Who knows better than the matcher's clock, as a simulation does, takes the lane for
-	// overdue if it has anything: see [Ask].
-	Overdue
 	// GatewayLost: Query.Gateway. All queries of that gateway are cancelled.
 	GatewayLost
 	// LaneJoined: Lane, Agent, Type, Models, Remaining.

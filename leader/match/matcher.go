@@ -386,10 +386,6 @@ func (m *Matcher) apply(e *Event) error {
 		m.backInTime(l)
 	case LaneHas:
 		m.laneHas(l, e)
-	case Overdue:
-		if len(l.held) > 0 && !l.overdue {
-			m.overdue(l, m.now)
-		}
 	case LaneLost:
 		delete(m.lanes, l.id)
 		m.all = slices.DeleteFunc(m.all, func(o *lane) bool { return o == l })

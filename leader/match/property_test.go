@@ -257,11 +257,11 @@ func (r *referee) step(e Event) []Decision {
 		q := r.queries[d.Query]
 		if d.Action == Ask {
 			l := r.lanes[d.Lane]
-			if e.Kind != TimePassed && e.Kind != Overdue || len(l.held) == 0 || l.overdue != (d.Attempt > 1) || d.Waited < 0 {
+			if e.Kind != TimePassed || len(l.held) == 0 || l.overdue != (d.Attempt > 1) || d.Waited < 0 {
 				r.failf("%+v makes no sense: the lane has %v, overdue %v", d, l.held, l.overdue)
 			}
 			for _, h := range l.held {
-				if toMs(r.now)-h.since < overdueLeast && !h.told && e.Kind == TimePassed {
+				if toMs(r.now)-h.since < overdueLeast && !h.told {
 					r.failf("lane %d is overdue, and has %v", d.Lane, h)
 				}
 				if q := r.queries[h.query]; q != nil && q.live && q.lane == d.Lane && q.attempt == h.attempt {
@@ -511,7 +511,7 @@ func play(t *rapid.T, policy string) {
 		case 15, 16:
 			join(someModels.Draw(t, "models"))
 		case 17:
-			onLane(rapid.SampledFrom([]Kind{LaneHas, Overdue, LaneLost, LaneDraining, LaneModels, LaneRemaining}).Draw(t, "kind"))
+			onLane(rapid.SampledFrom([]Kind{LaneHas, LaneLost, LaneDraining, LaneModels, LaneRemaining}).Draw(t, "kind"))
 		case 18:
 			if id, ok := pick(t, r.queries, lessQuery); ok {
 				r.step(Event{Kind: Cancelled, Query: id})

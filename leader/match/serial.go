@@ -35,7 +35,7 @@ const SerialHeader = "muster-match 2"
 // A table lists, for each run of batch sizes with equal latencies, the last of
 // them, the mean, the 80 % quantile, and the 99 % quantile if that is another.
 
-var kindNames = []string{"time-passed", "submitted", "cancelled", "completed", "refused", "lane-has", "unused", "overdue", "gateway-lost",
+var kindNames = []string{"time-passed", "submitted", "cancelled", "completed", "refused", "lane-has", "unused", "gateway-lost",
 	"lane-joined", "lane-lost", "lane-draining", "lane-models", "lane-remaining", "profile", "prices", "model", "ahead", "model-gone"}
 
 var actionNames = []string{"assign", "reject", "offer-again", "ask"}
@@ -100,7 +100,7 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		b = lines.Duration(b, "remaining", e.Remaining)
 	case GatewayLost:
 		b = strconv.AppendUint(append(b, " gateway="...), e.Query.Gateway, 10)
-	case Overdue, LaneLost, LaneDraining:
+	case LaneLost, LaneDraining:
 		b = lines.Number(b, "lane", int(e.Lane))
 	case LaneRemaining:
 		b = lines.Number(b, "lane", int(e.Lane))
