@@ -31,6 +31,7 @@ type world struct {
 	began   time.Duration
 	term    int
 	wakeAt  time.Duration
+	passed  Event // tells the state of time that has passed; most events do only that
 	ahead   time.Duration
 	config  Config
 	latency *Latency
@@ -336,7 +337,8 @@ func (w *world) step(e *Event) {
 		w.after(max(0, at-w.now), func() {
 			if w.state == state && at == w.wakeAt {
 				w.wakeAt = 0
-				w.step(&Event{Kind: TimePassed})
+				w.passed = Event{Kind: TimePassed}
+				w.step(&w.passed)
 			}
 		})
 	}
