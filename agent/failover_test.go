@@ -63,6 +63,15 @@ func (f *testFleet) lately(interval time.Duration, meanwhile func(), agents ...*
 	}
 }
 
+// pace is the time between two queries under load. Under the race detector, which goes with -short,
+// a query takes ten times the CPU time.
+func pace() time.Duration {
+	if testing.Short() {
+		return 5 * time.Millisecond
+	}
+	return time.Millisecond
+}
+
 // others are the agents but one.
 func others(of []*fleetAgent, but *fleetAgent) (rest []*fleetAgent) {
 	for _, a := range of {
@@ -94,7 +103,7 @@ func TestLeaderEnds(t *testing.T) {
 					f.Fatalf("before: %v", failed)
 				}
 				epoch := leader.leading.Leadership().GetEpoch()
-				sent, slowest, late, failed := f.lately(time.Millisecond, func() {
+				sent, slowest, late, failed := f.lately(pace(), func() {
 					time.Sleep(300 * time.Millisecond)
 					end(f, leader)
 					time.Sleep(2 * time.Second)
@@ -212,7 +221,7 @@ func TestWorkerEnds(t *testing.T) {
 				if failed := f.send(200, time.Millisecond, agents...); len(failed) > 0 {
 					f.Fatalf("before: %v", failed)
 				}
-				sent, slowest, late, failed := f.lately(time.Millisecond, func() {
+				sent, slowest, late, failed := f.lately(pace(), func() {
 					time.Sleep(300 * time.Millisecond)
 					end(f, agents[3])
 					time.Sleep(2 * time.Second)
@@ -238,7 +247,7 @@ func TestResignsUnderLoad(t *testing.T) {
 		f.settled(agents...)
 		for range agents[1:] {
 			leader := f.led(agents...)
-			sent, _, _, failed := f.lately(time.Millisecond, func() {
+			sent, _, _, failed := f.lately(pace(), func() {
 				time.Sleep(100 * time.Millisecond)
 				leader.leading.Resign(f.Context())
 				time.Sleep(50 * time.Millisecond)

@@ -36,7 +36,7 @@ import (
 
 var (
 	weatherSeed  = flag.Uint64("weather-seed", 1, "the first seed that TestWeather runs")
-	weatherSeeds = flag.Uint64("weather-seeds", 5, "how many seeds TestWeather runs")
+	weatherSeeds = flag.Uint64("weather-seeds", 0, "how many seeds TestWeather runs; 0: 3, or 1 with -short")
 )
 
 // TestWeather has agents killed, drained, frozen, cut off, slowed down and started anew, load
@@ -56,8 +56,16 @@ var (
 func TestWeather(t *testing.T) {
 	var mu sync.Mutex
 	outcomes := map[string]int{}
+	seeds := *weatherSeeds
+	switch {
+	case seeds > 0:
+	case testing.Short():
+		seeds = 1
+	default:
+		seeds = 3
+	}
 	t.Run("seeds", func(t *testing.T) {
-		for seed := *weatherSeed; seed < *weatherSeed+*weatherSeeds; seed++ {
+		for seed := *weatherSeed; seed < *weatherSeed+seeds; seed++ {
 			t.Run(fmt.Sprint(seed), func(t *testing.T) {
 				t.Parallel()
 				testInFleet(t, func(f *testFleet) {
