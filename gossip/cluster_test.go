@@ -279,7 +279,11 @@ func TestManyRestarts(t *testing.T) {
 					}
 				}
 				again.within(time.Minute, "all see all again", func() bool { return see(again.agents) })
-				for range 300 {
+				watch := 300
+				if testing.Short() {
+					watch = 60
+				}
+				for range watch {
 					time.Sleep(time.Second)
 					if !see(again.agents) {
 						for _, g := range again.agents {

@@ -147,7 +147,7 @@ func randomFaults(t testing.TB, seed uint64) *Config {
 func TestFaultSchedules(t *testing.T) {
 	n := 100
 	if testing.Short() {
-		n = 30
+		n = 10
 	}
 	served, all := 0, 0
 	for seed := range uint64(n) {

@@ -64,7 +64,11 @@ func TestPlannersShown(t *testing.T) {
 func TestPlansWithinFluidLimit(t *testing.T) {
 	r := rand.New(rand.NewPCG(8, 9))
 	models := []string{"ncf", "rm2", "wnd", "mtwnd", "dien"}
-	for range 4 {
+	problems := 4
+	if testing.Short() {
+		problems = 1
+	}
+	for range problems {
 		cfg := reference(t, models[r.IntN(len(models))])
 		cfg.Queries = 3000
 		p := Problem(cfg.Models, paperPrices)

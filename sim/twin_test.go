@@ -60,7 +60,11 @@ func twinOf(t testing.TB, samples *profiles.Samples, model string, seeds int, sc
 // TestTwin: with the samples behind the tables the twin comes to the optimum within three evaluations, and with samples that are wrong by up to a tenth it
 // ends there too.
 func TestTwin(t *testing.T) {
-	for _, model := range []string{"mtwnd", "dien"} {
+	models := []string{"mtwnd", "dien"}
+	if testing.Short() {
+		models = models[:1]
+	}
+	for _, model := range models {
 		t.Run(model, func(t *testing.T) {
 			table, samples := ribbonData(t, model)
 			p := table.Problem(0.99)
