@@ -180,11 +180,11 @@ func (s *Server) Loaded(v *models.Version) {
 
 // Settle makes the agent ready, once the first models have loaded or failed.
 func (s *Server) Settle() {
+	if !s.config.Draining() {
+		s.config.Health.ready() // first, so that whoever finds the server Ready finds it healthy
+	}
 	s.settled.Store(true)
 	s.config.Guard.KnowModels(s.Knows)
-	if !s.config.Draining() {
-		s.config.Health.ready()
-	}
 }
 
 // Ready reports whether the agent takes queries.
