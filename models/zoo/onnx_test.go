@@ -227,6 +227,9 @@ func TestOutputs(t *testing.T) {
 // Every input, table and branch matters: without it some output moves by
 // more than 1e-2. Otherwise TestOutputs could not tell whether it is there.
 func TestEverythingMatters(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it computes for seconds, and runs nothing that TestOutputs does not")
+	}
 	ort, err := runtime.OpenONNX(runtime.Config{LibraryPath: runtimetest.Library(t), Provider: runtime.CPU, MapData: true})
 	if err != nil {
 		t.Fatal(err)
