@@ -10,10 +10,11 @@ WEATHER_FLAGS ?=
 build: onnxruntime
 	CGO_ENABLED=1 go build -trimpath -buildvcs=auto -tags embed_onnxruntime -ldflags='-s -w' -o bin/muster ./cmd/muster
 
-# All tests, with the real ONNX Runtime. `make lint` vets; GOGC=400 saves a quarter of the tests' CPU time.
+# All tests, with the real ONNX Runtime. `make lint` vets; GOGC=400 saves a quarter of the tests'
+# CPU time, and -trimpath shares what `make build` has compiled.
 test race: export GOGC ?= 400
 test: onnxruntime
-	REQUIRE_ONNXRUNTIME=1 go test -vet=off ./...
+	REQUIRE_ONNXRUNTIME=1 go test -trimpath -vet=off ./...
 
 # Muster at work on this machine, in 90 s; DEMO_FLAGS=--short for half of that.
 demo: build
@@ -22,8 +23,8 @@ demo: build
 # The tests again, in their short forms and with the race detector, but of packages that start no
 # goroutine (pure_test.go).
 race: onnxruntime
-	REQUIRE_ONNXRUNTIME=1 go test -vet=off -race -short -timeout 20m $$(go list ./... | \
-		grep -vE '/(leader|leader/election|leader/fluid|leader/match|profiles|runtime/queue)$$')
+	REQUIRE_ONNXRUNTIME=1 go test -trimpath -vet=off -race -short -timeout 20m $$(go list ./... | \
+		grep -vE '/(leader|leader/election|leader/fluid|leader/learn|leader/match|profiles|runtime/queue)$$')
 
 # Every fuzz target for FUZZTIME.
 fuzz:

@@ -19,9 +19,9 @@ func Library(t testing.TB) string {
 	if path := os.Getenv("MUSTER_ONNXRUNTIME_LIB"); path != "" {
 		return path
 	}
-	_, self, _, _ := goruntime.Caller(0)
-	pattern := filepath.Join(filepath.Dir(self), "../../build/onnxruntime", goruntime.GOOS+"-"+goruntime.GOARCH, "libonnxruntime.so.*")
-	if found, _ := filepath.Glob(pattern); len(found) > 0 {
+	platform := goruntime.GOOS + "-" + goruntime.GOARCH
+	found, _ := filepath.Glob(filepath.Join(root(t), "build/onnxruntime", platform, "libonnxruntime.so.*"))
+	if len(found) > 0 {
 		return found[len(found)-1]
 	}
 	const missing = "needs the ONNX Runtime library: run `make onnxruntime`, or name one in MUSTER_ONNXRUNTIME_LIB"
@@ -29,6 +29,20 @@ func Library(t testing.TB) string {
 		t.Fatal(missing)
 	}
 	t.Skip(missing)
+	return ""
+}
+
+// began is the package's folder, in which go test starts a test binary.
+var began, _ = os.Getwd()
+
+// root is the repository's folder, found without the paths of source files: -trimpath takes them out.
+func root(t testing.TB) string {
+	for dir := began; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+	}
+	t.Fatalf("no folder above %q has a go.mod", began)
 	return ""
 }
 
