@@ -24,7 +24,7 @@ demo: build
 # goroutine (pure_test.go).
 race: onnxruntime
 	REQUIRE_ONNXRUNTIME=1 go test -trimpath -vet=off -race -short -timeout 20m $$(go list ./... | \
-		grep -vE '/(leader|leader/election|leader/fluid|leader/learn|leader/match|profiles|runtime/queue)$$')
+		grep -vE '/(client/queries|leader|leader/election|leader/fluid|leader/learn|leader/match|profiles|runtime/queue)$$')
 
 # Every fuzz target for FUZZTIME.
 fuzz:

@@ -72,9 +72,14 @@ var rules = []rule{
 		reason: "gossip carries bytes; the agent knows what they mean",
 	},
 	{
-		folder: "client", imports: []string{"api", "profiles", "leader/match", "leader/election", "runtime/queue"},
+		folder: "client", imports: []string{"api", "client/queries", "profiles", "leader/match", "leader/election", "runtime/queue"},
 		never:  []string{"github.com/spf13", exporters, module + "profiles/published"},
 		reason: "users import the SDK: it brings neither the agent nor ONNX Runtime along",
+	},
+	{
+		folder: "client/queries", imports: []string{"leader/match", "leader/election"},
+		never:  append([]string{"log", "os"}, network...),
+		reason: "a gateway's decisions are pure: the simulator runs the very code that production runs",
 	},
 	{
 		folder: "client/bench", imports: []string{"api", "client", "sim/workload"}, never: []string{"github.com/spf13"},
@@ -85,8 +90,8 @@ var rules = []rule{
 		reason: "simulator and load tool share the queries, so these belong to neither",
 	},
 	{
-		folder: "sim", imports: []string{"leader", "profiles", "runtime/queue", "sim/workload"}, never: append([]string{"log"}, network...),
-		reason: "the simulator drives the leader and the lanes' queues in virtual time, without a machine or a network",
+		folder: "sim", imports: []string{"client/queries", "leader", "profiles", "runtime/queue", "sim/workload"}, never: append([]string{"log"}, network...),
+		reason: "the simulator drives the leader, gateways and the lanes' queues in virtual time, without a machine or a network",
 	},
 	{
 		folder: "agent/outcome", imports: []string{"api", "gossip", "models", "runtime"}, never: []string{module + "agent"},
@@ -257,6 +262,8 @@ func TestImportRules(t *testing.T) {
 		{"sim", module + "sim/workload", true},
 		{"sim", module + "runtime/queue", true},
 		{"sim", module + "runtime", false},
+		{"sim", module + "client/queries", true},
+		{"sim", module + "client", false},
 		{"sim", module + "agent", false},
 		{"sim/workload", module + "sim", false},
 		{"agent", module + "sim", false},
@@ -285,6 +292,12 @@ func TestImportRules(t *testing.T) {
 		{"client", "go.opentelemetry.io/otel/trace", true},
 		{"client", "go.opentelemetry.io/otel/sdk/trace", false},
 		{"client", module + "profiles/published", false},
+		{"client", module + "client/queries", true},
+		{"client/queries", module + "leader/match", true},
+		{"client/queries", module + "leader", false},
+		{"client/queries", module + "client", false},
+		{"client/queries", module + "api/control", false},
+		{"client/queries", "google.golang.org/grpc/codes", false},
 		{"client/bench", module + "client", true},
 		{"client", module + "client/bench", false},
 		{"models", module + "runtime", false},

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/client/queries"
 )
 
 // A Gateway sends queries to a fleet. It owns each from its arrival to its
@@ -38,15 +40,31 @@ type Gateway struct {
 
 	leaderless *leaderless
 
-	mu         sync.Mutex
-	queries    queries
-	leadership *control.Leadership // the latest heard of
-	news       chan struct{}       // closed when leadership or members change
-	link       *link               // nil: none is open
-	inquiries  int                 // queries that the leaderless decides about
-	watching   bool
-	closed     bool
-	start      chan struct{} // starts the watch
+	began time.Time     // what the times of queries count from
+	news  chan struct{} // has room for one: leadership or members have changed
+	start chan struct{} // starts the watch
+	late  *time.Timer   // fires when a leader may have been silent for too long
+
+	mu       sync.Mutex
+	queries  *queries.State
+	link     *link              // nil: none is open
+	hangUp   context.CancelFunc // ends the stream to whoever is tried, or linked
+	released []queries.Action   // reservations that are not needed
+	watching bool
+	closed   bool
+}
+
+// A query is one that the gateway owns.
+type query struct {
+	queries.Query
+	model   string
+	version int64 // 0: the newest
+	batch   uint32
+	bytes   uint64
+	trace   *queryTrace        // nil: it is not traced
+	wake    chan struct{}      // has room for one; the caller looks again
+	abort   context.CancelFunc // of the attempt under way; nil: none is
+	why     string             // nobody took it when there was no leader
 }
 
 // A GatewayConfig says who a gateway is and how it reaches the fleet.
@@ -68,11 +86,12 @@ func NewGateway(config GatewayConfig) (*Gateway, error) {
 		return nil, errors.New("gateway: needs an id that is not 0 and a transport")
 	}
 	g := &Gateway{
-		config:     config,
-		log:        config.Logger,
-		leadership: &control.Leadership{},
-		news:       make(chan struct{}),
-		start:      make(chan struct{}, 1),
+		config: config,
+		log:    config.Logger,
+		began:  time.Now(),
+		news:   make(chan struct{}, 1),
+		start:  make(chan struct{}, 1),
+		hangUp: func() {},
 	}
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
@@ -80,7 +99,9 @@ func NewGateway(config GatewayConfig) (*Gateway, error) {
 	g.members.Store(newMembers(&control.View{}))
 	g.context, g.cancel = context.WithCancel(context.Background())
 	g.leaderless = newLeaderless(g)
-	g.queries = newQueries(g.leaderless.grace)
+	g.queries = queries.New(g.slow)
+	g.late = time.AfterFunc(time.Hour, g.impatient)
+	g.late.Stop()
 	g.running.Go(g.follow)
 	g.running.Go(g.watch)
 	g.running.Go(g.leaderless.watch)
@@ -91,11 +112,22 @@ func NewGateway(config GatewayConfig) (*Gateway, error) {
 func (g *Gateway) Close() {
 	g.mu.Lock()
 	g.closed = true
-	g.queries.close()
+	g.queries.Close(status.Error(codes.Canceled, "the gateway is closed"))
+	g.carryOut()
 	g.mu.Unlock()
 	g.cancel()
 	g.leaderless.close()
 	g.running.Wait()
+	g.late.Stop()
+}
+
+// at is a time as queries have it, and now is the present.
+func (g *Gateway) at(t time.Time) time.Duration { return t.Sub(g.began) }
+func (g *Gateway) now() time.Duration           { return time.Since(g.began) }
+
+// slow is the 99th percentile of how long a query runs at an agent.
+func (g *Gateway) slow(q *queries.Query, agent string) time.Duration {
+	return g.leaderless.slow(q.Tag.(*query), agent)
 }
 
 // SetView says what the fleet is now. The view must not change afterwards; members that are the same
@@ -110,7 +142,7 @@ func (g *Gateway) SetView(v *control.View) {
 	defer g.leave(false)
 	g.settle()
 	if !former.overlap(now) { // another fleet, whose epochs count from the beginning
-		g.leadership = &control.Leadership{}
+		g.queries.ForgetLeaders()
 	}
 	g.learn(v.GetLeadership())
 	g.announce()
@@ -119,10 +151,13 @@ func (g *Gateway) SetView(v *control.View) {
 // SetLoads says how busy members are, as of now; what it does not say stays as it was.
 func (g *Gateway) SetLoads(loads []*control.LaneLoad) { g.leaderless.loaded(loads) }
 
+// Stats counts what a gateway has done since its start.
+type Stats = queries.Stats
+
 // Stats counts what the gateway has done.
 func (g *Gateway) Stats() Stats {
 	g.mu.Lock()
-	s := g.queries.stats
+	s := g.queries.Stats()
 	g.mu.Unlock()
 	s.Probes, s.ProbesUnanswered = g.leaderless.counts()
 	return s
@@ -133,8 +168,8 @@ func (g *Gateway) Stats() Stats {
 func (g *Gateway) Leader() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.queries.link == linkOpen && g.link != nil {
-		return g.link.leader
+	if leader, led := g.queries.Linked(); led {
+		return leader
 	}
 	return ""
 }
@@ -159,7 +194,11 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	if err != nil {
 		return nil, err
 	}
-	q := &query{model: req.Model, version: version, batch: 1, arrival: arrival, wake: make(chan struct{}, 1), trace: newQueryTrace(ctx)}
+	q := &query{
+		Query: queries.Query{Arrival: g.at(arrival)}, model: req.Model, version: version, batch: 1,
+		wake: make(chan struct{}, 1), trace: newQueryTrace(ctx),
+	}
+	q.Tag = q
 	// A batch size that no lane could take is for the worker to refuse, who
 	// says what is wrong with the inputs.
 	if len(req.Inputs) > 0 && len(req.Inputs[0].Shape) > 0 {
@@ -169,14 +208,14 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 		q.bytes += uint64(len(req.Inputs[i].Data))
 	}
 	deadline, given := ctx.Deadline()
-	if given {
-		q.deadline = deadline
-	}
-	if timeout := oip.Timeout(req.Timeout, given, held.deadline); timeout > 0 && (q.deadline.IsZero() || arrival.Add(timeout).Before(q.deadline)) {
-		q.deadline = arrival.Add(timeout)
+	if timeout := oip.Timeout(req.Timeout, given, held.deadline); timeout > 0 && (!given || arrival.Add(timeout).Before(deadline)) {
+		deadline = arrival.Add(timeout)
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, q.deadline)
+		ctx, cancel = context.WithDeadline(ctx, deadline)
 		defer cancel()
+	}
+	if !deadline.IsZero() {
+		q.Deadline = max(1, g.at(deadline))
 	}
 
 	q.trace.wait()
@@ -186,7 +225,7 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 		g.mu.Unlock()
 		return nil, status.Error(codes.Canceled, "the gateway is closed")
 	}
-	g.queries.arrive(q, time.Now())
+	g.queries.Arrive(&q.Query, g.now())
 	g.awake()
 	g.leave(true)
 	for {
@@ -204,13 +243,16 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp *oip.Response, err error, done bool) {
 	attemptCtx, abort := context.WithCancel(ctx)
 	defer abort()
-	now := time.Now()
+	now := g.now()
 	g.mu.Lock()
-	if q.stage != ended && ctx.Err() != nil {
-		g.queries.end(q, q.late(ctx, now))
+	if ctx.Err() != nil {
+		g.queries.End(&q.Query, g.lateness(ctx, q, now))
 	}
-	to, send := g.queries.take(q, abort, now)
-	done, err = q.stage == ended, q.err
+	to, send := g.queries.Take(&q.Query, now)
+	if send {
+		q.abort = abort
+	}
+	err, done = q.outcome()
 	g.leave(true)
 	if done {
 		return nil, err, true
@@ -221,39 +263,37 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 
 	attemptCtx = q.trace.send(attemptCtx, to)
 	attempt := Attempt{
-		Attempt: control.Attempt{Gateway: g.config.ID, Sequence: q.sequence, Attempt: to.attempt, Lane: to.lane, Reservation: to.reservation},
-		Arrival: q.arrival,
+		Attempt: control.Attempt{Gateway: g.config.ID, Sequence: q.Sequence, Attempt: to.Attempt, Lane: to.Lane, Reservation: to.Reservation},
+		Arrival: g.began.Add(q.Arrival),
 	}
-	if member := g.members.Load().byName[to.agent]; member == nil {
-		err = status.Errorf(codes.Unavailable, "agent %q has left", to.agent)
+	if member := g.members.Load().byName[to.Agent]; member == nil {
+		err = status.Errorf(codes.Unavailable, "agent %q has left", to.Agent)
 	} else {
 		resp, err = g.config.Transport.Infer(attemptCtx, member, req, &attempt)
 	}
 	q.trace.sent(err, attemptCtx.Err() != nil && ctx.Err() == nil)
 	if attempt.HasRemaining {
-		g.leaderless.heard(to.agent, attempt.Remaining)
-	} else if n := q.attempts; n > 1 && judge(err) == elsewhere {
-		// The leader may not know yet that the member is out of reach.
+		g.leaderless.heard(to.Agent, attempt.Remaining)
+	} else if wait := q.Backoff(); wait > 0 && judge(err) == queries.Elsewhere {
 		select {
-		case <-time.After(jitter(firstAgain << (2 * (n - 2)))):
+		case <-time.After(jitter(wait)):
 		case <-attemptCtx.Done():
 		}
 	}
 
-	now = time.Now()
+	now = g.now()
 	g.mu.Lock()
+	q.abort = nil
 	if err != nil && ctx.Err() != nil {
-		g.queries.end(q, q.late(ctx, now))
+		g.queries.End(&q.Query, g.lateness(ctx, q, now))
 	}
-	g.queries.attempted(q, judge(err), err, now)
-	done = q.stage == ended
-	if q.err != nil || !done {
+	g.queries.Attempted(&q.Query, judge(err), err, now)
+	if err, done = q.outcome(); err != nil || !done {
 		if resp != nil {
 			resp.Release()
 			resp = nil
 		}
 	}
-	err = q.err
 	g.leave(true)
 	if !done {
 		q.trace.wait()
@@ -261,20 +301,43 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 	return resp, err, done
 }
 
-// firstAgain is how long a query waits whose second member in a row could not be
-// reached.
-const firstAgain = 10 * time.Millisecond
+// outcome is the query's if it has one: nil for the answer, else gRPC's error.
+func (q *query) outcome() (err error, ended bool) {
+	err, ended = q.Ended()
+	if e, ok := err.(*queries.GaveUp); ok {
+		s := status.Convert(e.Err)
+		code := s.Code()
+		if code == codes.Canceled { // not by the caller
+			code = codes.Unavailable
+		}
+		err = status.Errorf(code, "gave up after %d attempts, the last on agent %q: %s", e.Attempts, e.Agent, s.Message())
+	}
+	return err, ended
+}
+
+// lateness is the outcome of q if its caller waits no longer.
+func (g *Gateway) lateness(ctx context.Context, q *query, now time.Duration) error {
+	s := status.FromContextError(ctx.Err())
+	where := "waited for a lane"
+	if agent := q.At(); agent != "" {
+		where = fmt.Sprintf("was at agent %q", agent)
+	}
+	if q.why != "" {
+		where += "; there was no leader, and " + q.why
+	}
+	return status.Errorf(s.Code(), "%s %v after the query arrived: it %s", s.Message(), (now - q.Arrival).Round(10*time.Microsecond), where)
+}
 
 // judge says what the error of an attempt means for the query.
-func judge(err error) outcome {
+func judge(err error) queries.Outcome {
 	if err == nil {
-		return answered
+		return queries.Answered
 	}
 	switch status.Code(err) {
 	case codes.Unavailable, codes.NotFound, codes.Canceled:
-		return elsewhere
+		return queries.Elsewhere
 	}
-	return final
+	return queries.Final
 }
 
 // awake has the watch run. The lock is held.
@@ -288,15 +351,14 @@ func (g *Gateway) awake() {
 // inquire has the oldest queries be decided without a leader for which it is time. The lock is held,
 // but not meanwhile.
 func (g *Gateway) inquire() {
-	for !g.closed && g.inquiries < mostInquiries && g.queries.unheard() {
-		q := g.queries.inquire(time.Now())
+	for !g.closed && g.queries.Unheard() {
+		q := g.queries.Inquire(g.now())
 		if q == nil {
 			return
 		}
-		g.inquiries++
-		failed := slices.Clone(q.failed)
+		failed := slices.Clone(q.Failed())
 		g.mu.Unlock()
-		g.leaderless.begin(q, failed)
+		g.leaderless.begin(q.Tag.(*query), failed)
 		g.mu.Lock()
 		g.settle()
 	}
@@ -305,11 +367,33 @@ func (g *Gateway) inquire() {
 // settle takes what has been decided without a leader. The lock is held.
 func (g *Gateway) settle() {
 	for d, ok := g.leaderless.next(); ok; d, ok = g.leaderless.next() {
-		g.inquiries--
-		if d.target.agent != "" {
-			g.queries.decided(d.sequence, d.target)
+		if d.why == "" {
+			g.queries.Decided(&d.query.Query, d.target)
 		} else {
-			g.queries.undecided(d.sequence, d.again, d.why)
+			d.query.why = d.why
+			g.queries.Undecided(&d.query.Query, g.at(d.again))
+		}
+	}
+	g.carryOut()
+}
+
+// carryOut does what the queries want, before the lock, which is held, is free.
+func (g *Gateway) carryOut() {
+	for a, ok := g.queries.Next(); ok; a, ok = g.queries.Next() {
+		switch a.Kind {
+		case queries.Wake:
+			select {
+			case a.Query.Tag.(*query).wake <- struct{}{}:
+			default:
+			}
+		case queries.CutOff:
+			if abort := a.Query.Tag.(*query).abort; abort != nil {
+				abort()
+			}
+		case queries.Release:
+			g.released = append(g.released, a)
+		case queries.HangUp:
+			g.hangUp()
 		}
 	}
 }
@@ -318,24 +402,23 @@ func (g *Gateway) settle() {
 // unlocks, and sends what the queries have for others. With direct it may send to the leader itself,
 // which spares the way through another goroutine.
 func (g *Gateway) leave(direct bool) {
+	g.carryOut()
 	g.inquire()
-	released := g.queries.released
-	g.queries.released = nil
+	released := g.released
+	g.released = nil
 	l := g.link
 	var m *control.GatewayMessage
 	switch {
-	case l == nil || l.sending || g.queries.message == nil:
-	case direct && g.queries.submitted-g.queries.acked < mostDirect:
-		m = g.queries.message
-		g.queries.message = rest(m)
+	case l == nil || l.sending || !g.queries.HasMessage():
+	case direct && g.queries.Unacknowledged() < mostDirect:
+		m = g.message()
 		l.sending = true
-		g.queries.stats.SubmitMessages++
 	default:
 		l.kick()
 	}
 	g.mu.Unlock()
-	for _, t := range released {
-		g.leaderless.free(t)
+	for _, r := range released {
+		g.leaderless.free(r.Agent, r.Reservation)
 	}
 	if m == nil {
 		return
@@ -343,14 +426,11 @@ func (g *Gateway) leave(direct bool) {
 	err := l.stream.Send(m)
 	g.mu.Lock()
 	l.sending = false
-	if err == nil && g.link == l && g.queries.message != nil {
+	if err == nil && g.link == l && g.queries.HasMessage() {
 		l.kick()
 	}
 	g.mu.Unlock()
 }
-
-// watchInterval is how often at least a gateway with queries looks after its leader.
-const watchInterval = 5 * time.Millisecond
 
 // watch finds out when the leader is silent, and has what is then due decided.
 func (g *Gateway) watch() {
@@ -362,24 +442,22 @@ func (g *Gateway) watch() {
 		case <-g.context.Done():
 			return
 		case <-g.start:
-			timer.Reset(watchInterval)
+			timer.Reset(queries.WatchInterval)
 		case <-timer.C:
 			g.leaderless.prepare(time.Now())
 			g.mu.Lock()
-			if g.queries.first == nil && len(g.queries.unacked) == 0 {
+			if g.queries.Idle() {
 				g.watching = false
 				g.mu.Unlock()
 				continue
 			}
-			now := time.Now()
-			before := g.queries.link
-			g.queries.check(now)
-			if g.queries.link == linkSilent && before != linkSilent {
-				g.log.Debug("the leader is silent, deciding alone", "leader", g.link.leader, "waiting", len(g.queries.bySequence),
-					"unheard_ms", now.Sub(g.queries.heardAt).Milliseconds())
-				g.leaderless.silent(g.link.leader)
+			now := g.now()
+			if g.queries.Check(now) {
+				leader, _ := g.queries.Linked()
+				g.log.Debug("the leader is silent, deciding alone", "leader", leader, "waiting", g.queries.Len())
+				g.leaderless.silent(leader)
 			}
-			timer.Reset(g.queries.lookAgain(now))
+			timer.Reset(g.queries.LookAgain(now))
 			g.leave(false)
 		}
 	}

@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"encoding/json"
-	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +16,15 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
+)
+
+// These are package queries', in which they say what they are for.
+const (
+	leastSilence = 10 * time.Millisecond
+	lostSilence  = time.Second
+	firstAnswer  = 250 * time.Millisecond
+	lastRetry    = 25 * time.Millisecond
+	leastOverdue = 100 * time.Millisecond
 )
 
 // many has n queries answered at the same time and returns how long the longest
@@ -710,34 +718,4 @@ func TestGatewayCloses(t *testing.T) {
 			t.Errorf("afterwards: got %v, want Canceled", err)
 		}
 	})
-}
-
-// TestLearnsNoLie: an epoch far above that of the leader whom a gateway has does not take it away from that leader, and
-// one believed in its absence not from the leader of its fleet, though that has a lower epoch.
-func TestLearnsNoLie(t *testing.T) {
-	g := &Gateway{leadership: &control.Leadership{}, news: make(chan struct{})}
-	far := uint64(1) << 40
-	for _, step := range []struct {
-		linked bool
-		says   *control.Leadership
-		want   string
-	}{
-		{false, &control.Leadership{Epoch: 5, Leader: "a"}, "a"},
-		{true, &control.Leadership{Epoch: math.MaxUint64, Leader: "liar"}, "a"},
-		{true, &control.Leadership{Epoch: far, Leader: "liar"}, "a"},
-		{true, &control.Leadership{Epoch: 7, Leader: "b"}, "b"},
-		{true, &control.Leadership{Epoch: 6, Leader: "a"}, "b"},
-		{false, &control.Leadership{Epoch: far, Leader: "liar"}, "liar"},
-		{false, &control.Leadership{}, "liar"}, // of one that has just started
-		{false, &control.Leadership{Epoch: 8, Leader: "c"}, "c"},
-		{false, &control.Leadership{Epoch: math.MaxUint64, Leader: "liar"}, "liar"},
-		{true, &control.Leadership{Epoch: 9, Leader: "d"}, "d"},
-	} {
-		if g.link = nil; step.linked {
-			g.link = &link{}
-		}
-		if g.learn(step.says); g.leadership.GetLeader() != step.want {
-			t.Errorf("linked %v, told %v: takes %q for the leader, want %q", step.linked, step.says, g.leadership.GetLeader(), step.want)
-		}
-	}
 }

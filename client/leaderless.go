@@ -11,13 +11,12 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/client/queries"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
 )
 
 const (
-	// mostInquiries are decided about without a leader at a time, the oldest queries first.
-	mostInquiries = 8
 	// prepareInterval is how often a gateway that is led makes ready to decide without a leader: to
 	// read changed profiles takes milliseconds, which are dear when the leader has just gone.
 	prepareInterval = time.Second
@@ -295,8 +294,8 @@ func (l *leaderless) dense(key control.ProfileKey, m *match.Model) *match.Table 
 	return p.dense
 }
 
-// grace is how long beyond its predicted end an attempt of q may take.
-func (l *leaderless) grace(q *query, agent string) time.Duration {
+// slow is the 99th percentile of how long q runs at an agent, 0 if it is not known.
+func (l *leaderless) slow(q *query, agent string) time.Duration {
 	known := l.g.members.Load()
 	model, member := known.profileName(q), known.byName[agent]
 	l.mu.Lock()
@@ -304,10 +303,10 @@ func (l *leaderless) grace(q *query, agent string) time.Duration {
 	for _, laneType := range []string{member.OwnLaneType(), member.LaneType()} {
 		key := control.ProfileKey{Model: model, LaneType: laneType}
 		if table := l.profiles[key].read(); table != nil {
-			return max(leastOverdue, 3*table.Quantile(0.99, int(q.batch)))
+			return table.Quantile(0.99, int(q.batch))
 		}
 	}
-	return leastOverdue
+	return 0
 }
 
 func (l *leaderless) counts() (probes, unanswered uint64) {
@@ -348,10 +347,10 @@ func (l *leaderless) begin(q *query, failed []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.arrange()
-	l.inquired[q.sequence] = inquired{q, traced}
+	l.inquired[q.Sequence] = inquired{q, traced}
 	inquiry := match.Inquiry{
-		Query: q.sequence, Model: l.g.members.Load().profileName(q),
-		BatchSize: int(q.batch), Arrival: q.arrival,
+		Query: q.Sequence, Model: l.g.members.Load().profileName(q),
+		BatchSize: int(q.batch), Arrival: l.g.began.Add(q.Arrival),
 	}
 	for _, name := range failed {
 		if lane, ok := l.lanes[name]; ok {
@@ -464,8 +463,8 @@ func (l *leaderless) ask(now time.Time, q *query, lane match.LaneID, id uint64) 
 		Id: id, Gateway: l.g.config.ID,
 		Model: q.model, Version: q.version, BatchSize: q.batch, Bytes: q.bytes,
 	}
-	if !q.deadline.IsZero() {
-		m.TimeLeftNs = int64(max(1, q.deadline.Sub(now)))
+	if q.Deadline != 0 {
+		m.TimeLeftNs = int64(max(1, q.Deadline-l.g.at(now)))
 	}
 	return p.send(m)
 }
@@ -477,21 +476,22 @@ func (l *leaderless) release(lane match.LaneID, reservation uint64) {
 	}
 }
 
-// free does the same for a target that is not used.
-func (l *leaderless) free(t target) {
+// free does the same, by the agent's name.
+func (l *leaderless) free(agent string, reservation uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if lane, ok := l.lanes[t.agent]; ok {
-		l.release(lane, t.reservation)
+	if lane, ok := l.lanes[agent]; ok {
+		l.release(lane, reservation)
 	}
 }
 
-// A decided query goes to the target, or without an agent is to be decided again at a time.
+// A decided query goes to the target, or, for the reason given, to nobody: it is to be decided again
+// at a time.
 type decided struct {
-	sequence uint64
-	target   target
-	again    time.Time
-	why      string
+	query  *query
+	target queries.Target
+	again  time.Time
+	why    string
 }
 
 // next returns what has been decided, once.
@@ -503,19 +503,19 @@ func (l *leaderless) next() (d decided, ok bool) {
 	}
 	do := l.decided[0]
 	l.decided = l.decided[:copy(l.decided, l.decided[1:])]
-	d = decided{sequence: do.Query, again: do.Again}
+	about := l.inquired[do.Query]
+	delete(l.inquired, do.Query)
+	d = decided{query: about.query, again: do.Again}
 	switch {
 	case do.Kind == match.SendQuery && l.agents[do.Lane] == "":
 		d.why = "the agent that would have taken it has left"
 	case do.Kind == match.SendQuery:
-		d.target = target{agent: l.agents[do.Lane], reservation: do.ID, took: do.Finish}
+		d.target = queries.Target{Agent: l.agents[do.Lane], Reservation: do.ID, Took: do.Finish}
 	case do.Asked == 0:
 		d.why = "no agent that takes queries holds the model"
 	default:
 		d.why = fmt.Sprintf("none of the %d agents asked could take it", do.Asked)
 	}
-	about := l.inquired[do.Query]
-	delete(l.inquired, do.Query)
-	about.traced.end(d.target, time.Since(about.query.arrival), d.why)
+	about.traced.end(d.target, l.g.now()-about.query.Arrival, d.why)
 	return d, true
 }

@@ -2,35 +2,25 @@ package client
 
 import (
 	"context"
+	"slices"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/muster-serve/muster/api/control"
-	"github.com/muster-serve/muster/leader/election"
+	"github.com/muster-serve/muster/client/queries"
+	"github.com/muster-serve/muster/leader/match"
 )
 
-const (
-	// mostDirect is how many submits may be unacknowledged for a caller to send
-	// its own: beyond it a stream could block.
-	mostDirect = 32
-	// mostTogether is how many submits, cancellations and assignments one message has: an agent takes
-	// 64 KiB, and the longest of them has about 1 KiB.
-	mostTogether = 48
-	// firstRetry and lastRetry bound how long the gateway waits before it tries
-	// again to reach a leader.
-	firstRetry = 5 * time.Millisecond
-	lastRetry  = 25 * time.Millisecond
-	// firstAnswer is how long one who may lead has to say so.
-	firstAnswer = 250 * time.Millisecond
-	// lostSilence is how long a leader may say nothing before another is looked for: as long as it takes
-	// the agents to elect one.
-	lostSilence = time.Second
-)
+// mostDirect is how many submits may be unacknowledged for a caller to send its own: beyond it a stream
+// could block.
+const mostDirect = 32
 
 // A link is the stream to one leader.
 type link struct {
-	leader  string
 	stream  MatchStream
 	kicked  chan struct{} // has room for one
 	sending bool          // somebody sends; by the gateway's lock
@@ -46,141 +36,102 @@ func (l *link) kick() {
 
 // learn takes news of who leads. The lock is held.
 func (g *Gateway) learn(l *control.Leadership) {
-	known := g.leadership
-	switch {
-	case l == nil, l.GetEpoch() == known.GetEpoch() && l.GetLeader() == "" && known.GetLeader() != "":
-		return
-	case election.Beyond(l.GetEpoch(), known.GetEpoch()) && g.link != nil: // a lie; see package election
-		return
-	case l.GetEpoch() < known.GetEpoch() && !(l.GetEpoch() > 0 && election.Beyond(known.GetEpoch(), l.GetEpoch())):
-		return
-	}
-	g.leadership = l
-	if l.GetLeader() != known.GetLeader() || l.GetEpoch() != known.GetEpoch() {
+	if l != nil && g.queries.Learn(queries.Leadership{Epoch: l.GetEpoch(), Leader: l.GetLeader(), Successor: l.GetSuccessor()}) {
 		g.announce()
 	}
 }
 
-// announce wakes those who wait for news. The lock is held.
+// announce has follow try anew.
 func (g *Gateway) announce() {
-	close(g.news)
-	g.news = make(chan struct{})
+	select {
+	case g.news <- struct{}{}:
+	default:
+	}
 }
 
-// follow keeps the link to whoever leads: to the leader as far as known, and if
-// that one is lost to its successor, at once; then to one of the two again and again.
+// follow keeps the link to whoever leads.
 func (g *Gateway) follow() {
-	lost, retry := "", firstRetry
 	for g.context.Err() == nil {
+		ctx, hangUp := context.WithCancel(g.context)
+		known := g.members.Load().byName
 		g.mu.Lock()
-		leadership, news := g.leadership, g.news
-		candidates := candidates(leadership, lost)
-		g.queries.closed(len(candidates) > 0, time.Now())
-		unheard := g.queries.unheard()
+		now := g.now()
+		name, wait := g.queries.Try(now, func(name string) bool { return known[name] != nil })
+		if g.hangUp = hangUp; name != "" {
+			g.late.Reset(g.queries.Patience(now))
+		}
+		g.carryOut()
+		unheard := g.queries.Unheard()
 		g.mu.Unlock()
 		if unheard {
 			g.leaderless.kick()
 		}
-
-		changed := false
-		for _, name := range candidates {
-			member := g.members.Load().byName[name]
-			if member == nil {
-				continue
-			}
-			began := time.Now()
-			heard, err := g.serve(member)
-			if g.context.Err() != nil {
-				return
-			}
+		if name != "" {
+			err := g.serve(ctx, hangUp, known[name])
 			g.log.Debug("link to the leader has ended", "leader", name, "error", err)
-			if heard {
-				lost, retry = name, firstRetry
-				changed = time.Since(began) > firstRetry
-				break
-			}
-			g.mu.Lock()
-			changed = g.leadership.GetLeader() != leadership.GetLeader() || g.leadership.GetEpoch() != leadership.GetEpoch()
-			g.mu.Unlock()
-			if changed {
-				break
-			}
+		} else {
+			g.pause(jitter(wait))
 		}
-		if changed {
-			continue
-		}
-		wait := time.NewTimer(jitter(retry))
-		select {
-		case <-g.context.Done():
-		case <-news:
-		case <-wait.C:
-			retry = min(2*retry, lastRetry)
-		}
-		wait.Stop()
+		hangUp()
 	}
 }
 
-// candidates are those who may lead, the likeliest first: the leader that was lost
-// last comes last.
-func candidates(l *control.Leadership, lost string) []string {
-	leader, successor := l.GetLeader(), l.GetSuccessor()
-	var names []string
-	if leader != "" && leader != lost {
-		names = append(names, leader)
+// pause waits, unless there is news.
+func (g *Gateway) pause(wait time.Duration) {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-g.context.Done():
+	case <-g.news:
+	case <-timer.C:
 	}
-	if successor != "" && successor != leader {
-		names = append(names, successor)
-	}
-	if leader != "" && leader == lost {
-		names = append(names, leader)
-	}
-	return names
 }
 
-// serve keeps a stream to a leader until it breaks, or somebody else leads. It
-// reports whether the member has answered as a leader.
-func (g *Gateway) serve(to *control.Member) (heard bool, err error) {
-	ctx, cancel := context.WithCancel(g.context)
-	defer cancel()
-	// The stream ends when another leads.
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		g.untilOther(ctx, to.GetName())
-		cancel()
+// impatient ends the stream to a leader, or to one who may lead, that has said nothing for too long.
+func (g *Gateway) impatient() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if left := g.queries.Patience(g.now()); left > 0 {
+		g.late.Reset(left)
+	} else {
+		g.hangUp()
+	}
+}
+
+// serve keeps a stream to one who may lead until it breaks, or is to end.
+func (g *Gateway) serve(ctx context.Context, hangUp func(), to *control.Member) error {
+	var written chan struct{}
+	defer func() {
+		g.late.Stop()
+		g.mu.Lock()
+		g.link = nil
+		g.queries.Tried(g.now())
+		g.carryOut()
+		g.mu.Unlock()
+		g.leaderless.kick()
+		hangUp()
+		if written != nil {
+			<-written
+		}
 	}()
-	defer func() { cancel(); <-watched }()
-
-	// Who does not answer must not keep the gateway from trying another.
-	late := time.AfterFunc(firstAnswer, cancel)
-	defer late.Stop()
 	stream, err := g.config.Transport.Match(ctx, to)
 	if err != nil {
-		return false, err
+		return err
 	}
 	hello := &control.GatewayHello{
 		Gateway: g.config.ID, Protocol: control.Spoken.Oldest, NewestProtocol: control.Spoken.Newest, Agent: g.config.Agent,
 	}
 	if err := stream.Send(&control.GatewayMessage{Hello: hello}); err != nil {
 		_, err = stream.Recv() // says why
-		return false, err
+		return err
 	}
-	l := &link{leader: to.GetName(), stream: stream, kicked: make(chan struct{}, 1)}
-	written := make(chan struct{})
+	l := &link{stream: stream, kicked: make(chan struct{}, 1)}
+	written = make(chan struct{})
 	go func() {
 		defer close(written)
 		g.write(ctx, l)
 	}()
-	defer func() { cancel(); <-written }()
-	defer func() {
-		g.mu.Lock()
-		g.link = nil
-		g.queries.closed(true, time.Now())
-		g.mu.Unlock()
-		g.leaderless.kick()
-	}()
-
-	for {
+	for heard := false; ; {
 		m, err := stream.Recv()
 		if err != nil {
 			g.mu.Lock()
@@ -189,42 +140,19 @@ func (g *Gateway) serve(to *control.Member) (heard bool, err error) {
 					g.learn(leadership)
 				}
 			}
+			g.carryOut()
 			g.mu.Unlock()
-			return heard, err
+			return err
 		}
-		late.Reset(lostSilence)
-		if !heard {
-			heard = m.GetLeadership() == nil || m.GetLeadership().GetLeader() == to.GetName()
-			if heard {
-				g.log.Debug("the gateway has a leader", "leader", to.GetName(), "epoch", m.GetLeadership().GetEpoch())
-				g.mu.Lock()
-				g.link = l
-				g.queries.opened(time.Now())
-				g.leave(false)
-			}
+		if !heard && (m.GetLeadership() == nil || m.GetLeadership().GetLeader() == to.GetName()) {
+			heard = true
+			g.log.Debug("the gateway has a leader", "leader", to.GetName(), "epoch", m.GetLeadership().GetEpoch())
+			g.mu.Lock()
+			g.link = l
+			g.queries.Opened(g.now())
+			g.leave(false)
 		}
 		g.take(m)
-	}
-}
-
-// untilOther returns when somebody else than the named member is known to lead,
-// or ctx ends. Whoever is to lead next is tried before it is known to.
-func (g *Gateway) untilOther(ctx context.Context, name string) {
-	g.mu.Lock()
-	epoch := g.leadership.GetEpoch()
-	g.mu.Unlock()
-	for {
-		g.mu.Lock()
-		l, news := g.leadership, g.news
-		g.mu.Unlock()
-		if l.GetEpoch() != epoch && l.GetLeader() != name {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-news:
-		}
 	}
 }
 
@@ -237,39 +165,75 @@ func (g *Gateway) take(m *control.MatchMessage) {
 	if m.GetLeadership() != nil {
 		g.learn(m.GetLeadership())
 	}
-	g.queries.heard(m.GetReceived(), time.Now())
+	g.queries.Heard(m.GetReceived(), g.now())
 	for _, o := range m.GetOfferAgain() {
-		g.queries.offerAgain(o)
+		if q := g.queries.OfferAgain(o.GetSequence(), o.GetAttempt()); q != nil {
+			q.Tag.(*query).trace.offeredAgain(o)
+		}
 	}
 	for _, a := range m.GetAssign() {
-		g.queries.assign(a)
+		g.queries.Assign(queries.Assign{
+			Sequence: a.GetSequence(), Attempt: a.GetAttempt(), Agent: a.GetAgent(), Lane: a.GetLane(),
+			Took: time.Duration(a.GetWaitNs() + a.GetExecutionNs()),
+		})
 	}
 	for _, r := range m.GetReject() {
-		g.queries.reject(r)
+		g.queries.Reject(r.GetSequence(), rejection(r))
 	}
 	// Not directly: this goroutine must go on reading for the leader to go on.
 	g.leave(false)
 }
 
-// rest leaves in m what may go together, and returns the rest; nil if there is none. Of what m
-// cancels nothing goes before what it submits, nor what is unused before either, as the leader reads
-// them.
-func rest(m *control.GatewayMessage) *control.GatewayMessage {
-	if len(m.Submit)+len(m.Cancel)+len(m.Unused) <= mostTogether {
-		return nil
+// rejection is the error of a query that the leader has rejected.
+func rejection(r *control.Reject) error {
+	code := codes.ResourceExhausted
+	switch r.GetReason() {
+	case match.UnknownModel.String():
+		code = codes.NotFound
+	case match.BadBatchSize.String():
+		code = codes.InvalidArgument
+	case match.DeadlinePassed.String():
+		code = codes.DeadlineExceeded
+	case match.TooManyAttempts.String():
+		code = codes.Unavailable
 	}
-	room, later := mostTogether, &control.GatewayMessage{}
-	m.Submit, later.Submit = cut(m.Submit, &room)
-	m.Cancel, later.Cancel = cut(m.Cancel, &room)
-	m.Unused, later.Unused = cut(m.Unused, &room)
-	return later
+	message := r.GetMessage()
+	if message == "" {
+		message = "rejected by the leader: " + r.GetReason()
+	}
+	s := status.New(code, message)
+	if retry := time.Duration(r.GetRetryAfterNs()); code == codes.ResourceExhausted {
+		detailed, err := s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(max(retry, time.Millisecond))})
+		if err == nil {
+			s = detailed
+		}
+	}
+	return s.Err()
 }
 
-// cut divides all after as many as there is room for.
-func cut[T any](all []T, room *int) (now, later []T) {
-	n := min(len(all), *room)
-	*room -= n
-	return all[:n:n], all[n:]
+// message is what the leader is to be told; nil: nothing. The lock is held.
+func (g *Gateway) message() *control.GatewayMessage {
+	from, ok := g.queries.Message()
+	if !ok {
+		return nil
+	}
+	m := &control.GatewayMessage{Cancel: slices.Clone(from.Cancel)}
+	if len(from.Submit) > 0 {
+		m.Submit = make([]*control.Submit, len(from.Submit))
+	}
+	for i := range from.Submit {
+		s := &from.Submit[i]
+		q := s.Query.Tag.(*query)
+		m.Submit[i] = &control.Submit{
+			Sequence: q.Sequence, Model: q.model, Version: q.version, BatchSize: q.batch, Bytes: q.bytes,
+			WaitedNs: int64(s.Waited), TimeLeftNs: int64(s.TimeLeft), Attempts: s.Attempts, Agent: s.Agent, Lane: s.Lane,
+		}
+		q.trace.submitted(m.Submit[i])
+	}
+	for _, a := range from.Unused {
+		m.Unused = append(m.Unused, &control.Assign{Sequence: a.Sequence, Attempt: a.Attempt, Agent: a.Agent, Lane: a.Lane})
+	}
+	return m
 }
 
 // write sends what callers do not send themselves.
@@ -282,13 +246,12 @@ func (g *Gateway) write(ctx context.Context, l *link) {
 		}
 		for {
 			g.mu.Lock()
-			m := g.queries.message
-			if g.link != l || l.sending || m == nil {
+			if g.link != l || l.sending || !g.queries.HasMessage() {
 				g.mu.Unlock()
 				break
 			}
-			l.sending, g.queries.message = true, rest(m)
-			g.queries.stats.SubmitMessages++
+			m := g.message()
+			l.sending = true
 			g.mu.Unlock()
 			err := l.stream.Send(m)
 			g.mu.Lock()

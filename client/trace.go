@@ -9,6 +9,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tracing"
+	"github.com/muster-serve/muster/client/queries"
 )
 
 // trace begins the span of a query; nil: it is not traced.
@@ -56,12 +57,12 @@ func (t *queryTrace) wait() {
 }
 
 // send ends that wait and begins an attempt, whose context it returns.
-func (t *queryTrace) send(ctx context.Context, to target) context.Context {
+func (t *queryTrace) send(ctx context.Context, to queries.Target) context.Context {
 	if t == nil {
 		return ctx
 	}
-	where := trace.WithAttributes(tracing.Agent.String(to.agent), tracing.Lane.Int(int(to.lane)), tracing.Attempt.Int(int(to.attempt)))
-	t.step.SetAttributes(tracing.Agent.String(to.agent), tracing.Attempt.Int(int(to.attempt)))
+	where := trace.WithAttributes(tracing.Agent.String(to.Agent), tracing.Lane.Int(int(to.Lane)), tracing.Attempt.Int(int(to.Attempt)))
+	t.step.SetAttributes(tracing.Agent.String(to.Agent), tracing.Attempt.Int(int(to.Attempt)))
 	t.step.End()
 	ctx, t.step = t.tracer.Start(ctx, tracing.Method, where, trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(tracing.RPC()...))
 	return ctx
@@ -133,15 +134,15 @@ func (d *decision) silent(agent string) {
 }
 
 // end ends the decision: t, or nobody for the reason given.
-func (d *decision) end(t target, waited time.Duration, why string) {
+func (d *decision) end(t queries.Target, waited time.Duration, why string) {
 	if d == nil {
 		return
 	}
-	if t.agent == "" {
+	if t.Agent == "" {
 		d.span.SetAttributes(tracing.Epoch.Int64(0), tracing.Reason.String(why))
 	} else {
-		d.span.SetAttributes(tracing.Epoch.Int64(0), tracing.Action.String("assign"), tracing.Reason.String("no-leader"), tracing.Agent.String(t.agent),
-			tracing.Ms(tracing.Waited, waited), tracing.Ms(tracing.PredictedLatency, waited+t.took))
+		d.span.SetAttributes(tracing.Epoch.Int64(0), tracing.Action.String("assign"), tracing.Reason.String("no-leader"), tracing.Agent.String(t.Agent),
+			tracing.Ms(tracing.Waited, waited), tracing.Ms(tracing.PredictedLatency, waited+t.Took))
 	}
 	d.span.End()
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tracing"
+	"github.com/muster-serve/muster/client/queries"
 )
 
 // TestTraceOfRetry: an attempt that fails, and the next one, are spans of their own.
@@ -91,7 +92,7 @@ func TestClientTraces(t *testing.T) {
 
 // TestUntracedCostsNothing: what is there for traces allocates nothing for a query without one.
 func TestUntracedCostsNothing(t *testing.T) {
-	submit, offer, to := &control.Submit{}, &control.OfferAgain{}, target{agent: "a"}
+	submit, offer, to := &control.Submit{}, &control.OfferAgain{}, queries.Target{Agent: "a"}
 	c, req := &Client{}, &oip.Request{Model: "sum"}
 	n := testing.AllocsPerRun(100, func() {
 		ctx, _ := c.trace(t.Context(), req)

@@ -1,11 +1,11 @@
-package client
+package queries
 
-// A turns is a heap of queries; see [container/heap]. [queries] has two, so that it need not look at
+// A turns is a heap of queries; see [container/heap]. [State] has two, so that it need not look at
 // every query in flight to find the one to decide without a leader: of those that are to be decided
 // now, the oldest first, and of those that may be later, the soonest first. A query is in one of
 // them, or in none.
 type turns struct {
-	queries []*query
+	queries []*Query
 	soonest bool // first is the one whose time comes first, not the oldest
 }
 
@@ -13,10 +13,10 @@ func (h *turns) Len() int { return len(h.queries) }
 
 func (h *turns) Less(i, j int) bool {
 	a, b := h.queries[i], h.queries[j]
-	if h.soonest && !a.due.Equal(b.due) {
-		return a.due.Before(b.due)
+	if h.soonest && a.due != b.due {
+		return a.due < b.due
 	}
-	return a.sequence < b.sequence
+	return a.Sequence < b.Sequence
 }
 
 func (h *turns) Swap(i, j int) {
@@ -26,7 +26,7 @@ func (h *turns) Swap(i, j int) {
 
 // Push implements heap.Interface.
 func (h *turns) Push(x any) {
-	q := x.(*query)
+	q := x.(*Query)
 	q.turns, q.index = h, len(h.queries)
 	h.queries = append(h.queries, q)
 }

@@ -1,0 +1,36 @@
+package queries
+
+import (
+	"math"
+	"testing"
+)
+
+// TestLearnsNoLie: an epoch far above that of the leader whom a gateway has does not take it away from that leader, and
+// one believed in its absence not from the leader of its fleet, though that has a lower epoch.
+func TestLearnsNoLie(t *testing.T) {
+	s := New(nil)
+	far := uint64(1) << 40
+	for _, step := range []struct {
+		linked bool
+		says   Leadership
+		want   string
+	}{
+		{false, Leadership{Epoch: 5, Leader: "a"}, "a"},
+		{true, Leadership{Epoch: math.MaxUint64, Leader: "liar"}, "a"},
+		{true, Leadership{Epoch: far, Leader: "liar"}, "a"},
+		{true, Leadership{Epoch: 7, Leader: "b"}, "b"},
+		{true, Leadership{Epoch: 6, Leader: "a"}, "b"},
+		{false, Leadership{Epoch: far, Leader: "liar"}, "liar"},
+		{false, Leadership{}, "liar"}, // of one that has just started
+		{false, Leadership{Epoch: 8, Leader: "c"}, "c"},
+		{false, Leadership{Epoch: math.MaxUint64, Leader: "liar"}, "liar"},
+		{true, Leadership{Epoch: 9, Leader: "d"}, "d"},
+	} {
+		if s.link = linkNone; step.linked {
+			s.link = linkOpen
+		}
+		if s.Learn(step.says); s.leaders.known.Leader != step.want {
+			t.Errorf("linked %v, told %v: takes %q for the leader, want %q", step.linked, step.says, s.leaders.known.Leader, step.want)
+		}
+	}
+}

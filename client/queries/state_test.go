@@ -1,0 +1,314 @@
+package queries
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/leader/match"
+)
+
+const ms = time.Millisecond
+
+// led is a gateway that a leader has just answered, at time 0.
+func led(t *testing.T) *run {
+	t.Helper()
+	r := newRun(0)
+	t.Cleanup(func() {
+		if r.fault != nil {
+			t.Error(r.fault)
+		}
+	})
+	r.tick()
+	r.opened()
+	return r
+}
+
+// hears has all that is under way arrive.
+func (r *run) hears() {
+	for r.leader != nil && len(r.up)+len(r.down) > 0 {
+		r.read()
+		for len(r.down) > 0 {
+			first := r.down[0]
+			r.down = r.down[1:]
+			first()
+		}
+	}
+}
+
+// told is what is under way to the leader.
+func (r *run) told() (all Message) {
+	for _, m := range r.up {
+		all.Submit = append(all.Submit, m.Submit...)
+		all.Cancel = append(all.Cancel, m.Cancel...)
+		all.Unused = append(all.Unused, m.Unused...)
+	}
+	return all
+}
+
+// TestSilence follows when a leader counts as silent, and as heard.
+func TestSilence(t *testing.T) {
+	s := New(func(*Query, string) time.Duration { return 0 })
+	s.Learn(Leadership{1, "a", ""})
+	s.Try(0, func(string) bool { return true })
+	s.Opened(0)
+	at := func(n int, want linkState) {
+		t.Helper()
+		if s.Check(time.Duration(n) * ms); s.link != want {
+			t.Errorf("at %d ms: link is %d, want %d", n, s.link, want)
+		}
+	}
+	at(149, linkOpen)
+	at(151, linkSilent) // not one heartbeat
+	s.Heard(0, 160*ms)
+	at(161, linkOpen)
+	s.Arrive(&Query{}, 170*ms)
+	s.Arrive(&Query{}, 170*ms)
+	at(180, linkOpen)
+	if wait := s.LookAgain(177 * ms); wait != 3*ms+1 {
+		t.Errorf("3 ms before the leader is silent it is looked at again in %v", wait)
+	}
+	at(181, linkSilent)
+	s.Heard(1, 195*ms) // one of two
+	at(195, linkSilent)
+	if s.Inquire(195*ms) == nil {
+		t.Error("nothing is decided alone")
+	}
+	s.Heard(2, 200*ms)
+	at(200, linkOpen)
+	if s.Inquire(200*ms) != nil {
+		t.Error("something is decided alone")
+	}
+	// One that is usually slow has longer.
+	now := 300 * ms
+	for range 50 {
+		now += 30 * ms
+		s.Arrive(&Query{}, now)
+		s.Heard(s.submitted, now+30*ms)
+	}
+	if got := s.silence().Round(ms); got != 90*ms {
+		t.Errorf("the leader has %v, want 90ms", got)
+	}
+	m, _ := s.Message()
+	if !slices.IsSortedFunc(m.Submit, func(a, b Submit) int { return int(a.Query.Sequence) - int(b.Query.Sequence) }) {
+		t.Error("submits out of order")
+	}
+	if left := s.Patience(now + 30*ms + lostSilence - 1); left != 1 {
+		t.Errorf("1 ns before the leader is lost it has %v", left)
+	}
+}
+
+// TestTries follows whom a gateway tries, and when it pauses.
+func TestTries(t *testing.T) {
+	s := New(nil)
+	now := time.Duration(0)
+	there := func(agent string) bool { return agent != "gone" }
+	tries := func(want string, wantWait time.Duration) {
+		t.Helper()
+		if got, wait := s.Try(now, there); got != want || wait != wantWait {
+			t.Errorf("at %v it tries %q, waits %v; want %q, %v", now, got, wait, want, wantWait)
+		}
+	}
+	hangsUp := func(want bool) {
+		t.Helper()
+		if a, ok := s.Next(); ok != want || ok && a.Kind != HangUp {
+			t.Errorf("at %v it wants %+v, %v, want it to hang up: %v", now, a, ok, want)
+		}
+	}
+	tries("", firstRetry)
+	tries("", 2*firstRetry)
+	s.Learn(Leadership{1, "a", "b"})
+	tries("a", 0)
+	s.Tried(now)
+	tries("b", 0)
+	s.Tried(now)
+	tries("", 4*firstRetry)
+	tries("a", 0)
+	s.Tried(now)
+	s.Learn(Leadership{2, "c", "gone"}) // within the round, and so in place of b
+	tries("c", 0)
+	s.Opened(now)
+	s.Learn(Leadership{3, "c", "a"}) // it leads again
+	hangsUp(false)
+	now += time.Second
+	s.Tried(now) // it is lost: its successor is tried first, at once
+	tries("a", 0)
+	s.Learn(Leadership{4, "d", "c"})
+	hangsUp(true)
+	s.Tried(now)
+	tries("d", 0)
+	s.Opened(now)
+	s.Tried(now) // at once: it might go on so for ever
+	tries("", firstRetry)
+	tries("c", 0)
+	s.Tried(now)
+	tries("d", 0)
+	s.Learn(Leadership{5, "gone", "d"}) // who is tried already
+	hangsUp(true)
+}
+
+// TestOfferedAgain follows one query whose attempts the leader gives up.
+func TestOfferedAgain(t *testing.T) {
+	r := led(t)
+	c := r.arrive()
+	r.hears()
+	for n := uint32(1); n <= match.MaxAttempts; n++ {
+		r.assign(1)
+		r.hears()
+		if c.attempt { // the one before
+			if !c.aborted {
+				t.Fatalf("attempt %d goes on beside attempt %d", n-1, n)
+			}
+			r.attempted(c, Elsewhere)
+		}
+		r.look(c)
+		r.offerAgain(r.leader.assigned[n-1])
+		r.hears()
+		if !c.attempt || c.aborted {
+			t.Fatalf("attempt %d does not go on although it may yet answer", n)
+		}
+	}
+	r.s.Assign(Assign{Sequence: 1, Attempt: match.MaxAttempts + 1, Agent: "b"})
+	r.carryOut()
+	if m := r.told(); c.aborted || len(m.Unused) != 1 || !slices.Equal(m.Cancel, []uint64{1}) {
+		t.Errorf("after the last attempt: aborted %v, told %v; want it to go on, one assignment unused and query 1 cancelled", c.aborted, m)
+	}
+	r.attempted(c, Answered)
+	if r.look(c); c.outcomes != 1 || c.q.err != nil {
+		t.Errorf("got %d outcomes, error %v; want the answer", c.outcomes, c.q.err)
+	}
+}
+
+// TestGivesUp: the error after the last attempt says which that was.
+func TestGivesUp(t *testing.T) {
+	r := led(t)
+	c := r.arrive()
+	for n := range match.MaxAttempts {
+		r.s.Decided(c.q, Target{Agent: string(rune('a' + n)), Reservation: 1})
+		r.s.inquiries = 0
+		r.s.Take(c.q, r.now)
+		r.s.Attempted(c.q, Elsewhere, errTest, r.now)
+	}
+	err, done := c.q.Ended()
+	var gaveUp *GaveUp
+	if !done || !errors.As(err, &gaveUp) || *gaveUp != (GaveUp{match.MaxAttempts, string(rune('a' + match.MaxAttempts - 1)), errTest}) {
+		t.Errorf("ended %v, with %v", done, err)
+	}
+}
+
+// TestFailedAfterOfferedAgain: the leader, who has given the attempt up already, is not asked again.
+func TestFailedAfterOfferedAgain(t *testing.T) {
+	for _, offered := range []bool{true, false} {
+		r := led(t)
+		c := r.arrive()
+		r.hears()
+		r.assign(1)
+		r.hears()
+		r.look(c)
+		if offered {
+			r.offerAgain(r.leader.assigned[0])
+			r.hears()
+		}
+		r.attempted(c, Elsewhere)
+		m := r.told()
+		if n := len(m.Submit) + len(m.Unused); offered && n > 0 || !offered && n != 2 {
+			t.Errorf("offered again %v: told %v", offered, m)
+		}
+	}
+}
+
+// TestAnsweredUnderNewLeader: a lane that may have told the leader before of the end of an attempt is
+// given back to the new one, who knows of the attempt from the gateway alone.
+func TestAnsweredUnderNewLeader(t *testing.T) {
+	for _, o := range []Outcome{Answered, Final} {
+		r := led(t)
+		c := r.arrive()
+		r.s.Heard(1, r.now)
+		r.s.Assign(Assign{Sequence: 1, Attempt: 1, Agent: "x", Lane: 2})
+		r.carryOut()
+		r.look(c)
+		r.hangUp("a test")
+		r.again = r.now
+		r.now += firstRetry
+		r.tick()
+		r.opened()
+		if s := r.told().Submit; len(s) != 1 || s[0].Agent != "x" || s[0].Lane != 2 {
+			t.Fatalf("told the new leader %v, want where the query is", s)
+		}
+		r.hears()
+		r.attempted(c, o)
+		m := r.told()
+		if u := m.Unused; len(u) != 1 || u[0] != (Assign{Sequence: 1, Attempt: 1, Agent: "x", Lane: 2}) || !slices.Equal(m.Cancel, []uint64{1}) {
+			t.Errorf("outcome %v: told %v, want query 1 cancelled and its lane given back", o, m)
+		}
+	}
+}
+
+// TestLeaderHeardAgain: a query that was sent elsewhere while the leader was silent goes on when the
+// leader is heard again, whatever that one had decided about it before it read so.
+func TestLeaderHeardAgain(t *testing.T) {
+	for _, taken := range []bool{true, false} { // by its caller, before the leader is heard
+		r := led(t)
+		c := r.arrive()
+		r.hears()
+		r.now += heartbeatSilence + 1
+		r.tick()
+		if len(r.probing) != 1 {
+			t.Fatal("nothing is decided without the leader that is silent")
+		}
+		r.assign(1) // says the leader, and is not heard
+		r.assign(1)
+		r.decide(true)
+		if taken {
+			r.look(c)
+		}
+		r.up = nil // it has read that before
+		r.s.Heard(1, r.now)
+		r.carryOut()
+		m := r.told()
+		if s := m.Submit; len(s) != 1 || s[0].Agent != "agent-9" || s[0].Attempts != 1 || len(m.Cancel) > 0 {
+			t.Fatalf("told the leader %v, want where the query is", m)
+		}
+		r.up, r.heard = r.up[:1], r.now
+		for _, crossing := range r.leader.assigned {
+			r.s.Assign(crossing)
+			r.carryOut()
+		}
+		r.look(c)
+		if c.aborted || c.target.Agent != "agent-9" {
+			t.Errorf("the attempt is at %q, aborted: %v; want it to go on at agent-9", c.target.Agent, c.aborted)
+		}
+		if u := r.told().Unused; !slices.EqualFunc(u, r.leader.assigned, func(a, b Assign) bool { return a.Attempt == b.Attempt && a.Agent == b.Agent }) {
+			t.Errorf("given back are %v, want the leader's assignments %v", u, r.leader.assigned)
+		}
+		r.attempted(c, Answered)
+		if r.look(c); c.outcomes != 1 || c.attempts != 1 || c.q.err != nil {
+			t.Errorf("%d outcomes of %d attempts, error %v; want the answer of the only one", c.outcomes, c.attempts, c.q.err)
+		}
+	}
+}
+
+// TestCloses: whoever waits for a query is told that it has ended, and attempts are cut off.
+func TestCloses(t *testing.T) {
+	r := led(t)
+	r.hears()
+	for range 2 {
+		r.arrive()
+	}
+	r.hears()
+	r.assign(1)
+	r.hears()
+	r.look(r.callers[0])
+	r.callers[0].excused = true
+	r.s.Close(errTest)
+	r.carryOut()
+	for _, c := range r.callers {
+		if err, done := c.q.Ended(); !done || err != errTest || !c.woken || c.aborted != c.attempt {
+			t.Errorf("query %d: ended %v with %v, its caller is woken: %v; cut off: %v", c.q.Sequence, done, err, c.woken, c.aborted)
+		}
+	}
+	if r.s.first != nil || !r.callers[0].aborted {
+		t.Error("a query is left, or its attempt goes on")
+	}
+}
