@@ -105,8 +105,9 @@ func (a *agent) carryOut(act election.Action) {
 		a.term = nil
 	case election.Follow:
 		a.follow = act.Claim
+		successor := a.node.Successor()
 		for _, g := range f.gateways {
-			f.send(&a.host, &g.host, func() { g.learn(act.Claim, "") }, nil)
+			f.send(&a.host, &g.host, func() { g.learn(act.Claim, successor) }, nil)
 		}
 	case election.NoLeader:
 		a.follow = election.Claim{}

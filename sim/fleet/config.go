@@ -1,7 +1,8 @@
 // Package fleet simulates a whole fleet in which things go wrong, in virtual time: agents with a
 // lane each, of which one leads, gateways, and a network between them. What decides is what decides
-// in production: leader/election who leads, [leader.State] while it does, match.Leaderless at
-// gateways while no leader answers, and runtime/queue on lanes.
+// in production: leader/election who leads, [leader.State] while it does, client/queries at gateways,
+// with match.Leaderless while no leader answers, and runtime/queue on lanes. What is here carries
+// messages between them.
 //
 // In come queries, by [Fleet.Arrive], and the time, by [Fleet.Until]; out go the queries' outcomes,
 // by [Config.Finish]. All follows from the [Config] and the queries: it reads no clock and starts no

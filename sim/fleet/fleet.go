@@ -188,9 +188,8 @@ func (f *Fleet) Until(ctx context.Context, t time.Duration) error {
 		return f.err
 	}
 	for _, g := range f.gateways {
-		for len(g.asks) > 0 {
-			g.end(g.asks[0], NeverServed, nil)
-		}
+		g.state.Close(fate(NeverServed))
+		g.carryOut()
 	}
 	return f.writeRecordings()
 }

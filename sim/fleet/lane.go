@@ -18,7 +18,7 @@ func (a *agent) greet(t *term) {
 	e := leader.Event{Kind: leader.Greeted, Agent: a.member.Name, Free: []time.Duration{a.remaining()}}
 	for _, c := range a.held {
 		e.Holds = append(e.Holds, leader.Held{
-			Gateway: c.gateway.id, Sequence: c.of.Sequence, Attempt: c.number,
+			Gateway: c.gateway.id, Sequence: c.of.state.Sequence, Attempt: c.number,
 			Model: a.f.cfg.Models[c.of.Model].id(), BatchSize: c.of.BatchSize,
 		})
 	}
@@ -44,7 +44,7 @@ func (a *agent) ended(c *call, refused bool) {
 	f := a.f
 	e := leader.Event{
 		Kind: leader.Completed, Agent: a.member.Name,
-		Gateway: c.gateway.id, Sequence: c.of.Sequence, Attempt: c.number,
+		Gateway: c.gateway.id, Sequence: c.of.state.Sequence, Attempt: c.number,
 		Model: f.cfg.Models[c.of.Model].id(), BatchSize: c.of.BatchSize,
 		Remaining: a.remaining(), Refused: refused,
 		Latency: f.now - c.of.Arrival,
@@ -70,7 +70,7 @@ func (a *agent) takes(c *call) {
 	c.LatestStart = queue.LatestStart(arrival, m.QoSTarget, c.Estimate)
 	switch {
 	case f.cfg.Deadline > 0 && !promised && f.now+a.remaining() > arrival+f.cfg.Deadline:
-		a.giveBack(c, elsewhere)
+		a.giveBack(c, refused)
 		return
 	case m.RejectLate && c.LatestStart < f.now:
 		a.giveBack(c, rejected)
@@ -113,7 +113,8 @@ func (a *agent) serve(c *call) {
 		a.drop(c)
 		a.next()
 		a.ended(c, false)
-		f.send(&a.host, &c.gateway.host, func() { c.ended(answered) }, nil)
+		remaining := a.remaining()
+		f.send(&a.host, &c.gateway.host, func() { c.ended(answered, remaining) }, nil)
 	})
 }
 
@@ -131,10 +132,11 @@ func (a *agent) drop(c *call) {
 }
 
 // giveBack tells that the lane will not run an attempt that it does not hold (any more).
-func (a *agent) giveBack(c *call, why outcome) {
+func (a *agent) giveBack(c *call, why ending) {
 	a.drop(c)
 	a.ended(c, true)
-	a.f.send(&a.host, &c.gateway.host, func() { c.ended(why) }, nil)
+	remaining := a.remaining()
+	a.f.send(&a.host, &c.gateway.host, func() { c.ended(why, remaining) }, nil)
 }
 
 // cutOff has the lane stop an attempt that waits or runs.
@@ -146,7 +148,7 @@ func (a *agent) cutOff(c *call) {
 		a.lane.Busy -= max(0, a.freeAt-a.f.now)
 		a.running = nil
 	}
-	a.giveBack(c, elsewhere)
+	a.giveBack(c, refused)
 	if a.running == nil {
 		a.next()
 	}

@@ -65,7 +65,12 @@ func (t *term) end() {
 	t.over = true
 	for i, g := range t.f.gateways {
 		if t.linked[i] {
-			t.f.send(&t.agent.host, &g.host, func() { g.closed(t) }, nil)
+			t.f.send(&t.agent.host, &g.host, func() {
+				t.linked[i] = false
+				if g.to == t.agent {
+					g.closed()
+				}
+			}, nil)
 		}
 	}
 }
@@ -121,6 +126,21 @@ func (t *term) disconnect(g *gateway) {
 	}
 }
 
+// hear takes what a gateway says by its stream, and acknowledges it.
+func (t *term) hear(g *gateway, events []leader.Event) {
+	if t.over || !t.linked[g.index] {
+		return
+	}
+	for i := range events {
+		if events[i].Kind == leader.Submitted {
+			t.read[g.index]++
+		}
+		t.step(&events[i])
+	}
+	read := t.read[g.index]
+	t.tell(g, func() { g.heard(t, read) })
+}
+
 // tell has something done at a gateway with a stream.
 func (t *term) tell(g *gateway, what func()) {
 	if t.linked[g.index] {
@@ -174,10 +194,12 @@ func (t *term) carryOut(a *leader.Action) {
 	switch a.Kind {
 	case leader.Assign, leader.Reject, leader.OfferAgain:
 		g, kind, d, name := f.gateways[a.Decision.Query.Gateway-1], a.Kind, a.Decision, a.Agent
-		t.tell(g, func() { g.told(t, kind, &d, name) })
+		read := t.read[g.index]
+		t.tell(g, func() { g.told(t, read, kind, &d, name) })
 	case leader.Welcome:
 		g := f.gateways[a.Gateway-1]
-		t.tell(g, func() { g.opened(t) })
+		successor := t.agent.node.Successor()
+		t.tell(g, func() { g.opened(t, successor) })
 	case leader.Heartbeat:
 		for i, g := range f.gateways {
 			read, successor := t.read[i], t.agent.node.Successor()
