@@ -61,6 +61,8 @@ type Fleet struct {
 	results   []Result                   // of the faults, by time
 	faultAt   time.Duration              // when the last one happened
 	movedAt   time.Duration              // when something last happened to a query
+	// seen, which may be nil, is for tests: it sees what leaders are told before they do.
+	seen func(t *term, e *leader.Event)
 }
 
 // A deed is something to be done at a time.
@@ -180,9 +182,7 @@ func (f *Fleet) Until(ctx context.Context, t time.Duration) error {
 		if t == Never && (f.open == 0 && f.now >= f.faultAt+Window || f.idle()) {
 			break
 		}
-		d := heap.Pop(&f.deeds).(deed)
-		f.now = d.at
-		d.do()
+		f.next()
 	}
 	if t < Never || f.err != nil {
 		return f.err
@@ -192,6 +192,13 @@ func (f *Fleet) Until(ctx context.Context, t time.Duration) error {
 		g.carryOut()
 	}
 	return f.writeRecordings()
+}
+
+// next has the next deed done.
+func (f *Fleet) next() {
+	d := heap.Pop(&f.deeds).(deed)
+	f.now = d.at
+	d.do()
 }
 
 // idle reports that nothing has happened to any query for long, and nothing runs.

@@ -219,7 +219,12 @@ func (g *gateway) look(q *asked) {
 	q.call, g.calls = c, append(g.calls, c)
 	f.movedAt = f.now
 	f.cfg.Waits(q.Sequence, false)
-	f.send(&g.host, &c.to.host, func() { c.to.takes(c) }, func() { c.ended(unheard, -1) })
+	unreached := func() { c.ended(unheard, -1) }
+	if c.to.left {
+		f.on(&g.host, 0, unreached)
+		return
+	}
+	f.send(&g.host, &c.to.host, func() { c.to.takes(c) }, unreached)
 }
 
 // end takes it that a query has its outcome.

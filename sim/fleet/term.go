@@ -154,6 +154,9 @@ func (t *term) step(e *leader.Event) {
 	if t.over || f.err != nil {
 		return
 	}
+	if f.seen != nil {
+		f.seen(t, e)
+	}
 	var before time.Duration
 	if f.cfg.Clock != nil {
 		before = f.cfg.Clock()

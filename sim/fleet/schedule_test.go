@@ -1,0 +1,345 @@
+package fleet
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/match"
+)
+
+var seedFlag = flag.Uint64("seed", 0, "the one seed to run; 0: as many as a test wants")
+
+// flat is a latency that is the same for all batch sizes.
+type flat time.Duration
+
+func (d flat) Mean(int) time.Duration              { return time.Duration(d) }
+func (d flat) Quantile(float64, int) time.Duration { return time.Duration(d) }
+
+const ms = time.Millisecond
+
+// A referee watches a fleet, to which anything may happen for a while, and then nothing.
+type referee struct {
+	f      *Fleet
+	cfg    Config
+	rng    *rand.Rand
+	mutant *mutant
+	fault  error // the first broken promise
+
+	queries   int
+	outcomes  map[uint64]Outcome
+	calls     map[*call]bool // those seen; false: cut off, or over
+	greeted   map[*agent]greeting
+	submitted map[submission]bool
+	check     func() // after the deed
+}
+
+// A greeting is what a lane held when its agent greeted a leader.
+type greeting struct {
+	to    *term
+	holds []*call
+}
+
+// A submission is of a query to a leader.
+type submission struct {
+	to                *term
+	gateway, sequence uint64
+}
+
+func (r *referee) failf(format string, args ...any) {
+	if r.fault == nil {
+		r.fault = fmt.Errorf("at %v: "+format, append([]any{r.f.now}, args...)...)
+	}
+}
+
+// newReferee returns one of a fleet that follows from the seed.
+func newReferee(t testing.TB, seed uint64, m *mutant) *referee {
+	rng := rand.New(rand.NewPCG(seed, 0))
+	r := &referee{
+		rng: rng, mutant: m, outcomes: map[uint64]Outcome{}, calls: map[*call]bool{},
+		greeted: map[*agent]greeting{}, submitted: map[submission]bool{},
+	}
+	mean := []time.Duration{20 * ms, 100 * ms}[rng.IntN(2)]
+	table, err := match.NewTable(flat(mean), 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := []int{1, 2, 4}[rng.IntN(3)]
+	r.cfg = Config{
+		Models: []Model{{Model: match.Model{Name: "m", QoSTarget: 3 * mean, LargestBatchSize: 10}, Share: 0.99}},
+		Seed:   seed, RTT: []time.Duration{0, ms, 5 * ms}[rng.IntN(3)], Gateways: 1 + rng.IntN(2),
+		GossipDelay: time.Second, Probes: match.DefaultProbes, Faults: randomFaults(rng, n),
+		Service: func(int, *Query) time.Duration { return mean/2 + time.Duration(rng.Int64N(int64(mean))) },
+		Waits:   func(uint64, bool) {},
+		Finish:  r.finish,
+	}
+	for range n {
+		r.cfg.Lanes = append(r.cfg.Lanes, Lane{Type: "box", Known: []match.Latencies{flat(mean)}, Predicted: []*match.Table{table}})
+	}
+	if r.f, err = New(&r.cfg); err != nil {
+		t.Fatal(err)
+	}
+	r.f.seen = r.seen
+	return r
+}
+
+// randomFaults are some of the first second, after which all goes well. Of several agents one at
+// least is not killed.
+func randomFaults(rng *rand.Rand, agents int) (all []Fault) {
+	killed := 0
+	for range 1 + rng.IntN(4) {
+		f := Fault{
+			Verb:     []string{kill, freeze, cut, slow}[rng.IntN(4)],
+			Target:   []string{TheLeader, agentName("box", 1+rng.IntN(agents))}[rng.IntN(2)],
+			At:       time.Duration(rng.IntN(1000)) * ms,
+			Duration: time.Duration(1+rng.IntN(1500)) * ms,
+		}
+		switch f.Verb {
+		case kill:
+			if killed++; killed >= agents {
+				continue
+			}
+			f.Duration = 0
+		case cut:
+			f.Duration *= time.Duration(1 + 3*rng.IntN(2)) // some break connections, and outlast gossip's patience
+		case slow:
+			f.Amount = time.Duration(1+rng.IntN(60)) * ms
+			f.Duration = 1 + f.Duration/4
+		}
+		all = append(all, f)
+	}
+	return all
+}
+
+// run lets queries arrive, and everything that follows happen.
+func (r *referee) run() {
+	// In the end a leader may take a lane for busy for seconds yet: it has greeted when it had just
+	// promised many places, which nobody took.
+	const arrivals, end = 3 * time.Second, 40 * time.Second
+	gap := 2 * r.cfg.Models[0].QoSTarget / 3 / time.Duration(len(r.cfg.Lanes)) // half of what the lanes serve
+	for at := time.Duration(0); at < arrivals; at += gap/2 + time.Duration(r.rng.Int64N(int64(gap)*2)) {
+		r.until(at)
+		r.queries++
+		r.f.Arrive(Query{Sequence: uint64(r.queries), BatchSize: 1 + r.rng.IntN(10), Arrival: at})
+		r.look()
+	}
+	r.until(end)
+	if len(r.outcomes) != r.queries {
+		r.failf("%d of %d queries have an outcome", len(r.outcomes), r.queries)
+	}
+	leads := r.f.leader()
+	if leads == nil {
+		r.failf("nobody leads")
+		return
+	}
+	sizes := leads.term.state.Sizes()
+	if sizes["waiting"]+sizes["reserved"]+sizes["queries"]+sizes["parked"] > 0 {
+		r.failf("in the end the leader knows %v, want no query", sizes)
+	}
+	for _, g := range r.f.gateways {
+		if name, led := g.state.Linked(); name != leads.member.Name || !led {
+			r.failf("in the end a gateway has the leader %q, answering %v, want %q", name, led, leads.member.Name)
+		}
+	}
+}
+
+// until lets happen what happens up to the time.
+func (r *referee) until(at time.Duration) {
+	for r.fault == nil && r.f.err == nil && len(r.f.deeds) > 0 && r.f.deeds[0].at <= at {
+		if r.mutant != nil && r.mutant.before != nil {
+			r.mutant.before(r.f)
+		}
+		r.f.next()
+		r.look()
+	}
+	if r.f.err != nil {
+		r.failf("%v", r.f.err)
+	}
+	r.f.now = max(r.f.now, at)
+}
+
+// look checks what must hold after each deed.
+func (r *referee) look() {
+	if r.check != nil {
+		r.check()
+		r.check = nil
+	}
+	for _, a := range r.f.agents {
+		if a.link != nil && a.link != r.greeted[a].to {
+			r.greeted[a] = greeting{a.link, slices.Clone(a.held)}
+		}
+	}
+	for c := range r.calls {
+		if r.calls[c] && !slices.Contains(c.gateway.calls, c) {
+			r.calls[c] = false
+		}
+	}
+	for _, g := range r.f.gateways {
+		for _, c := range g.calls {
+			if _, known := r.calls[c]; !known {
+				r.calls[c] = true
+			}
+		}
+		if g.link == nil {
+			continue
+		}
+		if a := g.link.agent; a.frozen() && !a.dead && a.cutUntil <= a.froze {
+			const least = time.Second + 70*ms // what it said before may be under way
+			if r.f.now-a.froze > least {
+				r.failf("gateway %d has the leader %s, which has said nothing for %v", g.id, a.member.Name, r.f.now-a.froze)
+			}
+		}
+	}
+}
+
+// seen sees what leaders are told.
+func (r *referee) seen(t *term, e *leader.Event) {
+	if r.mutant != nil && r.mutant.seen != nil {
+		r.mutant.seen(e)
+	}
+	s := submission{t, e.Gateway, e.Sequence}
+	switch e.Kind {
+	case leader.Submitted:
+		r.submitted[s] = true
+	case leader.Cancelled, leader.Unused:
+		if !r.submitted[s] {
+			r.failf("%s is told that query %d/%d is cancelled, or not used, before that is submitted",
+				t.agent.member.Name, s.gateway, s.sequence)
+		}
+	case leader.Greeted:
+		a := t.f.named[e.Agent]
+		r.check = func() {
+			for _, c := range r.greeted[a].holds {
+				if r.greeted[a].to == t && !c.over && !r.knows(t, c) {
+					r.failf("%s has greeted, and %s does not know that it holds query %d/%d",
+						e.Agent, t.agent.member.Name, c.gateway.id, c.of.state.Sequence)
+				}
+			}
+		}
+	}
+}
+
+// knows reports whether a leader knows that a lane has a call.
+func (r *referee) knows(t *term, c *call) bool {
+	return slices.ContainsFunc(t.state.Holds(c.to.member.Name, 0), func(h leader.Held) bool {
+		return h.Gateway == c.gateway.id && h.Sequence == c.of.state.Sequence && h.Attempt == c.number
+	})
+}
+
+// finish takes the outcome of a query.
+func (r *referee) finish(sequence uint64, o Outcome, _ int, _ time.Duration) {
+	if was, twice := r.outcomes[sequence]; twice {
+		r.failf("query %d has the outcome %d, and had %d", sequence, o, was)
+	}
+	r.outcomes[sequence] = o
+	if o != Served {
+		r.failf("query %d has the outcome %d, want it to be served", sequence, o)
+		return
+	}
+	for c := range r.calls {
+		if by := c.of.by; c.of.Sequence == sequence && by != nil && !r.calls[by] {
+			r.failf("query %d is answered by an attempt that its gateway had given up", sequence)
+		}
+	}
+}
+
+// schedule runs a random schedule, and returns the first broken promise.
+func schedule(t testing.TB, seed uint64, m *mutant) error {
+	r := newReferee(t, seed, m)
+	r.run()
+	if r.fault != nil {
+		return fmt.Errorf("%w (%v)", r.fault, r.cfg.Faults)
+	}
+	return nil
+}
+
+// TestSchedules: whatever goes wrong for a while, each query is served once, by the attempt that
+// counts; a leader knows from a greeting what the lane holds, and of a query before it is cancelled;
+// no gateway keeps a leader that says nothing; and in the end nobody remembers anything.
+func TestSchedules(t *testing.T) {
+	if *seedFlag != 0 {
+		if err := schedule(t, *seedFlag, nil); err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	n := uint64(150)
+	if testing.Short() {
+		n = 40
+	}
+	for seed := uint64(1); seed <= n; seed++ {
+		if err := schedule(t, seed, nil); err != nil {
+			t.Errorf("seed %d: %v", seed, err)
+		}
+	}
+}
+
+// A mutant is a fleet with a bug, made by tampering with it.
+type mutant struct {
+	name, caught string                // caught: what the fault must say
+	before       func(f *Fleet)        // each deed
+	seen         func(e *leader.Event) // what leaders are told
+}
+
+var mutants = []*mutant{
+	{
+		name: "greets without what its lane holds", caught: "does not know that it holds",
+		seen: func(e *leader.Event) {
+			if e.Kind == leader.Greeted {
+				e.Holds = nil
+			}
+		},
+	},
+	{
+		name: "takes the answer of an attempt that it has cut off", caught: "had given up",
+		before: func(f *Fleet) {
+			for _, a := range f.agents {
+				for _, c := range a.held {
+					q, g := c.of, c.gateway
+					if q.call != nil && q.call != c && c.number < q.call.number {
+						g.calls[slices.Index(g.calls, q.call)] = c
+						q.call = c
+					}
+				}
+			}
+		},
+	},
+	{
+		name: "keeps a leader that says nothing", caught: "has said nothing",
+		before: func(f *Fleet) {
+			for _, g := range f.gateways {
+				g.state.Heard(0, f.now)
+			}
+		},
+	},
+	{
+		name: "brings messages in any order", caught: "before that is submitted",
+		before: func(f *Fleet) { clear(f.lastAt) },
+	},
+}
+
+// TestMutants checks that the schedules find the bugs they are there to find.
+func TestMutants(t *testing.T) {
+	const most = 300
+	for _, m := range mutants {
+		t.Run(strings.ReplaceAll(m.name, " ", "-"), func(t *testing.T) {
+			others := 0
+			for seed := uint64(1); seed <= most; seed++ {
+				err := schedule(t, seed, m)
+				if err != nil && strings.Contains(err.Error(), m.caught) {
+					t.Logf("seed %d, after %d of other faults: %v", seed, others, err)
+					return
+				}
+				if err != nil {
+					others++
+				}
+			}
+			t.Errorf("%d schedules do not find a fleet that %s", most, m.name)
+		})
+	}
+}
