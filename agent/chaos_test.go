@@ -35,28 +35,28 @@ import (
 )
 
 var (
-	weatherSeed  = flag.Uint64("weather-seed", 1, "the first seed that TestWeather runs")
-	weatherSeeds = flag.Uint64("weather-seeds", 0, "how many seeds TestWeather runs; 0: 3, or 1 with -short")
+	chaosSeed  = flag.Uint64("chaos-seed", 1, "the first seed that TestChaos runs")
+	chaosSeeds = flag.Uint64("chaos-seeds", 0, "how many seeds TestChaos runs; 0: 3, or 1 with -short")
 )
 
-// TestWeather has agents killed, drained, frozen, cut off, slowed down and started anew, load
+// TestChaos has agents killed, drained, frozen, cut off, slowed down and started anew, load
 // come in bursts and gossip keys change, at random, while a fleet of whole agents
 // serves. Every query must have the one answer that is its own, or be refused for want of lanes;
 // only those may be lost whose client could not reach their gateway. When all is quiet the
 // fleet must be whole, follow one leader, hold one key, owe nothing and serve; and when its
 // agents stop no goroutine may be left.
 //
-//	go test ./agent -run TestWeather -weather-seeds 1000 -timeout 1h        many
-//	go test ./agent -run TestWeather -weather-seed 7 -weather-seeds 1 -v   one again
+//	go test ./agent -run TestChaos -chaos-seeds 1000 -timeout 1h        many
+//	go test ./agent -run TestChaos -chaos-seed 7 -chaos-seeds 1 -v   one again
 //
 // A seed determines the agents, the queries, and what happens to which host at which moment
 // of virtual time. It does not determine how goroutines that are ready at the same moment take
 // turns, what agents draw themselves (names, jitter, memberlist's peers), nor
 // therefore who leads: a failure that hangs on these may take -count 20 to come back.
-func TestWeather(t *testing.T) {
+func TestChaos(t *testing.T) {
 	var mu sync.Mutex
 	outcomes := map[string]int{}
-	seeds := *weatherSeeds
+	seeds := *chaosSeeds
 	switch {
 	case seeds > 0:
 	case testing.Short():
@@ -65,17 +65,17 @@ func TestWeather(t *testing.T) {
 		seeds = 3
 	}
 	t.Run("seeds", func(t *testing.T) {
-		for seed := *weatherSeed; seed < *weatherSeed+seeds; seed++ {
+		for seed := *chaosSeed; seed < *chaosSeed+seeds; seed++ {
 			t.Run(fmt.Sprint(seed), func(t *testing.T) {
 				t.Parallel()
 				testInFleet(t, func(f *testFleet) {
-					w := &weather{
+					w := &chaos{
 						testFleet: f, Rand: rand.New(rand.NewPCG(seed, 0)), began: time.Now(),
 						troubled: map[*fleetAgent]time.Time{}, outcomes: map[string]int{},
 					}
 					defer func() {
 						if f.Failed() {
-							f.Logf("again: go test ./agent -run TestWeather -weather-seed %d -weather-seeds 1", seed)
+							f.Logf("again: go test ./agent -run TestChaos -chaos-seed %d -chaos-seeds 1", seed)
 							f.Logf("what happened:\n%s", strings.Join(w.events, "\n"))
 						}
 						mu.Lock()
@@ -92,8 +92,8 @@ func TestWeather(t *testing.T) {
 	t.Logf("queries: %v", outcomes)
 }
 
-// A weather is a fleet that things happen to while it serves.
-type weather struct {
+// A chaos is a fleet that things happen to while it serves.
+type chaos struct {
 	*testFleet
 	*rand.Rand // draws what happens, when, and to whom
 	began      time.Time
@@ -111,26 +111,26 @@ type weather struct {
 	rotating, draining int
 }
 
-// A site is a host of a weather, and the agent on it.
+// A site is a host of a chaos run, and the agent on it.
 type site struct {
 	*fleetAgent
 	slower atomic.Int64 // each query takes so many times as long
 	change func(*Agent)
-	up     bool // weather.mu guards it, and which agent it is
+	up     bool // chaos.mu guards it, and which agent it is
 	busy   bool // one thing happens to it, and no other may
 }
 
 var never = time.Unix(1<<40, 0)
 
 // note keeps what happens, to be shown if the test fails.
-func (w *weather) note(format string, args ...any) {
+func (w *chaos) note(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.events = append(w.events, fmt.Sprintf("%v ", time.Since(w.began).Round(time.Millisecond))+fmt.Sprintf(format, args...))
 }
 
 // trouble says that queries to the sites may fail from now on, until calm.
-func (w *weather) trouble(sites ...*site) {
+func (w *chaos) trouble(sites ...*site) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range sites {
@@ -138,7 +138,7 @@ func (w *weather) trouble(sites ...*site) {
 	}
 }
 
-func (w *weather) calm(sites ...*site) {
+func (w *chaos) calm(sites ...*site) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range sites {
@@ -146,9 +146,9 @@ func (w *weather) calm(sites ...*site) {
 	}
 }
 
-// weatherRow is the i-th row of the query with the given number, and what a model must
+// chaosRow is the i-th row of the query with the given number, and what a model must
 // answer to it.
-func weatherRow(number, i int) (ids [4]int64, answer float32) {
+func chaosRow(number, i int) (ids [4]int64, answer float32) {
 	n := number*512 + i
 	for k := range ids {
 		ids[k] = int64(n % 28) // as many as a small NCF knows
@@ -158,10 +158,10 @@ func weatherRow(number, i int) (ids [4]int64, answer float32) {
 }
 
 // query sends one query, by the agent or, if a is nil, by the SDK, and judges how it ended.
-func (w *weather) query(a *fleetAgent, number, batchSize int) {
+func (w *chaos) query(a *fleetAgent, number, batchSize int) {
 	ids := make([]int64, 0, 4*batchSize)
 	for i := range batchSize {
-		row, _ := weatherRow(number, i)
+		row, _ := chaosRow(number, i)
 		ids = append(ids, row[:]...)
 	}
 	input, err := tensor.Of("ids", ids, int64(batchSize), 4)
@@ -210,7 +210,7 @@ func (w *weather) query(a *fleetAgent, number, batchSize int) {
 	data := resp.Outputs[0].Data
 	for i := range batchSize {
 		got := math.Float32frombits(binary.LittleEndian.Uint32(data[i*len(data)/batchSize:]))
-		if _, want := weatherRow(number, i); got != want {
+		if _, want := chaosRow(number, i); got != want {
 			w.Errorf("query %d, row %d: got the answer %v, want %v", number, i, got, want)
 			return
 		}
@@ -258,7 +258,7 @@ func (s *site) openEmulator(config Config, _ *slog.Logger) (runtime.Executor, er
 }
 
 // open starts the fleet: three to five agents, of which one may be a GPU, and one may never lead.
-func (w *weather) open() {
+func (w *chaos) open() {
 	n := 3 + w.IntN(3)
 	var join []string
 	for i := range n {
@@ -291,14 +291,14 @@ func (w *weather) open() {
 }
 
 // agents are those on all sites.
-func (w *weather) agents() (all []*fleetAgent) {
+func (w *chaos) agents() (all []*fleetAgent) {
 	for _, s := range w.sites {
 		all = append(all, s.fleetAgent)
 	}
 	return all
 }
 
-func (w *weather) run() {
+func (w *chaos) run() {
 	w.open()
 	defer w.sdk.Close()
 	w.settled(w.agents()...)
@@ -320,7 +320,7 @@ func (w *weather) run() {
 }
 
 // send sends queries until ctx ends, and waits for them.
-func (w *weather) send(ctx context.Context, draws *rand.Rand) {
+func (w *chaos) send(ctx context.Context, draws *rand.Rand) {
 	var sending sync.WaitGroup
 	defer sending.Wait()
 	for number := 0; ctx.Err() == nil; number++ {
@@ -341,7 +341,7 @@ func (w *weather) send(ctx context.Context, draws *rand.Rand) {
 }
 
 // happen has one thing happen.
-func (w *weather) happen() {
+func (w *chaos) happen() {
 	s, other := w.sites[w.IntN(len(w.sites))], w.sites[w.IntN(len(w.sites))]
 	what, some := w.IntN(10), w.IntN(6)
 	long := time.Duration(50*math.Exp2(7*w.Float64())) * time.Millisecond // 50 ms to 6.4 s
@@ -400,7 +400,7 @@ func (w *weather) happen() {
 }
 
 // kill kills a site's agent and starts another after a while.
-func (w *weather) kill(s *site, after time.Duration) {
+func (w *chaos) kill(s *site, after time.Duration) {
 	w.note("kill %s for %v", s.name, after)
 	w.trouble(s)
 	w.testFleet.kill(s.fleetAgent)
@@ -409,7 +409,7 @@ func (w *weather) kill(s *site, after time.Duration) {
 }
 
 // drain drains a site's agent and starts another after a while.
-func (w *weather) drain(s *site, after time.Duration) {
+func (w *chaos) drain(s *site, after time.Duration) {
 	w.note("drain %s, start after %v", s.name, after)
 	w.trouble(s)
 	if err := s.stop(); err != nil {
@@ -422,7 +422,7 @@ func (w *weather) drain(s *site, after time.Duration) {
 }
 
 // restart runs another agent on a site, with the files of the one before.
-func (w *weather) restart(s *site, after time.Duration) {
+func (w *chaos) restart(s *site, after time.Duration) {
 	w.mu.Lock()
 	s.up = false
 	w.mu.Unlock()
@@ -446,7 +446,7 @@ func (w *weather) restart(s *site, after time.Duration) {
 }
 
 // part parts sites from the others, and from clients.
-func (w *weather) part(sites []*site, long time.Duration, queries, gossip bool) {
+func (w *chaos) part(sites []*site, long time.Duration, queries, gossip bool) {
 	part, addresses := map[string]int{}, []netip.AddrPort{}
 	var names []string
 	for _, s := range sites {
@@ -477,7 +477,7 @@ func (w *weather) part(sites []*site, long time.Duration, queries, gossip bool) 
 }
 
 // changeKey changes the gossip key. It may be that it has to stop; what it leaves behind must work.
-func (w *weather) changeKey(by *fleetAgent) {
+func (w *chaos) changeKey(by *fleetAgent) {
 	key := gossip.NewKey()
 	w.note("change the key to %s by %s", gossip.Fingerprint(key), by.name)
 	stream, err := by.ctl.RotateKeys(w.Context(), &control.RotateKeysRequest{Key: key})
@@ -491,7 +491,7 @@ func (w *weather) changeKey(by *fleetAgent) {
 }
 
 // slow has the agents of a site take longer over each query.
-func (w *weather) slow(s *site, host string, factor int64, long time.Duration) {
+func (w *chaos) slow(s *site, host string, factor int64, long time.Duration) {
 	w.note("%s takes %d times as long for %v", host, factor, long)
 	s.slower.Store(factor)
 	time.Sleep(long)
@@ -499,7 +499,7 @@ func (w *weather) slow(s *site, host string, factor int64, long time.Duration) {
 }
 
 // jam has what goes to and from an agent take longer, and packets of gossip be lost, doubled and overtaken.
-func (w *weather) jam(name string, delay, long time.Duration) {
+func (w *chaos) jam(name string, delay, long time.Duration) {
 	w.note("the network delays %s by %v for %v", name, delay, long)
 	w.network.delay(name, delay)
 	w.testFleet.gossip.SetConditions(gossiptest.Conditions{Loss: 0.2, Duplicate: 0.1, Jitter: 10 * delay})
@@ -509,7 +509,7 @@ func (w *weather) jam(name string, delay, long time.Duration) {
 }
 
 // quiet has nothing happen any more, and judges the fleet.
-func (w *weather) quiet() {
+func (w *chaos) quiet() {
 	w.note("quiet")
 	agents := w.agents()
 	w.settled(agents...)
@@ -527,7 +527,7 @@ func (w *weather) quiet() {
 	})
 	time.Sleep(rotationPause) // a change of the keys may have stopped
 	if _, faults, err := w.rotate(agents[0], &control.RotateKeysRequest{Key: newerKey, Without: agents[0].gossip.Lost()}, nil); err != nil {
-		w.Errorf("change of the key in calm weather: %v, %q", err, faults)
+		w.Errorf("change of the key when all is calm: %v, %q", err, faults)
 	}
 	w.holds(agents, newerKey)
 	w.settled(agents...)
@@ -546,7 +546,7 @@ func (w *weather) quiet() {
 		}
 		time.Sleep(time.Second)
 	}
-	w.Errorf("in calm weather %d of 60 queries answered in time", in)
+	w.Errorf("when all is calm %d of 60 queries answered in time", in)
 }
 
 // owes says what an agent should have forgotten, "" if that is nothing.
