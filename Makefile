@@ -1,10 +1,10 @@
 # Muster. GOARCH=arm64 (with CC naming a cross compiler) builds for that.
 
+CHAOS_FLAGS ?=
 DEMO_FLAGS ?=
 FUZZTIME ?= 1m
-WEATHER_FLAGS ?=
 
-.PHONY: build test demo race fuzz lint check-onnx conformance weather bench packages test-packages vulncheck generate notice onnxruntime clean
+.PHONY: build test demo race fuzz lint check-onnx conformance scenarios chaos bench packages test-packages vulncheck generate notice onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
 build: onnxruntime
@@ -42,10 +42,14 @@ check-onnx: build
 conformance: build
 	@scripts/conformance.sh
 
-# A fleet under load, for ten minutes, whose agents are killed, frozen, cut off and more;
-# WEATHER_FLAGS="--for 1m --seed 7" for less of it.
-weather: build
-	@go run ./scripts/weather $(WEATHER_FLAGS)
+# Fleets of agents as processes, in every scenario of scripts/fleet, each for some seconds: killed,
+# frozen, cut off, replaced, asked for too much. `go run ./scripts/fleet` lists them.
+scenarios: build
+	@go run ./scripts/fleet all --short
+
+# The same at random, for ten minutes; CHAOS_FLAGS="--for 1m --seed 7" for less of it.
+chaos: build
+	@go run ./scripts/fleet chaos $(CHAOS_FLAGS)
 
 # Benchmarks of the serving path beside ONNX Runtime alone and a bare gRPC echo.
 bench: onnxruntime

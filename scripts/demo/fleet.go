@@ -10,8 +10,7 @@ import (
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/models"
-	"github.com/muster-serve/muster/scripts/process"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/scripts/harness"
 )
 
 // The emulated fleet. RM2's queries execute for long, so that the CPUs of this machine, which move
@@ -29,9 +28,9 @@ var others = []string{"g4dn.xlarge", "r5n.large", "r5n.large", "r5n.large", "r5n
 func (d *demo) showFleet(ctx context.Context) error {
 	d.say("\n2  A fleet of six, 2 g4dn.xlarge and 4 r5n.large, for rm2. It is emulated: its agents are real, but wait as\n" +
 		"   long as the measured profile of their instance type says, and run no model")
-	f := &process.Fleet{
+	f := &harness.Fleet{
 		Muster: d.muster, Dir: filepath.Join(d.dir, "emulated"), Models: []string{fleetModel},
-		Args: []string{"--executor", "emulated", "--profile", "shipped"},
+		Args: harness.Emulated(),
 	}
 	if err := f.GenerateSmall(ctx); err != nil {
 		return err
@@ -42,7 +41,7 @@ func (d *demo) showFleet(ctx context.Context) error {
 	}
 	var allowed [3]float64
 	for i, pool := range []string{"g4dn.xlarge=1", "r5n.large=1", fleetPool} {
-		if allowed[i], err = process.AllowableThroughput(ctx, d.muster, fleetModel, pool, 0); err != nil {
+		if allowed[i], err = harness.AllowableThroughput(ctx, d.muster, fleetModel, pool, 0); err != nil {
 			return err
 		}
 	}
@@ -119,10 +118,10 @@ func queriesASecond(rate float64) string {
 }
 
 // join adds agents to the fleet and waits until all see each other.
-func (d *demo) join(ctx context.Context, f *process.Fleet, types ...string) error {
+func (d *demo) join(ctx context.Context, f *harness.Fleet, types ...string) error {
 	defer d.during("starting agents")()
 	for _, t := range types {
-		if _, err := f.Add(t, "", ""); err != nil {
+		if _, err := f.Add(ctx, t); err != nil {
 			return err
 		}
 	}
@@ -130,13 +129,13 @@ func (d *demo) join(ctx context.Context, f *process.Fleet, types ...string) erro
 }
 
 // driveFleet puts load on the fleet.
-func (d *demo) driveFleet(ctx context.Context, f *process.Fleet, rate float64, duration time.Duration) (*bench.ModelReport, error) {
+func (d *demo) driveFleet(ctx context.Context, f *harness.Fleet, rate float64, duration time.Duration) (*bench.ModelReport, error) {
 	c, err := client.New(f.Addresses(), client.WithTimeout(patience))
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
-	report, err := d.drive(ctx, c, rate, duration, workload.Load{Model: fleetModel, Share: 1, BatchSizes: sizes})
+	report, err := d.drive(ctx, c, false, rate, duration, map[string]float64{fleetModel: 1})
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +143,7 @@ func (d *demo) driveFleet(ctx context.Context, f *process.Fleet, rate float64, d
 }
 
 // killLeader ends the leader's process without a warning and waits until another leads.
-func killLeader(ctx context.Context, f *process.Fleet) (story string, err error) {
+func killLeader(ctx context.Context, f *harness.Fleet) (story string, err error) {
 	leader, epoch, err := f.Leader(ctx)
 	if err != nil {
 		return "", err

@@ -12,9 +12,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"iter"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	goruntime "runtime"
@@ -25,8 +23,8 @@ import (
 
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
-	"github.com/muster-serve/muster/scripts/process"
-	"github.com/muster-serve/muster/sim/workload"
+	"github.com/muster-serve/muster/models/zoo"
+	"github.com/muster-serve/muster/scripts/harness"
 )
 
 // patience is how long a client waits for an answer. What is not answered by then is lost, also on
@@ -42,7 +40,7 @@ type demo struct {
 
 	out        io.Writer
 	terminal   bool // stderr is one: what takes long shows there how it goes
-	neighbours *neighbours
+	neighbours *harness.Neighbours
 
 	rows    []row
 	picture bench.Report
@@ -50,7 +48,7 @@ type demo struct {
 
 func main() {
 	// The agents are told when the thread that started them dies, and the main thread lives as long
-	// as this process.
+	// as this harness.
 	goruntime.LockOSThread()
 	d := &demo{
 		measure: 3 * time.Second, load: 15 * time.Second,
@@ -81,7 +79,7 @@ func main() {
 }
 
 func (d *demo) run(ctx context.Context) error {
-	d.neighbours = watchNeighbours()
+	d.neighbours = harness.WatchNeighbours()
 	a, err := d.showModels(ctx)
 	if err != nil {
 		return err
@@ -114,74 +112,47 @@ func (d *demo) during(format string, args ...any) (done func()) {
 
 // lookAround says, the first time that others take the CPUs, that they do.
 func (d *demo) lookAround() {
-	if note := d.neighbours.look(); note != "" {
+	if note := d.neighbours.Look(); note != "" {
 		d.say("   %s", note)
 	}
 }
 
-// generate has the binary make models.
+// generate makes models.
 func (d *demo) generate(ctx context.Context, dir string, names ...string) error {
 	defer d.during("making the models")()
-	cmd := exec.CommandContext(ctx, d.muster, append([]string{"models", "generate", "--out", dir}, names...)...)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("run %s: %w\n%s", cmd, err, out)
+	for _, name := range names {
+		if _, err := zoo.Generate(ctx, dir, name, zoo.Options{}); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// drive puts Poisson arrivals on the models for a while, at a rate in queries/s over all of them, and
-// reports on them in the order of the loads. A query that is lost, or answered wrongly, is an error.
-func (d *demo) drive(ctx context.Context, server bench.Server, rate float64, duration time.Duration, loads ...workload.Load) (*bench.Report, error) {
-	var targets []*bench.Model
-	for _, load := range loads {
-		m, err := bench.NewModel(ctx, server, load.Model, bench.ModelOptions{
-			LargestBatchSize: sizes.Largest(), Timeout: patience, Seed: 1,
-		})
-		if err != nil {
-			return nil, err
-		}
-		targets = append(targets, m)
-	}
-	arrivals, err := workload.ParseArrivals("poisson", rate)
+// drive puts Poisson arrivals on the models for a while, at a rate in queries/s over all of them,
+// which they share, and reports on them by name. A query that is lost, or answered wrongly, is an
+// error; one that is refused, as too much waits, is not lost: its client was told.
+func (d *demo) drive(
+	ctx context.Context, server bench.Server, numbers bool, rate float64, duration time.Duration, shares map[string]float64,
+) (*bench.Report, error) {
+	driver, err := harness.NewDriver(ctx, server, shares, patience)
 	if err != nil {
 		return nil, err
 	}
-	var queries iter.Seq[workload.Query]
-	if queries, err = workload.Queries(1, arrivals, loads...); err != nil {
-		return nil, err
-	}
-	config := bench.Config{Queries: queries, Duration: duration, Workload: d.picture.Workload}
-	if d.terminal {
-		show, done := bench.NewProgress(os.Stderr)
-		defer done()
-		config.Progress = show
-	}
-	checked := &checkedServer{Server: server}
-	report, err := bench.Run(ctx, checked, targets, config)
+	driver.Numbers = numbers
+	begin := time.Now()
+	report, err := driver.Run(ctx, harness.Load{Rate: rate, Duration: duration, Seed: 1})
 	if err := errors.Join(err, ctx.Err()); err != nil {
 		return nil, err
 	}
-	faults := []error{checked.fault()}
-	for _, m := range report.Models {
-		if n := lost(m); n > 0 {
-			faults = append(faults, fmt.Errorf("%d of %d queries to %s were lost: %v", n, m.Queries, m.Model, examples(m)))
-		}
+	c := driver.Between(begin, time.Now())
+	if lost := c.Failed + c.Robbed; lost+c.Wrong+driver.Twice() > 0 {
+		return report, fmt.Errorf("of %d queries %d were lost, %d answered wrongly and %d twice, the last one: %w",
+			c.Queries, lost, c.Wrong, driver.Twice(), c.Example)
 	}
-	return report, errors.Join(faults...)
+	return report, nil
 }
 
-// lost counts the queries that were not answered. One that was refused at once, as too much waited,
-// is not lost: its client was told.
-func lost(m bench.ModelReport) int64 { return m.Failed - refused(m) }
-
-// examples are the first message of each kind of failure.
-func examples(m bench.ModelReport) (all []string) {
-	for _, f := range m.Failures {
-		all = append(all, f.Example)
-	}
-	return all
-}
-
+// refused counts the queries that were.
 func refused(m bench.ModelReport) (n int64) {
 	for _, f := range m.Failures {
 		if f.Reason == client.ErrOverloaded.Error() {
@@ -209,7 +180,7 @@ func writePlot(path string, r *bench.Report) error {
 func (d *demo) picturePath() string { return filepath.Join(d.dir, "latency.png") }
 
 // whereToLook says how to go on.
-func (d *demo) whereToLook(a *process.Agent) {
+func (d *demo) whereToLook(a *harness.Node) {
 	d.say(`
 Picture of the latencies: %s; logs: %s, %s
 To go on, start the agent again, and ask it from another terminal:

@@ -20,7 +20,7 @@ import (
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/runtime"
-	"github.com/muster-serve/muster/scripts/process"
+	"github.com/muster-serve/muster/scripts/harness"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -43,7 +43,7 @@ type subject struct {
 var errAgentExited = errors.New("the agent ended by itself")
 
 // showModels serves the real models beside ONNX Runtime alone. It returns the agent, which has ended.
-func (d *demo) showModels(ctx context.Context) (a *process.Agent, err error) {
+func (d *demo) showModels(ctx context.Context) (a *harness.Node, err error) {
 	// Half of the cores are left to client and server, which share this machine with the models.
 	cpus := goruntime.GOMAXPROCS(0)
 	cores := max(1, cpus/2)
@@ -79,16 +79,11 @@ func (d *demo) showModels(ctx context.Context) (a *process.Agent, err error) {
 		}
 	}
 
-	// What an earlier run learned may be of another day.
-	state := filepath.Join(d.dir, "state")
-	if err := os.RemoveAll(state); err != nil {
-		return nil, err
+	// What an earlier run learned may be of another day: Add forgets it.
+	f := &harness.Fleet{
+		Muster: d.muster, Dir: d.dir, DefaultPorts: true, Models: realModels, Args: []string{"--cores", fmt.Sprint(cores)},
 	}
-	a, err = process.Start(process.Config{
-		Muster: d.muster, Log: filepath.Join(d.dir, "agent.log"), DefaultPorts: true,
-		Args: []string{"--model-dir", dir, "--state-dir", state, "--cores", fmt.Sprint(cores)},
-	})
-	if err != nil {
+	if a, err = f.Add(ctx, ""); err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, a.Stop()) }()
@@ -99,7 +94,7 @@ func (d *demo) showModels(ctx context.Context) (a *process.Agent, err error) {
 		<-a.Exited()
 		cancel(errAgentExited)
 	}()
-	err = d.serve(ctx, a, subjects)
+	err = d.serve(ctx, f, subjects)
 	if errors.Is(context.Cause(ctx), errAgentExited) {
 		err = nil // Stop says why
 	}
@@ -107,13 +102,13 @@ func (d *demo) showModels(ctx context.Context) (a *process.Agent, err error) {
 }
 
 // serve holds the agent against ONNX Runtime alone, and puts load on it.
-func (d *demo) serve(ctx context.Context, a *process.Agent, subjects []*subject) error {
-	c, err := client.New([]string{a.GRPC}, client.WithTimeout(patience))
+func (d *demo) serve(ctx context.Context, f *harness.Fleet, subjects []*subject) error {
+	c, err := client.New(f.Addresses(), client.WithTimeout(patience))
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if err := process.WaitReady(ctx, c, realModels); err != nil {
+	if err := f.WaitComplete(ctx); err != nil {
 		return err
 	}
 	means := make([]time.Duration, len(subjects))
@@ -127,9 +122,11 @@ func (d *demo) serve(ctx context.Context, a *process.Agent, subjects []*subject)
 	d.say("   One query at a time, it answers %.0f of ncf a second or %.0f of wnd, and as ONNX Runtime does",
 		1/means[0].Seconds(), 1/means[1].Seconds())
 	loads, rate := chooseLoad(subjects, means)
-	d.say("   The load is half of that for %.0f s: %.0f of ncf and %.0f of wnd a second, in random order", d.load.Seconds(), loads[0].Share, loads[1].Share)
+	shares := map[string]float64{loads[0].Model: loads[0].Share, loads[1].Model: loads[1].Share}
+	d.say("   The load is half of that for %.0f s: %.0f of ncf and %.0f of wnd a second, in random order",
+		d.load.Seconds(), loads[0].Share, loads[1].Share)
 	sampled := &sampledServer{Server: c}
-	report, err := d.drive(ctx, sampled, rate, d.load, loads...)
+	report, err := d.drive(ctx, sampled, true, rate, d.load, shares)
 	if err != nil {
 		return err
 	}
@@ -335,50 +332,6 @@ func clone(tensors []tensor.Tensor) []tensor.Tensor {
 		tensors[i].Shape, tensors[i].Data = slices.Clone(tensors[i].Shape), slices.Clone(tensors[i].Data)
 	}
 	return tensors
-}
-
-// A checkedServer looks whether answers are as large as their queries.
-type checkedServer struct {
-	bench.Server
-
-	mu    sync.Mutex
-	wrong int
-	first error
-}
-
-func (s *checkedServer) Infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
-	resp, err := s.Server.Infer(ctx, req)
-	if err != nil {
-		return nil, err
-	}
-	if err := wrongSize(req, resp); err != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.wrong++; s.wrong == 1 {
-			s.first = err
-		}
-	}
-	return resp, nil
-}
-
-// fault is nil if no answer was wrong.
-func (s *checkedServer) fault() error {
-	if s.wrong == 0 {
-		return nil
-	}
-	return fmt.Errorf("%d wrong answers, the first: %w", s.wrong, s.first)
-}
-
-func wrongSize(req *oip.Request, resp *oip.Response) error {
-	if len(resp.Outputs) == 0 {
-		return fmt.Errorf("that of %s has no outputs", req.Model)
-	}
-	for _, out := range resp.Outputs {
-		if want := req.Inputs[0].Shape[0]; len(out.Shape) == 0 || out.Shape[0] != want {
-			return fmt.Errorf("that of %s: output %s has shape %v, the query's batch size is %d", req.Model, out.Name, out.Shape, want)
-		}
-	}
-	return nil
 }
 
 // A sampledServer keeps one answer in sampleEvery, with its query.

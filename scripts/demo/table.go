@@ -87,3 +87,8 @@ func mean(times []time.Duration) time.Duration {
 	}
 	return sum / time.Duration(len(times))
 }
+
+// percent writes a share with one decimal, rounded down: what is not all does not read as all.
+func percent(share float64) string {
+	return fmt.Sprintf("%.1f %%", math.Floor(1000*share+1e-9)/10)
+}

@@ -10,88 +10,126 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
+
+	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/client/bench"
-	"github.com/muster-serve/muster/scripts/process"
+	"github.com/muster-serve/muster/scripts/harness"
 )
 
+func upgradeFlags(r *run, cmd *cobra.Command) {
+	cmd.Flags().StringVar(&r.flags.previous, "previous", "", "binary of the previous version; by default one of the last commit of the previous protocol is built")
+}
+
 // upgrade replaces a fleet of the previous binary by one of this, agent by agent and the leader too,
-// and then back, under the load of an SDK of either.
-func (e *experiment) upgrade(ctx context.Context) error {
-	if e.previous == "" {
-		return errors.New("previous: name the binary of the previous version with -previous")
-	}
-	f, err := e.newFleet(ctx, "dien")
-	if err != nil {
-		return err
-	}
-	defer f.Stop()
-	types := pool(2, 4)
-	f.Muster = e.previous
-	for _, t := range types {
-		if _, err := f.Add(t, "", ""); err != nil {
+// and then back, under the load of an SDK of either. Wanted: no query of either fails. The short form
+// has three agents in place of six.
+func (r *run) upgrade(ctx context.Context) error {
+	previous := r.flags.previous
+	if previous == "" {
+		var err error
+		if previous, err = r.buildPrevious(ctx); err != nil {
 			return err
 		}
 	}
-	if err := f.WaitComplete(ctx); err != nil {
-		return err
-	}
-	d, err := newDriver(ctx, "dien", f.Addresses())
+	f, err := r.newFleet(ctx, "dien")
 	if err != nil {
 		return err
 	}
-	defer d.c.Close()
-	allowable, err := e.calibrated(ctx, f, d, types)
+	f.Muster = previous
+	if err := r.start(ctx, f, pick(r, pool(2, 4), pool(1, 2))); err != nil {
+		return err
+	}
+	d, err := r.driver(ctx, f, f.Addresses())
+	if err != nil {
+		return err
+	}
+	limit, err := r.limit(ctx, f, d, f.Types())
 	if err != nil {
 		return err
 	}
 	begin := time.Now()
-	old, err := e.startPrevious(f, allowable/4)
+	old, err := r.startPrevious(previous, f, limit/4)
 	if err != nil {
 		return err
 	}
-	defer old.stop() //nolint:errcheck // it has been stopped, or something else has failed
-	if err := d.drive(ctx, allowable/4, time.Hour, 1); err != nil {
+	r.atEnd = append(r.atEnd, func() { _ = old.cmd.Process.Kill() }) // it has ended, or something else has failed
+	if err := d.Start(ctx, harness.Load{Rate: limit / 4, Seed: r.seed}); err != nil {
 		return err
 	}
-	for _, way := range []struct{ name, muster string }{{"upgraded", e.muster}, {"downgraded", e.previous}} {
+	for _, way := range []struct{ name, muster string }{{"upgraded", r.muster}, {"downgraded", previous}} {
 		f.Muster = way.muster
 		at := time.Now()
 		for _, n := range slices.Clone(f.Nodes) {
-			if _, err := f.Add(n.InstanceType, "", ""); err != nil {
+			if _, err := f.Add(ctx, n.InstanceType); err != nil {
 				return err
 			}
 			if err := f.WaitComplete(ctx); err != nil {
 				return err
 			}
-			if err := settle(ctx, 2*time.Second); err != nil {
+			if err := r.settle(ctx, 2*time.Second); err != nil {
 				return err
 			}
-			n.Signal(syscall.SIGTERM)
-			<-n.Exited()
+			if err := n.Stop(); err != nil {
+				return err
+			}
 			f.Remove(n)
 			if err := f.WaitComplete(ctx); err != nil {
 				return err
 			}
 		}
-		if err := settle(ctx, 2*time.Second); err != nil {
+		if err := r.settle(ctx, 2*time.Second); err != nil {
 			return err
 		}
-		c := d.between(at, time.Now().Add(-time.Second), dienTarget)
-		fmt.Printf("  all %d agents %s one by one within %v; queries of this SDK meanwhile: %v\n",
-			len(f.Nodes), way.name, time.Since(at).Round(time.Second), c)
+		r.say("  all %d agents %s one by one within %v; queries of this SDK meanwhile: %v",
+			len(f.Nodes), way.name, time.Since(at).Round(time.Second), d.Between(at, time.Now()))
 	}
-	d.stop()
-	e.account(d, begin)
-	report, err := old.stop()
+	if err := r.account(d, begin); err != nil {
+		return err
+	}
+	m, err := old.stop()
 	if err != nil {
 		return err
 	}
-	m := report.Models[0]
-	e.want(m.Failed == 0, "%d of %d queries of the previous SDK failed, want none %v; %.2f %% on time", m.Failed, m.Answered+m.Failed, m.Failures, 100*m.QoSSatisfaction)
+	r.want(m.Failed == 0, "%d of %d queries of the previous SDK failed, want none %v; %.2f %% on time",
+		m.Failed, m.Answered+m.Failed, m.Failures, 100*m.QoSSatisfaction)
 	return nil
+}
+
+// buildPrevious builds the last commit whose newest protocol was the one before this, without ONNX
+// Runtime: it emulates.
+func (r *run) buildPrevious(ctx context.Context) (string, error) {
+	git := func(args ...string) (string, error) { return output(ctx, "", "git", args...) }
+	newest := fmt.Sprintf("Newest: %d", control.Spoken.Newest)
+	commits, err := git("log", "--format=%H", "-S"+newest, "--", "*versions.go")
+	if err != nil || commits == "" {
+		return "", skip{fmt.Errorf("no commit of the previous protocol's version in this clone's history: %v", err)}
+	}
+	first := commits[strings.LastIndexByte(commits, '\n')+1:]
+	source, binary := filepath.Join(r.dir, "previous"), filepath.Join(r.dir, "muster-previous")
+	// A clone, and no worktree: nothing of it is left in this repository, however this ends.
+	if _, err := git("clone", "--quiet", "--shared", "--no-checkout", ".", source); err != nil {
+		return "", err
+	}
+	if _, err := output(ctx, source, "git", "checkout", "--quiet", first+"^"); err != nil {
+		return "", skip{fmt.Errorf("the commit before %.7s is not in this clone: %w", first, err)}
+	}
+	r.say("Building %.7s^, the last commit before %q", first, newest)
+	_, err = output(ctx, source, "go", "build", "-trimpath", "-buildvcs=false", "-o", binary, "./cmd/muster")
+	return binary, errors.Join(err, os.RemoveAll(source))
+}
+
+func output(ctx context.Context, dir, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	text := strings.TrimSpace(string(out))
+	if err != nil {
+		err = fmt.Errorf("run %s: %w: %s", cmd, err, text)
+	}
+	return text, err
 }
 
 // A previousLoad is load by the SDK of the previous version.
@@ -99,34 +137,34 @@ type previousLoad struct {
 	cmd    *exec.Cmd
 	output strings.Builder
 	json   string
-	report *bench.Report
 }
 
-// startPrevious starts load on the fleet's first agents.
-func (e *experiment) startPrevious(f *process.Fleet, rate float64) (*previousLoad, error) {
-	l := &previousLoad{json: filepath.Join(e.dir, "previous.json")}
-	l.cmd = exec.Command(e.previous, "bench", "--model", f.Models[0], "--rate", fmt.Sprint(rate), "--duration", "1h",
+// startPrevious starts load on the fleet's agents.
+func (r *run) startPrevious(muster string, f *harness.Fleet, rate float64) (*previousLoad, error) {
+	l := &previousLoad{json: filepath.Join(r.dir, "previous.json")}
+	l.cmd = exec.Command(muster, "bench", "--model", f.Models[0], "--rate", fmt.Sprint(rate), "--duration", "1h",
+		"--timeout", pick(r, time.Duration(0), harness.Patience).String(),
 		"--server", strings.Join(f.Addresses(), ","), "--json", l.json)
 	l.cmd.Stdout, l.cmd.Stderr = &l.output, &l.output
-	l.cmd.SysProcAttr = process.ChildAttributes()
+	l.cmd.SysProcAttr = harness.ChildAttributes()
 	return l, l.cmd.Start()
 }
 
 // stop ends the load, and returns what came of it.
-func (l *previousLoad) stop() (*bench.Report, error) {
-	if l.report != nil {
-		return l.report, nil
-	}
+func (l *previousLoad) stop() (m bench.ModelReport, err error) {
 	if err := l.cmd.Process.Signal(os.Interrupt); err != nil {
-		return nil, err
+		return m, err
 	}
 	if err := l.cmd.Wait(); err != nil {
-		return nil, fmt.Errorf("run %s: %w\n%s", l.cmd, err, l.output.String())
+		return m, fmt.Errorf("run %s: %w\n%s", l.cmd, err, l.output.String())
 	}
 	text, err := os.ReadFile(l.json)
 	if err != nil {
-		return nil, err
+		return m, err
 	}
-	l.report = &bench.Report{}
-	return l.report, json.Unmarshal(text, l.report)
+	var report bench.Report
+	if err := json.Unmarshal(text, &report); err != nil {
+		return m, err
+	}
+	return report.Models[0], nil
 }

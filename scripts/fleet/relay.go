@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -12,12 +11,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/mem"
 
 	"github.com/muster-serve/muster/api/oip"
-	"github.com/muster-serve/muster/scripts/process"
+	"github.com/muster-serve/muster/scripts/harness"
 )
 
 const relayMethod = "/overhead.Relay/Pass"
@@ -40,22 +40,27 @@ func dialRaw(address string) (*grpc.ClientConn, error) {
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(raw{})))...)
 }
 
+// newRelayCommand is for overhead, which starts this program again.
+func newRelayCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "relay ADDRESS|BYTES", Hidden: true, Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error { return relay(args[0]) },
+	}
+}
+
 // relay is the process that passes what it gets on to an address, or, given a
 // number in place of it, answers with as many bytes. It says on its standard output where it
 // listens.
-func relay(args []string) error {
-	if len(args) != 1 {
-		return errors.New("want an address or a number of bytes")
-	}
+func relay(to string) error {
 	var handle func(ctx context.Context, in *mem.BufferSlice) (*mem.BufferSlice, error)
-	if n, err := strconv.Atoi(args[0]); err == nil {
+	if n, err := strconv.Atoi(to); err == nil {
 		answer := make([]byte, n)
 		handle = func(_ context.Context, in *mem.BufferSlice) (*mem.BufferSlice, error) {
 			in.Free()
 			return &mem.BufferSlice{mem.SliceBuffer(answer)}, nil
 		}
 	} else {
-		conn, err := dialRaw(args[0])
+		conn, err := dialRaw(to)
 		if err != nil {
 			return err
 		}
@@ -106,7 +111,7 @@ func startRelays(request *oip.Request, answer *oip.Response) (*relays, error) {
 	for hop := range 3 {
 		p := exec.Command(os.Args[0], "relay", to)
 		p.Stderr = os.Stderr
-		p.SysProcAttr = process.ChildAttributes()
+		p.SysProcAttr = harness.ChildAttributes()
 		out, err := p.StdoutPipe()
 		if err != nil {
 			return r, err

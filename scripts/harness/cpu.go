@@ -1,16 +1,20 @@
-package main
+package harness
 
 import (
+	"context"
 	"fmt"
-	"math"
 	"os"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/prometheus/procfs"
 )
 
-// mostTaken is the share of the CPUs' time beyond which it is worth a word that others took it. The
-// kernel's work for the demo's own network traffic, which nobody's account shows, stays below it.
+// mostTaken is the share of the CPUs' time beyond which it is worth a word that others took it, and
+// beyond which the machine counts as disturbed: what agents do then, stopped for up to a tenth of a
+// second at once, says more of its neighbours than of Muster. The kernel's work for our own network
+// traffic, which nobody's account shows, stays below it.
 const mostTaken = 0.10
 
 // A cpuTime is time of all CPUs, in seconds since the machine was started.
@@ -21,16 +25,22 @@ type cpuTime struct {
 	own    float64 // that part of busy which this process and its children used
 }
 
-// readCPUTime reads the time of the machine, and of a process with its children, those that live and
-// those that have ended.
-func readCPUTime(proc procfs.FS, pid int) (cpuTime, error) {
+// machineTime reads all but own.
+func machineTime(proc procfs.FS) (cpuTime, error) {
 	stat, err := proc.Stat()
-	if err != nil {
-		return cpuTime{}, err
-	}
 	c := stat.CPUTotal
 	t := cpuTime{busy: c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ, stolen: c.Steal}
 	t.all = t.busy + t.stolen + c.Idle + c.Iowait
+	return t, err
+}
+
+// readCPUTime reads the time of the machine, and of a process with its children, those that live and
+// those that have ended.
+func readCPUTime(proc procfs.FS, pid int) (cpuTime, error) {
+	t, err := machineTime(proc)
+	if err != nil {
+		return cpuTime{}, err
+	}
 	all, err := proc.AllProcs()
 	if err != nil {
 		return cpuTime{}, err
@@ -73,16 +83,17 @@ func note(others, stolen float64) string {
 		"   So latencies are longer here, and more queries may be late, than on a quiet machine.", strings.Join(who, ", "))
 }
 
-// neighbours watch what others take of the CPUs. Where /proc does not say, nobody takes any.
-type neighbours struct {
+// Neighbours watch what others take of the CPUs. Where /proc does not say, nobody takes any.
+type Neighbours struct {
 	proc *procfs.FS
 	pid  int
 	last cpuTime
 	told bool
 }
 
-func watchNeighbours() *neighbours {
-	n := &neighbours{pid: os.Getpid()}
+// WatchNeighbours begins to.
+func WatchNeighbours() *Neighbours {
+	n := &Neighbours{pid: os.Getpid()}
 	proc, err := procfs.NewDefaultFS()
 	if err != nil {
 		return n
@@ -93,8 +104,8 @@ func watchNeighbours() *neighbours {
 	return n
 }
 
-// look returns the note on the time since it looked last, but never a second one.
-func (n *neighbours) look() string {
+// Look returns the note on the time since it looked last, but never a second one.
+func (n *Neighbours) Look() string {
 	if n.proc == nil || n.told {
 		return ""
 	}
@@ -107,7 +118,52 @@ func (n *neighbours) look() string {
 	return text
 }
 
-// percent writes a share with one decimal, rounded down: what is not all does not read as all.
-func percent(share float64) string {
-	return fmt.Sprintf("%.1f %%", math.Floor(1000*share+1e-9)/10)
+// A stolenTime is when the hypervisor gave more than mostTaken of the CPUs' time to others though this
+// machine had use for it. Where /proc does not say, it never did.
+type stolenTime struct {
+	mu    sync.Mutex
+	spans []stolenSpan
+}
+
+type stolenSpan struct {
+	from, to time.Time
+	share    float64 // of the time of all CPUs
+}
+
+// watchStolen looks for stolen time until ctx ends, in spans of half a second.
+func watchStolen(ctx context.Context) *stolenTime {
+	s := &stolenTime{}
+	proc, err := procfs.NewDefaultFS()
+	if err != nil {
+		return s
+	}
+	last, err := machineTime(proc)
+	from := time.Now()
+	go func() {
+		for err == nil && Settle(ctx, 500*time.Millisecond) == nil {
+			var now cpuTime
+			now, err = machineTime(proc)
+			to := time.Now()
+			if share := (now.stolen - last.stolen) / max(0.01, now.all-last.all); share > mostTaken {
+				s.mu.Lock()
+				s.spans = append(s.spans, stolenSpan{from, to, share})
+				s.mu.Unlock()
+			}
+			last, from = now, to
+		}
+	}()
+	return s
+}
+
+// between is the largest share that was stolen at a time in [from, to], 0 if the machine was not
+// disturbed.
+func (s *stolenTime) between(from, to time.Time) (share float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, x := range s.spans {
+		if !x.to.Before(from) && !x.from.After(to) {
+			share = max(share, x.share)
+		}
+	}
+	return share
 }

@@ -1,11 +1,13 @@
-// Package process runs agents of a built binary as child processes, for the
-// demo and for the experiments with fleets.
-package process
+// Package harness runs agents of a built binary as child processes, puts load on them and counts
+// what becomes of it, for the scenarios of scripts/fleet and for the demo.
+//
+// A [Fleet] is agents that find each other: on loopback or, by a [Network], in network namespaces,
+// with [Certificates] if need be. A [Driver] sends queries by [Client]s (the SDK, or plain clients of
+// the Open Inference Protocol) and has an entry for each. Nothing leaves this machine.
+package harness
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -14,8 +16,6 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
-
-	"github.com/muster-serve/muster/client"
 )
 
 // An Agent is a `muster agent` process.
@@ -57,7 +57,8 @@ func Start(c Config) (*Agent, error) {
 		c.Host = "127.0.0.1"
 	}
 	if c.After != nil {
-		a.HTTP, a.GRPC, a.Metrics, a.Gossip = c.After.HTTP, c.After.GRPC, c.After.Metrics, c.After.Gossip
+		a.HTTP, a.GRPC = c.After.HTTP, c.After.GRPC
+		a.Metrics, a.Gossip = c.After.Metrics, c.After.Gossip
 	} else if c.Namespace != "" { // ports are its own
 		a.setAddresses(c.Host, 8000, 8001, 8002, 7946)
 	} else if !c.DefaultPorts || !a.useDefaultPorts(c.Host) {
@@ -79,7 +80,9 @@ func Start(c Config) (*Agent, error) {
 		return nil, err
 	}
 	defer log.Close() // the process has its own
-	args := append([]string{"agent", "--http", a.HTTP, "--grpc", a.GRPC, "--metrics", a.Metrics, "--gossip", a.Gossip}, c.Args...)
+	args := append([]string{
+		"agent", "--http", a.HTTP, "--grpc", a.GRPC, "--metrics", a.Metrics, "--gossip", a.Gossip,
+	}, c.Args...)
 	a.process = exec.Command(c.Muster, args...)
 	a.Command = a.process.String()
 	if c.Namespace != "" {
@@ -136,32 +139,18 @@ func freePorts(host string, n int) (ports []int, err error) {
 	return ports, nil
 }
 
-// WaitReady returns when all models are served by whatever c is connected to.
-func WaitReady(ctx context.Context, c *client.Client, models []string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("the agent was not ready within a minute"))
-	defer cancel()
-	poll := time.NewTicker(50 * time.Millisecond)
-	defer poll.Stop()
-	for _, model := range models {
-		for {
-			if ready, err := c.ModelReady(ctx, model, ""); err == nil && ready {
-				break
-			}
-			select {
-			case <-poll.C:
-			case <-ctx.Done():
-				return fmt.Errorf("wait for model %s: %w", model, context.Cause(ctx))
-			}
-		}
-	}
-	return nil
-}
-
 // Exited is closed when the process has ended.
 func (a *Agent) Exited() <-chan struct{} { return a.exited }
 
-// PID is the process's id.
-func (a *Agent) PID() int { return a.process.Process.Pid }
+// HasExited reports whether the process has ended.
+func (a *Agent) HasExited() bool {
+	select {
+	case <-a.exited:
+		return true
+	default:
+		return false
+	}
+}
 
 // Signal sends the process a signal; one that has ended gets none.
 func (a *Agent) Signal(s syscall.Signal) { _ = a.process.Process.Signal(s) }
@@ -175,10 +164,8 @@ func (a *Agent) Kill() {
 // Stop drains the agent and waits for it. An agent that ended before, or badly,
 // is an error with the end of its log.
 func (a *Agent) Stop() error {
-	select {
-	case <-a.exited:
+	if a.HasExited() {
 		return a.failure("the agent ended by itself")
-	default:
 	}
 	a.Signal(syscall.SIGTERM)
 	patience := time.NewTimer(15 * time.Second)

@@ -1,6 +1,7 @@
-package process
+package harness
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -34,9 +35,12 @@ func Unshare() error {
 	}
 	// What may unshare may not be allowed to name what it makes.
 	n := Network{prefix: fmt.Sprintf("mt%d", os.Getpid()%10000)}
-	for _, try := range [][]string{{"unshare", "--net", "true"}, {"ip", "netns", "add", n.Namespace(0)}, {"ip", "netns", "del", n.Namespace(0)}} {
-		if out, err := exec.Command(try[0], try[1:]...).CombinedOutput(); err != nil {
-			return fmt.Errorf("network namespaces: %s: %w: %s", strings.Join(try, " "), err, strings.TrimSpace(string(out)))
+	for _, try := range []string{
+		"unshare --net true", "ip netns add " + n.Namespace(0), "ip netns del " + n.Namespace(0),
+	} {
+		words := strings.Fields(try)
+		if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("network namespaces: %s: %w: %s", try, err, bytes.TrimSpace(out))
 		}
 	}
 	self, err := os.Executable()
@@ -47,7 +51,8 @@ func Unshare() error {
 	if err != nil {
 		return err
 	}
-	err = syscall.Exec(tool, append([]string{"unshare", "--net", self}, os.Args[1:]...), append(os.Environ(), unshared+"=1"))
+	args := append([]string{"unshare", "--net", self}, os.Args[1:]...)
+	err = syscall.Exec(tool, args, append(os.Environ(), unshared+"=1"))
 	return fmt.Errorf("network namespaces: %w", err)
 }
 

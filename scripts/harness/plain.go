@@ -1,4 +1,4 @@
-package main
+package harness
 
 import (
 	"bytes"
@@ -25,11 +25,6 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
-// patience is how long a client waits for an answer. What takes longer is lost. It
-// is long, as a busy machine must not look like a lost query; what is slow is
-// counted apart.
-const patience = 30 * time.Second
-
 const (
 	// tryTimeout is how long a plain client waits for one server.
 	tryTimeout = 1500 * time.Millisecond
@@ -37,21 +32,25 @@ const (
 	avoid = time.Second
 )
 
-// A plain client knows nothing of Muster: it has addresses of servers of the Open
-// Inference Protocol, which it asks in turn, and goes on to the next one where
-// one cannot be reached, breaks off, or does not answer.
-type plain struct {
+// A Plain is a client that knows nothing of Muster: it has addresses of servers of the Open Inference
+// Protocol, which it asks in turn, and goes on to the next one where one cannot be reached, breaks
+// off, or does not answer.
+type Plain struct {
 	mu      sync.Mutex
 	servers []*server // the next one first
 	close   func()
 }
+
+// Close ends its connections.
+func (p *Plain) Close() { p.close() }
 
 type server struct {
 	infer  func(context.Context, *oip.Request) (*oip.Response, error)
 	failed time.Time
 }
 
-func (p *plain) Infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
+// Infer sends a query, to another server where one fails, until ctx ends.
+func (p *Plain) Infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 	for {
 		s := p.choose()
 		resp, err := try(ctx, s, req)
@@ -78,7 +77,7 @@ func (p *plain) Infer(ctx context.Context, req *oip.Request) (*oip.Response, err
 
 // choose takes the next server that has not failed just now, else the one that
 // has not for longest.
-func (p *plain) choose() *server {
+func (p *Plain) choose() *server {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	chosen := 0
@@ -102,9 +101,9 @@ func try(ctx context.Context, s *server, req *oip.Request) (*oip.Response, error
 	return s.infer(ctx, req)
 }
 
-// newGRPC is a client of generated code.
-func newGRPC(addresses []string, config *tls.Config) (*plain, error) {
-	p := &plain{}
+// NewPlainGRPC is a client of generated code.
+func NewPlainGRPC(addresses []string, config *tls.Config) (*Plain, error) {
+	p := &Plain{}
 	var conns []*grpc.ClientConn
 	p.close = func() {
 		for _, conn := range conns {
@@ -114,7 +113,9 @@ func newGRPC(addresses []string, config *tls.Config) (*plain, error) {
 	for _, address := range addresses {
 		conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(config)),
 			grpc.WithConnectParams(grpc.ConnectParams{
-				Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
+				Backoff: backoff.Config{
+					BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second,
+				},
 				MinConnectTimeout: tryTimeout,
 			}))
 		if err != nil {
@@ -130,10 +131,14 @@ func newGRPC(addresses []string, config *tls.Config) (*plain, error) {
 	return p, nil
 }
 
-func inferGRPC(ctx context.Context, c inference.GRPCInferenceServiceClient, req *oip.Request) (*oip.Response, error) {
+func inferGRPC(
+	ctx context.Context, c inference.GRPCInferenceServiceClient, req *oip.Request,
+) (*oip.Response, error) {
 	m := &inference.ModelInferRequest{ModelName: req.Model, Id: req.ID}
 	for _, in := range req.Inputs {
-		m.Inputs = append(m.Inputs, &inference.ModelInferRequest_InferInputTensor{Name: in.Name, Datatype: string(in.DataType), Shape: in.Shape})
+		m.Inputs = append(m.Inputs, &inference.ModelInferRequest_InferInputTensor{
+			Name: in.Name, Datatype: string(in.DataType), Shape: in.Shape,
+		})
 		m.RawInputContents = append(m.RawInputContents, in.Data)
 	}
 	answer, err := c.ModelInfer(ctx, m)
@@ -151,11 +156,13 @@ func inferGRPC(ctx context.Context, c inference.GRPCInferenceServiceClient, req 
 	return resp, nil
 }
 
-// newREST is a client that writes JSON.
-func newREST(addresses []string, config *tls.Config) *plain {
-	transport := &http.Transport{TLSClientConfig: config, MaxIdleConnsPerHost: 100, IdleConnTimeout: 5 * time.Second}
+// NewPlainREST is a client that writes JSON.
+func NewPlainREST(addresses []string, config *tls.Config) *Plain {
+	transport := &http.Transport{
+		TLSClientConfig: config, MaxIdleConnsPerHost: 100, IdleConnTimeout: 5 * time.Second,
+	}
 	c := &http.Client{Transport: transport}
-	p := &plain{close: transport.CloseIdleConnections}
+	p := &Plain{close: transport.CloseIdleConnections}
 	for _, address := range addresses {
 		p.servers = append(p.servers, &server{infer: func(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 			return inferREST(ctx, c, address, req)
@@ -190,7 +197,8 @@ func inferREST(ctx context.Context, c *http.Client, address string, req *oip.Req
 	if err != nil {
 		return nil, err
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+address+"/v2/models/"+req.Model+"/infer", bytes.NewReader(body))
+	url := "https://" + address + "/v2/models/" + req.Model + "/infer"
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}

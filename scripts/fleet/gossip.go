@@ -1,9 +1,3 @@
-// Command gossip-scale measures what gossip costs and how old its view is: it
-// runs agents' gossip, encrypted, over UDP and TCP on loopback, all in one
-// process, has each say a load every second, and then kills one.
-//
-//	go run ./scripts/gossip-scale
-//	go run ./scripts/gossip-scale -agents 100 -meta 512
 package main
 
 import (
@@ -11,50 +5,47 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
-	"os/signal"
 	"slices"
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/muster-serve/muster/gossip"
+	"github.com/muster-serve/muster/scripts/harness"
 )
 
-func main() {
-	var m measurement
-	flag.IntVar(&m.agents, "agents", 50, "how many")
-	flag.IntVar(&m.meta, "meta", 200, "bytes that each says about itself")
-	flag.IntVar(&m.load, "load", 32, "bytes of a load, at least 8")
-	flag.DurationVar(&m.window, "window", 20*time.Second, "how long to measure")
-	flag.Float64Var(&m.limit, "limit", 25, "fail above so many kB/s sent by an agent, UDP and IP headers included")
-	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := m.run(ctx, os.Stdout); err != nil {
-		fmt.Fprintf(os.Stderr, "gossip-scale: %v\n", err)
-		os.Exit(1)
-	}
+const (
+	metaSize = 200 // bytes that each agent says about itself
+	loadSize = 32  // bytes of a load
+)
+
+func gossipFlags(r *run, cmd *cobra.Command) {
+	cmd.Flags().IntVar(&r.flags.agents, "agents", 0, "how many, 50 (15 in short) by default")
 }
 
+// A measurement is of agents' gossip.
 type measurement struct {
-	agents, meta, load int
-	window             time.Duration
-	limit              float64
-
+	agents  int
 	running []*gossip.Gossip
 }
 
 // headers are a packet's IPv4 and UDP headers, in bytes.
 const headers = 28
 
-func (m *measurement) run(ctx context.Context, out io.Writer) error {
-	if m.agents < 3 || m.load < 8 || m.window < time.Second {
-		return errors.New("want at least 3 agents, loads of 8 bytes and a window of 1 s")
+// gossip runs the gossip of 50 agents, encrypted, over UDP and TCP on loopback, all in this process,
+// has each say a load every second for twenty seconds, and kills one. Wanted: all see each other and,
+// later, that one is gone, and none sends more than 25 kB/s, headers included. The short form has 15
+// agents and three seconds.
+func (r *run) gossip(ctx context.Context) error {
+	m := measurement{agents: max(3, r.flags.agents)}
+	if r.flags.agents == 0 {
+		m.agents = pick(r, 50, 15)
 	}
+	window := pick(r, 20*time.Second, 3*time.Second)
 	var level slog.LevelVar
 	level.Set(slog.LevelWarn)
 	defer func() {
@@ -71,7 +62,7 @@ func (m *measurement) run(ctx context.Context, out io.Writer) error {
 			Bind:   "127.0.0.1:0",
 			Seeds:  seeds,
 			Keys:   [][]byte{bytes.Repeat([]byte{1}, gossip.KeySize)},
-			Meta:   bytes.Repeat([]byte{byte(i)}, m.meta),
+			Meta:   bytes.Repeat([]byte{byte(i)}, metaSize),
 			Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: &level})),
 		})
 		if err != nil {
@@ -82,25 +73,23 @@ func (m *measurement) run(ctx context.Context, out io.Writer) error {
 			seeds = append(seeds, g.Addr().String())
 		}
 	}
-	if err := m.until(ctx, m.agents); err != nil {
-		return err
-	}
-	fmt.Fprintf(out, "%d agents see each other %.1f s after the first started\n", m.agents, time.Since(start).Seconds())
+	err := m.until(ctx, m.agents)
+	r.wantNil(err, "%d agents see each other, %.1f s after the first started", m.agents, time.Since(start).Seconds())
 
 	telling, stop := context.WithCancel(ctx)
 	defer stop()
 	for i, g := range m.running {
 		go m.tell(telling, g, time.Duration(i)*time.Second/time.Duration(m.agents))
 	}
-	if err := sleep(ctx, 3*time.Second); err != nil {
+	if err := harness.Settle(ctx, 3*time.Second); err != nil {
 		return err
 	}
 	before := m.traffic()
 	used := processorTime()
 	began := time.Now()
 	var ages []time.Duration
-	for time.Since(began) < m.window {
-		if err := sleep(ctx, 250*time.Millisecond); err != nil {
+	for time.Since(began) < window {
+		if err := harness.Settle(ctx, 250*time.Millisecond); err != nil {
 			return err
 		}
 		ages = append(ages, m.ages()...)
@@ -115,9 +104,9 @@ func (m *measurement) run(ctx context.Context, out io.Writer) error {
 	for _, age := range ages {
 		sum += age
 	}
-	fmt.Fprintf(out, "an agent sends %.1f kB/s: %.1f packets/s of %.0f bytes, %.1f kB/s in streams; it uses %.2f %% of a core\n", rate,
+	r.say("an agent sends %.1f kB/s: %.1f packets/s of %.0f bytes, %.1f kB/s in streams; it uses %.2f %% of a core", rate,
 		float64(sent.packets)/each, float64(sent.bytes-sent.streams)/float64(sent.packets), float64(sent.streams)/each/1000, 100*used.Seconds()/each)
-	fmt.Fprintf(out, "loads are %.2f s old (mean), %.2f s (p99), %.2f s (oldest of %d)\n", (sum / time.Duration(len(ages))).Seconds(),
+	r.say("loads are %.2f s old (mean), %.2f s (p99), %.2f s (oldest of %d)", (sum / time.Duration(len(ages))).Seconds(),
 		ages[len(ages)*99/100].Seconds(), ages[len(ages)-1].Seconds(), len(ages))
 
 	killed := time.Now()
@@ -126,23 +115,19 @@ func (m *measurement) run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	m.running = m.running[:last]
-	if err := m.until(ctx, last); err != nil {
-		return err
-	}
-	fmt.Fprintf(out, "all know of a failure after %.1f s\n", time.Since(killed).Seconds())
-	if rate > m.limit {
-		return fmt.Errorf("an agent sends %.1f kB/s, want at most %.1f", rate, m.limit)
-	}
+	err = m.until(ctx, last)
+	r.wantNil(err, "all know of a failure, after %.1f s", time.Since(killed).Seconds())
+	r.wantQuiet(rate <= 25, "an agent sends %.1f kB/s, want at most 25", rate)
 	return nil
 }
 
 // until waits until every agent sees n members.
 func (m *measurement) until(ctx context.Context, n int) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, fmt.Errorf("not all agents see %d members after two minutes", n))
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	for slices.ContainsFunc(m.running, func(g *gossip.Gossip) bool { return g.Stats().Members != n }) {
-		if err := sleep(ctx, 20*time.Millisecond); err != nil {
-			return err
+		if err := harness.Settle(ctx, 20*time.Millisecond); err != nil {
+			return errors.Join(fmt.Errorf("not all agents see %d members after two minutes", n), err)
 		}
 	}
 	return nil
@@ -150,11 +135,11 @@ func (m *measurement) until(ctx context.Context, n int) error {
 
 // tell has g say what time it is, at first after a delay.
 func (m *measurement) tell(ctx context.Context, g *gossip.Gossip, delay time.Duration) {
-	for ; sleep(ctx, delay) == nil; delay = time.Second {
-		load := make([]byte, m.load)
+	for ; harness.Settle(ctx, delay) == nil; delay = time.Second {
+		load := make([]byte, loadSize)
 		binary.BigEndian.PutUint64(load, uint64(time.Now().UnixNano()))
 		if err := g.SetLoad(load); err != nil {
-			fmt.Fprintf(os.Stderr, "gossip-scale: %v\n", err)
+			fmt.Fprintf(os.Stderr, "gossip: %v\n", err)
 			return
 		}
 	}
@@ -206,13 +191,4 @@ func processorTime() time.Duration {
 		return 0
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

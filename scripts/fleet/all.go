@@ -1,0 +1,125 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+)
+
+// newAllCommand tries every scenario in a process of its own, some beside each other where the run
+// is short: what is wanted then does not depend on the machine's being quiet.
+func newAllCommand(r *run) *cobra.Command {
+	var beside int
+	cmd := &cobra.Command{
+		Use: "all", Short: "each of these, and a table at the end", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !r.short {
+				beside = 1
+			}
+			return r.all(cmd.Context(), max(1, beside))
+		},
+	}
+	cmd.Flags().IntVar(&beside, "beside", 4, "how many at a time, of short ones")
+	return cmd
+}
+
+// An ending is how a scenario ended.
+type ending struct {
+	name  string
+	index int // in the order of scenarios
+	took  time.Duration
+	said  string // its last line
+	text  []byte
+	err   error
+}
+
+func (r *run) all(ctx context.Context, beside int) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	begin := time.Now()
+	slots, ended := make(chan struct{}, beside), make(chan ending)
+	go func() {
+		for i, s := range scenarios {
+			slots <- struct{}{}
+			go func() {
+				e := r.child(ctx, self, s.name)
+				<-slots
+				e.index = i
+				ended <- e
+			}()
+		}
+	}()
+	terminal := term.IsTerminal(int(os.Stderr.Fd()))
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	var all []ending
+	for len(all) < len(scenarios) {
+		select {
+		case e := <-ended:
+			all = append(all, e)
+			r.say("\n--- %s, %.0f s\n%s", e.name, e.took.Seconds(), bytes.TrimSpace(e.text))
+		case <-tick.C:
+			if terminal {
+				fmt.Fprintf(os.Stderr, "\r\x1b[K%d of %d scenarios, %.0f s", len(all), len(scenarios), time.Since(begin).Seconds())
+			}
+		}
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	slices.SortFunc(all, func(a, b ending) int { return a.index - b.index })
+	r.say("")
+	t := tabwriter.NewWriter(r.out, 0, 0, 2, ' ', 0)
+	failed := 0
+	fmt.Fprintln(t, "SCENARIO\tSECONDS\tFOUND")
+	for _, e := range all {
+		if e.err != nil {
+			failed++
+		}
+		fmt.Fprintf(t, "%s\t%.0f\t%s\n", e.name, e.took.Seconds(), e.said)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	r.say("%d scenarios in %.0f s", len(all), time.Since(begin).Seconds())
+	if failed > 0 {
+		return fmt.Errorf("%d of %d scenarios missed something", failed, len(all))
+	}
+	return nil
+}
+
+// child tries a scenario in a process of its own.
+func (r *run) child(ctx context.Context, self, name string) ending {
+	args := []string{name, "--muster", r.muster, "--dir", r.dir, "--seed", fmt.Sprint(r.seed), fmt.Sprintf("--short=%t", r.short)}
+	cmd := exec.CommandContext(ctx, self, args...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it has agents to stop
+	cmd.WaitDelay = 30 * time.Second
+	begin := time.Now()
+	text, err := cmd.CombinedOutput()
+	e := ending{name: name, took: time.Since(begin), text: text, err: err}
+	for line := range strings.Lines(string(text)) {
+		for _, how := range []string{asWanted, missed, skipped} {
+			if strings.HasPrefix(line, how+": ") {
+				e.said = strings.TrimSpace(line)
+			}
+		}
+	}
+	if e.said == "" {
+		e.err = errors.Join(err, errors.New("it did not come to its end"))
+		e.said = fmt.Sprint(e.err)
+	}
+	return e
+}

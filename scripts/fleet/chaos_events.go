@@ -1,0 +1,440 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/google/renameio/v2"
+
+	"github.com/muster-serve/muster/scripts/harness"
+)
+
+// An agent is one of the fleet's.
+type agent struct {
+	*harness.Node
+	// spared agents are neither killed nor drained, so that what grows in them is seen.
+	spared bool
+	// trouble says what happens to it; it is "" if it should serve.
+	trouble string
+	ended   bool // as it was told to
+	// changing: its certificate is.
+	changing bool
+}
+
+// An event is something that happens to one agent, or to several.
+type event struct {
+	name  string
+	often int
+	// happen reports whether it can, just now.
+	happen func(c *chaos, r *rand.Rand) bool
+}
+
+var events = []event{
+	{"killed", 3, (*chaos).kill},
+	{"drained", 2, (*chaos).drain},
+	{"frozen", 3, (*chaos).freeze},
+	{"slowed", 2, (*chaos).slow},
+	{"cut off", 3, (*chaos).cutOff},
+	{"gossip key changed", 2, (*chaos).changeKey},
+	{"certificates changed", 2, (*chaos).changeCertificates},
+}
+
+// happen has something happen. What, and for how long, the seed says; the state
+// of the fleet, to whom, and whether it can.
+func (c *chaos) happen() {
+	c.happened++
+	r := rand.New(rand.NewPCG(c.seed, c.happened))
+	sum := 0
+	for _, e := range events {
+		sum += e.often
+	}
+	n := r.IntN(sum)
+	for _, e := range events {
+		if n -= e.often; n < 0 {
+			if e.happen(c, r) {
+				c.counts[e.name]++
+			}
+			return
+		}
+	}
+}
+
+func seconds(r *rand.Rand, least, most float64) time.Duration {
+	return time.Duration((least + (most-least)*r.Float64()) * float64(time.Second))
+}
+
+// lasts is how long something does, half of it where the run is short.
+func (c *chaos) lasts(r *rand.Rand, least, most float64) time.Duration {
+	return seconds(r, least, most) / pick[time.Duration](c.run, 1, 2)
+}
+
+// later has the loop call f after a while.
+func (c *chaos) later(d time.Duration, f func()) {
+	c.pending++
+	time.AfterFunc(d, func() { c.todo <- func() { c.pending--; f() } })
+}
+
+// background runs work beside the loop, which then calls then.
+func (c *chaos) background(work func() error, then func(error)) {
+	c.pending++
+	go func() {
+		err := work()
+		c.todo <- func() { c.pending--; then(err) }
+	}()
+}
+
+// pick chooses an agent to get into trouble: one time in three the leader. It
+// returns nil if there is none, or if enough are in trouble: a third.
+func (c *chaos) pick(r *rand.Rand, suits func(*agent) bool) *agent {
+	wantLeader, n := r.IntN(3) == 0, r.IntN(1<<20)
+	var able []*agent
+	troubled := 0
+	for _, a := range c.agents {
+		switch {
+		case a.trouble != "":
+			troubled++
+		case !a.changing && suits(a):
+			able = append(able, a)
+		}
+	}
+	if len(able) == 0 || troubled >= max(1, c.size/3) {
+		return nil
+	}
+	if i := slices.IndexFunc(able, func(a *agent) bool { return a.Name == c.leader }); i >= 0 && wantLeader {
+		return able[i]
+	}
+	return able[n%len(able)]
+}
+
+func anyone(*agent) bool    { return true }
+func mortals(a *agent) bool { return !a.spared }
+func (c *chaos) who(a *agent) string {
+	if a.Name == c.leader && a.Name != "" {
+		return a.String() + " (which leads)"
+	}
+	return a.String()
+}
+
+// kill ends a process without a warning. It is started anew after a while.
+func (c *chaos) kill(r *rand.Rand) bool {
+	away := max(0, c.lasts(r, -2, 6))
+	a := c.pick(r, mortals)
+	if a == nil {
+		return false
+	}
+	c.note("%s is killed", c.who(a))
+	a.trouble, a.ended = "killed", true
+	a.Kill()
+	c.later(away, func() { c.restart(a) })
+	return true
+}
+
+// drain ends a process in good order, and starts it anew.
+func (c *chaos) drain(r *rand.Rand) bool {
+	away := max(0, c.lasts(r, -2, 4))
+	if c.rotating { // who is away does not get the new key
+		return false
+	}
+	a := c.pick(r, mortals)
+	if a == nil {
+		return false
+	}
+	c.note("%s is told to drain", c.who(a))
+	a.trouble, a.ended = "drained", true
+	c.draining++
+	begun := time.Now()
+	c.background(a.Stop, func(err error) {
+		if err != nil {
+			c.fail("%v was told to drain: %v", a, err)
+		}
+		c.note("%v has drained in %.1f s", a, time.Since(begun).Seconds())
+		c.later(away, func() { c.restart(a) })
+	})
+	return true
+}
+
+// restart starts an agent that has ended.
+func (c *chaos) restart(a *agent) {
+	if err := c.fleet.Restart(a.Node); err != nil {
+		c.fail("%v cannot be started: %v", a, err)
+		return
+	}
+	a.ended = false
+	c.await(a, a.Name, a.Started, func() {
+		if a.trouble == "drained" {
+			c.draining--
+		}
+	})
+}
+
+// await waits until an agent serves again; then it is in trouble no more. Former is
+// the name of its process before, if it has ended.
+func (c *chaos) await(a *agent, former string, since time.Time, then func()) {
+	var name string
+	c.background(func() (err error) {
+		name, err = c.fleet.WaitBack(c.ctx, a.Node, former)
+		return err
+	}, func(err error) {
+		then()
+		if err != nil {
+			c.fail("%v, which was %s: %v", a, a.trouble, err)
+		} else {
+			c.note("%v is back after %.1f s", a, time.Since(since).Seconds())
+		}
+		a.trouble, a.Name = "", name
+	})
+}
+
+// freeze stops a process for some time.
+func (c *chaos) freeze(r *rand.Rand) bool {
+	long := c.lasts(r, 0.1, 3)
+	if r.IntN(4) == 0 {
+		long = c.lasts(r, 3, 9) // long enough to be taken for dead
+	}
+	a := c.pick(r, anyone)
+	if a == nil {
+		return false
+	}
+	c.note("%s is frozen for %.1f s", c.who(a), long.Seconds())
+	a.trouble = "frozen"
+	a.Signal(syscall.SIGSTOP)
+	c.later(long, func() {
+		a.Signal(syscall.SIGCONT)
+		c.await(a, "", time.Now(), func() {})
+	})
+	return true
+}
+
+// slow stops a process for a part of the time.
+func (c *chaos) slow(r *rand.Rand) bool {
+	const period = 50 * time.Millisecond
+	long, stopped := c.lasts(r, 2, 10), time.Duration((0.3+0.5*r.Float64())*float64(period))
+	a := c.pick(r, anyone)
+	if a == nil {
+		return false
+	}
+	c.note("%s is slowed for %.1f s: it stands still for %d %% of the time",
+		c.who(a), long.Seconds(), 100*stopped/period)
+	a.trouble = "slowed"
+	slowed := a.Agent
+	c.background(func() error {
+		for end := time.Now().Add(long); time.Now().Before(end); {
+			slowed.Signal(syscall.SIGSTOP)
+			time.Sleep(stopped)
+			slowed.Signal(syscall.SIGCONT)
+			time.Sleep(period - stopped)
+		}
+		return nil
+	}, func(error) { a.trouble = "" })
+	return true
+}
+
+// cutOff has some agents see nobody but each other. The clients stay with the
+// others.
+func (c *chaos) cutOff(r *rand.Rand) bool {
+	long, most := c.lasts(r, 0.3, 12), 1+r.IntN(max(1, c.size/3))
+	if c.network == nil {
+		return false
+	}
+	var cut []*agent
+	var names []string
+	var indexes []int
+	for len(cut) < most {
+		a := c.pick(r, anyone)
+		if a == nil {
+			break
+		}
+		a.trouble = "cut off"
+		cut, names, indexes = append(cut, a), append(names, c.who(a)), append(indexes, a.Index)
+	}
+	if len(cut) == 0 {
+		return false
+	}
+	c.note("cut off: %s, for %.1f s", strings.Join(names, ", "), long.Seconds())
+	if err := c.network.Cut(indexes...); err != nil {
+		c.fail("%v", err)
+	}
+	c.later(long, func() {
+		if err := c.network.Heal(indexes...); err != nil {
+			c.fail("%v", err)
+		}
+		for _, a := range cut {
+			c.await(a, "", time.Now(), func() {})
+		}
+	})
+	return true
+}
+
+// changeKey has an agent change the gossip key of the fleet. It may have to
+// stop, where agents are in trouble; what it leaves behind must work.
+func (c *chaos) changeKey(r *rand.Rand) bool {
+	n := r.IntN(1 << 20)
+	if c.rotating || c.draining > 0 {
+		return false
+	}
+	var able []*agent
+	for _, a := range c.agents {
+		if a.trouble == "" {
+			able = append(able, a)
+		}
+	}
+	a := able[n%len(able)]
+	c.rotating = true
+	begun := time.Now()
+	c.note("%v is asked to change the gossip key", a)
+	c.background(func() error { return c.rotate(a) }, func(err error) {
+		c.rotating = false
+		if err != nil {
+			c.note("the gossip key is not changed: %v", err)
+		} else {
+			c.counts["gossip key changed to the end"]++
+			c.note("the gossip key is changed, in %.1f s", time.Since(begun).Seconds())
+		}
+	})
+	return true
+}
+
+// rotate returns the last line of why the key has not been changed.
+func (c *chaos) rotate(a *agent) error {
+	certificates := c.fleet.Certificates
+	args := append([]string{"keys", "rotate", "--server", a.GRPC}, certificates.Args(harness.Admin)...)
+	_, err := certificates.Run(c.ctx, args...)
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	return errors.New(text[strings.LastIndexByte(text, '\n')+1:])
+}
+
+// changeCertificates gives an agent, all, or the SDK a new certificate.
+func (c *chaos) changeCertificates(r *rand.Rand) bool {
+	var to []*agent
+	how, pause := r.IntN(3), c.lasts(r, 0.5, 2.5)
+	switch whose, n := r.IntN(4), r.IntN(1<<20); {
+	case whose == 0: // the SDK's
+	case whose == 1:
+		to = c.agents
+	default:
+		to = c.agents[n%c.size : n%c.size+1]
+	}
+	names := []string{"sdk"}
+	what := "the SDK gets a new certificate"
+	if to != nil {
+		to = slices.DeleteFunc(slices.Clone(to), func(a *agent) bool { return a.trouble != "" || a.changing })
+		names, what = nil, "new certificates for"
+		for _, a := range to {
+			names = append(names, harness.AgentName(a.Index))
+			what += fmt.Sprintf(" %d", a.Index)
+		}
+	}
+	if len(names) == 0 || c.certifying {
+		return false
+	}
+	c.certifying = true
+	c.note("%s, %s", what, [...]string{
+		"at once", "the key first, and the certificate a while after", "half of the files at first",
+	}[how])
+	for _, a := range to {
+		a.changing = true // it could not start with half of them
+	}
+	c.background(func() error { return c.certify(names, how, pause) }, func(err error) {
+		if err != nil {
+			c.fail("change certificates: %v", err)
+		}
+		c.certifying = false
+		for _, a := range to {
+			a.changing = false
+		}
+	})
+	return true
+}
+
+// certify issues certificates and replaces the files of those who have the names.
+func (c *chaos) certify(names []string, how int, pause time.Duration) error {
+	type file struct {
+		path string
+		text []byte
+	}
+	var certs, keys []file
+	for _, name := range names {
+		host := "" // the SDK's
+		for _, a := range c.agents {
+			if harness.AgentName(a.Index) == name {
+				host, _, _ = net.SplitHostPort(a.GRPC)
+			}
+		}
+		certificates, fresh := c.fleet.Certificates, filepath.Join(c.dir, "issued")
+		if err := errors.Join(os.RemoveAll(fresh), certificates.Issue(c.ctx, name, host, fresh)); err != nil {
+			return err
+		}
+		fromCert, fromKey := certificates.Pair(name, fresh)
+		toCert, toKey := certificates.Pair(name, "")
+		cert, certErr := os.ReadFile(fromCert)
+		key, keyErr := os.ReadFile(fromKey)
+		if err := errors.Join(certErr, keyErr); err != nil {
+			return err
+		}
+		certs, keys = append(certs, file{toCert, cert}), append(keys, file{toKey, key})
+	}
+	write := func(files []file, whole bool) (err error) {
+		for _, f := range files {
+			if !whole {
+				err = errors.Join(err, os.WriteFile(f.path, f.text[:len(f.text)/2], 0o600)) // not even at once
+				continue
+			}
+			err = errors.Join(err, renameio.WriteFile(f.path, f.text, 0o600))
+		}
+		return err
+	}
+	if how == 2 {
+		if err := errors.Join(write(keys, false), write(certs, false)); err != nil {
+			return err
+		}
+		time.Sleep(pause)
+	}
+	err := write(keys, true)
+	if how > 0 {
+		time.Sleep(pause)
+	}
+	return errors.Join(err, write(certs, true))
+}
+
+// standstill is how long the loop may not run before that is worth a line: the
+// machine has no time for it, and so hardly for the agents.
+const standstill = 500 * time.Millisecond
+
+// look finds out who leads, whether processes have ended, and whether the machine
+// is too busy to tell.
+func (c *chaos) look() {
+	now := time.Now()
+	if took := now.Sub(c.looked); took > standstill {
+		c.note("this machine has stood still for %.1f s", took.Seconds())
+		c.counts["machine stood still"]++
+	}
+	c.looked = now
+	if g := c.sdk.Gateway(); g != nil {
+		if leader := g.Leader(); leader != "" && leader != c.leader {
+			c.leader = leader
+			if i := slices.IndexFunc(c.agents, func(a *agent) bool { return a.Name == leader }); i >= 0 {
+				c.note("%v leads", c.agents[i])
+			} else {
+				c.note("%s leads", leader)
+			}
+		}
+	}
+	for _, a := range c.agents {
+		if !a.ended && a.HasExited() {
+			c.fail("%v: %v", a, a.Stop())
+			a.ended, a.trouble = true, "ended"
+			c.restart(a)
+		}
+	}
+}

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/scripts/harness"
+)
+
+// gateway kills two of the three agents that a client talks to which knows no fleet, under half of
+// what the fleet can serve. Wanted: no query fails. The short form only waits less.
+func (r *run) gateway(ctx context.Context) error {
+	f, err := r.newFleet(ctx, "dien")
+	if err != nil {
+		return err
+	}
+	if err := r.start(ctx, f, pool(1, 4)); err != nil {
+		return err
+	}
+	d, err := r.driver(ctx, f, f.Addresses()[1:4], client.WithoutFleet())
+	if err != nil {
+		return err
+	}
+	limit, err := r.limit(ctx, f, d, f.Types())
+	if err != nil {
+		return err
+	}
+	begin := time.Now()
+	if err := d.Start(ctx, harness.Load{Rate: limit / 2, Seed: r.seed}); err != nil {
+		return err
+	}
+	for _, i := range []int{2, 1} {
+		if err := r.settle(ctx, 4*time.Second); err != nil {
+			return err
+		}
+		n, at := f.Nodes[i], time.Now()
+		n.Kill()
+		f.Remove(n)
+		if err := r.settle(ctx, 4*time.Second); err != nil {
+			return err
+		}
+		r.say("  gateway %v killed; queries since: %v", n, d.Between(at, time.Now()))
+	}
+	return r.account(d, begin)
+}

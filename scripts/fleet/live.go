@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/muster-serve/muster/scripts/harness"
+)
+
+// live holds what fleets serve against what the simulator says of them: 99 % of the queries within
+// the QoS target at 0.95 of the simulated allowable throughput, and fewer at 1.05. The short form
+// wants that nothing is lost.
+func (r *run) live(ctx context.Context) error {
+	if r.short {
+		return r.liveModel(ctx, "dien", pool(1, 2), 0.8)
+	}
+	for model, types := range map[string][]string{"dien": pool(2, 9), "rm2": pool(1, 13)} {
+		if err := r.liveModel(ctx, model, types, 0.95, 1.05); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *run) liveModel(ctx context.Context, model string, types []string, shares ...float64) error {
+	f, err := r.newFleet(ctx, model)
+	if err != nil {
+		return err
+	}
+	defer f.Stop() // before the next one's
+	if err := r.start(ctx, f, types); err != nil {
+		return err
+	}
+	d, err := r.driver(ctx, f, f.Addresses())
+	if err != nil {
+		return err
+	}
+	limit, err := r.limit(ctx, f, d, types)
+	if err != nil {
+		return err
+	}
+	for i, share := range shares {
+		begin := time.Now()
+		report, err := d.Run(ctx, harness.Load{
+			Rate: share * limit, Duration: pick(r, 30*time.Second, 4*time.Second), Seed: r.seed + uint64(i),
+		})
+		if err != nil {
+			return err
+		}
+		m := report.Models[0]
+		r.say("  at %.2f x: %.0f queries/s, p50 %.1f ms, p99 %.1f ms", share, share*limit, m.LatencyMS.P50, m.LatencyMS.P99)
+		if r.short {
+			return r.account(d, begin)
+		}
+		satisfied := 100 * m.QoSSatisfaction
+		if share < 1 {
+			r.want(satisfied >= 99, "%s at %.2f x: %.2f %% within %g ms, want at least 99 %%", model, share, satisfied, m.QoSTargetMS)
+		} else {
+			r.want(satisfied < 99, "%s at %.2f x: %.2f %% within %g ms, want below 99 %%", model, share, satisfied, m.QoSTargetMS)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/models/zoo"
+	"github.com/muster-serve/muster/scripts/harness"
+)
+
+// loading serves NCF at 300 queries/s, in turn while RM2 is unloaded and loaded again and again
+// beside it and while nothing else happens. Wanted: no query fails, and the 99th percentile is at most
+// 1.5 times as long (medians of ten pairs). The short form has one pair, of small models.
+func (r *run) loading(ctx context.Context) error {
+	f, err := r.startReal(ctx, pick(r, zoo.Default, zoo.Small), "ncf", "rm2")
+	if err != nil {
+		return err
+	}
+	c, err := r.client(f.Addresses())
+	if err != nil {
+		return err
+	}
+	d, err := harness.NewDriver(ctx, c, map[string]float64{"ncf": 1}, harness.Patience)
+	if err != nil {
+		return err
+	}
+	d.Numbers = true
+	begin := time.Now()
+	var alone, beside []float64
+	loads := 0
+	var loading time.Duration
+	for pair := range pick(r, 10, 1) {
+		// Both windows of a pair have the same queries.
+		window := harness.Load{Rate: 300, Duration: pick(r, 3*time.Second, 2*time.Second), Seed: r.seed + uint64(pair)}
+		quiet, err := d.Run(ctx, window)
+		if err != nil {
+			return err
+		}
+		if err := d.Start(ctx, window); err != nil {
+			return err
+		}
+		n, took, err := loadUntil(ctx, c, "rm2", d)
+		if err != nil {
+			return err
+		}
+		busy, err := d.Wait()
+		if err != nil {
+			return err
+		}
+		loads, loading = loads+n, loading+took
+		alone, beside = append(alone, quiet.Models[0].LatencyMS.P99), append(beside, busy.Models[0].LatencyMS.P99)
+		r.say("p99 of ncf: %.3f ms alone, %.3f ms while rm2 was loaded %d times", alone[pair], beside[pair], n)
+	}
+	ratio := median(beside) / median(alone)
+	r.want(loads > 0, "rm2 was loaded %d times, warm-up included in %.0f ms each", loads, loading.Seconds()*1e3/float64(max(1, loads)))
+	r.wantQuiet(ratio <= 1.5, "medians of %.3f ms alone and %.3f ms beside: %.2f x, want at most 1.5", median(alone), median(beside), ratio)
+	return r.account(d, begin)
+}
+
+// loadUntil unloads and loads the model over and over until the driver's load ends, and returns how
+// often, and how long the loads took in all.
+func loadUntil(ctx context.Context, c *client.Client, model string, d *harness.Driver) (loads int, took time.Duration, err error) {
+	for !d.Ended() {
+		if err := c.UnloadModel(ctx, model); err != nil {
+			return loads, took, err
+		}
+		start := time.Now()
+		if err := c.LoadModel(ctx, model); err != nil {
+			return loads, took, err
+		}
+		took += time.Since(start)
+		loads++
+	}
+	return loads, took, nil
+}
+
+func median(xs []float64) float64 {
+	xs = slices.Sorted(slices.Values(xs))
+	return (xs[(len(xs)-1)/2] + xs[len(xs)/2]) / 2
+}

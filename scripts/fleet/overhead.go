@@ -1,0 +1,322 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/models/zoo"
+	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/scripts/harness"
+)
+
+const (
+	workerType = "r5n.large" // what the workers play
+	atATime    = 32          // queries under way when rates are measured
+)
+
+func overheadFlags(r *run, cmd *cobra.Command) {
+	cmd.Flags().IntVar(&r.flags.threads, "threads", 1, "GOMAXPROCS of each process; 0: as Go chooses")
+}
+
+// A way is one that queries go.
+type way struct {
+	name    string
+	query   func(context.Context) error
+	times   []time.Duration // of queries one at a time
+	medians []float64       // of them, us, by round
+	rates   []float64       // queries/s, many at a time
+}
+
+// overhead measures what Muster costs a query beyond its execution, beside bare gRPC relays of the same
+// bytes over as many hops, in turns: by the SDK, through leader and worker; by a client that knows
+// only the Open Inference Protocol, through a gateway too; and the queries a second that a leader
+// distributes to four executors that take no time. The queries are NCF's at batch size 8. Wanted: at
+// most 1.4 times the relays' time, and at least 0.4 of their rate. The short form has two rounds in
+// place of ten, and wants that all are answered.
+//
+// All processes run Go code on one thread, this one and the relays too: on few cores processes with
+// more disturb each other, looking for work, by more than what is measured.
+func (r *run) overhead(ctx context.Context) error {
+	runtime.GOMAXPROCS(r.flags.threads)
+	if err := os.Setenv("GOMAXPROCS", strconv.Itoa(r.flags.threads)); err != nil { // for the others
+		return err
+	}
+	rounds, queries, window := pick(r, 10, 2), pick(r, 400, 100), pick(r, time.Second, 300*time.Millisecond)
+	f, err := r.idleFleet(ctx)
+	if err != nil {
+		return err
+	}
+	request, err := ncfQuery()
+	if err != nil {
+		return err
+	}
+	direct, err := r.client(f.Addresses()[:1])
+	if err != nil {
+		return err
+	}
+	plain, err := r.client(f.Addresses()[1:2], client.WithoutFleet())
+	if err != nil {
+		return err
+	}
+	answer, err := firstAnswer(ctx, direct, plain, request)
+	if err != nil {
+		return err
+	}
+	relays, err := startRelays(request, answer)
+	if relays != nil {
+		r.atEnd = append(r.atEnd, relays.stop)
+	}
+	if err != nil {
+		return err
+	}
+
+	two := &way{name: "bare relay, two hops", query: relays.two}
+	sdk := &way{name: "SDK, leader and worker", query: inferring(direct, request)}
+	three := &way{name: "bare relays, three hops", query: relays.three}
+	gateway := &way{name: "OIP client, gateway, leader and worker", query: inferring(plain, request)}
+	ways := []*way{two, sdk, three, gateway}
+	for _, x := range ways { // connections, and what grows to its size
+		if _, err := x.inTurn(ctx, queries); err != nil {
+			return fmt.Errorf("%s: %w", x.name, err)
+		}
+	}
+	before, err := executed(ctx, f)
+	if err != nil {
+		return err
+	}
+	for range rounds {
+		for _, x := range ways {
+			times, err := x.inTurn(ctx, queries+queries/4)
+			if err != nil {
+				return fmt.Errorf("%s: %w", x.name, err)
+			}
+			times = times[queries/4:] // the first find processes cold that have just had nothing to do
+			x.times = append(x.times, times...)
+			slices.Sort(times)
+			x.medians = append(x.medians, us(times[len(times)/2]))
+		}
+	}
+	after, err := executed(ctx, f)
+	if err != nil {
+		return err
+	}
+	n := after.Count - before.Count
+	r.want(n >= uint64(2*rounds*queries), "workers executed %d of Muster's %d queries", n, 2*rounds*(queries+queries/4))
+	r.reportTimes(ways, us(after.Time-before.Time)/float64(max(1, n)))
+
+	for len(f.Nodes) < 6 {
+		if _, err := f.Add(ctx, workerType, workerArgs(f)...); err != nil {
+			return err
+		}
+	}
+	for begin := time.Now(); ; { // until each worker has executed a query
+		if _, err := sdk.rate(ctx, window); err != nil {
+			return err
+		}
+		all, err := f.Executed(ctx, "ncf")
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(all[2:], func(e harness.Executed) bool { return e.Count == 0 }) {
+			break
+		}
+		if time.Since(begin) > time.Minute {
+			return errors.New("a worker got no query within a minute")
+		}
+	}
+	for range rounds {
+		for _, x := range []*way{two, sdk} {
+			rate, err := x.rate(ctx, window)
+			if err != nil {
+				return fmt.Errorf("%s: %w", x.name, err)
+			}
+			x.rates = append(x.rates, rate)
+		}
+	}
+	bare, leader := median(two.rates), median(sdk.rates)
+	r.wantQuiet(leader >= 0.4*bare, "%d queries at a time, 4 workers: relay %.0f queries/s, leader %.0f queries/s, %.2f of it, want at least 0.4",
+		atATime, bare, leader, leader/bare)
+	return nil
+}
+
+// reportTimes holds the ways' times against the relays', without execution, in us.
+func (r *run) reportTimes(ways []*way, execution float64) {
+	r.say("NCF at batch size 8, %d queries each way, one at a time, GOMAXPROCS=%d; execution takes %.1f us of Muster's",
+		len(ways[0].times), runtime.GOMAXPROCS(0), execution)
+	for i, x := range ways {
+		slices.Sort(x.times)
+		r.say("  %-40s median %7.1f us, p99 %8.1f us", x.name, us(x.times[len(x.times)/2]), us(x.times[len(x.times)*99/100]))
+		if i%2 == 0 {
+			continue
+		}
+		ratios := make([]float64, len(x.medians))
+		for round, m := range x.medians {
+			ratios[round] = (m - execution) / ways[i-1].medians[round]
+		}
+		slices.Sort(ratios)
+		n := len(ratios)
+		r.wantQuiet(ratios[n/2] <= 1.4, "%s: without execution %.2f x the relay's time (half of the rounds %.2f to %.2f), want at most 1.4",
+			x.name, ratios[n/2], ratios[n/4], ratios[n*3/4])
+	}
+}
+
+// idleFleet is a leader and a gateway that hold no model, and a worker whose executor takes no time.
+func (r *run) idleFleet(ctx context.Context) (*harness.Fleet, error) {
+	profile, none := filepath.Join(r.dir, "profile.json"), filepath.Join(r.dir, "none")
+	if _, err := zoo.Generate(ctx, filepath.Join(r.dir, "models"), "ncf", zoo.Options{Scale: zoo.Small}); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(writeProfile(profile), os.Mkdir(none, 0o755)); err != nil {
+		return nil, err
+	}
+	f := &harness.Fleet{
+		Muster: r.muster, Dir: r.dir,
+		Args: []string{"--executor", "emulated", "--profile", profile, "--model-dir", none},
+	}
+	r.atEnd = append(r.atEnd, f.Stop)
+	_, err := f.Add(ctx, workerType, "--leader", "must")
+	for _, args := range [][]string{{"--leader", "never"}, workerArgs(f)} {
+		if err == nil {
+			_, err = f.Add(ctx, workerType, args...)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f, f.WaitComplete(ctx)
+}
+
+func workerArgs(f *harness.Fleet) []string {
+	return []string{"--leader", "never", "--model-dir", filepath.Join(f.Dir, "models")}
+}
+
+// writeProfile writes latencies of almost nothing.
+func writeProfile(path string) error {
+	key := profiles.Key{Model: "ncf", InstanceType: workerType, Provider: "cpu"}
+	const latency = time.Microsecond
+	table, err := profiles.NewTable(key, profiles.Measured, "no time", []profiles.Knot{
+		{BatchSize: 1, Mean: latency, P50: latency, P90: latency, P99: latency},
+		{BatchSize: 1000, Mean: latency, P50: latency, P90: latency, P99: latency},
+	})
+	if err != nil {
+		return err
+	}
+	info := profiles.ModelInfo{Name: "ncf", QoSTarget: 5 * time.Millisecond, LargestBatchSize: 1000}
+	library, err := profiles.NewLibrary("no time", "scripts/fleet overhead", []profiles.ModelInfo{info}, []*profiles.Table{table})
+	if err != nil {
+		return err
+	}
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(library.Write(file), file.Close())
+}
+
+// firstAnswer waits until both clients' queries are answered, the first one's by way of the leader.
+func firstAnswer(ctx context.Context, direct, plain *client.Client, request *oip.Request) (answer *oip.Response, err error) {
+	for begin := time.Now(); ; {
+		if g := direct.Gateway(); g != nil && g.Leader() != "" {
+			if err = inferring(direct, request)(ctx); err == nil {
+				q := *request
+				if answer, err = plain.Infer(ctx, &q); err == nil {
+					return answer, nil
+				}
+			}
+		}
+		if time.Since(begin) > time.Minute {
+			return nil, fmt.Errorf("the fleet does not serve within a minute: %w", err)
+		}
+		if err := harness.Settle(ctx, 100*time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// inferring sends the request, and wants no more of the answer than that there is one.
+func inferring(c *client.Client, request *oip.Request) func(context.Context) error {
+	return func(ctx context.Context) error {
+		q := *request
+		answer, err := c.Infer(ctx, &q)
+		if err == nil {
+			answer.Release()
+		}
+		return err
+	}
+}
+
+// executed is what all agents have executed.
+func executed(ctx context.Context, f *harness.Fleet) (sum harness.Executed, err error) {
+	all, err := f.Executed(ctx, "ncf")
+	for _, e := range all {
+		sum.Count, sum.Time = sum.Count+e.Count, sum.Time+e.Time
+	}
+	return sum, err
+}
+
+// inTurn sends n queries one after the other. It does so on a goroutine like any caller's: that
+// of main is bound to its thread, which makes waiting dear.
+func (x *way) inTurn(ctx context.Context, n int) ([]time.Duration, error) {
+	times := make([]time.Duration, n)
+	sent := make(chan error)
+	go func() {
+		for i := range times {
+			start := time.Now()
+			if err := x.query(ctx); err != nil {
+				sent <- err
+				return
+			}
+			times[i] = time.Since(start)
+		}
+		sent <- ctx.Err()
+	}()
+	return times, <-sent
+}
+
+// rate sends queries for a while, always as many at a time, and returns how
+// many were answered a second.
+func (x *way) rate(ctx context.Context, window time.Duration) (float64, error) {
+	var answered atomic.Int64
+	var first error
+	var once sync.Once
+	var all sync.WaitGroup
+	start := time.Now()
+	for range atATime {
+		all.Go(func() {
+			for time.Since(start) < window {
+				if err := x.query(ctx); err != nil {
+					once.Do(func() { first = err })
+					return
+				}
+				answered.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	return float64(answered.Load()) / time.Since(start).Seconds(), first
+}
+
+func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+// ncfQuery is a query of the zoo's NCF. One that waits long shall count, not fail.
+func ncfQuery() (*oip.Request, error) {
+	ids, err := tensor.Of("ids", slices.Repeat([]int64{1, 2, 3, 4}, 8), 8, 4)
+	if err != nil {
+		return nil, err
+	}
+	return &oip.Request{Model: "ncf", Timeout: 5 * time.Second, Inputs: []tensor.Tensor{ids}}, nil
+}

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/muster-serve/muster/scripts/harness"
+)
+
+// overload asks for three times what a fleet can serve. Wanted: as many queries on time as at 0.95 of
+// the limit, but for a fifth; the others refused at once, with a time to come again; memory that does
+// not grow; and 99 % on time again two seconds after. The short form wants that some are answered and
+// some refused at three times the limit, and that all are answered after.
+func (r *run) overload(ctx context.Context) error {
+	f, err := r.newFleet(ctx, "dien")
+	if err != nil {
+		return err
+	}
+	if err := r.start(ctx, f, pool(1, 4)); err != nil {
+		return err
+	}
+	c, err := r.client(f.Addresses())
+	if err != nil {
+		return err
+	}
+	// The models' deadlines hold: who may wait for ever is not refused.
+	d, err := harness.NewDriver(ctx, c, map[string]float64{"dien": 1}, 0)
+	if err != nil {
+		return err
+	}
+	limit, err := r.limit(ctx, f, d, f.Types())
+	if err != nil {
+		return err
+	}
+	load := func(d *harness.Driver, share float64, duration time.Duration) (harness.Count, error) {
+		begin := time.Now()
+		_, err := d.Run(ctx, harness.Load{Rate: share * limit, Duration: duration, Seed: r.seed})
+		c := d.Between(begin, time.Now())
+		r.say("  at %.2f x for %v: %v", share, duration, c)
+		return c, err
+	}
+	aside, long := pick(r, 10*time.Second, 2*time.Second), pick(r, 30*time.Second, 4*time.Second)
+	before, err := load(d, 0.95, aside)
+	if err != nil {
+		return err
+	}
+	held, err := memory(ctx, f)
+	if err != nil {
+		return err
+	}
+	over, err := load(d, pick(r, 3.0, 6.0), long) // the short run's limit is half of the fluid one
+	if err != nil {
+		return err
+	}
+	grown, err := memory(ctx, f)
+	if err != nil {
+		return err
+	}
+	was, is := float64(before.OnTime)/aside.Seconds(), float64(over.OnTime)/long.Seconds()
+	r.want(over.OnTime+over.Late > 0 && over.Refused > 0 && over.Wrong == 0 && d.Twice() == 0,
+		"%d queries answered, %d refused, %d wrong, %d twice: want some, some, none, none",
+		over.OnTime+over.Late, over.Refused, over.Wrong, d.Twice())
+	r.wantQuiet(is >= 0.8*was, "%.0f queries/s on time at three times the limit, want at least 0.8 of %.0f", is, was)
+	r.wantQuiet(over.AtOnce*10 >= over.Refused*9,
+		"%d of %d refusals within the QoS target, with Retry-After, want at least 90 %%", over.AtOnce, over.Refused)
+	r.wantQuiet(over.Failed*50 <= over.Queries, "%d of %d queries neither served nor refused, want at most 2 %%", over.Failed, over.Queries)
+	r.want(grown < 2*held+200, "memory of all agents went from %d to %d MB, want it flat", held, grown)
+	if err := r.settle(ctx, 2*time.Second); err != nil {
+		return err
+	}
+	if r.short {
+		if d, err = r.driver(ctx, f, f.Addresses()); err != nil {
+			return err
+		}
+	}
+	after, err := load(d, 0.7, aside)
+	if err != nil {
+		return err
+	}
+	r.wantQuiet(after.PercentOnTime() >= 99, "%.2f %% on time from two seconds after, want 99 %%", after.PercentOnTime())
+	r.want(after.Failed+after.Wrong == 0, "%d queries failed after, %d wrong, want none", after.Failed, after.Wrong)
+	return nil
+}
+
+// memory is what all agents have resident, in MB.
+func memory(ctx context.Context, f *harness.Fleet) (total int, err error) {
+	usages, err := f.Usages(ctx)
+	for _, u := range usages {
+		total += u.Memory
+	}
+	return total, err
+}

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"context"
+	"syscall"
+	"time"
+
+	"github.com/muster-serve/muster/scripts/harness"
+)
+
+// worker kills, freezes for 3 s and drains an agent of each type that does not lead, under 0.7 of
+// what the fleet can serve, and starts another in its place. Wanted: no query fails. The short form
+// does so to one type.
+func (r *run) worker(ctx context.Context) error {
+	f, d, err := r.loaded(ctx, 0.7)
+	if err != nil {
+		return err
+	}
+	begin := time.Now()
+	for _, t := range pick(r, []string{"r5n.large", "g4dn.xlarge"}, []string{"r5n.large"}) {
+		for _, what := range []string{"killed", "frozen", "drained"} {
+			if err := r.settle(ctx, 2*time.Second); err != nil {
+				return err
+			}
+			n, err := f.NotLeader(ctx, t)
+			if err != nil {
+				return err
+			}
+			at := time.Now()
+			switch what {
+			case "killed":
+				n.Kill()
+			case "frozen":
+				n.Signal(syscall.SIGSTOP)
+			case "drained":
+				if err := n.Stop(); err != nil {
+					return err
+				}
+				r.say("  %v was gone %v after SIGTERM", n, time.Since(at).Round(time.Millisecond))
+			}
+			if err := harness.Settle(ctx, pick(r, 3*time.Second, 1500*time.Millisecond)); err != nil {
+				return err
+			}
+			r.say("  %v %s; queries since: %v", n, what, d.Between(at, time.Now()))
+			if what == "frozen" {
+				n.Signal(syscall.SIGCONT)
+			} else {
+				f.Remove(n)
+				if _, err := f.Add(ctx, t); err != nil {
+					return err
+				}
+			}
+			if err := f.WaitComplete(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return r.account(d, begin)
+}

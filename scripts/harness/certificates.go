@@ -1,0 +1,140 @@
+package harness
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"google.golang.org/grpc"
+
+	"github.com/muster-serve/muster/api/secure"
+)
+
+// Admin is the name of the certificate by which a fleet's agents are asked about it.
+const Admin = "admin"
+
+// Certificates are a fleet's: a CA, a pair for each agent and client, and the agents' gossip key. Each
+// has a folder of its name.
+type Certificates struct {
+	muster, dir, key string
+	log              *slog.Logger // of reading the clients'
+}
+
+// NewCertificates makes a CA, a gossip key, and the certificates of clients, the admin among them.
+func NewCertificates(ctx context.Context, muster, dir string, log *slog.Logger, clients ...string) (*Certificates, error) {
+	c := &Certificates{muster: muster, dir: dir, log: log}
+	if _, err := c.Run(ctx, "certs", "init", "--dir", filepath.Dir(c.ca())); err != nil {
+		return nil, err
+	}
+	var err error
+	if c.key, err = c.Run(ctx, "keys", "generate"); err != nil {
+		return nil, err
+	}
+	for _, name := range append(clients, Admin) {
+		if err := c.Issue(ctx, name, "", filepath.Join(dir, name)); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// Run runs the binary where no settings are.
+func (c *Certificates) Run(ctx context.Context, args ...string) (string, error) {
+	return command(ctx, c.dir, c.muster, args...)
+}
+
+func (c *Certificates) ca() string { return filepath.Join(c.dir, "ca", "ca.crt") }
+
+// Pair are the files of what Issue has issued into the folder, or, if that is empty, of what the one
+// of this name uses.
+func (c *Certificates) Pair(name, folder string) (cert, key string) {
+	if folder == "" {
+		folder = filepath.Join(c.dir, name)
+	}
+	return filepath.Join(folder, name+".crt"), filepath.Join(folder, name+".key")
+}
+
+// Issue makes a certificate, of an agent where there is a host, else of a client.
+func (c *Certificates) Issue(ctx context.Context, name, host, folder string) error {
+	args := []string{"certs", "issue", "client", name, "--dir", filepath.Dir(c.ca()), "--out", folder}
+	if host != "" {
+		args[2] = "agent"
+		args = append(args, "--host", host)
+	}
+	_, err := c.Run(ctx, args...)
+	return err
+}
+
+// AgentName is the name of an agent's certificate.
+func AgentName(index int) string { return fmt.Sprintf("agent-%d", index) }
+
+// GossipKey is the file of an agent's.
+func (c *Certificates) GossipKey(index int) string {
+	return filepath.Join(c.dir, AgentName(index), "gossip.key")
+}
+
+// agent issues the certificate of an agent, and returns the settings that it needs.
+func (c *Certificates) agent(ctx context.Context, index int, host string) ([]string, error) {
+	name := AgentName(index)
+	err := errors.Join(c.Issue(ctx, name, host, filepath.Join(c.dir, name)),
+		os.WriteFile(c.GossipKey(index), []byte(c.key+"\n"), 0o600))
+	return append(c.Args(name), "--require-client-cert", "--gossip-key", c.GossipKey(index)), err
+}
+
+// Args are the settings of an agent, or of a client's command.
+func (c *Certificates) Args(name string) []string {
+	cert, key := c.Pair(name, "")
+	return []string{"--tls-ca", c.ca(), "--tls-cert", cert, "--tls-key", key}
+}
+
+// DialOptions are those of a client of Muster, which reads its files again where they change.
+func (c *Certificates) DialOptions(name string) ([]grpc.DialOption, error) {
+	cert, key := c.Pair(name, "")
+	return secure.ClientConfig{CAFile: c.ca(), CertFile: cert, KeyFile: key}.DialOptions(c.log)
+}
+
+// TLS is the configuration of a client that is not Muster's.
+func (c *Certificates) TLS(name string) (*tls.Config, error) {
+	pair, err := tls.LoadX509KeyPair(c.Pair(name, ""))
+	if err != nil {
+		return nil, err
+	}
+	ca, err := os.ReadFile(c.ca())
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(ca) {
+		return nil, fmt.Errorf("%s has no certificate", c.ca())
+	}
+	return &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}}, nil
+}
+
+// Shown reports why an agent does not show the certificate that is in its file.
+func (c *Certificates) Shown(n *Node) error {
+	want, err := tls.LoadX509KeyPair(c.Pair(AgentName(n.Index), ""))
+	if err != nil {
+		return err
+	}
+	config, err := c.TLS(Admin)
+	if err != nil {
+		return err
+	}
+	for _, address := range []string{n.GRPC, n.HTTP, n.Metrics} {
+		conn, err := tls.Dial("tcp", address, config)
+		if err != nil {
+			return err
+		}
+		leaf := conn.ConnectionState().PeerCertificates[0]
+		conn.Close()
+		if !leaf.Equal(want.Leaf) {
+			return fmt.Errorf("%s shows the certificate %v, in its file is %v", address, leaf.SerialNumber, want.Leaf.SerialNumber)
+		}
+	}
+	return nil
+}

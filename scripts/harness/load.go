@@ -1,0 +1,216 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/term"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/client/bench"
+	"github.com/muster-serve/muster/sim/workload"
+)
+
+// Patience is how long a client may wait where a busy machine must not look like a lost query: what
+// is late is counted apart.
+const Patience = 30 * time.Second
+
+// A Load is what a Driver sends.
+type Load struct {
+	Rate     float64       // queries/s over all models
+	Duration time.Duration // 0: until Stop
+	Seed     uint64
+}
+
+// A Driver puts Poisson arrivals of the production trace's batch sizes on a fleet, and has an entry
+// in its Ledger for each query. One goroutine uses it.
+type Driver struct {
+	*Ledger
+	server bench.Server
+	models []*bench.Model
+	shares map[string]float64
+
+	stopped atomic.Bool
+	done    chan struct{}
+	report  *bench.Report
+	err     error
+}
+
+// NewDriver makes a driver of the models, by their shares of the queries. The server is asked for
+// metadata, and for answers where there are no other clients. A patience of 0 leaves the models'
+// deadlines.
+func NewDriver(
+	ctx context.Context, server bench.Server, shares map[string]float64, patience time.Duration, clients ...Client,
+) (*Driver, error) {
+	if len(clients) == 0 {
+		clients = []Client{{Name: "SDK", Share: 1, Infer: server.Infer}}
+	}
+	d := &Driver{server: server, shares: shares, Ledger: newLedger(ctx, server, clients)}
+	for _, name := range slices.Sorted(maps.Keys(shares)) {
+		m, err := bench.NewModel(ctx, server, name, bench.ModelOptions{
+			LargestBatchSize: workload.Trace().Largest(), Timeout: patience, Seed: 1,
+		})
+		if err != nil {
+			return nil, err
+		}
+		d.models, d.targets[name] = append(d.models, m), m.QoSTarget
+	}
+	return d, nil
+}
+
+// Start begins a load; Wait or Stop ends it.
+func (d *Driver) Start(ctx context.Context, l Load) error {
+	arrivals, err := workload.ParseArrivals("poisson", l.Rate)
+	if err != nil {
+		return err
+	}
+	var loads []workload.Load
+	for _, m := range d.models {
+		loads = append(loads, workload.Load{Model: m.Name, Share: d.shares[m.Name], BatchSizes: workload.Trace()})
+	}
+	queries, err := workload.Queries(l.Seed, arrivals, loads...)
+	if err != nil {
+		return err
+	}
+	d.stopped.Store(false)
+	d.done = make(chan struct{})
+	go func() {
+		defer close(d.done)
+		config := bench.Config{Queries: d.untilStopped(queries), Duration: l.Duration}
+		if term.IsTerminal(int(os.Stderr.Fd())) { // what takes long shows there how it goes
+			show, clear := bench.NewProgress(os.Stderr)
+			defer clear()
+			config.Progress = show
+		}
+		d.report, d.err = bench.Run(ctx, d.Ledger, d.models, config)
+	}()
+	return nil
+}
+
+// untilStopped ends the queries, so that those that were sent are waited for.
+func (d *Driver) untilStopped(queries iter.Seq[workload.Query]) iter.Seq[workload.Query] {
+	return func(yield func(workload.Query) bool) {
+		for q := range queries {
+			if d.stopped.Load() || !yield(q) {
+				return
+			}
+		}
+	}
+}
+
+// Wait returns when the load has ended and each query has come to its own end.
+func (d *Driver) Wait() (*bench.Report, error) {
+	<-d.done
+	return d.report, d.err
+}
+
+// Stop ends the load early, and waits as Wait does.
+func (d *Driver) Stop() error {
+	d.stopped.Store(true)
+	_, err := d.Wait()
+	return err
+}
+
+// Ended reports whether Wait would return at once.
+func (d *Driver) Ended() bool {
+	select {
+	case <-d.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Run is Start and Wait.
+func (d *Driver) Run(ctx context.Context, l Load) (*bench.Report, error) {
+	if err := d.Start(ctx, l); err != nil {
+		return nil, err
+	}
+	return d.Wait()
+}
+
+// Settle lets things go on for a while; it is not a wait for something.
+func Settle(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// An Executed is what an agent has executed so far.
+type Executed struct {
+	Count uint64
+	Time  time.Duration
+}
+
+// Executed is what each agent has executed of the model.
+func (f *Fleet) Executed(ctx context.Context, model string) (all []Executed, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	ctx = metadata.AppendToOutgoingContext(ctx, control.LocalHeader, "1")
+	for _, n := range f.Nodes {
+		conn, err := f.Dial(ctx, n)
+		if err != nil {
+			return nil, err
+		}
+		var e Executed
+		answer, err := inference.NewGRPCInferenceServiceClient(conn).ModelStatistics(ctx, &inference.ModelStatisticsRequest{})
+		if err != nil {
+			return nil, fmt.Errorf("statistics of %v: %w", n, err)
+		}
+		for _, m := range answer.ModelStats {
+			if m.GetName() == model {
+				infer := m.GetInferenceStats().GetComputeInfer()
+				e.Count += infer.GetCount()
+				e.Time += time.Duration(infer.GetNs())
+			}
+		}
+		all = append(all, e)
+	}
+	return all, nil
+}
+
+// Beside is what a query to the model takes beside its execution in an idle fleet, on average: the
+// round trip that the simulator should know of.
+func (d *Driver) Beside(ctx context.Context, f *Fleet, model string) (time.Duration, error) {
+	const queries = 200
+	metadata, err := d.server.ModelMetadata(ctx, model, "")
+	if err != nil {
+		return 0, err
+	}
+	before, err := f.Executed(ctx, model)
+	if err != nil {
+		return 0, err
+	}
+	var took time.Duration
+	sizes, random := workload.Trace(), rand.New(rand.NewPCG(1, 0))
+	for range queries {
+		query, _, err := bench.RandomQuery(metadata, sizes.Draw(random), 1)
+		if err != nil {
+			return 0, err
+		}
+		start := time.Now()
+		answer, err := d.server.Infer(ctx, query)
+		if err != nil {
+			return 0, err
+		}
+		took += time.Since(start)
+		answer.Release()
+	}
+	after, err := f.Executed(ctx, model)
+	for i := range after {
+		took -= after[i].Time - before[i].Time
+	}
+	return max(0, took/queries), err
+}

@@ -1,0 +1,73 @@
+package harness
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+)
+
+// command runs a program in a directory, and returns what it printed on its standard output.
+func command(ctx context.Context, dir, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	var errors strings.Builder
+	cmd.Stderr = &errors
+	out, err := cmd.Output()
+	if err != nil {
+		err = fmt.Errorf("run %s: %w: %s", strings.Join(cmd.Args, " "), err, strings.TrimSpace(errors.String()))
+	}
+	return strings.TrimSpace(string(out)), err
+}
+
+// Pool writes instance types as the simulator reads them: "g4dn.xlarge=2,r5n.large=9".
+func Pool(types []string) string {
+	var parts []string
+	for i, t := range types {
+		if slices.Index(types, t) == i {
+			n := 0
+			for _, o := range types {
+				if o == t {
+					n++
+				}
+			}
+			parts = append(parts, fmt.Sprintf("%s=%d", t, n))
+		}
+	}
+	return strings.Join(parts, ",")
+}
+
+// simulate has the binary simulate a pool, and returns a figure of what it prints.
+func simulate(ctx context.Context, muster, figure, pool string, args ...string) (float64, error) {
+	out, err := command(ctx, "", muster, append([]string{"sim", "--json", "--pool", pool}, args...)...)
+	if err != nil {
+		return 0, err
+	}
+	var found map[string]any
+	err = json.Unmarshal([]byte(out), &found)
+	x, ok := found[figure].(float64)
+	if err != nil || !ok {
+		return 0, fmt.Errorf("muster sim of %s printed no %s: %v\n%s", pool, figure, err, out)
+	}
+	return x, nil
+}
+
+// AllowableThroughput is the rate at which a pool keeps a model's QoS target in simulation, in
+// queries/s; 0 where it keeps it at none. It takes seconds to find.
+func AllowableThroughput(ctx context.Context, muster, model, pool string, roundTrip time.Duration) (float64, error) {
+	return simulate(ctx, muster, "allowable_throughput_qps", pool,
+		"--model", model, "--find-throughput", "--rtt-ms", fmt.Sprint(float64(roundTrip)/1e6))
+}
+
+// FluidLimit is the rate that a pool could serve of the models, by their shares, if queries were
+// like water: more than it can.
+func FluidLimit(ctx context.Context, muster, pool string, shares map[string]float64) (float64, error) {
+	args := []string{"--rate", "1", "--queries", "10", "--seeds", "1"}
+	for model, share := range shares {
+		args = append(args, "--model", fmt.Sprintf("%s=%g", model, share))
+	}
+	return simulate(ctx, muster, "fluid_limit_qps", pool, args...)
+}
