@@ -6,19 +6,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-venv=build/venv-conformance
-if ! cmp -s scripts/requirements-conformance.txt "$venv/requirements.txt"; then
-  echo "installing tritonclient and ONNX Runtime for Python in $venv" >&2
-  python3 -m venv --clear "$venv"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check -r scripts/requirements-conformance.txt
-  cp scripts/requirements-conformance.txt "$venv/requirements.txt"
-fi
-
-grpcurl=$PWD/build/tools/grpcurl-v1.9.4/grpcurl
-if [ ! -x "$grpcurl" ]; then
-  echo "installing grpcurl in $(dirname "$grpcurl")" >&2
-  GOBIN=$(dirname "$grpcurl") go install github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4
-fi
+commands=$(scripts/venv.sh conformance)
+grpcurl=$(scripts/tool.sh grpcurl github.com/fullstorydev/grpcurl v1.9.4)
 
 work=build/conformance
 rm -rf "$work"
@@ -28,4 +17,4 @@ if [ $# -gt 0 ]; then
 else
   bin/muster models generate all --scale small --out "$work/models" >/dev/null
 fi
-ORT_DISABLE_TELEMETRY=1 "$venv/bin/python" scripts/conformance.py --muster bin/muster --grpcurl "$grpcurl" --work "$work"
+ORT_DISABLE_TELEMETRY=1 "$commands/python" scripts/conformance.py --muster bin/muster --grpcurl "$grpcurl" --work "$work"

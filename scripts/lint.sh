@@ -4,23 +4,25 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+scripts/venv.sh lint >/dev/null & # pip waits for others, the compiler for the CPUs
+venv=$!
+
 unformatted=$(git ls-files '*.go' | xargs gofmt -l)
 if [ -n "$unformatted" ]; then
   echo "lint: not gofmt-ed:" >&2
   echo "$unformatted" >&2
   exit 1
 fi
+# Without the folder's name in what is compiled, it is compiled and looked at once, in whichever clone.
+GOFLAGS="$(go env GOFLAGS) -trimpath"
+export GOFLAGS
 go vet ./...
-go run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...
+"$(scripts/tool.sh staticcheck honnef.co/go/tools v0.8.2)" ./...
 go run ./scripts/notice -check
 
-venv=build/venv-lint
-if ! cmp -s scripts/requirements-lint.txt "$venv/requirements.txt"; then
-  python3 -m venv --clear "$venv"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check -r scripts/requirements-lint.txt
-  cp scripts/requirements-lint.txt "$venv/requirements.txt"
-fi
-git ls-files '*.sh' .ci/run | xargs "$venv/bin/shellcheck"
-"$venv/bin/ruff" check --quiet scripts
-"$venv/bin/ruff" format --check --quiet scripts
+wait "$venv"
+commands=$(scripts/venv.sh lint)
+git ls-files '*.sh' .ci/run | xargs "$commands/shellcheck"
+"$commands/ruff" check --quiet scripts
+"$commands/ruff" format --check --quiet scripts
 echo "lint: ok"

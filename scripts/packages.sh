@@ -8,21 +8,8 @@ set -euo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 
-# tool NAME MODULE VERSION: builds MODULE's command NAME, once, and prints where it is. It is
-# built in its own module, whose dependencies are none of ours, and not with go install, which
-# asks for all versions of the module: not every proxy answers that.
-tool() {
-  local at=$PWD/build/tools/$1-$3/$1 source
-  if [ ! -x "$at" ]; then
-    echo "building $1 $3 in $(dirname "$at")" >&2
-    go mod download "$2@$3" >&2
-    source=$(cd / && go list -m -f '{{.Dir}}' "$2@$3")
-    GOFLAGS='' go build -C "$source" -o "$at" "./cmd/$1" >&2
-  fi
-  echo "$at"
-}
-nfpm=$(tool nfpm github.com/goreleaser/nfpm/v2 v2.45.0)
-cyclonedx=$(tool cyclonedx-gomod github.com/CycloneDX/cyclonedx-gomod v1.10.0)
+nfpm=$(scripts/tool.sh nfpm github.com/goreleaser/nfpm/v2 v2.45.0)
+cyclonedx=$(scripts/tool.sh cyclonedx-gomod github.com/CycloneDX/cyclonedx-gomod v1.10.0)
 
 if [ -z "${VERSION:-}" ]; then
   # Without a tag, a version that any release is newer than.

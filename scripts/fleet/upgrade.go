@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -108,7 +107,12 @@ func (r *run) buildPrevious(ctx context.Context) (string, error) {
 		return "", skip{fmt.Errorf("no commit of the previous protocol's version in this clone's history: %v", err)}
 	}
 	first := commits[strings.LastIndexByte(commits, '\n')+1:]
-	source, binary := filepath.Join(r.dir, "previous"), filepath.Join(r.dir, "muster-previous")
+	source, err := os.MkdirTemp("", "muster-previous-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(source)
+	binary := filepath.Join(r.dir, "muster-previous")
 	// A clone, and no worktree: nothing of it is left in this repository, however this ends.
 	if _, err := git("clone", "--quiet", "--shared", "--no-checkout", ".", source); err != nil {
 		return "", err
@@ -118,7 +122,7 @@ func (r *run) buildPrevious(ctx context.Context) (string, error) {
 	}
 	r.say("Building %.7s^, the last commit before %q", first, newest)
 	_, err = output(ctx, source, "go", "build", "-trimpath", "-buildvcs=false", "-o", binary, "./cmd/muster")
-	return binary, errors.Join(err, os.RemoveAll(source))
+	return binary, err
 }
 
 func output(ctx context.Context, dir, name string, args ...string) (string, error) {
