@@ -21,7 +21,6 @@ import (
 
 	"golang.org/x/term"
 
-	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/models/zoo"
 	"github.com/muster-serve/muster/scripts/harness"
@@ -150,16 +149,6 @@ func (d *demo) drive(
 			c.Queries, lost, c.Wrong, driver.Twice(), c.Example)
 	}
 	return report, nil
-}
-
-// refused counts the queries that were.
-func refused(m bench.ModelReport) (n int64) {
-	for _, f := range m.Failures {
-		if f.Reason == client.ErrOverloaded.Error() {
-			n += f.Count
-		}
-	}
-	return n
 }
 
 // show adds a model under load to the table, and to the picture by another name.

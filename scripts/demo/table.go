@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/client/bench"
+	"github.com/muster-serve/muster/scripts/harness"
 )
 
 // A row is one line of the closing table.
@@ -25,7 +26,7 @@ type row struct {
 func loadRow(m bench.ModelReport, what string) row {
 	r := row{model: m.Model, what: what, qps: m.OfferedQPS, p50: m.LatencyMS.P50, p99: m.LatencyMS.P99}
 	r.load = fmt.Sprintf("%s within %g ms\t%d of %d", percent(m.QoSSatisfaction), m.QoSTargetMS, m.Answered, m.Queries)
-	if n := refused(m); n > 0 {
+	if n := harness.Refusals(m); n > 0 {
 		r.load += fmt.Sprintf(", %d refused", n)
 	}
 	return r

@@ -287,6 +287,9 @@ func (r *run) limit(ctx context.Context, f *harness.Fleet, d *harness.Driver, ty
 	allowable, err := harness.AllowableThroughput(ctx, r.muster, model, pool, beside)
 	r.say("Beside execution a query takes %v here; with that the simulator allows %.0f queries/s",
 		beside.Round(10*time.Microsecond), allowable)
+	if err == nil && allowable == 0 {
+		err = errors.New("that is too long for any rate: this machine has too much else to do; try --short")
+	}
 	return allowable, err
 }
 

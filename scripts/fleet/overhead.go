@@ -318,5 +318,5 @@ func ncfQuery() (*oip.Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &oip.Request{Model: "ncf", Timeout: 5 * time.Second, Inputs: []tensor.Tensor{ids}}, nil
+	return &oip.Request{Model: "ncf", Timeout: harness.Patience, Inputs: []tensor.Tensor{ids}}, nil
 }

@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -142,7 +141,7 @@ func (r *relays) two(ctx context.Context) error { return r.query(ctx, r.conns[0]
 func (r *relays) three(ctx context.Context) error { return r.query(ctx, r.conns[1]) }
 
 func (r *relays) query(ctx context.Context, conn *grpc.ClientConn) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, harness.Patience)
 	defer cancel()
 	in, out := mem.BufferSlice{mem.SliceBuffer(r.request)}, new(mem.BufferSlice)
 	err := conn.Invoke(ctx, relayMethod, &in, out)

@@ -242,6 +242,16 @@ func (l *Ledger) Twice() (n int) {
 	return n
 }
 
+// Refusals are the queries of a report that were refused, which it has among those that failed.
+func Refusals(m bench.ModelReport) (n int64) {
+	for _, f := range m.Failures {
+		if f.Reason == client.ErrOverloaded.Error() {
+			n += f.Count
+		}
+	}
+	return n
+}
+
 // slow is what an answer should take at most, whatever happens.
 const slow = time.Second
 

@@ -156,7 +156,7 @@ type Executed struct {
 
 // Executed is what each agent has executed of the model.
 func (f *Fleet) Executed(ctx context.Context, model string) (all []Executed, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	ctx = metadata.AppendToOutgoingContext(ctx, control.LocalHeader, "1")
 	for _, n := range f.Nodes {

@@ -11,7 +11,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"time"
 )
 
 // A Usage is what an agent takes, by its metrics.
@@ -38,7 +37,7 @@ func (f *Fleet) Usages(ctx context.Context) (all []Usage, err error) {
 			return nil, err
 		}
 	}
-	c := &http.Client{Transport: transport, Timeout: 5 * time.Second}
+	c := &http.Client{Transport: transport, Timeout: Patience}
 	for _, n := range f.Nodes {
 		r, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+n.Metrics+"/metrics", nil)
 		if err != nil {
