@@ -16,5 +16,7 @@ if [ $# -gt 0 ]; then
   cp -R "$1/." "$work/models"
 else
   bin/muster models generate all --scale small --out "$work/models" >/dev/null
+  # What is right is looked at, and not how fast: this machine may have much else to do.
+  sed -i 's/^deadline_ms: .*/deadline_ms: 60000/' "$work"/models/*/model.yaml
 fi
 ORT_DISABLE_TELEMETRY=1 "$commands/python" scripts/conformance.py --muster bin/muster --grpcurl "$grpcurl" --work "$work"
