@@ -55,13 +55,14 @@ type chaos struct {
 	looked     time.Time
 }
 
-// chaos has agents killed, frozen, slowed, cut off (as root, in network namespaces), drained and started
-// anew, and gossip key and certificates changed, at random by the seed, for ten minutes, while twelve
-// agents serve three models at half of their fluid limit to clients of three kinds: the SDK, plain gRPC
-// and plain REST. Wanted: every query is answered or refused with a reason, none wrongly or twice;
-// no agent ends by itself or logs an error; and afterwards the fleet is whole, answers everything, has
-// one gossip key, shows the certificates in its files, and takes no more goroutines, descriptors and
-// memory than before. The short form has six agents at 0.3 of their limit, and ten seconds.
+// chaos has agents killed, frozen, slowed, cut off (as root, in network namespaces), drained and
+// started anew, and gossip key and certificates changed, at random by the seed, for ten minutes,
+// while twelve agents serve three models at half of their fluid limit to clients of three kinds:
+// the SDK, plain gRPC and plain REST. Wanted: every query is answered or refused with a reason,
+// none wrongly or twice; no agent ends by itself or logs an error; and afterwards the fleet is
+// whole, answers everything, has one gossip key, shows the certificates in its files, and takes no
+// more goroutines, descriptors and memory than before. The short form has six agents at 0.3 of
+// their limit, and ten seconds.
 func (r *run) chaos(ctx context.Context) error {
 	c := &chaos{
 		run: r, ctx: ctx, size: pick(r, 12, 6), load: pick(r, 0.5, 0.3), every: pick(r, 2*time.Second, time.Second),
@@ -345,15 +346,15 @@ func allowed(u harness.Usage) harness.Usage {
 	return harness.Usage{Goroutines: u.Goroutines*5/4 + 20, Descriptors: u.Descriptors*5/4 + 10, Memory: 2*u.Memory + 64}
 }
 
-// allowedClients is how many goroutines the clients may have: without a leader the SDK opens streams
-// to ask agents by, and keeps them.
+// allowedClients is how many goroutines the clients may have: without a leader the SDK opens
+// streams to ask agents by, and keeps them.
 func (c *chaos) allowedClients(before []harness.Usage) int {
 	return before[c.size].Goroutines + 20 + 5*c.size
 }
 
-// awaitFlat returns the most that an agent took before and takes now, and the clients' goroutines, as
-// soon as they are as before, or after a minute: what is left of a leader or of a connection is gone
-// only after a while.
+// awaitFlat returns the most that an agent took before and takes now, and the clients' goroutines,
+// as soon as they are as before, or after a minute: what is left of a leader or of a connection is
+// gone only after a while.
 func (c *chaos) awaitFlat(before []harness.Usage) (was, is harness.Usage, clients int, err error) {
 	for end := time.Now().Add(time.Minute); ; {
 		after, err := c.usages()

@@ -310,8 +310,8 @@ func (c *chaos) rotate(a *agent) error {
 	if err == nil {
 		return nil
 	}
-	text := err.Error()
-	return errors.New(text[strings.LastIndexByte(text, '\n')+1:])
+	_, said, _ := strings.Cut(err.Error(), "exit status 1: ") // the command is long
+	return errors.New(said[strings.LastIndexByte(said, '\n')+1:])
 }
 
 // changeCertificates gives an agent, all, or the SDK a new certificate.

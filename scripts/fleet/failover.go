@@ -9,8 +9,8 @@ import (
 )
 
 // failover kills the leader, and then freezes it, ten times each, under 0.7 of what the fleet can
-// serve. Wanted: another leader within 2 s, no query that fails, and at most 1 % of those of the next
-// two seconds late. The short form does each once, and wants a leader and no query that fails.
+// serve. Wanted: another leader within 2 s, no query that fails, and at most 1 % of those of the
+// next two seconds late. The short form does each once, and wants a leader and no query that fails.
 func (r *run) failover(ctx context.Context) error {
 	f, d, err := r.loaded(ctx, 0.7)
 	if err != nil {
@@ -56,8 +56,8 @@ func (r *run) failover(ctx context.Context) error {
 	return r.account(d, begin)
 }
 
-// strikeLeader sends the leader a signal, and returns who it was, when that was, and how long it took
-// until another led. Two seconds and more later the fleet is whole again.
+// strikeLeader sends the leader a signal, and returns who it was, when that was, and how long it
+// took until another led. Two seconds and more later the fleet is whole again.
 func (r *run) strikeLeader(ctx context.Context, f *harness.Fleet, signal syscall.Signal) (leader *harness.Node, at time.Time, took time.Duration, err error) {
 	leader, epoch, err := f.Leader(ctx)
 	if err != nil {

@@ -36,10 +36,10 @@ type measurement struct {
 // headers are a packet's IPv4 and UDP headers, in bytes.
 const headers = 28
 
-// gossip runs the gossip of 50 agents, encrypted, over UDP and TCP on loopback, all in this process,
-// has each say a load every second for twenty seconds, and kills one. Wanted: all see each other and,
-// later, that one is gone, and none sends more than 25 kB/s, headers included. The short form has 15
-// agents and three seconds.
+// gossip runs the gossip of 50 agents, encrypted, over UDP and TCP on loopback, all in this
+// process, has each say a load every second for twenty seconds, and kills one. Wanted: all see each
+// other and, later, that one is gone, and none sends more than 25 kB/s, headers included. The short
+// form has 15 agents and three seconds.
 func (r *run) gossip(ctx context.Context) error {
 	m := measurement{agents: max(3, r.flags.agents)}
 	if r.flags.agents == 0 {

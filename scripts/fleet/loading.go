@@ -11,8 +11,8 @@ import (
 )
 
 // loading serves NCF at 300 queries/s, in turn while RM2 is unloaded and loaded again and again
-// beside it and while nothing else happens. Wanted: no query fails, and the 99th percentile is at most
-// 1.5 times as long (medians of ten pairs). The short form has one pair, of small models.
+// beside it and while nothing else happens. Wanted: no query fails, and the 99th percentile is at
+// most 1.5 times as long (medians of ten pairs). The short form has one pair, of small models.
 func (r *run) loading(ctx context.Context) error {
 	f, err := r.startReal(ctx, pick(r, zoo.Default, zoo.Small), "ncf", "rm2")
 	if err != nil {

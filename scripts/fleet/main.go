@@ -41,8 +41,8 @@ type scenario struct {
 	flags       func(*run, *cobra.Command) // its own; nil: it has none
 }
 
-// scenarios are in the order in which they are listed. Those that take longest begin first where all
-// are tried.
+// scenarios are in the order in which they are listed. Those that take longest begin first where
+// all are tried.
 var scenarios = []scenario{
 	{"chaos", "agents killed, frozen, cut off, drained and more, at random, under three kinds of clients",
 		"10 min", "20 s", (*run).chaos, chaosFlags},
@@ -222,7 +222,8 @@ func (r *run) settle(ctx context.Context, long time.Duration) error {
 	return harness.Settle(ctx, pick(r, long, long/4))
 }
 
-// pool is the types of a pool: DIEN needs both, as only the first serves its largest batches in time.
+// pool is the types of a pool: DIEN needs both, as only the first serves its largest batches in
+// time.
 func pool(base, auxiliary int) []string {
 	return append(slices.Repeat([]string{"g4dn.xlarge"}, base), slices.Repeat([]string{"r5n.large"}, auxiliary)...)
 }
@@ -234,7 +235,8 @@ func (r *run) newFleet(ctx context.Context, models ...string) (*harness.Fleet, e
 	return f, f.GenerateSmall(ctx)
 }
 
-// start starts agents of an instance type each, some of which never lead, and waits until all know all.
+// start starts agents of an instance type each, some of which never lead, and waits until all know
+// all.
 func (r *run) start(ctx context.Context, f *harness.Fleet, types []string, neverLead ...string) error {
 	for _, t := range types {
 		var args []string
@@ -261,8 +263,8 @@ func (r *run) client(addresses []string, options ...client.Option) (*client.Clie
 	return c, err
 }
 
-// driver has the SDK send the fleet's first model. Where the run is short it waits long: what is then
-// answered late, on a machine that is short of time, has not failed.
+// driver has the SDK send the fleet's first model. Where the run is short it waits long: what is
+// then answered late, on a machine that is short of time, has not failed.
 func (r *run) driver(ctx context.Context, f *harness.Fleet, addresses []string, options ...client.Option) (*harness.Driver, error) {
 	c, err := r.client(addresses, options...)
 	if err != nil {

@@ -41,12 +41,12 @@ type way struct {
 	rates   []float64       // queries/s, many at a time
 }
 
-// overhead measures what Muster costs a query beyond its execution, beside bare gRPC relays of the same
-// bytes over as many hops, in turns: by the SDK, through leader and worker; by a client that knows
-// only the Open Inference Protocol, through a gateway too; and the queries a second that a leader
-// distributes to four executors that take no time. The queries are NCF's at batch size 8. Wanted: at
-// most 1.4 times the relays' time, and at least 0.4 of their rate. The short form has two rounds in
-// place of ten, and wants that all are answered.
+// overhead measures what Muster costs a query beyond its execution, beside bare gRPC relays of the
+// same bytes over as many hops, in turns: by the SDK, through leader and worker; by a client that
+// knows only the Open Inference Protocol, through a gateway too; and the queries a second that a
+// leader distributes to four executors that take no time. The queries are NCF's at batch size 8.
+// Wanted: at most 1.4 times the relays' time, and at least 0.4 of their rate. The short form has
+// two rounds in place of ten, and wants that all are answered.
 //
 // All processes run Go code on one thread, this one and the relays too: on few cores processes with
 // more disturb each other, looking for work, by more than what is measured.
@@ -174,7 +174,8 @@ func (r *run) reportTimes(ways []*way, execution float64) {
 	}
 }
 
-// idleFleet is a leader and a gateway that hold no model, and a worker whose executor takes no time.
+// idleFleet is a leader and a gateway that hold no model, and a worker whose executor takes no
+// time.
 func (r *run) idleFleet(ctx context.Context) (*harness.Fleet, error) {
 	profile, none := filepath.Join(r.dir, "profile.json"), filepath.Join(r.dir, "none")
 	if _, err := zoo.Generate(ctx, filepath.Join(r.dir, "models"), "ncf", zoo.Options{Scale: zoo.Small}); err != nil {

@@ -7,10 +7,10 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// overload asks for three times what a fleet can serve. Wanted: as many queries on time as at 0.95 of
-// the limit, but for a fifth; the others refused at once, with a time to come again; memory that does
-// not grow; and 99 % on time again two seconds after. The short form wants that some are answered and
-// some refused at three times the limit, and that all are answered after.
+// overload asks for three times what a fleet can serve. Wanted: as many queries on time as at 0.95
+// of the limit, but for a fifth; the others refused at once, with a time to come again; memory that
+// does not grow; and 99 % on time again two seconds after. The short form wants that some are
+// answered and some refused at three times the limit, and that all are answered after.
 func (r *run) overload(ctx context.Context) error {
 	f, err := r.newFleet(ctx, "dien")
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 )
 
 // partition has each of six agents in a network namespace of its own, and cuts half of them off for
-// ten seconds, the client staying with the others, under half of what these can serve alone. Wanted:
-// no query fails, and afterwards all see all, and one leader. The short form cuts for less.
+// ten seconds, the client staying with the others, under half of what these can serve alone.
+// Wanted: no query fails, and afterwards all see all, and one leader. The short form cuts for less.
 func (r *run) partition(ctx context.Context) error {
 	if err := harness.Unshare(); err != nil {
 		return skip{err}

@@ -22,9 +22,9 @@ func upgradeFlags(r *run, cmd *cobra.Command) {
 	cmd.Flags().StringVar(&r.flags.previous, "previous", "", "binary of the previous version; by default one of the last commit of the previous protocol is built")
 }
 
-// upgrade replaces a fleet of the previous binary by one of this, agent by agent and the leader too,
-// and then back, under the load of an SDK of either. Wanted: no query of either fails. The short form
-// has three agents in place of six.
+// upgrade replaces a fleet of the previous binary by one of this, agent by agent and the leader
+// too, and then back, under the load of an SDK of either. Wanted: no query of either fails. The
+// short form has three agents in place of six.
 func (r *run) upgrade(ctx context.Context) error {
 	previous := r.flags.previous
 	if previous == "" {

@@ -14,9 +14,9 @@ import (
 
 // versions has 65 versions of a small NCF take each other's place in an agent that runs it, each
 // serving for a second, and waits for twelve minutes, when all of them should be forgotten. Wanted:
-// no query fails, resident memory has grown by a quarter at most since the fifth version, and so have
-// the series of metrics since the first. The short form has eight versions, and does not wait for
-// their series to be forgotten, which takes ten minutes.
+// no query fails, resident memory has grown by a quarter at most since the fifth version, and so
+// have the series of metrics since the first. The short form has eight versions, and does not wait
+// for their series to be forgotten, which takes ten minutes.
 func (r *run) versions(ctx context.Context) error {
 	f, err := r.startReal(ctx, zoo.Small, "ncf")
 	if err != nil {

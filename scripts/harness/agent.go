@@ -2,8 +2,8 @@
 // what becomes of it, for the scenarios of scripts/fleet and for the demo.
 //
 // A [Fleet] is agents that find each other: on loopback or, by a [Network], in network namespaces,
-// with [Certificates] if need be. A [Driver] sends queries by [Client]s (the SDK, or plain clients of
-// the Open Inference Protocol) and has an entry for each. Nothing leaves this machine.
+// with [Certificates] if need be. A [Driver] sends queries by [Client]s (the SDK, or plain clients
+// of the Open Inference Protocol) and has an entry for each. Nothing leaves this machine.
 package harness
 
 import (

@@ -18,8 +18,8 @@ import (
 // Admin is the name of the certificate by which a fleet's agents are asked about it.
 const Admin = "admin"
 
-// Certificates are a fleet's: a CA, a pair for each agent and client, and the agents' gossip key. Each
-// has a folder of its name.
+// Certificates are a fleet's: a CA, a pair for each agent and client, and the agents' gossip key.
+// Each has a folder of its name.
 type Certificates struct {
 	muster, dir, key string
 	log              *slog.Logger // of reading the clients'
@@ -50,8 +50,8 @@ func (c *Certificates) Run(ctx context.Context, args ...string) (string, error) 
 
 func (c *Certificates) ca() string { return filepath.Join(c.dir, "ca", "ca.crt") }
 
-// Pair are the files of what Issue has issued into the folder, or, if that is empty, of what the one
-// of this name uses.
+// Pair are the files of what Issue has issued into the folder, or, if that is empty, of what the
+// one of this name uses.
 func (c *Certificates) Pair(name, folder string) (cert, key string) {
 	if folder == "" {
 		folder = filepath.Join(c.dir, name)

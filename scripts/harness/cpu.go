@@ -34,8 +34,8 @@ func machineTime(proc procfs.FS) (cpuTime, error) {
 	return t, err
 }
 
-// readCPUTime reads the time of the machine, and of a process with its children, those that live and
-// those that have ended.
+// readCPUTime reads the time of the machine, and of a process with its children, those that live
+// and those that have ended.
 func readCPUTime(proc procfs.FS, pid int) (cpuTime, error) {
 	t, err := machineTime(proc)
 	if err != nil {
@@ -118,8 +118,8 @@ func (n *Neighbours) Look() string {
 	return text
 }
 
-// A stolenTime is when the hypervisor gave more than mostTaken of the CPUs' time to others though this
-// machine had use for it. Where /proc does not say, it never did.
+// A stolenTime is when the hypervisor gave more than mostTaken of the CPUs' time to others though
+// this machine had use for it. Where /proc does not say, it never did.
 type stolenTime struct {
 	mu    sync.Mutex
 	spans []stolenSpan

@@ -12,7 +12,8 @@ import (
 )
 
 // writeProc writes what of /proc is read: ticks of user, system, idle and stolen time, and those of
-// processes, each with its parent and its user and system time, and that of its children that ended.
+// processes, each with its parent and its user and system time, and that of its children that
+// ended.
 func writeProc(t *testing.T, dir string, cpu [4]int, processes map[int][5]int) procfs.FS {
 	t.Helper()
 	write := func(name, text string) {

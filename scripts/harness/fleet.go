@@ -89,8 +89,8 @@ func (f *Fleet) GenerateSmall(ctx context.Context) error {
 	return os.RemoveAll(small)
 }
 
-// Add starts one more agent, of the given instance type or, if that is empty, of this machine's. Its
-// arguments come after the fleet's, and so before them in rank.
+// Add starts one more agent, of the given instance type or, if that is empty, of this machine's.
+// Its arguments come after the fleet's, and so before them in rank.
 func (f *Fleet) Add(ctx context.Context, instanceType string, args ...string) (*Node, error) {
 	n := &Node{InstanceType: instanceType, Index: f.count}
 	state := filepath.Join(f.Dir, fmt.Sprintf("state-%d", n.Index))

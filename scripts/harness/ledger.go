@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"sync"
 	"text/tabwriter"
@@ -186,13 +185,20 @@ func (c Count) Plus(o Count) Count {
 }
 
 // Between counts the queries sent in [from, to) that have come to their end.
-func (l *Ledger) Between(from, to time.Time) (c Count) {
+func (l *Ledger) Between(from, to time.Time) Count {
+	c, _ := l.count(func(e entry) bool { return !e.sent.Before(from) && e.sent.Before(to) })
+	return c
+}
+
+// count counts the entries to keep, and returns them.
+func (l *Ledger) count(keep func(entry) bool) (c Count, kept []entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range l.entries {
-		if e.sent.Before(from) || !e.sent.Before(to) {
+		if !keep(e) {
 			continue
 		}
+		kept = append(kept, e)
 		c.Queries++
 		switch e.outcome {
 		case OnTime:
@@ -216,7 +222,7 @@ func (l *Ledger) Between(from, to time.Time) (c Count) {
 			}
 		}
 	}
-	return c
+	return c, kept
 }
 
 // Disturbed is the largest share of the machine's CPU time that others were given at a time in
@@ -256,44 +262,21 @@ func Refusals(m bench.ModelReport) (n int64) {
 const slow = time.Second
 
 // Write prints a table of what became of the queries that were sent in [from, to), by client, with
-// the longest time without an answer, and of each kind of trouble the first.
+// the longest time without an answer, and an example of what failed or was wrong.
 func (l *Ledger) Write(w io.Writer, from, to time.Time) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	type trouble struct {
-		count int
-		first entry
-	}
-	troubles := map[string]*trouble{}
-	var slowest time.Duration
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(t, "client\tqueries\t")
-	for _, name := range outcomeNames {
-		fmt.Fprintf(t, "%s\t", name)
-	}
-	fmt.Fprintf(t, "over %v\tlongest gap\tat\t\n", slow)
-	for _, c := range l.clients {
-		var counts [outcomes]int
-		all, overSlow := 0, 0
-		answered := []time.Time{from, to}
-		for _, e := range l.entries {
-			if e.client != c.Name || e.sent.Before(from) || !e.sent.Before(to) {
-				continue
-			}
-			all++
-			counts[e.outcome]++
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "client\tover %v\tlongest gap\tat\tof\n", slow)
+	for _, client := range l.clients {
+		c, kept := l.count(func(e entry) bool {
+			return e.client == client.Name && !e.sent.Before(from) && e.sent.Before(to)
+		})
+		overSlow, answered := 0, []time.Time{from, to}
+		for _, e := range kept {
 			if e.outcome <= Late {
 				answered = append(answered, e.sent.Add(e.took))
-				slowest = max(slowest, e.took)
 				if e.took > slow {
 					overSlow++
 				}
-			} else {
-				key := fmt.Sprintf("%s, %s, %v", c.Name, outcomeNames[e.outcome], status.Code(e.err))
-				if troubles[key] == nil {
-					troubles[key] = &trouble{first: e}
-				}
-				troubles[key].count++
 			}
 		}
 		slices.SortFunc(answered, time.Time.Compare)
@@ -303,22 +286,9 @@ func (l *Ledger) Write(w io.Writer, from, to time.Time) error {
 				gap, at = d, answered[i].Sub(from)
 			}
 		}
-		fmt.Fprintf(t, "%s\t%d\t%.2f %%\t", c.Name, all, 100*float64(counts[OnTime])/float64(max(1, all)))
-		for _, n := range counts[Late:] {
-			fmt.Fprintf(t, "%d\t", n)
-		}
-		fmt.Fprintf(t, "%d\t%.2f s\t%.0f s\t\n", overSlow, gap.Seconds(), at.Seconds())
+		fmt.Fprintf(t, "%s\t%d\t%.2f s\t%.0f s\t%v\n", client.Name, overSlow, gap.Seconds(), at.Seconds(), c)
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	fmt.Fprintf(w, "the slowest answer took %.2f s\n", slowest.Seconds())
-	for _, key := range slices.Sorted(maps.Keys(troubles)) {
-		x := troubles[key]
-		fmt.Fprintf(w, "%s: %d, the first sent at %.1f s (query %s to %s, %.1f s under way): %v\n", key, x.count,
-			x.first.sent.Sub(from).Seconds(), x.first.id, x.first.model, x.first.took.Seconds(), x.first.err)
-	}
-	return nil
+	return t.Flush()
 }
 
 // WriteCSV writes a line for each query.

@@ -32,9 +32,9 @@ const (
 	avoid = time.Second
 )
 
-// A Plain is a client that knows nothing of Muster: it has addresses of servers of the Open Inference
-// Protocol, which it asks in turn, and goes on to the next one where one cannot be reached, breaks
-// off, or does not answer.
+// A Plain is a client that knows nothing of Muster: it has addresses of servers of the Open
+// Inference Protocol, which it asks in turn, and goes on to the next one where one cannot be
+// reached, breaks off, or does not answer.
 type Plain struct {
 	mu      sync.Mutex
 	servers []*server // the next one first
