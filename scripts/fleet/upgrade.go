@@ -119,7 +119,7 @@ func (r *run) buildPrevious(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if _, err := output(ctx, source, "git", "checkout", "--quiet", first+"^"); err != nil {
-		return "", skip{fmt.Errorf("the commit before %.7s is not in this clone: %w", first, err)}
+		return "", skip{fmt.Errorf("this clone's history ends at %.7s, after the previous protocol", first)}
 	}
 	r.say("Building %.7s^, the last commit before %q", first, newest)
 	_, err = output(ctx, source, "go", "build", "-trimpath", "-buildvcs=false", "-o", binary, "./cmd/muster")
