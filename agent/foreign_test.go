@@ -105,8 +105,8 @@ func FuzzWorker(f *testing.F) {
 		if held := a.gossip.Keys(); len(held) == 0 {
 			t.Error("no gossip key is left")
 		}
-		if n := a.held("worker: places"); n > 0 {
-			t.Errorf("%d places are kept for nobody", n)
+		if n := a.held("worker: reservations"); n > 0 {
+			t.Errorf("%d reservations are kept for nobody", n)
 		}
 	})
 }
@@ -179,18 +179,18 @@ func TestPlaces(t *testing.T) {
 			}
 		}
 	}
-	kept := func() int { return a.held("worker: places") }
+	kept := func() int { return a.held("worker: reservations") }
 	mine, others := open(), open()
 	ask(mine, &control.ProbeRequest{Id: 1, Gateway: 1, Model: "ncf", BatchSize: 1})
 	ask(others, &control.ProbeRequest{Id: 1, Gateway: 1, Release: true})
 	ask(others, &control.ProbeRequest{Id: 2, Gateway: 2, Model: "none"}) // is answered after that
 	if n := kept(); n != 1 {
-		t.Errorf("%d places are kept, want the one that another stream cannot release", n)
+		t.Errorf("%d reservations are kept, want the one that another stream cannot release", n)
 	}
 	ask(mine, &control.ProbeRequest{Id: 1, Gateway: 1, Release: true})
 	ask(mine, &control.ProbeRequest{Id: 3, Gateway: 1, Model: "none"})
 	if n := kept(); n != 0 {
-		t.Errorf("%d places are kept after their release", n)
+		t.Errorf("%d reservations are kept after their release", n)
 	}
 }
 

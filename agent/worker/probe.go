@@ -11,28 +11,29 @@ import (
 )
 
 const (
-	// keepPlace is how long a probe's answer holds: a gateway that has heard its
-	// answers sends the query at once.
-	keepPlace = 20 * time.Millisecond
-	// mostPlaces bounds the places that are kept for one Probe stream.
-	mostPlaces = 1024
+	// keepReservation is how long a reservation is kept. A gateway sends its query as soon as it has
+	// chosen among the answers.
+	keepReservation = 20 * time.Millisecond
+	// mostReservations bounds the reservations that are kept for one Probe stream.
+	mostReservations = 1024
 )
 
-// A placeID names a place: the gateway that asked, and its probe.
-type placeID struct{ gateway, probe uint64 }
+// A reservationID names a reservation by the gateway that asked and the number of its probe.
+type reservationID struct{ gateway, probe uint64 }
 
-// take is the place kept under id, if there is one, which is then gone.
-func (w *Worker) take(id placeID) *runtime.Reservation {
+// take removes and returns the reservation under id; nil if there is none.
+func (w *Worker) take(id reservationID) *runtime.Reservation {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	r := w.places[id]
-	delete(w.places, id)
+	r := w.reservations[id]
+	delete(w.reservations, id)
 	return r
 }
 
-// Probe serves a Probe stream: each answer keeps a place for a while.
+// Probe serves a Probe stream. A lane is reserved for a while with each answer that is in time.
+// What is still reserved when the stream ends is released.
 func (w *Worker) Probe(gateway Stream[control.ProbeAnswer, control.ProbeRequest]) error {
-	var kept []placeID // in order of age
+	var kept []reservationID // in order of age
 	defer func() {
 		for _, id := range kept {
 			w.lanes.Release(w.take(id))
@@ -43,14 +44,14 @@ func (w *Worker) Probe(gateway Stream[control.ProbeAnswer, control.ProbeRequest]
 		if err != nil {
 			return ended(err)
 		}
-		id := placeID{req.Gateway, req.Id}
+		id := reservationID{req.Gateway, req.Id}
 		if req.Release {
 			if slices.Contains(kept, id) { // another's is not given away
 				w.lanes.Release(w.take(id))
 			}
 			continue
 		}
-		if len(kept) == mostPlaces {
+		if len(kept) == mostReservations {
 			w.lanes.Release(w.take(kept[0]))
 			kept = kept[1:]
 		}
@@ -64,9 +65,8 @@ func (w *Worker) Probe(gateway Stream[control.ProbeAnswer, control.ProbeRequest]
 	}
 }
 
-// answer says when a query would be answered, and keeps its place if it is
-// in time.
-func (w *Worker) answer(ctx context.Context, id placeID, req *control.ProbeRequest) *control.ProbeAnswer {
+// answer says when a query would be answered, and reserves a lane for it if that is in time.
+func (w *Worker) answer(ctx context.Context, id reservationID, req *control.ProbeRequest) *control.ProbeAnswer {
 	w.metrics.probes.Inc()
 	answer := &control.ProbeAnswer{Id: req.Id, FinishNs: -1}
 	loaded, err := w.repository.Acquire(req.Model, req.Version)
@@ -85,12 +85,12 @@ func (w *Worker) answer(ctx context.Context, id placeID, req *control.ProbeReque
 	if w.config.Callers.Query(ctx, secure.Probed, 0) != nil {
 		return answer
 	}
-	place := w.lanes.Reserve(loaded.Model.profile, int(req.BatchSize), keepPlace)
+	reservation := w.lanes.Reserve(loaded.Model.profile, int(req.BatchSize), keepReservation)
 	w.mu.Lock()
-	former := w.places[id]
-	w.places[id] = place
+	former := w.reservations[id]
+	w.reservations[id] = reservation
 	w.mu.Unlock()
 	w.lanes.Release(former)
-	answer.FinishNs = int64(place.Finish)
+	answer.FinishNs = int64(reservation.Finish)
 	return answer
 }

@@ -86,8 +86,8 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// A Worker is what an agent does for others: it knows what attempts its lanes hold, keeps places for
-// those who asked, and tells the leader that the agent follows what became of each. Its methods
+// A Worker is what an agent does for others: it knows what attempts its lanes hold, keeps reservations
+// for gateways that asked, and tells the leader that the agent follows what became of each. Its methods
 // may be called concurrently.
 type Worker struct {
 	config     Config
@@ -98,17 +98,17 @@ type Worker struct {
 	sums       fileSums
 	sequence   atomic.Uint64
 
-	mu       sync.Mutex
-	held     map[*control.Held]bool
-	followed []*followedLink
-	places   map[placeID]*runtime.Reservation
+	mu           sync.Mutex
+	held         map[*control.Held]bool
+	followed     []*followedLink
+	reservations map[reservationID]*runtime.Reservation
 }
 
 // Open reads what models there are; Run loads them.
 func Open(config Config) (*Worker, error) {
 	w := &Worker{
 		config: config, metrics: newMetrics(),
-		held: map[*control.Held]bool{}, places: map[placeID]*runtime.Reservation{},
+		held: map[*control.Held]bool{}, reservations: map[reservationID]*runtime.Reservation{},
 	}
 	w.estimates = newEstimates(config.Library, config.Catalogue, w.describeLanes)
 	w.lanes = runtime.NewLanes(runtime.LanesConfig{
@@ -171,7 +171,7 @@ func (w *Worker) Sizes(tell func(what string, n int)) {
 	defer w.mu.Unlock()
 	tell("worker: held", len(w.held))
 	tell("worker: followed", len(w.followed))
-	tell("worker: places", len(w.places))
+	tell("worker: reservations", len(w.reservations))
 }
 
 // Attempt runs the attempt that a header names. received is when the headers arrived. It owns req.
@@ -208,7 +208,7 @@ func (w *Worker) begin(header string, received time.Time) (*attempt, error) {
 		held: &control.Held{Gateway: named.Gateway, Sequence: named.Sequence, Attempt: named.Attempt, Lane: named.Lane},
 	}
 	if t.probed = named.Reservation != 0; t.probed {
-		t.reservation = w.take(placeID{named.Gateway, named.Reservation})
+		t.reservation = w.take(reservationID{named.Gateway, named.Reservation})
 	}
 	w.metrics.attempts.Inc()
 	return t, nil

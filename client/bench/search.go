@@ -69,7 +69,7 @@ const leastQueries = 3
 // FindThroughput searches the allowable throughput: the highest rate at which
 // every model meets its QoS target. It doubles the rate from a careful start until
 // one fails and then halves the gap, on a logarithmic scale. A rate that was
-// close to the verdict is probed up to three times and the majority counts, each
+// close to the target is probed up to three times and the majority counts, each
 // time with other arrivals.
 func FindThroughput(ctx context.Context, server Server, models []*Model, s Search) (*Throughput, error) {
 	t, err := newTimer()
@@ -188,7 +188,7 @@ func (s *searcher) firstRate(ctx context.Context) (float64, error) {
 	return 0.5 * float64(sent) / time.Since(start).Seconds(), nil
 }
 
-// holds probes a rate, and again where the verdict is close.
+// holds probes a rate, and again where the share is close to the target.
 func (s *searcher) holds(ctx context.Context, rate float64) (bool, error) {
 	held, failed := 0, 0
 	for held < 2 && failed < 2 {
@@ -304,12 +304,12 @@ func (t *Throughput) String() string {
 
 // String is a line that says how the probe went.
 func (p Probe) String() string {
-	verdict := "holds"
+	outcome := "holds"
 	if !p.Held {
-		verdict = "fails"
+		outcome = "fails"
 	}
 	text := fmt.Sprintf("%8s queries/s  %s: %.2f %% within QoS of %d queries in %.1f s",
-		figures(p.RateQPS), verdict, 100*p.QoSSatisfaction, p.Queries, p.DurationS)
+		figures(p.RateQPS), outcome, 100*p.QoSSatisfaction, p.Queries, p.DurationS)
 	if !p.GeneratorOnSchedule {
 		text += " (the generator was late)"
 	}

@@ -231,8 +231,8 @@ func most(values []float64, groups []string) (float64, string) {
 	return values[i], groups[i]
 }
 
-// verdict says whether a claim of the paper holds here.
-func verdict(holds bool) string {
+// outcome says whether a claim of the paper holds here.
+func outcome(holds bool) string {
 	if holds {
 		return "Reproduces"
 	}

@@ -65,9 +65,9 @@ func fig3(ctx context.Context, l *lab) (*Figure, error) {
 		spread = max(spread, hi/lo)
 	}
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: the throughput of a configuration depends on how queries are distributed, by a factor of up to %.2f between FCFS (RIBBON), DRS and Clockwork.", verdict(spread > 1.1), spread),
-		fmt.Sprintf("%s: none of them reaches the oracle on a heterogeneous configuration.", verdict(below)),
-		fmt.Sprintf("%s: no one of them is the best everywhere (best somewhere among the heterogeneous: %s).", verdict(len(best) > 1), strings.Join(sorted(best), ", ")),
+		fmt.Sprintf("%s: the throughput of a configuration depends on how queries are distributed, by a factor of up to %.2f between FCFS (RIBBON), DRS and Clockwork.", outcome(spread > 1.1), spread),
+		fmt.Sprintf("%s: none of them reaches the oracle on a heterogeneous configuration.", outcome(below)),
+		fmt.Sprintf("%s: no one of them is the best everywhere (best somewhere among the heterogeneous: %s).", outcome(len(best) > 1), strings.Join(sorted(best), ", ")),
 		fmt.Sprintf("FCFS on (3,1,3) reaches %.2f x homogeneous; the paper has 1.15.", ratio["fcfs"][1]))
 	return f, nil
 }
@@ -99,8 +99,8 @@ func fig8(ctx context.Context, l *lab) (*Figure, error) {
 	lo, loModel := least(ratios, paperModels)
 	hi, hiModel := most(ratios, paperModels)
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: KAIROS serves more than 1.25 x the best homogeneous pool on every model (least: %.2f x on %s).", verdict(lo > 1.25), lo, loModel),
-		fmt.Sprintf("%s: it gains most on RM2, about 2 x (most here: %.2f x on %s; RM2 %.2f x).", verdict(hiModel == "rm2" && hi > 1.8), hi, hiModel, ratios[1]))
+		fmt.Sprintf("%s: KAIROS serves more than 1.25 x the best homogeneous pool on every model (least: %.2f x on %s).", outcome(lo > 1.25), lo, loModel),
+		fmt.Sprintf("%s: it gains most on RM2, about 2 x (most here: %.2f x on %s; RM2 %.2f x).", outcome(hiModel == "rm2" && hi > 1.8), hi, hiModel, ratios[1]))
 	return f, nil
 }
 
@@ -160,11 +160,11 @@ func fig9(ctx context.Context, l *lab) (*Figure, error) {
 	loOracle, m6 := least(over(plus, oracle), paperModels)
 	loHorizon, m7 := least(over(horizon, plus), paperModels)
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: KAIROS serves around 1.5 x what RIBBON does (%.2f x on %s to %.2f x).", verdict(loRibbon >= 1.35), loRibbon, m1, hiRibbon),
-		fmt.Sprintf("%s: it outperforms DRS and Clockwork on every model, by up to 44 %% (DRS: %.2f x on %s to %.2f x; Clockwork, the better of two variants: %.2f x on %s to %.2f x).", verdict(loDRS > 1 && loClock > 1), loDRS, m2, hiDRS, loClock, m3, hiClock),
-		fmt.Sprintf("%s: DRS and Clockwork outperform RIBBON on every model (least: %.2f x on %s).", verdict(loRivals > 1), loRivals, m4),
-		fmt.Sprintf("%s: the pool that KAIROS chooses without evaluating any is nearly as good as the best (at the worst %.2f of KAIROS+, on %s).", verdict(loPlus > 0.95), loPlus, m5),
-		fmt.Sprintf("%s: KAIROS+ comes within 15 %% of the oracle (at the worst %.2f of it, on %s).", verdict(loOracle >= 0.85), loOracle, m6),
+		fmt.Sprintf("%s: KAIROS serves around 1.5 x what RIBBON does (%.2f x on %s to %.2f x).", outcome(loRibbon >= 1.35), loRibbon, m1, hiRibbon),
+		fmt.Sprintf("%s: it outperforms DRS and Clockwork on every model, by up to 44 %% (DRS: %.2f x on %s to %.2f x; Clockwork, the better of two variants: %.2f x on %s to %.2f x).", outcome(loDRS > 1 && loClock > 1), loDRS, m2, hiDRS, loClock, m3, hiClock),
+		fmt.Sprintf("%s: DRS and Clockwork outperform RIBBON on every model (least: %.2f x on %s).", outcome(loRivals > 1), loRivals, m4),
+		fmt.Sprintf("%s: the pool that KAIROS chooses without evaluating any is nearly as good as the best (at the worst %.2f of KAIROS+, on %s).", outcome(loPlus > 0.95), loPlus, m5),
+		fmt.Sprintf("%s: KAIROS+ comes within 15 %% of the oracle (at the worst %.2f of it, on %s).", outcome(loOracle >= 0.85), loOracle, m6),
 		fmt.Sprintf("Not in the paper: our policy horizon serves at least %.3f x what kairos does on its best pool (%s).", loHorizon, m7))
 	return f, nil
 }
@@ -217,9 +217,9 @@ func fig14(ctx context.Context, l *lab) (*Figure, error) {
 	lo, loPool := least(share, c.groups)
 	hi, _ := most(bounds, c.groups)
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: the bound is close to the oracle's best throughput, and no higher (%.1f against %.1f queries/s, %+.1f %%).", verdict(hi < 1.005*best && hi > 0.85*best), hi, best, 100*(hi/best-1)),
-		fmt.Sprintf("%s: KAIROS comes close to the bound on the pools of the highest bound (at the worst %.2f of it, on %s).", verdict(lo > 0.75), lo, loPool),
-		fmt.Sprintf("%s: without KAIROS's query distribution the throughput stays far from the bound (FCFS, DRS and Clockwork reach at most %.2f of it).", verdict(others < 0.9*lo), others))
+		fmt.Sprintf("%s: the bound is close to the oracle's best throughput, and no higher (%.1f against %.1f queries/s, %+.1f %%).", outcome(hi < 1.005*best && hi > 0.85*best), hi, best, 100*(hi/best-1)),
+		fmt.Sprintf("%s: KAIROS comes close to the bound on the pools of the highest bound (at the worst %.2f of it, on %s).", outcome(lo > 0.75), lo, loPool),
+		fmt.Sprintf("%s: without KAIROS's query distribution the throughput stays far from the bound (FCFS, DRS and Clockwork reach at most %.2f of it).", outcome(others < 0.9*lo), others))
 	return f, nil
 }
 
@@ -280,8 +280,8 @@ func fig16(ctx context.Context, l *lab) (*Figure, error) {
 	prediction, predictionModel := change(c.series[2].values)
 	latency, latencyModel := change(c.series[3].values)
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: with Gaussian batch sizes KAIROS still gains on every model (least: %.2f x on %s); the gain is smaller than with the trace on %d of %d models.", verdict(lo > 1), lo, loModel, fewer, len(paperModels)),
-		fmt.Sprintf("%s: 5 %% noise in what is predicted hardly changes the gain (it costs at most %.1f %%, on %s).", verdict(prediction < 0.05), 100*prediction, predictionModel),
+		fmt.Sprintf("%s: with Gaussian batch sizes KAIROS still gains on every model (least: %.2f x on %s); the gain is smaller than with the trace on %d of %d models.", outcome(lo > 1), lo, loModel, fewer, len(paperModels)),
+		fmt.Sprintf("%s: 5 %% noise in what is predicted hardly changes the gain (it costs at most %.1f %%, on %s).", outcome(prediction < 0.05), 100*prediction, predictionModel),
 		fmt.Sprintf("Not in the paper: 5 %% noise in the latency itself, so that some queries are later than any policy could know, costs at most %.1f %%, on %s.", 100*latency, latencyModel))
 	return f, nil
 }

@@ -52,8 +52,8 @@ func fig1(ctx context.Context, l *lab) (*Figure, error) {
 	}
 	f.draw = c.draw
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: a heterogeneous configuration can serve more than the homogeneous one scaled to the same budget: (3,1,3) serves %.2f x, the paper has 1.15.", verdict(ratio[1] > 1), ratio[1]),
-		fmt.Sprintf("%s: others serve less: (2,0,9) %.2f x and (1,4,2) %.2f x, the latter although it costs more.", verdict(ratio[2] < 1 && ratio[3] < 1), ratio[2], ratio[3]))
+		fmt.Sprintf("%s: a heterogeneous configuration can serve more than the homogeneous one scaled to the same budget: (3,1,3) serves %.2f x, the paper has 1.15.", outcome(ratio[1] > 1), ratio[1]),
+		fmt.Sprintf("%s: others serve less: (2,0,9) %.2f x and (1,4,2) %.2f x, the latter although it costs more.", outcome(ratio[2] < 1 && ratio[3] < 1), ratio[2], ratio[3]))
 	return f, nil
 }
 
@@ -91,7 +91,7 @@ func fig2(ctx context.Context, l *lab) (*Figure, error) {
 	c := lineChart{title: "RM2: what simulated annealing explores (KAIROS Fig. 2)", xLabel: "evaluation", yLabel: "throughput / homogeneous, scaled to budget", line: 1, series: []series{s}}
 	f.draw = c.draw
 	f.Text = append(f.Text, fmt.Sprintf("%s: most of the configurations explored are worse than the homogeneous one (%.0f %% of %d that serve at least %d queries/s; the paper has about 70 %%). The best of them serves %.2f x. One seed.",
-		verdict(2*worse > len(explored)), 100*float64(worse)/float64(len(explored)), len(explored), slow, best))
+		outcome(2*worse > len(explored)), 100*float64(worse)/float64(len(explored)), len(explored), slow, best))
 	return f, nil
 }
 
@@ -146,8 +146,8 @@ func fig10(ctx context.Context, l *lab) (*Figure, error) {
 	}
 	lo, _ := least(fewer, slices.Concat(paperModels, paperModels, paperModels))
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: with the same search, KAIROS's distribution needs fewer evaluations than any other on every model (at least %.1f x fewer).", verdict(lo > 1), lo),
-		fmt.Sprintf("%s: KAIROS+ evaluates less than 1 %% of the search space on every model (at most %.1f %%, on %s).", verdict(hi < 1), hi, hiModel),
+		fmt.Sprintf("%s: with the same search, KAIROS's distribution needs fewer evaluations than any other on every model (at least %.1f x fewer).", outcome(lo > 1), lo),
+		fmt.Sprintf("%s: KAIROS+ evaluates less than 1 %% of the search space on every model (at most %.1f %%, on %s).", outcome(hi < 1), hi, hiModel),
 		fmt.Sprintf("The others evaluate %.1f %% to %.1f %%; the paper has often 5 %% to 30 %%. Counted until the search ends, that is, until it knows that it has the best. One seed each.", slices.Min(others), slices.Max(others)))
 	return f, nil
 }
@@ -233,7 +233,7 @@ func fig11(ctx context.Context, l *lab) (*Figure, error) {
 	}
 	lo, loModel := least(fewer, slices.Concat(paperModels, paperModels, paperModels))
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: every other search needs more evaluations than KAIROS+ to come to the same configuration (at least %.1f x as many, on %s).", verdict(lo > 1), lo, loModel),
+		fmt.Sprintf("%s: every other search needs more evaluations than KAIROS+ to come to the same configuration (at least %.1f x as many, on %s).", outcome(lo > 1), lo, loModel),
 		fmt.Sprintf("In the mean over the models: KAIROS+ %.1f %% of the search space, RIBBON %.1f %%, genetic %.1f %%, random %.1f %%. All prune sub-configurations; evaluations are counted up to that which finds it, over %d runs of each search on one seed's queries.",
 			mean(share[0]), mean(share[1]), mean(share[2]), mean(share[3]), seeds),
 		fmt.Sprintf("Not in the paper: RIBBON's search with our additions %.1f %%.", mean(share[ours])))
@@ -302,9 +302,9 @@ func fig12(ctx context.Context, l *lab) (*Figure, error) {
 		return sum / evaluations
 	}
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: KAIROS serves near the best at once, without an evaluation: %.1f of the %.1f queries/s that KAIROS+ ends at.", verdict(kairos.Rate > 0.9*best["kairos+"]), kairos.Rate, best["kairos+"]),
-		fmt.Sprintf("%s: that is twice what RIBBON and DRS serve while they search (%.2f x and %.2f x their mean over %d evaluations).", verdict(kairos.Rate > 1.8*max(mean(0), mean(1))), kairos.Rate/mean(0), kairos.Rate/mean(1), evaluations),
-		fmt.Sprintf("%s: KAIROS+ has evaluated or pruned every configuration within 8 evaluations (here %d).", verdict(ended["kairos+"] <= 8), ended["kairos+"]),
+		fmt.Sprintf("%s: KAIROS serves near the best at once, without an evaluation: %.1f of the %.1f queries/s that KAIROS+ ends at.", outcome(kairos.Rate > 0.9*best["kairos+"]), kairos.Rate, best["kairos+"]),
+		fmt.Sprintf("%s: that is twice what RIBBON and DRS serve while they search (%.2f x and %.2f x their mean over %d evaluations).", outcome(kairos.Rate > 1.8*max(mean(0), mean(1))), kairos.Rate/mean(0), kairos.Rate/mean(1), evaluations),
+		fmt.Sprintf("%s: KAIROS+ has evaluated or pruned every configuration within 8 evaluations (here %d).", outcome(ended["kairos+"] <= 8), ended["kairos+"]),
 		fmt.Sprintf("Best within %d evaluations: RIBBON %.1f, DRS %.1f, Clockwork %.1f queries/s. One seed each.", evaluations, best["ribbon"], best["drs"], best["clockwork"]))
 	return f, nil
 }
@@ -363,9 +363,9 @@ func fig13(ctx context.Context, l *lab) (*Figure, error) {
 	lo, loModel := least(trend, paperModels)
 	worst, worstModel := least(share, paperModels)
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: the best of the %d configurations of the highest bound is always among the first ten (at the worst it is number %.0f, on %s).", verdict(hi <= 10), top, hi, hiModel),
-		fmt.Sprintf("%s: throughput follows the bound's trend, though not in strict order (the first ten serve at least %.2f x what the next ten do, on %s).", verdict(lo > 1), lo, loModel),
-		fmt.Sprintf("%s: KAIROS chooses one near the best without evaluating any (at the worst %.2f of it, on %s).", verdict(worst > 0.95), worst, worstModel))
+		fmt.Sprintf("%s: the best of the %d configurations of the highest bound is always among the first ten (at the worst it is number %.0f, on %s).", outcome(hi <= 10), top, hi, hiModel),
+		fmt.Sprintf("%s: throughput follows the bound's trend, though not in strict order (the first ten serve at least %.2f x what the next ten do, on %s).", outcome(lo > 1), lo, loModel),
+		fmt.Sprintf("%s: KAIROS chooses one near the best without evaluating any (at the worst %.2f of it, on %s).", outcome(worst > 0.95), worst, worstModel))
 	return f, nil
 }
 
@@ -417,8 +417,8 @@ func fig15(ctx context.Context, l *lab) (*Figure, error) {
 	loA, modelA := least(c.series[1].values, paperModels)
 	loB, modelB := least(c.series[2].values, paperModels)
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: with four times the budget KAIROS gains substantially on every model (least: %.2f x on %s).", verdict(loA > 1.25), loA, modelA),
-		fmt.Sprintf("%s: with QoS targets 20 %% higher it gains as before (least: %.2f x on %s; the means are %.2f x and before %.2f x).", verdict(loB > 1.2 && mean(c.series[2].values) > 0.9*mean(c.series[0].values)),
+		fmt.Sprintf("%s: with four times the budget KAIROS gains substantially on every model (least: %.2f x on %s).", outcome(loA > 1.25), loA, modelA),
+		fmt.Sprintf("%s: with QoS targets 20 %% higher it gains as before (least: %.2f x on %s; the means are %.2f x and before %.2f x).", outcome(loB > 1.2 && mean(c.series[2].values) > 0.9*mean(c.series[0].values)),
 			loB, modelB, mean(c.series[2].values), mean(c.series[0].values)))
 	return f, nil
 }

@@ -206,7 +206,7 @@ func ribbonFig9(ctx context.Context, l *lab) (*Figure, error) {
 	f.draw = c.draw
 	lo, m := least(c.series[0].values, ribbonModels)
 	hi, _ := most(c.series[0].values, ribbonModels)
-	f.Text = append(f.Text, fmt.Sprintf("%s: a mixed pool costs 9 to 16 %% less than the cheapest of base instances alone (here %.1f %% on %s to %.1f %%).", verdict(lo >= 9 && hi <= 16), lo, m, hi),
+	f.Text = append(f.Text, fmt.Sprintf("%s: a mixed pool costs 9 to 16 %% less than the cheapest of base instances alone (here %.1f %% on %s to %.1f %%).", outcome(lo >= 9 && hi <= 16), lo, m, hi),
 		l.fromTables(0))
 	return f, nil
 }
@@ -255,9 +255,9 @@ func ribbonFig10(ctx context.Context, l *lab) (*Figure, error) {
 	ribbon, _ := most(toOptimum[0], ribbonModels)
 	twin, _ := most(toOptimum[twinAt], ribbonModels)
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: RIBBON finds the largest saving after about 20 evaluations (%.1f and %.1f in the mean).", verdict(ribbon <= 25), toOptimum[0][0], toOptimum[0][1]),
+		fmt.Sprintf("%s: RIBBON finds the largest saving after about 20 evaluations (%.1f and %.1f in the mean).", outcome(ribbon <= 25), toOptimum[0][0], toOptimum[0][1]),
 		fmt.Sprintf("%s: the others need more than twice as many on both models (at least %.1f x; hill climbing %.0f and %.0f, random %.0f and %.0f, response surface %.0f and %.0f).",
-			verdict(fewest > 2), fewest, toOptimum[1][0], toOptimum[1][1], toOptimum[2][0], toOptimum[2][1], toOptimum[3][0], toOptimum[3][1]),
+			outcome(fewest > 2), fewest, toOptimum[1][0], toOptimum[1][1], toOptimum[2][0], toOptimum[2][1], toOptimum[3][0], toOptimum[3][1]),
 		fmt.Sprintf("Not in the paper: RIBBON's search with our additions needs %.1f and %.1f; our twin, which has the samples, at most %.0f.",
 			toOptimum[oursAt][0], toOptimum[oursAt][1], twin),
 		l.fromTables(searchesPerSeed*l.Seeds))
@@ -314,9 +314,9 @@ func ribbonFig13(ctx context.Context, l *lab) (*Figure, error) {
 	}
 	hi, m := most(v[0], ribbonModels)
 	f.Text = append([]string{
-		fmt.Sprintf("%s: RIBBON explores for less than 3 %% of what evaluating every configuration costs (at most %.1f %%, on %s).", verdict(hi < 3), hi, m),
+		fmt.Sprintf("%s: RIBBON explores for less than 3 %% of what evaluating every configuration costs (at most %.1f %%, on %s).", outcome(hi < 3), hi, m),
 		fmt.Sprintf("%s: the others pay 10 to 20 %% (hill climbing %.1f and %.1f %%, random %.1f and %.1f %%, response surface %.1f and %.1f %%).",
-			verdict(min(v[1][0], v[1][1], v[2][0], v[2][1], v[3][0], v[3][1]) >= 10), v[1][0], v[1][1], v[2][0], v[2][1], v[3][0], v[3][1]),
+			outcome(min(v[1][0], v[1][1], v[2][0], v[2][1], v[3][0], v[3][1]) >= 10), v[1][0], v[1][1], v[2][0], v[2][1], v[3][0], v[3][1]),
 		fmt.Sprintf("Not in the paper: with our additions %.1f and %.1f %%.", v[oursAt][0], v[oursAt][1]),
 	}, f.Text...)
 	return f, nil
@@ -336,7 +336,7 @@ func ribbonFig14(ctx context.Context, l *lab) (*Figure, error) {
 		}
 	}
 	f.Text = append([]string{fmt.Sprintf("%s: of the paper's methods RIBBON evaluates the fewest configurations that violate QoS on both models (%.1f and %.1f; hill climbing %.1f and %.1f, random %.1f and %.1f, response surface %.1f and %.1f).",
-		verdict(fewest), v[0][0], v[0][1], v[1][0], v[1][1], v[2][0], v[2][1], v[3][0], v[3][1]),
+		outcome(fewest), v[0][0], v[0][1], v[1][0], v[1][1], v[2][0], v[2][1], v[3][0], v[3][1]),
 		fmt.Sprintf("Not in the paper: with our additions %.1f and %.1f.", v[oursAt][0], v[oursAt][1])}, f.Text...)
 	return f, nil
 }
@@ -430,14 +430,14 @@ func ribbonFig16(ctx context.Context, l *lab) (*Figure, error) {
 	plain, ours := needed[0], needed[1]
 	f.Text = append(f.Text,
 		fmt.Sprintf("%s: after the load has risen by half the new optimum comes in less than 60 %% of the evaluations that the one before took (%.0f %% on mtwnd and %.0f %% on dien).",
-			verdict(max(share(plain[0]), share(plain[1])) < 0.6 && plain[0].missed+plain[1].missed == 0), 100*share(plain[0]), 100*share(plain[1])),
+			outcome(max(share(plain[0]), share(plain[1])) < 0.6 && plain[0].missed+plain[1].missed == 0), 100*share(plain[0]), 100*share(plain[1])),
 		"As the paper says it, the search knows the optimum of before and estimates of what did no better. Where that optimum is overloaded now, all of them are near 0 and tell little of where to go.",
-		fmt.Sprintf("%s: what was explored before helps: it takes %.0f %% and %.0f %% of the evaluations of a search that starts afresh.", verdict(max(helps(plain[0]), helps(plain[1])) < 1), 100*helps(plain[0]), 100*helps(plain[1])),
+		fmt.Sprintf("%s: what was explored before helps: it takes %.0f %% and %.0f %% of the evaluations of a search that starts afresh.", outcome(max(helps(plain[0]), helps(plain[1])) < 1), 100*helps(plain[0]), 100*helps(plain[1])),
 		fmt.Sprintf("Not in the paper: with our additions %.0f %% and %.0f %% of the evaluations before, %.0f %% and %.0f %% of those afresh.",
 			100*share(ours[0]), 100*share(ours[1]), 100*helps(ours[0]), 100*helps(ours[1])),
 		fmt.Sprintf("Of %d searches each, %d and %d end without the new optimum, with our additions %d and %d; they count as what they evaluated.",
 			runs, plain[0].missed, plain[1].missed, ours[0].missed, ours[1].missed),
-		fmt.Sprintf("%s: the new optimum costs about 1.5 x what the one before did (%.2f x and %.2f x).", verdict(math.Abs(price[0]-heavier) < 0.15 && math.Abs(price[1]-heavier) < 0.15), price[0], price[1]),
+		fmt.Sprintf("%s: the new optimum costs about 1.5 x what the one before did (%.2f x and %.2f x).", outcome(math.Abs(price[0]-heavier) < 0.15 && math.Abs(price[1]-heavier) < 0.15), price[0], price[1]),
 		"The published tables are of one load, so the heavier one is simulated as its authors made the tables, with all counts up to half as many again.",
 		l.fromTables(runs))
 	return f, nil

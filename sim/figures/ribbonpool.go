@@ -170,10 +170,10 @@ func ribbonFig4(ctx context.Context, l *lab) (*Figure, error) {
 	}
 	const target = plan.DefaultTarget
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: five g4dn.xlarge meet QoS (%.2f %% of the queries), four do not (%.2f %%).", verdict(t3[paper[0]] >= target && t3[paper[1]] < target), 100*t3[paper[0]], 100*t3[paper[1]]),
-		fmt.Sprintf("%s: twelve t3.xlarge cost less than five g4dn.xlarge and miss QoS (%.2f %%).", verdict(t3[paper[2]] < target), 100*t3[paper[2]]),
+		fmt.Sprintf("%s: five g4dn.xlarge meet QoS (%.2f %% of the queries), four do not (%.2f %%).", outcome(t3[paper[0]] >= target && t3[paper[1]] < target), 100*t3[paper[0]], 100*t3[paper[1]]),
+		fmt.Sprintf("%s: twelve t3.xlarge cost less than five g4dn.xlarge and miss QoS (%.2f %%).", outcome(t3[paper[2]] < target), 100*t3[paper[2]]),
 		fmt.Sprintf("%s: (3+4) with t3.xlarge meets QoS for less, (2+4) misses it, (4+4) meets it for more (%.2f, %.2f and %.2f %%): as KAIROS's authors measured t3.xlarge, one that is idle answers %.0f %% of these queries in time.",
-			verdict(t3[paper[3]] >= target && t3[paper[4]] < target && t3[paper[5]] >= target), 100*t3[paper[3]], 100*t3[paper[4]], 100*t3[paper[5]], 100*idle.Value))
+			outcome(t3[paper[3]] >= target && t3[paper[4]] < target && t3[paper[5]] >= target), 100*t3[paper[3]], 100*t3[paper[4]], 100*t3[paper[5]], 100*idle.Value))
 	some := slices.Sorted(func(yield func(string) bool) {
 		for auxiliary, found := range cheaper {
 			if !yield(auxiliary + " " + found) {
@@ -181,7 +181,7 @@ func ribbonFig4(ctx context.Context, l *lab) (*Figure, error) {
 			}
 		}
 	})
-	f.Text = append(f.Text, fmt.Sprintf("%s: some mix meets QoS for less than the cheapest of g4dn.xlarge alone (%s).", verdict(len(some) > 0), cmp.Or(strings.Join(some, ", "), "none of either type")),
+	f.Text = append(f.Text, fmt.Sprintf("%s: some mix meets QoS for less than the cheapest of g4dn.xlarge alone (%s).", outcome(len(some) > 0), cmp.Or(strings.Join(some, ", "), "none of either type")),
 		l.underLoad(samples))
 	return f, nil
 }
@@ -257,8 +257,8 @@ func ribbonFig8(ctx context.Context, l *lab) (*Figure, error) {
 	}
 	f.Text = append(f.Text,
 		fmt.Sprintf("%s: the number of pools that are cheaper than the base type alone starts to saturate beyond three types (of up to 2, 3, 4 and 5 types: %s on mtwnd, %s on dien).",
-			verdict(fewer), listed(counted[0], 0), listed(counted[1], 0)),
-		fmt.Sprintf("%s: beyond three types the cheapest saves hardly more (%s %% on mtwnd, %s %% on dien).", verdict(same), listed(saturates[0], 1), listed(saturates[1], 1)),
+			outcome(fewer), listed(counted[0], 0), listed(counted[1], 0)),
+		fmt.Sprintf("%s: beyond three types the cheapest saves hardly more (%s %% on mtwnd, %s %% on dien).", outcome(same), listed(saturates[0], 1), listed(saturates[1], 1)),
 		"Types: "+strings.Join(types, ", ")+", of which latencies were published; queries go to the first idle instance in this order.",
 		l.underLoad(samples))
 	return f, nil
@@ -329,9 +329,9 @@ func ribbonFig11(ctx context.Context, l *lab) (*Figure, error) {
 	v := func(i int) []float64 { return c.series[i].values }
 	f.Text = append(f.Text,
 		fmt.Sprintf("%s: with Gaussian batch sizes of the trace's mean (%s) a mixed pool still costs significantly less than base instances alone (%.1f %% on mtwnd and %.1f %% on dien; with the trace's %.1f and %.1f %%).",
-			verdict(slices.Min(v(1)) >= 5), alike, v(1)[0], v(1)[1], v(0)[0], v(0)[1]),
+			outcome(slices.Min(v(1)) >= 5), alike, v(1)[0], v(1)[1], v(0)[0], v(0)[1]),
 		fmt.Sprintf("%s: it does with larger ones, KAIROS's %s (%.1f and %.1f %%). The paper does not give its Gaussian. More than 1 %% of these are too large for the cheaper types.",
-			verdict(slices.Min(v(2)) >= 5), larger, v(2)[0], v(2)[1]),
+			outcome(slices.Min(v(2)) >= 5), larger, v(2)[0], v(2)[1]),
 		l.underLoad(anyOf{l.samples}))
 	return f, nil
 }
@@ -415,7 +415,7 @@ func ribbonFig12(ctx context.Context, l *lab) (*Figure, error) {
 	f.draw = func(w io.Writer) error { return writePlots(w, vg.Points(280), vg.Points(340), 2, plots...) }
 	f.Text = append(f.Text,
 		fmt.Sprintf("%s: RIBBON comes to the optimum, (%d, %d), with fewer evaluations than hill climbing and response surface (in the mean over %d searches %.1f; %.1f and %.1f; the paper's examples have 8, 13 and 18; random %.1f).",
-			verdict(means[0] < min(means[1], means[3])), optimum[0], optimum[1], searchesPerSeed*l.Seeds, means[0], means[1], means[3], means[2]),
+			outcome(means[0] < min(means[1], means[3])), optimum[0], optimum[1], searchesPerSeed*l.Seeds, means[0], means[1], means[3], means[2]),
 		fmt.Sprintf("Not in the paper: RIBBON's search with our additions %.1f.", means[oursAt]),
 		"The figure shows the median search of each up to the optimum (star): red misses QoS, the lighter the less, green meets it, the darker the cheaper, circles were evaluated. "+
 			"The paper's second type is t3, of which no table was published: here it is r5n.large. Searches start at random, the paper's at (5,5).",
@@ -449,7 +449,7 @@ func ribbonFig15(ctx context.Context, l *lab) (*Figure, error) {
 	strict, relaxed := c.series[0].values, c.series[1].values
 	f.Text = append(f.Text,
 		fmt.Sprintf("%s: with a target of 98 %% of the queries a mixed pool saves more than with 99 %%, against base instances alone at the same target (%.1f instead of %.1f %% on mtwnd, %.1f instead of %.1f %% on dien).",
-			verdict(relaxed[0] > strict[0] && relaxed[1] > strict[1]), relaxed[0], strict[0], relaxed[1], strict[1]),
+			outcome(relaxed[0] > strict[0] && relaxed[1] > strict[1]), relaxed[0], strict[0], relaxed[1], strict[1]),
 		l.fromTables(0))
 	return f, nil
 }

@@ -71,7 +71,7 @@ func fig5(ctx context.Context, l *lab) (*Figure, error) {
 		return drawTimelines(w, fmt.Sprintf("Four queries of RM2 on two instances (KAIROS Fig. 5); QoS target %v", m.QoSTarget), timelines, types)
 	}
 	f.Text = append(f.Text, fmt.Sprintf("%s: of four queries KAIROS serves %d within the QoS target, first come first served %d, on the same two instances: it keeps the GPU for the query that it speeds up most. (The example is ours; the paper gives no numbers for its own.)",
-		verdict(served["kairos"] == 4 && served["fcfs"] == 3), served["kairos"], served["fcfs"]))
+		outcome(served["kairos"] == 4 && served["fcfs"] == 3), served["kairos"], served["fcfs"]))
 	return f, nil
 }
 
