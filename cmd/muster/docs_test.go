@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -84,5 +86,81 @@ func TestDocumentedCommands(t *testing.T) {
 	}
 	if commands < 50 || flags < 50 {
 		t.Errorf("found %d commands and %d flags in the documents, want more: are they written in another way now?", commands, flags)
+	}
+}
+
+var (
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+)
+
+// anchors are the names that a document's headings are linked by, as GitHub makes them.
+func anchors(document string) map[string]bool {
+	known := map[string]bool{}
+	for _, m := range heading.FindAllStringSubmatch(fence.ReplaceAllString(document, ""), -1) {
+		name := strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, m[1])
+		known[name] = true
+	}
+	return known
+}
+
+// TestDocumentsReadWell: no line of a document is longer than 120 characters, and every link within
+// the repository leads to a file and, with a #, to a heading of it.
+func TestDocumentsReadWell(t *testing.T) {
+	documents, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documents = append(documents, "../../README.md", "../../CONTRIBUTING.md")
+	links := 0
+	for _, name := range documents {
+		content, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		number := 0
+		for line := range strings.Lines(string(content)) {
+			number++
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 120 {
+				t.Errorf("%s:%d has %d characters, want at most 120", name, number, n)
+			}
+		}
+		text := inlineCode.ReplaceAllString(fence.ReplaceAllString(string(content), ""), "")
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			links++
+			file, anchor, _ := strings.Cut(m[1], "#")
+			target := name
+			if file != "" {
+				target = filepath.Join(filepath.Dir(name), file)
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s links to %s, which is not there", name, m[1])
+				continue
+			}
+			if anchor == "" {
+				continue
+			}
+			content, err := os.ReadFile(target)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !anchors(string(content))[anchor] {
+				t.Errorf("%s links to %s, but %s has no such heading", name, m[1], target)
+			}
+		}
+	}
+	if links < 50 {
+		t.Errorf("found %d links in the documents, want more: are they written in another way now?", links)
 	}
 }
