@@ -1,12 +1,3 @@
-// Package runtime runs models on this machine. It finds and loads the ONNX
-// Runtime library (embedded in release builds), turns a version from package
-// models into a shared session, and runs queries on the machine's lanes, one
-// query a lane at a time. It knows nothing of networks.
-//
-// An [Executor] loads versions: [ONNX] is the real one, [Emulated] answers
-// with zeros after a time it is told and never runs a model. [Lanes] decides
-// which query runs when, on whichever executor's models; [Warm] makes a loaded
-// model ready to serve without disturbing what is being served.
 package runtime
 
 import (

@@ -1,6 +1,3 @@
-// Package outcome says what an agent tells of an error: to clients in gRPC and REST, to other
-// agents, and in the metrics. It is the only place where codes are chosen; all rooms of the agent
-// wrap its errors, and it knows none of them. It has no state and no goroutine.
 package outcome
 
 import (

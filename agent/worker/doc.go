@@ -1,12 +1,12 @@
-// Package worker is the room of an agent that works for others: its models, its lanes and what is
-// known of how long queries run on them.
+// Package worker is the room of an agent that works for others. It holds the models, the lanes, and
+// the estimates of how long queries run on them.
 //
-// In come attempts of gateways, as requests of the Open Inference Protocol ([Worker.Attempt]), queries
-// of an agent that is alone ([Worker.Infer]), and the streams of those who lead ([Worker.Link]) and of
-// gateways that ask when a query would be answered ([Worker.Probe]). Every query takes one way:
-// validate it against the model's signature, wait for a lane, run, answer. Out go answers, to the
-// leader that the agent follows what became of each attempt, and to the fleet what this agent holds.
+// In come the attempts of gateways ([Worker.Attempt]), the queries of an agent that is alone
+// ([Worker.Infer]), the streams of leaders ([Worker.Link]), and the streams of gateways that ask
+// when a query would be answered ([Worker.Probe]). Each query is validated against the model's
+// signature, waits for a lane, and runs. Out go the answers; the leader that the agent follows is
+// told what became of each attempt, and the fleet is told what this agent holds.
 //
-// Worker.Run owns the repository's goroutines, which load models. All others are those of the
-// calls and streams that are served, and one each for a Link, which reads it.
+// Worker.Run owns the repository's goroutines, which load models. Attempts and streams run on their
+// callers' goroutines; a Link has one more, which reads it.
 package worker

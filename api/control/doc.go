@@ -1,5 +1,6 @@
-// Package control is the generated code of the protocol that agents, and SDKs
-// that know it, speak among each other; see control.proto.
+// Package control is the protocol between agents, and between agents and SDKs that know it. It is
+// generated from control.proto. Written by hand are the versions of the protocol, and the changes
+// of a view: what of it an SDK that watches is sent.
 package control
 
 import (

@@ -1,4 +1,3 @@
-// Package inference is the generated code of the Open Inference Protocol's
-// gRPC form (inference.proto). Package oip has queries and answers in a form
-// that costs less.
+// Package inference is the generated code of the Open Inference Protocol's gRPC form
+// (inference.proto). Package oip has queries and answers in a form that is cheaper to use.
 package inference

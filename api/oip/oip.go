@@ -1,9 +1,3 @@
-// Package oip is the Open Inference Protocol (version 2) as Muster reads and
-// writes it: a query and its answer as plain structs, a gRPC codec that moves
-// tensors between the wire and those structs without a copy of its own, and
-// the REST form in JSON and with the binary tensor extension. It validates
-// form (lengths, types, counts), never meaning: whether a model has such an
-// input is for the agent to say.
 package oip
 
 import (

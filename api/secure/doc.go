@@ -1,21 +1,20 @@
-// Package secure is who is there and what they may do: TLS for all of an
-// agent's servers, the names of those who call, and what each of them may ask
-// for. It decides and refuses; what it is to guard is for the agent and for
-// those who call agents to say.
+// Package secure says who calls and what the caller may do: TLS for all servers of an agent, the
+// names of callers, their rights, and their limits.
+//
+// In come connections, and calls with their credentials. Out go names, refusals, and the settings
+// of TLS for servers and clients. The package decides and refuses; the agent says what it guards.
 //
 // A caller has a name from its certificate, or from an API key:
 //
-//   - A certificate is one of the CA's that the agent was given. Its name is
-//     the subject's common name; without one the first DNS name, without that
-//     the first URI. The certificate of an agent is one of the cluster's own CA
-//     that has the DNS name [AgentName]; it may do everything.
-//   - An API key travels with each call, as `authorization: Bearer KEY` in
-//     gRPC's metadata or HTTP's header. It counts before a certificate.
+//   - A certificate must be one of the CA that the agent was given. Its name is the subject's
+//     common name, or else the first DNS name, or else the first URI. An agent's certificate is one
+//     of the fleet's own CA that has the DNS name [AgentName]; it may do everything.
+//   - An API key comes with each call, as `authorization: Bearer KEY` in gRPC's metadata or in the
+//     HTTP header. It takes precedence over a certificate.
 //
-// What a name may do is in the access file ([Access]).
+// The access file says what a name may do ([Access]).
 //
-// Certificates, keys and access are read from files, which are looked at again
-// every second. A file that cannot be read, or makes no sense, leaves what was
-// read before in force. A certificate is looked at when a connection is made,
-// keys and access with each call.
+// Certificates, keys and access are read from files, which are looked at every second. If a file
+// cannot be read or makes no sense, what was read before stays in force. A certificate is checked
+// when a connection is made, keys and access with each call.
 package secure

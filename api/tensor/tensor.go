@@ -1,7 +1,3 @@
-// Package tensor holds the Open Inference Protocol's tensors: named, typed,
-// row-major blocks of bytes whose leading dimension is the batch size. The
-// codecs fill them, the executor runs on them, the SDK makes them from slices;
-// none of the three copies.
 package tensor
 
 import (

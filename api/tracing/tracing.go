@@ -1,6 +1,3 @@
-// Package tracing is what client, gateway, leader and worker must agree on for their
-// spans to make one OpenTelemetry trace of a query: names, and how the context of a
-// span travels. It makes no spans, and knows no exporters.
 package tracing
 
 import (

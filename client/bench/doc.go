@@ -1,8 +1,10 @@
-// Package bench puts a server under load and says how it held: an open-loop
-// generator that sends each query when its arrival is due, whether or not
-// earlier ones are answered, and counts latency from that moment, so that a
-// server that stalls cannot hide the queries it kept from being sent
-// (coordinated omission). It also searches the allowable throughput.
+// Package bench puts a server under load and measures how it keeps its QoS targets.
 //
-// What arrives when is package workload's; how it is sent, package client's.
+// Its generator is open: it sends each query when its arrival is due, whether or not earlier ones
+// are answered, and counts latency from that moment. So a server that stalls cannot hide the
+// queries that it kept from being sent (coordinated omission). [FindThroughput] searches the
+// allowable throughput.
+//
+// In come arrivals from package workload; queries go out by package client. A run owns its
+// goroutines, which have ended when it returns.
 package bench

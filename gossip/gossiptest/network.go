@@ -1,8 +1,3 @@
-// Package gossiptest is a network in memory for gossip: it loses, delays and
-// duplicates packets as told, and can be parted and healed. In a testing/synctest
-// bubble, whole clusters run on it in virtual time.
-//
-// (memberlist's own mock transport blocks for ever once a peer has shut down.)
 package gossiptest
 
 import (

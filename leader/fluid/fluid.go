@@ -1,10 +1,3 @@
-// Package fluid answers what a pool could serve if queries could be split like
-// water: the fluid limit, the price of an instance's time behind it, and the worth of a query.
-//
-// The linear program: maximise the rate r such that the arrivals of every bin
-// (model and batch size) are split over the types that meet the QoS target there,
-// at most a given share of each model's queries goes unserved, and no type is busier
-// than it has instances. It is a limit in the mean, so a finite noisy run may cross it a little.
 package fluid
 
 import "time"

@@ -1,13 +1,3 @@
-// Package queue is the order in which a lane takes the queries that wait for it: first those still
-// in time, by when their answers are due; then the late and those without a QoS target, by arrival;
-// then background work, by arrival. Lanes (package runtime) and the simulator (package sim) share it.
-//
-// Of those in time all meet their QoS targets in the order by due time if they do in any (Jackson's
-// rule for one machine). In the order by latest start they may not: a long query goes before a short
-// one that is due before it.
-//
-// It is pure: it starts no goroutine and reads no clock. Time comes as an argument, from any origin,
-// and must not go backwards.
 package queue
 
 import (

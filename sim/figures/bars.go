@@ -1,5 +1,3 @@
-// Package figures draws what the simulator shows, and reproduces figures of the
-// KAIROS paper.
 package figures
 
 import (

@@ -1,10 +1,3 @@
-// Package rivals searches configurations as the papers' competitors do, so that planners can be compared with them by the number of
-// evaluations. Each is a plan.Planner that ends when every configuration is evaluated or pruned; what counts is when it came to the best.
-//
-// They prune as the papers give it to them. For the least cost (RIBBON section 5.3): what has fewer of each type than one that misses the target, and
-// what has more of each than one that meets it. Taken so to the letter, fewer of every type, random needs about as many evaluations on the published tables as
-// its authors'; with "no more" it would need a fifth. Hill climbing and response surface leave out what is dearer than one that meets the
-// target instead. For the most throughput (KAIROS section 8.3): all sub-configurations of what was evaluated.
 package rivals
 
 import (

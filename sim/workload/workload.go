@@ -1,8 +1,3 @@
-// Package workload generates queries: when they arrive, for which model, and
-// how large they are. The simulator and the load tool share it, so a simulated
-// run and a live one can be given the same queries. Everything it draws comes
-// from a seed: the same seed gives the same queries, and a change of rate alone
-// stretches the arrivals without changing their pattern or their batch sizes.
 package workload
 
 import (

@@ -1,6 +1,3 @@
-// Package lines is the text form of events and of what is decided: one line each, what it is and then
-// key=value fields, absent where the value is the type's zero. It knows no event; packages match and
-// leader say what their lines hold.
 package lines
 
 import (
