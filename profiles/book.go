@@ -187,7 +187,8 @@ func (b *Book) Save(path string) error {
 	return nil
 }
 
-// replaceFile writes a file beside path, to the disk, and gives it that name.
+// replaceFile writes a file beside path, to the disk, and gives it that name. It is not renameio,
+// which does not build on Windows, where the SDK, which imports this package, does.
 func replaceFile(path string, data []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
 	if err != nil {

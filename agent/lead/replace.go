@@ -4,29 +4,19 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+
+	"github.com/google/renameio/v2"
 )
 
-// replaceFile gives the file at path, which need not be there, other contents;
-// whoever reads it, or finds it after a crash, sees those before or these.
-func replaceFile(path, contents string, mode os.FileMode) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
-	if err != nil {
+// replaceFile gives the file at path, which need not be there, other contents. Whoever reads it, or
+// finds it after a crash, sees those before or these; once it returns, these. renameio brings the
+// file to the disk, but not its new name.
+func replaceFile(path, contents string, mode os.FileMode) error {
+	at := filepath.Dir(path)
+	if err := renameio.WriteFile(path, []byte(contents), mode, renameio.WithTempDir(at)); err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	_, err = f.WriteString(contents)
-	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
+	dir, err := os.Open(at)
 	if err != nil {
 		return err
 	}
