@@ -204,9 +204,7 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	if len(req.Inputs) > 0 && len(req.Inputs[0].Shape) > 0 {
 		q.batch = uint32(min(max(1, req.Inputs[0].Shape[0]), int64(max(1, held.largest))))
 	}
-	for i := range req.Inputs {
-		q.bytes += uint64(len(req.Inputs[i].Data))
-	}
+	q.bytes = uint64(req.Bytes())
 	deadline, given := ctx.Deadline()
 	if timeout := oip.Timeout(req.Timeout, given, held.deadline); timeout > 0 && (!given || arrival.Add(timeout).Before(deadline)) {
 		deadline = arrival.Add(timeout)

@@ -363,7 +363,7 @@ func (s *Server) sent(ctx context.Context, resp *oip.Response) error {
 		r = &receipt{Context: ctx, server: s}
 	}
 	r.charge = *oip.NewCharge(ctx, &s.answers)
-	if err := r.charge.AtLeast(answerBytes(resp)); err != nil {
+	if err := r.charge.AtLeast(resp.Bytes()); err != nil {
 		resp.Release()
 		return err
 	}

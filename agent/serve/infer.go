@@ -59,15 +59,6 @@ func passTrace(ctx context.Context) context.Context {
 	return ctx
 }
 
-// answerBytes is what an answer takes of the agent's memory until it is sent.
-func answerBytes(resp *oip.Response) int64 {
-	n := int64(0)
-	for i := range resp.Outputs {
-		n += int64(len(resp.Outputs[i].Data))
-	}
-	return n
-}
-
 // Follow keeps the gateway as the view of the fleet says, until ctx ends. Loads the gateway gets
 // as they are heard; here only those of members that it may not have known when they were.
 func (s *Server) Follow(ctx context.Context) {

@@ -245,7 +245,7 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	defer resp.Release()
 	kept := oip.NewCharge(req.Context(), &r.answers)
 	defer kept.Only(0)
-	if err := kept.AtLeast(answerBytes(resp)); err != nil {
+	if err := kept.AtLeast(resp.Bytes()); err != nil {
 		r.config.Worker.Failed("", err)
 		return err
 	}

@@ -51,7 +51,7 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time)
 		return nil, err
 	}
 	counts.answered(q.batchSize, time.Since(arrival), result.Queue, result.Execution, loaded.Version.Config.QoSTarget)
-	w.completedAlone(loaded.Version, q.batchSize, queryBytes(req), arrival, result)
+	w.completedAlone(loaded.Version, q.batchSize, req.Bytes(), arrival, result)
 	return respond(loaded.Version, req, q, result), nil
 }
 
@@ -120,15 +120,6 @@ func (w *Worker) Acquire(model, version string) (*Loaded, error) {
 		return nil, err
 	}
 	return w.repository.Acquire(model, number)
-}
-
-// queryBytes is what a query takes of the agent's memory while it is in it.
-func queryBytes(req *oip.Request) int64 {
-	n := int64(0)
-	for i := range req.Inputs {
-		n += int64(len(req.Inputs[i].Data))
-	}
-	return n
 }
 
 // traceExecution makes the spans of a query that has just been run, of its wait and its run.

@@ -38,7 +38,7 @@ func BenchmarkValidate(b *testing.B) {
 	for _, model := range []string{"ncf", "rm2", "wnd"} {
 		v, req := largest(b, model)
 		b.Run(model, func(b *testing.B) {
-			b.SetBytes(queryBytes(req))
+			b.SetBytes(req.Bytes())
 			for b.Loop() {
 				if _, err := validate(v, req); err != nil {
 					b.Fatal(err)

@@ -255,7 +255,7 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oi
 	if err != nil {
 		return nil, err
 	}
-	t.bytes = queryBytes(req)
+	t.bytes = req.Bytes()
 	t.held.Model, t.held.Version, t.held.BatchSize = loaded.Version.Model, loaded.Version.Number, uint32(q.batchSize)
 	if deadline, ok := ctx.Deadline(); ok {
 		if remaining := w.lanes.Remaining(); t.reservation == nil && time.Until(deadline) < remaining {

@@ -67,11 +67,15 @@ func (r *Request) Check() error {
 // inputs were handed to the connection: grpc drops them then, to be collected.
 func (r *Request) OnRelease(f func()) { r.hold = newHold(f) }
 
-// bytes is how many the inputs have.
-func (r *Request) bytes() int64 {
-	n := int64(0)
-	for i := range r.Inputs {
-		n += int64(len(r.Inputs[i].Data))
+// Bytes is how many bytes the inputs have: what the query takes of memory.
+func (r *Request) Bytes() int64 { return dataBytes(r.Inputs) }
+
+// Bytes is how many bytes the outputs have.
+func (r *Response) Bytes() int64 { return dataBytes(r.Outputs) }
+
+func dataBytes(tensors []tensor.Tensor) (n int64) {
+	for i := range tensors {
+		n += int64(len(tensors[i].Data))
 	}
 	return n
 }

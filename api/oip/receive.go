@@ -277,7 +277,7 @@ func unmarshal(data mem.BufferSlice, m any, charge *Charge) error {
 		} else if err != nil {
 			return err
 		}
-		charge.Only(r.bytes())
+		charge.Only(r.Bytes())
 		return nil
 	}
 	if err := ordinary.Unmarshal(data, m); err != nil {

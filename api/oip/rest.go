@@ -53,7 +53,7 @@ func DecodeRequest(r *http.Request, limit int64, charge *Charge) (*Request, erro
 	if err := req.readInputs(*text, inputs, &body, binary != ""); err != nil {
 		return nil, err
 	}
-	charge.Only(req.bytes())
+	charge.Only(req.Bytes())
 	return req, nil
 }
 
