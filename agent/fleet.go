@@ -57,13 +57,11 @@ func (c Config) advertisedGRPC(bound string) (string, error) {
 	if c.Advertise != "" {
 		host, _ = c.advertised()
 	} else if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
-		// Nothing is sent: this only asks the system for a route.
-		conn, err := net.Dial("udp", "192.0.2.1:9")
+		addr, err := gossip.Outbound()
 		if err != nil {
 			return "", fmt.Errorf("find the address by which others reach this machine: %w; say it with --advertise", err)
 		}
-		defer conn.Close()
-		host, _, _ = net.SplitHostPort(conn.LocalAddr().String())
+		host = addr.String()
 	}
 	return net.JoinHostPort(host, port), nil
 }

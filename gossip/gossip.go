@@ -364,16 +364,16 @@ func advertised(ctx context.Context, config Config, base memberlist.Transport, b
 	if !bound.Addr().IsUnspecified() {
 		return bound, nil
 	}
-	addr, err := outbound()
+	addr, err := Outbound()
 	if err != nil {
 		return bound, fmt.Errorf("gossip: this machine has no address to advertise, name one: %w", err)
 	}
 	return netip.AddrPortFrom(addr, bound.Port()), nil
 }
 
-// outbound is the address from which this machine reaches others: that of the
+// Outbound is the address from which this machine reaches others: that of the
 // default route, or else the first one that is not for this machine alone.
-func outbound() (netip.Addr, error) {
+func Outbound() (netip.Addr, error) {
 	// Connecting a UDP socket sends nothing, but chooses the route. The address
 	// is one of those kept for documentation.
 	if conn, err := net.Dial("udp4", "192.0.2.1:9"); err == nil {

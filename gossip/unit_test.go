@@ -198,7 +198,7 @@ func TestAdvertise(t *testing.T) {
 // TestAdvertiseAll listens on all addresses and must choose one that others can
 // reach.
 func TestAdvertiseAll(t *testing.T) {
-	addr, err := outbound()
+	addr, err := Outbound()
 	if err != nil {
 		t.Skipf("this machine reaches no other: %v", err)
 	}
