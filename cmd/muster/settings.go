@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/agext/levenshtein"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
@@ -373,32 +374,10 @@ func variables(settings *pflag.FlagSet) []string {
 // Empty if none is near.
 func didYouMean(name string, candidates []string) string {
 	nearest := slices.MinFunc(candidates, func(a, b string) int {
-		return cmp.Compare(editDistance(name, a), editDistance(name, b))
+		return cmp.Compare(levenshtein.Distance(name, a, nil), levenshtein.Distance(name, b, nil))
 	})
-	if editDistance(name, nearest) > max(2, len(name)/3) {
+	if levenshtein.Distance(name, nearest, nil) > max(2, len(name)/3) {
 		return ""
 	}
 	return fmt.Sprintf("; did you mean %q?", nearest)
-}
-
-// editDistance is the least number of insertions, deletions and substitutions
-// that make b of a (Levenshtein).
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			substituted := diagonal
-			if a[i] != b[j] {
-				substituted++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(substituted, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }
