@@ -55,3 +55,101 @@ func TestAheadBounded(t *testing.T) {
 		t.Errorf("with RM2 got %v, want %v", got, want)
 	}
 }
+
+// TestAheadSpread: an execution that ends early is reckoned with as far as deciding earlier saves
+// anything: one and a half ways, and nothing where there is no way.
+func TestAheadSpread(t *testing.T) {
+	for _, test := range []struct{ way, early, want time.Duration }{
+		{0, 5 * time.Millisecond, 0},
+		{2 * time.Millisecond, time.Millisecond, 3 * time.Millisecond},
+		{2 * time.Millisecond, 50 * time.Millisecond, 5 * time.Millisecond},
+		{2 * time.Millisecond, -time.Millisecond, 2 * time.Millisecond},
+	} {
+		var e aheadEstimate
+		for range 2 * aheadAnswers {
+			e.observe(test.way*3/2, 0, test.early, 1000)
+		}
+		if v, ok := e.value(); !ok || v != test.want {
+			t.Errorf("a way of %v, ends %v early: got %v, %t, want %v", test.way, test.early, v, ok, test.want)
+		}
+	}
+}
+
+// TestAheadOfFewQueries: how long the way is shows also where nothing else happens while a query runs.
+func TestAheadOfFewQueries(t *testing.T) {
+	const way, execution = 2 * time.Millisecond, 20 * time.Millisecond // two of three, there
+	in := newTold(t)
+	in.greet("w0")
+	in.learn(execution)
+	in.tell(Event{Kind: GatewayConnected, Gateway: 7})
+	in.pass(Turmoil + time.Millisecond)
+	for sequence := range uint64(2 * aheadAnswers) {
+		in.pass(100 * time.Millisecond)
+		in.only(in.submit(7, sequence), Assign)
+		in.now += execution + way*3/2
+		in.tell(Event{
+			Kind: Completed, Agent: "w0", Gateway: 7, Sequence: sequence, Attempt: 1, Model: modelM,
+			BatchSize: 3, Execution: execution, Latency: execution + 2*way,
+		})
+	}
+	in.pass(heartbeat)
+	if got := in.Ahead(); got != way {
+		t.Errorf("learned %v, want %v", got, way)
+	}
+}
+
+// TestRemainingAges: what a lane says that it has left to do was so when it said it, half a way ago.
+func TestRemainingAges(t *testing.T) {
+	const way, remaining = 4 * time.Millisecond, 30 * time.Millisecond
+	for name, tell := range map[string]Event{
+		"completed": {
+			Kind: Completed, Agent: "w0", Gateway: 7, Sequence: 1, Attempt: 1, Model: modelM, BatchSize: 3,
+			Execution: time.Millisecond, Latency: time.Millisecond, Remaining: remaining,
+		},
+		"refused": {
+			Kind: Completed, Agent: "w0", Gateway: 7, Sequence: 99, Attempt: 1, Refused: true, Remaining: remaining,
+		},
+		"free":    {Kind: LanesFree, Agent: "w0", Free: []time.Duration{remaining}},
+		"greeted": {Kind: Greeted, Agent: "w0", Free: []time.Duration{remaining}},
+	} {
+		in := newTold(t)
+		in.cfg.Ahead, in.ahead.fixed = way, way
+		in.greet("w0")
+		in.learn(time.Millisecond)
+		in.tell(Event{Kind: GatewayConnected, Gateway: 7})
+		in.pass(Turmoil)
+		in.only(in.submit(7, 1), Assign)
+		if name != "completed" {
+			in.pass(5 * time.Millisecond)
+			in.tell(Event{
+				Kind: Completed, Agent: "w0", Gateway: 7, Sequence: 1, Attempt: 1, Model: modelM, BatchSize: 3,
+				Execution: time.Millisecond, Latency: time.Millisecond,
+			})
+		}
+		in.tell(tell)
+		told := in.now
+		if now := in.submit(7, 2); len(now) > 0 {
+			t.Fatalf("%s: got %+v at once, want nothing", name, now)
+		}
+		assigned := in.passUntil(Assign)
+		// It is free half a way sooner than it says, and the query is on its way before.
+		if want := told + remaining - way/2 - way; (assigned - want).Abs() > time.Microsecond {
+			t.Errorf("%s: assigned after %v, want %v", name, assigned-told, want-told)
+		}
+	}
+}
+
+// passUntil lets time pass until there is an action of a kind, and says when that was.
+func (in *told) passUntil(kind ActionKind) time.Duration {
+	in.t.Helper()
+	for range 1000 {
+		in.now = max(in.now+1, in.Next())
+		for _, a := range in.tell(Event{Kind: TimePassed}) {
+			if a.Kind == kind {
+				return in.now
+			}
+		}
+	}
+	in.t.Fatalf("no action of kind %d", kind)
+	return 0
+}

@@ -85,7 +85,7 @@ func (s *State) greeted(e *Event) {
 		return
 	}
 	for i, ln := range m.lanes {
-		has := match.Event{Kind: match.LaneHas, Lane: ln.id, Remaining: at(e.Free, i)}
+		has := match.Event{Kind: match.LaneHas, Lane: ln.id, Remaining: s.left(at(e.Free, i))}
 		for j := range e.Holds {
 			if h := &e.Holds[j]; h.Lane == i {
 				has.Holds = append(has.Holds, match.Held{
@@ -108,8 +108,14 @@ func (s *State) lanesFree(e *Event) {
 		if i >= len(e.Free) {
 			return
 		}
-		s.step(match.Event{Kind: match.LaneRemaining, Lane: ln.id, Remaining: e.Free[i]})
+		s.step(match.Event{Kind: match.LaneRemaining, Lane: ln.id, Remaining: s.left(e.Free[i])})
 	}
+}
+
+// left is what is left now of the time until a lane is free, as its member said when it sent the
+// message: that was on its way meanwhile, half as long as an assignment and its payload are.
+func (s *State) left(free time.Duration) time.Duration {
+	return max(0, free-min(s.ahead.fixed, s.aheadSet)/2)
 }
 
 // lane is a member's lane, nil if there is no such one.
@@ -138,7 +144,7 @@ func (s *State) completed(e *Event) {
 	}
 	id := e.query()
 	answer := match.Event{
-		Kind: match.Completed, Query: id, Attempt: e.Attempt, Lane: ln.id, Remaining: e.Remaining,
+		Kind: match.Completed, Query: id, Attempt: e.Attempt, Lane: ln.id, Remaining: s.left(e.Remaining),
 	}
 	if e.Refused {
 		answer.Kind = match.Refused
@@ -150,10 +156,11 @@ func (s *State) completed(e *Event) {
 	attempt, ours := s.matcher.Has(ln.id, id, e.Attempt)
 	s.hear(ln, answer)
 	if known && attempt.Live {
-		g.forget(e.Sequence)
+		s.recycle(g.forget(e.Sequence))
 	}
-	if ours && !attempt.Claimed && !attempt.Told && s.now-attempt.Age > Turmoil {
-		s.ahead.observe(attempt.Age-e.Queue-e.Execution, e.Receive, attempt.Latency-e.Execution, e.Bytes)
+	if ours && !attempt.Claimed && !attempt.Told && attempt.Since.Sub(origin) > Turmoil {
+		round := s.at().Sub(attempt.Since) - e.Queue - e.Execution
+		s.ahead.observe(round, e.Receive, attempt.Latency-e.Execution, e.Bytes)
 	}
 	ln.member.busy.add(s.now, float64(e.Execution))
 	m := s.models[e.Model]

@@ -48,6 +48,7 @@ type query struct {
 	tag      any
 	tagSize  int
 	weight   int // in the account of its gateway, in bytes
+	parked   bool
 }
 
 // An account is what the state remembers for one client.
@@ -63,11 +64,21 @@ func (g *gateway) remember(q *query) {
 	g.account.bytes += q.weight
 }
 
-// forget has the state know it no more.
-func (g *gateway) forget(sequence uint64) {
-	if q := g.queries[sequence]; q != nil {
+// forget has the state know a query no more, and returns what it was; nil: it was unknown.
+func (g *gateway) forget(sequence uint64) *query {
+	q := g.queries[sequence]
+	if q != nil {
 		g.account.bytes -= q.weight
 		delete(g.queries, sequence)
+	}
+	return q
+}
+
+// recycle keeps the memory of a query that has been forgotten for another one. It may be nil.
+func (s *State) recycle(q *query) {
+	if q != nil && !q.parked { // those parked are looked at once more
+		*q = query{}
+		s.spares = append(s.spares, q)
 	}
 }
 
@@ -110,7 +121,7 @@ func (s *State) cancelled(e *Event) {
 	if g == nil {
 		return
 	}
-	g.forget(e.Sequence)
+	s.recycle(g.forget(e.Sequence))
 	s.step(match.Event{Kind: match.Cancelled, Query: e.query()})
 }
 
@@ -125,10 +136,17 @@ func (s *State) submitted(g *gateway, e *Event) {
 		s.deny(g, e)
 		return
 	}
-	s.submit(&query{
+	var q *query
+	if last := len(s.spares) - 1; last >= 0 {
+		q, s.spares = s.spares[last], s.spares[:last]
+	} else {
+		q = &query{}
+	}
+	*q = query{
 		gateway: g, sequence: e.Sequence, asked: e.Model, batch: e.BatchSize, attempts: e.Attempt,
 		agent: e.Agent, lane: e.Lane, waited: e.Waited, timeLeft: e.TimeLeft, tag: e.Tag, tagSize: e.TagSize,
-	})
+	}
+	s.submit(q)
 }
 
 // deny refuses a query that its client may not make, though it was let in before: each submit counts
@@ -168,6 +186,7 @@ func (s *State) submit(q *query) {
 		greets := s.members[q.agent] == nil && s.view[q.agent] != nil && !s.gone[q.agent]
 		if greets && s.now < settleTime && len(s.parked) < mostSubmitted {
 			g.remember(q)
+			q.parked = true
 			s.parked = append(s.parked, q)
 			return
 		}

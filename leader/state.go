@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/muster-serve/muster/leader/fluid"
@@ -32,6 +33,8 @@ type Config struct {
 	Self string
 	// Policy is one of [match.Policies]; "" means [match.DefaultPolicy].
 	Policy string
+	// Threshold is the batch size above which drs sends a query to the base type. Only drs reads it.
+	Threshold int `json:",omitempty"`
 	// Seed starts the random source of the policies that have one.
 	Seed uint64
 	// Ahead is what the former leader has found of how long before its start a query is to be
@@ -62,6 +65,7 @@ type State struct {
 	gateways map[uint64]*gateway // those connected
 	accounts map[string]*account // of the clients with a name that have gateways
 	parked   []*query
+	spares   []*query // recycled
 
 	prices    []fluid.Price
 	latencies map[TableKey]*Latency
@@ -96,7 +100,9 @@ type lane struct {
 
 // New returns the state of a term that begins.
 func New(cfg Config) (*State, error) {
-	m, err := match.New(match.Config{Policy: cfg.Policy, Settle: settleTime, Seed: cfg.Seed})
+	m, err := match.New(match.Config{
+		Policy: cfg.Policy, Threshold: cfg.Threshold, Settle: settleTime, Seed: cfg.Seed,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -269,11 +275,15 @@ func (s *State) ask(d *match.Decision) {
 
 // beat does what is due now and then.
 func (s *State) beat() {
-	for _, name := range slices.Sorted(maps.Keys(s.members)) {
-		m := s.members[name]
+	var lost []*member
+	for _, m := range s.members {
 		if m.lostAt > 0 && s.now >= m.lostAt {
-			s.lose(m, "its link has not come back, which broke: "+m.broken)
+			lost = append(lost, m)
 		}
+	}
+	slices.SortFunc(lost, func(a, b *member) int { return strings.Compare(a.Name, b.Name) })
+	for _, m := range lost {
+		s.lose(m, "its link has not come back, which broke: "+m.broken)
 	}
 	if s.now >= settleTime {
 		s.unpark(func(*query) bool { return true })

@@ -141,13 +141,19 @@ func (l *lane) reserve(r reservation, wait float64) {
 
 // spoke says that l has answered, and has, as it says, so much left to do.
 func (l *lane) spoke(remaining float64) {
-	held, grace := 0.0, 0.0
+	held, grace, end := 0.0, 0.0, 0.0
 	for i := range l.held {
-		held += l.held[i].latency
-		grace = max(grace, l.held[i].grace)
+		r := &l.held[i]
+		held += r.latency
+		grace = max(grace, r.grace)
+		// The lane has not counted what is on its way there, and starts it when it has come.
+		if !r.told && !r.claimed {
+			end = max(end, r.since+l.m.ahead)
+		}
+		end += r.latency
 	}
-	// What is on its way to the lane, or has just started there, the lane may not have counted.
-	l.setFree(l.m.now + max(remaining, held-l.m.ahead))
+	// What has just started there the lane may not have counted either.
+	l.setFree(max(l.m.now+max(remaining, held-l.m.ahead), end))
 	l.setDue(l.m.now + max(remaining, held) + grace)
 }
 

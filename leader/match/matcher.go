@@ -128,8 +128,8 @@ func (m *Matcher) Waits(id QueryID) bool {
 type Reservation struct {
 	Query   QueryID
 	Attempt int
-	// Age is for how long it has been assigned, or known.
-	Age time.Duration
+	// Since is when it was assigned, or first spoken of.
+	Since time.Time
 	// Latency is the predicted mean execution latency.
 	Latency time.Duration
 	// Claimed says that the matcher knows of it from its gateway alone.
@@ -162,7 +162,7 @@ func (m *Matcher) Has(id LaneID, query QueryID, attempt int) (Reservation, bool)
 
 func (m *Matcher) describe(l *lane, r *reservation) Reservation {
 	return Reservation{
-		Query: r.query, Attempt: r.attempt, Age: fromMs(m.now - r.since), Latency: fromMs(r.latency),
+		Query: r.query, Attempt: r.attempt, Since: m.origin.Add(fromMs(r.since)), Latency: fromMs(r.latency),
 		Claimed: r.claimed, Told: r.told, Live: m.live(l, r.query, r.attempt) != nil,
 	}
 }

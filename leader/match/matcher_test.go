@@ -405,3 +405,47 @@ func BenchmarkStep(b *testing.B) {
 		}
 	}
 }
+
+// TestOnTheWay: a lane that answers has not counted what is on its way there. It is free when it has
+// run that, from when it comes there.
+func TestOnTheWay(t *testing.T) {
+	const ms = time.Millisecond
+	m, err := New(Config{
+		Models:        []Model{{Name: "m", QoSTarget: time.Second, LargestBatchSize: 1}},
+		Policy:        "fcfs",
+		DispatchAhead: 4 * ms,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := NewTable(fixed(20*ms), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustStep(t, m, 0, Event{Kind: ProfileChanged, Model: "m", Type: "a", Table: table})
+	mustStep(t, m, 0, Event{Kind: LaneJoined, Lane: 1, Type: "a", Models: []string{"m"}})
+	submit := func(at time.Duration, sequence uint64) []Decision {
+		e := Event{Kind: Submitted, Query: QueryID{1, sequence}, Model: "m", BatchSize: 1}
+		return mustStep(t, m, at, e)
+	}
+	if d := submit(0, 1); len(d) != 1 || d[0].Lane != 1 {
+		t.Fatalf("got %+v, want the first query assigned", d)
+	}
+	// Free at 24 ms, so the next one may come from 20 ms on.
+	if d := submit(21*ms, 2); len(d) != 1 || d[0].Lane != 1 {
+		t.Fatalf("got %+v, want the second query assigned", d)
+	}
+	// The first ended early, so the lane is idle. The second is there at 25 ms and runs until 45.
+	mustStep(t, m, 22*ms, Event{Kind: Completed, Query: QueryID{1, 1}, Attempt: 1, Lane: 1})
+	submit(22*ms, 3)
+	_, next, err := m.Step(epoch.Add(22*ms), &Event{Kind: TimePassed})
+	if want := epoch.Add(41 * ms); err != nil || next.Sub(want).Abs() > time.Microsecond {
+		t.Errorf("the lane opens after %v, %v, want 41 ms", next.Sub(epoch), err)
+	}
+}
+
+// A fixed latency is the same for all queries.
+type fixed time.Duration
+
+func (f fixed) Mean(int) time.Duration              { return time.Duration(f) }
+func (f fixed) Quantile(float64, int) time.Duration { return time.Duration(f) }
