@@ -32,8 +32,9 @@ const (
 	// spreadQuantile of the lanes' executions are not shorter than expected by more than the spread:
 	// a standard deviation of a normal distribution.
 	spreadQuantile = 0.84
-	// aheadAnswers is of how many answers more than at the last fit the next one takes notice.
-	aheadAnswers = 32
+	// The first fit takes aheadAnswers, and each next one comes moreAnswers later: it costs as much as
+	// deciding on some queries.
+	aheadAnswers, moreAnswers = 32, 64
 )
 
 // observe learns from a query whose answer came round after the decision, not counting
@@ -51,7 +52,10 @@ func (e *aheadEstimate) fit() {
 	e.fitted = e.observed
 	s := e.sorted[:copy(e.sorted[:], e.samples[:min(e.observed, len(e.samples))])]
 	slices.SortFunc(s, func(a, b aheadSample) int {
-		return cmp.Or(cmp.Compare(a.bytes, b.bytes), cmp.Compare(a.ahead, b.ahead))
+		if a.bytes != b.bytes {
+			return cmp.Compare(a.bytes, b.bytes)
+		}
+		return cmp.Compare(a.ahead, b.ahead)
 	})
 	few, many := s[:len(s)/2], s[len(s)/2:]
 	e.bytes = many[0].bytes
@@ -79,7 +83,7 @@ func (e *aheadEstimate) medianAhead(s []aheadSample, perByte float64) time.Durat
 // (one and a half times that of an assignment and its payload): more than that the spread cannot
 // save, however early lanes end.
 func (e *aheadEstimate) value() (time.Duration, bool) {
-	if e.observed-e.fitted >= aheadAnswers {
+	if since := e.observed - e.fitted; since >= moreAnswers || e.fitted == 0 && since >= aheadAnswers {
 		e.fit()
 	}
 	if e.fitted == 0 {

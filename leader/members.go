@@ -130,7 +130,10 @@ func (s *State) lane(agent string, index int) *lane {
 func (s *State) hear(ln *lane, e match.Event) {
 	_, asked := s.matcher.Load(ln.id)
 	s.step(e)
-	if _, still := s.matcher.Load(ln.id); asked > 1 && still == 0 {
+	if asked <= 1 {
+		return
+	}
+	if _, still := s.matcher.Load(ln.id); still == 0 {
 		note := s.act(LaneAnswers)
 		note.Agent, note.Lane = ln.member.Name, ln.index
 	}
