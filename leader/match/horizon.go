@@ -44,6 +44,7 @@ type horizon struct {
 	cost              []float64
 	match             []int
 
+	open           []*lane // of a group
 	planned, order []int32 // rows
 	freeAt         []float64
 }
@@ -245,12 +246,17 @@ func (h *horizon) plan(s *shard) {
 // first, provided that the others can still be in time after it.
 func (h *horizon) dispatch(s *shard, g int) {
 	grp := &h.groups[g]
-	for _, l := range grp.lanes {
+	h.open = h.open[:0]
+	for _, held := range [...]int{0, 1} {
+		for _, l := range grp.lanes {
+			if len(l.held) == held && l.open() {
+				h.open = append(h.open, l)
+			}
+		}
+	}
+	for _, l := range h.open {
 		if len(grp.rest) == 0 {
 			return
-		}
-		if !l.open() {
-			continue
 		}
 		h.order = append(h.order[:0], grp.rest...)
 		h.byLatestStart(g, h.order)

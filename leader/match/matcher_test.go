@@ -444,6 +444,35 @@ func TestOnTheWay(t *testing.T) {
 	}
 }
 
+// TestIdleLaneFirst: of two lanes that could start a query as soon, the one gets it that is idle, for
+// when the other is free is but expected.
+func TestIdleLaneFirst(t *testing.T) {
+	const ms = time.Millisecond
+	m, err := New(Config{
+		Models:        []Model{{Name: "m", QoSTarget: 100 * ms, LargestBatchSize: 1}},
+		Policy:        "horizon",
+		DispatchAhead: 4 * ms,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := NewTable(fixed(20*ms), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustStep(t, m, 0, Event{Kind: ProfileChanged, Model: "m", Type: "a", Table: table})
+	for lane := range LaneID(2) {
+		mustStep(t, m, 0, Event{Kind: LaneJoined, Lane: lane + 1, Type: "a", Models: []string{"m"}})
+	}
+	for i, want := range []LaneID{1, 2} {
+		e := Event{Kind: Submitted, Query: QueryID{1, uint64(i)}, Model: "m", BatchSize: 1}
+		// The first lane is free at 24 ms.
+		if d := mustStep(t, m, time.Duration(i)*21*ms, e); len(d) != 1 || d[0].Lane != want {
+			t.Errorf("query %d: got %+v, want it assigned to lane %d", i, d, want)
+		}
+	}
+}
+
 // A fixed latency is the same for all queries.
 type fixed time.Duration
 
