@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -101,16 +102,15 @@ type Config struct {
 	// Deadline is how long after its arrival a query is dropped, also by its lane; 0: never. A lane
 	// that would start it later refuses it.
 	Deadline time.Duration
-	// ShardLanes is handed to match.Config.
-	ShardLanes int
 
 	// Faults are what goes wrong. With any the whole fleet is simulated, elections and gateways
 	// included; without, a leader and lanes of which nothing can go wrong.
 	Faults []fleet.Fault
-
-	// What follows matters to the policy priced, and with faults. Gateways is how many there are, each
-	// with its part of the queries; 0: 4.
+	// Gateways is how many there are, each with its part of the queries; 0: 4.
 	Gateways int
+
+	// What follows matters to the policy priced, and with faults.
+
 	// GossipDelay is how often a lane tells the gateways of its load, so how old their view may be; 0: it is always fresh.
 	GossipDelay time.Duration
 	// Probes is how many lanes a gateway asks at most before it asks as many again; 0: match.DefaultProbes; negative: none.
@@ -118,7 +118,7 @@ type Config struct {
 
 	// Log, if not nil, gets a CSV line for each query when its outcome is known.
 	Log io.Writer
-	// Record, if not nil, gets the events and decisions of the run in the serial form of leader/match.
+	// Record, if not nil, gets what leaders are told and what they decide, as [leader.Recorder] writes it.
 	Record io.Writer
 	// Clock, if not nil, measures what decisions cost: Result.DecisionCost.
 	Clock func() time.Duration
@@ -232,6 +232,8 @@ func (c *Config) policy() string {
 	}
 	return c.Policy
 }
+
+func (c *Config) gateways() int { return cmp.Or(c.Gateways, 4) }
 
 func (m *Model) known(instanceType string) match.Latencies {
 	if m.Known != nil {

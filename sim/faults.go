@@ -24,9 +24,6 @@ func (c *Config) validateFaults() (errs []error) {
 	if n := c.Pool.Count(); n > mostAgents {
 		bad("pool has %d instances, want 1..%d with faults", n, mostAgents)
 	}
-	if c.ShardLanes != 0 {
-		bad("shards have %d lanes, want the default with faults: agents have no other", c.ShardLanes)
-	}
 	if c.Probes < 0 {
 		bad("number of lanes asked is %d, want 0 or more with faults: gateways of a fleet ask", c.Probes)
 	}
@@ -47,7 +44,7 @@ var outcomes = [...]Outcome{
 func newFleet(r *run) (*fleet.Fleet, error) {
 	c := &fleet.Config{
 		Policy: r.cfg.Policy, Seed: r.cfg.Seed, RTT: r.cfg.RTT, Deadline: r.cfg.Deadline,
-		Gateways: cmp.Or(r.cfg.Gateways, 4), GossipDelay: r.cfg.GossipDelay,
+		Gateways: r.cfg.gateways(), GossipDelay: r.cfg.GossipDelay,
 		Probes: cmp.Or(r.cfg.Probes, match.DefaultProbes), Faults: r.cfg.Faults,
 		Limit: r.limit.Rate, Prices: r.limit.Prices, Record: r.cfg.Record, Clock: r.cfg.Clock,
 	}

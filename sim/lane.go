@@ -15,7 +15,7 @@ type lane struct {
 	instanceType int
 	execution    []match.Latencies // by model; nil: cannot run it
 	known        []match.Latencies // by model, what is believed of execution
-	predicted    []*match.Table    // by model, the same as the matcher has it
+	predicted    []*match.Table    // by model, the same as the leader has it
 	queue        queue.Queue[*attempt]
 	running      *attempt      // nil: idle, and nothing waits
 	freeAt       time.Duration // when the running query ends
@@ -30,7 +30,10 @@ type attempt struct {
 	query   uint64 // its sequence number
 	lane    int32
 	number  int8          // 1 for the first of its query
+	cameAt  time.Duration // at the lane
 	start   time.Duration // of its execution
+	end     time.Duration // of that
+	remains time.Duration // until the lane is free, as it says then
 	over    bool          // the lane has run it, or given it back
 	rejects bool          // the lane rejects the query itself: it is late, and its model is set so
 	revoked bool          // cut off by its gateway; as events may still name it, it is not recycled
@@ -74,6 +77,7 @@ func (r *run) enqueue(a *attempt) {
 		return
 	}
 	promised := l.unpromise(a.query)
+	a.cameAt, r.movedAt = r.now, r.now
 	// The gateway has told how long the query had waited when it was sent. How long it was on its
 	// way no clock tells.
 	arrival := q.arrival + r.cfg.RTT/2
@@ -128,8 +132,9 @@ func (r *run) done(a *attempt) {
 	if a.over { // cut off before
 		return
 	}
-	a.over = true
+	a.over, a.end = true, r.now
 	r.free(&r.lanes[a.lane])
+	a.remains = r.remaining(&r.lanes[a.lane])
 	if r.cfg.RTT > 0 {
 		r.heap.push(event{at: r.now + r.cfg.RTT/2, kind: completionKnown, attempt: a})
 		return
@@ -150,26 +155,14 @@ func (r *run) completed(a *attempt) {
 		}
 	}
 	if r.priced == nil {
-		r.ev = r.news(match.Completed, a)
-		r.step(&r.ev)
+		r.term.ended(a, false)
 	}
 	r.recycle(a)
 }
 
-// news is what a lane tells the leader of an attempt.
-func (r *run) news(kind match.Kind, a *attempt) match.Event {
-	return match.Event{
-		Kind:      kind,
-		Query:     match.QueryID{Sequence: a.query},
-		Attempt:   int(a.number),
-		Lane:      match.LaneID(a.lane),
-		Remaining: r.remaining(&r.lanes[a.lane]),
-	}
-}
-
 // giveBack has a lane tell that it will not run an attempt that it does not hold (any more).
 func (r *run) giveBack(a *attempt) {
-	a.over = true
+	a.over, a.remains = true, r.remaining(&r.lanes[a.lane])
 	r.heap.push(event{at: r.now + r.cfg.RTT/2, kind: refusalKnown, attempt: a})
 }
 
@@ -188,8 +181,7 @@ func (r *run) refused(a *attempt) {
 		r.priced.arrived(a.query, match.LaneID(a.lane))
 	}
 	if r.priced == nil {
-		r.ev = r.news(match.Refused, a)
-		r.step(&r.ev)
+		r.term.ended(a, true)
 	}
 	if concerned() { // nobody offers it again
 		r.finish(a.query, q, Rejected, nil)
@@ -242,8 +234,7 @@ func (r *run) deadline(seq uint64) {
 // cancelled is known to the leader: a gateway has decided a query's outcome.
 func (r *run) cancelled(seq uint64) {
 	if r.priced == nil {
-		r.ev = match.Event{Kind: match.Cancelled, Query: match.QueryID{Sequence: seq}}
-		r.step(&r.ev)
+		r.term.cancelled(seq)
 	}
 	r.close(r.at(seq))
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/sim/workload"
 )
@@ -105,7 +106,7 @@ func TestOfferedAgain(t *testing.T) {
 	for _, tt := range []struct {
 		lanes int
 		rtt   time.Duration
-		want  []row // the first query runs on lane 0 when that is taken for overdue, at 15 ms
+		want  []row // the first query runs on lane 0 when that is taken for lost, at 15 ms
 	}{
 		{3, 0, []row{{"0", "m", "served", true, 35 * ms, "2"}, {"1", "m", "served", true, 20 * ms, "1"}}},
 		{2, 0, []row{{"0", "m", "served", true, 20 * ms, "0"}, {"1", "m", "served", true, 20 * ms, "1"}}},
@@ -121,7 +122,7 @@ func TestOfferedAgain(t *testing.T) {
 			var r *run
 			cfg.Stream = streamed([]workload.Query{at(0), at(15 * ms), at(200 * ms)}, func(arrived int) {
 				if arrived == 2 {
-					r.step(&match.Event{Kind: match.LaneLost, Lane: 0})
+					lose(r, 0)
 				}
 			})
 			var err error
@@ -155,6 +156,11 @@ func TestOfferedAgain(t *testing.T) {
 	}
 }
 
+// lose has the leader take a lane for lost, which goes on with what it has.
+func lose(r *run, id int) {
+	r.term.step(&leader.Event{Kind: leader.LinkBroken, Agent: r.term.members[id].Name, Gone: true})
+}
+
 // idle fails if anything is left in a simulated fleet that has served all.
 func idle(t *testing.T, r *run) {
 	t.Helper()
@@ -168,9 +174,9 @@ func idle(t *testing.T, r *run) {
 	}
 }
 
-// TestLanesOverdue: whenever lanes are taken for overdue, and whatever limits queries, each of them
-// has one outcome, and lanes and leader agree in the end that nothing is left.
-func TestLanesOverdue(t *testing.T) {
+// TestLanesLost: whenever lanes are taken for lost and are there again, and whatever limits queries,
+// each of them has one outcome, and lanes and leader agree in the end that nothing is left.
+func TestLanesLost(t *testing.T) {
 	for _, policy := range []string{"clockwork-earliest", "fcfs", "horizon", "kairos"} {
 		for _, way := range []struct {
 			name   string
@@ -202,11 +208,10 @@ func TestLanesOverdue(t *testing.T) {
 				var r *run
 				cfg.Stream = streamed(queries, func(int) {
 					if id := random.IntN(2 * len(r.lanes)); id < len(r.lanes) && r.err == nil && r.lanes[id].running != nil {
-						l := &r.lanes[id]
-						r.step(&match.Event{Kind: match.LaneLost, Lane: match.LaneID(id)})
-						r.step(&match.Event{
-							Kind: match.LaneJoined, Lane: match.LaneID(id), Type: cfg.Pool[l.instanceType].Type, Models: []string{"rm2"},
-							Remaining: r.remaining(l),
+						lose(r, id)
+						r.term.step(&leader.Event{
+							Kind: leader.Described, Member: r.term.members[id],
+							Free: []time.Duration{r.remaining(&r.lanes[id])},
 						})
 					}
 				})
@@ -234,6 +239,10 @@ func TestLanesOverdue(t *testing.T) {
 					t.Errorf("lanes have started %d queries, %d are served: none was cut off", again, res.Served)
 				}
 				idle(t, r)
+				sizes := r.term.state.Sizes()
+				if sizes["waiting"]+sizes["reserved"]+sizes["queries"] > 0 {
+					t.Errorf("the leader is left with %v", sizes)
+				}
 			})
 		}
 	}

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -37,13 +38,7 @@ type question struct {
 
 func newGateways(r *run) (*gateways, error) {
 	g := &gateways{run: r, probes: r.cfg.Probes >= 0, questions: map[uint64]*question{}, stale: r.cfg.GossipDelay}
-	probes, n := r.cfg.Probes, r.cfg.Gateways
-	if probes == 0 {
-		probes = match.DefaultProbes
-	}
-	if n == 0 {
-		n = 4
-	}
+	probes, n := cmp.Or(r.cfg.Probes, match.DefaultProbes), r.cfg.gateways()
 	for i := range n {
 		seed := r.cfg.Seed*uint64(n) + uint64(i)
 		p, err := match.NewPriced(r.matchModels(), seed)

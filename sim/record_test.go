@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/leader"
 )
 
 func TestReplay(t *testing.T) {
@@ -18,7 +18,7 @@ func TestReplay(t *testing.T) {
 		if res.Dropped == 0 || res.Served == 0 {
 			t.Errorf("the run has %+v, want queries dropped and served", res.Counts)
 		}
-		replayed, err := match.Replay(bytes.NewReader(recording.Bytes()))
+		replayed, err := leader.Replay(bytes.NewReader(recording.Bytes()))
 		if err != nil {
 			t.Fatalf("%s: %v", policy, err)
 		}
@@ -30,13 +30,13 @@ func TestReplay(t *testing.T) {
 		for i, line := range lines {
 			if strings.HasPrefix(line, "assign ") {
 				changed := strings.Join(lines[:i], "") + strings.Replace(line, "lane=", "lane=9", 1) + strings.Join(lines[i+1:], "")
-				if _, err := match.Replay(strings.NewReader(changed)); err == nil || !strings.Contains(err.Error(), "the matcher decides") {
+				if _, err := leader.Replay(strings.NewReader(changed)); err == nil || !strings.Contains(err.Error(), "the matcher decides") {
 					t.Errorf("another lane: %v", err)
 				}
-				if _, err := match.Replay(strings.NewReader(strings.Join(lines[:i], ""))); err == nil {
+				if _, err := leader.Replay(strings.NewReader(strings.Join(lines[:i], ""))); err == nil {
 					t.Error("no error of a recording without its last decision")
 				}
-				if _, err := match.Replay(strings.NewReader(strings.Join(lines[:i+1], "") + line)); err == nil || !strings.Contains(err.Error(), "nothing more") {
+				if _, err := leader.Replay(strings.NewReader(strings.Join(lines[:i+1], "") + line)); err == nil || !strings.Contains(err.Error(), "nothing more") {
 					t.Errorf("a decision twice: %v", err)
 				}
 				break
@@ -44,7 +44,7 @@ func TestReplay(t *testing.T) {
 		}
 	}
 	for _, in := range []string{"", "muster-match 2\n", "muster-match 2\nconfig {\"Policy\":\"x\"}\n", "muster-match 2\nconfig {\"X\":1}\n", "muster-match 1\n"} {
-		if _, err := match.Replay(strings.NewReader(in)); err == nil || !strings.Contains(err.Error(), "line ") {
+		if _, err := leader.Replay(strings.NewReader(in)); err == nil || !strings.Contains(err.Error(), "line ") {
 			t.Errorf("recording %q: %v", in, err)
 		}
 	}
@@ -58,6 +58,6 @@ func FuzzReplay(f *testing.F) {
 	mustRun(f, cfg)
 	f.Add(recording.Bytes())
 	f.Fuzz(func(_ *testing.T, data []byte) {
-		_, _ = match.Replay(bytes.NewReader(data)) // must not panic
+		_, _ = leader.Replay(bytes.NewReader(data)) // must not panic
 	})
 }

@@ -66,18 +66,17 @@ type run struct {
 	byName  map[string]int
 	types   []string // base types first
 	lanes   []lane
-	matcher *match.Matcher
-	priced  *gateways       // in place of the matcher, or nil
-	fleet   *fleet.Fleet    // the same, where there are faults
-	lanesOf []fleet.Lane    // the fleet's
-	rec     *match.Recorder // may be nil
+	term    *term        // who leads, unless one of the next two is set
+	priced  *gateways    // in place of a leader, or nil
+	fleet   *fleet.Fleet // the same, where there are faults
+	lanesOf []fleet.Lane // the fleet's
 	log     *queryLog
 
 	now      time.Duration
-	wakeAt   time.Duration // when the matcher wants to be stepped
+	wakeAt   time.Duration // when the leader wants to be stepped
+	movedAt  time.Duration // when something last happened to a query
 	heap     eventHeap
 	happened int // events
-	ev       match.Event
 
 	ring        []query // of those that still matter and what lies between them, by sequence number
 	first, next uint64  // sequence numbers of the oldest in ring and of the next to arrive
@@ -200,46 +199,6 @@ func (r *run) matchModels() []match.Model {
 	return models
 }
 
-// startMatcher tells a new matcher of profiles, prices and lanes.
-func (r *run) startMatcher() error {
-	mc := match.Config{
-		Models:        r.matchModels(),
-		Policy:        r.cfg.Policy,
-		Threshold:     r.cfg.Threshold,
-		DispatchAhead: r.cfg.RTT,
-		ShardLanes:    r.cfg.ShardLanes,
-		Seed:          r.cfg.Seed,
-	}
-	var err error
-	if r.matcher, err = match.New(mc); err != nil {
-		return err
-	}
-	if r.cfg.Record != nil {
-		if r.rec, err = match.NewRecorder(r.cfg.Record, &mc); err != nil {
-			return fmt.Errorf("write recording: %w", err)
-		}
-	}
-	known := make([]bool, len(r.types))
-	for id := range r.lanes {
-		l := &r.lanes[id]
-		name := r.types[l.instanceType]
-		var models []string
-		for i, table := range l.predicted {
-			if table == nil {
-				continue
-			}
-			models = append(models, r.models[i].Name)
-			if !known[l.instanceType] {
-				r.step(&match.Event{Kind: match.ProfileChanged, Model: r.models[i].Name, Type: name, Table: table})
-			}
-		}
-		known[l.instanceType] = true
-		r.step(&match.Event{Kind: match.LaneJoined, Lane: match.LaneID(id), Agent: fmt.Sprintf("%s-%d", name, id), Type: name, Models: models})
-	}
-	r.step(&match.Event{Kind: match.PricesChanged, Prices: r.limit.Prices})
-	return r.err
-}
-
 func (r *run) simulate(ctx context.Context) error {
 	stream, err := r.cfg.stream()
 	if err != nil {
@@ -253,7 +212,7 @@ func (r *run) simulate(ctx context.Context) error {
 	case r.cfg.Policy == Priced:
 		r.priced, err = newGateways(r)
 	default:
-		err = r.startMatcher()
+		r.term, err = newTerm(r)
 	}
 	if err != nil {
 		return err
@@ -288,8 +247,8 @@ func (r *run) simulate(ctx context.Context) error {
 	if r.log != nil && r.err == nil {
 		r.err = r.log.flush()
 	}
-	if r.err == nil && r.rec != nil {
-		r.err = r.rec.Flush()
+	if r.err == nil && r.term != nil && r.term.rec != nil {
+		r.err = r.term.rec.Flush()
 	}
 	return r.err
 }
@@ -297,8 +256,11 @@ func (r *run) simulate(ctx context.Context) error {
 // interruptible is after how many events a run looks whether it should end.
 const interruptible = 1 << 12
 
+// patience is for how long nothing may happen to any query before those left count as never served.
+const patience = 2 * time.Minute
+
 // until lets happen what happens up to the time, in order; at one time what
-// was scheduled first, and the matcher's wish last.
+// was scheduled first, and the leader's wish last.
 func (r *run) until(ctx context.Context, t time.Duration) {
 	if r.fleet != nil {
 		if err := r.fleet.Until(ctx, t); err != nil {
@@ -311,8 +273,8 @@ func (r *run) until(ctx context.Context, t time.Duration) {
 			r.err = ctx.Err()
 			return
 		}
-		if t == never && r.first == r.next {
-			return // nothing is left but talk
+		if t == never && (r.first == r.next || r.term != nil && r.idle()) {
+			return // nothing is left but talk, and heartbeats
 		}
 		next := never
 		if len(r.heap.events) > 0 {
@@ -326,12 +288,16 @@ func (r *run) until(ctx context.Context, t time.Duration) {
 		case r.wakeAt < next && r.wakeAt <= t && r.wakeAt < never:
 			r.now = max(r.now, r.wakeAt)
 			r.wakeAt = never
-			r.ev = match.Event{Kind: match.TimePassed}
-			r.step(&r.ev)
+			r.term.passed()
 		default:
 			return
 		}
 	}
+}
+
+// idle reports that nothing has happened to any query for long, and nothing is going to.
+func (r *run) idle() bool {
+	return len(r.heap.events) == 0 && r.now-r.movedAt > patience+r.cfg.Deadline
 }
 
 func (r *run) handle(e *event) {
@@ -389,6 +355,7 @@ func (r *run) arrive(q *workload.Query) {
 	}
 	seq := r.next
 	r.next++
+	r.movedAt = r.now
 	*r.at(seq) = query{arrival: r.now, uniform: r.rank(), noise: r.factor(), model: int32(model), batch: int32(q.BatchSize), live: true}
 	m.counts.Queries++
 	r.markLate()
@@ -451,101 +418,14 @@ func (r *run) countLate(m *modelState) {
 	}
 }
 
-// network is what a query loses on the way to the leader and with the answer on its way back. The
-// way from the decision to the lane is the matcher's DispatchAhead.
-func (r *run) network() time.Duration { return r.cfg.RTT }
-
 func (r *run) submit(seq uint64) {
-	q := r.at(seq)
-	m := &r.models[q.model]
-	r.setWaits(q, true)
-	r.ev = match.Event{Kind: match.Submitted, Query: match.QueryID{Sequence: seq}, Model: m.Name, BatchSize: int(q.batch), Waited: r.network()}
-	if r.cfg.Deadline > 0 {
-		r.ev.TimeLeft = max(1, q.arrival+r.cfg.Deadline-r.now)
-	}
-	r.step(&r.ev)
-}
-
-// step steps the matcher and carries out what it decides.
-func (r *run) step(e *match.Event) {
-	var before time.Duration
-	if r.cfg.Clock != nil {
-		before = r.cfg.Clock()
-	}
-	now := epoch.Add(r.now)
-	decisions, next, err := r.matcher.Step(now, e)
-	if r.cfg.Clock != nil {
-		r.cost += r.cfg.Clock() - before
-	}
-	r.steps++
-	if err != nil {
-		r.fail(fmt.Errorf("matcher at %v: %w", r.now, err))
-		return
-	}
-	if r.rec != nil {
-		if err := r.rec.Step(r.now, e, decisions); err != nil {
-			r.fail(fmt.Errorf("write recording: %w", err))
-			return
-		}
-	}
-	r.wakeAt = never
-	if !next.IsZero() {
-		r.wakeAt = max(r.now, next.Sub(epoch))
-		if e.Kind == match.TimePassed {
-			r.wakeAt = max(r.wakeAt, r.now+1) // time must pass
-		}
-	}
-	for i := range decisions {
-		r.carryOut(&decisions[i])
-	}
+	r.setWaits(r.at(seq), true)
+	r.term.submitted(seq)
 }
 
 func (r *run) fail(err error) {
 	if r.err == nil {
 		r.err = err
-	}
-}
-
-func (r *run) carryOut(d *match.Decision) {
-	if d.Action == match.Ask { // a simulated lane loses nothing, and answers by itself
-		return
-	}
-	seq := d.Query.Sequence
-	if seq < r.first || seq >= r.next {
-		r.fail(fmt.Errorf("matcher at %v: decides about query %d, which it does not hold", r.now, seq))
-		return
-	}
-	q := r.at(seq)
-	if !q.live { // its gateway has decided; the leader does not know yet
-		if d.Action == match.Assign {
-			r.dispatch(seq, int32(d.Lane), r.cfg.RTT)
-		}
-		return
-	}
-	switch d.Action {
-	case match.Assign:
-		if !q.waits || d.Attempt != int(q.sent)+1 || int(d.Lane) >= len(r.lanes) {
-			r.fail(fmt.Errorf("matcher at %v: assigns query %d to lane %d of %d as attempt %d; it waits: %v, and has been sent %d times",
-				r.now, seq, d.Lane, len(r.lanes), d.Attempt, q.waits, q.sent))
-			return
-		}
-		r.dispatch(seq, int32(d.Lane), r.cfg.RTT)
-	case match.Reject:
-		outcome := Rejected
-		if d.Reason == match.DeadlinePassed {
-			outcome = Dropped
-		}
-		if !q.waits { // the attempt under way goes on
-			return
-		}
-		r.finish(seq, q, outcome, nil)
-	case match.OfferAgain: // an attempt under way goes on until there is another
-		if q.waits || d.Attempt != int(q.sent) {
-			r.fail(fmt.Errorf("matcher at %v: offers query %d again after attempt %d; it waits: %v, and has been sent %d times",
-				r.now, seq, d.Attempt, q.waits, q.sent))
-			return
-		}
-		r.setWaits(q, true)
 	}
 }
 

@@ -1,0 +1,192 @@
+package sim
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/match"
+)
+
+// A term is the leadership of a run: the state that leads, what it is told and what it asks for.
+// Each lane is a member's of its own, and nothing goes wrong with any.
+type term struct {
+	*run
+	state    *leader.State
+	rec      *leader.Recorder // may be nil
+	gateways uint64           // that submit, in turn
+	members  []*leader.Member // by lane
+	lane     map[string]int32 // by the member's name
+	models   []leader.ModelID // by model
+	event    leader.Event     // the last
+}
+
+// newTerm returns a term whose state knows the run's profiles, prices and lanes.
+func newTerm(r *run) (*term, error) {
+	// What a former leader has found of the way to lanes the first one is told.
+	cfg := leader.Config{
+		Policy: r.cfg.Policy, Threshold: r.cfg.Threshold, Seed: r.cfg.Seed, Ahead: r.cfg.RTT,
+	}
+	t := &term{run: r, gateways: uint64(r.cfg.gateways()), lane: map[string]int32{}}
+	var err error
+	if t.state, err = leader.New(cfg); err != nil {
+		return nil, err
+	}
+	if r.cfg.Record != nil {
+		if t.rec, err = leader.NewRecorder(r.cfg.Record, &cfg); err != nil {
+			return nil, fmt.Errorf("write recording: %w", err)
+		}
+	}
+	advice := &leader.Advice{Limit: r.limit.Rate, Prices: r.limit.Prices, Priced: true}
+	held := make([][]leader.Model, len(r.types))
+	for i := range r.models {
+		m := &r.models[i]
+		id := leader.ModelID{Name: m.Name, Version: 1}
+		t.models = append(t.models, id)
+		known := make([]bool, len(r.types))
+		for _, l := range r.lanes {
+			table := l.predicted[i]
+			if table == nil || known[l.instanceType] {
+				continue
+			}
+			known[l.instanceType] = true
+			key := leader.TableKey{Model: id.Key(), Type: r.types[l.instanceType]}
+			advice.Latencies = append(advice.Latencies, &leader.Latency{TableKey: key, Table: table})
+			held[l.instanceType] = append(held[l.instanceType], leader.Model{
+				ModelID: id, QoSTarget: m.QoSTarget, Share: m.qosShare(),
+				Largest: m.BatchSizes.Largest(), RejectLate: m.RejectLate,
+			})
+		}
+	}
+	number := make([]int, len(r.types))
+	for id := range r.lanes {
+		k := r.lanes[id].instanceType
+		number[k]++
+		m := &leader.Member{Name: fmt.Sprintf("%s-%d", r.types[k], number[k]), Type: r.types[k], Lanes: 1}
+		m.OwnType, m.Models = m.Type+"@"+m.Name, held[k]
+		t.members, t.lane[m.Name] = append(t.members, m), int32(id)
+		t.step(&leader.Event{Kind: leader.Described, Member: m})
+	}
+	t.step(&leader.Event{Kind: leader.Learned, Advice: advice})
+	for g := range t.gateways {
+		t.step(&leader.Event{Kind: leader.GatewayConnected, Gateway: 1 + g})
+	}
+	t.step(&leader.Event{Kind: leader.TimePassed})
+	return t, r.err
+}
+
+// about is an event about a query.
+func (t *term) about(kind leader.Kind, seq uint64) *leader.Event {
+	t.event = leader.Event{Kind: kind, Gateway: 1 + seq%t.gateways, Sequence: seq}
+	return &t.event
+}
+
+// submitted tells of a query, of which the leader hears half a round trip after its arrival.
+func (t *term) submitted(seq uint64) {
+	q := t.at(seq)
+	e := t.about(leader.Submitted, seq)
+	e.Model.Name, e.BatchSize = t.models[q.model].Name, int(q.batch)
+	if t.cfg.Deadline > 0 {
+		e.TimeLeft = max(1, q.arrival+t.cfg.Deadline-t.now)
+	}
+	t.step(e)
+}
+
+// ended tells of the end of an attempt, of which the leader hears half a round trip after it.
+func (t *term) ended(a *attempt, refused bool) {
+	q := t.at(a.query)
+	e := t.about(leader.Completed, a.query)
+	e.Agent, e.Attempt, e.Refused = t.members[a.lane].Name, int(a.number), refused
+	e.Remaining = a.remains
+	if !refused {
+		e.Model, e.BatchSize = t.models[q.model], int(q.batch)
+		e.Execution, e.Queue = a.end-a.start, a.start-a.cameAt
+		e.Latency = a.end - q.arrival
+	}
+	t.step(e)
+}
+
+// cancelled tells that a gateway has decided a query's outcome.
+func (t *term) cancelled(seq uint64) { t.step(t.about(leader.Cancelled, seq)) }
+
+// passed tells that the time has come of which the state wanted to be told.
+func (t *term) passed() {
+	t.event = leader.Event{Kind: leader.TimePassed}
+	t.step(&t.event)
+}
+
+// step steps the state and carries out what it asks for.
+func (t *term) step(e *leader.Event) {
+	var before time.Duration
+	if t.cfg.Clock != nil {
+		before = t.cfg.Clock()
+	}
+	actions := t.state.Step(t.now, e)
+	if t.cfg.Clock != nil {
+		t.cost += t.cfg.Clock() - before
+	}
+	t.steps++
+	if t.rec != nil {
+		if err := t.rec.Step(t.now, e, actions); err != nil {
+			t.fail(fmt.Errorf("write recording: %w", err))
+			return
+		}
+	}
+	t.wakeAt = max(t.now, t.state.Next())
+	if e.Kind == leader.TimePassed {
+		t.wakeAt = max(t.wakeAt, t.now+1) // time must pass
+	}
+	for i := range actions {
+		t.carryOut(&actions[i])
+	}
+}
+
+func (t *term) carryOut(a *leader.Action) {
+	switch a.Kind {
+	case leader.Assign, leader.Reject, leader.OfferAgain:
+	case leader.Nonsense:
+		t.fail(fmt.Errorf("the leader at %v: an event makes no sense: %s", t.now, a.Message))
+		return
+	default: // a lane that is asked what it has answers by itself, for nothing is lost
+		return
+	}
+	d := &a.Decision
+	seq := d.Query.Sequence
+	if seq < t.first || seq >= t.next {
+		t.fail(fmt.Errorf("the leader at %v: decides about query %d, which it does not hold", t.now, seq))
+		return
+	}
+	q := t.at(seq)
+	if !q.live { // its gateway has decided; the leader does not know yet
+		if a.Kind == leader.Assign {
+			t.dispatch(seq, t.lane[a.Agent], t.cfg.RTT)
+		}
+		return
+	}
+	switch a.Kind {
+	case leader.Assign:
+		to, known := t.lane[a.Agent]
+		if !q.waits || d.Attempt != int(q.sent)+1 || !known {
+			t.fail(fmt.Errorf("the leader at %v: assigns query %d to %s as attempt %d; it waits: %v, "+
+				"and has been sent %d times", t.now, seq, a.Agent, d.Attempt, q.waits, q.sent))
+			return
+		}
+		t.dispatch(seq, to, t.cfg.RTT)
+	case leader.Reject:
+		outcome := Rejected
+		if d.Reason == match.DeadlinePassed {
+			outcome = Dropped
+		}
+		if !q.waits { // the attempt under way goes on
+			return
+		}
+		t.finish(seq, q, outcome, nil)
+	case leader.OfferAgain: // an attempt under way goes on until there is another
+		if q.waits || d.Attempt != int(q.sent) {
+			t.fail(fmt.Errorf("the leader at %v: offers query %d again after attempt %d; it waits: %v, "+
+				"and has been sent %d times", t.now, seq, d.Attempt, q.waits, q.sent))
+			return
+		}
+		t.setWaits(q, true)
+	}
+}
