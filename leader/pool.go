@@ -136,6 +136,7 @@ func (s *State) lengthen(model string, largest int) {
 // poolChanged brings in line what follows from which lanes there are.
 func (s *State) poolChanged() {
 	clear(s.newest)
+	s.aheadMost = s.mostAhead()
 	served := map[ModelID]bool{}
 	p := &Pool{}
 	for _, name := range slices.Sorted(maps.Keys(s.members)) {

@@ -74,6 +74,7 @@ type State struct {
 	limit     float64 // fluid
 	ahead     aheadEstimate
 	aheadSet  time.Duration
+	aheadMost time.Duration // as of the last change of the pool
 
 	arrived   ring
 	decisions []match.Decision // the last, as a ring
@@ -114,7 +115,7 @@ func New(cfg Config) (*State, error) {
 		gateways: map[uint64]*gateway{}, accounts: map[string]*account{},
 		latencies: map[TableKey]*Latency{}, slow: map[string]string{}, factors: map[string]float64{},
 	}
-	s.ahead.fixed = cfg.Ahead
+	s.ahead.fixed, s.aheadMost = cfg.Ahead, math.MaxInt64
 	return s, nil
 }
 
@@ -308,7 +309,7 @@ func (s *State) mostAhead() time.Duration {
 // tuneAhead tells the matcher how long the way to a lane takes, when that has changed.
 func (s *State) tuneAhead() {
 	ahead, ok := s.ahead.value()
-	ahead = min(ahead, s.mostAhead())
+	ahead = min(ahead, s.aheadMost)
 	if diff := (ahead - s.aheadSet).Abs(); !ok || diff < 20*time.Microsecond || diff*10 < s.aheadSet {
 		return
 	}
