@@ -136,6 +136,9 @@ func startRelays(request *oip.Request, answer *oip.Response) (*relays, error) {
 	return r, nil
 }
 
+// pid is the process of a hop, counted from the server.
+func (r *relays) pid(hop int) int { return r.processes[hop].Process.Pid }
+
 func (r *relays) two(ctx context.Context) error { return r.query(ctx, r.conns[0]) }
 
 func (r *relays) three(ctx context.Context) error { return r.query(ctx, r.conns[1]) }

@@ -34,6 +34,9 @@ type Agent struct {
 	err     error         // how it ended; set before exited is closed
 }
 
+// PID is the process's.
+func (a *Agent) PID() int { return a.process.Process.Pid }
+
 // A Config says what to start.
 type Config struct {
 	Muster string   // the binary

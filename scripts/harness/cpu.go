@@ -56,6 +56,17 @@ func readCPUTime(proc procfs.FS, pid int) (cpuTime, error) {
 	return t, nil
 }
 
+// ProcessTime is how long a process has run on CPUs, in user and system mode together, without its
+// children. It reads /proc, which counts in hundredths of a second.
+func ProcessTime(pid int) (time.Duration, error) {
+	proc, err := procfs.NewProc(pid)
+	if err != nil {
+		return 0, err
+	}
+	stat, err := proc.Stat()
+	return time.Duration(stat.CPUTime() * float64(time.Second)), err
+}
+
 // taken are the shares of all time since before that went to other programs of this machine, and to
 // other machines of its hypervisor.
 func (t cpuTime) taken(before cpuTime) (others, stolen float64) {
