@@ -45,7 +45,8 @@ type Config struct {
 	// Only drs reads it.
 	Threshold int
 	// DispatchAhead is how long before a lane is free it may be given its next
-	// query, to hide the way there; 0: only when it is free.
+	// query, to hide the way there; 0: only when it is free. A lane has two queries at most, or up to
+	// [LaneDepth] as long as they take less than DispatchAhead in all.
 	DispatchAhead time.Duration
 	// MaxWaiting bounds the queries that wait; beyond it a new one is rejected at once. 0 means 100,000.
 	MaxWaiting int

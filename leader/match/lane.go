@@ -56,6 +56,10 @@ const (
 	onTheWay         = 20
 )
 
+// LaneDepth is how many queries a lane may be given that it has not answered, those that it runs
+// included. Only where they are short beside DispatchAhead are there more than two.
+const LaneDepth = 8
+
 // A lane as the matcher knows it.
 type lane struct {
 	m     *Matcher
@@ -96,9 +100,25 @@ func (l *lane) open() bool {
 	}
 	if l.m.ahead > 0 {
 		// One that is late with what it holds is not given more: nobody knows when it will be free.
-		return l.freeAt <= l.m.now+l.m.ahead && (len(l.held) == 0 || len(l.held) == 1 && l.freeAt >= l.m.now)
+		return l.freeAt <= l.m.now+l.m.ahead && (len(l.held) == 0 || l.freeAt >= l.m.now && l.room())
 	}
 	return len(l.held) == 0 && l.freeAt <= l.m.now
+}
+
+// room says whether l, which holds something, may be given a query before it answers: one that is to
+// follow, or more as long as it is known that all it holds takes no longer than the way there.
+func (l *lane) room() bool {
+	if len(l.held) == 1 {
+		return true
+	}
+	held := 0.0
+	for i := range l.held {
+		if l.held[i].latency == 0 {
+			return false
+		}
+		held += l.held[i].latency
+	}
+	return len(l.held) < LaneDepth && held <= l.m.ahead
 }
 
 // start returns in how many ms a query given to l now, or as soon as l may be given one, would start.

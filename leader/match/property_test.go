@@ -90,6 +90,23 @@ func (r *referee) model(name string) *Model {
 	return nil
 }
 
+// room says whether a lane may be given one more query: while it holds none or, ahead, one or up to
+// LaneDepth that take less time than it is ahead.
+func (r *referee) room(id LaneID) bool {
+	l, sum := r.lanes[id], 0.0
+	if n := len(l.held); n == 0 || n == 1 && r.ahead {
+		return true
+	}
+	for _, h := range l.held {
+		i := r.m.lanes[id].reservation(h.query, h.attempt)
+		if i < 0 || r.m.lanes[id].held[i].latency == 0 {
+			return false
+		}
+		sum += r.m.lanes[id].held[i].latency
+	}
+	return len(l.held) < LaneDepth && sum <= r.m.ahead
+}
+
 // served says whether some lane takes queries of the model.
 func (r *referee) served(model string) bool {
 	for _, l := range r.lanes {
@@ -280,10 +297,6 @@ func (r *referee) step(e Event) []Decision {
 		switch d.Action {
 		case Assign:
 			l := r.lanes[d.Lane]
-			room := 1
-			if r.ahead {
-				room = 2
-			}
 			switch {
 			case q.live:
 				r.failf("query %v is assigned twice at once", d.Query)
@@ -291,7 +304,7 @@ func (r *referee) step(e Event) []Decision {
 				r.failf("query %v is assigned to lane %d, which is not there or takes nothing", d.Query, d.Lane)
 			case !slices.Contains(l.models, q.model):
 				r.failf("query %v is assigned to lane %d, which holds %v", d.Query, d.Lane, l.models)
-			case len(l.held) >= room:
+			case !r.room(d.Lane):
 				r.failf("lane %d is given query %v and holds %v", d.Lane, d.Query, l.held)
 			case d.Attempt != q.attempt+1 || d.Attempt > MaxAttempts:
 				r.failf("query %v: attempt %d after %d", d.Query, d.Attempt, q.attempt)
