@@ -82,12 +82,12 @@ func TestQueryAllocations(t *testing.T) {
 		}
 
 		at := func(*client.Client) bool { return true }
-		measure("a client of the protocol, one agent", worker, 196.5, at, client.WithoutFleet())
+		measure("a client of the protocol, one agent", worker, 192, at, client.WithoutFleet())
 		gateway := f.start(timeless, neverLeads, func(a *Agent) { a.config.ModelDir = f.TempDir() }) // has none
 		f.led(worker, gateway)
 		led := func(*client.Client) bool { return gateway.gateway.Leader() == worker.name }
-		measure("a client of the protocol, gateway and worker", gateway, 428, led, client.WithoutFleet())
+		measure("a client of the protocol, gateway and worker", gateway, 422.5, led, client.WithoutFleet())
 		led = func(c *client.Client) bool { return c.Gateway() != nil && c.Gateway().Leader() == worker.name }
-		measure("the SDK, leader and worker", worker, 259, led)
+		measure("the SDK, leader and worker", worker, 253.8, led)
 	})
 }
