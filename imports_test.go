@@ -52,37 +52,48 @@ var rules = []rule{
 		reason: "running a model needs no network, and must be testable without one",
 	},
 	{
-		folder: "runtime/queue", never: append([]string{"log", "os", "github.com", "golang.org", "gonum.org"}, network...),
-		reason: "the order of a lane's queue is arithmetic, and whoever reckons with lanes shares it",
+		folder: "runtime/queue",
+		never:  append([]string{"log", "os", "github.com", "golang.org", "gonum.org"}, network...),
+		reason: "the order of a lane's queue is arithmetic, and whoever reckons with lanes " +
+			"shares it",
 	},
 	{
 		folder: "profiles", never: append([]string{"log"}, network...),
 		reason: "leader, simulator and client all read profiles; they are values, not a service",
 	},
 	{
-		folder: "leader", imports: []string{"leader", "profiles"}, never: append([]string{"log", "os"}, network...),
-		reason: "the leader is a pure state machine: the simulator runs the very code that production runs",
+		folder: "leader", imports: []string{"leader", "profiles"},
+		never: append([]string{"log", "os"}, network...),
+		reason: "the leader is a pure state machine: the simulator runs the very code that " +
+			"production runs",
 	},
 	{
-		folder: "leader/match", imports: []string{"leader/fluid", "leader/internal", "profiles", "runtime/queue"}, never: append([]string{"log", "os"}, network...),
-		reason: "matching is pure, and what else the leader does builds on it",
+		folder:  "leader/match",
+		imports: []string{"leader/fluid", "leader/internal", "profiles", "runtime/queue"},
+		never:   append([]string{"log", "os"}, network...),
+		reason:  "matching is pure, and what else the leader does builds on it",
 	},
 	{
 		folder: "gossip", never: nil,
 		reason: "gossip carries bytes; the agent knows what they mean",
 	},
 	{
-		folder: "client", imports: []string{"api", "client/queries", "profiles", "leader/match", "leader/election", "runtime/queue"},
+		folder: "client", imports: []string{
+			"api", "client/queries", "profiles", "leader/match", "leader/election", "runtime/queue",
+		},
 		never:  []string{"github.com/spf13", exporters, module + "profiles/published"},
 		reason: "users import the SDK: it brings neither the agent nor ONNX Runtime along",
 	},
 	{
 		folder: "client/queries", imports: []string{"leader/match", "leader/election"},
-		never:  append([]string{"log", "os"}, network...),
-		reason: "a gateway's decisions are pure: the simulator runs the very code that production runs",
+		never: append([]string{"log", "os"}, network...),
+		reason: "a gateway's decisions are pure: the simulator runs the very code that " +
+			"production runs",
 	},
 	{
-		folder: "client/bench", imports: []string{"api", "client", "sim/workload"}, never: []string{"github.com/spf13"},
+		folder: "client/bench", imports: []string{"api", "client", "sim/workload"}, never: []string{
+			"github.com/spf13",
+		},
 		reason: "load is made by the SDK, from the queries that the simulator draws too",
 	},
 	{
@@ -90,33 +101,52 @@ var rules = []rule{
 		reason: "simulator and load tool share the queries, so these belong to neither",
 	},
 	{
-		folder: "sim", imports: []string{"client/queries", "leader", "profiles", "runtime/queue", "sim/workload"}, never: append([]string{"log"}, network...),
-		reason: "the simulator drives the leader, gateways and the lanes' queues in virtual time, without a machine or a network",
+		folder:  "sim",
+		imports: []string{"client/queries", "leader", "profiles", "runtime/queue", "sim/workload"},
+		never:   append([]string{"log"}, network...),
+		reason: "the simulator drives the leader, gateways and the lanes' queues in virtual " +
+			"time, without a machine or a network",
 	},
 	{
-		folder: "agent/outcome", imports: []string{"api", "gossip", "models", "runtime"}, never: []string{module + "agent"},
+		folder: "agent/outcome", imports: []string{"api", "gossip", "models", "runtime"},
+		never:  []string{module + "agent"},
 		reason: "all rooms of the agent wrap its errors, so it can know none of them",
 	},
 	{
-		folder: "agent/members", imports: []string{"agent/outcome", "api", "gossip", "models", "profiles"},
+		folder: "agent/members", imports: []string{
+			"agent/outcome", "api", "gossip", "models", "profiles",
+		},
 		reason: "who is there does not depend on what this agent does for others, nor on who leads",
 	},
 	{
-		folder: "agent/worker", imports: []string{"agent/members", "agent/outcome", "api", "models", "profiles", "runtime"},
-		reason: "what an agent does for others does not depend on who leads, nor on how clients reach it",
+		folder: "agent/worker", imports: []string{
+			"agent/members", "agent/outcome", "api", "models", "profiles", "runtime",
+		},
+		reason: "what an agent does for others does not depend on who leads, nor on how clients " +
+			"reach it",
 	},
 	{
-		folder: "agent/serve", imports: []string{"agent/members", "agent/outcome", "agent/worker", "api", "client", "models", "runtime"},
-		never:  []string{"github.com/spf13", exporters},
-		reason: "how clients reach an agent does not depend on who leads, and gossip is the members'",
+		folder: "agent/serve", imports: []string{
+			"agent/members", "agent/outcome", "agent/worker", "api", "client", "models", "runtime",
+		},
+		never: []string{"github.com/spf13", exporters},
+		reason: "how clients reach an agent does not depend on who leads, and gossip is the " +
+			"members'",
 	},
 	{
-		folder: "agent/lead", imports: []string{"agent/members", "agent/outcome", "api", "leader", "profiles"},
-		reason: "who leads, and what a leader tells whom, does not depend on what this agent does for others",
+		folder: "agent/lead", imports: []string{
+			"agent/members", "agent/outcome", "api", "leader", "profiles",
+		},
+		reason: "who leads, and what a leader tells whom, does not depend on what this agent " +
+			"does for others",
 	},
 	{
-		folder: "agent", imports: []string{"agent", "api", "client", "gossip", "leader", "models", "profiles", "runtime"}, never: []string{"github.com/spf13", exporters},
-		reason: "the agent wires the parts; what needs the simulator is handed in by cmd, and so are its settings",
+		folder: "agent",
+		imports: []string{
+			"agent", "api", "client", "gossip", "leader", "models", "profiles", "runtime",
+		}, never: []string{"github.com/spf13", exporters},
+		reason: "the agent wires the parts; what needs the simulator is handed in by cmd, and so " +
+			"are its settings",
 	},
 	{
 		folder: "cmd", imports: []string{"..."},
@@ -172,7 +202,8 @@ func TestImports(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if d.IsDir() && file != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata") {
+		if d.IsDir() && file != "." && (strings.HasPrefix(d.Name(), ".") ||
+			d.Name() == "testdata") {
 			return fs.SkipDir
 		}
 		if d.IsDir() || path.Ext(file) != ".go" || strings.HasSuffix(file, "_test.go") {
@@ -214,7 +245,9 @@ func TestStandsAlone(t *testing.T) {
 			}
 			return nil
 		}
-		if file == "imports_test.go" || !slices.Contains([]string{".go", ".md", ".sh", ".py", ".yaml", "", ".proto"}, path.Ext(file)) {
+		if file == "imports_test.go" ||
+			!slices.Contains([]string{".go", ".md", ".sh", ".py", ".yaml", "", ".proto"},
+				path.Ext(file)) {
 			return nil
 		}
 		text, err := os.ReadFile(file)
@@ -314,7 +347,8 @@ func TestImportRules(t *testing.T) {
 		{"stray", "fmt", false},
 	} {
 		if err := fault(tt.dir, tt.imported); (err == nil) != tt.allowed {
-			t.Errorf("%s imports %s: got %v, want allowed = %v", tt.dir, tt.imported, err, tt.allowed)
+			t.Errorf("%s imports %s: got %v, want allowed = %v", tt.dir, tt.imported, err,
+				tt.allowed)
 		}
 	}
 }

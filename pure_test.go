@@ -19,13 +19,19 @@ var pure = []string{"client/queries", "leader", "profiles", "runtime/queue", "si
 
 // searches are the functions there that start goroutines all the same: each of these simulates a
 // whole run, alone.
-var searches = []string{"sim/compare.go: Compare", "sim/report.go: report", "sim/throughput.go: FindThroughput"}
+var searches = []string{
+	"sim/compare.go: Compare", "sim/report.go: report", "sim/throughput.go: FindThroughput",
+}
 
 // impure are the functions of the standard library that read the clock, wait for it, or start a
 // goroutine. So does whatever is a method Go, of a sync.WaitGroup or an errgroup.Group.
 var impure = map[string][]string{
-	"time":      {"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "NewTimer", "NewTicker", "Tick"},
-	"context":   {"WithTimeout", "WithTimeoutCause", "WithDeadline", "WithDeadlineCause", "AfterFunc"},
+	"time": {
+		"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "NewTimer", "NewTicker", "Tick",
+	},
+	"context": {
+		"WithTimeout", "WithTimeoutCause", "WithDeadline", "WithDeadlineCause", "AfterFunc",
+	},
 	"iter":      {"Pull", "Pull2"},
 	"runtime":   {"AddCleanup", "SetFinalizer"},
 	"os/signal": {"Notify", "NotifyContext"},
@@ -55,11 +61,14 @@ func impurities(file *ast.File) (found []string) {
 			case *ast.GoStmt:
 				found = append(found, in+": go statement")
 			case *ast.SelectorExpr:
-				if of, ok := n.X.(*ast.Ident); ok && slices.Contains(impure[packages[of.Name]], n.Sel.Name) {
-					found = append(found, fmt.Sprintf("%s: %s.%s", in, packages[of.Name], n.Sel.Name))
+				if of, ok := n.X.(*ast.Ident); ok &&
+					slices.Contains(impure[packages[of.Name]], n.Sel.Name) {
+					found = append(found,
+						fmt.Sprintf("%s: %s.%s", in, packages[of.Name], n.Sel.Name))
 				}
 			case *ast.CallExpr:
-				if f, ok := n.Fun.(*ast.SelectorExpr); ok && (f.Sel.Name == "Go" || f.Sel.Name == "TryGo") {
+				if f, ok := n.Fun.(*ast.SelectorExpr); ok && (f.Sel.Name == "Go" ||
+					f.Sel.Name == "TryGo") {
 					found = append(found, in+": method "+f.Sel.Name)
 				}
 			}
@@ -73,8 +82,10 @@ func TestPure(t *testing.T) {
 	used := map[string]bool{}
 	for _, folder := range pure {
 		files := 0
-		err := filepath.WalkDir(filepath.FromSlash(folder), func(name string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() || filepath.Ext(name) != ".go" || strings.HasSuffix(name, "_test.go") {
+		err := filepath.WalkDir(filepath.FromSlash(folder), func(name string, d fs.DirEntry,
+			err error) error {
+			if err != nil || d.IsDir() || filepath.Ext(name) != ".go" ||
+				strings.HasSuffix(name, "_test.go") {
 				return err
 			}
 			// Every file counts, whatever its build tags.
@@ -85,11 +96,13 @@ func TestPure(t *testing.T) {
 			files++
 			for _, what := range impurities(file) {
 				function, _, _ := strings.Cut(what, ": ")
-				if search := filepath.ToSlash(name) + ": " + function; slices.Contains(searches, search) {
+				if search := filepath.ToSlash(name) + ": " +
+					function; slices.Contains(searches, search) {
 					used[search] = true
 					continue
 				}
-				t.Errorf("%s: %s; nothing in %s may start a goroutine or read a clock", name, what, folder)
+				t.Errorf("%s: %s; nothing in %s may start a goroutine or read a clock", name, what,
+					folder)
 			}
 			return nil
 		})
@@ -115,7 +128,8 @@ func TestImpurities(t *testing.T) {
 		{`import "time"; var now = time.Now`, "package level: time.Now"},
 		{`import t "time"; func f() { t.Sleep(1) }`, "f: time.Sleep"},
 		{`import . "time"; func f() { Sleep(1) }`, "import: time without its name"},
-		{`import "time"; type x struct{}; func (x) f() { func() { <-time.After(1) }() }`, "f: time.After"},
+		{`import "time"; type x struct{}; func (x) f() { func() { <-time.After(1) }() }`,
+			"f: time.After"},
 		{`import "time"; func f() { time.NewTimer(1) }`, "f: time.NewTimer"},
 		{`import "context"; func f() { context.WithTimeout(nil, 1) }`, "f: context.WithTimeout"},
 		{`import "context"; func f() { context.WithCancel(nil) }`, ""},

@@ -27,7 +27,8 @@ func TestVulncheck(t *testing.T) {
 		{"a damaged database", fetch + "invalid character 'x'", "1", false, ended},
 		{"no such database", fetch + "no such directory: file:///x", "1", false, ended},
 		{"the tool cannot be had", "go: reading " + refused, "1", false, ended},
-		{"code that does not build", "govulncheck: loading packages: undefined: x", "1", false, ended},
+		{"code that does not build", "govulncheck: loading packages: undefined: x", "1", false,
+			ended},
 	} {
 		dir := t.TempDir()
 		stub := "#!/bin/sh\nprintf '%s\\n' \"$STDERR\" >&2\nexit " + tt.status + "\n"

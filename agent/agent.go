@@ -35,11 +35,10 @@ import (
 
 // An Agent is one node. Run is its life.
 //
-// While it runs it has these goroutines: those of the three servers and
-// those they start for connections and calls, the repository's, one that
-// waits for the first models, those of gossip and of the members, those of the half that leads, and one
-// each that has the gateway follow the fleet, learns what the agent runs on, and forgets what is gone. All have
-// ended when Run returns.
+// While it runs it has these goroutines: those of the three servers and those they start for
+// connections and calls, the repository's, one that waits for the first models, those of gossip and
+// of the members, those of the half that leads, and one each that has the gateway follow the fleet,
+// learns what the agent runs on, and forgets what is gone. All have ended when Run returns.
 type Agent struct {
 	config  Config
 	log     *slog.Logger // keeps events, too
@@ -125,8 +124,8 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 	return a, nil
 }
 
-// Trace has the agent make spans of the queries that it passes on, decides about and
-// runs. Without it the trace context of a query goes through it as it came. It is called before Run.
+// Trace has the agent make spans of the queries that it passes on, decides about and runs. Without
+// it the trace context of a query goes through it as it came. It is called before Run.
 func (a *Agent) Trace(p trace.TracerProvider) { a.tracer = p.Tracer(tracing.Scope) }
 
 // Name is the agent's name in its fleet.
@@ -171,7 +170,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	defer a.gossip.Close()
 	a.log.Info("muster agent", "version", Version(), "agent", a.name,
-		"http", a.addresses.HTTP, "grpc", a.addresses.GRPC, "metrics", a.addresses.Metrics, "advertised_grpc", a.advertised,
+		"http", a.addresses.HTTP, "grpc", a.addresses.GRPC, "metrics", a.addresses.Metrics,
+		"advertised_grpc", a.advertised,
 		"model_dir", a.config.ModelDir, eventKey, "started")
 
 	if err := a.open(); err != nil {
@@ -190,7 +190,8 @@ func (a *Agent) open() (err error) {
 	}
 	info := a.executor.Info()
 	if info.Executor != "onnx" {
-		a.log.Warn("no model is run: answers are made up", "executor", info.Executor, "instance_type", a.config.InstanceType, "profile", a.config.Profile)
+		a.log.Warn("no model is run: answers are made up", "executor", info.Executor,
+			"instance_type", a.config.InstanceType, "profile", a.config.Profile)
 	}
 	id := 1 + rand.Uint64N(math.MaxUint64)
 	a.worker, err = worker.Open(worker.Config{
@@ -200,7 +201,8 @@ func (a *Agent) open() (err error) {
 		Catalogue: a.catalogue, Library: a.library, InstanceType: a.instanceType,
 		Gateway: id, Leading: following{a},
 		Own: func() *control.Member { return a.members.Own() },
-		ToldByLeader: func(prices []*control.TypePrice, profiles []*control.Profile, ahead time.Duration) {
+		ToldByLeader: func(prices []*control.TypePrice, profiles []*control.Profile,
+			ahead time.Duration) {
 			a.members.ToldByLeader(prices, profiles, ahead)
 		},
 		Callers: serve.Callers{Guard: a.guard}, Draining: a.draining.Load,
@@ -234,21 +236,28 @@ func (a *Agent) open() (err error) {
 		return err
 	}
 	a.gateway, err = client.NewGateway(client.GatewayConfig{
-		ID:        id,
-		Agent:     a.name,
-		Transport: client.Remote{Dial: func(m *control.Member) (grpc.ClientConnInterface, error) { return a.members.Dial(m.GetName()) }},
-		Logger:    a.log,
+		ID:    id,
+		Agent: a.name,
+		Transport: client.Remote{
+			Dial: func(m *control.Member) (grpc.ClientConnInterface, error) {
+				return a.members.Dial(m.GetName())
+			},
+		},
+		Logger: a.log,
 	})
 	if err != nil {
 		return err
 	}
 	a.metrics.watchGossip(a.gossip.Stats)
 	a.server = serve.New(serve.Config{
-		Name: a.name, Members: a.members, Keyring: a.keyring, Worker: a.worker, Leading: following{a}, Gateway: a.gateway,
+		Name: a.name, Members: a.members, Keyring: a.keyring, Worker: a.worker,
+		Leading: following{a}, Gateway: a.gateway,
 		Guard: a.guard, Events: a.events, Health: a.health, Local: a.local,
-		MaxWaitingBytes: a.config.MaxWaitingBytes, ReceiveTimeout: a.receiveTimeout, SendTimeout: a.sendTimeout,
-		GRPCAddress: a.addresses.GRPC, MetricsAddress: a.addresses.Metrics, Encrypted: a.config.Security.TLS(),
-		Pprof: a.config.Pprof, Version: Version(),
+		MaxWaitingBytes: a.config.MaxWaitingBytes, ReceiveTimeout: a.receiveTimeout,
+		SendTimeout: a.sendTimeout,
+		GRPCAddress: a.addresses.GRPC, MetricsAddress: a.addresses.Metrics,
+		Encrypted: a.config.Security.TLS(),
+		Pprof:     a.config.Pprof, Version: Version(),
 		Closing: a.closing, Drain: func() { a.askedToStop() }, Draining: a.draining.Load,
 		Registry: a.metrics.registry, Tracer: a.tracer, Log: a.log,
 	})
@@ -259,8 +268,10 @@ func (a *Agent) open() (err error) {
 func (a *Agent) newLeading() (*lead.Leader, error) {
 	config := lead.Config{
 		Role: a.role(), Rank: a.rank(), StateDir: a.config.StateDir,
-		Policy: a.config.Policy, Record: a.config.Record, Catalogue: a.catalogue, Library: a.library, Tracer: a.tracer,
-		Clients: serve.Callers{Guard: a.guard}, Fleet: fleet{a.members, a.worker}, Registry: a.metrics.registry, Log: a.log,
+		Policy: a.config.Policy, Record: a.config.Record, Catalogue: a.catalogue,
+		Library: a.library, Tracer: a.tracer,
+		Clients: serve.Callers{Guard: a.guard}, Fleet: fleet{a.members, a.worker},
+		Registry: a.metrics.registry, Log: a.log,
 	}
 	if len(a.config.Join) > 0 {
 		config.JoinWait = joinWait
@@ -281,14 +292,17 @@ func (a *Agent) role() election.Role {
 // rank is the agent's in elections.
 func (a *Agent) rank() election.Rank {
 	info := a.executor.Info()
-	return election.RankOf(a.role(), info.Provider != runtime.CPU || info.Executor != "onnx", goruntime.NumCPU()-a.config.cores())
+	return election.RankOf(a.role(), info.Provider != runtime.CPU || info.Executor != "onnx",
+		goruntime.NumCPU()-a.config.cores())
 }
 
 func checkModelDir(dir string) error {
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("model-dir %q does not exist; make a model in it with %q, or name another with --model-dir", dir, generateHint(dir))
+		return fmt.Errorf(
+			"model-dir %q does not exist; make a model in it with %q, or name another with "+
+				"--model-dir", dir, generateHint(dir))
 	case err != nil:
 		return fmt.Errorf("model-dir: %w", err)
 	case !info.IsDir():
@@ -304,13 +318,16 @@ func (a *Agent) checkStateDir() {
 		return
 	}
 	if err := writable(a.config.StateDir); err != nil {
-		a.log.Error("this agent serves but cannot lead: its state directory cannot be written; mend that and restart it",
+		a.log.Error(
+			"this agent serves but cannot lead: its state directory cannot be written; mend that "+
+				"and restart it",
 			"state_dir", a.config.StateDir, "error", err)
 		a.config.Leader = "never"
 	}
 }
 
-// writable tries whether a directory, which is made where there is none, takes a file with something in it.
+// writable tries whether a directory, which is made where there is none, takes a file
+// with something in it.
 func writable(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -405,7 +422,9 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	case err := <-ended:
 		return err
 	case <-time.After(stopTimeout):
-		return fmt.Errorf("stopped without what had not ended %v after the drain: a query or a load that does not end", stopTimeout)
+		return fmt.Errorf(
+			"stopped without what had not ended %v after the drain: a query or a load that does "+
+				"not end", stopTimeout)
 	}
 }
 
@@ -431,7 +450,8 @@ func (a *Agent) listen() (*listeners, error) {
 		listener, err := a.network.listen(want.name, want.address)
 		if err != nil {
 			l.close()
-			return nil, fmt.Errorf("%s: %w; choose another address with --%s", want.name, err, want.name)
+			return nil, fmt.Errorf("%s: %w; choose another address with --%s", want.name, err,
+				want.name)
 		}
 		*want.to = a.guard.Limit(listener)
 	}
@@ -439,7 +459,10 @@ func (a *Agent) listen() (*listeners, error) {
 }
 
 func (l *listeners) addresses() Addresses {
-	return Addresses{HTTP: l.http.Addr().String(), GRPC: l.grpc.Addr().String(), Metrics: l.metrics.Addr().String()}
+	return Addresses{
+		HTTP: l.http.Addr().String(), GRPC: l.grpc.Addr().String(),
+		Metrics: l.metrics.Addr().String(),
+	}
 }
 
 func (l *listeners) close() {

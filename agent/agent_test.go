@@ -40,7 +40,8 @@ var zooDir = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	for _, model := range zoo.Names() {
-		if _, err := zoo.Generate(context.Background(), dir, model, zoo.Options{Scale: zoo.Small}); err != nil {
+		if _, err := zoo.Generate(context.Background(), dir, model,
+			zoo.Options{Scale: zoo.Small}); err != nil {
 			return "", err
 		}
 	}
@@ -57,8 +58,8 @@ var ncfDir = sync.OnceValues(func() (string, error) {
 	return dir, err
 })
 
-// dienDir holds a model named dien alone, with DIEN's QoS target and deadline and NCF's inputs, which are
-// smaller, for agents that emulate it.
+// dienDir holds a model named dien alone, with DIEN's QoS target and deadline and NCF's inputs,
+// which are smaller, for agents that emulate it.
 var dienDir = sync.OnceValues(func() (string, error) {
 	ncf, err := ncfDir()
 	if err != nil {
@@ -77,7 +78,8 @@ var dienDir = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	changed := strings.NewReplacer("qos_target_ms: 5", "qos_target_ms: 35", "deadline_ms: 50", "deadline_ms: 350").Replace(string(settings))
+	changed := strings.NewReplacer("qos_target_ms: 5", "qos_target_ms: 35", "deadline_ms: 50",
+		"deadline_ms: 350").Replace(string(settings))
 	return dir, os.WriteFile(config, []byte(changed), 0o644)
 })
 
@@ -126,7 +128,8 @@ func testConfig(t testing.TB) Config {
 		t.Fatal(err)
 	}
 	config := DefaultConfig()
-	config.HTTPAddress, config.GRPCAddress, config.MetricsAddress = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
+	config.HTTPAddress, config.GRPCAddress, config.MetricsAddress = "127.0.0.1:0", "127.0.0.1:0",
+		"127.0.0.1:0"
 	config.GossipAddress, config.InstanceType = "127.0.0.1:0", "t3.xlarge"
 	config.ModelDir = dir
 	config.StateDir = t.TempDir()
@@ -140,7 +143,8 @@ func emulated() runtime.Executor {
 }
 
 // startAgent runs an agent, changed as given, and waits until it is ready.
-func startAgent(t testing.TB, config Config, executor runtime.Executor, changes ...func(*Agent)) *testAgent {
+func startAgent(t testing.TB, config Config, executor runtime.Executor,
+	changes ...func(*Agent)) *testAgent {
 	t.Helper()
 	a := newTestAgent(t, config, executor, changes...)
 	select {
@@ -155,14 +159,18 @@ func startAgent(t testing.TB, config Config, executor runtime.Executor, changes 
 }
 
 // newTestAgent runs an agent and waits until it listens.
-func newTestAgent(t testing.TB, config Config, executor runtime.Executor, changes ...func(*Agent)) *testAgent {
+func newTestAgent(t testing.TB, config Config, executor runtime.Executor,
+	changes ...func(*Agent)) *testAgent {
 	t.Helper()
 	log := &logBuffer{}
-	agent, err := New(config, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	agent, err := New(config,
+		slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &testAgent{Agent: agent, t: t, runs: new(atomic.Int64), execution: new(atomic.Int64), log: log}
+	a := &testAgent{
+		Agent: agent, t: t, runs: new(atomic.Int64), execution: new(atomic.Int64), log: log,
+	}
 	agent.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
 		return countingExecutor{executor, a.runs, a.execution}, nil
 	}
@@ -181,7 +189,8 @@ func newTestAgent(t testing.TB, config Config, executor runtime.Executor, change
 	case err := <-ended:
 		t.Fatalf("agent: %v", err)
 	}
-	a.conn, err = grpc.NewClient(agent.addresses.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()),
+	a.conn, err = grpc.NewClient(agent.addresses.GRPC,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30), grpc.MaxCallSendMsgSize(1<<30)))
 	if err != nil {
 		t.Fatal(err)
@@ -307,9 +316,11 @@ func (a *testAgent) do(method, path, body string) (int, string) {
 	return resp.StatusCode, answer
 }
 
-func (a *testAgent) exchange(method, path, body string, header map[string]string) (*http.Response, string) {
+func (a *testAgent) exchange(method, path, body string, header map[string]string) (*http.Response,
+	string) {
 	a.t.Helper()
-	req, err := http.NewRequestWithContext(context.Background(), method, "http://"+a.addresses.HTTP+path, strings.NewReader(body))
+	req, err := http.NewRequestWithContext(context.Background(), method,
+		"http://"+a.addresses.HTTP+path, strings.NewReader(body))
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -351,7 +362,8 @@ func ncfRequest(batchSize int) *inference.ModelInferRequest {
 // ncfBody is a valid query for NCF by REST.
 func ncfBody(batchSize int) string {
 	ids := strings.ReplaceAll(strings.Trim(fmt.Sprint(ncfIDs(batchSize)), "[]"), " ", ",")
-	return fmt.Sprintf(`{"inputs":[{"name":"ids","datatype":"INT64","shape":[%d,4],"data":[%s]}]}`, batchSize, ids)
+	return fmt.Sprintf(`{"inputs":[{"name":"ids","datatype":"INT64","shape":[%d,4],"data":[%s]}]}`,
+		batchSize, ids)
 }
 
 // TestServe sends queries of every model by gRPC and REST to an agent with the
@@ -381,11 +393,14 @@ func TestServe(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s, batch size %d, gRPC: %v", model, batchSize, err)
 			}
-			if len(resp.GetRawOutputContents()) != len(v.Outputs) || !alike(resp.GetRawOutputContents()[0], wantData) {
-				t.Errorf("%s, batch size %d, gRPC: outputs differ from the model's", model, batchSize)
+			if len(resp.GetRawOutputContents()) != len(v.Outputs) ||
+				!alike(resp.GetRawOutputContents()[0], wantData) {
+				t.Errorf("%s, batch size %d, gRPC: outputs differ from the model's", model,
+					batchSize)
 			}
 			if got := a.inferBinary(model, inputs); !alike(got[0], wantData) {
-				t.Errorf("%s, batch size %d, REST: outputs differ from the model's", model, batchSize)
+				t.Errorf("%s, batch size %d, REST: outputs differ from the model's", model,
+					batchSize)
 			}
 			want.Release()
 		}
@@ -418,14 +433,18 @@ func TestAddressInUse(t *testing.T) {
 	for _, name := range []string{"http", "grpc", "metrics", "gossip"} {
 		config := testConfig(t)
 		*map[string]*string{
-			"http": &config.HTTPAddress, "grpc": &config.GRPCAddress, "metrics": &config.MetricsAddress, "gossip": &config.GossipAddress,
+			"http": &config.HTTPAddress, "grpc": &config.GRPCAddress,
+			"metrics": &config.MetricsAddress, "gossip": &config.GossipAddress,
 		}[name] = l.Addr().String()
 		a, err := New(config, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
 		err = a.Run(t.Context())
-		if err == nil || !strings.HasPrefix(err.Error(), name+": ") || !strings.Contains(err.Error(), l.Addr().String()) || !strings.Contains(err.Error(), "address already in use; choose another address with --"+name) {
+		if err == nil || !strings.HasPrefix(err.Error(), name+": ") ||
+			!strings.Contains(err.Error(), l.Addr().String()) ||
+			!strings.Contains(err.Error(),
+				"address already in use; choose another address with --"+name) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
@@ -440,17 +459,20 @@ func TestNoModels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := a.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "muster models generate ncf --out "+config.ModelDir) {
+	if err := a.Run(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "muster models generate ncf --out "+config.ModelDir) {
 		t.Errorf("no directory: got %v", err)
 	}
 	if err := os.Mkdir(config.ModelDir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	b := startAgent(t, config, emulated())
-	if !strings.Contains(b.log.String(), "there is no model yet") || !strings.Contains(b.log.String(), "muster models generate ncf --out "+config.ModelDir) {
+	if !strings.Contains(b.log.String(), "there is no model yet") ||
+		!strings.Contains(b.log.String(), "muster models generate ncf --out "+config.ModelDir) {
 		t.Errorf("empty directory: log is %s", b.log)
 	}
-	if _, err := zoo.Generate(t.Context(), config.ModelDir, "ncf", zoo.Options{Scale: zoo.Small}); err != nil {
+	if _, err := zoo.Generate(t.Context(), config.ModelDir, "ncf",
+		zoo.Options{Scale: zoo.Small}); err != nil {
 		t.Fatal(err)
 	}
 	if status, body := b.do("POST", "/v2/repository/models/ncf/load", ""); status != http.StatusOK {
@@ -470,7 +492,9 @@ func TestFirstLogLines(t *testing.T) {
 		t.Errorf("first log line is %q, want %q in it", lines[0], want)
 	}
 	first := lines[1]
-	for _, want := range []string{"http=" + a.addresses.HTTP, "grpc=" + a.addresses.GRPC, "metrics=" + a.addresses.Metrics} {
+	for _, want := range []string{
+		"http=" + a.addresses.HTTP, "grpc=" + a.addresses.GRPC, "metrics=" + a.addresses.Metrics,
+	} {
 		if !strings.Contains(first, want) {
 			t.Errorf("second log line is %q, want %q in it", first, want)
 		}
@@ -493,8 +517,10 @@ func TestDrain(t *testing.T) {
 	}()
 	<-g.entered
 	go func() {
-		body := strings.Replace(ncfBody(1), `{"inputs"`, `{"parameters":{"timeout":60000000},"inputs"`, 1)
-		resp, err := a.http.Post("http://"+a.addresses.HTTP+"/v2/models/ncf/infer", "application/json", strings.NewReader(body))
+		body := strings.Replace(ncfBody(1), `{"inputs"`,
+			`{"parameters":{"timeout":60000000},"inputs"`, 1)
+		resp, err := a.http.Post("http://"+a.addresses.HTTP+"/v2/models/ncf/infer",
+			"application/json", strings.NewReader(body))
 		if err == nil {
 			if err = resp.Body.Close(); resp.StatusCode != http.StatusOK {
 				err = fmt.Errorf("status %d", resp.StatusCode)
@@ -523,17 +549,20 @@ func TestDrain(t *testing.T) {
 		}
 	}
 	// The servers still answer while the lanes drain.
-	if status, body := a.do("GET", "/readyz", ""); status != http.StatusServiceUnavailable || !strings.Contains(body, "draining") {
+	if status, body := a.do("GET", "/readyz", ""); status != http.StatusServiceUnavailable ||
+		!strings.Contains(body, "draining") {
 		t.Errorf("readyz: got %d %s", status, body)
 	}
 	if status, _ := a.do("GET", "/livez", ""); status != http.StatusOK {
 		t.Errorf("livez: got %d", status)
 	}
-	if resp, err := a.grpc.ServerReady(t.Context(), &inference.ServerReadyRequest{}); err != nil || resp.GetReady() {
+	if resp, err := a.grpc.ServerReady(t.Context(), &inference.ServerReadyRequest{}); err != nil ||
+		resp.GetReady() {
 		t.Errorf("ServerReady: got %v, %v", resp, err)
 	}
 	wantCode(t, a.inferGRPC(ncfRequest(1)), "Unavailable", "draining")
-	if status, body := a.do("POST", "/v2/models/ncf/infer", ncfBody(1)); status != http.StatusServiceUnavailable {
+	if status, body := a.do("POST", "/v2/models/ncf/infer",
+		ncfBody(1)); status != http.StatusServiceUnavailable {
 		t.Errorf("new query by REST: got %d %s", status, body)
 	}
 	select {
@@ -580,7 +609,9 @@ func TestServerFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) { return nil, errors.New("no library") }
+	a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
+		return nil, errors.New("no library")
+	}
 	if err := a.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "no library") {
 		t.Errorf("got %v", err)
 	}

@@ -28,7 +28,9 @@ func TestQueryAllocations(t *testing.T) {
 	}
 	testInFleet(t, func(f *testFleet) {
 		timeless := func(a *Agent) {
-			a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) { return emulated(), nil }
+			a.openExecutor = func(Config, *slog.Logger) (runtime.Executor, error) {
+				return emulated(), nil
+			}
 		}
 		worker := f.start(timeless)
 		f.settled(worker)
@@ -41,10 +43,14 @@ func TestQueryAllocations(t *testing.T) {
 		ctx, cancel := context.WithTimeout(f.Context(), time.Hour)
 		defer cancel()
 		// measure is of queries to an agent, from when the client is ready.
-		measure := func(way string, to *fleetAgent, most float64, ready func(*client.Client) bool, options ...client.Option) {
-			dial := grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return f.network.dial(ctx, "client", to) })
+		measure := func(way string, to *fleetAgent, most float64, ready func(*client.Client) bool,
+			options ...client.Option) {
+			dial := grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
+				return f.network.dial(ctx, "client", to)
+			})
 			c, err := client.New([]string{to.host + ":8001"}, append(options,
-				client.WithDialOptions(dial, grpc.WithTransportCredentials(insecure.NewCredentials())))...)
+				client.WithDialOptions(dial,
+					grpc.WithTransportCredentials(insecure.NewCredentials())))...)
 			if err != nil {
 				f.Fatal(err)
 			}
@@ -83,11 +89,15 @@ func TestQueryAllocations(t *testing.T) {
 
 		at := func(*client.Client) bool { return true }
 		measure("a client of the protocol, one agent", worker, 192, at, client.WithoutFleet())
-		gateway := f.start(timeless, neverLeads, func(a *Agent) { a.config.ModelDir = f.TempDir() }) // has none
+		// has none
+		gateway := f.start(timeless, neverLeads, func(a *Agent) { a.config.ModelDir = f.TempDir() })
 		f.led(worker, gateway)
 		led := func(*client.Client) bool { return gateway.gateway.Leader() == worker.name }
-		measure("a client of the protocol, gateway and worker", gateway, 422.5, led, client.WithoutFleet())
-		led = func(c *client.Client) bool { return c.Gateway() != nil && c.Gateway().Leader() == worker.name }
+		measure("a client of the protocol, gateway and worker", gateway, 422.5, led,
+			client.WithoutFleet())
+		led = func(c *client.Client) bool {
+			return c.Gateway() != nil && c.Gateway().Leader() == worker.name
+		}
 		measure("the SDK, leader and worker", worker, 253.8, led)
 	})
 }

@@ -38,7 +38,9 @@ type benchmark struct {
 // newBenchmark serves a model on so many cores; 0 means all.
 func newBenchmark(b *testing.B, model string, batchSize, cores int) *benchmark {
 	b.Helper()
-	executor, err := runtime.OpenONNX(runtime.Config{LibraryPath: runtimetest.Library(b), Provider: runtime.CPU, Cores: cores})
+	executor, err := runtime.OpenONNX(runtime.Config{
+		LibraryPath: runtimetest.Library(b), Provider: runtime.CPU, Cores: cores,
+	})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -78,7 +80,9 @@ func (s *benchmark) infer(b *testing.B, n, clients int) time.Duration {
 	defer cancel()
 	send := func(n int) {
 		for range n {
-			response, err := s.client.Infer(ctx, &oip.Request{Model: s.version.Model, Inputs: s.inputs})
+			response, err := s.client.Infer(ctx, &oip.Request{
+				Model: s.version.Model, Inputs: s.inputs,
+			})
 			if err != nil {
 				b.Error(err)
 				return
@@ -170,7 +174,8 @@ func benchmarkLatencyNCF8(b *testing.B, cores int) {
 			bare := measure(func() time.Duration { return echo.call(b, 1) })
 			ratios = append(ratios, over/bare)
 			added, echoed = append(added, over), append(echoed, bare)
-			executed, executedAlone = append(executed, median(executions)), append(executedAlone, alone)
+			executed, executedAlone = append(executed, median(executions)), append(executedAlone,
+				alone)
 		}
 		b.ReportMetric(median(ratios), "of-bare-echo")
 		b.ReportMetric(median(added), "us-added")
@@ -210,15 +215,19 @@ func newEcho(b *testing.B, request, response int) *echo {
 	server := grpc.NewServer(grpc.ForceServerCodecV2(bytesCodec{}))
 	server.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "Echo", HandlerType: (*any)(nil),
-		Methods: []grpc.MethodDesc{{MethodName: "Echo", Handler: func(_ any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
-			var request []byte
-			err := decode(&request)
-			return &answer, err
-		}}},
+		Methods: []grpc.MethodDesc{{MethodName: "Echo",
+			Handler: func(_ any, _ context.Context, decode func(any) error,
+				_ grpc.UnaryServerInterceptor) (any, error) {
+				var request []byte
+				err := decode(&request)
+				return &answer, err
+			}}},
 	}, nil)
 	go func() { _ = server.Serve(l) }() // ends with Stop
 	b.Cleanup(server.Stop)
-	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(bytesCodec{})))
+	conn, err := grpc.NewClient(l.Addr().String(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(bytesCodec{})))
 	if err != nil {
 		b.Fatal(err)
 	}

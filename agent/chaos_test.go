@@ -36,7 +36,8 @@ import (
 
 var (
 	chaosSeed  = flag.Uint64("chaos-seed", 1, "the first seed that TestChaos runs")
-	chaosSeeds = flag.Uint64("chaos-seeds", 0, "how many seeds TestChaos runs; 0: 3, or 1 with -short")
+	chaosSeeds = flag.Uint64("chaos-seeds", 0,
+		"how many seeds TestChaos runs; 0: 3, or 1 with -short")
 )
 
 // TestChaos has agents killed, drained, frozen, cut off, slowed down and started anew, load
@@ -75,7 +76,9 @@ func TestChaos(t *testing.T) {
 					}
 					defer func() {
 						if f.Failed() {
-							f.Logf("again: go test ./agent -run TestChaos -chaos-seed %d -chaos-seeds 1", seed)
+							f.Logf(
+								"again: go test ./agent -run TestChaos -chaos-seed %d "+
+									"-chaos-seeds 1", seed)
 							f.Logf("what happened:\n%s", strings.Join(w.events, "\n"))
 						}
 						mu.Lock()
@@ -126,7 +129,9 @@ var never = time.Unix(1<<40, 0)
 func (w *chaos) note(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.events = append(w.events, fmt.Sprintf("%v ", time.Since(w.began).Round(time.Millisecond))+fmt.Sprintf(format, args...))
+	w.events = append(w.events,
+		fmt.Sprintf("%v ", time.Since(w.began).Round(time.Millisecond))+
+			fmt.Sprintf(format, args...))
 }
 
 // trouble says that queries to the sites may fail from now on, until calm.
@@ -179,7 +184,8 @@ func (w *chaos) query(a *fleetAgent, number, batchSize int) {
 		resp, err = w.sdk.Infer(ctx, req)
 	} else {
 		by = a.name
-		err = a.conn.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req, resp)
+		err = a.conn.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req,
+			resp)
 	}
 	took := time.Since(start)
 
@@ -203,8 +209,10 @@ func (w *chaos) query(a *fleetAgent, number, batchSize int) {
 		return
 	}
 	defer resp.Release()
-	if resp.ID != req.ID || resp.Model != "ncf" || len(resp.Outputs) != 1 || len(resp.Outputs[0].Shape) != 2 || resp.Outputs[0].Shape[0] != int64(batchSize) {
-		w.Errorf("query %d with batch size %d: got the answer to %q by %q, with outputs %v", number, batchSize, resp.ID, resp.Model, resp.Outputs)
+	if resp.ID != req.ID || resp.Model != "ncf" || len(resp.Outputs) != 1 ||
+		len(resp.Outputs[0].Shape) != 2 || resp.Outputs[0].Shape[0] != int64(batchSize) {
+		w.Errorf("query %d with batch size %d: got the answer to %q by %q, with outputs %v", number,
+			batchSize, resp.ID, resp.Model, resp.Outputs)
 		return
 	}
 	data := resp.Outputs[0].Data
@@ -240,7 +248,8 @@ func (m answering) Run(ctx context.Context, inputs []tensor.Tensor) (*runtime.Re
 		for k := 3; k >= 0; k-- {
 			answer = 28*answer + int64(binary.LittleEndian.Uint64(ids[32*i+8*k:]))
 		}
-		binary.LittleEndian.PutUint32(scores[i*len(scores)/rows:], math.Float32bits(float32(answer)))
+		binary.LittleEndian.PutUint32(scores[i*len(scores)/rows:],
+			math.Float32bits(float32(answer)))
 	}
 	return r, nil
 }
@@ -283,7 +292,9 @@ func (w *chaos) open() {
 		w.sites = append(w.sites, s)
 		addresses = append(addresses, s.host+":8001")
 	}
-	dial := grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return w.network.dial(ctx, "client", to) })
+	dial := grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
+		return w.network.dial(ctx, "client", to)
+	})
 	var err error
 	if w.sdk, err = client.New(addresses, client.WithDialOptions(dial)); err != nil {
 		w.Fatal(err)
@@ -428,7 +439,10 @@ func (w *chaos) restart(s *site, after time.Duration) {
 	w.mu.Unlock()
 	time.Sleep(after)
 	before := s.config
-	again := w.startOn(s.host, s.change, func(a *Agent) { a.config.StateDir, a.config.GossipKey = before.StateDir, before.GossipKey })
+	again := w.startOn(s.host, s.change,
+		func(a *Agent) {
+			a.config.StateDir, a.config.GossipKey = before.StateDir, before.GossipKey
+		})
 	w.note("start %s", again.name)
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		resp, err := again.oip.ServerReady(w.Context(), &inference.ServerReadyRequest{})
@@ -498,11 +512,14 @@ func (w *chaos) slow(s *site, host string, factor int64, long time.Duration) {
 	s.slower.Store(1)
 }
 
-// jam has what goes to and from an agent take longer, and packets of gossip be lost, doubled and overtaken.
+// jam has what goes to and from an agent take longer, and packets of gossip be lost, doubled and
+// overtaken.
 func (w *chaos) jam(name string, delay, long time.Duration) {
 	w.note("the network delays %s by %v for %v", name, delay, long)
 	w.network.delay(name, delay)
-	w.testFleet.gossip.SetConditions(gossiptest.Conditions{Loss: 0.2, Duplicate: 0.1, Jitter: 10 * delay})
+	w.testFleet.gossip.SetConditions(gossiptest.Conditions{
+		Loss: 0.2, Duplicate: 0.1, Jitter: 10 * delay,
+	})
 	time.Sleep(long)
 	w.network.delay(name, 0)
 	w.testFleet.gossip.SetConditions(gossiptest.Conditions{})
@@ -526,7 +543,9 @@ func (w *chaos) quiet() {
 		return ""
 	})
 	time.Sleep(rotationPause) // a change of the keys may have stopped
-	if _, faults, err := w.rotate(agents[0], &control.RotateKeysRequest{Key: newerKey, Without: agents[0].gossip.Lost()}, nil); err != nil {
+	if _, faults, err := w.rotate(agents[0],
+		&control.RotateKeysRequest{Key: newerKey, Without: agents[0].gossip.Lost()},
+		nil); err != nil {
 		w.Errorf("change of the key when all is calm: %v, %q", err, faults)
 	}
 	w.holds(agents, newerKey)
@@ -537,7 +556,9 @@ func (w *chaos) quiet() {
 		before := w.outcomes["answered in time"]
 		var sending sync.WaitGroup
 		for i := range 60 {
-			sending.Go(func() { w.query(slices.Concat(agents, []*fleetAgent{nil})[i%(len(agents)+1)], i, 30) })
+			sending.Go(func() {
+				w.query(slices.Concat(agents, []*fleetAgent{nil})[i%(len(agents)+1)], i, 30)
+			})
 			time.Sleep(2 * time.Millisecond)
 		}
 		sending.Wait()
@@ -553,11 +574,16 @@ func (w *chaos) quiet() {
 func (a *fleetAgent) owes() string {
 	held, owed := a.held("worker: held"), ""
 	if lanes := a.worker.Lanes().Stats(); held > 0 || lanes.Waiting > 0 || lanes.Remaining > 0 {
-		owed = fmt.Sprintf("%s holds %d attempts, %d queries wait, its lane is busy for %v; ", a.name, held, lanes.Waiting, lanes.Remaining)
+		owed = fmt.Sprintf("%s holds %d attempts, %d queries wait, its lane is busy for %v; ",
+			a.name, held, lanes.Waiting, lanes.Remaining)
 	}
 	a.leading.Sizes(func(what string, n int) {
-		if n > 0 && slices.Contains([]string{"state: waiting", "state: reserved", "state: queries", "state: parked"}, what) {
-			owed += fmt.Sprintf("the leader %s has %d queries %s; ", a.name, n, strings.TrimPrefix(what, "state: "))
+		if n > 0 &&
+			slices.Contains(
+				[]string{"state: waiting", "state: reserved", "state: queries", "state: parked"},
+				what) {
+			owed += fmt.Sprintf("the leader %s has %d queries %s; ", a.name, n,
+				strings.TrimPrefix(what, "state: "))
 		}
 	})
 	return owed

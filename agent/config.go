@@ -52,8 +52,8 @@ type Config struct {
 	// Provider is ONNX Runtime's execution provider: "cpu", "cuda", or "auto",
 	// which is CUDA where that works and the CPU elsewhere. Default "auto".
 	Provider string
-	// ModelData is where models' external data lies while they serve: "memory", a copy, or "mapped",
-	// the files, which must not be written to then. Default "memory".
+	// ModelData is where models' external data lies while they serve: "memory", a copy, or
+	// "mapped", the files, which must not be written to then. Default "memory".
 	ModelData string
 	// ONNXRuntimeLib is the path of the ONNX Runtime library; empty means the
 	// one embedded in the binary. Default empty.
@@ -162,7 +162,9 @@ func Roles() []string { return []string{"never", "may", "must"} }
 // names are those of the agent's flags.
 func (c Config) Validate() error {
 	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	fault := func(format string, args ...any) {
+		faults = append(faults, fmt.Errorf(format, args...))
+	}
 
 	addresses := map[string]string{}
 	for _, a := range []struct{ name, address string }{
@@ -220,7 +222,9 @@ func (c Config) Validate() error {
 	}
 	if c.Executor == "emulated" {
 		if c.Profile == "" {
-			fault("profile: empty, want %q or a file: the emulated executor takes its latencies from there", worker.ShippedProfile)
+			fault(
+				"profile: empty, want %q or a file: the emulated executor takes its latencies "+
+					"from there", worker.ShippedProfile)
 		}
 		if c.InstanceType == "" {
 			fault("instance-type: empty, want the type that the emulated executor plays")
@@ -255,7 +259,9 @@ func (c Config) validateFleet(fault func(format string, args ...any)) {
 		if host, port := c.advertised(); host == "" {
 			fault("advertise: %q, want host or host:port", c.Advertise)
 		} else if most := members.LargestString - len(":65535"); len(host) > most {
-			fault("advertise: host of %d characters, want at most %d, which fit into what agents gossip", len(host), most)
+			fault(
+				"advertise: host of %d characters, want at most %d, which fit into what agents "+
+					"gossip", len(host), most)
 		} else if port != "" {
 			if err := members.CheckAddress(c.Advertise); err != nil {
 				fault("advertise: %w", err)
@@ -266,8 +272,11 @@ func (c Config) validateFleet(fault func(format string, args ...any)) {
 	if err != nil {
 		fault("gossip-key: %w", err)
 	}
-	if members.CheckAddress(c.GossipAddress) == nil && err == nil && len(keys) == 0 && !c.Insecure && !secure.Loopback(c.GossipAddress) {
-		fault("gossip: address %q is not loopback, and whoever reaches it could join: give the agents a --gossip-key, or --insecure to do without", c.GossipAddress)
+	if members.CheckAddress(c.GossipAddress) == nil && err == nil && len(keys) == 0 &&
+		!c.Insecure && !secure.Loopback(c.GossipAddress) {
+		fault(
+			"gossip: address %q is not loopback, and whoever reaches it could join: give the "+
+				"agents a --gossip-key, or --insecure to do without", c.GossipAddress)
 	}
 }
 
@@ -280,7 +289,9 @@ func (c Config) validateSecurity(fault func(format string, args ...any)) {
 	}
 	if !c.Insecure {
 		for _, address := range c.exposed() {
-			fault("%s can be reached from other machines and is not encrypted: give the agent a --tls-cert (muster certs makes one), or --insecure to do without", address)
+			fault(
+				"%s can be reached from other machines and is not encrypted: give the agent a "+
+					"--tls-cert (muster certs makes one), or --insecure to do without", address)
 		}
 	}
 	if len(c.Join) == 0 {
@@ -288,9 +299,11 @@ func (c Config) validateSecurity(fault func(format string, args ...any)) {
 	}
 	switch s := c.Security; {
 	case s.TLS() && s.CAFile == "":
-		fault("tls-ca: empty, want the CA of the fleet's agents: those to join must prove that they are agents")
+		fault("tls-ca: empty, want the CA of the fleet's agents: those to join must prove that " +
+			"they are agents")
 	case s.Named() && !s.TLS():
-		fault("tls-cert: empty, want a certificate: where clients need a name, agents must prove to each other that they are agents")
+		fault("tls-cert: empty, want a certificate: where clients need a name, agents must prove " +
+			"to each other that they are agents")
 	}
 }
 
@@ -337,7 +350,9 @@ func (c Config) gossipKeys() ([][]byte, error) {
 		return [][]byte{key}, nil
 	}
 	if _, err := os.Stat(c.GossipKey); err != nil {
-		return nil, fmt.Errorf("neither %d bytes in base64 (muster keys generate) nor a file that can be read", gossip.KeySize)
+		return nil, fmt.Errorf(
+			"neither %d bytes in base64 (muster keys generate) nor a file that can be read",
+			gossip.KeySize)
 	}
 	content, err := secure.ReadSecret("file of keys", c.GossipKey)
 	if err != nil {
@@ -352,7 +367,8 @@ func (c Config) gossipKeys() ([][]byte, error) {
 		keys = append(keys, key)
 	}
 	if len(keys) == 0 {
-		return nil, fmt.Errorf("%s: empty, want a key of %d bytes in base64", c.GossipKey, gossip.KeySize)
+		return nil, fmt.Errorf("%s: empty, want a key of %d bytes in base64", c.GossipKey,
+			gossip.KeySize)
 	}
 	return keys, nil
 }
@@ -362,8 +378,10 @@ func (c Config) gossipKeys() ([][]byte, error) {
 const largestInstanceType = 80
 
 func validateInstanceType(name string) error {
-	if len(name) > largestInstanceType || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == '"' || r > '~' }) {
-		return fmt.Errorf("%q, want at most %d letters, digits and signs, without spaces", name, largestInstanceType)
+	if len(name) > largestInstanceType ||
+		strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == '"' || r > '~' }) {
+		return fmt.Errorf("%q, want at most %d letters, digits and signs, without spaces", name,
+			largestInstanceType)
 	}
 	return nil
 }

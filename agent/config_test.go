@@ -18,11 +18,13 @@ func TestFleetSettings(t *testing.T) {
 		change func(*Config)
 		want   string
 	}{
-		{func(c *Config) { c.GossipAddress = "0.0.0.0:7946" }, "gossip: address \"0.0.0.0:7946\" is not loopback"},
+		{func(c *Config) { c.GossipAddress = "0.0.0.0:7946" },
+			"gossip: address \"0.0.0.0:7946\" is not loopback"},
 		{func(c *Config) { c.GossipAddress = c.GRPCAddress }, "is that of grpc too"},
 		{func(c *Config) { c.GossipKey = "c2hvcnQ=" }, "gossip-key: "},
 		{func(c *Config) { c.Join = []string{"nowhere"} }, "join: address \"nowhere\""},
-		{func(c *Config) { c.Advertise = strings.Repeat("x", 123) }, "advertise: host of 123 characters"},
+		{func(c *Config) { c.Advertise = strings.Repeat("x", 123) },
+			"advertise: host of 123 characters"},
 		{func(c *Config) { c.Leader = "perhaps" }, "leader: \"perhaps\""},
 		{func(c *Config) { c.Policy = "best" }, "policy: \"best\""},
 		{func(c *Config) { c.Executor = "emulated" }, "instance-type: empty"},
@@ -49,7 +51,8 @@ func TestLongestAdvertised(t *testing.T) {
 		t.Fatal(err)
 	}
 	said := members.Meta{Versions: control.Spoken, Address: address}
-	if heard, err := members.DecodeMeta(said.Encode(), control.Spoken); err != nil || heard != said {
+	if heard, err := members.DecodeMeta(said.Encode(), control.Spoken); err != nil ||
+		heard != said {
 		t.Errorf("others hear %+v, %v, want %+v", heard, err, said)
 	}
 }
@@ -57,10 +60,13 @@ func TestLongestAdvertised(t *testing.T) {
 // TestGossipKeyFileIsPrivate: who can read the key can join the fleet.
 func TestGossipKeyFileIsPrivate(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "gossip.key")
-	if err := os.WriteFile(file, []byte(gossip.FormatKey(bytes.Repeat([]byte{1}, gossip.KeySize))), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(gossip.FormatKey(bytes.Repeat([]byte{1}, gossip.KeySize))),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
-	for mode, want := range map[os.FileMode]string{0o600: "", 0o640: "", 0o644: "mode 0644, want 0600", 0o606: "mode 0606"} {
+	for mode, want := range map[os.FileMode]string{
+		0o600: "", 0o640: "", 0o644: "mode 0644, want 0600", 0o606: "mode 0606",
+	} {
 		if err := os.Chmod(file, mode); err != nil {
 			t.Fatal(err)
 		}

@@ -20,11 +20,14 @@ import (
 )
 
 // dialFrom connects to a test agent from another address of loopback.
-func dialFrom(t *testing.T, a *testAgent, address string, proof credentials.TransportCredentials) *grpc.ClientConn {
+func dialFrom(t *testing.T, a *testAgent, address string,
+	proof credentials.TransportCredentials) *grpc.ClientConn {
 	t.Helper()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
 	conn, err := grpc.NewClient(a.addresses.GRPC, grpc.WithTransportCredentials(proof),
-		grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", to) }))
+		grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "tcp", to)
+		}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,8 +35,10 @@ func dialFrom(t *testing.T, a *testAgent, address string, proof credentials.Tran
 	return conn
 }
 
-// watchAll opens n streams, Control/Watch or else Health/Watch, and returns how many the agent has taken.
-func watchAll(t *testing.T, ctx context.Context, conn *grpc.ClientConn, n int, fleet bool) (taken int) {
+// watchAll opens n streams, Control/Watch or else Health/Watch, and returns how many
+// the agent has taken.
+func watchAll(t *testing.T, ctx context.Context, conn *grpc.ClientConn, n int,
+	fleet bool) (taken int) {
 	t.Helper()
 	for range n {
 		var receive func() error
@@ -69,7 +74,8 @@ func TestManyStreams(t *testing.T) {
 	a := startAgent(t, config, emulated())
 	ctx, end := context.WithCancel(t.Context())
 	defer end()
-	first, second := dialFrom(t, a, "127.0.0.2", insecure.NewCredentials()), dialFrom(t, a, "127.0.0.3", insecure.NewCredentials())
+	first, second := dialFrom(t, a, "127.0.0.2", insecure.NewCredentials()), dialFrom(t, a,
+		"127.0.0.3", insecure.NewCredentials())
 	if got, want := watchAll(t, ctx, first, 200, false), 60; got != want {
 		t.Errorf("one peer got %d streams, want %d, three quarters of all", got, want)
 	}
@@ -79,7 +85,8 @@ func TestManyStreams(t *testing.T) {
 	if got := a.counted("muster_refusals_total", secure.ReasonCalls); got != 140+197 {
 		t.Errorf("%v refusals are counted, want 337", got)
 	}
-	if lines := strings.Count(a.log.String(), "too many calls"); lines > 4 { // one for each peer, reason and error in it
+	// one for each peer, reason and error in it
+	if lines := strings.Count(a.log.String(), "too many calls"); lines > 4 {
 		t.Errorf("the log tells it %d times", lines)
 	}
 	if err := a.inferGRPC(ncfRequest(2)); err != nil {
@@ -113,7 +120,8 @@ func TestManyConnections(t *testing.T) {
 		}
 		defer conn.Close()
 		if i%3 == 2 {
-			_, err = io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+			_, err = io.WriteString(conn,
+				"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
 		} else {
 			_, err = io.WriteString(conn, "GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
 		}
@@ -127,7 +135,8 @@ func TestManyConnections(t *testing.T) {
 	if refused != 30 { // the test has 1 of 40: three quarters of the others
 		t.Errorf("%d connections were refused, want 30", refused)
 	}
-	if got := a.counted("muster_refusals_total", secure.ReasonConnections); got != float64(refused) {
+	if got := a.counted("muster_refusals_total", secure.ReasonConnections); got != float64(
+		refused) {
 		t.Errorf("%v refusals are counted, want %d", got, refused)
 	}
 	if err := a.inferGRPC(ncfRequest(2)); err != nil {
@@ -146,7 +155,9 @@ func TestAgentsAreApart(t *testing.T) {
 	config.Limits = secure.Limits{Connections: 4, Calls: 4}
 	a := startAgent(t, config, emulated())
 	agent := ca.agent("a2")
-	proof := secure.ClientConfig{CAFile: agent.CAFile, CertFile: agent.CertFile, KeyFile: agent.KeyFile}
+	proof := secure.ClientConfig{
+		CAFile: agent.CAFile, CertFile: agent.CertFile, KeyFile: agent.KeyFile,
+	}
 	for range 10 {
 		conn := dialSecurely(t, a.addresses.GRPC, proof)
 		defer conn.Close()

@@ -17,7 +17,8 @@ func (a *Agent) drain(ctx context.Context) {
 	a.draining.Store(true)
 	a.members.SelfChanged() // tells the fleet
 	a.health.Shutdown()
-	a.log.Info("draining", "timeout_ms", a.config.DrainTimeout.Milliseconds(), "alone", a.server.Alone(), eventKey, "draining")
+	a.log.Info("draining", "timeout_ms", a.config.DrainTimeout.Milliseconds(), "alone",
+		a.server.Alone(), eventKey, "draining")
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.config.DrainTimeout)
 	defer cancel()
 

@@ -33,7 +33,8 @@ func eventText(e *control.Event) string {
 }
 
 // eventLines asks for events and returns them in lines.
-func eventLines(ctx context.Context, c control.ControlClient, req *control.EventsRequest) (string, error) {
+func eventLines(ctx context.Context, c control.ControlClient, req *control.EventsRequest) (string,
+	error) {
 	stream, err := c.Events(ctx, req)
 	if err != nil {
 		return "", err
@@ -58,39 +59,51 @@ func TestEventsOfFleet(t *testing.T) {
 	}
 	testInFleet(t, func(f *testFleet) {
 		ca := newTestCA(f.T)
-		with := func(config secure.Config) func(*Agent) { return func(a *Agent) { a.config.Security = config } }
+		with := func(config secure.Config) func(*Agent) {
+			return func(a *Agent) { a.config.Security = config }
+		}
 		one, two := f.start(with(ca.agent("a1"))), f.start(with(ca.agent("a2")))
 		f.settled(one, two)
 		dial := func(name string) *grpc.ClientConn {
-			return dialSecurely(f, one.host+":8001", ca.client(name), grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
-				return f.network.dial(ctx, "client", to)
-			}))
+			return dialSecurely(f, one.host+":8001", ca.client(name),
+				grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
+					return f.network.dial(ctx, "client", to)
+				}))
 		}
 		admin, ads := dial("admin"), dial("ads")
 		defer admin.Close()
 		defer ads.Close()
-		follow, err := control.NewControlClient(admin).Events(f.Context(), &control.EventsRequest{Follow: true})
+		follow, err := control.NewControlClient(admin).Events(f.Context(), &control.EventsRequest{
+			Follow: true,
+		})
 		if err != nil {
 			f.Fatal(err)
 		}
 		for _, req := range []*control.EventsRequest{{}, {Follow: true}, {Fleet: true}} {
-			if lines, err := eventLines(f.Context(), control.NewControlClient(ads), req); status.Code(err) != codes.PermissionDenied {
+			if lines, err := eventLines(f.Context(), control.NewControlClient(ads),
+				req); status.Code(err) != codes.PermissionDenied {
 				f.Errorf("a client that may not: got %q, %v", lines, err)
 			}
 		}
 		models := inference.NewGRPCInferenceServiceClient(admin)
-		if _, err := models.RepositoryModelUnload(f.Context(), &inference.RepositoryModelUnloadRequest{ModelName: "ncf"}); err != nil {
+		if _, err := models.RepositoryModelUnload(f.Context(),
+			&inference.RepositoryModelUnloadRequest{ModelName: "ncf"}); err != nil {
 			f.Fatal(err)
 		}
-		if _, err := models.RepositoryModelLoad(f.Context(), &inference.RepositoryModelLoadRequest{ModelName: "ncf"}); err != nil {
+		if _, err := models.RepositoryModelLoad(f.Context(),
+			&inference.RepositoryModelLoadRequest{ModelName: "ncf"}); err != nil {
 			f.Fatal(err)
 		}
 		// What an agent says for whom it asks is believed, what a client says is not.
 		forged := metadata.AppendToOutgoingContext(f.Context(), "muster-who-bin", "root")
-		if _, err := models.RepositoryModelUnload(forged, &inference.RepositoryModelUnloadRequest{ModelName: "nothing"}); status.Code(err) != codes.NotFound {
+		if _, err := models.RepositoryModelUnload(forged,
+			&inference.RepositoryModelUnloadRequest{
+				ModelName: "nothing",
+			}); status.Code(err) != codes.NotFound {
 			f.Errorf("unload what is not there: got %v", err)
 		}
-		if _, err := control.NewControlClient(admin).Drain(f.Context(), &control.DrainRequest{Agents: []string{two.name}}); err != nil {
+		if _, err := control.NewControlClient(admin).Drain(f.Context(),
+			&control.DrainRequest{Agents: []string{two.name}}); err != nil {
 			f.Fatal(err)
 		}
 		f.settled(one)
@@ -100,14 +113,22 @@ func TestEventsOfFleet(t *testing.T) {
 			one.name + " loaded: model ready model=ncf version=1",
 			one.name + " joined: agent joined agent=" + two.name,
 			one.name + " leader: leading the fleet epoch=1",
-			one.name + " unload: asked to unload a model by admin (certificate) from bufconn model=ncf on=all",
+			one.name +
+				" unload: asked to unload a model by admin (certificate) from bufconn model=ncf " +
+				"on=all",
 			one.name + " unloaded: model serves no more model=ncf version=1 why=unloaded by call",
-			one.name + " load: asked to load a model by admin (certificate) from bufconn model=ncf on=all",
-			one.name + " unload: asked to unload a model by admin (certificate) from bufconn model=nothing on=all error=",
-			one.name + " drain: asked to have another agent drain by admin (certificate) from bufconn agent=" + two.name,
+			one.name +
+				" load: asked to load a model by admin (certificate) from bufconn model=ncf on=all",
+			one.name +
+				" unload: asked to unload a model by admin (certificate) from bufconn " +
+				"model=nothing on=all error=",
+			one.name +
+				" drain: asked to have another agent drain by admin (certificate) from bufconn " +
+				"agent=" + two.name,
 			one.name + " left: agent left agent=" + two.name,
 		}
-		got, err := eventLines(f.Context(), control.NewControlClient(admin), &control.EventsRequest{})
+		got, err := eventLines(f.Context(), control.NewControlClient(admin),
+			&control.EventsRequest{})
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -131,7 +152,8 @@ func TestEventsOfFleet(t *testing.T) {
 				f.Errorf("no %q among the events of the other agent:\n%s", want, others)
 			}
 		}
-		if log := one.log.String(); !strings.Contains(log, `msg="asked to unload a model" model=ncf on=all event=unload who="admin (certificate)"`) {
+		if log := one.log.String(); !strings.Contains(log,
+			`msg="asked to unload a model" model=ncf on=all event=unload who="admin (certificate)"`) {
 			f.Errorf("the log does not say who asked:\n%s", log)
 		}
 		// One that follows has had the same.
@@ -151,11 +173,18 @@ func TestEventsOfFleet(t *testing.T) {
 		}
 		three := f.start(with(ca.agent("a3")))
 		f.settled(one, three)
-		all, err := eventLines(f.Context(), control.NewControlClient(admin), &control.EventsRequest{Fleet: true})
-		if err != nil || !strings.Contains(all, one.name+" joined: agent joined agent="+three.name) || !strings.Contains(all, three.name+" joined: agent joined agent="+one.name) {
+		all, err := eventLines(f.Context(), control.NewControlClient(admin), &control.EventsRequest{
+			Fleet: true,
+		})
+		if err != nil ||
+			!strings.Contains(all, one.name+" joined: agent joined agent="+three.name) ||
+			!strings.Contains(all, three.name+" joined: agent joined agent="+one.name) {
 			f.Errorf("events of the fleet: got %v\n%s", err, all)
 		}
-		if _, err := eventLines(f.Context(), control.NewControlClient(admin), &control.EventsRequest{Fleet: true, Follow: true}); status.Code(err) != codes.InvalidArgument {
+		if _, err := eventLines(f.Context(), control.NewControlClient(admin),
+			&control.EventsRequest{
+				Fleet: true, Follow: true,
+			}); status.Code(err) != codes.InvalidArgument {
 			f.Errorf("the fleet cannot be followed: got %v", err)
 		}
 	})
@@ -165,10 +194,15 @@ func TestEventsOfFleet(t *testing.T) {
 func TestWhoByHTTP(t *testing.T) {
 	ca := newTestCA(t)
 	config := testConfig(t)
-	config.Security = secure.Config{APIKeysFile: ca.write("keys", "ops: ops-ops-ops-ops-ops\n"), AccessFile: ca.write("access", "clients: {ops: {control: [unload]}}\n")}
+	config.Security = secure.Config{
+		APIKeysFile: ca.write("keys", "ops: ops-ops-ops-ops-ops\n"),
+		AccessFile:  ca.write("access", "clients: {ops: {control: [unload]}}\n"),
+	}
 	a := startAgent(t, config, emulated())
 	for _, model := range []string{"ncf", "\x1b[2J" + strings.Repeat("x", 3000)} {
-		resp, body := a.exchange("POST", "/v2/repository/models/"+strings.ReplaceAll(model, "\x1b", "%1b")+"/unload", "", map[string]string{"Authorization": "Bearer ops-ops-ops-ops-ops"})
+		resp, body := a.exchange("POST",
+			"/v2/repository/models/"+strings.ReplaceAll(model, "\x1b", "%1b")+"/unload", "",
+			map[string]string{"Authorization": "Bearer ops-ops-ops-ops-ops"})
 		if (resp.StatusCode == http.StatusOK) != (model == "ncf") {
 			t.Fatalf("unload: got %d %s", resp.StatusCode, body)
 		}
@@ -186,7 +220,8 @@ func TestWhoByHTTP(t *testing.T) {
 			}
 		}
 	}
-	if !strings.Contains(got, "asked to unload a model by ops (API key) from 127.0.0.1:") || !strings.Contains(got, "model=ncf on=all\n") {
+	if !strings.Contains(got, "asked to unload a model by ops (API key) from 127.0.0.1:") ||
+		!strings.Contains(got, "model=ncf on=all\n") {
 		t.Errorf("got %q", got)
 	}
 }

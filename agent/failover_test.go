@@ -25,7 +25,8 @@ import (
 // lately sends queries of 1.1 ms by the agents in turn, one every interval, while meanwhile
 // runs; it returns how many were sent, how long the slowest took, how many took
 // longer than the QoS target of 5 ms, and how many failed, by code and message.
-func (f *testFleet) lately(interval time.Duration, meanwhile func(), agents ...*fleetAgent) (sent int, slowest time.Duration, late int, failed map[string]int) {
+func (f *testFleet) lately(interval time.Duration, meanwhile func(),
+	agents ...*fleetAgent) (sent int, slowest time.Duration, late int, failed map[string]int) {
 	f.Helper()
 	done := make(chan struct{})
 	go func() {
@@ -47,7 +48,10 @@ func (f *testFleet) lately(interval time.Duration, meanwhile func(), agents ...*
 		sending.Go(func() {
 			began := time.Now()
 			req := ncfRequest(100)
-			req.Parameters = map[string]*inference.InferParameter{"timeout": {ParameterChoice: &inference.InferParameter_Int64Param{Int64Param: 1e6}}} // us
+			// us
+			req.Parameters = map[string]*inference.InferParameter{
+				"timeout": {ParameterChoice: &inference.InferParameter_Int64Param{Int64Param: 1e6}},
+			}
 			_, err := a.oip.ModelInfer(f.Context(), req)
 			took := time.Since(began)
 			mu.Lock()
@@ -113,7 +117,9 @@ func TestLeaderEnds(t *testing.T) {
 				}
 				next := rest[0].leading.Leadership()
 				for _, a := range rest {
-					if l := a.leading.Leadership(); l.GetLeader() != next.GetLeader() || l.GetLeader() == leader.name || l.GetLeader() == "" || l.GetEpoch() <= epoch {
+					if l := a.leading.Leadership(); l.GetLeader() != next.GetLeader() ||
+						l.GetLeader() == leader.name || l.GetLeader() == "" ||
+						l.GetEpoch() <= epoch {
 						f.Errorf("after 2s %s follows %v", a.host, l)
 					}
 				}
@@ -126,8 +132,8 @@ func TestLeaderEnds(t *testing.T) {
 	}
 }
 
-// TestLeadersFrozen freezes one leader after another, each of which has followed for a while when it is to
-// lead again: one agent leads at once, and none beside it.
+// TestLeadersFrozen freezes one leader after another, each of which has followed for a while when
+// it is to lead again: one agent leads at once, and none beside it.
 func TestLeadersFrozen(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		agents := []*fleetAgent{f.start(), f.start(), f.start(), f.start()}
@@ -139,7 +145,8 @@ func TestLeadersFrozen(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			f.heal()
 			if next := f.led(agents...); next.name != before.GetSuccessor() {
-				f.Errorf("after epoch %d %s leads, want the successor %s", before.GetEpoch(), next.name, before.GetSuccessor())
+				f.Errorf("after epoch %d %s leads, want the successor %s", before.GetEpoch(),
+					next.name, before.GetSuccessor())
 			}
 			time.Sleep(6 * time.Second) // links that only the election needed have ended
 		}
@@ -162,14 +169,19 @@ func TestLeadersFrozen(t *testing.T) {
 	})
 }
 
-// TestLinkHeardLate serves a link that its leader had given up for another after that other one: what
-// ends is told on the one that lasts.
+// TestLinkHeardLate serves a link that its leader had given up for another after that other one:
+// what ends is told on the one that lasts.
 func TestLinkHeardLate(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		member := f.start(neverLeads)
 		f.settled(member)
-		leads := &control.LeaderMessage{From: "x", Election: []*control.Election{{From: "x", Epoch: 1 << 30, Rank: 5, Leader: "x"}}}
-		open := func() (leader *lead.PipeClient[control.LeaderMessage, control.WorkerMessage], end func()) {
+		leads := &control.LeaderMessage{
+			From: "x", Election: []*control.Election{
+				{From: "x", Epoch: 1 << 30, Rank: 5, Leader: "x"},
+			},
+		}
+		open := func() (leader *lead.PipeClient[control.LeaderMessage, control.WorkerMessage],
+			end func()) {
 			ctx, cancel := context.WithTimeout(f.Context(), time.Second)
 			leader, server := lead.NewPipe[control.LeaderMessage, control.WorkerMessage](ctx)
 			ended := make(chan struct{})
@@ -190,7 +202,8 @@ func TestLinkHeardLate(t *testing.T) {
 		_, giveUp := open()
 		tell := func(sequence uint64) {
 			attempt := control.Attempt{Gateway: 7, Sequence: sequence, Attempt: 1}
-			ctx := metadata.AppendToOutgoingContext(f.Context(), control.AttemptHeader, attempt.String())
+			ctx := metadata.AppendToOutgoingContext(f.Context(), control.AttemptHeader,
+				attempt.String())
 			if _, err := member.oip.ModelInfer(ctx, ncfRequest(1)); err != nil {
 				f.Fatal(err)
 			}
@@ -215,7 +228,9 @@ func TestWorkerEnds(t *testing.T) {
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
 			testInFleet(t, func(f *testFleet) {
-				agents := []*fleetAgent{f.start(), f.start(neverLeads), f.start(neverLeads), f.start(neverLeads)}
+				agents := []*fleetAgent{
+					f.start(), f.start(neverLeads), f.start(neverLeads), f.start(neverLeads),
+				}
 				f.settled(agents...)
 				f.led(agents...)
 				if failed := f.send(200, time.Millisecond, agents...); len(failed) > 0 {
@@ -238,8 +253,8 @@ func TestWorkerEnds(t *testing.T) {
 	}
 }
 
-// TestResignsUnderLoad has one agent after another lead, under load: a leader hears of the end of what it has not
-// given to a lane itself, so no lane stands idle for it until it is overdue.
+// TestResignsUnderLoad has one agent after another lead, under load: a leader hears of the end of
+// what it has not given to a lane itself, so no lane stands idle for it until it is overdue.
 func TestResignsUnderLoad(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		f.network.oneWay = 3 * time.Millisecond
@@ -255,7 +270,8 @@ func TestResignsUnderLoad(t *testing.T) {
 			if len(failed) > 0 {
 				f.Errorf("of %d queries failed: %v", sent, failed)
 			}
-			time.Sleep(1200 * time.Millisecond) // longer than lanes of which little is known may be late
+			// longer than lanes of which little is known may be late
+			time.Sleep(1200 * time.Millisecond)
 		}
 		for _, a := range agents {
 			if n := strings.Count(a.log.String(), "lane is overdue"); n > 0 {
@@ -265,9 +281,9 @@ func TestResignsUnderLoad(t *testing.T) {
 	})
 }
 
-// TestLeaderEndsInTime ends the leader of a fleet at 0.7 of its allowable throughput: of the queries of the
-// next two seconds few are late; without any fault one in two hundred is. One of the cheap machines leads,
-// since one of the two expensive ones alone could not serve what both do.
+// TestLeaderEndsInTime ends the leader of a fleet at 0.7 of its allowable throughput: of the
+// queries of the next two seconds few are late; without any fault one in two hundred is. One of the
+// cheap machines leads, since one of the two expensive ones alone could not serve what both do.
 func TestLeaderEndsInTime(t *testing.T) {
 	dir, err := dienDir()
 	if err != nil {
@@ -299,9 +315,13 @@ func TestLeaderEndsInTime(t *testing.T) {
 				}
 				f.settled(agents...)
 				leader := f.led(agents...)
-				dial := grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return f.network.dial(ctx, "client", to) })
+				dial := grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn,
+					error) {
+					return f.network.dial(ctx, "client", to)
+				})
 				c, err := client.New([]string{agents[0].host + ":8001", agents[1].host + ":8001"},
-					client.WithDialOptions(dial, grpc.WithTransportCredentials(insecure.NewCredentials())))
+					client.WithDialOptions(dial,
+						grpc.WithTransportCredentials(insecure.NewCredentials())))
 				if err != nil {
 					f.Fatal(err)
 				}
@@ -311,7 +331,9 @@ func TestLeaderEndsInTime(t *testing.T) {
 				if err != nil {
 					f.Fatal(err)
 				}
-				queries, err := workload.Queries(1, arrivals, workload.Load{Model: "dien", Share: 1, BatchSizes: workload.Trace()})
+				queries, err := workload.Queries(1, arrivals, workload.Load{
+					Model: "dien", Share: 1, BatchSizes: workload.Trace(),
+				})
 				if err != nil {
 					f.Fatal(err)
 				}
@@ -332,7 +354,8 @@ func TestLeaderEndsInTime(t *testing.T) {
 							return
 						}
 						began := time.Now()
-						if _, err = c.Infer(f.Context(), &oip.Request{Model: "dien", Inputs: []tensor.Tensor{ids}}); err != nil {
+						if _, err = c.Infer(f.Context(),
+							&oip.Request{Model: "dien", Inputs: []tensor.Tensor{ids}}); err != nil {
 							f.Errorf("query %v after the leader was %s: %v", q.At-before, name, err)
 						}
 						mu.Lock()

@@ -59,7 +59,9 @@ func (c Config) advertisedGRPC(bound string) (string, error) {
 	} else if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
 		addr, err := gossip.Outbound()
 		if err != nil {
-			return "", fmt.Errorf("find the address by which others reach this machine: %w; say it with --advertise", err)
+			return "", fmt.Errorf(
+				"find the address by which others reach this machine: %w; say it with --advertise",
+				err)
 		}
 		host = addr.String()
 	}

@@ -112,13 +112,18 @@ func (f *testFleet) startOn(host string, changes ...func(*Agent)) *fleetAgent {
 	}
 	a := &fleetAgent{fleet: f, host: host, log: &logBuffer{}}
 	var err error
-	a.Agent, err = New(config, slog.New(slog.NewTextHandler(a.log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	a.Agent, err = New(config,
+		slog.New(slog.NewTextHandler(a.log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	if err != nil {
 		f.Fatal(err)
 	}
 	a.Agent.network = network{
-		listen: func(_, address string) (net.Listener, error) { return f.network.listen(a.name, address) },
-		dial:   func(ctx context.Context, to string) (net.Conn, error) { return f.network.dial(ctx, a.name, to) },
+		listen: func(_, address string) (net.Listener, error) {
+			return f.network.listen(a.name, address)
+		},
+		dial: func(ctx context.Context, to string) (net.Conn, error) {
+			return f.network.dial(ctx, a.name, to)
+		},
 		gossip: func(c *gossip.Config) {
 			a.wire = f.gossip.Listen(host + ":7946")
 			c.Transport = a.wire
@@ -137,7 +142,12 @@ func (f *testFleet) startOn(host string, changes ...func(*Agent)) *fleetAgent {
 		_ = a.conn.Close() // a test may have closed it
 		return err
 	})
-	client := network{credentials: f.credentials, dial: func(ctx context.Context, to string) (net.Conn, error) { return f.network.dial(ctx, "client", to) }}
+	client := network{
+		credentials: f.credentials,
+		dial: func(ctx context.Context, to string) (net.Conn, error) {
+			return f.network.dial(ctx, "client", to)
+		},
+	}
 	if a.conn, err = client.connect(host + ":8001"); err != nil {
 		f.Fatal(err)
 	}
@@ -223,12 +233,15 @@ func TestFleetForms(t *testing.T) {
 		agents := []*fleetAgent{f.start(), f.start(), f.start()}
 		f.settled(agents...)
 		for _, a := range agents {
-			resp, err := a.oip.ModelMetadata(f.Context(), &inference.ModelMetadataRequest{Name: "ncf"})
+			resp, err := a.oip.ModelMetadata(f.Context(), &inference.ModelMetadataRequest{
+				Name: "ncf",
+			})
 			if err != nil || resp.GetPlatform() != "emulated" {
 				f.Errorf("metadata of %s: %v, %v", a.host, resp, err)
 			}
 			m, err := a.ctl.Describe(f.Context(), &control.DescribeRequest{})
-			if err != nil || m.GetName() != a.name || m.GetAddress() != a.host+":8001" || m.GetInstanceType() != "r5n.large" || m.GetPriceUsdPerHour() != 0.149 {
+			if err != nil || m.GetName() != a.name || m.GetAddress() != a.host+":8001" ||
+				m.GetInstanceType() != "r5n.large" || m.GetPriceUsdPerHour() != 0.149 {
 				f.Errorf("%s describes itself as %v, %v", a.host, m, err)
 			}
 		}
@@ -326,7 +339,8 @@ func (f *testFleet) led(agents ...*fleetAgent) (leader *fleetAgent) {
 		name := agents[0].leading.Leadership().GetLeader()
 		for _, a := range agents {
 			if l := a.leading.Leadership(); l.GetLeader() != name || name == "" {
-				return fmt.Sprintf("%s follows %q, %s follows %q", agents[0].host, name, a.host, l.GetLeader())
+				return fmt.Sprintf("%s follows %q, %s follows %q", agents[0].host, name, a.host,
+					l.GetLeader())
 			}
 			if a.name == name {
 				leader = a
@@ -346,10 +360,14 @@ func neverLeads(a *Agent) { a.config.Leader = "never" }
 // TestFleetAnswers: any agent has the fleet answer, with a leader or without one, and
 // the work is shared.
 func TestFleetAnswers(t *testing.T) {
-	for name, changes := range map[string][]func(*Agent){"led": nil, "without a leader": {neverLeads}} {
+	for name, changes := range map[string][]func(*Agent){
+		"led": nil, "without a leader": {neverLeads},
+	} {
 		t.Run(name, func(t *testing.T) {
 			testInFleet(t, func(f *testFleet) {
-				agents := []*fleetAgent{f.start(changes...), f.start(changes...), f.start(changes...)}
+				agents := []*fleetAgent{
+					f.start(changes...), f.start(changes...), f.start(changes...),
+				}
 				f.settled(agents...)
 				if name == "led" {
 					f.led(agents...)
@@ -412,7 +430,8 @@ func TestFleetLosesNoQuery(t *testing.T) {
 					if who == "worker" {
 						victim = agents[(slices.Index(agents, victim)+1)%3]
 					}
-					rest := slices.DeleteFunc(slices.Clone(agents), func(a *fleetAgent) bool { return a == victim })
+					rest := slices.DeleteFunc(slices.Clone(agents),
+						func(a *fleetAgent) bool { return a == victim })
 					var done sync.WaitGroup
 					done.Go(func() {
 						time.Sleep(50 * time.Millisecond)
@@ -449,9 +468,13 @@ func TestFleetSDK(t *testing.T) {
 			agents := []*fleetAgent{f.start(), f.start(), f.start()}
 			f.settled(agents...)
 			f.led(agents...)
-			dial := grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return f.network.dial(ctx, "client", to) })
-			c, err := client.New([]string{agents[0].host + ":8001", agents[1].host + ":8001"}, append(options,
-				client.WithDialOptions(dial, grpc.WithTransportCredentials(insecure.NewCredentials())))...)
+			dial := grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
+				return f.network.dial(ctx, "client", to)
+			})
+			c, err := client.New([]string{agents[0].host + ":8001", agents[1].host + ":8001"},
+				append(options,
+					client.WithDialOptions(dial,
+						grpc.WithTransportCredentials(insecure.NewCredentials())))...)
 			if err != nil {
 				f.Fatal(err)
 			}
@@ -469,7 +492,8 @@ func TestFleetSDK(t *testing.T) {
 						f.Error(err)
 						return
 					}
-					if _, err := c.Infer(ctx, &oip.Request{Model: "ncf", Inputs: []tensor.Tensor{ids}}); err != nil {
+					if _, err := c.Infer(ctx,
+						&oip.Request{Model: "ncf", Inputs: []tensor.Tensor{ids}}); err != nil {
 						f.Errorf("query %d: %v", i, err)
 					}
 				})
@@ -489,14 +513,15 @@ func TestSameHostRestarted(t *testing.T) {
 		f.kill(b)
 		again := f.startOn(b.host)
 		f.settled(a, again)
-		if log := a.log.String(); !strings.Contains(log, "agent started anew") || strings.Contains(log, "is not heard any more") {
+		if log := a.log.String(); !strings.Contains(log, "agent started anew") ||
+			strings.Contains(log, "is not heard any more") {
 			f.Errorf("log: %s", log)
 		}
 	})
 }
 
-// TestFormerAgentHeardOf: an agent that has ended, of which gossip speaks again, as a member that was
-// cut off does, takes the place of none that is there.
+// TestFormerAgentHeardOf: an agent that has ended, of which gossip speaks again, as a member that
+// was cut off does, takes the place of none that is there.
 func TestFormerAgentHeardOf(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		a, b := f.start(), f.start()
@@ -504,7 +529,8 @@ func TestFormerAgentHeardOf(t *testing.T) {
 		forger := f.gossip.Listen("10.0.0.99:7946")
 		defer forger.Shutdown()
 		for _, at := range []*fleetAgent{a, b} {
-			if _, err := forger.WriteTo(forgedAlive("former-"+at.name, at.host+":8001"), a.wire.Addr().String()); err != nil {
+			if _, err := forger.WriteTo(forgedAlive("former-"+at.name, at.host+":8001"),
+				a.wire.Addr().String()); err != nil {
 				f.Error(err)
 			}
 		}
@@ -515,7 +541,8 @@ func TestFormerAgentHeardOf(t *testing.T) {
 			return ""
 		})
 		for range 100 {
-			if m := a.members.View().Members; len(m) != 2 || a.members.Member(b.name) == nil || len(a.members.Member(b.name).Models) == 0 {
+			if m := a.members.View().Members; len(m) != 2 || a.members.Member(b.name) == nil ||
+				len(a.members.Member(b.name).Models) == 0 {
 				f.Fatalf("%s sees %v, want itself and %s with its model", a.name, m, b.name)
 			}
 			time.Sleep(100 * time.Millisecond)
@@ -532,7 +559,8 @@ func TestStrangers(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		key := func(b byte) func(*Agent) {
 			return func(a *Agent) {
-				a.config.GossipKey = base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{b}, gossip.KeySize))
+				a.config.GossipKey = base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{b},
+					gossip.KeySize))
 			}
 		}
 		a, b, stranger := f.start(key(1)), f.start(key(1)), f.start(key(2))
@@ -541,7 +569,8 @@ func TestStrangers(t *testing.T) {
 		time.Sleep(time.Minute)
 		f.settled(a, b)
 		for _, x := range []*fleetAgent{a, stranger} {
-			if !strings.Contains(x.log.String(), "key") || !strings.Contains(x.log.String(), "level=WARN") {
+			if !strings.Contains(x.log.String(), "key") ||
+				!strings.Contains(x.log.String(), "level=WARN") {
 				f.Errorf("%s does not say that the key is another: %s", x.host, x.log)
 			}
 		}
@@ -554,9 +583,12 @@ func TestStrangers(t *testing.T) {
 		f.settled(a)
 		log := &logBuffer{}
 		beyond := control.Spoken.Newest + 1
-		other := members.Meta{Versions: control.VersionsOf(beyond, beyond), Address: "10.0.0.9:8001"}
+		other := members.Meta{
+			Versions: control.VersionsOf(beyond, beyond), Address: "10.0.0.9:8001",
+		}
 		g, err := gossip.Open(f.Context(), gossip.Config{
-			Name: "of-another-version", Seeds: []string{"10.0.0.1:7946"}, Meta: other.Encode(), Transport: f.gossip.Listen("10.0.0.9:7946"),
+			Name: "of-another-version", Seeds: []string{"10.0.0.1:7946"}, Meta: other.Encode(),
+			Transport: f.gossip.Listen("10.0.0.9:7946"),
 			Accept: func(m gossip.Member) error {
 				if v, _ := binary.Uvarint(m.Meta); uint32(v) != beyond {
 					return fmt.Errorf("it speaks version %d", v)
@@ -570,10 +602,12 @@ func TestStrangers(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		f.settled(a)
-		if want := fmt.Sprintf("it speaks version %d of the agents' protocol, this agent %v", beyond, control.Spoken); !strings.Contains(a.log.String(), want) {
+		if want := fmt.Sprintf("it speaks version %d of the agents' protocol, this agent %v",
+			beyond, control.Spoken); !strings.Contains(a.log.String(), want) {
 			f.Errorf("log of the agent: %s\nwant %q", a.log, want)
 		}
-		if want := fmt.Sprintf("it speaks version %d", control.Spoken.Oldest); !strings.Contains(log.String(), want) {
+		if want := fmt.Sprintf("it speaks version %d", control.Spoken.Oldest); !strings.Contains(
+			log.String(), want) {
 			f.Errorf("log of the other: %s\nwant %q", log, want)
 		}
 		if err := g.Close(); err != nil {
@@ -587,7 +621,10 @@ func TestDrainByCall(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		a, b := f.start(), f.start()
 		f.settled(a, b)
-		if _, err := a.ctl.Drain(f.Context(), &control.DrainRequest{Agents: []string{b.name, "nobody"}}); status.Code(err) != codes.NotFound {
+		if _, err := a.ctl.Drain(f.Context(),
+			&control.DrainRequest{
+				Agents: []string{b.name, "nobody"},
+			}); status.Code(err) != codes.NotFound {
 			f.Errorf("drain nobody: %v", err)
 		}
 		resp, err := a.ctl.Drain(f.Context(), &control.DrainRequest{Agents: []string{b.name}})
@@ -610,7 +647,8 @@ func TestDrainByCall(t *testing.T) {
 func TestNewestDrains(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		newer := f.copyModels()
-		if err := os.Rename(filepath.Join(newer, "ncf", "1"), filepath.Join(newer, "ncf", "2")); err != nil {
+		if err := os.Rename(filepath.Join(newer, "ncf", "1"),
+			filepath.Join(newer, "ncf", "2")); err != nil {
 			f.Fatal(err)
 		}
 		a, b := f.start(), f.start()
@@ -631,7 +669,8 @@ func TestNewestDrains(t *testing.T) {
 		for range 30 {
 			time.Sleep(10 * time.Millisecond)
 			here := inference.NewGRPCInferenceServiceClient(c.local) // its servers may have closed
-			if resp, err := here.ModelReady(f.Context(), &inference.ModelReadyRequest{Name: "ncf"}); err != nil || !resp.Ready {
+			if resp, err := here.ModelReady(f.Context(),
+				&inference.ModelReadyRequest{Name: "ncf"}); err != nil || !resp.Ready {
 				f.Errorf("the model is not ready: %v", err)
 			}
 			if got := version(); f.Failed() {
@@ -655,10 +694,12 @@ func TestNewVersion(t *testing.T) {
 		var done sync.WaitGroup
 		done.Go(func() {
 			time.Sleep(100 * time.Millisecond)
-			if err := os.Rename(filepath.Join(f.dir, "ncf", "1"), filepath.Join(f.dir, "ncf", "2")); err != nil {
+			if err := os.Rename(filepath.Join(f.dir, "ncf", "1"),
+				filepath.Join(f.dir, "ncf", "2")); err != nil {
 				f.Error(err)
 			}
-			if _, err := a.oip.RepositoryModelLoad(f.Context(), &inference.RepositoryModelLoadRequest{ModelName: "ncf"}); err != nil {
+			if _, err := a.oip.RepositoryModelLoad(f.Context(),
+				&inference.RepositoryModelLoadRequest{ModelName: "ncf"}); err != nil {
 				f.Error(err)
 			}
 		})
@@ -668,7 +709,8 @@ func TestNewVersion(t *testing.T) {
 			}
 		}
 		done.Wait()
-		if resp, err := a.oip.ModelInfer(f.Context(), ncfRequest(1)); err != nil || resp.GetModelVersion() != "2" {
+		if resp, err := a.oip.ModelInfer(f.Context(), ncfRequest(1)); err != nil ||
+			resp.GetModelVersion() != "2" {
 			f.Errorf("version %q answered, want 2: %v", resp.GetModelVersion(), err)
 		}
 	})
@@ -692,9 +734,14 @@ func TestModelsEverywhere(t *testing.T) {
 		f.settled(a, b)
 		unload := func(agent string) {
 			f.Helper()
-			req := &inference.RepositoryModelUnloadRequest{ModelName: "ncf", Parameters: map[string]*inference.ModelRepositoryParameter{
-				"agent": {ParameterChoice: &inference.ModelRepositoryParameter_StringParam{StringParam: agent}},
-			}}
+			req := &inference.RepositoryModelUnloadRequest{ModelName: "ncf",
+				Parameters: map[string]*inference.ModelRepositoryParameter{
+					"agent": {
+						ParameterChoice: &inference.ModelRepositoryParameter_StringParam{
+							StringParam: agent,
+						},
+					},
+				}}
 			if _, err := a.oip.RepositoryModelUnload(f.Context(), req); err != nil {
 				f.Fatalf("unload on %s: %v", agent, err)
 			}
@@ -719,15 +766,18 @@ func TestModelsEverywhere(t *testing.T) {
 		if failed := f.send(20, 3*time.Millisecond, a, b); len(failed) > 0 {
 			f.Errorf("failed: %v", failed)
 		}
-		if m, err := a.oip.ModelMetadata(f.Context(), &inference.ModelMetadataRequest{Name: "ncf"}); err != nil || len(m.GetInputs()) == 0 {
+		if m, err := a.oip.ModelMetadata(f.Context(),
+			&inference.ModelMetadataRequest{Name: "ncf"}); err != nil || len(m.GetInputs()) == 0 {
 			f.Errorf("metadata of what only the other holds: %v, %v", m, err)
 		}
 		unload("all")
 		holders(0)
-		if _, err := a.oip.ModelInfer(f.Context(), ncfRequest(1)); status.Code(err) != codes.NotFound {
+		if _, err := a.oip.ModelInfer(f.Context(), ncfRequest(1)); status.Code(
+			err) != codes.NotFound {
 			f.Errorf("query for a model that nobody holds: %v", err)
 		}
-		if _, err := a.oip.RepositoryModelLoad(f.Context(), &inference.RepositoryModelLoadRequest{ModelName: "ncf"}); err != nil {
+		if _, err := a.oip.RepositoryModelLoad(f.Context(),
+			&inference.RepositoryModelLoadRequest{ModelName: "ncf"}); err != nil {
 			f.Fatal(err)
 		}
 		holders(2)

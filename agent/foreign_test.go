@@ -33,19 +33,34 @@ const (
 // leaders and gateways, and as those who rotate its gossip keys. It must go on answering queries.
 func FuzzWorker(f *testing.F) {
 	from := &control.LeaderMessage{From: "x"}
-	leads := &control.LeaderMessage{From: "x", Election: []*control.Election{{From: "x", Epoch: 1 << 30, Rank: 5, Leader: "x", Successor: "y"}},
+	leads := &control.LeaderMessage{From: "x", Election: []*control.Election{
+		{From: "x", Epoch: 1 << 30, Rank: 5, Leader: "x", Successor: "y"},
+	},
 		Leadership: &control.Leadership{Epoch: 1 << 30, Leader: "x"},
-		Prices:     []*control.TypePrice{{Type: "t3.xlarge", PerMs: math.NaN(), ServiceMs: math.Inf(1)}}, Profiles: []*control.Profile{{Model: "ncf/1", Type: "t3.xlarge", Table: []byte("{")}}}
-	old := &control.LeaderMessage{Election: []*control.Election{{From: "y", Epoch: 1, Leader: "y"}, {From: "z", Kind: 4, Heard: true}, {From: "z", Kind: 99}, {From: "x", Kind: 5}}}
+		Prices: []*control.TypePrice{
+			{Type: "t3.xlarge", PerMs: math.NaN(), ServiceMs: math.Inf(1)},
+		}, Profiles: []*control.Profile{{Model: "ncf/1", Type: "t3.xlarge", Table: []byte("{")}}}
+	old := &control.LeaderMessage{
+		Election: []*control.Election{
+			{From: "y", Epoch: 1, Leader: "y"}, {From: "z", Kind: 4, Heard: true},
+			{From: "z", Kind: 99}, {From: "x", Kind: 5},
+		},
+	}
 	probe := &control.ProbeRequest{Id: 1, Gateway: 2, Model: "ncf", BatchSize: 3, TimeLeftNs: 1e9}
 	release := &control.ProbeRequest{Id: 1, Gateway: 2, Release: true}
-	nonsense := &control.ProbeRequest{Id: 3, Model: "ncf", Version: -1, BatchSize: math.MaxUint32, TimeLeftNs: math.MinInt64, Bytes: math.MaxUint64}
+	nonsense := &control.ProbeRequest{
+		Id: 3, Model: "ncf", Version: -1, BatchSize: math.MaxUint32, TimeLeftNs: math.MinInt64,
+		Bytes: math.MaxUint64,
+	}
 	step := func(step string, key []byte) *control.KeyringRequest {
 		return &control.KeyringRequest{Step: step, Key: key, Rotation: 1}
 	}
-	f.Add(fuzzing.Script(sayLeader, from, sayLeader, leads, sayLeader, old, sayLeader+by1, leads, askProbe, probe, askProbe+by1, release, askProbe, nonsense))
-	f.Add(fuzzing.Script(sayLeader, leads, askKeyring, step(addKey, newerKey), askKeyring, step(onlyKey, newerKey), askKeyring, step(useKey, newerKey),
-		askKeyring, step(useKey, oldKey), askKeyring, step(onlyKey, oldKey), askKeyring, step("", nil), askKeyring, step(endKeys, nil)))
+	f.Add(fuzzing.Script(sayLeader, from, sayLeader, leads, sayLeader, old, sayLeader+by1, leads,
+		askProbe, probe, askProbe+by1, release, askProbe, nonsense))
+	f.Add(fuzzing.Script(sayLeader, leads, askKeyring, step(addKey, newerKey), askKeyring,
+		step(onlyKey, newerKey), askKeyring, step(useKey, newerKey),
+		askKeyring, step(useKey, oldKey), askKeyring, step(onlyKey, oldKey), askKeyring,
+		step("", nil), askKeyring, step(endKeys, nil)))
 	config := testConfig(f)
 	config.GossipKey = gossip.FormatKey(oldKey)
 	a := startAgent(f, config, emulated())
@@ -79,7 +94,8 @@ func FuzzWorker(f *testing.F) {
 				m := &control.LeaderMessage{}
 				if proto.Unmarshal(x.Data, m) == nil {
 					for _, e := range m.Election {
-						e.Epoch &= math.MaxUint32 // who lies about the last epoch of all is believed
+						// who lies about the last epoch of all is believed
+						e.Epoch &= math.MaxUint32
 					}
 					_ = links[x.Who].Send(m) // the agent may have ended it
 				}
@@ -128,11 +144,15 @@ func (deadlineRecorder) SetWriteDeadline(time.Time) error { return nil }
 // FuzzREST sends an agent's REST server any request. It must answer each, and
 // never with a fault of its own.
 func FuzzREST(f *testing.F) {
-	f.Add("POST", "/v2/models/ncf/infer", "Content-Encoding: gzip\nInference-Header-Content-Length: 10", []byte(ncfBody(1)))
-	f.Add("POST", "/v2/models/ncf/versions/1/infer", "Inference-Header-Content-Length: 10", []byte(ncfBody(1)))
+	f.Add("POST", "/v2/models/ncf/infer",
+		"Content-Encoding: gzip\nInference-Header-Content-Length: 10", []byte(ncfBody(1)))
+	f.Add("POST", "/v2/models/ncf/versions/1/infer", "Inference-Header-Content-Length: 10",
+		[]byte(ncfBody(1)))
 	f.Add("POST", "/v2/repository/index", "", []byte(`{"ready":true}`))
-	f.Add("POST", "/v2/repository/models/ncf/load", "", []byte(`{"parameters":{"agent":"x","unload_dependents":false}}`))
-	f.Add("GET", "/v2/models/ncf/versions/x/stats", "Accept-Encoding: gzip;q=0,deflate\nAuthorization: Bearer x", []byte{})
+	f.Add("POST", "/v2/repository/models/ncf/load", "",
+		[]byte(`{"parameters":{"agent":"x","unload_dependents":false}}`))
+	f.Add("GET", "/v2/models/ncf/versions/x/stats",
+		"Accept-Encoding: gzip;q=0,deflate\nAuthorization: Bearer x", []byte{})
 	a := startAgent(f, testConfig(f), emulated())
 	handler := a.server.REST()
 	f.Fuzz(func(t *testing.T, method, path, header string, body []byte) {
@@ -194,7 +214,8 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestHostilePeer: streams of the fleet's protocol that begin or go on wrongly end, and nobody else notices.
+// TestHostilePeer: streams of the fleet's protocol that begin or go on wrongly end,
+// and nobody else notices.
 func TestHostilePeer(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		agents := []*fleetAgent{f.start(), f.start(), f.start()}
@@ -209,8 +230,13 @@ func TestHostilePeer(t *testing.T) {
 			code  codes.Code
 		}{
 			{"says nothing of itself", &control.GatewayMessage{}, codes.InvalidArgument},
-			{"no id", &control.GatewayMessage{Hello: &control.GatewayHello{Protocol: control.Spoken.Oldest}}, codes.InvalidArgument},
-			{"another version", &control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 1, Protocol: 9}}, codes.FailedPrecondition},
+			{"no id",
+				&control.GatewayMessage{
+					Hello: &control.GatewayHello{Protocol: control.Spoken.Oldest},
+				}, codes.InvalidArgument},
+			{"another version",
+				&control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 1, Protocol: 9}},
+				codes.FailedPrecondition},
 		} {
 			s, err := leader.ctl.Match(ctx)
 			if err != nil {
@@ -228,9 +254,16 @@ func TestHostilePeer(t *testing.T) {
 				f.Fatal(err)
 			}
 			for _, m := range []*control.LeaderMessage{
-				{From: "former", Leadership: &control.Leadership{Epoch: 1, Leader: "former"}, Prices: []*control.TypePrice{{Type: "r5n.large", PerMs: math.NaN()}}},
-				{Election: []*control.Election{{From: "former", Leader: "former"}}, Profiles: []*control.Profile{{Model: "ncf/1", Type: "r5n.large", Table: []byte("no")}}},
-				{Election: []*control.Election{{From: "former", Kind: uint32(election.Resign), Leader: leader.name}, {From: leader.name, Kind: 77}, {Kind: 1}}},
+				{From: "former", Leadership: &control.Leadership{Epoch: 1, Leader: "former"},
+					Prices: []*control.TypePrice{{Type: "r5n.large", PerMs: math.NaN()}}},
+				{Election: []*control.Election{{From: "former", Leader: "former"}},
+					Profiles: []*control.Profile{
+						{Model: "ncf/1", Type: "r5n.large", Table: []byte("no")},
+					}},
+				{Election: []*control.Election{
+					{From: "former", Kind: uint32(election.Resign), Leader: leader.name},
+					{From: leader.name, Kind: 77}, {Kind: 1},
+				}},
 			} {
 				if err := old.Send(m); err != nil {
 					f.Fatal(err)
@@ -260,7 +293,8 @@ func TestHostilePeer(t *testing.T) {
 					f.Errorf("%s believes in the price %v", a.name, p)
 				}
 			}
-			if slices.ContainsFunc(a.members.View().GetProfiles(), func(p *control.Profile) bool { return string(p.GetTable()) == "no" }) {
+			if slices.ContainsFunc(a.members.View().GetProfiles(),
+				func(p *control.Profile) bool { return string(p.GetTable()) == "no" }) {
 				f.Errorf("%s believes in a profile that is none", a.name)
 			}
 			if n := strings.Count(a.log.String(), "level=WARN"); n > 3 {

@@ -25,7 +25,8 @@ func forgedAlive(name, grpc string) []byte {
 	b = packed(packed(b, []byte("Node")), []byte(name))
 	b = packed(packed(b, []byte("Addr")), net.IPv4(10, 9, 9, 9).To4())
 	b = append(packed(b, []byte("Port")), 0xcd, 0x1f, 0x0a)
-	b = packed(packed(b, []byte("Meta")), members.Meta{Versions: control.Spoken, Address: grpc, Role: "must"}.Encode())
+	b = packed(packed(b, []byte("Meta")),
+		members.Meta{Versions: control.Spoken, Address: grpc, Role: "must"}.Encode())
 	return packed(packed(b, []byte("Vsn")), []byte{1, 5, 2, 0, 0, 0})
 }
 
@@ -53,7 +54,10 @@ func TestForgedMembers(t *testing.T) {
 		sent := 0
 		forge := func(n int) {
 			for range n {
-				if _, err := forger.WriteTo(forgedAlive(fmt.Sprint("forged-", sent), fmt.Sprintf("10.9.%d.%d:8001", sent/250%250, sent%250)), a.wire.Addr().String()); err != nil {
+				if _, err := forger.WriteTo(
+					forgedAlive(fmt.Sprint("forged-", sent),
+						fmt.Sprintf("10.9.%d.%d:8001", sent/250%250, sent%250)),
+					a.wire.Addr().String()); err != nil {
 					f.Error(err)
 				}
 				if sent++; sent%500 == 0 {
@@ -64,9 +68,11 @@ func TestForgedMembers(t *testing.T) {
 		begun := time.Now()
 		forge(5000)
 		if n := len(a.gossip.Members()); n > 2+members.MostStrangers || n < 3 {
-			f.Errorf("gossip has %d members, want at most %d strangers, and some", n, members.MostStrangers)
+			f.Errorf("gossip has %d members, want at most %d strangers, and some", n,
+				members.MostStrangers)
 		}
-		if more := goruntime.NumGoroutine() - goroutines; more > 160 { // 8 that ask, and their connections
+		// 8 that ask, and their connections
+		if more := goruntime.NumGoroutine() - goroutines; more > 160 {
 			f.Errorf("%d more goroutines", more)
 		}
 		if failed := f.send(200, 10*time.Millisecond, a, b); len(failed) > 0 {
@@ -76,11 +82,13 @@ func TestForgedMembers(t *testing.T) {
 			f.Errorf("%d lines of warnings, want 1 or 2", said)
 		}
 		if now := f.led(a, b); now != leader {
-			f.Errorf("%s leads, before it was %s: they play agents that must", now.name, leader.name)
+			f.Errorf("%s leads, before it was %s: they play agents that must", now.name,
+				leader.name)
 		}
 		// Eight at a time are asked, and fifty a second.
 		if most := int64(16 + 50*time.Since(begun).Seconds()); asked.Load() > most {
-			f.Errorf("%d forged agents were asked what they are within %v, want at most %d", asked.Load(), time.Since(begun), most)
+			f.Errorf("%d forged agents were asked what they are within %v, want at most %d",
+				asked.Load(), time.Since(begun), most)
 		}
 		c := f.start()
 		f.eventually(time.Minute, func() string {

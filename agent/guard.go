@@ -34,7 +34,8 @@ func (a *Agent) openGuard() error {
 	}))
 	a.metrics.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "muster_crl_expiry_timestamp_seconds",
-		Help: "When the first of the revocation lists should be renewed, in seconds since 1970; 0 without one.",
+		Help: "When the first of the revocation lists should be renewed, in seconds since 1970; " +
+			"0 without one.",
 	}, func() float64 {
 		if end := guard.RevocationEnd(); !end.IsZero() {
 			return float64(end.Unix())
@@ -42,7 +43,9 @@ func (a *Agent) openGuard() error {
 		return 0
 	}))
 	if exposed := a.config.exposed(); len(exposed) > 0 {
-		a.log.Warn("not encrypted: whoever reaches these can read what passes, change it, query and control", "servers", strings.Join(exposed, ", "))
+		a.log.Warn(
+			"not encrypted: whoever reaches these can read what passes, change it, query and "+
+				"control", "servers", strings.Join(exposed, ", "))
 	}
 	return nil
 }

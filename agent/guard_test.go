@@ -70,7 +70,9 @@ func (c *testCA) issue(order secure.Order) (cert, key string) {
 func (c *testCA) agent(name string) secure.Config {
 	c.t.Helper()
 	config := secure.Config{CAFile: filepath.Join(c.dir, "ca.crt")}
-	config.CertFile, config.KeyFile = c.issue(secure.Order{Name: name, Agent: true, Hosts: []string{"127.0.0.1"}})
+	config.CertFile, config.KeyFile = c.issue(secure.Order{
+		Name: name, Agent: true, Hosts: []string{"127.0.0.1"},
+	})
 	return config
 }
 
@@ -84,13 +86,15 @@ func (c *testCA) client(name string) secure.ClientConfig {
 	return config
 }
 
-func dialSecurely(t testing.TB, address string, config secure.ClientConfig, options ...grpc.DialOption) *grpc.ClientConn {
+func dialSecurely(t testing.TB, address string, config secure.ClientConfig,
+	options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	proof, err := config.DialOptions(slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+address, append(append(oip.DialOptions(), proof...), options...)...)
+	conn, err := grpc.NewClient("passthrough:///"+address,
+		append(append(oip.DialOptions(), proof...), options...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +108,8 @@ func TestGuardedAgent(t *testing.T) {
 	config := testConfig(t)
 	config.Security = ca.agent("a1")
 	config.Security.APIKeysFile = ca.write("keys", "feed: feed-feed-feed-feed\n")
-	config.Security.AccessFile = ca.write("access", "clients: {feed: {models: [ncf, ncv]}, ops: {models: [wnd], control: [unload]}}\n")
+	config.Security.AccessFile = ca.write("access",
+		"clients: {feed: {models: [ncf, ncv]}, ops: {models: [wnd], control: [unload]}}\n")
 	a := startAgent(t, config, emulated())
 
 	withKey := ca.client("")
@@ -125,11 +130,13 @@ func TestGuardedAgent(t *testing.T) {
 			t.Fatal(err)
 		}
 		request := &oip.Request{Model: "ncf", Inputs: []tensor.Tensor{ids}}
-		err = conn.Invoke(t.Context(), inference.GRPCInferenceService_ModelInfer_FullMethodName, request, new(oip.Response))
+		err = conn.Invoke(t.Context(), inference.GRPCInferenceService_ModelInfer_FullMethodName,
+			request, new(oip.Response))
 		if status.Code(err) != tt.infer {
 			t.Errorf("%s: infer: got %v, want %v", tt.name, err, tt.infer)
 		}
-		_, err = inference.NewGRPCInferenceServiceClient(conn).RepositoryModelUnload(t.Context(), &inference.RepositoryModelUnloadRequest{ModelName: "wnd"})
+		_, err = inference.NewGRPCInferenceServiceClient(conn).RepositoryModelUnload(t.Context(),
+			&inference.RepositoryModelUnloadRequest{ModelName: "wnd"})
 		if status.Code(err) != tt.unload {
 			t.Errorf("%s: unload: got %v, want %v", tt.name, err, tt.unload)
 		}
@@ -166,16 +173,21 @@ func TestGuardedAgent(t *testing.T) {
 		body     string
 	}{
 		{"https://" + a.addresses.HTTP + "/readyz", "", 200, ""},
-		{"https://" + a.addresses.HTTP + "/v2/models/ncf", "", 401, "no credentials: want a client certificate or an API key"},
-		{"https://" + a.addresses.HTTP + "/v2/models/ncf", "feed-feed-feed-feed", 200, `"name":"ncf"`},
-		{"https://" + a.addresses.HTTP + "/v2/models/dien", "feed-feed-feed-feed", 403, `client \"feed\" may not query model \"dien\"`},
+		{"https://" + a.addresses.HTTP + "/v2/models/ncf", "", 401,
+			"no credentials: want a client certificate or an API key"},
+		{"https://" + a.addresses.HTTP + "/v2/models/ncf", "feed-feed-feed-feed", 200,
+			`"name":"ncf"`},
+		{"https://" + a.addresses.HTTP + "/v2/models/dien", "feed-feed-feed-feed", 403,
+			`client \"feed\" may not query model \"dien\"`},
 		{"https://" + a.addresses.HTTP + "/", "feed-feed-feed-feed", 200, `"metrics":"https://`},
 		{"https://" + a.addresses.Metrics + "/metrics", "", 401, "no credentials"},
-		{"https://" + a.addresses.Metrics + "/metrics", "feed-feed-feed-feed", 200, `muster_refusals_total{reason="denied"} 3`},
+		{"https://" + a.addresses.Metrics + "/metrics", "feed-feed-feed-feed", 200,
+			`muster_refusals_total{reason="denied"} 3`},
 		{"http://" + a.addresses.HTTP + "/readyz", "", 400, "use https"},
 	} {
 		if code, body := get(tt.url, tt.key); code != tt.want || !strings.Contains(body, tt.body) {
-			t.Errorf("%s with key %q: got %d %s, want %d with %q", tt.url, tt.key, code, body, tt.want, tt.body)
+			t.Errorf("%s with key %q: got %d %s, want %d with %q", tt.url, tt.key, code, body,
+				tt.want, tt.body)
 		}
 	}
 	if !strings.Contains(a.log.String(), "models=ncv") {
@@ -188,12 +200,19 @@ func TestGuardedAgent(t *testing.T) {
 func TestGuardedFleet(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		ca, stranger := newTestCA(f.T), newTestCA(f.T)
-		with := func(config secure.Config) func(*Agent) { return func(a *Agent) { a.config.Security = config } }
-		agents := []*fleetAgent{f.start(with(ca.agent("a1"))), f.start(with(ca.agent("a2"))), f.start(with(ca.agent("a3")))}
+		with := func(config secure.Config) func(*Agent) {
+			return func(a *Agent) { a.config.Security = config }
+		}
+		agents := []*fleetAgent{
+			f.start(with(ca.agent("a1"))), f.start(with(ca.agent("a2"))),
+			f.start(with(ca.agent("a3"))),
+		}
 		f.settled(agents...)
 		other := ca.agent("a5")
 		other.CertFile, other.KeyFile = ca.issue(secure.Order{Name: "client-only"})
-		outsiders := []*fleetAgent{f.start(with(stranger.agent("a4"))), f.start(with(other)), f.start()}
+		outsiders := []*fleetAgent{
+			f.start(with(stranger.agent("a4"))), f.start(with(other)), f.start(),
+		}
 		time.Sleep(10 * time.Second)
 		for _, a := range f.agents {
 			var serving []string // who can get queries, as a sees it
@@ -214,11 +233,13 @@ func TestGuardedFleet(t *testing.T) {
 
 		ctx, cancel := context.WithTimeout(f.Context(), time.Minute)
 		defer cancel()
-		conn := dialSecurely(f, agents[0].host+":8001", ca.client("ads"), grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
-			return f.network.dial(ctx, "client", to)
-		}))
+		conn := dialSecurely(f, agents[0].host+":8001", ca.client("ads"),
+			grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
+				return f.network.dial(ctx, "client", to)
+			}))
 		defer conn.Close()
-		if _, err := control.NewControlClient(conn).Describe(ctx, &control.DescribeRequest{}); status.Code(err) != codes.PermissionDenied {
+		if _, err := control.NewControlClient(conn).Describe(ctx,
+			&control.DescribeRequest{}); status.Code(err) != codes.PermissionDenied {
 			f.Errorf("a client asks what only agents may: got %v", err)
 		}
 		watch, err := control.NewControlClient(conn).Watch(ctx, &control.WatchRequest{})
@@ -240,18 +261,27 @@ func TestSecurityFaults(t *testing.T) {
 		want   string // "": no fault
 	}{
 		{"loopback", func(*Config) {}, ""},
-		{"open", func(c *Config) { c.HTTPAddress = ":8000" }, `http: address ":8000" can be reached from other machines`},
-		{"all open", func(c *Config) { c.GRPCAddress, c.MetricsAddress = "10.0.0.1:1", "[::]:2" }, `metrics: address "[::]:2" can be`},
+		{"open", func(c *Config) { c.HTTPAddress = ":8000" },
+			`http: address ":8000" can be reached from other machines`},
+		{"all open", func(c *Config) { c.GRPCAddress, c.MetricsAddress = "10.0.0.1:1", "[::]:2" },
+			`metrics: address "[::]:2" can be`},
 		{"insecure", func(c *Config) { c.HTTPAddress, c.Insecure = ":8000", true }, ""},
-		{"TLS", func(c *Config) { c.HTTPAddress, c.GRPCAddress, c.Security = ":8000", ":8001", both }, ""},
-		{"fleet without CA", func(c *Config) { c.Security, c.Join = both, []string{"10.0.0.1:7946"} }, "tls-ca: empty"},
-		{"fleet with keys alone", func(c *Config) { c.Security.APIKeysFile, c.Join = "keys", []string{"10.0.0.1:7946"} }, "tls-cert: empty"},
+		{"TLS", func(c *Config) {
+			c.HTTPAddress, c.GRPCAddress, c.Security = ":8000", ":8001", both
+		}, ""},
+		{"fleet without CA",
+			func(c *Config) { c.Security, c.Join = both, []string{"10.0.0.1:7946"} },
+			"tls-ca: empty"},
+		{"fleet with keys alone",
+			func(c *Config) { c.Security.APIKeysFile, c.Join = "keys", []string{"10.0.0.1:7946"} },
+			"tls-cert: empty"},
 		{"half a pair", func(c *Config) { c.Security.CertFile = "c" }, "tls-key: empty"},
 	} {
 		config := DefaultConfig()
 		tt.change(&config)
 		err := config.Validate()
-		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+		if tt.want == "" && err != nil ||
+			tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
 			t.Errorf("%s: got %v, want %q", tt.name, err, tt.want)
 		}
 	}
@@ -277,7 +307,10 @@ func TestStopWithIdleConnections(t *testing.T) {
 					}
 				})
 				f.settled(a)
-				config := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2", "http/1.1"}} // only to open connections
+				// only to open connections
+				config := &tls.Config{
+					InsecureSkipVerify: true, NextProtos: []string{"h2", "http/1.1"},
+				}
 				for i := range 80 {
 					for _, port := range []string{":8000", ":8001", ":8002"} {
 						conn, err := f.network.dial(f.Context(), "client", a.host+port)
@@ -298,7 +331,8 @@ func TestStopWithIdleConnections(t *testing.T) {
 							continue
 						}
 						// One that was served, and is kept.
-						if _, err := io.WriteString(conn, "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
+						if _, err := io.WriteString(conn,
+							"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
 							f.Fatal(err)
 						}
 						if resp, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil {
@@ -309,7 +343,9 @@ func TestStopWithIdleConnections(t *testing.T) {
 					}
 				}
 				if name == "plain" {
-					if _, err := a.oip.ServerLive(f.Context(), &inference.ServerLiveRequest{}); err != nil { // leaves one of gRPC's idle
+					// leaves one of gRPC's idle
+					if _, err := a.oip.ServerLive(f.Context(),
+						&inference.ServerLiveRequest{}); err != nil {
 						f.Error(err)
 					}
 				}

@@ -47,14 +47,18 @@ type hostile struct {
 // hostileRequests are bad input of every kind we could think of.
 func hostileRequests() []hostile {
 	var all []hostile
-	add := func(name, code string, send func(a *testAgent) (code, message string), words ...string) {
+	add := func(name, code string, send func(a *testAgent) (code, message string),
+		words ...string) {
 		all = append(all, hostile{name, send, code, words})
 	}
 
 	// What is wrong with a query, in both protocols: change alters a valid
 	// query for NCF, which is sent as protobuf and as the equivalent JSON.
-	both := func(name string, code codes.Code, change func(*inference.ModelInferRequest), words ...string) {
-		restStatus := map[codes.Code]string{codes.InvalidArgument: "400", codes.NotFound: "404"}[code]
+	both := func(name string, code codes.Code, change func(*inference.ModelInferRequest),
+		words ...string) {
+		restStatus := map[codes.Code]string{
+			codes.InvalidArgument: "400", codes.NotFound: "404",
+		}[code]
 		add("gRPC: "+name, code.String(), func(a *testAgent) (string, string) {
 			req := ncfRequest(2)
 			change(req)
@@ -70,53 +74,92 @@ func hostileRequests() []hostile {
 			return a.restOutcome("POST", path+"/infer", restBody(req), nil)
 		}, words...)
 	}
-	input := func(change func(*inference.ModelInferRequest_InferInputTensor)) func(*inference.ModelInferRequest) {
+	input := func(change func(*inference.ModelInferRequest_InferInputTensor)) func(
+		*inference.ModelInferRequest) {
 		return func(r *inference.ModelInferRequest) { change(r.GetInputs()[0]) }
 	}
 	ids := func(position int, id int64) func(*inference.ModelInferRequest) {
-		return func(r *inference.ModelInferRequest) { r.GetInputs()[0].GetContents().Int64Contents[position] = id }
+		return func(r *inference.ModelInferRequest) {
+			r.GetInputs()[0].GetContents().Int64Contents[position] = id
+		}
 	}
 	bad := codes.InvalidArgument
-	both("unknown model", codes.NotFound, func(r *inference.ModelInferRequest) { r.ModelName = "dlrm" }, `"dlrm"`)
-	both("unknown version", codes.NotFound, func(r *inference.ModelInferRequest) { r.ModelVersion = "7" }, "7")
-	both("version that is no number", bad, func(r *inference.ModelInferRequest) { r.ModelVersion = "latest" }, `version "latest"`)
-	both("version 0", bad, func(r *inference.ModelInferRequest) { r.ModelVersion = "0" }, `version "0"`)
-	both("huge version", bad, func(r *inference.ModelInferRequest) { r.ModelVersion = "99999999999999999999" }, "99999999999999999999")
-	both("unknown input", bad, input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Name = "dense" }), `unknown input "dense"`, `"ids"`)
+	both("unknown model", codes.NotFound,
+		func(r *inference.ModelInferRequest) { r.ModelName = "dlrm" }, `"dlrm"`)
+	both("unknown version", codes.NotFound,
+		func(r *inference.ModelInferRequest) { r.ModelVersion = "7" }, "7")
+	both("version that is no number", bad,
+		func(r *inference.ModelInferRequest) { r.ModelVersion = "latest" }, `version "latest"`)
+	both("version 0", bad, func(r *inference.ModelInferRequest) { r.ModelVersion = "0" },
+		`version "0"`)
+	both("huge version", bad,
+		func(r *inference.ModelInferRequest) { r.ModelVersion = "99999999999999999999" },
+		"99999999999999999999")
+	both("unknown input", bad,
+		input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Name = "dense" }),
+		`unknown input "dense"`, `"ids"`)
 	both("no input", bad, func(r *inference.ModelInferRequest) { r.Inputs = nil }, "input")
-	both("input twice", bad, func(r *inference.ModelInferRequest) { r.Inputs = append(r.Inputs, r.Inputs[0]) }, `"ids"`)
+	both("input twice", bad,
+		func(r *inference.ModelInferRequest) { r.Inputs = append(r.Inputs, r.Inputs[0]) }, `"ids"`)
 	both("unknown output", bad, func(r *inference.ModelInferRequest) {
 		r.Outputs = []*inference.ModelInferRequest_InferRequestedOutputTensor{{Name: "clicks"}}
 	}, `unknown output "clicks"`, `"scores"`)
 	both("output twice", bad, func(r *inference.ModelInferRequest) {
-		r.Outputs = []*inference.ModelInferRequest_InferRequestedOutputTensor{{Name: "scores"}, {Name: "scores"}}
+		r.Outputs = []*inference.ModelInferRequest_InferRequestedOutputTensor{
+			{Name: "scores"}, {Name: "scores"},
+		}
 	}, `output "scores"`)
 	both("wrong type", bad, input(func(in *inference.ModelInferRequest_InferInputTensor) {
 		in.Datatype = "INT32"
 		in.Contents = &inference.InferTensorContents{IntContents: make([]int32, 8)}
 	}), `"ids"`, "INT32", "INT64")
-	both("no such type", bad, input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Datatype = "INT63" }), "INT63")
-	both("rank too low", bad, input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Shape = []int64{8} }), "rank 1", "rank 2")
-	both("rank too high", bad, input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Shape = []int64{2, 2, 2} }), "rank 3", "rank 2")
-	both("no shape", bad, input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Shape = nil }), `"ids"`)
-	both("wrong shape", bad, input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Shape = []int64{4, 2} }), "[4 2]", "[N 4]")
-	both("negative dimension", bad, input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Shape = []int64{-2, 4} }), "-2")
-	both("shape that overflows", bad, input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Shape = []int64{1 << 62, 4} }), `"ids"`)
-	both("contents too short", bad, input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Shape = []int64{3, 4} }), `"ids"`, "12")
-	both("contents too long", bad, input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Shape = []int64{1, 4} }), `"ids"`, "4")
+	both("no such type", bad,
+		input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Datatype = "INT63" }),
+		"INT63")
+	both("rank too low", bad,
+		input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Shape = []int64{8} }),
+		"rank 1", "rank 2")
+	both("rank too high", bad,
+		input(func(in *inference.ModelInferRequest_InferInputTensor) {
+			in.Shape = []int64{2, 2, 2}
+		}), "rank 3", "rank 2")
+	both("no shape", bad,
+		input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Shape = nil }), `"ids"`)
+	both("wrong shape", bad,
+		input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Shape = []int64{4, 2} }),
+		"[4 2]", "[N 4]")
+	both("negative dimension", bad,
+		input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Shape = []int64{-2, 4} }),
+		"-2")
+	both("shape that overflows", bad,
+		input(func(in *inference.ModelInferRequest_InferInputTensor) {
+			in.Shape = []int64{1 << 62, 4}
+		}), `"ids"`)
+	both("contents too short", bad,
+		input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Shape = []int64{3, 4} }),
+		`"ids"`, "12")
+	both("contents too long", bad,
+		input(func(in *inference.ModelInferRequest_InferInputTensor) { in.Shape = []int64{1, 4} }),
+		`"ids"`, "4")
 	both("batch size 0", bad, input(func(in *inference.ModelInferRequest_InferInputTensor) {
 		in.Shape, in.Contents.Int64Contents = []int64{0, 4}, nil
 	}), "batch size 0", "1 to 1000")
-	both("batch size above the limit", bad, input(func(in *inference.ModelInferRequest_InferInputTensor) {
-		in.Shape, in.Contents.Int64Contents = []int64{1001, 4}, ncfIDs(1001)
-	}), "batch size 1001", "1 to 1000")
+	both("batch size above the limit", bad,
+		input(func(in *inference.ModelInferRequest_InferInputTensor) {
+			in.Shape, in.Contents.Int64Contents = []int64{1001, 4}, ncfIDs(1001)
+		}), "batch size 1001", "1 to 1000")
 	both("negative id", bad, ids(5, -1), `"ids"`, "-1", "[1 1]", "0 to 139")
 	both("id beyond its table", bad, ids(2, 28), `"ids"`, "28", "[0 2]", "0 to 27")
 	both("huge id", bad, ids(0, 1<<62), `"ids"`, "[0 0]", "0 to 139")
 	both("timeout that is no number", bad, func(r *inference.ModelInferRequest) {
-		r.Parameters = map[string]*inference.InferParameter{"timeout": {ParameterChoice: &inference.InferParameter_StringParam{StringParam: "soon"}}}
+		r.Parameters = map[string]*inference.InferParameter{
+			"timeout": {
+				ParameterChoice: &inference.InferParameter_StringParam{StringParam: "soon"},
+			},
+		}
 	}, "timeout")
-	both("negative timeout", bad, func(r *inference.ModelInferRequest) { withTimeout(r, -time.Second) }, "timeout")
+	both("negative timeout", bad,
+		func(r *inference.ModelInferRequest) { withTimeout(r, -time.Second) }, "timeout")
 
 	// gRPC alone.
 	grpcQuery := func(name string, change func(*inference.ModelInferRequest), words ...string) {
@@ -127,25 +170,33 @@ func hostileRequests() []hostile {
 		}, words...)
 	}
 	raw := func(contents ...[]byte) func(*inference.ModelInferRequest) {
-		return func(r *inference.ModelInferRequest) { r.GetInputs()[0].Contents, r.RawInputContents = nil, contents }
+		return func(r *inference.ModelInferRequest) {
+			r.GetInputs()[0].Contents, r.RawInputContents = nil, contents
+		}
 	}
 	grpcQuery("raw contents too short", raw(make([]byte, 63)), "63", "64")
 	grpcQuery("raw contents too long", raw(make([]byte, 72)), "72", "64")
 	grpcQuery("raw contents too many", raw(make([]byte, 64), make([]byte, 64)), "2", "1")
-	grpcQuery("raw and typed contents", func(r *inference.ModelInferRequest) { r.RawInputContents = [][]byte{make([]byte, 64)} }, `"ids"`)
+	grpcQuery("raw and typed contents",
+		func(r *inference.ModelInferRequest) { r.RawInputContents = [][]byte{make([]byte, 64)} },
+		`"ids"`)
 	grpcQuery("contents of another type", func(r *inference.ModelInferRequest) {
 		r.GetInputs()[0].Contents = &inference.InferTensorContents{Fp32Contents: make([]float32, 8)}
 	}, `"ids"`)
 	grpcQuery("different batch sizes", func(r *inference.ModelInferRequest) {
 		r.ModelName = "wnd"
 		r.Inputs = []*inference.ModelInferRequest_InferInputTensor{
-			{Name: "dense", Datatype: "FP32", Shape: []int64{2, 512}}, {Name: "ids", Datatype: "INT64", Shape: []int64{3, 27}},
+			{Name: "dense", Datatype: "FP32", Shape: []int64{2, 512}}, {
+				Name: "ids", Datatype: "INT64", Shape: []int64{3, 27},
+			},
 		}
 		r.RawInputContents = [][]byte{make([]byte, 2*512*4), make([]byte, 3*27*8)}
 	}, "batch size 3", `"dense" has 2`)
 	grpcQuery("missing input", func(r *inference.ModelInferRequest) {
 		r.ModelName = "wnd"
-		r.Inputs = []*inference.ModelInferRequest_InferInputTensor{{Name: "dense", Datatype: "FP32", Shape: []int64{2, 512}}}
+		r.Inputs = []*inference.ModelInferRequest_InferInputTensor{
+			{Name: "dense", Datatype: "FP32", Shape: []int64{2, 512}},
+		}
 		r.RawInputContents = [][]byte{make([]byte, 2*512*4)}
 	}, `input "ids" is missing`)
 	grpcBytes := func(name, code string, body []byte, words ...string) {
@@ -159,36 +210,45 @@ func hostileRequests() []hostile {
 	}
 	grpcBytes("no protobuf", "InvalidArgument", frame(bytes.Repeat([]byte{0xff}, 40)))
 	grpcBytes("truncated protobuf", "InvalidArgument", frame(valid[:len(valid)-3]))
-	grpcBytes("absurd message length", "ResourceExhausted", append([]byte{0, 0xff, 0xff, 0xff, 0xff}, valid...))
+	grpcBytes("absurd message length", "ResourceExhausted",
+		append([]byte{0, 0xff, 0xff, 0xff, 0xff}, valid...))
 	grpcBytes("compressed without saying how", "Internal", append([]byte{1}, frame(valid)[1:]...))
 	grpcBytes("message cut off", "Internal", frame(valid)[:20])
 	grpcBytes("no message", "Internal", nil)
 	add("gRPC: unknown method", "Unimplemented", func(a *testAgent) (string, string) {
-		return grpcOutcome(a.conn.Invoke(context.Background(), "/inference.GRPCInferenceService/Nothing", ncfRequest(1), &inference.ModelInferResponse{}))
+		return grpcOutcome(
+			a.conn.Invoke(context.Background(), "/inference.GRPCInferenceService/Nothing",
+				ncfRequest(1), &inference.ModelInferResponse{}))
 	})
 	add("gRPC: unknown service", "Unimplemented", func(a *testAgent) (string, string) {
-		return grpcOutcome(a.conn.Invoke(context.Background(), "/nothing.Nothing/Nothing", ncfRequest(1), &inference.ModelInferResponse{}))
+		return grpcOutcome(a.conn.Invoke(context.Background(), "/nothing.Nothing/Nothing",
+			ncfRequest(1), &inference.ModelInferResponse{}))
 	})
 	add("gRPC: headers over the limit", "", func(a *testAgent) (string, string) {
-		ctx := metadata.AppendToOutgoingContext(context.Background(), "x", strings.Repeat("x", 2*(64<<10)))
-		code, message := grpcOutcome(a.onOwnConnection(func(c inference.GRPCInferenceServiceClient) error {
-			_, err := c.ModelInfer(ctx, ncfRequest(1))
-			return err
-		}))
+		ctx := metadata.AppendToOutgoingContext(context.Background(), "x",
+			strings.Repeat("x", 2*(64<<10)))
+		code, message := grpcOutcome(
+			a.onOwnConnection(func(c inference.GRPCInferenceServiceClient) error {
+				_, err := c.ModelInfer(ctx, ncfRequest(1))
+				return err
+			}))
 		if code == "OK" {
 			return code, message
 		}
 		return "", message // the client or the server refuses, by whoever is first
 	})
-	add("gRPC: model name that leaves the directory", "NotFound", func(a *testAgent) (string, string) {
-		req := ncfRequest(1)
-		req.ModelName = "../../etc"
-		return grpcOutcome(a.inferGRPC(req))
-	}, "../../etc")
-	add("gRPC: load that leaves the directory", "InvalidArgument", func(a *testAgent) (string, string) {
-		_, err := a.grpc.RepositoryModelLoad(context.Background(), &inference.RepositoryModelLoadRequest{ModelName: "../../etc"})
-		return grpcOutcome(err)
-	}, "../../etc")
+	add("gRPC: model name that leaves the directory", "NotFound",
+		func(a *testAgent) (string, string) {
+			req := ncfRequest(1)
+			req.ModelName = "../../etc"
+			return grpcOutcome(a.inferGRPC(req))
+		}, "../../etc")
+	add("gRPC: load that leaves the directory", "InvalidArgument",
+		func(a *testAgent) (string, string) {
+			_, err := a.grpc.RepositoryModelLoad(context.Background(),
+				&inference.RepositoryModelLoadRequest{ModelName: "../../etc"})
+			return grpcOutcome(err)
+		}, "../../etc")
 
 	// REST alone.
 	rest := func(name, status, body string, header map[string]string, words ...string) {
@@ -205,54 +265,79 @@ func hostileRequests() []hostile {
 	rest("deeply nested JSON", "400", strings.Repeat(`{"inputs":[`, 10000), nil)
 	rest("data that is no number", "400", strings.Replace(good, "[0,", `["zero",`, 1), nil, `"ids"`)
 	rest("fraction for an integer", "400", strings.Replace(good, "[0,", `[0.5,`, 1), nil, `"ids"`)
-	rest("integer beyond its type", "400", strings.Replace(good, "[0,", `[9223372036854775808,`, 1), nil, `"ids"`)
+	rest("integer beyond its type", "400", strings.Replace(good, "[0,", `[9223372036854775808,`, 1),
+		nil, `"ids"`)
 	rest("NUL bytes", "400", strings.Repeat("\x00", 100), nil)
 	rest("body over the limit", "413", strings.Repeat(" ", 300_000), nil, "300000")
 	rest("unknown content encoding", "400", good, map[string]string{"Content-Encoding": "br"}, "br")
 	rest("no gzip", "400", good, map[string]string{"Content-Encoding": "gzip"})
 	rest("no deflate", "400", good, map[string]string{"Content-Encoding": "deflate"})
 	rest("gzip cut off", "400", gzipped(good)[:40], map[string]string{"Content-Encoding": "gzip"})
-	rest("gzip bomb", "413", gzipped(strings.Repeat(" ", 64<<20)), map[string]string{"Content-Encoding": "gzip"})
-	binaryQuery, n := binaryBody([]tensor.Tensor{{Name: "ids", DataType: "INT64", Shape: []int64{2, 4}, Data: make([]byte, 64)}})
+	rest("gzip bomb", "413", gzipped(strings.Repeat(" ", 64<<20)), map[string]string{
+		"Content-Encoding": "gzip",
+	})
+	binaryQuery, n := binaryBody([]tensor.Tensor{
+		{Name: "ids", DataType: "INT64", Shape: []int64{2, 4}, Data: make([]byte, 64)},
+	})
 	header := func(length string) map[string]string {
 		return map[string]string{"Inference-Header-Content-Length": length}
 	}
-	rest("truncated binary part", "400", binaryQuery[:len(binaryQuery)-5], header(strconv.Itoa(n)), "197", "202")
+	rest("truncated binary part", "400", binaryQuery[:len(binaryQuery)-5], header(strconv.Itoa(n)),
+		"197", "202")
 	rest("binary part too long", "400", binaryQuery+"12345", header(strconv.Itoa(n)))
 	rest("header length absurd", "400", binaryQuery, header("99999999999999999999"))
-	rest("header length beyond the body", "400", binaryQuery, header(strconv.Itoa(len(binaryQuery)+1)))
+	rest("header length beyond the body", "400", binaryQuery,
+		header(strconv.Itoa(len(binaryQuery)+1)))
 	rest("header length negative", "400", binaryQuery, header("-1"))
 	rest("header length that is no number", "400", binaryQuery, header("many"))
 	rest("header length too short", "400", binaryQuery, header(strconv.Itoa(n-1)))
 	rest("header length 0", "400", binaryQuery, header("0"))
-	rest("binary size that lies", "400", strings.Replace(binaryQuery, `"binary_data_size":64`, `"binary_data_size":-1`, 1), header(strconv.Itoa(n)))
+	rest("binary size that lies", "400",
+		strings.Replace(binaryQuery, `"binary_data_size":64`, `"binary_data_size":-1`, 1),
+		header(strconv.Itoa(n)))
 	add("REST: body over the limit, of unknown length", "413", func(a *testAgent) (string, string) {
-		return a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"+
-			strings.Repeat("8000\r\n"+strings.Repeat(" ", 0x8000)+"\r\n", 10)+"0\r\n\r\n", false)
+		return a.rawOutcome(
+			"POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: "+
+				"chunked\r\n\r\n"+
+				strings.Repeat("8000\r\n"+strings.Repeat(" ", 0x8000)+"\r\n", 10)+"0\r\n\r\n",
+			false)
 	})
 	add("REST: bad chunk", "400", func(a *testAgent) (string, string) {
-		return a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", false)
+		return a.rawOutcome(
+			"POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: "+
+				"chunked\r\n\r\nzz\r\n", false)
 	})
 	add("REST: half-closed connection", "400", func(a *testAgent) (string, string) {
-		return a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{\"inputs\":", true)
+		return a.rawOutcome(
+			"POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: "+
+				"100\r\n\r\n{\"inputs\":", true)
 	})
 	add("REST: negative length", "400", func(a *testAgent) (string, string) {
-		return a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", false)
+		return a.rawOutcome(
+			"POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+			false)
 	})
 	add("REST: length of a terabyte", "413", func(a *testAgent) (string, string) {
-		return a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1099511627776\r\n\r\n", false)
+		return a.rawOutcome(
+			"POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: "+
+				"1099511627776\r\n\r\n", false)
 	})
 	add("REST: headers over the limit", "431", func(a *testAgent) (string, string) {
-		return a.rawOutcome("GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: "+strings.Repeat("x", 2*(64<<10))+"\r\n\r\n", false)
+		return a.rawOutcome(
+			"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: "+strings.Repeat("x", 2*(64<<10))+"\r\n\r\n",
+			false)
 	})
-	add("REST: no HTTP", "400", func(a *testAgent) (string, string) { return a.rawOutcome("hello\r\n\r\n", false) })
+	add("REST: no HTTP", "400",
+		func(a *testAgent) (string, string) { return a.rawOutcome("hello\r\n\r\n", false) })
 	add("REST: gone before the answer", "", func(a *testAgent) (string, string) {
 		conn, err := net.Dial("tcp", a.addresses.HTTP)
 		if err != nil {
 			return "dial", err.Error()
 		}
 		defer conn.Close()
-		fmt.Fprint(conn, "POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+		fmt.Fprint(
+			conn,
+			"POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
 		return "", ""
 	})
 	add("REST: path that leaves the directory", "404", func(a *testAgent) (string, string) {
@@ -290,7 +375,8 @@ func TestBadInput(t *testing.T) {
 			if err := a.inferGRPC(ncfRequest(2)); err != nil {
 				t.Errorf("next query by gRPC: %v", err)
 			}
-			if status, body := a.do("POST", "/v2/models/ncf/infer", ncfBody(2)); status != http.StatusOK {
+			if status, body := a.do("POST", "/v2/models/ncf/infer",
+				ncfBody(2)); status != http.StatusOK {
 				t.Errorf("next query by REST: %d %s", status, body)
 			}
 			if held := a.held("serve: bytes of queries"); held != 0 {
@@ -357,7 +443,10 @@ func TestGarbage(t *testing.T) {
 	warned := strings.Count(a.log.String(), "level=WARN")
 	for range 20 {
 		for _, address := range []string{a.addresses.HTTP, a.addresses.GRPC, a.addresses.Metrics} {
-			for _, garbage := range []string{"", "\x00", "hello\r\n\r\n", "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", preface, preface + string(random), string(random), "\x16\x03\x01\x02\x00\x01"} {
+			for _, garbage := range []string{
+				"", "\x00", "hello\r\n\r\n", "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", preface,
+				preface + string(random), string(random), "\x16\x03\x01\x02\x00\x01",
+			} {
 				conn, err := net.Dial("tcp", address)
 				if err != nil {
 					t.Fatal(err)
@@ -371,15 +460,22 @@ func TestGarbage(t *testing.T) {
 			}
 		}
 	}
-	hello, err := proto.Marshal(&control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 1, Protocol: control.Spoken.Oldest}})
+	hello, err := proto.Marshal(&control.GatewayMessage{
+		Hello: &control.GatewayHello{Gateway: 1, Protocol: control.Spoken.Oldest},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, method := range []string{
-		control.Control_Match_FullMethodName, control.Control_Link_FullMethodName, control.Control_Probe_FullMethodName, control.Control_Keyring_FullMethodName,
+		control.Control_Match_FullMethodName, control.Control_Link_FullMethodName,
+		control.Control_Probe_FullMethodName, control.Control_Keyring_FullMethodName,
 	} {
-		for _, body := range [][]byte{frame(hello)[:3], frame(hello)[:8], append(frame(hello), frame(hello)[:8]...), frame(bytes.Repeat([]byte{0xff}, 40)), {0, 0xff, 0xff, 0xff, 0xff, 1}} {
-			if code, message := a.sendFrames(method, body); code == codes.OK.String() || code == codes.Unknown.String() {
+		for _, body := range [][]byte{
+			frame(hello)[:3], frame(hello)[:8], append(frame(hello), frame(hello)[:8]...),
+			frame(bytes.Repeat([]byte{0xff}, 40)), {0, 0xff, 0xff, 0xff, 0xff, 1},
+		} {
+			if code, message := a.sendFrames(method, body); code == codes.OK.String() ||
+				code == codes.Unknown.String() {
 				t.Errorf("%s with % x: got %s %q, want a refusal", method, body, code, message)
 			}
 		}
@@ -390,12 +486,14 @@ func TestGarbage(t *testing.T) {
 	if status, body := a.do("POST", "/v2/models/ncf/infer", ncfBody(2)); status != http.StatusOK {
 		t.Errorf("next query by REST: %d %s", status, body)
 	}
-	if resp, err := a.http.Get("http://" + a.addresses.Metrics + "/metrics"); err != nil || resp.StatusCode != http.StatusOK {
+	if resp, err := a.http.Get("http://" + a.addresses.Metrics + "/metrics"); err != nil ||
+		resp.StatusCode != http.StatusOK {
 		t.Errorf("metrics: %v, %v", resp, err)
 	} else {
 		resp.Body.Close()
 	}
-	if more := strings.Count(a.log.String(), "level=WARN") - warned; more > 1 || strings.Contains(a.log.String(), "panic") {
+	if more := strings.Count(a.log.String(), "level=WARN") - warned; more > 1 ||
+		strings.Contains(a.log.String(), "panic") {
 		t.Errorf("%d warnings, want one, of TLS where there is none:\n%s", more, a.log)
 	}
 }
@@ -457,7 +555,8 @@ func grpcOutcome(err error) (code, message string) {
 }
 
 // restOutcome sends a request and returns the status and the error's message.
-func (a *testAgent) restOutcome(method, path, body string, header map[string]string) (code, message string) {
+func (a *testAgent) restOutcome(method, path, body string, header map[string]string) (code,
+	message string) {
 	resp, answer := a.exchange(method, path, body, header)
 	return strconv.Itoa(resp.StatusCode), unquoted(answer)
 }
@@ -470,7 +569,10 @@ func restBody(req *inference.ModelInferRequest) string {
 	type object = map[string]any
 	inputs, outputs := []object{}, []object{}
 	for _, in := range req.GetInputs() {
-		o := object{"name": in.GetName(), "datatype": in.GetDatatype(), "shape": append([]int64{}, in.GetShape()...)}
+		o := object{
+			"name": in.GetName(), "datatype": in.GetDatatype(),
+			"shape": append([]int64{}, in.GetShape()...),
+		}
 		if c := in.GetContents(); c.GetInt64Contents() != nil {
 			o["data"] = c.GetInt64Contents()
 		} else {
@@ -568,7 +670,8 @@ func (a *testAgent) sendFrames(method string, body []byte) (code, message string
 
 // onOwnConnection calls f with a client on a connection that is closed after.
 func (a *testAgent) onOwnConnection(f func(inference.GRPCInferenceServiceClient) error) error {
-	conn, err := grpc.NewClient(a.addresses.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(a.addresses.GRPC,
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}

@@ -25,7 +25,10 @@ type hosts struct {
 }
 
 func newHosts() *hosts {
-	return &hosts{listeners: map[string]*hostListener{}, conns: map[*hostConn]bool{}, delays: map[string]time.Duration{}, killed: map[string]bool{}, changed: make(chan struct{})}
+	return &hosts{
+		listeners: map[string]*hostListener{}, conns: map[*hostConn]bool{},
+		delays: map[string]time.Duration{}, killed: map[string]bool{}, changed: make(chan struct{}),
+	}
 }
 
 func (h *hosts) partition(part map[string]int) {
@@ -44,7 +47,8 @@ func (h *hosts) delay(owner string, delay time.Duration) {
 }
 
 // reachable says whether two hosts reach each other, how long that takes, and when to look again.
-func (h *hosts) reachable(from, to string) (reachable bool, delay time.Duration, changed <-chan struct{}) {
+func (h *hosts) reachable(from, to string) (reachable bool, delay time.Duration,
+	changed <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.part[from] == h.part[to], h.delays[from] + h.delays[to], h.changed

@@ -78,7 +78,8 @@ func cpuModel(file string) string {
 	defer f.Close()
 	scanner := bufio.NewScanner(f)
 	for scanner.Scan() {
-		if key, value, found := strings.Cut(scanner.Text(), ":"); found && strings.TrimSpace(key) == "model name" {
+		if key, value, found := strings.Cut(scanner.Text(), ":"); found &&
+			strings.TrimSpace(key) == "model name" {
 			return strings.TrimSpace(value)
 		}
 	}

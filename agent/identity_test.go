@@ -9,8 +9,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
 )
 
-// TestInstanceType: the flag comes before EC2's metadata service, which wants a token, and that before
-// the machine's own description.
+// TestInstanceType: the flag comes before EC2's metadata service, which wants a token, and that
+// before the machine's own description.
 func TestInstanceType(t *testing.T) {
 	service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		const token = "a-token"
@@ -27,7 +27,9 @@ func TestInstanceType(t *testing.T) {
 		}
 	}))
 	defer service.Close()
-	nonsense := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) }))
+	nonsense := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNotFound)
+	}))
 	defer nonsense.Close()
 	for _, tt := range []struct{ flag, endpoint, want string }{
 		{"r5n.large", service.URL, "r5n.large"},
@@ -37,9 +39,13 @@ func TestInstanceType(t *testing.T) {
 	} {
 		config := DefaultConfig()
 		config.InstanceType = tt.flag
-		unhurried := imds.Options{Endpoint: tt.endpoint, HTTPClient: http.DefaultClient, DisableDefaultTimeout: true}
-		if got := config.instanceType(t.Context(), unhurried); !strings.HasPrefix(string(got), tt.want) {
-			t.Errorf("flag %q, metadata service %s: got %q, want %q", tt.flag, tt.endpoint, got, tt.want)
+		unhurried := imds.Options{
+			Endpoint: tt.endpoint, HTTPClient: http.DefaultClient, DisableDefaultTimeout: true,
+		}
+		if got := config.instanceType(t.Context(), unhurried); !strings.HasPrefix(string(got),
+			tt.want) {
+			t.Errorf("flag %q, metadata service %s: got %q, want %q", tt.flag, tt.endpoint, got,
+				tt.want)
 		}
 	}
 }

@@ -31,7 +31,8 @@ func startLimited(t *testing.T, limits string) (*testAgent, func(limits string))
 	t.Helper()
 	files := newTestCA(t)
 	content := func(limits string) string {
-		return "clients:\n  ads: {models: [ncf], limits: {" + limits + "}}\n  feed: {models: [ncf]}\n"
+		return "clients:\n  ads: {models: [ncf], limits: {" + limits +
+			"}}\n  feed: {models: [ncf]}\n"
 	}
 	config := testConfig(t)
 	config.Security.APIKeysFile = files.write("keys", "ads: "+adsKey+"\nfeed: "+feedKey+"\n")
@@ -52,7 +53,8 @@ func withKey(ctx context.Context, key string) context.Context {
 func wantLimit(t *testing.T, what string, err error, limit string) {
 	t.Helper()
 	s := status.Convert(err)
-	if s.Code() != codes.ResourceExhausted || !strings.Contains(s.Message(), `client "ads" is over its limit of `+limit) {
+	if s.Code() != codes.ResourceExhausted ||
+		!strings.Contains(s.Message(), `client "ads" is over its limit of `+limit) {
 		t.Errorf("%s: got %v, want RESOURCE_EXHAUSTED for the limit of %s", what, err, limit)
 		return
 	}
@@ -64,13 +66,15 @@ func wantLimit(t *testing.T, what string, err error, limit string) {
 	t.Errorf("%s: no RetryInfo in %v", what, err)
 }
 
-// TestQueryLimit: queries are counted by gRPC and REST together, those beyond are refused and counted,
-// and a limit that has changed holds at once. Others are served.
+// TestQueryLimit: queries are counted by gRPC and REST together, those beyond are refused and
+// counted, and a limit that has changed holds at once. Others are served.
 func TestQueryLimit(t *testing.T) {
 	a, change := startLimited(t, "queries_per_second: 0.001, burst: 4")
 	ads, feed := withKey(t.Context(), adsKey), withKey(t.Context(), feedKey)
 	byREST := func(key string) (*http.Response, string) {
-		return a.exchange("POST", "/v2/models/ncf/infer", ncfBody(1), map[string]string{"Authorization": "Bearer " + key})
+		return a.exchange("POST", "/v2/models/ncf/infer", ncfBody(1), map[string]string{
+			"Authorization": "Bearer " + key,
+		})
 	}
 	for range 2 {
 		if _, err := a.grpc.ModelInfer(ads, ncfRequest(1)); err != nil {
@@ -83,9 +87,12 @@ func TestQueryLimit(t *testing.T) {
 	_, err := a.grpc.ModelInfer(ads, ncfRequest(1))
 	wantLimit(t, "gRPC", err, "0.001 queries a second")
 	resp, body := byREST(adsKey)
-	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); resp.StatusCode != http.StatusTooManyRequests || err != nil || seconds < 900 || seconds > 1000 ||
+	if seconds, err := strconv.Atoi(
+		resp.Header.Get("Retry-After")); resp.StatusCode != http.StatusTooManyRequests ||
+		err != nil || seconds < 900 || seconds > 1000 ||
 		!strings.Contains(body, "over its limit of 0.001 queries a second") {
-		t.Errorf("REST: got %d, Retry-After %q, %s", resp.StatusCode, resp.Header.Get("Retry-After"), body)
+		t.Errorf("REST: got %d, Retry-After %q, %s", resp.StatusCode,
+			resp.Header.Get("Retry-After"), body)
 	}
 	if got := a.counted("muster_refusals_total", secure.ReasonLimit); got != 2 {
 		t.Errorf("%v refusals are counted, want 2", got)
@@ -98,7 +105,8 @@ func TestQueryLimit(t *testing.T) {
 			t.Fatalf("another client: %v", err)
 		}
 	}
-	if _, err := a.grpc.ModelInfer(ads, ncfRequest(1)); status.Code(err) != codes.ResourceExhausted {
+	if _, err := a.grpc.ModelInfer(ads, ncfRequest(1)); status.Code(
+		err) != codes.ResourceExhausted {
 		t.Errorf("later: %v", err)
 	}
 	change("")
@@ -108,7 +116,8 @@ func TestQueryLimit(t *testing.T) {
 		}
 	}
 	change("queries_per_second: 0.001, burst: 0.5")
-	if !strings.Contains(a.log.String(), `client \"ads\": burst: 0.5, want a number of at least 1`) {
+	if !strings.Contains(a.log.String(),
+		`client \"ads\": burst: 0.5, want a number of at least 1`) {
 		t.Errorf("a file that makes no sense is not in the log:\n%s", a.log)
 	}
 	if _, err := a.grpc.ModelInfer(ads, ncfRequest(1)); err != nil {
@@ -141,7 +150,9 @@ func TestByteLimit(t *testing.T) {
 		}
 		text, _ := io.ReadAll(resp.Body) // what is missing is not found in it
 		resp.Body.Close()
-		if resp.StatusCode != http.StatusTooManyRequests || !strings.Contains(string(text), "over its limit of 1 bytes a second") || resp.Header.Get("Retry-After") == "" {
+		if resp.StatusCode != http.StatusTooManyRequests ||
+			!strings.Contains(string(text), "over its limit of 1 bytes a second") ||
+			resp.Header.Get("Retry-After") == "" {
 			t.Errorf("REST, length %s: got %d %s", length, resp.StatusCode, text)
 		}
 	}
@@ -172,7 +183,9 @@ func TestLimitOfSDKs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Send(&control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest}}); err != nil {
+	if err := s.Send(&control.GatewayMessage{
+		Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	// outcome is what becomes of a query.
@@ -194,7 +207,9 @@ func TestLimitOfSDKs(t *testing.T) {
 			}
 			for _, x := range m.GetAssign() {
 				if x.GetSequence() == submit.GetSequence() {
-					unused := &control.GatewayMessage{Unused: []*control.Assign{x}, Cancel: []uint64{x.GetSequence()}}
+					unused := &control.GatewayMessage{
+						Unused: []*control.Assign{x}, Cancel: []uint64{x.GetSequence()},
+					}
 					if err := s.Send(unused); err != nil {
 						t.Fatal(err)
 					}
@@ -205,7 +220,8 @@ func TestLimitOfSDKs(t *testing.T) {
 	}
 	wantRefused := func(what, limit string, r *control.Reject) {
 		t.Helper()
-		if r.GetReason() != "limit" || r.GetRetryAfterNs() <= 0 || !strings.Contains(r.GetMessage(), `client "ads" is over its limit of `+limit) {
+		if r.GetReason() != "limit" || r.GetRetryAfterNs() <= 0 ||
+			!strings.Contains(r.GetMessage(), `client "ads" is over its limit of `+limit) {
 			t.Errorf("%s: got %v, want a rejection for the limit of %s", what, r, limit)
 		}
 	}
@@ -215,15 +231,21 @@ func TestLimitOfSDKs(t *testing.T) {
 		}
 	}
 	wantRefused("a fourth", "0.001 queries a second", outcome(&control.Submit{Sequence: 4}))
-	wantRefused("one said to be made again", "0.001 queries a second", outcome(&control.Submit{Sequence: 1, Attempts: 1}))
-	wantRefused("one said to be sent", "0.001 queries a second", outcome(&control.Submit{Sequence: 5, Attempts: 1, Agent: a.name}))
+	wantRefused("one said to be made again", "0.001 queries a second", outcome(&control.Submit{
+		Sequence: 1, Attempts: 1,
+	}))
+	wantRefused("one said to be sent", "0.001 queries a second", outcome(&control.Submit{
+		Sequence: 5, Attempts: 1, Agent: a.name,
+	}))
 	_, err = a.grpc.ModelInfer(ctx, ncfRequest(1)) // the same count: both ask the leader's agent
 	wantLimit(t, "gRPC", err, "0.001 queries a second")
 
 	// An attempt counts for itself, as its query has been counted by the leader.
 	attempt := func(sequence uint64) error {
 		header := control.Attempt{Gateway: 7, Sequence: sequence, Attempt: 1}
-		_, err := a.grpc.ModelInfer(metadata.AppendToOutgoingContext(ctx, control.AttemptHeader, header.String()), ncfRequest(1))
+		_, err := a.grpc.ModelInfer(
+			metadata.AppendToOutgoingContext(ctx, control.AttemptHeader, header.String()),
+			ncfRequest(1))
 		return err
 	}
 	for i := range uint64(3) {
@@ -231,14 +253,18 @@ func TestLimitOfSDKs(t *testing.T) {
 			t.Errorf("attempt %d: %v", i+1, err)
 		}
 	}
-	wantCode(t, attempt(4), "Unavailable", "refused", `client "ads" is over its limit of 0.001 queries a second`) // its gateway tries elsewhere
+	// its gateway tries elsewhere
+	wantCode(t, attempt(4), "Unavailable", "refused",
+		`client "ads" is over its limit of 0.001 queries a second`)
 
 	probe, err := ctl.Probe(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range uint64(5) {
-		if err := probe.Send(&control.ProbeRequest{Id: 1 + i, Model: "ncf", BatchSize: 1, Gateway: 7}); err != nil {
+		if err := probe.Send(&control.ProbeRequest{
+			Id: 1 + i, Model: "ncf", BatchSize: 1, Gateway: 7,
+		}); err != nil {
 			t.Fatal(err)
 		}
 		answer, err := probe.Recv()
@@ -254,7 +280,9 @@ func TestLimitOfSDKs(t *testing.T) {
 	if r := outcome(&control.Submit{Sequence: 10, Bytes: 5000}); r != nil {
 		t.Fatal(r)
 	}
-	wantRefused("one after a large one", "1000 bytes a second", outcome(&control.Submit{Sequence: 11, Bytes: 1}))
+	wantRefused("one after a large one", "1000 bytes a second", outcome(&control.Submit{
+		Sequence: 11, Bytes: 1,
+	}))
 }
 
 // TestSDKOverLimit: a client's own SDK tells it of its limit as of overload.
@@ -287,8 +315,10 @@ func TestSDKOverLimit(t *testing.T) {
 	}
 	err = infer()
 	var e *client.Error
-	if !errors.As(err, &e) || !errors.Is(err, client.ErrOverloaded) || e.RetryAfter < 900*time.Second {
-		t.Errorf("got %v, retry after %v; want ErrOverloaded, and to wait for 1000 s", err, e.RetryAfter)
+	if !errors.As(err, &e) || !errors.Is(err, client.ErrOverloaded) ||
+		e.RetryAfter < 900*time.Second {
+		t.Errorf("got %v, retry after %v; want ErrOverloaded, and to wait for 1000 s", err,
+			e.RetryAfter)
 	}
 }
 
@@ -343,7 +373,8 @@ func TestStreamLimit(t *testing.T) {
 		}
 		resp.Body.Close()
 		if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") != "1" {
-			t.Errorf("%s: got %d, Retry-After %q, want 429 and 1", url, resp.StatusCode, resp.Header.Get("Retry-After"))
+			t.Errorf("%s: got %d, Retry-After %q, want 429 and 1", url, resp.StatusCode,
+				resp.Header.Get("Retry-After"))
 		}
 	}
 	if _, err := a.grpc.ServerLive(t.Context(), nil); err != nil {

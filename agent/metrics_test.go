@@ -83,7 +83,8 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 }
 
-// counted is what the agent counts under a name, summed over its labels, or over those with a value.
+// counted is what the agent counts under a name, summed over its labels, or over
+// those with a value.
 func (a *Agent) counted(name string, values ...string) (sum float64) {
 	families, err := a.metrics.registry.Gather()
 	if err != nil {
@@ -98,7 +99,8 @@ func (a *Agent) counted(name string, values ...string) (sum float64) {
 			for _, l := range m.GetLabel() {
 				labels = append(labels, l.GetValue())
 			}
-			if !slices.ContainsFunc(values, func(v string) bool { return !slices.Contains(labels, v) }) {
+			if !slices.ContainsFunc(values,
+				func(v string) bool { return !slices.Contains(labels, v) }) {
 				sum += m.GetCounter().GetValue()
 			}
 		}
@@ -161,8 +163,10 @@ func TestFleetMetrics(t *testing.T) {
 		}
 		led := values()
 		for name, want := range map[string]float64{
-			"muster_gateway_submits_total": 20, "muster_gateway_attempts_total leader": 20, "muster_gateway_attempts_total gateway": 0,
-			"muster_gateway_leader_links_total": 1, "muster_gateway_probes_total": 0, "muster_gossip_members": 3,
+			"muster_gateway_submits_total": 20, "muster_gateway_attempts_total leader": 20,
+			"muster_gateway_attempts_total gateway": 0,
+			"muster_gateway_leader_links_total":     1, "muster_gateway_probes_total": 0,
+			"muster_gossip_members": 3,
 		} {
 			if got, ok := led[name]; !ok || got != want {
 				f.Errorf("with a leader, %s: got %v, want %v", name, got, want)
@@ -176,17 +180,22 @@ func TestFleetMetrics(t *testing.T) {
 		f.settled(b)
 		cut := values()
 		for _, name := range []string{
-			"muster_gateway_attempts_total gateway", "muster_gateway_probes_total", "muster_gateway_unanswered_probes_total",
+			"muster_gateway_attempts_total gateway", "muster_gateway_probes_total",
+			"muster_gateway_unanswered_probes_total",
 			"muster_gateway_leader_silences_total",
 		} {
 			if cut[name] <= led[name] {
-				f.Errorf("after the others were cut off, %s: got %v, want more than %v", name, cut[name], led[name])
+				f.Errorf("after the others were cut off, %s: got %v, want more than %v", name,
+					cut[name], led[name])
 			}
 		}
 		if got := cut["muster_gossip_members"]; got != 1 {
 			f.Errorf("after the others were cut off, muster_gossip_members: got %v, want 1", got)
 		}
-		for _, name := range []string{"muster_gossip_sent_packets_total", "muster_gossip_received_packet_bytes_total", "muster_gossip_new_loads_total"} {
+		for _, name := range []string{
+			"muster_gossip_sent_packets_total", "muster_gossip_received_packet_bytes_total",
+			"muster_gossip_new_loads_total",
+		} {
 			if cut[name] == 0 {
 				f.Errorf("%s: got 0", name)
 			}

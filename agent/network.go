@@ -51,10 +51,15 @@ func (n network) connect(address string) (*grpc.ClientConn, error) {
 		grpc.WithTransportCredentials(proof),
 		grpc.WithContextDialer(n.dial),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
+			Backoff: backoff.Config{
+				BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
+				MaxDelay: time.Second,
+			},
 			MinConnectTimeout: 3 * time.Second,
 		}),
 		// As in the SDK: what this is for is the timeout.
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 5 * time.Minute, Timeout: 3 * time.Second}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{
+			Time: 5 * time.Minute, Timeout: 3 * time.Second,
+		}),
 	)...)
 }

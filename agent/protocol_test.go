@@ -39,9 +39,11 @@ func randomInputs(t testing.TB, v *models.Version, batchSize int) []tensor.Tenso
 		for e := range n {
 			switch p.DataType {
 			case tensor.FP32:
-				binary.LittleEndian.PutUint32(data[4*e:], math.Float32bits(float32(r.NormFloat64())))
+				binary.LittleEndian.PutUint32(data[4*e:],
+					math.Float32bits(float32(r.NormFloat64())))
 			case tensor.Int64:
-				binary.LittleEndian.PutUint64(data[8*e:], uint64(r.Int64N(10))) // every table has ten rows
+				// every table has ten rows
+				binary.LittleEndian.PutUint64(data[8*e:], uint64(r.Int64N(10)))
 			default:
 				t.Fatalf("input %q is of type %s", p.Name, p.DataType)
 			}
@@ -63,7 +65,8 @@ func rawRequest(model string, inputs []tensor.Tensor) *inference.ModelInferReque
 	return req
 }
 
-func withTimeout(req *inference.ModelInferRequest, timeout time.Duration) *inference.ModelInferRequest {
+func withTimeout(req *inference.ModelInferRequest,
+	timeout time.Duration) *inference.ModelInferRequest {
 	if req.Parameters == nil {
 		req.Parameters = map[string]*inference.InferParameter{}
 	}
@@ -94,7 +97,11 @@ func binaryBody(inputs []tensor.Tensor) (body string, jsonLength int) {
 	}{Parameters: map[string]any{"binary_data_output": true}}
 	var data bytes.Buffer
 	for _, in := range inputs {
-		header.Inputs = append(header.Inputs, input{in.Name, string(in.DataType), in.Shape, map[string]any{"binary_data_size": len(in.Data)}})
+		header.Inputs = append(header.Inputs, input{
+			in.Name, string(in.DataType), in.Shape, map[string]any{
+				"binary_data_size": len(in.Data),
+			},
+		})
 		data.Write(in.Data)
 	}
 	text, err := json.Marshal(header)
@@ -109,7 +116,9 @@ func binaryBody(inputs []tensor.Tensor) (body string, jsonLength int) {
 func (a *testAgent) inferBinary(model string, inputs []tensor.Tensor) [][]byte {
 	a.t.Helper()
 	body, n := binaryBody(inputs)
-	resp, answer := a.exchange("POST", "/v2/models/"+model+"/infer", body, map[string]string{"Inference-Header-Content-Length": strconv.Itoa(n)})
+	resp, answer := a.exchange("POST", "/v2/models/"+model+"/infer", body, map[string]string{
+		"Inference-Header-Content-Length": strconv.Itoa(n),
+	})
 	if resp.StatusCode != http.StatusOK {
 		a.t.Fatalf("%s: %d %s", model, resp.StatusCode, answer)
 	}
@@ -165,24 +174,39 @@ func TestREST(t *testing.T) {
 		status             int
 		want               []string
 	}{
-		{"GET", "/", "", 200, []string{`"name":"muster"`, `"ready":true`, "/v2/models/ncf/versions/1", a.addresses.GRPC, a.addresses.Metrics}},
+		{"GET", "/", "", 200, []string{
+			`"name":"muster"`, `"ready":true`, "/v2/models/ncf/versions/1", a.addresses.GRPC,
+			a.addresses.Metrics,
+		}},
 		{"GET", "/livez", "", 200, nil},
 		{"GET", "/readyz", "", 200, nil},
 		{"GET", "/v2", "", 200, []string{`"name":"muster"`, `"version":`, `"binary_tensor_data"`}},
 		{"GET", "/v2/health/live", "", 200, nil},
 		{"GET", "/v2/health/ready", "", 200, nil},
-		{"GET", "/v2/models/ncf", "", 200, []string{`"name":"ncf"`, `"versions":["1"]`, `"platform":"emulated"`, `"shape":[-1,4]`, `"qos_target_ms":"5"`}},
+		{"GET", "/v2/models/ncf", "", 200, []string{
+			`"name":"ncf"`, `"versions":["1"]`, `"platform":"emulated"`, `"shape":[-1,4]`,
+			`"qos_target_ms":"5"`,
+		}},
 		{"GET", "/v2/models/ncf/versions/1", "", 200, []string{`"name":"ncf"`}},
 		{"GET", "/v2/models/ncf/ready", "", 200, nil},
 		{"GET", "/v2/models/ncf/versions/1/ready", "", 200, nil},
-		{"POST", "/v2/models/ncf/infer", ncfBody(2), 200, []string{`"model_name":"ncf"`, `"model_version":"1"`, `"shape":[2,64]`}},
-		{"POST", "/v2/models/ncf/versions/1/infer", ncfBody(2), 200, []string{`"model_name":"ncf"`}},
-		{"GET", "/v2/models/ncf/stats", "", 200, []string{`"name":"ncf"`, `"inference_count":4`, `"execution_count":2`, `"success":{"count":2`}},
+		{"POST", "/v2/models/ncf/infer", ncfBody(2), 200, []string{
+			`"model_name":"ncf"`, `"model_version":"1"`, `"shape":[2,64]`,
+		}},
+		{"POST", "/v2/models/ncf/versions/1/infer", ncfBody(2), 200, []string{
+			`"model_name":"ncf"`,
+		}},
+		{"GET", "/v2/models/ncf/stats", "", 200, []string{
+			`"name":"ncf"`, `"inference_count":4`, `"execution_count":2`, `"success":{"count":2`,
+		}},
 		{"GET", "/v2/models/ncf/versions/1/stats", "", 200, []string{`"name":"ncf"`}},
 		{"GET", "/v2/models/stats", "", 200, []string{`"name":"ncf"`, `"name":"wnd"`}},
-		{"POST", "/v2/repository/index", "", 200, []string{`[{"name":"dien","version":"1","state":"READY","reason":""}`}},
+		{"POST", "/v2/repository/index", "", 200, []string{
+			`[{"name":"dien","version":"1","state":"READY","reason":""}`,
+		}},
 		{"POST", "/v2/repository/index", `{"ready":true}`, 200, []string{`[{"name":"dien"`}},
-		{"POST", "/v2/repository/models/wnd/unload", `{"parameters":{"unload_dependents":false}}`, 200, nil},
+		{"POST", "/v2/repository/models/wnd/unload", `{"parameters":{"unload_dependents":false}}`,
+			200, nil},
 		{"GET", "/v2/models/wnd/ready", "", 503, []string{"not ready"}},
 		{"POST", "/v2/models/wnd/infer", "{}", 503, []string{"not ready"}},
 		{"POST", "/v2/repository/models/wnd/load", "{}", 200, nil},
@@ -197,7 +221,9 @@ func TestREST(t *testing.T) {
 		{"POST", "/v2/repository/models/dlrm/unload", "", 404, []string{"dlrm"}},
 		{"POST", "/v2/repository/models/..%2Fetc/load", "", 400, []string{"../etc"}},
 		{"POST", "/v2/repository/models/..%2Fetc/unload", "", 400, []string{"../etc"}},
-		{"POST", "/v2/repository/models/ncf/load", `{"parameters":{"config":"{}"}}`, 400, []string{`config`, "model.yaml"}},
+		{"POST", "/v2/repository/models/ncf/load", `{"parameters":{"config":"{}"}}`, 400, []string{
+			`config`, "model.yaml",
+		}},
 		{"POST", "/v2/repository/index", `{"ready":`, 400, []string{"body"}},
 		{"POST", "/v2/repository/index", strings.Repeat(" ", 64<<10+1), 413, []string{"65536"}},
 		{"GET", "/nowhere", "", 404, []string{`{"error":"GET /nowhere: not found`}},
@@ -219,56 +245,76 @@ func TestREST(t *testing.T) {
 func TestGRPC(t *testing.T) {
 	a := startAgent(t, testConfig(t), emulated())
 	ctx := t.Context()
-	if resp, err := a.grpc.ServerLive(ctx, &inference.ServerLiveRequest{}); err != nil || !resp.GetLive() {
+	if resp, err := a.grpc.ServerLive(ctx, &inference.ServerLiveRequest{}); err != nil ||
+		!resp.GetLive() {
 		t.Errorf("ServerLive: %v, %v", resp, err)
 	}
-	if resp, err := a.grpc.ServerReady(ctx, &inference.ServerReadyRequest{}); err != nil || !resp.GetReady() {
+	if resp, err := a.grpc.ServerReady(ctx, &inference.ServerReadyRequest{}); err != nil ||
+		!resp.GetReady() {
 		t.Errorf("ServerReady: %v, %v", resp, err)
 	}
-	if resp, err := a.grpc.ServerMetadata(ctx, &inference.ServerMetadataRequest{}); err != nil || resp.GetName() != "muster" {
+	if resp, err := a.grpc.ServerMetadata(ctx, &inference.ServerMetadataRequest{}); err != nil ||
+		resp.GetName() != "muster" {
 		t.Errorf("ServerMetadata: %v, %v", resp, err)
 	}
 	for model, want := range map[string]bool{"ncf": true, "dlrm": false} {
-		if resp, err := a.grpc.ModelReady(ctx, &inference.ModelReadyRequest{Name: model}); err != nil || resp.GetReady() != want {
+		if resp, err := a.grpc.ModelReady(ctx,
+			&inference.ModelReadyRequest{Name: model}); err != nil || resp.GetReady() != want {
 			t.Errorf("ModelReady of %s: %v, %v", model, resp, err)
 		}
 	}
-	metadata, err := a.grpc.ModelMetadata(ctx, &inference.ModelMetadataRequest{Name: "wnd", Version: "1"})
-	if err != nil || len(metadata.GetInputs()) != 2 || metadata.GetProperties()["qos_target_ms"] != "25" {
+	metadata, err := a.grpc.ModelMetadata(ctx, &inference.ModelMetadataRequest{
+		Name: "wnd", Version: "1",
+	})
+	if err != nil || len(metadata.GetInputs()) != 2 ||
+		metadata.GetProperties()["qos_target_ms"] != "25" {
 		t.Errorf("ModelMetadata: %v, %v", metadata, err)
 	}
 	req := ncfRequest(3)
 	req.Id = "q1"
 	resp, err := a.grpc.ModelInfer(ctx, req)
-	if err != nil || resp.GetId() != "q1" || resp.GetModelVersion() != "1" || fmt.Sprint(resp.GetOutputs()[0].GetShape()) != "[3 64]" || len(resp.GetRawOutputContents()[0]) != 3*64*4 {
+	if err != nil || resp.GetId() != "q1" || resp.GetModelVersion() != "1" ||
+		fmt.Sprint(resp.GetOutputs()[0].GetShape()) != "[3 64]" ||
+		len(resp.GetRawOutputContents()[0]) != 3*64*4 {
 		t.Errorf("ModelInfer: %v, %v", resp, err)
 	}
 	stats, err := a.grpc.ModelStatistics(ctx, &inference.ModelStatisticsRequest{Name: "ncf"})
-	if err != nil || len(stats.GetModelStats()) != 1 || stats.GetModelStats()[0].GetInferenceCount() != 3 || stats.GetModelStats()[0].GetLastInference() == 0 {
+	if err != nil || len(stats.GetModelStats()) != 1 ||
+		stats.GetModelStats()[0].GetInferenceCount() != 3 ||
+		stats.GetModelStats()[0].GetLastInference() == 0 {
 		t.Errorf("ModelStatistics: %v, %v", stats, err)
 	}
 	index, err := a.grpc.RepositoryIndex(ctx, &inference.RepositoryIndexRequest{})
 	if err != nil || len(index.GetModels()) != 5 {
 		t.Errorf("RepositoryIndex: %v, %v", index, err)
 	}
-	if _, err := a.grpc.RepositoryModelUnload(ctx, &inference.RepositoryModelUnloadRequest{ModelName: "ncf"}); err != nil {
+	if _, err := a.grpc.RepositoryModelUnload(ctx,
+		&inference.RepositoryModelUnloadRequest{ModelName: "ncf"}); err != nil {
 		t.Error(err)
 	}
 	wantCode(t, a.inferGRPC(ncfRequest(1)), "Unavailable", "ncf")
-	if resp, err := a.grpc.ModelReady(ctx, &inference.ModelReadyRequest{Name: "ncf"}); err != nil || resp.GetReady() {
+	if resp, err := a.grpc.ModelReady(ctx, &inference.ModelReadyRequest{Name: "ncf"}); err != nil ||
+		resp.GetReady() {
 		t.Errorf("ModelReady after unload: %v, %v", resp, err)
 	}
-	if _, err := a.grpc.RepositoryModelLoad(ctx, &inference.RepositoryModelLoadRequest{ModelName: "ncf"}); err != nil {
+	if _, err := a.grpc.RepositoryModelLoad(ctx,
+		&inference.RepositoryModelLoadRequest{ModelName: "ncf"}); err != nil {
 		t.Error(err)
 	}
 	if err := a.inferGRPC(ncfRequest(1)); err != nil {
 		t.Error(err)
 	}
-	_, err = a.grpc.RepositoryModelLoad(ctx, &inference.RepositoryModelLoadRequest{ModelName: "dlrm"})
+	_, err = a.grpc.RepositoryModelLoad(ctx, &inference.RepositoryModelLoadRequest{
+		ModelName: "dlrm",
+	})
 	wantCode(t, err, "NotFound", "dlrm")
-	_, err = a.grpc.RepositoryModelLoad(ctx, &inference.RepositoryModelLoadRequest{ModelName: "../ncf"})
+	_, err = a.grpc.RepositoryModelLoad(ctx, &inference.RepositoryModelLoadRequest{
+		ModelName: "../ncf",
+	})
 	wantCode(t, err, "InvalidArgument", "../ncf")
-	_, err = a.grpc.RepositoryModelLoad(ctx, &inference.RepositoryModelLoadRequest{ModelName: "ncf", RepositoryName: "other"})
+	_, err = a.grpc.RepositoryModelLoad(ctx, &inference.RepositoryModelLoadRequest{
+		ModelName: "ncf", RepositoryName: "other",
+	})
 	wantCode(t, err, "InvalidArgument", `repository name "other"`)
 	_, err = a.grpc.ModelMetadata(ctx, &inference.ModelMetadataRequest{Name: "dlrm"})
 	wantCode(t, err, "NotFound", "dlrm")
@@ -290,7 +336,8 @@ func TestHealth(t *testing.T) {
 	for _, service := range []string{"", "inference.GRPCInferenceService", "ncf"} {
 		check(service, healthpb.HealthCheckResponse_SERVING)
 	}
-	if status, body := a.do("POST", "/v2/repository/models/ncf/unload", ""); status != http.StatusOK {
+	if status, body := a.do("POST", "/v2/repository/models/ncf/unload",
+		""); status != http.StatusOK {
 		t.Fatal(status, body)
 	}
 	check("ncf", healthpb.HealthCheckResponse_NOT_SERVING)
@@ -319,12 +366,16 @@ func TestCompression(t *testing.T) {
 		body     string
 		reader   func(io.Reader) (io.ReadCloser, error)
 	}{
-		{"gzip", gzipped(ncfBody(3)), func(r io.Reader) (io.ReadCloser, error) { return gzip.NewReader(r) }},
+		{"gzip", gzipped(ncfBody(3)),
+			func(r io.Reader) (io.ReadCloser, error) { return gzip.NewReader(r) }},
 		{"deflate", deflated(ncfBody(3)), zlib.NewReader},
 	} {
-		resp, body := a.exchange("POST", "/v2/models/ncf/infer", tt.body, map[string]string{"Content-Encoding": tt.encoding, "Accept-Encoding": tt.encoding})
+		resp, body := a.exchange("POST", "/v2/models/ncf/infer", tt.body, map[string]string{
+			"Content-Encoding": tt.encoding, "Accept-Encoding": tt.encoding,
+		})
 		if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Encoding") != tt.encoding {
-			t.Fatalf("%s: got %d, Content-Encoding %q: %s", tt.encoding, resp.StatusCode, resp.Header.Get("Content-Encoding"), body)
+			t.Fatalf("%s: got %d, Content-Encoding %q: %s", tt.encoding, resp.StatusCode,
+				resp.Header.Get("Content-Encoding"), body)
 		}
 		plain, err := tt.reader(strings.NewReader(body))
 		if err != nil {
@@ -335,9 +386,13 @@ func TestCompression(t *testing.T) {
 			t.Errorf("%s: got %q, %v, want %q", tt.encoding, got, err, want)
 		}
 		// An error goes out plain.
-		resp, body = a.exchange("POST", "/v2/models/ncf/infer", "{}", map[string]string{"Accept-Encoding": tt.encoding})
-		if resp.StatusCode != http.StatusBadRequest || resp.Header.Get("Content-Encoding") != "" || !strings.HasPrefix(body, `{"error":`) {
-			t.Errorf("%s: an error: got %d, Content-Encoding %q: %s", tt.encoding, resp.StatusCode, resp.Header.Get("Content-Encoding"), body)
+		resp, body = a.exchange("POST", "/v2/models/ncf/infer", "{}", map[string]string{
+			"Accept-Encoding": tt.encoding,
+		})
+		if resp.StatusCode != http.StatusBadRequest || resp.Header.Get("Content-Encoding") != "" ||
+			!strings.HasPrefix(body, `{"error":`) {
+			t.Errorf("%s: an error: got %d, Content-Encoding %q: %s", tt.encoding, resp.StatusCode,
+				resp.Header.Get("Content-Encoding"), body)
 		}
 	}
 }

@@ -65,8 +65,11 @@ func (a *testAgent) wantOverloaded() {
 		a.t.Errorf("gRPC: no RetryInfo in %v", err)
 	}
 	resp, body := a.exchange("POST", "/v2/models/ncf/infer", ncfBody(8), nil)
-	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); resp.StatusCode != http.StatusTooManyRequests || err != nil || seconds < 1 {
-		a.t.Errorf("REST: got %d, Retry-After %q, %s", resp.StatusCode, resp.Header.Get("Retry-After"), body)
+	if seconds, err := strconv.Atoi(
+		resp.Header.Get("Retry-After")); resp.StatusCode != http.StatusTooManyRequests ||
+		err != nil || seconds < 1 {
+		a.t.Errorf("REST: got %d, Retry-After %q, %s", resp.StatusCode,
+			resp.Header.Get("Retry-After"), body)
 	}
 }
 
@@ -118,7 +121,8 @@ func TestDeadlines(t *testing.T) {
 	wantCode(t, err, "DeadlineExceeded")
 
 	body := strings.Replace(ncfBody(1), `{"inputs"`, `{"parameters":{"timeout":1000},"inputs"`, 1)
-	if status, answer := a.do("POST", "/v2/models/ncf/infer", body); status != http.StatusGatewayTimeout {
+	if status, answer := a.do("POST", "/v2/models/ncf/infer",
+		body); status != http.StatusGatewayTimeout {
 		t.Errorf("REST with a timeout: got %d %s", status, answer)
 	}
 	for a.worker.Lanes().Stats().Waiting > 0 { // the one whose client has given up already
@@ -127,9 +131,14 @@ func TestDeadlines(t *testing.T) {
 	// The client that gave up may have been seen to go before its deadline was
 	// seen to pass.
 	failed := a.scrape()
-	deadline, cancelled := failed[`muster_failed_queries_total{model="ncf",reason="deadline",version="1"}`], failed[`muster_failed_queries_total{model="ncf",reason="cancelled",version="1"}`]
+	deadline,
+		cancelled :=
+		failed[`muster_failed_queries_total{model="ncf",reason="deadline",version="1"}`],
+		failed[`muster_failed_queries_total{model="ncf",reason="cancelled",version="1"}`]
 	if deadline < 3 || deadline+cancelled != 4 {
-		t.Errorf("got %v queries past their deadline and %v cancelled, want 4, at most 1 of them cancelled", deadline, cancelled)
+		t.Errorf(
+			"got %v queries past their deadline and %v cancelled, want 4, at most 1 of them "+
+				"cancelled", deadline, cancelled)
 	}
 }
 
@@ -156,8 +165,10 @@ func TestCancel(t *testing.T) {
 
 	// By REST: the client closes the connection.
 	ctx, cancel = context.WithCancel(t.Context())
-	body := strings.Replace(ncfBody(1), `{"inputs"`, `{"parameters":{"timeout":300000000},"inputs"`, 1)
-	req, err := http.NewRequestWithContext(ctx, "POST", "http://"+a.addresses.HTTP+"/v2/models/ncf/infer", strings.NewReader(body))
+	body := strings.Replace(ncfBody(1), `{"inputs"`, `{"parameters":{"timeout":300000000},"inputs"`,
+		1)
+	req, err := http.NewRequestWithContext(ctx, "POST",
+		"http://"+a.addresses.HTTP+"/v2/models/ncf/infer", strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,13 +268,17 @@ func TestCounts(t *testing.T) {
 	} {
 		a.wantMetric(series, want)
 	}
-	stats, err := a.grpc.ModelStatistics(t.Context(), &inference.ModelStatisticsRequest{Name: "ncf", Version: "1"})
+	stats, err := a.grpc.ModelStatistics(t.Context(), &inference.ModelStatisticsRequest{
+		Name: "ncf", Version: "1",
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := stats.GetModelStats()[0]
-	if s.GetInferenceCount() != 16 || s.GetExecutionCount() != 4 || s.GetInferenceStats().GetSuccess().GetCount() != 4 ||
-		s.GetInferenceStats().GetFail().GetCount() != 1 || s.GetInferenceStats().GetSuccess().GetNs() == 0 {
+	if s.GetInferenceCount() != 16 || s.GetExecutionCount() != 4 ||
+		s.GetInferenceStats().GetSuccess().GetCount() != 4 ||
+		s.GetInferenceStats().GetFail().GetCount() != 1 ||
+		s.GetInferenceStats().GetSuccess().GetNs() == 0 {
 		t.Errorf("statistics: got %v", s)
 	}
 }
@@ -292,10 +307,12 @@ func TestLargestMessage(t *testing.T) {
 	a := startAgent(t, config, emulated())
 	generate := func(model string) {
 		t.Helper()
-		if _, err := zoo.Generate(t.Context(), config.ModelDir, model, zoo.Options{Scale: zoo.Small}); err != nil {
+		if _, err := zoo.Generate(t.Context(), config.ModelDir, model,
+			zoo.Options{Scale: zoo.Small}); err != nil {
 			t.Fatal(err)
 		}
-		if status, body := a.do("POST", "/v2/repository/models/"+model+"/load", ""); status != http.StatusOK {
+		if status, body := a.do("POST", "/v2/repository/models/"+model+"/load",
+			""); status != http.StatusOK {
 			t.Fatalf("load %s: %d %s", model, status, body)
 		}
 	}
@@ -305,7 +322,8 @@ func TestLargestMessage(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return withTimeout(rawRequest(model, randomInputs(t, v, v.Config.LargestBatchSize)), time.Minute)
+		return withTimeout(rawRequest(model, randomInputs(t, v, v.Config.LargestBatchSize)),
+			time.Minute)
 	}
 	generate("ncf")
 	if err := a.inferGRPC(largest("ncf")); err != nil {
@@ -329,16 +347,22 @@ func TestLargestMessage(t *testing.T) {
 // TestSlowClients: those who begin a query and never finish it are cut off, and
 // hold nothing after.
 func TestSlowClients(t *testing.T) {
-	a := startAgent(t, testConfig(t), emulated(), func(a *Agent) { a.receiveTimeout = 50 * time.Millisecond })
-	code, message := a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{", false)
+	a := startAgent(t, testConfig(t), emulated(),
+		func(a *Agent) { a.receiveTimeout = 50 * time.Millisecond })
+	code, message := a.rawOutcome(
+		"POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
+		false)
 	if code != "408" || !strings.Contains(message, "not received within 50ms") {
 		t.Errorf("REST: got %s %s", code, message)
 	}
-	code, message = a.rawOutcome("POST /v2/models/ncf/infer HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 100\r\n\r\n{", false)
+	code, message = a.rawOutcome(
+		"POST /v2/models/ncf/infer HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 100\r\n\r\n{",
+		false)
 	if code != "403" {
 		t.Errorf("a request that is refused before it is read: got %s %s", code, message)
 	}
-	stream, err := a.conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, inference.GRPCInferenceService_ModelInfer_FullMethodName)
+	stream, err := a.conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true},
+		inference.GRPCInferenceService_ModelInfer_FullMethodName)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -357,9 +381,11 @@ func TestSlowClients(t *testing.T) {
 // TestPanic: a panic while a query is served is an error of that query.
 func TestPanic(t *testing.T) {
 	a := startAgent(t, testConfig(t), panicky{emulated()})
-	wantCode(t, a.inferGRPC(ncfRequest(panickyBatch)), "Internal", "internal error in /inference.GRPCInferenceService/ModelInfer")
+	wantCode(t, a.inferGRPC(ncfRequest(panickyBatch)), "Internal",
+		"internal error in /inference.GRPCInferenceService/ModelInfer")
 	status, body := a.do("POST", "/v2/models/ncf/infer", ncfBody(panickyBatch))
-	if status != http.StatusInternalServerError || !strings.Contains(body, "internal error") || strings.Contains(body, "on purpose") {
+	if status != http.StatusInternalServerError || !strings.Contains(body, "internal error") ||
+		strings.Contains(body, "on purpose") {
 		t.Errorf("REST: got %d %s", status, body)
 	}
 	if !strings.Contains(a.log.String(), "on purpose") {

@@ -42,14 +42,16 @@ const statesExchanged = 12 * time.Second
 // withKeyFile gives an agent a key file of its own with the old key.
 func withKeyFile(a *Agent) {
 	a.config.GossipKey = filepath.Join(a.config.StateDir, "gossip.key")
-	if err := os.WriteFile(a.config.GossipKey, []byte(gossip.FormatKey(oldKey)+"\n"), 0o640); err != nil {
+	if err := os.WriteFile(a.config.GossipKey, []byte(gossip.FormatKey(oldKey)+"\n"),
+		0o640); err != nil {
 		panic(err)
 	}
 }
 
 // rotate changes the key by a, and returns the steps that each agent made, and
 // those that it did not, with the fault. each, if not nil, is called after each progress.
-func (f *testFleet) rotate(a *fleetAgent, req *control.RotateKeysRequest, each func(*control.KeysProgress)) (made, faults map[string]string, err error) {
+func (f *testFleet) rotate(a *fleetAgent, req *control.RotateKeysRequest,
+	each func(*control.KeysProgress)) (made, faults map[string]string, err error) {
 	f.Helper()
 	ctx, cancel := context.WithTimeout(f.Context(), 5*time.Minute)
 	defer cancel()
@@ -85,7 +87,8 @@ func (f *testFleet) holds(agents []*fleetAgent, want ...[]byte) {
 		if got := a.gossip.Keys(); !slices.EqualFunc(got, want, bytes.Equal) {
 			f.Errorf("keys of %s: %x, want %x", a.name, got, want)
 		}
-		if kept, err := a.config.gossipKeys(); err != nil || !slices.EqualFunc(kept, want, bytes.Equal) {
+		if kept, err := a.config.gossipKeys(); err != nil ||
+			!slices.EqualFunc(kept, want, bytes.Equal) {
 			f.Errorf("key file of %s: %x, %v, want %x", a.name, kept, err, want)
 		}
 	}
@@ -112,7 +115,9 @@ func (f *testFleet) queryAll(agents []*fleetAgent) (stop func()) {
 // sight of another, each finds the new key again, and who has the old one stays out.
 func TestRotate(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
-		agents := []*fleetAgent{f.start(withKeyFile), f.start(withKeyFile), f.start(withKeyFile), f.start(withKeyFile)}
+		agents := []*fleetAgent{
+			f.start(withKeyFile), f.start(withKeyFile), f.start(withKeyFile), f.start(withKeyFile),
+		}
 		f.settled(agents...)
 		stop := f.queryAll(agents)
 		made, faults, err := f.rotate(agents[1], &control.RotateKeysRequest{Key: newerKey}, nil)
@@ -130,7 +135,9 @@ func TestRotate(t *testing.T) {
 		f.settled(agents...)
 		f.holds(agents, newerKey)
 		for _, a := range agents {
-			for _, bad := range []string{"not heard", "agent left", "unreadable", "taken for dead"} {
+			for _, bad := range []string{
+				"not heard", "agent left", "unreadable", "taken for dead",
+			} {
 				if strings.Contains(a.log.String(), bad) {
 					t.Errorf("log of %s has %q", a.name, bad)
 				}
@@ -138,7 +145,8 @@ func TestRotate(t *testing.T) {
 			if info, err := os.Stat(a.config.GossipKey); err != nil || info.Mode().Perm() != 0o640 {
 				t.Errorf("key file: %v, %v, want the mode that it had", info.Mode(), err)
 			}
-			if files, _ := filepath.Glob(filepath.Join(a.config.StateDir, ".gossip*")); len(files) > 0 {
+			if files, _ := filepath.Glob(filepath.Join(a.config.StateDir, ".gossip*")); len(
+				files) > 0 {
 				t.Errorf("left over: %q", files)
 			}
 		}
@@ -172,7 +180,8 @@ func TestRotate(t *testing.T) {
 			t.Fatalf("list: %v, %v", list, err)
 		}
 		for _, keys := range list.Agents {
-			if !slices.Equal(keys.Fingerprints, []string{gossip.Fingerprint(made1[0])}) || !keys.InFile || keys.Fault != "" {
+			if !slices.Equal(keys.Fingerprints, []string{gossip.Fingerprint(made1[0])}) ||
+				!keys.InFile || keys.Fault != "" {
 				t.Errorf("list: %v", keys)
 			}
 		}
@@ -186,10 +195,14 @@ func TestRotateUnreachable(t *testing.T) {
 	if raceDetector { // on one thread a rotation ends before its progress is read; see TestMain
 		t.Skip("an agent is parted from the others when its progress is read")
 	}
-	for _, s := range []struct{ step, stopped string }{{addKey, ""}, {useKey, ""}, {"long before", "nothing has been changed"}} {
+	for _, s := range []struct{ step, stopped string }{
+		{addKey, ""}, {useKey, ""}, {"long before", "nothing has been changed"},
+	} {
 		t.Run(s.step, func(t *testing.T) {
 			testInFleet(t, func(f *testFleet) {
-				agents := []*fleetAgent{f.start(withKeyFile), f.start(withKeyFile), f.start(withKeyFile)}
+				agents := []*fleetAgent{
+					f.start(withKeyFile), f.start(withKeyFile), f.start(withKeyFile),
+				}
 				f.settled(agents...)
 				gone := agents[2]
 				part := func(p *control.KeysProgress) {
@@ -203,9 +216,12 @@ func TestRotateUnreachable(t *testing.T) {
 					time.Sleep(statesExchanged) // it is no member any more
 					f.settled(agents[:2]...)
 				}
-				_, faults, err := f.rotate(agents[0], &control.RotateKeysRequest{Key: newerKey}, part)
+				_, faults, err := f.rotate(agents[0], &control.RotateKeysRequest{Key: newerKey},
+					part)
 				// The agent may have been parted between its answer and the next step.
-				if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), gone.name) || !strings.Contains(faults[gone.name], "it ") {
+				if status.Code(err) != codes.FailedPrecondition ||
+					!strings.Contains(err.Error(), gone.name) ||
+					!strings.Contains(faults[gone.name], "it ") {
 					t.Errorf("rotation without %s: %v, %q", gone.name, err, faults)
 				}
 				if s.step == "long before" {
@@ -219,7 +235,8 @@ func TestRotateUnreachable(t *testing.T) {
 				stop()
 				// It may hear only now of the rotation that stopped, and wait for its next step.
 				f.eventually(2*rotationPause, func() string {
-					_, faults, err := f.rotate(agents[1], &control.RotateKeysRequest{Key: otherKey}, nil)
+					_, faults, err := f.rotate(agents[1], &control.RotateKeysRequest{Key: otherKey},
+						nil)
 					if err == nil {
 						return ""
 					}
@@ -234,8 +251,8 @@ func TestRotateUnreachable(t *testing.T) {
 	}
 }
 
-// TestRotateUnknown: the agent that is asked to change the key does not know one that the others know,
-// because gossip with it was cut off when that one came. It changes nothing.
+// TestRotateUnknown: the agent that is asked to change the key does not know one that the others
+// know, because gossip with it was cut off when that one came. It changes nothing.
 func TestRotateUnknown(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		agents := []*fleetAgent{f.start(withKeyFile), f.start(withKeyFile)}
@@ -249,14 +266,16 @@ func TestRotateUnknown(t *testing.T) {
 			return ""
 		})
 		_, faults, err := f.rotate(agents[1], &control.RotateKeysRequest{Key: newerKey}, nil)
-		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(faults[unknown.name], "known to "+agents[0].name) {
+		if status.Code(err) != codes.FailedPrecondition ||
+			!strings.Contains(faults[unknown.name], "known to "+agents[0].name) {
 			t.Errorf("rotation without %s: %v, %q", unknown.name, err, faults)
 		}
 		agents = append(agents, unknown)
 		f.holds(agents, oldKey)
 		f.heal()
 		f.settled(agents...)
-		if _, faults, err := f.rotate(agents[1], &control.RotateKeysRequest{Key: newerKey}, nil); err != nil {
+		if _, faults, err := f.rotate(agents[1], &control.RotateKeysRequest{Key: newerKey},
+			nil); err != nil {
 			t.Errorf("rotation with all: %v, %q", err, faults)
 		}
 		f.holds(agents, newerKey)
@@ -270,7 +289,8 @@ func TestRotateWithout(t *testing.T) {
 		f.settled(agents...)
 		f.kill(agents[2])
 		time.Sleep(statesExchanged)
-		_, faults, err := f.rotate(agents[0], &control.RotateKeysRequest{Key: newerKey, Without: []string{agents[2].name}}, nil)
+		_, faults, err := f.rotate(agents[0],
+			&control.RotateKeysRequest{Key: newerKey, Without: []string{agents[2].name}}, nil)
 		if err != nil || len(faults) != 1 {
 			t.Errorf("rotation: %v, %q", err, faults)
 		}
@@ -287,7 +307,9 @@ func TestRotateTwice(t *testing.T) {
 		var errs [2]error
 		var rotating sync.WaitGroup
 		for i, key := range [][]byte{newerKey, otherKey} {
-			rotating.Go(func() { _, _, errs[i] = f.rotate(agents[i], &control.RotateKeysRequest{Key: key}, nil) })
+			rotating.Go(func() {
+				_, _, errs[i] = f.rotate(agents[i], &control.RotateKeysRequest{Key: key}, nil)
+			})
 		}
 		rotating.Wait()
 		if errs[0] == nil && errs[1] == nil {
@@ -305,10 +327,13 @@ func TestRotateTwice(t *testing.T) {
 
 		// One dies half way: another can begin, but not at once.
 		req := func(step string, rotation uint64, key []byte) error {
-			_, err := agents[0].ctl.Keyring(f.Context(), &control.KeyringRequest{Step: step, Rotation: rotation, Key: key})
+			_, err := agents[0].ctl.Keyring(f.Context(), &control.KeyringRequest{
+				Step: step, Rotation: rotation, Key: key,
+			})
 			return err
 		}
-		err := errors.Join(req(addKey, 1, oldKey), req(useKey, 1, oldKey), req(useKey, 1, agents[1].gossip.Keys()[0]))
+		err := errors.Join(req(addKey, 1, oldKey), req(useKey, 1, oldKey),
+			req(useKey, 1, agents[1].gossip.Keys()[0]))
 		if err != nil {
 			t.Error(err)
 		}
@@ -319,7 +344,8 @@ func TestRotateTwice(t *testing.T) {
 		if err := errors.Join(req(addKey, 2, newerKey), req(endKeys, 2, nil)); err != nil {
 			t.Error(err)
 		}
-		if err := req(onlyKey, 1, agents[1].gossip.Keys()[0]); status.Code(err) != codes.FailedPrecondition {
+		if err := req(onlyKey, 1, agents[1].gossip.Keys()[0]); status.Code(
+			err) != codes.FailedPrecondition {
 			t.Errorf("a rotation that was overtaken goes on: %v", err)
 		}
 	})
@@ -337,10 +363,13 @@ func TestRotateRefused(t *testing.T) {
 			code codes.Code
 			want string
 		}{
-			{"key that nobody would have", &control.RotateKeysRequest{}, codes.FailedPrecondition, b.name + ": its key is in its settings"},
-			{"short key", &control.RotateKeysRequest{Key: []byte("short")}, codes.InvalidArgument, "5 bytes, want 32"},
+			{"key that nobody would have", &control.RotateKeysRequest{}, codes.FailedPrecondition,
+				b.name + ": its key is in its settings"},
+			{"short key", &control.RotateKeysRequest{Key: []byte("short")}, codes.InvalidArgument,
+				"5 bytes, want 32"},
 		} {
-			if _, _, err := f.rotate(a, tt.req, nil); status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.want) {
+			if _, _, err := f.rotate(a, tt.req, nil); status.Code(err) != tt.code ||
+				!strings.Contains(err.Error(), tt.want) {
 				t.Errorf("%s: %v, want %v with %q", tt.name, err, tt.code, tt.want)
 			}
 			f.holds([]*fleetAgent{a, b}, oldKey)
@@ -351,7 +380,9 @@ func TestRotateRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, faults, err := f.rotate(b, &control.RotateKeysRequest{Key: newerKey}, nil)
-		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(faults[a.name], "add: ") || !strings.Contains(faults[a.name], "key file") {
+		if status.Code(err) != codes.FailedPrecondition ||
+			!strings.Contains(faults[a.name], "add: ") ||
+			!strings.Contains(faults[a.name], "key file") {
 			t.Errorf("rotation where a key cannot be kept: %v, %q", err, faults)
 		}
 		if err := os.Rename(dir+"-away", dir); err != nil {
@@ -366,7 +397,9 @@ func TestRotateRefused(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		a := f.start()
 		f.settled(a)
-		if _, _, err := f.rotate(a, &control.RotateKeysRequest{}, nil); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "not encrypted") {
+		if _, _, err := f.rotate(a, &control.RotateKeysRequest{},
+			nil); status.Code(err) != codes.FailedPrecondition ||
+			!strings.Contains(err.Error(), "not encrypted") {
 			t.Errorf("rotation without keys: %v", err)
 		}
 	})
@@ -379,9 +412,11 @@ func TestRotateAlone(t *testing.T) {
 		f.settled(agents...)
 		refused := func(a *fleetAgent, expected uint32, words ...string) {
 			f.Helper()
-			made, _, err := f.rotate(a, &control.RotateKeysRequest{Key: newerKey, Expected: expected}, nil)
+			made, _, err := f.rotate(a,
+				&control.RotateKeysRequest{Key: newerKey, Expected: expected}, nil)
 			if status.Code(err) != codes.FailedPrecondition || len(made) > 0 {
-				f.Errorf("rotation by %s: %v, made %q, want FailedPrecondition and none", a.host, err, made)
+				f.Errorf("rotation by %s: %v, made %q, want FailedPrecondition and none", a.host,
+					err, made)
 			}
 			for _, word := range append(words, a.name, "nothing has been changed") {
 				if !strings.Contains(err.Error(), word) {
@@ -406,7 +441,8 @@ func TestRotateAlone(t *testing.T) {
 
 		f.heal()
 		f.settled(agents[0], agents[1], alone)
-		if _, faults, err := f.rotate(alone, &control.RotateKeysRequest{Key: newerKey, Expected: 3}, nil); err != nil {
+		if _, faults, err := f.rotate(alone, &control.RotateKeysRequest{Key: newerKey, Expected: 3},
+			nil); err != nil {
 			f.Errorf("rotation by all: %v, %q", err, faults)
 		}
 		f.holds([]*fleetAgent{agents[0], agents[1], alone}, newerKey)
@@ -424,7 +460,8 @@ func TestRotateAlone(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		a := f.start(withKeyFile, func(a *Agent) { a.config.Join = []string{"10.0.0.7:7946"} })
 		f.settled(a)
-		if _, _, err := f.rotate(a, &control.RotateKeysRequest{Key: newerKey, Expected: 1}, nil); err != nil {
+		if _, _, err := f.rotate(a, &control.RotateKeysRequest{Key: newerKey, Expected: 1},
+			nil); err != nil {
 			f.Errorf("rotation by an agent that is said to be alone: %v", err)
 		}
 		f.holds([]*fleetAgent{a}, newerKey)

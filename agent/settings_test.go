@@ -25,12 +25,14 @@ func TestSettingsChangeOneByOne(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		record := filepath.Join(f.TempDir(), "record")
 		agents := []*fleetAgent{
-			f.start(ownModels(f), func(a *Agent) { a.config.Leader, a.config.Record = "must", record }),
+			f.start(ownModels(f),
+				func(a *Agent) { a.config.Leader, a.config.Record = "must", record }),
 			f.start(ownModels(f)), f.start(ownModels(f)),
 		}
 		f.settled(agents...)
 		f.led(agents...)
-		if failed := f.send(100, time.Millisecond, agents...); len(failed) > 0 { // something is learned
+		// something is learned
+		if failed := f.send(100, time.Millisecond, agents...); len(failed) > 0 {
 			f.Fatalf("failed: %v", failed)
 		}
 		var enough atomic.Bool
@@ -42,19 +44,24 @@ func TestSettingsChangeOneByOne(t *testing.T) {
 				}
 			}
 		})
-		byName := slices.SortedFunc(slices.Values(agents), func(a, b *fleetAgent) int { return strings.Compare(a.name, b.name) })
+		byName := slices.SortedFunc(slices.Values(agents),
+			func(a, b *fleetAgent) int { return strings.Compare(a.name, b.name) })
 		for _, largest := range []int{1500, 1000} {
 			for _, changed := range byName {
 				changed.settings(map[string]string{"largest_batch_size": fmt.Sprint(largest)})
 				f.eventually(time.Minute, func() string {
 					for _, a := range agents {
-						if got := a.members.Member(changed.name).GetModels()[0].GetLargestBatchSize(); int(got) != largest {
-							return fmt.Sprintf("%s sees largest batch size %d at %s, want %d", a.name, got, changed.name, largest)
+						if got := a.members.Member(
+							changed.name).GetModels()[0].GetLargestBatchSize(); int(
+							got) != largest {
+							return fmt.Sprintf("%s sees largest batch size %d at %s, want %d",
+								a.name, got, changed.name, largest)
 						}
 					}
 					return ""
 				})
-				guest := f.start(ownModels(f), neverLeads, func(a *Agent) { a.config.Executor = "emulated" })
+				guest := f.start(ownModels(f), neverLeads,
+					func(a *Agent) { a.config.Executor = "emulated" })
 				f.settled(append([]*fleetAgent{guest}, agents...)...)
 				if err := guest.stop(); err != nil {
 					f.Error(err)
@@ -107,7 +114,8 @@ func (a *fleetAgent) settings(changes map[string]string) {
 			changed++
 		}
 	}
-	err = errors.Join(os.WriteFile(path+"~", []byte(strings.Join(lines, "\n")), 0o644), os.Rename(path+"~", path))
+	err = errors.Join(os.WriteFile(path+"~", []byte(strings.Join(lines, "\n")), 0o644),
+		os.Rename(path+"~", path))
 	if err != nil || changed != len(changes) {
 		a.fleet.Fatalf("%d of %v changed: %v", changed, changes, err)
 	}
@@ -128,17 +136,22 @@ func TestColdWorker(t *testing.T) {
 			f.Helper()
 			for _, a := range agents {
 				own := a.members.Own()
-				worker := members.KeyOf(a.catalogue, own, own.Models[0]) // as its own estimates have it
+				// as its own estimates have it
+				worker := members.KeyOf(a.catalogue, own, own.Models[0])
 				known := leads.members.Member(a.name)
 				key := members.KeyOf(leads.catalogue, known, known.Models[0])
 				if key != worker || key.Cores != 0 || key.Checksum == "" {
-					f.Errorf("of %s the leader learns under %+v, it itself under %+v; want the same, of the whole machine, with a checksum", a.name, key, worker)
+					f.Errorf(
+						"of %s the leader learns under %+v, it itself under %+v; want the same, "+
+							"of the whole machine, with a checksum", a.name, key, worker)
 				}
 			}
 		}
 		for _, a := range agents {
-			if got, want := a.worker.Lanes().Estimate("ncf/1", 100), shipped.Mean(100); got != want {
-				f.Errorf("%s, cold, expects %v at batch size 100, want %v as shipped", a.name, got, want)
+			if got, want := a.worker.Lanes().Estimate("ncf/1",
+				100), shipped.Mean(100); got != want {
+				f.Errorf("%s, cold, expects %v at batch size 100, want %v as shipped", a.name, got,
+					want)
 			}
 		}
 		agree()
@@ -149,7 +162,8 @@ func TestColdWorker(t *testing.T) {
 		f.eventually(time.Second, func() string {
 			d := &control.FleetDemand{}
 			if leads.leading.Demand(d); len(d.Profiles) != 1 || d.Profiles[0].Queries < 200 {
-				return fmt.Sprintf("the leader has learned %v, want of one key 200 queries", d.Profiles)
+				return fmt.Sprintf("the leader has learned %v, want of one key 200 queries",
+					d.Profiles)
 			}
 			return ""
 		})

@@ -68,7 +68,8 @@ func TestClientOfOneModel(t *testing.T) {
 	if text := status.String(); !strings.Contains(text, "ncf") || strings.Contains(text, "dien") {
 		t.Errorf("Status has other models than ncf: %s", text)
 	}
-	index, err := inference.NewGRPCInferenceServiceClient(conn).RepositoryIndex(ctx, &inference.RepositoryIndexRequest{})
+	index, err := inference.NewGRPCInferenceServiceClient(conn).RepositoryIndex(ctx,
+		&inference.RepositoryIndexRequest{})
 	if err != nil || len(index.GetModels()) != 1 {
 		t.Errorf("the index has %v, %v, want ncf alone", index, err)
 	}
@@ -78,7 +79,9 @@ func TestClientOfOneModel(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, model := range []string{"ncf", "wnd"} {
-		if err := probe.Send(&control.ProbeRequest{Id: 1, Model: model, BatchSize: 1, Gateway: 7}); err != nil {
+		if err := probe.Send(&control.ProbeRequest{
+			Id: 1, Model: model, BatchSize: 1, Gateway: 7,
+		}); err != nil {
 			t.Fatal(err)
 		}
 		if answer, err := probe.Recv(); (model == "ncf") != (err == nil) {
@@ -92,7 +95,9 @@ func TestClientOfOneModel(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Send(&control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest}}); err != nil {
+		if err := s.Send(&control.GatewayMessage{
+			Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest},
+		}); err != nil {
 			t.Fatal(err)
 		}
 		return s
@@ -114,7 +119,8 @@ func TestClientOfOneModel(t *testing.T) {
 			}
 		}
 		for _, r := range m.GetReject() {
-			rejected = r.GetSequence() == 1 && r.GetReason() == match.UnknownModel.String() && strings.Contains(r.GetMessage(), `"feed" may not query model "wnd"`)
+			rejected = r.GetSequence() == 1 && r.GetReason() == match.UnknownModel.String() &&
+				strings.Contains(r.GetMessage(), `"feed" may not query model "wnd"`)
 		}
 		for _, x := range m.GetAssign() {
 			if x.GetSequence() != 2 {
@@ -126,7 +132,8 @@ func TestClientOfOneModel(t *testing.T) {
 
 	large := open()
 	if err := large.Send(&control.GatewayMessage{Submit: []*control.Submit{
-		{Sequence: 1, Model: "ncf", BatchSize: 1, Traceparent: testHeaders["traceparent"], Tracestate: strings.Repeat("x", 900<<10)},
+		{Sequence: 1, Model: "ncf", BatchSize: 1, Traceparent: testHeaders["traceparent"],
+			Tracestate: strings.Repeat("x", 900<<10)},
 	}}); err != nil && err != io.EOF {
 		t.Fatal(err)
 	}
@@ -163,10 +170,13 @@ func newRawClient(t *testing.T, address string) *rawClient {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil { // so that a failure is no hang
+	// so that a failure is no hang
+	if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	c := &rawClient{t: t, conn: conn, framer: http2.NewFramer(conn, bufio.NewReader(conn)), stream: 1}
+	c := &rawClient{
+		t: t, conn: conn, framer: http2.NewFramer(conn, bufio.NewReader(conn)), stream: 1,
+	}
 	c.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	_, err = io.WriteString(conn, http2.ClientPreface)
 	c.check(err)
@@ -187,18 +197,23 @@ func (c *rawClient) begin(method string, body []byte, whole bool) {
 	var block bytes.Buffer
 	encoder := hpack.NewEncoder(&block)
 	for _, h := range [][2]string{
-		{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "localhost"}, {"content-type", "application/grpc"}, {"te", "trailers"},
+		{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "localhost"},
+		{"content-type", "application/grpc"}, {"te", "trailers"},
 	} {
 		if err := encoder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}); err != nil {
 			c.t.Error(err)
 		}
 	}
 	c.write(func(f *http2.Framer) error {
-		return f.WriteHeaders(http2.HeadersFrameParam{StreamID: c.stream, BlockFragment: block.Bytes(), EndHeaders: true})
+		return f.WriteHeaders(http2.HeadersFrameParam{
+			StreamID: c.stream, BlockFragment: block.Bytes(), EndHeaders: true,
+		})
 	})
 	for len(body) > 0 {
 		n := min(len(body), 16<<10)
-		c.write(func(f *http2.Framer) error { return f.WriteData(c.stream, whole && n == len(body), body[:n]) })
+		c.write(func(f *http2.Framer) error {
+			return f.WriteData(c.stream, whole && n == len(body), body[:n])
+		})
 		body = body[n:]
 	}
 	c.stream += 2
@@ -246,7 +261,8 @@ func TestStalledQueries(t *testing.T) {
 	config.MaxWaitingBytes = 16 << 20
 	a := startAgent(t, config, emulated())
 	const size, calls = 4 << 20, 40 // a query of wnd may have as many bytes
-	body := append(append([]byte{0}, binary.BigEndian.AppendUint32(nil, size)...), make([]byte, size-64)...)
+	body := append(append([]byte{0}, binary.BigEndian.AppendUint32(nil, size)...),
+		make([]byte, size-64)...)
 	before := liveBytes()
 	c := newRawClient(t, a.addresses.GRPC)
 	go func() { // or neither side would read
@@ -276,8 +292,8 @@ func TestStalledQueries(t *testing.T) {
 	}
 }
 
-// TestLargerModel: once a model is there that takes larger queries they are accepted, on connections
-// that were open before, too.
+// TestLargerModel: once a model is there that takes larger queries they are accepted, on
+// connections that were open before, too.
 func TestLargerModel(t *testing.T) {
 	dir, err := ncfDir()
 	if err != nil {
@@ -298,7 +314,9 @@ func TestLargerModel(t *testing.T) {
 	}
 	ask("ResourceExhausted")
 	a.server.Loaded(&models.Version{
-		Inputs: []models.Port{{Name: "ids", DataType: tensor.Int64, Shape: []int64{models.Dynamic, 1000}}},
+		Inputs: []models.Port{
+			{Name: "ids", DataType: tensor.Int64, Shape: []int64{models.Dynamic, 1000}},
+		},
 		Config: models.Config{LargestBatchSize: 1000},
 	})
 	ask("InvalidArgument") // it is read, and is no query
@@ -355,9 +373,13 @@ func TestInflation(t *testing.T) {
 	// Of it a query of wnd may have 2 MiB, and that compresses to a hundredth.
 	text := strings.Repeat(strings.Repeat("x", 64)+strings.Repeat("y", 64), 14<<10)
 	compressed := gzipped(text)
-	resp, body := a.exchange("POST", "/v2/models/wnd/infer", compressed, map[string]string{"Content-Encoding": "gzip"})
-	if resp.StatusCode != http.StatusTooManyRequests && resp.StatusCode != http.StatusRequestEntityTooLarge {
-		t.Errorf("REST: got %d %s, want a refusal for what is held, or for the ratio", resp.StatusCode, body)
+	resp, body := a.exchange("POST", "/v2/models/wnd/infer", compressed, map[string]string{
+		"Content-Encoding": "gzip",
+	})
+	if resp.StatusCode != http.StatusTooManyRequests &&
+		resp.StatusCode != http.StatusRequestEntityTooLarge {
+		t.Errorf("REST: got %d %s, want a refusal for what is held, or for the ratio",
+			resp.StatusCode, body)
 	}
 	if held := a.held("serve: bytes of queries"); held != 1<<20 {
 		t.Errorf("%d bytes are held, want those of others", held)
@@ -388,13 +410,14 @@ func TestForgedAttempt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s := resp.ModelStats[0].GetInferenceStats().GetSuccess(); s.GetCount() != 1 || time.Duration(s.GetNs()) > time.Minute {
+	if s := resp.ModelStats[0].GetInferenceStats().GetSuccess(); s.GetCount() != 1 ||
+		time.Duration(s.GetNs()) > time.Minute {
 		t.Errorf("the query is said to have taken %v", s)
 	}
 }
 
-// TestRefusedWithTimeout: calls that are refused leave nothing behind, however far away their deadline is,
-// and are refused as those without one.
+// TestRefusedWithTimeout: calls that are refused leave nothing behind, however far away their
+// deadline is, and are refused as those without one.
 func TestRefusedWithTimeout(t *testing.T) {
 	files := newTestCA(t)
 	config := testConfig(t)
@@ -433,7 +456,8 @@ func TestRefusedWithTimeout(t *testing.T) {
 		_, err = stream.Recv()
 	}
 	wantCode(t, err, "Unauthenticated", "no credentials")
-	if got := a.counted("muster_refusals_total", secure.ReasonUnauthenticated); got != 2*callers*each+1 {
+	if got := a.counted("muster_refusals_total", secure.ReasonUnauthenticated); got != 2*callers*
+		each+1 {
 		t.Errorf("%v refusals are counted, want one for each call", got)
 	}
 }

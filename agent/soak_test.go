@@ -47,13 +47,16 @@ func TestSoak(t *testing.T) {
 			t.Errorf("%d of %d agents got a type of their own: this soak shows too little", n, all)
 		}
 		for _, what := range slices.Sorted(maps.Keys(end)) {
-			t.Logf("%-40s %6d, at most %6d, in the end %6d", what, begin[what], most[what], end[what])
+			t.Logf("%-40s %6d, at most %6d, in the end %6d", what, begin[what], most[what],
+				end[what])
 			tolerated := begin[what] / 10
 			switch _, part, _ := strings.Cut(what, ": "); part {
 			case "estimates: book", "learning: book":
-				tolerated = 3 // the two versions before, and what was learned before an agent knew its own type
+				// the two versions before, and what was learned before an agent knew its own type
+				tolerated = 3
 			case "members: profiles", "state: latencies", "learning: told":
-				tolerated = len(s.stay) // each of those that stay may lately have had a type of its own
+				// each of those that stay may lately have had a type of its own
+				tolerated = len(s.stay)
 			}
 			if end[what] > begin[what]+tolerated {
 				t.Errorf("%s: %d in the beginning, %d in the end", what, begin[what], end[what])
@@ -63,7 +66,8 @@ func TestSoak(t *testing.T) {
 		// the same.
 		t.Logf("bytes in use after each generation: %d", heaps)
 		if first, last := heaps[0], heaps[generations-1]; last > first+first/10 {
-			t.Errorf("%d bytes are in use after the first generation, %d after the last", first, last)
+			t.Errorf("%d bytes are in use after the first generation, %d after the last", first,
+				last)
 		}
 	})
 }

@@ -23,8 +23,10 @@ func TestStateOfOthers(t *testing.T) {
 	}
 	for name, x := range map[string]struct{ in, kept, log string }{
 		"damaged": {string(old[:len(old)-100]), "profiles.json.damaged", "level=WARN"},
-		"newer":   {`{"format":99,"rooms":[{"key":"value"}]}`, "profiles.json.format99", "level=WARN"},
-		"older":   {string(old), "profiles.json.format1", "level=INFO"},
+		"newer": {
+			`{"format":99,"rooms":[{"key":"value"}]}`, "profiles.json.format99", "level=WARN",
+		},
+		"older": {string(old), "profiles.json.format1", "level=INFO"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			testInFleet(t, func(f *testFleet) {
@@ -45,10 +47,14 @@ func TestStateOfOthers(t *testing.T) {
 				if got, err := os.ReadFile(kept); err != nil || string(got) != x.in {
 					f.Errorf("%s holds %.60q, %v", kept, got, err)
 				}
-				if !slices.ContainsFunc(strings.Split(a.log.String(), "\n"), func(line string) bool {
-					return strings.Contains(line, x.log) && strings.Contains(line, "file="+path+" ") && strings.Contains(line, "kept_as="+kept)
-				}) {
-					f.Errorf("no line of the log at %s names both %s and %s:\n%s", x.log, path, kept, a.log)
+				if !slices.ContainsFunc(strings.Split(a.log.String(), "\n"),
+					func(line string) bool {
+						return strings.Contains(line, x.log) &&
+							strings.Contains(line, "file="+path+" ") &&
+							strings.Contains(line, "kept_as="+kept)
+					}) {
+					f.Errorf("no line of the log at %s names both %s and %s:\n%s", x.log, path,
+						kept, a.log)
 				}
 				book, models := profiles.NewBook(nil), map[string]int{}
 				if err := book.Load(path); err != nil {
@@ -83,7 +89,8 @@ func TestStateStays(t *testing.T) {
 		if err := a.stop(); err != nil {
 			f.Error(err)
 		}
-		if log := a.log.String(); strings.Count(log, "is not kept") != 1 || !strings.Contains(log, "level=ERROR") {
+		if log := a.log.String(); strings.Count(log, "is not kept") != 1 ||
+			!strings.Contains(log, "level=ERROR") {
 			f.Errorf("the log does not say once that what is learned is not kept:\n%s", log)
 		}
 		if _, err := os.Stat(inside); err != nil {
@@ -115,7 +122,8 @@ func TestUpgradeForgetsNothing(t *testing.T) {
 		var told profiles.Table
 		f.eventually(time.Second, func() string {
 			for _, p := range a.members.View().Profiles {
-				if p.Model == control.ModelKey("ncf", 1) && json.Unmarshal(p.Table, &told) == nil && told.Origin() == profiles.Learned {
+				if p.Model == control.ModelKey("ncf", 1) && json.Unmarshal(p.Table, &told) == nil &&
+					told.Origin() == profiles.Learned {
 					return ""
 				}
 			}

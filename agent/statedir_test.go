@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestStateDirNotWritable: an agent whose state directory takes nothing says so, serves, and does not
-// stand for leader, so that the fleet chooses one that can be.
+// TestStateDirNotWritable: an agent whose state directory takes nothing says so, serves, and does
+// not stand for leader, so that the fleet chooses one that can be.
 func TestStateDirNotWritable(t *testing.T) {
 	config := testConfig(t)
 	config.StateDir = filepath.Join(t.TempDir(), "state")
@@ -20,7 +20,10 @@ func TestStateDirNotWritable(t *testing.T) {
 	for !strings.Contains(a.log.String(), "msg=ready") {
 		goruntime.Gosched()
 	}
-	for _, want := range []string{"cannot lead: its state directory cannot be written", config.StateDir, "msg=ready may_lead=false"} {
+	for _, want := range []string{
+		"cannot lead: its state directory cannot be written", config.StateDir,
+		"msg=ready may_lead=false",
+	} {
 		if log := a.log.String(); !strings.Contains(log, want) {
 			t.Errorf("no %q in the log", want)
 		}

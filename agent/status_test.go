@@ -28,14 +28,16 @@ func TestStatusRates(t *testing.T) {
 		if failed := f.send(1, time.Millisecond, a); len(failed) > 0 {
 			f.Fatalf("failed: %v", failed)
 		}
-		if s := status(); s.GetRate() > 1 || s.GetRate() < 0.1 || s.GetModels()[0].GetWithinQos() != 1 {
+		if s := status(); s.GetRate() > 1 || s.GetRate() < 0.1 ||
+			s.GetModels()[0].GetWithinQos() != 1 {
 			f.Errorf("after one query: got status %v", s)
 		}
 		time.Sleep(time.Minute)
 		if failed := f.send(100, 50*time.Millisecond, a); len(failed) > 0 {
 			f.Fatalf("failed: %v", failed)
 		}
-		if s := status(); s.GetRate() < 9.5 || s.GetRate() > 10.5 || s.GetModels()[0].GetRate() < 8 || s.GetModels()[0].GetRate() > 11 {
+		if s := status(); s.GetRate() < 9.5 || s.GetRate() > 10.5 ||
+			s.GetModels()[0].GetRate() < 8 || s.GetModels()[0].GetRate() > 11 {
 			f.Errorf("20 queries/s for 5 of the last 10 s: got status %v", s)
 		}
 	})

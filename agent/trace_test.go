@@ -31,7 +31,10 @@ const (
 )
 
 // testHeaders are those of a client that traces.
-var testHeaders = map[string]string{"traceparent": "00-" + testTrace + "-" + testSpan + "-01", "tracestate": "shop=cart7", "baggage": "tenant=acme"}
+var testHeaders = map[string]string{
+	"traceparent": "00-" + testTrace + "-" + testSpan + "-01", "tracestate": "shop=cart7",
+	"baggage": "tenant=acme",
+}
 
 // ask sends a query with testHeaders.
 func (a *fleetAgent) ask(protocol string) {
@@ -49,9 +52,14 @@ func (a *fleetAgent) ask(protocol string) {
 		synctest.Wait()
 		return
 	}
-	transport := &http.Transport{DialContext: func(ctx context.Context, _, to string) (net.Conn, error) { return f.network.dial(ctx, "client", to) }}
+	transport := &http.Transport{
+		DialContext: func(ctx context.Context, _, to string) (net.Conn, error) {
+			return f.network.dial(ctx, "client", to)
+		},
+	}
 	defer transport.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(ctx, "POST", "http://"+a.host+":8000/v2/models/ncf/infer", strings.NewReader(ncfBody(100)))
+	req, err := http.NewRequestWithContext(ctx, "POST",
+		"http://"+a.host+":8000/v2/models/ncf/infer", strings.NewReader(ncfBody(100)))
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -73,10 +81,15 @@ func (a *fleetAgent) ask(protocol string) {
 func (f *testFleet) holdOnly(holder *fleetAgent, rest ...*fleetAgent) {
 	f.Helper()
 	for _, a := range rest {
-		if _, err := a.oip.RepositoryModelUnload(f.Context(), &inference.RepositoryModelUnloadRequest{ModelName: "ncf",
-			Parameters: map[string]*inference.ModelRepositoryParameter{
-				"agent": {ParameterChoice: &inference.ModelRepositoryParameter_StringParam{StringParam: a.name}},
-			}}); err != nil {
+		if _, err := a.oip.RepositoryModelUnload(f.Context(),
+			&inference.RepositoryModelUnloadRequest{ModelName: "ncf",
+				Parameters: map[string]*inference.ModelRepositoryParameter{
+					"agent": {
+						ParameterChoice: &inference.ModelRepositoryParameter_StringParam{
+							StringParam: a.name,
+						},
+					},
+				}}); err != nil {
 			f.Fatal(err)
 		}
 	}
@@ -130,11 +143,16 @@ func testTraced(f *testFleet, protocol string, led bool) {
 
 	atLeader, atGateway, atWorker := made[0].GetSpans(), made[1].GetSpans(), made[2].GetSpans()
 	for _, s := range slices.Concat(atLeader, atGateway, atWorker) {
-		if s.SpanContext.TraceID().String() != testTrace || s.SpanContext.TraceState().String() != "shop=cart7" {
-			f.Errorf("span %s is of trace %s with state %q", s.Name, s.SpanContext.TraceID(), s.SpanContext.TraceState())
+		if s.SpanContext.TraceID().String() != testTrace ||
+			s.SpanContext.TraceState().String() != "shop=cart7" {
+			f.Errorf("span %s is of trace %s with state %q", s.Name, s.SpanContext.TraceID(),
+				s.SpanContext.TraceState())
 		}
 	}
-	query := f.one(atGateway, map[string]string{"gRPC": tracing.Method, "REST": "POST /v2/models/{model}/infer"}[protocol], trace.SpanKindServer)
+	query := f.one(atGateway,
+		map[string]string{
+			"gRPC": tracing.Method, "REST": "POST /v2/models/{model}/infer",
+		}[protocol], trace.SpanKindServer)
 	attempt := f.one(atGateway, tracing.Method, trace.SpanKindClient)
 	ran := f.one(atWorker, tracing.Method, trace.SpanKindServer)
 	if query.Parent.SpanID().String() != testSpan {
@@ -146,8 +164,12 @@ func testTraced(f *testFleet, protocol string, led bool) {
 	f.child(f.one(atWorker, tracing.Queue, trace.SpanKindInternal), ran)
 	execute := f.one(atWorker, tracing.Execute, trace.SpanKindInternal)
 	f.child(execute, ran)
-	f.attributes(execute, "muster.model=ncf muster.version=1 muster.batch_size=100 muster.instance_type=r5n.large muster.executor=emulated")
-	f.attributes(attempt, "muster.agent="+worker.name+" muster.attempt=1 rpc.response.status_code=OK")
+	f.attributes(
+		execute,
+		"muster.model=ncf muster.version=1 muster.batch_size=100 muster.instance_type=r5n.large "+
+			"muster.executor=emulated")
+	f.attributes(
+		attempt, "muster.agent="+worker.name+" muster.attempt=1 rpc.response.status_code=OK")
 	f.attributes(query, "muster.model=ncf muster.batch_size=100")
 
 	decided := atGateway
@@ -158,17 +180,22 @@ func testTraced(f *testFleet, protocol string, led bool) {
 	f.child(decide, query)
 	f.attributes(decide, "muster.action=assign muster.agent="+worker.name)
 	if led {
-		f.attributes(decide, "muster.reason=matched muster.policy="+leader.config.Policy+" muster.attempt=1 muster.epoch=1 muster.lane=0")
+		f.attributes(
+			decide,
+			"muster.reason=matched muster.policy="+leader.config.Policy+
+				" muster.attempt=1 muster.epoch=1 muster.lane=0")
 		return
 	}
 	f.attributes(decide, "muster.reason=no-leader muster.epoch=0")
 	if len(atLeader) > 0 || len(decide.Events) != 1 || decide.Events[0].Name != "probed" {
-		f.Errorf("the one not asked made the spans %v, and the decision has the events %v", atLeader, decide.Events)
+		f.Errorf("the one not asked made the spans %v, and the decision has the events %v",
+			atLeader, decide.Events)
 	}
 }
 
 // one is the only span of that name and kind.
-func (f *testFleet) one(spans tracetest.SpanStubs, name string, kind trace.SpanKind) (found tracetest.SpanStub) {
+func (f *testFleet) one(spans tracetest.SpanStubs, name string,
+	kind trace.SpanKind) (found tracetest.SpanStub) {
 	f.Helper()
 	n := 0
 	for _, s := range spans {
@@ -188,7 +215,8 @@ func (f *testFleet) child(of, parent tracetest.SpanStub) {
 		f.Errorf("span %s is not a child of %s", of.Name, parent.Name)
 	}
 	if of.StartTime.Before(parent.StartTime) || of.EndTime.After(parent.EndTime) {
-		f.Errorf("span %s lasts from %v to %v, its parent from %v to %v", of.Name, of.StartTime, of.EndTime, parent.StartTime, parent.EndTime)
+		f.Errorf("span %s lasts from %v to %v, its parent from %v to %v", of.Name, of.StartTime,
+			of.EndTime, parent.StartTime, parent.EndTime)
 	}
 }
 
@@ -230,8 +258,8 @@ func (m headerModel) Run(ctx context.Context, inputs []tensor.Tensor) (*runtime.
 	return m.Model.Run(ctx, inputs)
 }
 
-// TestTraceContextPasses: agents that do not trace hand the headers on as they came, and one that does
-// hands on its own context and what is the client's.
+// TestTraceContextPasses: agents that do not trace hand the headers on as they came, and one that
+// does hands on its own context and what is the client's.
 func TestTraceContextPasses(t *testing.T) {
 	for _, protocol := range []string{"gRPC", "REST"} {
 		for _, traced := range []bool{false, true} {
@@ -259,10 +287,12 @@ func TestTraceContextPasses(t *testing.T) {
 					got := strings.Join(headers.Get(name), ",")
 					if traced && name == "traceparent" {
 						if got == want || !strings.HasPrefix(got, "00-"+testTrace+"-") {
-							f.Errorf("%s, traced: %s is %q, want another span of the trace %s", protocol, name, got, testTrace)
+							f.Errorf("%s, traced: %s is %q, want another span of the trace %s",
+								protocol, name, got, testTrace)
 						}
 					} else if got != want {
-						f.Errorf("%s, traced %v: %s is %q, want %q", protocol, traced, name, got, want)
+						f.Errorf("%s, traced %v: %s is %q, want %q", protocol, traced, name, got,
+							want)
 					}
 				}
 			})

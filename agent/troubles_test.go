@@ -18,8 +18,8 @@ import (
 	"github.com/muster-serve/muster/api/secure"
 )
 
-// TestUndescribed: an agent that gossips but cannot be asked what it holds is listed without models and
-// gets no queries; the others say so once. When it can be asked it gets its share.
+// TestUndescribed: an agent that gossips but cannot be asked what it holds is listed without models
+// and gets no queries; the others say so once. When it can be asked it gets its share.
 func TestUndescribed(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		a, b := f.start(), f.start()
@@ -40,8 +40,10 @@ func TestUndescribed(t *testing.T) {
 			if m := x.members.Member(cut.name); m == nil || len(m.Models) > 0 {
 				f.Errorf("%s lists %v, want the agent without models", x.name, m)
 			}
-			if n := strings.Count(x.log.String(), "gossips but does not say what it serves"); n != 1 {
-				f.Errorf("%s says %d times that an agent does not say what it serves, want once", x.name, n)
+			if n := strings.Count(x.log.String(),
+				"gossips but does not say what it serves"); n != 1 {
+				f.Errorf("%s says %d times that an agent does not say what it serves, want once",
+					x.name, n)
 			}
 		}
 		if ran := cut.counted("muster_attempts_total"); ran > 0 {
@@ -59,12 +61,15 @@ func TestUndescribed(t *testing.T) {
 	})
 }
 
-// TestClockOff: an agent whose certificate was issued by a clock that is hours fast is listed without models
-// and gets no queries; both sides' logs say that it may be the clock. With a good one it serves.
+// TestClockOff: an agent whose certificate was issued by a clock that is hours fast is listed
+// without models and gets no queries; both sides' logs say that it may be the clock. With a
+// good one it serves.
 func TestClockOff(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		ca := newTestCA(f)
-		guard, err := secure.Open(ca.agent("client"), secure.Options{Logger: slog.New(slog.DiscardHandler)})
+		guard, err := secure.Open(ca.agent("client"), secure.Options{
+			Logger: slog.New(slog.DiscardHandler),
+		})
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -101,7 +106,9 @@ func TestClockOff(t *testing.T) {
 			f.Errorf("the agent whose clock is off had %v attempts", ran)
 		}
 		for _, x := range []*fleetAgent{a, b, off} {
-			if !strings.Contains(x.log.String(), "clock of this machine or of the one that issued it") && !strings.Contains(x.log.String(), "this machine's clock, which says") {
+			if !strings.Contains(x.log.String(),
+				"clock of this machine or of the one that issued it") &&
+				!strings.Contains(x.log.String(), "this machine's clock, which says") {
 				f.Errorf("%s does not say that a clock may be wrong: %s", x.name, x.log)
 			}
 		}
@@ -114,8 +121,9 @@ func TestClockOff(t *testing.T) {
 	})
 }
 
-// TestSlowWorker: one of three equal workers takes three times as long for a while. The leader finds out
-// by how much, it gets less to do, and few queries are late; and all is as before when it is over.
+// TestSlowWorker: one of three equal workers takes three times as long for a while. The leader
+// finds out by how much, it gets less to do, and few queries are late; and all is as before
+// when it is over.
 func TestSlowWorker(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		var agents []*fleetAgent
@@ -134,9 +142,11 @@ func TestSlowWorker(t *testing.T) {
 			for _, a := range agents {
 				ran[a] = -a.counted("muster_attempts_total")
 			}
-			sent, slowest, late, failed := f.lately(time.Second/time.Duration(rate), func() { time.Sleep(long) }, agents...)
+			sent, slowest, late, failed := f.lately(time.Second/time.Duration(rate),
+				func() { time.Sleep(long) }, agents...)
 			if len(failed) > 0 || late > sent/100 {
-				f.Errorf("%s: of %d queries %d were late, the slowest took %v; failed: %v", what, sent, late, slowest, failed)
+				f.Errorf("%s: of %d queries %d were late, the slowest took %v; failed: %v", what,
+					sent, late, slowest, failed)
 			}
 			for _, a := range agents {
 				ran[a] += a.counted("muster_attempts_total")
@@ -177,8 +187,9 @@ func TestSlowWorker(t *testing.T) {
 	})
 }
 
-// TestCutOff: a gateway that gives up an attempt while the query is still on its way to the worker does not keep the
-// lane: the worker, who knows of the attempt from the call's header, tells the leader at once, and once.
+// TestCutOff: a gateway that gives up an attempt while the query is still on its way to the worker
+// does not keep the lane: the worker, who knows of the attempt from the call's header, tells the
+// leader at once, and once.
 func TestCutOff(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		agents := []*fleetAgent{f.start(), f.start()}
@@ -209,9 +220,13 @@ func TestCutOff(t *testing.T) {
 			}
 		}
 		const id = 7
-		tell(&control.GatewayMessage{Hello: &control.GatewayHello{Gateway: id, Protocol: control.Spoken.Oldest}})
+		tell(&control.GatewayMessage{
+			Hello: &control.GatewayHello{Gateway: id, Protocol: control.Spoken.Oldest},
+		})
 		for sequence := range uint64(4) {
-			tell(&control.GatewayMessage{Submit: []*control.Submit{{Sequence: sequence, Model: "ncf", BatchSize: 1}}})
+			tell(&control.GatewayMessage{
+				Submit: []*control.Submit{{Sequence: sequence, Model: "ncf", BatchSize: 1}},
+			})
 			var assigned *control.Assign
 			for assigned == nil {
 				m, err := gateway.Recv()
@@ -222,17 +237,24 @@ func TestCutOff(t *testing.T) {
 					assigned = a
 				}
 			}
-			worker := agents[slices.IndexFunc(agents, func(a *fleetAgent) bool { return a.name == assigned.Agent })]
+			worker := agents[slices.IndexFunc(agents,
+				func(a *fleetAgent) bool { return a.name == assigned.Agent })]
 			before := worker.counted("muster_attempts_not_run_total", "cancelled")
-			attempt := control.Attempt{Gateway: id, Sequence: sequence, Attempt: assigned.Attempt, Lane: assigned.Lane}
-			call, end := context.WithCancel(metadata.AppendToOutgoingContext(ctx, control.AttemptHeader, attempt.String()))
-			stream, err := worker.conn.NewStream(call, &grpc.StreamDesc{}, inference.GRPCInferenceService_ModelInfer_FullMethodName)
+			attempt := control.Attempt{
+				Gateway: id, Sequence: sequence, Attempt: assigned.Attempt, Lane: assigned.Lane,
+			}
+			call, end := context.WithCancel(metadata.AppendToOutgoingContext(ctx,
+				control.AttemptHeader, attempt.String()))
+			stream, err := worker.conn.NewStream(call, &grpc.StreamDesc{},
+				inference.GRPCInferenceService_ModelInfer_FullMethodName)
 			if err != nil {
 				f.Fatal(err)
 			}
 			if sequence%2 == 1 { // a query that is too large to be read
 				go func() {
-					_ = stream.SendMsg(&inference.ModelInferRequest{RawInputContents: [][]byte{make([]byte, 64<<20)}})
+					_ = stream.SendMsg(&inference.ModelInferRequest{
+						RawInputContents: [][]byte{make([]byte, 64<<20)},
+					})
 				}()
 			}
 			synctest.Wait()
@@ -247,8 +269,11 @@ func TestCutOff(t *testing.T) {
 					}
 				}
 			}
-			if told := worker.counted("muster_attempts_not_run_total", "cancelled") - before; held != 0 || told != 1 {
-				f.Errorf("query %d: it was given up, %d lanes are kept for it and the worker has told of %v attempts; want 0 and 1", sequence, held, told)
+			if told := worker.counted("muster_attempts_not_run_total", "cancelled") -
+				before; held != 0 || told != 1 {
+				f.Errorf(
+					"query %d: it was given up, %d lanes are kept for it and the worker has told "+
+						"of %v attempts; want 0 and 1", sequence, held, told)
 			}
 		}
 	})

@@ -32,7 +32,9 @@ func TestRollingUpgrade(t *testing.T) {
 				}
 			}
 		}
-		fleet = []*fleetAgent{f.start(speaking(2, 2)), f.start(speaking(2, 2)), f.start(speaking(2, 2))}
+		fleet = []*fleetAgent{
+			f.start(speaking(2, 2)), f.start(speaking(2, 2)), f.start(speaking(2, 2)),
+		}
 		agreed(2, fleet...)
 		replace := func(i int, oldest, newest uint32) {
 			fleet = append(fleet, f.start(speaking(oldest, newest)))
@@ -54,7 +56,8 @@ func TestRollingUpgrade(t *testing.T) {
 		agreed(2, fleet...)
 		late := f.start(speaking(3, 4)) // while one speaks version 2 alone
 		time.Sleep(10 * time.Second)
-		if want := "it speaks version 3 of the agents' protocol, this agent version 2"; !strings.Contains(fleet[0].log.String(), want) {
+		if want := "it speaks version 3 of the agents' protocol, this agent version " +
+			"2"; !strings.Contains(fleet[0].log.String(), want) {
 			f.Errorf("log of an agent of version 2: %s\nwant %q", fleet[0].log, want)
 		}
 		if err := late.stop(); err != nil {

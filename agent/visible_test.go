@@ -25,13 +25,16 @@ func (a *testAgent) leads() {
 	}
 }
 
-// TestSeesOneModel: whatever a client of one model asks for shows it nothing of others, and those that
-// may see all do.
+// TestSeesOneModel: whatever a client of one model asks for shows it nothing of others, and those
+// that may see all do.
 func TestSeesOneModel(t *testing.T) {
 	files := newTestCA(t)
 	config := testConfig(t)
-	config.Security.APIKeysFile = files.write("keys", "ads: "+adsKey+"\nfeed: "+feedKey+"\nprometheus: scrape-scrape-scrape\n")
-	config.Security.AccessFile = files.write("access", "clients: {ads: {models: [ncf]}, feed: {models: ['*']}, prometheus: {control: [metrics]}}\n")
+	config.Security.APIKeysFile = files.write("keys",
+		"ads: "+adsKey+"\nfeed: "+feedKey+"\nprometheus: scrape-scrape-scrape\n")
+	config.Security.AccessFile = files.write("access",
+		"clients: {ads: {models: [ncf]}, feed: {models: ['*']}, prometheus: {control: "+
+			"[metrics]}}\n")
 	a := startAgent(t, config, emulated())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -49,11 +52,15 @@ func TestSeesOneModel(t *testing.T) {
 		return s.Recv()
 	}
 	calls := map[string]func(ctx context.Context) (fmt.Stringer, error){
-		"Watch": func(ctx context.Context) (fmt.Stringer, error) { return first(ctl.Watch(ctx, &control.WatchRequest{})) },
+		"Watch": func(ctx context.Context) (fmt.Stringer, error) {
+			return first(ctl.Watch(ctx, &control.WatchRequest{}))
+		},
 		"Watch changes": func(ctx context.Context) (fmt.Stringer, error) {
 			return first(ctl.Watch(ctx, &control.WatchRequest{Changes: true}))
 		},
-		"Status": func(ctx context.Context) (fmt.Stringer, error) { return ctl.Status(ctx, &control.StatusRequest{}) },
+		"Status": func(ctx context.Context) (fmt.Stringer, error) {
+			return ctl.Status(ctx, &control.StatusRequest{})
+		},
 		"index": func(ctx context.Context) (fmt.Stringer, error) {
 			return rpc.RepositoryIndex(ctx, &inference.RepositoryIndexRequest{})
 		},
@@ -65,17 +72,24 @@ func TestSeesOneModel(t *testing.T) {
 			if err != nil {
 				return nil, err
 			}
-			if err := s.Send(&control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest}}); err != nil {
+			if err := s.Send(&control.GatewayMessage{
+				Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest},
+			}); err != nil {
 				return nil, err
 			}
 			return s.Recv()
 		},
 	}
 	for _, request := range [][2]string{
-		{"GET", "http://" + a.addresses.HTTP + "/"}, {"GET", "http://" + a.addresses.HTTP + "/v2/models/stats"},
-		{"POST", "http://" + a.addresses.HTTP + "/v2/repository/index"}, {"GET", "http://" + a.addresses.Metrics + "/metrics"},
+		{"GET", "http://" + a.addresses.HTTP + "/"}, {
+			"GET", "http://" + a.addresses.HTTP + "/v2/models/stats",
+		},
+		{"POST", "http://" + a.addresses.HTTP + "/v2/repository/index"}, {
+			"GET", "http://" + a.addresses.Metrics + "/metrics",
+		},
 	} {
-		calls[request[1][strings.LastIndex(request[1], ":"):]] = func(ctx context.Context) (fmt.Stringer, error) {
+		calls[request[1][strings.LastIndex(request[1], ":"):]] = func(ctx context.Context) (
+			fmt.Stringer, error) {
 			req, err := http.NewRequestWithContext(ctx, request[0], request[1], nil)
 			if err != nil {
 				return nil, err
@@ -109,40 +123,49 @@ func TestSeesOneModel(t *testing.T) {
 			}
 		}
 	}
-	scraped, err := calls[a.addresses.Metrics[strings.LastIndex(a.addresses.Metrics, ":"):]+"/metrics"](withKey(ctx, "scrape-scrape-scrape"))
+	scraped, err := calls[a.addresses.Metrics[strings.LastIndex(a.addresses.Metrics, ":"):]+
+		"/metrics"](withKey(ctx, "scrape-scrape-scrape"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if text := scraped.String(); !strings.Contains(text, `model="wnd"`) || !strings.Contains(text, "go_goroutines") {
+	if text := scraped.String(); !strings.Contains(text, `model="wnd"`) ||
+		!strings.Contains(text, "go_goroutines") {
 		t.Errorf("one with the right metrics gets %s", text)
 	}
-	ads, err := calls[a.addresses.Metrics[strings.LastIndex(a.addresses.Metrics, ":"):]+"/metrics"](withKey(ctx, adsKey))
+	ads, err := calls[a.addresses.Metrics[strings.LastIndex(a.addresses.Metrics, ":"):]+
+		"/metrics"](withKey(ctx, adsKey))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if text := ads.String(); !strings.Contains(text, "go_goroutines") || !strings.Contains(text, `muster_model_state{model="ncf"`) {
+	if text := ads.String(); !strings.Contains(text, "go_goroutines") ||
+		!strings.Contains(text, `muster_model_state{model="ncf"`) {
 		t.Errorf("a client of ncf does not get what is its: %s", text)
 	}
 }
 
-// TestStatusOfPastModels: the status shows a client no model that is in nobody's view any more, which
-// the leader still knows.
+// TestStatusOfPastModels: the status shows a client no model that is in nobody's view any more,
+// which the leader still knows.
 func TestStatusOfPastModels(t *testing.T) {
 	files := newTestCA(t)
 	config := testConfig(t)
 	config.Security.APIKeysFile = files.write("keys", "ads: "+adsKey+"\nfeed: "+feedKey+"\n")
-	config.Security.AccessFile = files.write("access", "clients: {ads: {models: [ncf]}, feed: {models: ['*']}}\n")
+	config.Security.AccessFile = files.write("access",
+		"clients: {ads: {models: [ncf]}, feed: {models: ['*']}}\n")
 	a := startAgent(t, config, emulated())
 	a.leads()
 	held := func(status *control.FleetStatus) (view, leader bool) {
 		for _, m := range status.GetView().GetMembers() {
-			view = view || slices.ContainsFunc(m.GetModels(), func(m *control.Model) bool { return m.GetName() == "wnd" })
+			view = view ||
+				slices.ContainsFunc(m.GetModels(),
+					func(m *control.Model) bool { return m.GetName() == "wnd" })
 		}
-		return view, slices.ContainsFunc(status.GetModels(), func(m *control.ModelStatus) bool { return m.GetModel() == "wnd" })
+		return view, slices.ContainsFunc(status.GetModels(),
+			func(m *control.ModelStatus) bool { return m.GetModel() == "wnd" })
 	}
 	status := func(key string) *control.FleetStatus {
 		t.Helper()
-		status, err := control.NewControlClient(a.conn).Status(withKey(t.Context(), key), &control.StatusRequest{})
+		status, err := control.NewControlClient(a.conn).Status(withKey(t.Context(), key),
+			&control.StatusRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}

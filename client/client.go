@@ -92,13 +92,18 @@ func New(addresses []string, opts ...Option) (*Client, error) {
 	c := &Client{dial: append(oip.DialOptions(),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
+			Backoff: backoff.Config{
+				BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
+				MaxDelay: 3 * time.Second,
+			},
 			MinConnectTimeout: 3 * time.Second,
 		}),
 		// What this is for is its timeout: the kernel gives up a connection
 		// whose other end has acknowledged nothing for as long. The pings,
 		// more of which a server may take amiss, would find that out late.
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 5 * time.Minute, Timeout: 3 * time.Second}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{
+			Time: 5 * time.Minute, Timeout: 3 * time.Second,
+		}),
 	)}
 	for _, o := range opts {
 		o(c)
@@ -180,7 +185,8 @@ func (c *Client) infer(ctx context.Context, req *oip.Request) (*oip.Response, er
 		}
 	}
 	resp := new(oip.Response)
-	if err := c.call(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req, resp); err != nil {
+	if err := c.call(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req,
+		resp); err != nil {
 		resp.Release()
 		return nil, err
 	}
@@ -251,14 +257,16 @@ func (c *Client) Gateway() *Gateway { return c.fleet.direct() }
 // Live reports whether a server answers.
 func (c *Client) Live(ctx context.Context) (bool, error) {
 	resp := new(inference.ServerLiveResponse)
-	err := c.call(ctx, inference.GRPCInferenceService_ServerLive_FullMethodName, &inference.ServerLiveRequest{}, resp)
+	err := c.call(ctx, inference.GRPCInferenceService_ServerLive_FullMethodName,
+		&inference.ServerLiveRequest{}, resp)
 	return resp.Live, err
 }
 
 // Ready reports whether a server takes queries.
 func (c *Client) Ready(ctx context.Context) (bool, error) {
 	resp := new(inference.ServerReadyResponse)
-	err := c.call(ctx, inference.GRPCInferenceService_ServerReady_FullMethodName, &inference.ServerReadyRequest{}, resp)
+	err := c.call(ctx, inference.GRPCInferenceService_ServerReady_FullMethodName,
+		&inference.ServerReadyRequest{}, resp)
 	return resp.Ready, err
 }
 
@@ -275,13 +283,15 @@ func (c *Client) ModelReady(ctx context.Context, model, version string) (bool, e
 // has.
 func (c *Client) ServerMetadata(ctx context.Context) (*inference.ServerMetadataResponse, error) {
 	resp := new(inference.ServerMetadataResponse)
-	err := c.call(ctx, inference.GRPCInferenceService_ServerMetadata_FullMethodName, &inference.ServerMetadataRequest{}, resp)
+	err := c.call(ctx, inference.GRPCInferenceService_ServerMetadata_FullMethodName,
+		&inference.ServerMetadataRequest{}, resp)
 	return orNil(resp, err)
 }
 
 // ModelMetadata describes a model's versions, inputs and outputs;
 // [oip.ParseProperties] reads what Muster says of it beyond that.
-func (c *Client) ModelMetadata(ctx context.Context, model, version string) (*inference.ModelMetadataResponse, error) {
+func (c *Client) ModelMetadata(ctx context.Context, model,
+	version string) (*inference.ModelMetadataResponse, error) {
 	resp := new(inference.ModelMetadataResponse)
 	err := c.call(ctx, inference.GRPCInferenceService_ModelMetadata_FullMethodName,
 		&inference.ModelMetadataRequest{Name: model, Version: version}, resp)
@@ -290,7 +300,8 @@ func (c *Client) ModelMetadata(ctx context.Context, model, version string) (*inf
 
 // ModelStatistics counts what a model has done on one server; an empty name
 // stands for all models.
-func (c *Client) ModelStatistics(ctx context.Context, model, version string) ([]*inference.ModelStatistics, error) {
+func (c *Client) ModelStatistics(ctx context.Context, model,
+	version string) ([]*inference.ModelStatistics, error) {
 	resp := new(inference.ModelStatisticsResponse)
 	err := c.call(ctx, inference.GRPCInferenceService_ModelStatistics_FullMethodName,
 		&inference.ModelStatisticsRequest{Name: model, Version: version}, resp)
@@ -299,7 +310,8 @@ func (c *Client) ModelStatistics(ctx context.Context, model, version string) ([]
 
 // RepositoryIndex lists the models in a server's repository, or only those
 // that are ready.
-func (c *Client) RepositoryIndex(ctx context.Context, ready bool) ([]*inference.RepositoryIndexResponse_ModelIndex, error) {
+func (c *Client) RepositoryIndex(ctx context.Context,
+	ready bool) ([]*inference.RepositoryIndexResponse_ModelIndex, error) {
 	resp := new(inference.RepositoryIndexResponse)
 	err := c.call(ctx, inference.GRPCInferenceService_RepositoryIndex_FullMethodName,
 		&inference.RepositoryIndexRequest{Ready: ready}, resp)
@@ -310,13 +322,15 @@ func (c *Client) RepositoryIndex(ctx context.Context, ready bool) ([]*inference.
 // serves.
 func (c *Client) LoadModel(ctx context.Context, model string) error {
 	return c.call(ctx, inference.GRPCInferenceService_RepositoryModelLoad_FullMethodName,
-		&inference.RepositoryModelLoadRequest{ModelName: model}, new(inference.RepositoryModelLoadResponse))
+		&inference.RepositoryModelLoadRequest{ModelName: model},
+		new(inference.RepositoryModelLoadResponse))
 }
 
 // UnloadModel has one server unload a model.
 func (c *Client) UnloadModel(ctx context.Context, model string) error {
 	return c.call(ctx, inference.GRPCInferenceService_RepositoryModelUnload_FullMethodName,
-		&inference.RepositoryModelUnloadRequest{ModelName: model}, new(inference.RepositoryModelUnloadResponse))
+		&inference.RepositoryModelUnloadRequest{ModelName: model},
+		new(inference.RepositoryModelUnloadResponse))
 }
 
 func orNil[T any](v *T, err error) (*T, error) {

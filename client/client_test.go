@@ -62,49 +62,63 @@ func (f *fake) sum(req *oip.Request) (*oip.Response, error) {
 	return &oip.Response{Model: "sum", Version: "1", ID: req.ID, Outputs: []tensor.Tensor{out}}, err
 }
 
-func (f *fake) ServerLive(context.Context, *inference.ServerLiveRequest) (*inference.ServerLiveResponse, error) {
+func (f *fake) ServerLive(context.Context, *inference.ServerLiveRequest) (
+	*inference.ServerLiveResponse, error) {
 	return &inference.ServerLiveResponse{Live: true}, nil
 }
 
-func (f *fake) ServerReady(context.Context, *inference.ServerReadyRequest) (*inference.ServerReadyResponse, error) {
+func (f *fake) ServerReady(context.Context, *inference.ServerReadyRequest) (
+	*inference.ServerReadyResponse, error) {
 	return &inference.ServerReadyResponse{Ready: true}, nil
 }
 
-func (f *fake) ModelReady(_ context.Context, req *inference.ModelReadyRequest) (*inference.ModelReadyResponse, error) {
+func (f *fake) ModelReady(_ context.Context, req *inference.ModelReadyRequest) (
+	*inference.ModelReadyResponse, error) {
 	return &inference.ModelReadyResponse{Ready: req.Name == "sum" && req.Version == "1"}, nil
 }
 
-func (f *fake) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (*inference.ServerMetadataResponse, error) {
+func (f *fake) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (
+	*inference.ServerMetadataResponse, error) {
 	return &inference.ServerMetadataResponse{Name: f.name}, nil
 }
 
-func (f *fake) ModelMetadata(_ context.Context, req *inference.ModelMetadataRequest) (*inference.ModelMetadataResponse, error) {
+func (f *fake) ModelMetadata(_ context.Context, req *inference.ModelMetadataRequest) (
+	*inference.ModelMetadataResponse, error) {
 	if req.Name != "sum" {
 		return nil, status.Errorf(codes.NotFound, "model %q is not in the repository", req.Name)
 	}
 	return &inference.ModelMetadataResponse{Name: "sum", Versions: []string{"1"}}, nil
 }
 
-func (f *fake) ModelStatistics(context.Context, *inference.ModelStatisticsRequest) (*inference.ModelStatisticsResponse, error) {
-	return &inference.ModelStatisticsResponse{ModelStats: []*inference.ModelStatistics{{Name: "sum", InferenceCount: 3}}}, nil
+func (f *fake) ModelStatistics(context.Context, *inference.ModelStatisticsRequest) (
+	*inference.ModelStatisticsResponse, error) {
+	return &inference.ModelStatisticsResponse{
+		ModelStats: []*inference.ModelStatistics{{Name: "sum", InferenceCount: 3}},
+	}, nil
 }
 
-func (f *fake) RepositoryIndex(_ context.Context, req *inference.RepositoryIndexRequest) (*inference.RepositoryIndexResponse, error) {
+func (f *fake) RepositoryIndex(_ context.Context, req *inference.RepositoryIndexRequest) (
+	*inference.RepositoryIndexResponse, error) {
 	index := []*inference.RepositoryIndexResponse_ModelIndex{{Name: "sum", State: "READY"}}
 	if !req.Ready {
-		index = append(index, &inference.RepositoryIndexResponse_ModelIndex{Name: "broken", State: "UNAVAILABLE"})
+		index = append(index, &inference.RepositoryIndexResponse_ModelIndex{
+			Name: "broken", State: "UNAVAILABLE",
+		})
 	}
 	return &inference.RepositoryIndexResponse{Models: index}, nil
 }
 
-func (f *fake) RepositoryModelLoad(_ context.Context, req *inference.RepositoryModelLoadRequest) (*inference.RepositoryModelLoadResponse, error) {
+func (f *fake) RepositoryModelLoad(_ context.Context, req *inference.RepositoryModelLoadRequest) (
+	*inference.RepositoryModelLoadResponse, error) {
 	if req.ModelName != "sum" {
-		return nil, status.Errorf(codes.NotFound, "model %q is not in the repository", req.ModelName)
+		return nil, status.Errorf(codes.NotFound, "model %q is not in the repository",
+			req.ModelName)
 	}
 	return &inference.RepositoryModelLoadResponse{}, nil
 }
 
-func (f *fake) RepositoryModelUnload(context.Context, *inference.RepositoryModelUnloadRequest) (*inference.RepositoryModelUnloadResponse, error) {
+func (f *fake) RepositoryModelUnload(context.Context, *inference.RepositoryModelUnloadRequest) (
+	*inference.RepositoryModelUnloadResponse, error) {
 	return &inference.RepositoryModelUnloadResponse{}, nil
 }
 
@@ -168,8 +182,10 @@ func TestInfer(t *testing.T) {
 		<-released
 		out, ok := resp.Output("sum")
 		sums, err := tensor.Values[float32](out)
-		if err != nil || !ok || len(sums) != rows || resp.Model != "sum" || resp.Version != "1" || resp.ID != "7" {
-			t.Fatalf("%d rows: got %d sums, %v, of %q version %q id %q", rows, len(sums), err, resp.Model, resp.Version, resp.ID)
+		if err != nil || !ok || len(sums) != rows || resp.Model != "sum" || resp.Version != "1" ||
+			resp.ID != "7" {
+			t.Fatalf("%d rows: got %d sums, %v, of %q version %q id %q", rows, len(sums), err,
+				resp.Model, resp.Version, resp.ID)
 		}
 		for i, v := range sums {
 			if v != 4 {
@@ -184,10 +200,16 @@ func TestInfer(t *testing.T) {
 // TestErrors checks the kind of each error, and that none but an unavailable
 // server is tried again.
 func TestErrors(t *testing.T) {
-	answer := func(code codes.Code, message string) func(context.Context, *oip.Request) (*oip.Response, error) {
-		return func(context.Context, *oip.Request) (*oip.Response, error) { return nil, status.Error(code, message) }
+	answer := func(code codes.Code, message string) func(context.Context,
+		*oip.Request) (*oip.Response, error) {
+		return func(context.Context, *oip.Request) (*oip.Response, error) {
+			return nil, status.Error(code, message)
+		}
 	}
-	kinds := []error{ErrInvalid, ErrTooLarge, ErrNotFound, ErrOverloaded, ErrDeadline, ErrUnavailable, ErrDenied, ErrClosed, context.Canceled, context.DeadlineExceeded}
+	kinds := []error{
+		ErrInvalid, ErrTooLarge, ErrNotFound, ErrOverloaded, ErrDeadline, ErrUnavailable, ErrDenied,
+		ErrClosed, context.Canceled, context.DeadlineExceeded,
+	}
 	for _, tt := range []struct {
 		infer func(context.Context, *oip.Request) (*oip.Response, error)
 		want  []error
@@ -195,10 +217,14 @@ func TestErrors(t *testing.T) {
 	}{
 		{answer(codes.InvalidArgument, "input x"), []error{ErrInvalid}, "invalid request: input x"},
 		{answer(codes.NotFound, "model y"), []error{ErrNotFound}, "not found: model y"},
-		{answer(codes.ResourceExhausted, "queue full"), []error{ErrOverloaded}, "server overloaded: queue full"},
-		{answer(codes.DeadlineExceeded, "dropped"), []error{ErrDeadline, context.DeadlineExceeded}, "deadline exceeded: dropped"},
-		{answer(codes.Unauthenticated, "who is that?"), []error{ErrDenied}, "not allowed: who is that?"},
-		{answer(codes.PermissionDenied, "not this model"), []error{ErrDenied}, "not allowed: not this model"},
+		{answer(codes.ResourceExhausted, "queue full"), []error{ErrOverloaded},
+			"server overloaded: queue full"},
+		{answer(codes.DeadlineExceeded, "dropped"), []error{ErrDeadline, context.DeadlineExceeded},
+			"deadline exceeded: dropped"},
+		{answer(codes.Unauthenticated, "who is that?"), []error{ErrDenied},
+			"not allowed: who is that?"},
+		{answer(codes.PermissionDenied, "not this model"), []error{ErrDenied},
+			"not allowed: not this model"},
 		{answer(codes.Internal, "broken"), nil, "Internal: broken"},
 	} {
 		a, b := &fake{infer: tt.infer}, &fake{infer: tt.infer}
@@ -210,7 +236,8 @@ func TestErrors(t *testing.T) {
 			}
 		}
 		var e *Error
-		if !errors.As(err, &e) || !strings.HasSuffix(err.Error(), tt.text) || !strings.HasPrefix(err.Error(), e.Address+": ") {
+		if !errors.As(err, &e) || !strings.HasSuffix(err.Error(), tt.text) ||
+			!strings.HasPrefix(err.Error(), e.Address+": ") {
 			t.Errorf("got %q, want it to end with %q", err, tt.text)
 		}
 		if n := a.calls.Load() + b.calls.Load(); n != 1 {
@@ -221,7 +248,10 @@ func TestErrors(t *testing.T) {
 
 func TestRetryAfter(t *testing.T) {
 	c := connect(t, []*fake{{infer: func(context.Context, *oip.Request) (*oip.Response, error) {
-		s, err := status.New(codes.ResourceExhausted, "queue full").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(40 * time.Millisecond)})
+		s, err := status.New(codes.ResourceExhausted,
+			"queue full").WithDetails(&errdetails.RetryInfo{
+			RetryDelay: durationpb.New(40 * time.Millisecond),
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -229,7 +259,8 @@ func TestRetryAfter(t *testing.T) {
 	}}})
 	_, err := c.Infer(t.Context(), sumQuery(1))
 	var e *Error
-	if !errors.As(err, &e) || !errors.Is(err, ErrOverloaded) || e.RetryAfter != 40*time.Millisecond || e.Message() != "queue full" {
+	if !errors.As(err, &e) || !errors.Is(err, ErrOverloaded) ||
+		e.RetryAfter != 40*time.Millisecond || e.Message() != "queue full" {
 		t.Errorf("got %v, want ErrOverloaded to retry after 40ms", err)
 	}
 	if status.Code(err) != codes.ResourceExhausted {
@@ -243,7 +274,9 @@ func TestInvalidIsNotSent(t *testing.T) {
 	req := sumQuery(2)
 	req.Inputs[0].Shape = []int64{3, 4}
 	_, err := c.Infer(t.Context(), req)
-	if want := `invalid request: input "x": data has 32 bytes, expected 48 for FP32 [3 4]`; !errors.Is(err, ErrInvalid) || err.Error() != want {
+	if want :=
+		`invalid request: input "x": data has 32 bytes, expected 48 for FP32 [3 4]`; !errors.Is(err,
+		ErrInvalid) || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
 	if f.calls.Load() != 0 {
@@ -253,7 +286,8 @@ func TestInvalidIsNotSent(t *testing.T) {
 
 func TestTooLarge(t *testing.T) {
 	c := connect(t, []*fake{{}})
-	if _, err := c.Infer(t.Context(), sumQuery(2<<20)); !errors.Is(err, ErrTooLarge) || errors.Is(err, ErrOverloaded) {
+	if _, err := c.Infer(t.Context(), sumQuery(2<<20)); !errors.Is(err, ErrTooLarge) ||
+		errors.Is(err, ErrOverloaded) {
 		t.Errorf("got %v, want ErrTooLarge", err)
 	}
 }
@@ -343,7 +377,8 @@ func TestDeadlines(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				seen := make(chan time.Duration, 1)
-				f := &fake{infer: func(ctx context.Context, req *oip.Request) (*oip.Response, error) {
+				f := &fake{infer: func(ctx context.Context, req *oip.Request) (*oip.Response,
+					error) {
 					deadline, _ := ctx.Deadline()
 					seen <- time.Until(deadline)
 					<-ctx.Done()
@@ -376,25 +411,28 @@ func TestDeadlines(t *testing.T) {
 
 func TestCancel(t *testing.T) {
 	started := make(chan struct{})
-	c := connect(t, []*fake{{infer: func(ctx context.Context, req *oip.Request) (*oip.Response, error) {
-		close(started)
-		<-ctx.Done()
-		return nil, status.FromContextError(ctx.Err()).Err()
-	}}})
+	c := connect(
+		t, []*fake{{infer: func(ctx context.Context, req *oip.Request) (*oip.Response, error) {
+			close(started)
+			<-ctx.Done()
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}}})
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-started; cancel() }()
-	if _, err := c.Infer(ctx, sumQuery(1)); !errors.Is(err, context.Canceled) || errors.Is(err, ErrClosed) {
+	if _, err := c.Infer(ctx, sumQuery(1)); !errors.Is(err, context.Canceled) ||
+		errors.Is(err, ErrClosed) {
 		t.Errorf("got %v, want context.Canceled", err)
 	}
 }
 
 func TestClose(t *testing.T) {
 	started := make(chan struct{})
-	c := connect(t, []*fake{{infer: func(ctx context.Context, req *oip.Request) (*oip.Response, error) {
-		close(started)
-		<-ctx.Done()
-		return nil, status.FromContextError(ctx.Err()).Err()
-	}}})
+	c := connect(
+		t, []*fake{{infer: func(ctx context.Context, req *oip.Request) (*oip.Response, error) {
+			close(started)
+			<-ctx.Done()
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}}})
 	closed := make(chan error)
 	go func() { <-started; closed <- c.Close() }()
 	if _, err := c.Infer(t.Context(), sumQuery(1)); !errors.Is(err, ErrClosed) {
@@ -412,7 +450,8 @@ func TestNew(t *testing.T) {
 	if _, err := New(nil); err == nil {
 		t.Error("no addresses: no error")
 	}
-	if _, err := New([]string{"127.0.0.1:1", "%zz://"}); err == nil || !strings.Contains(err.Error(), `"%zz://"`) {
+	if _, err := New([]string{"127.0.0.1:1", "%zz://"}); err == nil ||
+		!strings.Contains(err.Error(), `"%zz://"`) {
 		t.Errorf("got %v, want an error that names the address", err)
 	}
 }
@@ -441,7 +480,8 @@ func TestOtherCalls(t *testing.T) {
 	if m, err := c.ModelMetadata(ctx, "x", ""); !errors.Is(err, ErrNotFound) || m != nil {
 		t.Error("ModelMetadata of an unknown model:", m, err)
 	}
-	if s, err := c.ModelStatistics(ctx, "sum", ""); err != nil || len(s) != 1 || s[0].InferenceCount != 3 {
+	if s, err := c.ModelStatistics(ctx, "sum", ""); err != nil || len(s) != 1 ||
+		s[0].InferenceCount != 3 {
 		t.Error("ModelStatistics:", s, err)
 	}
 	if m, err := c.RepositoryIndex(ctx, false); err != nil || len(m) != 2 {
@@ -465,8 +505,10 @@ func TestReason(t *testing.T) {
 	for _, tt := range []struct{ message, want string }{
 		{"model \"x\"; there are y", "model \"x\"; there are y"},
 		{`connection error: desc = "transport: Error while dialing: dial tcp 10.0.0.7:8001: connect: connection refused"`, "dial tcp 10.0.0.7:8001: connect: connection refused"},
-		{`connection error: desc = "transport: authentication handshake failed: EOF"`, "authentication handshake failed: EOF"},
-		{`connection error: desc = "error reading server preface: EOF"`, "the connection is closed at once, as by a server that wants TLS"},
+		{`connection error: desc = "transport: authentication handshake failed: EOF"`,
+			"authentication handshake failed: EOF"},
+		{`connection error: desc = "error reading server preface: EOF"`,
+			"the connection is closed at once, as by a server that wants TLS"},
 		{
 			`connection error: desc = "error reading server preface: read tcp 127.0.0.1:5->127.0.0.1:6: read: connection reset by peer"`,
 			"the connection is closed at once, as by a server that wants TLS",

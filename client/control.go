@@ -27,7 +27,8 @@ func (c *Client) Demand(ctx context.Context) (*control.FleetDemand, error) {
 // until they have.
 func (c *Client) Drain(ctx context.Context, agents ...string) ([]string, error) {
 	resp := new(control.DrainResponse)
-	err := c.call(ctx, control.Control_Drain_FullMethodName, &control.DrainRequest{Agents: agents}, resp)
+	err := c.call(ctx, control.Control_Drain_FullMethodName, &control.DrainRequest{Agents: agents},
+		resp)
 	return resp.GetDraining(), err
 }
 
@@ -35,13 +36,15 @@ func (c *Client) Drain(ctx context.Context, agents ...string) ([]string, error) 
 // it serves; "" or "all" means every agent that has its files.
 func (c *Client) LoadModelOn(ctx context.Context, agent, model string) error {
 	return c.call(ctx, inference.GRPCInferenceService_RepositoryModelLoad_FullMethodName,
-		&inference.RepositoryModelLoadRequest{ModelName: model, Parameters: onAgent(agent)}, new(inference.RepositoryModelLoadResponse))
+		&inference.RepositoryModelLoadRequest{ModelName: model, Parameters: onAgent(agent)},
+		new(inference.RepositoryModelLoadResponse))
 }
 
 // UnloadModelOn has the agent of that name unload a model; "" or "all" means every agent.
 func (c *Client) UnloadModelOn(ctx context.Context, agent, model string) error {
 	return c.call(ctx, inference.GRPCInferenceService_RepositoryModelUnload_FullMethodName,
-		&inference.RepositoryModelUnloadRequest{ModelName: model, Parameters: onAgent(agent)}, new(inference.RepositoryModelUnloadResponse))
+		&inference.RepositoryModelUnloadRequest{ModelName: model, Parameters: onAgent(agent)},
+		new(inference.RepositoryModelUnloadResponse))
 }
 
 // onAgent is the parameter that names an agent.
@@ -50,6 +53,8 @@ func onAgent(agent string) map[string]*inference.ModelRepositoryParameter {
 		return nil
 	}
 	return map[string]*inference.ModelRepositoryParameter{
-		"agent": {ParameterChoice: &inference.ModelRepositoryParameter_StringParam{StringParam: agent}},
+		"agent": {
+			ParameterChoice: &inference.ModelRepositoryParameter_StringParam{StringParam: agent},
+		},
 	}
 }

@@ -133,7 +133,8 @@ func (d *discovery) watch(conn *grpc.ClientConn) (fleet bool, err error) {
 	ctx, cancel := context.WithTimeout(d.ctx, metadataTimeout)
 	defer cancel()
 	metadata := new(inference.ServerMetadataResponse)
-	err = conn.Invoke(ctx, inference.GRPCInferenceService_ServerMetadata_FullMethodName, &inference.ServerMetadataRequest{}, metadata)
+	err = conn.Invoke(ctx, inference.GRPCInferenceService_ServerMetadata_FullMethodName,
+		&inference.ServerMetadataRequest{}, metadata)
 	if status.Code(err) == codes.Unimplemented {
 		return false, nil
 	}
@@ -258,7 +259,8 @@ func (d *discovery) keep(ctx context.Context, p *peer) {
 func (d *discovery) dial(to *control.Member) (grpc.ClientConnInterface, error) {
 	p := (*d.byName.Load())[to.GetName()]
 	if p == nil || p.failed.Load() && p.conn.GetState() != connectivity.Ready {
-		return nil, status.Errorf(codes.Unavailable, "agent %q cannot be reached at %s", to.GetName(), to.GetAddress())
+		return nil, status.Errorf(codes.Unavailable, "agent %q cannot be reached at %s",
+			to.GetName(), to.GetAddress())
 	}
 	return p.conn, nil
 }

@@ -85,7 +85,9 @@ func TestSDKGoesStraight(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		answers(t, c, 4)
 		if attempts, asked := f.counts(); asked != 1 || attempts < 13 {
-			t.Errorf("%d attempts, %d queries to pass on; want at least 13 and 1, of the unknown model", attempts, asked)
+			t.Errorf(
+				"%d attempts, %d queries to pass on; want at least 13 and 1, of the unknown model",
+				attempts, asked)
 		}
 	})
 }
@@ -109,8 +111,9 @@ func TestSDKWatchesAnother(t *testing.T) {
 	})
 }
 
-// TestSDKSeesTheFleet has members leave and be back, leaders follow each other, agents freeze, and lose changes that
-// they should tell of: in the end the client has the same view as whoever sees all of it.
+// TestSDKSeesTheFleet has members leave and be back, leaders follow each other, agents freeze,
+// and lose changes that they should tell of: in the end the client has the same view as whoever
+// sees all of it.
 func TestSDKSeesTheFleet(t *testing.T) {
 	for seed := range uint64(5) {
 		bubble(t, 5, func(t *testing.T, f *testFleet) {
@@ -163,8 +166,8 @@ func TestSDKSeesTheFleet(t *testing.T) {
 	}
 }
 
-// TestLoadsRank: without a leader a gateway asks whom loads say free, as of the newest of them, and hears of a load without
-// arranging all it knows anew.
+// TestLoadsRank: without a leader a gateway asks whom loads say free, as of the newest of them, and
+// hears of a load without arranging all it knows anew.
 func TestLoadsRank(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, f *testFleet) {
 		g := f.gateway()
@@ -172,18 +175,28 @@ func TestLoadsRank(t *testing.T) {
 			g.leaderless.mu.Lock()
 			defer g.leaderless.mu.Unlock()
 			g.leaderless.arrange()
-			return g.leaderless.agents[g.leaderless.priced.Rank(time.Now(), "sum/1", 1, 0, 1)[0].Lane]
+			return g.leaderless.agents[g.leaderless.priced.Rank(time.Now(), "sum/1", 1, 0,
+				1)[0].Lane]
 		}
 		load := func(agent string, age, remaining time.Duration) *control.LaneLoad {
-			return &control.LaneLoad{Agent: agent, AgeNs: int64(age), RemainingNs: []int64{int64(time.Hour), int64(remaining)}}
+			return &control.LaneLoad{
+				Agent: agent, AgeNs: int64(age), RemainingNs: []int64{
+					int64(time.Hour), int64(remaining),
+				},
+			}
 		}
 		settle()
-		g.SetLoads([]*control.LaneLoad{load("agent-0", 0, 20*time.Millisecond), load("agent-1", 0, 20*time.Millisecond)})
+		g.SetLoads([]*control.LaneLoad{
+			load("agent-0", 0, 20*time.Millisecond), load("agent-1", 0, 20*time.Millisecond),
+		})
 		if got := first(); got != "agent-2" {
 			t.Errorf("got %s, want the only agent that is free", got)
 		}
 		priced := g.leaderless.priced
-		g.SetLoads([]*control.LaneLoad{load("agent-2", 0, 30*time.Millisecond), load("agent-1", time.Second, 0), load("nobody", 0, 0)})
+		g.SetLoads([]*control.LaneLoad{
+			load("agent-2", 0, 30*time.Millisecond), load("agent-1", time.Second, 0),
+			load("nobody", 0, 0),
+		})
 		g.SetLoads([]*control.LaneLoad{load("agent-0", 0, 5*time.Millisecond)})
 		if got := first(); got != "agent-0" {
 			t.Errorf("got %s, want the one that is free first", got)

@@ -77,7 +77,8 @@ func (e *Error) Error() string {
 }
 
 // unreached is what grpc wraps the reason in why a server cannot be reached.
-var unreached = regexp.MustCompile(`connection error: desc = "(?:transport: )?(?:Error while dialing: )?(.*)"`)
+var unreached = regexp.MustCompile(
+	`connection error: desc = "(?:transport: )?(?:Error while dialing: )?(.*)"`)
 
 // Reason is what an error of a call to a server says to people: its message,
 // without grpc's wrapping.
@@ -85,9 +86,11 @@ func Reason(err error) string {
 	message := unreached.ReplaceAllString(status.Convert(err).Message(), "$1")
 	switch {
 	case strings.HasPrefix(message, "error reading server preface") &&
-		(strings.HasSuffix(message, "EOF") || strings.HasSuffix(message, "connection reset by peer")):
+		(strings.HasSuffix(message, "EOF") ||
+			strings.HasSuffix(message, "connection reset by peer")):
 		return "the connection is closed at once, as by a server that wants TLS"
-	case strings.HasPrefix(message, "error reading server preface") && strings.Contains(message, "HTTP/1.1"):
+	case strings.HasPrefix(message, "error reading server preface") &&
+		strings.Contains(message, "HTTP/1.1"):
 		return "the answer is HTTP/1.1, want gRPC: is it the port of REST?"
 	}
 	return message

@@ -33,7 +33,9 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	resp, err := c.Infer(context.Background(), &oip.Request{Model: "sum", Inputs: []tensor.Tensor{ids}})
+	resp, err := c.Infer(context.Background(), &oip.Request{
+		Model: "sum", Inputs: []tensor.Tensor{ids},
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -60,7 +62,9 @@ func ExampleClient_Infer_errors() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	_, err = c.Infer(context.Background(), &oip.Request{Model: "summ", Inputs: []tensor.Tensor{ids}})
+	_, err = c.Infer(context.Background(), &oip.Request{
+		Model: "summ", Inputs: []tensor.Tensor{ids},
+	})
 	var e *client.Error
 	switch {
 	case errors.Is(err, client.ErrDeadline):
@@ -87,7 +91,8 @@ func startAgent() (address string, stop func()) {
 
 type summer struct{ oip.Server }
 
-func (summer) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (*inference.ServerMetadataResponse, error) {
+func (summer) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (
+	*inference.ServerMetadataResponse, error) {
 	return &inference.ServerMetadataResponse{Name: "example"}, nil
 }
 

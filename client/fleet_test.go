@@ -72,7 +72,10 @@ type testAgent struct {
 func newFleet(t *testing.T, n int) *testFleet {
 	f := &testFleet{t: t, leadership: &control.Leadership{}, changed: make(chan struct{})}
 	for i := range n {
-		a := &testAgent{name: fmt.Sprintf("agent-%d", i), fleet: f, takes: time.Millisecond, ran: map[uint64]int{}, reserved: map[uint64]bool{}}
+		a := &testAgent{
+			name: fmt.Sprintf("agent-%d", i), fleet: f, takes: time.Millisecond,
+			ran: map[uint64]int{}, reserved: map[uint64]bool{},
+		}
 		a.fake.name = a.name
 		a.fake.infer = a.infer
 		f.agents = append(f.agents, a)
@@ -148,7 +151,9 @@ func (f *testFleet) lead(leader, successor string) {
 func (f *testFleet) elect(leader, successor string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.leadership = &control.Leadership{Epoch: f.leadership.Epoch + 1, Leader: leader, Successor: successor}
+	f.leadership = &control.Leadership{
+		Epoch: f.leadership.Epoch + 1, Leader: leader, Successor: successor,
+	}
 }
 
 // tell has gateways hear of the leader.
@@ -168,9 +173,11 @@ func (f *testFleet) view() *control.View {
 			continue
 		}
 		v.Members = append(v.Members, &control.Member{
-			Name: a.name, Address: "passthrough:///" + a.name, Protocol: control.Spoken.Oldest, InstanceType: "local", Lanes: 1, Cores: 1,
-			Models: []*control.Model{{Name: "sum", Version: 1, Newest: true, QosTargetNs: int64(50 * time.Millisecond),
-				DeadlineNs: int64(5 * time.Second), LargestBatchSize: 1000}},
+			Name: a.name, Address: "passthrough:///" + a.name, Protocol: control.Spoken.Oldest,
+			InstanceType: "local", Lanes: 1, Cores: 1,
+			Models: []*control.Model{{Name: "sum", Version: 1, Newest: true,
+				QosTargetNs: int64(50 * time.Millisecond),
+				DeadlineNs:  int64(5 * time.Second), LargestBatchSize: 1000}},
 		})
 	}
 	return v
@@ -194,7 +201,8 @@ func (f *testFleet) dial(ctx context.Context, name string) (net.Conn, error) {
 }
 
 func (f *testFleet) dialOptions() []grpc.DialOption {
-	return append(oip.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(f.dial))
+	return append(oip.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(f.dial))
 }
 
 // gateway starts a gateway that knows the fleet, by bufconn.
@@ -207,8 +215,16 @@ func (f *testFleet) gateway() *Gateway {
 		}
 		conns[a.name] = conn
 	}
-	g, err := NewGateway(GatewayConfig{ID: 7, Logger: slog.New(slog.NewTextHandler(testLog{f.t}, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		Transport: Remote{Dial: func(m *control.Member) (grpc.ClientConnInterface, error) { return conns[m.GetName()], nil }}})
+	g, err := NewGateway(
+		GatewayConfig{ID: 7,
+			Logger: slog.New(slog.NewTextHandler(testLog{f.t}, &slog.HandlerOptions{
+				Level: slog.LevelDebug,
+			})),
+			Transport: Remote{
+				Dial: func(m *control.Member) (grpc.ClientConnInterface, error) {
+					return conns[m.GetName()], nil
+				},
+			}})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -266,7 +282,8 @@ func (a *testAgent) infer(ctx context.Context, req *oip.Request) (*oip.Response,
 	return a.sum(req)
 }
 
-func (a *testAgent) Match(s grpc.BidiStreamingServer[control.GatewayMessage, control.MatchMessage]) error {
+func (a *testAgent) Match(s grpc.BidiStreamingServer[control.GatewayMessage,
+	control.MatchMessage]) error {
 	a.pause(s.Context())
 	f := a.fleet
 	f.mu.Lock()
@@ -305,7 +322,8 @@ func (a *testAgent) Match(s grpc.BidiStreamingServer[control.GatewayMessage, con
 			return err
 		case <-changed:
 			a.pause(s.Context())
-			return status.Errorf(codes.FailedPrecondition, "agent %q does not lead any more", a.name)
+			return status.Errorf(codes.FailedPrecondition, "agent %q does not lead any more",
+				a.name)
 		case <-heartbeat.C:
 		case m := <-in:
 			a.mu.Lock()
@@ -321,8 +339,10 @@ func (a *testAgent) Match(s grpc.BidiStreamingServer[control.GatewayMessage, con
 						out.OfferAgain = append(out.OfferAgain, reply.OfferAgain...)
 					}
 				} else if submit.Agent == "" {
-					out.Assign = append(out.Assign, &control.Assign{Sequence: submit.Sequence, Attempt: submit.Attempts + 1, Agent: f.agents[a.turn%len(f.agents)].name,
-						ExecutionNs: int64(a.takes)})
+					out.Assign = append(out.Assign,
+						&control.Assign{Sequence: submit.Sequence, Attempt: submit.Attempts + 1,
+							Agent:       f.agents[a.turn%len(f.agents)].name,
+							ExecutionNs: int64(a.takes)})
 					a.turn++
 				}
 			}
@@ -338,7 +358,8 @@ func (a *testAgent) Match(s grpc.BidiStreamingServer[control.GatewayMessage, con
 	}
 }
 
-func (a *testAgent) Probe(s grpc.BidiStreamingServer[control.ProbeRequest, control.ProbeAnswer]) error {
+func (a *testAgent) Probe(s grpc.BidiStreamingServer[control.ProbeRequest,
+	control.ProbeAnswer]) error {
 	for {
 		r, err := s.Recv()
 		if err != nil {
@@ -352,7 +373,9 @@ func (a *testAgent) Probe(s grpc.BidiStreamingServer[control.ProbeRequest, contr
 			continue
 		}
 		a.probed++
-		answer := &control.ProbeAnswer{Id: r.Id, FinishNs: int64(a.busy + a.takes), RemainingNs: int64(a.busy)}
+		answer := &control.ProbeAnswer{
+			Id: r.Id, FinishNs: int64(a.busy + a.takes), RemainingNs: int64(a.busy),
+		}
 		if a.busy < 0 {
 			answer.FinishNs = -1
 			answer.RemainingNs = 0
@@ -367,7 +390,8 @@ func (a *testAgent) Probe(s grpc.BidiStreamingServer[control.ProbeRequest, contr
 }
 
 // Watch tells of changes who asks for them, and loses one of them in every loseEach.
-func (a *testAgent) Watch(req *control.WatchRequest, s grpc.ServerStreamingServer[control.View]) error {
+func (a *testAgent) Watch(req *control.WatchRequest,
+	s grpc.ServerStreamingServer[control.View]) error {
 	a.watched.Add(1)
 	var changes control.Changes
 	inChanges := req.GetChanges() && !a.old.Load()
@@ -400,8 +424,11 @@ func (a *testAgent) Watch(req *control.WatchRequest, s grpc.ServerStreamingServe
 	}
 }
 
-func (a *testAgent) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (*inference.ServerMetadataResponse, error) {
-	return &inference.ServerMetadataResponse{Name: a.name, Extensions: []string{FleetExtension}}, nil
+func (a *testAgent) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (
+	*inference.ServerMetadataResponse, error) {
+	return &inference.ServerMetadataResponse{
+		Name: a.name, Extensions: []string{FleetExtension},
+	}, nil
 }
 
 // bubble runs a test in virtual time.
@@ -439,7 +466,8 @@ func TestGatewayAnswers(t *testing.T) {
 		}
 		for _, a := range f.agents {
 			if len(a.seen) != 3 || len(a.cancels)+len(a.unused) > 0 {
-				t.Errorf("%s: got attempts %v, cancels %v, unused %v; want 3 attempts", a.name, a.seen, a.cancels, a.unused)
+				t.Errorf("%s: got attempts %v, cancels %v, unused %v; want 3 attempts", a.name,
+					a.seen, a.cancels, a.unused)
 			}
 			for _, md := range a.metadata {
 				if got := md.Get("traceparent"); !slices.Equal(got, []string{"00-1-2-01"}) {
@@ -447,7 +475,8 @@ func TestGatewayAnswers(t *testing.T) {
 				}
 			}
 		}
-		if s := g.Stats(); s.Queries != 9 || s.Submits != 9 || s.Attempts != 9 || s.Leaderless != 0 {
+		if s := g.Stats(); s.Queries != 9 || s.Submits != 9 || s.Attempts != 9 ||
+			s.Leaderless != 0 {
 			t.Errorf("stats are %+v", s)
 		}
 	})

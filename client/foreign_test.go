@@ -43,7 +43,8 @@ func (f *scriptedFleet) Probe(ctx context.Context, _ *control.Member) (ProbeStre
 	return &scriptedProbes{f, ctx, make(chan *control.ProbeRequest, 1)}, nil
 }
 
-func (f *scriptedFleet) Infer(ctx context.Context, _ *control.Member, _ *oip.Request, _ *Attempt) (*oip.Response, error) {
+func (f *scriptedFleet) Infer(ctx context.Context, _ *control.Member, _ *oip.Request,
+	_ *Attempt) (*oip.Response, error) {
 	select {
 	case <-time.After(time.Millisecond):
 	case <-ctx.Done():
@@ -123,17 +124,39 @@ func FuzzGateway(f *testing.F) {
 		b = append(binary.AppendUvarint(append(b, what), uint64(len(data))), data...)
 	}
 	member := &control.Member{
-		Name: "a", Address: "a:1", Protocol: control.Spoken.Oldest, InstanceType: "box", Lanes: 1, Cores: 1,
-		Models: []*control.Model{{Name: "m", Version: 1, Newest: true, QosTargetNs: 1e7, QosPercentile: 0.99, DeadlineNs: 1e8, LargestBatchSize: 10}},
+		Name: "a", Address: "a:1", Protocol: control.Spoken.Oldest, InstanceType: "box", Lanes: 1,
+		Cores: 1,
+		Models: []*control.Model{
+			{Name: "m", Version: 1, Newest: true, QosTargetNs: 1e7, QosPercentile: 0.99,
+				DeadlineNs: 1e8, LargestBatchSize: 10},
+		},
 	}
-	view := &control.View{Members: []*control.Member{member}, Leadership: &control.Leadership{Epoch: 1, Leader: "a", Successor: "b"},
-		Prices:   []*control.TypePrice{{Type: member.LaneType(), PerMs: math.NaN(), ServiceMs: math.Inf(-1)}},
-		Loads:    []*control.LaneLoad{{Agent: "a", AgeNs: math.MinInt64, RemainingNs: []int64{math.MaxInt64}}},
-		Profiles: []*control.Profile{{Model: "m/1", Type: member.LaneType(), Table: []byte(`{"knots":[]}`)}}}
+	view := &control.View{Members: []*control.Member{member}, Leadership: &control.Leadership{
+		Epoch: 1, Leader: "a", Successor: "b",
+	},
+		Prices: []*control.TypePrice{
+			{Type: member.LaneType(), PerMs: math.NaN(), ServiceMs: math.Inf(-1)},
+		},
+		Loads: []*control.LaneLoad{
+			{Agent: "a", AgeNs: math.MinInt64, RemainingNs: []int64{math.MaxInt64}},
+		},
+		Profiles: []*control.Profile{
+			{Model: "m/1", Type: member.LaneType(), Table: []byte(`{"knots":[]}`)},
+		}}
 	leads := &control.MatchMessage{Leadership: view.Leadership}
-	assign := &control.MatchMessage{Received: 1, Assign: []*control.Assign{{Sequence: 1, Attempt: 1, Agent: "a", WaitNs: math.MaxInt64, ExecutionNs: math.MaxInt64}}}
-	absurd := &control.MatchMessage{Received: math.MaxUint64, Assign: []*control.Assign{{Sequence: 1, Attempt: math.MaxUint32, Agent: "nobody"}, {Sequence: 9}},
-		OfferAgain: []*control.OfferAgain{{Sequence: 1, Attempt: 1}, {Sequence: 9}}, Reject: []*control.Reject{{Sequence: 1, Reason: "?", RetryAfterNs: math.MinInt64}, {Sequence: 9}},
+	assign := &control.MatchMessage{
+		Received: 1, Assign: []*control.Assign{
+			{Sequence: 1, Attempt: 1, Agent: "a", WaitNs: math.MaxInt64,
+				ExecutionNs: math.MaxInt64},
+		},
+	}
+	absurd := &control.MatchMessage{Received: math.MaxUint64, Assign: []*control.Assign{
+		{Sequence: 1, Attempt: math.MaxUint32, Agent: "nobody"}, {Sequence: 9},
+	},
+		OfferAgain: []*control.OfferAgain{{Sequence: 1, Attempt: 1}, {Sequence: 9}},
+		Reject: []*control.Reject{
+			{Sequence: 1, Reason: "?", RetryAfterNs: math.MinInt64}, {Sequence: 9},
+		},
 		Leadership: &control.Leadership{Epoch: math.MaxUint64, Leader: "z"}, Prices: view.Prices}
 	add(viewed, view, 0)
 	add(led, leads, 0)
@@ -187,11 +210,13 @@ func playGateway(t *testing.T, b []byte) {
 				g.SetView(v)
 			}
 		case led:
-			if m := new(control.MatchMessage); proto.Unmarshal(data, m) == nil && len(fleet.said) < cap(fleet.said) {
+			if m := new(control.MatchMessage); proto.Unmarshal(data, m) == nil &&
+				len(fleet.said) < cap(fleet.said) {
 				fleet.said <- m
 			}
 		case probed:
-			if m := new(control.ProbeAnswer); proto.Unmarshal(data, m) == nil && len(fleet.answers) < cap(fleet.answers) {
+			if m := new(control.ProbeAnswer); proto.Unmarshal(data, m) == nil &&
+				len(fleet.answers) < cap(fleet.answers) {
 				fleet.answers <- m
 			}
 		case asked:

@@ -25,7 +25,9 @@ func TestGatewayForgets(t *testing.T) {
 			}
 		}
 		profile := func(version int64, typ string) *control.Profile {
-			return &control.Profile{Model: control.ModelKey("m", version), Type: typ, Table: []byte("{}")}
+			return &control.Profile{
+				Model: control.ModelKey("m", version), Type: typ, Table: []byte("{}"),
+			}
 		}
 		stays := member("a", 1)
 		kept := []*control.Profile{profile(1, stays.LaneType()), profile(1, stays.OwnLaneType())}
@@ -34,13 +36,18 @@ func TestGatewayForgets(t *testing.T) {
 		for i := range int64(200) {
 			comes := member(fmt.Sprintf("b%d", i), i+2)
 			a.viewed(&control.View{
-				Members:  []*control.Member{stays, comes},
-				Profiles: append([]*control.Profile{profile(i+2, comes.LaneType()), profile(i+2, comes.OwnLaneType())}, kept...),
+				Members: []*control.Member{stays, comes},
+				Profiles: append(
+					[]*control.Profile{
+						profile(i+2, comes.LaneType()), profile(i+2, comes.OwnLaneType()),
+					}, kept...),
 			})
 			time.Sleep(30 * time.Second)
 			a.viewed(&control.View{Members: []*control.Member{stays}, Profiles: kept})
 			most = max(most, len(a.profiles))
-			if known := a.profiles[control.ProfileKey{Model: control.ModelKey("m", i+2), LaneType: comes.OwnLaneType()}]; known == nil {
+			if known := a.profiles[control.ProfileKey{
+				Model: control.ModelKey("m", i+2), LaneType: comes.OwnLaneType(),
+			}]; known == nil {
 				t.Fatalf("what has just gone is forgotten: version %d", i+2)
 			}
 			time.Sleep(30 * time.Second)
@@ -56,8 +63,10 @@ func TestGatewayForgets(t *testing.T) {
 		for key := range a.profiles {
 			left = append(left, key.Model+" on "+key.LaneType)
 		}
-		if len(left) != 2 || !strings.HasPrefix(left[0], "m/1 on box/cpu/1") || !strings.HasPrefix(left[1], "m/1 on box/cpu/1") {
-			t.Errorf("in the end there are the profiles of %v, want those of m/1 on a's lanes", left)
+		if len(left) != 2 || !strings.HasPrefix(left[0], "m/1 on box/cpu/1") ||
+			!strings.HasPrefix(left[1], "m/1 on box/cpu/1") {
+			t.Errorf("in the end there are the profiles of %v, want those of m/1 on a's lanes",
+				left)
 		}
 	})
 }

@@ -130,8 +130,8 @@ func (g *Gateway) slow(q *queries.Query, agent string) time.Duration {
 	return g.leaderless.slow(q.Tag.(*query), agent)
 }
 
-// SetView says what the fleet is now. The view must not change afterwards; members that are the same
-// messages as in the view before have not changed. Its loads are as of now.
+// SetView says what the fleet is now. The view must not change afterwards; members that are the
+// same messages as in the view before have not changed. Its loads are as of now.
 func (g *Gateway) SetView(v *control.View) {
 	former := g.members.Load()
 	now := former.next(v)
@@ -174,10 +174,9 @@ func (g *Gateway) Leader() string {
 	return ""
 }
 
-// Infer has a query answered that arrived at the given time. The answer is the
-// caller's to release. The deadline is that of ctx, else req.Timeout after the
-// arrival, else the model's, within the bound of [oip.Timeout]. Errors are gRPC's: what a worker or the leader
-// answered, or
+// Infer has a query answered that arrived at the given time. The answer is the caller's to release.
+// The deadline is that of ctx, else req.Timeout after the arrival, else the model's, within the
+// bound of [oip.Timeout]. Errors are gRPC's: what a worker or the leader answered, or
 //
 //   - NotFound: no member holds the model or the version
 //   - Unavailable: those that hold it are draining, or attempts have failed
@@ -189,7 +188,8 @@ func (g *Gateway) Leader() string {
 //
 // If ctx has a span of OpenTelemetry's, what the gateway does for the query are its
 // children.
-func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response, error) {
+func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
+	error) {
 	held, version, err := g.members.Load().find(req.Model, req.Version)
 	if err != nil {
 		return nil, err
@@ -206,7 +206,8 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	}
 	q.bytes = uint64(req.Bytes())
 	deadline, given := ctx.Deadline()
-	if timeout := oip.Timeout(req.Timeout, given, held.deadline); timeout > 0 && (!given || arrival.Add(timeout).Before(deadline)) {
+	if timeout := oip.Timeout(req.Timeout, given, held.deadline); timeout > 0 && (!given ||
+		arrival.Add(timeout).Before(deadline)) {
 		deadline = arrival.Add(timeout)
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, deadline)
@@ -238,7 +239,8 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 }
 
 // advance does what is due for q: nothing, an attempt, or its end.
-func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp *oip.Response, err error, done bool) {
+func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp *oip.Response,
+	err error, done bool) {
 	attemptCtx, abort := context.WithCancel(ctx)
 	defer abort()
 	now := g.now()
@@ -261,7 +263,10 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 
 	attemptCtx = q.trace.send(attemptCtx, to)
 	attempt := Attempt{
-		Attempt: control.Attempt{Gateway: g.config.ID, Sequence: q.Sequence, Attempt: to.Attempt, Lane: to.Lane, Reservation: to.Reservation},
+		Attempt: control.Attempt{
+			Gateway: g.config.ID, Sequence: q.Sequence, Attempt: to.Attempt, Lane: to.Lane,
+			Reservation: to.Reservation,
+		},
 		Arrival: g.began.Add(q.Arrival),
 	}
 	if member := g.members.Load().byName[to.Agent]; member == nil {
@@ -308,7 +313,8 @@ func (q *query) outcome() (err error, ended bool) {
 		if code == codes.Canceled { // not by the caller
 			code = codes.Unavailable
 		}
-		err = status.Errorf(code, "gave up after %d attempts, the last on agent %q: %s", e.Attempts, e.Agent, s.Message())
+		err = status.Errorf(code, "gave up after %d attempts, the last on agent %q: %s", e.Attempts,
+			e.Agent, s.Message())
 	}
 	return err, ended
 }
@@ -323,7 +329,8 @@ func (g *Gateway) lateness(ctx context.Context, q *query, now time.Duration) err
 	if q.why != "" {
 		where += "; there was no leader, and " + q.why
 	}
-	return status.Errorf(s.Code(), "%s %v after the query arrived: it %s", s.Message(), (now - q.Arrival).Round(10*time.Microsecond), where)
+	return status.Errorf(s.Code(), "%s %v after the query arrived: it %s", s.Message(),
+		(now - q.Arrival).Round(10*time.Microsecond), where)
 }
 
 // judge says what the error of an attempt means for the query.
@@ -346,8 +353,8 @@ func (g *Gateway) awake() {
 	}
 }
 
-// inquire has the oldest queries be decided without a leader for which it is time. The lock is held,
-// but not meanwhile.
+// inquire has the oldest queries be decided without a leader for which it is time. The lock is
+// held, but not meanwhile.
 func (g *Gateway) inquire() {
 	for !g.closed && g.queries.Unheard() {
 		q := g.queries.Inquire(g.now())
@@ -397,8 +404,8 @@ func (g *Gateway) carryOut() {
 }
 
 // leave ends what has begun with the lock held: it begins what is to be decided without a leader,
-// unlocks, and sends what the queries have for others. With direct it may send to the leader itself,
-// which spares the way through another goroutine.
+// unlocks, and sends what the queries have for others. With direct it may send to the leader
+// itself, which spares the way through another goroutine.
 func (g *Gateway) leave(direct bool) {
 	g.carryOut()
 	g.inquire()
@@ -452,7 +459,8 @@ func (g *Gateway) watch() {
 			now := g.now()
 			if g.queries.Check(now) {
 				leader, _ := g.queries.Linked()
-				g.log.Debug("the leader is silent, deciding alone", "leader", leader, "waiting", g.queries.Len())
+				g.log.Debug("the leader is silent, deciding alone", "leader", leader, "waiting",
+					g.queries.Len())
 				g.leaderless.silent(leader)
 			}
 			timer.Reset(g.queries.LookAgain(now))

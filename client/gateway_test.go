@@ -49,7 +49,12 @@ func many(t *testing.T, g *Gateway, n int) (longest time.Duration) {
 // assignTo assigns every query to an agent.
 func assignTo(agent string) func(*control.Submit, int) *control.MatchMessage {
 	return func(s *control.Submit, _ int) *control.MatchMessage {
-		return &control.MatchMessage{Assign: []*control.Assign{{Sequence: s.Sequence, Attempt: s.Attempts + 1, Agent: agent, ExecutionNs: int64(time.Millisecond)}}}
+		return &control.MatchMessage{
+			Assign: []*control.Assign{
+				{Sequence: s.Sequence, Attempt: s.Attempts + 1, Agent: agent,
+					ExecutionNs: int64(time.Millisecond)},
+			},
+		}
 	}
 }
 
@@ -82,8 +87,10 @@ func TestNoLeader(t *testing.T) {
 		if n := f.total(t); n != 40 {
 			t.Errorf("%d runs, want 40", n)
 		}
-		// Whoever finds all lanes busy, which depends on the order in which others are decided, asks one.
-		if s := g.Stats(); s.Leaderless != 40 || s.Attempts != 40 || s.Submits != 0 || s.Probes > 160 || s.Probes < 120 {
+		// Whoever finds all lanes busy, which depends on the order in which others
+		// are decided, asks one.
+		if s := g.Stats(); s.Leaderless != 40 || s.Attempts != 40 || s.Submits != 0 ||
+			s.Probes > 160 || s.Probes < 120 {
 			t.Errorf("stats are %+v", s)
 		}
 	})
@@ -108,7 +115,8 @@ func TestCheapestInTime(t *testing.T) {
 		}
 		settle()
 		if n := f.total(t); n != 20 || len(f.agents[3].seen) != 20 {
-			t.Errorf("%d runs, %d of them on the agent that is in time; want 20", n, len(f.agents[3].seen))
+			t.Errorf("%d runs, %d of them on the agent that is in time; want 20", n,
+				len(f.agents[3].seen))
 		}
 	})
 }
@@ -174,7 +182,8 @@ func TestPrepared(t *testing.T) {
 	})
 }
 
-// TestAsksFew has members with known profiles be asked one at a time, and those that do not answer only once.
+// TestAsksFew has members with known profiles be asked one at a time, and those that do
+// not answer only once.
 func TestAsksFew(t *testing.T) {
 	bubble(t, 4, func(t *testing.T, f *testFleet) {
 		g := f.gateway()
@@ -183,7 +192,8 @@ func TestAsksFew(t *testing.T) {
 		knot := func(batch int) profiles.Knot {
 			return profiles.Knot{BatchSize: batch, Mean: ms, P50: ms, P90: ms, P99: ms}
 		}
-		table, err := profiles.NewTable(profiles.Key{Model: "sum", InstanceType: "local"}, profiles.Measured, "test", []profiles.Knot{knot(1), knot(1000)})
+		table, err := profiles.NewTable(profiles.Key{Model: "sum", InstanceType: "local"},
+			profiles.Measured, "test", []profiles.Knot{knot(1), knot(1000)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -191,7 +201,9 @@ func TestAsksFew(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		v.Profiles = []*control.Profile{{Model: control.ModelKey("sum", 1), Type: v.Members[0].LaneType(), Table: data}}
+		v.Profiles = []*control.Profile{
+			{Model: control.ModelKey("sum", 1), Type: v.Members[0].LaneType(), Table: data},
+		}
 		g.SetView(v)
 		settle()
 		f.agents[1].stop()
@@ -209,7 +221,9 @@ func TestAsksFew(t *testing.T) {
 			t.Errorf("%d queries waited for the member that is silent, want 1 at most", slow)
 		}
 		if n := g.Stats().Probes; n > queries+8 {
-			t.Errorf("%d questions for %d queries, want one for each, and a few for the members that do not answer", n, queries)
+			t.Errorf(
+				"%d questions for %d queries, want one for each, and a few for the members that "+
+					"do not answer", n, queries)
 		}
 		f.agents[2].thaw()
 		settle()
@@ -227,9 +241,12 @@ func TestNobodyCan(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
 		start := time.Now()
-		if _, err := g.Infer(ctx, sumQuery(1), start); status.Code(err) != codes.DeadlineExceeded || time.Since(start) != 300*time.Millisecond {
+		if _, err := g.Infer(ctx, sumQuery(1), start); status.Code(err) != codes.DeadlineExceeded ||
+			time.Since(start) != 300*time.Millisecond {
 			t.Errorf("got %v after %v, want DeadlineExceeded after 300ms", err, time.Since(start))
-		} else if want := "context deadline exceeded 300ms after the query arrived: it waited for a lane; there was no leader, and none of the 3 agents asked could take it"; status.Convert(err).Message() != want {
+		} else if want := "context deadline exceeded 300ms after the query arrived: it waited " +
+			"for a lane; there was no leader, and none of the 3 agents asked could take " +
+			"it"; status.Convert(err).Message() != want {
 			t.Errorf("got  %s\nwant %s", status.Convert(err).Message(), want)
 		}
 		go func() {
@@ -280,7 +297,8 @@ func TestLeaderKilled(t *testing.T) {
 				if successor == "" {
 					return
 				}
-				// What was sent is told to the new leader with its place; others may have been sent meanwhile.
+				// What was sent is told to the new leader with its place; others may
+				// have been sent meanwhile.
 				submits := f.agents[1].submits
 				if len(submits) < 20 {
 					t.Fatalf("the new leader got %d submits, want 20", len(submits))
@@ -291,7 +309,8 @@ func TestLeaderKilled(t *testing.T) {
 						t.Errorf("the new leader got %v", s)
 					}
 				}
-				if !slices.IsSortedFunc(submits, func(a, b *control.Submit) int { return int(a.Sequence) - int(b.Sequence) }) {
+				if !slices.IsSortedFunc(submits,
+					func(a, b *control.Submit) int { return int(a.Sequence) - int(b.Sequence) }) {
 					t.Error("submits out of order")
 				}
 			})
@@ -308,7 +327,8 @@ func TestLeaderFrozen(t *testing.T) {
 		good(t, g, t.Context())
 		f.agents[0].freeze()
 		if took := many(t, g, 10); took < leastSilence || took > leastSilence+5*time.Millisecond {
-			t.Errorf("took %v, want at least the %v that the leader has, and little more", took, leastSilence)
+			t.Errorf("took %v, want at least the %v that the leader has, and little more", took,
+				leastSilence)
 		}
 		if took := many(t, g, 10); took > 50*time.Millisecond {
 			t.Errorf("with a leader known to be silent took %v", took)
@@ -320,7 +340,8 @@ func TestLeaderFrozen(t *testing.T) {
 			t.Errorf("stats are %+v", before)
 		}
 		many(t, g, 10)
-		if after := g.Stats(); after.Leaderless != before.Leaderless || after.Submits != before.Submits+10 {
+		if after := g.Stats(); after.Leaderless != before.Leaderless ||
+			after.Submits != before.Submits+10 {
 			t.Errorf("back at the leader: stats are %+v, were %+v", after, before)
 		}
 		settle()
@@ -334,13 +355,14 @@ func TestLeaderFrozen(t *testing.T) {
 			cancels[sequence] = true
 		}
 		if len(cancels) != 10 || len(f.agents[0].unused) != 10 {
-			t.Errorf("queries %v cancelled, %d assignments unused; want the 10 that were submitted", cancels, len(f.agents[0].unused))
+			t.Errorf("queries %v cancelled, %d assignments unused; want the 10 that were submitted",
+				cancels, len(f.agents[0].unused))
 		}
 	})
 }
 
-// TestFrozenLeaderReplaced freezes the leader for good, and nobody tells the gateway who leads then: it
-// finds the successor by itself.
+// TestFrozenLeaderReplaced freezes the leader for good, and nobody tells the gateway who leads
+// then: it finds the successor by itself.
 func TestFrozenLeaderReplaced(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, f *testFleet) {
 		f.lead("agent-0", "agent-1")
@@ -348,7 +370,8 @@ func TestFrozenLeaderReplaced(t *testing.T) {
 		settle()
 		good(t, g, t.Context())
 		f.agents[0].freeze()
-		time.Sleep(lostSilence + 100*time.Millisecond) // the last heartbeat, and a try of each too early
+		// the last heartbeat, and a try of each too early
+		time.Sleep(lostSilence + 100*time.Millisecond)
 		f.agents[1].assign = assignTo("agent-2")
 		f.lead("agent-1", "agent-2")
 		time.Sleep(firstAnswer + 2*lastRetry)
@@ -469,7 +492,9 @@ func TestUnreachableChoice(t *testing.T) {
 			f.agents[2].stop()
 			many(t, g, 10)
 			if s := g.Stats(); s.Leaderless != 10 || s.Attempts != 30 {
-				t.Errorf("%d attempts, %d of them decided alone; want two of each query by the leader and one alone", s.Attempts, s.Leaderless)
+				t.Errorf(
+					"%d attempts, %d of them decided alone; want two of each query by the leader "+
+						"and one alone", s.Attempts, s.Leaderless)
 			}
 			settle()
 			f.agents[2].mu.Lock()
@@ -496,7 +521,8 @@ func TestWorkerFrozen(t *testing.T) {
 					if s.Attempts == 0 && s.Sequence > 1 {
 						return assignTo("agent-2")(s, n)
 					}
-					// With a later submit, what went to the frozen agent is offered again and assigned.
+					// With a later submit, what went to the frozen agent is offered again and
+					// assigned.
 					return assignTo("agent-1")(s, n)
 				}
 			} else {
@@ -509,14 +535,21 @@ func TestWorkerFrozen(t *testing.T) {
 			if led {
 				go func() {
 					time.Sleep(100 * time.Millisecond)
-					g.take(&control.MatchMessage{OfferAgain: []*control.OfferAgain{{Sequence: 2, Attempt: 1, Reason: "lane-overdue"}}})
+					g.take(&control.MatchMessage{
+						OfferAgain: []*control.OfferAgain{
+							{Sequence: 2, Attempt: 1, Reason: "lane-overdue"},
+						},
+					})
 					time.Sleep(50 * time.Millisecond)
-					g.take(&control.MatchMessage{Assign: []*control.Assign{{Sequence: 2, Attempt: 2, Agent: "agent-1"}}})
+					g.take(&control.MatchMessage{
+						Assign: []*control.Assign{{Sequence: 2, Attempt: 2, Agent: "agent-1"}},
+					})
 				}()
 				good(t, g, t.Context())
 				start := time.Now()
 				good(t, g, t.Context())
-				if took := time.Since(start); took < 150*time.Millisecond || took > 160*time.Millisecond {
+				if took := time.Since(start); took < 150*time.Millisecond ||
+					took > 160*time.Millisecond {
 					t.Errorf("took %v, want little more than 150ms", took)
 				}
 				return
@@ -547,26 +580,34 @@ func TestOfferedAgainFirstWins(t *testing.T) {
 		settle()
 		go func() {
 			time.Sleep(50 * time.Millisecond)
-			g.take(&control.MatchMessage{OfferAgain: []*control.OfferAgain{{Sequence: 1, Attempt: 1}}})
+			g.take(&control.MatchMessage{
+				OfferAgain: []*control.OfferAgain{{Sequence: 1, Attempt: 1}},
+			})
 		}()
 		good(t, g, t.Context())
 		// The leader's new assignment crosses the answer.
-		g.take(&control.MatchMessage{Assign: []*control.Assign{{Sequence: 1, Attempt: 2, Agent: "agent-0"}}})
+		g.take(&control.MatchMessage{
+			Assign: []*control.Assign{{Sequence: 1, Attempt: 2, Agent: "agent-0"}},
+		})
 		time.Sleep(time.Second)
 		if n := f.total(t); n != 1 {
 			t.Errorf("%d runs, want 1", n)
 		}
 		f.agents[0].mu.Lock()
 		defer f.agents[0].mu.Unlock()
-		if len(f.agents[0].unused) != 1 || f.agents[0].unused[0].Attempt != 2 || !slices.Contains(f.agents[0].cancels, 1) {
-			t.Errorf("cancels %v, unused %v; want query 1 cancelled and attempt 2 unused", f.agents[0].cancels, f.agents[0].unused)
+		if len(f.agents[0].unused) != 1 || f.agents[0].unused[0].Attempt != 2 ||
+			!slices.Contains(f.agents[0].cancels, 1) {
+			t.Errorf("cancels %v, unused %v; want query 1 cancelled and attempt 2 unused",
+				f.agents[0].cancels, f.agents[0].unused)
 		}
 	})
 }
 
 // TestAttemptsAreBounded has every worker refuse, or cut attempts off, with and without a leader.
 func TestAttemptsAreBounded(t *testing.T) {
-	for i, code := range []codes.Code{codes.Unavailable, codes.Unavailable, codes.Canceled, codes.Canceled} {
+	for i, code := range []codes.Code{
+		codes.Unavailable, codes.Unavailable, codes.Canceled, codes.Canceled,
+	} {
 		bubble(t, 7, func(t *testing.T, f *testFleet) {
 			if i%2 == 0 {
 				f.lead("agent-0", "agent-1")
@@ -577,7 +618,9 @@ func TestAttemptsAreBounded(t *testing.T) {
 			g := f.gateway()
 			settle()
 			_, err := g.Infer(t.Context(), sumQuery(1), time.Now())
-			if status.Code(err) != codes.Unavailable || !strings.HasPrefix(status.Convert(err).Message(), "gave up after 4 attempts, the last on agent ") {
+			if status.Code(err) != codes.Unavailable ||
+				!strings.HasPrefix(status.Convert(err).Message(),
+					"gave up after 4 attempts, the last on agent ") {
 				t.Errorf("got %v, want Unavailable after 4 attempts", err)
 			}
 			seen := 0
@@ -595,8 +638,11 @@ func TestAttemptsAreBounded(t *testing.T) {
 			for _, a := range f.agents {
 				a.refuse = status.Error(codes.InvalidArgument, "input x")
 			}
-			if _, err := g.Infer(t.Context(), sumQuery(1), time.Now()); status.Code(err) != codes.InvalidArgument || g.Stats().Attempts != match.MaxAttempts+1 {
-				t.Errorf("got %v after %d attempts, want InvalidArgument after one", err, g.Stats().Attempts-match.MaxAttempts)
+			if _, err := g.Infer(t.Context(), sumQuery(1),
+				time.Now()); status.Code(err) != codes.InvalidArgument ||
+				g.Stats().Attempts != match.MaxAttempts+1 {
+				t.Errorf("got %v after %d attempts, want InvalidArgument after one", err,
+					g.Stats().Attempts-match.MaxAttempts)
 			}
 		})
 	}
@@ -605,20 +651,29 @@ func TestAttemptsAreBounded(t *testing.T) {
 // TestRejected maps what the leader says.
 func TestRejected(t *testing.T) {
 	for reason, code := range map[match.Reason]codes.Code{
-		match.Overloaded: codes.ResourceExhausted, match.Late: codes.ResourceExhausted, match.UnknownModel: codes.NotFound,
-		match.BadBatchSize: codes.InvalidArgument, match.DeadlinePassed: codes.DeadlineExceeded, match.TooManyAttempts: codes.Unavailable,
+		match.Overloaded: codes.ResourceExhausted, match.Late: codes.ResourceExhausted,
+		match.UnknownModel: codes.NotFound,
+		match.BadBatchSize: codes.InvalidArgument, match.DeadlinePassed: codes.DeadlineExceeded,
+		match.TooManyAttempts: codes.Unavailable,
 	} {
 		bubble(t, 2, func(t *testing.T, f *testFleet) {
 			f.lead("agent-0", "agent-1")
 			f.agents[0].assign = func(s *control.Submit, _ int) *control.MatchMessage {
-				return &control.MatchMessage{Reject: []*control.Reject{{Sequence: s.Sequence, Reason: reason.String(), Message: "because", RetryAfterNs: 5e6}}}
+				return &control.MatchMessage{
+					Reject: []*control.Reject{
+						{Sequence: s.Sequence, Reason: reason.String(), Message: "because",
+							RetryAfterNs: 5e6},
+					},
+				}
 			}
 			g := f.gateway()
 			settle()
 			start := time.Now()
 			_, err := g.Infer(t.Context(), sumQuery(1), start)
-			if status.Code(err) != code || status.Convert(err).Message() != "because" || time.Since(start) > 0 {
-				t.Errorf("%v: got %v after %v, want %v at once", reason, err, time.Since(start), code)
+			if status.Code(err) != code || status.Convert(err).Message() != "because" ||
+				time.Since(start) > 0 {
+				t.Errorf("%v: got %v after %v, want %v at once", reason, err, time.Since(start),
+					code)
 			}
 			var retry time.Duration
 			for _, d := range status.Convert(err).Details() {
@@ -644,7 +699,8 @@ func TestNoSuchModel(t *testing.T) {
 		}{
 			{"x", "", codes.NotFound, `no agent holds model "x"; they hold: sum`},
 			{"sum", "2", codes.NotFound, `no agent holds version "2" of model "sum"; there are: 1`},
-			{"sum", "one", codes.InvalidArgument, `version "one" of model "sum", want a whole number above 0`},
+			{"sum", "one", codes.InvalidArgument,
+				`version "one" of model "sum", want a whole number above 0`},
 		} {
 			req := sumQuery(1)
 			req.Model, req.Version = tt.model, tt.version
@@ -658,7 +714,8 @@ func TestNoSuchModel(t *testing.T) {
 			m.Draining = true
 		}
 		g.SetView(v)
-		if _, err := g.Infer(t.Context(), sumQuery(1), time.Now()); status.Code(err) != codes.Unavailable {
+		if _, err := g.Infer(t.Context(), sumQuery(1),
+			time.Now()); status.Code(err) != codes.Unavailable {
 			t.Errorf("all drain: got %v, want Unavailable", err)
 		}
 	})
@@ -714,7 +771,8 @@ func TestGatewayCloses(t *testing.T) {
 				t.Errorf("got %v, want Canceled", err)
 			}
 		}
-		if _, err := g.Infer(t.Context(), sumQuery(1), time.Now()); status.Code(err) != codes.Canceled {
+		if _, err := g.Infer(t.Context(), sumQuery(1),
+			time.Now()); status.Code(err) != codes.Canceled {
 			t.Errorf("afterwards: got %v, want Canceled", err)
 		}
 	})

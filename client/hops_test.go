@@ -17,10 +17,9 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
-// BenchmarkHops compares the way of a query by a gateway, to the leader and back
-// and to the worker and back, with that by a relay that passes the same bytes on and
-// does nothing else. Both are over loopback, within this process; `scripts/fleet overhead` does it with
-// processes.
+// BenchmarkHops compares the way of a query by a gateway, to the leader and back and to the worker
+// and back, with that by a relay that passes the same bytes on and does nothing else. Both are over
+// loopback, within this process; `scripts/fleet overhead` does it with processes.
 func BenchmarkHops(b *testing.B) {
 	worker := listen(b, &benchWorker{})
 	b.Run("relay", func(b *testing.B) {
@@ -28,20 +27,34 @@ func BenchmarkHops(b *testing.B) {
 		conn := dialBench(b, relay)
 		runBench(b, func(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 			resp := new(oip.Response)
-			return resp, conn.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req, resp)
+			return resp, conn.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName,
+				req, resp)
 		})
 	})
 	b.Run("gateway", func(b *testing.B) {
 		leader := listen(b, &benchWorker{})
-		conns := map[string]*grpc.ClientConn{"leader": dialBench(b, leader), "worker": dialBench(b, worker)}
-		g, err := NewGateway(GatewayConfig{ID: 1, Transport: Remote{Dial: func(m *control.Member) (grpc.ClientConnInterface, error) { return conns[m.GetName()], nil }}})
+		conns := map[string]*grpc.ClientConn{
+			"leader": dialBench(b, leader), "worker": dialBench(b, worker),
+		}
+		g, err := NewGateway(GatewayConfig{
+			ID: 1, Transport: Remote{
+				Dial: func(m *control.Member) (grpc.ClientConnInterface, error) {
+					return conns[m.GetName()], nil
+				},
+			},
+		})
 		if err != nil {
 			b.Fatal(err)
 		}
 		defer g.Close()
-		g.SetView(&control.View{Leadership: &control.Leadership{Epoch: 1, Leader: "leader"}, Members: []*control.Member{
-			{Name: "leader", Lanes: 1}, {Name: "worker", Lanes: 1, Models: []*control.Model{{Name: "ncf", Version: 1, Newest: true, LargestBatchSize: 1000}}},
-		}})
+		g.SetView(&control.View{Leadership: &control.Leadership{Epoch: 1, Leader: "leader"},
+			Members: []*control.Member{
+				{Name: "leader", Lanes: 1}, {
+					Name: "worker", Lanes: 1, Models: []*control.Model{
+						{Name: "ncf", Version: 1, Newest: true, LargestBatchSize: 1000},
+					},
+				},
+			}})
 		for g.Leader() == "" {
 			time.Sleep(time.Millisecond)
 		}
@@ -105,7 +118,8 @@ func listen(b *testing.B, s interface {
 }
 
 func dialBench(b *testing.B, address string) *grpc.ClientConn {
-	conn, err := grpc.NewClient(address, append(oip.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	conn, err := grpc.NewClient(address,
+		append(oip.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -130,7 +144,8 @@ func (*benchWorker) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Resp
 	return &oip.Response{Model: "ncf", Version: "1", Outputs: []tensor.Tensor{out}}, err
 }
 
-func (*benchWorker) Match(s grpc.BidiStreamingServer[control.GatewayMessage, control.MatchMessage]) error {
+func (*benchWorker) Match(s grpc.BidiStreamingServer[control.GatewayMessage,
+	control.MatchMessage]) error {
 	var n uint64
 	for {
 		m, err := s.Recv()
@@ -143,7 +158,9 @@ func (*benchWorker) Match(s grpc.BidiStreamingServer[control.GatewayMessage, con
 		out := &control.MatchMessage{}
 		for _, submit := range m.Submit {
 			n++
-			out.Assign = append(out.Assign, &control.Assign{Sequence: submit.Sequence, Attempt: 1, Agent: "worker"})
+			out.Assign = append(out.Assign, &control.Assign{
+				Sequence: submit.Sequence, Attempt: 1, Agent: "worker",
+			})
 		}
 		out.Received = n
 		if err := s.Send(out); err != nil {
@@ -161,7 +178,8 @@ type benchRelay struct {
 func (r *benchRelay) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 	defer req.Release()
 	resp := new(oip.Response)
-	if err := r.conn.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req, resp); err != nil {
+	if err := r.conn.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req,
+		resp); err != nil {
 		return nil, err
 	}
 	return resp, nil

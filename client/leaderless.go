@@ -128,7 +128,8 @@ type heardLoad struct {
 	remaining time.Duration // until its first lane is free
 }
 
-// loaded takes loads as of now. Those of others than members, and older ones than are known, are passed over.
+// loaded takes loads as of now. Those of others than members, and older ones than are
+// known, are passed over.
 func (l *leaderless) loaded(loads []*control.LaneLoad) {
 	known, now := l.g.members.Load().byName, time.Now()
 	l.mu.Lock()
@@ -137,7 +138,10 @@ func (l *leaderless) loaded(loads []*control.LaneLoad) {
 		if known[load.GetAgent()] == nil || len(load.GetRemainingNs()) == 0 {
 			continue
 		}
-		heard := heardLoad{now.Add(-control.Duration(load.GetAgeNs())), control.Duration(slices.Min(load.GetRemainingNs()))}
+		heard := heardLoad{
+			now.Add(-control.Duration(load.GetAgeNs())),
+			control.Duration(slices.Min(load.GetRemainingNs())),
+		}
 		if heard.at.Before(l.loads[load.GetAgent()].at) {
 			continue
 		}
@@ -161,7 +165,10 @@ func (l *leaderless) learn(prices []*control.TypePrice, profiles []*control.Prof
 		before := l.prices
 		l.prices = nil
 		for _, p := range prices {
-			l.prices = append(l.prices, match.Price{Type: p.GetType(), PerMs: p.GetPerMs(), Service: time.Duration(p.GetServiceMs() * float64(time.Millisecond))})
+			l.prices = append(l.prices, match.Price{
+				Type: p.GetType(), PerMs: p.GetPerMs(),
+				Service: time.Duration(p.GetServiceMs() * float64(time.Millisecond)),
+			})
 		}
 		l.stale = l.stale || !slices.Equal(before, l.prices)
 	}
@@ -207,10 +214,12 @@ func (l *leaderless) arrange() {
 	for name, m := range known.models {
 		for number, v := range m.versions {
 			models = append(models, match.Model{Name: control.ModelKey(name, number),
-				QoSTarget: max(v.qosTarget, time.Microsecond), LargestBatchSize: min(max(v.largest, 1), match.MaxBatchSize)})
+				QoSTarget:        max(v.qosTarget, time.Microsecond),
+				LargestBatchSize: min(max(v.largest, 1), match.MaxBatchSize)})
 		}
 	}
-	slices.SortFunc(models, func(x, y match.Model) int { return bytes.Compare([]byte(x.Name), []byte(y.Name)) })
+	slices.SortFunc(
+		models, func(x, y match.Model) int { return bytes.Compare([]byte(x.Name), []byte(y.Name)) })
 	priced, err := match.NewPriced(models, rand.Uint64())
 	if err != nil { // a member says nonsense of a model
 		l.priced = nil
@@ -229,7 +238,9 @@ func (l *leaderless) arrange() {
 		// Every member is a type of its own, as it may have its own price and profiles.
 		general, own := m.LaneType(), m.OwnLaneType()
 		if i := l.price(general); i >= 0 && l.price(own) < 0 {
-			prices = append(prices, match.Price{Type: own, PerMs: l.prices[i].PerMs, Service: l.prices[i].Service})
+			prices = append(prices, match.Price{
+				Type: own, PerMs: l.prices[i].PerMs, Service: l.prices[i].Service,
+			})
 		}
 		for i, model := range models {
 			table := l.dense(control.ProfileKey{Model: model.Name, LaneType: own}, &model)
@@ -485,8 +496,8 @@ func (l *leaderless) free(agent string, reservation uint64) {
 	}
 }
 
-// A decided query goes to the target, or, for the reason given, to nobody: it is to be decided again
-// at a time.
+// A decided query goes to the target, or, for the reason given, to nobody: it is to be decided
+// again at a time.
 type decided struct {
 	query  *query
 	target queries.Target

@@ -57,7 +57,8 @@ func idleGateway(tb testing.TB) *Gateway {
 	knot := func(batch int) profiles.Knot {
 		return profiles.Knot{BatchSize: batch, Mean: ms, P50: ms, P90: ms, P99: ms}
 	}
-	table, err := profiles.NewTable(profiles.Key{Model: "sum", InstanceType: "local"}, profiles.Measured, "test", []profiles.Knot{knot(1), knot(1000)})
+	table, err := profiles.NewTable(profiles.Key{Model: "sum", InstanceType: "local"},
+		profiles.Measured, "test", []profiles.Knot{knot(1), knot(1000)})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -72,10 +73,15 @@ func idleGateway(tb testing.TB) *Gateway {
 	tb.Cleanup(g.Close)
 	view := &control.View{}
 	for _, name := range []string{"a", "b", "c"} {
-		view.Members = append(view.Members, &control.Member{Name: name, InstanceType: "local", Provider: "cpu", Lanes: 1, Cores: 1, Models: []*control.Model{
-			{Name: "sum", Version: 1, Newest: true, QosTargetNs: int64(time.Second), LargestBatchSize: 1000}}})
+		view.Members = append(view.Members,
+			&control.Member{Name: name, InstanceType: "local", Provider: "cpu", Lanes: 1, Cores: 1,
+				Models: []*control.Model{
+					{Name: "sum", Version: 1, Newest: true, QosTargetNs: int64(time.Second),
+						LargestBatchSize: 1000}}})
 	}
-	view.Profiles = []*control.Profile{{Model: control.ModelKey("sum", 1), Type: view.Members[0].LaneType(), Table: data}}
+	view.Profiles = []*control.Profile{
+		{Model: control.ModelKey("sum", 1), Type: view.Members[0].LaneType(), Table: data},
+	}
 	g.SetView(view)
 	return g
 }
@@ -94,8 +100,8 @@ func BenchmarkLeaderlessGateway(b *testing.B) {
 	}
 }
 
-// TestLeaderlessGatewayAllocates: what a query costs without a leader, of which its question is asked
-// and answered, its attempt made, and its context and deadline kept.
+// TestLeaderlessGatewayAllocates: what a query costs without a leader, of which its question is
+// asked and answered, its attempt made, and its context and deadline kept.
 func TestLeaderlessGatewayAllocates(t *testing.T) {
 	g := idleGateway(t)
 	req := sumQuery(3)

@@ -15,8 +15,8 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// mostDirect is how many submits may be unacknowledged for a caller to send its own: beyond it a stream
-// could block.
+// mostDirect is how many submits may be unacknowledged for a caller to send its own: beyond it
+// a stream could block.
 const mostDirect = 32
 
 // A link is the stream to one leader.
@@ -36,7 +36,10 @@ func (l *link) kick() {
 
 // learn takes news of who leads. The lock is held.
 func (g *Gateway) learn(l *control.Leadership) {
-	if l != nil && g.queries.Learn(queries.Leadership{Epoch: l.GetEpoch(), Leader: l.GetLeader(), Successor: l.GetSuccessor()}) {
+	if l != nil &&
+		g.queries.Learn(queries.Leadership{
+			Epoch: l.GetEpoch(), Leader: l.GetLeader(), Successor: l.GetSuccessor(),
+		}) {
 		g.announce()
 	}
 }
@@ -87,7 +90,8 @@ func (g *Gateway) pause(wait time.Duration) {
 	}
 }
 
-// impatient ends the stream to a leader, or to one who may lead, that has said nothing for too long.
+// impatient ends the stream to a leader, or to one who may lead, that has said
+// nothing for too long.
 func (g *Gateway) impatient() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -119,7 +123,8 @@ func (g *Gateway) serve(ctx context.Context, hangUp func(), to *control.Member) 
 		return err
 	}
 	hello := &control.GatewayHello{
-		Gateway: g.config.ID, Protocol: control.Spoken.Oldest, NewestProtocol: control.Spoken.Newest, Agent: g.config.Agent,
+		Gateway: g.config.ID, Protocol: control.Spoken.Oldest,
+		NewestProtocol: control.Spoken.Newest, Agent: g.config.Agent,
 	}
 	if err := stream.Send(&control.GatewayMessage{Hello: hello}); err != nil {
 		_, err = stream.Recv() // says why
@@ -146,7 +151,8 @@ func (g *Gateway) serve(ctx context.Context, hangUp func(), to *control.Member) 
 		}
 		if !heard && (m.GetLeadership() == nil || m.GetLeadership().GetLeader() == to.GetName()) {
 			heard = true
-			g.log.Debug("the gateway has a leader", "leader", to.GetName(), "epoch", m.GetLeadership().GetEpoch())
+			g.log.Debug("the gateway has a leader", "leader", to.GetName(), "epoch",
+				m.GetLeadership().GetEpoch())
 			g.mu.Lock()
 			g.link = l
 			g.queries.Opened(g.now())
@@ -173,7 +179,8 @@ func (g *Gateway) take(m *control.MatchMessage) {
 	}
 	for _, a := range m.GetAssign() {
 		g.queries.Assign(queries.Assign{
-			Sequence: a.GetSequence(), Attempt: a.GetAttempt(), Agent: a.GetAgent(), Lane: a.GetLane(),
+			Sequence: a.GetSequence(), Attempt: a.GetAttempt(), Agent: a.GetAgent(),
+			Lane: a.GetLane(),
 			Took: time.Duration(a.GetWaitNs() + a.GetExecutionNs()),
 		})
 	}
@@ -203,7 +210,9 @@ func rejection(r *control.Reject) error {
 	}
 	s := status.New(code, message)
 	if retry := time.Duration(r.GetRetryAfterNs()); code == codes.ResourceExhausted {
-		detailed, err := s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(max(retry, time.Millisecond))})
+		detailed, err := s.WithDetails(&errdetails.RetryInfo{
+			RetryDelay: durationpb.New(max(retry, time.Millisecond)),
+		})
 		if err == nil {
 			s = detailed
 		}
@@ -225,13 +234,17 @@ func (g *Gateway) message() *control.GatewayMessage {
 		s := &from.Submit[i]
 		q := s.Query.Tag.(*query)
 		m.Submit[i] = &control.Submit{
-			Sequence: q.Sequence, Model: q.model, Version: q.version, BatchSize: q.batch, Bytes: q.bytes,
-			WaitedNs: int64(s.Waited), TimeLeftNs: int64(s.TimeLeft), Attempts: s.Attempts, Agent: s.Agent, Lane: s.Lane,
+			Sequence: q.Sequence, Model: q.model, Version: q.version, BatchSize: q.batch,
+			Bytes:    q.bytes,
+			WaitedNs: int64(s.Waited), TimeLeftNs: int64(s.TimeLeft), Attempts: s.Attempts,
+			Agent: s.Agent, Lane: s.Lane,
 		}
 		q.trace.submitted(m.Submit[i])
 	}
 	for _, a := range from.Unused {
-		m.Unused = append(m.Unused, &control.Assign{Sequence: a.Sequence, Attempt: a.Attempt, Agent: a.Agent, Lane: a.Lane})
+		m.Unused = append(m.Unused, &control.Assign{
+			Sequence: a.Sequence, Attempt: a.Attempt, Agent: a.Agent, Lane: a.Lane,
+		})
 	}
 	return m
 }

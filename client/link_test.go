@@ -25,7 +25,8 @@ func TestMessagesAreSmall(t *testing.T) {
 		q := &query{model: long(255), version: 1 << 40, bytes: 1 << 40, trace: trace}
 		q.Tag, q.Deadline = q, 1<<40
 		g.queries.Arrive(&q.Query, 1)
-		g.queries.Assign(queries.Assign{Sequence: 1000 + i, Agent: long(128)}) // of none of its queries
+		// of none of its queries
+		g.queries.Assign(queries.Assign{Sequence: 1000 + i, Agent: long(128)})
 	}
 	var told []string
 	for m := g.message(); m != nil; m = g.message() {

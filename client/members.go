@@ -101,14 +101,16 @@ func (m *members) add(member *control.Member, held *control.Model) {
 func (m *members) find(name, version string) (*fleetVersion, int64, error) {
 	model := m.models[name]
 	if model == nil {
-		return nil, 0, status.Errorf(codes.NotFound, "no agent holds model %.255q; they hold: %s", name, cmp.Or(strings.Join(slices.Sorted(maps.Keys(m.models)), ", "), "none"))
+		return nil, 0, status.Errorf(codes.NotFound, "no agent holds model %.255q; they hold: %s",
+			name, cmp.Or(strings.Join(slices.Sorted(maps.Keys(m.models)), ", "), "none"))
 	}
 	number := int64(0)
 	v := model.versions[model.newest]
 	if version != "" {
 		var err error
 		if number, err = strconv.ParseInt(version, 10, 64); err != nil || number <= 0 {
-			return nil, 0, status.Errorf(codes.InvalidArgument, "version %q of model %q, want a whole number above 0", version, name)
+			return nil, 0, status.Errorf(codes.InvalidArgument,
+				"version %q of model %q, want a whole number above 0", version, name)
 		}
 		v = model.versions[number]
 	}
@@ -118,10 +120,13 @@ func (m *members) find(name, version string) (*fleetVersion, int64, error) {
 			there = append(there, strconv.FormatInt(number, 10))
 		}
 		slices.Sort(there)
-		return nil, 0, status.Errorf(codes.NotFound, "no agent holds version %q of model %q; there are: %s", version, name, strings.Join(there, ", "))
+		return nil, 0, status.Errorf(codes.NotFound,
+			"no agent holds version %q of model %q; there are: %s", version, name,
+			strings.Join(there, ", "))
 	}
 	if v.draining == v.holders {
-		return nil, 0, status.Errorf(codes.Unavailable, "all agents that hold model %q (%d) are draining", name, v.holders)
+		return nil, 0, status.Errorf(codes.Unavailable,
+			"all agents that hold model %q (%d) are draining", name, v.holders)
 	}
 	return v, number, nil
 }

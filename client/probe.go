@@ -28,7 +28,9 @@ func (l *leaderless) prober(lane match.LaneID) *prober {
 	if m == nil || l.g.context.Err() != nil {
 		return nil
 	}
-	p := &prober{leaderless: l, lane: lane, requests: make(chan *control.ProbeRequest, mostQuestions)}
+	p := &prober{
+		leaderless: l, lane: lane, requests: make(chan *control.ProbeRequest, mostQuestions),
+	}
 	var ctx context.Context
 	ctx, p.cancel = context.WithCancel(l.g.context)
 	l.probers[lane] = p

@@ -61,10 +61,12 @@ func (t *queryTrace) send(ctx context.Context, to queries.Target) context.Contex
 	if t == nil {
 		return ctx
 	}
-	where := trace.WithAttributes(tracing.Agent.String(to.Agent), tracing.Lane.Int(int(to.Lane)), tracing.Attempt.Int(int(to.Attempt)))
+	where := trace.WithAttributes(tracing.Agent.String(to.Agent), tracing.Lane.Int(int(to.Lane)),
+		tracing.Attempt.Int(int(to.Attempt)))
 	t.step.SetAttributes(tracing.Agent.String(to.Agent), tracing.Attempt.Int(int(to.Attempt)))
 	t.step.End()
-	ctx, t.step = t.tracer.Start(ctx, tracing.Method, where, trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(tracing.RPC()...))
+	ctx, t.step = t.tracer.Start(ctx, tracing.Method, where,
+		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(tracing.RPC()...))
 	return ctx
 }
 
@@ -90,14 +92,17 @@ func (t *queryTrace) end() {
 func (t *queryTrace) submitted(s *control.Submit) {
 	if t != nil {
 		s.Traceparent, s.Tracestate = t.traceparent, t.tracestate
-		t.span.AddEvent("submitted", trace.WithAttributes(tracing.Attempt.Int(int(s.GetAttempts())+1)))
+		t.span.AddEvent("submitted",
+			trace.WithAttributes(tracing.Attempt.Int(int(s.GetAttempts())+1)))
 	}
 }
 
 // offeredAgain notes that the leader has given an attempt up.
 func (t *queryTrace) offeredAgain(o *control.OfferAgain) {
 	if t != nil {
-		t.span.AddEvent("offered again", trace.WithAttributes(tracing.Attempt.Int(int(o.GetAttempt())), tracing.Reason.String(o.GetReason())))
+		t.span.AddEvent("offered again",
+			trace.WithAttributes(tracing.Attempt.Int(int(o.GetAttempt())),
+				tracing.Reason.String(o.GetReason())))
 	}
 }
 
@@ -141,7 +146,8 @@ func (d *decision) end(t queries.Target, waited time.Duration, why string) {
 	if t.Agent == "" {
 		d.span.SetAttributes(tracing.Epoch.Int64(0), tracing.Reason.String(why))
 	} else {
-		d.span.SetAttributes(tracing.Epoch.Int64(0), tracing.Action.String("assign"), tracing.Reason.String("no-leader"), tracing.Agent.String(t.Agent),
+		d.span.SetAttributes(tracing.Epoch.Int64(0), tracing.Action.String("assign"),
+			tracing.Reason.String("no-leader"), tracing.Agent.String(t.Agent),
 			tracing.Ms(tracing.Waited, waited), tracing.Ms(tracing.PredictedLatency, waited+t.Took))
 	}
 	d.span.End()

@@ -44,7 +44,9 @@ func TestTraceOfRetry(t *testing.T) {
 				t.Errorf("span %s is no child of the query's", s.Name)
 			}
 		}
-		if want := []string{tracing.Assign, tracing.Method, tracing.Assign, tracing.Method, "query"}; !slices.Equal(names, want) {
+		if want := []string{
+			tracing.Assign, tracing.Method, tracing.Assign, tracing.Method, "query",
+		}; !slices.Equal(names, want) {
 			t.Errorf("spans are %q, want %q", names, want)
 		}
 		if want := []string{tracing.Method + ": the lane is full"}; !slices.Equal(failed, want) {
@@ -53,7 +55,8 @@ func TestTraceOfRetry(t *testing.T) {
 		traceparent, _ := tracing.Format(query.SpanContext())
 		for _, s := range f.agent("agent-0").submits {
 			if s.Traceparent != traceparent {
-				t.Errorf("the leader is told of %q, want the query's span %q", s.Traceparent, traceparent)
+				t.Errorf("the leader is told of %q, want the query's span %q", s.Traceparent,
+					traceparent)
 			}
 		}
 	})
@@ -109,6 +112,7 @@ func TestUntracedCostsNothing(t *testing.T) {
 		q.end()
 	})
 	if n != 0 || submit.Traceparent != "" {
-		t.Errorf("%v allocations, and the leader is told of %q, want none and nothing", n, submit.Traceparent)
+		t.Errorf("%v allocations, and the leader is told of %q, want none and nothing", n,
+			submit.Traceparent)
 	}
 }

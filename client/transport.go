@@ -25,7 +25,8 @@ type Transport interface {
 	// Infer has a member run one attempt of a query. It does not release req.
 	// An error with the code Unavailable, NotFound or Canceled, the last if ctx has not
 	// ended, is this member's alone: another may serve the query.
-	Infer(ctx context.Context, to *control.Member, req *oip.Request, attempt *Attempt) (*oip.Response, error)
+	Infer(ctx context.Context, to *control.Member, req *oip.Request,
+		attempt *Attempt) (*oip.Response, error)
 }
 
 // A MatchStream is the gateway's end of the Match call. Send and Recv may be
@@ -45,7 +46,8 @@ type ProbeStream interface {
 // An Attempt is one try to have a query run.
 type Attempt struct {
 	control.Attempt
-	// Arrival is when the query arrived at its gateway. Waited follows from it when the attempt is sent.
+	// Arrival is when the query arrived at its gateway. Waited follows from it when
+	// the attempt is sent.
 	Arrival time.Time
 	// Remaining is set by [Transport.Infer] with an answer, where there is a
 	// Reservation and the worker says so: how long until it has a free lane.
@@ -80,7 +82,8 @@ func (r Remote) Probe(ctx context.Context, to *control.Member) (ProbeStream, err
 
 // Infer implements [Transport]. Outgoing metadata of ctx goes along, and so does the
 // context of its span, if it has one.
-func (r Remote) Infer(ctx context.Context, to *control.Member, req *oip.Request, attempt *Attempt) (*oip.Response, error) {
+func (r Remote) Infer(ctx context.Context, to *control.Member, req *oip.Request,
+	attempt *Attempt) (*oip.Response, error) {
 	conn, err := r.Dial(to)
 	if err != nil {
 		return nil, err
@@ -94,7 +97,8 @@ func (r Remote) Infer(ctx context.Context, to *control.Member, req *oip.Request,
 		options = append(options, grpc.Trailer(&trailer))
 	}
 	resp := new(oip.Response)
-	if err := conn.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req, resp, options...); err != nil {
+	if err := conn.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req, resp,
+		options...); err != nil {
 		resp.Release()
 		return nil, err
 	}

@@ -7,14 +7,18 @@ import (
 	"time"
 )
 
-// BenchmarkLoads is what an agent does for a second of loads, one of each other member: it reads them, hands them
-// to its reader, and passes them on in the thirty packets of a second. Without what memberlist does for a packet.
+// BenchmarkLoads is what an agent does for a second of loads, one of each other member: it reads
+// them, hands them to its reader, and passes them on in the thirty packets of a second. Without
+// what memberlist does for a packet.
 func BenchmarkLoads(b *testing.B) {
 	for _, members := range []int{50, 200, 1000} {
 		b.Run(fmt.Sprint("members=", members), func(b *testing.B) {
-			g := &Gossip{config: Config{Name: "self"}, members: map[string]*entry{}, ids: map[memberID]*entry{}, pending: map[eventKey]Event{},
+			g := &Gossip{config: Config{Name: "self"}, members: map[string]*entry{},
+				ids: map[memberID]*entry{}, pending: map[eventKey]Event{},
 				wake: make(chan struct{}, 1), events: make(chan Event)}
-			g.queue.members, g.queue.newest = func() int { return members }, map[memberID]*broadcast{}
+			g.queue.members, g.queue.newest = func() int {
+				return members
+			}, map[memberID]*broadcast{}
 			var ids []memberID
 			for i := range members - 1 {
 				e := &entry{Member: Member{Name: NewName("ip-10-0-0-1") + fmt.Sprint(i)}}
@@ -30,7 +34,11 @@ func BenchmarkLoads(b *testing.B) {
 			for b.Loop() {
 				second++
 				for i, id := range ids {
-					callbacks{g}.NotifyMsg(frame{kind: loadFrame, member: id, seq: second, data: []byte("ten bytes.")}.encode())
+					callbacks{
+						g,
+					}.NotifyMsg(frame{
+						kind: loadFrame, member: id, seq: second, data: []byte("ten bytes."),
+					}.encode())
 					<-g.events
 					if i%(len(ids)/30) == 0 {
 						g.queue.take(2, packetSize)

@@ -53,7 +53,10 @@ func TestLeaveAndFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, 6)
 		c.within(time.Minute, "all see each other", func() bool { return see(c.agents) })
-		if got, want := kinds(read(c.agents[0])), []string{"joined agent-1", "joined agent-2", "joined agent-3", "joined agent-4", "joined agent-5"}; !slices.Equal(got, want) {
+		if got, want := kinds(read(c.agents[0])), []string{
+			"joined agent-1", "joined agent-2", "joined agent-3", "joined agent-4",
+			"joined agent-5",
+		}; !slices.Equal(got, want) {
 			t.Errorf("got events %q, want %q", got, want)
 		}
 
@@ -75,7 +78,8 @@ func TestLeaveAndFail(t *testing.T) {
 		if err := c.agents[4].Close(); err != nil {
 			t.Error(err)
 		}
-		took := c.within(10*time.Second, "all know that it failed", func() bool { return see(c.agents[:4]) })
+		took := c.within(10*time.Second, "all know that it failed",
+			func() bool { return see(c.agents[:4]) })
 		t.Logf("failure known after %v", took)
 		for _, g := range c.agents[:4] {
 			if got, want := kinds(read(g)), []string{"failed agent-4"}; !slices.Equal(got, want) {
@@ -122,7 +126,8 @@ func TestFailureAtFifty(t *testing.T) {
 			t.Error(err)
 		}
 		first := c.within(15*time.Second, "some know", func() bool {
-			return slices.ContainsFunc(c.agents[:49], func(g *Gossip) bool { return len(g.Members()) == 49 })
+			return slices.ContainsFunc(c.agents[:49],
+				func(g *Gossip) bool { return len(g.Members()) == 49 })
 		})
 		rest := c.within(15*time.Second, "all know", func() bool { return see(c.agents[:49]) })
 		t.Logf("first after %v, all after %v", first, first+rest)
@@ -135,7 +140,9 @@ func TestBadNetwork(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := &cluster{t: t, network: gossiptest.NewNetwork(2)}
-		c.network.SetConditions(gossiptest.Conditions{Loss: 0.1, Duplicate: 0.1, Delay: 2 * time.Millisecond, Jitter: 40 * time.Millisecond})
+		c.network.SetConditions(gossiptest.Conditions{
+			Loss: 0.1, Duplicate: 0.1, Delay: 2 * time.Millisecond, Jitter: 40 * time.Millisecond,
+		})
 		for range 12 {
 			c.add(nil)
 		}
@@ -166,7 +173,8 @@ func TestBadNetwork(t *testing.T) {
 					t.Errorf("%s: %s failed, but only packets were lost", g.Name(), e.Member.Name)
 				}
 				if e.Kind == Loaded && e.Load.Seq <= seq[e.Member.Name] {
-					t.Errorf("%s: load %d of %s after %d", g.Name(), e.Load.Seq, e.Member.Name, seq[e.Member.Name])
+					t.Errorf("%s: load %d of %s after %d", g.Name(), e.Load.Seq, e.Member.Name,
+						seq[e.Member.Name])
 				}
 				seq[e.Member.Name] = e.Load.Seq
 			}
@@ -184,10 +192,12 @@ func TestPartition(t *testing.T) {
 		c := newCluster(t, 10)
 		c.within(time.Minute, "all see each other", func() bool { return see(c.agents) })
 		c.network.Partition(addrs(c.agents[:4]), addrs(c.agents[4:]))
-		c.within(30*time.Second, "each side alone", func() bool { return see(c.agents[:4]) && see(c.agents[4:]) })
+		c.within(30*time.Second, "each side alone",
+			func() bool { return see(c.agents[:4]) && see(c.agents[4:]) })
 		time.Sleep(90 * time.Second)
 		c.network.Heal()
-		took := c.within(30*time.Second, "all see each other again", func() bool { return see(c.agents) })
+		took := c.within(30*time.Second, "all see each other again",
+			func() bool { return see(c.agents) })
 		t.Logf("together again after %v", took)
 		c.close()
 	})
@@ -206,7 +216,8 @@ func TestPartitionWithoutSeeds(t *testing.T) {
 		rest := c.agents[2:]
 		c.within(30*time.Second, "the seeds are gone", func() bool { return see(rest) })
 		c.network.Partition(addrs(rest[:3]))
-		c.within(30*time.Second, "each side alone", func() bool { return see(rest[:3]) && see(rest[3:]) })
+		c.within(30*time.Second, "each side alone",
+			func() bool { return see(rest[:3]) && see(rest[3:]) })
 		time.Sleep(90 * time.Second)
 		c.network.Heal()
 		c.within(time.Minute, "all see each other again", func() bool { return see(rest) })
@@ -239,10 +250,16 @@ func TestRestart(t *testing.T) {
 		c.within(time.Minute, "all see each other", func() bool { return see(c.agents) })
 		read(c.agents[0])
 		c.agents[3].Close()
-		again := &cluster{t: t, network: c.network, agents: slices.Clone(c.agents[:3]), logs: slices.Clone(c.logs[:3])}
+		again := &cluster{
+			t: t, network: c.network, agents: slices.Clone(c.agents[:3]),
+			logs: slices.Clone(c.logs[:3]),
+		}
 		again.add(func(config *Config) { config.Name = "agent-3-again" })
-		again.within(30*time.Second, "the new one has replaced the old", func() bool { return see(again.agents) })
-		if got, want := kinds(read(c.agents[0])), []string{"failed agent-3", "joined agent-3-again"}; !slices.Equal(got, want) {
+		again.within(30*time.Second, "the new one has replaced the old",
+			func() bool { return see(again.agents) })
+		if got, want := kinds(read(c.agents[0])), []string{
+			"failed agent-3", "joined agent-3-again",
+		}; !slices.Equal(got, want) {
 			t.Errorf("got events %q, want %q", got, want)
 		}
 		for i, logs := range again.logs {
@@ -263,7 +280,9 @@ func TestManyRestarts(t *testing.T) {
 		t.Run("name"+named, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCluster(t, 25)
-				c.network.SetConditions(gossiptest.Conditions{Loss: 0.02, Delay: time.Millisecond, Jitter: 5 * time.Millisecond})
+				c.network.SetConditions(gossiptest.Conditions{
+					Loss: 0.02, Delay: time.Millisecond, Jitter: 5 * time.Millisecond,
+				})
 				c.within(time.Minute, "all see each other", func() bool { return see(c.agents) })
 				time.Sleep(30 * time.Second) // states are exchanged
 				for _, g := range c.agents[5:] {
@@ -271,14 +290,18 @@ func TestManyRestarts(t *testing.T) {
 						t.Error(err)
 					}
 				}
-				again := &cluster{t: t, network: c.network, agents: slices.Clone(c.agents[:5]), logs: slices.Clone(c.logs[:5])}
+				again := &cluster{
+					t: t, network: c.network, agents: slices.Clone(c.agents[:5]),
+					logs: slices.Clone(c.logs[:5]),
+				}
 				for i := range 20 {
 					again.add(func(config *Config) { config.Name += named })
 					if i%4 == 3 {
 						time.Sleep(2 * time.Second) // the death of all is known after some five
 					}
 				}
-				again.within(time.Minute, "all see all again", func() bool { return see(again.agents) })
+				again.within(time.Minute, "all see all again",
+					func() bool { return see(again.agents) })
 				watch := 300
 				if testing.Short() {
 					watch = 60
@@ -306,10 +329,14 @@ func TestLateSeeds(t *testing.T) {
 		seeds := func(config *Config) {
 			config.Seeds = []string{"muster.example", "10.9.9.9:1"}
 			config.Resolve = func(_ context.Context, host string) ([]netip.Addr, error) {
-				if after := time.Since(start); after < 2*time.Minute { // an error as net's, with a port that changes
-					return nil, fmt.Errorf("lookup %s: read udp 10.9.9.8:%d: connection refused", host, 1024+after.Milliseconds()%60000)
+				// an error as net's, with a port that changes
+				if after := time.Since(start); after < 2*time.Minute {
+					return nil, fmt.Errorf("lookup %s: read udp 10.9.9.8:%d: connection refused",
+						host, 1024+after.Milliseconds()%60000)
 				}
-				return []netip.Addr{netip.MustParseAddr("10.0.0.4"), netip.MustParseAddr("10.0.0.5")}, nil
+				return []netip.Addr{
+					netip.MustParseAddr("10.0.0.4"), netip.MustParseAddr("10.0.0.5"),
+				}, nil
 			}
 		}
 		for range 3 {
@@ -323,7 +350,8 @@ func TestLateSeeds(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		for i, logs := range c.logs {
-			if w := logs.warnings(); len(w) != 2 || len(logs.with("level=WARN", "seed=muster.example", "connection refused")) != 1 ||
+			if w := logs.warnings(); len(w) != 2 ||
+				len(logs.with("level=WARN", "seed=muster.example", "connection refused")) != 1 ||
 				len(logs.with("level=WARN", "seed=10.9.9.9:1", "nothing listens there")) != 1 {
 				t.Errorf("agent %d: got warnings %q, want one for each seed", i, w)
 			}
@@ -362,7 +390,11 @@ func TestStrangers(t *testing.T) {
 			logs.clear()
 		}
 
-		otherKey := c.add(func(config *Config) { config.Keys = [][]byte{bytes.Repeat([]byte{8}, KeySize)} })
+		otherKey := c.add(func(config *Config) {
+			config.Keys = [][]byte{
+				bytes.Repeat([]byte{8}, KeySize),
+			}
+		})
 		noKey := c.add(func(config *Config) { config.Keys = nil })
 		garbage := c.network.Listen("10.0.9.9:9")
 		for i := range 60 {
@@ -383,15 +415,21 @@ func TestStrangers(t *testing.T) {
 		if !see(members) || len(otherKey.Members()) != 1 || len(noKey.Members()) != 1 {
 			t.Error("the cluster changed")
 		}
-		for i, reason := range map[int]string{4: "its gossip key is not one of ours", 5: "it asks for a gossip key, and this agent has none"} {
+		for i, reason := range map[int]string{
+			4: "its gossip key is not one of ours",
+			5: "it asks for a gossip key, and this agent has none",
+		} {
 			for _, seed := range []string{addrOf(0), addrOf(1)} {
-				if got := c.logs[i].with("level=WARN", "cannot join by seed", reason, "seed="+seed); len(got) != 1 {
-					t.Errorf("agent %d: got %q about seed %s in %q, want one line", i, got, seed, c.logs[i].warnings())
+				if got := c.logs[i].with("level=WARN", "cannot join by seed", reason,
+					"seed="+seed); len(got) != 1 {
+					t.Errorf("agent %d: got %q about seed %s in %q, want one line", i, got, seed,
+						c.logs[i].warnings())
 				}
 			}
 		}
 		for _, peer := range []string{"10.0.0.5", "10.0.0.6", "10.0.9.9"} {
-			if got := c.logs[0].with("level=WARN", "unreadable with our keys", "peer="+peer); len(got) != 1 {
+			if got := c.logs[0].with("level=WARN", "unreadable with our keys",
+				"peer="+peer); len(got) != 1 {
 				t.Errorf("got %q about %s, want one line", got, peer)
 			}
 		}
@@ -463,11 +501,13 @@ func TestRefused(t *testing.T) {
 			t.Error("agents of different versions see each other")
 		}
 		for _, seed := range []string{addrOf(0), addrOf(1)} {
-			if got := c.logs[3].with("cannot join by seed", "speaks version [1], not 2", "seed="+seed); len(got) != 1 {
+			if got := c.logs[3].with("cannot join by seed", "speaks version [1], not 2",
+				"seed="+seed); len(got) != 1 {
 				t.Errorf("got %q of %q, want one line about %s", got, c.logs[3].warnings(), seed)
 			}
 		}
-		if got := c.logs[0].with("level=WARN", "another agent cannot join", "member agent-3", "speaks version [2], not 1"); len(got) != 1 {
+		if got := c.logs[0].with("level=WARN", "another agent cannot join", "member agent-3",
+			"speaks version [2], not 1"); len(got) != 1 {
 			t.Errorf("got %q of %q, want one line about agent-3", got, c.logs[0].warnings())
 		}
 		c.close()
@@ -482,11 +522,13 @@ func TestSameName(t *testing.T) {
 		c.add(func(config *Config) { config.Name = "agent-2" })
 		time.Sleep(time.Minute)
 		for i := range 2 {
-			if members := c.agents[i].Members(); len(members) != 3 || members[2].Addr != c.agents[2].Addr() {
+			if members := c.agents[i].Members(); len(members) != 3 ||
+				members[2].Addr != c.agents[2].Addr() {
 				t.Errorf("agent %d: got %v, want the first agent-2 to stay", i, members)
 			}
 		}
-		if got := c.logs[0].with("level=WARN", "same name", "member=agent-2"); len(got) == 0 || len(got) > 2 {
+		if got := c.logs[0].with("level=WARN", "same name", "member=agent-2"); len(got) == 0 ||
+			len(got) > 2 {
 			t.Errorf("got %q, want a line or two", got)
 		}
 		c.close()
@@ -527,7 +569,9 @@ func TestKeyRotation(t *testing.T) {
 		}
 		each(func(g *Gossip) error { return g.RemoveKey(testKey) })
 		for _, g := range c.agents {
-			if got, want := g.Keys(), [][]byte{keys[2], keys[0], keys[1]}; !slices.EqualFunc(got, want, bytes.Equal) {
+			if got, want := g.Keys(), [][]byte{
+				keys[2], keys[0], keys[1],
+			}; !slices.EqualFunc(got, want, bytes.Equal) {
 				t.Errorf("%s: got keys %v, want %v", g.Name(), got, want)
 			}
 			for _, e := range read(g) {
@@ -545,7 +589,8 @@ func TestKeyRotation(t *testing.T) {
 			}
 		}
 		for _, err := range []error{
-			c.agents[0].RemoveKey(keys[2]), c.agents[0].UseKey(testKey), c.agents[0].AddKey([]byte("short")),
+			c.agents[0].RemoveKey(keys[2]), c.agents[0].UseKey(testKey),
+			c.agents[0].AddKey([]byte("short")),
 		} {
 			if err == nil {
 				t.Error("a wrong change of keys was not refused")
@@ -582,9 +627,12 @@ func TestSetMeta(t *testing.T) {
 			t.Error(err)
 		}
 		c.within(10*time.Second, "all know", func() bool {
-			return !slices.ContainsFunc(c.agents, func(g *Gossip) bool { return !bytes.Equal(g.Members()[3].Meta, meta) })
+			return !slices.ContainsFunc(c.agents,
+				func(g *Gossip) bool { return !bytes.Equal(g.Members()[3].Meta, meta) })
 		})
-		if got, want := kinds(read(c.agents[0])), []string{"updated agent-3"}; !slices.Equal(got, want) {
+		if got, want := kinds(read(c.agents[0])), []string{
+			"updated agent-3",
+		}; !slices.Equal(got, want) {
 			t.Errorf("got events %q, want %q", got, want)
 		}
 		if err := c.agents[3].SetMeta(append(meta, 'x')); err == nil {
@@ -610,15 +658,18 @@ func TestSetLoad(t *testing.T) {
 		}
 		time.Sleep(2 * time.Second)
 		loads := c.agents[0].Loads()
-		if len(loads) != 1 || loads[0].From != "agent-1" || string(loads[0].Data) != fmt.Sprintf("load %d", sets-1) {
+		if len(loads) != 1 || loads[0].From != "agent-1" ||
+			string(loads[0].Data) != fmt.Sprintf("load %d", sets-1) {
 			t.Fatalf("got %v, want only the last load of agent-1", loads)
 		}
 		if got := loads[0].Seq; got < 10 || got > 11 {
 			t.Errorf("got %d loads in 10 s, want one a second", got)
 		}
 		c.add(nil)
-		c.within(2*time.Second, "who joins has the loads", func() bool { return len(c.agents[3].Loads()) == 1 })
-		if got, want := c.agents[3].Loads()[0].At, loads[0].At; got.Sub(want).Abs() > time.Millisecond {
+		c.within(2*time.Second, "who joins has the loads",
+			func() bool { return len(c.agents[3].Loads()) == 1 })
+		if got, want := c.agents[3].Loads()[0].At, loads[0].At; got.Sub(
+			want).Abs() > time.Millisecond {
 			t.Errorf("who joins takes the load to be of %v, want %v", got, want)
 		}
 		if err := c.agents[1].SetLoad(make([]byte, MaxLoad+1)); err == nil {

@@ -62,9 +62,10 @@ type Config struct {
 	Accept func(m Member) error
 
 	// MaxStrangers bounds the members that nobody has vouched for ([Gossip.Vouch]), so that whoever
-	// can send packets cannot make any number. One that has gone keeps its place for a
-	// minute. A quarter is kept for hosts that have a stream open to this agent. While there are strangers, this agent exchanges its state with members that are none
-	// every 15 s, so that who was refused is heard of again, as a Refused event says. 0: no bound.
+	// can send packets cannot make any number. One that has gone keeps its place for a minute. A
+	// quarter is kept for hosts that have a stream open to this agent. While there are strangers,
+	// this agent exchanges its state with members that are none every 15 s, so that who was refused
+	// is heard of again, as a Refused event says. 0: no bound.
 	MaxStrangers int
 
 	// Logger is told of faults, each once or seldom. Nil means slog's default.
@@ -79,14 +80,18 @@ type Config struct {
 // Validate reports all faults of c at once, each with the value found.
 func (c Config) Validate() error {
 	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	fault := func(format string, args ...any) {
+		faults = append(faults, fmt.Errorf(format, args...))
+	}
 	if n := len(c.Name); n < 1 || n > maxName {
 		fault("gossip name %q has %d bytes, want 1 to %d", c.Name, n, maxName)
 	}
 	if bind, err := parseBind(c.Bind); err != nil {
 		faults = append(faults, err)
 	} else if !bind.Addr().IsLoopback() && len(c.Keys) == 0 && !c.Insecure && c.Transport == nil {
-		fault("gossip would listen on %v, which is not a loopback address, without a key: set a key, or allow it as insecure", bind)
+		fault(
+			"gossip would listen on %v, which is not a loopback address, without a key: set a "+
+				"key, or allow it as insecure", bind)
 	}
 	if c.Advertise != "" {
 		if _, _, err := splitHostPort(c.Advertise, 0); err != nil {
@@ -116,11 +121,13 @@ func parseBind(bind string) (netip.AddrPort, error) {
 	}
 	host, port, err := net.SplitHostPort(bind)
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("gossip address %q: want ip:port, localhost:port or :port", bind)
+		return netip.AddrPort{}, fmt.Errorf(
+			"gossip address %q: want ip:port, localhost:port or :port", bind)
 	}
 	number, err := strconv.ParseUint(port, 10, 16)
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("gossip address %q: port %q is not a number in [0, 65535]", bind, port)
+		return netip.AddrPort{}, fmt.Errorf(
+			"gossip address %q: port %q is not a number in [0, 65535]", bind, port)
 	}
 	addr := netip.IPv4Unspecified()
 	switch host {
@@ -129,7 +136,8 @@ func parseBind(bind string) (netip.AddrPort, error) {
 		addr = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	default:
 		if addr, err = netip.ParseAddr(host); err != nil {
-			return netip.AddrPort{}, fmt.Errorf("gossip address %q: %q is not an IP address of this machine", bind, host)
+			return netip.AddrPort{}, fmt.Errorf(
+				"gossip address %q: %q is not an IP address of this machine", bind, host)
 		}
 	}
 	return netip.AddrPortFrom(addr.Unmap(), uint16(number)), nil
@@ -143,7 +151,8 @@ func splitHostPort(address string, defaultPort uint16) (host string, port uint16
 	}
 	host, portText, err := net.SplitHostPort(address)
 	if err != nil {
-		if host, portText, err = net.SplitHostPort(address + ":" + strconv.Itoa(int(defaultPort))); err != nil {
+		if host, portText, err = net.SplitHostPort(address + ":" +
+			strconv.Itoa(int(defaultPort))); err != nil {
 			return "", 0, fmt.Errorf("%q: want host or host:port", address)
 		}
 	}

@@ -14,15 +14,17 @@ import (
 func Example() {
 	ctx := context.Background()
 	first, err := gossip.Open(ctx, gossip.Config{
-		Name: "first", Bind: "127.0.0.1:0", Meta: []byte("serves ncf"), Logger: slog.New(slog.DiscardHandler),
+		Name: "first", Bind: "127.0.0.1:0", Meta: []byte("serves ncf"),
+		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer first.Close()
 	second, err := gossip.Open(ctx, gossip.Config{
-		Name: "second", Bind: "127.0.0.1:0", Meta: []byte("serves wnd"), Logger: slog.New(slog.DiscardHandler),
-		Seeds: []string{first.Addr().String()},
+		Name: "second", Bind: "127.0.0.1:0", Meta: []byte("serves wnd"),
+		Logger: slog.New(slog.DiscardHandler),
+		Seeds:  []string{first.Addr().String()},
 	})
 	if err != nil {
 		log.Fatal(err)

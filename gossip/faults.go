@@ -92,7 +92,8 @@ func (f *faultLog) Write(line []byte) (int, error) {
 	text, peer, _ := strings.Cut(text, " from=")
 	key := withoutNumbers(text)
 	for _, known := range lines {
-		if rest, ok := strings.CutPrefix(text, known.prefix); ok && strings.Contains(rest, known.has) {
+		if rest, ok := strings.CutPrefix(text, known.prefix); ok &&
+			strings.Contains(rest, known.has) {
 			key, level = known.prefix, known.level
 			if known.means != "" {
 				key = known.means
@@ -169,7 +170,10 @@ var lines = []struct {
 	{"Got ping for unexpected node", "", slog.LevelDebug, ""},
 	{"Suspect", "", slog.LevelDebug, ""},
 	{"Marking", "", slog.LevelDebug, ""},
-	{"Refuting", "", slog.LevelInfo, "taken for dead by others, and said otherwise: this agent was stopped, cut off or very busy"},
-	{"Was able to connect to ", "UDP probes failed", slog.LevelWarn, "answers over TCP but not UDP, which may be blocked, or a machine very busy: *"},
+	{"Refuting", "", slog.LevelInfo,
+		"taken for dead by others, and said otherwise: this agent was stopped, cut off or very " +
+			"busy"},
+	{"Was able to connect to ", "UDP probes failed", slog.LevelWarn,
+		"answers over TCP but not UDP, which may be blocked, or a machine very busy: *"},
 	{"failed to join", "", slog.LevelDebug, ""},
 }

@@ -44,8 +44,8 @@ func (c *tappedConn) Write(b []byte) (int, error) {
 
 var _ memberlist.Transport = (*tap)(nil)
 
-// FuzzWire sends an agent packets and streams of any bytes. Without a key it must at least live
-// on; with one nothing of it may be believed. The input is, again and again, a byte that is odd for a
+// FuzzWire sends an agent packets and streams of any bytes. Without a key it must at least live on;
+// with one nothing of it may be believed. The input is, again and again, a byte that is odd for a
 // stream, a length, and as many bytes.
 func FuzzWire(f *testing.F) {
 	part := func(stream bool, b []byte) []byte {
@@ -74,7 +74,10 @@ func FuzzWire(f *testing.F) {
 				}
 			}
 		}
-		g, err := Open(f.Context(), Config{Name: string(rune('a' + i)), Seeds: []string{"10.0.0.1:7946"}, Transport: t, Insecure: true, Logger: slog.New(slog.DiscardHandler)})
+		g, err := Open(f.Context(), Config{
+			Name: string(rune('a' + i)), Seeds: []string{"10.0.0.1:7946"}, Transport: t,
+			Insecure: true, Logger: slog.New(slog.DiscardHandler),
+		})
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -91,7 +94,8 @@ func FuzzWire(f *testing.F) {
 		f.Add(b, false)
 	}
 	mu.Unlock()
-	f.Add(part(true, []byte{6, 0x83, 0xa5, 'N', 'o', 'd', 'e', 's', 0xd2, 0x7f, 0xff, 0xff, 0xff}), false)
+	f.Add(part(true, []byte{6, 0x83, 0xa5, 'N', 'o', 'd', 'e', 's', 0xd2, 0x7f, 0xff, 0xff, 0xff}),
+		false)
 	f.Add(part(false, []byte{7, 255, 255, 255}), false)
 	f.Add(part(false, []byte{244, 1, 'x', 8, 0}), true)
 	f.Fuzz(func(t *testing.T, b []byte, keyed bool) {
@@ -102,7 +106,10 @@ func FuzzWire(f *testing.F) {
 func playWire(t *testing.T, b []byte, keyed bool) {
 	network := gossiptest.NewNetwork(1)
 	open := func(name, addr string) *Gossip {
-		config := Config{Name: name, Seeds: []string{"10.0.0.1:7946"}, Transport: network.Listen(addr), Insecure: true, Logger: slog.New(slog.DiscardHandler)}
+		config := Config{
+			Name: name, Seeds: []string{"10.0.0.1:7946"}, Transport: network.Listen(addr),
+			Insecure: true, Logger: slog.New(slog.DiscardHandler),
+		}
 		if keyed {
 			config.Keys = [][]byte{testKey}
 		}

@@ -147,7 +147,8 @@ func Open(ctx context.Context, config Config) (*Gossip, error) {
 		return nil, errors.Join(err, base.Shutdown())
 	}
 	g.transport = newTransport(base, g.advertise, g.keyring != nil, &g.stats)
-	config.Logger.Info("gossip: listening", "member", config.Name, "advertised_addr", g.advertise, "addr", bound, "seeds", config.Seeds,
+	config.Logger.Info("gossip: listening", "member", config.Name, "advertised_addr", g.advertise,
+		"addr", bound, "seeds", config.Seeds,
 		"encrypted", g.keyring != nil)
 
 	if g.list, err = memberlist.Create(g.memberlistConfig()); err != nil {
@@ -235,7 +236,8 @@ func (g *Gossip) Leave(timeout time.Duration) error {
 		for _, m := range members {
 			if m.Name != g.config.Name {
 				// Its only errors are the network's.
-				_ = g.list.SendToAddress(memberlist.Address{Addr: m.Addr.String(), Name: m.Name}, leaving.encode())
+				_ = g.list.SendToAddress(memberlist.Address{Addr: m.Addr.String(), Name: m.Name},
+					leaving.encode())
 			}
 		}
 		time.Sleep(min(leaveDelay, timeout/2))
@@ -346,7 +348,8 @@ func listen(config Config) (base memberlist.Transport, bound netip.AddrPort, err
 }
 
 // advertised is the address by which others reach an agent that listens on bound.
-func advertised(ctx context.Context, config Config, base memberlist.Transport, bound netip.AddrPort) (netip.AddrPort, error) {
+func advertised(ctx context.Context, config Config, base memberlist.Transport,
+	bound netip.AddrPort) (netip.AddrPort, error) {
 	if config.Advertise != "" {
 		host, port, err := splitHostPort(config.Advertise, 0)
 		if err != nil {
@@ -366,7 +369,8 @@ func advertised(ctx context.Context, config Config, base memberlist.Transport, b
 	}
 	addr, err := Outbound()
 	if err != nil {
-		return bound, fmt.Errorf("gossip: this machine has no address to advertise, name one: %w", err)
+		return bound, fmt.Errorf("gossip: this machine has no address to advertise, name one: %w",
+			err)
 	}
 	return netip.AddrPortFrom(addr, bound.Port()), nil
 }
@@ -385,7 +389,8 @@ func Outbound() (netip.Addr, error) {
 		return netip.Addr{}, err
 	}
 	for _, a := range addrs {
-		if prefix, err := netip.ParsePrefix(a.String()); err == nil && prefix.Addr().IsGlobalUnicast() {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil &&
+			prefix.Addr().IsGlobalUnicast() {
 			return prefix.Addr().Unmap(), nil
 		}
 	}

@@ -146,7 +146,9 @@ func (l *logs) clear() {
 }
 
 // warnings are the lines that tell an operator of a fault.
-func (l *logs) warnings() []string { return slices.Concat(l.with("level=WARN"), l.with("level=ERROR")) }
+func (l *logs) warnings() []string {
+	return slices.Concat(l.with("level=WARN"), l.with("level=ERROR"))
+}
 
 // tell has each agent say the time as its load every interval, until the context
 // ends.
@@ -190,7 +192,8 @@ func TestClusterOfOne(t *testing.T) {
 		c := &cluster{t: t, network: gossiptest.NewNetwork(1)}
 		g := c.add(func(config *Config) { config.Seeds = nil })
 		<-g.Ready()
-		if got := g.Members(); len(got) != 1 || got[0].Name != "agent-0" || got[0].Addr != netip.MustParseAddrPort(addrOf(0)) {
+		if got := g.Members(); len(got) != 1 || got[0].Name != "agent-0" ||
+			got[0].Addr != netip.MustParseAddrPort(addrOf(0)) {
 			t.Errorf("got members %v, want only agent-0 at %s", got, addrOf(0))
 		}
 		if err := g.SetLoad([]byte("idle")); err != nil {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// What others may have an agent hold while it reads what they say. memberlist has bounds of its own,
-// but by them one stream without a key may take 120 MB with a few bytes, and a packet 40 MB.
+// What others may have an agent hold while it reads what they say. memberlist has bounds of its
+// own, but by them one stream without a key may take 120 MB with a few bytes, and a packet 40 MB.
 const (
 	// maxStreams bounds the streams that strangers have opened, and those of members, and
 	// maxHostStreams those of one address, which may be that of a whole fleet; one more is closed.
@@ -28,8 +28,8 @@ const (
 	maxStateBytes = 512 << 10
 )
 
-// What an agent does for those who send. However large the fleet, a member hears some thirty packets
-// a second of all others together, and opens a stream in ten seconds.
+// What an agent does for those who send. However large the fleet, a member hears some thirty
+// packets a second of all others together, and opens a stream in ten seconds.
 const (
 	// packetRate and packetBurst bound the packets a second of one member that was vouched for, and
 	// those of all others together, who may be anybody.
@@ -122,11 +122,12 @@ const (
 var (
 	errIntake   = errors.New("gossip: streams of others take too many bytes")
 	errUnsaid   = errors.New("gossip: agents do not send such a message in a stream")
-	errTooLarge = fmt.Errorf("gossip: state of more than %d members or %d bytes of loads", maxStateNodes, maxStateBytes)
+	errTooLarge = fmt.Errorf("gossip: state of more than %d members or %d bytes of loads",
+		maxStateNodes, maxStateBytes)
 )
 
-// checkStream says why the beginning of a stream, not encrypted, is none of an agent's. It has all of
-// the message's header, as agents send that at once.
+// checkStream says why the beginning of a stream, not encrypted, is none of an agent's. It has all
+// of the message's header, as agents send that at once.
 func checkStream(b []byte) error {
 	switch b[0] {
 	case userMessage, compressMessage:
@@ -136,7 +137,8 @@ func checkStream(b []byte) error {
 		if err := codec.NewDecoderBytes(b[1:], &codec.MsgpackHandle{}).Decode(&header); err != nil {
 			return fmt.Errorf("gossip: header of a state: %w", err)
 		}
-		if header.Nodes < 0 || header.Nodes > maxStateNodes || header.UserStateLen < 0 || header.UserStateLen > maxStateBytes {
+		if header.Nodes < 0 || header.Nodes > maxStateNodes || header.UserStateLen < 0 ||
+			header.UserStateLen > maxStateBytes {
 			return errTooLarge
 		}
 	}
@@ -158,7 +160,8 @@ func isForeign(b []byte) bool {
 			return false
 		}
 		part := rest[:min(len(rest), int(binary.BigEndian.Uint16(lengths)))]
-		if binary.BigEndian.Uint16(lengths) == 0 || isContainer(part) || len(part) > 0 && part[0] == compoundMessage {
+		if binary.BigEndian.Uint16(lengths) == 0 || isContainer(part) ||
+			len(part) > 0 && part[0] == compoundMessage {
 			return true
 		}
 		lengths, rest = lengths[2:], rest[len(part):]
@@ -167,4 +170,6 @@ func isForeign(b []byte) bool {
 }
 
 // isContainer reports whether a message has others within, of which agents send none such.
-func isContainer(b []byte) bool { return len(b) > 0 && (b[0] == compressMessage || b[0] == crcMessage) }
+func isContainer(b []byte) bool {
+	return len(b) > 0 && (b[0] == compressMessage || b[0] == crcMessage)
+}

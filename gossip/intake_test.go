@@ -58,8 +58,10 @@ func TestCheckStream(t *testing.T) {
 		}
 	}
 	for _, bad := range [][]byte{
-		state(maxStateNodes+1, 0), state(1<<20, 0), state(-1, 0), state(1, maxStateBytes+1), state(1, -1), state(2, 10)[:5],
-		{pushPullMessage}, compressed(t, state(1, 1)), packed(t, userMessage, struct{ UserMsgLen int }{20 << 20}),
+		state(maxStateNodes+1, 0), state(1<<20, 0), state(-1, 0), state(1, maxStateBytes+1),
+		state(1, -1), state(2, 10)[:5],
+		{pushPullMessage}, compressed(t, state(1, 1)),
+		packed(t, userMessage, struct{ UserMsgLen int }{20 << 20}),
 	} {
 		if err := checkStream(bad); err == nil {
 			t.Errorf("%q is let in", bad)
@@ -81,14 +83,18 @@ func TestForeignPackets(t *testing.T) {
 	}
 	crc := func(b []byte) []byte { return append([]byte{crcMessage, 1, 2, 3, 4}, b...) }
 	for _, bad := range [][]byte{
-		bomb, crc(bomb), compound(ping, bomb), crc(compound(ping, compound(ping, bomb))), compound(crc(bomb)),
+		bomb, crc(bomb), compound(ping, bomb), crc(compound(ping, compound(ping, bomb))),
+		compound(crc(bomb)),
 		compound(ping, compound(ping)), compound(ping, nil), compound(crc(ping)), crc(crc(ping)),
 	} {
 		if !isForeign(bad) {
 			t.Errorf("not found in %d bytes that begin with %v", len(bad), bad[:8])
 		}
 	}
-	for _, good := range [][]byte{nil, {}, {compoundMessage}, {compoundMessage, 200, 1}, ping, crc(ping), compound(ping, ping), crc(compound(ping))} {
+	for _, good := range [][]byte{
+		nil, {}, {compoundMessage}, {compoundMessage, 200, 1}, ping, crc(ping),
+		compound(ping, ping), crc(compound(ping)),
+	} {
 		if isForeign(good) {
 			t.Errorf("found in %v", good)
 		}
@@ -114,10 +120,14 @@ func TestStreamIntake(t *testing.T) {
 					go func() {
 						// It begins a state, and goes silent before the end.
 						if keys == nil {
-							_, _ = conn.Write(packed(t, pushPullMessage, struct{ Nodes, UserStateLen int }{maxStateNodes, 0}))
+							_, _ = conn.Write(
+								packed(t, pushPullMessage, struct{ Nodes, UserStateLen int }{
+									maxStateNodes, 0,
+								}))
 							return
 						}
-						b := append([]byte{10, 1, 0x20, 0, 0}, make([]byte, 1<<19)...) // encrypted, of 18 MiB
+						// encrypted, of 18 MiB
+						b := append([]byte{10, 1, 0x20, 0, 0}, make([]byte, 1<<19)...)
 						for range 30 {
 							if _, err := conn.Write(b); err != nil {
 								return
@@ -128,7 +138,8 @@ func TestStreamIntake(t *testing.T) {
 				}
 				time.Sleep(time.Second)
 				c.agents[0].transport.mu.Lock()
-				streams, bytes := c.agents[0].transport.strangers.streams, c.agents[0].transport.strangers.bytes
+				streams, bytes := c.agents[0].transport.strangers.streams,
+					c.agents[0].transport.strangers.bytes
 				c.agents[0].transport.mu.Unlock()
 				if streams > maxStreams || bytes > maxStreamBytes+maxStreams<<16 {
 					t.Errorf("%d streams are open, %d bytes of them have been read", streams, bytes)
@@ -142,7 +153,8 @@ func TestStreamIntake(t *testing.T) {
 				stranger.Shutdown()
 				time.Sleep(time.Minute)
 				c.agents[0].transport.mu.Lock()
-				if n, bytes := c.agents[0].transport.strangers.streams, c.agents[0].transport.strangers.bytes; n != 0 || bytes != 0 {
+				if n, bytes := c.agents[0].transport.strangers.streams,
+					c.agents[0].transport.strangers.bytes; n != 0 || bytes != 0 {
 					t.Errorf("%d streams and %d bytes are counted when all have ended", n, bytes)
 				}
 				c.agents[0].transport.mu.Unlock()
@@ -167,7 +179,8 @@ func TestPacketIntake(t *testing.T) {
 		}
 		before := a.Stats()
 		for i := range seconds * rate {
-			if _, err := strangers[i%len(strangers)].WriteTo([]byte("nonsense"), addrOf(0)); err != nil {
+			if _, err := strangers[i%len(strangers)].WriteTo([]byte("nonsense"),
+				addrOf(0)); err != nil {
 				t.Error(err)
 			}
 			if i%100 == 0 {
@@ -206,7 +219,8 @@ func TestIntakeOfMembers(t *testing.T) {
 			}
 			return n
 		}
-		stranger, member, beside := netip.MustParseAddrPort("10.0.0.9:1"), netip.MustParseAddrPort("10.0.0.1:1"), netip.MustParseAddrPort("10.0.0.1:2")
+		stranger, member, beside := netip.MustParseAddrPort("10.0.0.9:1"), netip.MustParseAddrPort(
+			"10.0.0.1:1"), netip.MustParseAddrPort("10.0.0.1:2")
 		i.know(member)
 		i.know(member) // another in the place of the first
 		i.forget(member)
@@ -221,8 +235,11 @@ func TestIntakeOfMembers(t *testing.T) {
 		}
 		i.forget(member)
 		time.Sleep(time.Second)
-		if n := all(member) + all(stranger); n != packetRate || i.isMember(member.Addr()) || len(i.members) != 0 {
-			t.Errorf("%d packets of one who was a member and of a stranger are read after a second, want %d", n, packetRate)
+		if n := all(member) + all(stranger); n != packetRate || i.isMember(member.Addr()) ||
+			len(i.members) != 0 {
+			t.Errorf(
+				"%d packets of one who was a member and of a stranger are read after a second, "+
+					"want %d", n, packetRate)
 		}
 	})
 }
@@ -281,7 +298,8 @@ func TestStreamRate(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		if n, least := c.agents[0].Stats().Refused, int64(seconds*(rate-streamRate)-streamBurst); n < least {
+		if n, least := c.agents[0].Stats().Refused, int64(seconds*(rate-streamRate)-
+			streamBurst); n < least {
 			t.Errorf("%d streams of %d were refused, want at least %d", n, seconds*rate, least)
 		}
 		stranger.Shutdown()
@@ -305,7 +323,9 @@ func TestReserve(t *testing.T) {
 					Addr        []byte
 					Port        uint16
 					Meta, Vsn   []byte
-				}{1, fmt.Sprint("forged-", i), []byte{10, 9, 9, byte(i)}, 7946, nil, []byte{1, 5, 2, 0, 0, 0}})
+				}{1, fmt.Sprint("forged-", i), []byte{10, 9, 9, byte(i)}, 7946, nil, []byte{
+					1, 5, 2, 0, 0, 0,
+				}})
 				if _, err := forger.WriteTo(alive, addrOf(0)); err != nil {
 					t.Error(err)
 				}
@@ -318,7 +338,8 @@ func TestReserve(t *testing.T) {
 		}
 		b := c.add(func(config *Config) { config.Keys, config.Seeds = nil, []string{addrOf(0)} })
 		c.within(5*time.Second, "the one that joins is a member", func() bool {
-			return slices.ContainsFunc(a.Members(), func(m Member) bool { return m.Name == b.Name() })
+			return slices.ContainsFunc(a.Members(),
+				func(m Member) bool { return m.Name == b.Name() })
 		})
 
 		// All that one host says by its stream that it has.
@@ -335,7 +356,9 @@ func TestReserve(t *testing.T) {
 				Addr        []byte
 				Port        uint16
 				Meta, Vsn   []byte
-			}{1, fmt.Sprint("at-host-", i), []byte{10, 0, 9, 9}, uint16(1000 + i), nil, []byte{1, 5, 2, 0, 0, 0}})
+			}{1, fmt.Sprint("at-host-", i), []byte{10, 0, 9, 9}, uint16(1000 + i), nil, []byte{
+				1, 5, 2, 0, 0, 0,
+			}})
 			if _, err := forger.WriteTo(alive, addrOf(0)); err != nil {
 				t.Error(err)
 			}

@@ -102,8 +102,10 @@ func (g *Gossip) targets(ctx context.Context, missed bool) []target {
 			return nil
 		}
 		if err != nil {
-			// A resolver that cannot be reached is told with the port that asked it, another each time.
-			g.faults.logAs("no address "+seed+withoutNumbers(err.Error()), slog.LevelWarn, "gossip: seed has no address, will be tried again",
+			// A resolver that cannot be reached is told with the port that asked it, another each
+			// time.
+			g.faults.logAs("no address "+seed+withoutNumbers(err.Error()), slog.LevelWarn,
+				"gossip: seed has no address, will be tried again",
 				"seed", seed, "error", err)
 			continue
 		}
@@ -155,7 +157,8 @@ func (g *Gossip) Unseen(ctx context.Context) []string {
 		}
 		here := func(addr netip.Addr) bool {
 			at := netip.AddrPortFrom(addr, port)
-			return at == g.advertise || slices.ContainsFunc(g.Members(), func(m Member) bool { return m.Addr == at })
+			return at == g.advertise ||
+				slices.ContainsFunc(g.Members(), func(m Member) bool { return m.Addr == at })
 		}
 		if err != nil || !slices.ContainsFunc(addrs, here) {
 			unseen = append(unseen, seed)
@@ -190,13 +193,15 @@ func (g *Gossip) joinAll(ctx context.Context, targets []target, joined func()) {
 			case ctx.Err() != nil:
 			case err != nil && slices.Contains(g.config.Seeds, t.what):
 				reason := explain(err, t.addr)
-				g.faults.logAs(fmt.Sprint("join ", t, withoutNumbers(reason)), slog.LevelWarn, "gossip: cannot join by seed, will try again",
+				g.faults.logAs(fmt.Sprint("join ", t, withoutNumbers(reason)), slog.LevelWarn,
+					"gossip: cannot join by seed, will try again",
 					"seed", t.what, "addr", t.addr, "reason", reason)
 			case err != nil: // a member that failed: it was said when it did
 			case after > 1:
 				joined()
 				if after > before {
-					g.config.Logger.Info("gossip: joined", "by", t.what, "addr", t.addr, "members", after)
+					g.config.Logger.Info("gossip: joined", "by", t.what, "addr", t.addr, "members",
+						after)
 				}
 			}
 		})
@@ -244,8 +249,10 @@ func explain(err error, addr netip.AddrPort) string {
 
 var joinErrors = []struct{ has, means string }{
 	{"no installed keys could decrypt", "its gossip key is not one of ours"},
-	{"remote state is encrypted and encryption is not configured", "it asks for a gossip key, and this agent has none"},
-	{"encryption is configured but remote state is not encrypted", "it has no gossip key, or it is not an agent"},
+	{"remote state is encrypted and encryption is not configured",
+		"it asks for a gossip key, and this agent has none"},
+	{"encryption is configured but remote state is not encrypted",
+		"it has no gossip key, or it is not an agent"},
 	{"connection refused", "nothing listens there"},
 	{"i/o timeout", "it does not answer in time"},
 	{"unsupported encryption version", "it is not an agent"},

@@ -117,5 +117,6 @@ func (g *Gossip) RemoveKey(key []byte) error {
 }
 
 func (g *Gossip) hasKey(key []byte) bool {
-	return slices.ContainsFunc(g.keyring.GetKeys(), func(k []byte) bool { return bytes.Equal(k, key) })
+	return slices.ContainsFunc(g.keyring.GetKeys(),
+		func(k []byte) bool { return bytes.Equal(k, key) })
 }

@@ -25,10 +25,11 @@ func loadInterval(members int) time.Duration {
 
 // A Load is the newest word of a member on how busy it is.
 type Load struct {
-	From string    // the member's name
-	Seq  uint64    // counts up
-	Data []byte    // shared: not to be modified
-	At   time.Time // when the member said it, by this machine's clock; too late by the time spent on the wire
+	From string // the member's name
+	Seq  uint64 // counts up
+	Data []byte // shared: not to be modified
+	// when the member said it, by this machine's clock; too late by the time spent on the wire
+	At time.Time
 }
 
 // A frame is one message of ours in memberlist's:
@@ -90,7 +91,8 @@ func parseFrame(b []byte) (frame, error) {
 	}
 	f.age, f.data = time.Duration(binary.BigEndian.Uint16(b))*time.Millisecond, b[2:]
 	if len(f.data) > MaxLoad {
-		return frame{}, fmt.Errorf("%w: %d bytes of data, want at most %d", errFrame, len(f.data), MaxLoad)
+		return frame{}, fmt.Errorf("%w: %d bytes of data, want at most %d", errFrame, len(f.data),
+			MaxLoad)
 	}
 	return f, nil
 }
@@ -154,8 +156,10 @@ func (g *Gossip) sendLoad() {
 	g.own.Seq++
 	g.own.Data, g.own.At = g.nextLoad, time.Now()
 	g.queue.add(&broadcast{
-		frame: frame{kind: loadFrame, member: idOf(g.config.Name), seq: g.own.Seq, data: g.own.Data},
-		made:  g.own.At,
+		frame: frame{
+			kind: loadFrame, member: idOf(g.config.Name), seq: g.own.Seq, data: g.own.Data,
+		},
+		made: g.own.At,
 	})
 }
 
@@ -212,7 +216,9 @@ func (g *Gossip) loadFrames() []frame {
 	var frames []frame
 	add := func(l Load) {
 		if !l.At.IsZero() {
-			frames = append(frames, frame{kind: loadFrame, member: idOf(l.From), seq: l.Seq, age: now.Sub(l.At), data: l.Data})
+			frames = append(frames, frame{
+				kind: loadFrame, member: idOf(l.From), seq: l.Seq, age: now.Sub(l.At), data: l.Data,
+			})
 		}
 	}
 	add(g.own)

@@ -129,7 +129,8 @@ func (g *Gossip) isStranger(name string) bool {
 func (g *Gossip) admit(m Member) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.members[m.Name] != nil || !g.isStranger(m.Name) || !g.isFull() || g.mayReserve(m.Addr.Addr()) {
+	if g.members[m.Name] != nil || !g.isStranger(m.Name) || !g.isFull() ||
+		g.mayReserve(m.Addr.Addr()) {
 		return nil
 	}
 	if g.refused < maxRefused {
@@ -140,7 +141,8 @@ func (g *Gossip) admit(m Member) error {
 
 // isFull reports whether the places are taken that any stranger may have. g.mu is held.
 func (g *Gossip) isFull() bool {
-	g.gone = slices.DeleteFunc(g.gone, func(d departed) bool { return time.Since(d.at) > strangerMemory })
+	g.gone = slices.DeleteFunc(g.gone,
+		func(d departed) bool { return time.Since(d.at) > strangerMemory })
 	return g.strangers+len(g.gone) >= g.config.MaxStrangers-g.config.MaxStrangers/4
 }
 
@@ -205,7 +207,8 @@ func (g *Gossip) forgetFailed() {
 	for _, e := range g.members {
 		taken[e.Addr] = true
 	}
-	maps.DeleteFunc(g.failed, func(_ string, f failure) bool { return time.Since(f.at) > failedMemory || taken[f.Addr] })
+	maps.DeleteFunc(g.failed,
+		func(_ string, f failure) bool { return time.Since(f.at) > failedMemory || taken[f.Addr] })
 }
 
 // Events are the changes of the view, in order, but for this agent itself. An
@@ -298,10 +301,14 @@ var (
 // memberOf copies n, which may be nonsense when the cluster is not encrypted.
 func memberOf(n *memberlist.Node) (Member, error) {
 	addr, ok := netip.AddrFromSlice(n.Addr)
-	if !ok || n.Port == 0 || len(n.Name) == 0 || len(n.Name) > maxName || !utf8.ValidString(n.Name) || len(n.Meta) > MaxMeta {
-		return Member{}, fmt.Errorf("malformed: name %q, address %v:%d, %d bytes of meta", n.Name, net.IP(n.Addr), n.Port, len(n.Meta))
+	if !ok || n.Port == 0 || len(n.Name) == 0 || len(n.Name) > maxName ||
+		!utf8.ValidString(n.Name) || len(n.Meta) > MaxMeta {
+		return Member{}, fmt.Errorf("malformed: name %q, address %v:%d, %d bytes of meta", n.Name,
+			net.IP(n.Addr), n.Port, len(n.Meta))
 	}
-	return Member{Name: n.Name, Addr: netip.AddrPortFrom(addr.Unmap(), n.Port), Meta: slices.Clone(n.Meta)}, nil
+	return Member{
+		Name: n.Name, Addr: netip.AddrPortFrom(addr.Unmap(), n.Port), Meta: slices.Clone(n.Meta),
+	}, nil
 }
 
 // NotifyJoin implements [memberlist.EventDelegate].
@@ -394,11 +401,13 @@ func (c callbacks) NotifyAlive(n *memberlist.Node) error {
 		err = c.g.accept(m)
 	}
 	if err != nil {
-		c.g.faults.warn("gossip: member refused", "member", n.Name, "addr", n.Address(), "reason", err)
+		c.g.faults.warn("gossip: member refused", "member", n.Name, "addr", n.Address(), "reason",
+			err)
 		return err
 	}
 	if err = c.g.admit(m); err != nil {
-		c.g.faults.logAs(err.Error(), slog.LevelWarn, "gossip: member refused", "member", n.Name, "addr", n.Address(), "reason", err,
+		c.g.faults.logAs(err.Error(), slog.LevelWarn, "gossip: member refused", "member", n.Name,
+			"addr", n.Address(), "reason", err,
 			"most", c.g.config.MaxStrangers)
 	}
 	return err
@@ -447,7 +456,8 @@ type refusal struct {
 
 // NotifyConflict implements [memberlist.ConflictDelegate].
 func (c callbacks) NotifyConflict(existing, other *memberlist.Node) {
-	c.g.faults.warn("gossip: two members have the same name, the second is ignored", "member", existing.Name, "addr", existing.Address(),
+	c.g.faults.warn("gossip: two members have the same name, the second is ignored", "member",
+		existing.Name, "addr", existing.Address(),
 		"other_addr", other.Address())
 }
 

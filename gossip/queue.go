@@ -58,7 +58,8 @@ func (q *queue) take(overhead, limit int) [][]byte {
 	if len(q.waiting) == 0 {
 		return nil
 	}
-	slices.SortStableFunc(q.waiting, func(a, b *broadcast) int { return cmp.Compare(a.sends, b.sends) })
+	slices.SortStableFunc(q.waiting,
+		func(a, b *broadcast) int { return cmp.Compare(a.sends, b.sends) })
 	sends := loadTransmits * int(math.Ceil(math.Log10(float64(q.members()+1))))
 	var messages [][]byte
 	var finished []*broadcast

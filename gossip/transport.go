@@ -34,7 +34,8 @@ func listenSockets(addr netip.AddrPort) (*sockets, error) {
 		return nil, err
 	}
 	s := &sockets{tcp: l.(*net.TCPListener)}
-	s.udp, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr.Addr(), s.port())))
+	s.udp, err = net.ListenUDP("udp",
+		net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr.Addr(), s.port())))
 	if err != nil {
 		_ = l.Close() // nobody knows of it
 		return nil, err
@@ -104,7 +105,8 @@ type opened struct {
 
 var _ memberlist.NodeAwareTransport = (*transport)(nil)
 
-func newTransport(base memberlist.Transport, advertise netip.AddrPort, encrypted bool, stats *counters) *transport {
+func newTransport(base memberlist.Transport, advertise netip.AddrPort, encrypted bool,
+	stats *counters) *transport {
 	t := &transport{
 		Transport: base,
 		encrypted: encrypted,
@@ -136,8 +138,12 @@ func (t *transport) readPackets(c *net.UDPConn) {
 		if err != nil || !limit.Allow() {
 			t.pause(readPause)
 		}
-		if from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port()); err == nil && t.wants(buffer[:n], from) {
-			t.passPacket(&memberlist.Packet{Buf: slices.Clone(buffer[:n]), From: net.UDPAddrFromAddrPort(from), Timestamp: time.Now()})
+		if from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port()); err == nil &&
+			t.wants(buffer[:n], from) {
+			t.passPacket(&memberlist.Packet{
+				Buf: slices.Clone(buffer[:n]), From: net.UDPAddrFromAddrPort(from),
+				Timestamp: time.Now(),
+			})
 		}
 	}
 }
@@ -246,7 +252,8 @@ func (t *transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, e
 }
 
 // DialAddressTimeout implements [memberlist.NodeAwareTransport].
-func (t *transport) DialAddressTimeout(addr memberlist.Address, timeout time.Duration) (net.Conn, error) {
+func (t *transport) DialAddressTimeout(addr memberlist.Address, timeout time.Duration) (net.Conn,
+	error) {
 	return t.DialTimeout(addr.Addr, timeout)
 }
 
@@ -293,7 +300,8 @@ func (t *transport) track(c net.Conn, inbound bool) (net.Conn, error) {
 // mayOpen reports whether there is room for a stream that another opened. t.mu is held.
 func (t *transport) mayOpen(c *conn) bool {
 	o := c.opened
-	if o.streams < maxStreams && o.by[c.from] < maxHostStreams && (o == &t.members || t.intake.strangers.streams.Allow()) {
+	if o.streams < maxStreams && o.by[c.from] < maxHostStreams && (o == &t.members ||
+		t.intake.strangers.streams.Allow()) {
 		return true
 	}
 	t.stats.refused.Add(1)

@@ -26,17 +26,24 @@ func TestValidate(t *testing.T) {
 		{"defaults", func(*Config) {}, nil},
 		{"no key on loopback", func(c *Config) { c.Keys = nil }, nil},
 		{"no key on IPv6 loopback", func(c *Config) { c.Keys, c.Bind = nil, "[::1]:1" }, nil},
-		{"no key elsewhere", func(c *Config) { c.Keys, c.Bind = nil, "10.1.2.3:7946" }, []string{"10.1.2.3:7946", "key"}},
-		{"no key everywhere", func(c *Config) { c.Keys, c.Bind = nil, ":7946" }, []string{"0.0.0.0:7946", "key"}},
+		{"no key elsewhere", func(c *Config) { c.Keys, c.Bind = nil, "10.1.2.3:7946" }, []string{
+			"10.1.2.3:7946", "key",
+		}},
+		{"no key everywhere", func(c *Config) { c.Keys, c.Bind = nil, ":7946" }, []string{
+			"0.0.0.0:7946", "key",
+		}},
 		{"insecure", func(c *Config) { c.Keys, c.Bind, c.Insecure = nil, ":7946", true }, nil},
 		{"key everywhere", func(c *Config) { c.Bind = "[::]:0" }, nil},
 		{"bind to a name", func(c *Config) { c.Bind = "example.com:1" }, []string{"example.com"}},
 		{"bind without port", func(c *Config) { c.Bind = "127.0.0.1" }, []string{"want ip:port"}},
-		{"seeds", func(c *Config) { c.Seeds = []string{"a", "a:1", "10.0.0.1", "::1", "[::1]:5"} }, nil},
+		{"seeds", func(c *Config) { c.Seeds = []string{"a", "a:1", "10.0.0.1", "::1", "[::1]:5"} },
+			nil},
 		{"all at once", func(c *Config) {
 			c.Name, c.Bind, c.Advertise, c.Seeds = "", "x:y", "a:b:c", []string{"a:0", ":1", "ok"}
 			c.Keys, c.Meta = [][]byte{testKey, []byte("short")}, make([]byte, MaxMeta+1)
-		}, []string{`name ""`, `"y"`, `"a:b:c"`, `"a:0"`, `":1"`, "key 2 has 5 bytes", "513 bytes"}},
+		}, []string{
+			`name ""`, `"y"`, `"a:b:c"`, `"a:0"`, `":1"`, "key 2 has 5 bytes", "513 bytes",
+		}},
 	} {
 		c := good
 		tt.change(&c)
@@ -64,7 +71,8 @@ func TestSockets(t *testing.T) {
 	open := func(name string, seeds ...string) *Gossip {
 		t.Helper()
 		g, err := Open(t.Context(), Config{
-			Name: name, Bind: "127.0.0.1:0", Seeds: seeds, Keys: [][]byte{testKey}, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
+			Name: name, Bind: "127.0.0.1:0", Seeds: seeds, Keys: [][]byte{testKey},
+			Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -103,7 +111,9 @@ func TestSockets(t *testing.T) {
 	if g, err := Open(t.Context(), taken); err == nil {
 		g.Close()
 		t.Error("an address in use was taken again")
-	} else if want := fmt.Sprintf("gossip: listen on %v: ", a.Addr()); !strings.HasPrefix(err.Error(), want) || !strings.Contains(err.Error(), "address already in use") {
+	} else if want := fmt.Sprintf("gossip: listen on %v: ",
+		a.Addr()); !strings.HasPrefix(err.Error(), want) ||
+		!strings.Contains(err.Error(), "address already in use") {
 		t.Errorf("got %q, want %q and the reason", err, want)
 	}
 	foreign := Config{Name: "d", Bind: "192.0.2.1:0", Insecure: true}
@@ -116,7 +126,8 @@ func TestSockets(t *testing.T) {
 		t.Error(err)
 	}
 	want(a, Left, "b")
-	if s := a.Stats(); s.Members != 1 || s.PacketsSent == 0 || s.PacketBytesSent == 0 || s.PacketsReceived == 0 || s.PacketBytesReceived == 0 ||
+	if s := a.Stats(); s.Members != 1 || s.PacketsSent == 0 || s.PacketBytesSent == 0 ||
+		s.PacketsReceived == 0 || s.PacketBytesReceived == 0 ||
 		s.StreamBytesSent == 0 || s.StreamBytesReceived == 0 || s.LoadsReceived == 0 {
 		t.Errorf("got %+v, want all that happened counted", s)
 	}
@@ -125,7 +136,9 @@ func TestSockets(t *testing.T) {
 // TestPacketGarbage: a packet of anybody costs no more memory than it has bytes, and one that is
 // larger than agents send is dropped.
 func TestPacketGarbage(t *testing.T) {
-	g, err := Open(t.Context(), Config{Name: "a", Bind: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
+	g, err := Open(t.Context(), Config{
+		Name: "a", Bind: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +160,8 @@ func TestPacketGarbage(t *testing.T) {
 	}
 	runtime.ReadMemStats(&after)
 	if each := (after.TotalAlloc - before.TotalAlloc) / 2000; each > 8<<10 {
-		t.Errorf("%d bytes of garbage for each of 2000 packets (%d sent), want at most %d", each, sent, 8<<10)
+		t.Errorf("%d bytes of garbage for each of 2000 packets (%d sent), want at most %d", each,
+			sent, 8<<10)
 	}
 	if n := g.Stats().Refused; n == 0 {
 		t.Error("none of 2000 packets was refused")
@@ -167,12 +181,15 @@ func TestAdvertise(t *testing.T) {
 		{"none.example", "", `advertised host "none.example"`},
 	} {
 		g, err := Open(t.Context(), Config{
-			Name: "a", Bind: "localhost:0", Advertise: tt.advertise, Logger: slog.New(slog.DiscardHandler),
+			Name: "a", Bind: "localhost:0", Advertise: tt.advertise,
+			Logger: slog.New(slog.DiscardHandler),
 			Resolve: func(_ context.Context, host string) ([]netip.Addr, error) {
 				if host != "two.example" {
 					return nil, errors.New("no such host")
 				}
-				return []netip.Addr{netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("10.7.7.7")}, nil
+				return []netip.Addr{
+					netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("10.7.7.7"),
+				}, nil
 			},
 		})
 		if err != nil {
@@ -189,7 +206,8 @@ func TestAdvertise(t *testing.T) {
 			want = netip.AddrPortFrom(want.Addr(), g.Addr().Port())
 		}
 		if g.Addr() != want || g.Members()[0].Addr != want {
-			t.Errorf("advertise %q: got %v and member %v, want %v", tt.advertise, g.Addr(), g.Members()[0].Addr, want)
+			t.Errorf("advertise %q: got %v and member %v, want %v", tt.advertise, g.Addr(),
+				g.Members()[0].Addr, want)
 		}
 		g.Close()
 	}
@@ -202,12 +220,15 @@ func TestAdvertiseAll(t *testing.T) {
 	if err != nil {
 		t.Skipf("this machine reaches no other: %v", err)
 	}
-	g, err := Open(t.Context(), Config{Name: "a", Bind: ":0", Keys: [][]byte{testKey}, Logger: slog.New(slog.DiscardHandler)})
+	g, err := Open(t.Context(), Config{
+		Name: "a", Bind: ":0", Keys: [][]byte{testKey}, Logger: slog.New(slog.DiscardHandler),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer g.Close()
-	if got := g.Addr(); got.Addr() != addr || got.Port() == 0 || addr.IsUnspecified() || addr.IsLoopback() {
+	if got := g.Addr(); got.Addr() != addr || got.Port() == 0 || addr.IsUnspecified() ||
+		addr.IsLoopback() {
 		t.Errorf("got %v, want %v and the port listened on", got, addr)
 	}
 }
@@ -253,7 +274,8 @@ func FuzzFrames(f *testing.F) {
 }
 
 func equal(a, b frame) bool {
-	return a.kind == b.kind && a.member == b.member && a.seq == b.seq && a.age == b.age && bytes.Equal(a.data, b.data)
+	return a.kind == b.kind && a.member == b.member && a.seq == b.seq && a.age == b.age &&
+		bytes.Equal(a.data, b.data)
 }
 
 func TestFrames(t *testing.T) {
@@ -265,7 +287,8 @@ func TestFrames(t *testing.T) {
 	if f, err := parseFrame((frame{age: 2 * maxAge}).encode()); err != nil || f.age != maxAge {
 		t.Errorf("got age %v, %v, want it bounded by %v", f.age, err, maxAge)
 	}
-	if got, err := parseFrames(appendFrames(nil, frames)); err != nil || !slices.EqualFunc(got, frames, equal) {
+	if got, err := parseFrames(appendFrames(nil, frames)); err != nil ||
+		!slices.EqualFunc(got, frames, equal) {
 		t.Errorf("got %+v, %v, want %+v", got, err, frames)
 	}
 	whole := frames[0].encode()
@@ -280,7 +303,9 @@ func TestFrames(t *testing.T) {
 }
 
 func TestLoadInterval(t *testing.T) {
-	for members, want := range map[int]time.Duration{1: time.Second, 50: time.Second, 75: 1500 * time.Millisecond, 1000: 20 * time.Second} {
+	for members, want := range map[int]time.Duration{
+		1: time.Second, 50: time.Second, 75: 1500 * time.Millisecond, 1000: 20 * time.Second,
+	} {
 		if got := loadInterval(members); got != want {
 			t.Errorf("%d members: got %v, want %v", members, got, want)
 		}
@@ -294,8 +319,14 @@ func TestQueue(t *testing.T) {
 		q := queue{members: func() int { return 50 }, newest: map[memberID]*broadcast{}}
 		const members, sends = 40, 2 * loadTransmits
 		for i := range members {
-			q.add(&broadcast{frame: frame{kind: loadFrame, member: memberID(i), seq: 1, data: []byte("old")}, made: time.Now()})
-			q.add(&broadcast{frame: frame{kind: loadFrame, member: memberID(i), seq: 2, data: []byte("new")}, made: time.Now()})
+			q.add(&broadcast{
+				frame: frame{kind: loadFrame, member: memberID(i), seq: 1, data: []byte("old")},
+				made:  time.Now(),
+			})
+			q.add(&broadcast{
+				frame: frame{kind: loadFrame, member: memberID(i), seq: 2, data: []byte("new")},
+				made:  time.Now(),
+			})
 		}
 		time.Sleep(70 * time.Millisecond)
 		sent := map[memberID]int{}
@@ -304,7 +335,8 @@ func TestQueue(t *testing.T) {
 			size := 0
 			for _, m := range messages {
 				f, err := parseFrame(m)
-				if err != nil || f.seq != 2 || f.age != 70*time.Millisecond || string(f.data) != "new" {
+				if err != nil || f.seq != 2 || f.age != 70*time.Millisecond ||
+					string(f.data) != "new" {
 					t.Fatalf("got %+v, %v, want the newer load, 70 ms old", f, err)
 				}
 				sent[f.member]++
@@ -318,7 +350,8 @@ func TestQueue(t *testing.T) {
 				least, most = min(least, sent[memberID(i)]), max(most, sent[memberID(i)])
 			}
 			if most-least > 1 {
-				t.Fatalf("after %d packets one was sent %d times and another %d times", packets, most, least)
+				t.Fatalf("after %d packets one was sent %d times and another %d times", packets,
+					most, least)
 			}
 			if messages == nil {
 				if least != sends || most != sends {
@@ -340,27 +373,36 @@ func TestFaults(t *testing.T) {
 		f := newFaultLog(slog.New(slog.NewTextHandler(logs, nil)))
 		l := f.logger()
 		for i := range 100 {
-			l.Printf("[ERR] memberlist: Decrypt packet failed: no installed keys could decrypt the message from=10.0.0.1:%d", 1000+i)
+			l.Printf(
+				"[ERR] memberlist: Decrypt packet failed: no installed keys could decrypt the "+
+					"message from=10.0.0.1:%d", 1000+i)
 			l.Printf("[DEBUG] memberlist: Failed UDP ping: x (timeout reached)")
 			l.Printf("[WARN] memberlist: something new, %d times", i)
 			l.Printf("no level at all")
-			l.Printf("[WARN] memberlist: Was able to connect to x%d over TCP but UDP probes failed, network may be misconfigured", i)
+			l.Printf(
+				"[WARN] memberlist: Was able to connect to x%d over TCP but UDP probes failed, "+
+					"network may be misconfigured", i)
 		}
-		if got := logs.warnings(); len(got) != 4 || len(logs.with("unreadable with our keys", "peer=10.0.0.1\n")) != 1 ||
-			len(logs.with("gossip: something new, 0 times")) != 1 || len(logs.with("gossip: no level at all")) != 1 ||
-			len(logs.with("answers over TCP but not UDP", "x0 over TCP")) != 1 || len(logs.lines) != 4 {
+		if got := logs.warnings(); len(got) != 4 ||
+			len(logs.with("unreadable with our keys", "peer=10.0.0.1\n")) != 1 ||
+			len(logs.with("gossip: something new, 0 times")) != 1 ||
+			len(logs.with("gossip: no level at all")) != 1 ||
+			len(logs.with("answers over TCP but not UDP", "x0 over TCP")) != 1 ||
+			len(logs.lines) != 4 {
 			t.Errorf("got %q, want four lines", logs.lines)
 		}
 		for i := range 10000 {
 			l.Printf("[ERR] memberlist: Decrypt packet failed: x from=10.1.%d.%d:5", i/256, i%256)
 		}
-		if got := len(logs.lines); got != maxFaults+1 || len(logs.with("too many different faults")) != 1 {
+		if got := len(logs.lines); got != maxFaults+1 ||
+			len(logs.with("too many different faults")) != 1 {
 			t.Errorf("got %d lines, want %d and one that says so", got, maxFaults)
 		}
 		logs.clear()
 		time.Sleep(faultInterval + time.Second)
 		l.Printf("no level at all")
-		if len(logs.lines) != 2 || len(logs.with("faults repeated", fmt.Sprintf("times=%d", 4*99+10000-60-1))) != 1 {
+		if len(logs.lines) != 2 ||
+			len(logs.with("faults repeated", fmt.Sprintf("times=%d", 4*99+10000-60-1))) != 1 {
 			t.Errorf("got %q, want the line again, and how many were left out", logs.lines)
 		}
 	})

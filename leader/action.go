@@ -11,8 +11,8 @@ import (
 type ActionKind uint8
 
 const (
-	// Assign, Reject and OfferAgain: Decision, Tag. The gateway of the decision's query is told. Assign
-	// has Agent, Lane and Model, too, and Reject has Message and Model.
+	// Assign, Reject and OfferAgain: Decision, Tag. The gateway of the decision's query is told.
+	// Assign has Agent, Lane and Model, too, and Reject has Message and Model.
 	Assign ActionKind = iota
 	Reject
 	OfferAgain
@@ -24,7 +24,8 @@ const (
 	TellLatencies
 	// TellPrices: Prices. All gateways and members are told.
 	TellPrices
-	// TellAhead: Duration. All members are told how long before a lane is free it gets its next query.
+	// TellAhead: Duration. All members are told how long before a lane is free it
+	// gets its next query.
 	TellAhead
 	// AskHeld: Agent. The member is asked what its lanes hold: it greets again.
 	AskHeld

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// An aheadEstimate learns how long before its start at a lane a query must be decided on: as long as
-// its way is, a + b * bytes, of the assignment to the gateway and of the payload to the worker; and a
-// spread, by which the lane is often free earlier than expected. Its zero value is ready; fixed may
-// be what a former leader has found.
+// An aheadEstimate learns how long before its start at a lane a query must be decided on: as long
+// as its way is, a + b * bytes, of the assignment to the gateway and of the payload to the worker;
+// and a spread, by which the lane is often free earlier than expected. Its zero value is ready;
+// fixed may be what a former leader has found.
 type aheadEstimate struct {
 	samples  [128]aheadSample
 	observed int
@@ -29,20 +29,22 @@ type aheadSample struct {
 }
 
 const (
-	// spreadQuantile of the lanes' executions are not shorter than expected by more than the spread:
-	// a standard deviation of a normal distribution.
+	// spreadQuantile of the lanes' executions are not shorter than expected by more than the
+	// spread: a standard deviation of a normal distribution.
 	spreadQuantile = 0.84
-	// The first fit takes aheadAnswers, and each next one comes moreAnswers later: it costs as much as
-	// deciding on some queries.
+	// The first fit takes aheadAnswers, and each next one comes moreAnswers later: it costs as much
+	// as deciding on some queries.
 	aheadAnswers, moreAnswers = 32, 64
 )
 
-// observe learns from a query whose answer came round after the decision, not counting
-// the time at the lane: three ways, decision, payload and completion, of which two come before the
-// start, and the time that its payload took to come in. Its execution was shorter than expected by early.
+// observe learns from a query whose answer came round after the decision, not counting the time at
+// the lane: three ways, decision, payload and completion, of which two come before the start, and
+// the time that its payload took to come in. Its execution was shorter than expected by early.
 func (e *aheadEstimate) observe(round, receive, early time.Duration, bytes uint64) {
 	receive = min(max(receive, 0), max(round, 0))
-	e.samples[e.observed%len(e.samples)] = aheadSample{max(0, receive+(round-receive)*2/3), early, bytes}
+	e.samples[e.observed%len(e.samples)] = aheadSample{
+		max(0, receive+(round-receive)*2/3), early, bytes,
+	}
 	e.observed++
 }
 
@@ -83,7 +85,8 @@ func (e *aheadEstimate) medianAhead(s []aheadSample, perByte float64) time.Durat
 // (one and a half times that of an assignment and its payload): more than that the spread cannot
 // save, however early lanes end.
 func (e *aheadEstimate) value() (time.Duration, bool) {
-	if since := e.observed - e.fitted; since >= moreAnswers || e.fitted == 0 && since >= aheadAnswers {
+	if since := e.observed - e.fitted; since >= moreAnswers ||
+		e.fitted == 0 && since >= aheadAnswers {
 		e.fit()
 	}
 	if e.fitted == 0 {

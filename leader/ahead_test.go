@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// TestAheadEstimate: the way of a query of the median size is learned, whatever a fifth of the queries that
-// meet a stall take, and some that are very large; and a standard deviation of the execution besides.
+// TestAheadEstimate: the way of a query of the median size is learned, whatever a fifth of
+// the queries that meet a stall take, and some that are very large; and a standard deviation
+// of the execution besides.
 func TestAheadEstimate(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 2))
@@ -33,7 +34,8 @@ func TestAheadEstimate(t *testing.T) {
 			if rng.IntN(5) == 0 {
 				round += time.Duration(rng.IntN(300)) * time.Millisecond
 			}
-			e.observe(round, receive, time.Duration(rng.NormFloat64()*float64(time.Millisecond)), bytes)
+			e.observe(round, receive, time.Duration(rng.NormFloat64()*float64(time.Millisecond)),
+				bytes)
 		}
 		v, ok := e.value()
 		if want := 3*time.Millisecond + perByte*100_000; !ok || v < want*8/10 || v > want*13/10 {
@@ -42,11 +44,16 @@ func TestAheadEstimate(t *testing.T) {
 	}
 }
 
-// TestAheadBounded: what is learned never exceeds a quarter of the shortest QoS target that lanes serve.
+// TestAheadBounded: what is learned never exceeds a quarter of the shortest QoS
+// target that lanes serve.
 func TestAheadBounded(t *testing.T) {
 	of := func(target time.Duration) *model { return &model{settings: settings{target: target}} }
 	ncf, rm2, fast := of(5*time.Millisecond), of(350*time.Millisecond), of(time.Millisecond)
-	s := &State{members: map[string]*member{"a": {holds: []*model{ncf, rm2}}}, models: map[ModelID]*model{{"fast", 1}: fast}}
+	s := &State{
+		members: map[string]*member{"a": {holds: []*model{ncf, rm2}}}, models: map[ModelID]*model{
+			{"fast", 1}: fast,
+		},
+	}
 	if got, want := s.mostAhead(), 1250*time.Microsecond; got != want {
 		t.Errorf("with NCF and RM2 got %v, want %v", got, want)
 	}
@@ -70,12 +77,14 @@ func TestAheadSpread(t *testing.T) {
 			e.observe(test.way*3/2, 0, test.early, 1000)
 		}
 		if v, ok := e.value(); !ok || v != test.want {
-			t.Errorf("a way of %v, ends %v early: got %v, %t, want %v", test.way, test.early, v, ok, test.want)
+			t.Errorf("a way of %v, ends %v early: got %v, %t, want %v", test.way, test.early, v, ok,
+				test.want)
 		}
 	}
 }
 
-// TestAheadOfFewQueries: how long the way is shows also where nothing else happens while a query runs.
+// TestAheadOfFewQueries: how long the way is shows also where nothing else happens
+// while a query runs.
 func TestAheadOfFewQueries(t *testing.T) {
 	const way, execution = 2 * time.Millisecond, 20 * time.Millisecond // two of three, there
 	in := newTold(t)
@@ -98,16 +107,19 @@ func TestAheadOfFewQueries(t *testing.T) {
 	}
 }
 
-// TestRemainingAges: what a lane says that it has left to do was so when it said it, half a way ago.
+// TestRemainingAges: what a lane says that it has left to do was so when it said it,
+// half a way ago.
 func TestRemainingAges(t *testing.T) {
 	const way, remaining = 4 * time.Millisecond, 30 * time.Millisecond
 	for name, tell := range map[string]Event{
 		"completed": {
-			Kind: Completed, Agent: "w0", Gateway: 7, Sequence: 1, Attempt: 1, Model: modelM, BatchSize: 3,
+			Kind: Completed, Agent: "w0", Gateway: 7, Sequence: 1, Attempt: 1, Model: modelM,
+			BatchSize: 3,
 			Execution: time.Millisecond, Latency: time.Millisecond, Remaining: remaining,
 		},
 		"refused": {
-			Kind: Completed, Agent: "w0", Gateway: 7, Sequence: 99, Attempt: 1, Refused: true, Remaining: remaining,
+			Kind: Completed, Agent: "w0", Gateway: 7, Sequence: 99, Attempt: 1, Refused: true,
+			Remaining: remaining,
 		},
 		"free":    {Kind: LanesFree, Agent: "w0", Free: []time.Duration{remaining}},
 		"greeted": {Kind: Greeted, Agent: "w0", Free: []time.Duration{remaining}},
@@ -122,7 +134,8 @@ func TestRemainingAges(t *testing.T) {
 		if name != "completed" {
 			in.pass(5 * time.Millisecond)
 			in.tell(Event{
-				Kind: Completed, Agent: "w0", Gateway: 7, Sequence: 1, Attempt: 1, Model: modelM, BatchSize: 3,
+				Kind: Completed, Agent: "w0", Gateway: 7, Sequence: 1, Attempt: 1, Model: modelM,
+				BatchSize: 3,
 				Execution: time.Millisecond, Latency: time.Millisecond,
 			})
 		}

@@ -8,10 +8,13 @@ import (
 // query has one query submitted, assigned, completed and cancelled.
 func (in *told) query(sequence uint64) {
 	in.now += 10 * time.Millisecond
-	in.event = Event{Kind: Submitted, Gateway: 7, Sequence: sequence, Model: ModelID{Name: "m"}, BatchSize: 3}
+	in.event = Event{
+		Kind: Submitted, Gateway: 7, Sequence: sequence, Model: ModelID{Name: "m"}, BatchSize: 3,
+	}
 	in.Step(in.now, &in.event)
 	in.event = Event{
-		Kind: Completed, Agent: "w0", Gateway: 7, Sequence: sequence, Attempt: 1, Model: modelM, BatchSize: 3,
+		Kind: Completed, Agent: "w0", Gateway: 7, Sequence: sequence, Attempt: 1, Model: modelM,
+		BatchSize: 3,
 		Execution: time.Millisecond, Latency: 2 * time.Millisecond,
 	}
 	in.Step(in.now+time.Millisecond, &in.event)

@@ -30,16 +30,18 @@ const (
 	GatewayConnected
 	// GatewayLost: Gateway. Its stream has ended.
 	GatewayLost
-	// Submitted: Gateway, Sequence, Attempt (how many were made), Model, BatchSize, Waited, TimeLeft,
-	// Denied, RetryAfter, Tag, TagSize; and Agent, Lane where the last attempt is, if it is still there.
+	// Submitted: Gateway, Sequence, Attempt (how many were made), Model, BatchSize, Waited,
+	// TimeLeft, Denied, RetryAfter, Tag, TagSize; and Agent, Lane where the last attempt is, if
+	// it is still there.
 	Submitted
 	// Cancelled: Gateway, Sequence. The gateway has decided the query's outcome.
 	Cancelled
 	// Unused: Gateway, Sequence, Attempt, Agent, Lane. The gateway gives an attempt back: the lane
 	// does not have it, or is not to be reserved for it any more.
 	Unused
-	// Completed: Agent, Lane, Gateway, Sequence, Attempt, Remaining, Refused; and unless it was
-	// refused Model, BatchSize, Execution, Queue, Receive, Latency, Bytes. An attempt has ended at a lane.
+	// Completed: Agent, Lane, Gateway, Sequence, Attempt, Remaining, Refused; and unless it
+	// was refused Model, BatchSize, Execution, Queue, Receive, Latency, Bytes. An attempt has
+	// ended at a lane.
 	Completed
 	// Learned: Advice. The learning loop has found something out.
 	Learned
@@ -62,15 +64,15 @@ type Event struct {
 	// Model has version 0 where the query names none: the newest is meant.
 	Model     ModelID
 	BatchSize int
-	// Waited is how long the query had waited when it was submitted, TimeLeft how long after now it is
-	// dropped: 0 for never, less than 0 for at once.
+	// Waited is how long the query had waited when it was submitted, TimeLeft how long after now it
+	// is dropped: 0 for never, less than 0 for at once.
 	Waited, TimeLeft time.Duration
-	// Denied says why the gateway's client may not ask this, and RetryAfter after how long it is within
-	// its limits again, 0 if it has no right to; neither: it may.
+	// Denied says why the gateway's client may not ask this, and RetryAfter after how long it is
+	// within its limits again, 0 if it has no right to; neither: it may.
 	Denied     string
 	RetryAfter time.Duration
-	// Tag is the caller's own: it comes back with what is decided about the query. TagSize is how many
-	// bytes it takes.
+	// Tag is the caller's own: it comes back with what is decided about the query. TagSize is how
+	// many bytes it takes.
 	Tag     any
 	TagSize int
 
@@ -119,8 +121,8 @@ func (id ModelID) compare(o ModelID) int {
 // A Member is what an agent says that it is.
 type Member struct {
 	Name string
-	// Type is what its lanes are, as prices and profiles name it; OwnType the same where the member's
-	// latencies depart from its type's.
+	// Type is what its lanes are, as prices and profiles name it; OwnType the same where the
+	// member's latencies depart from its type's.
 	Type, OwnType string
 	Lanes         int
 	Draining      bool

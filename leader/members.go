@@ -37,7 +37,8 @@ func (s *State) describe(described *Member, free []time.Duration) {
 			m.lanes = append(m.lanes, ln)
 			s.lanes[ln.id] = ln
 			s.step(match.Event{
-				Kind: match.LaneJoined, Lane: ln.id, Agent: m.Name, Type: typ, Models: keys(holds), Remaining: at(free, i),
+				Kind: match.LaneJoined, Lane: ln.id, Agent: m.Name, Type: typ, Models: keys(holds),
+				Remaining: at(free, i),
 			})
 		}
 		drained, changed = false, true
@@ -147,7 +148,8 @@ func (s *State) completed(e *Event) {
 	}
 	id := e.query()
 	answer := match.Event{
-		Kind: match.Completed, Query: id, Attempt: e.Attempt, Lane: ln.id, Remaining: s.left(e.Remaining),
+		Kind: match.Completed, Query: id, Attempt: e.Attempt, Lane: ln.id,
+		Remaining: s.left(e.Remaining),
 	}
 	if e.Refused {
 		answer.Kind = match.Refused
@@ -215,7 +217,8 @@ func (s *State) lose(m *member, why string) {
 		return
 	}
 	a := s.act(LanesLost)
-	a.Agent, a.N, a.Message, a.Known = m.Name, len(m.lanes), why, m.Draining || s.view[m.Name] == nil
+	a.Agent, a.N, a.Message, a.Known = m.Name, len(m.lanes), why, m.Draining ||
+		s.view[m.Name] == nil
 	for _, ln := range m.lanes {
 		delete(s.lanes, ln.id)
 		s.step(match.Event{Kind: match.LaneLost, Lane: ln.id})

@@ -35,7 +35,8 @@ var mutants = []*mutant{
 		before: func(w *world, e *Event) bool {
 			if e.Kind == Completed && !e.Refused {
 				for _, q := range w.queries {
-					if g := w.state.gateways[q.g.id]; q.outcome == "" && g != nil && g.queries[q.sequence] != nil {
+					if g := w.state.gateways[q.g.id]; q.outcome == "" && g != nil &&
+						g.queries[q.sequence] != nil {
 						g.forget(q.sequence)
 						w.state.step(cancelOf(q))
 						break
@@ -49,7 +50,8 @@ var mutants = []*mutant{
 		name: "gives a query to two lanes", caught: "of which the leader does not know",
 		after: func(w *world, actions []Action) []Action {
 			for i, a := range actions {
-				if other := w.members[0].member.Name; a.Kind == Assign && a.Agent != other && a.Decision.Query.Sequence%3 == 0 && !w.members[0].dead {
+				if other := w.members[0].member.Name; a.Kind == Assign && a.Agent != other &&
+					a.Decision.Query.Sequence%3 == 0 && !w.members[0].dead {
 					again := a
 					again.Agent, again.Lane = other, 0
 					again.Decision.Attempt++
@@ -100,7 +102,8 @@ var mutants = []*mutant{
 	{
 		name: "loses an assignment", caught: "none of its lanes was lost",
 		after: func(_ *world, actions []Action) []Action {
-			return slices.DeleteFunc(slices.Clone(actions), func(a Action) bool { return a.Kind == Assign && a.Decision.Query.Sequence%5 == 0 })
+			return slices.DeleteFunc(slices.Clone(actions),
+				func(a Action) bool { return a.Kind == Assign && a.Decision.Query.Sequence%5 == 0 })
 		},
 	},
 	{
@@ -113,9 +116,14 @@ var mutants = []*mutant{
 			for _, a := range actions {
 				if a.Kind == Assign && a.Decision.Query.Sequence%3 == 0 {
 					actions = slices.Clone(actions)
-					w.state.Step(w.now-w.began, &Event{Kind: Cancelled, Gateway: a.Decision.Query.Gateway, Sequence: a.Decision.Query.Sequence})
-					w.state.Step(w.now-w.began, &Event{Kind: Unused, Gateway: a.Decision.Query.Gateway, Sequence: a.Decision.Query.Sequence,
-						Attempt: a.Decision.Attempt, Agent: a.Agent, Lane: a.Lane})
+					w.state.Step(w.now-w.began, &Event{
+						Kind: Cancelled, Gateway: a.Decision.Query.Gateway,
+						Sequence: a.Decision.Query.Sequence,
+					})
+					w.state.Step(w.now-w.began,
+						&Event{Kind: Unused, Gateway: a.Decision.Query.Gateway,
+							Sequence: a.Decision.Query.Sequence,
+							Attempt:  a.Decision.Attempt, Agent: a.Agent, Lane: a.Lane})
 					break
 				}
 			}
@@ -146,5 +154,7 @@ func TestMutants(t *testing.T) {
 }
 
 func cancelOf(q *testQuery) match.Event {
-	return match.Event{Kind: match.Cancelled, Query: match.QueryID{Gateway: q.g.id, Sequence: q.sequence}}
+	return match.Event{
+		Kind: match.Cancelled, Query: match.QueryID{Gateway: q.g.id, Sequence: q.sequence},
+	}
 }

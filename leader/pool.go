@@ -45,11 +45,13 @@ func settingsOf(m *Model) settings {
 	}
 }
 
-// and are the settings of a model that some members serve by s and others by o, as they do while its
-// model.yaml is changed on one after the other. What either allows is allowed, as at a gateway: so it
-// does not matter in which order they are asked.
+// and are the settings of a model that some members serve by s and others by o, as they do while
+// its model.yaml is changed on one after the other. What either allows is allowed, as at a gateway:
+// so it does not matter in which order they are asked.
 func (s settings) and(o settings) settings {
-	return settings{max(s.target, o.target), min(s.share, o.share), max(s.largest, o.largest), s.late && o.late}
+	return settings{
+		max(s.target, o.target), min(s.share, o.share), max(s.largest, o.largest), s.late && o.late,
+	}
 }
 
 // viewChanged takes what the fleet's view says that links do not: who has left,
@@ -107,7 +109,8 @@ func (s *State) modelIs(id ModelID, settings settings) *model {
 	}
 	k.settings = settings
 	s.step(match.Event{
-		Kind: match.ModelChanged, Model: k.key, QoSTarget: k.target, BatchSize: k.largest, RejectLate: k.late,
+		Kind: match.ModelChanged, Model: k.key, QoSTarget: k.target, BatchSize: k.largest,
+		RejectLate: k.late,
 	})
 	s.poolChanged()
 	return k
@@ -128,7 +131,8 @@ func (s *State) lengthen(model string, largest int) {
 		longer.Table = table
 		s.latencies[known.TableKey] = &longer
 		s.step(match.Event{
-			Kind: match.ProfileChanged, Model: model, Type: known.Type, Table: table, Doubtful: known.Doubtful,
+			Kind: match.ProfileChanged, Model: model, Type: known.Type, Table: table,
+			Doubtful: known.Doubtful,
 		})
 	}
 }
@@ -162,7 +166,8 @@ func (s *State) poolChanged() {
 	}
 }
 
-// newestOf is the newest version of a model that a lane holds and does not drain, or else a member has.
+// newestOf is the newest version of a model that a lane holds and does not drain, or
+// else a member has.
 func (s *State) newestOf(name string) int64 {
 	if v, ok := s.newest[name]; ok {
 		return v
@@ -223,7 +228,8 @@ func (s *State) learned(a *Advice) {
 		}
 		s.latencies[l.TableKey] = l
 		s.step(match.Event{
-			Kind: match.ProfileChanged, Model: l.Model, Type: l.Type, Table: l.Table, Doubtful: l.Doubtful,
+			Kind: match.ProfileChanged, Model: l.Model, Type: l.Type, Table: l.Table,
+			Doubtful: l.Doubtful,
 		})
 	}
 	if a.Factors != nil {

@@ -127,7 +127,9 @@ func (s *State) cancelled(e *Event) {
 
 func (s *State) unused(e *Event) {
 	if ln := s.lane(e.Agent, e.Lane); ln != nil {
-		s.hear(ln, match.Event{Kind: match.Unused, Query: e.query(), Attempt: e.Attempt, Lane: ln.id})
+		s.hear(ln, match.Event{
+			Kind: match.Unused, Query: e.query(), Attempt: e.Attempt, Lane: ln.id,
+		})
 	}
 }
 
@@ -144,13 +146,15 @@ func (s *State) submitted(g *gateway, e *Event) {
 	}
 	*q = query{
 		gateway: g, sequence: e.Sequence, asked: e.Model, batch: e.BatchSize, attempts: e.Attempt,
-		agent: e.Agent, lane: e.Lane, waited: e.Waited, timeLeft: e.TimeLeft, tag: e.Tag, tagSize: e.TagSize,
+		agent: e.Agent, lane: e.Lane, waited: e.Waited, timeLeft: e.TimeLeft, tag: e.Tag,
+		tagSize: e.TagSize,
 	}
 	s.submit(q)
 }
 
-// deny refuses a query that its client may not make, though it was let in before: each submit counts
-// for the client's limits, one that is made again too, or who says that it is would have none.
+// deny refuses a query that its client may not make, though it was let in before: each
+// submit counts for the client's limits, one that is made again too, or who says that it
+// is would have none.
 func (s *State) deny(g *gateway, e *Event) {
 	g.forget(e.Sequence)
 	s.step(match.Event{Kind: match.Cancelled, Query: e.query()})
@@ -172,7 +176,9 @@ func (s *State) submit(q *query) {
 	q.weight = SubmitOverhead + len(id.Name) + len(q.agent) + q.tagSize
 	if g.queries[q.sequence] == nil &&
 		(len(g.queries) >= mostSubmitted || g.account.bytes+q.weight > MostSubmittedBytes) {
-		d := match.Decision{Action: match.Reject, Reason: match.Overloaded, Query: q.id(), Wait: time.Millisecond}
+		d := match.Decision{
+			Action: match.Reject, Reason: match.Overloaded, Query: q.id(), Wait: time.Millisecond,
+		}
 		s.reject(q, &d)
 		return
 	}
@@ -220,14 +226,16 @@ func (s *State) submission(q *query, id ModelID) match.Event {
 	return e
 }
 
-// reject has a query's gateway told that the query is not served; q is nil if nothing is known of it.
+// reject has a query's gateway told that the query is not served; q is nil if nothing
+// is known of it.
 func (s *State) reject(q *query, d *match.Decision) {
 	message := "the leader refuses the query: " + strings.ReplaceAll(d.Reason.String(), "-", " ")
 	switch {
 	case d.Reason == match.UnknownModel:
 		message = "no member of the fleet holds the model"
 	case d.Reason == match.Late && q != nil && q.model != nil:
-		message = fmt.Sprintf("the QoS target of %v can no longer be met, and the model rejects such queries",
+		message = fmt.Sprintf(
+			"the QoS target of %v can no longer be met, and the model rejects such queries",
 			q.model.target)
 	case d.Reason == match.Overloaded:
 		all, _ := s.matcher.Waiting()
@@ -277,8 +285,8 @@ func (q *query) age(now time.Duration) {
 	}
 }
 
-// toNewest has the queries that name no version, and wait for one that no lane serves any more, wait
-// for the newest.
+// toNewest has the queries that name no version, and wait for one that no lane serves any more,
+// wait for the newest.
 func (s *State) toNewest() {
 	for _, id := range slices.Sorted(maps.Keys(s.gateways)) {
 		g := s.gateways[id]

@@ -11,9 +11,9 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// A Recorder writes recorded terms: of each [Header], a line "config " with the [Config] as JSON, and
-// then each event on a line of its own, in the serial form, followed by the lines of the actions that
-// it led to.
+// A Recorder writes recorded terms: of each [Header], a line "config " with the [Config] as JSON,
+// and then each event on a line of its own, in the serial form, followed by the lines of the
+// actions that it led to.
 type Recorder struct{ *lines.Recorder }
 
 // NewRecorder returns a recorder of what a new state of these settings does.
@@ -25,7 +25,9 @@ func NewRecorder(w io.Writer, cfg *Config) (*Recorder, error) {
 // Step writes one step of the state: its event, at the given time since the term began, and the
 // actions.
 func (r *Recorder) Step(now time.Duration, e *Event, actions []Action) error {
-	return r.Write(func(b []byte) []byte { return appendActions(append(AppendEvent(b, now, e), '\n'), actions) })
+	return r.Write(func(b []byte) []byte {
+		return appendActions(append(AppendEvent(b, now, e), '\n'), actions)
+	})
 }
 
 func appendActions(b []byte, actions []Action) []byte {
@@ -38,8 +40,8 @@ func appendActions(b []byte, actions []Action) []byte {
 // A Replayed recording is what new states made of its events.
 type Replayed = lines.Replayed
 
-// Replay feeds recorded terms to new states and compares what they do with what is recorded, byte for
-// byte. The error names the first line that differs.
+// Replay feeds recorded terms to new states and compares what they do with what is recorded, byte
+// for byte. The error names the first line that differs.
 func Replay(r io.Reader) (*Replayed, error) {
 	return lines.Replay(r, Header, func(settings *json.Decoder) (string, lines.Player, error) {
 		var cfg Config

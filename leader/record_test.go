@@ -59,8 +59,10 @@ func TestReplay(t *testing.T) {
 		}
 		for line := range strings.Lines(text) {
 			if strings.HasPrefix(line, "assign ") {
-				changed := strings.Replace(text, line, strings.Replace(line, "agent=w", "agent=v", 1), 1)
-				if _, err := Replay(strings.NewReader(changed)); err == nil || !strings.Contains(err.Error(), "agent=v") {
+				changed := strings.Replace(text, line,
+					strings.Replace(line, "agent=w", "agent=v", 1), 1)
+				if _, err := Replay(strings.NewReader(changed)); err == nil ||
+					!strings.Contains(err.Error(), "agent=v") {
 					t.Errorf("seed %d: with %q another replays as %v", seed+1, line, err)
 				}
 				break
@@ -70,8 +72,12 @@ func TestReplay(t *testing.T) {
 	if terms < 120 {
 		t.Errorf("%d terms replayed, want more than one a schedule now and then", terms)
 	}
-	for _, in := range []string{"", Header + "\n", Header + "\nconfig {\"Policy\":\"x\"}\n", Header + "\nconfig {\"X\":1}\n", "muster-term 2\n"} {
-		if _, err := Replay(strings.NewReader(in)); err == nil || !strings.Contains(err.Error(), "line ") {
+	for _, in := range []string{
+		"", Header + "\n", Header + "\nconfig {\"Policy\":\"x\"}\n",
+		Header + "\nconfig {\"X\":1}\n", "muster-term 2\n",
+	} {
+		if _, err := Replay(strings.NewReader(in)); err == nil ||
+			!strings.Contains(err.Error(), "line ") {
 			t.Errorf("%q replays: %v", in, err)
 		}
 	}
@@ -84,8 +90,10 @@ func FuzzParseEvent(f *testing.F) {
 			f.Add(line)
 		}
 	}
-	f.Add("1s learned latency=m/1 type=x table=3:1ms/2ms,4:2ms/2ms/3ms sure=no factors=yes agent=a factor=1.5 own=x@a limit=3 price=x per_ms=0.5 service=1ms")
-	f.Add(`0s submitted query=1/2 attempt=1 model="a b/3" batch=4 waited=1s time_left=-1ns agent=w lane=0 denied="no, never" retry_after=2s tag_size=7`)
+	f.Add("1s learned latency=m/1 type=x table=3:1ms/2ms,4:2ms/2ms/3ms sure=no factors=yes " +
+		"agent=a factor=1.5 own=x@a limit=3 price=x per_ms=0.5 service=1ms")
+	f.Add(
+		`0s submitted query=1/2 attempt=1 model="a b/3" batch=4 waited=1s time_left=-1ns agent=w lane=0 denied="no, never" retry_after=2s tag_size=7`)
 	f.Add("0s outdated model=a/1 latency=a/1 type=x")
 	f.Fuzz(func(t *testing.T, line string) {
 		at, e, err := ParseEvent([]byte(line))

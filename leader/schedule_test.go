@@ -15,8 +15,10 @@ import (
 )
 
 var (
-	schedules = flag.Int("schedules", 0, "how many random schedules to run; 0: 100,000, and less with -short or the race detector")
-	seedFlag  = flag.Uint64("seed", 0, "the one seed to run and trace; 0: as many as -schedules says")
+	schedules = flag.Int("schedules", 0,
+		"how many random schedules to run; 0: 100,000, and less with -short or the race detector")
+	seedFlag = flag.Uint64("seed", 0,
+		"the one seed to run and trace; 0: as many as -schedules says")
 )
 
 // raceDetector is set when it is on, which makes everything slower.
@@ -66,7 +68,8 @@ func runSchedule(seed uint64, m *mutant, trace func(string, ...any)) error {
 	const chaos = 600 * time.Millisecond
 	arrivals := func(n int, until time.Duration) {
 		for range n {
-			w.after(w.between(0, until-w.now), func() { w.gateways[r.IntN(len(w.gateways))].arrive() })
+			w.after(w.between(0, until-w.now),
+				func() { w.gateways[r.IntN(len(w.gateways))].arrive() })
 		}
 	}
 	arrivals(5+r.IntN(25), chaos)
@@ -86,7 +89,8 @@ func runSchedule(seed uint64, m *mutant, trace func(string, ...any)) error {
 	for _, m := range w.members {
 		m.slow = 1
 	}
-	if !slices.ContainsFunc(w.members, func(m *testMember) bool { return !m.dead && !m.member.Draining }) {
+	if !slices.ContainsFunc(w.members,
+		func(m *testMember) bool { return !m.dead && !m.member.Draining }) {
 		w.join()
 	}
 	if w.state == nil {
@@ -109,7 +113,8 @@ func runSchedule(seed uint64, m *mutant, trace func(string, ...any)) error {
 
 // cancel has a client give up a query.
 func (w *world) cancel() {
-	open := slices.DeleteFunc(slices.Clone(w.queries), func(q *testQuery) bool { return q.outcome != "" || q.g.dead })
+	open := slices.DeleteFunc(slices.Clone(w.queries),
+		func(q *testQuery) bool { return q.outcome != "" || q.g.dead })
 	if len(open) == 0 {
 		return
 	}
@@ -134,13 +139,16 @@ func (w *world) compare() {
 					continue
 				}
 				if !slices.ContainsFunc(held, func(h Held) bool {
-					return h.Gateway == a.call.q.g.id && h.Sequence == a.call.q.sequence && h.Attempt == a.call.attempt
+					return h.Gateway == a.call.q.g.id && h.Sequence == a.call.q.sequence &&
+						h.Attempt == a.call.attempt
 				}) {
-					w.failf("lane %d of %s has %v, of which the leader does not know", lane, m.member.Name, a.call.q)
+					w.failf("lane %d of %s has %v, of which the leader does not know", lane,
+						m.member.Name, a.call.q)
 				}
 			}
 			if len(held) > len(queue) {
-				w.failf("lane %d of %s has %d, the leader believes %v", lane, m.member.Name, len(queue), held)
+				w.failf("lane %d of %s has %d, the leader believes %v", lane, m.member.Name,
+					len(queue), held)
 			}
 		}
 	}
@@ -162,7 +170,8 @@ func (w *world) check(when string) {
 			lanes += len(m.lanes)
 		}
 	}
-	if n := w.state.Sizes(); n["waiting"]+n["reserved"]+n["queries"]+n["parked"] > 0 || n["lanes"] != lanes {
+	if n := w.state.Sizes(); n["waiting"]+n["reserved"]+n["queries"]+n["parked"] > 0 ||
+		n["lanes"] != lanes {
 		w.failf("%s the leader knows %v, want nothing of queries, and %d lanes", when, n, lanes)
 	}
 	w.compare()
@@ -180,7 +189,11 @@ func (w *world) randomFault() {
 			w.after(w.between(0, 300*time.Millisecond), func() { w.join() })
 		}
 	case 1, 2: // a link breaks, and comes back
-		w.breakLink(m, []time.Duration{0, 50 * time.Millisecond, 400 * time.Millisecond, 1500 * time.Millisecond}[r.IntN(4)])
+		w.breakLink(
+			m,
+			[]time.Duration{
+				0, 50 * time.Millisecond, 400 * time.Millisecond, 1500 * time.Millisecond,
+			}[r.IntN(4)])
 	case 3:
 		d := w.between(time.Millisecond, 600*time.Millisecond)
 		w.note("%s is frozen for %v", m.member.Name, d)
@@ -300,8 +313,8 @@ func TestSchedules(t *testing.T) {
 	default:
 		n = 100_000
 	}
-	// Schedules leave much garbage and hold little: as often as by default, its collection takes 40 %
-	// of the CPU time, and the goroutines wait for each other.
+	// Schedules leave much garbage and hold little: as often as by default, its collection takes 40
+	// % of the CPU time, and the goroutines wait for each other.
 	defer debug.SetGCPercent(debug.SetGCPercent(1600))
 	var next, failed atomic.Uint64
 	var group sync.WaitGroup
@@ -310,7 +323,8 @@ func TestSchedules(t *testing.T) {
 			for seed := next.Add(1); seed <= uint64(n) && failed.Load() < 5; seed = next.Add(1) {
 				if err := runSchedule(seed, nil, nil); err != nil {
 					failed.Add(1)
-					t.Errorf("seed %d: %v (-run TestSchedules -seed %d -v shows what happened)", seed, err, seed)
+					t.Errorf("seed %d: %v (-run TestSchedules -seed %d -v shows what happened)",
+						seed, err, seed)
 				}
 			}
 		})

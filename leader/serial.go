@@ -14,10 +14,10 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// The serial form is one line an event or action, as package match has it: what it is, then key=value
-// in a fixed order, absent where the value is the type's zero. Events start with the time since the
-// term began. Where a value is a list of things with fields of their own, each begins with its first:
-// member, model, held, latency, agent or price.
+// The serial form is one line an event or action, as package match has it: what it is, then
+// key=value in a fixed order, absent where the value is the type's zero. Events start with the time
+// since the term began. Where a value is a list of things with fields of their own, each begins
+// with its first: member, model, held, latency, agent or price.
 //
 //	12.5ms submitted query=1/7 model=m/0 batch=120 waited=1ms
 //	12.5ms completed agent=w0 lane=0 query=1/3 attempt=1 model=m/1 batch=3 execution=2ms latency=3ms
@@ -26,17 +26,20 @@ import (
 //	0s learned latency=m/1 type=box/cpu/1 table=100:2ms/2ms
 //	assign query=1/7 attempt=1 lane=4 reason=matched latency=30ms wait=0s slack=319ms agent=w0 of=0
 //
-// A model is written name/version, and its version is 0 where a query names none. What is written of an
-// event is all that a state reads of it, exactly, but for tags, which it only hands back.
+// A model is written name/version, and its version is 0 where a query names none. What is written
+// of an event is all that a state reads of it, exactly, but for tags, which it only hands back.
 
 // Header is the first line of a recorded term, without the newline.
 const Header = "muster-term 1"
 
 var kindNames = []string{"time-passed", "view", "described", "greeted", "lanes-free", "link-broken",
-	"gateway-connected", "gateway-lost", "submitted", "cancelled", "unused", "completed", "learned", "outdated"}
+	"gateway-connected", "gateway-lost", "submitted", "cancelled", "unused", "completed", "learned",
+	"outdated"}
 
-var actionNames = []string{"assign", "reject", "offer-again", "welcome", "heartbeat", "tell-latencies",
-	"tell-prices", "tell-ahead", "ask-held", "arrived", "observed", "pool", "lanes-joined", "lanes-lost",
+var actionNames = []string{"assign", "reject", "offer-again", "welcome", "heartbeat",
+	"tell-latencies",
+	"tell-prices", "tell-ahead", "ask-held", "arrived", "observed", "pool", "lanes-joined",
+	"lanes-lost",
 	"lane-overdue", "lane-silent", "lane-answers", "departs", "nonsense"}
 
 // String returns the serial form of k.
@@ -219,7 +222,8 @@ func AppendAction(b []byte, a *Action) []byte {
 		b = lines.Item(lines.Text(b, "agent", a.Member.Name), "model", a.Model.Key())
 		b = lines.Duration(lines.Int(b, "batch", a.BatchSize), "execution", a.Duration)
 	case PoolChanged:
-		b = lines.Number(lines.Number(b, "members", len(a.Pool.Members)), "models", len(a.Pool.Models))
+		b = lines.Number(lines.Number(b, "members", len(a.Pool.Members)), "models",
+			len(a.Pool.Models))
 	case LanesJoined, LanesLost:
 		b = lines.Int(lines.Text(b, "agent", a.Agent), "lanes", a.N)
 		b = lines.Text(b, "why", a.Message)
@@ -227,7 +231,8 @@ func AppendAction(b []byte, a *Action) []byte {
 		b = lines.Number(lines.Text(b, "agent", a.Agent), "lane", a.Lane)
 		b = lines.Duration(lines.Int(b, "holds", a.N), "by", a.Duration.Round(time.Microsecond))
 	case Departs:
-		b = lines.Flag(lines.Float(lines.Text(b, "agent", a.Agent), "factor", a.Factor), "own", "yes", a.Known)
+		b = lines.Flag(lines.Float(lines.Text(b, "agent", a.Agent), "factor", a.Factor), "own",
+			"yes", a.Known)
 	case Nonsense:
 		b = lines.Text(b, "message", a.Message)
 	}
@@ -249,7 +254,8 @@ func ParseEvent(line []byte) (at time.Duration, e Event, err error) {
 	kind := slices.Index(kindNames, fields[1])
 	if kind < 0 {
 		all := strings.Join(kindNames, ", ")
-		return 0, e, fmt.Errorf("event %.80q: kind %q is unknown, there are: %s", line, fields[1], all)
+		return 0, e, fmt.Errorf("event %.80q: kind %q is unknown, there are: %s", line, fields[1],
+			all)
 	}
 	e.Kind = Kind(kind)
 	switch e.Kind {

@@ -18,8 +18,8 @@ const (
 	// settleTime is how long after taking over the leader waits for a lane to greet
 	// before it gives away a query that is said to be there.
 	settleTime = 100 * time.Millisecond
-	// Turmoil is how long after taking over nothing is learned of how long a query's way is: everybody
-	// is connecting. What the former leader has found holds until then.
+	// Turmoil is how long after taking over nothing is learned of how long a query's way is:
+	// everybody is connecting. What the former leader has found holds until then.
 	Turmoil = time.Second
 	// linkGrace is how long a broken link may take to come back before the lanes are lost.
 	linkGrace = time.Second
@@ -33,7 +33,8 @@ type Config struct {
 	Self string
 	// Policy is one of [match.Policies]; "" means [match.DefaultPolicy].
 	Policy string
-	// Threshold is the batch size above which drs sends a query to the base type. Only drs reads it.
+	// Threshold is the batch size above which drs sends a query to the base type.
+	// Only drs reads it.
 	Threshold int `json:",omitempty"`
 	// Seed starts the random source of the policies that have one.
 	Seed uint64
@@ -113,7 +114,8 @@ func New(cfg Config) (*State, error) {
 		view: map[string]*Member{}, gone: map[string]bool{},
 		models: map[ModelID]*model{}, newest: map[string]int64{}, served: map[ModelID]bool{},
 		gateways: map[uint64]*gateway{}, accounts: map[string]*account{},
-		latencies: map[TableKey]*Latency{}, slow: map[string]string{}, factors: map[string]float64{},
+		latencies: map[TableKey]*Latency{}, slow: map[string]string{},
+		factors: map[string]float64{},
 	}
 	s.ahead.fixed, s.aheadMost = cfg.Ahead, math.MaxInt64
 	return s, nil
@@ -187,7 +189,8 @@ func (s *State) Prices() []fluid.Price { return s.prices }
 
 // Latencies are those known, by model and type.
 func (s *State) Latencies() []*Latency {
-	return slices.SortedFunc(maps.Values(s.latencies), func(a, b *Latency) int { return a.Compare(b.TableKey) })
+	return slices.SortedFunc(maps.Values(s.latencies),
+		func(a, b *Latency) int { return a.Compare(b.TableKey) })
 }
 
 // Key is how a version of a model is named where one string must do: "name/version".
@@ -211,7 +214,8 @@ func (s *State) step(e match.Event) {
 	decisions, next, err := s.matcher.Step(s.at(), &s.event)
 	s.next = next
 	if err != nil {
-		s.act(Nonsense).Message = string(match.AppendEvent(nil, s.now, &s.event)) + ": " + err.Error()
+		s.act(Nonsense).Message = string(match.AppendEvent(nil, s.now, &s.event)) + ": " +
+			err.Error()
 	}
 	for i := range decisions {
 		s.take(&decisions[i])
@@ -293,9 +297,9 @@ func (s *State) beat() {
 	s.tuneAhead()
 }
 
-// mostAhead bounds what is learned of the way to a lane: a quarter of the shortest QoS target of the
-// models that lanes hold. A longer way, be it real or one of starved processes, is not hidden: to
-// decide that early leaves no query in time.
+// mostAhead bounds what is learned of the way to a lane: a quarter of the shortest QoS target of
+// the models that lanes hold. A longer way, be it real or one of starved processes, is not hidden:
+// to decide that early leaves no query in time.
 func (s *State) mostAhead() time.Duration {
 	most := time.Duration(math.MaxInt64)
 	for _, m := range s.members {
@@ -310,7 +314,8 @@ func (s *State) mostAhead() time.Duration {
 func (s *State) tuneAhead() {
 	ahead, ok := s.ahead.value()
 	ahead = min(ahead, s.aheadMost)
-	if diff := (ahead - s.aheadSet).Abs(); !ok || diff < 20*time.Microsecond || diff*10 < s.aheadSet {
+	if diff := (ahead - s.aheadSet).Abs(); !ok || diff < 20*time.Microsecond ||
+		diff*10 < s.aheadSet {
 		return
 	}
 	s.aheadSet = ahead

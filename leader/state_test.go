@@ -37,11 +37,13 @@ var modelM = ModelID{"m", 1}
 
 func box(name string) *Member {
 	return &Member{Name: name, Type: "box/cpu/1", OwnType: "box/cpu/1@" + name, Lanes: 1,
-		Models: []Model{{ModelID: modelM, QoSTarget: 100 * time.Millisecond, Share: 0.99, Largest: 100}}}
+		Models: []Model{
+			{ModelID: modelM, QoSTarget: 100 * time.Millisecond, Share: 0.99, Largest: 100},
+		}}
 }
 
-// tell tells of an event now, and returns what is to be done about it but for what only the learning
-// loop and the log get.
+// tell tells of an event now, and returns what is to be done about it but for what only the
+// learning loop and the log get.
 func (in *told) tell(e Event) (all []Action) {
 	in.t.Helper()
 	for _, a := range in.Step(in.now, &e) {
@@ -76,7 +78,14 @@ func (in *told) learn(mean time.Duration) {
 	if err != nil {
 		in.t.Fatal(err)
 	}
-	in.tell(Event{Kind: Learned, Advice: &Advice{Latencies: []*Latency{{TableKey: TableKey{"m/1", "box/cpu/1"}, Profile: profile(in.t, mean), Table: table}}}})
+	in.tell(Event{
+		Kind: Learned, Advice: &Advice{
+			Latencies: []*Latency{
+				{TableKey: TableKey{"m/1", "box/cpu/1"}, Profile: profile(in.t, mean),
+					Table: table},
+			},
+		},
+	})
 }
 
 // only returns the one action, which must be of a kind.
@@ -89,7 +98,10 @@ func (in *told) only(actions []Action, kind ActionKind) *Action {
 }
 
 func (in *told) submit(gateway, sequence uint64) []Action {
-	return in.tell(Event{Kind: Submitted, Gateway: gateway, Sequence: sequence, Model: ModelID{Name: "m"}, BatchSize: 3})
+	return in.tell(Event{
+		Kind: Submitted, Gateway: gateway, Sequence: sequence, Model: ModelID{Name: "m"},
+		BatchSize: 3,
+	})
 }
 
 // TestUnused: what a gateway gives back counts only where it is its own.
@@ -105,27 +117,36 @@ func TestUnused(t *testing.T) {
 	if len(in.Holds("w0", 0)) != 1 || !overdue() {
 		t.Fatal("the lane is not overdue with the query")
 	}
-	if in.tell(Event{Kind: Unused, Gateway: 2, Sequence: 5, Attempt: 1, Agent: "w0"}); len(in.Holds("w0", 0)) != 1 || !overdue() {
+	if in.tell(Event{
+		Kind: Unused, Gateway: 2, Sequence: 5, Attempt: 1, Agent: "w0",
+	}); len(in.Holds("w0", 0)) != 1 || !overdue() {
 		t.Error("the word of another gateway counts")
 	}
-	assigned := in.only(in.tell(Event{Kind: Unused, Gateway: 1, Sequence: 5, Attempt: 1, Agent: "w0"}), Assign)
-	if held := in.Holds("w0", 0); assigned.Decision.Attempt != 2 || len(held) != 1 || held[0].Attempt != 2 || overdue() {
+	assigned := in.only(
+		in.tell(Event{Kind: Unused, Gateway: 1, Sequence: 5, Attempt: 1, Agent: "w0"}), Assign)
+	if held := in.Holds("w0", 0); assigned.Decision.Attempt != 2 || len(held) != 1 ||
+		held[0].Attempt != 2 || overdue() {
 		t.Error("the word of its own gateway does not count")
 	}
 }
 
-// TestClaimedOnItsWay: a query that its gateway says to have sent to a lane may still be on its way there, so a greeting
-// without it, soon after, does not take it away. A later one does, and at once one of a lane that had it.
+// TestClaimedOnItsWay: a query that its gateway says to have sent to a lane may still be on its way
+// there, so a greeting without it, soon after, does not take it away. A later one does, and at once
+// one of a lane that had it.
 func TestClaimedOnItsWay(t *testing.T) {
 	in := newTold(t)
 	in.greet("w0")
 	in.learn(time.Millisecond)
 	in.tell(Event{Kind: GatewayConnected, Gateway: 7})
-	in.tell(Event{Kind: Submitted, Gateway: 7, Sequence: 1, Model: ModelID{Name: "m"}, BatchSize: 1, Attempt: 1, Agent: "w0"})
+	in.tell(Event{
+		Kind: Submitted, Gateway: 7, Sequence: 1, Model: ModelID{Name: "m"}, BatchSize: 1,
+		Attempt: 1, Agent: "w0",
+	})
 	const onTheWay = 20 * time.Millisecond // as package match has it
 	in.now += onTheWay - time.Millisecond
 	if actions := in.greet("w0"); len(in.Holds("w0", 0)) != 1 || len(actions) > 0 {
-		t.Errorf("%v after it was told of, the lane has %v, and %+v is done; want it left alone", in.now, in.Holds("w0", 0), actions)
+		t.Errorf("%v after it was told of, the lane has %v, and %+v is done; want it left alone",
+			in.now, in.Holds("w0", 0), actions)
 	}
 	in.now += 2 * time.Millisecond
 	actions := in.greet("w0")
@@ -142,23 +163,30 @@ func TestClaimedOnItsWay(t *testing.T) {
 	}
 }
 
-// TestBounds: a leader does not remember any number of one gateway's queries, nor as many on one lane.
+// TestBounds: a leader does not remember any number of one gateway's queries, nor as
+// many on one lane.
 func TestBounds(t *testing.T) {
 	in := newTold(t)
 	in.greet("w0")
 	in.learn(time.Second) // so that it is not overdue
 	in.tell(Event{Kind: GatewayConnected, Gateway: 1})
 	for sequence := range uint64(mostHeld + 10) {
-		in.tell(Event{Kind: Submitted, Gateway: 1, Sequence: sequence, Model: ModelID{Name: "m"}, BatchSize: 1, Attempt: 1, Agent: "w0"})
+		in.tell(Event{
+			Kind: Submitted, Gateway: 1, Sequence: sequence, Model: ModelID{Name: "m"},
+			BatchSize: 1, Attempt: 1, Agent: "w0",
+		})
 	}
 	if n := len(in.Holds("w0", 0)); n != mostHeld {
-		t.Errorf("a gateway makes the leader believe that a lane has %d queries, want %d", n, mostHeld)
+		t.Errorf("a gateway makes the leader believe that a lane has %d queries, want %d", n,
+			mostHeld)
 	}
 	for sequence := range uint64(mostSubmitted) {
 		in.gateways[1].queries[sequence] = &query{}
 	}
-	if a := in.only(in.submit(1, mostSubmitted), Reject); a.Decision.Wait <= 0 || a.Decision.Query.Sequence != mostSubmitted {
-		t.Errorf("beyond %d queries of a gateway one more is answered with %+v, want a rejection", mostSubmitted, a)
+	if a := in.only(in.submit(1, mostSubmitted), Reject); a.Decision.Wait <= 0 ||
+		a.Decision.Query.Sequence != mostSubmitted {
+		t.Errorf("beyond %d queries of a gateway one more is answered with %+v, want a rejection",
+			mostSubmitted, a)
 	}
 }
 
@@ -180,9 +208,13 @@ func TestAccounts(t *testing.T) {
 		}
 	}
 	if n := in.accounts["ads"].bytes; n > MostSubmittedBytes || kept == sent {
-		t.Errorf("%d bytes of %d queries are remembered, want at most %d", n, kept, MostSubmittedBytes)
+		t.Errorf("%d bytes of %d queries are remembered, want at most %d", n, kept,
+			MostSubmittedBytes)
 	}
-	long := Event{Kind: Submitted, Gateway: 0, Sequence: 1 << 40, Model: ModelID{Name: strings.Repeat("m", MostSubmittedBytes)}, BatchSize: 1}
+	long := Event{
+		Kind: Submitted, Gateway: 0, Sequence: 1 << 40,
+		Model: ModelID{Name: strings.Repeat("m", MostSubmittedBytes)}, BatchSize: 1,
+	}
 	if a := in.only(in.tell(long), Reject); a.Decision.Reason != match.Overloaded {
 		t.Errorf("told %+v, want a rejection for overload", a)
 	}
@@ -206,9 +238,15 @@ func TestKeepsGivenBack(t *testing.T) {
 	draining := box("w0")
 	draining.Draining = true // so that it waits
 	in.tell(Event{Kind: Described, Member: draining})
-	in.tell(Event{Kind: Submitted, Gateway: 7, Sequence: 1, Model: ModelID{Name: "m"}, BatchSize: 1, Attempt: 1})
+	in.tell(Event{
+		Kind: Submitted, Gateway: 7, Sequence: 1, Model: ModelID{Name: "m"}, BatchSize: 1,
+		Attempt: 1,
+	})
 	in.tell(Event{Kind: Unused, Gateway: 7, Sequence: 1, Attempt: 1, Agent: "w0"})
-	in.tell(Event{Kind: Completed, Agent: "w0", Gateway: 7, Sequence: 1, Attempt: 1, Model: modelM, BatchSize: 1, Execution: 1e6})
+	in.tell(Event{
+		Kind: Completed, Agent: "w0", Gateway: 7, Sequence: 1, Attempt: 1, Model: modelM,
+		BatchSize: 1, Execution: 1e6,
+	})
 	if n := in.Sizes(); n["waiting"] != 1 || n["queries"] != 1 {
 		t.Errorf("%v, want the one that has no answer to wait", n)
 	}
@@ -218,8 +256,8 @@ func TestKeepsGivenBack(t *testing.T) {
 	}
 }
 
-// TestLargerBatches has a member's model take larger batches than what is known of its latency covers:
-// the lanes serve on, and take the larger ones, while the learning loop looks.
+// TestLargerBatches has a member's model take larger batches than what is known of its latency
+// covers: the lanes serve on, and take the larger ones, while the learning loop looks.
 func TestLargerBatches(t *testing.T) {
 	in := newTold(t)
 	in.greet("w0")
@@ -230,8 +268,14 @@ func TestLargerBatches(t *testing.T) {
 	in.tell(Event{Kind: Described, Member: larger})
 	for i, batch := range []int{3, 150} {
 		sequence := uint64(i + 1)
-		in.only(in.tell(Event{Kind: Submitted, Gateway: 7, Sequence: sequence, Model: modelM, BatchSize: batch}), Assign)
-		in.tell(Event{Kind: Completed, Agent: "w0", Gateway: 7, Sequence: sequence, Attempt: 1, Model: modelM, BatchSize: batch, Execution: 1e6})
+		in.only(
+			in.tell(Event{
+				Kind: Submitted, Gateway: 7, Sequence: sequence, Model: modelM, BatchSize: batch,
+			}), Assign)
+		in.tell(Event{
+			Kind: Completed, Agent: "w0", Gateway: 7, Sequence: sequence, Attempt: 1, Model: modelM,
+			BatchSize: batch, Execution: 1e6,
+		})
 		in.now += time.Second
 	}
 	// What was found for fewer comes too late.

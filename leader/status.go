@@ -47,8 +47,8 @@ type ModelStatus struct {
 // Status is what is known now.
 func (s *State) Status() *Status {
 	all, late := s.matcher.Waiting()
-	// Rates are not over longer than this agent has led, but over long enough that a single query is
-	// not taken for many a second.
+	// Rates are not over longer than this agent has led, but over long enough that a single query
+	// is not taken for many a second.
 	span := min(max(s.now, time.Second), rateSeconds*time.Second)
 	out := &Status{Waiting: all, WaitingLate: late, Limit: s.limit}
 	out.Rate = s.arrived.sum(s.now, span) / span.Seconds()
@@ -67,7 +67,8 @@ func (s *State) Status() *Status {
 	for _, m := range s.models {
 		minute, lately := m.last(s.now, StatusSeconds), m.last(s.now, rateSeconds)
 		status := ModelStatus{ModelID: m.ModelID}
-		status.Answered, status.Late, status.Refused = m.total.answered, m.total.late, m.total.refused
+		status.Answered, status.Late, status.Refused = m.total.answered, m.total.late,
+			m.total.refused
 		status.Rate = float64(lately.answered+lately.refused) / span.Seconds()
 		if n := minute.answered + minute.refused; n > 0 {
 			status.Within, status.Any = float64(minute.answered-minute.late)/float64(n), true
@@ -151,11 +152,15 @@ func (r *ring) sum(now time.Duration, over time.Duration) (sum float64) {
 	return sum
 }
 
-// Holds is what the state believes a member's lane to have; of each it has the query and the attempt.
+// Holds is what the state believes a member's lane to have; of each it has the query and the
+// attempt.
 func (s *State) Holds(agent string, lane int) (all []Held) {
 	if ln := s.lane(agent, lane); ln != nil {
 		for _, r := range s.matcher.Holds(nil, ln.id) {
-			h := Held{Gateway: r.Query.Gateway, Sequence: r.Query.Sequence, Attempt: r.Attempt, Lane: lane}
+			h := Held{
+				Gateway: r.Query.Gateway, Sequence: r.Query.Sequence, Attempt: r.Attempt,
+				Lane: lane,
+			}
 			all = append(all, h)
 		}
 	}

@@ -153,7 +153,8 @@ type testQuery struct {
 	ran                        int
 	places                     []*testMember // where its attempts were
 	withdrawn                  bool          // the leader has been told that it has its outcome
-	excused                    bool          // a lane of its attempts was lost, or something else on its way
+	// a lane of its attempts was lost, or something else on its way
+	excused bool
 }
 
 func (q *testQuery) String() string { return fmt.Sprintf("%d/%d", q.g.id, q.sequence) }
@@ -317,7 +318,8 @@ func (w *world) step(e *Event) {
 		return
 	}
 	if e.Kind == Submitted && e.Agent != "" {
-		if m := w.member(e.Agent); m.link == nil || !m.link.opened { // the leader has never had that lane, or has lost it
+		// the leader has never had that lane, or has lost it
+		if m := w.member(e.Agent); m.link == nil || !m.link.opened {
 			w.find(e.Gateway, e.Sequence).excused = true
 		}
 	}
@@ -351,11 +353,13 @@ func (w *world) do(a *Action) {
 		if w.trace != nil {
 			w.note("<- %s", AppendAction(nil, a))
 		}
-		if q := w.find(d.Query.Gateway, d.Query.Sequence); q != nil && d.Reason == match.LaneOverdue {
+		if q := w.find(d.Query.Gateway, d.Query.Sequence); q != nil &&
+			d.Reason == match.LaneOverdue {
 			q.excused = true
 		}
 		if a.Kind == Assign {
-			if q := w.find(d.Query.Gateway, d.Query.Sequence); q != nil && q.withdrawn && q.outcome != "" {
+			if q := w.find(d.Query.Gateway, d.Query.Sequence); q != nil && q.withdrawn &&
+				q.outcome != "" {
 				w.failf("%v is assigned, and the leader was told that it is %s", q, q.outcome)
 			}
 			depth := 1
@@ -363,7 +367,8 @@ func (w *world) do(a *Action) {
 				depth = worldDepth
 			}
 			if held := w.state.Holds(a.Agent, a.Lane); len(held) > depth {
-				w.failf("%d/%d is assigned to %s, which is believed to hold %v", d.Query.Gateway, d.Query.Sequence, a.Agent, held)
+				w.failf("%d/%d is assigned to %s, which is believed to hold %v", d.Query.Gateway,
+					d.Query.Sequence, a.Agent, held)
 			}
 		}
 		for _, g := range w.gateways {
@@ -397,8 +402,8 @@ func (w *world) excuse(m *testMember) {
 	}
 }
 
-// cut ends a member's link. The leader may take what the lanes have answered, and could not tell it, for
-// lost, and give it to another before its gateway has the answer.
+// cut ends a member's link. The leader may take what the lanes have answered, and could not tell
+// it, for lost, and give it to another before its gateway has the answer.
 func (w *world) cut(m *testMember) {
 	m.link.up.ended = true
 	m.link = nil
@@ -456,7 +461,10 @@ func (m *testMember) greet(link *testLink) {
 	for lane, queue := range m.lanes {
 		e.Free = append(e.Free, m.remaining(lane))
 		for _, a := range queue {
-			e.Holds = append(e.Holds, Held{Gateway: a.call.q.g.id, Sequence: a.call.q.sequence, Attempt: a.call.attempt, Lane: lane, Model: modelM, BatchSize: a.call.q.batch})
+			e.Holds = append(e.Holds, Held{
+				Gateway: a.call.q.g.id, Sequence: a.call.q.sequence, Attempt: a.call.attempt,
+				Lane: lane, Model: modelM, BatchSize: a.call.q.batch,
+			})
 		}
 	}
 	link.said = true
@@ -496,8 +504,10 @@ func (m *testMember) tell(c *call, refused bool, took time.Duration) {
 		c.q.excused = true // as in cut
 		return
 	}
-	e := Event{Kind: Completed, Agent: m.member.Name, Lane: c.lane, Gateway: c.q.g.id, Sequence: c.q.sequence, Attempt: c.attempt,
-		Remaining: m.remaining(c.lane), Refused: refused, Model: modelM, BatchSize: c.q.batch, Execution: took, Latency: m.w.now - c.q.arrived}
+	e := Event{Kind: Completed, Agent: m.member.Name, Lane: c.lane, Gateway: c.q.g.id,
+		Sequence: c.q.sequence, Attempt: c.attempt,
+		Remaining: m.remaining(c.lane), Refused: refused, Model: modelM, BatchSize: c.q.batch,
+		Execution: took, Latency: m.w.now - c.q.arrived}
 	m.w.send(&link.up, true, func() { m.w.step(&e) })
 }
 
@@ -593,14 +603,18 @@ func (g *testGateway) arrive() {
 
 // submit has the leader look for a lane, or reserve the one that the query is on.
 func (g *testGateway) submit(q *testQuery) {
-	e := Event{Kind: Submitted, Gateway: g.id, Sequence: q.sequence, Attempt: q.number, Model: ModelID{Name: "m"}, BatchSize: q.batch, Waited: g.w.now - q.arrived}
+	e := Event{
+		Kind: Submitted, Gateway: g.id, Sequence: q.sequence, Attempt: q.number,
+		Model: ModelID{Name: "m"}, BatchSize: q.batch, Waited: g.w.now - q.arrived,
+	}
 	q.submitted, q.waits = true, true
 	if q.at != nil && !q.void {
 		e.Agent, e.Lane, e.Attempt, q.waits = q.at.to.member.Name, q.at.lane, q.at.attempt, false
 		q.at.claimed = true
 	}
 	g.message.submit = append(g.message.submit, e)
-	g.message.cancel = slices.DeleteFunc(g.message.cancel, func(c Event) bool { return c.Sequence == q.sequence })
+	g.message.cancel = slices.DeleteFunc(g.message.cancel,
+		func(c Event) bool { return c.Sequence == q.sequence })
 	g.flush()
 }
 
@@ -632,14 +646,19 @@ func (g *testGateway) flush() {
 
 func (g *testGateway) unused(sequence uint64, attempt int, agent string, lane int) {
 	if g.stream != nil {
-		g.message.unused = append(g.message.unused, Event{Kind: Unused, Gateway: g.id, Sequence: sequence, Attempt: attempt, Agent: agent, Lane: lane})
+		g.message.unused = append(g.message.unused, Event{
+			Kind: Unused, Gateway: g.id, Sequence: sequence, Attempt: attempt, Agent: agent,
+			Lane: lane,
+		})
 		g.flush()
 	}
 }
 
 func (g *testGateway) cancel(sequence uint64) {
 	if g.stream != nil {
-		g.message.cancel = append(g.message.cancel, Event{Kind: Cancelled, Gateway: g.id, Sequence: sequence})
+		g.message.cancel = append(g.message.cancel, Event{
+			Kind: Cancelled, Gateway: g.id, Sequence: sequence,
+		})
 		g.flush()
 	}
 }
@@ -775,7 +794,8 @@ func (g *testGateway) closed() {
 	if w.one(2) { // some are decided alone
 		w.after(w.between(5*time.Millisecond, 50*time.Millisecond), func() {
 			for _, q := range slices.Clone(g.queries) {
-				if g.stream == nil && !g.dead && !q.submitted && (q.at == nil || q.void) && q.attempts < match.MaxAttempts {
+				if g.stream == nil && !g.dead && !q.submitted && (q.at == nil || q.void) &&
+					q.attempts < match.MaxAttempts {
 					g.alone(q)
 				}
 			}

@@ -54,8 +54,8 @@ type Config struct {
 	QoSTarget     time.Duration
 	QoSPercentile float64 // in (0, 100]; default 99
 	// Deadline is when a query without a timeout of its own is dropped, counted from its arrival;
-	// at least QoSTarget, default 10 x QoSTarget. Where it is above a minute, it is also the longest
-	// timeout that counts.
+	// at least QoSTarget, default 10 x QoSTarget. Where it is above a minute, it is also the
+	// longest timeout that counts.
 	Deadline time.Duration
 	// LargestBatchSize bounds a query's batch size; in [1, 2^20], default 1000.
 	LargestBatchSize int
@@ -96,7 +96,10 @@ const (
 
 // DefaultConfig is the configuration of a model without a model.yaml.
 func DefaultConfig() Config {
-	c := Config{QoSTarget: 100 * time.Millisecond, QoSPercentile: 99, LargestBatchSize: 1000, Late: LateServe}
+	c := Config{
+		QoSTarget: 100 * time.Millisecond, QoSPercentile: 99, LargestBatchSize: 1000,
+		Late: LateServe,
+	}
 	c.setDefaults()
 	return c
 }
@@ -122,19 +125,28 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	check(c.QoSTarget > 0 && c.QoSTarget <= longestQoSTarget, "QoS target is %v, expected more than 0 and at most %v", c.QoSTarget, longestQoSTarget)
-	check(c.QoSPercentile > 0 && c.QoSPercentile <= 100, "QoS percentile is %v, expected more than 0 and at most 100", c.QoSPercentile)
-	check(c.Deadline >= c.QoSTarget && c.Deadline <= longestDeadline, "deadline is %v, expected at least the QoS target of %v and at most %v", c.Deadline, c.QoSTarget, longestDeadline)
-	check(c.LargestBatchSize >= 1 && c.LargestBatchSize <= largestBatchSize, "largest batch size is %d, expected 1 to %d", c.LargestBatchSize, largestBatchSize)
-	check(c.Late == LateServe || c.Late == LateReject, "late is %q, expected %q or %q", c.Late, LateServe, LateReject)
+	check(c.QoSTarget > 0 && c.QoSTarget <= longestQoSTarget,
+		"QoS target is %v, expected more than 0 and at most %v", c.QoSTarget, longestQoSTarget)
+	check(c.QoSPercentile > 0 && c.QoSPercentile <= 100,
+		"QoS percentile is %v, expected more than 0 and at most 100", c.QoSPercentile)
+	check(c.Deadline >= c.QoSTarget && c.Deadline <= longestDeadline,
+		"deadline is %v, expected at least the QoS target of %v and at most %v", c.Deadline,
+		c.QoSTarget, longestDeadline)
+	check(c.LargestBatchSize >= 1 && c.LargestBatchSize <= largestBatchSize,
+		"largest batch size is %d, expected 1 to %d", c.LargestBatchSize, largestBatchSize)
+	check(c.Late == LateServe || c.Late == LateReject, "late is %q, expected %q or %q", c.Late,
+		LateServe, LateReject)
 	for _, n := range c.WarmUp {
-		check(n >= 1 && n <= c.LargestBatchSize, "warm-up batch size is %d, expected 1 to the largest batch size of %d", n, c.LargestBatchSize)
+		check(n >= 1 && n <= c.LargestBatchSize,
+			"warm-up batch size is %d, expected 1 to the largest batch size of %d", n,
+			c.LargestBatchSize)
 	}
 	for _, v := range c.Versions.Specific {
 		check(v >= 1, "version is %d, expected at least 1", v)
 	}
 	check(c.Versions.Latest >= 0, "latest versions are %d, expected at least 1", c.Versions.Latest)
-	check(c.Accuracy >= 0 && c.Accuracy <= 1, "accuracy is %v, expected more than 0 and at most 1", c.Accuracy)
+	check(c.Accuracy >= 0 && c.Accuracy <= 1, "accuracy is %v, expected more than 0 and at most 1",
+		c.Accuracy)
 	for _, p := range c.Inputs {
 		for i, b := range p.IDBounds {
 			check(b >= 1, "id bound %d of input %q is %d, expected at least 1", i, p.Name, b)

@@ -44,22 +44,29 @@ func TestParseConfig(t *testing.T) {
 		"empty":    {"", DefaultConfig()},
 		"comments": {"# nothing yet\n", DefaultConfig()},
 		"every key": {everyKey, Config{
-			QoSTarget: 25 * time.Millisecond, QoSPercentile: 99.9, Deadline: time.Second, LargestBatchSize: 512,
-			RowsIndependent: true, Late: LateReject, WarmUp: []int{1, 8, 512}, Versions: VersionPolicy{Latest: 2},
-			Family: "ctr", Accuracy: 0.93,
+			QoSTarget: 25 * time.Millisecond, QoSPercentile: 99.9, Deadline: time.Second,
+			LargestBatchSize: 512,
+			RowsIndependent:  true, Late: LateReject, WarmUp: []int{1, 8, 512},
+			Versions: VersionPolicy{Latest: 2},
+			Family:   "ctr", Accuracy: 0.93,
 			Inputs: []Port{
 				{Name: "dense", DataType: tensor.FP32, Shape: []int64{Dynamic, 512}},
 				{Name: "ids", IDBounds: []int64{1000, 20, 3}},
 			},
-			Outputs:   []Port{{Name: "score", DataType: tensor.FP32, Shape: []int64{Dynamic, 1}}},
-			Tables:    []Table{{Name: "table_0", Rows: 1000, Dim: 32, Lookups: 1}},
-			Generated: &Provenance{Generator: "muster zoo 1", Architecture: "paper", Scale: "1/16", Seed: 1<<64 - 1},
+			Outputs: []Port{{Name: "score", DataType: tensor.FP32, Shape: []int64{Dynamic, 1}}},
+			Tables:  []Table{{Name: "table_0", Rows: 1000, Dim: 32, Lookups: 1}},
+			Generated: &Provenance{
+				Generator: "muster zoo 1", Architecture: "paper", Scale: "1/16", Seed: 1<<64 - 1,
+			},
 		}},
 		"defaults follow": {"qos_target_ms: 0.5\nlargest_batch_size: 8\n", Config{
-			QoSTarget: 500 * time.Microsecond, QoSPercentile: 99, Deadline: 5 * time.Millisecond, LargestBatchSize: 8,
-			Late: LateServe, WarmUp: []int{1, 8},
+			QoSTarget: 500 * time.Microsecond, QoSPercentile: 99, Deadline: 5 * time.Millisecond,
+			LargestBatchSize: 8,
+			Late:             LateServe, WarmUp: []int{1, 8},
 		}},
-		"no warm-up": {"warm_up: []\n", func() Config { c := DefaultConfig(); c.WarmUp = []int{}; return c }()},
+		"no warm-up": {
+			"warm_up: []\n", func() Config { c := DefaultConfig(); c.WarmUp = []int{}; return c }(),
+		},
 	} {
 		got, err := parseConfig("model.yaml", []byte(c.yaml))
 		if err != nil {
@@ -75,7 +82,8 @@ func TestParseConfig(t *testing.T) {
 
 func TestConfigYAML(t *testing.T) {
 	for _, versions := range []string{"{latest: 2}", "all", "[3, 5]"} {
-		want, err := parseConfig("model.yaml", []byte(strings.Replace(everyKey, "{latest: 2}", versions, 1)))
+		want, err := parseConfig("model.yaml",
+			[]byte(strings.Replace(everyKey, "{latest: 2}", versions, 1)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,12 +161,14 @@ deadline_ms: 6
 
 func TestParseConfigOfOtherShapes(t *testing.T) {
 	for yaml, want := range map[string]string{
-		"- 1\n":                        "model.yaml:1: the document: got a list, expected a mapping",
+		"- 1\n": "model.yaml:1: the document: got a list, expected a " +
+			"mapping",
 		"a: [":                         "model.yaml: yaml: line 1",
 		"late: &x serve\nfamily: *x\n": "model.yaml:2: family: got an alias, expected text",
 		"null":                         "model.yaml:1: the document: got nothing",
 	} {
-		if _, err := parseConfig("model.yaml", []byte(yaml)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := parseConfig("model.yaml", []byte(yaml)); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got error %v, want %q", yaml, err, want)
 		}
 	}
@@ -166,16 +176,20 @@ func TestParseConfigOfOtherShapes(t *testing.T) {
 
 func TestValidate(t *testing.T) {
 	for want, edit := range map[string]func(*Config){
-		"QoS target is 0s":               func(c *Config) { c.QoSTarget = 0 },
-		"QoS percentile is 0":            func(c *Config) { c.QoSPercentile = 0 },
-		"deadline is 1ms":                func(c *Config) { c.Deadline = time.Millisecond },
-		"largest batch size is 0":        func(c *Config) { c.LargestBatchSize = 0 },
-		`late is "x"`:                    func(c *Config) { c.Late = "x" },
-		"warm-up batch size is 1001":     func(c *Config) { c.WarmUp = []int{1001} },
-		"version is 0":                   func(c *Config) { c.Versions.Specific = []int64{0} },
-		"latest versions are -1":         func(c *Config) { c.Versions.Latest = -1 },
-		"accuracy is 2":                  func(c *Config) { c.Accuracy = 2 },
-		`id bound 1 of input "ids" is 0`: func(c *Config) { c.Inputs = []Port{{Name: "ids", IDBounds: []int64{1, 0}}} },
+		"QoS target is 0s":           func(c *Config) { c.QoSTarget = 0 },
+		"QoS percentile is 0":        func(c *Config) { c.QoSPercentile = 0 },
+		"deadline is 1ms":            func(c *Config) { c.Deadline = time.Millisecond },
+		"largest batch size is 0":    func(c *Config) { c.LargestBatchSize = 0 },
+		`late is "x"`:                func(c *Config) { c.Late = "x" },
+		"warm-up batch size is 1001": func(c *Config) { c.WarmUp = []int{1001} },
+		"version is 0":               func(c *Config) { c.Versions.Specific = []int64{0} },
+		"latest versions are -1":     func(c *Config) { c.Versions.Latest = -1 },
+		"accuracy is 2":              func(c *Config) { c.Accuracy = 2 },
+		`id bound 1 of input "ids" is 0`: func(c *Config) {
+			c.Inputs = []Port{
+				{Name: "ids", IDBounds: []int64{1, 0}},
+			}
+		},
 	} {
 		c := DefaultConfig()
 		edit(&c)
@@ -191,11 +205,15 @@ func TestValidate(t *testing.T) {
 // What model.yaml says of inputs and outputs must fit the model.
 func TestReadVersionFaults(t *testing.T) {
 	for yaml, want := range map[string]string{
-		"inputs: [{name: idz}]":                         `input "idz": the model has ids`,
-		"inputs: [{name: ids, data_type: INT32}]":       `input "ids": data_type is INT32, the model has INT64`,
-		"inputs: [{name: ids, shape: [-1, 3]}]":         `input "ids": shape is [-1 3], the model has [-1 2]`,
-		"inputs: [{name: ids, id_bounds: [1, 2, 3]}]":   `input "ids": got 3 id_bounds, expected 1 or as many as the second dimension of shape [-1 2]`,
-		"outputs: [{name: same, data_type: FP32}]":      `output "same": data_type is FP32, the model has INT64`,
+		"inputs: [{name: idz}]": `input "idz": the model has ids`,
+		"inputs: [{name: ids, data_type: " +
+			"INT32}]": `input "ids": data_type is INT32, the model has INT64`,
+		"inputs: [{name: ids, shape: [-1, " +
+			"3]}]": `input "ids": shape is [-1 3], the model has [-1 2]`,
+		"inputs: [{name: ids, id_bounds: [1, 2, " +
+			"3]}]": `input "ids": got 3 id_bounds, expected 1 or as many as the second dimension of shape [-1 2]`,
+		"outputs: [{name: same, data_type: " +
+			"FP32}]": `output "same": data_type is FP32, the model has INT64`,
 		"outputs: [{name: same, id_bounds: [1]}]":       `unknown key "outputs[0].id_bounds"`,
 		"inputs: [{name: ids, id_bounds: [10, 20]}]":    "",
 		"inputs: [{name: ids, id_bounds: [10]}]":        "",
@@ -213,7 +231,8 @@ func TestReadVersionFaults(t *testing.T) {
 			}
 			continue
 		}
-		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), filepath.Join(b.dir, "m/model.yaml")) {
+		if err == nil || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), filepath.Join(b.dir, "m/model.yaml")) {
 			t.Errorf("%q: got error %v, want %q and the path", yaml, err, want)
 		}
 	}
@@ -227,7 +246,8 @@ func TestReadVersionOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"../m", "", ".", "..", b.dir + "/m"} {
-		if _, err := ReadVersion(inner, name, 1); err == nil || !strings.Contains(err.Error(), "models: invalid name") {
+		if _, err := ReadVersion(inner, name, 1); err == nil ||
+			!strings.Contains(err.Error(), "models: invalid name") {
 			t.Errorf("%q: got error %v", name, err)
 		}
 	}

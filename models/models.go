@@ -87,7 +87,8 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	outputs, more := merge("output", s.Outputs, c.Outputs)
 	v.Outputs = outputs
 	if errs = append(errs, more...); len(errs) > 0 {
-		return nil, fmt.Errorf("%s does not fit %s: %w", filepath.Join(dir, model, ConfigFile), path, errors.Join(errs...))
+		return nil, fmt.Errorf("%s does not fit %s: %w", filepath.Join(dir, model, ConfigFile),
+			path, errors.Join(errs...))
 	}
 	return v, nil
 }
@@ -95,8 +96,11 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 // checkName refuses what cannot be the folder of a model, so that no name from
 // outside leads out of the repository.
 func checkName(model string) error {
-	if model == "" || strings.HasPrefix(model, ".") || strings.ContainsAny(model, "/\\\x00") || !filepath.IsLocal(model) {
-		return fmt.Errorf("%w: model %q; expected the name of a folder of the model directory, not hidden", ErrName, model)
+	if model == "" || strings.HasPrefix(model, ".") || strings.ContainsAny(model, "/\\\x00") ||
+		!filepath.IsLocal(model) {
+		return fmt.Errorf(
+			"%w: model %q; expected the name of a folder of the model directory, not hidden",
+			ErrName, model)
 	}
 	return nil
 }
@@ -136,15 +140,19 @@ func merge(role string, have []onnx.Port, said []Port) ([]Port, []error) {
 	for _, s := range said {
 		i := slices.Index(names, s.Name)
 		if i < 0 {
-			errs = append(errs, fmt.Errorf("%s %q: the model has %s", role, s.Name, strings.Join(names, ", ")))
+			errs = append(errs,
+				fmt.Errorf("%s %q: the model has %s", role, s.Name, strings.Join(names, ", ")))
 			continue
 		}
 		p := &ports[i]
 		if s.DataType != "" && s.DataType != p.DataType {
-			errs = append(errs, fmt.Errorf("%s %q: data_type is %s, the model has %s", role, s.Name, s.DataType, p.DataType))
+			errs = append(errs,
+				fmt.Errorf("%s %q: data_type is %s, the model has %s", role, s.Name, s.DataType,
+					p.DataType))
 		}
 		if s.Shape != nil && p.Shape != nil && !slices.Equal(s.Shape, p.Shape) {
-			errs = append(errs, fmt.Errorf("%s %q: shape is %v, the model has %v", role, s.Name, s.Shape, p.Shape))
+			errs = append(errs,
+				fmt.Errorf("%s %q: shape is %v, the model has %v", role, s.Name, s.Shape, p.Shape))
 		}
 		if p.Shape == nil {
 			p.Shape = s.Shape
@@ -161,7 +169,8 @@ func merge(role string, have []onnx.Port, said []Port) ([]Port, []error) {
 
 func checkBounds(p Port, bounds []int64) error {
 	switch p.DataType {
-	case tensor.Int8, tensor.Int16, tensor.Int32, tensor.Int64, tensor.Uint8, tensor.Uint16, tensor.Uint32, tensor.Uint64:
+	case tensor.Int8, tensor.Int16, tensor.Int32, tensor.Int64, tensor.Uint8, tensor.Uint16,
+		tensor.Uint32, tensor.Uint64:
 	default:
 		return fmt.Errorf("id_bounds for elements of type %s, expected integers", p.DataType)
 	}
@@ -169,7 +178,9 @@ func checkBounds(p Port, bounds []int64) error {
 		return nil
 	}
 	if len(p.Shape) < 2 || p.Shape[1] != int64(len(bounds)) {
-		return fmt.Errorf("got %d id_bounds, expected 1 or as many as the second dimension of shape %v", len(bounds), p.Shape)
+		return fmt.Errorf(
+			"got %d id_bounds, expected 1 or as many as the second dimension of shape %v",
+			len(bounds), p.Shape)
 	}
 	return nil
 }

@@ -23,7 +23,8 @@ func TestRepositoryWithONNXRuntime(t *testing.T) {
 	dir := t.TempDir()
 	generate := func(dir string, seed uint64) {
 		t.Helper()
-		if _, err := zoo.Generate(t.Context(), dir, "ncf", zoo.Options{Scale: zoo.Small, Seed: seed}); err != nil {
+		if _, err := zoo.Generate(t.Context(), dir, "ncf",
+			zoo.Options{Scale: zoo.Small, Seed: seed}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -32,7 +33,9 @@ func TestRepositoryWithONNXRuntime(t *testing.T) {
 	events := make(chan models.Event, 100) // more than there will be
 	r, err := models.Open(dir, func(ctx context.Context, v *models.Version) (runtime.Model, error) {
 		return ort.Load(ctx, v)
-	}, models.Options{PollInterval: 5 * time.Millisecond, OnEvent: func(e models.Event) { events <- e }})
+	}, models.Options{
+		PollInterval: 5 * time.Millisecond, OnEvent: func(e models.Event) { events <- e },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +84,8 @@ func TestRepositoryWithONNXRuntime(t *testing.T) {
 
 	other := t.TempDir()
 	generate(other, 2)
-	if err := os.Rename(filepath.Join(other, "ncf", "1"), filepath.Join(dir, "ncf", "2")); err != nil {
+	if err := os.Rename(filepath.Join(other, "ncf", "1"),
+		filepath.Join(dir, "ncf", "2")); err != nil {
 		t.Fatal(err)
 	}
 	if e := await(2); e.Err != nil {
@@ -106,7 +110,8 @@ func TestRepositoryWithONNXRuntime(t *testing.T) {
 	if err := os.Rename(broken, filepath.Join(dir, "ncf", "3")); err != nil {
 		t.Fatal(err)
 	}
-	if e := await(3); e.Err == nil || !strings.Contains(e.Err.Error(), filepath.Join(dir, "ncf", "3", models.ModelFile+".data")) {
+	if e := await(3); e.Err == nil ||
+		!strings.Contains(e.Err.Error(), filepath.Join(dir, "ncf", "3", models.ModelFile+".data")) {
 		t.Errorf("a version without its data: got error %v", e.Err)
 	}
 	if !bytes.Equal(answer(), second) {

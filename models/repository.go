@@ -260,13 +260,16 @@ func (r *Repository[M]) Run(ctx context.Context) error {
 			found, err := scan(r.dir)
 			if err == nil {
 				if unreadable != "" {
-					r.options.Logger.Info("the model directory can be read again", "event", "returned")
+					r.options.Logger.Info("the model directory can be read again", "event",
+						"returned")
 				}
 				unreadable = ""
 				r.note(found, false)
 			} else if err.Error() != unreadable {
 				unreadable = err.Error()
-				r.options.Logger.Error("cannot read the model directory; what is loaded goes on serving", "error", err, "event", "broken")
+				r.options.Logger.Error(
+					"cannot read the model directory; what is loaded goes on serving", "error", err,
+					"event", "broken")
 			}
 		}
 	}
@@ -337,13 +340,15 @@ func (r *Repository[M]) whyUnavailable(model string, version int64) error {
 		if len(there) > 10 {
 			there, more = there[:10], ", ..."
 		}
-		return fmt.Errorf("%w: model %.255q; there are %s%s", ErrNotFound, model, strings.Join(there, ", "), more)
+		return fmt.Errorf("%w: model %.255q; there are %s%s", ErrNotFound, model,
+			strings.Join(there, ", "), more)
 	}
 	if version == 0 {
 		reasons := make([]string, 0, len(m.versions))
 		for _, s := range r.statuses(m) {
 			if s.Version != 0 {
-				reasons = append(reasons, fmt.Sprintf("version %d is %s: %s", s.Version, s.State, s.Reason))
+				reasons = append(reasons,
+					fmt.Sprintf("version %d is %s: %s", s.Version, s.State, s.Reason))
 			} else {
 				reasons = append(reasons, s.Reason)
 			}
@@ -352,10 +357,12 @@ func (r *Repository[M]) whyUnavailable(model string, version int64) error {
 	}
 	v, ok := m.versions[version]
 	if !ok {
-		return fmt.Errorf("%w: version %d of model %q; there are %v", ErrNotFound, version, model, slices.Sorted(maps.Keys(m.versions)))
+		return fmt.Errorf("%w: version %d of model %q; there are %v", ErrNotFound, version, model,
+			slices.Sorted(maps.Keys(m.versions)))
 	}
 	s := r.status(m, v)
-	return fmt.Errorf("%w: version %d of model %q is %s: %s", ErrNotReady, version, model, s.State, s.Reason)
+	return fmt.Errorf("%w: version %d of model %q is %s: %s", ErrNotReady, version, model, s.State,
+		s.Reason)
 }
 
 // Index lists every version known, by model and version.
@@ -389,7 +396,9 @@ func (r *Repository[M]) status(m *model[M], v *version[M]) Status {
 		if v.loading {
 			s.Reason = "its files changed and are being loaded"
 		} else if v.broken() {
-			s.Reason = fmt.Sprintf("its files changed and cannot be loaded, what was loaded before serves: %v", v.failure)
+			s.Reason = fmt.Sprintf(
+				"its files changed and cannot be loaded, what was loaded before serves: %v",
+				v.failure)
 		}
 	case v.loading:
 		s.State = Loading
@@ -526,7 +535,8 @@ func (r *Repository[M]) noteModel(name string, f folder, trust bool) {
 		r.models[name] = m
 	}
 	if f.problem != "" && f.problem != m.problem {
-		r.options.Logger.Warn("model cannot be served", "model", name, "reason", f.problem, "event", "broken")
+		r.options.Logger.Warn("model cannot be served", "model", name, "reason", f.problem, "event",
+			"broken")
 	}
 	if f.problem == "" && m.problem != "" && len(f.versions) > 0 {
 		r.options.Logger.Info("model can be served again", "model", name, "event", "returned")
@@ -556,7 +566,8 @@ func (r *Repository[M]) noteModel(name string, f folder, trust bool) {
 	if m.unloaded && !maps.Equal(m.unloadedAs, m.files()) {
 		m.unloaded = false
 	}
-	if l := m.loading; l != nil && (l.stable && l.found != l.files || !m.wants(l.version) && m.next() != nil) {
+	if l := m.loading; l != nil && (l.stable && l.found != l.files ||
+		!m.wants(l.version) && m.next() != nil) {
 		l.cancel(errUnwanted)
 	}
 }
@@ -612,7 +623,8 @@ func (r *Repository[M]) startNext(ctx context.Context) (idle bool) {
 	defer r.mu.Unlock()
 	all := slices.SortedFunc(maps.Values(r.models), func(a, b *model[M]) int {
 		// What a caller waits for comes first.
-		return cmp.Or(cmp.Compare(min(1, len(b.waiting)), min(1, len(a.waiting))), cmp.Compare(a.name, b.name))
+		return cmp.Or(cmp.Compare(min(1, len(b.waiting)), min(1, len(a.waiting))),
+			cmp.Compare(a.name, b.name))
 	})
 	for _, m := range all {
 		if m.loading != nil {
@@ -673,7 +685,8 @@ func (r *Repository[M]) start(ctx context.Context, m *model[M], v *version[M]) {
 		start := time.Now()
 		slow := time.AfterFunc(patience, func() {
 			r.options.Logger.Warn("model is still being loaded; others no longer wait for it",
-				"model", m.name, "version", v.number, "after", patience, "load_timeout", r.options.LoadTimeout, "event", "slow")
+				"model", m.name, "version", v.number, "after", patience, "load_timeout",
+				r.options.LoadTimeout, "event", "slow")
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.pass(l)
@@ -726,7 +739,9 @@ func (r *Repository[M]) run(ctx context.Context, name string, number int64) (*Lo
 		select {
 		case res = <-ended:
 		case <-timer.C:
-			r.options.Logger.Error("load does not end; it is left behind and keeps a thread and its memory until it does",
+			r.options.Logger.Error(
+				"load does not end; it is left behind and keeps a thread and its memory until it "+
+					"does",
 				"model", name, "version", number, "reason", context.Cause(ctx), "event", "slow")
 			go func() {
 				if res := <-ended; res.err == nil {
@@ -737,13 +752,15 @@ func (r *Repository[M]) run(ctx context.Context, name string, number int64) (*Lo
 		}
 	}
 	if res.err != nil && context.Cause(ctx) == ErrSlow {
-		return nil, fmt.Errorf("load version %d of model %q: %w: more than %v", number, name, ErrSlow, r.options.LoadTimeout)
+		return nil, fmt.Errorf("load version %d of model %q: %w: more than %v", number, name,
+			ErrSlow, r.options.LoadTimeout)
 	}
 	return res.loaded, res.err
 }
 
 // loaded has a version serve, or notes why it does not.
-func (r *Repository[M]) loaded(ctx context.Context, l *load[M], loaded *Loaded[M], err error, took time.Duration) {
+func (r *Repository[M]) loaded(ctx context.Context, l *load[M], loaded *Loaded[M], err error,
+	took time.Duration) {
 	m, v := l.model, l.version
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -762,13 +779,15 @@ func (r *Repository[M]) loaded(ctx context.Context, l *load[M], loaded *Loaded[M
 		for _, req := range m.waiting {
 			req.errs = append(req.errs, err)
 		}
-		r.options.Logger.Error("model not loaded", "model", m.name, "version", v.number, "error", err, "older_load_serves", v.loaded != nil, "event", "broken")
+		r.options.Logger.Error("model not loaded", "model", m.name, "version", v.number, "error",
+			err, "older_load_serves", v.loaded != nil, "event", "broken")
 		r.tell(m, v, Event{Err: err})
 	default:
 		r.retire(m, v, "") // what was loaded before; its new load serves
 		v.loaded, v.loadedAs, v.failure = loaded, l.files, nil
 		r.publish()
-		r.options.Logger.Info("model ready", "model", m.name, "version", v.number, "took_ms", took.Milliseconds(), "event", "loaded")
+		r.options.Logger.Info("model ready", "model", m.name, "version", v.number, "took_ms",
+			took.Milliseconds(), "event", "loaded")
 		r.tell(m, v, Event{LoadTime: max(took, 1)})
 	}
 	r.update()
@@ -808,7 +827,8 @@ func (r *Repository[M]) retire(m *model[M], v *version[M], why string) {
 		return
 	}
 	if why != "" {
-		r.options.Logger.Info("model serves no more", "model", m.name, "version", v.number, "why", why, "event", "unloaded")
+		r.options.Logger.Info("model serves no more", "model", m.name, "version", v.number, "why",
+			why, "event", "unloaded")
 	}
 	v.loaded = nil
 	v.retiring++
@@ -818,7 +838,8 @@ func (r *Repository[M]) retire(m *model[M], v *version[M], why string) {
 		err := l.Model.Close()
 		close(l.closed)
 		if err != nil {
-			r.options.Logger.Error("close model", "model", m.name, "version", v.number, "error", err)
+			r.options.Logger.Error("close model", "model", m.name, "version", v.number, "error",
+				err)
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -882,6 +903,7 @@ func (r *Repository[M]) publish() {
 func (r *Repository[M]) tell(m *model[M], v *version[M], e Event) {
 	e.Status = r.status(m, v)
 	v.told = e.Status
-	r.options.Logger.Debug("model state", "model", m.name, "version", v.number, "state", string(e.State), "reason", e.Reason)
+	r.options.Logger.Debug("model state", "model", m.name, "version", v.number, "state",
+		string(e.State), "reason", e.Reason)
 	r.options.OnEvent(e)
 }

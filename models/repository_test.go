@@ -159,7 +159,9 @@ func identity() string {
 		Name:    "identity",
 		Inputs:  []onnx.Port{{Name: "ids", DataType: tensor.Int64, Shape: []int64{Dynamic, 2}}},
 		Outputs: []onnx.Port{{Name: "same", DataType: tensor.Int64, Shape: []int64{Dynamic, 2}}},
-		Nodes:   []onnx.Node{{Op: "Identity", Name: "node", Inputs: []string{"ids"}, Outputs: []string{"same"}}},
+		Nodes: []onnx.Node{
+			{Op: "Identity", Name: "node", Inputs: []string{"ids"}, Outputs: []string{"same"}},
+		},
 	}
 	return string(m.Marshal())
 }
@@ -178,7 +180,8 @@ func (b *bench) serves(model string, want int64) {
 		l.Release()
 	}
 	if got != want {
-		b.t.Errorf("%s serves version %d (error %v), want %d; index %v", model, got, err, want, b.Index())
+		b.t.Errorf("%s serves version %d (error %v), want %d; index %v", model, got, err, want,
+			b.Index())
 	}
 }
 
@@ -197,8 +200,10 @@ func (b *bench) status(model string, version int64, state State, reason string) 
 	b.t.Helper()
 	for _, s := range b.Index() {
 		if s.Model == model && s.Version == version {
-			if s.State != state || !strings.Contains(s.Reason, reason) || (reason == "" && s.Reason != "") {
-				b.t.Errorf("%s/%d is %s (%s), want %s (%s)", model, version, s.State, s.Reason, state, reason)
+			if s.State != state || !strings.Contains(s.Reason, reason) ||
+				(reason == "" && s.Reason != "") {
+				b.t.Errorf("%s/%d is %s (%s), want %s (%s)", model, version, s.State, s.Reason,
+					state, reason)
 			}
 			return
 		}
@@ -209,14 +214,16 @@ func (b *bench) status(model string, version int64, state State, reason string) 
 func TestOpenErrors(t *testing.T) {
 	dir := t.TempDir()
 	missing := filepath.Join(dir, "missing")
-	if _, err := Open[*fake](missing, nil, Options{}); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), missing) {
+	if _, err := Open[*fake](missing, nil, Options{}); !errors.Is(err, os.ErrNotExist) ||
+		!strings.Contains(err.Error(), missing) {
 		t.Errorf("missing: got error %v", err)
 	}
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open[*fake](file, nil, Options{}); err == nil || !strings.Contains(err.Error(), "is not a directory") {
+	if _, err := Open[*fake](file, nil, Options{}); err == nil ||
+		!strings.Contains(err.Error(), "is not a directory") {
 		t.Errorf("file: got error %v", err)
 	}
 }
@@ -230,7 +237,8 @@ func TestNoModels(t *testing.T) {
 			t.Errorf("index %v, want none", index)
 		}
 		_, err := b.Acquire("ncf", 0)
-		if !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), `model "ncf"; there are none`) {
+		if !errors.Is(err, ErrNotFound) ||
+			!strings.Contains(err.Error(), `model "ncf"; there are none`) {
 			t.Errorf("got error %v", err)
 		}
 		b.add("ncf/1")
@@ -286,9 +294,11 @@ func TestAcquireErrors(t *testing.T) {
 			{"../ncf", 0, ErrNotFound, `model "../ncf"`},
 			{"ncf", 3, ErrNotFound, `version 3 of model "ncf"; there are [1 2]`},
 			{"ncf", -1, ErrNotFound, "version -1"},
-			{"ncf", 1, ErrNotReady, `version 1 of model "ncf" is UNAVAILABLE: not chosen by the version policy`},
+			{"ncf", 1, ErrNotReady,
+				`version 1 of model "ncf" is UNAVAILABLE: not chosen by the version policy`},
 		} {
-			if _, err := b.Acquire(c.model, c.version); !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
+			if _, err := b.Acquire(c.model, c.version); !errors.Is(err, c.is) ||
+				!strings.Contains(err.Error(), c.want) {
 				t.Errorf("%s/%d: got error %v, want %q", c.model, c.version, err, c.want)
 			}
 		}
@@ -416,7 +426,8 @@ func TestChangedVersion(t *testing.T) {
 		b.write("ncf/1/model.onnx", "garbage")
 		b.polls(3)
 		b.serves("ncf", 1)
-		b.status("ncf", 1, Ready, "what was loaded before serves: read model "+filepath.Join(b.dir, "ncf/1/model.onnx"))
+		b.status("ncf", 1, Ready,
+			"what was loaded before serves: read model "+filepath.Join(b.dir, "ncf/1/model.onnx"))
 		if first.Model.closed.Load() {
 			t.Error("what was loaded before is closed")
 		}
@@ -458,13 +469,17 @@ func TestBrokenModel(t *testing.T) {
 		b.status("warm", 1, Unavailable, "load "+path("warm/1/model.onnx")+": out of memory")
 		b.status("corrupt", 1, Unavailable, path("corrupt/1/model.onnx")+": not a valid ONNX model")
 		b.status("empty", 1, Unavailable, path("empty/1/model.onnx")+": no such file")
-		b.status("flat", 0, Unavailable, "expected a folder with the version's number as its name, such as "+path("flat/1/model.onnx")+"; found model.onnx")
+		b.status("flat", 0, Unavailable,
+			"expected a folder with the version's number as its name, such as "+
+				path("flat/1/model.onnx")+"; found model.onnx")
 		b.status("config", 1, Unavailable, path("config/model.yaml")+`:1: late: got "never"`)
 		b.status("config", 1, Unavailable, path("config/model.yaml")+`:2: unknown key "qos"`)
-		if _, err := b.Acquire("flat", 0); !errors.Is(err, ErrNotReady) || !strings.Contains(err.Error(), "holds no version") {
+		if _, err := b.Acquire("flat", 0); !errors.Is(err, ErrNotReady) ||
+			!strings.Contains(err.Error(), "holds no version") {
 			t.Errorf("flat: got error %v", err)
 		}
-		if _, err := b.Acquire("warm", 0); !errors.Is(err, ErrNotReady) || !strings.Contains(err.Error(), "out of memory") {
+		if _, err := b.Acquire("warm", 0); !errors.Is(err, ErrNotReady) ||
+			!strings.Contains(err.Error(), "out of memory") {
 			t.Errorf("warm: got error %v", err)
 		}
 	})
@@ -526,7 +541,8 @@ func TestRemovedVersion(t *testing.T) {
 				gone = append(gone, e)
 			}
 		}
-		if fmt.Sprint(gone) != "[ncf/2 UNAVAILABLE gone ncf/1 UNAVAILABLE gone]" || b.events[len(b.events)-1] != gone[1] {
+		if fmt.Sprint(gone) != "[ncf/2 UNAVAILABLE gone ncf/1 UNAVAILABLE gone]" ||
+			b.events[len(b.events)-1] != gone[1] {
 			t.Errorf("told that %q are gone, and last %q", gone, b.events[len(b.events)-1])
 		}
 	})
@@ -627,7 +643,9 @@ func TestLoadAndUnload(t *testing.T) {
 		}
 		b.serves("dien", 1)
 
-		for _, name := range []string{"", ".", "..", "../ncf", "/ncf", "ncf/1", ".hidden", "a\x00b", `a\b`} {
+		for _, name := range []string{
+			"", ".", "..", "../ncf", "/ncf", "ncf/1", ".hidden", "a\x00b", `a\b`,
+		} {
 			if err := b.Load(ctx, name); !errors.Is(err, ErrName) {
 				t.Errorf("load %q: got error %v", name, err)
 			}
@@ -661,7 +679,8 @@ func TestLoadOfBrokenModel(t *testing.T) {
 		}
 		b.serves("ncf", 1)
 		b.write("flat/model.onnx", identity())
-		if err := b.Load(t.Context(), "flat"); !errors.Is(err, ErrNotReady) || !strings.Contains(err.Error(), "holds no version") {
+		if err := b.Load(t.Context(), "flat"); !errors.Is(err, ErrNotReady) ||
+			!strings.Contains(err.Error(), "holds no version") {
 			t.Errorf("flat: got error %v", err)
 		}
 	})
@@ -773,7 +792,10 @@ func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.add("ncf/1", "wnd/1")
-		r, err := Open(b.dir, func(_ context.Context, v *Version) (*fake, error) { return &fake{version: v}, nil }, Options{})
+		r, err := Open(
+			b.dir, func(_ context.Context, v *Version) (*fake, error) {
+				return &fake{version: v}, nil
+			}, Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -815,7 +837,9 @@ func TestClose(t *testing.T) {
 func TestQueriesDuringChanges(t *testing.T) {
 	b := newBench(t)
 	b.add("ncf/1")
-	r, err := Open(b.dir, func(_ context.Context, v *Version) (*fake, error) { return &fake{version: v}, nil }, Options{PollInterval: time.Millisecond})
+	r, err := Open(
+		b.dir, func(_ context.Context, v *Version) (*fake, error) { return &fake{version: v}, nil },
+		Options{PollInterval: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -881,7 +905,9 @@ func TestAcquireAllocates(t *testing.T) {
 func BenchmarkAcquire(b *testing.B) {
 	w := newBench(b)
 	w.add("ncf/1")
-	r, err := Open(w.dir, func(_ context.Context, v *Version) (*fake, error) { return &fake{version: v}, nil }, Options{})
+	r, err := Open(
+		w.dir, func(_ context.Context, v *Version) (*fake, error) { return &fake{version: v}, nil },
+		Options{})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -989,12 +1015,15 @@ func TestLoadWhileAway(t *testing.T) {
 		b := newBench(t)
 		b.add("ncf/1")
 		b.start()
-		for i, path := range []string{b.dir, filepath.Join(b.dir, "ncf"), filepath.Join(b.dir, "ncf/1")} {
+		for i, path := range []string{
+			b.dir, filepath.Join(b.dir, "ncf"), filepath.Join(b.dir, "ncf/1"),
+		} {
 			if err := os.Rename(path, path+".away"); err != nil {
 				t.Fatal(err)
 			}
 			err := b.Load(t.Context(), "ncf")
-			if missing := i < 2; (err != nil) != missing || err != nil && !strings.Contains(err.Error(), path) {
+			if missing := i < 2; (err != nil) != missing ||
+				err != nil && !strings.Contains(err.Error(), path) {
 				t.Errorf("%s is away: got error %v", path, err)
 			}
 			b.serves("ncf", 1)

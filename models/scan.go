@@ -93,7 +93,9 @@ func scanModel(dir, model string) (folder, error) {
 		f.versions[number] = fingerprintOf(version, f.config)
 	}
 	if len(f.versions) == 0 {
-		f.problem = fmt.Sprintf("%s holds no version, expected a folder with the version's number as its name, such as %s",
+		f.problem = fmt.Sprintf(
+			"%s holds no version, expected a folder with the version's number as its name, such "+
+				"as %s",
 			path, filepath.Join(path, "1", ModelFile))
 		if len(others) > 0 {
 			f.problem += "; found " + strings.Join(others[:min(len(others), 5)], ", ")
@@ -102,9 +104,9 @@ func scanModel(dir, model string) (folder, error) {
 	return f, nil
 }
 
-// fingerprintOf covers a file, or a folder and all below, and the fingerprint
-// base. Hidden files do not count. Links are followed, but for those to folders within it. What cannot be
-// read counts as something that is there, so that loading it tells why.
+// fingerprintOf covers a file, or a folder and all below, and the fingerprint base. Hidden files do
+// not count. Links are followed, but for those to folders within it. What cannot be read counts as
+// something that is there, so that loading it tells why.
 func fingerprintOf(path string, base fingerprint) fingerprint {
 	h := sha256.New()
 	h.Write(base[:])

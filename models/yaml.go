@@ -34,7 +34,9 @@ func ReadConfig(path string) (Config, error) {
 	}
 	defer f.Close()
 	if info.Size() > largestConfig {
-		return Config{}, fmt.Errorf("read model configuration: %s has %d bytes, expected at most %d", path, info.Size(), largestConfig)
+		return Config{}, fmt.Errorf(
+			"read model configuration: %s has %d bytes, expected at most %d", path, info.Size(),
+			largestConfig)
 	}
 	data, err := io.ReadAll(io.LimitReader(f, largestConfig))
 	if err != nil {
@@ -66,7 +68,8 @@ type parser struct {
 }
 
 func (p *parser) fault(n *yaml.Node, format string, args ...any) {
-	p.faults = append(p.faults, fmt.Errorf("%s:%d: %s", p.path, n.Line, fmt.Sprintf(format, args...)))
+	p.faults = append(p.faults,
+		fmt.Errorf("%s:%d: %s", p.path, n.Line, fmt.Sprintf(format, args...)))
 }
 
 // wrong reports a value that is not what its key expects.
@@ -92,7 +95,8 @@ func found(n *yaml.Node) string {
 
 // mapping calls the setter of each key; unknown and repeated keys are faults.
 // where names the mapping in faults; it is empty for the document.
-func (p *parser) mapping(where string, n *yaml.Node, setters map[string]func(key string, value *yaml.Node)) {
+func (p *parser) mapping(where string, n *yaml.Node,
+	setters map[string]func(key string, value *yaml.Node)) {
 	if n.Kind != yaml.MappingNode {
 		what := where
 		if what == "" {
@@ -129,7 +133,9 @@ func (p *parser) mapping(where string, n *yaml.Node, setters map[string]func(key
 func (p *parser) config(n *yaml.Node, c *Config) {
 	var deadline, warmUp *yaml.Node
 	p.mapping("", n, map[string]func(string, *yaml.Node){
-		"qos_target_ms": func(key string, v *yaml.Node) { p.milliseconds(key, v, longestQoSTarget, &c.QoSTarget) },
+		"qos_target_ms": func(key string, v *yaml.Node) {
+			p.milliseconds(key, v, longestQoSTarget, &c.QoSTarget)
+		},
 		"qos_percentile": func(key string, v *yaml.Node) {
 			p.float(key, v, 100, &c.QoSPercentile)
 		},
@@ -143,7 +149,8 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 			}
 		},
 		"rows_independent": func(key string, v *yaml.Node) {
-			if v.Kind != yaml.ScalarNode || v.Tag != "!!bool" || v.Decode(&c.RowsIndependent) != nil {
+			if v.Kind != yaml.ScalarNode || v.Tag != "!!bool" ||
+				v.Decode(&c.RowsIndependent) != nil {
 				p.wrong(key, v, "true or false")
 			}
 		},
@@ -167,7 +174,8 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 		"inputs":   func(key string, v *yaml.Node) { p.ports(key, v, true, &c.Inputs) },
 		"outputs":  func(key string, v *yaml.Node) { p.ports(key, v, false, &c.Outputs) },
 		"tables": func(key string, v *yaml.Node) {
-			p.list(key, v, "a list of tables", func(key string, v *yaml.Node) { p.table(key, v, c) })
+			p.list(key, v, "a list of tables",
+				func(key string, v *yaml.Node) { p.table(key, v, c) })
 		},
 		"generated": func(key string, v *yaml.Node) {
 			c.Generated = &Provenance{}
@@ -176,11 +184,15 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 	})
 	c.setDefaults()
 	if deadline != nil && c.Deadline < c.QoSTarget {
-		p.wrong("deadline_ms", deadline, fmt.Sprintf("at least qos_target_ms, which is %s", milliseconds(c.QoSTarget)))
+		p.wrong("deadline_ms", deadline,
+			fmt.Sprintf("at least qos_target_ms, which is %s", milliseconds(c.QoSTarget)))
 	}
 	for _, n := range c.WarmUp {
 		if n > c.LargestBatchSize {
-			p.fault(warmUp, "warm_up: got batch size %d, expected at most largest_batch_size, which is %d", n, c.LargestBatchSize)
+			p.fault(
+				warmUp,
+				"warm_up: got batch size %d, expected at most largest_batch_size, which is %d", n,
+				c.LargestBatchSize)
 		}
 	}
 }
@@ -196,7 +208,8 @@ func (p *parser) text(key string, n *yaml.Node, into *string) {
 // integer reads a whole number from 1 to largest.
 func (p *parser) integer(key string, n *yaml.Node, largest int64) (int64, bool) {
 	var i int64
-	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(&i) != nil || i < 1 || i > largest {
+	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(&i) != nil || i < 1 ||
+		i > largest {
 		expected := fmt.Sprintf("a whole number from 1 to %d", largest)
 		if largest == math.MaxInt64 {
 			expected = "a whole number of at least 1"
@@ -210,14 +223,16 @@ func (p *parser) integer(key string, n *yaml.Node, largest int64) (int64, bool) 
 // float reads a number above 0 and up to largest.
 func (p *parser) float(key string, n *yaml.Node, largest float64, into *float64) {
 	var f float64
-	if n.Kind != yaml.ScalarNode || (n.Tag != "!!int" && n.Tag != "!!float") || n.Decode(&f) != nil || !(f > 0 && f <= largest) {
+	if n.Kind != yaml.ScalarNode || (n.Tag != "!!int" && n.Tag != "!!float") ||
+		n.Decode(&f) != nil || !(f > 0 && f <= largest) {
 		p.wrong(key, n, "a number above 0 and up to "+strconv.FormatFloat(largest, 'f', -1, 64))
 		return
 	}
 	*into = f
 }
 
-func (p *parser) milliseconds(key string, n *yaml.Node, largest time.Duration, into *time.Duration) {
+func (p *parser) milliseconds(key string, n *yaml.Node, largest time.Duration,
+	into *time.Duration) {
 	var ms float64
 	p.float(key, n, float64(largest/time.Millisecond), &ms)
 	if d := time.Duration(math.Round(ms * float64(time.Millisecond))); d > 0 {
@@ -226,7 +241,8 @@ func (p *parser) milliseconds(key string, n *yaml.Node, largest time.Duration, i
 }
 
 // list calls read for each element, with a key that names it.
-func (p *parser) list(key string, n *yaml.Node, expected string, read func(key string, element *yaml.Node)) {
+func (p *parser) list(key string, n *yaml.Node, expected string,
+	read func(key string, element *yaml.Node)) {
 	if n.Kind != yaml.SequenceNode {
 		p.wrong(key, n, expected)
 		return
@@ -272,7 +288,8 @@ func (p *parser) ports(key string, n *yaml.Node, areInputs bool, into *[]Port) {
 			"name": func(key string, n *yaml.Node) { p.text(key, n, &port.Name) },
 			"data_type": func(key string, n *yaml.Node) {
 				if port.DataType = tensor.DataType(n.Value); !port.DataType.Valid() {
-					p.wrong(key, n, "a data type of the Open Inference Protocol, such as FP32 or INT64")
+					p.wrong(key, n,
+						"a data type of the Open Inference Protocol, such as FP32 or INT64")
 				}
 			},
 			"shape": func(key string, n *yaml.Node) { port.Shape = p.shape(key, n) },

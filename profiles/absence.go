@@ -12,7 +12,8 @@ type Absence[K comparable] struct{ since map[K]time.Time }
 
 // Over looks which of all are there now, and returns those that were not at any look for as long as
 // keep: again at each look, until they are not among all any more.
-func (a *Absence[K]) Over(now time.Time, keep time.Duration, all iter.Seq[K], there func(K) bool) (over []K) {
+func (a *Absence[K]) Over(now time.Time, keep time.Duration, all iter.Seq[K],
+	there func(K) bool) (over []K) {
 	since := map[K]time.Time{}
 	for k := range all {
 		if there(k) {

@@ -20,7 +20,8 @@ func TestAbsence(t *testing.T) {
 	start := time.Unix(0, 0)
 	for minute, want := range []string{"[]", "[]", "[gone]", "[gone]", "[back gone]"} {
 		there["back"] = minute == 1
-		over := a.Over(start.Add(time.Duration(minute)*time.Minute), 2*time.Minute, maps.Keys(known), func(k string) bool { return there[k] })
+		over := a.Over(start.Add(time.Duration(minute)*time.Minute), 2*time.Minute,
+			maps.Keys(known), func(k string) bool { return there[k] })
 		slices.Sort(over)
 		if fmt.Sprint(over) != want {
 			t.Errorf("after %d minutes %v are over, want %s", minute, over, want)
@@ -28,7 +29,8 @@ func TestAbsence(t *testing.T) {
 	}
 	delete(known, "gone")
 	there["back"] = false
-	if over := a.Over(start.Add(time.Hour), 2*time.Minute, maps.Keys(known), func(k string) bool { return there[k] }); fmt.Sprint(over) != "[back]" {
+	if over := a.Over(start.Add(time.Hour), 2*time.Minute, maps.Keys(known),
+		func(k string) bool { return there[k] }); fmt.Sprint(over) != "[back]" {
 		t.Errorf("%v are over once gone is not known any more, want [back]", over)
 	}
 }
@@ -52,7 +54,8 @@ func TestBookForgets(t *testing.T) {
 		learn(bookKey(v+1), time.Duration(v+1)*time.Millisecond)
 	}
 	forget := func(used ...int64) (left string) {
-		b.Forget(now, time.Minute, func(k profiles.Key) bool { return slices.Contains(used, k.Version) })
+		b.Forget(now, time.Minute,
+			func(k profiles.Key) bool { return slices.Contains(used, k.Version) })
 		var there []int64
 		for _, k := range b.Keys() {
 			there = append(there, k.Version)
@@ -85,7 +88,11 @@ func TestBookIsBounded(t *testing.T) {
 	const types = 400
 	for i := range types {
 		now = now.Add(time.Second)
-		if err := b.Observe(profiles.Key{Model: "wnd", Version: 1, InstanceType: profiles.InstanceType(fmt.Sprintf("t%d", i))}, 10, time.Millisecond, "a", now); err != nil {
+		if err := b.Observe(
+			profiles.Key{
+				Model: "wnd", Version: 1,
+				InstanceType: profiles.InstanceType(fmt.Sprintf("t%d", i)),
+			}, 10, time.Millisecond, "a", now); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -93,9 +100,11 @@ func TestBookIsBounded(t *testing.T) {
 	b.Forget(now, time.Minute, none)
 	forgotten := b.Forget(now.Add(time.Minute), time.Minute, none)
 	if len(b.Keys()) != 256 || len(forgotten) != types-256 {
-		t.Errorf("of %d keys %d are left and %d forgotten, want 256 left", types, len(b.Keys()), len(forgotten))
+		t.Errorf("of %d keys %d are left and %d forgotten, want 256 left", types, len(b.Keys()),
+			len(forgotten))
 	}
-	if b.Learner(profiles.Key{Model: "wnd", Version: 1, InstanceType: "t399"}) == nil || b.Learner(profiles.Key{Model: "wnd", Version: 1, InstanceType: "t0"}) != nil {
+	if b.Learner(profiles.Key{Model: "wnd", Version: 1, InstanceType: "t399"}) == nil ||
+		b.Learner(profiles.Key{Model: "wnd", Version: 1, InstanceType: "t0"}) != nil {
 		t.Errorf("those learned last are not those that are left: %v", b.Keys())
 	}
 }

@@ -18,8 +18,8 @@ import (
 // version, else of any other version, else from the shipped profile of the model on the instance
 // type, else from nothing.
 //
-// What was learned under a key without a checksum, as a file of before they were kept holds it, goes
-// over to the first key asked for that is the same but for its checksum.
+// What was learned under a key without a checksum, as a file of before they were kept holds it,
+// goes over to the first key asked for that is the same but for its checksum.
 //
 // A Book is not safe for concurrent use.
 type Book struct {
@@ -39,8 +39,10 @@ func NewBook(library *Library) *Book {
 func (b *Book) Keys() []Key { return slices.SortedFunc(maps.Keys(b.learners), compareKeys) }
 
 func compareKeys(a, b Key) int {
-	return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.InstanceType, b.InstanceType), cmp.Compare(a.Provider, b.Provider),
-		cmp.Compare(a.Cores, b.Cores), cmp.Compare(a.Version, b.Version), cmp.Compare(a.Checksum, b.Checksum))
+	return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.InstanceType, b.InstanceType),
+		cmp.Compare(a.Provider, b.Provider),
+		cmp.Compare(a.Cores, b.Cores), cmp.Compare(a.Version, b.Version),
+		cmp.Compare(a.Checksum, b.Checksum))
 }
 
 // Learner returns the learner of a key, nil if nothing was learned under it.
@@ -58,7 +60,8 @@ func (b *Book) Learner(key Key) *Learner {
 }
 
 // Observe is Learner.Observe for the learner of key, which is made if need be.
-func (b *Book) Observe(key Key, batch int, latency time.Duration, agent string, now time.Time) error {
+func (b *Book) Observe(key Key, batch int, latency time.Duration, agent string,
+	now time.Time) error {
 	l := b.Learner(key)
 	if l == nil {
 		l = NewLearner(key, b.start(key))
@@ -70,7 +73,8 @@ func (b *Book) Observe(key Key, batch int, latency time.Duration, agent string, 
 	return nil
 }
 
-// Table returns what is known of a key: what was learned, or what it would start from; nil if nothing is.
+// Table returns what is known of a key: what was learned, or what it would start from;
+// nil if nothing is.
 func (b *Book) Table(key Key) *Table {
 	if l := b.Learner(key); l != nil {
 		return l.Table()
@@ -156,7 +160,8 @@ func (b *Book) Forget(now time.Time, keep time.Duration, used func(Key) bool) (f
 		}
 	}
 	if len(kept) > keptUnused {
-		slices.SortStableFunc(kept, func(x, y Key) int { return b.learners[y].updated.Compare(b.learners[x].updated) })
+		slices.SortStableFunc(kept,
+			func(x, y Key) int { return b.learners[y].updated.Compare(b.learners[x].updated) })
 		forgotten = append(forgotten, kept[keptUnused:]...)
 	}
 	for _, key := range forgotten {
@@ -266,9 +271,9 @@ type Restored struct {
 }
 
 // Restore loads the file at path, if there is one, and brings it to the present format. A file that
-// is damaged or of a newer format is given another name and not loaded; so is one of an older format,
-// whose contents are loaded and saved under path. After an error, which names the file, the book
-// may be saved to path only if the file there has been Kept under another name.
+// is damaged or of a newer format is given another name and not loaded; so is one of an older
+// format, whose contents are loaded and saved under path. After an error, which names the file, the
+// book may be saved to path only if the file there has been Kept under another name.
 func (b *Book) Restore(path string) (r Restored, err error) {
 	format, err := b.load(path)
 	why := fmt.Sprintf("format%d", format)

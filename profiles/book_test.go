@@ -16,7 +16,9 @@ import (
 )
 
 func bookKey(version int64) profiles.Key {
-	return profiles.Key{Model: "wnd", Version: version, InstanceType: "c5n.2xlarge", Provider: "cpu"}
+	return profiles.Key{
+		Model: "wnd", Version: version, InstanceType: "c5n.2xlarge", Provider: "cpu",
+	}
 }
 
 func TestBookStartsFromWhatIsAlike(t *testing.T) {
@@ -25,7 +27,8 @@ func TestBookStartsFromWhatIsAlike(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := b.Table(bookKey(3)); got.Mean(500) != shipped.Mean(500) || got.Origin() != profiles.Inherited || got.Key() != bookKey(3) {
+	if got := b.Table(bookKey(3)); got.Mean(500) != shipped.Mean(500) ||
+		got.Origin() != profiles.Inherited || got.Key() != bookKey(3) {
 		t.Errorf("a key not learned starts as %s %v", got.Origin(), got.Mean(500))
 	}
 	for name, key := range map[string]profiles.Key{
@@ -45,7 +48,8 @@ func TestBookStartsFromWhatIsAlike(t *testing.T) {
 		for range 500 {
 			batch, latency := m.query()
 			m.now = m.now.Add(time.Millisecond)
-			if err := b.Observe(bookKey(version), batch, time.Duration(float64(latency)*slowness), "a", m.now); err != nil {
+			if err := b.Observe(bookKey(version), batch, time.Duration(float64(latency)*slowness),
+				"a", m.now); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -58,7 +62,8 @@ func TestBookStartsFromWhatIsAlike(t *testing.T) {
 	base := ms(shipped.Mean(200))
 	for version, slowness := range map[int64]float64{1: 2, 2: 2, 3: 2, 4: 2, 5: 3, 6: 3, 99: 3} {
 		if got := ms(b.Table(bookKey(version)).Mean(200)) / base; math.Abs(got/slowness-1) > 0.1 {
-			t.Errorf("version %d starts %.2f times the shipped profile, want %v", version, got, slowness)
+			t.Errorf("version %d starts %.2f times the shipped profile, want %v", version, got,
+				slowness)
 		}
 	}
 	if err := b.Observe(bookKey(8), 0, 1, "a", m.now); err == nil || b.Learner(bookKey(8)) != nil {
@@ -92,7 +97,8 @@ func TestBookSaveLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, key := range one.Keys() {
-		if got, want := ms(two.Table(key).Mean(300)), ms(one.Table(key).Mean(300)); math.Abs(got/want-1) > 1e-6 {
+		if got, want := ms(two.Table(key).Mean(300)), ms(one.Table(key).Mean(300)); math.Abs(got/
+			want-1) > 1e-6 {
 			t.Errorf("%s: %v ms read back, %v saved", key, got, want)
 		}
 	}
@@ -109,9 +115,12 @@ func TestBookSaveLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ in, want string }{
-		"cut":    {string(good[:len(good)/2]), "unexpected EOF"},
-		"empty":  {"", "EOF"},
-		"format": {strings.Replace(string(good), `{"format":2`, `{"format":7`, 1), "format is 7, want 1 to 2"},
+		"cut":   {string(good[:len(good)/2]), "unexpected EOF"},
+		"empty": {"", "EOF"},
+		"format": {
+			strings.Replace(string(good), `{"format":2`, `{"format":7`, 1),
+			"format is 7, want 1 to 2",
+		},
 		"newer":  {`{"format":3,"entries":{}}`, "format is 3, want 1 to 2"},
 		"null":   {`{"format":1,"learners":[null]}`, "learner 0 is null"},
 		"twice":  {strings.Replace(string(good), `,"version":1`, ``, 1), "stands twice"},
@@ -122,7 +131,8 @@ func TestBookSaveLoad(t *testing.T) {
 			t.Fatal(err)
 		}
 		err := two.Load(path)
-		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), path) {
+		if err == nil || !strings.Contains(err.Error(), c.want) ||
+			!strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 		if len(two.Keys()) != 3 {
@@ -158,13 +168,15 @@ func TestBookKeysByChecksum(t *testing.T) {
 	}
 	is := func(key profiles.Key, origin profiles.Origin, want time.Duration) {
 		t.Helper()
-		if got := b.Table(key); got.Origin() != origin || got.Key() != key || math.Abs(float64(got.Mean(200))/float64(want)-1) > 0.05 {
+		if got := b.Table(key); got.Origin() != origin || got.Key() != key ||
+			math.Abs(float64(got.Mean(200))/float64(want)-1) > 0.05 {
 			t.Errorf("%s is %s, %v, want %s, %v", key, got.Origin(), got.Mean(200), origin, want)
 		}
 	}
 	learn(at(1, ""), 100*time.Millisecond)
 	is(at(1, "aa"), profiles.Learned, 100*time.Millisecond)
-	if keys := b.Keys(); len(keys) != 1 || keys[0] != at(1, "aa") || b.Learner(at(1, "aa")).Queries() != 100 {
+	if keys := b.Keys(); len(keys) != 1 || keys[0] != at(1, "aa") ||
+		b.Learner(at(1, "aa")).Queries() != 100 {
 		t.Errorf("what was learned without a checksum is now of %v", keys)
 	}
 	is(at(1, "bb"), profiles.Inherited, 100*time.Millisecond)
@@ -187,7 +199,8 @@ func TestBookKeysByChecksum(t *testing.T) {
 	if err := b.Load(path); err != nil || !slices.Equal(b.Keys(), saved) {
 		t.Errorf("saved %v, loaded %v (%v)", saved, b.Keys(), err)
 	}
-	if text, err := json.Marshal(b.Table(at(1, "aa"))); err != nil || strings.Contains(string(text), "checksum") {
+	if text, err := json.Marshal(b.Table(at(1, "aa"))); err != nil ||
+		strings.Contains(string(text), "checksum") {
 		t.Errorf("a table, which older gateways read, is written as %s (%v)", text, err)
 	}
 }
@@ -200,15 +213,39 @@ func TestKeyOf(t *testing.T) {
 		provider string
 		cores    int
 	}{
-		"a whole machine":          {profiles.Lane{InstanceType: "c5n.2xlarge", Provider: "cpu", Lanes: 1, Cores: 8}, "cpu", 0},
-		"half of one":              {profiles.Lane{InstanceType: "c5n.2xlarge", Provider: "cpu", Lanes: 2, Cores: 4}, "cpu", 4},
-		"one that keeps cores":     {profiles.Lane{InstanceType: "c5n.2xlarge", Provider: "cpu", Lanes: 1, Cores: 6}, "cpu", 6},
-		"a GPU":                    {profiles.Lane{InstanceType: "g4dn.xlarge", Provider: "cuda", Lanes: 1, Cores: 2}, "cuda", 0},
-		"the cores beside a GPU":   {profiles.Lane{InstanceType: "g4dn.xlarge", Provider: "cpu", Lanes: 1, Cores: 3}, "cpu", 3},
-		"a GPU that is played":     {profiles.Lane{InstanceType: "g4dn.xlarge", Provider: "cpu", Emulated: true, Lanes: 1, Cores: 2}, "cuda", 0},
-		"a machine not catalogued": {profiles.Lane{InstanceType: "local:x:8", Provider: "cpu", Lanes: 1, Cores: 8}, "cpu", 8},
+		"a whole machine": {
+			profiles.Lane{InstanceType: "c5n.2xlarge", Provider: "cpu", Lanes: 1, Cores: 8}, "cpu",
+			0,
+		},
+		"half of one": {
+			profiles.Lane{InstanceType: "c5n.2xlarge", Provider: "cpu", Lanes: 2, Cores: 4}, "cpu",
+			4,
+		},
+		"one that keeps cores": {
+			profiles.Lane{InstanceType: "c5n.2xlarge", Provider: "cpu", Lanes: 1, Cores: 6}, "cpu",
+			6,
+		},
+		"a GPU": {
+			profiles.Lane{InstanceType: "g4dn.xlarge", Provider: "cuda", Lanes: 1, Cores: 2},
+			"cuda", 0,
+		},
+		"the cores beside a GPU": {
+			profiles.Lane{InstanceType: "g4dn.xlarge", Provider: "cpu", Lanes: 1, Cores: 3}, "cpu",
+			3,
+		},
+		"a GPU that is played": {
+			profiles.Lane{
+				InstanceType: "g4dn.xlarge", Provider: "cpu", Emulated: true, Lanes: 1, Cores: 2,
+			}, "cuda", 0,
+		},
+		"a machine not catalogued": {
+			profiles.Lane{InstanceType: "local:x:8", Provider: "cpu", Lanes: 1, Cores: 8}, "cpu", 8,
+		},
 	} {
-		want := profiles.Key{Model: "wnd", Version: 2, Checksum: "aa", InstanceType: x.on.InstanceType, Provider: x.provider, Cores: x.cores}
+		want := profiles.Key{
+			Model: "wnd", Version: 2, Checksum: "aa", InstanceType: x.on.InstanceType,
+			Provider: x.provider, Cores: x.cores,
+		}
 		if got := profiles.KeyOf(c, "wnd", 2, "aa", x.on); got != want {
 			t.Errorf("%s: %+v, want %+v", name, got, want)
 		}
@@ -231,7 +268,8 @@ func TestBookRestore(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "profiles.json")
-			for _, aside := range []string{path + x.aside, path + x.aside + ".2"} { // the second keeps both
+			// the second keeps both
+			for _, aside := range []string{path + x.aside, path + x.aside + ".2"} {
 				if err := os.WriteFile(path, []byte(x.in), 0o600); err != nil {
 					t.Fatal(err)
 				}
@@ -240,10 +278,15 @@ func TestBookRestore(t *testing.T) {
 				if err != nil || r.Kept != aside {
 					t.Fatalf("restored: %+v, %v; want the file kept as %s", r, err, aside)
 				}
-				if x.fault == "" != (r.Fault == nil) || r.Fault != nil && (!strings.Contains(r.Fault.Error(), x.fault) || !strings.Contains(r.Fault.Error(), path)) {
+				if x.fault == "" != (r.Fault == nil) ||
+					r.Fault != nil && (!strings.Contains(r.Fault.Error(), x.fault) ||
+						!strings.Contains(r.Fault.Error(), path)) {
 					t.Errorf("fault is %v, want %q", r.Fault, x.fault)
 				}
-				if got := b.Learner(bookKey(2)); (got != nil) != (x.fault == "") || got != nil && (got.Queries() != 200 || got.Table().Mean(200).Round(100*time.Microsecond) != 22800*time.Microsecond) {
+				if got := b.Learner(bookKey(2)); (got != nil) != (x.fault == "") ||
+					got != nil && (got.Queries() != 200 ||
+						got.Table().Mean(200).Round(100*time.Microsecond) != 22800*
+							time.Microsecond) {
 					t.Errorf("learned %+v", got)
 				}
 				if x.fault != "" {
@@ -255,7 +298,8 @@ func TestBookRestore(t *testing.T) {
 					t.Errorf("%s holds %.60q (%v)", aside, kept, err)
 				}
 				again := profiles.NewBook(nil)
-				if r, err := again.Restore(path); err != nil || r != (profiles.Restored{}) || !slices.Equal(again.Keys(), b.Keys()) {
+				if r, err := again.Restore(path); err != nil || r != (profiles.Restored{}) ||
+					!slices.Equal(again.Keys(), b.Keys()) {
 					t.Errorf("restored again: %+v, %v, %v", r, again.Keys(), err)
 				}
 			}
@@ -265,10 +309,12 @@ func TestBookRestore(t *testing.T) {
 	if r, err := profiles.NewBook(nil).Restore(path); err != nil || r != (profiles.Restored{}) {
 		t.Errorf("a missing file: %+v, %v", r, err)
 	}
-	if err := os.MkdirAll(filepath.Join(path, "x"), 0o700); err != nil { // it cannot be read nor replaced by a file
+	// it cannot be read nor replaced by a file
+	if err := os.MkdirAll(filepath.Join(path, "x"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := profiles.NewBook(nil).Restore(path); err == nil || r.Kept != "" || !strings.Contains(err.Error(), path) {
+	if r, err := profiles.NewBook(nil).Restore(path); err == nil || r.Kept != "" ||
+		!strings.Contains(err.Error(), path) {
 		t.Errorf("a directory: %+v, %v", r, err)
 	}
 	if files, err := os.ReadDir(filepath.Dir(path)); err != nil || len(files) != 1 {

@@ -71,8 +71,8 @@ type Catalogue struct {
 	byType map[InstanceType]Instance
 }
 
-// catalogueCSV is made by scripts/catalogue. It is no YAML, of which a thousand types take 50 ms of every
-// process to read; this takes 1 ms.
+// catalogueCSV is made by scripts/catalogue. It is no YAML, of which a thousand types take 50 ms of
+// every process to read; this takes 1 ms.
 //
 //go:embed catalogue.csv
 var catalogueCSV string
@@ -112,8 +112,9 @@ func (c *Catalogue) Lookup(t InstanceType) (Instance, error) {
 		if len(known) > 0 {
 			of = " of that family are known: " + joined(known) + ";"
 		}
-		return Instance{}, fmt.Errorf("instance type %q is not in the catalogue, so it has no price:%s "+
-			"say it in a file of your own, --catalogue FILE", t, of)
+		return Instance{}, fmt.Errorf(
+			"instance type %q is not in the catalogue, so it has no price:%s "+
+				"say it in a file of your own, --catalogue FILE", t, of)
 	}
 	return i, nil
 }
@@ -167,7 +168,9 @@ func (c *Catalogue) Extend(name string, r io.Reader) (*Catalogue, error) {
 	var faults []error
 	for _, y := range file.InstanceTypes {
 		fault := func(format string, args ...any) {
-			faults = append(faults, fmt.Errorf("%s:%d: instance type %q: "+format, append([]any{name, y.line, y.Type}, args...)...))
+			faults = append(faults,
+				fmt.Errorf("%s:%d: instance type %q: "+format,
+					append([]any{name, y.line, y.Type}, args...)...))
 		}
 		if y.Type == "" {
 			fault("no type named")
@@ -229,12 +232,15 @@ type instanceYAML struct {
 func (y *instanceYAML) UnmarshalYAML(node *yaml.Node) error {
 	y.line = node.Line
 	if node.Kind != yaml.MappingNode {
-		return fmt.Errorf("line %d: an instance type is a mapping with the keys type, price_usd_per_hour, vcpus, memory_gib, class and gpu", node.Line)
+		return fmt.Errorf(
+			"line %d: an instance type is a mapping with the keys type, price_usd_per_hour, "+
+				"vcpus, memory_gib, class and gpu", node.Line)
 	}
 	for i := 0; i+1 < len(node.Content); i += 2 {
 		key := node.Content[i]
 		if !slices.Contains(instanceKeys, key.Value) {
-			return fmt.Errorf("line %d: unknown key %q; known are %s", key.Line, key.Value, joined(instanceKeys))
+			return fmt.Errorf("line %d: unknown key %q; known are %s", key.Line, key.Value,
+				joined(instanceKeys))
 		}
 	}
 	return node.Decode(&y.instanceFields)

@@ -41,8 +41,8 @@ func TestDefaultCatalogueHasThePricesOfThePapers(t *testing.T) {
 	}
 }
 
-// TestDefaultCatalogueHasCurrentTypes: tables of what RIBBON measured need no prices by hand, and what a
-// lane's provider and cores are read from is right.
+// TestDefaultCatalogueHasCurrentTypes: tables of what RIBBON measured need no prices by hand, and
+// what a lane's provider and cores are read from is right.
 func TestDefaultCatalogueHasCurrentTypes(t *testing.T) {
 	catalogue := profiles.DefaultCatalogue()
 	for _, want := range []struct {
@@ -50,16 +50,23 @@ func TestDefaultCatalogueHasCurrentTypes(t *testing.T) {
 		vcpus    int // 0: the data set does not say
 		provider string
 	}{
-		{"c5a.4xlarge", 16, "cpu"}, {"m5.2xlarge", 8, "cpu"}, {"t3.2xlarge", 8, "cpu"}, {"c5n.2xlarge", 8, "cpu"},
-		{"r5n.large", 2, "cpu"}, {"t3.xlarge", 4, "cpu"}, {"g4dn.xlarge", 4, "cuda"}, {"p3.2xlarge", 8, "cuda"},
-		{"g5g.xlarge", 4, "cuda"}, {"g4ad.xlarge", 4, "cpu"}, {"c8i.large", 0, "cpu"}, {"g6f.large", 0, "cuda"},
+		{"c5a.4xlarge", 16, "cpu"}, {"m5.2xlarge", 8, "cpu"}, {"t3.2xlarge", 8, "cpu"}, {
+			"c5n.2xlarge", 8, "cpu",
+		},
+		{"r5n.large", 2, "cpu"}, {"t3.xlarge", 4, "cpu"}, {"g4dn.xlarge", 4, "cuda"}, {
+			"p3.2xlarge", 8, "cuda",
+		},
+		{"g5g.xlarge", 4, "cuda"}, {"g4ad.xlarge", 4, "cpu"}, {"c8i.large", 0, "cpu"}, {
+			"g6f.large", 0, "cuda",
+		},
 	} {
 		got, err := catalogue.Lookup(want.name)
 		if err != nil {
 			t.Error(err)
 			continue
 		}
-		if got.VCPUs != want.vcpus || got.Provider() != want.provider || !(got.PriceUSDPerHour > 0) {
+		if got.VCPUs != want.vcpus || got.Provider() != want.provider ||
+			!(got.PriceUSDPerHour > 0) {
 			t.Errorf("got %+v with provider %s, want %+v", got, got.Provider(), want)
 		}
 	}
@@ -71,11 +78,14 @@ func TestDefaultCatalogueHasCurrentTypes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !(got.PriceUSDPerHour > 0) || got.VCPUs < 0 || (got.VCPUs == 0) != (got.MemoryGiB == 0) || (got.Class == profiles.Accelerated) != (got.GPU != "") {
+		if !(got.PriceUSDPerHour > 0) || got.VCPUs < 0 ||
+			(got.VCPUs == 0) != (got.MemoryGiB == 0) ||
+			(got.Class == profiles.Accelerated) != (got.GPU != "") {
 			t.Errorf("got %+v", got)
 		}
 		// A vCPU costs cents: a price that is out by ten shows.
-		if got.VCPUs > 0 && got.GPU == "" && (got.PriceUSDPerHour/float64(got.VCPUs) < 0.002 || got.PriceUSDPerHour/float64(got.VCPUs) > 0.2) {
+		if got.VCPUs > 0 && got.GPU == "" && (got.PriceUSDPerHour/float64(got.VCPUs) < 0.002 ||
+			got.PriceUSDPerHour/float64(got.VCPUs) > 0.2) {
 			t.Errorf("%s costs %v $/hr for %d vCPUs", name, got.PriceUSDPerHour, got.VCPUs)
 		}
 	}
@@ -103,10 +113,14 @@ instance_types:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (profiles.Instance{Type: "x5.xlarge", PriceUSDPerHour: 1.006, VCPUs: 4, MemoryGiB: 16, Class: profiles.Accelerated, GPU: "NVIDIA A10G"}); x5 != want || x5.Provider() != "cuda" {
+	if want := (profiles.Instance{
+		Type: "x5.xlarge", PriceUSDPerHour: 1.006, VCPUs: 4, MemoryGiB: 16,
+		Class: profiles.Accelerated, GPU: "NVIDIA A10G",
+	}); x5 != want || x5.Provider() != "cuda" {
 		t.Errorf("got %+v, want %+v", x5, want)
 	}
-	if r5n, _ := extended.Lookup("r5n.large"); r5n.PriceUSDPerHour != 0.05 || r5n.Provider() != "cpu" {
+	if r5n, _ := extended.Lookup("r5n.large"); r5n.PriceUSDPerHour != 0.05 ||
+		r5n.Provider() != "cpu" {
 		t.Errorf("override gave %+v", r5n)
 	}
 	if r5n, _ := base.Lookup("r5n.large"); r5n.PriceUSDPerHour != 0.149 {
@@ -116,21 +130,25 @@ instance_types:
 		"x5.xlarge":  `instance type "x5.xlarge" is not in the catalogue, so it has no price: say it in a file`,
 		"c5a.3large": `no price: of that family are known: c5a.12xlarge, c5a.16xlarge`,
 	} {
-		if _, err := base.Lookup(of); err == nil || !strings.Contains(err.Error(), want) || len(err.Error()) > 300 {
+		if _, err := base.Lookup(of); err == nil || !strings.Contains(err.Error(), want) ||
+			len(err.Error()) > 300 {
 			t.Errorf("unknown type: %v, want %s", err, want)
 		}
 	}
 }
 
 func TestCatalogueExtendErrors(t *testing.T) {
-	const good = "{type: x.large, price_usd_per_hour: 1, vcpus: 2, memory_gib: 8, class: general-purpose}"
+	const good = "{type: x.large, price_usd_per_hour: 1, vcpus: 2, memory_gib: 8, class: " +
+		"general-purpose}"
 	entry := func(old, new string) string {
 		return "instance_types:\n- " + strings.Replace(good, old, new, 1) + "\n"
 	}
-	if _, err := profiles.DefaultCatalogue().Extend("f", strings.NewReader(entry("", ""))); err != nil {
+	if _, err := profiles.DefaultCatalogue().Extend("f",
+		strings.NewReader(entry("", ""))); err != nil {
 		t.Fatal(err)
 	}
-	bare, err := profiles.DefaultCatalogue().Extend("f", strings.NewReader(entry(" vcpus: 2, memory_gib: 8,", "")))
+	bare, err := profiles.DefaultCatalogue().Extend("f",
+		strings.NewReader(entry(" vcpus: 2, memory_gib: 8,", "")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +164,8 @@ func TestCatalogueExtendErrors(t *testing.T) {
 		{"\t", "mine.yaml"},
 		{entry("vcpus", "vcpu"), `line 2: unknown key "vcpu"; known are type, price_usd_per_hour`},
 		{entry("x.large", `""`), "mine.yaml:2: instance type \"\": no type named"},
-		{entry("hour: 1", "hour: 0"), `mine.yaml:2: instance type "x.large": price_usd_per_hour is 0`},
+		{entry("hour: 1", "hour: 0"),
+			`mine.yaml:2: instance type "x.large": price_usd_per_hour is 0`},
 		{entry("hour: 1", "hour: -3"), "price_usd_per_hour is -3"},
 		{entry("hour: 1", "hour: .nan"), "price_usd_per_hour is NaN"},
 		{entry("hour: 1", "hour: .inf"), "price_usd_per_hour is +Inf"},
@@ -156,14 +175,17 @@ func TestCatalogueExtendErrors(t *testing.T) {
 		{entry("general-purpose", "cheap"), `class is "cheap", want one of general-purpose`},
 		{entry("general-purpose", "accelerated"), "gpu is not named"},
 		{entry("class", "gpu: T4, class"), "class must be accelerated"},
-		{"instance_types:\n- " + good + "\n- " + good + "\n", `mine.yaml:3: instance type "x.large": stands already at line 2`},
+		{"instance_types:\n- " + good + "\n- " + good + "\n",
+			`mine.yaml:3: instance type "x.large": stands already at line 2`},
 	} {
 		_, err := profiles.DefaultCatalogue().Extend("mine.yaml", strings.NewReader(c.in))
-		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "mine.yaml") {
+		if err == nil || !strings.Contains(err.Error(), c.want) ||
+			!strings.Contains(err.Error(), "mine.yaml") {
 			t.Errorf("reading %q: %v, want %q", c.in, err, c.want)
 		}
 	}
-	if _, err := profiles.DefaultCatalogue().ExtendFile("no/such/file.yaml"); err == nil || !strings.Contains(err.Error(), "no/such/file.yaml") {
+	if _, err := profiles.DefaultCatalogue().ExtendFile("no/such/file.yaml"); err == nil ||
+		!strings.Contains(err.Error(), "no/such/file.yaml") {
 		t.Errorf("missing file: %v", err)
 	}
 }
@@ -174,7 +196,8 @@ func TestLocal(t *testing.T) {
 		cores int
 		want  profiles.InstanceType
 	}{
-		{"Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz", 8, "local:intel-r-xeon-r-platinum-8375c-cpu-2.90ghz:8"},
+		{"Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz", 8,
+			"local:intel-r-xeon-r-platinum-8375c-cpu-2.90ghz:8"},
 		{"AMD EPYC 7R13", 4, "local:amd-epyc-7r13:4"},
 		{"", 1, "local:unknown:1"},
 	} {
@@ -185,7 +208,8 @@ func TestLocal(t *testing.T) {
 }
 
 func FuzzCatalogueExtend(f *testing.F) {
-	f.Add("instance_types:\n- {type: x, price_usd_per_hour: 1, vcpus: 2, memory_gib: 8, class: general-purpose}\n")
+	f.Add("instance_types:\n- {type: x, price_usd_per_hour: 1, vcpus: 2, memory_gib: 8, class: " +
+		"general-purpose}\n")
 	f.Add("instance_types:\n- &a {type: x}\n- *a\n- {<<: *a}\n")
 	f.Fuzz(func(t *testing.T, in string) {
 		c, err := (&profiles.Catalogue{}).Extend("f", strings.NewReader(in))
@@ -193,7 +217,8 @@ func FuzzCatalogueExtend(f *testing.F) {
 			return
 		}
 		for _, name := range c.Types() {
-			if i, err := c.Lookup(name); err != nil || !(i.PriceUSDPerHour > 0) || i.VCPUs < 0 || i.MemoryGiB < 0 {
+			if i, err := c.Lookup(name); err != nil || !(i.PriceUSDPerHour > 0) || i.VCPUs < 0 ||
+				i.MemoryGiB < 0 {
 				t.Errorf("accepted %+v (%v)", i, err)
 			}
 		}

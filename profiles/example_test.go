@@ -21,7 +21,8 @@ func Example() {
 			log.Fatal(err)
 		}
 		fmt.Printf("%s: %.3f $/hr, a batch of 200 takes %.1f ms, 99 %% of them at most %.1f ms\n",
-			instanceType, instance.PriceUSDPerHour, inMs(table.Mean(200)), inMs(table.Quantile(0.99, 200)))
+			instanceType, instance.PriceUSDPerHour, inMs(table.Mean(200)),
+			inMs(table.Quantile(0.99, 200)))
 	}
 	// Output:
 	// c5n.2xlarge: 0.432 $/hr, a batch of 200 takes 7.1 ms, 99 % of them at most 7.6 ms

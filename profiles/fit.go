@@ -50,7 +50,8 @@ func (f *fit) estimate(l *Learner) {
 	if l.top < 0 && l.prior == nil {
 		return
 	}
-	// Evidence as relative deviations from the base: value, and its variance without the misfit of the base.
+	// Evidence as relative deviations from the base: value, and its variance without the
+	// misfit of the base.
 	var value, variance [binCount]float64
 	var line [3]float64 // covariance of floor and slope: ff, fs, ss
 	if l.prior != nil {
@@ -69,7 +70,8 @@ func (f *fit) estimate(l *Learner) {
 			continue
 		}
 		value[i] = b.latency/b.weight/f.base(l.prior, b.batch/b.weight) - 1
-		variance[i] = f.noise[i] * f.noise[i] / b.weight / robustness(value[i], f.noise[i]*f.noise[i]/b.weight+spread*spread)
+		variance[i] = f.noise[i] * f.noise[i] / b.weight /
+			robustness(value[i], f.noise[i]*f.noise[i]/b.weight+spread*spread)
 	}
 	f.smooth(&value, &variance, step, spread)
 	for i := range f.doubt {
@@ -119,8 +121,8 @@ func robustness(deviation, variance float64) float64 {
 }
 
 // fitLine estimates floor and slope, neither negative, from the means of the bins, and returns
-// their covariance. Relative errors count, large ones less than their square. Before evidence to the
-// contrary, floorShare of the mean latency is floor.
+// their covariance. Relative errors count, large ones less than their square. Before evidence to
+// the contrary, floorShare of the mean latency is floor.
 func (f *fit) fitLine(l *Learner) (covariance [3]float64) {
 	var weight, latency float64
 	for i := range l.top + 1 {
@@ -132,7 +134,8 @@ func (f *fit) fitLine(l *Learner) (covariance [3]float64) {
 		// Normal equations for floor (f) and slope (s), with the prior on the floor.
 		ff, fs, ss := 1/(guess*guess), 0.0, 0.0
 		rf, rs := guess/(guess*guess), 0.0
-		certain := [3]float64{ff, fs, ss} // the same without the misfit, which is the deviation's affair
+		// the same without the misfit, which is the deviation's affair
+		certain := [3]float64{ff, fs, ss}
 		for i := range l.top + 1 {
 			b := &l.bins[i]
 			if b.weight == 0 {
@@ -165,7 +168,9 @@ func (f *fit) fitLine(l *Learner) (covariance [3]float64) {
 			f.floor, f.slope = rf/ff, 0
 		}
 		determinant = certain[0]*certain[2] - certain[1]*certain[1]
-		covariance = [3]float64{certain[2] / determinant, -certain[1] / determinant, certain[0] / determinant}
+		covariance = [3]float64{
+			certain[2] / determinant, -certain[1] / determinant, certain[0] / determinant,
+		}
 	}
 	return covariance
 }
@@ -215,7 +220,8 @@ func (f *fit) smooth(value, variance *[binCount]float64, step, spread float64) {
 		forward[i] = diagonal[i] - tie*tie/forward[i-1]
 		right[i] += right[i-1] * tie / forward[i-1]
 	}
-	backward := 0.0 // the same elimination from the other end; together they give the inverse's diagonal
+	// the same elimination from the other end; together they give the inverse's diagonal
+	backward := 0.0
 	next := 0.0
 	for i := n - 1; i >= 0; i-- {
 		if i < n-1 {

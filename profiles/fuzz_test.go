@@ -34,7 +34,8 @@ func FuzzTable(f *testing.F) {
 			return
 		}
 		for _, batch := range []int{1, 2, 1000, profiles.MaxBatchSize} {
-			mean, p50, p99 := read.Mean(batch), read.Quantile(0.5, batch), read.Quantile(0.99, batch)
+			mean, p50, p99 := read.Mean(batch), read.Quantile(0.5, batch), read.Quantile(0.99,
+				batch)
 			if mean <= 0 || p50 <= 0 || p99 < p50 {
 				t.Errorf("batch size %d: mean %v, 50 %% %v, 99 %% %v", batch, mean, p50, p99)
 			}
@@ -107,7 +108,9 @@ func FuzzReadLibrary(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(shipped.Bytes())
-	f.Add([]byte(`{"models":[{"name":"m"}],"tables":[{"key":{"model":"m"},"knots":[{"batch_size":1}]}]}`))
+	f.Add(
+		[]byte(
+			`{"models":[{"name":"m"}],"tables":[{"key":{"model":"m"},"knots":[{"batch_size":1}]}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		l, err := profiles.ReadLibrary("in", bytes.NewReader(data))
 		if err != nil {

@@ -51,7 +51,9 @@ func kairosLatency(t testing.TB) []measured {
 			}
 			return v
 		}
-		all = append(all, measured{row[0], profiles.InstanceType(row[1]), int(number(2)), number(3), number(4), number(5)})
+		all = append(all, measured{
+			row[0], profiles.InstanceType(row[1]), int(number(2)), number(3), number(4), number(5),
+		})
 	}
 	return all
 }

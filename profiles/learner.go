@@ -23,17 +23,18 @@ import (
 // agents. noise is the relative standard deviation near b, and z is standardised noise whose
 // distribution, the same at all batch sizes, gives the quantiles.
 //
-// An observation enters the mean winsorised: what exceeds the 99.5 % quantile the model
-// predicts, or 4 standard deviations if less, counts as that. Each bin forgets exponentially, over its
-// own last 500 queries. A lasting change is recognised by a two-sided cumulative sum of the
-// standardised residuals of each agent, and then believed at once: the agent's factor
-// jumps, or with one agent the whole profile, and older evidence counts a tenth.
+// An observation enters the mean winsorised: what exceeds the 99.5 % quantile the model predicts,
+// or 4 standard deviations if less, counts as that. Each bin forgets exponentially, over its own
+// last 500 queries. A lasting change is recognised by a two-sided cumulative sum of the
+// standardised residuals of each agent, and then believed at once: the agent's factor jumps, or
+// with one agent the whole profile, and older evidence counts a tenth.
 //
-// On the papers' samples (five models on four instance types, batch sizes drawn from the production trace, the truth
-// being the mean of the samples at each of 100 batch sizes) the median error is 0.1 to 3.0 % after
-// 30 queries and 0.03 to 1.1 % after 2,000; on t3.xlarge, whose latencies vary by 22 %, up to 7.8 and 3.3 %, of
-// which 1.5 are the truth's own. One sample in a hundred ten times too large moves it by 1.8 % at
-// most. A machine that becomes 1.5 times slower is seen after 7 queries, on t3.xlarge after up to 32.
+// On the papers' samples (five models on four instance types, batch sizes drawn from the production
+// trace, the truth being the mean of the samples at each of 100 batch sizes) the median error is
+// 0.1 to 3.0 % after 30 queries and 0.03 to 1.1 % after 2,000; on t3.xlarge, whose latencies vary
+// by 22 %, up to 7.8 and 3.3 %, of which 1.5 are the truth's own. One sample in a hundred ten times
+// too large moves it by 1.8 % at most. A machine that becomes 1.5 times slower is seen after 7
+// queries, on t3.xlarge after up to 32.
 //
 // A Learner is not safe for concurrent use. Given the same calls, Table among them, it holds
 // the same values. Observe allocates nothing once the agents are known.
@@ -186,15 +187,17 @@ func (l *Learner) Changes() int { return l.changes }
 // Updated returns the time of the latest observation.
 func (l *Learner) Updated() time.Time { return l.updated }
 
-// Observe learns from one query of the given batch size that ran for latency on an agent
-// and ended now. A batch size outside 1..MaxBatchSize and a latency that is not within 1 ns..24 h are
-// errors, and leave the learner as it was.
+// Observe learns from one query of the given batch size that ran for latency on an agent and ended
+// now. A batch size outside 1..MaxBatchSize and a latency that is not within 1 ns..24 h are errors,
+// and leave the learner as it was.
 func (l *Learner) Observe(batch int, latency time.Duration, agentName string, now time.Time) error {
 	if batch < 1 || batch > MaxBatchSize {
-		return fmt.Errorf("observe %s: batch size %d is not within 1..%d", l.key, batch, MaxBatchSize)
+		return fmt.Errorf("observe %s: batch size %d is not within 1..%d", l.key, batch,
+			MaxBatchSize)
 	}
 	if latency < 1 || latency > maxLatency {
-		return fmt.Errorf("observe %s: latency %v is not positive and at most %v", l.key, latency, maxLatency)
+		return fmt.Errorf("observe %s: latency %v is not positive and at most %v", l.key, latency,
+			maxLatency)
 	}
 	i := binOf(batch)
 	a := l.agent(agentName)
@@ -242,8 +245,8 @@ type query struct {
 	latency float64 // ns
 }
 
-// startOver fills the bins from the early queries: those far from the line that most of them are near are
-// winsorised, be they the very first, as a query to a cold machine is.
+// startOver fills the bins from the early queries: those far from the line that most of them are
+// near are winsorised, be they the very first, as a query to a cold machine is.
 func (l *Learner) startOver() {
 	early := l.early[:l.kept]
 	floor, slope := medianLine(early)
@@ -295,7 +298,8 @@ func medianLine(queries []query) (floor, slope float64) {
 
 // agent returns the agent of a name, made if need be.
 func (l *Learner) agent(name string) *agent {
-	i, found := slices.BinarySearchFunc(l.agents, name, func(a agent, name string) int { return cmp.Compare(a.name, name) })
+	i, found := slices.BinarySearchFunc(l.agents, name,
+		func(a agent, name string) int { return cmp.Compare(a.name, name) })
 	if !found {
 		added := agent{name: name, factor: 1} // the first is what the type is
 		if len(l.agents) > 0 {
@@ -396,7 +400,8 @@ func (l *Learner) Agents() []Agent {
 // Factor returns an agent's latency divided by the mean of its type's, 1 of an
 // agent not known.
 func (l *Learner) Factor(agentName string) float64 {
-	i, found := slices.BinarySearchFunc(l.agents, agentName, func(a agent, name string) int { return cmp.Compare(a.name, name) })
+	i, found := slices.BinarySearchFunc(l.agents, agentName,
+		func(a agent, name string) int { return cmp.Compare(a.name, name) })
 	if !found {
 		return 1
 	}
@@ -431,11 +436,13 @@ func (l *Learner) Table() *Table {
 	return l.table
 }
 
-// refit brings the factors' mean to one, forgets agents long gone and estimates everything anew from the bins.
+// refit brings the factors' mean to one, forgets agents long gone and estimates everything
+// anew from the bins.
 func (l *Learner) refit() {
 	l.sinceRefit = 0
 	l.table = nil
-	l.agents = slices.DeleteFunc(l.agents, func(a agent) bool { return l.updated.Sub(a.seen) > agentLife })
+	l.agents = slices.DeleteFunc(l.agents,
+		func(a agent) bool { return l.updated.Sub(a.seen) > agentLife })
 	if mean := l.meanFactor(); mean != 1 {
 		for i := range l.agents {
 			l.agents[i].factor /= mean

@@ -42,12 +42,16 @@ type agentJSON struct {
 // the way to a change.
 func (l *Learner) MarshalJSON() ([]byte, error) {
 	j := learnerJSON{
-		Format: learnerFormat, Key: l.key, Prior: l.prior, Observed: l.observed, Changes: l.changes, Updated: l.updated,
-		Shape: l.shape[:],
+		Format: learnerFormat, Key: l.key, Prior: l.prior, Observed: l.observed, Changes: l.changes,
+		Updated: l.updated,
+		Shape:   l.shape[:],
 	}
 	for _, b := range l.bins {
 		if b.weight > 0 {
-			j.Bins = append(j.Bins, binJSON{b.batch / b.weight, b.weight, b.latency / b.weight / 1e6, math.Sqrt(b.square / b.weight)})
+			j.Bins = append(j.Bins, binJSON{
+				b.batch / b.weight, b.weight, b.latency / b.weight / 1e6,
+				math.Sqrt(b.square / b.weight),
+			})
 		}
 	}
 	for _, a := range l.agents {
@@ -92,14 +96,17 @@ func readLearner(data []byte) (*Learner, error) {
 		return nil, fmt.Errorf("%s: changes is %d", j.Key, j.Changes)
 	}
 	if (j.Observed == 0) != (len(j.Bins) == 0) {
-		return nil, fmt.Errorf("%s: %d queries observed, but %d bins", j.Key, j.Observed, len(j.Bins))
+		return nil, fmt.Errorf("%s: %d queries observed, but %d bins", j.Key, j.Observed,
+			len(j.Bins))
 	}
 	for n, b := range j.Bins {
 		if !(b.Batch >= 1 && b.Batch <= MaxBatchSize) {
-			return nil, fmt.Errorf("%s: bin %d: batch size %v is not within 1..%d", j.Key, n, b.Batch, MaxBatchSize)
+			return nil, fmt.Errorf("%s: bin %d: batch size %v is not within 1..%d", j.Key, n,
+				b.Batch, MaxBatchSize)
 		}
 		fault := func(what string, value float64, want string) error {
-			return fmt.Errorf("%s: bin of batch size %v: %s is %v, want %s", j.Key, b.Batch, what, value, want)
+			return fmt.Errorf("%s: bin of batch size %v: %s is %v, want %s", j.Key, b.Batch, what,
+				value, want)
 		}
 		i := binOf(int(math.Round(b.Batch)))
 		switch {
@@ -108,25 +115,34 @@ func readLearner(data []byte) (*Learner, error) {
 		case !(b.Weight > 0 && b.Weight <= binMemory+1):
 			return nil, fault("queries", b.Weight, fmt.Sprintf("above 0 and at most %d", binMemory))
 		case !(b.Latency > 0 && b.Latency <= ms(longest)):
-			return nil, fault("latency_ms", b.Latency, fmt.Sprintf("above 0 and at most %v", ms(longest)))
+			return nil, fault("latency_ms", b.Latency,
+				fmt.Sprintf("above 0 and at most %v", ms(longest)))
 		case !(b.Noise >= 0 && b.Noise <= 1e3):
 			return nil, fault("noise", b.Noise, "0 to 1000")
 		}
-		l.bins[i] = bin{b.Weight, b.Weight * b.Batch, b.Weight * b.Latency * 1e6, b.Weight * b.Noise * b.Noise}
+		l.bins[i] = bin{
+			b.Weight, b.Weight * b.Batch, b.Weight * b.Latency * 1e6, b.Weight * b.Noise * b.Noise,
+		}
 		l.top = max(l.top, i)
 	}
 	for n, a := range j.Agents {
 		switch {
 		case n > 0 && j.Agents[n-1].Name >= a.Name:
-			return nil, fmt.Errorf("%s: agent %q stands after %q, want ascending names", j.Key, a.Name, j.Agents[n-1].Name)
+			return nil, fmt.Errorf("%s: agent %q stands after %q, want ascending names", j.Key,
+				a.Name, j.Agents[n-1].Name)
 		case !(a.Factor >= 1e-9 && a.Factor <= 1e9):
-			return nil, fmt.Errorf("%s: agent %q: factor is %v, want 1e-9 to 1e9", j.Key, a.Name, a.Factor)
+			return nil, fmt.Errorf("%s: agent %q: factor is %v, want 1e-9 to 1e9", j.Key, a.Name,
+				a.Factor)
 		case !(a.Variance >= 0 && a.Variance <= 1e6):
-			return nil, fmt.Errorf("%s: agent %q: variance is %v, want 0 to 1e6", j.Key, a.Name, a.Variance)
+			return nil, fmt.Errorf("%s: agent %q: variance is %v, want 0 to 1e6", j.Key, a.Name,
+				a.Variance)
 		case !(a.Queries >= 0 && a.Queries <= agentMemory+1):
-			return nil, fmt.Errorf("%s: agent %q: queries is %v, want 0 to %d", j.Key, a.Name, a.Queries, agentMemory)
+			return nil, fmt.Errorf("%s: agent %q: queries is %v, want 0 to %d", j.Key, a.Name,
+				a.Queries, agentMemory)
 		}
-		l.agents = append(l.agents, agent{name: a.Name, factor: a.Factor, variance: a.Variance, queries: a.Queries, seen: a.Seen})
+		l.agents = append(l.agents, agent{
+			name: a.Name, factor: a.Factor, variance: a.Variance, queries: a.Queries, seen: a.Seen,
+		})
 	}
 	if len(j.Shape) != shapeCount {
 		return nil, fmt.Errorf("%s: shape has %d values, want %d", j.Key, len(j.Shape), shapeCount)

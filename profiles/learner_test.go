@@ -25,7 +25,10 @@ type machine struct {
 }
 
 func newMachine(series *profiles.Series, seed uint64) *machine {
-	return &machine{series: series, sizes: workload.Trace(), r: rand.New(rand.NewPCG(seed, 1)), now: time.Unix(1e9, 0)}
+	return &machine{
+		series: series, sizes: workload.Trace(), r: rand.New(rand.NewPCG(seed, 1)),
+		now: time.Unix(1e9, 0),
+	}
 }
 
 // query draws one: its batch size, as the series was measured at, and its latency.
@@ -44,7 +47,8 @@ func (m *machine) teach(t testing.TB, l *profiles.Learner, n int, agent string, 
 	}
 }
 
-func (m *machine) observe(t testing.TB, l *profiles.Learner, batch int, latency time.Duration, agent string) {
+func (m *machine) observe(t testing.TB, l *profiles.Learner, batch int, latency time.Duration,
+	agent string) {
 	t.Helper()
 	m.now = m.now.Add(10 * time.Millisecond)
 	if err := l.Observe(batch, latency, agent, m.now); err != nil {
@@ -72,7 +76,8 @@ func eachPair(t *testing.T, f func(t *testing.T, series *profiles.Series, noisy 
 				t.Fatal(err)
 			}
 			pairs++
-			t.Run(fmt.Sprintf("%s/%s", model, it), func(t *testing.T) { f(t, series, it == "t3.xlarge") })
+			t.Run(fmt.Sprintf("%s/%s", model, it),
+				func(t *testing.T) { f(t, series, it == "t3.xlarge") })
 		}
 	}
 	if pairs != 20 {
@@ -80,8 +85,9 @@ func eachPair(t *testing.T, f func(t *testing.T, series *profiles.Series, noisy 
 	}
 }
 
-// The truth is the mean of each cell of the samples, batch sizes 10, 20, ... 1000; the queries have
-// the batch sizes of the production trace. An error is the median over those 100 batch sizes and the seeds.
+// The truth is the mean of each cell of the samples, batch sizes 10, 20, ... 1000; the queries
+// have the batch sizes of the production trace. An error is the median over those 100 batch
+// sizes and the seeds.
 func TestLearnerFindsTheMeans(t *testing.T) {
 	eachPair(t, func(t *testing.T, series *profiles.Series, noisy bool) {
 		limit30, limit2000 := 0.05, 0.02
@@ -100,7 +106,8 @@ func TestLearnerFindsTheMeans(t *testing.T) {
 			table := l.Table()
 			e := errorsOf(table, series, 1)
 			if m := median(e); m >= limit2000 {
-				t.Errorf("seed %d: median error after 2000 queries is %.2f %%, want under %.0f %%", seed, 100*m, 100*limit2000)
+				t.Errorf("seed %d: median error after 2000 queries is %.2f %%, want under %.0f %%",
+					seed, 100*m, 100*limit2000)
 			}
 			after2000 = append(after2000, e...)
 			for _, batch := range series.BatchSizes() {
@@ -111,12 +118,17 @@ func TestLearnerFindsTheMeans(t *testing.T) {
 			}
 		}
 		if m := median(after30); m >= limit30 {
-			t.Errorf("median error after 30 queries is %.2f %%, want under %.0f %%", 100*m, 100*limit30)
+			t.Errorf("median error after 30 queries is %.2f %%, want under %.0f %%", 100*m,
+				100*limit30)
 		}
-		t.Logf("median error after 30 queries %.2f %%, after 2000 %.2f %% (standard error claimed: %.2f %%)", 100*median(after30), 100*median(after2000), 100*median(claimed))
-		// What it says of its own error: neither idle nor boastful. A median error is 0.67 standard errors.
+		t.Logf(
+			"median error after 30 queries %.2f %%, after 2000 %.2f %% (standard error claimed: "+
+				"%.2f %%)", 100*median(after30), 100*median(after2000), 100*median(claimed))
+		// What it says of its own error: neither idle nor boastful. A median error
+		// is 0.67 standard errors.
 		if e, s := median(after2000), median(claimed); s < e/3 || s > 12*max(e, 0.0005) {
-			t.Errorf("standard error claimed is %.2f %% where the median error is %.2f %%", 100*s, 100*e)
+			t.Errorf("standard error claimed is %.2f %% where the median error is %.2f %%", 100*s,
+				100*e)
 		}
 	})
 }
@@ -129,10 +141,14 @@ func TestLearnerFindsTheQuantiles(t *testing.T) {
 		}
 		m, l := newMachine(series, 1), profiles.NewLearner(profiles.Key{}, nil)
 		m.teach(t, l, 5000, "a", 1)
-		for _, c := range []struct{ p, limit, noisyLimit float64 }{{0.5, 0.03, 0.06}, {0.8, 0.03, 0.08}, {0.9, 0.04, 0.10}, {0.99, 0.05, 0.25}} {
+		for _, c := range []struct{ p, limit, noisyLimit float64 }{
+			{0.5, 0.03, 0.06}, {0.8, 0.03, 0.08}, {0.9, 0.04, 0.10}, {0.99, 0.05, 0.25},
+		} {
 			var e []float64
 			for _, batch := range series.BatchSizes() {
-				e = append(e, math.Abs(ms(l.Table().Quantile(c.p, batch))/ms(truth.Quantile(c.p, batch))-1))
+				e = append(
+					e,
+					math.Abs(ms(l.Table().Quantile(c.p, batch))/ms(truth.Quantile(c.p, batch))-1))
 			}
 			limit := c.limit
 			if noisy {
@@ -140,7 +156,8 @@ func TestLearnerFindsTheQuantiles(t *testing.T) {
 			}
 			t.Logf("p%.0f: median error %.1f %%", 100*c.p, 100*median(e))
 			if median(e) > limit {
-				t.Errorf("median error of p%.0f is %.1f %%, want at most %.0f %%", 100*c.p, 100*median(e), 100*limit)
+				t.Errorf("median error of p%.0f is %.1f %%, want at most %.0f %%", 100*c.p,
+					100*median(e), 100*limit)
 			}
 		}
 	})
@@ -149,7 +166,8 @@ func TestLearnerFindsTheQuantiles(t *testing.T) {
 func TestLearnerShrugsOffOutliers(t *testing.T) {
 	eachPair(t, func(t *testing.T, series *profiles.Series, _ bool) {
 		for seed := range uint64(3) {
-			clean, dirty := profiles.NewLearner(profiles.Key{}, nil), profiles.NewLearner(profiles.Key{}, nil)
+			clean, dirty := profiles.NewLearner(profiles.Key{},
+				nil), profiles.NewLearner(profiles.Key{}, nil)
 			m, outliers := newMachine(series, seed), rand.New(rand.NewPCG(seed, 2))
 			for range 3000 {
 				batch, latency := m.query()
@@ -161,11 +179,16 @@ func TestLearnerShrugsOffOutliers(t *testing.T) {
 			}
 			var moved []float64
 			for _, batch := range series.BatchSizes() {
-				moved = append(moved, math.Abs(ms(dirty.Table().Mean(batch))/ms(clean.Table().Mean(batch))-1))
+				moved = append(moved,
+					math.Abs(ms(dirty.Table().Mean(batch))/ms(clean.Table().Mean(batch))-1))
 			}
-			t.Logf("seed %d: 1 %% of the samples ten times too large move the mean by %.2f %% (median over batch sizes; at most %.1f %%)", seed, 100*median(moved), 100*slices.Max(moved))
+			t.Logf(
+				"seed %d: 1 %% of the samples ten times too large move the mean by %.2f %% "+
+					"(median over batch sizes; at most %.1f %%)", seed, 100*median(moved),
+				100*slices.Max(moved))
 			if median(moved) > 0.02 {
-				t.Errorf("seed %d: the mean moved by %.2f %%, want at most 2 %%", seed, 100*median(moved))
+				t.Errorf("seed %d: the mean moved by %.2f %%, want at most 2 %%", seed,
+					100*median(moved))
 			}
 			if dirty.Changes() != 0 {
 				t.Errorf("seed %d: outliers were taken for %d changes", seed, dirty.Changes())
@@ -193,13 +216,18 @@ func TestLearnerSeesAMachineSlowDown(t *testing.T) {
 			}
 			m.teach(t, l, 100-seen, "a", 1.5)
 			e := median(errorsOf(l.Table(), series, 1.5))
-			t.Logf("seed %d: seen after %d queries; median error after 100: %.1f %%", seed, seen, 100*e)
+			t.Logf("seed %d: seen after %d queries; median error after 100: %.1f %%", seed, seen,
+				100*e)
 			if e > limit {
-				t.Errorf("seed %d: median error 100 queries after the change is %.1f %%, want at most %.0f %%", seed, 100*e, 100*limit)
+				t.Errorf(
+					"seed %d: median error 100 queries after the change is %.1f %%, want at most "+
+						"%.0f %%", seed, 100*e, 100*limit)
 			}
 			m.teach(t, l, 300, "a", 1)
 			if e := median(errorsOf(l.Table(), series, 1)); e > limit {
-				t.Errorf("seed %d: median error after it recovered is %.1f %%, want at most %.0f %%", seed, 100*e, 100*limit)
+				t.Errorf(
+					"seed %d: median error after it recovered is %.1f %%, want at most %.0f %%",
+					seed, 100*e, 100*limit)
 			}
 		}
 	})
@@ -221,7 +249,9 @@ func TestLearnerFollowsADrift(t *testing.T) {
 			m.teach(t, l, 150, "a", slowness)
 			worst = max(worst, median(errorsOf(l.Table(), series, slowness)))
 		}
-		t.Logf("a machine that slows down by 30 %% over 4,500 queries: the median error is %.1f %% at most", 100*worst)
+		t.Logf(
+			"a machine that slows down by 30 %% over 4,500 queries: the median error is %.1f %% "+
+				"at most", 100*worst)
 		if worst > limit {
 			t.Errorf("the median error is %.1f %%, want at most %.0f %%", 100*worst, 100*limit)
 		}
@@ -249,7 +279,8 @@ func TestLearnerTellsAgentsApart(t *testing.T) {
 				sum += a.Factor
 				want := speed[a.Name] / mean
 				if math.Abs(a.Factor/want-1) > 0.05 || a.Factor != l.Factor(a.Name) {
-					t.Errorf("%s, %s: factor of %s is %.3f (± %.3f), want %.3f", it, when, a.Name, a.Factor, a.Error, want)
+					t.Errorf("%s, %s: factor of %s is %.3f (± %.3f), want %.3f", it, when, a.Name,
+						a.Factor, a.Error, want)
 				}
 			}
 			if math.Abs(sum/float64(len(l.Agents()))-1) > 0.05 {
@@ -329,10 +360,12 @@ func TestLearnerStartsFromAPrior(t *testing.T) {
 	m := newMachine(s, 1)
 	m.teach(t, l, 5, "a", 1/3.0)
 	if e := median(errorsOf(l.Table(), s, 1/3.0)); e > 0.10 {
-		t.Errorf("after 5 queries of a version three times as fast the median error is %.1f %%", 100*e)
+		t.Errorf("after 5 queries of a version three times as fast the median error is %.1f %%",
+			100*e)
 	}
 	m.teach(t, l, 2000, "a", 1/3.0)
-	if e := median(errorsOf(l.Table(), s, 1/3.0)); e > 0.02 || l.Table().Origin() != profiles.Learned {
+	if e := median(errorsOf(l.Table(), s, 1/3.0)); e > 0.02 ||
+		l.Table().Origin() != profiles.Learned {
 		t.Errorf("after 2005 queries the median error is %.1f %%", 100*e)
 	}
 	// Ten times slower, and of another shape.
@@ -340,7 +373,9 @@ func TestLearnerStartsFromAPrior(t *testing.T) {
 	l = profiles.NewLearner(key, shipped)
 	newMachine(other, 1).teach(t, l, 2000, "a", 1)
 	if e := median(errorsOf(l.Table(), other, 1)); e > 0.05 {
-		t.Errorf("started from another model's profile, the median error after 2000 queries is %.1f %%", 100*e)
+		t.Errorf(
+			"started from another model's profile, the median error after 2000 queries is %.1f %%",
+			100*e)
 	}
 }
 
@@ -353,7 +388,8 @@ func TestLearnerFewOrOddObservations(t *testing.T) {
 	for _, c := range []struct {
 		batch   int
 		latency time.Duration
-	}{{0, 1}, {-1, 1}, {profiles.MaxBatchSize + 1, 1}, {1, 0}, {1, -5}, {1, 25 * time.Hour}, {1, math.MaxInt64}, {1, math.MinInt64}} {
+	}{{0, 1}, {-1, 1}, {profiles.MaxBatchSize + 1, 1}, {1, 0}, {1, -5}, {1, 25 * time.Hour},
+		{1, math.MaxInt64}, {1, math.MinInt64}} {
 		if err := l.Observe(c.batch, c.latency, "a", now); err == nil {
 			t.Errorf("batch size %d, latency %v: no error", c.batch, c.latency)
 		}
@@ -372,7 +408,8 @@ func TestLearnerFewOrOddObservations(t *testing.T) {
 		t.Errorf("after one query of 10 ms at 100, the mean at 200 is %v ms", got)
 	}
 	if table.Error(1000) < table.Error(100) || table.Error(100) < 0.03 {
-		t.Errorf("after one query the error is %v at 100 and %v at 1000", table.Error(100), table.Error(1000))
+		t.Errorf("after one query the error is %v at 100 and %v at 1000", table.Error(100),
+			table.Error(1000))
 	}
 	// The same batch size again and again, and one outlier first.
 	l = profiles.NewLearner(profiles.Key{Model: "m"}, nil)
@@ -427,19 +464,25 @@ func TestLearnerIsDeterministicAndSurvivesJSON(t *testing.T) {
 		if err := json.Unmarshal(data, &back); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if back.Key() != l.Key() || back.Queries() != l.Queries() || !back.Updated().Equal(l.Updated()) {
+		if back.Key() != l.Key() || back.Queries() != l.Queries() ||
+			!back.Updated().Equal(l.Updated()) {
 			t.Errorf("%s: read back as %s with %d queries", name, back.Key(), back.Queries())
 		}
 		for batch := 1; batch <= 2000; batch += 7 {
-			for _, got := range []float64{ms(back.Table().Mean(batch)) / ms(l.Table().Mean(batch)), ms(back.Table().Quantile(.99, batch)) / ms(l.Table().Quantile(.99, batch))} {
+			for _, got := range []float64{
+				ms(back.Table().Mean(batch)) / ms(l.Table().Mean(batch)),
+				ms(back.Table().Quantile(.99, batch)) / ms(l.Table().Quantile(.99, batch)),
+			} {
 				if math.Abs(got-1) > 1e-4 {
-					t.Errorf("%s: read back, the profile at %d differs by a factor %v", name, batch, got)
+					t.Errorf("%s: read back, the profile at %d differs by a factor %v", name, batch,
+						got)
 				}
 			}
 		}
 		for _, a := range l.Agents() {
 			if math.Abs(back.Factor(a.Name)/a.Factor-1) > 1e-6 {
-				t.Errorf("%s: read back, the factor of %s is %v, was %v", name, a.Name, back.Factor(a.Name), a.Factor)
+				t.Errorf("%s: read back, the factor of %s is %v, was %v", name, a.Name,
+					back.Factor(a.Name), a.Factor)
 			}
 		}
 		again, err := json.Marshal(&back)
@@ -455,7 +498,8 @@ func TestLearnerIsDeterministicAndSurvivesJSON(t *testing.T) {
 func TestLearnerJSONErrors(t *testing.T) {
 	l := profiles.NewLearner(profiles.Key{Model: "m", InstanceType: "t"}, nil)
 	for i := range 50 {
-		if err := l.Observe(100+i%3*50, time.Duration(10+i%3)*time.Millisecond, "a", time.Unix(1e9, 0).UTC()); err != nil {
+		if err := l.Observe(100+i%3*50, time.Duration(10+i%3)*time.Millisecond, "a",
+			time.Unix(1e9, 0).UTC()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -476,7 +520,9 @@ func TestLearnerJSONErrors(t *testing.T) {
 		}
 		return string(out)
 	}
-	first := func(v map[string]any, list string) map[string]any { return v[list].([]any)[0].(map[string]any) }
+	first := func(v map[string]any, list string) map[string]any {
+		return v[list].([]any)[0].(map[string]any)
+	}
 	for _, c := range []struct{ in, want string }{
 		{"", "unexpected end"},
 		{string(data[:len(data)/2]), "unexpected end"},
@@ -486,17 +532,24 @@ func TestLearnerJSONErrors(t *testing.T) {
 		{change(func(v map[string]any) { v["observed"] = 0 }), "0 queries observed, but 3 bins"},
 		{change(func(v map[string]any) { v["observed"] = -1 }), "observed"},
 		{change(func(v map[string]any) { v["changes"] = -1 }), "changes is -1"},
-		{change(func(v map[string]any) { first(v, "bins")["batch_size"] = 0 }), "batch size 0 is not within"},
+		{change(func(v map[string]any) { first(v, "bins")["batch_size"] = 0 }),
+			"batch size 0 is not within"},
 		{change(func(v map[string]any) { first(v, "bins")["batch_size"] = 150 }), "stands twice"},
 		{change(func(v map[string]any) { first(v, "bins")["queries"] = -1 }), "queries is -1"},
 		{change(func(v map[string]any) { first(v, "bins")["queries"] = 1e9 }), "queries is 1e+09"},
 		{change(func(v map[string]any) { first(v, "bins")["latency_ms"] = 0 }), "latency_ms is 0"},
-		{change(func(v map[string]any) { first(v, "bins")["latency_ms"] = 1e20 }), "latency_ms is 1e+20"},
+		{change(func(v map[string]any) { first(v, "bins")["latency_ms"] = 1e20 }),
+			"latency_ms is 1e+20"},
 		{change(func(v map[string]any) { first(v, "bins")["noise"] = -1 }), "noise is -1"},
-		{change(func(v map[string]any) { first(v, "agents")["factor"] = 0 }), `agent "a": factor is 0`},
-		{change(func(v map[string]any) { first(v, "agents")["variance"] = -1 }), `agent "a": variance is -1`},
-		{change(func(v map[string]any) { first(v, "agents")["queries"] = -1 }), `agent "a": queries is -1`},
-		{change(func(v map[string]any) { v["agents"] = append(v["agents"].([]any), v["agents"].([]any)...) }), "ascending names"},
+		{change(func(v map[string]any) { first(v, "agents")["factor"] = 0 }),
+			`agent "a": factor is 0`},
+		{change(func(v map[string]any) { first(v, "agents")["variance"] = -1 }),
+			`agent "a": variance is -1`},
+		{change(func(v map[string]any) { first(v, "agents")["queries"] = -1 }),
+			`agent "a": queries is -1`},
+		{change(func(v map[string]any) {
+			v["agents"] = append(v["agents"].([]any), v["agents"].([]any)...)
+		}), "ascending names"},
 		{change(func(v map[string]any) { v["shape"] = []int{1, 2} }), "shape has 2 values"},
 		{change(func(v map[string]any) { v["shape"].([]any)[3] = -1 }), "shape value 3 is -1"},
 	} {
@@ -555,7 +608,8 @@ func FuzzLearner(f *testing.F) {
 			last := time.Duration(0)
 			for b := 1; b <= profiles.MaxBatchSize; b *= 2 {
 				mean := l.Table().Mean(b)
-				if mean < last || mean <= 0 || l.Table().Quantile(0.99, b) < l.Table().Quantile(0.5, b) {
+				if mean < last || mean <= 0 ||
+					l.Table().Quantile(0.99, b) < l.Table().Quantile(0.5, b) {
 					t.Fatalf("mean %v at batch size %d, %v at half of it", mean, b, last)
 				}
 				last = mean

@@ -13,12 +13,12 @@ import (
 // sizes over the last 10,000 (KAIROS section 5.2), their rate, and whether either has changed since
 // the reference was taken.
 //
-// Changes are tested for in blocks of 64, 256, 1,024 and 4,096 queries, so that a large change
-// is seen soon and a small one at all. The batch sizes of a block are compared with those of the reference
-// by a G-test over about 16 bins equally likely in the reference (from 256 queries on). The time
-// that a block takes is compared by an F-test, exact for Poisson arrivals and for gaps with a
-// gamma distribution; the variation of the gaps is taken from the reference, and at least that of Poisson
-// arrivals. Together they raise about one false alarm in 100 million queries.
+// Changes are tested for in blocks of 64, 256, 1,024 and 4,096 queries, so that a large change is
+// seen soon and a small one at all. The batch sizes of a block are compared with those of the
+// reference by a G-test over about 16 bins equally likely in the reference (from 256 queries on).
+// The time that a block takes is compared by an F-test, exact for Poisson arrivals and for gaps
+// with a gamma distribution; the variation of the gaps is taken from the reference, and at least
+// that of Poisson arrivals. Together they raise about one false alarm in 100 million queries.
 //
 // A Monitor is not safe for concurrent use. Observe allocates only when a batch size
 // exceeds all before it, and once for a reference.
@@ -95,7 +95,9 @@ type Change struct {
 }
 
 func (c Change) String() string {
-	return fmt.Sprintf("%s changed: mean batch size %.4g to %.4g, rate %.4g/s to %.4g/s (last %d queries, p = %.1g)",
+	return fmt.Sprintf(
+		"%s changed: mean batch size %.4g to %.4g, rate %.4g/s to %.4g/s (last %d queries, p = "+
+			"%.1g)",
 		c.Kind, c.BatchSizeBefore, c.BatchSize, c.RateBefore, c.Rate, c.Queries, c.P)
 }
 
@@ -167,8 +169,8 @@ func (m *Monitor) forget(n int) {
 // Queries returns how many queries Distribution is of: at most 10,000.
 func (m *Monitor) Queries() int { return m.held }
 
-// Distribution returns the distribution of batch sizes of the last 10,000 queries, or of those since
-// Rebase dropped the ones before a change; nil if there was none.
+// Distribution returns the distribution of batch sizes of the last 10,000 queries, or of those
+// since Rebase dropped the ones before a change; nil if there was none.
 func (m *Monitor) Distribution() Distribution {
 	var d Distribution
 	for batch, n := range m.counts {
@@ -205,9 +207,9 @@ func (m *Monitor) Change() (Change, bool) {
 	return *m.change, true
 }
 
-// Rebase makes the queries held the reference, and if they are fewer than 1,000, those and the next: to be
-// called when something was planned for them. If a change was seen, queries older than those that showed it
-// are dropped first, so that Distribution is of the new kind only.
+// Rebase makes the queries held the reference, and if they are fewer than 1,000, those and the
+// next: to be called when something was planned for them. If a change was seen, queries older than
+// those that showed it are dropped first, so that Distribution is of the new kind only.
 func (m *Monitor) Rebase() {
 	if m.change != nil {
 		keep := m.change.Queries
@@ -228,8 +230,8 @@ func (m *Monitor) Rebase() {
 // takeReference makes a reference of the queries held, and starts the blocks anew.
 func (m *Monitor) takeReference() {
 	r := &reference{queries: float64(m.held)}
-	// Bins: batch sizes one after the other until they make up 1 / referenceBins of the
-	// queries. One that does so alone has a bin of its own, apart from its neighbours even where the
+	// Bins: batch sizes one after the other until they make up 1 / referenceBins of the queries.
+	// One that does so alone has a bin of its own, apart from its neighbours even where the
 	// reference has none of those.
 	bin := 0.0
 	closeBin := func(edge int) {
@@ -241,7 +243,8 @@ func (m *Monitor) takeReference() {
 	for batch, n := range m.counts {
 		r.sizes += float64(n) * float64(batch) / r.queries
 		count := float64(n)
-		if count >= least && batch > 1 && (len(r.edges) == 0 || r.edges[len(r.edges)-1] != batch-1) {
+		if count >= least && batch > 1 && (len(r.edges) == 0 ||
+			r.edges[len(r.edges)-1] != batch-1) {
 			closeBin(batch - 1)
 		}
 		if bin += count; bin >= least {
@@ -293,7 +296,8 @@ func (m *Monitor) test(b *block, now time.Time) {
 	}
 	m.change = &Change{
 		Kind: kind, At: now, Queries: b.queries, P: p,
-		BatchSizeBefore: r.sizes, BatchSize: b.sizes / n, RateBefore: rate(1, r.gap), Rate: rate(n, span),
+		BatchSizeBefore: r.sizes, BatchSize: b.sizes / n, RateBefore: rate(1, r.gap),
+		Rate: rate(n, span),
 	}
 }
 

@@ -25,8 +25,12 @@ type stream struct {
 	now      time.Time
 }
 
-func newStream(t testing.TB, seed uint64, sizes *workload.BatchSizes, arrivals string, rate float64) *stream {
-	s := &stream{t: t, m: profiles.NewMonitor(), r: rand.New(rand.NewPCG(seed, 5)), sizes: sizes, now: time.Unix(1e9, 0)}
+func newStream(t testing.TB, seed uint64, sizes *workload.BatchSizes, arrivals string,
+	rate float64) *stream {
+	s := &stream{
+		t: t, m: profiles.NewMonitor(), r: rand.New(rand.NewPCG(seed, 5)), sizes: sizes,
+		now: time.Unix(1e9, 0),
+	}
 	s.arrive(arrivals, rate)
 	return s
 }
@@ -111,7 +115,8 @@ func TestMonitorFalseAlarms(t *testing.T) {
 			expected := alarmRate * queries
 			t.Logf("%d false alarms, %.0f expected", alarms, expected)
 			if got := float64(alarms); got > 1.5*expected || got < c.least*expected {
-				t.Errorf("%d false alarms, want %.0f to %.0f", alarms, c.least*expected, 1.5*expected)
+				t.Errorf("%d false alarms, want %.0f to %.0f", alarms, c.least*expected,
+					1.5*expected)
 			}
 
 			s = newStream(t, 2, c.sizes, c.arrivals, 300)
@@ -135,7 +140,8 @@ func TestMonitorSeesChanges(t *testing.T) {
 		kind     profiles.ChangeKind
 		within   int
 	}{
-		{"Gaussian batch sizes", gaussian(t, 250, 100), "poisson", 300, profiles.BatchSizesChanged, 512},
+		{"Gaussian batch sizes", gaussian(t, 250, 100), "poisson", 300, profiles.BatchSizesChanged,
+			512},
 		{"no large batch sizes", larger, "poisson", 300, profiles.BatchSizesChanged, 2 * 4096},
 		{"one batch size", fixed(t, 150), "poisson", 300, profiles.BatchSizesChanged, 512},
 		{"twice the rate", workload.Trace(), "poisson", 600, profiles.RateChanged, 512},
@@ -157,7 +163,8 @@ func TestMonitorSeesChanges(t *testing.T) {
 			n, change := s.until(20_000)
 			slowest = max(slowest, n)
 			if n > c.within || change.Kind != c.kind {
-				t.Errorf("%s, seed %d: seen after %d queries, want at most %d: %s", c.name, seed, n, c.within, change)
+				t.Errorf("%s, seed %d: seen after %d queries, want at most %d: %s", c.name, seed, n,
+					c.within, change)
 			}
 			if !strings.Contains(change.String(), string(c.kind)) || change.P > 1e-5 {
 				t.Errorf("%s: %s", c.name, change)
@@ -165,12 +172,14 @@ func TestMonitorSeesChanges(t *testing.T) {
 			// After Rebase the new kind is the reference, and of the old kind little is left.
 			s.m.Rebase()
 			if _, ok := s.m.Change(); ok || s.m.Queries() > n+4096 {
-				t.Errorf("%s, seed %d: after Rebase %d queries are held", c.name, seed, s.m.Queries())
+				t.Errorf("%s, seed %d: after Rebase %d queries are held", c.name, seed,
+					s.m.Queries())
 			}
 			s.send(10_000)
 			s.m.Rebase()
 			if n, change := s.until(2_000); n <= 2_000 {
-				t.Errorf("%s, seed %d: a change %d queries after rebasing: %s", c.name, seed, n, change)
+				t.Errorf("%s, seed %d: a change %d queries after rebasing: %s", c.name, seed, n,
+					change)
 			}
 		}
 		t.Logf("%s: seen after %d queries at most", c.name, slowest)
@@ -205,7 +214,9 @@ func TestMonitorDistribution(t *testing.T) {
 		var mean float64
 		for b := 1; b <= 3_000; b++ {
 			if counts[b] > 0 {
-				want = append(want, profiles.Share{BatchSize: b, Share: counts[b] / float64(len(last))})
+				want = append(want, profiles.Share{
+					BatchSize: b, Share: counts[b] / float64(len(last)),
+				})
 				mean += counts[b] / float64(len(last)) * float64(b)
 			}
 		}
@@ -217,7 +228,8 @@ func TestMonitorDistribution(t *testing.T) {
 		}
 	}
 	for _, batch := range []int{0, -1, profiles.MaxBatchSize + 1, math.MaxInt} {
-		if err := m.Observe(batch, time.Unix(1e9, 0)); err == nil || !strings.Contains(err.Error(), "batch size") {
+		if err := m.Observe(batch, time.Unix(1e9, 0)); err == nil ||
+			!strings.Contains(err.Error(), "batch size") {
 			t.Errorf("batch size %d: %v", batch, err)
 		}
 	}

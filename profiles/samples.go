@@ -97,7 +97,8 @@ func readSamples(name string, r io.Reader) (*Samples, error) {
 		}
 		line, _ := rows.FieldPos(0)
 		if len(row) != len(samplesHeader) {
-			return nil, fmt.Errorf("line %d: %d columns, want %d (%s)", line, len(row), len(samplesHeader), joined(samplesHeader))
+			return nil, fmt.Errorf("line %d: %d columns, want %d (%s)", line, len(row),
+				len(samplesHeader), joined(samplesHeader))
 		}
 		for i := range 2 {
 			if row[i] == "" {
@@ -106,11 +107,15 @@ func readSamples(name string, r io.Reader) (*Samples, error) {
 		}
 		batch, err := strconv.Atoi(row[2])
 		if err != nil || batch < 1 || batch > MaxBatchSize {
-			return nil, fmt.Errorf("line %d, column batch_size: %q is not a whole number within 1..%d", line, row[2], MaxBatchSize)
+			return nil, fmt.Errorf(
+				"line %d, column batch_size: %q is not a whole number within 1..%d", line, row[2],
+				MaxBatchSize)
 		}
 		latency, err := strconv.ParseFloat(row[3], 64)
 		if err != nil || !(latency >= ms(1)) || latency > ms(maxLatency) || math.IsNaN(latency) {
-			return nil, fmt.Errorf("line %d, column sample_ms: %q is not a latency in ms above 0 and up to %v", line, row[3], maxLatency)
+			return nil, fmt.Errorf(
+				"line %d, column sample_ms: %q is not a latency in ms above 0 and up to %v", line,
+				row[3], maxLatency)
 		}
 		if last == nil || last.Model != row[0] || string(last.InstanceType) != row[1] {
 			last, lastCell = s.of(row[0], InstanceType(row[1])), -1
@@ -160,7 +165,9 @@ func (s *Samples) complete() error {
 			have := s.series[model][t].batchSizes
 			for i, batch := range all {
 				if i >= len(have) || have[i] != batch {
-					return fmt.Errorf("no sample of %s on %s at batch size %d, where other instance types have some", model, t, batch)
+					return fmt.Errorf(
+						"no sample of %s on %s at batch size %d, where other instance types have "+
+							"some", model, t, batch)
 				}
 			}
 		}
@@ -184,11 +191,13 @@ func (s *Samples) Types(model string) []InstanceType {
 func (s *Samples) Series(model string, t InstanceType) (*Series, error) {
 	types, ok := s.series[model]
 	if !ok {
-		return nil, fmt.Errorf("%s holds no samples of model %q, only of %s", s.name, model, joined(s.Models()))
+		return nil, fmt.Errorf("%s holds no samples of model %q, only of %s", s.name, model,
+			joined(s.Models()))
 	}
 	series, ok := types[t]
 	if !ok {
-		return nil, fmt.Errorf("%s holds no samples of %s on instance type %q, only on %s", s.name, model, t, joined(s.Types(model)))
+		return nil, fmt.Errorf("%s holds no samples of %s on instance type %q, only on %s", s.name,
+			model, t, joined(s.Types(model)))
 	}
 	return series, nil
 }

@@ -22,10 +22,12 @@ func TestSamplesMatchTheirSummary(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := len(series.At(m.batch)); got != 99 {
-			t.Errorf("%s on %s at batch size %d: %d samples, want 99", m.model, m.instanceType, m.batch, got)
+			t.Errorf("%s on %s at batch size %d: %d samples, want 99", m.model, m.instanceType,
+				m.batch, got)
 		}
 		if got := ms(series.Mean(m.batch)); math.Abs(got-m.mean) > 2e-5*m.mean+1e-5 {
-			t.Errorf("%s on %s at batch size %d: mean %v, want %v", m.model, m.instanceType, m.batch, got, m.mean)
+			t.Errorf("%s on %s at batch size %d: mean %v, want %v", m.model, m.instanceType,
+				m.batch, got, m.mean)
 		}
 		if tables[series] == nil {
 			if tables[series], err = series.Table(profiles.Key{}); err != nil {
@@ -34,7 +36,8 @@ func TestSamplesMatchTheirSummary(t *testing.T) {
 		}
 		table := tables[series]
 		if got := ms(table.Quantile(0.5, m.batch)); math.Abs(got-m.p50) > 2e-5*m.p50+1e-5 {
-			t.Errorf("%s on %s at batch size %d: p50 %v, want %v", m.model, m.instanceType, m.batch, got, m.p50)
+			t.Errorf("%s on %s at batch size %d: p50 %v, want %v", m.model, m.instanceType, m.batch,
+				got, m.p50)
 		}
 	}
 }
@@ -48,7 +51,8 @@ func TestReadRIBBONSamples(t *testing.T) {
 		t.Errorf("models are %v", got)
 	}
 	for _, model := range samples.Models() {
-		if got := samples.Types(model); !slices.Equal(got, []profiles.InstanceType{"c5.2xlarge", "g4dn.xlarge", "r5n.large"}) {
+		if got := samples.Types(model); !slices.Equal(got,
+			[]profiles.InstanceType{"c5.2xlarge", "g4dn.xlarge", "r5n.large"}) {
 			t.Errorf("%s: instance types are %v", model, got)
 		}
 	}
@@ -82,10 +86,12 @@ func TestReadSamples(t *testing.T) {
 		if got := a.Mean(20); got != 2250*time.Microsecond {
 			t.Errorf("%s: mean at 20 is %v", name, got)
 		}
-		if _, err := samples.Series("rm2", "a"); err == nil || !strings.Contains(err.Error(), "only of ncf") {
+		if _, err := samples.Series("rm2", "a"); err == nil ||
+			!strings.Contains(err.Error(), "only of ncf") {
 			t.Errorf("unknown model: %v", err)
 		}
-		if _, err := samples.Series("ncf", "c"); err == nil || !strings.Contains(err.Error(), "only on a, b") {
+		if _, err := samples.Series("ncf", "c"); err == nil ||
+			!strings.Contains(err.Error(), "only on a, b") {
 			t.Errorf("unknown instance type: %v", err)
 		}
 	}
@@ -98,11 +104,15 @@ func TestReadSamplesErrors(t *testing.T) {
 		{"model,instance_type,batch_size,sample_ms\n", "no line after the header"},
 		{"model,instance_type,batch_size,sample_ms\nncf,a,10\n", "line 2: 3 columns, want 4"},
 		{"model,instance_type,batch_size,sample_ms\n,a,10,1\n", "line 2, column model: empty"},
-		{"model,instance_type,batch_size,sample_ms\nncf,,10,1\n", "line 2, column instance_type: empty"},
+		{"model,instance_type,batch_size,sample_ms\nncf,,10,1\n",
+			"line 2, column instance_type: empty"},
 		{"model,instance_type,batch_size,sample_ms\nncf,a,0,1\n", "line 2, column batch_size"},
-		{"model,instance_type,batch_size,sample_ms\nncf,a,ten,1\n", `line 2, column batch_size: "ten"`},
-		{"model,instance_type,batch_size,sample_ms\nncf,a,99999999999999999999,1\n", "line 2, column batch_size"},
-		{"model,instance_type,batch_size,sample_ms\nncf,a,10,1\nncf,a,10,NaN\n", `line 3, column sample_ms: "NaN"`},
+		{"model,instance_type,batch_size,sample_ms\nncf,a,ten,1\n",
+			`line 2, column batch_size: "ten"`},
+		{"model,instance_type,batch_size,sample_ms\nncf,a,99999999999999999999,1\n",
+			"line 2, column batch_size"},
+		{"model,instance_type,batch_size,sample_ms\nncf,a,10,1\nncf,a,10,NaN\n",
+			`line 3, column sample_ms: "NaN"`},
 		{"model,instance_type,batch_size,sample_ms\nncf,a,10,Inf\n", "column sample_ms"},
 		{"model,instance_type,batch_size,sample_ms\nncf,a,10,0\n", "column sample_ms"},
 		{"model,instance_type,batch_size,sample_ms\nncf,a,10,-1\n", "column sample_ms"},
@@ -112,11 +122,13 @@ func TestReadSamplesErrors(t *testing.T) {
 		{samplesText + "ncf,c,10,1\n", "no sample of ncf on c at batch size 20"},
 	} {
 		_, err := profiles.ReadSamples("s.csv", strings.NewReader(c.in))
-		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "s.csv") {
+		if err == nil || !strings.Contains(err.Error(), c.want) ||
+			!strings.Contains(err.Error(), "s.csv") {
 			t.Errorf("reading %q: %v, want %q", c.in, err, c.want)
 		}
 	}
-	if _, err := profiles.OpenSamples("no/such.csv"); err == nil || !strings.Contains(err.Error(), "no/such.csv") {
+	if _, err := profiles.OpenSamples("no/such.csv"); err == nil ||
+		!strings.Contains(err.Error(), "no/such.csv") {
 		t.Errorf("missing file: %v", err)
 	}
 }

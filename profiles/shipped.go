@@ -61,7 +61,10 @@ func ShippedLibrary() *Library {
 // NewLibrary returns a library of the given models and tables, each model named once and
 // each table of one of them. source says what was measured, command what made the tables of it.
 func NewLibrary(source, command string, models []ModelInfo, tables []*Table) (*Library, error) {
-	l := &Library{source: source, command: command, models: map[string]ModelInfo{}, tables: map[string]map[InstanceType]*Table{}}
+	l := &Library{
+		source: source, command: command, models: map[string]ModelInfo{},
+		tables: map[string]map[InstanceType]*Table{},
+	}
 	for _, m := range models {
 		switch _, twice := l.models[m.Name]; {
 		case m.Name == "":
@@ -71,7 +74,8 @@ func NewLibrary(source, command string, models []ModelInfo, tables []*Table) (*L
 		case m.QoSTarget <= 0:
 			return nil, fmt.Errorf("model %q: QoS target %v is not positive", m.Name, m.QoSTarget)
 		case m.LargestBatchSize < 1 || m.LargestBatchSize > MaxBatchSize:
-			return nil, fmt.Errorf("model %q: largest batch size %d is not within 1..%d", m.Name, m.LargestBatchSize, MaxBatchSize)
+			return nil, fmt.Errorf("model %q: largest batch size %d is not within 1..%d", m.Name,
+				m.LargestBatchSize, MaxBatchSize)
 		}
 		l.models[m.Name] = m
 		l.tables[m.Name] = map[InstanceType]*Table{}
@@ -82,7 +86,8 @@ func NewLibrary(source, command string, models []ModelInfo, tables []*Table) (*L
 		}
 		k := t.Key()
 		if _, ok := l.models[k.Model]; !ok {
-			return nil, fmt.Errorf("a profile is of model %q, which is not among the models %s", k.Model, joined(l.Models()))
+			return nil, fmt.Errorf("a profile is of model %q, which is not among the models %s",
+				k.Model, joined(l.Models()))
 		}
 		if _, twice := l.tables[k.Model][k.InstanceType]; twice {
 			return nil, fmt.Errorf("the profile of %s on %s stands twice", k.Model, k.InstanceType)
@@ -103,7 +108,8 @@ func ReadLibrary(name string, r io.Reader) (*Library, error) {
 		return nil, fmt.Errorf("read latency profiles from %s: %w", name, err)
 	}
 	if j.Format != libraryFormat {
-		return nil, fmt.Errorf("read latency profiles from %s: format is %d, want %d", name, j.Format, libraryFormat)
+		return nil, fmt.Errorf("read latency profiles from %s: format is %d, want %d", name,
+			j.Format, libraryFormat)
 	}
 	models := make([]ModelInfo, len(j.Models))
 	for i, m := range j.Models {
@@ -151,7 +157,8 @@ func (l *Library) Types(model string) []InstanceType {
 func (l *Library) Model(name string) (ModelInfo, error) {
 	m, ok := l.models[name]
 	if !ok {
-		return ModelInfo{}, fmt.Errorf("no latency profile of model %q; there are %s", name, joined(l.Models()))
+		return ModelInfo{}, fmt.Errorf("no latency profile of model %q; there are %s", name,
+			joined(l.Models()))
 	}
 	return m, nil
 }
@@ -164,7 +171,8 @@ func (l *Library) Table(model string, t InstanceType) (*Table, error) {
 	}
 	table, ok := l.tables[model][t]
 	if !ok {
-		return nil, fmt.Errorf("no latency profile of %s on instance type %q; there are %s", model, t, joined(l.Types(model)))
+		return nil, fmt.Errorf("no latency profile of %s on instance type %q; there are %s", model,
+			t, joined(l.Types(model)))
 	}
 	return table, nil
 }

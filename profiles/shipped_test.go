@@ -27,7 +27,8 @@ func TestShippedProfilesMatchMeasurements(t *testing.T) {
 			continue
 		}
 		if e := math.Abs(ms(table.Mean(m.batch))/m.mean - 1); e >= 0.05 {
-			t.Errorf("%s at batch size %d: mean %v, measured %.3f ms: %.1f %% off, want under 5 %%", table.Key(), m.batch, table.Mean(m.batch), m.mean, 100*e)
+			t.Errorf("%s at batch size %d: mean %v, measured %.3f ms: %.1f %% off, want under 5 %%",
+				table.Key(), m.batch, table.Mean(m.batch), m.mean, 100*e)
 		}
 		if got := table.Error(m.batch); got <= 0 || got >= 0.05 {
 			t.Errorf("%s at batch size %d: error recorded as %v", table.Key(), m.batch, got)
@@ -39,7 +40,8 @@ func TestShippedProfilesMatchMeasurements(t *testing.T) {
 	for _, model := range library.Models() {
 		for _, it := range library.Types(model) {
 			if seen[pair{model, it}] != 100 {
-				t.Errorf("%s on %s: %d measured batch sizes, want 100", model, it, seen[pair{model, it}])
+				t.Errorf("%s on %s: %d measured batch sizes, want 100", model, it,
+					seen[pair{model, it}])
 			}
 		}
 	}
@@ -65,10 +67,12 @@ func TestShippedQuantilesMatchMeasurements(t *testing.T) {
 			limit50, limit99 = 0.05, 0.20
 		}
 		if m := median(e); m > limit50 {
-			t.Errorf("%s: median error of p50 is %.1f %%, want at most %.0f %%", k, 100*m, 100*limit50)
+			t.Errorf("%s: median error of p50 is %.1f %%, want at most %.0f %%", k, 100*m,
+				100*limit50)
 		}
 		if m := median(errors99[k]); m > limit99 {
-			t.Errorf("%s: median error of p99 is %.1f %%, want at most %.0f %%", k, 100*m, 100*limit99)
+			t.Errorf("%s: median error of p99 is %.1f %%, want at most %.0f %%", k, 100*m,
+				100*limit99)
 		}
 	}
 }
@@ -85,7 +89,8 @@ func TestShippedLibrary(t *testing.T) {
 			t.Fatal(err)
 		}
 		if info.QoSTarget != targets[model]*time.Millisecond || info.LargestBatchSize != 1000 {
-			t.Errorf("%s: QoS target %v, largest batch size %d", model, info.QoSTarget, info.LargestBatchSize)
+			t.Errorf("%s: QoS target %v, largest batch size %d", model, info.QoSTarget,
+				info.LargestBatchSize)
 		}
 		if got := library.Types(model); len(got) != 4 {
 			t.Errorf("%s: instance types are %v", model, got)
@@ -102,13 +107,15 @@ func TestShippedLibrary(t *testing.T) {
 			}
 			for i := 1; i < len(knots); i++ {
 				if len(knots) <= 8 && knots[i].Mean < knots[i-1].Mean {
-					t.Errorf("%s: mean falls from %v at %d to %v at %d", table.Key(), knots[i-1].Mean, knots[i-1].BatchSize, knots[i].Mean, knots[i].BatchSize)
+					t.Errorf("%s: mean falls from %v at %d to %v at %d", table.Key(),
+						knots[i-1].Mean, knots[i-1].BatchSize, knots[i].Mean, knots[i].BatchSize)
 				}
 			}
 			want := "cpu"
 			if it == "g4dn.xlarge" {
 				want = "cuda"
-				if got := table.LargestBatchSize(info.QoSTarget, info.LargestBatchSize); got != 1000 {
+				if got := table.LargestBatchSize(info.QoSTarget,
+					info.LargestBatchSize); got != 1000 {
 					t.Errorf("%s meets the QoS target up to batch size %d only", table.Key(), got)
 				}
 			}
@@ -120,10 +127,12 @@ func TestShippedLibrary(t *testing.T) {
 	if !strings.Contains(library.Source(), "KAIROS") {
 		t.Errorf("source is %q", library.Source())
 	}
-	if _, err := library.Table("bert", "g4dn.xlarge"); err == nil || !strings.Contains(err.Error(), "dien, mtwnd, ncf, rm2, wnd") {
+	if _, err := library.Table("bert", "g4dn.xlarge"); err == nil ||
+		!strings.Contains(err.Error(), "dien, mtwnd, ncf, rm2, wnd") {
 		t.Errorf("unknown model: %v", err)
 	}
-	if _, err := library.Table("ncf", "m5.xlarge"); err == nil || !strings.Contains(err.Error(), "c5n.2xlarge, g4dn.xlarge, r5n.large, t3.xlarge") {
+	if _, err := library.Table("ncf", "m5.xlarge"); err == nil ||
+		!strings.Contains(err.Error(), "c5n.2xlarge, g4dn.xlarge, r5n.large, t3.xlarge") {
 		t.Errorf("unknown type: %v", err)
 	}
 }
@@ -149,7 +158,8 @@ func TestReadLibraryErrors(t *testing.T) {
 	const table = `{"model":"m","instance_type":"t","provider":"cpu","origin":"shipped","knots":[{"batch_size":1,"mean_ms":1,"p50_ms":1,"p90_ms":1,"p99_ms":1,"error":0}]}`
 	const model = `{"name":"m","qos_target_ms":5,"largest_batch_size":10}`
 	file := func(format, models, tables string) string {
-		return `{"format":` + format + `,"source":"","command":"","models":[` + models + `],"tables":[` + tables + `]}`
+		return `{"format":` + format + `,"source":"","command":"","models":[` + models +
+			`],"tables":[` + tables + `]}`
 	}
 	if _, err := profiles.ReadLibrary("f", strings.NewReader(file("1", model, table))); err != nil {
 		t.Fatal(err)
@@ -165,14 +175,19 @@ func TestReadLibraryErrors(t *testing.T) {
 		{file("1", model, "null"), "profile 0 is null"},
 		{file("1", strings.Replace(model, "5", "0", 1), table), "QoS target 0s is not positive"},
 		{file("1", strings.Replace(model, "10", "0", 1), table), "largest batch size 0"},
-		{file("1", model, strings.Replace(table, `"mean_ms":1`, `"mean_ms":-1`, 1)), "mean latency -1ms is not positive"},
-		{file("1", model, strings.Replace(table, `"mean_ms":1`, `"mean_ms":1e30`, 1)), "is above 320255h"},
-		{file("1", model, strings.Replace(table, `"p50_ms":1`, `"p50_ms":2`, 1)), "0 < p50 <= p90 <= p99"},
+		{file("1", model, strings.Replace(table, `"mean_ms":1`, `"mean_ms":-1`, 1)),
+			"mean latency -1ms is not positive"},
+		{file("1", model, strings.Replace(table, `"mean_ms":1`, `"mean_ms":1e30`, 1)),
+			"is above 320255h"},
+		{file("1", model, strings.Replace(table, `"p50_ms":1`, `"p50_ms":2`, 1)),
+			"0 < p50 <= p90 <= p99"},
 		{file("1", model, strings.Replace(table, `"p50_ms"`, `"p49_ms"`, 1)), "p49_ms"},
-		{file("1", model, strings.Replace(table, `"error":0`, `"error":-1`, 1)), "relative error -1"},
+		{file("1", model, strings.Replace(table, `"error":0`, `"error":-1`, 1)),
+			"relative error -1"},
 	} {
 		_, err := profiles.ReadLibrary("profiles.json", strings.NewReader(c.in))
-		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "profiles.json") {
+		if err == nil || !strings.Contains(err.Error(), c.want) ||
+			!strings.Contains(err.Error(), "profiles.json") {
 			t.Errorf("reading %s: %v, want %q", c.in, err, c.want)
 		}
 	}

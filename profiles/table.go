@@ -18,7 +18,8 @@ const (
 	Shipped Origin = "shipped"
 	// Measured: the samples of a file, as they are.
 	Measured Origin = "measured"
-	// Inherited: taken over from a like key, such as a model's version before, and not yet confirmed.
+	// Inherited: taken over from a like key, such as a model's version before, and not yet
+	// confirmed.
 	Inherited Origin = "inherited"
 	// Learned: from queries served under this very key.
 	Learned Origin = "learned"
@@ -60,15 +61,23 @@ func NewTable(key Key, origin Origin, source string, knots []Knot) (*Table, erro
 	for i, k := range knots {
 		switch {
 		case k.BatchSize < 1 || k.BatchSize > MaxBatchSize:
-			return nil, fmt.Errorf("profile of %s: knot %d: batch size %d is not within 1..%d", key, i, k.BatchSize, MaxBatchSize)
+			return nil, fmt.Errorf("profile of %s: knot %d: batch size %d is not within 1..%d", key,
+				i, k.BatchSize, MaxBatchSize)
 		case i > 0 && k.BatchSize <= knots[i-1].BatchSize:
-			return nil, fmt.Errorf("profile of %s: knot %d: batch size %d does not exceed %d before it", key, i, k.BatchSize, knots[i-1].BatchSize)
+			return nil, fmt.Errorf(
+				"profile of %s: knot %d: batch size %d does not exceed %d before it", key, i,
+				k.BatchSize, knots[i-1].BatchSize)
 		case k.Mean <= 0:
-			return nil, fmt.Errorf("profile of %s: batch size %d: mean latency %v is not positive", key, k.BatchSize, k.Mean)
+			return nil, fmt.Errorf("profile of %s: batch size %d: mean latency %v is not positive",
+				key, k.BatchSize, k.Mean)
 		case k.P50 <= 0 || k.P90 < k.P50 || k.P99 < k.P90:
-			return nil, fmt.Errorf("profile of %s: batch size %d: want 0 < p50 <= p90 <= p99, got %v, %v, %v", key, k.BatchSize, k.P50, k.P90, k.P99)
+			return nil, fmt.Errorf(
+				"profile of %s: batch size %d: want 0 < p50 <= p90 <= p99, got %v, %v, %v", key,
+				k.BatchSize, k.P50, k.P90, k.P99)
 		case !(k.Error >= 0) || math.IsInf(k.Error, 1):
-			return nil, fmt.Errorf("profile of %s: batch size %d: relative error %v is not a finite number >= 0", key, k.BatchSize, k.Error)
+			return nil, fmt.Errorf(
+				"profile of %s: batch size %d: relative error %v is not a finite number >= 0", key,
+				k.BatchSize, k.Error)
 		}
 	}
 	return &Table{key: key, origin: origin, source: source, knots: slices.Clone(knots)}, nil
@@ -183,7 +192,10 @@ func (t *Table) LargestBatchSize(within time.Duration, limit int) int {
 // As returns the same numbers under another key, as Inherited: a start for a key
 // under which nothing was measured yet.
 func (t *Table) As(key Key) *Table {
-	return &Table{key: key, origin: Inherited, source: fmt.Sprintf("%s of %s", t.origin, t.key), knots: t.knots}
+	return &Table{
+		key: key, origin: Inherited, source: fmt.Sprintf("%s of %s", t.origin, t.key),
+		knots: t.knots,
+	}
 }
 
 // Scale returns the table with every latency multiplied by factor, which must be
@@ -222,7 +234,9 @@ func (t *Table) MarshalJSON() ([]byte, error) {
 	j := tableJSON{Key: t.key, Origin: t.origin, Source: t.source}
 	j.Checksum = ""
 	for _, k := range t.knots {
-		j.Knots = append(j.Knots, knotJSON{k.BatchSize, ms(k.Mean), ms(k.P50), ms(k.P90), ms(k.P99), k.Error})
+		j.Knots = append(j.Knots, knotJSON{
+			k.BatchSize, ms(k.Mean), ms(k.P50), ms(k.P90), ms(k.P99), k.Error,
+		})
 	}
 	return json.Marshal(j)
 }
@@ -238,10 +252,14 @@ func (t *Table) UnmarshalJSON(data []byte) error {
 	for i, k := range j.Knots {
 		for _, v := range []float64{k.Mean, k.P50, k.P90, k.P99} {
 			if !(v <= ms(longest)) {
-				return fmt.Errorf("read latency profile of %s: batch size %d: latency %v ms is above %v", j.Key, k.BatchSize, v, longest)
+				return fmt.Errorf(
+					"read latency profile of %s: batch size %d: latency %v ms is above %v", j.Key,
+					k.BatchSize, v, longest)
 			}
 		}
-		knots[i] = Knot{k.BatchSize, fromMS(k.Mean), fromMS(k.P50), fromMS(k.P90), fromMS(k.P99), k.Error}
+		knots[i] = Knot{
+			k.BatchSize, fromMS(k.Mean), fromMS(k.P50), fromMS(k.P90), fromMS(k.P99), k.Error,
+		}
 	}
 	read, err := NewTable(j.Key, j.Origin, j.Source, knots)
 	if err != nil {
@@ -261,4 +279,6 @@ const maxLatency = 24 * time.Hour
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-func fromMS(v float64) time.Duration { return time.Duration(math.Round(v * float64(time.Millisecond))) }
+func fromMS(v float64) time.Duration {
+	return time.Duration(math.Round(v * float64(time.Millisecond)))
+}

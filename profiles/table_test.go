@@ -23,11 +23,15 @@ func median(v []float64) float64 {
 	return (v[len(v)/2-1] + v[len(v)/2]) / 2
 }
 
-var testKey = profiles.Key{Model: "wnd", Version: 2, InstanceType: "c5.2xlarge", Provider: "cpu", Cores: 8}
+var testKey = profiles.Key{
+	Model: "wnd", Version: 2, InstanceType: "c5.2xlarge", Provider: "cpu", Cores: 8,
+}
 
 func knot(batch int, mean, p50, p90, p99 float64) profiles.Knot {
 	d := func(v float64) time.Duration { return time.Duration(v * float64(time.Millisecond)) }
-	return profiles.Knot{BatchSize: batch, Mean: d(mean), P50: d(p50), P90: d(p90), P99: d(p99), Error: 0.01}
+	return profiles.Knot{
+		BatchSize: batch, Mean: d(mean), P50: d(p50), P90: d(p90), P99: d(p99), Error: 0.01,
+	}
 }
 
 func newTable(t testing.TB, knots ...profiles.Knot) *profiles.Table {
@@ -57,7 +61,8 @@ func TestTable(t *testing.T) {
 		{"beyond the last", three, 60, 11, 8 * 11.0 / 7},
 		{"one knot, below", newTable(t, knot(10, 2, 2, 3, 4)), 3, 2, 3},
 		{"one knot, beyond", newTable(t, knot(10, 2, 2, 3, 4)), 30, 6, 9},
-		{"falling at the end", newTable(t, knot(10, 2, 2, 3, 4), knot(20, 1.5, 1, 2, 3)), 40, 1.5, 2},
+		{"falling at the end", newTable(t, knot(10, 2, 2, 3, 4), knot(20, 1.5, 1, 2, 3)), 40, 1.5,
+			2},
 	} {
 		if got := ms(c.table.Mean(c.batch)); math.Abs(got-c.mean) > 1e-6 {
 			t.Errorf("%s: mean at %d is %v ms, want %v", c.name, c.batch, got, c.mean)
@@ -66,8 +71,11 @@ func TestTable(t *testing.T) {
 			t.Errorf("%s: p90 at %d is %v ms, want %v", c.name, c.batch, got, c.p90)
 		}
 	}
-	for _, c := range []struct{ within, want int }{{1, 0}, {2, 10}, {3, 20}, {7, 40}, {11, 60}, {1000, 100}} {
-		if got := three.LargestBatchSize(time.Duration(c.within)*time.Millisecond, 100); got != c.want {
+	for _, c := range []struct{ within, want int }{
+		{1, 0}, {2, 10}, {3, 20}, {7, 40}, {11, 60}, {1000, 100},
+	} {
+		if got := three.LargestBatchSize(time.Duration(c.within)*time.Millisecond,
+			100); got != c.want {
 			t.Errorf("largest batch size within %d ms is %d, want %d", c.within, got, c.want)
 		}
 	}
@@ -90,7 +98,8 @@ func TestQuantileIsOrderedAndHasTheMean(t *testing.T) {
 				for p := 0.0; p <= 1; p += 0.005 {
 					q := table.Quantile(p, batch)
 					if q < last || q <= 0 {
-						t.Fatalf("%s: quantile %v at batch size %d is %v, the one before %v", table.Key(), p, batch, q, last)
+						t.Fatalf("%s: quantile %v at batch size %d is %v, the one before %v",
+							table.Key(), p, batch, q, last)
 					}
 					last = q
 				}
@@ -100,7 +109,8 @@ func TestQuantileIsOrderedAndHasTheMean(t *testing.T) {
 					sum += ms(table.Quantile(r.Float64(), batch))
 				}
 				if got, want := sum/n, ms(table.Mean(batch)); math.Abs(got/want-1) > 0.02 {
-					t.Errorf("%s: the mean of draws at batch size %d is %v ms, want %v", table.Key(), batch, got, want)
+					t.Errorf("%s: the mean of draws at batch size %d is %v ms, want %v",
+						table.Key(), batch, got, want)
 				}
 			}
 		}
@@ -115,9 +125,11 @@ func TestNewTableErrors(t *testing.T) {
 		return []profiles.Knot{k}
 	}
 	for name, knots := range map[string][]profiles.Knot{
-		"none":                nil,
-		"zero batch":          with(func(k *profiles.Knot) { k.BatchSize = 0 }),
-		"huge batch":          with(func(k *profiles.Knot) { k.BatchSize = profiles.MaxBatchSize + 1 }),
+		"none":       nil,
+		"zero batch": with(func(k *profiles.Knot) { k.BatchSize = 0 }),
+		"huge batch": with(func(k *profiles.Knot) {
+			k.BatchSize = profiles.MaxBatchSize + 1
+		}),
 		"twice":               {good, good},
 		"zero mean":           with(func(k *profiles.Knot) { k.Mean = 0 }),
 		"negative mean":       with(func(k *profiles.Knot) { k.Mean = -1 }),
@@ -144,7 +156,8 @@ func TestTableJSON(t *testing.T) {
 	if err := json.Unmarshal(data, &back); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(table.Knots(), back.Knots()); diff != "" || back.Key() != table.Key() || back.Origin() != table.Origin() {
+	if diff := cmp.Diff(table.Knots(), back.Knots()); diff != "" || back.Key() != table.Key() ||
+		back.Origin() != table.Origin() {
 		t.Errorf("read back as %s, %s: %s", back.Key(), back.Origin(), diff)
 	}
 	if err := json.Unmarshal([]byte(`{"model":"x","knots":[]}`), &back); err == nil {

@@ -25,7 +25,8 @@ import (
 func generate(b testing.TB, name string, scale zoo.Scale) *models.Version {
 	b.Helper()
 	dir := b.TempDir()
-	if _, err := zoo.Generate(context.Background(), dir, name, zoo.Options{Scale: scale}); err != nil {
+	if _, err := zoo.Generate(context.Background(), dir, name,
+		zoo.Options{Scale: scale}); err != nil {
 		b.Fatal(err)
 	}
 	v, err := models.ReadVersion(dir, name, 1)
@@ -151,10 +152,12 @@ func BenchmarkExecutor(b *testing.B) {
 			m := load(b, x, v)
 			lanes := runtime.NewLanes(runtime.LanesConfig{})
 			ours := func() {
-				ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // as a server's would be
+				// as a server's would be
+				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 				defer cancel()
-				r, err := lanes.Do(ctx, runtime.Query{Model: m, Inputs: inputs, BatchSize: test.batch, Profile: "p",
-					QoSTarget: v.Config.QoSTarget, Deadline: time.Now().Add(v.Config.Deadline)})
+				r, err := lanes.Do(ctx,
+					runtime.Query{Model: m, Inputs: inputs, BatchSize: test.batch, Profile: "p",
+						QoSTarget: v.Config.QoSTarget, Deadline: time.Now().Add(v.Config.Deadline)})
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -192,13 +195,16 @@ func BenchmarkExecutor(b *testing.B) {
 // BenchmarkLanes is what lanes cost a query: with an idle lane, and when it
 // has to wait for one.
 func BenchmarkLanes(b *testing.B) {
-	m := load(b, runtime.NewEmulated(func(*models.Version, int) time.Duration { return 0 }), &models.Version{})
+	m := load(b, runtime.NewEmulated(func(*models.Version, int) time.Duration { return 0 }),
+		&models.Version{})
 	for _, waiting := range []bool{false, true} {
 		b.Run(map[bool]string{false: "idle", true: "waiting"}[waiting], func(b *testing.B) {
 			lanes := runtime.NewLanes(runtime.LanesConfig{})
 			do := func() {
-				if _, err := lanes.Do(context.Background(), runtime.Query{Model: instant{m}, Profile: "p", BatchSize: 1,
-					QoSTarget: time.Second, Deadline: time.Now().Add(time.Minute)}); err != nil {
+				if _, err := lanes.Do(context.Background(),
+					runtime.Query{Model: instant{m}, Profile: "p", BatchSize: 1,
+						QoSTarget: time.Second,
+						Deadline:  time.Now().Add(time.Minute)}); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -243,8 +249,9 @@ func BenchmarkLoading(b *testing.B) {
 		in := inputs
 		in.Shape = []int64{int64(batch), in.Shape[1]}
 		in.Data = in.Data[:8*int(in.Shape[0]*in.Shape[1])]
-		r, err := lanes.Do(ctx, runtime.Query{Model: m, Inputs: []tensor.Tensor{in}, BatchSize: batch, Profile: "ncf",
-			Arrival: arrival, QoSTarget: ncf.Config.QoSTarget})
+		r, err := lanes.Do(ctx,
+			runtime.Query{Model: m, Inputs: []tensor.Tensor{in}, BatchSize: batch, Profile: "ncf",
+				Arrival: arrival, QoSTarget: ncf.Config.QoSTarget})
 		if err != nil {
 			b.Error(err)
 			return 0

@@ -18,9 +18,10 @@ import (
 func TestExecutors(t *testing.T) {
 	t.Run("onnx", func(t *testing.T) { testExecutor(t, "onnx", runtimetest.Open(t)) })
 	t.Run("emulated", func(t *testing.T) {
-		testExecutor(t, "emulated", runtime.NewEmulated(func(_ *models.Version, batch int) time.Duration {
-			return time.Duration(batch) * 100 * time.Microsecond
-		}))
+		testExecutor(t, "emulated",
+			runtime.NewEmulated(func(_ *models.Version, batch int) time.Duration {
+				return time.Duration(batch) * 100 * time.Microsecond
+			}))
 	})
 }
 
@@ -30,7 +31,8 @@ func testExecutor(t *testing.T, name string, x runtime.Executor) {
 	long := write(t, slow(), nil)
 
 	t.Run("info", func(t *testing.T) {
-		if info := x.Info(); info.Executor != name || info.Provider != runtime.CPU || info.Threads < 1 {
+		if info := x.Info(); info.Executor != name || info.Provider != runtime.CPU ||
+			info.Threads < 1 {
 			t.Errorf("got %+v", info)
 		}
 	})
@@ -46,8 +48,10 @@ func testExecutor(t *testing.T, name string, x runtime.Executor) {
 				t.Fatalf("got %d outputs, want 1", len(r.Outputs))
 			}
 			out := r.Outputs[0]
-			if out.Name != "score" || out.DataType != tensor.FP32 || !slices.Equal(out.Shape, []int64{int64(batch), 3}) || len(out.Data) != batch*3*4 {
-				t.Errorf("got output %q %s %v of %d bytes", out.Name, out.DataType, out.Shape, len(out.Data))
+			if out.Name != "score" || out.DataType != tensor.FP32 ||
+				!slices.Equal(out.Shape, []int64{int64(batch), 3}) || len(out.Data) != batch*3*4 {
+				t.Errorf("got output %q %s %v of %d bytes", out.Name, out.DataType, out.Shape,
+					len(out.Data))
 			}
 			if r.Execution <= 0 || r.Queue != 0 {
 				t.Errorf("got execution %v, queue %v", r.Execution, r.Queue)
@@ -63,17 +67,48 @@ func testExecutor(t *testing.T, name string, x runtime.Executor) {
 		m := load(t, x, quick)
 		good := func() []tensor.Tensor { _, _, inputs := embeddingInputs(2); return inputs }
 		for want, spoil := range map[string]func(in []tensor.Tensor) []tensor.Tensor{
-			"got 1 inputs, want 2":  func(in []tensor.Tensor) []tensor.Tensor { return in[:1] },
-			"is INT64, want FP32":   func(in []tensor.Tensor) []tensor.Tensor { in[0] = in[1]; return in },
-			"31 bytes":              func(in []tensor.Tensor) []tensor.Tensor { in[0].Data = in[0].Data[:31]; return in },
-			"28 bytes":              func(in []tensor.Tensor) []tensor.Tensor { in[0].Data = in[0].Data[:28]; return in },
-			"negative dimension":    func(in []tensor.Tensor) []tensor.Tensor { in[0].Shape = []int64{-2, 4}; return in },
-			"has no dimensions":     func(in []tensor.Tensor) []tensor.Tensor { in[0].Shape = nil; return in },
-			"has batch size 2":      func(in []tensor.Tensor) []tensor.Tensor { _, _, in3 := embeddingInputs(3); in[0] = in3[0]; return in },
-			"too many elements":     func(in []tensor.Tensor) []tensor.Tensor { in[0].Shape = []int64{1 << 62, 1 << 62}; return in },
-			`input "ids" is FP32`:   func(in []tensor.Tensor) []tensor.Tensor { in[1] = in[0]; return in },
-			"of FP32":               func(in []tensor.Tensor) []tensor.Tensor { in[0].Data = append(in[0].Data, 0, 0, 0, 0); return in },
-			`input "ids" has 0 byt`: func(in []tensor.Tensor) []tensor.Tensor { in[1].Data = nil; return in },
+			"got 1 inputs, want 2": func(in []tensor.Tensor) []tensor.Tensor { return in[:1] },
+			"is INT64, want FP32": func(in []tensor.Tensor) []tensor.Tensor {
+				in[0] = in[1]
+				return in
+			},
+			"31 bytes": func(in []tensor.Tensor) []tensor.Tensor {
+				in[0].Data = in[0].Data[:31]
+				return in
+			},
+			"28 bytes": func(in []tensor.Tensor) []tensor.Tensor {
+				in[0].Data = in[0].Data[:28]
+				return in
+			},
+			"negative dimension": func(in []tensor.Tensor) []tensor.Tensor {
+				in[0].Shape = []int64{-2, 4}
+				return in
+			},
+			"has no dimensions": func(in []tensor.Tensor) []tensor.Tensor {
+				in[0].Shape = nil
+				return in
+			},
+			"has batch size 2": func(in []tensor.Tensor) []tensor.Tensor {
+				_, _, in3 := embeddingInputs(3)
+				in[0] = in3[0]
+				return in
+			},
+			"too many elements": func(in []tensor.Tensor) []tensor.Tensor {
+				in[0].Shape = []int64{1 << 62, 1 << 62}
+				return in
+			},
+			`input "ids" is FP32`: func(in []tensor.Tensor) []tensor.Tensor {
+				in[1] = in[0]
+				return in
+			},
+			"of FP32": func(in []tensor.Tensor) []tensor.Tensor {
+				in[0].Data = append(in[0].Data, 0, 0, 0, 0)
+				return in
+			},
+			`input "ids" has 0 byt`: func(in []tensor.Tensor) []tensor.Tensor {
+				in[1].Data = nil
+				return in
+			},
 		} {
 			_, err := m.Run(ctx, spoil(good()))
 			wantError(t, err, "m version 1", want)
@@ -156,7 +191,9 @@ func testExecutor(t *testing.T, name string, x runtime.Executor) {
 		for range 8 {
 			wg.Go(func() {
 				_, _, inputs := embeddingInputs(20)
-				r, err := lanes.Do(ctx, runtime.Query{Model: m, Inputs: inputs, BatchSize: 20, Profile: "m/1", QoSTarget: time.Second})
+				r, err := lanes.Do(ctx, runtime.Query{
+					Model: m, Inputs: inputs, BatchSize: 20, Profile: "m/1", QoSTarget: time.Second,
+				})
 				if err != nil {
 					t.Error(err)
 					return
@@ -165,7 +202,8 @@ func testExecutor(t *testing.T, name string, x runtime.Executor) {
 			})
 		}
 		wg.Wait()
-		if s := lanes.Stats(); s.Running != 0 || s.Waiting != 0 || s.Busy <= 0 || s.Dropped != (runtime.Dropped{}) {
+		if s := lanes.Stats(); s.Running != 0 || s.Waiting != 0 || s.Busy <= 0 ||
+			s.Dropped != (runtime.Dropped{}) {
 			t.Errorf("got %+v", s)
 		}
 	})

@@ -135,7 +135,8 @@ func populate(ctx context.Context, all []mapping) error {
 	for _, m := range all {
 		for from := m.from; from < m.to; from += readPiece {
 			start := time.Now()
-			if _, _, errno := unix.Syscall(unix.SYS_MADVISE, from, min(readPiece, m.to-from), unix.MADV_POPULATE_READ); errno != 0 {
+			if _, _, errno := unix.Syscall(unix.SYS_MADVISE, from, min(readPiece, m.to-from),
+				unix.MADV_POPULATE_READ); errno != 0 {
 				return nil
 			}
 			if err := pause(ctx, min(warmPause*time.Since(start), time.Millisecond)); err != nil {
@@ -160,7 +161,8 @@ func detach(ctx context.Context, all []mapping) error {
 
 func (m mapping) detach(ctx context.Context) error {
 	size := m.to - m.from
-	block, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	block, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return err
 	}
@@ -169,7 +171,8 @@ func (m mapping) detach(ctx context.Context) error {
 		n := min(copyPiece, size-done)
 		local := unix.Iovec{Base: (*byte)(unsafe.Add(block, done))}
 		local.SetLen(int(n))
-		got, err := unix.ProcessVMReadv(os.Getpid(), []unix.Iovec{local}, []unix.RemoteIovec{{Base: m.from + done, Len: int(n)}}, 0)
+		got, err := unix.ProcessVMReadv(os.Getpid(), []unix.Iovec{local},
+			[]unix.RemoteIovec{{Base: m.from + done, Len: int(n)}}, 0)
 		if err == nil {
 			done += uintptr(got)
 			err = pause(ctx, min(time.Since(start), time.Millisecond))
@@ -181,12 +184,14 @@ func (m mapping) detach(ctx context.Context) error {
 		}
 	}
 	if !m.writable {
-		if _, _, errno := unix.Syscall(unix.SYS_MPROTECT, uintptr(block), size, unix.PROT_READ); errno != 0 {
+		if _, _, errno := unix.Syscall(unix.SYS_MPROTECT, uintptr(block), size,
+			unix.PROT_READ); errno != 0 {
 			return errors.Join(errno, unix.MunmapPtr(block, size))
 		}
 	}
 	// In one step for whoever reads there: it replaces what is mapped at its new place.
-	if _, _, errno := unix.Syscall6(unix.SYS_MREMAP, uintptr(block), size, size, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, m.from, 0); errno != 0 {
+	if _, _, errno := unix.Syscall6(unix.SYS_MREMAP, uintptr(block), size, size,
+		unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, m.from, 0); errno != 0 {
 		return errors.Join(errno, unix.MunmapPtr(block, size))
 	}
 	return nil
@@ -200,8 +205,8 @@ var mapped struct {
 	files map[string]int
 }
 
-// useFiles notes that a session maps files, and reports whether it is the only one. release is called once, when
-// the session maps them no more.
+// useFiles notes that a session maps files, and reports whether it is the only one. release is
+// called once, when the session maps them no more.
 func useFiles(files map[string]bool) (alone bool, release func()) {
 	mapped.Lock()
 	defer mapped.Unlock()
@@ -224,8 +229,8 @@ func useFiles(files map[string]bool) (alone bool, release func()) {
 	}
 }
 
-// availableMemory is how many bytes this process can still take, page cache given up, by the machine
-// and its cgroup; -1 if that cannot be told.
+// availableMemory is how many bytes this process can still take, page cache given up, by the
+// machine and its cgroup; -1 if that cannot be told.
 func availableMemory() int64 {
 	available := int64(-1)
 	if text, err := os.ReadFile("/proc/meminfo"); err == nil {
@@ -242,7 +247,8 @@ func availableMemory() int64 {
 		return available
 	}
 	path, _, _ = strings.Cut(path, "\n")
-	for dir := filepath.Join("/sys/fs/cgroup", path); len(dir) >= len("/sys/fs/cgroup"); dir = filepath.Dir(dir) {
+	for dir := filepath.Join("/sys/fs/cgroup", path); len(dir) >= len(
+		"/sys/fs/cgroup"); dir = filepath.Dir(dir) {
 		read := func(name string) string {
 			text, _ := os.ReadFile(filepath.Join(dir, name)) // without limits there is none
 			return string(text)

@@ -16,7 +16,8 @@ import (
 	"github.com/muster-serve/muster/runtime/runtimetest"
 )
 
-// gathered is a model that looks up rows of a large table in its data file, in which row i is all i.
+// gathered is a model that looks up rows of a large table in its data file, in which row
+// i is all i.
 func gathered(t testing.TB) *models.Version {
 	const rows, dim = 4096, 64
 	var table []float32
@@ -24,11 +25,19 @@ func gathered(t testing.TB) *models.Version {
 		table = append(table, float32(i/dim))
 	}
 	return write(t, &onnx.Model{
-		Name:    "gathered",
-		Inputs:  []onnx.Port{{Name: "ids", DataType: tensor.Int64, Shape: []int64{onnx.Dynamic}}},
-		Outputs: []onnx.Port{{Name: "rows", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, dim}}},
-		Nodes:   []onnx.Node{{Op: "Gather", Name: "gather", Inputs: []string{"table", "ids"}, Outputs: []string{"rows"}}},
-		Initializers: []onnx.Initializer{{Name: "table", DataType: tensor.FP32, Shape: []int64{rows, dim},
+		Name:   "gathered",
+		Inputs: []onnx.Port{{Name: "ids", DataType: tensor.Int64, Shape: []int64{onnx.Dynamic}}},
+		Outputs: []onnx.Port{
+			{Name: "rows", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, dim}},
+		},
+		Nodes: []onnx.Node{
+			{Op: "Gather", Name: "gather", Inputs: []string{"table", "ids"}, Outputs: []string{
+				"rows",
+			}},
+		},
+		Initializers: []onnx.Initializer{{Name: "table", DataType: tensor.FP32, Shape: []int64{
+			rows, dim,
+		},
 			External: onnx.External{Location: "model.onnx.data", Length: rows * dim * 4}}},
 	}, map[string][]byte{"model.onnx.data": floats(table...)})
 }
@@ -49,7 +58,8 @@ func TestDataIsHeld(t *testing.T) {
 	v := gathered(t)
 	data := filepath.Join(filepath.Dir(v.Path), "model.onnx.data")
 	m := load(t, runtimetest.Open(t), v)
-	if maps, err := os.ReadFile("/proc/self/maps"); err != nil || strings.Contains(string(maps), data) {
+	if maps, err := os.ReadFile("/proc/self/maps"); err != nil ||
+		strings.Contains(string(maps), data) {
 		t.Errorf("error %v, or the file is still mapped:\n%s", err, maps)
 	}
 	for _, spoil := range []func() error{
@@ -68,7 +78,9 @@ func TestDataIsHeld(t *testing.T) {
 // A file that two loads have mapped stays so until one of them is closed, and both answer.
 func TestDataOfTwoLoads(t *testing.T) {
 	v := gathered(t)
-	x, err := runtime.OpenONNX(runtime.Config{LibraryPath: runtimetest.Library(t), Provider: runtime.CPU, MapData: true})
+	x, err := runtime.OpenONNX(runtime.Config{
+		LibraryPath: runtimetest.Library(t), Provider: runtime.CPU, MapData: true,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,11 +97,14 @@ func TestDataOfTwoLoads(t *testing.T) {
 	}
 }
 
-// busEnv has the test binary serve the model in a folder from its mapped files, and cut its data short.
+// busEnv has the test binary serve the model in a folder from its mapped files, and
+// cut its data short.
 const busEnv = "MUSTER_TEST_BUS"
 
 func dieOfBusError(path string) {
-	x, err := runtime.OpenONNX(runtime.Config{LibraryPath: os.Getenv("MUSTER_ONNXRUNTIME_LIB"), Provider: runtime.CPU, MapData: true})
+	x, err := runtime.OpenONNX(runtime.Config{
+		LibraryPath: os.Getenv("MUSTER_ONNXRUNTIME_LIB"), Provider: runtime.CPU, MapData: true,
+	})
 	if err != nil {
 		panic(err)
 	}
@@ -112,10 +127,13 @@ func dieOfBusError(path string) {
 func TestBusErrorIsNamed(t *testing.T) {
 	v := gathered(t)
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), busEnv+"="+v.Path, "MUSTER_ONNXRUNTIME_LIB="+runtimetest.Library(t))
+	cmd.Env = append(os.Environ(), busEnv+"="+v.Path,
+		"MUSTER_ONNXRUNTIME_LIB="+runtimetest.Library(t))
 	out, err := cmd.CombinedOutput()
 	data := filepath.Join(filepath.Dir(v.Path), "model.onnx.data")
-	for _, want := range []string{"muster: bus error: the file " + data + " was cut short", "SIGBUS"} {
+	for _, want := range []string{
+		"muster: bus error: the file " + data + " was cut short", "SIGBUS",
+	} {
 		if err == nil || !strings.Contains(string(out), want) {
 			t.Errorf("got %v, want %q in\n%s", err, want, out)
 		}

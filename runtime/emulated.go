@@ -34,8 +34,8 @@ func (e *Emulated) Load(ctx context.Context, v *models.Version) (Model, error) {
 	return &emulatedModel{version: v, latency: e.latency}, nil
 }
 
-// mostOverrun bounds what one run takes off the next. A process that sleeps is woken up to a millisecond
-// late by Go's timers; what is more is a machine that was busy.
+// mostOverrun bounds what one run takes off the next. A process that sleeps is woken up to a
+// millisecond late by Go's timers; what is more is a machine that was busy.
 const mostOverrun = 2 * time.Millisecond
 
 type emulatedModel struct {
@@ -106,9 +106,12 @@ func zeros(p models.Port, batch int) (tensor.Tensor, error) {
 		size = 4 // the length of an empty string
 	}
 	if n > largestTensor/max(size, 1) {
-		return tensor.Tensor{}, fmt.Errorf("%q of shape %v would take more than %d bytes", p.Name, shape, largestTensor)
+		return tensor.Tensor{}, fmt.Errorf("%q of shape %v would take more than %d bytes", p.Name,
+			shape, largestTensor)
 	}
-	return tensor.Tensor{Name: p.Name, DataType: p.DataType, Shape: shape, Data: make([]byte, n*size)}, nil
+	return tensor.Tensor{
+		Name: p.Name, DataType: p.DataType, Shape: shape, Data: make([]byte, n*size),
+	}, nil
 }
 
 func (m *emulatedModel) Close() error {

@@ -54,7 +54,8 @@ func (e linearEstimator) Observe(profile string, batchSize int, execution time.D
 type line struct {
 	w, x, y, xx, xy float64 // weighted sums; durations in seconds
 	largest         int     // batch size observed
-	n, deviations   float64 // weighted count of predictions that were checked, and of their squared relative errors
+	// weighted count of predictions that were checked, and of their squared relative errors
+	n, deviations float64
 }
 
 // forget is what an observation's weight is multiplied with at each later one.

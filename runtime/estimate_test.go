@@ -58,7 +58,8 @@ func TestLinearEstimator(t *testing.T) {
 		e := NewLinearEstimator()
 		e.Observe("m/1", 10, 2*time.Millisecond)
 		e.Observe("m/1", 100, time.Millisecond)
-		if small, large := e.Estimate("m/1", 1), e.Estimate("m/1", 1000); small <= 0 || large < small {
+		if small, large := e.Estimate("m/1", 1), e.Estimate("m/1", 1000); small <= 0 ||
+			large < small {
 			t.Errorf("got %v for 1 and %v for 1000", small, large)
 		}
 	})
@@ -111,7 +112,8 @@ func TestPieces(t *testing.T) {
 				rest -= n
 			}
 			if want := (rows + most - 1) / most; pieces != want {
-				t.Fatalf("%d rows, at most %d at once: %d pieces, want %d", rows, most, pieces, want)
+				t.Fatalf("%d rows, at most %d at once: %d pieces, want %d", rows, most, pieces,
+					want)
 			}
 		}
 	}

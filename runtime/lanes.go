@@ -39,7 +39,8 @@ type OverloadedError struct {
 }
 
 func (e *OverloadedError) Error() string {
-	return fmt.Sprintf("runtime: overloaded: %d queries (%d bytes) waiting, retry in %v", e.Waiting, e.WaitingBytes, e.RetryAfter)
+	return fmt.Sprintf("runtime: overloaded: %d queries (%d bytes) waiting, retry in %v", e.Waiting,
+		e.WaitingBytes, e.RetryAfter)
 }
 
 // A Query is one query for [Lanes.Do]. All but Model, Inputs and BatchSize may
@@ -218,9 +219,12 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 		i := max(slices.Index(l.idle, q.Lane), 0)
 		t.running, t.started, t.lane = true, now, l.idle[i]
 		l.idle = slices.Delete(l.idle, i, i+1)
-	case !q.Background && (l.queue.Len() >= l.maxWaiting || l.queue.Bytes()+t.Bytes > l.maxWaitingBytes):
+	case !q.Background && (l.queue.Len() >= l.maxWaiting ||
+		l.queue.Bytes()+t.Bytes > l.maxWaitingBytes):
 		l.dropped.Overloaded++
-		return 0, &OverloadedError{l.queue.Len(), l.queue.Bytes(), max(l.remaining(now), time.Millisecond)}
+		return 0, &OverloadedError{
+			l.queue.Len(), l.queue.Bytes(), max(l.remaining(now), time.Millisecond),
+		}
 	default:
 		t.granted = make(chan struct{})
 		l.queue.Push(t, now)

@@ -32,14 +32,21 @@ type stage struct {
 
 func onStage(t *testing.T, cfg runtime.LanesConfig, play func(t *testing.T, s *stage)) {
 	synctest.Test(t, func(t *testing.T) {
-		x := runtime.NewEmulated(func(_ *models.Version, batch int) time.Duration { return time.Duration(batch) * ms })
+		x := runtime.NewEmulated(func(_ *models.Version, batch int) time.Duration {
+			return time.Duration(batch) * ms
+		})
 		v := &models.Version{Model: "m", Number: 1,
-			Inputs:  []models.Port{{Name: "x", DataType: tensor.Uint8, Shape: []int64{models.Dynamic}}},
-			Outputs: []models.Port{{Name: "y", DataType: tensor.FP32, Shape: []int64{models.Dynamic}}}}
+			Inputs: []models.Port{
+				{Name: "x", DataType: tensor.Uint8, Shape: []int64{models.Dynamic}},
+			},
+			Outputs: []models.Port{
+				{Name: "y", DataType: tensor.FP32, Shape: []int64{models.Dynamic}},
+			}}
 		s := &stage{t: t, lanes: runtime.NewLanes(cfg), model: load(t, x, v), at: time.Now()}
 		play(t, s)
 		s.wg.Wait()
-		if stats := s.lanes.Stats(); stats.Running != 0 || stats.Waiting != 0 || stats.WaitingBytes != 0 || stats.Remaining != 0 {
+		if stats := s.lanes.Stats(); stats.Running != 0 || stats.Waiting != 0 ||
+			stats.WaitingBytes != 0 || stats.Remaining != 0 {
 			t.Errorf("lanes are not idle at the end: %+v", stats)
 		}
 	})
@@ -48,8 +55,11 @@ func onStage(t *testing.T, cfg runtime.LanesConfig, play func(t *testing.T, s *s
 // send starts a query of so many rows and returns when it runs or waits.
 func (s *stage) send(ctx context.Context, name string, rows int, change func(*runtime.Query)) {
 	q := runtime.Query{
-		Model:     s.model,
-		Inputs:    []tensor.Tensor{{Name: "x", DataType: tensor.Uint8, Shape: []int64{int64(rows)}, Data: make([]byte, rows)}},
+		Model: s.model,
+		Inputs: []tensor.Tensor{
+			{Name: "x", DataType: tensor.Uint8, Shape: []int64{int64(rows)},
+				Data: make([]byte, rows)},
+		},
 		BatchSize: rows,
 		Profile:   "m/1",
 	}
@@ -70,7 +80,8 @@ func (s *stage) send(ctx context.Context, name string, rows int, change func(*ru
 			}
 			r.Release()
 		case errors.As(err, &overloaded):
-			outcome = fmt.Sprintf("overloaded %d %d %v", overloaded.Waiting, overloaded.WaitingBytes, overloaded.RetryAfter)
+			outcome = fmt.Sprintf("overloaded %d %d %v", overloaded.Waiting,
+				overloaded.WaitingBytes, overloaded.RetryAfter)
 		case err == runtime.ErrDeadline:
 			outcome = "deadline"
 		case err == runtime.ErrLate:
@@ -86,7 +97,8 @@ func (s *stage) send(ctx context.Context, name string, rows int, change func(*ru
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.done = append(s.done, fmt.Sprintf("%s: %s at %v", name, outcome, time.Since(s.at).Round(time.Microsecond)))
+		s.done = append(s.done,
+			fmt.Sprintf("%s: %s at %v", name, outcome, time.Since(s.at).Round(time.Microsecond)))
 	})
 	synctest.Wait()
 }
@@ -123,7 +135,8 @@ func TestLanesOrder(t *testing.T) {
 		s.send(ctx, "long, due 40", 20, target(40*ms))
 		s.send(ctx, "due 26", 1, target(26*ms))
 		s.send(ctx, "due 13", 1, target(13*ms))
-		s.send(ctx, "arrived long ago", 1, func(q *runtime.Query) { q.QoSTarget = 20 * ms; q.Arrival = time.Now().Add(-8 * ms) })
+		s.send(ctx, "arrived long ago", 1,
+			func(q *runtime.Query) { q.QoSTarget = 20 * ms; q.Arrival = time.Now().Add(-8 * ms) })
 		s.want(
 			"running: ok at 10ms",
 			"arrived long ago: ok at 11ms", // due at 12 ms
@@ -148,7 +161,8 @@ func TestReserve(t *testing.T) {
 			t.Helper()
 			r := s.lanes.Reserve("m/1", rows, 5*ms)
 			if r.Remaining.Round(ms/100) != remaining || r.Finish.Round(ms/100) != finish {
-				t.Errorf("%d rows: remaining %v, finish %v, want %v, %v", rows, r.Remaining, r.Finish, remaining, finish)
+				t.Errorf("%d rows: remaining %v, finish %v, want %v, %v", rows, r.Remaining,
+					r.Finish, remaining, finish)
 			}
 			return r
 		}
@@ -197,7 +211,8 @@ func TestLanesRunBesideEachOther(t *testing.T) {
 		s.send(ctx, "d", 5, nil)
 		stats := s.lanes.Stats()
 		// b's rest, and half of c and d
-		if stats.Lanes != 2 || stats.Running != 2 || stats.Waiting != 2 || stats.WaitingBytes != 8 || stats.Remaining.Round(ms/10) != 8*ms {
+		if stats.Lanes != 2 || stats.Running != 2 || stats.Waiting != 2 ||
+			stats.WaitingBytes != 8 || stats.Remaining.Round(ms/10) != 8*ms {
 			t.Errorf("got %+v", stats)
 		}
 		s.want("b: ok at 4ms", "c: ok at 7ms", "a: ok at 10ms", "d: ok at 12ms")
@@ -208,30 +223,32 @@ func TestLanesRunBesideEachOther(t *testing.T) {
 }
 
 func TestLanesOverload(t *testing.T) {
-	onStage(t, runtime.LanesConfig{MaxWaiting: 2, MaxWaitingBytes: 30}, func(t *testing.T, s *stage) {
-		ctx := context.Background()
-		s.learn()
-		s.send(ctx, "running", 10, nil)
-		s.send(ctx, "first", 20, nil)
-		s.send(ctx, "too many bytes", 11, nil)
-		s.send(ctx, "second", 10, nil)
-		s.send(ctx, "too many", 0, nil)
-		s.send(ctx, "background", 99, func(q *runtime.Query) { q.Background = true }) // is not refused
-		time.Sleep(31 * ms)
-		s.send(ctx, "third", 1, nil)
-		s.want(
-			"too many bytes: overloaded 1 20 30ms at 0s",
-			"too many: overloaded 2 30 40ms at 0s",
-			"running: ok at 10ms",
-			"first: ok at 30ms",
-			"second: ok at 40ms",
-			"third: ok after 9ms at 41ms",
-			"background: ok at 140ms",
-		)
-		if got := s.lanes.Stats().Dropped; got != (runtime.Dropped{Overloaded: 2}) {
-			t.Errorf("got %+v", got)
-		}
-	})
+	onStage(t, runtime.LanesConfig{MaxWaiting: 2, MaxWaitingBytes: 30},
+		func(t *testing.T, s *stage) {
+			ctx := context.Background()
+			s.learn()
+			s.send(ctx, "running", 10, nil)
+			s.send(ctx, "first", 20, nil)
+			s.send(ctx, "too many bytes", 11, nil)
+			s.send(ctx, "second", 10, nil)
+			s.send(ctx, "too many", 0, nil)
+			// is not refused
+			s.send(ctx, "background", 99, func(q *runtime.Query) { q.Background = true })
+			time.Sleep(31 * ms)
+			s.send(ctx, "third", 1, nil)
+			s.want(
+				"too many bytes: overloaded 1 20 30ms at 0s",
+				"too many: overloaded 2 30 40ms at 0s",
+				"running: ok at 10ms",
+				"first: ok at 30ms",
+				"second: ok at 40ms",
+				"third: ok after 9ms at 41ms",
+				"background: ok at 140ms",
+			)
+			if got := s.lanes.Stats().Dropped; got != (runtime.Dropped{Overloaded: 2}) {
+				t.Errorf("got %+v", got)
+			}
+		})
 }
 
 func TestLanesDrop(t *testing.T) {
@@ -271,7 +288,9 @@ func TestLanesDrop(t *testing.T) {
 			"runs into its deadline: deadline at 9ms",
 			"in time: ok at 10ms",
 		)
-		if got, want := s.lanes.Stats().Dropped, (runtime.Dropped{Deadline: 4, Cancelled: 1, Late: 2}); got != want {
+		if got, want := s.lanes.Stats().Dropped, (runtime.Dropped{
+			Deadline: 4, Cancelled: 1, Late: 2,
+		}); got != want {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
 		// What was cut off must not have taught the lanes anything.
@@ -317,7 +336,8 @@ func TestLanesDrain(t *testing.T) {
 			s.send(ctx, "waiting", 5, nil)
 			bounded, cancel := context.WithTimeout(ctx, 20*ms)
 			defer cancel()
-			if err := s.lanes.Drain(bounded); err != context.DeadlineExceeded || time.Since(s.at) != 20*ms {
+			if err := s.lanes.Drain(bounded); err != context.DeadlineExceeded ||
+				time.Since(s.at) != 20*ms {
 				t.Errorf("drain returned %v after %v", err, time.Since(s.at))
 			}
 			s.wg.Wait()
@@ -380,7 +400,11 @@ func (s stuck) Run(context.Context, []tensor.Tensor) (*runtime.Result, error) {
 func TestLanesDrainStuck(t *testing.T) {
 	onStage(t, runtime.LanesConfig{}, func(t *testing.T, s *stage) {
 		release := make(chan struct{})
-		s.send(context.Background(), "stuck", 1, func(q *runtime.Query) { q.Model = stuck{q.Model, release} })
+		s.send(context.Background(), "stuck", 1, func(q *runtime.Query) {
+			q.Model = stuck{
+				q.Model, release,
+			}
+		})
 		ctx, cancel := context.WithTimeout(context.Background(), ms)
 		defer cancel()
 		if err := s.lanes.Drain(ctx); err != context.DeadlineExceeded {

@@ -30,7 +30,9 @@ func wide(t testing.TB) *models.Version {
 		Outputs: []onnx.Port{{Name: "y", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 1}}},
 		Nodes: []onnx.Node{
 			{Op: "MatMul", Name: "widen", Inputs: []string{"x", "w"}, Outputs: []string{"wide"}},
-			{Op: "ReduceSum", Name: "narrow", Inputs: []string{"wide", "axes"}, Outputs: []string{"y"}},
+			{Op: "ReduceSum", Name: "narrow", Inputs: []string{"wide", "axes"}, Outputs: []string{
+				"y",
+			}},
 		},
 		Initializers: []onnx.Initializer{
 			{Name: "w", DataType: tensor.FP32, Shape: []int64{1, width}, Data: floats(weights...)},
@@ -62,12 +64,15 @@ func TestFailedAllocation(t *testing.T) {
 		for i := range x {
 			x[i] = 1
 		}
-		r, err := m.Run(context.Background(), []tensor.Tensor{must(tensor.Of("x", x, int64(batch), 1))})
+		r, err := m.Run(context.Background(), []tensor.Tensor{
+			must(tensor.Of("x", x, int64(batch), 1)),
+		})
 		if err != nil {
 			return err
 		}
 		defer r.Release()
-		if y := must(tensor.Values[float32](r.Outputs[0])); len(y) != batch || y[batch-1] < .99 || y[batch-1] > 1.01 {
+		if y := must(tensor.Values[float32](r.Outputs[0])); len(y) != batch || y[batch-1] < .99 ||
+			y[batch-1] > 1.01 {
 			return fmt.Errorf("got %d rows, the last one %v", len(y), y[len(y)-1])
 		}
 		return nil

@@ -124,7 +124,8 @@ func OpenONNX(cfg Config) (*ONNX, error) {
 		case err == nil:
 			o.info.Provider = CUDA
 		case cfg.Provider == CUDA:
-			return nil, fmt.Errorf("open ONNX Runtime: provider cuda with library %s: %w", o.info.Library, err)
+			return nil, fmt.Errorf("open ONNX Runtime: provider cuda with library %s: %w",
+				o.info.Library, err)
 		default:
 			o.info.Fallback = err.Error()
 		}
@@ -148,7 +149,9 @@ func load(path string) error {
 	defer library.Unlock()
 	if library.loaded {
 		if path != library.path {
-			return fmt.Errorf("library %q is already loaded in this process, cannot load %q beside it", library.path, path)
+			return fmt.Errorf(
+				"library %q is already loaded in this process, cannot load %q beside it",
+				library.path, path)
 		}
 		return nil
 	}
@@ -156,7 +159,9 @@ func load(path string) error {
 	if path == "" {
 		f, err := ortlib.Open()
 		if errors.Is(err, ortlib.ErrNone) {
-			return fmt.Errorf("%w: build with `make build`, or name a library with --onnxruntime-lib or MUSTER_ONNXRUNTIME_LIB", err)
+			return fmt.Errorf(
+				"%w: build with `make build`, or name a library with --onnxruntime-lib or "+
+					"MUSTER_ONNXRUNTIME_LIB", err)
 		}
 		if err != nil {
 			return err
@@ -188,7 +193,8 @@ func load(path string) error {
 	// print them as well.
 	if err := ort.InitializeEnvironment(ort.WithLogLevelFatal()); err != nil {
 		if strings.Contains(err.Error(), "ORT API base") {
-			return fmt.Errorf("library %s is too old: this Muster is made for ONNX Runtime %s", name, ortlib.Version)
+			return fmt.Errorf("library %s is too old: this Muster is made for ONNX Runtime %s",
+				name, ortlib.Version)
 		}
 		text := strings.TrimPrefix(err.Error(), "Platform-specific initialization failed: ")
 		return fmt.Errorf("library %s is no usable ONNX Runtime library: %s", name, text)
@@ -226,7 +232,8 @@ func probeCUDA() error {
 	if err := addCUDA(opts); err != nil {
 		return err
 	}
-	s, err := ort.NewDynamicAdvancedSessionWithONNXData(probeModel(), []string{"x"}, []string{"y"}, opts)
+	s, err := ort.NewDynamicAdvancedSessionWithONNXData(probeModel(), []string{"x"}, []string{"y"},
+		opts)
 	if err != nil {
 		return err
 	}

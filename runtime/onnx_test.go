@@ -23,7 +23,9 @@ const openEnv = "MUSTER_TEST_OPEN"
 func TestMain(m *testing.M) {
 	if provider, path, ok := strings.Cut(os.Getenv(openEnv), ":"); ok {
 		log := slog.New(slog.NewTextHandler(os.Stdout, nil))
-		o, err := runtime.OpenONNX(runtime.Config{LibraryPath: path, Provider: runtime.Provider(provider), Logger: log})
+		o, err := runtime.OpenONNX(runtime.Config{
+			LibraryPath: path, Provider: runtime.Provider(provider), Logger: log,
+		})
 		if err != nil {
 			fmt.Println("error:", err)
 			os.Exit(0)
@@ -41,7 +43,8 @@ func open(t *testing.T, provider runtime.Provider, path string) string {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	home := t.TempDir()
-	cmd.Env = append(os.Environ(), openEnv+"="+string(provider)+":"+path, "HOME="+home, "XDG_CACHE_HOME=")
+	cmd.Env = append(os.Environ(), openEnv+"="+string(provider)+":"+path, "HOME="+home,
+		"XDG_CACHE_HOME=")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -56,7 +59,10 @@ func open(t *testing.T, provider runtime.Provider, path string) string {
 func TestOpenONNX(t *testing.T) {
 	library := runtimetest.Library(t)
 	out := open(t, runtime.CPU, library)
-	for _, want := range []string{"msg=\"ONNX Runtime loaded\" version=1.30.0", "provider=cpu", "Library:" + library, "Fallback: "} {
+	for _, want := range []string{
+		"msg=\"ONNX Runtime loaded\" version=1.30.0", "provider=cpu", "Library:" + library,
+		"Fallback: ",
+	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("got %q, want it to contain %q", out, want)
 		}
@@ -74,7 +80,8 @@ func TestOpenONNX(t *testing.T) {
 		}
 	}
 	out = open(t, runtime.CUDA, library)
-	for _, want := range []string{"error: open ONNX Runtime: provider cuda with library " + library + ": "} {
+	for _, want := range []string{"error: open ONNX Runtime: provider cuda with library " +
+		library + ": "} {
 		if !strings.Contains(out, want) {
 			t.Errorf("cuda: got %q, want it to contain %q", out, want)
 		}
@@ -104,7 +111,9 @@ func TestOpenONNXErrors(t *testing.T) {
 		file("arch.so", foreign(data)):                 "arch.so is no usable ONNX Runtime library",
 		os.Args[0]:                                     "is no usable ONNX Runtime library",
 	} {
-		if out := open(t, runtime.CPU, path); !strings.HasPrefix(out, "error: open ONNX Runtime: library ") || !strings.Contains(out, want) || !strings.Contains(out, path) {
+		if out := open(t, runtime.CPU, path); !strings.HasPrefix(out,
+			"error: open ONNX Runtime: library ") || !strings.Contains(out, want) ||
+			!strings.Contains(out, path) {
 			t.Errorf("%s: got %q, want it to contain %q", path, out, want)
 		}
 	}

@@ -103,7 +103,8 @@ func (o *ONNX) Load(ctx context.Context, v *models.Version) (Model, error) {
 }
 
 // loadWithData creates the session and brings its data into memory.
-func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, data []onnx.DataFile) (*session, error) {
+func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, data []onnx.DataFile) (*session,
+	error) {
 	dir := filepath.Dir(v.Path)
 	files, err := realPaths(dir, data)
 	if err != nil {
@@ -153,7 +154,9 @@ func (o *ONNX) bring(ctx context.Context, s *session, files map[string]bool, alo
 		return nil
 	}
 	if why != "" {
-		o.log.Warn("data stays mapped from its files, do not write to them: cutting one short would end the agent",
+		o.log.Warn(
+			"data stays mapped from its files, do not write to them: cutting one short would end "+
+				"the agent",
 			"model", s.name, "reason", why)
 	}
 	return populate(ctx, all)
@@ -181,13 +184,16 @@ func (o *ONNX) load(ctx context.Context, v *models.Version) (*session, error) {
 		if p.rowElements < 0 {
 			s.pieces = false
 			if out.DataType == tensor.FP16 || out.DataType == tensor.BF16 {
-				return nil, fmt.Errorf("output %q of type %s has shape %v: for this type only the batch size may be dynamic", out.Name, out.DataType, out.Shape)
+				return nil, fmt.Errorf(
+					"output %q of type %s has shape %v: for this type only the batch size may be "+
+						"dynamic", out.Name, out.DataType, out.Shape)
 			}
 		}
 		s.outputs = append(s.outputs, p)
 	}
 	if len(inputs) == 0 || len(outputs) == 0 {
-		return nil, fmt.Errorf("has %d inputs and %d outputs: want at least one of each", len(inputs), len(outputs))
+		return nil, fmt.Errorf("has %d inputs and %d outputs: want at least one of each",
+			len(inputs), len(outputs))
 	}
 	opts, err := o.sessionOptions()
 	if err != nil {
@@ -301,13 +307,16 @@ func checkInputs(ports []models.Port, inputs []tensor.Tensor) (batch int, err er
 		if err != nil {
 			return 0, fmt.Errorf("input %q: %w", want.Name, err)
 		}
-		if size := in.DataType.Size(); size > 0 && (len(in.Data)%size != 0 || len(in.Data)/size != n) {
-			return 0, fmt.Errorf("input %q has %d bytes, want shape %v of %s", want.Name, len(in.Data), in.Shape, in.DataType)
+		if size := in.DataType.Size(); size > 0 && (len(in.Data)%size != 0 ||
+			len(in.Data)/size != n) {
+			return 0, fmt.Errorf("input %q has %d bytes, want shape %v of %s", want.Name,
+				len(in.Data), in.Shape, in.DataType)
 		}
 		if i == 0 {
 			batch = int(in.Shape[0])
 		} else if int(in.Shape[0]) != batch {
-			return 0, fmt.Errorf("input %q has batch size %d, input %q has %d", want.Name, in.Shape[0], ports[0].Name, batch)
+			return 0, fmt.Errorf("input %q has batch size %d, input %q has %d", want.Name,
+				in.Shape[0], ports[0].Name, batch)
 		}
 	}
 	return batch, nil
@@ -401,7 +410,9 @@ func (r *run) prepareOutputs(batch int) error {
 			continue
 		}
 		if batch > largestTensor/out.DataType.Size()/out.rowElements {
-			return fmt.Errorf("output %q of batch size %d and shape %v would take more than %d bytes", out.Name, batch, out.Shape, largestTensor)
+			return fmt.Errorf(
+				"output %q of batch size %d and shape %v would take more than %d bytes", out.Name,
+				batch, out.Shape, largestTensor)
 		}
 		size += roundUp(batch * out.rowElements * out.DataType.Size())
 	}
@@ -460,7 +471,8 @@ func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOp
 			r.in[i], err = newStrings(in)
 		} else {
 			stride := len(in.Data) / max(batch, 1)
-			r.in[i], err = r.newValue(in.DataType, in.Shape[1:], rows, r.aligned(i, in.DataType, in.Data[row*stride:(row+rows)*stride]))
+			r.in[i], err = r.newValue(in.DataType, in.Shape[1:], rows,
+				r.aligned(i, in.DataType, in.Data[row*stride:(row+rows)*stride]))
 		}
 		if err != nil {
 			return fmt.Errorf("input %q: %w", in.Name, err)
@@ -472,7 +484,8 @@ func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOp
 			continue
 		}
 		stride := out.rowElements * out.DataType.Size()
-		r.out[i], err = r.newValue(out.DataType, out.Shape[1:], rows, r.outputs[i].Data[row*stride:(row+rows)*stride])
+		r.out[i], err = r.newValue(out.DataType, out.Shape[1:], rows,
+			r.outputs[i].Data[row*stride:(row+rows)*stride])
 		if err != nil {
 			return fmt.Errorf("output %q: %w", out.Name, err)
 		}
@@ -492,7 +505,8 @@ func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOp
 }
 
 // newValue wraps data, which it pins, without a copy.
-func (r *run) newValue(t tensor.DataType, rowShape []int64, rows int, data []byte) (ort.Value, error) {
+func (r *run) newValue(t tensor.DataType, rowShape []int64, rows int, data []byte) (ort.Value,
+	error) {
 	r.shape = append(append(r.shape[:0], int64(rows)), rowShape...)
 	if len(data) == 0 {
 		data = empty[:] // the binding wants a byte to point to

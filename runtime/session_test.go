@@ -98,18 +98,26 @@ func embedding() (*onnx.Model, map[string][]byte) {
 			{Name: "dense", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 4}},
 			{Name: "ids", DataType: tensor.Int64, Shape: []int64{onnx.Dynamic, 2}},
 		},
-		Outputs: []onnx.Port{{Name: "score", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 3}}},
+		Outputs: []onnx.Port{
+			{Name: "score", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 3}},
+		},
 		Nodes: []onnx.Node{
 			{Op: "MatMul", Name: "dense", Inputs: []string{"dense", "w"}, Outputs: []string{"d"}},
-			{Op: "Gather", Name: "gather", Inputs: []string{"table", "ids"}, Outputs: []string{"rows"}},
-			{Op: "ReduceSum", Name: "pool", Inputs: []string{"rows", "axes"}, Outputs: []string{"e"},
+			{Op: "Gather", Name: "gather", Inputs: []string{"table", "ids"}, Outputs: []string{
+				"rows",
+			}},
+			{Op: "ReduceSum", Name: "pool", Inputs: []string{"rows", "axes"}, Outputs: []string{
+				"e",
+			},
 				Attributes: []onnx.Attribute{{Name: "keepdims", Value: int64(0)}}},
 			{Op: "Add", Name: "add", Inputs: []string{"d", "e"}, Outputs: []string{"score"}},
 		},
 		Initializers: []onnx.Initializer{
 			{Name: "w", DataType: tensor.FP32, Shape: []int64{4, 3}, Data: floats(denseWeights...)},
 			{Name: "table", DataType: tensor.FP32, Shape: []int64{10, 3},
-				External: onnx.External{Location: "model.onnx.data", Offset: 0, Length: 10 * 3 * 4}},
+				External: onnx.External{
+					Location: "model.onnx.data", Offset: 0, Length: 10 * 3 * 4,
+				}},
 			{Name: "axes", DataType: tensor.Int64, Shape: []int64{1}, Data: ints(1)},
 		},
 	}
@@ -172,7 +180,8 @@ func TestRun(t *testing.T) {
 		v := writeEmbedding(t)
 		v.Config.RowsIndependent = independent
 		m := load(t, x, v)
-		for _, batch := range []int{1, 2, 3, 16, 17, 1000, 1} { // beyond the first piece, and smaller again
+		// beyond the first piece, and smaller again
+		for _, batch := range []int{1, 2, 3, 16, 17, 1000, 1} {
 			dense, ids, inputs := embeddingInputs(batch)
 			r, err := m.Run(context.Background(), inputs)
 			if err != nil {
@@ -180,8 +189,10 @@ func TestRun(t *testing.T) {
 			}
 			want := embeddingScores(dense, ids)
 			out := r.Outputs[0]
-			if len(r.Outputs) != 1 || out.Name != "score" || !slices.Equal(out.Shape, []int64{int64(batch), 3}) {
-				t.Fatalf("batch %d: got %d outputs, the first %q of shape %v", batch, len(r.Outputs), out.Name, out.Shape)
+			if len(r.Outputs) != 1 || out.Name != "score" ||
+				!slices.Equal(out.Shape, []int64{int64(batch), 3}) {
+				t.Fatalf("batch %d: got %d outputs, the first %q of shape %v", batch,
+					len(r.Outputs), out.Name, out.Shape)
 			}
 			got, err := tensor.Values[float32](out)
 			if err != nil {
@@ -189,7 +200,8 @@ func TestRun(t *testing.T) {
 			}
 			for i := range want {
 				if math.Abs(float64(got[i]-want[i])) > 1e-3 {
-					t.Fatalf("independent %v, batch %d: element %d is %v, want %v", independent, batch, i, got[i], want[i])
+					t.Fatalf("independent %v, batch %d: element %d is %v, want %v", independent,
+						batch, i, got[i], want[i])
 				}
 			}
 			if r.Execution <= 0 {
@@ -213,12 +225,15 @@ func identity(dynamic bool) *onnx.Model {
 		in, out := "in_"+string(d), "out_"+string(d)
 		m.Inputs = append(m.Inputs, onnx.Port{Name: in, DataType: d, Shape: shape})
 		m.Outputs = append(m.Outputs, onnx.Port{Name: out, DataType: d, Shape: shape})
-		m.Nodes = append(m.Nodes, onnx.Node{Op: "Identity", Name: out, Inputs: []string{in}, Outputs: []string{out}})
+		m.Nodes = append(m.Nodes, onnx.Node{
+			Op: "Identity", Name: out, Inputs: []string{in}, Outputs: []string{out},
+		})
 	}
 	return m
 }
 
-var dataTypes = []tensor.DataType{tensor.Bool, tensor.Uint8, tensor.Uint16, tensor.Uint32, tensor.Uint64, tensor.Int8, tensor.Int16,
+var dataTypes = []tensor.DataType{tensor.Bool, tensor.Uint8, tensor.Uint16, tensor.Uint32,
+	tensor.Uint64, tensor.Int8, tensor.Int16,
 	tensor.Int32, tensor.Int64, tensor.FP16, tensor.BF16, tensor.FP32, tensor.FP64, tensor.Bytes}
 
 // identityInputs hold different bytes, at an offset from an aligned address.
@@ -237,7 +252,10 @@ func identityInputs(m *onnx.Model, batch, offset int) []tensor.Tensor {
 				data = append(data, byte(len(data)*7)&1) // 0 or 1: the only bytes of a BOOL
 			}
 		}
-		inputs = append(inputs, tensor.Tensor{Name: p.Name, DataType: p.DataType, Shape: []int64{int64(batch), 2}, Data: data[offset:]})
+		inputs = append(inputs, tensor.Tensor{
+			Name: p.Name, DataType: p.DataType, Shape: []int64{int64(batch), 2},
+			Data: data[offset:],
+		})
 	}
 	return inputs
 }
@@ -248,7 +266,10 @@ func TestRunTypes(t *testing.T) {
 	half := func(p onnx.Port) bool { return p.DataType == tensor.FP16 || p.DataType == tensor.BF16 }
 	dynamic.Inputs = slices.DeleteFunc(dynamic.Inputs, half)
 	dynamic.Outputs = slices.DeleteFunc(dynamic.Outputs, half)
-	dynamic.Nodes = slices.DeleteFunc(dynamic.Nodes, func(n onnx.Node) bool { return strings.HasSuffix(n.Name, "16") && n.Name[4] != 'U' && n.Name[4] != 'I' })
+	dynamic.Nodes = slices.DeleteFunc(dynamic.Nodes,
+		func(n onnx.Node) bool {
+			return strings.HasSuffix(n.Name, "16") && n.Name[4] != 'U' && n.Name[4] != 'I'
+		})
 	for name, model := range map[string]*onnx.Model{"fixed": fixed, "dynamic": dynamic} {
 		m := load(t, x, write(t, model, nil))
 		for _, batch := range []int{1, 3, 0} {
@@ -260,11 +281,16 @@ func TestRunTypes(t *testing.T) {
 				}
 				for i, out := range r.Outputs {
 					in := inputs[i]
-					if out.DataType != in.DataType || !slices.Equal(out.Shape, in.Shape) || string(out.Data) != string(in.Data) {
-						t.Errorf("%s, offset %d: output %s has type %s, shape %v, data %x; want those of the input: %s, %v, %x",
-							name, offset, out.Name, out.DataType, out.Shape, out.Data, in.DataType, in.Shape, in.Data)
+					if out.DataType != in.DataType || !slices.Equal(out.Shape, in.Shape) ||
+						string(out.Data) != string(in.Data) {
+						t.Errorf(
+							"%s, offset %d: output %s has type %s, shape %v, data %x; want those "+
+								"of the input: %s, %v, %x",
+							name, offset, out.Name, out.DataType, out.Shape, out.Data, in.DataType,
+							in.Shape, in.Data)
 					}
-					if size := out.DataType.Size(); size > 1 && len(out.Data) > 0 && uintptr(unsafe.Pointer(&out.Data[0]))%uintptr(size) != 0 {
+					if size := out.DataType.Size(); size > 1 && len(out.Data) > 0 &&
+						uintptr(unsafe.Pointer(&out.Data[0]))%uintptr(size) != 0 {
 						t.Errorf("%s: output %s is not aligned", name, out.Name)
 					}
 				}
@@ -305,11 +331,14 @@ func TestRunOtherRows(t *testing.T) {
 			Attributes: []onnx.Attribute{{Name: "axis", Value: int64(0)}}}},
 	}, nil))
 	for range 2 {
-		r, err := m.Run(context.Background(), []tensor.Tensor{must(tensor.Of("x", []float32{1, 2}, 1, 2))})
+		r, err := m.Run(context.Background(), []tensor.Tensor{
+			must(tensor.Of("x", []float32{1, 2}, 1, 2)),
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := must(tensor.Values[float32](r.Outputs[0])); !slices.Equal(r.Outputs[0].Shape, []int64{2, 2}) || !slices.Equal(got, []float32{1, 2, 1, 2}) {
+		if got := must(tensor.Values[float32](r.Outputs[0])); !slices.Equal(r.Outputs[0].Shape,
+			[]int64{2, 2}) || !slices.Equal(got, []float32{1, 2, 1, 2}) {
 			t.Errorf("got %v of shape %v", got, r.Outputs[0].Shape)
 		}
 		r.Release()
@@ -332,7 +361,9 @@ func TestStringsWithZeroBytes(t *testing.T) {
 		"\x01\x00\x00\x00a\x00":            "1 bytes after",
 		"\x00\x00\x00\x00\x00\x00\x00\x00": "4 bytes after",
 	} {
-		_, err := m.Run(context.Background(), []tensor.Tensor{{Name: "in", DataType: tensor.Bytes, Shape: []int64{1}, Data: []byte(data)}})
+		_, err := m.Run(context.Background(), []tensor.Tensor{
+			{Name: "in", DataType: tensor.Bytes, Shape: []int64{1}, Data: []byte(data)},
+		})
 		wantError(t, err, `"in"`, want)
 	}
 }
@@ -350,21 +381,53 @@ func TestLoadErrors(t *testing.T) {
 		damage func(v *models.Version) error
 		want   string
 	}{
-		"missing":         {func(v *models.Version) error { return os.Remove(v.Path) }, "no such file"},
-		"empty":           {func(v *models.Version) error { return os.Truncate(v.Path, 0) }, ""},
-		"truncated":       {func(v *models.Version) error { return os.Truncate(v.Path, 150) }, ""},
-		"garbage":         {func(v *models.Version) error { return os.WriteFile(v.Path, []byte("not a model"), 0o644) }, ""},
-		"folder":          {func(v *models.Version) error { return errors.Join(os.Remove(v.Path), os.Mkdir(v.Path, 0o755)) }, "regular file"},
-		"no data":         {func(v *models.Version) error { return os.Remove(v.Path + ".data") }, "model.onnx.data"},
-		"short data":      {func(v *models.Version) error { return os.Truncate(v.Path+".data", 119) }, "model.onnx.data"},
-		"empty data":      {func(v *models.Version) error { return os.Truncate(v.Path+".data", 0) }, "model.onnx.data"},
-		"data outside":    {change(func(m *onnx.Model) { m.Initializers[1].External.Location = "../../../../../../../../etc/passwd" }), ""},
-		"data absolute":   {change(func(m *onnx.Model) { m.Initializers[1].External.Location = "/etc/passwd" }), ""},
-		"data beyond":     {change(func(m *onnx.Model) { m.Initializers[1].External.Offset = 1 << 40 }), ""},
-		"negative offset": {change(func(m *onnx.Model) { m.Initializers[1].External.Offset = -8 }), ""},
-		"unknown op":      {change(func(m *onnx.Model) { m.Nodes[0].Op = "NoSuchOperator" }), "NoSuchOperator"},
-		"unknown value":   {change(func(m *onnx.Model) { m.Nodes[0].Inputs[1] = "nothing" }), "nothing"},
-		"wrong shapes":    {change(func(m *onnx.Model) { m.Initializers[0].Shape = []int64{3, 4} }), ""},
+		"missing":   {func(v *models.Version) error { return os.Remove(v.Path) }, "no such file"},
+		"empty":     {func(v *models.Version) error { return os.Truncate(v.Path, 0) }, ""},
+		"truncated": {func(v *models.Version) error { return os.Truncate(v.Path, 150) }, ""},
+		"garbage": {
+			func(v *models.Version) error {
+				return os.WriteFile(v.Path, []byte("not a model"), 0o644)
+			}, "",
+		},
+		"folder": {
+			func(v *models.Version) error {
+				return errors.Join(os.Remove(v.Path), os.Mkdir(v.Path, 0o755))
+			}, "regular file",
+		},
+		"no data": {
+			func(v *models.Version) error { return os.Remove(v.Path + ".data") }, "model.onnx.data",
+		},
+		"short data": {
+			func(v *models.Version) error { return os.Truncate(v.Path+".data", 119) },
+			"model.onnx.data",
+		},
+		"empty data": {
+			func(v *models.Version) error { return os.Truncate(v.Path+".data", 0) },
+			"model.onnx.data",
+		},
+		"data outside": {
+			change(func(m *onnx.Model) {
+				m.Initializers[1].External.Location = "../../../../../../../../etc/passwd"
+			}), "",
+		},
+		"data absolute": {
+			change(func(m *onnx.Model) { m.Initializers[1].External.Location = "/etc/passwd" }), "",
+		},
+		"data beyond": {
+			change(func(m *onnx.Model) { m.Initializers[1].External.Offset = 1 << 40 }), "",
+		},
+		"negative offset": {
+			change(func(m *onnx.Model) { m.Initializers[1].External.Offset = -8 }), "",
+		},
+		"unknown op": {
+			change(func(m *onnx.Model) { m.Nodes[0].Op = "NoSuchOperator" }), "NoSuchOperator",
+		},
+		"unknown value": {
+			change(func(m *onnx.Model) { m.Nodes[0].Inputs[1] = "nothing" }), "nothing",
+		},
+		"wrong shapes": {
+			change(func(m *onnx.Model) { m.Initializers[0].Shape = []int64{3, 4} }), "",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := writeEmbedding(t)
@@ -401,13 +464,20 @@ func TestRunErrors(t *testing.T) {
 func slow() *onnx.Model {
 	shape := []int64{onnx.Dynamic, 256}
 	m := &onnx.Model{
-		Inputs:       []onnx.Port{{Name: "x0", DataType: tensor.FP32, Shape: shape}},
-		Outputs:      []onnx.Port{{Name: "x200", DataType: tensor.FP32, Shape: shape}},
-		Initializers: []onnx.Initializer{{Name: "w", DataType: tensor.FP32, Shape: []int64{256, 256}, Data: make([]byte, 4*256*256)}},
+		Inputs:  []onnx.Port{{Name: "x0", DataType: tensor.FP32, Shape: shape}},
+		Outputs: []onnx.Port{{Name: "x200", DataType: tensor.FP32, Shape: shape}},
+		Initializers: []onnx.Initializer{
+			{Name: "w", DataType: tensor.FP32, Shape: []int64{256, 256},
+				Data: make([]byte, 4*256*256)},
+		},
 	}
 	name := func(i int) string { return "x" + strconv.Itoa(i) }
 	for i := range 200 {
-		m.Nodes = append(m.Nodes, onnx.Node{Op: "MatMul", Name: name(i), Inputs: []string{name(i), "w"}, Outputs: []string{name(i + 1)}})
+		m.Nodes = append(m.Nodes, onnx.Node{
+			Op: "MatMul", Name: name(i), Inputs: []string{name(i), "w"}, Outputs: []string{
+				name(i + 1),
+			},
+		})
 	}
 	return m
 }
@@ -430,7 +500,8 @@ func TestCancelRun(t *testing.T) {
 		_, err := m.Run(ctx, inputs)
 		cancel()
 		if err != context.DeadlineExceeded {
-			t.Errorf("independent %v: got error %v, want %v", independent, err, context.DeadlineExceeded)
+			t.Errorf("independent %v: got error %v, want %v", independent, err,
+				context.DeadlineExceeded)
 		}
 		ctx, cancel = context.WithCancel(context.Background())
 		time.AfterFunc(20*time.Millisecond, cancel)
@@ -500,7 +571,8 @@ func TestWarm(t *testing.T) {
 	if err := runtime.Warm(context.Background(), lanes, m, v); err != nil {
 		t.Fatal(err)
 	}
-	v.Inputs[1].IDBounds = []int64{1000} // beyond the table: the run must fail, so ids are drawn from the bounds
+	// beyond the table: the run must fail, so ids are drawn from the bounds
+	v.Inputs[1].IDBounds = []int64{1000}
 	wantError(t, runtime.Warm(context.Background(), lanes, m, v), v.Path, "idx=")
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -20,8 +20,8 @@ static void say(const char *text, size_t n) {
 	}
 }
 
-// on_bus_error names the file that is mapped where the memory cannot be read, and leaves the rest to
-// the handler before. It calls nothing that a signal handler may not.
+// on_bus_error names the file that is mapped where the memory cannot be read, and leaves the rest
+// to the handler before. It calls nothing that a signal handler may not.
 static void on_bus_error(int sig, siginfo_t *info, void *context) {
 	int saved = errno;
 	int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);

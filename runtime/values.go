@@ -58,7 +58,8 @@ func bytesOf[T tensor.Element](values []T) []byte {
 	if len(values) == 0 {
 		return nil
 	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(&values[0])), len(values)*int(unsafe.Sizeof(values[0])))
+	return unsafe.Slice((*byte)(unsafe.Pointer(&values[0])),
+		len(values)*int(unsafe.Sizeof(values[0])))
 }
 
 // newStrings makes a string tensor of an input of type BYTES.
@@ -99,7 +100,9 @@ func splitStrings(data []byte, n int) ([]string, error) {
 		}
 		values[i], data = string(data[:size]), data[size:]
 		if strings.IndexByte(values[i], 0) >= 0 {
-			return nil, fmt.Errorf("element %d contains a zero byte, which ONNX Runtime's string tensors cannot hold", i)
+			return nil, fmt.Errorf(
+				"element %d contains a zero byte, which ONNX Runtime's string tensors cannot hold",
+				i)
 		}
 	}
 	if len(data) > 0 {

@@ -48,7 +48,9 @@ func warm(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
 			if err != nil {
 				return err
 			}
-			result, err := l.Do(ctx, Query{Model: m, Inputs: inputs, BatchSize: n, Background: true})
+			result, err := l.Do(ctx, Query{
+				Model: m, Inputs: inputs, BatchSize: n, Background: true,
+			})
 			if err != nil {
 				return fmt.Errorf("run batch size %d: %w", n, err)
 			}

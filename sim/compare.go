@@ -25,7 +25,11 @@ type Price struct {
 }
 
 // PaperTypes are the instance types of KAIROS's experiments.
-func PaperTypes() []string { return []string{"g4dn.xlarge", "c5n.2xlarge", "r5n.large", "t3.xlarge"} }
+func PaperTypes() []string {
+	return []string{
+		"g4dn.xlarge", "c5n.2xlarge", "r5n.large", "t3.xlarge",
+	}
+}
 
 // Prices looks up what the types cost. The error of an unknown one lists those there are.
 func Prices(c *profiles.Catalogue, types []string) ([]Price, error) {
@@ -65,19 +69,22 @@ func Configurations(models []Model, prices []Price, budget float64) ([]Pool, err
 	total := 1.0
 	for _, p := range prices {
 		if !(p.PriceUSDPerHour > 0) {
-			return nil, fmt.Errorf("price of %s is %v $/hr, want above 0", p.Type, p.PriceUSDPerHour)
+			return nil, fmt.Errorf("price of %s is %v $/hr, want above 0", p.Type,
+				p.PriceUSDPerHour)
 		}
 		total *= 1 + math.Floor(budget/p.PriceUSDPerHour)
 	}
 	if total > 100*maxConfigurations {
-		return nil, fmt.Errorf("budget of %v $/hr allows about %.0g pools, too many to search", budget, total)
+		return nil, fmt.Errorf("budget of %v $/hr allows about %.0g pools, too many to search",
+			budget, total)
 	}
 	var all []Pool
 	pool := make(Pool, len(prices))
 	var add func(i int, left float64)
 	add = func(i int, left float64) {
 		if i == len(prices) {
-			if slices.ContainsFunc(pool, func(in Instances) bool { return in.Count > 0 && isBase(models, in.Type) }) {
+			if slices.ContainsFunc(pool,
+				func(in Instances) bool { return in.Count > 0 && isBase(models, in.Type) }) {
 				all = append(all, slices.Clone(pool))
 			}
 			return
@@ -92,7 +99,9 @@ func Configurations(models []Model, prices []Price, budget float64) ([]Pool, err
 	}
 	add(0, budget)
 	if len(all) == 0 {
-		return nil, fmt.Errorf("no pool within %v $/hr has an instance that serves every query of %s within its QoS target", budget, names(models))
+		return nil, fmt.Errorf(
+			"no pool within %v $/hr has an instance that serves every query of %s within its QoS "+
+				"target", budget, names(models))
 	}
 	return all, nil
 }
@@ -114,7 +123,8 @@ func names(models []Model) string {
 // found, and rejects others by one probe just above it. The last few that were
 // each the best so far are measured with all seeds, and the best of them is
 // returned. Progress, if not nil, hears how many pools are done.
-func BestPool(ctx context.Context, cfg *Config, pools []Pool, seeds int, progress func(done, of int)) (Pool, *Throughput, error) {
+func BestPool(ctx context.Context, cfg *Config, pools []Pool, seeds int,
+	progress func(done, of int)) (Pool, *Throughput, error) {
 	type candidate struct {
 		pool      Pool
 		limit     float64
@@ -128,7 +138,8 @@ func BestPool(ctx context.Context, cfg *Config, pools []Pool, seeds int, progres
 		}
 		candidates[i] = candidate{pool: pool, limit: round(limit.Rate, 6)}
 	}
-	slices.SortStableFunc(candidates, func(a, b candidate) int { return cmp.Compare(b.limit, a.limit) })
+	slices.SortStableFunc(candidates,
+		func(a, b candidate) int { return cmp.Compare(b.limit, a.limit) })
 	var best float64
 	var final []candidate
 	for i, c := range candidates {
@@ -208,7 +219,8 @@ type Comparison struct {
 // Compare finds what each policy reaches: on pool, or, if that is nil, on the
 // policy's own best within the budget. The policies run side by side. Progress,
 // if not nil, hears of each policy's search, one call at a time.
-func Compare(ctx context.Context, cfg *Config, policies []string, prices []Price, budget float64, pool Pool, seeds int, progress func(policy string, done, of int)) (*Comparison, error) {
+func Compare(ctx context.Context, cfg *Config, policies []string, prices []Price, budget float64,
+	pool Pool, seeds int, progress func(policy string, done, of int)) (*Comparison, error) {
 	all, err := Configurations(cfg.Models, prices, budget)
 	if err != nil {
 		return nil, err
@@ -246,7 +258,10 @@ func Compare(ctx context.Context, cfg *Config, policies []string, prices []Price
 			if err != nil {
 				return fmt.Errorf("policy %s: %w", policy, err)
 			}
-			c.Policies[i] = Entry{policy, best.String(), round(best.Cost(prices), 6), t, round(t.Rate/c.HomogeneousScaled, 6)}
+			c.Policies[i] = Entry{
+				policy, best.String(), round(best.Cost(prices), 6), t,
+				round(t.Rate/c.HomogeneousScaled, 6),
+			}
 			return nil
 		})
 	}
@@ -258,7 +273,8 @@ func Compare(ctx context.Context, cfg *Config, policies []string, prices []Price
 
 // bestHomogeneous is the best pool of one base type alone, as many as the budget
 // buys, by throughput scaled to the budget.
-func bestHomogeneous(ctx context.Context, cfg *Config, prices []Price, budget float64, seeds int) (Entry, error) {
+func bestHomogeneous(ctx context.Context, cfg *Config, prices []Price, budget float64,
+	seeds int) (Entry, error) {
 	var best Entry
 	for _, p := range prices {
 		pool := Pool{{p.Type, int(math.Floor(budget/p.PriceUSDPerHour + 1e-9))}}
@@ -277,7 +293,8 @@ func bestHomogeneous(ctx context.Context, cfg *Config, prices []Price, budget fl
 		}
 	}
 	if best.Throughput == nil || best.Rate == 0 {
-		return Entry{}, fmt.Errorf("no homogeneous pool within %v $/hr meets the QoS target", budget)
+		return Entry{}, fmt.Errorf("no homogeneous pool within %v $/hr meets the QoS target",
+			budget)
 	}
 	return best, nil
 }
@@ -288,10 +305,13 @@ func (c *Comparison) WriteText(w io.Writer) error {
 	fmt.Fprintf(&b, "%s within %v $/hr, %s\n", c.Model, c.Budget, c.Source)
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "policy\tqueries/s\tstd err\tof fluid limit\tratio\t$/hr\tpool")
-	fmt.Fprintf(t, "homogeneous\t%.2f\t%.2f\t%.1f %%\t%.3f\t%.3f\t%s\n", c.Homogeneous.Rate, c.Homogeneous.StandardError, 100*c.Homogeneous.Share, c.Homogeneous.Ratio, c.Homogeneous.PriceUSDPerHour, c.Homogeneous.Pool)
+	fmt.Fprintf(t, "homogeneous\t%.2f\t%.2f\t%.1f %%\t%.3f\t%.3f\t%s\n", c.Homogeneous.Rate,
+		c.Homogeneous.StandardError, 100*c.Homogeneous.Share, c.Homogeneous.Ratio,
+		c.Homogeneous.PriceUSDPerHour, c.Homogeneous.Pool)
 	fmt.Fprintf(t, "  scaled to budget\t%.2f\t\t\t1.000\t%.3f\t\n", c.HomogeneousScaled, c.Budget)
 	for _, e := range c.Policies {
-		fmt.Fprintf(t, "%s\t%.2f\t%.2f\t%.1f %%\t%.3f\t%.3f\t%s\n", e.Policy, e.Rate, e.StandardError, 100*e.Share, e.Ratio, e.PriceUSDPerHour, e.Pool)
+		fmt.Fprintf(t, "%s\t%.2f\t%.2f\t%.1f %%\t%.3f\t%.3f\t%s\n", e.Policy, e.Rate,
+			e.StandardError, 100*e.Share, e.Ratio, e.PriceUSDPerHour, e.Pool)
 	}
 	t.Flush()
 	b.WriteByte('\n')

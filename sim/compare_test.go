@@ -5,7 +5,9 @@ import (
 	"testing"
 )
 
-var paperPrices = []Price{{"g4dn.xlarge", 0.526}, {"c5n.2xlarge", 0.432}, {"r5n.large", 0.149}, {"t3.xlarge", 0.1664}}
+var paperPrices = []Price{
+	{"g4dn.xlarge", 0.526}, {"c5n.2xlarge", 0.432}, {"r5n.large", 0.149}, {"t3.xlarge", 0.1664},
+}
 
 func TestConfigurations(t *testing.T) {
 	cfg := reference(t, "rm2")
@@ -26,17 +28,20 @@ func TestConfigurations(t *testing.T) {
 			t.Errorf("budget %v: no error", budget)
 		}
 	}
-	if _, err := Configurations(cfg.Models, paperPrices, 1e6); err == nil || !strings.Contains(err.Error(), "too many") {
+	if _, err := Configurations(cfg.Models, paperPrices, 1e6); err == nil ||
+		!strings.Contains(err.Error(), "too many") {
 		t.Errorf("budget 1e6: %v", err)
 	}
 }
 
-// TestCompare at a small budget, where every pool can be measured alone: the best found is the best there is.
+// TestCompare at a small budget, where every pool can be measured alone: the best found is
+// the best there is.
 func TestCompare(t *testing.T) {
 	cfg := reference(t, "rm2")
 	cfg.Queries = 1000
 	const budget = 0.85
-	c, err := Compare(t.Context(), cfg, []string{"horizon", "fcfs", DRS, Oracle}, paperPrices, budget, nil, 2, nil)
+	c, err := Compare(t.Context(), cfg, []string{"horizon", "fcfs", DRS, Oracle}, paperPrices,
+		budget, nil, 2, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,9 +63,11 @@ func TestCompare(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// Seeds beside the first, which the search did not use, may favour another pool a little.
+			// Seeds beside the first, which the search did not use, may favour
+			// another pool a little.
 			if found.Rate > 1.05*e.Rate {
-				t.Errorf("%s: pool %s reaches %v, more than %v of %s", e.Policy, p, found.Rate, e.Rate, e.Pool)
+				t.Errorf("%s: pool %s reaches %v, more than %v of %s", e.Policy, p, found.Rate,
+					e.Rate, e.Pool)
 			}
 		}
 	}

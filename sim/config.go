@@ -77,7 +77,8 @@ type Config struct {
 	Pool   Pool
 	// Policy is one of [Policies]; "" means [DefaultPolicy].
 	Policy string
-	// Threshold is the batch size above which drs sends to the base type. [FindThroughput] searches it if 0.
+	// Threshold is the batch size above which drs sends to the base type. [FindThroughput]
+	// searches it if 0.
 	Threshold int
 	// Rate is the mean arrival rate of all models together in queries/s.
 	Rate float64
@@ -88,9 +89,9 @@ type Config struct {
 	Queries int
 	// Seed determines everything that is random.
 	Seed uint64
-	// PredictionNoise is the standard deviation of a Gaussian error of prediction
-	// (KAIROS Fig. 16b): what the policy knows of the latency at each batch size on each type is multiplied by
-	// 1 + PredictionNoise*N(0, 1); the latency itself is as it is.
+	// PredictionNoise is the standard deviation of a Gaussian error of prediction (KAIROS Fig.
+	// 16b): what the policy knows of the latency at each batch size on each type is multiplied by 1
+	// + PredictionNoise*N(0, 1); the latency itself is as it is.
 	PredictionNoise float64
 	// LatencyNoise is the standard deviation of a Gaussian noise in the latency itself: each
 	// service time is multiplied by 1 + LatencyNoise*N(0, 1), which nobody can foresee.
@@ -111,14 +112,17 @@ type Config struct {
 
 	// What follows matters to the policy priced, and with faults.
 
-	// GossipDelay is how often a lane tells the gateways of its load, so how old their view may be; 0: it is always fresh.
+	// GossipDelay is how often a lane tells the gateways of its load, so how old their view may be;
+	// 0: it is always fresh.
 	GossipDelay time.Duration
-	// Probes is how many lanes a gateway asks at most before it asks as many again; 0: match.DefaultProbes; negative: none.
+	// Probes is how many lanes a gateway asks at most before it asks as many again;
+	// 0: match.DefaultProbes; negative: none.
 	Probes int
 
 	// Log, if not nil, gets a CSV line for each query when its outcome is known.
 	Log io.Writer
-	// Record, if not nil, gets what leaders are told and what they decide, as [leader.Recorder] writes it.
+	// Record, if not nil, gets what leaders are told and what they decide, as [leader.Recorder]
+	// writes it.
 	Record io.Writer
 	// Clock, if not nil, measures what decisions cost: Result.DecisionCost.
 	Clock func() time.Duration
@@ -163,7 +167,9 @@ func (c *Config) Validate() error {
 	if !(c.PredictionNoise >= 0 && c.PredictionNoise <= 1) {
 		bad("prediction noise is %v, want a standard deviation in 0..1", c.PredictionNoise)
 	}
-	for name, d := range map[string]time.Duration{"round trip": c.RTT, "gossip delay": c.GossipDelay, "deadline": c.Deadline} {
+	for name, d := range map[string]time.Duration{
+		"round trip": c.RTT, "gossip delay": c.GossipDelay, "deadline": c.Deadline,
+	} {
 		if d < 0 || d > MaxLatency {
 			bad("%s is %v, want 0..%v", name, d, MaxLatency)
 		}
@@ -181,7 +187,8 @@ func (c *Config) validatePool() (errs []error) {
 	seen := map[string]bool{}
 	for _, in := range c.Pool {
 		if in.Count < 0 {
-			errs = append(errs, fmt.Errorf("pool: %s has %d instances, want 0 or more", in.Type, in.Count))
+			errs = append(errs,
+				fmt.Errorf("pool: %s has %d instances, want 0 or more", in.Type, in.Count))
 		}
 		if seen[in.Type] {
 			errs = append(errs, fmt.Errorf("pool: %s is named twice", in.Type))
@@ -201,7 +208,8 @@ func (c *Config) validateModels() (errs []error) {
 	}
 	for _, m := range c.Models {
 		if m.QoSTarget <= 0 || m.QoSTarget > MaxLatency {
-			bad("model %s: QoS target is %v, want above 0 and up to %v", m.Name, m.QoSTarget, MaxLatency)
+			bad("model %s: QoS target is %v, want above 0 and up to %v", m.Name, m.QoSTarget,
+				MaxLatency)
 		}
 		if !(m.QoSShare >= 0 && m.QoSShare < 1) {
 			bad("model %s: QoS share is %v, want in (0, 1)", m.Name, m.QoSShare)
@@ -213,7 +221,8 @@ func (c *Config) validateModels() (errs []error) {
 			bad("model %s: no batch sizes", m.Name)
 		}
 		if m.BatchSizes != nil && m.BatchSizes.Largest() > match.MaxBatchSize {
-			bad("model %s: largest batch size is %d, want 1..%d", m.Name, m.BatchSizes.Largest(), match.MaxBatchSize)
+			bad("model %s: largest batch size is %d, want 1..%d", m.Name, m.BatchSizes.Largest(),
+				match.MaxBatchSize)
 		}
 		runs := false
 		for _, in := range c.Pool {

@@ -37,7 +37,8 @@ func TestConservation(t *testing.T) {
 					cfg.Log = &log
 					way.change(cfg)
 					res := mustRun(t, cfg)
-					if sum := res.Served + res.Rejected + res.Dropped + res.NeverServed; res.Queries != 400 || sum != 400 {
+					if sum := res.Served + res.Rejected + res.Dropped +
+						res.NeverServed; res.Queries != 400 || sum != 400 {
 						t.Errorf("%d queries, %d outcomes: %+v", res.Queries, sum, res.Counts)
 					}
 					rows, err := csv.NewReader(&log).ReadAll()
@@ -56,11 +57,14 @@ func TestConservation(t *testing.T) {
 						}
 					}
 					if len(seen) != 400 || late != res.Late {
-						t.Errorf("the log has %d queries, %d late; the result %d late", len(seen), late, res.Late)
+						t.Errorf("the log has %d queries, %d late; the result %d late", len(seen),
+							late, res.Late)
 					}
-					onTime := res.shared.Queries + res.baseOnly.Queries - res.shared.Late - res.baseOnly.Late
+					onTime := res.shared.Queries + res.baseOnly.Queries - res.shared.Late -
+						res.baseOnly.Late
 					if onTime != res.Queries-res.Late {
-						t.Errorf("%d on time by size class, %d over all", onTime, res.Queries-res.Late)
+						t.Errorf("%d on time by size class, %d over all", onTime,
+							res.Queries-res.Late)
 					}
 				})
 			}
@@ -88,7 +92,8 @@ func TestSeveralModels(t *testing.T) {
 		if len(res.Models) != 2 || res.Models[0].Queries+res.Models[1].Queries != cfg.Queries {
 			t.Fatalf("%s: %+v", policy, res.Models)
 		}
-		if share := float64(res.Models[1].Queries) / float64(cfg.Queries); share < 0.72 || share > 0.78 {
+		if share := float64(res.Models[1].Queries) / float64(cfg.Queries); share < 0.72 ||
+			share > 0.78 {
 			t.Errorf("%s: wnd has %v of the queries, want 0.75", policy, share)
 		}
 		if strings.Count(log.String(), "rm2,") == 0 {
@@ -103,7 +108,8 @@ func TestSeveralModels(t *testing.T) {
 }
 
 func TestTraceAndLoad(t *testing.T) {
-	trace, err := workload.ReadTraceFile("trace", strings.NewReader("arrival_ms,model,batch_size\n0,rm2,10\n10,rm2,700\n20,rm2,10\n"))
+	trace, err := workload.ReadTraceFile("trace",
+		strings.NewReader("arrival_ms,model,batch_size\n0,rm2,10\n10,rm2,700\n20,rm2,10\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,11 +169,14 @@ func TestPriced(t *testing.T) {
 	fresh := throughput(func(c *Config) { c.Probes = -1 })
 	probed := throughput(func(c *Config) { c.GossipDelay = time.Second })
 	if !(stale < 0.5*kairos && fresh > 0.8*kairos && probed > 0.8*kairos) {
-		t.Errorf("kairos %v; gateways on stale news %v, on fresh news %v, on stale news with probes %v", kairos, stale, fresh, probed)
+		t.Errorf(
+			"kairos %v; gateways on stale news %v, on fresh news %v, on stale news with probes %v",
+			kairos, stale, fresh, probed)
 	}
 }
 
-// TestNoise: an error in what is predicted leaves service times as they are and changes what is decided; noise in the latencies changes them.
+// TestNoise: an error in what is predicted leaves service times as they are and changes what is
+// decided; noise in the latencies changes them.
 func TestNoise(t *testing.T) {
 	one := func(change func(*Config)) *Result {
 		cfg := reference(t, "rm2")
@@ -188,7 +197,8 @@ func TestNoise(t *testing.T) {
 		t.Error("an error of prediction changes nothing")
 	}
 	if noisy.Latency.P99 < 1.1*plain.Latency.P99 || math.Abs(busy(noisy)/busy(plain)-1) > 0.05 {
-		t.Errorf("p99 %v ms, with noise %v ms; busy %v s and %v s", plain.Latency.P99, noisy.Latency.P99, busy(plain), busy(noisy))
+		t.Errorf("p99 %v ms, with noise %v ms; busy %v s and %v s", plain.Latency.P99,
+			noisy.Latency.P99, busy(plain), busy(noisy))
 	}
 }
 
@@ -255,7 +265,8 @@ func TestBadConfig(t *testing.T) {
 	} {
 		cfg := reference(t, "rm2")
 		test.change(cfg)
-		if _, err := Run(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), test.want) {
+		if _, err := Run(t.Context(), cfg); err == nil ||
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v, want an error with %q", test.name, err, test.want)
 		}
 	}
@@ -265,7 +276,8 @@ func TestBadConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(report.Warnings) != 1 || !strings.Contains(report.Warnings[0], "batch size 999") || !strings.Contains(report.Warnings[0], "860") {
+	if len(report.Warnings) != 1 || !strings.Contains(report.Warnings[0], "batch size 999") ||
+		!strings.Contains(report.Warnings[0], "860") {
 		t.Errorf("a pool that cannot serve the largest batch: warnings %q", report.Warnings)
 	}
 	found, err := ReportThroughput(t.Context(), cfg, 2, nil)

@@ -1,5 +1,5 @@
-// Package sim is a discrete-event simulator of a fleet, in virtual time. What decides and what orders
-// in it is what does so in production:
+// Package sim is a discrete-event simulator of a fleet, in virtual time. What decides and what
+// orders in it is what does so in production:
 //
 //   - A leader's policy is decided by [leader.State], all that a leader does: it learns how far ahead
 //     to decide, counts queries by gateway, and turns away what it has no room for. That holds for each
@@ -10,14 +10,14 @@
 //   - With faults the whole fleet is simulated, by package sim/fleet: elections, a [leader.State] each
 //     term, and gateways that go on without a leader.
 //
-// Two things are no code of production, for nothing in production does them: the policy oracle, which
-// knows the future, and [FCFS], which makes tables as RIBBON's authors did.
+// Two things are no code of production, for nothing in production does them: the policy oracle,
+// which knows the future, and [FCFS], which makes tables as RIBBON's authors did.
 //
 // A query that is offered again (its lane refused it, or is lost or overdue to the leader) is sent
 // again as in production: an attempt under way goes on until there is another lane, and is then cut
 // off; the first answer counts. What is left out of a run without faults is what goes wrong, and so
-// links, greetings and elections; a lane that the leader asks what it has says nothing, for it loses
-// nothing. What latencies are is known, not learned.
+// links, greetings and elections; a lane that the leader asks what it has says nothing, for it
+// loses nothing. What latencies are is known, not learned.
 //
 // A run is a pure function of its Config: the same configuration and seed give
 // the same result to the byte. Nothing here reads a clock; the wall time that

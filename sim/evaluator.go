@@ -8,13 +8,15 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// Problem is the planning problem of models, as the policy knows their latencies, and instance types with their prices. The objective and
-// its numbers are left to the caller. A type without a profile for a model is a nil Latencies, which the problem's
-// validation names.
+// Problem is the planning problem of models, as the policy knows their latencies, and instance
+// types with their prices. The objective and its numbers are left to the caller. A type without a
+// profile for a model is a nil Latencies, which the problem's validation names.
 func Problem(models []Model, prices []Price) *plan.Problem {
 	p := &plan.Problem{}
 	for _, price := range prices {
-		p.Types = append(p.Types, plan.Type{Name: profiles.InstanceType(price.Type), Price: price.PriceUSDPerHour})
+		p.Types = append(p.Types, plan.Type{
+			Name: profiles.InstanceType(price.Type), Price: price.PriceUSDPerHour,
+		})
 	}
 	for i := range models {
 		m := &models[i]
@@ -25,7 +27,8 @@ func Problem(models []Model, prices []Price) *plan.Problem {
 			}
 		}
 		p.Models = append(p.Models, plan.Model{
-			Name: m.Name, QoSTarget: m.QoSTarget, Weight: m.weight(), BatchSizes: Distribution(m.BatchSizes), Latencies: known,
+			Name: m.Name, QoSTarget: m.QoSTarget, Weight: m.weight(),
+			BatchSizes: Distribution(m.BatchSizes), Latencies: known,
 		})
 	}
 	return p
@@ -33,11 +36,13 @@ func Problem(models []Model, prices []Price) *plan.Problem {
 
 // An Evaluator is a plan.Evaluator that simulates.
 type Evaluator struct {
-	// Config says what is simulated, but for its pool. Its Rate is that at which the share within the QoS target is found.
+	// Config says what is simulated, but for its pool. Its Rate is that at which the share within
+	// the QoS target is found.
 	Config *Config
 	// Types are the instance types, in the problem's order.
 	Types []string
-	// Seeds is how many runs an estimate is the mean of, >= 1; all configurations see the same queries.
+	// Seeds is how many runs an estimate is the mean of, >= 1; all configurations
+	// see the same queries.
 	Seeds     int
 	Objective plan.Objective
 }
@@ -51,8 +56,8 @@ func (e *Evaluator) Pool(c plan.Configuration) Pool {
 	return pool
 }
 
-// Evaluate finds the configuration's allowable throughput, or the share of queries within their QoS target at the
-// rate: of several models the least of their shares.
+// Evaluate finds the configuration's allowable throughput, or the share of queries within their QoS
+// target at the rate: of several models the least of their shares.
 func (e *Evaluator) Evaluate(ctx context.Context, c plan.Configuration) (plan.Estimate, error) {
 	cfg := *e.Config
 	cfg.Pool = e.Pool(c)

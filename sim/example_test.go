@@ -9,8 +9,8 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// What would one g4dn.xlarge and four r5n.large do with 40 queries/s of RM2, and what is the highest
-// rate that they can serve?
+// What would one g4dn.xlarge and four r5n.large do with 40 queries/s of RM2, and what is the
+// highest rate that they can serve?
 func Example() {
 	pool, err := sim.ParsePool("g4dn.xlarge=1,r5n.large=4")
 	if err != nil {
@@ -30,7 +30,8 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Printf("%.1f %% of %d queries within %v\n", 100*result.QoSSatisfaction, result.Queries, model.QoSTarget)
+	fmt.Printf("%.1f %% of %d queries within %v\n", 100*result.QoSSatisfaction, result.Queries,
+		model.QoSTarget)
 
 	throughput, err := sim.FindThroughput(context.Background(), config, 1, nil)
 	if err != nil {

@@ -25,7 +25,8 @@ func (c *Config) validateFaults() (errs []error) {
 		bad("pool has %d instances, want 1..%d with faults", n, mostAgents)
 	}
 	if c.Probes < 0 {
-		bad("number of lanes asked is %d, want 0 or more with faults: gateways of a fleet ask", c.Probes)
+		bad("number of lanes asked is %d, want 0 or more with faults: gateways of a fleet ask",
+			c.Probes)
 	}
 	counts := make([]int, len(c.Pool))
 	for i, in := range c.Pool {

@@ -15,8 +15,8 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// even returns a fleet of four equal agents with a query each 10 ms, which takes 20 ms where it runs
-// and should be answered within 60.
+// even returns a fleet of four equal agents with a query each 10 ms, which takes 20 ms where it
+// runs and should be answered within 60.
 func even(t testing.TB, faults ...string) *Config {
 	t.Helper()
 	sizes, err := workload.ParseBatchSizes("fixed:10")
@@ -28,7 +28,8 @@ func even(t testing.TB, faults ...string) *Config {
 			Name: "m", QoSTarget: 60 * time.Millisecond, BatchSizes: sizes,
 			Latencies: map[string]match.Latencies{"box": Fixed{Base: 20 * time.Millisecond}},
 		}},
-		Pool: Pool{{"box", 4}}, Rate: 100, Queries: 1000, Seed: 1, RTT: time.Millisecond, Gateways: 2,
+		Pool: Pool{{"box", 4}}, Rate: 100, Queries: 1000, Seed: 1, RTT: time.Millisecond,
+		Gateways:    2,
 		GossipDelay: time.Second, Stream: StreamOf("constant"),
 	}
 	for _, text := range faults {
@@ -41,8 +42,8 @@ func even(t testing.TB, faults ...string) *Config {
 	return c
 }
 
-// TestFaults has one thing go wrong at a time. A query runs at 5 s on box-4, which leads, and the one
-// that arrives then goes to box-1.
+// TestFaults has one thing go wrong at a time. A query runs at 5 s on box-4, which leads, and the
+// one that arrives then goes to box-1.
 func TestFaults(t *testing.T) {
 	for _, test := range []struct {
 		fault         string
@@ -55,11 +56,14 @@ func TestFaults(t *testing.T) {
 		{fault: "kill-leader@5s", agent: "box-4", next: "box-3", after: 1, atMost: 20},
 		{fault: "kill-box-1@5s", agent: "box-1"},
 		// What it ran is given up when it is overdue.
-		{fault: "freeze-leader@5s+3s", agent: "box-4", next: "box-3", after: 900, atMost: 1100, lateBefore: 1},
+		{fault: "freeze-leader@5s+3s", agent: "box-4", next: "box-3", after: 900, atMost: 1100,
+			lateBefore: 1},
 		{fault: "freeze-box-1@5s+3s", agent: "box-1", late: 1, lateMost: 1},
 		{fault: "freeze-box-1@5s+20ms", agent: "box-1"},
-		{fault: "cut-leader@5s+2s", agent: "box-4", next: "box-3", after: 900, atMost: 1100, lateBefore: 1},
-		{fault: "cut-leader@5s+9s", agent: "box-4", next: "box-3", after: 900, atMost: 1100, lateBefore: 1},
+		{fault: "cut-leader@5s+2s", agent: "box-4", next: "box-3", after: 900, atMost: 1100,
+			lateBefore: 1},
+		{fault: "cut-leader@5s+9s", agent: "box-4", next: "box-3", after: 900, atMost: 1100,
+			lateBefore: 1},
 		{fault: "cut-box-1@5s+2s", agent: "box-1", late: 1, lateMost: 1},
 		{fault: "cut-box-1@5s+9s", agent: "box-1", late: 1, lateMost: 1},
 		{fault: "freeze-leader@5s+300ms", agent: "box-4", lateBefore: 1}, // it goes on to lead
@@ -70,18 +74,25 @@ func TestFaults(t *testing.T) {
 		t.Run(test.fault, func(t *testing.T) {
 			res := mustRun(t, even(t, test.fault))
 			r := res.Faults[0]
-			if res.Served != 1000 || r.Before != (fleet.Count{Queries: 200, Late: test.lateBefore}) || r.After.Queries != 200 || r.After.Lost != 0 {
-				t.Errorf("%+v, %+v, want all 1000 served, and of the 200 before %d late", res.Counts, r, test.lateBefore)
+			if res.Served != 1000 ||
+				r.Before != (fleet.Count{Queries: 200, Late: test.lateBefore}) ||
+				r.After.Queries != 200 || r.After.Lost != 0 {
+				t.Errorf("%+v, %+v, want all 1000 served, and of the 200 before %d late",
+					res.Counts, r, test.lateBefore)
 			}
-			if r.After.Late < test.late || r.After.Late > test.lateMost || res.Late != r.Before.Late+r.After.Late {
-				t.Errorf("%d late after, %d of all, want %d to %d, and no others", r.After.Late, res.Late, test.late, test.lateMost)
+			if r.After.Late < test.late || r.After.Late > test.lateMost ||
+				res.Late != r.Before.Late+r.After.Late {
+				t.Errorf("%d late after, %d of all, want %d to %d, and no others", r.After.Late,
+					res.Late, test.late, test.lateMost)
 			}
 			// What runs twice was on the lane that was lost.
 			if again := res.Types[0].Queries - 1000; again < 0 || again > 1 {
 				t.Errorf("%d queries were started again, want one at most", again)
 			}
-			if r.Agent != test.agent || r.NextLeader != test.next || r.WithoutLeaderMS < test.after || r.WithoutLeaderMS > test.atMost {
-				t.Errorf("it hit %q, %q led after %v ms; want %q, %q after %v to %v", r.Agent, r.NextLeader, r.WithoutLeaderMS, test.agent, test.next, test.after, test.atMost)
+			if r.Agent != test.agent || r.NextLeader != test.next ||
+				r.WithoutLeaderMS < test.after || r.WithoutLeaderMS > test.atMost {
+				t.Errorf("it hit %q, %q led after %v ms; want %q, %q after %v to %v", r.Agent,
+					r.NextLeader, r.WithoutLeaderMS, test.agent, test.next, test.after, test.atMost)
 			}
 		})
 	}
@@ -121,7 +132,10 @@ func randomFaults(t testing.TB, seed uint64) *Config {
 	cfg.RTT = []time.Duration{0, time.Millisecond, 5 * time.Millisecond}[r.IntN(3)]
 	killed := 0
 	for range 1 + r.IntN(5) {
-		f := fleet.Fault{At: time.Duration(r.IntN(4000)) * time.Millisecond, Duration: time.Duration(1+r.IntN(2000)) * time.Millisecond}
+		f := fleet.Fault{
+			At:       time.Duration(r.IntN(4000)) * time.Millisecond,
+			Duration: time.Duration(1+r.IntN(2000)) * time.Millisecond,
+		}
 		f.Target = []string{fleet.TheLeader, "box-1", "box-2", "box-3", "box-4"}[r.IntN(5)]
 		switch f.Verb = []string{"kill", "freeze", "cut", "delay"}[r.IntN(4)]; f.Verb {
 		case "kill":
@@ -130,7 +144,8 @@ func randomFaults(t testing.TB, seed uint64) *Config {
 			}
 			f.Duration = 0
 		case "cut":
-			f.Duration *= time.Duration(1 + 3*r.IntN(2)) // some break connections, and outlast gossip's patience
+			// some break connections, and outlast gossip's patience
+			f.Duration *= time.Duration(1 + 3*r.IntN(2))
 		case "delay":
 			f.Amount = time.Duration(1+r.IntN(60)) * time.Millisecond
 			if r.IntN(2) == 0 {
@@ -171,8 +186,10 @@ func TestFaultSchedules(t *testing.T) {
 			seen[row[0]]++
 		}
 		sum := res.Served + res.Rejected + res.Dropped + res.NeverServed + res.Lost
-		if res.Queries != 800 || sum != 800 || len(seen) != 800 || len(rows) != 801 || res.NeverServed+res.Lost > 0 {
-			t.Errorf("seed %d, %v: %+v, %d queries in %d lines of the log", seed, randomFaults(t, seed).Faults, res.Counts, len(seen), len(rows)-1)
+		if res.Queries != 800 || sum != 800 || len(seen) != 800 || len(rows) != 801 ||
+			res.NeverServed+res.Lost > 0 {
+			t.Errorf("seed %d, %v: %+v, %d queries in %d lines of the log", seed,
+				randomFaults(t, seed).Faults, res.Counts, len(seen), len(rows)-1)
 		}
 		served, all = served+res.Served, all+res.Queries
 		again, logAgain := once()
@@ -194,7 +211,8 @@ func TestFaultsRecorded(t *testing.T) {
 	cfg.Record = &recording
 	res := mustRun(t, cfg)
 	replayed, err := leader.Replay(&recording)
-	if err != nil || replayed.Events != res.Steps || strings.Count(recording.String(), leader.Header) != 0 {
+	if err != nil || replayed.Events != res.Steps ||
+		strings.Count(recording.String(), leader.Header) != 0 {
 		t.Errorf("%+v, %v, want %d events", replayed, err, res.Steps)
 	}
 }
@@ -222,24 +240,29 @@ func TestFaultsThatCannotBe(t *testing.T) {
 		change func(*Config)
 		want   string
 	}{
-		{"kill-box-5@1s", nil, `got the target "box-5", want "leader" or one of the agents box-1 to box-4`},
+		{"kill-box-5@1s", nil,
+			`got the target "box-5", want "leader" or one of the agents box-1 to box-4`},
 		{"kill-box-0@1s", nil, `"box-0"`},
 		{"kill-box-01@1s", nil, `"box-01"`},
 		{"kill-box@1s", nil, `"box"`},
-		{"kill-leader@1s", func(c *Config) { c.Policy = Priced }, "policy priced cannot be simulated with faults"},
+		{"kill-leader@1s", func(c *Config) { c.Policy = Priced },
+			"policy priced cannot be simulated with faults"},
 		{"kill-leader@1s", func(c *Config) { c.Policy = DRS }, "policy drs cannot"},
-		{"kill-leader@1s", func(c *Config) { c.Pool[0].Count = 1001 }, "1001 instances, want 1..1000 with faults"},
+		{"kill-leader@1s", func(c *Config) { c.Pool[0].Count = 1001 },
+			"1001 instances, want 1..1000 with faults"},
 		{"kill-leader@1s", func(c *Config) { c.Probes = -1 }, "number of lanes asked is -1"},
 	} {
 		cfg := even(t, test.fault)
 		if test.change != nil {
 			test.change(cfg)
 		}
-		if _, err := Run(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), test.want) {
+		if _, err := Run(t.Context(), cfg); err == nil ||
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v, want an error with %q", test.fault, err, test.want)
 		}
 	}
-	if _, err := FindThroughput(t.Context(), even(t, "kill-leader@1s"), 1, nil); err == nil || !strings.Contains(err.Error(), "faults") {
+	if _, err := FindThroughput(t.Context(), even(t, "kill-leader@1s"), 1, nil); err == nil ||
+		!strings.Contains(err.Error(), "faults") {
 		t.Errorf("throughput with faults: %v", err)
 	}
 }

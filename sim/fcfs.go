@@ -14,16 +14,19 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// FCFS simulates the way RIBBON's published tables were made, in steps of a millisecond and so much faster than [Run]: gaps between queries
-// are whole milliseconds, Poisson distributed; a query goes, first come first served, to the first idle instance in the order of the
-// types; its latency is a random one of the samples at its batch size, rounded to a millisecond. It is not safe for concurrent use.
+// FCFS simulates the way RIBBON's published tables were made, in steps of a millisecond and so
+// much faster than [Run]: gaps between queries are whole milliseconds, Poisson distributed; a
+// query goes, first come first served, to the first idle instance in the order of the types; its
+// latency is a random one of the samples at its batch size, rounded to a millisecond. It is not
+// safe for concurrent use.
 type FCFS struct {
 	FCFSConfig
 	latencies [][][]int // by type, batch size: ms
 	arrivals  map[uint64][]fcfsArrival
 }
 
-// An fcfsArrival is a query: when it comes, in ms, its batch size, and which sample it meets, in [0, 1).
+// An fcfsArrival is a query: when it comes, in ms, its batch size, and which sample it
+// meets, in [0, 1).
 type fcfsArrival struct {
 	at, batch int
 	luck      float64
@@ -31,14 +34,17 @@ type fcfsArrival struct {
 
 // FCFSConfig describes the load.
 type FCFSConfig struct {
-	// MeanGap is the mean time between arrivals, > 0, and Target the QoS target, a multiple of a millisecond.
+	// MeanGap is the mean time between arrivals, > 0, and Target the QoS target, a
+	// multiple of a millisecond.
 	MeanGap, Target time.Duration
 	BatchSizes      *workload.BatchSizes
-	// Queries is how many arrive in a run, and Seeds of how many runs an estimate is the mean; >= 1.
+	// Queries is how many arrive in a run, and Seeds of how many runs an estimate is
+	// the mean; >= 1.
 	Queries, Seeds int
 }
 
-// RIBBONTable is the load of RIBBON's table of a model, mtwnd or dien, and the types in the table's order.
+// RIBBONTable is the load of RIBBON's table of a model, mtwnd or dien, and the types
+// in the table's order.
 func RIBBONTable(model string) (cfg FCFSConfig, types []string, err error) {
 	cfg = FCFSConfig{BatchSizes: workload.RIBBON(), Queries: 20_000, Seeds: 1}
 	switch model {
@@ -57,10 +63,13 @@ type Samples interface {
 	Series(model string, t profiles.InstanceType) (*profiles.Series, error)
 }
 
-// NewFCFS reads the latencies of a model on types from samples, times scale[i] on the i-th type; nil: as they are.
-func NewFCFS(cfg FCFSConfig, samples Samples, model string, types []string, scale []float64) (*FCFS, error) {
+// NewFCFS reads the latencies of a model on types from samples, times scale[i] on the i-th type;
+// nil: as they are.
+func NewFCFS(cfg FCFSConfig, samples Samples, model string, types []string, scale []float64) (*FCFS,
+	error) {
 	if cfg.MeanGap <= 0 || cfg.Target <= 0 || cfg.Queries < 1 || cfg.Seeds < 1 {
-		return nil, fmt.Errorf("mean gap %v, QoS target %v, %d queries, %d seeds: want all above 0", cfg.MeanGap, cfg.Target, cfg.Queries, cfg.Seeds)
+		return nil, fmt.Errorf("mean gap %v, QoS target %v, %d queries, %d seeds: want all above 0",
+			cfg.MeanGap, cfg.Target, cfg.Queries, cfg.Seeds)
 	}
 	f := &FCFS{FCFSConfig: cfg, arrivals: map[uint64][]fcfsArrival{}}
 	for i, t := range types {

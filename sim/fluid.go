@@ -43,7 +43,10 @@ func bins(models []Model, types []string) []fluid.Bin {
 				known[t] = l
 			}
 		}
-		all = append(all, fluid.Bins(m.Name, m.weight()/weights, Distribution(m.BatchSizes), m.QoSTarget, known)...)
+		all = append(
+			all,
+			fluid.Bins(m.Name, m.weight()/weights, Distribution(m.BatchSizes), m.QoSTarget,
+				known)...)
 	}
 	return all
 }

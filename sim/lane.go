@@ -58,7 +58,9 @@ func (r *run) dispatch(seq uint64, to int32, way time.Duration) {
 	*a = attempt{query: seq, lane: to, number: q.sent}
 	q.last = a
 	if r.cfg.Deadline > 0 {
-		r.heap.push(event{at: max(r.now, q.arrival+r.cfg.Deadline), kind: deadlinePasses, query: seq})
+		r.heap.push(event{
+			at: max(r.now, q.arrival+r.cfg.Deadline), kind: deadlinePasses, query: seq,
+		})
 	}
 	if way > 0 {
 		r.heap.push(event{at: r.now + way, kind: payloadArrives, attempt: a})
@@ -147,7 +149,8 @@ func (r *run) done(a *attempt) {
 func (r *run) completed(a *attempt) {
 	q := r.at(a.query)
 	if q.live {
-		givenUp := q.waits || q.last != a // by the leader, to whom its answer is no outcome: the gateway says so
+		// by the leader, to whom its answer is no outcome: the gateway says so
+		givenUp := q.waits || q.last != a
 		r.finish(a.query, q, Served, a)
 		if givenUp && r.priced == nil {
 			q.open++

@@ -85,7 +85,9 @@ func TestLaneOrder(t *testing.T) {
 	}
 	var queries []workload.Query
 	for i, name := range []string{"patient", "patient", "hopeless", "urgent", "long"} {
-		queries = append(queries, workload.Query{At: time.Duration(i) * ms, Model: name, BatchSize: 1})
+		queries = append(queries, workload.Query{
+			At: time.Duration(i) * ms, Model: name, BatchSize: 1,
+		})
 	}
 	cfg.Stream = streamed(queries, nil)
 	mustRun(t, cfg)
@@ -94,13 +96,15 @@ func TestLaneOrder(t *testing.T) {
 		order = append(order, r.query+" "+r.model)
 	}
 	// Due at 501, 17 (late), 55, 84; latest starts are 491, 7, 45, 44.
-	if want := []string{"0 patient", "3 urgent", "4 long", "1 patient", "2 hopeless"}; !slices.Equal(order, want) {
+	if want := []string{
+		"0 patient", "3 urgent", "4 long", "1 patient", "2 hopeless",
+	}; !slices.Equal(order, want) {
 		t.Errorf("served %q, want %q", order, want)
 	}
 }
 
-// TestOfferedAgain: a query that is offered again goes on where it is until there is another lane for
-// it; then it is cut off.
+// TestOfferedAgain: a query that is offered again goes on where it is until there is another lane
+// for it; then it is cut off.
 func TestOfferedAgain(t *testing.T) {
 	const ms = time.Millisecond
 	for _, tt := range []struct {
@@ -108,23 +112,35 @@ func TestOfferedAgain(t *testing.T) {
 		rtt   time.Duration
 		want  []row // the first query runs on lane 0 when that is taken for lost, at 15 ms
 	}{
-		{3, 0, []row{{"0", "m", "served", true, 35 * ms, "2"}, {"1", "m", "served", true, 20 * ms, "1"}}},
-		{2, 0, []row{{"0", "m", "served", true, 20 * ms, "0"}, {"1", "m", "served", true, 20 * ms, "1"}}},
-		{3, 4 * ms, []row{{"0", "m", "served", true, 41 * ms, "1"}, {"1", "m", "served", true, 28 * ms, "2"}}},
+		{3, 0, []row{
+			{"0", "m", "served", true, 35 * ms, "2"}, {"1", "m", "served", true, 20 * ms, "1"},
+		}},
+		{2, 0, []row{
+			{"0", "m", "served", true, 20 * ms, "0"}, {"1", "m", "served", true, 20 * ms, "1"},
+		}},
+		{3, 4 * ms, []row{
+			{"0", "m", "served", true, 41 * ms, "1"}, {"1", "m", "served", true, 28 * ms, "2"},
+		}},
 	} {
 		t.Run(fmt.Sprintf("%d lanes, %v", tt.lanes, tt.rtt), func(t *testing.T) {
 			var log bytes.Buffer
 			cfg := &Config{
 				Models: []Model{fixedModel(t, "m", 20*ms, 100*ms)},
-				Pool:   Pool{{"a", tt.lanes}}, Policy: "fcfs", Rate: 1, Queries: 3, RTT: tt.rtt, Log: &log,
+				Pool:   Pool{{"a", tt.lanes}}, Policy: "fcfs", Rate: 1, Queries: 3, RTT: tt.rtt,
+				Log: &log,
 			}
-			at := func(d time.Duration) workload.Query { return workload.Query{At: d, Model: "m", BatchSize: 1} }
-			var r *run
-			cfg.Stream = streamed([]workload.Query{at(0), at(15 * ms), at(200 * ms)}, func(arrived int) {
-				if arrived == 2 {
-					lose(r, 0)
+			at := func(d time.Duration) workload.Query {
+				return workload.Query{
+					At: d, Model: "m", BatchSize: 1,
 				}
-			})
+			}
+			var r *run
+			cfg.Stream = streamed([]workload.Query{at(0), at(15 * ms), at(200 * ms)},
+				func(arrived int) {
+					if arrived == 2 {
+						lose(r, 0)
+					}
+				})
 			var err error
 			if r, err = newRun(cfg); err != nil {
 				t.Fatal(err)
@@ -169,13 +185,15 @@ func idle(t *testing.T, r *run) {
 	}
 	for id := range r.lanes {
 		if l := &r.lanes[id]; l.running != nil || l.queue.Len() > 0 || len(l.promised) > 0 {
-			t.Errorf("lane %d runs %+v, %d wait, %d are promised a place", id, l.running, l.queue.Len(), len(l.promised))
+			t.Errorf("lane %d runs %+v, %d wait, %d are promised a place", id, l.running,
+				l.queue.Len(), len(l.promised))
 		}
 	}
 }
 
-// TestLanesLost: whenever lanes are taken for lost and are there again, and whatever limits queries,
-// each of them has one outcome, and lanes and leader agree in the end that nothing is left.
+// TestLanesLost: whenever lanes are taken for lost and are there again, and whatever
+// limits queries, each of them has one outcome, and lanes and leader agree in the end
+// that nothing is left.
 func TestLanesLost(t *testing.T) {
 	for _, policy := range []string{"clockwork-earliest", "fcfs", "horizon", "kairos"} {
 		for _, way := range []struct {
@@ -184,9 +202,14 @@ func TestLanesLost(t *testing.T) {
 		}{
 			{"plain", func(*Config) {}},
 			{"network", func(c *Config) { c.RTT = 10 * time.Millisecond }},
-			{"deadline", func(c *Config) { c.RTT, c.Deadline = 10*time.Millisecond, 400*time.Millisecond }},
-			{"reject late", func(c *Config) { c.RTT, c.Models[0].RejectLate = 10*time.Millisecond, true }},
-			{"noise", func(c *Config) { c.RTT, c.LatencyNoise, c.PredictionNoise = 10*time.Millisecond, 0.3, 0.3 }},
+			{"deadline",
+				func(c *Config) { c.RTT, c.Deadline = 10*time.Millisecond, 400*time.Millisecond }},
+			{"reject late",
+				func(c *Config) { c.RTT, c.Models[0].RejectLate = 10*time.Millisecond, true }},
+			{"noise",
+				func(c *Config) {
+					c.RTT, c.LatencyNoise, c.PredictionNoise = 10*time.Millisecond, 0.3, 0.3
+				}},
 		} {
 			t.Run(policy+"/"+way.name, func(t *testing.T) {
 				cfg := reference(t, "rm2")
@@ -207,7 +230,8 @@ func TestLanesLost(t *testing.T) {
 				random := rand.New(rand.NewPCG(1, 2))
 				var r *run
 				cfg.Stream = streamed(queries, func(int) {
-					if id := random.IntN(2 * len(r.lanes)); id < len(r.lanes) && r.err == nil && r.lanes[id].running != nil {
+					if id := random.IntN(2 * len(r.lanes)); id < len(r.lanes) && r.err == nil &&
+						r.lanes[id].running != nil {
 						lose(r, id)
 						r.term.step(&leader.Event{
 							Kind: leader.Described, Member: r.term.members[id],
@@ -233,10 +257,12 @@ func TestLanesLost(t *testing.T) {
 				}
 				res := r.result()
 				if len(seen) != cfg.Queries || res.NeverServed > 0 {
-					t.Errorf("%d of %d queries have an outcome: %+v", len(seen), cfg.Queries, res.Counts)
+					t.Errorf("%d of %d queries have an outcome: %+v", len(seen), cfg.Queries,
+						res.Counts)
 				}
 				if again <= res.Served {
-					t.Errorf("lanes have started %d queries, %d are served: none was cut off", again, res.Served)
+					t.Errorf("lanes have started %d queries, %d are served: none was cut off",
+						again, res.Served)
 				}
 				idle(t, r)
 				sizes := r.term.state.Sizes()
@@ -260,7 +286,8 @@ func TestDeadlineHolds(t *testing.T) {
 		res := mustRun(t, cfg)
 		for _, r := range readLog(t, &log) {
 			if r.latency > cfg.Deadline+time.Microsecond { // the matcher counts in ms
-				t.Fatalf("%s: query %s is %s after %v, want at most %v", policy, r.query, r.outcome, r.latency, cfg.Deadline)
+				t.Fatalf("%s: query %s is %s after %v, want at most %v", policy, r.query, r.outcome,
+					r.latency, cfg.Deadline)
 			}
 		}
 		if res.Served == 0 || res.Dropped == 0 {
@@ -269,16 +296,19 @@ func TestDeadlineHolds(t *testing.T) {
 	}
 }
 
-// TestLateRejectedAtLane: a lane rejects what became late while it waited there, if the model is set so.
+// TestLateRejectedAtLane: a lane rejects what became late while it waited there, if the
+// model is set so.
 func TestLateRejectedAtLane(t *testing.T) {
 	cfg := &Config{
 		Models: []Model{fixedModel(t, "m", 10*time.Millisecond, 55*time.Millisecond)},
-		Pool:   Pool{{"a", 3}}, Policy: Priced, Probes: -1, GossipDelay: time.Second, Rate: 250, Queries: 2000,
+		Pool:   Pool{{"a", 3}}, Policy: Priced, Probes: -1, GossipDelay: time.Second, Rate: 250,
+		Queries: 2000,
 	}
 	late := mustRun(t, cfg)
 	cfg.Models[0].RejectLate = true
 	res := mustRun(t, cfg)
 	if late.Late == 0 || late.Served != 2000 || res.Rejected == 0 || res.Served != 2000-res.Late {
-		t.Errorf("%+v; rejecting late ones %+v, want all of those served in time", late.Counts, res.Counts)
+		t.Errorf("%+v; rejecting late ones %+v, want all of those served in time", late.Counts,
+			res.Counts)
 	}
 }

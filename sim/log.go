@@ -15,16 +15,21 @@ type queryLog struct {
 
 func newQueryLog(w io.Writer) (*queryLog, error) {
 	l := &queryLog{w: csv.NewWriter(w)}
-	return l, l.w.Write([]string{"query", "model", "batch_size", "arrival_ms", "outcome", "on_time", "latency_ms", "waited_ms", "lane", "instance_type"})
+	return l, l.w.Write([]string{
+		"query", "model", "batch_size", "arrival_ms", "outcome", "on_time", "latency_ms",
+		"waited_ms", "lane", "instance_type",
+	})
 }
 
 func (l *queryLog) write(r *run, seq uint64, q *query, o Outcome, onTime bool, by *attempt) error {
 	ms := func(d time.Duration) string { return strconv.FormatFloat(float64(d)/1e6, 'f', 6, 64) }
 	l.row = append(l.row[:0],
-		strconv.FormatUint(seq, 10), r.models[q.model].Name, strconv.Itoa(int(q.batch)), ms(q.arrival),
+		strconv.FormatUint(seq, 10), r.models[q.model].Name, strconv.Itoa(int(q.batch)),
+		ms(q.arrival),
 		o.String(), strconv.FormatBool(onTime), ms(r.now-q.arrival))
 	if o == Served {
-		l.row = append(l.row, ms(by.start-q.arrival), strconv.Itoa(int(by.lane)), r.types[r.lanes[by.lane].instanceType])
+		l.row = append(l.row, ms(by.start-q.arrival), strconv.Itoa(int(by.lane)),
+			r.types[r.lanes[by.lane].instanceType])
 	} else {
 		l.row = append(l.row, "", "", "")
 	}

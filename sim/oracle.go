@@ -10,10 +10,10 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// oracleRate is the throughput of the policy oracle, which knows the whole
-// sequence of queries (KAIROS section 7): an idle base instance takes the largest query left,
-// an idle auxiliary one the smallest, none that it would serve beyond the QoS target
-// in the mean, and no waiting is counted. Its throughput is the rate at which the sequence is served.
+// oracleRate is the throughput of the policy oracle, which knows the whole sequence of queries
+// (KAIROS section 7): an idle base instance takes the largest query left, an idle auxiliary one the
+// smallest, none that it would serve beyond the QoS target in the mean, and no waiting is counted.
+// Its throughput is the rate at which the sequence is served.
 func oracleRate(cfg *Config, seed uint64) (float64, error) {
 	if len(cfg.Models) != 1 {
 		return 0, fmt.Errorf("the oracle simulates one model, not %d", len(cfg.Models))

@@ -9,8 +9,8 @@ import (
 )
 
 // TestOverload: below what a pool can serve no query is rejected. At three times that those that
-// cannot be served are, most of them within the QoS target, hardly any waits until its deadline in vain, and
-// no fewer are in time than at the limit.
+// cannot be served are, most of them within the QoS target, hardly any waits until its deadline in
+// vain, and no fewer are in time than at the limit.
 func TestOverload(t *testing.T) {
 	for _, tt := range []struct {
 		model     string
@@ -29,7 +29,8 @@ func TestOverload(t *testing.T) {
 			cfg.RTT, cfg.Deadline = target/50, 10*target
 			cfg.Rate = 0.9 * tt.allowable
 			if below := mustRun(t, cfg); below.Rejected+below.Dropped > 0 {
-				t.Errorf("below the limit %d are rejected, %d dropped, want none", below.Rejected, below.Dropped)
+				t.Errorf("below the limit %d are rejected, %d dropped, want none", below.Rejected,
+					below.Dropped)
 			}
 
 			var log bytes.Buffer
@@ -56,7 +57,9 @@ func TestOverload(t *testing.T) {
 				}
 			}
 			if res.Rejected == 0 || float64(soon) < 0.75*float64(res.Rejected) {
-				t.Errorf("%d of %d rejected are within the QoS target, want nearly all but those of the first moment", soon, res.Rejected)
+				t.Errorf(
+					"%d of %d rejected are within the QoS target, want nearly all but those of "+
+						"the first moment", soon, res.Rejected)
 			}
 		})
 	}

@@ -23,7 +23,8 @@ func TestPlannersShown(t *testing.T) {
 	for model := range qosTargets {
 		cfg := reference(t, model)
 		cfg.Queries, cfg.Policy = 20_000, "kairos"
-		if cfg.Models[0], err = source.Model(model, PaperTypes(), cfg.Models[0].BatchSizes, 0); err != nil {
+		if cfg.Models[0], err = source.Model(model, PaperTypes(), cfg.Models[0].BatchSizes,
+			0); err != nil {
 			t.Fatal(err)
 		}
 		p := Problem(cfg.Models, paperPrices)
@@ -41,26 +42,35 @@ func TestPlannersShown(t *testing.T) {
 			}
 			return r, e.Value
 		}
-		// No configuration serves more than its fluid limit, so this search ends at the best of all.
+		// No configuration serves more than its fluid limit, so this search ends at
+		// the best of all.
 		exact, best := find(plan.KairosPlus{FluidBound: true})
 		plus, plusRate := find(plan.KairosPlus{})
 		kairos, kairosRate := find(plan.Kairos{})
 		fluid, fluidRate := find(plan.Fluid{})
-		t.Logf("%s: best %s, %.1f queries/s (%d evaluations); kairos+ %.3f after %d; kairos %s %.3f; fluid %s %.3f", model, exact.Plans[0].Configuration, best, len(exact.Evaluations),
-			plusRate/best, len(plus.Evaluations), kairos.Plans[0].Configuration, kairosRate/best, fluid.Plans[0].Configuration, fluidRate/best)
+		t.Logf(
+			"%s: best %s, %.1f queries/s (%d evaluations); kairos+ %.3f after %d; kairos %s "+
+				"%.3f; fluid %s %.3f", model, exact.Plans[0].Configuration, best,
+			len(exact.Evaluations),
+			plusRate/best, len(plus.Evaluations), kairos.Plans[0].Configuration, kairosRate/best,
+			fluid.Plans[0].Configuration, fluidRate/best)
 		if plusRate < 0.99*best || len(plus.Evaluations) > 12 {
-			t.Errorf("%s: kairos+ ends at %.3f of the best after %d evaluations", model, plusRate/best, len(plus.Evaluations))
+			t.Errorf("%s: kairos+ ends at %.3f of the best after %d evaluations", model,
+				plusRate/best, len(plus.Evaluations))
 		}
 		if kairosRate < 0.88*best {
-			t.Errorf("%s: kairos picks %s, %.3f of the best", model, kairos.Plans[0].Configuration, kairosRate/best)
+			t.Errorf("%s: kairos picks %s, %.3f of the best", model, kairos.Plans[0].Configuration,
+				kairosRate/best)
 		}
 		if fluidRate < 0.98*best {
-			t.Errorf("%s: fluid picks %s, %.3f of the best", model, fluid.Plans[0].Configuration, fluidRate/best)
+			t.Errorf("%s: fluid picks %s, %.3f of the best", model, fluid.Plans[0].Configuration,
+				fluidRate/best)
 		}
 	}
 }
 
-// TestPlansWithinFluidLimit: over random problems, what a plan is simulated to serve is no more than water would.
+// TestPlansWithinFluidLimit: over random problems, what a plan is simulated to serve is no
+// more than water would.
 func TestPlansWithinFluidLimit(t *testing.T) {
 	r := rand.New(rand.NewPCG(8, 9))
 	models := []string{"ncf", "rm2", "wnd", "mtwnd", "dien"}
@@ -76,7 +86,9 @@ func TestPlansWithinFluidLimit(t *testing.T) {
 			p.Types[i].Price *= 0.5 + r.Float64()
 		}
 		p.Budget = 0.8 + r.Float64()
-		res, err := plan.KairosPlus{}.Plan(t.Context(), p, &Evaluator{Config: cfg, Types: PaperTypes(), Seeds: 2})
+		res, err := plan.KairosPlus{}.Plan(t.Context(), p, &Evaluator{
+			Config: cfg, Types: PaperTypes(), Seeds: 2,
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -90,10 +102,12 @@ func TestPlansWithinFluidLimit(t *testing.T) {
 				t.Fatal(err)
 			}
 			if e.Value > sol.Rate+3*e.StdErr {
-				t.Errorf("%s: %s serves %v, the fluid limit is %v, the standard error %v", cfg.Models[0].Name, e.Configuration, e.Value, sol.Rate, e.StdErr)
+				t.Errorf("%s: %s serves %v, the fluid limit is %v, the standard error %v",
+					cfg.Models[0].Name, e.Configuration, e.Value, sol.Rate, e.StdErr)
 			}
 		}
-		if best := res.Plans[0]; p.Price(best.Configuration) > p.Budget+1e-9 || best.Predicted > best.FluidLimit {
+		if best := res.Plans[0]; p.Price(best.Configuration) > p.Budget+1e-9 ||
+			best.Predicted > best.FluidLimit {
 			t.Errorf("%+v of a budget of %v", best, p.Budget)
 		}
 	}

@@ -8,11 +8,11 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// gateways serve without a leader, by match.Leaderless. A query belongs to the gateway
-// of its turn. Half a round trip after its arrival the lanes asked promise it a
-// place and say when they would be done; half a round trip later the gateway asks others or chooses; again half a
-// round trip later the payload is at the lane, and the promises are void. They count in the time
-// that a lane says it is busy, but not in the order in which it serves, which is [queue.Queue]'s.
+// gateways serve without a leader, by match.Leaderless. A query belongs to the gateway of its turn.
+// Half a round trip after its arrival the lanes asked promise it a place and say when they would be
+// done; half a round trip later the gateway asks others or chooses; again half a round trip later
+// the payload is at the lane, and the promises are void. They count in the time that a lane says it
+// is busy, but not in the order in which it serves, which is [queue.Queue]'s.
 type gateways struct {
 	*run
 	each      []*gateway
@@ -37,7 +37,10 @@ type question struct {
 }
 
 func newGateways(r *run) (*gateways, error) {
-	g := &gateways{run: r, probes: r.cfg.Probes >= 0, questions: map[uint64]*question{}, stale: r.cfg.GossipDelay}
+	g := &gateways{
+		run: r, probes: r.cfg.Probes >= 0, questions: map[uint64]*question{},
+		stale: r.cfg.GossipDelay,
+	}
 	probes, n := cmp.Or(r.cfg.Probes, match.DefaultProbes), r.cfg.gateways()
 	for i := range n {
 		seed := r.cfg.Seed*uint64(n) + uint64(i)
@@ -67,7 +70,10 @@ func newGateways(r *run) (*gateways, error) {
 	}
 	if g.stale > 0 {
 		for id := range r.lanes { // one after the other, so that they do not speak at once
-			r.heap.push(event{at: g.stale * time.Duration(id) / time.Duration(len(r.lanes)), kind: gossips, lane: int32(id)})
+			r.heap.push(event{
+				at: g.stale * time.Duration(id) / time.Duration(len(r.lanes)), kind: gossips,
+				lane: int32(id),
+			})
 		}
 	}
 	return g, nil
@@ -96,7 +102,8 @@ func (g *gateways) arrived(seq uint64, failed ...match.LaneID) {
 	done := g.measure()
 	if g.probes {
 		at.decision.Begin(now, match.Inquiry{
-			Query: seq, Model: model, BatchSize: int(q.batch), Arrival: epoch.Add(q.arrival), Failed: failed,
+			Query: seq, Model: model, BatchSize: int(q.batch), Arrival: epoch.Add(q.arrival),
+			Failed: failed,
 		})
 		done()
 		g.carryOut(at)
@@ -119,7 +126,8 @@ func (g *gateways) noLane(seq uint64) {
 // carryOut does what a gateway has decided, and has it woken when it wants to be.
 func (g *gateways) carryOut(at *gateway) {
 	for do, ok := at.decision.Next(); ok && g.err == nil; do, ok = at.decision.Next() {
-		lane, id := int32(do.Lane), do.ID*uint64(len(g.each))+uint64(at.id) // unlike those of others
+		// unlike those of others
+		lane, id := int32(do.Lane), do.ID*uint64(len(g.each))+uint64(at.id)
 		switch do.Kind {
 		case match.AskLane:
 			q := &question{}
@@ -129,13 +137,17 @@ func (g *gateways) carryOut(at *gateway) {
 			q.query = do.Query
 			g.questions[id] = q
 			if g.cfg.RTT > 0 {
-				g.heap.push(event{at: g.now + g.cfg.RTT/2, kind: probeArrives, lane: lane, query: id})
+				g.heap.push(event{
+					at: g.now + g.cfg.RTT/2, kind: probeArrives, lane: lane, query: id,
+				})
 				continue
 			}
 			g.probed(lane, id)
 		case match.ReleaseLane:
 			if g.cfg.RTT > 0 {
-				g.heap.push(event{at: g.now + g.cfg.RTT/2, kind: releaseArrives, lane: lane, query: id})
+				g.heap.push(event{
+					at: g.now + g.cfg.RTT/2, kind: releaseArrives, lane: lane, query: id,
+				})
 				continue
 			}
 			g.released(lane, id)

@@ -13,7 +13,8 @@ func TestReplay(t *testing.T) {
 	for _, policy := range []string{"kairos", "fcfs"} {
 		cfg := reference(t, "dien")
 		var recording bytes.Buffer
-		cfg.Policy, cfg.Record, cfg.Queries, cfg.Rate, cfg.RTT, cfg.Deadline = policy, &recording, 1000, 3000, time.Millisecond, 40*time.Millisecond
+		cfg.Policy, cfg.Record, cfg.Queries, cfg.Rate, cfg.RTT, cfg.Deadline = policy, &recording,
+			1000, 3000, time.Millisecond, 40*time.Millisecond
 		res := mustRun(t, cfg)
 		if res.Dropped == 0 || res.Served == 0 {
 			t.Errorf("the run has %+v, want queries dropped and served", res.Counts)
@@ -29,22 +30,30 @@ func TestReplay(t *testing.T) {
 		lines := strings.SplitAfter(recording.String(), "\n")
 		for i, line := range lines {
 			if strings.HasPrefix(line, "assign ") {
-				changed := strings.Join(lines[:i], "") + strings.Replace(line, "lane=", "lane=9", 1) + strings.Join(lines[i+1:], "")
-				if _, err := leader.Replay(strings.NewReader(changed)); err == nil || !strings.Contains(err.Error(), "the matcher decides") {
+				changed := strings.Join(lines[:i], "") +
+					strings.Replace(line, "lane=", "lane=9", 1) + strings.Join(lines[i+1:], "")
+				if _, err := leader.Replay(strings.NewReader(changed)); err == nil ||
+					!strings.Contains(err.Error(), "the matcher decides") {
 					t.Errorf("another lane: %v", err)
 				}
-				if _, err := leader.Replay(strings.NewReader(strings.Join(lines[:i], ""))); err == nil {
+				if _, err := leader.Replay(strings.NewReader(strings.Join(lines[:i], ""))); err ==
+					nil {
 					t.Error("no error of a recording without its last decision")
 				}
-				if _, err := leader.Replay(strings.NewReader(strings.Join(lines[:i+1], "") + line)); err == nil || !strings.Contains(err.Error(), "nothing more") {
+				if _, err := leader.Replay(strings.NewReader(strings.Join(lines[:i+1], "") +
+					line)); err == nil || !strings.Contains(err.Error(), "nothing more") {
 					t.Errorf("a decision twice: %v", err)
 				}
 				break
 			}
 		}
 	}
-	for _, in := range []string{"", "muster-match 2\n", "muster-match 2\nconfig {\"Policy\":\"x\"}\n", "muster-match 2\nconfig {\"X\":1}\n", "muster-match 1\n"} {
-		if _, err := leader.Replay(strings.NewReader(in)); err == nil || !strings.Contains(err.Error(), "line ") {
+	for _, in := range []string{
+		"", "muster-match 2\n", "muster-match 2\nconfig {\"Policy\":\"x\"}\n",
+		"muster-match 2\nconfig {\"X\":1}\n", "muster-match 1\n",
+	} {
+		if _, err := leader.Replay(strings.NewReader(in)); err == nil ||
+			!strings.Contains(err.Error(), "line ") {
 			t.Errorf("recording %q: %v", in, err)
 		}
 	}

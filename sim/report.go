@@ -24,8 +24,8 @@ type Report struct {
 	Source  string  `json:"source"`
 	Rate    float64 `json:"rate_qps,omitempty"` // asked for
 	Queries int     `json:"queries_per_seed"`
-	// QoSSatisfaction is the share of all queries that met their QoS target, overall and by size class;
-	// nil where no run was made (the oracle has none).
+	// QoSSatisfaction is the share of all queries that met their QoS target, overall and by size
+	// class; nil where no run was made (the oracle has none).
 	QoSSatisfaction         *float64   `json:"qos_satisfaction"`
 	QoSSatisfactionShared   *float64   `json:"qos_satisfaction_shared"`
 	QoSSatisfactionBaseOnly *float64   `json:"qos_satisfaction_base_only"`
@@ -54,9 +54,11 @@ type Found struct {
 	PerSeed       []Seed  `json:"allowable_throughput_per_seed"`
 }
 
-// RunSeeds runs cfg with the seeds cfg.Seed, cfg.Seed+1, ... side by side. Log and
-// Record take one seed only. Without a threshold drs gets the best one. Progress, if not nil, hears how many queries have arrived over all.
-func RunSeeds(ctx context.Context, cfg *Config, seeds int, progress func(arrived int)) (*Report, error) {
+// RunSeeds runs cfg with the seeds cfg.Seed, cfg.Seed+1, ... side by side. Log and Record take one
+// seed only. Without a threshold drs gets the best one. Progress, if not nil, hears how many
+// queries have arrived over all.
+func RunSeeds(ctx context.Context, cfg *Config, seeds int, progress func(arrived int)) (*Report,
+	error) {
 	if seeds < 1 || seeds > 10_000 {
 		return nil, fmt.Errorf("number of seeds is %d, want 1..10000", seeds)
 	}
@@ -91,7 +93,8 @@ func RunSeeds(ctx context.Context, cfg *Config, seeds int, progress func(arrived
 
 // ReportThroughput finds the allowable throughput and runs cfg at what each seed found.
 // Progress, if not nil, hears of each seed that is done, one call at a time.
-func ReportThroughput(ctx context.Context, cfg *Config, seeds int, progress func()) (*Report, error) {
+func ReportThroughput(ctx context.Context, cfg *Config, seeds int, progress func()) (*Report,
+	error) {
 	t, err := FindThroughput(ctx, cfg, seeds, progress)
 	if err != nil {
 		return nil, err
@@ -126,7 +129,8 @@ func newReport(cfg *Config) *Report {
 }
 
 // report runs cfg once for each rate above 0, with successive seeds.
-func report(ctx context.Context, cfg *Config, rates []float64, progress func(arrived int)) (*Report, error) {
+func report(ctx context.Context, cfg *Config, rates []float64, progress func(arrived int)) (*Report,
+	error) {
 	r := newReport(cfg)
 	runs := make([]*Result, len(rates))
 	var mu sync.Mutex // guards arrived and progress
@@ -176,7 +180,8 @@ func report(ctx context.Context, cfg *Config, rates []float64, progress func(arr
 	}
 	q := quantiles(latency)
 	s, sh, b := all.Satisfaction(), shared.Satisfaction(), base.Satisfaction()
-	r.QoSSatisfaction, r.QoSSatisfactionShared, r.QoSSatisfactionBaseOnly, r.Latency = &s, &sh, &b, &q
+	r.QoSSatisfaction, r.QoSSatisfactionShared, r.QoSSatisfactionBaseOnly, r.Latency = &s, &sh, &b,
+		&q
 	r.DecisionCostUs = round(float64(cost)/1e3, 3)
 	for _, run := range r.Runs {
 		r.Faults = fleet.Summarize(r.Faults, run.Faults)
@@ -206,8 +211,13 @@ func warnings(models []Model, pool Pool) []string {
 			}
 		}
 		if cannot > 0 {
-			all = append(all, fmt.Sprintf("no instance of the pool serves %s at batch size %d within its QoS target of %v; the largest it does is %d, and %.2g %% of the queries are not served in time",
-				m.Name, m.BatchSizes.Largest(), m.QoSTarget, largest, 100*cannot))
+			all = append(
+				all,
+				fmt.Sprintf(
+					"no instance of the pool serves %s at batch size %d within its QoS target of "+
+						"%v; the largest it does is %d, and %.2g %% of the queries are not "+
+						"served in time",
+					m.Name, m.BatchSizes.Largest(), m.QoSTarget, largest, 100*cannot))
 		}
 	}
 	return all
@@ -221,10 +231,14 @@ func (r *Report) WriteText(w io.Writer) error {
 		fmt.Fprintf(&b, "warning: %s\n", warning)
 	}
 	if r.Found != nil {
-		fmt.Fprintf(&b, "allowable throughput %.2f queries/s, standard error %.2f (%d seeds of %d queries), %.1f %% of the fluid limit %.2f\n",
+		fmt.Fprintf(
+			&b,
+			"allowable throughput %.2f queries/s, standard error %.2f (%d seeds of %d queries), "+
+				"%.1f %% of the fluid limit %.2f\n",
 			r.Found.Rate, r.StandardError, len(r.PerSeed), r.Queries, 100*r.Share, r.FluidLimit)
 	} else {
-		fmt.Fprintf(&b, "%.2f queries/s (fluid limit %.2f); %d seeds of %d queries\n", r.Rate, r.FluidLimit, len(r.Runs), r.Queries)
+		fmt.Fprintf(&b, "%.2f queries/s (fluid limit %.2f); %d seeds of %d queries\n", r.Rate,
+			r.FluidLimit, len(r.Runs), r.Queries)
 	}
 	if r.Threshold > 0 {
 		fmt.Fprintf(&b, "batch size threshold %d\n", r.Threshold)
@@ -232,7 +246,8 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.QoSSatisfaction != nil {
 		fmt.Fprintf(&b, "within the QoS target %.3f %% (shared %.3f %%, base-only %.3f %%)\n",
 			100**r.QoSSatisfaction, 100**r.QoSSatisfactionShared, 100**r.QoSSatisfactionBaseOnly)
-		fmt.Fprintf(&b, "latency p50 %.3f ms, p95 %.3f ms, p99 %.3f ms\n", r.Latency.P50, r.Latency.P95, r.Latency.P99)
+		fmt.Fprintf(&b, "latency p50 %.3f ms, p95 %.3f ms, p99 %.3f ms\n", r.Latency.P50,
+			r.Latency.P95, r.Latency.P99)
 	}
 	if r.DecisionCostUs > 0 {
 		fmt.Fprintf(&b, "a decision takes %.2f us\n", r.DecisionCostUs)
@@ -252,7 +267,8 @@ func (r *Report) WriteText(w io.Writer) error {
 // writeFaults says of each fault what became of the queries around it.
 func (r *Report) writeFaults(b *strings.Builder) {
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(t, "fault\tlate in %v before\tin %v after\tlost\tnext leader\t\n", fleet.Window, fleet.Window)
+	fmt.Fprintf(t, "fault\tlate in %v before\tin %v after\tlost\tnext leader\t\n", fleet.Window,
+		fleet.Window)
 	late := func(c fleet.Count) string {
 		return fmt.Sprintf("%d of %d (%.2f %%)", c.Late, c.Queries, 100*c.LateShare())
 	}
@@ -260,18 +276,21 @@ func (r *Report) writeFaults(b *strings.Builder) {
 		next := "-"
 		switch {
 		case f.NextLeader > 0:
-			next = fmt.Sprintf("after %.1f ms, at most %.1f ms", f.WithoutLeaderMS, f.WithoutLeaderMaxMS)
+			next = fmt.Sprintf("after %.1f ms, at most %.1f ms", f.WithoutLeaderMS,
+				f.WithoutLeaderMaxMS)
 		case f.HitLeader > 0:
 			next = "none"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t\n", f.Fault, late(f.Before), late(f.After), f.After.Lost, next)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t\n", f.Fault, late(f.Before), late(f.After),
+			f.After.Lost, next)
 	}
 	t.Flush()
 	var all Counts
 	for _, run := range r.Runs {
 		all.add(run.Counts)
 	}
-	fmt.Fprintf(b, "of all %d queries %d late, %d lost\n", all.Queries, all.Late, all.Lost+all.NeverServed)
+	fmt.Fprintf(b, "of all %d queries %d late, %d lost\n", all.Queries, all.Late,
+		all.Lost+all.NeverServed)
 }
 
 func (r *Report) writeRuns(b *strings.Builder) {
@@ -282,7 +301,8 @@ func (r *Report) writeRuns(b *strings.Builder) {
 	}
 	fmt.Fprintln(t)
 	for _, run := range r.Runs {
-		fmt.Fprintf(t, "%d\t%.2f\t%.3f %%\t%.3f\t%.2f\t%d\t", run.Seed, run.Rate, 100*run.QoSSatisfaction, run.Latency.P99, run.QueueMean, run.QueueLongest)
+		fmt.Fprintf(t, "%d\t%.2f\t%.3f %%\t%.3f\t%.2f\t%d\t", run.Seed, run.Rate,
+			100*run.QoSSatisfaction, run.Latency.P99, run.QueueMean, run.QueueLongest)
 		for _, ty := range run.Types {
 			fmt.Fprintf(t, "%.1f %%\t", 100*ty.Utilisation)
 		}
@@ -295,7 +315,8 @@ func (r *Report) writeRuns(b *strings.Builder) {
 		fmt.Fprintln(t, "seed\tmodel\tqueries\twithin QoS\tp50 ms\tp95 ms\tp99 ms\t")
 		for _, run := range r.Runs {
 			for _, m := range run.Models {
-				fmt.Fprintf(t, "%d\t%s\t%d\t%.3f %%\t%.3f\t%.3f\t%.3f\t\n", run.Seed, m.Model, m.Queries, 100*m.QoSSatisfaction, m.Latency.P50, m.Latency.P95, m.Latency.P99)
+				fmt.Fprintf(t, "%d\t%s\t%d\t%.3f %%\t%.3f\t%.3f\t%.3f\t\n", run.Seed, m.Model,
+					m.Queries, 100*m.QoSSatisfaction, m.Latency.P50, m.Latency.P95, m.Latency.P99)
 			}
 		}
 		t.Flush()

@@ -89,7 +89,8 @@ type TypeResult struct {
 // Result is what a run showed. It is a pure function of the Config, DecisionCost excepted.
 type Result struct {
 	Seed uint64 `json:"seed"`
-	// Rate is the arrival rate asked for, in queries/s, and Duration how long the run took in virtual time.
+	// Rate is the arrival rate asked for, in queries/s, and Duration how long the run
+	// took in virtual time.
 	Rate     float64       `json:"rate_qps"`
 	Duration time.Duration `json:"-"`
 	Counts

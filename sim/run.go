@@ -169,7 +169,8 @@ func newRun(cfg *Config) (*run, error) {
 			var predicted *match.Table
 			if execution != nil && known != nil {
 				if cfg.PredictionNoise > 0 {
-					known = misjudge(known, m.BatchSizes.Largest(), cfg.PredictionNoise, misjudgements)
+					known = misjudge(known, m.BatchSizes.Largest(), cfg.PredictionNoise,
+						misjudgements)
 				}
 				if predicted, err = match.NewTable(known, m.BatchSizes.Largest()); err != nil {
 					return nil, fmt.Errorf("model %s on %s: %w", m.Name, name, err)
@@ -206,7 +207,8 @@ func (r *run) simulate(ctx context.Context) error {
 	}
 	switch {
 	case r.cfg.Policy == Oracle:
-		return errors.New("the oracle serves a sequence of queries at its own rate: ask for its throughput")
+		return errors.New("the oracle serves a sequence of queries at its own rate: ask for its " +
+			"throughput")
 	case len(r.cfg.Faults) > 0:
 		r.fleet, err = newFleet(r)
 	case r.cfg.Policy == Priced:
@@ -347,7 +349,8 @@ func (r *run) arrive(q *workload.Query) {
 	}
 	m := &r.models[model]
 	if q.BatchSize > m.BatchSizes.Largest() {
-		r.err = fmt.Errorf("a query of %s arrives with batch size %d, the largest is %d", m.Name, q.BatchSize, m.BatchSizes.Largest())
+		r.err = fmt.Errorf("a query of %s arrives with batch size %d, the largest is %d", m.Name,
+			q.BatchSize, m.BatchSizes.Largest())
 		return
 	}
 	if r.next-r.first == uint64(len(r.ring)) {
@@ -356,7 +359,10 @@ func (r *run) arrive(q *workload.Query) {
 	seq := r.next
 	r.next++
 	r.movedAt = r.now
-	*r.at(seq) = query{arrival: r.now, uniform: r.rank(), noise: r.factor(), model: int32(model), batch: int32(q.BatchSize), live: true}
+	*r.at(seq) = query{
+		arrival: r.now, uniform: r.rank(), noise: r.factor(), model: int32(model),
+		batch: int32(q.BatchSize), live: true,
+	}
 	m.counts.Queries++
 	r.markLate()
 	switch {

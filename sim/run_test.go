@@ -22,7 +22,9 @@ var qosTargets = map[string]time.Duration{
 	"mtwnd": 25 * time.Millisecond, "dien": 35 * time.Millisecond,
 }
 
-var openReference = sync.OnceValues(func() (*profiles.Samples, error) { return published.Samples(published.KAIROS) })
+var openReference = sync.OnceValues(func() (*profiles.Samples, error) {
+	return published.Samples(published.KAIROS)
+})
 
 // reference returns a configuration with the model's measured latencies.
 func reference(tb testing.TB, model string) *Config {
@@ -31,7 +33,10 @@ func reference(tb testing.TB, model string) *Config {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	m := Model{Name: model, QoSTarget: qosTargets[model], BatchSizes: workload.Trace(), Latencies: map[string]match.Latencies{}}
+	m := Model{
+		Name: model, QoSTarget: qosTargets[model], BatchSizes: workload.Trace(),
+		Latencies: map[string]match.Latencies{},
+	}
 	for _, name := range paperTypes {
 		s, err := samples.Series(model, profiles.InstanceType(name))
 		if err != nil {
@@ -64,7 +69,8 @@ func TestDeterministic(t *testing.T) {
 			var results, logs [2]bytes.Buffer
 			for i := range results {
 				cfg := reference(t, "rm2")
-				cfg.Policy, cfg.LatencyNoise, cfg.RTT, cfg.Log = policy, 0.05, 7*time.Millisecond, &logs[i]
+				cfg.Policy, cfg.LatencyNoise, cfg.RTT, cfg.Log = policy, 0.05, 7*
+					time.Millisecond, &logs[i]
 				if err := json.NewEncoder(&results[i]).Encode(mustRun(t, cfg)); err != nil {
 					t.Fatal(err)
 				}
@@ -72,8 +78,10 @@ func TestDeterministic(t *testing.T) {
 			if !bytes.Equal(results[0].Bytes(), results[1].Bytes()) {
 				t.Errorf("two runs differ:\n%s%s", &results[0], &results[1])
 			}
-			if !bytes.Equal(logs[0].Bytes(), logs[1].Bytes()) || strings.Count(logs[0].String(), "\n") != 5001 {
-				t.Errorf("logs differ, or have %d lines instead of 5001", strings.Count(logs[0].String(), "\n"))
+			if !bytes.Equal(logs[0].Bytes(), logs[1].Bytes()) ||
+				strings.Count(logs[0].String(), "\n") != 5001 {
+				t.Errorf("logs differ, or have %d lines instead of 5001",
+					strings.Count(logs[0].String(), "\n"))
 			}
 			cfg := reference(t, "rm2")
 			cfg.Policy, cfg.Seed = policy, 2
@@ -93,9 +101,9 @@ func (e exponential) Quantile(p float64, _ int) time.Duration {
 	return time.Duration(-math.Log1p(-p) * float64(e.mean))
 }
 
-// TestSingleServerQueue holds the simulator against closed formulas of queueing theory for one server,
-// first come first served: the mean wait of M/D/1 and M/M/1 (Pollaczek-Khinchine),
-// and the distribution of the time in an M/M/1 system, which is exponential.
+// TestSingleServerQueue holds the simulator against closed formulas of queueing theory for one
+// server, first come first served: the mean wait of M/D/1 and M/M/1 (Pollaczek-Khinchine), and the
+// distribution of the time in an M/M/1 system, which is exponential.
 func TestSingleServerQueue(t *testing.T) {
 	const service = 10 * time.Millisecond
 	one, err := workload.Fixed(1)
@@ -124,16 +132,20 @@ func TestSingleServerQueue(t *testing.T) {
 			// Little's law gives the mean queue from the mean wait.
 			want := (1 + test.cs2) / 2 * utilisation * utilisation / (1 - utilisation)
 			if math.Abs(res.QueueMean/want-1) > 0.05 {
-				t.Errorf("%s at %v: mean queue %.4f, want %.4f", test.name, utilisation, res.QueueMean, want)
+				t.Errorf("%s at %v: mean queue %.4f, want %.4f", test.name, utilisation,
+					res.QueueMean, want)
 			}
 			if got := res.Types[0].Utilisation; math.Abs(got/utilisation-1) > 0.02 {
 				t.Errorf("%s at %v: utilisation %.4f", test.name, utilisation, got)
 			}
 			if test.cs2 == 1 {
 				mean := service.Seconds() * 1e3 / (1 - utilisation)
-				for p, got := range map[float64]float64{0.5: res.Latency.P50, 0.95: res.Latency.P95, 0.99: res.Latency.P99} {
+				for p, got := range map[float64]float64{
+					0.5: res.Latency.P50, 0.95: res.Latency.P95, 0.99: res.Latency.P99,
+				} {
 					if want := -math.Log(1-p) * mean; math.Abs(got/want-1) > 0.05 {
-						t.Errorf("M/M/1 at %v: quantile %v is %.3f ms, want %.3f", utilisation, p, got, want)
+						t.Errorf("M/M/1 at %v: quantile %v is %.3f ms, want %.3f", utilisation, p,
+							got, want)
 					}
 				}
 			}

@@ -26,13 +26,17 @@ func TestShown(t *testing.T) {
 	best := map[string]Pool{} // kairos's
 	mean := 0.0
 	for model := range qosTargets {
-		c, err := Compare(t.Context(), full(model), []string{"kairos", "horizon", "fcfs"}, paperPrices, budget, nil, seeds, nil)
+		c, err := Compare(t.Context(), full(model), []string{"kairos", "horizon", "fcfs"},
+			paperPrices, budget, nil, seeds, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		kairos, horizon, fcfs := c.Policies[0], c.Policies[1], c.Policies[2]
-		t.Logf("%s: kairos %.3f, horizon %.3f of the fluid limit; kairos %.2f x homogeneous, %.2f x fcfs; horizon %.3f x kairos",
-			model, kairos.Share, horizon.Share, kairos.Ratio, kairos.Rate/fcfs.Rate, horizon.Rate/kairos.Rate)
+		t.Logf(
+			"%s: kairos %.3f, horizon %.3f of the fluid limit; kairos %.2f x homogeneous, %.2f x "+
+				"fcfs; horizon %.3f x kairos",
+			model, kairos.Share, horizon.Share, kairos.Ratio, kairos.Rate/fcfs.Rate,
+			horizon.Rate/kairos.Rate)
 		if kairos.Ratio < 1.25 || model == "rm2" && kairos.Ratio < 1.9 {
 			t.Errorf("%s: kairos is %.2f x homogeneous", model, kairos.Ratio)
 		}
@@ -45,7 +49,8 @@ func TestShown(t *testing.T) {
 		mean += horizon.Rate / kairos.Rate / float64(len(qosTargets))
 		for _, e := range c.Policies {
 			if e.Rate > e.FluidLimit+3*e.StandardError {
-				t.Errorf("%s: %s serves %.2f, the fluid limit is %.2f", model, e.Policy, e.Rate, e.FluidLimit)
+				t.Errorf("%s: %s serves %.2f, the fluid limit is %.2f", model, e.Policy, e.Rate,
+					e.FluidLimit)
 			}
 		}
 		if best[model], err = ParsePool(kairos.Pool); err != nil {
@@ -67,7 +72,8 @@ func TestShown(t *testing.T) {
 	}{
 		{"gaussian batch sizes", func(c *Config) { c.Models[0].BatchSizes = gaussian }, 1.02},
 		{"5 % latency noise", func(c *Config) { c.LatencyNoise = 0.05 }, 1},
-		{"round trip of 2 % of the target", func(c *Config) { c.RTT = c.Models[0].QoSTarget / 50 }, 1},
+		{"round trip of 2 % of the target", func(c *Config) { c.RTT = c.Models[0].QoSTarget / 50 },
+			1},
 		{"gamma arrivals of shape 0.5", func(c *Config) { c.Stream = StreamOf("gamma:0.5") }, 1},
 	} {
 		for model := range qosTargets {
@@ -85,7 +91,8 @@ func TestShown(t *testing.T) {
 			ratio := rate["horizon"] / rate["kairos"]
 			t.Logf("%s, %s: horizon %.3f x kairos", setting.name, model, ratio)
 			if ratio < setting.least {
-				t.Errorf("%s, %s: horizon is %.3f x kairos, want %v", setting.name, model, ratio, setting.least)
+				t.Errorf("%s, %s: horizon is %.3f x kairos, want %v", setting.name, model, ratio,
+					setting.least)
 			}
 		}
 	}
@@ -113,14 +120,17 @@ func TestShown(t *testing.T) {
 func TestAlwaysWithinFluidLimit(t *testing.T) {
 	for _, policy := range append(match.Policies(), Priced) {
 		cfg := reference(t, "wnd")
-		cfg.Policy, cfg.Pool, cfg.Threshold = policy, Pool{{"g4dn.xlarge", 2}, {"c5n.2xlarge", 2}, {"t3.xlarge", 3}}, 300
+		cfg.Policy, cfg.Pool, cfg.Threshold = policy, Pool{
+			{"g4dn.xlarge", 2}, {"c5n.2xlarge", 2}, {"t3.xlarge", 3},
+		}, 300
 		cfg.Queries = 2000
 		found, err := FindThroughput(t.Context(), cfg, 2, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if found.Rate > found.FluidLimit+3*found.StandardError {
-			t.Errorf("%s: %v queries/s, the fluid limit is %v, the standard error %v", policy, found.Rate, found.FluidLimit, found.StandardError)
+			t.Errorf("%s: %v queries/s, the fluid limit is %v, the standard error %v", policy,
+				found.Rate, found.FluidLimit, found.StandardError)
 		}
 	}
 }

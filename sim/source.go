@@ -79,12 +79,14 @@ func (s *Source) InstanceTypes(model string) []string {
 // Model returns a model with its latencies on the instance types, with the QoS
 // target of the library unless qosTarget is above 0. Batch sizes beyond what
 // was measured are left out of batchSizes. Errors of unknown models and types list those there are.
-func (s *Source) Model(name string, instanceTypes []string, batchSizes *workload.BatchSizes, qosTarget time.Duration) (Model, error) {
+func (s *Source) Model(name string, instanceTypes []string, batchSizes *workload.BatchSizes,
+	qosTarget time.Duration) (Model, error) {
 	m := Model{Name: name, QoSTarget: qosTarget, Latencies: map[string]match.Latencies{}}
 	info, err := s.library.Model(name)
 	if s.samples != nil {
 		if !slices.Contains(s.samples.Models(), name) {
-			return m, fmt.Errorf("model %q is unknown, %s has: %s", name, s, strings.Join(s.Models(), ", "))
+			return m, fmt.Errorf("model %q is unknown, %s has: %s", name, s,
+				strings.Join(s.Models(), ", "))
 		}
 		if err != nil && qosTarget <= 0 {
 			return m, fmt.Errorf("model %q has no known QoS target; give one", name)
@@ -125,7 +127,8 @@ func ParsePool(s string) (Pool, error) {
 		name, count, ok := strings.Cut(strings.TrimSpace(part), "=")
 		n, err := strconv.Atoi(count)
 		if !ok || name == "" || err != nil || n < 0 {
-			return nil, fmt.Errorf("pool %q: got %q, want TYPE=COUNT,TYPE=COUNT with counts of 0 or more", s, part)
+			return nil, fmt.Errorf(
+				"pool %q: got %q, want TYPE=COUNT,TYPE=COUNT with counts of 0 or more", s, part)
 		}
 		if slices.ContainsFunc(p, func(in Instances) bool { return in.Type == name }) {
 			return nil, fmt.Errorf("pool %q: %s is named twice", s, name)
@@ -163,7 +166,9 @@ func ParseLoad(s string) ([]Phase, error) {
 		d, err1 := time.ParseDuration(duration)
 		f, err2 := strconv.ParseFloat(factor, 64)
 		if !ok || err1 != nil || err2 != nil || d <= 0 || !(f > 0 && f <= 1000) {
-			return nil, fmt.Errorf("load %q: got %q, want DURATION:FACTOR with a duration and a factor above 0, e.g. 60s:1,30s:1.5", s, part)
+			return nil, fmt.Errorf(
+				"load %q: got %q, want DURATION:FACTOR with a duration and a factor above 0, "+
+					"e.g. 60s:1,30s:1.5", s, part)
 		}
 		phases = append(phases, Phase{d, f})
 	}

@@ -51,7 +51,9 @@ func newTerm(r *run) (*term, error) {
 			}
 			known[l.instanceType] = true
 			key := leader.TableKey{Model: id.Key(), Type: r.types[l.instanceType]}
-			advice.Latencies = append(advice.Latencies, &leader.Latency{TableKey: key, Table: table})
+			advice.Latencies = append(advice.Latencies, &leader.Latency{
+				TableKey: key, Table: table,
+			})
 			held[l.instanceType] = append(held[l.instanceType], leader.Model{
 				ModelID: id, QoSTarget: m.QoSTarget, Share: m.qosShare(),
 				Largest: m.BatchSizes.Largest(), RejectLate: m.RejectLate,
@@ -62,7 +64,9 @@ func newTerm(r *run) (*term, error) {
 	for id := range r.lanes {
 		k := r.lanes[id].instanceType
 		number[k]++
-		m := &leader.Member{Name: fmt.Sprintf("%s-%d", r.types[k], number[k]), Type: r.types[k], Lanes: 1}
+		m := &leader.Member{
+			Name: fmt.Sprintf("%s-%d", r.types[k], number[k]), Type: r.types[k], Lanes: 1,
+		}
 		m.OwnType, m.Models = m.Type+"@"+m.Name, held[k]
 		t.members, t.lane[m.Name] = append(t.members, m), int32(id)
 		t.step(&leader.Event{Kind: leader.Described, Member: m})
@@ -153,7 +157,8 @@ func (t *term) carryOut(a *leader.Action) {
 	d := &a.Decision
 	seq := d.Query.Sequence
 	if seq < t.first || seq >= t.next {
-		t.fail(fmt.Errorf("the leader at %v: decides about query %d, which it does not hold", t.now, seq))
+		t.fail(fmt.Errorf("the leader at %v: decides about query %d, which it does not hold", t.now,
+			seq))
 		return
 	}
 	q := t.at(seq)
@@ -167,8 +172,9 @@ func (t *term) carryOut(a *leader.Action) {
 	case leader.Assign:
 		to, known := t.lane[a.Agent]
 		if !q.waits || d.Attempt != int(q.sent)+1 || !known {
-			t.fail(fmt.Errorf("the leader at %v: assigns query %d to %s as attempt %d; it waits: %v, "+
-				"and has been sent %d times", t.now, seq, a.Agent, d.Attempt, q.waits, q.sent))
+			t.fail(
+				fmt.Errorf("the leader at %v: assigns query %d to %s as attempt %d; it waits: %v, "+
+					"and has been sent %d times", t.now, seq, a.Agent, d.Attempt, q.waits, q.sent))
 			return
 		}
 		t.dispatch(seq, to, t.cfg.RTT)
@@ -183,8 +189,10 @@ func (t *term) carryOut(a *leader.Action) {
 		t.finish(seq, q, outcome, nil)
 	case leader.OfferAgain: // an attempt under way goes on until there is another
 		if q.waits || d.Attempt != int(q.sent) {
-			t.fail(fmt.Errorf("the leader at %v: offers query %d again after attempt %d; it waits: %v, "+
-				"and has been sent %d times", t.now, seq, d.Attempt, q.waits, q.sent))
+			t.fail(
+				fmt.Errorf(
+					"the leader at %v: offers query %d again after attempt %d; it waits: %v, "+
+						"and has been sent %d times", t.now, seq, d.Attempt, q.waits, q.sent))
 			return
 		}
 		t.setWaits(q, true)

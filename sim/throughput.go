@@ -19,7 +19,8 @@ const Tolerance = 0.001
 // A Throughput is the allowable throughput of a configuration: the highest
 // arrival rate at which every model's QoS target still holds.
 type Throughput struct {
-	// Rate is the mean over the seeds and StandardError its standard error (0 of one seed), in queries/s.
+	// Rate is the mean over the seeds and StandardError its standard error (0 of one seed), in
+	// queries/s.
 	Rate          float64 `json:"allowable_throughput_qps"`
 	StandardError float64 `json:"standard_error_qps"`
 	PerSeed       []Seed  `json:"per_seed"`
@@ -41,7 +42,8 @@ type Seed struct {
 // rates and policies see the same queries, at the same gaps but for the scale. The
 // seeds run side by side. Progress, if not nil, hears of each seed that is done,
 // one call at a time. cfg.Log, Record and Clock are not used.
-func FindThroughput(ctx context.Context, cfg *Config, seeds int, progress func()) (*Throughput, error) {
+func FindThroughput(ctx context.Context, cfg *Config, seeds int, progress func()) (*Throughput,
+	error) {
 	if seeds < 1 || seeds > 10_000 {
 		return nil, fmt.Errorf("number of seeds is %d, want 1..10000", seeds)
 	}
@@ -108,7 +110,8 @@ type search struct {
 
 func newSearch(cfg *Config) (*search, error) {
 	if len(cfg.Faults) > 0 {
-		return nil, errors.New("faults: the allowable throughput is of a fleet in which nothing goes wrong; give a rate")
+		return nil, errors.New("faults: the allowable throughput is of a fleet in which nothing " +
+			"goes wrong; give a rate")
 	}
 	s := &search{cfg: *cfg}
 	s.cfg.Rate, s.cfg.Log, s.cfg.Record, s.cfg.Clock, s.cfg.Progress = 1, nil, nil, nil, nil
@@ -171,7 +174,9 @@ func (s *search) find(ctx context.Context, seed uint64, atLeast float64) (float6
 	}
 	for hi >= s.limit && probe(hi) { // noise may carry a run beyond the limit
 		if lo, hi = hi, hi*1.1; hi > min(10*s.limit, MaxRate) {
-			return 0, fmt.Errorf("%d queries are too few to find the allowable throughput: they are served at %.6g queries/s, the fluid limit is %.6g", s.cfg.Queries, lo, s.limit)
+			return 0, fmt.Errorf(
+				"%d queries are too few to find the allowable throughput: they are served at "+
+					"%.6g queries/s, the fluid limit is %.6g", s.cfg.Queries, lo, s.limit)
 		}
 	}
 	for hi-lo > step && err == nil {
@@ -199,11 +204,12 @@ func (s *search) threshold(ctx context.Context, atLeast float64) (rate float64, 
 		largest = max(largest, s.cfg.Models[i].BatchSizes.Largest())
 	}
 	best := atLeast
-	s.cfg.Threshold, rate, err = match.ThresholdSearch(largest, func(threshold int) (float64, error) {
-		s.cfg.Threshold = threshold
-		found, err := s.find(ctx, s.cfg.Seed, best)
-		best = max(best, found)
-		return found, err
-	})
+	s.cfg.Threshold, rate, err = match.ThresholdSearch(largest,
+		func(threshold int) (float64, error) {
+			s.cfg.Threshold = threshold
+			found, err := s.find(ctx, s.cfg.Seed, best)
+			best = max(best, found)
+			return found, err
+		})
 	return rate, err
 }

@@ -17,18 +17,21 @@ func TestThroughput(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(found.PerSeed) != 2 || found.Rate <= 0 || found.Rate > found.FluidLimit+3*found.StandardError {
+		if len(found.PerSeed) != 2 || found.Rate <= 0 ||
+			found.Rate > found.FluidLimit+3*found.StandardError {
 			t.Errorf("%s: %+v, want a rate up to the fluid limit", policy, found)
 		}
 		for _, seed := range found.PerSeed {
 			c := *cfg
 			c.Seed, c.Rate = seed.Seed, seed.Rate
 			if res := mustRun(t, &c); !res.Satisfied {
-				t.Errorf("%s: seed %d: QoS satisfaction is %v at the rate found", policy, seed.Seed, res.QoSSatisfaction)
+				t.Errorf("%s: seed %d: QoS satisfaction is %v at the rate found", policy, seed.Seed,
+					res.QoSSatisfaction)
 			}
 			c.Rate += 2 * Tolerance * found.FluidLimit
 			if res := mustRun(t, &c); res.Satisfied && policy == "fcfs" {
-				t.Errorf("%s: seed %d: QoS satisfaction is %v above the rate found", policy, seed.Seed, res.QoSSatisfaction)
+				t.Errorf("%s: seed %d: QoS satisfaction is %v above the rate found", policy,
+					seed.Seed, res.QoSSatisfaction)
 			}
 		}
 	}
@@ -51,7 +54,8 @@ func TestStopWhenLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		if want := mustRun(t, &c).Satisfied; got != want {
-			t.Errorf("at %.2f of the limit: stopped early says %v, the whole run %v", share, got, want)
+			t.Errorf("at %.2f of the limit: stopped early says %v, the whole run %v", share, got,
+				want)
 		}
 		fates[got]++
 	}
@@ -67,7 +71,8 @@ func TestOracle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It gives the base type the largest queries only, so the water may do a little better or worse.
+	// It gives the base type the largest queries only, so the water may do a little better or
+	// worse.
 	if math.Abs(found.Share-1) > 0.1 {
 		t.Errorf("oracle: %+v", found)
 	}
@@ -77,23 +82,29 @@ func TestOracle(t *testing.T) {
 	}
 }
 
-// TestFixedThroughput: with one instance and fixed latency, no query may wait longer than
-// the slack, so the allowable throughput is near its service rate with generous targets and far below it with tight ones.
+// TestFixedThroughput: with one instance and fixed latency, no query may wait longer than the
+// slack, so the allowable throughput is near its service rate with generous targets and far below
+// it with tight ones.
 func TestFixedThroughput(t *testing.T) {
 	cfg := reference(t, "rm2")
 	cfg.Policy = "fcfs"
-	cfg.Models[0].Latencies = map[string]match.Latencies{"a": Fixed{Base: cfg.Models[0].QoSTarget / 100}}
+	cfg.Models[0].Latencies = map[string]match.Latencies{
+		"a": Fixed{Base: cfg.Models[0].QoSTarget / 100},
+	}
 	cfg.Pool = Pool{{"a", 1}}
 	loose, err := FindThroughput(t.Context(), cfg, 1, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.Models[0].Latencies = map[string]match.Latencies{"a": Fixed{Base: cfg.Models[0].QoSTarget * 9 / 10}}
+	cfg.Models[0].Latencies = map[string]match.Latencies{
+		"a": Fixed{Base: cfg.Models[0].QoSTarget * 9 / 10},
+	}
 	tight, err := FindThroughput(t.Context(), cfg, 1, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if loose.Share < 0.9 || loose.Share > 1.05 || tight.Share > 0.3 {
-		t.Errorf("share of the limit: %v with time for a hundred services, %v with time for one", loose.Share, tight.Share)
+		t.Errorf("share of the limit: %v with time for a hundred services, %v with time for one",
+			loose.Share, tight.Share)
 	}
 }

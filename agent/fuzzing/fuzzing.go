@@ -1,5 +1,5 @@
-// Package fuzzing cuts the bytes of a fuzz target into what several agents say, for tests of the agent
-// and of its rooms.
+// Package fuzzing cuts the bytes of a fuzz target into what several agents say, for tests of the
+// agent and of its rooms.
 package fuzzing
 
 import (
@@ -8,7 +8,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A Record is a part of what fuzzing gives: who, 0 to 3, says or does what, 0 to 15, and the message.
+// A Record is a part of what fuzzing gives: who, 0 to 3, says or does what, 0 to 15, and the
+// message.
 type Record struct {
 	Kind, Who byte
 	Data      []byte

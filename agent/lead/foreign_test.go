@@ -42,8 +42,12 @@ const (
 // A stillFleet is a fleet of members that do not change.
 type stillFleet struct{ members []*control.Member }
 
-func (f *stillFleet) Self() string                                  { return "leader" }
-func (f *stillFleet) View() *control.View                           { return &control.View{Members: f.members} }
+func (f *stillFleet) Self() string { return "leader" }
+func (f *stillFleet) View() *control.View {
+	return &control.View{
+		Members: f.members,
+	}
+}
 func (f *stillFleet) Changed() <-chan struct{}                      { return nil }
 func (f *stillFleet) Gone(context.Context, string) bool             { return false }
 func (f *stillFleet) Dial(string) (grpc.ClientConnInterface, error) { return nil, errStill }
@@ -53,12 +57,16 @@ func (f *stillFleet) Link(Stream[control.WorkerMessage, control.LeaderMessage]) 
 
 func honestMember(who byte) *control.Member {
 	return &control.Member{
-		Name: fmt.Sprint("w", who), Address: "w:1", Protocol: control.Spoken.Oldest, InstanceType: "box", Provider: "cpu", Executor: "emulated",
-		Lanes: 1, Cores: 1, Role: "may", Rank: 1, Models: []*control.Model{testModel("m", 100*time.Millisecond)},
+		Name: fmt.Sprint("w", who), Address: "w:1", Protocol: control.Spoken.Oldest,
+		InstanceType: "box", Provider: "cpu", Executor: "emulated",
+		Lanes: 1, Cores: 1, Role: "may", Rank: 1, Models: []*control.Model{
+			testModel("m", 100*time.Millisecond),
+		},
 	}
 }
 
-// A toldLeader is a leader that is told what others say, and does nothing else. Nothing runs beside it.
+// A toldLeader is a leader that is told what others say, and does nothing else.
+// Nothing runs beside it.
 type toldLeader struct {
 	*term
 	gateways [4]*gateway
@@ -66,10 +74,15 @@ type toldLeader struct {
 }
 
 func newToldLeader(t *testing.T, dir string, log *slog.Logger) *toldLeader {
-	config := Config{Role: election.May, StateDir: dir, Catalogue: profiles.DefaultCatalogue(), Library: profiles.ShippedLibrary()}
+	config := Config{
+		Role: election.May, StateDir: dir, Catalogue: profiles.DefaultCatalogue(),
+		Library: profiles.ShippedLibrary(),
+	}
 	l := &Leader{
-		config: config, fleet: &stillFleet{[]*control.Member{honestMember(0), honestMember(1)}}, log: log,
-		metrics: newMetrics(prometheus.NewRegistry()), book: profiles.NewBook(config.Library), ctx: t.Context(),
+		config: config, fleet: &stillFleet{[]*control.Member{honestMember(0), honestMember(1)}},
+		log:     log,
+		metrics: newMetrics(prometheus.NewRegistry()), book: profiles.NewBook(config.Library),
+		ctx: t.Context(),
 	}
 	l.following.Store(&control.Leadership{Epoch: 1, Leader: "leader"})
 	l.links = newLinks(l.fleet, log)
@@ -152,26 +165,55 @@ func (in *toldLeader) pass(d time.Duration) {
 // FuzzLeader has gateways and workers say to a leader whatever they like. It must
 // keep its head, send nothing that cannot be sent, and serve others as before.
 func FuzzLeader(f *testing.F) {
-	hello := &control.GatewayMessage{Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest}}
+	hello := &control.GatewayMessage{
+		Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest},
+	}
 	greeting := &control.WorkerMessage{Member: honestMember(0), RemainingNs: []int64{0}}
-	submit := func(s ...*control.Submit) *control.GatewayMessage { return &control.GatewayMessage{Submit: s} }
-	completed := &control.Completed{Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: 3, ExecutionNs: 1e6, LatencyNs: 2e6, Bytes: 100}
+	submit := func(s ...*control.Submit) *control.GatewayMessage {
+		return &control.GatewayMessage{
+			Submit: s,
+		}
+	}
+	completed := &control.Completed{
+		Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: 3, ExecutionNs: 1e6,
+		LatencyNs: 2e6, Bytes: 100,
+	}
 	ran := &control.WorkerMessage{Completed: []*control.Completed{completed, completed}}
-	absurd := &control.WorkerMessage{RemainingNs: []int64{math.MaxInt64, math.MinInt64}, Completed: []*control.Completed{
-		{Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: math.MaxUint32, ExecutionNs: math.MinInt64, QueueNs: math.MaxInt64, ReceiveNs: -1, LatencyNs: -1, RemainingNs: math.MaxInt64},
-		{Gateway: 7, Sequence: 1, Attempt: math.MaxUint32, Lane: math.MaxUint32, Refused: "x"},
-	}}
+	absurd := &control.WorkerMessage{RemainingNs: []int64{math.MaxInt64, math.MinInt64},
+		Completed: []*control.Completed{
+			{Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: math.MaxUint32,
+				ExecutionNs: math.MinInt64, QueueNs: math.MaxInt64, ReceiveNs: -1, LatencyNs: -1,
+				RemainingNs: math.MaxInt64},
+			{Gateway: 7, Sequence: 1, Attempt: math.MaxUint32, Lane: math.MaxUint32, Refused: "x"},
+		}}
 	many := proto.CloneOf(greeting)
-	many.Member.Lanes, many.Member.PriceUsdPerHour, many.Member.Models[0].QosPercentile = math.MaxUint32, math.NaN(), math.NaN()
+	many.Member.Lanes, many.Member.PriceUsdPerHour,
+		many.Member.Models[0].QosPercentile = math.MaxUint32, math.NaN(), math.NaN()
 	held := proto.CloneOf(greeting)
-	held.Held = []*control.Held{{Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: 3}, {Gateway: 9, Lane: 9}}
-	f.Add(fuzzing.Script(sayWorker, greeting, passTime, 1, sayGateway, hello, sayGateway, submit(&control.Submit{Sequence: 1, Model: "m", BatchSize: 3, Bytes: 100}),
+	held.Held = []*control.Held{
+		{Gateway: 7, Sequence: 1, Attempt: 1, Model: "m", Version: 1, BatchSize: 3}, {
+			Gateway: 9, Lane: 9,
+		},
+	}
+	f.Add(fuzzing.Script(sayWorker, greeting, passTime, 1, sayGateway, hello, sayGateway,
+		submit(&control.Submit{Sequence: 1, Model: "m", BatchSize: 3, Bytes: 100}),
 		passTime, 1, sayWorker, ran, passTime, 300, breakLink, nil, passTime, 1500))
-	f.Add(fuzzing.Script(sayWorker, held, sayGateway, hello, sayGateway, submit(&control.Submit{Sequence: 1, Model: "m", BatchSize: 3, Attempts: 1, Agent: "w0"}), sayWorker, absurd,
-		sayWorker, many, sayGateway, &control.GatewayMessage{Cancel: []uint64{1, 1, 2}, Unused: []*control.Assign{{Sequence: 1, Attempt: 1, Agent: "w0"}, {Agent: "w1", Lane: 9}}}))
+	f.Add(fuzzing.Script(sayWorker, held, sayGateway, hello, sayGateway,
+		submit(&control.Submit{Sequence: 1, Model: "m", BatchSize: 3, Attempts: 1, Agent: "w0"}),
+		sayWorker, absurd,
+		sayWorker, many, sayGateway, &control.GatewayMessage{
+			Cancel: []uint64{1, 1, 2}, Unused: []*control.Assign{
+				{Sequence: 1, Attempt: 1, Agent: "w0"}, {Agent: "w1", Lane: 9},
+			},
+		}))
 	f.Add(fuzzing.Script(sayGateway+by1, hello, sayGateway+by2, hello, sayGateway+by2, submit(
-		&control.Submit{Sequence: 1, Model: "m", BatchSize: math.MaxUint32, WaitedNs: math.MaxInt64, TimeLeftNs: math.MinInt64, Attempts: math.MaxUint32, Agent: "w1", Lane: math.MaxUint32},
-		&control.Submit{Sequence: 2, Model: "nothing", Version: -1}, &control.Submit{Sequence: 3, Model: "m", Agent: "w1", Attempts: 1}), passTime, 200, disconnect+by2, nil))
+		&control.Submit{
+			Sequence: 1, Model: "m", BatchSize: math.MaxUint32, WaitedNs: math.MaxInt64,
+			TimeLeftNs: math.MinInt64, Attempts: math.MaxUint32, Agent: "w1", Lane: math.MaxUint32,
+		},
+		&control.Submit{Sequence: 2, Model: "nothing", Version: -1},
+		&control.Submit{Sequence: 3, Model: "m", Agent: "w1", Attempts: 1}), passTime, 200,
+		disconnect+by2, nil))
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, b []byte) {
 		log := &bytes.Buffer{}
@@ -205,7 +247,11 @@ func FuzzLeader(f *testing.F) {
 		in.say(0, &control.WorkerMessage{Member: honestMember(0), RemainingNs: []int64{0}})
 		in.pass(time.Second)
 		in.connectGateway(3, 1<<60)
-		in.told(in.gateways[3], &control.GatewayMessage{Submit: []*control.Submit{{Sequence: 1, Model: "m", Version: 1, BatchSize: 3, TimeLeftNs: 1e9}}})
+		in.told(in.gateways[3], &control.GatewayMessage{
+			Submit: []*control.Submit{
+				{Sequence: 1, Model: "m", Version: 1, BatchSize: 3, TimeLeftNs: 1e9},
+			},
+		})
 		in.flush()
 		if m := in.gateways[3].pending; len(m.GetAssign()) != 1 || m.Assign[0].Agent != "w0" {
 			t.Errorf("a good query of another gateway gets %v, want an assignment", m)
@@ -219,10 +265,15 @@ func FuzzLeader(f *testing.F) {
 
 // TestTrim: a submit keeps no more than there is use for.
 func TestTrim(t *testing.T) {
-	s := &control.Submit{Model: "ncf", Traceparent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Tracestate: strings.Repeat("x", mostTracestate)}
-	s.ProtoReflect().SetUnknown(append(binary.AppendUvarint(nil, 1000<<3|2), append([]byte{100}, make([]byte, 100)...)...))
+	s := &control.Submit{
+		Model: "ncf", Traceparent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+		Tracestate: strings.Repeat("x", mostTracestate),
+	}
+	s.ProtoReflect().SetUnknown(append(binary.AppendUvarint(nil, 1000<<3|2),
+		append([]byte{100}, make([]byte, 100)...)...))
 	trim(s)
-	if len(s.Tracestate) != mostTracestate || s.Traceparent == "" || len(s.ProtoReflect().GetUnknown()) > 0 {
+	if len(s.Tracestate) != mostTracestate || s.Traceparent == "" ||
+		len(s.ProtoReflect().GetUnknown()) > 0 {
 		t.Errorf("kept %v, want both contexts and nothing unknown", s)
 	}
 	s.Tracestate += "x"
@@ -242,36 +293,49 @@ func TestDescriptions(t *testing.T) {
 		`found agent "other" at its address`: func(m *control.Member) { m.Name = "other" },
 		"speaks version 9":                   func(m *control.Member) { m.Protocol = 9 },
 		"4294967295 lanes, want at most":     func(m *control.Member) { m.Lanes = math.MaxUint32 },
-		"price is NaN":                       func(m *control.Member) { m.PriceUsdPerHour = math.NaN() },
-		"price is -1":                        func(m *control.Member) { m.PriceUsdPerHour = -1 },
-		"price is +Inf":                      func(m *control.Member) { m.PriceUsdPerHour = math.Inf(1) },
-		"model without a name":               func(m *control.Member) { m.Models[0].Name = "" },
-		`NaN of the queries of model "m"`:    func(m *control.Member) { m.Models[0].QosPercentile = math.NaN() },
-		"answered within -1ns":               func(m *control.Member) { m.Models[0].QosTargetNs = -1 },
-		`largest batch size of model "m"`:    func(m *control.Member) { m.Models[0].LargestBatchSize = 0 },
+		"price is NaN": func(m *control.Member) {
+			m.PriceUsdPerHour = math.NaN()
+		},
+		"price is -1": func(m *control.Member) { m.PriceUsdPerHour = -1 },
+		"price is +Inf": func(m *control.Member) {
+			m.PriceUsdPerHour = math.Inf(1)
+		},
+		"model without a name": func(m *control.Member) { m.Models[0].Name = "" },
+		`NaN of the queries of model "m"`: func(m *control.Member) {
+			m.Models[0].QosPercentile = math.NaN()
+		},
+		"answered within -1ns": func(m *control.Member) { m.Models[0].QosTargetNs = -1 },
+		`largest batch size of model "m"`: func(m *control.Member) {
+			m.Models[0].LargestBatchSize = 0
+		},
 	} {
 		m := honestMember(0)
 		change(m)
-		if err := members.CheckDescription(m, "w0", control.Spoken); fmt.Sprint(err) != "<nil>" && want == "" || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+		if err := members.CheckDescription(m, "w0", control.Spoken); fmt.Sprint(err) != "<nil>" &&
+			want == "" || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
 }
 
-// TestRefusedSubmit: a query whose submit is made again, and refused then, waits at the leader no more.
+// TestRefusedSubmit: a query whose submit is made again, and refused then, waits at
+// the leader no more.
 func TestRefusedSubmit(t *testing.T) {
 	in := newToldLeader(t, t.TempDir(), slog.New(slog.DiscardHandler))
 	in.connectGateway(0, 7)
 	g, over := in.gateways[0], error(nil)
 	g.count = func(uint64) error { return over }
-	submit := &control.GatewayMessage{Submit: []*control.Submit{{Sequence: 1, Model: "m", BatchSize: 1}}}
+	submit := &control.GatewayMessage{
+		Submit: []*control.Submit{{Sequence: 1, Model: "m", BatchSize: 1}},
+	}
 	in.told(g, submit)
 	if all, _ := in.state.Waiting(); all != 1 {
 		t.Fatalf("%d queries wait, want 1", all)
 	}
 	over = &secure.LimitError{RetryAfter: time.Second}
 	in.told(g, submit)
-	if all, _ := in.state.Waiting(); all != 0 || len(g.out.GetReject()) != 1 || g.out.Reject[0].RetryAfterNs != int64(time.Second) || g.received != 2 {
+	if all, _ := in.state.Waiting(); all != 0 || len(g.out.GetReject()) != 1 ||
+		g.out.Reject[0].RetryAfterNs != int64(time.Second) || g.received != 2 {
 		t.Errorf("%d queries wait, and the gateway gets %v; want none, and a rejection", all, g.out)
 	}
 	in.cancel()

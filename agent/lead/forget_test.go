@@ -29,7 +29,10 @@ func TestLeaderForgets(t *testing.T) {
 			b.member.Models = append(b.member.Models, testModel("n", 100*time.Millisecond))
 			b.mu.Unlock()
 			soon(t, time.Second, name+" is there", func() (there bool) {
-				term.call(func() { n := term.state.Sizes(); there = n["members"] == 2 && n["latencies"] == 3 })
+				term.call(func() {
+					n := term.state.Sizes()
+					there = n["members"] == 2 && n["latencies"] == 3
+				})
 				return there
 			})
 			return b
@@ -45,7 +48,8 @@ func TestLeaderForgets(t *testing.T) {
 			monitors := 0
 			term.call(func() { sizes = term.state.Sizes() })
 			term.learning.ask(func() { monitors = term.learning.state.Sizes()["monitors"] })
-			return fmt.Sprintf("%d models, %d profiles, %d monitors", sizes["models"], sizes["latencies"], monitors)
+			return fmt.Sprintf("%d models, %d profiles, %d monitors", sizes["models"],
+				sizes["latencies"], monitors)
 		}
 		ask := func(model string) {
 			term.learning.arrived(learn.Arrival{

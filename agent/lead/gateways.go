@@ -30,7 +30,8 @@ type gateway struct {
 	// mayQuery says why the gateway's client may not query a model; nil: it may query all.
 	mayQuery func(model string) error
 	client   string // the name of its client; "": it has none, or is an agent
-	// count counts a query of the gateway's client, or refuses it; nil: there is no client with a name.
+	// count counts a query of the gateway's client, or refuses it; nil: there is no
+	// client with a name.
 	count func(bytes uint64) error
 	// received counts the submits read from the stream.
 	received uint64
@@ -56,7 +57,9 @@ func (l *Leader) Match(s Stream[control.MatchMessage, control.GatewayMessage]) e
 	defer cut(nil)
 	g := &gateway{wake: make(chan struct{}, 1), cut: cut}
 	if who := l.config.Clients; who != nil {
-		g.client, g.mayQuery = who.Client(s.Context()), func(model string) error { return who.MayQuery(s.Context(), model) }
+		g.client, g.mayQuery = who.Client(s.Context()), func(model string) error {
+			return who.MayQuery(s.Context(), model)
+		}
 		if g.client != "" {
 			g.count = func(bytes uint64) error {
 				return who.Query(s.Context(), secure.Asked, int64(min(bytes, math.MaxInt64)))
@@ -87,7 +90,8 @@ func (l *Leader) Match(s Stream[control.MatchMessage, control.GatewayMessage]) e
 				continue
 			}
 			if g.mayQuery != nil {
-				m.Profiles = members.VisibleProfiles(m.Profiles, func(model string) bool { return g.mayQuery(model) == nil })
+				m.Profiles = members.VisibleProfiles(m.Profiles,
+					func(model string) bool { return g.mayQuery(model) == nil })
 			}
 			if err := s.Send(m); err != nil {
 				return err
@@ -101,7 +105,8 @@ func (l *Leader) Match(s Stream[control.MatchMessage, control.GatewayMessage]) e
 }
 
 // read gives what a gateway says to the loop, until the stream ends.
-func (t *term) read(g *gateway, s Stream[control.MatchMessage, control.GatewayMessage], hello chan<- error, cut context.CancelCauseFunc) {
+func (t *term) read(g *gateway, s Stream[control.MatchMessage, control.GatewayMessage],
+	hello chan<- error, cut context.CancelCauseFunc) {
 	m, err := s.Recv()
 	if err != nil {
 		hello <- err
@@ -140,16 +145,18 @@ func trim(s *control.Submit) {
 func checkHello(h *control.GatewayHello) error {
 	switch {
 	case h == nil || h.GetGateway() == 0:
-		return status.Error(codes.InvalidArgument, "the first message on a Match stream must say hello, with the gateway's id")
+		return status.Error(codes.InvalidArgument,
+			"the first message on a Match stream must say hello, with the gateway's id")
 	}
-	if err := control.Spoken.Understands(control.VersionsOf(h.GetProtocol(), h.GetNewestProtocol())); err != nil {
+	if err := control.Spoken.Understands(
+		control.VersionsOf(h.GetProtocol(), h.GetNewestProtocol())); err != nil {
 		return status.Errorf(codes.FailedPrecondition, "gateway: %v", err)
 	}
 	return nil
 }
 
-// may counts a query for the limits of the gateway's client, and says why that may not make it; nil: it
-// may.
+// may counts a query for the limits of the gateway's client, and says why that may not make
+// it; nil: it may.
 func (g *gateway) may(s *control.Submit) error {
 	if g.count != nil {
 		if err := g.count(s.GetBytes()); err != nil {
@@ -204,7 +211,9 @@ func (t *term) flush() {
 		full := g.unread > mostUnread
 		g.mu.Unlock()
 		if full {
-			g.cut(status.Error(codes.ResourceExhausted, "the gateway does not read what the leader decides"))
+			g.cut(
+				status.Error(codes.ResourceExhausted,
+					"the gateway does not read what the leader decides"))
 		}
 		signal(g.wake)
 	}
@@ -214,7 +223,8 @@ func (t *term) flush() {
 // revoke takes an assignment out of a message that was not sent yet, since in one
 // message what is offered again comes before what is assigned.
 func revoke(m *control.MatchMessage, sequence uint64, attempt uint32) {
-	m.Assign = slices.DeleteFunc(m.Assign, func(a *control.Assign) bool { return a.Sequence == sequence && a.Attempt == attempt })
+	m.Assign = slices.DeleteFunc(m.Assign,
+		func(a *control.Assign) bool { return a.Sequence == sequence && a.Attempt == attempt })
 }
 
 // join adds a later message to an earlier one that was not sent yet.
@@ -256,7 +266,8 @@ func (t *term) told(g *gateway, m *control.GatewayMessage) {
 	}
 	for _, a := range m.GetUnused() {
 		t.step(leader.Event{
-			Kind: leader.Unused, Gateway: g.id, Sequence: a.GetSequence(), Attempt: int(a.GetAttempt()), Agent: a.GetAgent(), Lane: int(a.GetLane()),
+			Kind: leader.Unused, Gateway: g.id, Sequence: a.GetSequence(),
+			Attempt: int(a.GetAttempt()), Agent: a.GetAgent(), Lane: int(a.GetLane()),
 		})
 	}
 }
@@ -264,9 +275,11 @@ func (t *term) told(g *gateway, m *control.GatewayMessage) {
 // submit takes a query.
 func (t *term) submit(g *gateway, s *control.Submit) {
 	e := leader.Event{
-		Kind: leader.Submitted, Gateway: g.id, Sequence: s.GetSequence(), Attempt: int(s.GetAttempts()),
-		Model: leader.ModelID{Name: s.GetModel(), Version: s.GetVersion()}, BatchSize: int(s.GetBatchSize()),
-		Waited: control.Duration(s.GetWaitedNs()), Agent: s.GetAgent(), Lane: int(s.GetLane()),
+		Kind: leader.Submitted, Gateway: g.id, Sequence: s.GetSequence(),
+		Attempt:   int(s.GetAttempts()),
+		Model:     leader.ModelID{Name: s.GetModel(), Version: s.GetVersion()},
+		BatchSize: int(s.GetBatchSize()),
+		Waited:    control.Duration(s.GetWaitedNs()), Agent: s.GetAgent(), Lane: int(s.GetLane()),
 		TagSize: len(s.GetTraceparent()) + len(s.GetTracestate()),
 	}
 	if e.TimeLeft = -1; s.GetTimeLeftNs() >= 0 {

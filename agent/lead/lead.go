@@ -57,10 +57,10 @@ type Config struct {
 // eventKey is the attribute of the log that makes a line an event.
 const eventKey = "event"
 
-// A Leader takes part in elections, and while it is elected there is a term. Besides the term's goroutines it has one for
-// the election's timers, one that follows the fleet's members, one for each link that it has
-// opened, and for moments those that write the epoch, or look whether the leader is no more. All have
-// ended when run returns.
+// A Leader takes part in elections, and while it is elected there is a term. Besides the term's
+// goroutines it has one for the election's timers, one that follows the fleet's members, one for
+// each link that it has opened, and for moments those that write the epoch, or look whether the
+// leader is no more. All have ended when run returns.
 type Leader struct {
 	config  Config
 	fleet   Fleet
@@ -96,8 +96,14 @@ func New(config Config) (*Leader, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Leader{config: config, fleet: f, log: log, metrics: newMetrics(config.Registry), book: profiles.NewBook(config.Library), wake: make(chan struct{}, 1), began: make(chan struct{})}
-	if l.node, err = election.New(election.Config{ID: f.Self(), Rank: config.Rank, Epoch: epoch, JoinWait: config.JoinWait}); err != nil {
+	l := &Leader{
+		config: config, fleet: f, log: log, metrics: newMetrics(config.Registry),
+		book: profiles.NewBook(config.Library), wake: make(chan struct{}, 1),
+		began: make(chan struct{}),
+	}
+	if l.node, err = election.New(election.Config{
+		ID: f.Self(), Rank: config.Rank, Epoch: epoch, JoinWait: config.JoinWait,
+	}); err != nil {
 		return nil, err
 	}
 	l.restoreBook()
@@ -117,12 +123,16 @@ func (l *Leader) restoreBook() {
 	r, err := l.book.Restore(l.bookPath())
 	switch {
 	case err != nil && r.Kept == "":
-		l.log.Error("learned profiles cannot be read nor moved: what is learned from now on is not kept", "file", l.bookPath(), "error", err)
+		l.log.Error(
+			"learned profiles cannot be read nor moved: what is learned from now on is not kept",
+			"file", l.bookPath(), "error", err)
 		l.forgetful = true
 	case r.Fault != nil:
-		l.log.Warn("learned profiles cannot be read: their file has another name now", "file", l.bookPath(), "kept_as", r.Kept, "error", r.Fault)
+		l.log.Warn("learned profiles cannot be read: their file has another name now", "file",
+			l.bookPath(), "kept_as", r.Kept, "error", r.Fault)
 	case r.Kept != "":
-		l.log.Info("learned profiles were of an older format: that file has another name now", "file", l.bookPath(), "kept_as", r.Kept)
+		l.log.Info("learned profiles were of an older format: that file has another name now",
+			"file", l.bookPath(), "kept_as", r.Kept)
 		if err != nil { // it is tried again when more is learned
 			l.log.Warn("what was learned is not kept", "error", err)
 		}
@@ -235,16 +245,19 @@ func rankOf(m *control.Member) election.Rank {
 	return election.RankOf(role, false, 0)
 }
 
-// Elect takes an election message that came by such a Link. When it returns, leadership is what follows from
-// the message; one that comes before run waits for it.
+// Elect takes an election message that came by such a Link. When it returns, leadership is what
+// follows from the message; one that comes before run waits for it.
 func (l *Leader) Elect(m *control.Election) {
 	<-l.began
 	if m.GetFrom() == "" || m.GetKind() > uint32(election.Resign) {
 		return
 	}
-	claim := election.Claim{Epoch: m.GetEpoch(), Rank: election.Rank(m.GetRank()), Leader: m.GetLeader()}
+	claim := election.Claim{
+		Epoch: m.GetEpoch(), Rank: election.Rank(m.GetRank()), Leader: m.GetLeader(),
+	}
 	l.step(&election.Event{Kind: election.Received, ID: m.GetFrom(), Message: election.Message{
-		Kind: election.MessageKind(m.GetKind()), Claim: claim, Successor: m.GetSuccessor(), Heard: m.GetHeard(),
+		Kind: election.MessageKind(m.GetKind()), Claim: claim, Successor: m.GetSuccessor(),
+		Heard: m.GetHeard(),
 	}})
 }
 
@@ -302,11 +315,13 @@ func (l *Leader) do(a *election.Action) {
 	case election.Follow:
 		l.claim = a.Claim
 		if a.Claim.Leader != l.fleet.Self() {
-			l.log.Info("following a leader", "leader", a.Claim.Leader, "epoch", a.Claim.Epoch, eventKey, "leader")
+			l.log.Info("following a leader", "leader", a.Claim.Leader, "epoch", a.Claim.Epoch,
+				eventKey, "leader")
 		}
 		l.metrics.epoch.Set(float64(a.Claim.Epoch))
 	case election.NoLeader:
-		l.log.Warn("there is no leader", "former", l.claim.Leader, "epoch", l.claim.Epoch, "why", a.Reason.String(), eventKey, "leader")
+		l.log.Warn("there is no leader", "former", l.claim.Leader, "epoch", l.claim.Epoch, "why",
+			a.Reason.String(), eventKey, "leader")
 		l.claim.Leader = ""
 	case election.Look:
 		ctx, name := l.ctx, a.To
@@ -325,7 +340,8 @@ func (l *Leader) keepEpoch(epoch uint64) bool {
 	}
 	err := writeEpoch(l.config.StateDir, epoch)
 	if err != nil && !l.failing {
-		l.log.Error("cannot lead: keep the epoch, trying again", "epoch", epoch, "error", err, eventKey, "leader")
+		l.log.Error("cannot lead: keep the epoch, trying again", "epoch", epoch, "error", err,
+			eventKey, "leader")
 	}
 	if l.failing = err != nil; l.failing {
 		return false
@@ -337,7 +353,8 @@ func (l *Leader) keepEpoch(epoch uint64) bool {
 // message is an election message as it travels.
 func (l *Leader) message(m *election.Message) *control.Election {
 	return &control.Election{
-		From: l.fleet.Self(), Kind: uint32(m.Kind), Epoch: m.Claim.Epoch, Rank: uint32(m.Claim.Rank), Leader: m.Claim.Leader,
+		From: l.fleet.Self(), Kind: uint32(m.Kind), Epoch: m.Claim.Epoch,
+		Rank: uint32(m.Claim.Rank), Leader: m.Claim.Leader,
 		Successor: m.Successor, Heard: m.Heard,
 	}
 }
@@ -345,10 +362,13 @@ func (l *Leader) message(m *election.Message) *control.Election {
 // publish tells of a changed leadership. l.mu is held.
 func (l *Leader) publish() {
 	known, successor := l.following.Load(), l.node.Successor()
-	if known.Epoch == l.claim.Epoch && known.Leader == l.claim.Leader && known.Successor == successor {
+	if known.Epoch == l.claim.Epoch && known.Leader == l.claim.Leader &&
+		known.Successor == successor {
 		return
 	}
-	l.following.Store(&control.Leadership{Epoch: l.claim.Epoch, Leader: l.claim.Leader, Successor: successor})
+	l.following.Store(&control.Leadership{
+		Epoch: l.claim.Epoch, Leader: l.claim.Leader, Successor: successor,
+	})
 	l.news.Tell()
 	if t := l.term; t != nil {
 		l.running.Go(func() { t.post(t.tellLeadership) })
@@ -470,8 +490,11 @@ func readEpoch(dir string) (uint64, error) {
 	}
 	epoch, err := strconv.ParseUint(strings.TrimSpace(string(data)), 10, 63)
 	if err != nil {
-		return 0, fmt.Errorf("read the last epoch: %[1]s holds %.40[2]q, want a number below 2^63; to mend it, write into it the fleet's epoch, "+
-			"which \"muster status\" shows at any other agent, or remove it if there is no other", epochPath(dir), data)
+		return 0, fmt.Errorf(
+			"read the last epoch: %[1]s holds %.40[2]q, want a number below 2^63; to mend it, "+
+				"write into it the fleet's epoch, "+
+				"which \"muster status\" shows at any other agent, or remove it if there is no "+
+				"other", epochPath(dir), data)
 	}
 	return epoch, nil
 }

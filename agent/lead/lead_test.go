@@ -87,7 +87,10 @@ func newLeaderWorld(t *testing.T) *leaderWorld {
 }
 
 func testModel(name string, target time.Duration) *control.Model {
-	return &control.Model{Name: name, Version: 1, Newest: true, QosTargetNs: int64(target), QosPercentile: 0.99, DeadlineNs: int64(10 * target), LargestBatchSize: 100}
+	return &control.Model{
+		Name: name, Version: 1, Newest: true, QosTargetNs: int64(target), QosPercentile: 0.99,
+		DeadlineNs: int64(10 * target), LargestBatchSize: 100,
+	}
 }
 
 // logTo writes a test's log, without times that vary.
@@ -103,7 +106,8 @@ type writerFunc func([]byte) (int, error)
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // add starts an agent; rank 0 never leads.
-func (w *leaderWorld) add(name string, cores int, latency func(int) time.Duration, change ...func(*Config)) *testNode {
+func (w *leaderWorld) add(name string, cores int, latency func(int) time.Duration,
+	change ...func(*Config)) *testNode {
 	w.t.Helper()
 	rank := election.Rank(0)
 	role := election.Never
@@ -113,8 +117,11 @@ func (w *leaderWorld) add(name string, cores int, latency func(int) time.Duratio
 	}
 	n := &testNode{world: w, name: name, latency: latency, stopped: make(chan struct{})}
 	n.member = &control.Member{
-		Name: name, Address: name, Protocol: control.Spoken.Oldest, InstanceType: "box", Provider: "cpu", Executor: "emulated", Lanes: 1, Cores: 1,
-		Role: role.String(), Rank: uint32(rank), Models: []*control.Model{testModel("m", 100*time.Millisecond)},
+		Name: name, Address: name, Protocol: control.Spoken.Oldest, InstanceType: "box",
+		Provider: "cpu", Executor: "emulated", Lanes: 1, Cores: 1,
+		Role: role.String(), Rank: uint32(rank), Models: []*control.Model{
+			testModel("m", 100*time.Millisecond),
+		},
 	}
 	n.ctx, n.cancel = context.WithCancel(w.t.Context())
 	config := Config{
@@ -285,7 +292,12 @@ func (n *testNode) Link(s Stream[control.WorkerMessage, control.LeaderMessage]) 
 			n.mu.Unlock()
 			if closed == nil {
 				k.from = m.From
-				closed = n.leader.Linked(m.From, func(e *control.Election) { k.out <- &control.WorkerMessage{Election: []*control.Election{e}} })
+				closed = n.leader.Linked(m.From,
+					func(e *control.Election) {
+						k.out <- &control.WorkerMessage{
+							Election: []*control.Election{e},
+						}
+					})
 			}
 			for _, e := range m.GetElection() {
 				n.leader.Elect(e)
@@ -313,9 +325,14 @@ func (n *testNode) Link(s Stream[control.WorkerMessage, control.LeaderMessage]) 
 func (n *testNode) greet(k *testLink) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	m := &control.WorkerMessage{Member: proto.CloneOf(n.member), RemainingNs: []int64{int64(n.remaining())}}
+	m := &control.WorkerMessage{
+		Member: proto.CloneOf(n.member), RemainingNs: []int64{int64(n.remaining())},
+	}
 	for _, a := range n.queue {
-		m.Held = append(m.Held, &control.Held{Gateway: a.gateway, Sequence: a.sequence, Attempt: a.attempt, Model: a.model.Name, Version: a.model.Version, BatchSize: uint32(a.batch)})
+		m.Held = append(m.Held, &control.Held{
+			Gateway: a.gateway, Sequence: a.sequence, Attempt: a.attempt, Model: a.model.Name,
+			Version: a.model.Version, BatchSize: uint32(a.batch),
+		})
 	}
 	if !slices.Contains(n.links, k) {
 		n.links = append(n.links, k)
@@ -392,8 +409,11 @@ func (n *testNode) start() {
 		n.queue = n.queue[1:]
 		for _, reports := range n.toLeader() {
 			c := &control.Completed{
-				Gateway: a.gateway, Sequence: a.sequence, Attempt: a.attempt, RemainingNs: int64(n.remaining()), Model: a.model.Name, Version: a.model.Version,
-				BatchSize: uint32(a.batch), QueueNs: int64(started.Sub(a.received)), ExecutionNs: int64(execution), LatencyNs: int64(time.Since(a.arrived)), Refused: refused, Bytes: a.bytes,
+				Gateway: a.gateway, Sequence: a.sequence, Attempt: a.attempt,
+				RemainingNs: int64(n.remaining()), Model: a.model.Name, Version: a.model.Version,
+				BatchSize: uint32(a.batch), QueueNs: int64(started.Sub(a.received)),
+				ExecutionNs: int64(execution), LatencyNs: int64(time.Since(a.arrived)),
+				Refused: refused, Bytes: a.bytes,
 			}
 			n.served.Go(func() {
 				time.Sleep(n.world.oneWay)
@@ -415,7 +435,8 @@ func (c *testConn) Invoke(context.Context, string, any, any, ...grpc.CallOption)
 	return status.Error(codes.Unimplemented, "no unary calls here")
 }
 
-func (c *testConn) NewStream(ctx context.Context, _ *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+func (c *testConn) NewStream(ctx context.Context, _ *grpc.StreamDesc, method string,
+	_ ...grpc.CallOption) (grpc.ClientStream, error) {
 	if c.to.ctx.Err() != nil {
 		return nil, status.Error(codes.Unavailable, "connection refused")
 	}
@@ -423,7 +444,8 @@ func (c *testConn) NewStream(ctx context.Context, _ *grpc.StreamDesc, method str
 	case control.Control_Link_FullMethodName:
 		client, server := NewPipe[control.LeaderMessage, control.WorkerMessage](ctx)
 		go func() { server.End(c.to.Link(server)) }()
-		return &testStream[control.LeaderMessage, control.WorkerMessage, *control.LeaderMessage, *control.WorkerMessage]{client: client}, nil
+		return &testStream[control.LeaderMessage, control.WorkerMessage, *control.LeaderMessage,
+			*control.WorkerMessage]{client: client}, nil
 	}
 	return nil, status.Error(codes.Unimplemented, method)
 }
@@ -451,8 +473,10 @@ func (s *testStream[Up, Down, PUp, PDown]) RecvMsg(m any) error {
 }
 func (s *testStream[Up, Down, PUp, PDown]) Header() (metadata.MD, error) { return nil, nil }
 func (s *testStream[Up, Down, PUp, PDown]) Trailer() metadata.MD         { return nil }
-func (s *testStream[Up, Down, PUp, PDown]) CloseSend() error             { return s.client.CloseSend() }
-func (s *testStream[Up, Down, PUp, PDown]) Context() context.Context     { return s.client.Context() }
+func (s *testStream[Up, Down, PUp, PDown]) CloseSend() error {
+	return s.client.CloseSend()
+}
+func (s *testStream[Up, Down, PUp, PDown]) Context() context.Context { return s.client.Context() }
 
 // A testGateway submits queries to whoever leads and sends them where it is told.
 type testGateway struct {
@@ -485,7 +509,10 @@ type testQuery struct {
 }
 
 func (w *leaderWorld) gateway(id uint64) *testGateway {
-	g := &testGateway{world: w, id: id, queries: map[uint64]*testQuery{}, profiles: map[string]*control.Profile{}, toSend: make(chan *control.GatewayMessage, 1000)}
+	g := &testGateway{
+		world: w, id: id, queries: map[uint64]*testQuery{}, profiles: map[string]*control.Profile{},
+		toSend: make(chan *control.GatewayMessage, 1000),
+	}
 	g.ctx, g.cancel = context.WithCancel(w.t.Context())
 	g.running.Go(func() {
 		for g.ctx.Err() == nil {
@@ -511,7 +538,9 @@ func (g *testGateway) serve(n *testNode) {
 	defer context.AfterFunc(n.ctx, cancel)()
 	client, server := NewPipe[control.GatewayMessage, control.MatchMessage](ctx)
 	go func() { server.End(n.leader.Match(server)) }()
-	hello := &control.GatewayMessage{Hello: &control.GatewayHello{Gateway: g.id, Protocol: control.Spoken.Oldest}}
+	hello := &control.GatewayMessage{
+		Hello: &control.GatewayHello{Gateway: g.id, Protocol: control.Spoken.Oldest},
+	}
 	g.mu.Lock()
 	for len(g.toSend) > 0 {
 		<-g.toSend
@@ -553,7 +582,8 @@ func (g *testGateway) serve(n *testNode) {
 func (g *testGateway) submission(q *testQuery) *control.Submit {
 	left := time.Second - time.Since(q.arrived)
 	return &control.Submit{
-		Sequence: q.sequence, Model: "m", BatchSize: uint32(q.batch), Bytes: uint64(1000 * q.batch), WaitedNs: int64(time.Since(q.arrived)),
+		Sequence: q.sequence, Model: "m", BatchSize: uint32(q.batch), Bytes: uint64(1000 * q.batch),
+		WaitedNs:   int64(time.Since(q.arrived)),
 		TimeLeftNs: int64(left), Attempts: q.attempts, Agent: q.agent,
 	}
 }
@@ -583,7 +613,9 @@ func (g *testGateway) take(m *control.MatchMessage) {
 			err := status.Error(codes.Unavailable, "no such agent")
 			if n := g.world.node(a.Agent); n != nil {
 				err = n.infer(ctx, &testAttempt{
-					gateway: g.id, sequence: a.Sequence, attempt: a.Attempt, model: testModel("m", 0), batch: q.batch, arrived: q.arrived, bytes: uint64(1000 * q.batch),
+					gateway: g.id, sequence: a.Sequence, attempt: a.Attempt,
+					model: testModel("m", 0), batch: q.batch, arrived: q.arrived,
+					bytes: uint64(1000 * q.batch),
 				})
 			}
 			g.ended(q, a.Attempt, err)
@@ -656,10 +688,14 @@ func TestLeaderServes(t *testing.T) {
 		w := newLeaderWorld(t)
 		defer w.stop()
 		record := filepath.Join(t.TempDir(), "record.txt")
-		w.add("a", 1, func(b int) time.Duration { return time.Duration(2+b/10) * time.Millisecond }, func(c *Config) { c.Record = record })
-		w.add("b", -1, func(b int) time.Duration { return time.Duration(2+b/10) * time.Millisecond })
-		w.add("c", -1, func(b int) time.Duration { return time.Duration(2+b/10) * time.Millisecond })
-		soon(t, time.Second, "all follow a", func() bool { return w.leading() != nil && slices.Equal(epochs(w), []uint64{1}) })
+		w.add("a", 1, func(b int) time.Duration { return time.Duration(2+b/10) * time.Millisecond },
+			func(c *Config) { c.Record = record })
+		w.add(
+			"b", -1, func(b int) time.Duration { return time.Duration(2+b/10) * time.Millisecond })
+		w.add(
+			"c", -1, func(b int) time.Duration { return time.Duration(2+b/10) * time.Millisecond })
+		soon(t, time.Second, "all follow a",
+			func() bool { return w.leading() != nil && slices.Equal(epochs(w), []uint64{1}) })
 		one, two := w.gateway(1), w.gateway(2)
 		defer one.close()
 		defer two.close()
@@ -671,7 +707,8 @@ func TestLeaderServes(t *testing.T) {
 		soon(t, time.Second, "all are answered", func() bool { return one.open()+two.open() == 0 })
 		for _, g := range []*testGateway{one, two} {
 			if g.answered != 1000 || len(g.offered) > 0 {
-				t.Errorf("%d queries answered, %d offered again, want 1000 and 0", g.answered, len(g.offered))
+				t.Errorf("%d queries answered, %d offered again, want 1000 and 0", g.answered,
+					len(g.offered))
 			}
 			if late := slices.Max(g.latency[10:]); late > 40*time.Millisecond {
 				t.Errorf("a query took %v, want less than 40ms", late)
@@ -683,14 +720,19 @@ func TestLeaderServes(t *testing.T) {
 		var table profiles.Table
 		if p := one.profiles["m/1 on box/cpu/1"]; p == nil || table.UnmarshalJSON(p.Table) != nil {
 			t.Errorf("profiles are %v, want that of m/1 on box/cpu/1", one.profiles)
-		} else if got := table.Mean(50); got < 6*time.Millisecond || got > 8*time.Millisecond || table.Origin() != profiles.Learned {
-			t.Errorf("learned %v at batch size 50 (%s), want about 7ms, learned", got, table.Origin())
+		} else if got := table.Mean(50); got < 6*time.Millisecond || got > 8*time.Millisecond ||
+			table.Origin() != profiles.Learned {
+			t.Errorf("learned %v at batch size 50 (%s), want about 7ms, learned", got,
+				table.Origin())
 		}
 		time.Sleep(10 * time.Millisecond) // for the last completions
 		leads := w.node("a").leader
 		s := &control.FleetStatus{}
 		leads.Status(s)
-		if len(s.Agents) != 3 || len(s.Models) != 1 || s.Models[0].Answered != 2000 || s.Models[0].GetWithinQos() < 0.99 || s.Rate < 150 || s.FluidLimit < 300 || len(s.Decisions) != leader.DecisionsKept || !strings.Contains(s.Decisions[0], " agent=") {
+		if len(s.Agents) != 3 || len(s.Models) != 1 || s.Models[0].Answered != 2000 ||
+			s.Models[0].GetWithinQos() < 0.99 || s.Rate < 150 || s.FluidLimit < 300 ||
+			len(s.Decisions) != leader.DecisionsKept ||
+			!strings.Contains(s.Decisions[0], " agent=") {
 			n := len(s.Decisions)
 			s.Decisions = nil
 			t.Errorf("status is %v with %d decisions", s, n)
@@ -717,11 +759,14 @@ func TestLeaderServes(t *testing.T) {
 	})
 }
 
-func linear(b int) time.Duration { return 2*time.Millisecond + time.Duration(b)*100*time.Microsecond }
+func linear(b int) time.Duration {
+	return 2*time.Millisecond + time.Duration(b)*100*time.Microsecond
+}
 
 // load submits queries at a steady rate for a while.
 func (g *testGateway) load(rate int, during time.Duration) {
-	for start := time.Now(); time.Since(start) < during; time.Sleep(time.Second / time.Duration(rate)) {
+	for start := time.Now(); time.Since(start) < during; time.Sleep(time.Second /
+		time.Duration(rate)) {
 		g.submit(1 + int(g.sequence*37%100))
 	}
 }
@@ -733,7 +778,8 @@ func (g *testGateway) allAnswered(t *testing.T) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.answered != int(g.sequence) {
-		t.Errorf("%d of %d queries answered, %d rejected, the first %v", g.answered, g.sequence, len(g.rejected), g.rejected[:min(1, len(g.rejected))])
+		t.Errorf("%d of %d queries answered, %d rejected, the first %v", g.answered, g.sequence,
+			len(g.rejected), g.rejected[:min(1, len(g.rejected))])
 	}
 }
 
@@ -756,19 +802,22 @@ func TestLeaderFails(t *testing.T) {
 			w.add(name, 4-i, linear)
 			time.Sleep(20 * time.Millisecond)
 		}
-		soon(t, time.Second, "a leads all", func() bool { return w.leading() == w.node("a") && len(epochs(w)) == 1 })
+		soon(t, time.Second, "a leads all",
+			func() bool { return w.leading() == w.node("a") && len(epochs(w)) == 1 })
 		g := w.gateway(7)
 		defer g.close()
 		g.load(200, time.Second)
 		for _, gone := range []string{"a", "b"} {
 			next := string(gone[0] + 1)
-			soon(t, time.Second, next+" is to be next", func() bool { return w.node("d").leader.Leadership().GetSuccessor() == next })
+			soon(t, time.Second, next+" is to be next",
+				func() bool { return w.node("d").leader.Leadership().GetSuccessor() == next })
 			g.load(200, 300*time.Millisecond)
 			w.kill(w.node(gone), false)
 			killed := time.Now()
 			g.load(200, time.Second)
 			if leads := w.leading(); leads != w.node(next) {
-				t.Fatalf("%v after the leader's end %v leads, want %s", time.Since(killed), leads, next)
+				t.Fatalf("%v after the leader's end %v leads, want %s", time.Since(killed), leads,
+					next)
 			}
 		}
 		g.allAnswered(t)
@@ -817,12 +866,16 @@ func TestLeaderFollowsLanes(t *testing.T) {
 		w := newLeaderWorld(t)
 		defer w.stop()
 		w.add("a", 1, linear)
-		busiest := []*testNode{w.add("b", -1, linear), w.add("c", -1, linear), w.add("d", -1, linear)}
-		soon(t, time.Second, "all follow a", func() bool { return w.leading() != nil && slices.Equal(epochs(w), []uint64{1}) })
+		busiest := []*testNode{
+			w.add("b", -1, linear), w.add("c", -1, linear), w.add("d", -1, linear),
+		}
+		soon(t, time.Second, "all follow a",
+			func() bool { return w.leading() != nil && slices.Equal(epochs(w), []uint64{1}) })
 		g := w.gateway(7)
 		defer g.close()
 		g.load(400, time.Second)
-		slices.SortFunc(busiest, func(x, y *testNode) int { return int(y.ran.Load() - x.ran.Load()) })
+		slices.SortFunc(busiest,
+			func(x, y *testNode) int { return int(y.ran.Load() - x.ran.Load()) })
 		b, c, d := busiest[0], busiest[1], busiest[2]
 
 		for range 8 {
@@ -845,7 +898,8 @@ func TestLeaderFollowsLanes(t *testing.T) {
 		w.kill(c, false)
 		g.load(200, time.Second)
 		if _, _, offered := g.outcome(); len(offered) > 3 {
-			t.Errorf("%d queries offered again when c died, want those it held: %v", len(offered), offered)
+			t.Errorf("%d queries offered again when c died, want those it held: %v", len(offered),
+				offered)
 		}
 
 		d.mu.Lock()
@@ -867,8 +921,8 @@ func TestLeaderFollowsLanes(t *testing.T) {
 	})
 }
 
-// TestLeaderKnowsSlowAgents has one of three like agents run slower than the others: it gets a profile of
-// its own, and loses it when it is as fast again.
+// TestLeaderKnowsSlowAgents has one of three like agents run slower than the others: it gets a
+// profile of its own, and loses it when it is as fast again.
 func TestLeaderKnowsSlowAgents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newLeaderWorld(t)
@@ -885,11 +939,13 @@ func TestLeaderKnowsSlowAgents(t *testing.T) {
 			t.Errorf("c is %.2f times as slow as b, want 2: %v", f, s.Agents)
 		}
 		if c.ran.Load() >= b.ran.Load()*9/10 {
-			t.Errorf("the slow agent ran %d queries, the others %d and %d", c.ran.Load(), a.ran.Load(), b.ran.Load())
+			t.Errorf("the slow agent ran %d queries, the others %d and %d", c.ran.Load(),
+				a.ran.Load(), b.ran.Load())
 		}
 		g.mu.Lock()
 		if g.profiles["m/1 on box/cpu/1@c"] == nil {
-			t.Errorf("gateways know profiles of %v, want one of c's own", slices.Sorted(maps.Keys(g.profiles)))
+			t.Errorf("gateways know profiles of %v, want one of c's own",
+				slices.Sorted(maps.Keys(g.profiles)))
 		}
 		g.mu.Unlock()
 		c.mu.Lock()
@@ -899,7 +955,8 @@ func TestLeaderKnowsSlowAgents(t *testing.T) {
 		s = &control.FleetStatus{}
 		a.leader.Status(s)
 		if f := s.Agents[2].Factor; f < 0.95 || f > 1.05 || typeOf(a, "c") != "box/cpu/1" {
-			t.Errorf("as fast as the others, c has the factor %v and counts as %s", f, typeOf(a, "c"))
+			t.Errorf("as fast as the others, c has the factor %v and counts as %s", f,
+				typeOf(a, "c"))
 		}
 		g.allAnswered(t)
 	})
@@ -919,7 +976,8 @@ func typeOf(leader *testNode, worker string) (typ string) {
 }
 
 // outcome returns what has become of the queries since it was last asked.
-func (g *testGateway) outcome() (latency []time.Duration, rejected []*control.Reject, offered []*control.OfferAgain) {
+func (g *testGateway) outcome() (latency []time.Duration, rejected []*control.Reject,
+	offered []*control.OfferAgain) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	latency, rejected, offered = g.latency, g.rejected, g.offered
@@ -944,7 +1002,8 @@ func TestLeaderOverloaded(t *testing.T) {
 		defer w.stop()
 		w.add("a", 1, fixed(10*time.Millisecond))
 		w.add("b", -1, fixed(10*time.Millisecond))
-		soon(t, time.Second, "all follow a", func() bool { return w.leading() != nil && slices.Equal(epochs(w), []uint64{1}) })
+		soon(t, time.Second, "all follow a",
+			func() bool { return w.leading() != nil && slices.Equal(epochs(w), []uint64{1}) })
 		g := w.gateway(7)
 		defer g.close()
 		g.load(150, 2*time.Second)
@@ -976,8 +1035,10 @@ func TestLeaderOverloaded(t *testing.T) {
 		g.load(150, 2*time.Second)
 		time.Sleep(100 * time.Millisecond)
 		latency, rejected, _ = g.outcome()
-		if late := countSlower(latency, 100*time.Millisecond); len(rejected) > 0 || late > 0 || g.open() > 0 {
-			t.Errorf("2s later %d queries are refused, %d late, %d open", len(rejected), late, g.open())
+		if late := countSlower(latency, 100*time.Millisecond); len(rejected) > 0 || late > 0 ||
+			g.open() > 0 {
+			t.Errorf("2s later %d queries are refused, %d late, %d open", len(rejected), late,
+				g.open())
 		}
 	})
 }
@@ -998,7 +1059,8 @@ func (s *goneStream) Recv() (*control.GatewayMessage, error) {
 	return m, nil
 }
 
-// TestLeaderForgetsGateway has a gateway go while it connects: nothing is left of it and its queries.
+// TestLeaderForgetsGateway has a gateway go while it connects: nothing is left of it and its
+// queries.
 func TestLeaderForgetsGateway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newLeaderWorld(t)
@@ -1008,7 +1070,8 @@ func TestLeaderForgetsGateway(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if err := a.leader.Match(&goneStream{ctx, &control.GatewayMessage{
-			Hello: &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest}, Submit: []*control.Submit{{Sequence: 1, Model: "no lane's", BatchSize: 1}},
+			Hello:  &control.GatewayHello{Gateway: 7, Protocol: control.Spoken.Oldest},
+			Submit: []*control.Submit{{Sequence: 1, Model: "no lane's", BatchSize: 1}},
 		}}); err == nil {
 			t.Error("the stream of a gateway that has gone ends without an error")
 		}
@@ -1028,7 +1091,8 @@ func TestLeaderResigns(t *testing.T) {
 		w := newLeaderWorld(t)
 		defer w.stop()
 		a, b := w.add("a", 2, linear), w.add("b", 1, linear)
-		soon(t, time.Second, "b follows a", func() bool { return w.leading() == a && a.leader.Leadership().GetSuccessor() == "b" })
+		soon(t, time.Second, "b follows a",
+			func() bool { return w.leading() == a && a.leader.Leadership().GetSuccessor() == "b" })
 		g := w.gateway(7)
 		defer g.close()
 		g.load(200, time.Second)
@@ -1046,7 +1110,8 @@ func TestLeaderResigns(t *testing.T) {
 			t.Error("a has not resigned after 1s")
 		}
 		if w.leading() != b || a.leader.Leadership().GetLeader() != "b" {
-			t.Errorf("%v leads, and a follows %q, want b", w.leading(), a.leader.Leadership().GetLeader())
+			t.Errorf("%v leads, and a follows %q, want b", w.leading(),
+				a.leader.Leadership().GetLeader())
 		}
 		g.mu.Lock()
 		last := g.refused[len(g.refused)-1]
@@ -1056,7 +1121,9 @@ func TestLeaderResigns(t *testing.T) {
 			told, _ = d.(*control.Leadership)
 		}
 		if status.Code(last) != codes.FailedPrecondition || told.GetLeader() != "b" {
-			t.Errorf("the gateway's stream ended with %v, %v, want FAILED_PRECONDITION and who leads", last, told)
+			t.Errorf(
+				"the gateway's stream ended with %v, %v, want FAILED_PRECONDITION and who leads",
+				last, told)
 		}
 		g.allAnswered(t)
 		if n := countSlower(g.latency, 100*time.Millisecond); n > 0 {
@@ -1073,7 +1140,8 @@ func TestLeaderLinksOnce(t *testing.T) {
 		a := w.add("a", 2, linear)
 		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
 		b := w.add("b", 1, linear)
-		soon(t, time.Second, "b follows a", func() bool { return a.leader.Leadership().GetSuccessor() == "b" })
+		soon(t, time.Second, "b follows a",
+			func() bool { return a.leader.Leadership().GetSuccessor() == "b" })
 		time.Sleep(time.Second)
 		if n := b.linked.Load(); n != 1 {
 			t.Errorf("a has opened %d links to b, want 1", n)
@@ -1081,9 +1149,9 @@ func TestLeaderLinksOnce(t *testing.T) {
 	})
 }
 
-// TestLeaderGone kills a leader: its successor, whose epoch is on the disk by then, leads as soon as the dead one's
-// address refuses connections, or 10 ms later, when it claims again, if the other follower's link to the
-// dead one breaks only after it has read the first claim.
+// TestLeaderGone kills a leader: its successor, whose epoch is on the disk by then, leads as soon
+// as the dead one's address refuses connections, or 10 ms later, when it claims again, if the other
+// follower's link to the dead one breaks only after it has read the first claim.
 func TestLeaderGone(t *testing.T) {
 	for _, tt := range []struct {
 		accepts int32
@@ -1094,27 +1162,32 @@ func TestLeaderGone(t *testing.T) {
 			defer w.stop()
 			a, b, c := w.add("a", 3, linear), w.add("b", 2, linear), w.add("c", 1, linear)
 			soon(t, time.Second, "b and c follow a", func() bool {
-				return b.leader.Leadership().GetSuccessor() == "b" && c.leader.Leadership().GetSuccessor() == "b"
+				return b.leader.Leadership().GetSuccessor() == "b" &&
+					c.leader.Leadership().GetSuccessor() == "b"
 			})
 			synctest.Wait()
-			if epoch, err := readEpoch(b.leader.config.StateDir); epoch != a.leader.Leadership().GetEpoch()+1 || err != nil {
+			if epoch, err := readEpoch(
+				b.leader.config.StateDir); epoch != a.leader.Leadership().GetEpoch()+1 ||
+				err != nil {
 				t.Errorf("the successor has epoch %d, %v on its disk, want the next", epoch, err)
 			}
 			a.accepts.Store(tt.accepts)
 			w.kill(a, false)
-			soon(t, tt.within, "c follows b", func() bool { return c.leader.Leadership().GetLeader() == "b" })
+			soon(t, tt.within, "c follows b",
+				func() bool { return c.leader.Leadership().GetLeader() == "b" })
 		})
 	}
 }
 
-// TestLeaderLinkEnds: a follower takes the leader's link for broken unless it ended in order, or a newer one
-// had come.
+// TestLeaderLinkEnds: a follower takes the leader's link for broken unless it ended in order, or a
+// newer one had come.
 func TestLeaderLinkEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newLeaderWorld(t)
 		defer w.stop()
 		a, b := w.add("a", 2, linear), w.add("b", 1, linear)
-		soon(t, time.Second, "b follows a", func() bool { return w.leading() == a && a.leader.Leadership().GetSuccessor() == "b" })
+		soon(t, time.Second, "b follows a",
+			func() bool { return w.leading() == a && a.leader.Leadership().GetSuccessor() == "b" })
 		broken := func() bool {
 			b.leader.mu.Lock()
 			defer b.leader.mu.Unlock()
@@ -1147,7 +1220,8 @@ func TestLeaderRestarts(t *testing.T) {
 			defer w.stop()
 			a := w.add("a", 1, linear, func(c *Config) { c.StateDir = dir })
 			soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
-			if got := a.leader.Leadership(); got.Epoch != want || got.Leader != "a" || got.Successor != "" {
+			if got := a.leader.Leadership(); got.Epoch != want || got.Leader != "a" ||
+				got.Successor != "" {
 				t.Errorf("leadership is %v, want epoch %d of a", got, want)
 			}
 		})
@@ -1155,7 +1229,9 @@ func TestLeaderRestarts(t *testing.T) {
 	if err := os.WriteFile(epochPath(dir), []byte("seven\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	_, err := New(Config{StateDir: dir, Fleet: &testNode{name: "a"}, Log: slog.New(slog.DiscardHandler)})
+	_, err := New(Config{
+		StateDir: dir, Fleet: &testNode{name: "a"}, Log: slog.New(slog.DiscardHandler),
+	})
 	for _, want := range []string{epochPath(dir), `"seven\n"`, "muster status", "or remove it"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("a damaged epoch gives %v, want an error that says %s", err, want)
@@ -1183,7 +1259,8 @@ func TestLeaderKeepsHighestEpoch(t *testing.T) {
 	}
 }
 
-// TestImpossibleEpoch: an epoch that a lie has left, with which an agent could never be elected, is named.
+// TestImpossibleEpoch: an epoch that a lie has left, with which an agent could never
+// be elected, is named.
 func TestImpossibleEpoch(t *testing.T) {
 	dir := t.TempDir()
 	for epoch, want := range map[string]string{
@@ -1195,7 +1272,8 @@ func TestImpossibleEpoch(t *testing.T) {
 		if err := os.WriteFile(epochPath(dir), []byte(epoch+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := readEpoch(dir); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+		if _, err := readEpoch(dir); (err == nil) != (want == "") ||
+			err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", epoch, err, want)
 		}
 	}
@@ -1208,11 +1286,12 @@ func TestLeaderCannotKeepEpoch(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := 0
-	l := &Leader{config: Config{StateDir: dir}, log: slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
-		t.Logf("%s", p)
-		lines++
-		return len(p), nil
-	}), nil))}
+	l := &Leader{config: Config{StateDir: dir},
+		log: slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
+			t.Logf("%s", p)
+			lines++
+			return len(p), nil
+		}), nil))}
 	persist := func(epoch uint64) {
 		l.do(&election.Action{Kind: election.Persist, Claim: election.Claim{Epoch: epoch}})
 		l.running.Wait()

@@ -15,15 +15,16 @@ import (
 )
 
 const (
-	// learnRest is how long queries and answers may gather before they are looked at: to be woken by each
-	// of them would cost the leader more than to learn from it.
+	// learnRest is how long queries and answers may gather before they are looked at: to be woken
+	// by each of them would cost the leader more than to learn from it.
 	learnRest = 5 * time.Millisecond
 	// mostObserved bounds what waits to be learned from; more is not.
 	mostObserved = 1 << 14
 )
 
-// learning pumps a [learn.State] beside the term's loop: it hands it what the term has seen, and the
-// term its advice, and saves the book. One goroutine, run's, has it all but what the lock guards.
+// learning pumps a [learn.State] beside the term's loop: it hands it what the term has
+// seen, and the term its advice, and saves the book. One goroutine, run's, has it all but
+// what the lock guards.
 type learning struct {
 	term *term
 	wake chan struct{} // the pool is another
@@ -41,7 +42,8 @@ type learning struct {
 func newLearning(t *term) *learning {
 	book := t.leader.book
 	return &learning{
-		term: t, wake: make(chan struct{}, 1), come: make(chan struct{}, 1), asks: make(chan func()),
+		term: t, wake: make(chan struct{}, 1), come: make(chan struct{}, 1),
+		asks: make(chan func()),
 		book: book, state: learn.New(book),
 	}
 }
@@ -82,7 +84,9 @@ func (s *learning) suggest(v *control.View) {
 	}
 	told := make([]leader.Latency, len(v.GetProfiles()))
 	for i, p := range v.GetProfiles() {
-		told[i] = leader.Latency{TableKey: leader.TableKey{Model: p.GetModel(), Type: p.GetType()}, Told: p.GetTable()}
+		told[i] = leader.Latency{
+			TableKey: leader.TableKey{Model: p.GetModel(), Type: p.GetType()}, Told: p.GetTable(),
+		}
 	}
 	s.state.Suggest(members, told)
 }
@@ -135,8 +139,8 @@ func (s *learning) ask(do func()) bool {
 	}
 }
 
-// look has what waits looked at, and gives advice; it returns after how long to look again, 0 if only
-// what is seen brings more.
+// look has what waits looked at, and gives advice; it returns after how long to look again, 0 if
+// only what is seen brings more.
 func (s *learning) look(now time.Time) (next time.Duration) {
 	s.mu.Lock()
 	seen := s.seen
@@ -167,11 +171,13 @@ func (s *learning) forget(now time.Time) {
 func (s *learning) fillDemand(out *control.FleetDemand, now time.Time) {
 	for _, d := range s.state.Demand(now) {
 		known := &control.ModelDemand{
-			Model: d.Name, Version: d.Version, QosTargetNs: int64(d.QoSTarget), QosPercentile: d.Share,
+			Model: d.Name, Version: d.Version, QosTargetNs: int64(d.QoSTarget),
+			QosPercentile:    d.Share,
 			LargestBatchSize: uint32(d.Largest), Queries: uint64(d.Queries), Rate: d.Rate,
 		}
 		for _, x := range d.BatchSizes {
-			known.BatchSizes, known.Shares = append(known.BatchSizes, uint32(x.BatchSize)), append(known.Shares, x.Share)
+			known.BatchSizes, known.Shares = append(known.BatchSizes,
+				uint32(x.BatchSize)), append(known.Shares, x.Share)
 		}
 		out.Models = append(out.Models, known)
 	}

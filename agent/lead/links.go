@@ -18,7 +18,8 @@ import (
 const (
 	// idleLink is how long a link that an election needed stays open unused.
 	idleLink = 3 * time.Second
-	// A broken link of a leader is opened again at once, then after this, doubled up to the longest.
+	// A broken link of a leader is opened again at once, then after this, doubled up to the
+	// longest.
 	firstRedial, lastRedial = 10 * time.Millisecond, 500 * time.Millisecond
 	// mostElections bounds the election messages that wait for a link; older ones
 	// are dropped, as each is said again.
@@ -222,7 +223,8 @@ func (k *link) keep(m *control.LeaderMessage) {
 // newest is the profiles told earlier and later, of each the last.
 func newest(earlier, later []*control.Profile) []*control.Profile {
 	all := slices.DeleteFunc(slices.Clone(earlier), func(p *control.Profile) bool {
-		return slices.ContainsFunc(later, func(q *control.Profile) bool { return p.Model == q.Model && p.Type == q.Type })
+		return slices.ContainsFunc(later,
+			func(q *control.Profile) bool { return p.Model == q.Model && p.Type == q.Type })
 	})
 	return append(all, later...)
 }
@@ -230,7 +232,9 @@ func newest(earlier, later []*control.Profile) []*control.Profile {
 // handOver gives what is to be sent to the link that takes k's place.
 func (k *link) handOver(to *link) {
 	if m := k.take(); m != nil {
-		to.push(func(out *control.LeaderMessage) { out.Election = append(m.Election, out.Election...) })
+		to.push(func(out *control.LeaderMessage) {
+			out.Election = append(m.Election, out.Election...)
+		})
 	}
 	k.cancel()
 }
@@ -379,7 +383,8 @@ func (k *link) exchange() (renewed bool, err error) {
 			first := !greeted
 			greeted = greeted || m.Member != nil
 			if greeted {
-				k.term.post(func() { // as post does, with one function for each query instead of two
+				// as post does, with one function for each query instead of two
+				k.term.post(func() {
 					if k.ctx.Err() == nil {
 						k.term.heard(k.to, m, first)
 					}
@@ -390,7 +395,8 @@ func (k *link) exchange() (renewed bool, err error) {
 }
 
 // open opens the stream; what serves it in process ends with ctx.
-func (k *link) open(ctx context.Context, served *sync.WaitGroup) (ClientStream[control.LeaderMessage, control.WorkerMessage], error) {
+func (k *link) open(ctx context.Context, served *sync.WaitGroup) (
+	ClientStream[control.LeaderMessage, control.WorkerMessage], error) {
 	if k.to == k.links.fleet.Self() {
 		client, server := NewPipe[control.LeaderMessage, control.WorkerMessage](ctx)
 		served.Go(func() { server.End(k.links.fleet.Link(server)) })
@@ -404,7 +410,8 @@ func (k *link) open(ctx context.Context, served *sync.WaitGroup) (ClientStream[c
 }
 
 // write sends the first message, and then what there is to send.
-func (k *link) write(ctx context.Context, s Stream[control.LeaderMessage, control.WorkerMessage]) error {
+func (k *link) write(ctx context.Context,
+	s Stream[control.LeaderMessage, control.WorkerMessage]) error {
 	first := true
 	idle := time.NewTimer(idleLink)
 	defer idle.Stop()

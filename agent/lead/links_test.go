@@ -29,7 +29,10 @@ func TestIdleLink(t *testing.T) {
 			n.leader.links.elect = func(*control.Election) { heard.Add(1) }
 		}
 		send := func(epoch uint64, from, to *testNode) {
-			from.leader.links.send(to.name, &control.Election{From: from.name, Kind: uint32(election.Propose), Epoch: epoch, Rank: 1, Leader: from.name})
+			from.leader.links.send(to.name, &control.Election{
+				From: from.name, Kind: uint32(election.Propose), Epoch: epoch, Rank: 1,
+				Leader: from.name,
+			})
 		}
 		const rounds = 50
 		epoch := uint64(0)
@@ -49,8 +52,8 @@ func TestIdleLink(t *testing.T) {
 	})
 }
 
-// TestManyProfiles has a leader that knows more than one message may hold: an agent that joins is told
-// everything, in messages that it takes.
+// TestManyProfiles has a leader that knows more than one message may hold: an agent that joins is
+// told everything, in messages that it takes.
 func TestManyProfiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newLeaderWorld(t)
@@ -71,12 +74,17 @@ func TestManyProfiles(t *testing.T) {
 			ghost, advice := &leader.Member{Name: "ghost"}, &leader.Advice{}
 			for i := range many {
 				id := leader.ModelID{Name: fmt.Sprintf("m%d", i), Version: 1}
-				ghost.Models = append(ghost.Models, leader.Model{ModelID: id, QoSTarget: time.Second, Share: 0.99, Largest: 1})
+				ghost.Models = append(ghost.Models, leader.Model{
+					ModelID: id, QoSTarget: time.Second, Share: 0.99, Largest: 1,
+				})
 				advice.Latencies = append(advice.Latencies, &leader.Latency{
-					TableKey: leader.TableKey{Model: id.Key(), Type: "box/cpu/1"}, Profile: shipped, Table: table, Told: make([]byte, size),
+					TableKey: leader.TableKey{Model: id.Key(), Type: "box/cpu/1"}, Profile: shipped,
+					Table: table, Told: make([]byte, size),
 				})
 			}
-			term.step(leader.Event{Kind: leader.ViewChanged, Members: []*leader.Member{ghost, {Name: "a"}}})
+			term.step(leader.Event{
+				Kind: leader.ViewChanged, Members: []*leader.Member{ghost, {Name: "a"}},
+			})
 			term.advise(advice)
 		})
 		b := w.add("b", -1, linear)
@@ -93,9 +101,11 @@ func TestManyProfiles(t *testing.T) {
 			}
 			return profiles, largest
 		}
-		soon(t, time.Second, "b knows all profiles", func() bool { n, _ := told(); return n == many })
+		soon(t, time.Second, "b knows all profiles",
+			func() bool { n, _ := told(); return n == many })
 		if _, largest := told(); largest > mostProfileBytes+size {
-			t.Errorf("a message has %d bytes, want not much more than %d", largest, mostProfileBytes)
+			t.Errorf("a message has %d bytes, want not much more than %d", largest,
+				mostProfileBytes)
 		}
 	})
 }

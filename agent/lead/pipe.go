@@ -10,7 +10,8 @@ import (
 // ctx, or when the server ends it: with nil in order, so that the client
 // receives io.EOF, or with an error that the client receives. What was sent
 // before is received before.
-func NewPipe[Up, Down any](ctx context.Context) (client *PipeClient[Up, Down], server *PipeServer[Up, Down]) {
+func NewPipe[Up, Down any](ctx context.Context) (client *PipeClient[Up, Down],
+	server *PipeServer[Up, Down]) {
 	p := &pipe[Up, Down]{up: make(chan *Up), down: make(chan *Down), closed: make(chan struct{})}
 	p.ctx, p.cancel = context.WithCancelCause(ctx)
 	return &PipeClient[Up, Down]{p}, &PipeServer[Up, Down]{p}

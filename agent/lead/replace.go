@@ -13,7 +13,8 @@ import (
 // file to the disk, but not its new name.
 func replaceFile(path, contents string, mode os.FileMode) error {
 	at := filepath.Dir(path)
-	if err := renameio.WriteFile(path, []byte(contents), mode, renameio.WithTempDir(at)); err != nil {
+	if err := renameio.WriteFile(path, []byte(contents), mode,
+		renameio.WithTempDir(at)); err != nil {
 		return err
 	}
 	dir, err := os.Open(at)

@@ -18,13 +18,15 @@ import (
 // memberOf is a member as the state knows it.
 func memberOf(c *profiles.Catalogue, m *control.Member) *leader.Member {
 	out := &leader.Member{
-		Name: m.GetName(), Type: m.LaneType(), OwnType: m.OwnLaneType(), Lanes: int(m.GetLanes()), Draining: m.GetDraining(),
+		Name: m.GetName(), Type: m.LaneType(), OwnType: m.OwnLaneType(), Lanes: int(m.GetLanes()),
+		Draining: m.GetDraining(),
 		Revision: m.GetRevision(), Models: make([]leader.Model, len(m.GetModels())),
 	}
 	for i, held := range m.GetModels() {
 		out.Models[i] = leader.Model{
 			ModelID:   leader.ModelID{Name: held.GetName(), Version: held.GetVersion()},
-			QoSTarget: time.Duration(held.GetQosTargetNs()), Share: held.GetQosPercentile(), Largest: int(held.GetLargestBatchSize()),
+			QoSTarget: time.Duration(held.GetQosTargetNs()), Share: held.GetQosPercentile(),
+			Largest:    int(held.GetLargestBatchSize()),
 			RejectLate: held.GetRejectLate(), Profile: members.KeyOf(c, m, held),
 		}
 	}
@@ -37,16 +39,22 @@ func (t *term) fillStatus(out *control.FleetStatus) {
 	out.Waiting, out.WaitingLate = uint32(s.Waiting), uint32(s.WaitingLate)
 	out.Rate, out.FluidLimit = s.Rate, s.Limit
 	for _, known := range s.Agents {
-		i := slices.IndexFunc(out.Agents, func(a *control.AgentStatus) bool { return a.GetName() == known.Name })
+		i := slices.IndexFunc(out.Agents,
+			func(a *control.AgentStatus) bool { return a.GetName() == known.Name })
 		if i < 0 {
 			i = len(out.Agents)
 			out.Agents = append(out.Agents, &control.AgentStatus{Name: known.Name})
 		}
-		out.Agents[i].Factor, out.Agents[i].Busy, out.Agents[i].Overdue = known.Factor, known.Busy, known.Overdue
+		out.Agents[i].Factor, out.Agents[i].Busy, out.Agents[i].Overdue = known.Factor, known.Busy,
+			known.Overdue
 	}
-	slices.SortFunc(out.Agents, func(a, b *control.AgentStatus) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(out.Agents,
+		func(a, b *control.AgentStatus) int { return cmp.Compare(a.Name, b.Name) })
 	for _, m := range s.Models {
-		status := &control.ModelStatus{Model: m.Name, Version: m.Version, Rate: m.Rate, Answered: m.Answered, Late: m.Late, Refused: m.Refused}
+		status := &control.ModelStatus{
+			Model: m.Name, Version: m.Version, Rate: m.Rate, Answered: m.Answered, Late: m.Late,
+			Refused: m.Refused,
+		}
 		if m.Any {
 			status.WithinQos = proto.Float64(m.Within)
 		}
@@ -80,23 +88,32 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 	}
 	m := &metrics{
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "muster_leader_decisions_total", Help: "Decisions of this agent as the leader, by action and reason.",
+			Name: "muster_leader_decisions_total",
+			Help: "Decisions of this agent as the leader, by action and reason.",
 		}, []string{"action", "reason"}),
 		loopDelay: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "muster_leader_loop_delay_seconds", Help: "Time from when the leader is told something until it looks at it.",
+			Name:    "muster_leader_loop_delay_seconds",
+			Help:    "Time from when the leader is told something until it looks at it.",
 			Buckets: prometheus.ExponentialBuckets(5e-6, 2, 18), // 5 us to 0.65 s
 		}),
-		elections: counter("muster_leader_elections_total", "Times that this agent has become the leader."),
-		leads:     gauge("muster_leader", "1 while this agent leads, else 0."),
-		epoch:     gauge("muster_leader_epoch", "The epoch of the leader that this agent follows."),
-		gateways:  gauge("muster_leader_gateways", "Gateways connected to this agent as the leader."),
-		overdue:   counter("muster_leader_overdue_lanes_total", "Times that a lane was overdue."),
-		refusals:  counter("muster_leader_refused_attempts_total", "Attempts that a worker has refused or broken off."),
-		ahead:     gauge("muster_leader_dispatch_ahead_seconds", "How long before a lane is free the leader gives it the next query."),
-		limit:     gauge("muster_leader_fluid_limit", "The highest rate, queries/s, that the lanes could serve if queries were like water; 0: unknown."),
+		elections: counter("muster_leader_elections_total",
+			"Times that this agent has become the leader."),
+		leads: gauge("muster_leader", "1 while this agent leads, else 0."),
+		epoch: gauge("muster_leader_epoch", "The epoch of the leader that this agent follows."),
+		gateways: gauge("muster_leader_gateways",
+			"Gateways connected to this agent as the leader."),
+		overdue: counter("muster_leader_overdue_lanes_total", "Times that a lane was overdue."),
+		refusals: counter("muster_leader_refused_attempts_total",
+			"Attempts that a worker has refused or broken off."),
+		ahead: gauge("muster_leader_dispatch_ahead_seconds",
+			"How long before a lane is free the leader gives it the next query."),
+		limit: gauge("muster_leader_fluid_limit",
+			"The highest rate, queries/s, that the lanes could serve if queries were like water; "+
+				"0: unknown."),
 	}
 	m.matched = m.decisions.WithLabelValues(match.Assign.String(), match.Matched.String())
-	registry.MustRegister(m.decisions, m.loopDelay, m.elections, m.leads, m.epoch, m.gateways, m.overdue, m.refusals, m.ahead, m.limit)
+	registry.MustRegister(m.decisions, m.loopDelay, m.elections, m.leads, m.epoch, m.gateways,
+		m.overdue, m.refusals, m.ahead, m.limit)
 	return m
 }
 

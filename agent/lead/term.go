@@ -38,9 +38,10 @@ type term struct {
 	recorder *leader.Recorder
 	record   *os.File
 
-	gateways  map[uint64]*gateway        // those connected
-	touched   []*gateway                 // have something to be sent
-	described map[string]*control.Member // the members that have greeted, as they last described themselves
+	gateways map[uint64]*gateway // those connected
+	touched  []*gateway          // have something to be sent
+	// the members that have greeted, as they last described themselves
+	described map[string]*control.Member
 	viewed    map[*control.Member]*leader.Member
 }
 
@@ -52,7 +53,8 @@ type task struct {
 
 func newTerm(l *Leader, claim election.Claim, former *term) *term {
 	t := &term{
-		leader: l, claim: claim, former: former, done: make(chan struct{}), inbox: make(chan task, 256),
+		leader: l, claim: claim, former: former, done: make(chan struct{}),
+		inbox:    make(chan task, 256),
 		gateways: map[uint64]*gateway{}, described: map[string]*control.Member{},
 	}
 	t.ctx, t.cancel = context.WithCancel(l.ctx)
@@ -63,7 +65,8 @@ func newTerm(l *Leader, claim election.Claim, former *term) *term {
 // stop ends the term; done is closed when it has ended.
 func (t *term) stop() { t.cancel() }
 
-// post has the loop do something. It waits if the loop is behind, and does nothing once the term has ended.
+// post has the loop do something. It waits if the loop is behind, and does nothing once
+// the term has ended.
 func (t *term) post(do func()) {
 	select {
 	case t.inbox <- task{time.Now(), do}:
@@ -141,7 +144,8 @@ func (t *term) open() bool {
 	t.now = t.start
 	view := l.fleet.View()
 	config := leader.Config{
-		Self: l.fleet.Self(), Policy: l.config.Policy, Seed: rand.Uint64(), Ahead: control.Duration(view.GetAheadNs()),
+		Self: l.fleet.Self(), Policy: l.config.Policy, Seed: rand.Uint64(),
+		Ahead: control.Duration(view.GetAheadNs()),
 	}
 	if l.config.Record != "" {
 		if err := t.startRecording(&config); err != nil {
@@ -160,7 +164,8 @@ func (t *term) open() bool {
 }
 
 func (t *term) startRecording(config *leader.Config) (err error) {
-	if t.record, err = os.OpenFile(t.leader.config.Record, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644); err != nil {
+	if t.record, err = os.OpenFile(t.leader.config.Record, os.O_CREATE|os.O_WRONLY|os.O_APPEND,
+		0o644); err != nil {
 		return err
 	}
 	t.recorder, err = leader.NewRecorder(t.record, config)
@@ -218,7 +223,8 @@ func (t *term) carryOut(a *leader.Action) {
 			out := t.outbox(g)
 			out.Profiles = newest(out.Profiles, profiles)
 		}
-		l.links.tell(t, func(m *control.LeaderMessage) { m.Profiles = newest(m.Profiles, profiles) })
+		l.links.tell(
+			t, func(m *control.LeaderMessage) { m.Profiles = newest(m.Profiles, profiles) })
 	case leader.TellPrices:
 		prices := pricesOf(a.Prices)
 		for _, g := range t.gateways {
@@ -235,7 +241,8 @@ func (t *term) carryOut(a *leader.Action) {
 		t.learning.arrived(learn.Arrival{Model: a.Model, BatchSize: a.BatchSize, At: t.now})
 	case leader.Observed:
 		t.learning.observed(learn.Observation{
-			Member: a.Member, Model: a.Model, BatchSize: a.BatchSize, Execution: a.Duration, At: t.now,
+			Member: a.Member, Model: a.Model, BatchSize: a.BatchSize, Execution: a.Duration,
+			At: t.now,
 		})
 	case leader.PoolChanged:
 		t.learning.poolIs(a.Pool)
@@ -247,12 +254,15 @@ func (t *term) carryOut(a *leader.Action) {
 		if a.Known {
 			level = slog.LevelDebug
 		}
-		l.log.Log(t.ctx, level, "lanes are lost", "agent", a.Agent, "lanes", a.N, "why", a.Message, eventKey, "lane")
+		l.log.Log(t.ctx, level, "lanes are lost", "agent", a.Agent, "lanes", a.N, "why", a.Message,
+			eventKey, "lane")
 	case leader.LaneOverdue:
 		l.metrics.overdue.Inc()
-		l.log.Debug("lane is overdue", "agent", a.Agent, "lane", a.Lane, "holds", a.N, "by", a.Duration.String())
+		l.log.Debug("lane is overdue", "agent", a.Agent, "lane", a.Lane, "holds", a.N, "by",
+			a.Duration.String())
 	case leader.LaneSilent:
-		l.log.Warn("lane does not answer, it gets no queries until it does", "agent", a.Agent, "lane", a.Lane,
+		l.log.Warn("lane does not answer, it gets no queries until it does", "agent", a.Agent,
+			"lane", a.Lane,
 			"holds", a.N, "overdue_ms", a.Duration.Milliseconds(), eventKey, "lane")
 	case leader.LaneAnswers:
 		l.log.Info("lane answers again", "agent", a.Agent, "lane", a.Lane, eventKey, "lane")
@@ -277,12 +287,14 @@ func (t *term) decided(a *leader.Action) {
 	switch a.Kind {
 	case leader.Assign:
 		out.Assign = append(out.Assign, &control.Assign{
-			Sequence: d.Query.Sequence, Attempt: uint32(d.Attempt), Agent: a.Agent, Lane: uint32(a.Lane),
+			Sequence: d.Query.Sequence, Attempt: uint32(d.Attempt), Agent: a.Agent,
+			Lane:   uint32(a.Lane),
 			WaitNs: int64(d.Wait), ExecutionNs: int64(d.Latency),
 		})
 	case leader.Reject:
 		out.Reject = append(out.Reject, &control.Reject{
-			Sequence: d.Query.Sequence, Reason: d.Reason.String(), Message: a.Message, RetryAfterNs: int64(d.Wait),
+			Sequence: d.Query.Sequence, Reason: d.Reason.String(), Message: a.Message,
+			RetryAfterNs: int64(d.Wait),
 		})
 	case leader.OfferAgain:
 		revoke(out, d.Query.Sequence, uint32(d.Attempt))
@@ -294,7 +306,9 @@ func (t *term) decided(a *leader.Action) {
 
 func pricesOf(prices []fluid.Price) (all []*control.TypePrice) {
 	for _, p := range prices {
-		all = append(all, &control.TypePrice{Type: p.Type, PerMs: p.PerMs, ServiceMs: float64(p.Service) / 1e6})
+		all = append(all, &control.TypePrice{
+			Type: p.Type, PerMs: p.PerMs, ServiceMs: float64(p.Service) / 1e6,
+		})
 	}
 	return all
 }
@@ -309,7 +323,8 @@ func profilesOf(latencies []*leader.Latency) (all []*control.Profile) {
 // viewChanged tells the state of the fleet's view.
 func (t *term) viewChanged() {
 	members := t.leader.fleet.View().GetMembers()
-	seen, names := make(map[*control.Member]*leader.Member, len(members)), make(map[string]bool, len(members))
+	seen, names := make(map[*control.Member]*leader.Member, len(members)), make(map[string]bool,
+		len(members))
 	said := make([]*leader.Member, len(members))
 	for i, m := range members {
 		if said[i] = t.viewed[m]; said[i] == nil {
@@ -340,7 +355,10 @@ func (t *term) heard(name string, m *control.WorkerMessage, greets bool) {
 	free := durations(m.GetRemainingNs())
 	if m.Member != nil {
 		t.described[name] = m.Member
-		t.step(leader.Event{Kind: leader.Described, Member: memberOf(t.leader.config.Catalogue, m.Member), Free: free})
+		t.step(leader.Event{
+			Kind: leader.Described, Member: memberOf(t.leader.config.Catalogue, m.Member),
+			Free: free,
+		})
 	}
 	for _, c := range m.GetCompleted() {
 		t.completed(name, c)
@@ -351,7 +369,8 @@ func (t *term) heard(name string, m *control.WorkerMessage, greets bool) {
 			holds[i] = leader.Held{
 				Gateway: h.GetGateway(), Sequence: h.GetSequence(),
 				Attempt: int(h.GetAttempt()), Lane: int(h.GetLane()),
-				Model: leader.ModelID{Name: h.GetModel(), Version: h.GetVersion()}, BatchSize: int(h.GetBatchSize()),
+				Model:     leader.ModelID{Name: h.GetModel(), Version: h.GetVersion()},
+				BatchSize: int(h.GetBatchSize()),
 			}
 		}
 		t.step(leader.Event{Kind: leader.Greeted, Agent: name, Holds: holds, Free: free})

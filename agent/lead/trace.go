@@ -29,7 +29,10 @@ func (t *term) traced(s *control.Submit) *queryTrace {
 	if t.leader.config.Tracer == nil || s.GetTraceparent() == "" {
 		return nil
 	}
-	return &queryTrace{ctx: tracing.Parse(t.ctx, s.GetTraceparent(), s.GetTracestate()), since: t.now, batch: int(s.GetBatchSize())}
+	return &queryTrace{
+		ctx: tracing.Parse(t.ctx, s.GetTraceparent(), s.GetTracestate()), since: t.now,
+		batch: int(s.GetBatchSize()),
+	}
 }
 
 // trace makes the span of a decision about a query, if that is traced.
@@ -43,21 +46,29 @@ func (t *term) trace(a *leader.Action) {
 		q.since, q.again, q.tried = t.now, d.Reason, true
 		return
 	}
-	_, span := t.leader.config.Tracer.Start(q.ctx, tracing.Decide, trace.WithTimestamp(q.since), trace.WithAttributes(
-		tracing.Epoch.Int64(int64(t.claim.Epoch)), tracing.Policy.String(cmp.Or(t.leader.config.Policy, match.DefaultPolicy)),
-		tracing.Action.String(d.Action.String()), tracing.Reason.String(d.Reason.String()),
-		tracing.BatchSize.Int(q.batch), tracing.Ms(tracing.Waited, d.Waited)))
+	_, span := t.leader.config.Tracer.Start(q.ctx, tracing.Decide, trace.WithTimestamp(q.since),
+		trace.WithAttributes(
+			tracing.Epoch.Int64(int64(t.claim.Epoch)),
+			tracing.Policy.String(cmp.Or(t.leader.config.Policy, match.DefaultPolicy)),
+			tracing.Action.String(d.Action.String()), tracing.Reason.String(d.Reason.String()),
+			tracing.BatchSize.Int(q.batch), tracing.Ms(tracing.Waited, d.Waited)))
 	if a.Model.Name != "" {
-		span.SetAttributes(tracing.Model.String(a.Model.Name), tracing.Version.String(strconv.FormatInt(a.Model.Version, 10)))
+		span.SetAttributes(tracing.Model.String(a.Model.Name),
+			tracing.Version.String(strconv.FormatInt(a.Model.Version, 10)))
 	}
 	if q.tried {
-		span.AddEvent("offered again", trace.WithTimestamp(q.since), trace.WithAttributes(tracing.Reason.String(q.again.String())))
+		span.AddEvent("offered again", trace.WithTimestamp(q.since),
+			trace.WithAttributes(tracing.Reason.String(q.again.String())))
 	}
 	if a.Kind == leader.Assign {
-		span.SetAttributes(tracing.Attempt.Int(d.Attempt), tracing.Agent.String(a.Agent), tracing.Lane.Int(a.Lane),
-			tracing.InstanceType.String(t.described[a.Agent].GetInstanceType()), tracing.Cost.Float64(d.Cost),
-			tracing.Ms(tracing.PredictedWait, d.Wait), tracing.Ms(tracing.PredictedExecution, d.Latency),
-			tracing.Ms(tracing.PredictedLatency, d.Waited+d.Wait+d.Latency), tracing.Ms(tracing.Slack, d.Slack))
+		span.SetAttributes(tracing.Attempt.Int(d.Attempt), tracing.Agent.String(a.Agent),
+			tracing.Lane.Int(a.Lane),
+			tracing.InstanceType.String(t.described[a.Agent].GetInstanceType()),
+			tracing.Cost.Float64(d.Cost),
+			tracing.Ms(tracing.PredictedWait, d.Wait),
+			tracing.Ms(tracing.PredictedExecution, d.Latency),
+			tracing.Ms(tracing.PredictedLatency, d.Waited+d.Wait+d.Latency),
+			tracing.Ms(tracing.Slack, d.Slack))
 	}
 	span.End(trace.WithTimestamp(t.now))
 }

@@ -24,7 +24,8 @@ const (
 	describeAgain, describeAgainLongest = 100 * time.Millisecond, 10 * time.Second
 	// Agents that have not said yet what they are get asked by so many goroutines.
 	describers = 8
-	// Whoever names agents that are none must not have them ask all the time: so many fail a second.
+	// Whoever names agents that are none must not have them ask all the time: so
+	// many fail a second.
 	failuresPerSecond = 50
 	// One of those that fail to say it is logged this often.
 	sayUndescribed = time.Minute
@@ -32,7 +33,10 @@ const (
 
 // meet notes a stranger, to be asked. ms.mu is held.
 func (ms *Members) meet(name string, said Meta) *other {
-	o := &other{name: name, said: said, address: said.Address, wait: describeAgain, ask: make(chan struct{}, 1)}
+	o := &other{
+		name: name, said: said, address: said.Address, wait: describeAgain,
+		ask: make(chan struct{}, 1),
+	}
 	o.left, o.leave = context.WithCancel(ms.config.Closing)
 	ms.strangers[name] = o
 	ms.enqueue(o)
@@ -92,12 +96,14 @@ func (ms *Members) askStrangers() {
 		address := o.address
 		ms.mu.Unlock()
 		if err := ms.askStranger(o, address); err != nil {
-			_ = ms.failures.Wait(ms.config.Closing) // fails only at the end, when each ask does at once
+			// fails only at the end, when each ask does at once
+			_ = ms.failures.Wait(ms.config.Closing)
 		}
 	}
 }
 
-// askStranger makes a member of a stranger that says at the address what it is, or has it asked again.
+// askStranger makes a member of a stranger that says at the address what it is, or
+// has it asked again.
 func (ms *Members) askStranger(o *other, address string) error {
 	conn, err := ms.config.Connect(address)
 	var m *control.Member
@@ -126,7 +132,8 @@ func (ms *Members) askStranger(o *other, address string) error {
 		ms.running.Go(func() { ms.describe(o) })
 		return nil
 	default:
-		if now := time.Now(); err != nil && !o.logged && now.Sub(ms.lastUndescribed) > sayUndescribed {
+		if now := time.Now(); err != nil && !o.logged &&
+			now.Sub(ms.lastUndescribed) > sayUndescribed {
 			ms.lastUndescribed, o.logged = now, true
 			ms.warnUndescribed(o, err)
 		}
@@ -146,7 +153,9 @@ func (ms *Members) askStranger(o *other, address string) error {
 }
 
 func (ms *Members) warnUndescribed(o *other, err error) {
-	ms.config.Log.Warn("agent gossips but does not say what it serves; it gets no queries until it does, asking again",
+	ms.config.Log.Warn(
+		"agent gossips but does not say what it serves; it gets no queries until it does, asking "+
+			"again",
 		"agent", o.name, "address", o.address, "error", err, "event", "silent")
 }
 
@@ -169,7 +178,8 @@ func (ms *Members) describe(o *other) {
 		m, err := ms.askDescription(o, o.conn)
 		if err == nil {
 			if failing {
-				ms.config.Log.Info("agent answers", "agent", o.name, "address", o.address, "event", "answers")
+				ms.config.Log.Info("agent answers", "agent", o.name, "address", o.address, "event",
+					"answers")
 			}
 			failing, wait = false, describeAgain
 			ms.mu.Lock()
@@ -203,17 +213,20 @@ func (ms *Members) describe(o *other) {
 func (ms *Members) replace(o *other) {
 	for _, former := range ms.others {
 		if former != o && former.address == o.address {
-			ms.config.Log.Info("agent started anew", "agent", o.name, "former", former.name, "address", o.address, "event", "replaced")
+			ms.config.Log.Info("agent started anew", "agent", o.name, "former", former.name,
+				"address", o.address, "event", "replaced")
 			ms.drop(former)
 		}
 	}
 }
 
-// askDescription asks o by conn what it is. A stranger must be there, not come while it is waited for.
+// askDescription asks o by conn what it is. A stranger must be there, not come while
+// it is waited for.
 func (ms *Members) askDescription(o *other, conn *grpc.ClientConn) (*control.Member, error) {
 	ctx, cancel := context.WithTimeout(o.left, describeTimeout)
 	defer cancel()
-	m, err := control.NewControlClient(conn).Describe(LocalOnly(ctx), &control.DescribeRequest{}, grpc.WaitForReady(o.described != nil))
+	m, err := control.NewControlClient(conn).Describe(LocalOnly(ctx), &control.DescribeRequest{},
+		grpc.WaitForReady(o.described != nil))
 	if err != nil {
 		return nil, err
 	}
@@ -235,17 +248,23 @@ func CheckDescription(m *control.Member, name string, spoken control.Versions) e
 	case m.GetLanes() > mostLanes:
 		return fmt.Errorf("it says that it has %d lanes, want at most %d", m.GetLanes(), mostLanes)
 	case !notNegative(m.GetPriceUsdPerHour()):
-		return fmt.Errorf("it says that its price is %v $/hr, want a number >= 0", m.GetPriceUsdPerHour())
+		return fmt.Errorf("it says that its price is %v $/hr, want a number >= 0",
+			m.GetPriceUsdPerHour())
 	}
 	for _, model := range m.GetModels() {
 		switch {
 		case model.GetName() == "":
 			return errors.New("it says that it holds a model without a name")
-		case model.GetQosTargetNs() <= 0, !(model.GetQosPercentile() > 0 && model.GetQosPercentile() <= 1):
-			return fmt.Errorf("it says that %v of the queries of model %q should be answered within %v, want a share above 0, at most 1, and a time > 0",
+		case model.GetQosTargetNs() <= 0,
+			!(model.GetQosPercentile() > 0 && model.GetQosPercentile() <= 1):
+			return fmt.Errorf(
+				"it says that %v of the queries of model %q should be answered within %v, want a "+
+					"share above 0, at most 1, and a time > 0",
 				model.GetQosPercentile(), model.GetName(), time.Duration(model.GetQosTargetNs()))
 		case model.GetLargestBatchSize() < 1:
-			return fmt.Errorf("it says that the largest batch size of model %q is 0, want 1 or more", model.GetName())
+			return fmt.Errorf(
+				"it says that the largest batch size of model %q is 0, want 1 or more",
+				model.GetName())
 		}
 	}
 	return nil

@@ -17,7 +17,8 @@ const (
 	// watchBeat is how often loads go to those who watch, and something at least, for else nobody
 	// could tell that this agent lives.
 	watchBeat = time.Second
-	// mostSteps is how many changes a watcher may lag behind; one that lags more gets the whole view.
+	// mostSteps is how many changes a watcher may lag behind; one that lags more
+	// gets the whole view.
 	mostSteps = 16
 )
 
@@ -31,8 +32,9 @@ type feed struct {
 	mu       sync.Mutex
 	watchers int // without any nothing is encoded
 	changes  control.Changes
-	steps    []oip.Encoded // the last ones, at most mostSteps; the last one leads to changes' revision
-	whole    oip.Encoded   // of that revision; without a message: nobody has needed it
+	// the last ones, at most mostSteps; the last one leads to changes' revision
+	steps []oip.Encoded
+	whole oip.Encoded // of that revision; without a message: nobody has needed it
 }
 
 // run keeps the feed as the members' view is, until ctx ends, and has the view have what this agent
@@ -62,7 +64,8 @@ func (f *feed) run(ctx context.Context) {
 	}
 }
 
-// update makes a step of what has changed in the view, and with loads one of those, be there any or none.
+// update makes a step of what has changed in the view, and with loads one of those, be
+// there any or none.
 func (f *feed) update(loads bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -110,8 +113,8 @@ func (f *feed) leave() {
 	}
 }
 
-// after returns what a watcher gets that has the view of a revision, 0 for none, and the revision that
-// it has then; the same one if there is nothing for it.
+// after returns what a watcher gets that has the view of a revision, 0 for none, and the revision
+// that it has then; the same one if there is nothing for it.
 func (f *feed) after(revision uint64) (oip.Encoded, uint64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -133,7 +136,8 @@ func (f *feed) after(revision uint64) (oip.Encoded, uint64, error) {
 
 // Watch streams the fleet as this agent sees it to one who may know of the models that sees says,
 // until the stream ends.
-func (ms *Members) Watch(req *control.WatchRequest, stream control.Control_WatchServer, sees func(model string) bool) error {
+func (ms *Members) Watch(req *control.WatchRequest, stream control.Control_WatchServer,
+	sees func(model string) bool) error {
 	if !req.GetChanges() {
 		return ms.watchWhole(stream, sees)
 	}
@@ -165,7 +169,8 @@ func (ms *Members) Watch(req *control.WatchRequest, stream control.Control_Watch
 
 // watchWhole is Watch with whole views, for those who do not ask for changes (older SDKs, and tools
 // for people) and those who may not see all models.
-func (ms *Members) watchWhole(stream control.Control_WatchServer, sees func(model string) bool) error {
+func (ms *Members) watchWhole(stream control.Control_WatchServer,
+	sees func(model string) bool) error {
 	ctx := stream.Context()
 	var last *control.View
 	beat := time.NewTicker(watchBeat)

@@ -42,9 +42,9 @@ func (s *countedStream) sent(n int) error {
 	return nil
 }
 
-// TestLoadsAlone: that 200 members say how busy they are each second, spread over it, costs neither the agent a view
-// nor who watches more than one message a second, of the loads alone, which is encoded once for all; and all models
-// that are alike were told once.
+// TestLoadsAlone: that 200 members say how busy they are each second, spread over it, costs neither
+// the agent a view nor who watches more than one message a second, of the loads alone, which is
+// encoded once for all; and all models that are alike were told once.
 func TestLoadsAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const members, seconds = 200, 10
@@ -59,7 +59,9 @@ func TestLoadsAlone(t *testing.T) {
 		before, inline := k.View(), proto.Size(k.LoadedView())
 		whole := streams[0].bytes
 		if streams[0].messages != 1 || whole > inline/4 {
-			t.Errorf("at first: %d messages, %d bytes; the view with all that each member says of its models has %d", streams[0].messages, whole, inline)
+			t.Errorf(
+				"at first: %d messages, %d bytes; the view with all that each member says of its "+
+					"models has %d", streams[0].messages, whole, inline)
 		}
 		said := sampleLoads(members)
 		for second := range seconds {
@@ -77,21 +79,23 @@ func TestLoadsAlone(t *testing.T) {
 				t.Errorf("watcher %d got %d messages in %d seconds", i, s.messages, seconds)
 			}
 			if s.largest > 60*members || s.bytes-whole > seconds*60*members {
-				t.Errorf("watcher %d got %d bytes for %d loads, at most %d at a time", i, s.bytes-whole, seconds*members, s.largest)
+				t.Errorf("watcher %d got %d bytes for %d loads, at most %d at a time", i,
+					s.bytes-whole, seconds*members, s.largest)
 			}
 			if !slices.Equal(s.wires, streams[0].wires) {
 				t.Errorf("watcher %d has messages encoded for it alone", i)
 			}
 		}
 		if l := k.Loads(); len(l) != members-1 || l[0].Agent != memberName(0) {
-			t.Errorf("%d loads are known, want those of %d others by name: %v", len(l), members-1, l[0])
+			t.Errorf("%d loads are known, want those of %d others by name: %v", len(l), members-1,
+				l[0])
 		}
 		cancel()
 	})
 }
 
-// TestFeed: whoever watches an agent, begins when it likes, reads as slowly as it likes and comes back, has in the end the view
-// that the agent has, whatever happened to the fleet meanwhile.
+// TestFeed: whoever watches an agent, begins when it likes, reads as slowly as it likes and comes
+// back, has in the end the view that the agent has, whatever happened to the fleet meanwhile.
 func TestFeed(t *testing.T) {
 	type watcher struct {
 		control.Watched
@@ -148,10 +152,18 @@ func TestFeed(t *testing.T) {
 				k.lost(memberName(i), rng.IntN(2) == 0)
 				delete(there, i)
 			case 5: // drains
-				k.heard(memberName(i), Meta{Versions: control.Spoken, Address: sampleMember("", i).Address, Draining: rng.IntN(2) == 0, Revision: 1}.Encode(), false)
+				k.heard(memberName(i),
+					Meta{
+						Versions: control.Spoken, Address: sampleMember("", i).Address,
+						Draining: rng.IntN(2) == 0, Revision: 1,
+					}.Encode(), false)
 			case 6:
 				k.ToldByLeader([]*control.TypePrice{{Type: "t", PerMs: float64(rng.IntN(5))}},
-					[]*control.Profile{{Model: "ncf/1", Type: fmt.Sprint("t", i), Table: []byte{byte(rng.IntN(3)), 1}}}, time.Duration(rng.IntN(3)))
+					[]*control.Profile{
+						{Model: "ncf/1", Type: fmt.Sprint("t", i), Table: []byte{
+							byte(rng.IntN(3)), 1,
+						}},
+					}, time.Duration(rng.IntN(3)))
 			case 7:
 				k.update(sampleMember("self", rng.IntN(3)))
 			}
@@ -190,8 +202,10 @@ func TestFeed(t *testing.T) {
 				t.Fatalf("seed %d: watcher %d has\n%v\nwant\n%v", seed, i, got, want)
 			}
 			for _, l := range k.Loads() {
-				if got := w.heard[l.Agent]; got.GetWaiting() != l.Waiting || !slices.Equal(got.GetRemainingNs(), l.RemainingNs) {
-					t.Fatalf("seed %d: watcher %d heard of %s %v, want %v", seed, i, l.Agent, got, l)
+				if got := w.heard[l.Agent]; got.GetWaiting() != l.Waiting ||
+					!slices.Equal(got.GetRemainingNs(), l.RemainingNs) {
+					t.Fatalf("seed %d: watcher %d heard of %s %v, want %v", seed, i, l.Agent, got,
+						l)
 				}
 			}
 			k.feed.leave()
@@ -218,8 +232,8 @@ func plainView(v *control.View) *control.View {
 	return plain
 }
 
-// TestOwnProfile: what an agent learns of itself is in its view a second later, be there a leader or none, though nothing
-// else has changed.
+// TestOwnProfile: what an agent learns of itself is in its view a second later, be there a leader
+// or none, though nothing else has changed.
 func TestOwnProfile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKnowing(t, 3)
@@ -233,7 +247,8 @@ func TestOwnProfile(t *testing.T) {
 		}
 		time.Sleep(watchBeat + watchInterval)
 		now := k.View()
-		if proto.Equal(&control.View{Profiles: before.Profiles}, &control.View{Profiles: now.Profiles}) || !slices.Equal(before.Members, now.Members) {
+		if proto.Equal(&control.View{Profiles: before.Profiles},
+			&control.View{Profiles: now.Profiles}) || !slices.Equal(before.Members, now.Members) {
 			t.Errorf("got %v", now.Profiles)
 		}
 		time.Sleep(3 * watchBeat)
@@ -243,9 +258,12 @@ func TestOwnProfile(t *testing.T) {
 	})
 }
 
-// TestMemberWithoutText: an agent whose meta or name is no text is refused: no message could tell of it.
+// TestMemberWithoutText: an agent whose meta or name is no text is refused: no message
+// could tell of it.
 func TestMemberWithoutText(t *testing.T) {
-	if err := Acceptable(Meta{Versions: control.Spoken, Address: "10.0.0.1:8001", Type: "r5n"}.Encode(), control.Spoken); err != nil {
+	if err := Acceptable(
+		Meta{Versions: control.Spoken, Address: "10.0.0.1:8001", Type: "r5n"}.Encode(),
+		control.Spoken); err != nil {
 		t.Error(err)
 	}
 	b := Meta{Versions: control.Spoken, Address: "10.0.0.1:8001", Type: "r5nX"}.Encode()

@@ -45,8 +45,8 @@ type Keyring struct {
 	until    time.Time // when another one may begin
 }
 
-// NewKeyring returns the keys of the agent that knows the members; file is where they are kept, "" if
-// the key is in the settings.
+// NewKeyring returns the keys of the agent that knows the members; file is where they are kept, ""
+// if the key is in the settings.
 func NewKeyring(members *Members, file string) *Keyring {
 	return &Keyring{members: members, gossip: members.config.Gossip, file: file}
 }
@@ -79,12 +79,14 @@ func (k *Keyring) step(req *control.KeyringRequest) (*control.AgentKeys, error) 
 		return k.describe(), nil
 	case addKey:
 		if req.Rotation != k.rotation && now.Before(k.until) {
-			return nil, fmt.Errorf("%w: another rotation is under way, or stopped less than %v ago", outcome.ErrRotation, rotationPause)
+			return nil, fmt.Errorf("%w: another rotation is under way, or stopped less than %v ago",
+				outcome.ErrRotation, rotationPause)
 		}
 		k.rotation = req.Rotation
 	}
 	if req.Rotation != k.rotation {
-		return nil, fmt.Errorf("%w: this rotation has been overtaken by another", outcome.ErrRotation)
+		return nil, fmt.Errorf("%w: this rotation has been overtaken by another",
+			outcome.ErrRotation)
 	}
 	want, err := changedKeys(held, req.Step, req.Key)
 	if err != nil {
@@ -118,7 +120,8 @@ func (k *Keyring) step(req *control.KeyringRequest) (*control.AgentKeys, error) 
 // a step with key.
 func changedKeys(held [][]byte, step string, key []byte) ([][]byte, error) {
 	if len(key) != gossip.KeySize {
-		return nil, fmt.Errorf("%w: gossip key has %d bytes, want %d", outcome.ErrInvalid, len(key), gossip.KeySize)
+		return nil, fmt.Errorf("%w: gossip key has %d bytes, want %d", outcome.ErrInvalid, len(key),
+			gossip.KeySize)
 	}
 	same := func(k []byte) bool { return bytes.Equal(k, key) }
 	has := slices.ContainsFunc(held, same)
@@ -132,14 +135,17 @@ func changedKeys(held [][]byte, step string, key []byte) ([][]byte, error) {
 	case step == onlyKey && same(held[0]):
 		return held[:1], nil
 	case step == useKey, step == onlyKey:
-		return nil, fmt.Errorf("%w: %q of key %s, while this agent uses %s", outcome.ErrRotation, step, gossip.Fingerprint(key), gossip.Fingerprint(held[0]))
+		return nil, fmt.Errorf("%w: %q of key %s, while this agent uses %s", outcome.ErrRotation,
+			step, gossip.Fingerprint(key), gossip.Fingerprint(held[0]))
 	}
 	return nil, fmt.Errorf("%w: step %q", outcome.ErrInvalid, step)
 }
 
 // describe is what the agent holds. k.mu is held.
 func (k *Keyring) describe() *control.AgentKeys {
-	return &control.AgentKeys{Agent: k.members.Self(), Fingerprints: k.Fingerprints(), InFile: k.file != ""}
+	return &control.AgentKeys{
+		Agent: k.members.Self(), Fingerprints: k.Fingerprints(), InFile: k.file != "",
+	}
 }
 
 // Fingerprints are those of the keys that this agent holds, the one in use first.
@@ -170,12 +176,16 @@ func (k *Keyring) keep(keys [][]byte) error {
 		lines.WriteString(gossip.FormatKey(key) + "\n")
 	}
 	dir := filepath.Dir(path)
-	err = renameio.WriteFile(path, []byte(lines.String()), info.Mode().Perm(), renameio.WithTempDir(dir)) // with the file's mode
+	// with the file's mode
+	err = renameio.WriteFile(path, []byte(lines.String()), info.Mode().Perm(),
+		renameio.WithTempDir(dir))
 	if err == nil {
 		err = syncDir(dir)
 	}
 	if err != nil {
-		return fmt.Errorf("%w: the agent must be able to write its key file and the directory it is in: %w", outcome.ErrRotation, err)
+		return fmt.Errorf(
+			"%w: the agent must be able to write its key file and the directory it is in: %w",
+			outcome.ErrRotation, err)
 	}
 	return nil
 }

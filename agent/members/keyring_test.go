@@ -46,7 +46,8 @@ func TestChangedKeys(t *testing.T) {
 			got += name[key[0]]
 		}
 		if got != tt.want || (err == nil) != (tt.want != "") {
-			t.Errorf("%s %s of %s: got %q, %v, want %q", tt.step, name[tt.key[0]], before, got, err, tt.want)
+			t.Errorf("%s %s of %s: got %q, %v, want %q", tt.step, name[tt.key[0]], before, got, err,
+				tt.want)
 		}
 		if fmt.Sprint(tt.held) != before {
 			t.Errorf("%s changes its argument", tt.step)
@@ -58,7 +59,8 @@ func TestChangedKeys(t *testing.T) {
 func TestKeepKeys(t *testing.T) {
 	dir := t.TempDir()
 	file, link := filepath.Join(dir, "key"), filepath.Join(dir, "link")
-	if err := errors.Join(os.WriteFile(file, []byte("before\n"), 0o600), os.Symlink(file, link)); err != nil {
+	if err := errors.Join(os.WriteFile(file, []byte("before\n"), 0o600),
+		os.Symlink(file, link)); err != nil {
 		t.Fatal(err)
 	}
 	k := &Keyring{file: link}
@@ -70,7 +72,8 @@ func TestKeepKeys(t *testing.T) {
 		t.Errorf("the link: %v, %v", info, err)
 	}
 	kept, err := os.ReadFile(file)
-	if want := gossip.FormatKey(oldKey) + "\n" + gossip.FormatKey(newerKey) + "\n"; err != nil || string(kept) != want {
+	if want := gossip.FormatKey(oldKey) + "\n" + gossip.FormatKey(newerKey) + "\n"; err != nil ||
+		string(kept) != want {
 		t.Errorf("kept: %q, %v, want %q", kept, err, want)
 	}
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {

@@ -24,8 +24,8 @@ type stillLeading struct{ follows *control.Leadership }
 func (l stillLeading) Leadership() *control.Leadership { return l.follows }
 func (l stillLeading) Changed() <-chan struct{}        { return nil }
 
-// sampleEstimates know the profiles of all models on all lanes, of which there is another one each time
-// that learned is another number.
+// sampleEstimates know the profiles of all models on all lanes, of which there is another one each
+// time that learned is another number.
 type sampleEstimates struct{ learned atomic.Uint64 }
 
 func (e *sampleEstimates) Learned() uint64 { return e.learned.Load() }
@@ -37,10 +37,14 @@ func (e *sampleEstimates) Complete(v *control.View) {
 	}
 	for _, member := range v.Members {
 		for _, m := range member.Models {
-			key := control.ProfileKey{Model: control.ModelKey(m.Name, m.Version), LaneType: member.LaneType()}
+			key := control.ProfileKey{
+				Model: control.ModelKey(m.Name, m.Version), LaneType: member.LaneType(),
+			}
 			if !known[key] {
 				known[key] = true
-				v.Profiles = append(v.Profiles, &control.Profile{Model: key.Model, Type: key.LaneType, Table: fmt.Append(nil, e.learned.Load())})
+				v.Profiles = append(v.Profiles, &control.Profile{
+					Model: key.Model, Type: key.LaneType, Table: fmt.Append(nil, e.learned.Load()),
+				})
 			}
 		}
 	}
@@ -53,13 +57,16 @@ type knowing struct {
 	gateway   *client.Gateway
 }
 
-// newKnowing knows so many members that have described themselves, and has a gateway that knows them too.
+// newKnowing knows so many members that have described themselves, and has a gateway
+// that knows them too.
 func newKnowing(tb testing.TB, members int) *knowing {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var err error
 	k := &knowing{}
-	if k.gateway, err = client.NewGateway(client.GatewayConfig{ID: 1, Transport: client.Remote{}}); err != nil {
+	if k.gateway, err = client.NewGateway(client.GatewayConfig{
+		ID: 1, Transport: client.Remote{},
+	}); err != nil {
 		tb.Fatal(err)
 	}
 	k.Members = New(Config{
@@ -104,9 +111,14 @@ func memberName(i int) string { return fmt.Sprintf("ip-10-0-%03d-%03d-9e3779b1",
 func addMember(ms *Members, i int) *other {
 	name := memberName(i)
 	m := sampleMember(name, i)
-	o := &other{name: name, address: m.Address, said: Meta{Address: m.Address, Revision: 1}, described: m, ask: make(chan struct{}, 1)}
+	o := &other{
+		name: name, address: m.Address, said: Meta{Address: m.Address, Revision: 1}, described: m,
+		ask: make(chan struct{}, 1),
+	}
 	o.left, o.leave = context.WithCancel(context.Background())
-	o.conn, _ = grpc.NewClient("passthrough:///"+m.Address, grpc.WithTransportCredentials(insecure.NewCredentials())) // it never connects
+	// it never connects
+	o.conn, _ = grpc.NewClient("passthrough:///"+m.Address,
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	ms.mu.Lock()
 	ms.others[name] = o
 	ms.mu.Unlock()
@@ -117,8 +129,10 @@ func addMember(ms *Members, i int) *other {
 func sampleMember(name string, i int) *control.Member {
 	types := []string{"r5n.large", "c5n.2xlarge", "t3.xlarge"}
 	m := &control.Member{
-		Name: name, Address: fmt.Sprintf("10.0.%d.%d:8001", i/250, i%250), Protocol: control.Spoken.Oldest, InstanceType: types[i%len(types)],
-		PriceUsdPerHour: 0.149, Provider: "cpu", Executor: "onnx", Lanes: 2, Cores: 2, Role: "may", Revision: 1, Rank: 3,
+		Name: name, Address: fmt.Sprintf("10.0.%d.%d:8001", i/250, i%250),
+		Protocol: control.Spoken.Oldest, InstanceType: types[i%len(types)],
+		PriceUsdPerHour: 0.149, Provider: "cpu", Executor: "onnx", Lanes: 2, Cores: 2, Role: "may",
+		Revision: 1, Rank: 3,
 		Models: []*control.Model{sampleModel("ncf"), sampleModel("rm2")},
 	}
 	if i%10 == 0 {
@@ -128,16 +142,23 @@ func sampleMember(name string, i int) *control.Member {
 }
 
 func sampleModel(name string) *control.Model {
-	metadata := &inference.ModelMetadataResponse{Name: name, Versions: []string{"1"}, Platform: "onnxruntime_onnx", Properties: map[string]string{
-		"qos_target_ms": "5", "qos_percentile": "99", "deadline_ms": "250", "largest_batch_size": "1000"}}
+	metadata := &inference.ModelMetadataResponse{Name: name, Versions: []string{"1"},
+		Platform: "onnxruntime_onnx", Properties: map[string]string{
+			"qos_target_ms": "5", "qos_percentile": "99", "deadline_ms": "250",
+			"largest_batch_size": "1000"}}
 	for i := range 4 {
-		input := &inference.ModelMetadataResponse_TensorMetadata{Name: fmt.Sprint("input_", i), Datatype: "INT64", Shape: []int64{-1, 80}}
+		input := &inference.ModelMetadataResponse_TensorMetadata{
+			Name: fmt.Sprint("input_", i), Datatype: "INT64", Shape: []int64{-1, 80},
+		}
 		metadata.Inputs = append(metadata.Inputs, input)
 		metadata.Properties["id_bounds."+input.Name] = "1000000"
 	}
-	metadata.Outputs = []*inference.ModelMetadataResponse_TensorMetadata{{Name: "probability", Datatype: "FP32", Shape: []int64{-1, 1}}}
+	metadata.Outputs = []*inference.ModelMetadataResponse_TensorMetadata{
+		{Name: "probability", Datatype: "FP32", Shape: []int64{-1, 1}},
+	}
 	return &control.Model{
-		Name: name, Version: 1, Newest: true, Metadata: metadata, QosTargetNs: 5e6, QosPercentile: .99, DeadlineNs: 25e7, LargestBatchSize: 1000,
+		Name: name, Version: 1, Newest: true, Metadata: metadata, QosTargetNs: 5e6,
+		QosPercentile: .99, DeadlineNs: 25e7, LargestBatchSize: 1000,
 		Checksum: "f91f8a52b7a1c7d6a5e2d0c3b1a09f8e",
 	}
 }
@@ -147,7 +168,11 @@ func sampleLoads(n int) [][]byte {
 	rng := rand.New(rand.NewPCG(1, 2))
 	said := make([][]byte, n)
 	for i := range said {
-		said[i] = load{revision: 1, waiting: uint64(rng.IntN(4)), remaining: []time.Duration{time.Duration(rng.Int64N(2e7)), time.Duration(rng.Int64N(2e7))}}.encode()
+		said[i] = load{
+			revision: 1, waiting: uint64(rng.IntN(4)), remaining: []time.Duration{
+				time.Duration(rng.Int64N(2e7)), time.Duration(rng.Int64N(2e7)),
+			},
+		}.encode()
 	}
 	return said
 }

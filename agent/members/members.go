@@ -103,14 +103,15 @@ type Members struct {
 	// lastUndescribed is when a stranger was last logged that fails to describe itself.
 	lastUndescribed time.Time
 
-	prices    []*control.TypePrice
-	ahead     time.Duration
-	profiles  map[control.ProfileKey]*control.Profile
-	absent    profiles.Absence[control.ProfileKey]
-	current   *control.View      // nil when it has to be built anew, from
-	members   []*control.Member  // nil when they have to be gathered
-	all       []*control.Profile // those that Estimates add among them; nil when they have to be gathered
-	learnedAt uint64             // what Learned said when all was gathered
+	prices   []*control.TypePrice
+	ahead    time.Duration
+	profiles map[control.ProfileKey]*control.Profile
+	absent   profiles.Absence[control.ProfileKey]
+	current  *control.View     // nil when it has to be built anew, from
+	members  []*control.Member // nil when they have to be gathered
+	// those that Estimates add among them; nil when they have to be gathered
+	all       []*control.Profile
+	learnedAt uint64 // what Learned said when all was gathered
 }
 
 // An other is another agent.
@@ -137,7 +138,8 @@ func New(config Config) *Members {
 	ms := &Members{
 		config: config, own: config.Describe(), selfChanged: make(chan struct{}, 1),
 		others: map[string]*other{}, strangers: map[string]*other{},
-		failures: rate.NewLimiter(failuresPerSecond, describers), profiles: map[control.ProfileKey]*control.Profile{},
+		failures: rate.NewLimiter(failuresPerSecond, describers),
+		profiles: map[control.ProfileKey]*control.Profile{},
 	}
 	ms.feed.members = ms
 	return ms
@@ -188,7 +190,10 @@ func (ms *Members) View() *control.View {
 // LoadedView is the view with loads as of now.
 func (ms *Members) LoadedView() *control.View {
 	v := ms.View()
-	return &control.View{Members: v.Members, Leadership: v.Leadership, Prices: v.Prices, Profiles: v.Profiles, AheadNs: v.AheadNs, Loads: ms.Loads()}
+	return &control.View{
+		Members: v.Members, Leadership: v.Leadership, Prices: v.Prices, Profiles: v.Profiles,
+		AheadNs: v.AheadNs, Loads: ms.Loads(),
+	}
 }
 
 // heardLoads are the newest loads of the members, in no order.
@@ -214,7 +219,8 @@ func (ms *Members) Loads() []*control.LaneLoad {
 	for _, l := range ms.heardLoads() {
 		loads = append(loads, l.Now(now))
 	}
-	slices.SortFunc(loads, func(a, b *control.LaneLoad) int { return cmp.Compare(a.Agent, b.Agent) })
+	slices.SortFunc(
+		loads, func(a, b *control.LaneLoad) int { return cmp.Compare(a.Agent, b.Agent) })
 	return loads
 }
 
@@ -223,7 +229,10 @@ func (ms *Members) build(leadership *control.Leadership) *control.View {
 	if ms.members == nil {
 		ms.members, ms.all = ms.gather(), nil
 	}
-	v := &control.View{Leadership: leadership, Prices: ms.prices, AheadNs: int64(ms.ahead), Members: ms.members, Profiles: ms.all}
+	v := &control.View{
+		Leadership: leadership, Prices: ms.prices, AheadNs: int64(ms.ahead), Members: ms.members,
+		Profiles: ms.all,
+	}
 	if ms.all == nil {
 		ms.gatherProfiles(v)
 	}
@@ -240,7 +249,8 @@ func (ms *Members) gather() []*control.Member {
 		members = append(members, o.member())
 	}
 	for _, o := range ms.strangers {
-		// Where another agent is known to be, this one has ended, or will say itself that it is there.
+		// Where another agent is known to be, this one has ended, or will say itself
+		// that it is there.
 		if o.refused == nil && !taken[o.address] {
 			members = append(members, o.member())
 		}
@@ -251,7 +261,9 @@ func (ms *Members) gather() []*control.Member {
 
 // gatherProfiles gives v its profiles. ms.mu is held.
 func (ms *Members) gatherProfiles(v *control.View) {
-	v.Profiles = slices.AppendSeq(make([]*control.Profile, 0, len(ms.profiles)), maps.Values(ms.profiles)) // not nil, be there any or none
+	// not nil, be there any or none
+	v.Profiles = slices.AppendSeq(make([]*control.Profile, 0, len(ms.profiles)),
+		maps.Values(ms.profiles))
 	ms.learnedAt = ms.config.Estimates.Learned()
 	ms.config.Estimates.Complete(v)
 	slices.SortFunc(v.Profiles, func(a, b *control.Profile) int {
@@ -269,7 +281,10 @@ func (ms *Members) completeAgain() {
 	}
 	before := ms.all
 	ms.gatherProfiles(&control.View{Members: ms.members})
-	if slices.EqualFunc(ms.all, before, func(a, b *control.Profile) bool { return a == b || proto.Equal(a, b) }) {
+	if slices.EqualFunc(ms.all, before, func(a, b *control.Profile) bool {
+		return a == b ||
+			proto.Equal(a, b)
+	}) {
 		ms.all = before
 	} else {
 		ms.touch()
@@ -282,8 +297,9 @@ func (o *other) member() *control.Member {
 	case o.shown != nil:
 	case o.described == nil:
 		o.shown = &control.Member{
-			Name: o.name, Address: o.said.Address, Protocol: o.said.Versions.Oldest, NewestProtocol: o.said.Versions.Newest,
-			InstanceType: o.said.Type, Role: o.said.Role, Draining: o.said.Draining,
+			Name: o.name, Address: o.said.Address, Protocol: o.said.Versions.Oldest,
+			NewestProtocol: o.said.Versions.Newest,
+			InstanceType:   o.said.Type, Role: o.said.Role, Draining: o.said.Draining,
 		}
 	case o.said.Draining && !o.described.Draining:
 		o.shown = proto.CloneOf(o.described)
@@ -319,7 +335,8 @@ func (ms *Members) NoAgent(name string) error {
 	for _, m := range ms.View().Members {
 		there = append(there, m.Name)
 	}
-	return fmt.Errorf("agent %.255q: %w in the fleet; there are %s", name, outcome.ErrNoAgent, enumerated(there))
+	return fmt.Errorf("agent %.255q: %w in the fleet; there are %s", name, outcome.ErrNoAgent,
+		enumerated(there))
 }
 
 // NoModel says that no member holds the model, or the version of it, and what they hold.
@@ -335,11 +352,14 @@ func (ms *Members) NoModel(model string, version int64) error {
 	}
 	switch {
 	case len(held) == 0:
-		return fmt.Errorf("%w on any agent: model %.255q; there are none", models.ErrNotFound, model)
+		return fmt.Errorf("%w on any agent: model %.255q; there are none", models.ErrNotFound,
+			model)
 	case len(versions) > 0:
-		return fmt.Errorf("%w on any agent: version %d of model %q; there are %s", models.ErrNotFound, version, model, enumerated(versions))
+		return fmt.Errorf("%w on any agent: version %d of model %q; there are %s",
+			models.ErrNotFound, version, model, enumerated(versions))
 	}
-	return fmt.Errorf("%w on any agent: model %.255q; there are %s", models.ErrNotFound, model, enumerated(held))
+	return fmt.Errorf("%w on any agent: model %.255q; there are %s", models.ErrNotFound, model,
+		enumerated(held))
 }
 
 // enumerated lists the names in order, the first ten of them.
@@ -465,7 +485,8 @@ func (ms *Members) lost(name string, failed bool) {
 	} else if o := ms.others[name]; o != nil {
 		ms.drop(o)
 		if failed {
-			ms.config.Log.Warn("agent failed: it is not heard any more", "agent", name, "address", o.address, "event", "failed")
+			ms.config.Log.Warn("agent failed: it is not heard any more", "agent", name, "address",
+				o.address, "event", "failed")
 		} else {
 			ms.config.Log.Info("agent left", "agent", name, "event", "left")
 		}
@@ -509,8 +530,10 @@ func (ms *Members) heardLoad(name string, b []byte, at time.Time) (control.Heard
 	return o.load, true
 }
 
-// ToldByLeader takes what the leader that this agent obeys says of prices, profiles and the way to lanes.
-func (ms *Members) ToldByLeader(prices []*control.TypePrice, profiles []*control.Profile, ahead time.Duration) {
+// ToldByLeader takes what the leader that this agent obeys says of prices, profiles and
+// the way to lanes.
+func (ms *Members) ToldByLeader(prices []*control.TypePrice, profiles []*control.Profile,
+	ahead time.Duration) {
 	if len(prices) == 0 && len(profiles) == 0 && ahead == 0 {
 		return
 	}
@@ -538,8 +561,10 @@ const KeepTold = 10 * time.Minute
 // itself as for whoever leads.
 func KeyOf(c *profiles.Catalogue, member *control.Member, m *control.Model) profiles.Key {
 	return profiles.KeyOf(c, m.GetName(), m.GetVersion(), m.GetChecksum(), profiles.Lane{
-		InstanceType: profiles.InstanceType(member.GetInstanceType()), Provider: member.GetProvider(),
-		Emulated: member.GetExecutor() == "emulated", Lanes: int(member.GetLanes()), Cores: int(member.GetCores()),
+		InstanceType: profiles.InstanceType(member.GetInstanceType()),
+		Provider:     member.GetProvider(),
+		Emulated:     member.GetExecutor() == "emulated", Lanes: int(member.GetLanes()),
+		Cores: int(member.GetCores()),
 	})
 }
 
@@ -552,7 +577,8 @@ func (ms *Members) Forget(now time.Time) {
 	for _, o := range ms.others {
 		o.described.ProfileKeys(there)
 	}
-	gone := ms.absent.Over(now, KeepTold, maps.Keys(ms.profiles), func(key control.ProfileKey) bool { return there[key] })
+	gone := ms.absent.Over(now, KeepTold, maps.Keys(ms.profiles),
+		func(key control.ProfileKey) bool { return there[key] })
 	for _, key := range gone {
 		delete(ms.profiles, key)
 	}

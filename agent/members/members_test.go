@@ -18,9 +18,14 @@ func (noEstimates) Complete(*control.View) {}
 // a while.
 func TestMembersForget(t *testing.T) {
 	self := &control.Member{
-		Name: "a", InstanceType: "box", Provider: "cpu", Cores: 1, Models: []*control.Model{{Name: "m", Version: 1}},
+		Name: "a", InstanceType: "box", Provider: "cpu", Cores: 1, Models: []*control.Model{
+			{Name: "m", Version: 1},
+		},
 	}
-	ms := New(Config{Leading: stillLeading{}, Estimates: noEstimates{}, Describe: func() *control.Member { return self }})
+	ms := New(Config{
+		Leading: stillLeading{}, Estimates: noEstimates{},
+		Describe: func() *control.Member { return self },
+	})
 	tell := func(model, typ string) {
 		ms.ToldByLeader(nil, []*control.Profile{{Model: model, Type: typ}}, 0)
 	}

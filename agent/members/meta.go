@@ -17,9 +17,9 @@ import (
 // A Meta is what an agent says of itself in gossip: enough to reach it and to
 // know whether to ask it for more.
 //
-// It travels as the oldest version of the protocol that the agent speaks, the fields, strings behind
-// their length, and the newest version. Of an agent whose oldest version is beyond this one's newest
-// nothing more is read.
+// It travels as the oldest version of the protocol that the agent speaks, the fields, strings
+// behind their length, and the newest version. Of an agent whose oldest version is beyond this
+// one's newest nothing more is read.
 type Meta struct {
 	Versions control.Versions
 	Address  string // of gRPC, host:port
@@ -57,8 +57,8 @@ func (m Meta) Encode() []byte {
 	return binary.AppendUvarint(b, uint64(m.Versions.Newest))
 }
 
-// DecodeMeta reads a Meta, of an agent that spoken do not understand only the versions. Later fields
-// are passed over.
+// DecodeMeta reads a Meta, of an agent that spoken do not understand only the versions. Later
+// fields are passed over.
 func DecodeMeta(b []byte, spoken control.Versions) (m Meta, err error) {
 	r := reader{b: b}
 	m.Versions = control.VersionsOf(r.version(), 0)
@@ -68,7 +68,8 @@ func DecodeMeta(b []byte, spoken control.Versions) (m Meta, err error) {
 	if m.Versions.Oldest > spoken.Newest {
 		return m, nil
 	}
-	m.Address, m.Type, m.Role = r.string(LargestString), r.string(LargestString), r.string(LargestString)
+	m.Address, m.Type, m.Role = r.string(LargestString), r.string(LargestString), r.string(
+		LargestString)
 	m.Draining = r.uvarint()&1 != 0
 	m.Revision = r.uvarint()
 	if len(r.b) > 0 { // else it knows of no range
@@ -134,7 +135,8 @@ func decodeLoad(b []byte) (l load, err error) {
 	}
 	for range n {
 		us := r.uvarint()
-		l.remaining = append(l.remaining, time.Duration(min(us, uint64(time.Hour/time.Microsecond)))*time.Microsecond)
+		l.remaining = append(l.remaining,
+			time.Duration(min(us, uint64(time.Hour/time.Microsecond)))*time.Microsecond)
 	}
 	if r.failed {
 		return load{}, errMeta

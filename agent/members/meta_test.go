@@ -11,13 +11,17 @@ import (
 )
 
 func FuzzMeta(f *testing.F) {
-	full := Meta{Versions: control.Spoken, Address: "10.0.0.1:8001", Type: "g4dn.xlarge", Role: "must", Draining: true, Revision: 1 << 40}
+	full := Meta{
+		Versions: control.Spoken, Address: "10.0.0.1:8001", Type: "g4dn.xlarge", Role: "must",
+		Draining: true, Revision: 1 << 40,
+	}
 	f.Add(full.Encode())
 	f.Add(load{revision: 3, waiting: 7, remaining: []time.Duration{0, time.Second}}.encode())
 	f.Add([]byte{2})
 	f.Add([]byte{1, 255, 255, 255, 255, 15, 'x'})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if m, err := DecodeMeta(b, control.Spoken); err == nil && m.Versions.Oldest <= control.Spoken.Newest {
+		if m, err := DecodeMeta(b, control.Spoken); err == nil &&
+			m.Versions.Oldest <= control.Spoken.Newest {
 			if again, err := DecodeMeta(m.Encode(), control.Spoken); err != nil || again != m {
 				t.Errorf("%+v becomes %+v, %v", m, again, err)
 			}
@@ -31,8 +35,8 @@ func FuzzMeta(f *testing.F) {
 	})
 }
 
-// TestMetaVersions: who speaks a version that this agent speaks is a member, whether it says one or a
-// range; of others no more is read than the version.
+// TestMetaVersions: who speaks a version that this agent speaks is a member, whether it says one or
+// a range; of others no more is read than the version.
 func TestMetaVersions(t *testing.T) {
 	spoken := control.Versions{Oldest: 2, Newest: 3}
 	for _, tt := range []struct {
@@ -42,14 +46,22 @@ func TestMetaVersions(t *testing.T) {
 		err  string
 	}{
 		{"the same", Meta{Versions: spoken, Address: "a:1"}.Encode(), spoken, ""},
-		{"before there were ranges", withoutNewest(Meta{Versions: control.Versions{Oldest: 2, Newest: 2}, Address: "a:1"}), control.Versions{Oldest: 2, Newest: 2}, ""},
-		{"the next", Meta{Versions: control.Versions{Oldest: 3, Newest: 4}, Address: "a:1"}.Encode(), control.Versions{Oldest: 3, Newest: 4}, ""},
+		{"before there were ranges",
+			withoutNewest(Meta{Versions: control.Versions{Oldest: 2, Newest: 2}, Address: "a:1"}),
+			control.Versions{Oldest: 2, Newest: 2}, ""},
+		{"the next",
+			Meta{Versions: control.Versions{Oldest: 3, Newest: 4}, Address: "a:1"}.Encode(),
+			control.Versions{Oldest: 3, Newest: 4}, ""},
 		{
-			"beyond", Meta{Versions: control.Versions{Oldest: 4, Newest: 5}, Address: "a:1"}.Encode(), control.Versions{Oldest: 4, Newest: 4},
+			"beyond",
+			Meta{Versions: control.Versions{Oldest: 4, Newest: 5}, Address: "a:1"}.Encode(),
+			control.Versions{Oldest: 4, Newest: 4},
 			"it speaks version 4 of the agents' protocol, this agent versions 2 to 3",
 		},
 		{
-			"long ago", Meta{Versions: control.Versions{Oldest: 1, Newest: 1}, Address: "a:1"}.Encode(), control.Versions{Oldest: 1, Newest: 1},
+			"long ago",
+			Meta{Versions: control.Versions{Oldest: 1, Newest: 1}, Address: "a:1"}.Encode(),
+			control.Versions{Oldest: 1, Newest: 1},
 			"it speaks version 1 of the agents' protocol, this agent versions 2 to 3",
 		},
 	} {
@@ -58,7 +70,8 @@ func TestMetaVersions(t *testing.T) {
 			t.Errorf("%s: got %v, %v, want %v", tt.name, m.Versions, err, tt.want)
 		}
 		err = Acceptable(tt.b, spoken)
-		if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
+		if tt.err == "" && err != nil ||
+			tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
 			t.Errorf("%s: got %v, want %q in it", tt.name, err, tt.err)
 		}
 	}
@@ -73,10 +86,14 @@ func withoutNewest(m Meta) []byte {
 // TestMetaFits: whatever the names, gossip has room for it.
 func TestMetaFits(t *testing.T) {
 	long := strings.Repeat("x", 1000)
-	if n := len(Meta{Versions: control.Spoken, Address: long, Type: long, Role: long, Revision: 1 << 63}.Encode()); n > gossip.MaxMeta {
+	if n := len(Meta{
+		Versions: control.Spoken, Address: long, Type: long, Role: long, Revision: 1 << 63,
+	}.Encode()); n > gossip.MaxMeta {
 		t.Errorf("meta of %d bytes, want at most %d", n, gossip.MaxMeta)
 	}
-	if n := len(load{revision: 1 << 63, waiting: 1 << 30, remaining: make([]time.Duration, 1000)}.encode()); n > gossip.MaxLoad {
+	if n := len(load{
+		revision: 1 << 63, waiting: 1 << 30, remaining: make([]time.Duration, 1000),
+	}.encode()); n > gossip.MaxLoad {
 		t.Errorf("load of %d bytes, want at most %d", n, gossip.MaxLoad)
 	}
 }

@@ -32,7 +32,9 @@ var rotationSteps = []struct {
 	stopped string
 }{
 	{listKeys, "nothing has been changed"},
-	{addKey, "all agents use the key that they used before, and some understand the new one as well, which does no harm"},
+	{addKey,
+		"all agents use the key that they used before, and some understand the new one as well, " +
+			"which does no harm"},
 	{useKey, "all agents understand both the key that was used before and the new one"},
 	{onlyKey, "all agents use the new key, and some understand the one before as well"},
 }
@@ -51,17 +53,21 @@ type Rotation struct {
 	// report tells who asked; the call's context ends if that does not work.
 	report func(*control.KeysProgress)
 
-	done map[string]int    // steps made, by agent
-	left map[string]bool   // agents left behind
-	lost map[string]string // agents that may come back, or that only others know, and why that is believed
+	done map[string]int  // steps made, by agent
+	left map[string]bool // agents left behind
+	// agents that may come back, or that only others know, and why that is believed
+	lost map[string]string
 }
 
 // NewRotation is a change of the gossip key of the whole fleet that this agent is to make. report
 // tells whoever asked for it of each answer of an agent.
-func (k *Keyring) NewRotation(req *control.RotateKeysRequest, report func(*control.KeysProgress)) (*Rotation, error) {
+func (k *Keyring) NewRotation(req *control.RotateKeysRequest,
+	report func(*control.KeysProgress)) (*Rotation, error) {
 	r := &Rotation{
-		members: k.members, gossip: k.gossip, id: rand.Uint64(), key: req.Key, made: len(req.Key) == 0, expected: req.Expected, report: report,
-		without: map[string]bool{}, done: map[string]int{}, left: map[string]bool{}, lost: map[string]string{},
+		members: k.members, gossip: k.gossip, id: rand.Uint64(), key: req.Key,
+		made: len(req.Key) == 0, expected: req.Expected, report: report,
+		without: map[string]bool{}, done: map[string]int{}, left: map[string]bool{},
+		lost: map[string]string{},
 	}
 	if r.made {
 		r.key = gossip.NewKey()
@@ -90,7 +96,8 @@ func (r *Rotation) Run(ctx context.Context) error {
 func (k *Keyring) List(ctx context.Context) []*control.AgentKeys {
 	var all []*control.AgentKeys
 	list := []*control.KeyringRequest{{Step: listKeys}}
-	k.members.askKeyrings(ctx, k.members.Names(), func(string) []*control.KeyringRequest { return list },
+	k.members.askKeyrings(ctx, k.members.Names(),
+		func(string) []*control.KeyringRequest { return list },
 		func(p *control.KeysProgress) { all = append(all, p.Keys) })
 	slices.SortFunc(all, func(a, b *control.AgentKeys) int { return cmp.Compare(a.Agent, b.Agent) })
 	return all
@@ -107,7 +114,9 @@ func (r *Rotation) run(ctx context.Context) error {
 			return err
 		}
 		if len(faults) > 0 {
-			return fmt.Errorf("%w: stopped at step %q: %s; %s. Run it again when they can be reached, or --without them",
+			return fmt.Errorf(
+				"%w: stopped at step %q: %s; %s. Run it again when they can be reached, or "+
+					"--without them",
 				outcome.ErrRotation, s.step, strings.Join(faults, "; "), s.stopped)
 		}
 	}
@@ -120,12 +129,15 @@ func (r *Rotation) checkFleet(ctx context.Context) error {
 	if r.expected > 0 {
 		if len(members) != int(r.expected) {
 			return fmt.Errorf("%w: %s sees %d agents (%s), expected %d; nothing has been changed",
-				outcome.ErrRotation, r.members.Self(), len(members), strings.Join(members, ", "), r.expected)
+				outcome.ErrRotation, r.members.Self(), len(members), strings.Join(members, ", "),
+				r.expected)
 		}
 		return nil
 	}
 	if unseen := r.gossip.Unseen(ctx); len(members) == 1 && len(unseen) > 0 {
-		return fmt.Errorf("%w: %s sees no other agent, though it is to join by %s; nothing has been changed. Ask an agent that sees the fleet, or say that there is no other, by --expect 1",
+		return fmt.Errorf(
+			"%w: %s sees no other agent, though it is to join by %s; nothing has been changed. "+
+				"Ask an agent that sees the fleet, or say that there is no other, by --expect 1",
 			outcome.ErrRotation, r.members.Self(), strings.Join(unseen, ", "))
 	}
 	return nil
@@ -150,7 +162,8 @@ func (r *Rotation) all(ctx context.Context, last int) ([]string, error) {
 			case p.Keys.Fault != "":
 				failed[name] = p.Keys.Fault
 			case p.Step == listKeys && r.made && !p.Keys.InFile:
-				failed[name] = "its key is in its settings, where a new one cannot be kept: name the new key, so that you can change them"
+				failed[name] = "its key is in its settings, where a new one cannot be kept: name " +
+					"the new key, so that you can change them"
 				p.Keys.Fault = failed[name]
 			default:
 				r.done[name]++
@@ -170,12 +183,17 @@ func (r *Rotation) all(ctx context.Context, last int) ([]string, error) {
 		}
 	}
 	for _, name := range r.members.lostAgents() {
-		r.lost[name] = "it has not said that it leaves, and " + r.members.Self() + " does not hear it"
+		r.lost[name] = "it has not said that it leaves, and " + r.members.Self() +
+			" does not hear it"
 	}
 	for name, why := range r.lost {
 		if !slices.Contains(members, name) && r.done[name] <= last && !r.left[name] {
 			failed[name] = why
-			r.report(&control.KeysProgress{Step: rotationSteps[last].step, Keys: &control.AgentKeys{Agent: name, Fault: failed[name]}})
+			r.report(&control.KeysProgress{
+				Step: rotationSteps[last].step, Keys: &control.AgentKeys{
+					Agent: name, Fault: failed[name],
+				},
+			})
 		}
 	}
 	var faults []string
@@ -198,7 +216,9 @@ func (r *Rotation) requests(names []string, last int) func(name string) []*contr
 	todo := map[string][]*control.KeyringRequest{}
 	for _, name := range names {
 		for _, s := range rotationSteps[r.done[name] : last+1] {
-			todo[name] = append(todo[name], &control.KeyringRequest{Step: s.step, Key: r.key, Rotation: r.id})
+			todo[name] = append(todo[name], &control.KeyringRequest{
+				Step: s.step, Key: r.key, Rotation: r.id,
+			})
 		}
 	}
 	return func(name string) []*control.KeyringRequest { return todo[name] }
@@ -221,7 +241,8 @@ func (ms *Members) lostAgents() []string {
 		taken[m.Address], names[m.Name] = true, true
 	}
 	for _, m := range ms.config.Gossip.Members() {
-		if said, err := DecodeMeta(m.Meta, ms.config.Spoken); err == nil && !names[m.Name] && !taken[said.Address] {
+		if said, err := DecodeMeta(m.Meta, ms.config.Spoken); err == nil && !names[m.Name] &&
+			!taken[said.Address] {
 			lost = append(lost, m.Name)
 		}
 	}
@@ -231,7 +252,8 @@ func (ms *Members) lostAgents() []string {
 // askKeyrings has the agents named, all at a time, do what is asked of each,
 // until one of its requests fails, and waits for all. It calls each, once at a
 // time, with every answer, or why there is none, as a Fault.
-func (ms *Members) askKeyrings(ctx context.Context, names []string, requests func(name string) []*control.KeyringRequest, each func(*control.KeysProgress)) {
+func (ms *Members) askKeyrings(ctx context.Context, names []string,
+	requests func(name string) []*control.KeyringRequest, each func(*control.KeysProgress)) {
 	var mu sync.Mutex
 	var asking sync.WaitGroup
 	for _, name := range names {
@@ -252,21 +274,27 @@ func (ms *Members) askKeyrings(ctx context.Context, names []string, requests fun
 }
 
 // askKeyring makes one request of the agent named.
-func (ms *Members) askKeyring(ctx context.Context, name string, req *control.KeyringRequest) *control.AgentKeys {
+func (ms *Members) askKeyring(ctx context.Context, name string,
+	req *control.KeyringRequest) *control.AgentKeys {
 	ctx, cancel := context.WithTimeout(ctx, keyringTimeout)
 	defer cancel()
 	conn, err := ms.Dial(name)
 	var keys *control.AgentKeys
 	if err == nil {
-		keys, err = control.NewControlClient(conn).Keyring(secure.ForCaller(ctx), req, grpc.WaitForReady(true))
+		keys, err = control.NewControlClient(conn).Keyring(secure.ForCaller(ctx), req,
+			grpc.WaitForReady(true))
 	}
 	switch s := status.Convert(err); {
 	case err == nil && keys.Agent == name:
 		return keys
 	case err == nil:
-		return &control.AgentKeys{Agent: name, Fault: fmt.Sprintf("found agent %q at its address", keys.Agent)}
+		return &control.AgentKeys{
+			Agent: name, Fault: fmt.Sprintf("found agent %q at its address", keys.Agent),
+		}
 	case s.Code() == codes.DeadlineExceeded:
-		return &control.AgentKeys{Agent: name, Fault: fmt.Sprintf("it does not answer within %v", keyringTimeout)}
+		return &control.AgentKeys{
+			Agent: name, Fault: fmt.Sprintf("it does not answer within %v", keyringTimeout),
+		}
 	default:
 		return &control.AgentKeys{Agent: name, Fault: s.Message()}
 	}

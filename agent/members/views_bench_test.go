@@ -20,16 +20,19 @@ import (
 	"github.com/muster-serve/muster/client"
 )
 
-// BenchmarkViews is what it costs an agent, and those who watch it, that all members say how busy they
-// are once a second, which is as often as gossip lets them, and beyond fifty members more often. A
-// round is a second of it. CPU is that of this process: of the members, the gateway and the
-// gRPC server, and of the watchers' connections. Watchers that are not SDKs read and throw away.
+// BenchmarkViews is what it costs an agent, and those who watch it, that all members say how
+// busy they are once a second, which is as often as gossip lets them, and beyond fifty members
+// more often. A round is a second of it. CPU is that of this process: of the members, the
+// gateway and the gRPC server, and of the watchers' connections. Watchers that are not SDKs
+// read and throw away.
 func BenchmarkViews(b *testing.B) {
 	for _, members := range []int{50, 200, 1000} {
 		for _, watching := range []struct{ watchers, sdks int }{{0, 0}, {10, 0}, {10, 10}} {
-			b.Run(fmt.Sprintf("members=%d/watchers=%d/sdks=%d", members, watching.watchers, watching.sdks), func(b *testing.B) {
-				benchmarkViews(b, members, watching.watchers, watching.sdks)
-			})
+			b.Run(
+				fmt.Sprintf("members=%d/watchers=%d/sdks=%d", members, watching.watchers,
+					watching.sdks), func(b *testing.B) {
+					benchmarkViews(b, members, watching.watchers, watching.sdks)
+				})
 		}
 	}
 }
@@ -59,12 +62,14 @@ func benchmarkViews(b *testing.B, members, watchers, sdks int) {
 	for n := range b.N {
 		second(n + 1)
 	}
-	rounds := float64(b.N) // not the time that they took, for where the CPUs do not suffice they take longer
+	// not the time that they took, for where the CPUs do not suffice they take longer
+	rounds := float64(b.N)
 	b.ReportMetric((cpuTime(b)-used).Seconds()/rounds*100, "%core")
 	b.ReportMetric(0, "ns/op")
 	if watchers > 0 {
 		b.ReportMetric(float64(received.Load()-before)/rounds/float64(watchers), "B/s/watcher")
-		b.ReportMetric(float64(messages.Load()-beforeMessages)/rounds/float64(watchers), "messages/s/watcher")
+		b.ReportMetric(float64(messages.Load()-beforeMessages)/rounds/float64(watchers),
+			"messages/s/watcher")
 	}
 }
 
@@ -80,8 +85,9 @@ func cpuTime(b *testing.B) time.Duration {
 // watchInBackground watches until the benchmark ends, as an SDK does or only counting.
 func watchInBackground(b *testing.B, address string, sdk bool, received, messages *atomic.Int64) {
 	count := &countingCodec{sdk, received, messages}
-	conn, err := grpc.NewClient(address, append(oip.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(count)))...)
+	conn, err := grpc.NewClient(address,
+		append(oip.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithDefaultCallOptions(grpc.ForceCodecV2(count)))...)
 	if err != nil {
 		b.Fatal(err)
 	}

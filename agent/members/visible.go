@@ -15,10 +15,15 @@ import (
 func Visible(v *control.View, sees func(model string) bool) *control.View {
 	hidden := func(m *control.Model) bool { return !sees(m.GetName()) }
 	profiles := VisibleProfiles(v.GetProfiles(), sees)
-	if len(profiles) == len(v.GetProfiles()) && !slices.ContainsFunc(v.GetMembers(), func(m *control.Member) bool { return slices.ContainsFunc(m.GetModels(), hidden) }) {
+	if len(profiles) == len(v.GetProfiles()) &&
+		!slices.ContainsFunc(v.GetMembers(),
+			func(m *control.Member) bool { return slices.ContainsFunc(m.GetModels(), hidden) }) {
 		return v
 	}
-	seen := &control.View{Leadership: v.Leadership, Prices: v.Prices, Profiles: profiles, Loads: v.Loads, AheadNs: v.AheadNs}
+	seen := &control.View{
+		Leadership: v.Leadership, Prices: v.Prices, Profiles: profiles, Loads: v.Loads,
+		AheadNs: v.AheadNs,
+	}
 	for _, m := range v.GetMembers() {
 		copied := proto.CloneOf(m)
 		copied.Models = slices.DeleteFunc(copied.Models, hidden)

@@ -59,16 +59,22 @@ func Of(err error) Outcome {
 	case errors.Is(err, ErrRefused):
 		return Outcome{codes.Unavailable, http.StatusServiceUnavailable, "refused", 0}
 	case errors.As(err, &over):
-		return Outcome{codes.ResourceExhausted, http.StatusTooManyRequests, "limit", over.RetryAfter}
+		return Outcome{
+			codes.ResourceExhausted, http.StatusTooManyRequests, "limit", over.RetryAfter,
+		}
 	case errors.As(err, &overloaded):
-		return Outcome{codes.ResourceExhausted, http.StatusTooManyRequests, "overloaded", max(overloaded.RetryAfter, time.Millisecond)}
+		return Outcome{
+			codes.ResourceExhausted, http.StatusTooManyRequests, "overloaded",
+			max(overloaded.RetryAfter, time.Millisecond),
+		}
 	case errors.Is(err, ErrInvalid), errors.Is(err, oip.ErrInvalid), errors.Is(err, models.ErrName):
 		return Outcome{codes.InvalidArgument, http.StatusBadRequest, "invalid", 0}
 	case errors.Is(err, oip.ErrTooLarge):
 		return Outcome{codes.InvalidArgument, http.StatusRequestEntityTooLarge, "too_large", 0}
 	case errors.Is(err, ErrSlow):
 		return Outcome{codes.DeadlineExceeded, http.StatusRequestTimeout, "slow", 0}
-	case errors.Is(err, ErrLoad), errors.Is(err, ErrRotation), errors.Is(err, gossip.ErrNotEncrypted):
+	case errors.Is(err, ErrLoad), errors.Is(err, ErrRotation),
+		errors.Is(err, gossip.ErrNotEncrypted):
 		return Outcome{codes.FailedPrecondition, http.StatusBadRequest, "load", 0}
 	case errors.Is(err, models.ErrNotFound), errors.Is(err, ErrNoAgent):
 		return Outcome{codes.NotFound, http.StatusNotFound, "not_found", 0}
@@ -77,7 +83,9 @@ func Of(err error) Outcome {
 	case errors.Is(err, runtime.ErrDraining):
 		return Outcome{codes.Unavailable, http.StatusServiceUnavailable, "draining", 0}
 	case errors.Is(err, runtime.ErrLate):
-		return Outcome{codes.ResourceExhausted, http.StatusTooManyRequests, "late", time.Millisecond}
+		return Outcome{
+			codes.ResourceExhausted, http.StatusTooManyRequests, "late", time.Millisecond,
+		}
 	case errors.Is(err, context.DeadlineExceeded):
 		return Outcome{codes.DeadlineExceeded, http.StatusGatewayTimeout, "deadline", 0}
 	case errors.Is(err, context.Canceled):
@@ -102,7 +110,8 @@ func ofStatus(s *status.Status) Outcome {
 	case codes.FailedPrecondition:
 		f.HTTPStatus, f.Reason = http.StatusBadRequest, "load"
 	case codes.ResourceExhausted:
-		f.HTTPStatus, f.Reason, f.RetryAfter = http.StatusTooManyRequests, "overloaded", time.Millisecond
+		f.HTTPStatus, f.Reason, f.RetryAfter = http.StatusTooManyRequests, "overloaded",
+			time.Millisecond
 		for _, detail := range s.Details() {
 			if info, ok := detail.(*errdetails.RetryInfo); ok {
 				f.RetryAfter = max(f.RetryAfter, info.GetRetryDelay().AsDuration())
@@ -119,7 +128,8 @@ func ofStatus(s *status.Status) Outcome {
 // Reasons are the values of Outcome.Reason that a query can end with where it runs.
 func Reasons() []string {
 	return []string{
-		"invalid", "too_large", "slow", "not_found", "not_ready", "overloaded", "late", "deadline", "cancelled", "draining", "internal",
+		"invalid", "too_large", "slow", "not_found", "not_ready", "overloaded", "late", "deadline",
+		"cancelled", "draining", "internal",
 	}
 }
 
@@ -131,7 +141,9 @@ func GRPC(err error) error {
 	f := Of(err)
 	s := status.New(f.Code, oip.ErrorText(err.Error()))
 	if f.RetryAfter > 0 {
-		if detailed, e := s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(f.RetryAfter)}); e == nil {
+		if detailed, e := s.WithDetails(&errdetails.RetryInfo{
+			RetryDelay: durationpb.New(f.RetryAfter),
+		}); e == nil {
 			s = detailed
 		}
 	}

@@ -41,7 +41,8 @@ func TestOf(t *testing.T) {
 		{errors.New("what nobody thought of"), codes.Internal, 500, "internal", false},
 	} {
 		f := Of(fmt.Errorf("wrapped: %w", tt.err))
-		if f.Code != tt.code || f.HTTPStatus != tt.httpStatus || f.Reason != tt.reason || f.RetryAfter > 0 != tt.retry {
+		if f.Code != tt.code || f.HTTPStatus != tt.httpStatus || f.Reason != tt.reason ||
+			f.RetryAfter > 0 != tt.retry {
 			t.Errorf("%v: got %+v, want %+v", tt.err, f, tt)
 		}
 		if !slices.Contains(Reasons(), f.Reason) {

@@ -10,7 +10,8 @@ import (
 	"testing/synctest"
 )
 
-// A failingListener fails to accept so many times, takes one connection, fails again, and is closed.
+// A failingListener fails to accept so many times, takes one connection, fails
+// again, and is closed.
 type failingListener struct {
 	net.Listener
 	steps []error // nil: a connection

@@ -77,6 +77,7 @@ func (s *Server) visibleMetrics(ctx context.Context) prometheus.Gatherer {
 		for _, f := range families {
 			f.Metric = slices.DeleteFunc(f.Metric, hidden)
 		}
-		return slices.DeleteFunc(families, func(f *dto.MetricFamily) bool { return len(f.Metric) == 0 }), err
+		return slices.DeleteFunc(families,
+			func(f *dto.MetricFamily) bool { return len(f.Metric) == 0 }), err
 	})
 }

@@ -47,7 +47,9 @@ type compressor struct {
 }
 
 func newCompressor(w http.ResponseWriter, req *http.Request) *compressor {
-	return &compressor{ResponseWriter: w, encoding: acceptedEncoding(req.Header.Values("Accept-Encoding"))}
+	return &compressor{
+		ResponseWriter: w, encoding: acceptedEncoding(req.Header.Values("Accept-Encoding")),
+	}
 }
 
 func (c *compressor) WriteHeader(status int) {

@@ -21,7 +21,8 @@ type controlService struct {
 }
 
 // Describe says what this agent is and holds.
-func (s controlService) Describe(context.Context, *control.DescribeRequest) (*control.Member, error) {
+func (s controlService) Describe(context.Context, *control.DescribeRequest) (*control.Member,
+	error) {
 	return s.config.Members.Own(), nil
 }
 
@@ -31,7 +32,8 @@ func (s controlService) Watch(req *control.WatchRequest, stream control.Control_
 }
 
 // Keyring takes a step of a rotation.
-func (s controlService) Keyring(ctx context.Context, req *control.KeyringRequest) (*control.AgentKeys, error) {
+func (s controlService) Keyring(ctx context.Context, req *control.KeyringRequest) (
+	*control.AgentKeys, error) {
 	before := s.config.Keyring.Fingerprints()
 	keys, err := s.config.Keyring.Step(req)
 	if err != nil {
@@ -39,15 +41,18 @@ func (s controlService) Keyring(ctx context.Context, req *control.KeyringRequest
 		return nil, err
 	}
 	if !slices.Equal(before, keys.Fingerprints) {
-		s.audit(ctx, "keys", "gossip keys changed", nil, "step", req.Step, "in_use", keys.Fingerprints[0], "held", len(keys.Fingerprints), "in_file", keys.InFile)
+		s.audit(ctx, "keys", "gossip keys changed", nil, "step", req.Step, "in_use",
+			keys.Fingerprints[0], "held", len(keys.Fingerprints), "in_file", keys.InFile)
 	}
 	return keys, nil
 }
 
 // RotateKeys changes the gossip key of the whole fleet.
-func (s controlService) RotateKeys(req *control.RotateKeysRequest, stream control.Control_RotateKeysServer) error {
+func (s controlService) RotateKeys(req *control.RotateKeysRequest,
+	stream control.Control_RotateKeysServer) error {
 	// The call's context ends if what is reported does not reach who asked.
-	r, err := s.config.Keyring.NewRotation(req, func(p *control.KeysProgress) { _ = stream.Send(p) })
+	r, err := s.config.Keyring.NewRotation(req,
+		func(p *control.KeysProgress) { _ = stream.Send(p) })
 	if err != nil {
 		return err
 	}
@@ -62,7 +67,8 @@ func (s controlService) RotateKeys(req *control.RotateKeysRequest, stream contro
 }
 
 // ListKeys says which keys each agent holds.
-func (s controlService) ListKeys(ctx context.Context, _ *control.ListKeysRequest) (*control.ListKeysResponse, error) {
+func (s controlService) ListKeys(ctx context.Context, _ *control.ListKeysRequest) (
+	*control.ListKeysResponse, error) {
 	return &control.ListKeysResponse{Agents: s.config.Keyring.List(ctx)}, nil
 }
 
@@ -82,7 +88,8 @@ func (s controlService) Probe(stream control.Control_ProbeServer) error {
 }
 
 // Drain has agents drain and stop: those named, or this one.
-func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (*control.DrainResponse, error) {
+func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (
+	*control.DrainResponse, error) {
 	names := req.GetAgents()
 	if len(names) == 0 || members.IsLocalOnly(ctx) {
 		names = []string{s.config.Name}
@@ -100,7 +107,8 @@ func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (*
 		} else {
 			conn, err := s.config.Members.Dial(name)
 			if err == nil {
-				_, err = control.NewControlClient(conn).Drain(members.LocalOnly(ctx), &control.DrainRequest{})
+				_, err = control.NewControlClient(conn).Drain(members.LocalOnly(ctx),
+					&control.DrainRequest{})
 			}
 			s.audit(ctx, "drain", "asked to have another agent drain", err, "agent", name)
 			if err != nil {
@@ -116,7 +124,8 @@ func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (*
 const statusTimeout = 2 * time.Second
 
 // Demand is what planning needs to know of the fleet, which its leader knows.
-func (s controlService) Demand(ctx context.Context, req *control.DemandRequest) (*control.FleetDemand, error) {
+func (s controlService) Demand(ctx context.Context, req *control.DemandRequest) (
+	*control.FleetDemand, error) {
 	view := s.config.Members.View()
 	d := &control.FleetDemand{Leadership: view.GetLeadership(), Members: view.GetMembers()}
 	leader := view.GetLeadership().GetLeader()
@@ -130,13 +139,15 @@ func (s controlService) Demand(ctx context.Context, req *control.DemandRequest) 
 		return control.NewControlClient(conn).Demand(members.LocalOnly(ctx), req)
 	}
 	if !s.config.Leading.Demand(d) {
-		return nil, status.Error(codes.Unavailable, "the fleet has no leader now, who alone knows its demand")
+		return nil, status.Error(codes.Unavailable,
+			"the fleet has no leader now, who alone knows its demand")
 	}
 	return d, nil
 }
 
 // Status is the fleet as this agent sees it, with what only the leader knows.
-func (s controlService) Status(ctx context.Context, req *control.StatusRequest) (*control.FleetStatus, error) {
+func (s controlService) Status(ctx context.Context, req *control.StatusRequest) (
+	*control.FleetStatus, error) {
 	view := s.config.Members.LoadedView()
 	status := &control.FleetStatus{View: view}
 	leader := view.GetLeadership().GetLeader()
@@ -146,13 +157,15 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 		conn, err := s.config.Members.Dial(leader)
 		if err == nil {
 			var told *control.FleetStatus
-			if told, err = control.NewControlClient(conn).Status(members.LocalOnly(ctx), req); err == nil {
+			if told, err = control.NewControlClient(conn).Status(members.LocalOnly(ctx),
+				req); err == nil {
 				status = told
 				status.View = view
 			}
 		}
 		if err != nil {
-			s.config.Log.Debug("the leader does not say how the fleet is", "leader", leader, "error", err)
+			s.config.Log.Debug("the leader does not say how the fleet is", "leader", leader,
+				"error", err)
 		}
 	}
 	if leader == s.config.Name {
@@ -186,6 +199,7 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 	}
 	// The leader may know of models that are in nobody's view any more, and decisions tell of all.
 	status.View, status.Decisions = members.Visible(view, sees), nil
-	status.Models = slices.DeleteFunc(status.Models, func(m *control.ModelStatus) bool { return !sees(m.Model) })
+	status.Models = slices.DeleteFunc(status.Models,
+		func(m *control.ModelStatus) bool { return !sees(m.Model) })
 	return status, nil
 }

@@ -143,7 +143,9 @@ func eventOf(line slog.Record, common []slog.Attr) *control.Event {
 		case a.Key == fromKey:
 			e.From = cut(value.String())
 		default:
-			e.Details = append(e.Details, &control.EventDetail{Key: cut(a.Key), Value: cut(value.String())})
+			e.Details = append(e.Details, &control.EventDetail{
+				Key: cut(a.Key), Value: cut(value.String()),
+			})
 		}
 		return true
 	}
@@ -172,7 +174,8 @@ func (s *Server) audit(ctx context.Context, kind, what string, err error, attrs 
 func short(name string) string { return fmt.Sprintf("%.255s", name) }
 
 // Events streams what has happened to this agent, or to all.
-func (s controlService) Events(req *control.EventsRequest, stream control.Control_EventsServer) error {
+func (s controlService) Events(req *control.EventsRequest,
+	stream control.Control_EventsServer) error {
 	ctx := stream.Context()
 	if req.GetFleet() && req.GetFollow() {
 		return outcome.Invalid("events of the fleet cannot be followed, only those of one agent")
@@ -223,8 +226,11 @@ func (s *Server) fleetEvents(ctx context.Context) []*control.Event {
 				events = s.config.Events.After(0)
 			} else if events, err = s.eventsOf(ctx, name); err != nil {
 				events = append(events, &control.Event{
-					Agent: name, TimeUnixNs: time.Now().UnixNano(), Kind: "silent", What: "agent does not tell its events",
-					Details: []*control.EventDetail{{Key: "error", Value: strings.ToValidUTF8(err.Error(), "\uFFFD")}},
+					Agent: name, TimeUnixNs: time.Now().UnixNano(), Kind: "silent",
+					What: "agent does not tell its events",
+					Details: []*control.EventDetail{
+						{Key: "error", Value: strings.ToValidUTF8(err.Error(), "\uFFFD")},
+					},
 				})
 			}
 			mu.Lock()
@@ -243,7 +249,8 @@ func (s *Server) fleetEvents(ctx context.Context) []*control.Event {
 // of its own.
 func (s *Server) eventsOf(ctx context.Context, name string) (events []*control.Event, err error) {
 	if spoken := s.config.Members.Member(name).Versions(); spoken.Newest < 3 {
-		return nil, fmt.Errorf("it speaks %v of the agents' protocol: events came with version 3", spoken)
+		return nil, fmt.Errorf("it speaks %v of the agents' protocol: events came with version 3",
+			spoken)
 	}
 	conn, err := s.config.Members.Dial(name)
 	if err != nil {
@@ -251,7 +258,8 @@ func (s *Server) eventsOf(ctx context.Context, name string) (events []*control.E
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream
-	stream, err := control.NewControlClient(conn).Events(members.LocalOnly(ctx), &control.EventsRequest{},
+	stream, err := control.NewControlClient(conn).Events(members.LocalOnly(ctx),
+		&control.EventsRequest{},
 		grpc.MaxCallRecvMsgSize(4*mostEventBytes))
 	if err != nil {
 		return nil, err

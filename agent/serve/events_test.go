@@ -16,13 +16,16 @@ func TestEventRing(t *testing.T) {
 	log.Info("first", eventKey, "unload", whoKey, "admin", fromKey, "10.0.0.9:1")
 	log.Info("no event")
 	for i := range 3 * mostEvents {
-		log.Warn("refused", eventKey, "refused", "number", i, "error", strings.Repeat("\xff", 10000))
+		log.Warn("refused", eventKey, "refused", "number", i, "error",
+			strings.Repeat("\xff", 10000))
 	}
 	kept := ring.After(0)
-	if len(kept) != 1+mostOfKind || kept[0].What != "first" || kept[0].Who != "admin" || kept[0].From != "10.0.0.9:1" {
+	if len(kept) != 1+mostOfKind || kept[0].What != "first" || kept[0].Who != "admin" ||
+		kept[0].From != "10.0.0.9:1" {
 		t.Fatalf("got %d events, the first %v, want %d", len(kept), kept[0], 1+mostOfKind)
 	}
-	if last := kept[len(kept)-1]; last.Sequence != 3*mostEvents+1 || proto.Size(last) > mostEventBytes+100 {
+	if last := kept[len(kept)-1]; last.Sequence != 3*mostEvents+1 ||
+		proto.Size(last) > mostEventBytes+100 {
 		t.Errorf("got as the last %d, of %d bytes", last.Sequence, proto.Size(last))
 	}
 	for kind := range 8 {

@@ -24,9 +24,10 @@ import (
 
 // This file answers for every model that any agent of the fleet holds.
 
-// fleetModel is a version that some member holds, as its first holder describes it; number 0
-// is the newest that any member serves who does not drain. serving is false if all who hold it drain.
-func (s *Server) fleetModel(model string, number int64) (found *control.Model, serving bool, err error) {
+// fleetModel is a version that some member holds, as its first holder describes it; number 0 is the
+// newest that any member serves who does not drain. serving is false if all who hold it drain.
+func (s *Server) fleetModel(model string, number int64) (found *control.Model, serving bool,
+	err error) {
 	for _, member := range s.config.Members.View().Members {
 		for _, m := range member.Models {
 			if m.Name != model {
@@ -36,7 +37,8 @@ func (s *Server) fleetModel(model string, number int64) (found *control.Model, s
 				continue
 			}
 			serves := !member.Draining
-			if found == nil || serves && !serving || serves == serving && m.Version > found.Version {
+			if found == nil || serves && !serving ||
+				serves == serving && m.Version > found.Version {
 				found, serving = m, serves
 			}
 		}
@@ -49,7 +51,8 @@ func (s *Server) fleetModel(model string, number int64) (found *control.Model, s
 
 // anyMetadata is what the protocol says of a version that this agent or another holds.
 func (s *Server) anyMetadata(model, version string) (*inference.ModelMetadataResponse, error) {
-	if loaded, err := s.config.Worker.Acquire(model, version); s.alone.Load() || errors.Is(err, outcome.ErrInvalid) {
+	if loaded, err := s.config.Worker.Acquire(model, version); s.alone.Load() ||
+		errors.Is(err, outcome.ErrInvalid) {
 		if err != nil {
 			return nil, err
 		}
@@ -112,7 +115,8 @@ func (s *Server) anyReady(model, version string) (bool, error) {
 }
 
 // anyIndex is the repository's index, and what only others hold, as far as it is to be seen.
-func (s *Server) anyIndex(ready bool, sees func(model string) bool) *inference.RepositoryIndexResponse {
+func (s *Server) anyIndex(ready bool,
+	sees func(model string) bool) *inference.RepositoryIndexResponse {
 	type version struct{ model, number string }
 	elsewhere := map[version]bool{}
 	for _, member := range s.config.Members.View().Members {
@@ -124,7 +128,9 @@ func (s *Server) anyIndex(ready bool, sees func(model string) bool) *inference.R
 	}
 	resp := &inference.RepositoryIndexResponse{}
 	for _, s := range s.config.Worker.Repository().Index() {
-		index := &inference.RepositoryIndexResponse_ModelIndex{Name: s.Model, State: string(s.State), Reason: s.Reason}
+		index := &inference.RepositoryIndexResponse_ModelIndex{
+			Name: s.Model, State: string(s.State), Reason: s.Reason,
+		}
 		if s.Version > 0 {
 			index.Version = strconv.FormatInt(s.Version, 10)
 		}
@@ -137,12 +143,16 @@ func (s *Server) anyIndex(ready bool, sees func(model string) bool) *inference.R
 		}
 	}
 	for v := range elsewhere {
-		resp.Models = append(resp.Models, &inference.RepositoryIndexResponse_ModelIndex{Name: v.model, Version: v.number, State: string(models.Ready)})
+		resp.Models = append(resp.Models, &inference.RepositoryIndexResponse_ModelIndex{
+			Name: v.model, Version: v.number, State: string(models.Ready),
+		})
 	}
-	resp.Models = slices.DeleteFunc(resp.Models, func(m *inference.RepositoryIndexResponse_ModelIndex) bool { return !sees(m.Name) })
-	slices.SortStableFunc(resp.Models, func(a, b *inference.RepositoryIndexResponse_ModelIndex) int {
-		return strings.Compare(a.Name, b.Name)
-	})
+	resp.Models = slices.DeleteFunc(resp.Models,
+		func(m *inference.RepositoryIndexResponse_ModelIndex) bool { return !sees(m.Name) })
+	slices.SortStableFunc(resp.Models,
+		func(a, b *inference.RepositoryIndexResponse_ModelIndex) int {
+			return strings.Compare(a.Name, b.Name)
+		})
 	return resp
 }
 
@@ -150,7 +160,9 @@ func (s *Server) anyIndex(ready bool, sees func(model string) bool) *inference.R
 func portsOf(metadata []*inference.ModelMetadataResponse_TensorMetadata) []models.Port {
 	ports := make([]models.Port, len(metadata))
 	for i, m := range metadata {
-		ports[i] = models.Port{Name: m.GetName(), DataType: tensor.DataType(m.GetDatatype()), Shape: m.GetShape()}
+		ports[i] = models.Port{
+			Name: m.GetName(), DataType: tensor.DataType(m.GetDatatype()), Shape: m.GetShape(),
+		}
 	}
 	return ports
 }
@@ -172,18 +184,22 @@ func chosenAgent(parameters map[string]*inference.ModelRepositoryParameter) (str
 	if name := p.GetStringParam(); name != "" {
 		return name, nil
 	}
-	return "", outcome.Invalid("parameter %q, want the name of an agent or %q", agentParameter, everyAgent)
+	return "", outcome.Invalid("parameter %q, want the name of an agent or %q", agentParameter,
+		everyAgent)
 }
 
 // onAgents has a change of a model made on the agent chosen, or on every agent that has the
 // model's files. local makes it on this one.
-func (s *Server) onAgents(ctx context.Context, chosen, model string, local func() error, remote func(context.Context, inference.GRPCInferenceServiceClient) error) error {
-	if members.IsLocalOnly(ctx) || s.alone.Load() && (chosen == everyAgent || chosen == s.config.Name) {
+func (s *Server) onAgents(ctx context.Context, chosen, model string, local func() error,
+	remote func(context.Context, inference.GRPCInferenceServiceClient) error) error {
+	if members.IsLocalOnly(ctx) ||
+		s.alone.Load() && (chosen == everyAgent || chosen == s.config.Name) {
 		return local()
 	}
 	asked := s.config.Members.View().Members
 	if chosen != everyAgent {
-		asked = slices.DeleteFunc(slices.Clone(asked), func(m *control.Member) bool { return m.Name != chosen })
+		asked = slices.DeleteFunc(slices.Clone(asked),
+			func(m *control.Member) bool { return m.Name != chosen })
 		if len(asked) == 0 {
 			return s.config.Members.NoAgent(chosen)
 		}
@@ -230,7 +246,8 @@ func joinOutcomes(asked []*control.Member, outcomes []error, model string) error
 		return fmt.Errorf("%w on any agent: model %.255q", models.ErrNotFound, model)
 	}
 	if len(faults) > 0 && done > 0 {
-		faults = append(faults, fmt.Errorf("done on %d of the %d agents that have it", done, done+len(faults)))
+		faults = append(faults,
+			fmt.Errorf("done on %d of the %d agents that have it", done, done+len(faults)))
 	}
 	return errors.Join(faults...)
 }
@@ -250,7 +267,8 @@ func (s *Server) largestBody(model, version string) (int64, error) {
 	if err == nil {
 		defer loaded.Release()
 		v := loaded.Version
-		return largestQuery(v.Inputs, v.Config.LargestBatchSize, jsonElement, s.config.MaxWaitingBytes), nil
+		return largestQuery(v.Inputs, v.Config.LargestBatchSize, jsonElement,
+			s.config.MaxWaitingBytes), nil
 	}
 	if s.alone.Load() || errors.Is(err, outcome.ErrInvalid) {
 		return 0, err
@@ -263,5 +281,6 @@ func (s *Server) largestBody(model, version string) (int64, error) {
 	if err != nil {
 		return 0, s.whileStarting(err)
 	}
-	return largestQuery(portsOf(m.Metadata.GetInputs()), int(m.LargestBatchSize), jsonElement, s.config.MaxWaitingBytes), nil
+	return largestQuery(portsOf(m.Metadata.GetInputs()), int(m.LargestBatchSize), jsonElement,
+		s.config.MaxWaitingBytes), nil
 }

@@ -47,8 +47,8 @@ const (
 	largestHeader = 64 << 10
 )
 
-// newGRPCServer serves the protocol, the agents' own calls, health checks and reflection. How large a
-// query may be follows from the models as they are when it comes.
+// newGRPCServer serves the protocol, the agents' own calls, health checks and reflection. How large
+// a query may be follows from the models as they are when it comes.
 func (s *Server) newGRPCServer() *grpc.Server {
 	options := append(oip.ServerOptions(math.MaxInt32), // what each method takes is bounded below
 		grpc.InTapHandle(s.tap),
@@ -62,8 +62,12 @@ func (s *Server) newGRPCServer() *grpc.Server {
 		grpc.ReadBufferSize(readBuffer),
 		// A client that vanished is noticed within two minutes and a half; one
 		// may ask for life signs every ten seconds.
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Minute, Timeout: 20 * time.Second, MaxConnectionIdle: idleTimeout}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			Time: 2 * time.Minute, Timeout: 20 * time.Second, MaxConnectionIdle: idleTimeout,
+		}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
+			MinTime: 10 * time.Second, PermitWithoutStream: true,
+		}),
 	)
 	server := grpc.NewServer(append(options, s.config.Guard.ServerOptions()...)...)
 	to := boundedServer{server, s, oip.Bounded(server, func(method string) int64 {
@@ -81,9 +85,9 @@ func (s *Server) newGRPCServer() *grpc.Server {
 	return server
 }
 
-// A boundedServer is a server that services are registered at by way of [oip.Bounded]. Calls end first
-// with the error that their tap has left them (streams in interceptStream), and it hears of queries
-// that are not received.
+// A boundedServer is a server that services are registered at by way of [oip.Bounded]. Calls end
+// first with the error that their tap has left them (streams in interceptStream), and it hears of
+// queries that are not received.
 type boundedServer struct {
 	*grpc.Server
 	server  *Server
@@ -95,10 +99,12 @@ func (s boundedServer) RegisterService(desc *grpc.ServiceDesc, service any) {
 	d.Methods = slices.Clone(desc.Methods)
 	for i := range d.Methods {
 		handle := d.Methods[i].Handler
-		if "/"+d.ServiceName+"/"+d.Methods[i].MethodName == inference.GRPCInferenceService_ModelInfer_FullMethodName {
+		if "/"+d.ServiceName+"/"+
+			d.Methods[i].MethodName == inference.GRPCInferenceService_ModelInfer_FullMethodName {
 			handle = s.server.untilEnd(handle)
 		}
-		d.Methods[i].Handler = func(service any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+		d.Methods[i].Handler = func(service any, ctx context.Context, decode func(any) error,
+			interceptor grpc.UnaryServerInterceptor) (any, error) {
 			if err, ok := ctx.Value(refusedKey{}).(error); ok {
 				return nil, err
 			}
@@ -110,7 +116,8 @@ func (s boundedServer) RegisterService(desc *grpc.ServiceDesc, service any) {
 
 // untilEnd has the receipt of a query end with its call.
 func (s *Server) untilEnd(handle grpc.MethodHandler) grpc.MethodHandler {
-	return func(service any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+	return func(service any, ctx context.Context, decode func(any) error,
+		interceptor grpc.UnaryServerInterceptor) (any, error) {
 		if r := receiptOf(ctx); r != nil {
 			defer r.end()
 		}
@@ -120,9 +127,9 @@ func (s *Server) untilEnd(handle grpc.MethodHandler) grpc.MethodHandler {
 
 type refusedKey struct{}
 
-// tap is admit. grpc never ends the context of a call that a tap refuses, and one with a deadline has
-// a timer, which holds on to it until then, be it a thousand years. So where that is not soon the call
-// is let in, to be refused before its message is read.
+// tap is admit. grpc never ends the context of a call that a tap refuses, and one with a deadline
+// has a timer, which holds on to it until then, be it a thousand years. So where that is not soon
+// the call is let in, to be refused before its message is read.
 func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	admitted, err := s.admit(ctx, info)
 	if err != nil {
@@ -171,8 +178,8 @@ func isAttempt(ctx context.Context) bool {
 	return len(headers(ctx, control.AttemptHeader)) > 0
 }
 
-// A receipt is what the agent knows of a query by gRPC from its arrival until its answer is sent. It
-// is the context of the call, which ends too when the query takes too long to arrive. It is one
+// A receipt is what the agent knows of a query by gRPC from its arrival until its answer is sent.
+// It is the context of the call, which ends too when the query takes too long to arrive. It is one
 // object, as every query needs one.
 type receipt struct {
 	context.Context
@@ -253,7 +260,8 @@ func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, er
 	switch {
 	case isQuery:
 		return s.tapQuery(ctx, info.Header)
-	case strings.HasPrefix(info.FullMethodName, "/"+inference.GRPCInferenceService_ServiceDesc.ServiceName+"/"):
+	case strings.HasPrefix(info.FullMethodName,
+		"/"+inference.GRPCInferenceService_ServiceDesc.ServiceName+"/"):
 		return ctx, nil
 	}
 	// Those who watch the health, or hold a reflection stream, would do so for
@@ -310,7 +318,8 @@ func headers(ctx context.Context, name string) []string {
 }
 
 // interceptUnary gives errors their code, and turns a panic into an error.
-func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
+func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+	handle grpc.UnaryHandler) (resp any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			resp, err = nil, outcome.GRPC(s.panicked(info.FullMethod, p))
@@ -324,7 +333,8 @@ func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnarySe
 }
 
 // interceptStream does the same for streams.
-func (s *Server) interceptStream(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
+func (s *Server) interceptStream(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
+	handle grpc.StreamHandler) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = outcome.GRPC(s.panicked(info.FullMethod, p))
@@ -375,6 +385,7 @@ func (s *Server) sent(ctx context.Context, resp *oip.Response) error {
 
 // panicked logs a panic of a handler and returns the error that the client gets.
 func (s *Server) panicked(where string, p any) error {
-	s.config.Log.Error("handler panicked", "handler", where, "panic", p, "stack", string(debug.Stack()))
+	s.config.Log.Error("handler panicked", "handler", where, "panic", p, "stack",
+		string(debug.Stack()))
 	return fmt.Errorf("%w in %s", outcome.ErrPanic, where)
 }

@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// TestGoneBeforeReceived: a call that ends before its query has been read leaves no timeout, whether
-// it is handled or has ended too early for that.
+// TestGoneBeforeReceived: a call that ends before its query has been read leaves no timeout,
+// whether it is handled or has ended too early for that.
 func TestGoneBeforeReceived(t *testing.T) {
 	s := &Server{config: Config{ReceiveTimeout: time.Minute}}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -23,7 +23,8 @@ func TestGoneBeforeReceived(t *testing.T) {
 		t.Error("nothing bounds the time to receive the query")
 	}
 	cancel()
-	handle := s.untilEnd(func(_ any, ctx context.Context, _ func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+	handle := s.untilEnd(func(_ any, ctx context.Context, _ func(any) error,
+		_ grpc.UnaryServerInterceptor) (any, error) {
 		return nil, ctx.Err()
 	})
 	if _, err := handle(nil, ctx, nil, nil); err == nil {
@@ -32,7 +33,8 @@ func TestGoneBeforeReceived(t *testing.T) {
 	if s.arriving.first != nil {
 		t.Error("a timeout is left")
 	}
-	if _, err := s.tapQuery(ctx, nil); status.Code(err) != codes.Canceled || s.arriving.first != nil {
+	if _, err := s.tapQuery(ctx, nil); status.Code(err) != codes.Canceled ||
+		s.arriving.first != nil {
 		t.Errorf("a call that has ended: %v, and %v is left", err, s.arriving.first)
 	}
 }

@@ -23,14 +23,16 @@ type Health struct {
 func NewHealth() *Health {
 	h := &Health{server: health.NewServer(), serve: map[string]map[int64]bool{}}
 	h.server.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
-	h.server.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
+	h.server.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName,
+		healthpb.HealthCheckResponse_NOT_SERVING)
 	return h
 }
 
 // ready says that the agent takes queries.
 func (h *Health) ready() {
 	h.server.SetServingStatus("", healthpb.HealthCheckResponse_SERVING)
-	h.server.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_SERVING)
+	h.server.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName,
+		healthpb.HealthCheckResponse_SERVING)
 }
 
 // Shutdown says that nothing is served any more.

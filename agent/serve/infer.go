@@ -18,7 +18,8 @@ import (
 // infer is the one way a query takes, whatever protocol it came by. It owns
 // req, whose inputs are released when it returns; the caller releases the
 // response. arrival is when the query began to come in.
-func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response, error) {
+func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
+	error) {
 	if !s.alone.Load() {
 		defer req.Release()
 		return s.pass(ctx, req, arrival)
@@ -28,7 +29,8 @@ func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time)
 
 // pass has the fleet answer a query, this agent among its workers. It does not
 // release req.
-func (s *Server) pass(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response, error) {
+func (s *Server) pass(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
+	error) {
 	resp, err := s.config.Gateway.Infer(passTrace(ctx), req, arrival)
 	err = s.whileStarting(err)
 	if err != nil {
@@ -81,7 +83,8 @@ func (s *Server) Follow(ctx context.Context) {
 
 // allowFleet has queries accepted that are as large as those of any model in
 // the fleet may be. It returns the members, and passes over those that it did last time.
-func (s *Server) allowFleet(v *control.View, seen map[*control.Member]bool) map[*control.Member]bool {
+func (s *Server) allowFleet(v *control.View,
+	seen map[*control.Member]bool) map[*control.Member]bool {
 	now := make(map[*control.Member]bool, len(v.Members))
 	for _, member := range v.Members {
 		now[member] = true

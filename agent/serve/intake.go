@@ -33,8 +33,8 @@ type clients interface {
 	Bytes(ctx context.Context, w secure.Way, bytes int64, first bool) error
 }
 
-// leastAnswers is room for answers, in bytes, however few bytes of queries are let in: theirs may be
-// larger, and one that finds no room is lost work.
+// leastAnswers is room for answers, in bytes, however few bytes of queries are let in: theirs may
+// be larger, and one that finds no room is lost work.
 const leastAnswers = 64 << 10
 
 // share is what one client with a name may have, in bytes.
@@ -120,5 +120,7 @@ func (i *intake) Give(ctx context.Context, n int64) {
 
 func (i *intake) overloaded(held int64) error {
 	stats := i.queue()
-	return &runtime.OverloadedError{Waiting: stats.Waiting, WaitingBytes: held, RetryAfter: stats.Remaining}
+	return &runtime.OverloadedError{
+		Waiting: stats.Waiting, WaitingBytes: held, RetryAfter: stats.Remaining,
+	}
 }

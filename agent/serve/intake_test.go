@@ -23,8 +23,12 @@ func (named) Bytes(context.Context, secure.Way, int64, bool) error { return nil 
 // TestIntake: what is held has a bound, and what one client with a name holds half of it; but who
 // is alone gets in.
 func TestIntake(t *testing.T) {
-	in := intake{limit: 100, queue: func() runtime.LanesStats { return runtime.LanesStats{} }, clients: named{}}
-	anyone, ads, feed := t.Context(), context.WithValue(t.Context(), nameKey{}, "ads"), context.WithValue(t.Context(), nameKey{}, "feed")
+	in := intake{
+		limit: 100, queue: func() runtime.LanesStats { return runtime.LanesStats{} },
+		clients: named{},
+	}
+	anyone, ads, feed := t.Context(), context.WithValue(t.Context(), nameKey{},
+		"ads"), context.WithValue(t.Context(), nameKey{}, "feed")
 	check := func(step string, err error, ok bool) {
 		t.Helper()
 		if (err == nil) != ok {

@@ -38,10 +38,12 @@ type localStreaming struct {
 	handle  grpc.StreamHandler
 }
 
-// NewLocal returns the connection of an agent to itself, which serves once a [Server] has it. closing
-// ends all its streams.
+// NewLocal returns the connection of an agent to itself, which serves once a [Server] has it.
+// closing ends all its streams.
 func NewLocal(closing context.Context) *Local {
-	return &Local{unary: map[string]localUnary{}, streams: map[string]localStreaming{}, closing: closing}
+	return &Local{
+		unary: map[string]localUnary{}, streams: map[string]localStreaming{}, closing: closing,
+	}
 }
 
 // Close waits for the handlers of streams, which end with the agent's closing.
@@ -50,7 +52,9 @@ func (c *Local) Close() { c.running.Wait() }
 // RegisterService implements [grpc.ServiceRegistrar].
 func (c *Local) RegisterService(desc *grpc.ServiceDesc, service any) {
 	for _, m := range desc.Methods {
-		c.unary["/"+desc.ServiceName+"/"+m.MethodName] = localUnary{service, grpc.MethodHandler(m.Handler)}
+		c.unary["/"+desc.ServiceName+"/"+m.MethodName] = localUnary{
+			service, grpc.MethodHandler(m.Handler),
+		}
 	}
 	for _, s := range desc.Streams {
 		c.streams["/"+desc.ServiceName+"/"+s.StreamName] = localStreaming{service, s.Handler}
@@ -73,13 +77,15 @@ func localContext(ctx context.Context) context.Context {
 
 // Invoke implements [grpc.ClientConnInterface]. Of the options only
 // [grpc.Trailer] and [grpc.Header] mean something.
-func (c *Local) Invoke(ctx context.Context, method string, args, reply any, options ...grpc.CallOption) error {
+func (c *Local) Invoke(ctx context.Context, method string, args, reply any,
+	options ...grpc.CallOption) error {
 	m, ok := c.unary[method]
 	if !ok {
 		return status.Errorf(codes.Unimplemented, "unknown method %s", method)
 	}
 	transport := &localTransport{method: method}
-	answer, err := m.handle(m.service, grpc.NewContextWithServerTransportStream(localContext(ctx), transport),
+	answer, err := m.handle(m.service,
+		grpc.NewContextWithServerTransportStream(localContext(ctx), transport),
 		func(request any) error { return copyMessage(request, args) }, c.intercept)
 	for _, option := range options {
 		switch o := option.(type) {
@@ -142,7 +148,8 @@ func (t *localTransport) SetTrailer(md metadata.MD) error {
 const localBuffer = 256
 
 // NewStream implements [grpc.ClientConnInterface].
-func (c *Local) NewStream(ctx context.Context, _ *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+func (c *Local) NewStream(ctx context.Context, _ *grpc.StreamDesc, method string,
+	_ ...grpc.CallOption) (grpc.ClientStream, error) {
 	m, ok := c.streams[method]
 	if !ok {
 		return nil, status.Errorf(codes.Unimplemented, "unknown method %s", method)
@@ -152,12 +159,15 @@ func (c *Local) NewStream(ctx context.Context, _ *grpc.StreamDesc, method string
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	s := &localStream{
-		ctx: ctx, toServer: make(chan proto.Message, localBuffer), toClient: make(chan proto.Message, localBuffer),
-		sent: make(chan struct{}), ended: make(chan struct{}),
+		ctx: ctx, toServer: make(chan proto.Message, localBuffer),
+		toClient: make(chan proto.Message, localBuffer),
+		sent:     make(chan struct{}), ended: make(chan struct{}),
 	}
 	stop := context.AfterFunc(c.closing, cancel)
 	transport := &localTransport{method: method}
-	server := &localServerStream{s, grpc.NewContextWithServerTransportStream(localContext(ctx), transport), transport}
+	server := &localServerStream{
+		s, grpc.NewContextWithServerTransportStream(localContext(ctx), transport), transport,
+	}
 	c.running.Go(func() {
 		defer stop()
 		defer cancel()

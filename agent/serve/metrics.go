@@ -13,17 +13,23 @@ type metrics struct {
 	passedAnswered prometheus.Counter // one of those, nearly all
 }
 
-// newMetrics registers them, and what is read from the intake and the gateway whenever it is asked for.
+// newMetrics registers them, and what is read from the intake and the gateway whenever
+// it is asked for.
 func newMetrics(registry prometheus.Registerer, in *intake, gateway func() client.Stats) *metrics {
 	m := &metrics{passed: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "muster_gateway_queries_total", Help: "Queries that came to this agent for the fleet to answer, by outcome.",
+		Name: "muster_gateway_queries_total",
+		Help: "Queries that came to this agent for the fleet to answer, by outcome.",
 	}, []string{"outcome"})}
-	for _, reason := range outcome.Reasons() { // there from the start, so that their rates are right
+	// there from the start, so that their rates are right
+	for _, reason := range outcome.Reasons() {
 		m.passed.WithLabelValues(reason)
 	}
 	m.passedAnswered = m.passed.WithLabelValues("answered")
-	ofGateway := func(name, help string, labels prometheus.Labels, value func(client.Stats) uint64) prometheus.Collector {
-		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels},
+	ofGateway := func(name, help string, labels prometheus.Labels,
+		value func(client.Stats) uint64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: name, Help: help, ConstLabels: labels,
+		},
 			func() float64 { return float64(value(gateway())) })
 	}
 	const (
@@ -33,29 +39,42 @@ func newMetrics(registry prometheus.Registerer, in *intake, gateway func() clien
 	registry.MustRegister(
 		m.passed,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "muster_held_bytes", Help: "Bytes of the queries in the agent, being read, waiting and running, and of answers still to be sent.",
+			Name: "muster_held_bytes",
+			Help: "Bytes of the queries in the agent, being read, waiting and running, and of " +
+				"answers still to be sent.",
 		}, func() float64 { return float64(in.all()) }),
-		ofGateway("muster_gateway_submits_total", "Requests for a lane made to leaders, repeated ones included.", nil,
+		ofGateway("muster_gateway_submits_total",
+			"Requests for a lane made to leaders, repeated ones included.", nil,
 			func(s client.Stats) uint64 { return s.Submits }),
-		ofGateway("muster_gateway_submit_messages_total", "Messages that carried the requests for a lane.", nil,
+		ofGateway("muster_gateway_submit_messages_total",
+			"Messages that carried the requests for a lane.", nil,
 			func(s client.Stats) uint64 { return s.SubmitMessages }),
-		ofGateway(resubmits, "Requests for a lane that were repeated, by reason.", prometheus.Labels{"reason": "attempt-failed"},
+		ofGateway(resubmits, "Requests for a lane that were repeated, by reason.",
+			prometheus.Labels{"reason": "attempt-failed"},
 			func(s client.Stats) uint64 { return s.ResubmitsFailed }),
-		ofGateway(resubmits, "Requests for a lane that were repeated, by reason.", prometheus.Labels{"reason": "new-leader"},
+		ofGateway(resubmits, "Requests for a lane that were repeated, by reason.",
+			prometheus.Labels{"reason": "new-leader"},
 			func(s client.Stats) uint64 { return s.ResubmitsLeader }),
-		ofGateway(attempts, "Attempts of this gateway to have a query run, by who chose the lane.", prometheus.Labels{"chosen_by": "leader"},
+		ofGateway(attempts, "Attempts of this gateway to have a query run, by who chose the lane.",
+			prometheus.Labels{"chosen_by": "leader"},
 			func(s client.Stats) uint64 { return s.Attempts - s.Leaderless }),
-		ofGateway(attempts, "Attempts of this gateway to have a query run, by who chose the lane.", prometheus.Labels{"chosen_by": "gateway"},
+		ofGateway(attempts, "Attempts of this gateway to have a query run, by who chose the lane.",
+			prometheus.Labels{"chosen_by": "gateway"},
 			func(s client.Stats) uint64 { return s.Leaderless }),
-		ofGateway("muster_gateway_superseded_attempts_total", "Attempts that were cut off as the query was assigned anew.", nil,
+		ofGateway("muster_gateway_superseded_attempts_total",
+			"Attempts that were cut off as the query was assigned anew.", nil,
 			func(s client.Stats) uint64 { return s.Superseded }),
-		ofGateway("muster_gateway_unused_assignments_total", "Lanes that a leader assigned and that were given back.", nil,
+		ofGateway("muster_gateway_unused_assignments_total",
+			"Lanes that a leader assigned and that were given back.", nil,
 			func(s client.Stats) uint64 { return s.Unused }),
-		ofGateway("muster_gateway_probes_total", "Questions to agents, without a leader, when they would finish a query.", nil,
+		ofGateway("muster_gateway_probes_total",
+			"Questions to agents, without a leader, when they would finish a query.", nil,
 			func(s client.Stats) uint64 { return s.Probes }),
-		ofGateway("muster_gateway_unanswered_probes_total", "Those of the questions that were not answered in time.", nil,
+		ofGateway("muster_gateway_unanswered_probes_total",
+			"Those of the questions that were not answered in time.", nil,
 			func(s client.Stats) uint64 { return s.ProbesUnanswered }),
-		ofGateway("muster_gateway_leader_silences_total", "Times that a leader did not answer in time, and this gateway decided alone.", nil,
+		ofGateway("muster_gateway_leader_silences_total",
+			"Times that a leader did not answer in time, and this gateway decided alone.", nil,
 			func(s client.Stats) uint64 { return s.Silences }),
 		ofGateway("muster_gateway_leader_links_total", "Links to leaders that were opened.", nil,
 			func(s client.Stats) uint64 { return s.Links }),

@@ -33,9 +33,11 @@ func (s *Server) newHTTPServer(handler http.Handler) *http.Server {
 	return &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			if req.ContentLength != 0 {
-				// The server lifts this once it has read the body to its end, which it tries too for a
-				// request that is refused; from then on it reads only to notice a client that goes away.
-				if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(s.config.ReceiveTimeout)); err != nil {
+				// The server lifts this once it has read the body to its end, which it tries
+				// too for a request that is refused; from then on it reads only to notice a
+				// client that goes away.
+				if err := http.NewResponseController(w).SetReadDeadline(
+					time.Now().Add(s.config.ReceiveTimeout)); err != nil {
 					s.config.Log.Debug("bound the time to receive a body", "error", err)
 				}
 			}
@@ -98,7 +100,8 @@ func (r *rest) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}()
 	// The mux would answer such a path with a redirect to what it may mean.
 	if p := req.URL.EscapedPath(); p != path.Clean("/"+p) {
-		writeErrorStatus(w, http.StatusBadRequest, fmt.Sprintf("path %q, want one without empty parts, dots and a slash at its end", p))
+		writeErrorStatus(w, http.StatusBadRequest,
+			fmt.Sprintf("path %q, want one without empty parts, dots and a slash at its end", p))
 		return
 	}
 	// Errors of routing get the form that the others have.
@@ -106,7 +109,9 @@ func (r *rest) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		refusal := &statusRecorder{header: w.Header()}
 		handler.ServeHTTP(refusal, req)
 		if refusal.status == http.StatusNotFound || refusal.status == http.StatusMethodNotAllowed {
-			writeErrorStatus(w, refusal.status, fmt.Sprintf("%s %s: %s; see GET /", req.Method, req.URL.Path, strings.ToLower(http.StatusText(refusal.status))))
+			writeErrorStatus(w, refusal.status,
+				fmt.Sprintf("%s %s: %s; see GET /", req.Method, req.URL.Path,
+					strings.ToLower(http.StatusText(refusal.status))))
 			return
 		}
 		handler.ServeHTTP(w, req)
@@ -162,11 +167,14 @@ func (r *rest) serverMetadata(w http.ResponseWriter, req *http.Request) error {
 }
 
 func (r *rest) modelMetadata(w http.ResponseWriter, req *http.Request) error {
-	return answer(w, req, r.service.ModelMetadata, &inference.ModelMetadataRequest{Name: req.PathValue("model"), Version: req.PathValue("version")})
+	return answer(w, req, r.service.ModelMetadata, &inference.ModelMetadataRequest{
+		Name: req.PathValue("model"), Version: req.PathValue("version"),
+	})
 }
 
 func (r *rest) modelReady(w http.ResponseWriter, req *http.Request) error {
-	if isReady, err := r.anyReady(req.PathValue("model"), req.PathValue("version")); err != nil || isReady {
+	if isReady, err := r.anyReady(req.PathValue("model"), req.PathValue("version")); err != nil ||
+		isReady {
 		return err
 	}
 	if r.alone.Load() { // says why not
@@ -175,14 +183,17 @@ func (r *rest) modelReady(w http.ResponseWriter, req *http.Request) error {
 			return err
 		}
 		loaded.Release()
-	} else if _, err := r.anyMetadata(req.PathValue("model"), req.PathValue("version")); err != nil {
+	} else if _, err := r.anyMetadata(req.PathValue("model"),
+		req.PathValue("version")); err != nil {
 		return err
 	}
 	return r.serverReady(w, req)
 }
 
 func (r *rest) modelStatistics(w http.ResponseWriter, req *http.Request) error {
-	return answer(w, req, r.service.ModelStatistics, &inference.ModelStatisticsRequest{Name: req.PathValue("model"), Version: req.PathValue("version")})
+	return answer(w, req, r.service.ModelStatistics, &inference.ModelStatisticsRequest{
+		Name: req.PathValue("model"), Version: req.PathValue("version"),
+	})
 }
 
 func (r *rest) repositoryIndex(w http.ResponseWriter, req *http.Request) error {
@@ -192,7 +203,9 @@ func (r *rest) repositoryIndex(w http.ResponseWriter, req *http.Request) error {
 	if err := readBody(req, &body); err != nil {
 		return err
 	}
-	return answer(w, req, r.service.RepositoryIndex, &inference.RepositoryIndexRequest{Ready: body.Ready})
+	return answer(w, req, r.service.RepositoryIndex, &inference.RepositoryIndexRequest{
+		Ready: body.Ready,
+	})
 }
 
 func (r *rest) modelLoad(w http.ResponseWriter, req *http.Request) error {
@@ -226,7 +239,8 @@ func (r *rest) infer(w http.ResponseWriter, req *http.Request) error {
 	return err
 }
 
-func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http.Request, arrival time.Time) error {
+func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http.Request,
+	arrival time.Time) error {
 	model := req.PathValue("model")
 	charge := oip.NewCharge(req.Context(), &r.intake)
 	defer charge.Only(0)
@@ -251,12 +265,14 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	}
 
 	// The client has had its time to send; now it gets some to read.
-	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(r.config.SendTimeout)); err != nil {
+	if err := http.NewResponseController(w).SetWriteDeadline(
+		time.Now().Add(r.config.SendTimeout)); err != nil {
 		return err
 	}
 	out := newCompressor(w, req)
 	var overloaded *runtime.OverloadedError
-	if err := oip.EncodeResponse(out, query, resp, kept); errors.Is(err, oip.ErrInvalid) || errors.As(err, &overloaded) {
+	if err := oip.EncodeResponse(out, query, resp, kept); errors.Is(err, oip.ErrInvalid) ||
+		errors.As(err, &overloaded) {
 		return err // nothing has been written yet
 	}
 	out.finish() // any other error is that of a client which is gone
@@ -282,7 +298,8 @@ func (r *rest) receive(req *http.Request, charge *oip.Charge) (*oip.Request, err
 		return nil, err
 	}
 	if req.ContentLength > limit {
-		return nil, fmt.Errorf("%w: body of %d bytes, want at most %d for model %q", oip.ErrTooLarge, req.ContentLength, limit, model)
+		return nil, fmt.Errorf("%w: body of %d bytes, want at most %d for model %q",
+			oip.ErrTooLarge, req.ContentLength, limit, model)
 	}
 	if err := r.intake.full(req.Context()); err != nil {
 		return nil, err
@@ -302,7 +319,8 @@ func (r *rest) receive(req *http.Request, charge *oip.Charge) (*oip.Request, err
 }
 
 // decodeQuery reads a query of at most limit bytes after decompression.
-func (s *Server) decodeQuery(req *http.Request, limit int64, charge *oip.Charge) (*oip.Request, error) {
+func (s *Server) decodeQuery(req *http.Request, limit int64, charge *oip.Charge) (*oip.Request,
+	error) {
 	plain, err := decompressed(req)
 	if err != nil {
 		return nil, err
@@ -312,16 +330,19 @@ func (s *Server) decodeQuery(req *http.Request, limit int64, charge *oip.Charge)
 	switch {
 	case err == nil:
 		return query, nil
-	case errors.Is(err, oip.ErrInvalid), errors.Is(err, oip.ErrTooLarge), errors.As(err, &overloaded):
+	case errors.Is(err, oip.ErrInvalid), errors.Is(err, oip.ErrTooLarge),
+		errors.As(err, &overloaded):
 		return nil, err
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, fmt.Errorf("%w: body not received within %v", outcome.ErrSlow, s.config.ReceiveTimeout)
+		return nil, fmt.Errorf("%w: body not received within %v", outcome.ErrSlow,
+			s.config.ReceiveTimeout)
 	}
 	return nil, outcome.Invalid("%w", err) // what the client sent cannot be read
 }
 
 // answer calls a method of the service and writes its answer as JSON.
-func answer[Req, Resp proto.Message](w http.ResponseWriter, req *http.Request, call func(context.Context, Req) (Resp, error), message Req) error {
+func answer[Req, Resp proto.Message](w http.ResponseWriter, req *http.Request,
+	call func(context.Context, Req) (Resp, error), message Req) error {
 	resp, err := call(req.Context(), message)
 	if err != nil {
 		return err
@@ -399,7 +420,9 @@ func readParameters(req *http.Request) (map[string]*inference.ModelRepositoryPar
 	for name, value := range body.Parameters {
 		parameters[name] = nil
 		if text, ok := value.(string); ok {
-			parameters[name] = &inference.ModelRepositoryParameter{ParameterChoice: &inference.ModelRepositoryParameter_StringParam{StringParam: text}}
+			parameters[name] = &inference.ModelRepositoryParameter{
+				ParameterChoice: &inference.ModelRepositoryParameter_StringParam{StringParam: text},
+			}
 		}
 	}
 	return parameters, nil

@@ -34,8 +34,8 @@ type Leading interface {
 	Demand(*control.FleetDemand) bool
 }
 
-// A Config says what a [Server] serves, and what it needs of the rest of the agent. Functions may be
-// called concurrently.
+// A Config says what a [Server] serves, and what it needs of the rest of the agent. Functions
+// may be called concurrently.
 type Config struct {
 	Name    string // of the agent in its fleet
 	Members *members.Members
@@ -76,7 +76,8 @@ type Server struct {
 	metrics *metrics
 	intake  intake // of queries
 	answers intake
-	// arriving are the timeouts of queries on their way here by gRPC, sending those of what goes out.
+	// arriving are the timeouts of queries on their way here by gRPC, sending those
+	// of what goes out.
 	arriving, sending timeouts
 	largest           atomic.Int64 // query by gRPC, in bytes
 	alone             atomic.Bool  // no other agent is known
@@ -92,7 +93,8 @@ func New(config Config) *Server {
 	s.alone.Store(true)
 	s.largest.Store(leastLimit)
 	clients, lanes := Callers{config.Guard}, config.Worker.Lanes()
-	s.answers.limit, s.answers.queue, s.answers.clients = max(config.MaxWaitingBytes, leastAnswers), lanes.Stats, clients
+	s.answers.limit, s.answers.queue, s.answers.clients = max(config.MaxWaitingBytes,
+		leastAnswers), lanes.Stats, clients
 	s.intake.limit, s.intake.queue, s.intake.clients = config.MaxWaitingBytes, lanes.Stats, clients
 	s.intake.answers = &s.answers
 	s.metrics = newMetrics(config.Registry, &s.intake, config.Gateway.Stats)
@@ -114,7 +116,9 @@ func (s *Server) ServeGRPC(l net.Listener) error {
 }
 
 // ServeREST serves the protocol's REST form on a listener until Stop.
-func (s *Server) ServeREST(l net.Listener) error { return serveHTTP(s.rest, s.config.Guard.Listen(l)) }
+func (s *Server) ServeREST(l net.Listener) error {
+	return serveHTTP(s.rest, s.config.Guard.Listen(l))
+}
 
 // ServeMetrics serves the metrics on a listener until Close.
 func (s *Server) ServeMetrics(l net.Listener) error {
@@ -201,7 +205,8 @@ func (s *Server) unreadyReason() string {
 func (s *Server) newMetricsHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, req *http.Request) {
-		promhttp.HandlerFor(s.visibleMetrics(req.Context()), promhttp.HandlerOpts{}).ServeHTTP(w, req)
+		promhttp.HandlerFor(s.visibleMetrics(req.Context()), promhttp.HandlerOpts{}).ServeHTTP(w,
+			req)
 	})
 	if s.config.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)

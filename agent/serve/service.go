@@ -17,23 +17,28 @@ import (
 )
 
 // extensions are those of the protocol that the agent speaks.
-var extensions = []string{"binary_tensor_data", "model_repository", "statistics", client.FleetExtension}
+var extensions = []string{
+	"binary_tensor_data", "model_repository", "statistics", client.FleetExtension,
+}
 
 // A service answers the protocol's calls, for gRPC and REST alike. Its errors
 // are plain; each protocol's server gives them a code (status.go).
 type service struct{ *Server }
 
-func (s service) ServerLive(context.Context, *inference.ServerLiveRequest) (*inference.ServerLiveResponse, error) {
+func (s service) ServerLive(context.Context, *inference.ServerLiveRequest) (
+	*inference.ServerLiveResponse, error) {
 	return &inference.ServerLiveResponse{Live: true}, nil
 }
 
-func (s service) ServerReady(context.Context, *inference.ServerReadyRequest) (*inference.ServerReadyResponse, error) {
+func (s service) ServerReady(context.Context, *inference.ServerReadyRequest) (
+	*inference.ServerReadyResponse, error) {
 	return &inference.ServerReadyResponse{Ready: s.Ready()}, nil
 }
 
 // ModelReady says no of a model that does not exist, as other servers do; only
 // a version that cannot be one is an error.
-func (s service) ModelReady(_ context.Context, req *inference.ModelReadyRequest) (*inference.ModelReadyResponse, error) {
+func (s service) ModelReady(_ context.Context, req *inference.ModelReadyRequest) (
+	*inference.ModelReadyResponse, error) {
 	isReady, err := s.anyReady(req.GetName(), req.GetVersion())
 	if err != nil {
 		return nil, err
@@ -41,15 +46,20 @@ func (s service) ModelReady(_ context.Context, req *inference.ModelReadyRequest)
 	return &inference.ModelReadyResponse{Ready: isReady}, nil
 }
 
-func (s service) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (*inference.ServerMetadataResponse, error) {
+func (s service) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (
+	*inference.ServerMetadataResponse, error) {
 	spoken := extensions
-	if info := s.config.Worker.Info(); info.Executor != "onnx" { // nobody should take its answers for a model's
+	// nobody should take its answers for a model's
+	if info := s.config.Worker.Info(); info.Executor != "onnx" {
 		spoken = append(slices.Clone(spoken), info.Executor)
 	}
-	return &inference.ServerMetadataResponse{Name: "muster", Version: s.config.Version, Extensions: spoken}, nil
+	return &inference.ServerMetadataResponse{
+		Name: "muster", Version: s.config.Version, Extensions: spoken,
+	}, nil
 }
 
-func (s service) ModelMetadata(_ context.Context, req *inference.ModelMetadataRequest) (*inference.ModelMetadataResponse, error) {
+func (s service) ModelMetadata(_ context.Context, req *inference.ModelMetadataRequest) (
+	*inference.ModelMetadataResponse, error) {
 	return s.anyMetadata(req.GetName(), req.GetVersion())
 }
 
@@ -63,7 +73,8 @@ func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Respons
 }
 
 // attempt runs the attempt of a call.
-func (s service) attempt(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response, error) {
+func (s service) attempt(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
+	error) {
 	header := ""
 	if values := headers(ctx, control.AttemptHeader); len(values) > 0 {
 		header = values[0]
@@ -71,7 +82,8 @@ func (s service) attempt(ctx context.Context, req *oip.Request, arrival time.Tim
 	return s.config.Worker.Attempt(ctx, header, req, arrival)
 }
 
-func (s service) modelInfer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response, error) {
+func (s service) modelInfer(ctx context.Context, req *oip.Request,
+	arrival time.Time) (*oip.Response, error) {
 	if isLocal(ctx) { // its gateway has counted it
 		return s.attempt(ctx, req, arrival)
 	}
@@ -93,7 +105,8 @@ func (s service) modelInfer(ctx context.Context, req *oip.Request, arrival time.
 }
 
 // ModelStatistics are this agent's own: of the queries that its lanes ran.
-func (s service) ModelStatistics(ctx context.Context, req *inference.ModelStatisticsRequest) (*inference.ModelStatisticsResponse, error) {
+func (s service) ModelStatistics(ctx context.Context, req *inference.ModelStatisticsRequest) (
+	*inference.ModelStatisticsResponse, error) {
 	model, version := req.GetName(), req.GetVersion()
 	if model != "" {
 		if s.knownModel(model) == "" {
@@ -108,22 +121,26 @@ func (s service) ModelStatistics(ctx context.Context, req *inference.ModelStatis
 	resp, sees := &inference.ModelStatisticsResponse{}, s.sees(ctx)
 	for _, status := range s.config.Worker.Repository().Index() {
 		number := strconv.FormatInt(status.Version, 10)
-		if status.State != models.Ready || !sees(status.Model) || model != "" && model != status.Model || version != "" && version != number {
+		if status.State != models.Ready || !sees(status.Model) ||
+			model != "" && model != status.Model || version != "" && version != number {
 			continue
 		}
-		resp.ModelStats = append(resp.ModelStats, s.config.Worker.Statistics(status.Model, status.Version))
+		resp.ModelStats = append(resp.ModelStats,
+			s.config.Worker.Statistics(status.Model, status.Version))
 	}
 	return resp, nil
 }
 
-func (s service) RepositoryIndex(ctx context.Context, req *inference.RepositoryIndexRequest) (*inference.RepositoryIndexResponse, error) {
+func (s service) RepositoryIndex(ctx context.Context, req *inference.RepositoryIndexRequest) (
+	*inference.RepositoryIndexResponse, error) {
 	if err := onlyRepository(req.GetRepositoryName()); err != nil {
 		return nil, err
 	}
 	return s.anyIndex(req.GetReady(), s.sees(ctx)), nil
 }
 
-func (s service) RepositoryModelLoad(ctx context.Context, req *inference.RepositoryModelLoadRequest) (*inference.RepositoryModelLoadResponse, error) {
+func (s service) RepositoryModelLoad(ctx context.Context,
+	req *inference.RepositoryModelLoadRequest) (*inference.RepositoryModelLoadResponse, error) {
 	if err := onlyRepository(req.GetRepositoryName()); err != nil {
 		return nil, err
 	}
@@ -137,10 +154,13 @@ func (s service) RepositoryModelLoad(ctx context.Context, req *inference.Reposit
 	err = s.onAgents(ctx, chosen, req.GetModelName(),
 		func() error { return s.loadHere(ctx, req.GetModelName()) },
 		func(ctx context.Context, other inference.GRPCInferenceServiceClient) error {
-			_, err := other.RepositoryModelLoad(ctx, &inference.RepositoryModelLoadRequest{ModelName: req.GetModelName()})
+			_, err := other.RepositoryModelLoad(ctx, &inference.RepositoryModelLoadRequest{
+				ModelName: req.GetModelName(),
+			})
 			return err
 		})
-	s.audit(ctx, "load", "asked to load a model", err, "model", short(req.GetModelName()), "on", short(chosen))
+	s.audit(ctx, "load", "asked to load a model", err, "model", short(req.GetModelName()), "on",
+		short(chosen))
 	if err != nil {
 		return nil, err
 	}
@@ -150,13 +170,15 @@ func (s service) RepositoryModelLoad(ctx context.Context, req *inference.Reposit
 // loadHere has this agent load a model.
 func (s *Server) loadHere(ctx context.Context, model string) error {
 	err := s.config.Worker.Repository().Load(ctx, model)
-	if err == nil || errors.Is(err, models.ErrNotFound) || errors.Is(err, models.ErrName) || ctx.Err() != nil {
+	if err == nil || errors.Is(err, models.ErrNotFound) || errors.Is(err, models.ErrName) ||
+		ctx.Err() != nil {
 		return err
 	}
 	return fmt.Errorf("%w model %q: %w", outcome.ErrLoad, model, err)
 }
 
-func (s service) RepositoryModelUnload(ctx context.Context, req *inference.RepositoryModelUnloadRequest) (*inference.RepositoryModelUnloadResponse, error) {
+func (s service) RepositoryModelUnload(ctx context.Context,
+	req *inference.RepositoryModelUnloadRequest) (*inference.RepositoryModelUnloadResponse, error) {
 	if err := onlyRepository(req.GetRepositoryName()); err != nil {
 		return nil, err
 	}
@@ -172,10 +194,13 @@ func (s service) RepositoryModelUnload(ctx context.Context, req *inference.Repos
 	err = s.onAgents(ctx, chosen, req.GetModelName(),
 		func() error { return s.config.Worker.Repository().Unload(ctx, req.GetModelName()) },
 		func(ctx context.Context, other inference.GRPCInferenceServiceClient) error {
-			_, err := other.RepositoryModelUnload(ctx, &inference.RepositoryModelUnloadRequest{ModelName: req.GetModelName()})
+			_, err := other.RepositoryModelUnload(ctx, &inference.RepositoryModelUnloadRequest{
+				ModelName: req.GetModelName(),
+			})
 			return err
 		})
-	s.audit(ctx, "unload", "asked to unload a model", err, "model", short(req.GetModelName()), "on", short(chosen))
+	s.audit(ctx, "unload", "asked to unload a model", err, "model", short(req.GetModelName()), "on",
+		short(chosen))
 	if err != nil {
 		return nil, err
 	}
@@ -200,7 +225,9 @@ func noParameters(parameters map[string]*inference.ModelRepositoryParameter) err
 	}
 	slices.Sort(names)
 	if len(names) > 0 {
-		return outcome.Invalid("unknown parameters %q, want none but %q: a model's settings are in its model.yaml", names, agentParameter)
+		return outcome.Invalid(
+			"unknown parameters %q, want none but %q: a model's settings are in its model.yaml",
+			names, agentParameter)
 	}
 	return nil
 }

@@ -45,7 +45,8 @@ func largestQuery(inputs []models.Port, largestBatchSize int, perElement, limit 
 // allowLargest has queries accepted by gRPC that are as large as a model with such inputs allows
 // them to be.
 func (s *Server) allowLargest(inputs []models.Port, largestBatchSize int) {
-	n := largestQuery(inputs, largestBatchSize, protobufElement, min(s.config.MaxWaitingBytes, math.MaxInt32))
+	n := largestQuery(inputs, largestBatchSize, protobufElement,
+		min(s.config.MaxWaitingBytes, math.MaxInt32))
 	for {
 		largest := s.largest.Load()
 		if n <= largest || s.largest.CompareAndSwap(largest, n) {

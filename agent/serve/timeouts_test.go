@@ -37,7 +37,8 @@ func TestTimeouts(t *testing.T) {
 		a, b, c := begin("a"), begin("b"), begin("c")
 		time.Sleep(3 * time.Second)
 		d, e := begin("d"), begin("e")
-		if !all.end(&a.timeout) || !all.end(&c.timeout) || !all.end(&e.timeout) || all.end(&a.timeout) {
+		if !all.end(&a.timeout) || !all.end(&c.timeout) || !all.end(&e.timeout) ||
+			all.end(&a.timeout) {
 			t.Error("those that have not expired end once")
 		}
 		time.Sleep(8 * time.Second) // at 11 s
@@ -48,7 +49,9 @@ func TestTimeouts(t *testing.T) {
 		all.begin(&b.timeout, 10*time.Second, b) // may begin anew
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if want := []string{"b after 10s", "d after 13s", "b after 21s"}; !slices.Equal(expired, want) {
+		if want := []string{
+			"b after 10s", "d after 13s", "b after 21s",
+		}; !slices.Equal(expired, want) {
 			t.Errorf("expired: %q, want %q", expired, want)
 		}
 		if all.end(&d.timeout) || all.first != nil || all.last != nil || all.set {

@@ -16,11 +16,13 @@ import (
 )
 
 // traceCall begins the span of a query that came by gRPC; nil: nothing is traced.
-func (s *Server) traceCall(ctx context.Context, req *oip.Request, arrival time.Time) (context.Context, trace.Span) {
+func (s *Server) traceCall(ctx context.Context, req *oip.Request,
+	arrival time.Time) (context.Context, trace.Span) {
 	if s.config.Tracer == nil {
 		return ctx, nil
 	}
-	return s.config.Tracer.Start(tracing.Extract(ctx), tracing.Method, trace.WithTimestamp(arrival), trace.WithSpanKind(trace.SpanKindServer),
+	return s.config.Tracer.Start(tracing.Extract(ctx), tracing.Method, trace.WithTimestamp(arrival),
+		trace.WithSpanKind(trace.SpanKindServer),
 		trace.WithAttributes(tracing.RPC()...), trace.WithAttributes(tracing.Query(req)...))
 }
 
@@ -36,12 +38,16 @@ func endCall(span trace.Span, err error) {
 }
 
 // traceRequest begins the span of a query that came by REST; nil: nothing is traced.
-func (s *Server) traceRequest(ctx context.Context, req *http.Request, arrival time.Time) (context.Context, trace.Span) {
+func (s *Server) traceRequest(ctx context.Context, req *http.Request,
+	arrival time.Time) (context.Context, trace.Span) {
 	if s.config.Tracer == nil {
 		return ctx, nil
 	}
-	return s.config.Tracer.Start(tracing.Extract(ctx), req.Pattern, trace.WithTimestamp(arrival), trace.WithSpanKind(trace.SpanKindServer),
-		trace.WithAttributes(semconv.HTTPRequestMethodPost, semconv.HTTPRoute(strings.TrimPrefix(req.Pattern, "POST ")), semconv.URLPath(req.URL.Path)))
+	return s.config.Tracer.Start(tracing.Extract(ctx), req.Pattern, trace.WithTimestamp(arrival),
+		trace.WithSpanKind(trace.SpanKindServer),
+		trace.WithAttributes(semconv.HTTPRequestMethodPost,
+			semconv.HTTPRoute(strings.TrimPrefix(req.Pattern, "POST ")),
+			semconv.URLPath(req.URL.Path)))
 }
 
 // endRequest ends such a span.

@@ -42,7 +42,8 @@ const sumPiece = 4 << 20
 
 // of is the sum of an open file. It reads in pieces with pauses of 1 ms at most, so that what
 // is being served is not disturbed.
-func (c *fileSums) of(ctx context.Context, f *os.File, info fs.FileInfo) ([sha256.Size]byte, error) {
+func (c *fileSums) of(ctx context.Context, f *os.File, info fs.FileInfo) ([sha256.Size]byte,
+	error) {
 	id, identified := identify(info)
 	c.mu.Lock()
 	sum, ok := c.known[id]

@@ -21,7 +21,9 @@ func TestChecksum(t *testing.T) {
 		if change != nil {
 			change(data)
 		}
-		for name, content := range map[string][]byte{"model.onnx": []byte("a model"), "model.onnx.data": data} {
+		for name, content := range map[string][]byte{
+			"model.onnx": []byte("a model"), "model.onnx.data": data,
+		} {
 			if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
 				t.Fatal(err)
 			}
@@ -51,7 +53,8 @@ func TestChecksum(t *testing.T) {
 		t.Errorf("again: got %s, want %s, and %d bytes read", again, want, sums.read-before)
 	}
 	// Written in place, with the size as before.
-	if err := os.WriteFile(filepath.Join(filepath.Dir(one.Path), "model.onnx.data"), bytes.Repeat([]byte{2}, size), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(filepath.Dir(one.Path), "model.onnx.data"),
+		bytes.Repeat([]byte{2}, size), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if again := of(one); again == want {
@@ -59,7 +62,8 @@ func TestChecksum(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := sums.checksum(ctx, version(func(data []byte) { data[0] = 9 })); !errors.Is(err, context.Canceled) {
+	if _, err := sums.checksum(ctx, version(func(data []byte) { data[0] = 9 })); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("cancelled: got error %v", err)
 	}
 }
@@ -72,7 +76,8 @@ func BenchmarkChecksum(b *testing.B) {
 	b.SetBytes(256 << 20)
 	for b.Loop() {
 		var sums fileSums
-		if _, err := sums.checksum(b.Context(), &models.Version{Model: "m", Number: 1, Path: path}); err != nil {
+		if _, err := sums.checksum(b.Context(),
+			&models.Version{Model: "m", Number: 1, Path: path}); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -27,8 +27,9 @@ func (w *Worker) Describe() *control.Member {
 func (w *Worker) describeLanes() *control.Member {
 	info := w.config.Executor.Info()
 	return &control.Member{
-		InstanceType: string(w.config.InstanceType()), Provider: string(info.Provider), Executor: info.Executor,
-		Lanes: uint32(w.config.Lanes), Cores: uint32(w.config.Cores / w.config.Lanes),
+		InstanceType: string(w.config.InstanceType()), Provider: string(info.Provider),
+		Executor: info.Executor,
+		Lanes:    uint32(w.config.Lanes), Cores: uint32(w.config.Cores / w.config.Lanes),
 	}
 }
 

@@ -38,8 +38,12 @@ type estimate struct {
 	rebuild  uint64 // observed, when the table is made anew
 }
 
-func newEstimates(library *profiles.Library, catalogue *profiles.Catalogue, lanes func() *control.Member) *estimates {
-	return &estimates{lanes: lanes, catalogue: catalogue, book: profiles.NewBook(library), learned: map[string]*estimate{}}
+func newEstimates(library *profiles.Library, catalogue *profiles.Catalogue,
+	lanes func() *control.Member) *estimates {
+	return &estimates{
+		lanes: lanes, catalogue: catalogue, book: profiles.NewBook(library),
+		learned: map[string]*estimate{},
+	}
 }
 
 // loaded says which files a version, "ncf/1", is from now on.
@@ -57,7 +61,9 @@ func (e *estimates) begin(profile, checksum string) *estimate {
 	number, _ := strconv.ParseInt(version, 10, 64)
 	fresh := &estimate{
 		checksum: checksum,
-		key:      members.KeyOf(e.catalogue, e.lanes(), &control.Model{Name: model, Version: number, Checksum: checksum}),
+		key: members.KeyOf(e.catalogue, e.lanes(), &control.Model{
+			Name: model, Version: number, Checksum: checksum,
+		}),
 	}
 	fresh.table = e.book.Table(fresh.key)
 	return fresh
@@ -125,8 +131,8 @@ func (e *estimates) Observe(profile string, batchSize int, execution time.Durati
 	}
 }
 
-// forget forgets versions that are not held, "ncf/1", and have not been for members.KeepTold, but for those
-// from which the next one starts.
+// forget forgets versions that are not held, "ncf/1", and have not been for members.KeepTold, but
+// for those from which the next one starts.
 func (e *estimates) forget(now time.Time, held map[string]bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -146,7 +152,8 @@ func (e *estimates) forget(now time.Time, held map[string]bool) {
 func (e *estimates) profile(member *control.Member, m *control.Model) *control.Profile {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	key, version := members.KeyOf(e.catalogue, member, m), control.ModelKey(m.GetName(), m.GetVersion())
+	key, version := members.KeyOf(e.catalogue, member, m), control.ModelKey(m.GetName(),
+		m.GetVersion())
 	known := e.learned[version]
 	if known == nil || known.key != key {
 		known = &estimate{table: e.book.Table(key)}
@@ -172,7 +179,9 @@ func (e *estimates) complete(v *control.View) {
 	}
 	for _, member := range v.Members {
 		for _, m := range member.Models {
-			key := control.ProfileKey{Model: control.ModelKey(m.Name, m.Version), LaneType: member.LaneType()}
+			key := control.ProfileKey{
+				Model: control.ModelKey(m.Name, m.Version), LaneType: member.LaneType(),
+			}
 			if known[key] {
 				continue
 			}

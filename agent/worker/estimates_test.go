@@ -14,9 +14,10 @@ import (
 // TestEstimatesForget: an agent keeps its estimates of versions that are held, and what it learned
 // of the last ones.
 func TestEstimatesForget(t *testing.T) {
-	e := newEstimates(profiles.ShippedLibrary(), profiles.DefaultCatalogue(), func() *control.Member {
-		return &control.Member{InstanceType: "box", Provider: "cpu", Lanes: 1, Cores: 1}
-	})
+	e := newEstimates(profiles.ShippedLibrary(), profiles.DefaultCatalogue(),
+		func() *control.Member {
+			return &control.Member{InstanceType: "box", Provider: "cpu", Lanes: 1, Cores: 1}
+		})
 	now, held := time.Unix(0, 0), map[string]bool{}
 	const versions = 200
 	for v := 1; v <= versions; v++ {
@@ -33,7 +34,8 @@ func TestEstimatesForget(t *testing.T) {
 	now = now.Add(members.KeepTold)
 	e.forget(now, held)
 	if len(e.learned) != 1 || len(e.book.Keys()) != 3 {
-		t.Errorf("in the end there are %d estimates and %d keys, want 1 and 3", len(e.learned), len(e.book.Keys()))
+		t.Errorf("in the end there are %d estimates and %d keys, want 1 and 3", len(e.learned),
+			len(e.book.Keys()))
 	}
 	if got := e.Estimate(fmt.Sprintf("ncf/%d", versions+1), 10); got < 190*time.Millisecond {
 		t.Errorf("a new version starts from %v, want about 200 ms, as the last", got)
@@ -45,7 +47,8 @@ func TestEstimatesForget(t *testing.T) {
 func TestEstimatesOfLateType(t *testing.T) {
 	for _, typ := range []string{"local:box:4", "r5n.large"} {
 		lanes := &control.Member{Provider: "cpu", Lanes: 1, Cores: 2}
-		e := newEstimates(profiles.ShippedLibrary(), profiles.DefaultCatalogue(), func() *control.Member { return lanes })
+		e := newEstimates(profiles.ShippedLibrary(), profiles.DefaultCatalogue(),
+			func() *control.Member { return lanes })
 		e.loaded("ncf/1", "aa")
 		for range 50 {
 			e.Observe("ncf/1", 100, time.Second)
@@ -63,7 +66,8 @@ func TestEstimatesOfLateType(t *testing.T) {
 			t.Errorf("on %s batch size 100 should take %v, want %v", typ, got, want)
 		}
 		m := &control.Model{Name: "ncf", Version: 1, Checksum: "aa"}
-		if got, want := e.of("ncf/1").key, members.KeyOf(profiles.DefaultCatalogue(), lanes, m); got != want {
+		if got, want := e.of("ncf/1").key, members.KeyOf(profiles.DefaultCatalogue(), lanes,
+			m); got != want {
 			t.Errorf("learns under %v, want %v", got, want)
 		}
 	}
@@ -72,8 +76,13 @@ func TestEstimatesOfLateType(t *testing.T) {
 // TestLearned: whoever asks whether Complete may add more hears of what was learned.
 func TestLearned(t *testing.T) {
 	lanes := &control.Member{InstanceType: "box", Provider: "cpu", Lanes: 1, Cores: 1}
-	held := &control.Member{InstanceType: "box", Provider: "cpu", Lanes: 1, Cores: 1, Models: []*control.Model{{Name: "ncf", Version: 1, Checksum: "aa"}}}
-	e := newEstimates(profiles.ShippedLibrary(), profiles.DefaultCatalogue(), func() *control.Member { return lanes })
+	held := &control.Member{
+		InstanceType: "box", Provider: "cpu", Lanes: 1, Cores: 1, Models: []*control.Model{
+			{Name: "ncf", Version: 1, Checksum: "aa"},
+		},
+	}
+	e := newEstimates(profiles.ShippedLibrary(), profiles.DefaultCatalogue(),
+		func() *control.Member { return lanes })
 	e.loaded("ncf/1", "aa")
 	complete := func() []*control.Profile {
 		v := &control.View{Members: []*control.Member{held}}
@@ -87,7 +96,9 @@ func TestLearned(t *testing.T) {
 	if e.learnedTimes.Load() == times {
 		t.Error("nothing is said to be learned of ten queries")
 	}
-	if now := complete(); len(before) != 0 || len(now) != 1 || now[0].Model != "ncf/1" || now[0].Type != held.LaneType() {
-		t.Errorf("before it was %v, now %v; want a profile of ncf/1 on %s", before, now, held.LaneType())
+	if now := complete(); len(before) != 0 || len(now) != 1 || now[0].Model != "ncf/1" ||
+		now[0].Type != held.LaneType() {
+		t.Errorf("before it was %v, now %v; want a profile of ncf/1 on %s", before, now,
+			held.LaneType())
 	}
 }

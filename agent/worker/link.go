@@ -21,9 +21,9 @@ const (
 	mostProfiles = 1 << 12
 )
 
-// A Stream is one end of a two-way stream of messages, over gRPC or in process. Send and Recv may be
-// called concurrently with each other, but neither with itself. A message belongs to the receiver
-// once it is sent.
+// A Stream is one end of a two-way stream of messages, over gRPC or in process. Send and Recv may
+// be called concurrently with each other, but neither with itself. A message belongs to the
+// receiver once it is sent.
 type Stream[Out, In any] interface {
 	Send(*Out) error
 	// Recv returns io.EOF when the other end has ended the stream in order.
@@ -47,8 +47,8 @@ type followedLink struct {
 	ahead    time.Duration // 0: nothing new
 }
 
-// tellLeader tells the leader that this agent follows, on each of its links: one that it gave up for
-// another may be served after that, and ends soon. w.mu is held.
+// tellLeader tells the leader that this agent follows, on each of its links: one that it gave up
+// for another may be served after that, and ends soon. w.mu is held.
 func (w *Worker) tellLeader(add func(*control.WorkerMessage)) {
 	leader := w.config.Leading.Leadership().GetLeader()
 	for _, k := range w.followed {
@@ -103,7 +103,8 @@ func (k *followedLink) told(m *control.LeaderMessage) {
 }
 
 // take returns what was said and not yet taken.
-func (k *followedLink) take() (prices []*control.TypePrice, profiles []*control.Profile, ahead time.Duration) {
+func (k *followedLink) take() (prices []*control.TypePrice, profiles []*control.Profile,
+	ahead time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	prices, profiles, ahead = k.prices, k.profiles, k.ahead

@@ -7,13 +7,15 @@ import (
 	"github.com/muster-serve/muster/api/control"
 )
 
-// TestForeignProfiles: what one says who does not lead is kept for when it does, but not without end.
+// TestForeignProfiles: what one says who does not lead is kept for when it does, but not without
+// end.
 func TestForeignProfiles(t *testing.T) {
 	k := &followedLink{}
 	for i := range 3 * mostProfiles {
 		k.told(&control.LeaderMessage{Profiles: []*control.Profile{{Model: fmt.Sprint(i)}}})
 	}
-	if _, all, _ := k.take(); len(all) != mostProfiles || all[len(all)-1].Model != fmt.Sprint(3*mostProfiles-1) {
+	if _, all, _ := k.take(); len(all) != mostProfiles ||
+		all[len(all)-1].Model != fmt.Sprint(3*mostProfiles-1) {
 		t.Errorf("%d profiles are kept, want the last %d", len(all), mostProfiles)
 	}
 }

@@ -78,34 +78,54 @@ func newMetrics() *metrics {
 	}
 	loading := func(name, help string) *prometheus.HistogramVec {
 		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.005, 2, 16), // 5 ms to 164 s
+			// 5 ms to 164 s
+			Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.005, 2, 16),
 		}, version)
 	}
 	m := &metrics{
-		versions: map[versionKey]*versionMetrics{}, states: map[versionKey]models.State{}, nowhere: map[string]bool{},
+		versions: map[versionKey]*versionMetrics{}, states: map[versionKey]models.State{},
+		nowhere: map[string]bool{},
 
-		queries:        counter("muster_queries_total", "Queries answered.", version...),
-		items:          counter("muster_items_total", "Items in the queries answered: the sum of their batch sizes.", version...),
-		late:           counter("muster_late_queries_total", "Queries answered after the QoS target of their model.", version...),
-		failures:       counter("muster_failed_queries_total", "Queries that got an error, by reason.", "model", "version", "reason"),
-		failureSeconds: counter("muster_failed_queries_seconds_total", "Time spent on queries that got an error.", version...),
-		request:        duration("muster_request_duration_seconds", "Time from a query's arrival to its answer, of queries answered."),
-		queue:          duration("muster_queue_duration_seconds", "Time a query waited for a lane, of queries answered."),
-		execution:      duration("muster_execution_duration_seconds", "Time the model itself took, of queries answered."),
-		loads:          counter("muster_model_loads_total", "Loads of a model version that ended, by result.", "model", "version", "result"),
-		loadDuration:   loading("muster_model_load_duration_seconds", "Time to load a model version, without warming it up."),
-		warmUpDuration: loading("muster_model_warm_up_duration_seconds", "Time to warm a model version up, beside serving."),
-		attempts:       prometheus.NewCounter(prometheus.CounterOpts{Name: "muster_attempts_total", Help: "Attempts of gateways to have a query run here."}),
-		refused:        counter("muster_attempts_not_run_total", "Attempts that were not run, or not to their end, by reason.", "reason"),
-		probes:         prometheus.NewCounter(prometheus.CounterOpts{Name: "muster_probes_answered_total", Help: "Questions of gateways when this agent would finish a query."}),
+		queries: counter("muster_queries_total", "Queries answered.", version...),
+		items: counter("muster_items_total",
+			"Items in the queries answered: the sum of their batch sizes.", version...),
+		late: counter("muster_late_queries_total",
+			"Queries answered after the QoS target of their model.", version...),
+		failures: counter("muster_failed_queries_total",
+			"Queries that got an error, by reason.", "model", "version", "reason"),
+		failureSeconds: counter("muster_failed_queries_seconds_total",
+			"Time spent on queries that got an error.", version...),
+		request: duration("muster_request_duration_seconds",
+			"Time from a query's arrival to its answer, of queries answered."),
+		queue: duration("muster_queue_duration_seconds",
+			"Time a query waited for a lane, of queries answered."),
+		execution: duration("muster_execution_duration_seconds",
+			"Time the model itself took, of queries answered."),
+		loads: counter("muster_model_loads_total",
+			"Loads of a model version that ended, by result.", "model", "version", "result"),
+		loadDuration: loading("muster_model_load_duration_seconds",
+			"Time to load a model version, without warming it up."),
+		warmUpDuration: loading("muster_model_warm_up_duration_seconds",
+			"Time to warm a model version up, beside serving."),
+		attempts: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "muster_attempts_total", Help: "Attempts of gateways to have a query run here.",
+		}),
+		refused: counter("muster_attempts_not_run_total",
+			"Attempts that were not run, or not to their end, by reason.", "reason"),
+		probes: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "muster_probes_answered_total",
+			Help: "Questions of gateways when this agent would finish a query.",
+		}),
 		modelState: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "muster_model_state", Help: "1 for the state a model version is in, 0 for the others.",
+			Name: "muster_model_state",
+			Help: "1 for the state a model version is in, 0 for the others.",
 		}, []string{"model", "version", "state"}),
 		qosTarget: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "muster_model_qos_target_seconds", Help: "The QoS target of a model version.",
 		}, version),
 	}
-	for _, reason := range outcome.Reasons() { // there from the start, so that their rates are right
+	// there from the start, so that their rates are right
+	for _, reason := range outcome.Reasons() {
 		m.refused.WithLabelValues(reason)
 	}
 	m.refused.WithLabelValues("refused")
@@ -113,23 +133,38 @@ func newMetrics() *metrics {
 }
 
 // register registers them, and what is read from the lanes whenever it is asked for.
-func (m *metrics) register(registry prometheus.Registerer, info runtime.Info, lanes *runtime.Lanes) {
+func (m *metrics) register(registry prometheus.Registerer, info runtime.Info,
+	lanes *runtime.Lanes) {
 	gauge := func(name, help string, value func(runtime.LanesStats) float64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return value(lanes.Stats()) })
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help},
+			func() float64 { return value(lanes.Stats()) })
 	}
 	registry.MustRegister(
 		m.queries, m.items, m.late, m.failures, m.failureSeconds, m.request, m.queue, m.execution,
-		m.loads, m.loadDuration, m.warmUpDuration, m.modelState, m.qosTarget, m.attempts, m.refused, m.probes,
-		gauge("muster_lanes", "Lanes of this agent.", func(s runtime.LanesStats) float64 { return float64(s.Lanes) }),
-		gauge("muster_lanes_busy", "Lanes that run a query.", func(s runtime.LanesStats) float64 { return float64(s.Running) }),
-		gauge("muster_waiting_queries", "Queries waiting for a lane.", func(s runtime.LanesStats) float64 { return float64(s.Waiting) }),
-		gauge("muster_waiting_bytes", "Bytes of the inputs of the queries waiting for a lane.", func(s runtime.LanesStats) float64 { return float64(s.WaitingBytes) }),
-		gauge("muster_remaining_seconds", "Estimate of the time until a lane is free for a new query.", func(s runtime.LanesStats) float64 { return s.Remaining.Seconds() }),
-		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "muster_lane_busy_seconds_total", Help: "Time queries have spent on lanes, summed over the lanes."},
+		m.loads, m.loadDuration, m.warmUpDuration, m.modelState, m.qosTarget, m.attempts, m.refused,
+		m.probes,
+		gauge("muster_lanes", "Lanes of this agent.",
+			func(s runtime.LanesStats) float64 { return float64(s.Lanes) }),
+		gauge("muster_lanes_busy", "Lanes that run a query.",
+			func(s runtime.LanesStats) float64 { return float64(s.Running) }),
+		gauge("muster_waiting_queries", "Queries waiting for a lane.",
+			func(s runtime.LanesStats) float64 { return float64(s.Waiting) }),
+		gauge("muster_waiting_bytes", "Bytes of the inputs of the queries waiting for a lane.",
+			func(s runtime.LanesStats) float64 { return float64(s.WaitingBytes) }),
+		gauge("muster_remaining_seconds",
+			"Estimate of the time until a lane is free for a new query.",
+			func(s runtime.LanesStats) float64 { return s.Remaining.Seconds() }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "muster_lane_busy_seconds_total",
+			Help: "Time queries have spent on lanes, summed over the lanes.",
+		},
 			func() float64 { return lanes.Stats().Busy.Seconds() }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "muster_runtime_info", Help: "What runs the models, as labels; always 1.",
-			ConstLabels: prometheus.Labels{"executor": info.Executor, "version": info.Version, "provider": string(info.Provider)},
+			ConstLabels: prometheus.Labels{
+				"executor": info.Executor, "version": info.Version,
+				"provider": string(info.Provider),
+			},
 		}, func() float64 { return 1 }),
 	)
 }
@@ -176,7 +211,8 @@ func (m *metrics) version(model string, number int64) *versionMetrics {
 	return v
 }
 
-func (v *versionMetrics) answered(batchSize int, request, queue, execution, qosTarget time.Duration) {
+func (v *versionMetrics) answered(batchSize int, request, queue, execution,
+	qosTarget time.Duration) {
 	v.queries.Inc()
 	v.items.Add(float64(batchSize))
 	if request > qosTarget {
@@ -212,7 +248,9 @@ func (m *metrics) observe(e models.Event) {
 	}
 	m.mu.Unlock()
 	version := strconv.FormatInt(e.Version, 10)
-	for _, state := range []models.State{models.Unavailable, models.Loading, models.Ready, models.Unloading} {
+	for _, state := range []models.State{
+		models.Unavailable, models.Loading, models.Ready, models.Unloading,
+	} {
 		value := 0.0
 		if e.State == state {
 			value = 1
@@ -239,14 +277,19 @@ func (m *metrics) forget(now time.Time, known func(model string) bool) {
 	m.mu.Unlock()
 	there := map[string]bool{"": true}
 	for _, model := range nowhere {
-		there[model] = there[model] || known(model) // which may ask those that are about to call observe
+		// which may ask those that are about to call observe
+		there[model] = there[model] || known(model)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	served := func(key versionKey) bool { s := m.states[key]; return s != "" && s != models.Unavailable }
+	served := func(key versionKey) bool {
+		s := m.states[key]
+		return s != "" && s != models.Unavailable
+	}
 	for _, key := range m.unserved.Over(now, keepSeries, maps.Keys(m.versions), served) {
 		delete(m.versions, key)
-		key.drop(m.queries, m.items, m.late, m.failures, m.failureSeconds, m.request, m.queue, m.execution,
+		key.drop(m.queries, m.items, m.late, m.failures, m.failureSeconds, m.request, m.queue,
+			m.execution,
 			m.loadDuration, m.warmUpDuration, m.qosTarget)
 	}
 	exists := func(key versionKey) bool { return m.states[key] != "" }
@@ -266,7 +309,9 @@ func (k versionKey) drop(families ...interface {
 	DeletePartialMatch(prometheus.Labels) int
 }) {
 	for _, f := range families {
-		f.DeletePartialMatch(prometheus.Labels{"model": k.model, "version": strconv.FormatInt(k.version, 10)})
+		f.DeletePartialMatch(prometheus.Labels{
+			"model": k.model, "version": strconv.FormatInt(k.version, 10),
+		})
 	}
 }
 
@@ -276,7 +321,8 @@ func totals(h prometheus.Histogram) (count uint64, sum time.Duration) {
 	if err := h.Write(&m); err != nil {
 		return 0, 0 // a histogram's Write returns no error
 	}
-	return m.GetHistogram().GetSampleCount(), time.Duration(m.GetHistogram().GetSampleSum() * float64(time.Second))
+	return m.GetHistogram().GetSampleCount(), time.Duration(m.GetHistogram().GetSampleSum() *
+		float64(time.Second))
 }
 
 // total is the value of a counter.
@@ -315,8 +361,9 @@ func (v *versionMetrics) statistics() *inference.ModelStatistics {
 		InferenceCount: uint64(total(v.items)),
 		ExecutionCount: executed,
 		InferenceStats: &inference.InferStatistics{
-			Success:       duration(requests, requestTime),
-			Fail:          duration(uint64(failed), time.Duration(total(v.failureSeconds)*float64(time.Second))),
+			Success: duration(requests, requestTime),
+			Fail: duration(uint64(failed),
+				time.Duration(total(v.failureSeconds)*float64(time.Second))),
 			Queue:         duration(queued, queueTime),
 			ComputeInput:  none,
 			ComputeInfer:  duration(executed, executionTime),

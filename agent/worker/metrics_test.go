@@ -16,7 +16,8 @@ import (
 // state stays as long as it is on disk.
 func TestMetricsForget(t *testing.T) {
 	m, registry := newMetrics(), prometheus.NewRegistry()
-	registry.MustRegister(m.queries, m.items, m.late, m.failures, m.failureSeconds, m.request, m.queue, m.execution,
+	registry.MustRegister(m.queries, m.items, m.late, m.failures, m.failureSeconds, m.request,
+		m.queue, m.execution,
 		m.loads, m.loadDuration, m.warmUpDuration, m.modelState, m.qosTarget)
 	w, now := &Worker{metrics: m}, time.Unix(0, 0)
 	series := func(version string) (n int) {
@@ -28,7 +29,8 @@ func TestMetricsForget(t *testing.T) {
 		for _, family := range families {
 			for _, x := range family.GetMetric() {
 				for _, l := range x.GetLabel() {
-					if l.GetName() == "version" && l.GetValue() == version && strings.HasPrefix(family.GetName(), "muster_") {
+					if l.GetName() == "version" && l.GetValue() == version &&
+						strings.HasPrefix(family.GetName(), "muster_") {
 						n++
 					}
 				}
@@ -37,7 +39,9 @@ func TestMetricsForget(t *testing.T) {
 		return n
 	}
 	state := func(version int64, s models.State, gone bool) {
-		e := models.Event{Status: models.Status{Model: "ncf", Version: version, State: s}, Gone: gone}
+		e := models.Event{
+			Status: models.Status{Model: "ncf", Version: version, State: s}, Gone: gone,
+		}
 		if s == models.Ready {
 			e.LoadTime = time.Second
 			m.loadDuration.WithLabelValues("ncf", fmt.Sprint(version)).Observe(1)
@@ -64,11 +68,14 @@ func TestMetricsForget(t *testing.T) {
 	forget(0)
 	forget(keepSeries - 1)
 	if series("1") != all || series("2") != all || series("3") != all {
-		t.Errorf("before their time %d, %d and %d series are left of %d", series("1"), series("2"), series("3"), all)
+		t.Errorf("before their time %d, %d and %d series are left of %d", series("1"), series("2"),
+			series("3"), all)
 	}
 	forget(1)
 	if series("1") != 0 || series("2") != 5 || series("3") != all {
-		t.Errorf("there are %d series of what is removed, %d of what is not served, %d of what is; want 0, 5 and %d",
+		t.Errorf(
+			"there are %d series of what is removed, %d of what is not served, %d of what is; "+
+				"want 0, 5 and %d",
 			series("1"), series("2"), series("3"), all)
 	}
 	state(2, models.Loading, false)
@@ -81,7 +88,9 @@ func TestMetricsForget(t *testing.T) {
 	forget(0)
 	forget(keepSeries)
 	if n := series(""); n != 1 {
-		t.Errorf("of failures without a version there are %d series once nobody knows the model, want 1, of none", n)
+		t.Errorf(
+			"of failures without a version there are %d series once nobody knows the model, want "+
+				"1, of none", n)
 	}
 	const times = 50
 	for v := range int64(times) {
@@ -91,6 +100,7 @@ func TestMetricsForget(t *testing.T) {
 	}
 	forget(keepSeries)
 	if len(m.versions) != 2 || len(m.states) != 2 {
-		t.Errorf("after %d more versions came and went %d are counted, and %d have a state, want 2", times, len(m.versions), len(m.states))
+		t.Errorf("after %d more versions came and went %d are counted, and %d have a state, want 2",
+			times, len(m.versions), len(m.states))
 	}
 }

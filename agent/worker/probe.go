@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// keepReservation is how long a reservation is kept. A gateway sends its query as soon as it has
-	// chosen among the answers.
+	// keepReservation is how long a reservation is kept. A gateway sends its query as soon as it
+	// has chosen among the answers.
 	keepReservation = 20 * time.Millisecond
 	// mostReservations bounds the reservations that are kept for one Probe stream.
 	mostReservations = 1024
@@ -66,7 +66,8 @@ func (w *Worker) Probe(gateway Stream[control.ProbeAnswer, control.ProbeRequest]
 }
 
 // answer says when a query would be answered, and reserves a lane for it if that is in time.
-func (w *Worker) answer(ctx context.Context, id reservationID, req *control.ProbeRequest) *control.ProbeAnswer {
+func (w *Worker) answer(ctx context.Context, id reservationID,
+	req *control.ProbeRequest) *control.ProbeAnswer {
 	w.metrics.probes.Inc()
 	answer := &control.ProbeAnswer{Id: req.Id, FinishNs: -1}
 	loaded, err := w.repository.Acquire(req.Model, req.Version)
@@ -78,7 +79,8 @@ func (w *Worker) answer(ctx context.Context, id reservationID, req *control.Prob
 	}
 	defer loaded.Release()
 	answer.RemainingNs = int64(w.lanes.Remaining())
-	if req.BatchSize < 1 || int(req.BatchSize) > loaded.Version.Config.LargestBatchSize || w.config.Full(ctx) != nil ||
+	if req.BatchSize < 1 || int(req.BatchSize) > loaded.Version.Config.LargestBatchSize ||
+		w.config.Full(ctx) != nil ||
 		req.TimeLeftNs > 0 && answer.RemainingNs > req.TimeLeftNs {
 		return answer
 	}

@@ -30,7 +30,8 @@ type Model struct {
 // Infer has this machine run a query that came to this agent, which is alone in its fleet. It owns
 // req, whose inputs are released when it returns; the caller releases the response. arrival is when
 // the query began to come in.
-func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response, error) {
+func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
+	error) {
 	defer req.Release()
 	loaded, err := w.Acquire(req.Model, req.Version)
 	if err != nil {
@@ -45,12 +46,15 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time)
 		counts.failed(err, time.Since(arrival))
 		return nil, err
 	}
-	result, err := w.execute(ctx, loaded, q, execution{timeout: req.Timeout, arrival: arrival, lane: -1})
+	result, err := w.execute(ctx, loaded, q, execution{
+		timeout: req.Timeout, arrival: arrival, lane: -1,
+	})
 	if err != nil {
 		counts.failed(err, time.Since(arrival))
 		return nil, err
 	}
-	counts.answered(q.batchSize, time.Since(arrival), result.Queue, result.Execution, loaded.Version.Config.QoSTarget)
+	counts.answered(q.batchSize, time.Since(arrival), result.Queue, result.Execution,
+		loaded.Version.Config.QoSTarget)
 	w.completedAlone(loaded.Version, q.batchSize, req.Bytes(), arrival, result)
 	return respond(loaded.Version, req, q, result), nil
 }
@@ -75,7 +79,8 @@ type execution struct {
 
 // execute has this machine run a query that was validated: the worker's part
 // of a query's way.
-func (w *Worker) execute(ctx context.Context, loaded *Loaded, q query, e execution) (*runtime.Result, error) {
+func (w *Worker) execute(ctx context.Context, loaded *Loaded, q query,
+	e execution) (*runtime.Result, error) {
 	config := &loaded.Version.Config
 	_, given := ctx.Deadline() // holds if it is earlier
 	e.timeout = oip.Timeout(e.timeout, given, config.Deadline)
@@ -123,7 +128,8 @@ func (w *Worker) Acquire(model, version string) (*Loaded, error) {
 }
 
 // traceExecution makes the spans of a query that has just been run, of its wait and its run.
-func (w *Worker) traceExecution(ctx context.Context, loaded *Loaded, q query, arrival time.Time, result *runtime.Result) {
+func (w *Worker) traceExecution(ctx context.Context, loaded *Loaded, q query, arrival time.Time,
+	result *runtime.Result) {
 	span := trace.SpanFromContext(ctx)
 	if !span.IsRecording() {
 		return
@@ -131,12 +137,16 @@ func (w *Worker) traceExecution(ctx context.Context, loaded *Loaded, q query, ar
 	v, info, ended := loaded.Version, w.config.Executor.Info(), time.Now()
 	span.SetAttributes(tracing.Late.Bool(ended.Sub(arrival) > v.Config.QoSTarget))
 	started := ended.Add(-result.Execution)
-	_, queue := w.config.Tracer.Start(ctx, tracing.Queue, trace.WithTimestamp(started.Add(-result.Queue)))
+	_, queue := w.config.Tracer.Start(ctx, tracing.Queue,
+		trace.WithTimestamp(started.Add(-result.Queue)))
 	queue.End(trace.WithTimestamp(started))
-	_, execute := w.config.Tracer.Start(ctx, tracing.Execute, trace.WithTimestamp(started), trace.WithAttributes(
-		tracing.Model.String(v.Model), tracing.Version.String(strconv.FormatInt(v.Number, 10)), tracing.BatchSize.Int(q.batchSize),
-		tracing.Lane.Int(result.Lane), tracing.InstanceType.String(string(w.config.InstanceType())),
-		tracing.Executor.String(info.Executor), tracing.Provider.String(string(info.Provider))))
+	_, execute := w.config.Tracer.Start(ctx, tracing.Execute, trace.WithTimestamp(started),
+		trace.WithAttributes(
+			tracing.Model.String(v.Model), tracing.Version.String(strconv.FormatInt(v.Number, 10)),
+			tracing.BatchSize.Int(q.batchSize),
+			tracing.Lane.Int(result.Lane),
+			tracing.InstanceType.String(string(w.config.InstanceType())),
+			tracing.Executor.String(info.Executor), tracing.Provider.String(string(info.Provider))))
 	execute.End(trace.WithTimestamp(ended))
 }
 
@@ -149,7 +159,8 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (*Model, error) {
 		return nil, err
 	}
 	took := time.Since(start)
-	w.config.Log.Info("model loaded, warming up", "model", v.Model, "version", v.Number, "load_ms", took.Milliseconds())
+	w.config.Log.Info("model loaded, warming up", "model", v.Model, "version", v.Number, "load_ms",
+		took.Milliseconds())
 	sum, err := w.sums.checksum(ctx, v)
 	if err != nil {
 		return nil, errors.Join(err, model.Close())

@@ -31,7 +31,8 @@ func validate(v *models.Version, req *oip.Request) (query, error) {
 		t := &req.Inputs[i]
 		position := portIndex(v.Inputs, t.Name)
 		if position < 0 {
-			return query{}, outcome.Invalid("unknown input %q, %s has %s", t.Name, v, portNames(v.Inputs))
+			return query{}, outcome.Invalid("unknown input %q, %s has %s", t.Name, v,
+				portNames(v.Inputs))
 		}
 		if given[position] {
 			return query{}, outcome.Invalid("input %q is given twice", t.Name)
@@ -42,13 +43,15 @@ func validate(v *models.Version, req *oip.Request) (query, error) {
 		}
 		batchSize := t.Shape[0]
 		if largest := v.Config.LargestBatchSize; batchSize < 1 || batchSize > int64(largest) {
-			return query{}, outcome.Invalid("input %q: batch size %d, want 1 to %d", t.Name, batchSize, largest)
+			return query{}, outcome.Invalid("input %q: batch size %d, want 1 to %d", t.Name,
+				batchSize, largest)
 		}
 		if q.batchSize == 0 {
 			q.batchSize = int(batchSize)
 		}
 		if int(batchSize) != q.batchSize {
-			return query{}, outcome.Invalid("input %q: batch size %d, but input %q has %d", t.Name, batchSize, req.Inputs[0].Name, q.batchSize)
+			return query{}, outcome.Invalid("input %q: batch size %d, but input %q has %d", t.Name,
+				batchSize, req.Inputs[0].Name, q.batchSize)
 		}
 		if err := checkContents(t); err != nil {
 			return query{}, err
@@ -59,7 +62,8 @@ func validate(v *models.Version, req *oip.Request) (query, error) {
 		q.inputs[position] = *t
 	}
 	if i := slices.Index(given, false); i >= 0 {
-		return query{}, outcome.Invalid("input %q is missing, %s takes %s", v.Inputs[i].Name, v, portNames(v.Inputs))
+		return query{}, outcome.Invalid("input %q is missing, %s takes %s", v.Inputs[i].Name, v,
+			portNames(v.Inputs))
 	}
 	var err error
 	q.outputs, err = chooseOutputs(v, req.Outputs)
@@ -72,14 +76,16 @@ func checkTensor(p *models.Port, t *tensor.Tensor) error {
 		return outcome.Invalid("input %q: type %s, want %s", t.Name, t.DataType, p.DataType)
 	}
 	if len(t.Shape) != len(p.Shape) {
-		return outcome.Invalid("input %q: shape %v has rank %d, want rank %d, shape %s", t.Name, t.Shape, len(t.Shape), len(p.Shape), shape(p.Shape))
+		return outcome.Invalid("input %q: shape %v has rank %d, want rank %d, shape %s", t.Name,
+			t.Shape, len(t.Shape), len(p.Shape), shape(p.Shape))
 	}
 	for i := 1; i < len(p.Shape); i++ {
 		// An empty dimension would leave nothing to run on.
 		if p.Shape[i] == models.Dynamic && t.Shape[i] > 0 || t.Shape[i] == p.Shape[i] {
 			continue
 		}
-		return outcome.Invalid("input %q: shape %v, want %s (N is the batch size, -1 any size)", t.Name, t.Shape, shape(p.Shape))
+		return outcome.Invalid("input %q: shape %v, want %s (N is the batch size, -1 any size)",
+			t.Name, t.Shape, shape(p.Shape))
 	}
 	return nil
 }
@@ -92,24 +98,30 @@ func checkContents(t *tensor.Tensor) error {
 	}
 	if t.DataType != tensor.Bytes {
 		// A product that overflows is not the length of anything.
-		if want := elements * t.DataType.Size(); len(t.Data) != want || want/t.DataType.Size() != elements {
-			return outcome.Invalid("input %q: contents of %d bytes, want %d for shape %v of %s", t.Name, len(t.Data), want, t.Shape, t.DataType)
+		if want := elements * t.DataType.Size(); len(t.Data) != want ||
+			want/t.DataType.Size() != elements {
+			return outcome.Invalid("input %q: contents of %d bytes, want %d for shape %v of %s",
+				t.Name, len(t.Data), want, t.Shape, t.DataType)
 		}
 		return nil
 	}
 	rest := t.Data
 	for i := range elements {
 		if len(rest) < 4 {
-			return outcome.Invalid("input %q: contents end at element %d, want %d elements for shape %v", t.Name, i, elements, t.Shape)
+			return outcome.Invalid(
+				"input %q: contents end at element %d, want %d elements for shape %v", t.Name, i,
+				elements, t.Shape)
 		}
 		n := uint64(binary.LittleEndian.Uint32(rest))
 		if rest = rest[4:]; uint64(len(rest)) < n {
-			return outcome.Invalid("input %q: element %d of %d bytes ends beyond the contents", t.Name, i, n)
+			return outcome.Invalid("input %q: element %d of %d bytes ends beyond the contents",
+				t.Name, i, n)
 		}
 		rest = rest[n:]
 	}
 	if len(rest) > 0 {
-		return outcome.Invalid("input %q: %d bytes after the %d elements of shape %v", t.Name, len(rest), elements, t.Shape)
+		return outcome.Invalid("input %q: %d bytes after the %d elements of shape %v", t.Name,
+			len(rest), elements, t.Shape)
 	}
 	return nil
 }
@@ -185,7 +197,8 @@ func idOutside[T integer](t *tensor.Tensor, i int, id T, bound int64) error {
 		size := int(t.Shape[d])
 		position[d], i = i%size, i/size
 	}
-	return outcome.Invalid("input %q: id %d at position %v, want 0 to %d", t.Name, id, position, bound-1)
+	return outcome.Invalid("input %q: id %d at position %v, want 0 to %d", t.Name, id, position,
+		bound-1)
 }
 
 // chooseOutputs are the positions of the outputs wanted; all, if none is named.
@@ -200,7 +213,8 @@ func chooseOutputs(v *models.Version, wanted []oip.RequestedOutput) ([]int, erro
 	for _, w := range wanted {
 		position := portIndex(v.Outputs, w.Name)
 		if position < 0 {
-			return nil, outcome.Invalid("unknown output %q, %s has %s", w.Name, v, portNames(v.Outputs))
+			return nil, outcome.Invalid("unknown output %q, %s has %s", w.Name, v,
+				portNames(v.Outputs))
 		}
 		if slices.Contains(positions, position) {
 			return nil, outcome.Invalid("output %q is asked for twice", w.Name)
@@ -240,7 +254,8 @@ func ParseVersion(model, version string) (int64, error) {
 	}
 	number, err := strconv.ParseInt(version, 10, 64)
 	if err != nil || number <= 0 {
-		return 0, outcome.Invalid("version %q of model %q, want a whole number above 0", version, model)
+		return 0, outcome.Invalid("version %q of model %q, want a whole number above 0", version,
+			model)
 	}
 	return number, nil
 }

@@ -22,7 +22,10 @@ func largest(tb testing.TB, model string) (*models.Version, *oip.Request) {
 	}
 	req := &oip.Request{Model: model}
 	for _, p := range v.Inputs {
-		in := tensor.Tensor{Name: p.Name, DataType: p.DataType, Shape: append([]int64{int64(v.Config.LargestBatchSize)}, p.Shape[1:]...)}
+		in := tensor.Tensor{
+			Name: p.Name, DataType: p.DataType,
+			Shape: append([]int64{int64(v.Config.LargestBatchSize)}, p.Shape[1:]...),
+		}
 		n, err := tensor.Elements(in.Shape)
 		if err != nil {
 			tb.Fatal(err)
@@ -48,7 +51,8 @@ func BenchmarkValidate(b *testing.B) {
 	}
 }
 
-// TestValidateAllocations: to check a query takes the room for its inputs, and no more the larger it is.
+// TestValidateAllocations: to check a query takes the room for its inputs, and no more
+// the larger it is.
 func TestValidateAllocations(t *testing.T) {
 	v, req := largest(t, "ncf")
 	if n := testing.AllocsPerRun(100, func() {

@@ -30,9 +30,9 @@ import (
 // concurrently.
 type Leading interface {
 	members.Leading
-	// Linked tells that the agent named has opened a Link to this one: what the election has to say to
-	// that agent goes by send, which must not block, until closed is called, which tells whether the
-	// agent has ended the Link in order, or it broke. Only the first call counts.
+	// Linked tells that the agent named has opened a Link to this one: what the election has to say
+	// to that agent goes by send, which must not block, until closed is called, which tells whether
+	// the agent has ended the Link in order, or it broke. Only the first call counts.
 	Linked(from string, send func(*control.Election)) (closed func(inOrder bool))
 	// Elect takes an election message that came by such a Link.
 	Elect(*control.Election)
@@ -73,7 +73,8 @@ type Config struct {
 	// ToldByLeader takes what the leader that this agent follows says.
 	ToldByLeader func(prices []*control.TypePrice, profiles []*control.Profile, ahead time.Duration)
 	Callers      Callers
-	// Full refuses a query of a call whose size is not known yet if there is no room; nil if there is.
+	// Full refuses a query of a call whose size is not known yet if there is no room;
+	// nil if there is.
 	Full func(context.Context) error
 	// Draining reports whether the agent takes no new queries.
 	Draining func() bool
@@ -86,9 +87,9 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// A Worker is what an agent does for others: it knows what attempts its lanes hold, keeps reservations
-// for gateways that asked, and tells the leader that the agent follows what became of each. Its methods
-// may be called concurrently.
+// A Worker is what an agent does for others: it knows what attempts its lanes hold, keeps
+// reservations for gateways that asked, and tells the leader that the agent follows what became of
+// each. Its methods may be called concurrently.
 type Worker struct {
 	config     Config
 	metrics    *metrics
@@ -185,13 +186,15 @@ func (w *Worker) Attempt(
 	}
 	t.held.Model = req.Model
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
-		span.SetAttributes(tracing.Attempt.Int(int(t.attempt.Attempt)), tracing.Ms(tracing.Waited, t.attempt.Waited))
+		span.SetAttributes(tracing.Attempt.Int(int(t.attempt.Attempt)),
+			tracing.Ms(tracing.Waited, t.attempt.Waited))
 	}
 	defer func() { w.ended(t, err) }()
 	resp, err = w.perform(ctx, req, t)
 	if t.probed {
 		remaining := strconv.FormatInt(int64(w.lanes.Remaining()), 10)
-		_ = grpc.SetTrailer(ctx, metadata.Pairs(control.RemainingTrailer, remaining)) // only outside of a call does it fail
+		// only outside of a call does it fail
+		_ = grpc.SetTrailer(ctx, metadata.Pairs(control.RemainingTrailer, remaining))
 	}
 	return resp, err
 }
@@ -205,7 +208,10 @@ func (w *Worker) begin(header string, received time.Time) (*attempt, error) {
 	}
 	t := &attempt{
 		attempt: named, receive: time.Since(received), arrival: received,
-		held: &control.Held{Gateway: named.Gateway, Sequence: named.Sequence, Attempt: named.Attempt, Lane: named.Lane},
+		held: &control.Held{
+			Gateway: named.Gateway, Sequence: named.Sequence, Attempt: named.Attempt,
+			Lane: named.Lane,
+		},
 	}
 	if t.probed = named.Reservation != 0; t.probed {
 		t.reservation = w.take(reservationID{named.Gateway, named.Reservation})
@@ -256,24 +262,32 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oi
 		return nil, err
 	}
 	t.bytes = req.Bytes()
-	t.held.Model, t.held.Version, t.held.BatchSize = loaded.Version.Model, loaded.Version.Number, uint32(q.batchSize)
+	t.held.Model, t.held.Version, t.held.BatchSize = loaded.Version.Model, loaded.Version.Number,
+		uint32(q.batchSize)
 	if deadline, ok := ctx.Deadline(); ok {
-		if remaining := w.lanes.Remaining(); t.reservation == nil && time.Until(deadline) < remaining {
-			return nil, fmt.Errorf("%w: it would start after its deadline, a lane is free in %v", outcome.ErrRefused, remaining)
+		if remaining := w.lanes.Remaining(); t.reservation == nil &&
+			time.Until(deadline) < remaining {
+			return nil, fmt.Errorf("%w: it would start after its deadline, a lane is free in %v",
+				outcome.ErrRefused, remaining)
 		}
 	}
 	w.hold(t, q.batchSize)
-	result, err := w.execute(ctx, loaded, q, execution{timeout: req.Timeout, arrival: t.arrival, lane: int(t.attempt.Lane), reservation: t.reservation})
+	result, err := w.execute(ctx, loaded, q, execution{
+		timeout: req.Timeout, arrival: t.arrival, lane: int(t.attempt.Lane),
+		reservation: t.reservation,
+	})
 	if err != nil {
 		var overloaded *runtime.OverloadedError
-		if errors.As(err, &overloaded) || errors.Is(err, runtime.ErrDraining) || errors.Is(err, runtime.ErrClosed) {
+		if errors.As(err, &overloaded) || errors.Is(err, runtime.ErrDraining) ||
+			errors.Is(err, runtime.ErrClosed) {
 			return nil, fmt.Errorf("%w: %w", outcome.ErrRefused, err)
 		}
 		loaded.Model.counts.failed(err, time.Since(t.arrival))
 		return nil, err
 	}
 	t.result = result
-	loaded.Model.counts.answered(q.batchSize, time.Since(t.arrival), result.Queue, result.Execution, loaded.Version.Config.QoSTarget)
+	loaded.Model.counts.answered(q.batchSize, time.Since(t.arrival), result.Queue, result.Execution,
+		loaded.Version.Config.QoSTarget)
 	return respond(loaded.Version, req, q, result), nil
 }
 
@@ -286,7 +300,8 @@ func (w *Worker) hold(t *attempt, batchSize int) {
 	if !t.probed {
 		return
 	}
-	more := w.lanes.Estimate(control.ModelKey(t.held.Model, t.held.Version), batchSize) / time.Duration(w.config.Lanes)
+	more := w.lanes.Estimate(control.ModelKey(t.held.Model, t.held.Version), batchSize) /
+		time.Duration(w.config.Lanes)
 	w.tellLeader(func(m *control.WorkerMessage) {
 		m.RemainingNs = w.remaining()
 		for lane := range m.RemainingNs {
@@ -301,9 +316,11 @@ func (w *Worker) ended(t *attempt, err error) {
 	delete(w.held, t.held)
 	w.mu.Unlock()
 	c := &control.Completed{
-		Gateway: t.attempt.Gateway, Sequence: t.attempt.Sequence, Attempt: t.attempt.Attempt, Lane: t.attempt.Lane,
+		Gateway: t.attempt.Gateway, Sequence: t.attempt.Sequence, Attempt: t.attempt.Attempt,
+		Lane:  t.attempt.Lane,
 		Model: t.held.Model, Version: t.held.Version, BatchSize: t.held.BatchSize,
-		ReceiveNs: int64(t.receive), LatencyNs: int64(time.Since(t.arrival)), Bytes: uint64(t.bytes),
+		ReceiveNs: int64(t.receive), LatencyNs: int64(time.Since(t.arrival)),
+		Bytes: uint64(t.bytes),
 	}
 	if t.result != nil {
 		c.QueueNs, c.ExecutionNs = int64(t.result.Queue), int64(t.result.Execution)
@@ -320,10 +337,13 @@ func (w *Worker) ended(t *attempt, err error) {
 
 // completedAlone tells the leader, which is this agent, of a query that it
 // served without asking anybody.
-func (w *Worker) completedAlone(v *models.Version, batchSize int, bytes int64, arrival time.Time, result *runtime.Result) {
+func (w *Worker) completedAlone(v *models.Version, batchSize int, bytes int64, arrival time.Time,
+	result *runtime.Result) {
 	w.completed(&control.Completed{
-		Gateway: w.config.Gateway, Sequence: w.sequence.Add(1), Attempt: 1, Model: v.Model, Version: v.Number, BatchSize: uint32(batchSize),
-		QueueNs: int64(result.Queue), ExecutionNs: int64(result.Execution), LatencyNs: int64(time.Since(arrival)), Bytes: uint64(bytes),
+		Gateway: w.config.Gateway, Sequence: w.sequence.Add(1), Attempt: 1, Model: v.Model,
+		Version: v.Number, BatchSize: uint32(batchSize),
+		QueueNs: int64(result.Queue), ExecutionNs: int64(result.Execution),
+		LatencyNs: int64(time.Since(arrival)), Bytes: uint64(bytes),
 	})
 }
 

@@ -8,7 +8,8 @@ import (
 func TestAttempt(t *testing.T) {
 	for _, a := range []Attempt{
 		{1, 1, 1, 0, 0, 0},
-		{math.MaxUint64, math.MaxUint64, math.MaxUint32, math.MaxUint32, math.MaxInt64, math.MaxUint64},
+		{math.MaxUint64, math.MaxUint64, math.MaxUint32, math.MaxUint32, math.MaxInt64,
+			math.MaxUint64},
 	} {
 		if got, err := ParseAttempt(a.String()); got != a || err != nil {
 			t.Errorf("%q: got %v, %v, want %v", a.String(), got, err, a)
@@ -17,7 +18,8 @@ func TestAttempt(t *testing.T) {
 	if s := (Attempt{0xabc, 7, 2, 3, 4, 5}).String(); s != "abc/7/2/3/4/5" {
 		t.Errorf("got %q, want abc/7/2/3/4/5", s)
 	}
-	for _, s := range []string{"", "1", "1/1/1/0", "1/1/1/0/0", "1/1/1/0/0/0/0", "1/1/0/0/0/0", "x/1/1/0/0/0", "1/-1/1/0/0/0", "1/1/4294967296/0/0/0",
+	for _, s := range []string{"", "1", "1/1/1/0", "1/1/1/0/0", "1/1/1/0/0/0/0", "1/1/0/0/0/0",
+		"x/1/1/0/0/0", "1/-1/1/0/0/0", "1/1/4294967296/0/0/0",
 		"1/1/1/0/9223372036854775808/0", "1/1/1/0/-1/0", "1/1/1/0/0/"} {
 		if a, err := ParseAttempt(s); err == nil {
 			t.Errorf("%q: got %v, want an error", s, a)

@@ -20,7 +20,10 @@ type HeardLoad struct {
 
 // Now is the load as a message that is sent now.
 func (h HeardLoad) Now(now time.Time) *LaneLoad {
-	return &LaneLoad{Agent: h.Agent, AgeNs: int64(max(0, now.Sub(h.At))), RemainingNs: h.RemainingNs, Waiting: h.Waiting}
+	return &LaneLoad{
+		Agent: h.Agent, AgeNs: int64(max(0, now.Sub(h.At))), RemainingNs: h.RemainingNs,
+		Waiting: h.Waiting,
+	}
 }
 
 // Changes makes what those are sent who watch the changes of a view. What it has been told it
@@ -51,8 +54,9 @@ type toldModel struct {
 // a member that has not changed is the same message as before.
 func (c *Changes) Next(v *View) *View {
 	if c.members == nil {
-		*c = Changes{view: &View{}, revision: 1, members: map[string]*toldMember{}, profiles: map[ProfileKey]*Profile{},
-			models: map[string]*toldModel{}, loads: map[string]HeardLoad{}}
+		*c = Changes{view: &View{}, revision: 1, members: map[string]*toldMember{},
+			profiles: map[ProfileKey]*Profile{},
+			models:   map[string]*toldModel{}, loads: map[string]HeardLoad{}}
 	}
 	before := c.view
 	if v == before {
@@ -63,7 +67,10 @@ func (c *Changes) Next(v *View) *View {
 	if !proto.Equal(v.Leadership, before.Leadership) {
 		change.Leadership = v.Leadership
 	}
-	if !slices.EqualFunc(v.Prices, before.Prices, func(a, b *TypePrice) bool { return a == b || proto.Equal(a, b) }) {
+	if !slices.EqualFunc(v.Prices, before.Prices, func(a, b *TypePrice) bool {
+		return a == b ||
+			proto.Equal(a, b)
+	}) {
 		change.Prices = v.Prices
 	}
 	c.nextMembers(v.Members, change)
@@ -168,7 +175,8 @@ func shallow[M proto.Message](m M) M {
 func (c *Changes) nextProfiles(profiles []*Profile, change *View) {
 	for _, p := range profiles {
 		key := p.Key()
-		if told := c.profiles[key]; told == nil || told != p && string(told.GetTable()) != string(p.GetTable()) {
+		if told := c.profiles[key]; told == nil ||
+			told != p && string(told.GetTable()) != string(p.GetTable()) {
 			c.profiles[key] = p
 			change.Profiles = append(change.Profiles, p)
 		}
@@ -183,7 +191,9 @@ func (c *Changes) nextProfiles(profiles []*Profile, change *View) {
 	for key := range c.profiles {
 		if !there[key] {
 			delete(c.profiles, key)
-			change.Profiles = append(change.Profiles, &Profile{Model: key.Model, Type: key.LaneType})
+			change.Profiles = append(change.Profiles, &Profile{
+				Model: key.Model, Type: key.LaneType,
+			})
 		}
 	}
 }
@@ -203,7 +213,10 @@ func (c *Changes) Heard(loads []HeardLoad, now time.Time) *View {
 
 // Whole returns all that was told so far, for who has nothing, or not the revision before.
 func (c *Changes) Whole(now time.Time) *View {
-	v := &View{Leadership: c.view.Leadership, Prices: c.view.Prices, Profiles: c.view.Profiles, AheadNs: c.view.AheadNs, Revision: c.revision}
+	v := &View{
+		Leadership: c.view.Leadership, Prices: c.view.Prices, Profiles: c.view.Profiles,
+		AheadNs: c.view.AheadNs, Revision: c.revision,
+	}
 	for _, m := range c.view.Members {
 		v.Members = append(v.Members, c.members[m.GetName()].wire())
 	}
@@ -237,13 +250,18 @@ func (w *Watched) Take(v *View) (changed bool, err error) {
 	before := w.view
 	whole := v.GetBase() == 0
 	if whole {
-		*w = Watched{members: map[string]*Member{}, models: map[uint64]*Model{}, profiles: map[ProfileKey]*Profile{}}
+		*w = Watched{
+			members: map[string]*Member{}, models: map[uint64]*Model{},
+			profiles: map[ProfileKey]*Profile{},
+		}
 		before = &View{}
 	} else if v.GetBase() != before.GetRevision() {
-		return false, fmt.Errorf("a change of the view %d of the fleet, found that of view %d", before.GetRevision(), v.GetBase())
+		return false, fmt.Errorf("a change of the view %d of the fleet, found that of view %d",
+			before.GetRevision(), v.GetBase())
 	}
-	now := &View{Leadership: before.Leadership, Prices: before.Prices, Members: before.Members, Profiles: before.Profiles,
-		AheadNs: v.GetAheadNs(), Revision: v.GetRevision()}
+	now := &View{Leadership: before.Leadership, Prices: before.Prices, Members: before.Members,
+		Profiles: before.Profiles,
+		AheadNs:  v.GetAheadNs(), Revision: v.GetRevision()}
 	w.view = now
 	if v.GetLeadership() != nil {
 		now.Leadership = v.GetLeadership()
@@ -263,11 +281,13 @@ func (w *Watched) Take(v *View) (changed bool, err error) {
 		}
 	}
 	if len(v.GetMembers())+len(v.GetGone()) > 0 {
-		now.Members = slices.SortedFunc(maps.Values(w.members), func(a, b *Member) int { return cmp.Compare(a.GetName(), b.GetName()) })
+		now.Members = slices.SortedFunc(maps.Values(w.members),
+			func(a, b *Member) int { return cmp.Compare(a.GetName(), b.GetName()) })
 	}
 	if len(v.GetProfiles()) > 0 {
 		now.Profiles = slices.SortedFunc(maps.Values(w.profiles), func(a, b *Profile) int {
-			return cmp.Or(cmp.Compare(a.GetModel(), b.GetModel()), cmp.Compare(a.GetType(), b.GetType()))
+			return cmp.Or(cmp.Compare(a.GetModel(), b.GetModel()),
+				cmp.Compare(a.GetType(), b.GetType()))
 		})
 	}
 	return whole || v.GetLeadership() != nil || v.GetAheadNs() != before.GetAheadNs() ||
@@ -285,7 +305,8 @@ func (w *Watched) takeMembers(v *View) error {
 		for _, number := range m.GetHeld() {
 			model := w.models[number]
 			if model == nil {
-				return fmt.Errorf("member %q holds model number %d, which was not told", m.GetName(), number)
+				return fmt.Errorf("member %q holds model number %d, which was not told",
+					m.GetName(), number)
 			}
 			m.Models = append(m.Models, model)
 		}
@@ -304,5 +325,6 @@ func (w *Watched) takeMembers(v *View) error {
 	return nil
 }
 
-// View is the view, which must not be changed and does not change, and has no loads; nil before the first message.
+// View is the view, which must not be changed and does not change, and has no loads; nil
+// before the first message.
 func (w *Watched) View() *View { return w.view }

@@ -26,8 +26,9 @@ type changingFleet struct {
 }
 
 func newChangingFleet(seed uint64) *changingFleet {
-	return &changingFleet{rng: rand.New(rand.NewPCG(seed, 1)), members: map[string]*Member{}, profiles: map[ProfileKey]*Profile{},
-		loads: map[string]HeardLoad{}, now: time.Unix(1e9, 0)}
+	return &changingFleet{rng: rand.New(rand.NewPCG(seed, 1)), members: map[string]*Member{},
+		profiles: map[ProfileKey]*Profile{},
+		loads:    map[string]HeardLoad{}, now: time.Unix(1e9, 0)}
 }
 
 func (f *changingFleet) name() string { return fmt.Sprint("agent-", f.rng.IntN(12)) }
@@ -35,8 +36,11 @@ func (f *changingFleet) name() string { return fmt.Sprint("agent-", f.rng.IntN(1
 // model is one of a few; alike ones are told apart by their messages only.
 func (f *changingFleet) model() *Model {
 	name := fmt.Sprint("model-", f.rng.IntN(3))
-	return &Model{Name: name, Version: int64(1 + f.rng.IntN(2)), QosTargetNs: int64(1 + f.rng.IntN(2)), Checksum: "c",
-		Metadata: &inference.ModelMetadataResponse{Name: name, Properties: map[string]string{"a": "1", "b": "2", "c": "3"}}}
+	return &Model{Name: name, Version: int64(1 + f.rng.IntN(2)),
+		QosTargetNs: int64(1 + f.rng.IntN(2)), Checksum: "c",
+		Metadata: &inference.ModelMetadataResponse{
+			Name: name, Properties: map[string]string{"a": "1", "b": "2", "c": "3"},
+		}}
 }
 
 // change changes one thing, or so.
@@ -45,7 +49,9 @@ func (f *changingFleet) change() {
 	f.now = f.now.Add(time.Duration(f.rng.IntN(1000)) * time.Millisecond)
 	switch name := f.name(); f.rng.IntN(10) {
 	case 0, 1, 2: // joins, or holds something else than before
-		m := &Member{Name: name, Address: fmt.Sprint(name, ":", f.serial), Revision: uint64(f.serial)}
+		m := &Member{
+			Name: name, Address: fmt.Sprint(name, ":", f.serial), Revision: uint64(f.serial),
+		}
 		for range f.rng.IntN(4) {
 			m.Models = append(m.Models, f.model())
 		}
@@ -54,13 +60,19 @@ func (f *changingFleet) change() {
 		delete(f.members, name)
 		delete(f.loads, name)
 	case 5, 6, 7: // perhaps of one who is no member yet
-		f.loads[name] = HeardLoad{&LaneLoad{Agent: name, Waiting: uint32(f.rng.IntN(3)), RemainingNs: []int64{int64(f.serial)}}, f.now}
+		f.loads[name] = HeardLoad{
+			&LaneLoad{
+				Agent: name, Waiting: uint32(f.rng.IntN(3)), RemainingNs: []int64{int64(f.serial)},
+			}, f.now,
+		}
 	case 8:
 		key := ProfileKey{fmt.Sprint("model-", f.rng.IntN(3)), "box"}
 		if f.rng.IntN(3) == 0 {
 			delete(f.profiles, key)
 		} else {
-			f.profiles[key] = &Profile{Model: key.Model, Type: key.LaneType, Table: fmt.Appendf(nil, "{%d}", f.serial)}
+			f.profiles[key] = &Profile{
+				Model: key.Model, Type: key.LaneType, Table: fmt.Appendf(nil, "{%d}", f.serial),
+			}
 		}
 	case 9:
 		f.rest.Leadership = &Leadership{Epoch: uint64(f.serial), Leader: name}
@@ -119,7 +131,8 @@ func (w *testWatcher) take(t *testing.T, v *View, now time.Time) error {
 		return err
 	}
 	if unchanged := before != nil && alike(before, w.View()); v.Base != 0 && changed == unchanged {
-		t.Fatalf("a change is said to be one: %v, but it makes\n%v\nof\n%v", changed, w.View(), before)
+		t.Fatalf("a change is said to be one: %v, but it makes\n%v\nof\n%v", changed, w.View(),
+			before)
 	}
 	if v.Base == 0 {
 		w.heard, w.at = map[string]*LaneLoad{}, map[string]time.Time{}
@@ -133,7 +146,9 @@ func (w *testWatcher) take(t *testing.T, v *View, now time.Time) error {
 // alike reports whether two views say the same of all but loads.
 func alike(a, b *View) bool {
 	plain := func(v *View) *View {
-		p := &View{Leadership: v.Leadership, Prices: v.Prices, Profiles: v.Profiles, AheadNs: v.AheadNs}
+		p := &View{
+			Leadership: v.Leadership, Prices: v.Prices, Profiles: v.Profiles, AheadNs: v.AheadNs,
+		}
 		for _, m := range v.Members {
 			m = proto.CloneOf(m)
 			m.Held = nil
@@ -147,8 +162,8 @@ func alike(a, b *View) bool {
 	return proto.Equal(plain(a), plain(b))
 }
 
-// TestChanges: whoever takes a fleet's changes, however it was late, cut off or lost some, has the same view in
-// the end as whoever sees all of it, and sees whenever it has lost one.
+// TestChanges: whoever takes a fleet's changes, however it was late, cut off or lost some, has the
+// same view in the end as whoever sees all of it, and sees whenever it has lost one.
 func TestChanges(t *testing.T) {
 	for seed := range uint64(40) {
 		f := newChangingFleet(seed)
@@ -215,7 +230,8 @@ func TestChanges(t *testing.T) {
 			}
 		}
 		if len(changes.models) != len(held) {
-			t.Errorf("seed %d: %d models are kept, members hold %d", seed, len(changes.models), len(held))
+			t.Errorf("seed %d: %d models are kept, members hold %d", seed, len(changes.models),
+				len(held))
 		}
 		for i := range watchers {
 			w := &watchers[i]
@@ -223,43 +239,57 @@ func TestChanges(t *testing.T) {
 				read(i)
 			}
 			if got := w.View(); got.Revision != changes.Revision() {
-				t.Fatalf("seed %d: watcher %d has the view %d of %d and does not know", seed, i, got.Revision, changes.Revision())
+				t.Fatalf("seed %d: watcher %d has the view %d of %d and does not know", seed, i,
+					got.Revision, changes.Revision())
 			} else if !alike(got, f.view()) {
 				t.Fatalf("seed %d: watcher %d has\n%v\nwant\n%v", seed, i, got, f.view())
 			}
 			if len(w.models) != len(held) {
-				t.Errorf("seed %d: watcher %d keeps %d models, members hold %d", seed, i, len(w.models), len(held))
+				t.Errorf("seed %d: watcher %d keeps %d models, members hold %d", seed, i,
+					len(w.models), len(held))
 			}
 			for name, want := range f.loads {
 				if f.members[name] == nil {
 					continue
 				}
-				if got := w.heard[name]; got.GetWaiting() != want.Waiting || !slices.Equal(got.GetRemainingNs(), want.RemainingNs) {
-					t.Fatalf("seed %d: watcher %d heard of %s %v, want %v", seed, i, name, got, want.LaneLoad)
+				if got := w.heard[name]; got.GetWaiting() != want.Waiting ||
+					!slices.Equal(got.GetRemainingNs(), want.RemainingNs) {
+					t.Fatalf("seed %d: watcher %d heard of %s %v, want %v", seed, i, name, got,
+						want.LaneLoad)
 				}
 			}
 		}
 	}
 }
 
-// TestChangesOnce: alike models are told once, whoever holds them, and again only when nobody did meanwhile; a member that
-// has not changed is not told again, and a load neither.
+// TestChangesOnce: alike models are told once, whoever holds them, and again only when nobody did
+// meanwhile; a member that has not changed is not told again, and a load neither.
 func TestChangesOnce(t *testing.T) {
 	model := func(target int64) *Model {
-		return &Model{Name: "ncf", Version: 1, QosTargetNs: target, Checksum: "same", Metadata: &inference.ModelMetadataResponse{Name: "ncf"}}
+		return &Model{
+			Name: "ncf", Version: 1, QosTargetNs: target, Checksum: "same",
+			Metadata: &inference.ModelMetadataResponse{Name: "ncf"},
+		}
 	}
-	member := func(name string, models ...*Model) *Member { return &Member{Name: name, Models: models} }
+	member := func(name string, models ...*Model) *Member {
+		return &Member{
+			Name: name, Models: models,
+		}
+	}
 	var c Changes
 	a, b := member("a", model(1)), member("b", model(1))
 	c.Next(&View{Members: []*Member{a, b}})
-	if whole := c.Whole(time.Time{}); len(whole.Models) != 1 || len(whole.Members) != 2 || len(whole.Members[0].Models) != 0 {
+	if whole := c.Whole(time.Time{}); len(whole.Models) != 1 || len(whole.Members) != 2 ||
+		len(whole.Members[0].Models) != 0 {
 		t.Errorf("two members with one model: got %v", whole)
 	}
 	counted := func(what string, v *View, members, models, loads int) {
 		t.Helper()
-		if len(v.GetMembers()) != members || len(v.GetModels()) != models || len(v.GetLoads()) != loads {
+		if len(v.GetMembers()) != members || len(v.GetModels()) != models ||
+			len(v.GetLoads()) != loads {
 			t.Errorf("%s: told %d members, %d models and %d loads, want %d, %d and %d: %v",
-				what, len(v.GetMembers()), len(v.GetModels()), len(v.GetLoads()), members, models, loads, v)
+				what, len(v.GetMembers()), len(v.GetModels()), len(v.GetLoads()), members, models,
+				loads, v)
 		}
 	}
 	d := member("d", model(1))
@@ -271,7 +301,11 @@ func TestChangesOnce(t *testing.T) {
 	if v := c.Next(&View{Members: []*Member{a, b, other}}); v != nil {
 		t.Errorf("nothing has changed: got %v", v)
 	}
-	loads := []HeardLoad{{&LaneLoad{Agent: "a"}, time.Time{}}, {&LaneLoad{Agent: "b"}, time.Time{}}, {&LaneLoad{Agent: "nobody"}, time.Time{}}}
+	loads := []HeardLoad{
+		{&LaneLoad{Agent: "a"}, time.Time{}}, {&LaneLoad{Agent: "b"}, time.Time{}}, {
+			&LaneLoad{Agent: "nobody"}, time.Time{},
+		},
+	}
 	counted("two loads", c.Heard(loads, time.Time{}), 0, 0, 2)
 	loads[1].LaneLoad = &LaneLoad{Agent: "b"}
 	counted("one is new", c.Heard(loads, time.Time{}), 0, 0, 1)
@@ -283,9 +317,13 @@ func TestWatchedNonsense(t *testing.T) {
 	for name, messages := range map[string][]*View{
 		"a change of nothing":          {{Base: 1, Revision: 2}},
 		"a change of another revision": {{Revision: 1}, {Base: 2, Revision: 3}},
-		"a model that was not told":    {{Revision: 1, Members: []*Member{{Name: "a", Held: []uint64{7}}}}},
+		"a model that was not told": {
+			{Revision: 1, Members: []*Member{{Name: "a", Held: []uint64{7}}}},
+		},
 		"a model that is forgotten": {
-			{Revision: 1, Models: []*Model{{Number: 7}}, Members: []*Member{{Name: "a", Held: []uint64{7}}}},
+			{Revision: 1, Models: []*Model{{Number: 7}}, Members: []*Member{
+				{Name: "a", Held: []uint64{7}},
+			}},
 			{Base: 1, Revision: 2, Gone: []string{"a"}},
 			{Base: 2, Revision: 3, Members: []*Member{{Name: "a", Held: []uint64{7}}}},
 		},

@@ -15,8 +15,9 @@ import (
 // the protocol's control calls between agents.
 const (
 	// AttemptHeader marks a query as an attempt that the worker runs itself:
-	// "gateway/sequence/attempt/lane/waited/reservation", the gateway in hexadecimal, what it has waited in
-	// nanoseconds. It is one header, for each whose value is new costs both ends an entry of HPACK's tables.
+	// "gateway/sequence/attempt/lane/waited/reservation", the gateway in hexadecimal, what it has
+	// waited in nanoseconds. It is one header, for each whose value is new costs both ends an
+	// entry of HPACK's tables.
 	AttemptHeader = "muster-attempt"
 	// RemainingTrailer is the worker's remaining time with its answer, in
 	// nanoseconds.
@@ -35,8 +36,8 @@ type Attempt struct {
 	Lane     uint32 // of the worker, where a leader chose it
 	// Waited is how long the query has since it arrived at its gateway, at least 0.
 	Waited time.Duration
-	// Reservation is the id of the probe, of the same gateway, whose place the query takes; 0: a leader chose
-	// the lane.
+	// Reservation is the id of the probe, of the same gateway, whose place the query takes; 0: a
+	// leader chose the lane.
 	Reservation uint64
 }
 
@@ -61,11 +62,13 @@ func ParseAttempt(s string) (a Attempt, err error) {
 		return n
 	}
 	a = Attempt{
-		Gateway: number(16, 64), Sequence: number(10, 64), Attempt: uint32(number(10, 32)), Lane: uint32(number(10, 32)),
+		Gateway: number(16, 64), Sequence: number(10, 64), Attempt: uint32(number(10, 32)),
+		Lane:   uint32(number(10, 32)),
 		Waited: time.Duration(number(10, 63)), Reservation: number(10, 64),
 	}
 	if err != nil || rest != "" || a.Attempt == 0 {
-		return Attempt{}, fmt.Errorf("%s is %q, expected gateway/sequence/attempt/lane/waited/reservation", AttemptHeader, s)
+		return Attempt{}, fmt.Errorf(
+			"%s is %q, expected gateway/sequence/attempt/lane/waited/reservation", AttemptHeader, s)
 	}
 	return a, nil
 }

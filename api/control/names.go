@@ -7,7 +7,9 @@ import (
 
 // ModelKey is how a version of a model is named where one string must do, in
 // [Profile] and in the leader: "name/version".
-func ModelKey(name string, version int64) string { return name + "/" + strconv.FormatInt(version, 10) }
+func ModelKey(name string, version int64) string {
+	return name + "/" + strconv.FormatInt(version, 10)
+}
 
 // A ProfileKey says what a [Profile] is about.
 type ProfileKey struct {
@@ -35,7 +37,8 @@ func Duration(ns int64) time.Duration { return min(max(time.Duration(ns), 0), 24
 // LaneType is how prices and profiles name what a lane of the member is: lanes
 // are alike where instance type, provider and cores are.
 func (m *Member) LaneType() string {
-	return m.GetInstanceType() + "/" + m.GetProvider() + "/" + strconv.FormatUint(uint64(m.GetCores()), 10)
+	return m.GetInstanceType() + "/" + m.GetProvider() + "/" +
+		strconv.FormatUint(uint64(m.GetCores()), 10)
 }
 
 // OwnLaneType is the same of a member whose latency departs from its type's.

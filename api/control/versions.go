@@ -37,11 +37,13 @@ func (v Versions) Understands(o Versions) error {
 	if v.Oldest <= o.Newest && o.Oldest <= v.Newest {
 		return nil
 	}
-	return fmt.Errorf("it speaks %v of the agents' protocol, this agent %v: in one fleet there must be one that all speak", o, v)
+	return fmt.Errorf(
+		"it speaks %v of the agents' protocol, this agent %v: in one fleet there must be one "+
+			"that all speak", o, v)
 }
 
-// Agreed is the newest version that all the members speak, of those that have said what they are: what
-// a later one brought waits until all have it. It is 0 where nobody has.
+// Agreed is the newest version that all the members speak, of those that have said what they are:
+// what a later one brought waits until all have it. It is 0 where nobody has.
 func Agreed(members []*Member) (agreed uint32) {
 	for _, m := range members {
 		if newest := m.Versions().Newest; m.GetLanes() > 0 && (agreed == 0 || newest < agreed) {

@@ -24,10 +24,13 @@ func TestVersions(t *testing.T) {
 			t.Errorf("%v and %v: got %v", tt.b, tt.a, err)
 		}
 	}
-	if got := fmt.Sprint(VersionsOf(2, 0), " ", VersionsOf(2, 3)); got != "version 2 versions 2 to 3" {
+	if got := fmt.Sprint(VersionsOf(2, 0), " ",
+		VersionsOf(2, 3)); got != "version 2 versions 2 to 3" {
 		t.Errorf("got %q", got)
 	}
-	all := []*Member{{Lanes: 1, Protocol: 2, NewestProtocol: 4}, {Protocol: 1}, {Lanes: 1, Protocol: 3}}
+	all := []*Member{
+		{Lanes: 1, Protocol: 2, NewestProtocol: 4}, {Protocol: 1}, {Lanes: 1, Protocol: 3},
+	}
 	if got := Agreed(all); got != 3 {
 		t.Errorf("got %d, want 3, for who has not said what it is does not count", got)
 	}

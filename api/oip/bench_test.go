@@ -34,7 +34,9 @@ func zeros(name string, d tensor.DataType, shape ...int64) tensor.Tensor {
 func generatedRequest(inputs []tensor.Tensor) *inference.ModelInferRequest {
 	m := &inference.ModelInferRequest{ModelName: "model"}
 	for _, in := range inputs {
-		m.Inputs = append(m.Inputs, &inputTensor{Name: in.Name, Datatype: string(in.DataType), Shape: in.Shape})
+		m.Inputs = append(m.Inputs, &inputTensor{
+			Name: in.Name, Datatype: string(in.DataType), Shape: in.Shape,
+		})
 		m.RawInputContents = append(m.RawInputContents, in.Data)
 	}
 	return m
@@ -43,7 +45,9 @@ func generatedRequest(inputs []tensor.Tensor) *inference.ModelInferRequest {
 func generatedResponse(outputs []tensor.Tensor) *inference.ModelInferResponse {
 	m := &inference.ModelInferResponse{ModelName: "model", ModelVersion: "1"}
 	for _, out := range outputs {
-		m.Outputs = append(m.Outputs, &outputTensor{Name: out.Name, Datatype: string(out.DataType), Shape: out.Shape})
+		m.Outputs = append(m.Outputs, &outputTensor{
+			Name: out.Name, Datatype: string(out.DataType), Shape: out.Shape,
+		})
 		m.RawOutputContents = append(m.RawOutputContents, out.Data)
 	}
 	return m

@@ -71,7 +71,8 @@ func readContents(t *tensor.Tensor, elements int, c cursor, block *block) error 
 			return false, nil
 		}
 		if num != want {
-			return true, fmt.Errorf("%s has %s, expected %s", t.DataType, contentFields[num], contentFields[want])
+			return true, fmt.Errorf("%s has %s, expected %s", t.DataType, contentFields[num],
+				contentFields[want])
 		}
 		switch {
 		case want == 8 && typ == protowire.BytesType:
@@ -93,7 +94,8 @@ func readContents(t *tensor.Tensor, elements int, c cursor, block *block) error 
 		return err
 	}
 	if r.n != elements {
-		return fmt.Errorf("%s has %d elements, expected %d for shape %v", contentFields[want], r.n, elements, t.Shape)
+		return fmt.Errorf("%s has %d elements, expected %d for shape %v", contentFields[want], r.n,
+			elements, t.Shape)
 	}
 	if t.DataType != tensor.Bytes {
 		t.Data = r.data

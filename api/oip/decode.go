@@ -40,7 +40,8 @@ func ErrorText(message string) string {
 	if len(message) <= largestErrorText {
 		return message
 	}
-	return fmt.Sprintf("%s ... (%d bytes in all)", strings.ToValidUTF8(message[:largestErrorText], ""), len(message))
+	return fmt.Sprintf("%s ... (%d bytes in all)",
+		strings.ToValidUTF8(message[:largestErrorText], ""), len(message))
 }
 
 // A side names what differs between a request and a response.
@@ -91,7 +92,8 @@ func (r *Request) decode(data mem.BufferSlice, charge *Charge) error {
 	b := bodies.Get().(*body)
 	defer b.done()
 	c := newCursor(data)
-	if err := b.decode(&c, requestSide, header{&r.Model, &r.Version, &r.ID, &r.Parameters}, r); err != nil {
+	if err := b.decode(&c, requestSide, header{&r.Model, &r.Version, &r.ID, &r.Parameters},
+		r); err != nil {
 		return err
 	}
 	if err := r.takeTimeout(); err != nil {
@@ -112,7 +114,8 @@ func (r *Response) unmarshal(data mem.BufferSlice) error {
 	b := bodies.Get().(*body)
 	defer b.done()
 	c := newCursor(data)
-	if err := b.decode(&c, responseSide, header{&r.Model, &r.Version, &r.ID, &r.Parameters}, nil); err != nil {
+	if err := b.decode(&c, responseSide, header{&r.Model, &r.Version, &r.ID, &r.Parameters},
+		nil); err != nil {
 		return err
 	}
 	block, err := b.read(responseSide, nil)
@@ -164,7 +167,8 @@ func (b *body) decode(c *cursor, s side, h header, r *Request) error {
 
 // eachField calls field at each field's value; fields that it does not know,
 // and so has not read, are skipped.
-func eachField(c *cursor, field func(protowire.Number, protowire.Type) (known bool, err error)) error {
+func eachField(
+	c *cursor, field func(protowire.Number, protowire.Type) (known bool, err error)) error {
 	for c.len() > 0 {
 		num, typ, err := c.tag()
 		if err != nil {
@@ -215,7 +219,8 @@ func (b *body) decodeTensor(c *cursor) error {
 				return true, err
 			}
 			if t.Shape == nil {
-				t.Shape = make([]int64, 0, min(dims.len(), highestRank)) // a dimension takes a byte at least
+				// a dimension takes a byte at least
+				t.Shape = make([]int64, 0, min(dims.len(), highestRank))
 			}
 			for dims.len() > 0 {
 				if t.Shape, err = appendDim(t.Shape, &dims); err != nil {
@@ -413,7 +418,9 @@ func (r *Request) takeTimeout() error {
 		us, ok = int64(min(u, math.MaxInt64)), true
 	}
 	if !ok || us < 0 {
-		return invalidf("parameter timeout is %v (%T), expected a whole number of microseconds, not negative", v, v)
+		return invalidf(
+			"parameter timeout is %v (%T), expected a whole number of microseconds, not negative",
+			v, v)
 	}
 	r.Timeout = time.Duration(min(us, math.MaxInt64/int64(time.Microsecond))) * time.Microsecond
 	delete(r.Parameters, "timeout")
@@ -423,10 +430,12 @@ func (r *Request) takeTimeout() error {
 	return nil
 }
 
-// read copies the contents of all tensors into one block, held for the caller and taken from charge.
+// read copies the contents of all tensors into one block, held for the caller and taken from
+// charge.
 func (b *body) read(s side, charge *Charge) (*block, error) {
 	if len(b.raw) > 0 && len(b.raw) != len(b.tensors) {
-		return nil, invalidf("%s has %d entries, expected %d, one for each %s", s.raw, len(b.raw), len(b.tensors), s.tensor)
+		return nil, invalidf("%s has %d entries, expected %d, one for each %s", s.raw, len(b.raw),
+			len(b.tensors), s.tensor)
 	}
 	if err := checkNames(b.tensors, s.tensor); err != nil {
 		return nil, err
@@ -481,13 +490,15 @@ func (b *body) size(i int, s side) (int, error) {
 		}
 		n := b.raw[i].len()
 		if t.DataType != tensor.Bytes && n != elements*t.DataType.Size() {
-			return 0, fmt.Errorf("%s has %d bytes, expected %d for %s %v", s.raw, n, elements*t.DataType.Size(), t.DataType, t.Shape)
+			return 0, fmt.Errorf("%s has %d bytes, expected %d for %s %v", s.raw, n,
+				elements*t.DataType.Size(), t.DataType, t.Shape)
 		}
 		return n, nil
 	}
 	// An element takes at least a byte.
 	if elements > contents.len() {
-		return 0, fmt.Errorf("contents of %d bytes cannot hold the %d elements of %s %v", contents.len(), elements, t.DataType, t.Shape)
+		return 0, fmt.Errorf("contents of %d bytes cannot hold the %d elements of %s %v",
+			contents.len(), elements, t.DataType, t.Shape)
 	}
 	if t.DataType == tensor.Bytes {
 		// On the wire an element has at least two bytes before its own;
@@ -542,12 +553,14 @@ func checkElements(t *tensor.Tensor, elements int) error {
 		n := 0
 		for rest := t.Data; len(rest) > 0; n++ {
 			if len(rest) < 4 {
-				return fmt.Errorf("BYTES element %d: %d bytes left, expected a length of 4", n, len(rest))
+				return fmt.Errorf("BYTES element %d: %d bytes left, expected a length of 4", n,
+					len(rest))
 			}
 			v, _ := protowire.ConsumeFixed32(rest)
 			rest = rest[4:]
 			if uint64(v) > uint64(len(rest)) {
-				return fmt.Errorf("BYTES element %d says it has %d bytes, %d are left", n, v, len(rest))
+				return fmt.Errorf("BYTES element %d says it has %d bytes, %d are left", n, v,
+					len(rest))
 			}
 			rest = rest[v:]
 		}

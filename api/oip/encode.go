@@ -130,7 +130,8 @@ func checkData(t *tensor.Tensor) error {
 		return err
 	}
 	if want := elements * t.DataType.Size(); t.DataType != tensor.Bytes && len(t.Data) != want {
-		return fmt.Errorf("data has %d bytes, expected %d for %s %v", len(t.Data), want, t.DataType, t.Shape)
+		return fmt.Errorf("data has %d bytes, expected %d for %s %v", len(t.Data), want, t.DataType,
+			t.Shape)
 	}
 	return checkElements(t, elements)
 }
@@ -166,7 +167,9 @@ func (e *encoder) parameter(num protowire.Number, key string, value any) (err er
 			case uint64:
 				e.varint(5, v)
 			default:
-				err = fmt.Errorf("encode parameter %q: it is a %T, expected bool, int64, uint64, float64 or string", key, value)
+				err = fmt.Errorf(
+					"encode parameter %q: it is a %T, expected bool, int64, uint64, float64 or "+
+						"string", key, value)
 			}
 		})
 	})

@@ -107,7 +107,8 @@ func FuzzGRPC(f *testing.F) {
 		}
 		for i, in := range req.Inputs {
 			w := want.Inputs[i]
-			if in.Name != w.Name || string(in.DataType) != w.Datatype || !slices.Equal(in.Shape, w.Shape) {
+			if in.Name != w.Name || string(in.DataType) != w.Datatype ||
+				!slices.Equal(in.Shape, w.Shape) {
 				t.Fatalf("input %d is %+v, want %v", i, in, w)
 			}
 			var data []byte
@@ -130,10 +131,12 @@ func FuzzGRPC(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer again.Release()
-		if diff := cmp.Diff(req, again, cmpopts.IgnoreUnexported(Request{}), cmpopts.EquateNaNs()); diff != "" {
+		if diff := cmp.Diff(req, again, cmpopts.IgnoreUnexported(Request{}),
+			cmpopts.EquateNaNs()); diff != "" {
 			t.Fatal(diff)
 		}
-		if err := proto.Unmarshal(bufs.Materialize(), new(inference.ModelInferRequest)); err != nil {
+		if err := proto.Unmarshal(bufs.Materialize(),
+			new(inference.ModelInferRequest)); err != nil {
 			t.Fatal(err)
 		}
 		bufs.Free()
@@ -155,10 +158,18 @@ func flatten(v any) []any {
 
 // FuzzJSON decodes any text and compares with encoding/json.
 func FuzzJSON(f *testing.F) {
-	f.Add([]byte(`{"id":"1","parameters":{"timeout":5,"x":1.5},"inputs":[{"name":"x","shape":[2,2],"datatype":"FP32","data":[[1,2e3],[-0.5,4]]}],"outputs":[{"name":"y","parameters":{"binary_data":true}}]}`))
-	f.Add([]byte(`{"inputs":[{"data":[1,-2,3],"name":"x","shape":[3],"datatype":"INT64"},{"name":"b","shape":[1],"datatype":"BOOL","data":[true]}]}`))
-	f.Add([]byte(`{"inputs":[{"name":"s","shape":[2],"datatype":"BYTES","data":["a\u00e9\ud83d\ude00","\n\""]},{"name":"u","shape":[1],"datatype":"UINT8","data":[255]}]}`))
-	f.Add([]byte(`{"inputs":[{"name":"e","shape":[0,3],"datatype":"FP64","data":[]}],"more":{"a":[null,{}]}}`))
+	f.Add(
+		[]byte(
+			`{"id":"1","parameters":{"timeout":5,"x":1.5},"inputs":[{"name":"x","shape":[2,2],"datatype":"FP32","data":[[1,2e3],[-0.5,4]]}],"outputs":[{"name":"y","parameters":{"binary_data":true}}]}`))
+	f.Add(
+		[]byte(
+			`{"inputs":[{"data":[1,-2,3],"name":"x","shape":[3],"datatype":"INT64"},{"name":"b","shape":[1],"datatype":"BOOL","data":[true]}]}`))
+	f.Add(
+		[]byte(
+			`{"inputs":[{"name":"s","shape":[2],"datatype":"BYTES","data":["a\u00e9\ud83d\ude00","\n\""]},{"name":"u","shape":[1],"datatype":"UINT8","data":[255]}]}`))
+	f.Add(
+		[]byte(
+			`{"inputs":[{"name":"e","shape":[0,3],"datatype":"FP64","data":[]}],"more":{"a":[null,{}]}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r := httptest.NewRequest("POST", "/", bytes.NewReader(text))
 		req, err := DecodeRequest(r, 1<<20, nil)
@@ -182,7 +193,8 @@ func FuzzJSON(f *testing.F) {
 		for i, in := range req.Inputs {
 			elements := flatten(wantInputs[i]["data"])
 			if data, size := jsonBytes(t, in.DataType, elements); !bytes.Equal(in.Data, data) {
-				t.Fatalf("input %d of %d elements of %d bytes is % x, want % x", i, len(elements), size, in.Data, data)
+				t.Fatalf("input %d of %d elements of %d bytes is % x, want % x", i, len(elements),
+					size, in.Data, data)
 			}
 		}
 		sameAfterEncoding(t, req, &Request{})
@@ -268,7 +280,8 @@ func sameAfterEncoding(t *testing.T, req, form *Request) {
 // FuzzBinary decodes any JSON text, binary parts and lengths of both.
 func FuzzBinary(f *testing.F) {
 	input := func(datatype, shape string, size int) string {
-		return fmt.Sprintf(`{"inputs":[{"name":"x","datatype":%q,"shape":%s,"parameters":{"binary_data_size":%d}}]}`, datatype, shape, size)
+		return fmt.Sprintf(
+			`{"inputs":[{"name":"x","datatype":%q,"shape":%s,"parameters":{"binary_data_size":%d}}]}`, datatype, shape, size)
 	}
 	for _, tt := range typed {
 		text := input(tt.datatype, "[3,1]", len(tt.data))
@@ -322,7 +335,8 @@ func FuzzWire(f *testing.F) {
 				return
 			}
 		}
-		if err := (proto.UnmarshalOptions{}).Unmarshal(wire, new(inference.ServerLiveRequest)); err != nil {
+		if err := (proto.UnmarshalOptions{}).Unmarshal(wire,
+			new(inference.ServerLiveRequest)); err != nil {
 			t.Errorf("fields skipped that are not valid: %v", err)
 		}
 	})

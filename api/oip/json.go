@@ -424,7 +424,8 @@ func (r *jsonReader) tensor(t *tensor.Tensor, elements int, dst []byte) error {
 			counts[depth]++
 			depth++
 			if depth > max(rank, 1) {
-				return r.errorf("data is nested deeper than the %d dimensions of shape %v", rank, t.Shape)
+				return r.errorf("data is nested deeper than the %d dimensions of shape %v", rank,
+					t.Shape)
 			}
 			counts[depth] = 0
 			r.pos++
@@ -436,7 +437,8 @@ func (r *jsonReader) tensor(t *tensor.Tensor, elements int, dst []byte) error {
 				leaves = depth
 			}
 			if depth != leaves {
-				return r.unexpected("an array, as shape " + fmt.Sprint(t.Shape) + " and the elements before say")
+				return r.unexpected("an array, as shape " + fmt.Sprint(t.Shape) +
+					" and the elements before say")
 			}
 			if n == elements {
 				return r.errorf("more than the %d elements of shape %v", elements, t.Shape)
@@ -453,9 +455,11 @@ func (r *jsonReader) tensor(t *tensor.Tensor, elements int, dst []byte) error {
 		for r.next() == ']' {
 			// A flat array is counted at its end; one without anything in
 			// it is taken for flat where there is nothing to hold.
-			flat := rank == 0 || depth == 1 && (leaves == 1 && rank != 1 || counts[1] == 0 && elements == 0)
+			flat := rank == 0 ||
+				depth == 1 && (leaves == 1 && rank != 1 || counts[1] == 0 && elements == 0)
 			if !flat && counts[depth] != t.Shape[depth-1] {
-				return r.errorf("an array of %d at depth %d, expected %d for shape %v", counts[depth], depth, t.Shape[depth-1], t.Shape)
+				return r.errorf("an array of %d at depth %d, expected %d for shape %v",
+					counts[depth], depth, t.Shape[depth-1], t.Shape)
 			}
 			r.pos++
 			if depth--; depth == 0 {
@@ -499,16 +503,21 @@ func elementReader(d tensor.DataType) (func(r *jsonReader, dst []byte) (int, err
 		}, nil
 	case tensor.Int8, tensor.Int16, tensor.Int32, tensor.Int64:
 		largest := uint64(1)<<(8*size-1) - 1
-		return func(r *jsonReader, dst []byte) (int, error) { return r.wholeElement(dst, d, largest, largest+1) }, nil
+		return func(r *jsonReader, dst []byte) (int, error) {
+			return r.wholeElement(dst, d, largest, largest+1)
+		}, nil
 	case tensor.Uint8, tensor.Uint16, tensor.Uint32, tensor.Uint64:
 		largest := uint64(math.MaxUint64) >> (64 - 8*size)
-		return func(r *jsonReader, dst []byte) (int, error) { return r.wholeElement(dst, d, largest, 0) }, nil
+		return func(r *jsonReader, dst []byte) (int, error) {
+			return r.wholeElement(dst, d, largest, 0)
+		}, nil
 	}
 	return nil, fmt.Errorf("%s has no form in JSON, send it as binary data", d)
 }
 
 // wholeElement reads an integer between -smallest and largest.
-func (r *jsonReader) wholeElement(dst []byte, d tensor.DataType, largest, smallest uint64) (int, error) {
+func (r *jsonReader) wholeElement(dst []byte, d tensor.DataType, largest, smallest uint64) (int,
+	error) {
 	r.next()
 	start := r.pos
 	v, negative, err := r.integer()

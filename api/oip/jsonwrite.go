@@ -58,13 +58,15 @@ func appendJSONTensor(b []byte, t *tensor.Tensor) ([]byte, error) {
 				v = math.Float64frombits(le.Uint64(rest))
 			}
 			if math.IsNaN(v) || math.IsInf(v, 0) {
-				return b, fmt.Errorf("element %d is %v, which JSON cannot hold; ask for binary data", n, v)
+				return b, fmt.Errorf(
+					"element %d is %v, which JSON cannot hold; ask for binary data", n, v)
 			}
 			b = strconv.AppendFloat(b, v, 'g', -1, bits)
 		case tensor.Bytes:
 			s := rest[4:size]
 			if !utf8.Valid(s) {
-				return b, fmt.Errorf("element %d is not valid UTF-8, which JSON cannot hold; ask for binary data", n)
+				return b, fmt.Errorf(
+					"element %d is not valid UTF-8, which JSON cannot hold; ask for binary data", n)
 			}
 			b = appendJSONString(b, s)
 		default:

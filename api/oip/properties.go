@@ -58,7 +58,8 @@ func ParseProperties(m map[string]string) (Properties, error) {
 		}
 		f, err := strconv.ParseFloat(value, 64)
 		if err != nil || !(f > 0 && f < 1e12) {
-			return Properties{}, fmt.Errorf("model property %s: found %q, want a number above 0", name, value)
+			return Properties{}, fmt.Errorf("model property %s: found %q, want a number above 0",
+				name, value)
 		}
 		*x = f
 	}
@@ -75,7 +76,9 @@ func ParseProperties(m map[string]string) (Properties, error) {
 		for i, s := range fields {
 			b, err := strconv.ParseInt(s, 10, 64)
 			if err != nil || b <= 0 {
-				return Properties{}, fmt.Errorf("model property %s: found %q at position %d, want an integer above 0", name, s, i)
+				return Properties{}, fmt.Errorf(
+					"model property %s: found %q at position %d, want an integer above 0", name, s,
+					i)
 			}
 			bounds[i] = b
 		}

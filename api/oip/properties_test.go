@@ -10,21 +10,25 @@ import (
 func TestProperties(t *testing.T) {
 	for _, want := range []Properties{
 		{},
-		{QoSTarget: 5 * time.Millisecond, QoSPercentile: 99.9, Deadline: 1500 * time.Microsecond, LargestBatchSize: 1000,
-			IDBounds: map[string][]int64{"ids": {140_000, 28_000}, "one": {7}}},
+		{QoSTarget: 5 * time.Millisecond, QoSPercentile: 99.9, Deadline: 1500 * time.Microsecond,
+			LargestBatchSize: 1000,
+			IDBounds:         map[string][]int64{"ids": {140_000, 28_000}, "one": {7}}},
 	} {
 		got, err := ParseProperties(want.Map())
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("got %+v and error %v, want %+v", got, err, want)
 		}
 	}
-	if got, err := ParseProperties(map[string]string{"colour": "blue"}); err != nil || !reflect.DeepEqual(got, Properties{}) {
+	if got, err := ParseProperties(map[string]string{"colour": "blue"}); err != nil ||
+		!reflect.DeepEqual(got, Properties{}) {
 		t.Errorf("unknown property: got %+v and error %v", got, err)
 	}
 	for name, value := range map[string]string{
-		"qos_target_ms": "0", "qos_percentile": "NaN", "deadline_ms": "soon", "largest_batch_size": "1e300", "id_bounds.ids": "5,0",
+		"qos_target_ms": "0", "qos_percentile": "NaN", "deadline_ms": "soon",
+		"largest_batch_size": "1e300", "id_bounds.ids": "5,0",
 	} {
-		if _, err := ParseProperties(map[string]string{name: value}); err == nil || !strings.Contains(err.Error(), name) {
+		if _, err := ParseProperties(map[string]string{name: value}); err == nil ||
+			!strings.Contains(err.Error(), name) {
 			t.Errorf("%s = %q: error %v, want one that names it", name, value, err)
 		}
 	}

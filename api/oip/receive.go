@@ -37,7 +37,11 @@ type Charge struct {
 }
 
 // NewCharge returns one that has nothing yet, of the call that ctx is of.
-func NewCharge(ctx context.Context, intake Intake) *Charge { return &Charge{ctx: ctx, intake: intake} }
+func NewCharge(ctx context.Context, intake Intake) *Charge {
+	return &Charge{
+		ctx: ctx, intake: intake,
+	}
+}
 
 // AtLeast takes what is missing to n bytes.
 func (c *Charge) AtLeast(n int64) error {
@@ -105,7 +109,8 @@ func NewInflater[R io.Reader](r io.Reader, open func(io.Reader) (R, error)) (*In
 func (f *Inflater) Read(b []byte) (int, error) {
 	n, err := f.plain.Read(b)
 	if f.inflated += int64(n); f.inflated > max(freeInflation, mostInflation*f.compressed.read) {
-		return 0, fmt.Errorf("%w: %d compressed bytes have become more than %d times as many", ErrTooLarge, f.compressed.read, mostInflation)
+		return 0, fmt.Errorf("%w: %d compressed bytes have become more than %d times as many",
+			ErrTooLarge, f.compressed.read, mostInflation)
 	}
 	return n, err
 }
@@ -158,7 +163,8 @@ func (r *receiver) receive() (mem.BufferSlice, error) {
 	}
 	flag, n := r.header[0], int64(binary.BigEndian.Uint32(r.header[1:]))
 	if n > r.most {
-		return nil, status.Errorf(codes.ResourceExhausted, "a message of %d bytes, want at most %d", n, r.most)
+		return nil, status.Errorf(codes.ResourceExhausted, "a message of %d bytes, want at most %d",
+			n, r.most)
 	}
 	if err := r.charge.AtLeast(n); err != nil {
 		return nil, err
@@ -176,13 +182,16 @@ func (r *receiver) receive() (mem.BufferSlice, error) {
 		return data, nil
 	case flag != 1:
 		data.Free()
-		return nil, status.Errorf(codes.Internal, "the first byte of a message is %d, want 0 or, if it is compressed, 1", flag)
+		return nil, status.Errorf(codes.Internal,
+			"the first byte of a message is %d, want 0 or, if it is compressed, 1", flag)
 	case !named:
 		data.Free()
-		return nil, status.Error(codes.Internal, "a compressed message without the header grpc-encoding")
+		return nil, status.Error(codes.Internal,
+			"a compressed message without the header grpc-encoding")
 	case compression != "gzip":
 		data.Free()
-		return nil, status.Errorf(codes.Unimplemented, "grpc-encoding %q, want gzip or none", compression)
+		return nil, status.Errorf(codes.Unimplemented, "grpc-encoding %q, want gzip or none",
+			compression)
 	}
 	defer data.Free()
 	return inflate(data, r.most, r.charge)
@@ -192,7 +201,8 @@ func (r *receiver) receive() (mem.BufferSlice, error) {
 const inflateStep = 32 << 10
 
 // inflate is what gzip made data of, at most largest bytes.
-func inflate(data mem.BufferSlice, largest int64, charge *Charge) (plain mem.BufferSlice, err error) {
+func inflate(data mem.BufferSlice, largest int64, charge *Charge) (plain mem.BufferSlice,
+	err error) {
 	compressed := int64(data.Len())
 	r := data.Reader()
 	defer func() {
@@ -221,7 +231,8 @@ func inflate(data mem.BufferSlice, largest int64, charge *Charge) (plain mem.Buf
 		plain = append(plain, mem.NewBuffer(step, pool))
 		switch {
 		case have > largest:
-			return plain, status.Errorf(codes.ResourceExhausted, "a message of more than %d bytes, decompressed", largest)
+			return plain, status.Errorf(codes.ResourceExhausted,
+				"a message of more than %d bytes, decompressed", largest)
 		case err == io.EOF:
 			return plain, nil
 		case errors.Is(err, ErrTooLarge):
@@ -287,10 +298,11 @@ func unmarshal(data mem.BufferSlice, m any, charge *Charge) error {
 }
 
 // Bounded registers services at to whose methods take messages of at most so many bytes as largest
-// says when a call is made, whose argument is the method's full name. Queries are counted by the intake from when their
-// length is known, and while they are decompressed, until they are answered. It matters only to
-// calls by a grpc.Server.
-func Bounded(to grpc.ServiceRegistrar, largest func(method string) int64, intake Intake) grpc.ServiceRegistrar {
+// says when a call is made, whose argument is the method's full name. Queries are counted by the
+// intake from when their length is known, and while they are decompressed, until they are answered.
+// It matters only to calls by a grpc.Server.
+func Bounded(to grpc.ServiceRegistrar, largest func(method string) int64,
+	intake Intake) grpc.ServiceRegistrar {
 	return bounded{to, largest, intake}
 }
 
@@ -308,7 +320,8 @@ func (b bounded) RegisterService(desc *grpc.ServiceDesc, service any) {
 		method := "/" + d.ServiceName + "/" + d.Methods[i].MethodName
 		handle := d.Methods[i].Handler
 		query := method == inference.GRPCInferenceService_ModelInfer_FullMethodName
-		d.Methods[i].Handler = func(service any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+		d.Methods[i].Handler = func(service any, ctx context.Context, decode func(any) error,
+			interceptor grpc.UnaryServerInterceptor) (any, error) {
 			if from, ok := grpc.ServerTransportStreamFromContext(ctx).(arrival); ok {
 				r := newReceiver(from, b.largest(method))
 				defer r.done()

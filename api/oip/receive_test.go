@@ -66,7 +66,8 @@ func (s *script) Read(n int) (mem.BufferSlice, error) {
 func (s *script) RecvCompress() string { return s.compression }
 
 func framed(flag byte, message []byte) []byte {
-	return append(append([]byte{flag}, binary.BigEndian.AppendUint32(nil, uint32(len(message)))...), message...)
+	return append(append([]byte{flag}, binary.BigEndian.AppendUint32(nil, uint32(len(message)))...),
+		message...)
 }
 
 func zipped(t *testing.T, plain []byte) []byte {
@@ -106,13 +107,19 @@ func TestReceive(t *testing.T) {
 		{"flag", framed(2, text), "", 7000, nil, codes.Internal, 7000},
 		{"unnamed compression", framed(1, text), "", 7000, nil, codes.Internal, 7000},
 		{"other compression", framed(1, text), "snappy", 7000, nil, codes.Unimplemented, 7000},
-		{"gzip", framed(1, zipped(t, text)), "gzip", 64 << 10, text, codes.OK, len(zipped(t, text))},
-		{"gzip without room", framed(1, zipped(t, large)), "gzip", 1 << 20, nil, codes.ResourceExhausted, len(zipped(t, large))},
-		{"gzip with room", framed(1, zipped(t, large)), "gzip", 20 << 20, large, codes.OK, len(zipped(t, large))},
-		{"gzip of too much", framed(1, zipped(t, append(large, 0))), "gzip", 20 << 20, nil, codes.ResourceExhausted, len(zipped(t, append(large, 0)))},
-		{"bomb", framed(1, zipped(t, make([]byte, 2<<20))), "gzip", 20 << 20, nil, codes.ResourceExhausted, len(zipped(t, make([]byte, 2<<20)))},
+		{"gzip", framed(1, zipped(t, text)), "gzip", 64 << 10, text, codes.OK,
+			len(zipped(t, text))},
+		{"gzip without room", framed(1, zipped(t, large)), "gzip", 1 << 20, nil,
+			codes.ResourceExhausted, len(zipped(t, large))},
+		{"gzip with room", framed(1, zipped(t, large)), "gzip", 20 << 20, large, codes.OK,
+			len(zipped(t, large))},
+		{"gzip of too much", framed(1, zipped(t, append(large, 0))), "gzip", 20 << 20, nil,
+			codes.ResourceExhausted, len(zipped(t, append(large, 0)))},
+		{"bomb", framed(1, zipped(t, make([]byte, 2<<20))), "gzip", 20 << 20, nil,
+			codes.ResourceExhausted, len(zipped(t, make([]byte, 2<<20)))},
 		{"no gzip", framed(1, text), "gzip", 64 << 10, nil, codes.Internal, 7000},
-		{"gzip cut off", framed(1, zipped(t, text)[:40]), "gzip", 64 << 10, nil, codes.Internal, 40},
+		{"gzip cut off", framed(1, zipped(t, text)[:40]), "gzip", 64 << 10, nil, codes.Internal,
+			40},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b := &bucket{limit: tt.limit}
@@ -134,21 +141,26 @@ func TestReceive(t *testing.T) {
 			}
 		})
 	}
-	if _, err := (&receiver{from: &script{wire: bytes.NewReader(nil)}, most: 1}).receive(); err != io.EOF {
+	if _, err := (&receiver{
+		from: &script{wire: bytes.NewReader(nil)}, most: 1,
+	}).receive(); err != io.EOF {
 		t.Errorf("at the end: got %v, want io.EOF", err)
 	}
 }
 
-// TestDecodeCharges: a body of unknown length is counted as it comes, and in the end its inputs are.
+// TestDecodeCharges: a body of unknown length is counted as it comes, and in the end its inputs
+// are.
 func TestDecodeCharges(t *testing.T) {
-	body := `{"inputs":[{"name":"x","datatype":"FP64","shape":[65536],"data":[` + strings.Repeat("0,", 65535) + `0]}]}` + strings.Repeat(" ", 1<<20)
+	body := `{"inputs":[{"name":"x","datatype":"FP64","shape":[65536],"data":[` +
+		strings.Repeat("0,", 65535) + `0]}]}` + strings.Repeat(" ", 1<<20)
 	b := &bucket{limit: 64 << 20}
 	charge := NewCharge(t.Context(), b)
 	if _, err := DecodeRequest(post(body, -1), 1<<24, charge); err != nil {
 		t.Fatal(err)
 	}
 	if b.held != 65536*8 || b.most < int64(len(body)) {
-		t.Errorf("%d bytes are held, and %d were, want %d and at least %d", b.held, b.most, 65536*8, len(body))
+		t.Errorf("%d bytes are held, and %d were, want %d and at least %d", b.held, b.most, 65536*8,
+			len(body))
 	}
 	charge.Only(0)
 	b.limit = 1 << 20

@@ -353,7 +353,8 @@ func decodeRequestedOutput(j *jsonReader) (RequestedOutput, error) {
 
 // readInputs fills the inputs from the text and from the binary parts after
 // it, which lie one after another in the order of the inputs.
-func (r *Request) readInputs(text []byte, inputs []jsonInput, body *requestBody, hasBinary bool) error {
+func (r *Request) readInputs(text []byte, inputs []jsonInput, body *requestBody,
+	hasBinary bool) error {
 	total := 0
 	binary := int64(0)
 	r.Inputs = make([]tensor.Tensor, len(inputs))
@@ -375,7 +376,8 @@ func (r *Request) readInputs(text []byte, inputs []jsonInput, body *requestBody,
 		total += align(n)
 	}
 	if d := body.declared; d >= 0 && d != body.read+binary {
-		return invalidf("the body has %d bytes, expected %d: %d of JSON and %d of binary data", d, body.read+binary, body.read, binary)
+		return invalidf("the body has %d bytes, expected %d: %d of JSON and %d of binary data", d,
+			body.read+binary, body.read, binary)
 	}
 	need := total
 	if cap(text) > largestText {
@@ -412,8 +414,10 @@ func (in *jsonInput) size(hasBinary bool) (int, error) {
 	case in.binary >= 0 && in.data.len() > 0:
 		return 0, errors.New("both data and binary_data_size; one or the other is allowed")
 	case in.binary >= 0:
-		if want := elements * in.DataType.Size(); in.DataType != tensor.Bytes && in.binary != int64(want) {
-			return 0, fmt.Errorf("binary_data_size is %d, expected %d for %s %v", in.binary, want, in.DataType, in.Shape)
+		if want := elements * in.DataType.Size(); in.DataType != tensor.Bytes &&
+			in.binary != int64(want) {
+			return 0, fmt.Errorf("binary_data_size is %d, expected %d for %s %v", in.binary, want,
+				in.DataType, in.Shape)
 		}
 		return int(in.binary), nil
 	case in.data.len() == 0:
@@ -422,7 +426,8 @@ func (in *jsonInput) size(hasBinary bool) (int, error) {
 	// An element takes at least a byte of text, and a string at least as
 	// many as it has, and two.
 	if elements > in.data.len() {
-		return 0, fmt.Errorf("data of %d bytes cannot hold the %d elements of %s %v", in.data.len(), elements, in.DataType, in.Shape)
+		return 0, fmt.Errorf("data of %d bytes cannot hold the %d elements of %s %v", in.data.len(),
+			elements, in.DataType, in.Shape)
 	}
 	if in.DataType == tensor.Bytes {
 		return 2 * in.data.len(), nil

@@ -52,14 +52,17 @@ func TestDecodeJSON(t *testing.T) {
 	defer req.Release()
 	want := &Request{
 		ID: "qé😀\n", Timeout: 2500 * time.Microsecond, BinaryOutputs: true,
-		Parameters: map[string]any{"priority": int64(-3), "big": uint64(math.MaxUint64), "f": 1.5, "s": "x", "b": false},
+		Parameters: map[string]any{
+			"priority": int64(-3), "big": uint64(math.MaxUint64), "f": 1.5, "s": "x", "b": false,
+		},
 		Inputs: []tensor.Tensor{
 			must(tensor.Of("ids", []int64{1, -2, 3, 4, 5, math.MaxInt64}, 2, 3)),
 			must(tensor.Of("flat", []float32{0.1, -0.002, 300, 0}, 2, 2)),
 		},
 		Outputs: []RequestedOutput{{Name: "a"}, {Name: "b", Binary: ptr(false)}},
 	}
-	if diff := cmp.Diff(want, req, cmp.AllowUnexported(Request{}), cmp.Comparer(func(a, b *hold) bool { return true })); diff != "" {
+	if diff := cmp.Diff(want, req, cmp.AllowUnexported(Request{}),
+		cmp.Comparer(func(a, b *hold) bool { return true })); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 }
@@ -85,15 +88,19 @@ func TestDecodeJSONTypes(t *testing.T) {
 		{"UINT16", "[1]", "[65535]", []byte{255, 255}},
 		{"UINT32", "[1]", "[4294967295]", []byte{255, 255, 255, 255}},
 		{"UINT64", "[1]", "[18446744073709551615]", bytes.Repeat([]byte{255}, 8)},
-		{"FP64", "[1,2]", "[[1.5,-0.0]]", []byte("\x00\x00\x00\x00\x00\x00\xf8\x3f\x00\x00\x00\x00\x00\x00\x00\x80")},
-		{"FP32", "[2,1,2]", "[[[1,2]],[[3,4]]]", []byte("\x00\x00\x80\x3f\x00\x00\x00\x40\x00\x00\x40\x40\x00\x00\x80\x40")},
-		{"BYTES", "[3]", `["a", "", "\u00e9\\"]`, []byte("\x01\x00\x00\x00a\x00\x00\x00\x00\x03\x00\x00\x00\xc3\xa9\\")},
+		{"FP64", "[1,2]", "[[1.5,-0.0]]",
+			[]byte("\x00\x00\x00\x00\x00\x00\xf8\x3f\x00\x00\x00\x00\x00\x00\x00\x80")},
+		{"FP32", "[2,1,2]", "[[[1,2]],[[3,4]]]",
+			[]byte("\x00\x00\x80\x3f\x00\x00\x00\x40\x00\x00\x40\x40\x00\x00\x80\x40")},
+		{"BYTES", "[3]", `["a", "", "\u00e9\\"]`,
+			[]byte("\x01\x00\x00\x00a\x00\x00\x00\x00\x03\x00\x00\x00\xc3\xa9\\")},
 		{"FP32", "[0,3]", "[]", nil},
 		{"FP32", "[2,0]", "[[],[]]", nil},
 		{"FP32", "[2,0]", "[]", nil},
 		{"INT8", "[]", "[5]", []byte{5}},
 	} {
-		body := fmt.Sprintf(`{"inputs":[{"name":"x","datatype":%q,"shape":%s,"data":%s}]}`, tt.datatype, tt.shape, tt.data)
+		body := fmt.Sprintf(`{"inputs":[{"name":"x","datatype":%q,"shape":%s,"data":%s}]}`,
+			tt.datatype, tt.shape, tt.data)
 		req, err := DecodeRequest(post(body, -1), testLimit, nil)
 		if err != nil {
 			t.Errorf("%s: %v", body, err)
@@ -112,7 +119,8 @@ func TestDecodeBinary(t *testing.T) {
 		`{"name":"j","datatype":"INT32","shape":[1,1],"data":[7]},` +
 		`{"name":"b","datatype":"INT64","shape":[1],"parameters":{"binary_data_size":8}},` +
 		`{"name":"t","datatype":"BYTES","shape":[2],"parameters":{"binary_data_size":9}}]}  `
-	body := head + "\x00\x00\x80\x3f\x00\x00\x00\x40" + "\xff\xff\xff\xff\xff\xff\xff\xff" + "\x00\x00\x00\x00\x01\x00\x00\x00x"
+	body := head + "\x00\x00\x80\x3f\x00\x00\x00\x40" + "\xff\xff\xff\xff\xff\xff\xff\xff" +
+		"\x00\x00\x00\x00\x01\x00\x00\x00x"
 	for _, known := range []bool{true, false} {
 		r := post(body, len(head))
 		if !known {
@@ -127,7 +135,8 @@ func TestDecodeBinary(t *testing.T) {
 			must(tensor.Of("a", []float32{1, 2}, 1, 2)),
 			must(tensor.Of("j", []int32{7}, 1, 1)),
 			must(tensor.Of("b", []int64{-1}, 1)),
-			{Name: "t", DataType: tensor.Bytes, Shape: []int64{2}, Data: []byte("\x00\x00\x00\x00\x01\x00\x00\x00x")},
+			{Name: "t", DataType: tensor.Bytes, Shape: []int64{2},
+				Data: []byte("\x00\x00\x00\x00\x01\x00\x00\x00x")},
 		}
 		if diff := cmp.Diff(want, req.Inputs); diff != "" {
 			t.Errorf("(-want +got)\n%s", diff)
@@ -146,86 +155,163 @@ func TestDecodeRequestErrors(t *testing.T) {
 	}
 	const bin8 = `{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"parameters":{"binary_data_size":8}}]}`
 	for _, tt := range []struct {
-		name   string
-		body   string
-		header string // Inference-Header-Content-Length; "": none, "json": the length of body up to '|'
+		name string
+		body string
+		// Inference-Header-Content-Length; "": none, "json": the length of body up to '|'
+		header string
 		want   string
 	}{
 		{"empty", "", "", `decode JSON: byte 0: expected an object, found the end of the text`},
 		{"not JSON", "hello", "", `decode JSON: byte 0: expected an object, found 'h'`},
-		{"cut", `{"inputs":[{"name":"x"`, "", `decode JSON: byte 22: expected ',' or '}', found the end of the text`},
-		{"trailing", `{"inputs":[]}x`, "", `decode JSON: byte 13: expected the end of the text, found 'x'`},
+		{"cut", `{"inputs":[{"name":"x"`, "",
+			`decode JSON: byte 22: expected ',' or '}', found the end of the text`},
+		{"trailing", `{"inputs":[]}x`, "",
+			`decode JSON: byte 13: expected the end of the text, found 'x'`},
 		{"no inputs", `{}`, "", `decode JSON: no inputs`},
-		{"key twice", `{"inputs":[],"inputs":[]}`, "", `decode JSON: byte 13: key "inputs" is given twice`},
-		{"many keys", `{"inputs":[],"parameters":{` + manyKeys(mostKeys+1) + `}}`, "", `decode JSON: byte 1056: an object of more than 128 keys`},
-		{"string not closed", `{"id":"abc`, "", `decode JSON: byte 10: expected '"', found the end of the text`},
-		{"escape not closed", `{"id":"abc\`, "", `decode JSON: byte 11: expected '"', found the end of the text`},
-		{"control character", "{\"id\":\"a\nb\"}", "", `decode JSON: byte 8: control character '\n' in a string`},
+		{"key twice", `{"inputs":[],"inputs":[]}`, "",
+			`decode JSON: byte 13: key "inputs" is given twice`},
+		{"many keys", `{"inputs":[],"parameters":{` + manyKeys(mostKeys+1) + `}}`, "",
+			`decode JSON: byte 1056: an object of more than 128 keys`},
+		{"string not closed", `{"id":"abc`, "",
+			`decode JSON: byte 10: expected '"', found the end of the text`},
+		{"escape not closed", `{"id":"abc\`, "",
+			`decode JSON: byte 11: expected '"', found the end of the text`},
+		{"control character", "{\"id\":\"a\nb\"}", "",
+			`decode JSON: byte 8: control character '\n' in a string`},
 		{"unknown escape", `{"id":"\x41"}`, "", `decode JSON: byte 7: unknown escape \x`},
-		{"half a surrogate pair", `{"id":"\ud83d"}`, "", `decode JSON: byte 7: a \u escape that is no character`},
-		{"bad unicode", `{"id":"\u12g4"}`, "", `decode JSON: byte 7: a \u escape that is no character`},
-		{"invalid UTF-8", "{\"id\":\"\xff\"}", "", `decode JSON: byte 7: a string that is not valid UTF-8`},
-		{"name is a number", `{"inputs":[{"name":1}]}`, "", `decode JSON: byte 19: expected a string, found '1'`},
-		{"null inputs", `{"inputs":null}`, "", `decode JSON: byte 10: expected an array, found 'n'`},
-		{"deep", `{"x":` + strings.Repeat("[", 100_000), "", `decode JSON: byte 78: nested more than 72 deep`},
-		{"deep objects", `{"x":` + strings.Repeat(`{"a":`, 100_000), "", `decode JSON: byte 370: nested more than 72 deep`},
-		{"deep data", data("FP32", "[1]", strings.Repeat("[", 100_000)), "", `decode JSON: byte 133: nested more than 72 deep`},
+		{"half a surrogate pair", `{"id":"\ud83d"}`, "",
+			`decode JSON: byte 7: a \u escape that is no character`},
+		{"bad unicode", `{"id":"\u12g4"}`, "",
+			`decode JSON: byte 7: a \u escape that is no character`},
+		{"invalid UTF-8", "{\"id\":\"\xff\"}", "",
+			`decode JSON: byte 7: a string that is not valid UTF-8`},
+		{"name is a number", `{"inputs":[{"name":1}]}`, "",
+			`decode JSON: byte 19: expected a string, found '1'`},
+		{"null inputs", `{"inputs":null}`, "",
+			`decode JSON: byte 10: expected an array, found 'n'`},
+		{"deep", `{"x":` + strings.Repeat("[", 100_000), "",
+			`decode JSON: byte 78: nested more than 72 deep`},
+		{"deep objects", `{"x":` + strings.Repeat(`{"a":`, 100_000), "",
+			`decode JSON: byte 370: nested more than 72 deep`},
+		{"deep data", data("FP32", "[1]", strings.Repeat("[", 100_000)), "",
+			`decode JSON: byte 133: nested more than 72 deep`},
 		{"no shape", in(`"datatype":"FP32","data":[1]`), "", `decode JSON: input "x" has no shape`},
-		{"no name", `{"inputs":[{"datatype":"FP32","shape":[1],"data":[1]}]}`, "", `input 0 has no name`},
-		{"name twice", `{"inputs":[{"name":"x","datatype":"FP32","shape":[0],"data":[]},{"name":"x","datatype":"FP32","shape":[0],"data":[]}]}`, "", `input "x" is given twice`},
+		{"no name", `{"inputs":[{"datatype":"FP32","shape":[1],"data":[1]}]}`, "",
+			`input 0 has no name`},
+		{"name twice",
+			`{"inputs":[{"name":"x","datatype":"FP32","shape":[0],"data":[]},{"name":"x","datatype":"FP32","shape":[0],"data":[]}]}`, "", `input "x" is given twice`},
 		{"no datatype", in(`"shape":[1],"data":[1]`), "", `input "x": unknown datatype ""`},
-		{"unknown datatype", data("FLOAT", "[1]", "[1]"), "", `input "x": unknown datatype "FLOAT"`},
-		{"negative shape", data("FP32", "[-1]", "[1]"), "", `decode JSON: byte 50: -1 is out of range`},
-		{"fractional shape", data("FP32", "[1.5]", "[1]"), "", `decode JSON: byte 50: 1.5 is no whole number`},
-		{"huge shape", data("FP32", "[99999999999999999999]", "[1]"), "", `decode JSON: byte 50: 99999999999999999999 is out of range`},
-		{"absurd shape", data("FP32", "[4294967296,4294967296]", "[1]"), "", `input "x": shape [4294967296 4294967296] has too many elements`},
-		{"large shape", data("FP32", "[1000000000]", "[1]"), "", `input "x": data of 3 bytes cannot hold the 1000000000 elements of FP32 [1000000000]`},
-		{"no data", in(`"datatype":"FP32","shape":[1]`), "", `input "x": neither data nor binary_data_size`},
-		{"data is a number", data("FP32", "[1]", "1"), "", `input "x": data: byte 60: expected an array, found '1'`},
-		{"too few", data("FP32", "[3]", "[1,2]"), "", `input "x": data: byte 64: an array of 2 at depth 1, expected 3 for shape [3]`},
-		{"too few of several", data("FP32", "[2,2]", "[1,2,3]"), "", `input "x": data: byte 69: 3 elements, expected 4 for shape [2 2]`},
-		{"too many", data("FP32", "[2]", "[1,2,3]"), "", `input "x": data: byte 65: more than the 2 elements of shape [2]`},
-		{"short row", data("FP32", "[2,2]", "[[1],[2,3]]"), "", `input "x": data: byte 65: an array of 1 at depth 2, expected 2 for shape [2 2]`},
-		{"few rows", data("FP32", "[2,2]", "[[1,2]]"), "", `input "x": data: byte 68: an array of 1 at depth 1, expected 2 for shape [2 2]`},
-		{"mixed nesting", data("FP32", "[2,2]", "[[1,2],3,4]"), "", `input "x": data: byte 69: expected an array, as shape [2 2] and the elements before say, found '3'`},
-		{"empty row among elements", data("FP32", "[1,1]", "[1,[]]"), "", `input "x": data: byte 66: an array of 0 at depth 2, expected 1 for shape [1 1]`},
-		{"nested too deep", data("FP32", "[2]", "[[1],[2]]"), "", `input "x": data: byte 61: data is nested deeper than the 1 dimensions of shape [2]`},
-		{"nested halfway", data("FP32", "[1,1,1]", "[[1]]"), "", `input "x": data: byte 66: expected an array, as shape [1 1 1] and the elements before say, found '1'`},
-		{"scalar shape without data", data("FP32", "[]", "[ ]"), "", `input "x": data: byte 62: 0 elements, expected 1 for shape []`},
-		{"trailing comma", data("FP32", "[2]", "[1,2,]"), "", `decode JSON: byte 65: expected a value, found ']'`},
-		{"string for a number", data("FP32", "[1]", `["1"]`), "", `input "x": data: element 0: byte 61: expected a number, found '"'`},
-		{"null for a number", data("FP32", "[1]", `[null]`), "", `input "x": data: element 0: byte 61: expected a number, found 'n'`},
-		{"NaN", data("FP32", "[1]", `[NaN]`), "", `decode JSON: byte 61: expected a value, found 'N'`},
-		{"leading zero", data("INT64", "[1]", `[01]`), "", `decode JSON: byte 63: expected ',' or ']', found '1'`},
-		{"hexadecimal", data("INT64", "[1]", `[0x1]`), "", `decode JSON: byte 63: expected ',' or ']', found 'x'`},
-		{"plus", data("INT64", "[1]", `[+1]`), "", `decode JSON: byte 62: expected a value, found '+'`},
-		{"fraction for an integer", data("INT64", "[2]", `[1,1.0]`), "", `input "x": data: element 1: byte 64: 1.0 is no whole number`},
-		{"out of range", data("INT8", "[2]", `[-128,128]`), "", `input "x": data: element 1: byte 66: 128 is out of range for INT8`},
-		{"negative unsigned", data("UINT32", "[1]", `[-1]`), "", `input "x": data: element 0: byte 63: -1 is out of range for UINT32`},
-		{"beyond int64", data("INT64", "[1]", `[9223372036854775808]`), "", `input "x": data: element 0: byte 62: 9223372036854775808 is out of range for INT64`},
-		{"beyond uint64", data("UINT64", "[1]", `[18446744073709551616]`), "", `input "x": data: element 0: byte 63: 18446744073709551616 is out of range`},
-		{"beyond float32", data("FP32", "[1]", `[1e39]`), "", `input "x": data: element 0: byte 61: 1e39 is out of range for FP32`},
-		{"number for a bool", data("BOOL", "[1]", `[1]`), "", `input "x": data: element 0: byte 61: expected true or false, found '1'`},
-		{"half float", data("FP16", "[1]", `[1]`), "", `input "x": data: FP16 has no form in JSON, send it as binary data`},
-		{"negative timeout", `{"parameters":{"timeout":-1},"inputs":[]}`, "", `parameter timeout is -1 (int64), expected a whole number of microseconds, not negative`},
-		{"timeout of another type", `{"parameters":{"timeout":"1s"},"inputs":[]}`, "", `parameter timeout is 1s (string), expected a whole number of microseconds, not negative`},
-		{"parameter is a list", `{"parameters":{"p":[]},"inputs":[]}`, "", `decode JSON: byte 19: expected a string, number or bool, found '['`},
-		{"shared memory", in(`"parameters":{"shared_memory_region":"r"}`), "", `decode JSON: byte 60: parameter shared_memory_region is not supported`},
-		{"classification", `{"inputs":[],"outputs":[{"name":"y","parameters":{"classification":3}}]}`, "", `decode JSON: byte 67: parameter classification is not supported`},
+		{"unknown datatype", data("FLOAT", "[1]", "[1]"), "",
+			`input "x": unknown datatype "FLOAT"`},
+		{"negative shape", data("FP32", "[-1]", "[1]"), "",
+			`decode JSON: byte 50: -1 is out of range`},
+		{"fractional shape", data("FP32", "[1.5]", "[1]"), "",
+			`decode JSON: byte 50: 1.5 is no whole number`},
+		{"huge shape", data("FP32", "[99999999999999999999]", "[1]"), "",
+			`decode JSON: byte 50: 99999999999999999999 is out of range`},
+		{"absurd shape", data("FP32", "[4294967296,4294967296]", "[1]"), "",
+			`input "x": shape [4294967296 4294967296] has too many elements`},
+		{"large shape", data("FP32", "[1000000000]", "[1]"), "",
+			`input "x": data of 3 bytes cannot hold the 1000000000 elements of FP32 [1000000000]`},
+		{"no data", in(`"datatype":"FP32","shape":[1]`), "",
+			`input "x": neither data nor binary_data_size`},
+		{"data is a number", data("FP32", "[1]", "1"), "",
+			`input "x": data: byte 60: expected an array, found '1'`},
+		{"too few", data("FP32", "[3]", "[1,2]"), "",
+			`input "x": data: byte 64: an array of 2 at depth 1, expected 3 for shape [3]`},
+		{"too few of several", data("FP32", "[2,2]", "[1,2,3]"), "",
+			`input "x": data: byte 69: 3 elements, expected 4 for shape [2 2]`},
+		{"too many", data("FP32", "[2]", "[1,2,3]"), "",
+			`input "x": data: byte 65: more than the 2 elements of shape [2]`},
+		{"short row", data("FP32", "[2,2]", "[[1],[2,3]]"), "",
+			`input "x": data: byte 65: an array of 1 at depth 2, expected 2 for shape [2 2]`},
+		{"few rows", data("FP32", "[2,2]", "[[1,2]]"), "",
+			`input "x": data: byte 68: an array of 1 at depth 1, expected 2 for shape [2 2]`},
+		{"mixed nesting", data("FP32", "[2,2]", "[[1,2],3,4]"), "",
+			`input "x": data: byte 69: expected an array, as shape [2 2] and the elements before say, found '3'`},
+		{"empty row among elements", data("FP32", "[1,1]", "[1,[]]"), "",
+			`input "x": data: byte 66: an array of 0 at depth 2, expected 1 for shape [1 1]`},
+		{"nested too deep", data("FP32", "[2]", "[[1],[2]]"), "",
+			`input "x": data: byte 61: data is nested deeper than the 1 dimensions of shape [2]`},
+		{"nested halfway", data("FP32", "[1,1,1]", "[[1]]"), "",
+			`input "x": data: byte 66: expected an array, as shape [1 1 1] and the elements before say, found '1'`},
+		{"scalar shape without data", data("FP32", "[]", "[ ]"), "",
+			`input "x": data: byte 62: 0 elements, expected 1 for shape []`},
+		{"trailing comma", data("FP32", "[2]", "[1,2,]"), "",
+			`decode JSON: byte 65: expected a value, found ']'`},
+		{"string for a number", data("FP32", "[1]", `["1"]`), "",
+			`input "x": data: element 0: byte 61: expected a number, found '"'`},
+		{"null for a number", data("FP32", "[1]", `[null]`), "",
+			`input "x": data: element 0: byte 61: expected a number, found 'n'`},
+		{"NaN", data("FP32", "[1]", `[NaN]`), "",
+			`decode JSON: byte 61: expected a value, found 'N'`},
+		{"leading zero", data("INT64", "[1]", `[01]`), "",
+			`decode JSON: byte 63: expected ',' or ']', found '1'`},
+		{"hexadecimal", data("INT64", "[1]", `[0x1]`), "",
+			`decode JSON: byte 63: expected ',' or ']', found 'x'`},
+		{"plus", data("INT64", "[1]", `[+1]`), "",
+			`decode JSON: byte 62: expected a value, found '+'`},
+		{"fraction for an integer", data("INT64", "[2]", `[1,1.0]`), "",
+			`input "x": data: element 1: byte 64: 1.0 is no whole number`},
+		{"out of range", data("INT8", "[2]", `[-128,128]`), "",
+			`input "x": data: element 1: byte 66: 128 is out of range for INT8`},
+		{"negative unsigned", data("UINT32", "[1]", `[-1]`), "",
+			`input "x": data: element 0: byte 63: -1 is out of range for UINT32`},
+		{"beyond int64", data("INT64", "[1]", `[9223372036854775808]`), "",
+			`input "x": data: element 0: byte 62: 9223372036854775808 is out of range for INT64`},
+		{"beyond uint64", data("UINT64", "[1]", `[18446744073709551616]`), "",
+			`input "x": data: element 0: byte 63: 18446744073709551616 is out of range`},
+		{"beyond float32", data("FP32", "[1]", `[1e39]`), "",
+			`input "x": data: element 0: byte 61: 1e39 is out of range for FP32`},
+		{"number for a bool", data("BOOL", "[1]", `[1]`), "",
+			`input "x": data: element 0: byte 61: expected true or false, found '1'`},
+		{"half float", data("FP16", "[1]", `[1]`), "",
+			`input "x": data: FP16 has no form in JSON, send it as binary data`},
+		{"negative timeout", `{"parameters":{"timeout":-1},"inputs":[]}`, "",
+			`parameter timeout is -1 (int64), expected a whole number of microseconds, not negative`},
+		{"timeout of another type", `{"parameters":{"timeout":"1s"},"inputs":[]}`, "",
+			`parameter timeout is 1s (string), expected a whole number of microseconds, not negative`},
+		{"parameter is a list", `{"parameters":{"p":[]},"inputs":[]}`, "",
+			`decode JSON: byte 19: expected a string, number or bool, found '['`},
+		{"shared memory", in(`"parameters":{"shared_memory_region":"r"}`), "",
+			`decode JSON: byte 60: parameter shared_memory_region is not supported`},
+		{"classification",
+			`{"inputs":[],"outputs":[{"name":"y","parameters":{"classification":3}}]}`, "",
+			`decode JSON: byte 67: parameter classification is not supported`},
 
-		{"binary without the header", bin8, "", `input "x": binary_data_size without the header Inference-Header-Content-Length`},
-		{"header is no number", bin8, "1x", `Inference-Header-Content-Length is "1x", expected a number of bytes`},
-		{"header is negative", bin8, "-1", `Inference-Header-Content-Length is "-1", expected a number of bytes`},
-		{"header is absurd", bin8, "99999999999999999999999999", `Inference-Header-Content-Length is "99999999999999999999999999", expected a number of bytes`},
-		{"header beyond the body", bin8, "9223372036854775807", `Inference-Header-Content-Length is 9223372036854775807, more than the 91 bytes of the body`},
-		{"header too short", bin8 + "|12345678", "10", `decode JSON: byte 10: expected an array, found the end of the text`},
-		{"binary cut", bin8 + "|1234567", "json", `the body has 98 bytes, expected 99: 91 of JSON and 8 of binary data`},
-		{"binary too long", bin8 + "|123456789", "json", `the body has 100 bytes, expected 99: 91 of JSON and 8 of binary data`},
-		{"binary of another size", in(`"datatype":"FP32","shape":[3],"parameters":{"binary_data_size":8}`) + "|12345678", "json", `input "x": binary_data_size is 8, expected 12 for FP32 [3]`},
-		{"negative binary size", in(`"datatype":"FP32","shape":[3],"parameters":{"binary_data_size":-8}`) + "|12345678", "json", `decode JSON: byte 86: -8 is out of range`},
-		{"data and binary", in(`"datatype":"FP32","shape":[2],"data":[1,2],"parameters":{"binary_data_size":8}`) + "|12345678", "json", `input "x": both data and binary_data_size; one or the other is allowed`},
-		{"binary bool", in(`"datatype":"BOOL","shape":[2],"parameters":{"binary_data_size":2}`) + "|\x01\x07", "json", `input "x": BOOL element 1 is 7, expected 0 or 1`},
-		{"binary bytes", in(`"datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":6}`) + "|\x03\x00\x00\x00ab", "json", `input "x": BYTES element 0 says it has 3 bytes, 2 are left`},
+		{"binary without the header", bin8, "",
+			`input "x": binary_data_size without the header Inference-Header-Content-Length`},
+		{"header is no number", bin8, "1x",
+			`Inference-Header-Content-Length is "1x", expected a number of bytes`},
+		{"header is negative", bin8, "-1",
+			`Inference-Header-Content-Length is "-1", expected a number of bytes`},
+		{"header is absurd", bin8, "99999999999999999999999999",
+			`Inference-Header-Content-Length is "99999999999999999999999999", expected a number of bytes`},
+		{"header beyond the body", bin8, "9223372036854775807",
+			`Inference-Header-Content-Length is 9223372036854775807, more than the 91 bytes of the body`},
+		{"header too short", bin8 + "|12345678", "10",
+			`decode JSON: byte 10: expected an array, found the end of the text`},
+		{"binary cut", bin8 + "|1234567", "json",
+			`the body has 98 bytes, expected 99: 91 of JSON and 8 of binary data`},
+		{"binary too long", bin8 + "|123456789", "json",
+			`the body has 100 bytes, expected 99: 91 of JSON and 8 of binary data`},
+		{"binary of another size",
+			in(`"datatype":"FP32","shape":[3],"parameters":{"binary_data_size":8}`) + "|12345678",
+			"json", `input "x": binary_data_size is 8, expected 12 for FP32 [3]`},
+		{"negative binary size",
+			in(`"datatype":"FP32","shape":[3],"parameters":{"binary_data_size":-8}`) + "|12345678",
+			"json", `decode JSON: byte 86: -8 is out of range`},
+		{"data and binary",
+			in(`"datatype":"FP32","shape":[2],"data":[1,2],"parameters":{"binary_data_size":8}`) +
+				"|12345678", "json",
+			`input "x": both data and binary_data_size; one or the other is allowed`},
+		{"binary bool",
+			in(`"datatype":"BOOL","shape":[2],"parameters":{"binary_data_size":2}`) + "|\x01\x07",
+			"json", `input "x": BOOL element 1 is 7, expected 0 or 1`},
+		{"binary bytes",
+			in(`"datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":6}`) +
+				"|\x03\x00\x00\x00ab", "json",
+			`input "x": BYTES element 0 says it has 3 bytes, 2 are left`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			header := -1
@@ -265,9 +351,12 @@ func TestDecodeHalfClosed(t *testing.T) {
 	}{
 		{head[:20], -1, 91, `body ends after 20 bytes, expected more`},
 		{head[:20], 91, 99, `body ends after 20 bytes, expected more`},
-		{head + "1234", 91, 99, `input "x": binary data of 8 bytes: body ends after 95 bytes, expected more`},
-		{head + "1234", 91, -1, `input "x": binary data of 8 bytes: body ends after 95 bytes, expected more`},
-		{head + "123456789", 91, -1, `the body has more than the 99 bytes that its parts add up to`},
+		{head + "1234", 91, 99,
+			`input "x": binary data of 8 bytes: body ends after 95 bytes, expected more`},
+		{head + "1234", 91, -1,
+			`input "x": binary data of 8 bytes: body ends after 95 bytes, expected more`},
+		{head + "123456789", 91, -1,
+			`the body has more than the 99 bytes that its parts add up to`},
 		{head, 500_000, -1, `body ends after 91 bytes, expected more`},
 	} {
 		r := post(tt.body, tt.header)
@@ -312,36 +401,42 @@ func TestDecodeLimit(t *testing.T) {
 	}
 	r = post("{}", -1)
 	r.Body = io.NopCloser(iotest.ErrReader(io.ErrClosedPipe))
-	if _, err := DecodeRequest(r, testLimit, nil); !errors.Is(err, io.ErrClosedPipe) || errors.Is(err, ErrInvalid) {
+	if _, err := DecodeRequest(r, testLimit, nil); !errors.Is(err, io.ErrClosedPipe) ||
+		errors.Is(err, ErrInvalid) {
 		t.Errorf("got %v, want ErrClosedPipe", err)
 	}
 }
 
 func TestEncodeResponse(t *testing.T) {
-	resp := &Response{Model: "m", Version: "3", ID: `q"1`, Parameters: map[string]any{"late": true, "n": int64(2)}, Outputs: []tensor.Tensor{
-		must(tensor.Of("f", []float32{0.1, -1e-9, 3e20, 1e22}, 2, 2)),
-		must(tensor.Of("d", []float64{0.1, math.MaxFloat64}, 2)),
-		must(tensor.Of("i", []int64{math.MinInt64, 5}, 2)),
-		must(tensor.Of("u", []uint64{math.MaxUint64}, 1)),
-		must(tensor.Of("i8", []int8{-1}, 1)),
-		must(tensor.Of("b", []bool{true, false}, 2)),
-		{Name: "s", DataType: tensor.Bytes, Shape: []int64{2}, Data: []byte("\x04\x00\x00\x00\"\n\xc3\xa9\x00\x00\x00\x00")},
-	}}
+	resp := &Response{Model: "m", Version: "3", ID: `q"1`,
+		Parameters: map[string]any{"late": true, "n": int64(2)}, Outputs: []tensor.Tensor{
+			must(tensor.Of("f", []float32{0.1, -1e-9, 3e20, 1e22}, 2, 2)),
+			must(tensor.Of("d", []float64{0.1, math.MaxFloat64}, 2)),
+			must(tensor.Of("i", []int64{math.MinInt64, 5}, 2)),
+			must(tensor.Of("u", []uint64{math.MaxUint64}, 1)),
+			must(tensor.Of("i8", []int8{-1}, 1)),
+			must(tensor.Of("b", []bool{true, false}, 2)),
+			{Name: "s", DataType: tensor.Bytes, Shape: []int64{2},
+				Data: []byte("\x04\x00\x00\x00\"\n\xc3\xa9\x00\x00\x00\x00")},
+		}}
 	for _, tt := range []struct {
 		name string
 		req  Request
 		want string
 		tail string
 	}{
-		{"json", Request{}, `{"model_name":"m","model_version":"3","id":"q\"1","parameters":{"late":true,"n":2},"outputs":[` +
-			`{"name":"f","datatype":"FP32","shape":[2,2],"data":[0.1,-1e-09,3e+20,1e+22]},` +
-			`{"name":"d","datatype":"FP64","shape":[2],"data":[0.1,1.7976931348623157e+308]},` +
-			`{"name":"i","datatype":"INT64","shape":[2],"data":[-9223372036854775808,5]},` +
-			`{"name":"u","datatype":"UINT64","shape":[1],"data":[18446744073709551615]},` +
-			`{"name":"i8","datatype":"INT8","shape":[1],"data":[-1]},` +
-			`{"name":"b","datatype":"BOOL","shape":[2],"data":[true,false]},` +
-			`{"name":"s","datatype":"BYTES","shape":[2],"data":["\"\u000aé",""]}]}`, ""},
-		{"binary", Request{BinaryOutputs: true, Outputs: []RequestedOutput{{Name: "f", Binary: ptr(false)}}},
+		{"json", Request{},
+			`{"model_name":"m","model_version":"3","id":"q\"1","parameters":{"late":true,"n":2},"outputs":[` +
+				`{"name":"f","datatype":"FP32","shape":[2,2],"data":[0.1,-1e-09,3e+20,1e+22]},` +
+				`{"name":"d","datatype":"FP64","shape":[2],"data":[0.1,1.7976931348623157e+308]},` +
+				`{"name":"i","datatype":"INT64","shape":[2],"data":[-9223372036854775808,5]},` +
+				`{"name":"u","datatype":"UINT64","shape":[1],"data":[18446744073709551615]},` +
+				`{"name":"i8","datatype":"INT8","shape":[1],"data":[-1]},` +
+				`{"name":"b","datatype":"BOOL","shape":[2],"data":[true,false]},` +
+				`{"name":"s","datatype":"BYTES","shape":[2],"data":["\"\u000aé",""]}]}`, ""},
+		{"binary", Request{
+			BinaryOutputs: true, Outputs: []RequestedOutput{{Name: "f", Binary: ptr(false)}},
+		},
 			`{"model_name":"m","model_version":"3","id":"q\"1","parameters":{"late":true,"n":2},"outputs":[` +
 				`{"name":"f","datatype":"FP32","shape":[2,2],"data":[0.1,-1e-09,3e+20,1e+22]},` +
 				`{"name":"d","datatype":"FP64","shape":[2],"parameters":{"binary_data_size":16}},` +
@@ -350,8 +445,10 @@ func TestEncodeResponse(t *testing.T) {
 				`{"name":"i8","datatype":"INT8","shape":[1],"parameters":{"binary_data_size":1}},` +
 				`{"name":"b","datatype":"BOOL","shape":[2],"parameters":{"binary_data_size":2}},` +
 				`{"name":"s","datatype":"BYTES","shape":[2],"parameters":{"binary_data_size":12}}]}`,
-			"\x9a\x99\x99\x99\x99\x99\xb9\x3f\xff\xff\xff\xff\xff\xff\xef\x7f" + "\x00\x00\x00\x00\x00\x00\x00\x80\x05\x00\x00\x00\x00\x00\x00\x00" +
-				"\xff\xff\xff\xff\xff\xff\xff\xff" + "\xff" + "\x01\x00" + "\x04\x00\x00\x00\"\n\xc3\xa9\x00\x00\x00\x00"},
+			"\x9a\x99\x99\x99\x99\x99\xb9\x3f\xff\xff\xff\xff\xff\xff\xef\x7f" +
+				"\x00\x00\x00\x00\x00\x00\x00\x80\x05\x00\x00\x00\x00\x00\x00\x00" +
+				"\xff\xff\xff\xff\xff\xff\xff\xff" + "\xff" + "\x01\x00" +
+				"\x04\x00\x00\x00\"\n\xc3\xa9\x00\x00\x00\x00"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := httptest.NewRecorder()
@@ -369,7 +466,8 @@ func TestEncodeResponse(t *testing.T) {
 				wantType, wantHeader = "application/octet-stream", strconv.Itoa(len(tt.want))
 			}
 			h := w.Header()
-			if h.Get("Content-Type") != wantType || h.Get(headerLength) != wantHeader || h.Get("Content-Length") != strconv.Itoa(w.Body.Len()) {
+			if h.Get("Content-Type") != wantType || h.Get(headerLength) != wantHeader ||
+				h.Get("Content-Length") != strconv.Itoa(w.Body.Len()) {
 				t.Errorf("headers are %v", h)
 			}
 		})
@@ -381,10 +479,16 @@ func TestEncodeResponseErrors(t *testing.T) {
 		out  tensor.Tensor
 		want string
 	}{
-		{must(tensor.Of("y", []float32{1, float32(math.NaN())}, 2)), `output "y": element 1 is NaN, which JSON cannot hold; ask for binary data`},
-		{must(tensor.Of("y", []float64{math.Inf(-1)}, 1)), `output "y": element 0 is -Inf, which JSON cannot hold; ask for binary data`},
-		{tensor.Tensor{Name: "y", DataType: tensor.FP16, Shape: []int64{1}, Data: []byte{0, 0}}, `output "y": FP16 has no form in JSON; ask for binary data`},
-		{tensor.Tensor{Name: "y", DataType: tensor.Bytes, Shape: []int64{1}, Data: []byte("\x01\x00\x00\x00\xff")}, `output "y": element 0 is not valid UTF-8, which JSON cannot hold; ask for binary data`},
+		{must(tensor.Of("y", []float32{1, float32(math.NaN())}, 2)),
+			`output "y": element 1 is NaN, which JSON cannot hold; ask for binary data`},
+		{must(tensor.Of("y", []float64{math.Inf(-1)}, 1)),
+			`output "y": element 0 is -Inf, which JSON cannot hold; ask for binary data`},
+		{tensor.Tensor{Name: "y", DataType: tensor.FP16, Shape: []int64{1}, Data: []byte{0, 0}},
+			`output "y": FP16 has no form in JSON; ask for binary data`},
+		{tensor.Tensor{
+			Name: "y", DataType: tensor.Bytes, Shape: []int64{1},
+			Data: []byte("\x01\x00\x00\x00\xff"),
+		}, `output "y": element 0 is not valid UTF-8, which JSON cannot hold; ask for binary data`},
 	} {
 		resp := &Response{Outputs: []tensor.Tensor{tt.out}}
 		w := httptest.NewRecorder()
@@ -406,16 +510,25 @@ func TestJSONMessages(t *testing.T) {
 		got  []byte
 		want string
 	}{
-		{JSON(&inference.ServerMetadataResponse{Name: "muster", Version: "1"}), `{"name":"muster","version":"1","extensions":[]}`},
-		{JSON(&inference.ModelMetadataResponse{Name: "m", Versions: []string{"1"}, Platform: "onnxruntime_onnx",
-			Inputs: []*inference.ModelMetadataResponse_TensorMetadata{{Name: "x", Datatype: "FP32", Shape: []int64{-1, 4}}}}),
+		{JSON(&inference.ServerMetadataResponse{Name: "muster", Version: "1"}),
+			`{"name":"muster","version":"1","extensions":[]}`},
+		{JSON(&inference.ModelMetadataResponse{Name: "m", Versions: []string{"1"},
+			Platform: "onnxruntime_onnx",
+			Inputs: []*inference.ModelMetadataResponse_TensorMetadata{
+				{Name: "x", Datatype: "FP32", Shape: []int64{-1, 4}},
+			}}),
 			`{"name":"m","versions":["1"],"platform":"onnxruntime_onnx","inputs":[{"name":"x","datatype":"FP32","shape":[-1,4]}],"outputs":[],"properties":{}}`},
-		{JSON(&inference.RepositoryIndexResponse{Models: []*inference.RepositoryIndexResponse_ModelIndex{{Name: "m", State: "READY"}}}),
+		{JSON(&inference.RepositoryIndexResponse{
+			Models: []*inference.RepositoryIndexResponse_ModelIndex{{Name: "m", State: "READY"}},
+		}),
 			`[{"name":"m","version":"","state":"READY","reason":""}]`},
 		{JSON(&inference.RepositoryIndexResponse{}), `[]`},
 		{JSON(&inference.ModelStatistics{Name: "m", LastInference: math.MaxUint64,
-			InferenceStats: &inference.InferStatistics{Success: &inference.StatisticDuration{Count: 1, Ns: 5}},
-			ResponseStats:  map[string]*inference.InferResponseStatistics{"0": nil}})[:60], `{"name":"m","version":"","last_inference":184467440737095516`},
+			InferenceStats: &inference.InferStatistics{
+				Success: &inference.StatisticDuration{Count: 1, Ns: 5},
+			},
+			ResponseStats: map[string]*inference.InferResponseStatistics{"0": nil}})[:60],
+			`{"name":"m","version":"","last_inference":184467440737095516`},
 		{ErrorJSON("a \"b\""), `{"error":"a \"b\""}`},
 		{JSON(&inference.ModelReadyResponse{Ready: true}), `{"ready":true}`},
 	} {
@@ -424,11 +537,16 @@ func TestJSONMessages(t *testing.T) {
 		}
 	}
 	var v any
-	stats := JSON(&inference.ModelStatisticsResponse{ModelStats: []*inference.ModelStatistics{{ResponseStats: map[string]*inference.InferResponseStatistics{"0": {}, "1": {}}}}})
+	stats := JSON(&inference.ModelStatisticsResponse{
+		ModelStats: []*inference.ModelStatistics{
+			{ResponseStats: map[string]*inference.InferResponseStatistics{"0": {}, "1": {}}},
+		},
+	})
 	if err := json.Unmarshal(stats, &v); err != nil {
 		t.Errorf("%s: %v", stats, err)
 	}
-	if m := v.(map[string]any)["model_stats"].([]any)[0].(map[string]any)["response_stats"]; reflect.ValueOf(m).Len() != 2 {
+	if m :=
+		v.(map[string]any)["model_stats"].([]any)[0].(map[string]any)["response_stats"]; reflect.ValueOf(m).Len() != 2 {
 		t.Errorf("response_stats is %v", m)
 	}
 }
@@ -437,19 +555,24 @@ func TestJSONMessages(t *testing.T) {
 func TestErrorsEchoLittle(t *testing.T) {
 	long := strings.Repeat("1", 4<<20)
 	for name, body := range map[string]string{
-		"shape":          `{"inputs":[{"name":"x","datatype":"INT64","shape":[` + long + `],"data":[1]}]}`,
-		"element":        `{"inputs":[{"name":"x","datatype":"INT64","shape":[1],"data":[` + long + `]}]}`,
-		"float element":  `{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[` + long + `]}]}`,
-		"parameter":      `{"parameters":{"p":` + long + `},"inputs":[]}`,
-		"key":            `{"parameters":{"` + long + `":1,"` + long + `":1},"inputs":[]}`,
-		"name of tensor": `{"inputs":[{"name":"` + long + `","datatype":"INT64","shape":[1],"data":[-]}]}`,
+		"shape": `{"inputs":[{"name":"x","datatype":"INT64","shape":[` + long +
+			`],"data":[1]}]}`,
+		"element": `{"inputs":[{"name":"x","datatype":"INT64","shape":[1],"data":[` + long +
+			`]}]}`,
+		"float element": `{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[` + long +
+			`]}]}`,
+		"parameter": `{"parameters":{"p":` + long + `},"inputs":[]}`,
+		"key":       `{"parameters":{"` + long + `":1,"` + long + `":1},"inputs":[]}`,
+		"name of tensor": `{"inputs":[{"name":"` + long +
+			`","datatype":"INT64","shape":[1],"data":[-]}]}`,
 	} {
 		_, err := DecodeRequest(post(body, -1), testLimit, nil)
 		if err == nil || len(err.Error()) > 2<<10+64 {
 			t.Errorf("%s: an error of %d bytes", name, len(fmt.Sprint(err)))
 		}
 	}
-	if text := ErrorText(strings.Repeat("\u00e9", 2<<10)); !utf8.ValidString(text) || !strings.HasSuffix(text, "(4096 bytes in all)") {
+	if text := ErrorText(strings.Repeat("\u00e9", 2<<10)); !utf8.ValidString(text) ||
+		!strings.HasSuffix(text, "(4096 bytes in all)") {
 		t.Errorf("cut to %q", text)
 	}
 }

@@ -17,19 +17,26 @@ import (
 // package's structs. Its methods are called concurrently.
 type Server interface {
 	ServerLive(context.Context, *inference.ServerLiveRequest) (*inference.ServerLiveResponse, error)
-	ServerReady(context.Context, *inference.ServerReadyRequest) (*inference.ServerReadyResponse, error)
+	ServerReady(context.Context, *inference.ServerReadyRequest) (*inference.ServerReadyResponse,
+		error)
 	ModelReady(context.Context, *inference.ModelReadyRequest) (*inference.ModelReadyResponse, error)
-	ServerMetadata(context.Context, *inference.ServerMetadataRequest) (*inference.ServerMetadataResponse, error)
-	ModelMetadata(context.Context, *inference.ModelMetadataRequest) (*inference.ModelMetadataResponse, error)
+	ServerMetadata(context.Context, *inference.ServerMetadataRequest) (
+		*inference.ServerMetadataResponse, error)
+	ModelMetadata(context.Context, *inference.ModelMetadataRequest) (
+		*inference.ModelMetadataResponse, error)
 	// ModelInfer answers a query whose form has been checked; a malformed one
 	// is refused with codes.InvalidArgument before. ModelInfer owns the
 	// request and must Release it when nothing reads the inputs any more.
 	// The response is released when the transport has sent it.
 	ModelInfer(context.Context, *Request) (*Response, error)
-	ModelStatistics(context.Context, *inference.ModelStatisticsRequest) (*inference.ModelStatisticsResponse, error)
-	RepositoryIndex(context.Context, *inference.RepositoryIndexRequest) (*inference.RepositoryIndexResponse, error)
-	RepositoryModelLoad(context.Context, *inference.RepositoryModelLoadRequest) (*inference.RepositoryModelLoadResponse, error)
-	RepositoryModelUnload(context.Context, *inference.RepositoryModelUnloadRequest) (*inference.RepositoryModelUnloadResponse, error)
+	ModelStatistics(context.Context, *inference.ModelStatisticsRequest) (
+		*inference.ModelStatisticsResponse, error)
+	RepositoryIndex(context.Context, *inference.RepositoryIndexRequest) (
+		*inference.RepositoryIndexResponse, error)
+	RepositoryModelLoad(context.Context, *inference.RepositoryModelLoadRequest) (
+		*inference.RepositoryModelLoadResponse, error)
+	RepositoryModelUnload(context.Context, *inference.RepositoryModelUnloadRequest) (
+		*inference.RepositoryModelUnloadResponse, error)
 }
 
 // DialOptions are what a grpc.ClientConn needs to send a [Request] and to
@@ -83,7 +90,8 @@ func RegisterServer(s grpc.ServiceRegistrar, srv Server) {
 type service struct{ Server }
 
 // ModelInfer is never called: modelInferHandler's takes its place.
-func (service) ModelInfer(context.Context, *inference.ModelInferRequest) (*inference.ModelInferResponse, error) {
+func (service) ModelInfer(context.Context, *inference.ModelInferRequest) (
+	*inference.ModelInferResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ModelInfer not implemented")
 }
 
@@ -102,8 +110,11 @@ func modelInferHandler(srv Server) grpc.MethodHandler {
 		}
 		return resp, nil
 	}
-	info := &grpc.UnaryServerInfo{Server: service{srv}, FullMethod: inference.GRPCInferenceService_ModelInfer_FullMethodName}
-	return func(_ any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+	info := &grpc.UnaryServerInfo{
+		Server: service{srv}, FullMethod: inference.GRPCInferenceService_ModelInfer_FullMethodName,
+	}
+	return func(_ any, ctx context.Context, decode func(any) error,
+		interceptor grpc.UnaryServerInterceptor) (any, error) {
 		req := new(Request)
 		if err := decode(req); err != nil {
 			req.Release()

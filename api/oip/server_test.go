@@ -28,7 +28,8 @@ type echo struct {
 	collected  chan struct{}
 }
 
-func (echo) ServerLive(context.Context, *inference.ServerLiveRequest) (*inference.ServerLiveResponse, error) {
+func (echo) ServerLive(context.Context, *inference.ServerLiveRequest) (
+	*inference.ServerLiveResponse, error) {
 	return &inference.ServerLiveResponse{Live: true}, nil
 }
 
@@ -39,7 +40,8 @@ func (e echo) ModelInfer(_ context.Context, req *oip.Request) (*oip.Response, er
 	}
 	resp := &oip.Response{Model: req.Model, Version: req.Version, ID: req.ID, Outputs: req.Inputs}
 	if e.collected != nil {
-		runtime.AddCleanup(&req.Inputs[0].Data[0], func(c chan struct{}) { c <- struct{}{} }, e.collected)
+		runtime.AddCleanup(&req.Inputs[0].Data[0], func(c chan struct{}) { c <- struct{}{} },
+			e.collected)
 	}
 	resp.OnRelease(func() {
 		req.Release()
@@ -61,7 +63,9 @@ func serve(t testing.TB, srv oip.Server, largest int, opts ...grpc.ServerOption)
 	done := make(chan struct{})
 	go func() { defer close(done); s.Serve(lis) }()
 	conn, err := grpc.NewClient("passthrough:memory",
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return lis.DialContext(ctx) }),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return lis.DialContext(ctx)
+		}),
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -85,13 +89,16 @@ func TestServer(t *testing.T) {
 	x := strings.Repeat("12345678", 100_000)
 	r, err := c.ModelInfer(t.Context(), &inference.ModelInferRequest{
 		ModelName: "m", Id: "7",
-		Inputs:           []*inference.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "INT64", Shape: []int64{1000, 100}}},
+		Inputs: []*inference.ModelInferRequest_InferInputTensor{
+			{Name: "x", Datatype: "INT64", Shape: []int64{1000, 100}},
+		},
 		RawInputContents: [][]byte{[]byte(x)},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.ModelName != "m" || r.Id != "7" || len(r.Outputs) != 1 || r.Outputs[0].Datatype != "INT64" || string(r.RawOutputContents[0]) != x {
+	if r.ModelName != "m" || r.Id != "7" || len(r.Outputs) != 1 ||
+		r.Outputs[0].Datatype != "INT64" || string(r.RawOutputContents[0]) != x {
 		t.Errorf("unexpected answer from %q with %d outputs", r.ModelName, len(r.Outputs))
 	}
 	<-released
@@ -103,7 +110,8 @@ func TestServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = conn.Invoke(t.Context(), inference.GRPCInferenceService_ModelInfer_FullMethodName,
-		&oip.Request{Model: "m", Inputs: []tensor.Tensor{ones}}, &resp, grpc.ForceCodecV2(oip.Codec{}))
+		&oip.Request{Model: "m", Inputs: []tensor.Tensor{ones}}, &resp,
+		grpc.ForceCodecV2(oip.Codec{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +140,8 @@ func TestServerReleasesUnsent(t *testing.T) {
 		t.Fatal(err)
 	}
 	desc := &grpc.StreamDesc{ServerStreams: true}
-	stream, err := conn.NewStream(ctx, desc, inference.GRPCInferenceService_ModelInfer_FullMethodName, grpc.ForceCodecV2(oip.Codec{}))
+	stream, err := conn.NewStream(ctx, desc,
+		inference.GRPCInferenceService_ModelInfer_FullMethodName, grpc.ForceCodecV2(oip.Codec{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,15 +175,18 @@ func TestServerReleasesUnsent(t *testing.T) {
 func TestServerRefusesInvalid(t *testing.T) {
 	var seen []string
 	conn := serve(t, echo{}, 8<<20, grpc.UnaryInterceptor(
-		func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+			handler grpc.UnaryHandler) (any, error) {
 			resp, err := handler(ctx, req)
 			seen = append(seen, info.FullMethod+" "+status.Code(err).String())
 			return resp, err
 		}))
 	c := inference.NewGRPCInferenceServiceClient(conn)
 	_, err := c.ModelInfer(t.Context(), &inference.ModelInferRequest{
-		ModelName:        "m",
-		Inputs:           []*inference.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "INT64", Shape: []int64{1}}},
+		ModelName: "m",
+		Inputs: []*inference.ModelInferRequest_InferInputTensor{
+			{Name: "x", Datatype: "INT64", Shape: []int64{1}},
+		},
 		RawInputContents: [][]byte{[]byte("1234567")},
 	})
 	want := `input "x": raw_input_contents has 7 bytes, expected 8 for INT64 [1]`
@@ -182,11 +194,14 @@ func TestServerRefusesInvalid(t *testing.T) {
 		t.Errorf("got %v, want InvalidArgument %s", err, want)
 	}
 	// Over the limit on messages.
-	_, err = c.ModelInfer(t.Context(), &inference.ModelInferRequest{RawInputContents: [][]byte{make([]byte, 8<<20)}})
+	_, err = c.ModelInfer(t.Context(), &inference.ModelInferRequest{
+		RawInputContents: [][]byte{make([]byte, 8<<20)},
+	})
 	if status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("got %v, want ResourceExhausted", err)
 	}
-	if want := "/inference.GRPCInferenceService/ModelInfer InvalidArgument"; len(seen) != 1 || seen[0] != want {
+	if want := "/inference.GRPCInferenceService/ModelInfer InvalidArgument"; len(seen) != 1 ||
+		seen[0] != want {
 		t.Errorf("the interceptor saw %q, want %q", seen, want)
 	}
 }
@@ -197,9 +212,14 @@ func TestReflection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, symbol := range []string{"inference.GRPCInferenceService", "inference.GRPCInferenceService.ModelInfer", "inference.ModelInferRequest"} {
+	for _, symbol := range []string{
+		"inference.GRPCInferenceService", "inference.GRPCInferenceService.ModelInfer",
+		"inference.ModelInferRequest",
+	} {
 		err := stream.Send(&reflectionpb.ServerReflectionRequest{
-			MessageRequest: &reflectionpb.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: symbol},
+			MessageRequest: &reflectionpb.ServerReflectionRequest_FileContainingSymbol{
+				FileContainingSymbol: symbol,
+			},
 		})
 		if err != nil {
 			t.Fatal(err)

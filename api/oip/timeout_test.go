@@ -23,7 +23,8 @@ func TestTimeout(t *testing.T) {
 		{0, false, 0, 0},
 	} {
 		if got := oip.Timeout(c.asked, c.given, c.deadline); got != c.want {
-			t.Errorf("asked %v, given %v, deadline %v: got %v, want %v", c.asked, c.given, c.deadline, got, c.want)
+			t.Errorf("asked %v, given %v, deadline %v: got %v, want %v", c.asked, c.given,
+				c.deadline, got, c.want)
 		}
 	}
 }

@@ -96,14 +96,15 @@ func ParseAccess(path string, data []byte) (*Access, error) {
 			return
 		}
 		found = true
-		p.mapping(value, "lines of `name: {models: [...], control: [...], limits: {...}}`", func(key, value *yaml.Node) {
-			if key.Value != Anyone {
-				if err := checkName(key.Value); err != nil {
-					p.fault(key, "%v", err)
+		p.mapping(value, "lines of `name: {models: [...], control: [...], limits: {...}}`",
+			func(key, value *yaml.Node) {
+				if key.Value != Anyone {
+					if err := checkName(key.Value); err != nil {
+						p.fault(key, "%v", err)
+					}
 				}
-			}
-			a.clients[key.Value] = p.grant(key.Value, value)
-		})
+				a.clients[key.Value] = p.grant(key.Value, value)
+			})
 	})
 	if !found && len(p.faults) == 0 {
 		return nil, fmt.Errorf("%s: no clients", path)
@@ -120,7 +121,8 @@ type accessParser struct {
 }
 
 func (p *accessParser) fault(n *yaml.Node, format string, args ...any) {
-	p.faults = append(p.faults, fmt.Errorf("%s:%d: %s", p.path, n.Line, fmt.Sprintf(format, args...)))
+	p.faults = append(p.faults,
+		fmt.Errorf("%s:%d: %s", p.path, n.Line, fmt.Sprintf(format, args...)))
 }
 
 // mapping calls each with the entries of n.
@@ -174,27 +176,38 @@ func (p *accessParser) limits(client string, n *yaml.Node) *allowance {
 	a := allowance{}
 	var burst *yaml.Node
 	of := func(key string) string { return fmt.Sprintf("client %q: %s", client, key) }
-	p.mapping(n, of("limits")+": {queries_per_second: ..., burst: ..., bytes_per_second: ..., streams: ...}", func(key, value *yaml.Node) {
-		switch key.Value {
-		case "queries_per_second":
-			a.queries = p.number(value, of(key.Value), "a number above 0, such as 200")
-		case "burst":
-			burst = value
-			if a.burst = p.number(value, of(key.Value), "a number of at least 1"); a.burst > 0 && a.burst < 1 {
-				p.fault(value, "%s: %s, want a number of at least 1: below that no query is let in", of(key.Value), value.Value)
+	p.mapping(n, of("limits")+
+		": {queries_per_second: ..., burst: ..., bytes_per_second: ..., streams: ...}",
+		func(key, value *yaml.Node) {
+			switch key.Value {
+			case "queries_per_second":
+				a.queries = p.number(value, of(key.Value), "a number above 0, such as 200")
+			case "burst":
+				burst = value
+				if a.burst = p.number(value, of(key.Value),
+					"a number of at least 1"); a.burst > 0 && a.burst < 1 {
+					p.fault(value,
+						"%s: %s, want a number of at least 1: below that no query is let in",
+						of(key.Value), value.Value)
+				}
+			case "bytes_per_second":
+				a.bytes = p.bytes(value, of(key.Value))
+			case "streams":
+				streams, err := strconv.ParseInt(value.Value, 10, 32)
+				if value.Kind != yaml.ScalarNode || err != nil || streams < 1 {
+					p.fault(value,
+						"%s: %.40q, want a whole number above 0; without one there is no limit",
+						of(key.Value), value.Value)
+				}
+				a.streams = int(streams)
+			default:
+				p.fault(
+					key,
+					"client %q: unknown limit %q, want queries_per_second, burst, "+
+						"bytes_per_second "+
+						"or streams", client, key.Value)
 			}
-		case "bytes_per_second":
-			a.bytes = p.bytes(value, of(key.Value))
-		case "streams":
-			streams, err := strconv.ParseInt(value.Value, 10, 32)
-			if value.Kind != yaml.ScalarNode || err != nil || streams < 1 {
-				p.fault(value, "%s: %.40q, want a whole number above 0; without one there is no limit", of(key.Value), value.Value)
-			}
-			a.streams = int(streams)
-		default:
-			p.fault(key, "client %q: unknown limit %q, want queries_per_second, burst, bytes_per_second or streams", client, key.Value)
-		}
-	})
+		})
 	switch {
 	case burst == nil:
 		a.burst = max(1, a.queries)
@@ -224,7 +237,8 @@ func (p *accessParser) number(n *yaml.Node, of, want string) float64 {
 var units = []struct {
 	name  string
 	bytes float64
-}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"B", 1}}
+}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6},
+	{"GB", 1e9}, {"B", 1}}
 
 // bytes is a number of bytes, with or without a unit.
 func (p *accessParser) bytes(n *yaml.Node, of string) float64 {
@@ -237,7 +251,10 @@ func (p *accessParser) bytes(n *yaml.Node, of string) float64 {
 	}
 	v, err := strconv.ParseFloat(text, 64)
 	if v *= unit; n.Kind != yaml.ScalarNode || err != nil || !(v >= 1 && v <= mostRate) {
-		p.fault(n, "%s: %.40q, want bytes, such as 50MB or 64KiB, at least 1; without any there is no limit", of, n.Value)
+		p.fault(
+			n,
+			"%s: %.40q, want bytes, such as 50MB or 64KiB, at least 1; without any there is no "+
+				"limit", of, n.Value)
 		return 0
 	}
 	return v

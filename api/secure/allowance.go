@@ -27,8 +27,8 @@ type allowance struct {
 type Way uint8
 
 const (
-	// Asked: the agent is to have it answered. It is the query itself, or what an SDK submits to the
-	// leader.
+	// Asked: the agent is to have it answered. It is the query itself, or what an SDK
+	// submits to the leader.
 	Asked Way = iota
 	// Attempted: an SDK has it run here.
 	Attempted
@@ -38,8 +38,9 @@ const (
 	ways = 3
 )
 
-// slack is how much later than its client meant to a query may come, when that was let in before: by
-// the leader, or by the SDK that decides without one. So it adds this much to what may come at once.
+// slack is how much later than its client meant to a query may come, when that was let in
+// before: by the leader, or by the SDK that decides without one. So it adds this much to what
+// may come at once.
 const slack = time.Second
 
 const (
@@ -48,7 +49,8 @@ const (
 	mostMeters = 4096
 	// sweepAgain is how often at most it is looked which of them can be forgotten.
 	sweepAgain = time.Second
-	// mostBytes is as many bytes as no query has: what a client says of a query is not believed beyond.
+	// mostBytes is as many bytes as no query has: what a client says of a query is not believed
+	// beyond.
 	mostBytes = 4 << 30
 	// streamsAgain is after how long a client may try again that has too many calls open.
 	streamsAgain = time.Second
@@ -138,7 +140,8 @@ func (m *meter) idle(now time.Time, a *allowance) bool {
 }
 
 // meter is the client's. allowed is what a client may use. The lock is held.
-func (s *meters) meter(client string, now time.Time, allowed func(client string) *allowance) *meter {
+func (s *meters) meter(client string, now time.Time,
+	allowed func(client string) *allowance) *meter {
 	if m := s.of[client]; m != nil {
 		return m
 	}
@@ -174,7 +177,9 @@ func (e *LimitError) Error() string { return e.text }
 // status is the error for grpc.
 func (e *LimitError) status() error {
 	s := status.New(codes.ResourceExhausted, e.text)
-	if detailed, err := s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(e.RetryAfter)}); err == nil {
+	if detailed, err := s.WithDetails(&errdetails.RetryInfo{
+		RetryDelay: durationpb.New(e.RetryAfter),
+	}); err == nil {
 		s = detailed
 	}
 	return s.Err()
@@ -192,14 +197,14 @@ func (g *Guard) limited(ctx context.Context) (c caller, a *allowance) {
 	return c, g.allowed(c.name)
 }
 
-// Query counts a query of the client whose call ctx is of, or refuses it with a [*LimitError]; bytes
-// are as many as are known of it yet. An allowance is that of the access file as it is now.
+// Query counts a query of the client whose call ctx is of, or refuses it with a [*LimitError];
+// bytes are as many as are known of it yet. An allowance is that of the access file as it is now.
 func (g *Guard) Query(ctx context.Context, w Way, bytes int64) error {
 	return g.use(ctx, w, 1, bytes, false)
 }
 
-// Bytes counts bytes of a query that [Guard.Query] has let in. They are refused only if they are the
-// first ones: no query is given up half way.
+// Bytes counts bytes of a query that [Guard.Query] has let in. They are refused only if they are
+// the first ones: no query is given up half way.
 func (g *Guard) Bytes(ctx context.Context, w Way, bytes int64, first bool) error {
 	return g.use(ctx, w, 0, bytes, !first)
 }
@@ -209,7 +214,8 @@ func (g *Guard) use(ctx context.Context, w Way, queries float64, bytes int64, an
 	if a == nil {
 		return nil
 	}
-	if err := g.meters.use(c.name, a, w, queries, float64(min(max(0, bytes), mostBytes)), anyway, g.allowed); err != nil {
+	if err := g.meters.use(c.name, a, w, queries, float64(min(max(0, bytes), mostBytes)), anyway,
+		g.allowed); err != nil {
 		g.overLimit(c, err)
 		return err
 	}
@@ -217,7 +223,8 @@ func (g *Guard) use(ctx context.Context, w Way, queries float64, bytes int64, an
 }
 
 // use takes queries and bytes, or neither.
-func (s *meters) use(client string, a *allowance, w Way, queries, bytes float64, anyway bool, allowed func(string) *allowance) *LimitError {
+func (s *meters) use(client string, a *allowance, w Way, queries, bytes float64, anyway bool,
+	allowed func(string) *allowance) *LimitError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -238,7 +245,10 @@ func (s *meters) use(client string, a *allowance, w Way, queries, bytes float64,
 }
 
 func overLimit(client string, limit float64, of string, wait time.Duration) *LimitError {
-	return &LimitError{fmt.Sprintf("client %q is over its limit of %s %s", client, strconv.FormatFloat(limit, 'f', -1, 64), of), wait}
+	return &LimitError{
+		fmt.Sprintf("client %q is over its limit of %s %s", client,
+			strconv.FormatFloat(limit, 'f', -1, 64), of), wait,
+	}
 }
 
 // hold counts a call as open until done, or refuses it. done is nil if its client has no limit of
@@ -253,7 +263,8 @@ func (g *Guard) hold(ctx context.Context) (done func(), _ *LimitError) {
 	m := s.meter(c.name, time.Now(), g.allowed)
 	if m.open >= a.streams {
 		s.mu.Unlock()
-		err := overLimit(c.name, float64(a.streams), "calls and streams open at a time", streamsAgain)
+		err := overLimit(c.name, float64(a.streams), "calls and streams open at a time",
+			streamsAgain)
 		g.overLimit(c, err)
 		return nil, err
 	}

@@ -31,7 +31,8 @@ func TestLimits(t *testing.T) {
 		"none":  nil,
 		"other": {0, 1, 1000, 0},
 	} {
-		if got := a.of(client).limits; (got == nil) != (want == nil) || got != nil && *got != *want {
+		if got := a.of(client).limits; (got == nil) != (want == nil) ||
+			got != nil && *got != *want {
 			t.Errorf("%s: got %v, want %v", client, got, want)
 		}
 	}
@@ -55,7 +56,8 @@ func TestLimits(t *testing.T) {
 		"{streams: 1.5}":                     `streams: "1.5", want a whole number`,
 		"{streams: 2, streams: 3}":           `"streams" is there before, at line 3`,
 	} {
-		_, err := ParseAccess("access", []byte("clients:\n  feed: {}\n  ads: {models: [wnd], limits: "+limits+"}\n"))
+		_, err := ParseAccess("access",
+			[]byte("clients:\n  feed: {}\n  ads: {models: [wnd], limits: "+limits+"}\n"))
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", limits, err, want)
 		}
@@ -82,11 +84,14 @@ func allow(t testing.TB, g *Guard, access string) {
 	g.access.value.Store(&a)
 }
 
-// TestQueriesASecond: over any time a client has its rate and once the burst, by each way; who waits
-// as long as it is told gets in; and another client does not notice.
+// TestQueriesASecond: over any time a client has its rate and once the burst, by each way; who
+// waits as long as it is told gets in; and another client does not notice.
 func TestQueriesASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, of := guardOf(t, "clients: {ads: {limits: {queries_per_second: 3, burst: 10}}, '*': {limits: {queries_per_second: 1}}, feed: {}}\n")
+		g, of := guardOf(
+			t,
+			"clients: {ads: {limits: {queries_per_second: 3, burst: 10}}, '*': {limits: "+
+				"{queries_per_second: 1}}, feed: {}}\n")
 		// taken is how many of many tries, made within the time, are let in.
 		taken := func(client string, w Way, within time.Duration) (n int) {
 			const tries = 1000
@@ -102,7 +107,9 @@ func TestQueriesASecond(t *testing.T) {
 			t.Errorf("ads got %d queries in 100 s, want 310", got)
 		}
 		if got := taken("ads", Attempted, 0); got != 10+3 {
-			t.Errorf("ads got %d attempts at once, want the burst and what may have waited for a second, 13", got)
+			t.Errorf(
+				"ads got %d attempts at once, want the burst and what may have waited for a "+
+					"second, 13", got)
 		}
 		if got := taken("ads", Probed, 0); got != 10+3 {
 			t.Errorf("ads got %d probes at once, want 13", got)
@@ -142,8 +149,8 @@ func TestQueriesASecond(t *testing.T) {
 	})
 }
 
-// TestBytesASecond: a query larger than a second's worth is let in, and paid for by a wait; pieces of
-// one that has begun are never refused, and paid for as well.
+// TestBytesASecond: a query larger than a second's worth is let in, and paid for by a wait; pieces
+// of one that has begun are never refused, and paid for as well.
 func TestBytesASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, of := guardOf(t, "clients: {ads: {limits: {bytes_per_second: 1kB}}}\n")
@@ -164,7 +171,8 @@ func TestBytesASecond(t *testing.T) {
 				sent += int(2 * size)
 			}
 		}
-		if seconds := time.Since(begun).Seconds(); float64(sent) > 1000*(seconds+1)+2 || float64(sent) < 1000*(seconds-11) {
+		if seconds := time.Since(begun).Seconds(); float64(sent) > 1000*(seconds+1)+2 ||
+			float64(sent) < 1000*(seconds-11) {
 			t.Errorf("%d bytes were sent in %.1f s at 1000 a second", sent, seconds)
 		}
 		// Of a submit bytes are what its client says: no debt lasts for ever.
@@ -186,7 +194,8 @@ func TestBytesASecond(t *testing.T) {
 	})
 }
 
-// TestLimitsChange: changed limits hold from the next call on, whatever was used under those before.
+// TestLimitsChange: changed limits hold from the next call on, whatever was used under those
+// before.
 func TestLimitsChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, of := guardOf(t, "clients: {ads: {limits: {queries_per_second: 0.001, burst: 5}}}\n")
@@ -211,7 +220,8 @@ func TestLimitsChange(t *testing.T) {
 		} {
 			allow(t, g, "clients: {ads: {limits: {"+step.limits+"}}}\n")
 			if got := letIn(); got != step.want {
-				t.Errorf("step %d, %q: %d queries are let in at once, want %d", i+1, step.limits, got, step.want)
+				t.Errorf("step %d, %q: %d queries are let in at once, want %d", i+1, step.limits,
+					got, step.want)
 			}
 		}
 		allow(t, g, "clients: {ads: {limits: {queries_per_second: 10}}}\n")
@@ -234,7 +244,8 @@ func TestOpenCalls(t *testing.T) {
 		if _, err := g.hold(of(client)); err != nil {
 			t.Fatal(err)
 		}
-		if done, err := g.hold(of(client)); err == nil || done != nil || !strings.Contains(err.Error(), "2 calls and streams open at a time") {
+		if done, err := g.hold(of(client)); err == nil || done != nil ||
+			!strings.Contains(err.Error(), "2 calls and streams open at a time") {
 			t.Errorf("%s: a third call: %v", client, err)
 		}
 		first()
@@ -248,7 +259,8 @@ func TestOpenCalls(t *testing.T) {
 // in use is not forgotten by it.
 func TestManyClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, of := guardOf(t, "clients: {'*': {limits: {queries_per_second: 0.1, burst: 2, streams: 1}}}\n")
+		g, of := guardOf(
+			t, "clients: {'*': {limits: {queries_per_second: 0.1, burst: 2, streams: 1}}}\n")
 		if _, err := g.hold(of("open")); err != nil {
 			t.Fatal(err)
 		}
@@ -262,7 +274,9 @@ func TestManyClients(t *testing.T) {
 			t.Errorf("%d clients are remembered, want at most %d", n, mostMeters+1)
 		}
 		if want := mostMeters - 1 + 2; letIn != want {
-			t.Errorf("%d queries are let in, want %d: one of each that there is room for, and the others have one meter", letIn, want)
+			t.Errorf(
+				"%d queries are let in, want %d: one of each that there is room for, and the "+
+					"others have one meter", letIn, want)
 		}
 		time.Sleep(time.Minute) // all but one are as if they had never been
 		if err := g.Query(of("late"), Asked, 0); err != nil {
@@ -282,7 +296,8 @@ func TestNoLimitsCostNothing(t *testing.T) {
 	g, of := guardOf(t, "clients: {ads: {models: ['*']}}\n")
 	ads := of("ads")
 	if n := testing.AllocsPerRun(100, func() {
-		if g.Query(ads, Asked, 0) != nil || g.Bytes(ads, Asked, 1000, true) != nil || g.Bytes(ads, Asked, 1000, false) != nil {
+		if g.Query(ads, Asked, 0) != nil || g.Bytes(ads, Asked, 1000, true) != nil ||
+			g.Bytes(ads, Asked, 1000, false) != nil {
 			t.Error("refused")
 		}
 		if done, err := g.hold(ads); done != nil || err != nil {

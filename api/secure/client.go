@@ -25,7 +25,8 @@ type ClientConfig struct {
 	// CertFile and KeyFile are the client's certificate and private key, PEM;
 	// both or neither.
 	CertFile, KeyFile string
-	// CRLFile has lists of certificates that are revoked, of the CA in CAFile, PEM; empty means none.
+	// CRLFile has lists of certificates that are revoked, of the CA in CAFile, PEM; empty means
+	// none.
 	CRLFile string
 	// APIKey is sent with every call; empty means none.
 	APIKey string
@@ -47,19 +48,24 @@ func (c ClientConfig) DialOptions(log *slog.Logger) ([]grpc.DialOption, error) {
 		return nil, err
 	}
 	if c.CRLFile != "" && c.CAFile == "" {
-		return nil, fmt.Errorf("tls-crl: %q without tls-ca, want the CA that has signed it", c.CRLFile)
+		return nil, fmt.Errorf("tls-crl: %q without tls-ca, want the CA that has signed it",
+			c.CRLFile)
 	}
 	if err := checkKey(c.APIKey); err != nil {
 		return nil, fmt.Errorf("api-key: %w", err)
 	}
 	options := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
 	if c.TLS() {
-		id, err := identityFiles{cert: c.CertFile, key: c.KeyFile, ca: c.CAFile, crl: c.CRLFile}.watch()
+		id, err := identityFiles{
+			cert: c.CertFile, key: c.KeyFile, ca: c.CAFile, crl: c.CRLFile,
+		}.watch()
 		if err != nil {
 			return nil, err
 		}
 		current := func() *identity { return id.current(log) }
-		options = []grpc.DialOption{grpc.WithTransportCredentials(clientCredentials{identity: current})}
+		options = []grpc.DialOption{
+			grpc.WithTransportCredentials(clientCredentials{identity: current}),
+		}
 	}
 	if c.APIKey != "" {
 		options = append(options, grpc.WithPerRPCCredentials(callKey{c.APIKey, c.Insecure}))
@@ -83,7 +89,8 @@ type clientCredentials struct {
 	open     *peers // where connections are noted; nil: nowhere
 }
 
-func (c clientCredentials) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (c clientCredentials) ClientHandshake(ctx context.Context, authority string,
+	raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	id := c.identity()
 	host, _, err := net.SplitHostPort(authority)
 	if err != nil {
@@ -95,7 +102,9 @@ func (c clientCredentials) ClientHandshake(ctx context.Context, authority string
 		CipherSuites: cipherSuites,
 		// Verified below, as an agent may have another name than that dialled.
 		InsecureSkipVerify: true,
-		VerifyConnection:   func(state tls.ConnectionState) error { return id.verifyServer(state, host, c.agents) },
+		VerifyConnection: func(state tls.ConnectionState) error {
+			return id.verifyServer(state, host, c.agents)
+		},
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			if id.cert == nil {
 				return new(tls.Certificate), nil // none
@@ -134,8 +143,10 @@ type callKey struct {
 // GetRequestMetadata keeps the key off the network where it is not encrypted.
 func (k callKey) GetRequestMetadata(ctx context.Context, uri ...string) (map[string]string, error) {
 	info, _ := credentials.RequestInfoFromContext(ctx)
-	if err := credentials.CheckSecurityLevel(info.AuthInfo, credentials.PrivacyAndIntegrity); err != nil && !k.insecure && !local(uri) {
-		return nil, status.Error(codes.Unauthenticated, "the API key is not sent unencrypted to another machine: want tls-ca, or insecure")
+	if err := credentials.CheckSecurityLevel(info.AuthInfo,
+		credentials.PrivacyAndIntegrity); err != nil && !k.insecure && !local(uri) {
+		return nil, status.Error(codes.Unauthenticated,
+			"the API key is not sent unencrypted to another machine: want tls-ca, or insecure")
 	}
 	return map[string]string{"authorization": "Bearer " + k.key}, nil
 }

@@ -21,8 +21,8 @@ type Config struct {
 	// ClientCAFile has the certificates of the CA of clients, PEM; empty means
 	// CAFile. If it is set, clients need a certificate or an API key.
 	ClientCAFile string
-	// CRLFile has lists of certificates that are revoked, of the CAs in CAFile and ClientCAFile, PEM;
-	// empty means none. A list counts after it should have been renewed, too.
+	// CRLFile has lists of certificates that are revoked, of the CAs in CAFile and ClientCAFile,
+	// PEM; empty means none. A list counts after it should have been renewed, too.
 	CRLFile string
 	// RequireClientCert refuses connections without a client's certificate.
 	RequireClientCert bool
@@ -38,24 +38,34 @@ type Config struct {
 // flags. It opens no file.
 func (c Config) Validate() error {
 	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	fault := func(format string, args ...any) {
+		faults = append(faults, fmt.Errorf(format, args...))
+	}
 	if err := validatePair(c.CertFile, c.KeyFile); err != nil {
 		faults = append(faults, err)
 	}
-	for _, f := range []struct{ name, path string }{{"tls-ca", c.CAFile}, {"tls-client-ca", c.ClientCAFile}} {
+	for _, f := range []struct{ name, path string }{
+		{"tls-ca", c.CAFile}, {"tls-client-ca", c.ClientCAFile},
+	} {
 		if f.path != "" && c.CertFile == "" {
-			fault("%s: %q without tls-cert, want a certificate too: without one nothing is encrypted", f.name, f.path)
+			fault(
+				"%s: %q without tls-cert, want a certificate too: without one nothing is encrypted",
+				f.name, f.path)
 		}
 	}
 	clientCA := c.CAFile != "" || c.ClientCAFile != ""
 	if c.CRLFile != "" && !clientCA {
-		fault("tls-crl: %q without tls-ca and tls-client-ca, want the CA that has signed it", c.CRLFile)
+		fault("tls-crl: %q without tls-ca and tls-client-ca, want the CA that has signed it",
+			c.CRLFile)
 	}
 	if c.RequireClientCert && !clientCA {
-		fault("require-client-cert: without tls-ca and tls-client-ca, want one: the CA of the clients' certificates")
+		fault("require-client-cert: without tls-ca and tls-client-ca, want one: the CA of the " +
+			"clients' certificates")
 	}
 	if c.AccessFile != "" && !clientCA && c.APIKeysFile == "" {
-		fault("access: %q without tls-ca, tls-client-ca and api-keys, want one: without it no client has a name", c.AccessFile)
+		fault(
+			"access: %q without tls-ca, tls-client-ca and api-keys, want one: without it no "+
+				"client has a name", c.AccessFile)
 	}
 	return errors.Join(faults...)
 }
@@ -96,7 +106,9 @@ func ReadSecret(what, path string) ([]byte, error) {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}
 	if mode := info.Mode().Perm(); mode&0o007 != 0 {
-		return nil, fmt.Errorf("%s: %s has mode %04o, want 0600, or 0640 for a group: others must not read it", what, path, mode)
+		return nil, fmt.Errorf(
+			"%s: %s has mode %04o, want 0600, or 0640 for a group: others must not read it", what,
+			path, mode)
 	}
 	return readFile(what, path)
 }
@@ -110,9 +122,12 @@ func readFile(what, path string) ([]byte, error) {
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", what, err)
 	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("%s: %w", what, &fs.PathError{Op: "read", Path: path, Err: errors.New("no regular file")})
+		return nil, fmt.Errorf("%s: %w", what, &fs.PathError{
+			Op: "read", Path: path, Err: errors.New("no regular file"),
+		})
 	case info.Size() > largestFile:
-		return nil, fmt.Errorf("%s: %s has %d bytes, want at most %d", what, path, info.Size(), largestFile)
+		return nil, fmt.Errorf("%s: %s has %d bytes, want at most %d", what, path, info.Size(),
+			largestFile)
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -125,7 +140,9 @@ func readFile(what, path string) ([]byte, error) {
 // has left of it may hold the beginning of a key, or of a name.
 func whole(what, path string, data []byte) error {
 	if len(data) > 0 && data[len(data)-1] != '\n' {
-		return fmt.Errorf("%s: %s has no newline at its end, want one: without it a file that is cut off looks whole", what, path)
+		return fmt.Errorf(
+			"%s: %s has no newline at its end, want one: without it a file that is cut off looks "+
+				"whole", what, path)
 	}
 	return nil
 }

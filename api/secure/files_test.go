@@ -28,17 +28,21 @@ func TestParseKeys(t *testing.T) {
 		{"hashed", "feed: sha256:" + hashed, "feed"},
 		{"two of one client", "feed: first-first-first\nfeed: feed-feed-feed-feed\n", "feed"},
 		{"none", "", ""},
-		{"no colon", "ads: ads-ads-ads-ads-ads\nfeed feed-feed-feed-feed", "keys:2: want a line of `name: key`"},
+		{"no colon", "ads: ads-ads-ads-ads-ads\nfeed feed-feed-feed-feed",
+			"keys:2: want a line of `name: key`"},
 		{"no name", ": feed-feed-feed-feed", "keys:1: name of 0 characters, want 1 to 128"},
 		{"long name", strings.Repeat("x", 129) + ": feed-feed-feed-feed", "name of 129 characters"},
 		{"bad name", "f*d: feed-feed-feed-feed", `'*'`},
 		{"blank in the name", "fe ed: feed-feed-feed-feed", `' '`},
 		{"short", "feed: feed", `keys:1: the key of "feed" has 4 characters, want 16 or more`},
 		{"empty", "feed:", `keys:1: the key of "feed" has 0 characters`},
-		{"blank in the key", "feed: feed-feed feed-feed", `has the character ' ', want visible ASCII`},
-		{"bad hash", "feed: sha256:" + hashed[1:], `keys:1: the SHA-256 of the key of "feed" has 63 characters, want 64`},
+		{"blank in the key", "feed: feed-feed feed-feed",
+			`has the character ' ', want visible ASCII`},
+		{"bad hash", "feed: sha256:" + hashed[1:],
+			`keys:1: the SHA-256 of the key of "feed" has 63 characters, want 64`},
 		{"no hash", "feed: sha256:" + strings.Repeat("x", 64), "hexadecimal"},
-		{"key twice", "feed: feed-feed-feed-feed\nads: sha256:" + hashed, `keys:2: the key of "ads" is that of line 1 too`},
+		{"key twice", "feed: feed-feed-feed-feed\nads: sha256:" + hashed,
+			`keys:2: the key of "ads" is that of line 1 too`},
 		{"all faults", "feed\nads\n", "keys:2"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -57,7 +61,9 @@ func TestParseKeys(t *testing.T) {
 			if got, _ = keys.client("feed-feed-feed-feed"); got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
-			for _, wrong := range []string{"", "feed-feed-feed-fee", "feed-feed-feed-feed ", "sha256:" + hashed, hashed} {
+			for _, wrong := range []string{
+				"", "feed-feed-feed-fee", "feed-feed-feed-feed ", "sha256:" + hashed, hashed,
+			} {
 				if name, ok := keys.client(wrong); ok {
 					t.Errorf("%q is taken for the key of %q", wrong, name)
 				}
@@ -75,23 +81,31 @@ func TestParseAccess(t *testing.T) {
 		{"list", "- a\n", "access:1: want `clients:`"},
 		{"clients that are a list", "clients: [a]", "access:1: want lines of"},
 		{"grant that is a list", "clients:\n  ads: [ncf]\n", "access:2: want {models"},
-		{"unknown right", "clients:\n  ads: {model: [ncf]}\n", `access:2: unknown key "model", want models, control or limits`},
-		{"unknown control", "clients:\n  ads: {control: [reboot]}\n", `access:2: control call "reboot", want one of ["load" "unload" "drain" "plan" "keys" "events" "metrics"]`},
-		{"models that are a word", "clients:\n  ads: {models: ncf}\n", "access:2: want a list of models"},
-		{"models that are lists", "clients:\n  ads: {models: [[ncf]]}\n", "want the name of one of the models"},
-		{"client twice", "clients:\n  ads: {}\n  ads: {}\n", `access:3: "ads" is there before, at line 2`},
+		{"unknown right", "clients:\n  ads: {model: [ncf]}\n",
+			`access:2: unknown key "model", want models, control or limits`},
+		{"unknown control", "clients:\n  ads: {control: [reboot]}\n",
+			`access:2: control call "reboot", want one of ["load" "unload" "drain" "plan" "keys" "events" "metrics"]`},
+		{"models that are a word", "clients:\n  ads: {models: ncf}\n",
+			"access:2: want a list of models"},
+		{"models that are lists", "clients:\n  ads: {models: [[ncf]]}\n",
+			"want the name of one of the models"},
+		{"client twice", "clients:\n  ads: {}\n  ads: {}\n",
+			`access:3: "ads" is there before, at line 2`},
 		{"bad name", "clients:\n  'a*': {}\n", `name "a*"`},
 		{"no YAML", "clients: a: b\n", "access: "},
 		{"two documents", "clients: {}\n---\nclients: {}\n", "more than one document"},
 		{"all faults", "x: 1\nclients:\n  ads: 1\n", "access:3"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if _, err := ParseAccess("access", []byte(tt.file)); err == nil || !strings.Contains(err.Error(), tt.want) {
+			if _, err := ParseAccess("access", []byte(tt.file)); err == nil ||
+				!strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want %q in it", err, tt.want)
 			}
 		})
 	}
-	a, err := ParseAccess("access", []byte("clients:\n  ads: {models: [ncf, wnd], control: [load]}\n  ops:\n    control: [drain]\n  '*': {models: ['*']}\n"))
+	a, err := ParseAccess("access",
+		[]byte("clients:\n  ads: {models: [ncf, wnd], control: [load]}\n  ops:\n    control: "+
+			"[drain]\n  '*': {models: ['*']}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,16 +153,20 @@ somebody metrics false
 
 // TestDefaultAccess is what its comment says.
 func TestDefaultAccess(t *testing.T) {
-	written, err := ParseAccess("comment", []byte("clients:\n  admin: {models: [\"*\"], control: [load, unload, drain, plan, keys, events, metrics]}\n  \"*\": {models: [\"*\"]}\n"))
+	written, err := ParseAccess("comment",
+		[]byte("clients:\n  admin: {models: [\"*\"], control: [load, unload, drain, plan, keys, "+
+			"events, metrics]}\n  \"*\": {models: [\"*\"]}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, client := range []string{"admin", "ads"} {
-		if got, want := DefaultAccess().MayQuery(client, "ncf"), written.MayQuery(client, "ncf"); got != want {
+		if got, want := DefaultAccess().MayQuery(client, "ncf"), written.MayQuery(client,
+			"ncf"); got != want {
 			t.Errorf("%s may query: %v, want %v", client, got, want)
 		}
 		for _, call := range controls {
-			if got, want := DefaultAccess().MayControl(client, call), written.MayControl(client, call); got != want {
+			if got, want := DefaultAccess().MayControl(client, call), written.MayControl(client,
+				call); got != want {
 				t.Errorf("%s may %s: %v, want %v", client, call, got, want)
 			}
 		}
@@ -162,7 +180,10 @@ func TestConfigValidate(t *testing.T) {
 	}{
 		{Config{}, ""},
 		{Config{CertFile: "c", KeyFile: "k"}, ""},
-		{Config{CertFile: "c", KeyFile: "k", CAFile: "a", RequireClientCert: true, AccessFile: "x", APIKeysFile: "y"}, ""},
+		{Config{
+			CertFile: "c", KeyFile: "k", CAFile: "a", RequireClientCert: true, AccessFile: "x",
+			APIKeysFile: "y",
+		}, ""},
 		{Config{APIKeysFile: "y", AccessFile: "x"}, ""},
 		{Config{CertFile: "c"}, "tls-key: empty"},
 		{Config{KeyFile: "k"}, "tls-cert: empty"},
@@ -172,7 +193,8 @@ func TestConfigValidate(t *testing.T) {
 		{Config{AccessFile: "x"}, `access: "x" without`},
 	} {
 		err := tt.config.Validate()
-		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+		if tt.want == "" && err != nil ||
+			tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
 			t.Errorf("%+v: got %v, want %q", tt.config, err, tt.want)
 		}
 	}
@@ -201,28 +223,49 @@ func TestBadFiles(t *testing.T) {
 		config Config
 		want   string
 	}{
-		{"no certificate file", with(func(c *Config) { c.CertFile = p.path("none") }), "tls-cert: "},
+		{"no certificate file", with(func(c *Config) { c.CertFile = p.path("none") }),
+			"tls-cert: "},
 		{"no key file", with(func(c *Config) { c.KeyFile = p.path("none") }), "tls-key: "},
 		{"no CA file", with(func(c *Config) { c.CAFile = p.path("none") }), "tls-ca: "},
 		{"directory", with(func(c *Config) { c.CAFile = p.dir }), "no regular file"},
-		{"another's key", with(func(c *Config) { c.KeyFile = other.path("agent.key") }), "private key does not match public key"},
-		{"key open to the world", with(func(c *Config) { c.KeyFile = p.write("open.key", string(key), 0o604) }), "open.key has mode 0604, want 0600"},
-		{"cut certificate", with(func(c *Config) { c.CertFile = p.write("cut.crt", string(cert[:len(cert)-40]), 0o600) }), "certificate 1 is cut off or damaged"},
-		{"second certificate cut", with(func(c *Config) { c.CAFile = p.write("two.crt", string(cert)+string(cert[:99]), 0o600) }), "certificate 2 is cut off or damaged"},
-		{"key as CA", with(func(c *Config) { c.CAFile = good.KeyFile }), `PEM of type "PRIVATE KEY"`},
-		{"text as CA", with(func(c *Config) { c.CAFile = p.write("text", "hello", 0o600) }), "no certificate in PEM"},
+		{"another's key", with(func(c *Config) { c.KeyFile = other.path("agent.key") }),
+			"private key does not match public key"},
+		{"key open to the world",
+			with(func(c *Config) { c.KeyFile = p.write("open.key", string(key), 0o604) }),
+			"open.key has mode 0604, want 0600"},
+		{"cut certificate",
+			with(func(c *Config) {
+				c.CertFile = p.write("cut.crt", string(cert[:len(cert)-40]), 0o600)
+			}), "certificate 1 is cut off or damaged"},
+		{"second certificate cut",
+			with(func(c *Config) {
+				c.CAFile = p.write("two.crt", string(cert)+string(cert[:99]), 0o600)
+			}), "certificate 2 is cut off or damaged"},
+		{"key as CA", with(func(c *Config) { c.CAFile = good.KeyFile }),
+			`PEM of type "PRIVATE KEY"`},
+		{"text as CA", with(func(c *Config) { c.CAFile = p.write("text", "hello", 0o600) }),
+			"no certificate in PEM"},
 		{"no DER", with(func(c *Config) {
-			c.CAFile = p.write("der", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")})), 0o600)
+			c.CAFile = p.write("der",
+				string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")})),
+				0o600)
 		}), "certificate 1: "},
 		{"client CA", with(func(c *Config) { c.ClientCAFile = p.path("none") }), "tls-client-ca: "},
-		{"keys open to the world", Config{APIKeysFile: p.write("keys", "a: aaaaaaaaaaaaaaaaaaa\n", 0o644)}, "keys has mode 0644, want 0600, or 0640 for a group"},
+		{"keys open to the world",
+			Config{APIKeysFile: p.write("keys", "a: aaaaaaaaaaaaaaaaaaa\n", 0o644)},
+			"keys has mode 0644, want 0600, or 0640 for a group"},
 		{"bad keys", Config{APIKeysFile: p.write("bad", "a\n", 0o640)}, "bad:1: want"},
-		{"bad access", with(func(c *Config) { c.AccessFile = p.write("access", "a: 1\n", 0o644) }), "access:1: unknown key"},
-		{"huge", with(func(c *Config) { c.CAFile = p.write("huge", strings.Repeat("x", largestFile+1), 0o600) }), "want at most"},
+		{"bad access", with(func(c *Config) { c.AccessFile = p.write("access", "a: 1\n", 0o644) }),
+			"access:1: unknown key"},
+		{"huge",
+			with(func(c *Config) {
+				c.CAFile = p.write("huge", strings.Repeat("x", largestFile+1), 0o600)
+			}), "want at most"},
 		{"bad config", Config{CertFile: "x"}, "tls-key: empty"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if _, err := Open(tt.config, Options{Logger: new(logBuffer).logger()}); err == nil || !strings.Contains(err.Error(), tt.want) {
+			if _, err := Open(tt.config, Options{Logger: new(logBuffer).logger()}); err == nil ||
+				!strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want %q in it", err, tt.want)
 			}
 		})
@@ -260,7 +303,9 @@ func TestAdvice(t *testing.T) {
 		{"short", "", "expires on"},
 		{"client", p.path("ca.crt"), AgentName},
 	} {
-		_, log := openGuard(t, Config{CertFile: p.path(tt.file + ".crt"), KeyFile: p.path(tt.file + ".key"), CAFile: tt.ca})
+		_, log := openGuard(t, Config{
+			CertFile: p.path(tt.file + ".crt"), KeyFile: p.path(tt.file + ".key"), CAFile: tt.ca,
+		})
 		if got := log.String(); tt.want == "" && got != "" || !strings.Contains(got, tt.want) {
 			t.Errorf("%s with CA %q: got %q, want %q", tt.file, tt.ca, got, tt.want)
 		}
@@ -318,20 +363,34 @@ func TestIssue(t *testing.T) {
 		}
 		return cert
 	}
-	agent := issue(Order{Name: "a1", Agent: true, Hosts: []string{"db.example.com", "10.0.0.1", "::1", "10.0.0.1", "db.example.com"}, Life: time.Hour})
-	if got := fmt.Sprint(agent.DNSNames, agent.IPAddresses, agent.NotBefore, agent.NotAfter); got != "[agent.muster db.example.com] [10.0.0.1 ::1] 2026-01-02 02:59:05 +0000 UTC 2026-01-02 04:04:05 +0000 UTC" {
+	agent := issue(Order{
+		Name: "a1", Agent: true,
+		Hosts: []string{"db.example.com", "10.0.0.1", "::1", "10.0.0.1", "db.example.com"},
+		Life:  time.Hour,
+	})
+	if got := fmt.Sprint(agent.DNSNames, agent.IPAddresses, agent.NotBefore,
+		agent.NotAfter); got != "[agent.muster db.example.com] [10.0.0.1 ::1] 2026-01-02 "+
+		"02:59:05 +0000 UTC 2026-01-02 04:04:05 +0000 UTC" {
 		t.Errorf("got %s", got)
 	}
 	client := issue(Order{Name: "ads", Life: 2000 * time.Hour})
-	if got := fmt.Sprint(client.DNSNames, client.ExtKeyUsage, client.NotAfter.Equal(ca.cert.NotAfter)); got != fmt.Sprint([]string{}, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, true) {
+	if got := fmt.Sprint(client.DNSNames, client.ExtKeyUsage,
+		client.NotAfter.Equal(ca.cert.NotAfter)); got != fmt.Sprint([]string{},
+		[]x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, true) {
 		t.Errorf("got %s", got)
 	}
-	for _, o := range []Order{{}, {Name: "a b"}, {Name: "a", Hosts: []string{"x"}}, {Name: "a", Agent: true, Hosts: []string{"*"}}} {
+	for _, o := range []Order{
+		{}, {Name: "a b"}, {Name: "a", Hosts: []string{"x"}}, {
+			Name: "a", Agent: true, Hosts: []string{"*"},
+		},
+	} {
 		if _, _, err := ca.Issue(o, now); err == nil {
 			t.Errorf("%+v: no error", o)
 		}
 	}
-	if _, _, err := ca.Issue(Order{Name: "a", Life: time.Hour}, now.Add(1001*time.Hour)); err == nil || !strings.Contains(err.Error(), "expired on 2026-02-12") {
+	if _, _, err := ca.Issue(Order{Name: "a", Life: time.Hour},
+		now.Add(1001*time.Hour)); err == nil ||
+		!strings.Contains(err.Error(), "expired on 2026-02-12") {
 		t.Errorf("of a CA that has expired: got %v", err)
 	}
 }
@@ -359,7 +418,8 @@ func TestCertificateName(t *testing.T) {
 func TestLoopback(t *testing.T) {
 	for address, want := range map[string]bool{
 		"127.0.0.1:1": true, "localhost:1": true, "[::1]:1": true, "127.9.9.9:0": true,
-		":1": false, "0.0.0.0:1": false, "[::]:1": false, "10.0.0.1:1": false, "example.com:1": false, "nonsense": false,
+		":1": false, "0.0.0.0:1": false, "[::]:1": false, "10.0.0.1:1": false,
+		"example.com:1": false, "nonsense": false,
 	} {
 		if got := Loopback(address); got != want {
 			t.Errorf("%s: got %v", address, got)
@@ -373,7 +433,11 @@ func TestRefusalsAreNoFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &logBuffer{}
 		r := refusals{log: log.logger()}
-		from := func(i int) net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0, byte(i>>8), byte(i)), Port: i} }
+		from := func(i int) net.Addr {
+			return &net.TCPAddr{
+				IP: net.IPv4(10, 0, byte(i>>8), byte(i)), Port: i,
+			}
+		}
 		lines := func() int { return strings.Count(log.String(), "\n") }
 		for range 1000 {
 			r.add(from(1), "call refused", "no credentials", errors.New("x"))
@@ -393,7 +457,9 @@ func TestRefusalsAreNoFlood(t *testing.T) {
 		time.Sleep(sayAgain)
 		r.add(from(1), "call refused", "no credentials", errors.New("x"))
 		// All but ten of the many, and peer 1 had been logged.
-		if got := log.String(); lines() != linesAMinute+1 || !strings.Contains(got, "peer=10.0.0.1 reason=\"no credentials\" error=x times=") || !strings.Contains(got, "others_not_logged=") {
+		if got := log.String(); lines() != linesAMinute+1 ||
+			!strings.Contains(got, "peer=10.0.0.1 reason=\"no credentials\" error=x times=") ||
+			!strings.Contains(got, "others_not_logged=") {
 			t.Errorf("ten minutes later: %s", got)
 		}
 		r.add(nil, "call refused", "other", errors.New("x"))
@@ -401,7 +467,10 @@ func TestRefusalsAreNoFlood(t *testing.T) {
 		before := lines()
 		r.sum()
 		r.sum()
-		if got := log.String(); lines() != before+1 || !strings.Contains(got, fmt.Sprintf(`refused=%d reasons="no credentials: %d, other: 1" event=refused`, 1002+3*mostPeers, 1001+3*mostPeers)) {
+		if got := log.String(); lines() != before+1 ||
+			!strings.Contains(got,
+				fmt.Sprintf(`refused=%d reasons="no credentials: %d, other: 1" event=refused`,
+					1002+3*mostPeers, 1001+3*mostPeers)) {
 			t.Errorf("summed up: %s", got[len(got)-300:])
 		}
 		if strings.Count(log.String(), "event=") != 1 {
@@ -411,7 +480,10 @@ func TestRefusalsAreNoFlood(t *testing.T) {
 }
 
 func FuzzParseKeys(f *testing.F) {
-	f.Add([]byte("# keys\nfeed: feed-feed-feed-feed\nads: sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n"))
+	f.Add(
+		[]byte(
+			"# keys\nfeed: feed-feed-feed-feed\nads: " +
+				"sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		keys, err := ParseKeys("keys", data)
 		if (keys == nil) == (err == nil) {
@@ -432,9 +504,12 @@ func FuzzParseKeys(f *testing.F) {
 }
 
 func FuzzParseAccess(f *testing.F) {
-	f.Add([]byte("clients:\n  ads: {models: [ncf, wnd], control: [load]}\n  '*': {models: ['*']}\n"))
+	f.Add(
+		[]byte("clients:\n  ads: {models: [ncf, wnd], control: [load]}\n  '*': {models: ['*']}\n"))
 	f.Add([]byte("clients: &a\n  ads: *a\n"))
-	f.Add([]byte("clients: {ads: {limits: {queries_per_second: 2e2, burst: 400, bytes_per_second: 50MB, streams: 16}}}\n"))
+	f.Add(
+		[]byte("clients: {ads: {limits: {queries_per_second: 2e2, burst: 400, bytes_per_second: " +
+			"50MB, streams: 16}}}\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		a, err := ParseAccess("access", data)
 		if (a == nil) == (err == nil) {

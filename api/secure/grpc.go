@@ -38,7 +38,11 @@ func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.
 	s.guard.silent.enter(raw)
 	if !s.guard.config.TLS() {
 		conn := &newcomer{Conn: s.guard.plain(raw), raw: raw, guard: s.guard}
-		return conn, authInfo{credentials.TLSInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}}, false, conn}, nil
+		return conn, authInfo{
+			credentials.TLSInfo{
+				CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity},
+			}, false, conn,
+		}, nil
 	}
 	conn, err := s.guard.handshake(raw, http2)
 	if err != nil {
@@ -82,7 +86,8 @@ func CloseConnection(ctx context.Context) {
 	}
 }
 
-func (serverCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (serverCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn,
+	credentials.AuthInfo, error) {
 	return nil, nil, errors.New("secure: credentials of a server")
 }
 
@@ -101,8 +106,10 @@ func (serverCredentials) OverrideServerName(string) error           { return nil
 // everyone who has a name.
 func demandOf(method string) demand {
 	switch method {
-	case healthpb.Health_Check_FullMethodName, healthpb.Health_Watch_FullMethodName, healthpb.Health_List_FullMethodName,
-		inference.GRPCInferenceService_ServerLive_FullMethodName, inference.GRPCInferenceService_ServerReady_FullMethodName:
+	case healthpb.Health_Check_FullMethodName, healthpb.Health_Watch_FullMethodName,
+		healthpb.Health_List_FullMethodName,
+		inference.GRPCInferenceService_ServerLive_FullMethodName,
+		inference.GRPCInferenceService_ServerReady_FullMethodName:
 		return demand{open: true}
 	case inference.GRPCInferenceService_RepositoryModelLoad_FullMethodName:
 		return demand{control: Load}
@@ -160,7 +167,8 @@ func Who(ctx context.Context) (who, from string) {
 		return "", ""
 	}
 	who = c.String()
-	if said := metadata.ValueFromIncomingContext(ctx, whoHeader); c.agent && len(said) == 1 && said[0] != "" {
+	if said := metadata.ValueFromIncomingContext(ctx, whoHeader); c.agent && len(said) == 1 &&
+		said[0] != "" {
 		who = said[0][:min(len(said[0]), longestWho)] + " through " + who
 	}
 	if c.from != nil {
@@ -186,7 +194,8 @@ func (g *Guard) Tap(ctx context.Context, info *tap.Info) (context.Context, error
 
 // enter refuses a call that its method alone forbids. The context returned
 // says who calls.
-func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (context.Context, error) {
+func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (context.Context,
+	error) {
 	var state *tls.ConnectionState
 	p, _ := peer.FromContext(ctx)
 	if p != nil {
@@ -224,13 +233,15 @@ func addressOf(p *peer.Peer) net.Addr {
 	return p.Addr
 }
 
-func (g *Guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+func (g *Guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+	handle grpc.UnaryHandler) (any, error) {
 	ctx, err := g.entered(ctx, info.FullMethod)
 	if err != nil {
 		return nil, err
 	}
 	if model, ok := modelOf(req); ok && !demandOf(info.FullMethod).open {
-		if r := g.allow(ctx.Value(callerKey{}).(caller), demand{query: true, model: model}); r != nil {
+		if r := g.allow(ctx.Value(callerKey{}).(caller),
+			demand{query: true, model: model}); r != nil {
 			p, _ := peer.FromContext(ctx)
 			g.refused(addressOf(p), info.FullMethod, r)
 			return nil, r
@@ -239,7 +250,8 @@ func (g *Guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, 
 	return handle(ctx, req)
 }
 
-func (g *Guard) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+func (g *Guard) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo,
+	handle grpc.StreamHandler) error {
 	if _, err := g.entered(s.Context(), info.FullMethod); err != nil {
 		return err
 	}

@@ -66,8 +66,12 @@ clients:
 		config := p.agent()
 		config.AccessFile, config.RequireClientCert = access, true
 		s := serve(t, config, tapped)
-		other, _ := openGuard(t, Config{CertFile: p.path("other-agent.crt"), KeyFile: p.path("other-agent.key"), CAFile: p.path("ca.crt")})
-		checkCalls(t, s.dial("10.0.0.7:8001", peerOf(other)), codes.OK, free+","+queries+","+controlCalls+","+agents)
+		other, _ := openGuard(t, Config{
+			CertFile: p.path("other-agent.crt"), KeyFile: p.path("other-agent.key"),
+			CAFile: p.path("ca.crt"),
+		})
+		checkCalls(t, s.dial("10.0.0.7:8001", peerOf(other)), codes.OK,
+			free+","+queries+","+controlCalls+","+agents)
 	})
 	t.Run("certificates", func(t *testing.T) {
 		config := p.agent()
@@ -83,12 +87,15 @@ clients:
 	t.Run("API keys", func(t *testing.T) {
 		s := serve(t, Config{APIKeysFile: keys}, tapped)
 		checkCalls(t, s.dial("127.0.0.1:1", plainText()), codes.OK, free)
-		checkCalls(t, s.dial("127.0.0.1:1", plainText()), codes.Unauthenticated, queries+","+controlCalls+","+agents)
+		checkCalls(t, s.dial("127.0.0.1:1", plainText()), codes.Unauthenticated,
+			queries+","+controlCalls+","+agents)
 		feed := s.as(ClientConfig{APIKey: "feed-feed-feed-feed"})
 		checkCalls(t, feed, codes.OK, free+","+queries)
 		checkCalls(t, feed, codes.PermissionDenied, controlCalls+","+agents)
-		checkCalls(t, s.as(ClientConfig{APIKey: "feed-feed-feed-fee"}), codes.Unauthenticated, queries)
-		checkCalls(t, s.as(ClientConfig{APIKey: "admin-admin-admin"}), codes.OK, queries+","+controlCalls)
+		checkCalls(t, s.as(ClientConfig{APIKey: "feed-feed-feed-fee"}), codes.Unauthenticated,
+			queries)
+		checkCalls(t, s.as(ClientConfig{APIKey: "admin-admin-admin"}), codes.OK,
+			queries+","+controlCalls)
 	})
 	t.Run("access", func(t *testing.T) {
 		config := p.agent()
@@ -142,8 +149,10 @@ func TestBadClients(t *testing.T) {
 	// Shows the certificate even where the server has said that it will not do.
 	withCert := func(cert tls.Certificate) grpc.DialOption {
 		return grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
-			InsecureSkipVerify:   true,
-			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &cert, nil },
+			InsecureSkipVerify: true,
+			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+				return &cert, nil
+			},
 		}))
 	}
 	load := func(p *pki, name string) tls.Certificate {
@@ -173,10 +182,12 @@ func TestBadClients(t *testing.T) {
 				_ = c.Close()
 			}
 			// The client hears of it before the server has written its line.
-			for wait := time.Now().Add(10 * time.Second); !strings.Contains(s.log.String(), "connection refused") && time.Now().Before(wait); {
+			for wait := time.Now().Add(10 * time.Second); !strings.Contains(s.log.String(),
+				"connection refused") && time.Now().Before(wait); {
 				time.Sleep(time.Millisecond)
 			}
-			if n := strings.Count(s.log.String(), "connection refused"); n != 1 || !strings.Contains(s.log.String(), "reason="+tt.reason) {
+			if n := strings.Count(s.log.String(), "connection refused"); n != 1 ||
+				!strings.Contains(s.log.String(), "reason="+tt.reason) {
 				t.Errorf("log has %d refusals, want one for %s:\n%s", n, tt.reason, s.log)
 			}
 			p.issue("good", Order{Name: "ads"}, 0)
@@ -210,7 +221,9 @@ func TestBadServers(t *testing.T) {
 	p.write("self.crt", string(cert), 0o644)
 	p.write("self.key", string(key), 0o600)
 	p.named("web", "web.example.com")
-	me, _ := openGuard(t, Config{CertFile: p.path("me.crt"), KeyFile: p.path("me.key"), CAFile: p.path("ca.crt")})
+	me, _ := openGuard(t, Config{
+		CertFile: p.path("me.crt"), KeyFile: p.path("me.key"), CAFile: p.path("ca.crt"),
+	})
 
 	for _, tt := range []struct {
 		name     string
@@ -222,26 +235,39 @@ func TestBadServers(t *testing.T) {
 		words    string // of the client's error
 	}{
 		{"good", p, "me", "10.1.2.3:8001", codes.OK, codes.OK, ""},
-		{"expired", p, "expired", "127.0.0.1:1", codes.Unavailable, codes.Unavailable, "set the clock"},
-		{"not yet valid", p, "future", "127.0.0.1:1", codes.Unavailable, codes.Unavailable, "set the clock"},
-		{"another CA", stranger, "agent", "127.0.0.1:1", codes.Unavailable, codes.Unavailable, "unknown authority"},
-		{"self-signed", p, "self", "127.0.0.1:1", codes.Unavailable, codes.Unavailable, "unknown authority"},
-		{"a client's certificate", p, "client", "127.0.0.1:1", codes.Unavailable, codes.Unavailable, "incompatible key usage"},
+		{"expired", p, "expired", "127.0.0.1:1", codes.Unavailable, codes.Unavailable,
+			"set the clock"},
+		{"not yet valid", p, "future", "127.0.0.1:1", codes.Unavailable, codes.Unavailable,
+			"set the clock"},
+		{"another CA", stranger, "agent", "127.0.0.1:1", codes.Unavailable, codes.Unavailable,
+			"unknown authority"},
+		{"self-signed", p, "self", "127.0.0.1:1", codes.Unavailable, codes.Unavailable,
+			"unknown authority"},
+		{"a client's certificate", p, "client", "127.0.0.1:1", codes.Unavailable, codes.Unavailable,
+			"incompatible key usage"},
 		{"right name, no agent", p, "web", "web.example.com:443", codes.OK, codes.Unavailable, ""},
-		{"wrong name", p, "web", "db.example.com:443", codes.Unavailable, codes.Unavailable, "web.example.com, not db.example.com"},
-		{"wrong address", p, "web", "10.0.0.1:443", codes.Unavailable, codes.Unavailable, "10.0.0.1"},
+		{"wrong name", p, "web", "db.example.com:443", codes.Unavailable, codes.Unavailable,
+			"web.example.com, not db.example.com"},
+		{"wrong address", p, "web", "10.0.0.1:443", codes.Unavailable, codes.Unavailable,
+			"10.0.0.1"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := serve(t, Config{CertFile: tt.dir.path(tt.file + ".crt"), KeyFile: tt.dir.path(tt.file + ".key")}, true)
+			s := serve(
+				t,
+				Config{
+					CertFile: tt.dir.path(tt.file + ".crt"), KeyFile: tt.dir.path(tt.file + ".key"),
+				}, true)
 			options, err := ClientConfig{CAFile: p.path("ca.crt")}.DialOptions(s.log.logger())
 			if err != nil {
 				t.Fatal(err)
 			}
 			code, message := call(t, s.dial(tt.address, options...), "live")
 			if code != tt.asClient || !strings.Contains(message, tt.words) {
-				t.Errorf("client: got %v (%s), want %v with %q", code, message, tt.asClient, tt.words)
+				t.Errorf("client: got %v (%s), want %v with %q", code, message, tt.asClient,
+					tt.words)
 			}
-			if code, message := call(t, s.dial(tt.address, peerOf(me)), "live"); code != tt.asAgent {
+			if code, message := call(t, s.dial(tt.address, peerOf(me)),
+				"live"); code != tt.asAgent {
 				t.Errorf("agent: got %v (%s), want %v", code, message, tt.asAgent)
 			}
 		})
@@ -249,7 +275,9 @@ func TestBadServers(t *testing.T) {
 
 	t.Run("TLS to a plain port", func(t *testing.T) {
 		s := serve(t, Config{}, true)
-		lines := func() int { return strings.Count(s.log.String(), `reason="TLS on a port without"`) }
+		lines := func() int {
+			return strings.Count(s.log.String(), `reason="TLS on a port without"`)
+		}
 		logged := 0
 		// A client that sees no TLS may be gone before the server has read what it said.
 		for tries := 0; logged < 3 && tries < 100; tries++ {
@@ -282,12 +310,15 @@ func TestKeyStaysHome(t *testing.T) {
 		{"example.com:8001", false, codes.Unauthenticated},
 		{"10.0.0.1:8001", true, codes.OK},
 	} {
-		options, err := ClientConfig{APIKey: "feed-feed-feed-feed", Insecure: tt.insecure}.DialOptions(s.log.logger())
+		options, err := ClientConfig{
+			APIKey: "feed-feed-feed-feed", Insecure: tt.insecure,
+		}.DialOptions(s.log.logger())
 		if err != nil {
 			t.Fatal(err)
 		}
 		if code, message := call(t, s.dial(tt.address, options...), "ncf"); code != tt.want {
-			t.Errorf("%s, insecure %v: got %v (%s), want %v", tt.address, tt.insecure, code, message, tt.want)
+			t.Errorf("%s, insecure %v: got %v (%s), want %v", tt.address, tt.insecure, code,
+				message, tt.want)
 		}
 	}
 	if strings.Contains(s.log.String(), "refused") {
@@ -333,8 +364,10 @@ func TestReloadWhileServing(t *testing.T) {
 	replace("agent.key", "agent.key")
 	replace("ca.crt", "ca2.crt")
 	lookTwice(s)
-	// p's own ca.crt is as it was; who believes the next CA gets in, and who believes this one does not.
-	checkCalls(t, s.as(ClientConfig{CAFile: p.path("ca2.crt"), APIKey: "feed-feed-feed-feed"}), codes.OK, "ncf")
+	// p's own ca.crt is as it was; who believes the next CA gets in, and who believes
+	// this one does not.
+	checkCalls(t, s.as(ClientConfig{CAFile: p.path("ca2.crt"), APIKey: "feed-feed-feed-feed"}),
+		codes.OK, "ncf")
 	checkCalls(t, s.as(withKey(p, "feed-feed-feed-feed")), codes.Unavailable, "ncf")
 	// A connection that was open goes on, with the keys that hold now.
 	checkCalls(t, old, codes.OK, "ncf")
@@ -361,8 +394,11 @@ func TestReloadWhileServing(t *testing.T) {
 	lookTwice(s)
 	p.write("keys", "feed: third-feed-key-now\n", 0o644)
 	lookTwice(s)
-	checkCalls(t, s.as(ClientConfig{CAFile: p.path("ca2.crt"), APIKey: "another-feed-key-now"}), codes.OK, "wnd")
-	for _, want := range []string{"cut off or damaged", "want a line of `name: key`", "no such file", "mode 0644, want 0600"} {
+	checkCalls(t, s.as(ClientConfig{CAFile: p.path("ca2.crt"), APIKey: "another-feed-key-now"}),
+		codes.OK, "wnd")
+	for _, want := range []string{
+		"cut off or damaged", "want a line of `name: key`", "no such file", "mode 0644, want 0600",
+	} {
 		if n := strings.Count(s.log.String(), want); n != 1 {
 			t.Errorf("log has %q %d times, want once:\n%s", want, n, s.log)
 		}
@@ -382,10 +418,13 @@ func TestClientReloads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	option := grpc.WithTransportCredentials(clientCredentials{identity: func() *identity { return id.current(log.logger()) }})
+	option := grpc.WithTransportCredentials(clientCredentials{
+		identity: func() *identity { return id.current(log.logger()) },
+	})
 	checkCalls(t, s.dial("x:1", option), codes.PermissionDenied, "ncf")
 	p.issue("me", Order{Name: "second"}, 0)
-	for _, want := range []codes.Code{codes.PermissionDenied, codes.OK} { // it may not be whole yet when it is first seen
+	// it may not be whole yet when it is first seen
+	for _, want := range []codes.Code{codes.PermissionDenied, codes.OK} {
 		id.mu.Lock()
 		id.looked = time.Time{} // a second has passed
 		id.mu.Unlock()
@@ -404,7 +443,10 @@ func lookTwice(s *guarded) {
 func TestHalfWritten(t *testing.T) {
 	p := newPKI(t)
 	const ads, feed = "ads: ads-ads-ads-ads-ads-ads\n", "feed: feed-feed-feed-feed\n"
-	config := Config{APIKeysFile: p.write("keys", ads+feed, 0o600), AccessFile: p.write("access", "clients:\n  feed: {models: [ncf]}\n", 0o600)}
+	config := Config{
+		APIKeysFile: p.write("keys", ads+feed, 0o600),
+		AccessFile:  p.write("access", "clients:\n  feed: {models: [ncf]}\n", 0o600),
+	}
 	s := serve(t, config, true)
 	client := s.as(ClientConfig{APIKey: "feed-feed-feed-feed"})
 	checkCalls(t, client, codes.OK, "ncf")
@@ -429,7 +471,9 @@ func TestHalfWritten(t *testing.T) {
 		if want := file + " has no newline at its end"; strings.Count(s.log.String(), want) != 1 {
 			t.Errorf("log has not %q once:\n%s", want, s.log)
 		}
-		if _, err := Open(Config{APIKeysFile: config.APIKeysFile}, Options{Logger: slog.New(slog.DiscardHandler)}); err == nil || !strings.Contains(err.Error(), "no newline") {
+		if _, err := Open(Config{APIKeysFile: config.APIKeysFile},
+			Options{Logger: slog.New(slog.DiscardHandler)}); err == nil ||
+			!strings.Contains(err.Error(), "no newline") {
 			t.Errorf("start with %s: got %v", file, err)
 		}
 	}
@@ -476,7 +520,8 @@ func TestChangesWhileRead(t *testing.T) {
 // change.
 func TestUnknownModels(t *testing.T) {
 	p := newPKI(t)
-	access := p.write("access", "clients: {ads: {models: [ncf, wdn, '*']}, b: {models: [rm3]}}\n", 0o600)
+	access := p.write("access", "clients: {ads: {models: [ncf, wdn, '*']}, b: {models: [rm3]}}\n",
+		0o600)
 	g, log := openGuard(t, Config{AccessFile: access, APIKeysFile: p.write("keys", "", 0o600)})
 	g.KnowModels(func(model string) bool { return model == "ncf" })
 	if !strings.Contains(log.String(), `models="rm3 wdn"`) {
@@ -541,7 +586,8 @@ func BenchmarkEnter(b *testing.B) {
 		header := map[string][]string{"authorization": {"Bearer key-of-the-client-500"}}
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
-				if _, err := g.enter(b.Context(), "/inference.GRPCInferenceService/ModelInfer", header); err != nil {
+				if _, err := g.enter(b.Context(), "/inference.GRPCInferenceService/ModelInfer",
+					header); err != nil {
 					b.Fatal(err)
 				}
 			}

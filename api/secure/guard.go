@@ -50,7 +50,8 @@ type Guard struct {
 
 // What a refusal can be for, the argument of Options.OnRefusal.
 const (
-	ReasonHandshake       = "handshake"       // a connection without the TLS, or the certificate, that is wanted
+	// a connection without the TLS, or the certificate, that is wanted
+	ReasonHandshake       = "handshake"
 	ReasonUnauthenticated = "unauthenticated" // a call of nobody known
 	ReasonDenied          = "denied"          // a call that its client may not make
 	ReasonConnections     = "connections"     // a connection beyond Limits
@@ -60,7 +61,10 @@ const (
 
 // Reasons are all there are.
 func Reasons() []string {
-	return []string{ReasonHandshake, ReasonUnauthenticated, ReasonDenied, ReasonConnections, ReasonCalls, ReasonLimit}
+	return []string{
+		ReasonHandshake, ReasonUnauthenticated, ReasonDenied, ReasonConnections, ReasonCalls,
+		ReasonLimit,
+	}
 }
 
 // Options are how much a Guard lets in, and what it tells others.
@@ -77,7 +81,8 @@ func Open(config Config, o Options) (*Guard, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	g := &Guard{config: config, log: o.Logger, observe: o.OnRefusal, refusals: refusals{log: o.Logger}, waiting: waiting{limit: mostWaiting},
+	g := &Guard{config: config, log: o.Logger, observe: o.OnRefusal,
+		refusals: refusals{log: o.Logger}, waiting: waiting{limit: mostWaiting},
 		turns: newTurns(runtime.GOMAXPROCS(0)), free: timerate.NewLimiter(paceRate, paceBurst),
 		connections: quota{limit: o.Limits.Connections}, calls: quota{limit: o.Limits.Calls}}
 	if g.observe == nil {
@@ -86,10 +91,13 @@ func Open(config Config, o Options) (*Guard, error) {
 	g.origins = http.NewCrossOriginProtection()
 	name, err := os.Hostname()
 	if err != nil {
-		o.Logger.Debug("the machine's name is not known", "error", err) // the others that loopback answers to do
+		// the others that loopback answers to do
+		o.Logger.Debug("the machine's name is not known", "error", err)
 	}
 	g.hostname = strings.ToLower(name)
-	g.identity, err = identityFiles{config.CertFile, config.KeyFile, config.CAFile, config.ClientCAFile, config.CRLFile}.watch()
+	g.identity, err = identityFiles{
+		config.CertFile, config.KeyFile, config.CAFile, config.ClientCAFile, config.CRLFile,
+	}.watch()
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +172,8 @@ func (g *Guard) Refresh() {
 	if g.identity.refresh(g.log) {
 		g.advise()
 		if names := g.open.end(g.identity.get().revoked); len(names) > 0 {
-			g.log.Warn("connections ended: their certificates are revoked", "of", strings.Join(names, " "), "event", "files")
+			g.log.Warn("connections ended: their certificates are revoked", "of",
+				strings.Join(names, " "), "event", "files")
 		}
 	}
 	g.keys.refresh(g.log)
@@ -175,10 +184,12 @@ func (g *Guard) Refresh() {
 
 func (g *Guard) advise() {
 	if err := g.identity.get().advice(time.Now()); err != nil {
-		g.log.Warn("the own certificate is amiss", "file", g.config.CertFile, "error", err, "event", "files")
+		g.log.Warn("the own certificate is amiss", "file", g.config.CertFile, "error", err, "event",
+			"files")
 	}
 	if err := g.identity.get().revoked.advice(time.Now()); err != nil {
-		g.log.Warn("a revocation list is out of date", "file", g.config.CRLFile, "error", err, "event", "files")
+		g.log.Warn("a revocation list is out of date", "file", g.config.CRLFile, "error", err,
+			"event", "files")
 	}
 }
 
@@ -205,7 +216,8 @@ func (g *Guard) warnOfModels() {
 		}
 	}
 	if len(unknown) > 0 {
-		g.log.Warn("the access file names models that are not there", "file", g.config.AccessFile, "models", strings.Join(unknown, " "))
+		g.log.Warn("the access file names models that are not there", "file", g.config.AccessFile,
+			"models", strings.Join(unknown, " "))
 	}
 }
 
@@ -241,7 +253,8 @@ func (r *refusal) GRPCStatus() *status.Status { return status.New(r.code, r.text
 // authenticate says who calls: by the API key, if there is one, or else by the
 // certificate of the connection, if it has TLS. A nil error with no name is a
 // caller who needs none.
-func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string) (caller, *refusal) {
+func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string) (caller,
+	*refusal) {
 	var c caller
 	if state != nil {
 		var err error
@@ -261,13 +274,17 @@ func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string)
 		if given {
 			name, ok := keys.client(key)
 			if !ok {
-				return caller{}, &refusal{codes.Unauthenticated, "unknown API key", "unknown API key"}
+				return caller{}, &refusal{
+					codes.Unauthenticated, "unknown API key", "unknown API key",
+				}
 			}
 			c = caller{name: name, apiKey: true}
 		}
 	}
 	if c.name == "" && !c.agent && g.config.Named() {
-		return caller{}, &refusal{codes.Unauthenticated, "no credentials", "no credentials: want " + g.wanted()}
+		return caller{}, &refusal{
+			codes.Unauthenticated, "no credentials", "no credentials: want " + g.wanted(),
+		}
 	}
 	return c, nil
 }
@@ -287,7 +304,10 @@ func (g *Guard) wanted() string {
 // bearer is the token of an authorization header, if it has one.
 func bearer(headers []string) (token string, given bool, _ *refusal) {
 	if len(headers) > 1 {
-		return "", false, &refusal{codes.Unauthenticated, "several authorizations", "more than one authorization, want one"}
+		return "", false, &refusal{
+			codes.Unauthenticated, "several authorizations",
+			"more than one authorization, want one",
+		}
 	}
 	if len(headers) == 0 {
 		return "", false, nil
@@ -318,19 +338,33 @@ func (g *Guard) allow(c caller, d demand) *refusal {
 	}
 	switch {
 	case d.agent:
-		return &refusal{codes.PermissionDenied, "not an agent", "only agents of this cluster may: want a certificate of its CA with the name " + AgentName}
+		return &refusal{
+			codes.PermissionDenied, "not an agent",
+			"only agents of this cluster may: want a certificate of its CA with the name " +
+				AgentName,
+		}
 	case d.control != "" && c.name == "":
-		return &refusal{codes.Unauthenticated, "no credentials", "no credentials: " + string(d.control) + " needs a client with a name"}
+		return &refusal{
+			codes.Unauthenticated, "no credentials",
+			"no credentials: " + string(d.control) + " needs a client with a name",
+		}
 	case d.control != "" && !g.access.get().MayControl(c.name, d.control):
-		return &refusal{codes.PermissionDenied, "may not " + string(d.control), fmt.Sprintf("client %q may not %s", c.name, d.control)}
+		return &refusal{
+			codes.PermissionDenied, "may not " + string(d.control),
+			fmt.Sprintf("client %q may not %s", c.name, d.control),
+		}
 	case d.query && c.name != "" && !g.access.get().MayQuery(c.name, d.model):
-		return &refusal{codes.PermissionDenied, "may not query", fmt.Sprintf("client %q may not query model %q", c.name, d.model)}
+		return &refusal{
+			codes.PermissionDenied, "may not query",
+			fmt.Sprintf("client %q may not query model %q", c.name, d.model),
+		}
 	}
 	return nil
 }
 
 // check is authenticate and allow.
-func (g *Guard) check(state *tls.ConnectionState, authorization []string, d demand) (caller, *refusal) {
+func (g *Guard) check(state *tls.ConnectionState, authorization []string, d demand) (caller,
+	*refusal) {
 	if d.open {
 		return caller{}, nil
 	}
@@ -366,12 +400,15 @@ func (g *Guard) MayControl(ctx context.Context, call Control) bool {
 	return ok && g.allow(c, demand{control: call}) == nil
 }
 
-// MayQuery says why whoever has made the call that ctx is of may not query the model; nil if it may.
-// It reads the access file as it is now, so that a stream has no rights that its client has lost.
+// MayQuery says why whoever has made the call that ctx is of may not query the model; nil
+// if it may. It reads the access file as it is now, so that a stream has no rights that
+// its client has lost.
 func (g *Guard) MayQuery(ctx context.Context, model string) error {
 	c, ok := ctx.Value(callerKey{}).(caller)
 	if !ok {
-		return &refusal{codes.Unauthenticated, "no credentials", "nobody knows who has made this call"}
+		return &refusal{
+			codes.Unauthenticated, "no credentials", "nobody knows who has made this call",
+		}
 	}
 	if r := g.allow(c, demand{query: true, model: model}); r != nil {
 		return r

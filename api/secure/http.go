@@ -51,7 +51,8 @@ func (g *Guard) counted(next http.Handler, w http.ResponseWriter, req *http.Requ
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(over.RetryAfter.Seconds()))))
 		w.WriteHeader(http.StatusTooManyRequests)
-		_, _ = w.Write(append(oip.ErrorJSON(over.text), '\n')) // a client that is gone needs no answer
+		// a client that is gone needs no answer
+		_, _ = w.Write(append(oip.ErrorJSON(over.text), '\n'))
 		return
 	}
 	if done != nil {
@@ -65,11 +66,15 @@ func (g *Guard) counted(next http.Handler, w http.ResponseWriter, req *http.Requ
 // has made resolve to this machine (DNS rebinding), which makes it the same origin.
 func (g *Guard) ofForeignPage(req *http.Request) *refusal {
 	if err := g.origins.Check(req); err != nil {
-		return &refusal{codes.PermissionDenied, "of another origin", "a web page of another origin may not ask for this: " + err.Error()}
+		return &refusal{
+			codes.PermissionDenied, "of another origin",
+			"a web page of another origin may not ask for this: " + err.Error(),
+		}
 	}
 	if host := hostname(req.Host); !g.isOwnHost(req, host) {
 		return &refusal{codes.PermissionDenied, "of another host", fmt.Sprintf(
-			"host %.100q, want localhost, the machine's name or an address: on loopback without TLS no other is answered", host)}
+			"host %.100q, want localhost, the machine's name or an address: on loopback without "+
+				"TLS no other is answered", host)}
 	}
 	return nil
 }

@@ -31,7 +31,9 @@ func serveHTTP(t testing.TB, config Config) *guardedHTTP {
 	s := &guardedHTTP{t: t, listener: bufconn.Listen(1 << 16)}
 	s.Guard, s.log = openGuard(t, config)
 	server := &http.Server{
-		Handler:  s.HTTP(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, "served") })),
+		Handler: s.HTTP(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.WriteString(w, "served")
+		})),
 		ErrorLog: log.New(io.Discard, "", 0),
 	}
 	var running sync.WaitGroup
@@ -52,7 +54,9 @@ func serveHTTP(t testing.TB, config Config) *guardedHTTP {
 func (s *guardedHTTP) get(config *tls.Config, method, path, key string) (int, string) {
 	s.t.Helper()
 	transport := &http.Transport{
-		DialContext:     func(ctx context.Context, _, _ string) (net.Conn, error) { return s.listener.DialContext(ctx) },
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return s.listener.DialContext(ctx)
+		},
 		TLSClientConfig: config,
 	}
 	defer transport.CloseIdleConnections()
@@ -99,7 +103,8 @@ func TestHTTP(t *testing.T) {
 	p := newPKI(t)
 	p.issue("ads", Order{Name: "ads"}, 0)
 	config := p.agent()
-	config.AccessFile = p.write("access", "clients: {ads: {models: [ncf]}, feed: {models: [wnd, stats], control: [unload]}}\n", 0o600)
+	config.AccessFile = p.write("access",
+		"clients: {ads: {models: [ncf]}, feed: {models: [wnd, stats], control: [unload]}}\n", 0o600)
 	config.APIKeysFile = p.write("keys", "feed: feed-feed-feed-feed\n", 0o600)
 	s := serveHTTP(t, config)
 	const feed = "feed-feed-feed-feed"
@@ -142,13 +147,15 @@ func TestHTTP(t *testing.T) {
 		{"/v2/repository/models/ncf/load", "", feed, 403},
 	} {
 		if got, body := s.get(p.tls(tt.cert), "POST", tt.path, tt.key); got != tt.want {
-			t.Errorf("%s as %q with key %q: got %d %s, want %d", tt.path, tt.cert, tt.key, got, body, tt.want)
+			t.Errorf("%s as %q with key %q: got %d %s, want %d", tt.path, tt.cert, tt.key, got,
+				body, tt.want)
 		} else if got >= 400 && !strings.HasPrefix(body, `{"error":"`) {
 			t.Errorf("%s: got body %q", tt.path, body)
 		}
 	}
 	// An agent may do everything, wherever it calls.
-	if got, body := s.get(p.tls("agent"), "POST", "/v2/repository/models/ncf/load", ""); got != 200 {
+	if got, body := s.get(p.tls("agent"), "POST", "/v2/repository/models/ncf/load",
+		""); got != 200 {
 		t.Errorf("an agent: got %d %s", got, body)
 	}
 }
@@ -171,14 +178,17 @@ func TestHTTPConnections(t *testing.T) {
 		if got, _ := s.get(p.tls(""), "GET", "/livez", ""); got != 0 {
 			t.Errorf("no certificate: got %d", got)
 		}
-		if got, body := s.get(nil, "GET", "/livez", ""); got != 400 || !strings.Contains(body, "use https") {
+		if got, body := s.get(nil, "GET", "/livez", ""); got != 400 ||
+			!strings.Contains(body, "use https") {
 			t.Errorf("plain HTTP: got %d %s", got, body)
 		}
 	}
 	if got, body := s.get(p.tls("ads"), "GET", "/livez", ""); got != 200 {
 		t.Errorf("good: got %d %s", got, body)
 	}
-	for _, reason := range []string{"certificate of an unknown CA", "no certificate", "plain text on a port with TLS"} {
+	for _, reason := range []string{
+		"certificate of an unknown CA", "no certificate", "plain text on a port with TLS",
+	} {
 		if n := strings.Count(s.log.String(), `reason="`+reason+`"`); n != 1 {
 			t.Errorf("%s: %d lines, want 1:\n%s", reason, n, s.log)
 		}
@@ -298,20 +308,28 @@ func TestForeignPages(t *testing.T) {
 		{"the machine's name", "GET", "/v2", "Bench7:8000", loopback, nil, 200},
 		{"a name below localhost", "GET", "/v2", "muster.localhost.", loopback, nil, 200},
 		{"no host", "GET", "/v2", "", loopback, nil, 200},
-		{"own page", "POST", unload, "localhost:8000", loopback, map[string]string{"Origin": "http://localhost:8000"}, 200},
-		{"other page", "POST", unload, "localhost:8000", loopback, map[string]string{"Origin": "http://evil.example"}, 403},
-		{"other page, new browser", "POST", unload, "localhost:8000", loopback, map[string]string{"Sec-Fetch-Site": "cross-site"}, 403},
-		{"page of another port", "POST", unload, "localhost:8000", loopback, map[string]string{"Origin": "http://localhost:3000"}, 403},
-		{"page in a sandbox", "POST", unload, "localhost:8000", loopback, map[string]string{"Origin": "null"}, 403},
-		{"other page, beyond loopback", "POST", unload, "node1:8000", beyond, map[string]string{"Origin": "http://evil.example"}, 403},
-		{"rebound name", "POST", unload, "evil.example:8000", loopback, map[string]string{"Origin": "http://evil.example:8000"}, 403},
+		{"own page", "POST", unload, "localhost:8000", loopback,
+			map[string]string{"Origin": "http://localhost:8000"}, 200},
+		{"other page", "POST", unload, "localhost:8000", loopback,
+			map[string]string{"Origin": "http://evil.example"}, 403},
+		{"other page, new browser", "POST", unload, "localhost:8000", loopback,
+			map[string]string{"Sec-Fetch-Site": "cross-site"}, 403},
+		{"page of another port", "POST", unload, "localhost:8000", loopback,
+			map[string]string{"Origin": "http://localhost:3000"}, 403},
+		{"page in a sandbox", "POST", unload, "localhost:8000", loopback,
+			map[string]string{"Origin": "null"}, 403},
+		{"other page, beyond loopback", "POST", unload, "node1:8000", beyond,
+			map[string]string{"Origin": "http://evil.example"}, 403},
+		{"rebound name", "POST", unload, "evil.example:8000", loopback,
+			map[string]string{"Origin": "http://evil.example:8000"}, 403},
 		{"rebound name, read", "GET", "/v2", "evil.example:8000", loopback, nil, 403},
 		{"rebound name like ours", "GET", "/metrics", "localhost.evil.example", loopback, nil, 403},
 		{"a name, beyond loopback", "GET", "/v2", "node1:8000", beyond, nil, 200},
 	} {
 		req := httptest.NewRequest(tt.method, "http://x"+tt.path, nil)
 		req.Host = tt.host
-		req = req.WithContext(context.WithValue(req.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.ParseIP(tt.local)}))
+		req = req.WithContext(context.WithValue(req.Context(), http.LocalAddrContextKey,
+			&net.TCPAddr{IP: net.ParseIP(tt.local)}))
 		for k, v := range tt.headers {
 			req.Header.Set(k, v)
 		}
@@ -332,8 +350,11 @@ func TestNoCBC(t *testing.T) {
 	if got, body := s.get(config, "GET", "/livez", ""); got != 200 {
 		t.Errorf("TLS 1.2: got %d %s", got, body)
 	}
-	config.CipherSuites = []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA, tls.TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA}
-	if got, body := s.get(config, "GET", "/livez", ""); got != 0 || !strings.Contains(body, "handshake failure") {
+	config.CipherSuites = []uint16{
+		tls.TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA, tls.TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA,
+	}
+	if got, body := s.get(config, "GET", "/livez", ""); got != 0 ||
+		!strings.Contains(body, "handshake failure") {
 		t.Errorf("CBC alone: got %d %s", got, body)
 	}
 }

@@ -146,20 +146,26 @@ func (id *identity) verifyServer(state tls.ConnectionState, host string, agent b
 		err = id.revoked.check(chains)
 	}
 	if err != nil {
-		return &tls.CertificateVerificationError{UnverifiedCertificates: state.PeerCertificates, Err: doubtClock(err)}
+		return &tls.CertificateVerificationError{
+			UnverifiedCertificates: state.PeerCertificates, Err: doubtClock(err),
+		}
 	}
 	if slices.Contains(leaf.DNSNames, AgentName) {
 		return nil
 	}
 	if agent {
-		return fmt.Errorf("tls: the certificate of %q does not have the name %q, want that of an agent of this cluster", leaf.Subject.CommonName, AgentName)
+		return fmt.Errorf(
+			"tls: the certificate of %q does not have the name %q, want that of an agent of this "+
+				"cluster", leaf.Subject.CommonName, AgentName)
 	}
 	return leaf.VerifyHostname(host)
 }
 
 // serverChains are those from the certificate that a server has shown to a CA.
 func (id *identity) serverChains(state tls.ConnectionState) ([][]*x509.Certificate, error) {
-	return state.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: id.roots, Intermediates: poolOf(state.PeerCertificates[1:])})
+	return state.PeerCertificates[0].Verify(x509.VerifyOptions{
+		Roots: id.roots, Intermediates: poolOf(state.PeerCertificates[1:]),
+	})
 }
 
 // outOfDate tells of a certificate that does not hold at this time: not yet, or not any more.
@@ -171,10 +177,12 @@ func outOfDate(err error) (begun, is bool) {
 	return !time.Now().Before(invalid.Cert.NotBefore), true
 }
 
-// doubtClock adds to the error of a certificate that does not hold at this time what else may be wrong.
+// doubtClock adds to the error of a certificate that does not hold at this time what
+// else may be wrong.
 func doubtClock(err error) error {
 	if _, is := outOfDate(err); is {
-		return fmt.Errorf("%w: renew it, or set the clock of this machine or of the one that issued it", err)
+		return fmt.Errorf(
+			"%w: renew it, or set the clock of this machine or of the one that issued it", err)
 	}
 	return err
 }
@@ -212,11 +220,13 @@ func (id *identity) caller(state tls.ConnectionState) (caller, error) {
 	chain := state.VerifiedChains[0]
 	leaf := chain[0]
 	c := caller{name: certificateName(leaf)}
-	c.agent = slices.Contains(leaf.DNSNames, AgentName) && slices.ContainsFunc(state.VerifiedChains, func(chain []*x509.Certificate) bool {
-		return slices.ContainsFunc(id.clusterCA, chain[len(chain)-1].Equal)
-	})
+	c.agent = slices.Contains(leaf.DNSNames, AgentName) &&
+		slices.ContainsFunc(state.VerifiedChains, func(chain []*x509.Certificate) bool {
+			return slices.ContainsFunc(id.clusterCA, chain[len(chain)-1].Equal)
+		})
 	if c.name == "" && !c.agent {
-		return caller{}, errors.New("certificate without a name, want a common name, a DNS name or a URI")
+		return caller{}, errors.New("certificate without a name, want a common name, a DNS name " +
+			"or a URI")
 	}
 	return c, nil
 }
@@ -249,11 +259,15 @@ func (id *identity) advice(now time.Time) error {
 	case id.revoked.first([]*x509.Certificate{leaf}) != nil:
 		return fmt.Errorf("nobody will believe it: %w", &revokedError{leaf})
 	case now.Before(leaf.NotBefore):
-		return fmt.Errorf("the certificate of %q does not hold before %s: "+clock, certificateName(leaf), leaf.NotBefore.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+		return fmt.Errorf("the certificate of %q does not hold before %s: "+clock,
+			certificateName(leaf), leaf.NotBefore.UTC().Format(time.RFC3339),
+			now.UTC().Format(time.RFC3339))
 	case now.After(leaf.NotAfter):
-		return fmt.Errorf("the certificate of %q has expired on %s: "+clock, certificateName(leaf), leaf.NotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+		return fmt.Errorf("the certificate of %q has expired on %s: "+clock, certificateName(leaf),
+			leaf.NotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	case now.Add(soon).After(leaf.NotAfter):
-		return fmt.Errorf("the certificate of %q expires on %s", certificateName(leaf), leaf.NotAfter.UTC().Format(time.RFC3339))
+		return fmt.Errorf("the certificate of %q expires on %s", certificateName(leaf),
+			leaf.NotAfter.UTC().Format(time.RFC3339))
 	case id.roots == nil:
 		return nil // not one of a cluster
 	}
@@ -274,7 +288,8 @@ func (id *identity) advice(now time.Time) error {
 		})
 	}
 	if err != nil {
-		return fmt.Errorf("other agents will not believe the certificate of %q: %w", certificateName(leaf), err)
+		return fmt.Errorf("other agents will not believe the certificate of %q: %w",
+			certificateName(leaf), err)
 	}
 	return nil
 }

@@ -28,7 +28,8 @@ type CA struct {
 
 // NewCA makes a CA whose own certificate holds for life from now, and returns
 // it with its certificate and private key as PEM.
-func NewCA(name string, now time.Time, life time.Duration) (ca *CA, certPEM, keyPEM []byte, err error) {
+func NewCA(name string, now time.Time, life time.Duration) (ca *CA, certPEM, keyPEM []byte,
+	err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, nil, err
@@ -60,7 +61,8 @@ func ReadCA(certPEM, keyPEM []byte) (*CA, error) {
 		return nil, err
 	}
 	if !pair.Leaf.IsCA {
-		return nil, fmt.Errorf("the certificate of %q is not that of a CA", pair.Leaf.Subject.CommonName)
+		return nil, fmt.Errorf("the certificate of %q is not that of a CA",
+			pair.Leaf.Subject.CommonName)
 	}
 	return &CA{cert: pair.Leaf, key: pair.PrivateKey.(crypto.Signer)}, nil
 }
@@ -88,7 +90,8 @@ func (ca *CA) Issue(order Order, now time.Time) (certPEM, keyPEM []byte, err err
 		return nil, nil, errors.New("hosts are for the certificate of an agent")
 	}
 	if !now.Before(ca.cert.NotAfter) {
-		return nil, nil, fmt.Errorf("the CA's certificate has expired on %s", ca.cert.NotAfter.Format(time.DateOnly))
+		return nil, nil, fmt.Errorf("the CA's certificate has expired on %s",
+			ca.cert.NotAfter.Format(time.DateOnly))
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -128,7 +131,8 @@ func (ca *CA) Issue(order Order, now time.Time) (certPEM, keyPEM []byte, err err
 }
 
 // sign is the certificate that template describes, as PEM.
-func sign(template, issuer *x509.Certificate, public crypto.PublicKey, key crypto.Signer) ([]byte, error) {
+func sign(template, issuer *x509.Certificate, public crypto.PublicKey, key crypto.Signer) ([]byte,
+	error) {
 	// CreateCertificate draws the serial number.
 	der, err := x509.CreateCertificate(rand.Reader, template, issuer, public, key)
 	if err != nil {

@@ -58,7 +58,9 @@ func ParseKeys(path string, data []byte) (*Keys, error) {
 			faults = append(faults, fmt.Errorf("%s:%d: %w", path, number, err))
 			continue
 		case first[key.digest] != 0:
-			faults = append(faults, fmt.Errorf("%s:%d: the key of %q is that of line %d too", path, number, key.client, first[key.digest]))
+			faults = append(faults,
+				fmt.Errorf("%s:%d: the key of %q is that of line %d too", path, number, key.client,
+					first[key.digest]))
 			continue
 		}
 		first[key.digest] = number
@@ -83,13 +85,17 @@ func parseKey(line string) (apiKey, error) {
 	if digits, hashed := strings.CutPrefix(secret, "sha256:"); hashed {
 		decoded, err := hex.DecodeString(digits)
 		if err != nil || len(decoded) != sha256.Size {
-			return apiKey{}, fmt.Errorf("the SHA-256 of the key of %q has %d characters, want %d hexadecimal digits", key.client, len(digits), 2*sha256.Size)
+			return apiKey{}, fmt.Errorf(
+				"the SHA-256 of the key of %q has %d characters, want %d hexadecimal digits",
+				key.client, len(digits), 2*sha256.Size)
 		}
 		copy(key.digest[:], decoded)
 		return key, nil
 	}
 	if len(secret) < shortestKey {
-		return apiKey{}, fmt.Errorf("the key of %q has %d characters, want %d or more; `openssl rand -hex 32` makes a good one", key.client, len(secret), shortestKey)
+		return apiKey{}, fmt.Errorf(
+			"the key of %q has %d characters, want %d or more; `openssl rand -hex 32` makes a "+
+				"good one", key.client, len(secret), shortestKey)
 	}
 	if err := checkKey(secret); err != nil {
 		return apiKey{}, fmt.Errorf("the key of %q: %w", key.client, err)
@@ -125,7 +131,9 @@ func checkName(name string) error {
 	}
 	for _, c := range []byte(name) {
 		if c <= ' ' || c > '~' || strings.IndexByte(`*"#:,`, c) >= 0 {
-			return fmt.Errorf("name %q has the character %q, want visible ASCII without *, \", #, : and comma", name, c)
+			return fmt.Errorf(
+				"name %q has the character %q, want visible ASCII without *, \", #, : and comma",
+				name, c)
 		}
 	}
 	return nil

@@ -78,7 +78,8 @@ func holderOf(address net.Addr) string {
 }
 
 var (
-	errTooManyCalls       = status.Error(codes.ResourceExhausted, "too many calls are open: try again when some have ended, or elsewhere")
+	errTooManyCalls = status.Error(codes.ResourceExhausted,
+		"too many calls are open: try again when some have ended, or elsewhere")
 	errTooManyConnections = errors.New("one more than may be open at a time")
 )
 
@@ -99,10 +100,13 @@ func (l limitedListener) Accept() (net.Conn, error) {
 		}
 		peer, conns := holderOf(conn.RemoteAddr()), &l.guard.connections
 		if conns.take(peer, 1) {
-			return &countedConn{Conn: conn, uncount: sync.OnceFunc(func() { conns.give(peer, 1) })}, nil
+			return &countedConn{
+				Conn: conn, uncount: sync.OnceFunc(func() { conns.give(peer, 1) }),
+			}, nil
 		}
 		l.guard.observe(ReasonConnections)
-		l.guard.refusals.add(conn.RemoteAddr(), "connection refused", "too many connections", errTooManyConnections)
+		l.guard.refusals.add(conn.RemoteAddr(), "connection refused", "too many connections",
+			errTooManyConnections)
 		_ = conn.Close() // nobody is there to hear of an error
 	}
 }
@@ -122,8 +126,8 @@ func (c *countedConn) Close() error {
 // CloseWrite is as that of a plainConn.
 func (c *countedConn) CloseWrite() error { return closeWrite(c.Conn) }
 
-// paceRate and paceBurst bound, a second, the calls and requests that cost their sender nothing: the
-// refused, and those that anybody may make.
+// paceRate and paceBurst bound, a second, the calls and requests that cost their sender nothing:
+// the refused, and those that anybody may make.
 const paceRate, paceBurst = 1000, 1000
 
 // longestPace is the longest that one is held up.

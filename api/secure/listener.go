@@ -46,7 +46,10 @@ func (g *Guard) serverConfig(p protocol) *tls.Config {
 	g.tlsMu.Lock()
 	defer g.tlsMu.Unlock()
 	if g.tls.of != id {
-		g.tls = tlsConfigs{of: id, http1: id.server(http1, g.config.RequireClientCert), http2: id.server(http2, g.config.RequireClientCert)}
+		g.tls = tlsConfigs{
+			of: id, http1: id.server(http1, g.config.RequireClientCert),
+			http2: id.server(http2, g.config.RequireClientCert),
+		}
 	}
 	if p == http1 {
 		return g.tls.http1
@@ -59,7 +62,8 @@ func (g *Guard) serverConfig(p protocol) *tls.Config {
 var cipherSuites = []uint16{
 	tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
 	tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
-	tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256, tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+	tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
+	tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
 }
 
 // server is how to take connections for p.
@@ -71,7 +75,9 @@ func (id *identity) server(p protocol, requireClient bool) *tls.Config {
 		CipherSuites: cipherSuites,
 		NextProtos:   []string{string(p)},
 		// Of clients without a certificate there are no chains.
-		VerifyConnection: func(state tls.ConnectionState) error { return id.revoked.check(state.VerifiedChains) },
+		VerifyConnection: func(state tls.ConnectionState) error {
+			return id.revoked.check(state.VerifiedChains)
+		},
 	}
 	switch {
 	case requireClient:
@@ -116,9 +122,11 @@ func handshakeReason(err error) string {
 	var unknown x509.UnknownAuthorityError
 	begun, dated := outOfDate(err)
 	switch {
-	case errors.Is(err, errEvicted), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, errEvicted), errors.Is(err, os.ErrDeadlineExceeded),
+		errors.Is(err, context.DeadlineExceeded):
 		return "no handshake in time"
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), errors.Is(err, io.ErrClosedPipe):
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
+		errors.Is(err, io.ErrClosedPipe):
 		return ""
 	case errors.As(err, new(*revokedError)):
 		return "certificate revoked"
@@ -130,7 +138,8 @@ func handshakeReason(err error) string {
 		return "certificate not valid yet"
 	case errors.As(err, &unknown):
 		return "certificate of an unknown CA"
-	case strings.Contains(err.Error(), "didn't provide a certificate"): // crypto/tls has no type for it
+	// crypto/tls has no type for it
+	case strings.Contains(err.Error(), "didn't provide a certificate"):
 		return "no certificate"
 	case strings.HasPrefix(err.Error(), "remote error"):
 		return "the peer broke off the handshake"
@@ -179,7 +188,10 @@ func (g *Guard) Listen(l net.Listener) net.Listener {
 	if !g.config.TLS() {
 		return plainListener{l, g}
 	}
-	ready := &tlsListener{Listener: l, guard: g, accepted: make(chan accepted), closed: make(chan struct{}), shaking: map[net.Conn]bool{}}
+	ready := &tlsListener{
+		Listener: l, guard: g, accepted: make(chan accepted), closed: make(chan struct{}),
+		shaking: map[net.Conn]bool{},
+	}
 	ready.running.Go(ready.accept)
 	return ready
 }
@@ -245,7 +257,10 @@ func (l *tlsListener) handshake(raw net.Conn) {
 		if errors.As(err, &record) && slices.Contains(beginnings, string(record.RecordHeader[:])) {
 			// Whoever it was learns what to do.
 			_ = raw.SetWriteDeadline(time.Now().Add(time.Second))
-			_, _ = io.WriteString(raw, "HTTP/1.0 400 Bad Request\r\nContent-Type: application/json\r\n\r\n{\"error\":\"plain HTTP on a port with TLS: use https\"}\n")
+			_, _ = io.WriteString(raw,
+				"HTTP/1.0 400 Bad Request\r\nContent-Type: "+
+					"application/json\r\n\r\n{\"error\":\"plain HTTP on a port with TLS: use "+
+					"https\"}\n")
 		}
 		_ = raw.Close() // it was of no use
 		return
@@ -335,7 +350,8 @@ func (c *plainConn) Read(b []byte) (int, error) {
 		c.begun = true
 		if b[0] == handshakeRecord {
 			c.guard.observe(ReasonHandshake)
-			c.guard.refusals.add(c.RemoteAddr(), "connection refused", "TLS on a port without", errTLSOnPlain)
+			c.guard.refusals.add(c.RemoteAddr(), "connection refused", "TLS on a port without",
+				errTLSOnPlain)
 			return 0, errTLSOnPlain
 		}
 	}

@@ -96,7 +96,8 @@ func (r *refusals) sum() {
 		all += reasons[reason]
 		times = append(times, fmt.Sprintf("%s: %d", reason, reasons[reason]))
 	}
-	r.log.Info("calls and connections refused", "refused", all, "reasons", strings.Join(times, ", "), "event", "refused")
+	r.log.Info("calls and connections refused", "refused", all, "reasons",
+		strings.Join(times, ", "), "event", "refused")
 }
 
 // hostOf is the address without the port.

@@ -26,7 +26,11 @@ type revoked struct {
 // A serial names a certificate: its issuer's name as encoded, and its serial number.
 type serial struct{ issuer, number string }
 
-func serialOf(issuer []byte, number *big.Int) serial { return serial{string(issuer), number.String()} }
+func serialOf(issuer []byte, number *big.Int) serial {
+	return serial{
+		string(issuer), number.String(),
+	}
+}
 
 // readRevoked reads a file with one or more lists, each signed by one of the CAs.
 func readRevoked(path string, cas []*x509.Certificate) (*revoked, error) {
@@ -82,10 +86,12 @@ func parseLists(data []byte) (lists []*x509.RevocationList, err error) {
 func checkList(list *x509.RevocationList, cas []*x509.Certificate) error {
 	for _, extension := range list.Extensions {
 		if extension.Critical {
-			return fmt.Errorf("it has the critical extension %v, want a full list of one CA", extension.Id)
+			return fmt.Errorf("it has the critical extension %v, want a full list of one CA",
+				extension.Id)
 		}
 	}
-	err := fmt.Errorf("it is of %q, which is none of the CAs in tls-ca and tls-client-ca", list.Issuer.CommonName)
+	err := fmt.Errorf("it is of %q, which is none of the CAs in tls-ca and tls-client-ca",
+		list.Issuer.CommonName)
 	for _, ca := range cas {
 		if !bytes.Equal(ca.RawSubject, list.RawIssuer) {
 			continue
@@ -101,7 +107,8 @@ func checkList(list *x509.RevocationList, cas []*x509.Certificate) error {
 type revokedError struct{ cert *x509.Certificate }
 
 func (e *revokedError) Error() string {
-	return fmt.Sprintf("the certificate of %q with the serial number %x is revoked", certificateName(e.cert), e.cert.SerialNumber)
+	return fmt.Sprintf("the certificate of %q with the serial number %x is revoked",
+		certificateName(e.cert), e.cert.SerialNumber)
 }
 
 // check reports an error if there is no chain without a certificate that is revoked.
@@ -136,13 +143,18 @@ func (r *revoked) advice(now time.Time) error {
 	if r == nil || r.end.IsZero() || now.Before(r.end) {
 		return nil
 	}
-	return fmt.Errorf("a revocation list should have been renewed by %s: what it revokes stays revoked, what was revoked since is believed", r.end.UTC().Format(time.RFC3339))
+	return fmt.Errorf(
+		"a revocation list should have been renewed by %s: what it revokes stays revoked, what "+
+			"was revoked since is believed", r.end.UTC().Format(time.RFC3339))
 }
 
 // Revoke makes a list of the CA's certificates that are revoked, as PEM: those of the list before,
 // PEM too, if there is one, and those given. It should be renewed after life.
-func (ca *CA) Revoke(before []byte, certs []*x509.Certificate, now time.Time, life time.Duration) ([]byte, error) {
-	template := &x509.RevocationList{Number: big.NewInt(1), ThisUpdate: now.Add(-backdated), NextUpdate: now.Add(life)}
+func (ca *CA) Revoke(before []byte, certs []*x509.Certificate, now time.Time,
+	life time.Duration) ([]byte, error) {
+	template := &x509.RevocationList{
+		Number: big.NewInt(1), ThisUpdate: now.Add(-backdated), NextUpdate: now.Add(life),
+	}
 	known := map[serial]bool{}
 	if len(before) > 0 {
 		lists, err := parseLists(before)
@@ -163,14 +175,18 @@ func (ca *CA) Revoke(before []byte, certs []*x509.Certificate, now time.Time, li
 	}
 	for _, cert := range certs {
 		if err := cert.CheckSignatureFrom(ca.cert); err != nil {
-			return nil, fmt.Errorf("the certificate of %q is not of this CA: %w", certificateName(cert), err)
+			return nil, fmt.Errorf("the certificate of %q is not of this CA: %w",
+				certificateName(cert), err)
 		}
 		if cert.IsCA {
-			return nil, fmt.Errorf("the certificate of %q is that of a CA, want an agent's or a client's", certificateName(cert))
+			return nil, fmt.Errorf(
+				"the certificate of %q is that of a CA, want an agent's or a client's",
+				certificateName(cert))
 		}
 		if id := serialOf(cert.RawIssuer, cert.SerialNumber); !known[id] {
 			known[id] = true
-			template.RevokedCertificateEntries = append(template.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: cert.SerialNumber, RevocationTime: now})
+			template.RevokedCertificateEntries = append(template.RevokedCertificateEntries,
+				x509.RevocationListEntry{SerialNumber: cert.SerialNumber, RevocationTime: now})
 		}
 	}
 	der, err := x509.CreateRevocationList(rand.Reader, template, ca.cert, ca.key)

@@ -17,7 +17,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// revoke writes a list with the certificates in the files, and what is in it already, as of age ago.
+// revoke writes a list with the certificates in the files, and what is in it already,
+// as of age ago.
 func (p *pki) revoke(list string, age, life time.Duration, files ...string) string {
 	p.t.Helper()
 	var certs []*x509.Certificate
@@ -45,22 +46,24 @@ func (p *peers) count() int {
 	return len(p.conns)
 }
 
-// TestRevoked: certificates that are revoked are not believed, of clients, of agents and of servers,
-// from the moment that the list is read: on new connections, and on those that are open.
+// TestRevoked: certificates that are revoked are not believed, of clients, of agents and of
+// servers, from the moment that the list is read: on new connections, and on those that are open.
 func TestRevoked(t *testing.T) {
 	p := newPKI(t)
 	p.issue("ads", Order{Name: "ads"}, 0)
 	p.issue("ops", Order{Name: "ops"}, 0)
 	p.issue("other-agent", Order{Name: "a2", Agent: true}, 0)
 	config := p.agent()
-	config.AccessFile = p.write("access", "clients: {ads: {models: ['*']}, ops: {models: ['*']}}\n", 0o600)
+	config.AccessFile = p.write("access", "clients: {ads: {models: ['*']}, ops: {models: ['*']}}\n",
+		0o600)
 	config.CRLFile = p.revoke("list", 0, time.Hour)
 	s := serve(t, config, true)
 	otherConfig := config
 	otherConfig.CertFile, otherConfig.KeyFile = p.path("other-agent.crt"), p.path("other-agent.key")
 	other, _ := openGuard(t, otherConfig)
 
-	ads, ops, agent := s.as(p.client("ads")), s.as(p.client("ops")), s.dial("10.0.0.7:8001", peerOf(other))
+	ads, ops, agent := s.as(p.client("ads")), s.as(p.client("ops")), s.dial("10.0.0.7:8001",
+		peerOf(other))
 	checkCalls(t, ads, codes.OK, "ncf")
 	checkCalls(t, ops, codes.OK, "ncf")
 	checkCalls(t, agent, codes.OK, "describe")
@@ -68,12 +71,16 @@ func TestRevoked(t *testing.T) {
 		t.Errorf("%d connections with certificates are open, want 3", n)
 	}
 	withREST := func(file string) int {
-		id, err := identityFiles{cert: p.path(file + ".crt"), key: p.path(file + ".key"), ca: p.path("ca.crt")}.read()
+		id, err := identityFiles{
+			cert: p.path(file + ".crt"), key: p.path(file + ".key"), ca: p.path("ca.crt"),
+		}.read()
 		if err != nil {
 			t.Fatal(err)
 		}
 		leaf := id.cert.Leaf
-		chains, err := leaf.Verify(x509.VerifyOptions{Roots: id.roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+		chains, err := leaf.Verify(x509.VerifyOptions{
+			Roots: id.roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +99,8 @@ func TestRevoked(t *testing.T) {
 	if n := s.open.count(); n != 1 {
 		t.Errorf("%d connections are open, want 1: that of ops", n)
 	}
-	if log := s.log.String(); !strings.Contains(log, "connections ended: their certificates are revoked") {
+	if log := s.log.String(); !strings.Contains(log,
+		"connections ended: their certificates are revoked") {
 		t.Errorf("not in the log:\n%s", log)
 	}
 	checkCalls(t, ads, codes.Unavailable, "ncf")
@@ -145,7 +153,8 @@ func TestRevocationLists(t *testing.T) {
 	checkCalls(t, s.as(p.client("ads")), codes.Unavailable, "ncf")
 	p.issue("ops", Order{Name: "ops"}, 0)
 	checkCalls(t, s.as(p.client("ops")), codes.OK, "ncf")
-	if log := s.log.String(); !strings.Contains(log, "a revocation list is out of date") || time.Since(s.RevocationEnd()).Round(time.Hour) != 24*time.Hour {
+	if log := s.log.String(); !strings.Contains(log, "a revocation list is out of date") ||
+		time.Since(s.RevocationEnd()).Round(time.Hour) != 24*time.Hour {
 		t.Errorf("ended %v:\n%s", s.RevocationEnd(), log)
 	}
 
@@ -159,7 +168,9 @@ func TestRevocationLists(t *testing.T) {
 	}
 	delta, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{
 		Number: big.NewInt(2), ThisUpdate: time.Now(), NextUpdate: time.Now().Add(time.Hour),
-		ExtraExtensions: []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 27}, Critical: true, Value: []byte{2, 1, 1}}},
+		ExtraExtensions: []pkix.Extension{
+			{Id: asn1.ObjectIdentifier{2, 5, 29, 27}, Critical: true, Value: []byte{2, 1, 1}},
+		},
 	}, p.ca.cert, p.ca.key)
 	if err != nil {
 		t.Fatal(err)
@@ -175,39 +186,52 @@ func TestRevocationLists(t *testing.T) {
 		{"cut", string(good[:len(good)/2]), "list 1 is cut off or damaged"},
 		{"second cut", string(good) + string(good[:len(good)/2]), "list 2 is cut off or damaged"},
 		{"certificate", string(ca), `PEM of type "CERTIFICATE", want X509 CRL alone`},
-		{"no DER", string(pem.EncodeToMemory(&pem.Block{Type: crlType, Bytes: []byte("x")})), "list 1: "},
-		{"of another CA", string(good) + string(foreign), "list 2: x509: ECDSA verification failure"},
+		{"no DER", string(pem.EncodeToMemory(&pem.Block{Type: crlType, Bytes: []byte("x")})),
+			"list 1: "},
+		{"of another CA", string(good) + string(foreign),
+			"list 2: x509: ECDSA verification failure"},
 		{"forged", string(pem.EncodeToMemory(forged)), "list 1: x509: "},
-		{"not all of it", string(pem.EncodeToMemory(&pem.Block{Type: crlType, Bytes: delta})), "critical extension 2.5.29.27"},
+		{"not all of it", string(pem.EncodeToMemory(&pem.Block{Type: crlType, Bytes: delta})),
+			"critical extension 2.5.29.27"},
 	} {
 		bad := config
 		bad.CRLFile = p.write("bad", tt.list, 0o644)
-		if _, err := Open(bad, Options{Logger: new(logBuffer).logger()}); err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "tls-crl: "+bad.CRLFile) {
+		if _, err := Open(bad, Options{Logger: new(logBuffer).logger()}); err == nil ||
+			!strings.Contains(err.Error(), tt.want) ||
+			!strings.Contains(err.Error(), "tls-crl: "+bad.CRLFile) {
 			t.Errorf("%s: got %v, want %q", tt.name, err, tt.want)
 		}
 	}
 	for _, c := range []Config{{CRLFile: "x"}, {CRLFile: "x", CertFile: "c", KeyFile: "k"}} {
-		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), `tls-crl: "x" without tls-ca`) {
+		if err := c.Validate(); err == nil ||
+			!strings.Contains(err.Error(), `tls-crl: "x" without tls-ca`) {
 			t.Errorf("%+v: got %v", c, err)
 		}
 	}
-	if _, err := (ClientConfig{CRLFile: "x"}).DialOptions(new(logBuffer).logger()); err == nil || !strings.Contains(err.Error(), `tls-crl: "x" without tls-ca`) {
+	if _, err := (ClientConfig{CRLFile: "x"}).DialOptions(new(logBuffer).logger()); err == nil ||
+		!strings.Contains(err.Error(), `tls-crl: "x" without tls-ca`) {
 		t.Errorf("client: got %v", err)
 	}
 	config.CRLFile = p.revoke("own", 0, time.Hour, "agent.crt")
-	if _, log := openGuard(t, config); !strings.Contains(log.String(), `nobody will believe it: the certificate of \"a1\" with the serial number `) {
+	if _, log := openGuard(t, config); !strings.Contains(log.String(),
+		`nobody will believe it: the certificate of \"a1\" with the serial number `) {
 		t.Errorf("the own certificate is revoked, and nobody says so:\n%s", log)
 	}
-	if _, err := p.ca.Revoke(foreign, nil, time.Now(), time.Hour); err == nil || !strings.Contains(err.Error(), "the list before: ") {
+	if _, err := p.ca.Revoke(foreign, nil, time.Now(), time.Hour); err == nil ||
+		!strings.Contains(err.Error(), "the list before: ") {
 		t.Errorf("another CA's list goes on: got %v", err)
 	}
 	stranger.issue("x", Order{Name: "x"}, 0)
-	for file, want := range map[string]string{stranger.path("x.crt"): `the certificate of "x" is not of this CA`, config.CAFile: "is that of a CA"} {
+	for file, want := range map[string]string{
+		stranger.path("x.crt"): `the certificate of "x" is not of this CA`,
+		config.CAFile:          "is that of a CA",
+	} {
 		certs, err := readCertificates("test", file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := p.ca.Revoke(nil, certs, time.Now(), time.Hour); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := p.ca.Revoke(nil, certs, time.Now(), time.Hour); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("revoke %s: got %v, want %q", file, err, want)
 		}
 	}

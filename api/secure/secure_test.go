@@ -102,7 +102,9 @@ func (p *pki) issue(file string, order Order, age time.Duration) {
 // agent is the config of an agent with a certificate of the CA.
 func (p *pki) agent() Config {
 	p.issue("agent", Order{Name: "a1", Agent: true}, 0)
-	return Config{CertFile: p.path("agent.crt"), KeyFile: p.path("agent.key"), CAFile: p.path("ca.crt")}
+	return Config{
+		CertFile: p.path("agent.crt"), KeyFile: p.path("agent.key"), CAFile: p.path("ca.crt"),
+	}
 }
 
 // client is the config of a client with the certificate.
@@ -135,26 +137,32 @@ type guarded struct {
 // fakeService answers the calls that the tests make.
 type fakeService struct{ oip.Server }
 
-func (fakeService) ServerLive(context.Context, *inference.ServerLiveRequest) (*inference.ServerLiveResponse, error) {
+func (fakeService) ServerLive(context.Context, *inference.ServerLiveRequest) (
+	*inference.ServerLiveResponse, error) {
 	return &inference.ServerLiveResponse{Live: true}, nil
 }
-func (fakeService) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (*inference.ServerMetadataResponse, error) {
+func (fakeService) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (
+	*inference.ServerMetadataResponse, error) {
 	return &inference.ServerMetadataResponse{}, nil
 }
-func (fakeService) ModelMetadata(context.Context, *inference.ModelMetadataRequest) (*inference.ModelMetadataResponse, error) {
+func (fakeService) ModelMetadata(context.Context, *inference.ModelMetadataRequest) (
+	*inference.ModelMetadataResponse, error) {
 	return &inference.ModelMetadataResponse{}, nil
 }
-func (fakeService) ModelStatistics(context.Context, *inference.ModelStatisticsRequest) (*inference.ModelStatisticsResponse, error) {
+func (fakeService) ModelStatistics(context.Context, *inference.ModelStatisticsRequest) (
+	*inference.ModelStatisticsResponse, error) {
 	return &inference.ModelStatisticsResponse{}, nil
 }
 func (fakeService) ModelInfer(_ context.Context, r *oip.Request) (*oip.Response, error) {
 	defer r.Release()
 	return &oip.Response{Model: r.Model}, nil
 }
-func (fakeService) RepositoryModelLoad(context.Context, *inference.RepositoryModelLoadRequest) (*inference.RepositoryModelLoadResponse, error) {
+func (fakeService) RepositoryModelLoad(context.Context, *inference.RepositoryModelLoadRequest) (
+	*inference.RepositoryModelLoadResponse, error) {
 	return &inference.RepositoryModelLoadResponse{}, nil
 }
-func (fakeService) RepositoryModelUnload(context.Context, *inference.RepositoryModelUnloadRequest) (*inference.RepositoryModelUnloadResponse, error) {
+func (fakeService) RepositoryModelUnload(context.Context, *inference.RepositoryModelUnloadRequest) (
+	*inference.RepositoryModelUnloadResponse, error) {
 	return &inference.RepositoryModelUnloadResponse{}, nil
 }
 
@@ -179,13 +187,14 @@ func serve(t testing.TB, config Config, tapped bool) *guarded {
 	s.Guard, s.log = openGuard(t, config)
 	options := append(oip.ServerOptions(1<<20), s.ServerOptions()...)
 	if tapped {
-		options = append(options, grpc.InTapHandle(func(ctx context.Context, info *tap.Info) (context.Context, error) {
-			ctx, err := s.Tap(ctx, info)
-			if err == nil {
-				err = s.Count(ctx, info.FullMethodName)
-			}
-			return ctx, err
-		}))
+		options = append(options,
+			grpc.InTapHandle(func(ctx context.Context, info *tap.Info) (context.Context, error) {
+				ctx, err := s.Tap(ctx, info)
+				if err == nil {
+					err = s.Count(ctx, info.FullMethodName)
+				}
+				return ctx, err
+			}))
 	}
 	server := grpc.NewServer(options...)
 	oip.RegisterServer(server, fakeService{})
@@ -207,9 +216,10 @@ func serve(t testing.TB, config Config, tapped bool) *guarded {
 // dial connects to the server as if it were at the address.
 func (s *guarded) dial(address string, options ...grpc.DialOption) *grpc.ClientConn {
 	s.t.Helper()
-	options = append(append(oip.DialOptions(), options...), grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-		return s.listener.DialContext(ctx)
-	}))
+	options = append(append(oip.DialOptions(), options...),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return s.listener.DialContext(ctx)
+		}))
 	conn, err := grpc.NewClient("passthrough:///"+address, options...)
 	if err != nil {
 		s.t.Fatal(err)
@@ -234,37 +244,46 @@ func peerOf(g *Guard) grpc.DialOption { return grpc.WithTransportCredentials(g.P
 // The calls that the tests make, and how each ended.
 var calls = map[string]func(context.Context, *grpc.ClientConn) error{
 	"health": func(ctx context.Context, c *grpc.ClientConn) error {
-		_, err := healthpb.NewHealthClient(c).Check(ctx, &healthpb.HealthCheckRequest{}, grpc.ForceCodecV2(oip.Codec{}))
+		_, err := healthpb.NewHealthClient(c).Check(ctx, &healthpb.HealthCheckRequest{},
+			grpc.ForceCodecV2(oip.Codec{}))
 		return err
 	},
 	"live": func(ctx context.Context, c *grpc.ClientConn) error {
-		_, err := inference.NewGRPCInferenceServiceClient(c).ServerLive(ctx, &inference.ServerLiveRequest{})
+		_, err := inference.NewGRPCInferenceServiceClient(c).ServerLive(ctx,
+			&inference.ServerLiveRequest{})
 		return err
 	},
 	"metadata": func(ctx context.Context, c *grpc.ClientConn) error {
-		_, err := inference.NewGRPCInferenceServiceClient(c).ServerMetadata(ctx, &inference.ServerMetadataRequest{})
+		_, err := inference.NewGRPCInferenceServiceClient(c).ServerMetadata(ctx,
+			&inference.ServerMetadataRequest{})
 		return err
 	},
 	"ncf": func(ctx context.Context, c *grpc.ClientConn) error {
-		return c.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, &oip.Request{Model: "ncf"}, new(oip.Response))
+		return c.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName,
+			&oip.Request{Model: "ncf"}, new(oip.Response))
 	},
 	"wnd": func(ctx context.Context, c *grpc.ClientConn) error {
-		return c.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, &oip.Request{Model: "wnd"}, new(oip.Response))
+		return c.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName,
+			&oip.Request{Model: "wnd"}, new(oip.Response))
 	},
 	"wnd metadata": func(ctx context.Context, c *grpc.ClientConn) error {
-		_, err := inference.NewGRPCInferenceServiceClient(c).ModelMetadata(ctx, &inference.ModelMetadataRequest{Name: "wnd"})
+		_, err := inference.NewGRPCInferenceServiceClient(c).ModelMetadata(ctx,
+			&inference.ModelMetadataRequest{Name: "wnd"})
 		return err
 	},
 	"all statistics": func(ctx context.Context, c *grpc.ClientConn) error {
-		_, err := inference.NewGRPCInferenceServiceClient(c).ModelStatistics(ctx, &inference.ModelStatisticsRequest{})
+		_, err := inference.NewGRPCInferenceServiceClient(c).ModelStatistics(ctx,
+			&inference.ModelStatisticsRequest{})
 		return err
 	},
 	"load": func(ctx context.Context, c *grpc.ClientConn) error {
-		_, err := inference.NewGRPCInferenceServiceClient(c).RepositoryModelLoad(ctx, &inference.RepositoryModelLoadRequest{ModelName: "ncf"})
+		_, err := inference.NewGRPCInferenceServiceClient(c).RepositoryModelLoad(ctx,
+			&inference.RepositoryModelLoadRequest{ModelName: "ncf"})
 		return err
 	},
 	"unload": func(ctx context.Context, c *grpc.ClientConn) error {
-		_, err := inference.NewGRPCInferenceServiceClient(c).RepositoryModelUnload(ctx, &inference.RepositoryModelUnloadRequest{ModelName: "ncf"})
+		_, err := inference.NewGRPCInferenceServiceClient(c).RepositoryModelUnload(ctx,
+			&inference.RepositoryModelUnloadRequest{ModelName: "ncf"})
 		return err
 	},
 	"drain": func(ctx context.Context, c *grpc.ClientConn) error {
@@ -324,7 +343,8 @@ var calls = map[string]func(context.Context, *grpc.ClientConn) error{
 		return err
 	},
 	"control that is not there": func(ctx context.Context, c *grpc.ClientConn) error {
-		return c.Invoke(ctx, "/muster.control.v1.Control/Nothing", &control.DrainRequest{}, &control.DrainResponse{})
+		return c.Invoke(ctx, "/muster.control.v1.Control/Nothing", &control.DrainRequest{},
+			&control.DrainResponse{})
 	},
 }
 
@@ -358,7 +378,8 @@ func (p *pki) named(file, name string) {
 		p.t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		DNSNames: []string{name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		DNSNames: []string{name}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter:    time.Now().Add(time.Hour),
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	cert, err := sign(template, p.ca.cert, key.Public(), p.ca.key)

@@ -55,12 +55,14 @@ func TestTurnsShare(t *testing.T) {
 				time.Sleep(seldom) // until each of the many has had one
 				for ; time.Since(begun) < length; time.Sleep(400 * time.Millisecond) {
 					if waited := take("one"); waited > 2*cost {
-						t.Errorf("after %v, who seldom wants a turn has waited %v", time.Since(begun), waited)
+						t.Errorf("after %v, who seldom wants a turn has waited %v",
+							time.Since(begun), waited)
 					}
 				}
 				took := time.Duration(done.Load()) * cost
 				want := time.Duration(tt.share * float64(length))
-				if took < want*9/10 || took > want+2*turnsAhead+time.Duration(tt.share*float64(time.Second)) {
+				if took < want*9/10 ||
+					took > want+2*turnsAhead+time.Duration(tt.share*float64(time.Second)) {
 					t.Errorf("turns took %v in %v, want about %v", took, length, want)
 				}
 				if most.Load() != int64(tt.most) {
@@ -69,7 +71,8 @@ func TestTurnsShare(t *testing.T) {
 				end()
 				all.Wait()
 				if len(turns.waiting) != 0 || turns.free != tt.most {
-					t.Errorf("%d wait and %d are free once all have ended", len(turns.waiting), turns.free)
+					t.Errorf("%d wait and %d are free once all have ended", len(turns.waiting),
+						turns.free)
 				}
 				time.Sleep(seldom) // its timer
 			})
@@ -77,8 +80,8 @@ func TestTurnsShare(t *testing.T) {
 	}
 }
 
-// TestTurnsOfHandshakes: who begins a handshake and goes silent has no turn meanwhile, so a good one
-// goes on; and one whose time is over while it waits for its turn ends.
+// TestTurnsOfHandshakes: who begins a handshake and goes silent has no turn meanwhile, so a good
+// one goes on; and one whose time is over while it waits for its turn ends.
 func TestTurnsOfHandshakes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turns := newTurns(1)

@@ -47,7 +47,8 @@ func watch[T any](what string, read func() (T, error), paths ...string) (*watche
 		}
 		time.Sleep(startPause)
 	}
-	return nil, fmt.Errorf("%s: %s: being written all the time, want files that stand still", what, strings.Join(w.paths, " "))
+	return nil, fmt.Errorf("%s: %s: being written all the time, want files that stand still", what,
+		strings.Join(w.paths, " "))
 }
 
 // At the start files that change while they are read are read again, so often at most and after
@@ -77,7 +78,8 @@ func (w *watched[T]) refresh(log *slog.Logger) bool {
 	}
 	if err != nil {
 		if err.Error() != w.fault {
-			log.Warn("files have changed and cannot be used; what they said before stays in force", "what", w.what, "error", err, "event", "files")
+			log.Warn("files have changed and cannot be used; what they said before stays in force",
+				"what", w.what, "error", err, "event", "files")
 		}
 		w.fault = err.Error()
 		return false
@@ -86,7 +88,8 @@ func (w *watched[T]) refresh(log *slog.Logger) bool {
 	changed := !same(stamps, w.stamps)
 	w.value.Store(&v)
 	w.stamps, w.fault = stamps, ""
-	log.Info("files read again", "what", w.what, "files", strings.Join(w.paths, " "), "event", "files")
+	log.Info("files read again", "what", w.what, "files", strings.Join(w.paths, " "), "event",
+		"files")
 	return changed
 }
 
@@ -121,7 +124,8 @@ func same(a, b []os.FileInfo) bool {
 			}
 			continue
 		}
-		if !a[i].ModTime().Equal(b[i].ModTime()) || a[i].Size() != b[i].Size() || a[i].Mode() != b[i].Mode() || !os.SameFile(a[i], b[i]) {
+		if !a[i].ModTime().Equal(b[i].ModTime()) || a[i].Size() != b[i].Size() ||
+			a[i].Mode() != b[i].Mode() || !os.SameFile(a[i], b[i]) {
 			return false
 		}
 	}

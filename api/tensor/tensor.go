@@ -119,7 +119,8 @@ func Of[T Element](name string, values []T, shape ...int64) (Tensor, error) {
 		return Tensor{}, fmt.Errorf("tensor %q: %w", name, err)
 	}
 	if n != len(values) {
-		return Tensor{}, fmt.Errorf("tensor %q: shape %v has %d elements, got %d values", name, shape, n, len(values))
+		return Tensor{}, fmt.Errorf("tensor %q: shape %v has %d elements, got %d values", name,
+			shape, n, len(values))
 	}
 	t := Tensor{Name: name, DataType: TypeOf[T](), Shape: shape}
 	if n > 0 {
@@ -137,7 +138,8 @@ func Values[T Element](t Tensor) ([]T, error) {
 	}
 	size := want.Size()
 	if len(t.Data)%size != 0 {
-		return nil, fmt.Errorf("tensor %q: %d bytes are no whole number of %s elements", t.Name, len(t.Data), want)
+		return nil, fmt.Errorf("tensor %q: %d bytes are no whole number of %s elements", t.Name,
+			len(t.Data), want)
 	}
 	if len(t.Data) == 0 {
 		return nil, nil

@@ -50,17 +50,20 @@ const (
 	Late         = attribute.Key("muster.late") // the QoS target was missed
 
 	// Of decisions, as leader/match means them.
-	Action             = attribute.Key("muster.action")
-	Reason             = attribute.Key("muster.reason")
-	Policy             = attribute.Key("muster.policy")
-	Epoch              = attribute.Key("muster.epoch") // of the leader; 0: the gateway decided alone
+	Action = attribute.Key("muster.action")
+	Reason = attribute.Key("muster.reason")
+	Policy = attribute.Key("muster.policy")
+	// of the leader; 0: the gateway decided alone
+	Epoch              = attribute.Key("muster.epoch")
 	Cost               = attribute.Key("muster.cost")
 	Waited             = attribute.Key("muster.waited_ms")
 	PredictedWait      = attribute.Key("muster.predicted_wait_ms")
 	PredictedExecution = attribute.Key("muster.predicted_execution_ms")
-	PredictedLatency   = attribute.Key("muster.predicted_latency_ms") // from the arrival to the answer
-	Finish             = attribute.Key("muster.finish_ms")            // until the answer, as an agent that is asked says
-	Slack              = attribute.Key("muster.slack_ms")
+	// from the arrival to the answer
+	PredictedLatency = attribute.Key("muster.predicted_latency_ms")
+	// until the answer, as an agent that is asked says
+	Finish = attribute.Key("muster.finish_ms")
+	Slack  = attribute.Key("muster.slack_ms")
 )
 
 // Ms is the attribute of a time.
@@ -98,7 +101,8 @@ func EndClient(span trace.Span, err error) {
 // failed where the client is to blame.
 func EndServer(span trace.Span, err error) {
 	switch status.Code(err) {
-	case codes.Unknown, codes.DeadlineExceeded, codes.Unimplemented, codes.Internal, codes.Unavailable, codes.DataLoss:
+	case codes.Unknown, codes.DeadlineExceeded, codes.Unimplemented, codes.Internal,
+		codes.Unavailable, codes.DataLoss:
 		EndClient(span, err)
 		return
 	}
@@ -112,7 +116,8 @@ func EndServer(span trace.Span, err error) {
 // Headers are those of W3C Trace Context, and what travels with it.
 var Headers = []string{"traceparent", "tracestate", "baggage"}
 
-var propagator = propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})
+var propagator = propagation.NewCompositeTextMapPropagator(propagation.TraceContext{},
+	propagation.Baggage{})
 
 // Inject has the context of the span in ctx, and baggage, go along with a call, in
 // place of those that would. Without a span nothing changes.
@@ -133,7 +138,8 @@ func Inject(ctx context.Context) context.Context {
 // parent of spans, in place of any that is there.
 func Extract(ctx context.Context) context.Context {
 	headers, _ := metadata.FromIncomingContext(ctx)
-	return propagator.Extract(trace.ContextWithSpanContext(ctx, trace.SpanContext{}), carrier(headers))
+	return propagator.Extract(trace.ContextWithSpanContext(ctx, trace.SpanContext{}),
+		carrier(headers))
 }
 
 // A carrier is metadata as OpenTelemetry wants it.
@@ -160,5 +166,7 @@ func Format(sc trace.SpanContext) (traceparent, tracestate string) {
 
 // Parse returns ctx with what Format has written as the parent of spans.
 func Parse(ctx context.Context, traceparent, tracestate string) context.Context {
-	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{"traceparent": traceparent, "tracestate": tracestate})
+	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{
+		"traceparent": traceparent, "tracestate": tracestate,
+	})
 }

@@ -17,7 +17,8 @@ import (
 // A Server answers queries; *client.Client is one.
 type Server interface {
 	Infer(ctx context.Context, req *oip.Request) (*oip.Response, error)
-	ModelMetadata(ctx context.Context, model, version string) (*inference.ModelMetadataResponse, error)
+	ModelMetadata(ctx context.Context, model, version string) (*inference.ModelMetadataResponse,
+		error)
 }
 
 // A Model is a model under load, with inputs ready to be sent.
@@ -91,12 +92,16 @@ func NewModel(ctx context.Context, server Server, name string, o ModelOptions) (
 	return m, nil
 }
 
-func newModel(metadata *inference.ModelMetadataResponse, name string, o ModelOptions) (*Model, error) {
+func newModel(metadata *inference.ModelMetadataResponse, name string, o ModelOptions) (*Model,
+	error) {
 	properties, err := oip.ParseProperties(metadata.GetProperties())
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{Name: name, QoSTarget: o.QoSTarget, QoSPercentile: properties.QoSPercentile, Timeout: o.Timeout}
+	m := &Model{
+		Name: name, QoSTarget: o.QoSTarget, QoSPercentile: properties.QoSPercentile,
+		Timeout: o.Timeout,
+	}
 	if m.QoSTarget == 0 {
 		m.QoSTarget = properties.QoSTarget
 	}
@@ -112,7 +117,8 @@ func newModel(metadata *inference.ModelMetadataResponse, name string, o ModelOpt
 	m.LargestBatchSize = o.LargestBatchSize
 	if most := properties.LargestBatchSize; most > 0 && most < m.LargestBatchSize {
 		m.LargestBatchSize = most
-		m.Notes = append(m.Notes, fmt.Sprintf("takes batch sizes up to %d; larger ones are not sent", most))
+		m.Notes = append(m.Notes,
+			fmt.Sprintf("takes batch sizes up to %d; larger ones are not sent", most))
 	}
 	if len(metadata.GetInputs()) == 0 {
 		return nil, fmt.Errorf("the server tells no inputs")
@@ -127,7 +133,8 @@ func newModel(metadata *inference.ModelMetadataResponse, name string, o ModelOpt
 	}
 	m.rows = max(m.LargestBatchSize, min(2*m.LargestBatchSize, spareBytes/rowBytes))
 	if m.rows > maxInputBytes/rowBytes {
-		return nil, fmt.Errorf("inputs of batch size %d take %d bytes, want at most %d", m.LargestBatchSize, m.rows*rowBytes, maxInputBytes)
+		return nil, fmt.Errorf("inputs of batch size %d take %d bytes, want at most %d",
+			m.LargestBatchSize, m.rows*rowBytes, maxInputBytes)
 	}
 	r := rand.New(rand.NewPCG(o.Seed, 3))
 	for i := range m.inputs {
@@ -141,7 +148,8 @@ func (m *Model) addInput(d *inference.ModelMetadataResponse_TensorMetadata) (*in
 	in := input{name: d.GetName(), dataType: tensor.DataType(d.GetDatatype())}
 	size := in.dataType.Size()
 	if size == 0 {
-		return nil, fmt.Errorf("input %q: cannot make elements of type %q", in.name, d.GetDatatype())
+		return nil, fmt.Errorf("input %q: cannot make elements of type %q", in.name,
+			d.GetDatatype())
 	}
 	if len(d.GetShape()) == 0 {
 		return nil, fmt.Errorf("input %q has no batch dimension", in.name)
@@ -150,7 +158,8 @@ func (m *Model) addInput(d *inference.ModelMetadataResponse_TensorMetadata) (*in
 	for i, n := range in.shape {
 		if n < 0 {
 			in.shape[i] = 1
-			m.Notes = append(m.Notes, fmt.Sprintf("input %q: dimension %d is dynamic; sending 1", in.name, i+1))
+			m.Notes = append(m.Notes,
+				fmt.Sprintf("input %q: dimension %d is dynamic; sending 1", in.name, i+1))
 		}
 	}
 	n, err := tensor.Elements(in.shape)

@@ -16,7 +16,8 @@ import (
 
 // colours tell models apart, for colour-blind readers too (Okabe and Ito).
 var colours = []color.RGBA{
-	{0, 114, 178, 255}, {213, 94, 0, 255}, {0, 158, 115, 255}, {204, 121, 167, 255}, {86, 180, 233, 255}, {230, 159, 0, 255},
+	{0, 114, 178, 255}, {213, 94, 0, 255}, {0, 158, 115, 255}, {204, 121, 167, 255},
+	{86, 180, 233, 255}, {230, 159, 0, 255},
 }
 
 // WritePlot draws the latencies by percentile as PNG: a curve a model, its QoS
@@ -92,7 +93,9 @@ func addTargets(p *plot.Plot, models []ModelReport, right float64) error {
 		if slices.ContainsFunc(models[i+1:], same) {
 			c = color.RGBA{90, 90, 90, 255}
 		}
-		line, err := plotter.NewLine(plotter.XYs{{X: 0, Y: m.QoSTargetMS}, {X: right, Y: m.QoSTargetMS}})
+		line, err := plotter.NewLine(plotter.XYs{
+			{X: 0, Y: m.QoSTargetMS}, {X: right, Y: m.QoSTargetMS},
+		})
 		if err != nil {
 			return err
 		}
@@ -141,7 +144,8 @@ func addCurve(p *plot.Plot, m ModelReport, c color.RGBA, right float64) error {
 	line.Width = 2
 	p.Add(line)
 	p.Legend.Add(fmt.Sprintf("%s: %s/s, p99 %s ms, %.2f %% within %g ms",
-		m.Model, figures(m.OfferedQPS), figures(m.LatencyMS.P99), 100*m.QoSSatisfaction, m.QoSTargetMS), line)
+		m.Model, figures(m.OfferedQPS), figures(m.LatencyMS.P99), 100*m.QoSSatisfaction,
+		m.QoSTargetMS), line)
 	p99, ok := at(0.99)
 	if !ok {
 		return nil // more than one in a hundred failed
@@ -160,7 +164,9 @@ type percentileTicks struct{}
 
 func (percentileTicks) Ticks(lo, hi float64) []plot.Tick {
 	var ticks []plot.Tick
-	for _, s := range []string{"0", "50", "75", "90", "95", "99", "99.5", "99.9", "99.99", "99.999"} {
+	for _, s := range []string{
+		"0", "50", "75", "90", "95", "99", "99.5", "99.9", "99.99", "99.999",
+	} {
 		var percentile float64
 		fmt.Sscan(s, &percentile)
 		if x := nines(percentile / 100); x >= lo && x <= hi+1e-9 {

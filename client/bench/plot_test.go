@@ -23,17 +23,19 @@ func TestPlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		r := rand.New(rand.NewPCG(1, 0))
-		s := &fakeServer{properties: fakeProperties(), answer: func(ctx context.Context, req *oip.Request) error {
-			mu.Lock()
-			ms := math.Exp(0.5 * r.NormFloat64())
-			mu.Unlock()
-			if req.Model == "wnd" {
-				ms *= 3.5
-			}
-			return sleep(ctx, time.Duration(ms*1e6))
-		}}
+		s := &fakeServer{properties: fakeProperties(),
+			answer: func(ctx context.Context, req *oip.Request) error {
+				mu.Lock()
+				ms := math.Exp(0.5 * r.NormFloat64())
+				mu.Unlock()
+				if req.Model == "wnd" {
+					ms *= 3.5
+				}
+				return sleep(ctx, time.Duration(ms*1e6))
+			}}
 		report := mustRun(t, s, Config{
-			Queries: stream(t, "poisson", 400, workloadSizes(t), "ncf", "wnd"), Duration: 20 * time.Second,
+			Queries:  stream(t, "poisson", 400, workloadSizes(t), "ncf", "wnd"),
+			Duration: 20 * time.Second,
 			Workload: Workload{Arrivals: "poisson", BatchSizes: "trace"},
 		}, "ncf", "wnd")
 		var picture bytes.Buffer
@@ -66,7 +68,8 @@ func TestPlot(t *testing.T) {
 		s.answer = func(context.Context, *oip.Request) error { return nil }
 		models := []*Model{fakeModel(t, s, "m")}
 		s.answer = func(ctx context.Context, _ *oip.Request) error { return sleep(ctx, time.Hour) }
-		failed, err := run(t.Context(), s, models, Config{Queries: steady(t, 10, "m"), Duration: time.Second}, sleepUntil)
+		failed, err := run(t.Context(), s, models,
+			Config{Queries: steady(t, 10, "m"), Duration: time.Second}, sleepUntil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -22,7 +22,8 @@ func NewProgress(w io.Writer) (show func(Progress), done func()) {
 	const clear = "\r\x1b[K"
 	return func(p Progress) {
 		line := []rune(p.bar() + p.String())
-		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 && len(line) >= width {
+		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 &&
+			len(line) >= width {
 			line = line[:width-1] // a line that wraps could not be cleared
 		}
 		fmt.Fprint(w, clear, string(line))

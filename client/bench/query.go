@@ -12,7 +12,8 @@ import (
 // RandomQuery makes one query of the batch size for the model that metadata
 // describes, with random inputs within its id bounds. The notes say what had to
 // be guessed about the inputs.
-func RandomQuery(metadata *inference.ModelMetadataResponse, batchSize int, seed uint64) (query *oip.Request, notes []string, err error) {
+func RandomQuery(metadata *inference.ModelMetadataResponse, batchSize int,
+	seed uint64) (query *oip.Request, notes []string, err error) {
 	m, err := newModel(metadata, metadata.GetName(), ModelOptions{
 		LargestBatchSize: batchSize,
 		QoSTarget:        time.Second, // nothing is measured
@@ -22,7 +23,8 @@ func RandomQuery(metadata *inference.ModelMetadataResponse, batchSize int, seed 
 		return nil, nil, err
 	}
 	if m.LargestBatchSize < batchSize {
-		return nil, nil, fmt.Errorf("batch size %d, the model takes at most %d", batchSize, m.LargestBatchSize)
+		return nil, nil, fmt.Errorf("batch size %d, the model takes at most %d", batchSize,
+			m.LargestBatchSize)
 	}
 	return m.request(batchSize, rand.New(rand.NewPCG(seed, 0))), m.Notes, nil
 }

@@ -44,12 +44,13 @@ type ModelReport struct {
 	Failures   []Failure `json:"failures"`
 	// QoSSatisfaction is the share of the queries, failed ones included, that
 	// were answered within the QoS target, in [0, 1].
-	QoSSatisfaction float64   `json:"qos_satisfaction"`
-	QoSMet          bool      `json:"qos_met"` // QoSSatisfaction is QoSPercentile or more
-	OfferedQPS      float64   `json:"offered_qps"`
-	AchievedQPS     float64   `json:"achieved_qps"`     // answers a second
-	ItemsPerSecond  float64   `json:"items_per_second"` // offered rows a second
-	LatencyMS       Latencies `json:"latency_ms"`       // of what was answered, from when it was due
+	QoSSatisfaction float64 `json:"qos_satisfaction"`
+	QoSMet          bool    `json:"qos_met"` // QoSSatisfaction is QoSPercentile or more
+	OfferedQPS      float64 `json:"offered_qps"`
+	AchievedQPS     float64 `json:"achieved_qps"`     // answers a second
+	ItemsPerSecond  float64 `json:"items_per_second"` // offered rows a second
+	// of what was answered, from when it was due
+	LatencyMS Latencies `json:"latency_ms"`
 
 	latencies *hdrhistogram.Histogram
 }
@@ -74,7 +75,8 @@ type Failure struct {
 
 // QoSMet reports whether every model that had queries met its QoS target.
 func (r *Report) QoSMet() bool {
-	return !slices.ContainsFunc(r.Models, func(m ModelReport) bool { return m.Queries > 0 && !m.QoSMet })
+	return !slices.ContainsFunc(r.Models,
+		func(m ModelReport) bool { return m.Queries > 0 && !m.QoSMet })
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
@@ -150,14 +152,20 @@ func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	if r.Workload.RateQPS > 0 {
 		fmt.Fprintf(&b, "%.1f s of %s arrivals at %s queries/s, batch sizes %s, seed %d\n\n",
-			r.DurationS, r.Workload.Arrivals, figures(r.Workload.RateQPS), r.Workload.BatchSizes, r.Workload.Seed)
+			r.DurationS, r.Workload.Arrivals, figures(r.Workload.RateQPS), r.Workload.BatchSizes,
+			r.Workload.Seed)
 	}
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "model\tqueries\toffered/s\tanswered/s\tp50 ms\tp95 ms\tp99 ms\tmax ms\twithin QoS\ttarget ms\tlate\terrors\t")
+	fmt.Fprintln(
+		t,
+		"model\tqueries\toffered/s\tanswered/s\tp50 ms\tp95 ms\tp99 ms\tmax ms\twithin "+
+			"QoS\ttarget ms\tlate\terrors\t")
 	for _, m := range r.Models {
-		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%.2f %%\t%g\t%d\t%d\t\n", m.Model, m.Queries,
+		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%.2f %%\t%g\t%d\t%d\t\n", m.Model,
+			m.Queries,
 			figures(m.OfferedQPS), figures(m.AchievedQPS),
-			figures(m.LatencyMS.P50), figures(m.LatencyMS.P95), figures(m.LatencyMS.P99), figures(m.LatencyMS.Max),
+			figures(m.LatencyMS.P50), figures(m.LatencyMS.P95), figures(m.LatencyMS.P99),
+			figures(m.LatencyMS.Max),
 			100*m.QoSSatisfaction, m.QoSTargetMS, m.Late, m.Failed)
 	}
 	if err := t.Flush(); err != nil {
@@ -168,16 +176,23 @@ func (r *Report) WriteText(w io.Writer) error {
 			fmt.Fprintf(&b, "%s: %d failed, the first: %s\n", m.Model, f.Count, f.Example)
 		}
 		if m.Unfinished > 0 {
-			fmt.Fprintf(&b, "%s: %d were in flight when the run was cut short, and are not counted\n", m.Model, m.Unfinished)
+			fmt.Fprintf(
+				&b, "%s: %d were in flight when the run was cut short, and are not counted\n",
+				m.Model, m.Unfinished)
 		}
 		if m.Queries > 0 && !m.QoSMet {
-			fmt.Fprintf(&b, "%s missed its QoS target: %.2f %% of the queries within %g ms, want %g %%\n",
+			fmt.Fprintf(
+				&b, "%s missed its QoS target: %.2f %% of the queries within %g ms, want %g %%\n",
 				m.Model, 100*m.QoSSatisfaction, m.QoSTargetMS, m.QoSPercentile)
 		}
 	}
 	if !r.GeneratorOnSchedule {
-		fmt.Fprintf(&b, "The load generator could not keep its schedule: it sent queries up to %s ms late (p99 %s ms), and\n"+
-			"the latencies include that. Give it a lower rate, or a machine with cores to spare.\n",
+		fmt.Fprintf(
+			&b,
+			"The load generator could not keep its schedule: it sent queries up to %s ms late "+
+				"(p99 %s ms), and\n"+
+				"the latencies include that. Give it a lower rate, or a machine with cores to "+
+				"spare.\n",
 			figures(r.GeneratorDelayMS.Max), figures(r.GeneratorDelayMS.P99))
 	}
 	_, err := io.WriteString(w, b.String())

@@ -99,7 +99,8 @@ type generator struct {
 
 var errPointless = errors.New("more queries missed the QoS target than may")
 
-func run(ctx context.Context, server Server, models []*Model, c Config, wait func(context.Context, time.Time) error) (*Report, error) {
+func run(ctx context.Context, server Server, models []*Model, c Config,
+	wait func(context.Context, time.Time) error) (*Report, error) {
 	if c.MaxInFlight == 0 {
 		c.MaxInFlight = DefaultMaxInFlight
 	}
@@ -203,7 +204,9 @@ func (g *generator) modelOf(q workload.Query) (*recorder, error) {
 		return nil, fmt.Errorf("a query for model %q, which is not under load", q.Model)
 	}
 	if m := g.models[i]; q.BatchSize < 1 || q.BatchSize > m.rows {
-		return nil, fmt.Errorf("a query of batch size %d for model %q, whose inputs are made for 1..%d", q.BatchSize, q.Model, m.rows)
+		return nil, fmt.Errorf(
+			"a query of batch size %d for model %q, whose inputs are made for 1..%d", q.BatchSize,
+			q.Model, m.rows)
 	}
 	return g.models[i], nil
 }
@@ -237,7 +240,9 @@ func (g *generator) startProgress(start time.Time) (stop func()) {
 }
 
 func (g *generator) progress(start, last, now time.Time) Progress {
-	p := Progress{Elapsed: now.Sub(start), Duration: g.config.Duration, InFlight: int64(len(g.slots))}
+	p := Progress{
+		Elapsed: now.Sub(start), Duration: g.config.Duration, InFlight: int64(len(g.slots)),
+	}
 	var answered int64
 	for _, m := range g.models {
 		m.mu.Lock()
@@ -270,7 +275,10 @@ type recorder struct {
 }
 
 func newRecorder(m *Model) *recorder {
-	return &recorder{Model: m, tolerable: -1, failures: map[string]*Failure{}, latencies: newHistogram(), recent: newHistogram()}
+	return &recorder{
+		Model: m, tolerable: -1, failures: map[string]*Failure{}, latencies: newHistogram(),
+		recent: newHistogram(),
+	}
 }
 
 func (m *recorder) sent(batchSize int) {

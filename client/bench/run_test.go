@@ -38,7 +38,8 @@ func (s *fakeServer) Infer(ctx context.Context, req *oip.Request) (*oip.Response
 	return &oip.Response{}, nil
 }
 
-func (s *fakeServer) ModelMetadata(_ context.Context, model, _ string) (*inference.ModelMetadataResponse, error) {
+func (s *fakeServer) ModelMetadata(_ context.Context, model,
+	_ string) (*inference.ModelMetadataResponse, error) {
 	if model == "missing" {
 		return nil, errors.New("no such model")
 	}
@@ -55,8 +56,9 @@ func (s *fakeServer) ModelMetadata(_ context.Context, model, _ string) (*inferen
 // properties of the fake models: 10 ms in 99 %, ids below 7 and 1000.
 func fakeProperties() map[string]string {
 	return oip.Properties{
-		QoSTarget: 10 * time.Millisecond, QoSPercentile: 99, Deadline: 100 * time.Millisecond, LargestBatchSize: 64,
-		IDBounds: map[string][]int64{"ids": {7, 1000}},
+		QoSTarget: 10 * time.Millisecond, QoSPercentile: 99, Deadline: 100 * time.Millisecond,
+		LargestBatchSize: 64,
+		IDBounds:         map[string][]int64{"ids": {7, 1000}},
 	}.Map()
 }
 
@@ -96,7 +98,8 @@ func steady(t *testing.T, rate float64, models ...string) iter.Seq[workload.Quer
 	return stream(t, "constant", rate, sizes, models...)
 }
 
-func stream(t *testing.T, arrivals string, rate float64, sizes *workload.BatchSizes, models ...string) iter.Seq[workload.Query] {
+func stream(t *testing.T, arrivals string, rate float64, sizes *workload.BatchSizes,
+	models ...string) iter.Seq[workload.Query] {
 	t.Helper()
 	a, err := workload.ParseArrivals(arrivals, rate)
 	if err != nil {
@@ -129,33 +132,40 @@ func mustRun(t *testing.T, s *fakeServer, c Config, models ...string) *Report {
 func TestRunCountsAndMeasures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n atomic.Int64
-		s := &fakeServer{properties: fakeProperties(), answer: func(ctx context.Context, req *oip.Request) error {
-			switch k := n.Add(1); {
-			case k%100 == 50:
-				return fmt.Errorf("a detail: %w", client.ErrOverloaded)
-			case k%100 == 60:
-				return sleep(ctx, time.Hour)
-			case k%100 == 70:
-				return sleep(ctx, 20*time.Millisecond)
-			}
-			return sleep(ctx, 2*time.Millisecond)
-		}}
+		s := &fakeServer{properties: fakeProperties(),
+			answer: func(ctx context.Context, req *oip.Request) error {
+				switch k := n.Add(1); {
+				case k%100 == 50:
+					return fmt.Errorf("a detail: %w", client.ErrOverloaded)
+				case k%100 == 60:
+					return sleep(ctx, time.Hour)
+				case k%100 == 70:
+					return sleep(ctx, 20*time.Millisecond)
+				}
+				return sleep(ctx, 2*time.Millisecond)
+			}}
 		r := mustRun(t, s, Config{Queries: steady(t, 1000, "m"), Duration: 2 * time.Second}, "m")
 		m := r.Models[0]
-		if m.Queries != 1999 || m.Answered != 1959 || m.Late != 20 || m.Failed != 40 || m.Unfinished != 0 {
+		if m.Queries != 1999 || m.Answered != 1959 || m.Late != 20 || m.Failed != 40 ||
+			m.Unfinished != 0 {
 			t.Errorf("got %+v, want 1999 queries, 1959 answered, 20 late, 40 failed", m)
 		}
-		if want := 1939. / 1999; math.Abs(m.QoSSatisfaction-want) > 1e-12 || m.QoSMet || r.QoSMet() {
-			t.Errorf("QoS satisfaction %v (met: %v), want %v and not met", m.QoSSatisfaction, m.QoSMet, want)
+		if want := 1939. / 1999; math.Abs(m.QoSSatisfaction-want) > 1e-12 || m.QoSMet ||
+			r.QoSMet() {
+			t.Errorf("QoS satisfaction %v (met: %v), want %v and not met", m.QoSSatisfaction,
+				m.QoSMet, want)
 		}
-		if len(m.Failures) != 2 || m.Failures[0].Reason != "deadline exceeded" || m.Failures[0].Count != 20 ||
+		if len(m.Failures) != 2 || m.Failures[0].Reason != "deadline exceeded" ||
+			m.Failures[0].Count != 20 ||
 			m.Failures[1] != (Failure{"server overloaded", 20, "a detail: server overloaded"}) {
 			t.Errorf("failures %+v", m.Failures)
 		}
-		if l := m.LatencyMS; l.P50 < 1.99 || l.P50 > 2.01 || l.P99 > 2.01 || l.P999 < 19.98 || l.Max > 20.02 {
+		if l := m.LatencyMS; l.P50 < 1.99 || l.P50 > 2.01 || l.P99 > 2.01 || l.P999 < 19.98 ||
+			l.Max > 20.02 {
 			t.Errorf("latencies %+v, want 2 ms, and 20 ms for one in a hundred", l)
 		}
-		if math.Abs(m.OfferedQPS-1000) > 1 || r.DurationS != 2 || !r.GeneratorOnSchedule || r.Interrupted {
+		if math.Abs(m.OfferedQPS-1000) > 1 || r.DurationS != 2 || !r.GeneratorOnSchedule ||
+			r.Interrupted {
 			t.Errorf("report %+v", r)
 		}
 	})
@@ -166,23 +176,29 @@ func TestRunCountsAndMeasures(t *testing.T) {
 func TestRunDoesNotOmit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		s := &fakeServer{properties: fakeProperties(), answer: func(ctx context.Context, _ *oip.Request) error {
-			if at := time.Since(start); at > time.Second && at < 2*time.Second {
-				return sleep(ctx, 2*time.Second-at)
-			}
-			return sleep(ctx, time.Millisecond)
-		}}
-		m, err := NewModel(t.Context(), s, "m", ModelOptions{LargestBatchSize: 64, Timeout: time.Minute})
+		s := &fakeServer{properties: fakeProperties(),
+			answer: func(ctx context.Context, _ *oip.Request) error {
+				if at := time.Since(start); at > time.Second && at < 2*time.Second {
+					return sleep(ctx, 2*time.Second-at)
+				}
+				return sleep(ctx, time.Millisecond)
+			}}
+		m, err := NewModel(t.Context(), s, "m", ModelOptions{
+			LargestBatchSize: 64, Timeout: time.Minute,
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		start = time.Now()
-		r, err := run(t.Context(), s, []*Model{m}, Config{Queries: steady(t, 100, "m"), Duration: 4 * time.Second}, sleepUntil)
+		r, err := run(t.Context(), s, []*Model{m},
+			Config{Queries: steady(t, 100, "m"), Duration: 4 * time.Second}, sleepUntil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if m := r.Models[0]; m.Late != 98 || math.Abs(m.LatencyMS.P90-600) > 10 || m.LatencyMS.Max < 980 {
-			t.Errorf("late %d, p90 %v ms, max %v ms; want 98, about 600 and 990", m.Late, m.LatencyMS.P90, m.LatencyMS.Max)
+		if m := r.Models[0]; m.Late != 98 || math.Abs(m.LatencyMS.P90-600) > 10 ||
+			m.LatencyMS.Max < 980 {
+			t.Errorf("late %d, p90 %v ms, max %v ms; want 98, about 600 and 990", m.Late,
+				m.LatencyMS.P90, m.LatencyMS.Max)
 		}
 	})
 }
@@ -190,22 +206,27 @@ func TestRunDoesNotOmit(t *testing.T) {
 func TestRunBoundsQueriesInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now, most atomic.Int64
-		s := &fakeServer{properties: fakeProperties(), answer: func(ctx context.Context, req *oip.Request) error {
-			if req.Inputs[0].Shape[0] == 1 {
-				return nil // the first query, before the run
-			}
-			n := now.Add(1)
-			defer now.Add(-1)
-			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
-			}
-			return sleep(ctx, time.Hour)
-		}}
-		r := mustRun(t, s, Config{Queries: steady(t, 1000, "m"), MaxQueries: 50, MaxInFlight: 20}, "m")
+		s := &fakeServer{properties: fakeProperties(),
+			answer: func(ctx context.Context, req *oip.Request) error {
+				if req.Inputs[0].Shape[0] == 1 {
+					return nil // the first query, before the run
+				}
+				n := now.Add(1)
+				defer now.Add(-1)
+				for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+				}
+				return sleep(ctx, time.Hour)
+			}}
+		r := mustRun(t, s, Config{Queries: steady(t, 1000, "m"), MaxQueries: 50, MaxInFlight: 20},
+			"m")
 		m := r.Models[0]
 		if most.Load() != 20 || m.Queries != 50 || m.Failed != 50 {
-			t.Errorf("%d in flight, want 20; %d queries, %d failed, want 50 and 50", most.Load(), m.Queries, m.Failed)
+			t.Errorf("%d in flight, want 20; %d queries, %d failed, want 50 and 50", most.Load(),
+				m.Queries, m.Failed)
 		}
-		if i := slices.IndexFunc(m.Failures, func(f Failure) bool { return f.Reason == "not sent" }); i < 0 || m.Failures[i].Count != 30 {
+		if i := slices.IndexFunc(m.Failures,
+			func(f Failure) bool { return f.Reason == "not sent" }); i < 0 ||
+			m.Failures[i].Count != 30 {
 			t.Errorf("failures %+v, want 30 not sent", m.Failures)
 		}
 	})
@@ -217,27 +238,31 @@ func TestRunEndsEarly(t *testing.T) {
 		m := fakeModel(t, s, "m")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		r, err := run(ctx, s, []*Model{m}, Config{Queries: steady(t, 100, "m"), Duration: time.Hour}, sleepUntil)
+		r, err := run(ctx, s, []*Model{m},
+			Config{Queries: steady(t, 100, "m"), Duration: time.Hour}, sleepUntil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !r.Interrupted || r.Models[0].Queries < 98 || r.Models[0].Queries > 100 || math.Abs(r.DurationS-1) > 0.001 {
+		if !r.Interrupted || r.Models[0].Queries < 98 || r.Models[0].Queries > 100 ||
+			math.Abs(r.DurationS-1) > 0.001 {
 			t.Errorf("report %+v, want about 100 queries in 1 s, interrupted", r)
 		}
 		if u := r.Models[0]; u.Answered+u.Failed+u.Unfinished != u.Queries {
-			t.Errorf("%d answered, %d failed, %d unfinished of %d", u.Answered, u.Failed, u.Unfinished, u.Queries)
+			t.Errorf("%d answered, %d failed, %d unfinished of %d", u.Answered, u.Failed,
+				u.Unfinished, u.Queries)
 		}
 	})
 }
 
 func TestRunSeveralModelsWithProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &fakeServer{properties: fakeProperties(), answer: func(ctx context.Context, req *oip.Request) error {
-			if req.Model == "slow" {
-				return sleep(ctx, 30*time.Millisecond)
-			}
-			return sleep(ctx, time.Millisecond)
-		}}
+		s := &fakeServer{properties: fakeProperties(),
+			answer: func(ctx context.Context, req *oip.Request) error {
+				if req.Model == "slow" {
+					return sleep(ctx, 30*time.Millisecond)
+				}
+				return sleep(ctx, time.Millisecond)
+			}}
 		var mu sync.Mutex
 		var seen []Progress
 		r := mustRun(t, s, Config{
@@ -249,13 +274,16 @@ func TestRunSeveralModelsWithProgress(t *testing.T) {
 				seen = append(seen, p)
 			},
 		}, "fast", "slow")
-		if r.Models[0].Late != 0 || r.Models[1].Late != r.Models[1].Answered || r.Models[1].Answered < 300 {
-			t.Errorf("fast: %d late; slow: %d late of %d", r.Models[0].Late, r.Models[1].Late, r.Models[1].Answered)
+		if r.Models[0].Late != 0 || r.Models[1].Late != r.Models[1].Answered ||
+			r.Models[1].Answered < 300 {
+			t.Errorf("fast: %d late; slow: %d late of %d", r.Models[0].Late, r.Models[1].Late,
+				r.Models[1].Answered)
 		}
 		if len(seen) != 3 {
 			t.Fatalf("%d lines of progress, want 3", len(seen))
 		}
-		if p := seen[1]; p.Elapsed != 2*time.Second || math.Abs(p.Rate-200) > 8 || p.P99[1].Latency < 29*time.Millisecond || p.P99[1].Model != "slow" {
+		if p := seen[1]; p.Elapsed != 2*time.Second || math.Abs(p.Rate-200) > 8 ||
+			p.P99[1].Latency < 29*time.Millisecond || p.P99[1].Model != "slow" {
 			t.Errorf("progress %+v", p)
 		}
 	})
@@ -275,7 +303,8 @@ func TestGeneratorBehindSchedule(t *testing.T) {
 		}
 		r := mustRun(t, s, Config{Queries: slow, MaxQueries: 100}, "m")
 		if r.GeneratorOnSchedule || math.Abs(r.GeneratorDelayMS.Max-100) > 2 {
-			t.Errorf("on schedule: %v, delay %+v; want late by 100 ms", r.GeneratorOnSchedule, r.GeneratorDelayMS)
+			t.Errorf("on schedule: %v, delay %+v; want late by 100 ms", r.GeneratorOnSchedule,
+				r.GeneratorDelayMS)
 		}
 		if m := r.Models[0]; m.LatencyMS.Max < 99 {
 			t.Errorf("latency %v ms, want it counted from when the query was due", m.LatencyMS.Max)
@@ -298,7 +327,8 @@ func TestRunRefusesUnknownQueries(t *testing.T) {
 			`model "other"`:   {Model: "other", BatchSize: 1},
 			"batch size 1000": {Model: "m", BatchSize: 1000},
 		} {
-			_, err := run(t.Context(), s, []*Model{m}, Config{Queries: slices.Values([]workload.Query{q})}, sleepUntil)
+			_, err := run(t.Context(), s, []*Model{m},
+				Config{Queries: slices.Values([]workload.Query{q})}, sleepUntil)
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("error %v, want one with %q", err, want)
 			}
@@ -331,7 +361,10 @@ func TestTimer(t *testing.T) {
 }
 
 func TestInputs(t *testing.T) {
-	s := &fakeServer{properties: fakeProperties(), answer: func(_ context.Context, req *oip.Request) error { return checkRequest(req) }}
+	s := &fakeServer{
+		properties: fakeProperties(),
+		answer:     func(_ context.Context, req *oip.Request) error { return checkRequest(req) },
+	}
 	m := fakeModel(t, s, "m")
 	pick := rand.New(rand.NewPCG(1, 0))
 	distinct := map[int64]bool{}
@@ -356,11 +389,15 @@ func TestInputs(t *testing.T) {
 // checkRequest holds a request of the fake model against its signature.
 func checkRequest(req *oip.Request) error {
 	batch := req.Inputs[0].Shape[0]
-	if want := []int64{batch, 3}; !slices.Equal(req.Inputs[0].Shape, want) || len(req.Inputs[0].Data) != int(batch)*3*4 {
-		return fmt.Errorf("input 0: shape %v and %d bytes, want %v", req.Inputs[0].Shape, len(req.Inputs[0].Data), want)
+	if want := []int64{batch, 3}; !slices.Equal(req.Inputs[0].Shape, want) ||
+		len(req.Inputs[0].Data) != int(batch)*3*4 {
+		return fmt.Errorf("input 0: shape %v and %d bytes, want %v", req.Inputs[0].Shape,
+			len(req.Inputs[0].Data), want)
 	}
-	if want := []int64{batch, 2, 4}; !slices.Equal(req.Inputs[1].Shape, want) || len(req.Inputs[1].Data) != int(batch)*8*8 {
-		return fmt.Errorf("input 1: shape %v and %d bytes, want %v", req.Inputs[1].Shape, len(req.Inputs[1].Data), want)
+	if want := []int64{batch, 2, 4}; !slices.Equal(req.Inputs[1].Shape, want) ||
+		len(req.Inputs[1].Data) != int(batch)*8*8 {
+		return fmt.Errorf("input 1: shape %v and %d bytes, want %v", req.Inputs[1].Shape,
+			len(req.Inputs[1].Data), want)
 	}
 	ids, err := tensor.Values[int64](req.Inputs[1])
 	if err != nil {
@@ -384,7 +421,8 @@ func TestRandomQuery(t *testing.T) {
 	if err != nil || len(notes) != 0 || checkRequest(query) != nil {
 		t.Errorf("query %+v, notes %v, error %v", query, notes, err)
 	}
-	if _, _, err := RandomQuery(metadata, 65, 1); err == nil || !strings.Contains(err.Error(), "at most 64") {
+	if _, _, err := RandomQuery(metadata, 65, 1); err == nil ||
+		!strings.Contains(err.Error(), "at most 64") {
 		t.Errorf("batch size 65: error %v", err)
 	}
 }
@@ -396,17 +434,30 @@ func TestNewModelErrors(t *testing.T) {
 		name   string
 		o      ModelOptions
 	}{
-		"no such model":         {&fakeServer{answer: ok}, "missing", ModelOptions{LargestBatchSize: 1}},
-		"no QoS target":         {&fakeServer{answer: ok}, "m", ModelOptions{LargestBatchSize: 1}},
-		`"soon", want a number`: {&fakeServer{answer: ok, properties: map[string]string{"qos_target_ms": "soon"}}, "m", ModelOptions{LargestBatchSize: 1}},
-		"first query to model":  {&fakeServer{answer: func(context.Context, *oip.Request) error { return client.ErrInvalid }, properties: fakeProperties()}, "m", ModelOptions{LargestBatchSize: 1}},
+		"no such model": {&fakeServer{answer: ok}, "missing", ModelOptions{LargestBatchSize: 1}},
+		"no QoS target": {&fakeServer{answer: ok}, "m", ModelOptions{LargestBatchSize: 1}},
+		`"soon", want a number`: {
+			&fakeServer{answer: ok, properties: map[string]string{"qos_target_ms": "soon"}}, "m",
+			ModelOptions{LargestBatchSize: 1},
+		},
+		"first query to model": {
+			&fakeServer{
+				answer:     func(context.Context, *oip.Request) error { return client.ErrInvalid },
+				properties: fakeProperties(),
+			}, "m", ModelOptions{LargestBatchSize: 1},
+		},
 	} {
-		if _, err := NewModel(t.Context(), c.server, c.name, c.o); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := NewModel(t.Context(), c.server, c.name, c.o); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one with %q", err, want)
 		}
 	}
 	metadata := func(datatype string, shape ...int64) *inference.ModelMetadataResponse {
-		return &inference.ModelMetadataResponse{Inputs: []*inference.ModelMetadataResponse_TensorMetadata{{Name: "x", Datatype: datatype, Shape: shape}}}
+		return &inference.ModelMetadataResponse{
+			Inputs: []*inference.ModelMetadataResponse_TensorMetadata{
+				{Name: "x", Datatype: datatype, Shape: shape},
+			},
+		}
 	}
 	o := ModelOptions{LargestBatchSize: 10, QoSTarget: time.Second}
 	for want, md := range map[string]*inference.ModelMetadataResponse{
@@ -422,8 +473,10 @@ func TestNewModelErrors(t *testing.T) {
 			t.Errorf("error %v, want one with %q", err, want)
 		}
 	}
-	m, err := NewModel(t.Context(), &fakeServer{answer: ok, properties: fakeProperties()}, "m", ModelOptions{LargestBatchSize: 65})
-	if err != nil || m.LargestBatchSize != 64 || len(m.Notes) != 1 || !strings.Contains(m.Notes[0], "up to 64") {
+	m, err := NewModel(t.Context(), &fakeServer{answer: ok, properties: fakeProperties()}, "m",
+		ModelOptions{LargestBatchSize: 65})
+	if err != nil || m.LargestBatchSize != 64 || len(m.Notes) != 1 ||
+		!strings.Contains(m.Notes[0], "up to 64") {
 		t.Errorf("a model that takes less: %+v, error %v", m, err)
 	}
 	m, err = newModel(metadata("FP16", -1, -1), "m", o)
@@ -444,14 +497,19 @@ func TestReportJSON(t *testing.T) {
 		if err := json.Unmarshal(data, &object); err != nil {
 			t.Fatal(err)
 		}
-		for _, key := range []string{"started", "workload", "duration_s", "interrupted", "generator_delay_ms", "generator_on_schedule", "models"} {
+		for _, key := range []string{
+			"started", "workload", "duration_s", "interrupted", "generator_delay_ms",
+			"generator_on_schedule", "models",
+		} {
 			if _, ok := object[key]; !ok {
 				t.Errorf("no key %q in %s", key, data)
 			}
 		}
 		model := object["models"].([]any)[0].(map[string]any)
-		for _, key := range []string{"model", "qos_target_ms", "qos_percentile", "queries", "answered", "late", "failed", "unfinished", "failures",
-			"qos_satisfaction", "qos_met", "offered_qps", "achieved_qps", "items_per_second", "latency_ms"} {
+		for _, key := range []string{"model", "qos_target_ms", "qos_percentile", "queries",
+			"answered", "late", "failed", "unfinished", "failures",
+			"qos_satisfaction", "qos_met", "offered_qps", "achieved_qps", "items_per_second",
+			"latency_ms"} {
 			if _, ok := model[key]; !ok {
 				t.Errorf("no key %q in a model of %s", key, data)
 			}

@@ -71,7 +71,8 @@ const leastQueries = 3
 // one fails and then halves the gap, on a logarithmic scale. A rate that was
 // close to the target is probed up to three times and the majority counts, each
 // time with other arrivals.
-func FindThroughput(ctx context.Context, server Server, models []*Model, s Search) (*Throughput, error) {
+func FindThroughput(ctx context.Context, server Server, models []*Model, s Search) (*Throughput,
+	error) {
 	t, err := newTimer()
 	if err != nil {
 		return nil, err
@@ -93,11 +94,14 @@ type searcher struct {
 // errOutOfTime ends a search that has no time for another probe.
 var errOutOfTime = errors.New("out of time")
 
-func findThroughput(ctx context.Context, server Server, models []*Model, s Search, wait func(context.Context, time.Time) error) (*Throughput, error) {
+func findThroughput(ctx context.Context, server Server, models []*Model, s Search,
+	wait func(context.Context, time.Time) error) (*Throughput, error) {
 	if s.Precision == 0 {
 		s.Precision = 0.05
 	}
-	r := &searcher{Search: s, server: server, models: models, wait: wait, end: time.Now().Add(s.Limit)}
+	r := &searcher{
+		Search: s, server: server, models: models, wait: wait, end: time.Now().Add(s.Limit),
+	}
 	r.found.Workload = s.Workload
 	r.found.Probes = []Probe{}
 	err := r.search(ctx)

@@ -34,21 +34,25 @@ func TestFindThroughput(t *testing.T) {
 		start := time.Now()
 		var probes []Probe
 		found, err := findThroughput(t.Context(), s, []*Model{fakeModel(t, s, "m")}, Search{
-			Queries:  func(rate float64, _ uint64) (iter.Seq[workload.Query], error) { return steady(t, rate, "m"), nil },
+			Queries: func(rate float64, _ uint64) (iter.Seq[workload.Query], error) {
+				return steady(t, rate, "m"), nil
+			},
 			Limit:    time.Minute,
 			Progress: func(p Probe) { probes = append(probes, p) },
 		}, sleepUntil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !found.Complete || found.AllowableQPS < 930 || found.AllowableQPS > 1010 || found.FailingQPS <= found.AllowableQPS || found.FailingQPS > 1060 {
+		if !found.Complete || found.AllowableQPS < 930 || found.AllowableQPS > 1010 ||
+			found.FailingQPS <= found.AllowableQPS || found.FailingQPS > 1060 {
 			t.Errorf("found %+v, want the bracket around 1,000/s", found)
 		}
 		if took := time.Since(start); took > time.Minute {
 			t.Errorf("took %v, want at most the limit", took)
 		}
 		if len(probes) != len(found.Probes) || found.Workload.RateQPS != found.AllowableQPS {
-			t.Errorf("%d probes told of %d; workload %+v", len(probes), len(found.Probes), found.Workload)
+			t.Errorf("%d probes told of %d; workload %+v", len(probes), len(found.Probes),
+				found.Workload)
 		}
 		for _, p := range found.Probes {
 			if p.Held != (p.QoSSatisfaction >= 0.99) && p.DurationS >= 4 {
@@ -74,7 +78,9 @@ func TestFindThroughputOfPoisson(t *testing.T) {
 				if err != nil {
 					return nil, err
 				}
-				return workload.Queries(seed, a, workload.Load{Model: "m", Share: 1, BatchSizes: sizes})
+				return workload.Queries(seed, a, workload.Load{
+					Model: "m", Share: 1, BatchSizes: sizes,
+				})
 			},
 			Limit: 2 * time.Minute,
 		}, sleepUntil)
@@ -91,8 +97,10 @@ func TestFindThroughputThatIsNotThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &fakeServer{properties: fakeProperties(), answer: after(50 * time.Millisecond)}
 		search := Search{
-			Queries: func(rate float64, _ uint64) (iter.Seq[workload.Query], error) { return steady(t, rate, "m"), nil },
-			Limit:   time.Minute,
+			Queries: func(rate float64, _ uint64) (iter.Seq[workload.Query], error) {
+				return steady(t, rate, "m"), nil
+			},
+			Limit: time.Minute,
 		}
 		models := []*Model{fakeModel(t, s, "m")}
 		found, err := findThroughput(t.Context(), s, models, search, sleepUntil)

@@ -11,12 +11,13 @@ const (
 	leastSilence = 10 * time.Millisecond
 	// heartbeatSilence is how long a leader may say nothing: three heartbeats.
 	heartbeatSilence = 150 * time.Millisecond
-	// lostSilence is how long a leader may say nothing before another is looked for: as long as it takes
-	// the agents to elect one.
+	// lostSilence is how long a leader may say nothing before another is looked for: as long as it
+	// takes the agents to elect one.
 	lostSilence = time.Second
 	// firstAnswer is how long one who may lead has to say so.
 	firstAnswer = 250 * time.Millisecond
-	// firstRetry and lastRetry bound how long the gateway waits before it tries again to reach a leader.
+	// firstRetry and lastRetry bound how long the gateway waits before it tries again
+	// to reach a leader.
 	firstRetry = 5 * time.Millisecond
 	lastRetry  = 25 * time.Millisecond
 	// WatchInterval is how often at least a gateway with queries looks after its leader.
@@ -85,9 +86,10 @@ func (s *State) ForgetLeaders() { s.leaders.known = Leadership{} }
 func (s *State) Known() Leadership { return s.leaders.known }
 
 // Try says to whom to open a stream now; "": to nobody, until there is news or about wait has
-// passed. It passes over who is not there. The caller then calls Opened once that member answers as a leader, and Tried
-// in any case when the stream has ended, or could not be opened.
-func (s *State) Try(now time.Duration, there func(agent string) bool) (agent string, wait time.Duration) {
+// passed. It passes over who is not there. The caller then calls Opened once that member answers as
+// a leader, and Tried in any case when the stream has ended, or could not be opened.
+func (s *State) Try(now time.Duration, there func(agent string) bool) (agent string,
+	wait time.Duration) {
 	l := &s.leaders
 	if l.pause {
 		l.pause, l.round = false, nil
@@ -157,8 +159,8 @@ func (s *State) Patience(now time.Duration) time.Duration {
 	return s.heardAt + lostSilence - now
 }
 
-// closed takes it that there is no link to a leader (any more); known tells whether somebody leads or
-// is to lead, who will be tried next.
+// closed takes it that there is no link to a leader (any more); known tells whether somebody leads
+// or is to lead, who will be tried next.
 func (s *State) closed(known bool, now time.Duration) {
 	lost := s.forget(now)
 	if known {
@@ -168,8 +170,8 @@ func (s *State) closed(known bool, now time.Duration) {
 	}
 }
 
-// Opened takes it that the one tried has answered as a leader. Everything goes there, in the order it
-// arrived.
+// Opened takes it that the one tried has answered as a leader. Everything goes there, in
+// the order it arrived.
 func (s *State) Opened(now time.Duration) {
 	s.forget(now)
 	s.heardAt, s.submitted, s.acked = now, 0, 0
@@ -194,7 +196,8 @@ func (s *State) forget(now time.Duration) (lost bool) {
 	return true
 }
 
-// linkIs notes what the link is now, on which it depends which queries are decided without a leader.
+// linkIs notes what the link is now, on which it depends which queries are decided without a
+// leader.
 func (s *State) linkIs(link linkState, lost bool) {
 	if s.link == link && s.lost == lost {
 		return
@@ -250,7 +253,8 @@ func (s *State) Check(now time.Duration) (silent bool) {
 // Idle reports whether Check and Inquire need not be called before another query arrives.
 func (s *State) Idle() bool { return s.first == nil && len(s.unacked) == 0 }
 
-// LookAgain is how long after Check it is to be called again, and Inquire, unless the state is idle.
+// LookAgain is how long after Check it is to be called again, and Inquire, unless
+// the state is idle.
 func (s *State) LookAgain(now time.Duration) time.Duration {
 	wait := WatchInterval
 	if s.link == linkOpen && len(s.unacked) > 0 {

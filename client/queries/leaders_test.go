@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// TestLearnsNoLie: an epoch far above that of the leader whom a gateway has does not take it away from that leader, and
-// one believed in its absence not from the leader of its fleet, though that has a lower epoch.
+// TestLearnsNoLie: an epoch far above that of the leader whom a gateway has does not take it away
+// from that leader, and one believed in its absence not from the leader of its fleet, though that
+// has a lower epoch.
 func TestLearnsNoLie(t *testing.T) {
 	s := New(nil)
 	far := uint64(1) << 40
@@ -30,7 +31,8 @@ func TestLearnsNoLie(t *testing.T) {
 			s.link = linkOpen
 		}
 		if s.Learn(step.says); s.leaders.known.Leader != step.want {
-			t.Errorf("linked %v, told %v: takes %q for the leader, want %q", step.linked, step.says, s.leaders.known.Leader, step.want)
+			t.Errorf("linked %v, told %v: takes %q for the leader, want %q", step.linked, step.says,
+				s.leaders.known.Leader, step.want)
 		}
 	}
 }

@@ -11,16 +11,17 @@ import (
 )
 
 const (
-	// leastOverdue is the least time beyond its predicted end after which an attempt is given up where
-	// no leader watches it.
+	// leastOverdue is the least time beyond its predicted end after which an attempt is given up
+	// where no leader watches it.
 	leastOverdue = 100 * time.Millisecond
-	// mostLed is how many attempts in a row may fail where the leader has sent a query. It may not know
-	// yet which members are out of reach of this gateway, so the query is then decided without it.
+	// mostLed is how many attempts in a row may fail where the leader has sent a query. It
+	// may not know yet which members are out of reach of this gateway, so the query is
+	// then decided without it.
 	mostLed = 2
 	// mostInquiries are decided about without a leader at a time, the oldest queries first.
 	mostInquiries = 8
-	// mostTogether is how many submits, cancellations and assignments one message has: an agent takes
-	// 64 KiB, and the longest of them has about 1 KiB.
+	// mostTogether is how many submits, cancellations and assignments one message has: an agent
+	// takes 64 KiB, and the longest of them has about 1 KiB.
 	mostTogether = 48
 	// firstAgain is how long a query waits whose second member in a row could not be reached.
 	firstAgain = 10 * time.Millisecond
@@ -43,12 +44,13 @@ type State struct {
 	later       turns  // and those that may be, each from its due time on
 	inquiries   int    // how many are being decided so
 
-	leaders   leaders
-	link      linkState
-	lost      bool            // the last leader was lost, and no other has answered: nobody waits for one
-	message   Message         // for the leader, not sent yet
-	unacked   []time.Duration // when the submits were made that the leader has not acknowledged; the oldest first
-	submitted uint64          // on this link
+	leaders leaders
+	link    linkState
+	lost    bool    // the last leader was lost, and no other has answered: nobody waits for one
+	message Message // for the leader, not sent yet
+	// when the submits were made that the leader has not acknowledged; the oldest first
+	unacked   []time.Duration
+	submitted uint64 // on this link
 	acked     uint64
 	heardAt   time.Duration
 	usual     time.Duration // between a submit and its acknowledgement
@@ -113,11 +115,12 @@ type Query struct {
 type stage uint8
 
 const (
-	held    stage = iota // it waits for a target
-	bound                // it has one, goesTo, where its caller is to send it
-	sent                 // an attempt is under way: at
-	doubted              // so it is, given up by the leader or overdue, until there is another target
-	cutOff               // so it is, aborted, for there is another target: goesTo
+	held  stage = iota // it waits for a target
+	bound              // it has one, goesTo, where its caller is to send it
+	sent               // an attempt is under way: at
+	// so it is, given up by the leader or overdue, until there is another target
+	doubted
+	cutOff // so it is, aborted, for there is another target: goesTo
 	ended
 )
 
@@ -128,8 +131,9 @@ const (
 	unknown  atLeader = iota // it knows nothing of it
 	waits                    // it knows that the query waits for a lane
 	assigned                 // it knows which lane the query is on, or on its way to
-	refused                  // it has refused the query while an attempt was under way: the last one
-	passed                   // the query is decided without it, though there may be one
+	// it has refused the query while an attempt was under way: the last one
+	refused
+	passed // the query is decided without it, though there may be one
 )
 
 // hasTarget reports whether the query has a target where it is not sent yet.
@@ -180,9 +184,11 @@ type Target struct {
 	Reservation uint64        // the probe's; 0: a leader chose
 	Took        time.Duration // predicted, until the answer
 
-	claimed bool // the leader knows of it from this gateway: the lane may tell another one of its end
+	// the leader knows of it from this gateway: the lane may tell another one of its end
+	claimed bool
 	sent    time.Duration
-	overdue time.Duration // from when on it is given up where no leader watches it; past: not yet known
+	// from when on it is given up where no leader watches it; past: not yet known
+	overdue time.Duration
 }
 
 // An Assign is a leader's choice for a query, or one that is given back.
@@ -217,7 +223,8 @@ type ActionKind uint8
 const (
 	// Wake: Query. It has a target, to be had from Take, or its outcome.
 	Wake ActionKind = iota
-	// CutOff: Query. The attempt under way is to be cut off; its caller reports its end all the same.
+	// CutOff: Query. The attempt under way is to be cut off; its caller reports its
+	// end all the same.
 	CutOff
 	// Release: Agent, Reservation. What was reserved is not needed.
 	Release
@@ -250,7 +257,8 @@ type GaveUp struct {
 }
 
 func (e *GaveUp) Error() string {
-	return fmt.Sprintf("gave up after %d attempts, the last on agent %q: %v", e.Attempts, e.Agent, e.Err)
+	return fmt.Sprintf("gave up after %d attempts, the last on agent %q: %v", e.Attempts, e.Agent,
+		e.Err)
 }
 
 // New returns the state of a gateway without queries that knows of no leader. slow is the 99th
@@ -353,9 +361,10 @@ func (s *State) submit(q *Query, now time.Duration) {
 		q.atLeader, claimed.claimed = assigned, true
 	}
 	s.message.Submit = append(s.message.Submit, m)
-	// The leader reads it before what the message cancels. It takes the place of what the leader knows
-	// of the query: where it is, or more attempts.
-	s.message.Cancel = slices.DeleteFunc(s.message.Cancel, func(sequence uint64) bool { return sequence == q.Sequence })
+	// The leader reads it before what the message cancels. It takes the place of what the leader
+	// knows of the query: where it is, or more attempts.
+	s.message.Cancel = slices.DeleteFunc(s.message.Cancel,
+		func(sequence uint64) bool { return sequence == q.Sequence })
 	s.submitted++
 	q.submit = s.submitted
 	s.unacked = append(s.unacked, now)
@@ -374,7 +383,8 @@ func (s *State) Assign(a Assign) {
 		s.unused(a)
 		return
 	case s.crosses(q), a.Attempt <= max(q.number, q.goesTo.Attempt):
-		// Chosen before the leader read that the query is elsewhere, or has been: an attempt under way goes on.
+		// Chosen before the leader read that the query is elsewhere, or has been: an attempt
+		// under way goes on.
 		s.unused(a)
 		return
 	case q.attempts >= match.MaxAttempts: // the last one goes on
@@ -526,8 +536,8 @@ func (s *State) Attempted(q *Query, o Outcome, err error, now time.Duration) {
 	case q.stage == ended:
 		return
 	case o == Answered, o == Final:
-		// The leader hears of it from the worker, unless it waits for another one, or the worker did not
-		// follow it yet.
+		// The leader hears of it from the worker, unless it waits for another one, or the worker
+		// did not follow it yet.
 		switch {
 		case q.atLeader != assigned || q.hasTarget():
 		case q.at.claimed:
@@ -604,8 +614,8 @@ func (s *State) Close(why error) {
 	}
 }
 
-// Inquire returns a query that is to be decided without a leader now, the oldest, or nil. What comes
-// of it is told to Decided or Undecided. Only so many are decided at a time.
+// Inquire returns a query that is to be decided without a leader now, the oldest, or nil. What
+// comes of it is told to Decided or Undecided. Only so many are decided at a time.
 func (s *State) Inquire(now time.Duration) *Query {
 	if s.inquiries >= mostInquiries {
 		return nil

@@ -78,7 +78,9 @@ type place struct {
 
 func newRun(seed uint64) *run {
 	r := &run{
-		rng: rand.New(rand.NewPCG(seed, 0)), reserved: map[uint64]bool{}, known: Leadership{1, "a", "b"},
+		rng: rand.New(rand.NewPCG(seed, 0)), reserved: map[uint64]bool{}, known: Leadership{
+			1, "a", "b",
+		},
 		s: New(func(*Query, string) time.Duration { return 0 }),
 	}
 	r.s.Learn(r.known)
@@ -98,7 +100,8 @@ func (r *run) note(format string, args ...any) {
 func (r *run) one(in int) bool { return r.rng.IntN(in) == 0 }
 
 func (r *run) arrive() *caller {
-	r.callers = slices.DeleteFunc(r.callers, func(c *caller) bool { return c.outcomes == 1 && !c.attempt && !r.one(4) })
+	r.callers = slices.DeleteFunc(r.callers,
+		func(c *caller) bool { return c.outcomes == 1 && !c.attempt && !r.one(4) })
 	c := &caller{}
 	c.q = &Query{Arrival: r.now, Tag: c}
 	r.callers = append(r.callers, c)
@@ -124,7 +127,8 @@ func (r *run) carryOut() {
 				r.failf("query %d is cut off, and no attempt is under way", c.q.Sequence)
 			}
 			if !c.excused {
-				r.failf("query %d is cut off on agent %s, and nobody has given it up", c.q.Sequence, c.target.Agent)
+				r.failf("query %d is cut off on agent %s, and nobody has given it up", c.q.Sequence,
+					c.target.Agent)
 			}
 			c.aborted = true
 		case Release:
@@ -201,13 +205,15 @@ func (r *run) read() {
 	m := r.up[0]
 	r.up = r.up[1:]
 	for _, s := range m.Submit {
-		r.note("the leader reads that %d is submitted: attempt %d at %q", s.Query.Sequence, s.Attempts, s.Agent)
+		r.note("the leader reads that %d is submitted: attempt %d at %q", s.Query.Sequence,
+			s.Attempts, s.Agent)
 	}
 	for _, sequence := range m.Cancel {
 		r.note("the leader reads that %d is cancelled", sequence)
 	}
 	for _, u := range m.Unused {
-		r.note("the leader reads that %d is not used: attempt %d at %q", u.Sequence, u.Attempt, u.Agent)
+		r.note("the leader reads that %d is not used: attempt %d at %q", u.Sequence, u.Attempt,
+			u.Agent)
 	}
 	l.read += uint64(len(m.Submit))
 	for _, s := range m.Submit {
@@ -215,7 +221,8 @@ func (r *run) read() {
 		case known == nil:
 		case s.Agent == "" && s.Attempts <= known.attempts:
 			continue
-		case s.Agent != "" && known.at != "" && (s.Attempts < known.attempts || s.Attempts == known.attempts && s.Agent == known.at):
+		case s.Agent != "" && known.at != "" && (s.Attempts < known.attempts ||
+			s.Attempts == known.attempts && s.Agent == known.at):
 			continue
 		}
 		l.cancel(s.Query.Sequence) // its gateway knows better
@@ -272,7 +279,9 @@ func (r *run) assign(sequence uint64) {
 	known := l.rows[sequence]
 	known.attempts++
 	known.at = fmt.Sprint("agent-", r.rng.IntN(4))
-	a := Assign{Sequence: sequence, Attempt: known.attempts, Agent: known.at, Took: time.Millisecond}
+	a := Assign{
+		Sequence: sequence, Attempt: known.attempts, Agent: known.at, Took: time.Millisecond,
+	}
 	l.lanes[place{sequence, a.Attempt, a.Agent}] = false
 	l.assigned = append(l.assigned, a)
 	r.tell(func() {
@@ -331,7 +340,8 @@ func (r *run) tick() {
 	}
 	if r.stream == "" && r.now >= r.again {
 		var wait time.Duration
-		r.stream, wait = r.s.Try(r.now, func(agent string) bool { return agent != "c" }) // who is not there
+		// who is not there
+		r.stream, wait = r.s.Try(r.now, func(agent string) bool { return agent != "c" })
 		r.again = r.now + wait
 		r.carryOut()
 	}
@@ -348,7 +358,8 @@ func (r *run) tick() {
 // silent finds by the rule whether the leader is.
 func (r *run) silent() bool {
 	patience := max(leastSilence, 3*r.usual)
-	return len(r.sent) > 0 && r.now-r.sent[0] > patience || r.now-r.heard > max(heartbeatSilence, patience)
+	return len(r.sent) > 0 && r.now-r.sent[0] > patience ||
+		r.now-r.heard > max(heartbeatSilence, patience)
 }
 
 // The callers.
@@ -388,14 +399,16 @@ func (r *run) attempted(c *caller, o Outcome) {
 		o = Elsewhere
 	}
 	r.note("%d: attempt %d comes to %d", c.q.Sequence, c.target.Attempt, o)
-	// The worker tells the leader that it follows. Of an attempt that the leader knows from the gateway
-	// that may be the one before, unless the attempt was cut off just now.
+	// The worker tells the leader that it follows. Of an attempt that the leader knows from the
+	// gateway that may be the one before, unless the attempt was cut off just now.
 	if l := r.leader; l != nil {
 		at := place{c.q.Sequence, c.target.Attempt, c.target.Agent}
-		if claimed, reserved := l.lanes[at]; reserved && (!claimed || c.aborted || o == Elsewhere && r.one(2)) {
+		if claimed, reserved := l.lanes[at]; reserved && (!claimed || c.aborted ||
+			o == Elsewhere && r.one(2)) {
 			if o == Elsewhere {
 				r.offerAgain(Assign{Sequence: at.sequence, Attempt: at.attempt, Agent: at.agent})
-			} else if known := l.rows[at.sequence]; known != nil && known.attempts == at.attempt && known.at == at.agent {
+			} else if known := l.rows[at.sequence]; known != nil && known.attempts == at.attempt &&
+				known.at == at.agent {
 				delete(l.rows, at.sequence)
 			}
 			delete(l.lanes, at)
@@ -449,7 +462,8 @@ func (r *run) decide(somebody bool) {
 // turn checks from when on q may be decided without a leader, by what it is now.
 func (r *run) turn(q *Query) {
 	c := q.Tag.(*caller)
-	never := r.s.link == linkOpen && c.failures < mostLed || q.inquired || q.hasTarget() || q.attempts >= match.MaxAttempts
+	never := r.s.link == linkOpen && c.failures < mostLed || q.inquired || q.hasTarget() ||
+		q.attempts >= match.MaxAttempts
 	due := q.again
 	if since := q.since + leastSilence; r.s.link == linkOpening && !r.s.lost && since > due {
 		due = since
@@ -458,7 +472,8 @@ func (r *run) turn(q *Query) {
 		due = overdue
 	}
 	if never != (q.turns == nil) || !never && q.due != due {
-		r.failf("query %d is to be decided alone: %v, due %v; want %v, due %v", q.Sequence, q.turns != nil, q.due, !never, due)
+		r.failf("query %d is to be decided alone: %v, due %v; want %v, due %v", q.Sequence,
+			q.turns != nil, q.due, !never, due)
 	}
 }
 
@@ -476,7 +491,8 @@ func (r *run) check() {
 		if q.submitted() && (r.s.link < linkOpen || !q.Tag.(*caller).submitted) {
 			r.failf("query %d counts as submitted, and is not", q.Sequence)
 		}
-		if l := r.leader; l != nil && len(r.up)+len(r.down) == 0 && q.submitted() && l.rows[q.Sequence] == nil {
+		if l := r.leader; l != nil && len(r.up)+len(r.down) == 0 && q.submitted() &&
+			l.rows[q.Sequence] == nil {
 			r.failf("query %d is submitted, but the leader does not know it", q.Sequence)
 		}
 	}
@@ -492,13 +508,15 @@ func (r *run) check() {
 	for _, c := range r.callers {
 		q := c.q
 		if c.attempts > match.MaxAttempts || q.attempts != c.attempts {
-			r.failf("query %d: %d attempts were made, the gateway counts %d, the most is %d", q.Sequence, c.attempts, q.attempts, match.MaxAttempts)
+			r.failf("query %d: %d attempts were made, the gateway counts %d, the most is %d",
+				q.Sequence, c.attempts, q.attempts, match.MaxAttempts)
 		}
 		if c.outcomes > 1 {
 			r.failf("query %d has %d outcomes", q.Sequence, c.outcomes)
 		}
 		if q.stage != ended && c.attempt != q.underWay() {
-			r.failf("query %d: an attempt is under way: %v, the gateway has it at stage %d", q.Sequence, c.attempt, q.stage)
+			r.failf("query %d: an attempt is under way: %v, the gateway has it at stage %d",
+				q.Sequence, c.attempt, q.stage)
 		}
 		if (q.hasTarget() || q.stage == ended) && !c.attempt && c.outcomes == 0 && !c.woken {
 			r.failf("query %d: nobody is told that it has a target or an end", q.Sequence)
@@ -521,8 +539,11 @@ func (r *run) compare() {
 	for _, c := range r.callers {
 		if c.attempt {
 			expected[place{c.q.Sequence, c.target.Attempt, c.target.Agent}] = true
-			if _, reserved := l.lanes[place{c.q.Sequence, c.target.Attempt, c.target.Agent}]; c.q.stage == sent && c.q.atLeader == assigned && !reserved {
-				r.failf("query %d is at %s, and the leader does not know", c.q.Sequence, c.target.Agent)
+			if _, reserved := l.lanes[place{
+				c.q.Sequence, c.target.Attempt, c.target.Agent,
+			}]; c.q.stage == sent && c.q.atLeader == assigned && !reserved {
+				r.failf("query %d is at %s, and the leader does not know", c.q.Sequence,
+					c.target.Agent)
 			}
 		}
 		if c.q.hasTarget() {
@@ -531,7 +552,8 @@ func (r *run) compare() {
 	}
 	for at := range l.lanes {
 		if !expected[at] {
-			r.failf("the leader holds a lane for attempt %d of query %d, which is over", at.attempt, at.sequence)
+			r.failf("the leader holds a lane for attempt %d of query %d, which is over", at.attempt,
+				at.sequence)
 		}
 	}
 	for sequence := range l.rows {
@@ -576,7 +598,11 @@ func (r *run) random() {
 		}
 	case 5, 6:
 		if c := r.pick(); c != nil && c.attempt {
-			r.attempted(c, []Outcome{Answered, Final, Elsewhere, Elsewhere, Elsewhere, Elsewhere}[r.rng.IntN(6)])
+			r.attempted(
+				c,
+				[]Outcome{
+					Answered, Final, Elsewhere, Elsewhere, Elsewhere, Elsewhere,
+				}[r.rng.IntN(6)])
 		}
 	case 7:
 		if c := r.pick(); c != nil && c.q.stage != ended && r.one(4) {
@@ -592,7 +618,10 @@ func (r *run) random() {
 		}
 	case 10:
 		if r.one(6) {
-			r.known = Leadership{r.known.Epoch + 1, []string{"a", "b", "c"}[r.rng.IntN(3)], []string{"", "a", "b"}[r.rng.IntN(3)]}
+			r.known = Leadership{
+				r.known.Epoch + 1, []string{"a", "b", "c"}[r.rng.IntN(3)],
+				[]string{"", "a", "b"}[r.rng.IntN(3)],
+			}
 			r.learn(r.known)
 		}
 	case 11, 12, 13:

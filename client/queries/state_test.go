@@ -91,7 +91,8 @@ func TestSilence(t *testing.T) {
 		t.Errorf("the leader has %v, want 90ms", got)
 	}
 	m, _ := s.Message()
-	if !slices.IsSortedFunc(m.Submit, func(a, b Submit) int { return int(a.Query.Sequence) - int(b.Query.Sequence) }) {
+	if !slices.IsSortedFunc(m.Submit,
+		func(a, b Submit) int { return int(a.Query.Sequence) - int(b.Query.Sequence) }) {
 		t.Error("submits out of order")
 	}
 	if left := s.Patience(now + 30*ms + lostSilence - 1); left != 1 {
@@ -172,7 +173,9 @@ func TestOfferedAgain(t *testing.T) {
 	r.s.Assign(Assign{Sequence: 1, Attempt: match.MaxAttempts + 1, Agent: "b"})
 	r.carryOut()
 	if m := r.told(); c.aborted || len(m.Unused) != 1 || !slices.Equal(m.Cancel, []uint64{1}) {
-		t.Errorf("after the last attempt: aborted %v, told %v; want it to go on, one assignment unused and query 1 cancelled", c.aborted, m)
+		t.Errorf(
+			"after the last attempt: aborted %v, told %v; want it to go on, one assignment "+
+				"unused and query 1 cancelled", c.aborted, m)
 	}
 	r.attempted(c, Answered)
 	if r.look(c); c.outcomes != 1 || c.q.err != nil {
@@ -192,12 +195,14 @@ func TestGivesUp(t *testing.T) {
 	}
 	err, done := c.q.Ended()
 	var gaveUp *GaveUp
-	if !done || !errors.As(err, &gaveUp) || *gaveUp != (GaveUp{match.MaxAttempts, string(rune('a' + match.MaxAttempts - 1)), errTest}) {
+	if !done || !errors.As(err, &gaveUp) ||
+		*gaveUp != (GaveUp{match.MaxAttempts, string(rune('a' + match.MaxAttempts - 1)), errTest}) {
 		t.Errorf("ended %v, with %v", done, err)
 	}
 }
 
-// TestFailedAfterOfferedAgain: the leader, who has given the attempt up already, is not asked again.
+// TestFailedAfterOfferedAgain: the leader, who has given the attempt up already, is not asked
+// again.
 func TestFailedAfterOfferedAgain(t *testing.T) {
 	for _, offered := range []bool{true, false} {
 		r := led(t)
@@ -218,8 +223,8 @@ func TestFailedAfterOfferedAgain(t *testing.T) {
 	}
 }
 
-// TestAnsweredUnderNewLeader: a lane that may have told the leader before of the end of an attempt is
-// given back to the new one, who knows of the attempt from the gateway alone.
+// TestAnsweredUnderNewLeader: a lane that may have told the leader before of the end of an attempt
+// is given back to the new one, who knows of the attempt from the gateway alone.
 func TestAnsweredUnderNewLeader(t *testing.T) {
 	for _, o := range []Outcome{Answered, Final} {
 		r := led(t)
@@ -239,14 +244,16 @@ func TestAnsweredUnderNewLeader(t *testing.T) {
 		r.hears()
 		r.attempted(c, o)
 		m := r.told()
-		if u := m.Unused; len(u) != 1 || u[0] != (Assign{Sequence: 1, Attempt: 1, Agent: "x", Lane: 2}) || !slices.Equal(m.Cancel, []uint64{1}) {
+		if u := m.Unused; len(u) != 1 ||
+			u[0] != (Assign{Sequence: 1, Attempt: 1, Agent: "x", Lane: 2}) ||
+			!slices.Equal(m.Cancel, []uint64{1}) {
 			t.Errorf("outcome %v: told %v, want query 1 cancelled and its lane given back", o, m)
 		}
 	}
 }
 
-// TestLeaderHeardAgain: a query that was sent elsewhere while the leader was silent goes on when the
-// leader is heard again, whatever that one had decided about it before it read so.
+// TestLeaderHeardAgain: a query that was sent elsewhere while the leader was silent goes on when
+// the leader is heard again, whatever that one had decided about it before it read so.
 func TestLeaderHeardAgain(t *testing.T) {
 	for _, taken := range []bool{true, false} { // by its caller, before the leader is heard
 		r := led(t)
@@ -267,7 +274,8 @@ func TestLeaderHeardAgain(t *testing.T) {
 		r.s.Heard(1, r.now)
 		r.carryOut()
 		m := r.told()
-		if s := m.Submit; len(s) != 1 || s[0].Agent != "agent-9" || s[0].Attempts != 1 || len(m.Cancel) > 0 {
+		if s := m.Submit; len(s) != 1 || s[0].Agent != "agent-9" || s[0].Attempts != 1 ||
+			len(m.Cancel) > 0 {
 			t.Fatalf("told the leader %v, want where the query is", m)
 		}
 		r.up, r.heard = r.up[:1], r.now
@@ -277,14 +285,17 @@ func TestLeaderHeardAgain(t *testing.T) {
 		}
 		r.look(c)
 		if c.aborted || c.target.Agent != "agent-9" {
-			t.Errorf("the attempt is at %q, aborted: %v; want it to go on at agent-9", c.target.Agent, c.aborted)
+			t.Errorf("the attempt is at %q, aborted: %v; want it to go on at agent-9",
+				c.target.Agent, c.aborted)
 		}
-		if u := r.told().Unused; !slices.EqualFunc(u, r.leader.assigned, func(a, b Assign) bool { return a.Attempt == b.Attempt && a.Agent == b.Agent }) {
+		if u := r.told().Unused; !slices.EqualFunc(u, r.leader.assigned,
+			func(a, b Assign) bool { return a.Attempt == b.Attempt && a.Agent == b.Agent }) {
 			t.Errorf("given back are %v, want the leader's assignments %v", u, r.leader.assigned)
 		}
 		r.attempted(c, Answered)
 		if r.look(c); c.outcomes != 1 || c.attempts != 1 || c.q.err != nil {
-			t.Errorf("%d outcomes of %d attempts, error %v; want the answer of the only one", c.outcomes, c.attempts, c.q.err)
+			t.Errorf("%d outcomes of %d attempts, error %v; want the answer of the only one",
+				c.outcomes, c.attempts, c.q.err)
 		}
 	}
 }
@@ -305,7 +316,8 @@ func TestCloses(t *testing.T) {
 	r.carryOut()
 	for _, c := range r.callers {
 		if err, done := c.q.Ended(); !done || err != errTest || !c.woken || c.aborted != c.attempt {
-			t.Errorf("query %d: ended %v with %v, its caller is woken: %v; cut off: %v", c.q.Sequence, done, err, c.woken, c.aborted)
+			t.Errorf("query %d: ended %v with %v, its caller is woken: %v; cut off: %v",
+				c.q.Sequence, done, err, c.woken, c.aborted)
 		}
 	}
 	if r.s.first != nil || !r.callers[0].aborted {

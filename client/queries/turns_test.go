@@ -81,7 +81,8 @@ func TestOverdueOnce(t *testing.T) {
 		}
 	}
 	if asked != 2*inFlight {
-		t.Errorf("asked %d times how long an attempt may take, want %d: once each", asked, 2*inFlight)
+		t.Errorf("asked %d times how long an attempt may take, want %d: once each", asked,
+			2*inFlight)
 	}
 	now := time.Second + leastOverdue
 	for i := range uint64(inFlight) {

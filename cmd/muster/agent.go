@@ -38,8 +38,8 @@ finish, and it exits with status 0. A second signal ends it at once.`,
 				return err
 			}
 			if settings.Executor == "emulated" && os.Getenv("GOMAXPROCS") == "" {
-				// It plays a machine of its own where many share one: threads that look for work in vain
-				// would take that from the others.
+				// It plays a machine of its own where many share one: threads that look for work in
+				// vain would take that from the others.
 				runtime.GOMAXPROCS(1)
 			}
 			provider, flush, err := settings.traceSettings.open(cmd.Context(), a.Name(), log)

@@ -80,16 +80,21 @@ Interrupt it, and it reports on what it has.`,
 	}
 	o.add(cmd.Flags())
 	flags := cmd.Flags()
-	flags.StringArrayVar(&o.models, "model", nil, "model to query, as NAME or NAME=SHARE of the queries; repeat it for several")
+	flags.StringArrayVar(&o.models, "model", nil,
+		"model to query, as NAME or NAME=SHARE of the queries; repeat it for several")
 	flags.Float64Var(&o.rate, "rate", 0, "queries a second over all models")
-	flags.DurationVar(&o.duration, "duration", 20*time.Second, "how long to send queries, or to search (then 1m0s unless given)")
-	flags.IntVar(&o.queries, "queries", 0, "end after so many queries; without --duration, only then")
+	flags.DurationVar(&o.duration, "duration", 20*time.Second,
+		"how long to send queries, or to search (then 1m0s unless given)")
+	flags.IntVar(&o.queries, "queries", 0,
+		"end after so many queries; without --duration, only then")
 	flags.StringVar(&o.batch, "batch", "trace", "batch sizes")
 	flags.StringVar(&o.arrivals, "arrivals", "poisson", "arrivals")
 	flags.Float64Var(&o.qosMS, "qos-ms", 0, "QoS target in ms, in place of the models' own")
-	flags.DurationVar(&o.timeout, "timeout", 0, "give a query up after so long; 0 means the model's deadline")
+	flags.DurationVar(&o.timeout, "timeout", 0,
+		"give a query up after so long; 0 means the model's deadline")
 	flags.Uint64Var(&o.seed, "seed", 1, "seed of arrivals, batch sizes and inputs")
-	flags.StringVar(&o.json, "json", "", "write the results as JSON to a file, or to - in place of the table")
+	flags.StringVar(&o.json, "json", "",
+		"write the results as JSON to a file, or to - in place of the table")
 	flags.StringVar(&o.plot, "plot", "", "draw the latencies to a PNG file")
 	flags.BoolVar(&o.findThroughput, "find-throughput", false, "search the allowable throughput")
 	cmd.MarkFlagsMutuallyExclusive("rate", "find-throughput")
@@ -102,7 +107,9 @@ Interrupt it, and it reports on what it has.`,
 // depend on other flags.
 func (o *benchOptions) check(cmd *cobra.Command) error {
 	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	fault := func(format string, args ...any) {
+		faults = append(faults, fmt.Errorf(format, args...))
+	}
 	given := cmd.Flags().Changed
 	if given("duration") && o.duration <= 0 {
 		fault("duration: %v, want more than 0", o.duration)
@@ -178,7 +185,8 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 		}
 		fmt.Fprintf(cmd.ErrOrStderr(), "latencies drawn to %s\n", o.plot)
 	}
-	if !slices.ContainsFunc(report.Models, func(m bench.ModelReport) bool { return m.Answered > 0 }) {
+	if !slices.ContainsFunc(report.Models,
+		func(m bench.ModelReport) bool { return m.Answered > 0 }) {
 		return errors.New("no query was answered")
 	}
 	return nil
@@ -214,7 +222,8 @@ func (o *benchOptions) write(cmd *cobra.Command, results any, text func(io.Write
 
 // writeFile writes a file that is there whole or not at all.
 func writeFile(path string, write func(io.Writer) error) error {
-	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(filepath.Dir(path)), renameio.WithStaticPermissions(0o644))
+	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(filepath.Dir(path)),
+		renameio.WithStaticPermissions(0o644))
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
@@ -239,7 +248,11 @@ type benchLoad struct {
 
 // readLoad reads what to send from the flags and files.
 func (o *benchOptions) readLoad() (*benchLoad, error) {
-	l := &benchLoad{arrivals: o.arrivals, workload: bench.Workload{Arrivals: o.arrivals, BatchSizes: o.batch, RateQPS: o.rate, Seed: o.seed}}
+	l := &benchLoad{
+		arrivals: o.arrivals, workload: bench.Workload{
+			Arrivals: o.arrivals, BatchSizes: o.batch, RateQPS: o.rate, Seed: o.seed,
+		},
+	}
 	for _, m := range o.models {
 		name, share, err := parseShare(m)
 		if err != nil {
@@ -256,7 +269,8 @@ func (o *benchOptions) readLoad() (*benchLoad, error) {
 	}
 	// Any rate will do to check the form.
 	if _, err := workload.ParseArrivals(o.arrivals, 1); err != nil {
-		return nil, fmt.Errorf("%w, or a CSV file with the columns arrival_ms, model, batch_size", err)
+		return nil, fmt.Errorf("%w, or a CSV file with the columns arrival_ms, model, batch_size",
+			err)
 	}
 	if !o.findThroughput {
 		if o.rate == 0 {
@@ -278,7 +292,8 @@ func parseShare(s string) (name string, share float64, err error) {
 	name, text, given := strings.Cut(s, "=")
 	share = 1
 	if given {
-		if share, err = strconv.ParseFloat(text, 64); err != nil || !(share > 0) || math.IsInf(share, 0) {
+		if share, err = strconv.ParseFloat(text, 64); err != nil || !(share > 0) ||
+			math.IsInf(share, 0) {
 			return "", 0, fmt.Errorf("model: %q: share %q, want a number above 0", s, text)
 		}
 	}
@@ -291,7 +306,8 @@ func parseShare(s string) (name string, share float64, err error) {
 // readTrace has the trace file say what is sent to whom.
 func (l *benchLoad) readTrace(o *benchOptions) error {
 	if o.rate != 0 || o.findThroughput {
-		return fmt.Errorf("arrivals: %s sets the rate; leave --rate and --find-throughput away", o.arrivals)
+		return fmt.Errorf("arrivals: %s sets the rate; leave --rate and --find-throughput away",
+			o.arrivals)
 	}
 	trace, err := workload.OpenTraceFile(o.arrivals)
 	if err != nil {
@@ -306,7 +322,8 @@ func (l *benchLoad) readTrace(o *benchOptions) error {
 	}
 	for _, m := range trace.Models() {
 		if !slices.ContainsFunc(l.loads, func(o workload.Load) bool { return o.Model == m }) {
-			return fmt.Errorf("arrivals: %s has queries for model %q, which --model leaves out", o.arrivals, m)
+			return fmt.Errorf("arrivals: %s has queries for model %q, which --model leaves out",
+				o.arrivals, m)
 		}
 	}
 	return nil
@@ -335,7 +352,9 @@ func (l *benchLoad) prepare(cmd *cobra.Command, c *client.Client, o *benchOption
 				return fmt.Errorf("model %q: %w", name, err)
 			}
 		} else if most := m.LargestBatchSize; most < options.LargestBatchSize {
-			return fmt.Errorf("arrivals: %s has a query of batch size %d for model %q, which takes at most %d", o.arrivals, options.LargestBatchSize, name, most)
+			return fmt.Errorf(
+				"arrivals: %s has a query of batch size %d for model %q, which takes at most %d",
+				o.arrivals, options.LargestBatchSize, name, most)
 		}
 		for _, note := range m.Notes {
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", name, terminal.Plain(note))

@@ -25,17 +25,21 @@ import (
 // rows. Its other methods are not called.
 type benchServer struct{ oip.Server }
 
-func (benchServer) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (*inference.ServerMetadataResponse, error) {
+func (benchServer) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (
+	*inference.ServerMetadataResponse, error) {
 	return &inference.ServerMetadataResponse{Name: "bench"}, nil
 }
 
-func (benchServer) ModelMetadata(_ context.Context, req *inference.ModelMetadataRequest) (*inference.ModelMetadataResponse, error) {
+func (benchServer) ModelMetadata(_ context.Context, req *inference.ModelMetadataRequest) (
+	*inference.ModelMetadataResponse, error) {
 	if req.Name != "m" {
 		return nil, status.Errorf(codes.NotFound, "model %q is not in the repository", req.Name)
 	}
 	return &inference.ModelMetadataResponse{
-		Name:   "m",
-		Inputs: []*inference.ModelMetadataResponse_TensorMetadata{{Name: "x", Datatype: "FP32", Shape: []int64{-1, 4}}},
+		Name: "m",
+		Inputs: []*inference.ModelMetadataResponse_TensorMetadata{
+			{Name: "x", Datatype: "FP32", Shape: []int64{-1, 4}},
+		},
 		// The target is wide: a test machine may be slow.
 		Properties: map[string]string{"qos_target_ms": "10000", "largest_batch_size": "100"},
 	}, nil
@@ -68,7 +72,8 @@ func TestBench(t *testing.T) {
 	server := startBenchServer(t)
 	dir := t.TempDir()
 	results, picture := filepath.Join(dir, "r.json"), filepath.Join(dir, "p.png")
-	out, errs, err := execute(t, "bench", "--server", server, "--model", "m", "--rate", "2000", "--queries", "400", "--json", results, "--plot", picture)
+	out, errs, err := execute(t, "bench", "--server", server, "--model", "m", "--rate", "2000",
+		"--queries", "400", "--json", results, "--plot", picture)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +91,8 @@ func TestBench(t *testing.T) {
 	if err := json.Unmarshal(data, &r); err != nil {
 		t.Fatal(err)
 	}
-	if m := r.Models[0]; m.Queries != 400 || m.Answered+m.Failed != 400 || m.Failed == 0 || m.Failures[0].Reason != "invalid request" {
+	if m := r.Models[0]; m.Queries != 400 || m.Answered+m.Failed != 400 || m.Failed == 0 ||
+		m.Failures[0].Reason != "invalid request" {
 		t.Errorf("results: %s", data)
 	}
 	f, err := os.Open(picture)
@@ -103,7 +109,8 @@ func TestBench(t *testing.T) {
 
 	// A trace file, and JSON alone on the standard output.
 	trace := filepath.Join(dir, "trace.csv")
-	if err := os.WriteFile(trace, []byte("arrival_ms,model,batch_size\n0,m,100\n1,m,1\n2.5,m,13\n"), 0o600); err != nil {
+	if err := os.WriteFile(trace, []byte("arrival_ms,model,batch_size\n0,m,100\n1,m,1\n2.5,m,13\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	out, _, err = execute(t, "bench", "--server", server, "--arrivals", trace, "--json", "-")
@@ -118,7 +125,8 @@ func TestBench(t *testing.T) {
 		t.Errorf("results: %s", out)
 	}
 
-	out, errs, err = execute(t, "bench", "--server", server, "--model", "m", "--batch", "fixed:1", "--find-throughput", "--duration", "1s", "--json", "-")
+	out, errs, err = execute(t, "bench", "--server", server, "--model", "m", "--batch", "fixed:1",
+		"--find-throughput", "--duration", "1s", "--json", "-")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +134,8 @@ func TestBench(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &found); err != nil {
 		t.Fatalf("%v in %s", err, out)
 	}
-	if len(found.Probes) == 0 || found.AllowableQPS == 0 || strings.Count(errs, "queries/s") != len(found.Probes) {
+	if len(found.Probes) == 0 || found.AllowableQPS == 0 ||
+		strings.Count(errs, "queries/s") != len(found.Probes) {
 		t.Errorf("found %s\ntold %s", out, errs)
 	}
 }
@@ -134,21 +143,25 @@ func TestBench(t *testing.T) {
 func TestBenchServerSide(t *testing.T) {
 	server := startBenchServer(t)
 	trace := filepath.Join(t.TempDir(), "trace.csv")
-	if err := os.WriteFile(trace, []byte("arrival_ms,model,batch_size\n0,m,101\n"), 0o600); err != nil {
+	if err := os.WriteFile(trace, []byte("arrival_ms,model,batch_size\n0,m,101\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	for args, want := range map[string]string{
-		"--model other --rate 1":                            `model "other" is not in the repository`,
-		"--model m --rate 1 --batch fixed:101":              "the smallest is 101, the largest allowed 100",
-		"--arrivals " + trace:                               `batch size 101 for model "m", which takes at most 100`,
+		"--model other --rate 1":               `model "other" is not in the repository`,
+		"--model m --rate 1 --batch fixed:101": "the smallest is 101, the largest allowed 100",
+		"--arrivals " +
+			trace: `batch size 101 for model "m", which takes at most 100`,
 		"--model m --rate 100 --queries 3 --batch fixed:13": "no query was answered",
 	} {
-		_, _, err := execute(t, append([]string{"bench", "--server", server}, strings.Fields(args)...)...)
+		_, _, err := execute(
+			t, append([]string{"bench", "--server", server}, strings.Fields(args)...)...)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("bench %s: error %v, want one with %q", args, err, want)
 		}
 	}
-	if _, _, err := execute(t, "bench", "--server", "127.0.0.1:1", "--model", "m", "--rate", "1"); err == nil || !strings.Contains(fmt.Sprint(err), "127.0.0.1:1") {
+	if _, _, err := execute(t, "bench", "--server", "127.0.0.1:1", "--model", "m", "--rate",
+		"1"); err == nil || !strings.Contains(fmt.Sprint(err), "127.0.0.1:1") {
 		t.Errorf("no server: error %v", err)
 	}
 }
@@ -165,36 +178,38 @@ func TestBenchBadInput(t *testing.T) {
 	}
 	trace := file("trace.csv", "arrival_ms,model,batch_size\n0,ncf,1\n")
 	for args, want := range map[string]string{
-		"":                                               "--rate",
-		"--rate 1":                                       "--model NAME",
-		"--model m --rate -1":                            "rate -1 queries/s, want",
-		"--model m --rate NaN":                           "rate NaN queries/s, want",
-		"--model m --rate 1e30":                          "rate 1e+30 queries/s, want",
-		"--model m=0 --rate 1":                           `share "0"`,
-		"--model m=x --rate 1":                           `share "x"`,
-		"--model =1 --rate 1":                            "names no model",
-		"--model m --model m=2 --rate 1":                 `"m" is given twice`,
-		"--model m --rate 1 --duration -1s":              "duration: -1s",
-		"--model m --rate 1 --queries 0":                 "queries: 0",
-		"--model m --rate 1 --qos-ms -3":                 "qos-ms: -3",
-		"--model m --rate 1 --qos-ms NaN":                "qos-ms: NaN",
-		"--model m --rate 1 --timeout -1s":               "timeout: -1s",
-		"--model m --rate 1 --batch uniform":             `batch sizes "uniform": want trace`,
-		"--model m --rate 1 --batch fixed:0":             "fixed batch size 0",
-		"--model m --rate 1 --arrivals weekly":           "gamma:SHAPE or artifact, or a CSV file",
-		"--model m --rate 1 --arrivals gamma:-1":         "gamma:SHAPE",
-		"--model m --rate 1 --json no/such/file":         "json: stat no/such",
-		"--model m --rate 1 --plot " + trace + "/x.png":  "is no directory",
-		"--model m --rate 1 --find-throughput":           "find-throughput rate",
-		"--model m --find-throughput --plot x.png":       "find-throughput plot",
-		"--rate 1 --arrivals " + trace:                   "sets the rate",
-		"--find-throughput --arrivals " + trace:          "sets the rate",
-		"--model wnd --arrivals " + trace:                `queries for model "ncf", which --model leaves out`,
+		"":                                              "--rate",
+		"--rate 1":                                      "--model NAME",
+		"--model m --rate -1":                           "rate -1 queries/s, want",
+		"--model m --rate NaN":                          "rate NaN queries/s, want",
+		"--model m --rate 1e30":                         "rate 1e+30 queries/s, want",
+		"--model m=0 --rate 1":                          `share "0"`,
+		"--model m=x --rate 1":                          `share "x"`,
+		"--model =1 --rate 1":                           "names no model",
+		"--model m --model m=2 --rate 1":                `"m" is given twice`,
+		"--model m --rate 1 --duration -1s":             "duration: -1s",
+		"--model m --rate 1 --queries 0":                "queries: 0",
+		"--model m --rate 1 --qos-ms -3":                "qos-ms: -3",
+		"--model m --rate 1 --qos-ms NaN":               "qos-ms: NaN",
+		"--model m --rate 1 --timeout -1s":              "timeout: -1s",
+		"--model m --rate 1 --batch uniform":            `batch sizes "uniform": want trace`,
+		"--model m --rate 1 --batch fixed:0":            "fixed batch size 0",
+		"--model m --rate 1 --arrivals weekly":          "gamma:SHAPE or artifact, or a CSV file",
+		"--model m --rate 1 --arrivals gamma:-1":        "gamma:SHAPE",
+		"--model m --rate 1 --json no/such/file":        "json: stat no/such",
+		"--model m --rate 1 --plot " + trace + "/x.png": "is no directory",
+		"--model m --rate 1 --find-throughput":          "find-throughput rate",
+		"--model m --find-throughput --plot x.png":      "find-throughput plot",
+		"--rate 1 --arrivals " + trace:                  "sets the rate",
+		"--find-throughput --arrivals " + trace:         "sets the rate",
+		"--model wnd --arrivals " +
+			trace: `queries for model "ncf", which --model leaves out`,
 		"--arrivals " + file("bad.csv", "arrival_ms\n1"): `no column "model"`,
 		"--model m --rate 1 extra":                       "unknown command",
 	} {
 		var out, errs bytes.Buffer
-		err := run(t.Context(), append([]string{"bench"}, strings.Fields(args)...), nil, &out, &errs)
+		err := run(t.Context(), append([]string{"bench"}, strings.Fields(args)...), nil, &out,
+			&errs)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("bench %s: error %v, want one with %q", args, err, want)
 		}

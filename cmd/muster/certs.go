@@ -32,7 +32,8 @@ func newCertsCommand() *cobra.Command {
 Keys are ECDSA on P-256, readable by their owner alone. No file is overwritten, but for the list of what is
 revoked.`,
 	}
-	cmd.AddCommand(newCertsInitCommand(&dir), newCertsIssueCommand(&dir), newCertsRevokeCommand(&dir))
+	cmd.AddCommand(newCertsInitCommand(&dir), newCertsIssueCommand(&dir),
+		newCertsRevokeCommand(&dir))
 	cmd.PersistentFlags().StringVar(&dir, "dir", "certs", "directory of the CA")
 	return cmd
 }
@@ -59,7 +60,8 @@ func newCertsInitCommand(dir *string) *cobra.Command {
 			if err := writePair(certFile, cert, keyFile, key); err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), `%s: the CA's certificate, for every agent and client (--tls-ca); no secret
+			fmt.Fprintf(cmd.OutOrStdout(),
+				`%s: the CA's certificate, for every agent and client (--tls-ca); no secret
 %s: its private key: whoever has it can be any agent or client; keep it off the agents
 
 Next, a certificate for each agent:
@@ -96,11 +98,13 @@ there, --host adds more.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return issueCertificate(cmd, *dir, out, days, secure.Order{
-				Name: args[0], Agent: true, Hosts: slices.Concat([]string{args[0], "localhost", "127.0.0.1", "::1"}, hosts),
+				Name: args[0], Agent: true,
+				Hosts: slices.Concat([]string{args[0], "localhost", "127.0.0.1", "::1"}, hosts),
 			})
 		},
 	}
-	agent.Flags().StringSliceVar(&hosts, "host", nil, "more DNS names and IP addresses where the agent is reached")
+	agent.Flags().StringSliceVar(&hosts, "host", nil,
+		"more DNS names and IP addresses where the agent is reached")
 	client := &cobra.Command{
 		Use:   "client NAME",
 		Short: "Issue the certificate of a client",
@@ -114,8 +118,10 @@ plan, change keys and see events, and the others may query.`,
 			return issueCertificate(cmd, *dir, out, days, secure.Order{Name: args[0]})
 		},
 	}
-	cmd.PersistentFlags().StringVar(&out, "out", "", "directory to write to (default that of the CA)")
-	cmd.PersistentFlags().IntVar(&days, "days", 365, "days until the certificate expires; at most as long as the CA holds")
+	cmd.PersistentFlags().StringVar(&out, "out", "",
+		"directory to write to (default that of the CA)")
+	cmd.PersistentFlags().IntVar(&days, "days", 365,
+		"days until the certificate expires; at most as long as the CA holds")
 	cmd.AddCommand(agent, client)
 	return cmd
 }
@@ -174,7 +180,8 @@ They are added to ca.crl there, the list that agents and clients read
 			if err := f.CloseAtomicallyReplace(); err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), `%s: the revocation list; no secret; to be renewed within %d days
+			fmt.Fprintf(cmd.OutOrStdout(),
+				`%s: the revocation list; no secret; to be renewed within %d days
 
 Next, give it to every agent and client, over the one before:
   muster agent --tls-crl %s ...
@@ -202,7 +209,8 @@ func issueCertificate(cmd *cobra.Command, dir, out string, days int, order secur
 		return err
 	}
 	if order.Name != filepath.Base(order.Name) || order.Name == "ca" {
-		return fmt.Errorf("name %q, want one that can be the name of a file, and is not ca", order.Name)
+		return fmt.Errorf("name %q, want one that can be the name of a file, and is not ca",
+			order.Name)
 	}
 	ca, err := readCA(dir)
 	if err != nil {
@@ -215,17 +223,23 @@ func issueCertificate(cmd *cobra.Command, dir, out string, days int, order secur
 	if out == "" {
 		out = dir
 	}
-	certFile, keyFile := filepath.Join(out, order.Name+".crt"), filepath.Join(out, order.Name+".key")
+	certFile, keyFile := filepath.Join(out, order.Name+".crt"), filepath.Join(out,
+		order.Name+".key")
 	if err := writePair(certFile, cert, keyFile, key); err != nil {
 		return err
 	}
 	caFile := filepath.Join(dir, caCertFile)
-	fmt.Fprintf(cmd.OutOrStdout(), "%s: the certificate of %s\n%s: its private key\n\n", certFile, order.Name, keyFile)
+	fmt.Fprintf(cmd.OutOrStdout(), "%s: the certificate of %s\n%s: its private key\n\n", certFile,
+		order.Name, keyFile)
 	if order.Agent {
-		fmt.Fprintf(cmd.OutOrStdout(), "Next, on the agent's machine, with these two and %s:\n  muster agent --tls-cert %s --tls-key %s --tls-ca %s\n", caFile, certFile, keyFile, caFile)
+		fmt.Fprintf(cmd.OutOrStdout(),
+			"Next, on the agent's machine, with these two and %s:\n  muster agent --tls-cert %s "+
+				"--tls-key %s --tls-ca %s\n", caFile, certFile, keyFile, caFile)
 		return nil
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "Next, on the client's machine, with these two and %s:\n  muster infer MODEL --tls-cert %s --tls-key %s --tls-ca %s\n", caFile, certFile, keyFile, caFile)
+	fmt.Fprintf(cmd.OutOrStdout(),
+		"Next, on the client's machine, with these two and %s:\n  muster infer MODEL --tls-cert "+
+			"%s --tls-key %s --tls-ca %s\n", caFile, certFile, keyFile, caFile)
 	return nil
 }
 
@@ -233,14 +247,17 @@ func readCA(dir string) (*secure.CA, error) {
 	certFile, keyFile := filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile)
 	cert, err := os.ReadFile(certFile)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("there is no CA in %s (%w); make one with %q, or name its directory with --dir", dir, err, "muster certs init")
+		return nil, fmt.Errorf(
+			"there is no CA in %s (%w); make one with %q, or name its directory with --dir", dir,
+			err, "muster certs init")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the CA's certificate: %w", err)
 	}
 	key, err := os.ReadFile(keyFile)
 	if err != nil {
-		return nil, fmt.Errorf("the CA in %s is without its private key, which issues certificates: %w", dir, err)
+		return nil, fmt.Errorf(
+			"the CA in %s is without its private key, which issues certificates: %w", dir, err)
 	}
 	ca, err := secure.ReadCA(cert, key)
 	if err != nil {
@@ -257,7 +274,9 @@ func writePair(certFile string, cert []byte, keyFile string, key []byte) error {
 	}
 	for _, path := range []string{certFile, keyFile} {
 		if _, err := os.Lstat(path); err == nil {
-			return fmt.Errorf("%s is there already, and is not overwritten: move it away, or choose another directory", path)
+			return fmt.Errorf(
+				"%s is there already, and is not overwritten: move it away, or choose another "+
+					"directory", path)
 		}
 	}
 	newKey, err := writeAside(keyFile, key, 0o600)
@@ -282,7 +301,8 @@ func writePair(certFile string, cert []byte, keyFile string, key []byte) error {
 // writeAside writes data, all of it and onto the disk, to a file that can take the place of the one
 // at path.
 func writeAside(path string, data []byte, mode os.FileMode) (*renameio.PendingFile, error) {
-	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(filepath.Dir(path)), renameio.WithStaticPermissions(mode))
+	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(filepath.Dir(path)),
+		renameio.WithStaticPermissions(mode))
 	if err != nil {
 		return nil, err
 	}

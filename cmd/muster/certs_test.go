@@ -14,7 +14,10 @@ import (
 // TestRevoke: the list has what was revoked, and goes on.
 func TestRevoke(t *testing.T) {
 	t.Chdir(t.TempDir())
-	for _, args := range []string{"certs init", "certs issue client ads", "certs issue client ops", "certs issue agent node1 --out elsewhere"} {
+	for _, args := range []string{
+		"certs init", "certs issue client ads", "certs issue client ops",
+		"certs issue agent node1 --out elsewhere",
+	} {
 		if _, _, err := execute(t, strings.Fields(args)...); err != nil {
 			t.Fatal(err)
 		}
@@ -40,8 +43,12 @@ func TestRevoke(t *testing.T) {
 			t.Errorf("%q: %d are revoked, want %d", args, got, want)
 		}
 	}
-	for args, want := range map[string]string{"nobody": "revoke nobody: open certs/nobody.crt", "ca": "is that of a CA", "certs/ca.key": "PEM of type", "--days 0": "days: 0"} {
-		if _, _, err := execute(t, strings.Fields("certs revoke "+args)...); err == nil || !strings.Contains(err.Error(), want) {
+	for args, want := range map[string]string{
+		"nobody": "revoke nobody: open certs/nobody.crt", "ca": "is that of a CA",
+		"certs/ca.key": "PEM of type", "--days 0": "days: 0",
+	} {
+		if _, _, err := execute(t, strings.Fields("certs revoke "+args)...); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", args, err, want)
 		}
 	}
@@ -51,7 +58,8 @@ func TestRevoke(t *testing.T) {
 	if err := os.WriteFile("certs/ca.crl", []byte("damaged"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := execute(t, "certs", "revoke", "ops"); err == nil || !strings.Contains(err.Error(), "certs/ca.crl: the list before: no revocation list") {
+	if _, _, err := execute(t, "certs", "revoke", "ops"); err == nil ||
+		!strings.Contains(err.Error(), "certs/ca.crl: the list before: no revocation list") {
 		t.Errorf("damaged list: got %v", err)
 	}
 }
@@ -66,10 +74,13 @@ func TestCertsOnFullDisk(t *testing.T) {
 	if _, _, err := execute(t, "certs", "init", "--dir", "ca"); err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range []string{"certs init --dir new", "certs issue client ads --dir ca --out new"} {
+	for _, args := range []string{
+		"certs init --dir new", "certs issue client ads --dir ca --out new",
+	} {
 		cmd := exec.Command("sh", "-c", "ulimit -f 0; exec \"$0\" "+args, self)
 		cmd.Env = append(os.Environ(), mainVariable+"=1")
-		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "file too large; nothing was written to new/") {
+		if out, err := cmd.CombinedOutput(); err == nil ||
+			!strings.Contains(string(out), "file too large; nothing was written to new/") {
 			t.Errorf("%s: got %v %s", args, err, out)
 		}
 		if left, err := os.ReadDir("new"); err != nil || len(left) > 0 {
@@ -101,7 +112,9 @@ func TestCerts(t *testing.T) {
 	must("certs/ads.key: its private key", "certs", "issue", "client", "ads", "--days", "7")
 	must("new/ads.crt", "certs", "issue", "client", "ads", "--out", "new")
 
-	for _, file := range []string{"ca.crt", "ca.key", "node1.crt", "node1.key", "ads.crt", "ads.key"} {
+	for _, file := range []string{
+		"ca.crt", "ca.key", "node1.crt", "node1.key", "ads.crt", "ads.key",
+	} {
 		info, err := os.Stat("certs/" + file)
 		if err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("%s: got %v, %v, want mode 0600", file, info.Mode(), err)
@@ -117,8 +130,12 @@ func TestCerts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"agent.muster", "node1", "localhost", "127.0.0.1", "::1", "10.0.0.7", "node1.example.com"} {
-		if _, err := agent.Leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: name}); err != nil {
+	for _, name := range []string{
+		"agent.muster", "node1", "localhost", "127.0.0.1", "::1", "10.0.0.7", "node1.example.com",
+	} {
+		if _, err := agent.Leaf.Verify(x509.VerifyOptions{
+			Roots: roots, DNSName: name,
+		}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -126,7 +143,9 @@ func TestCerts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if leaf := client.Leaf; leaf.Subject.CommonName != "ads" || slices.Contains(leaf.DNSNames, "agent.muster") || leaf.NotAfter.Sub(leaf.NotBefore).Hours() > 7*24+1 {
+	if leaf := client.Leaf; leaf.Subject.CommonName != "ads" ||
+		slices.Contains(leaf.DNSNames, "agent.muster") ||
+		leaf.NotAfter.Sub(leaf.NotBefore).Hours() > 7*24+1 {
 		t.Errorf("client: %+v", leaf)
 	}
 

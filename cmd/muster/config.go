@@ -110,7 +110,8 @@ func isSecret(f *pflag.Flag) bool {
 
 // printedSettings are the settings of cmd in the order of their names, as
 // strings, lists of strings or secretValues.
-func printedSettings(cmd *cobra.Command, origins map[string]string, print func(name string, value any)) {
+func printedSettings(cmd *cobra.Command, origins map[string]string,
+	print func(name string, value any)) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if _, ok := origins[f.Name]; !ok {
 			return
@@ -145,7 +146,8 @@ func printSettingsYAML(cmd *cobra.Command, origins map[string]string) error {
 				v.Style = yaml.DoubleQuotedStyle
 			}
 		case secretValue:
-			secrets = append(secrets, fmt.Sprintf("# %s: a secret, not shown # %s", name, origins[name]))
+			secrets = append(secrets,
+				fmt.Sprintf("# %s: a secret, not shown # %s", name, origins[name]))
 			return
 		}
 		v.LineComment = origins[name]

@@ -70,7 +70,8 @@ func TestDocumentedCommands(t *testing.T) {
 				commands++
 				words := strings.Fields(m[1])
 				cmd, rest, err := root.Find(words)
-				if err != nil || cmd == root || cmd.HasSubCommands() && len(rest) > 0 && !strings.HasPrefix(rest[0], "-") {
+				if err != nil || cmd == root ||
+					cmd.HasSubCommands() && len(rest) > 0 && !strings.HasPrefix(rest[0], "-") {
 					t.Errorf("%s: there is no command %q", name, "muster "+m[1])
 					continue
 				}
@@ -85,7 +86,9 @@ func TestDocumentedCommands(t *testing.T) {
 		}
 	}
 	if commands < 50 || flags < 50 {
-		t.Errorf("found %d commands and %d flags in the documents, want more: are they written in another way now?", commands, flags)
+		t.Errorf(
+			"found %d commands and %d flags in the documents, want more: are they written in "+
+				"another way now?", commands, flags)
 	}
 }
 
@@ -161,6 +164,7 @@ func TestDocumentsReadWell(t *testing.T) {
 		}
 	}
 	if links < 50 {
-		t.Errorf("found %d links in the documents, want more: are they written in another way now?", links)
+		t.Errorf("found %d links in the documents, want more: are they written in another way now?",
+			links)
 	}
 }

@@ -45,7 +45,9 @@ Times are those of the agent. Each line of --json is an event.`,
 				timeout := time.AfterFunc(fleetTimeout, cancel)
 				defer timeout.Stop()
 			}
-			stream, err := control.NewControlClient(conn).Events(ctx, &control.EventsRequest{Follow: follow, Fleet: fleet})
+			stream, err := control.NewControlClient(conn).Events(ctx, &control.EventsRequest{
+				Follow: follow, Fleet: fleet,
+			})
 			if err != nil {
 				return ofServer(settings, err)
 			}
@@ -68,8 +70,10 @@ Times are those of the agent. Each line of --json is an event.`,
 		},
 	}
 	settings.add(cmd.Flags())
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what happens, until interrupted")
-	cmd.Flags().BoolVar(&fleet, "fleet", false, "of all agents, by time; the agent asked asks the others")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false,
+		"go on with what happens, until interrupted")
+	cmd.Flags().BoolVar(&fleet, "fleet", false,
+		"of all agents, by time; the agent asked asks the others")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print as JSON, an event a line")
 	cmd.MarkFlagsMutuallyExclusive("follow", "fleet")
 	return cmd
@@ -79,7 +83,8 @@ Times are those of the agent. Each line of --json is an event.`,
 // what, and who asked for it.
 func printEvent(w io.Writer, e *control.Event, agent bool) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s  %-8s  ", time.Unix(0, e.GetTimeUnixNs()).Format("2006-01-02 15:04:05.000"), terminal.Plain(e.GetKind()))
+	fmt.Fprintf(&b, "%s  %-8s  ", time.Unix(0, e.GetTimeUnixNs()).Format("2006-01-02 15:04:05.000"),
+		terminal.Plain(e.GetKind()))
 	if agent {
 		fmt.Fprintf(&b, "%s  ", terminal.Plain(e.GetAgent()))
 	}
@@ -118,5 +123,6 @@ func printEventJSON(w io.Writer, e *control.Event, _ bool) error {
 		Who      string            `json:"who,omitempty"`
 		From     string            `json:"from,omitempty"`
 		Details  map[string]string `json:"details,omitempty"`
-	}{time.Unix(0, e.GetTimeUnixNs()).UTC(), e.GetAgent(), e.GetSequence(), e.GetKind(), e.GetWhat(), e.GetWho(), e.GetFrom(), details})
+	}{time.Unix(0, e.GetTimeUnixNs()).UTC(), e.GetAgent(), e.GetSequence(), e.GetKind(),
+		e.GetWhat(), e.GetWho(), e.GetFrom(), details})
 }

@@ -44,7 +44,9 @@ missing while there is none.`,
 				return fleetview.Print(cmd.OutOrStdout(), status)
 			}
 			status.View.Profiles = nil // long, and of no use to who asks how the fleet does
-			text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(status)
+			text, err := protojson.MarshalOptions{
+				UseProtoNames: true, EmitUnpopulated: true,
+			}.Marshal(status)
 			if err != nil {
 				return err
 			}

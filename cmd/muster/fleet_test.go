@@ -27,14 +27,19 @@ func startFleet(t *testing.T, n int, settings ...string) []*process {
 	models := smallNCF(t)
 	var agents []*process
 	for range n {
-		all := append([]string{"--executor", "emulated", "--profile", "shipped", "--instance-type", "r5n.large"}, settings...)
+		all := append(
+			[]string{
+				"--executor", "emulated", "--profile", "shipped", "--instance-type", "r5n.large",
+			}, settings...)
 		if len(agents) > 0 {
 			all = append(all, "--join", agents[0].gossip)
 		}
 		agents = append(agents, startAgent(t, models, all...))
 	}
 	agents[n-1].waitForView(t, func(v *control.View) bool {
-		return len(v.GetMembers()) == n && !slices.ContainsFunc(v.GetMembers(), func(m *control.Member) bool { return len(m.GetModels()) == 0 })
+		return len(v.GetMembers()) == n &&
+			!slices.ContainsFunc(v.GetMembers(),
+				func(m *control.Member) bool { return len(m.GetModels()) == 0 })
 	})
 	return agents
 }
@@ -76,7 +81,8 @@ func wantOutput(t *testing.T, ok bool, pattern string, args ...string) string {
 		out = err.Error()
 	}
 	if (err == nil) != ok || !regexp.MustCompile("(?m)"+pattern).MatchString(out) {
-		t.Errorf("%s: got %v and %q, want a match of %q", strings.Join(args, " "), err, out, pattern)
+		t.Errorf("%s: got %v and %q, want a match of %q", strings.Join(args, " "), err, out,
+			pattern)
 	}
 	return out
 }
@@ -87,7 +93,8 @@ func (p *process) wantWhileLed(t *testing.T, pattern string, args ...string) {
 	t.Helper()
 	for range 20 {
 		p.waitForView(t, hasLeader)
-		if out, _, err := execute(t, args...); err == nil && regexp.MustCompile("(?m)"+pattern).MatchString(out) {
+		if out, _, err := execute(t, args...); err == nil &&
+			regexp.MustCompile("(?m)"+pattern).MatchString(out) {
 			return
 		}
 	}
@@ -152,16 +159,23 @@ func TestFleetCommands(t *testing.T) {
 
 	last.waitForView(t, hasLeader)
 	s := wantNumbers(t, "of an idle fleet")
-	if len(s.GetView().GetMembers()) != 4 || s.GetRate() != 0 || len(s.GetModels()) > 0 && s.GetModels()[0].WithinQos != nil {
+	if len(s.GetView().GetMembers()) != 4 || s.GetRate() != 0 ||
+		len(s.GetModels()) > 0 && s.GetModels()[0].WithinQos != nil {
 		t.Errorf("status --json of an idle fleet: got %v", s)
 	}
 	wantOutput(t, true, `^ncf version 1 answered`, "infer", "ncf")
-	last.wantWhileLed(t, `^leader \S+, epoch \d+, then \S+\n\d+\.\d queries/s.*; 0 waiting, 0 of them late\n\nAGENT +TYPE +LANES +FREE IN `, "status")
+	last.wantWhileLed(
+		t,
+		`^leader \S+, epoch \d+, then \S+\n\d+\.\d queries/s.*; 0 waiting, 0 of them late\n\nAGENT +TYPE +LANES +FREE IN `, "status")
 	last.wantWhileLed(t, `^ncf +1 +\d+\.\d +(-|\d+\.\d %) +\d+ +\d+ +\d+$`, "status")
-	last.wantWhileLed(t, `^4 emulated agents, 4 lanes, \$0\.60/hr; leader \S+, epoch \d+, next \S+$`, "top", "--once")
+	last.wantWhileLed(
+		t, `^4 emulated agents, 4 lanes, \$0\.60/hr; leader \S+, epoch \d+, next \S+$`, "top",
+		"--once")
 	for _, a := range agents {
-		last.wantWhileLed(t, `^`+a.name+` +r5n\.large +1 x \d+ +\S+ +\d+ +\d+\.\d % +\S+ +emulated`, "status")
-		last.wantWhileLed(t, `^`+a.name+` r5n\.large +\[[-#]+\] +\S+ +\d+ +\d+% +\S+ +emulated`, "top", "--once")
+		last.wantWhileLed(t, `^`+a.name+` +r5n\.large +1 x \d+ +\S+ +\d+ +\d+\.\d % +\S+ +emulated`,
+			"status")
+		last.wantWhileLed(t, `^`+a.name+` r5n\.large +\[[-#]+\] +\S+ +\d+ +\d+% +\S+ +emulated`,
+			"top", "--once")
 	}
 
 	resp, err := http.Get("http://" + last.metrics + "/metrics")
@@ -170,23 +184,38 @@ func TestFleetCommands(t *testing.T) {
 	}
 	metrics, err := io.ReadAll(resp.Body)
 	if err != nil || !regexp.MustCompile(`(?m)^go_sched_gomaxprocs_threads 1$`).Match(metrics) {
-		t.Errorf("metrics of an emulated agent: got %s, %v, want one thread for Go's code", regexp.MustCompile(`(?m)^go_sched_gomax.*$`).Find(metrics), err)
+		t.Errorf("metrics of an emulated agent: got %s, %v, want one thread for Go's code",
+			regexp.MustCompile(`(?m)^go_sched_gomax.*$`).Find(metrics), err)
 	}
 	resp.Body.Close()
 
-	everybody := regexp.QuoteMeta(strings.Join(slices.Sorted(slices.Values([]string{agents[0].name, agents[1].name, agents[2].name, last.name})), ", ")) + "$"
-	wantOutput(t, false, `^\S+: agent "nobody": not found in the fleet; there are `+everybody, "drain", agents[0].name, "nobody")
-	wantOutput(t, false, `^\S+: agent "nobody": not found in the fleet; there are `+everybody, "models", "unload", "ncf", "--agent", "nobody")
-	wantOutput(t, false, `^\S+: models: not found on any agent: model "nfc"; there are ncf$`, "infer", "nfc")
-	wantOutput(t, false, `version 7 of model "ncf"; there are 1$`, "infer", "ncf", "--model-version", "7")
+	everybody := regexp.QuoteMeta(
+		strings.Join(
+			slices.Sorted(slices.Values([]string{
+				agents[0].name, agents[1].name, agents[2].name, last.name,
+			})), ", ")) + "$"
+	wantOutput(t, false, `^\S+: agent "nobody": not found in the fleet; there are `+everybody,
+		"drain", agents[0].name, "nobody")
+	wantOutput(t, false, `^\S+: agent "nobody": not found in the fleet; there are `+everybody,
+		"models", "unload", "ncf", "--agent", "nobody")
+	wantOutput(t, false, `^\S+: models: not found on any agent: model "nfc"; there are ncf$`,
+		"infer", "nfc")
+	wantOutput(t, false, `version 7 of model "ncf"; there are 1$`, "infer", "ncf",
+		"--model-version", "7")
 	wantOutput(t, true, `^`+last.name+` .*not encrypted`, "keys", "list")
-	for _, command := range []string{"status", "top --once", "drain", "models load ncf", "keys list", "infer ncf", "events"} {
-		wantOutput(t, false, `127\.0\.0\.1:1\b.*: connect: connection refused$`, append(strings.Fields(command), "--server", "127.0.0.1:1")...)
+	for _, command := range []string{
+		"status", "top --once", "drain", "models load ncf", "keys list", "infer ncf", "events",
+	} {
+		wantOutput(t, false, `127\.0\.0\.1:1\b.*: connect: connection refused$`,
+			append(strings.Fields(command), "--server", "127.0.0.1:1")...)
 	}
 
 	holds := func(name string, n int) func(*control.View) bool {
 		return func(v *control.View) bool {
-			return slices.ContainsFunc(v.GetMembers(), func(m *control.Member) bool { return m.GetName() == name && len(m.GetModels()) == n })
+			return slices.ContainsFunc(v.GetMembers(),
+				func(m *control.Member) bool {
+					return m.GetName() == name && len(m.GetModels()) == n
+				})
 		}
 	}
 	wantOutput(t, true, `^ncf: unloaded$`, "models", "unload", "ncf", "--agent", agents[1].name)
@@ -197,9 +226,19 @@ func TestFleetCommands(t *testing.T) {
 	last.waitForView(t, holds(agents[1].name, 1))
 
 	const when = `^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}  `
-	wantOutput(t, true, when+`unload    asked to unload a model model=ncf on=`+agents[1].name+`, by somebody from 127\.0\.0\.1:\d+$`, "events")
-	wantOutput(t, true, when+`unloaded  `+agents[1].name+`  model serves no more model=ncf version=1 why="unloaded by call"$`, "events", "--fleet")
-	wantOutput(t, true, `^{"time":"[^"]*","agent":"`+last.name+`","sequence":\d+,"kind":"unload","what":"asked to unload a model","from":"127\.0\.0\.1:\d+","details":{"model":"ncf","on":"`+agents[1].name+`"}}$`, "events", "--json")
+	wantOutput(
+		t, true,
+		when+`unload    asked to unload a model model=ncf on=`+agents[1].name+
+			`, by somebody from 127\.0\.0\.1:\d+$`, "events")
+	wantOutput(
+		t, true,
+		when+`unloaded  `+agents[1].name+
+			`  model serves no more model=ncf version=1 why="unloaded by call"$`, "events",
+		"--fleet")
+	wantOutput(
+		t, true,
+		`^{"time":"[^"]*","agent":"`+last.name+
+			`","sequence":\d+,"kind":"unload","what":"asked to unload a model","from":"127\.0\.0\.1:\d+","details":{"model":"ncf","on":"`+agents[1].name+`"}}$`, "events", "--json")
 
 	// One freezes, the leader perhaps; the others say what they can.
 	frozen := agents[0]
@@ -227,7 +266,8 @@ func TestFleetCommands(t *testing.T) {
 	left := agents[1:3]
 	t.Setenv("MUSTER_SERVER", left[0].grpc)
 	left[0].waitForView(t, func(v *control.View) bool { return len(v.GetMembers()) == 2 })
-	wantOutput(t, true, `^`+left[1].name+": draining\n"+left[0].name+": draining\n$", "drain", left[1].name, left[0].name)
+	wantOutput(t, true, `^`+left[1].name+": draining\n"+left[0].name+": draining\n$", "drain",
+		left[1].name, left[0].name)
 	drained(left[1])
 	drained(left[0])
 }
@@ -241,7 +281,9 @@ func TestStatusWithoutLeader(t *testing.T) {
 	if s := wantNumbers(t, "without a leader"); s.GetView().GetLeadership().GetLeader() != "" {
 		t.Errorf("got the leader %v", s.GetView().GetLeadership())
 	}
-	wantOutput(t, true, `(?s)^no leader \(last epoch 0\): gateways decide alone\n\nAGENT.*r5n\.large +1 x \d+ +\S+ +0 +- +- +emulated\n`, "status")
+	wantOutput(
+		t, true,
+		`(?s)^no leader \(last epoch 0\): gateways decide alone\n\nAGENT.*r5n\.large +1 x \d+ +\S+ +0 +- +- +emulated\n`, "status")
 	wantOutput(t, true, `NO LEADER`, "top", "--once")
 	wantOutput(t, true, `scores`, "infer", "ncf")
 }
@@ -259,7 +301,8 @@ func TestKeysOfFleet(t *testing.T) {
 	held := regexp.MustCompile(`(?m)^\S+ +([0-9a-f]{16}) +- +file +-$`)
 	keys := func() []string {
 		t.Helper()
-		rows := held.FindAllStringSubmatch(wantOutput(t, true, `^AGENT +ENCRYPTS WITH`, "keys", "list"), -1)
+		rows := held.FindAllStringSubmatch(
+			wantOutput(t, true, `^AGENT +ENCRYPTS WITH`, "keys", "list"), -1)
 		if len(rows) != 2 || rows[0][1] != rows[1][1] {
 			t.Fatalf("keys list: got %q", rows)
 		}

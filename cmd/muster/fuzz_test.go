@@ -10,7 +10,9 @@ import (
 // FuzzConfigFile checks any config file. Each fault found must name the file.
 func FuzzConfigFile(f *testing.F) {
 	for _, seed := range []string{
-		"http: 127.0.0.1:8000\njoin: [a:1, b:2]\nlanes: 2\n", "a: &x [1, *x]\n", "lanes: *y", "? [1]\n: 2", "join: [[a]]\nhttp: {}\n", "http: !!binary aGk=\n", "---\n---\n", "\xff", "drain-timeout: 9e99h\n",
+		"http: 127.0.0.1:8000\njoin: [a:1, b:2]\nlanes: 2\n", "a: &x [1, *x]\n", "lanes: *y",
+		"? [1]\n: 2", "join: [[a]]\nhttp: {}\n", "http: !!binary aGk=\n", "---\n---\n", "\xff",
+		"drain-timeout: 9e99h\n",
 	} {
 		f.Add([]byte(seed))
 	}

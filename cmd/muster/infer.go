@@ -61,7 +61,8 @@ from a file in the protocol's REST form:
 			if input != "" {
 				query, err = readQuery(input, cmd.InOrStdin())
 			} else {
-				query, err = randomQuery(ctx, cmd.ErrOrStderr(), c, args[0], version, batchSize, seed)
+				query, err = randomQuery(ctx, cmd.ErrOrStderr(), c, args[0], version, batchSize,
+					seed)
 			}
 			if err != nil {
 				return err
@@ -111,7 +112,8 @@ func readQuery(path string, stdin io.Reader) (*oip.Request, error) {
 		defer f.Close()
 		body = f
 	}
-	query, err := oip.DecodeRequest(&http.Request{Body: body, Header: http.Header{}, ContentLength: -1}, largest, nil)
+	query, err := oip.DecodeRequest(
+		&http.Request{Body: body, Header: http.Header{}, ContentLength: -1}, largest, nil)
 	if err != nil {
 		return nil, fmt.Errorf("read query from %s: %w", path, err)
 	}
@@ -119,7 +121,8 @@ func readQuery(path string, stdin io.Reader) (*oip.Request, error) {
 }
 
 // randomQuery makes a query from what the server tells of the model.
-func randomQuery(ctx context.Context, stderr io.Writer, c *client.Client, model, version string, batchSize int, seed uint64) (*oip.Request, error) {
+func randomQuery(ctx context.Context, stderr io.Writer, c *client.Client, model, version string,
+	batchSize int, seed uint64) (*oip.Request, error) {
 	if batchSize < 1 {
 		return nil, fmt.Errorf("batch-size: %d, want 1 or more", batchSize)
 	}
@@ -140,7 +143,8 @@ func randomQuery(ctx context.Context, stderr io.Writer, c *client.Client, model,
 // encodeResponse writes the answer in the protocol's REST form.
 func encodeResponse(w io.Writer, response *oip.Response) error {
 	var whole bytes.Buffer // plainJSON wants whole characters
-	if err := oip.EncodeResponse(bodyWriter{&whole, http.Header{}}, &oip.Request{}, response, nil); err != nil {
+	if err := oip.EncodeResponse(bodyWriter{&whole, http.Header{}}, &oip.Request{}, response,
+		nil); err != nil {
 		return err
 	}
 	_, err := terminal.PlainJSON{W: w}.Write(whole.Bytes())
@@ -173,7 +177,8 @@ func printResponse(w io.Writer, response *oip.Response, took time.Duration) erro
 	if err := json.Unmarshal(body.Bytes(), &decoded); err != nil {
 		return fmt.Errorf("read back the answer: %w", err)
 	}
-	fmt.Fprintf(w, "%s version %s answered in %v\n", terminal.Plain(response.Model), terminal.Plain(response.Version), took.Round(time.Microsecond))
+	fmt.Fprintf(w, "%s version %s answered in %v\n", terminal.Plain(response.Model),
+		terminal.Plain(response.Version), took.Round(time.Microsecond))
 	for _, o := range decoded.Outputs {
 		fmt.Fprintf(w, "%s %s %v\n", terminal.Plain(o.Name), terminal.Plain(o.Datatype), o.Shape)
 		rows := 1

@@ -90,9 +90,14 @@ the agent asked sees all the others, say how many agents there are (--expect).`,
 		},
 	}
 	settings.add(cmd.Flags())
-	cmd.Flags().StringVar(&keyFile, "key", "", "file with the new key, as \"muster keys generate\" prints it (default: the agents make one)")
-	cmd.Flags().Uint32Var(&expect, "expect", 0, "how many agents the fleet has: with another number nothing is changed (default: whatever the agent asked sees)")
-	cmd.Flags().StringSliceVar(&without, "without", nil, "agents that may be left behind if they cannot be reached")
+	cmd.Flags().StringVar(&keyFile, "key", "",
+		"file with the new key, as \"muster keys generate\" prints it (default: the agents make "+
+			"one)")
+	cmd.Flags().Uint32Var(&expect, "expect", 0,
+		"how many agents the fleet has: with another number nothing is changed (default: "+
+			"whatever the agent asked sees)")
+	cmd.Flags().StringSliceVar(&without, "without", nil,
+		"agents that may be left behind if they cannot be reached")
 	return cmd
 }
 
@@ -138,10 +143,12 @@ func followRotation(w io.Writer, next func() (*control.KeysProgress, error)) err
 	}
 	fmt.Fprintf(w, "\ndone: %d agents use key %s, and no other\n", finished, key)
 	if len(settled) > 0 {
-		fmt.Fprintf(w, "give these the new key in their settings before they start anew: %s\n", strings.Join(settled, ", "))
+		fmt.Fprintf(w, "give these the new key in their settings before they start anew: %s\n",
+			strings.Join(settled, ", "))
 	}
 	if len(behind) > 0 {
-		fmt.Fprintf(w, "left behind, and in need of the new key to join again: %s\n", strings.Join(slices.Sorted(maps.Keys(behind)), ", "))
+		fmt.Fprintf(w, "left behind, and in need of the new key to join again: %s\n",
+			strings.Join(slices.Sorted(maps.Keys(behind)), ", "))
 	}
 	return nil
 }
@@ -177,7 +184,8 @@ SHA-256. An agent encrypts with the first and understands all.`,
 						kept = "file"
 					}
 				}
-				fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", a.GetAgent(), use, others, kept, terminal.OrDash(a.GetFault()))
+				fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", a.GetAgent(), use, others, kept,
+					terminal.OrDash(a.GetFault()))
 			}
 			return table.Flush()
 		},
@@ -197,7 +205,9 @@ func (s *clientSettings) readGossipKey(path string) ([]byte, error) {
 		return nil, fmt.Errorf("key: %s: %w", path, err)
 	}
 	if len(s.servers) > 0 && !s.TLS() && !s.Insecure && !secure.Loopback(s.servers[0]) {
-		return nil, fmt.Errorf("key: it would go to %s unencrypted: use TLS (--tls-ca), or --insecure to send it all the same", s.servers[0])
+		return nil, fmt.Errorf(
+			"key: it would go to %s unencrypted: use TLS (--tls-ca), or --insecure to send it "+
+				"all the same", s.servers[0])
 	}
 	return key, nil
 }

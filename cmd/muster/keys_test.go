@@ -16,7 +16,8 @@ func TestKeysGenerate(t *testing.T) {
 	var keys [2]string
 	for i := range keys {
 		var out bytes.Buffer
-		if err := run(t.Context(), []string{"keys", "generate"}, nil, &out, io.Discard); err != nil {
+		if err := run(t.Context(), []string{"keys", "generate"}, nil, &out,
+			io.Discard); err != nil {
 			t.Fatal(err)
 		}
 		keys[i] = out.String()
@@ -39,14 +40,17 @@ func TestKeysRotateKey(t *testing.T) {
 		}
 		return path
 	}
-	good, short := write("good", gossip.FormatKey(gossip.NewKey())+"\n"), write("short", "c2hvcnQ=\n")
+	good, short := write("good", gossip.FormatKey(gossip.NewKey())+"\n"), write("short",
+		"c2hvcnQ=\n")
 	for _, tt := range []struct{ args, want string }{
 		{"--key " + short, "want 32 bytes in base64"},
 		{"--key " + filepath.Join(dir, "missing"), "no such file"},
 		{"--server 10.0.0.7:8001 --key " + good, "unencrypted"},
 	} {
-		err := run(t.Context(), append([]string{"keys", "rotate"}, strings.Fields(tt.args)...), nil, io.Discard, io.Discard)
-		if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "c2hvcnQ=") {
+		err := run(t.Context(), append([]string{"keys", "rotate"}, strings.Fields(tt.args)...), nil,
+			io.Discard, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), tt.want) ||
+			strings.Contains(err.Error(), "c2hvcnQ=") {
 			t.Errorf("rotate %s: %v, want %q and no key", tt.args, err, tt.want)
 		}
 	}

@@ -13,9 +13,11 @@ func TestLicenses(t *testing.T) {
 	}
 	for _, want := range []string{
 		"Apache License\n", "Copyright 2026 The Muster Authors\n",
-		"  ONNX Runtime 1.", "  google.golang.org/grpc v1.", "  Go's runtime and standard library\n",
+		"  ONNX Runtime 1.", "  google.golang.org/grpc v1.",
+		"  Go's runtime and standard library\n",
 		"Copyright (c) Microsoft Corporation\n", "Mozilla Public License",
-		"THIRD PARTY SOFTWARE NOTICES AND INFORMATION\n", "Intel Math Kernel Library", // in ONNX Runtime
+		// in ONNX Runtime
+		"THIRD PARTY SOFTWARE NOTICES AND INFORMATION\n", "Intel Math Kernel Library",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("it does not print %q", want)

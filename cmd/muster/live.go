@@ -75,7 +75,8 @@ func (o *planOptions) openLive(cmd *cobra.Command) (*planning, error) {
 		}
 	}
 	if isFile(o.sim.arrivals) {
-		return nil, errors.New("arrivals: a fleet that runs has its own demand; give poisson, constant, gamma:SHAPE or artifact")
+		return nil, errors.New("arrivals: a fleet that runs has its own demand; give poisson, " +
+			"constant, gamma:SHAPE or artifact")
 	}
 	c, err := o.client.open(cmd.ErrOrStderr())
 	if err != nil {
@@ -89,7 +90,10 @@ func (o *planOptions) openLive(cmd *cobra.Command) (*planning, error) {
 		return nil, err
 	}
 	terminal.PlainMessage(fleet)
-	live := &liveFleet{Leader: fleet.GetLeadership().GetLeader(), Epoch: fleet.GetLeadership().GetEpoch(), counts: map[string]int{}}
+	live := &liveFleet{
+		Leader: fleet.GetLeadership().GetLeader(), Epoch: fleet.GetLeadership().GetEpoch(),
+		counts: map[string]int{},
+	}
 	demand, err := live.demanded(fleet, o.sim.models)
 	if err != nil {
 		return nil, err
@@ -127,15 +131,18 @@ func (o *planOptions) openLive(cmd *cobra.Command) (*planning, error) {
 	return p, nil
 }
 
-// demanded are the models that are planned for: those that are asked for often enough, or those named.
-func (live *liveFleet) demanded(fleet *control.FleetDemand, names []string) (demand []*control.ModelDemand, err error) {
+// demanded are the models that are planned for: those that are asked for often
+// enough, or those named.
+func (live *liveFleet) demanded(fleet *control.FleetDemand,
+	names []string) (demand []*control.ModelDemand, err error) {
 	there := map[string]bool{}
 	for _, m := range fleet.GetModels() {
 		there[m.GetModel()] = true
 	}
 	for _, name := range names {
 		if !there[name] {
-			return nil, fmt.Errorf("model: the fleet has no model %q; it has: %s", name, strings.Join(slices.Sorted(maps.Keys(there)), ", "))
+			return nil, fmt.Errorf("model: the fleet has no model %q; it has: %s", name,
+				strings.Join(slices.Sorted(maps.Keys(there)), ", "))
 		}
 	}
 	var idle []string
@@ -144,26 +151,36 @@ func (live *liveFleet) demanded(fleet *control.FleetDemand, names []string) (dem
 			continue
 		}
 		if m.GetQueries() < leastDemand || m.GetRate() <= 0 {
-			idle = append(idle, fmt.Sprintf("%s (%d so far, now %.1f a second)", control.ModelKey(m.GetModel(), m.GetVersion()), m.GetQueries(), m.GetRate()))
+			idle = append(idle,
+				fmt.Sprintf("%s (%d so far, now %.1f a second)",
+					control.ModelKey(m.GetModel(), m.GetVersion()), m.GetQueries(), m.GetRate()))
 			continue
 		}
 		demand = append(demand, m)
-		live.Demand = append(live.Demand, liveDemand{Model: m.GetModel(), Version: m.GetVersion(), Rate: rounded(m.GetRate()), Queries: m.GetQueries(), QoS: float64(m.GetQosTargetNs()) / 1e6})
+		live.Demand = append(live.Demand, liveDemand{
+			Model: m.GetModel(), Version: m.GetVersion(), Rate: rounded(m.GetRate()),
+			Queries: m.GetQueries(), QoS: float64(m.GetQosTargetNs()) / 1e6,
+		})
 	}
 	slices.Sort(idle)
 	switch {
 	case len(demand) == 0 && len(idle) == 0:
 		return nil, errors.New("the fleet has no models, so there is no demand to plan for")
 	case len(demand) == 0:
-		return nil, fmt.Errorf("no demand yet: of no model at least %d queries have come, and some in the last minute: %s", leastDemand, strings.Join(idle, ", "))
+		return nil, fmt.Errorf(
+			"no demand yet: of no model at least %d queries have come, and some in the last "+
+				"minute: %s", leastDemand, strings.Join(idle, ", "))
 	case len(idle) > 0:
-		live.Notes = append(live.Notes, "not planned for, as hardly anybody asks: "+strings.Join(idle, ", "))
+		live.Notes = append(live.Notes,
+			"not planned for, as hardly anybody asks: "+strings.Join(idle, ", "))
 	}
 	return demand, nil
 }
 
-// livePrices are the prices of the fleet's types as its agents have them, else as the catalogue has; it counts the agents.
-func (o *planOptions) livePrices(fleet *control.FleetDemand, live *liveFleet) (map[string]float64, error) {
+// livePrices are the prices of the fleet's types as its agents have them, else as the catalogue
+// has; it counts the agents.
+func (o *planOptions) livePrices(fleet *control.FleetDemand, live *liveFleet) (map[string]float64,
+	error) {
 	catalogue, err := readCatalogue(o.catalogue)
 	if err != nil {
 		return nil, err
@@ -186,10 +203,14 @@ func (o *planOptions) livePrices(fleet *control.FleetDemand, live *liveFleet) (m
 			prices[t] = m.GetPriceUsdPerHour()
 		}
 		if prices[t] <= 0 {
-			return nil, fmt.Errorf("agent %s is of the type %q, of which no price is known: say it with --catalogue", m.GetName(), t)
+			return nil, fmt.Errorf(
+				"agent %s is of the type %q, of which no price is known: say it with --catalogue",
+				m.GetName(), t)
 		}
 		if m.GetLanes() > 1 {
-			live.Notes = append(live.Notes, fmt.Sprintf("agent %s has %d lanes, and is planned for as an instance with one", m.GetName(), m.GetLanes()))
+			live.Notes = append(live.Notes,
+				fmt.Sprintf("agent %s has %d lanes, and is planned for as an instance with one",
+					m.GetName(), m.GetLanes()))
 		}
 	}
 	return prices, nil
@@ -202,7 +223,8 @@ type learnedTable struct {
 	age     time.Duration
 }
 
-// learnedTables are the fleet's, by model, version and type: of whole machines, if there are several.
+// learnedTables are the fleet's, by model, version and type: of whole machines, if there are
+// several.
 func learnedTables(fleet *control.FleetDemand) map[string]learnedTable {
 	known := map[string]learnedTable{}
 	for _, p := range fleet.GetProfiles() {
@@ -211,7 +233,8 @@ func learnedTables(fleet *control.FleetDemand) map[string]learnedTable {
 			continue // of another version of Muster
 		}
 		key := control.ModelKey(t.Key().Model, t.Key().Version) + " " + string(t.Key().InstanceType)
-		if before, ok := known[key]; !ok || t.Key().Cores == 0 || before.Key().Cores != 0 && t.Key().Cores > before.Key().Cores {
+		if before, ok := known[key]; !ok || t.Key().Cores == 0 ||
+			before.Key().Cores != 0 && t.Key().Cores > before.Key().Cores {
 			known[key] = learnedTable{t, p.GetQueries(), time.Duration(p.GetAgeNs())}
 		}
 	}
@@ -219,7 +242,8 @@ func learnedTables(fleet *control.FleetDemand) map[string]learnedTable {
 }
 
 // tableOf is a model's profile on a type: learned, else the shipped one; nil if there is none.
-func tableOf(m *control.ModelDemand, t string, known map[string]learnedTable) (table *profiles.Table, learned learnedTable) {
+func tableOf(m *control.ModelDemand, t string, known map[string]learnedTable) (
+	table *profiles.Table, learned learnedTable) {
 	if l, ok := known[control.ModelKey(m.GetModel(), m.GetVersion())+" "+t]; ok {
 		return l.Table, l
 	}
@@ -230,15 +254,18 @@ func tableOf(m *control.ModelDemand, t string, known map[string]learnedTable) (t
 	return table, learned
 }
 
-// liveTypes are the types to choose from: those named, or all on which every model has a profile, the fleet's among them.
-func (o *planOptions) liveTypes(prices map[string]float64, live *liveFleet, demand []*control.ModelDemand, known map[string]learnedTable) (types []sim.Price, err error) {
+// liveTypes are the types to choose from: those named, or all on which every model has a profile,
+// the fleet's among them.
+func (o *planOptions) liveTypes(prices map[string]float64, live *liveFleet,
+	demand []*control.ModelDemand, known map[string]learnedTable) (types []sim.Price, err error) {
 	names := o.types
 	if len(names) == 0 {
 		names = slices.Sorted(maps.Keys(prices))
 	}
 	for t := range live.counts {
 		if !slices.Contains(names, t) {
-			return nil, fmt.Errorf("types: the fleet has %s, which must be among the types to choose from", t)
+			return nil, fmt.Errorf(
+				"types: the fleet has %s, which must be among the types to choose from", t)
 		}
 	}
 	for _, t := range names {
@@ -255,7 +282,9 @@ func (o *planOptions) liveTypes(prices map[string]float64, live *liveFleet, dema
 		case lacking == "":
 			types = append(types, sim.Price{Type: t, PriceUSDPerHour: prices[t]})
 		case live.counts[t] > 0:
-			return nil, fmt.Errorf("model %s has no profile on %s yet, which the fleet has: nothing of it has run there", lacking, t)
+			return nil, fmt.Errorf(
+				"model %s has no profile on %s yet, which the fleet has: nothing of it has run "+
+					"there", lacking, t)
 		case len(o.types) > 0:
 			return nil, fmt.Errorf("types: model %s has no profile on %s", lacking, t)
 		}
@@ -264,11 +293,14 @@ func (o *planOptions) liveTypes(prices map[string]float64, live *liveFleet, dema
 }
 
 // model is a model as it is asked for and as fast as it is known to be.
-func (live *liveFleet) model(d *control.ModelDemand, prices []sim.Price, known map[string]learnedTable, rejectLate bool) (sim.Model, error) {
+func (live *liveFleet) model(d *control.ModelDemand, prices []sim.Price,
+	known map[string]learnedTable, rejectLate bool) (sim.Model, error) {
 	m := sim.Model{
-		Name: d.GetModel(), QoSTarget: time.Duration(d.GetQosTargetNs()), Weight: d.GetRate(), Latencies: map[string]match.Latencies{}, RejectLate: rejectLate,
+		Name: d.GetModel(), QoSTarget: time.Duration(d.GetQosTargetNs()), Weight: d.GetRate(),
+		Latencies: map[string]match.Latencies{}, RejectLate: rejectLate,
 	}
-	if slices.ContainsFunc(live.Demand, func(x liveDemand) bool { return x.Model == d.GetModel() && x.Version != d.GetVersion() }) {
+	if slices.ContainsFunc(live.Demand,
+		func(x liveDemand) bool { return x.Model == d.GetModel() && x.Version != d.GetVersion() }) {
 		m.Name = control.ModelKey(d.GetModel(), d.GetVersion())
 	}
 	var pmf []workload.Probability
@@ -283,8 +315,10 @@ func (live *liveFleet) model(d *control.ModelDemand, prices []sim.Price, known m
 		table, learned := tableOf(d, price.Type, known)
 		m.Latencies[price.Type] = table
 		live.Evidence = append(live.Evidence, liveEvidence{
-			Model: m.Name, Type: price.Type, Learned: learned.Table != nil, Queries: learned.queries,
-			Age: rounded(learned.age.Seconds()), Error: rounded(table.Error(int(m.BatchSizes.Mean()))),
+			Model: m.Name, Type: price.Type, Learned: learned.Table != nil,
+			Queries: learned.queries,
+			Age:     rounded(learned.age.Seconds()),
+			Error:   rounded(table.Error(int(m.BatchSizes.Mean()))),
 		})
 	}
 	return m, nil
@@ -302,7 +336,9 @@ func (live *liveFleet) cost(prices []sim.Price, counts map[string]int) (sum floa
 func (live *liveFleet) compare(ctx context.Context, p *planning, r *plan.Result) error {
 	throughput := live.throughput(p, r)
 	of := func(c plan.Configuration) (liveCost, error) {
-		cost := liveCost{Configuration: map[string]int{}, Price: rounded(p.Price(c)), name: p.Name(c)}
+		cost := liveCost{
+			Configuration: map[string]int{}, Price: rounded(p.Price(c)), name: p.Name(c),
+		}
 		for i, n := range c {
 			if n > 0 {
 				cost.Configuration[string(p.Types[i].Name)] = n
@@ -367,8 +403,9 @@ func (live *liveFleet) throughput(p *planning, r *plan.Result) plan.EvaluatorFun
 	}
 }
 
-// keep reports whether to keep what runs rather than what the planner found: where that does not serve
-// the demand, and by evaluation and fluid limit serves no more than what runs, which may go on running.
+// keep reports whether to keep what runs rather than what the planner found: where that does
+// not serve the demand, and by evaluation and fluid limit serves no more than what runs, which
+// may go on running.
 func (live *liveFleet) keep(p *planning, now plan.Configuration, best *plan.Plan) (bool, error) {
 	serves := live.Proposed.Throughput > 0
 	if p.Objective == plan.LeastCost && best.Evaluated {
@@ -389,7 +426,8 @@ func (live *liveFleet) keep(p *planning, now plan.Configuration, best *plan.Plan
 		live.Current.Throughput == live.Proposed.Throughput && limit.Rate >= best.FluidLimit, nil
 }
 
-// meets reports whether a plan was evaluated to meet the QoS target at the rate that is planned for.
+// meets reports whether a plan was evaluated to meet the QoS target at the rate that is planned
+// for.
 func meets(p *planning, best *plan.Plan) bool {
 	return p.Objective == plan.LeastCost && best.Evaluated && best.Satisfaction >= p.Target
 }
@@ -405,19 +443,24 @@ func (live *liveFleet) noteDemand(ctx context.Context, p *planning, best *plan.P
 	if live.Proposed.Throughput >= demand || meets(p, best) {
 		return
 	}
-	note := fmt.Sprintf("the demand of %.6g queries/s is above what the fleet serves in time, %.6g queries/s",
+	note := fmt.Sprintf(
+		"the demand of %.6g queries/s is above what the fleet serves in time, %.6g queries/s",
 		demand, live.Current.Throughput)
 	if p.Budget > 0 {
-		note += fmt.Sprintf(", and above the budget: %v $/hr buy nothing that was found to serve more than %.6g queries/s",
+		note += fmt.Sprintf(
+			", and above the budget: %v $/hr buy nothing that was found to serve more than %.6g "+
+				"queries/s",
 			p.Budget, live.Proposed.Throughput)
 	}
 	without := *p.Problem
 	without.Objective, without.Rate, without.Budget = plan.LeastCost, demand, 0
 	if r, err := (plan.Fluid{Top: 1}).Plan(ctx, &without, nil); err == nil {
-		note += fmt.Sprintf(". By its fluid limit %s at %.4g $/hr would serve it", p.Name(r.Plans[0].Configuration), r.Plans[0].Price)
+		note += fmt.Sprintf(". By its fluid limit %s at %.4g $/hr would serve it",
+			p.Name(r.Plans[0].Configuration), r.Plans[0].Price)
 	}
 	if live.Proposed.Throughput == 0 {
-		note += ". As long as queries take there, what is proposed meets the QoS target at no rate: " +
+		note += ". As long as queries take there, what is proposed meets the QoS target at no " +
+			"rate: " +
 			"--evaluator bound estimates by means alone"
 	}
 	live.Notes = append(live.Notes, note)
@@ -431,7 +474,8 @@ func (live *liveFleet) writeText(b *strings.Builder) {
 		what string
 		cost liveCost
 	}{{"now", live.Current}, {"proposed", live.Proposed}} {
-		fmt.Fprintf(t, "  %s\t%.3f $/hr\t%.1f%s queries/s\t%s\n", row.what, row.cost.Price, row.cost.Throughput, plusMinus(row.cost.StdErr, 1), row.cost.name)
+		fmt.Fprintf(t, "  %s\t%.3f $/hr\t%.1f%s queries/s\t%s\n", row.what, row.cost.Price,
+			row.cost.Throughput, plusMinus(row.cost.StdErr, 1), row.cost.name)
 	}
 	t.Flush()
 	change := func(what string, counts map[string]int) (s []string) {
@@ -440,19 +484,23 @@ func (live *liveFleet) writeText(b *strings.Builder) {
 		}
 		return s
 	}
-	if changes := append(change("rent", live.Rent), change("release", live.Release)...); len(changes) > 0 {
+	if changes := append(change("rent", live.Rent), change("release", live.Release)...); len(
+		changes) > 0 {
 		fmt.Fprintf(b, "  %s\n", strings.Join(changes, ", "))
 	} else {
 		fmt.Fprintln(b, "  nothing to change")
 	}
 	fmt.Fprintln(b, "\nWhat it is asked for, and how long that takes:")
 	for _, d := range live.Demand {
-		fmt.Fprintf(t, "  %s\t%.1f queries/s in the last minute, batch sizes of %d queries, within %v ms\n", control.ModelKey(d.Model, d.Version), d.Rate, d.Queries, d.QoS)
+		fmt.Fprintf(
+			t, "  %s\t%.1f queries/s in the last minute, batch sizes of %d queries, within %v ms\n",
+			control.ModelKey(d.Model, d.Version), d.Rate, d.Queries, d.QoS)
 	}
 	for _, e := range live.Evidence {
 		from := "shipped profile: nothing was learned there"
 		if e.Learned {
-			from = fmt.Sprintf("learned from %d queries, the last %v ago", e.Queries, time.Duration(e.Age*float64(time.Second)).Round(time.Second))
+			from = fmt.Sprintf("learned from %d queries, the last %v ago", e.Queries,
+				time.Duration(e.Age*float64(time.Second)).Round(time.Second))
 		}
 		fmt.Fprintf(t, "  %s on %s\t%s, ± %.1f %%\n", e.Model, e.Type, from, 100*e.Error)
 	}

@@ -15,25 +15,35 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// TestPlanLive: a fleet is planned for from what it is asked for and has learned, beside what it is.
+// TestPlanLive: a fleet is planned for from what it is asked for and has learned,
+// beside what it is.
 func TestPlanLive(t *testing.T) {
-	// The one that can lead goes on doing so, however busy the machine: another would not know the demand.
+	// The one that can lead goes on doing so, however busy the machine: another would
+	// not know the demand.
 	agents := startFleet(t, 1)
-	agents = append(agents, startAgent(t, smallNCF(t), "--executor", "emulated", "--profile", "shipped", "--instance-type", "r5n.large",
-		"--leader", "never", "--join", agents[0].gossip))
+	agents = append(
+		agents,
+		startAgent(t, smallNCF(t), "--executor", "emulated", "--profile", "shipped",
+			"--instance-type", "r5n.large",
+			"--leader", "never", "--join", agents[0].gossip))
 	agents[1].waitForView(t, func(v *control.View) bool {
-		return len(v.GetMembers()) == 2 && !slices.ContainsFunc(v.GetMembers(), func(m *control.Member) bool { return len(m.GetModels()) == 0 })
+		return len(v.GetMembers()) == 2 &&
+			!slices.ContainsFunc(v.GetMembers(),
+				func(m *control.Member) bool { return len(m.GetModels()) == 0 })
 	})
 	t.Chdir(t.TempDir())
 	t.Setenv("MUSTER_SERVER", agents[1].grpc)
 	live := []string{"plan", "--live", "--planner", "fluid", "--evaluator", "bound"}
 	with := func(more ...string) []string { return append(live[:len(live):len(live)], more...) }
 	agents[1].waitForView(t, hasLeader)
-	wantOutput(t, false, `no demand yet: of no model at least 100 queries have come.*ncf/1 \(0 so far`, live...)
+	wantOutput(
+		t, false, `no demand yet: of no model at least 100 queries have come.*ncf/1 \(0 so far`,
+		live...)
 
 	var out string
 	for range 10 { // a busy machine may serve few of the queries
-		if _, _, err := execute(t, "bench", "--model", "ncf", "--rate", "200", "--queries", "200", "--batch", "fixed:20"); err != nil {
+		if _, _, err := execute(t, "bench", "--model", "ncf", "--rate", "200", "--queries", "200",
+			"--batch", "fixed:20"); err != nil {
 			t.Log(err)
 		}
 		agents[1].waitForView(t, hasLeader)
@@ -48,31 +58,44 @@ func TestPlanLive(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := report.Live
-	if l == nil || len(l.Demand) != 1 || l.Demand[0].Model != "ncf" || l.Demand[0].Queries < 100 || !(l.Demand[0].Rate > 0) || l.Demand[0].QoS != 5 {
+	if l == nil || len(l.Demand) != 1 || l.Demand[0].Model != "ncf" || l.Demand[0].Queries < 100 ||
+		!(l.Demand[0].Rate > 0) || l.Demand[0].QoS != 5 {
 		t.Fatalf("the demand is %+v, want that of ncf", l)
 	}
-	if want := map[string]int{"r5n.large": 2}; !maps.Equal(l.Current.Configuration, want) || l.Current.Price != 0.298 || !(l.Current.Throughput > 0) {
-		t.Errorf("what runs is %+v, want 2 r5n.large at 0.298 $/hr, which serve something", l.Current)
+	if want := map[string]int{"r5n.large": 2}; !maps.Equal(l.Current.Configuration, want) ||
+		l.Current.Price != 0.298 || !(l.Current.Throughput > 0) {
+		t.Errorf("what runs is %+v, want 2 r5n.large at 0.298 $/hr, which serve something",
+			l.Current)
 	}
-	if !(l.Proposed.Price <= 0.298) || !maps.Equal(l.Proposed.Configuration, nonZero(report.Plans[0].Configuration)) {
-		t.Errorf("proposed is %+v, want the first plan, %v, for no more than the fleet costs", l.Proposed, report.Plans[0].Configuration)
+	if !(l.Proposed.Price <= 0.298) ||
+		!maps.Equal(l.Proposed.Configuration, nonZero(report.Plans[0].Configuration)) {
+		t.Errorf("proposed is %+v, want the first plan, %v, for no more than the fleet costs",
+			l.Proposed, report.Plans[0].Configuration)
 	}
 	for _, e := range l.Evidence {
-		if (e.Type == "r5n.large") != e.Learned || e.Learned && (e.Queries == 0 || e.Age < 0 || !(e.Error > 0)) {
-			t.Errorf("evidence of %s is %+v, want a profile learned on r5n.large and shipped ones elsewhere", e.Type, e)
+		if (e.Type == "r5n.large") != e.Learned ||
+			e.Learned && (e.Queries == 0 || e.Age < 0 || !(e.Error > 0)) {
+			t.Errorf(
+				"evidence of %s is %+v, want a profile learned on r5n.large and shipped ones "+
+					"elsewhere", e.Type, e)
 		}
 	}
 
-	agents[1].wantWhileLed(t, `^  ncf on r5n.large +learned from \d+ queries`, with("--rate", "5000")...)
+	agents[1].wantWhileLed(t, `^  ncf on r5n.large +learned from \d+ queries`,
+		with("--rate", "5000")...)
 	agents[1].wantWhileLed(t, `^  rent \d+ `, with("--rate", "5000")...)
 	for _, tt := range []struct {
 		want string
 		args []string
 	}{
 		{`the fleet has no model "bert"; it has: ncf`, []string{"--model", "bert"}},
-		{"the fleet has r5n.large, which must be among the types", []string{"--types", "g4dn.xlarge"}},
+		{"the fleet has r5n.large, which must be among the types", []string{
+			"--types", "g4dn.xlarge",
+		}},
 		{"batch: a fleet that runs has its own", []string{"--batch", "ribbon"}},
-		{"live: a table knows nothing of a fleet that runs", []string{"--evaluator", "table:x.json"}},
+		{"live: a table knows nothing of a fleet that runs", []string{
+			"--evaluator", "table:x.json",
+		}},
 	} {
 		wantOutput(t, false, tt.want, with(tt.args...)...)
 	}
@@ -86,7 +109,8 @@ func nonZero(counts map[string]int) map[string]int {
 // TestPlanLiveWithoutLeader: nobody else knows the demand.
 func TestPlanLiveWithoutLeader(t *testing.T) {
 	agents := startFleet(t, 1, "--leader", "never")
-	wantOutput(t, false, "the fleet has no leader now, who alone knows its demand", "plan", "--live", "--server", agents[0].grpc)
+	wantOutput(t, false, "the fleet has no leader now, who alone knows its demand", "plan",
+		"--live", "--server", agents[0].grpc)
 }
 
 // spiked is a latency of which one query in twenty takes ten times as long.
@@ -101,21 +125,26 @@ func (l spiked) Quantile(p float64, _ int) time.Duration {
 	return time.Duration(l)
 }
 
-// TestPlanLiveNeverAdvisesLess: where nothing that the budget buys serves any rate in time, as far as
-// simulation goes, price alone told configurations apart: "rent 1 t3.xlarge, release 2 r5n.large".
+// TestPlanLiveNeverAdvisesLess: where nothing that the budget buys serves any rate in
+// time, as far as simulation goes, price alone told configurations apart: "rent 1
+// t3.xlarge, release 2 r5n.large".
 func TestPlanLiveNeverAdvisesLess(t *testing.T) {
-	prices := []sim.Price{{Type: "r5n.large", PriceUSDPerHour: 0.149}, {Type: "t3.xlarge", PriceUSDPerHour: 0.1664}}
+	prices := []sim.Price{
+		{Type: "r5n.large", PriceUSDPerHour: 0.149}, {Type: "t3.xlarge", PriceUSDPerHour: 0.1664},
+	}
 	sizes, err := workload.ParseBatchSizes("fixed:20")
 	if err != nil {
 		t.Fatal(err)
 	}
-	models := []sim.Model{{Name: "m", QoSTarget: 5 * time.Millisecond, BatchSizes: sizes, Latencies: map[string]match.Latencies{
-		"r5n.large": spiked(time.Millisecond), "t3.xlarge": spiked(2 * time.Millisecond),
-	}}}
+	models := []sim.Model{{Name: "m", QoSTarget: 5 * time.Millisecond, BatchSizes: sizes,
+		Latencies: map[string]match.Latencies{
+			"r5n.large": spiked(time.Millisecond), "t3.xlarge": spiked(2 * time.Millisecond),
+		}}}
 	for _, tt := range []struct {
 		objective plan.Objective
 		planner   plan.Planner
-	}{{plan.MostThroughput, plan.KairosPlus{}}, {plan.MostThroughput, plan.Ribbon{}}, {plan.LeastCost, plan.KairosPlus{}}} {
+	}{{plan.MostThroughput, plan.KairosPlus{}}, {plan.MostThroughput, plan.Ribbon{}},
+		{plan.LeastCost, plan.KairosPlus{}}} {
 		problem := sim.Problem(models, prices)
 		problem.Objective, problem.Target, problem.Budget = tt.objective, 0.99, 0.298
 		if tt.objective == plan.LeastCost {
@@ -130,15 +159,21 @@ func TestPlanLiveNeverAdvisesLess(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		live := &liveFleet{Demand: []liveDemand{{Model: "m", Rate: 5000}}, counts: map[string]int{"r5n.large": 2}}
+		live := &liveFleet{
+			Demand: []liveDemand{{Model: "m", Rate: 5000}}, counts: map[string]int{"r5n.large": 2},
+		}
 		if err := live.compare(t.Context(), p, r); err != nil {
 			t.Fatal(err)
 		}
 		if len(live.Rent)+len(live.Release) > 0 || live.Proposed.name != "r5n.large=2" {
-			t.Errorf("%T: rent %v, release %v, for %s at %v $/hr", tt.planner, live.Rent, live.Release, live.Proposed.name, live.Proposed.Price)
+			t.Errorf("%T: rent %v, release %v, for %s at %v $/hr", tt.planner, live.Rent,
+				live.Release, live.Proposed.name, live.Proposed.Price)
 		}
 		notes := strings.Join(live.Notes, " ")
-		for _, want := range []string{"the demand of 5000 queries/s is above", "above the budget: 0.298 $/hr", "by its fluid limit r5n.large="} {
+		for _, want := range []string{
+			"the demand of 5000 queries/s is above", "above the budget: 0.298 $/hr",
+			"by its fluid limit r5n.large=",
+		} {
 			if !strings.Contains(strings.ToLower(notes), want) {
 				t.Errorf("%T: notes %q, want %q", tt.planner, notes, want)
 			}

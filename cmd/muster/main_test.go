@@ -59,7 +59,9 @@ func printed(t *testing.T, args ...string) map[string][2]string {
 
 func TestPrecedence(t *testing.T) {
 	t.Chdir(t.TempDir())
-	write(t, "muster.yaml", "# comment\ngrpc: 127.0.0.1:1\nhttp: 127.0.0.1:2\nmetrics: 127.0.0.1:3\nserver: [a:1, b:2]\n")
+	write(t, "muster.yaml",
+		"# comment\ngrpc: 127.0.0.1:1\nhttp: 127.0.0.1:2\nmetrics: 127.0.0.1:3\nserver: [a:1, "+
+			"b:2]\n")
 	t.Setenv("MUSTER_HTTP", "127.0.0.1:4")
 	t.Setenv("MUSTER_METRICS", "127.0.0.1:5")
 	t.Setenv("MUSTER_STATE_DIR", "") // empty is unset
@@ -85,10 +87,12 @@ func TestConfigFileChoice(t *testing.T) {
 	if got := printed(t)["lanes"][1]; got != "a.yaml:1" {
 		t.Errorf("with MUSTER_CONFIG: lanes comes from %q", got)
 	}
-	if got := printed(t, "--config", "b.yaml"); got["cores"][1] != "b.yaml:1" || got["lanes"][1] != "default" {
+	if got := printed(t, "--config", "b.yaml"); got["cores"][1] != "b.yaml:1" ||
+		got["lanes"][1] != "default" {
 		t.Errorf("with --config too: got %v", got)
 	}
-	if _, _, err := execute(t, "config", "print", "--config", "missing.yaml"); err == nil || !strings.Contains(err.Error(), "missing.yaml") {
+	if _, _, err := execute(t, "config", "print", "--config", "missing.yaml"); err == nil ||
+		!strings.Contains(err.Error(), "missing.yaml") {
 		t.Errorf("missing file: got %v", err)
 	}
 }
@@ -153,16 +157,23 @@ func TestConfigCheck(t *testing.T) {
 			`f.yaml:2: unknown setting "model-dirs"; did you mean "model-dir"?`,
 			`f.yaml:3: unknown setting "zzzzzzzzz"`,
 		}},
-		{"all faults at once", "lanes: many\ncores: 1000000\nprovider: tpu\nhttp: nowhere\nlog-level: loud\n", []string{
-			`f.yaml:1: lanes: "many" is no int`, `cores: 1000000, want 1 to`, `provider: "tpu"`, `http: address "nowhere"`, `log-level: "loud"`,
-		}},
+		{"all faults at once",
+			"lanes: many\ncores: 1000000\nprovider: tpu\nhttp: nowhere\nlog-level: loud\n",
+			[]string{
+				`f.yaml:1: lanes: "many" is no int`, `cores: 1000000, want 1 to`, `provider: "tpu"`,
+				`http: address "nowhere"`, `log-level: "loud"`,
+			}},
 		{"twice", "lanes: 1\nlanes: 2\n", []string{"f.yaml:2: lanes is set before, at line 1"}},
 		{"mapping", "http: {a: b}\n", []string{"f.yaml:1: http: want a string"}},
 		{"no value", "http:\n", []string{"f.yaml:1: http: want a string"}},
-		{"list for one", "lanes: [1, 2]\n", []string{"f.yaml:1: lanes: got 2 values, want one int"}},
+		{"list for one", "lanes: [1, 2]\n", []string{
+			"f.yaml:1: lanes: got 2 values, want one int",
+		}},
 		{"list", "- 1\n", []string{"f.yaml:1: want lines of `setting: value`"}},
 		{"no yaml", "lanes: 1\na: b: c\n", []string{"f.yaml: line 2"}},
-		{"same address", "http: 127.0.0.1:1\ngrpc: 127.0.0.1:1\n", []string{`grpc: address "127.0.0.1:1" is that of http too`}},
+		{"same address", "http: 127.0.0.1:1\ngrpc: 127.0.0.1:1\n", []string{
+			`grpc: address "127.0.0.1:1" is that of http too`,
+		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, _, err := execute(t, "config", "check", write(t, "f.yaml", tt.content))
@@ -176,7 +187,9 @@ func TestConfigCheck(t *testing.T) {
 			}
 		})
 	}
-	for _, content := range []string{"", "# nothing\n", "---\n", "lanes: 1\n", "pprof: true\ndrain-timeout: 5s\n"} {
+	for _, content := range []string{
+		"", "# nothing\n", "---\n", "lanes: 1\n", "pprof: true\ndrain-timeout: 5s\n",
+	} {
 		if _, _, err := execute(t, "config", "check", write(t, "f.yaml", content)); err != nil {
 			t.Errorf("%q: %v", content, err)
 		}
@@ -192,13 +205,16 @@ func TestUnknownSettings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := `MUSTER_MODELDIR is no setting; did you mean "MUSTER_MODEL_DIR"?`; !strings.Contains(stderr, want) {
+	if want := `MUSTER_MODELDIR is no setting; did you mean "MUSTER_MODEL_DIR"?`; !strings.Contains(
+		stderr, want) {
 		t.Errorf("got %q, want %q in it", stderr, want)
 	}
 	write(t, "muster.yaml", "model-dri: x\n")
 	for _, command := range []string{"agent", "infer ncf", "models list"} {
 		_, _, err := execute(t, strings.Fields(command)...)
-		if err == nil || !strings.Contains(err.Error(), `muster.yaml:1: unknown setting "model-dri"; did you mean "model-dir"?`) {
+		if err == nil ||
+			!strings.Contains(err.Error(),
+				`muster.yaml:1: unknown setting "model-dri"; did you mean "model-dir"?`) {
 			t.Errorf("%s: got %v", command, err)
 		}
 	}
@@ -237,7 +253,9 @@ func TestHelp(t *testing.T) {
 	root := newRoot()
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range root.Commands() {
-		if cmd.Short == "" || cmd.Name() != "completion" && cmd.Name() != "version" && cmd.Runnable() && cmd.Example == "" {
+		if cmd.Short == "" ||
+			cmd.Name() != "completion" && cmd.Name() != "version" && cmd.Runnable() &&
+				cmd.Example == "" {
 			t.Errorf("%s has no summary or no example", cmd.Name())
 		}
 	}
@@ -245,7 +263,8 @@ func TestHelp(t *testing.T) {
 	for _, cmd := range root.Commands() {
 		names = append(names, cmd.Name())
 	}
-	if got := strings.Join(names, " "); !strings.Contains(got, "agent") || !strings.Contains(got, "completion") {
+	if got := strings.Join(names, " "); !strings.Contains(got, "agent") ||
+		!strings.Contains(got, "completion") {
 		t.Errorf("commands: %s", got)
 	}
 }
@@ -260,7 +279,8 @@ func TestGenerate(t *testing.T) {
 	if want := "ncf: generated in ./model-repository\n"; out != want {
 		t.Errorf("got %q, want %q", out, want)
 	}
-	if _, err := os.Stat(filepath.Join(dir, "model-repository", "ncf", "1", "model.onnx")); err != nil {
+	if _, err := os.Stat(filepath.Join(dir, "model-repository", "ncf", "1", "model.onnx")); err !=
+		nil {
 		t.Error(err)
 	}
 	out, _, err = execute(t, "models", "generate", "ncf", "--scale", "small")
@@ -272,12 +292,15 @@ func TestGenerate(t *testing.T) {
 	}
 	write(t, filepath.Join("model-repository", "broken", "1", "model.onnx"), "no model")
 	out, _, err = execute(t, "models", "list", "--dir", "model-repository")
-	if err != nil || !regexp.MustCompile(`(?m)^broken +1 +BROKEN +.*model\.onnx`).MatchString(out) || !regexp.MustCompile(`(?m)^ncf +1 +ON DISK +$`).MatchString(out) {
+	if err != nil ||
+		!regexp.MustCompile(`(?m)^broken +1 +BROKEN +.*model\.onnx`).MatchString(out) ||
+		!regexp.MustCompile(`(?m)^ncf +1 +ON DISK +$`).MatchString(out) {
 		t.Errorf("models list: got %q and %v", out, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := run(ctx, []string{"models", "generate", "wnd", "--scale", "small"}, strings.NewReader(""), &bytes.Buffer{}, &bytes.Buffer{}); err == nil {
+	if err := run(ctx, []string{"models", "generate", "wnd", "--scale", "small"},
+		strings.NewReader(""), &bytes.Buffer{}, &bytes.Buffer{}); err == nil {
 		t.Error("cancelled: got no error")
 	}
 }

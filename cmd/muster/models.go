@@ -27,8 +27,10 @@ func newModelsCommand() *cobra.Command {
 	cmd.AddCommand(
 		newModelsGenerateCommand(),
 		newModelsListCommand(),
-		newModelsChangeCommand("load", "Have agents load a model, or load it anew", "loaded", (*client.Client).LoadModelOn),
-		newModelsChangeCommand("unload", "Have agents stop serving a model", "unloaded", (*client.Client).UnloadModelOn),
+		newModelsChangeCommand("load", "Have agents load a model, or load it anew", "loaded",
+			(*client.Client).LoadModelOn),
+		newModelsChangeCommand("unload", "Have agents stop serving a model", "unloaded",
+			(*client.Client).UnloadModelOn),
 	)
 	return cmd
 }
@@ -59,7 +61,8 @@ A model that is there already, made with the same options, is left as it is.`,
 			}
 			for _, model := range wanted {
 				if !slices.Contains(every, model) {
-					return fmt.Errorf("unknown model %q, want one of %s", model, strings.Join(every, ", "))
+					return fmt.Errorf("unknown model %q, want one of %s", model,
+						strings.Join(every, ", "))
 				}
 			}
 			for _, model := range wanted {
@@ -80,9 +83,11 @@ A model that is there already, made with the same options, is left as it is.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&out, "out", agent.DefaultConfig().ModelDir, "directory to write the models to")
-	flags.StringVar(&scale, "scale", string(zoo.Default), "rows of the embedding tables: small, default, full, or a fraction of full")
+	flags.StringVar(&scale, "scale", string(zoo.Default),
+		"rows of the embedding tables: small, default, full, or a fraction of full")
 	flags.Uint64Var(&options.Seed, "seed", options.Seed, "seed of the weights")
-	flags.BoolVar(&options.Overwrite, "overwrite", false, "replace a model that was generated with other options")
+	flags.BoolVar(&options.Overwrite, "overwrite", false,
+		"replace a model that was generated with other options")
 	return cmd
 }
 
@@ -129,7 +134,8 @@ func newModelsListCommand() *cobra.Command {
 }
 
 // listAgent asks an agent for its repository.
-func listAgent(ctx context.Context, settings *clientSettings, stderr io.Writer) ([]listedModel, error) {
+func listAgent(ctx context.Context, settings *clientSettings, stderr io.Writer) ([]listedModel,
+	error) {
 	c, err := settings.open(stderr)
 	if err != nil {
 		return nil, err
@@ -156,7 +162,9 @@ func listDirectory(dir string) ([]listedModel, error) {
 	}
 	list := []listedModel{}
 	for _, s := range repository.Index() {
-		m := listedModel{Model: s.Model, Version: strconv.FormatInt(s.Version, 10), State: "ON DISK"}
+		m := listedModel{
+			Model: s.Model, Version: strconv.FormatInt(s.Version, 10), State: "ON DISK",
+		}
 		if s.Version == 0 { // none that could be served
 			m.Version, m.State, m.Reason = "", "BROKEN", s.Reason
 		} else if _, err := models.ReadVersion(dir, s.Model, s.Version); err != nil {
@@ -171,13 +179,15 @@ func printModels(w io.Writer, list []listedModel) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "MODEL\tVERSION\tSTATE\tREASON")
 	for _, m := range list {
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", terminal.Plain(m.Model), terminal.Plain(m.Version), terminal.Plain(m.State), terminal.Plain(m.Reason))
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", terminal.Plain(m.Model), terminal.Plain(m.Version),
+			terminal.Plain(m.State), terminal.Plain(m.Reason))
 	}
 	return table.Flush()
 }
 
 // newModelsChangeCommand is `muster models load` or `unload`.
-func newModelsChangeCommand(verb, short, done string, change func(c *client.Client, ctx context.Context, agent, model string) error) *cobra.Command {
+func newModelsChangeCommand(verb, short, done string,
+	change func(c *client.Client, ctx context.Context, agent, model string) error) *cobra.Command {
 	var settings clientSettings
 	var agent string
 	cmd := &cobra.Command{
@@ -202,13 +212,15 @@ func newModelsChangeCommand(verb, short, done string, change func(c *client.Clie
 		},
 	}
 	settings.add(cmd.Flags())
-	cmd.Flags().StringVar(&agent, "agent", "", "only on the agent of this name (default on every agent that has the model's files)")
+	cmd.Flags().StringVar(&agent, "agent", "",
+		"only on the agent of this name (default on every agent that has the model's files)")
 	return cmd
 }
 
 // completeModels completes the names of an agent's models in the shell.
 func completeModels(settings *clientSettings) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion,
+		cobra.ShellCompDirective) {
 		if err := applySettings(cmd, args); err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
@@ -220,7 +232,8 @@ func completeModels(settings *clientSettings) cobra.CompletionFunc {
 		}
 		var names []cobra.Completion
 		for _, m := range list {
-			if terminal.Plain(m.Model) == m.Model && !slices.Contains(names, m.Model) && !slices.Contains(args, m.Model) {
+			if terminal.Plain(m.Model) == m.Model && !slices.Contains(names, m.Model) &&
+				!slices.Contains(args, m.Model) {
 				names = append(names, m.Model)
 			}
 		}

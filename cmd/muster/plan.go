@@ -45,9 +45,21 @@ type planOptions struct {
 
 // planners makes the planners by name, for a run that draws from a seed.
 var planners = map[string]func(o *planOptions, p *planning, seed uint64) plan.Planner{
-	"fluid":   func(o *planOptions, _ *planning, _ uint64) plan.Planner { return plan.Fluid{Top: o.top} },
-	"kairos":  func(o *planOptions, _ *planning, _ uint64) plan.Planner { return plan.Kairos{Top: o.top} },
-	"kairos+": func(o *planOptions, _ *planning, _ uint64) plan.Planner { return plan.KairosPlus{Top: o.top} },
+	"fluid": func(o *planOptions, _ *planning, _ uint64) plan.Planner {
+		return plan.Fluid{
+			Top: o.top,
+		}
+	},
+	"kairos": func(o *planOptions, _ *planning, _ uint64) plan.Planner {
+		return plan.Kairos{
+			Top: o.top,
+		}
+	},
+	"kairos+": func(o *planOptions, _ *planning, _ uint64) plan.Planner {
+		return plan.KairosPlus{
+			Top: o.top,
+		}
+	},
 	ribbonPlanner: func(o *planOptions, _ *planning, seed uint64) plan.Planner {
 		return plan.Ribbon{Seed: seed, Plain: o.plain, Top: o.top}
 	},
@@ -110,21 +122,37 @@ against the best configuration of the table.
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&o.sim.models, "model", nil, "model that is asked for, as NAME or NAME=SHARE of the queries; repeat it for several")
+	flags.StringArrayVar(&o.sim.models, "model", nil,
+		"model that is asked for, as NAME or NAME=SHARE of the queries; repeat it for several")
 	flags.Float64Var(&o.budget, "budget", 0, "$/hr that the fleet may cost")
 	flags.Float64Var(&o.rate, "rate", 0, "queries a second to serve at the least cost")
-	flags.Float64Var(&o.target, "target", 99, "percent of each model's queries that must meet their QoS target")
-	flags.StringSliceVar(&o.types, "types", nil, "instance types to choose from (default: all with a profile of the models)")
+	flags.Float64Var(&o.target, "target", 99,
+		"percent of each model's queries that must meet their QoS target")
+	flags.StringSliceVar(&o.types, "types", nil,
+		"instance types to choose from (default: all with a profile of the models)")
 	flags.StringSliceVar(&o.limits, "max", nil, "most instances of a type, as TYPE=N,TYPE=N")
-	flags.StringVar(&o.planner, "planner", "", "how to search: "+strings.Join(slices.Sorted(maps.Keys(planners)), ", ")+" (default "+defaultPlanner+", with a table "+defaultTablePlanner+")")
-	flags.BoolVar(&o.plain, "plain", false, "the search of RIBBON's paper alone, without what Muster adds to it (with --planner ribbon)")
-	flags.StringVar(&o.evaluator, "evaluator", bySimulation, "what says what a configuration is worth: sim, bound (an estimate by the fluid limit), table:FILE or table:published")
-	flags.IntVar(&o.runs, "runs", 1, "runs of a search in a table, seeds one apart; above 1: what they needed to find the best configuration")
-	flags.StringVar(&o.policy, "policy", "", "how queries are distributed (default "+sim.DefaultPolicy+")")
-	flags.StringVar(&o.catalogue, "catalogue", "", "YAML file of instance types and prices, beside those known")
+	flags.StringVar(&o.planner, "planner", "",
+		"how to search: "+strings.Join(slices.Sorted(maps.Keys(planners)), ", ")+" (default "+
+			defaultPlanner+", with a table "+defaultTablePlanner+")")
+	flags.BoolVar(&o.plain, "plain", false,
+		"the search of RIBBON's paper alone, without what Muster adds to it (with --planner "+
+			"ribbon)")
+	flags.StringVar(&o.evaluator, "evaluator", bySimulation,
+		"what says what a configuration is worth: sim, bound (an estimate by the fluid limit), "+
+			"table:FILE or table:published")
+	flags.IntVar(&o.runs, "runs", 1,
+		"runs of a search in a table, seeds one apart; above 1: what they needed to find the "+
+			"best configuration")
+	flags.StringVar(&o.policy, "policy", "",
+		"how queries are distributed (default "+sim.DefaultPolicy+")")
+	flags.StringVar(&o.catalogue, "catalogue", "",
+		"YAML file of instance types and prices, beside those known")
 	flags.IntVar(&o.top, "top", plan.DefaultTop, "plans to show")
-	flags.StringVar(&o.plotFile, "plot", "", "simulate the plans shown, and draw bound, simulated rate and price to this PNG file")
-	flags.BoolVar(&o.live, "live", false, "plan for a fleet that runs: its demand, what it has learned, its prices; --model then says for which of its models")
+	flags.StringVar(&o.plotFile, "plot", "",
+		"simulate the plans shown, and draw bound, simulated rate and price to this PNG file")
+	flags.BoolVar(&o.live, "live", false,
+		"plan for a fleet that runs: its demand, what it has learned, its prices; --model then "+
+			"says for which of its models")
 	o.sim.add(flags)
 	o.client.add(flags)
 	return cmd
@@ -135,7 +163,8 @@ type planning struct {
 	*plan.Problem
 	evaluator  plan.Evaluator
 	simulation *sim.Evaluator // nil: a table evaluates
-	// twin is what the planner twin proposes by, and twinRuns of how many runs its estimates are the mean.
+	// twin is what the planner twin proposes by, and twinRuns of how many runs its
+	// estimates are the mean.
 	twin     plan.Evaluator
 	twinRuns int
 	// described says what evaluates, and source where its numbers come from.
@@ -153,19 +182,25 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 	newPlanner := planners[o.planner]
 	switch {
 	case newPlanner == nil:
-		return fmt.Errorf("planner %q is unknown, there are: %s", o.planner, strings.Join(slices.Sorted(maps.Keys(planners)), ", "))
+		return fmt.Errorf("planner %q is unknown, there are: %s", o.planner,
+			strings.Join(slices.Sorted(maps.Keys(planners)), ", "))
 	case o.plain && o.planner != ribbonPlanner:
-		return fmt.Errorf("plain: the planner is %s; only "+ribbonPlanner+" has a plain form, that of its paper", o.planner)
+		return fmt.Errorf(
+			"plain: the planner is %s; only "+ribbonPlanner+" has a plain form, that of its paper",
+			o.planner)
 	case o.top < 1:
 		return fmt.Errorf("top is %d plans, want at least 1", o.top)
 	case o.runs < 1:
 		return fmt.Errorf("runs: %d, want at least 1", o.runs)
 	case o.runs > 1 && !isTable:
-		return errors.New("runs: the best configuration, against which they are held, is known of a table only: give --evaluator table:FILE")
+		return errors.New("runs: the best configuration, against which they are held, is known " +
+			"of a table only: give --evaluator table:FILE")
 	case o.live && isTable:
-		return errors.New("live: a table knows nothing of a fleet that runs; leave --evaluator away")
+		return errors.New("live: a table knows nothing of a fleet that runs; leave --evaluator " +
+			"away")
 	case !isTable && o.evaluator != bySimulation && o.evaluator != byBound:
-		return fmt.Errorf("evaluator %q is unknown, want %s, %s or %sFILE", o.evaluator, bySimulation, byBound, byTable)
+		return fmt.Errorf("evaluator %q is unknown, want %s, %s or %sFILE", o.evaluator,
+			bySimulation, byBound, byTable)
 	case !(o.target > 0 && o.target < 100):
 		return fmt.Errorf("target: %v %%, want within 0..100, such as 99", o.target)
 	}
@@ -184,11 +219,13 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 	defer line.Done()
 	run := func(run int) (*plan.Result, error) {
 		evaluated := 0
-		watched := plan.EvaluatorFunc(func(ctx context.Context, c plan.Configuration) (plan.Estimate, error) {
-			line.Show("run %d: %d configurations evaluated, now %s", run+1, evaluated, p.Name(c))
-			evaluated++
-			return p.evaluator.Evaluate(ctx, c)
-		})
+		watched := plan.EvaluatorFunc(
+			func(ctx context.Context, c plan.Configuration) (plan.Estimate, error) {
+				line.Show("run %d: %d configurations evaluated, now %s", run+1, evaluated,
+					p.Name(c))
+				evaluated++
+				return p.evaluator.Evaluate(ctx, c)
+			})
 		r, err := newPlanner(o, p, o.sim.seed+uint64(run)).Plan(cmd.Context(), p.Problem, watched)
 		if err != nil {
 			return nil, fmt.Errorf("plan: %w", err)
@@ -236,8 +273,12 @@ func (o *planOptions) openTable(cmd *cobra.Command, path string) (*planning, err
 		open = func() (io.ReadCloser, error) { return published.Files(published.RIBBON).Open(path) }
 	}
 	for _, flag := range []string{"model", "rate", "plot"} {
-		if cmd.Flags().Changed(flag) && !(flag == "model" && (o.evaluator == byTable+published.Name || o.planner == twinPlanner)) {
-			return nil, fmt.Errorf("%s: a table is of one model at one rate, and has no bounds to draw; leave --%s away", flag, flag)
+		if cmd.Flags().Changed(flag) &&
+			!(flag == "model" && (o.evaluator == byTable+published.Name ||
+				o.planner == twinPlanner)) {
+			return nil, fmt.Errorf(
+				"%s: a table is of one model at one rate, and has no bounds to draw; leave --%s "+
+					"away", flag, flag)
 		}
 	}
 	if len(o.types) == 0 {
@@ -279,7 +320,8 @@ func (o *planOptions) openTable(cmd *cobra.Command, path string) (*planning, err
 	}
 	opened := &planning{Problem: p, evaluator: table, described: "looked up", source: path}
 	for _, t := range table.Priced() {
-		opened.source += fmt.Sprintf(", where %s costs what it does there, for the catalogue does not have it", t)
+		opened.source += fmt.Sprintf(
+			", where %s costs what it does there, for the catalogue does not have it", t)
 	}
 	if o.planner == twinPlanner {
 		if err := o.openTableTwin(opened); err != nil {
@@ -352,7 +394,8 @@ func (o *planOptions) openSimulation(cmd *cobra.Command) (*planning, error) {
 }
 
 // simulated is what the flags ask of such queries, and the simulation that evaluates for it.
-func (o *planOptions) simulated(cmd *cobra.Command, cfg *sim.Config, prices []sim.Price, source string) (*planning, error) {
+func (o *planOptions) simulated(cmd *cobra.Command, cfg *sim.Config, prices []sim.Price,
+	source string) (*planning, error) {
 	types := make([]string, len(prices))
 	for i, price := range prices {
 		types[i] = price.Type
@@ -389,7 +432,9 @@ func (o *planOptions) simulated(cmd *cobra.Command, cfg *sim.Config, prices []si
 	twin := &sim.Evaluator{Config: &quick, Types: types, Seeds: 1, Objective: p.Objective}
 	opened := &planning{p, e, e, twin, 1, "simulated under " + policy, source, nil}
 	if o.evaluator == byBound {
-		opened.evaluator, opened.described = plan.BoundEvaluator{Analysis: a}, "estimated by the fluid limit"
+		opened.evaluator, opened.described = plan.BoundEvaluator{
+			Analysis: a,
+		}, "estimated by the fluid limit"
 	}
 	return opened, nil
 }
@@ -404,7 +449,8 @@ func (o *planOptions) objective(cmd *cobra.Command, p *plan.Problem) error {
 		p.Objective, p.Rate = plan.LeastCost, o.rate
 	case o.live && !given("budget"): // set by openLive
 	case !given("budget"):
-		return errors.New("budget: give --budget for the most throughput, or --rate for the least cost")
+		return errors.New("budget: give --budget for the most throughput, or --rate for the " +
+			"least cost")
 	}
 	if given("budget") && !(o.budget > 0) {
 		return fmt.Errorf("budget: %v $/hr, want above 0", o.budget)
@@ -414,7 +460,8 @@ func (o *planOptions) objective(cmd *cobra.Command, p *plan.Problem) error {
 	return nil
 }
 
-// profiledTypes are the instance types on which all models have profiles, those of the papers' experiments first.
+// profiledTypes are the instance types on which all models have profiles, those of
+// the papers' experiments first.
 func profiledTypes(source *sim.Source, models []string) []string {
 	var types []string
 	for i, text := range models {
@@ -423,7 +470,8 @@ func profiledTypes(source *sim.Source, models []string) []string {
 		if i == 0 {
 			types = known
 		} else {
-			types = slices.DeleteFunc(types, func(t string) bool { return !slices.Contains(known, t) })
+			types = slices.DeleteFunc(types,
+				func(t string) bool { return !slices.Contains(known, t) })
 		}
 	}
 	rank := func(t string) int {
@@ -447,7 +495,8 @@ func setLimits(p *plan.Problem, limits []string) error {
 		i := slices.IndexFunc(p.Types, func(t plan.Type) bool { return string(t.Name) == name })
 		switch {
 		case i < 0:
-			return fmt.Errorf("max: %s is not among the types to choose from: %s", name, typeNames(p))
+			return fmt.Errorf("max: %s is not among the types to choose from: %s", name,
+				typeNames(p))
 		case n == 0:
 			return fmt.Errorf("max: %s=0: leave %s out of --types instead", name, name)
 		}
@@ -465,7 +514,8 @@ func typeNames(p *plan.Problem) string {
 }
 
 // plot simulates the throughput of every plan and draws it beside the bound and the price.
-func (o *planOptions) plot(cmd *cobra.Command, p *planning, r *plan.Result, line *terminal.StatusLine) error {
+func (o *planOptions) plot(cmd *cobra.Command, p *planning, r *plan.Result,
+	line *terminal.StatusLine) error {
 	throughput := *p.simulation
 	throughput.Objective = plan.MostThroughput
 	simulated := make([]plan.Estimate, len(r.Plans))
@@ -483,11 +533,14 @@ func (o *planOptions) plot(cmd *cobra.Command, p *planning, r *plan.Result, line
 			return err
 		}
 		if p.Objective == plan.MostThroughput {
-			one.Evaluated, one.Predicted, one.StdErr = true, min(simulated[i].Value, one.FluidLimit), simulated[i].StdErr
+			one.Evaluated, one.Predicted, one.StdErr = true, min(simulated[i].Value,
+				one.FluidLimit), simulated[i].StdErr
 		}
 	}
-	title := fmt.Sprintf("%s: plans by %s (%s)", strings.Join(o.sim.models, ", "), o.planner, typeNames(p.Problem))
-	err := writeFile(o.plotFile, func(w io.Writer) error { return figures.DrawPlans(w, title, names, r.Plans, simulated) })
+	title := fmt.Sprintf("%s: plans by %s (%s)", strings.Join(o.sim.models, ", "), o.planner,
+		typeNames(p.Problem))
+	err := writeFile(o.plotFile,
+		func(w io.Writer) error { return figures.DrawPlans(w, title, names, r.Plans, simulated) })
 	if err == nil {
 		line.Done()
 		fmt.Fprintf(cmd.ErrOrStderr(), "bound, simulated rate and price drawn to %s\n", o.plotFile)
@@ -517,7 +570,8 @@ type planReport struct {
 	Doubt       string           `json:"doubt,omitempty"`
 	Live        *liveFleet       `json:"live,omitempty"`
 
-	// What repeated runs needed until they found the best configuration; the rest is of the first run.
+	// What repeated runs needed until they found the best configuration; the rest is
+	// of the first run.
 	*plan.Trials
 	Optimum      map[string]int `json:"optimum,omitempty"`
 	OptimumPrice float64        `json:"optimum_price_usd_per_hour,omitempty"`
@@ -547,7 +601,8 @@ type gainOfType struct {
 	Price float64 `json:"price_usd_per_hour"`
 }
 
-// A loggedEstimate is an evaluation: a throughput in queries/s, or the share of the queries within QoS.
+// A loggedEstimate is an evaluation: a throughput in queries/s, or the share of the queries within
+// QoS.
 type loggedEstimate struct {
 	Configuration map[string]int `json:"configuration"`
 	Throughput    *float64       `json:"throughput_qps,omitempty"`
@@ -557,10 +612,12 @@ type loggedEstimate struct {
 
 func (o *planOptions) report(p *planning, r *plan.Result, trials *plan.Trials) *planReport {
 	report := &planReport{
-		Planner: o.planner, Plain: o.plain, Objective: "most throughput", Models: o.sim.models, Evaluator: p.described, Source: p.source,
+		Planner: o.planner, Plain: o.plain, Objective: "most throughput", Models: o.sim.models,
+		Evaluator: p.described, Source: p.source,
 		Budget: p.Budget, Rate: p.Rate, Target: o.target,
-		Evaluations: len(r.Evaluations), SearchSpace: r.SearchSpace, Notes: r.Notes, Doubt: r.Doubt, Live: p.live,
-		Log: []loggedEstimate{},
+		Evaluations: len(r.Evaluations), SearchSpace: r.SearchSpace, Notes: r.Notes, Doubt: r.Doubt,
+		Live: p.live,
+		Log:  []loggedEstimate{},
 	}
 	if p.Objective == plan.LeastCost {
 		report.Objective = leastCost
@@ -574,15 +631,19 @@ func (o *planOptions) report(p *planning, r *plan.Result, trials *plan.Trials) *
 	}
 	if trials != nil {
 		t := *trials
-		t.Mean, t.Ended, t.Violating, t.Cost = rounded(t.Mean), rounded(t.Ended), rounded(t.Violating), rounded(t.Cost)
+		t.Mean, t.Ended, t.Violating, t.Cost = rounded(t.Mean), rounded(t.Ended), rounded(
+			t.Violating), rounded(t.Cost)
 		report.Trials = &t
-		report.Optimum, report.OptimumPrice, report.optimum = counts(trials.Optimum), rounded(trials.OptimumPrice), p.Name(trials.Optimum)
+		report.Optimum, report.OptimumPrice, report.optimum = counts(trials.Optimum), rounded(
+			trials.OptimumPrice), p.Name(trials.Optimum)
 	}
 	for _, one := range r.Plans {
 		f := plannedFleet{
-			Configuration: counts(one.Configuration), Price: rounded(one.Price), Predicted: rounded(one.Predicted), Satisfaction: rounded(one.Satisfaction),
-			StdErr: rounded(one.StdErr), Evaluated: one.Evaluated, Bound: rounded(one.Bound), FluidLimit: rounded(one.FluidLimit),
-			Binding: one.Binding, Reason: one.Reason, name: p.Name(one.Configuration),
+			Configuration: counts(one.Configuration), Price: rounded(one.Price),
+			Predicted: rounded(one.Predicted), Satisfaction: rounded(one.Satisfaction),
+			StdErr: rounded(one.StdErr), Evaluated: one.Evaluated, Bound: rounded(one.Bound),
+			FluidLimit: rounded(one.FluidLimit),
+			Binding:    one.Binding, Reason: one.Reason, name: p.Name(one.Configuration),
 		}
 		for _, g := range one.Gains {
 			f.Gains = append(f.Gains, gainOfType{g.Type, rounded(g.Rate), g.Price})
@@ -622,14 +683,16 @@ func (r *planReport) writeText(w io.Writer) error {
 	if r.Plain {
 		planner += ", plain as its paper has it"
 	}
-	fmt.Fprintf(&b, "planner %s: %d of %d configurations %s (%s)\n\n", planner, r.Evaluations, r.SearchSpace, r.Evaluator, r.Source)
+	fmt.Fprintf(&b, "planner %s: %d of %d configurations %s (%s)\n\n", planner, r.Evaluations,
+		r.SearchSpace, r.Evaluator, r.Source)
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\t$/hr\texpected\tbound\tconfiguration\twhy")
 	for i, one := range r.Plans {
 		expected := fmt.Sprintf("%.1f queries/s by the bound", one.Predicted)
 		switch {
 		case one.Evaluated && r.Objective == leastCost:
-			expected = fmt.Sprintf("%.2f%s %% within QoS", 100*one.Satisfaction, plusMinus(100*one.StdErr, 2))
+			expected = fmt.Sprintf("%.2f%s %% within QoS", 100*one.Satisfaction,
+				plusMinus(100*one.StdErr, 2))
 		case one.Evaluated:
 			expected = fmt.Sprintf("%.1f%s queries/s", one.Predicted, plusMinus(one.StdErr, 1))
 		}
@@ -637,20 +700,30 @@ func (r *planReport) writeText(w io.Writer) error {
 		if one.Bound > 0 {
 			bound = fmt.Sprintf("%.1f", one.Bound)
 		}
-		fmt.Fprintf(t, "%d\t%.3f\t%s\t%s\t%s\t%s\n", i+1, one.Price, expected, bound, one.name, one.Reason)
+		fmt.Fprintf(t, "%d\t%.3f\t%s\t%s\t%s\t%s\n", i+1, one.Price, expected, bound, one.name,
+			one.Reason)
 	}
 	t.Flush()
 	if first := r.Plans[0]; len(first.Gains) > 0 {
-		fmt.Fprintf(&b, "\nWhat limits the first: %s. One instance more raises its fluid limit of %.1f queries/s by\n", first.Binding, first.FluidLimit)
+		fmt.Fprintf(
+			&b,
+			"\nWhat limits the first: %s. One instance more raises its fluid limit of %.1f "+
+				"queries/s by\n", first.Binding, first.FluidLimit)
 		for _, g := range first.Gains {
-			fmt.Fprintf(t, "  %s\t%.1f queries/s\tfor %v $/hr\t%.1f queries/s a $/hr\n", g.Type, g.Rate, g.Price, g.Rate/g.Price)
+			fmt.Fprintf(t, "  %s\t%.1f queries/s\tfor %v $/hr\t%.1f queries/s a $/hr\n", g.Type,
+				g.Rate, g.Price, g.Rate/g.Price)
 		}
 		t.Flush()
 	}
 	if r.Trials != nil {
-		fmt.Fprintf(&b, "\n%d runs, until they evaluated the best configuration, %s at %.4g $/hr: %.1f evaluations in the mean, median %v, at worst %d; %d runs did not.\n"+
-			"Until then %.1f evaluations missed the target; the search cost %.2f %% of evaluating all. The runs ended by themselves after %.1f evaluations.\n",
-			r.Runs, r.optimum, r.OptimumPrice, r.Mean, r.Median, r.Worst, r.Failed, r.Violating, r.Cost, r.Ended)
+		fmt.Fprintf(
+			&b,
+			"\n%d runs, until they evaluated the best configuration, %s at %.4g $/hr: %.1f "+
+				"evaluations in the mean, median %v, at worst %d; %d runs did not.\n"+
+				"Until then %.1f evaluations missed the target; the search cost %.2f %% of "+
+				"evaluating all. The runs ended by themselves after %.1f evaluations.\n",
+			r.Runs, r.optimum, r.OptimumPrice, r.Mean, r.Median, r.Worst, r.Failed, r.Violating,
+			r.Cost, r.Ended)
 	}
 	if r.Live != nil {
 		r.Live.writeText(&b)

@@ -13,60 +13,80 @@ import (
 
 func TestPlanBadInput(t *testing.T) {
 	dir := writeFiles(t, map[string]string{
-		"shares.csv":    "batch_size,weight\n10,0.5\n20,0.3\n",
-		"free.yaml":     "instance_types:\n  - {type: r5n.large, price_usd_per_hour: 0, vcpus: 2, memory_gib: 16, class: memory-optimized}\n",
-		"debt.yaml":     "instance_types:\n  - {type: r5n.large, price_usd_per_hour: -1, vcpus: 2, memory_gib: 16, class: memory-optimized}\n",
+		"shares.csv": "batch_size,weight\n10,0.5\n20,0.3\n",
+		"free.yaml": "instance_types:\n  - {type: r5n.large, price_usd_per_hour: 0, vcpus: 2, " +
+			"memory_gib: 16, class: memory-optimized}\n",
+		"debt.yaml": "instance_types:\n  - {type: r5n.large, price_usd_per_hour: -1, vcpus: " +
+			"2, memory_gib: 16, class: memory-optimized}\n",
 		"missing.json":  `{"0, 1": [0.15, 50], "1, 0": [0.53, 99.5]}`,
 		"contrary.json": `{"0, 1": [0.15, 50], "1, 0": [0.53, 99.5], "1, 1": [0.68, 99.9], "0,1": [0.15, 60]}`,
 		"good.json":     `{"0, 1": [0.15, 50], "1, 0": [0.53, 98], "1, 1": [0.68, 98.9]}`,
 	})
 	const types = " --types g4dn.xlarge,r5n.large"
 	for args, want := range map[string]string{
-		"":                                 "give --model",
-		"--model rm2":                      "give --budget for the most throughput, or --rate",
-		"--model bert --budget 2":          "mtwnd",
-		"--model rm2 --budget 0":           "budget: 0 $/hr, want above 0",
-		"--model rm2 --budget -1":          "budget: -1",
-		"--model rm2 --budget NaN":         "budget: NaN",
-		"--model rm2 --budget 0.1":         "below the cheapest instance, r5n.large at 0.149 $/hr: raise the budget",
-		"--model rm2 --budget 0.3":         "needs an instance of the base type, g4dn.xlarge at 0.526",
-		"--model rm2 --budget 1000":        "lower the budget, limit how many of a type",
-		"--model rm2 --rate 0":             "rate: 0",
-		"--model rm2 --rate 10 --budget 0": "budget: 0",
-		"--model rm2 --budget 2 --target 0.99999 --qos-ms -1":                                    "qos-ms: -1",
-		"--model rm2 --budget 2 --target 100":                                                    "target: 100",
-		"--model rm2 --budget 2 --qos-ms 1":                                                      "the fastest answer to the smallest query, of batch size 1, takes",
-		"--model rm2 --budget 4 --types g4dn.xlarge,p3.2xlarge":                                  "p3.2xlarge",
-		"--model rm2 --budget 2 --types g4dn.xlarge,g4dn.xlarge":                                 "g4dn.xlarge is named twice",
-		"--model rm2 --budget 2 --max r5n.large":                                                 "want TYPE=N",
-		"--model rm2 --budget 2 --max r5n.large=-1":                                              "want TYPE=N",
-		"--model rm2 --budget 2 --max m5.xlarge=1":                                               "m5.xlarge is not among the types to choose from: g4dn.xlarge, c5n.2xlarge",
-		"--model rm2 --budget 2 --max r5n.large=0":                                               "out of --types instead",
-		"--model rm2 --budget 2 --planner best":                                                  "there are: fluid, kairos, kairos+",
-		"--model rm2 --budget 2 --runs 3":                                                        "give --evaluator table:FILE",
-		"--model rm2 --budget 2 --runs 0":                                                        "runs: 0",
-		"--evaluator table:published":                                                            "--model mtwnd or --model dien",
-		"--evaluator table:published --model rm2":                                                "mtwnd and dien",
-		"--evaluator table:published --model dien --types r5n.large":                             "g4dn.xlarge,r5n.large,c5.2xlarge in this order",
-		"--model rm2 --budget 2 --evaluator live":                                                "want sim, bound or table:FILE",
-		"--evaluator table:" + dir + "/good.json":                                                "give --types in the order",
-		"--evaluator table:no-such" + types:                                                      "no-such",
-		"--model rm2 --evaluator table:" + dir + "/good.json" + types:                            "leave --model away",
-		"--planner kairos --evaluator table:" + dir + "/good.json" + types:                       "ribbon needs none",
-		"--planner twin --evaluator table:" + dir + "/good.json" + types:                         "give the table's --model and the --samples",
-		"--planner twin --model rm2 --samples x --evaluator table:" + dir + "/good.json" + types: "mtwnd and dien",
-		"--planner twin --model rm2 --budget 2":                                                  "give it a rate",
-		"--runs 2 --evaluator table:" + dir + "/good.json" + types:                               "no configuration meets the target of 99 %",
-		"--evaluator table:" + dir + "/missing.json" + types:                                     "missing, such as (1,1): add them",
-		"--evaluator table:" + dir + "/contrary.json" + types:                                    `row "0,1" contradicts one before it`,
-		"--evaluator table:" + dir + "/good.json --types r5n.large,g4dn.xlarge":                  "in the table's order",
-		"--model rm2 --budget 2 --plain":                                                         "plain: the planner is kairos+; only ribbon",
-		"--model rm2 --budget 2 --top 0":                                                         "top is 0",
-		"--model rm2 --budget 2 --policy best --max r5n.large=1":                                 "there are: clockwork-cheapest",
-		"--model rm2 --model wnd --budget 2 --planner kairos":                                    "for several use the fluid planner",
-		"--model rm2 --budget 2 --batch " + dir + "/shares.csv":                                  "add up to 0.8, want 1",
-		"--model rm2 --budget 2 --catalogue " + dir + "/free.yaml":                               "price_usd_per_hour is 0, want a number above 0",
-		"--model rm2 --budget 2 --catalogue " + dir + "/debt.yaml":                               "price_usd_per_hour is -1, want a number above 0",
+		"":                         "give --model",
+		"--model rm2":              "give --budget for the most throughput, or --rate",
+		"--model bert --budget 2":  "mtwnd",
+		"--model rm2 --budget 0":   "budget: 0 $/hr, want above 0",
+		"--model rm2 --budget -1":  "budget: -1",
+		"--model rm2 --budget NaN": "budget: NaN",
+		"--model rm2 --budget 0.1": "below the cheapest instance, r5n.large at 0.149 $/hr: raise " +
+			"the budget",
+		"--model rm2 --budget 0.3": "needs an instance of the base type, g4dn.xlarge at " +
+			"0.526",
+		"--model rm2 --budget 1000": "lower the budget, limit how many " +
+			"of a type",
+		"--model rm2 --rate 0":                                "rate: 0",
+		"--model rm2 --rate 10 --budget 0":                    "budget: 0",
+		"--model rm2 --budget 2 --target 0.99999 --qos-ms -1": "qos-ms: -1",
+		"--model rm2 --budget 2 --target 100":                 "target: 100",
+		"--model rm2 --budget 2 --qos-ms 1": "the fastest answer to the " +
+			"smallest query, of batch size 1, takes",
+		"--model rm2 --budget 4 --types g4dn.xlarge,p3.2xlarge":  "p3.2xlarge",
+		"--model rm2 --budget 2 --types g4dn.xlarge,g4dn.xlarge": "g4dn.xlarge is named twice",
+		"--model rm2 --budget 2 --max r5n.large":                 "want TYPE=N",
+		"--model rm2 --budget 2 --max r5n.large=-1":              "want TYPE=N",
+		"--model rm2 --budget 2 --max " +
+			"m5.xlarge=1": "m5.xlarge is not among the types to choose from: g4dn.xlarge, " +
+			"c5n.2xlarge",
+		"--model rm2 --budget 2 --max r5n.large=0": "out of --types instead",
+		"--model rm2 --budget 2 --planner best":    "there are: fluid, kairos, kairos+",
+		"--model rm2 --budget 2 --runs 3":          "give --evaluator table:FILE",
+		"--model rm2 --budget 2 --runs 0":          "runs: 0",
+		"--evaluator table:published":              "--model mtwnd or --model dien",
+		"--evaluator table:published --model rm2":  "mtwnd and dien",
+		"--evaluator table:published --model dien --types " +
+			"r5n.large": "g4dn.xlarge,r5n.large,c5.2xlarge in this order",
+		"--model rm2 --budget 2 --evaluator live": "want sim, bound or " +
+			"table:FILE",
+		"--evaluator table:" + dir +
+			"/good.json": "give --types in the order",
+		"--evaluator table:no-such" + types:                                "no-such",
+		"--model rm2 --evaluator table:" + dir + "/good.json" + types:      "leave --model away",
+		"--planner kairos --evaluator table:" + dir + "/good.json" + types: "ribbon needs none",
+		"--planner twin --evaluator table:" + dir + "/good.json" +
+			types: "give the table's --model and the --samples",
+		"--planner twin --model rm2 --samples x --evaluator table:" + dir + "/good.json" +
+			types: "mtwnd and dien",
+		"--planner twin --model rm2 --budget 2": "give it a rate",
+		"--runs 2 --evaluator table:" + dir + "/good.json" +
+			types: "no configuration meets the target of 99 %",
+		"--evaluator table:" + dir + "/missing.json" + types: "missing, such as (1,1): add them",
+		"--evaluator table:" + dir + "/contrary.json" +
+			types: `row "0,1" contradicts one before it`,
+		"--evaluator table:" + dir +
+			"/good.json --types r5n.large,g4dn.xlarge": "in the table's order",
+		"--model rm2 --budget 2 " +
+			"--plain": "plain: the planner is kairos+; only ribbon",
+		"--model rm2 --budget 2 --top 0":                         "top is 0",
+		"--model rm2 --budget 2 --policy best --max r5n.large=1": "there are: clockwork-cheapest",
+		"--model rm2 --model wnd --budget 2 --planner kairos": "for several use the fluid " +
+			"planner",
+		"--model rm2 --budget 2 --batch " + dir + "/shares.csv": "add up to 0.8, want 1",
+		"--model rm2 --budget 2 --catalogue " + dir +
+			"/free.yaml": "price_usd_per_hour is 0, want a number above 0",
+		"--model rm2 --budget 2 --catalogue " + dir +
+			"/debt.yaml": "price_usd_per_hour is -1, want a number above 0",
 	} {
 		stdout, _, err := execute(t, append([]string{"plan"}, strings.Fields(args)...)...)
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -112,7 +132,9 @@ func TestPlan(t *testing.T) {
 		{"--model rm2 --rate 20 --planner twin --types g4dn.xlarge,r5n.large", true},
 		{"--model rm2=2 --model wnd --budget 1.2 --types g4dn.xlarge,r5n.large", true},
 	} {
-		stdout, _, err := execute(t, append([]string{"plan", "--json", "--queries", "200", "--seeds", "2"}, strings.Fields(tt.args)...)...)
+		stdout, _, err := execute(t,
+			append([]string{"plan", "--json", "--queries", "200", "--seeds", "2"},
+				strings.Fields(tt.args)...)...)
 		if err != nil {
 			t.Errorf("plan %s: %v", tt.args, err)
 			continue
@@ -121,19 +143,24 @@ func TestPlan(t *testing.T) {
 		if err := json.Unmarshal([]byte(stdout), &r); err != nil {
 			t.Fatal(err)
 		}
-		if r.Planner == "" || r.SearchSpace == 0 || r.Evaluations == nil || *r.Evaluations != len(r.Log) || (*r.Evaluations > 0) != tt.evaluations || len(r.Plans) == 0 {
+		if r.Planner == "" || r.SearchSpace == 0 || r.Evaluations == nil ||
+			*r.Evaluations != len(r.Log) || (*r.Evaluations > 0) != tt.evaluations ||
+			len(r.Plans) == 0 {
 			t.Errorf("plan %s: %s", tt.args, stdout)
 		}
 		for i, p := range r.Plans {
-			if p.Price <= 0 || strings.Contains(tt.args, "--budget") && p.Price > 1.2 || i == 0 && (p.Bound <= 0 || p.FluidLimit <= 0) || p.Predicted > p.FluidLimit ||
-				p.Binding == "" || p.Reason == "" || len(p.Gains) != len(p.Configuration) || p.Configuration["r5n.large"] > 2 && strings.Contains(tt.args, "--max") {
+			if p.Price <= 0 || strings.Contains(tt.args, "--budget") && p.Price > 1.2 ||
+				i == 0 && (p.Bound <= 0 || p.FluidLimit <= 0) || p.Predicted > p.FluidLimit ||
+				p.Binding == "" || p.Reason == "" || len(p.Gains) != len(p.Configuration) ||
+				p.Configuration["r5n.large"] > 2 && strings.Contains(tt.args, "--max") {
 				t.Errorf("plan %s: plan %d: %+v", tt.args, i, p)
 			}
 		}
 		if strings.Contains(tt.args, "--rate") != (r.Plans[0].Satisfaction >= 0.99) {
 			t.Errorf("plan %s: satisfaction %v", tt.args, r.Plans[0].Satisfaction)
 		}
-		if strings.Contains(tt.args, "--qos-ms 150") && (len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "target would have to be")) {
+		if strings.Contains(tt.args, "--qos-ms 150") && (len(r.Notes) != 1 ||
+			!strings.Contains(r.Notes[0], "target would have to be")) {
 			t.Errorf("plan %s: notes %q", tt.args, r.Notes)
 		}
 	}
@@ -146,11 +173,15 @@ func TestPlan(t *testing.T) {
 		t.Error(err)
 	}
 
-	stdout, _, err := execute(t, "plan", "--model", "rm2", "--budget", "1.2", "--planner", "fluid", "--top", "2")
+	stdout, _, err := execute(t, "plan", "--model", "rm2", "--budget", "1.2", "--planner", "fluid",
+		"--top", "2")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"most throughput within 1.2 $/hr", "planner fluid: 0 of", "g4dn.xlarge=1,r5n.large=4", "What limits the first: time on", "a $/hr"} {
+	for _, want := range []string{
+		"most throughput within 1.2 $/hr", "planner fluid: 0 of", "g4dn.xlarge=1,r5n.large=4",
+		"What limits the first: time on", "a $/hr",
+	} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("no %q in\n%s", want, stdout)
 		}
@@ -163,7 +194,8 @@ func TestPlanTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(dir, "mtwnd.json")
-	stdout, _, err := execute(t, "plan", "--evaluator", "table:published", "--model", "mtwnd", "--target", "99", "--runs", "2", "--seed", "7", "--json")
+	stdout, _, err := execute(t, "plan", "--evaluator", "table:published", "--model", "mtwnd",
+		"--target", "99", "--runs", "2", "--seed", "7", "--json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,35 +203,54 @@ func TestPlanTable(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil {
 		t.Fatal(err)
 	}
-	for key, want := range map[string]any{"planner": "ribbon", "runs": 2., "failed_runs": 0., "search_space": 857., "optimum_price_usd_per_hour": 2.253} {
+	for key, want := range map[string]any{
+		"planner": "ribbon", "runs": 2., "failed_runs": 0., "search_space": 857.,
+		"optimum_price_usd_per_hour": 2.253,
+	} {
 		if r[key] != want {
 			t.Errorf("%s is %v, want %v", key, r[key], want)
 		}
 	}
-	for _, key := range []string{"evaluations", "evaluations_mean", "evaluations_median", "evaluations_worst", "violating_evaluations_mean", "exploration_cost_percent"} {
+	for _, key := range []string{
+		"evaluations", "evaluations_mean", "evaluations_median", "evaluations_worst",
+		"violating_evaluations_mean", "exploration_cost_percent",
+	} {
 		if v, _ := r[key].(float64); v <= 0 {
 			t.Errorf("%s is %v", key, r[key])
 		}
 	}
-	own := writeFiles(t, map[string]string{"own.json": `{"1, 0": [0.62, 99.5], "0, 1": [0.15, 3], "1, 1": [0.77, 99.9]}`})
-	priced, _, err := execute(t, "plan", "--evaluator", "table:"+own+"/own.json", "--types", "c5a.4xlarge,x9.large")
-	if err != nil || !strings.Contains(priced, "0.616  99.50 % within QoS") || !strings.Contains(priced, "x9.large costs what it does there") {
+	own := writeFiles(t, map[string]string{
+		"own.json": `{"1, 0": [0.62, 99.5], "0, 1": [0.15, 3], "1, 1": [0.77, 99.9]}`,
+	})
+	priced, _, err := execute(t, "plan", "--evaluator", "table:"+own+"/own.json", "--types",
+		"c5a.4xlarge,x9.large")
+	if err != nil || !strings.Contains(priced, "0.616  99.50 % within QoS") ||
+		!strings.Contains(priced, "x9.large costs what it does there") {
 		t.Errorf("c5a.4xlarge has the catalogue's price, x9.large the table's: %v, %s", err, priced)
 	}
-	plain, _, err := execute(t, "plan", "--evaluator", "table:published", "--model", "mtwnd", "--seed", "7", "--plain")
-	if err != nil || !strings.Contains(plain, "planner ribbon, plain as its paper has it: ") || !strings.Contains(plain, "1   2.253  99.24 % within QoS") {
+	plain, _, err := execute(t, "plan", "--evaluator", "table:published", "--model", "mtwnd",
+		"--seed", "7", "--plain")
+	if err != nil || !strings.Contains(plain, "planner ribbon, plain as its paper has it: ") ||
+		!strings.Contains(plain, "1   2.253  99.24 % within QoS") {
 		t.Errorf("plain: %v, %s", err, plain)
 	}
-	stdout, _, err = execute(t, "plan", "--evaluator", "table:"+file, "--types", "g4dn.xlarge,c5.2xlarge,r5n.large", "--max", "g4dn.xlarge=4,c5.2xlarge=2,r5n.large=4", "--runs", "2")
-	if err != nil || !strings.Contains(stdout, "2 runs, until they evaluated the best configuration, g4dn.xlarge=4,r5n.large=1 at 2.253 $/hr") {
+	stdout, _, err = execute(t, "plan", "--evaluator", "table:"+file, "--types",
+		"g4dn.xlarge,c5.2xlarge,r5n.large", "--max", "g4dn.xlarge=4,c5.2xlarge=2,r5n.large=4",
+		"--runs", "2")
+	if err != nil ||
+		!strings.Contains(stdout,
+			"2 runs, until they evaluated the best configuration, g4dn.xlarge=4,r5n.large=1 at "+
+				"2.253 $/hr") {
 		t.Errorf("%v, %s", err, stdout)
 	}
-	stdout, _, err = execute(t, "plan", "--planner", "twin", "--evaluator", "table:"+file, "--types", "g4dn.xlarge,c5.2xlarge,r5n.large",
+	stdout, _, err = execute(t, "plan", "--planner", "twin", "--evaluator", "table:"+file,
+		"--types", "g4dn.xlarge,c5.2xlarge,r5n.large",
 		"--model", "mtwnd", "--samples", filepath.Join(dir, "samples.csv.gz"))
 	if err != nil || !strings.Contains(stdout, "1  2.253  99.24 % within QoS") {
 		t.Errorf("%v, %s", err, stdout)
 	}
-	embedded, _, err := execute(t, "plan", "--planner", "twin", "--evaluator", "table:published", "--model", "mtwnd")
+	embedded, _, err := execute(t, "plan", "--planner", "twin", "--evaluator", "table:published",
+		"--model", "mtwnd")
 	if err != nil || !strings.Contains(embedded, "1  2.253  99.24 % within QoS") {
 		t.Errorf("%v, %s", err, embedded)
 	}

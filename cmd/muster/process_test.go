@@ -71,7 +71,8 @@ func startAgent(t testing.TB, models string, settings ...string) *process {
 		t.Fatal(err)
 	}
 	p := &process{Cmd: exec.Command(self, append([]string{"agent", "--model-dir", models,
-		"--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--gossip", "127.0.0.1:0"}, settings...)...)}
+		"--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--gossip",
+		"127.0.0.1:0"}, settings...)...)}
 	p.Dir = t.TempDir()
 	p.Env = append(os.Environ(), mainVariable+"=1")
 	stderr, err := p.StderrPipe()
@@ -86,7 +87,8 @@ func startAgent(t testing.TB, models string, settings ...string) *process {
 		_ = p.Wait()
 	})
 	p.log = bufio.NewReader(stderr)
-	said := regexp.MustCompile(`(?s)advertised_addr=(\S+) .* agent=(\S+) http=(\S+) grpc=(\S+) metrics=(\S+)`).
+	said := regexp.MustCompile(
+		`(?s)advertised_addr=(\S+) .* agent=(\S+) http=(\S+) grpc=(\S+) metrics=(\S+)`).
 		FindStringSubmatch(p.waitForLog(t, "advertised_addr=") + p.waitForLog(t, "http="))
 	if said == nil {
 		t.Fatal("the log does not begin with the agent's addresses")
@@ -121,7 +123,8 @@ func TestAgentProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !regexp.MustCompile(`(?s)^ncf version 1 answered in \S+s\nscores FP32 \[20 64\]\n  \S+  .*\.\.\. 56 more\n.*  \.\.\. 12 more rows\n$`).MatchString(out) {
+	if !regexp.MustCompile(
+		`(?s)^ncf version 1 answered in \S+s\nscores FP32 \[20 64\]\n  \S+  .*\.\.\. 56 more\n.*  \.\.\. 12 more rows\n$`).MatchString(out) {
 		t.Errorf("infer: got %q", out)
 	}
 	query := `{"inputs":[{"name":"ids","datatype":"INT64","shape":[1,4],"data":[1,2,3,4]}]}`
@@ -132,11 +135,13 @@ func TestAgentProcess(t *testing.T) {
 	var answer struct {
 		Outputs []struct{ Data []float64 }
 	}
-	if err := json.Unmarshal([]byte(out), &answer); err != nil || len(answer.Outputs) != 1 || len(answer.Outputs[0].Data) != 64 {
+	if err := json.Unmarshal([]byte(out), &answer); err != nil || len(answer.Outputs) != 1 ||
+		len(answer.Outputs[0].Data) != 64 {
 		t.Errorf("infer --json: got %s, %v", out, err)
 	}
 	var fromStdin bytes.Buffer
-	if err := run(t.Context(), []string{"infer", "ncf", "--json", "--input", "-"}, strings.NewReader(query), &fromStdin, io.Discard); err != nil || fromStdin.String() != out {
+	if err := run(t.Context(), []string{"infer", "ncf", "--json", "--input", "-"},
+		strings.NewReader(query), &fromStdin, io.Discard); err != nil || fromStdin.String() != out {
 		t.Errorf("infer from standard input: got %s, %v", &fromStdin, err)
 	}
 
@@ -182,7 +187,8 @@ func TestAgentProcess(t *testing.T) {
 	if err := p.Wait(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
 	}
-	if _, _, err := execute(t, "infer", "ncf", "--timeout", "1s"); err == nil || !strings.Contains(err.Error(), p.grpc) {
+	if _, _, err := execute(t, "infer", "ncf", "--timeout", "1s"); err == nil ||
+		!strings.Contains(err.Error(), p.grpc) {
 		t.Errorf("infer without an agent: got %v", err)
 	}
 }
@@ -191,8 +197,11 @@ func TestAgentProcess(t *testing.T) {
 // environment names.
 func TestSecureProcess(t *testing.T) {
 	certs := t.TempDir()
-	for _, args := range []string{"init", "issue agent node1", "issue client ads", "issue client admin"} {
-		if _, _, err := execute(t, append([]string{"certs", "--dir", certs}, strings.Fields(args)...)...); err != nil {
+	for _, args := range []string{
+		"init", "issue agent node1", "issue client ads", "issue client admin",
+	} {
+		if _, _, err := execute(t,
+			append([]string{"certs", "--dir", certs}, strings.Fields(args)...)...); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -254,7 +263,10 @@ func TestSecondSignal(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	fmt.Fprint(conn, "POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 100\r\n\r\n")
+	fmt.Fprint(
+		conn,
+		"POST /v2/models/ncf/infer HTTP/1.1\r\nHost: localhost\r\nExpect: "+
+			"100-continue\r\nContent-Length: 100\r\n\r\n")
 	if _, err := bufio.NewReader(conn).ReadString('\n'); err != nil { // it is being served
 		t.Fatal(err)
 	}
@@ -279,13 +291,16 @@ func TestErrorsArePrintedOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(self, "agent", "--model-dir", "nowhere", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--gossip", "127.0.0.1:0")
+	cmd := exec.Command(self, "agent", "--model-dir", "nowhere", "--http", "127.0.0.1:0", "--grpc",
+		"127.0.0.1:0", "--metrics", "127.0.0.1:0", "--gossip", "127.0.0.1:0")
 	cmd.Env, cmd.Dir = append(os.Environ(), mainVariable+"=1"), t.TempDir()
 	out, err := cmd.CombinedOutput()
 	if cmd.ProcessState.ExitCode() != 1 {
 		t.Errorf("got %v, want exit status 1", err)
 	}
-	if want := "muster: model-dir \"nowhere\" does not exist; make a model in it with \"muster models generate ncf --out nowhere\", or name another with --model-dir\n"; string(out) != want {
+	if want := "muster: model-dir \"nowhere\" does not exist; make a model in it with \"muster " +
+		"models generate ncf --out nowhere\", or name another with --model-dir\n"; string(
+		out) != want {
 		t.Errorf("got %q, want %q", out, want)
 	}
 }

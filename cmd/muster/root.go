@@ -58,7 +58,8 @@ The file is --config, or MUSTER_CONFIG, or ./muster.yaml if there is one.
 		// Settings belong to the commands that have some; see applySettings.
 		PersistentPreRunE: applySettings,
 	}
-	root.PersistentFlags().String(configFlag, "", "YAML file with settings (default ./"+defaultConfigFile+" if there is one)")
+	root.PersistentFlags().String(configFlag, "",
+		"YAML file with settings (default ./"+defaultConfigFile+" if there is one)")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %q", err, cmd.CommandPath()+" --help")
 	})
@@ -66,10 +67,17 @@ The file is --config, or MUSTER_CONFIG, or ./muster.yaml if there is one.
 		title    string
 		commands []*cobra.Command
 	}{
-		{"Serve models:", []*cobra.Command{newAgentCommand(), newModelsCommand(), newConfigCommand(), newCertsCommand()}},
+		{"Serve models:", []*cobra.Command{
+			newAgentCommand(), newModelsCommand(), newConfigCommand(), newCertsCommand(),
+		}},
 		{"Send queries:", []*cobra.Command{newInferCommand(), newBenchCommand()}},
-		{"Watch and run a fleet:", []*cobra.Command{newStatusCommand(), newTopCommand(), newEventsCommand(), newDrainCommand(), newKeysCommand()}},
-		{"Simulate and plan a fleet:", []*cobra.Command{newSimCommand(), newPlanCommand(), newReproduceCommand()}},
+		{"Watch and run a fleet:", []*cobra.Command{
+			newStatusCommand(), newTopCommand(), newEventsCommand(), newDrainCommand(),
+			newKeysCommand(),
+		}},
+		{"Simulate and plan a fleet:", []*cobra.Command{
+			newSimCommand(), newPlanCommand(), newReproduceCommand(),
+		}},
 	} {
 		root.AddGroup(&cobra.Group{ID: group.title, Title: group.title})
 		for _, cmd := range group.commands {

@@ -52,36 +52,66 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	fs.StringVar(&s.HTTPAddress, "http", s.HTTPAddress, "address to serve REST on")
 	fs.StringVar(&s.GRPCAddress, "grpc", s.GRPCAddress, "address to serve gRPC on")
-	fs.StringVar(&s.MetricsAddress, "metrics", s.MetricsAddress, "address to serve Prometheus metrics on")
+	fs.StringVar(&s.MetricsAddress, "metrics", s.MetricsAddress,
+		"address to serve Prometheus metrics on")
 	fs.StringVar(&s.ModelDir, "model-dir", s.ModelDir, "directory of the models to serve")
 	fs.StringVar(&s.StateDir, "state-dir", s.StateDir, "directory for what must outlive the agent")
 	fs.IntVar(&s.Cores, "cores", s.Cores, "CPU cores to run queries on; 0 means all")
-	fs.IntVar(&s.Lanes, "lanes", s.Lanes, "queries to run at once, each on its share of the cores; 0 means 1")
-	fs.StringVar(&s.Executor, "executor", s.Executor, "what runs the models: "+strings.Join(agent.Executors(), ", ")+" (runs nothing, waits as long as --profile says)")
-	fs.StringVar(&s.Profile, "profile", s.Profile, "latencies of the emulated executor: a file of profiles, or shipped")
-	fs.StringVar(&s.ModelData, "model-data", s.ModelData, "where models' external data lies while they serve: "+strings.Join(agent.ModelDatas(), ", "))
-	fs.StringVar(&s.Provider, "provider", s.Provider, "where models run: "+strings.Join(agent.Providers(), ", "))
-	fs.StringVar(&s.ONNXRuntimeLib, "onnxruntime-lib", s.ONNXRuntimeLib, "ONNX Runtime library to load instead of the embedded one")
-	fs.IntVar(&s.MaxWaitingQueries, "max-waiting-queries", s.MaxWaitingQueries, "queries that may wait; one more is refused")
-	fs.Int64Var(&s.MaxWaitingBytes, "max-waiting-bytes", s.MaxWaitingBytes, "bytes of queries in the agent; beyond them a query is refused unread")
-	fs.DurationVar(&s.LoadTimeout, "load-timeout", s.LoadTimeout, "time for a version to load and warm up, else it has failed")
-	fs.IntVar(&s.Limits.Connections, "max-connections", s.Limits.Connections, "connections open at a time but for agents with certificates, one address at most 3/4; 0: no limit")
-	fs.IntVar(&s.Limits.Calls, "max-calls", s.Limits.Calls, "gRPC calls but queries, streams too, open at a time but for such agents, one peer at most 3/4; 0: no limit")
-	fs.DurationVar(&s.DrainTimeout, "drain-timeout", s.DrainTimeout, "time for running queries to finish on SIGTERM")
-	fs.StringSliceVar(&s.Join, "join", s.Join, "gossip addresses of agents of the fleet to join; none starts a fleet")
-	fs.StringVar(&s.GossipAddress, "gossip", s.GossipAddress, "address to gossip with other agents on, TCP and UDP")
-	fs.StringVar(&s.Advertise, "advertise", s.Advertise, "host, or host:port of gossip, by which others reach this agent")
-	fs.StringVar(&s.GossipKey, "gossip-key", s.GossipKey, "key of the fleet: 32 bytes in base64, or a file with one a line")
-	addIdentity(fs, &s.Security.CertFile, &s.Security.KeyFile, &s.Security.CAFile, &s.Security.CRLFile, &s.Insecure)
-	fs.StringVar(&s.Security.ClientCAFile, "tls-client-ca", s.Security.ClientCAFile, "CA of clients' certificates, PEM (default that of --tls-ca)")
-	fs.BoolVar(&s.Security.RequireClientCert, "require-client-cert", s.Security.RequireClientCert, "refuse connections without a client's certificate")
-	fs.StringVar(&s.Security.APIKeysFile, "api-keys", s.Security.APIKeysFile, "file with the API keys of clients, lines of `name: key`")
-	fs.StringVar(&s.Security.AccessFile, "access", s.Security.AccessFile, "YAML file that says what each client may do, and how much")
-	fs.StringVar(&s.Leader, "leader", s.Leader, "whether this agent leads the fleet: "+strings.Join(agent.Roles(), ", ")+" (comes first)")
-	fs.StringVar(&s.Policy, "policy", s.Policy, "how the leader distributes queries: "+strings.Join(match.Policies(), ", "))
+	fs.IntVar(&s.Lanes, "lanes", s.Lanes,
+		"queries to run at once, each on its share of the cores; 0 means 1")
+	fs.StringVar(&s.Executor, "executor", s.Executor,
+		"what runs the models: "+strings.Join(agent.Executors(), ", ")+
+			" (runs nothing, waits as long as --profile says)")
+	fs.StringVar(&s.Profile, "profile", s.Profile,
+		"latencies of the emulated executor: a file of profiles, or shipped")
+	fs.StringVar(&s.ModelData, "model-data", s.ModelData,
+		"where models' external data lies while they serve: "+
+			strings.Join(agent.ModelDatas(), ", "))
+	fs.StringVar(&s.Provider, "provider", s.Provider,
+		"where models run: "+strings.Join(agent.Providers(), ", "))
+	fs.StringVar(&s.ONNXRuntimeLib, "onnxruntime-lib", s.ONNXRuntimeLib,
+		"ONNX Runtime library to load instead of the embedded one")
+	fs.IntVar(&s.MaxWaitingQueries, "max-waiting-queries", s.MaxWaitingQueries,
+		"queries that may wait; one more is refused")
+	fs.Int64Var(&s.MaxWaitingBytes, "max-waiting-bytes", s.MaxWaitingBytes,
+		"bytes of queries in the agent; beyond them a query is refused unread")
+	fs.DurationVar(&s.LoadTimeout, "load-timeout", s.LoadTimeout,
+		"time for a version to load and warm up, else it has failed")
+	fs.IntVar(&s.Limits.Connections, "max-connections", s.Limits.Connections,
+		"connections open at a time but for agents with certificates, one address at most 3/4; "+
+			"0: no limit")
+	fs.IntVar(&s.Limits.Calls, "max-calls", s.Limits.Calls,
+		"gRPC calls but queries, streams too, open at a time but for such agents, one peer at "+
+			"most 3/4; 0: no limit")
+	fs.DurationVar(&s.DrainTimeout, "drain-timeout", s.DrainTimeout,
+		"time for running queries to finish on SIGTERM")
+	fs.StringSliceVar(&s.Join, "join", s.Join,
+		"gossip addresses of agents of the fleet to join; none starts a fleet")
+	fs.StringVar(&s.GossipAddress, "gossip", s.GossipAddress,
+		"address to gossip with other agents on, TCP and UDP")
+	fs.StringVar(&s.Advertise, "advertise", s.Advertise,
+		"host, or host:port of gossip, by which others reach this agent")
+	fs.StringVar(&s.GossipKey, "gossip-key", s.GossipKey,
+		"key of the fleet: 32 bytes in base64, or a file with one a line")
+	addIdentity(fs, &s.Security.CertFile, &s.Security.KeyFile, &s.Security.CAFile,
+		&s.Security.CRLFile, &s.Insecure)
+	fs.StringVar(&s.Security.ClientCAFile, "tls-client-ca", s.Security.ClientCAFile,
+		"CA of clients' certificates, PEM (default that of --tls-ca)")
+	fs.BoolVar(&s.Security.RequireClientCert, "require-client-cert", s.Security.RequireClientCert,
+		"refuse connections without a client's certificate")
+	fs.StringVar(&s.Security.APIKeysFile, "api-keys", s.Security.APIKeysFile,
+		"file with the API keys of clients, lines of `name: key`")
+	fs.StringVar(&s.Security.AccessFile, "access", s.Security.AccessFile,
+		"YAML file that says what each client may do, and how much")
+	fs.StringVar(&s.Leader, "leader", s.Leader,
+		"whether this agent leads the fleet: "+strings.Join(agent.Roles(), ", ")+" (comes first)")
+	fs.StringVar(&s.Policy, "policy", s.Policy,
+		"how the leader distributes queries: "+strings.Join(match.Policies(), ", "))
 	fs.StringVar(&s.Record, "record", s.Record, "file for the leader's events and decisions")
-	fs.StringVar(&s.InstanceType, "instance-type", s.InstanceType, "what this machine is (default: what EC2 says, else its CPU and cores)")
-	fs.StringVar(&s.Catalogue, "catalogue", s.Catalogue, "YAML file with instance types and prices beside the built-in ones")
+	fs.StringVar(&s.InstanceType, "instance-type", s.InstanceType,
+		"what this machine is (default: what EC2 says, else its CPU and cores)")
+	fs.StringVar(&s.Catalogue, "catalogue", s.Catalogue,
+		"YAML file with instance types and prices beside the built-in ones")
 	fs.BoolVar(&s.Pprof, "pprof", s.Pprof, "serve Go's profiles on the metrics address")
 	fs.StringVar(&s.logFormat, "log-format", "text", "log format: text, json")
 	fs.StringVar(&s.logLevel, "log-level", "info", "least level to log: debug, info, warn, error")
@@ -101,8 +131,10 @@ func addIdentity(fs *pflag.FlagSet, cert, key, ca, crl *string, insecure *bool) 
 	fs.StringVar(cert, "tls-cert", *cert, "own certificate, PEM")
 	fs.StringVar(key, "tls-key", *key, "private key of the own certificate, PEM")
 	fs.StringVar(ca, "tls-ca", *ca, "CA of the fleet's certificates, PEM")
-	fs.StringVar(crl, "tls-crl", *crl, "revocation lists of the CAs, PEM: certificates in them are not believed")
-	fs.BoolVar(insecure, "insecure", *insecure, "allow to do without TLS, and without a key of gossip, where others can reach it")
+	fs.StringVar(crl, "tls-crl", *crl,
+		"revocation lists of the CAs, PEM: certificates in them are not believed")
+	fs.BoolVar(insecure, "insecure", *insecure,
+		"allow to do without TLS, and without a key of gossip, where others can reach it")
 }
 
 // clientSettings are the settings of the commands that talk to agents.
@@ -114,9 +146,11 @@ type clientSettings struct {
 // add defines the settings on flags, with their defaults.
 func (s *clientSettings) add(flags *pflag.FlagSet) {
 	fs := pflag.NewFlagSet("client", pflag.ContinueOnError)
-	fs.StringSliceVar(&s.servers, "server", []string{agent.DefaultConfig().GRPCAddress}, "gRPC addresses of agents")
+	fs.StringSliceVar(&s.servers, "server", []string{agent.DefaultConfig().GRPCAddress},
+		"gRPC addresses of agents")
 	addIdentity(fs, &s.CertFile, &s.KeyFile, &s.CAFile, &s.CRLFile, &s.Insecure)
-	fs.StringVar(&s.APIKey, "api-key", s.APIKey, "API key to call with; better given by the environment, where fewer see it")
+	fs.StringVar(&s.APIKey, "api-key", s.APIKey,
+		"API key to call with; better given by the environment, where fewer see it")
 	addSettings(flags, fs)
 }
 
@@ -190,7 +224,8 @@ func resolveSettings(cmd *cobra.Command) (origins map[string]string, err error) 
 	if len(origins) == 0 {
 		return nil, nil
 	}
-	flagOf := func(name string) *pflag.Flag { // nil if something stronger gave it, or cmd has no such setting
+	// nil if something stronger gave it, or cmd has no such setting
+	flagOf := func(name string) *pflag.Flag {
 		if origins[name] != "default" {
 			return nil
 		}
@@ -293,13 +328,20 @@ func readConfigFile(path string, known *pflag.FlagSet) ([]configEntry, error) {
 		values, ok := scalars(value)
 		switch f := known.Lookup(key.Value); {
 		case f == nil:
-			faults = append(faults, fmt.Errorf("%s: unknown setting %q%s", at(key), key.Value, didYouMean(key.Value, names(known))))
+			faults = append(faults,
+				fmt.Errorf("%s: unknown setting %q%s", at(key), key.Value,
+					didYouMean(key.Value, names(known))))
 		case first[key.Value] != nil:
-			faults = append(faults, fmt.Errorf("%s: %s is set before, at line %d", at(key), key.Value, first[key.Value].Line))
+			faults = append(faults,
+				fmt.Errorf("%s: %s is set before, at line %d", at(key), key.Value,
+					first[key.Value].Line))
 		case !ok:
-			faults = append(faults, fmt.Errorf("%s: %s: want a %s", at(key), key.Value, f.Value.Type()))
+			faults = append(faults,
+				fmt.Errorf("%s: %s: want a %s", at(key), key.Value, f.Value.Type()))
 		default:
-			entries = append(entries, configEntry{key: key.Value, values: values, position: at(key)})
+			entries = append(entries, configEntry{
+				key: key.Value, values: values, position: at(key),
+			})
 		}
 		if first[key.Value] == nil {
 			first[key.Value] = key
@@ -348,7 +390,8 @@ func unknownVariables(environ []string, known *pflag.FlagSet) []string {
 	var unknown []string
 	for _, e := range environ {
 		name, _, _ := strings.Cut(e, "=")
-		if strings.HasPrefix(name, variablePrefix) && name != configVariable && !slices.Contains(variables(known), name) {
+		if strings.HasPrefix(name, variablePrefix) && name != configVariable &&
+			!slices.Contains(variables(known), name) {
 			unknown = append(unknown, name)
 		}
 	}

@@ -37,8 +37,8 @@ import (
 const siegeVariable = "RUN_SIEGE"
 
 const (
-	// siegeMemory is by how many bytes an agent may grow, whatever those without a credential do. It was
-	// 35 to 43 MB when this was written; how much garbage there is varies.
+	// siegeMemory is by how many bytes an agent may grow, whatever those without a credential do.
+	// It was 35 to 43 MB when this was written; how much garbage there is varies.
 	siegeMemory = 64 << 20
 	// siegeShare of the CPUs is the attacker's.
 	siegeShare = 0.25
@@ -57,7 +57,8 @@ func TestSiege(t *testing.T) {
 	o := siege(t, calmTime, []string{"all"})
 	t.Log(o)
 	if o.grown > siegeMemory {
-		t.Errorf("the agent's memory has grown by %d MB, want at most %d", o.grown>>20, siegeMemory>>20)
+		t.Errorf("the agent's memory has grown by %d MB, want at most %d", o.grown>>20,
+			siegeMemory>>20)
 	}
 	if o.logged > 100 {
 		t.Errorf("%d lines of log, want at most 100", o.logged)
@@ -105,18 +106,24 @@ type siegeOutcome struct {
 }
 
 func (o siegeOutcome) String() string {
-	return fmt.Sprintf("%d queries, one in %v: p99 %v before, %v under attack (x %.1f); memory %d MB, grown by %d MB; %.2f CPUs before, %.2f under attack, the attacker's %.2f; %d lines of log; %s",
-		o.queries, o.interval, o.before, o.during, float64(o.during)/float64(o.before), o.usual>>20, o.grown>>20, o.usualCPU, o.cpu, o.attacker, o.logged, o.refused)
+	return fmt.Sprintf(
+		"%d queries, one in %v: p99 %v before, %v under attack (x %.1f); memory %d MB, grown by "+
+			"%d MB; %.2f CPUs before, %.2f under attack, the attacker's %.2f; %d lines of log; %s",
+		o.queries, o.interval, o.before, o.during, float64(o.during)/float64(o.before), o.usual>>20,
+		o.grown>>20, o.usualCPU, o.cpu, o.attacker, o.logged, o.refused)
 }
 
-// siege starts an agent and has it attacked, after so long a calm. A query that fails is an error of
-// t's.
+// siege starts an agent and has it attacked, after so long a calm. A query that fails is
+// an error of t's.
 func siege(t testing.TB, calm time.Duration, attacks []string) siegeOutcome {
 	t.Helper()
 	t.Setenv("GOGC", "") // the agent's memory is to be as it usually is
 	library, dir := runtimetest.Library(t), t.TempDir()
-	for _, args := range [][]string{{"certs", "init", "--dir", dir}, {"certs", "issue", "agent", "node", "--dir", dir}} {
-		if err := run(t.Context(), args, strings.NewReader(""), io.Discard, io.Discard); err != nil {
+	for _, args := range [][]string{
+		{"certs", "init", "--dir", dir}, {"certs", "issue", "agent", "node", "--dir", dir},
+	} {
+		if err := run(t.Context(), args, strings.NewReader(""), io.Discard,
+			io.Discard); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -137,7 +144,9 @@ func siege(t testing.TB, calm time.Duration, attacks []string) siegeOutcome {
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(pem)
-	good := &goodClient{t: t, address: p.grpc, proof: credentials.NewTLS(&tls.Config{RootCAs: roots})}
+	good := &goodClient{
+		t: t, address: p.grpc, proof: credentials.NewTLS(&tls.Config{RootCAs: roots}),
+	}
 	defer good.close()
 
 	good.query(0, 0) // to be warm
@@ -148,14 +157,17 @@ func siege(t testing.TB, calm time.Duration, attacks []string) siegeOutcome {
 		return float64(p.cpu(t)-from) / float64(time.Since(begun))
 	}
 	begun, used := time.Now(), p.cpu(t)
-	o.before, o.usualCPU, o.usual = p99(good.query(o.interval, calm)), cpus(begun, used), p.memory(t)
+	o.before, o.usualCPU, o.usual = p99(good.query(o.interval, calm)), cpus(begun,
+		used), p.memory(t)
 
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	attacker := exec.Command(self)
-	attacker.Env = append(os.Environ(), siegeVariable+"="+strings.Join(append([]string{p.gossip, p.http, p.grpc, p.metrics}, attacks...), " "))
+	attacker.Env = append(os.Environ(),
+		siegeVariable+"="+
+			strings.Join(append([]string{p.gossip, p.http, p.grpc, p.metrics}, attacks...), " "))
 	attacker.Stderr = os.Stderr
 	input, err := attacker.StdinPipe()
 	if err != nil {
@@ -183,7 +195,8 @@ func siege(t testing.TB, calm time.Duration, attacks []string) siegeOutcome {
 	if err := attacker.Wait(); err != nil {
 		t.Errorf("attacker: %v", err)
 	}
-	o.attacker = float64(attacker.ProcessState.UserTime()+attacker.ProcessState.SystemTime()) / float64(lasted)
+	o.attacker = float64(attacker.ProcessState.UserTime()+
+		attacker.ProcessState.SystemTime()) / float64(lasted)
 	o.grown = most - o.usual
 	o.refused = good.metric(p.metrics, roots)
 	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
@@ -245,30 +258,38 @@ func (c *goodClient) query(interval, long time.Duration) []time.Duration {
 	c.t.Helper()
 	ids := make([]int64, 4*8)
 	request := &inference.ModelInferRequest{
-		ModelName:  "ncf",
-		Parameters: map[string]*inference.InferParameter{"timeout": {ParameterChoice: &inference.InferParameter_Int64Param{Int64Param: 5_000_000}}},
+		ModelName: "ncf",
+		Parameters: map[string]*inference.InferParameter{
+			"timeout": {
+				ParameterChoice: &inference.InferParameter_Int64Param{Int64Param: 5_000_000},
+			},
+		},
 		Inputs: []*inference.ModelInferRequest_InferInputTensor{{
-			Name: "ids", Datatype: "INT64", Shape: []int64{8, 4}, Contents: &inference.InferTensorContents{Int64Contents: ids},
+			Name: "ids", Datatype: "INT64", Shape: []int64{8, 4},
+			Contents: &inference.InferTensorContents{Int64Contents: ids},
 		}},
 	}
 	var took []time.Duration
 	failed := 0
 	ticker := time.NewTicker(max(interval, time.Nanosecond))
 	defer ticker.Stop()
-	for first := time.Now(); interval == 0 && len(took) < 200 || interval > 0 && time.Since(first) < long; {
+	for first := time.Now(); interval == 0 && len(took) < 200 ||
+		interval > 0 && time.Since(first) < long; {
 		if interval > 0 {
 			<-ticker.C
 		}
 		if c.sent%100 == 0 {
 			c.close()
 			var err error
-			if c.conn, err = grpc.NewClient(c.address, grpc.WithTransportCredentials(c.proof)); err != nil {
+			if c.conn, err = grpc.NewClient(c.address,
+				grpc.WithTransportCredentials(c.proof)); err != nil {
 				c.t.Fatal(err)
 			}
 		}
 		c.sent++
 		begun := time.Now()
-		if _, err := inference.NewGRPCInferenceServiceClient(c.conn).ModelInfer(c.t.Context(), request); err != nil {
+		if _, err := inference.NewGRPCInferenceServiceClient(c.conn).ModelInfer(c.t.Context(),
+			request); err != nil {
 			if failed++; failed < 5 {
 				c.t.Errorf("a query failed: %v", err)
 			}
@@ -299,7 +320,9 @@ func (c *goodClient) metric(address string, roots *x509.CertPool) string {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	return strings.Join(regexp.MustCompile(`(?m)^muster_refusals_total.* [1-9].*$`).FindAllString(string(page), -1), " ")
+	return strings.Join(
+		regexp.MustCompile(`(?m)^muster_refusals_total.* [1-9].*$`).FindAllString(string(page), -1),
+		" ")
 }
 
 // A siegeAttack does a little to the agent, again and again.
@@ -310,9 +333,21 @@ type siegeAttack struct {
 
 var sieges = []siegeAttack{
 	{"streams", func(_, _, rpc, _ string) func(int) { return siegeStreams(rpc) }},
-	{"silence", func(_, http, rpc, metrics string) func(int) { return siegeSilence([]string{http, rpc, metrics}) }},
-	{"idle", func(_, http, rpc, metrics string) func(int) { return siegeIdle([]string{http, rpc, metrics}) }},
-	{"handshakes", func(_, http, rpc, metrics string) func(int) { return siegeHandshakes([]string{http, rpc, metrics}) }},
+	{"silence", func(_, http, rpc, metrics string) func(int) {
+		return siegeSilence([]string{
+			http, rpc, metrics,
+		})
+	}},
+	{"idle", func(_, http, rpc, metrics string) func(int) {
+		return siegeIdle([]string{
+			http, rpc, metrics,
+		})
+	}},
+	{"handshakes", func(_, http, rpc, metrics string) func(int) {
+		return siegeHandshakes([]string{
+			http, rpc, metrics,
+		})
+	}},
 	{"members", func(gossip, _, _, _ string) func(int) { return siegeMembers(gossip) }},
 	{"states", func(gossip, _, _, _ string) func(int) { return siegeStates(gossip) }},
 }
@@ -359,7 +394,8 @@ func besiege(arguments []string) {
 				}
 				attack(i)
 				// What it has used of the CPUs stays below its share.
-				for time.Duration(siegeShare*float64(runtime.NumCPU())*float64(time.Since(begun))) < used() {
+				for time.Duration(siegeShare*float64(runtime.NumCPU())*
+					float64(time.Since(begun))) < used() {
 					time.Sleep(time.Millisecond)
 				}
 			}
@@ -382,7 +418,9 @@ func used() time.Duration {
 // siegeDial connects from the i-th of seven addresses; nil if that fails, as where the agent or the
 // system has enough of it.
 func siegeDial(i int, to string) net.Conn {
-	from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i%7))}, Timeout: time.Second}
+	from := net.Dialer{
+		LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i%7))}, Timeout: time.Second,
+	}
 	conn, err := from.Dial("tcp", to)
 	if err != nil {
 		return nil
@@ -396,12 +434,14 @@ var siegeTLS = &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2", 
 func siegeStreams(to string) func(int) {
 	var conns []*grpc.ClientConn
 	for c := range 70 {
-		conn, err := grpc.NewClient("passthrough:///"+to, grpc.WithTransportCredentials(credentials.NewTLS(siegeTLS)), grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
-			if conn := siegeDial(c, to); conn != nil {
-				return conn, nil
-			}
-			return nil, io.EOF
-		}))
+		conn, err := grpc.NewClient("passthrough:///"+to,
+			grpc.WithTransportCredentials(credentials.NewTLS(siegeTLS)),
+			grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+				if conn := siegeDial(c, to); conn != nil {
+					return conn, nil
+				}
+				return nil, io.EOF
+			}))
 		if err != nil {
 			panic(err)
 		}
@@ -414,9 +454,11 @@ func siegeStreams(to string) func(int) {
 		}
 		conn := conns[i%len(conns)]
 		if i%2 == 0 {
-			_, _ = healthpb.NewHealthClient(conn).Watch(context.Background(), &healthpb.HealthCheckRequest{})
+			_, _ = healthpb.NewHealthClient(conn).Watch(context.Background(),
+				&healthpb.HealthCheckRequest{})
 		} else {
-			_, _ = control.NewControlClient(conn).Watch(context.Background(), &control.WatchRequest{})
+			_, _ = control.NewControlClient(conn).Watch(context.Background(),
+				&control.WatchRequest{})
 		}
 	}
 }
@@ -462,9 +504,11 @@ func siegeIdle(to []string) func(int) {
 		conn := tls.Client(raw, siegeTLS)
 		if conn.Handshake() == nil {
 			if i%len(to) == 1 {
-				_, _ = io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+				_, _ = io.WriteString(conn,
+					"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
 			} else {
-				_, _ = io.WriteString(conn, "GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: "+strings.Repeat("x", 1000))
+				_, _ = io.WriteString(conn,
+					"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: "+strings.Repeat("x", 1000))
 			}
 		}
 		keep(conn)
@@ -501,7 +545,9 @@ func siegeMembers(to string) func(int) {
 	}
 	return func(i int) {
 		meta := binary.AppendUvarint(nil, uint64(control.Spoken.Oldest))
-		for _, s := range []string{fmt.Sprintf("127.1.%d.%d:8001", i/250%250, i%250), "c5.large", "must"} {
+		for _, s := range []string{
+			fmt.Sprintf("127.1.%d.%d:8001", i/250%250, i%250), "c5.large", "must",
+		} {
 			meta = append(binary.AppendUvarint(meta, uint64(len(s))), s...)
 		}
 		_, _ = conn.Write(siegePacked(4, struct {
@@ -511,7 +557,9 @@ func siegeMembers(to string) func(int) {
 			Port        uint16
 			Meta        []byte
 			Vsn         []byte
-		}{1, fmt.Sprint("forged-", i), []byte{127, 1, 0, byte(i)}, 7946, append(meta, 0, 0), []byte{1, 5, 2, 0, 0, 0}}))
+		}{1, fmt.Sprint("forged-", i), []byte{127, 1, 0, byte(i)}, 7946, append(meta, 0, 0), []byte{
+			1, 5, 2, 0, 0, 0,
+		}}))
 	}
 }
 

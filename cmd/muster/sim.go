@@ -46,21 +46,33 @@ type simOptions struct {
 }
 
 func (o *simOptions) add(flags *pflag.FlagSet) {
-	flags.StringVar(&o.samples, "samples", "", "CSV file of measured latencies (model,instance_type,batch_size,sample_ms), gzipped or not, or \"published\" for those of the papers; default: the shipped profiles")
-	flags.StringVar(&o.batch, "batch", "trace", "batch sizes: trace, ribbon, gaussian:MEAN,SD, fixed:N, or a CSV file")
-	flags.StringVar(&o.arrivals, "arrivals", "poisson", "arrivals: poisson, constant, gamma:SHAPE, artifact, or a CSV file with the columns arrival_ms, model, batch_size")
+	flags.StringVar(&o.samples, "samples", "",
+		"CSV file of measured latencies (model,instance_type,batch_size,sample_ms), gzipped or "+
+			"not, or \"published\" for those of the papers; default: the shipped profiles")
+	flags.StringVar(&o.batch, "batch", "trace",
+		"batch sizes: trace, ribbon, gaussian:MEAN,SD, fixed:N, or a CSV file")
+	flags.StringVar(&o.arrivals, "arrivals", "poisson",
+		"arrivals: poisson, constant, gamma:SHAPE, artifact, or a CSV file with the columns "+
+			"arrival_ms, model, batch_size")
 	flags.IntVar(&o.queries, "queries", 20000, "queries that arrive in a run")
 	flags.IntVar(&o.seeds, "seeds", 3, "runs, each with a seed of its own")
 	flags.Uint64Var(&o.seed, "seed", 1, "the first seed")
 	flags.Float64Var(&o.qosMS, "qos-ms", 0, "QoS target in ms, in place of the models' own")
-	flags.Float64Var(&o.latencyNoise, "latency-noise", 0, "standard deviation of a noise in latencies that nobody can predict, e.g. 0.05")
-	flags.Float64Var(&o.prediction, "prediction-noise", 0, "standard deviation of an error in the latencies that the policy knows, e.g. 0.05")
+	flags.Float64Var(&o.latencyNoise, "latency-noise", 0,
+		"standard deviation of a noise in latencies that nobody can predict, e.g. 0.05")
+	flags.Float64Var(&o.prediction, "prediction-noise", 0,
+		"standard deviation of an error in the latencies that the policy knows, e.g. 0.05")
 	flags.Float64Var(&o.rttMS, "rtt-ms", 0, "network round trip in ms")
-	flags.Float64Var(&o.deadlineMS, "deadline-ms", 0, "drop a query that has waited so long; 0: never")
-	flags.BoolVar(&o.rejectLate, "reject-late", false, "reject queries that can no longer be served in time")
-	flags.IntVar(&o.gateways, "gateways", 4, "gateways: those that decide alone (policy priced), and all with --fault")
-	flags.Float64Var(&o.gossipMS, "gossip-ms", 1000, "ms between a lane's news of its load, 0: always fresh (policy priced)")
-	flags.IntVar(&o.probes, "probes", match.DefaultProbes, "lanes that a gateway asks at most before it asks as many again; -1: none (policy priced)")
+	flags.Float64Var(&o.deadlineMS, "deadline-ms", 0,
+		"drop a query that has waited so long; 0: never")
+	flags.BoolVar(&o.rejectLate, "reject-late", false,
+		"reject queries that can no longer be served in time")
+	flags.IntVar(&o.gateways, "gateways", 4,
+		"gateways: those that decide alone (policy priced), and all with --fault")
+	flags.Float64Var(&o.gossipMS, "gossip-ms", 1000,
+		"ms between a lane's news of its load, 0: always fresh (policy priced)")
+	flags.IntVar(&o.probes, "probes", match.DefaultProbes,
+		"lanes that a gateway asks at most before it asks as many again; -1: none (policy priced)")
 	flags.BoolVar(&o.json, "json", false, "print JSON")
 }
 
@@ -121,7 +133,8 @@ alone while none answers. All agents rank alike, so the last by name leads.`,
 			}
 			if load != "" {
 				if isFile(o.arrivals) {
-					return errors.New("load: the arrivals file says how the load changes; leave --load away")
+					return errors.New("load: the arrivals file says how the load changes; leave " +
+						"--load away")
 				}
 				phases, err := sim.ParseLoad(load)
 				if err != nil {
@@ -141,16 +154,23 @@ alone while none answers. All agents rank alike, so the last by name leads.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&o.models, "model", nil, "model that is asked for, as NAME or NAME=SHARE of the queries; repeat it for several")
+	flags.StringArrayVar(&o.models, "model", nil,
+		"model that is asked for, as NAME or NAME=SHARE of the queries; repeat it for several")
 	flags.StringVar(&pool, "pool", "", "instances, as TYPE=COUNT,TYPE=COUNT")
-	flags.StringVar(&policy, "policy", "", "how queries are distributed (default "+sim.DefaultPolicy+")")
+	flags.StringVar(&policy, "policy", "",
+		"how queries are distributed (default "+sim.DefaultPolicy+")")
 	flags.Float64Var(&rate, "rate", 0, "queries a second over all models")
 	flags.BoolVar(&find, "find-throughput", false, "search the allowable throughput")
-	flags.IntVar(&threshold, "threshold", 0, "batch size above which drs sends to the base type; 0: the best, which is searched")
-	flags.StringVar(&load, "load", "", "changes of the rate over time, as DURATION:FACTOR,DURATION:FACTOR, round and round")
+	flags.IntVar(&threshold, "threshold", 0,
+		"batch size above which drs sends to the base type; 0: the best, which is searched")
+	flags.StringVar(&load, "load", "",
+		"changes of the rate over time, as DURATION:FACTOR,DURATION:FACTOR, round and round")
 	flags.StringVar(&logFile, "log", "", "write each query's outcome to a CSV file")
-	flags.StringVar(&recordFile, "record", "", "write the policy's events and decisions to a file, for replay")
-	flags.StringArrayVar(&faults, "fault", nil, "what goes wrong and when, as VERB-TARGET@TIME+DURATION:AMOUNT (see above), or a file with one a line; repeat it for several")
+	flags.StringVar(&recordFile, "record", "",
+		"write the policy's events and decisions to a file, for replay")
+	flags.StringArrayVar(&faults, "fault", nil,
+		"what goes wrong and when, as VERB-TARGET@TIME+DURATION:AMOUNT (see above), or a file "+
+			"with one a line; repeat it for several")
 	o.add(flags)
 	cmd.MarkFlagsMutuallyExclusive("rate", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("fault", "find-throughput")
@@ -181,7 +201,8 @@ func (o *simOptions) config(instanceTypes []string) (*sim.Config, *sim.Source, e
 	} else {
 		// Any rate will do to check the form.
 		if _, err := workload.ParseArrivals(o.arrivals, 1); err != nil {
-			return nil, nil, fmt.Errorf("%w, or a CSV file with the columns arrival_ms, model, batch_size", err)
+			return nil, nil, fmt.Errorf(
+				"%w, or a CSV file with the columns arrival_ms, model, batch_size", err)
 		}
 		if sizes, err = workload.ParseBatchSizes(o.batch); err != nil {
 			return nil, nil, err
@@ -192,7 +213,8 @@ func (o *simOptions) config(instanceTypes []string) (*sim.Config, *sim.Source, e
 		models = trace.Models()
 	}
 	if len(models) == 0 {
-		return nil, nil, fmt.Errorf("model: give --model NAME, once or several times; %s has: %s", source, strings.Join(source.Models(), ", "))
+		return nil, nil, fmt.Errorf("model: give --model NAME, once or several times; %s has: %s",
+			source, strings.Join(source.Models(), ", "))
 	}
 	for _, text := range models {
 		name, share, err := parseShare(text)
@@ -204,7 +226,9 @@ func (o *simOptions) config(instanceTypes []string) (*sim.Config, *sim.Source, e
 		}
 		if trace != nil {
 			if sizes = trace.BatchSizes(name); sizes == nil {
-				return nil, nil, fmt.Errorf("arrivals: %s has no queries for model %q, only for: %s", o.arrivals, name, strings.Join(trace.Models(), ", "))
+				return nil, nil, fmt.Errorf(
+					"arrivals: %s has no queries for model %q, only for: %s", o.arrivals, name,
+					strings.Join(trace.Models(), ", "))
 			}
 		}
 		m, err := source.Model(name, instanceTypes, sizes, qosTarget)
@@ -241,7 +265,8 @@ func (o *simOptions) base() (cfg *sim.Config, qosTarget time.Duration, err error
 	return cfg, qosTarget, err
 }
 
-func (o *simOptions) simulate(cmd *cobra.Command, cfg *sim.Config, source *sim.Source, logFile, recordFile string) error {
+func (o *simOptions) simulate(cmd *cobra.Command, cfg *sim.Config, source *sim.Source, logFile,
+	recordFile string) error {
 	started := time.Now()
 	cfg.Clock = func() time.Duration { return time.Since(started) }
 	run := func(log, record io.Writer) (report *sim.Report, err error) {
@@ -352,12 +377,18 @@ The bars are drawn to a PNG file. The search takes minutes for all models.
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&o.models, "model", nil, "model to compare on, or all; repeat it for several, each compared alone")
+	flags.StringArrayVar(&o.models, "model", nil,
+		"model to compare on, or all; repeat it for several, each compared alone")
 	flags.Float64Var(&budget, "budget", 2.5, "$/hr that a pool may cost")
-	flags.StringSliceVar(&policies, "policies", []string{"horizon", "kairos", "fcfs", "drs", "clockwork-earliest", "clockwork-cheapest", "oracle"}, "policies to compare")
+	flags.StringSliceVar(&policies, "policies",
+		[]string{
+			"horizon", "kairos", "fcfs", "drs", "clockwork-earliest", "clockwork-cheapest",
+			"oracle",
+		}, "policies to compare")
 	flags.StringSliceVar(&types, "types", sim.PaperTypes(), "instance types that a pool may have")
 	flags.StringVar(&pool, "pool", "", "one pool for all policies, in place of each one's best")
-	flags.StringVar(&catalogue, "catalogue", "", "YAML file of instance types and prices, beside those known")
+	flags.StringVar(&catalogue, "catalogue", "",
+		"YAML file of instance types and prices, beside those known")
 	flags.StringVar(&plotFile, "plot", "compare.png", "draw the bars to this file; empty: do not")
 	o.add(flags)
 	return cmd
@@ -380,9 +411,11 @@ func readPrices(file string, types []string) ([]sim.Price, error) {
 	return sim.Prices(catalogue, types)
 }
 
-func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim.Price, budget float64, pool sim.Pool, plotFile string) error {
+func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim.Price,
+	budget float64, pool sim.Pool, plotFile string) error {
 	if isFile(o.arrivals) {
-		return errors.New("arrivals: a comparison draws its own; give poisson, constant, gamma:SHAPE or artifact")
+		return errors.New(
+			"arrivals: a comparison draws its own; give poisson, constant, gamma:SHAPE or artifact")
 	}
 	models := o.models
 	if slices.Equal(models, []string{"all"}) {
@@ -410,9 +443,10 @@ func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim
 			return err
 		}
 		line := terminal.NewStatusLine(cmd.ErrOrStderr())
-		c, err := sim.Compare(cmd.Context(), cfg, policies, prices, budget, pool, o.seeds, func(policy string, done, of int) {
-			line.Show("%s, %s: %d of %d pools", model, policy, done, of)
-		})
+		c, err := sim.Compare(cmd.Context(), cfg, policies, prices, budget, pool, o.seeds,
+			func(policy string, done, of int) {
+				line.Show("%s, %s: %d of %d pools", model, policy, done, of)
+			})
 		line.Done()
 		if err != nil {
 			return err
@@ -433,7 +467,8 @@ func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim
 	if plotFile == "" {
 		return nil
 	}
-	if err := writeFile(plotFile, func(w io.Writer) error { return figures.DrawComparisons(w, all) }); err != nil {
+	if err := writeFile(plotFile,
+		func(w io.Writer) error { return figures.DrawComparisons(w, all) }); err != nil {
 		return err
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "bars drawn to %s\n", plotFile)
@@ -472,7 +507,8 @@ differs is an error.`,
 			if asJSON {
 				return printJSON(cmd.OutOrStdout(), r)
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s: policy %s, %d events over %v, %d decisions, all as recorded\n",
+			fmt.Fprintf(cmd.OutOrStdout(),
+				"%s: policy %s, %d events over %v, %d decisions, all as recorded\n",
 				args[0], r.Policy, r.Events, r.Duration.Round(time.Millisecond), r.Decisions)
 			return nil
 		},

@@ -33,20 +33,21 @@ func TestSimBadInput(t *testing.T) {
 	})
 	const pool = " --pool g4dn.xlarge=1,r5n.large=4"
 	for args, want := range map[string]string{
-		"":                                                              "give --pool",
-		"--pool g4dn.xlarge":                                            `got "g4dn.xlarge", want TYPE=COUNT`,
-		"--pool g4dn.xlarge=0 --model rm2":                              "has 0 instances",
-		"--pool g4dn.xlarge=-1":                                         "counts of 0 or more",
-		"--pool g4dn.xlarge=1000000000":                                 "want 1..",
-		"--model rm2 --pool p3.2xlarge=1":                               "r5n.large",
-		"--model bert" + pool:                                           "mtwnd",
-		pool:                                                            "dien, mtwnd, ncf, rm2, wnd",
-		"--model rm2" + pool:                                            "give --rate",
-		"--model rm2 --rate 0" + pool:                                   "rate is 0",
-		"--model rm2 --rate -5" + pool:                                  "rate is -5",
-		"--model rm2 --rate 1e99" + pool:                                "rate is 1e+99",
-		"--model rm2 --rate NaN" + pool:                                 "rate is NaN",
-		"--model rm2 --rate 5 --policy p" + pool:                        "there are: clockwork-cheapest",
+		"":                                 "give --pool",
+		"--pool g4dn.xlarge":               `got "g4dn.xlarge", want TYPE=COUNT`,
+		"--pool g4dn.xlarge=0 --model rm2": "has 0 instances",
+		"--pool g4dn.xlarge=-1":            "counts of 0 or more",
+		"--pool g4dn.xlarge=1000000000":    "want 1..",
+		"--model rm2 --pool p3.2xlarge=1":  "r5n.large",
+		"--model bert" + pool:              "mtwnd",
+		pool:                               "dien, mtwnd, ncf, rm2, wnd",
+		"--model rm2" + pool:               "give --rate",
+		"--model rm2 --rate 0" + pool:      "rate is 0",
+		"--model rm2 --rate -5" + pool:     "rate is -5",
+		"--model rm2 --rate 1e99" + pool:   "rate is 1e+99",
+		"--model rm2 --rate NaN" + pool:    "rate is NaN",
+		"--model rm2 --rate 5 --policy p" +
+			pool: "there are: clockwork-cheapest",
 		"--model rm2 --rate 5 --queries 0" + pool:                       "number of queries is 0",
 		"--model rm2 --rate 5 --seeds 0" + pool:                         "number of seeds is 0",
 		"--model rm2 --rate 5 --qos-ms -1" + pool:                       "qos-ms: -1",
@@ -67,16 +68,19 @@ func TestSimBadInput(t *testing.T) {
 		"--model rm2 --arrivals " + dir + "/trace.csv" + pool:           "line 2",
 		"--model rm2 --rate 5 --fault kill" + pool:                      `fault "kill": got no @`,
 		"--model rm2 --rate 5 --fault melt-leader@1s" + pool:            `got the verb "melt"`,
-		"--model rm2 --rate 5 --fault kill-box-1@1s" + pool:             "r5n.large-1 to r5n.large-4",
-		"--model rm2 --rate 5 --fault " + dir + "/faults.txt" + pool:    `faults.txt line 3: fault "kill-leader@soon": got the time "soon"`,
-		"--model rm2 --find-throughput --fault kill-leader@1s" + pool:   "find-throughput",
-		"replay " + dir + "/run.txt":                                    "line 2",
-		"replay " + dir + "/no-such":                                    "no-such",
-		"compare":                                                       "give --model",
-		"compare --model rm2 --budget 0":                                "budget is 0",
-		"compare --model rm2 --budget 0.2":                              "no pool within 0.2",
-		"compare --model rm2 --types g5.xlarge":                         "g4dn.xlarge",
-		"compare --model rm2 --policies best --budget 0.6":              "there are: clockwork-cheapest",
+		"--model rm2 --rate 5 --fault kill-box-1@1s" +
+			pool: "r5n.large-1 to r5n.large-4",
+		"--model rm2 --rate 5 --fault " + dir + "/faults.txt" +
+			pool: `faults.txt line 3: fault "kill-leader@soon": got the time "soon"`,
+		"--model rm2 --find-throughput --fault kill-leader@1s" + pool: "find-throughput",
+		"replay " + dir + "/run.txt":                                  "line 2",
+		"replay " + dir + "/no-such":                                  "no-such",
+		"compare":                                                     "give --model",
+		"compare --model rm2 --budget 0":                              "budget is 0",
+		"compare --model rm2 --budget 0.2":                            "no pool within 0.2",
+		"compare --model rm2 --types g5.xlarge":                       "g4dn.xlarge",
+		"compare --model rm2 --policies best --budget " +
+			"0.6": "there are: clockwork-cheapest",
 	} {
 		stdout, _, err := execute(t, append([]string{"sim"}, strings.Fields(args)...)...)
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -94,8 +98,10 @@ func TestSimBadInput(t *testing.T) {
 func TestSim(t *testing.T) {
 	dir := t.TempDir()
 	run := filepath.Join(dir, "run.txt")
-	stdout, _, err := execute(t, "sim", "--model", "rm2", "--pool", "g4dn.xlarge=1,r5n.large=4", "--policy", "kairos", "--rate", "30",
-		"--queries", "500", "--seeds", "1", "--log", filepath.Join(dir, "log.csv"), "--record", run, "--json")
+	stdout, _, err := execute(t, "sim", "--model", "rm2", "--pool", "g4dn.xlarge=1,r5n.large=4",
+		"--policy", "kairos", "--rate", "30",
+		"--queries", "500", "--seeds", "1", "--log", filepath.Join(dir, "log.csv"), "--record", run,
+		"--json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,16 +109,20 @@ func TestSim(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &report); err != nil {
 		t.Fatal(err)
 	}
-	for _, key := range []string{"model", "policy", "pool", "qos_satisfaction", "latency_ms", "fluid_limit_qps", "per_seed"} {
+	for _, key := range []string{
+		"model", "policy", "pool", "qos_satisfaction", "latency_ms", "fluid_limit_qps", "per_seed",
+	} {
 		if report[key] == nil {
 			t.Errorf("no %s in %s", key, stdout)
 		}
 	}
-	if stdout, _, err = execute(t, "sim", "replay", run); err != nil || !strings.Contains(stdout, "500 decisions") {
+	if stdout, _, err = execute(t, "sim", "replay", run); err != nil ||
+		!strings.Contains(stdout, "500 decisions") {
 		t.Errorf("replay: %q, %v", stdout, err)
 	}
 
-	stdout, _, err = execute(t, "sim", "--model", "rm2", "--pool", "g4dn.xlarge=1,r5n.large=4", "--find-throughput", "--queries", "500", "--seeds", "2", "--json")
+	stdout, _, err = execute(t, "sim", "--model", "rm2", "--pool", "g4dn.xlarge=1,r5n.large=4",
+		"--find-throughput", "--queries", "500", "--seeds", "2", "--json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +130,10 @@ func TestSim(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &report); err != nil {
 		t.Fatal(err)
 	}
-	for _, key := range []string{"model", "policy", "pool", "qos_satisfaction", "latency_ms", "fluid_limit_qps", "allowable_throughput_qps", "standard_error_qps", "allowable_throughput_per_seed"} {
+	for _, key := range []string{
+		"model", "policy", "pool", "qos_satisfaction", "latency_ms", "fluid_limit_qps",
+		"allowable_throughput_qps", "standard_error_qps", "allowable_throughput_per_seed",
+	} {
 		if report[key] == nil {
 			t.Errorf("no %s in %s", key, stdout)
 		}
@@ -130,11 +143,15 @@ func TestSim(t *testing.T) {
 func TestSimFaults(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"faults.txt": "# a leader's end\nkill-leader@3s\n"})
 	args := []string{
-		"sim", "--model", "dien", "--pool", "g4dn.xlarge=1,r5n.large=4", "--rate", "150", "--queries", "1500", "--seeds", "2", "--rtt-ms", "1",
+		"sim", "--model", "dien", "--pool", "g4dn.xlarge=1,r5n.large=4", "--rate", "150",
+		"--queries", "1500", "--seeds", "2", "--rtt-ms", "1",
 		"--fault", filepath.Join(dir, "faults.txt"), "--fault", "freeze-r5n.large-1@6s+1s",
 	}
 	stdout, _, err := execute(t, args...)
-	for _, want := range []string{"fault", "kill-leader@3s", "freeze-r5n.large-1@6s+1s", "late in 2s before", "after ", " ms, at most ", "of all 3000 queries "} {
+	for _, want := range []string{
+		"fault", "kill-leader@3s", "freeze-r5n.large-1@6s+1s", "late in 2s before", "after ",
+		" ms, at most ", "of all 3000 queries ",
+	} {
 		if err != nil || !strings.Contains(stdout, want) {
 			t.Fatalf("printed %s, %v, want %q", stdout, err, want)
 		}
@@ -162,17 +179,20 @@ func TestSimFaults(t *testing.T) {
 	if len(report.Faults) != 2 || len(report.Runs) != 2 || len(report.Runs[1].Faults) != 2 {
 		t.Fatalf("printed %s", stdout)
 	}
-	if k := report.Faults[0]; k.Fault != "kill-leader@3s" || k.Hit != 2 || k.Next != 2 || k.Without <= 0 || k.After.Queries < 500 || k.After.Lost != 0 {
+	if k := report.Faults[0]; k.Fault != "kill-leader@3s" || k.Hit != 2 || k.Next != 2 ||
+		k.Without <= 0 || k.After.Queries < 500 || k.After.Lost != 0 {
 		t.Errorf("of the kill: %+v", k)
 	}
-	if run := report.Runs[0].Faults; run[0].Agent != "r5n.large-4" || run[1].Agent != "r5n.large-1" {
+	if run := report.Runs[0].Faults; run[0].Agent != "r5n.large-4" ||
+		run[1].Agent != "r5n.large-1" {
 		t.Errorf("whom they hit: %+v", run)
 	}
 }
 
 func TestSimCompare(t *testing.T) {
 	bars := filepath.Join(t.TempDir(), "bars.png")
-	stdout, _, err := execute(t, "sim", "compare", "--model", "rm2", "--model", "wnd", "--budget", "0.8", "--policies", "kairos,fcfs", "--queries", "500", "--seeds", "2", "--plot", bars)
+	stdout, _, err := execute(t, "sim", "compare", "--model", "rm2", "--model", "wnd", "--budget",
+		"0.8", "--policies", "kairos,fcfs", "--queries", "500", "--seeds", "2", "--plot", bars)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,10 +211,12 @@ func TestSimCompare(t *testing.T) {
 
 func TestReproduce(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "new")
-	if _, _, err := execute(t, "reproduce", "kairos-fig99", "--out", out); err == nil || !strings.Contains(err.Error(), "kairos-fig16") {
+	if _, _, err := execute(t, "reproduce", "kairos-fig99", "--out", out); err == nil ||
+		!strings.Contains(err.Error(), "kairos-fig16") {
 		t.Errorf("unknown figure: %v", err)
 	}
-	if _, _, err := execute(t, "reproduce", "kairos-fig5", "--data", out, "--out", out); err == nil || !strings.Contains(err.Error(), "samples.csv") {
+	if _, _, err := execute(t, "reproduce", "kairos-fig5", "--data", out, "--out",
+		out); err == nil || !strings.Contains(err.Error(), "samples.csv") {
 		t.Errorf("data that is none: %v", err)
 	}
 	stdout, _, err := execute(t, "reproduce", "kairos-fig5", "--out", out)

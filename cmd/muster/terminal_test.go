@@ -36,7 +36,11 @@ func (evilServer) Status(context.Context, *control.StatusRequest) (*control.Flee
 	return &control.FleetStatus{
 		View: &control.View{
 			Leadership: &control.Leadership{Epoch: 1, Leader: evil, Successor: evil},
-			Members:    []*control.Member{{Name: evil, InstanceType: evil, Executor: evil, Lanes: 1, Models: []*control.Model{{Name: evil, Version: 1}}}},
+			Members: []*control.Member{
+				{Name: evil, InstanceType: evil, Executor: evil, Lanes: 1, Models: []*control.Model{
+					{Name: evil, Version: 1},
+				}},
+			},
 		},
 		Agents:    []*control.AgentStatus{{Name: evil, RemainingNs: []int64{1}}},
 		Models:    []*control.ModelStatus{{Model: evil, Version: 1, WithinQos: proto.Float64(1)}},
@@ -45,7 +49,11 @@ func (evilServer) Status(context.Context, *control.StatusRequest) (*control.Flee
 }
 
 func (evilServer) Events(_ *control.EventsRequest, stream control.Control_EventsServer) error {
-	if err := stream.Send(&control.Event{Agent: evil, Kind: evil, What: evil, Who: evil, From: evil, Details: []*control.EventDetail{{Key: evil, Value: evil}, {Key: "k", Value: `say "x"` + evil}}}); err != nil {
+	if err := stream.Send(&control.Event{
+		Agent: evil, Kind: evil, What: evil, Who: evil, From: evil, Details: []*control.EventDetail{
+			{Key: evil, Value: evil}, {Key: "k", Value: `say "x"` + evil},
+		},
+	}); err != nil {
 		return err
 	}
 	return status.Error(codes.Internal, evil)
@@ -59,32 +67,52 @@ func (evilServer) Demand(context.Context, *control.DemandRequest) (*control.Flee
 	return &control.FleetDemand{Models: []*control.ModelDemand{{Model: evil}}}, nil
 }
 
-func (evilServer) ListKeys(context.Context, *control.ListKeysRequest) (*control.ListKeysResponse, error) {
-	return &control.ListKeysResponse{Agents: []*control.AgentKeys{{Agent: evil, Fingerprints: []string{evil, evil}, Fault: evil}}}, nil
+func (evilServer) ListKeys(context.Context, *control.ListKeysRequest) (*control.ListKeysResponse,
+	error) {
+	return &control.ListKeysResponse{
+		Agents: []*control.AgentKeys{
+			{Agent: evil, Fingerprints: []string{evil, evil}, Fault: evil},
+		},
+	}, nil
 }
 
-func (evilServer) RotateKeys(_ *control.RotateKeysRequest, stream control.Control_RotateKeysServer) error {
-	for _, p := range []*control.KeysProgress{{Step: evil, Keys: &control.AgentKeys{Agent: evil}}, {Step: "only", Keys: &control.AgentKeys{Agent: evil, Fingerprints: []string{evil}}}} {
+func (evilServer) RotateKeys(_ *control.RotateKeysRequest,
+	stream control.Control_RotateKeysServer) error {
+	for _, p := range []*control.KeysProgress{
+		{Step: evil, Keys: &control.AgentKeys{Agent: evil}}, {
+			Step: "only", Keys: &control.AgentKeys{Agent: evil, Fingerprints: []string{evil}},
+		},
+	} {
 		if err := stream.Send(p); err != nil {
 			return err
 		}
 	}
-	return stream.Send(&control.KeysProgress{Step: evil, Keys: &control.AgentKeys{Agent: evil, Fault: evil}})
+	return stream.Send(&control.KeysProgress{
+		Step: evil, Keys: &control.AgentKeys{Agent: evil, Fault: evil},
+	})
 }
 
-func (evilServer) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (*inference.ServerMetadataResponse, error) {
+func (evilServer) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (
+	*inference.ServerMetadataResponse, error) {
 	return &inference.ServerMetadataResponse{Name: evil}, nil
 }
 
-func (evilServer) RepositoryIndex(context.Context, *inference.RepositoryIndexRequest) (*inference.RepositoryIndexResponse, error) {
-	return &inference.RepositoryIndexResponse{Models: []*inference.RepositoryIndexResponse_ModelIndex{{Name: evil, Version: evil, State: evil, Reason: evil}}}, nil
+func (evilServer) RepositoryIndex(context.Context, *inference.RepositoryIndexRequest) (
+	*inference.RepositoryIndexResponse, error) {
+	return &inference.RepositoryIndexResponse{
+		Models: []*inference.RepositoryIndexResponse_ModelIndex{
+			{Name: evil, Version: evil, State: evil, Reason: evil},
+		},
+	}, nil
 }
 
-func (evilServer) RepositoryModelLoad(context.Context, *inference.RepositoryModelLoadRequest) (*inference.RepositoryModelLoadResponse, error) {
+func (evilServer) RepositoryModelLoad(context.Context, *inference.RepositoryModelLoadRequest) (
+	*inference.RepositoryModelLoadResponse, error) {
 	return nil, status.Error(codes.Internal, evil)
 }
 
-func (evilServer) ModelMetadata(context.Context, *inference.ModelMetadataRequest) (*inference.ModelMetadataResponse, error) {
+func (evilServer) ModelMetadata(context.Context, *inference.ModelMetadataRequest) (
+	*inference.ModelMetadataResponse, error) {
 	return nil, status.Error(codes.NotFound, evil)
 }
 
@@ -111,10 +139,13 @@ func TestTerminal(t *testing.T) {
 	defer server.Stop()
 	t.Chdir(t.TempDir())
 	t.Setenv("MUSTER_SERVER", listener.Addr().String())
-	query := write(t, "q.json", `{"inputs":[{"name":"ids","datatype":"INT64","shape":[1,1],"data":[1]}]}`)
+	query := write(t, "q.json",
+		`{"inputs":[{"name":"ids","datatype":"INT64","shape":[1,1],"data":[1]}]}`)
 	for _, args := range []string{
-		"status", "status --json", "top --once", "events", "events --fleet", "events --json", "drain", "keys list", "keys rotate",
-		"models list", "models list --json", "models load x", "infer x", "infer x --input " + query, "infer x --json --input " + query, "plan --live",
+		"status", "status --json", "top --once", "events", "events --fleet", "events --json",
+		"drain", "keys list", "keys rotate",
+		"models list", "models list --json", "models load x", "infer x", "infer x --input " + query,
+		"infer x --json --input " + query, "plan --live",
 		"__complete infer ",
 	} {
 		out, stderr, err := execute(t, strings.Split(args, " ")...)
@@ -137,7 +168,8 @@ func TestTerminal(t *testing.T) {
 		}
 		if strings.Contains(args, "models list --json") {
 			var list []listedModel
-			if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 1 || list[0].Model != evil {
+			if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 1 ||
+				list[0].Model != evil {
 				t.Errorf("%s: got %q, %v, want the name as it is", args, list, err)
 			}
 		}
@@ -146,7 +178,8 @@ func TestTerminal(t *testing.T) {
 
 func TestPlain(t *testing.T) {
 	for s, want := range map[string]string{
-		"": "", "rm2-ä日本": "rm2-ä日本", evil: `\x1b[2J\x1b]0;owned\a\u202e\u009b2J\r\n`, "a\xffb\\": `a\xffb\`, "\u2028\U000e0001": `\u2028\U000e0001`,
+		"": "", "rm2-ä日本": "rm2-ä日本", evil: `\x1b[2J\x1b]0;owned\a\u202e\u009b2J\r\n`,
+		"a\xffb\\": `a\xffb\`, "\u2028\U000e0001": `\u2028\U000e0001`,
 	} {
 		if got := terminal.Plain(s); got != want {
 			t.Errorf("%q: got %s, want %s", s, got, want)
@@ -158,7 +191,8 @@ func TestPlain(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	b.Reset()
-	if _, err := fmt.Fprint(terminal.PlainJSON{W: &b}, "\"a\u009b\u202e\U000e0001ä\x7f\"\n"); err != nil {
+	if _, err := fmt.Fprint(terminal.PlainJSON{W: &b},
+		"\"a\u009b\u202e\U000e0001ä\x7f\"\n"); err != nil {
 		t.Fatal(err)
 	}
 	if got := b.String(); got != "\"a\\u009b\\u202e\\udb40\\udc01ä\\u007f\"\n" {

@@ -42,7 +42,8 @@ Without a terminal, or with --once, the fleet is printed once, whole.`,
 			live := !once && terminal.Is(out) && terminal.Is(cmd.InOrStdin())
 			warnings := cmd.ErrOrStderr()
 			if live {
-				warnings = io.Discard // they would be written across the screen, which shows what comes of them
+				// they would be written across the screen, which shows what comes of them
+				warnings = io.Discard
 			}
 			source, err := settings.openFleet(warnings)
 			if err != nil {

@@ -18,7 +18,8 @@ type statusServer struct {
 	status *control.FleetStatus
 }
 
-func (s statusServer) Status(context.Context, *control.StatusRequest) (*control.FleetStatus, error) {
+func (s statusServer) Status(context.Context, *control.StatusRequest) (*control.FleetStatus,
+	error) {
 	return s.status, nil
 }
 
@@ -39,9 +40,13 @@ func TestTopOnce(t *testing.T) {
 		control.RegisterControlServer(s, statusServer{status: &control.FleetStatus{
 			View: &control.View{
 				Leadership: &control.Leadership{Epoch: 1},
-				Members:    []*control.Member{{Name: "agent-0", Lanes: 1}, {Name: "agent-1", Lanes: 1}},
+				Members: []*control.Member{
+					{Name: "agent-0", Lanes: 1}, {Name: "agent-1", Lanes: 1},
+				},
 			},
-			Agents: []*control.AgentStatus{{Name: "agent-1", Overdue: true, RemainingNs: []int64{5e6}}},
+			Agents: []*control.AgentStatus{
+				{Name: "agent-1", Overdue: true, RemainingNs: []int64{5e6}},
+			},
 		}})
 	})
 	other := serve(func(*grpc.Server) {})
@@ -50,7 +55,8 @@ NO LEADER (the last epoch was 1): gateways decide alone, and rates are not known
 `
 	for _, args := range [][]string{{"--once"}, {}} { // what run writes to is no terminal
 		out, _, err := execute(t, append([]string{"top", "--server", agent}, args...)...)
-		if err != nil || !strings.HasPrefix(out, want) || !strings.Contains(out, "overdue") || strings.Contains(out, "\x1b") {
+		if err != nil || !strings.HasPrefix(out, want) || !strings.Contains(out, "overdue") ||
+			strings.Contains(out, "\x1b") {
 			t.Errorf("%v: got %v, %q, want it to begin %q", args, err, out, want)
 		}
 	}
@@ -61,7 +67,8 @@ NO LEADER (the last epoch was 1): gateways decide alone, and rates are not known
 		{"--interval 1ms", "interval: 1ms, want at least 100ms"},
 		{"now", "unknown command"},
 	} {
-		if _, _, err := execute(t, append([]string{"top"}, strings.Fields(tt.args)...)...); err == nil || !strings.Contains(err.Error(), tt.want) {
+		if _, _, err := execute(t, append([]string{"top"}, strings.Fields(tt.args)...)...); err ==
+			nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: got %v, want %q in it", tt.args, err, tt.want)
 		}
 	}

@@ -63,16 +63,20 @@ func otlpProtocol() (string, error) {
 	}
 }
 
-// open returns what makes the spans of this process, nil if nothing is traced. instance names the
-// process among others, where it has a name. flush exports the spans that have not been, and ends it.
-func (s *traceSettings) open(ctx context.Context, instance string, log *slog.Logger) (provider trace.TracerProvider, flush func(), err error) {
+// open returns what makes the spans of this process, nil if nothing is traced. instance
+// names the process among others, where it has a name. flush exports the spans that have not
+// been, and ends it.
+func (s *traceSettings) open(ctx context.Context, instance string,
+	log *slog.Logger) (provider trace.TracerProvider, flush func(), err error) {
 	if err := s.validate(); err != nil {
 		return nil, nil, err
 	}
 	if s.traces == noTraces || strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") {
 		return nil, func() {}, nil
 	}
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("OpenTelemetry", "error", err) }))
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		log.Warn("OpenTelemetry", "error", err)
+	}))
 	protocol, err := otlpProtocol()
 	if err != nil {
 		return nil, nil, err
@@ -86,16 +90,21 @@ func (s *traceSettings) open(ctx context.Context, instance string, log *slog.Log
 	if err != nil {
 		return nil, nil, fmt.Errorf("traces: %w", err)
 	}
-	attributes := []attribute.KeyValue{semconv.ServiceName("muster"), semconv.ServiceVersion(agent.Version())}
+	attributes := []attribute.KeyValue{
+		semconv.ServiceName("muster"), semconv.ServiceVersion(agent.Version()),
+	}
 	if instance != "" {
 		attributes = append(attributes, semconv.ServiceInstanceID(instance))
 	}
 	// What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say comes last, and so holds.
-	of, err := resource.New(ctx, resource.WithAttributes(attributes...), resource.WithHost(), resource.WithTelemetrySDK(), resource.WithFromEnv())
+	of, err := resource.New(ctx, resource.WithAttributes(attributes...), resource.WithHost(),
+		resource.WithTelemetrySDK(), resource.WithFromEnv())
 	if err != nil {
 		return nil, nil, fmt.Errorf("traces: %w", err)
 	}
-	sdk := sdktrace.NewTracerProvider(sdktrace.WithBatcher(&watchedExporter{SpanExporter: exporter, log: log}), sdktrace.WithResource(of))
+	sdk := sdktrace.NewTracerProvider(
+		sdktrace.WithBatcher(&watchedExporter{SpanExporter: exporter, log: log}),
+		sdktrace.WithResource(of))
 	return sdk, func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 		defer cancel()

@@ -32,7 +32,8 @@ type receiver struct {
 	by    map[string]int // how many, by service and instance
 }
 
-func (r *receiver) Export(_ context.Context, req *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
+func (r *receiver) Export(_ context.Context, req *collector.ExportTraceServiceRequest) (
+	*collector.ExportTraceServiceResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, of := range req.ResourceSpans {
@@ -52,7 +53,8 @@ func (r *receiver) Export(_ context.Context, req *collector.ExportTraceServiceRe
 func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	body, err := io.ReadAll(req.Body)
 	exported := &collector.ExportTraceServiceRequest{}
-	if err = errors.Join(err, proto.Unmarshal(body, exported)); err != nil || req.URL.Path != "/v1/traces" {
+	if err = errors.Join(err, proto.Unmarshal(body, exported)); err != nil ||
+		req.URL.Path != "/v1/traces" {
 		http.Error(w, "no spans", http.StatusBadRequest)
 		return
 	}
@@ -77,8 +79,8 @@ func startReceiver(t *testing.T, protocol string) (r *receiver, endpoint string)
 	return r, "http://" + l.Addr().String()
 }
 
-// TestTraces: with --traces otlp a query's spans of client and agent reach a receiver of OTLP, where
-// OpenTelemetry's variables say; the agent's last ones when it ends.
+// TestTraces: with --traces otlp a query's spans of client and agent reach a receiver of OTLP,
+// where OpenTelemetry's variables say; the agent's last ones when it ends.
 func TestTraces(t *testing.T) {
 	for _, protocol := range []string{"grpc", "http/protobuf"} {
 		t.Run(strings.ReplaceAll(protocol, "/", " "), func(t *testing.T) {
@@ -114,11 +116,14 @@ func TestTraces(t *testing.T) {
 			}
 			slices.Sort(names)
 			method := "inference.GRPCInferenceService/ModelInfer"
-			if want := []string{method, method, "muster infer", "muster.execute", "muster.queue"}; !slices.Equal(names, want) {
+			if want := []string{
+				method, method, "muster infer", "muster.execute", "muster.queue",
+			}; !slices.Equal(names, want) {
 				t.Errorf("spans are %q, want %q", names, want)
 			}
 			if len(r.by) != 2 || r.by["muster "] != 2 {
-				t.Errorf("spans by service and instance are %v, want 2 of a client and the agent's", r.by)
+				t.Errorf("spans by service and instance are %v, want 2 of a client and the agent's",
+					r.by)
 			}
 		})
 	}
@@ -152,14 +157,18 @@ func (f exporterFunc) Shutdown(context.Context) error                           
 func TestWatchedExporter(t *testing.T) {
 	var log bytes.Buffer
 	var fails error
-	e := &watchedExporter{SpanExporter: exporterFunc(func() error { return fails }), log: slog.New(slog.NewTextHandler(&log, nil))}
+	e := &watchedExporter{
+		SpanExporter: exporterFunc(func() error { return fails }),
+		log:          slog.New(slog.NewTextHandler(&log, nil)),
+	}
 	for _, err := range []error{nil, io.ErrUnexpectedEOF, io.ErrUnexpectedEOF, nil, nil} {
 		fails = err
 		if err := e.ExportSpans(t.Context(), nil); err != nil {
 			t.Error(err)
 		}
 	}
-	if lost, again := strings.Count(log.String(), "level=WARN"), strings.Count(log.String(), "level=INFO"); lost != 1 || again != 1 {
+	if lost, again := strings.Count(log.String(), "level=WARN"), strings.Count(log.String(),
+		"level=INFO"); lost != 1 || again != 1 {
 		t.Errorf("log is %s, want one line of each", &log)
 	}
 }
@@ -168,14 +177,17 @@ func TestTraceSettings(t *testing.T) {
 	for _, tt := range []struct{ name, value, args, want string }{
 		{"X", "", "--traces jaeger", `traces: "jaeger", want none or otlp`},
 		{"OTEL_TRACES_EXPORTER", "zipkin", "", `traces: "zipkin", want none or otlp`},
-		{"OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "--traces otlp", `is "http/json", want grpc or http/protobuf`},
+		{"OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "--traces otlp",
+			`is "http/json", want grpc or http/protobuf`},
 		{"OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "", ""},
 		{"OTEL_TRACES_EXPORTER", "otlp", "", ""},
 	} {
 		t.Run(tt.value+tt.args, func(t *testing.T) {
 			t.Setenv(tt.name, tt.value)
-			_, _, err := execute(t, append([]string{"config", "print"}, strings.Fields(tt.args)...)...)
-			if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			_, _, err := execute(t,
+				append([]string{"config", "print"}, strings.Fields(tt.args)...)...)
+			if (err == nil) != (tt.want == "") ||
+				err != nil && !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}
 		})

@@ -23,7 +23,8 @@ func init() {
 		fmt.Fprintln(os.Stderr, "deny memory that can be written and executed:", err)
 		os.Exit(1)
 	}
-	if _, err := unix.Mmap(-1, 0, 4096, unix.PROT_WRITE|unix.PROT_EXEC, unix.MAP_ANON|unix.MAP_PRIVATE); err == nil {
+	if _, err := unix.Mmap(-1, 0, 4096, unix.PROT_WRITE|unix.PROT_EXEC,
+		unix.MAP_ANON|unix.MAP_PRIVATE); err == nil {
 		fmt.Fprintln(os.Stderr, "memory that can be written and executed is not denied")
 		os.Exit(1)
 	}
@@ -38,7 +39,8 @@ func TestUnit(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"MemoryMax=90%", "MemorySwapMax=0", "MemoryDenyWriteExecute=yes", "PrivateUsers=yes", "SystemCallFilter=~@privileged @resources", "NoNewPrivileges=yes",
+		"MemoryMax=90%", "MemorySwapMax=0", "MemoryDenyWriteExecute=yes", "PrivateUsers=yes",
+		"SystemCallFilter=~@privileged @resources", "NoNewPrivileges=yes",
 	} {
 		if !strings.Contains(string(content), "\n"+want+"\n") {
 			t.Errorf("%s lacks %s", unit, want)
@@ -50,7 +52,8 @@ func TestUnit(t *testing.T) {
 	}
 	// Exposure, in tenths: 13 by systemd 252, of which serving the network is 10 (its sockets,
 	// PrivateNetwork, IPAddressDeny); other versions may reckon a little differently.
-	out, err := exec.Command(analyze, "security", "--offline=yes", "--threshold=15", unit).CombinedOutput()
+	out, err := exec.Command(analyze, "security", "--offline=yes", "--threshold=15",
+		unit).CombinedOutput()
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit) && strings.Contains(string(out), "Overall exposure level"):
@@ -67,5 +70,6 @@ func TestWithoutWriteExecute(t *testing.T) {
 	}
 	t.Setenv(mdweVariable, "1")
 	p := startProcess(t)
-	wantOutput(t, true, `^ncf version 1 answered`, "infer", "ncf", "--batch-size", "64", "--server", p.grpc)
+	wantOutput(t, true, `^ncf version 1 answered`, "infer", "ncf", "--batch-size", "64", "--server",
+		p.grpc)
 }

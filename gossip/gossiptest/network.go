@@ -195,7 +195,9 @@ func (n *Network) deliver(from, to netip.AddrPort, b []byte) {
 		return
 	}
 	select {
-	case t.packets <- &memberlist.Packet{Buf: b, From: net.UDPAddrFromAddrPort(from), Timestamp: time.Now()}:
+	case t.packets <- &memberlist.Packet{
+		Buf: b, From: net.UDPAddrFromAddrPort(from), Timestamp: time.Now(),
+	}:
 	default:
 	}
 }

@@ -78,12 +78,13 @@ func (r Rank) Role() Role {
 	return May
 }
 
-// Epochs rise by one an election, so they stay below 2^20 for years, and within 2^20 of each other
-// whoever was away for however long. What is further off is a lie, or of another fleet; see [Beyond].
+// Epochs rise by one an election, so they stay below 2^20 for years, and within 2^20 of
+// each other whoever was away for however long. What is further off is a lie, or of
+// another fleet; see [Beyond].
 const (
 	mostJump = 1 << 20
-	// mostTrusted is the highest epoch that one who follows nobody takes from others, whatever it knows
-	// itself, and endOfEpochs above all there are: between the two is room for 2^42 jumps, so
+	// mostTrusted is the highest epoch that one who follows nobody takes from others, whatever it
+	// knows itself, and endOfEpochs above all there are: between the two is room for 2^42 jumps, so
 	// that no lie leaves a fleet without an epoch to elect a leader with.
 	mostTrusted = 1 << 62
 	endOfEpochs = 1 << 63
@@ -103,7 +104,8 @@ type Claim struct {
 // Compare is negative if c is lower than d, 0 if they are the same claim, and
 // positive if c is higher.
 func (c Claim) Compare(d Claim) int {
-	return cmp.Or(cmp.Compare(c.Epoch, d.Epoch), cmp.Compare(c.Rank, d.Rank), cmp.Compare(c.Leader, d.Leader))
+	return cmp.Or(cmp.Compare(c.Epoch, d.Epoch), cmp.Compare(c.Rank, d.Rank),
+		cmp.Compare(c.Leader, d.Leader))
 }
 
 func (c Claim) String() string {
@@ -137,7 +139,9 @@ type Config struct {
 // Validate reports everything that is wrong with c, or nil.
 func (c *Config) Validate() error {
 	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("election config: "+format, args...)) }
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("election config: "+format, args...))
+	}
 	if c.ID == "" {
 		bad("the agent has no id")
 	}

@@ -23,7 +23,10 @@ const (
 	Resign
 )
 
-var messageNames = [...]string{Heartbeat: "heartbeat", Ack: "ack", Propose: "propose", Grant: "grant", Refuse: "refuse", Resign: "resign"}
+var messageNames = [...]string{
+	Heartbeat: "heartbeat", Ack: "ack", Propose: "propose", Grant: "grant", Refuse: "refuse",
+	Resign: "resign",
+}
 
 func (k MessageKind) String() string {
 	if int(k) < len(messageNames) {
@@ -84,7 +87,8 @@ const (
 	Resigned
 )
 
-var eventNames = [...]string{TimePassed: "time", MemberUp: "up", MemberDown: "down", StreamBroken: "broken", ProcessEnded: "ended", Received: "received",
+var eventNames = [...]string{TimePassed: "time", MemberUp: "up", MemberDown: "down",
+	StreamBroken: "broken", ProcessEnded: "ended", Received: "received",
 	Persisted: "persisted", Resigned: "resigned"}
 
 // An Event tells a node what happened. Kind says which fields count.
@@ -120,9 +124,10 @@ type ActionKind uint8
 const (
 	// Send: To, Message.
 	Send ActionKind = iota
-	// Persist: Claim. Make Claim.Epoch durable, unless a higher one is that is not [Beyond] it, then
-	// step the node with [Persisted]. Without that answer the node does not claim; after
-	// [Config.Silence] it tries again. A successor has the epoch of the claim to come made durable ahead.
+	// Persist: Claim. Make Claim.Epoch durable, unless a higher one is that is not
+	// [Beyond] it, then step the node with [Persisted]. Without that answer the node does
+	// not claim; after [Config.Silence] it tries again. A successor has the epoch of the
+	// claim to come made durable ahead.
 	Persist
 	// Lead: Claim. The agent leads from now on, with an empty matcher. Always
 	// followed by Follow with the same claim.
@@ -136,12 +141,13 @@ const (
 	Follow
 	// NoLeader: Reason. The leader followed so far is lost; gateways decide alone.
 	NoLeader
-	// Look: To. The stream of the leader has broken whose successor the agent is: step the node with
-	// [ProcessEnded] should that agent's process have ended.
+	// Look: To. The stream of the leader has broken whose successor the agent is: step the node
+	// with [ProcessEnded] should that agent's process have ended.
 	Look
 )
 
-var actionNames = [...]string{Send: "send", Persist: "persist", Lead: "lead", StepDown: "step down", Follow: "follow",
+var actionNames = [...]string{Send: "send", Persist: "persist", Lead: "lead", StepDown: "step down",
+	Follow:   "follow",
 	NoLeader: "no leader", Look: "look"}
 
 // A Reason says why an agent no longer leads or follows.
@@ -169,8 +175,10 @@ const (
 	Disowned
 )
 
-var reasonNames = [...]string{HigherClaim: "higher claim", Frozen: "frozen", HandedOver: "handed over", Silent: "silent",
-	Broken: "broken", Ended: "ended", Restarted: "restarted", Gone: "gone", Disowned: "epoch is far above others'"}
+var reasonNames = [...]string{HigherClaim: "higher claim", Frozen: "frozen",
+	HandedOver: "handed over", Silent: "silent",
+	Broken: "broken", Ended: "ended", Restarted: "restarted", Gone: "gone",
+	Disowned: "epoch is far above others'"}
 
 func (r Reason) String() string {
 	if int(r) < len(reasonNames) && reasonNames[r] != "" {

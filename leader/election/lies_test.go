@@ -36,7 +36,9 @@ func newLied(t *testing.T) *lied {
 
 func (f *lied) start(id string, role Role) {
 	f.t.Helper()
-	n, err := New(Config{ID: id, Rank: RankOf(role, false, 0), Epoch: f.disk[id], JoinWait: time.Second})
+	n, err := New(Config{
+		ID: id, Rank: RankOf(role, false, 0), Epoch: f.disk[id], JoinWait: time.Second,
+	})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -97,7 +99,8 @@ func (f *lied) led(when string) (leader string) {
 		follow[c.String()] = true
 	}
 	if len(leaders) != 1 || len(follow) != 1 {
-		f.t.Fatalf("%s: %v lead, followed are %v; want one leader whom all follow", when, leaders, follow)
+		f.t.Fatalf("%s: %v lead, followed are %v; want one leader whom all follow", when, leaders,
+			follow)
 	}
 	return leaders[0]
 }
@@ -105,16 +108,26 @@ func (f *lied) led(when string) (leader string) {
 func (f *lied) tell(kind MessageKind, epoch uint64, to ...string) {
 	claim := Claim{Epoch: epoch, Rank: RankOf(Must, true, 9), Leader: "liar"}
 	for _, id := range to {
-		f.step(id, &Event{Kind: Received, ID: "liar", Message: Message{Kind: kind, Claim: claim, Successor: "liar", Heard: true}})
+		f.step(id, &Event{
+			Kind: Received, ID: "liar", Message: Message{
+				Kind: kind, Claim: claim, Successor: "liar", Heard: true,
+			},
+		})
 	}
 }
 
-// TestLies: whatever epoch a member claims, by whatever message and whenever, its fleet elects a leader afterwards, and
-// another one after that; and while it has a leader a claim far above its epoch changes nothing.
+// TestLies: whatever epoch a member claims, by whatever message and whenever, its fleet elects
+// a leader afterwards, and another one after that; and while it has a leader a claim far above
+// its epoch changes nothing.
 func TestLies(t *testing.T) {
 	for _, kind := range []MessageKind{Heartbeat, Propose, Refuse, Resign, Grant, Ack} {
-		for _, lie := range []uint64{math.MaxUint64, math.MaxUint64 - 1, endOfEpochs, endOfEpochs - 1, mostTrusted + 1, mostTrusted, 3 * mostJump, mostJump + 2, mostJump} {
-			for _, when := range []string{"at the start", "led", "just without a leader", "restarted"} {
+		for _, lie := range []uint64{
+			math.MaxUint64, math.MaxUint64 - 1, endOfEpochs, endOfEpochs - 1, mostTrusted + 1,
+			mostTrusted, 3 * mostJump, mostJump + 2, mostJump,
+		} {
+			for _, when := range []string{
+				"at the start", "led", "just without a leader", "restarted",
+			} {
 				for _, to := range [][]string{liedTo, {"a"}, {"b", "c"}} {
 					t.Run(fmt.Sprint(kind, " ", lie, " ", when, " ", len(to)), func(t *testing.T) {
 						f := newLied(t)
@@ -150,8 +163,8 @@ func TestLies(t *testing.T) {
 	}
 }
 
-// TestAwayFromLies: who was away, or knows nothing, while lies have taken its fleet far, step by step, returns to it,
-// whether or not it may lead.
+// TestAwayFromLies: who was away, or knows nothing, while lies have taken its fleet far, step by
+// step, returns to it, whether or not it may lead.
 func TestAwayFromLies(t *testing.T) {
 	for _, role := range []Role{Never, May, Must} {
 		for _, known := range []bool{true, false} {

@@ -23,7 +23,8 @@ func mutants() []*mutant {
 		{
 			name: "accepts a stale claim", caught: " follows ",
 			before: func(n *Node, e *Event) bool {
-				if e.Kind == Received && e.Message.Kind == Heartbeat && !n.leading && e.Message.Claim.Compare(n.top) < 0 {
+				if e.Kind == Received && e.Message.Kind == Heartbeat && !n.leading &&
+					e.Message.Claim.Compare(n.top) < 0 {
 					n.top = Claim{}
 				}
 				return true
@@ -42,7 +43,8 @@ func mutants() []*mutant {
 		{
 			name: "leads beside another of its epoch", caught: "two lead",
 			before: func(n *Node, e *Event) bool {
-				return !(n.leading && e.Kind == Received && e.Message.Claim.Epoch == n.top.Epoch && e.Message.Claim != n.top)
+				return !(n.leading && e.Kind == Received && e.Message.Claim.Epoch == n.top.Epoch &&
+					e.Message.Claim != n.top)
 			},
 		},
 		{
@@ -93,7 +95,8 @@ func mutants() []*mutant {
 func withoutFollow(actions []Action, drop func(Claim) bool) []Action {
 	kept := actions[:0]
 	for i, a := range actions {
-		if a.Kind == Follow && drop(a.Claim) && (i == 0 || actions[i-1].Kind != Lead && actions[i-1].Kind != StepDown) {
+		if a.Kind == Follow && drop(a.Claim) && (i == 0 ||
+			actions[i-1].Kind != Lead && actions[i-1].Kind != StepDown) {
 			continue
 		}
 		kept = append(kept, a)

@@ -81,8 +81,8 @@ func New(cfg Config) (*Node, error) {
 // Leading reports whether the node leads.
 func (n *Node) Leading() bool { return n.leading }
 
-// Successor is whom the leader followed, or the one lost last, has announced to lead after it, empty
-// if nobody. When its stream breaks, that is where to re-submit first.
+// Successor is whom the leader followed, or the one lost last, has announced to lead after it,
+// empty if nobody. When its stream breaks, that is where to re-submit first.
 func (n *Node) Successor() string { return n.successor }
 
 // reaches reports whether the node leads, and the member has acknowledged that lately.
@@ -158,7 +158,8 @@ func (n *Node) apply(e *Event) {
 		}
 	case ProcessEnded:
 		// The others leave the first claim to the successor, and go on waiting.
-		if n.following && !n.leading && e.ID == n.top.Leader && !n.brokenAt.IsZero() && n.successor == n.cfg.ID {
+		if n.following && !n.leading && e.ID == n.top.Leader && !n.brokenAt.IsZero() &&
+			n.successor == n.cfg.ID {
 			n.lose(Ended)
 		}
 	case Received:
@@ -179,7 +180,8 @@ func (n *Node) apply(e *Event) {
 }
 
 func (n *Node) find(id string) (int, bool) {
-	return slices.BinarySearchFunc(n.members, id, func(m *member, id string) int { return strings.Compare(m.id, id) })
+	return slices.BinarySearchFunc(n.members, id,
+		func(m *member, id string) int { return strings.Compare(m.id, id) })
 }
 
 // member is nil if the id is unknown.
@@ -299,7 +301,8 @@ func (n *Node) follow(c Claim, successor string) {
 		n.stepDown(reason)
 	}
 	known := n.following && c == n.top
-	n.claiming = n.claiming && c.Compare(n.claim) < 0 && (outranks(n.claim.Rank, c.Rank) || n.unasked && known)
+	n.claiming = n.claiming && c.Compare(n.claim) < 0 && (outranks(n.claim.Rank, c.Rank) ||
+		n.unasked && known)
 	if !known {
 		n.following, n.top, n.base = true, c, n.now
 		n.out = append(n.out, Action{Kind: Follow, Claim: c})
@@ -347,7 +350,8 @@ func (n *Node) refused(c Claim, heard bool) {
 	}
 	switch {
 	case heard && !higher && n.claiming && n.now.Sub(n.heardAt) < n.wait(freshWait):
-		// It may hear of the leader's end a little later than we. We ask again, and it has as long as ever to refuse.
+		// It may hear of the leader's end a little later than we. We ask again, and it has as long
+		// as ever to refuse.
 		n.claimEnd = later(n.claimEnd, n.now.Add(n.wait(proposeWait)))
 		n.sendAt = earlier(n.sendAt, n.now.Add(n.cfg.Heartbeat/5))
 	case heard && (higher || n.claiming):
@@ -454,7 +458,8 @@ func (n *Node) position() int {
 		if m.rank == 0 || m.broken || m.id == n.top.Leader {
 			continue
 		}
-		if m.id == n.successor || cmp.Or(cmp.Compare(m.rank, n.rank), cmp.Compare(m.id, n.cfg.ID)) > 0 {
+		if m.id == n.successor ||
+			cmp.Or(cmp.Compare(m.rank, n.rank), cmp.Compare(m.id, n.cfg.ID)) > 0 {
 			before++
 		}
 	}
@@ -464,8 +469,8 @@ func (n *Node) position() int {
 // nextClaim is what the node would claim next.
 func (n *Node) nextClaim() Claim { return Claim{Epoch: n.seen + 1, Rank: n.rank, Leader: n.cfg.ID} }
 
-// startClaim has the node claim, as a successor usually with an epoch that is persisted already. unasked:
-// the leader has resigned to us.
+// startClaim has the node claim, as a successor usually with an epoch that is persisted already.
+// unasked: the leader has resigned to us.
 func (n *Node) startClaim(unasked bool) {
 	n.claim = n.nextClaim()
 	n.seen = n.claim.Epoch

@@ -61,7 +61,10 @@ func TestConfigFaults(t *testing.T) {
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{"no id", "epoch is 9223372036854775808, want below 2^63", "join wait is -1ns", "silence is 1s, want at least ten heartbeats of 1s"} {
+	for _, want := range []string{
+		"no id", "epoch is 9223372036854775808, want below 2^63", "join wait is -1ns",
+		"silence is 1s, want at least ten heartbeats of 1s",
+	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q does not say %q", err, want)
 		}
@@ -170,12 +173,18 @@ func TestObeys(t *testing.T) {
 		}
 	}
 	check(0, "", false)
-	n.Step(epoch, &Event{Kind: Received, ID: "a", Message: Message{Kind: Heartbeat, Claim: Claim{3, 1, "a"}}})
+	n.Step(epoch, &Event{
+		Kind: Received, ID: "a", Message: Message{Kind: Heartbeat, Claim: Claim{3, 1, "a"}},
+	})
 	check(3, "a", true)
 	check(2, "a", false)
 	check(4, "a", false)
 	check(3, "b", false)
-	n.Step(epoch, &Event{Kind: Received, ID: "b", Message: Message{Kind: Refuse, Claim: Claim{4, 1, "b"}, Heard: true}})
+	n.Step(epoch, &Event{
+		Kind: Received, ID: "b", Message: Message{
+			Kind: Refuse, Claim: Claim{4, 1, "b"}, Heard: true,
+		},
+	})
 	check(3, "a", false)
 	check(4, "b", true)
 }
@@ -204,11 +213,16 @@ func TestAnyEvents(t *testing.T) {
 		w.start(p)
 		var log []Event
 		for range 200 {
-			w.now += w.between(0, []time.Duration{time.Millisecond, 100 * time.Millisecond, 2 * time.Second}[r.IntN(3)])
+			w.now += w.between(0,
+				[]time.Duration{
+					time.Millisecond, 100 * time.Millisecond, 2 * time.Second,
+				}[r.IntN(3)])
 			other, leader := w.procs[r.IntN(4)], w.procs[r.IntN(4)]
 			e := Event{Kind: Kind(r.IntN(int(Resigned) + 1)), ID: other.id, Rank: other.rank}
 			e.Message = Message{Kind: MessageKind(r.IntN(int(Resign) + 1)), Heard: r.IntN(2) == 0,
-				Claim: Claim{Epoch: p.node.seen + uint64(r.IntN(3)), Rank: leader.rank, Leader: leader.id}}
+				Claim: Claim{
+					Epoch: p.node.seen + uint64(r.IntN(3)), Rank: leader.rank, Leader: leader.id,
+				}}
 			if r.IntN(2) == 0 {
 				e.Message.Successor = w.procs[r.IntN(4)].id
 			}
@@ -223,7 +237,8 @@ func TestAnyEvents(t *testing.T) {
 			log = append(log, e)
 			w.step(p, e)
 			if w.fault == nil && p.leading != p.node.Leading() {
-				w.failf("leads is %v by its actions, but %v by its state", p.leading, p.node.Leading())
+				w.failf("leads is %v by its actions, but %v by its state", p.leading,
+					p.node.Leading())
 			}
 			if c, _ := p.node.followed(); w.fault == nil && c != p.follows {
 				w.failf("follows %v by its actions, %v by its state", p.follows, c)

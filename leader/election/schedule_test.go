@@ -9,7 +9,8 @@ import (
 
 var (
 	schedules = flag.Int("schedules", 1000, "how many random schedules to run")
-	seedFlag  = flag.Uint64("seed", 0, "the one seed to run and trace; 0: as many as -schedules says")
+	seedFlag  = flag.Uint64("seed", 0,
+		"the one seed to run and trace; 0: as many as -schedules says")
 )
 
 const (
@@ -20,7 +21,8 @@ const (
 // runSchedule lets faults happen to a few agents, then none, and returns how long it
 // was quiet until they agreed, or the first broken promise. Everything follows
 // from the seed.
-func runSchedule(seed uint64, m *mutant, trace func(string, ...any)) (agreed time.Duration, fault error) {
+func runSchedule(seed uint64, m *mutant, trace func(string, ...any)) (agreed time.Duration,
+	fault error) {
 	w := newWorld(seed)
 	w.mutant, w.trace = m, trace
 	r := w.rng
@@ -36,7 +38,9 @@ func runSchedule(seed uint64, m *mutant, trace func(string, ...any)) (agreed tim
 	}
 	w.wild = r.IntN(4) == 0
 	w.loss = []float64{0, 0.02, 0.1, 0.3}[r.IntN(4)]
-	w.delay = []time.Duration{time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond, 300 * time.Millisecond}[r.IntN(4)]
+	w.delay = []time.Duration{
+		time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond, 300 * time.Millisecond,
+	}[r.IntN(4)]
 	for range r.IntN(12) {
 		w.after(w.between(time.Second, chaos), w.randomFault)
 	}
@@ -141,7 +145,8 @@ func TestSchedules(t *testing.T) {
 	for seed := uint64(1); seed <= uint64(*schedules) && failed < 10; seed++ {
 		took, err := runSchedule(seed, nil, nil)
 		if err != nil {
-			t.Errorf("seed %d: %v (-run TestSchedules -seed %d -v shows what happened)", seed, err, seed)
+			t.Errorf("seed %d: %v (-run TestSchedules -seed %d -v shows what happened)", seed, err,
+				seed)
 			failed++
 			continue
 		}
@@ -150,6 +155,7 @@ func TestSchedules(t *testing.T) {
 	if len(agreed) > 0 {
 		slices.Sort(agreed)
 		n := len(agreed)
-		t.Logf("quiet until all agree, of %d: median %v, 99 %% %v, most %v", n, agreed[n/2], agreed[n*99/100], agreed[n-1])
+		t.Logf("quiet until all agree, of %d: median %v, 99 %% %v, most %v", n, agreed[n/2],
+			agreed[n*99/100], agreed[n-1])
 	}
 }

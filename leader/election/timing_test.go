@@ -44,7 +44,8 @@ func TestTimeWithoutLeader(t *testing.T) {
 	}{
 		{"killed", func(w *world, l *proc) { w.stop(l, true) }, 75 * time.Millisecond},
 		{"power-lost", func(w *world, l *proc) { w.stop(l, false) }, 1100 * time.Millisecond},
-		{"stopped", func(w *world, l *proc) { w.freeze(l, time.Hour, false) }, 1100 * time.Millisecond},
+		{"stopped", func(w *world, l *proc) { w.freeze(l, time.Hour, false) },
+			1100 * time.Millisecond},
 		{"cut-off", func(w *world, l *proc) {
 			for i := range w.procs {
 				w.cutLink(l.index, i)
@@ -67,17 +68,19 @@ func TestTimeWithoutLeader(t *testing.T) {
 					took = append(took, w.now-from)
 				}
 				slices.Sort(took)
-				t.Logf("least %v, median %v, most %v", took[0], took[len(took)/2], took[len(took)-1])
+				t.Logf("least %v, median %v, most %v", took[0], took[len(took)/2],
+					took[len(took)-1])
 				if took[len(took)-1] > tt.most {
-					t.Errorf("without a leader for up to %v, want at most %v", took[len(took)-1], tt.most)
+					t.Errorf("without a leader for up to %v, want at most %v", took[len(took)-1],
+						tt.most)
 				}
 			})
 		}
 	}
 }
 
-// TestHostRefuses has the leader's stream to its successor break and its host refuse the successor, for a
-// while, though the others hear the leader: it goes on to lead.
+// TestHostRefuses has the leader's stream to its successor break and its host refuse the successor,
+// for a while, though the others hear the leader: it goes on to lead.
 func TestHostRefuses(t *testing.T) {
 	for seed := uint64(1); seed <= 100; seed++ {
 		w, leader := settled(t, seed, 3+int(seed%4), 0)
@@ -145,7 +148,8 @@ func TestNoFlapping(t *testing.T) {
 					t.Fatalf("seed %d: %v", seed, w.fault)
 				}
 				if w.changes != before || !leader.leading {
-					t.Errorf("seed %d: the leader changed %d times in a minute", seed, w.changes-before)
+					t.Errorf("seed %d: the leader changed %d times in a minute", seed,
+						w.changes-before)
 				}
 			}
 		})
@@ -174,7 +178,8 @@ func TestFrozenLeader(t *testing.T) {
 				w.failf("%w", err)
 			}
 			if w.fault != nil || old.leading == tt.changes || w.changes > before+1 {
-				t.Errorf("%+v, seed %d: leads is %v, %d leaders, %v", tt, seed, old.leading, w.changes, w.fault)
+				t.Errorf("%+v, seed %d: leads is %v, %d leaders, %v", tt, seed, old.leading,
+					w.changes, w.fault)
 			}
 		}
 	}

@@ -16,11 +16,12 @@ type world struct {
 	count int // of items, to order equal times
 	procs []*proc
 
-	loss     float64       // of each message
-	delay    time.Duration // of a message: 50 µs and up to this
-	wild     bool          // messages overtake each other, some come twice, some to a restarted process
-	cut      [8][8]bool    // who cannot talk
-	refusing [8]bool       // whose host refuses connections, though it runs
+	loss  float64       // of each message
+	delay time.Duration // of a message: 50 µs and up to this
+	// messages overtake each other, some come twice, some to a restarted process
+	wild     bool
+	cut      [8][8]bool // who cannot talk
+	refusing [8]bool    // whose host refuses connections, though it runs
 	lastAt   [8][8]time.Duration
 	mutant   *mutant
 	led      map[Claim]bool // by anyone
@@ -123,7 +124,9 @@ func (h *items) Pop() any {
 }
 
 func newWorld(seed uint64) *world {
-	return &world{rng: rand.New(rand.NewPCG(seed, 0)), delay: time.Millisecond, led: map[Claim]bool{}}
+	return &world{
+		rng: rand.New(rand.NewPCG(seed, 0)), delay: time.Millisecond, led: map[Claim]bool{},
+	}
 }
 
 func (w *world) add(rank Rank) *proc {
@@ -213,7 +216,8 @@ func (w *world) start(p *proc) {
 	p.incarnation++
 	p.running, p.frozen, p.leading, p.leaving = true, false, false, false
 	p.follows, p.highest, p.obeyed = Claim{}, Claim{}, Claim{}
-	p.pending, p.book, p.known, p.missedAt, p.inbox = allQueries, [8]entry{}, [8]bool{}, [8]time.Duration{}, p.inbox[:0]
+	p.pending, p.book, p.known, p.missedAt, p.inbox = allQueries, [8]entry{}, [8]bool{},
+		[8]time.Duration{}, p.inbox[:0]
 	cfg := Config{ID: p.id, Rank: p.rank, Epoch: p.disk, JoinWait: p.joinWait}
 	if w.mutant != nil && w.mutant.forgets {
 		cfg.Epoch = 0
@@ -224,7 +228,10 @@ func (w *world) start(p *proc) {
 		return
 	}
 	w.note("%s starts with epoch %d, %v", p.id, cfg.Epoch, p.rank.Role())
-	w.push(item{at: w.now + w.between(0, 50*time.Millisecond), kind: tick, to: p.index, incarnation: p.incarnation})
+	w.push(item{
+		at: w.now + w.between(0, 50*time.Millisecond), kind: tick, to: p.index,
+		incarnation: p.incarnation,
+	})
 	w.step(p, Event{Kind: TimePassed})
 }
 
@@ -307,7 +314,10 @@ func (w *world) sendPacket(p *proc, to int, pk packet) {
 		return
 	}
 	if q := w.procs[to]; !q.running && !w.cut[p.index][to] { // its machine refuses
-		w.push(item{at: w.now + w.between(50*time.Microsecond, w.delay), kind: breakStream, from: to, to: p.index, incarnation: p.incarnation})
+		w.push(item{
+			at: w.now + w.between(50*time.Microsecond, w.delay), kind: breakStream, from: to,
+			to: p.index, incarnation: p.incarnation,
+		})
 		return
 	}
 	w.carry(p.index, item{kind: deliver, to: to, packet: pk}, true)
@@ -333,7 +343,8 @@ func (w *world) deliver(p *proc, it *item) {
 			w.sendPacket(p, it.from, packet{kind: submitAck, epoch: pk.epoch, entry: pk.entry})
 		}
 	case submitAck:
-		if p.follows.Leader == from.id && p.follows.Epoch == pk.epoch && p.incarnation == pk.entry.incarnation {
+		if p.follows.Leader == from.id && p.follows.Epoch == pk.epoch &&
+			p.incarnation == pk.entry.incarnation {
 			p.pending &^= pk.entry.queries
 		}
 	case control:
@@ -350,7 +361,9 @@ func (w *world) deliver(p *proc, it *item) {
 
 // tick is what an agent does every 50 ms beside the election.
 func (w *world) tick(p *proc) {
-	w.push(item{at: w.now + 50*time.Millisecond, kind: tick, to: p.index, incarnation: p.incarnation})
+	w.push(item{
+		at: w.now + 50*time.Millisecond, kind: tick, to: p.index, incarnation: p.incarnation,
+	})
 	for _, q := range w.procs {
 		if q == p {
 			continue
@@ -388,7 +401,9 @@ func (w *world) tick(p *proc) {
 // submit sends the queries that are not acknowledged to the leader followed.
 func (w *world) submit(p *proc) {
 	if p.follows != (Claim{}) {
-		w.sendPacket(p, w.indexOf(p.follows.Leader), packet{kind: submit, epoch: p.follows.Epoch, entry: entry{p.incarnation, p.pending}})
+		w.sendPacket(p, w.indexOf(p.follows.Leader), packet{
+			kind: submit, epoch: p.follows.Epoch, entry: entry{p.incarnation, p.pending},
+		})
 	}
 }
 
@@ -434,17 +449,20 @@ func (w *world) watch(p *proc, actions []Action, i int) {
 	if a.Kind != Send {
 		w.note("%s: %v", p.id, *a)
 	}
-	follows := i+1 < len(actions) && (actions[i+1].Kind == Follow || actions[i+1].Kind == NoLeader && a.Kind == StepDown)
+	follows := i+1 < len(actions) && (actions[i+1].Kind == Follow ||
+		actions[i+1].Kind == NoLeader && a.Kind == StepDown)
 	switch a.Kind {
 	case Send:
 		m := &a.Message
-		if m.Claim.Leader == p.id && m.Claim.Epoch > p.disk && m.Kind != Refuse && m.Kind != Ack && m.Kind != Grant {
+		if m.Claim.Leader == p.id && m.Claim.Epoch > p.disk && m.Kind != Refuse && m.Kind != Ack &&
+			m.Kind != Grant {
 			w.failf("%s sends %v, but has persisted %d", p.id, m, p.disk)
 		}
 		w.sendPacket(p, w.indexOf(a.To), packet{kind: election, msg: *m})
 	case Persist:
-		w.push(item{at: w.now + w.between(0, 10*time.Millisecond), kind: persisted, to: p.index, incarnation: p.incarnation,
-			packet: packet{epoch: a.Claim.Epoch}})
+		w.push(item{at: w.now + w.between(0, 10*time.Millisecond), kind: persisted, to: p.index,
+			incarnation: p.incarnation,
+			packet:      packet{epoch: a.Claim.Epoch}})
 	case Lead:
 		switch {
 		case p.leading:
@@ -487,12 +505,16 @@ func (w *world) watch(p *proc, actions []Action, i int) {
 			w.failf("%s must not %v: it follows %v", p.id, *a, p.follows)
 		}
 		if !q.running && !w.cut[p.index][q.index] || w.refusing[q.index] {
-			w.push(item{at: w.now + w.between(0, 2*w.delay), kind: ended, from: q.index, to: p.index, incarnation: p.incarnation})
+			w.push(item{
+				at: w.now + w.between(0, 2*w.delay), kind: ended, from: q.index, to: p.index,
+				incarnation: p.incarnation,
+			})
 		}
 	}
 }
 
-// followed is the claim of the leader that the node follows, its own if it leads; false if there is none.
+// followed is the claim of the leader that the node follows, its own if it leads; false
+// if there is none.
 func (n *Node) followed() (Claim, bool) {
 	if !n.following {
 		return Claim{}, false
@@ -500,14 +522,14 @@ func (n *Node) followed() (Claim, bool) {
 	return n.top, true
 }
 
-// obeys reports whether a worker accepts control that names this leader and epoch: only from the highest
-// claim that the node knows, also while its leader is silent.
+// obeys reports whether a worker accepts control that names this leader and epoch: only from the
+// highest claim that the node knows, also while its leader is silent.
 func (n *Node) obeys(epoch uint64, leader string) bool {
 	return n.top.Epoch == epoch && n.top.Leader == leader && leader != ""
 }
 
-// reached is, while the node leads, how many members it reaches and how many there are, itself included in
-// both.
+// reached is, while the node leads, how many members it reaches and how many there are,
+// itself included in both.
 func (n *Node) reached() (reached, members int) {
 	reached = 1
 	for _, m := range n.members {
@@ -563,13 +585,15 @@ func (w *world) agreed() error {
 		return nil
 	}
 	if leader.rank.Role() != best {
-		return fmt.Errorf("%v leads, of role %v, but there is one of role %v", leader.follows, leader.rank.Role(), best)
+		return fmt.Errorf("%v leads, of role %v, but there is one of role %v", leader.follows,
+			leader.rank.Role(), best)
 	}
 	for _, p := range w.procs {
 		if !p.running {
 			continue
 		}
-		if c, ok := p.node.followed(); !ok || c != leader.follows || p.node.Leading() != (p == leader) {
+		if c, ok := p.node.followed(); !ok || c != leader.follows ||
+			p.node.Leading() != (p == leader) {
 			return fmt.Errorf("%s follows %v, but %v leads", p.id, c, leader.follows)
 		}
 	}
@@ -580,8 +604,10 @@ func (w *world) agreed() error {
 func (w *world) resubmitted() error {
 	for _, l := range w.procs {
 		for _, p := range w.procs {
-			if l.running && l.leading && p.running && l.book[p.index] != (entry{p.incarnation, allQueries}) {
-				return fmt.Errorf("the leader %v lacks queries of %s: has %v", l.follows, p.id, l.book[p.index])
+			if l.running && l.leading && p.running &&
+				l.book[p.index] != (entry{p.incarnation, allQueries}) {
+				return fmt.Errorf("the leader %v lacks queries of %s: has %v", l.follows, p.id,
+					l.book[p.index])
 			}
 		}
 	}

@@ -15,9 +15,11 @@ type Latencies interface {
 // published latencies were measured.
 const binWidth = 10
 
-// Bins are the batch sizes of a model in steps of ten, with their mean latency on each type; 0 where
-// the largest of the bin is slower than qosTarget, or where known is nil. weight is the model's part of all arrivals.
-func Bins(model string, weight float64, sizes profiles.Distribution, qosTarget time.Duration, known []Latencies) []Bin {
+// Bins are the batch sizes of a model in steps of ten, with their mean latency on each type; 0
+// where the largest of the bin is slower than qosTarget, or where known is nil. weight is the
+// model's part of all arrivals.
+func Bins(model string, weight float64, sizes profiles.Distribution, qosTarget time.Duration,
+	known []Latencies) []Bin {
 	var all []Bin
 	for len(sizes) > 0 {
 		step := (sizes[0].BatchSize + binWidth - 1) / binWidth
@@ -25,7 +27,10 @@ func Bins(model string, weight float64, sizes profiles.Distribution, qosTarget t
 		for n < len(sizes) && sizes[n].BatchSize <= step*binWidth {
 			n++
 		}
-		bin := Bin{Model: model, BatchSize: sizes[n-1].BatchSize, Latency: make([]time.Duration, len(known))}
+		bin := Bin{
+			Model: model, BatchSize: sizes[n-1].BatchSize,
+			Latency: make([]time.Duration, len(known)),
+		}
 		for _, s := range sizes[:n] {
 			bin.Share += s.Share
 		}

@@ -23,7 +23,8 @@ type Bin struct {
 type Program struct {
 	Types []Type
 	Bins  []Bin
-	// Unserved is the share of each model's queries that may go unserved, in [0, 1); a QoS target of 99 % means 0.01.
+	// Unserved is the share of each model's queries that may go unserved, in [0, 1); a QoS target
+	// of 99 % means 0.01.
 	Unserved float64
 }
 

@@ -139,7 +139,8 @@ func checkDuality(t *testing.T, p *Program, sol *Solution) {
 		w := sol.Worth[b]
 		for i, l := range bin.Latency {
 			if l > 0 && w > sol.Prices[i].PerMs*milliseconds(l)*(1+1e-9)+1e-12 {
-				t.Fatalf("%+v: batch size %d is worth %v, but %s serves it for %v", p, bin.BatchSize, w, p.Types[i].Name, sol.Prices[i].PerMs*milliseconds(l))
+				t.Fatalf("%+v: batch size %d is worth %v, but %s serves it for %v", p,
+					bin.BatchSize, w, p.Types[i].Name, sol.Prices[i].PerMs*milliseconds(l))
 			}
 		}
 		worth += bin.Share * w
@@ -158,7 +159,8 @@ func checkDuality(t *testing.T, p *Program, sol *Solution) {
 
 func TestByHand(t *testing.T) {
 	ms := time.Millisecond
-	// Three of four queries are small. The base type takes 1 and 4 ms, the auxiliary 2 ms and cannot.
+	// Three of four queries are small. The base type takes 1 and 4 ms, the auxiliary
+	// 2 ms and cannot.
 	p := &Program{
 		Types: []Type{{"base", 1}, {"aux", 1}},
 		Bins: []Bin{
@@ -172,11 +174,13 @@ func TestByHand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// At r queries/ms the auxiliary serves 0.5 small ones a ms and the base the rest: 4 r/4 + (3/4 r - 0.5) = 1.
+	// At r queries/ms the auxiliary serves 0.5 small ones a ms and the base the rest: 4 r/4 + (3/4
+	// r - 0.5) = 1.
 	if !near(sol.Rate, 1500/1.75) {
 		t.Errorf("got %v queries/s, want %v", sol.Rate, 1500/1.75)
 	}
-	if got := sol.Prices; !near(got[0].PerMs, 1/1.75) || !near(got[1].PerMs, 0.5/1.75) || got[1].Service != 2*ms {
+	if got := sol.Prices; !near(got[0].PerMs, 1/1.75) || !near(got[1].PerMs, 0.5/1.75) ||
+		got[1].Service != 2*ms {
 		t.Errorf("got prices %+v, want 1/1.75 and 0.5/1.75, service of aux 2ms", got)
 	}
 	p.Types[0].Count = 0
@@ -195,7 +199,11 @@ func TestByHand(t *testing.T) {
 
 func TestRefuses(t *testing.T) {
 	good := func() *Program {
-		return &Program{Types: []Type{{"a", 1}}, Bins: []Bin{{Model: "m", BatchSize: 1, Share: 1, Latency: []time.Duration{1}}}}
+		return &Program{
+			Types: []Type{{"a", 1}}, Bins: []Bin{
+				{Model: "m", BatchSize: 1, Share: 1, Latency: []time.Duration{1}},
+			},
+		}
 	}
 	for name, spoil := range map[string]func(p *Program){
 		"no types":        func(p *Program) { p.Types = nil },
@@ -226,7 +234,8 @@ func BenchmarkConfigurations(b *testing.B) {
 		for c := 0; c < 6; c++ {
 			for r := 0; r < 17; r++ {
 				for t := 0; t < 16; t++ {
-					if float64(g)*prices[0]+float64(c)*prices[1]+float64(r)*prices[2]+float64(t)*prices[3] <= 2.5 {
+					if float64(g)*prices[0]+float64(c)*prices[1]+float64(r)*prices[2]+
+						float64(t)*prices[3] <= 2.5 {
 						counts = append(counts, [4]int{g, c, r, t})
 					}
 				}
@@ -237,7 +246,8 @@ func BenchmarkConfigurations(b *testing.B) {
 	for _, name := range []string{"g4dn.xlarge", "c5n.2xlarge", "r5n.large", "t3.xlarge"} {
 		p.Types = append(p.Types, Type{Name: name})
 	}
-	fixed, slope := [4]float64{2.34, .848, 1.69, 5.49}, [4]float64{.00704, .0318, .0369, .0618} // wnd
+	// wnd
+	fixed, slope := [4]float64{2.34, .848, 1.69, 5.49}, [4]float64{.00704, .0318, .0369, .0618}
 	for batch := 10; batch <= 1000; batch += 10 {
 		bin := Bin{Model: "wnd", BatchSize: batch, Share: 1 / float64(batch)}
 		for i := range fixed {

@@ -29,7 +29,8 @@ func (p *Program) Validate() error {
 		}
 		shares += b.Share
 		if len(b.Latency) != len(p.Types) {
-			bad("%s at batch size %d: %d latencies for %d types", b.Model, b.BatchSize, len(b.Latency), len(p.Types))
+			bad("%s at batch size %d: %d latencies for %d types", b.Model, b.BatchSize,
+				len(b.Latency), len(p.Types))
 		}
 		for i, l := range b.Latency {
 			if l < 0 {
@@ -97,14 +98,18 @@ func (s *Solver) Solve(p *Program) (*Solution, error) {
 			return s.solution(p), nil
 		}
 		if !s.pivot() {
-			return nil, fmt.Errorf("fluid program of %d types and %d bins: the rate has no limit; latencies may be too small", len(p.Types), len(p.Bins))
+			return nil, fmt.Errorf(
+				"fluid program of %d types and %d bins: the rate has no limit; latencies may be "+
+					"too small", len(p.Types), len(p.Bins))
 		}
 	}
-	return nil, fmt.Errorf("fluid program of %d types and %d bins: no end after %d steps", len(p.Types), len(p.Bins), enough)
+	return nil, fmt.Errorf("fluid program of %d types and %d bins: no end after %d steps",
+		len(p.Types), len(p.Bins), enough)
 }
 
 func (s *Solver) prepare(p *Program) {
-	s.types, s.models, s.permitted, s.model = s.types[:0], s.models[:0], s.permitted[:0], s.model[:0]
+	s.types, s.models, s.permitted, s.model = s.types[:0], s.models[:0], s.permitted[:0],
+		s.model[:0]
 	for i, t := range p.Types {
 		if t.Count > 0 {
 			s.types = append(s.types, i)
@@ -292,7 +297,8 @@ func (s *Solver) solution(p *Program) *Solution {
 	for i, t := range s.types {
 		sol.Prices[t].PerMs = max(0, s.price[i])
 		if served[i] > 0 {
-			sol.Prices[t].Service = time.Duration(sol.Busy[t] / served[i] * float64(time.Millisecond))
+			sol.Prices[t].Service = time.Duration(sol.Busy[t] / served[i] *
+				float64(time.Millisecond))
 		}
 	}
 	for t := range p.Types { // the first instance of an absent type is worth its best bin
@@ -301,7 +307,8 @@ func (s *Solver) solution(p *Program) *Solution {
 		}
 		for b, bin := range p.Bins {
 			if bin.Latency[t] > 0 {
-				sol.Prices[t].PerMs = max(sol.Prices[t].PerMs, sol.Worth[b]/milliseconds(bin.Latency[t]))
+				sol.Prices[t].PerMs = max(sol.Prices[t].PerMs,
+					sol.Worth[b]/milliseconds(bin.Latency[t]))
 			}
 		}
 	}

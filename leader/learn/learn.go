@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// A profile is looked at again at once for its first queries, if it was not learned before, then
-	// at most so often.
+	// A profile is looked at again at once for its first queries, if it was not learned before,
+	// then at most so often.
 	firstQueries = 32
 	interval     = 250 * time.Millisecond
 	// pricesInterval is how often prices are looked at while queries come.
@@ -80,12 +80,13 @@ type Observation struct {
 	At        time.Time
 }
 
-// New returns the state of a term that begins. The book has what is known from before, and belongs to
-// the state: it gets what is learned.
+// New returns the state of a term that begins. The book has what is known from before, and belongs
+// to the state: it gets what is learned.
 func New(book *profiles.Book) *State {
 	return &State{
 		book: book, pool: &leader.Pool{}, monitors: map[leader.ModelID]*profiles.Monitor{},
-		told: map[leader.TableKey]profile{}, learned: map[profiles.Key]bool{}, scaled: map[string]float64{},
+		told: map[leader.TableKey]profile{}, learned: map[profiles.Key]bool{},
+		scaled: map[string]float64{},
 	}
 }
 
@@ -96,7 +97,8 @@ func (s *State) Suggest(members []*leader.Member, told []leader.Latency) {
 	for i := range told {
 		l := &told[i]
 		var t profiles.Table
-		if strings.Contains(l.Type, "@") || json.Unmarshal(l.Told, &t) != nil || t.Source() == guess {
+		if strings.Contains(l.Type, "@") || json.Unmarshal(l.Told, &t) != nil ||
+			t.Source() == guess {
 			continue // then the state starts from what its book has
 		}
 		key, ok := keys[l.TableKey]
@@ -109,8 +111,8 @@ func (s *State) Suggest(members []*leader.Member, told []leader.Latency) {
 }
 
 // Look takes what was seen, and returns what follows from it, nil for nothing, and after how long
-// there will be more to do, 0 if only new events can bring it. The error says of what no advice can be
-// given, which holds for as long as nothing else is learned.
+// there will be more to do, 0 if only new events can bring it. The error says of what no advice can
+// be given, which holds for as long as nothing else is learned.
 func (s *State) Look(now time.Time, seen Seen) (a *leader.Advice, next time.Duration, err error) {
 	urgent := seen.Pool != nil
 	if urgent {
@@ -177,14 +179,17 @@ func (s *State) observe(x Observation) (urgent bool) {
 	return !s.learned[key] && s.book.Learner(key).Queries() <= firstQueries
 }
 
-// Forget forgets what belongs to versions and lanes that have been gone for long, and returns them,
-// for the term to forget. A version that is there again before the term does is told of as a new one.
+// Forget forgets what belongs to versions and lanes that have been gone for long, and returns
+// them, for the term to forget. A version that is there again before the term does is told of
+// as a new one.
 func (s *State) Forget(now time.Time) (models []leader.ModelID, tables []leader.TableKey) {
 	heldModels, heldTables := map[leader.ModelID]bool{}, map[leader.TableKey]bool{}
 	used := map[profiles.Key]bool{}
 	for _, p := range s.pool.Members {
 		for _, id := range p.Holds {
-			heldModels[id], heldTables[leader.TableKey{Model: id.Key(), Type: s.typeOf(p.Member)}] = true, true
+			heldModels[id], heldTables[leader.TableKey{
+				Model: id.Key(), Type: s.typeOf(p.Member),
+			}] = true, true
 			if held := p.Model(id); held != nil && s.model(id) != nil {
 				used[held.Profile] = true
 			}
@@ -197,8 +202,10 @@ func (s *State) Forget(now time.Time) (models []leader.ModelID, tables []leader.
 			}
 		}
 	}
-	models = s.goneModels.Over(now, keepGone, known, func(id leader.ModelID) bool { return heldModels[id] })
-	tables = s.goneTables.Over(now, keepGone, maps.Keys(s.told), func(key leader.TableKey) bool { return heldTables[key] })
+	models = s.goneModels.Over(now, keepGone, known,
+		func(id leader.ModelID) bool { return heldModels[id] })
+	tables = s.goneTables.Over(now, keepGone, maps.Keys(s.told),
+		func(key leader.TableKey) bool { return heldTables[key] })
 	slices.SortFunc(tables, leader.TableKey.Compare)
 	for _, key := range tables {
 		delete(s.told, key)
@@ -207,9 +214,11 @@ func (s *State) Forget(now time.Time) (models []leader.ModelID, tables []leader.
 		return s.model(id) == nil || slices.Contains(models, id)
 	})
 	maps.DeleteFunc(s.told, func(key leader.TableKey, _ profile) bool {
-		return slices.ContainsFunc(models, func(id leader.ModelID) bool { return id.Key() == key.Model })
+		return slices.ContainsFunc(models,
+			func(id leader.ModelID) bool { return id.Key() == key.Model })
 	})
-	for _, key := range s.book.Forget(now, keepGone, func(key profiles.Key) bool { return used[key] }) {
+	for _, key := range s.book.Forget(now, keepGone,
+		func(key profiles.Key) bool { return used[key] }) {
 		delete(s.learned, key)
 		s.changed = true
 	}
@@ -271,8 +280,9 @@ func (s *State) Learned() (all []*profiles.Learner) {
 // Sizes is how much the state remembers, by what it is, for tests of what it forgets.
 func (s *State) Sizes() map[string]int {
 	return map[string]int{
-		"monitors": len(s.monitors), "told": len(s.told), "learned": len(s.learned), "scaled": len(s.scaled),
-		"book": len(s.book.Keys()),
+		"monitors": len(s.monitors), "told": len(s.told), "learned": len(s.learned),
+		"scaled": len(s.scaled),
+		"book":   len(s.book.Keys()),
 	}
 }
 
@@ -294,10 +304,13 @@ func keysOf(members []*leader.Member) map[leader.TableKey]profiles.Key {
 	most := map[leader.TableKey]profiles.Key{}
 	for _, member := range members {
 		for i := range member.Models {
-			told, key := leader.TableKey{Model: member.Models[i].Key(), Type: member.Type}, member.Models[i].Profile
+			told, key := leader.TableKey{
+				Model: member.Models[i].Key(), Type: member.Type,
+			}, member.Models[i].Profile
 			holders[key]++
 			before, ok := most[told]
-			if n := holders[before]; !ok || holders[key] > n || holders[key] == n && key.Checksum < before.Checksum {
+			if n := holders[before]; !ok || holders[key] > n ||
+				holders[key] == n && key.Checksum < before.Checksum {
 				most[told] = key
 			}
 		}

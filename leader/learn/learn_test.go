@@ -10,8 +10,9 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// TestBeginsFromLearned has a new leader get its first queries, where what it begins from is learned
-// already, and where it is not: only then is each of them a reason to tell all what it changes.
+// TestBeginsFromLearned has a new leader get its first queries, where what it begins
+// from is learned already, and where it is not: only then is each of them a reason to
+// tell all what it changes.
 func TestBeginsFromLearned(t *testing.T) {
 	a := member("a", "x", "", m)
 	learner := profiles.NewLearner(a.Models[0].Profile, nil)
@@ -73,7 +74,8 @@ func TestGuessGivesWay(t *testing.T) {
 	w.Suggest([]*leader.Member{a}, []leader.Latency{{TableKey: key, Told: guessed(t, a)}})
 	w.are(a)
 	w.look()
-	if got, want := w.advised[key].Profile.Mean(50), linear(50); math.Abs(float64(got)/float64(want)-1) > 0.05 {
+	if got, want := w.advised[key].Profile.Mean(50), linear(50); math.Abs(float64(got)/
+		float64(want)-1) > 0.05 {
 		t.Errorf("batches of 50 take %v as told, want %v, as another version does", got, want)
 	}
 }
@@ -94,7 +96,9 @@ func guessed(t *testing.T, of *leader.Member) []byte {
 // nothing of the others, nor that it is slow; what is told is of the files that most hold.
 func TestOtherFiles(t *testing.T) {
 	w := newWorld(t, 1)
-	all := []*leader.Member{member("a", "x", "new", m), member("b", "x", "old", m), member("c", "x", "old", m)}
+	all := []*leader.Member{
+		member("a", "x", "new", m), member("b", "x", "old", m), member("c", "x", "old", m),
+	}
 	w.are(all...)
 	for i := range 300 {
 		batch, factor := 1+i%100, 1.0
@@ -107,7 +111,8 @@ func TestOtherFiles(t *testing.T) {
 	}
 	told := w.advised[leader.TableKey{Model: m.Key(), Type: "x"}].Profile
 	if got, want := told.Mean(50), linear(50); math.Abs(float64(got)/float64(want)-1) > 0.05 {
-		t.Errorf("%v is told of batch size 50, want %v, as the files have that most hold", got, want)
+		t.Errorf("%v is told of batch size 50, want %v, as the files have that most hold", got,
+			want)
 	}
 	if len(w.slow) > 0 {
 		t.Errorf("these are slow: %v, want none", w.slow)
@@ -123,6 +128,8 @@ func TestOtherFiles(t *testing.T) {
 		t.Errorf("is learned of %v, want of two versions of the files", keys)
 	}
 	if l := w.Learned(); len(l) != 1 || l[0].Key().Checksum != "old" {
-		t.Errorf("%d profiles are learned of one version on one type, want 1, of the files that ran last", len(l))
+		t.Errorf(
+			"%d profiles are learned of one version on one type, want 1, of the files that ran "+
+				"last", len(l))
 	}
 }

@@ -16,8 +16,8 @@ const (
 	pricedOver = 30 * time.Second
 	// mostBins is how many bins of batch sizes a model has in the fluid program.
 	mostBins = 100
-	// leastPriceChange is by how much a price must change to be told. What is below noPrice is 0, but
-	// for how the solver rounds: no query is worth so little.
+	// leastPriceChange is by how much a price must change to be told. What is below noPrice is 0,
+	// but for how the solver rounds: no query is worth so little.
 	leastPriceChange, noPrice = 0.02, 1e-9
 )
 
@@ -73,7 +73,8 @@ func (s *State) program(now time.Time) *fluid.Program {
 		p.Unserved = min(p.Unserved, 1-m.Share)
 		for _, x := range binned(monitor.Distribution(), m.Largest) {
 			bin := fluid.Bin{
-				Model: m.Key(), BatchSize: x.BatchSize, Share: x.Share * rate, Latency: make([]time.Duration, len(p.Types)),
+				Model: m.Key(), BatchSize: x.BatchSize, Share: x.Share * rate,
+				Latency: make([]time.Duration, len(p.Types)),
 			}
 			for t := range p.Types {
 				key := leader.TableKey{Model: bin.Model, Type: p.Types[t].Name}
@@ -108,8 +109,11 @@ func binned(d profiles.Distribution, largest int) (bins profiles.Distribution) {
 
 // samePrices reports whether two lists are alike.
 func samePrices(a, b []fluid.Price) bool {
-	near := func(x, y float64) bool { return math.Abs(x-y) <= max(noPrice, leastPriceChange*max(x, y)) }
+	near := func(x, y float64) bool {
+		return math.Abs(x-y) <= max(noPrice, leastPriceChange*max(x, y))
+	}
 	return slices.EqualFunc(a, b, func(p, q fluid.Price) bool {
-		return p.Type == q.Type && near(p.PerMs, q.PerMs) && near(float64(p.Service), float64(q.Service))
+		return p.Type == q.Type && near(p.PerMs, q.PerMs) &&
+			near(float64(p.Service), float64(q.Service))
 	})
 }

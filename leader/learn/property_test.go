@@ -77,7 +77,9 @@ func (p *plain) run(seed uint64) {
 			delete(p.members, string(rune('a'+p.random.IntN(6))))
 			p.poolIs()
 		case dice < 4:
-			factor[string(rune('a'+p.random.IntN(6)))] = []float64{0.7, 0.92, 1, 1, 1.03, 1.08, 1.3}[p.random.IntN(7)]
+			factor[string(rune('a'+p.random.IntN(6)))] = []float64{
+				0.7, 0.92, 1, 1, 1.03, 1.08, 1.3,
+			}[p.random.IntN(7)]
 		}
 		for _, name := range slices.Sorted(maps.Keys(p.members)) {
 			x := p.members[name]
@@ -106,7 +108,8 @@ func (p *plain) check() {
 		}
 	}
 	for _, x := range p.seen.Observations {
-		if err := p.book.Observe(x.Member.Model(x.Model).Profile, x.BatchSize, x.Execution, x.Member.Name, x.At); err != nil {
+		if err := p.book.Observe(x.Member.Model(x.Model).Profile, x.BatchSize, x.Execution,
+			x.Member.Name, x.At); err != nil {
 			p.t.Fatal(err)
 		}
 	}
@@ -114,11 +117,13 @@ func (p *plain) check() {
 	p.look()
 	for _, l := range p.last.Latencies {
 		p.told++
-		if b := before[l.TableKey]; b != nil && b.Doubtful == l.Doubtful && near(b.Profile, l.Profile, 0.01) {
+		if b := before[l.TableKey]; b != nil && b.Doubtful == l.Doubtful &&
+			near(b.Profile, l.Profile, 0.01) {
 			p.t.Errorf("%s on %s is told again as it was", l.Model, l.Type)
 		}
 		if l.Table.Largest() != largest {
-			p.t.Errorf("%s on %s is told up to batch size %d, want %d", l.Model, l.Type, l.Table.Largest(), largest)
+			p.t.Errorf("%s on %s is told up to batch size %d, want %d", l.Model, l.Type,
+				l.Table.Largest(), largest)
 		}
 	}
 	if p.last.Factors != nil { // it has looked at profiles this time
@@ -135,7 +140,8 @@ func (p *plain) checkTold() {
 		if l == nil {
 			p.t.Errorf("%s on %s was never told", key.Model, key.Type)
 		} else if want != nil && !near(l.Profile, want, 0.01+0.05*p.isOwn(key)) {
-			p.t.Errorf("%s on %s: batches of %d take %v as told, %v as learned", key.Model, key.Type, largest,
+			p.t.Errorf("%s on %s: batches of %d take %v as told, %v as learned", key.Model,
+				key.Type, largest,
 				l.Profile.Mean(largest), want.Mean(largest))
 		}
 	}
@@ -144,7 +150,9 @@ func (p *plain) checkTold() {
 // near reports whether two profiles are alike where the state compares them.
 func near(a, b *profiles.Table, by float64) bool {
 	for _, batch := range []int{1, largest / 8, largest / 3, largest * 2 / 3, largest} {
-		for _, x := range [][2]time.Duration{{a.Mean(batch), b.Mean(batch)}, {a.Quantile(0.8, batch), b.Quantile(0.8, batch)}} {
+		for _, x := range [][2]time.Duration{
+			{a.Mean(batch), b.Mean(batch)}, {a.Quantile(0.8, batch), b.Quantile(0.8, batch)},
+		} {
 			if math.Abs(float64(x[0]-x[1])) > by*float64(max(x[0], x[1]))+2 {
 				return false
 			}
@@ -260,7 +268,9 @@ func (p *plain) checkPrices() {
 				for _, y := range p.members {
 					on := y.Type == typ.Name && !p.own[y.Name] || y.OwnType == typ.Name
 					if on && y.Model(id) != nil {
-						latency = p.advised[leader.TableKey{Model: id.Key(), Type: typ.Name}].Profile.Mean(x.BatchSize)
+						latency = p.advised[leader.TableKey{
+							Model: id.Key(), Type: typ.Name,
+						}].Profile.Mean(x.BatchSize)
 					}
 				}
 				if latency > target {
@@ -305,8 +315,8 @@ func samePricesBut(a, b []fluid.Price, share float64) bool {
 	return len(a) == len(b)
 }
 
-// TestDeparts has an agent's queries take longer and longer than its type's, and then less: it gets a
-// type of its own beyond 10 %, and keeps it until it is within 5 %.
+// TestDeparts has an agent's queries take longer and longer than its type's, and then less: it gets
+// a type of its own beyond 10 %, and keeps it until it is within 5 %.
 func TestDeparts(t *testing.T) {
 	w := newWorld(t, 1)
 	var all []*leader.Member
@@ -318,7 +328,8 @@ func TestDeparts(t *testing.T) {
 		factor float64
 		own    bool
 	}{
-		{1, false}, {1.06, false}, {1.25, true}, {1.08, true}, {1.01, false}, {1.07, false}, {0.97, false}, {0.8, true}, {0.93, true},
+		{1, false}, {1.06, false}, {1.25, true}, {1.08, true}, {1.01, false}, {1.07, false},
+		{0.97, false}, {0.8, true}, {0.93, true},
 	} {
 		for i := range 3000 {
 			for j, x := range all {
@@ -333,15 +344,19 @@ func TestDeparts(t *testing.T) {
 			}
 		}
 		if typ, own := w.slow["w0"]; own != step.own || own && typ != "x@w0" || len(w.slow) > 1 {
-			t.Errorf("with a factor of %v, found to be %.3f, these have types of their own: %v; want %v of w0",
+			t.Errorf(
+				"with a factor of %v, found to be %.3f, these have types of their own: %v; want "+
+					"%v of w0",
 				step.factor, w.last.Factors["w0"], w.slow, step.own)
 		}
 		own := w.advised[leader.TableKey{Model: m.Key(), Type: "x@w0"}]
 		if !step.own {
 			continue
 		}
-		if got, want := own.Profile.Mean(50), float64(linear(50))*step.factor; math.Abs(float64(got)/want-1) > 0.07 {
-			t.Errorf("with a factor of %v, batches of 50 take %v as told, want about %v", step.factor, got, time.Duration(want))
+		if got, want := own.Profile.Mean(50), float64(linear(50))*
+			step.factor; math.Abs(float64(got)/want-1) > 0.07 {
+			t.Errorf("with a factor of %v, batches of 50 take %v as told, want about %v",
+				step.factor, got, time.Duration(want))
 		}
 	}
 	delete(w.members, "w0") // while it has a type of its own
@@ -378,7 +393,8 @@ func TestForgets(t *testing.T) {
 		if i == 0 {
 			w.arrives(m, 10)
 			w.arrives(n, 10)
-			w.arrives(leader.ModelID{Name: "none", Version: 1}, 10) // clients may ask for what nobody holds
+			// clients may ask for what nobody holds
+			w.arrives(leader.ModelID{Name: "none", Version: 1}, 10)
 			w.look()
 			if n := w.Sizes()["monitors"]; n != 2 {
 				t.Errorf("%d models are monitored, want 2", n)
@@ -393,8 +409,11 @@ func TestForgets(t *testing.T) {
 			w.look()
 		}
 		known := fmt.Sprintf("%d monitors, %d told", w.Sizes()["monitors"], w.Sizes()["told"])
-		if got := strings.Join(forgotten, ", "); told != step.told || got != step.forgotten || known != step.known {
-			t.Errorf("step %d: %d profiles were told, %q was forgotten, and known are %s; want %d, %q, %s", i, told, got, known,
+		if got := strings.Join(forgotten, ", "); told != step.told || got != step.forgotten ||
+			known != step.known {
+			t.Errorf(
+				"step %d: %d profiles were told, %q was forgotten, and known are %s; want %d, "+
+					"%q, %s", i, told, got, known,
 				step.told, step.forgotten, step.known)
 		}
 	}

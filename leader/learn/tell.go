@@ -104,13 +104,16 @@ func (s *State) tell(a *leader.Advice) error {
 			if scale, own := s.scaled[p.Name]; own {
 				now.table = now.table.Scale(scale)
 			}
-			if before, ok := s.told[key]; ok && before.largest >= m.Largest && before.sure == now.sure &&
+			if before, ok := s.told[key]; ok && before.largest >= m.Largest &&
+				before.sure == now.sure &&
 				sameLatency(before.table, now.table, m.Largest) {
 				continue
 			}
 			latency, err := latencyOf(key, now)
 			if err != nil {
-				useless = append(useless, fmt.Errorf("the profile of %s on %s is of no use: %w", key.Model, key.Type, err))
+				useless = append(useless,
+					fmt.Errorf("the profile of %s on %s is of no use: %w", key.Model, key.Type,
+						err))
 				continue
 			}
 			s.told[key] = now
@@ -126,27 +129,31 @@ func (s *State) profile(member *leader.Member, m *leader.Model) profile {
 	if held := member.Model(m.ModelID); held != nil {
 		key = held.Profile
 	}
-	if ofType, ok := s.keys[leader.TableKey{Model: m.Key(), Type: member.Type}]; ok && s.typeOf(member) == member.Type {
+	if ofType, ok := s.keys[leader.TableKey{Model: m.Key(), Type: member.Type}]; ok &&
+		s.typeOf(member) == member.Type {
 		key = ofType
 	}
 	now := profile{table: s.book.Table(key), largest: m.Largest, sure: true}
-	if l := s.book.Learner(key); l != nil && l.Queries() < sureQueries && l.Queries() > 0 && !s.learned[key] {
+	if l := s.book.Learner(key); l != nil && l.Queries() < sureQueries && l.Queries() > 0 &&
+		!s.learned[key] {
 		now.sure = false
 	}
 	if now.table == nil {
-		// Half of the QoS target for the largest batch: such a lane gets queries, and the first of them
-		// tells more.
+		// Half of the QoS target for the largest batch: such a lane gets queries, and the first
+		// of them tells more.
 		knot := func(batch int, mean time.Duration) profiles.Knot {
 			mean = max(mean, 1)
 			return profiles.Knot{
-				BatchSize: batch, Mean: mean, P50: mean, P90: mean * 11 / 10, P99: mean * 13 / 10, Error: 1,
+				BatchSize: batch, Mean: mean, P50: mean, P90: mean * 11 / 10, P99: mean * 13 / 10,
+				Error: 1,
 			}
 		}
 		knots := []profiles.Knot{knot(1, m.QoSTarget/10)}
 		if m.Largest > 1 {
 			knots = append(knots, knot(m.Largest, m.QoSTarget/2))
 		}
-		now.table, _ = profiles.NewTable(key, profiles.Inherited, guess, knots) // these knots are right
+		// these knots are right
+		now.table, _ = profiles.NewTable(key, profiles.Inherited, guess, knots)
 		now.sure = false
 	}
 	return now
@@ -161,7 +168,9 @@ func latencyOf(key leader.TableKey, p profile) (*leader.Latency, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &leader.Latency{TableKey: key, Profile: p.table, Table: table, Doubtful: !p.sure, Told: data}, nil
+	return &leader.Latency{
+		TableKey: key, Profile: p.table, Table: table, Doubtful: !p.sure, Told: data,
+	}, nil
 }
 
 // sameLatency reports whether two profiles are alike.
@@ -169,8 +178,11 @@ func sameLatency(a, b *profiles.Table, largest int) bool {
 	near := func(x, y time.Duration) bool {
 		return math.Abs(float64(x-y)) <= leastChange*float64(max(x, y))
 	}
-	for _, batch := range []int{1, max(1, largest/8), max(1, largest/3), max(1, largest*2/3), largest} {
-		if !near(a.Mean(batch), b.Mean(batch)) || !near(a.Quantile(0.8, batch), b.Quantile(0.8, batch)) {
+	for _, batch := range []int{
+		1, max(1, largest/8), max(1, largest/3), max(1, largest*2/3), largest,
+	} {
+		if !near(a.Mean(batch), b.Mean(batch)) ||
+			!near(a.Quantile(0.8, batch), b.Quantile(0.8, batch)) {
 			return false
 		}
 	}

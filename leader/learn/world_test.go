@@ -53,7 +53,8 @@ func member(name, typ, checksum string, holds ...leader.ModelID) *leader.Member 
 		out.Models = append(out.Models, leader.Model{
 			ModelID: id, QoSTarget: target, Share: 0.99, Largest: largest,
 			Profile: profiles.Key{
-				Model: id.Name, Version: id.Version, Checksum: checksum, InstanceType: profiles.InstanceType(typ), Provider: "cpu",
+				Model: id.Name, Version: id.Version, Checksum: checksum,
+				InstanceType: profiles.InstanceType(typ), Provider: "cpu",
 			},
 		})
 	}
@@ -127,7 +128,8 @@ func (w *world) forget() string {
 		delete(w.advised, key)
 	}
 	for key := range w.advised {
-		if slices.ContainsFunc(models, func(id leader.ModelID) bool { return id.Key() == key.Model }) {
+		if slices.ContainsFunc(models,
+			func(id leader.ModelID) bool { return id.Key() == key.Model }) {
 			delete(w.advised, key)
 		}
 	}

@@ -23,12 +23,17 @@ func crowd(tb testing.TB, policy string, waiting int) *Matcher {
 			tb.Fatal(err)
 		}
 		for _, model := range []string{"a", "b"} {
-			mustStep(tb, m, 0, Event{Kind: ProfileChanged, Model: model, Type: fmt.Sprint("type", typ), Table: tab})
+			mustStep(tb, m, 0, Event{
+				Kind: ProfileChanged, Model: model, Type: fmt.Sprint("type", typ), Table: tab,
+			})
 		}
 	}
 	r := rand.New(rand.NewPCG(1, 2))
 	for i := range waiting {
-		mustStep(tb, m, 0, Event{Kind: Submitted, Query: QueryID{1, uint64(i)}, Model: "a", BatchSize: 1 + r.IntN(1000), TimeLeft: time.Minute})
+		mustStep(tb, m, 0, Event{
+			Kind: Submitted, Query: QueryID{1, uint64(i)}, Model: "a", BatchSize: 1 + r.IntN(1000),
+			TimeLeft: time.Minute,
+		})
 	}
 	return m
 }
@@ -36,12 +41,16 @@ func crowd(tb testing.TB, policy string, waiting int) *Matcher {
 // joins has lanes join that are busy, so that nothing is decided.
 func joins(tb testing.TB, m *Matcher, n int) {
 	for i := range n {
-		mustStep(tb, m, 0, Event{Kind: LaneJoined, Lane: LaneID(i), Type: fmt.Sprint("type", i%4), Models: []string{"a"}, Remaining: time.Hour})
+		mustStep(tb, m, 0, Event{
+			Kind: LaneJoined, Lane: LaneID(i), Type: fmt.Sprint("type", i%4), Models: []string{"a"},
+			Remaining: time.Hour,
+		})
 	}
 }
 
-// TestArrangeLeavesRowsAlone counts how often waiting queries are entered again: when the pool can do more or less for
-// them than before, or their shard has changed, and not on every change of the pool.
+// TestArrangeLeavesRowsAlone counts how often waiting queries are entered again: when the pool
+// can do more or less for them than before, or their shard has changed, and not on every
+// change of the pool.
 func TestArrangeLeavesRowsAlone(t *testing.T) {
 	const waiting = 1000
 	for _, policy := range []string{"horizon", "kairos", "fcfs"} {
@@ -62,12 +71,21 @@ func TestArrangeLeavesRowsAlone(t *testing.T) {
 		joins(t, m, 4)
 		expect("the first of each type", 3*waiting)
 		for i := 4; i < 16; i++ {
-			mustStep(t, m, 0, Event{Kind: LaneJoined, Lane: LaneID(i), Type: fmt.Sprint("type", i%4), Models: []string{"a"}, Remaining: time.Hour})
+			mustStep(t, m, 0, Event{
+				Kind: LaneJoined, Lane: LaneID(i), Type: fmt.Sprint("type", i%4),
+				Models: []string{"a"}, Remaining: time.Hour,
+			})
 		}
 		expect("more of the same types", 0)
-		mustStep(t, m, 0, Event{Kind: LaneJoined, Lane: 16, Type: "type0", Models: []string{"b"}, Remaining: time.Hour})
+		mustStep(t, m, 0, Event{
+			Kind: LaneJoined, Lane: 16, Type: "type0", Models: []string{"b"}, Remaining: time.Hour,
+		})
 		expect("a lane of another model", 0)
-		mustStep(t, m, 0, Event{Kind: LaneHas, Lane: 5, Remaining: time.Hour, Holds: []Held{{Query: QueryID{9, 9}, Attempt: 1, Model: "a", BatchSize: 1}}})
+		mustStep(t, m, 0, Event{
+			Kind: LaneHas, Lane: 5, Remaining: time.Hour, Holds: []Held{
+				{Query: QueryID{9, 9}, Attempt: 1, Model: "a", BatchSize: 1},
+			},
+		})
 		m.overdue(m.lanes[5], m.now)
 		if _, asked := m.Load(5); asked == 0 {
 			t.Errorf("%s: the lane is not overdue", policy)
@@ -88,7 +106,8 @@ func TestArrangeLeavesRowsAlone(t *testing.T) {
 		expect("all but one of the fastest", 0)
 		mustStep(t, m, 0, Event{Kind: LaneLost, Lane: 12})
 		if n := since(); n != waiting {
-			t.Errorf("%s: the last of the fastest is lost: %d queries entered again, want all %d", policy, n, waiting)
+			t.Errorf("%s: the last of the fastest is lost: %d queries entered again, want all %d",
+				policy, n, waiting)
 		}
 	}
 }

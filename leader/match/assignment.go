@@ -10,9 +10,9 @@ import (
 // solving does not allocate once it has seen the largest problem. The zero value is
 // ready. It is not safe for concurrent use.
 //
-// The method is that of Jonker and Volgenant (Computing 38, 1987): a greedy start by
-// augmenting row reduction, then a shortest augmenting path for each row still free, in
-// the rectangular form of Crouse (IEEE TAES 52, 2016), which SciPy's linear_sum_assignment uses too.
+// The method is that of Jonker and Volgenant (Computing 38, 1987): a greedy start by augmenting row
+// reduction, then a shortest augmenting path for each row still free, in the rectangular form of
+// Crouse (IEEE TAES 52, 2016), which SciPy's linear_sum_assignment uses too.
 type Assignment struct {
 	transposed, feasible []float64
 	u, v, shortest       []float64
@@ -27,16 +27,21 @@ type Assignment struct {
 // the cheapest. match, of length rows, receives the column of each row, or -1.
 // The results are the sum of the costs of the matched pairs and their number.
 // NaN or -Inf in cost, or slices of the wrong length, are errors.
-func (a *Assignment) Solve(cost []float64, rows, columns int, match []int) (total float64, matched int, err error) {
+func (a *Assignment) Solve(cost []float64, rows, columns int, match []int) (total float64,
+	matched int, err error) {
 	if rows < 0 || columns < 0 || len(cost) != rows*columns || len(match) != rows {
-		return 0, 0, fmt.Errorf("assignment of %d rows to %d columns: got %d costs and room for %d matches, want %d and %d",
+		return 0, 0, fmt.Errorf(
+			"assignment of %d rows to %d columns: got %d costs and room for %d matches, want %d "+
+				"and %d",
 			rows, columns, len(cost), len(match), rows*columns, rows)
 	}
 	forbidden := false
 	if !finite(cost) {
 		for i, c := range cost {
 			if !(c > math.Inf(-1)) {
-				return 0, 0, fmt.Errorf("assignment: cost of row %d at column %d is %v, want a number or +Inf", i/columns, i%columns, c)
+				return 0, 0, fmt.Errorf(
+					"assignment: cost of row %d at column %d is %v, want a number or +Inf",
+					i/columns, i%columns, c)
 			}
 			forbidden = forbidden || c > math.MaxFloat64
 		}
@@ -84,7 +89,8 @@ func (a *Assignment) Solve(cost []float64, rows, columns int, match []int) (tota
 
 // finite says whether all of c are finite numbers.
 func finite(c []float64) bool {
-	// 0 times anything else is NaN, which stays. Four sums, as each must wait for its last addition.
+	// 0 times anything else is NaN, which stays. Four sums, as each must wait for its last
+	// addition.
 	var s0, s1, s2, s3 float64
 	for len(c) >= 4 {
 		s0 += 0 * c[0]
@@ -206,7 +212,8 @@ func (a *Assignment) reduce(c []float64, m int, free []int32) []int32 {
 // there was one.
 func (a *Assignment) augment(c []float64, m, i int) bool {
 	row := c[i*m:][:m]
-	shortest, path, todo, v := a.shortest[:len(row)], a.path[:len(row)], a.todo[:len(row)], a.v[:len(row)]
+	shortest, path, todo, v := a.shortest[:len(row)], a.path[:len(row)], a.todo[:len(
+		row)], a.v[:len(row)]
 	scanned := a.scanned[:0]
 	least, next := math.Inf(1), -1
 	for j, x := range row { // the row's own columns come first
@@ -242,7 +249,8 @@ func (a *Assignment) augment(c []float64, m, i int) bool {
 			}
 			if d < lowest {
 				next, lowest = k, d
-			} else if d == lowest && d <= math.MaxFloat64 && a.rowOf[j] < 0 { // a free column ends the search
+				// a free column ends the search
+			} else if d == lowest && d <= math.MaxFloat64 && a.rowOf[j] < 0 {
 				next = k
 			}
 		}

@@ -37,7 +37,8 @@ func bruteForce(cost []float64, rows, columns int) (total float64, matched int) 
 	return best, most
 }
 
-func checkMatch(t *testing.T, cost []float64, rows, columns int, match []int, total float64, matched int) {
+func checkMatch(t *testing.T, cost []float64, rows, columns int, match []int, total float64,
+	matched int) {
 	t.Helper()
 	used := map[int]bool{}
 	sum, n := 0.0, 0
@@ -53,7 +54,8 @@ func checkMatch(t *testing.T, cost []float64, rows, columns int, match []int, to
 		n++
 	}
 	if n != matched || math.Abs(sum-total) > 1e-9*(1+math.Abs(sum)) {
-		t.Fatalf("match %v: got %d pairs at %v, but they are %d at %v", match, matched, total, n, sum)
+		t.Fatalf("match %v: got %d pairs at %v, but they are %d at %v", match, matched, total, n,
+			sum)
 	}
 }
 
@@ -87,7 +89,8 @@ func TestAssignmentAgainstBruteForce(t *testing.T) {
 		checkMatch(t, cost, rows, columns, match, total, matched)
 		want, most := bruteForce(cost, rows, columns)
 		if matched != most || math.Abs(total-want) > 1e-9*(1+math.Abs(want)) {
-			t.Fatalf("%dx%d %v: got %d pairs at %v, want %d at %v", rows, columns, cost, matched, total, most, want)
+			t.Fatalf("%dx%d %v: got %d pairs at %v, want %d at %v", rows, columns, cost, matched,
+				total, most, want)
 		}
 	}
 }
@@ -214,7 +217,11 @@ func TestAssignmentAgainstSciPy(t *testing.T) {
 // BenchmarkAssignment reports the fastest call as min-ns; scripts/bench-assignment.sh
 // holds it against SciPy's on the same matrices.
 func BenchmarkAssignment(b *testing.B) {
-	for _, size := range [][2]int{{5, 5}, {10, 10}, {20, 20}, {50, 50}, {100, 100}, {200, 200}, {500, 500}, {1000, 1000}, {20, 1000}} {
+	for _, size := range [][2]int{
+		{5, 5}, {10, 10}, {20, 20}, {50, 50}, {100, 100}, {200, 200}, {500, 500}, {1000, 1000}, {
+			20, 1000,
+		},
+	} {
 		rows, columns := size[0], size[1]
 		b.Run(fmt.Sprintf("%dx%d", rows, columns), func(b *testing.B) {
 			cost, match := matrix(uint64(rows), "uniform", rows, columns), make([]int, rows)

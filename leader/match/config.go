@@ -26,7 +26,10 @@ func (m *Model) validate() error {
 		errs = append(errs, fmt.Errorf("model %q: QoS target is %v, want > 0", m.Name, m.QoSTarget))
 	}
 	if m.LargestBatchSize < 1 || m.LargestBatchSize > MaxBatchSize {
-		errs = append(errs, fmt.Errorf("model %q: largest batch size is %d, want 1..%d", m.Name, m.LargestBatchSize, MaxBatchSize))
+		errs = append(
+			errs,
+			fmt.Errorf("model %q: largest batch size is %d, want 1..%d", m.Name, m.LargestBatchSize,
+				MaxBatchSize))
 	}
 	return errors.Join(errs...)
 }
@@ -44,17 +47,19 @@ type Config struct {
 	// Threshold is the batch size above which drs sends a query to the base type.
 	// Only drs reads it.
 	Threshold int
-	// DispatchAhead is how long before a lane is free it may be given its next
-	// query, to hide the way there; 0: only when it is free. A lane has two queries at most, or up to
-	// [LaneDepth] as long as they take less than DispatchAhead in all.
+	// DispatchAhead is how long before a lane is free it may be given its next query, to hide the
+	// way there; 0: only when it is free. A lane has two queries at most, or up to [LaneDepth] as
+	// long as they take less than DispatchAhead in all.
 	DispatchAhead time.Duration
-	// MaxWaiting bounds the queries that wait; beyond it a new one is rejected at once. 0 means 100,000.
+	// MaxWaiting bounds the queries that wait; beyond it a new one is rejected at
+	// once. 0 means 100,000.
 	MaxWaiting int
 	// Settle is how long after the first step no query is rejected for want of spare time: a
 	// new leader does not know all lanes yet. 0: not at all.
 	Settle time.Duration
 	// ShardLanes is how many lanes a shard should have; a pool is split when its shards
-	// would exceed 4/3 of it and joined below 2/3. 0 means 15; negative: one shard however large the pool.
+	// would exceed 4/3 of it and joined below 2/3. 0 means 15; negative: one shard
+	// however large the pool.
 	ShardLanes int
 	// Seed starts the random source of the policies random and power-of-two.
 	Seed uint64
@@ -65,7 +70,9 @@ const defaultMaxWaiting = 100_000
 // Validate reports everything that is wrong with c, or nil.
 func (c *Config) Validate() error {
 	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("match config: "+format, args...)) }
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("match config: "+format, args...))
+	}
 	seen := map[string]bool{}
 	for _, m := range c.Models {
 		switch {

@@ -13,9 +13,9 @@ const (
 	// OfferAgain: the attempt is void (the lane refused, is lost or overdue); the
 	// query waits again.
 	OfferAgain
-	// Ask: Lane should have answered long ago, by Waited. Whose it is should say what it has (LaneHas);
-	// it gets nothing until it answers, or does not have any more what made it late. Attempt counts how
-	// often this was asked.
+	// Ask: Lane should have answered long ago, by Waited. Whose it is should say what it has
+	// (LaneHas); it gets nothing until it answers, or does not have any more what made it late.
+	// Attempt counts how often this was asked.
 	Ask
 )
 

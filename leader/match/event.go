@@ -29,26 +29,27 @@ const (
 	// then waits anew.
 	//
 	// With Lane, other than 0, the gateway has sent the query to that lane already, as the given
-	// attempt, by its own choice or that of another leader: the lane is reserved. Should the query be
-	// cancelled, so is the reservation if the lane never spoke of it. A query that the matcher knows to
-	// wait, or to be elsewhere by no later attempt, is there from now on. A lane that is not there, or
-	// attempt 0, counts as none.
+	// attempt, by its own choice or that of another leader: the lane is reserved. Should the query
+	// be cancelled, so is the reservation if the lane never spoke of it. A query that the matcher
+	// knows to wait, or to be elsewhere by no later attempt, is there from now on. A lane that is
+	// not there, or attempt 0, counts as none.
 	Submitted
 	// Cancelled: Query. Its gateway has decided the outcome; nothing more is
 	// decided about it. A lane that was given it stays reserved until it
 	// answers (Completed or Refused).
 	Cancelled
-	// Completed: Query, Attempt, Lane, Remaining. The lane has run the query, its answer is out, and it
-	// is free after Remaining. That is the query's outcome if this was its live attempt; that of
-	// another the gateway may not take, and says so (Cancelled) if it does.
+	// Completed: Query, Attempt, Lane, Remaining. The lane has run the query, its answer is out,
+	// and it is free after Remaining. That is the query's outcome if this was its live attempt;
+	// that of another the gateway may not take, and says so (Cancelled) if it does.
 	Completed
 	// Refused: Query, Attempt, Lane, Remaining. The lane has not run the query:
 	// it refused it, or stopped because the attempt was cancelled. The query waits
 	// again if this was its live attempt.
 	Refused
-	// LaneHas: Lane, Holds, Remaining. The lane says all that it has, and when it is free. What is not
-	// among it and is reserved there it never had, or has answered: that waits again if it was a live
-	// attempt. Only what may still be on its way there is left alone. Told again, it changes nothing.
+	// LaneHas: Lane, Holds, Remaining. The lane says all that it has, and when it is free.
+	// What is not among it and is reserved there it never had, or has answered: that waits
+	// again if it was a live attempt. Only what may still be on its way there is left alone.
+	// Told again, it changes nothing.
 	LaneHas
 	// Unused: Query, Attempt, Lane. The query's gateway gives a reservation back: the lane does not
 	// have it, or is not to be kept for it. If there is none nothing changes.
@@ -67,8 +68,8 @@ const (
 	// LaneRemaining: Lane, Remaining. A correction: the lane is free after
 	// Remaining, counted from now. It says nothing about what the lane holds.
 	LaneRemaining
-	// ProfileChanged: Model, Type, Table, Doubtful. A type that has neither profiles nor lanes nor a price is
-	// forgotten.
+	// ProfileChanged: Model, Type, Table, Doubtful. A type that has neither profiles nor lanes nor
+	// a price is forgotten.
 	ProfileChanged
 	// PricesChanged: Prices.
 	PricesChanged

@@ -40,13 +40,17 @@ func Example() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		step(0, match.Event{Kind: match.ProfileChanged, Model: "wnd", Type: instanceType, Table: table})
+		step(0, match.Event{
+			Kind: match.ProfileChanged, Model: "wnd", Type: instanceType, Table: table,
+		})
 		step(0, match.Event{Kind: match.LaneJoined, Lane: match.LaneID(i + 1), Type: instanceType,
 			Models: []string{"wnd"}})
 	}
 
 	submit := func(at time.Duration, sequence uint64, batchSize int) {
-		step(at, match.Event{Kind: match.Submitted, Query: match.QueryID{Gateway: 1, Sequence: sequence},
+		step(at, match.Event{Kind: match.Submitted, Query: match.QueryID{
+			Gateway: 1, Sequence: sequence,
+		},
 			Model: "wnd", BatchSize: batchSize})
 	}
 	submit(1*time.Millisecond, 1, 900)

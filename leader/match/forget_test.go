@@ -32,18 +32,24 @@ func TestForgets(t *testing.T) {
 				return decisions
 			}
 			sizes := func() string {
-				return fmt.Sprintf("%d models (%d names), %d types, %d lanes, %d queries", len(m.models), len(m.byName), len(m.types), len(m.all), len(m.queries))
+				return fmt.Sprintf("%d models (%d names), %d types, %d lanes, %d queries",
+					len(m.models), len(m.byName), len(m.types), len(m.all), len(m.queries))
 			}
 			var first string
 			for i := range 200 {
 				model, typ, lane := fmt.Sprintf("m/%d", i), fmt.Sprintf("x@%d", i), LaneID(i+1)
-				step(Event{Kind: ModelChanged, Model: model, QoSTarget: time.Duration(i+10) * time.Second, BatchSize: 10})
+				step(Event{
+					Kind: ModelChanged, Model: model, QoSTarget: time.Duration(i+10) * time.Second,
+					BatchSize: 10,
+				})
 				step(Event{Kind: ProfileChanged, Model: model, Type: typ, Table: table})
 				step(Event{Kind: LaneJoined, Lane: lane, Type: typ, Models: []string{model}})
 				step(Event{Kind: PricesChanged, Prices: []fluid.Price{{Type: typ, PerMs: 1}}})
 				query := QueryID{1, uint64(i)}
 				var sent bool
-				for _, d := range step(Event{Kind: Submitted, Query: query, Model: model, BatchSize: 1}) {
+				for _, d := range step(Event{
+					Kind: Submitted, Query: query, Model: model, BatchSize: 1,
+				}) {
 					sent = sent || d.Action == Assign && d.Lane == lane && d.Query == query
 				}
 				if !sent {
@@ -72,7 +78,13 @@ func TestForgets(t *testing.T) {
 
 // TestForgetsNoModelInUse: a model that a lane holds, or a query asks for, is not forgotten.
 func TestForgetsNoModelInUse(t *testing.T) {
-	m, err := New(Config{Models: []Model{{Name: "a", QoSTarget: time.Second, LargestBatchSize: 10}, {Name: "b", QoSTarget: time.Second, LargestBatchSize: 10}}})
+	m, err := New(Config{
+		Models: []Model{
+			{Name: "a", QoSTarget: time.Second, LargestBatchSize: 10}, {
+				Name: "b", QoSTarget: time.Second, LargestBatchSize: 10,
+			},
+		},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

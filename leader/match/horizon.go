@@ -9,28 +9,29 @@ import (
 const (
 	// waitPrice is what it costs to start a QoS target later.
 	waitPrice = 4
-	// latePrice, above what any query of the round costs, stands for a slot in which a query would be
-	// late; what it would cost there, divided by lateScale, still orders such slots.
+	// latePrice, above what any query of the round costs, stands for a slot in which a query would
+	// be late; what it would cost there, divided by lateScale, still orders such slots.
 	latePrice, lateScale = 20, 1000
 	// fullBacklog is the backlog, in QoS targets, from which prices rise no more.
 	fullBacklog = 0.8
-	// calmWork and calmQueue say when a lost query may start: when the lanes of the type have
-	// no more than calmWork QoS targets of work, more by calmWork for each calmQueue lost ones, and
-	// for each QoS target that the query has been lost: in a small pool that is never quite calm
-	// it would else wait in vain, beside an idle lane. Towards its deadline, if it has one, the bound
+	// calmWork and calmQueue say when a lost query may start: when the lanes of the type have no
+	// more than calmWork QoS targets of work, more by calmWork for each calmQueue lost ones, and
+	// for each QoS target that the query has been lost: in a small pool that is never quite calm it
+	// would else wait in vain, beside an idle lane. Towards its deadline, if it has one, the bound
 	// rises to a whole QoS target of work.
 	calmWork, calmQueue = 0.02, 20
 	// calmChoice is of how many of the oldest lost queries the smallest starts.
 	calmChoice = 4
-	// So many spare lanes in the mean, or such a share of all, are enough to start lost queries at once.
+	// So many spare lanes in the mean, or such a share of all, are enough to start
+	// lost queries at once.
 	spareLanes, spareMost = 3, 0.75
 )
 
-// horizon is ours: it departs from kairos in what an instance's time costs (the
-// fluid program's prices, rising with a type's backlog), in looking two slots ahead, in
-// holding the 80 % quantile of latency against the deadline, in choosing which of a
-// type's queries runs first, and, when lanes are scarce, in leaving queries that are lost to calm
-// moments. No lane on which nothing is planned idles while a query could be in time there by the mean.
+// horizon is ours: it departs from kairos in what an instance's time costs (the fluid program's
+// prices, rising with a type's backlog), in looking two slots ahead, in holding the 80 % quantile
+// of latency against the deadline, in choosing which of a type's queries runs first, and, when
+// lanes are scarce, in leaving queries that are lost to calm moments. No lane on which nothing is
+// planned idles while a query could be in time there by the mean.
 type horizon struct {
 	solver Assignment
 	groups []group
@@ -59,7 +60,9 @@ type group struct {
 }
 
 // idles says whether g has an open lane and nothing is planned on it.
-func (g group) idles() bool { return len(g.rest) == 0 && slices.ContainsFunc(g.lanes, (*lane).open) }
+func (g group) idles() bool {
+	return len(g.rest) == 0 && slices.ContainsFunc(g.lanes, (*lane).open)
+}
 
 // A slot is a place in a lane's near future.
 type slot struct {
@@ -121,10 +124,12 @@ func (h *horizon) estimate(s *shard) {
 	for g := range h.groups {
 		lanes += len(h.groups[g].lanes)
 	}
-	h.rows, h.due, h.mean, h.safe, h.price = h.rows[:0], h.due[:0], h.mean[:0], h.safe[:0], h.price[:0]
+	h.rows, h.due, h.mean, h.safe, h.price = h.rows[:0], h.due[:0], h.mean[:0], h.safe[:0],
+		h.price[:0]
 	h.risky = h.risky[:0]
 	looked := 0
-	for q := s.live.first; q != nil && len(h.rows) < roundRows*lanes && looked < 2*roundRows*lanes; q = q.next {
+	for q := s.live.first; q != nil && len(h.rows) < roundRows*lanes &&
+		looked < 2*roundRows*lanes; q = q.next {
 		looked++
 		due := q.arrival + s.m.target[q.model] - s.m.now
 		at := len(h.mean)
@@ -132,11 +137,13 @@ func (h *horizon) estimate(s *shard) {
 		for g := range h.groups {
 			grp := &h.groups[g]
 			mean, safe := math.Inf(1), math.Inf(1)
-			if tab := grp.typ.tables[q.model]; tab != nil && slices.ContainsFunc(grp.lanes, func(l *lane) bool { return l.holds[q.model] }) {
+			if tab := grp.typ.tables[q.model]; tab != nil &&
+				slices.ContainsFunc(grp.lanes, func(l *lane) bool { return l.holds[q.model] }) {
 				mean, safe = tab.mean[q.batch], tab.safe[q.batch]
 			}
 			price := grp.typ.worth(q.model)
-			h.mean, h.safe, h.price = append(h.mean, mean), append(h.safe, safe), append(h.price, price)
+			h.mean, h.safe, h.price = append(h.mean, mean), append(h.safe, safe), append(h.price,
+				price)
 			possible = possible || grp.first+safe <= due
 			if cost := price * mean; mean <= due && cost < least {
 				cheapest, least = g, cost
@@ -293,8 +300,8 @@ func (h *horizon) byLatestStart(g int, rows []int32) {
 	}
 }
 
-// fits says whether g can serve the rest of its plan in time if l serves row first
-// now: each next query goes to the lane free first, oldest query first or the one that must start first.
+// fits says whether g can serve the rest of its plan in time if l serves row first now: each next
+// query goes to the lane free first, oldest query first or the one that must start first.
 func (h *horizon) fits(g int, l *lane, first int32) bool {
 	h.planned = h.planned[:0]
 	for _, i := range h.groups[g].rest {
@@ -335,9 +342,9 @@ func (h *horizon) scheduled(g int, l *lane, first int32) bool {
 	return true
 }
 
-// serveRisky starts risky queries, each on the open lane where it is safest, of those where nothing else
-// is planned and it would be in time by the mean: by waiting it could only be later. It leaves in h.risky those that no
-// lane, busy ones among them, can serve in time.
+// serveRisky starts risky queries, each on the open lane where it is safest, of those where nothing
+// else is planned and it would be in time by the mean: by waiting it could only be later. It leaves
+// in h.risky those that no lane, busy ones among them, can serve in time.
 func (h *horizon) serveRisky(s *shard) {
 	hopeless := h.risky[:0]
 	for _, q := range h.risky {
@@ -351,7 +358,8 @@ func (h *horizon) serveRisky(s *shard) {
 					continue
 				}
 				hope = true
-				if safe := l.start() + grp.typ.tables[q.model].safe[q.batch]; safe < least && l.open() && len(grp.rest) == 0 {
+				if safe := l.start() + grp.typ.tables[q.model].safe[q.batch]; safe < least &&
+					l.open() && len(grp.rest) == 0 {
 					safest, least = l, safe
 				}
 			}
@@ -378,9 +386,9 @@ func (h *horizon) serveHopeless(s *shard) {
 	}
 }
 
-// serveLost starts a lost query where a group is calm enough, and says whether there was one. The only lane of
-// a type is spared, as the next query may need it, unless no other could serve
-// the lost one.
+// serveLost starts a lost query where a group is calm enough, and says whether there was one.
+// The only lane of a type is spared, as the next query may need it, unless no other could
+// serve the lost one.
 func (h *horizon) serveLost(s *shard) bool {
 	for _, spare := range []bool{true, false} {
 		for g := range h.groups {
@@ -426,7 +434,8 @@ func (h *horizon) lost(s *shard, grp *group, l *lane, spare bool) (chosen *query
 // spared says whether some type with more than one lane can serve q.
 func (h *horizon) spared(q *query) bool {
 	for g := range h.groups {
-		if lanes := h.groups[g].lanes; len(lanes) > 1 && slices.ContainsFunc(lanes, func(l *lane) bool { return l.serves(q) }) {
+		if lanes := h.groups[g].lanes; len(lanes) > 1 &&
+			slices.ContainsFunc(lanes, func(l *lane) bool { return l.serves(q) }) {
 			return true
 		}
 	}

@@ -6,7 +6,8 @@ import "math"
 const (
 	// kairosMargin is the part of the QoS target that a query may use (Eq. 8).
 	kairosMargin = 0.98
-	// kairosPenalty times the QoS target stands for the latency of a pair that would miss it (Eq. 8).
+	// kairosPenalty times the QoS target stands for the latency of a pair that would
+	// miss it (Eq. 8).
 	kairosPenalty = 10
 	// roundRows bounds the waiting queries of a round, in queries a lane.
 	roundRows = 2

@@ -36,7 +36,8 @@ type bound struct {
 	least  float64 // the least mean latency on any type in the pool; +Inf: none serves it
 }
 
-// work is what the query adds to that of those waiting: nothing is known of one that no lane serves.
+// work is what the query adds to that of those waiting: nothing is known of one that no lane
+// serves.
 func (b bound) work() float64 {
 	if math.IsInf(b.least, 1) {
 		return 0
@@ -44,10 +45,10 @@ func (b bound) work() float64 {
 	return b.least
 }
 
-// In ms: a lane is overdue by so many 99 % quantiles, and at least overdueLeast, or overdueDoubt where
-// its latency is hardly known; it is asked again what it has every overdueAgain; onTheWay is how long,
-// beside twice the usual, a query may take to its lane after it was assigned, or its gateway said
-// where it is.
+// In ms: a lane is overdue by so many 99 % quantiles, and at least overdueLeast, or overdueDoubt
+// where its latency is hardly known; it is asked again what it has every overdueAgain; onTheWay is
+// how long, beside twice the usual, a query may take to its lane after it was assigned, or its
+// gateway said where it is.
 const (
 	overdueQuantiles = 3
 	overdueLeast     = 100
@@ -74,7 +75,8 @@ type lane struct {
 	overdue  bool
 	asked    int // how often, since it is overdue
 	timer    timer
-	due      timer // when it should have answered, or is to be asked again; set while it holds something
+	// when it should have answered, or is to be asked again; set while it holds something
+	due timer
 
 	queue queue // of waiting queries, for policies that place them on lanes
 }
@@ -100,13 +102,14 @@ func (l *lane) open() bool {
 	}
 	if l.m.ahead > 0 {
 		// One that is late with what it holds is not given more: nobody knows when it will be free.
-		return l.freeAt <= l.m.now+l.m.ahead && (len(l.held) == 0 || l.freeAt >= l.m.now && l.room())
+		return l.freeAt <= l.m.now+l.m.ahead && (len(l.held) == 0 ||
+			l.freeAt >= l.m.now && l.room())
 	}
 	return len(l.held) == 0 && l.freeAt <= l.m.now
 }
 
-// room says whether l, which holds something, may be given a query before it answers: one that is to
-// follow, or more as long as it is known that all it holds takes no longer than the way there.
+// room says whether l, which holds something, may be given a query before it answers: one that is
+// to follow, or more as long as it is known that all it holds takes no longer than the way there.
 func (l *lane) room() bool {
 	if len(l.held) == 1 {
 		return true
@@ -121,7 +124,8 @@ func (l *lane) room() bool {
 	return len(l.held) < LaneDepth && held <= l.m.ahead
 }
 
-// start returns in how many ms a query given to l now, or as soon as l may be given one, would start.
+// start returns in how many ms a query given to l now, or as soon as l may be given one, would
+// start.
 func (l *lane) start() float64 { return max(l.m.ahead, l.freeAt-l.m.now) }
 
 // latency returns the predicted mean latency of q on l; l must hold q's model
@@ -201,7 +205,8 @@ func (l *lane) grace(model, batch int) float64 {
 
 // reservation returns the place in held of an attempt, -1 if it is not there.
 func (l *lane) reservation(id QueryID, attempt int) int {
-	return slices.IndexFunc(l.held, func(r reservation) bool { return r.query == id && r.attempt == attempt })
+	return slices.IndexFunc(l.held,
+		func(r reservation) bool { return r.query == id && r.attempt == attempt })
 }
 
 // predict returns the predicted mean latency of a query that l has, 0 where nothing is known.

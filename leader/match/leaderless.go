@@ -12,8 +12,8 @@ const (
 	DefaultProbes = 4
 
 	// A lane has answerTimeout to answer, or three usual round trips; where it is asked alone
-	// soonTimeout, for then others can still be asked. Once one lane can serve the query in time the
-	// others have two of its round trips, and no less than leastTimeout.
+	// soonTimeout, for then others can still be asked. Once one lane can serve the query in time
+	// the others have two of its round trips, and no less than leastTimeout.
 	answerTimeout = 20 * time.Millisecond
 	soonTimeout   = 5 * time.Millisecond
 	leastTimeout  = time.Millisecond
@@ -34,8 +34,9 @@ const (
 // each the caller takes from [Leaderless.Next] what is to be done until there is nothing, and calls
 // [Leaderless.Pass] at [Leaderless.Wake]. Gateway and simulator drive the same code.
 //
-// An inquiry ends with one SendQuery or NoLane. Within it no lane is asked twice. Of each reservation
-// that it asks for a SendQuery, a ReleaseLane, or [Leaderless.Lost] of the lane is the end.
+// An inquiry ends with one SendQuery or NoLane. Within it no lane is asked twice. Of each
+// reservation that it asks for a SendQuery, a ReleaseLane, or [Leaderless.Lost] of the
+// lane is the end.
 //
 // It is not safe for concurrent use.
 type Leaderless struct {
@@ -82,8 +83,8 @@ const (
 	// NoLane takes the query now; Asked of them were asked. It is to begin anew at Again.
 	NoLane
 	// LaneAnswered and LaneSilent need no action; they are for whoever observes an inquiry.
-	// LaneAnswered: it would finish the query Finish from now, less than 0: it refuses. LaneSilent: it
-	// has not answered in time.
+	// LaneAnswered: it would finish the query Finish from now, less than 0: it refuses. LaneSilent:
+	// it has not answered in time.
 	LaneAnswered
 	LaneSilent
 )
@@ -200,7 +201,8 @@ func (l *Leaderless) rank(now time.Time, in *inquiry, failed []LaneID) {
 	waited := now.Sub(in.Arrival) + 2*l.roundTrip
 	ranked := l.known.Rank(now, in.Model, in.BatchSize, waited, most+len(failed)+len(l.avoided))
 	for _, c := range ranked {
-		if silent := now.Before(l.avoided[c.Lane].until); silent || slices.Contains(failed, c.Lane) {
+		if silent := now.Before(l.avoided[c.Lane].until); silent ||
+			slices.Contains(failed, c.Lane) {
 			continue
 		}
 		if len(in.lanes) < most {
@@ -281,7 +283,9 @@ func (l *Leaderless) Answered(
 			}
 		}
 	}
-	l.do(LeaderlessAction{Kind: LaneAnswered, Query: in.Query, Lane: lane, ID: id, Finish: expected})
+	l.do(LeaderlessAction{
+		Kind: LaneAnswered, Query: in.Query, Lane: lane, ID: id, Finish: expected,
+	})
 	l.settle(now, in, c)
 }
 
@@ -371,7 +375,9 @@ func (l *Leaderless) end(now time.Time, in *inquiry) {
 	if best >= 0 {
 		c := &in.lanes[best]
 		l.sent(now, c)
-		l.do(LeaderlessAction{Kind: SendQuery, Query: in.Query, Lane: c.Lane, ID: c.id, Finish: c.finish(now)})
+		l.do(LeaderlessAction{
+			Kind: SendQuery, Query: in.Query, Lane: c.Lane, ID: c.id, Finish: c.finish(now),
+		})
 	} else {
 		again := now.Add(askAgain/2 + time.Duration(l.rng.Int64N(int64(askAgain))))
 		l.do(LeaderlessAction{Kind: NoLane, Query: in.Query, Asked: in.asked, Again: again})

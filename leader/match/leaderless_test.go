@@ -13,8 +13,8 @@ import (
 )
 
 // TestLeaderlessScripts runs the scripts in testdata/leaderless; -rewrite writes what they answer.
-// Lane 1 is a gpu, lanes 2 to 5 are cpus, see [pricedPool]. The commands, each at a time, answer with
-// what is to be done:
+// Lane 1 is a gpu, lanes 2 to 5 are cpus, see [pricedPool]. The commands, each at a time, answer
+// with what is to be done:
 //
 //	begin   at=D query=N batch=N [failed=(LANE,...)]
 //	answer  at=D lane=N id=N [remaining=D] [finish=D], without finish it refuses
@@ -67,7 +67,9 @@ func TestLeaderlessScripts(t *testing.T) {
 			now := epoch.Add(duration("at", 0))
 			switch d.Cmd {
 			case "begin":
-				l.Begin(now, Inquiry{Query: query, Model: "m", BatchSize: batch, Arrival: now, Failed: failed})
+				l.Begin(now, Inquiry{
+					Query: query, Model: "m", BatchSize: batch, Arrival: now, Failed: failed,
+				})
 			case "answer":
 				l.Answered(now, lane, id, duration("remaining", 0), duration("finish", -1))
 			case "unasked":
@@ -108,14 +110,17 @@ func describe(do LeaderlessAction) string {
 	case ReleaseLane:
 		return fmt.Sprintf("release %d at lane %d", do.ID, do.Lane)
 	case SendQuery:
-		return fmt.Sprintf("send query %d to lane %d by reservation %d: %v", do.Query, do.Lane, do.ID, do.Finish)
+		return fmt.Sprintf("send query %d to lane %d by reservation %d: %v", do.Query, do.Lane,
+			do.ID, do.Finish)
 	case NoLane:
-		return fmt.Sprintf("no lane for query %d, of %d asked; again at %v", do.Query, do.Asked, do.Again.Sub(epoch).Round(time.Millisecond))
+		return fmt.Sprintf("no lane for query %d, of %d asked; again at %v", do.Query, do.Asked,
+			do.Again.Sub(epoch).Round(time.Millisecond))
 	case LaneAnswered:
 		if do.Finish < 0 {
 			return fmt.Sprintf("lane %d refuses %d for query %d", do.Lane, do.ID, do.Query)
 		}
-		return fmt.Sprintf("lane %d answers %d for query %d: %v", do.Lane, do.ID, do.Query, do.Finish)
+		return fmt.Sprintf("lane %d answers %d for query %d: %v", do.Lane, do.ID, do.Query,
+			do.Finish)
 	default:
 		return fmt.Sprintf("lane %d is silent about %d, query %d", do.Lane, do.ID, do.Query)
 	}
@@ -124,7 +129,8 @@ func describe(do LeaderlessAction) string {
 // answers is an inquiry, some time after the query arrived, with what some lanes have answered.
 func answers(waited time.Duration, asked ...lanesAnswer) *inquiry {
 	return &inquiry{
-		Inquiry: Inquiry{Arrival: epoch.Add(-waited)}, target: 10 * time.Millisecond, lanes: asked, asked: len(asked),
+		Inquiry: Inquiry{Arrival: epoch.Add(-waited)}, target: 10 * time.Millisecond, lanes: asked,
+		asked: len(asked),
 	}
 }
 
@@ -145,7 +151,9 @@ func TestLeaderlessChooses(t *testing.T) {
 	}{
 		{"none", answers(0), -1},
 		{"none that answers", answers(0, lanesAnswer{state: failed}), -1},
-		{"cheapest in time", answers(0, offer(3, 0, 0, 2*ms), offer(1, 0, 0, 9*ms), offer(2, 0, 0, 5*ms), offer(0.5, 0, 0, 11*ms)), 1},
+		{"cheapest in time",
+			answers(0, offer(3, 0, 0, 2*ms), offer(1, 0, 0, 9*ms), offer(2, 0, 0, 5*ms),
+				offer(0.5, 0, 0, 11*ms)), 1},
 		{"all late", answers(0, offer(1, 0, 0, 15*ms), offer(3, 0, 0, 12*ms)), 1},
 		{"equal cost", answers(0, offer(1, 0, 0, 8*ms), offer(1, 0, 0, 7*ms)), 1},
 		{"waited for 5 ms", answers(5*ms, offer(1, 0, 0, 9*ms), offer(3, 0, 0, 4*ms)), 1},
@@ -157,7 +165,9 @@ func TestLeaderlessChooses(t *testing.T) {
 	// A lane becomes free while others are asked; a query sent to one that is free takes the ways.
 	in := answers(0, offer(1, 0, 6*ms, 9*ms))
 	in.lanes[0].way = ms / 2
-	for at, want := range map[time.Duration]time.Duration{0: 9*ms + ms/2, 4 * ms: 5*ms + ms/2, 20 * ms: 4 * ms} {
+	for at, want := range map[time.Duration]time.Duration{
+		0: 9*ms + ms/2, 4 * ms: 5*ms + ms/2, 20 * ms: 4 * ms,
+	} {
 		if got := in.lanes[0].finish(epoch.Add(at)); got != want {
 			t.Errorf("%v after the answer the query would take %v, want %v", at, got, want)
 		}
@@ -185,8 +195,10 @@ func TestLeaderlessAsks(t *testing.T) {
 		{"late", answers(ms, offer(1, 6*ms, 6*ms, 11*ms)), 7, 4 * ms, 3},
 		{"late, and busier than believed", answers(8*ms, offer(1, 0, 3*ms, 8*ms)), 7, 4 * ms, 3},
 		{"late, as others", answers(ms, offer(1, 6*ms, 6*ms, 11*ms)), 7, 8 * ms, 0},
-		{"all late", answers(ms, offer(1, 0, 6*ms, 11*ms), offer(1, 0, 7*ms, 12*ms), none, none), 4, 4 * ms, 4},
-		{"one in time", answers(ms, offer(1, 0, 6*ms, 11*ms), offer(1, 0, 2*ms, 6*ms), none, none), 4, 4 * ms, 0},
+		{"all late", answers(ms, offer(1, 0, 6*ms, 11*ms), offer(1, 0, 7*ms, 12*ms), none, none), 4,
+			4 * ms, 4},
+		{"one in time", answers(ms, offer(1, 0, 6*ms, 11*ms), offer(1, 0, 2*ms, 6*ms), none, none),
+			4, 4 * ms, 0},
 		{"no answer", answers(6*ms, none), 7, 4 * ms, 4},
 	} {
 		for range c.rest {
@@ -231,7 +243,8 @@ type leaderlessQuestion struct {
 
 func (r *leaderlessRun) fail(format string, args ...any) {
 	r.t.Helper()
-	r.t.Fatalf("%s\n%s", fmt.Sprintf(format, args...), strings.Join(r.log[max(0, len(r.log)-40):], "\n"))
+	r.t.Fatalf("%s\n%s", fmt.Sprintf(format, args...),
+		strings.Join(r.log[max(0, len(r.log)-40):], "\n"))
 }
 
 func (r *leaderlessRun) note(format string, args ...any) {
@@ -274,7 +287,9 @@ func (r *leaderlessRun) carryOut() {
 				r.fail("lane %d is asked twice about query %d, or is gone", do.Lane, do.Query)
 			}
 			if in.allowed != nil && !in.allowed[do.Lane] {
-				r.fail("lane %d is asked about query %d though it has failed or is silent, and there are others", do.Lane, do.Query)
+				r.fail(
+					"lane %d is asked about query %d though it has failed or is silent, and "+
+						"there are others", do.Lane, do.Query)
 			}
 			in.asked[do.Lane] = true
 			if r.rng.IntN(20) == 0 {
@@ -284,7 +299,8 @@ func (r *leaderlessRun) carryOut() {
 			}
 		case ReleaseLane, SendQuery:
 			if lane, ok := r.reserved[do.ID]; !ok || lane != do.Lane {
-				r.fail("reservation %d of lane %d is there: %v; it is used or released twice", do.ID, do.Lane, ok)
+				r.fail("reservation %d of lane %d is there: %v; it is used or released twice",
+					do.ID, do.Lane, ok)
 			}
 			delete(r.reserved, do.ID)
 			if do.Kind == SendQuery {
@@ -341,7 +357,8 @@ func (r *leaderlessRun) random() {
 	case 0, 1:
 		r.begin()
 	case 2, 3, 4, 5, 6:
-		if i := slices.IndexFunc(r.ways, func(q leaderlessQuestion) bool { return !r.frozen[q.lane] }); i >= 0 {
+		if i := slices.IndexFunc(r.ways,
+			func(q leaderlessQuestion) bool { return !r.frozen[q.lane] }); i >= 0 {
 			r.answer(i)
 		}
 	case 7:
@@ -372,7 +389,8 @@ func (r *leaderlessRun) random() {
 	case 11:
 		// An answer that nobody has asked for, or that is another lane's.
 		id := uint64(1 + r.rng.IntN(1+int(r.lastQuery)))
-		if !slices.ContainsFunc(r.ways, func(q leaderlessQuestion) bool { return q.id == id && q.lane == lane }) {
+		if !slices.ContainsFunc(r.ways,
+			func(q leaderlessQuestion) bool { return q.id == id && q.lane == lane }) {
 			delete(r.avoided, lane)
 			r.note("lane %d answers %d unasked", lane, id)
 			r.l.Answered(r.now, lane, id, 0, -1)
@@ -385,14 +403,16 @@ func (r *leaderlessRun) random() {
 }
 
 // TestLeaderlessProperties: whatever happens in whatever order, each inquiry ends once, in one
-// SendQuery or NoLane; it asks no lane twice, and none that has failed the query or is silent if there are others; and
-// each reservation is used or released, once.
+// SendQuery or NoLane; it asks no lane twice, and none that has failed the query or is silent if
+// there are others; and each reservation is used or released, once.
 func TestLeaderlessProperties(t *testing.T) {
 	sends := 0
 	for seed := range uint64(2000) {
 		r := &leaderlessRun{
-			t: t, rng: rand.New(rand.NewPCG(seed, 0)), l: NewLeaderless(1+int(seed%4), seed), known: pricedPool(t, seed), now: epoch,
-			open: map[uint64]*openInquiry{}, reserved: map[uint64]LaneID{}, avoided: map[LaneID]time.Time{}, gone: map[LaneID]bool{}, frozen: map[LaneID]bool{},
+			t: t, rng: rand.New(rand.NewPCG(seed, 0)), l: NewLeaderless(1+int(seed%4), seed),
+			known: pricedPool(t, seed), now: epoch,
+			open: map[uint64]*openInquiry{}, reserved: map[uint64]LaneID{},
+			avoided: map[LaneID]time.Time{}, gone: map[LaneID]bool{}, frozen: map[LaneID]bool{},
 		}
 		r.l.Know(r.known)
 		r.note("seed %d", seed)
@@ -420,8 +440,8 @@ func TestLeaderlessProperties(t *testing.T) {
 	}
 }
 
-// TestLeaderlessLearnsFromLateAnswers: where a round trip takes longer than lanes have to answer, the
-// first are late, and then they have long enough. One lane that pauses does not change that.
+// TestLeaderlessLearnsFromLateAnswers: where a round trip takes longer than lanes have to answer,
+// the first are late, and then they have long enough. One lane that pauses does not change that.
 func TestLeaderlessLearnsFromLateAnswers(t *testing.T) {
 	p := pricedPool(t, 1)
 	l := NewLeaderless(DefaultProbes, 1)
@@ -467,13 +487,16 @@ func TestLeaderlessLearnsFromLateAnswers(t *testing.T) {
 			later += one(roundTrip)
 		}
 		if first == 0 || later > 0 {
-			t.Errorf("round trips of %v: %d lanes are silent at first, %d later; want some and none", roundTrip, first, later)
+			t.Errorf(
+				"round trips of %v: %d lanes are silent at first, %d later; want some and none",
+				roundTrip, first, later)
 		}
 	}
 	before := l.roundTrip
 	one(time.Hour)
 	if l.roundTrip > 2*before {
-		t.Errorf("after lanes that pause a round trip is believed to take %v, before %v", l.roundTrip, before)
+		t.Errorf("after lanes that pause a round trip is believed to take %v, before %v",
+			l.roundTrip, before)
 	}
 }
 
@@ -482,7 +505,9 @@ func TestLeaderlessAllocates(t *testing.T) {
 	l := NewLeaderless(DefaultProbes, 1)
 	l.Know(pricedPool(t, 1))
 	if n := testing.AllocsPerRun(1000, func() {
-		l.Begin(epoch, Inquiry{Query: 1, Model: "m", BatchSize: 50, Arrival: epoch.Add(-6 * time.Millisecond)})
+		l.Begin(epoch, Inquiry{
+			Query: 1, Model: "m", BatchSize: 50, Arrival: epoch.Add(-6 * time.Millisecond),
+		})
 		for do, ok := l.Next(); ok; do, ok = l.Next() {
 			if do.Kind == AskLane {
 				l.Answered(epoch, do.Lane, do.ID, 0, time.Millisecond)

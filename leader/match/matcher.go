@@ -69,7 +69,8 @@ type instanceType struct {
 
 func newInstanceType(name string, models int) *instanceType {
 	return &instanceType{name: name, tables: make([]*Table, models), doubtful: make([]bool, models),
-		coefficient: make([]float64, models), lanes: make([]int, models), served: make([]*Table, models), price: math.NaN()}
+		coefficient: make([]float64, models), lanes: make([]int, models),
+		served: make([]*Table, models), price: math.NaN()}
 }
 
 // New returns a matcher without lanes, profiles or queries. The models of cfg
@@ -162,13 +163,14 @@ func (m *Matcher) Has(id LaneID, query QueryID, attempt int) (Reservation, bool)
 
 func (m *Matcher) describe(l *lane, r *reservation) Reservation {
 	return Reservation{
-		Query: r.query, Attempt: r.attempt, Since: m.origin.Add(fromMs(r.since)), Latency: fromMs(r.latency),
+		Query: r.query, Attempt: r.attempt, Since: m.origin.Add(fromMs(r.since)),
+		Latency: fromMs(r.latency),
 		Claimed: r.claimed, Told: r.told, Live: m.live(l, r.query, r.attempt) != nil,
 	}
 }
 
-// Load returns how many attempts a lane has, as far as known, and how often it has been asked what it
-// has since it is overdue; 0: it is not.
+// Load returns how many attempts a lane has, as far as known, and how often it has been asked what
+// it has since it is overdue; 0: it is not.
 func (m *Matcher) Load(id LaneID) (holds, asked int) {
 	if l := m.lanes[id]; l != nil {
 		return len(l.held), l.asked
@@ -184,10 +186,10 @@ func (m *Matcher) live(l *lane, id QueryID, attempt int) *query {
 	return nil
 }
 
-// Step takes what happened at now and returns what to do about it, in order,
-// and when the matcher wants to be stepped next, with TimePassed, if nothing happens before (zero:
-// never; if that is past, as soon as all that has happened by now is told). The decisions are valid until the next call. Time must not run
-// backwards; an earlier now counts as the latest one seen.
+// Step takes what happened at now and returns what to do about it, in order, and when the matcher
+// wants to be stepped next, with TimePassed, if nothing happens before (zero: never; if that is
+// past, as soon as all that has happened by now is told). The decisions are valid until the next
+// call. Time must not run backwards; an earlier now counts as the latest one seen.
 //
 // The error tells of an event that makes no sense (an unknown lane or model, a
 // lane that joins twice); the matcher has ignored it, and the decisions are
@@ -215,8 +217,9 @@ func (m *Matcher) Step(now time.Time, e *Event) (decisions []Decision, next time
 		t, ok = due, true
 	}
 	if ok {
-		const never = 9e12                                        // ms; a Duration holds little more
-		next = m.origin.Add(time.Duration(min(t, never)*1e6) + 1) // not before t, whatever the rounding
+		const never = 9e12 // ms; a Duration holds little more
+		// not before t, whatever the rounding
+		next = m.origin.Add(time.Duration(min(t, never)*1e6) + 1)
 	}
 	return m.out, next, err
 }
@@ -235,7 +238,9 @@ func (m *Matcher) remind() {
 // overdue asks what l has, which should have answered at the given time.
 func (m *Matcher) overdue(l *lane, due float64) {
 	l.asked++
-	m.out = append(m.out, Decision{Action: Ask, Reason: LaneOverdue, Attempt: l.asked, Lane: l.id, Waited: fromMs(m.now - due)})
+	m.out = append(m.out, Decision{
+		Action: Ask, Reason: LaneOverdue, Attempt: l.asked, Lane: l.id, Waited: fromMs(m.now - due),
+	})
 	l.setDue(m.now + overdueAgain)
 	if !l.overdue {
 		l.overdue = true
@@ -255,7 +260,8 @@ func (m *Matcher) expire() {
 		item := m.timers.pop()
 		if l := item.lane; l != nil {
 			l.shard.dirty = true
-			if len(l.held) == 0 && l.freeAt > m.now { // it has opened early, for others than lost queries
+			// it has opened early, for others than lost queries
+			if len(l.held) == 0 && l.freeAt > m.now {
 				m.timers.set(&l.timer, l.freeAt)
 			}
 			continue
@@ -337,7 +343,8 @@ func (m *Matcher) apply(e *Event) error {
 	case PricesChanged:
 		for _, p := range e.Prices {
 			if !(p.PerMs >= 0 && p.PerMs <= math.MaxFloat64) || p.Service < 0 {
-				return fmt.Errorf("price of %s is %v a ms, service %v; want both >= 0", p.Type, p.PerMs, p.Service)
+				return fmt.Errorf("price of %s is %v a ms, service %v; want both >= 0", p.Type,
+					p.PerMs, p.Service)
 			}
 		}
 		for _, t := range m.types {
@@ -358,7 +365,8 @@ func (m *Matcher) apply(e *Event) error {
 		return fmt.Errorf("lane %d: %v, but no such lane has joined", e.Lane, e.Kind)
 	}
 	if e.Remaining < 0 {
-		return fmt.Errorf("lane %d: %v with remaining time %v, want >= 0", e.Lane, e.Kind, e.Remaining)
+		return fmt.Errorf("lane %d: %v with remaining time %v, want >= 0", e.Lane, e.Kind,
+			e.Remaining)
 	}
 	switch e.Kind {
 	case Completed, Refused:
@@ -448,7 +456,8 @@ func (m *Matcher) laneHas(l *lane, e *Event) {
 	coming := 0.0 // what is on its way, and not counted by the lane
 	l.held = slices.DeleteFunc(l.held, func(r reservation) bool {
 		switch {
-		case slices.ContainsFunc(e.Holds, func(h Held) bool { return h.Query == r.query && h.Attempt == r.attempt }):
+		case slices.ContainsFunc(e.Holds,
+			func(h Held) bool { return h.Query == r.query && h.Attempt == r.attempt }):
 			return false
 		case !r.told && m.now-r.since <= onTheWay+2*m.ahead:
 			coming += r.latency
@@ -463,7 +472,8 @@ func (m *Matcher) laneHas(l *lane, e *Event) {
 			l.held[i].told, l.held[i].claimed = true, false
 		} else if known {
 			l.held = append(l.held, reservation{
-				query: h.Query, attempt: h.Attempt, latency: l.predict(model, h.BatchSize), grace: l.grace(model, h.BatchSize), since: m.now, told: true,
+				query: h.Query, attempt: h.Attempt, latency: l.predict(model, h.BatchSize),
+				grace: l.grace(model, h.BatchSize), since: m.now, told: true,
 			})
 		}
 	}
@@ -485,7 +495,8 @@ func (m *Matcher) laneHas(l *lane, e *Event) {
 // sent takes a query that is at lane l already.
 func (m *Matcher) sent(e *Event, l *lane) {
 	if known := m.queries[e.Query]; known != nil {
-		if known.sent && (e.Attempt < known.attempt || e.Attempt == known.attempt && known.lane == l) {
+		if known.sent && (e.Attempt < known.attempt ||
+			e.Attempt == known.attempt && known.lane == l) {
 			return
 		}
 		m.cancel(known) // where it is its gateway knows better
@@ -497,7 +508,11 @@ func (m *Matcher) sent(e *Event, l *lane) {
 	q.sent, q.lane = true, l
 	if l.reservation(q.id, q.attempt) < 0 {
 		latency, wait := l.predict(q.model, q.batch), max(0, l.freeAt-m.now)
-		l.reserve(reservation{query: q.id, attempt: q.attempt, latency: latency, grace: l.grace(q.model, q.batch), since: m.now, claimed: true}, wait)
+		l.reserve(
+			reservation{
+				query: q.id, attempt: q.attempt, latency: latency, grace: l.grace(q.model, q.batch),
+				since: m.now, claimed: true,
+			}, wait)
 		l.setFree(m.now + wait + latency)
 	}
 	if l.overdue {
@@ -516,7 +531,9 @@ func (m *Matcher) admit(e *Event, reason Reason) *query {
 		reason = BadBatchSize
 	}
 	if reason != Matched {
-		m.out = append(m.out, Decision{Action: Reject, Reason: reason, Query: e.Query, Attempt: e.Attempt})
+		m.out = append(m.out, Decision{
+			Action: Reject, Reason: reason, Query: e.Query, Attempt: e.Attempt,
+		})
 		return nil
 	}
 	q := m.free
@@ -525,7 +542,8 @@ func (m *Matcher) admit(e *Event, reason Reason) *query {
 	} else {
 		m.free = q.next
 	}
-	*q = query{id: e.Query, model: model, batch: e.BatchSize, arrival: m.now - toMs(max(0, e.Waited)), deadline: math.Inf(1),
+	*q = query{id: e.Query, model: model, batch: e.BatchSize,
+		arrival: m.now - toMs(max(0, e.Waited)), deadline: math.Inf(1),
 		attempt: max(0, e.Attempt), timer: timer{at: -1}}
 	q.timer.query = q
 	if e.TimeLeft > 0 {
@@ -591,14 +609,19 @@ func (m *Matcher) offerAgain(q *query, why Reason) {
 		m.reject(q, TooManyAttempts, 0)
 		return
 	}
-	m.out = append(m.out, Decision{Action: OfferAgain, Reason: why, Query: q.id, Attempt: q.attempt, Lane: q.lane.id,
-		Waited: fromMs(m.now - q.arrival)})
+	m.out = append(
+		m.out,
+		Decision{Action: OfferAgain, Reason: why, Query: q.id, Attempt: q.attempt, Lane: q.lane.id,
+			Waited: fromMs(m.now - q.arrival)})
 	m.wait(q)
 }
 
 // reject rejects q, which would go on waiting for about so long.
 func (m *Matcher) reject(q *query, why Reason, wait float64) {
-	m.out = append(m.out, Decision{Action: Reject, Reason: why, Query: q.id, Attempt: q.attempt, Waited: fromMs(m.now - q.arrival), Wait: fromMs(wait)})
+	m.out = append(m.out, Decision{
+		Action: Reject, Reason: why, Query: q.id, Attempt: q.attempt,
+		Waited: fromMs(m.now - q.arrival), Wait: fromMs(wait),
+	})
 	m.forget(q)
 }
 
@@ -642,10 +665,14 @@ func (m *Matcher) join(e *Event) error {
 	if err != nil {
 		return err
 	}
-	l := &lane{m: m, id: e.Lane, typ: m.instanceType(e.Type), holds: holds, timer: timer{at: -1}, due: timer{at: -1}}
+	l := &lane{
+		m: m, id: e.Lane, typ: m.instanceType(e.Type), holds: holds, timer: timer{at: -1},
+		due: timer{at: -1},
+	}
 	l.timer.lane, l.due.lane, l.queue.lane = l, l, l
 	m.lanes[l.id] = l
-	i, _ := slices.BinarySearchFunc(m.all, l.id, func(o *lane, id LaneID) int { return int(o.id) - int(id) })
+	i, _ := slices.BinarySearchFunc(m.all, l.id,
+		func(o *lane, id LaneID) int { return int(o.id) - int(id) })
 	m.all = slices.Insert(m.all, i, l)
 	m.arrange()
 	l.setFree(m.now + toMs(e.Remaining))
@@ -658,7 +685,8 @@ func (m *Matcher) holds(e *Event) ([]bool, error) {
 	for _, name := range e.Models {
 		i, ok := m.byName[name]
 		if !ok {
-			return nil, fmt.Errorf("lane %d holds model %q, configured are: %s", e.Lane, name, strings.Join(m.modelNames(), ", "))
+			return nil, fmt.Errorf("lane %d holds model %q, configured are: %s", e.Lane, name,
+				strings.Join(m.modelNames(), ", "))
 		}
 		holds[i] = true
 	}
@@ -678,10 +706,12 @@ func (m *Matcher) modelNames() []string {
 func (m *Matcher) profile(e *Event) error {
 	model, ok := m.byName[e.Model]
 	if !ok {
-		return fmt.Errorf("profile of model %q on %s, configured are: %s", e.Model, e.Type, strings.Join(m.modelNames(), ", "))
+		return fmt.Errorf("profile of model %q on %s, configured are: %s", e.Model, e.Type,
+			strings.Join(m.modelNames(), ", "))
 	}
 	if e.Table != nil && e.Table.Largest() < m.models[model].LargestBatchSize {
-		return fmt.Errorf("profile of model %q on %s: ends at batch size %d, want %d", e.Model, e.Type, e.Table.Largest(), m.models[model].LargestBatchSize)
+		return fmt.Errorf("profile of model %q on %s: ends at batch size %d, want %d", e.Model,
+			e.Type, e.Table.Largest(), m.models[model].LargestBatchSize)
 	}
 	t := m.instanceType(e.Type)
 	t.tables[model], t.doubtful[model] = e.Table, e.Doubtful
@@ -702,7 +732,8 @@ func (m *Matcher) changeModel(e *Event) error {
 			m.models, m.target = append(m.models, model), append(m.target, 0)
 			m.renewed = append(m.renewed, false)
 			for _, t := range m.types {
-				t.tables, t.coefficient, t.lanes = append(t.tables, nil), append(t.coefficient, 0), append(t.lanes, 0)
+				t.tables, t.coefficient, t.lanes = append(t.tables, nil), append(t.coefficient,
+					0), append(t.lanes, 0)
 				t.served, t.doubtful = append(t.served, nil), append(t.doubtful, false)
 			}
 			for _, l := range m.all {
@@ -727,7 +758,8 @@ func (m *Matcher) changeModel(e *Event) error {
 func (m *Matcher) forgetModel(name string) error {
 	i, known := m.byName[name]
 	if !known {
-		return fmt.Errorf("model %q is gone, configured are: %s", name, strings.Join(m.modelNames(), ", "))
+		return fmt.Errorf("model %q is gone, configured are: %s", name,
+			strings.Join(m.modelNames(), ", "))
 	}
 	for _, l := range m.all {
 		if l.holds[i] {
@@ -756,7 +788,8 @@ func (m *Matcher) forgetTypes() {
 		inUse[l.typ] = true
 	}
 	m.types = slices.DeleteFunc(m.types, func(t *instanceType) bool {
-		unknown := math.IsNaN(t.price) && !slices.ContainsFunc(t.tables, func(tab *Table) bool { return tab != nil })
+		unknown := math.IsNaN(t.price) &&
+			!slices.ContainsFunc(t.tables, func(tab *Table) bool { return tab != nil })
 		return unknown && !inUse[t]
 	})
 }
@@ -786,7 +819,8 @@ func (m *Matcher) arrange() {
 	for _, s := range append(slices.Clip(shards), m.nowhere) {
 		for _, l := range []*list{&s.live, &s.late} {
 			for q := l.first; q != nil; q = q.next {
-				if split || m.renewed[q.model] || !s.keeps(q, moved[q.model]) || moved[q.model] && q.bound != m.bound(q) {
+				if split || m.renewed[q.model] || !s.keeps(q, moved[q.model]) ||
+					moved[q.model] && q.bound != m.bound(q) {
 					m.changed = append(m.changed, q)
 				}
 			}
@@ -803,7 +837,8 @@ func (m *Matcher) arrange() {
 	}
 }
 
-// assess brings the types in line with lanes and profiles, and returns by model whether bound may have changed.
+// assess brings the types in line with lanes and profiles, and returns by model whether
+// bound may have changed.
 func (m *Matcher) assess() (moved []bool) {
 	moved = make([]bool, len(m.models))
 	wasBase := make([]bool, len(m.types))

@@ -31,7 +31,11 @@ func TestKairosAgainstBruteForce(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	const target = 100.0 // ms
 	for n := range 500 {
-		m, err := New(Config{Policy: "kairos", Models: []Model{{Name: "m", QoSTarget: 100 * time.Millisecond, LargestBatchSize: 200}}})
+		m, err := New(Config{
+			Policy: "kairos", Models: []Model{
+				{Name: "m", QoSTarget: 100 * time.Millisecond, LargestBatchSize: 200},
+			},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,12 +57,18 @@ func TestKairosAgainstBruteForce(t *testing.T) {
 			busy := time.Duration(1+r.IntN(60)) * time.Millisecond
 			remaining[j] = toMs(busy)
 			fastest = min(fastest, toMs(tables[typ[j]].Mean(200)))
-			mustStep(t, m, 0, Event{Kind: LaneJoined, Lane: LaneID(j), Type: typ[j], Models: []string{"m"}, Remaining: busy})
+			mustStep(t, m, 0, Event{
+				Kind: LaneJoined, Lane: LaneID(j), Type: typ[j], Models: []string{"m"},
+				Remaining: busy,
+			})
 		}
 		cost := make([]float64, 0, queries*lanes)
 		for i := range queries {
 			batch, waited := 1+r.IntN(200), time.Duration(r.IntN(70))*time.Millisecond
-			mustStep(t, m, 0, Event{Kind: Submitted, Query: QueryID{1, uint64(i)}, Model: "m", BatchSize: batch, Waited: waited})
+			mustStep(t, m, 0, Event{
+				Kind: Submitted, Query: QueryID{1, uint64(i)}, Model: "m", BatchSize: batch,
+				Waited: waited,
+			})
 			for j := range lanes {
 				free := remaining[j]
 				if j == 0 { // it will be open
@@ -91,9 +101,11 @@ func TestKairosAgainstBruteForce(t *testing.T) {
 		}
 		want, most := bruteForce(cost, queries, lanes)
 		if pairs != most || math.Abs(got-want) > 1e-9*want {
-			t.Fatalf("case %d: costs %v: got %d pairs at %v, want %d at %v", n, cost, pairs, got, most, want)
+			t.Fatalf("case %d: costs %v: got %d pairs at %v, want %d at %v", n, cost, pairs, got,
+				most, want)
 		}
-		if dispatched < 0 != (len(decisions) == 0) || dispatched >= 0 && decisions[0].Query.Sequence != uint64(dispatched) {
+		if dispatched < 0 != (len(decisions) == 0) ||
+			dispatched >= 0 && decisions[0].Query.Sequence != uint64(dispatched) {
 			t.Fatalf("case %d: lane 0 was matched to query %d, got %+v", n, dispatched, decisions)
 		}
 	}
@@ -121,13 +133,24 @@ type logged struct {
 // newBusyPool has base and aux lanes; load is a share of what they could do about.
 func newBusyPool(tb testing.TB, policy string, base, aux, shardLanes int, load float64) *busyPool {
 	const target = 25 * time.Millisecond
-	m, err := New(Config{Policy: policy, Threshold: 300, ShardLanes: shardLanes, Models: []Model{{Name: "wnd", QoSTarget: target, LargestBatchSize: 1000}}})
+	m, err := New(Config{
+		Policy: policy, Threshold: 300, ShardLanes: shardLanes, Models: []Model{
+			{Name: "wnd", QoSTarget: target, LargestBatchSize: 1000},
+		},
+	})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p := &busyPool{m: m, r: rand.New(rand.NewPCG(1, 1)), due: make([]time.Duration, base+aux), query: make([]Decision, base+aux)}
+	p := &busyPool{
+		m: m, r: rand.New(rand.NewPCG(1, 1)), due: make([]time.Duration, base+aux),
+		query: make([]Decision, base+aux),
+	}
 	shape := map[string]stairs{"g4dn.xlarge": {2340, 352}, "r5n.large": {1690, 1845}}
-	program := &fluid.Program{Unserved: 0.01, Types: []fluid.Type{{Name: "g4dn.xlarge", Count: base}, {Name: "r5n.large", Count: aux}}}
+	program := &fluid.Program{
+		Unserved: 0.01, Types: []fluid.Type{
+			{Name: "g4dn.xlarge", Count: base}, {Name: "r5n.large", Count: aux},
+		},
+	}
 	for _, typ := range program.Types {
 		tab, err := NewTable(shape[typ.Name], 1000)
 		if err != nil {
@@ -206,7 +229,10 @@ func (p *busyPool) run(tb testing.TB, n int) {
 		}
 		p.now = arrival
 		p.next++
-		p.step(tb, Event{Kind: Submitted, Query: QueryID{1, p.next}, Model: "wnd", BatchSize: p.batch(), TimeLeft: 250 * time.Millisecond})
+		p.step(tb, Event{
+			Kind: Submitted, Query: QueryID{1, p.next}, Model: "wnd", BatchSize: p.batch(),
+			TimeLeft: 250 * time.Millisecond,
+		})
 	}
 }
 
@@ -232,7 +258,8 @@ func TestMatcherDoesNotAllocate(t *testing.T) {
 		p := newBusyPool(t, policy, 1, 10, 0, 0.8)
 		p.run(t, 20000)
 		p.log = slices.Grow(p.log, 20000)
-		if n := testing.AllocsPerRun(5, func() { p.run(t, 1000) }); n > 2 { // the map of queries may rehash
+		// the map of queries may rehash
+		if n := testing.AllocsPerRun(5, func() { p.run(t, 1000) }); n > 2 {
 			t.Errorf("%s: got %v allocations for 1000 queries, want none", policy, n)
 		}
 	}
@@ -248,10 +275,13 @@ func TestOverload(t *testing.T) {
 		p.run(t, 3000)
 		after, _ := p.m.Waiting()
 		if limit := int(1.2 * 250 / p.gap); before > limit || after > limit {
-			t.Errorf("%s: %d, then %d queries wait, want at most %d, what arrives until the deadline", policy, before, after, limit)
+			t.Errorf(
+				"%s: %d, then %d queries wait, want at most %d, what arrives until the deadline",
+				policy, before, after, limit)
 		}
 		if len(p.m.queries) != after+heldBy(p.m) {
-			t.Errorf("%s: the matcher remembers %d queries; %d wait and %d are held", policy, len(p.m.queries), after, heldBy(p.m))
+			t.Errorf("%s: the matcher remembers %d queries; %d wait and %d are held", policy,
+				len(p.m.queries), after, heldBy(p.m))
 		}
 	}
 }
@@ -263,7 +293,8 @@ func heldBy(m *Matcher) (n int) {
 	return n
 }
 
-// Shards keep nearly all of what one global round reaches, and their cost does not grow with the pool.
+// Shards keep nearly all of what one global round reaches, and their cost does not
+// grow with the pool.
 func TestShards(t *testing.T) {
 	p := newBusyPool(t, "kairos", 10, 100, 0, 0.8)
 	if got := len(p.m.shards); got < 5 || got > 11 {
@@ -277,7 +308,8 @@ func TestShards(t *testing.T) {
 			}
 		}
 		if len(s.lanes) < 10 || len(s.lanes) > 20 || base == 0 {
-			t.Errorf("a shard has %d lanes, %d of the base type; want 10 to 20 and at least one", len(s.lanes), base)
+			t.Errorf("a shard has %d lanes, %d of the base type; want 10 to 20 and at least one",
+				len(s.lanes), base)
 		}
 	}
 	p.run(t, 20000)
@@ -298,9 +330,11 @@ func TestConfigRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, c := range map[string]Config{
-		"named twice":          {Models: []Model{good.Models[0], good.Models[0]}},
-		"QoS target is 0s":     {Models: []Model{{Name: "a", LargestBatchSize: 1}}},
-		"largest batch size":   {Models: []Model{{Name: "a", QoSTarget: 1, LargestBatchSize: MaxBatchSize + 1}}},
+		"named twice":      {Models: []Model{good.Models[0], good.Models[0]}},
+		"QoS target is 0s": {Models: []Model{{Name: "a", LargestBatchSize: 1}}},
+		"largest batch size": {
+			Models: []Model{{Name: "a", QoSTarget: 1, LargestBatchSize: MaxBatchSize + 1}},
+		},
 		"power-of-two":         {Models: good.Models, Policy: "magic"},
 		"threshold is -1":      {Models: good.Models, Threshold: -1},
 		"dispatch ahead is -1": {Models: good.Models, DispatchAhead: -1},
@@ -321,7 +355,8 @@ func TestThresholdSearch(t *testing.T) {
 		t.Errorf("got threshold %d at %v after %d calls, %v; want 317", got, best, calls, err)
 	}
 	broken := errors.New("broken")
-	if _, _, err := ThresholdSearch(1000, func(int) (float64, error) { return 0, broken }); !errors.Is(err, broken) {
+	if _, _, err := ThresholdSearch(1000,
+		func(int) (float64, error) { return 0, broken }); !errors.Is(err, broken) {
 		t.Errorf("got error %v, want %v", err, broken)
 	}
 }
@@ -364,9 +399,12 @@ func FuzzParseEvent(f *testing.F) {
 
 func TestParseEventRefuses(t *testing.T) {
 	for _, s := range []string{
-		"", "1ms", "x submitted", "1ms walked", "1ms submitted query", "1ms submitted query=1", "1ms submitted size=3",
-		`1ms submitted model="a`, "1ms profile table=10:1ms", "1ms profile table=10:2ms/1ms", "1ms profile table=10:1ms/1ms,5:1ms/1ms",
-		"1ms profile table=99999999:1ms/1ms", "1ms prices per_ms=1", "1ms prices type=a per_ms=NaN", "1ms lane-lost lane=-1",
+		"", "1ms", "x submitted", "1ms walked", "1ms submitted query", "1ms submitted query=1",
+		"1ms submitted size=3",
+		`1ms submitted model="a`, "1ms profile table=10:1ms", "1ms profile table=10:2ms/1ms",
+		"1ms profile table=10:1ms/1ms,5:1ms/1ms",
+		"1ms profile table=99999999:1ms/1ms", "1ms prices per_ms=1", "1ms prices type=a per_ms=NaN",
+		"1ms lane-lost lane=-1",
 	} {
 		if _, e, err := ParseEvent([]byte(s)); err == nil {
 			t.Errorf("%q: got %+v, want an error", s, e)
@@ -381,33 +419,37 @@ func BenchmarkStep(b *testing.B) {
 			base, aux int
 			load      float64 // share of the fluid limit
 		}{{1, 10, 0.8}, {1, 10, 0.93}, {1, 10, 3}, {100, 1000, 0.9}} {
-			b.Run(fmt.Sprintf("%s/lanes=%d/load=%v", policy, pool.base+pool.aux, pool.load), func(b *testing.B) {
-				p := newBusyPool(b, policy, pool.base, pool.aux, 0, pool.load)
-				p.run(b, 20000)
-				// What happens depends on the decisions, so the run is recorded, and only its replay is timed.
-				for b.Loop() {
-					b.StopTimer()
-					m, err := New(p.m.cfg)
-					if err != nil {
-						b.Fatal(err)
-					}
-					for i := range p.log {
-						if i == p.setup {
-							b.StartTimer()
-						}
-						if _, _, err := m.Step(epoch.Add(p.log[i].at), &p.log[i].event); err != nil {
+			b.Run(fmt.Sprintf("%s/lanes=%d/load=%v", policy, pool.base+pool.aux, pool.load),
+				func(b *testing.B) {
+					p := newBusyPool(b, policy, pool.base, pool.aux, 0, pool.load)
+					p.run(b, 20000)
+					// What happens depends on the decisions, so the run is recorded, and only
+					// its replay is timed.
+					for b.Loop() {
+						b.StopTimer()
+						m, err := New(p.m.cfg)
+						if err != nil {
 							b.Fatal(err)
 						}
+						for i := range p.log {
+							if i == p.setup {
+								b.StartTimer()
+							}
+							if _, _, err := m.Step(epoch.Add(p.log[i].at),
+								&p.log[i].event); err != nil {
+								b.Fatal(err)
+							}
+						}
 					}
-				}
-				b.ReportMetric(float64(b.Elapsed())/float64(b.N*(len(p.log)-p.setup)), "ns/decision")
-			})
+					b.ReportMetric(float64(b.Elapsed())/float64(b.N*(len(p.log)-p.setup)),
+						"ns/decision")
+				})
 		}
 	}
 }
 
-// TestOnTheWay: a lane that answers has not counted what is on its way there. It is free when it has
-// run that, from when it comes there.
+// TestOnTheWay: a lane that answers has not counted what is on its way there. It is free when it
+// has run that, from when it comes there.
 func TestOnTheWay(t *testing.T) {
 	const ms = time.Millisecond
 	m, err := New(Config{
@@ -444,8 +486,8 @@ func TestOnTheWay(t *testing.T) {
 	}
 }
 
-// TestIdleLaneFirst: of two lanes that could start a query as soon, the one gets it that is idle, for
-// when the other is free is but expected.
+// TestIdleLaneFirst: of two lanes that could start a query as soon, the one gets it that is idle,
+// for when the other is free is but expected.
 func TestIdleLaneFirst(t *testing.T) {
 	const ms = time.Millisecond
 	m, err := New(Config{

@@ -33,7 +33,8 @@ func (t *spareTime) look(now, over float64) {
 	}
 }
 
-// hasSpare says whether lanes are plenty: a lost query that starts on one hardly ever keeps another from it.
+// hasSpare says whether lanes are plenty: a lost query that starts on one hardly ever
+// keeps another from it.
 func (s *shard) hasSpare() bool {
 	s.spare.look(s.m.now, s.m.spareOver)
 	return s.usable > 0 && s.spare.share > min(spareMost, spareLanes/float64(s.usable))
@@ -71,8 +72,8 @@ func (s *shard) lateWait(work float64) float64 {
 // settling reports whether lanes may be unknown yet.
 func (m *Matcher) settling() bool { return m.now < toMs(m.cfg.Settle) }
 
-// becomesLate moves q to the late queries of s. Of these the newest are rejected as long as they are not
-// expected to start before their deadline.
+// becomesLate moves q to the late queries of s. Of these the newest are rejected as long as they
+// are not expected to start before their deadline.
 func (s *shard) becomesLate(q *query) {
 	s.leaveLive(q)
 	q.isLate = true
@@ -92,7 +93,8 @@ func (s *shard) becomesLate(q *query) {
 	}
 }
 
-// turnAway rejects q, which has just arrived, if it can be told to be late, and then not to start before its deadline.
+// turnAway rejects q, which has just arrived, if it can be told to be late, and then not to
+// start before its deadline.
 func (s *shard) turnAway(q *query) {
 	wait := s.lateWait(s.lateWork)
 	if s.usable > 0 && !s.m.settling() && !q.isLate && q.lostAt+wait > q.deadline && s.isFull(q) {
@@ -100,8 +102,8 @@ func (s *shard) turnAway(q *query) {
 	}
 }
 
-// isFull says whether the live queries that take no longer than q fill all lanes until it is too late for q. Longer ones
-// may have to stand back.
+// isFull says whether the live queries that take no longer than q fill all lanes until it is too
+// late for q. Longer ones may have to stand back.
 func (s *shard) isFull(q *query) bool {
 	room := 0.0
 	for _, l := range s.lanes {

@@ -190,7 +190,8 @@ func pickOfTwo(s *shard, q *query) *lane {
 // does: from a threshold of half the largest batch size it moves by a quarter of it as long
 // as that raises the throughput, then by half of that, down to steps of 1 % of the largest.
 // throughput evaluates a threshold; it is called once for each. The search ends at its first error.
-func ThresholdSearch(largest int, throughput func(threshold int) (float64, error)) (threshold int, best float64, err error) {
+func ThresholdSearch(largest int, throughput func(threshold int) (float64, error)) (threshold int,
+	best float64, err error) {
 	known := map[int]float64{}
 	try := func(t int) (float64, error) {
 		v, ok := known[t]

@@ -59,7 +59,9 @@ func NewPriced(models []Model, seed uint64) (*Priced, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	p := &Priced{models: slices.Clone(models), byName: map[string]int{}, rng: rand.New(rand.NewPCG(seed, 1))}
+	p := &Priced{
+		models: slices.Clone(models), byName: map[string]int{}, rng: rand.New(rand.NewPCG(seed, 1)),
+	}
 	for i, m := range p.models {
 		p.byName[m.Name] = i
 	}
@@ -70,10 +72,12 @@ func NewPriced(models []Model, seed uint64) (*Priced, error) {
 func (p *Priced) SetProfile(model, instanceType string, t *Table) error {
 	i, ok := p.byName[model]
 	if !ok {
-		return fmt.Errorf("profile of model %q on %s: no such model is configured", model, instanceType)
+		return fmt.Errorf("profile of model %q on %s: no such model is configured", model,
+			instanceType)
 	}
 	if t != nil && t.Largest() < p.models[i].LargestBatchSize {
-		return fmt.Errorf("profile of model %q on %s: ends at batch size %d, want %d", model, instanceType, t.Largest(), p.models[i].LargestBatchSize)
+		return fmt.Errorf("profile of model %q on %s: ends at batch size %d, want %d", model,
+			instanceType, t.Largest(), p.models[i].LargestBatchSize)
 	}
 	p.instanceType(instanceType).tables[i] = t
 	return nil
@@ -143,13 +147,15 @@ func (p *Priced) Heard(id LaneID, at time.Time, remaining time.Duration) {
 }
 
 func (p *Priced) find(id LaneID) (at int, known bool) {
-	return slices.BinarySearchFunc(p.lanes, id, func(l *pricedLane, id LaneID) int { return int(l.id) - int(id) })
+	return slices.BinarySearchFunc(p.lanes, id,
+		func(l *pricedLane, id LaneID) int { return int(l.id) - int(id) })
 }
 
-// Rank returns up to n lanes to ask for a query, the best first: by price times
-// latency, plus waiting in QoS targets; those that seem too late come last. Of
-// equals it draws. It returns none if no lane can serve the query. The result is valid until the next call.
-func (p *Priced) Rank(now time.Time, model string, batchSize int, waited time.Duration, n int) []Candidate {
+// Rank returns up to n lanes to ask for a query, the best first: by price times latency, plus
+// waiting in QoS targets; those that seem too late come last. Of equals it draws. It returns none
+// if no lane can serve the query. The result is valid until the next call.
+func (p *Priced) Rank(now time.Time, model string, batchSize int, waited time.Duration,
+	n int) []Candidate {
 	p.ranked = p.ranked[:0]
 	m, ok := p.byName[model]
 	if !ok || batchSize < 1 || batchSize > p.models[m].LargestBatchSize || n < 1 {
@@ -162,7 +168,10 @@ func (p *Priced) Rank(now time.Time, model string, batchSize int, waited time.Du
 			continue
 		}
 		wait := max(0, toMs(l.freeAt.Sub(now)))
-		c := Candidate{Lane: l.id, Cost: l.typ.worth(m) * tab.mean[batchSize], Latency: tab.Mean(batchSize), Wait: fromMs(wait), tie: p.rng.Float64()}
+		c := Candidate{
+			Lane: l.id, Cost: l.typ.worth(m) * tab.mean[batchSize], Latency: tab.Mean(batchSize),
+			Wait: fromMs(wait), tie: p.rng.Float64(),
+		}
 		c.rank = c.Cost + wait/target
 		c.Needs = fromMs(wait + tab.safe[batchSize])
 		if toMs(waited)+wait+tab.safe[batchSize] > target {
@@ -175,7 +184,10 @@ func (p *Priced) Rank(now time.Time, model string, batchSize int, waited time.Du
 
 // keepBest inserts c into ranked, which holds the best n so far.
 func (p *Priced) keepBest(c Candidate, n int) {
-	better := func(a, b *Candidate) bool { return a.rank < b.rank || a.rank == b.rank && a.tie < b.tie }
+	better := func(a, b *Candidate) bool {
+		return a.rank < b.rank ||
+			a.rank == b.rank && a.tie < b.tie
+	}
 	if len(p.ranked) < n {
 		p.ranked = append(p.ranked, c)
 	} else if last := &p.ranked[n-1]; better(&c, last) {
@@ -186,8 +198,8 @@ func (p *Priced) keepBest(c Candidate, n int) {
 	}
 }
 
-// Sent tells that a query of the given latency is on its way to a lane, or a question that reserves its
-// place: the lane counts as busy for so much longer until something else is heard.
+// Sent tells that a query of the given latency is on its way to a lane, or a question that reserves
+// its place: the lane counts as busy for so much longer until something else is heard.
 func (p *Priced) Sent(id LaneID, now time.Time, latency time.Duration) {
 	if i, ok := p.find(id); ok {
 		l := p.lanes[i]

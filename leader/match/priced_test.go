@@ -7,11 +7,12 @@ import (
 	"github.com/muster-serve/muster/leader/fluid"
 )
 
-// pricedPool has a gpu lane (1) and four cpu lanes (2 to 5). A query of 50 takes 2 or 4 ms, one of 100
-// 4 ms or, beyond its target, 13 ms.
+// pricedPool has a gpu lane (1) and four cpu lanes (2 to 5). A query of 50 takes 2 or 4 ms, one of
+// 100 4 ms or, beyond its target, 13 ms.
 func pricedPool(t *testing.T, seed uint64) *Priced {
 	t.Helper()
-	p, err := NewPriced([]Model{{Name: "m", QoSTarget: 10 * time.Millisecond, LargestBatchSize: 100}}, seed)
+	p, err := NewPriced(
+		[]Model{{Name: "m", QoSTarget: 10 * time.Millisecond, LargestBatchSize: 100}}, seed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,10 +50,12 @@ func TestPricedRanks(t *testing.T) {
 	// Time passes, and older news than the last does not count.
 	p.Heard(3, epoch.Add(-time.Second), 0)
 	p.Heard(4, epoch.Add(time.Millisecond), 0)
-	if got := p.Rank(epoch.Add(time.Millisecond), "m", 50, 0, 1); len(got) != 1 || got[0].Lane != 4 {
+	if got := p.Rank(epoch.Add(time.Millisecond), "m", 50, 0, 1); len(got) != 1 ||
+		got[0].Lane != 4 {
 		t.Errorf("one cpu is free: got %+v, want lane 4", got)
 	}
-	if got := p.Rank(epoch.Add(9*time.Millisecond), "m", 50, 0, 5); got[4].Lane != 1 || got[0].Wait != 0 {
+	if got := p.Rank(epoch.Add(9*time.Millisecond), "m", 50, 0, 5); got[4].Lane != 1 ||
+		got[0].Wait != 0 {
 		t.Errorf("all are free again: got %+v, want the gpu last", got)
 	}
 	p.Leave(1)
@@ -61,7 +64,9 @@ func TestPricedRanks(t *testing.T) {
 	if got := p.Rank(epoch, "m", 50, 0, 5); len(got) != 3 {
 		t.Errorf("two lanes less: got %+v, want three", got)
 	}
-	for _, got := range [][]Candidate{p.Rank(epoch, "nope", 50, 0, 5), p.Rank(epoch, "m", 0, 0, 5), p.Rank(epoch, "m", 101, 0, 5)} {
+	for _, got := range [][]Candidate{
+		p.Rank(epoch, "nope", 50, 0, 5), p.Rank(epoch, "m", 0, 0, 5), p.Rank(epoch, "m", 101, 0, 5),
+	} {
 		if len(got) != 0 {
 			t.Errorf("bad query: got %+v, want none", got)
 		}
@@ -79,7 +84,8 @@ func TestPricedSpreads(t *testing.T) {
 	}
 	for id := LaneID(2); id <= 5; id++ {
 		if first[id] < 10 {
-			t.Errorf("of 100 gateways %d ask lane %d first, want about 25: %v", first[id], id, first)
+			t.Errorf("of 100 gateways %d ask lane %d first, want about 25: %v", first[id], id,
+				first)
 		}
 	}
 }

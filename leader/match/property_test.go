@@ -18,7 +18,9 @@ func (l stairs) Mean(batchSize int) time.Duration {
 	return time.Duration(l.base+l.step*((batchSize+49)/50)) * time.Microsecond
 }
 
-func (l stairs) Quantile(_ float64, batchSize int) time.Duration { return l.Mean(batchSize) * 6 / 5 }
+func (l stairs) Quantile(_ float64, batchSize int) time.Duration {
+	return l.Mean(batchSize) * 6 / 5
+}
 
 // A referee follows what a matcher is told and decides, with a memory of its
 // own, and fails the test on the first broken promise.
@@ -52,7 +54,8 @@ type seenLane struct {
 }
 
 func (l *seenLane) find(id QueryID, attempt int) int {
-	return slices.IndexFunc(l.held, func(h reservation) bool { return h.query == id && h.attempt == attempt })
+	return slices.IndexFunc(l.held,
+		func(h reservation) bool { return h.query == id && h.attempt == attempt })
 }
 
 func newReferee(t *rapid.T, cfg Config) *referee {
@@ -62,7 +65,10 @@ func newReferee(t *rapid.T, cfg Config) *referee {
 		t.Fatal(err)
 	}
 	cfg.Models = slices.Clone(cfg.Models)
-	return &referee{t: t, m: m, start: start, cfg: cfg, ahead: cfg.DispatchAhead > 0, queries: map[QueryID]*seenQuery{}, lanes: map[LaneID]*seenLane{}}
+	return &referee{
+		t: t, m: m, start: start, cfg: cfg, ahead: cfg.DispatchAhead > 0,
+		queries: map[QueryID]*seenQuery{}, lanes: map[LaneID]*seenLane{},
+	}
 }
 
 func (r *referee) cancelled(id QueryID) {
@@ -71,7 +77,10 @@ func (r *referee) cancelled(id QueryID) {
 		return
 	}
 	if l := r.lanes[q.lane]; l != nil && q.live {
-		l.held = slices.DeleteFunc(l.held, func(h reservation) bool { return h.claimed && h.query == id && h.attempt == q.attempt })
+		l.held = slices.DeleteFunc(l.held,
+			func(h reservation) bool {
+				return h.claimed && h.query == id && h.attempt == q.attempt
+			})
 	}
 	q.outcome, q.live = "cancelled", false
 }
@@ -168,7 +177,8 @@ func (r *referee) step(e Event) []Decision {
 		}
 		if known := r.queries[e.Query]; known != nil && known.outcome == "" {
 			if lane != nil && e.Attempt > 0 {
-				if known.live && (e.Attempt < known.attempt || e.Attempt == known.attempt && e.Lane == known.lane) {
+				if known.live && (e.Attempt < known.attempt ||
+					e.Attempt == known.attempt && e.Lane == known.lane) {
 					break
 				}
 			} else if e.Attempt <= known.attempt {
@@ -185,8 +195,11 @@ func (r *referee) step(e Event) []Decision {
 		valid := model != nil && e.BatchSize >= 1 && e.BatchSize <= model.LargestBatchSize
 		if lane != nil && e.Attempt > 0 && valid {
 			q.live, q.lane = true, e.Lane
-			if !slices.ContainsFunc(lane.held, func(h reservation) bool { return h.query == e.Query && h.attempt == e.Attempt }) {
-				lane.held = append(lane.held, reservation{query: e.Query, attempt: e.Attempt, claimed: true, since: toMs(r.now)})
+			if !slices.ContainsFunc(lane.held,
+				func(h reservation) bool { return h.query == e.Query && h.attempt == e.Attempt }) {
+				lane.held = append(lane.held, reservation{
+					query: e.Query, attempt: e.Attempt, claimed: true, since: toMs(r.now),
+				})
 			}
 			if lane.overdue {
 				lost[e.Query] = true
@@ -195,11 +208,13 @@ func (r *referee) step(e Event) []Decision {
 	case LaneHas:
 		asked := lane.overdue
 		lane.held = slices.DeleteFunc(lane.held, func(h reservation) bool {
-			if slices.ContainsFunc(e.Holds, func(x Held) bool { return x.Query == h.query && x.Attempt == h.attempt }) ||
+			if slices.ContainsFunc(e.Holds,
+				func(x Held) bool { return x.Query == h.query && x.Attempt == h.attempt }) ||
 				!h.told && toMs(r.now)-h.since <= onTheWay+2*r.m.ahead {
 				return false
 			}
-			if q := r.queries[h.query]; q != nil && q.live && q.lane == e.Lane && q.attempt == h.attempt {
+			if q := r.queries[h.query]; q != nil && q.live && q.lane == e.Lane &&
+				q.attempt == h.attempt {
 				lost[h.query] = true
 			}
 			asked = false
@@ -218,7 +233,8 @@ func (r *referee) step(e Event) []Decision {
 		if i := lane.find(e.Query, e.Attempt); i >= 0 {
 			lane.held = slices.Delete(lane.held, i, i+1)
 			lane.overdue = false
-			if q := r.queries[e.Query]; q != nil && q.live && q.attempt == e.Attempt && q.lane == e.Lane {
+			if q := r.queries[e.Query]; q != nil && q.live && q.attempt == e.Attempt &&
+				q.lane == e.Lane {
 				lost[e.Query] = true
 			}
 		}
@@ -233,7 +249,8 @@ func (r *referee) step(e Event) []Decision {
 	case Completed, Refused:
 		q := r.queries[e.Query]
 		if lane != nil {
-			lane.held = slices.DeleteFunc(lane.held, func(h reservation) bool { return h.query == e.Query && h.attempt == e.Attempt })
+			lane.held = slices.DeleteFunc(lane.held,
+				func(h reservation) bool { return h.query == e.Query && h.attempt == e.Attempt })
 			lane.overdue = false
 		}
 		switch {
@@ -246,7 +263,8 @@ func (r *referee) step(e Event) []Decision {
 		}
 	case LaneLost:
 		for _, h := range lane.held {
-			if q := r.queries[h.query]; q != nil && q.live && q.lane == e.Lane && q.attempt == h.attempt {
+			if q := r.queries[h.query]; q != nil && q.live && q.lane == e.Lane &&
+				q.attempt == h.attempt {
 				lost[h.query] = true
 			}
 		}
@@ -261,10 +279,13 @@ func (r *referee) step(e Event) []Decision {
 		if m := r.model(e.Model); m != nil {
 			*m = Model{e.Model, e.QoSTarget, e.BatchSize, e.RejectLate}
 		} else {
-			r.cfg.Models = append(r.cfg.Models, Model{e.Model, e.QoSTarget, e.BatchSize, e.RejectLate})
+			r.cfg.Models = append(r.cfg.Models, Model{
+				e.Model, e.QoSTarget, e.BatchSize, e.RejectLate,
+			})
 		}
 	case ModelGone:
-		r.cfg.Models = slices.DeleteFunc(r.cfg.Models, func(m Model) bool { return m.Name == e.Model })
+		r.cfg.Models = slices.DeleteFunc(r.cfg.Models,
+			func(m Model) bool { return m.Name == e.Model })
 	case AheadChanged:
 		r.ahead = r.ahead || e.Ahead > 0
 	}
@@ -274,14 +295,16 @@ func (r *referee) step(e Event) []Decision {
 		q := r.queries[d.Query]
 		if d.Action == Ask {
 			l := r.lanes[d.Lane]
-			if e.Kind != TimePassed || len(l.held) == 0 || l.overdue != (d.Attempt > 1) || d.Waited < 0 {
+			if e.Kind != TimePassed || len(l.held) == 0 || l.overdue != (d.Attempt > 1) ||
+				d.Waited < 0 {
 				r.failf("%+v makes no sense: the lane has %v, overdue %v", d, l.held, l.overdue)
 			}
 			for _, h := range l.held {
 				if toMs(r.now)-h.since < overdueLeast && !h.told {
 					r.failf("lane %d is overdue, and has %v", d.Lane, h)
 				}
-				if q := r.queries[h.query]; q != nil && q.live && q.lane == d.Lane && q.attempt == h.attempt {
+				if q := r.queries[h.query]; q != nil && q.live && q.lane == d.Lane &&
+					q.attempt == h.attempt {
 					lost[h.query] = true
 				}
 			}
@@ -301,9 +324,11 @@ func (r *referee) step(e Event) []Decision {
 			case q.live:
 				r.failf("query %v is assigned twice at once", d.Query)
 			case l == nil || l.draining || l.overdue:
-				r.failf("query %v is assigned to lane %d, which is not there or takes nothing", d.Query, d.Lane)
+				r.failf("query %v is assigned to lane %d, which is not there or takes nothing",
+					d.Query, d.Lane)
 			case !slices.Contains(l.models, q.model):
-				r.failf("query %v is assigned to lane %d, which holds %v", d.Query, d.Lane, l.models)
+				r.failf("query %v is assigned to lane %d, which holds %v", d.Query, d.Lane,
+					l.models)
 			case !r.room(d.Lane):
 				r.failf("lane %d is given query %v and holds %v", d.Lane, d.Query, l.held)
 			case d.Attempt != q.attempt+1 || d.Attempt > MaxAttempts:
@@ -312,7 +337,9 @@ func (r *referee) step(e Event) []Decision {
 				r.failf("the numbers of %+v make no sense", d)
 			}
 			q.live, q.lane, q.attempt = true, d.Lane, d.Attempt
-			l.held = append(l.held, reservation{query: d.Query, attempt: d.Attempt, since: toMs(r.now)})
+			l.held = append(l.held, reservation{
+				query: d.Query, attempt: d.Attempt, since: toMs(r.now),
+			})
 		case OfferAgain:
 			if !lost[d.Query] || d.Attempt != q.attempt || d.Lane != q.lane {
 				r.failf("query %v is offered again for no reason", d.Query)
@@ -325,13 +352,16 @@ func (r *referee) step(e Event) []Decision {
 			switch {
 			case d.Wait < 0 || d.Wait > 24*time.Hour:
 				r.failf("query %v is rejected and would wait %v", d.Query, d.Wait)
-			case d.Reason == TooManyAttempts && (lost[d.Query] || e.Kind == Submitted) && q.attempt >= MaxAttempts:
+			case d.Reason == TooManyAttempts && (lost[d.Query] || e.Kind == Submitted) &&
+				q.attempt >= MaxAttempts:
 			case q.live && !lost[d.Query]:
 				r.failf("query %v is rejected and live", d.Query)
 			case d.Reason == DeadlinePassed && expired:
 			case d.Reason == Late && model.RejectLate:
-			case d.Reason == Overloaded && q.deadline > 0 && d.Wait >= q.deadline-r.now-1 && r.waiting() > 1 && r.served(q.model):
-			case (d.Reason == UnknownModel) == (model == nil) && (d.Reason == BadBatchSize || d.Reason == UnknownModel) && e.Kind == Submitted && e.Query == d.Query:
+			case d.Reason == Overloaded && q.deadline > 0 && d.Wait >= q.deadline-r.now-1 &&
+				r.waiting() > 1 && r.served(q.model):
+			case (d.Reason == UnknownModel) == (model == nil) && (d.Reason == BadBatchSize ||
+				d.Reason == UnknownModel) && e.Kind == Submitted && e.Query == d.Query:
 			case d.Reason == BadBatchSize && q.batch > model.LargestBatchSize:
 			default:
 				r.failf("query %v is rejected as %v", d.Query, d.Reason)
@@ -344,7 +374,8 @@ func (r *referee) step(e Event) []Decision {
 		r.failf("queries %v should be offered again", lost)
 	}
 	for id, q := range r.queries {
-		if q.waits() && q.deadline > 0 && q.deadline < r.now { // the matcher's arithmetic may be a ns off
+		// the matcher's arithmetic may be a ns off
+		if q.waits() && q.deadline > 0 && q.deadline < r.now {
 			r.failf("query %v still waits after its deadline", id)
 		}
 	}
@@ -362,7 +393,8 @@ func (r *referee) step(e Event) []Decision {
 		if served != (q.shard != r.m.nowhere) || served && !q.shard.accepts(q) {
 			r.failf("query %v waits where no lane is for it", id)
 		}
-		if _, queued := q.shard.policy.(queues); queued && served && (q.queue == nil || !slices.Contains(q.shard.lanes, q.queue.lane) || !q.queue.lane.usable()) {
+		if _, queued := q.shard.policy.(queues); queued && served && (q.queue == nil ||
+			!slices.Contains(q.shard.lanes, q.queue.lane) || !q.queue.lane.usable()) {
 			r.failf("query %v is in the queue of no lane of its shard", id)
 		}
 	}
@@ -394,9 +426,9 @@ func lessQuery(a, b QueryID) int {
 	return 1
 }
 
-// TestPromises plays random events to every policy: queries and lanes come
-// and go, profiles and prices change, lanes answer early, late, twice or never, refuse and are
-// overdue. The referee checks every decision. In the end lanes behave, and every query must get its outcome.
+// TestPromises plays random events to every policy: queries and lanes come and go, profiles and
+// prices change, lanes answer early, late, twice or never, refuse and are overdue. The referee
+// checks every decision. In the end lanes behave, and every query must get its outcome.
 func TestPromises(t *testing.T) {
 	for _, policy := range Policies() {
 		t.Run(policy, func(t *testing.T) {
@@ -411,8 +443,10 @@ func play(t *rapid.T, policy string) {
 	r := newReferee(t, Config{
 		Policy: policy,
 		Models: []Model{
-			{Name: "a", QoSTarget: 10 * time.Millisecond, LargestBatchSize: 100, RejectLate: rapid.Bool().Draw(t, "reject late a")},
-			{Name: "b", QoSTarget: 30 * time.Millisecond, LargestBatchSize: 300, RejectLate: rapid.Bool().Draw(t, "reject late b")},
+			{Name: "a", QoSTarget: 10 * time.Millisecond, LargestBatchSize: 100,
+				RejectLate: rapid.Bool().Draw(t, "reject late a")},
+			{Name: "b", QoSTarget: 30 * time.Millisecond, LargestBatchSize: 300,
+				RejectLate: rapid.Bool().Draw(t, "reject late b")},
 		},
 		Threshold:     rapid.IntRange(0, 100).Draw(t, "threshold"),
 		DispatchAhead: rapid.SampledFrom([]time.Duration{0, time.Millisecond}).Draw(t, "ahead"),
@@ -428,7 +462,10 @@ func play(t *rapid.T, policy string) {
 	profiles := func(percent int) {
 		for _, model := range r.modelNames() {
 			for _, typ := range types {
-				r.step(Event{Kind: ProfileChanged, Model: model, Type: typ, Table: table(model, typ, percent)})
+				r.step(Event{
+					Kind: ProfileChanged, Model: model, Type: typ,
+					Table: table(model, typ, percent),
+				})
 			}
 		}
 	}
@@ -443,16 +480,25 @@ func play(t *rapid.T, policy string) {
 	}
 	lane, sequence := LaneID(1), uint64(0)
 	join := func(models []string) {
-		r.step(Event{Kind: LaneJoined, Lane: lane, Agent: "x", Type: rapid.SampledFrom(types).Draw(t, "type"), Models: models,
-			Remaining: rapid.SampledFrom([]time.Duration{0, 5 * time.Millisecond}).Draw(t, "remaining")})
+		r.step(Event{Kind: LaneJoined, Lane: lane, Agent: "x",
+			Type: rapid.SampledFrom(types).Draw(t, "type"), Models: models,
+			Remaining: rapid.SampledFrom([]time.Duration{0, 5 * time.Millisecond}).Draw(t,
+				"remaining")})
 		lane++
 	}
 	submit := func(sent bool) {
-		e := Event{Kind: Submitted, Query: QueryID{rapid.Uint64Range(1, 2).Draw(t, "gateway"), sequence},
-			Model:     rapid.SampledFrom([]string{"a", "a", "a", "b", "b", "b", "c"}).Draw(t, "model"),
+		e := Event{Kind: Submitted, Query: QueryID{
+			rapid.Uint64Range(1, 2).Draw(t, "gateway"), sequence,
+		},
+			Model: rapid.SampledFrom([]string{"a", "a", "a", "b", "b", "b", "c"}).Draw(t,
+				"model"),
 			BatchSize: rapid.IntRange(0, 110).Draw(t, "batch"),
-			Waited:    rapid.SampledFrom([]time.Duration{0, time.Millisecond, 50 * time.Millisecond}).Draw(t, "waited"),
-			TimeLeft:  rapid.SampledFrom([]time.Duration{0, 20 * time.Millisecond, 100 * time.Millisecond}).Draw(t, "time left"),
+			Waited: rapid.SampledFrom([]time.Duration{
+				0, time.Millisecond, 50 * time.Millisecond,
+			}).Draw(t, "waited"),
+			TimeLeft: rapid.SampledFrom([]time.Duration{
+				0, 20 * time.Millisecond, 100 * time.Millisecond,
+			}).Draw(t, "time left"),
 		}
 		if e.Model == "b" {
 			e.BatchSize *= 3
@@ -467,11 +513,15 @@ func play(t *rapid.T, policy string) {
 				for _, h := range r.lanes[id].held {
 					holds = append(holds, Held{h.query, h.attempt, "a", 1})
 				}
-				r.step(Event{Kind: LaneHas, Lane: id, Holds: holds, Remaining: duration("remaining", 10*time.Millisecond)})
+				r.step(Event{
+					Kind: LaneHas, Lane: id, Holds: holds,
+					Remaining: duration("remaining", 10*time.Millisecond),
+				})
 			}
 		}
 		sequence++
-		if id, ok := pick(t, r.queries, lessQuery); ok && rapid.IntRange(0, 9).Draw(t, "known") == 0 {
+		if id, ok := pick(t, r.queries, lessQuery); ok &&
+			rapid.IntRange(0, 9).Draw(t, "known") == 0 {
 			e.Query, e.Attempt = id, r.queries[id].attempt+rapid.IntRange(-1, 1).Draw(t, "attempts")
 			e.Attempt = max(0, e.Attempt)
 		}
@@ -483,12 +533,17 @@ func play(t *rapid.T, policy string) {
 			return
 		}
 		h := rapid.SampledFrom(r.lanes[id].held).Draw(t, "held")
-		r.step(Event{Kind: kind, Query: h.query, Attempt: h.attempt, Lane: id, Remaining: duration("remaining", time.Millisecond) / 2})
+		r.step(Event{
+			Kind: kind, Query: h.query, Attempt: h.attempt, Lane: id,
+			Remaining: duration("remaining", time.Millisecond) / 2,
+		})
 	}
 	onLane := func(kind Kind) {
 		if id, ok := pick(t, r.lanes, lessLane); ok {
-			r.step(Event{Kind: kind, Lane: id, Remaining: duration("remaining", 10*time.Millisecond), Models: someModels.Draw(t, "models"),
-				Type: rapid.SampledFrom(append(types, "")).Draw(t, "type")})
+			r.step(
+				Event{Kind: kind, Lane: id, Remaining: duration("remaining", 10*time.Millisecond),
+					Models: someModels.Draw(t, "models"),
+					Type:   rapid.SampledFrom(append(types, "")).Draw(t, "type")})
 		}
 	}
 	if rapid.Bool().Draw(t, "profiles first") {
@@ -508,15 +563,20 @@ func play(t *rapid.T, policy string) {
 			submit(true)
 		case 27:
 			name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "model")
-			r.step(Event{Kind: ModelChanged, Model: name, QoSTarget: time.Millisecond + duration("target", 40*time.Millisecond),
-				BatchSize: rapid.IntRange(1, 300).Draw(t, "largest"), RejectLate: rapid.Bool().Draw(t, "reject late")})
+			r.step(Event{Kind: ModelChanged, Model: name,
+				QoSTarget:  time.Millisecond + duration("target", 40*time.Millisecond),
+				BatchSize:  rapid.IntRange(1, 300).Draw(t, "largest"),
+				RejectLate: rapid.Bool().Draw(t, "reject late")})
 		case 29:
 			name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "model")
 			if r.model(name) != nil && len(r.cfg.Models) > 1 && !r.asked(name) {
 				r.step(Event{Kind: ModelGone, Model: name})
 			}
 		case 28:
-			r.step(Event{Kind: AheadChanged, Ahead: rapid.SampledFrom([]time.Duration{0, time.Millisecond}).Draw(t, "ahead")})
+			r.step(Event{
+				Kind:  AheadChanged,
+				Ahead: rapid.SampledFrom([]time.Duration{0, time.Millisecond}).Draw(t, "ahead"),
+			})
 		case 8, 9, 10, 11, 12, 13:
 			answer(Completed)
 		case 14:
@@ -524,22 +584,33 @@ func play(t *rapid.T, policy string) {
 		case 15, 16:
 			join(someModels.Draw(t, "models"))
 		case 17:
-			onLane(rapid.SampledFrom([]Kind{LaneHas, LaneLost, LaneDraining, LaneModels, LaneRemaining}).Draw(t, "kind"))
+			onLane(rapid.SampledFrom([]Kind{
+				LaneHas, LaneLost, LaneDraining, LaneModels, LaneRemaining,
+			}).Draw(t, "kind"))
 		case 18:
 			if id, ok := pick(t, r.queries, lessQuery); ok {
 				r.step(Event{Kind: Cancelled, Query: id})
 			}
 		case 19:
-			model, typ := rapid.SampledFrom(r.modelNames()).Draw(t, "model"), rapid.SampledFrom(types).Draw(t, "type")
-			r.step(Event{Kind: ProfileChanged, Model: model, Type: typ, Table: table(model, typ, rapid.IntRange(50, 200).Draw(t, "percent"))})
+			model, typ := rapid.SampledFrom(r.modelNames()).Draw(t,
+				"model"), rapid.SampledFrom(types).Draw(t, "type")
+			r.step(Event{
+				Kind: ProfileChanged, Model: model, Type: typ,
+				Table: table(model, typ, rapid.IntRange(50, 200).Draw(t, "percent")),
+			})
 		case 20:
 			r.step(Event{Kind: PricesChanged, Prices: []fluid.Price{
-				{Type: "base", PerMs: rapid.Float64Range(0, 2).Draw(t, "price"), Service: duration("service", 10*time.Millisecond)},
-				{Type: "mid", PerMs: rapid.Float64Range(0, 2).Draw(t, "price"), Service: duration("service", 10*time.Millisecond)},
+				{Type: "base", PerMs: rapid.Float64Range(0, 2).Draw(t, "price"),
+					Service: duration("service", 10*time.Millisecond)},
+				{Type: "mid", PerMs: rapid.Float64Range(0, 2).Draw(t, "price"),
+					Service: duration("service", 10*time.Millisecond)},
 			}})
 		case 21: // an answer that comes after the query has gone elsewhere, or of a lane long lost
 			if id, ok := pick(t, r.queries, lessQuery); ok && r.queries[id].attempt > 1 {
-				r.step(Event{Kind: rapid.SampledFrom([]Kind{Completed, Refused}).Draw(t, "kind"), Query: id, Attempt: 1, Lane: lane + 1})
+				r.step(Event{
+					Kind: rapid.SampledFrom([]Kind{Completed, Refused}).Draw(t, "kind"), Query: id,
+					Attempt: 1, Lane: lane + 1,
+				})
 			}
 		case 22:
 			if rapid.IntRange(0, 9).Draw(t, "gateway lost") == 0 {

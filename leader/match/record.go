@@ -8,9 +8,9 @@ import (
 	"github.com/muster-serve/muster/leader/internal/lines"
 )
 
-// A Recorder writes a recording: [SerialHeader], a line "config " with the [Config] as JSON, and then
-// each event on a line of its own, in the serial form, followed by the lines of the decisions that
-// it led to. Where the header stands again, another matcher begins.
+// A Recorder writes a recording: [SerialHeader], a line "config " with the [Config] as JSON, and
+// then each event on a line of its own, in the serial form, followed by the lines of the decisions
+// that it led to. Where the header stands again, another matcher begins.
 type Recorder struct{ *lines.Recorder }
 
 // NewRecorder returns a recorder of what a new matcher of these settings does.
@@ -22,7 +22,9 @@ func NewRecorder(w io.Writer, cfg *Config) (*Recorder, error) {
 // Step writes one step of the matcher: its event, at the given time since the
 // start of the recording, and what it decided.
 func (r *Recorder) Step(at time.Duration, e *Event, decisions []Decision) error {
-	return r.Write(func(b []byte) []byte { return appendDecisions(append(AppendEvent(b, at, e), '\n'), decisions) })
+	return r.Write(func(b []byte) []byte {
+		return appendDecisions(append(AppendEvent(b, at, e), '\n'), decisions)
+	})
 }
 
 func appendDecisions(b []byte, decisions []Decision) []byte {
@@ -38,24 +40,26 @@ type Replayed = lines.Replayed
 // Replay feeds a recording's events to new matchers and compares their decisions
 // with the recorded ones, byte for byte. The error names the first line that differs.
 func Replay(r io.Reader) (*Replayed, error) {
-	return lines.Replay(r, SerialHeader, func(settings *json.Decoder) (string, lines.Player, error) {
-		var cfg Config
-		if err := settings.Decode(&cfg); err != nil {
-			return "", nil, err
-		}
-		m, err := New(cfg)
-		if err != nil {
-			return "", nil, err
-		}
-		var decided []byte
-		return m.cfg.Policy, func(line []byte) (time.Duration, []byte, error) {
-			at, e, err := ParseEvent(line)
-			if err != nil {
-				return 0, nil, err
+	return lines.Replay(r, SerialHeader,
+		func(settings *json.Decoder) (string, lines.Player, error) {
+			var cfg Config
+			if err := settings.Decode(&cfg); err != nil {
+				return "", nil, err
 			}
-			decisions, _, _ := m.Step(time.Unix(0, 0).Add(at), &e) // what was an error then, and ignored, is so again
-			decided = appendDecisions(decided[:0], decisions)
-			return at, decided, nil
-		}, nil
-	})
+			m, err := New(cfg)
+			if err != nil {
+				return "", nil, err
+			}
+			var decided []byte
+			return m.cfg.Policy, func(line []byte) (time.Duration, []byte, error) {
+				at, e, err := ParseEvent(line)
+				if err != nil {
+					return 0, nil, err
+				}
+				// what was an error then, and ignored, is so again
+				decisions, _, _ := m.Step(time.Unix(0, 0).Add(at), &e)
+				decided = appendDecisions(decided[:0], decisions)
+				return at, decided, nil
+			}, nil
+		})
 }

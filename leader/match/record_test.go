@@ -51,8 +51,10 @@ func TestReplayParts(t *testing.T) {
 		t.Errorf("replayed %+v, %v, want %+v", got, err, want)
 	}
 	second := strings.LastIndex(recording.String(), SerialHeader)
-	damaged := recording.String()[:second] + strings.Replace(recording.String()[second:], "lane=1 reason", "lane=2 reason", 1)
-	if _, err := Replay(strings.NewReader(damaged)); err == nil || !strings.Contains(err.Error(), "line 16:") {
+	damaged := recording.String()[:second] +
+		strings.Replace(recording.String()[second:], "lane=1 reason", "lane=2 reason", 1)
+	if _, err := Replay(strings.NewReader(damaged)); err == nil ||
+		!strings.Contains(err.Error(), "line 16:") {
 		t.Errorf("another lane in the second part: got %v, want an error at line 16", err)
 	}
 }

@@ -90,7 +90,8 @@ func steps(m *Matcher, input string) string {
 			out = append(AppendDecision(fmt.Appendf(out, "%v ", at), &decisions[i]), '\n')
 		}
 		if e.Kind == TimePassed && !next.IsZero() {
-			out = fmt.Appendf(out, "%v next at %v\n", at, next.Sub(time.Unix(0, 0)).Round(time.Microsecond))
+			out = fmt.Appendf(out, "%v next at %v\n", at,
+				next.Sub(time.Unix(0, 0)).Round(time.Microsecond))
 		}
 	}
 	return string(out)

@@ -20,11 +20,11 @@ const SerialVersion = 2
 // SerialHeader is the first line of a recording, without the newline.
 const SerialHeader = "muster-match 2"
 
-// The serial form is one line an event or decision: what it is, then key=value
-// in a fixed order, absent where the value is the type's zero. Events start
-// with the time since the start of the recording. What goes into a matcher is written exactly,
-// so that a replay decides the same; the floats of decisions are rounded to six
-// digits. Queries are written gateway/sequence. A value may not contain spaces; names that do are quoted.
+// The serial form is one line an event or decision: what it is, then key=value in a fixed order,
+// absent where the value is the type's zero. Events start with the time since the start of the
+// recording. What goes into a matcher is written exactly, so that a replay decides the same; the
+// floats of decisions are rounded to six digits. Queries are written gateway/sequence. A value may
+// not contain spaces; names that do are quoted.
 //
 //	12.5ms submitted query=1/7 model=rm2 batch=120 waited=1ms time_left=3.5s
 //	12.5ms completed query=1/3 attempt=1 lane=4 remaining=0s
@@ -35,12 +35,15 @@ const SerialHeader = "muster-match 2"
 // A table lists, for each run of batch sizes with equal latencies, the last of
 // them, the mean, the 80 % quantile, and the 99 % quantile if that is another.
 
-var kindNames = []string{"time-passed", "submitted", "cancelled", "completed", "refused", "lane-has", "unused", "gateway-lost",
-	"lane-joined", "lane-lost", "lane-draining", "lane-models", "lane-remaining", "profile", "prices", "model", "ahead", "model-gone"}
+var kindNames = []string{"time-passed", "submitted", "cancelled", "completed", "refused",
+	"lane-has", "unused", "gateway-lost",
+	"lane-joined", "lane-lost", "lane-draining", "lane-models", "lane-remaining", "profile",
+	"prices", "model", "ahead", "model-gone"}
 
 var actionNames = []string{"assign", "reject", "offer-again", "ask"}
 
-var reasonNames = []string{"matched", "late", "deadline-passed", "unknown-model", "bad-batch-size", "overloaded", "too-many-attempts",
+var reasonNames = []string{"matched", "late", "deadline-passed", "unknown-model", "bad-batch-size",
+	"overloaded", "too-many-attempts",
 	"lane-refused", "lane-gone", "lane-overdue", "limit"}
 
 func name(names []string, i int) string {
@@ -185,7 +188,8 @@ func appendModels(b []byte, models []string) []byte {
 // Append appends the serial form of t.
 func (t *Table) Append(b []byte) []byte {
 	for i := 1; i < len(t.mean); i++ {
-		if i+1 < len(t.mean) && t.mean[i] == t.mean[i+1] && t.safe[i] == t.safe[i+1] && t.tail[i] == t.tail[i+1] {
+		if i+1 < len(t.mean) && t.mean[i] == t.mean[i+1] && t.safe[i] == t.safe[i+1] &&
+			t.tail[i] == t.tail[i+1] {
 			continue
 		}
 		if b[len(b)-1] != '=' {
@@ -216,7 +220,8 @@ func ParseTable(s string) (*Table, error) {
 		}
 		n, err := strconv.Atoi(last)
 		if err != nil || n < len(t.mean) || n > MaxBatchSize {
-			return nil, fmt.Errorf("table: got batch size %q after %d, want a larger one up to %d", last, len(t.mean)-1, MaxBatchSize)
+			return nil, fmt.Errorf("table: got batch size %q after %d, want a larger one up to %d",
+				last, len(t.mean)-1, MaxBatchSize)
 		}
 		a, err := time.ParseDuration(mean)
 		if err != nil {
@@ -234,7 +239,8 @@ func ParseTable(s string) (*Table, error) {
 			return nil, fmt.Errorf("table: got %q, want 0 < mean <= p80 <= p99", run)
 		}
 		for len(t.mean) <= n {
-			t.mean, t.safe, t.tail = append(t.mean, toMs(a)), append(t.safe, toMs(b)), append(t.tail, toMs(c))
+			t.mean, t.safe, t.tail = append(t.mean, toMs(a)), append(t.safe,
+				toMs(b)), append(t.tail, toMs(c))
 		}
 	}
 	return t, nil
@@ -254,7 +260,8 @@ func ParseEvent(line []byte) (at time.Duration, e Event, err error) {
 	}
 	kind := slices.Index(kindNames, fields[1])
 	if kind < 0 {
-		return 0, e, fmt.Errorf("event %.80q: kind %q is unknown, there are: %s", line, fields[1], strings.Join(kindNames, ", "))
+		return 0, e, fmt.Errorf("event %.80q: kind %q is unknown, there are: %s", line, fields[1],
+			strings.Join(kindNames, ", "))
 	}
 	e.Kind = Kind(kind)
 	for _, f := range fields[2:] {
@@ -325,7 +332,8 @@ func (e *Event) set(field string) error {
 		p := &e.Prices[len(e.Prices)-1]
 		if key == "service" {
 			p.Service, err = time.ParseDuration(value)
-		} else if p.PerMs, err = strconv.ParseFloat(value, 64); err == nil && !(p.PerMs >= 0 && p.PerMs <= math.MaxFloat64) {
+		} else if p.PerMs, err = strconv.ParseFloat(value, 64); err == nil &&
+			!(p.PerMs >= 0 && p.PerMs <= math.MaxFloat64) {
 			err = fmt.Errorf("got %s, want a price >= 0", value)
 		}
 	case "waited":

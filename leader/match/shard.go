@@ -101,10 +101,16 @@ func (s *shard) assign(q *query, l *lane, cost float64) bool {
 	}
 	q.attempt++
 	q.sent, q.lane = true, l
-	l.reserve(reservation{query: q.id, attempt: q.attempt, latency: latency, grace: l.grace(q.model, q.batch), since: s.m.now}, wait)
+	l.reserve(
+		reservation{
+			query: q.id, attempt: q.attempt, latency: latency, grace: l.grace(q.model, q.batch),
+			since: s.m.now,
+		}, wait)
 	l.setFree(s.m.now + wait + latency)
-	s.m.out = append(s.m.out, Decision{Action: Assign, Reason: reason, Query: q.id, Attempt: q.attempt, Lane: l.id,
-		Cost: cost, Latency: fromMs(latency), Waited: fromMs(waited), Wait: fromMs(wait), Slack: fromMs(slack)})
+	s.m.out = append(s.m.out,
+		Decision{Action: Assign, Reason: reason, Query: q.id, Attempt: q.attempt, Lane: l.id,
+			Cost: cost, Latency: fromMs(latency), Waited: fromMs(waited), Wait: fromMs(wait),
+			Slack: fromMs(slack)})
 	return true
 }
 
@@ -125,10 +131,12 @@ func (s *shard) all(yield func(*query) bool) {
 	}
 }
 
-// keeps says whether q, which waits at s, may stay there now that lanes have been dealt: s still has a lane for it, or
-// there is none anywhere, and the lane in whose queue it is has stayed. moved: latencies of its model have changed.
+// keeps says whether q, which waits at s, may stay there now that lanes have been dealt: s still
+// has a lane for it, or there is none anywhere, and the lane in whose queue it is has stayed.
+// moved: latencies of its model have changed.
 func (s *shard) keeps(q *query, moved bool) bool {
-	if u := q.queue; u != nil && u.lane != nil && (moved || u.lane.shard != s || !u.lane.usable() || !u.lane.serves(q)) {
+	if u := q.queue; u != nil && u.lane != nil && (moved || u.lane.shard != s || !u.lane.usable() ||
+		!u.lane.serves(q)) {
 		return false
 	}
 	return s == s.m.nowhere || s.accepts(q)
@@ -207,7 +215,8 @@ func (s *shard) accepts(q *query) bool {
 // suits says whether l may be given q, and can meet its QoS target if any type
 // in the pool can.
 func (l *lane) suits(q *query) bool {
-	return l.usable() && l.serves(q) && (l.latency(q) <= l.m.target[q.model] || q.least > l.m.target[q.model])
+	return l.usable() && l.serves(q) && (l.latency(q) <= l.m.target[q.model] ||
+		q.least > l.m.target[q.model])
 }
 
 // backlog returns how long a query of q's size class would wait at s, about, in ms; 0, which is

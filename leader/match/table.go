@@ -30,13 +30,18 @@ type Table struct {
 // quantile below the mean counts as the mean.
 func NewTable(l Latencies, largest int) (*Table, error) {
 	if largest < 1 || largest > MaxBatchSize {
-		return nil, fmt.Errorf("latency table: largest batch size is %d, want 1..%d", largest, MaxBatchSize)
+		return nil, fmt.Errorf("latency table: largest batch size is %d, want 1..%d", largest,
+			MaxBatchSize)
 	}
-	t := &Table{mean: make([]float64, largest+1), safe: make([]float64, largest+1), tail: make([]float64, largest+1)}
+	t := &Table{
+		mean: make([]float64, largest+1), safe: make([]float64, largest+1),
+		tail: make([]float64, largest+1),
+	}
 	for b := 1; b <= largest; b++ {
 		mean, safe := l.Mean(b), l.Quantile(safeQuantile, b)
 		if mean <= 0 {
-			return nil, fmt.Errorf("latency table: mean latency at batch size %d is %v, want > 0", b, mean)
+			return nil, fmt.Errorf("latency table: mean latency at batch size %d is %v, want > 0",
+				b, mean)
 		}
 		t.mean[b], t.safe[b] = toMs(mean), toMs(max(mean, safe))
 		t.tail[b] = max(t.safe[b], toMs(l.Quantile(tailQuantile, b)))

@@ -13,11 +13,12 @@ import (
 	"github.com/muster-serve/muster/leader/fluid"
 )
 
-// An Analysis is what the profiles say of a problem without evaluating anything: which types are of use, which is the base
-// type, which configurations meet the QoS target at any rate at all, and the bounds on what each serves. It is not safe for concurrent use.
+// An Analysis is what the profiles say of a problem without evaluating anything: which types are of
+// use, which is the base type, which configurations meet the QoS target at any rate at all, and the
+// bounds on what each serves. It is not safe for concurrent use.
 type Analysis struct {
-	// Problem is the one that was analysed, or where no configuration can meet it the nearest that one can: without
-	// the queries that no type answers within the QoS target.
+	// Problem is the one that was analysed, or where no configuration can meet it the nearest that
+	// one can: without the queries that no type answers within the QoS target.
 	Problem *Problem
 	// Base is the index of the base type: of those that meet the QoS target at every batch size
 	// the one that alone serves most for its price.
@@ -26,7 +27,8 @@ type Analysis struct {
 	Notes []string
 
 	useful []bool // by type: meets a QoS target at some batch size
-	// reach is, by model, the share of its queries that can be served by exactly the types of a set.
+	// reach is, by model, the share of its queries that can be served by exactly the
+	// types of a set.
 	reach    []map[uint64]float64
 	feasible map[uint64]bool
 	program  fluid.Program
@@ -43,14 +45,18 @@ func Analyse(p *Problem) (*Analysis, error) {
 		return nil, err
 	}
 	if len(p.Models) == 0 {
-		return nil, errors.New("no models: this planner reads latency profiles, which a published table does not have; ribbon needs none")
+		return nil, errors.New(
+			"no models: this planner reads latency profiles, which a published table does not " +
+				"have; ribbon needs none")
 	}
 	if len(p.Types) > maxTypes {
 		return nil, fmt.Errorf("%d instance types, want at most %d", len(p.Types), maxTypes)
 	}
 	nearest := *p
 	nearest.Models = slices.Clone(p.Models)
-	a := &Analysis{Problem: &nearest, useful: make([]bool, len(p.Types)), feasible: map[uint64]bool{}}
+	a := &Analysis{
+		Problem: &nearest, useful: make([]bool, len(p.Types)), feasible: map[uint64]bool{},
+	}
 	for i := range nearest.Models {
 		if err := a.nearest(&nearest.Models[i]); err != nil {
 			return nil, err
@@ -58,7 +64,9 @@ func Analyse(p *Problem) (*Analysis, error) {
 	}
 	for i, t := range p.Types {
 		if !a.useful[i] {
-			a.Notes = append(a.Notes, fmt.Sprintf("%s is left out: it answers no query within the QoS target (%s)", t.Name, a.fastest(i)))
+			a.Notes = append(a.Notes,
+				fmt.Sprintf("%s is left out: it answers no query within the QoS target (%s)",
+					t.Name, a.fastest(i)))
 		}
 	}
 	a.prepare()
@@ -71,11 +79,14 @@ func Analyse(p *Problem) (*Analysis, error) {
 	return a, nil
 }
 
-// meets reports whether type i answers a query of the batch size within the model's QoS target in the mean.
-func (m *Model) meets(i, batchSize int) bool { return m.Latencies[i].Mean(batchSize) <= m.QoSTarget }
+// meets reports whether type i answers a query of the batch size within the model's QoS
+// target in the mean.
+func (m *Model) meets(i, batchSize int) bool {
+	return m.Latencies[i].Mean(batchSize) <= m.QoSTarget
+}
 
-// nearest notes which types serve which of the model's queries. Where none serves so many of them that the target cannot be met, it takes
-// out the largest batch sizes, as few as will do.
+// nearest notes which types serve which of the model's queries. Where none serves so many of them
+// that the target cannot be met, it takes out the largest batch sizes, as few as will do.
 func (a *Analysis) nearest(m *Model) error {
 	sets := make([]uint64, len(m.BatchSizes)) // of types that serve the batch size
 	var all, unserved float64                 // shares
@@ -100,13 +111,20 @@ func (a *Analysis) nearest(m *Model) error {
 	}
 	if n == 0 {
 		smallest := m.BatchSizes[0].BatchSize
-		return fmt.Errorf("model %s: the fastest answer to the smallest query, of batch size %d, takes %v, which is not within the QoS target of %v: raise that or name a faster type",
+		return fmt.Errorf(
+			"model %s: the fastest answer to the smallest query, of batch size %d, takes %v, "+
+				"which is not within the QoS target of %v: raise that or name a faster type",
 			m.Name, smallest, m.least(smallest), m.QoSTarget)
 	}
 	if n < len(sets) {
-		a.Notes = append(a.Notes, fmt.Sprintf("model %s: no configuration meets the QoS target at any rate: %.3g %% of the queries no instance type answers within %v, and %.3g %% may be late. "+
-			"These plans are for those of batch sizes up to %d; for all, the target would have to be %v",
-			m.Name, 100*unserved, m.QoSTarget, 100*(1-a.Problem.target()), m.BatchSizes[n-1].BatchSize, m.least(m.BatchSizes[len(sets)-1].BatchSize)))
+		a.Notes = append(a.Notes,
+			fmt.Sprintf(
+				"model %s: no configuration meets the QoS target at any rate: %.3g %% of the "+
+					"queries no instance type answers within %v, and %.3g %% may be late. "+
+					"These plans are for those of batch sizes up to %d; for all, the target "+
+					"would have to be %v",
+				m.Name, 100*unserved, m.QoSTarget, 100*(1-a.Problem.target()),
+				m.BatchSizes[n-1].BatchSize, m.least(m.BatchSizes[len(sets)-1].BatchSize)))
 		m.BatchSizes = slices.Clone(m.BatchSizes[:n])
 		for b := range m.BatchSizes {
 			m.BatchSizes[b].Share /= kept
@@ -134,7 +152,10 @@ func (a *Analysis) fastest(i int) string {
 	var each []string
 	for _, m := range a.Problem.Models {
 		b := m.BatchSizes[0].BatchSize
-		each = append(each, fmt.Sprintf("model %s: %v at batch size %d, the target is %v", m.Name, m.Latencies[i].Mean(b), b, m.QoSTarget))
+		each = append(
+			each,
+			fmt.Sprintf("model %s: %v at batch size %d, the target is %v", m.Name,
+				m.Latencies[i].Mean(b), b, m.QoSTarget))
 	}
 	return strings.Join(each, "; ")
 }
@@ -156,7 +177,8 @@ func (a *Analysis) prepare() {
 		for t, l := range m.Latencies {
 			known[t] = l
 		}
-		a.program.Bins = append(a.program.Bins, fluid.Bins(m.Name, m.weight()/weights, m.BatchSizes, m.QoSTarget, known)...)
+		a.program.Bins = append(a.program.Bins,
+			fluid.Bins(m.Name, m.weight()/weights, m.BatchSizes, m.QoSTarget, known)...)
 	}
 }
 
@@ -167,8 +189,8 @@ func (m *Model) weight() float64 {
 	return m.Weight
 }
 
-// findBase finds the base type. Where none meets the QoS target at every batch size it is that which does for
-// most queries.
+// findBase finds the base type. Where none meets the QoS target at every batch size it is that
+// which does for most queries.
 func (a *Analysis) findBase() error {
 	a.Base = -1
 	var share, worth float64
@@ -189,15 +211,16 @@ func (a *Analysis) findBase() error {
 		if err != nil {
 			return err
 		}
-		if w := sol.Rate / t.Price; a.Base < 0 || least > share+1e-9 || least > share-1e-9 && w > worth {
+		if w := sol.Rate / t.Price; a.Base < 0 || least > share+1e-9 ||
+			least > share-1e-9 && w > worth {
 			a.Base, share, worth = i, least, w
 		}
 	}
 	return nil
 }
 
-// Feasible reports whether c meets the QoS target at some rate: whether it has types for enough of the queries, and none that is
-// left out.
+// Feasible reports whether c meets the QoS target at some rate: whether it has types for enough of
+// the queries, and none that is left out.
 func (a *Analysis) Feasible(c Configuration) bool {
 	var set uint64
 	for i, n := range c {
@@ -226,7 +249,8 @@ func (a *Analysis) Feasible(c Configuration) bool {
 	return feasible
 }
 
-// Configurations are those affordable that are feasible, in the order of their counts; what it yields is overwritten.
+// Configurations are those affordable that are feasible, in the order of their counts; what
+// it yields is overwritten.
 func (a *Analysis) Configurations() (iter.Seq[Configuration], error) {
 	all, err := a.Problem.Configurations()
 	if err != nil {
@@ -258,9 +282,13 @@ func (a *Analysis) Space() ([]Configuration, error) {
 func (a *Analysis) noneFeasible() error {
 	base := a.Problem.Types[a.Base]
 	if a.Problem.Budget > 0 && base.Price > a.Problem.Budget {
-		return fmt.Errorf("budget of %v $/hr buys no configuration that meets the QoS target: that needs an instance of the base type, %s at %v $/hr", a.Problem.Budget, base.Name, base.Price)
+		return fmt.Errorf(
+			"budget of %v $/hr buys no configuration that meets the QoS target: that needs an "+
+				"instance of the base type, %s at %v $/hr", a.Problem.Budget, base.Name, base.Price)
 	}
-	return fmt.Errorf("no configuration within the budget and the types' limits meets the QoS target at any rate: that needs instances of the base type, %s at %v $/hr", base.Name, base.Price)
+	return fmt.Errorf(
+		"no configuration within the budget and the types' limits meets the QoS target at any "+
+			"rate: that needs instances of the base type, %s at %v $/hr", base.Name, base.Price)
 }
 
 // Fluid solves the fluid program of c.
@@ -271,8 +299,9 @@ func (a *Analysis) Fluid(c Configuration) (*fluid.Solution, error) {
 	return a.solver.Solve(&a.program)
 }
 
-// Plan describes c: what it costs, what it serves at most, what keeps it from more, what one instance more of each type
-// would gain, and the rate that is expected as long as nothing was evaluated.
+// Plan describes c: what it costs, what it serves at most, what keeps it from more,
+// what one instance more of each type would gain, and the rate that is expected as long
+// as nothing was evaluated.
 func (a *Analysis) Plan(c Configuration, reason string) (Plan, error) {
 	sol, err := a.Fluid(c)
 	if err != nil {
@@ -296,7 +325,9 @@ func (a *Analysis) Plan(c Configuration, reason string) (Plan, error) {
 			return Plan{}, err
 		}
 		more[i]--
-		plan.Gains = append(plan.Gains, Gain{Type: string(t.Name), Rate: max(0, sol.Rate-plan.FluidLimit), Price: t.Price})
+		plan.Gains = append(plan.Gains, Gain{
+			Type: string(t.Name), Rate: max(0, sol.Rate-plan.FluidLimit), Price: t.Price,
+		})
 	}
 	return plan, nil
 }
@@ -315,7 +346,8 @@ func (a *Analysis) binding(c Configuration, sol *fluid.Solution) string {
 		if sol.Prices[i].PerMs > 0 {
 			short = append(short, name)
 		} else {
-			spare = append(spare, fmt.Sprintf("%s is idle %.0f %% of the time", name, 100*(1-sol.Busy[i]/float64(n))))
+			spare = append(spare,
+				fmt.Sprintf("%s is idle %.0f %% of the time", name, 100*(1-sol.Busy[i]/float64(n))))
 		}
 	}
 	s := "time on " + strings.Join(short, " and ")
@@ -338,9 +370,9 @@ func (a *Analysis) Evaluated(plan Plan, e Estimate) Plan {
 }
 
 // rank sorts plans that were evaluated, the best first. Plans that serve no rate within the QoS
-// target, and plans that miss it alike, are not told apart by their evaluations: of those the one of
-// the higher fluid limit comes first, and without profiles the dearer one. To prefer the cheaper one
-// would advise who has too little to have less.
+// target, and plans that miss it alike, are not told apart by their evaluations: of those the one
+// of the higher fluid limit comes first, and without profiles the dearer one. To prefer the cheaper
+// one would advise who has too little to have less.
 func (p *Problem) rank(plans []Plan) {
 	more := func(x, y Plan) int {
 		limits := cmp.Compare(digits(y.FluidLimit), digits(x.FluidLimit))
@@ -354,7 +386,8 @@ func (p *Problem) rank(plans []Plan) {
 			if x.Predicted == 0 && y.Predicted == 0 {
 				return more(x, y)
 			}
-			return cmp.Or(cmp.Compare(y.Predicted, x.Predicted), cmp.Compare(digits(x.Price), digits(y.Price)))
+			return cmp.Or(cmp.Compare(y.Predicted, x.Predicted),
+				cmp.Compare(digits(x.Price), digits(y.Price)))
 		}
 		switch xMeets, yMeets := x.Satisfaction >= p.target(), y.Satisfaction >= p.target(); {
 		case xMeets && yMeets:
@@ -372,16 +405,20 @@ func (p *Problem) rank(plans []Plan) {
 func servesLess(plan, first *Plan) string {
 	switch {
 	case first.Predicted > 0:
-		return fmt.Sprintf("serves %.2g %% less than the first", below(plan.Predicted, first.Predicted))
+		return fmt.Sprintf("serves %.2g %% less than the first",
+			below(plan.Predicted, first.Predicted))
 	case first.FluidLimit > 0:
-		return fmt.Sprintf("serves no rate within the QoS target either; its fluid limit is %.2g %% below the first's", below(plan.FluidLimit, first.FluidLimit))
+		return fmt.Sprintf(
+			"serves no rate within the QoS target either; its fluid limit is %.2g %% below the "+
+				"first's", below(plan.FluidLimit, first.FluidLimit))
 	}
 	return "serves no rate within the QoS target either"
 }
 
 // servesNothing is what the first plan's reason and the notes say where nothing that was evaluated
 // serves any rate within the QoS target.
-const servesNothing = "no configuration that was evaluated meets the QoS target at any rate, however low"
+const servesNothing = "no configuration that was evaluated meets the QoS target at any rate, " +
+	"however low"
 
 // below is by how many percent x is below the best; 0 where the best is 0.
 func below(x, best float64) float64 {

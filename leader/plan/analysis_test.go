@@ -13,7 +13,8 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// trace is much like the production trace: a body of queries, a part that is large, and few that are very large.
+// trace is much like the production trace: a body of queries, a part that is large, and few
+// that are very large.
 func trace() profiles.Distribution {
 	var d profiles.Distribution
 	for b := 10; b <= 1000; b += 10 {
@@ -42,7 +43,9 @@ func rm2() *Problem {
 		Types: paperTypes(), Budget: 2.5,
 		Models: []Model{{
 			Name: "rm2", QoSTarget: 350 * time.Millisecond, BatchSizes: trace(),
-			Latencies: []Latencies{us(3.70, 0.2575), us(2.60, 0.3866), us(3.91, 0.4009), us(2.83, 0.8827)},
+			Latencies: []Latencies{
+				us(3.70, 0.2575), us(2.60, 0.3866), us(3.91, 0.4009), us(2.83, 0.8827),
+			},
 		}},
 	}
 }
@@ -58,7 +61,10 @@ func randomProblem(r *rand.Rand) *Problem {
 		p.Types = append(p.Types, t)
 	}
 	for i := range 1 + r.IntN(3) {
-		m := Model{Name: fmt.Sprint("model-", i), QoSTarget: time.Duration(20+r.IntN(100)) * time.Millisecond, Weight: 0.5 + r.Float64()}
+		m := Model{
+			Name:      fmt.Sprint("model-", i),
+			QoSTarget: time.Duration(20+r.IntN(100)) * time.Millisecond, Weight: 0.5 + r.Float64(),
+		}
 		sum := 0.0
 		for b := 1 + r.IntN(20); b < 400; b += 1 + r.IntN(60) {
 			m.BatchSizes = append(m.BatchSizes, profiles.Share{BatchSize: b, Share: r.Float64()})
@@ -68,20 +74,25 @@ func randomProblem(r *rand.Rand) *Problem {
 			m.BatchSizes[b].Share /= sum
 		}
 		for range p.Types {
-			m.Latencies = append(m.Latencies, line{time.Duration(1 + r.IntN(8e6)), time.Duration(1e4 + r.IntN(3e5))})
+			m.Latencies = append(m.Latencies, line{
+				time.Duration(1 + r.IntN(8e6)), time.Duration(1e4 + r.IntN(3e5)),
+			})
 		}
 		p.Models = append(p.Models, m)
 	}
 	return p
 }
 
-// TestEq15 holds Eq. 15 against its cases by hand: queries of 1 and 3 items, half each, on a base type
-// that takes a second an item and an auxiliary one that takes two and may serve queries of 1 only.
+// TestEq15 holds Eq. 15 against its cases by hand: queries of 1 and 3 items, half each, on a
+// base type that takes a second an item and an auxiliary one that takes two and may serve
+// queries of 1 only.
 func TestEq15(t *testing.T) {
 	p := &Problem{
 		Types: []Type{{"auxiliary", 1, 0}, {"base", 1, 0}}, Budget: 9,
 		Models: []Model{{
-			Name: "m", QoSTarget: 5 * time.Second, BatchSizes: profiles.Distribution{{BatchSize: 1, Share: 0.5}, {BatchSize: 3, Share: 0.5}},
+			Name: "m", QoSTarget: 5 * time.Second, BatchSizes: profiles.Distribution{
+				{BatchSize: 1, Share: 0.5}, {BatchSize: 3, Share: 0.5},
+			},
 			Latencies: []Latencies{line{0, 2 * time.Second}, line{0, time.Second}},
 		}},
 	}
@@ -93,15 +104,19 @@ func TestEq15(t *testing.T) {
 		base, auxiliary int
 		want            float64
 	}{
-		{1, 0, 1 / 2.},              // a mean of two seconds
-		{1, 4, (1 / 3.) / (1 / 2.)}, // the base is the bottleneck, Eq. 12: 1/3 of large ones a second, which are half
-		// The auxiliary one is: 1/2 small ones a second, which are half of the queries, so 1; C = 1/2; two base instances
-		// serve 2/3 large ones, so they have a quarter left of the one average query a second that they serve.
+		{1, 0, 1 / 2.}, // a mean of two seconds
+		// the base is the bottleneck, Eq. 12: 1/3 of large ones a second, which are half
+		{1, 4, (1 / 3.) / (1 / 2.)},
+		// The auxiliary one is: 1/2 small ones a second, which are half of the queries, so 1; C =
+		// 1/2; two base instances serve 2/3 large ones, so they have a quarter left of the one
+		// average query a second that they serve.
 		{2, 1, 1 + 1/4.},
 		{0, 3, 0}, // nobody serves the large ones
 	} {
-		if got := a.eq15.of(Configuration{test.auxiliary, test.base}); math.Abs(got-test.want) > 1e-9 {
-			t.Errorf("%d base, %d auxiliary: bound %v, want %v", test.base, test.auxiliary, got, test.want)
+		if got := a.eq15.of(Configuration{test.auxiliary, test.base}); math.Abs(got-
+			test.want) > 1e-9 {
+			t.Errorf("%d base, %d auxiliary: bound %v, want %v", test.base, test.auxiliary, got,
+				test.want)
 		}
 	}
 }
@@ -120,10 +135,12 @@ func TestAnalyse(t *testing.T) {
 	// A type too slow for any query is left out, and said so.
 	p.Models[0].Latencies[3] = line{time.Second, time.Second}
 	a, err = Analyse(p)
-	if err != nil || len(a.Notes) != 1 || !strings.Contains(a.Notes[0], "t3.xlarge is left out") || !strings.Contains(a.Notes[0], "1") {
+	if err != nil || len(a.Notes) != 1 || !strings.Contains(a.Notes[0], "t3.xlarge is left out") ||
+		!strings.Contains(a.Notes[0], "1") {
 		t.Errorf("notes %q, %v", a.Notes, err)
 	}
-	if space, err = a.Space(); err != nil || slices.ContainsFunc(space, func(c Configuration) bool { return c[3] > 0 }) {
+	if space, err = a.Space(); err != nil ||
+		slices.ContainsFunc(space, func(c Configuration) bool { return c[3] > 0 }) {
 		t.Errorf("t3 is still there, %v", err)
 	}
 
@@ -138,10 +155,12 @@ func TestAnalyse(t *testing.T) {
 	p = rm2()
 	p.Models[0].QoSTarget = 150 * time.Millisecond
 	a, err = Analyse(p)
-	if err != nil || len(a.Notes) != 1 || !strings.Contains(a.Notes[0], "batch sizes up to 560") || !strings.Contains(a.Notes[0], "261.2ms") {
+	if err != nil || len(a.Notes) != 1 || !strings.Contains(a.Notes[0], "batch sizes up to 560") ||
+		!strings.Contains(a.Notes[0], "261.2ms") {
 		t.Fatalf("notes %q, %v", a.Notes, err)
 	}
-	if sizes := a.Problem.Models[0].BatchSizes; sizes[len(sizes)-1].BatchSize != 560 || a.Problem.Validate() != nil || len(p.Models[0].BatchSizes) != 100 {
+	if sizes := a.Problem.Models[0].BatchSizes; sizes[len(sizes)-1].BatchSize != 560 ||
+		a.Problem.Validate() != nil || len(p.Models[0].BatchSizes) != 100 {
 		t.Errorf("planned for %v, %v", sizes, a.Problem.Validate())
 	}
 	if a.eq15.of(Configuration{1, 0, 0, 0}) <= 0 {
@@ -150,7 +169,8 @@ func TestAnalyse(t *testing.T) {
 
 	// And one that none meets.
 	p.Models[0].QoSTarget = time.Millisecond
-	if _, err = Analyse(p); err == nil || !strings.Contains(err.Error(), "6.275ms") || !strings.Contains(err.Error(), "raise") {
+	if _, err = Analyse(p); err == nil || !strings.Contains(err.Error(), "6.275ms") ||
+		!strings.Contains(err.Error(), "raise") {
 		t.Errorf("error %v", err)
 	}
 	// A budget for auxiliary instances only.
@@ -159,13 +179,14 @@ func TestAnalyse(t *testing.T) {
 	if a, err = Analyse(p); err != nil {
 		t.Fatal(err)
 	}
-	if _, err = a.Space(); err == nil || !strings.Contains(err.Error(), "base type, g4dn.xlarge at 0.526") {
+	if _, err = a.Space(); err == nil ||
+		!strings.Contains(err.Error(), "base type, g4dn.xlarge at 0.526") {
 		t.Errorf("error %v", err)
 	}
 }
 
-// TestRelaxation: what one configuration's prices say of another one's limit holds, and so the ranking
-// is that of all limits.
+// TestRelaxation: what one configuration's prices say of another one's limit holds, and so the
+// ranking is that of all limits.
 func TestRelaxation(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 15 {
@@ -220,8 +241,10 @@ func TestRelaxation(t *testing.T) {
 				want = min(want, digits(p.Price(c)))
 			}
 		}
-		if cheapest[0].price != want || frontier[0].price != want || frontier[len(frontier)-1].bound != sorted[0] {
-			t.Errorf("cheapest %v, frontier %v; want price %v up to limit %v", cheapest, frontier, want, sorted[0])
+		if cheapest[0].price != want || frontier[0].price != want ||
+			frontier[len(frontier)-1].bound != sorted[0] {
+			t.Errorf("cheapest %v, frontier %v; want price %v up to limit %v", cheapest, frontier,
+				want, sorted[0])
 		}
 	}
 }

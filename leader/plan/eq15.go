@@ -2,15 +2,16 @@ package plan
 
 import "math"
 
-// eq15 is KAIROS's bound on the throughput of a configuration (section 5.2, Eq. 9-15), prepared
-// for many configurations. It is kept as the paper prints it; it is not quite an upper bound, for it gives the
-// base type's spare time queries of average size.
+// eq15 is KAIROS's bound on the throughput of a configuration (section 5.2, Eq. 9-15), prepared for
+// many configurations. It is kept as the paper prints it; it is not quite an upper bound, for it
+// gives the base type's spare time queries of average size.
 type eq15 struct {
 	base int
 	all  float64 // Q_b: throughput of a base instance that serves all queries
-	// By auxiliary type, if it is that of the configuration which serves the largest batch size s in time: s, the
-	// fraction f of queries up to s, the throughput Q_b^{s+} of a base instance on the others, and Q_a of an
-	// instance of each type on those up to s. s is 0 of a type that serves none, and of the base type.
+	// By auxiliary type, if it is that of the configuration which serves the largest batch size s
+	// in time: s, the fraction f of queries up to s, the throughput Q_b^{s+} of a base instance on
+	// the others, and Q_a of an instance of each type on those up to s. s is 0 of a type that
+	// serves none, and of the base type.
 	s        []int
 	fraction []float64
 	larger   []float64
@@ -34,7 +35,10 @@ func newEq15(p *Problem, base int) *eq15 {
 		return share / busy
 	}
 	n := len(p.Types)
-	e := &eq15{base: base, all: rate(base, 1, math.MaxInt), s: make([]int, n), fraction: make([]float64, n), larger: make([]float64, n), smaller: make([][]float64, n)}
+	e := &eq15{
+		base: base, all: rate(base, 1, math.MaxInt), s: make([]int, n),
+		fraction: make([]float64, n), larger: make([]float64, n), smaller: make([][]float64, n),
+	}
 	for i := range p.Types {
 		if i == base {
 			continue

@@ -2,8 +2,9 @@ package plan
 
 import "context"
 
-// A BoundEvaluator is an [Evaluator] that runs nothing: it takes the share of the fluid limit that [Problem.Efficiency] says for the
-// allowable throughput, and at the least cost, as far as that falls short of the rate, the rest of the queries for late.
+// A BoundEvaluator is an [Evaluator] that runs nothing: it takes the share of the fluid limit that
+// [Problem.Efficiency] says for the allowable throughput, and at the least cost, as far as that
+// falls short of the rate, the rest of the queries for late.
 type BoundEvaluator struct {
 	Analysis *Analysis
 }

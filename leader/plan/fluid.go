@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// Fluid is the planner that takes the configuration of the highest fluid limit, or the cheapest whose
-// limit leaves room for the rate. It evaluates none.
+// Fluid is the planner that takes the configuration of the highest fluid limit, or the cheapest
+// whose limit leaves room for the rate. It evaluates none.
 type Fluid struct {
 	// Top is how many plans to return; 0 means DefaultTop.
 	Top int
@@ -39,12 +39,13 @@ func (f Fluid) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, erro
 		if i == 0 {
 			return fmt.Sprintf("the highest fluid limit of %d configurations", len(space))
 		}
-		return fmt.Sprintf("its fluid limit is %.2g %% below the first's", below(found[i].bound, found[0].bound))
+		return fmt.Sprintf("its fluid limit is %.2g %% below the first's",
+			below(found[i].bound, found[0].bound))
 	})
 }
 
-// analyse analyses p. Without a budget it sets the price of base instances alone that would serve the rate if
-// distribution reached the given share of their fluid limit.
+// analyse analyses p. Without a budget it sets the price of base instances alone that would serve
+// the rate if distribution reached the given share of their fluid limit.
 func analyse(p *Problem, efficiency float64) (*Analysis, error) {
 	a, err := Analyse(p)
 	if err != nil {
@@ -66,8 +67,8 @@ func search(p *Problem, efficiency float64) (*Analysis, []Configuration, error) 
 	return a, space, err
 }
 
-// homogeneousPrice is what base instances alone cost whose fluid limit is rate; 0 if the limit on their
-// number does not allow so many.
+// homogeneousPrice is what base instances alone cost whose fluid limit is rate; 0 if the limit on
+// their number does not allow so many.
 func (a *Analysis) homogeneousPrice(rate float64) (float64, error) {
 	one := make(Configuration, len(a.Problem.Types))
 	one[a.Base] = 1
@@ -86,13 +87,16 @@ func (a *Analysis) homogeneousPrice(rate float64) (float64, error) {
 // noteUnmet notes that nothing within the limits is expected to serve the rate, and what would.
 func (a *Analysis) noteUnmet(ctx context.Context) {
 	p := *a.Problem
-	note := fmt.Sprintf("no configuration within the limits is expected to serve %.6g queries/s: these come nearest", p.Rate)
+	note := fmt.Sprintf(
+		"no configuration within the limits is expected to serve %.6g queries/s: these come "+
+			"nearest", p.Rate)
 	p.Budget, p.Types = 0, slices.Clone(p.Types)
 	for i := range p.Types {
 		p.Types[i].Max = 0
 	}
 	if r, err := (Fluid{Top: 1}).Plan(ctx, &p, nil); err == nil {
-		note += fmt.Sprintf("; %s at %.4g $/hr would", p.Name(r.Plans[0].Configuration), r.Plans[0].Price)
+		note += fmt.Sprintf("; %s at %.4g $/hr would", p.Name(r.Plans[0].Configuration),
+			r.Plans[0].Price)
 	}
 	a.Notes = append(a.Notes, note)
 }
@@ -122,9 +126,12 @@ func (a *Analysis) unevaluated(b bounded, reason string) (Plan, error) {
 func (a *Analysis) cheapestReason(space int, found []bounded) func(i int) string {
 	return func(i int) string {
 		if i == 0 {
-			return fmt.Sprintf("the cheapest of %d configurations whose bound leaves room for %.6g queries/s, if distribution reaches %.0f %% of it",
+			return fmt.Sprintf(
+				"the cheapest of %d configurations whose bound leaves room for %.6g queries/s, "+
+					"if distribution reaches %.0f %% of it",
 				space, a.Problem.Rate, 100*a.Problem.efficiency())
 		}
-		return fmt.Sprintf("costs %.2g %% more than the first", 100*(found[i].price/found[0].price-1))
+		return fmt.Sprintf("costs %.2g %% more than the first",
+			100*(found[i].price/found[0].price-1))
 	}
 }

@@ -10,8 +10,9 @@ import (
 	"gonum.org/v1/gonum/mat"
 )
 
-// A gaussianProcess is what a few evaluations say of all configurations: by a Matern 5/2 kernel on counts, which are integers, so that RIBBON's
-// rounding (its Eq. 3) is done already; with one length scale, that of the highest marginal likelihood; of outputs that are standardised.
+// A gaussianProcess is what a few evaluations say of all configurations: by a Matern 5/2 kernel on
+// counts, which are integers, so that RIBBON's rounding (its Eq. 3) is done already; with one
+// length scale, that of the highest marginal likelihood; of outputs that are standardised.
 type gaussianProcess struct {
 	at          []Configuration
 	mean, scale float64 // of the outputs
@@ -29,7 +30,8 @@ type fit struct {
 	amplitude bool
 }
 
-// Length scales are tried from shortest, in steps of a fourth root of two. Beyond the last, 32 instances, all configurations are much alike.
+// Length scales are tried from shortest, in steps of a fourth root of two. Beyond the last, 32
+// instances, all configurations are much alike.
 const (
 	shortest    = 0.25
 	lengthSteps = 29
@@ -70,8 +72,10 @@ func newGaussianProcess(at []Configuration, y []float64, f fit) *gaussianProcess
 	return g
 }
 
-// newPrior is a process of which mean 0, standard deviation and length scale are known beforehand, because there are too few outputs to fit them to.
-func newPrior(at []Configuration, y []float64, deviation float64, kernel *kernel, nugget float64) *gaussianProcess {
+// newPrior is a process of which mean 0, standard deviation and length scale are known beforehand,
+// because there are too few outputs to fit them to.
+func newPrior(at []Configuration, y []float64, deviation float64, kernel *kernel,
+	nugget float64) *gaussianProcess {
 	g := &gaussianProcess{at: at, scale: deviation, amplitude: 1, kernel: kernel}
 	z := mat.NewVecDense(len(y), slices.Clone(y))
 	z.ScaleVec(1/deviation, z)
@@ -81,8 +85,10 @@ func newPrior(at []Configuration, y []float64, deviation float64, kernel *kernel
 	return g
 }
 
-// condition solves for outputs z of variance 1; nil where that is numerically singular, so alike are neighbours under so long a scale.
-func condition(at []Configuration, z *mat.VecDense, kernel *kernel, nugget float64) (*mat.Cholesky, *mat.VecDense) {
+// condition solves for outputs z of variance 1; nil where that is numerically singular, so alike
+// are neighbours under so long a scale.
+func condition(at []Configuration, z *mat.VecDense, kernel *kernel, nugget float64) (*mat.Cholesky,
+	*mat.VecDense) {
 	k := mat.NewSymDense(len(at), nil)
 	for i := range at {
 		for j := range i {
@@ -143,7 +149,8 @@ func distance2(a, b Configuration) int {
 	return sum
 }
 
-// A kernel is the Matern 5/2 kernel of one length scale, looked up by the squared distance: between integer points there are few.
+// A kernel is the Matern 5/2 kernel of one length scale, looked up by the squared distance: between
+// integer points there are few.
 type kernel struct {
 	length float64 // in instances
 	near   []float64
@@ -153,7 +160,9 @@ type kernel struct {
 var kernels = sync.OnceValue(func() []*kernel {
 	all := make([]*kernel, lengthSteps)
 	for step := range all {
-		k := &kernel{length: shortest * math.Pow(2, float64(step)/4), near: make([]float64, nearDistances)}
+		k := &kernel{
+			length: shortest * math.Pow(2, float64(step)/4), near: make([]float64, nearDistances),
+		}
 		for d2 := range k.near {
 			k.near[d2] = matern52(math.Sqrt(float64(d2)) / k.length)
 		}

@@ -24,7 +24,8 @@ func randomConfigurations(r *rand.Rand, n, types, most int) []Configuration {
 	return all
 }
 
-// TestGaussianProcess holds predictions against the textbook's formula, written down with full matrices.
+// TestGaussianProcess holds predictions against the textbook's formula, written down with full
+// matrices.
 func TestGaussianProcess(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, f := range []fit{{1e-6, false}, {1e-2, true}} {
@@ -63,14 +64,17 @@ func TestGaussianProcess(t *testing.T) {
 			solved.MulVec(&inverse, row)
 			wantMean := g.mean + g.scale*mat.Dot(&solved, z)
 			variance := g.scale * g.scale * (g.amplitude - mat.Dot(&solved, row))
-			if math.Abs(mean[i]-wantMean) > 1e-6 || math.Abs(deviation[i]*deviation[i]-variance) > 1e-6*(1+variance) {
-				t.Errorf("%+v at %s: %v, %v, want %v, %v", f, c, mean[i], deviation[i], wantMean, math.Sqrt(max(0, variance)))
+			if math.Abs(mean[i]-wantMean) > 1e-6 ||
+				math.Abs(deviation[i]*deviation[i]-variance) > 1e-6*(1+variance) {
+				t.Errorf("%+v at %s: %v, %v, want %v, %v", f, c, mean[i], deviation[i], wantMean,
+					math.Sqrt(max(0, variance)))
 			}
 		}
 	}
 }
 
-// TestGaussianProcessInterpolates checks that what was observed is what is predicted there, and that doubt grows with the distance.
+// TestGaussianProcessInterpolates checks that what was observed is what is predicted there, and
+// that doubt grows with the distance.
 func TestGaussianProcessInterpolates(t *testing.T) {
 	at := []Configuration{{0, 0}, {2, 0}, {0, 5}, {7, 1}}
 	y := []float64{1, 4, 2, 8}
@@ -92,7 +96,8 @@ func TestGaussianProcessInterpolates(t *testing.T) {
 func TestGaussianProcessDegenerate(t *testing.T) {
 	for _, y := range [][]float64{{5}, {5, 5, 5}} {
 		for _, f := range []fit{{1e-6, false}, {1e-4, true}} {
-			g := newGaussianProcess(randomConfigurations(rand.New(rand.NewPCG(3, 4)), len(y), 2, 9), y, f)
+			g := newGaussianProcess(randomConfigurations(rand.New(rand.NewPCG(3, 4)), len(y), 2, 9),
+				y, f)
 			mean, deviation := make([]float64, 1), make([]float64, 1)
 			g.predict([]Configuration{{20, 20}}, mean, deviation)
 			if math.Abs(mean[0]-5) > 1e-9 || math.IsNaN(deviation[0]) || deviation[0] < 0 {
@@ -104,7 +109,9 @@ func TestGaussianProcessDegenerate(t *testing.T) {
 
 func TestExpectedImprovement(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
-	for _, tt := range []struct{ mean, deviation, best float64 }{{0, 1, 0}, {1, 2, 3}, {-1, 0.5, 0}, {2, 1, 0}} {
+	for _, tt := range []struct{ mean, deviation, best float64 }{
+		{0, 1, 0}, {1, 2, 3}, {-1, 0.5, 0}, {2, 1, 0},
+	} {
 		sum := 0.0
 		const n = 200_000
 		for range n {
@@ -119,7 +126,8 @@ func TestExpectedImprovement(t *testing.T) {
 	}
 }
 
-// BenchmarkGaussianProcessStep is what a step of RIBBON costs: fitting what was observed and judging 2,000 candidates by both of its processes.
+// BenchmarkGaussianProcessStep is what a step of RIBBON costs: fitting what was observed and
+// judging 2,000 candidates by both of its processes.
 func BenchmarkGaussianProcessStep(b *testing.B) {
 	r := rand.New(rand.NewPCG(7, 8))
 	at := randomConfigurations(r, 40, 3, 14)

@@ -17,9 +17,11 @@ type Kairos struct {
 	Top int
 }
 
-var errSeveralModels = errors.New("the bound of Eq. 15 is for one model: for several use the fluid planner")
+var errSeveralModels = errors.New(
+	"the bound of Eq. 15 is for one model: for several use the fluid planner")
 
-// Plan plans; the evaluator is not used. Under LeastCost it takes the cheapest configuration whose bound leaves room for the rate.
+// Plan plans; the evaluator is not used. Under LeastCost it takes the cheapest configuration whose
+// bound leaves room for the rate.
 func (k Kairos) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, error) {
 	a, err := analyse(p, p.efficiency())
 	if err != nil {
@@ -50,16 +52,19 @@ func (k Kairos) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, err
 		if i == 0 {
 			return reason
 		}
-		return fmt.Sprintf("its bound is %.2g %% below the highest", below(found[i].bound, all[0].bound))
+		return fmt.Sprintf("its bound is %.2g %% below the highest",
+			below(found[i].bound, all[0].bound))
 	})
 }
 
 // byEq15 orders by falling bound alone: KAIROS leaves what is equal in the order of the counts.
 func byEq15(a, b bounded) int { return cmp.Compare(b.bound, a.bound) }
 
-// first are the first n configurations in an order, of those whose Eq. 15 is at least need; equal ones are in the order of the counts.
-// It holds no more than those, for there may be millions. space is how many configurations there are in all.
-func (a *Analysis) first(n int, order func(x, y bounded) int, need float64) (first []bounded, space int, err error) {
+// first are the first n configurations in an order, of those whose Eq. 15 is at least need; equal
+// ones are in the order of the counts. It holds no more than those, for there may be millions.
+// space is how many configurations there are in all.
+func (a *Analysis) first(n int, order func(x, y bounded) int, need float64) (first []bounded,
+	space int, err error) {
 	all, err := a.Configurations()
 	if err != nil {
 		return nil, 0, err
@@ -86,13 +91,16 @@ func (a *Analysis) first(n int, order func(x, y bounded) int, need float64) (fir
 // similarOf is how many configurations of the highest bound the similarity rule looks at.
 const similarOf = 10
 
-// similar is KAIROS's choice among all, which are sorted by falling bound: if the three of the highest bound have as many base
-// instances, the first; otherwise of the ten of the highest bound that which is nearest to the others.
+// similar is KAIROS's choice among all, which are sorted by falling bound: if the three of the
+// highest bound have as many base instances, the first; otherwise of the ten of the highest bound
+// that which is nearest to the others.
 func (a *Analysis) similar(all []bounded, space int) (chosen int, reason string) {
 	base := func(i int) int { return all[i].c[a.Base] }
 	name := a.Problem.Types[a.Base].Name
 	if len(all) < 3 || base(0) == base(1) && base(1) == base(2) {
-		return 0, fmt.Sprintf("the highest bound (Eq. 15) of %d configurations; the next ones agree on %d %s", space, base(0), name)
+		return 0, fmt.Sprintf(
+			"the highest bound (Eq. 15) of %d configurations; the next ones agree on %d %s", space,
+			base(0), name)
 	}
 	top := all[:min(similarOf, len(all))]
 	nearest := math.Inf(1)
@@ -108,5 +116,7 @@ func (a *Analysis) similar(all []bounded, space int) (chosen int, reason string)
 			chosen, nearest = i, sum
 		}
 	}
-	return chosen, fmt.Sprintf("of the %d configurations with the highest bound (Eq. 15) of %d, which differ in the number of %s, the nearest to the others", len(top), space, name)
+	return chosen, fmt.Sprintf(
+		"of the %d configurations with the highest bound (Eq. 15) of %d, which differ in the "+
+			"number of %s, the nearest to the others", len(top), space, name)
 }

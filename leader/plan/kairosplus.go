@@ -7,20 +7,22 @@ import (
 	"slices"
 )
 
-// KairosPlus is KAIROS's search (Algorithm 1): it evaluates configurations by falling bound, and drops those
-// whose bound is no better than the best found and all sub-configurations of those evaluated. It ends when none is left.
+// KairosPlus is KAIROS's search (Algorithm 1): it evaluates configurations by falling bound, and
+// drops those whose bound is no better than the best found and all sub-configurations of those
+// evaluated. It ends when none is left.
 //
-// The bound is the paper's Eq. 15. It is not quite a bound, but the search ended at the best configuration of all
-// five models with it, after half the evaluations that the fluid limit needs.
+// The bound is the paper's Eq. 15. It is not quite a bound, but the search ended at the best
+// configuration of all five models with it, after half the evaluations that the fluid limit needs.
 type KairosPlus struct {
-	// FluidBound takes the fluid limit as the bound, which is one; where there are several models it is taken in any case.
+	// FluidBound takes the fluid limit as the bound, which is one; where there are several models
+	// it is taken in any case.
 	FluidBound bool
 	// Top is how many plans to return at least; 0 means DefaultTop.
 	Top int
 }
 
-// Plan plans with the evaluator. Its plans are all that was evaluated, the best first; for the most throughput they are filled up with those of the highest
-// bound among the others.
+// Plan plans with the evaluator. Its plans are all that was evaluated, the best first; for the most
+// throughput they are filled up with those of the highest bound among the others.
 func (k KairosPlus) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, error) {
 	if e == nil {
 		return nil, errors.New("kairos+ evaluates configurations: give it an evaluator")
@@ -55,7 +57,8 @@ func (k KairosPlus) mostThroughput(ctx context.Context, p *Problem, log *Log) (*
 			others = append(others, b)
 			continue
 		}
-		if slices.ContainsFunc(log.Evaluations(), func(e Evaluation) bool { return b.c.Within(e.Configuration) }) {
+		if slices.ContainsFunc(log.Evaluations(),
+			func(e Evaluation) bool { return b.c.Within(e.Configuration) }) {
 			others = append(others, b)
 			continue
 		}
@@ -80,11 +83,14 @@ func (k KairosPlus) mostThroughput(ctx context.Context, p *Problem, log *Log) (*
 			plans[0].Reason = servesNothing + "; this one has the highest fluid limit of them"
 			a.Notes = append(a.Notes, servesNothing+": these are ranked by their fluid limits")
 		default:
-			plans[0].Reason = fmt.Sprintf("the best of %d configurations: the bounds of those not evaluated are no higher", len(space))
+			plans[0].Reason = fmt.Sprintf(
+				"the best of %d configurations: the bounds of those not evaluated are no higher",
+				len(space))
 		}
 	}
 	for _, b := range others[:max(0, min(len(others), topOr(k.Top)-len(plans)))] {
-		plan, err := a.unevaluated(b, "not evaluated: by its bound it serves no more than the first")
+		plan, err := a.unevaluated(b,
+			"not evaluated: by its bound it serves no more than the first")
 		if err != nil {
 			return nil, err
 		}
@@ -93,10 +99,13 @@ func (k KairosPlus) mostThroughput(ctx context.Context, p *Problem, log *Log) (*
 		}
 		plans = append(plans, plan)
 	}
-	return &Result{Plans: plans, Evaluations: log.Evaluations(), SearchSpace: len(space), Notes: a.Notes}, nil
+	return &Result{
+		Plans: plans, Evaluations: log.Evaluations(), SearchSpace: len(space), Notes: a.Notes,
+	}, nil
 }
 
-// order returns a function that returns the configurations by falling bound, after the last one a nil one.
+// order returns a function that returns the configurations by falling bound, after the last
+// one a nil one.
 func (k KairosPlus) order(a *Analysis, space []Configuration) func() (bounded, error) {
 	if k.FluidBound || a.eq15 == nil {
 		return newRelaxation(a, space).next
@@ -118,13 +127,15 @@ const (
 	// A fleet that reaches less than this share of its fluid limit is not looked for: it bounds the
 	// price where there is no budget.
 	leastEfficiency = 0.6
-	// A configuration is taken to fail where a cheaper one failed whose fluid limit is higher by more than this share: by so much
-	// the shares of their limits that configurations of about the same price reach may differ.
+	// A configuration is taken to fail where a cheaper one failed whose fluid limit is higher by
+	// more than this share: by so much the shares of their limits that configurations of about the
+	// same price reach may differ.
 	efficiencySpread = 0.02
 )
 
-// leastCost bisects the configurations that have a higher fluid limit than all cheaper ones for the cheapest that satisfies. Then
-// it evaluates the cheaper ones beside them, as far as their limit is hardly below that of the dearest that failed.
+// leastCost bisects the configurations that have a higher fluid limit than all cheaper ones for the
+// cheapest that satisfies. Then it evaluates the cheaper ones beside them, as far as their limit is
+// hardly below that of the dearest that failed.
 func leastCost(ctx context.Context, p *Problem, log *Log) (*Result, error) {
 	a, space, err := search(p, leastEfficiency)
 	if err != nil {
@@ -185,7 +196,8 @@ func leastCost(ctx context.Context, p *Problem, log *Log) (*Result, error) {
 	return leastCostResult(a, space, log)
 }
 
-// leastCostResult ranks what was evaluated: what satisfies by price, then the rest by how nearly it does.
+// leastCostResult ranks what was evaluated: what satisfies by price, then the rest by
+// how nearly it does.
 func leastCostResult(a *Analysis, space []Configuration, log *Log) (*Result, error) {
 	target := a.Problem.target()
 	r := &Result{Evaluations: log.Evaluations(), SearchSpace: len(space), Notes: a.Notes}
@@ -199,12 +211,15 @@ func leastCostResult(a *Analysis, space []Configuration, log *Log) (*Result, err
 	a.Problem.rank(r.Plans)
 	for i := range r.Plans {
 		plan := &r.Plans[i]
-		plan.Reason = fmt.Sprintf("meets the target of %.4g %%, and costs %.2g %% more than the first",
+		plan.Reason = fmt.Sprintf(
+			"meets the target of %.4g %%, and costs %.2g %% more than the first",
 			100*target, 100*(plan.Price/r.Plans[0].Price-1))
 		if plan.Satisfaction < target {
 			plan.Reason = fmt.Sprintf("misses the target of %.4g %%", 100*target)
 		} else if i == 0 {
-			plan.Reason = fmt.Sprintf("the cheapest of %d configurations that meets the target of %.4g %%; fluid limits tell what need not be evaluated", len(space), 100*target)
+			plan.Reason = fmt.Sprintf(
+				"the cheapest of %d configurations that meets the target of %.4g %%; fluid "+
+					"limits tell what need not be evaluated", len(space), 100*target)
 		}
 	}
 	return r, nil

@@ -42,17 +42,18 @@ func (c Configuration) Within(d Configuration) bool {
 	return true
 }
 
-// An Estimate is what a configuration is worth: its allowable throughput in queries/s
-// where [Problem.Objective] is MostThroughput, the share of queries within their QoS target, in [0, 1], at the
-// demand's rate where it is LeastCost.
+// An Estimate is what a configuration is worth: its allowable throughput in queries/s where
+// [Problem.Objective] is MostThroughput, the share of queries within their QoS target, in [0, 1],
+// at the demand's rate where it is LeastCost.
 type Estimate struct {
 	Value float64
 	// StdErr is the standard error of Value, 0 where it is exact or unknown.
 	StdErr float64
 }
 
-// An Evaluator says what a configuration is worth. It is given configurations of the problem it was made for, at least
-// one instance, and must not keep or change them. It need not be safe for concurrent use.
+// An Evaluator says what a configuration is worth. It is given configurations of the problem
+// it was made for, at least one instance, and must not keep or change them. It need not be
+// safe for concurrent use.
 type Evaluator interface {
 	Evaluate(ctx context.Context, c Configuration) (Estimate, error)
 }
@@ -71,8 +72,8 @@ type Evaluation struct {
 	Estimate
 }
 
-// A Log is an [Evaluator] that counts and records what another one evaluates. A configuration asked for again
-// is answered from the record and not counted: evaluating is what costs.
+// A Log is an [Evaluator] that counts and records what another one evaluates. A configuration asked
+// for again is answered from the record and not counted: evaluating is what costs.
 type Log struct {
 	evaluator   Evaluator
 	evaluations []Evaluation
@@ -106,15 +107,16 @@ func (l *Log) Evaluations() []Evaluation { return l.evaluations }
 // Count is the number of evaluations.
 func (l *Log) Count() int { return len(l.evaluations) }
 
-// A Planner finds what to buy. It calls the evaluator as often as it must; a planner that decides in one shot calls
-// it never, and may be given nil. The same input gives the same result.
+// A Planner finds what to buy. It calls the evaluator as often as it must; a planner that decides
+// in one shot calls it never, and may be given nil. The same input gives the same result.
 type Planner interface {
 	Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, error)
 }
 
 // A Result is what a planner found.
 type Result struct {
-	// Plans are ranked, the best first. Where the problem cannot be solved they are the nearest that can be, and Notes say why.
+	// Plans are ranked, the best first. Where the problem cannot be solved they are the nearest
+	// that can be, and Notes say why.
 	Plans []Plan
 	// Evaluations are those made, in order.
 	Evaluations []Evaluation
@@ -122,7 +124,8 @@ type Result struct {
 	SearchSpace int
 	// Notes are what the reader must know: types left out, a demand that cannot be met.
 	Notes []string
-	// Doubt says why the first plan may not be the best there is; empty where the planner is as sure as its evaluator.
+	// Doubt says why the first plan may not be the best there is; empty where the planner is as
+	// sure as its evaluator.
 	Doubt string
 }
 
@@ -131,15 +134,18 @@ type Plan struct {
 	Configuration Configuration
 	// Price is in $/hr.
 	Price float64
-	// Predicted is the allowable throughput that is expected, in queries/s, never above the fluid limit; 0 where only the QoS satisfaction is known.
+	// Predicted is the allowable throughput that is expected, in queries/s, never above the fluid
+	// limit; 0 where only the QoS satisfaction is known.
 	Predicted float64
-	// Satisfaction is the share of queries within QoS at the demand's rate, in [0, 1], as evaluated; 0 where it was not.
+	// Satisfaction is the share of queries within QoS at the demand's rate, in [0, 1], as
+	// evaluated; 0 where it was not.
 	Satisfaction float64
 	// StdErr is the standard error of what was evaluated, Predicted or Satisfaction.
 	StdErr float64
 	// Evaluated says that an evaluator said so, not an analytic bound.
 	Evaluated bool
-	// Bound is the analytic upper bound that the planner ranks by, in queries/s, and FluidLimit that of leader/fluid; 0: the problem has no profiles.
+	// Bound is the analytic upper bound that the planner ranks by, in queries/s, and FluidLimit
+	// that of leader/fluid; 0: the problem has no profiles.
 	Bound, FluidLimit float64
 	// Binding is what keeps the configuration from serving more: "time on g4dn.xlarge".
 	Binding string
@@ -152,6 +158,7 @@ type Plan struct {
 // A Gain is what one instance more of a type would bring.
 type Gain struct {
 	Type string
-	// Rate is by how much the fluid limit would rise, in queries/s, and Price what the instance costs, in $/hr.
+	// Rate is by how much the fluid limit would rise, in queries/s, and Price what the
+	// instance costs, in $/hr.
 	Rate, Price float64
 }

@@ -13,13 +13,19 @@ import (
 
 // paperTypes are the instance types of KAIROS's experiments.
 func paperTypes() []Type {
-	return []Type{{"g4dn.xlarge", 0.526, 0}, {"c5n.2xlarge", 0.432, 0}, {"r5n.large", 0.149, 0}, {"t3.xlarge", 0.1664, 0}}
+	return []Type{
+		{"g4dn.xlarge", 0.526, 0}, {"c5n.2xlarge", 0.432, 0}, {"r5n.large", 0.149, 0}, {
+			"t3.xlarge", 0.1664, 0,
+		},
+	}
 }
 
 // line is a latency that grows in proportion.
 type line struct{ base, perItem time.Duration }
 
-func (l line) Mean(batchSize int) time.Duration { return l.base + time.Duration(batchSize)*l.perItem }
+func (l line) Mean(batchSize int) time.Duration {
+	return l.base + time.Duration(batchSize)*l.perItem
+}
 
 func TestConfigurations(t *testing.T) {
 	p := &Problem{Types: paperTypes(), Budget: 2.5}
@@ -62,7 +68,9 @@ func TestValidate(t *testing.T) {
 		return &Problem{
 			Types: []Type{{"a", 1, 0}, {"b", 0.5, 3}}, Budget: 2,
 			Models: []Model{{
-				Name: "m", QoSTarget: time.Second, BatchSizes: profiles.Distribution{{BatchSize: 1, Share: 0.5}, {BatchSize: 9, Share: 0.5}},
+				Name: "m", QoSTarget: time.Second, BatchSizes: profiles.Distribution{
+					{BatchSize: 1, Share: 0.5}, {BatchSize: 9, Share: 0.5},
+				},
 				Latencies: []Latencies{line{0, 1}, line{1, 1}},
 			}},
 		}
@@ -81,19 +89,31 @@ func TestValidate(t *testing.T) {
 		"budget is -2":              func(p *Problem) { p.Budget = -2 },
 		"budget is NaN":             func(p *Problem) { p.Budget = math.NaN() },
 		"below the cheapest instance, b at 0.5 $/hr": func(p *Problem) { p.Budget = 0.4 },
-		"rate is -1":                                  func(p *Problem) { p.Rate = -1 },
-		"give a rate above 0":                         func(p *Problem) { p.Objective = LeastCost },
-		"share of 99":                                 func(p *Problem) { p.Target = 99 },
-		"efficiency is 2":                             func(p *Problem) { p.Efficiency = 2 },
-		"model m: QoS target is 0s":                   func(p *Problem) { p.Models[0].QoSTarget = 0 },
-		"model m: weight is -1":                       func(p *Problem) { p.Models[0].Weight = -1 },
-		"1 profiles for 2 instance types":             func(p *Problem) { p.Models[0].Latencies = p.Models[0].Latencies[:1] },
-		"model m has no profile on b: measure it":     func(p *Problem) { p.Models[0].Latencies[1] = nil },
-		"model m: no batch sizes":                     func(p *Problem) { p.Models[0].BatchSizes = nil },
-		"batch size 0 after 0":                        func(p *Problem) { p.Models[0].BatchSizes[0].BatchSize = 0 },
-		"batch size 9 after 9":                        func(p *Problem) { p.Models[0].BatchSizes[0].BatchSize = 9 },
-		"share of batch size 1 is -0.5":               func(p *Problem) { p.Models[0].BatchSizes[0].Share = -0.5 },
-		"its batch sizes add up to 0.6, want 1: divi": func(p *Problem) { p.Models[0].BatchSizes[0].Share = 0.1 },
+		"rate is -1":                func(p *Problem) { p.Rate = -1 },
+		"give a rate above 0":       func(p *Problem) { p.Objective = LeastCost },
+		"share of 99":               func(p *Problem) { p.Target = 99 },
+		"efficiency is 2":           func(p *Problem) { p.Efficiency = 2 },
+		"model m: QoS target is 0s": func(p *Problem) { p.Models[0].QoSTarget = 0 },
+		"model m: weight is -1":     func(p *Problem) { p.Models[0].Weight = -1 },
+		"1 profiles for 2 instance types": func(p *Problem) {
+			p.Models[0].Latencies = p.Models[0].Latencies[:1]
+		},
+		"model m has no profile on b: measure it": func(p *Problem) {
+			p.Models[0].Latencies[1] = nil
+		},
+		"model m: no batch sizes": func(p *Problem) { p.Models[0].BatchSizes = nil },
+		"batch size 0 after 0": func(p *Problem) {
+			p.Models[0].BatchSizes[0].BatchSize = 0
+		},
+		"batch size 9 after 9": func(p *Problem) {
+			p.Models[0].BatchSizes[0].BatchSize = 9
+		},
+		"share of batch size 1 is -0.5": func(p *Problem) {
+			p.Models[0].BatchSizes[0].Share = -0.5
+		},
+		"its batch sizes add up to 0.6, want 1: divi": func(p *Problem) {
+			p.Models[0].BatchSizes[0].Share = 0.1
+		},
 	} {
 		p := good()
 		spoil(p)
@@ -123,10 +143,12 @@ func TestLog(t *testing.T) {
 	if _, err := l.Evaluate(t.Context(), c); err != nil {
 		t.Error(err)
 	}
-	if _, err := l.Evaluate(t.Context(), Configuration{9, 0}); !errors.Is(err, broken) || !strings.Contains(err.Error(), "(9,0)") {
+	if _, err := l.Evaluate(t.Context(), Configuration{9, 0}); !errors.Is(err, broken) ||
+		!strings.Contains(err.Error(), "(9,0)") {
 		t.Errorf("error %v", err)
 	}
-	if calls != 3 || l.Count() != 2 || l.Evaluations()[0].Configuration.String() != "(3,1)" || l.Evaluations()[1].Value != 4 {
+	if calls != 3 || l.Count() != 2 || l.Evaluations()[0].Configuration.String() != "(3,1)" ||
+		l.Evaluations()[1].Value != 4 {
 		t.Errorf("%d calls, log %v", calls, l.Evaluations())
 	}
 	ctx, cancel := context.WithCancel(t.Context())

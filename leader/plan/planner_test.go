@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// atShare is an evaluator that reaches a share of the fluid limit: at LeastCost it satisfies the target up to there. The share depends a little on
-// the configuration.
+// atShare is an evaluator that reaches a share of the fluid limit: at LeastCost it satisfies the
+// target up to there. The share depends a little on the configuration.
 func atShare(t *testing.T, p *Problem, share float64) Evaluator {
 	a, err := Analyse(p)
 	if err != nil {
@@ -36,17 +36,25 @@ func TestKairosChoice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := func(base, auxiliary int) bounded { return bounded{c: Configuration{base, 0, auxiliary, 0}} }
-	if got, reason := a.similar([]bounded{at(2, 3), at(2, 2), at(2, 1), at(1, 9)}, 4); got != 0 || !strings.Contains(reason, "agree on 2 g4dn.xlarge") {
+	at := func(base, auxiliary int) bounded {
+		return bounded{
+			c: Configuration{base, 0, auxiliary, 0},
+		}
+	}
+	if got, reason := a.similar([]bounded{at(2, 3), at(2, 2), at(2, 1), at(1, 9)}, 4); got != 0 ||
+		!strings.Contains(reason, "agree on 2 g4dn.xlarge") {
 		t.Errorf("three of as many base instances: %d, %s", got, reason)
 	}
-	if got, _ := a.similar([]bounded{at(1, 9), at(3, 1), at(2, 4), at(2, 5), at(2, 3)}, 5); got != 2 {
+	if got, _ := a.similar([]bounded{at(1, 9), at(3, 1), at(2, 4), at(2, 5), at(2, 3)},
+		5); got != 2 {
 		t.Errorf("not the one in the middle: %d", got)
 	}
 }
 
 func TestPlans(t *testing.T) {
-	for _, planner := range []Planner{Fluid{}, Kairos{}, KairosPlus{}, KairosPlus{FluidBound: true}} {
+	for _, planner := range []Planner{
+		Fluid{}, Kairos{}, KairosPlus{}, KairosPlus{FluidBound: true},
+	} {
 		p := rm2()
 		r, err := planner.Plan(t.Context(), p, atShare(t, p, 0.9))
 		if err != nil {
@@ -56,7 +64,9 @@ func TestPlans(t *testing.T) {
 		if got := p.Name(best.Configuration); got != "g4dn.xlarge=1,r5n.large=13" {
 			t.Errorf("%T chooses %s", planner, got)
 		}
-		if r.SearchSpace != 331 || best.Reason == "" || best.Binding != "time on g4dn.xlarge and r5n.large" || math.Abs(best.Price-2.463) > 1e-9 {
+		if r.SearchSpace != 331 || best.Reason == "" ||
+			best.Binding != "time on g4dn.xlarge and r5n.large" ||
+			math.Abs(best.Price-2.463) > 1e-9 {
 			t.Errorf("%T: %+v", planner, best)
 		}
 		// What an instance more brings is what that configuration's limit says.
@@ -65,19 +75,22 @@ func TestPlans(t *testing.T) {
 			more[i]++
 			a, _ := Analyse(p)
 			sol, err := a.Fluid(more)
-			if err != nil || g.Rate != sol.Rate-best.FluidLimit || g.Price != p.Types[i].Price || g.Rate <= 0 {
+			if err != nil || g.Rate != sol.Rate-best.FluidLimit || g.Price != p.Types[i].Price ||
+				g.Rate <= 0 {
 				t.Errorf("%T: gain %+v, the limit is then %v, %v", planner, g, sol.Rate, err)
 			}
 		}
 		_, evaluates := planner.(KairosPlus)
-		if evaluates != best.Evaluated || evaluates != (len(r.Evaluations) > 0) || len(r.Evaluations) > 12 {
+		if evaluates != best.Evaluated || evaluates != (len(r.Evaluations) > 0) ||
+			len(r.Evaluations) > 12 {
 			t.Errorf("%T: %d evaluations", planner, len(r.Evaluations))
 		}
 	}
 }
 
-// TestPlansHold: over random problems no planner exceeds the budget or a limit, or predicts more than the fluid limit; the fluid
-// planner's first is the best of all by the limit, and kairos+ ends at the best.
+// TestPlansHold: over random problems no planner exceeds the budget or a limit, or predicts more
+// than the fluid limit; the fluid planner's first is the best of all by the limit, and kairos+
+// ends at the best.
 func TestPlansHold(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	solved := 0
@@ -87,7 +100,9 @@ func TestPlansHold(t *testing.T) {
 			p.Objective, p.Rate = LeastCost, 5+50*r.Float64()
 		}
 		e := atShare(t, p, 0.85)
-		for _, planner := range []Planner{Fluid{}, Kairos{}, KairosPlus{FluidBound: true}, KairosPlus{}} {
+		for _, planner := range []Planner{
+			Fluid{}, Kairos{}, KairosPlus{FluidBound: true}, KairosPlus{},
+		} {
 			res, err := planner.Plan(t.Context(), p, e)
 			if errors.Is(err, errSeveralModels) {
 				continue
@@ -99,10 +114,13 @@ func TestPlansHold(t *testing.T) {
 			}
 			solved++
 			for _, plan := range res.Plans {
-				if !p.Affordable(plan.Configuration) || math.Abs(plan.Price-p.Price(plan.Configuration)) > 1e-9 {
-					t.Errorf("%T: %s costs %v of %v", planner, plan.Configuration, plan.Price, p.Budget)
+				if !p.Affordable(plan.Configuration) ||
+					math.Abs(plan.Price-p.Price(plan.Configuration)) > 1e-9 {
+					t.Errorf("%T: %s costs %v of %v", planner, plan.Configuration, plan.Price,
+						p.Budget)
 				}
-				if plan.Predicted > plan.FluidLimit || plan.FluidLimit <= 0 || plan.Reason == "" || plan.Binding == "" || len(plan.Gains) != len(p.Types) {
+				if plan.Predicted > plan.FluidLimit || plan.FluidLimit <= 0 || plan.Reason == "" ||
+					plan.Binding == "" || len(plan.Gains) != len(p.Types) {
 					t.Errorf("%T: %+v", planner, plan)
 				}
 			}
@@ -147,7 +165,8 @@ func checkBest(t *testing.T, p *Problem, e Evaluator, r *Result) {
 			t.Errorf("nothing serves %v queries/s, and the notes are %q", p.Rate, r.Notes)
 		}
 	case first.Satisfaction < p.target() || first.Price > cheapest+1e-9:
-		t.Errorf("%s reaches %v for %v $/hr, the cheapest costs %v", first.Configuration, first.Satisfaction, first.Price, cheapest)
+		t.Errorf("%s reaches %v for %v $/hr, the cheapest costs %v", first.Configuration,
+			first.Satisfaction, first.Price, cheapest)
 	}
 	if len(r.Evaluations) > len(space) {
 		t.Errorf("%d evaluations of %d", len(r.Evaluations), len(space))
@@ -165,7 +184,8 @@ func TestLeastCost(t *testing.T) {
 		// Base instances alone: 5 x 18.9 queries/s at most, 0.85 of that.
 		first := r.Plans[0]
 		if first.Price > 4*0.526 || first.FluidLimit < 60/0.86 || len(r.Notes) > 0 {
-			t.Errorf("%T: %s at %v $/hr, limit %v, notes %q", planner, first.Configuration, first.Price, first.FluidLimit, r.Notes)
+			t.Errorf("%T: %s at %v $/hr, limit %v, notes %q", planner, first.Configuration,
+				first.Price, first.FluidLimit, r.Notes)
 		}
 		if len(r.Evaluations) > 25 {
 			t.Errorf("%T: %d evaluations", planner, len(r.Evaluations))
@@ -176,7 +196,8 @@ func TestLeastCost(t *testing.T) {
 			t.Fatal(err)
 		}
 		notes := strings.Join(r.Notes, " ")
-		if r.Plans[0].Price > 0.9 || !strings.Contains(notes, "nearest") || !strings.Contains(notes, "$/hr would") {
+		if r.Plans[0].Price > 0.9 || !strings.Contains(notes, "nearest") ||
+			!strings.Contains(notes, "$/hr would") {
 			t.Errorf("%T within 0.9 $/hr: %s, notes %q", planner, r.Plans[0].Configuration, notes)
 		}
 	}
@@ -191,7 +212,9 @@ func TestSeveralModels(t *testing.T) {
 		t.Errorf("kairos: %v", err)
 	}
 	r, err := Fluid{Top: 3}.Plan(t.Context(), p, nil)
-	if err != nil || len(r.Plans) != 3 || !slices.IsSortedFunc(r.Plans, func(a, b Plan) int { return int(b.FluidLimit - a.FluidLimit) }) {
+	if err != nil || len(r.Plans) != 3 ||
+		!slices.IsSortedFunc(r.Plans,
+			func(a, b Plan) int { return int(b.FluidLimit - a.FluidLimit) }) {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
@@ -215,16 +238,19 @@ func TestBoundEvaluator(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if math.Abs(got.Plans[0].Price-want.Plans[0].Price) > 1e-9 || rate == 0 && math.Abs(got.Plans[0].Predicted-want.Plans[0].Predicted) > 1e-5 {
+		if math.Abs(got.Plans[0].Price-want.Plans[0].Price) > 1e-9 ||
+			rate == 0 && math.Abs(got.Plans[0].Predicted-want.Plans[0].Predicted) > 1e-5 {
 			t.Errorf("rate %v: got %+v, want %+v", rate, got.Plans[0], want.Plans[0])
 		}
 	}
 }
 
-// TestPlansWhereNothingServes: where every evaluation is 0 the plans are ranked by their fluid limits,
-// not by price, and say so; no number is a NaN.
+// TestPlansWhereNothingServes: where every evaluation is 0 the plans are ranked by their fluid
+// limits, not by price, and say so; no number is a NaN.
 func TestPlansWhereNothingServes(t *testing.T) {
-	none := EvaluatorFunc(func(context.Context, Configuration) (Estimate, error) { return Estimate{}, nil })
+	none := EvaluatorFunc(func(context.Context, Configuration) (Estimate, error) {
+		return Estimate{}, nil
+	})
 	for _, objective := range []Objective{MostThroughput, LeastCost} {
 		for _, planner := range []Planner{KairosPlus{}, KairosPlus{FluidBound: true}, Ribbon{}} {
 			p := rm2()
@@ -241,12 +267,15 @@ func TestPlansWhereNothingServes(t *testing.T) {
 					t.Errorf("%+v: plan %d: %s", planner, i+1, one.Reason)
 				}
 				if i > 0 && one.Evaluated && one.FluidLimit > r.Plans[i-1].FluidLimit+1e-6 {
-					t.Errorf("%+v: plan %d, %s, has a higher fluid limit than the one before it, %s", planner, i+1, one.Configuration, r.Plans[i-1].Configuration)
+					t.Errorf(
+						"%+v: plan %d, %s, has a higher fluid limit than the one before it, %s",
+						planner, i+1, one.Configuration, r.Plans[i-1].Configuration)
 				}
 			}
 			// The highest fluid limit of what was evaluated, which is far from the cheapest.
 			if r.Plans[0].Price < 0.7 {
-				t.Errorf("%+v: the first is %s at %v $/hr", planner, r.Plans[0].Configuration, r.Plans[0].Price)
+				t.Errorf("%+v: the first is %s at %v $/hr", planner, r.Plans[0].Configuration,
+					r.Plans[0].Price)
 			}
 			if !strings.Contains(strings.Join(r.Notes, " "), "no configuration") {
 				t.Errorf("%+v: notes %q", planner, r.Notes)

@@ -58,19 +58,23 @@ type Problem struct {
 	// Rate is the demand of all models together in queries/s, for LeastCost; 0 where the
 	// evaluator alone knows it, as a published table does.
 	Rate float64
-	// Target is the share of each model's queries that must meet their QoS target, in (0, 1); 0 means 0.99.
+	// Target is the share of each model's queries that must meet their QoS target, in (0,
+	// 1); 0 means 0.99.
 	Target float64
-	// Models are the demand. None where there are no profiles but an evaluator that knows, as a published table does.
+	// Models are the demand. None where there are no profiles but an evaluator that knows, as
+	// a published table does.
 	Models []Model
-	// Efficiency is the share of the fluid limit that the fleet's distribution of queries is taken to reach where
-	// nothing was evaluated, in (0, 1]; 0 means DefaultEfficiency.
+	// Efficiency is the share of the fluid limit that the fleet's distribution of queries is taken
+	// to reach where nothing was evaluated, in (0, 1]; 0 means DefaultEfficiency.
 	Efficiency float64
 }
 
-// DefaultEfficiency is what horizon reaches at least on pools of about a dozen instances (docs/simulations.md).
+// DefaultEfficiency is what horizon reaches at least on pools of about a dozen instances
+// (docs/simulations.md).
 const DefaultEfficiency = 0.85
 
-// DefaultTarget is the share of queries that must meet their QoS target where nobody says otherwise.
+// DefaultTarget is the share of queries that must meet their QoS target where nobody says
+// otherwise.
 const DefaultTarget = 0.99
 
 // MaxConfigurations bounds the search space.
@@ -105,7 +109,8 @@ func (p *Problem) Validate() error {
 		}
 		seen[t.Name] = true
 		if !(t.Price > 0) || math.IsInf(t.Price, 1) {
-			bad("price of %s is %v $/hr, want above 0: correct it in the catalogue", t.Name, t.Price)
+			bad("price of %s is %v $/hr, want above 0: correct it in the catalogue", t.Name,
+				t.Price)
 		} else {
 			cheapest = min(cheapest, t.Price)
 		}
@@ -114,7 +119,8 @@ func (p *Problem) Validate() error {
 		}
 	}
 	switch {
-	case !(p.Budget >= 0) || math.IsInf(p.Budget, 1) || p.Budget == 0 && p.Objective == MostThroughput:
+	case !(p.Budget >= 0) || math.IsInf(p.Budget, 1) ||
+		p.Budget == 0 && p.Objective == MostThroughput:
 		bad("budget is %v $/hr, want above 0", p.Budget)
 	case p.Budget > 0 && p.Budget < cheapest && !math.IsInf(cheapest, 1):
 		bad("budget of %v $/hr is below the cheapest instance, %s", p.Budget, p.cheapest())
@@ -126,7 +132,8 @@ func (p *Problem) Validate() error {
 		bad("least cost of which load? give a rate above 0 queries/s")
 	}
 	if !(p.Target >= 0 && p.Target < 1) {
-		bad("QoS target is met by a share of %v of the queries, want in (0, 1), such as 0.99", p.Target)
+		bad("QoS target is met by a share of %v of the queries, want in (0, 1), such as 0.99",
+			p.Target)
 	}
 	if !(p.Efficiency >= 0 && p.Efficiency <= 1) {
 		bad("efficiency is %v, want in (0, 1]", p.Efficiency)
@@ -143,7 +150,8 @@ func (p *Problem) cheapest() string {
 			best = t
 		}
 	}
-	return fmt.Sprintf("%s at %v $/hr: raise the budget or name a cheaper type", best.Name, best.Price)
+	return fmt.Sprintf("%s at %v $/hr: raise the budget or name a cheaper type", best.Name,
+		best.Price)
 }
 
 func (p *Problem) validateModels() (errs []error) {
@@ -157,28 +165,33 @@ func (p *Problem) validateModels() (errs []error) {
 			bad("model %s: weight is %v, want 0 or more", m.Name, m.Weight)
 		}
 		if len(m.Latencies) != len(p.Types) {
-			bad("model %s: %d profiles for %d instance types", m.Name, len(m.Latencies), len(p.Types))
+			bad("model %s: %d profiles for %d instance types", m.Name, len(m.Latencies),
+				len(p.Types))
 			continue
 		}
 		for j, l := range m.Latencies {
 			if l == nil {
-				bad("model %s has no profile on %s: measure it, or leave the type out", m.Name, p.Types[j].Name)
+				bad("model %s has no profile on %s: measure it, or leave the type out", m.Name,
+					p.Types[j].Name)
 			}
 		}
 		sum, last := 0.0, 0
 		for _, s := range m.BatchSizes {
 			if s.BatchSize <= last || s.BatchSize > profiles.MaxBatchSize {
-				bad("model %s: batch size %d after %d, want ascending within 1..%d", m.Name, s.BatchSize, last, profiles.MaxBatchSize)
+				bad("model %s: batch size %d after %d, want ascending within 1..%d", m.Name,
+					s.BatchSize, last, profiles.MaxBatchSize)
 			}
 			if !(s.Share >= 0 && s.Share <= 1+1e-6) {
-				bad("model %s: share of batch size %d is %v, want in [0, 1]", m.Name, s.BatchSize, s.Share)
+				bad("model %s: share of batch size %d is %v, want in [0, 1]", m.Name, s.BatchSize,
+					s.Share)
 			}
 			sum, last = sum+s.Share, s.BatchSize
 		}
 		if len(m.BatchSizes) == 0 {
 			bad("model %s: no batch sizes", m.Name)
 		} else if math.Abs(sum-1) > 1e-6 {
-			bad("model %s: the shares of its batch sizes add up to %v, want 1: divide them by that", m.Name, sum)
+			bad("model %s: the shares of its batch sizes add up to %v, want 1: divide them by that",
+				m.Name, sum)
 		}
 	}
 	return errs
@@ -233,7 +246,8 @@ func (p *Problem) most(i int) (int, error) {
 	return int(n), nil
 }
 
-// limits are how many instances of each type there may be at most, alone, and the budget with its rounding error.
+// limits are how many instances of each type there may be at most, alone, and the budget
+// with its rounding error.
 func (p *Problem) limits() (most []int, budget float64, err error) {
 	most = make([]int, len(p.Types))
 	for i := range most {
@@ -248,9 +262,9 @@ func (p *Problem) limits() (most []int, budget float64, err error) {
 	return most, budget, nil
 }
 
-// Configurations goes through all that are affordable, but for the empty one, in the order of their counts. What it
-// yields is overwritten by the next: clone what is kept. Without a budget every type needs a limit. More than
-// MaxConfigurations are an error.
+// Configurations goes through all that are affordable, but for the empty one, in the order of their
+// counts. What it yields is overwritten by the next: clone what is kept. Without a budget every
+// type needs a limit. More than MaxConfigurations are an error.
 func (p *Problem) Configurations() (iter.Seq[Configuration], error) {
 	most, budget, err := p.limits()
 	if err != nil {
@@ -284,10 +298,12 @@ func (p *Problem) Configurations() (iter.Seq[Configuration], error) {
 	}, nil
 }
 
-var errTooMany = fmt.Errorf("more than %d configurations to choose from: lower the budget, limit how many of a type, or name fewer types", MaxConfigurations)
+var errTooMany = fmt.Errorf(
+	"more than %d configurations to choose from: lower the budget, limit how many of a type, or "+
+		"name fewer types", MaxConfigurations)
 
-// count is the number of configurations, or a number above MaxConfigurations. It does not go through
-// those that differ in the last type only.
+// count is the number of configurations, or a number above MaxConfigurations. It does not go
+// through those that differ in the last type only.
 func (p *Problem) count(most []int, budget float64) int {
 	last := len(most) - 1
 	total := 0
@@ -295,7 +311,8 @@ func (p *Problem) count(most []int, budget float64) int {
 	from = func(i int, price float64) {
 		t := &p.Types[i]
 		if i == last {
-			total += 1 + min(most[i], int(min(math.Floor((budget-price)/t.Price), MaxConfigurations)))
+			total += 1 +
+				min(most[i], int(min(math.Floor((budget-price)/t.Price), MaxConfigurations)))
 			return
 		}
 		for n := 0; n <= most[i] && total <= MaxConfigurations; n++ {

@@ -28,16 +28,19 @@ func digits(x float64) float64 { return math.Round(x*1e6) / 1e6 }
 
 // byBound orders by falling bound, and what is equal by rising price.
 func byBound(a, b bounded) int {
-	return cmp.Or(cmp.Compare(b.bound, a.bound), cmp.Compare(a.price, b.price), slices.Compare(a.c, b.c))
+	return cmp.Or(cmp.Compare(b.bound, a.bound), cmp.Compare(a.price, b.price),
+		slices.Compare(a.c, b.c))
 }
 
 // byPrice orders by rising price, and what is equal by falling bound.
 func byPrice(a, b bounded) int {
-	return cmp.Or(cmp.Compare(a.price, b.price), cmp.Compare(b.bound, a.bound), slices.Compare(a.c, b.c))
+	return cmp.Or(cmp.Compare(a.price, b.price), cmp.Compare(b.bound, a.bound),
+		slices.Compare(a.c, b.c))
 }
 
-// A relaxation bounds the fluid limit of many configurations by that of a few. The dual program of a configuration's
-// does not depend on its counts, so the prices of one that was solved bound all: limit(c) <= sum of c_i y_i.
+// A relaxation bounds the fluid limit of many configurations by that of a few. The dual program of
+// a configuration's does not depend on its counts, so the prices of one that was solved bound all:
+// limit(c) <= sum of c_i y_i.
 type relaxation struct {
 	a     *Analysis
 	limit []float64 // by configuration: its fluid limit where solved, else a bound on it
@@ -47,7 +50,9 @@ type relaxation struct {
 }
 
 func newRelaxation(a *Analysis, space []Configuration) *relaxation {
-	r := &relaxation{a: a, space: space, limit: make([]float64, len(space)), done: make([]bool, len(space))}
+	r := &relaxation{
+		a: a, space: space, limit: make([]float64, len(space)), done: make([]bool, len(space)),
+	}
 	for i := range r.limit {
 		r.limit[i] = math.Inf(1)
 	}
@@ -84,7 +89,8 @@ func (r *relaxation) solve(i int) (float64, error) {
 	return r.limit[i], nil
 }
 
-// next is the configuration of the next highest fluid limit, one more with every call; after the last a nil one.
+// next is the configuration of the next highest fluid limit, one more with every call; after the
+// last a nil one.
 func (r *relaxation) next() (bounded, error) {
 	for {
 		best := -1
@@ -134,11 +140,13 @@ func (r *relaxation) byPrice() (order []int, price []float64) {
 	for i, c := range r.space {
 		price[i], order[i] = digits(r.a.Problem.Price(c)), i
 	}
-	slices.SortFunc(order, func(i, j int) int { return cmp.Or(cmp.Compare(price[i], price[j]), i-j) })
+	slices.SortFunc(
+		order, func(i, j int) int { return cmp.Or(cmp.Compare(price[i], price[j]), i-j) })
 	return order, price
 }
 
-// cheapest are the n cheapest configurations whose fluid limit is at least need, of equally cheap ones the highest.
+// cheapest are the n cheapest configurations whose fluid limit is at least need, of equally
+// cheap ones the highest.
 func (r *relaxation) cheapest(n int, need float64) ([]bounded, error) {
 	order, price := r.byPrice()
 	var found []bounded
@@ -161,8 +169,8 @@ func (r *relaxation) cheapest(n int, need float64) ([]bounded, error) {
 	return found[:min(n, len(found))], nil
 }
 
-// frontier are, by rising price, the configurations with a fluid limit of at least need that is higher than that of all
-// cheaper ones.
+// frontier are, by rising price, the configurations with a fluid limit of at least need that is
+// higher than that of all cheaper ones.
 func (r *relaxation) frontier(need float64) ([]bounded, error) {
 	order, price := r.byPrice()
 	var frontier []bounded

@@ -10,34 +10,38 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// DefaultThreshold is the gain below which a fleet is left as it is: changing it costs minutes of instances that start.
+// DefaultThreshold is the gain below which a fleet is left as it is: changing it costs minutes
+// of instances that start.
 const DefaultThreshold = 0.05
 
-// A Replanner decides whether a fleet should change when its demand has, as profiles.Monitor tells. Its
-// planner says to what: kairos in one shot, ribbon from what it explored before.
+// A Replanner decides whether a fleet should change when its demand has, as profiles.Monitor tells.
+// Its planner says to what: kairos in one shot, ribbon from what it explored before.
 type Replanner struct {
 	Planner Planner
-	// Threshold is the least gain for which to change, as a share: 0.05 is 5 %; 0 means DefaultThreshold. It
-	// does not hold back what ends a violation of the budget, or of the QoS target at the demand's rate.
+	// Threshold is the least gain for which to change, as a share: 0.05 is 5 %; 0 means
+	// DefaultThreshold. It does not hold back what ends a violation of the budget, or of the QoS
+	// target at the demand's rate.
 	Threshold float64
 }
 
 // A Decision says whether to change, and what that is expected to bring.
 type Decision struct {
 	Change bool
-	// Plan is what the planner would have, Current what the present configuration is worth under the same demand.
+	// Plan is what the planner would have, Current what the present configuration is worth
+	// under the same demand.
 	Plan, Current Plan
-	// Gain is by which share Plan serves more than Current, or costs less where the objective is LeastCost; it is
-	// negative where meeting a rate costs more.
+	// Gain is by which share Plan serves more than Current, or costs less where the objective is
+	// LeastCost; it is negative where meeting a rate costs more.
 	Gain   float64
 	Reason string
 	// Result is all that the planner found.
 	Result *Result
 }
 
-// WithDemand returns the problem with what a monitor has seen of a model: the distribution of its batch sizes (nil:
-// unchanged) and the rate of all queries (0: unchanged).
-func (p *Problem) WithDemand(model string, sizes profiles.Distribution, rate float64) (*Problem, error) {
+// WithDemand returns the problem with what a monitor has seen of a model: the distribution of its
+// batch sizes (nil: unchanged) and the rate of all queries (0: unchanged).
+func (p *Problem) WithDemand(model string, sizes profiles.Distribution, rate float64) (*Problem,
+	error) {
 	i := slices.IndexFunc(p.Models, func(m Model) bool { return m.Name == model })
 	if i < 0 {
 		return nil, fmt.Errorf("no model %q in the problem", model)
@@ -53,11 +57,14 @@ func (p *Problem) WithDemand(model string, sizes profiles.Distribution, rate flo
 	return &changed, nil
 }
 
-// Decide plans for p and compares the best plan with the current configuration. Where the planner evaluated, the
-// current one is evaluated too; else fluid limits are compared.
-func (r *Replanner) Decide(ctx context.Context, current Configuration, p *Problem, e Evaluator) (*Decision, error) {
+// Decide plans for p and compares the best plan with the current configuration. Where the planner
+// evaluated, the current one is evaluated too; else fluid limits are compared.
+func (r *Replanner) Decide(ctx context.Context, current Configuration, p *Problem,
+	e Evaluator) (*Decision, error) {
 	if len(current) != len(p.Types) {
-		return nil, fmt.Errorf("the current configuration %s is not of the problem's %d instance types", current, len(p.Types))
+		return nil, fmt.Errorf(
+			"the current configuration %s is not of the problem's %d instance types", current,
+			len(p.Types))
 	}
 	a, err := Analyse(p)
 	if err != nil {
@@ -86,7 +93,8 @@ func (r *Replanner) Decide(ctx context.Context, current Configuration, p *Proble
 }
 
 // recall is what c was evaluated to, or an evaluation more.
-func recall(ctx context.Context, known []Evaluation, e Evaluator, c Configuration) (Estimate, error) {
+func recall(ctx context.Context, known []Evaluation, e Evaluator, c Configuration) (Estimate,
+	error) {
 	for _, k := range known {
 		if slices.Equal(k.Configuration, c) {
 			return k.Estimate, nil
@@ -104,7 +112,8 @@ func (r *Replanner) decide(d *Decision, p *Problem) {
 		d.Reason = fmt.Sprintf("%s is still the best", p.Name(d.Current.Configuration))
 		return
 	}
-	change := fmt.Sprintf("%s instead of %s", p.Name(d.Plan.Configuration), p.Name(d.Current.Configuration))
+	change := fmt.Sprintf("%s instead of %s", p.Name(d.Plan.Configuration),
+		p.Name(d.Current.Configuration))
 	if p.Objective == LeastCost {
 		if d.Current.Price > 0 {
 			d.Gain = 1 - d.Plan.Price/d.Current.Price
@@ -112,10 +121,12 @@ func (r *Replanner) decide(d *Decision, p *Problem) {
 		change += fmt.Sprintf(" costs %.4g instead of %.4g $/hr", d.Plan.Price, d.Current.Price)
 		switch now, then := d.Current.serves(p), d.Plan.serves(p); {
 		case now && !then:
-			d.Reason = fmt.Sprintf("nothing better than %s was found for %.6g queries/s", p.Name(d.Current.Configuration), p.Rate)
+			d.Reason = fmt.Sprintf("nothing better than %s was found for %.6g queries/s",
+				p.Name(d.Current.Configuration), p.Rate)
 			return
 		case then && !now:
-			d.Change, d.Reason = true, change+fmt.Sprintf(", and only that serves %.6g queries/s", p.Rate)
+			d.Change, d.Reason = true, change+
+				fmt.Sprintf(", and only that serves %.6g queries/s", p.Rate)
 			return
 		case !now: // what costs less is no better as long as it serves too little
 			d.Change = d.Plan.nearer(&d.Current)
@@ -132,10 +143,13 @@ func (r *Replanner) decide(d *Decision, p *Problem) {
 		}
 		if before == 0 {
 			if after == 0 {
-				d.Reason = fmt.Sprintf("nothing better than %s was found: no configuration serves any rate within the QoS target", p.Name(d.Current.Configuration))
+				d.Reason = fmt.Sprintf(
+					"nothing better than %s was found: no configuration serves any rate within "+
+						"the QoS target", p.Name(d.Current.Configuration))
 				return
 			}
-			d.Change, d.Gain, d.Reason = true, 1, change+": that serves no rate within the QoS target any more"
+			d.Change, d.Gain, d.Reason = true, 1, change+
+				": that serves no rate within the QoS target any more"
 			return
 		}
 		d.Gain = after/before - 1
@@ -148,7 +162,8 @@ func (r *Replanner) decide(d *Decision, p *Problem) {
 	d.Change = d.Gain >= threshold
 	d.Reason = change
 	if !d.Change {
-		d.Reason += fmt.Sprintf(", less than the %.3g %% for which it is worth changing", 100*threshold)
+		d.Reason += fmt.Sprintf(", less than the %.3g %% for which it is worth changing",
+			100*threshold)
 	}
 }
 
@@ -163,5 +178,6 @@ func (plan *Plan) serves(p *Problem) bool {
 // nearer reports whether the plan comes nearer to a rate that neither serves than another one does:
 // by what was evaluated, and where that does not tell, by the fluid limit.
 func (plan *Plan) nearer(than *Plan) bool {
-	return cmp.Or(cmp.Compare(plan.Satisfaction, than.Satisfaction), cmp.Compare(plan.FluidLimit, than.FluidLimit)) > 0
+	return cmp.Or(cmp.Compare(plan.Satisfaction, than.Satisfaction),
+		cmp.Compare(plan.FluidLimit, than.FluidLimit)) > 0
 }

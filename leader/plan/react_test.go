@@ -11,8 +11,8 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// TestReplanAfterChange: the monitor sees queries grow small, kairos plans for them in one shot, and the
-// decision says what it brings.
+// TestReplanAfterChange: the monitor sees queries grow small, kairos plans for them in one shot,
+// and the decision says what it brings.
 func TestReplanAfterChange(t *testing.T) {
 	p := rm2()
 	first, err := (Kairos{}).Plan(t.Context(), p, nil)
@@ -49,7 +49,8 @@ func TestReplanAfterChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Large queries are for the base type.
-	if !d.Change || d.Gain < 0.5 || d.Plan.Configuration[0] != 3 || !strings.Contains(d.Reason, "instead of g4dn.xlarge=1") {
+	if !d.Change || d.Gain < 0.5 || d.Plan.Configuration[0] != 3 ||
+		!strings.Contains(d.Reason, "instead of g4dn.xlarge=1") {
 		t.Errorf("%+v", d)
 	}
 	if _, err := p.WithDemand("ncf", nil, 1); err == nil || !strings.Contains(err.Error(), "ncf") {
@@ -71,22 +72,29 @@ func TestDecide(t *testing.T) {
 	}{
 		{"the best", KairosPlus{}, best, 2.5, 0, 0, false, "still the best"},
 		{"much better", KairosPlus{}, Configuration{4, 0, 0, 0}, 2.5, 0, 0, true, "% more"},
-		{"a little better", Fluid{}, Configuration{1, 0, 12, 1}, 2.5, 0, 0, false, "less than the 5 %"},
-		{"a little better is enough", Fluid{}, Configuration{1, 0, 12, 1}, 2.5, 0, 0.01, true, "% more"},
-		{"beyond the budget", Fluid{}, Configuration{1, 0, 14, 0}, 2.5, 0, 0, true, "no longer within the limits"},
+		{"a little better", Fluid{}, Configuration{1, 0, 12, 1}, 2.5, 0, 0, false,
+			"less than the 5 %"},
+		{"a little better is enough", Fluid{}, Configuration{1, 0, 12, 1}, 2.5, 0, 0.01, true,
+			"% more"},
+		{"beyond the budget", Fluid{}, Configuration{1, 0, 14, 0}, 2.5, 0, 0, true,
+			"no longer within the limits"},
 		{"serves nothing", Kairos{}, Configuration{0, 0, 9, 0}, 2.5, 0, 0, true, "serves no rate"},
 		{"cheaper", KairosPlus{}, Configuration{2, 0, 0, 0}, 0, 20, 0, true, "costs"},
 		{"cheaper, in one shot", Fluid{}, Configuration{5, 0, 0, 0}, 0, 60, 0, true, "costs"},
-		{"not enough", KairosPlus{}, Configuration{1, 0, 0, 0}, 0, 20, 0, true, "only that serves 20"},
-		{"not enough, in one shot", Fluid{}, Configuration{1, 0, 1, 0}, 0, 60, 0, true, "only that serves 60"},
-		{"no plan is enough", Fluid{}, Configuration{5, 0, 0, 0}, 1, 60, 0, false, "nothing better"},
+		{"not enough", KairosPlus{}, Configuration{1, 0, 0, 0}, 0, 20, 0, true,
+			"only that serves 20"},
+		{"not enough, in one shot", Fluid{}, Configuration{1, 0, 1, 0}, 0, 60, 0, true,
+			"only that serves 60"},
+		{"no plan is enough", Fluid{}, Configuration{5, 0, 0, 0}, 1, 60, 0, false,
+			"nothing better"},
 	} {
 		p := rm2()
 		p.Budget = tt.budget
 		if tt.rate > 0 {
 			p.Objective, p.Rate = LeastCost, tt.rate
 		}
-		d, err := (&Replanner{tt.planner, tt.threshold}).Decide(t.Context(), tt.current, p, atShare(t, p, 0.85))
+		d, err := (&Replanner{tt.planner, tt.threshold}).Decide(t.Context(), tt.current, p,
+			atShare(t, p, 0.85))
 		if err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 			continue
@@ -97,10 +105,12 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestDecideNeverAdvisesLess: where evaluations do not tell configurations apart because none serves
-// the demand, a smaller fleet is no advice, however much cheaper it is.
+// TestDecideNeverAdvisesLess: where evaluations do not tell configurations apart because none
+// serves the demand, a smaller fleet is no advice, however much cheaper it is.
 func TestDecideNeverAdvisesLess(t *testing.T) {
-	none := EvaluatorFunc(func(context.Context, Configuration) (Estimate, error) { return Estimate{}, nil })
+	none := EvaluatorFunc(func(context.Context, Configuration) (Estimate, error) {
+		return Estimate{}, nil
+	})
 	for _, tt := range []struct {
 		objective Objective
 		planner   Planner
@@ -124,7 +134,8 @@ func TestDecideNeverAdvisesLess(t *testing.T) {
 			t.Errorf("%T: gain %v, %s", tt.planner, d.Gain, d.Reason)
 		}
 		if d.Change && d.Plan.FluidLimit <= d.Current.FluidLimit {
-			t.Errorf("%T: advises %s for %s: %s", tt.planner, d.Plan.Configuration, d.Current.Configuration, d.Reason)
+			t.Errorf("%T: advises %s for %s: %s", tt.planner, d.Plan.Configuration,
+				d.Current.Configuration, d.Reason)
 		}
 	}
 }

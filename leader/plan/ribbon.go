@@ -9,18 +9,23 @@ import (
 	"slices"
 )
 
-// Ribbon is RIBBON's search (section 4 of its paper): Bayesian optimisation. A Gaussian process learns RIBBON's objective (Eq. 2) from what was evaluated, and
-// what is evaluated next is that of the largest expected improvement among all configurations that are not pruned. It needs no profiles.
+// Ribbon is RIBBON's search (section 4 of its paper): Bayesian optimisation. A Gaussian
+// process learns RIBBON's objective (Eq. 2) from what was evaluated, and what is evaluated
+// next is that of the largest expected improvement among all configurations that are not
+// pruned. It needs no profiles.
 //
-// For the most throughput, where RIBBON has no objective of its own, it is the throughput, and all sub-configurations of what was evaluated are pruned, as
-// KAIROS gives it in its comparison.
+// For the most throughput, where RIBBON has no objective of its own, it is the throughput, and all
+// sub-configurations of what was evaluated are pruned, as KAIROS gives it in its comparison.
 //
-// Beyond the paper, unless Plain, a second process learns how near to the target the share of queries within QoS is. Its probability that a configuration meets the target
-// weights the expected improvement, and says when to stop: when no configuration left is likely to meet the target for less.
+// Beyond the paper, unless Plain, a second process learns how near to the target the share of
+// queries within QoS is. Its probability that a configuration meets the target weights the
+// expected improvement, and says when to stop: when no configuration left is likely to meet
+// the target for less.
 type Ribbon struct {
 	// Seed draws the two configurations with which the search starts.
 	Seed uint64
-	// Explored is what was evaluated under another load, before it changed; the search then starts from there (LeastCost only).
+	// Explored is what was evaluated under another load, before it changed; the search then starts
+	// from there (LeastCost only).
 	Explored []Evaluation
 	// Plain is the paper's search alone, without what this package adds to it: ribbonplain.go says
 	// what that leaves.
@@ -30,20 +35,26 @@ type Ribbon struct {
 }
 
 const (
-	// A configuration prunes all that have no more of any type if its share of queries within QoS is below the target by more than ribbonTheta. At 0 that
-	// is unsafe: a slow instance more may break QoS. Where that was seen to cost more than ribbonTheta, what was seen holds.
+	// A configuration prunes all that have no more of any type if its share of queries within QoS
+	// is below the target by more than ribbonTheta. At 0 that is unsafe: a slow instance more may
+	// break QoS. Where that was seen to cost more than ribbonTheta, what was seen holds.
 	ribbonTheta = 0.01
-	// thetaLimit is how far the margin is widened where otherwise nothing were left and nothing met the target: then slow instances are many.
+	// thetaLimit is how far the margin is widened where otherwise nothing were left and nothing met
+	// the target: then slow instances are many.
 	thetaLimit = 0.16
 	// ribbonXi is the improvement of the objective that is not worth an evaluation.
 	ribbonXi = 0.03
-	// A configuration whose probability to meet the target, or to serve more, is below unlikely is not evaluated.
+	// A configuration whose probability to meet the target, or to serve more, is below
+	// unlikely is not evaluated.
 	unlikely = 0.01
-	// A pruned configuration is evaluated after all if the second process thinks it as likely as that: a slow instance may have broken QoS, not load.
+	// A pruned configuration is evaluated after all if the second process thinks it as likely as
+	// that: a slow instance may have broken QoS, not load.
 	likelyThoughPruned = 0.3
-	// A configuration with a share of queries within QoS below overloaded has too few instances, whatever their types.
+	// A configuration with a share of queries within QoS below overloaded has too few
+	// instances, whatever their types.
 	overloaded = 0.9
-	// What costs less than this share of the best needs no second look: slow instances do not break QoS by so much.
+	// What costs less than this share of the best needs no second look: slow instances do not break
+	// QoS by so much.
 	muchCheaper = 0.8
 	// worthwhile is the share by which more throughput counts as more.
 	worthwhile = 0.001
@@ -95,7 +106,8 @@ type ribbonSearch struct {
 	// What is known: evaluated, in order, and then what is estimated from another load.
 	known     []Evaluation
 	evaluated int
-	// hints are what the processes learn beside, as long as it is not evaluated: under another load, of as many instances as that asks for.
+	// hints are what the processes learn beside, as long as it is not evaluated: under another
+	// load, of as many instances as that asks for.
 	hints []Evaluation
 	best  float64 // the price of the cheapest that meets the target, or the highest throughput
 	met   bool    // something meets the target, or serves anything
@@ -132,7 +144,8 @@ func newRibbonSearch(p *Problem, log *Log) (*ribbonSearch, error) {
 	return s, nil
 }
 
-// start evaluates what a search begins with: two random configurations; after a change of load the optimum before it.
+// start evaluates what a search begins with: two random configurations; after a change of load
+// the optimum before it.
 func (s *ribbonSearch) start(ctx context.Context, r Ribbon) error {
 	random := rand.New(rand.NewPCG(r.Seed, 0))
 	first := 2
@@ -155,17 +168,21 @@ func (s *ribbonSearch) start(ctx context.Context, r Ribbon) error {
 	return nil
 }
 
-// warm begins from what was explored before the load changed, of which the best runs now. Where that one no longer meets the target, what missed it before misses
-// it by more now: estimates, in proportion to how the optimum fared, prune and teach the processes.
+// warm begins from what was explored before the load changed, of which the best runs now. Where
+// that one no longer meets the target, what missed it before misses it by more now: estimates, in
+// proportion to how the optimum fared, prune and teach the processes.
 //
-// The paper takes in all that were no better than the optimum. Those of them that met the target may still meet it: with many instances the
-// share of queries within QoS tells of slow instances, not of load. And where the optimum is overloaded, all estimates are near 0 and tell little of where to
-// go; so more of the same mix is evaluated, by growing factors, until one meets the target.
+// The paper takes in all that were no better than the optimum. Those of them that met the
+// target may still meet it: with many instances the share of queries within QoS tells of slow
+// instances, not of load. And where the optimum is overloaded, all estimates are near 0 and
+// tell little of where to go; so more of the same mix is evaluated, by growing factors, until
+// one meets the target.
 func (s *ribbonSearch) warm(ctx context.Context, explored []Evaluation) error {
 	optimum := explored[0]
 	for _, e := range explored {
 		if len(e.Configuration) != len(s.p.Types) {
-			return fmt.Errorf("explored before: %s is not of the problem's %d instance types", e.Configuration, len(s.p.Types))
+			return fmt.Errorf("explored before: %s is not of the problem's %d instance types",
+				e.Configuration, len(s.p.Types))
 		}
 		if s.p.better(e, optimum) {
 			optimum = e
@@ -187,7 +204,9 @@ func (s *ribbonSearch) warm(ctx context.Context, explored []Evaluation) error {
 		i, ok := s.index[e.Configuration.String()]
 		if ok && !s.done[i] && e.Value < s.p.target() && e.Value <= optimum.Value {
 			s.done[i] = true
-			s.known = append(s.known, Evaluation{e.Configuration, Estimate{Value: e.Value * now.Value / optimum.Value}})
+			s.known = append(s.known, Evaluation{
+				e.Configuration, Estimate{Value: e.Value * now.Value / optimum.Value},
+			})
 		}
 	}
 	for _, factor := range loadFactors {
@@ -206,7 +225,8 @@ func (s *ribbonSearch) warm(ctx context.Context, explored []Evaluation) error {
 	return nil
 }
 
-// hint has the processes take what was explored for what that many times the instances do under the load that has risen by that factor.
+// hint has the processes take what was explored for what that many times the instances do under the
+// load that has risen by that factor.
 func (s *ribbonSearch) hint(explored []Evaluation, factor float64) {
 	hinted := map[int]bool{}
 	for _, e := range explored {
@@ -265,7 +285,8 @@ func (s *ribbonSearch) learn(e Evaluation) {
 	if s.p.Objective == MostThroughput {
 		s.best = max(s.best, e.Value)
 		s.met = s.best > 0
-	} else if price := s.p.Price(e.Configuration); e.Value >= s.p.target() && (!s.met || price < s.best) {
+	} else if price := s.p.Price(e.Configuration); e.Value >= s.p.target() && (!s.met ||
+		price < s.best) {
 		s.best, s.met = price, true
 	}
 }
@@ -283,17 +304,18 @@ func (s *ribbonSearch) objective(e Evaluation) float64 {
 	return 0.5 + 0.5*(1-s.p.Price(e.Configuration)/s.maxPrice)
 }
 
-// nearness is how near a share of queries within QoS is to the target, on the scale of the second process: the logarithm of what is missed, so that it is
-// smooth. What is further below than ribbonTheta is all the same, a pool that is overloaded: the cliff between it and one that
-// serves would be all that the process saw.
+// nearness is how near a share of queries within QoS is to the target, on the scale of the second
+// process: the logarithm of what is missed, so that it is smooth. What is further below than
+// ribbonTheta is all the same, a pool that is overloaded: the cliff between it and one that serves
+// would be all that the process saw.
 func (s *ribbonSearch) nearness(share float64) float64 {
 	target := s.p.target()
 	missed := 1 - max(share, target-ribbonTheta)
 	return -math.Log(missed + (1-target)/5)
 }
 
-// margin is how far below the target a configuration prunes: at least theta, and, unless plain, more where a configuration was seen to be that much better
-// than one with more instances.
+// margin is how far below the target a configuration prunes: at least theta, and, unless plain,
+// more where a configuration was seen to be that much better than one with more instances.
 func (s *ribbonSearch) margin() float64 {
 	margin := s.theta
 	if s.plain {
@@ -309,7 +331,8 @@ func (s *ribbonSearch) margin() float64 {
 	return margin
 }
 
-// candidates are the configurations not evaluated and not dearer than the best, those apart that something evaluated prunes.
+// candidates are the configurations not evaluated and not dearer than the best, those apart
+// that something evaluated prunes.
 func (s *ribbonSearch) candidates() (live, pruned []int) {
 	limit := math.Inf(1) // what is below prunes its sub-configurations
 	if s.p.Objective == LeastCost {
@@ -339,7 +362,8 @@ func (s *ribbonSearch) next() (int, bool) {
 		return s.nextPlain()
 	}
 	live, pruned := s.candidates()
-	for len(live) == 0 && len(pruned) > 0 && !s.met && s.p.Objective == LeastCost && s.theta < thetaLimit {
+	for len(live) == 0 && len(pruned) > 0 && !s.met && s.p.Objective == LeastCost &&
+		s.theta < thetaLimit {
 		s.theta *= 2
 		live, pruned = s.candidates()
 	}
@@ -359,8 +383,9 @@ func (s *ribbonSearch) next() (int, bool) {
 	return pruned[best], chance[best] >= likelyThoughPruned
 }
 
-// mostPromising is the candidate of the largest expected improvement of the objective, weighted by the square of how likely it is
-// to be better, if any is likely enough. The square lets fewer long shots through than the weight itself.
+// mostPromising is the candidate of the largest expected improvement of the objective, weighted by
+// the square of how likely it is to be better, if any is likely enough. The square lets fewer long
+// shots through than the weight itself.
 func (s *ribbonSearch) mostPromising(candidates []int) (int, bool) {
 	if len(candidates) == 0 {
 		return 0, false
@@ -373,7 +398,8 @@ func (s *ribbonSearch) mostPromising(candidates []int) (int, bool) {
 	likely := s.likely(candidates, mean, deviation, best)
 	next, most := -1, math.Inf(-1)
 	for j, i := range candidates {
-		improvement := likely[j] * likely[j] * expectedImprovement(mean[j], deviation[j], best+ribbonXi)
+		improvement := likely[j] * likely[j] * expectedImprovement(mean[j], deviation[j],
+			best+ribbonXi)
 		if likely[j] >= unlikely && improvement > most {
 			next, most = i, improvement
 		}
@@ -381,8 +407,9 @@ func (s *ribbonSearch) mostPromising(candidates []int) (int, bool) {
 	return next, next >= 0
 }
 
-// likely is how likely each of the candidates is to be better than what was found, by the objective's mean and deviation and by
-// the second process. Until something meets the target the processes know too little to leave anything out, unless all seemed to be pruned.
+// likely is how likely each of the candidates is to be better than what was found, by the
+// objective's mean and deviation and by the second process. Until something meets the target the
+// processes know too little to leave anything out, unless all seemed to be pruned.
 func (s *ribbonSearch) likely(candidates []int, mean, deviation []float64, best float64) []float64 {
 	if s.p.Objective == LeastCost && s.met {
 		likely := s.chance(candidates)
@@ -400,16 +427,19 @@ func (s *ribbonSearch) likely(candidates []int, mean, deviation []float64, best 
 	likely := make([]float64, len(candidates))
 	for j := range likely {
 		likely[j] = 1
-		if !(s.p.Objective == LeastCost && s.theta == ribbonTheta) && above((better-mean[j])/deviation[j]) < unlikely {
+		if !(s.p.Objective == LeastCost && s.theta == ribbonTheta) &&
+			above((better-mean[j])/deviation[j]) < unlikely {
 			likely[j] = 0
 		}
 	}
 	return likely
 }
 
-// chance is the probability that each of some configurations meets the target, by the second process.
+// chance is the probability that each of some configurations meets the target, by the second
+// process.
 func (s *ribbonSearch) chance(of []int) []float64 {
-	mean, deviation := s.predict(func(e Evaluation) float64 { return s.nearness(e.Value) }, rateFit, of)
+	mean, deviation := s.predict(func(e Evaluation) float64 { return s.nearness(e.Value) }, rateFit,
+		of)
 	target := s.nearness(s.p.target())
 	for j := range mean {
 		mean[j] = above((target - mean[j]) / deviation[j])
@@ -417,19 +447,21 @@ func (s *ribbonSearch) chance(of []int) []float64 {
 	return mean
 }
 
-// oneLess reports whether c has one instance less than some that meets the target, or misses it by no more than chance: what is so near is not left to
-// extrapolation.
+// oneLess reports whether c has one instance less than some that meets the target, or misses it by
+// no more than chance: what is so near is not left to extrapolation.
 func (s *ribbonSearch) oneLess(c Configuration) bool {
 	for _, e := range s.known {
-		if e.Value >= s.p.target()-ribbonTheta/4 && c.Count() == e.Configuration.Count()-1 && c.Within(e.Configuration) {
+		if e.Value >= s.p.target()-ribbonTheta/4 && c.Count() == e.Configuration.Count()-1 &&
+			c.Within(e.Configuration) {
 			return true
 		}
 	}
 	return false
 }
 
-// withoutSlow reports whether c is one that misses the target, though it is not overloaded, but without its instances of one type, which may be what breaks QoS. It is not
-// where what is overloaded has as many instances.
+// withoutSlow reports whether c is one that misses the target, though it is not overloaded, but
+// without its instances of one type, which may be what breaks QoS. It is not where what is
+// overloaded has as many instances.
 func (s *ribbonSearch) withoutSlow(c Configuration) bool {
 	found := false
 	for _, e := range s.known {
@@ -452,8 +484,9 @@ func (s *ribbonSearch) withoutSlow(c Configuration) bool {
 	return found
 }
 
-// between reports whether c has no fewer instances than some that miss the target and no more than some that meet it, or nearly: the cliff
-// between them may be anywhere, whatever a smooth process thinks.
+// between reports whether c has no fewer instances than some that miss the target and no
+// more than some that meet it, or nearly: the cliff between them may be anywhere, whatever
+// a smooth process thinks.
 func (s *ribbonSearch) between(c Configuration) bool {
 	var missed, met bool
 	for _, e := range s.known {
@@ -464,7 +497,8 @@ func (s *ribbonSearch) between(c Configuration) bool {
 }
 
 // predict fits a process to a number of each evaluation, known or hinted at.
-func (s *ribbonSearch) predict(number func(Evaluation) float64, f fit, of []int) (mean, deviation []float64) {
+func (s *ribbonSearch) predict(number func(Evaluation) float64, f fit, of []int) (mean,
+	deviation []float64) {
 	var at []Configuration
 	var y []float64
 	for _, e := range s.known {
@@ -508,19 +542,27 @@ func evaluatedResult(p *Problem, a *Analysis, evaluations []Evaluation, space, t
 			r.Notes = append(r.Notes, servesNothing+": what has most comes first")
 			r.Doubt = "nothing that was evaluated serves any rate"
 		case p.Objective == MostThroughput:
-			plan.Reason = fmt.Sprintf("serves most of the %d of %d configurations that were evaluated; none of the others is likely to serve more", len(evaluations), space)
+			plan.Reason = fmt.Sprintf(
+				"serves most of the %d of %d configurations that were evaluated; none of the "+
+					"others is likely to serve more", len(evaluations), space)
 		default:
-			plan.Reason = fmt.Sprintf("answers %.2f %% of the queries within QoS", 100*plan.Satisfaction)
+			plan.Reason = fmt.Sprintf("answers %.2f %% of the queries within QoS",
+				100*plan.Satisfaction)
 			if plan.Satisfaction < p.target() {
 				plan.Reason += fmt.Sprintf(", the target is %.4g %%", 100*p.target())
 			} else if i == 0 {
-				plan.Reason += fmt.Sprintf(": the cheapest that does of %d evaluated out of %d; no other is likely to for less", len(evaluations), space)
+				plan.Reason += fmt.Sprintf(
+					": the cheapest that does of %d evaluated out of %d; no other is likely to "+
+						"for less", len(evaluations), space)
 			}
 		}
 	}
 	if p.Objective == LeastCost && len(r.Plans) > 0 && r.Plans[0].Satisfaction < p.target() {
-		r.Notes = append(r.Notes, fmt.Sprintf("no configuration was found that meets the target of %.4g %%: the nearest reaches %.4g %%. Allow more instances, or a faster type",
-			100*p.target(), 100*r.Plans[0].Satisfaction))
+		r.Notes = append(r.Notes,
+			fmt.Sprintf(
+				"no configuration was found that meets the target of %.4g %%: the nearest "+
+					"reaches %.4g %%. Allow more instances, or a faster type",
+				100*p.target(), 100*r.Plans[0].Satisfaction))
 		r.Doubt = "nothing that was evaluated meets the target"
 	}
 	return r
@@ -533,7 +575,10 @@ func (p *Problem) evaluated(a *Analysis, e Evaluation) Plan {
 			return a.Evaluated(described, e.Estimate)
 		}
 	}
-	plan := Plan{Configuration: e.Configuration.Clone(), Price: p.Price(e.Configuration), StdErr: e.StdErr, Evaluated: true}
+	plan := Plan{
+		Configuration: e.Configuration.Clone(), Price: p.Price(e.Configuration), StdErr: e.StdErr,
+		Evaluated: true,
+	}
 	if p.Objective == LeastCost {
 		plan.Satisfaction = e.Value
 	} else {

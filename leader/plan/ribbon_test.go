@@ -33,16 +33,20 @@ func TestRibbonFindsTheOptimum(t *testing.T) {
 		}
 		t.Logf("%s: %+v", tt.name, *trials)
 		if trials.Optimum.String() != tt.optimum || math.Abs(trials.OptimumPrice-tt.price) > 1e-9 {
-			t.Errorf("%s: optimum %s at %v, want %s at %v", tt.name, trials.Optimum, trials.OptimumPrice, tt.optimum, tt.price)
+			t.Errorf("%s: optimum %s at %v, want %s at %v", tt.name, trials.Optimum,
+				trials.OptimumPrice, tt.optimum, tt.price)
 		}
 		if trials.Failed > 0 || trials.Mean > 30 || trials.Cost >= 3 {
-			t.Errorf("%s: %d failed runs, %.1f evaluations, %.2f %% of the exhaustive search's cost", tt.name, trials.Failed, trials.Mean, trials.Cost)
+			t.Errorf(
+				"%s: %d failed runs, %.1f evaluations, %.2f %% of the exhaustive search's cost",
+				tt.name, trials.Failed, trials.Mean, trials.Cost)
 		}
 	}
 }
 
-// TestRibbonPlain holds the paper's search to what its authors' own code needs on their tables: 24.2
-// evaluations in the mean on MT-WND and 24.9 on DIEN, over 100 seeds, and 2.1 % and 2.4 % of the cost.
+// TestRibbonPlain holds the paper's search to what its authors' own code needs on their
+// tables: 24.2 evaluations in the mean on MT-WND and 24.9 on DIEN, over 100 seeds, and 2.1 %
+// and 2.4 % of the cost.
 func TestRibbonPlain(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -61,15 +65,19 @@ func TestRibbonPlain(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Logf("%s: %+v", tt.name, *trials)
-		if trials.Failed > 0 || runs == 30 && (math.Abs(trials.Mean-tt.mean) > 4 || trials.Cost > 3) {
-			t.Errorf("%s: %d failed runs, %.1f evaluations, %.2f %% of the exhaustive search's cost; the authors' code needs %v",
+		if trials.Failed > 0 ||
+			runs == 30 && (math.Abs(trials.Mean-tt.mean) > 4 || trials.Cost > 3) {
+			t.Errorf(
+				"%s: %d failed runs, %.1f evaluations, %.2f %% of the exhaustive search's cost; "+
+					"the authors' code needs %v",
 				tt.name, trials.Failed, trials.Mean, trials.Cost, tt.mean)
 		}
 	}
 }
 
-// TestRibbonPlainPrunes: with a fixed margin the paper's search evaluates nothing within what missed the
-// target by more than that, nor what is dearer than what met it, and ends with nothing left.
+// TestRibbonPlainPrunes: with a fixed margin the paper's search evaluates nothing within
+// what missed the target by more than that, nor what is dearer than what met it, and
+// ends with nothing left.
 func TestRibbonPlainPrunes(t *testing.T) {
 	p, table := mtwnd(t).Problem(0.99), mtwnd(t)
 	r, err := Ribbon{Seed: 5, Plain: true}.Plan(t.Context(), p, table)
@@ -83,7 +91,8 @@ func TestRibbonPlainPrunes(t *testing.T) {
 	for i, e := range r.Evaluations[2:] { // the first two are drawn
 		for _, before := range r.Evaluations[:i+2] {
 			if pruned(e.Configuration, before) {
-				t.Errorf("evaluates %s after %s at %v", e.Configuration, before.Configuration, before.Value)
+				t.Errorf("evaluates %s after %s at %v", e.Configuration, before.Configuration,
+					before.Value)
 			}
 		}
 	}
@@ -92,15 +101,17 @@ func TestRibbonPlainPrunes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range space {
-		if !slices.ContainsFunc(r.Evaluations, func(e Evaluation) bool { return slices.Equal(e.Configuration, c) || pruned(c, e) }) {
+		if !slices.ContainsFunc(r.Evaluations,
+			func(e Evaluation) bool { return slices.Equal(e.Configuration, c) || pruned(c, e) }) {
 			t.Errorf("ends with %s neither evaluated nor pruned", c)
 		}
 	}
 }
 
-// TestRibbonPlainLoadChange: after a change of load the paper's search knows the old optimum alone, and
-// by its estimates leaves out what did no better and all within that. So it may miss the new optimum, as
-// here: what met the target before, if by no more than the old optimum, may still meet it.
+// TestRibbonPlainLoadChange: after a change of load the paper's search knows the old optimum
+// alone, and by its estimates leaves out what did no better and all within that. So it may
+// miss the new optimum, as here: what met the target before, if by no more than the old
+// optimum, may still meet it.
 func TestRibbonPlainLoadChange(t *testing.T) {
 	p := &Problem{Types: []Type{{"a", 0.5, 9}, {"b", 0.15, 12}}, Objective: LeastCost}
 	each, most := []float64{1, 0.2}, []float64{1, 0.93}
@@ -109,7 +120,9 @@ func TestRibbonPlainLoadChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	heavier := capacity(6, each, most)
-	warm, err := Ribbon{Seed: 1, Plain: true, Explored: before.Evaluations}.Plan(t.Context(), p, heavier)
+	warm, err := Ribbon{
+		Seed: 1, Plain: true, Explored: before.Evaluations,
+	}.Plan(t.Context(), p, heavier)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,24 +130,30 @@ func TestRibbonPlainLoadChange(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if first := warm.Evaluations[0].Configuration.String(); first != before.Plans[0].Configuration.String() {
-		t.Errorf("starts with %s, not with the optimum before, %s", first, before.Plans[0].Configuration)
+	if first := warm.Evaluations[0].Configuration.String(); first !=
+		before.Plans[0].Configuration.String() {
+		t.Errorf("starts with %s, not with the optimum before, %s", first,
+			before.Plans[0].Configuration)
 	}
-	if cold, plain := cold.Plans[0], warm.Plans[0]; plain.Satisfaction < 0.99 || plain.Price < cold.Price || plain.Price > 1.1*cold.Price {
-		t.Errorf("ends at %s, %v $/hr, a cold start at %s, %v $/hr", plain.Configuration, plain.Price, cold.Configuration, cold.Price)
+	if cold, plain := cold.Plans[0], warm.Plans[0]; plain.Satisfaction < 0.99 ||
+		plain.Price < cold.Price || plain.Price > 1.1*cold.Price {
+		t.Errorf("ends at %s, %v $/hr, a cold start at %s, %v $/hr", plain.Configuration,
+			plain.Price, cold.Configuration, cold.Price)
 	}
 	optimum := before.Plans[0].Satisfaction
 	for _, e := range warm.Evaluations[1:] {
 		for _, old := range before.Evaluations {
 			if old.Value <= optimum && slices.Equal(e.Configuration, old.Configuration) {
-				t.Errorf("evaluates %s again, which was no better than the optimum before", e.Configuration)
+				t.Errorf("evaluates %s again, which was no better than the optimum before",
+					e.Configuration)
 			}
 		}
 	}
 }
 
-// capacity is an evaluator of a made-up fleet: a configuration serves the sum of what its instances do, and the share of queries within QoS falls
-// as the load exceeds that. Type i alone reaches no more than most[i].
+// capacity is an evaluator of a made-up fleet: a configuration serves the sum of what its
+// instances do, and the share of queries within QoS falls as the load exceeds that. Type i alone
+// reaches no more than most[i].
 func capacity(load float64, each, most []float64) Evaluator {
 	return EvaluatorFunc(func(_ context.Context, c Configuration) (Estimate, error) {
 		sum, reach := 0.0, 0.0
@@ -163,16 +182,21 @@ func TestRibbonWarmStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if first := warm.Evaluations[0].Configuration.String(); first != cold.Plans[0].Configuration.String() {
-		t.Errorf("starts with %s, not with the optimum before, %s", first, cold.Plans[0].Configuration)
+	if first := warm.Evaluations[0].Configuration.String(); first !=
+		cold.Plans[0].Configuration.String() {
+		t.Errorf("starts with %s, not with the optimum before, %s", first,
+			cold.Plans[0].Configuration)
 	}
-	if got, want := warm.Plans[0], again.Plans[0]; got.Price != want.Price || got.Satisfaction < 0.99 {
-		t.Errorf("ends at %s, %v, %v $/hr, a cold start at %s, %v $/hr", got.Configuration, got.Satisfaction, got.Price, want.Configuration, want.Price)
+	if got, want := warm.Plans[0], again.Plans[0]; got.Price != want.Price ||
+		got.Satisfaction < 0.99 {
+		t.Errorf("ends at %s, %v, %v $/hr, a cold start at %s, %v $/hr", got.Configuration,
+			got.Satisfaction, got.Price, want.Configuration, want.Price)
 	}
 	for _, e := range warm.Evaluations[1:] {
 		for _, old := range cold.Evaluations {
 			if old.Value < 0.9 && e.Configuration.Within(old.Configuration) {
-				t.Errorf("evaluates %s, within %s, which missed the target under less load", e.Configuration, old.Configuration)
+				t.Errorf("evaluates %s, within %s, which missed the target under less load",
+					e.Configuration, old.Configuration)
 			}
 		}
 	}
@@ -180,26 +204,35 @@ func TestRibbonWarmStart(t *testing.T) {
 	if err != nil || lighter.Plans[0].Price != 1 {
 		t.Errorf("under less load: %+v, %v", lighter.Plans[0], err)
 	}
-	if _, err := (Ribbon{Explored: []Evaluation{{Configuration: Configuration{1}}}}).Plan(t.Context(), p, heavier); err == nil || !strings.Contains(err.Error(), "(1) is not of the problem's 2") {
+	if _, err := (Ribbon{
+		Explored: []Evaluation{{Configuration: Configuration{1}}},
+	}).Plan(t.Context(), p, heavier); err == nil ||
+		!strings.Contains(err.Error(), "(1) is not of the problem's 2") {
 		t.Errorf("explored with other types: %v", err)
 	}
 }
 
 func TestRibbonLimits(t *testing.T) {
-	p := &Problem{Types: []Type{{"b", 0.15, 0}, {"a", 0.5, 0}, {"c", 0.01, 2}}, Objective: LeastCost}
+	p := &Problem{
+		Types: []Type{{"b", 0.15, 0}, {"a", 0.5, 0}, {"c", 0.01, 2}}, Objective: LeastCost,
+	}
 	log := NewLog(capacity(6, []float64{0.5, 1, 0.1}, []float64{0.93, 1, 0.5}))
 	limited, err := searchLimits(t.Context(), p, log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Six of a serve all, by one twelfth of a load each of b more serves more, and two of c were given.
-	if got := limited.Types; got[0].Max != 12 || got[1].Max != 6 || got[2].Max != 2 || p.Types[0].Max != 0 {
+	// Six of a serve all, by one twelfth of a load each of b more serves more, and two
+	// of c were given.
+	if got := limited.Types; got[0].Max != 12 || got[1].Max != 6 || got[2].Max != 2 ||
+		p.Types[0].Max != 0 {
 		t.Errorf("limits %+v", got)
 	}
 	if n := log.Count(); n > 20 {
 		t.Errorf("%d evaluations", n)
 	}
-	r, err := Ribbon{}.Plan(t.Context(), p, capacity(6, []float64{0.5, 1, 0.1}, []float64{0.93, 1, 0.5}))
+	r, err := Ribbon{}.Plan(t.Context(), p, capacity(6, []float64{0.5, 1, 0.1}, []float64{
+		0.93, 1, 0.5,
+	}))
 	if err != nil || r.Plans[0].Satisfaction < 0.99 || r.Plans[0].Price > 3 {
 		t.Errorf("%+v, %v", r.Plans[0], err)
 	}
@@ -214,7 +247,8 @@ func TestSaturation(t *testing.T) {
 		{100, 1, func(n int) float64 { return 0.9 }},
 		{5, 5, func(n int) float64 { return float64(n) / 100 }},
 		{1, 1, func(n int) float64 { return 0.1 }},
-		{64, 13, func(n int) float64 { // overloaded, but for rounding, until the queue no longer grows
+		// overloaded, but for rounding, until the queue no longer grows
+		{64, 13, func(n int) float64 {
 			if n < 13 {
 				return 0.0001
 			}
@@ -234,7 +268,9 @@ func TestRibbonUnattainable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "no configuration was found that meets the target of 99 %") || r.Doubt == "" {
+	if len(r.Notes) != 1 ||
+		!strings.Contains(r.Notes[0], "no configuration was found that meets the target of 99 %") ||
+		r.Doubt == "" {
 		t.Errorf("notes %q, doubt %q", r.Notes, r.Doubt)
 	}
 	if best := r.Plans[0].Configuration.String(); best != "(4,8)" {
@@ -246,7 +282,8 @@ func TestRibbonUnattainable(t *testing.T) {
 func TestRibbonMostThroughput(t *testing.T) {
 	p := &Problem{Types: []Type{{"a", 0.5, 0}, {"b", 0.3, 0}, {"c", 0.1, 0}}, Budget: 2.5}
 	serves := EvaluatorFunc(func(_ context.Context, c Configuration) (Estimate, error) {
-		return Estimate{Value: math.Min(30*float64(c[0])+2, 10+4*float64(c[2])) + float64(c[1])}, nil
+		return Estimate{Value: math.Min(30*float64(c[0])+2, 10+4*float64(c[2])) +
+			float64(c[1])}, nil
 	})
 	r, err := Ribbon{Seed: 3}.Plan(t.Context(), p, serves)
 	if err != nil {
@@ -261,8 +298,10 @@ func TestRibbonMostThroughput(t *testing.T) {
 		e, _ := serves.Evaluate(t.Context(), c)
 		best = max(best, e.Value)
 	}
-	if got := r.Plans[0]; got.Predicted < 0.99*best || !got.Evaluated || r.SearchSpace != len(space) || len(r.Evaluations) > len(space)/3 {
-		t.Errorf("%+v of %d evaluations, the best of %d serves %v", got, len(r.Evaluations), len(space), best)
+	if got := r.Plans[0]; got.Predicted < 0.99*best || !got.Evaluated ||
+		r.SearchSpace != len(space) || len(r.Evaluations) > len(space)/3 {
+		t.Errorf("%+v of %d evaluations, the best of %d serves %v", got, len(r.Evaluations),
+			len(space), best)
 	}
 	for i, e := range r.Evaluations {
 		for _, before := range r.Evaluations[:i] {
@@ -275,11 +314,14 @@ func TestRibbonMostThroughput(t *testing.T) {
 
 func TestRibbonErrors(t *testing.T) {
 	p := &Problem{Types: []Type{{"a", 0.5, 4}}, Objective: LeastCost}
-	if _, err := (Ribbon{}).Plan(t.Context(), p, nil); err == nil || !strings.Contains(err.Error(), "give it an evaluator") {
+	if _, err := (Ribbon{}).Plan(t.Context(), p, nil); err == nil ||
+		!strings.Contains(err.Error(), "give it an evaluator") {
 		t.Errorf("no evaluator: %v", err)
 	}
 	broken := errors.New("broken")
-	fails := EvaluatorFunc(func(context.Context, Configuration) (Estimate, error) { return Estimate{}, broken })
+	fails := EvaluatorFunc(func(context.Context, Configuration) (Estimate, error) {
+		return Estimate{}, broken
+	})
 	for _, types := range [][]Type{{{"a", 0.5, 4}}, {{"a", 0.5, 0}}} {
 		p.Types = types
 		if _, err := (Ribbon{}).Plan(t.Context(), p, fails); !errors.Is(err, broken) {
@@ -291,7 +333,8 @@ func TestRibbonErrors(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := (Ribbon{}).Plan(ctx, p, capacity(1, []float64{1}, []float64{1})); !errors.Is(err, context.Canceled) {
+	if _, err := (Ribbon{}).Plan(ctx, p, capacity(1, []float64{1}, []float64{1})); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }

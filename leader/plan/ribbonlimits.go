@@ -15,11 +15,13 @@ const (
 	noMore = 0.0005
 )
 
-// searchLimits returns p with a limit on the number of every type: the m_i of RIBBON, the least number of instances of
-// that type alone at which one more no longer raises the share of queries within QoS. Only types that have no limit are
-// searched, by doubling and then bisection. Once a type alone meets the target no other needs more than costs as much.
+// searchLimits returns p with a limit on the number of every type: the m_i of RIBBON, the least
+// number of instances of that type alone at which one more no longer raises the share of queries
+// within QoS. Only types that have no limit are searched, by doubling and then bisection. Once a
+// type alone meets the target no other needs more than costs as much.
 func searchLimits(ctx context.Context, p *Problem, log *Log) (*Problem, error) {
-	if p.Objective == MostThroughput || p.Budget > 0 || !slices.ContainsFunc(p.Types, func(t Type) bool { return t.Max == 0 }) {
+	if p.Objective == MostThroughput || p.Budget > 0 ||
+		!slices.ContainsFunc(p.Types, func(t Type) bool { return t.Max == 0 }) {
 		return p, nil
 	}
 	limited := *p
@@ -60,8 +62,9 @@ func searchLimits(ctx context.Context, p *Problem, log *Log) (*Problem, error) {
 	return &limited, nil
 }
 
-// saturation is the least n in 1..most at which share, which is about monotone, is what it is at most. A pool that is
-// overloaded answers next to nothing in time, whether of one instance or two, so a flat part counts only above a half.
+// saturation is the least n in 1..most at which share, which is about monotone, is what it is at
+// most. A pool that is overloaded answers next to nothing in time, whether of one instance or two,
+// so a flat part counts only above a half.
 func saturation(most int, share func(n int) (float64, error)) (int, error) {
 	hi := 1
 	top, err := share(hi)

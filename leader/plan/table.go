@@ -14,12 +14,14 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// A Table is an [Evaluator] that looks up what was measured of every configuration: the share of queries within QoS at one load.
+// A Table is an [Evaluator] that looks up what was measured of every configuration: the share of
+// queries within QoS at one load.
 type Table struct {
 	name   string
 	types  []Type // with the most instances of each that the table has
 	shares map[string]float64
-	// priced is by how much a price taken from the table may be off, in $/hr; 0: it is the catalogue's.
+	// priced is by how much a price taken from the table may be off, in $/hr; 0: it is the
+	// catalogue's.
 	priced []float64
 }
 
@@ -31,21 +33,24 @@ type tableRow struct {
 }
 
 const (
-	// largestCount bounds the number of instances of a type in a table: beyond it is a typing error.
+	// largestCount bounds the number of instances of a type in a table: beyond it is a typing
+	// error.
 	largestCount = 1000
 	// A price in a table may be off by this much in $/hr: they are rounded to cents.
 	centsRounded = 0.0101
 )
 
-// ReadTable reads a table as published with RIBBON: JSON, for every configuration, the counts of the types in their order,
-// the price in $/hr and the percentage of queries within QoS:
+// ReadTable reads a table as published with RIBBON: JSON, for every configuration, the counts of
+// the types in their order, the price in $/hr and the percentage of queries within QoS:
 //
 //	{"4, 0, 1": [2.25, 99.24], ...}
 //
-// Prices are rounded there, so those of the catalogue are taken; that of a type which the catalogue does not have is the
-// table's, from the row of most instances of that type alone. Every configuration up to the largest count of each type
-// must be there, but for that of no instance. Errors call the file name, and name the row, what was found and what to do.
-func ReadTable(name string, r io.Reader, types []profiles.InstanceType, catalogue *profiles.Catalogue) (*Table, error) {
+// Prices are rounded there, so those of the catalogue are taken; that of a type which the catalogue
+// does not have is the table's, from the row of most instances of that type alone. Every
+// configuration up to the largest count of each type must be there, but for that of no instance.
+// Errors call the file name, and name the row, what was found and what to do.
+func ReadTable(name string, r io.Reader, types []profiles.InstanceType,
+	catalogue *profiles.Catalogue) (*Table, error) {
 	t := &Table{name: name, shares: map[string]float64{}}
 	for _, instanceType := range types {
 		i, _ := catalogue.Lookup(instanceType)
@@ -53,7 +58,8 @@ func ReadTable(name string, r io.Reader, types []profiles.InstanceType, catalogu
 	}
 	t.priced = make([]float64, len(types))
 	if len(types) == 0 {
-		return nil, fmt.Errorf("table %s: name the instance types, in the order of the table's counts", name)
+		return nil, fmt.Errorf(
+			"table %s: name the instance types, in the order of the table's counts", name)
 	}
 	rows, err := t.read(json.NewDecoder(r))
 	if err == nil {
@@ -75,7 +81,8 @@ func (t *Table) Priced() (types []profiles.InstanceType) {
 	return types
 }
 
-// price takes from the table the prices that the catalogue lacks, and holds all rows against the prices.
+// price takes from the table the prices that the catalogue lacks, and holds all rows against the
+// prices.
 func (t *Table) price(rows []tableRow) error {
 	for i := range t.types {
 		if t.types[i].Price > 0 {
@@ -88,8 +95,11 @@ func (t *Table) price(rows []tableRow) error {
 			}
 		}
 		if !(t.types[i].Price > 0) {
-			return fmt.Errorf("no price of %s is known: the catalogue has none, and the table no row of %s alone with a price above 0: "+
-				"say it in a file of your own, --catalogue FILE", t.types[i].Name, t.types[i].Name)
+			return fmt.Errorf(
+				"no price of %s is known: the catalogue has none, and the table no row of %s "+
+					"alone with a price above 0: "+
+					"say it in a file of your own, --catalogue FILE", t.types[i].Name,
+				t.types[i].Name)
 		}
 		t.priced[i] = centsRounded / float64(most)
 	}
@@ -100,7 +110,9 @@ func (t *Table) price(rows []tableRow) error {
 			off += float64(n) * t.priced[i]
 		}
 		if math.Abs(row.price-price) > off {
-			return fmt.Errorf("row %q: found a price of %v $/hr, by the catalogue it is %.4g: name the types in the table's order, or correct the catalogue's prices",
+			return fmt.Errorf(
+				"row %q: found a price of %v $/hr, by the catalogue it is %.4g: name the types "+
+					"in the table's order, or correct the catalogue's prices",
 				row.name, row.price, price)
 		}
 	}
@@ -111,7 +123,8 @@ func (t *Table) price(rows []tableRow) error {
 func (t *Table) read(d *json.Decoder) (rows []tableRow, err error) {
 	const form = `want {"4, 0, 1": [2.25, 99.24], ...}: counts, price in $/hr, percent within QoS`
 	if token, err := d.Token(); err != nil || token != json.Delim('{') {
-		return nil, fmt.Errorf("found %v at byte %d (%w): %s", token, d.InputOffset(), orNone(err), form)
+		return nil, fmt.Errorf("found %v at byte %d (%w): %s", token, d.InputOffset(), orNone(err),
+			form)
 	}
 	for d.More() {
 		token, err := d.Token()
@@ -151,25 +164,32 @@ func orNone(err error) error {
 func (t *Table) add(row string, values []float64) (Configuration, error) {
 	counts := strings.Split(row, ",")
 	if len(counts) != len(t.types) {
-		return nil, fmt.Errorf("row %q has %d counts for %d instance types: name as many types as the table has", row, len(counts), len(t.types))
+		return nil, fmt.Errorf(
+			"row %q has %d counts for %d instance types: name as many types as the table has", row,
+			len(counts), len(t.types))
 	}
 	c := make(Configuration, len(counts))
 	for i, s := range counts {
 		n, err := strconv.Atoi(strings.TrimSpace(s))
 		if err != nil || n < 0 || n > largestCount {
-			return nil, fmt.Errorf("row %q: found count %q, want an integer in 0..%d", row, strings.TrimSpace(s), largestCount)
+			return nil, fmt.Errorf("row %q: found count %q, want an integer in 0..%d", row,
+				strings.TrimSpace(s), largestCount)
 		}
 		c[i] = n
 	}
 	if len(values) != 2 {
-		return nil, fmt.Errorf("row %q has %d values, want two: price in $/hr and percent within QoS", row, len(values))
+		return nil, fmt.Errorf(
+			"row %q has %d values, want two: price in $/hr and percent within QoS", row,
+			len(values))
 	}
 	if percent := values[1]; !(percent >= 0 && percent <= 100) {
 		return nil, fmt.Errorf("row %q: found %v %% within QoS, want 0..100", row, percent)
 	}
 	key, share := c.String(), values[1]/100
 	if before, twice := t.shares[key]; twice && before != share {
-		return nil, fmt.Errorf("row %q contradicts one before it: found %v %% after %v %%: remove one", row, values[1], 100*before)
+		return nil, fmt.Errorf(
+			"row %q contradicts one before it: found %v %% after %v %%: remove one", row, values[1],
+			100*before)
 	}
 	t.shares[key] = share
 	if c.Count() > 0 {
@@ -185,10 +205,13 @@ func (t *Table) complete() error {
 	size := 1
 	for _, one := range t.types {
 		if one.Max == 0 {
-			return fmt.Errorf("table %s: no row has an instance of %s: leave that type out, with its count", t.name, one.Name)
+			return fmt.Errorf(
+				"table %s: no row has an instance of %s: leave that type out, with its count",
+				t.name, one.Name)
 		}
 		if size *= one.Max + 1; size > MaxConfigurations {
-			return fmt.Errorf("table %s: rows up to %s are more than %d: limit the counts", t.name, t.largest(), MaxConfigurations)
+			return fmt.Errorf("table %s: rows up to %s are more than %d: limit the counts", t.name,
+				t.largest(), MaxConfigurations)
 		}
 	}
 	space, err := t.Problem(0).Space()
@@ -202,7 +225,9 @@ func (t *Table) complete() error {
 		}
 	}
 	if n := len(missing); n > 0 {
-		return fmt.Errorf("table %s: %d of %d rows up to %s are missing, such as %s: add them, or leave out all rows with as many of a type",
+		return fmt.Errorf(
+			"table %s: %d of %d rows up to %s are missing, such as %s: add them, or leave out "+
+				"all rows with as many of a type",
 			t.name, n, len(space), t.largest(), strings.Join(missing[:min(n, 5)], " "))
 	}
 	return nil
@@ -216,8 +241,9 @@ func (t *Table) largest() Configuration {
 	return c
 }
 
-// Problem is that of the least cost of the table's load, the counts limited to those that the table has. Target is the
-// share of queries within QoS that is asked for, in (0, 1); 0 means DefaultTarget.
+// Problem is that of the least cost of the table's load, the counts limited to those
+// that the table has. Target is the share of queries within QoS that is asked for, in
+// (0, 1); 0 means DefaultTarget.
 func (t *Table) Problem(target float64) *Problem {
 	return &Problem{Types: slices.Clone(t.types), Objective: LeastCost, Target: target}
 }
@@ -226,7 +252,9 @@ func (t *Table) Problem(target float64) *Problem {
 func (t *Table) Evaluate(_ context.Context, c Configuration) (Estimate, error) {
 	share, ok := t.shares[c.String()]
 	if !ok {
-		return Estimate{}, fmt.Errorf("table %s has no row for %s, only up to %s: limit the counts to those", t.name, c, t.largest())
+		return Estimate{}, fmt.Errorf(
+			"table %s has no row for %s, only up to %s: limit the counts to those", t.name, c,
+			t.largest())
 	}
 	return Estimate{Value: share}, nil
 }

@@ -13,7 +13,8 @@ type Trials struct {
 	// Optimum is the best of all configurations, and OptimumPrice what it costs in $/hr.
 	Optimum      Configuration `json:"-"`
 	OptimumPrice float64       `json:"-"`
-	// How many evaluations it took until the optimum was evaluated, that one counted; over the runs that found it.
+	// How many evaluations it took until the optimum was evaluated, that one counted; over the
+	// runs that found it.
 	Mean   float64 `json:"evaluations_mean"`
 	Median float64 `json:"evaluations_median"`
 	Worst  int     `json:"evaluations_worst"`
@@ -28,9 +29,10 @@ type Trials struct {
 	Cost float64 `json:"exploration_cost_percent"`
 }
 
-// Try has search make runs results, one by one, and holds them against the evaluation of every configuration of p.
-// evaluator must be cheap: a table.
-func Try(ctx context.Context, p *Problem, evaluator Evaluator, runs int, search func(run int) (*Result, error)) (*Trials, error) {
+// Try has search make runs results, one by one, and holds them against the evaluation of every
+// configuration of p. evaluator must be cheap: a table.
+func Try(ctx context.Context, p *Problem, evaluator Evaluator, runs int,
+	search func(run int) (*Result, error)) (*Trials, error) {
 	if runs < 1 {
 		return nil, fmt.Errorf("number of runs is %d, want at least 1", runs)
 	}
@@ -52,7 +54,9 @@ func Try(ctx context.Context, p *Problem, evaluator Evaluator, runs int, search 
 		}
 	}
 	if p.Objective == LeastCost && best.Value < p.target() {
-		return nil, fmt.Errorf("no configuration meets the target of %.4g %%: the best, %s, reaches %.4g %%", 100*p.target(), p.Name(t.Optimum), 100*best.Value)
+		return nil, fmt.Errorf(
+			"no configuration meets the target of %.4g %%: the best, %s, reaches %.4g %%",
+			100*p.target(), p.Name(t.Optimum), 100*best.Value)
 	}
 	var counts []int
 	for run := range runs {
@@ -64,7 +68,8 @@ func Try(ctx context.Context, p *Problem, evaluator Evaluator, runs int, search 
 			return nil, errors.New("a run without a plan")
 		}
 		t.Ended += float64(len(r.Evaluations)) / float64(runs)
-		until := slices.IndexFunc(r.Evaluations, func(e Evaluation) bool { return !p.better(best, e) })
+		until := slices.IndexFunc(r.Evaluations,
+			func(e Evaluation) bool { return !p.better(best, e) })
 		if until < 0 {
 			t.Failed++
 			until = len(r.Evaluations) - 1
@@ -88,8 +93,8 @@ func Try(ctx context.Context, p *Problem, evaluator Evaluator, runs int, search 
 	return t, nil
 }
 
-// better reports whether x is better than y, both as evaluated: what meets the target before what does not, then the
-// cheaper; or what serves more.
+// better reports whether x is better than y, both as evaluated: what meets the target before what
+// does not, then the cheaper; or what serves more.
 func (p *Problem) better(x, y Evaluation) bool {
 	if p.Objective == MostThroughput {
 		return x.Value > y.Value

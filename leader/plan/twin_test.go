@@ -16,7 +16,9 @@ func TestTwin(t *testing.T) {
 		t.Fatal(err)
 	}
 	best := exact.Plans[0]
-	if best.Price != 2 || best.Satisfaction < 0.99 || exact.Evaluations[0].Configuration.String() != best.Configuration.String() || len(exact.Notes) > 0 {
+	if best.Price != 2 || best.Satisfaction < 0.99 ||
+		exact.Evaluations[0].Configuration.String() != best.Configuration.String() ||
+		len(exact.Notes) > 0 {
 		t.Errorf("a model that is right: %+v of %v, notes %q", best, exact.Evaluations, exact.Notes)
 	}
 	for name, model := range map[string]Evaluator{
@@ -32,7 +34,8 @@ func TestTwin(t *testing.T) {
 		if r.Plans[0].Price != best.Price {
 			t.Errorf("a model that %s: %+v, notes %q", name, r.Plans[0], r.Notes)
 		}
-		if name == "thinks nothing serves" && !strings.Contains(strings.Join(r.Notes, " "), "went on without it") {
+		if name == "thinks nothing serves" &&
+			!strings.Contains(strings.Join(r.Notes, " "), "went on without it") {
 			t.Errorf("notes %q", r.Notes)
 		}
 	}
@@ -42,14 +45,19 @@ func TestTwinErrors(t *testing.T) {
 	p := &Problem{Types: []Type{{"a", 0.5, 9}}, Objective: LeastCost}
 	truth := capacity(4, []float64{1}, []float64{1})
 	broken := errors.New("broken")
-	fails := EvaluatorFunc(func(context.Context, Configuration) (Estimate, error) { return Estimate{}, broken })
-	if _, err := (Twin{Model: truth}).Plan(t.Context(), p, nil); err == nil || !strings.Contains(err.Error(), "give it both") {
+	fails := EvaluatorFunc(func(context.Context, Configuration) (Estimate, error) {
+		return Estimate{}, broken
+	})
+	if _, err := (Twin{Model: truth}).Plan(t.Context(), p, nil); err == nil ||
+		!strings.Contains(err.Error(), "give it both") {
 		t.Errorf("no evaluator: %v", err)
 	}
-	if _, err := (Twin{}).Plan(t.Context(), p, truth); err == nil || !strings.Contains(err.Error(), "give it both") {
+	if _, err := (Twin{}).Plan(t.Context(), p, truth); err == nil ||
+		!strings.Contains(err.Error(), "give it both") {
 		t.Errorf("no model: %v", err)
 	}
-	if _, err := (Twin{Model: truth}).Plan(t.Context(), &Problem{Types: p.Types, Budget: 2}, truth); err == nil || !strings.Contains(err.Error(), "kairos+") {
+	if _, err := (Twin{Model: truth}).Plan(t.Context(), &Problem{Types: p.Types, Budget: 2},
+		truth); err == nil || !strings.Contains(err.Error(), "kairos+") {
 		t.Errorf("most throughput: %v", err)
 	}
 	if _, err := (Twin{Model: fails}).Plan(t.Context(), p, truth); !errors.Is(err, broken) {

@@ -15,12 +15,16 @@ import (
 // linear is y = xW with its weights embedded.
 func linear() *Model {
 	return &Model{
-		Name:         "linear",
-		Producer:     "test",
-		Inputs:       []Port{{Name: "x", DataType: tensor.FP32, Shape: []int64{Dynamic, 2}}},
-		Outputs:      []Port{{Name: "y", DataType: tensor.FP32, Shape: []int64{Dynamic, 1}}},
-		Nodes:        []Node{{Op: "MatMul", Name: "mul", Inputs: []string{"x", "w"}, Outputs: []string{"y"}}},
-		Initializers: []Initializer{{Name: "w", DataType: tensor.FP32, Shape: []int64{2, 1}, Data: make([]byte, 8)}},
+		Name:     "linear",
+		Producer: "test",
+		Inputs:   []Port{{Name: "x", DataType: tensor.FP32, Shape: []int64{Dynamic, 2}}},
+		Outputs:  []Port{{Name: "y", DataType: tensor.FP32, Shape: []int64{Dynamic, 1}}},
+		Nodes: []Node{
+			{Op: "MatMul", Name: "mul", Inputs: []string{"x", "w"}, Outputs: []string{"y"}},
+		},
+		Initializers: []Initializer{
+			{Name: "w", DataType: tensor.FP32, Shape: []int64{2, 1}, Data: make([]byte, 8)},
+		},
 	}
 }
 
@@ -35,14 +39,20 @@ func write(t *testing.T, data []byte) string {
 
 func TestReadSignature(t *testing.T) {
 	m := linear()
-	m.Inputs = append(m.Inputs, Port{Name: "ids", DataType: tensor.Int64, Shape: []int64{Dynamic, 4, Dynamic}})
+	m.Inputs = append(m.Inputs, Port{
+		Name: "ids", DataType: tensor.Int64, Shape: []int64{Dynamic, 4, Dynamic},
+	})
 	m.Outputs = append(m.Outputs, Port{Name: "z", DataType: tensor.FP16})
-	m.Nodes[0].Attributes = []Attribute{{"a", int64(-3)}, {"b", []int64{1, 2}}, {"c", float32(0.5)}, {"d", "text"}}
+	m.Nodes[0].Attributes = []Attribute{
+		{"a", int64(-3)}, {"b", []int64{1, 2}}, {"c", float32(0.5)}, {"d", "text"},
+	}
 	got, err := ReadSignature(write(t, m.Marshal()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := &Signature{IRVersion: IRVersion, Producer: "test", Opset: Opset, Inputs: m.Inputs, Outputs: m.Outputs}
+	want := &Signature{
+		IRVersion: IRVersion, Producer: "test", Opset: Opset, Inputs: m.Inputs, Outputs: m.Outputs,
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("signature (-want +got):\n%s", diff)
 	}
@@ -85,7 +95,8 @@ func TestReadSkipsWeights(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	if start < 0 || r.bytes > 4*window {
-		t.Errorf("read %d bytes of a model of %d (weights at %d), want at most %d", r.bytes, len(data), start, 4*window)
+		t.Errorf("read %d bytes of a model of %d (weights at %d), want at most %d", r.bytes,
+			len(data), start, 4*window)
 	}
 }
 
@@ -113,26 +124,45 @@ func TestReadSignatureErrors(t *testing.T) {
 		data []byte
 		want string
 	}{
-		"empty":     {nil, "the file is empty"},
-		"text":      {[]byte("version https://git-lfs.github.com/spec/v1\n"), "not a valid ONNX model"},
+		"empty": {nil, "the file is empty"},
+		"text": {
+			[]byte("version https://git-lfs.github.com/spec/v1\n"), "not a valid ONNX model",
+		},
 		"no graph":  {[]byte{0x08, 0x08}, "got 0 graphs, expected 1"},
 		"truncated": {linear().Marshal()[:60], "are left"},
 		"no inputs": {edit(func(m *Model) { m.Inputs = nil }), "no inputs"},
 		"no outputs": {edit(func(m *Model) { m.Outputs = nil }),
 			"no outputs"},
-		"fixed input":  {edit(func(m *Model) { m.Inputs[0].Shape = []int64{1, 2} }), `input "x" has shape [1 2] with a fixed first dimension of 1; export the model with it dynamic`},
-		"fixed output": {edit(func(m *Model) { m.Outputs[0].Shape = []int64{8, 2} }), `output "y" has shape [8 2] with a fixed first dimension of 8`},
-		"scalar":       {edit(func(m *Model) { m.Inputs[0].Shape = []int64{} }), `input "x" is a scalar`},
-		"no shape":     {edit(func(m *Model) { m.Inputs[0].Shape = nil }), `input "x" has no shape`},
-		"outside":      {external(External{Location: "../w.data", Length: 8}), `external data in "../w.data": expected a path within the model's folder`},
-		"absolute":     {external(External{Location: "/etc/passwd", Length: 8}), "within the model's folder"},
+		"fixed input": {
+			edit(func(m *Model) { m.Inputs[0].Shape = []int64{1, 2} }),
+			`input "x" has shape [1 2] with a fixed first dimension of 1; export the model with it dynamic`,
+		},
+		"fixed output": {
+			edit(func(m *Model) { m.Outputs[0].Shape = []int64{8, 2} }),
+			`output "y" has shape [8 2] with a fixed first dimension of 8`,
+		},
+		"scalar": {
+			edit(func(m *Model) { m.Inputs[0].Shape = []int64{} }), `input "x" is a scalar`,
+		},
+		"no shape": {edit(func(m *Model) { m.Inputs[0].Shape = nil }), `input "x" has no shape`},
+		"outside": {
+			external(External{Location: "../w.data", Length: 8}),
+			`external data in "../w.data": expected a path within the model's folder`,
+		},
+		"absolute": {
+			external(External{Location: "/etc/passwd", Length: 8}), "within the model's folder",
+		},
 		"missing data": {external(External{Location: "w.data", Length: 8}), "no such file"},
-		"negative":     {external(External{Location: "w.data", Offset: -1, Length: 8}), `offset is "-1", expected a number of bytes`},
+		"negative": {
+			external(External{Location: "w.data", Offset: -1, Length: 8}),
+			`offset is "-1", expected a number of bytes`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := write(t, c.data)
 			_, err := ReadSignature(path)
-			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), path) {
+			if err == nil || !strings.Contains(err.Error(), c.want) ||
+				!strings.Contains(err.Error(), path) {
 				t.Errorf("got %v, want an error with %q and %s", err, c.want, path)
 			}
 		})
@@ -153,7 +183,8 @@ func TestReadSignatureOfShortData(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-		} else if want := "w.data: got 4103 bytes, the model needs 4104"; err == nil || !strings.Contains(err.Error(), want) {
+		} else if want := "w.data: got 4103 bytes, the model needs 4104"; err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}

@@ -81,7 +81,9 @@ func (s *Signature) checkData(dir string) error {
 		case !info.Mode().IsRegular():
 			errs = append(errs, fmt.Errorf("external data %s: not a regular file", path))
 		case info.Size() < d.Size:
-			errs = append(errs, fmt.Errorf("external data %s: got %d bytes, the model needs %d", path, info.Size(), d.Size))
+			errs = append(errs,
+				fmt.Errorf("external data %s: got %d bytes, the model needs %d", path, info.Size(),
+					d.Size))
 		}
 	}
 	return errors.Join(errs...)
@@ -139,7 +141,9 @@ func read(m message) (*Signature, error) {
 		}
 		p, err := v.port("input")
 		if err == nil && p.Shape == nil {
-			err = fmt.Errorf("input %q has no shape: export the model with the shape of each input and its first dimension dynamic", v.name)
+			err = fmt.Errorf(
+				"input %q has no shape: export the model with the shape of each input and its "+
+					"first dimension dynamic", v.name)
 		}
 		errs = append(errs, err)
 		r.signature.Inputs = append(r.signature.Inputs, p)
@@ -164,19 +168,25 @@ func read(m message) (*Signature, error) {
 // port checks that v can be served. role is "input" or "output".
 func (v value) port(role string) (Port, error) {
 	if v.kind != "" {
-		return Port{}, fmt.Errorf("%s %q is a %s; only tensors can be served (for scikit-learn export with zipmap=False)", role, v.name, v.kind)
+		return Port{}, fmt.Errorf(
+			"%s %q is a %s; only tensors can be served (for scikit-learn export with zipmap=False)",
+			role, v.name, v.kind)
 	}
 	dataType, ok := elementTypes[v.element]
 	if !ok {
-		return Port{}, fmt.Errorf("%s %q has ONNX element type %d, which the protocol has no name for", role, v.name, v.element)
+		return Port{}, fmt.Errorf(
+			"%s %q has ONNX element type %d, which the protocol has no name for", role, v.name,
+			v.element)
 	}
 	if v.hasShape {
 		if len(v.shape) == 0 {
-			return Port{}, fmt.Errorf("%s %q is a scalar; its first dimension must be the batch size", role, v.name)
+			return Port{}, fmt.Errorf(
+				"%s %q is a scalar; its first dimension must be the batch size", role, v.name)
 		}
 		if v.shape[0] != Dynamic {
 			return Port{}, fmt.Errorf("%s %q has shape %v with a fixed first dimension of %d; "+
-				"export the model with it dynamic (torch.onnx.export: dynamic_axes={%q: {0: \"batch\"}}, or dynamic_shapes)",
+				"export the model with it dynamic (torch.onnx.export: dynamic_axes={%q: {0: "+
+				"\"batch\"}}, or dynamic_shapes)",
 				role, v.name, v.shape, v.shape[0], v.name)
 		}
 	}
@@ -346,14 +356,16 @@ func (r *reader) tensor(f field) (name string, err error) {
 func (r *reader) external(entries map[string]string) error {
 	location := entries["location"]
 	if !filepath.IsLocal(location) {
-		return fmt.Errorf("external data in %q: expected a path within the model's folder", location)
+		return fmt.Errorf("external data in %q: expected a path within the model's folder",
+			location)
 	}
 	var size int64
 	for _, key := range []string{"offset", "length"} {
 		if s, ok := entries[key]; ok {
 			n, err := strconv.ParseInt(s, 10, 64)
 			if err != nil || n < 0 || size+n < 0 {
-				return fmt.Errorf("external data in %q: %s is %q, expected a number of bytes", location, key, s)
+				return fmt.Errorf("external data in %q: %s is %q, expected a number of bytes",
+					location, key, s)
 			}
 			size += n
 		}

@@ -83,7 +83,8 @@ func (m *message) next() (field, error) {
 		}
 		start := m.pos
 		if n > uint64(m.end-m.pos) {
-			err = fmt.Errorf("at byte %d: field %d is %d bytes long, %d are left", begin, number, n, m.end-m.pos)
+			err = fmt.Errorf("at byte %d: field %d is %d bytes long, %d are left", begin, number, n,
+				m.end-m.pos)
 			break
 		}
 		m.pos += int64(n)
@@ -122,7 +123,8 @@ func (m *message) varint() (uint64, error) {
 func (m *message) text() (string, error) {
 	n := m.end - m.pos
 	if n > longestText {
-		return "", fmt.Errorf("at byte %d: text of %d bytes, at most %d are expected", m.pos, n, longestText)
+		return "", fmt.Errorf("at byte %d: text of %d bytes, at most %d are expected", m.pos, n,
+			longestText)
 	}
 	b := make([]byte, 0, n)
 	for m.pos < m.end {
@@ -164,7 +166,8 @@ func (f field) text() (string, error) {
 // message is the field's body; a field of another wire type is an error.
 func (f field) message() (message, error) {
 	if f.kind != protowire.BytesType {
-		return message{}, fmt.Errorf("field %d has wire type %d, expected a length", f.number, f.kind)
+		return message{}, fmt.Errorf("field %d has wire type %d, expected a length", f.number,
+			f.kind)
 	}
 	return f.body, nil
 }

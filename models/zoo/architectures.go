@@ -40,7 +40,9 @@ func buildNCF(b *builder) {
 	// The bias is above 0, so that most of the outputs are.
 	w := b.weight("top.weight", 0, spread(2./128), 64, 128)
 	bias := b.weight("top.bias", 1, smallBias, 64)
-	b.node("Relu", "top", []string{b.gemm("top", b.join("top", 128, mf, b.row("mlp", mlp, 64)), w, bias)})
+	b.node("Relu", "top", []string{
+		b.gemm("top", b.join("top", 128, mf, b.row("mlp", mlp, 64)), w, bias),
+	})
 	b.output("scores", 64)
 }
 
@@ -145,7 +147,9 @@ func (b *builder) attention(states []string, e string, state, dim int64) []strin
 	steps := int64(len(states))
 	q := b.node("Gemm", name, []string{e, w}, onnx.Attribute{Name: "transB", Value: int64(1)})
 	h := b.node("Concat", name, states, axis(1))
-	scores := b.node("MatMul", name, []string{b.reshape(name, h, 0, steps, state), b.reshape(name, q, 0, state, 1)})
+	scores := b.node("MatMul", name, []string{
+		b.reshape(name, h, 0, steps, state), b.reshape(name, q, 0, state, 1),
+	})
 	a := b.node("Softmax", name, []string{b.reshape(name, scores, 0, steps)}, axis(1))
 	return b.nodes("Split", name, len(states), []string{a}, axis(1))
 }
@@ -169,15 +173,18 @@ type gru struct {
 
 // newGRU adds the weights of a GRU, by He's rule for inputs and states of the
 // given variances.
-func (b *builder) newGRU(name string, in int64, inVariance float64, state int64, stateVariance float64) *gru {
+func (b *builder) newGRU(name string, in int64, inVariance float64, state int64,
+	stateVariance float64) *gru {
 	return &gru{
-		b:      b,
-		name:   name,
-		state:  state,
-		w:      b.weight(name+".input", 0, spread(2/(float64(in)*inVariance)), 3*state, in),
-		bias:   b.weight(name+".bias", 0, smallBias, 3*state),
-		uGates: b.weight(name+".gates", 0, spread(2/(float64(state)*stateVariance)), 2*state, state),
-		uCand:  b.weight(name+".candidate", 0, spread(2/(float64(state)*stateVariance)), state, state),
+		b:     b,
+		name:  name,
+		state: state,
+		w:     b.weight(name+".input", 0, spread(2/(float64(in)*inVariance)), 3*state, in),
+		bias:  b.weight(name+".bias", 0, smallBias, 3*state),
+		uGates: b.weight(name+".gates", 0, spread(2/(float64(state)*stateVariance)), 2*state,
+			state),
+		uCand: b.weight(name+".candidate", 0, spread(2/(float64(state)*stateVariance)), state,
+			state),
 	}
 }
 
@@ -187,7 +194,8 @@ func (g *gru) step(x, h, attention string) string {
 	b := g.b
 	split := func(value string, sizes ...int64) []string {
 		name := strings.ReplaceAll(fmt.Sprint("split", sizes), " ", "_")
-		return b.nodes("Split", g.name, len(sizes), []string{value, b.constant(name, sizes...)}, axis(1))
+		return b.nodes("Split", g.name, len(sizes), []string{value, b.constant(name, sizes...)},
+			axis(1))
 	}
 	op := func(op string, values ...string) string { return b.node(op, g.name, values) }
 
@@ -206,7 +214,9 @@ func (g *gru) step(x, h, attention string) string {
 	if attention != "" {
 		u = op("Mul", attention, u)
 	}
-	recurrent := b.node("Gemm", g.name, []string{h, g.uCand}, onnx.Attribute{Name: "transB", Value: int64(1)})
+	recurrent := b.node("Gemm", g.name, []string{h, g.uCand}, onnx.Attribute{
+		Name: "transB", Value: int64(1),
+	})
 	c := op("Tanh", op("Add", parts[1], op("Mul", r, recurrent)))
 	return op("Add", h, op("Mul", u, op("Sub", c, h)))
 }

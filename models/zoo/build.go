@@ -47,7 +47,9 @@ func newBuilder(name string, scale *big.Rat, seed uint64) *builder {
 
 // input declares an input of the graph; shape is without the batch size.
 func (b *builder) input(name string, t tensor.DataType, shape ...int64) string {
-	b.model.Inputs = append(b.model.Inputs, onnx.Port{Name: name, DataType: t, Shape: append([]int64{onnx.Dynamic}, shape...)})
+	b.model.Inputs = append(b.model.Inputs, onnx.Port{
+		Name: name, DataType: t, Shape: append([]int64{onnx.Dynamic}, shape...),
+	})
 	return name
 }
 
@@ -55,7 +57,9 @@ func (b *builder) input(name string, t tensor.DataType, shape ...int64) string {
 // graph, under a name.
 func (b *builder) output(name string, size int64) {
 	b.model.Nodes[len(b.model.Nodes)-1].Outputs[0] = name
-	b.model.Outputs = append(b.model.Outputs, onnx.Port{Name: name, DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, size}})
+	b.model.Outputs = append(b.model.Outputs, onnx.Port{
+		Name: name, DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, size},
+	})
 }
 
 // node applies an operator with one result and returns it. name tells where in the
@@ -65,7 +69,8 @@ func (b *builder) node(op, name string, inputs []string, attributes ...onnx.Attr
 }
 
 // nodes applies an operator with several results.
-func (b *builder) nodes(op, name string, results int, inputs []string, attributes ...onnx.Attribute) []string {
+func (b *builder) nodes(op, name string, results int, inputs []string,
+	attributes ...onnx.Attribute) []string {
 	name += "/" + op
 	b.named[name]++
 	if n := b.named[name]; n > 1 {
@@ -89,7 +94,9 @@ func (b *builder) constant(name string, values ...int64) string {
 	for _, v := range values {
 		data = binary.LittleEndian.AppendUint64(data, uint64(v))
 	}
-	b.model.Initializers = append(b.model.Initializers, onnx.Initializer{Name: name, DataType: tensor.Int64, Shape: []int64{int64(len(values))}, Data: data})
+	b.model.Initializers = append(b.model.Initializers, onnx.Initializer{
+		Name: name, DataType: tensor.Int64, Shape: []int64{int64(len(values))}, Data: data,
+	})
 	return name
 }
 
@@ -141,14 +148,18 @@ func (b *builder) table(name string, ids []string, fullRows, dim, lookups int64)
 	if lookups == 1 {
 		return found
 	}
-	return b.node("ReduceSum", name, []string{found, b.constant("axes_2", 2)}, onnx.Attribute{Name: "keepdims", Value: int64(0)})
+	return b.node("ReduceSum", name, []string{found, b.constant("axes_2", 2)}, onnx.Attribute{
+		Name: "keepdims", Value: int64(0),
+	})
 }
 
 func axis(i int64) onnx.Attribute { return onnx.Attribute{Name: "axis", Value: i} }
 
 // reshape gives x another shape; a 0 in it stands for the batch size.
 func (b *builder) reshape(name, x string, shape ...int64) string {
-	return b.node("Reshape", name, []string{x, b.constant("shape"+strings.ReplaceAll(fmt.Sprint(shape), " ", "_"), shape...)})
+	return b.node("Reshape", name, []string{
+		x, b.constant("shape"+strings.ReplaceAll(fmt.Sprint(shape), " ", "_"), shape...),
+	})
 }
 
 // row makes x [N, width] a row as tables give it, [N, 1, width].
@@ -161,7 +172,9 @@ func (b *builder) join(name string, width int64, rows ...string) string {
 
 // gemm is x [N, in] times weight [out, in] transposed, plus bias.
 func (b *builder) gemm(name, x, weight, bias string) string {
-	return b.node("Gemm", name, []string{x, weight, bias}, onnx.Attribute{Name: "transB", Value: int64(1)})
+	return b.node("Gemm", name, []string{x, weight, bias}, onnx.Attribute{
+		Name: "transB", Value: int64(1),
+	})
 }
 
 // smallBias is the spread of biases.
@@ -169,7 +182,8 @@ const smallBias = 0.1
 
 // fc is a fully connected layer, xW^T + b with an activation, "Relu" for instance. W follows
 // He's rule: variance 2 / inputs.
-func (b *builder) fc(name, x string, in, out int64, activation string, attributes ...onnx.Attribute) string {
+func (b *builder) fc(name, x string, in, out int64, activation string,
+	attributes ...onnx.Attribute) string {
 	w := b.weight(name+".weight", 0, spread(2/float64(in)), out, in)
 	bias := b.weight(name+".bias", 0, smallBias, out)
 	return b.node(activation, name, []string{b.gemm(name, x, w, bias)}, attributes...)

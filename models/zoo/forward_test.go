@@ -39,7 +39,8 @@ var forward = map[string]func(w weights, x item) [][]float64{
 }
 
 func ncf(w weights, x item) [][]float64 {
-	mf := floats.MulTo(make([]float64, 64), w.embed("mf_user", x.ids[0]), w.embed("mf_item", x.ids[1]))
+	mf := floats.MulTo(make([]float64, 64), w.embed("mf_user", x.ids[0]),
+		w.embed("mf_item", x.ids[1]))
 	mlp := join(w.embed("mlp_user", x.ids[2]), w.embed("mlp_item", x.ids[3]))
 	for i := range 4 {
 		mlp = relu(w.fc(fmt.Sprintf("mlp_%d", i), mlp))
@@ -85,7 +86,8 @@ func mtwnd(w weights, x item) [][]float64 {
 }
 
 func dien(w weights, x item) [][]float64 {
-	profile, ad, context := w.embed("profile", x.ids[0]), w.embed("ad", x.ids[41]), w.embed("context", x.ids[42])
+	profile, ad, context := w.embed("profile", x.ids[0]), w.embed("ad",
+		x.ids[41]), w.embed("context", x.ids[42])
 	h := make([]float64, 64)
 	var states [][]float64
 	var scores []float64

@@ -146,7 +146,8 @@ func (s *subject) run(t *testing.T, m runtime.Model, batch []item) [][][]float32
 		want := s.version.Outputs[i]
 		width := want.Shape[1]
 		if !slices.Equal(out.Shape, []int64{int64(len(batch)), width}) {
-			t.Fatalf("output %s has shape %v, want [%d %d]", want.Name, out.Shape, len(batch), width)
+			t.Fatalf("output %s has shape %v, want [%d %d]", want.Name, out.Shape, len(batch),
+				width)
 		}
 		values, err := tensor.Values[float32](out)
 		if err != nil {
@@ -211,13 +212,16 @@ func TestOutputs(t *testing.T) {
 							// cannot be had more exactly than to a few units in their
 							// last place.
 							if math.Abs(float64(g)-w) > 1e-4*math.Abs(w)+2e-6 {
-								t.Fatalf("batch size %d: output %d, item %d, column %d: got %v, want %v", r[1]-r[0], o, i, j, g, w)
+								t.Fatalf(
+									"batch size %d: output %d, item %d, column %d: got %v, want %v",
+									r[1]-r[0], o, i, j, g, w)
 							}
 						}
 					}
 				}
 				if 2*nonzero < total {
-					t.Errorf("batch size %d: %d of %d outputs are nonzero, want at least half", r[1]-r[0], nonzero, total)
+					t.Errorf("batch size %d: %d of %d outputs are nonzero, want at least half",
+						r[1]-r[0], nonzero, total)
 				}
 			}
 		})
@@ -230,7 +234,9 @@ func TestEverythingMatters(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it computes for seconds, and runs nothing that TestOutputs does not")
 	}
-	ort, err := runtime.OpenONNX(runtime.Config{LibraryPath: runtimetest.Library(t), Provider: runtime.CPU, MapData: true})
+	ort, err := runtime.OpenONNX(runtime.Config{
+		LibraryPath: runtimetest.Library(t), Provider: runtime.CPU, MapData: true,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -252,7 +258,8 @@ func TestEverythingMatters(t *testing.T) {
 					}
 				}
 				if !(most > 1e-2) {
-					t.Errorf("zeroing %s moves the outputs by at most %v, want more than 1e-2", what, most)
+					t.Errorf("zeroing %s moves the outputs by at most %v, want more than 1e-2",
+						what, most)
 				}
 			}
 
@@ -380,7 +387,8 @@ func TestOtherSeeds(t *testing.T) {
 			s := newSubject(t, model)
 			for seed := range uint64(4) {
 				dir := t.TempDir()
-				if _, err := zoo.Generate(t.Context(), dir, model, zoo.Options{Scale: zoo.Small, Seed: 100 + seed}); err != nil {
+				if _, err := zoo.Generate(t.Context(), dir, model,
+					zoo.Options{Scale: zoo.Small, Seed: 100 + seed}); err != nil {
 					t.Fatal(err)
 				}
 				v, err := models.ReadVersion(dir, model, 1)
@@ -394,7 +402,9 @@ func TestOtherSeeds(t *testing.T) {
 				}
 				for o, rows := range got {
 					if r := spread(rows); r < 0.05 {
-						t.Errorf("seed %d: output %d varies by %v between items, want at least 0.05", 100+seed, o, r)
+						t.Errorf(
+							"seed %d: output %d varies by %v between items, want at least 0.05",
+							100+seed, o, r)
 					}
 				}
 			}

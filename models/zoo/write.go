@@ -51,7 +51,8 @@ func (p *plan) write(ctx context.Context, folder string, progress func(done, tot
 	if err := p.writeData(ctx, filepath.Join(version, dataFile), progress); err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(version, models.ModelFile), p.model.Marshal(), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(version, models.ModelFile), p.model.Marshal(),
+		0o644); err != nil {
 		return err
 	}
 	config, err := p.config.YAML()
@@ -59,11 +60,13 @@ func (p *plan) write(ctx context.Context, folder string, progress func(done, tot
 		return err
 	}
 	head := "# Written by muster. Change what you like; it is read again when it changes.\n"
-	return os.WriteFile(filepath.Join(folder, models.ConfigFile), append([]byte(head), config...), 0o644)
+	return os.WriteFile(filepath.Join(folder, models.ConfigFile), append([]byte(head), config...),
+		0o644)
 }
 
 // writeData writes the weights, in chunks on all cores.
-func (p *plan) writeData(ctx context.Context, path string, progress func(done, total int64)) (err error) {
+func (p *plan) writeData(ctx context.Context, path string,
+	progress func(done, total int64)) (err error) {
 	f, err := os.Create(path)
 	if err != nil {
 		return err

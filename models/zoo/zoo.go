@@ -72,7 +72,8 @@ func (s Scale) fraction(own *big.Rat) (*big.Rat, error) {
 }
 
 func (s Scale) wrong() error {
-	return fmt.Errorf("scale is %q, expected %s, %s, %s or a fraction above 0 and up to 1", s, Small, Default, Full)
+	return fmt.Errorf("scale is %q, expected %s, %s, %s or a fraction above 0 and up to 1", s,
+		Small, Default, Full)
 }
 
 // rows is full scaled by f, rounded to the nearest whole number, at least 1.
@@ -92,11 +93,10 @@ func Names() []string {
 	return names
 }
 
-// Generate writes the model to dir/<model>/, which is made if need be. The model appears there complete
-// or not at all. It reports whether it wrote the model: one generated before
-// with the same options is left as it is. One generated with others is
-// replaced if options.Overwrite is set, otherwise it gives an error that wraps
-// ErrExists, as does whatever else is in its place.
+// Generate writes the model to dir/<model>/, which is made if need be. The model appears there
+// complete or not at all. It reports whether it wrote the model: one generated before with the same
+// options is left as it is. One generated with others is replaced if options.Overwrite is set,
+// otherwise it gives an error that wraps ErrExists, as does whatever else is in its place.
 func Generate(ctx context.Context, dir, model string, options Options) (written bool, err error) {
 	fail := func(err error) (bool, error) {
 		return false, fmt.Errorf("generate model %s: %w", model, err)
@@ -174,7 +174,9 @@ func newPlan(model string, options Options) (*plan, error) {
 		config.Inputs = append(config.Inputs, in)
 	}
 	for _, port := range b.model.Outputs {
-		config.Outputs = append(config.Outputs, models.Port{Name: port.Name, DataType: port.DataType, Shape: port.Shape})
+		config.Outputs = append(config.Outputs, models.Port{
+			Name: port.Name, DataType: port.DataType, Shape: port.Shape,
+		})
 	}
 	config.Generated = &models.Provenance{
 		Generator:    generator,
@@ -209,12 +211,16 @@ func (p *plan) compare(target string, replace bool) (action, error) {
 	}
 	if g := *existing.Generated; g != *p.config.Generated {
 		if !replace {
-			return 0, fmt.Errorf("%w: %s was generated with %s, now asked for %s; overwrite it or choose another folder",
+			return 0, fmt.Errorf(
+				"%w: %s was generated with %s, now asked for %s; overwrite it or choose another "+
+					"folder",
 				ErrExists, target, describe(g), describe(*p.config.Generated))
 		}
 		for _, e := range entries {
 			if e.Name() != models.ConfigFile && e.Name() != "1" {
-				return 0, fmt.Errorf("%w: %s also holds %s, which was not generated; move it away first", ErrExists, target, e.Name())
+				return 0, fmt.Errorf(
+					"%w: %s also holds %s, which was not generated; move it away first", ErrExists,
+					target, e.Name())
 			}
 		}
 		return overwrite, nil
@@ -223,5 +229,6 @@ func (p *plan) compare(target string, replace bool) (action, error) {
 }
 
 func describe(g models.Provenance) string {
-	return fmt.Sprintf("%s, architecture %s, scale %s, seed %d", g.Generator, g.Architecture, g.Scale, g.Seed)
+	return fmt.Sprintf("%s, architecture %s, scale %s, seed %d", g.Generator, g.Architecture,
+		g.Scale, g.Seed)
 }

@@ -117,25 +117,32 @@ func TestManifest(t *testing.T) {
 			t.Errorf("%s: QoS target %v, want %v", model, got, want)
 		}
 		if c.LargestBatchSize != 1000 || !c.RowsIndependent {
-			t.Errorf("%s: largest batch size %d, rows independent %v, want 1000, true", model, c.LargestBatchSize, c.RowsIndependent)
+			t.Errorf("%s: largest batch size %d, rows independent %v, want 1000, true", model,
+				c.LargestBatchSize, c.RowsIndependent)
 		}
-		if got, want := *c.Generated, (models.Provenance{Generator: "muster zoo 1", Architecture: "paper", Scale: "1/1000", Seed: 3}); got != want {
+		if got, want := *c.Generated, (models.Provenance{
+			Generator: "muster zoo 1", Architecture: "paper", Scale: "1/1000", Seed: 3,
+		}); got != want {
 			t.Errorf("%s: generated %+v, want %+v", model, got, want)
 		}
 		var rows []int64
 		for _, table := range c.Tables {
 			rows = append(rows, table.Rows)
 		}
-		ids := v.Inputs[slices.IndexFunc(v.Inputs, func(p models.Port) bool { return p.Name == "ids" })]
+		ids := v.Inputs[slices.IndexFunc(v.Inputs,
+			func(p models.Port) bool { return p.Name == "ids" })]
 		if len(rows) == 0 || !slices.Equal(rows, ids.IDBounds) || ids.Shape[1] != int64(len(rows)) {
-			t.Errorf("%s: tables have rows %v, input ids has shape %v and bounds %v", model, rows, ids.Shape, ids.IDBounds)
+			t.Errorf("%s: tables have rows %v, input ids has shape %v and bounds %v", model, rows,
+				ids.Shape, ids.IDBounds)
 		}
 	}
 }
 
 // The tables at full scale are as large as published.
 func TestFullScale(t *testing.T) {
-	for model, want := range map[string]float64{"ncf": 0.086, "rm2": 4.10, "wnd": 3.46, "mtwnd": 3.90, "dien": 3.90} {
+	for model, want := range map[string]float64{
+		"ncf": 0.086, "rm2": 4.10, "wnd": 3.46, "mtwnd": 3.90, "dien": 3.90,
+	} {
 		c, err := zoo.Config(model, zoo.Options{Scale: zoo.Full})
 		if err != nil {
 			t.Fatal(err)
@@ -152,7 +159,8 @@ func TestFullScale(t *testing.T) {
 
 func TestScale(t *testing.T) {
 	for scale, want := range map[zoo.Scale]int64{
-		"": 62_500, zoo.Default: 62_500, zoo.Full: 1_000_000, zoo.Small: 1000, "1": 1_000_000, "0.25": 250_000, "1/3": 333_333, "2/3": 666_667, "0.0000000001": 1,
+		"": 62_500, zoo.Default: 62_500, zoo.Full: 1_000_000, zoo.Small: 1000, "1": 1_000_000,
+		"0.25": 250_000, "1/3": 333_333, "2/3": 666_667, "0.0000000001": 1,
 	} {
 		c, err := zoo.Config("wnd", zoo.Options{Scale: scale})
 		if err != nil {
@@ -161,8 +169,11 @@ func TestScale(t *testing.T) {
 			t.Errorf("scale %q: got %d rows, want %d", scale, got, want)
 		}
 	}
-	for _, scale := range []zoo.Scale{"0", "-1", "1.01", "big", "1e-1", "1e999999999", "1/0", "0x1", "NaN", "Inf", " 1"} {
-		if _, err := zoo.Config("wnd", zoo.Options{Scale: scale}); err == nil || !strings.Contains(err.Error(), "expected small, default, full or a fraction") {
+	for _, scale := range []zoo.Scale{
+		"0", "-1", "1.01", "big", "1e-1", "1e999999999", "1/0", "0x1", "NaN", "Inf", " 1",
+	} {
+		if _, err := zoo.Config("wnd", zoo.Options{Scale: scale}); err == nil ||
+			!strings.Contains(err.Error(), "expected small, default, full or a fraction") {
 			t.Errorf("scale %q: got error %v", scale, err)
 		}
 	}
@@ -181,7 +192,8 @@ func TestGenerateAgain(t *testing.T) {
 
 	options.Seed = 2
 	_, err := zoo.Generate(t.Context(), dir, "ncf", options)
-	if !errors.Is(err, zoo.ErrExists) || !strings.Contains(err.Error(), "seed 1") || !strings.Contains(err.Error(), "seed 2") {
+	if !errors.Is(err, zoo.ErrExists) || !strings.Contains(err.Error(), "seed 1") ||
+		!strings.Contains(err.Error(), "seed 2") {
 		t.Errorf("other options: got error %v", err)
 	}
 	if hash(t, dir) != first {
@@ -256,7 +268,8 @@ func TestProgress(t *testing.T) {
 
 func TestUnknownModel(t *testing.T) {
 	_, err := zoo.Generate(t.Context(), t.TempDir(), "dlrm", zoo.Options{})
-	if want := "generate model dlrm: unknown model, expected one of ncf, rm2, wnd, mtwnd, dien"; err == nil || err.Error() != want {
+	if want := "generate model dlrm: unknown model, expected one of ncf, rm2, wnd, mtwnd, " +
+		"dien"; err == nil || err.Error() != want {
 		t.Errorf("got error %v, want %s", err, want)
 	}
 }

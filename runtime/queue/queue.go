@@ -27,8 +27,8 @@ type Item interface {
 // A Place is what a [Queue] knows of a query. The caller owns the exported fields while the query
 // does not wait, and leaves them as they are while it does. A query waits in one queue at a time.
 type Place struct {
-	// LatestStart is when the query becomes late if it still waits. Estimate is of its execution: at
-	// the sum of both its answer is due.
+	// LatestStart is when the query becomes late if it still waits. Estimate is of its execution:
+	// at the sum of both its answer is due.
 	LatestStart, Estimate time.Duration
 	// Bytes is of its inputs.
 	Bytes int64

@@ -151,7 +151,8 @@ func TestJackson(t *testing.T) {
 		now := time.Duration(0)
 		for w, ok := q.Pop(now); ok; w, ok = q.Pop(now) {
 			if now > w.LatestStart {
-				t.Fatalf("query %d starts at %d, its latest start is %d", w.name, now, w.LatestStart)
+				t.Fatalf("query %d starts at %d, its latest start is %d", w.name, now,
+					w.LatestStart)
 			}
 			now += w.Estimate
 		}
@@ -168,7 +169,8 @@ func TestLatestStart(t *testing.T) {
 		{10, -1, 2, queue.NoTarget},
 	} {
 		if got := queue.LatestStart(tt.arrival, tt.target, tt.estimate); got != tt.want {
-			t.Errorf("arrival %d, target %d, estimate %d: got %d, want %d", tt.arrival, tt.target, tt.estimate, got, tt.want)
+			t.Errorf("arrival %d, target %d, estimate %d: got %d, want %d", tt.arrival, tt.target,
+				tt.estimate, got, tt.want)
 		}
 	}
 }

@@ -20,11 +20,13 @@ func Library(t testing.TB) string {
 		return path
 	}
 	platform := goruntime.GOOS + "-" + goruntime.GOARCH
-	found, _ := filepath.Glob(filepath.Join(root(t), "build/onnxruntime", platform, "libonnxruntime.so.*"))
+	found, _ := filepath.Glob(filepath.Join(root(t), "build/onnxruntime", platform,
+		"libonnxruntime.so.*"))
 	if len(found) > 0 {
 		return found[len(found)-1]
 	}
-	const missing = "needs the ONNX Runtime library: run `make onnxruntime`, or name one in MUSTER_ONNXRUNTIME_LIB"
+	const missing = "needs the ONNX Runtime library: run `make onnxruntime`, or name one in " +
+		"MUSTER_ONNXRUNTIME_LIB"
 	if os.Getenv("CI") == "true" || os.Getenv("REQUIRE_ONNXRUNTIME") != "" {
 		t.Fatal(missing)
 	}
@@ -35,7 +37,8 @@ func Library(t testing.TB) string {
 // began is the package's folder, in which go test starts a test binary.
 var began, _ = os.Getwd()
 
-// root is the repository's folder, found without the paths of source files: -trimpath takes them out.
+// root is the repository's folder, found without the paths of source files:
+// -trimpath takes them out.
 func root(t testing.TB) string {
 	for dir := began; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {

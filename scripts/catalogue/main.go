@@ -4,10 +4,10 @@
 //   - github.com/aws/karpenter-provider-aws has on-demand prices and GPUs;
 //   - github.com/cristim/ec2-instances-info has vCPUs, memory and families.
 //
-// Types of the c, g, gr, m, r and t families of the present generations are taken, and p3.2xlarge, the
-// alternative that KAIROS weighs. A type that has a price but is too new for the second data set has no
-// vCPUs and no memory. Nothing is filled in by hand: to take newer data, raise the versions below and
-// run it again in the repository's root:
+// Types of the c, g, gr, m, r and t families of the present generations are taken, and p3.2xlarge,
+// the alternative that KAIROS weighs. A type that has a price but is too new for the second data
+// set has no vCPUs and no memory. Nothing is filled in by hand: to take newer data, raise the
+// versions below and run it again in the repository's root:
 //
 //	go run ./scripts/catalogue
 package main
@@ -151,7 +151,8 @@ func read(prices, info *module) (*data, error) {
 	if d.price, d.priced, err = readPrices(text); err != nil {
 		return nil, fmt.Errorf("%s: %w", priceModule, err)
 	}
-	if text, err = prices.file("pkg/providers/drametadata/zz_generated_gpu_metadata.go"); err != nil {
+	if text, err = prices.file("pkg/providers/drametadata/zz_generated_gpu_metadata.go"); err !=
+		nil {
 		return nil, err
 	}
 	if d.gpu, err = readGPUs(text); err != nil {
@@ -267,21 +268,25 @@ var classOf = map[string]profiles.Class{
 func (d *data) merge() (types []profiles.Instance, without []string, err error) {
 	class := map[string]profiles.Class{} // by the letters of the family
 	for name, h := range d.hardware {
-		if c, ok := classOf[h.Family]; ok && h.GPU == "" && families.MatchString(name) && h.Generation == "current" {
+		if c, ok := classOf[h.Family]; ok && h.GPU == "" && families.MatchString(name) &&
+			h.Generation == "current" {
 			if before, twice := class[letters(name)]; twice && before != c {
-				return nil, nil, fmt.Errorf("%s is %s, other types of its letters are %s", name, c, before)
+				return nil, nil, fmt.Errorf("%s is %s, other types of its letters are %s", name, c,
+					before)
 			}
 			class[letters(name)] = c
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.price)) {
 		h, known := d.hardware[name]
-		if !slices.Contains(alsoWant, name) && (!families.MatchString(name) || known && h.Generation != "current") {
+		if !slices.Contains(alsoWant, name) && (!families.MatchString(name) ||
+			known && h.Generation != "current") {
 			continue
 		}
 		t := profiles.Instance{
-			Type: profiles.InstanceType(name), PriceUSDPerHour: d.price[name], VCPUs: h.VCPUs, MemoryGiB: h.Memory,
-			GPU: cmp.Or(h.GPU, d.gpu[name]), Class: class[letters(name)],
+			Type: profiles.InstanceType(name), PriceUSDPerHour: d.price[name], VCPUs: h.VCPUs,
+			MemoryGiB: h.Memory,
+			GPU:       cmp.Or(h.GPU, d.gpu[name]), Class: class[letters(name)],
 		}
 		if t.GPU != "" {
 			t.Class = profiles.Accelerated
@@ -292,8 +297,12 @@ func (d *data) merge() (types []profiles.Instance, without []string, err error) 
 		types = append(types, t)
 	}
 	slices.SortFunc(types, func(a, b profiles.Instance) int {
-		family := func(t profiles.InstanceType) string { f, _, _ := strings.Cut(string(t), "."); return f }
-		return cmp.Or(cmp.Compare(family(a.Type), family(b.Type)), cmp.Compare(a.PriceUSDPerHour, b.PriceUSDPerHour), cmp.Compare(a.Type, b.Type))
+		family := func(t profiles.InstanceType) string {
+			f, _, _ := strings.Cut(string(t), ".")
+			return f
+		}
+		return cmp.Or(cmp.Compare(family(a.Type), family(b.Type)),
+			cmp.Compare(a.PriceUSDPerHour, b.PriceUSDPerHour), cmp.Compare(a.Type, b.Type))
 	})
 	return types, without, nil
 }
@@ -311,7 +320,10 @@ func write(types []profiles.Instance) ([]byte, error) {
 		return strconv.FormatFloat(x, 'f', -1, 64)
 	}
 	for _, t := range types {
-		rows = append(rows, []string{string(t.Type), number(t.PriceUSDPerHour), number(float64(t.VCPUs)), number(t.MemoryGiB), string(t.Class), t.GPU})
+		rows = append(rows, []string{
+			string(t.Type), number(t.PriceUSDPerHour), number(float64(t.VCPUs)),
+			number(t.MemoryGiB), string(t.Class), t.GPU,
+		})
 	}
 	var b bytes.Buffer
 	err := csv.NewWriter(&b).WriteAll(rows)
@@ -330,7 +342,9 @@ func (d *data) sourceText(types []profiles.Instance, without []string) []byte {
 	if len(without) > 0 {
 		left = strings.Join(without, ", ")
 	}
-	return fmt.Appendf(nil, `profiles/catalogue.csv, embedded in the program, is made by scripts/catalogue from two data sets.
+	return fmt.Appendf(
+		nil,
+		`profiles/catalogue.csv, embedded in the program, is made by scripts/catalogue from two data sets.
 
 1. %s %s (Go module), Apache License 2.0:
    on-demand prices of %s, Linux, as of %s, and names of GPUs.

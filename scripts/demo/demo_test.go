@@ -35,15 +35,16 @@ func TestChooseTarget(t *testing.T) {
 	}
 }
 
-// The chosen load would keep half of the chosen target, by the arithmetic of one lane that serves in
-// order of arrival, however the models differ.
+// The chosen load would keep half of the chosen target, by the arithmetic of one lane that serves
+// in order of arrival, however the models differ.
 func TestChosenLoadKeepsTheTarget(t *testing.T) {
 	for _, ratio := range []float64{1, 4, 20} {
 		largest := []time.Duration{20 * ms, time.Duration(ratio * float64(20*ms))}
 		subjects := []*subject{{name: "a"}, {name: "b"}}
 		execution := func(model string, batchSize int) time.Duration {
 			i := int(model[0] - 'a')
-			return time.Duration((0.05 + 0.95*float64(batchSize)/float64(sizes.Largest())) * float64(largest[i]))
+			return time.Duration((0.05 +
+				0.95*float64(batchSize)/float64(sizes.Largest())) * float64(largest[i]))
 		}
 		var means []time.Duration
 		for _, s := range subjects {
@@ -82,7 +83,9 @@ func TestChosenLoadKeepsTheTarget(t *testing.T) {
 		}
 		for model, n := range sent {
 			if share := float64(late[model]) / float64(n); share > 0.001 {
-				t.Errorf("ratio %v: %.4f of the queries to %s take more than half of the target, want at most 0.001", ratio, share, model)
+				t.Errorf(
+					"ratio %v: %.4f of the queries to %s take more than half of the target, want "+
+						"at most 0.001", ratio, share, model)
 			}
 		}
 	}
@@ -104,12 +107,19 @@ func TestTable(t *testing.T) {
 		times[len(times)-1-i] = time.Duration(i+1) * ms / 100
 	}
 	whole := bench.ModelReport{
-		Model: "rm2", QoSTargetMS: 350, Queries: 2000, Answered: 1997, Failed: 3, QoSSatisfaction: 0.99961, OfferedQPS: 33.84,
+		Model: "rm2", QoSTargetMS: 350, Queries: 2000, Answered: 1997, Failed: 3,
+		QoSSatisfaction: 0.99961, OfferedQPS: 33.84,
 		LatencyMS: bench.Latencies{P50: 76.7, P99: 277},
-		Failures:  []bench.Failure{{Reason: client.ErrOverloaded.Error(), Count: 2}, {Reason: client.ErrUnavailable.Error(), Count: 1, Example: "gone"}},
+		Failures: []bench.Failure{
+			{Reason: client.ErrOverloaded.Error(), Count: 2}, {
+				Reason: client.ErrUnavailable.Error(), Count: 1, Example: "gone",
+			},
+		},
 	}
 	var b strings.Builder
-	rows := []row{timesRow("ncf", "alone", times), loadRow(whole, "fleet"), loadRow(whole, "killed")}
+	rows := []row{
+		timesRow("ncf", "alone", times), loadRow(whole, "fleet"), loadRow(whole, "killed"),
+	}
 	if err := writeTable(&b, rows); err != nil {
 		t.Fatal(err)
 	}
@@ -154,10 +164,14 @@ type fakeServer struct {
 	queries, lost, refused, wrong atomic.Int64
 }
 
-func (s *fakeServer) ModelMetadata(context.Context, string, string) (*inference.ModelMetadataResponse, error) {
+func (s *fakeServer) ModelMetadata(context.Context, string,
+	string) (*inference.ModelMetadataResponse, error) {
 	return &inference.ModelMetadataResponse{
-		Inputs:     []*inference.ModelMetadataResponse_TensorMetadata{{Name: "x", Datatype: "FP32", Shape: []int64{-1, 1}}},
-		Properties: oip.Properties{QoSTarget: time.Nanosecond, Deadline: time.Minute}.Map(), // all are late
+		Inputs: []*inference.ModelMetadataResponse_TensorMetadata{
+			{Name: "x", Datatype: "FP32", Shape: []int64{-1, 1}},
+		},
+		// all are late
+		Properties: oip.Properties{QoSTarget: time.Nanosecond, Deadline: time.Minute}.Map(),
 	}, nil
 }
 
@@ -177,7 +191,8 @@ func (s *fakeServer) Infer(_ context.Context, req *oip.Request) (*oip.Response, 
 	return answer, nil
 }
 
-// TestDrive holds that a load fails where queries are lost or answered wrongly, and not for being late.
+// TestDrive holds that a load fails where queries are lost or answered wrongly, and
+// not for being late.
 func TestDrive(t *testing.T) {
 	shares := map[string]float64{"m": 1}
 	s := &fakeServer{}
@@ -189,7 +204,8 @@ func TestDrive(t *testing.T) {
 	if err == nil {
 		t.Fatal("no error")
 	}
-	if want := fmt.Sprintf("%d were lost, %d answered wrongly", lost, wrong); !strings.Contains(err.Error(), want) {
+	if want := fmt.Sprintf("%d were lost, %d answered wrongly", lost,
+		wrong); !strings.Contains(err.Error(), want) {
 		t.Errorf("error %q, want one that says %q", err, want)
 	}
 	// The next is slow, too, and refuses all the same.
@@ -198,7 +214,9 @@ func TestDrive(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m := report.Models[0]; m.QoSSatisfaction != 0 || m.Late == 0 || m.Failed != patient.refused.Load() {
-		t.Errorf("%d late and %d failed of %d queries, want all, of which %d were refused", m.Late, m.Failed, m.Queries, patient.refused.Load())
+	if m := report.Models[0]; m.QoSSatisfaction != 0 || m.Late == 0 ||
+		m.Failed != patient.refused.Load() {
+		t.Errorf("%d late and %d failed of %d queries, want all, of which %d were refused", m.Late,
+			m.Failed, m.Queries, patient.refused.Load())
 	}
 }

@@ -26,7 +26,8 @@ var others = []string{"g4dn.xlarge", "r5n.large", "r5n.large", "r5n.large", "r5n
 // showFleet shows an emulated fleet at a load that none of its members could serve, and kills its
 // leader.
 func (d *demo) showFleet(ctx context.Context) error {
-	d.say("\n2  A fleet of six, 2 g4dn.xlarge and 4 r5n.large, for rm2. It is emulated: its agents are real, but wait as\n" +
+	d.say("\n2  A fleet of six, 2 g4dn.xlarge and 4 r5n.large, for rm2. It is emulated: its " +
+		"agents are real, but wait as\n" +
 		"   long as the measured profile of their instance type says, and run no model")
 	f := &harness.Fleet{
 		Muster: d.muster, Dir: filepath.Join(d.dir, "emulated"), Models: []string{fleetModel},
@@ -41,7 +42,8 @@ func (d *demo) showFleet(ctx context.Context) error {
 	}
 	var allowed [3]float64
 	for i, pool := range []string{"g4dn.xlarge=1", "r5n.large=1", fleetPool} {
-		if allowed[i], err = harness.AllowableThroughput(ctx, d.muster, fleetModel, pool, 0); err != nil {
+		if allowed[i], err = harness.AllowableThroughput(ctx, d.muster, fleetModel, pool,
+			0); err != nil {
 			return err
 		}
 	}
@@ -49,8 +51,11 @@ func (d *demo) showFleet(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.say("   In simulation a g4dn.xlarge alone serves %s in time (%g ms), an r5n.large %s, all six %s",
-		queriesASecond(allowed[0]), milliseconds(config.QoSTarget), queriesASecond(allowed[1]), queriesASecond(allowed[2]))
+	d.say(
+		"   In simulation a g4dn.xlarge alone serves %s in time (%g ms), an r5n.large %s, all "+
+			"six %s",
+		queriesASecond(allowed[0]), milliseconds(config.QoSTarget), queriesASecond(allowed[1]),
+		queriesASecond(allowed[2]))
 	d.say("   The load is half of the last, %s, for %.0f s", queriesASecond(rate), d.load.Seconds())
 	defer f.Stop()
 	if err := d.join(ctx, f, firstType); err != nil {
@@ -60,7 +65,8 @@ func (d *demo) showFleet(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.say("   A g4dn.xlarge alone, for comparison: %s of %d queries within %g ms", percent(alone.QoSSatisfaction), alone.Queries, alone.QoSTargetMS)
+	d.say("   A g4dn.xlarge alone, for comparison: %s of %d queries within %g ms",
+		percent(alone.QoSSatisfaction), alone.Queries, alone.QoSTargetMS)
 	d.show(*alone, "emulated g4dn.xlarge alone", "rm2 on a g4dn.xlarge alone (emulated)")
 
 	if err := d.join(ctx, f, others...); err != nil {
@@ -70,7 +76,8 @@ func (d *demo) showFleet(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.say("   All six, the others having joined it: %s of %d queries within %g ms", percent(whole.QoSSatisfaction), whole.Queries, whole.QoSTargetMS)
+	d.say("   All six, the others having joined it: %s of %d queries within %g ms",
+		percent(whole.QoSSatisfaction), whole.Queries, whole.QoSTargetMS)
 	d.show(*whole, "emulated fleet of six", "rm2 on the fleet of six (emulated)")
 	d.lookAround()
 
@@ -91,7 +98,8 @@ func (d *demo) showFleet(ctx context.Context) error {
 		return err
 	}
 	d.say("   %s", story)
-	d.say("   %d of %d queries were answered, %s within %g ms. Lost: none", without.Answered, without.Queries,
+	d.say("   %d of %d queries were answered, %s within %g ms. Lost: none", without.Answered,
+		without.Queries,
 		percent(without.QoSSatisfaction), without.QoSTargetMS)
 	d.show(*without, "the same, its leader killed", "rm2, the leader killed (emulated)")
 	d.lookAround()
@@ -104,7 +112,9 @@ func chooseFleetLoad(alone []float64, together float64) (float64, error) {
 	rate := together / 2
 	for _, x := range alone {
 		if 2*x > rate {
-			return 0, fmt.Errorf("half of what the fleet allows is %.1f queries/s, want at least twice what a member allows, %.1f", rate, x)
+			return 0, fmt.Errorf(
+				"half of what the fleet allows is %.1f queries/s, want at least twice what a "+
+					"member allows, %.1f", rate, x)
 		}
 	}
 	return rate, nil
@@ -129,7 +139,8 @@ func (d *demo) join(ctx context.Context, f *harness.Fleet, types ...string) erro
 }
 
 // driveFleet puts load on the fleet.
-func (d *demo) driveFleet(ctx context.Context, f *harness.Fleet, rate float64, duration time.Duration) (*bench.ModelReport, error) {
+func (d *demo) driveFleet(ctx context.Context, f *harness.Fleet, rate float64,
+	duration time.Duration) (*bench.ModelReport, error) {
 	c, err := client.New(f.Addresses(), client.WithTimeout(patience))
 	if err != nil {
 		return nil, err
@@ -158,6 +169,7 @@ func killLeader(ctx context.Context, f *harness.Fleet) (story string, err error)
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s (%s) was killed; %d ms later %s (%s) led", leader.Name, leader.InstanceType,
+	return fmt.Sprintf("%s (%s) was killed; %d ms later %s (%s) led", leader.Name,
+		leader.InstanceType,
 		took.Milliseconds(), next.Name, next.InstanceType), nil
 }

@@ -52,10 +52,13 @@ func main() {
 	d := &demo{
 		measure: 3 * time.Second, load: 15 * time.Second,
 		out: os.Stdout, terminal: term.IsTerminal(int(os.Stderr.Fd())),
-		picture: bench.Report{Workload: bench.Workload{Arrivals: "poisson", BatchSizes: sizes.String()}},
+		picture: bench.Report{
+			Workload: bench.Workload{Arrivals: "poisson", BatchSizes: sizes.String()},
+		},
 	}
 	flag.StringVar(&d.muster, "muster", "bin/muster", "the binary to show")
-	flag.StringVar(&d.dir, "dir", "build/demo", "directory for models, state and results; a second run reuses it")
+	flag.StringVar(&d.dir, "dir", "build/demo",
+		"directory for models, state and results; a second run reuses it")
 	short := flag.Bool("short", false, "the same with a few seconds of load")
 	flag.Parse()
 	if flag.NArg() > 0 {
@@ -131,7 +134,8 @@ func (d *demo) generate(ctx context.Context, dir string, names ...string) error 
 // which they share, and reports on them by name. A query that is lost, or answered wrongly, is an
 // error; one that is refused, as too much waits, is not lost: its client was told.
 func (d *demo) drive(
-	ctx context.Context, server bench.Server, numbers bool, rate float64, duration time.Duration, shares map[string]float64,
+	ctx context.Context, server bench.Server, numbers bool, rate float64, duration time.Duration,
+	shares map[string]float64,
 ) (*bench.Report, error) {
 	driver, err := harness.NewDriver(ctx, server, shares, patience)
 	if err != nil {
@@ -145,7 +149,8 @@ func (d *demo) drive(
 	}
 	c := driver.Between(begin, time.Now())
 	if lost := c.Failed + c.Robbed; lost+c.Wrong+driver.Twice() > 0 {
-		return report, fmt.Errorf("of %d queries %d were lost, %d answered wrongly and %d twice, the last one: %w",
+		return report, fmt.Errorf(
+			"of %d queries %d were lost, %d answered wrongly and %d twice, the last one: %w",
 			c.Queries, lost, c.Wrong, driver.Twice(), c.Example)
 	}
 	return report, nil
@@ -176,5 +181,6 @@ To go on, start the agent again, and ask it from another terminal:
   %s
   %s infer ncf --server %s
   %s bench --server %s --model wnd --find-throughput`,
-		d.picturePath(), a.LogPath, filepath.Join(d.dir, "emulated", "*.log"), a.Command, d.muster, a.GRPC, d.muster, a.GRPC)
+		d.picturePath(), a.LogPath, filepath.Join(d.dir, "emulated", "*.log"), a.Command, d.muster,
+		a.GRPC, d.muster, a.GRPC)
 }

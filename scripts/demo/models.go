@@ -42,12 +42,15 @@ type subject struct {
 
 var errAgentExited = errors.New("the agent ended by itself")
 
-// showModels serves the real models beside ONNX Runtime alone. It returns the agent, which has ended.
+// showModels serves the real models beside ONNX Runtime alone. It returns the agent, which has
+// ended.
 func (d *demo) showModels(ctx context.Context) (a *harness.Node, err error) {
 	// Half of the cores are left to client and server, which share this machine with the models.
 	cpus := goruntime.GOMAXPROCS(0)
 	cores := max(1, cpus/2)
-	d.say("1  Two models, ncf and wnd, on an agent of this machine, with %d of its %d CPUs for the models", cores, cpus)
+	d.say(
+		"1  Two models, ncf and wnd, on an agent of this machine, with %d of its %d CPUs for the "+
+			"models", cores, cpus)
 	dir := filepath.Join(d.dir, "models")
 	if err := d.generate(ctx, dir, realModels...); err != nil {
 		return nil, err
@@ -70,8 +73,11 @@ func (d *demo) showModels(ctx context.Context) (a *harness.Node, err error) {
 		}
 	}
 	target := chooseTarget(largest)
-	d.say("   At the largest batch size, %[3]d, ONNX Runtime alone takes %[1]s ms for ncf and %[2]s ms for wnd. So the QoS\n"+
-		"   target on this machine is 99 %% of the queries within %[4]g ms, %[5]d times as long as one of each takes", figures(milliseconds(largest[0])), figures(milliseconds(largest[1])),
+	d.say("   At the largest batch size, %[3]d, ONNX Runtime alone takes %[1]s ms for ncf and "+
+		"%[2]s ms for wnd. So the QoS\n"+
+		"   target on this machine is 99 %% of the queries within %[4]g ms, %[5]d times as long "+
+		"as one of each takes", figures(milliseconds(largest[0])),
+		figures(milliseconds(largest[1])),
 		sizes.Largest(), milliseconds(target), targetFactor)
 	for _, s := range subjects {
 		if err := setTarget(dir, s.name, target); err != nil {
@@ -81,7 +87,9 @@ func (d *demo) showModels(ctx context.Context) (a *harness.Node, err error) {
 
 	// What an earlier run learned may be of another day: Add forgets it.
 	f := &harness.Fleet{
-		Muster: d.muster, Dir: d.dir, DefaultPorts: true, Models: realModels, Args: []string{"--cores", fmt.Sprint(cores)},
+		Muster: d.muster, Dir: d.dir, DefaultPorts: true, Models: realModels, Args: []string{
+			"--cores", fmt.Sprint(cores),
+		},
 	}
 	if a, err = f.Add(ctx, ""); err != nil {
 		return nil, err
@@ -119,11 +127,15 @@ func (d *demo) serve(ctx context.Context, f *harness.Fleet, subjects []*subject)
 		means[i] = mean(s.muster)
 	}
 	d.lookAround()
-	d.say("   One query at a time, it answers %.0f of ncf a second or %.0f of wnd, and as ONNX Runtime does",
+	d.say(
+		"   One query at a time, it answers %.0f of ncf a second or %.0f of wnd, and as ONNX "+
+			"Runtime does",
 		1/means[0].Seconds(), 1/means[1].Seconds())
 	loads, rate := chooseLoad(subjects, means)
 	shares := map[string]float64{loads[0].Model: loads[0].Share, loads[1].Model: loads[1].Share}
-	d.say("   The load is half of that for %.0f s: %.0f of ncf and %.0f of wnd a second, in random order",
+	d.say(
+		"   The load is half of that for %.0f s: %.0f of ncf and %.0f of wnd a second, in random "+
+			"order",
 		d.load.Seconds(), loads[0].Share, loads[1].Share)
 	sampled := &sampledServer{Server: c}
 	report, err := d.drive(ctx, sampled, true, rate, d.load, shares)
@@ -132,8 +144,10 @@ func (d *demo) serve(ctx context.Context, f *harness.Fleet, subjects []*subject)
 	}
 	for i, s := range subjects {
 		m := report.Models[i]
-		d.say("   %s: %s of %d queries within %g ms", s.name, percent(m.QoSSatisfaction), m.Queries, m.QoSTargetMS)
-		d.rows = append(d.rows, timesRow(s.name, "ONNX Runtime alone, in a loop", s.onnx), timesRow(s.name, "Muster, one at a time", s.muster))
+		d.say("   %s: %s of %d queries within %g ms", s.name, percent(m.QoSSatisfaction), m.Queries,
+			m.QoSTargetMS)
+		d.rows = append(d.rows, timesRow(s.name, "ONNX Runtime alone, in a loop", s.onnx),
+			timesRow(s.name, "Muster, one at a time", s.muster))
 		d.show(m, "Muster, both models under load", s.name)
 	}
 	d.lookAround()
@@ -149,9 +163,10 @@ func loadSubject(ctx context.Context, executor *runtime.ONNX, dir, name string) 
 	s := &subject{name: name, version: v, metadata: &inference.ModelMetadataResponse{Name: name}}
 	bounds := map[string][]int64{}
 	for _, in := range v.Inputs {
-		s.metadata.Inputs = append(s.metadata.Inputs, &inference.ModelMetadataResponse_TensorMetadata{
-			Name: in.Name, Datatype: string(in.DataType), Shape: in.Shape,
-		})
+		s.metadata.Inputs = append(s.metadata.Inputs,
+			&inference.ModelMetadataResponse_TensorMetadata{
+				Name: in.Name, Datatype: string(in.DataType), Shape: in.Shape,
+			})
 		if len(in.IDBounds) > 0 {
 			bounds[in.Name] = in.IDBounds
 		}
@@ -193,17 +208,17 @@ func (d *demo) measureLargest(ctx context.Context, s *subject) (time.Duration, e
 }
 
 const (
-	// targetFactor leaves a query time to wait for others. At half of what the lane serves, in Poisson
-	// arrivals of the trace's batch sizes, fewer than one query in a thousand takes half of that; the
-	// other half is for what the machine does beside.
+	// targetFactor leaves a query time to wait for others. At half of what the lane serves, in
+	// Poisson arrivals of the trace's batch sizes, fewer than one query in a thousand takes half of
+	// that; the other half is for what the machine does beside.
 	targetFactor = 4
-	// leastTarget is what any machine should reach: that it stops a process for tens of milliseconds
-	// is common, and no query's fault.
+	// leastTarget is what any machine should reach: that it stops a process for tens of
+	// milliseconds is common, and no query's fault.
 	leastTarget = 50 * time.Millisecond
 )
 
-// chooseTarget is the QoS target for models whose largest queries take so long, in whole tens of ms:
-// the same for all, since a query may have to wait for one of another model.
+// chooseTarget is the QoS target for models whose largest queries take so long, in whole tens of
+// ms: the same for all, since a query may have to wait for one of another model.
 func chooseTarget(largest []time.Duration) time.Duration {
 	var sum time.Duration
 	for _, t := range largest {
@@ -297,15 +312,16 @@ func verify(ctx context.Context, subjects []*subject, sampled *sampledServer) er
 	return nil
 }
 
-// sameAnswer reports how an answer differs from the one that is wanted. Its numbers may, by a little:
-// how a batch was cut decides the order of its sums.
+// sameAnswer reports how an answer differs from the one that is wanted. Its numbers may, by a
+// little: how a batch was cut decides the order of its sums.
 func sameAnswer(want, got []tensor.Tensor) error {
 	if len(got) != len(want) {
 		return fmt.Errorf("%d outputs, want %d", len(got), len(want))
 	}
 	for i := range want {
 		if !slices.Equal(got[i].Shape, want[i].Shape) {
-			return fmt.Errorf("output %s has shape %v, want %v", want[i].Name, got[i].Shape, want[i].Shape)
+			return fmt.Errorf("output %s has shape %v, want %v", want[i].Name, got[i].Shape,
+				want[i].Shape)
 		}
 		wanted, err := tensor.Values[float32](want[i])
 		if err != nil {
@@ -317,8 +333,10 @@ func sameAnswer(want, got []tensor.Tensor) error {
 		}
 		for j, x := range wanted {
 			// The negation has NaN differ from everything.
-			if diff := math.Abs(float64(values[j] - x)); !(diff <= 1e-3*max(1, math.Abs(float64(x)))) {
-				return fmt.Errorf("output %s, element %d is %v, want %v", want[i].Name, j, values[j], x)
+			if diff := math.Abs(float64(values[j] -
+				x)); !(diff <= 1e-3*max(1, math.Abs(float64(x)))) {
+				return fmt.Errorf("output %s, element %d is %v, want %v", want[i].Name, j,
+					values[j], x)
 			}
 		}
 	}
@@ -329,7 +347,8 @@ func sameAnswer(want, got []tensor.Tensor) error {
 func clone(tensors []tensor.Tensor) []tensor.Tensor {
 	tensors = slices.Clone(tensors)
 	for i := range tensors {
-		tensors[i].Shape, tensors[i].Data = slices.Clone(tensors[i].Shape), slices.Clone(tensors[i].Data)
+		tensors[i].Shape, tensors[i].Data = slices.Clone(tensors[i].Shape), slices.Clone(
+			tensors[i].Data)
 	}
 	return tensors
 }

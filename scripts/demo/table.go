@@ -24,8 +24,11 @@ type row struct {
 
 // loadRow is a row on a model under load.
 func loadRow(m bench.ModelReport, what string) row {
-	r := row{model: m.Model, what: what, qps: m.OfferedQPS, p50: m.LatencyMS.P50, p99: m.LatencyMS.P99}
-	r.load = fmt.Sprintf("%s within %g ms\t%d of %d", percent(m.QoSSatisfaction), m.QoSTargetMS, m.Answered, m.Queries)
+	r := row{
+		model: m.Model, what: what, qps: m.OfferedQPS, p50: m.LatencyMS.P50, p99: m.LatencyMS.P99,
+	}
+	r.load = fmt.Sprintf("%s within %g ms\t%d of %d", percent(m.QoSSatisfaction), m.QoSTargetMS,
+		m.Answered, m.Queries)
 	if n := harness.Refusals(m); n > 0 {
 		r.load += fmt.Sprintf(", %d refused", n)
 	}
@@ -53,7 +56,8 @@ func writeTable(w io.Writer, rows []row) error {
 			model = ""
 		}
 		last = r.model
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", model, r.what, figures(r.qps), figures(r.p50), figures(r.p99), cmp.Or(r.load, "\t"))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", model, r.what, figures(r.qps), figures(r.p50),
+			figures(r.p99), cmp.Or(r.load, "\t"))
 	}
 	if err := t.Flush(); err != nil {
 		return err

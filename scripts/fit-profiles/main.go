@@ -34,7 +34,8 @@ var qosTargets = map[string]time.Duration{
 }
 
 const (
-	source = "fitted from the latency samples published with KAIROS (HPDC 2023) and RIBBON (SC 2021): " +
+	source = "fitted from the latency samples published with KAIROS (HPDC 2023) and RIBBON (SC " +
+		"2021): " +
 		"inference and load, 99 samples a batch size (10, 20, ... 1000), the largest of 100 dropped"
 	fewKnots = 8
 	// How far a curve may be from a mean, relative to it; twice as far below batch size errorFrom.
@@ -45,7 +46,8 @@ const (
 )
 
 func main() {
-	samples := flag.String("samples", published.Name, "CSV `file` of latency samples, plain or gzip")
+	samples := flag.String("samples", published.Name,
+		"CSV `file` of latency samples, plain or gzip")
 	out := flag.String("out", "profiles/shipped.json", "`file` to write")
 	flag.Parse()
 	if err := run(*samples, *out); err != nil {
@@ -70,10 +72,12 @@ func run(samplesFile, out string) error {
 		tables = append(tables, fitted...)
 		for _, t := range fitted {
 			knots := t.Knots()
-			fmt.Printf("%-30s %2d knots, worst error of the mean from batch size %d on %.2f %%\n", t.Key(), len(knots), errorFrom, 100*knots[0].Error)
+			fmt.Printf("%-30s %2d knots, worst error of the mean from batch size %d on %.2f %%\n",
+				t.Key(), len(knots), errorFrom, 100*knots[0].Error)
 		}
 	}
-	command := "go run ./scripts/fit-profiles -samples " + filepath.Base(samplesFile) + " -out profiles/shipped.json"
+	command := "go run ./scripts/fit-profiles -samples " + filepath.Base(samplesFile) +
+		" -out profiles/shipped.json"
 	library, err := profiles.NewLibrary(source, command, models, tables)
 	if err != nil {
 		return err
@@ -86,7 +90,8 @@ func run(samplesFile, out string) error {
 }
 
 // fitModel returns the profiles of one model on every instance type it was measured on.
-func fitModel(samples *profiles.Samples, name string) (model profiles.ModelInfo, tables []*profiles.Table, err error) {
+func fitModel(samples *profiles.Samples, name string) (model profiles.ModelInfo,
+	tables []*profiles.Table, err error) {
 	target, ok := qosTargets[name]
 	if !ok {
 		return model, nil, errors.New("its QoS target is not known here")
@@ -109,7 +114,9 @@ func fitModel(samples *profiles.Samples, name string) (model profiles.ModelInfo,
 		if err != nil {
 			return model, nil, fmt.Errorf("on %s: %w", t, err)
 		}
-		table, err := profiles.NewTable(profiles.Key{Model: name, InstanceType: t, Provider: instance.Provider()}, profiles.Shipped, "", knots)
+		table, err := profiles.NewTable(
+			profiles.Key{Model: name, InstanceType: t, Provider: instance.Provider()},
+			profiles.Shipped, "", knots)
 		if err != nil {
 			return model, nil, err
 		}
@@ -138,11 +145,11 @@ func summarise(s *profiles.Series) (cells []cell, err error) {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// fit returns the knots of one profile, whose Error is the worst relative error of the mean
-// from batch size errorFrom on. It takes fewKnots that never descend where such a
-// curve stays within tolerance of every mean. On t3.xlarge none does, with any number of knots: a mean
-// of 99 samples that vary by 22 % is itself off by 2 %, and larger batches measured faster than smaller
-// ones. There it takes as many knots as the tolerance needs, and the curve follows the samples.
+// fit returns the knots of one profile, whose Error is the worst relative error of the mean from
+// batch size errorFrom on. It takes fewKnots that never descend where such a curve stays within
+// tolerance of every mean. On t3.xlarge none does, with any number of knots: a mean of 99 samples
+// that vary by 22 % is itself off by 2 %, and larger batches measured faster than smaller ones.
+// There it takes as many knots as the tolerance needs, and the curve follows the samples.
 func fit(cells []cell) (knots []profiles.Knot, err error) {
 	at, means := curve(cells, fewKnots, fewKnots, true)
 	if at == nil {
@@ -166,7 +173,8 @@ func fit(cells []cell) (knots []profiles.Knot, err error) {
 		r99 := max(p99[i], r90)
 		knots = append(knots, profiles.Knot{
 			BatchSize: cells[c].batch,
-			Mean:      rounded(means[i]), P50: rounded(means[i] * r50), P90: rounded(means[i] * r90), P99: rounded(means[i] * r99),
+			Mean:      rounded(means[i]), P50: rounded(means[i] * r50),
+			P90: rounded(means[i] * r90), P99: rounded(means[i] * r99),
 			Error: math.Round(worst*1e4) / 1e4,
 		})
 	}
@@ -178,10 +186,10 @@ func rounded(ms float64) time.Duration {
 	return time.Duration(math.Round(ms*1e4)) * 100 * time.Nanosecond
 }
 
-// curve returns the knots (indices of cells) and values of the continuous, piecewise linear
-// curve with the least sum of squared relative errors among those with the fewest knots, from least to most of
-// them, that stay within tolerance of every cell; nil if there is none. Dynamic
-// programming over (cell, one of levels values around its mean), knot by knot.
+// curve returns the knots (indices of cells) and values of the continuous, piecewise linear curve
+// with the least sum of squared relative errors among those with the fewest knots, from least to
+// most of them, that stay within tolerance of every cell; nil if there is none. Dynamic programming
+// over (cell, one of levels values around its mean), knot by knot.
 func curve(cells []cell, least, most int, ascending bool) (at []int, values []float64) {
 	type state struct {
 		cost        float64
@@ -218,7 +226,8 @@ func curve(cells []cell, least, most int, ascending bool) (at []int, values []fl
 				if math.IsInf(from.cost, 1) {
 					continue
 				}
-				y, lowest, highest := value(i, level), math.Inf(-1), math.Inf(1) // slopes within tolerance so far
+				// slopes within tolerance so far
+				y, lowest, highest := value(i, level), math.Inf(-1), math.Inf(1)
 				if ascending {
 					lowest = 0
 				}
@@ -231,7 +240,8 @@ func curve(cells []cell, least, most int, ascending bool) (at []int, values []fl
 						if slope < lowest-1e-12 || slope > highest+1e-12 {
 							continue
 						}
-						if cost := from.cost + errorOf(i, j, y, slope); cost < next[j*levels+l].cost {
+						if cost := from.cost +
+							errorOf(i, j, y, slope); cost < next[j*levels+l].cost {
 							next[j*levels+l] = state{cost, i, level}
 						}
 					}
@@ -270,7 +280,8 @@ func curve(cells []cell, least, most int, ascending bool) (at []int, values []fl
 // squaredErrors returns a function that gives, in constant time, the sum of squared
 // relative errors over the cells after i up to j of the line from value y at cell i with a slope.
 func squaredErrors(cells []cell) func(i, j int, y, slope float64) float64 {
-	type sums struct{ n, m, xm, mm, xmm, xxmm float64 } // of 1, 1/mean, x/mean, 1/mean^2, x/mean^2, x^2/mean^2
+	// of 1, 1/mean, x/mean, 1/mean^2, x/mean^2, x^2/mean^2
+	type sums struct{ n, m, xm, mm, xmm, xxmm float64 }
 	upTo := make([]sums, len(cells))
 	var s sums
 	for i, c := range cells {

@@ -73,7 +73,8 @@ func (r *run) all(ctx context.Context, beside int) error {
 			r.say("\n--- %s, %.0f s\n%s", e.name, e.took.Seconds(), bytes.TrimSpace(e.text))
 		case <-tick.C:
 			if terminal {
-				fmt.Fprintf(os.Stderr, "\r\x1b[K%d of %d scenarios, %.0f s", len(all), len(scenarios), time.Since(begin).Seconds())
+				fmt.Fprintf(os.Stderr, "\r\x1b[K%d of %d scenarios, %.0f s", len(all),
+					len(scenarios), time.Since(begin).Seconds())
 			}
 		}
 	}
@@ -103,9 +104,13 @@ func (r *run) all(ctx context.Context, beside int) error {
 
 // child tries a scenario in a process of its own.
 func (r *run) child(ctx context.Context, self, name string) ending {
-	args := []string{name, "--muster", r.muster, "--dir", r.dir, "--seed", fmt.Sprint(r.seed), fmt.Sprintf("--short=%t", r.short)}
+	args := []string{
+		name, "--muster", r.muster, "--dir", r.dir, "--seed", fmt.Sprint(r.seed),
+		fmt.Sprintf("--short=%t", r.short),
+	}
 	cmd := exec.CommandContext(ctx, self, args...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it has agents to stop
+	// it has agents to stop
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 30 * time.Second
 	begin := time.Now()
 	text, err := cmd.CombinedOutput()

@@ -26,7 +26,8 @@ import (
 var chaosModels = map[string]float64{"dien": 1, "wnd": 1, "rm2": 2}
 
 func chaosFlags(r *run, cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&r.flags.duration, "for", 0, "how long things happen, 10m by default (10s in short)")
+	cmd.Flags().DurationVar(&r.flags.duration, "for", 0,
+		"how long things happen, 10m by default (10s in short)")
 }
 
 // A chaos is a run whose loop (storm) owns what events change.
@@ -65,8 +66,9 @@ type chaos struct {
 // their limit, and ten seconds.
 func (r *run) chaos(ctx context.Context) error {
 	c := &chaos{
-		run: r, ctx: ctx, size: pick(r, 12, 6), load: pick(r, 0.5, 0.3), every: pick(r, 2*time.Second, time.Second),
-		todo: make(chan func()), counts: map[string]int{},
+		run: r, ctx: ctx, size: pick(r, 12, 6), load: pick(r, 0.5, 0.3),
+		every: pick(r, 2*time.Second, time.Second),
+		todo:  make(chan func()), counts: map[string]int{},
 	}
 	if r.flags.duration == 0 {
 		r.flags.duration = pick(r, 10*time.Minute, 10*time.Second)
@@ -88,8 +90,10 @@ func (r *run) chaos(ctx context.Context) error {
 	if err := c.connect(); err != nil {
 		return err
 	}
-	r.say("seed %d; %d agents; %.0f queries/s, %.2f of their fluid limit; logs in %s", r.seed, c.size, c.rate, c.load, r.dir)
-	if _, err := c.driver.Run(ctx, c.calm()); err != nil { // what agents need under load they have after this
+	r.say("seed %d; %d agents; %.0f queries/s, %.2f of their fluid limit; logs in %s", r.seed,
+		c.size, c.rate, c.load, r.dir)
+	// what agents need under load they have after this
+	if _, err := c.driver.Run(ctx, c.calm()); err != nil {
 		return err
 	}
 	before, err := c.usages()
@@ -105,7 +109,9 @@ func (r *run) chaos(ctx context.Context) error {
 
 // calm is the load before and after the storm.
 func (c *chaos) calm() harness.Load {
-	return harness.Load{Rate: c.rate, Duration: pick(c.run, 5*time.Second, 2*time.Second), Seed: c.seed}
+	return harness.Load{
+		Rate: c.rate, Duration: pick(c.run, 5*time.Second, 2*time.Second), Seed: c.seed,
+	}
 }
 
 // startAgents starts them: a quarter g4dn.xlarge, a third c5n.2xlarge, the others r5n.large.
@@ -119,7 +125,8 @@ func (c *chaos) startAgents() (err error) {
 	}
 	c.atEnd = append(c.atEnd, func() { clients.Close() })
 	log := slog.New(slog.NewTextHandler(clients, nil))
-	if c.fleet.Certificates, err = harness.NewCertificates(c.ctx, c.muster, c.dir, log, "sdk"); err != nil {
+	if c.fleet.Certificates, err = harness.NewCertificates(c.ctx, c.muster, c.dir, log,
+		"sdk"); err != nil {
 		return err
 	}
 	c.fleet.Network = c.network
@@ -161,7 +168,8 @@ func (c *chaos) connect() error {
 	if err != nil {
 		return err
 	}
-	if c.sdk, err = c.client(c.fleet.Addresses()[:3], client.WithDialOptions(options...)); err != nil {
+	if c.sdk, err = c.client(c.fleet.Addresses()[:3],
+		client.WithDialOptions(options...)); err != nil {
 		return err
 	}
 	c.driver, err = harness.NewDriver(c.ctx, c.sdk, chaosModels, harness.Patience,
@@ -174,7 +182,8 @@ func (c *chaos) connect() error {
 // storm has things happen under load. It returns when they have all ended.
 func (c *chaos) storm() error {
 	c.looked = c.begun
-	if err := c.driver.Start(c.ctx, harness.Load{Rate: c.rate, Duration: c.flags.duration, Seed: c.seed}); err != nil {
+	if err := c.driver.Start(c.ctx,
+		harness.Load{Rate: c.rate, Duration: c.flags.duration, Seed: c.seed}); err != nil {
 		return err
 	}
 	c.background(func() error { _, err := c.driver.Wait(); return err }, func(err error) {
@@ -261,32 +270,39 @@ func (c *chaos) report(before []harness.Usage) error {
 		return err
 	}
 	c.say("\nWarnings in the agents' logs:")
-	for _, what := range slices.SortedFunc(maps.Keys(logs.Warnings), func(x, y string) int { return logs.Warnings[y] - logs.Warnings[x] }) {
+	for _, what := range slices.SortedFunc(maps.Keys(logs.Warnings),
+		func(x, y string) int { return logs.Warnings[y] - logs.Warnings[x] }) {
 		c.say("  %5d  %s", logs.Warnings[what], what)
 	}
 	t := tabwriter.NewWriter(c.out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\nat most\tgoroutines\tdescriptors\tmemory, MB")
-	fmt.Fprintf(t, "before\t%d\t%d\t%d\nafter\t%d\t%d\t%d\n", was.Goroutines, was.Descriptors, was.Memory, is.Goroutines, is.Descriptors, is.Memory)
+	fmt.Fprintf(t, "before\t%d\t%d\t%d\nafter\t%d\t%d\t%d\n", was.Goroutines, was.Descriptors,
+		was.Memory, is.Goroutines, is.Descriptors, is.Memory)
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	c.say("")
 	all, after := c.driver.Between(c.begun, calm), c.driver.Between(calm, time.Now())
 	accounted, failed := c.driver.Between(time.Time{}, time.Now()).Queries, all.Failed+all.Robbed
-	c.want(accounted == c.driver.Sent(), "%d of %d queries came to an end", accounted, c.driver.Sent())
+	c.want(accounted == c.driver.Sent(), "%d of %d queries came to an end", accounted,
+		c.driver.Sent())
 	c.want(failed == 0, "%d of %d queries failed, want none", failed, all.Queries)
 	c.want(all.Wrong+after.Wrong == 0, "%d answers were wrong, want none", all.Wrong+after.Wrong)
 	c.want(c.driver.Twice() == 0, "%d queries were answered twice, want none", c.driver.Twice())
-	c.want(after.OnTime+after.Late == after.Queries, "%d of %d queries answered afterwards, want all", after.OnTime+after.Late, after.Queries)
+	c.want(after.OnTime+after.Late == after.Queries,
+		"%d of %d queries answered afterwards, want all", after.OnTime+after.Late, after.Queries)
 	c.want(len(logs.Errors) == 0, "%d errors in logs, want none %v", len(logs.Errors), logs.Errors)
 	c.wantNil(whole, "afterwards the fleet is whole, with one leader")
 	c.wantNil(key, "the gossip key is changed once more, and the only one")
 	c.wantNil(shown, "agents show the certificates in the files")
 	most := allowed(was)
-	c.want(is.Goroutines <= most.Goroutines, "%d goroutines of an agent, want at most %d", is.Goroutines, most.Goroutines)
-	c.want(is.Descriptors <= most.Descriptors, "%d descriptors of an agent, want at most %d", is.Descriptors, most.Descriptors)
+	c.want(is.Goroutines <= most.Goroutines, "%d goroutines of an agent, want at most %d",
+		is.Goroutines, most.Goroutines)
+	c.want(is.Descriptors <= most.Descriptors, "%d descriptors of an agent, want at most %d",
+		is.Descriptors, most.Descriptors)
 	c.want(is.Memory <= most.Memory, "%d MB of an agent, want at most %d", is.Memory, most.Memory)
-	c.want(clients <= c.allowedClients(before), "%d goroutines of the clients, want at most %d", clients, c.allowedClients(before))
+	c.want(clients <= c.allowedClients(before), "%d goroutines of the clients, want at most %d",
+		clients, c.allowedClients(before))
 	return nil
 }
 
@@ -323,8 +339,10 @@ func (c *chaos) oneKey() error {
 		faults = append(faults, fmt.Errorf("%d agents answer, want %d", n, c.size))
 	}
 	for _, keys := range list.GetAgents() {
-		if prints := keys.GetFingerprints(); keys.GetFault() != "" || len(prints) != 1 || prints[0] != list.GetAgents()[0].GetFingerprints()[0] {
-			faults = append(faults, fmt.Errorf("%s holds %v %s", keys.GetAgent(), prints, keys.GetFault()))
+		if prints := keys.GetFingerprints(); keys.GetFault() != "" || len(prints) != 1 ||
+			prints[0] != list.GetAgents()[0].GetFingerprints()[0] {
+			faults = append(faults,
+				fmt.Errorf("%s holds %v %s", keys.GetAgent(), prints, keys.GetFault()))
 		}
 	}
 	files := map[string]bool{}
@@ -343,7 +361,10 @@ func (c *chaos) oneKey() error {
 
 // allowed is what an agent may take in the end, where u is the most that one took at first.
 func allowed(u harness.Usage) harness.Usage {
-	return harness.Usage{Goroutines: u.Goroutines*5/4 + 20, Descriptors: u.Descriptors*5/4 + 10, Memory: 2*u.Memory + 64}
+	return harness.Usage{
+		Goroutines: u.Goroutines*5/4 + 20, Descriptors: u.Descriptors*5/4 + 10,
+		Memory: 2*u.Memory + 64,
+	}
 }
 
 // allowedClients is how many goroutines the clients may have: without a leader the SDK opens
@@ -366,7 +387,8 @@ func (c *chaos) awaitFlat(before []harness.Usage) (was, is harness.Usage, client
 			was, is = was.Most(before[i]), is.Most(after[i])
 		}
 		most := allowed(was)
-		flat := is.Goroutines <= most.Goroutines && is.Descriptors <= most.Descriptors && clients <= c.allowedClients(before)
+		flat := is.Goroutines <= most.Goroutines && is.Descriptors <= most.Descriptors &&
+			clients <= c.allowedClients(before)
 		if flat || time.Now().After(end) {
 			return was, is, clients, nil
 		}

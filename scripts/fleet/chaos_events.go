@@ -108,7 +108,8 @@ func (c *chaos) pick(r *rand.Rand, suits func(*agent) bool) *agent {
 	if len(able) == 0 || troubled >= max(1, c.size/3) {
 		return nil
 	}
-	if i := slices.IndexFunc(able, func(a *agent) bool { return a.Name == c.leader }); i >= 0 && wantLeader {
+	if i := slices.IndexFunc(able, func(a *agent) bool { return a.Name == c.leader }); i >= 0 &&
+		wantLeader {
 		return able[i]
 	}
 	return able[n%len(able)]
@@ -305,7 +306,8 @@ func (c *chaos) changeKey(r *rand.Rand) bool {
 // rotate returns the last line of why the key has not been changed.
 func (c *chaos) rotate(a *agent) error {
 	certificates := c.fleet.Certificates
-	args := append([]string{"keys", "rotate", "--server", a.GRPC}, certificates.Args(harness.Admin)...)
+	args := append([]string{"keys", "rotate", "--server", a.GRPC},
+		certificates.Args(harness.Admin)...)
 	_, err := certificates.Run(c.ctx, args...)
 	if err == nil {
 		return nil
@@ -328,7 +330,10 @@ func (c *chaos) changeCertificates(r *rand.Rand) bool {
 	names := []string{"sdk"}
 	what := "the SDK gets a new certificate"
 	if to != nil {
-		to = slices.DeleteFunc(slices.Clone(to), func(a *agent) bool { return a.trouble != "" || a.changing })
+		to = slices.DeleteFunc(slices.Clone(to), func(a *agent) bool {
+			return a.trouble != "" ||
+				a.changing
+		})
 		names, what = nil, "new certificates for"
 		for _, a := range to {
 			names = append(names, harness.AgentName(a.Index))
@@ -372,7 +377,8 @@ func (c *chaos) certify(names []string, how int, pause time.Duration) error {
 			}
 		}
 		certificates, fresh := c.fleet.Certificates, filepath.Join(c.dir, "issued")
-		if err := errors.Join(os.RemoveAll(fresh), certificates.Issue(c.ctx, name, host, fresh)); err != nil {
+		if err := errors.Join(os.RemoveAll(fresh),
+			certificates.Issue(c.ctx, name, host, fresh)); err != nil {
 			return err
 		}
 		fromCert, fromKey := certificates.Pair(name, fresh)
@@ -387,7 +393,8 @@ func (c *chaos) certify(names []string, how int, pause time.Duration) error {
 	write := func(files []file, whole bool) (err error) {
 		for _, f := range files {
 			if !whole {
-				err = errors.Join(err, os.WriteFile(f.path, f.text[:len(f.text)/2], 0o600)) // not even at once
+				// not even at once
+				err = errors.Join(err, os.WriteFile(f.path, f.text[:len(f.text)/2], 0o600))
 				continue
 			}
 			err = errors.Join(err, renameio.WriteFile(f.path, f.text, 0o600))
@@ -423,7 +430,8 @@ func (c *chaos) look() {
 	if g := c.sdk.Gateway(); g != nil {
 		if leader := g.Leader(); leader != "" && leader != c.leader {
 			c.leader = leader
-			if i := slices.IndexFunc(c.agents, func(a *agent) bool { return a.Name == leader }); i >= 0 {
+			if i := slices.IndexFunc(c.agents,
+				func(a *agent) bool { return a.Name == leader }); i >= 0 {
 				c.note("%v leads", c.agents[i])
 			} else {
 				c.note("%s leads", leader)

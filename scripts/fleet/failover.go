@@ -28,16 +28,21 @@ func (r *run) failover(ctx context.Context) error {
 		var before, after harness.Count
 		runs := pick(r, 10, 1)
 		counted := 0
-		for try := 0; counted < runs && try < 3*runs; try++ { // those that a disturbed machine spoils do not count
+		// those that a disturbed machine spoils do not count
+		for try := 0; counted < runs && try < 3*runs; try++ {
 			leader, at, took, err := r.strikeLeader(ctx, f, how.signal)
 			if err != nil {
 				return err
 			}
 			b, a := d.Between(at.Add(-2*time.Second), at), d.Between(at, at.Add(2*time.Second))
-			r.say("  %v, %s: the next leader after %v; queries of the next 2 s: %v; of the 2 s before: %.2f %% on time",
+			r.say(
+				"  %v, %s: the next leader after %v; queries of the next 2 s: %v; of the 2 s "+
+					"before: %.2f %% on time",
 				leader, how.name, took.Round(time.Millisecond), a, b.PercentOnTime())
 			if stolen := d.Disturbed(at, at.Add(2*time.Second)); stolen > 0 && !r.short {
-				r.say("          does not count: for half a second %.0f %% of this machine's CPU time were given to others", 100*stolen)
+				r.say(
+					"          does not count: for half a second %.0f %% of this machine's CPU "+
+						"time were given to others", 100*stolen)
 			} else {
 				counted++
 				longest = max(longest, took)
@@ -47,10 +52,15 @@ func (r *run) failover(ctx context.Context) error {
 				return err
 			}
 		}
-		r.want(counted == runs, "%s: %d times on a machine that was not disturbed, want %d", how.name, counted, runs)
-		r.wantQuiet(longest <= 2*time.Second, "%s: a new leader within %v at the latest, want 2 s", how.name, longest.Round(time.Millisecond))
-		r.wantQuiet(after.Refused == 0, "%s: %d of %d queries refused, want none", how.name, after.Refused, after.Queries)
-		r.wantQuiet(after.PercentLate() <= 1, "%s: %.2f %% of the queries of the next two seconds late, want at most 1 %%; of the two seconds before %.2f %%",
+		r.want(counted == runs, "%s: %d times on a machine that was not disturbed, want %d",
+			how.name, counted, runs)
+		r.wantQuiet(longest <= 2*time.Second, "%s: a new leader within %v at the latest, want 2 s",
+			how.name, longest.Round(time.Millisecond))
+		r.wantQuiet(after.Refused == 0, "%s: %d of %d queries refused, want none", how.name,
+			after.Refused, after.Queries)
+		r.wantQuiet(after.PercentLate() <= 1,
+			"%s: %.2f %% of the queries of the next two seconds late, want at most 1 %%; of the "+
+				"two seconds before %.2f %%",
 			how.name, after.PercentLate(), before.PercentLate())
 	}
 	return r.account(d, begin)
@@ -58,7 +68,8 @@ func (r *run) failover(ctx context.Context) error {
 
 // strikeLeader sends the leader a signal, and returns who it was, when that was, and how long it
 // took until another led. Two seconds and more later the fleet is whole again.
-func (r *run) strikeLeader(ctx context.Context, f *harness.Fleet, signal syscall.Signal) (leader *harness.Node, at time.Time, took time.Duration, err error) {
+func (r *run) strikeLeader(ctx context.Context, f *harness.Fleet,
+	signal syscall.Signal) (leader *harness.Node, at time.Time, took time.Duration, err error) {
 	leader, epoch, err := f.Leader(ctx)
 	if err != nil {
 		return nil, at, 0, err
@@ -68,7 +79,8 @@ func (r *run) strikeLeader(ctx context.Context, f *harness.Fleet, signal syscall
 	if took, err = f.AwaitLeader(ctx, leader, epoch); err != nil {
 		return leader, at, took, err
 	}
-	if err := harness.Settle(ctx, time.Until(at.Add(pick(r, 3*time.Second, 2*time.Second)))); err != nil {
+	if err := harness.Settle(ctx, time.Until(at.Add(pick(r, 3*time.Second, 2*time.Second)))); err !=
+		nil {
 		return leader, at, took, err
 	}
 	if signal == syscall.SIGKILL {

@@ -74,7 +74,8 @@ func (r *run) gossip(ctx context.Context) error {
 		}
 	}
 	err := m.until(ctx, m.agents)
-	r.wantNil(err, "%d agents see each other, %.1f s after the first started", m.agents, time.Since(start).Seconds())
+	r.wantNil(err, "%d agents see each other, %.1f s after the first started", m.agents,
+		time.Since(start).Seconds())
 
 	telling, stop := context.WithCancel(ctx)
 	defer stop()
@@ -104,9 +105,13 @@ func (r *run) gossip(ctx context.Context) error {
 	for _, age := range ages {
 		sum += age
 	}
-	r.say("an agent sends %.1f kB/s: %.1f packets/s of %.0f bytes, %.1f kB/s in streams; it uses %.2f %% of a core", rate,
-		float64(sent.packets)/each, float64(sent.bytes-sent.streams)/float64(sent.packets), float64(sent.streams)/each/1000, 100*used.Seconds()/each)
-	r.say("loads are %.2f s old (mean), %.2f s (p99), %.2f s (oldest of %d)", (sum / time.Duration(len(ages))).Seconds(),
+	r.say(
+		"an agent sends %.1f kB/s: %.1f packets/s of %.0f bytes, %.1f kB/s in streams; it uses "+
+			"%.2f %% of a core", rate,
+		float64(sent.packets)/each, float64(sent.bytes-sent.streams)/float64(sent.packets),
+		float64(sent.streams)/each/1000, 100*used.Seconds()/each)
+	r.say("loads are %.2f s old (mean), %.2f s (p99), %.2f s (oldest of %d)",
+		(sum / time.Duration(len(ages))).Seconds(),
 		ages[len(ages)*99/100].Seconds(), ages[len(ages)-1].Seconds(), len(ages))
 
 	killed := time.Now()
@@ -125,9 +130,11 @@ func (r *run) gossip(ctx context.Context) error {
 func (m *measurement) until(ctx context.Context, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	for slices.ContainsFunc(m.running, func(g *gossip.Gossip) bool { return g.Stats().Members != n }) {
+	for slices.ContainsFunc(m.running,
+		func(g *gossip.Gossip) bool { return g.Stats().Members != n }) {
 		if err := harness.Settle(ctx, 20*time.Millisecond); err != nil {
-			return errors.Join(fmt.Errorf("not all agents see %d members after two minutes", n), err)
+			return errors.Join(fmt.Errorf("not all agents see %d members after two minutes", n),
+				err)
 		}
 	}
 	return nil

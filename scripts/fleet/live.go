@@ -22,7 +22,8 @@ func (r *run) live(ctx context.Context) error {
 	return nil
 }
 
-func (r *run) liveModel(ctx context.Context, model string, types []string, shares ...float64) error {
+func (r *run) liveModel(ctx context.Context, model string, types []string,
+	shares ...float64) error {
 	f, err := r.newFleet(ctx, model)
 	if err != nil {
 		return err
@@ -42,21 +43,25 @@ func (r *run) liveModel(ctx context.Context, model string, types []string, share
 	for i, share := range shares {
 		begin := time.Now()
 		report, err := d.Run(ctx, harness.Load{
-			Rate: share * limit, Duration: pick(r, 30*time.Second, 4*time.Second), Seed: r.seed + uint64(i),
+			Rate: share * limit, Duration: pick(r, 30*time.Second, 4*time.Second),
+			Seed: r.seed + uint64(i),
 		})
 		if err != nil {
 			return err
 		}
 		m := report.Models[0]
-		r.say("  at %.2f x: %.0f queries/s, p50 %.1f ms, p99 %.1f ms", share, share*limit, m.LatencyMS.P50, m.LatencyMS.P99)
+		r.say("  at %.2f x: %.0f queries/s, p50 %.1f ms, p99 %.1f ms", share, share*limit,
+			m.LatencyMS.P50, m.LatencyMS.P99)
 		if r.short {
 			return r.account(d, begin)
 		}
 		satisfied := 100 * m.QoSSatisfaction
 		if share < 1 {
-			r.want(satisfied >= 99, "%s at %.2f x: %.2f %% within %g ms, want at least 99 %%", model, share, satisfied, m.QoSTargetMS)
+			r.want(satisfied >= 99, "%s at %.2f x: %.2f %% within %g ms, want at least 99 %%",
+				model, share, satisfied, m.QoSTargetMS)
 		} else {
-			r.want(satisfied < 99, "%s at %.2f x: %.2f %% within %g ms, want below 99 %%", model, share, satisfied, m.QoSTargetMS)
+			r.want(satisfied < 99, "%s at %.2f x: %.2f %% within %g ms, want below 99 %%", model,
+				share, satisfied, m.QoSTargetMS)
 		}
 	}
 	return nil

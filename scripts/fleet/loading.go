@@ -33,7 +33,9 @@ func (r *run) loading(ctx context.Context) error {
 	var loading time.Duration
 	for pair := range pick(r, 10, 1) {
 		// Both windows of a pair have the same queries.
-		window := harness.Load{Rate: 300, Duration: pick(r, 3*time.Second, 2*time.Second), Seed: r.seed + uint64(pair)}
+		window := harness.Load{
+			Rate: 300, Duration: pick(r, 3*time.Second, 2*time.Second), Seed: r.seed + uint64(pair),
+		}
 		quiet, err := d.Run(ctx, window)
 		if err != nil {
 			return err
@@ -50,18 +52,24 @@ func (r *run) loading(ctx context.Context) error {
 			return err
 		}
 		loads, loading = loads+n, loading+took
-		alone, beside = append(alone, quiet.Models[0].LatencyMS.P99), append(beside, busy.Models[0].LatencyMS.P99)
-		r.say("p99 of ncf: %.3f ms alone, %.3f ms while rm2 was loaded %d times", alone[pair], beside[pair], n)
+		alone, beside = append(alone, quiet.Models[0].LatencyMS.P99), append(beside,
+			busy.Models[0].LatencyMS.P99)
+		r.say("p99 of ncf: %.3f ms alone, %.3f ms while rm2 was loaded %d times", alone[pair],
+			beside[pair], n)
 	}
 	ratio := median(beside) / median(alone)
-	r.want(loads > 0, "rm2 was loaded %d times, warm-up included in %.0f ms each", loads, loading.Seconds()*1e3/float64(max(1, loads)))
-	r.wantQuiet(ratio <= 1.5, "medians of %.3f ms alone and %.3f ms beside: %.2f x, want at most 1.5", median(alone), median(beside), ratio)
+	r.want(loads > 0, "rm2 was loaded %d times, warm-up included in %.0f ms each", loads,
+		loading.Seconds()*1e3/float64(max(1, loads)))
+	r.wantQuiet(ratio <= 1.5,
+		"medians of %.3f ms alone and %.3f ms beside: %.2f x, want at most 1.5", median(alone),
+		median(beside), ratio)
 	return r.account(d, begin)
 }
 
 // loadUntil unloads and loads the model over and over until the driver's load ends, and returns how
 // often, and how long the loads took in all.
-func loadUntil(ctx context.Context, c *client.Client, model string, d *harness.Driver) (loads int, took time.Duration, err error) {
+func loadUntil(ctx context.Context, c *client.Client, model string, d *harness.Driver) (loads int,
+	took time.Duration, err error) {
 	for !d.Ended() {
 		if err := c.UnloadModel(ctx, model); err != nil {
 			return loads, took, err

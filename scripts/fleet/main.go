@@ -44,7 +44,8 @@ type scenario struct {
 // scenarios are in the order in which they are listed. Those that take longest begin first where
 // all are tried.
 var scenarios = []scenario{
-	{"chaos", "agents killed, frozen, cut off, drained and more, at random, under three kinds of clients",
+	{"chaos",
+		"agents killed, frozen, cut off, drained and more, at random, under three kinds of clients",
 		"10 min", "20 s", (*run).chaos, chaosFlags},
 	{"upgrade", "each agent replaced by one of the previous protocol's version, and back",
 		"2 min", "20 s", (*run).upgrade, upgradeFlags},
@@ -52,15 +53,22 @@ var scenarios = []scenario{
 		"15 min", "10 s", (*run).versions, nil},
 	{"live", "what a fleet serves at 0.95 and 1.05 of what the simulator allows",
 		"5 min", "5 s", (*run).live, nil},
-	{"failover", "the leader killed and frozen, again and again", "7 min", "10 s", (*run).failover, nil},
-	{"worker", "agents that do not lead killed, frozen and drained", "2 min", "15 s", (*run).worker, nil},
-	{"gateway", "the agents that a plain client talks to killed", "1 min", "5 s", (*run).gateway, nil},
-	{"overload", "three times as many queries as a fleet can serve", "2 min", "10 s", (*run).overload, nil},
+	{"failover", "the leader killed and frozen, again and again", "7 min", "10 s", (*run).failover,
+		nil},
+	{"worker", "agents that do not lead killed, frozen and drained", "2 min", "15 s", (*run).worker,
+		nil},
+	{"gateway", "the agents that a plain client talks to killed", "1 min", "5 s", (*run).gateway,
+		nil},
+	{"overload", "three times as many queries as a fleet can serve", "2 min", "10 s",
+		(*run).overload, nil},
 	{"partition", "half of the agents cut off, and back, in network namespaces (as root)",
 		"1 min", "15 s", (*run).partition, nil},
-	{"overhead", "what Muster costs a query, beside bare gRPC relays", "1 min", "10 s", (*run).overhead, overheadFlags},
-	{"loading", "what loading a model does to another that serves", "1 min", "10 s", (*run).loading, nil},
-	{"gossip", "what gossip costs, and how old its view is", "1 min", "10 s", (*run).gossip, gossipFlags},
+	{"overhead", "what Muster costs a query, beside bare gRPC relays", "1 min", "10 s",
+		(*run).overhead, overheadFlags},
+	{"loading", "what loading a model does to another that serves", "1 min", "10 s", (*run).loading,
+		nil},
+	{"gossip", "what gossip costs, and how old its view is", "1 min", "10 s", (*run).gossip,
+		gossipFlags},
 }
 
 func main() {
@@ -77,13 +85,17 @@ func main() {
 	root.SetHelpCommand(&cobra.Command{Hidden: true})
 	cobra.EnableCommandSorting = false
 	flags := root.PersistentFlags()
-	flags.BoolVar(&r.short, "short", false, "seconds in place of minutes, and nothing wanted that needs a quiet machine")
-	flags.Uint64Var(&r.seed, "seed", 163, "of all that is drawn; by the default all kinds of things happen in chaos --short; 0: something new")
+	flags.BoolVar(&r.short, "short", false,
+		"seconds in place of minutes, and nothing wanted that needs a quiet machine")
+	flags.Uint64Var(&r.seed, "seed", 163,
+		"of all that is drawn; by the default all kinds of things happen in chaos --short; 0: "+
+			"something new")
 	flags.StringVar(&r.muster, "muster", "bin/muster", "the binary to try")
 	flags.StringVar(&r.dir, "dir", "build/fleet", "directory for models, state and logs")
 	for _, s := range scenarios {
 		cmd := &cobra.Command{
-			Use: s.name, Short: fmt.Sprintf("%s (%s, short %s)", s.shows, s.long, s.short), Args: cobra.NoArgs,
+			Use: s.name, Short: fmt.Sprintf("%s (%s, short %s)", s.shows, s.long, s.short),
+			Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return r.one(cmd.Context(), s) },
 		}
 		if s.flags != nil {
@@ -225,7 +237,8 @@ func (r *run) settle(ctx context.Context, long time.Duration) error {
 // pool is the types of a pool: DIEN needs both, as only the first serves its largest batches in
 // time.
 func pool(base, auxiliary int) []string {
-	return append(slices.Repeat([]string{"g4dn.xlarge"}, base), slices.Repeat([]string{"r5n.large"}, auxiliary)...)
+	return append(slices.Repeat([]string{"g4dn.xlarge"}, base),
+		slices.Repeat([]string{"r5n.large"}, auxiliary)...)
 }
 
 // newFleet is a fleet of no agents yet, which will emulate models, and stop at the end.
@@ -237,7 +250,8 @@ func (r *run) newFleet(ctx context.Context, models ...string) (*harness.Fleet, e
 
 // start starts agents of an instance type each, some of which never lead, and waits until all know
 // all.
-func (r *run) start(ctx context.Context, f *harness.Fleet, types []string, neverLead ...string) error {
+func (r *run) start(ctx context.Context, f *harness.Fleet, types []string,
+	neverLead ...string) error {
 	for _, t := range types {
 		var args []string
 		if slices.Contains(neverLead, t) {
@@ -250,7 +264,8 @@ func (r *run) start(ctx context.Context, f *harness.Fleet, types []string, never
 	if err := f.WaitComplete(ctx); err != nil {
 		return err
 	}
-	r.say("%d emulated agents (%s), each a process, serve %v; logs in %s", len(types), harness.Pool(types), f.Models, r.dir)
+	r.say("%d emulated agents (%s), each a process, serve %v; logs in %s", len(types),
+		harness.Pool(types), f.Models, r.dir)
 	return nil
 }
 
@@ -265,18 +280,21 @@ func (r *run) client(addresses []string, options ...client.Option) (*client.Clie
 
 // driver has the SDK send the fleet's first model. Where the run is short it waits long: what is
 // then answered late, on a machine that is short of time, has not failed.
-func (r *run) driver(ctx context.Context, f *harness.Fleet, addresses []string, options ...client.Option) (*harness.Driver, error) {
+func (r *run) driver(ctx context.Context, f *harness.Fleet, addresses []string,
+	options ...client.Option) (*harness.Driver, error) {
 	c, err := r.client(addresses, options...)
 	if err != nil {
 		return nil, err
 	}
-	return harness.NewDriver(ctx, c, map[string]float64{f.Models[0]: 1}, pick(r, 0, harness.Patience))
+	return harness.NewDriver(ctx, c, map[string]float64{f.Models[0]: 1},
+		pick(r, 0, harness.Patience))
 }
 
 // limit is the rate that a pool is to serve, in queries/s: the simulated allowable throughput, with
 // the round trip that is measured, and where the run is short the half of the fluid limit, which
 // takes no time to find.
-func (r *run) limit(ctx context.Context, f *harness.Fleet, d *harness.Driver, types []string) (float64, error) {
+func (r *run) limit(ctx context.Context, f *harness.Fleet, d *harness.Driver,
+	types []string) (float64, error) {
 	model, pool := f.Models[0], harness.Pool(types)
 	if r.short {
 		limit, err := harness.FluidLimit(ctx, r.muster, pool, map[string]float64{model: 1})
@@ -290,7 +308,8 @@ func (r *run) limit(ctx context.Context, f *harness.Fleet, d *harness.Driver, ty
 	r.say("Beside execution a query takes %v here; with that the simulator allows %.0f queries/s",
 		beside.Round(10*time.Microsecond), allowable)
 	if err == nil && allowable == 0 {
-		err = errors.New("that is too long for any rate: this machine has too much else to do; try --short")
+		err = errors.New("that is too long for any rate: this machine has too much else to do; " +
+			"try --short")
 	}
 	return allowable, err
 }
@@ -324,7 +343,8 @@ func (r *run) account(d *harness.Driver, begin time.Time) error {
 	}
 	c := d.Between(begin, time.Now())
 	r.say("  all: %v", c)
-	r.want(c.Queries > 0 && c.OnTime+c.Late > 0, "%d of %d queries answered, want some", c.OnTime+c.Late, c.Queries)
+	r.want(c.Queries > 0 && c.OnTime+c.Late > 0, "%d of %d queries answered, want some",
+		c.OnTime+c.Late, c.Queries)
 	r.want(c.Failed == 0, "%d of %d queries failed, want none", c.Failed, c.Queries)
 	r.want(c.Wrong == 0, "%d answers were wrong, want none", c.Wrong)
 	r.want(d.Twice() == 0, "%d queries were answered twice, want none", d.Twice())

@@ -29,7 +29,8 @@ const (
 )
 
 func overheadFlags(r *run, cmd *cobra.Command) {
-	cmd.Flags().IntVar(&r.flags.threads, "threads", 1, "GOMAXPROCS of each process; 0: as Go chooses")
+	cmd.Flags().IntVar(&r.flags.threads, "threads", 1,
+		"GOMAXPROCS of each process; 0: as Go chooses")
 }
 
 // A way is one that queries go.
@@ -66,9 +67,9 @@ func (p *processes) time() (sum time.Duration, err error) {
 // same bytes over as many hops, in turns: by the SDK, through leader and worker; by a client that
 // knows only the Open Inference Protocol, through a gateway too; and the queries a second that a
 // leader distributes to four executors that take no time, with the CPU time that each process takes
-// for a query: that moves by a tenth where rates move by a half. The queries are NCF's at batch size
-// 8. Wanted: at most 1.4 times the relays' time, and at least 0.45 of their rate. The short form has
-// two rounds in place of ten, and wants that all are answered.
+// for a query: that moves by a tenth where rates move by a half. The queries are NCF's at batch
+// size 8. Wanted: at most 1.4 times the relays' time, and at least 0.45 of their rate. The short
+// form has two rounds in place of ten, and wants that all are answered.
 //
 // All processes run Go code on one thread, this one and the relays too: on few cores processes with
 // more disturb each other, looking for work, by more than what is measured.
@@ -77,7 +78,8 @@ func (r *run) overhead(ctx context.Context) error {
 	if err := os.Setenv("GOMAXPROCS", strconv.Itoa(r.flags.threads)); err != nil { // for the others
 		return err
 	}
-	rounds, queries, window := pick(r, 10, 2), pick(r, 400, 100), pick(r, time.Second, 300*time.Millisecond)
+	rounds, queries, window := pick(r, 10, 2), pick(r, 400, 100), pick(r, time.Second,
+		300*time.Millisecond)
 	f, err := r.idleFleet(ctx)
 	if err != nil {
 		return err
@@ -109,7 +111,9 @@ func (r *run) overhead(ctx context.Context) error {
 	two := &way{name: "bare relay, two hops", query: relays.two}
 	sdk := &way{name: "SDK, leader and worker", query: inferring(direct, request)}
 	three := &way{name: "bare relays, three hops", query: relays.three}
-	gateway := &way{name: "OIP client, gateway, leader and worker", query: inferring(plain, request)}
+	gateway := &way{
+		name: "OIP client, gateway, leader and worker", query: inferring(plain, request),
+	}
 	ways := []*way{two, sdk, three, gateway}
 	for _, x := range ways { // connections, and what grows to its size
 		if _, err := x.inTurn(ctx, queries); err != nil {
@@ -126,7 +130,8 @@ func (r *run) overhead(ctx context.Context) error {
 			if err != nil {
 				return fmt.Errorf("%s: %w", x.name, err)
 			}
-			times = times[queries/4:] // the first find processes cold that have just had nothing to do
+			// the first find processes cold that have just had nothing to do
+			times = times[queries/4:]
 			x.times = append(x.times, times...)
 			slices.Sort(times)
 			x.medians = append(x.medians, us(times[len(times)/2]))
@@ -137,7 +142,8 @@ func (r *run) overhead(ctx context.Context) error {
 		return err
 	}
 	n := after.Count - before.Count
-	r.want(n >= uint64(2*rounds*queries), "workers executed %d of Muster's %d queries", n, 2*rounds*(queries+queries/4))
+	r.want(n >= uint64(2*rounds*queries), "workers executed %d of Muster's %d queries", n,
+		2*rounds*(queries+queries/4))
 	r.reportTimes(ways, us(after.Time-before.Time)/float64(max(1, n)))
 
 	for len(f.Nodes) < 6 {
@@ -184,7 +190,8 @@ func (r *run) overhead(ctx context.Context) error {
 	}
 	bare, leader := median(two.rates), median(sdk.rates)
 	r.wantQuiet(leader >= 0.45*bare,
-		"%d queries at a time, 4 workers: relay %.0f queries/s, leader %.0f queries/s, %.2f of it, want at least 0.45",
+		"%d queries at a time, 4 workers: relay %.0f queries/s, leader %.0f queries/s, %.2f of "+
+			"it, want at least 0.45",
 		atATime, bare, leader, leader/bare)
 	for _, x := range []*way{two, sdk} {
 		r.say("  %-40s CPU time of a query: %s", x.name, x.cpuTimes())
@@ -207,11 +214,14 @@ func (x *way) cpuTimes() string {
 
 // reportTimes holds the ways' times against the relays', without execution, in us.
 func (r *run) reportTimes(ways []*way, execution float64) {
-	r.say("NCF at batch size 8, %d queries each way, one at a time, GOMAXPROCS=%d; execution takes %.1f us of Muster's",
+	r.say(
+		"NCF at batch size 8, %d queries each way, one at a time, GOMAXPROCS=%d; execution takes "+
+			"%.1f us of Muster's",
 		len(ways[0].times), runtime.GOMAXPROCS(0), execution)
 	for i, x := range ways {
 		slices.Sort(x.times)
-		r.say("  %-40s median %7.1f us, p99 %8.1f us", x.name, us(x.times[len(x.times)/2]), us(x.times[len(x.times)*99/100]))
+		r.say("  %-40s median %7.1f us, p99 %8.1f us", x.name, us(x.times[len(x.times)/2]),
+			us(x.times[len(x.times)*99/100]))
 		if i%2 == 0 {
 			continue
 		}
@@ -221,7 +231,9 @@ func (r *run) reportTimes(ways []*way, execution float64) {
 		}
 		slices.Sort(ratios)
 		n := len(ratios)
-		r.wantQuiet(ratios[n/2] <= 1.4, "%s: without execution %.2f x the relay's time (half of the rounds %.2f to %.2f), want at most 1.4",
+		r.wantQuiet(ratios[n/2] <= 1.4,
+			"%s: without execution %.2f x the relay's time (half of the rounds %.2f to %.2f), "+
+				"want at most 1.4",
 			x.name, ratios[n/2], ratios[n/4], ratios[n*3/4])
 	}
 }
@@ -230,7 +242,8 @@ func (r *run) reportTimes(ways []*way, execution float64) {
 // time.
 func (r *run) idleFleet(ctx context.Context) (*harness.Fleet, error) {
 	profile, none := filepath.Join(r.dir, "profile.json"), filepath.Join(r.dir, "none")
-	if _, err := zoo.Generate(ctx, filepath.Join(r.dir, "models"), "ncf", zoo.Options{Scale: zoo.Small}); err != nil {
+	if _, err := zoo.Generate(ctx, filepath.Join(r.dir, "models"), "ncf",
+		zoo.Options{Scale: zoo.Small}); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(writeProfile(profile), os.Mkdir(none, 0o755)); err != nil {
@@ -269,7 +282,8 @@ func writeProfile(path string) error {
 		return err
 	}
 	info := profiles.ModelInfo{Name: "ncf", QoSTarget: 5 * time.Millisecond, LargestBatchSize: 1000}
-	library, err := profiles.NewLibrary("no time", "scripts/fleet overhead", []profiles.ModelInfo{info}, []*profiles.Table{table})
+	library, err := profiles.NewLibrary("no time", "scripts/fleet overhead",
+		[]profiles.ModelInfo{info}, []*profiles.Table{table})
 	if err != nil {
 		return err
 	}
@@ -281,7 +295,8 @@ func writeProfile(path string) error {
 }
 
 // firstAnswer waits until both clients' queries are answered, the first one's by way of the leader.
-func firstAnswer(ctx context.Context, direct, plain *client.Client, request *oip.Request) (answer *oip.Response, err error) {
+func firstAnswer(ctx context.Context, direct, plain *client.Client,
+	request *oip.Request) (answer *oip.Response, err error) {
 	for begin := time.Now(); ; {
 		if g := direct.Gateway(); g != nil && g.Leader() != "" {
 			if err = inferring(direct, request)(ctx); err == nil {

@@ -60,11 +60,15 @@ func (r *run) overload(ctx context.Context) error {
 	r.want(over.OnTime+over.Late > 0 && over.Refused > 0 && over.Wrong == 0 && d.Twice() == 0,
 		"%d queries answered, %d refused, %d wrong, %d twice: want some, some, none, none",
 		over.OnTime+over.Late, over.Refused, over.Wrong, d.Twice())
-	r.wantQuiet(is >= 0.8*was, "%.0f queries/s on time at three times the limit, want at least 0.8 of %.0f", is, was)
+	r.wantQuiet(is >= 0.8*was,
+		"%.0f queries/s on time at three times the limit, want at least 0.8 of %.0f", is, was)
 	r.wantQuiet(over.AtOnce*10 >= over.Refused*9,
-		"%d of %d refusals within the QoS target, with Retry-After, want at least 90 %%", over.AtOnce, over.Refused)
-	r.wantQuiet(over.Failed*50 <= over.Queries, "%d of %d queries neither served nor refused, want at most 2 %%", over.Failed, over.Queries)
-	r.want(grown < 2*held+200, "memory of all agents went from %d to %d MB, want it flat", held, grown)
+		"%d of %d refusals within the QoS target, with Retry-After, want at least 90 %%",
+		over.AtOnce, over.Refused)
+	r.wantQuiet(over.Failed*50 <= over.Queries,
+		"%d of %d queries neither served nor refused, want at most 2 %%", over.Failed, over.Queries)
+	r.want(grown < 2*held+200, "memory of all agents went from %d to %d MB, want it flat", held,
+		grown)
 	if err := r.settle(ctx, 2*time.Second); err != nil {
 		return err
 	}
@@ -77,8 +81,10 @@ func (r *run) overload(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.wantQuiet(after.PercentOnTime() >= 99, "%.2f %% on time from two seconds after, want 99 %%", after.PercentOnTime())
-	r.want(after.Failed+after.Wrong == 0, "%d queries failed after, %d wrong, want none", after.Failed, after.Wrong)
+	r.wantQuiet(after.PercentOnTime() >= 99, "%.2f %% on time from two seconds after, want 99 %%",
+		after.PercentOnTime())
+	r.want(after.Failed+after.Wrong == 0, "%d queries failed after, %d wrong, want none",
+		after.Failed, after.Wrong)
 	return nil
 }
 

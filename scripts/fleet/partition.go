@@ -64,7 +64,8 @@ func (r *run) partition(ctx context.Context) error {
 	if err := r.settle(ctx, 10*time.Second); err != nil {
 		return err
 	}
-	r.say("  before: %v\n  cut:    %v\n  healed: %v", d.Between(begin, cut), d.Between(cut, healed), d.Between(healed, time.Now()))
+	r.say("  before: %v\n  cut:    %v\n  healed: %v", d.Between(begin, cut), d.Between(cut, healed),
+		d.Between(healed, time.Now()))
 	if err := r.account(d, begin); err != nil {
 		return err
 	}

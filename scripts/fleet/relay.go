@@ -35,8 +35,9 @@ func (raw) Unmarshal(data mem.BufferSlice, v any) error {
 }
 
 func dialRaw(address string) (*grpc.ClientConn, error) {
-	return grpc.NewClient(address, append(oip.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(raw{})))...)
+	return grpc.NewClient(address,
+		append(oip.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithDefaultCallOptions(grpc.ForceCodecV2(raw{})))...)
 }
 
 // newRelayCommand is for overhead, which starts this program again.
@@ -69,17 +70,21 @@ func relay(to string) error {
 			return out, conn.Invoke(ctx, relayMethod, in, out)
 		}
 	}
-	server := grpc.NewServer(append(oip.ServerOptions(1<<20), grpc.ForceServerCodecV2(raw{}), grpc.NumStreamWorkers(32))...)
-	server.RegisterService(&grpc.ServiceDesc{ServiceName: "overhead.Relay", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{
-		MethodName: "Pass",
-		Handler: func(_ any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
-			in := new(mem.BufferSlice)
-			if err := decode(in); err != nil {
-				return nil, err
-			}
-			return handle(ctx, in)
-		},
-	}}}, nil)
+	server := grpc.NewServer(append(oip.ServerOptions(1<<20), grpc.ForceServerCodecV2(raw{}),
+		grpc.NumStreamWorkers(32))...)
+	server.RegisterService(
+		&grpc.ServiceDesc{ServiceName: "overhead.Relay", HandlerType: (*any)(nil),
+			Methods: []grpc.MethodDesc{{
+				MethodName: "Pass",
+				Handler: func(_ any, ctx context.Context, decode func(any) error,
+					_ grpc.UnaryServerInterceptor) (any, error) {
+					in := new(mem.BufferSlice)
+					if err := decode(in); err != nil {
+						return nil, err
+					}
+					return handle(ctx, in)
+				},
+			}}}, nil)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err

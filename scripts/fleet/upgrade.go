@@ -19,7 +19,9 @@ import (
 )
 
 func upgradeFlags(r *run, cmd *cobra.Command) {
-	cmd.Flags().StringVar(&r.flags.previous, "previous", "", "binary of the previous version; by default one of the last commit of the previous protocol is built")
+	cmd.Flags().StringVar(&r.flags.previous, "previous", "",
+		"binary of the previous version; by default one of the last commit of the previous "+
+			"protocol is built")
 }
 
 // upgrade replaces a fleet of the previous binary by one of this, agent by agent and the leader
@@ -54,11 +56,14 @@ func (r *run) upgrade(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.atEnd = append(r.atEnd, func() { _ = old.cmd.Process.Kill() }) // it has ended, or something else has failed
+	// it has ended, or something else has failed
+	r.atEnd = append(r.atEnd, func() { _ = old.cmd.Process.Kill() })
 	if err := d.Start(ctx, harness.Load{Rate: limit / 4, Seed: r.seed}); err != nil {
 		return err
 	}
-	for _, way := range []struct{ name, muster string }{{"upgraded", r.muster}, {"downgraded", previous}} {
+	for _, way := range []struct{ name, muster string }{
+		{"upgraded", r.muster}, {"downgraded", previous},
+	} {
 		f.Muster = way.muster
 		at := time.Now()
 		for _, n := range slices.Clone(f.Nodes) {
@@ -93,7 +98,8 @@ func (r *run) upgrade(ctx context.Context) error {
 		return err
 	}
 	refused := harness.Refusals(m)
-	r.want(m.Failed == refused, "%d of %d queries of the previous SDK failed, want none %v; %.2f %% on time, %d refused",
+	r.want(m.Failed == refused,
+		"%d of %d queries of the previous SDK failed, want none %v; %.2f %% on time, %d refused",
 		m.Failed-refused, m.Answered+m.Failed, m.Failures, 100*m.QoSSatisfaction, refused)
 	return nil
 }
@@ -105,7 +111,10 @@ func (r *run) buildPrevious(ctx context.Context) (string, error) {
 	newest := fmt.Sprintf("Newest: %d", control.Spoken.Newest)
 	commits, err := git("log", "--format=%H", "-S"+newest, "--", "*versions.go")
 	if err != nil || commits == "" {
-		return "", skip{fmt.Errorf("no commit of the previous protocol's version in this clone's history: %v", err)}
+		return "", skip{
+			fmt.Errorf("no commit of the previous protocol's version in this clone's history: %v",
+				err),
+		}
 	}
 	first := commits[strings.LastIndexByte(commits, '\n')+1:]
 	source, err := os.MkdirTemp("", "muster-previous-")
@@ -119,10 +128,13 @@ func (r *run) buildPrevious(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if _, err := output(ctx, source, "git", "checkout", "--quiet", first+"^"); err != nil {
-		return "", skip{fmt.Errorf("this clone's history ends at %.7s, after the previous protocol", first)}
+		return "", skip{
+			fmt.Errorf("this clone's history ends at %.7s, after the previous protocol", first),
+		}
 	}
 	r.say("Building %.7s^, the last commit before %q", first, newest)
-	_, err = output(ctx, source, "go", "build", "-trimpath", "-buildvcs=false", "-o", binary, "./cmd/muster")
+	_, err = output(ctx, source, "go", "build", "-trimpath", "-buildvcs=false", "-o", binary,
+		"./cmd/muster")
 	return binary, err
 }
 
@@ -147,7 +159,8 @@ type previousLoad struct {
 // startPrevious starts load on the fleet's agents.
 func (r *run) startPrevious(muster string, f *harness.Fleet, rate float64) (*previousLoad, error) {
 	l := &previousLoad{json: filepath.Join(r.dir, "previous.json")}
-	l.cmd = exec.Command(muster, "bench", "--model", f.Models[0], "--rate", fmt.Sprint(rate), "--duration", "1h",
+	l.cmd = exec.Command(muster, "bench", "--model", f.Models[0], "--rate", fmt.Sprint(rate),
+		"--duration", "1h",
 		"--timeout", pick(r, time.Duration(0), harness.Patience).String(),
 		"--server", strings.Join(f.Addresses(), ","), "--json", l.json)
 	l.cmd.Stdout, l.cmd.Stderr = &l.output, &l.output

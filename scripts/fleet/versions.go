@@ -32,7 +32,9 @@ func (r *run) versions(ctx context.Context) error {
 	}
 	d.Numbers = true
 	begin := time.Now()
-	load := harness.Load{Rate: 300, Seed: r.seed, Duration: pick(r, time.Second, 250*time.Millisecond)}
+	load := harness.Load{
+		Rate: 300, Seed: r.seed, Duration: pick(r, time.Second, 250*time.Millisecond),
+	}
 	if _, err := d.Run(ctx, load); err != nil {
 		return err
 	}
@@ -41,7 +43,8 @@ func (r *run) versions(ctx context.Context) error {
 		if err != nil {
 			return harness.Usage{}, err
 		}
-		r.say("%-22s %4d MB resident, %4d of them of Go; %6d series", when, u[0].Memory, u[0].GoMemory, u[0].Series)
+		r.say("%-22s %4d MB resident, %4d of them of Go; %6d series", when, u[0].Memory,
+			u[0].GoMemory, u[0].Series)
 		return u[0], nil
 	}
 	first, err := look("in the beginning")
@@ -49,7 +52,9 @@ func (r *run) versions(ctx context.Context) error {
 		return err
 	}
 	fifth := first
-	at := func(version int) string { return filepath.Join(f.Dir, "models", "ncf", strconv.Itoa(version)) }
+	at := func(version int) string {
+		return filepath.Join(f.Dir, "models", "ncf", strconv.Itoa(version))
+	}
 	more := pick(r, 60, 3)
 	for v := 2; v <= 5+more+1; v++ {
 		if err := os.Rename(at(v-1), at(v)); err != nil {
@@ -73,7 +78,8 @@ func (r *run) versions(ctx context.Context) error {
 	}
 	// What is gone is forgotten at queries, after ten minutes.
 	for end := time.Now().Add(pick(r, 12*time.Minute, 0)); time.Now().Before(end); {
-		if _, err := d.Run(ctx, harness.Load{Rate: 300, Seed: r.seed, Duration: 100 * time.Millisecond}); err != nil {
+		if _, err := d.Run(ctx,
+			harness.Load{Rate: 300, Seed: r.seed, Duration: 100 * time.Millisecond}); err != nil {
 			return err
 		}
 		if err := harness.Settle(ctx, 10*time.Second); err != nil {
@@ -84,17 +90,22 @@ func (r *run) versions(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	memory, series := float64(last.Memory)/float64(fifth.Memory), float64(last.Series)/float64(first.Series)
-	r.wantQuiet(max(memory, series) <= 1.25, "resident memory is %.2f times that of the fifth version, and the series %.2f times those of the first, want at most 1.25", memory, series)
+	memory, series := float64(last.Memory)/float64(fifth.Memory), float64(last.Series)/
+		float64(first.Series)
+	r.wantQuiet(max(memory, series) <= 1.25,
+		"resident memory is %.2f times that of the fifth version, and the series %.2f times "+
+			"those of the first, want at most 1.25", memory, series)
 	return r.account(d, begin)
 }
 
 // startReal starts an agent that runs models of the zoo, and waits until it serves them.
-func (r *run) startReal(ctx context.Context, scale zoo.Scale, models ...string) (*harness.Fleet, error) {
+func (r *run) startReal(ctx context.Context, scale zoo.Scale, models ...string) (*harness.Fleet,
+	error) {
 	f := &harness.Fleet{Muster: r.muster, Dir: r.dir, Models: models}
 	r.atEnd = append(r.atEnd, f.Stop)
 	for _, model := range models {
-		if _, err := zoo.Generate(ctx, filepath.Join(f.Dir, "models"), model, zoo.Options{Scale: scale}); err != nil {
+		if _, err := zoo.Generate(ctx, filepath.Join(f.Dir, "models"), model,
+			zoo.Options{Scale: scale}); err != nil {
 			return nil, err
 		}
 	}

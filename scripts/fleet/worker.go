@@ -38,7 +38,8 @@ func (r *run) worker(ctx context.Context) error {
 				}
 				r.say("  %v was gone %v after SIGTERM", n, time.Since(at).Round(time.Millisecond))
 			}
-			if err := harness.Settle(ctx, pick(r, 3*time.Second, 1500*time.Millisecond)); err != nil {
+			if err := harness.Settle(ctx,
+				pick(r, 3*time.Second, 1500*time.Millisecond)); err != nil {
 				return err
 			}
 			r.say("  %v %s; queries since: %v", n, what, d.Between(at, time.Now()))

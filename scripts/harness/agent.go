@@ -89,7 +89,8 @@ func Start(c Config) (*Agent, error) {
 	a.process = exec.Command(c.Muster, args...)
 	a.Command = a.process.String()
 	if c.Namespace != "" {
-		a.process = exec.Command("ip", append([]string{"netns", "exec", c.Namespace, c.Muster}, args...)...)
+		a.process = exec.Command("ip",
+			append([]string{"netns", "exec", c.Namespace, c.Muster}, args...)...)
 	}
 	a.process.Stdout, a.process.Stderr = log, log
 	a.process.SysProcAttr = ChildAttributes()

@@ -26,7 +26,8 @@ type Certificates struct {
 }
 
 // NewCertificates makes a CA, a gossip key, and the certificates of clients, the admin among them.
-func NewCertificates(ctx context.Context, muster, dir string, log *slog.Logger, clients ...string) (*Certificates, error) {
+func NewCertificates(ctx context.Context, muster, dir string, log *slog.Logger,
+	clients ...string) (*Certificates, error) {
 	c := &Certificates{muster: muster, dir: dir, log: log}
 	if _, err := c.Run(ctx, "certs", "init", "--dir", filepath.Dir(c.ca())); err != nil {
 		return nil, err
@@ -61,7 +62,9 @@ func (c *Certificates) Pair(name, folder string) (cert, key string) {
 
 // Issue makes a certificate, of an agent where there is a host, else of a client.
 func (c *Certificates) Issue(ctx context.Context, name, host, folder string) error {
-	args := []string{"certs", "issue", "client", name, "--dir", filepath.Dir(c.ca()), "--out", folder}
+	args := []string{
+		"certs", "issue", "client", name, "--dir", filepath.Dir(c.ca()), "--out", folder,
+	}
 	if host != "" {
 		args[2] = "agent"
 		args = append(args, "--host", host)
@@ -133,7 +136,8 @@ func (c *Certificates) Shown(n *Node) error {
 		leaf := conn.ConnectionState().PeerCertificates[0]
 		conn.Close()
 		if !leaf.Equal(want.Leaf) {
-			return fmt.Errorf("%s shows the certificate %v, in its file is %v", address, leaf.SerialNumber, want.Leaf.SerialNumber)
+			return fmt.Errorf("%s shows the certificate %v, in its file is %v", address,
+				leaf.SerialNumber, want.Leaf.SerialNumber)
 		}
 	}
 	return nil

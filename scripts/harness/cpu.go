@@ -51,7 +51,8 @@ func readCPUTime(proc procfs.FS, pid int) (cpuTime, error) {
 			continue // it has ended meanwhile, or is another's
 		}
 		const ticks = 100 // a second, on every architecture that Go knows
-		t.own += (float64(s.UTime) + float64(s.STime) + float64(s.CUTime) + float64(s.CSTime)) / ticks
+		t.own += (float64(s.UTime) + float64(s.STime) + float64(s.CUTime) +
+			float64(s.CSTime)) / ticks
 	}
 	return t, nil
 }
@@ -91,7 +92,8 @@ func note(others, stolen float64) string {
 		who = append(who, fmt.Sprintf("other virtual machines stole %.0f %%", 100*stolen))
 	}
 	return fmt.Sprintf("Note: the CPUs have others to serve, too: %s.\n"+
-		"   So latencies are longer here, and more queries may be late, than on a quiet machine.", strings.Join(who, ", "))
+		"   So latencies are longer here, and more queries may be late, than on a quiet machine.",
+		strings.Join(who, ", "))
 }
 
 // Neighbours watch what others take of the CPUs. Where /proc does not say, nobody takes any.
@@ -155,7 +157,8 @@ func watchStolen(ctx context.Context) *stolenTime {
 			var now cpuTime
 			now, err = machineTime(proc)
 			to := time.Now()
-			if share := (now.stolen - last.stolen) / max(0.01, now.all-last.all); share > mostTaken {
+			if share := (now.stolen -
+				last.stolen) / max(0.01, now.all-last.all); share > mostTaken {
 				s.mu.Lock()
 				s.spans = append(s.spans, stolenSpan{from, to, share})
 				s.mu.Unlock()

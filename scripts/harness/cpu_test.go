@@ -27,8 +27,9 @@ func writeProc(t *testing.T, dir string, cpu [4]int, processes map[int][5]int) p
 	}
 	write("stat", fmt.Sprintf("cpu  %d 0 %d %d 0 0 0 %d 0 0\n", cpu[0], cpu[1], cpu[2], cpu[3]))
 	for pid, p := range processes {
-		write(fmt.Sprintf("%d/stat", pid), fmt.Sprintf("%d (a process) S %d 1 1 0 -1 0 0 0 0 0 %d %d %d %d 20 0 1 0 1 1 1 1 %s\n",
-			pid, p[0], p[1], p[2], p[3], p[4], strings.Repeat("0 ", 27)))
+		write(fmt.Sprintf("%d/stat", pid),
+			fmt.Sprintf("%d (a process) S %d 1 1 0 -1 0 0 0 0 0 %d %d %d %d 20 0 1 0 1 1 1 1 %s\n",
+				pid, p[0], p[1], p[2], p[3], p[4], strings.Repeat("0 ", 27)))
 	}
 	proc, err := procfs.NewFS(dir)
 	if err != nil {
@@ -76,7 +77,8 @@ func TestNeighboursAreToldOfOnce(t *testing.T) {
 	if text := note(0.06, 0.03); text != "" {
 		t.Errorf("on a quiet machine: %q", text)
 	}
-	if text := note(0, 0.25); !strings.Contains(text, "stole 25 %") || strings.Contains(text, "programs") {
+	if text := note(0, 0.25); !strings.Contains(text, "stole 25 %") ||
+		strings.Contains(text, "programs") {
 		t.Errorf("with stolen time: %q", text)
 	}
 	dir := t.TempDir()
@@ -88,7 +90,8 @@ func TestNeighboursAreToldOfOnce(t *testing.T) {
 	}
 	// The time since the last look counts: others take half of it, and a twentieth of all.
 	writeProc(t, dir, [4]int{50, 0, 1050, 0}, me)
-	if text := n.Look(); !strings.Contains(text, "programs took 50 %") || strings.Contains(text, "stole") {
+	if text := n.Look(); !strings.Contains(text, "programs took 50 %") ||
+		strings.Contains(text, "stole") {
 		t.Errorf("with a busy neighbour: %q", text)
 	}
 	writeProc(t, dir, [4]int{1050, 0, 1050, 0}, me)

@@ -245,13 +245,15 @@ func (f *Fleet) complete(ctx context.Context, n *Node) error {
 		}
 		f.Nodes[i].Name = m.Name
 		if !slices.ContainsFunc(f.Models, func(model string) bool {
-			return !slices.ContainsFunc(m.Models, func(held *control.Model) bool { return held.Name == model })
+			return !slices.ContainsFunc(m.Models,
+				func(held *control.Model) bool { return held.Name == model })
 		}) {
 			whole++
 		}
 	}
 	if whole != len(f.Nodes) {
-		return fmt.Errorf("agent %d sees %d of %d agents with %v", n.Index, whole, len(f.Nodes), f.Models)
+		return fmt.Errorf("agent %d sees %d of %d agents with %v", n.Index, whole, len(f.Nodes),
+			f.Models)
 	}
 	if leader := view.Leadership.GetLeader(); f.named(leader) == nil {
 		return fmt.Errorf("agent %d sees the leader %q", n.Index, leader)
@@ -284,7 +286,8 @@ func until(ctx context.Context, n *Node, f func(context.Context) error) error {
 // WaitComplete returns when every agent sees the whole fleet and a leader, or why it does not.
 func (f *Fleet) WaitComplete(ctx context.Context) error {
 	for _, n := range f.Nodes {
-		if err := until(ctx, n, func(ctx context.Context) error { return f.complete(ctx, n) }); err != nil {
+		if err := until(ctx, n,
+			func(ctx context.Context) error { return f.complete(ctx, n) }); err != nil {
 			return fmt.Errorf("wait until the fleet is complete: %w", err)
 		}
 	}
@@ -301,7 +304,8 @@ func (f *Fleet) WaitAgreed(ctx context.Context) error {
 		said := map[string][]int{}
 		for _, n := range f.Nodes {
 			v, err := f.View(ctx, n)
-			what := fmt.Sprintf("%s, epoch %d", v.GetLeadership().GetLeader(), v.GetLeadership().GetEpoch())
+			what := fmt.Sprintf("%s, epoch %d", v.GetLeadership().GetLeader(),
+				v.GetLeadership().GetEpoch())
 			if err != nil {
 				what = err.Error()
 			} else if len(v.GetMembers()) != len(f.Nodes) {
@@ -326,7 +330,8 @@ func (f *Fleet) WaitBack(ctx context.Context, n *Node, former string) (name stri
 		if err != nil {
 			return err
 		}
-		ready, err := inference.NewGRPCInferenceServiceClient(conn).ServerReady(ctx, &inference.ServerReadyRequest{})
+		ready, err := inference.NewGRPCInferenceServiceClient(conn).ServerReady(ctx,
+			&inference.ServerReadyRequest{})
 		if err != nil || !ready.GetReady() {
 			return errors.Join(fmt.Errorf("%v is not ready", n), err)
 		}
@@ -386,7 +391,8 @@ func (f *Fleet) AwaitLeader(ctx context.Context, gone *Node, epoch uint64) (time
 	for {
 		view, err := stream.Recv()
 		if err != nil {
-			return 0, fmt.Errorf("no new leader after %v: %w", time.Since(start).Round(time.Millisecond), err)
+			return 0, fmt.Errorf("no new leader after %v: %w",
+				time.Since(start).Round(time.Millisecond), err)
 		}
 		l := view.Leadership
 		if l.GetEpoch() > epoch && l.GetLeader() != "" && l.GetLeader() != gone.Name {

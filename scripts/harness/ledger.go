@@ -70,13 +70,15 @@ type Ledger struct {
 
 func newLedger(ctx context.Context, server bench.Server, clients []Client) *Ledger {
 	return &Ledger{
-		server: server, clients: clients, targets: map[string]time.Duration{}, stolen: watchStolen(ctx),
+		server: server, clients: clients, targets: map[string]time.Duration{},
+		stolen:  watchStolen(ctx),
 		answers: map[string]int{},
 	}
 }
 
 // ModelMetadata makes it a server of package bench.
-func (l *Ledger) ModelMetadata(ctx context.Context, model, version string) (*inference.ModelMetadataResponse, error) {
+func (l *Ledger) ModelMetadata(ctx context.Context, model,
+	version string) (*inference.ModelMetadataResponse, error) {
 	return l.server.ModelMetadata(ctx, model, version)
 }
 
@@ -98,7 +100,10 @@ func (l *Ledger) Infer(ctx context.Context, req *oip.Request) (*oip.Response, er
 	req.ID = fmt.Sprint(l.sent)
 	l.sent++
 	l.mu.Unlock()
-	e := entry{id: req.ID, model: req.Model, client: c.Name, batchSize: req.Inputs[0].Shape[0], sent: time.Now()}
+	e := entry{
+		id: req.ID, model: req.Model, client: c.Name, batchSize: req.Inputs[0].Shape[0],
+		sent: time.Now(),
+	}
 	resp, err := c.Infer(ctx, req)
 	e.took, e.err = time.Since(e.sent), err
 
@@ -124,7 +129,8 @@ func (l *Ledger) Infer(ctx context.Context, req *oip.Request) (*oip.Response, er
 // check reports why an answer cannot be that of the query.
 func check(req *oip.Request, resp *oip.Response, numbers bool) error {
 	if resp.ID != req.ID || resp.Model != req.Model {
-		return fmt.Errorf("query %s to %s got the answer to %s of %s", req.ID, req.Model, resp.ID, resp.Model)
+		return fmt.Errorf("query %s to %s got the answer to %s of %s", req.ID, req.Model, resp.ID,
+			resp.Model)
 	}
 	if len(resp.Outputs) == 0 {
 		return fmt.Errorf("query %s got an answer without outputs", req.ID)
@@ -135,9 +141,11 @@ func check(req *oip.Request, resp *oip.Response, numbers bool) error {
 		case err != nil:
 			return fmt.Errorf("query %s: output %q: %w", req.ID, out.Name, err)
 		case len(out.Shape) == 0 || out.Shape[0] != size:
-			return fmt.Errorf("query %s of batch size %d: output %q has shape %v", req.ID, size, out.Name, out.Shape)
+			return fmt.Errorf("query %s of batch size %d: output %q has shape %v", req.ID, size,
+				out.Name, out.Shape)
 		case len(out.Data) != n*out.DataType.Size():
-			return fmt.Errorf("query %s: output %q of shape %v has %d bytes", req.ID, out.Name, out.Shape, len(out.Data))
+			return fmt.Errorf("query %s: output %q of shape %v has %d bytes", req.ID, out.Name,
+				out.Shape, len(out.Data))
 		case !numbers && len(bytes.Trim(out.Data, "\x00")) > 0:
 			return fmt.Errorf("query %s: output %q is not zeros", req.ID, out.Name)
 		}
@@ -168,7 +176,9 @@ func (c Count) String() string {
 }
 
 // PercentOnTime is of all queries.
-func (c Count) PercentOnTime() float64 { return 100 * float64(c.OnTime) / float64(max(1, c.Queries)) }
+func (c Count) PercentOnTime() float64 {
+	return 100 * float64(c.OnTime) / float64(max(1, c.Queries))
+}
 
 // PercentLate is of all queries.
 func (c Count) PercentLate() float64 { return 100 * float64(c.Late) / float64(max(1, c.Queries)) }
@@ -207,7 +217,8 @@ func (l *Ledger) count(keep func(entry) bool) (c Count, kept []entry) {
 			c.Late++
 		case Refused:
 			c.Refused++
-			if x := new(client.Error); errors.As(e.err, &x) && x.RetryAfter > 0 && e.took <= l.targets[e.model] {
+			if x := new(client.Error); errors.As(e.err, &x) && x.RetryAfter > 0 &&
+				e.took <= l.targets[e.model] {
 				c.AtOnce++
 			}
 		case Wrong:
@@ -286,7 +297,8 @@ func (l *Ledger) Write(w io.Writer, from, to time.Time) error {
 				gap, at = d, answered[i].Sub(from)
 			}
 		}
-		fmt.Fprintf(t, "%s\t%d\t%.2f s\t%.0f s\t%v\n", client.Name, overSlow, gap.Seconds(), at.Seconds(), c)
+		fmt.Fprintf(t, "%s\t%d\t%.2f s\t%.0f s\t%v\n", client.Name, overSlow, gap.Seconds(),
+			at.Seconds(), c)
 	}
 	return t.Flush()
 }
@@ -296,14 +308,17 @@ func (l *Ledger) WriteCSV(w io.Writer, start time.Time) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := csv.NewWriter(w)
-	_ = c.Write([]string{"id", "client", "model", "batch_size", "sent_s", "latency_ms", "outcome", "error"})
+	_ = c.Write([]string{
+		"id", "client", "model", "batch_size", "sent_s", "latency_ms", "outcome", "error",
+	})
 	for _, e := range l.entries {
 		said := ""
 		if e.err != nil {
 			said = e.err.Error()
 		}
 		_ = c.Write([]string{ // Flush's error is this one's, too
-			e.id, e.client, e.model, fmt.Sprint(e.batchSize), fmt.Sprintf("%.3f", e.sent.Sub(start).Seconds()),
+			e.id, e.client, e.model, fmt.Sprint(e.batchSize),
+			fmt.Sprintf("%.3f", e.sent.Sub(start).Seconds()),
 			fmt.Sprintf("%.1f", float64(e.took)/1e6), outcomeNames[e.outcome], said,
 		})
 	}

@@ -20,9 +20,12 @@ type fakeServer struct {
 	answered chan struct{} // nil: at once
 }
 
-func (s *fakeServer) ModelMetadata(context.Context, string, string) (*inference.ModelMetadataResponse, error) {
+func (s *fakeServer) ModelMetadata(context.Context, string,
+	string) (*inference.ModelMetadataResponse, error) {
 	return &inference.ModelMetadataResponse{
-		Inputs:     []*inference.ModelMetadataResponse_TensorMetadata{{Name: "x", Datatype: "FP32", Shape: []int64{-1, 1}}},
+		Inputs: []*inference.ModelMetadataResponse_TensorMetadata{
+			{Name: "x", Datatype: "FP32", Shape: []int64{-1, 1}},
+		},
 		Properties: oip.Properties{QoSTarget: time.Minute, Deadline: time.Minute}.Map(),
 	}, nil
 }
@@ -62,7 +65,8 @@ func TestLedger(t *testing.T) {
 	}
 	begin := time.Now()
 	for s.queries.Load() < 20 {
-		if _, err := d.Run(t.Context(), Load{Rate: 2000, Duration: 10 * time.Millisecond}); err != nil {
+		if _, err := d.Run(t.Context(),
+			Load{Rate: 2000, Duration: 10 * time.Millisecond}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -70,7 +74,8 @@ func TestLedger(t *testing.T) {
 	if c.Queries != d.Sent() || int64(c.Queries) != s.queries.Load()-1 {
 		t.Errorf("%d entries of %d queries, %d arrived", c.Queries, d.Sent(), s.queries.Load()-1)
 	}
-	if c.Refused != 1 || c.Failed+c.Robbed != 1 || c.Wrong != 4 || c.OnTime != c.Queries-6 || c.Late != 0 {
+	if c.Refused != 1 || c.Failed+c.Robbed != 1 || c.Wrong != 4 || c.OnTime != c.Queries-6 ||
+		c.Late != 0 {
 		t.Errorf("%v: want 1 refused, 1 failed, 4 wrong, the others on time", c)
 	}
 	if d.Twice() != 1 {
@@ -113,7 +118,9 @@ go_memstats_sys_bytes 3.145728e+07
 go_memstats_heap_released_bytes 1.048576e+07
 muster_queries_total{model="a b",outcome="x y"} 3
 `))
-	if want := (Usage{Goroutines: 41, Descriptors: 12, Memory: 100, GoMemory: 20, Series: 6}); err != nil || u != want {
+	if want := (Usage{
+		Goroutines: 41, Descriptors: 12, Memory: 100, GoMemory: 20, Series: 6,
+	}); err != nil || u != want {
 		t.Errorf("%+v, %v, want %+v", u, err, want)
 	}
 	if _, err := parseUsage([]byte("up 1\n")); err == nil {

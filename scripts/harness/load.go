@@ -49,7 +49,8 @@ type Driver struct {
 // metadata, and for answers where there are no other clients. A patience of 0 leaves the models'
 // deadlines.
 func NewDriver(
-	ctx context.Context, server bench.Server, shares map[string]float64, patience time.Duration, clients ...Client,
+	ctx context.Context, server bench.Server, shares map[string]float64, patience time.Duration,
+	clients ...Client,
 ) (*Driver, error) {
 	if len(clients) == 0 {
 		clients = []Client{{Name: "SDK", Share: 1, Infer: server.Infer}}
@@ -75,7 +76,9 @@ func (d *Driver) Start(ctx context.Context, l Load) error {
 	}
 	var loads []workload.Load
 	for _, m := range d.models {
-		loads = append(loads, workload.Load{Model: m.Name, Share: d.shares[m.Name], BatchSizes: workload.Trace()})
+		loads = append(loads, workload.Load{
+			Model: m.Name, Share: d.shares[m.Name], BatchSizes: workload.Trace(),
+		})
 	}
 	queries, err := workload.Queries(l.Seed, arrivals, loads...)
 	if err != nil {
@@ -165,7 +168,8 @@ func (f *Fleet) Executed(ctx context.Context, model string) (all []Executed, err
 			return nil, err
 		}
 		var e Executed
-		answer, err := inference.NewGRPCInferenceServiceClient(conn).ModelStatistics(ctx, &inference.ModelStatisticsRequest{})
+		answer, err := inference.NewGRPCInferenceServiceClient(conn).ModelStatistics(ctx,
+			&inference.ModelStatisticsRequest{})
 		if err != nil {
 			return nil, fmt.Errorf("statistics of %v: %w", n, err)
 		}

@@ -67,7 +67,8 @@ func NewNetwork(agents int) (n *Network, err error) {
 	steps := []string{"link set lo up"}
 	for _, cut := range []bool{false, true} {
 		bridge := n.bridge(cut)
-		if err := n.do([]string{"link", "del", bridge}, "link", "add", bridge, "type", "bridge"); err != nil {
+		if err := n.do([]string{"link", "del", bridge}, "link", "add", bridge, "type",
+			"bridge"); err != nil {
 			return nil, err
 		}
 		steps = append(steps, "link set "+bridge+" up")
@@ -139,7 +140,8 @@ func (n *Network) do(undo []string, args ...string) error {
 func (n *Network) Remove() (err error) {
 	for i := len(n.made) - 1; i >= 0; i-- {
 		if out, e := exec.Command("ip", n.made[i]...).CombinedOutput(); e != nil {
-			err = errors.Join(err, fmt.Errorf("ip %s: %w: %s", strings.Join(n.made[i], " "), e, out))
+			err = errors.Join(err,
+				fmt.Errorf("ip %s: %w: %s", strings.Join(n.made[i], " "), e, out))
 		}
 	}
 	return err

@@ -111,10 +111,12 @@ func NewPlainGRPC(addresses []string, config *tls.Config) (*Plain, error) {
 		}
 	}
 	for _, address := range addresses {
-		conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(config)),
+		conn, err := grpc.NewClient(address,
+			grpc.WithTransportCredentials(credentials.NewTLS(config)),
 			grpc.WithConnectParams(grpc.ConnectParams{
 				Backoff: backoff.Config{
-					BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second,
+					BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
+					MaxDelay: time.Second,
 				},
 				MinConnectTimeout: tryTimeout,
 			}))
@@ -124,9 +126,10 @@ func NewPlainGRPC(addresses []string, config *tls.Config) (*Plain, error) {
 		}
 		conns = append(conns, conn)
 		c := inference.NewGRPCInferenceServiceClient(conn)
-		p.servers = append(p.servers, &server{infer: func(ctx context.Context, req *oip.Request) (*oip.Response, error) {
-			return inferGRPC(ctx, c, req)
-		}})
+		p.servers = append(p.servers,
+			&server{infer: func(ctx context.Context, req *oip.Request) (*oip.Response, error) {
+				return inferGRPC(ctx, c, req)
+			}})
 	}
 	return p, nil
 }
@@ -147,7 +150,9 @@ func inferGRPC(
 	}
 	resp := &oip.Response{Model: answer.ModelName, ID: answer.Id}
 	for i, out := range answer.Outputs {
-		t := tensor.Tensor{Name: out.Name, DataType: tensor.DataType(out.Datatype), Shape: out.Shape}
+		t := tensor.Tensor{
+			Name: out.Name, DataType: tensor.DataType(out.Datatype), Shape: out.Shape,
+		}
 		if i < len(answer.RawOutputContents) {
 			t.Data = answer.RawOutputContents[i]
 		}
@@ -164,9 +169,10 @@ func NewPlainREST(addresses []string, config *tls.Config) *Plain {
 	c := &http.Client{Transport: transport}
 	p := &Plain{close: transport.CloseIdleConnections}
 	for _, address := range addresses {
-		p.servers = append(p.servers, &server{infer: func(ctx context.Context, req *oip.Request) (*oip.Response, error) {
-			return inferREST(ctx, c, address, req)
-		}})
+		p.servers = append(p.servers,
+			&server{infer: func(ctx context.Context, req *oip.Request) (*oip.Response, error) {
+				return inferREST(ctx, c, address, req)
+			}})
 	}
 	return p
 }
@@ -178,7 +184,8 @@ type jsonTensor struct {
 	Data     any     `json:"data"`
 }
 
-func inferREST(ctx context.Context, c *http.Client, address string, req *oip.Request) (*oip.Response, error) {
+func inferREST(ctx context.Context, c *http.Client, address string,
+	req *oip.Request) (*oip.Response, error) {
 	var query struct {
 		ID         string         `json:"id"`
 		Parameters map[string]any `json:"parameters"`
@@ -191,7 +198,9 @@ func inferREST(ctx context.Context, c *http.Client, address string, req *oip.Req
 		if err != nil {
 			return nil, err
 		}
-		query.Inputs = append(query.Inputs, jsonTensor{in.Name, string(in.DataType), in.Shape, data})
+		query.Inputs = append(query.Inputs, jsonTensor{
+			in.Name, string(in.DataType), in.Shape, data,
+		})
 	}
 	body, err := json.Marshal(query)
 	if err != nil {
@@ -236,7 +245,9 @@ func inferREST(ctx context.Context, c *http.Client, address string, req *oip.Req
 	}
 	resp := &oip.Response{Model: found.ModelName, ID: found.ID}
 	for _, out := range found.Outputs {
-		t := tensor.Tensor{Name: out.Name, DataType: tensor.DataType(out.Datatype), Shape: out.Shape}
+		t := tensor.Tensor{
+			Name: out.Name, DataType: tensor.DataType(out.Datatype), Shape: out.Shape,
+		}
 		for _, x := range out.Data {
 			t.Data = binary.LittleEndian.AppendUint32(t.Data, math.Float32bits(x))
 		}

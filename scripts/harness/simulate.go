@@ -18,7 +18,8 @@ func command(ctx context.Context, dir, name string, args ...string) (string, err
 	cmd.Stderr = &errors
 	out, err := cmd.Output()
 	if err != nil {
-		err = fmt.Errorf("run %s: %w: %s", strings.Join(cmd.Args, " "), err, strings.TrimSpace(errors.String()))
+		err = fmt.Errorf("run %s: %w: %s", strings.Join(cmd.Args, " "), err,
+			strings.TrimSpace(errors.String()))
 	}
 	return strings.TrimSpace(string(out)), err
 }
@@ -42,7 +43,8 @@ func Pool(types []string) string {
 
 // simulate has the binary simulate a pool, and returns a figure of what it prints.
 func simulate(ctx context.Context, muster, figure, pool string, args ...string) (float64, error) {
-	out, err := command(ctx, "", muster, append([]string{"sim", "--json", "--pool", pool}, args...)...)
+	out, err := command(ctx, "", muster,
+		append([]string{"sim", "--json", "--pool", pool}, args...)...)
 	if err != nil {
 		return 0, err
 	}
@@ -57,14 +59,16 @@ func simulate(ctx context.Context, muster, figure, pool string, args ...string) 
 
 // AllowableThroughput is the rate at which a pool keeps a model's QoS target in simulation, in
 // queries/s; 0 where it keeps it at none. It takes seconds to find.
-func AllowableThroughput(ctx context.Context, muster, model, pool string, roundTrip time.Duration) (float64, error) {
+func AllowableThroughput(ctx context.Context, muster, model, pool string,
+	roundTrip time.Duration) (float64, error) {
 	return simulate(ctx, muster, "allowable_throughput_qps", pool,
 		"--model", model, "--find-throughput", "--rtt-ms", fmt.Sprint(float64(roundTrip)/1e6))
 }
 
 // FluidLimit is the rate that a pool could serve of the models, by their shares, if queries were
 // like water: more than it can.
-func FluidLimit(ctx context.Context, muster, pool string, shares map[string]float64) (float64, error) {
+func FluidLimit(ctx context.Context, muster, pool string, shares map[string]float64) (float64,
+	error) {
 	args := []string{"--rate", "1", "--queries", "10", "--seeds", "1"}
 	for model, share := range shares {
 		args = append(args, "--model", fmt.Sprintf("%s=%g", model, share))

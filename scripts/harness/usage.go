@@ -80,7 +80,8 @@ func parseUsage(metrics []byte) (u Usage, err error) {
 	}
 	u.Goroutines, u.Descriptors = int(values["go_goroutines"]), int(values["process_open_fds"])
 	u.Memory = int(values["process_resident_memory_bytes"]) >> 20
-	u.GoMemory = int(values["go_memstats_sys_bytes"]-values["go_memstats_heap_released_bytes"]) >> 20
+	u.GoMemory = int(values["go_memstats_sys_bytes"]-
+		values["go_memstats_heap_released_bytes"]) >> 20
 	return u, nil
 }
 

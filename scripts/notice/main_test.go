@@ -24,7 +24,9 @@ func TestRender(t *testing.T) {
 	first, second := mit(t, "Copyright (c) One"), mit(t, "Copyright (c) Another")
 	components := []component{
 		{"example.com/b", "v1.2.3", map[string]string{"LICENSE": first + "  \r\n"}},
-		{"example.com/a", "v0.0.1", map[string]string{"LICENSE": second, "NOTICE": "to be passed on\r\n"}},
+		{"example.com/a", "v0.0.1", map[string]string{
+			"LICENSE": second, "NOTICE": "to be passed on\r\n",
+		}},
 		{"example.com/c", "v2.0.0", map[string]string{"LICENSE": first}},
 	}
 	got, err := render(components)
@@ -38,7 +40,8 @@ func TestRender(t *testing.T) {
 	one, other, notice := mark(first), mark(second), mark("to be passed on")
 	for _, want := range []string{
 		"  example.com/a v0.0.1\n      MIT " + other + " " + notice + "\n" +
-			"  example.com/b v1.2.3\n      MIT " + one + "\n  example.com/c v2.0.0\n      MIT " + one + "\n",
+			"  example.com/b v1.2.3\n      MIT " + one + "\n  example.com/c v2.0.0\n      MIT " +
+			one + "\n",
 		"\n" + notice + " example.com/a\n" + rule + "\n\nto be passed on\n",
 		"\n" + one + " example.com/b\n           example.com/c\n",
 	} {
@@ -56,7 +59,8 @@ func TestRender(t *testing.T) {
 
 // TestRefused: somebody has to look at a licence before it is in a binary.
 func TestRefused(t *testing.T) {
-	gpl := "This program is free software: you can redistribute it and/or modify it under the terms " +
+	gpl := "This program is free software: you can redistribute it and/or modify it under the " +
+		"terms " +
 		"of the GNU General Public License as published by the Free Software Foundation, either " +
 		"version 3 of the License, or (at your option) any later version."
 	for name, texts := range map[string]map[string]string{
@@ -77,7 +81,8 @@ func TestLegal(t *testing.T) {
 		"LICENSE": true, "License.txt": true, "LICENSE-SIL": true, "licenses": true,
 		"LICENCE.md": true, "COPYING": true, "NOTICE.txt": true, "THIRD_PARTY_LICENSES": true,
 		"ThirdPartyNotices.txt": true, "Sun-LICENSE": true, "CATALOGUE-SOURCE.md": true,
-		"source": false, "main.go": false, "licensed": false, "noticeable": false, "README.md": false,
+		"source": false, "main.go": false, "licensed": false, "noticeable": false,
+		"README.md": false,
 	} {
 		if got := legal.MatchString(name); got != want {
 			t.Errorf("%s: got %v, want %v", name, got, want)
@@ -93,7 +98,8 @@ func TestCompare(t *testing.T) {
 	lines := strings.SplitAfter(muster.Notice, "\n")
 	old := strings.Join(append(lines[:20:20], lines[22:]...), "")
 	for _, have := range []string{old, strings.Join(lines[:20], "")} {
-		if err := compare(have, muster.Notice); err == nil || !strings.Contains(err.Error(), "line 21 ") {
+		if err := compare(have, muster.Notice); err == nil ||
+			!strings.Contains(err.Error(), "line 21 ") {
 			t.Errorf("got error %v, want one that names line 21", err)
 		}
 	}

@@ -95,7 +95,8 @@ func (c *chart) plot() (p *plot.Plot, width, height vg.Length, err error) {
 	legend := vg.Points(14) * vg.Length(len(c.series))
 	height = vg.Points(280) + legend
 	p.Y.Max = top * 1.05 * float64(height/(height-legend))
-	return p, max(vg.Points(420), barWidth*vg.Length(len(c.series)*len(c.groups))*1.35+vg.Points(70)), height, nil
+	return p, max(vg.Points(420),
+		barWidth*vg.Length(len(c.series)*len(c.groups))*1.35+vg.Points(70)), height, nil
 }
 
 // color is grey for the reference and one of its own for each other series.
@@ -120,7 +121,9 @@ func roundTicks(lo, hi float64) []plot.Tick {
 	}
 	var ticks []plot.Tick
 	for i := math.Ceil(lo / step); i*step <= hi; i++ {
-		ticks = append(ticks, plot.Tick{Value: i * step, Label: strconv.FormatFloat(math.Round(i*step*1e6)/1e6+0, 'g', -1, 64)})
+		ticks = append(ticks, plot.Tick{
+			Value: i * step, Label: strconv.FormatFloat(math.Round(i*step*1e6)/1e6+0, 'g', -1, 64),
+		})
 	}
 	return ticks
 }

@@ -29,8 +29,10 @@ type bounded struct {
 	bound float64
 }
 
-// byBound are the n pools within the budget of the highest bound, and the one that KAIROS chooses without evaluating any.
-func (l *lab) byBound(ctx context.Context, cfg *sim.Config, budget float64, n int) (top []bounded, chosen sim.Pool, err error) {
+// byBound are the n pools within the budget of the highest bound, and the one that KAIROS
+// chooses without evaluating any.
+func (l *lab) byBound(ctx context.Context, cfg *sim.Config, budget float64, n int) (top []bounded,
+	chosen sim.Pool, err error) {
 	r, err := plan.Kairos{Top: n}.Plan(ctx, l.problem(cfg, budget), nil)
 	if err != nil {
 		return nil, nil, err

@@ -49,7 +49,8 @@ type Options struct {
 	// Data is a directory with samples (samples.csv.gz or samples.csv) and, for RIBBON's figures,
 	// its tables (mtwnd.json and dien.json); "" takes what was published with the figure's paper.
 	Data string
-	// Seeds and Queries are how many runs a throughput is the mean of, and how many queries arrive in each. Searches are repeated six times a seed.
+	// Seeds and Queries are how many runs a throughput is the mean of, and how many queries arrive
+	// in each. Searches are repeated six times a seed.
 	Seeds, Queries int
 	// Progress, if not nil, hears what is being done, one call at a time.
 	Progress func(format string, args ...any)
@@ -101,7 +102,8 @@ func Names() []string {
 func Reproduce(ctx context.Context, name string, o Options) (*Figure, error) {
 	reproduce := figures[name]
 	if reproduce == nil {
-		return nil, fmt.Errorf("figure %q is unknown, there are: %s", name, strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("figure %q is unknown, there are: %s", name,
+			strings.Join(Names(), ", "))
 	}
 	paper, _, _ := strings.Cut(name, "-")
 	l, err := newLab(o, paper)
@@ -113,7 +115,8 @@ func Reproduce(ctx context.Context, name string, o Options) (*Figure, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	f.Name = name
-	if paper == published.KAIROS { // RIBBON's figures differ in what they are from, and say so themselves
+	// RIBBON's figures differ in what they are from, and say so themselves
+	if paper == published.KAIROS {
 		f.Text = append(f.Text, l.provenance(name != "kairos-fig5"))
 	}
 	return f, nil
@@ -164,7 +167,10 @@ func samplesIn(dir string) (*profiles.Samples, error) {
 func (l *lab) provenance(throughputs bool) string {
 	s := fmt.Sprintf("Latencies: %s.", l.source)
 	if throughputs {
-		s += fmt.Sprintf(" Poisson arrivals, %d queries a run, %d seeds; an allowable throughput is the highest rate at which 99 %% of the queries meet their QoS target.", l.Queries, l.Seeds)
+		s += fmt.Sprintf(
+			" Poisson arrivals, %d queries a run, %d seeds; an allowable throughput is the "+
+				"highest rate at which 99 %% of the queries meet their QoS target.", l.Queries,
+			l.Seeds)
 	}
 	return s
 }
@@ -185,22 +191,26 @@ func (l *lab) config(model string, sizes *workload.BatchSizes) (*sim.Config, err
 }
 
 // compare finds each policy's best pool for the model.
-func (l *lab) compare(ctx context.Context, cfg *sim.Config, policies []string) (*sim.Comparison, error) {
+func (l *lab) compare(ctx context.Context, cfg *sim.Config, policies []string) (*sim.Comparison,
+	error) {
 	model := cfg.Models[0].Name
-	return sim.Compare(ctx, cfg, policies, l.prices, budget, nil, l.Seeds, func(policy string, done, of int) {
-		l.progress("%s, %s: %d of %d pools", model, policy, done, of)
-	})
+	return sim.Compare(ctx, cfg, policies, l.prices, budget, nil, l.Seeds,
+		func(policy string, done, of int) {
+			l.progress("%s, %s: %d of %d pools", model, policy, done, of)
+		})
 }
 
 // throughput finds the allowable throughput of a policy on a pool.
-func (l *lab) throughput(ctx context.Context, cfg *sim.Config, policy string, pool sim.Pool) (*sim.Throughput, error) {
+func (l *lab) throughput(ctx context.Context, cfg *sim.Config, policy string,
+	pool sim.Pool) (*sim.Throughput, error) {
 	l.progress("%s, %s on %s", cfg.Models[0].Name, policy, pool)
 	one := *cfg
 	one.Policy, one.Pool = policy, pool
 	return sim.FindThroughput(ctx, &one, l.Seeds, nil)
 }
 
-// homogeneous is the throughput of instances of the paper's base type alone, scaled to the budget in $/hr.
+// homogeneous is the throughput of instances of the paper's base type alone, scaled to
+// the budget in $/hr.
 func (l *lab) homogeneous(ctx context.Context, cfg *sim.Config, budget float64) (float64, error) {
 	c, err := sim.Compare(ctx, cfg, nil, l.prices[:1], budget, nil, l.Seeds, nil)
 	if err != nil {

@@ -10,13 +10,16 @@ import (
 	"testing"
 )
 
-// TestReproduce makes figures from few queries, with MUSTER_SLOW_TESTS=1 all of them: all that is checked is that they are whole.
+// TestReproduce makes figures from few queries, with MUSTER_SLOW_TESTS=1 all of them: all that is
+// checked is that they are whole.
 func TestReproduce(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
-	names := []string{"kairos-fig1", "kairos-fig2", "kairos-fig3", "kairos-fig5", "kairos-fig12", "kairos-fig14",
-		"ribbon-fig4", "ribbon-fig8", "ribbon-fig9", "ribbon-fig11", "ribbon-fig12", "ribbon-fig14", "ribbon-fig15"}
+	names := []string{"kairos-fig1", "kairos-fig2", "kairos-fig3", "kairos-fig5", "kairos-fig12",
+		"kairos-fig14",
+		"ribbon-fig4", "ribbon-fig8", "ribbon-fig9", "ribbon-fig11", "ribbon-fig12", "ribbon-fig14",
+		"ribbon-fig15"}
 	if os.Getenv("MUSTER_SLOW_TESTS") != "" {
 		names = Names()
 	}
@@ -43,7 +46,9 @@ func TestReproduce(t *testing.T) {
 			if err := f.WriteText(&text); err != nil {
 				t.Fatal(err)
 			}
-			if !strings.Contains(text.String(), "eproduce") || !strings.Contains(text.String(), "samples.csv.gz") || strings.Contains(text.String(), "NaN") {
+			if !strings.Contains(text.String(), "eproduce") ||
+				!strings.Contains(text.String(), "samples.csv.gz") ||
+				strings.Contains(text.String(), "NaN") {
 				t.Errorf("text: %s", &text)
 			}
 		})
@@ -55,7 +60,9 @@ func TestFig5(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.HasPrefix(f.Text[0], "Reproduces: of four queries KAIROS serves 4 within the QoS target, first come first served 3") {
+	if !strings.HasPrefix(f.Text[0],
+		"Reproduces: of four queries KAIROS serves 4 within the QoS target, first come first "+
+			"served 3") {
 		t.Errorf("%s", f.Text[0])
 	}
 }
@@ -63,8 +70,15 @@ func TestFig5(t *testing.T) {
 // TestRibbonFigures: of what is read from the published tables alone, the numbers are known.
 func TestRibbonFigures(t *testing.T) {
 	for name, want := range map[string][]string{
-		"ribbon-fig9":  {"mtwnd,(5,0,0),2.6300,(4,0,1),2.2530,14.3346", "dien,(6,0,0),3.1560,(5,1,0),2.7790,11.9455"},
-		"ribbon-fig15": {"99.0000,mtwnd,(5,0,0),2.6300,(4,0,1),2.2530,14.3346", "98.0000,mtwnd,(5,0,0),2.6300,(3,0,3),2.0250,23.0038", "98.0000,dien,(6,0,0),3.1560,(4,3,0),2.5510,19.1698"},
+		"ribbon-fig9": {
+			"mtwnd,(5,0,0),2.6300,(4,0,1),2.2530,14.3346",
+			"dien,(6,0,0),3.1560,(5,1,0),2.7790,11.9455",
+		},
+		"ribbon-fig15": {
+			"99.0000,mtwnd,(5,0,0),2.6300,(4,0,1),2.2530,14.3346",
+			"98.0000,mtwnd,(5,0,0),2.6300,(3,0,3),2.0250,23.0038",
+			"98.0000,dien,(6,0,0),3.1560,(4,3,0),2.5510,19.1698",
+		},
 	} {
 		f, err := Reproduce(t.Context(), name, Options{Seeds: 1, Queries: 1})
 		if err != nil {
@@ -83,7 +97,8 @@ func TestRibbonFigures(t *testing.T) {
 			t.Errorf("%s: %s", name, f.Text[0])
 		}
 	}
-	// In two dimensions every search comes to the star, and the paper's search and ours are held apart.
+	// In two dimensions every search comes to the star, and the paper's search and
+	// ours are held apart.
 	f, err := Reproduce(t.Context(), "ribbon-fig12", Options{Seeds: 1, Queries: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -97,9 +112,12 @@ func TestRibbonFigures(t *testing.T) {
 			}
 		}
 	}
-	for _, method := range []string{"ribbon, plain", "hill-climb", "random", "rsm", "ribbon (ours)"} {
+	for _, method := range []string{
+		"ribbon, plain", "hill-climb", "random", "rsm", "ribbon (ours)",
+	} {
 		if reached[method] != searchesPerSeed {
-			t.Errorf("%s came to the optimum in %d of %d searches", method, reached[method], searchesPerSeed)
+			t.Errorf("%s came to the optimum in %d of %d searches", method, reached[method],
+				searchesPerSeed)
 		}
 	}
 }

@@ -59,7 +59,10 @@ func (c *lineChart) draw(w io.Writer) error {
 	height := vg.Points(280) + vg.Points(14)*vg.Length(len(c.series))
 	p.Y.Max = top * 1.05 * float64(height/vg.Points(280))
 	p.X.Min, p.X.Max = 0, p.X.Max+1
-	canvas := vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(vg.Points(520), height), vgimg.UseDPI(144), vgimg.UseBackgroundColor(color.White))}
+	canvas := vgimg.PngCanvas{
+		Canvas: vgimg.NewWith(vgimg.UseWH(vg.Points(520), height), vgimg.UseDPI(144),
+			vgimg.UseBackgroundColor(color.White)),
+	}
 	p.Draw(draw.Crop(draw.New(canvas), vg.Points(4), -vg.Points(8), vg.Points(4), -vg.Points(6)))
 	_, err := canvas.WriteTo(w)
 	return err

@@ -12,11 +12,13 @@ import (
 	"github.com/muster-serve/muster/leader/plan"
 )
 
-// DrawPlans draws as PNG the bound of each plan beside the throughput it was simulated to have (KAIROS Fig. 13), and
-// below that what it costs. names are those of the plans.
-func DrawPlans(w io.Writer, title string, names []string, plans []plan.Plan, simulated []plan.Estimate) error {
+// DrawPlans draws as PNG the bound of each plan beside the throughput it was simulated to have
+// (KAIROS Fig. 13), and below that what it costs. names are those of the plans.
+func DrawPlans(w io.Writer, title string, names []string, plans []plan.Plan,
+	simulated []plan.Estimate) error {
 	if len(plans) == 0 || len(names) != len(plans) || len(simulated) != len(plans) {
-		return fmt.Errorf("draw plans: %d names and %d simulations of %d plans", len(names), len(simulated), len(plans))
+		return fmt.Errorf("draw plans: %d names and %d simulations of %d plans", len(names),
+			len(simulated), len(plans))
 	}
 	rates := chart{title: title, yLabel: "queries/s", groups: names, reference: true,
 		series: []series{{name: "upper bound"}, {name: "simulated"}}}
@@ -43,11 +45,15 @@ func drawBelow(w io.Writer, charts ...*chart) error {
 		drawn[i], heights[i] = p.Draw, ch
 		width, height = max(width, cw), height+ch
 	}
-	canvas := vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(144), vgimg.UseBackgroundColor(color.White))}
+	canvas := vgimg.PngCanvas{
+		Canvas: vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(144),
+			vgimg.UseBackgroundColor(color.White)),
+	}
 	all := draw.New(canvas)
 	top := vg.Length(0)
 	for i, h := range heights {
-		drawn[i](draw.Crop(all, vg.Points(4), -vg.Points(8), height-top-h+vg.Points(4), -top-vg.Points(6)))
+		drawn[i](draw.Crop(all, vg.Points(4), -vg.Points(8), height-top-h+vg.Points(4),
+			-top-vg.Points(6)))
 		top += h
 	}
 	_, err := canvas.WriteTo(w)

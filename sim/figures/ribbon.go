@@ -18,7 +18,8 @@ import (
 // ribbonModels are those of which RIBBON's authors published tables.
 var ribbonModels = []string{"mtwnd", "dien"}
 
-// searchesPerSeed is how often a search is repeated for each of Options.Seeds: a search in a table takes little.
+// searchesPerSeed is how often a search is repeated for each of Options.Seeds: a search in
+// a table takes little.
 const searchesPerSeed = 6
 
 // A ribbonTable is a published table, the load it was made of, and the samples behind it.
@@ -65,18 +66,24 @@ func (l *lab) ribbonTables(ctx context.Context) ([]*ribbonTable, error) {
 	return all, nil
 }
 
-// optima are the cheapest configuration that meets the problem's target, and that of base instances alone.
-func (t *ribbonTable) optima(ctx context.Context, p *plan.Problem) (optimum, homogeneous plan.Configuration, err error) {
-	if optimum, err = cheapest(ctx, p, t.Table, func(plan.Configuration) bool { return true }); err != nil {
+// optima are the cheapest configuration that meets the problem's target, and that of base instances
+// alone.
+func (t *ribbonTable) optima(ctx context.Context, p *plan.Problem) (optimum,
+	homogeneous plan.Configuration, err error) {
+	if optimum, err = cheapest(ctx, p, t.Table,
+		func(plan.Configuration) bool { return true }); err != nil {
 		return nil, nil, err
 	}
-	homogeneous, err = cheapest(ctx, p, t.Table, func(c plan.Configuration) bool { return c[0] == c.Count() })
+	homogeneous, err = cheapest(ctx, p, t.Table,
+		func(c plan.Configuration) bool { return c[0] == c.Count() })
 	return optimum, homogeneous, err
 }
 
-// fromTables says where the numbers come from, and how often searches, if there are any, are repeated.
+// fromTables says where the numbers come from, and how often searches, if there are any, are
+// repeated.
 func (l *lab) fromTables(searches int) string {
-	s := fmt.Sprintf("From the tables of MT-WND and DIEN beside %s and the latencies in it", l.source)
+	s := fmt.Sprintf("From the tables of MT-WND and DIEN beside %s and the latencies in it",
+		l.source)
 	if searches > 0 {
 		s += fmt.Sprintf("; searches are repeated with %d seeds", searches)
 	}
@@ -84,7 +91,8 @@ func (l *lab) fromTables(searches int) string {
 }
 
 // cheapest evaluates by rising price until a configuration meets the target.
-func cheapest(ctx context.Context, p *plan.Problem, e plan.Evaluator, among func(plan.Configuration) bool) (plan.Configuration, error) {
+func cheapest(ctx context.Context, p *plan.Problem, e plan.Evaluator,
+	among func(plan.Configuration) bool) (plan.Configuration, error) {
 	space, err := p.Space()
 	if err != nil {
 		return nil, err
@@ -141,15 +149,18 @@ const (
 	fromTable   = 5 // those before it need nothing but a table
 )
 
-// searchMethods are those of the paper, its own search as published first, and ours: RIBBON's with our
-// additions, and the twin.
+// searchMethods are those of the paper, its own search as published first, and ours: RIBBON's with
+// our additions, and the twin.
 func searchMethods() []searchMethod {
 	return []searchMethod{
 		{"ribbon, plain", func(_ *ribbonTable, seed uint64) (plan.Planner, error) {
 			return plan.Ribbon{Seed: seed, Plain: true}, nil
 		}},
 		rival("hill-climb"), rival("random"), rival("rsm"),
-		{"ribbon (ours)", func(_ *ribbonTable, seed uint64) (plan.Planner, error) { return plan.Ribbon{Seed: seed}, nil }},
+		{"ribbon (ours)",
+			func(_ *ribbonTable, seed uint64) (plan.Planner, error) {
+				return plan.Ribbon{Seed: seed}, nil
+			}},
 		{"twin (ours)", func(t *ribbonTable, seed uint64) (plan.Planner, error) {
 			load := t.load
 			load.Seeds = twinSeeds
@@ -160,7 +171,8 @@ func searchMethods() []searchMethod {
 }
 
 // searches runs a method on a table with several seeds; the twin draws nothing, so one run is all.
-func (l *lab) searches(ctx context.Context, t *ribbonTable, m searchMethod) ([]*plan.Result, error) {
+func (l *lab) searches(ctx context.Context, t *ribbonTable, m searchMethod) ([]*plan.Result,
+	error) {
 	runs := searchesPerSeed * l.Seeds
 	if m.name == "twin (ours)" {
 		runs = 1
@@ -187,7 +199,8 @@ func (l *lab) trials(ctx context.Context, t *ribbonTable, m searchMethod) (*plan
 	if err != nil {
 		return nil, err
 	}
-	return plan.Try(ctx, t.Problem, t.Table, len(all), func(run int) (*plan.Result, error) { return all[run], nil })
+	return plan.Try(ctx, t.Problem, t.Table, len(all),
+		func(run int) (*plan.Result, error) { return all[run], nil })
 }
 
 // ribbonFig9: what heterogeneity saves.
@@ -196,17 +209,32 @@ func ribbonFig9(ctx context.Context, l *lab) (*Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Figure{Rows: [][]string{{"model", "homogeneous", "homogeneous_usd_per_hour", "optimum", "optimum_usd_per_hour", "saving_percent"}}}
-	c := chart{title: "The cheapest pool that meets QoS against base instances alone (RIBBON Fig. 9)", yLabel: "cost saving, %", groups: ribbonModels, series: []series{{name: "heterogeneous"}}}
+	f := &Figure{
+		Rows: [][]string{
+			{"model", "homogeneous", "homogeneous_usd_per_hour", "optimum", "optimum_usd_per_hour",
+				"saving_percent"},
+		},
+	}
+	c := chart{
+		title:  "The cheapest pool that meets QoS against base instances alone (RIBBON Fig. 9)",
+		yLabel: "cost saving, %", groups: ribbonModels, series: []series{{name: "heterogeneous"}},
+	}
 	for _, t := range tables {
 		saving := 100 * t.saving(t.optimum)
 		c.series[0].values = append(c.series[0].values, saving)
-		f.Rows = append(f.Rows, []string{t.model, t.homogeneous.String(), number(t.Price(t.homogeneous)), t.optimum.String(), number(t.Price(t.optimum)), number(saving)})
+		f.Rows = append(f.Rows, []string{
+			t.model, t.homogeneous.String(), number(t.Price(t.homogeneous)), t.optimum.String(),
+			number(t.Price(t.optimum)), number(saving),
+		})
 	}
 	f.draw = c.draw
 	lo, m := least(c.series[0].values, ribbonModels)
 	hi, _ := most(c.series[0].values, ribbonModels)
-	f.Text = append(f.Text, fmt.Sprintf("%s: a mixed pool costs 9 to 16 %% less than the cheapest of base instances alone (here %.1f %% on %s to %.1f %%).", outcome(lo >= 9 && hi <= 16), lo, m, hi),
+	f.Text = append(
+		f.Text,
+		fmt.Sprintf(
+			"%s: a mixed pool costs 9 to 16 %% less than the cheapest of base instances alone "+
+				"(here %.1f %% on %s to %.1f %%).", outcome(lo >= 9 && hi <= 16), lo, m, hi),
 		l.fromTables(0))
 	return f, nil
 }
@@ -217,8 +245,15 @@ func ribbonFig10(ctx context.Context, l *lab) (*Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Figure{Rows: [][]string{{"model", "saving_percent", "method", "evaluations_mean", "runs_that_reached_it"}}}
-	c := chart{title: "Evaluations until a cost saving is reached (RIBBON Fig. 10)", yLabel: "evaluations, mean"}
+	f := &Figure{
+		Rows: [][]string{
+			{"model", "saving_percent", "method", "evaluations_mean", "runs_that_reached_it"},
+		},
+	}
+	c := chart{
+		title:  "Evaluations until a cost saving is reached (RIBBON Fig. 10)",
+		yLabel: "evaluations, mean",
+	}
 	methods := searchMethods()
 	toOptimum := make([][]float64, len(methods))
 	for _, m := range methods {
@@ -238,7 +273,9 @@ func ribbonFig10(ctx context.Context, l *lab) (*Figure, error) {
 			for _, s := range savings {
 				mean, reached := t.until(all, s)
 				c.series[i].values = append(c.series[i].values, mean)
-				f.Rows = append(f.Rows, []string{t.model, number(100 * s), m.name, number(mean), strconv.Itoa(reached)})
+				f.Rows = append(f.Rows, []string{
+					t.model, number(100 * s), m.name, number(mean), strconv.Itoa(reached),
+				})
 				if s == highest {
 					toOptimum[i] = append(toOptimum[i], mean)
 				}
@@ -255,16 +292,24 @@ func ribbonFig10(ctx context.Context, l *lab) (*Figure, error) {
 	ribbon, _ := most(toOptimum[0], ribbonModels)
 	twin, _ := most(toOptimum[twinAt], ribbonModels)
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: RIBBON finds the largest saving after about 20 evaluations (%.1f and %.1f in the mean).", outcome(ribbon <= 25), toOptimum[0][0], toOptimum[0][1]),
-		fmt.Sprintf("%s: the others need more than twice as many on both models (at least %.1f x; hill climbing %.0f and %.0f, random %.0f and %.0f, response surface %.0f and %.0f).",
-			outcome(fewest > 2), fewest, toOptimum[1][0], toOptimum[1][1], toOptimum[2][0], toOptimum[2][1], toOptimum[3][0], toOptimum[3][1]),
-		fmt.Sprintf("Not in the paper: RIBBON's search with our additions needs %.1f and %.1f; our twin, which has the samples, at most %.0f.",
+		fmt.Sprintf(
+			"%s: RIBBON finds the largest saving after about 20 evaluations (%.1f and %.1f in "+
+				"the mean).", outcome(ribbon <= 25), toOptimum[0][0], toOptimum[0][1]),
+		fmt.Sprintf(
+			"%s: the others need more than twice as many on both models (at least %.1f x; hill "+
+				"climbing %.0f and %.0f, random %.0f and %.0f, response surface %.0f and %.0f).",
+			outcome(fewest > 2), fewest, toOptimum[1][0], toOptimum[1][1], toOptimum[2][0],
+			toOptimum[2][1], toOptimum[3][0], toOptimum[3][1]),
+		fmt.Sprintf(
+			"Not in the paper: RIBBON's search with our additions needs %.1f and %.1f; our twin, "+
+				"which has the samples, at most %.0f.",
 			toOptimum[oursAt][0], toOptimum[oursAt][1], twin),
 		l.fromTables(searchesPerSeed*l.Seeds))
 	return f, nil
 }
 
-// until is the mean number of evaluations until one that meets the target saves so much, over the runs in which one did.
+// until is the mean number of evaluations until one that meets the target saves so much, over the
+// runs in which one did.
 func (t *ribbonTable) until(all []*plan.Result, saving float64) (mean float64, reached int) {
 	for _, r := range all {
 		i := slices.IndexFunc(r.Evaluations, func(e plan.Evaluation) bool {
@@ -279,12 +324,15 @@ func (t *ribbonTable) until(all []*plan.Result, saving float64) (mean float64, r
 }
 
 // byTrials is a chart of one number of each method's trials.
-func (l *lab) byTrials(ctx context.Context, title, yLabel, column string, of func(*plan.Trials) float64) (*Figure, [][]float64, error) {
+func (l *lab) byTrials(ctx context.Context, title, yLabel, column string,
+	of func(*plan.Trials) float64) (*Figure, [][]float64, error) {
 	tables, err := l.ribbonTables(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	f := &Figure{Rows: [][]string{{"model", "method", column, "evaluations_mean", "failed_runs", "runs"}}}
+	f := &Figure{
+		Rows: [][]string{{"model", "method", column, "evaluations_mean", "failed_runs", "runs"}},
+	}
 	c := chart{title: title, yLabel: yLabel, groups: ribbonModels}
 	var values [][]float64 // by method, model
 	for _, m := range searchMethods() {
@@ -295,7 +343,10 @@ func (l *lab) byTrials(ctx context.Context, title, yLabel, column string, of fun
 				return nil, nil, err
 			}
 			s.values = append(s.values, of(trials))
-			f.Rows = append(f.Rows, []string{t.model, m.name, number(of(trials)), number(trials.Mean), strconv.Itoa(trials.Failed), strconv.Itoa(trials.Runs)})
+			f.Rows = append(f.Rows, []string{
+				t.model, m.name, number(of(trials)), number(trials.Mean),
+				strconv.Itoa(trials.Failed), strconv.Itoa(trials.Runs),
+			})
 		}
 		c.series = append(c.series, s)
 		values = append(values, s.values)
@@ -307,24 +358,33 @@ func (l *lab) byTrials(ctx context.Context, title, yLabel, column string, of fun
 
 // ribbonFig13: what exploring costs.
 func ribbonFig13(ctx context.Context, l *lab) (*Figure, error) {
-	f, v, err := l.byTrials(ctx, "Cost of exploring until the optimum (RIBBON Fig. 13)", "% of evaluating every configuration",
+	f, v, err := l.byTrials(ctx, "Cost of exploring until the optimum (RIBBON Fig. 13)",
+		"% of evaluating every configuration",
 		"exploration_cost_percent", func(t *plan.Trials) float64 { return t.Cost })
 	if err != nil {
 		return nil, err
 	}
 	hi, m := most(v[0], ribbonModels)
 	f.Text = append([]string{
-		fmt.Sprintf("%s: RIBBON explores for less than 3 %% of what evaluating every configuration costs (at most %.1f %%, on %s).", outcome(hi < 3), hi, m),
-		fmt.Sprintf("%s: the others pay 10 to 20 %% (hill climbing %.1f and %.1f %%, random %.1f and %.1f %%, response surface %.1f and %.1f %%).",
-			outcome(min(v[1][0], v[1][1], v[2][0], v[2][1], v[3][0], v[3][1]) >= 10), v[1][0], v[1][1], v[2][0], v[2][1], v[3][0], v[3][1]),
-		fmt.Sprintf("Not in the paper: with our additions %.1f and %.1f %%.", v[oursAt][0], v[oursAt][1]),
+		fmt.Sprintf(
+			"%s: RIBBON explores for less than 3 %% of what evaluating every configuration costs "+
+				"(at most %.1f %%, on %s).", outcome(hi < 3), hi, m),
+		fmt.Sprintf(
+			"%s: the others pay 10 to 20 %% (hill climbing %.1f and %.1f %%, random %.1f and "+
+				"%.1f %%, response surface %.1f and %.1f %%).",
+			outcome(min(v[1][0], v[1][1], v[2][0], v[2][1], v[3][0], v[3][1]) >= 10), v[1][0],
+			v[1][1], v[2][0], v[2][1], v[3][0], v[3][1]),
+		fmt.Sprintf("Not in the paper: with our additions %.1f and %.1f %%.", v[oursAt][0],
+			v[oursAt][1]),
 	}, f.Text...)
 	return f, nil
 }
 
 // ribbonFig14: how often QoS is violated on the way.
 func ribbonFig14(ctx context.Context, l *lab) (*Figure, error) {
-	f, v, err := l.byTrials(ctx, "Configurations evaluated that violate QoS, until the optimum (RIBBON Fig. 14)", "configurations, mean",
+	f, v, err := l.byTrials(ctx,
+		"Configurations evaluated that violate QoS, until the optimum (RIBBON Fig. 14)",
+		"configurations, mean",
 		"violating_evaluations_mean", func(t *plan.Trials) float64 { return t.Violating })
 	if err != nil {
 		return nil, err
@@ -335,9 +395,15 @@ func ribbonFig14(ctx context.Context, l *lab) (*Figure, error) {
 			fewest = fewest && v[0][k] < v[i][k]
 		}
 	}
-	f.Text = append([]string{fmt.Sprintf("%s: of the paper's methods RIBBON evaluates the fewest configurations that violate QoS on both models (%.1f and %.1f; hill climbing %.1f and %.1f, random %.1f and %.1f, response surface %.1f and %.1f).",
-		outcome(fewest), v[0][0], v[0][1], v[1][0], v[1][1], v[2][0], v[2][1], v[3][0], v[3][1]),
-		fmt.Sprintf("Not in the paper: with our additions %.1f and %.1f.", v[oursAt][0], v[oursAt][1])}, f.Text...)
+	f.Text = append(
+		[]string{fmt.Sprintf(
+			"%s: of the paper's methods RIBBON evaluates the fewest configurations that violate "+
+				"QoS on both models (%.1f and %.1f; hill climbing %.1f and %.1f, random %.1f and "+
+				"%.1f, response surface %.1f and %.1f).",
+			outcome(fewest), v[0][0], v[0][1], v[1][0], v[1][1], v[2][0], v[2][1], v[3][0],
+			v[3][1]),
+			fmt.Sprintf("Not in the paper: with our additions %.1f and %.1f.", v[oursAt][0],
+				v[oursAt][1])}, f.Text...)
 	return f, nil
 }
 
@@ -346,7 +412,8 @@ const heavier = 1.5
 
 // A risenLoad is what a search needed on one model after the load had risen, summed over its runs.
 type risenLoad struct {
-	before, warm, cold int // evaluations to the optimum: of the old load, and of the new from what was explored or afresh
+	// evaluations to the optimum: of the old load, and of the new from what was explored or afresh
+	before, warm, cold int
 	missed             int // warm searches that ended without the optimum
 }
 
@@ -356,8 +423,17 @@ func ribbonFig16(ctx context.Context, l *lab) (*Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Figure{Rows: [][]string{{"model", "search", "run", "start", "evaluation", "configuration", "price_to_optimum_before", "missed_qos_percent", "is_optimum"}}}
-	c := lineChart{title: "After the load has risen by half: the first plain search of each model (RIBBON Fig. 16)", xLabel: "evaluations since the load rose", yLabel: "price / optimum before; missed QoS, %"}
+	f := &Figure{
+		Rows: [][]string{
+			{"model", "search", "run", "start", "evaluation", "configuration",
+				"price_to_optimum_before", "missed_qos_percent", "is_optimum"},
+		},
+	}
+	c := lineChart{
+		title: "After the load has risen by half: the first plain search of each model (RIBBON " +
+			"Fig. 16)", xLabel: "evaluations since the load rose",
+		yLabel: "price / optimum before; missed QoS, %",
+	}
 	runs := max(1, searchesPerSeed*l.Seeds/3)
 	var price []float64        // by model: what the new optimum costs over what the old one did
 	needed := [2][]risenLoad{} // plain and ours, by model
@@ -401,12 +477,16 @@ func ribbonFig16(ctx context.Context, l *lab) (*Figure, error) {
 					}
 					found := len(r.Evaluations) + 1
 					for k, one := range r.Evaluations {
-						best := one.Value >= p.Target && p.Price(one.Configuration) <= p.Price(optimum)+1e-9
+						best := one.Value >= p.Target &&
+							p.Price(one.Configuration) <= p.Price(optimum)+1e-9
 						if best {
 							found = min(found, k+1)
 						}
-						f.Rows = append(f.Rows, []string{t.model, name, strconv.Itoa(run), start, strconv.Itoa(k + 1), one.Configuration.String(),
-							number(p.Price(one.Configuration) / t.Price(t.optimum)), number(100 * (1 - one.Value)), strconv.FormatBool(best)})
+						f.Rows = append(f.Rows,
+							[]string{t.model, name, strconv.Itoa(run), start, strconv.Itoa(k + 1),
+								one.Configuration.String(),
+								number(p.Price(one.Configuration) / t.Price(t.optimum)),
+								number(100 * (1 - one.Value)), strconv.FormatBool(best)})
 					}
 					switch {
 					case start == "cold":
@@ -429,23 +509,42 @@ func ribbonFig16(ctx context.Context, l *lab) (*Figure, error) {
 	helps := func(n risenLoad) float64 { return float64(n.warm) / float64(n.cold) }
 	plain, ours := needed[0], needed[1]
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: after the load has risen by half the new optimum comes in less than 60 %% of the evaluations that the one before took (%.0f %% on mtwnd and %.0f %% on dien).",
-			outcome(max(share(plain[0]), share(plain[1])) < 0.6 && plain[0].missed+plain[1].missed == 0), 100*share(plain[0]), 100*share(plain[1])),
-		"As the paper says it, the search knows the optimum of before and estimates of what did no better. Where that optimum is overloaded now, all of them are near 0 and tell little of where to go.",
-		fmt.Sprintf("%s: what was explored before helps: it takes %.0f %% and %.0f %% of the evaluations of a search that starts afresh.", outcome(max(helps(plain[0]), helps(plain[1])) < 1), 100*helps(plain[0]), 100*helps(plain[1])),
-		fmt.Sprintf("Not in the paper: with our additions %.0f %% and %.0f %% of the evaluations before, %.0f %% and %.0f %% of those afresh.",
+		fmt.Sprintf(
+			"%s: after the load has risen by half the new optimum comes in less than 60 %% of "+
+				"the evaluations that the one before took (%.0f %% on mtwnd and %.0f %% on dien).",
+			outcome(max(share(plain[0]), share(plain[1])) < 0.6 &&
+				plain[0].missed+plain[1].missed == 0), 100*share(plain[0]), 100*share(plain[1])),
+		"As the paper says it, the search knows the optimum of before and estimates of what did "+
+			"no better. Where that optimum is overloaded now, all of them are near 0 and tell "+
+			"little of where to go.",
+		fmt.Sprintf(
+			"%s: what was explored before helps: it takes %.0f %% and %.0f %% of the evaluations "+
+				"of a search that starts afresh.",
+			outcome(max(helps(plain[0]), helps(plain[1])) < 1), 100*helps(plain[0]),
+			100*helps(plain[1])),
+		fmt.Sprintf(
+			"Not in the paper: with our additions %.0f %% and %.0f %% of the evaluations before, "+
+				"%.0f %% and %.0f %% of those afresh.",
 			100*share(ours[0]), 100*share(ours[1]), 100*helps(ours[0]), 100*helps(ours[1])),
-		fmt.Sprintf("Of %d searches each, %d and %d end without the new optimum, with our additions %d and %d; they count as what they evaluated.",
+		fmt.Sprintf(
+			"Of %d searches each, %d and %d end without the new optimum, with our additions %d "+
+				"and %d; they count as what they evaluated.",
 			runs, plain[0].missed, plain[1].missed, ours[0].missed, ours[1].missed),
-		fmt.Sprintf("%s: the new optimum costs about 1.5 x what the one before did (%.2f x and %.2f x).", outcome(math.Abs(price[0]-heavier) < 0.15 && math.Abs(price[1]-heavier) < 0.15), price[0], price[1]),
-		"The published tables are of one load, so the heavier one is simulated as its authors made the tables, with all counts up to half as many again.",
+		fmt.Sprintf(
+			"%s: the new optimum costs about 1.5 x what the one before did (%.2f x and %.2f x).",
+			outcome(math.Abs(price[0]-heavier) < 0.15 && math.Abs(price[1]-heavier) < 0.15),
+			price[0], price[1]),
+		"The published tables are of one load, so the heavier one is simulated as its authors "+
+			"made the tables, with all counts up to half as many again.",
 		l.fromTables(runs))
 	return f, nil
 }
 
 // risen is a search under a heavier load as two lines.
 func (t *ribbonTable) risen(p *plan.Problem, r *plan.Result) []series {
-	cost, missed := series{name: t.model + ": price"}, series{name: t.model + ": missed QoS, at most 5 % shown"}
+	cost, missed := series{name: t.model + ": price"}, series{
+		name: t.model + ": missed QoS, at most 5 % shown",
+	}
 	for _, one := range r.Evaluations {
 		cost.values = append(cost.values, p.Price(one.Configuration)/t.Price(t.optimum))
 		missed.values = append(missed.values, min(5, 100*(1-one.Value)))

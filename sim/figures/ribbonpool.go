@@ -29,9 +29,10 @@ type simulatedPool struct {
 	*sim.FCFS
 }
 
-// simulatedPool simulates a model on types of the samples, as many instances as cost no more than the
-// budget in $/hr.
-func (l *lab) simulatedPool(samples sim.Samples, model string, types []string, budget float64, sizes *workload.BatchSizes) (*simulatedPool, error) {
+// simulatedPool simulates a model on types of the samples, as many instances as cost no more than
+// the budget in $/hr.
+func (l *lab) simulatedPool(samples sim.Samples, model string, types []string, budget float64,
+	sizes *workload.BatchSizes) (*simulatedPool, error) {
 	load, _, err := sim.RIBBONTable(model)
 	if err != nil {
 		return nil, err
@@ -44,9 +45,15 @@ func (l *lab) simulatedPool(samples sim.Samples, model string, types []string, b
 	if err != nil {
 		return nil, err
 	}
-	s := &simulatedPool{Problem: &plan.Problem{Objective: plan.LeastCost, Target: plan.DefaultTarget, Budget: budget}}
+	s := &simulatedPool{
+		Problem: &plan.Problem{
+			Objective: plan.LeastCost, Target: plan.DefaultTarget, Budget: budget,
+		},
+	}
 	for _, price := range prices {
-		s.Types = append(s.Types, plan.Type{Name: profiles.InstanceType(price.Type), Price: price.PriceUSDPerHour})
+		s.Types = append(s.Types, plan.Type{
+			Name: profiles.InstanceType(price.Type), Price: price.PriceUSDPerHour,
+		})
 	}
 	s.FCFS, err = sim.NewFCFS(load, samples, model, types, nil)
 	return s, err
@@ -62,7 +69,8 @@ func (s *simulatedPool) homogeneous(ctx context.Context) (plan.Configuration, er
 			return c, err
 		}
 	}
-	return nil, fmt.Errorf("no pool of up to %d %s meets the target", mostHomogeneous, s.Types[0].Name)
+	return nil, fmt.Errorf("no pool of up to %d %s meets the target", mostHomogeneous,
+		s.Types[0].Name)
 }
 
 // plenty is so many instances that one is always idle.
@@ -101,7 +109,9 @@ func (l *lab) manyTypes() (anyOf, error) {
 
 // underLoad says where the numbers of simulated pools come from.
 func (l *lab) underLoad(samples fmt.Stringer) string {
-	return fmt.Sprintf("Simulated as RIBBON's authors made their tables, under the load of those: %d queries, first come first served, mean of %d runs, latencies in samples %s.",
+	return fmt.Sprintf(
+		"Simulated as RIBBON's authors made their tables, under the load of those: %d queries, "+
+			"first come first served, mean of %d runs, latencies in samples %s.",
 		l.Queries, l.Seeds, samples)
 }
 
@@ -111,12 +121,19 @@ func ribbonFig4(ctx context.Context, l *lab) (*Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Figure{Rows: [][]string{{"auxiliary", "configuration", "price_usd_per_hour", "within_qos_percent"}}}
-	c := scatterChart{title: "MT-WND: X g4dn.xlarge + Y of a cheaper type (RIBBON Fig. 4); right of the line QoS is met",
-		xLabel: "queries within QoS, %", yLabel: "$/hr", line: 100 * plan.DefaultTarget, left: -12, right: 104}
+	f := &Figure{
+		Rows: [][]string{
+			{"auxiliary", "configuration", "price_usd_per_hour", "within_qos_percent"},
+		},
+	}
+	c := scatterChart{title: "MT-WND: X g4dn.xlarge + Y of a cheaper type (RIBBON Fig. 4); right " +
+		"of the line QoS is met",
+		xLabel: "queries within QoS, %", yLabel: "$/hr", line: 100 * plan.DefaultTarget, left: -12,
+		right: 104}
 	paper := [][2]int{{5, 0}, {4, 0}, {0, 12}, {3, 4}, {2, 4}, {4, 4}}
 	share := map[string]map[[2]int]float64{}
-	cheaper := map[string]string{} // by auxiliary type: the cheapest mix that meets QoS for less than the base alone
+	// by auxiliary type: the cheapest mix that meets QoS for less than the base alone
+	cheaper := map[string]string{}
 	for _, auxiliary := range []string{"t3.xlarge", "r5n.large"} {
 		s, err := l.simulatedPool(samples, "mtwnd", []string{"g4dn.xlarge", auxiliary}, 0, nil)
 		if err != nil {
@@ -147,15 +164,21 @@ func ribbonFig4(ctx context.Context, l *lab) (*Figure, error) {
 			return nil, err
 		}
 		s.Budget = s.Price(base) - 1e-6
-		if found, err := cheapest(ctx, s.Problem, s, func(c plan.Configuration) bool { return c[1] > 0 }); err == nil {
-			cheaper[auxiliary] = fmt.Sprintf("(%d+%d) at %.3f $/hr", found[0], found[1], s.Price(found))
+		if found, err := cheapest(ctx, s.Problem, s,
+			func(c plan.Configuration) bool { return c[1] > 0 }); err == nil {
+			cheaper[auxiliary] = fmt.Sprintf("(%d+%d) at %.3f $/hr", found[0], found[1],
+				s.Price(found))
 			e, err := evaluate(found[0], found[1])
 			if err != nil {
 				return nil, err
 			}
 			name := fmt.Sprintf("%d+%d", found[0], found[1])
-			f.Rows = append(f.Rows, []string{auxiliary, name, number(s.Price(found)), number(100 * e)})
-			c.kinds = append(c.kinds, pointKind{"the cheapest mix that meets QoS", []namedPoint{{name, 100 * e, s.Price(found)}}})
+			f.Rows = append(f.Rows, []string{
+				auxiliary, name, number(s.Price(found)), number(100 * e),
+			})
+			c.kinds = append(c.kinds, pointKind{
+				"the cheapest mix that meets QoS", []namedPoint{{name, 100 * e, s.Price(found)}},
+			})
 		}
 	}
 	f.draw = c.draw
@@ -170,10 +193,18 @@ func ribbonFig4(ctx context.Context, l *lab) (*Figure, error) {
 	}
 	const target = plan.DefaultTarget
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: five g4dn.xlarge meet QoS (%.2f %% of the queries), four do not (%.2f %%).", outcome(t3[paper[0]] >= target && t3[paper[1]] < target), 100*t3[paper[0]], 100*t3[paper[1]]),
-		fmt.Sprintf("%s: twelve t3.xlarge cost less than five g4dn.xlarge and miss QoS (%.2f %%).", outcome(t3[paper[2]] < target), 100*t3[paper[2]]),
-		fmt.Sprintf("%s: (3+4) with t3.xlarge meets QoS for less, (2+4) misses it, (4+4) meets it for more (%.2f, %.2f and %.2f %%): as KAIROS's authors measured t3.xlarge, one that is idle answers %.0f %% of these queries in time.",
-			outcome(t3[paper[3]] >= target && t3[paper[4]] < target && t3[paper[5]] >= target), 100*t3[paper[3]], 100*t3[paper[4]], 100*t3[paper[5]], 100*idle.Value))
+		fmt.Sprintf(
+			"%s: five g4dn.xlarge meet QoS (%.2f %% of the queries), four do not (%.2f %%).",
+			outcome(t3[paper[0]] >= target && t3[paper[1]] < target), 100*t3[paper[0]],
+			100*t3[paper[1]]),
+		fmt.Sprintf("%s: twelve t3.xlarge cost less than five g4dn.xlarge and miss QoS (%.2f %%).",
+			outcome(t3[paper[2]] < target), 100*t3[paper[2]]),
+		fmt.Sprintf(
+			"%s: (3+4) with t3.xlarge meets QoS for less, (2+4) misses it, (4+4) meets it for "+
+				"more (%.2f, %.2f and %.2f %%): as KAIROS's authors measured t3.xlarge, one that "+
+				"is idle answers %.0f %% of these queries in time.",
+			outcome(t3[paper[3]] >= target && t3[paper[4]] < target && t3[paper[5]] >= target),
+			100*t3[paper[3]], 100*t3[paper[4]], 100*t3[paper[5]], 100*idle.Value))
 	some := slices.Sorted(func(yield func(string) bool) {
 		for auxiliary, found := range cheaper {
 			if !yield(auxiliary + " " + found) {
@@ -181,7 +212,10 @@ func ribbonFig4(ctx context.Context, l *lab) (*Figure, error) {
 			}
 		}
 	})
-	f.Text = append(f.Text, fmt.Sprintf("%s: some mix meets QoS for less than the cheapest of g4dn.xlarge alone (%s).", outcome(len(some) > 0), cmp.Or(strings.Join(some, ", "), "none of either type")),
+	f.Text = append(
+		f.Text,
+		fmt.Sprintf("%s: some mix meets QoS for less than the cheapest of g4dn.xlarge alone (%s).",
+			outcome(len(some) > 0), cmp.Or(strings.Join(some, ", "), "none of either type")),
 		l.underLoad(samples))
 	return f, nil
 }
@@ -193,8 +227,16 @@ func ribbonFig8(ctx context.Context, l *lab) (*Figure, error) {
 		return nil, err
 	}
 	types := []string{"g4dn.xlarge", "r5n.large", "c5.2xlarge", "c5n.2xlarge", "t3.xlarge"}
-	f := &Figure{Rows: [][]string{{"model", "types_at_most", "better_than_homogeneous", "cheapest", "cheapest_usd_per_hour", "saving_percent"}}}
-	better := chart{title: "Pools by how many types they have at most (RIBBON Fig. 8)", yLabel: "pools cheaper than the base type alone"}
+	f := &Figure{
+		Rows: [][]string{
+			{"model", "types_at_most", "better_than_homogeneous", "cheapest",
+				"cheapest_usd_per_hour", "saving_percent"},
+		},
+	}
+	better := chart{
+		title:  "Pools by how many types they have at most (RIBBON Fig. 8)",
+		yLabel: "pools cheaper than the base type alone",
+	}
 	saving := chart{yLabel: "cost saving of the cheapest, %"}
 	for k := 2; k <= len(types); k++ {
 		better.groups = append(better.groups, fmt.Sprintf("%d types", k))
@@ -242,7 +284,10 @@ func ribbonFig8(ctx context.Context, l *lab) (*Figure, error) {
 				lowest, name = least[k], cheapest[k]
 			}
 			counts, savings = append(counts, sum), append(savings, 100*(1-lowest/s.Price(base)))
-			f.Rows = append(f.Rows, []string{model, strconv.Itoa(k), strconv.Itoa(int(sum)), name.String(), number(lowest), number(100 * (1 - lowest/s.Price(base)))})
+			f.Rows = append(f.Rows, []string{
+				model, strconv.Itoa(k), strconv.Itoa(int(sum)), name.String(), number(lowest),
+				number(100 * (1 - lowest/s.Price(base))),
+			})
 		}
 		better.series = append(better.series, series{name: model, values: counts})
 		saving.series = append(saving.series, series{name: model, values: savings})
@@ -256,10 +301,17 @@ func ribbonFig8(ctx context.Context, l *lab) (*Figure, error) {
 		same = same && saturates[m][0] > 0 && saturates[m][last]-saturates[m][1] < 1
 	}
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: the number of pools that are cheaper than the base type alone starts to saturate beyond three types (of up to 2, 3, 4 and 5 types: %s on mtwnd, %s on dien).",
+		fmt.Sprintf(
+			"%s: the number of pools that are cheaper than the base type alone starts to "+
+				"saturate beyond three types (of up to 2, 3, 4 and 5 types: %s on mtwnd, %s on "+
+				"dien).",
 			outcome(fewer), listed(counted[0], 0), listed(counted[1], 0)),
-		fmt.Sprintf("%s: beyond three types the cheapest saves hardly more (%s %% on mtwnd, %s %% on dien).", outcome(same), listed(saturates[0], 1), listed(saturates[1], 1)),
-		"Types: "+strings.Join(types, ", ")+", of which latencies were published; queries go to the first idle instance in this order.",
+		fmt.Sprintf(
+			"%s: beyond three types the cheapest saves hardly more (%s %% on mtwnd, %s %% on "+
+				"dien).", outcome(same), listed(saturates[0], 1), listed(saturates[1], 1)),
+		"Types: "+strings.Join(types, ", ")+
+			", of which latencies were published; queries go to the first idle instance in this "+
+			"order.",
 		l.underLoad(samples))
 	return f, nil
 }
@@ -286,9 +338,10 @@ func count0(c plan.Configuration) (n int) {
 // ribbonFig11: what heterogeneity saves where batch sizes are Gaussian.
 func ribbonFig11(ctx context.Context, l *lab) (*Figure, error) {
 	trace := workload.RIBBON()
-	// The paper does not give its Gaussian. One has the mean of the trace, and a standard deviation of as
-	// much of that as KAIROS's has; the other is KAIROS's. Samples end where the trace does.
-	alike, err := workload.Gaussian(math.Round(trace.Mean()), math.Round(0.4*trace.Mean()), trace.Largest())
+	// The paper does not give its Gaussian. One has the mean of the trace, and a standard deviation
+	// of as much of that as KAIROS's has; the other is KAIROS's. Samples end where the trace does.
+	alike, err := workload.Gaussian(math.Round(trace.Mean()), math.Round(0.4*trace.Mean()),
+		trace.Largest())
 	if err != nil {
 		return nil, err
 	}
@@ -296,8 +349,16 @@ func ribbonFig11(ctx context.Context, l *lab) (*Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Figure{Rows: [][]string{{"batch_sizes", "model", "homogeneous", "homogeneous_usd_per_hour", "optimum", "optimum_usd_per_hour", "saving_percent"}}}
-	c := chart{title: "The cheapest pool that meets QoS against base instances alone (RIBBON Fig. 11)", yLabel: "cost saving, %", groups: ribbonModels}
+	f := &Figure{
+		Rows: [][]string{
+			{"batch_sizes", "model", "homogeneous", "homogeneous_usd_per_hour", "optimum",
+				"optimum_usd_per_hour", "saving_percent"},
+		},
+	}
+	c := chart{
+		title:  "The cheapest pool that meets QoS against base instances alone (RIBBON Fig. 11)",
+		yLabel: "cost saving, %", groups: ribbonModels,
+	}
 	for _, sizes := range []*workload.BatchSizes{trace, alike, larger} {
 		one := series{name: sizes.String()}
 		for _, model := range ribbonModels {
@@ -315,22 +376,31 @@ func ribbonFig11(ctx context.Context, l *lab) (*Figure, error) {
 				return nil, err
 			}
 			s.Budget = s.Price(base)
-			optimum, err := cheapest(ctx, s.Problem, s, func(plan.Configuration) bool { return true })
+			optimum, err := cheapest(ctx, s.Problem, s,
+				func(plan.Configuration) bool { return true })
 			if err != nil {
 				return nil, err
 			}
 			saving := 100 * (1 - s.Price(optimum)/s.Price(base))
 			one.values = append(one.values, saving)
-			f.Rows = append(f.Rows, []string{sizes.String(), model, base.String(), number(s.Price(base)), optimum.String(), number(s.Price(optimum)), number(saving)})
+			f.Rows = append(f.Rows, []string{
+				sizes.String(), model, base.String(), number(s.Price(base)), optimum.String(),
+				number(s.Price(optimum)), number(saving),
+			})
 		}
 		c.series = append(c.series, one)
 	}
 	f.draw = c.draw
 	v := func(i int) []float64 { return c.series[i].values }
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: with Gaussian batch sizes of the trace's mean (%s) a mixed pool still costs significantly less than base instances alone (%.1f %% on mtwnd and %.1f %% on dien; with the trace's %.1f and %.1f %%).",
+		fmt.Sprintf(
+			"%s: with Gaussian batch sizes of the trace's mean (%s) a mixed pool still costs "+
+				"significantly less than base instances alone (%.1f %% on mtwnd and %.1f %% on "+
+				"dien; with the trace's %.1f and %.1f %%).",
 			outcome(slices.Min(v(1)) >= 5), alike, v(1)[0], v(1)[1], v(0)[0], v(0)[1]),
-		fmt.Sprintf("%s: it does with larger ones, KAIROS's %s (%.1f and %.1f %%). The paper does not give its Gaussian. More than 1 %% of these are too large for the cheaper types.",
+		fmt.Sprintf(
+			"%s: it does with larger ones, KAIROS's %s (%.1f and %.1f %%). The paper does not "+
+				"give its Gaussian. More than 1 %% of these are too large for the cheaper types.",
 			outcome(slices.Min(v(2)) >= 5), larger, v(2)[0], v(2)[1]),
 		l.underLoad(anyOf{l.samples}))
 	return f, nil
@@ -348,14 +418,17 @@ func ribbonFig12(ctx context.Context, l *lab) (*Figure, error) {
 	two := *whole.Problem
 	two.Types = []plan.Type{whole.Types[0], whole.Types[2]}
 	flat.Problem = &two
-	share := plan.EvaluatorFunc(func(ctx context.Context, c plan.Configuration) (plan.Estimate, error) {
+	share := plan.EvaluatorFunc(func(ctx context.Context, c plan.Configuration) (plan.Estimate,
+		error) {
 		return whole.Evaluate(ctx, plan.Configuration{c[0], 0, c[1]})
 	})
 	optimum, err := cheapest(ctx, &two, share, func(plan.Configuration) bool { return true })
 	if err != nil {
 		return nil, err
 	}
-	grid := gridChart{xLabel: "g4dn.xlarge", yLabel: "r5n.large", target: two.Target, optimum: [2]int(optimum)}
+	grid := gridChart{
+		xLabel: "g4dn.xlarge", yLabel: "r5n.large", target: two.Target, optimum: [2]int(optimum),
+	}
 	for x := range two.Types[0].Max + 1 {
 		shares, prices := make([]float64, two.Types[1].Max+1), make([]float64, two.Types[1].Max+1)
 		for y := range shares {
@@ -371,7 +444,12 @@ func ribbonFig12(ctx context.Context, l *lab) (*Figure, error) {
 		}
 		grid.share, grid.price = append(grid.share, shares), append(grid.price, prices)
 	}
-	f := &Figure{Rows: [][]string{{"method", "run", "evaluation", "g4dn", "r5n", "within_qos_percent", "price_usd_per_hour", "is_optimum"}}}
+	f := &Figure{
+		Rows: [][]string{
+			{"method", "run", "evaluation", "g4dn", "r5n", "within_qos_percent",
+				"price_usd_per_hour", "is_optimum"},
+		},
+	}
 	var plots []*plot.Plot
 	var means []float64
 	methods := searchMethods()[:fromTable]
@@ -391,8 +469,11 @@ func ribbonFig12(ctx context.Context, l *lab) (*Figure, error) {
 			shown := grid
 			for i, e := range r.Evaluations {
 				at := [2]int(e.Configuration)
-				f.Rows = append(f.Rows, []string{m.name, strconv.Itoa(run), strconv.Itoa(i + 1), strconv.Itoa(at[0]), strconv.Itoa(at[1]),
-					number(100 * e.Value), number(two.Price(e.Configuration)), strconv.FormatBool(at == grid.optimum)})
+				f.Rows = append(f.Rows,
+					[]string{m.name, strconv.Itoa(run), strconv.Itoa(i + 1), strconv.Itoa(at[0]),
+						strconv.Itoa(at[1]),
+						number(100 * e.Value), number(two.Price(e.Configuration)),
+						strconv.FormatBool(at == grid.optimum)})
 				shown.evaluated = append(shown.evaluated, at)
 				if at == grid.optimum {
 					break
@@ -407,18 +488,28 @@ func ribbonFig12(ctx context.Context, l *lab) (*Figure, error) {
 		}
 		means = append(means, mean)
 		// The search in the middle is shown, of all but random.
-		slices.SortStableFunc(all, func(a, b gridChart) int { return len(a.evaluated) - len(b.evaluated) })
+		slices.SortStableFunc(all,
+			func(a, b gridChart) int { return len(a.evaluated) - len(b.evaluated) })
 		if m.name != "random" {
 			plots = append(plots, all[runs/2].plot())
 		}
 	}
-	f.draw = func(w io.Writer) error { return writePlots(w, vg.Points(280), vg.Points(340), 2, plots...) }
+	f.draw = func(w io.Writer) error {
+		return writePlots(w, vg.Points(280), vg.Points(340), 2, plots...)
+	}
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: RIBBON comes to the optimum, (%d, %d), with fewer evaluations than hill climbing and response surface (in the mean over %d searches %.1f; %.1f and %.1f; the paper's examples have 8, 13 and 18; random %.1f).",
-			outcome(means[0] < min(means[1], means[3])), optimum[0], optimum[1], searchesPerSeed*l.Seeds, means[0], means[1], means[3], means[2]),
+		fmt.Sprintf(
+			"%s: RIBBON comes to the optimum, (%d, %d), with fewer evaluations than hill "+
+				"climbing and response surface (in the mean over %d searches %.1f; %.1f and "+
+				"%.1f; the paper's examples have 8, 13 and 18; random %.1f).",
+			outcome(means[0] < min(means[1], means[3])), optimum[0], optimum[1],
+			searchesPerSeed*l.Seeds, means[0], means[1], means[3], means[2]),
 		fmt.Sprintf("Not in the paper: RIBBON's search with our additions %.1f.", means[oursAt]),
-		"The figure shows the median search of each up to the optimum (star): red misses QoS, the lighter the less, green meets it, the darker the cheaper, circles were evaluated. "+
-			"The paper's second type is t3, of which no table was published: here it is r5n.large. Searches start at random, the paper's at (5,5).",
+		"The figure shows the median search of each up to the optimum (star): red misses QoS, "+
+			"the lighter the less, green meets it, the darker the cheaper, circles were "+
+			"evaluated. "+
+			"The paper's second type is t3, of which no table was published: here it is "+
+			"r5n.large. Searches start at random, the paper's at (5,5).",
 		l.fromTables(searchesPerSeed*l.Seeds))
 	return f, nil
 }
@@ -429,8 +520,16 @@ func ribbonFig15(ctx context.Context, l *lab) (*Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Figure{Rows: [][]string{{"target_percent", "model", "homogeneous", "homogeneous_usd_per_hour", "optimum", "optimum_usd_per_hour", "saving_percent"}}}
-	c := chart{title: "The cheapest pool against base instances alone, by target (RIBBON Fig. 15)", yLabel: "cost saving, %", groups: ribbonModels}
+	f := &Figure{
+		Rows: [][]string{
+			{"target_percent", "model", "homogeneous", "homogeneous_usd_per_hour", "optimum",
+				"optimum_usd_per_hour", "saving_percent"},
+		},
+	}
+	c := chart{
+		title:  "The cheapest pool against base instances alone, by target (RIBBON Fig. 15)",
+		yLabel: "cost saving, %", groups: ribbonModels,
+	}
 	for _, target := range []float64{plan.DefaultTarget, 0.98} {
 		s := series{name: fmt.Sprintf("p%.0f", 100*target)}
 		for _, t := range tables {
@@ -441,15 +540,22 @@ func ribbonFig15(ctx context.Context, l *lab) (*Figure, error) {
 			}
 			saving := 100 * (1 - p.Price(optimum)/p.Price(homogeneous))
 			s.values = append(s.values, saving)
-			f.Rows = append(f.Rows, []string{number(100 * target), t.model, homogeneous.String(), number(p.Price(homogeneous)), optimum.String(), number(p.Price(optimum)), number(saving)})
+			f.Rows = append(f.Rows, []string{
+				number(100 * target), t.model, homogeneous.String(), number(p.Price(homogeneous)),
+				optimum.String(), number(p.Price(optimum)), number(saving),
+			})
 		}
 		c.series = append(c.series, s)
 	}
 	f.draw = c.draw
 	strict, relaxed := c.series[0].values, c.series[1].values
 	f.Text = append(f.Text,
-		fmt.Sprintf("%s: with a target of 98 %% of the queries a mixed pool saves more than with 99 %%, against base instances alone at the same target (%.1f instead of %.1f %% on mtwnd, %.1f instead of %.1f %% on dien).",
-			outcome(relaxed[0] > strict[0] && relaxed[1] > strict[1]), relaxed[0], strict[0], relaxed[1], strict[1]),
+		fmt.Sprintf(
+			"%s: with a target of 98 %% of the queries a mixed pool saves more than with 99 %%, "+
+				"against base instances alone at the same target (%.1f instead of %.1f %% on "+
+				"mtwnd, %.1f instead of %.1f %% on dien).",
+			outcome(relaxed[0] > strict[0] && relaxed[1] > strict[1]), relaxed[0], strict[0],
+			relaxed[1], strict[1]),
 		l.fromTables(0))
 	return f, nil
 }

@@ -49,7 +49,8 @@ func (c *scatterChart) draw(w io.Writer) error {
 		if err != nil {
 			return fmt.Errorf("points of %s: %w", kind.name, err)
 		}
-		dots.Color, dots.Shape, dots.Radius = palette[1+i%(len(palette)-1)], glyphs[i%len(glyphs)], vg.Points(4)
+		dots.Color, dots.Shape, dots.Radius = palette[1+
+			i%(len(palette)-1)], glyphs[i%len(glyphs)], vg.Points(4)
 		names, err := plotter.NewLabels(labels)
 		if err != nil {
 			return fmt.Errorf("names of %s: %w", kind.name, err)
@@ -86,12 +87,14 @@ func newPlot(title, xLabel, yLabel string) *plot.Plot {
 // writePlots writes plots of the given size as one PNG, in rows of so many.
 func writePlots(w io.Writer, width, height vg.Length, columns int, plots ...*plot.Plot) error {
 	rows := (len(plots) + columns - 1) / columns
-	canvas := vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(width*vg.Length(columns), height*vg.Length(rows)),
+	canvas := vgimg.PngCanvas{Canvas: vgimg.NewWith(
+		vgimg.UseWH(width*vg.Length(columns), height*vg.Length(rows)),
 		vgimg.UseDPI(144), vgimg.UseBackgroundColor(color.White))}
 	all := draw.New(canvas)
 	for i, p := range plots {
 		left, below := width*vg.Length(i%columns), height*vg.Length(rows-1-i/columns)
-		p.Draw(draw.Crop(all, left+vg.Points(4), left+width-all.Max.X-vg.Points(8), below+vg.Points(4), below+height-all.Max.Y-vg.Points(6)))
+		p.Draw(draw.Crop(all, left+vg.Points(4), left+width-all.Max.X-vg.Points(8),
+			below+vg.Points(4), below+height-all.Max.Y-vg.Points(6)))
 	}
 	_, err := canvas.WriteTo(w)
 	return err
@@ -133,21 +136,29 @@ func (c *gridChart) Plot(canvas draw.Canvas, p *plot.Plot) {
 			if math.IsNaN(share) {
 				continue
 			}
-			cell := mix(color.RGBA{0x99, 0x10, 0x10, 0xff}, color.RGBA{0xff, 0xdd, 0xd5, 0xff}, share/c.target)
+			cell := mix(color.RGBA{0x99, 0x10, 0x10, 0xff}, color.RGBA{0xff, 0xdd, 0xd5, 0xff},
+				share/c.target)
 			if share >= c.target {
-				cell = mix(color.RGBA{0x00, 0x6e, 0x3c, 0xff}, color.RGBA{0xd5, 0xf0, 0xdd, 0xff}, (c.price[i][j]-least)/max(most-least, 1e-9))
+				cell = mix(color.RGBA{0x00, 0x6e, 0x3c, 0xff}, color.RGBA{0xd5, 0xf0, 0xdd, 0xff},
+					(c.price[i][j]-least)/max(most-least, 1e-9))
 			}
-			l, r, b, t := x(float64(i)-0.48), x(float64(i)+0.48), y(float64(j)-0.46), y(float64(j)+0.46)
-			canvas.FillPolygon(cell, []vg.Point{{X: l, Y: b}, {X: r, Y: b}, {X: r, Y: t}, {X: l, Y: t}})
+			l, r, b, t := x(float64(i)-0.48), x(float64(i)+0.48), y(float64(j)-0.46), y(float64(j)+
+				0.46)
+			canvas.FillPolygon(cell, []vg.Point{
+				{X: l, Y: b}, {X: r, Y: b}, {X: r, Y: t}, {X: l, Y: t},
+			})
 		}
 	}
 	at := func(c [2]int) vg.Point { return vg.Point{X: x(float64(c[0])), Y: y(float64(c[1]))} }
 	for _, e := range c.evaluated {
-		canvas.DrawGlyph(draw.GlyphStyle{Color: palette[1], Radius: vg.Points(4), Shape: draw.CircleGlyph{}}, at(e))
+		canvas.DrawGlyph(
+			draw.GlyphStyle{Color: palette[1], Radius: vg.Points(4), Shape: draw.CircleGlyph{}},
+			at(e))
 	}
 	canvas.FillPolygon(color.RGBA{0xff, 0xc8, 0x00, 0xff}, star(at(c.optimum), vg.Points(8)))
 	outline := star(at(c.optimum), vg.Points(8))
-	canvas.StrokeLines(draw.LineStyle{Color: color.Black, Width: vg.Points(0.7)}, append(outline, outline[0]))
+	canvas.StrokeLines(draw.LineStyle{Color: color.Black, Width: vg.Points(0.7)},
+		append(outline, outline[0]))
 }
 
 // star is one of five rays.
@@ -159,7 +170,9 @@ func star(at vg.Point, radius vg.Length) []vg.Point {
 			r *= 0.4
 		}
 		angle := math.Pi/2 + float64(k)*math.Pi/5
-		points = append(points, vg.Point{X: at.X + r*vg.Length(math.Cos(angle)), Y: at.Y + r*vg.Length(math.Sin(angle))})
+		points = append(points, vg.Point{
+			X: at.X + r*vg.Length(math.Cos(angle)), Y: at.Y + r*vg.Length(math.Sin(angle)),
+		})
 	}
 	return points
 }
@@ -167,6 +180,8 @@ func star(at vg.Point, radius vg.Length) []vg.Point {
 // mix goes from a, at 0, to b, at 1.
 func mix(a, b color.RGBA, part float64) color.Color {
 	part = max(0, min(1, part))
-	between := func(a, b uint8) uint8 { return uint8(math.Round(float64(a) + part*(float64(b)-float64(a)))) }
+	between := func(a, b uint8) uint8 {
+		return uint8(math.Round(float64(a) + part*(float64(b)-float64(a))))
+	}
 	return color.RGBA{between(a.R, b.R), between(a.G, b.G), between(a.B, b.B), 0xff}
 }

@@ -25,7 +25,8 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// fig5: four queries of RM2 on a GPU and a CPU, in the order of their arrival and as KAIROS places them.
+// fig5: four queries of RM2 on a GPU and a CPU, in the order of their arrival and as KAIROS places
+// them.
 func fig5(ctx context.Context, l *lab) (*Figure, error) {
 	queries := []workload.Query{
 		{At: ms(0), Model: "rm2", BatchSize: 120},
@@ -44,8 +45,15 @@ func fig5(ctx context.Context, l *lab) (*Figure, error) {
 	}
 	cfg.Pool = sim.Pool{{Type: types[0], Count: 1}, {Type: types[1], Count: 1}}
 	cfg.Queries, cfg.Rate = len(queries), 1
-	cfg.Stream = func(*sim.Config) (iter.Seq[workload.Query], error) { return slices.Values(queries), nil }
-	f := &Figure{Rows: [][]string{{"policy", "query", "batch_size", "arrival_ms", "instance_type", "start_ms", "finish_ms", "latency_ms", "within_qos_target"}}}
+	cfg.Stream = func(*sim.Config) (iter.Seq[workload.Query], error) {
+		return slices.Values(queries), nil
+	}
+	f := &Figure{
+		Rows: [][]string{
+			{"policy", "query", "batch_size", "arrival_ms", "instance_type", "start_ms",
+				"finish_ms", "latency_ms", "within_qos_target"},
+		},
+	}
 	var timelines []timeline
 	served := map[string]int{}
 	for _, policy := range []string{"fcfs", "kairos"} {
@@ -63,15 +71,28 @@ func fig5(ctx context.Context, l *lab) (*Figure, error) {
 			if b.onTime {
 				served[policy]++
 			}
-			f.Rows = append(f.Rows, []string{policy, strconv.Itoa(b.query + 1), strconv.Itoa(b.batchSize), number(b.arrival), types[b.lane], number(b.start), number(b.finish), number(b.finish - b.arrival), strconv.FormatBool(b.onTime)})
+			f.Rows = append(f.Rows, []string{
+				policy, strconv.Itoa(b.query + 1), strconv.Itoa(b.batchSize), number(b.arrival),
+				types[b.lane], number(b.start), number(b.finish), number(b.finish - b.arrival),
+				strconv.FormatBool(b.onTime),
+			})
 		}
 		timelines = append(timelines, p)
 	}
 	f.draw = func(w io.Writer) error {
-		return drawTimelines(w, fmt.Sprintf("Four queries of RM2 on two instances (KAIROS Fig. 5); QoS target %v", m.QoSTarget), timelines, types)
+		return drawTimelines(
+			w,
+			fmt.Sprintf("Four queries of RM2 on two instances (KAIROS Fig. 5); QoS target %v",
+				m.QoSTarget), timelines, types)
 	}
-	f.Text = append(f.Text, fmt.Sprintf("%s: of four queries KAIROS serves %d within the QoS target, first come first served %d, on the same two instances: it keeps the GPU for the query that it speeds up most. (The example is ours; the paper gives no numbers for its own.)",
-		outcome(served["kairos"] == 4 && served["fcfs"] == 3), served["kairos"], served["fcfs"]))
+	f.Text = append(
+		f.Text,
+		fmt.Sprintf(
+			"%s: of four queries KAIROS serves %d within the QoS target, first come first served "+
+				"%d, on the same two instances: it keeps the GPU for the query that it speeds up "+
+				"most. (The example is ours; the paper gives no numbers for its own.)",
+			outcome(served["kairos"] == 4 && served["fcfs"] == 3), served["kairos"],
+			served["fcfs"]))
 	return f, nil
 }
 
@@ -151,7 +172,10 @@ func drawTimelines(w io.Writer, title string, timelines []timeline, types []stri
 	p.X.Max *= 1.05
 	p.Y.Min, p.Y.Max = -float64(rows)+0.4, 0.6
 	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
-	canvas := vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(vg.Points(560), vg.Points(260)), vgimg.UseDPI(144), vgimg.UseBackgroundColor(color.White))}
+	canvas := vgimg.PngCanvas{
+		Canvas: vgimg.NewWith(vgimg.UseWH(vg.Points(560), vg.Points(260)), vgimg.UseDPI(144),
+			vgimg.UseBackgroundColor(color.White)),
+	}
 	// Labels of two lines are wider than the plot believes.
 	p.Draw(draw.Crop(draw.New(canvas), vg.Points(12), -vg.Points(10), vg.Points(4), -vg.Points(6)))
 	_, err := canvas.WriteTo(w)
@@ -168,7 +192,10 @@ type rowBars struct {
 // Plot draws them; those beyond the QoS target are hatched by a red frame.
 func (r *rowBars) Plot(c draw.Canvas, p *plot.Plot) {
 	x, y := p.Transforms(&c)
-	style := text.Style{Color: color.Black, Font: font.From(plot.DefaultFont, 9), XAlign: draw.XCenter, YAlign: draw.YCenter, Handler: plot.DefaultTextHandler}
+	style := text.Style{
+		Color: color.Black, Font: font.From(plot.DefaultFont, 9), XAlign: draw.XCenter,
+		YAlign: draw.YCenter, Handler: plot.DefaultTextHandler,
+	}
 	for _, b := range r.bars {
 		if b.lane != r.lane {
 			continue
@@ -183,7 +210,11 @@ func (r *rowBars) Plot(c draw.Canvas, p *plot.Plot) {
 		if !b.onTime {
 			label += ", late"
 			fill = color.Gray{0xee}
-			frame = draw.LineStyle{Color: palette[2], Width: vg.Points(1.5), Dashes: []vg.Length{vg.Points(4), vg.Points(2)}}
+			frame = draw.LineStyle{
+				Color: palette[2], Width: vg.Points(1.5), Dashes: []vg.Length{
+					vg.Points(4), vg.Points(2),
+				},
+			}
 		}
 		c.FillPolygon(fill, box)
 		c.StrokeLines(frame, append(box, box[0]))

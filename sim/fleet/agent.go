@@ -92,7 +92,9 @@ func (a *agent) carryOut(act election.Action) {
 	case election.Send:
 		b := f.named[act.To]
 		f.send(&a.host, &b.host, func() {
-			b.step(&election.Event{Kind: election.Received, ID: a.member.Name, Message: act.Message})
+			b.step(&election.Event{
+				Kind: election.Received, ID: a.member.Name, Message: act.Message,
+			})
 		}, func() { a.step(&election.Event{Kind: election.StreamBroken, ID: act.To}) })
 	case election.Persist:
 		f.on(&a.host, persistTime, func() {

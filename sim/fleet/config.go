@@ -1,12 +1,12 @@
 // Package fleet simulates a whole fleet in which things go wrong, in virtual time: agents with a
 // lane each, of which one leads, gateways, and a network between them. What decides is what decides
-// in production: leader/election who leads, [leader.State] while it does, client/queries at gateways,
-// with match.Leaderless while no leader answers, and runtime/queue on lanes. What is here carries
-// messages between them.
+// in production: leader/election who leads, [leader.State] while it does, client/queries at
+// gateways, with match.Leaderless while no leader answers, and runtime/queue on lanes. What is here
+// carries messages between them.
 //
 // In come queries, by [Fleet.Arrive], and the time, by [Fleet.Until]; out go the queries' outcomes,
-// by [Config.Finish]. All follows from the [Config] and the queries: it reads no clock and starts no
-// goroutine. Package sim runs it.
+// by [Config.Finish]. All follows from the [Config] and the queries: it reads no clock and starts
+// no goroutine. Package sim runs it.
 package fleet
 
 import (
@@ -38,8 +38,8 @@ type Config struct {
 	RTT time.Duration
 	// Deadline is how long after its arrival a query is dropped; 0: never.
 	Deadline time.Duration
-	// Gateways is how many there are, GossipDelay how often they hear of each lane's load (0: always
-	// fresh), Probes how many lanes they ask at a time; at least one.
+	// Gateways is how many there are, GossipDelay how often they hear of each lane's load (0:
+	// always fresh), Probes how many lanes they ask at a time; at least one.
 	Gateways    int
 	GossipDelay time.Duration
 	Probes      int
@@ -79,8 +79,8 @@ func (c *Config) matchModels() (all []match.Model) {
 // A Lane is what runs queries, one at a time.
 type Lane struct {
 	Type string
-	// Known is by model what is believed of how long it runs there, Predicted the same as leaders and
-	// gateways have it; nil: the lane cannot run it.
+	// Known is by model what is believed of how long it runs there, Predicted the same as leaders
+	// and gateways have it; nil: the lane cannot run it.
 	Known     []match.Latencies
 	Predicted []*match.Table
 	// Busy is how long it has executed, Served how many queries it has started.

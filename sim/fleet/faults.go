@@ -13,11 +13,11 @@ import (
 
 // What faults do.
 const (
-	// kill: the agent's process ends, for good. What its lane has is lost, and who talks to it learns
-	// that at once.
+	// kill: the agent's process ends, for good. What its lane has is lost, and who talks to it
+	// learns that at once.
 	kill = "kill"
-	// freeze: the agent's process stands still. What comes to it, and what its lane would have done,
-	// it does when it thaws.
+	// freeze: the agent's process stands still. What comes to it, and what its lane would have
+	// done, it does when it thaws.
 	freeze = "freeze"
 	// cut: the agent and all others, gateways too, do not reach each other. What they send comes
 	// through afterwards, unless the connections break before.
@@ -93,10 +93,12 @@ func ParseFault(text string) (Fault, error) {
 		}
 	case slow:
 		if named && target == "" {
-			return bad("got no target after the -, want %q, an agent, or no - for all messages", TheLeader)
+			return bad("got no target after the -, want %q, an agent, or no - for all messages",
+				TheLeader)
 		}
 		if !hasAmount {
-			return bad("got no amount, want by how much messages are delayed, e.g. delay@5s+3s:20ms")
+			return bad(
+				"got no amount, want by how much messages are delayed, e.g. delay@5s+3s:20ms")
 		}
 	default:
 		return bad("got the verb %q, want kill, freeze, cut or delay", verb)
@@ -119,7 +121,8 @@ func ParseFault(text string) (Fault, error) {
 		}
 		x, err := time.ParseDuration(d.text)
 		if err != nil || x < d.least || x > mostTime {
-			return bad("got the %s %q, want a duration like 20ms or 10s, up to %v", d.name, d.text, mostTime)
+			return bad("got the %s %q, want a duration like 20ms or 10s, up to %v", d.name, d.text,
+				mostTime)
 		}
 		*d.to = x
 	}
@@ -160,11 +163,13 @@ func CheckTargets(faults []Fault, types []string, counts []int) (errs []error) {
 		for i, name := range types {
 			number, ok := strings.CutPrefix(f.Target, name+"-")
 			n, err := strconv.Atoi(number)
-			there = there || ok && err == nil && n >= 1 && n <= counts[i] && f.Target == agentName(name, n)
+			there = there ||
+				ok && err == nil && n >= 1 && n <= counts[i] && f.Target == agentName(name, n)
 		}
 		if !there {
-			errs = append(errs, fmt.Errorf("fault %q: got the target %q, want %q or one of the agents %s",
-				f, f.Target, TheLeader, agents(types, counts)))
+			errs = append(errs,
+				fmt.Errorf("fault %q: got the target %q, want %q or one of the agents %s",
+					f, f.Target, TheLeader, agents(types, counts)))
 		}
 	}
 	return errs
@@ -193,8 +198,8 @@ const Window = 2 * time.Second
 // A Count is what became of the queries that arrived in some time.
 type Count struct {
 	Queries int `json:"queries"`
-	// Late are those that were not answered within their QoS target; Lost among them those that were
-	// not answered and not rejected or dropped either.
+	// Late are those that were not answered within their QoS target; Lost among them those that
+	// were not answered and not rejected or dropped either.
 	Late int `json:"late"`
 	Lost int `json:"lost"`
 }
@@ -218,11 +223,12 @@ type Result struct {
 	Fault string `json:"fault"`
 	// Agent is whom it hit; empty: all, or nobody led or ran any more.
 	Agent string `json:"agent,omitempty"`
-	// Before and After are the queries that arrived in the two seconds before and after it happened.
+	// Before and After are the queries that arrived in the two seconds before and after it
+	// happened.
 	Before Count `json:"before"`
 	After  Count `json:"after"`
-	// HitLeader says that the agent led. NextLeader is who led next, WithoutLeaderMS after the fault;
-	// empty: nobody else, or not for this fault.
+	// HitLeader says that the agent led. NextLeader is who led next, WithoutLeaderMS after the
+	// fault; empty: nobody else, or not for this fault.
 	HitLeader       bool    `json:"hit_leader,omitempty"`
 	NextLeader      string  `json:"next_leader,omitempty"`
 	WithoutLeaderMS float64 `json:"without_leader_ms,omitempty"`

@@ -11,13 +11,15 @@ import (
 func TestParseFault(t *testing.T) {
 	const s, ms = time.Second, time.Millisecond
 	for text, want := range map[string]Fault{
-		"kill-leader@10s":             {Verb: "kill", Target: "leader", At: 10 * s},
-		"kill-r5n.large-3@1m2s":       {Verb: "kill", Target: "r5n.large-3", At: 62 * s},
-		"freeze-leader@10s+3s":        {Verb: "freeze", Target: "leader", At: 10 * s, Duration: 3 * s},
-		"freeze-g4dn.xlarge-1@0s":     {Verb: "freeze", Target: "g4dn.xlarge-1"},
-		"cut-leader@5s+500ms":         {Verb: "cut", Target: "leader", At: 5 * s, Duration: 500 * ms},
-		"delay@5s+3s:20ms":            {Verb: "delay", At: 5 * s, Duration: 3 * s, Amount: 20 * ms},
-		"delay-r5n.large-2@1.5s:20ms": {Verb: "delay", Target: "r5n.large-2", At: 1500 * ms, Amount: 20 * ms},
+		"kill-leader@10s":         {Verb: "kill", Target: "leader", At: 10 * s},
+		"kill-r5n.large-3@1m2s":   {Verb: "kill", Target: "r5n.large-3", At: 62 * s},
+		"freeze-leader@10s+3s":    {Verb: "freeze", Target: "leader", At: 10 * s, Duration: 3 * s},
+		"freeze-g4dn.xlarge-1@0s": {Verb: "freeze", Target: "g4dn.xlarge-1"},
+		"cut-leader@5s+500ms":     {Verb: "cut", Target: "leader", At: 5 * s, Duration: 500 * ms},
+		"delay@5s+3s:20ms":        {Verb: "delay", At: 5 * s, Duration: 3 * s, Amount: 20 * ms},
+		"delay-r5n.large-2@1.5s:20ms": {
+			Verb: "delay", Target: "r5n.large-2", At: 1500 * ms, Amount: 20 * ms,
+		},
 	} {
 		got, err := ParseFault(text)
 		if err != nil || got != want {
@@ -50,22 +52,29 @@ func TestParseFault(t *testing.T) {
 		"freeze-leader@10s for 3s": `got the time "10s for 3s"`,
 	} {
 		_, err := ParseFault(text)
-		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), fmt.Sprintf("fault %q", text)) {
+		if err == nil || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), fmt.Sprintf("fault %q", text)) {
 			t.Errorf("%q: got %v, want an error that names it, with %q", text, err, want)
 		}
 	}
 }
 
 func TestReadFaults(t *testing.T) {
-	faults, err := ReadFaults("faults.txt", strings.NewReader("# a bad day\n\n  kill-leader@1s\ndelay@2s:5ms # for good\n"))
-	if want := []Fault{{Verb: "kill", Target: "leader", At: time.Second}, {Verb: "delay", At: 2 * time.Second, Amount: 5 * time.Millisecond}}; err != nil || !reflect.DeepEqual(faults, want) {
+	faults, err := ReadFaults("faults.txt",
+		strings.NewReader("# a bad day\n\n  kill-leader@1s\ndelay@2s:5ms # for good\n"))
+	if want := []Fault{
+		{Verb: "kill", Target: "leader", At: time.Second}, {
+			Verb: "delay", At: 2 * time.Second, Amount: 5 * time.Millisecond,
+		},
+	}; err != nil || !reflect.DeepEqual(faults, want) {
 		t.Errorf("got %v, %v, want %v", faults, err, want)
 	}
 	for text, want := range map[string]string{
 		"kill-leader@1s\nkill\n": `faults.txt line 2: fault "kill"`,
 		"# nothing\n":            "faults.txt has no fault",
 	} {
-		if _, err := ReadFaults("faults.txt", strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := ReadFaults("faults.txt", strings.NewReader(text)); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want an error with %q", text, err, want)
 		}
 	}

@@ -20,8 +20,8 @@ const (
 	persistTime = time.Millisecond
 	// connectionTimeout is after how long a connection breaks that brings nothing through.
 	connectionTimeout = 3 * time.Second
-	// gossipGivesUp is after how long gossip takes an agent that is not heard for no member any more,
-	// gossipReturns how long it takes to notice that one is back.
+	// gossipGivesUp is after how long gossip takes an agent that is not heard for no member any
+	// more, gossipReturns how long it takes to notice that one is back.
 	gossipGivesUp, gossipReturns = 5 * time.Second, 200 * time.Millisecond
 	// redial is how long a leader waits before it opens a broken link again.
 	redial = 100 * time.Millisecond
@@ -136,7 +136,9 @@ func (f *Fleet) addAgents() {
 			})
 			if number[l.Type] == 1 {
 				key := leader.TableKey{Model: model.id().Key(), Type: l.Type}
-				f.known.Latencies = append(f.known.Latencies, &leader.Latency{TableKey: key, Table: table})
+				f.known.Latencies = append(f.known.Latencies, &leader.Latency{
+					TableKey: key, Table: table,
+				})
 			}
 		}
 		f.agents = append(f.agents, a)

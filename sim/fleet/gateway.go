@@ -127,7 +127,8 @@ func (g *gateway) gossip(a *agent) {
 	f := g.f
 	if _, breaks := f.cut(&a.host, &g.host); !a.dead && !a.frozen() && !breaks {
 		at, remaining := epoch.Add(f.now), a.remaining()
-		f.send(&a.host, &g.host, func() { g.known.Heard(match.LaneID(a.index), at, remaining) }, nil)
+		f.send(&a.host, &g.host, func() { g.known.Heard(match.LaneID(a.index), at, remaining) },
+			nil)
 	}
 	f.do(f.now+f.cfg.GossipDelay, func() { g.gossip(a) })
 }
@@ -429,17 +430,21 @@ func (g *gateway) tell(m queries.Message) {
 		s := &m.Submit[i]
 		q := s.Query.Tag.(*asked)
 		events = append(events, leader.Event{
-			Kind: leader.Submitted, Gateway: g.id, Sequence: q.state.Sequence, Attempt: int(s.Attempts),
-			Model: leader.ModelID{Name: f.cfg.Models[q.Model].Name}, BatchSize: q.BatchSize,
+			Kind: leader.Submitted, Gateway: g.id, Sequence: q.state.Sequence,
+			Attempt: int(s.Attempts),
+			Model:   leader.ModelID{Name: f.cfg.Models[q.Model].Name}, BatchSize: q.BatchSize,
 			Waited: s.Waited, TimeLeft: s.TimeLeft, Agent: s.Agent,
 		})
 	}
 	for _, sequence := range m.Cancel {
-		events = append(events, leader.Event{Kind: leader.Cancelled, Gateway: g.id, Sequence: sequence})
+		events = append(events, leader.Event{
+			Kind: leader.Cancelled, Gateway: g.id, Sequence: sequence,
+		})
 	}
 	for _, a := range m.Unused {
 		events = append(events, leader.Event{
-			Kind: leader.Unused, Gateway: g.id, Sequence: a.Sequence, Attempt: int(a.Attempt), Agent: a.Agent,
+			Kind: leader.Unused, Gateway: g.id, Sequence: a.Sequence, Attempt: int(a.Attempt),
+			Agent: a.Agent,
 		})
 	}
 	t := g.link
@@ -455,7 +460,8 @@ func (g *gateway) heard(t *term, read uint64) {
 }
 
 // told takes what the leader, who has read so many submits, has decided.
-func (g *gateway) told(t *term, read uint64, kind leader.ActionKind, d *match.Decision, name string) {
+func (g *gateway) told(t *term, read uint64, kind leader.ActionKind, d *match.Decision,
+	name string) {
 	if g.link != t {
 		return
 	}
@@ -538,7 +544,9 @@ func (g *gateway) settle() {
 		case match.SendQuery:
 			delete(g.inquired, do.Query)
 			name := f.agents[do.Lane].member.Name
-			g.state.Decided(&q.state, queries.Target{Agent: name, Reservation: do.ID, Took: do.Finish})
+			g.state.Decided(&q.state, queries.Target{
+				Agent: name, Reservation: do.ID, Took: do.Finish,
+			})
 		case match.NoLane:
 			delete(g.inquired, do.Query)
 			g.state.Undecided(&q.state, do.Again.Sub(epoch))

@@ -15,7 +15,9 @@ func (a *agent) greet(t *term) {
 		return
 	}
 	a.link = t
-	e := leader.Event{Kind: leader.Greeted, Agent: a.member.Name, Free: []time.Duration{a.remaining()}}
+	e := leader.Event{
+		Kind: leader.Greeted, Agent: a.member.Name, Free: []time.Duration{a.remaining()},
+	}
 	for _, c := range a.held {
 		e.Holds = append(e.Holds, leader.Held{
 			Gateway: c.gateway.id, Sequence: c.of.state.Sequence, Attempt: c.number,
@@ -60,7 +62,8 @@ func (a *agent) takes(c *call) {
 	f, l := a.f, a.lane
 	m := &f.cfg.Models[c.of.Model]
 	if l.Predicted[c.of.Model] == nil {
-		f.fail(fmt.Errorf("query %d of %s is on %s, which cannot run it", c.of.Sequence, m.Name, a.member.Name))
+		f.fail(fmt.Errorf("query %d of %s is on %s, which cannot run it", c.of.Sequence, m.Name,
+			a.member.Name))
 		return
 	}
 	promised := a.unpromise(c.gateway, c.reservation)
@@ -173,7 +176,9 @@ func (a *agent) probed(g *gateway, id uint64, model int, batch int) {
 	const certainty = 0.9
 	remaining := a.remaining()
 	finish := remaining + l.Known[model].Quantile(certainty, batch)
-	a.promises = append(a.promises, promise{g, id, a.f.now + keepPlace, l.Predicted[model].Mean(batch)})
+	a.promises = append(a.promises, promise{
+		g, id, a.f.now + keepPlace, l.Predicted[model].Mean(batch),
+	})
 	a.f.send(&a.host, &g.host, func() { g.answered(a, id, remaining, finish) }, nil)
 }
 

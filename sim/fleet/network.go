@@ -82,7 +82,8 @@ func (f *Fleet) send(from, to *host, what, refused func()) {
 	at := f.now + way
 	if until, breaks := f.cut(from, to); until > 0 {
 		if breaks {
-			if since := max(from.cutSince, to.cutSince); refused != nil && f.now-since >= connectionTimeout {
+			if since := max(from.cutSince, to.cutSince); refused != nil &&
+				f.now-since >= connectionTimeout {
 				f.on(from, way, refused)
 			}
 			return

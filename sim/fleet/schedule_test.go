@@ -71,15 +71,21 @@ func newReferee(t testing.TB, seed uint64, m *mutant) *referee {
 	}
 	n := []int{1, 2, 4}[rng.IntN(3)]
 	r.cfg = Config{
-		Models: []Model{{Model: match.Model{Name: "m", QoSTarget: 3 * mean, LargestBatchSize: 10}, Share: 0.99}},
-		Seed:   seed, RTT: []time.Duration{0, ms, 5 * ms}[rng.IntN(3)], Gateways: 1 + rng.IntN(2),
+		Models: []Model{
+			{Model: match.Model{Name: "m", QoSTarget: 3 * mean, LargestBatchSize: 10}, Share: 0.99},
+		},
+		Seed: seed, RTT: []time.Duration{0, ms, 5 * ms}[rng.IntN(3)], Gateways: 1 + rng.IntN(2),
 		GossipDelay: time.Second, Probes: match.DefaultProbes, Faults: randomFaults(rng, n),
-		Service: func(int, *Query) time.Duration { return mean/2 + time.Duration(rng.Int64N(int64(mean))) },
-		Waits:   func(uint64, bool) {},
-		Finish:  r.finish,
+		Service: func(int, *Query) time.Duration {
+			return mean/2 + time.Duration(rng.Int64N(int64(mean)))
+		},
+		Waits:  func(uint64, bool) {},
+		Finish: r.finish,
 	}
 	for range n {
-		r.cfg.Lanes = append(r.cfg.Lanes, Lane{Type: "box", Known: []match.Latencies{flat(mean)}, Predicted: []*match.Table{table}})
+		r.cfg.Lanes = append(r.cfg.Lanes, Lane{
+			Type: "box", Known: []match.Latencies{flat(mean)}, Predicted: []*match.Table{table},
+		})
 	}
 	if r.f, err = New(&r.cfg); err != nil {
 		t.Fatal(err)
@@ -106,7 +112,8 @@ func randomFaults(rng *rand.Rand, agents int) (all []Fault) {
 			}
 			f.Duration = 0
 		case cut:
-			f.Duration *= time.Duration(1 + 3*rng.IntN(2)) // some break connections, and outlast gossip's patience
+			// some break connections, and outlast gossip's patience
+			f.Duration *= time.Duration(1 + 3*rng.IntN(2))
 		case slow:
 			f.Amount = time.Duration(1+rng.IntN(60)) * ms
 			f.Duration = 1 + f.Duration/4
@@ -121,8 +128,10 @@ func (r *referee) run() {
 	// In the end a leader may take a lane for busy for seconds yet: it has greeted when it had just
 	// promised many places, which nobody took.
 	const arrivals, end = 3 * time.Second, 40 * time.Second
-	gap := 2 * r.cfg.Models[0].QoSTarget / 3 / time.Duration(len(r.cfg.Lanes)) // half of what the lanes serve
-	for at := time.Duration(0); at < arrivals; at += gap/2 + time.Duration(r.rng.Int64N(int64(gap)*2)) {
+	// half of what the lanes serve
+	gap := 2 * r.cfg.Models[0].QoSTarget / 3 / time.Duration(len(r.cfg.Lanes))
+	for at := time.Duration(0); at < arrivals; at += gap/2 +
+		time.Duration(r.rng.Int64N(int64(gap)*2)) {
 		r.until(at)
 		r.queries++
 		r.f.Arrive(Query{Sequence: uint64(r.queries), BatchSize: 1 + r.rng.IntN(10), Arrival: at})
@@ -143,7 +152,8 @@ func (r *referee) run() {
 	}
 	for _, g := range r.f.gateways {
 		if name, led := g.state.Linked(); name != leads.member.Name || !led {
-			r.failf("in the end a gateway has the leader %q, answering %v, want %q", name, led, leads.member.Name)
+			r.failf("in the end a gateway has the leader %q, answering %v, want %q", name, led,
+				leads.member.Name)
 		}
 	}
 }
@@ -191,7 +201,8 @@ func (r *referee) look() {
 		if a := g.link.agent; a.frozen() && !a.dead && a.cutUntil <= a.froze {
 			const least = time.Second + 70*ms // what it said before may be under way
 			if r.f.now-a.froze > least {
-				r.failf("gateway %d has the leader %s, which has said nothing for %v", g.id, a.member.Name, r.f.now-a.froze)
+				r.failf("gateway %d has the leader %s, which has said nothing for %v", g.id,
+					a.member.Name, r.f.now-a.froze)
 			}
 		}
 	}
@@ -208,7 +219,8 @@ func (r *referee) seen(t *term, e *leader.Event) {
 		r.submitted[s] = true
 	case leader.Cancelled, leader.Unused:
 		if !r.submitted[s] {
-			r.failf("%s is told that query %d/%d is cancelled, or not used, before that is submitted",
+			r.failf(
+				"%s is told that query %d/%d is cancelled, or not used, before that is submitted",
 				t.agent.member.Name, s.gateway, s.sequence)
 		}
 	case leader.Greeted:
@@ -227,7 +239,8 @@ func (r *referee) seen(t *term, e *leader.Event) {
 // knows reports whether a leader knows that a lane has a call.
 func (r *referee) knows(t *term, c *call) bool {
 	return slices.ContainsFunc(t.state.Holds(c.to.member.Name, 0), func(h leader.Held) bool {
-		return h.Gateway == c.gateway.id && h.Sequence == c.of.state.Sequence && h.Attempt == c.number
+		return h.Gateway == c.gateway.id && h.Sequence == c.of.state.Sequence &&
+			h.Attempt == c.number
 	})
 }
 
@@ -259,8 +272,8 @@ func schedule(t testing.TB, seed uint64, m *mutant) error {
 }
 
 // TestSchedules: whatever goes wrong for a while, each query is served once, by the attempt that
-// counts; a leader knows from a greeting what the lane holds, and of a query before it is cancelled;
-// no gateway keeps a leader that says nothing; and in the end nobody remembers anything.
+// counts; a leader knows from a greeting what the lane holds, and of a query before it is
+// cancelled; no gateway keeps a leader that says nothing; and in the end nobody remembers anything.
 func TestSchedules(t *testing.T) {
 	if *seedFlag != 0 {
 		if err := schedule(t, *seedFlag, nil); err != nil {

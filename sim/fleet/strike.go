@@ -10,7 +10,8 @@ import (
 // leader is the agent that leads, the latest elected if there are several; nil: none does.
 func (f *Fleet) leader() (leads *agent) {
 	for _, a := range f.agents {
-		if !a.dead && a.term != nil && (leads == nil || leads.term.claim.Compare(a.term.claim) < 0) {
+		if !a.dead && a.term != nil && (leads == nil ||
+			leads.term.claim.Compare(a.term.claim) < 0) {
 			leads = a
 		}
 	}
@@ -160,8 +161,16 @@ func (a *agent) leave() {
 		if b.left {
 			return
 		}
-		f.on(&b.host, 0, func() { b.step(&election.Event{Kind: election.MemberDown, ID: a.member.Name}) })
-		f.on(&a.host, 0, func() { a.step(&election.Event{Kind: election.MemberDown, ID: b.member.Name}) })
+		f.on(&b.host, 0, func() {
+			b.step(&election.Event{
+				Kind: election.MemberDown, ID: a.member.Name,
+			})
+		})
+		f.on(&a.host, 0, func() {
+			a.step(&election.Event{
+				Kind: election.MemberDown, ID: b.member.Name,
+			})
+		})
 	})
 	f.tellViews()
 	for _, g := range f.gateways {

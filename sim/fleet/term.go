@@ -90,10 +90,14 @@ func (t *term) open(b *agent) {
 	if t.over || !t.agent.knows(b) {
 		return
 	}
-	hello := election.Message{Kind: election.Heartbeat, Claim: t.claim, Successor: t.agent.node.Successor()}
+	hello := election.Message{
+		Kind: election.Heartbeat, Claim: t.claim, Successor: t.agent.node.Successor(),
+	}
 	t.f.send(&t.agent.host, &b.host, func() {
 		if b != t.agent {
-			b.step(&election.Event{Kind: election.Received, ID: t.agent.member.Name, Message: hello})
+			b.step(&election.Event{
+				Kind: election.Received, ID: t.agent.member.Name, Message: hello,
+			})
 		}
 		b.greet(t)
 	}, func() { t.broken(b) })

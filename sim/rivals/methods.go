@@ -68,8 +68,9 @@ func (s *search) climb(ctx context.Context, from int) error {
 	return nil
 }
 
-// responseSurface evaluates a face-centred central composite design, corners, centres of the faces and the centre of the space, and climbs from its
-// points, the best first (RIBBON's RSM). What is left it climbs from at random.
+// responseSurface evaluates a face-centred central composite design, corners, centres of the faces
+// and the centre of the space, and climbs from its points, the best first (RIBBON's RSM). What is
+// left it climbs from at random.
 func responseSurface(ctx context.Context, s *search) error {
 	s.byPrice = true
 	types := len(s.p.Types)
@@ -90,7 +91,8 @@ func responseSurface(ctx context.Context, s *search) error {
 				halves++
 			}
 		}
-		if i, ok := s.index[c.String()]; ok && (halves == 0 || halves >= types-1) && !slices.Contains(design, i) {
+		if i, ok := s.index[c.String()]; ok && (halves == 0 || halves >= types-1) &&
+			!slices.Contains(design, i) {
 			design = append(design, i)
 			if _, err := s.evaluate(ctx, i); err != nil {
 				return err
@@ -105,7 +107,8 @@ func responseSurface(ctx context.Context, s *search) error {
 		}
 		levels[t]++
 	}
-	slices.SortStableFunc(design, func(a, b int) int { return cmp.Compare(s.scores[b], s.scores[a]) })
+	slices.SortStableFunc(design,
+		func(a, b int) int { return cmp.Compare(s.scores[b], s.scores[a]) })
 	for _, i := range design {
 		if err := s.climb(ctx, i); err != nil {
 			return err
@@ -118,7 +121,8 @@ func responseSurface(ctx context.Context, s *search) error {
 const (
 	population = 16
 	mutation   = 0.3 // the share of counts that change by one
-	// Children that are evaluated or pruned already are made again so often before one is drawn afresh.
+	// Children that are evaluated or pruned already are made again so often before
+	// one is drawn afresh.
 	attempts = 20
 )
 
@@ -137,13 +141,15 @@ func genetic(ctx context.Context, s *search) error {
 			return err
 		}
 		parents = append(parents, next)
-		slices.SortStableFunc(parents, func(a, b int) int { return cmp.Compare(s.scores[b], s.scores[a]) })
+		slices.SortStableFunc(parents,
+			func(a, b int) int { return cmp.Compare(s.scores[b], s.scores[a]) })
 		parents = parents[:min(population, len(parents))]
 	}
 	return nil
 }
 
-// child takes each count from one of two parents, both the better of two drawn, and changes some; -1: it is not open.
+// child takes each count from one of two parents, both the better of two drawn, and changes some;
+// -1: it is not open.
 func (s *search) child(parents []int) int {
 	parent := func() plan.Configuration {
 		return s.space[parents[min(s.random.IntN(len(parents)), s.random.IntN(len(parents)))]]
@@ -170,13 +176,15 @@ const (
 	cooling = 0.97 // an evaluation
 )
 
-// annealing steps to one beside the present configuration, to a worse one the more rarely the later. Where all beside it are closed, it goes on from a random one.
+// annealing steps to one beside the present configuration, to a worse one the more rarely the
+// later. Where all beside it are closed, it goes on from a random one.
 func annealing(ctx context.Context, s *search) error {
 	at, temperature := -1, hottest
 	for ; s.left > 0; temperature *= cooling {
 		next := -1
 		if at >= 0 {
-			if open := slices.DeleteFunc(s.beside(at), func(j int) bool { return s.closed[j] }); len(open) > 0 {
+			if open := slices.DeleteFunc(s.beside(at),
+				func(j int) bool { return s.closed[j] }); len(open) > 0 {
 				next = open[0]
 			}
 		}

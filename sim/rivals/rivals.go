@@ -36,7 +36,8 @@ type Rival struct {
 func (r Rival) Plan(ctx context.Context, p *plan.Problem, e plan.Evaluator) (*plan.Result, error) {
 	method := methods[r.Name]
 	if method == nil {
-		return nil, fmt.Errorf("rival %q is unknown, there are: %s", r.Name, strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("rival %q is unknown, there are: %s", r.Name,
+			strings.Join(Names(), ", "))
 	}
 	if err := p.Validate(); err != nil {
 		return nil, err
@@ -46,7 +47,8 @@ func (r Rival) Plan(ctx context.Context, p *plan.Problem, e plan.Evaluator) (*pl
 		return nil, err
 	}
 	s := &search{p: p, log: plan.NewLog(e), space: space, index: make(map[string]int, len(space)),
-		random: rand.New(rand.NewPCG(r.Seed, 0)), scores: map[int]float64{}, closed: make([]bool, len(space)), left: len(space), best: -1, target: p.Target}
+		random: rand.New(rand.NewPCG(r.Seed, 0)), scores: map[int]float64{},
+		closed: make([]bool, len(space)), left: len(space), best: -1, target: p.Target}
 	if s.target == 0 {
 		s.target = plan.DefaultTarget
 	}
@@ -78,7 +80,8 @@ type search struct {
 	meets  bool            // the last that was evaluated met the target
 }
 
-// evaluate returns the score of a configuration, higher is better: RIBBON's objective (Eq. 2), or the throughput. It prunes by what it finds.
+// evaluate returns the score of a configuration, higher is better: RIBBON's objective (Eq. 2), or
+// the throughput. It prunes by what it finds.
 func (s *search) evaluate(ctx context.Context, i int) (float64, error) {
 	c := s.space[i]
 	e, err := s.log.Evaluate(ctx, c)
@@ -144,7 +147,8 @@ func (s *search) pick() int {
 	panic("rivals: nothing is open")
 }
 
-// beside are the configurations with one instance of some type more or less than i, in random order.
+// beside are the configurations with one instance of some type more or less than i, in random
+// order.
 func (s *search) beside(i int) []int {
 	c := s.space[i].Clone()
 	var all []int
@@ -174,6 +178,9 @@ func (s *search) result(name string) *plan.Result {
 			}
 		}
 	}
-	best.Reason = fmt.Sprintf("the best of %d evaluated by %s out of %d", s.log.Count(), name, len(s.space))
-	return &plan.Result{Plans: []plan.Plan{best}, Evaluations: s.log.Evaluations(), SearchSpace: len(s.space)}
+	best.Reason = fmt.Sprintf("the best of %d evaluated by %s out of %d", s.log.Count(), name,
+		len(s.space))
+	return &plan.Result{
+		Plans: []plan.Plan{best}, Evaluations: s.log.Evaluations(), SearchSpace: len(s.space),
+	}
 }

@@ -54,13 +54,16 @@ func newBatchSizes(name string, weights []float64) *BatchSizes {
 	return d
 }
 
-// Weighted makes a distribution of probabilities, ascending by batch size, that need not sum to one. The
-// name is for people.
+// Weighted makes a distribution of probabilities, ascending by batch size, that need not sum to
+// one. The name is for people.
 func Weighted(name string, pmf []Probability) (*BatchSizes, error) {
 	var weights []float64
 	for _, p := range pmf {
-		if p.BatchSize < max(1, len(weights)) || p.BatchSize > maxBatchSize || !(p.P > 0) || math.IsInf(p.P, 1) {
-			return nil, fmt.Errorf("batch sizes %s: batch size %d with probability %v, want ascending within 1..%d, above 0", name, p.BatchSize, p.P, maxBatchSize)
+		if p.BatchSize < max(1, len(weights)) || p.BatchSize > maxBatchSize || !(p.P > 0) ||
+			math.IsInf(p.P, 1) {
+			return nil, fmt.Errorf(
+				"batch sizes %s: batch size %d with probability %v, want ascending within 1..%d, "+
+					"above 0", name, p.BatchSize, p.P, maxBatchSize)
 		}
 		weights = append(weights, make([]float64, p.BatchSize+1-len(weights))...)
 		weights[p.BatchSize] = p.P
@@ -105,7 +108,8 @@ func (d *BatchSizes) AtMost(largest int) (*BatchSizes, error) {
 		return d, nil
 	}
 	if d.pmf[0].BatchSize > largest {
-		return nil, fmt.Errorf("batch sizes %s: the smallest is %d, the largest allowed %d", d.name, d.pmf[0].BatchSize, largest)
+		return nil, fmt.Errorf("batch sizes %s: the smallest is %d, the largest allowed %d", d.name,
+			d.pmf[0].BatchSize, largest)
 	}
 	weights := make([]float64, largest+1)
 	for _, p := range d.pmf {
@@ -176,11 +180,14 @@ func RIBBON() *BatchSizes {
 func Gaussian(mean, sd float64, largest int) (*BatchSizes, error) {
 	switch {
 	case largest < 1 || largest > maxBatchSize:
-		return nil, fmt.Errorf("gaussian batch sizes: largest %d, want 1..%d", largest, maxBatchSize)
+		return nil, fmt.Errorf("gaussian batch sizes: largest %d, want 1..%d", largest,
+			maxBatchSize)
 	case !(mean >= 1 && mean <= float64(largest)):
 		return nil, fmt.Errorf("gaussian batch sizes: mean %v, want 1..%d", mean, largest)
 	case !(sd > 0 && sd <= maxBatchSize):
-		return nil, fmt.Errorf("gaussian batch sizes: standard deviation %v, want above 0 and at most %d", sd, maxBatchSize)
+		return nil, fmt.Errorf(
+			"gaussian batch sizes: standard deviation %v, want above 0 and at most %d", sd,
+			maxBatchSize)
 	}
 	w := make([]float64, largest+1)
 	for b := 1; b <= largest; b++ {
@@ -199,10 +206,10 @@ func Fixed(n int) (*BatchSizes, error) {
 	return newBatchSizes(fmt.Sprintf("fixed:%d", n), w), nil
 }
 
-// ReadBatchSizes reads an empirical distribution from CSV: a header line with
-// the column batch_size and, if wanted, weight, then a line a batch size. Name is
-// what errors call the file. Weights are counts or the like, in any unit; those that are all below 1 are
-// shares and must add up to 1, for otherwise a line is missing or wrong.
+// ReadBatchSizes reads an empirical distribution from CSV: a header line with the column batch_size
+// and, if wanted, weight, then a line a batch size. Name is what errors call the file. Weights are
+// counts or the like, in any unit; those that are all below 1 are shares and must add up to 1, for
+// otherwise a line is missing or wrong.
 func ReadBatchSizes(name string, r io.Reader) (*BatchSizes, error) {
 	t, err := newCSVTable(name, r, []string{"batch_size"}, []string{"weight"})
 	if err != nil {
@@ -237,13 +244,17 @@ func ReadBatchSizes(name string, r io.Reader) (*BatchSizes, error) {
 		return nil, fmt.Errorf("%s: no batch sizes after the header", name)
 	}
 	if greatest < 1 && math.Abs(sum-1) > 0.001 {
-		return nil, fmt.Errorf("%s: the weights are all below 1, so they are shares, but add up to %.6g, want 1: correct them, or give counts", name, sum)
+		return nil, fmt.Errorf(
+			"%s: the weights are all below 1, so they are shares, but add up to %.6g, want 1: "+
+				"correct them, or give counts", name, sum)
 	}
 	return newBatchSizes(name, weights), nil
 }
 
 // batchSizesForms is what ParseBatchSizes reads.
-var batchSizesForms = []string{"trace", "ribbon", "gaussian:MEAN,SD", "fixed:N", "a CSV file with the column batch_size"}
+var batchSizesForms = []string{
+	"trace", "ribbon", "gaussian:MEAN,SD", "fixed:N", "a CSV file with the column batch_size",
+}
 
 // ParseBatchSizes reads a distribution as a user writes it: "trace", "ribbon",
 // "gaussian:MEAN,SD" (truncated to [LargestBatchSize]), "fixed:N", or the path of a
@@ -260,7 +271,8 @@ func ParseBatchSizes(s string) (*BatchSizes, error) {
 		mean, err1 := strconv.ParseFloat(strings.TrimSpace(m), 64)
 		dev, err2 := strconv.ParseFloat(strings.TrimSpace(sd), 64)
 		if !ok || err1 != nil || err2 != nil {
-			return nil, fmt.Errorf("batch sizes %q: want gaussian:MEAN,SD, e.g. gaussian:250,100", s)
+			return nil, fmt.Errorf("batch sizes %q: want gaussian:MEAN,SD, e.g. gaussian:250,100",
+				s)
 		}
 		return Gaussian(mean, dev, LargestBatchSize)
 	case kind == "fixed":
@@ -307,7 +319,8 @@ func newCSVTable(name string, r io.Reader, required, optional []string) (*csvTab
 	t.r.TrimLeadingSpace = true
 	header, err := t.r.Read()
 	if err == io.EOF {
-		return nil, fmt.Errorf("%s: empty; want a header line %q", name, strings.Join(required, ","))
+		return nil, fmt.Errorf("%s: empty; want a header line %q", name,
+			strings.Join(required, ","))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
@@ -317,7 +330,8 @@ func newCSVTable(name string, r io.Reader, required, optional []string) (*csvTab
 		line, column := t.r.FieldPos(i)
 		_, twice := t.columns[c]
 		if twice || !slices.Contains(required, c) && !slices.Contains(optional, c) {
-			return nil, fmt.Errorf("%s: line %d, column %d: header %q, want %q once each", name, line, column, c, append(slices.Clone(required), optional...))
+			return nil, fmt.Errorf("%s: line %d, column %d: header %q, want %q once each", name,
+				line, column, c, append(slices.Clone(required), optional...))
 		}
 		t.columns[c] = i
 	}
@@ -353,13 +367,15 @@ func (t *csvTable) text(column string) string { return strings.TrimSpace(t.row[t
 
 func (t *csvTable) errorf(column, format string, args ...any) error {
 	line, pos := t.r.FieldPos(t.columns[column])
-	return fmt.Errorf("%s: line %d, column %d (%s): %s", t.name, line, pos, column, fmt.Sprintf(format, args...))
+	return fmt.Errorf("%s: line %d, column %d (%s): %s", t.name, line, pos, column,
+		fmt.Sprintf(format, args...))
 }
 
 func (t *csvTable) integer(column string, least, most int) (int, error) {
 	n, err := strconv.Atoi(t.text(column))
 	if err != nil || n < least || n > most {
-		return 0, t.errorf(column, "found %q, want an integer in %d..%d", t.text(column), least, most)
+		return 0, t.errorf(column, "found %q, want an integer in %d..%d", t.text(column), least,
+			most)
 	}
 	return n, nil
 }

@@ -98,7 +98,9 @@ func TestTraceFollowsTheGenerator(t *testing.T) {
 }
 
 func TestDrawFollowsPMF(t *testing.T) {
-	for _, s := range []string{"trace", "ribbon", "gaussian:250,100", "gaussian:3,50", "gaussian:1000,5"} {
+	for _, s := range []string{
+		"trace", "ribbon", "gaussian:250,100", "gaussian:3,50", "gaussian:1000,5",
+	} {
 		d, err := ParseBatchSizes(s)
 		if err != nil {
 			t.Fatal(err)
@@ -126,7 +128,8 @@ func TestBatchSizesInNumbers(t *testing.T) {
 	if got := Trace(); got.Largest() != 999 || got.PMF()[0].BatchSize != 1 {
 		t.Errorf("trace spans %d..%d, want 1..999", got.PMF()[0].BatchSize, got.Largest())
 	}
-	if got := Trace().Mean(); math.Abs(got-239.1) > 0.5 { // the mean of a million draws of the generator
+	// the mean of a million draws of the generator
+	if got := Trace().Mean(); math.Abs(got-239.1) > 0.5 {
 		t.Errorf("mean of the trace is %.2f, want 239.1", got)
 	}
 	cut, err := Trace().AtMost(100)
@@ -135,7 +138,8 @@ func TestBatchSizesInNumbers(t *testing.T) {
 	}
 	for _, p := range cut.PMF() {
 		if p.BatchSize > 99 || math.Abs(p.P-1./99) > 1e-12 {
-			t.Fatalf("trace cut at 100: batch size %d has probability %v, want 1/99 for 1..99", p.BatchSize, p.P)
+			t.Fatalf("trace cut at 100: batch size %d has probability %v, want 1/99 for 1..99",
+				p.BatchSize, p.P)
 		}
 	}
 	fixed, err := Fixed(200)
@@ -149,14 +153,16 @@ func TestBatchSizesInNumbers(t *testing.T) {
 
 func TestReadBatchSizes(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "sizes.csv")
-	if err := os.WriteFile(file, []byte("batch_size,weight\n10,3\n# a comment\n20,0.5\n10,0.5\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("batch_size,weight\n10,3\n# a comment\n20,0.5\n10,0.5\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	d, err := ParseBatchSizes(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := d.PMF(); len(got) != 2 || got[0] != (Probability{10, 0.875}) || got[1] != (Probability{20, 0.125}) {
+	if got := d.PMF(); len(got) != 2 || got[0] != (Probability{10, 0.875}) ||
+		got[1] != (Probability{20, 0.125}) {
 		t.Errorf("got %v, want 10 with 0.875 and 20 with 0.125", got)
 	}
 	d, err = ReadBatchSizes("plain.csv", strings.NewReader("batch_size\n1\n1\n4\n4\n"))
@@ -203,7 +209,8 @@ func TestBadBatchSizes(t *testing.T) {
 		"batch_size,weight\n1,.5\n2,.3": "add up to 0.8, want 1",
 		"batch_size\n\"1\n":             "line 2",
 	} {
-		if _, err := ReadBatchSizes("f.csv", strings.NewReader(csv)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := ReadBatchSizes("f.csv", strings.NewReader(csv)); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v, want one with %q", csv, err, want)
 		}
 	}

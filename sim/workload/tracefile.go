@@ -56,7 +56,8 @@ func ReadTraceFile(name string, r io.Reader) (*TraceFile, error) {
 		}
 		at := time.Duration(math.Round(ms * float64(time.Millisecond)))
 		if at < last {
-			return nil, t.errorf("arrival_ms", "found %v ms after %v ms, want arrivals in order", ms, float64(last)/float64(time.Millisecond))
+			return nil, t.errorf("arrival_ms", "found %v ms after %v ms, want arrivals in order",
+				ms, float64(last)/float64(time.Millisecond))
 		}
 		last = at
 		model := t.text("model")

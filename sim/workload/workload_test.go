@@ -64,7 +64,8 @@ func TestArrivals(t *testing.T) {
 		mean := sum / n
 		gotCV := math.Sqrt(max(0, squares/n-mean*mean)) / mean
 		if math.Abs(mean*rate-1) > 0.02 || math.Abs(gotCV-cv) > 0.03 {
-			t.Errorf("%s: mean gap %.3f ms, coefficient of variation %.3f; want 5 ms and %.3f", s, mean*1e3, gotCV, cv)
+			t.Errorf("%s: mean gap %.3f ms, coefficient of variation %.3f; want 5 ms and %.3f", s,
+				mean*1e3, gotCV, cv)
 		}
 	}
 }
@@ -72,17 +73,20 @@ func TestArrivals(t *testing.T) {
 func TestQueriesAreReproducible(t *testing.T) {
 	loads := []Load{{"ncf", 3, Trace()}, {"wnd", 1, Trace()}}
 	slow := take(stream(t, 5, arrivals(t, "poisson", 100), loads...), 50_000)
-	if again := take(stream(t, 5, arrivals(t, "poisson", 100), loads...), 50_000); !slices.Equal(slow, again) {
+	if again := take(stream(t, 5, arrivals(t, "poisson", 100), loads...),
+		50_000); !slices.Equal(slow, again) {
 		t.Error("the same seed gave other queries")
 	}
-	if other := take(stream(t, 6, arrivals(t, "poisson", 100), loads...), 50_000); slices.Equal(slow, other) {
+	if other := take(stream(t, 6, arrivals(t, "poisson", 100), loads...),
+		50_000); slices.Equal(slow, other) {
 		t.Error("another seed gave the same queries")
 	}
 	counts := map[string]int{}
 	fast := take(stream(t, 5, arrivals(t, "poisson", 1000), loads...), 50_000)
 	for i, q := range slow {
 		counts[q.Model]++
-		if f := fast[i]; f.Model != q.Model || f.BatchSize != q.BatchSize || math.Abs(f.At.Seconds()*10-q.At.Seconds()) > 1e-3 {
+		if f := fast[i]; f.Model != q.Model || f.BatchSize != q.BatchSize ||
+			math.Abs(f.At.Seconds()*10-q.At.Seconds()) > 1e-3 {
 			t.Fatalf("query %d: %v at ten times the rate, want %v ten times sooner", i, f, q)
 		}
 	}
@@ -116,27 +120,37 @@ func TestPhases(t *testing.T) {
 		}
 	}
 	if late != 199 || len(qs)-late != 9 { // one that arrives when a phase ends is not in it
-		t.Errorf("%d queries in the first phase and %d in the second, want 9 and 199", len(qs)-late, late)
+		t.Errorf("%d queries in the first phase and %d in the second, want 9 and 199", len(qs)-late,
+			late)
 	}
-	if _, err := Phases(1, Phase{0, arrivals(t, "constant", 10), []Load{{"m", 1, small}}}); err == nil {
+	if _, err := Phases(1, Phase{0, arrivals(t, "constant", 10), []Load{{"m", 1, small}}}); err ==
+		nil {
 		t.Error("a phase without duration is no error")
 	}
 }
 
 func TestTraceFile(t *testing.T) {
-	f, err := ReadTraceFile("t.csv", strings.NewReader("model,arrival_ms,batch_size\nwnd,0,5\nncf,1.5,7\nwnd,1.5,9\nncf,1000,1\n"))
+	f, err := ReadTraceFile("t.csv",
+		strings.NewReader(
+			"model,arrival_ms,batch_size\nwnd,0,5\nncf,1.5,7\nwnd,1.5,9\nncf,1000,1\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []Query{{0, "wnd", 5}, {1500 * time.Microsecond, "ncf", 7}, {1500 * time.Microsecond, "wnd", 9}, {time.Second, "ncf", 1}}
+	want := []Query{
+		{0, "wnd", 5}, {1500 * time.Microsecond, "ncf", 7}, {1500 * time.Microsecond, "wnd", 9}, {
+			time.Second, "ncf", 1,
+		},
+	}
 	if got := slices.Collect(f.Queries()); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
-	if f.Rate() != 3 || f.Duration() != time.Second || !slices.Equal(f.Models(), []string{"ncf", "wnd"}) {
+	if f.Rate() != 3 || f.Duration() != time.Second ||
+		!slices.Equal(f.Models(), []string{"ncf", "wnd"}) {
 		t.Errorf("rate %v, duration %v, models %v", f.Rate(), f.Duration(), f.Models())
 	}
 	if f.Largest("wnd") != 9 || f.Largest("ncf") != 7 || f.Largest("rm2") != 0 {
-		t.Errorf("largest of wnd %d, ncf %d, rm2 %d; want 9, 7, 0", f.Largest("wnd"), f.Largest("ncf"), f.Largest("rm2"))
+		t.Errorf("largest of wnd %d, ncf %d, rm2 %d; want 9, 7, 0", f.Largest("wnd"),
+			f.Largest("ncf"), f.Largest("rm2"))
 	}
 	const header = "arrival_ms,model,batch_size\n"
 	for csv, want := range map[string]string{
@@ -153,11 +167,13 @@ func TestTraceFile(t *testing.T) {
 		header + "1,a\n":                "line 2",
 		header + "1,a,1\n2,\"b\nc,1\n4": "line",
 	} {
-		if _, err := ReadTraceFile("t.csv", strings.NewReader(csv)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := ReadTraceFile("t.csv", strings.NewReader(csv)); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v, want one with %q", csv, err, want)
 		}
 	}
-	if _, err := OpenTraceFile("no/such.csv"); err == nil || !strings.Contains(err.Error(), "no/such.csv") {
+	if _, err := OpenTraceFile("no/such.csv"); err == nil ||
+		!strings.Contains(err.Error(), "no/such.csv") {
 		t.Errorf("missing file: error %v", err)
 	}
 }
@@ -181,12 +197,16 @@ func FuzzReadTraceFile(f *testing.F) {
 
 func TestBadWorkloads(t *testing.T) {
 	for _, rate := range []float64{0, -1, math.NaN(), math.Inf(1), 1e12, 1e-12} {
-		if _, err := ParseArrivals("poisson", rate); err == nil || !strings.Contains(err.Error(), "rate") {
+		if _, err := ParseArrivals("poisson", rate); err == nil ||
+			!strings.Contains(err.Error(), "rate") {
 			t.Errorf("rate %v: error %v", rate, err)
 		}
 	}
-	for _, s := range []string{"", "uniform", "gamma", "gamma:0", "gamma:-1", "gamma:NaN", "gamma:1e9", "poisson:3"} {
-		if _, err := ParseArrivals(s, 1); err == nil || !strings.Contains(err.Error(), "gamma:SHAPE") {
+	for _, s := range []string{
+		"", "uniform", "gamma", "gamma:0", "gamma:-1", "gamma:NaN", "gamma:1e9", "poisson:3",
+	} {
+		if _, err := ParseArrivals(s, 1); err == nil ||
+			!strings.Contains(err.Error(), "gamma:SHAPE") {
 			t.Errorf("arrivals %q: error %v, want one that names gamma:SHAPE", s, err)
 		}
 	}
@@ -209,7 +229,9 @@ func TestBadWorkloads(t *testing.T) {
 // stream of any length fits.
 func TestStreamsNeedNoMemory(t *testing.T) {
 	for _, s := range []string{"poisson", "constant", "gamma:0.5", "artifact"} {
-		next, stop := iter.Pull(stream(t, 1, arrivals(t, s, 100), Load{"a", 1, Trace()}, Load{"b", 1, Trace()}))
+		next, stop := iter.Pull(stream(t, 1, arrivals(t, s, 100), Load{"a", 1, Trace()}, Load{
+			"b", 1, Trace(),
+		}))
 		defer stop()
 		next()
 		if n := testing.AllocsPerRun(1000, func() { next() }); n != 0 {

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// A recording is a header line, a line "config " with settings as JSON, and then each event on a line
-// of its own, which begins with the time, followed by the lines of what it led to. Where the header
-// stands again, another recorded one begins.
+// A recording is a header line, a line "config " with settings as JSON, and then each event on a
+// line of its own, which begins with the time, followed by the lines of what it led to. Where the
+// header stands again, another recorded one begins.
 const configPrefix = "config "
 
 // A Recorder writes a recording.
@@ -57,8 +57,8 @@ type Player func(line []byte) (at time.Duration, decided []byte, err error)
 // Begin takes the settings' JSON of a part and returns its policy and what plays it.
 type Begin func(settings *json.Decoder) (policy string, p Player, err error)
 
-// Replay feeds a recording's events to new players, one for each part, and compares what they decide
-// with what is recorded, byte for byte. The error names the first line that differs.
+// Replay feeds a recording's events to new players, one for each part, and compares what they
+// decide with what is recorded, byte for byte. The error names the first line that differs.
 func Replay(r io.Reader, header string, begin Begin) (*Replayed, error) {
 	in := &lineReader{s: bufio.NewScanner(r), header: header}
 	in.s.Buffer(nil, 1<<26) // latency tables are one line
@@ -114,7 +114,8 @@ func (out *Replayed) part(in *lineReader, begin Begin) error {
 		}
 		event := func() bool { return in.text != "" && in.text[0] >= '0' && in.text[0] <= '9' }
 		if in.next(); !in.end && in.text != in.header && !event() {
-			return in.fault("after %.200q the recording has %.200q, the matcher decides nothing more",
+			return in.fault(
+				"after %.200q the recording has %.200q, the matcher decides nothing more",
 				eventLine, in.text)
 		}
 	}

@@ -53,7 +53,8 @@ func unpack(f *os.File, dec *zstd.Decoder, size int) error {
 	if err := f.Truncate(int64(size)); err != nil {
 		return err
 	}
-	pages, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+	pages, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED|unix.MAP_POPULATE)
 	if err != nil {
 		return err
 	}
@@ -62,7 +63,8 @@ func unpack(f *os.File, dec *zstd.Decoder, size int) error {
 	if err != nil {
 		return err
 	}
-	if !bytes.Equal(out[:min(4, len(out))], []byte("\x7fELF")) || len(out) != size || &out[0] != &pages[0] {
+	if !bytes.Equal(out[:min(4, len(out))], []byte("\x7fELF")) || len(out) != size ||
+		&out[0] != &pages[0] {
 		return fmt.Errorf("got %d bytes, want an ELF file of %d", len(out), size)
 	}
 	return nil

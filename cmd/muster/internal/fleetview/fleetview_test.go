@@ -25,19 +25,26 @@ import (
 // drains and the fifth has many lanes, under load.
 func testFleet(n int) *control.FleetStatus {
 	s := &control.FleetStatus{
-		View: &control.View{Leadership: &control.Leadership{Epoch: 4, Leader: "ip-10-0-0-1-9e3779b1"}},
+		View: &control.View{
+			Leadership: &control.Leadership{Epoch: 4, Leader: "ip-10-0-0-1-9e3779b1"},
+		},
 		Rate: 523.4, FluidLimit: 812, Waiting: 12, WaitingLate: 3,
 		Models: []*control.ModelStatus{
-			{Model: "dien", Version: 1, Rate: 410.2, WithinQos: proto.Float64(0.996), Answered: 123456, Late: 321, Refused: 4},
-			{Model: "ncf", Version: 1, Rate: 113.2, WithinQos: proto.Float64(0.97), Answered: 1234567890, Late: 12345678},
+			{Model: "dien", Version: 1, Rate: 410.2, WithinQos: proto.Float64(0.996),
+				Answered: 123456, Late: 321, Refused: 4},
+			{Model: "ncf", Version: 1, Rate: 113.2, WithinQos: proto.Float64(0.97),
+				Answered: 1234567890, Late: 12345678},
 			{Model: "ncf", Version: 2},
 			{Model: "retired", Version: 7, Answered: 17},
 		},
 		Decisions: []string{
-			"assign query=1/7 attempt=1 lane=4 reason=matched cost=0.31 latency=30ms waited=1ms slack=319ms agent=ip-10-0-0-1-9e3779b1",
-			"assign query=1/6 attempt=2 lane=0 reason=lane-overdue cost=0.11 latency=12ms waited=101ms slack=219ms agent=ip-10-0-0-3-daa66d13",
+			"assign query=1/7 attempt=1 lane=4 reason=matched cost=0.31 latency=30ms waited=1ms " +
+				"slack=319ms agent=ip-10-0-0-1-9e3779b1",
+			"assign query=1/6 attempt=2 lane=0 reason=lane-overdue cost=0.11 latency=12ms " +
+				"waited=101ms slack=219ms agent=ip-10-0-0-3-daa66d13",
 			"reject query=2/19 reason=overloaded",
-			"assign query=1/5 attempt=1 lane=2 reason=matched cost=0.3 latency=30ms slack=320ms agent=ip-10-0-0-5-1715609d",
+			"assign query=1/5 attempt=1 lane=2 reason=matched cost=0.3 latency=30ms slack=320ms " +
+				"agent=ip-10-0-0-5-1715609d",
 		},
 	}
 	if n > 1 {
@@ -45,8 +52,10 @@ func testFleet(n int) *control.FleetStatus {
 	}
 	for i := range n {
 		m := &control.Member{
-			Name: fmt.Sprintf("ip-10-0-0-%d-%08x", i+1, uint32(i+1)*2654435761), Address: fmt.Sprintf("10.0.0.%d:8001", i+1), InstanceType: "g4dn.xlarge", PriceUsdPerHour: 0.526,
-			Executor: "onnx", Lanes: 1, Draining: i == 3,
+			Name:    fmt.Sprintf("ip-10-0-0-%d-%08x", i+1, uint32(i+1)*2654435761),
+			Address: fmt.Sprintf("10.0.0.%d:8001", i+1), InstanceType: "g4dn.xlarge",
+			PriceUsdPerHour: 0.526,
+			Executor:        "onnx", Lanes: 1, Draining: i == 3,
 			Models: []*control.Model{
 				{Name: "dien", Version: 1, QosTargetNs: 35e6, QosPercentile: 0.99},
 				{Name: "ncf", Version: 1, QosTargetNs: 5e6, QosPercentile: 0.99},
@@ -54,7 +63,8 @@ func testFleet(n int) *control.FleetStatus {
 			},
 		}
 		a := &control.AgentStatus{
-			Name: m.Name, RemainingNs: []int64{int64(i%5) * 9e6}, Waiting: uint32(i % 3), Factor: 1 + float64(i%4)/100, Busy: float64(i%7) / 6, Overdue: i == 1,
+			Name: m.Name, RemainingNs: []int64{int64(i%5) * 9e6}, Waiting: uint32(i % 3),
+			Factor: 1 + float64(i%4)/100, Busy: float64(i%7) / 6, Overdue: i == 1,
 		}
 		switch i % 6 {
 		case 2:
@@ -87,7 +97,9 @@ func TestDraw(t *testing.T) {
 			}
 		case "strange": // what ought not to be, or not for long
 			s.View.Members[0].Name = "\x1b[31mred\n"
-			s.Agents = append(s.Agents[1:], &control.AgentStatus{Name: "left", RemainingNs: []int64{math.MaxInt64}})
+			s.Agents = append(s.Agents[1:], &control.AgentStatus{
+				Name: "left", RemainingNs: []int64{math.MaxInt64},
+			})
 			s.Rate, s.FluidLimit, s.View.Leadership.Leader = math.NaN(), 1e-300, "left"
 			s.Agents[1].RemainingNs = nil
 			for _, m := range s.View.Members {
@@ -109,17 +121,20 @@ func TestDrawFits(t *testing.T) {
 			for height := 1; height <= 50; height++ {
 				lines := strings.Split(Draw(testFleet(agents), width, height), "\n")
 				if want := min(height, strings.Count(whole, "\n")+1); len(lines) != want {
-					t.Fatalf("%d agents at %d x %d: got %d lines, want %d", agents, width, height, len(lines), want)
+					t.Fatalf("%d agents at %d x %d: got %d lines, want %d", agents, width, height,
+						len(lines), want)
 				}
 				for _, l := range lines {
 					if ansi.StringWidth(l) > width {
-						t.Fatalf("%d agents at %d x %d: got %q, which is %d wide", agents, width, height, l, ansi.StringWidth(l))
+						t.Fatalf("%d agents at %d x %d: got %q, which is %d wide", agents, width,
+							height, l, ansi.StringWidth(l))
 					}
 				}
 			}
 		}
 	}
-	if got, want := Draw(&control.FleetStatus{}, 80, 24), "0 agents, 0 lanes"; !strings.Contains(got, want) {
+	if got, want := Draw(&control.FleetStatus{}, 80, 24), "0 agents, 0 lanes"; !strings.Contains(
+		got, want) {
 		t.Errorf("of nothing: got %q, want %q in it", got, want)
 	}
 }
@@ -129,8 +144,11 @@ func TestBrief(t *testing.T) {
 		d    time.Duration
 		want string
 	}{
-		{-1, "0"}, {0, "0"}, {1, "0ms"}, {99999, "0.1ms"}, {1250 * time.Microsecond, "1.3ms"}, {9960 * time.Microsecond, "10ms"},
-		{10 * time.Millisecond, "10ms"}, {9999 * time.Millisecond, "9999ms"}, {10 * time.Second, "10s"}, {9999 * time.Second, "9999s"}, {math.MaxInt64, "2562048h"},
+		{-1, "0"}, {0, "0"}, {1, "0ms"}, {99999, "0.1ms"}, {1250 * time.Microsecond, "1.3ms"}, {
+			9960 * time.Microsecond, "10ms",
+		},
+		{10 * time.Millisecond, "10ms"}, {9999 * time.Millisecond, "9999ms"},
+		{10 * time.Second, "10s"}, {9999 * time.Second, "9999s"}, {math.MaxInt64, "2562048h"},
 	} {
 		if got := brief(int64(tt.d)); got != tt.want {
 			t.Errorf("%v: got %q, want %q", tt.d, got, tt.want)
@@ -163,15 +181,22 @@ func TestScreen(t *testing.T) {
 
 	start := time.Unix(0, 0)
 	m, cmd := topped(t, m, answer{at: start, err: errors.New("a: connection refused")})
-	if got := shown(m); cmd == nil || !strings.Contains(got, "OLD NUMBERS: no answer for 0s; a: connection refused") || !strings.Contains(got, "523.4") {
+	if got := shown(m); cmd == nil ||
+		!strings.Contains(got, "OLD NUMBERS: no answer for 0s; a: connection refused") ||
+		!strings.Contains(got, "523.4") {
 		t.Errorf("without an answer: got %q", got)
 	}
-	m, _ = topped(t, m, answer{at: start.Add(12 * time.Second), err: errors.New("a: connection refused")})
+	m, _ = topped(t, m, answer{
+		at: start.Add(12 * time.Second), err: errors.New("a: connection refused"),
+	})
 	if got := shown(m); !strings.Contains(got, "no answer for 12s") {
 		t.Errorf("without an answer for 12 s: got %q", got)
 	}
-	m, cmd = topped(t, m, answer{at: start.Add(13 * time.Second), status: &control.FleetStatus{}, note: "asks b"})
-	if got := shown(m); cmd == nil || strings.Contains(got, "523.4") || !strings.Contains(got, "asks b") || !m.failing.IsZero() {
+	m, cmd = topped(t, m, answer{
+		at: start.Add(13 * time.Second), status: &control.FleetStatus{}, note: "asks b",
+	})
+	if got := shown(m); cmd == nil || strings.Contains(got, "523.4") ||
+		!strings.Contains(got, "asks b") || !m.failing.IsZero() {
 		t.Errorf("with an answer again: got %q", got)
 	}
 
@@ -193,7 +218,8 @@ type statusServer struct {
 	status  *control.FleetStatus
 }
 
-func (s *statusServer) Status(context.Context, *control.StatusRequest) (*control.FleetStatus, error) {
+func (s *statusServer) Status(context.Context, *control.StatusRequest) (*control.FleetStatus,
+	error) {
 	return s.status, nil
 }
 
@@ -208,8 +234,15 @@ func serveStatus(t *testing.T, n int) []*statusServer {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := &statusServer{address: listener.Addr().String(), server: grpc.NewServer(oip.ServerOptions(1 << 20)...), status: &control.FleetStatus{View: view}}
-		view.Members = append(view.Members, &control.Member{Name: fmt.Sprintf("agent-%d", i), Address: s.address, Lanes: 1})
+		s := &statusServer{
+			address: listener.Addr().String(),
+			server:  grpc.NewServer(oip.ServerOptions(1 << 20)...), status: &control.FleetStatus{
+				View: view,
+			},
+		}
+		view.Members = append(view.Members, &control.Member{
+			Name: fmt.Sprintf("agent-%d", i), Address: s.address, Lanes: 1,
+		})
 		control.RegisterControlServer(s.server, s)
 		go s.server.Serve(listener) //nolint:errcheck // it ends with Stop
 		t.Cleanup(s.server.Stop)
@@ -222,7 +255,8 @@ func serveStatus(t *testing.T, n int) []*statusServer {
 // the user named it or not.
 func TestSource(t *testing.T) {
 	agents := serveStatus(t, 3)
-	source := NewSource([]string{agents[0].address}, append(oip.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	source := NewSource([]string{agents[0].address},
+		append(oip.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	t.Cleanup(source.Close)
 	ask := func(note string) {
 		t.Helper()
@@ -239,18 +273,23 @@ func TestSource(t *testing.T) {
 		t.Errorf("the first agent asked: got the note %q", source.note(time.Second))
 	}
 	agents[0].server.Stop()
-	ask(fmt.Sprintf("q quits; asks %s every 1s, since %s cannot be reached: ", agents[1].address, agents[0].address))
+	ask(fmt.Sprintf("q quits; asks %s every 1s, since %s cannot be reached: ", agents[1].address,
+		agents[0].address))
 	ask("q quits; asks " + agents[1].address)
 	agents[1].server.Stop()
 	ask("q quits; asks " + agents[2].address)
 	agents[2].server.Stop()
-	if _, err := source.Ask(t.Context()); err == nil || !strings.Contains(err.Error(), agents[2].address+" cannot be reached: ") {
+	if _, err := source.Ask(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), agents[2].address+" cannot be reached: ") {
 		t.Errorf("without agents: got %v, want the one asked last", err)
 	}
 
 	// Members that have left are forgotten, servers that the user gave are not.
-	source.learn(&control.FleetStatus{View: &control.View{Members: []*control.Member{{Address: "b:1"}, {}}}})
-	if got, want := fmt.Sprint(source.addresses[1:]), fmt.Sprintf("[%s b:1]", agents[0].address); got != want {
+	source.learn(&control.FleetStatus{
+		View: &control.View{Members: []*control.Member{{Address: "b:1"}, {}}},
+	})
+	if got, want := fmt.Sprint(source.addresses[1:]), fmt.Sprintf("[%s b:1]",
+		agents[0].address); got != want {
 		t.Errorf("got addresses %s after %s, want %s", got, source.addresses[0], want)
 	}
 }

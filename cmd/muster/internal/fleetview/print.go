@@ -51,8 +51,11 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 		if len(free) > most {
 			free = append(free[:most], "...")
 		}
-		fmt.Fprintf(table, "%s\t%s\t%d x %d\t%s\t%d\t%s\t%s\t%s\n", m.GetName(), m.GetInstanceType(), m.GetLanes(), m.GetCores(),
-			terminal.OrDash(strings.Join(free, " ")), a.GetWaiting(), percent(a.GetBusy(), leadership.GetLeader() != ""), factor(a.GetFactor()), terminal.OrDash(strings.Join(statesOf(s, m, a), ", ")))
+		fmt.Fprintf(table, "%s\t%s\t%d x %d\t%s\t%d\t%s\t%s\t%s\n", m.GetName(),
+			m.GetInstanceType(), m.GetLanes(), m.GetCores(),
+			terminal.OrDash(strings.Join(free, " ")), a.GetWaiting(),
+			percent(a.GetBusy(), leadership.GetLeader() != ""), factor(a.GetFactor()),
+			terminal.OrDash(strings.Join(statesOf(s, m, a), ", ")))
 	}
 	if err := table.Flush(); err != nil {
 		return err
@@ -62,14 +65,16 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 	}
 	fmt.Fprintln(table, "\nMODEL\tVERSION\tQUERIES/S\tWITHIN QOS\tANSWERED\tLATE\tREFUSED")
 	for _, m := range s.GetModels() {
-		fmt.Fprintf(table, "%s\t%d\t%.1f\t%s\t%d\t%d\t%d\n", m.GetModel(), m.GetVersion(), m.GetRate(),
-			percent(m.GetWithinQos(), m.WithinQos != nil), m.GetAnswered(), m.GetLate(), m.GetRefused())
+		fmt.Fprintf(table, "%s\t%d\t%.1f\t%s\t%d\t%d\t%d\n", m.GetModel(), m.GetVersion(),
+			m.GetRate(),
+			percent(m.GetWithinQos(), m.WithinQos != nil), m.GetAnswered(), m.GetLate(),
+			m.GetRefused())
 	}
 	return table.Flush()
 }
 
-// versionsOf says how many agents are of which version of Muster, and what they speak; "" if all are
-// of one.
+// versionsOf says how many agents are of which version of Muster, and what they speak; "" if
+// all are of one.
 func versionsOf(members []*control.Member) string {
 	count := map[string]int{}
 	newest := uint32(0)
@@ -88,7 +93,8 @@ func versionsOf(members []*control.Member) string {
 	}
 	text := "agents: " + strings.Join(parts, ", ")
 	if agreed := control.Agreed(members); agreed < newest {
-		text += fmt.Sprintf("; until all speak version %d of the protocol, they speak %d", newest, agreed)
+		text += fmt.Sprintf("; until all speak version %d of the protocol, they speak %d", newest,
+			agreed)
 	}
 	return text
 }
@@ -111,7 +117,8 @@ func statesOf(s *control.FleetStatus, m *control.Member, a *control.AgentStatus)
 	if m.GetExecutor() != "" && m.GetExecutor() != "onnx" {
 		words = append(words, m.GetExecutor())
 	}
-	if leader := s.GetView().GetLeadership().GetLeader(); leader != "" && leader == cmp.Or(a.GetName(), m.GetName()) {
+	if leader := s.GetView().GetLeadership().GetLeader(); leader != "" &&
+		leader == cmp.Or(a.GetName(), m.GetName()) {
 		words = append(words, "leads")
 	}
 	return words

@@ -31,7 +31,9 @@ var (
 // a newline at the end. What does not fit is summed up in a line of its table.
 // A height of 0 is without bounds.
 func Draw(s *control.FleetStatus, width, height int) string {
-	tables := slices.DeleteFunc([]table{modelTable(s, width), agentTable(s, width), decisionTable(s, width)},
+	tables := slices.DeleteFunc([]table{
+		modelTable(s, width), agentTable(s, width), decisionTable(s, width),
+	},
 		func(t table) bool { return len(t.rows) == 0 })
 	lines := fleetHeader(s)
 	for i := range lines {
@@ -92,7 +94,8 @@ func share(lines int, tables []table) []int {
 	for ; lines > 0; lines-- {
 		best := -1
 		for i, t := range tables {
-			if given[i] < len(t.rows) && (best < 0 || float64(given[i])/t.weight < float64(given[best])/tables[best].weight) {
+			if given[i] < len(t.rows) && (best < 0 ||
+				float64(given[i])/t.weight < float64(given[best])/tables[best].weight) {
 				best = i
 			}
 		}
@@ -129,7 +132,12 @@ func fleetHeader(s *control.FleetStatus) []string {
 	}
 	l := s.GetView().GetLeadership()
 	if l.GetLeader() == "" {
-		return []string{size, fmt.Sprintf("NO LEADER (the last epoch was %d): gateways decide alone, and rates are not known", l.GetEpoch())}
+		return []string{
+			size,
+			fmt.Sprintf(
+				"NO LEADER (the last epoch was %d): gateways decide alone, and rates are not known",
+				l.GetEpoch()),
+		}
 	}
 	leader := fmt.Sprintf("; leader %s, epoch %d", l.GetLeader(), l.GetEpoch())
 	if l.GetSuccessor() != "" {
@@ -137,11 +145,15 @@ func fleetHeader(s *control.FleetStatus) []string {
 	}
 	load := fmt.Sprintf("rate %s/s", perSecond(s.GetRate()))
 	if limit := s.GetFluidLimit(); limit > 0 {
-		load += fmt.Sprintf(" %s %.0f %% of the fluid limit %s/s", bar(s.GetRate()/limit, 10), 100*s.GetRate()/limit, perSecond(limit))
+		load += fmt.Sprintf(" %s %.0f %% of the fluid limit %s/s", bar(s.GetRate()/limit, 10),
+			100*s.GetRate()/limit, perSecond(limit))
 	} else {
 		load += ", fluid limit unknown"
 	}
-	return []string{size + leader, fmt.Sprintf("%s, %d waiting (%d late)", load, s.GetWaiting(), s.GetWaitingLate())}
+	return []string{
+		size + leader,
+		fmt.Sprintf("%s, %d waiting (%d late)", load, s.GetWaiting(), s.GetWaitingLate()),
+	}
 }
 
 // modelTable has the versions that the members hold, and those that the leader
@@ -174,7 +186,8 @@ func modelTable(s *control.FleetStatus, width int) table {
 	name := min(longest(keys, len("MODEL")), max(12, width/4))
 	const form = "%s %6s %10s %8s %8s %10s %9s %9s"
 	t := table{
-		title:  fmt.Sprintf(form, fit("MODEL", name), "AGENTS", "TARGET", "RATE/S", "LATE 60S", "ANSWERED", "LATE", "REFUSED"),
+		title: fmt.Sprintf(form, fit("MODEL", name), "AGENTS", "TARGET", "RATE/S", "LATE 60S",
+			"ANSWERED", "LATE", "REFUSED"),
 		weight: 3,
 		rest:   func(from int) string { return "... " + counted(len(keys)-from, "more model") },
 	}
@@ -183,11 +196,13 @@ func modelTable(s *control.FleetStatus, width int) table {
 		target, rate, late, answered, lateQueries, refused := "-", "-", "-", "-", "-", "-"
 		r := row{}
 		if e.held.GetQosTargetNs() > 0 {
-			target = fmt.Sprintf("p%g %s", 100*e.held.GetQosPercentile(), brief(e.held.GetQosTargetNs()))
+			target = fmt.Sprintf("p%g %s", 100*e.held.GetQosPercentile(),
+				brief(e.held.GetQosTargetNs()))
 		}
 		if e.ModelStatus != nil {
 			rate = perSecond(e.GetRate())
-			answered, lateQueries, refused = count(e.GetAnswered()), count(e.GetLate()), count(e.GetRefused())
+			answered, lateQueries, refused = count(e.GetAnswered()), count(e.GetLate()), count(
+				e.GetRefused())
 			if e.WithinQos != nil {
 				within := e.GetWithinQos()
 				late = fmt.Sprintf("%.1f %%", 100*(1-within))
@@ -197,7 +212,8 @@ func modelTable(s *control.FleetStatus, width int) table {
 				}
 			}
 		}
-		r.text = fmt.Sprintf(form, fit(key, name), fmt.Sprint(e.agents), target, rate, late, answered, lateQueries, refused)
+		r.text = fmt.Sprintf(form, fit(key, name), fmt.Sprint(e.agents), target, rate, late,
+			answered, lateQueries, refused)
 		t.rows = append(t.rows, r)
 	}
 	return t
@@ -236,7 +252,8 @@ func agentTable(s *control.FleetStatus, width int) table {
 		}
 		return 3
 	}
-	slices.SortStableFunc(agents, func(a, b *entry) int { return cmp.Compare(trouble(a), trouble(b)) })
+	slices.SortStableFunc(agents,
+		func(a, b *entry) int { return cmp.Compare(trouble(a), trouble(b)) })
 
 	var names, types, notes []string
 	for _, e := range agents {
@@ -257,13 +274,16 @@ func agentTable(s *control.FleetStatus, width int) table {
 	name := min(longest(names, len("AGENT")), max(room-len(lanesTitle), 12))
 	lanes := max(8, min(room-name, 60))
 	line := func(agent, instanceType, lane, free, waiting, busy, factorText, note string) string {
-		text := fmt.Sprintf("%s %s %s %6s %4s %4s", fitName(agent, name), fit(instanceType, typ), fit(lane, lanes), free, waiting, busy)
+		text := fmt.Sprintf("%s %s %s %6s %4s %4s", fitName(agent, name), fit(instanceType, typ),
+			fit(lane, lanes), free, waiting, busy)
 		if factor {
 			text += fmt.Sprintf(" %6s", factorText)
 		}
 		return text + "  " + note
 	}
-	t := table{title: line("AGENT", "TYPE", lanesTitle, "FREE", "WAIT", "BUSY", "FACTOR", ""), weight: 4}
+	t := table{
+		title: line("AGENT", "TYPE", lanesTitle, "FREE", "WAIT", "BUSY", "FACTOR", ""), weight: 4,
+	}
 	for i, e := range agents {
 		r := row{}
 		switch trouble(e) {
@@ -286,7 +306,8 @@ func agentTable(s *control.FleetStatus, width int) table {
 				factorText = fmt.Sprintf("%.2f", e.GetFactor())
 			}
 		}
-		r.text = line(e.name, e.member.GetInstanceType(), lane, free, waiting, busy, factorText, notes[i])
+		r.text = line(e.name, e.member.GetInstanceType(), lane, free, waiting, busy, factorText,
+			notes[i])
 		t.rows = append(t.rows, r)
 	}
 	t.rest = func(from int) string {
@@ -301,7 +322,8 @@ func agentTable(s *control.FleetStatus, width int) table {
 				states[state]++
 			}
 		}
-		text := fmt.Sprintf("... %s, %s: %d waiting", counted(len(agents)-from, "more agent"), counted(lanes, "lane"), waiting)
+		text := fmt.Sprintf("... %s, %s: %d waiting", counted(len(agents)-from, "more agent"),
+			counted(lanes, "lane"), waiting)
 		if led {
 			text += fmt.Sprintf(", %.0f %% busy", 100*busy/max(1, float64(lanes)))
 		}
@@ -323,14 +345,17 @@ func decisionTable(s *control.FleetStatus, width int) table {
 	for _, d := range s.GetDecisions() {
 		words := strings.Fields(d)
 		if last := len(words) - 1; last >= 0 && strings.HasPrefix(words[last], "agent=") {
-			if i := slices.IndexFunc(words, func(w string) bool { return strings.HasPrefix(w, "lane=") }); i >= 0 {
+			if i := slices.IndexFunc(words,
+				func(w string) bool { return strings.HasPrefix(w, "lane=") }); i >= 0 {
 				words[i], words = words[last], words[:last]
 			}
 		}
-		// Nearly every attempt is the first; where there is little room the slack sums up the other numbers.
+		// Nearly every attempt is the first; where there is little room the slack sums
+		// up the other numbers.
 		words = slices.DeleteFunc(words, func(w string) bool {
 			name, _, _ := strings.Cut(w, "=")
-			return w == "attempt=1" || width < 100 && slices.Contains([]string{"cost", "latency", "waited", "wait"}, name)
+			return w == "attempt=1" ||
+				width < 100 && slices.Contains([]string{"cost", "latency", "waited", "wait"}, name)
 		})
 		t.rows = append(t.rows, row{text: strings.Join(words, " ")})
 	}

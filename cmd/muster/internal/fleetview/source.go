@@ -81,7 +81,9 @@ func (f *Source) askFirst(ctx context.Context) (*control.FleetStatus, error) {
 		terminal.PlainMessage(s)
 		return s, nil
 	case codes.Unimplemented:
-		return nil, fmt.Errorf("%s tells nothing of a fleet: it is no agent of Muster, or of an older version", address)
+		return nil, fmt.Errorf(
+			"%s tells nothing of a fleet: it is no agent of Muster, or of an older version",
+			address)
 	case codes.Unavailable:
 		return nil, fmt.Errorf("%s cannot be reached: %s", address, client.Reason(err))
 	case codes.DeadlineExceeded:
@@ -98,7 +100,8 @@ func (f *Source) learn(s *control.FleetStatus) {
 		known = append(known, m.GetAddress())
 	}
 	asked := f.addresses[0]
-	f.addresses = slices.DeleteFunc(f.addresses, func(a string) bool { return a != asked && !slices.Contains(known, a) })
+	f.addresses = slices.DeleteFunc(f.addresses,
+		func(a string) bool { return a != asked && !slices.Contains(known, a) })
 	for _, a := range known {
 		if a != "" && !slices.Contains(f.addresses, a) {
 			f.addresses = append(f.addresses, a)

@@ -13,11 +13,16 @@ import (
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
-// Watch shows the fleet on the terminal of in and out, first as given, until the user or ctx ends it.
-func Watch(ctx context.Context, source *Source, first *control.FleetStatus, interval time.Duration, in io.Reader, out io.Writer) error {
-	m := screen{ctx: ctx, source: source, interval: interval, status: first, note: source.note(interval)}
+// Watch shows the fleet on the terminal of in and out, first as given, until the user
+// or ctx ends it.
+func Watch(ctx context.Context, source *Source, first *control.FleetStatus, interval time.Duration,
+	in io.Reader, out io.Writer) error {
+	m := screen{
+		ctx: ctx, source: source, interval: interval, status: first, note: source.note(interval),
+	}
 	// The context ends with the process's signals already.
-	_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithoutSignalHandler(), tea.WithInput(in), tea.WithOutput(out)).Run()
+	_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithoutSignalHandler(), tea.WithInput(in),
+		tea.WithOutput(out)).Run()
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -80,7 +85,8 @@ func (m screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		if m.failing.IsZero() {
 			m.failing = msg.at
 		}
-		m.note = fmt.Sprintf("OLD NUMBERS: no answer for %v; %s", msg.at.Sub(m.failing).Round(time.Second), terminal.Plain(msg.err.Error()))
+		m.note = fmt.Sprintf("OLD NUMBERS: no answer for %v; %s",
+			msg.at.Sub(m.failing).Round(time.Second), terminal.Plain(msg.err.Error()))
 		return m, m.wait()
 	}
 	return m, nil
@@ -90,7 +96,8 @@ func (m screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 func (m screen) View() tea.View {
 	view := tea.View{AltScreen: true}
 	if m.width > 0 && m.height > 0 {
-		view.Content = lipgloss.PlaceVertical(m.height-1, lipgloss.Top, Draw(m.status, m.width, m.height-1)) +
+		view.Content = lipgloss.PlaceVertical(m.height-1, lipgloss.Top,
+			Draw(m.status, m.width, m.height-1)) +
 			"\n" + faint.Render(cut(m.note, m.width))
 	}
 	return view

@@ -1,4 +1,5 @@
-// Package terminal writes to people: what others chose as it can be printed, and how far long work is.
+// Package terminal writes to people: what others chose as it can be printed, and how
+// far long work is.
 package terminal
 
 import (
@@ -20,7 +21,8 @@ import (
 // obeys some characters and draws others in an order of their own, so whatever comes from others
 // passes Plain, or one of the functions below, on its way to one.
 
-// Plain is s with what cannot be printed as Go writes it in a string: ESC is \x1b, and a line's end \n.
+// Plain is s with what cannot be printed as Go writes it in a string: ESC is \x1b, and
+// a line's end \n.
 func Plain(s string) string {
 	if strings.IndexFunc(s, Unprintable) < 0 {
 		return s

@@ -85,7 +85,8 @@ func pack(archive, arch, library, packed string) error {
 		}
 		member, ok := s.member[arch]
 		if !ok {
-			return fmt.Errorf("no library for GOARCH %q in a %s: amd64 and arm64 are known", arch, s.name)
+			return fmt.Errorf("no library for GOARCH %q in a %s: amd64 and arm64 are known", arch,
+				s.name)
 		}
 		data, err := s.read(archive, member)
 		if err != nil {
@@ -93,7 +94,9 @@ func pack(archive, arch, library, packed string) error {
 		}
 		sum := sha256.Sum256(data)
 		if got := hex.EncodeToString(sum[:]); got != s.sum[arch] {
-			return fmt.Errorf("%s in %s has SHA-256 %s, want %s: not the library this version of Muster was made for", member, archive, got, s.sum[arch])
+			return fmt.Errorf(
+				"%s in %s has SHA-256 %s, want %s: not the library this version of Muster was "+
+					"made for", member, archive, got, s.sum[arch])
 		}
 		for _, notice := range s.notices {
 			want, err := s.read(archive, notice)
@@ -104,7 +107,8 @@ func pack(archive, arch, library, packed string) error {
 			if got, err := os.ReadFile(committed); err != nil {
 				return err
 			} else if !bytes.Equal(got, want) {
-				return fmt.Errorf("%s is not %s in %s: commit that of this version", committed, notice, archive)
+				return fmt.Errorf("%s is not %s in %s: commit that of this version", committed,
+					notice, archive)
 			}
 		}
 		if err := write(library, data); err != nil {

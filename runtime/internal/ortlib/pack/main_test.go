@@ -58,8 +58,10 @@ func TestPackRefuses(t *testing.T) {
 		{"a.zip", "amd64", "neither"},
 	} {
 		err := pack(filepath.Join(dir, test.archive), test.arch, library, packed)
-		if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), test.archive) && test.arch != "riscv64" {
-			t.Errorf("%s for %s: got error %v, want one with %q", test.archive, test.arch, err, test.want)
+		if err == nil || !strings.Contains(err.Error(), test.want) ||
+			!strings.Contains(err.Error(), test.archive) && test.arch != "riscv64" {
+			t.Errorf("%s for %s: got error %v, want one with %q", test.archive, test.arch, err,
+				test.want)
 		}
 	}
 	for _, path := range []string{library, packed} {
@@ -116,7 +118,8 @@ func TestPackNotices(t *testing.T) {
 	file("LICENSE", "new licence")
 	for _, old := range []string{"old notices", ""} {
 		committed := file("ThirdPartyNotices.txt", old)
-		if err := pack(archive, "amd64", out, packed); err == nil || !strings.Contains(err.Error(), committed) {
+		if err := pack(archive, "amd64", out, packed); err == nil ||
+			!strings.Contains(err.Error(), committed) {
 			t.Errorf("notices %q: got error %v, want one that names %s", old, err, committed)
 		}
 	}

@@ -21,7 +21,8 @@ func main() {
 	sbom := flag.String("sbom", "", "SBOM in JSON to add ONNX Runtime to")
 	libraries := flag.String("libraries", "", "folder of the library that the binary embeds")
 	flag.Parse()
-	if err := run(*sbom, filepath.Join(*libraries, "libonnxruntime.so."+ortlib.Version)); err != nil {
+	if err := run(*sbom, filepath.Join(*libraries, "libonnxruntime.so."+ortlib.Version)); err !=
+		nil {
 		fmt.Fprintln(os.Stderr, "sbom:", err)
 		os.Exit(1)
 	}
@@ -75,8 +76,10 @@ func add(sbom []byte, sum [sha256.Size]byte) ([]byte, error) {
 		"type": "library", "name": "onnxruntime", "version": ortlib.Version,
 		"supplier":    map[string]any{"name": "Microsoft Corporation"},
 		"description": "ONNX Runtime's library for CPUs, embedded in the binary",
-		"hashes":      []any{map[string]any{"alg": "SHA-256", "content": hex.EncodeToString(sum[:])}},
-		"licenses":    []any{map[string]any{"license": map[string]any{"id": "MIT"}}},
+		"hashes": []any{
+			map[string]any{"alg": "SHA-256", "content": hex.EncodeToString(sum[:])},
+		},
+		"licenses": []any{map[string]any{"license": map[string]any{"id": "MIT"}}},
 	})
 	on, _ := own["dependsOn"].([]any)
 	own["dependsOn"] = append(on, ref)
