@@ -253,14 +253,16 @@ func (h *horizon) plan(s *shard) {
 // first, provided that the others can still be in time after it.
 func (h *horizon) dispatch(s *shard, g int) {
 	grp := &h.groups[g]
+	if len(grp.rest) == 0 {
+		return
+	}
 	h.open = h.open[:0]
-	for _, held := range [...]int{0, 1} {
-		for _, l := range grp.lanes {
-			if len(l.held) == held && l.open() {
-				h.open = append(h.open, l)
-			}
+	for _, l := range grp.lanes {
+		if l.open() {
+			h.open = append(h.open, l)
 		}
 	}
+	slices.SortStableFunc(h.open, func(a, b *lane) int { return len(a.held) - len(b.held) })
 	for _, l := range h.open {
 		if len(grp.rest) == 0 {
 			return
