@@ -1,4 +1,7 @@
 package profiles
 
-// SetAlarmRate sets how many false alarms a query are expected, so that a test can see some.
-func (m *Monitor) SetAlarmRate(r float64) { m.alarmRate = r }
+// SetFalseAlarms sets how many suspicions an hour may be chance.
+func (m *Monitor) SetFalseAlarms(perHour float64) { m.falseAlarms = perHour }
+
+// Suspicious reports whether the monitor waits for what follows a block that differed.
+func (m *Monitor) Suspicious() bool { return m.suspicion != nil }

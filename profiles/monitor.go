@@ -9,29 +9,40 @@ import (
 	"gonum.org/v1/gonum/mathext"
 )
 
-// A Monitor watches the queries of one model arrive: the distribution of their batch
-// sizes over the last 10,000 (KAIROS section 5.2), their rate, and whether either has changed since
-// the reference was taken.
+// A Monitor watches the queries of one model arrive: the distribution of their batch sizes over the
+// last 10,000 (KAIROS section 5.2), their rate, and whether either has changed since the reference
+// was taken.
 //
 // Changes are tested for in blocks of 64, 256, 1,024 and 4,096 queries, so that a large change is
 // seen soon and a small one at all. The batch sizes of a block are compared with those of the
 // reference by a G-test over about 16 bins equally likely in the reference (from 256 queries on).
-// The time that a block takes is compared by an F-test, exact for Poisson arrivals and for gaps
-// with a gamma distribution; the variation of the gaps is taken from the reference, and at least
-// that of Poisson arrivals. Together they raise about one false alarm in 100 million queries.
+// The time that a block takes is compared by an F-test, exact for Poisson arrivals and for gaps with
+// a gamma distribution; the variation of the gaps is taken from the reference, and is at least that
+// of Poisson arrivals.
 //
-// A Monitor is not safe for concurrent use. Observe allocates only when a batch size
-// exceeds all before it, and once for a reference.
+// What a block shows is a suspicion. The monitor then waits for as many queries again, at least 1,000,
+// or for those of 30 s, and compares these with the reference. If they differ too, that is the change,
+// and they are what is known of the new demand. If they do not, a pause or a burst has passed: nothing
+// is told, and the reference stays.
+//
+// The thresholds follow from how many suspicions may be chance: one in 10,000 hours of steady load,
+// whatever the rate is. A block of n queries is expected to take n mean gaps, so its two tests may
+// each reject with the probability 1e-4 / hour * n * gap / (2 * 4).
+//
+// A Monitor is not safe for concurrent use. Observe allocates only when a batch size exceeds all
+// before it, and for a reference.
 type Monitor struct {
 	ring   [monitorWindow]arrival
 	next   int     // where the next query goes
 	held   int     // queries in the ring
 	counts []int32 // of the queries in the ring, by batch size
 
-	alarmRate float64 // false alarms a query
-	reference *reference
-	blocks    [len(blockSizes)]block
-	change    *Change
+	falseAlarms float64 // suspicions by chance, an hour
+	reference   *reference
+	blocks      [len(blockSizes)]block
+	suspicion   *block // the queries since a block differed; nil: none has
+	settling    int    // so many make up the suspicion
+	change      *Change
 }
 
 type arrival struct {
@@ -41,10 +52,14 @@ type arrival struct {
 
 const (
 	monitorWindow = 10_000
-	// A reference is taken of at least so many queries.
+	// A reference is taken of at least so many queries, but after a change of those of settleTime.
 	leastReference = 1_000
+	settleTime     = 30 * time.Second
 	referenceBins  = 16
-	alarmRate      = 1e-8
+	falseAlarms    = 1e-4
+	// What follows a suspicion differs from the reference if chance makes such a difference with a
+	// lower probability.
+	confirmed = 1e-4
 )
 
 // blockSizes are the numbers of queries after which a test is made.
@@ -55,10 +70,10 @@ const leastSizesBlock = 256
 
 // A reference is what the queries were like when it was taken.
 type reference struct {
+	Demand
 	edges   []int // the largest batch size of each bin but the last
 	counts  []float64
 	queries float64
-	sizes   float64 // mean batch size
 	gap     float64 // mean, s
 	// Squared coefficient of variation of the gaps, at least 1.
 	variation float64
@@ -68,7 +83,6 @@ type reference struct {
 type block struct {
 	queries int
 	counts  []float64 // by the reference's bins
-	sizes   float64   // sum of batch sizes
 	start   time.Time // of the query before the first
 }
 
@@ -79,31 +93,41 @@ type ChangeKind string
 const (
 	BatchSizesChanged ChangeKind = "batch sizes"
 	RateChanged       ChangeKind = "arrival rate"
+	BothChanged       ChangeKind = "batch sizes and arrival rate"
 )
 
 // A Change is a difference between recent queries and the reference that is not chance.
 type Change struct {
 	Kind ChangeKind
-	// At is when the last of the recent queries arrived, and Queries their number.
-	At      time.Time
-	Queries int
+	// Seen is when a block of queries first differed, At when the last of the recent queries arrived,
+	// and Queries their number.
+	Seen, At time.Time
+	Queries  int
 	// P is the probability that chance alone makes such a difference.
 	P float64
-	// Mean batch size and queries/s of the reference and of the recent queries.
-	BatchSizeBefore, BatchSize float64
-	RateBefore, Rate           float64
+	// Before is what the queries of the reference were like, Now the recent ones.
+	Before, Now Demand
+}
+
+// A Demand is what queries are like.
+type Demand struct {
+	Rate float64 // queries/s
+	// MeanSize is the mean batch size, and LargeSize that which a twentieth of the queries exceed.
+	MeanSize  float64
+	LargeSize int
+}
+
+func (d Demand) String() string {
+	return fmt.Sprintf("%.4g queries/s, mean batch size %.4g, 5 %% above %d", d.Rate, d.MeanSize, d.LargeSize)
 }
 
 func (c Change) String() string {
-	return fmt.Sprintf(
-		"%s changed: mean batch size %.4g to %.4g, rate %.4g/s to %.4g/s (last %d queries, p = "+
-			"%.1g)",
-		c.Kind, c.BatchSizeBefore, c.BatchSize, c.RateBefore, c.Rate, c.Queries, c.P)
+	return fmt.Sprintf("%s changed: from %v to %v (last %d queries, p = %.1g)", c.Kind, c.Before, c.Now, c.Queries, c.P)
 }
 
-// NewMonitor returns a monitor that has seen nothing. Its reference is the first 1,000
-// queries.
-func NewMonitor() *Monitor { return &Monitor{alarmRate: alarmRate} }
+// NewMonitor returns a monitor that has seen nothing. Its reference is the first 1,000 queries, and
+// the first 10,000 when they have come without a change.
+func NewMonitor() *Monitor { return &Monitor{falseAlarms: falseAlarms} }
 
 // Observe notes the arrival of a query. A batch size outside 1..MaxBatchSize is an
 // error and not counted. A now before that of the query before is taken as the same.
@@ -136,21 +160,38 @@ func (m *Monitor) Observe(batch int, now time.Time) error {
 		return nil
 	}
 	bin := sort.SearchInts(m.reference.edges, batch)
+	if b := m.suspicion; b != nil {
+		b.add(batch, bin, before)
+		if b.queries >= m.settling || b.queries >= blockSizes[0] && now.Sub(b.start) >= settleTime {
+			m.settle(now)
+		}
+		return nil
+	}
 	for i := range m.blocks {
 		b := &m.blocks[i]
-		if b.queries == 0 {
-			b.start = before
-		}
-		b.queries++
-		b.sizes += float64(batch)
-		b.counts[bin]++
+		b.add(batch, bin, before)
 		if b.queries == blockSizes[i] {
-			m.test(b, now)
+			if m.change == nil && m.suspect(b, now) {
+				m.suspicion, m.settling = m.newBlock(), max(leastReference, b.queries)
+				break
+			}
 			clear(b.counts)
-			b.queries, b.sizes = 0, 0
+			b.queries = 0
 		}
 	}
+	if m.held == monitorWindow && m.reference.queries < monitorWindow && m.suspicion == nil && m.change == nil {
+		m.takeReference()
+	}
 	return nil
+}
+
+// add counts a query; before is when the one before it came.
+func (b *block) add(batch, bin int, before time.Time) {
+	if b.queries == 0 {
+		b.start = before
+	}
+	b.queries++
+	b.counts[bin]++
 }
 
 // at returns the i-th oldest arrival held.
@@ -169,8 +210,8 @@ func (m *Monitor) forget(n int) {
 // Queries returns how many queries Distribution is of: at most 10,000.
 func (m *Monitor) Queries() int { return m.held }
 
-// Distribution returns the distribution of batch sizes of the last 10,000 queries, or of those
-// since Rebase dropped the ones before a change; nil if there was none.
+// Distribution returns the distribution of batch sizes of the last 10,000 queries, or of those since
+// the last suspicion; nil if there was none.
 func (m *Monitor) Distribution() Distribution {
 	var d Distribution
 	for batch, n := range m.counts {
@@ -207,22 +248,12 @@ func (m *Monitor) Change() (Change, bool) {
 	return *m.change, true
 }
 
-// Rebase makes the queries held the reference, and if they are fewer than 1,000, those and the
-// next: to be called when something was planned for them. If a change was seen, queries older than
-// those that showed it are dropped first, so that Distribution is of the new kind only.
+// Rebase makes the queries held the reference, and if they are fewer than 1,000 and no change was
+// seen, those and the next: to be called when something was planned for them.
 func (m *Monitor) Rebase() {
-	if m.change != nil {
-		keep := m.change.Queries
-		for i := m.held - 1; i >= 0 && m.at(i).at.After(m.change.At); i-- {
-			keep++
-		}
-		if keep < m.held {
-			m.forget(m.held - keep)
-		}
+	m.reference, m.suspicion = nil, nil
+	if m.change != nil || m.held >= leastReference {
 		m.change = nil
-	}
-	m.reference = nil
-	if m.held >= leastReference {
 		m.takeReference()
 	}
 }
@@ -241,7 +272,6 @@ func (m *Monitor) takeReference() {
 	}
 	least := r.queries / referenceBins
 	for batch, n := range m.counts {
-		r.sizes += float64(n) * float64(batch) / r.queries
 		count := float64(n)
 		if count >= least && batch > 1 && (len(r.edges) == 0 ||
 			r.edges[len(r.edges)-1] != batch-1) {
@@ -259,46 +289,84 @@ func (m *Monitor) takeReference() {
 		r.counts = append(r.counts, bin)
 	}
 
+	r.MeanSize, r.LargeSize = m.sizes()
 	gaps := float64(m.held - 1)
 	r.gap = m.at(m.held-1).at.Sub(m.at(0).at).Seconds() / gaps
 	var squares float64
 	for i := 1; i < m.held; i++ {
 		squares += math.Pow(m.at(i).at.Sub(m.at(i-1).at).Seconds()-r.gap, 2)
 	}
-	r.variation = 1
+	r.Rate, r.variation = rate(1, r.gap), 1
 	if r.gap > 0 {
 		r.variation = max(1, squares/gaps/(r.gap*r.gap))
 	}
 	m.reference = r
+	m.newBlocks()
+}
+
+// newBlocks starts the blocks anew.
+func (m *Monitor) newBlocks() {
 	for i := range m.blocks {
-		m.blocks[i] = block{counts: make([]float64, len(r.counts))}
+		m.blocks[i] = *m.newBlock()
 	}
 }
 
-// test compares a full block that ends now with the reference.
-func (m *Monitor) test(b *block, now time.Time) {
-	if m.change != nil {
-		return
-	}
-	r := m.reference
-	n := float64(b.queries)
-	span := now.Sub(b.start).Seconds()
-	// Each block has its part of the false alarms, each of the tests of a block half of it.
-	limit := m.alarmRate * n / float64(len(blockSizes)) / 2
-	kind, p := RateChanged, spanTest(span, n, r)
-	if b.queries >= leastSizesBlock {
-		if q := sizesTest(b.counts, n, r); q < p {
-			kind, p = BatchSizesChanged, q
+func (m *Monitor) newBlock() *block { return &block{counts: make([]float64, len(m.reference.counts))} }
+
+// sizes returns the mean batch size of the queries held, and that which a twentieth of them exceed.
+func (m *Monitor) sizes() (mean float64, large int) {
+	below := 0
+	for batch, n := range m.counts {
+		mean += float64(n) * float64(batch) / float64(m.held)
+		if below*20 < m.held*19 {
+			large = batch
 		}
+		below += int(n)
 	}
-	if p >= limit {
+	return mean, large
+}
+
+// compare returns with what probability chance makes the block, which ends now, differ as much as it
+// does from the reference, in its batch sizes and in its rate.
+func (m *Monitor) compare(b *block, now time.Time) (sizes, rate float64) {
+	n := float64(b.queries)
+	rate = spanTest(now.Sub(b.start).Seconds(), n, m.reference)
+	sizes = 1
+	if b.queries >= leastSizesBlock {
+		sizes = sizesTest(b.counts, n, m.reference)
+	}
+	return sizes, rate
+}
+
+// suspect reports whether a full block that ends now differs from the reference.
+func (m *Monitor) suspect(b *block, now time.Time) bool {
+	const tests = 2 * len(blockSizes)
+	limit := m.falseAlarms / 3600 * float64(b.queries) * m.reference.gap / float64(tests)
+	sizes, rate := m.compare(b, now)
+	return min(sizes, rate) < max(limit, 1e-30) // where the reference's queries came all at once it is 0
+}
+
+// settle makes a change of what has come since the suspicion, if that differs from the reference too.
+func (m *Monitor) settle(now time.Time) {
+	b := m.suspicion
+	m.suspicion = nil
+	sizes, span := m.compare(b, now)
+	if min(sizes, span) >= confirmed {
+		m.newBlocks()
 		return
 	}
-	m.change = &Change{
-		Kind: kind, At: now, Queries: b.queries, P: p,
-		BatchSizeBefore: r.sizes, BatchSize: b.sizes / n, RateBefore: rate(1, r.gap),
-		Rate: rate(n, span),
+	m.forget(m.held - b.queries)
+	c := &Change{Kind: BothChanged, Seen: b.start, At: now, Queries: b.queries, P: min(sizes, span), Before: m.reference.Demand}
+	switch {
+	case span >= confirmed:
+		c.Kind = BatchSizesChanged
+	case sizes >= confirmed:
+		c.Kind = RateChanged
 	}
+	c.Now.Rate = rate(float64(b.queries), now.Sub(b.start).Seconds())
+	c.Now.MeanSize, c.Now.LargeSize = m.sizes()
+	m.change = c
+	m.takeReference()
 }
 
 func rate(n, seconds float64) float64 {
