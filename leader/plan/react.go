@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/muster-serve/muster/profiles"
@@ -14,8 +15,87 @@ import (
 // of instances that start.
 const DefaultThreshold = 0.05
 
-// A Replanner decides whether a fleet should change when its demand has, as profiles.Monitor tells.
-// Its planner says to what: kairos in one shot, ribbon from what it explored before.
+// React plans for a demand that has changed, in what way says kind. The weights of p's models are the
+// rates at which they are asked for now, queries/s; its objective, budget and rate are not read. The
+// answer comes at once, by fluid limits, as no configuration is evaluated:
+//
+//   - Where only batch sizes have changed it is KAIROS's: what serves most for the price of what runs.
+//   - Where the rate has changed, the money may be too little or too much, and it is RIBBON's: what
+//     serves that rate at the least cost.
+//
+// The planner is [Fluid] for both, as in its one shot it found better fleets than [Kairos], whose
+// bound is for one model, and as good ones as [Ribbon] within 7 %, which has to evaluate some dozen.
+func React(ctx context.Context, kind profiles.ChangeKind, p *Problem, current Configuration) (*Decision, error) {
+	asked := *p
+	asked.Objective, asked.Budget, asked.Rate = LeastCost, 0, 0
+	for i := range p.Models {
+		asked.Rate += p.Models[i].weight()
+	}
+	replanner := &Replanner{Planner: coarse{Fluid{Top: 1}}}
+	if kind != profiles.BatchSizesChanged {
+		return replanner.Decide(ctx, current, &asked, nil)
+	}
+	most := asked
+	most.Objective, most.Budget = MostThroughput, p.Price(current)
+	d, err := replanner.Decide(ctx, current, &most, nil)
+	if err != nil || d.Plan.serves(&asked) {
+		return d, err
+	}
+	d.Reason += fmt.Sprintf("; neither is sure to serve the %.4g queries/s that are asked for", asked.Rate)
+	if r, err := (coarse{Fluid{Top: 1}}).Plan(ctx, &asked, nil); err == nil {
+		d.Reason += fmt.Sprintf(", %s at %.4g $/hr would", p.Name(r.Plans[0].Configuration), r.Plans[0].Price)
+	}
+	return d, nil
+}
+
+// SureTarget is the share of queries to plan for so that the target holds although batch sizes are
+// known of a sample of queries only: of a hundredth that may be late, a thousand queries may show none
+// too many, and a plan without a type that answers the largest ones would meet the target of those
+// queries alone. It is two standard errors above the target.
+func SureTarget(target float64, queries int) float64 {
+	return min(target+2*math.Sqrt(target*(1-target)/float64(max(1, queries))), max(target, 0.9999))
+}
+
+// coarse plans large fleets in steps of several instances, so that there are at most mostCoarse
+// configurations to choose from: a leader has neither the memory nor the time for millions.
+type coarse struct{ planner Planner }
+
+const mostCoarse = 100_000
+
+// Plan plans; what it returns describes the first plan of its planner.
+func (c coarse) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, error) {
+	a, err := analyse(p, p.efficiency())
+	if err != nil {
+		return nil, err
+	}
+	part := *p
+	for step := 1; ; step *= 2 {
+		part.Budget, part.Rate = a.Problem.Budget/float64(step), p.Rate/float64(step)
+		most, budget, err := part.limits()
+		if err != nil {
+			return nil, err
+		}
+		if part.count(most, budget) > mostCoarse {
+			continue
+		}
+		r, err := c.planner.Plan(ctx, &part, e)
+		if err != nil || step == 1 {
+			return r, err
+		}
+		whole := r.Plans[0].Configuration.Clone()
+		for i := range whole {
+			whole[i] *= step
+		}
+		plan, err := a.Plan(whole, fmt.Sprintf("%s, in steps of %d instances", r.Plans[0].Reason, step))
+		if err != nil {
+			return nil, err
+		}
+		return &Result{Plans: []Plan{plan}, SearchSpace: r.SearchSpace, Notes: r.Notes}, nil
+	}
+}
+
+// A Replanner decides whether a fleet should change when its demand has, as profiles.Monitor tells. Its
+// planner says to what: kairos in one shot, ribbon from what it explored before.
 type Replanner struct {
 	Planner Planner
 	// Threshold is the least gain for which to change, as a share: 0.05 is 5 %; 0 means
