@@ -201,9 +201,8 @@ func (a *Agent) open() (err error) {
 		Catalogue: a.catalogue, Library: a.library, InstanceType: a.instanceType,
 		Gateway: id, Leading: following{a},
 		Own: func() *control.Member { return a.members.Own() },
-		ToldByLeader: func(prices []*control.TypePrice, profiles []*control.Profile,
-			ahead time.Duration) {
-			a.members.ToldByLeader(prices, profiles, ahead)
+		ToldByLeader: func(m *control.LeaderMessage) {
+			a.members.ToldByLeader(m)
 		},
 		Callers: serve.Callers{Guard: a.guard}, Draining: a.draining.Load,
 		Full:     func(ctx context.Context) error { return a.server.Full(ctx) },

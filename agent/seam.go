@@ -18,9 +18,10 @@ type fleet struct {
 	worker  *worker.Worker
 }
 
-func (f fleet) Self() string             { return f.members.Self() }
-func (f fleet) View() *control.View      { return f.members.View() }
-func (f fleet) Changed() <-chan struct{} { return f.members.Changed() }
+func (f fleet) Self() string                { return f.members.Self() }
+func (f fleet) View() *control.View         { return f.members.View() }
+func (f fleet) Proposal() *control.Proposal { return f.members.Proposal() }
+func (f fleet) Changed() <-chan struct{}    { return f.members.Changed() }
 
 func (f fleet) Dial(name string) (grpc.ClientConnInterface, error) { return f.members.Dial(name) }
 

@@ -37,6 +37,8 @@ type Fleet interface {
 	// Changed returns a channel that is closed at the next change of the view's
 	// members.
 	Changed() <-chan struct{}
+	// Proposal is the last plan that a leader has told this agent; nil: none.
+	Proposal() *control.Proposal
 	// Dial returns the connection to a member, which is shared and not to be closed.
 	Dial(name string) (grpc.ClientConnInterface, error)
 	// Gone reports whether a member's process has ended: its address refuses a connection.

@@ -218,6 +218,18 @@ func (n *testNode) View() *control.View {
 
 func (n *testNode) Changed() <-chan struct{} { return n.world.change.Next() }
 
+// Proposal is the last that a leader told on a link.
+func (n *testNode) Proposal() (p *control.Proposal) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, m := range n.told {
+		if m.Proposal != nil {
+			p = m.Proposal
+		}
+	}
+	return p
+}
+
 func (n *testNode) Dial(name string) (grpc.ClientConnInterface, error) {
 	if o := n.world.node(name); o != nil {
 		return &testConn{o}, nil

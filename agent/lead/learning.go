@@ -151,6 +151,7 @@ func (s *learning) look(now time.Time) (next time.Duration) {
 		s.problem = err.Error()
 		s.term.leader.log.Warn("not all advice can be given", "error", err)
 	}
+	s.term.planning.changed(s.state.DemandChanges())
 	if advice != nil {
 		s.term.post(func() { s.term.advise(advice) })
 	}

@@ -76,6 +76,10 @@ type metrics struct {
 	refusals  prometheus.Counter
 	ahead     prometheus.Gauge
 	limit     prometheus.Gauge
+
+	demandChanges *prometheus.CounterVec
+	instances     *prometheus.GaugeVec
+	gain          prometheus.Gauge
 }
 
 // newLeaderMetrics registers them.
@@ -111,10 +115,26 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 			"The highest rate, queries/s, that the lanes could serve if queries were like water; "+
 				"0: unknown."),
 	}
+	m.demandChanges = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "muster_demand_changes_total", Help: "Times that what is asked of a model changed, by what did.",
+	}, []string{"model", "version", "kind"})
+	m.instances = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "muster_proposed_instances", Help: "Instances of the last plan for a changed demand, by type; what ran when it was made, where it is not worth changing.",
+	}, []string{"instance_type"})
+	m.gain = gauge("muster_proposed_gain", "By which share the last plan for a changed demand serves more than what ran, or costs less; below 0: costs more.")
 	m.matched = m.decisions.WithLabelValues(match.Assign.String(), match.Matched.String())
-	registry.MustRegister(m.decisions, m.loopDelay, m.elections, m.leads, m.epoch, m.gateways,
-		m.overdue, m.refusals, m.ahead, m.limit)
+	registry.MustRegister(m.decisions, m.loopDelay, m.elections, m.leads, m.epoch, m.gateways, m.overdue, m.refusals, m.ahead, m.limit,
+		m.demandChanges, m.instances, m.gain)
 	return m
+}
+
+// proposed shows a plan.
+func (m *metrics) proposed(p *control.Proposal) {
+	m.instances.Reset()
+	for _, i := range p.GetProposed() {
+		m.instances.WithLabelValues(i.GetType()).Set(float64(i.GetCount()))
+	}
+	m.gain.Set(p.GetGain())
 }
 
 func (m *metrics) decided(d *match.Decision) {

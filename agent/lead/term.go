@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
@@ -17,7 +18,7 @@ import (
 
 // A term is one leadership of this agent, from its election until it steps
 // down. One goroutine, run's, owns the state, which decides everything, and all that is below it
-// here; everything else reaches it by post. Two more belong to a term: the learning loop,
+// here; everything else reaches it by post. More belong to a term: the learning and the planning loop,
 // and for each gateway one that writes to it.
 type term struct {
 	leader *Leader
@@ -30,6 +31,7 @@ type term struct {
 	// while the loop is in one step.
 	inbox    chan task
 	learning *learning
+	planning *planning
 
 	start    time.Time
 	now      time.Time
@@ -38,10 +40,10 @@ type term struct {
 	recorder *leader.Recorder
 	record   *os.File
 
-	gateways map[uint64]*gateway // those connected
-	touched  []*gateway          // have something to be sent
-	// the members that have greeted, as they last described themselves
-	described map[string]*control.Member
+	gateways  map[uint64]*gateway        // those connected
+	touched   []*gateway                 // have something to be sent
+	proposal  *control.Proposal          // the last one, by this agent or the leader before; nil: none
+	described map[string]*control.Member // the members that have greeted, as they last described themselves
 	viewed    map[*control.Member]*leader.Member
 }
 
@@ -58,7 +60,7 @@ func newTerm(l *Leader, claim election.Claim, former *term) *term {
 		gateways: map[uint64]*gateway{}, described: map[string]*control.Member{},
 	}
 	t.ctx, t.cancel = context.WithCancel(l.ctx)
-	t.learning = newLearning(t)
+	t.learning, t.planning = newLearning(t), newPlanning(t)
 	return t
 }
 
@@ -95,12 +97,10 @@ func (t *term) run() {
 		return
 	}
 	defer t.close()
-	learned := make(chan struct{})
-	go func() {
-		defer close(learned)
-		t.learning.run(t.ctx)
-	}()
-	defer func() { <-learned }()
+	var beside sync.WaitGroup
+	beside.Go(func() { t.learning.run(t.ctx) })
+	beside.Go(func() { t.planning.run(t.ctx) })
+	defer beside.Wait()
 	defer t.cancel()
 
 	timer := time.NewTimer(0)
@@ -158,6 +158,9 @@ func (t *term) open() bool {
 		return false
 	}
 	t.learning.suggest(view)
+	if t.proposal = l.fleet.Proposal(); t.proposal != nil {
+		l.metrics.proposed(t.proposal)
+	}
 	t.viewChanged()
 	t.step(leader.Event{Kind: leader.TimePassed})
 	return true
@@ -345,7 +348,7 @@ func (t *term) introduce(m *control.LeaderMessage) {
 		Kind: election.Heartbeat, Claim: t.claim, Successor: m.Leadership.GetSuccessor(),
 	}))
 	t.call(func() {
-		m.Prices, m.AheadNs = pricesOf(t.state.Prices()), int64(t.state.Ahead())
+		m.Prices, m.AheadNs, m.Proposal = pricesOf(t.state.Prices()), int64(t.state.Ahead()), t.proposal
 		m.Profiles = profilesOf(t.state.Latencies())
 	})
 }
@@ -416,6 +419,12 @@ func (t *term) advise(a *leader.Advice) {
 		t.leader.metrics.limit.Set(a.Limit)
 	}
 	t.step(leader.Event{Kind: leader.Learned, Advice: a})
+}
+
+// propose tells all members of a plan.
+func (t *term) propose(p *control.Proposal) {
+	t.proposal = p
+	t.leader.links.tell(t, func(m *control.LeaderMessage) { m.Proposal = p })
 }
 
 // tellLeadership tells the gateways who leads, and who will next.

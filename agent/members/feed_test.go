@@ -158,12 +158,11 @@ func TestFeed(t *testing.T) {
 						Draining: rng.IntN(2) == 0, Revision: 1,
 					}.Encode(), false)
 			case 6:
-				k.ToldByLeader([]*control.TypePrice{{Type: "t", PerMs: float64(rng.IntN(5))}},
-					[]*control.Profile{
-						{Model: "ncf/1", Type: fmt.Sprint("t", i), Table: []byte{
-							byte(rng.IntN(3)), 1,
-						}},
-					}, time.Duration(rng.IntN(3)))
+				k.ToldByLeader(&control.LeaderMessage{
+					Prices:   []*control.TypePrice{{Type: "t", PerMs: float64(rng.IntN(5))}},
+					Profiles: []*control.Profile{{Model: "ncf/1", Type: fmt.Sprint("t", i), Table: []byte{byte(rng.IntN(3)), 1}}},
+					AheadNs:  int64(rng.IntN(3)),
+				})
 			case 7:
 				k.update(sampleMember("self", rng.IntN(3)))
 			}

@@ -103,15 +103,15 @@ type Members struct {
 	// lastUndescribed is when a stranger was last logged that fails to describe itself.
 	lastUndescribed time.Time
 
-	prices   []*control.TypePrice
-	ahead    time.Duration
-	profiles map[control.ProfileKey]*control.Profile
-	absent   profiles.Absence[control.ProfileKey]
-	current  *control.View     // nil when it has to be built anew, from
-	members  []*control.Member // nil when they have to be gathered
-	// those that Estimates add among them; nil when they have to be gathered
-	all       []*control.Profile
-	learnedAt uint64 // what Learned said when all was gathered
+	prices    []*control.TypePrice
+	ahead     time.Duration
+	proposal  *control.Proposal // nil: none was told
+	profiles  map[control.ProfileKey]*control.Profile
+	absent    profiles.Absence[control.ProfileKey]
+	current   *control.View      // nil when it has to be built anew, from
+	members   []*control.Member  // nil when they have to be gathered
+	all       []*control.Profile // those that Estimates add among them; nil when they have to be gathered
+	learnedAt uint64             // what Learned said when all was gathered
 }
 
 // An other is another agent.
@@ -530,26 +530,35 @@ func (ms *Members) heardLoad(name string, b []byte, at time.Time) (control.Heard
 	return o.load, true
 }
 
-// ToldByLeader takes what the leader that this agent obeys says of prices, profiles and
-// the way to lanes.
-func (ms *Members) ToldByLeader(prices []*control.TypePrice, profiles []*control.Profile,
-	ahead time.Duration) {
-	if len(prices) == 0 && len(profiles) == 0 && ahead == 0 {
-		return
-	}
+// ToldByLeader takes what the leader that this agent obeys says of prices, profiles, the way to lanes
+// and what it proposes.
+func (ms *Members) ToldByLeader(m *control.LeaderMessage) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
-	if len(prices) > 0 {
-		ms.prices = prices
+	if m.Proposal != nil {
+		ms.proposal = m.Proposal
 	}
-	for _, p := range profiles {
+	if len(m.Prices) == 0 && len(m.Profiles) == 0 && m.AheadNs == 0 {
+		return
+	}
+	if len(m.Prices) > 0 {
+		ms.prices = m.Prices
+	}
+	for _, p := range m.Profiles {
 		ms.profiles[p.Key()] = p
 		ms.all = nil
 	}
-	if ahead > 0 {
-		ms.ahead = ahead
+	if m.AheadNs > 0 {
+		ms.ahead = control.Duration(m.AheadNs)
 	}
 	ms.touch()
+}
+
+// Proposal is the last plan that a leader has told this agent; nil: none. It must not be changed.
+func (ms *Members) Proposal() *control.Proposal {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	return ms.proposal
 }
 
 // KeepTold is how long a profile is kept of lanes that no member has, or of a version that none of

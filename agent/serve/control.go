@@ -171,6 +171,7 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 	if leader == s.config.Name {
 		s.config.Leading.Status(status)
 	}
+	status.Proposal = s.config.Members.Proposal() // every agent knows it, be there a leader or none
 	known := map[string]*control.AgentStatus{}
 	for _, a := range status.Agents {
 		known[a.Name] = a
@@ -199,7 +200,9 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 	}
 	// The leader may know of models that are in nobody's view any more, and decisions tell of all.
 	status.View, status.Decisions = members.Visible(view, sees), nil
-	status.Models = slices.DeleteFunc(status.Models,
-		func(m *control.ModelStatus) bool { return !sees(m.Model) })
+	status.Models = slices.DeleteFunc(status.Models, func(m *control.ModelStatus) bool { return !sees(m.Model) })
+	if !sees(status.Proposal.GetModel()) {
+		status.Proposal = nil
+	}
 	return status, nil
 }

@@ -7,7 +7,6 @@ import (
 	"io"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
@@ -41,10 +40,8 @@ type followedLink struct {
 	mu       sync.Mutex
 	unsaid   *control.WorkerMessage // nil: nothing
 	overflow bool                   // of completions
-	// What the other end has said, for when it is followed.
-	prices   []*control.TypePrice
-	profiles []*control.Profile
-	ahead    time.Duration // 0: nothing new
+	// What the other end has said, for when it is followed; nil: nothing new.
+	news *control.LeaderMessage
 }
 
 // tellLeader tells the leader that this agent follows, on each of its links: one that it gave up
@@ -88,28 +85,36 @@ func (k *followedLink) next() (*control.WorkerMessage, error) {
 	return m, nil
 }
 
-// told keeps what the other end says of prices, profiles and the way to lanes.
+// told keeps what the other end says of prices, profiles, the way to lanes and what it proposes.
 func (k *followedLink) told(m *control.LeaderMessage) {
+	if len(m.Prices)+len(m.Profiles) == 0 && m.AheadNs <= 0 && m.Proposal == nil {
+		return
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if len(m.Prices) > 0 {
-		k.prices = m.Prices
+	if k.news == nil {
+		k.news = &control.LeaderMessage{}
 	}
-	k.profiles = append(k.profiles, m.Profiles...)
-	k.profiles = k.profiles[max(0, len(k.profiles)-mostProfiles):]
+	if len(m.Prices) > 0 {
+		k.news.Prices = m.Prices
+	}
+	k.news.Profiles = append(k.news.Profiles, m.Profiles...)
+	k.news.Profiles = k.news.Profiles[max(0, len(k.news.Profiles)-mostProfiles):]
 	if m.AheadNs > 0 {
-		k.ahead = control.Duration(m.AheadNs)
+		k.news.AheadNs = m.AheadNs
+	}
+	if m.Proposal != nil {
+		k.news.Proposal = m.Proposal
 	}
 }
 
-// take returns what was said and not yet taken.
-func (k *followedLink) take() (prices []*control.TypePrice, profiles []*control.Profile,
-	ahead time.Duration) {
+// take returns what was said and not yet taken, nil for nothing.
+func (k *followedLink) take() *control.LeaderMessage {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	prices, profiles, ahead = k.prices, k.profiles, k.ahead
-	k.prices, k.profiles, k.ahead = nil, nil, 0
-	return prices, profiles, ahead
+	news := k.news
+	k.news = nil
+	return news
 }
 
 // Link serves a Link: it greets, passes on what the election says, obeys if the other end
@@ -205,7 +210,9 @@ func ended(err error) error {
 // that this agent follows.
 func (w *Worker) obey(k *followedLink) {
 	if w.config.Leading.Leadership().GetLeader() == k.from {
-		w.config.ToldByLeader(k.take())
+		if news := k.take(); news != nil {
+			w.config.ToldByLeader(news)
+		}
 	}
 }
 

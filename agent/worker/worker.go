@@ -71,7 +71,7 @@ type Config struct {
 	// Own is what this agent is; it must not be changed.
 	Own func() *control.Member
 	// ToldByLeader takes what the leader that this agent follows says.
-	ToldByLeader func(prices []*control.TypePrice, profiles []*control.Profile, ahead time.Duration)
+	ToldByLeader func(*control.LeaderMessage)
 	Callers      Callers
 	// Full refuses a query of a call whose size is not known yet if there is no room;
 	// nil if there is.

@@ -1473,6 +1473,7 @@ type LeaderMessage struct {
 	Profiles      []*Profile             `protobuf:"bytes,4,rep,name=profiles,proto3" json:"profiles,omitempty"`               // those that changed
 	From          string                 `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`                       // the sender's name
 	AheadNs       int64                  `protobuf:"varint,6,opt,name=ahead_ns,json=aheadNs,proto3" json:"ahead_ns,omitempty"` // how long before a lane is free the leader gives it the next query; 0: as before
+	Proposal      *Proposal              `protobuf:"bytes,7,opt,name=proposal,proto3" json:"proposal,omitempty"`               // sent when there is another, and with the first message
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1547,6 +1548,13 @@ func (x *LeaderMessage) GetAheadNs() int64 {
 		return x.AheadNs
 	}
 	return 0
+}
+
+func (x *LeaderMessage) GetProposal() *Proposal {
+	if x != nil {
+		return x.Proposal
+	}
+	return nil
 }
 
 // A WorkerMessage is what a member tells the leader. The first one is a greeting.
@@ -2085,6 +2093,7 @@ type FleetStatus struct {
 	Rate          float64                `protobuf:"fixed64,6,opt,name=rate,proto3" json:"rate,omitempty"`                               // queries/s
 	FluidLimit    float64                `protobuf:"fixed64,7,opt,name=fluid_limit,json=fluidLimit,proto3" json:"fluid_limit,omitempty"` // queries/s of the pool for this demand; 0: unknown
 	Decisions     []string               `protobuf:"bytes,8,rep,name=decisions,proto3" json:"decisions,omitempty"`                       // the last ones, newest first, serial form of leader/match and the name of the lane's agent
+	Proposal      *Proposal              `protobuf:"bytes,9,opt,name=proposal,proto3" json:"proposal,omitempty"`                         // the last plan that a leader made for a changed demand, if any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2175,6 +2184,139 @@ func (x *FleetStatus) GetDecisions() []string {
 	return nil
 }
 
+func (x *FleetStatus) GetProposal() *Proposal {
+	if x != nil {
+		return x.Proposal
+	}
+	return nil
+}
+
+// A Proposal says how the demand of a model has changed, and which instances are best for what is
+// asked of the fleet since. Nothing is rented or released.
+type Proposal struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TimeUnixNs    int64                  `protobuf:"varint,1,opt,name=time_unix_ns,json=timeUnixNs,proto3" json:"time_unix_ns,omitempty"` // when the change was first seen, by the leader's clock: for people, never compared
+	Model         string                 `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
+	Version       int64                  `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
+	Kind          string                 `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"` // "batch sizes", "arrival rate", or "batch sizes and arrival rate"
+	Before        *Proposal_Load         `protobuf:"bytes,5,opt,name=before,proto3" json:"before,omitempty"`
+	Now           *Proposal_Load         `protobuf:"bytes,6,opt,name=now,proto3" json:"now,omitempty"`
+	Change        bool                   `protobuf:"varint,7,opt,name=change,proto3" json:"change,omitempty"` // the plan is worth changing to
+	Current       []*Proposal_Instances  `protobuf:"bytes,8,rep,name=current,proto3" json:"current,omitempty"`
+	Proposed      []*Proposal_Instances  `protobuf:"bytes,9,rep,name=proposed,proto3" json:"proposed,omitempty"` // none where no plan was found
+	Gain          float64                `protobuf:"fixed64,10,opt,name=gain,proto3" json:"gain,omitempty"`      // by which share it serves more, or for another rate costs less; below 0: costs more
+	Reason        string                 `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"`    // in words: what is proposed and why, or why there is no plan
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Proposal) Reset() {
+	*x = Proposal{}
+	mi := &file_control_control_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Proposal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Proposal) ProtoMessage() {}
+
+func (x *Proposal) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Proposal.ProtoReflect.Descriptor instead.
+func (*Proposal) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *Proposal) GetTimeUnixNs() int64 {
+	if x != nil {
+		return x.TimeUnixNs
+	}
+	return 0
+}
+
+func (x *Proposal) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *Proposal) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Proposal) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Proposal) GetBefore() *Proposal_Load {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+func (x *Proposal) GetNow() *Proposal_Load {
+	if x != nil {
+		return x.Now
+	}
+	return nil
+}
+
+func (x *Proposal) GetChange() bool {
+	if x != nil {
+		return x.Change
+	}
+	return false
+}
+
+func (x *Proposal) GetCurrent() []*Proposal_Instances {
+	if x != nil {
+		return x.Current
+	}
+	return nil
+}
+
+func (x *Proposal) GetProposed() []*Proposal_Instances {
+	if x != nil {
+		return x.Proposed
+	}
+	return nil
+}
+
+func (x *Proposal) GetGain() float64 {
+	if x != nil {
+		return x.Gain
+	}
+	return 0
+}
+
+func (x *Proposal) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type AgentStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2189,7 +2331,7 @@ type AgentStatus struct {
 
 func (x *AgentStatus) Reset() {
 	*x = AgentStatus{}
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2201,7 +2343,7 @@ func (x *AgentStatus) String() string {
 func (*AgentStatus) ProtoMessage() {}
 
 func (x *AgentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2214,7 +2356,7 @@ func (x *AgentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentStatus.ProtoReflect.Descriptor instead.
 func (*AgentStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{25}
+	return file_control_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AgentStatus) GetName() string {
@@ -2274,7 +2416,7 @@ type ModelStatus struct {
 
 func (x *ModelStatus) Reset() {
 	*x = ModelStatus{}
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2286,7 +2428,7 @@ func (x *ModelStatus) String() string {
 func (*ModelStatus) ProtoMessage() {}
 
 func (x *ModelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2299,7 +2441,7 @@ func (x *ModelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus.ProtoReflect.Descriptor instead.
 func (*ModelStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{26}
+	return file_control_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ModelStatus) GetModel() string {
@@ -2359,7 +2501,7 @@ type DemandRequest struct {
 
 func (x *DemandRequest) Reset() {
 	*x = DemandRequest{}
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2371,7 +2513,7 @@ func (x *DemandRequest) String() string {
 func (*DemandRequest) ProtoMessage() {}
 
 func (x *DemandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2384,7 +2526,7 @@ func (x *DemandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DemandRequest.ProtoReflect.Descriptor instead.
 func (*DemandRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{27}
+	return file_control_control_proto_rawDescGZIP(), []int{28}
 }
 
 // A FleetDemand is what the fleet is asked for, and what was learned by answering.
@@ -2400,7 +2542,7 @@ type FleetDemand struct {
 
 func (x *FleetDemand) Reset() {
 	*x = FleetDemand{}
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2412,7 +2554,7 @@ func (x *FleetDemand) String() string {
 func (*FleetDemand) ProtoMessage() {}
 
 func (x *FleetDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2425,7 +2567,7 @@ func (x *FleetDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetDemand.ProtoReflect.Descriptor instead.
 func (*FleetDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{28}
+	return file_control_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *FleetDemand) GetLeadership() *Leadership {
@@ -2474,7 +2616,7 @@ type ModelDemand struct {
 
 func (x *ModelDemand) Reset() {
 	*x = ModelDemand{}
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2486,7 +2628,7 @@ func (x *ModelDemand) String() string {
 func (*ModelDemand) ProtoMessage() {}
 
 func (x *ModelDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2499,7 +2641,7 @@ func (x *ModelDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelDemand.ProtoReflect.Descriptor instead.
 func (*ModelDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{29}
+	return file_control_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ModelDemand) GetModel() string {
@@ -2577,7 +2719,7 @@ type LearnedProfile struct {
 
 func (x *LearnedProfile) Reset() {
 	*x = LearnedProfile{}
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2589,7 +2731,7 @@ func (x *LearnedProfile) String() string {
 func (*LearnedProfile) ProtoMessage() {}
 
 func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2602,7 +2744,7 @@ func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedProfile.ProtoReflect.Descriptor instead.
 func (*LearnedProfile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{30}
+	return file_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LearnedProfile) GetTable() []byte {
@@ -2635,7 +2777,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2647,7 +2789,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2660,7 +2802,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{31}
+	return file_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DrainRequest) GetAgents() []string {
@@ -2679,7 +2821,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2691,7 +2833,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2704,7 +2846,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{32}
+	return file_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DrainResponse) GetDraining() []string {
@@ -2724,7 +2866,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2736,7 +2878,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2749,7 +2891,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{33}
+	return file_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *EventsRequest) GetFollow() bool {
@@ -2786,7 +2928,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2798,7 +2940,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2811,7 +2953,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{34}
+	return file_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Event) GetAgent() string {
@@ -2880,7 +3022,7 @@ type EventDetail struct {
 
 func (x *EventDetail) Reset() {
 	*x = EventDetail{}
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2892,7 +3034,7 @@ func (x *EventDetail) String() string {
 func (*EventDetail) ProtoMessage() {}
 
 func (x *EventDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2905,7 +3047,7 @@ func (x *EventDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventDetail.ProtoReflect.Descriptor instead.
 func (*EventDetail) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{35}
+	return file_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EventDetail) GetKey() string {
@@ -2937,7 +3079,7 @@ type RotateKeysRequest struct {
 
 func (x *RotateKeysRequest) Reset() {
 	*x = RotateKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2949,7 +3091,7 @@ func (x *RotateKeysRequest) String() string {
 func (*RotateKeysRequest) ProtoMessage() {}
 
 func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2962,7 +3104,7 @@ func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{36}
+	return file_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RotateKeysRequest) GetKey() []byte {
@@ -2997,7 +3139,7 @@ type KeysProgress struct {
 
 func (x *KeysProgress) Reset() {
 	*x = KeysProgress{}
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3009,7 +3151,7 @@ func (x *KeysProgress) String() string {
 func (*KeysProgress) ProtoMessage() {}
 
 func (x *KeysProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3022,7 +3164,7 @@ func (x *KeysProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysProgress.ProtoReflect.Descriptor instead.
 func (*KeysProgress) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{37}
+	return file_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *KeysProgress) GetStep() string {
@@ -3047,7 +3189,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3059,7 +3201,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3072,7 +3214,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{38}
+	return file_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 type ListKeysResponse struct {
@@ -3084,7 +3226,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3096,7 +3238,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3109,7 +3251,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{39}
+	return file_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListKeysResponse) GetAgents() []*AgentKeys {
@@ -3134,7 +3276,7 @@ type AgentKeys struct {
 
 func (x *AgentKeys) Reset() {
 	*x = AgentKeys{}
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3146,7 +3288,7 @@ func (x *AgentKeys) String() string {
 func (*AgentKeys) ProtoMessage() {}
 
 func (x *AgentKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3159,7 +3301,7 @@ func (x *AgentKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKeys.ProtoReflect.Descriptor instead.
 func (*AgentKeys) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{40}
+	return file_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AgentKeys) GetAgent() string {
@@ -3217,7 +3359,7 @@ type KeyringRequest struct {
 
 func (x *KeyringRequest) Reset() {
 	*x = KeyringRequest{}
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3229,7 +3371,7 @@ func (x *KeyringRequest) String() string {
 func (*KeyringRequest) ProtoMessage() {}
 
 func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3242,7 +3384,7 @@ func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyringRequest.ProtoReflect.Descriptor instead.
 func (*KeyringRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{41}
+	return file_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *KeyringRequest) GetStep() string {
@@ -3262,6 +3404,119 @@ func (x *KeyringRequest) GetKey() []byte {
 func (x *KeyringRequest) GetRotation() uint64 {
 	if x != nil {
 		return x.Rotation
+	}
+	return 0
+}
+
+// A Load is what is asked of the model.
+type Proposal_Load struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rate          float64                `protobuf:"fixed64,1,opt,name=rate,proto3" json:"rate,omitempty"`                           // queries/s
+	MeanSize      float64                `protobuf:"fixed64,2,opt,name=mean_size,json=meanSize,proto3" json:"mean_size,omitempty"`   // of the batches
+	LargeSize     uint32                 `protobuf:"varint,3,opt,name=large_size,json=largeSize,proto3" json:"large_size,omitempty"` // which 5 % of the batches exceed
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Proposal_Load) Reset() {
+	*x = Proposal_Load{}
+	mi := &file_control_control_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Proposal_Load) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Proposal_Load) ProtoMessage() {}
+
+func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Proposal_Load.ProtoReflect.Descriptor instead.
+func (*Proposal_Load) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{25, 0}
+}
+
+func (x *Proposal_Load) GetRate() float64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *Proposal_Load) GetMeanSize() float64 {
+	if x != nil {
+		return x.MeanSize
+	}
+	return 0
+}
+
+func (x *Proposal_Load) GetLargeSize() uint32 {
+	if x != nil {
+		return x.LargeSize
+	}
+	return 0
+}
+
+type Proposal_Instances struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Type          string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	Count         uint32                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Proposal_Instances) Reset() {
+	*x = Proposal_Instances{}
+	mi := &file_control_control_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Proposal_Instances) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Proposal_Instances) ProtoMessage() {}
+
+func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Proposal_Instances.ProtoReflect.Descriptor instead.
+func (*Proposal_Instances) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{25, 1}
+}
+
+func (x *Proposal_Instances) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *Proposal_Instances) GetCount() uint32 {
+	if x != nil {
+		return x.Count
 	}
 	return 0
 }
@@ -3404,7 +3659,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\x04rank\x18\x04 \x01(\rR\x04rank\x12\x16\n" +
 	"\x06leader\x18\x05 \x01(\tR\x06leader\x12\x1c\n" +
 	"\tsuccessor\x18\x06 \x01(\tR\tsuccessor\x12\x14\n" +
-	"\x05heard\x18\a \x01(\bR\x05heard\"\xa4\x02\n" +
+	"\x05heard\x18\a \x01(\bR\x05heard\"\xdd\x02\n" +
 	"\rLeaderMessage\x127\n" +
 	"\belection\x18\x01 \x03(\v2\x1b.muster.control.v1.ElectionR\belection\x12=\n" +
 	"\n" +
@@ -3413,7 +3668,8 @@ const file_control_control_proto_rawDesc = "" +
 	"\x06prices\x18\x03 \x03(\v2\x1c.muster.control.v1.TypePriceR\x06prices\x126\n" +
 	"\bprofiles\x18\x04 \x03(\v2\x1a.muster.control.v1.ProfileR\bprofiles\x12\x12\n" +
 	"\x04from\x18\x05 \x01(\tR\x04from\x12\x19\n" +
-	"\bahead_ns\x18\x06 \x01(\x03R\aaheadNs\"\x87\x02\n" +
+	"\bahead_ns\x18\x06 \x01(\x03R\aaheadNs\x127\n" +
+	"\bproposal\x18\a \x01(\v2\x1b.muster.control.v1.ProposalR\bproposal\"\x87\x02\n" +
 	"\rWorkerMessage\x127\n" +
 	"\belection\x18\x01 \x03(\v2\x1b.muster.control.v1.ElectionR\belection\x121\n" +
 	"\x06member\x18\x02 \x01(\v2\x19.muster.control.v1.MemberR\x06member\x12!\n" +
@@ -3464,7 +3720,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\tfinish_ns\x18\x02 \x01(\x03R\bfinishNs\x12!\n" +
 	"\fremaining_ns\x18\x03 \x01(\x03R\vremainingNs\"%\n" +
 	"\rStatusRequest\x12\x14\n" +
-	"\x05agent\x18\x01 \x01(\tR\x05agent\"\xba\x02\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\"\xf3\x02\n" +
 	"\vFleetStatus\x12+\n" +
 	"\x04view\x18\x01 \x01(\v2\x17.muster.control.v1.ViewR\x04view\x126\n" +
 	"\x06agents\x18\x02 \x03(\v2\x1e.muster.control.v1.AgentStatusR\x06agents\x126\n" +
@@ -3474,7 +3730,30 @@ const file_control_control_proto_rawDesc = "" +
 	"\x04rate\x18\x06 \x01(\x01R\x04rate\x12\x1f\n" +
 	"\vfluid_limit\x18\a \x01(\x01R\n" +
 	"fluidLimit\x12\x1c\n" +
-	"\tdecisions\x18\b \x03(\tR\tdecisions\"\xa4\x01\n" +
+	"\tdecisions\x18\b \x03(\tR\tdecisions\x127\n" +
+	"\bproposal\x18\t \x01(\v2\x1b.muster.control.v1.ProposalR\bproposal\"\xb5\x04\n" +
+	"\bProposal\x12 \n" +
+	"\ftime_unix_ns\x18\x01 \x01(\x03R\n" +
+	"timeUnixNs\x12\x14\n" +
+	"\x05model\x18\x02 \x01(\tR\x05model\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\x03R\aversion\x12\x12\n" +
+	"\x04kind\x18\x04 \x01(\tR\x04kind\x128\n" +
+	"\x06before\x18\x05 \x01(\v2 .muster.control.v1.Proposal.LoadR\x06before\x122\n" +
+	"\x03now\x18\x06 \x01(\v2 .muster.control.v1.Proposal.LoadR\x03now\x12\x16\n" +
+	"\x06change\x18\a \x01(\bR\x06change\x12?\n" +
+	"\acurrent\x18\b \x03(\v2%.muster.control.v1.Proposal.InstancesR\acurrent\x12A\n" +
+	"\bproposed\x18\t \x03(\v2%.muster.control.v1.Proposal.InstancesR\bproposed\x12\x12\n" +
+	"\x04gain\x18\n" +
+	" \x01(\x01R\x04gain\x12\x16\n" +
+	"\x06reason\x18\v \x01(\tR\x06reason\x1aV\n" +
+	"\x04Load\x12\x12\n" +
+	"\x04rate\x18\x01 \x01(\x01R\x04rate\x12\x1b\n" +
+	"\tmean_size\x18\x02 \x01(\x01R\bmeanSize\x12\x1d\n" +
+	"\n" +
+	"large_size\x18\x03 \x01(\rR\tlargeSize\x1a5\n" +
+	"\tInstances\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\tR\x04type\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\"\xa4\x01\n" +
 	"\vAgentStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
 	"\fremaining_ns\x18\x02 \x03(\x03R\vremainingNs\x12\x18\n" +
@@ -3583,7 +3862,7 @@ func file_control_control_proto_rawDescGZIP() []byte {
 	return file_control_control_proto_rawDescData
 }
 
-var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_control_control_proto_goTypes = []any{
 	(*DescribeRequest)(nil),                 // 0: muster.control.v1.DescribeRequest
 	(*Member)(nil),                          // 1: muster.control.v1.Member
@@ -3610,28 +3889,31 @@ var file_control_control_proto_goTypes = []any{
 	(*ProbeAnswer)(nil),                     // 22: muster.control.v1.ProbeAnswer
 	(*StatusRequest)(nil),                   // 23: muster.control.v1.StatusRequest
 	(*FleetStatus)(nil),                     // 24: muster.control.v1.FleetStatus
-	(*AgentStatus)(nil),                     // 25: muster.control.v1.AgentStatus
-	(*ModelStatus)(nil),                     // 26: muster.control.v1.ModelStatus
-	(*DemandRequest)(nil),                   // 27: muster.control.v1.DemandRequest
-	(*FleetDemand)(nil),                     // 28: muster.control.v1.FleetDemand
-	(*ModelDemand)(nil),                     // 29: muster.control.v1.ModelDemand
-	(*LearnedProfile)(nil),                  // 30: muster.control.v1.LearnedProfile
-	(*DrainRequest)(nil),                    // 31: muster.control.v1.DrainRequest
-	(*DrainResponse)(nil),                   // 32: muster.control.v1.DrainResponse
-	(*EventsRequest)(nil),                   // 33: muster.control.v1.EventsRequest
-	(*Event)(nil),                           // 34: muster.control.v1.Event
-	(*EventDetail)(nil),                     // 35: muster.control.v1.EventDetail
-	(*RotateKeysRequest)(nil),               // 36: muster.control.v1.RotateKeysRequest
-	(*KeysProgress)(nil),                    // 37: muster.control.v1.KeysProgress
-	(*ListKeysRequest)(nil),                 // 38: muster.control.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),                // 39: muster.control.v1.ListKeysResponse
-	(*AgentKeys)(nil),                       // 40: muster.control.v1.AgentKeys
-	(*KeyringRequest)(nil),                  // 41: muster.control.v1.KeyringRequest
-	(*inference.ModelMetadataResponse)(nil), // 42: inference.ModelMetadataResponse
+	(*Proposal)(nil),                        // 25: muster.control.v1.Proposal
+	(*AgentStatus)(nil),                     // 26: muster.control.v1.AgentStatus
+	(*ModelStatus)(nil),                     // 27: muster.control.v1.ModelStatus
+	(*DemandRequest)(nil),                   // 28: muster.control.v1.DemandRequest
+	(*FleetDemand)(nil),                     // 29: muster.control.v1.FleetDemand
+	(*ModelDemand)(nil),                     // 30: muster.control.v1.ModelDemand
+	(*LearnedProfile)(nil),                  // 31: muster.control.v1.LearnedProfile
+	(*DrainRequest)(nil),                    // 32: muster.control.v1.DrainRequest
+	(*DrainResponse)(nil),                   // 33: muster.control.v1.DrainResponse
+	(*EventsRequest)(nil),                   // 34: muster.control.v1.EventsRequest
+	(*Event)(nil),                           // 35: muster.control.v1.Event
+	(*EventDetail)(nil),                     // 36: muster.control.v1.EventDetail
+	(*RotateKeysRequest)(nil),               // 37: muster.control.v1.RotateKeysRequest
+	(*KeysProgress)(nil),                    // 38: muster.control.v1.KeysProgress
+	(*ListKeysRequest)(nil),                 // 39: muster.control.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),                // 40: muster.control.v1.ListKeysResponse
+	(*AgentKeys)(nil),                       // 41: muster.control.v1.AgentKeys
+	(*KeyringRequest)(nil),                  // 42: muster.control.v1.KeyringRequest
+	(*Proposal_Load)(nil),                   // 43: muster.control.v1.Proposal.Load
+	(*Proposal_Instances)(nil),              // 44: muster.control.v1.Proposal.Instances
+	(*inference.ModelMetadataResponse)(nil), // 45: inference.ModelMetadataResponse
 }
 var file_control_control_proto_depIdxs = []int32{
 	2,  // 0: muster.control.v1.Member.models:type_name -> muster.control.v1.Model
-	42, // 1: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
+	45, // 1: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
 	1,  // 2: muster.control.v1.View.members:type_name -> muster.control.v1.Member
 	5,  // 3: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
 	6,  // 4: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
@@ -3651,49 +3933,55 @@ var file_control_control_proto_depIdxs = []int32{
 	5,  // 18: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
 	6,  // 19: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
 	7,  // 20: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
-	16, // 21: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
-	1,  // 22: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
-	19, // 23: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
-	20, // 24: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
-	4,  // 25: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
-	25, // 26: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
-	26, // 27: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
-	5,  // 28: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
-	1,  // 29: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
-	29, // 30: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
-	30, // 31: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
-	35, // 32: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
-	40, // 33: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
-	40, // 34: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
-	0,  // 35: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	3,  // 36: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	9,  // 37: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	17, // 38: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	21, // 39: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	23, // 40: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	27, // 41: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
-	31, // 42: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	36, // 43: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
-	38, // 44: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
-	33, // 45: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
-	41, // 46: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
-	1,  // 47: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	4,  // 48: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	12, // 49: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	18, // 50: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	22, // 51: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	24, // 52: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	28, // 53: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
-	32, // 54: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	37, // 55: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
-	39, // 56: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
-	34, // 57: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
-	40, // 58: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
-	47, // [47:59] is the sub-list for method output_type
-	35, // [35:47] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	25, // 21: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
+	16, // 22: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
+	1,  // 23: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
+	19, // 24: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
+	20, // 25: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
+	4,  // 26: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
+	26, // 27: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
+	27, // 28: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
+	25, // 29: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
+	43, // 30: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
+	43, // 31: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
+	44, // 32: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
+	44, // 33: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
+	5,  // 34: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
+	1,  // 35: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
+	30, // 36: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
+	31, // 37: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
+	36, // 38: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
+	41, // 39: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
+	41, // 40: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
+	0,  // 41: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	3,  // 42: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	9,  // 43: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	17, // 44: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	21, // 45: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	23, // 46: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	28, // 47: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
+	32, // 48: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	37, // 49: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
+	39, // 50: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
+	34, // 51: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
+	42, // 52: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
+	1,  // 53: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	4,  // 54: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	12, // 55: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	18, // 56: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	22, // 57: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	24, // 58: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	29, // 59: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
+	33, // 60: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	38, // 61: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
+	40, // 62: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
+	35, // 63: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
+	41, // 64: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
+	53, // [53:65] is the sub-list for method output_type
+	41, // [41:53] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }
@@ -3701,14 +3989,14 @@ func file_control_control_proto_init() {
 	if File_control_control_proto != nil {
 		return
 	}
-	file_control_control_proto_msgTypes[26].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[27].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_control_proto_rawDesc), len(file_control_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   42,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/muster-serve/muster/agent/lead"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/match"
@@ -21,9 +21,6 @@ import (
 	"github.com/muster-serve/muster/sim"
 	"github.com/muster-serve/muster/sim/workload"
 )
-
-// leastDemand is how many queries for a model must have come for its batch sizes to be known.
-const leastDemand = 100
 
 // A liveFleet is a fleet that runs, beside what is planned for it.
 type liveFleet struct {
@@ -102,7 +99,7 @@ func (o *planOptions) openLive(cmd *cobra.Command) (*planning, error) {
 	if err != nil {
 		return nil, err
 	}
-	known := learnedTables(fleet)
+	known := lead.TablesOf(fleet)
 	prices, err := o.liveTypes(allPrices, live, demand, known)
 	if err != nil {
 		return nil, err
@@ -150,10 +147,8 @@ func (live *liveFleet) demanded(fleet *control.FleetDemand,
 		if len(names) > 0 && !slices.Contains(names, m.GetModel()) {
 			continue
 		}
-		if m.GetQueries() < leastDemand || m.GetRate() <= 0 {
-			idle = append(idle,
-				fmt.Sprintf("%s (%d so far, now %.1f a second)",
-					control.ModelKey(m.GetModel(), m.GetVersion()), m.GetQueries(), m.GetRate()))
+		if m.GetQueries() < lead.LeastDemand || m.GetRate() <= 0 {
+			idle = append(idle, fmt.Sprintf("%s (%d so far, now %.1f a second)", control.ModelKey(m.GetModel(), m.GetVersion()), m.GetQueries(), m.GetRate()))
 			continue
 		}
 		demand = append(demand, m)
@@ -167,9 +162,7 @@ func (live *liveFleet) demanded(fleet *control.FleetDemand,
 	case len(demand) == 0 && len(idle) == 0:
 		return nil, errors.New("the fleet has no models, so there is no demand to plan for")
 	case len(demand) == 0:
-		return nil, fmt.Errorf(
-			"no demand yet: of no model at least %d queries have come, and some in the last "+
-				"minute: %s", leastDemand, strings.Join(idle, ", "))
+		return nil, fmt.Errorf("no demand yet: of no model at least %d queries have come, and some in the last minute: %s", lead.LeastDemand, strings.Join(idle, ", "))
 	case len(idle) > 0:
 		live.Notes = append(live.Notes,
 			"not planned for, as hardly anybody asks: "+strings.Join(idle, ", "))
@@ -185,28 +178,15 @@ func (o *planOptions) livePrices(fleet *control.FleetDemand, live *liveFleet) (m
 	if err != nil {
 		return nil, err
 	}
-	prices := map[string]float64{}
-	for _, t := range catalogue.Types() {
-		in, err := catalogue.Lookup(t)
-		if err != nil {
-			return nil, err
-		}
-		prices[string(t)] = in.PriceUSDPerHour
+	prices, err := lead.PricesOf(fleet, catalogue, o.catalogue == "")
+	if err != nil {
+		return nil, err
 	}
 	for _, m := range fleet.GetMembers() {
 		if m.GetDraining() {
 			continue
 		}
-		t := m.GetInstanceType()
-		live.counts[t]++
-		if m.GetPriceUsdPerHour() > 0 && o.catalogue == "" {
-			prices[t] = m.GetPriceUsdPerHour()
-		}
-		if prices[t] <= 0 {
-			return nil, fmt.Errorf(
-				"agent %s is of the type %q, of which no price is known: say it with --catalogue",
-				m.GetName(), t)
-		}
+		live.counts[m.GetInstanceType()]++
 		if m.GetLanes() > 1 {
 			live.Notes = append(live.Notes,
 				fmt.Sprintf("agent %s has %d lanes, and is planned for as an instance with one",
@@ -216,48 +196,8 @@ func (o *planOptions) livePrices(fleet *control.FleetDemand, live *liveFleet) (m
 	return prices, nil
 }
 
-// A learnedTable is a profile that the fleet has learned.
-type learnedTable struct {
-	*profiles.Table
-	queries uint64
-	age     time.Duration
-}
-
-// learnedTables are the fleet's, by model, version and type: of whole machines, if there are
-// several.
-func learnedTables(fleet *control.FleetDemand) map[string]learnedTable {
-	known := map[string]learnedTable{}
-	for _, p := range fleet.GetProfiles() {
-		t := new(profiles.Table)
-		if json.Unmarshal(p.GetTable(), t) != nil {
-			continue // of another version of Muster
-		}
-		key := control.ModelKey(t.Key().Model, t.Key().Version) + " " + string(t.Key().InstanceType)
-		if before, ok := known[key]; !ok || t.Key().Cores == 0 ||
-			before.Key().Cores != 0 && t.Key().Cores > before.Key().Cores {
-			known[key] = learnedTable{t, p.GetQueries(), time.Duration(p.GetAgeNs())}
-		}
-	}
-	return known
-}
-
-// tableOf is a model's profile on a type: learned, else the shipped one; nil if there is none.
-func tableOf(m *control.ModelDemand, t string, known map[string]learnedTable) (
-	table *profiles.Table, learned learnedTable) {
-	if l, ok := known[control.ModelKey(m.GetModel(), m.GetVersion())+" "+t]; ok {
-		return l.Table, l
-	}
-	table, err := profiles.ShippedLibrary().Table(m.GetModel(), profiles.InstanceType(t))
-	if err != nil {
-		return nil, learned
-	}
-	return table, learned
-}
-
-// liveTypes are the types to choose from: those named, or all on which every model has a profile,
-// the fleet's among them.
-func (o *planOptions) liveTypes(prices map[string]float64, live *liveFleet,
-	demand []*control.ModelDemand, known map[string]learnedTable) (types []sim.Price, err error) {
+// liveTypes are the types to choose from: those named, or all on which every model has a profile, the fleet's among them.
+func (o *planOptions) liveTypes(prices map[string]float64, live *liveFleet, demand []*control.ModelDemand, known lead.Tables) (types []sim.Price, err error) {
 	names := o.types
 	if len(names) == 0 {
 		names = slices.Sorted(maps.Keys(prices))
@@ -274,7 +214,7 @@ func (o *planOptions) liveTypes(prices map[string]float64, live *liveFleet,
 		}
 		lacking := ""
 		for _, m := range demand {
-			if table, _ := tableOf(m, t, known); table == nil {
+			if table, _ := known.Table(m, t, profiles.ShippedLibrary()); table == nil {
 				lacking = m.GetModel()
 			}
 		}
@@ -293,8 +233,7 @@ func (o *planOptions) liveTypes(prices map[string]float64, live *liveFleet,
 }
 
 // model is a model as it is asked for and as fast as it is known to be.
-func (live *liveFleet) model(d *control.ModelDemand, prices []sim.Price,
-	known map[string]learnedTable, rejectLate bool) (sim.Model, error) {
+func (live *liveFleet) model(d *control.ModelDemand, prices []sim.Price, known lead.Tables, rejectLate bool) (sim.Model, error) {
 	m := sim.Model{
 		Name: d.GetModel(), QoSTarget: time.Duration(d.GetQosTargetNs()), Weight: d.GetRate(),
 		Latencies: map[string]match.Latencies{}, RejectLate: rejectLate,
@@ -312,13 +251,11 @@ func (live *liveFleet) model(d *control.ModelDemand, prices []sim.Price,
 		return m, err
 	}
 	for _, price := range prices {
-		table, learned := tableOf(d, price.Type, known)
+		table, learned := known.Table(d, price.Type, profiles.ShippedLibrary())
 		m.Latencies[price.Type] = table
 		live.Evidence = append(live.Evidence, liveEvidence{
-			Model: m.Name, Type: price.Type, Learned: learned.Table != nil,
-			Queries: learned.queries,
-			Age:     rounded(learned.age.Seconds()),
-			Error:   rounded(table.Error(int(m.BatchSizes.Mean()))),
+			Model: m.Name, Type: price.Type, Learned: learned.Table != nil, Queries: learned.Queries,
+			Age: rounded(learned.Age.Seconds()), Error: rounded(table.Error(int(m.BatchSizes.Mean()))),
 		})
 	}
 	return m, nil
@@ -348,10 +285,7 @@ func (live *liveFleet) compare(ctx context.Context, p *planning, r *plan.Result)
 		cost.Throughput, cost.StdErr = rounded(e.Value), rounded(e.StdErr)
 		return cost, err
 	}
-	now := make(plan.Configuration, len(p.Types))
-	for i, t := range p.Types {
-		now[i] = live.counts[string(t.Name)]
-	}
+	now := live.running(p)
 	best := &r.Plans[0]
 	proposed := best.Configuration
 	var err error
@@ -382,6 +316,15 @@ func (live *liveFleet) compare(ctx context.Context, p *planning, r *plan.Result)
 		}
 	}
 	return nil
+}
+
+// running is what runs, as a configuration of the problem.
+func (live *liveFleet) running(p *planning) plan.Configuration {
+	c := make(plan.Configuration, len(p.Types))
+	for i, t := range p.Types {
+		c[i] = live.counts[string(t.Name)]
+	}
+	return c
 }
 
 // throughput returns what a configuration serves, as the planner's evaluator has it or would.

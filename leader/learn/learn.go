@@ -50,6 +50,8 @@ type State struct {
 	goneModels profiles.Absence[leader.ModelID]
 	goneTables profiles.Absence[leader.TableKey]
 
+	changes []DemandChange // since they were last asked for
+
 	// There is something to compare and tell, and to price, since it was last done; the book has
 	// changed since [State.Changed] said so.
 	unlooked, unpriced, changed bool
@@ -163,6 +165,24 @@ func (s *State) monitor(x Arrival) {
 	if x.BatchSize >= 1 && x.BatchSize <= profiles.MaxBatchSize {
 		_ = m.Observe(x.BatchSize, x.At) // what could be wrong has been checked
 	}
+	if change, ok := m.Change(); ok {
+		s.changes = append(s.changes, DemandChange{x.Model, change})
+		m.Rebase()
+	}
+}
+
+// A DemandChange says how what is asked of a version of a model has changed.
+type DemandChange struct {
+	Model leader.ModelID
+	profiles.Change
+}
+
+// DemandChanges returns the changes seen since the last call. What is asked now is the reference for
+// the next ones.
+func (s *State) DemandChanges() []DemandChange {
+	changes := s.changes
+	s.changes = nil
+	return changes
 }
 
 // observe learns from how long a query ran, and reports whether that cannot wait to be told.

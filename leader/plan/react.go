@@ -41,9 +41,9 @@ func React(ctx context.Context, kind profiles.ChangeKind, p *Problem, current Co
 	if err != nil || d.Plan.serves(&asked) {
 		return d, err
 	}
-	d.Reason += fmt.Sprintf("; neither is sure to serve the %.4g queries/s that are asked for", asked.Rate)
+	d.Reason += fmt.Sprintf("; that is sure to serve %.4g of the %.4g queries/s that are asked for", d.Plan.Predicted, asked.Rate)
 	if r, err := (coarse{Fluid{Top: 1}}).Plan(ctx, &asked, nil); err == nil {
-		d.Reason += fmt.Sprintf(", %s at %.4g $/hr would", p.Name(r.Plans[0].Configuration), r.Plans[0].Price)
+		d.Reason += fmt.Sprintf(", %s at %.4g $/hr all", p.Name(r.Plans[0].Configuration), r.Plans[0].Price)
 	}
 	return d, nil
 }

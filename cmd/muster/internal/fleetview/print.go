@@ -12,6 +12,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
+	"github.com/muster-serve/muster/profiles"
 )
 
 // Print prints a fleet's state for people, at most 100 columns where names are of usual
@@ -31,6 +32,9 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 			fmt.Fprintf(w, ", %.0f %% of the fluid limit (%.1f)", 100*s.GetRate()/limit, limit)
 		}
 		fmt.Fprintf(w, "; %d waiting, %d of them late\n", s.GetWaiting(), s.GetWaitingLate())
+	}
+	for _, line := range proposalOf(s) {
+		fmt.Fprintln(w, line)
 	}
 	if versions := versionsOf(s.GetView().GetMembers()); versions != "" {
 		fmt.Fprintln(w, versions)
@@ -73,8 +77,50 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 	return table.Flush()
 }
 
-// versionsOf says how many agents are of which version of Muster, and what they speak; "" if
-// all are of one.
+// proposalOf says in lines how the demand changed last, and what the leader proposes.
+func proposalOf(s *control.FleetStatus) []string {
+	p := s.GetProposal()
+	if p == nil {
+		return nil
+	}
+	at := time.Unix(0, p.GetTimeUnixNs())
+	when := at.Format("15:04")
+	if time.Since(at) > 12*time.Hour {
+		when = at.Format("2006-01-02 15:04")
+	}
+	demand := fmt.Sprintf("demand of %s changed at %s: %s", control.ModelKey(p.GetModel(), p.GetVersion()), when, changeOf(p))
+	counts, same := map[string]uint32{}, len(p.GetProposed()) > 0
+	for _, m := range s.GetView().GetMembers() {
+		if !m.GetDraining() {
+			counts[m.GetInstanceType()]++
+		}
+	}
+	for _, i := range p.GetProposed() {
+		same = same && counts[i.GetType()] == i.GetCount()
+		delete(counts, i.GetType())
+	}
+	if p.GetChange() && same && len(counts) == 0 {
+		return []string{demand, "  plan: carried out"}
+	}
+	return []string{demand, "  plan: " + p.GetReason()}
+}
+
+// changeOf says what has changed about a model's queries.
+func changeOf(p *control.Proposal) string {
+	before, now := p.GetBefore(), p.GetNow()
+	var parts []string
+	if strings.Contains(p.GetKind(), string(profiles.RateChanged)) {
+		parts = append(parts, fmt.Sprintf("rate %s/s to %s/s", perSecond(before.GetRate()), perSecond(now.GetRate())))
+	}
+	if strings.Contains(p.GetKind(), string(profiles.BatchSizesChanged)) {
+		parts = append(parts, fmt.Sprintf("batch sizes of mean %.0f to %.0f, 5 %% above %d to %d",
+			before.GetMeanSize(), now.GetMeanSize(), before.GetLargeSize(), now.GetLargeSize()))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// versionsOf says how many agents are of which version of Muster, and what they speak; "" if all are
+// of one.
 func versionsOf(members []*control.Member) string {
 	count := map[string]int{}
 	newest := uint32(0)

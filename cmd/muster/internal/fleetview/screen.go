@@ -36,6 +36,7 @@ func Draw(s *control.FleetStatus, width, height int) string {
 	},
 		func(t table) bool { return len(t.rows) == 0 })
 	lines := fleetHeader(s)
+	lines = append(lines, proposalOf(s)...)
 	for i := range lines {
 		lines[i] = bold.Render(cut(lines[i], width))
 	}

@@ -1,0 +1,266 @@
+package lead
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/learn"
+	"github.com/muster-serve/muster/leader/plan"
+	"github.com/muster-serve/muster/profiles"
+)
+
+const (
+	// planRest is how long there is no other plan after one. Changes wait meanwhile, the last of each
+	// model: a demand that changes all the time must not keep the leader planning, nor fill its log.
+	planRest = time.Minute
+	// LeastDemand is how many queries for a model must have come for its batch sizes to be known.
+	LeastDemand = 100
+)
+
+// planning is the planning loop of a term: when what is asked of a model has changed it plans for the
+// fleet as it is, and tells what it proposes. It changes nothing. One goroutine, run's, has it all but
+// what the lock guards.
+type planning struct {
+	term *term
+	wake chan struct{} // there are changes
+
+	mu      sync.Mutex
+	changes map[leader.ModelID]learn.DemandChange // not planned for yet
+}
+
+func newPlanning(t *term) *planning {
+	return &planning{term: t, wake: make(chan struct{}, 1), changes: map[leader.ModelID]learn.DemandChange{}}
+}
+
+// changed tells of what has changed. It does not block.
+func (s *planning) changed(changes []learn.DemandChange) {
+	if len(changes) == 0 {
+		return
+	}
+	s.mu.Lock()
+	for _, c := range changes {
+		if before, ok := s.changes[c.Model]; ok { // nobody has heard of that one
+			c.Seen, c.Before = before.Seen, before.Before
+			if before.Kind != c.Kind {
+				c.Kind = profiles.BothChanged
+			}
+		}
+		s.changes[c.Model] = c
+	}
+	s.mu.Unlock()
+	signal(s.wake)
+}
+
+// run plans until ctx ends.
+func (s *planning) run(ctx context.Context) {
+	for {
+		select {
+		case <-s.wake:
+		case <-ctx.Done():
+			return
+		}
+		s.mu.Lock()
+		changes := slices.SortedFunc(maps.Values(s.changes), func(a, b learn.DemandChange) int { return a.At.Compare(b.At) })
+		clear(s.changes)
+		s.mu.Unlock()
+		for _, c := range changes {
+			s.propose(ctx, c)
+		}
+		select {
+		case <-time.After(planRest):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// propose plans for a change, and tells.
+func (s *planning) propose(ctx context.Context, c learn.DemandChange) {
+	l := s.term.leader
+	p := &control.Proposal{
+		TimeUnixNs: c.Seen.UnixNano(), Model: c.Model.Name, Version: c.Model.Version, Kind: string(c.Kind),
+		Before: loadOf(c.Before), Now: loadOf(c.Now),
+	}
+	if err := s.plan(ctx, c, p); err != nil {
+		p.Reason = fmt.Sprintf("no plan: %v", err)
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	l.metrics.demandChanges.WithLabelValues(p.Model, fmt.Sprint(p.Version), p.Kind).Inc()
+	l.metrics.proposed(p)
+	l.log.Info("demand has changed", "model", p.Model, "version", p.Version, "kind", p.Kind,
+		"before", c.Before.String(), "now", c.Now.String(), "plan", p.Reason, eventKey, "demand")
+	s.term.post(func() { s.term.propose(p) })
+}
+
+func loadOf(d profiles.Demand) *control.Proposal_Load {
+	return &control.Proposal_Load{Rate: d.Rate, MeanSize: d.MeanSize, LargeSize: uint32(d.LargeSize)}
+}
+
+// plan adds to p what is proposed.
+func (s *planning) plan(ctx context.Context, c learn.DemandChange, p *control.Proposal) error {
+	l := s.term.leader
+	d := &control.FleetDemand{Members: l.fleet.View().GetMembers()}
+	if !s.term.learning.ask(func() { s.term.learning.fillDemand(d, time.Now()) }) {
+		return context.Canceled // the term has ended
+	}
+	problem, running, err := problemOf(d, l.config.Catalogue, l.config.Library)
+	if err != nil {
+		return err
+	}
+	decision, err := plan.React(ctx, c.Kind, problem, running)
+	if err != nil {
+		return err
+	}
+	instances := func(c plan.Configuration) (all []*control.Proposal_Instances) {
+		for i, n := range c {
+			if n > 0 {
+				all = append(all, &control.Proposal_Instances{Type: string(problem.Types[i].Name), Count: uint32(n)})
+			}
+		}
+		return all
+	}
+	p.Change, p.Gain, p.Reason = decision.Change, decision.Gain, decision.Reason
+	p.Current, p.Proposed = instances(running), instances(decision.Plan.Configuration)
+	if !p.Change {
+		p.Proposed = p.Current
+	}
+	return nil
+}
+
+// problemOf is what to plan for of a fleet that runs, and what runs. The types to choose from are those
+// of the catalogue on which every model that is asked for has a profile; what runs must be among them.
+func problemOf(d *control.FleetDemand, catalogue *profiles.Catalogue, library *profiles.Library) (*plan.Problem, plan.Configuration, error) {
+	known := TablesOf(d)
+	p := &plan.Problem{}
+	asked := slices.DeleteFunc(slices.Clone(d.GetModels()), func(m *control.ModelDemand) bool {
+		return m.GetQueries() < LeastDemand || m.GetRate() <= 0
+	})
+	if len(asked) == 0 {
+		return nil, nil, fmt.Errorf("of no model at least %d queries have come, and some in the last minute", LeastDemand)
+	}
+	prices, err := PricesOf(d, catalogue, true)
+	if err != nil {
+		return nil, nil, err
+	}
+	counts := map[string]int{}
+	for _, m := range d.GetMembers() {
+		if !m.GetDraining() && described(m) {
+			counts[m.GetInstanceType()]++
+		}
+	}
+	if len(counts) == 0 {
+		return nil, nil, errors.New("all agents drain")
+	}
+	var running plan.Configuration
+	tables := make([][]plan.Latencies, len(asked)) // by model and type
+	for _, t := range slices.Sorted(maps.Keys(prices)) {
+		row := make([]plan.Latencies, 0, len(asked))
+		for _, m := range asked {
+			table, _ := known.Table(m, t, library)
+			if table == nil {
+				if counts[t] > 0 {
+					return nil, nil, fmt.Errorf("%s has no profile on %s yet, which the fleet has: nothing of it has run there",
+						control.ModelKey(m.GetModel(), m.GetVersion()), t)
+				}
+				break
+			}
+			row = append(row, table)
+		}
+		if len(row) < len(asked) {
+			continue
+		}
+		for i := range row {
+			tables[i] = append(tables[i], row[i])
+		}
+		p.Types = append(p.Types, plan.Type{Name: profiles.InstanceType(t), Price: prices[t]})
+		running = append(running, counts[t])
+	}
+	target, queries := 0.0, uint64(profiles.MaxBatchSize)
+	for i, m := range asked {
+		model := plan.Model{
+			Name: control.ModelKey(m.GetModel(), m.GetVersion()), QoSTarget: control.Duration(m.GetQosTargetNs()),
+			Weight: m.GetRate(), Latencies: tables[i],
+		}
+		for j, b := range m.GetBatchSizes() {
+			model.BatchSizes = append(model.BatchSizes, profiles.Share{BatchSize: int(b), Share: m.GetShares()[j]})
+		}
+		p.Models = append(p.Models, model)
+		target, queries = max(target, m.GetQosPercentile()), min(queries, m.GetQueries())
+	}
+	p.Target = plan.SureTarget(min(target, 0.9999), int(queries))
+	return p, running, nil
+}
+
+// PricesOf are what instances cost, $/hr by type, as the catalogue has it; those that the fleet has as
+// its agents say, if those count.
+func PricesOf(d *control.FleetDemand, catalogue *profiles.Catalogue, agents bool) (map[string]float64, error) {
+	prices := map[string]float64{}
+	for _, t := range catalogue.Types() {
+		in, err := catalogue.Lookup(t)
+		if err != nil {
+			return nil, err
+		}
+		prices[string(t)] = in.PriceUSDPerHour
+	}
+	for _, m := range d.GetMembers() {
+		if m.GetDraining() || !described(m) {
+			continue
+		}
+		t := m.GetInstanceType()
+		if m.GetPriceUsdPerHour() > 0 && agents {
+			prices[t] = m.GetPriceUsdPerHour()
+		}
+		if prices[t] <= 0 {
+			return nil, fmt.Errorf("agent %s is of the type %q, of which no price is known: say it with --catalogue", m.GetName(), t)
+		}
+	}
+	return prices, nil
+}
+
+// A Table is a profile that a fleet has learned.
+type Table struct {
+	*profiles.Table
+	Queries uint64        // that it was learned from
+	Age     time.Duration // since the last of them
+}
+
+// Tables are a fleet's, by model, version and type.
+type Tables map[string]Table
+
+// TablesOf are those that a leader has told: of whole machines, where there are several of a type.
+func TablesOf(d *control.FleetDemand) Tables {
+	known := Tables{}
+	for _, p := range d.GetProfiles() {
+		t := new(profiles.Table)
+		if json.Unmarshal(p.GetTable(), t) != nil {
+			continue // of another version of Muster
+		}
+		key := control.ModelKey(t.Key().Model, t.Key().Version) + " " + string(t.Key().InstanceType)
+		if before, ok := known[key]; !ok || t.Key().Cores == 0 || before.Key().Cores != 0 && t.Key().Cores > before.Key().Cores {
+			known[key] = Table{t, p.GetQueries(), time.Duration(p.GetAgeNs())}
+		}
+	}
+	return known
+}
+
+// Table is a model's profile on a type: learned, else the library's; nil if there is none.
+func (k Tables) Table(m *control.ModelDemand, t string, library *profiles.Library) (table *profiles.Table, learned Table) {
+	if l, ok := k[control.ModelKey(m.GetModel(), m.GetVersion())+" "+t]; ok {
+		return l.Table, l
+	}
+	table, err := library.Table(m.GetModel(), profiles.InstanceType(t))
+	if err != nil {
+		return nil, learned
+	}
+	return table, learned
+}
