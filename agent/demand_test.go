@@ -1,0 +1,130 @@
+package agent
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/sim/workload"
+)
+
+// ask sends queries with Poisson arrivals, at most n and until until says so, and returns for how long.
+func (f *testFleet) ask(r *rand.Rand, sizes *workload.BatchSizes, rate float64, n int, to *fleetAgent, until func() bool) time.Duration {
+	f.Helper()
+	start := time.Now()
+	arrivals, err := workload.ParseArrivals("poisson", rate)
+	if err != nil {
+		f.Fatal(err)
+	}
+	var sent sync.WaitGroup
+	for i := 0; i < n && (until == nil || !until()); i++ {
+		sent.Go(func() {
+			ctx, cancel := context.WithTimeout(f.Context(), 5*time.Second)
+			defer cancel()
+			if _, err := to.oip.ModelInfer(ctx, ncfRequest(sizes.Draw(r))); err != nil {
+				f.Errorf("query: %v", err)
+			}
+		})
+		time.Sleep(arrivals.Gap(r))
+	}
+	took := time.Since(start)
+	sent.Wait()
+	return took
+}
+
+// series is how many series of a metric the agent has.
+func (f *testFleet) series(a *fleetAgent, name string) int {
+	f.Helper()
+	families, err := a.metrics.registry.Gather()
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() == name {
+			return len(family.GetMetric())
+		}
+	}
+	return 0
+}
+
+// TestDemandChanges: a fleet of whole agents is asked otherwise than before. Its leader says so, and
+// what to rent, in status at every agent, in an event, its log and metrics; the next leader knows it.
+func TestDemandChanges(t *testing.T) {
+	seeds := 1
+	if os.Getenv("MUSTER_SLOW_TESTS") != "" {
+		seeds = 20
+	}
+	gaussian, err := workload.Gaussian(250, 100, workload.LargestBatchSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const rate = 300
+	for _, tt := range []struct {
+		name  string
+		kind  string
+		sizes *workload.BatchSizes
+		rate  float64
+		plan  string
+	}{
+		{"sizes", "batch sizes", gaussian, rate, "r5n.large=5 instead of g4dn.xlarge=1,r5n.large=2 serves"},
+		{"rate", "arrival rate", workload.Trace(), 1.5 * rate, "instead of g4dn.xlarge=1,r5n.large=2 costs"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var took []time.Duration
+			for seed := range uint64(seeds) {
+				testInFleet(t, func(f *testFleet) {
+					r := rand.New(rand.NewPCG(seed, 7))
+					agents := []*fleetAgent{f.start(func(a *Agent) { a.config.InstanceType = "g4dn.xlarge" }), f.start(), f.start()}
+					f.settled(agents...)
+					leader := f.led(agents...)
+					proposed := func() *control.Proposal { return leader.members.Proposal() }
+					f.ask(r, workload.Trace(), rate, 1100, agents[0], nil)
+					if p := proposed(); p != nil {
+						f.Fatalf("before anything changed: %v", p)
+					}
+					took = append(took, f.ask(r, tt.sizes, tt.rate, 4000, agents[0], func() bool { return proposed() != nil }))
+					for _, a := range agents {
+						f.eventually(time.Second, func() string {
+							s, err := a.ctl.Status(f.Context(), &control.StatusRequest{})
+							if p := s.GetProposal(); err != nil || p.GetModel() != "ncf" || p.GetKind() != tt.kind || !strings.Contains(p.GetReason(), tt.plan) {
+								return a.host + " says " + p.String()
+							}
+							return ""
+						})
+					}
+					p := proposed()
+					if now := p.GetNow().GetRate() / tt.rate; now < 0.9 || now > 1.1 || len(p.GetCurrent()) != 2 || len(p.GetProposed()) == 0 {
+						f.Errorf("got %v", p)
+					}
+					events := slices.DeleteFunc(leader.events.After(0), func(e *control.Event) bool { return e.Kind != "demand" })
+					if len(events) != 1 || strings.Count(leader.log.String(), "demand has changed") != 1 {
+						f.Errorf("the leader tells %d events: %v", len(events), events)
+					}
+					if changes, types := f.series(leader, "muster_demand_changes_total"), f.series(leader, "muster_proposed_instances"); changes != 1 || types != len(p.GetProposed()) {
+						f.Errorf("metrics tell %d kinds of changes and %d types, want 1 and %d", changes, types, len(p.GetProposed()))
+					}
+					if seed > 0 {
+						return
+					}
+					f.kill(leader)
+					rest := slices.DeleteFunc(slices.Clone(agents), func(a *fleetAgent) bool { return a == leader })
+					next := f.led(rest...)
+					if p := next.members.Proposal(); p.GetKind() != tt.kind {
+						f.Errorf("after a takeover: %v", p)
+					}
+					if n := f.series(next, "muster_proposed_instances"); n != len(p.GetProposed()) {
+						f.Errorf("after a takeover %d types are proposed, want %d", n, len(p.GetProposed()))
+					}
+				})
+			}
+			slices.Sort(took)
+			t.Logf("told after %v (median), %v (worst) of %d", took[len(took)/2], took[len(took)-1], len(took))
+		})
+	}
+}
