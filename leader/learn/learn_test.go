@@ -133,3 +133,30 @@ func TestOtherFiles(t *testing.T) {
 				"last", len(l))
 	}
 }
+
+// TestDemandChanges: what is asked of a model changes, and is told once, as what it was and what it
+// is; of a model that stays as it is nothing is.
+func TestDemandChanges(t *testing.T) {
+	w := newWorld(t, 1)
+	w.are(member("a", "x", "", m, n))
+	w.look()
+	ask := func(queries, largest int) (all []DemandChange) {
+		for range queries {
+			w.now = w.now.Add(time.Duration(w.random.ExpFloat64() * 5e6))
+			w.arrives(n, 1+w.random.IntN(100))
+			w.arrives(m, 1+w.random.IntN(largest))
+			w.look()
+			all = append(all, w.DemandChanges()...)
+		}
+		return all
+	}
+	if all := ask(2000, 50); len(all) > 0 {
+		t.Fatalf("before anything has changed: %v", all)
+	}
+	for i, largest := range []int{100, 50} {
+		all := ask(3000, largest)
+		if len(all) != 1 || all[0].Model != m || all[0].Kind != profiles.BatchSizesChanged || math.Abs(all[0].Now.MeanSize-float64(largest)/2) > 4 {
+			t.Fatalf("change %d: got %v", i, all)
+		}
+	}
+}

@@ -1,0 +1,117 @@
+package lead
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/learn"
+	"github.com/muster-serve/muster/profiles"
+)
+
+// demandOf is a fleet that is asked for ncf, with members of these types.
+func demandOf(types ...string) *control.FleetDemand {
+	d := &control.FleetDemand{Models: []*control.ModelDemand{{
+		Model: "ncf", Version: 1, Queries: 5000, Rate: 500, BatchSizes: []uint32{50, 150, 300}, Shares: []float64{0.2, 0.6, 0.2},
+		QosTargetNs: 5e6, QosPercentile: 0.99, LargestBatchSize: 1000,
+	}}}
+	for _, t := range types {
+		d.Members = append(d.Members, &control.Member{Name: "on-" + t, InstanceType: t, Lanes: 1})
+	}
+	return d
+}
+
+// TestProblemOf: what is planned for is the fleet as it is, and what cannot be is said.
+func TestProblemOf(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		d    *control.FleetDemand
+		edit func(*control.FleetDemand)
+		want string // of the error
+	}{
+		{"a fleet", demandOf("g4dn.xlarge", "r5n.large", "r5n.large"), nil, ""},
+		{"one drains", demandOf("g4dn.xlarge", "r5n.large", "r5n.large", "r5n.large"), func(d *control.FleetDemand) { d.Members[3].Draining = true }, ""},
+		{"one has not said what it is", demandOf("g4dn.xlarge", "r5n.large", "r5n.large", ""), func(d *control.FleetDemand) { d.Members[3].Lanes = 0 }, ""},
+		{"a model that hardly anybody asks for", demandOf("g4dn.xlarge", "r5n.large", "r5n.large"), func(d *control.FleetDemand) {
+			d.Models = append(d.Models, &control.ModelDemand{Model: "unknown", Version: 1, Queries: 3, Rate: 1})
+		}, ""},
+		{"no price", demandOf("g4dn.xlarge", "box"), nil, `agent on-box is of the type "box", of which no price is known`},
+		{"no profile", demandOf("g4dn.xlarge", "c4.large"), nil, "ncf/1 has no profile on c4.large yet, which the fleet has"},
+		{"no demand", demandOf("g4dn.xlarge"), func(d *control.FleetDemand) { d.Models[0].Queries = 99 }, "of no model at least 100 queries have come"},
+		{"none left", demandOf("g4dn.xlarge"), func(d *control.FleetDemand) { d.Members[0].Draining = true }, "all agents drain"},
+	} {
+		if tt.edit != nil {
+			tt.edit(tt.d)
+		}
+		p, running, err := problemOf(tt.d, profiles.DefaultCatalogue(), profiles.ShippedLibrary())
+		if tt.want != "" {
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%s: got the error %v, want %s", tt.name, err, tt.want)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		if err := p.Validate(); err != nil && !strings.Contains(err.Error(), "budget") {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		if got := p.Name(running); got != "g4dn.xlarge=1,r5n.large=2" || len(p.Types) < 4 || len(p.Models) != 1 || p.Models[0].Weight != 500 || p.Target <= 0.99 {
+			t.Errorf("%s: what runs is %s of %d types, models %v, target %v", tt.name, got, len(p.Types), p.Models, p.Target)
+		}
+	}
+}
+
+// TestPlanningRests: a first change is planned for at once. What changes in the minute after it is
+// planned for at its end, the last of each model alone; and a leader that steps down stops.
+func TestPlanningRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newLeaderWorld(t)
+		defer w.stop()
+		a := w.add("a", 1, linear)
+		soon(t, time.Second, "a leads", func() bool { return w.leading() == a })
+		planning := a.leader.leads().planning
+		told := func() (all []*control.Proposal) {
+			synctest.Wait()
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			for _, m := range a.told {
+				if m.Proposal != nil && (len(all) == 0 || m.Proposal != all[len(all)-1]) {
+					all = append(all, m.Proposal)
+				}
+			}
+			return all
+		}
+		change := func(model string, kind profiles.ChangeKind, from, to float64) {
+			planning.changed([]learn.DemandChange{{Model: leader.ModelID{Name: model, Version: 1}, Change: profiles.Change{
+				Kind: kind, Seen: time.Now(), At: time.Now(), Before: profiles.Demand{Rate: from}, Now: profiles.Demand{Rate: to},
+			}}})
+			time.Sleep(10 * time.Millisecond)
+		}
+		change("m", profiles.RateChanged, 10, 20)
+		if all := told(); len(all) != 1 || !strings.HasPrefix(all[0].Reason, "no plan: of no model") || all[0].Change {
+			t.Fatalf("a change of a fleet of which nothing is asked: got %v", all)
+		}
+		change("m", profiles.RateChanged, 20, 40)
+		change("n", profiles.BatchSizesChanged, 1, 1)
+		time.Sleep(50 * time.Second)
+		change("m", profiles.BatchSizesChanged, 40, 80)
+		if all := told(); len(all) != 1 {
+			t.Errorf("%d plans within a minute, want 1", len(all))
+		}
+		time.Sleep(10 * time.Second)
+		all := told()
+		last := all[len(all)-1]
+		if last.Model != "m" || last.Before.Rate != 20 || last.Now.Rate != 80 || last.Kind != string(profiles.BothChanged) {
+			t.Errorf("after a minute %v is told, want what has changed since the plan before", last)
+		}
+		time.Sleep(time.Hour)
+		if n := len(told()); n != len(all) {
+			t.Errorf("%d plans without a change", n-len(all))
+		}
+	})
+}
