@@ -13,7 +13,7 @@ import (
 // last 10,000 (KAIROS section 5.2), their rate, and whether either has changed since the reference
 // was taken.
 //
-// Changes are tested for in blocks of 64, 256, 1,024 and 4,096 queries, so that a large change is
+// Changes are tested for in blocks of 64, 256, 512, 1,024 and 4,096 queries, so that a large change is
 // seen soon and a small one at all. The batch sizes of a block are compared with those of the
 // reference by a G-test over about 16 bins equally likely in the reference (from 256 queries on).
 // The time that a block takes is compared by an F-test, exact for Poisson arrivals and for gaps with
@@ -21,13 +21,13 @@ import (
 // of Poisson arrivals.
 //
 // What a block shows is a suspicion. The monitor then waits for as many queries again, at least 1,000,
-// or for those of 30 s, and compares these with the reference. If they differ too, that is the change,
-// and they are what is known of the new demand. If they do not, a pause or a burst has passed: nothing
-// is told, and the reference stays.
+// or for those of 30 s if they are 100, and compares these with the reference. If they differ too, that
+// is the change, and they are what is known of the new demand. If they do not, a pause or a burst has
+// passed: nothing is told, and the reference stays.
 //
 // The thresholds follow from how many suspicions may be chance: one in 10,000 hours of steady load,
 // whatever the rate is. A block of n queries is expected to take n mean gaps, so its two tests may
-// each reject with the probability 1e-4 / hour * n * gap / (2 * 4).
+// each reject with the probability 1e-4 / hour * n * gap / (2 * 5).
 //
 // A Monitor is not safe for concurrent use. Observe allocates only when a batch size exceeds all
 // before it, and for a reference.
@@ -37,7 +37,8 @@ type Monitor struct {
 	held   int     // queries in the ring
 	counts []int32 // of the queries in the ring, by batch size
 
-	falseAlarms float64 // suspicions by chance, an hour
+	began       time.Time // the first query came
+	falseAlarms float64   // suspicions by chance, an hour
 	reference   *reference
 	blocks      [len(blockSizes)]block
 	suspicion   *block // the queries since a block differed; nil: none has
@@ -52,9 +53,14 @@ type arrival struct {
 
 const (
 	monitorWindow = 10_000
-	// A reference is taken of at least so many queries, but after a change of those of settleTime.
+	// A reference is taken of at least so many queries, but after a change of those of settleTime, if
+	// they are leastSettled.
 	leastReference = 1_000
 	settleTime     = 30 * time.Second
+	leastSettled   = 100
+	// What comes in the first warmUp is no part of the first reference: clients that begin, or queries
+	// that had waited for a leader.
+	warmUp = time.Second
 	referenceBins  = 16
 	falseAlarms    = 1e-4
 	// What follows a suspicion differs from the reference if chance makes such a difference with a
@@ -63,7 +69,7 @@ const (
 )
 
 // blockSizes are the numbers of queries after which a test is made.
-var blockSizes = [...]int{64, 256, 1024, 4096}
+var blockSizes = [...]int{64, 256, 512, 1024, 4096}
 
 // leastSizesBlock is the smallest block whose batch sizes are tested.
 const leastSizesBlock = 256
@@ -125,8 +131,8 @@ func (c Change) String() string {
 	return fmt.Sprintf("%s changed: from %v to %v (last %d queries, p = %.1g)", c.Kind, c.Before, c.Now, c.Queries, c.P)
 }
 
-// NewMonitor returns a monitor that has seen nothing. Its reference is the first 1,000 queries, and
-// the first 10,000 when they have come without a change.
+// NewMonitor returns a monitor that has seen nothing. Its reference is the first 1,000 queries after
+// the first second, and the last 10,000 once so many have come without a change.
 func NewMonitor() *Monitor { return &Monitor{falseAlarms: falseAlarms} }
 
 // Observe notes the arrival of a query. A batch size outside 1..MaxBatchSize is an
@@ -154,7 +160,11 @@ func (m *Monitor) Observe(batch int, now time.Time) error {
 	m.counts[batch]++
 
 	if m.reference == nil {
-		if m.held >= leastReference {
+		if m.began.IsZero() {
+			m.began = now
+		}
+		if m.held >= leastReference && m.at(m.held-leastReference).at.Sub(m.began) >= warmUp {
+			m.forget(sort.Search(m.held, func(i int) bool { return m.at(i).at.Sub(m.began) >= warmUp }))
 			m.takeReference()
 		}
 		return nil
@@ -162,7 +172,7 @@ func (m *Monitor) Observe(batch int, now time.Time) error {
 	bin := sort.SearchInts(m.reference.edges, batch)
 	if b := m.suspicion; b != nil {
 		b.add(batch, bin, before)
-		if b.queries >= m.settling || b.queries >= blockSizes[0] && now.Sub(b.start) >= settleTime {
+		if b.queries >= m.settling || b.queries >= leastSettled && now.Sub(b.start) >= settleTime {
 			m.settle(now)
 		}
 		return nil

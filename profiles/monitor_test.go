@@ -178,12 +178,11 @@ func TestMonitorSeesChanges(t *testing.T) {
 		kind     profiles.ChangeKind
 		within   int
 	}{
-		{"Gaussian batch sizes", gaussian(t, 250, 100), "poisson", 300, profiles.BatchSizesChanged,
-			512},
-		{"no large batch sizes", larger, "poisson", 300, profiles.BatchSizesChanged, 2 * 4096},
+		{"Gaussian batch sizes", gaussian(t, 250, 100), "poisson", 300, profiles.BatchSizesChanged, 512},
+		{"no large batch sizes", larger, "poisson", 300, profiles.BatchSizesChanged, 10_000},
 		{"one batch size", fixed(t, 150), "poisson", 300, profiles.BatchSizesChanged, 512},
 		{"twice the rate", workload.Trace(), "poisson", 600, profiles.RateChanged, 512},
-		{"half the rate", workload.Trace(), "poisson", 150, profiles.RateChanged, 256},
+		{"half the rate", workload.Trace(), "poisson", 150, profiles.RateChanged, 400},
 		{"a fifth more", workload.Trace(), "poisson", 360, profiles.RateChanged, 2*1024 + 4096},
 		{"nearly nothing", workload.Trace(), "poisson", 3, profiles.RateChanged, 128},
 	} {
@@ -227,14 +226,15 @@ func TestMonitorSeesChanges(t *testing.T) {
 
 // TestMonitorPasses: a pause, or a burst of queries that had waited elsewhere, is suspected and passes.
 func TestMonitorPasses(t *testing.T) {
-	for name, strange := range map[string]func(*stream){
+	strange := map[string]func(*stream){
 		"pause": func(s *stream) { s.now = s.now.Add(20 * time.Second) },
 		"burst": func(s *stream) {
 			s.arrive("constant", 1e6)
 			s.send(100)
 			s.arrive("poisson", 300)
 		},
-	} {
+	}
+	for name, strange := range strange {
 		for seed := range uint64(20) {
 			s := newStream(t, seed, workload.Trace(), "poisson", 300)
 			s.send(12_000 + int(seed)*37)
@@ -247,6 +247,16 @@ func TestMonitorPasses(t *testing.T) {
 			if change, ok := s.m.Change(); ok || !suspected {
 				t.Errorf("%s, seed %d: suspected %v; %s", name, seed, suspected, change)
 			}
+		}
+	}
+	// Where a monitor begins with a burst that is not even suspected, as no reference has it.
+	for seed := range uint64(20) {
+		s := newStream(t, seed, workload.Trace(), "poisson", 300)
+		strange["burst"](s)
+		strange["burst"](s)
+		strange["burst"](s)
+		if n, change := s.until(15_000); n <= 15_000 || s.m.Suspicious() {
+			t.Errorf("beginning with a burst, seed %d: after %d queries: %s", seed, n, change)
 		}
 	}
 }
@@ -343,6 +353,9 @@ func TestMonitorAllAtOnce(t *testing.T) {
 	// Queries without any time between them are no reason to fail.
 	m := profiles.NewMonitor()
 	now := time.Unix(1e9, 0)
+	if err := m.Observe(7, now.Add(-2*time.Second)); err != nil {
+		t.Fatal(err)
+	}
 	for range 30_000 {
 		if err := m.Observe(7, now); err != nil {
 			t.Fatal(err)
@@ -351,7 +364,7 @@ func TestMonitorAllAtOnce(t *testing.T) {
 	if change, ok := m.Change(); ok {
 		t.Errorf("a change: %s", change)
 	}
-	for i := range 100 {
+	for i := range 200 {
 		if err := m.Observe(7, now.Add(time.Duration(i)*time.Second)); err != nil {
 			t.Fatal(err)
 		}
