@@ -60,9 +60,9 @@ const (
 	leastSettled   = 100
 	// What comes in the first warmUp is no part of the first reference: clients that begin, or queries
 	// that had waited for a leader.
-	warmUp = time.Second
-	referenceBins  = 16
-	falseAlarms    = 1e-4
+	warmUp        = time.Second
+	referenceBins = 16
+	falseAlarms   = 1e-4
 	// What follows a suspicion differs from the reference if chance makes such a difference with a
 	// lower probability.
 	confirmed = 1e-4
