@@ -132,10 +132,10 @@ func TestMonitorFalseAlarms(t *testing.T) {
 }
 
 // TestMonitorSteadyHour: no change is told in an hour of steady load at 20 seeds. The hours are of
-// fleets of a fiftieth of $2.5/hr, for the rate sets only how many queries they have; with
+// fleets of a hundredth of $2.5/hr, for the rate sets only how many queries they have; with
 // MUSTER_SLOW_TESTS they are of whole ones.
 func TestMonitorSteadyHour(t *testing.T) {
-	part := 0.02
+	part := 0.01
 	if os.Getenv("MUSTER_SLOW_TESTS") != "" {
 		part = 1
 	}
@@ -159,6 +159,9 @@ func TestMonitorSteadyHour(t *testing.T) {
 				}
 			}
 			t.Logf("%d suspicions in 20 hours, %d of them confirmed", suspicions, changes)
+			if suspicions > 1 {
+				t.Errorf("%d suspicions in 20 hours, want one in 10,000", suspicions)
+			}
 		})
 	}
 }

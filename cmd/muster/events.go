@@ -24,9 +24,9 @@ func newEventsCommand() *cobra.Command {
 		Short: "Show what has happened, and who asked for it",
 		Long: `Show what has happened to an agent, or to the fleet as it saw it, the oldest
 first: who joined and was lost, who leads, which models were loaded, unloaded or
-failed, which lanes were lost, what was refused, and who had models loaded or
-unloaded, agents drained or keys changed. An agent keeps the last 1024 events
-since its start, at most 256 of a kind; its log has all.
+failed, which lanes were lost, how demand changed, what was refused, and who had
+models loaded or unloaded, agents drained or keys changed. An agent keeps the last
+1024 events since its start, at most 256 of a kind; its log has all.
 
 Times are those of the agent. Each line of --json is an event.`,
 		Example: `  muster events
