@@ -84,7 +84,7 @@ func TestDemandChanges(t *testing.T) {
 					f.settled(agents...)
 					leader := f.led(agents...)
 					proposed := func() *control.Proposal { return leader.members.Proposal() }
-					f.ask(r, workload.Trace(), rate, 1100, agents[0], nil)
+					f.ask(r, workload.Trace(), rate, 1400, agents[0], nil) // the reference: a thousand after the first second
 					if p := proposed(); p != nil {
 						f.Fatalf("before anything changed: %v", p)
 					}
