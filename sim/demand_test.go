@@ -61,17 +61,39 @@ func TestDemandChanges(t *testing.T) {
 				last = d
 			}
 			slices.Sort(took)
-			t.Logf("%s at %.4g queries/s on %s, %s: planned after %v (median), %v (worst); %v; last: %s", name, rate, p.Name(running), change.kind,
-				took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond), plans, last.Reason)
+			t.Logf(
+				"%s at %.4g queries/s on %s, %s: planned after %v (median), %v (worst); %v; last: %s",
+				name,
+				rate,
+				p.Name(running),
+				change.kind,
+				took[len(took)/2].Round(
+					time.Millisecond,
+				),
+				took[len(took)-1].Round(time.Millisecond),
+				plans,
+				last.Reason,
+			)
 			// A suspicion takes two blocks of 1,024 at most, what follows as many again.
 			if worst := time.Duration(3500 / rate * float64(time.Second)); took[len(took)-1] > worst {
-				t.Errorf("%s, %s: planned after %v, want at most %v", name, change.kind, took[len(took)-1], worst)
+				t.Errorf(
+					"%s, %s: planned after %v, want at most %v",
+					name,
+					change.kind,
+					took[len(took)-1],
+					worst,
+				)
 			}
 			now := before
 			now.BatchSizes = change.sizes
 			e := &Evaluator{
-				Config: &Config{Models: []Model{now}, Rate: rate * change.times, Queries: queries, Seed: 1},
-				Types:  PaperTypes(), Seeds: 1, Objective: plan.LeastCost,
+				Config: &Config{
+					Models:  []Model{now},
+					Rate:    rate * change.times,
+					Queries: queries,
+					Seed:    1,
+				},
+				Types: PaperTypes(), Seeds: 1, Objective: plan.LeastCost,
 			}
 			share := func(c plan.Configuration) float64 {
 				x, err := e.Evaluate(t.Context(), c)
@@ -81,14 +103,30 @@ func TestDemandChanges(t *testing.T) {
 				return x.Value
 			}
 			old, proposed := share(running), share(last.Plan.Configuration)
-			t.Logf("   within QoS %.4f as it runs, %.4f as proposed, at %.3f and %.3f $/hr", old, proposed, p.Price(running), p.Price(last.Plan.Configuration))
+			t.Logf(
+				"   within QoS %.4f as it runs, %.4f as proposed, at %.3f and %.3f $/hr",
+				old,
+				proposed,
+				p.Price(running),
+				p.Price(last.Plan.Configuration),
+			)
 			if change.kind == profiles.RateChanged && (old > 0.96 || proposed < 0.98) {
-				t.Errorf("%s: of half again as many queries %.4f are within QoS as it runs, %.4f as proposed", name, old, proposed)
+				t.Errorf(
+					"%s: of half again as many queries %.4f are within QoS as it runs, %.4f as proposed",
+					name,
+					old,
+					proposed,
+				)
 			}
 			if slow && change.kind == profiles.BatchSizesChanged {
 				e.Objective = plan.MostThroughput
 				old, proposed := share(running), share(last.Plan.Configuration)
-				t.Logf("   allowable throughput %.4g as it runs, %.4g as proposed: %.1f %% more", old, proposed, 100*(proposed/old-1))
+				t.Logf(
+					"   allowable throughput %.4g as it runs, %.4g as proposed: %.1f %% more",
+					old,
+					proposed,
+					100*(proposed/old-1),
+				)
 			}
 		}
 	}
@@ -96,7 +134,16 @@ func TestDemandChanges(t *testing.T) {
 
 // replan runs the fleet, changes what is asked of it after 11,000 queries, and returns what is then planned, and
 // how long after the change.
-func replan(t *testing.T, seed uint64, m Model, running plan.Configuration, p *plan.Problem, rate float64, sizes *workload.BatchSizes, times float64) (d *plan.Decision, after time.Duration) {
+func replan(
+	t *testing.T,
+	seed uint64,
+	m Model,
+	running plan.Configuration,
+	p *plan.Problem,
+	rate float64,
+	sizes *workload.BatchSizes,
+	times float64,
+) (d *plan.Decision, after time.Duration) {
 	const steady = 11_000
 	monitor := profiles.NewMonitor()
 	changesAt := time.Duration(steady / rate * float64(time.Second))
@@ -107,14 +154,26 @@ func replan(t *testing.T, seed uint64, m Model, running plan.Configuration, p *p
 		}
 		return a
 	}
-	queries, err := workload.Phases(2*seed,
-		workload.Phase{Duration: changesAt, Arrivals: arrivals(rate), Loads: []workload.Load{{Model: m.Name, Share: 1, BatchSizes: m.BatchSizes}}},
-		workload.Phase{Duration: time.Hour, Arrivals: arrivals(rate * times), Loads: []workload.Load{{Model: m.Name, Share: 1, BatchSizes: sizes}}})
+	queries, err := workload.Phases(
+		2*seed,
+		workload.Phase{
+			Duration: changesAt,
+			Arrivals: arrivals(rate),
+			Loads:    []workload.Load{{Model: m.Name, Share: 1, BatchSizes: m.BatchSizes}},
+		},
+		workload.Phase{
+			Duration: time.Hour,
+			Arrivals: arrivals(rate * times),
+			Loads:    []workload.Load{{Model: m.Name, Share: 1, BatchSizes: sizes}},
+		},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	cfg := &Config{
-		Models: []Model{m}, Pool: (&Evaluator{Types: PaperTypes()}).Pool(running), Rate: rate, Queries: 100_000, Seed: seed,
+		Models: []Model{
+			m,
+		}, Pool: (&Evaluator{Types: PaperTypes()}).Pool(running), Rate: rate, Queries: 100_000, Seed: seed,
 		Deadline: 10 * m.QoSTarget,
 		Stream: func(*Config) (iter.Seq[workload.Query], error) {
 			return func(yield func(workload.Query) bool) {

@@ -37,7 +37,11 @@ type planning struct {
 }
 
 func newPlanning(t *term) *planning {
-	return &planning{term: t, wake: make(chan struct{}, 1), changes: map[leader.ModelID]learn.DemandChange{}}
+	return &planning{
+		term:    t,
+		wake:    make(chan struct{}, 1),
+		changes: map[leader.ModelID]learn.DemandChange{},
+	}
 }
 
 // changed tells of what has changed. It does not block.
@@ -68,7 +72,10 @@ func (s *planning) run(ctx context.Context) {
 			return
 		}
 		s.mu.Lock()
-		changes := slices.SortedFunc(maps.Values(s.changes), func(a, b learn.DemandChange) int { return a.At.Compare(b.At) })
+		changes := slices.SortedFunc(
+			maps.Values(s.changes),
+			func(a, b learn.DemandChange) int { return a.At.Compare(b.At) },
+		)
 		clear(s.changes)
 		s.mu.Unlock()
 		for _, c := range changes {
@@ -103,7 +110,11 @@ func (s *planning) propose(ctx context.Context, c learn.DemandChange) {
 }
 
 func loadOf(d profiles.Demand) *control.Proposal_Load {
-	return &control.Proposal_Load{Rate: d.Rate, MeanSize: d.MeanSize, LargeSize: uint32(d.LargeSize)}
+	return &control.Proposal_Load{
+		Rate:      d.Rate,
+		MeanSize:  d.MeanSize,
+		LargeSize: uint32(d.LargeSize),
+	}
 }
 
 // plan adds to p what is proposed.
@@ -124,7 +135,13 @@ func (s *planning) plan(ctx context.Context, c learn.DemandChange, p *control.Pr
 	instances := func(c plan.Configuration) (all []*control.Proposal_Instances) {
 		for i, n := range c {
 			if n > 0 {
-				all = append(all, &control.Proposal_Instances{Type: string(problem.Types[i].Name), Count: uint32(n)})
+				all = append(
+					all,
+					&control.Proposal_Instances{
+						Type:  string(problem.Types[i].Name),
+						Count: uint32(n),
+					},
+				)
 			}
 		}
 		return all
@@ -139,14 +156,21 @@ func (s *planning) plan(ctx context.Context, c learn.DemandChange, p *control.Pr
 
 // problemOf is what to plan for of a fleet that runs, and what runs. The types to choose from are those
 // of the catalogue on which every model that is asked for has a profile; what runs must be among them.
-func problemOf(d *control.FleetDemand, catalogue *profiles.Catalogue, library *profiles.Library) (*plan.Problem, plan.Configuration, error) {
+func problemOf(
+	d *control.FleetDemand,
+	catalogue *profiles.Catalogue,
+	library *profiles.Library,
+) (*plan.Problem, plan.Configuration, error) {
 	known := TablesOf(d)
 	p := &plan.Problem{}
 	asked := slices.DeleteFunc(slices.Clone(d.GetModels()), func(m *control.ModelDemand) bool {
 		return m.GetQueries() < LeastDemand || m.GetRate() <= 0
 	})
 	if len(asked) == 0 {
-		return nil, nil, fmt.Errorf("of no model at least %d queries have come, and some in the last minute", LeastDemand)
+		return nil, nil, fmt.Errorf(
+			"of no model at least %d queries have come, and some in the last minute",
+			LeastDemand,
+		)
 	}
 	prices, err := PricesOf(d, catalogue, true)
 	if err != nil {
@@ -169,8 +193,11 @@ func problemOf(d *control.FleetDemand, catalogue *profiles.Catalogue, library *p
 			table, _ := known.Table(m, t, library)
 			if table == nil {
 				if counts[t] > 0 {
-					return nil, nil, fmt.Errorf("%s has no profile on %s yet, which the fleet has: nothing of it has run there",
-						control.ModelKey(m.GetModel(), m.GetVersion()), t)
+					return nil, nil, fmt.Errorf(
+						"%s has no profile on %s yet, which the fleet has: nothing of it has run there",
+						control.ModelKey(m.GetModel(), m.GetVersion()),
+						t,
+					)
 				}
 				break
 			}
@@ -188,11 +215,17 @@ func problemOf(d *control.FleetDemand, catalogue *profiles.Catalogue, library *p
 	target, queries := 0.0, uint64(profiles.MaxBatchSize)
 	for i, m := range asked {
 		model := plan.Model{
-			Name: control.ModelKey(m.GetModel(), m.GetVersion()), QoSTarget: control.Duration(m.GetQosTargetNs()),
+			Name: control.ModelKey(
+				m.GetModel(),
+				m.GetVersion(),
+			), QoSTarget: control.Duration(m.GetQosTargetNs()),
 			Weight: m.GetRate(), Latencies: tables[i],
 		}
 		for j, b := range m.GetBatchSizes() {
-			model.BatchSizes = append(model.BatchSizes, profiles.Share{BatchSize: int(b), Share: m.GetShares()[j]})
+			model.BatchSizes = append(
+				model.BatchSizes,
+				profiles.Share{BatchSize: int(b), Share: m.GetShares()[j]},
+			)
 		}
 		p.Models = append(p.Models, model)
 		target, queries = max(target, m.GetQosPercentile()), min(queries, m.GetQueries())
@@ -203,7 +236,11 @@ func problemOf(d *control.FleetDemand, catalogue *profiles.Catalogue, library *p
 
 // PricesOf are what instances cost, $/hr by type, as the catalogue has it; those that the fleet has as
 // its agents say, if those count.
-func PricesOf(d *control.FleetDemand, catalogue *profiles.Catalogue, agents bool) (map[string]float64, error) {
+func PricesOf(
+	d *control.FleetDemand,
+	catalogue *profiles.Catalogue,
+	agents bool,
+) (map[string]float64, error) {
 	prices := map[string]float64{}
 	for _, t := range catalogue.Types() {
 		in, err := catalogue.Lookup(t)
@@ -221,7 +258,11 @@ func PricesOf(d *control.FleetDemand, catalogue *profiles.Catalogue, agents bool
 			prices[t] = m.GetPriceUsdPerHour()
 		}
 		if prices[t] <= 0 {
-			return nil, fmt.Errorf("agent %s is of the type %q, of which no price is known: say it with --catalogue", m.GetName(), t)
+			return nil, fmt.Errorf(
+				"agent %s is of the type %q, of which no price is known: say it with --catalogue",
+				m.GetName(),
+				t,
+			)
 		}
 	}
 	return prices, nil
@@ -246,7 +287,8 @@ func TablesOf(d *control.FleetDemand) Tables {
 			continue // of another version of Muster
 		}
 		key := control.ModelKey(t.Key().Model, t.Key().Version) + " " + string(t.Key().InstanceType)
-		if before, ok := known[key]; !ok || t.Key().Cores == 0 || before.Key().Cores != 0 && t.Key().Cores > before.Key().Cores {
+		if before, ok := known[key]; !ok || t.Key().Cores == 0 ||
+			before.Key().Cores != 0 && t.Key().Cores > before.Key().Cores {
 			known[key] = Table{t, p.GetQueries(), time.Duration(p.GetAgeNs())}
 		}
 	}
@@ -254,7 +296,11 @@ func TablesOf(d *control.FleetDemand) Tables {
 }
 
 // Table is a model's profile on a type: learned, else the library's; nil if there is none.
-func (k Tables) Table(m *control.ModelDemand, t string, library *profiles.Library) (table *profiles.Table, learned Table) {
+func (k Tables) Table(
+	m *control.ModelDemand,
+	t string,
+	library *profiles.Library,
+) (table *profiles.Table, learned Table) {
 	if l, ok := k[control.ModelKey(m.GetModel(), m.GetVersion())+" "+t]; ok {
 		return l.Table, l
 	}

@@ -60,8 +60,18 @@ func TestProblemOf(t *testing.T) {
 		if err := p.Validate(); err != nil && !strings.Contains(err.Error(), "budget") {
 			t.Errorf("%s: %v", tt.name, err)
 		}
-		if got := p.Name(running); got != "g4dn.xlarge=1,r5n.large=2" || len(p.Types) < 4 || len(p.Models) != 1 || p.Models[0].Weight != 500 || p.Target <= 0.99 {
-			t.Errorf("%s: what runs is %s of %d types, models %v, target %v", tt.name, got, len(p.Types), p.Models, p.Target)
+		if got := p.Name(running); got != "g4dn.xlarge=1,r5n.large=2" || len(p.Types) < 4 ||
+			len(p.Models) != 1 ||
+			p.Models[0].Weight != 500 ||
+			p.Target <= 0.99 {
+			t.Errorf(
+				"%s: what runs is %s of %d types, models %v, target %v",
+				tt.name,
+				got,
+				len(p.Types),
+				p.Models,
+				p.Target,
+			)
 		}
 	}
 }
@@ -87,13 +97,19 @@ func TestPlanningRests(t *testing.T) {
 			return all
 		}
 		change := func(model string, kind profiles.ChangeKind, from, to float64) {
-			planning.changed([]learn.DemandChange{{Model: leader.ModelID{Name: model, Version: 1}, Change: profiles.Change{
-				Kind: kind, Seen: time.Now(), At: time.Now(), Before: profiles.Demand{Rate: from}, Now: profiles.Demand{Rate: to},
-			}}})
+			planning.changed(
+				[]learn.DemandChange{
+					{Model: leader.ModelID{Name: model, Version: 1}, Change: profiles.Change{
+						Kind: kind, Seen: time.Now(), At: time.Now(), Before: profiles.Demand{Rate: from}, Now: profiles.Demand{Rate: to},
+					}},
+				},
+			)
 			time.Sleep(10 * time.Millisecond)
 		}
 		change("m", profiles.RateChanged, 10, 20)
-		if all := told(); len(all) != 1 || !strings.HasPrefix(all[0].Reason, "no plan: of no model") || all[0].Change {
+		if all := told(); len(all) != 1 ||
+			!strings.HasPrefix(all[0].Reason, "no plan: of no model") ||
+			all[0].Change {
 			t.Fatalf("a change of a fleet of which nothing is asked: got %v", all)
 		}
 		change("m", profiles.RateChanged, 20, 40)
@@ -106,7 +122,8 @@ func TestPlanningRests(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		all := told()
 		last := all[len(all)-1]
-		if last.Model != "m" || last.Before.Rate != 20 || last.Now.Rate != 80 || last.Kind != string(profiles.BothChanged) {
+		if last.Model != "m" || last.Before.Rate != 20 || last.Now.Rate != 80 ||
+			last.Kind != string(profiles.BothChanged) {
 			t.Errorf("after a minute %v is told, want what has changed since the plan before", last)
 		}
 		time.Sleep(time.Hour)
