@@ -29,6 +29,8 @@ type Load struct {
 	Rate     float64       // queries/s over all models
 	Duration time.Duration // 0: until Stop
 	Seed     uint64
+	// BatchSizes are the queries'; nil: the production trace's.
+	BatchSizes *workload.BatchSizes
 }
 
 // A Driver puts Poisson arrivals of the production trace's batch sizes on a fleet, and has an entry
@@ -74,11 +76,13 @@ func (d *Driver) Start(ctx context.Context, l Load) error {
 	if err != nil {
 		return err
 	}
+	sizes := l.BatchSizes
+	if sizes == nil {
+		sizes = workload.Trace()
+	}
 	var loads []workload.Load
 	for _, m := range d.models {
-		loads = append(loads, workload.Load{
-			Model: m.Name, Share: d.shares[m.Name], BatchSizes: workload.Trace(),
-		})
+		loads = append(loads, workload.Load{Model: m.Name, Share: d.shares[m.Name], BatchSizes: sizes})
 	}
 	queries, err := workload.Queries(l.Seed, arrivals, loads...)
 	if err != nil {
