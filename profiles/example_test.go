@@ -70,7 +70,7 @@ func ExampleMonitor() {
 		fmt.Printf("%.0f queries/s, changed: %v\n", monitor.Rate(now, time.Second), changed)
 	}
 	observe(5000, 100)
-	observe(1000, 400) // larger batches
+	observe(1500, 400) // larger batches: some hundred are a suspicion, a thousand more confirm it
 	// Output:
 	// 100 queries/s, changed: false
 	// 100 queries/s, changed: true
