@@ -124,11 +124,23 @@ type Demand struct {
 }
 
 func (d Demand) String() string {
-	return fmt.Sprintf("%.4g queries/s, mean batch size %.4g, 5 %% above %d", d.Rate, d.MeanSize, d.LargeSize)
+	return fmt.Sprintf(
+		"%.4g queries/s, mean batch size %.4g, 5 %% above %d",
+		d.Rate,
+		d.MeanSize,
+		d.LargeSize,
+	)
 }
 
 func (c Change) String() string {
-	return fmt.Sprintf("%s changed: from %v to %v (last %d queries, p = %.1g)", c.Kind, c.Before, c.Now, c.Queries, c.P)
+	return fmt.Sprintf(
+		"%s changed: from %v to %v (last %d queries, p = %.1g)",
+		c.Kind,
+		c.Before,
+		c.Now,
+		c.Queries,
+		c.P,
+	)
 }
 
 // NewMonitor returns a monitor that has seen nothing. Its reference is the first 1,000 queries after
@@ -164,7 +176,9 @@ func (m *Monitor) Observe(batch int, now time.Time) error {
 			m.began = now
 		}
 		if m.held >= leastReference && m.at(m.held-leastReference).at.Sub(m.began) >= warmUp {
-			m.forget(sort.Search(m.held, func(i int) bool { return m.at(i).at.Sub(m.began) >= warmUp }))
+			m.forget(
+				sort.Search(m.held, func(i int) bool { return m.at(i).at.Sub(m.began) >= warmUp }),
+			)
 			m.takeReference()
 		}
 		return nil
@@ -189,7 +203,8 @@ func (m *Monitor) Observe(batch int, now time.Time) error {
 			b.queries = 0
 		}
 	}
-	if m.held == monitorWindow && m.reference.queries < monitorWindow && m.suspicion == nil && m.change == nil {
+	if m.held == monitorWindow && m.reference.queries < monitorWindow && m.suspicion == nil &&
+		m.change == nil {
 		m.takeReference()
 	}
 	return nil
@@ -353,7 +368,13 @@ func (m *Monitor) suspect(b *block, now time.Time) bool {
 	const tests = 2 * len(blockSizes)
 	limit := m.falseAlarms / 3600 * float64(b.queries) * m.reference.gap / float64(tests)
 	sizes, rate := m.compare(b, now)
-	return min(sizes, rate) < max(limit, 1e-30) // where the reference's queries came all at once it is 0
+	return min(
+		sizes,
+		rate,
+	) < max(
+		limit,
+		1e-30,
+	) // where the reference's queries came all at once it is 0
 }
 
 // settle makes a change of what has come since the suspicion, if that differs from the reference too.
@@ -366,7 +387,14 @@ func (m *Monitor) settle(now time.Time) {
 		return
 	}
 	m.forget(m.held - b.queries)
-	c := &Change{Kind: BothChanged, Seen: b.start, At: now, Queries: b.queries, P: min(sizes, span), Before: m.reference.Demand}
+	c := &Change{
+		Kind:    BothChanged,
+		Seen:    b.start,
+		At:      now,
+		Queries: b.queries,
+		P:       min(sizes, span),
+		Before:  m.reference.Demand,
+	}
 	switch {
 	case span >= confirmed:
 		c.Kind = BatchSizesChanged

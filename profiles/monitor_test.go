@@ -120,12 +120,26 @@ func TestMonitorFalseAlarms(t *testing.T) {
 				s.m.Rebase()
 			}
 			expected := float64(perHour) * queries / rate / 3600
-			t.Logf("%d suspicions by chance, %.0f expected, %d confirmed", suspicions, expected, changes)
+			t.Logf(
+				"%d suspicions by chance, %.0f expected, %d confirmed",
+				suspicions,
+				expected,
+				changes,
+			)
 			if got := float64(suspicions); got > 1.5*expected || got < c.least*expected {
-				t.Errorf("%d suspicions by chance, want %.0f to %.0f", suspicions, c.least*expected, 1.5*expected)
+				t.Errorf(
+					"%d suspicions by chance, want %.0f to %.0f",
+					suspicions,
+					c.least*expected,
+					1.5*expected,
+				)
 			}
 			if changes > 2 {
-				t.Errorf("%d of %d suspicions by chance are confirmed, want one in a thousand", changes, suspicions)
+				t.Errorf(
+					"%d of %d suspicions by chance are confirmed, want one in a thousand",
+					changes,
+					suspicions,
+				)
 			}
 		})
 	}
@@ -206,21 +220,44 @@ func TestMonitorSeesChanges(t *testing.T) {
 			n, change := s.until(20_000)
 			slowest = max(slowest, n)
 			if n > c.within+settled || change.Kind != c.kind {
-				t.Errorf("%s, seed %d: told after %d queries, want at most %d: %s", c.name, seed, n, c.within+settled, change)
+				t.Errorf(
+					"%s, seed %d: told after %d queries, want at most %d: %s",
+					c.name,
+					seed,
+					n,
+					c.within+settled,
+					change,
+				)
 			}
-			if !strings.Contains(change.String(), string(c.kind)) || change.P > 1e-3 || change.At.Before(change.Seen) {
+			if !strings.Contains(change.String(), string(c.kind)) || change.P > 1e-3 ||
+				change.At.Before(change.Seen) {
 				t.Errorf("%s: %s", c.name, change)
 			}
-			if before, now := change.Before.Rate/300, change.Now.Rate/c.rate; before < 0.95 || before > 1.05 || now < 0.6 || now > 1.5 {
+			if before, now := change.Before.Rate/300, change.Now.Rate/c.rate; before < 0.95 ||
+				before > 1.05 ||
+				now < 0.6 ||
+				now > 1.5 {
 				t.Errorf("%s, seed %d: %s", c.name, seed, change)
 			}
 			// What is held is of the new kind only, and the reference.
 			if s.m.Queries() != change.Queries || s.m.Queries() > settled {
-				t.Errorf("%s, seed %d: %d queries are held, want the %d of the change", c.name, seed, s.m.Queries(), change.Queries)
+				t.Errorf(
+					"%s, seed %d: %d queries are held, want the %d of the change",
+					c.name,
+					seed,
+					s.m.Queries(),
+					change.Queries,
+				)
 			}
 			s.m.Rebase()
 			if n, change := s.until(10_000); n <= 10_000 {
-				t.Errorf("%s, seed %d: a change %d queries after rebasing: %s", c.name, seed, n, change)
+				t.Errorf(
+					"%s, seed %d: a change %d queries after rebasing: %s",
+					c.name,
+					seed,
+					n,
+					change,
+				)
 			}
 		}
 		t.Logf("%s: told after %d queries at most", c.name, slowest)

@@ -42,7 +42,8 @@ const (
 // A stillFleet is a fleet of members that do not change.
 type stillFleet struct{ members []*control.Member }
 
-func (f *stillFleet) Self() string                                  { return "leader" }
+func (f *stillFleet) Self() string { return "leader" }
+
 func (f *stillFleet) View() *control.View                           { return &control.View{Members: f.members} }
 func (f *stillFleet) Proposal() *control.Proposal                   { return nil }
 func (f *stillFleet) Changed() <-chan struct{}                      { return nil }

@@ -348,7 +348,11 @@ func (t *term) introduce(m *control.LeaderMessage) {
 		Kind: election.Heartbeat, Claim: t.claim, Successor: m.Leadership.GetSuccessor(),
 	}))
 	t.call(func() {
-		m.Prices, m.AheadNs, m.Proposal = pricesOf(t.state.Prices()), int64(t.state.Ahead()), t.proposal
+		m.Prices, m.AheadNs, m.Proposal = pricesOf(
+			t.state.Prices(),
+		), int64(
+			t.state.Ahead(),
+		), t.proposal
 		m.Profiles = profilesOf(t.state.Latencies())
 	})
 }

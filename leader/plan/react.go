@@ -25,7 +25,12 @@ const DefaultThreshold = 0.05
 //
 // The planner is [Fluid] for both, as in its one shot it found better fleets than [Kairos], whose
 // bound is for one model, and as good ones as [Ribbon] within 7 %, which has to evaluate some dozen.
-func React(ctx context.Context, kind profiles.ChangeKind, p *Problem, current Configuration) (*Decision, error) {
+func React(
+	ctx context.Context,
+	kind profiles.ChangeKind,
+	p *Problem,
+	current Configuration,
+) (*Decision, error) {
 	asked := *p
 	asked.Objective, asked.Budget, asked.Rate = LeastCost, 0, 0
 	for i := range p.Models {
@@ -41,9 +46,17 @@ func React(ctx context.Context, kind profiles.ChangeKind, p *Problem, current Co
 	if err != nil || d.Plan.serves(&asked) {
 		return d, err
 	}
-	d.Reason += fmt.Sprintf("; that is sure to serve %.4g of the %.4g queries/s that are asked for", d.Plan.Predicted, asked.Rate)
+	d.Reason += fmt.Sprintf(
+		"; that is sure to serve %.4g of the %.4g queries/s that are asked for",
+		d.Plan.Predicted,
+		asked.Rate,
+	)
 	if r, err := (coarse{Fluid{Top: 1}}).Plan(ctx, &asked, nil); err == nil {
-		d.Reason += fmt.Sprintf(", %s at %.4g $/hr all", p.Name(r.Plans[0].Configuration), r.Plans[0].Price)
+		d.Reason += fmt.Sprintf(
+			", %s at %.4g $/hr all",
+			p.Name(r.Plans[0].Configuration),
+			r.Plans[0].Price,
+		)
 	}
 	return d, nil
 }
@@ -86,7 +99,10 @@ func (c coarse) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, err
 		for i := range whole {
 			whole[i] *= step
 		}
-		plan, err := a.Plan(whole, fmt.Sprintf("%s, in steps of %d instances", r.Plans[0].Reason, step))
+		plan, err := a.Plan(
+			whole,
+			fmt.Sprintf("%s, in steps of %d instances", r.Plans[0].Reason, step),
+		)
 		if err != nil {
 			return nil, err
 		}

@@ -170,8 +170,18 @@ func TestReact(t *testing.T) {
 			continue
 		}
 		t.Logf("%s: %s", tt.name, d.Reason)
-		if d.Change != tt.change || !strings.Contains(d.Reason, tt.reason) || d.Plan.Price > tt.price {
-			t.Errorf("%s: %v at %.4g $/hr, %s; want %v, at most %.4g $/hr, %q", tt.name, d.Change, d.Plan.Price, d.Reason, tt.change, tt.price, tt.reason)
+		if d.Change != tt.change || !strings.Contains(d.Reason, tt.reason) ||
+			d.Plan.Price > tt.price {
+			t.Errorf(
+				"%s: %v at %.4g $/hr, %s; want %v, at most %.4g $/hr, %q",
+				tt.name,
+				d.Change,
+				d.Plan.Price,
+				d.Reason,
+				tt.change,
+				tt.price,
+				tt.reason,
+			)
 		}
 		if d.Result.SearchSpace > mostCoarse {
 			t.Errorf("%s: %d configurations were looked at", tt.name, d.Result.SearchSpace)
@@ -195,7 +205,10 @@ func TestReactToFewQueries(t *testing.T) {
 		share := float64(large) / queries
 		seen := rm2()
 		seen.Models[0].Weight = 60
-		seen.Models[0].BatchSizes = profiles.Distribution{{BatchSize: 150, Share: 1 - share}, {BatchSize: 950, Share: share}}
+		seen.Models[0].BatchSizes = profiles.Distribution{
+			{BatchSize: 150, Share: 1 - share},
+			{BatchSize: 950, Share: share},
+		}
 		d, err := React(t.Context(), profiles.RateChanged, seen, Configuration{1, 0, 8, 0})
 		if err != nil {
 			t.Fatal(err)
@@ -212,6 +225,8 @@ func TestReactToFewQueries(t *testing.T) {
 		}
 	}
 	if plain == 0 {
-		t.Error("without a sure target no plan lacked what the largest queries need: this shows nothing")
+		t.Error(
+			"without a sure target no plan lacked what the largest queries need: this shows nothing",
+		)
 	}
 }
