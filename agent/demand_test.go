@@ -14,7 +14,8 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// ask sends queries with Poisson arrivals, at most n and until until says so, and returns for how long.
+// ask sends queries with Poisson arrivals, at most n and until until says so, and
+// returns for how long.
 func (f *testFleet) ask(
 	r *rand.Rand,
 	sizes *workload.BatchSizes,
@@ -68,8 +69,9 @@ func (f *testFleet) series(a *fleetAgent, name string) int {
 	return 0
 }
 
-// TestDemandChanges: a fleet of whole agents is asked otherwise than before. Its leader says so, and
-// what to rent, in status at every agent, in an event, its log and metrics; the next leader knows it.
+// TestDemandChanges: a fleet of whole agents is asked otherwise than before. Its leader
+// says so, and what to rent, in status at every agent, in an event, its log and metrics;
+// the next leader knows it.
 func TestDemandChanges(t *testing.T) {
 	seeds := 1
 	if os.Getenv("MUSTER_SLOW_TESTS") != "" {
@@ -87,8 +89,10 @@ func TestDemandChanges(t *testing.T) {
 		rate  float64
 		plan  string
 	}{
-		{"sizes", "batch sizes", gaussian, rate, "r5n.large=5 instead of g4dn.xlarge=1,r5n.large=2 serves"},
-		{"rate", "arrival rate", workload.Trace(), 1.5 * rate, "instead of g4dn.xlarge=1,r5n.large=2 costs"},
+		{"sizes", "batch sizes", gaussian, rate,
+			"r5n.large=5 instead of g4dn.xlarge=1,r5n.large=2 serves"},
+		{"rate", "arrival rate", workload.Trace(), 1.5 * rate,
+			"instead of g4dn.xlarge=1,r5n.large=2 costs"},
 	} {
 		if raceDetector && tt.rate != rate {
 			continue // takes long
@@ -153,7 +157,8 @@ func TestDemandChanges(t *testing.T) {
 						strings.Count(leader.log.String(), "demand has changed") != 1 {
 						f.Errorf("the leader tells %d events: %v", len(events), events)
 					}
-					if changes, types := f.series(leader, "muster_demand_changes_total"), f.series(leader, "muster_proposed_instances"); changes != 1 ||
+					if changes, types := f.series(leader, "muster_demand_changes_total"), f.series(
+						leader, "muster_proposed_instances"); changes != 1 ||
 						types != len(p.GetProposed()) {
 						f.Errorf(
 							"metrics tell %d kinds of changes and %d types, want 1 and %d",

@@ -13,17 +13,17 @@ import (
 // last 10,000 (KAIROS section 5.2), their rate, and whether either has changed since the reference
 // was taken.
 //
-// Changes are tested for in blocks of 64, 256, 512, 1,024 and 4,096 queries, so that a large change is
-// seen soon and a small one at all. The batch sizes of a block are compared with those of the
+// Changes are tested for in blocks of 64, 256, 512, 1,024 and 4,096 queries, so that a large change
+// is seen soon and a small one at all. The batch sizes of a block are compared with those of the
 // reference by a G-test over about 16 bins equally likely in the reference (from 256 queries on).
-// The time that a block takes is compared by an F-test, exact for Poisson arrivals and for gaps with
-// a gamma distribution; the variation of the gaps is taken from the reference, and is at least that
-// of Poisson arrivals.
+// The time that a block takes is compared by an F-test, exact for Poisson arrivals and for gaps
+// with a gamma distribution; the variation of the gaps is taken from the reference, and is at least
+// that of Poisson arrivals.
 //
-// What a block shows is a suspicion. The monitor then waits for as many queries again, at least 1,000,
-// or for those of 30 s if they are 100, and compares these with the reference. If they differ too, that
-// is the change, and they are what is known of the new demand. If they do not, a pause or a burst has
-// passed: nothing is told, and the reference stays.
+// What a block shows is a suspicion. The monitor then waits for as many queries again, at least
+// 1,000, or for those of 30 s if they are 100, and compares these with the reference. If they
+// differ too, that is the change, and they are what is known of the new demand. If they do not, a
+// pause or a burst has passed: nothing is told, and the reference stays.
 //
 // The thresholds follow from how many suspicions may be chance: one in 10,000 hours of steady load,
 // whatever the rate is. A block of n queries is expected to take n mean gaps, so its two tests may
@@ -53,13 +53,13 @@ type arrival struct {
 
 const (
 	monitorWindow = 10_000
-	// A reference is taken of at least so many queries, but after a change of those of settleTime, if
-	// they are leastSettled.
+	// A reference is taken of at least so many queries, but after a change of those of settleTime,
+	// if they are leastSettled.
 	leastReference = 1_000
 	settleTime     = 30 * time.Second
 	leastSettled   = 100
-	// What comes in the first warmUp is no part of the first reference: clients that begin, or queries
-	// that had waited for a leader.
+	// What comes in the first warmUp is no part of the first reference: clients that begin, or
+	// queries that had waited for a leader.
 	warmUp        = time.Second
 	referenceBins = 16
 	falseAlarms   = 1e-4
@@ -105,8 +105,8 @@ const (
 // A Change is a difference between recent queries and the reference that is not chance.
 type Change struct {
 	Kind ChangeKind
-	// Seen is when a block of queries first differed, At when the last of the recent queries arrived,
-	// and Queries their number.
+	// Seen is when a block of queries first differed, At when the last of the recent queries
+	// arrived, and Queries their number.
 	Seen, At time.Time
 	Queries  int
 	// P is the probability that chance alone makes such a difference.
@@ -124,27 +124,17 @@ type Demand struct {
 }
 
 func (d Demand) String() string {
-	return fmt.Sprintf(
-		"%.4g queries/s, mean batch size %.4g, 5 %% above %d",
-		d.Rate,
-		d.MeanSize,
-		d.LargeSize,
-	)
+	return fmt.Sprintf("%.4g queries/s, mean batch size %.4g, 5 %% above %d", d.Rate, d.MeanSize,
+		d.LargeSize)
 }
 
 func (c Change) String() string {
-	return fmt.Sprintf(
-		"%s changed: from %v to %v (last %d queries, p = %.1g)",
-		c.Kind,
-		c.Before,
-		c.Now,
-		c.Queries,
-		c.P,
-	)
+	return fmt.Sprintf("%s changed: from %v to %v (last %d queries, p = %.1g)", c.Kind, c.Before,
+		c.Now, c.Queries, c.P)
 }
 
-// NewMonitor returns a monitor that has seen nothing. Its reference is the first 1,000 queries after
-// the first second, and the last 10,000 once so many have come without a change.
+// NewMonitor returns a monitor that has seen nothing. Its reference is the first 1,000 queries
+// after the first second, and the last 10,000 once so many have come without a change.
 func NewMonitor() *Monitor { return &Monitor{falseAlarms: falseAlarms} }
 
 // Observe notes the arrival of a query. A batch size outside 1..MaxBatchSize is an
@@ -177,8 +167,7 @@ func (m *Monitor) Observe(batch int, now time.Time) error {
 		}
 		if m.held >= leastReference && m.at(m.held-leastReference).at.Sub(m.began) >= warmUp {
 			m.forget(
-				sort.Search(m.held, func(i int) bool { return m.at(i).at.Sub(m.began) >= warmUp }),
-			)
+				sort.Search(m.held, func(i int) bool { return m.at(i).at.Sub(m.began) >= warmUp }))
 			m.takeReference()
 		}
 		return nil
@@ -235,8 +224,8 @@ func (m *Monitor) forget(n int) {
 // Queries returns how many queries Distribution is of: at most 10,000.
 func (m *Monitor) Queries() int { return m.held }
 
-// Distribution returns the distribution of batch sizes of the last 10,000 queries, or of those since
-// the last suspicion; nil if there was none.
+// Distribution returns the distribution of batch sizes of the last 10,000 queries, or of those
+// since the last suspicion; nil if there was none.
 func (m *Monitor) Distribution() Distribution {
 	var d Distribution
 	for batch, n := range m.counts {
@@ -336,7 +325,11 @@ func (m *Monitor) newBlocks() {
 	}
 }
 
-func (m *Monitor) newBlock() *block { return &block{counts: make([]float64, len(m.reference.counts))} }
+func (m *Monitor) newBlock() *block {
+	return &block{
+		counts: make([]float64, len(m.reference.counts)),
+	}
+}
 
 // sizes returns the mean batch size of the queries held, and that which a twentieth of them exceed.
 func (m *Monitor) sizes() (mean float64, large int) {
@@ -351,8 +344,8 @@ func (m *Monitor) sizes() (mean float64, large int) {
 	return mean, large
 }
 
-// compare returns with what probability chance makes the block, which ends now, differ as much as it
-// does from the reference, in its batch sizes and in its rate.
+// compare returns with what probability chance makes the block, which ends now, differ as much as
+// it does from the reference, in its batch sizes and in its rate.
 func (m *Monitor) compare(b *block, now time.Time) (sizes, rate float64) {
 	n := float64(b.queries)
 	rate = spanTest(now.Sub(b.start).Seconds(), n, m.reference)
@@ -368,16 +361,12 @@ func (m *Monitor) suspect(b *block, now time.Time) bool {
 	const tests = 2 * len(blockSizes)
 	limit := m.falseAlarms / 3600 * float64(b.queries) * m.reference.gap / float64(tests)
 	sizes, rate := m.compare(b, now)
-	return min(
-		sizes,
-		rate,
-	) < max(
-		limit,
-		1e-30,
-	) // where the reference's queries came all at once it is 0
+	// where the reference's queries came all at once it is 0
+	return min(sizes, rate) < max(limit, 1e-30)
 }
 
-// settle makes a change of what has come since the suspicion, if that differs from the reference too.
+// settle makes a change of what has come since the suspicion, if that differs from the reference
+// too.
 func (m *Monitor) settle(now time.Time) {
 	b := m.suspicion
 	m.suspicion = nil
@@ -388,12 +377,8 @@ func (m *Monitor) settle(now time.Time) {
 	}
 	m.forget(m.held - b.queries)
 	c := &Change{
-		Kind:    BothChanged,
-		Seen:    b.start,
-		At:      now,
-		Queries: b.queries,
-		P:       min(sizes, span),
-		Before:  m.reference.Demand,
+		Kind: BothChanged, Seen: b.start, At: now, Queries: b.queries, P: min(sizes, span),
+		Before: m.reference.Demand,
 	}
 	switch {
 	case span >= confirmed:

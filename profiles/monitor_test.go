@@ -120,26 +120,15 @@ func TestMonitorFalseAlarms(t *testing.T) {
 				s.m.Rebase()
 			}
 			expected := float64(perHour) * queries / rate / 3600
-			t.Logf(
-				"%d suspicions by chance, %.0f expected, %d confirmed",
-				suspicions,
-				expected,
-				changes,
-			)
+			t.Logf("%d suspicions by chance, %.0f expected, %d confirmed", suspicions, expected,
+				changes)
 			if got := float64(suspicions); got > 1.5*expected || got < c.least*expected {
-				t.Errorf(
-					"%d suspicions by chance, want %.0f to %.0f",
-					suspicions,
-					c.least*expected,
-					1.5*expected,
-				)
+				t.Errorf("%d suspicions by chance, want %.0f to %.0f", suspicions, c.least*expected,
+					1.5*expected)
 			}
 			if changes > 2 {
-				t.Errorf(
-					"%d of %d suspicions by chance are confirmed, want one in a thousand",
-					changes,
-					suspicions,
-				)
+				t.Errorf("%d of %d suspicions by chance are confirmed, want one in a thousand",
+					changes, suspicions)
 			}
 		})
 	}
@@ -153,7 +142,9 @@ func TestMonitorSteadyHour(t *testing.T) {
 	if os.Getenv("MUSTER_SLOW_TESTS") != "" {
 		part = 1
 	}
-	for model, rate := range map[string]float64{"ncf": 5900, "rm2": 120, "wnd": 1300, "mtwnd": 850, "dien": 550} {
+	for model, rate := range map[string]float64{
+		"ncf": 5900, "rm2": 120, "wnd": 1300, "mtwnd": 850, "dien": 550,
+	} {
 		t.Run(model, func(t *testing.T) {
 			t.Parallel()
 			suspicions, changes := 0, 0
@@ -180,8 +171,8 @@ func TestMonitorSteadyHour(t *testing.T) {
 	}
 }
 
-// TestMonitorSeesChanges: a block of the new kind is suspected within some queries, and so many more
-// confirm it.
+// TestMonitorSeesChanges: a block of the new kind is suspected within some queries, and so
+// many more confirm it.
 func TestMonitorSeesChanges(t *testing.T) {
 	larger, err := workload.Trace().AtMost(600)
 	if err != nil {
@@ -195,7 +186,8 @@ func TestMonitorSeesChanges(t *testing.T) {
 		kind     profiles.ChangeKind
 		within   int
 	}{
-		{"Gaussian batch sizes", gaussian(t, 250, 100), "poisson", 300, profiles.BatchSizesChanged, 512},
+		{"Gaussian batch sizes", gaussian(t, 250, 100), "poisson", 300, profiles.BatchSizesChanged,
+			512},
 		{"no large batch sizes", larger, "poisson", 300, profiles.BatchSizesChanged, 10_000},
 		{"one batch size", fixed(t, 150), "poisson", 300, profiles.BatchSizesChanged, 512},
 		{"twice the rate", workload.Trace(), "poisson", 600, profiles.RateChanged, 512},
@@ -220,51 +212,34 @@ func TestMonitorSeesChanges(t *testing.T) {
 			n, change := s.until(20_000)
 			slowest = max(slowest, n)
 			if n > c.within+settled || change.Kind != c.kind {
-				t.Errorf(
-					"%s, seed %d: told after %d queries, want at most %d: %s",
-					c.name,
-					seed,
-					n,
-					c.within+settled,
-					change,
-				)
+				t.Errorf("%s, seed %d: told after %d queries, want at most %d: %s", c.name, seed, n,
+					c.within+settled, change)
 			}
 			if !strings.Contains(change.String(), string(c.kind)) || change.P > 1e-3 ||
 				change.At.Before(change.Seen) {
 				t.Errorf("%s: %s", c.name, change)
 			}
 			if before, now := change.Before.Rate/300, change.Now.Rate/c.rate; before < 0.95 ||
-				before > 1.05 ||
-				now < 0.6 ||
-				now > 1.5 {
+				before > 1.05 || now < 0.6 || now > 1.5 {
 				t.Errorf("%s, seed %d: %s", c.name, seed, change)
 			}
 			// What is held is of the new kind only, and the reference.
 			if s.m.Queries() != change.Queries || s.m.Queries() > settled {
-				t.Errorf(
-					"%s, seed %d: %d queries are held, want the %d of the change",
-					c.name,
-					seed,
-					s.m.Queries(),
-					change.Queries,
-				)
+				t.Errorf("%s, seed %d: %d queries are held, want the %d of the change", c.name,
+					seed, s.m.Queries(), change.Queries)
 			}
 			s.m.Rebase()
 			if n, change := s.until(10_000); n <= 10_000 {
-				t.Errorf(
-					"%s, seed %d: a change %d queries after rebasing: %s",
-					c.name,
-					seed,
-					n,
-					change,
-				)
+				t.Errorf("%s, seed %d: a change %d queries after rebasing: %s", c.name, seed, n,
+					change)
 			}
 		}
 		t.Logf("%s: told after %d queries at most", c.name, slowest)
 	}
 }
 
-// TestMonitorPasses: a pause, or a burst of queries that had waited elsewhere, is suspected and passes.
+// TestMonitorPasses: a pause, or a burst of queries that had waited elsewhere, is suspected and
+// passes.
 func TestMonitorPasses(t *testing.T) {
 	strange := map[string]func(*stream){
 		"pause": func(s *stream) { s.now = s.now.Add(20 * time.Second) },

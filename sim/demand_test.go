@@ -12,8 +12,9 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// TestDemandChanges: the demand of a simulated fleet changes, at 20 seeds of each model, and is planned
-// for anew. It holds what docs/planning.md says of it; a test run has one seed of one model, all are
+// TestDemandChanges: the demand of a simulated fleet changes, at 20 seeds of each model, and
+// is planned for anew. It holds what docs/planning.md says of it; a test run has one seed of
+// one model, all are
 //
 //	MUSTER_SLOW_TESTS=1 go test ./sim -run DemandChanges -v
 func TestDemandChanges(t *testing.T) {
@@ -47,7 +48,8 @@ func TestDemandChanges(t *testing.T) {
 			kind  profiles.ChangeKind
 			sizes *workload.BatchSizes
 			times float64
-		}{{profiles.BatchSizesChanged, gaussian, 1}, {profiles.RateChanged, workload.Trace(), 1.5}} {
+		}{{profiles.BatchSizesChanged, gaussian, 1},
+			{profiles.RateChanged, workload.Trace(), 1.5}} {
 			var took []time.Duration
 			plans := map[string]int{}
 			var last *plan.Decision
@@ -62,7 +64,8 @@ func TestDemandChanges(t *testing.T) {
 			}
 			slices.Sort(took)
 			t.Logf(
-				"%s at %.4g queries/s on %s, %s: planned after %v (median), %v (worst); %v; last: %s",
+				"%s at %.4g queries/s on %s, %s: planned after %v (median), %v (worst); %v; "+
+					"last: %s",
 				name,
 				rate,
 				p.Name(running),
@@ -75,7 +78,8 @@ func TestDemandChanges(t *testing.T) {
 				last.Reason,
 			)
 			// A suspicion takes two blocks of 1,024 at most, what follows as many again.
-			if worst := time.Duration(3500 / rate * float64(time.Second)); took[len(took)-1] > worst {
+			if worst := time.Duration(3500 / rate * float64(time.Second)); took[len(took)-
+				1] > worst {
 				t.Errorf(
 					"%s, %s: planned after %v, want at most %v",
 					name,
@@ -112,7 +116,8 @@ func TestDemandChanges(t *testing.T) {
 			)
 			if change.kind == profiles.RateChanged && (old > 0.96 || proposed < 0.98) {
 				t.Errorf(
-					"%s: of half again as many queries %.4f are within QoS as it runs, %.4f as proposed",
+					"%s: of half again as many queries %.4f are within QoS as it runs, %.4f as "+
+						"proposed",
 					name,
 					old,
 					proposed,
@@ -132,8 +137,8 @@ func TestDemandChanges(t *testing.T) {
 	}
 }
 
-// replan runs the fleet, changes what is asked of it after 11,000 queries, and returns what is then planned, and
-// how long after the change.
+// replan runs the fleet, changes what is asked of it after 11,000 queries, and returns what is then
+// planned, and how long after the change.
 func replan(
 	t *testing.T,
 	seed uint64,
@@ -173,7 +178,8 @@ func replan(
 	cfg := &Config{
 		Models: []Model{
 			m,
-		}, Pool: (&Evaluator{Types: PaperTypes()}).Pool(running), Rate: rate, Queries: 100_000, Seed: seed,
+		}, Pool: (&Evaluator{Types: PaperTypes()}).Pool(running), Rate: rate, Queries: 100_000,
+		Seed:     seed,
 		Deadline: 10 * m.QoSTarget,
 		Stream: func(*Config) (iter.Seq[workload.Query], error) {
 			return func(yield func(workload.Query) bool) {

@@ -43,8 +43,11 @@ const (
 type stillFleet struct{ members []*control.Member }
 
 func (f *stillFleet) Self() string { return "leader" }
-
-func (f *stillFleet) View() *control.View                           { return &control.View{Members: f.members} }
+func (f *stillFleet) View() *control.View {
+	return &control.View{
+		Members: f.members,
+	}
+}
 func (f *stillFleet) Proposal() *control.Proposal                   { return nil }
 func (f *stillFleet) Changed() <-chan struct{}                      { return nil }
 func (f *stillFleet) Gone(context.Context, string) bool             { return false }

@@ -18,16 +18,17 @@ import (
 )
 
 const (
-	// planRest is how long there is no other plan after one. Changes wait meanwhile, the last of each
-	// model: a demand that changes all the time must not keep the leader planning, nor fill its log.
+	// planRest is how long there is no other plan after one. Changes wait meanwhile, the last
+	// of each model: a demand that changes all the time must not keep the leader planning,
+	// nor fill its log.
 	planRest = time.Minute
 	// LeastDemand is how many queries for a model must have come for its batch sizes to be known.
 	LeastDemand = 100
 )
 
-// planning is the planning loop of a term: when what is asked of a model has changed it plans for the
-// fleet as it is, and tells what it proposes. It changes nothing. One goroutine, run's, has it all but
-// what the lock guards.
+// planning is the planning loop of a term: when what is asked of a model has changed it plans for
+// the fleet as it is, and tells what it proposes. It changes nothing. One goroutine, run's, has it
+// all but what the lock guards.
 type planning struct {
 	term *term
 	wake chan struct{} // there are changes
@@ -93,7 +94,8 @@ func (s *planning) run(ctx context.Context) {
 func (s *planning) propose(ctx context.Context, c learn.DemandChange) {
 	l := s.term.leader
 	p := &control.Proposal{
-		TimeUnixNs: c.Seen.UnixNano(), Model: c.Model.Name, Version: c.Model.Version, Kind: string(c.Kind),
+		TimeUnixNs: c.Seen.UnixNano(), Model: c.Model.Name, Version: c.Model.Version,
+		Kind:   string(c.Kind),
 		Before: loadOf(c.Before), Now: loadOf(c.Now),
 	}
 	if err := s.plan(ctx, c, p); err != nil {
@@ -154,8 +156,9 @@ func (s *planning) plan(ctx context.Context, c learn.DemandChange, p *control.Pr
 	return nil
 }
 
-// problemOf is what to plan for of a fleet that runs, and what runs. The types to choose from are those
-// of the catalogue on which every model that is asked for has a profile; what runs must be among them.
+// problemOf is what to plan for of a fleet that runs, and what runs. The types to choose from
+// are those of the catalogue on which every model that is asked for has a profile; what runs
+// must be among them.
 func problemOf(
 	d *control.FleetDemand,
 	catalogue *profiles.Catalogue,
@@ -194,7 +197,8 @@ func problemOf(
 			if table == nil {
 				if counts[t] > 0 {
 					return nil, nil, fmt.Errorf(
-						"%s has no profile on %s yet, which the fleet has: nothing of it has run there",
+						"%s has no profile on %s yet, which the fleet has: nothing of it has run "+
+							"there",
 						control.ModelKey(m.GetModel(), m.GetVersion()),
 						t,
 					)
@@ -234,8 +238,8 @@ func problemOf(
 	return p, running, nil
 }
 
-// PricesOf are what instances cost, $/hr by type, as the catalogue has it; those that the fleet has as
-// its agents say, if those count.
+// PricesOf are what instances cost, $/hr by type, as the catalogue has it; those that the fleet has
+// as its agents say, if those count.
 func PricesOf(
 	d *control.FleetDemand,
 	catalogue *profiles.Catalogue,

@@ -15,7 +15,8 @@ import (
 // demandOf is a fleet that is asked for ncf, with members of these types.
 func demandOf(types ...string) *control.FleetDemand {
 	d := &control.FleetDemand{Models: []*control.ModelDemand{{
-		Model: "ncf", Version: 1, Queries: 5000, Rate: 500, BatchSizes: []uint32{50, 150, 300}, Shares: []float64{0.2, 0.6, 0.2},
+		Model: "ncf", Version: 1, Queries: 5000, Rate: 500, BatchSizes: []uint32{50, 150, 300},
+		Shares:      []float64{0.2, 0.6, 0.2},
 		QosTargetNs: 5e6, QosPercentile: 0.99, LargestBatchSize: 1000,
 	}}}
 	for _, t := range types {
@@ -33,15 +34,25 @@ func TestProblemOf(t *testing.T) {
 		want string // of the error
 	}{
 		{"a fleet", demandOf("g4dn.xlarge", "r5n.large", "r5n.large"), nil, ""},
-		{"one drains", demandOf("g4dn.xlarge", "r5n.large", "r5n.large", "r5n.large"), func(d *control.FleetDemand) { d.Members[3].Draining = true }, ""},
-		{"one has not said what it is", demandOf("g4dn.xlarge", "r5n.large", "r5n.large", ""), func(d *control.FleetDemand) { d.Members[3].Lanes = 0 }, ""},
-		{"a model that hardly anybody asks for", demandOf("g4dn.xlarge", "r5n.large", "r5n.large"), func(d *control.FleetDemand) {
-			d.Models = append(d.Models, &control.ModelDemand{Model: "unknown", Version: 1, Queries: 3, Rate: 1})
-		}, ""},
-		{"no price", demandOf("g4dn.xlarge", "box"), nil, `agent on-box is of the type "box", of which no price is known`},
-		{"no profile", demandOf("g4dn.xlarge", "c4.large"), nil, "ncf/1 has no profile on c4.large yet, which the fleet has"},
-		{"no demand", demandOf("g4dn.xlarge"), func(d *control.FleetDemand) { d.Models[0].Queries = 99 }, "of no model at least 100 queries have come"},
-		{"none left", demandOf("g4dn.xlarge"), func(d *control.FleetDemand) { d.Members[0].Draining = true }, "all agents drain"},
+		{"one drains", demandOf("g4dn.xlarge", "r5n.large", "r5n.large", "r5n.large"),
+			func(d *control.FleetDemand) { d.Members[3].Draining = true }, ""},
+		{"one has not said what it is", demandOf("g4dn.xlarge", "r5n.large", "r5n.large", ""),
+			func(d *control.FleetDemand) { d.Members[3].Lanes = 0 }, ""},
+		{"a model that hardly anybody asks for", demandOf("g4dn.xlarge", "r5n.large", "r5n.large"),
+			func(d *control.FleetDemand) {
+				d.Models = append(d.Models, &control.ModelDemand{
+					Model: "unknown", Version: 1, Queries: 3, Rate: 1,
+				})
+			}, ""},
+		{"no price", demandOf("g4dn.xlarge", "box"), nil,
+			`agent on-box is of the type "box", of which no price is known`},
+		{"no profile", demandOf("g4dn.xlarge", "c4.large"), nil,
+			"ncf/1 has no profile on c4.large yet, which the fleet has"},
+		{"no demand", demandOf("g4dn.xlarge"),
+			func(d *control.FleetDemand) { d.Models[0].Queries = 99 },
+			"of no model at least 100 queries have come"},
+		{"none left", demandOf("g4dn.xlarge"),
+			func(d *control.FleetDemand) { d.Members[0].Draining = true }, "all agents drain"},
 	} {
 		if tt.edit != nil {
 			tt.edit(tt.d)
@@ -100,7 +111,8 @@ func TestPlanningRests(t *testing.T) {
 			planning.changed(
 				[]learn.DemandChange{
 					{Model: leader.ModelID{Name: model, Version: 1}, Change: profiles.Change{
-						Kind: kind, Seen: time.Now(), At: time.Now(), Before: profiles.Demand{Rate: from}, Now: profiles.Demand{Rate: to},
+						Kind: kind, Seen: time.Now(), At: time.Now(),
+						Before: profiles.Demand{Rate: from}, Now: profiles.Demand{Rate: to},
 					}},
 				},
 			)

@@ -116,31 +116,21 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 				"0: unknown."),
 	}
 	m.demandChanges = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "muster_demand_changes_total", Help: "Times that what is asked of a model changed, by what did.",
+		Name: "muster_demand_changes_total",
+		Help: "Times that what is asked of a model changed, by what did.",
 	}, []string{"model", "version", "kind"})
 	m.instances = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "muster_proposed_instances", Help: "Instances of the last plan for a changed demand, by type; what ran when it was made, where it is not worth changing.",
+		Name: "muster_proposed_instances",
+		Help: "Instances of the last plan for a changed demand, by type; what ran when it was " +
+			"made, where it is not worth changing.",
 	}, []string{"instance_type"})
-	m.gain = gauge(
-		"muster_proposed_gain",
-		"By which share the last plan for a changed demand serves more than what ran, or costs less; below 0: costs more.",
-	)
+	m.gain = gauge("muster_proposed_gain",
+		"By which share the last plan for a changed demand serves more than what ran, or costs "+
+			"less; below 0: costs more.")
 	m.matched = m.decisions.WithLabelValues(match.Assign.String(), match.Matched.String())
-	registry.MustRegister(
-		m.decisions,
-		m.loopDelay,
-		m.elections,
-		m.leads,
-		m.epoch,
-		m.gateways,
-		m.overdue,
-		m.refusals,
-		m.ahead,
-		m.limit,
-		m.demandChanges,
-		m.instances,
-		m.gain,
-	)
+	registry.MustRegister(m.decisions, m.loopDelay, m.elections, m.leads, m.epoch, m.gateways,
+		m.overdue, m.refusals, m.ahead, m.limit,
+		m.demandChanges, m.instances, m.gain)
 	return m
 }
 

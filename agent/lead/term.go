@@ -16,10 +16,10 @@ import (
 	"github.com/muster-serve/muster/leader/learn"
 )
 
-// A term is one leadership of this agent, from its election until it steps
-// down. One goroutine, run's, owns the state, which decides everything, and all that is below it
-// here; everything else reaches it by post. More belong to a term: the learning and the planning loop,
-// and for each gateway one that writes to it.
+// A term is one leadership of this agent, from its election until it steps down. One goroutine,
+// run's, owns the state, which decides everything, and all that is below it here; everything else
+// reaches it by post. More belong to a term: the learning and the planning loop, and for each
+// gateway one that writes to it.
 type term struct {
 	leader *Leader
 	claim  election.Claim
@@ -40,10 +40,11 @@ type term struct {
 	recorder *leader.Recorder
 	record   *os.File
 
-	gateways  map[uint64]*gateway        // those connected
-	touched   []*gateway                 // have something to be sent
-	proposal  *control.Proposal          // the last one, by this agent or the leader before; nil: none
-	described map[string]*control.Member // the members that have greeted, as they last described themselves
+	gateways map[uint64]*gateway // those connected
+	touched  []*gateway          // have something to be sent
+	proposal *control.Proposal   // the last one, by this agent or the leader before; nil: none
+	// the members that have greeted, as they last described themselves
+	described map[string]*control.Member
 	viewed    map[*control.Member]*leader.Member
 }
 
@@ -348,11 +349,8 @@ func (t *term) introduce(m *control.LeaderMessage) {
 		Kind: election.Heartbeat, Claim: t.claim, Successor: m.Leadership.GetSuccessor(),
 	}))
 	t.call(func() {
-		m.Prices, m.AheadNs, m.Proposal = pricesOf(
-			t.state.Prices(),
-		), int64(
-			t.state.Ahead(),
-		), t.proposal
+		m.Prices, m.AheadNs, m.Proposal = pricesOf(t.state.Prices()), int64(
+			t.state.Ahead()), t.proposal
 		m.Profiles = profilesOf(t.state.Latencies())
 	})
 }

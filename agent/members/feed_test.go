@@ -159,9 +159,13 @@ func TestFeed(t *testing.T) {
 					}.Encode(), false)
 			case 6:
 				k.ToldByLeader(&control.LeaderMessage{
-					Prices:   []*control.TypePrice{{Type: "t", PerMs: float64(rng.IntN(5))}},
-					Profiles: []*control.Profile{{Model: "ncf/1", Type: fmt.Sprint("t", i), Table: []byte{byte(rng.IntN(3)), 1}}},
-					AheadNs:  int64(rng.IntN(3)),
+					Prices: []*control.TypePrice{{Type: "t", PerMs: float64(rng.IntN(5))}},
+					Profiles: []*control.Profile{
+						{Model: "ncf/1", Type: fmt.Sprint("t", i), Table: []byte{
+							byte(rng.IntN(3)), 1,
+						}},
+					},
+					AheadNs: int64(rng.IntN(3)),
 				})
 			case 7:
 				k.update(sampleMember("self", rng.IntN(3)))

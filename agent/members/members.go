@@ -103,15 +103,16 @@ type Members struct {
 	// lastUndescribed is when a stranger was last logged that fails to describe itself.
 	lastUndescribed time.Time
 
-	prices    []*control.TypePrice
-	ahead     time.Duration
-	proposal  *control.Proposal // nil: none was told
-	profiles  map[control.ProfileKey]*control.Profile
-	absent    profiles.Absence[control.ProfileKey]
-	current   *control.View      // nil when it has to be built anew, from
-	members   []*control.Member  // nil when they have to be gathered
-	all       []*control.Profile // those that Estimates add among them; nil when they have to be gathered
-	learnedAt uint64             // what Learned said when all was gathered
+	prices   []*control.TypePrice
+	ahead    time.Duration
+	proposal *control.Proposal // nil: none was told
+	profiles map[control.ProfileKey]*control.Profile
+	absent   profiles.Absence[control.ProfileKey]
+	current  *control.View     // nil when it has to be built anew, from
+	members  []*control.Member // nil when they have to be gathered
+	// those that Estimates add among them; nil when they have to be gathered
+	all       []*control.Profile
+	learnedAt uint64 // what Learned said when all was gathered
 }
 
 // An other is another agent.
@@ -530,8 +531,8 @@ func (ms *Members) heardLoad(name string, b []byte, at time.Time) (control.Heard
 	return o.load, true
 }
 
-// ToldByLeader takes what the leader that this agent obeys says of prices, profiles, the way to lanes
-// and what it proposes.
+// ToldByLeader takes what the leader that this agent obeys says of prices, profiles, the way to
+// lanes and what it proposes.
 func (ms *Members) ToldByLeader(m *control.LeaderMessage) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()

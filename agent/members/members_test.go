@@ -27,7 +27,9 @@ func TestMembersForget(t *testing.T) {
 		Describe: func() *control.Member { return self },
 	})
 	tell := func(model, typ string) {
-		ms.ToldByLeader(&control.LeaderMessage{Profiles: []*control.Profile{{Model: model, Type: typ}}})
+		ms.ToldByLeader(&control.LeaderMessage{
+			Profiles: []*control.Profile{{Model: model, Type: typ}},
+		})
 	}
 	tell("m/1", "box/cpu/1")
 	tell("m/1", "box/cpu/1@a")

@@ -200,7 +200,8 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 	}
 	// The leader may know of models that are in nobody's view any more, and decisions tell of all.
 	status.View, status.Decisions = members.Visible(view, sees), nil
-	status.Models = slices.DeleteFunc(status.Models, func(m *control.ModelStatus) bool { return !sees(m.Model) })
+	status.Models = slices.DeleteFunc(status.Models,
+		func(m *control.ModelStatus) bool { return !sees(m.Model) })
 	if !sees(status.Proposal.GetModel()) {
 		status.Proposal = nil
 	}

@@ -14,7 +14,8 @@ func TestForeignProfiles(t *testing.T) {
 	for i := range 3 * mostProfiles {
 		k.told(&control.LeaderMessage{Profiles: []*control.Profile{{Model: fmt.Sprint(i)}}})
 	}
-	if all := k.take().Profiles; len(all) != mostProfiles || all[len(all)-1].Model != fmt.Sprint(3*mostProfiles-1) {
+	if all := k.take().Profiles; len(all) != mostProfiles ||
+		all[len(all)-1].Model != fmt.Sprint(3*mostProfiles-1) {
 		t.Errorf("%d profiles are kept, want the last %d", len(all), mostProfiles)
 	}
 }

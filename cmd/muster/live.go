@@ -148,15 +148,9 @@ func (live *liveFleet) demanded(fleet *control.FleetDemand,
 			continue
 		}
 		if m.GetQueries() < lead.LeastDemand || m.GetRate() <= 0 {
-			idle = append(
-				idle,
-				fmt.Sprintf(
-					"%s (%d so far, now %.1f a second)",
-					control.ModelKey(m.GetModel(), m.GetVersion()),
-					m.GetQueries(),
-					m.GetRate(),
-				),
-			)
+			idle = append(idle,
+				fmt.Sprintf("%s (%d so far, now %.1f a second)",
+					control.ModelKey(m.GetModel(), m.GetVersion()), m.GetQueries(), m.GetRate()))
 			continue
 		}
 		demand = append(demand, m)
@@ -171,10 +165,8 @@ func (live *liveFleet) demanded(fleet *control.FleetDemand,
 		return nil, errors.New("the fleet has no models, so there is no demand to plan for")
 	case len(demand) == 0:
 		return nil, fmt.Errorf(
-			"no demand yet: of no model at least %d queries have come, and some in the last minute: %s",
-			lead.LeastDemand,
-			strings.Join(idle, ", "),
-		)
+			"no demand yet: of no model at least %d queries have come, and some in the last "+
+				"minute: %s", lead.LeastDemand, strings.Join(idle, ", "))
 	case len(idle) > 0:
 		live.Notes = append(live.Notes,
 			"not planned for, as hardly anybody asks: "+strings.Join(idle, ", "))
@@ -208,13 +200,10 @@ func (o *planOptions) livePrices(fleet *control.FleetDemand, live *liveFleet) (m
 	return prices, nil
 }
 
-// liveTypes are the types to choose from: those named, or all on which every model has a profile, the fleet's among them.
-func (o *planOptions) liveTypes(
-	prices map[string]float64,
-	live *liveFleet,
-	demand []*control.ModelDemand,
-	known lead.Tables,
-) (types []sim.Price, err error) {
+// liveTypes are the types to choose from: those named, or all on which every model has a profile,
+// the fleet's among them.
+func (o *planOptions) liveTypes(prices map[string]float64, live *liveFleet,
+	demand []*control.ModelDemand, known lead.Tables) (types []sim.Price, err error) {
 	names := o.types
 	if len(names) == 0 {
 		names = slices.Sorted(maps.Keys(prices))
@@ -250,12 +239,8 @@ func (o *planOptions) liveTypes(
 }
 
 // model is a model as it is asked for and as fast as it is known to be.
-func (live *liveFleet) model(
-	d *control.ModelDemand,
-	prices []sim.Price,
-	known lead.Tables,
-	rejectLate bool,
-) (sim.Model, error) {
+func (live *liveFleet) model(d *control.ModelDemand, prices []sim.Price, known lead.Tables,
+	rejectLate bool) (sim.Model, error) {
 	m := sim.Model{
 		Name: d.GetModel(), QoSTarget: time.Duration(d.GetQosTargetNs()), Weight: d.GetRate(),
 		Latencies: map[string]match.Latencies{}, RejectLate: rejectLate,
@@ -276,10 +261,10 @@ func (live *liveFleet) model(
 		table, learned := known.Table(d, price.Type, profiles.ShippedLibrary())
 		m.Latencies[price.Type] = table
 		live.Evidence = append(live.Evidence, liveEvidence{
-			Model: m.Name, Type: price.Type, Learned: learned.Table != nil, Queries: learned.Queries,
-			Age: rounded(
-				learned.Age.Seconds(),
-			), Error: rounded(table.Error(int(m.BatchSizes.Mean()))),
+			Model: m.Name, Type: price.Type, Learned: learned.Table != nil,
+			Queries: learned.Queries,
+			Age:     rounded(learned.Age.Seconds()),
+			Error:   rounded(table.Error(int(m.BatchSizes.Mean()))),
 		})
 	}
 	return m, nil

@@ -126,34 +126,31 @@ func (l spiked) Quantile(p float64, _ int) time.Duration {
 	return time.Duration(l)
 }
 
-// TestPlanLiveWarmStart: the search for a fleet that runs begins from what runs, which was found for
-// another load; of no fleet that runs, at random.
+// TestPlanLiveWarmStart: the search for a fleet that runs begins from what runs, which was found
+// for another load; of no fleet that runs, at random.
 func TestPlanLiveWarmStart(t *testing.T) {
 	prices := []sim.Price{
-		{Type: "r5n.large", PriceUSDPerHour: 0.149},
-		{Type: "t3.xlarge", PriceUSDPerHour: 0.1664},
+		{Type: "r5n.large", PriceUSDPerHour: 0.149}, {Type: "t3.xlarge", PriceUSDPerHour: 0.1664},
 	}
 	models := []sim.Model{{
 		Name: "m", QoSTarget: 5 * time.Millisecond, BatchSizes: workload.Trace(),
 		Latencies: map[string]match.Latencies{
-			"r5n.large": spiked(time.Millisecond),
-			"t3.xlarge": spiked(time.Millisecond),
+			"r5n.large": spiked(time.Millisecond), "t3.xlarge": spiked(time.Millisecond),
 		},
 	}}
 	problem := sim.Problem(models, prices)
 	problem.Objective, problem.Target, problem.Rate, problem.Budget = plan.LeastCost, 0.99, 3000, 2
 	var evaluated []plan.Configuration
-	evaluator := plan.EvaluatorFunc(
-		func(_ context.Context, c plan.Configuration) (plan.Estimate, error) {
-			evaluated = append(evaluated, c.Clone())
-			return plan.Estimate{Value: min(1, float64(c.Count())/7)}, nil
-		},
-	)
+	evaluator := plan.EvaluatorFunc(func(_ context.Context, c plan.Configuration) (plan.Estimate,
+		error) {
+		evaluated = append(evaluated, c.Clone())
+		return plan.Estimate{Value: min(1, float64(c.Count())/7)}, nil
+	})
 	p := &planning{
-		Problem: problem,
-		live:    &liveFleet{counts: map[string]int{"r5n.large": 2, "t3.xlarge": 1}},
+		Problem: problem, live: &liveFleet{counts: map[string]int{"r5n.large": 2, "t3.xlarge": 1}},
 	}
-	if _, err := planners[ribbonPlanner](&planOptions{}, p, 1).Plan(t.Context(), problem, evaluator); err != nil {
+	if _, err := planners[ribbonPlanner](&planOptions{}, p, 1).Plan(t.Context(), problem,
+		evaluator); err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Equal(evaluated[0], plan.Configuration{2, 1}) {
@@ -161,8 +158,9 @@ func TestPlanLiveWarmStart(t *testing.T) {
 	}
 }
 
-// TestPlanLiveNeverAdvisesLess: where nothing that the budget buys serves any rate in time, as far as
-// simulation goes, price alone told configurations apart: "rent 1 t3.xlarge, release 2 r5n.large".
+// TestPlanLiveNeverAdvisesLess: where nothing that the budget buys serves any rate in
+// time, as far as simulation goes, price alone told configurations apart: "rent 1
+// t3.xlarge, release 2 r5n.large".
 func TestPlanLiveNeverAdvisesLess(t *testing.T) {
 	prices := []sim.Price{
 		{Type: "r5n.large", PriceUSDPerHour: 0.149}, {Type: "t3.xlarge", PriceUSDPerHour: 0.1664},

@@ -45,13 +45,27 @@ type planOptions struct {
 
 // planners makes the planners by name, for a run that draws from a seed.
 var planners = map[string]func(o *planOptions, p *planning, seed uint64) plan.Planner{
-	"fluid":   func(o *planOptions, _ *planning, _ uint64) plan.Planner { return plan.Fluid{Top: o.top} },
-	"kairos":  func(o *planOptions, _ *planning, _ uint64) plan.Planner { return plan.Kairos{Top: o.top} },
-	"kairos+": func(o *planOptions, _ *planning, _ uint64) plan.Planner { return plan.KairosPlus{Top: o.top} },
+	"fluid": func(o *planOptions, _ *planning, _ uint64) plan.Planner {
+		return plan.Fluid{
+			Top: o.top,
+		}
+	},
+	"kairos": func(o *planOptions, _ *planning, _ uint64) plan.Planner {
+		return plan.Kairos{
+			Top: o.top,
+		}
+	},
+	"kairos+": func(o *planOptions, _ *planning, _ uint64) plan.Planner {
+		return plan.KairosPlus{
+			Top: o.top,
+		}
+	},
 	ribbonPlanner: func(o *planOptions, p *planning, seed uint64) plan.Planner {
 		r := plan.Ribbon{Seed: seed, Plain: o.plain, Top: o.top}
 		if p.live != nil { // what runs was found for the load before: the search begins there
-			r.Explored = []plan.Evaluation{{Configuration: p.live.running(p), Estimate: plan.Estimate{Value: p.Target}}}
+			r.Explored = []plan.Evaluation{
+				{Configuration: p.live.running(p), Estimate: plan.Estimate{Value: p.Target}},
+			}
 		}
 		return r
 	},

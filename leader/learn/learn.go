@@ -177,8 +177,8 @@ type DemandChange struct {
 	profiles.Change
 }
 
-// DemandChanges returns the changes seen since the last call. What is asked now is the reference for
-// the next ones.
+// DemandChanges returns the changes seen since the last call. What is asked now is the reference
+// for the next ones.
 func (s *State) DemandChanges() []DemandChange {
 	changes := s.changes
 	s.changes = nil

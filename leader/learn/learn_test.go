@@ -155,7 +155,8 @@ func TestDemandChanges(t *testing.T) {
 	}
 	for i, largest := range []int{100, 50} {
 		all := ask(3000, largest)
-		if len(all) != 1 || all[0].Model != m || all[0].Kind != profiles.BatchSizesChanged || math.Abs(all[0].Now.MeanSize-float64(largest)/2) > 4 {
+		if len(all) != 1 || all[0].Model != m || all[0].Kind != profiles.BatchSizesChanged ||
+			math.Abs(all[0].Now.MeanSize-float64(largest)/2) > 4 {
 			t.Fatalf("change %d: got %v", i, all)
 		}
 	}

@@ -15,22 +15,19 @@ import (
 // of instances that start.
 const DefaultThreshold = 0.05
 
-// React plans for a demand that has changed, in what way says kind. The weights of p's models are the
-// rates at which they are asked for now, queries/s; its objective, budget and rate are not read. The
-// answer comes at once, by fluid limits, as no configuration is evaluated:
+// React plans for a demand that has changed, in what way says kind. The weights of p's models are
+// the rates at which they are asked for now, queries/s; its objective, budget and rate are not
+// read. The answer comes at once, by fluid limits, as no configuration is evaluated:
 //
 //   - Where only batch sizes have changed it is KAIROS's: what serves most for the price of what runs.
 //   - Where the rate has changed, the money may be too little or too much, and it is RIBBON's: what
 //     serves that rate at the least cost.
 //
-// The planner is [Fluid] for both, as in its one shot it found better fleets than [Kairos], whose
-// bound is for one model, and as good ones as [Ribbon] within 7 %, which has to evaluate some dozen.
-func React(
-	ctx context.Context,
-	kind profiles.ChangeKind,
-	p *Problem,
-	current Configuration,
-) (*Decision, error) {
+// The planner is [Fluid] for both, as in its one shot it found better fleets than
+// [Kairos], whose bound is for one model, and as good ones as [Ribbon] within 7 %, which
+// has to evaluate some dozen.
+func React(ctx context.Context, kind profiles.ChangeKind, p *Problem,
+	current Configuration) (*Decision, error) {
 	asked := *p
 	asked.Objective, asked.Budget, asked.Rate = LeastCost, 0, 0
 	for i := range p.Models {
@@ -46,25 +43,19 @@ func React(
 	if err != nil || d.Plan.serves(&asked) {
 		return d, err
 	}
-	d.Reason += fmt.Sprintf(
-		"; that is sure to serve %.4g of the %.4g queries/s that are asked for",
-		d.Plan.Predicted,
-		asked.Rate,
-	)
+	d.Reason += fmt.Sprintf("; that is sure to serve %.4g of the %.4g queries/s that are asked for",
+		d.Plan.Predicted, asked.Rate)
 	if r, err := (coarse{Fluid{Top: 1}}).Plan(ctx, &asked, nil); err == nil {
-		d.Reason += fmt.Sprintf(
-			", %s at %.4g $/hr all",
-			p.Name(r.Plans[0].Configuration),
-			r.Plans[0].Price,
-		)
+		d.Reason += fmt.Sprintf(", %s at %.4g $/hr all", p.Name(r.Plans[0].Configuration),
+			r.Plans[0].Price)
 	}
 	return d, nil
 }
 
 // SureTarget is the share of queries to plan for so that the target holds although batch sizes are
-// known of a sample of queries only: of a hundredth that may be late, a thousand queries may show none
-// too many, and a plan without a type that answers the largest ones would meet the target of those
-// queries alone. It is two standard errors above the target.
+// known of a sample of queries only: of a hundredth that may be late, a thousand queries may show
+// none too many, and a plan without a type that answers the largest ones would meet the target of
+// those queries alone. It is two standard errors above the target.
 func SureTarget(target float64, queries int) float64 {
 	return min(target+2*math.Sqrt(target*(1-target)/float64(max(1, queries))), max(target, 0.9999))
 }
@@ -99,10 +90,8 @@ func (c coarse) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, err
 		for i := range whole {
 			whole[i] *= step
 		}
-		plan, err := a.Plan(
-			whole,
-			fmt.Sprintf("%s, in steps of %d instances", r.Plans[0].Reason, step),
-		)
+		plan, err := a.Plan(whole,
+			fmt.Sprintf("%s, in steps of %d instances", r.Plans[0].Reason, step))
 		if err != nil {
 			return nil, err
 		}
@@ -110,8 +99,8 @@ func (c coarse) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, err
 	}
 }
 
-// A Replanner decides whether a fleet should change when its demand has, as profiles.Monitor tells. Its
-// planner says to what: kairos in one shot, ribbon from what it explored before.
+// A Replanner decides whether a fleet should change when its demand has, as profiles.Monitor tells.
+// Its planner says to what: kairos in one shot, ribbon from what it explored before.
 type Replanner struct {
 	Planner Planner
 	// Threshold is the least gain for which to change, as a share: 0.05 is 5 %; 0 means

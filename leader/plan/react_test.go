@@ -153,14 +153,21 @@ func TestReact(t *testing.T) {
 		price   float64 // at most
 		reason  string
 	}{
-		{"still the best", profiles.BatchSizesChanged, trace(), 60, Configuration{1, 0, 13, 0}, false, 2.5, "still the best"},
-		{"small queries", profiles.BatchSizesChanged, small, 60, Configuration{4, 0, 0, 0}, true, 2.104, "% more"},
-		{"more than the money buys", profiles.BatchSizesChanged, trace(), 200, Configuration{4, 0, 0, 0}, true, 2.104, "asked for, g4dn.xlarge=1,r5n.large="},
-		{"half again as many", profiles.RateChanged, trace(), 180, Configuration{1, 0, 13, 0}, true, 4, "only that serves 180"},
-		{"far fewer", profiles.RateChanged, trace(), 30, Configuration{1, 0, 13, 0}, true, 1.3, "costs"},
-		{"a little fewer", profiles.RateChanged, trace(), 128, Configuration{1, 0, 13, 0}, false, 2.5, "still the best"},
+		{"still the best", profiles.BatchSizesChanged, trace(), 60, Configuration{1, 0, 13, 0},
+			false, 2.5, "still the best"},
+		{"small queries", profiles.BatchSizesChanged, small, 60, Configuration{4, 0, 0, 0}, true,
+			2.104, "% more"},
+		{"more than the money buys", profiles.BatchSizesChanged, trace(), 200,
+			Configuration{4, 0, 0, 0}, true, 2.104, "asked for, g4dn.xlarge=1,r5n.large="},
+		{"half again as many", profiles.RateChanged, trace(), 180, Configuration{1, 0, 13, 0}, true,
+			4, "only that serves 180"},
+		{"far fewer", profiles.RateChanged, trace(), 30, Configuration{1, 0, 13, 0}, true, 1.3,
+			"costs"},
+		{"a little fewer", profiles.RateChanged, trace(), 128, Configuration{1, 0, 13, 0}, false,
+			2.5, "still the best"},
 		{"both", profiles.BothChanged, small, 60, Configuration{4, 0, 0, 0}, true, 1, "costs"},
-		{"a large fleet", profiles.RateChanged, trace(), 18_000, Configuration{100, 0, 1300, 0}, true, 400, "only that serves"},
+		{"a large fleet", profiles.RateChanged, trace(), 18_000, Configuration{100, 0, 1300, 0},
+			true, 400, "only that serves"},
 	} {
 		p := rm2()
 		p.Models[0].BatchSizes, p.Models[0].Weight = tt.sizes, tt.rate
@@ -172,16 +179,8 @@ func TestReact(t *testing.T) {
 		t.Logf("%s: %s", tt.name, d.Reason)
 		if d.Change != tt.change || !strings.Contains(d.Reason, tt.reason) ||
 			d.Plan.Price > tt.price {
-			t.Errorf(
-				"%s: %v at %.4g $/hr, %s; want %v, at most %.4g $/hr, %q",
-				tt.name,
-				d.Change,
-				d.Plan.Price,
-				d.Reason,
-				tt.change,
-				tt.price,
-				tt.reason,
-			)
+			t.Errorf("%s: %v at %.4g $/hr, %s; want %v, at most %.4g $/hr, %q", tt.name, d.Change,
+				d.Plan.Price, d.Reason, tt.change, tt.price, tt.reason)
 		}
 		if d.Result.SearchSpace > mostCoarse {
 			t.Errorf("%s: %d configurations were looked at", tt.name, d.Result.SearchSpace)
@@ -206,8 +205,7 @@ func TestReactToFewQueries(t *testing.T) {
 		seen := rm2()
 		seen.Models[0].Weight = 60
 		seen.Models[0].BatchSizes = profiles.Distribution{
-			{BatchSize: 150, Share: 1 - share},
-			{BatchSize: 950, Share: share},
+			{BatchSize: 150, Share: 1 - share}, {BatchSize: 950, Share: share},
 		}
 		d, err := React(t.Context(), profiles.RateChanged, seen, Configuration{1, 0, 8, 0})
 		if err != nil {
@@ -217,7 +215,8 @@ func TestReactToFewQueries(t *testing.T) {
 			plain++
 		}
 		seen.Target = SureTarget(DefaultTarget, queries)
-		if d, err = React(t.Context(), profiles.RateChanged, seen, Configuration{1, 0, 8, 0}); err != nil {
+		if d, err = React(t.Context(), profiles.RateChanged, seen,
+			Configuration{1, 0, 8, 0}); err != nil {
 			t.Fatal(err)
 		}
 		if d.Plan.Configuration[0] == 0 && large > 0 {
@@ -225,8 +224,7 @@ func TestReactToFewQueries(t *testing.T) {
 		}
 	}
 	if plain == 0 {
-		t.Error(
-			"without a sure target no plan lacked what the largest queries need: this shows nothing",
-		)
+		t.Error("without a sure target no plan lacked what the largest queries need: this shows " +
+			"nothing")
 	}
 }

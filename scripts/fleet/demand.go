@@ -11,9 +11,10 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// demand changes what a fleet is asked for: in one fleet the batch sizes from the trace's to Gaussian
-// ones, in another the rate to half again as much. Wanted: nothing is proposed while nothing changes,
-// then a plan within 25 s, and no query fails. The short form has one fleet, and changes the rate.
+// demand changes what a fleet is asked for: in one fleet the batch sizes from the trace's to
+// Gaussian ones, in another the rate to half again as much. Wanted: nothing is proposed while
+// nothing changes, then a plan within 25 s, and no query fails. The short form has one fleet,
+// and changes the rate.
 func (r *run) demand(ctx context.Context) error {
 	gaussian, err := workload.Gaussian(250, 100, workload.LargestBatchSize)
 	if err != nil {
@@ -36,13 +37,16 @@ func (r *run) demand(ctx context.Context) error {
 			took = append(took, d)
 		}
 		slices.Sort(took)
-		r.say("%s: planned after %.1f s (median), %.1f s (worst) of %d", c.kind, took[len(took)/2].Seconds(), took[len(took)-1].Seconds(), len(took))
+		r.say("%s: planned after %.1f s (median), %.1f s (worst) of %d", c.kind,
+			took[len(took)/2].Seconds(), took[len(took)-1].Seconds(), len(took))
 	}
 	return nil
 }
 
-// changed starts a fleet, changes what it is asked for, and returns how long it takes to propose something.
-func (r *run) changed(ctx context.Context, kind string, sizes *workload.BatchSizes, times float64, seed uint64) (took time.Duration, err error) {
+// changed starts a fleet, changes what it is asked for, and returns how long it
+// takes to propose something.
+func (r *run) changed(ctx context.Context, kind string, sizes *workload.BatchSizes, times float64,
+	seed uint64) (took time.Duration, err error) {
 	f, err := r.newFleet(ctx, "dien")
 	if err != nil {
 		return 0, err
@@ -59,7 +63,9 @@ func (r *run) changed(ctx context.Context, kind string, sizes *workload.BatchSiz
 	if err != nil {
 		return 0, err
 	}
-	limit, err := harness.FluidLimit(ctx, r.muster, harness.Pool(f.Types()), map[string]float64{"dien": 1})
+	limit, err := harness.FluidLimit(ctx, r.muster, harness.Pool(f.Types()), map[string]float64{
+		"dien": 1,
+	})
 	if err != nil {
 		return 0, err
 	}
@@ -75,16 +81,22 @@ func (r *run) changed(ctx context.Context, kind string, sizes *workload.BatchSiz
 	}
 	// The first thousand queries after the first second are the reference.
 	steady := time.Duration(pick(r, 3000.0, 1300.0) / rate * float64(time.Second))
-	if _, err := d.Run(ctx, harness.Load{Rate: rate, Duration: steady, Seed: r.seed + 2*seed}); err != nil {
+	if _, err := d.Run(
+		ctx, harness.Load{Rate: rate, Duration: steady, Seed: r.seed + 2*seed}); err != nil {
 		return 0, err
 	}
 	p, err := proposal()
 	if err != nil {
 		return 0, err
 	}
-	r.want(p == nil, "%s: %.0f s of %.0f queries/s, want no plan: %s", kind, steady.Seconds(), rate, p.GetReason())
+	r.want(p == nil, "%s: %.0f s of %.0f queries/s, want no plan: %s", kind, steady.Seconds(), rate,
+		p.GetReason())
 	changed := time.Now()
-	if err := d.Start(ctx, harness.Load{Rate: times * rate, BatchSizes: sizes, Seed: r.seed + 2*seed + 1}); err != nil {
+	if err := d.Start(
+		ctx,
+		harness.Load{
+			Rate: times * rate, BatchSizes: sizes, Seed: r.seed + 2*seed + 1,
+		}); err != nil {
 		return 0, err
 	}
 	for p == nil && time.Since(changed) < 30*time.Second {
@@ -96,7 +108,8 @@ func (r *run) changed(ctx context.Context, kind string, sizes *workload.BatchSiz
 		}
 	}
 	took = time.Since(changed)
-	r.want(p.GetKind() == kind && took < 25*time.Second, "%s: planned after %.1f s, want at most 25 s: %s", kind, took.Seconds(), describe(p))
+	r.want(p.GetKind() == kind && took < 25*time.Second,
+		"%s: planned after %.1f s, want at most 25 s: %s", kind, took.Seconds(), describe(p))
 	return took, r.account(d, begin)
 }
 
@@ -105,5 +118,6 @@ func describe(p *control.Proposal) string {
 		return "nothing"
 	}
 	return fmt.Sprintf("%s from %.0f/s of mean %.0f to %.0f/s of mean %.0f; %s", p.GetKind(),
-		p.GetBefore().GetRate(), p.GetBefore().GetMeanSize(), p.GetNow().GetRate(), p.GetNow().GetMeanSize(), p.GetReason())
+		p.GetBefore().GetRate(), p.GetBefore().GetMeanSize(), p.GetNow().GetRate(),
+		p.GetNow().GetMeanSize(), p.GetReason())
 }

@@ -82,7 +82,9 @@ func (d *Driver) Start(ctx context.Context, l Load) error {
 	}
 	var loads []workload.Load
 	for _, m := range d.models {
-		loads = append(loads, workload.Load{Model: m.Name, Share: d.shares[m.Name], BatchSizes: sizes})
+		loads = append(loads, workload.Load{
+			Model: m.Name, Share: d.shares[m.Name], BatchSizes: sizes,
+		})
 	}
 	queries, err := workload.Queries(l.Seed, arrivals, loads...)
 	if err != nil {

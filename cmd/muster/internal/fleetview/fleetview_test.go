@@ -118,15 +118,13 @@ func TestProposal(t *testing.T) {
 	s := testFleet(2)
 	s.Proposal = &control.Proposal{
 		TimeUnixNs: at.UnixNano(), Model: "wnd", Version: 2, Kind: "batch sizes and arrival rate",
-		Before: &control.Proposal_Load{
-			Rate:      400.2,
-			MeanSize:  236.4,
-			LargeSize: 606,
-		}, Now: &control.Proposal_Load{Rate: 601, MeanSize: 250, LargeSize: 414},
-		Change: true, Reason: "g4dn.xlarge=1,r5n.large=13 instead of g4dn.xlarge=2 costs 2.463 instead of 1.052 $/hr, and only that serves 601 queries/s",
+		Before: &control.Proposal_Load{Rate: 400.2, MeanSize: 236.4, LargeSize: 606},
+		Now:    &control.Proposal_Load{Rate: 601, MeanSize: 250, LargeSize: 414},
+		Change: true,
+		Reason: "g4dn.xlarge=1,r5n.large=13 instead of g4dn.xlarge=2 costs 2.463 instead of " +
+			"1.052 $/hr, and only that serves 601 queries/s",
 		Proposed: []*control.Proposal_Instances{
-			{Type: "g4dn.xlarge", Count: 1},
-			{Type: "r5n.large", Count: 13},
+			{Type: "g4dn.xlarge", Count: 1}, {Type: "r5n.large", Count: 13},
 		},
 	}
 	shown := func() (all string) {
@@ -136,26 +134,20 @@ func TestProposal(t *testing.T) {
 		}
 		return b.String() + ansi.Strip(Draw(s, 150, 0))
 	}
-	demand := "demand of wnd/2 changed at " + at.Format(
-		"15:04",
-	) + ": rate 400.2/s to 601.0/s, batch sizes of mean 236 to 250, 5 % above 606 to 414\n"
-	if got, want := shown(), demand+"  plan: g4dn.xlarge=1,r5n.large=13 instead of"; strings.Count(
-		got,
-		want,
-	) != 2 {
+	demand := "demand of wnd/2 changed at " + at.Format("15:04") +
+		": rate 400.2/s to 601.0/s, batch sizes of mean 236 to 250, 5 % above 606 to 414\n"
+	if got, want := shown(), demand+
+		"  plan: g4dn.xlarge=1,r5n.large=13 instead of"; strings.Count(got, want) != 2 {
 		t.Errorf("got %s\nwant twice %s", got, want)
 	}
-	s.Proposal.Proposed = []*control.Proposal_Instances{
-		{Type: "g4dn.xlarge", Count: 2},
-	} // as the fleet is
+	// as the fleet is
+	s.Proposal.Proposed = []*control.Proposal_Instances{{Type: "g4dn.xlarge", Count: 2}}
 	if got, want := shown(), demand+"  plan: carried out\n"; strings.Count(got, want) != 2 {
 		t.Errorf("got %s\nwant twice %s", got, want)
 	}
 	s.Proposal.Kind, s.Proposal.TimeUnixNs = "arrival rate", at.Add(-48*time.Hour).UnixNano()
-	if got, want := shown(), at.Add(-48*time.Hour).Format("2006-01-02 15:04")+": rate 400.2/s to 601.0/s\n"; strings.Count(
-		got,
-		want,
-	) != 2 {
+	if got, want := shown(), at.Add(-48*time.Hour).Format("2006-01-02 15:04")+
+		": rate 400.2/s to 601.0/s\n"; strings.Count(got, want) != 2 {
 		t.Errorf("got %s\nwant twice %s", got, want)
 	}
 }

@@ -88,12 +88,8 @@ func proposalOf(s *control.FleetStatus) []string {
 	if time.Since(at) > 12*time.Hour {
 		when = at.Format("2006-01-02 15:04")
 	}
-	demand := fmt.Sprintf(
-		"demand of %s changed at %s: %s",
-		control.ModelKey(p.GetModel(), p.GetVersion()),
-		when,
-		changeOf(p),
-	)
+	demand := fmt.Sprintf("demand of %s changed at %s: %s",
+		control.ModelKey(p.GetModel(), p.GetVersion()), when, changeOf(p))
 	counts, same := map[string]uint32{}, len(p.GetProposed()) > 0
 	for _, m := range s.GetView().GetMembers() {
 		if !m.GetDraining() {
@@ -117,8 +113,7 @@ func changeOf(p *control.Proposal) string {
 	if strings.Contains(p.GetKind(), string(profiles.RateChanged)) {
 		parts = append(
 			parts,
-			fmt.Sprintf("rate %s/s to %s/s", perSecond(before.GetRate()), perSecond(now.GetRate())),
-		)
+			fmt.Sprintf("rate %s/s to %s/s", perSecond(before.GetRate()), perSecond(now.GetRate())))
 	}
 	if strings.Contains(p.GetKind(), string(profiles.BatchSizesChanged)) {
 		parts = append(parts, fmt.Sprintf("batch sizes of mean %.0f to %.0f, 5 %% above %d to %d",
@@ -127,8 +122,8 @@ func changeOf(p *control.Proposal) string {
 	return strings.Join(parts, ", ")
 }
 
-// versionsOf says how many agents are of which version of Muster, and what they speak; "" if all are
-// of one.
+// versionsOf says how many agents are of which version of Muster, and what they speak; "" if
+// all are of one.
 func versionsOf(members []*control.Member) string {
 	count := map[string]int{}
 	newest := uint32(0)
