@@ -16,14 +16,8 @@ import (
 
 // ask sends queries with Poisson arrivals, at most n and until until says so, and
 // returns for how long.
-func (f *testFleet) ask(
-	r *rand.Rand,
-	sizes *workload.BatchSizes,
-	rate float64,
-	n int,
-	to *fleetAgent,
-	until func() bool,
-) time.Duration {
+func (f *testFleet) ask(r *rand.Rand, sizes *workload.BatchSizes, rate float64, n int,
+	to *fleetAgent, until func() bool) time.Duration {
 	f.Helper()
 	start := time.Now()
 	arrivals, err := workload.ParseArrivals("poisson", rate)
@@ -110,28 +104,14 @@ func TestDemandChanges(t *testing.T) {
 					f.settled(agents...)
 					leader := f.led(agents...)
 					proposed := func() *control.Proposal { return leader.members.Proposal() }
-					f.ask(
-						r,
-						workload.Trace(),
-						rate,
-						1400,
-						agents[0],
-						nil,
-					) // the reference: a thousand after the first second
+					// the reference: a thousand after the first second
+					f.ask(r, workload.Trace(), rate, 1400, agents[0], nil)
 					if p := proposed(); p != nil {
 						f.Fatalf("before anything changed: %v", p)
 					}
-					took = append(
-						took,
-						f.ask(
-							r,
-							tt.sizes,
-							tt.rate,
-							4000,
-							agents[0],
-							func() bool { return proposed() != nil },
-						),
-					)
+					took = append(took,
+						f.ask(r, tt.sizes, tt.rate, 4000, agents[0],
+							func() bool { return proposed() != nil }))
 					for _, a := range agents {
 						f.eventually(time.Second, func() string {
 							s, err := a.ctl.Status(f.Context(), &control.StatusRequest{})
@@ -149,10 +129,8 @@ func TestDemandChanges(t *testing.T) {
 						len(p.GetProposed()) == 0 {
 						f.Errorf("got %v", p)
 					}
-					events := slices.DeleteFunc(
-						leader.events.After(0),
-						func(e *control.Event) bool { return e.Kind != "demand" },
-					)
+					events := slices.DeleteFunc(leader.events.After(0),
+						func(e *control.Event) bool { return e.Kind != "demand" })
 					if len(events) != 1 ||
 						strings.Count(leader.log.String(), "demand has changed") != 1 {
 						f.Errorf("the leader tells %d events: %v", len(events), events)
@@ -160,28 +138,25 @@ func TestDemandChanges(t *testing.T) {
 					if changes, types := f.series(leader, "muster_demand_changes_total"), f.series(
 						leader, "muster_proposed_instances"); changes != 1 ||
 						types != len(p.GetProposed()) {
-						f.Errorf(
-							"metrics tell %d kinds of changes and %d types, want 1 and %d",
-							changes,
-							types,
-							len(p.GetProposed()),
-						)
+						f.Errorf("metrics tell %d kinds of changes and %d types, want 1 and %d",
+							changes, types, len(p.GetProposed()))
 					}
 					if seed > 0 {
 						return
 					}
 					f.kill(leader)
-					rest := slices.DeleteFunc(
-						slices.Clone(agents),
-						func(a *fleetAgent) bool { return a == leader },
-					)
+					rest := slices.DeleteFunc(slices.Clone(agents),
+						func(a *fleetAgent) bool { return a == leader })
 					next := f.led(rest...)
 					if p := next.members.Proposal(); p.GetKind() != tt.kind {
 						f.Errorf("after a takeover: %v", p)
 					}
-					late := f.start(
-						func(a *Agent) { a.config.Join = []string{next.host + ":7946"} },
-					) // is told by a leader that has not planned
+					// is told by a leader that has not planned
+					late := f.start(func(a *Agent) {
+						a.config.Join = []string{
+							next.host + ":7946",
+						}
+					})
 					f.eventually(time.Minute, func() string {
 						if p := late.proposal(); p.GetKind() != tt.kind {
 							return late.host + " is told " + p.String()
@@ -189,21 +164,14 @@ func TestDemandChanges(t *testing.T) {
 						return ""
 					})
 					if n := f.series(next, "muster_proposed_instances"); n != len(p.GetProposed()) {
-						f.Errorf(
-							"after a takeover %d types are proposed, want %d",
-							n,
-							len(p.GetProposed()),
-						)
+						f.Errorf("after a takeover %d types are proposed, want %d", n,
+							len(p.GetProposed()))
 					}
 				})
 			}
 			slices.Sort(took)
-			t.Logf(
-				"told after %v (median), %v (worst) of %d",
-				took[len(took)/2],
-				took[len(took)-1],
-				len(took),
-			)
+			t.Logf("told after %v (median), %v (worst) of %d", took[len(took)/2], took[len(took)-1],
+				len(took))
 		})
 	}
 }

@@ -65,28 +65,14 @@ func TestDemandChanges(t *testing.T) {
 			slices.Sort(took)
 			t.Logf(
 				"%s at %.4g queries/s on %s, %s: planned after %v (median), %v (worst); %v; "+
-					"last: %s",
-				name,
-				rate,
-				p.Name(running),
-				change.kind,
-				took[len(took)/2].Round(
-					time.Millisecond,
-				),
-				took[len(took)-1].Round(time.Millisecond),
-				plans,
-				last.Reason,
-			)
+					"last: %s", name, rate, p.Name(running), change.kind,
+				took[len(took)/2].Round(time.Millisecond),
+				took[len(took)-1].Round(time.Millisecond), plans, last.Reason)
 			// A suspicion takes two blocks of 1,024 at most, what follows as many again.
 			if worst := time.Duration(3500 / rate * float64(time.Second)); took[len(took)-
 				1] > worst {
-				t.Errorf(
-					"%s, %s: planned after %v, want at most %v",
-					name,
-					change.kind,
-					took[len(took)-1],
-					worst,
-				)
+				t.Errorf("%s, %s: planned after %v, want at most %v", name, change.kind,
+					took[len(took)-1], worst)
 			}
 			now := before
 			now.BatchSizes = change.sizes
@@ -107,31 +93,18 @@ func TestDemandChanges(t *testing.T) {
 				return x.Value
 			}
 			old, proposed := share(running), share(last.Plan.Configuration)
-			t.Logf(
-				"   within QoS %.4f as it runs, %.4f as proposed, at %.3f and %.3f $/hr",
-				old,
-				proposed,
-				p.Price(running),
-				p.Price(last.Plan.Configuration),
-			)
+			t.Logf("   within QoS %.4f as it runs, %.4f as proposed, at %.3f and %.3f $/hr", old,
+				proposed, p.Price(running), p.Price(last.Plan.Configuration))
 			if change.kind == profiles.RateChanged && (old > 0.96 || proposed < 0.98) {
 				t.Errorf(
 					"%s: of half again as many queries %.4f are within QoS as it runs, %.4f as "+
-						"proposed",
-					name,
-					old,
-					proposed,
-				)
+						"proposed", name, old, proposed)
 			}
 			if slow && change.kind == profiles.BatchSizesChanged {
 				e.Objective = plan.MostThroughput
 				old, proposed := share(running), share(last.Plan.Configuration)
-				t.Logf(
-					"   allowable throughput %.4g as it runs, %.4g as proposed: %.1f %% more",
-					old,
-					proposed,
-					100*(proposed/old-1),
-				)
+				t.Logf("   allowable throughput %.4g as it runs, %.4g as proposed: %.1f %% more",
+					old, proposed, 100*(proposed/old-1))
 			}
 		}
 	}
@@ -139,16 +112,9 @@ func TestDemandChanges(t *testing.T) {
 
 // replan runs the fleet, changes what is asked of it after 11,000 queries, and returns what is then
 // planned, and how long after the change.
-func replan(
-	t *testing.T,
-	seed uint64,
-	m Model,
-	running plan.Configuration,
-	p *plan.Problem,
-	rate float64,
-	sizes *workload.BatchSizes,
-	times float64,
-) (d *plan.Decision, after time.Duration) {
+func replan(t *testing.T, seed uint64, m Model, running plan.Configuration, p *plan.Problem,
+	rate float64, sizes *workload.BatchSizes,
+	times float64) (d *plan.Decision, after time.Duration) {
 	const steady = 11_000
 	monitor := profiles.NewMonitor()
 	changesAt := time.Duration(steady / rate * float64(time.Second))

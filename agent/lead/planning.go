@@ -73,10 +73,8 @@ func (s *planning) run(ctx context.Context) {
 			return
 		}
 		s.mu.Lock()
-		changes := slices.SortedFunc(
-			maps.Values(s.changes),
-			func(a, b learn.DemandChange) int { return a.At.Compare(b.At) },
-		)
+		changes := slices.SortedFunc(maps.Values(s.changes),
+			func(a, b learn.DemandChange) int { return a.At.Compare(b.At) })
 		clear(s.changes)
 		s.mu.Unlock()
 		for _, c := range changes {
@@ -159,11 +157,8 @@ func (s *planning) plan(ctx context.Context, c learn.DemandChange, p *control.Pr
 // problemOf is what to plan for of a fleet that runs, and what runs. The types to choose from
 // are those of the catalogue on which every model that is asked for has a profile; what runs
 // must be among them.
-func problemOf(
-	d *control.FleetDemand,
-	catalogue *profiles.Catalogue,
-	library *profiles.Library,
-) (*plan.Problem, plan.Configuration, error) {
+func problemOf(d *control.FleetDemand, catalogue *profiles.Catalogue,
+	library *profiles.Library) (*plan.Problem, plan.Configuration, error) {
 	known := TablesOf(d)
 	p := &plan.Problem{}
 	asked := slices.DeleteFunc(slices.Clone(d.GetModels()), func(m *control.ModelDemand) bool {
@@ -171,9 +166,7 @@ func problemOf(
 	})
 	if len(asked) == 0 {
 		return nil, nil, fmt.Errorf(
-			"of no model at least %d queries have come, and some in the last minute",
-			LeastDemand,
-		)
+			"of no model at least %d queries have come, and some in the last minute", LeastDemand)
 	}
 	prices, err := PricesOf(d, catalogue, true)
 	if err != nil {
@@ -198,10 +191,7 @@ func problemOf(
 				if counts[t] > 0 {
 					return nil, nil, fmt.Errorf(
 						"%s has no profile on %s yet, which the fleet has: nothing of it has run "+
-							"there",
-						control.ModelKey(m.GetModel(), m.GetVersion()),
-						t,
-					)
+							"there", control.ModelKey(m.GetModel(), m.GetVersion()), t)
 				}
 				break
 			}
@@ -219,17 +209,14 @@ func problemOf(
 	target, queries := 0.0, uint64(profiles.MaxBatchSize)
 	for i, m := range asked {
 		model := plan.Model{
-			Name: control.ModelKey(
-				m.GetModel(),
-				m.GetVersion(),
-			), QoSTarget: control.Duration(m.GetQosTargetNs()),
-			Weight: m.GetRate(), Latencies: tables[i],
+			Name:      control.ModelKey(m.GetModel(), m.GetVersion()),
+			QoSTarget: control.Duration(m.GetQosTargetNs()),
+			Weight:    m.GetRate(), Latencies: tables[i],
 		}
 		for j, b := range m.GetBatchSizes() {
-			model.BatchSizes = append(
-				model.BatchSizes,
-				profiles.Share{BatchSize: int(b), Share: m.GetShares()[j]},
-			)
+			model.BatchSizes = append(model.BatchSizes, profiles.Share{
+				BatchSize: int(b), Share: m.GetShares()[j],
+			})
 		}
 		p.Models = append(p.Models, model)
 		target, queries = max(target, m.GetQosPercentile()), min(queries, m.GetQueries())
@@ -240,11 +227,8 @@ func problemOf(
 
 // PricesOf are what instances cost, $/hr by type, as the catalogue has it; those that the fleet has
 // as its agents say, if those count.
-func PricesOf(
-	d *control.FleetDemand,
-	catalogue *profiles.Catalogue,
-	agents bool,
-) (map[string]float64, error) {
+func PricesOf(d *control.FleetDemand, catalogue *profiles.Catalogue,
+	agents bool) (map[string]float64, error) {
 	prices := map[string]float64{}
 	for _, t := range catalogue.Types() {
 		in, err := catalogue.Lookup(t)
@@ -264,9 +248,7 @@ func PricesOf(
 		if prices[t] <= 0 {
 			return nil, fmt.Errorf(
 				"agent %s is of the type %q, of which no price is known: say it with --catalogue",
-				m.GetName(),
-				t,
-			)
+				m.GetName(), t)
 		}
 	}
 	return prices, nil
@@ -300,11 +282,8 @@ func TablesOf(d *control.FleetDemand) Tables {
 }
 
 // Table is a model's profile on a type: learned, else the library's; nil if there is none.
-func (k Tables) Table(
-	m *control.ModelDemand,
-	t string,
-	library *profiles.Library,
-) (table *profiles.Table, learned Table) {
+func (k Tables) Table(m *control.ModelDemand, t string,
+	library *profiles.Library) (table *profiles.Table, learned Table) {
 	if l, ok := k[control.ModelKey(m.GetModel(), m.GetVersion())+" "+t]; ok {
 		return l.Table, l
 	}

@@ -75,14 +75,8 @@ func TestProblemOf(t *testing.T) {
 			len(p.Models) != 1 ||
 			p.Models[0].Weight != 500 ||
 			p.Target <= 0.99 {
-			t.Errorf(
-				"%s: what runs is %s of %d types, models %v, target %v",
-				tt.name,
-				got,
-				len(p.Types),
-				p.Models,
-				p.Target,
-			)
+			t.Errorf("%s: what runs is %s of %d types, models %v, target %v", tt.name, got,
+				len(p.Types), p.Models, p.Target)
 		}
 	}
 }

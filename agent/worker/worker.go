@@ -176,9 +176,8 @@ func (w *Worker) Sizes(tell func(what string, n int)) {
 }
 
 // Attempt runs the attempt that a header names. received is when the headers arrived. It owns req.
-func (w *Worker) Attempt(
-	ctx context.Context, header string, req *oip.Request, received time.Time,
-) (resp *oip.Response, err error) {
+func (w *Worker) Attempt(ctx context.Context, header string, req *oip.Request,
+	received time.Time) (resp *oip.Response, err error) {
 	defer req.Release()
 	t, err := w.begin(header, received)
 	if err != nil {

@@ -50,10 +50,8 @@ type Driver struct {
 // NewDriver makes a driver of the models, by their shares of the queries. The server is asked for
 // metadata, and for answers where there are no other clients. A patience of 0 leaves the models'
 // deadlines.
-func NewDriver(
-	ctx context.Context, server bench.Server, shares map[string]float64, patience time.Duration,
-	clients ...Client,
-) (*Driver, error) {
+func NewDriver(ctx context.Context, server bench.Server, shares map[string]float64,
+	patience time.Duration, clients ...Client) (*Driver, error) {
 	if len(clients) == 0 {
 		clients = []Client{{Name: "SDK", Share: 1, Infer: server.Infer}}
 	}
