@@ -117,7 +117,7 @@ func TestSim(t *testing.T) {
 		}
 	}
 	if stdout, _, err = execute(t, "sim", "replay", run); err != nil ||
-		!strings.Contains(stdout, "500 decisions") {
+		!strings.Contains(stdout, "all as recorded") {
 		t.Errorf("replay: %q, %v", stdout, err)
 	}
 
