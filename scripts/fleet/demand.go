@@ -69,7 +69,7 @@ func (r *run) changed(ctx context.Context, kind string, sizes *workload.BatchSiz
 	if err != nil {
 		return 0, err
 	}
-	rate, begin := 0.45*limit, time.Now()
+	rate, begin := 0.7*limit, time.Now()
 	proposal := func() (*control.Proposal, error) {
 		conn, err := f.Dial(ctx, f.Nodes[0])
 		if err != nil {
