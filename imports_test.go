@@ -40,7 +40,12 @@ var rules = []rule{
 		reason: "the licences' texts, for whoever prints them",
 	},
 	{
-		folder: "api", never: nil,
+		folder: "names",
+		never:  append([]string{"log", "os", "github.com", "golang.org", "gonum.org"}, network...),
+		reason: "all parts name things alike, so the names can depend on none",
+	},
+	{
+		folder: "api", imports: []string{"names"},
 		reason: "the protocol is what all parts share, so it can depend on none",
 	},
 	{
@@ -48,7 +53,8 @@ var rules = []rule{
 		reason: "what can be served is a matter of files; how it runs and who asks is for others",
 	},
 	{
-		folder: "runtime", imports: []string{"api", "models", "runtime/queue"}, never: network,
+		folder: "runtime", imports: []string{"api", "models", "names", "runtime/queue"},
+		never:  network,
 		reason: "running a model needs no network, and must be testable without one",
 	},
 	{
@@ -58,18 +64,18 @@ var rules = []rule{
 			"shares it",
 	},
 	{
-		folder: "profiles", never: append([]string{"log"}, network...),
+		folder: "profiles", imports: []string{"names"}, never: append([]string{"log"}, network...),
 		reason: "leader, simulator and client all read profiles; they are values, not a service",
 	},
 	{
-		folder: "leader", imports: []string{"leader", "profiles"},
+		folder: "leader", imports: []string{"leader", "names", "profiles"},
 		never: append([]string{"log", "os"}, network...),
 		reason: "the leader is a pure state machine: the simulator runs the very code that " +
 			"production runs",
 	},
 	{
 		folder:  "leader/match",
-		imports: []string{"leader/fluid", "leader/internal", "profiles", "runtime/queue"},
+		imports: []string{"leader/fluid", "leader/internal", "names", "profiles", "runtime/queue"},
 		never:   append([]string{"log", "os"}, network...),
 		reason:  "matching is pure, and what else the leader does builds on it",
 	},
@@ -79,13 +85,14 @@ var rules = []rule{
 	},
 	{
 		folder: "client", imports: []string{
-			"api", "client/queries", "profiles", "leader/match", "leader/election", "runtime/queue",
+			"api", "client/queries", "names", "profiles", "leader/match", "leader/election",
+			"runtime/queue",
 		},
 		never:  []string{"github.com/spf13", exporters, module + "profiles/published"},
 		reason: "users import the SDK: it brings neither the agent nor ONNX Runtime along",
 	},
 	{
-		folder: "client/queries", imports: []string{"leader/match", "leader/election"},
+		folder: "client/queries", imports: []string{"leader/match", "leader/election", "names"},
 		never: append([]string{"log", "os"}, network...),
 		reason: "a gateway's decisions are pure: the simulator runs the very code that " +
 			"production runs",
@@ -101,9 +108,11 @@ var rules = []rule{
 		reason: "simulator and load tool share the queries, so these belong to neither",
 	},
 	{
-		folder:  "sim",
-		imports: []string{"client/queries", "leader", "profiles", "runtime/queue", "sim/workload"},
-		never:   append([]string{"log"}, network...),
+		folder: "sim",
+		imports: []string{
+			"client/queries", "leader", "names", "profiles", "runtime/queue", "sim/workload",
+		},
+		never: append([]string{"log"}, network...),
 		reason: "the simulator drives the leader, gateways and the lanes' queues in virtual " +
 			"time, without a machine or a network",
 	},
@@ -114,20 +123,21 @@ var rules = []rule{
 	},
 	{
 		folder: "agent/members", imports: []string{
-			"agent/outcome", "api", "gossip", "models", "profiles",
+			"agent/outcome", "api", "gossip", "models", "names", "profiles",
 		},
 		reason: "who is there does not depend on what this agent does for others, nor on who leads",
 	},
 	{
 		folder: "agent/worker", imports: []string{
-			"agent/members", "agent/outcome", "api", "models", "profiles", "runtime",
+			"agent/members", "agent/outcome", "api", "models", "names", "profiles", "runtime",
 		},
 		reason: "what an agent does for others does not depend on who leads, nor on how clients " +
 			"reach it",
 	},
 	{
 		folder: "agent/serve", imports: []string{
-			"agent/members", "agent/outcome", "agent/worker", "api", "client", "models", "runtime",
+			"agent/members", "agent/outcome", "agent/worker", "api", "client", "models", "names",
+			"runtime",
 		},
 		never: []string{"github.com/spf13", exporters},
 		reason: "how clients reach an agent does not depend on who leads, and gossip is the " +
@@ -135,7 +145,7 @@ var rules = []rule{
 	},
 	{
 		folder: "agent/lead", imports: []string{
-			"agent/members", "agent/outcome", "api", "leader", "profiles",
+			"agent/members", "agent/outcome", "api", "leader", "names", "profiles",
 		},
 		reason: "who leads, and what a leader tells whom, does not depend on what this agent " +
 			"does for others",
@@ -143,7 +153,7 @@ var rules = []rule{
 	{
 		folder: "agent",
 		imports: []string{
-			"agent", "api", "client", "gossip", "leader", "models", "profiles", "runtime",
+			"agent", "api", "client", "gossip", "leader", "models", "names", "profiles", "runtime",
 		}, never: []string{"github.com/spf13", exporters},
 		reason: "the agent wires the parts; what needs the simulator is handed in by cmd, and so " +
 			"are its settings",
@@ -273,6 +283,9 @@ func TestImportRules(t *testing.T) {
 		{"leader/match", module + "profiles", true},
 		{"leader/match", module + "leader/fluid", true},
 		{"leader/match", module + "agent", false},
+		{"names", module + "profiles", false},
+		{"api", module + "names", true},
+		{"api", module + "profiles", false},
 		{"leader/plan", module + "runtime", false},
 		{"leader", module + "gossip", false},
 		{"leader/match", module + "runtime/queue", true},
