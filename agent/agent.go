@@ -29,6 +29,7 @@ import (
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime"
 )
@@ -57,7 +58,7 @@ type Agent struct {
 	// spoken are control.Spoken, except in tests.
 	spoken control.Versions
 
-	name      string // in the fleet
+	name      names.AgentName // in the fleet
 	catalogue *profiles.Catalogue
 	library   *profiles.Library // what is known from the start
 	typ       atomic.Value      // of profiles.InstanceType, once it is known
@@ -106,7 +107,7 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 		health:         serve.NewHealth(),
 		openExecutor:   openExecutor,
 		network:        sockets(),
-		name:           name,
+		name:           names.AgentName(name),
 		catalogue:      profiles.DefaultCatalogue(),
 		library:        profiles.ShippedLibrary(),
 		receiveTimeout: serve.ReceiveTimeout,
@@ -129,7 +130,7 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 func (a *Agent) Trace(p trace.TracerProvider) { a.tracer = p.Tracer(tracing.Scope) }
 
 // Name is the agent's name in its fleet.
-func (a *Agent) Name() string { return a.name }
+func (a *Agent) Name() string { return string(a.name) }
 
 // openExecutor is what the configuration has run the models.
 func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) {
@@ -239,7 +240,7 @@ func (a *Agent) open() (err error) {
 		Agent: a.name,
 		Transport: client.Remote{
 			Dial: func(m *control.Member) (grpc.ClientConnInterface, error) {
-				return a.members.Dial(m.GetName())
+				return a.members.Dial(m.AgentName())
 			},
 		},
 		Logger: a.log,
@@ -361,10 +362,10 @@ func (a *Agent) forgetGone(ctx context.Context) {
 		select {
 		case now := <-ticker.C:
 			a.members.Forget(now)
-			held := map[string]bool{}
+			held := map[names.ModelKey]bool{}
 			for _, member := range a.members.View().Members {
 				for _, m := range member.Models {
-					held[control.ModelKey(m.Name, m.Version)] = true
+					held[m.Key()] = true
 				}
 			}
 			a.worker.Forget(now, held, a.server.Knows)

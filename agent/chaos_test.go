@@ -183,7 +183,7 @@ func (w *chaos) query(a *fleetAgent, number, batchSize int) {
 	if a == nil {
 		resp, err = w.sdk.Infer(ctx, req)
 	} else {
-		by = a.name
+		by = string(a.name)
 		err = a.conn.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req,
 			resp)
 	}
@@ -404,7 +404,9 @@ func (w *chaos) happen() {
 		w.happening.Go(func() { w.slow(s, host, []int64{2, 3, 3, 4, 10, 300}[some], long/2) })
 	case 8:
 		name := s.name
-		w.happening.Go(func() { w.jam(name, time.Duration(1+some)*time.Millisecond, long/2) })
+		w.happening.Go(func() {
+			w.jam(string(name), time.Duration(1+some)*time.Millisecond, long/2)
+		})
 	case 9:
 		w.rush.Store(int64(20 << some))
 	}
@@ -464,9 +466,9 @@ func (w *chaos) part(sites []*site, long time.Duration, queries, gossip bool) {
 	part, addresses := map[string]int{}, []netip.AddrPort{}
 	var names []string
 	for _, s := range sites {
-		part[s.name] = 1
+		part[string(s.name)] = 1
 		addresses = append(addresses, netip.MustParseAddrPort(s.host+":7946"))
-		names = append(names, s.name)
+		names = append(names, string(s.name))
 	}
 	w.note("part %q for %v: queries %v, gossip %v", names, long, queries, gossip)
 	if queries {
@@ -534,7 +536,7 @@ func (w *chaos) quiet() {
 	w.eventually(10*time.Second, func() string {
 		for _, a := range agents {
 			if a != first && a.leading.Leads() {
-				return a.name + " leads beside " + first.name
+				return string(a.name + " leads beside " + first.name)
 			}
 			if owed := a.owes(); owed != "" {
 				return owed

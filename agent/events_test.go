@@ -103,29 +103,30 @@ func TestEventsOfFleet(t *testing.T) {
 			f.Errorf("unload what is not there: got %v", err)
 		}
 		if _, err := control.NewControlClient(admin).Drain(f.Context(),
-			&control.DrainRequest{Agents: []string{two.name}}); err != nil {
+			&control.DrainRequest{Agents: []string{string(two.name)}}); err != nil {
 			f.Fatal(err)
 		}
 		f.settled(one)
 
 		own := []string{
-			one.name + " started: muster agent version=",
-			one.name + " loaded: model ready model=ncf version=1",
-			one.name + " joined: agent joined agent=" + two.name,
-			one.name + " leader: leading the fleet epoch=1",
-			one.name +
+			string(one.name + " started: muster agent version="),
+			string(one.name + " loaded: model ready model=ncf version=1"),
+			string(one.name + " joined: agent joined agent=" + two.name),
+			string(one.name + " leader: leading the fleet epoch=1"),
+			one.Name() +
 				" unload: asked to unload a model by admin (certificate) from bufconn model=ncf " +
 				"on=all",
-			one.name + " unloaded: model serves no more model=ncf version=1 why=unloaded by call",
-			one.name +
+			string(one.name +
+				" unloaded: model serves no more model=ncf version=1 why=unloaded by call"),
+			one.Name() +
 				" load: asked to load a model by admin (certificate) from bufconn model=ncf on=all",
-			one.name +
+			one.Name() +
 				" unload: asked to unload a model by admin (certificate) from bufconn " +
 				"model=nothing on=all error=",
-			one.name +
+			one.Name() +
 				" drain: asked to have another agent drain by admin (certificate) from bufconn " +
-				"agent=" + two.name,
-			one.name + " left: agent left agent=" + two.name,
+				"agent=" + two.Name(),
+			string(one.name + " left: agent left agent=" + two.name),
 		}
 		got, err := eventLines(f.Context(), control.NewControlClient(admin),
 			&control.EventsRequest{})
@@ -148,7 +149,7 @@ func TestEventsOfFleet(t *testing.T) {
 			" drain: asked to drain by admin (certificate) through a1 (agent) from ",
 			" draining: ",
 		} {
-			if !strings.Contains(others, two.name+want) {
+			if !strings.Contains(others, two.Name()+want) {
 				f.Errorf("no %q among the events of the other agent:\n%s", want, others)
 			}
 		}
@@ -177,8 +178,8 @@ func TestEventsOfFleet(t *testing.T) {
 			Fleet: true,
 		})
 		if err != nil ||
-			!strings.Contains(all, one.name+" joined: agent joined agent="+three.name) ||
-			!strings.Contains(all, three.name+" joined: agent joined agent="+one.name) {
+			!strings.Contains(all, string(one.name+" joined: agent joined agent="+three.name)) ||
+			!strings.Contains(all, string(three.name+" joined: agent joined agent="+one.name)) {
 			f.Errorf("events of the fleet: got %v\n%s", err, all)
 		}
 		if _, err := eventLines(f.Context(), control.NewControlClient(admin),

@@ -118,7 +118,7 @@ func TestLeaderEnds(t *testing.T) {
 				next := rest[0].leading.Leadership()
 				for _, a := range rest {
 					if l := a.leading.Leadership(); l.GetLeader() != next.GetLeader() ||
-						l.GetLeader() == leader.name || l.GetLeader() == "" ||
+						l.GetLeader() == leader.Name() || l.GetLeader() == "" ||
 						l.GetEpoch() <= epoch {
 						f.Errorf("after 2s %s follows %v", a.host, l)
 					}
@@ -144,7 +144,7 @@ func TestLeadersFrozen(t *testing.T) {
 			f.partition([]*fleetAgent{leader})
 			time.Sleep(2 * time.Second)
 			f.heal()
-			if next := f.led(agents...); next.name != before.GetSuccessor() {
+			if next := f.led(agents...); next.Name() != before.GetSuccessor() {
 				f.Errorf("after epoch %d %s leads, want the successor %s", before.GetEpoch(),
 					next.name, before.GetSuccessor())
 			}

@@ -25,7 +25,7 @@ func (a *Agent) joinFleet(ctx context.Context, l *listeners) (err error) {
 		return err
 	}
 	config := gossip.Config{
-		Name:      a.name,
+		Name:      string(a.name),
 		Bind:      a.config.GossipAddress,
 		Advertise: a.config.Advertise,
 		Seeds:     a.config.Join,
@@ -97,7 +97,7 @@ func (a *Agent) describe() *control.Member {
 		m = a.worker.Describe()
 		m.Rank = uint32(a.rank())
 	}
-	m.Name, m.Address, m.Role, m.Software = a.name, a.advertised, a.config.Leader, Version()
+	m.Name, m.Address, m.Role, m.Software = string(a.name), a.advertised, a.config.Leader, Version()
 	m.Protocol, m.NewestProtocol = a.spoken.Oldest, a.spoken.Newest
 	m.Draining = a.draining.Load()
 	if known, err := a.catalogue.Lookup(a.instanceType()); err == nil {

@@ -32,6 +32,7 @@ import (
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/gossip/gossiptest"
+	"github.com/muster-serve/muster/names"
 )
 
 // A testFleet is a fleet of whole agents in virtual time, on a network in memory.
@@ -119,10 +120,10 @@ func (f *testFleet) startOn(host string, changes ...func(*Agent)) *fleetAgent {
 	}
 	a.Agent.network = network{
 		listen: func(_, address string) (net.Listener, error) {
-			return f.network.listen(a.name, address)
+			return f.network.listen(string(a.name), address)
 		},
 		dial: func(ctx context.Context, to string) (net.Conn, error) {
-			return f.network.dial(ctx, a.name, to)
+			return f.network.dial(ctx, string(a.name), to)
 		},
 		gossip: func(c *gossip.Config) {
 			a.wire = f.gossip.Listen(host + ":7946")
@@ -159,7 +160,7 @@ func (f *testFleet) startOn(host string, changes ...func(*Agent)) *fleetAgent {
 // kill ends a's connections without a goodbye: nobody hears of it any more.
 // (What it runs goes on, unheard, to the end of the test.)
 func (f *testFleet) kill(a *fleetAgent) {
-	f.network.kill(a.name)
+	f.network.kill(string(a.name))
 	_ = a.wire.Shutdown() // it has no way to fail
 }
 
@@ -172,7 +173,7 @@ func (f *testFleet) partition(parts ...[]*fleetAgent) {
 		addresses = append(addresses, nil)
 		for _, a := range agents {
 			addresses[i] = append(addresses[i], netip.MustParseAddrPort(a.host+":7946"))
-			part[a.name] = i + 1
+			part[string(a.name)] = i + 1
 		}
 	}
 	f.gossip.Partition(addresses...)
@@ -203,13 +204,13 @@ func (f *testFleet) settled(agents ...*fleetAgent) {
 	f.Helper()
 	var want []string
 	for _, a := range agents {
-		want = append(want, a.name)
+		want = append(want, string(a.name))
 	}
 	slices.Sort(want)
 	f.eventually(time.Minute, func() string {
 		for _, a := range agents {
 			if a.members == nil {
-				return a.name + " has not started"
+				return string(a.name + " has not started")
 			}
 			var got []string
 			for _, m := range a.members.View().Members {
@@ -240,7 +241,7 @@ func TestFleetForms(t *testing.T) {
 				f.Errorf("metadata of %s: %v, %v", a.host, resp, err)
 			}
 			m, err := a.ctl.Describe(f.Context(), &control.DescribeRequest{})
-			if err != nil || m.GetName() != a.name || m.GetAddress() != a.host+":8001" ||
+			if err != nil || m.GetName() != a.Name() || m.GetAddress() != a.host+":8001" ||
 				m.GetInstanceType() != "r5n.large" || m.GetPriceUsdPerHour() != 0.149 {
 				f.Errorf("%s describes itself as %v, %v", a.host, m, err)
 			}
@@ -342,7 +343,7 @@ func (f *testFleet) led(agents ...*fleetAgent) (leader *fleetAgent) {
 				return fmt.Sprintf("%s follows %q, %s follows %q", agents[0].host, name, a.host,
 					l.GetLeader())
 			}
-			if a.name == name {
+			if a.Name() == name {
 				leader = a
 			}
 		}
@@ -529,7 +530,7 @@ func TestFormerAgentHeardOf(t *testing.T) {
 		forger := f.gossip.Listen("10.0.0.99:7946")
 		defer forger.Shutdown()
 		for _, at := range []*fleetAgent{a, b} {
-			if _, err := forger.WriteTo(forgedAlive("former-"+at.name, at.host+":8001"),
+			if _, err := forger.WriteTo(forgedAlive(string("former-"+at.name), at.host+":8001"),
 				a.wire.Addr().String()); err != nil {
 				f.Error(err)
 			}
@@ -541,8 +542,9 @@ func TestFormerAgentHeardOf(t *testing.T) {
 			return ""
 		})
 		for range 100 {
-			if m := a.members.View().Members; len(m) != 2 || a.members.Member(b.name) == nil ||
-				len(a.members.Member(b.name).Models) == 0 {
+			if m := a.members.View().Members; len(m) != 2 ||
+				a.members.Member(names.AgentName(b.name)) == nil ||
+				len(a.members.Member(names.AgentName(b.name)).Models) == 0 {
 				f.Fatalf("%s sees %v, want itself and %s with its model", a.name, m, b.name)
 			}
 			time.Sleep(100 * time.Millisecond)
@@ -623,12 +625,14 @@ func TestDrainByCall(t *testing.T) {
 		f.settled(a, b)
 		if _, err := a.ctl.Drain(f.Context(),
 			&control.DrainRequest{
-				Agents: []string{b.name, "nobody"},
+				Agents: []string{string(b.name), "nobody"},
 			}); status.Code(err) != codes.NotFound {
 			f.Errorf("drain nobody: %v", err)
 		}
-		resp, err := a.ctl.Drain(f.Context(), &control.DrainRequest{Agents: []string{b.name}})
-		if err != nil || !slices.Equal(resp.GetDraining(), []string{b.name}) {
+		resp, err := a.ctl.Drain(f.Context(), &control.DrainRequest{
+			Agents: []string{string(b.name)},
+		})
+		if err != nil || !slices.Equal(resp.GetDraining(), []string{string(b.name)}) {
 			f.Fatalf("drain: %v, %v", resp, err)
 		}
 		f.settled(a)
@@ -761,7 +765,7 @@ func TestModelsEverywhere(t *testing.T) {
 				return ""
 			})
 		}
-		unload(a.name)
+		unload(string(a.name))
 		holders(1)
 		if failed := f.send(20, 3*time.Millisecond, a, b); len(failed) > 0 {
 			f.Errorf("failed: %v", failed)

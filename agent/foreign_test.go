@@ -261,15 +261,15 @@ func TestHostilePeer(t *testing.T) {
 						{Model: "ncf/1", Type: "r5n.large", Table: []byte("no")},
 					}},
 				{Election: []*control.Election{
-					{From: "former", Kind: uint32(election.Resign), Leader: leader.name},
-					{From: leader.name, Kind: 77}, {Kind: 1},
+					{From: "former", Kind: uint32(election.Resign), Leader: string(leader.name)},
+					{From: string(leader.name), Kind: 77}, {Kind: 1},
 				}},
 			} {
 				if err := old.Send(m); err != nil {
 					f.Fatal(err)
 				}
 			}
-			if m, err := old.Recv(); err != nil || m.GetMember().GetName() != a.name {
+			if m, err := old.Recv(); err != nil || m.GetMember().GetName() != a.Name() {
 				f.Errorf("a link is greeted with %v, %v", m, err)
 			}
 			nobody, err := a.ctl.Link(ctx)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/names"
 )
 
 // forgedAlive is memberlist's word that an agent of that name is there.
@@ -93,9 +94,9 @@ func TestForgedMembers(t *testing.T) {
 		c := f.start()
 		f.eventually(time.Minute, func() string {
 			for _, x := range []*fleetAgent{a, b} {
-				if m := x.members.Member(c.name); m == nil || len(m.Models) == 0 {
+				if m := x.members.Member(names.AgentName(c.name)); m == nil || len(m.Models) == 0 {
 					forge(50)
-					return x.name + " does not know the new agent"
+					return string(x.name + " does not know the new agent")
 				}
 			}
 			return ""

@@ -221,9 +221,11 @@ func TestGuardedFleet(t *testing.T) {
 					serving = append(serving, m.Name)
 				}
 			}
-			want := []string{a.name}
+			want := []string{string(a.name)}
 			if !slices.Contains(outsiders, a) {
-				want = []string{agents[0].name, agents[1].name, agents[2].name}
+				want = []string{
+					string(agents[0].name), string(agents[1].name), string(agents[2].name),
+				}
 			}
 			slices.Sort(want)
 			if !slices.Equal(serving, want) {

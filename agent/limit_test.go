@@ -235,7 +235,7 @@ func TestLimitOfSDKs(t *testing.T) {
 		Sequence: 1, Attempts: 1,
 	}))
 	wantRefused("one said to be sent", "0.001 queries a second", outcome(&control.Submit{
-		Sequence: 5, Attempts: 1, Agent: a.name,
+		Sequence: 5, Attempts: 1, Agent: string(a.name),
 	}))
 	_, err = a.grpc.ModelInfer(ctx, ncfRequest(1)) // the same count: both ask the leader's agent
 	wantLimit(t, "gRPC", err, "0.001 queries a second")

@@ -20,6 +20,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/gossip"
+	"github.com/muster-serve/muster/names"
 )
 
 var (
@@ -125,8 +126,8 @@ func TestRotate(t *testing.T) {
 			t.Errorf("rotation: %v, %q", err, faults)
 		}
 		for _, a := range agents {
-			if made[a.name] != "list add use only " {
-				t.Errorf("%s made the steps %q", a.name, made[a.name])
+			if made[string(a.name)] != "list add use only " {
+				t.Errorf("%s made the steps %q", a.name, made[string(a.name)])
 			}
 		}
 		time.Sleep(time.Second)
@@ -206,7 +207,7 @@ func TestRotateUnreachable(t *testing.T) {
 				f.settled(agents...)
 				gone := agents[2]
 				part := func(p *control.KeysProgress) {
-					if p.Step == s.step && p.Keys.Agent == gone.name {
+					if p.Step == s.step && p.Keys.Agent == gone.Name() {
 						f.partition([]*fleetAgent{gone})
 					}
 				}
@@ -220,8 +221,8 @@ func TestRotateUnreachable(t *testing.T) {
 					part)
 				// The agent may have been parted between its answer and the next step.
 				if status.Code(err) != codes.FailedPrecondition ||
-					!strings.Contains(err.Error(), gone.name) ||
-					!strings.Contains(faults[gone.name], "it ") {
+					!strings.Contains(err.Error(), string(gone.name)) ||
+					!strings.Contains(faults[string(gone.name)], "it ") {
 					t.Errorf("rotation without %s: %v, %q", gone.name, err, faults)
 				}
 				if s.step == "long before" {
@@ -260,14 +261,14 @@ func TestRotateUnknown(t *testing.T) {
 		f.gossip.Partition([]netip.AddrPort{netip.MustParseAddrPort(agents[1].host + ":7946")})
 		unknown := f.start(withKeyFile)
 		f.eventually(time.Second, func() string {
-			if agents[0].members.Member(unknown.name) == nil {
+			if agents[0].members.Member(names.AgentName(unknown.name)) == nil {
 				return "the one that is not cut off does not know it"
 			}
 			return ""
 		})
 		_, faults, err := f.rotate(agents[1], &control.RotateKeysRequest{Key: newerKey}, nil)
 		if status.Code(err) != codes.FailedPrecondition ||
-			!strings.Contains(faults[unknown.name], "known to "+agents[0].name) {
+			!strings.Contains(faults[string(unknown.name)], string("known to "+agents[0].name)) {
 			t.Errorf("rotation without %s: %v, %q", unknown.name, err, faults)
 		}
 		agents = append(agents, unknown)
@@ -290,7 +291,8 @@ func TestRotateWithout(t *testing.T) {
 		f.kill(agents[2])
 		time.Sleep(statesExchanged)
 		_, faults, err := f.rotate(agents[0],
-			&control.RotateKeysRequest{Key: newerKey, Without: []string{agents[2].name}}, nil)
+			&control.RotateKeysRequest{Key: newerKey, Without: []string{string(agents[2].name)}},
+			nil)
 		if err != nil || len(faults) != 1 {
 			t.Errorf("rotation: %v, %q", err, faults)
 		}
@@ -364,7 +366,7 @@ func TestRotateRefused(t *testing.T) {
 			want string
 		}{
 			{"key that nobody would have", &control.RotateKeysRequest{}, codes.FailedPrecondition,
-				b.name + ": its key is in its settings"},
+				string(b.name + ": its key is in its settings")},
 			{"short key", &control.RotateKeysRequest{Key: []byte("short")}, codes.InvalidArgument,
 				"5 bytes, want 32"},
 		} {
@@ -381,8 +383,8 @@ func TestRotateRefused(t *testing.T) {
 		}
 		_, faults, err := f.rotate(b, &control.RotateKeysRequest{Key: newerKey}, nil)
 		if status.Code(err) != codes.FailedPrecondition ||
-			!strings.Contains(faults[a.name], "add: ") ||
-			!strings.Contains(faults[a.name], "key file") {
+			!strings.Contains(faults[string(a.name)], "add: ") ||
+			!strings.Contains(faults[string(a.name)], "key file") {
 			t.Errorf("rotation where a key cannot be kept: %v, %q", err, faults)
 		}
 		if err := os.Rename(dir+"-away", dir); err != nil {
@@ -418,14 +420,14 @@ func TestRotateAlone(t *testing.T) {
 				f.Errorf("rotation by %s: %v, made %q, want FailedPrecondition and none", a.host,
 					err, made)
 			}
-			for _, word := range append(words, a.name, "nothing has been changed") {
+			for _, word := range append(words, string(a.name), "nothing has been changed") {
 				if !strings.Contains(err.Error(), word) {
 					f.Errorf("rotation by %s: %v, want %q in it", a.host, err, word)
 				}
 			}
 			f.holds([]*fleetAgent{a}, oldKey)
 		}
-		refused(agents[0], 4, "3 agents", "expected 4", agents[2].name)
+		refused(agents[0], 4, "3 agents", "expected 4", string(agents[2].name))
 
 		// One starts anew where it reaches nobody, and so knows of nobody.
 		file := agents[2].config.GossipKey

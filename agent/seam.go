@@ -10,6 +10,7 @@ import (
 	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader/learn"
+	"github.com/muster-serve/muster/names"
 )
 
 // A fleet is what the room that leads knows of the others.
@@ -18,14 +19,18 @@ type fleet struct {
 	worker  *worker.Worker
 }
 
-func (f fleet) Self() string                { return f.members.Self() }
+func (f fleet) Self() names.AgentName       { return f.members.Self() }
 func (f fleet) View() *control.View         { return f.members.View() }
 func (f fleet) Proposal() *control.Proposal { return f.members.Proposal() }
 func (f fleet) Changed() <-chan struct{}    { return f.members.Changed() }
 
-func (f fleet) Dial(name string) (grpc.ClientConnInterface, error) { return f.members.Dial(name) }
+func (f fleet) Dial(name names.AgentName) (grpc.ClientConnInterface, error) {
+	return f.members.Dial(name)
+}
 
-func (f fleet) Gone(ctx context.Context, name string) bool { return f.members.Gone(ctx, name) }
+func (f fleet) Gone(ctx context.Context, name names.AgentName) bool {
+	return f.members.Gone(ctx, name)
+}
 
 func (f fleet) Link(leader lead.Stream[control.WorkerMessage, control.LeaderMessage]) error {
 	return f.worker.Link(leader)
@@ -47,7 +52,8 @@ func (f following) Leadership() *control.Leadership {
 func (f following) Changed() <-chan struct{} { return f.agent.leading.Changed() }
 
 // Linked implements [worker.Leading].
-func (f following) Linked(from string, send func(*control.Election)) (closed func(inOrder bool)) {
+func (f following) Linked(from names.AgentName, send func(*control.Election)) (
+	closed func(inOrder bool)) {
 	return f.agent.leading.Linked(from, send)
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -45,14 +46,15 @@ func TestSettingsChangeOneByOne(t *testing.T) {
 			}
 		})
 		byName := slices.SortedFunc(slices.Values(agents),
-			func(a, b *fleetAgent) int { return strings.Compare(a.name, b.name) })
+			func(a, b *fleetAgent) int { return strings.Compare(string(a.name), string(b.name)) })
 		for _, largest := range []int{1500, 1000} {
 			for _, changed := range byName {
 				changed.settings(map[string]string{"largest_batch_size": fmt.Sprint(largest)})
 				f.eventually(time.Minute, func() string {
 					for _, a := range agents {
 						if got := a.members.Member(
-							changed.name).GetModels()[0].GetLargestBatchSize(); int(
+							names.AgentName(
+								changed.name)).GetModels()[0].GetLargestBatchSize(); int(
 							got) != largest {
 							return fmt.Sprintf("%s sees largest batch size %d at %s, want %d",
 								a.name, got, changed.name, largest)
@@ -138,7 +140,7 @@ func TestColdWorker(t *testing.T) {
 				own := a.members.Own()
 				// as its own estimates have it
 				worker := members.KeyOf(a.catalogue, own, own.Models[0])
-				known := leads.members.Member(a.name)
+				known := leads.members.Member(names.AgentName(a.name))
 				key := members.KeyOf(leads.catalogue, known, known.Models[0])
 				if key != worker || key.Cores != 0 || key.Checksum == "" {
 					f.Errorf(

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -122,7 +122,8 @@ func TestUpgradeForgetsNothing(t *testing.T) {
 		var told profiles.Table
 		f.eventually(time.Second, func() string {
 			for _, p := range a.members.View().Profiles {
-				if p.Model == control.ModelKey("ncf", 1) && json.Unmarshal(p.Table, &told) == nil &&
+				if p.Key().Model == names.NewModelKey("ncf", 1) &&
+					json.Unmarshal(p.Table, &told) == nil &&
 					told.Origin() == profiles.Learned {
 					return ""
 				}

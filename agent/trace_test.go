@@ -86,7 +86,7 @@ func (f *testFleet) holdOnly(holder *fleetAgent, rest ...*fleetAgent) {
 				Parameters: map[string]*inference.ModelRepositoryParameter{
 					"agent": {
 						ParameterChoice: &inference.ModelRepositoryParameter_StringParam{
-							StringParam: a.name,
+							StringParam: string(a.name),
 						},
 					},
 				}}); err != nil {
@@ -96,8 +96,8 @@ func (f *testFleet) holdOnly(holder *fleetAgent, rest ...*fleetAgent) {
 	f.eventually(5*time.Second, func() string {
 		for _, a := range append(rest, holder) {
 			for _, m := range a.members.View().Members {
-				if (len(m.Models) > 0) != (m.Name == holder.name) {
-					return a.name + " sees models elsewhere"
+				if (len(m.Models) > 0) != (m.Name == holder.Name()) {
+					return string(a.name + " sees models elsewhere")
 				}
 			}
 		}
@@ -169,7 +169,8 @@ func testTraced(f *testFleet, protocol string, led bool) {
 		"muster.model=ncf muster.version=1 muster.batch_size=100 muster.instance_type=r5n.large "+
 			"muster.executor=emulated")
 	f.attributes(
-		attempt, "muster.agent="+worker.name+" muster.attempt=1 rpc.response.status_code=OK")
+		attempt,
+		string("muster.agent="+worker.name+" muster.attempt=1 rpc.response.status_code=OK"))
 	f.attributes(query, "muster.model=ncf muster.batch_size=100")
 
 	decided := atGateway
@@ -178,7 +179,7 @@ func testTraced(f *testFleet, protocol string, led bool) {
 	}
 	decide := f.one(decided, tracing.Decide, trace.SpanKindInternal)
 	f.child(decide, query)
-	f.attributes(decide, "muster.action=assign muster.agent="+worker.name)
+	f.attributes(decide, string("muster.action=assign muster.agent="+worker.name))
 	if led {
 		f.attributes(
 			decide,

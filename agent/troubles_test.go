@@ -16,6 +16,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/names"
 )
 
 // TestUndescribed: an agent that gossips but cannot be asked what it holds is listed without models
@@ -24,11 +25,11 @@ func TestUndescribed(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		a, b := f.start(), f.start()
 		f.settled(a, b)
-		cut := f.start(func(a *Agent) { f.network.partition(map[string]int{a.name: 1}) })
+		cut := f.start(func(a *Agent) { f.network.partition(map[string]int{string(a.name): 1}) })
 		f.eventually(10*time.Second, func() string {
 			for _, x := range []*fleetAgent{a, b} {
-				if x.members.Member(cut.name) == nil {
-					return x.name + " does not list " + cut.name
+				if x.members.Member(names.AgentName(cut.name)) == nil {
+					return string(x.name + " does not list " + cut.name)
 				}
 			}
 			return ""
@@ -37,7 +38,7 @@ func TestUndescribed(t *testing.T) {
 			f.Errorf("failed: %v", failed)
 		}
 		for _, x := range []*fleetAgent{a, b} {
-			if m := x.members.Member(cut.name); m == nil || len(m.Models) > 0 {
+			if m := x.members.Member(names.AgentName(cut.name)); m == nil || len(m.Models) > 0 {
 				f.Errorf("%s lists %v, want the agent without models", x.name, m)
 			}
 			if n := strings.Count(x.log.String(),
@@ -90,11 +91,11 @@ func TestClockOff(t *testing.T) {
 		})
 		f.eventually(10*time.Second, func() string {
 			for _, x := range []*fleetAgent{a, b} {
-				if m := x.members.Member(off.name); m == nil || len(m.Models) > 0 {
+				if m := x.members.Member(names.AgentName(off.name)); m == nil || len(m.Models) > 0 {
 					return fmt.Sprintf("%s lists %v, want %s without models", x.name, m, off.name)
 				}
 				if !strings.Contains(x.log.String(), "agent gossips but does not say") {
-					return x.name + " does not say that it cannot ask"
+					return string(x.name + " does not say that it cannot ask")
 				}
 			}
 			return ""
@@ -155,7 +156,9 @@ func TestSlowWorker(t *testing.T) {
 		}
 		var slow *fleetAgent
 		factor := func() float64 {
-			s, err := leader.ctl.Status(f.Context(), &control.StatusRequest{Agent: slow.name})
+			s, err := leader.ctl.Status(f.Context(), &control.StatusRequest{
+				Agent: string(slow.name),
+			})
 			if err != nil || len(s.GetAgents()) != 1 {
 				f.Fatalf("status: %v, %v", s, err)
 			}
@@ -238,7 +241,7 @@ func TestCutOff(t *testing.T) {
 				}
 			}
 			worker := agents[slices.IndexFunc(agents,
-				func(a *fleetAgent) bool { return a.name == assigned.Agent })]
+				func(a *fleetAgent) bool { return a.Name() == assigned.Agent })]
 			before := worker.counted("muster_attempts_not_run_total", "cancelled")
 			attempt := control.Attempt{
 				Gateway: id, Sequence: sequence, Attempt: assigned.Attempt, Lane: assigned.Lane,
@@ -263,7 +266,7 @@ func TestCutOff(t *testing.T) {
 			synctest.Wait()
 			held := 0
 			for _, a := range agents {
-				for _, h := range leads.leading.Holds(a.name, 0) {
+				for _, h := range leads.leading.Holds(names.AgentName(a.name), 0) {
 					if h.Sequence == sequence && h.Attempt == int(attempt.Attempt) {
 						held++
 					}

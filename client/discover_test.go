@@ -175,8 +175,8 @@ func TestLoadsRank(t *testing.T) {
 			g.leaderless.mu.Lock()
 			defer g.leaderless.mu.Unlock()
 			g.leaderless.arrange()
-			return g.leaderless.agents[g.leaderless.priced.Rank(time.Now(), "sum/1", 1, 0,
-				1)[0].Lane]
+			return string(g.leaderless.agents[g.leaderless.priced.Rank(time.Now(), "sum/1", 1, 0,
+				1)[0].Lane])
 		}
 		load := func(agent string, age, remaining time.Duration) *control.LaneLoad {
 			return &control.LaneLoad{

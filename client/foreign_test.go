@@ -135,13 +135,13 @@ func FuzzGateway(f *testing.F) {
 		Epoch: 1, Leader: "a", Successor: "b",
 	},
 		Prices: []*control.TypePrice{
-			{Type: member.LaneType(), PerMs: math.NaN(), ServiceMs: math.Inf(-1)},
+			{Type: string(member.LaneType()), PerMs: math.NaN(), ServiceMs: math.Inf(-1)},
 		},
 		Loads: []*control.LaneLoad{
 			{Agent: "a", AgeNs: math.MinInt64, RemainingNs: []int64{math.MaxInt64}},
 		},
 		Profiles: []*control.Profile{
-			{Model: "m/1", Type: member.LaneType(), Table: []byte(`{"knots":[]}`)},
+			{Model: "m/1", Type: string(member.LaneType()), Table: []byte(`{"knots":[]}`)},
 		}}
 	leads := &control.MatchMessage{Leadership: view.Leadership}
 	assign := &control.MatchMessage{

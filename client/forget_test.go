@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/names"
 )
 
 // TestGatewayForgets has 200 versions and 200 agents with a type of their own come and go: a
@@ -26,11 +27,13 @@ func TestGatewayForgets(t *testing.T) {
 		}
 		profile := func(version int64, typ string) *control.Profile {
 			return &control.Profile{
-				Model: control.ModelKey("m", version), Type: typ, Table: []byte("{}"),
+				Model: string(names.NewModelKey("m", version)), Type: typ, Table: []byte("{}"),
 			}
 		}
 		stays := member("a", 1)
-		kept := []*control.Profile{profile(1, stays.LaneType()), profile(1, stays.OwnLaneType())}
+		kept := []*control.Profile{
+			profile(1, string(stays.LaneType())), profile(1, string(stays.OwnLaneType())),
+		}
 		a.viewed(&control.View{Members: []*control.Member{stays}, Profiles: kept})
 		most := 0
 		for i := range int64(200) {
@@ -39,14 +42,15 @@ func TestGatewayForgets(t *testing.T) {
 				Members: []*control.Member{stays, comes},
 				Profiles: append(
 					[]*control.Profile{
-						profile(i+2, comes.LaneType()), profile(i+2, comes.OwnLaneType()),
+						profile(i+2, string(comes.LaneType())),
+						profile(i+2, string(comes.OwnLaneType())),
 					}, kept...),
 			})
 			time.Sleep(30 * time.Second)
 			a.viewed(&control.View{Members: []*control.Member{stays}, Profiles: kept})
 			most = max(most, len(a.profiles))
-			if known := a.profiles[control.ProfileKey{
-				Model: control.ModelKey("m", i+2), LaneType: comes.OwnLaneType(),
+			if known := a.profiles[names.TableKey{
+				Model: names.NewModelKey("m", i+2), Type: comes.OwnLaneType(),
 			}]; known == nil {
 				t.Fatalf("what has just gone is forgotten: version %d", i+2)
 			}
@@ -61,7 +65,7 @@ func TestGatewayForgets(t *testing.T) {
 		}
 		var left []string
 		for key := range a.profiles {
-			left = append(left, key.Model+" on "+key.LaneType)
+			left = append(left, string(key.Model)+" on "+string(key.Type))
 		}
 		if len(left) != 2 || !strings.HasPrefix(left[0], "m/1 on box/cpu/1") ||
 			!strings.HasPrefix(left[1], "m/1 on box/cpu/1") {

@@ -17,6 +17,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/client/queries"
+	"github.com/muster-serve/muster/names"
 )
 
 // A Gateway sends queries to a fleet. It owns each from its arrival to its
@@ -72,7 +73,7 @@ type GatewayConfig struct {
 	// ID is random and not 0: it tells gateways apart.
 	ID uint64
 	// Agent is the member whose gateway this is; empty of an SDK.
-	Agent string
+	Agent names.AgentName
 	// Transport reaches the members.
 	Transport Transport
 	// Logger; nil: none.
@@ -126,7 +127,7 @@ func (g *Gateway) at(t time.Time) time.Duration { return t.Sub(g.began) }
 func (g *Gateway) now() time.Duration           { return time.Since(g.began) }
 
 // slow is the 99th percentile of how long a query runs at an agent.
-func (g *Gateway) slow(q *queries.Query, agent string) time.Duration {
+func (g *Gateway) slow(q *queries.Query, agent names.AgentName) time.Duration {
 	return g.leaderless.slow(q.Tag.(*query), agent)
 }
 
@@ -165,7 +166,7 @@ func (g *Gateway) Stats() Stats {
 
 // Leader is the member that the gateway submits to, or "" if it decides alone
 // now.
-func (g *Gateway) Leader() string {
+func (g *Gateway) Leader() names.AgentName {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if leader, led := g.queries.Linked(); led {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -202,7 +203,8 @@ func TestAsksFew(t *testing.T) {
 			t.Fatal(err)
 		}
 		v.Profiles = []*control.Profile{
-			{Model: control.ModelKey("sum", 1), Type: v.Members[0].LaneType(), Table: data},
+			{Model: string(names.NewModelKey("sum", 1)), Type: string(v.Members[0].LaneType()),
+				Table: data},
 		}
 		g.SetView(v)
 		settle()

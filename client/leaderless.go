@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -13,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/client/queries"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -37,18 +39,18 @@ type leaderless struct {
 
 	mu       sync.Mutex
 	view     *control.View
-	loads    map[string]heardLoad // of members
-	stale    bool                 // priced is not up to date with what follows
+	loads    map[names.AgentName]heardLoad // of members
+	stale    bool                          // priced is not up to date with what follows
 	arranged time.Time
 	prices   []match.Price
-	profiles map[control.ProfileKey]*profile
-	absent   profiles.Absence[control.ProfileKey]
+	profiles map[names.TableKey]*profile
+	absent   profiles.Absence[names.TableKey]
 	looked   time.Time     // for what is absent
 	priced   *match.Priced // nil: nothing can be decided
 	decision *match.Leaderless
 	wakeAt   time.Time // when timer fires; zero: never
-	lanes    map[string]match.LaneID
-	agents   map[match.LaneID]string
+	lanes    map[names.AgentName]match.LaneID
+	agents   map[match.LaneID]names.AgentName
 	lastLane match.LaneID
 	probers  map[match.LaneID]*prober
 	inquired map[uint64]inquired // what the decision is about, by sequence
@@ -70,10 +72,11 @@ type profile struct {
 
 func newLeaderless(g *Gateway) *leaderless {
 	l := &leaderless{
-		g: g, timer: time.NewTimer(time.Hour), view: &control.View{}, loads: map[string]heardLoad{},
-		profiles: map[control.ProfileKey]*profile{},
+		g: g, timer: time.NewTimer(time.Hour), view: &control.View{},
+		loads:    map[names.AgentName]heardLoad{},
+		profiles: map[names.TableKey]*profile{},
 		decision: match.NewLeaderless(match.DefaultProbes, rand.Uint64()),
-		lanes:    map[string]match.LaneID{}, agents: map[match.LaneID]string{},
+		lanes:    map[names.AgentName]match.LaneID{}, agents: map[match.LaneID]names.AgentName{},
 		probers: map[match.LaneID]*prober{}, inquired: map[uint64]inquired{},
 	}
 	l.timer.Stop()
@@ -101,7 +104,8 @@ func (l *leaderless) viewed(v *control.View) {
 		}
 		l.decision.Lost(now, lane)
 	}
-	maps.DeleteFunc(l.loads, func(name string, _ heardLoad) bool { return known[name] == nil })
+	maps.DeleteFunc(
+		l.loads, func(name names.AgentName, _ heardLoad) bool { return known[name] == nil })
 	l.forget(now)
 	l.carryOut(now)
 }
@@ -112,11 +116,11 @@ func (l *leaderless) forget(now time.Time) {
 		return
 	}
 	l.looked = now
-	there := map[control.ProfileKey]bool{}
+	there := map[names.TableKey]bool{}
 	for _, m := range l.view.GetMembers() {
 		m.ProfileKeys(there)
 	}
-	isThere := func(key control.ProfileKey) bool { return there[key] }
+	isThere := func(key names.TableKey) bool { return there[key] }
 	for _, key := range l.absent.Over(now, keepGone, maps.Keys(l.profiles), isThere) {
 		delete(l.profiles, key)
 	}
@@ -135,18 +139,19 @@ func (l *leaderless) loaded(loads []*control.LaneLoad) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, load := range loads {
-		if known[load.GetAgent()] == nil || len(load.GetRemainingNs()) == 0 {
+		agent := names.AgentName(load.GetAgent())
+		if known[agent] == nil || len(load.GetRemainingNs()) == 0 {
 			continue
 		}
 		heard := heardLoad{
 			now.Add(-control.Duration(load.GetAgeNs())),
 			control.Duration(slices.Min(load.GetRemainingNs())),
 		}
-		if heard.at.Before(l.loads[load.GetAgent()].at) {
+		if heard.at.Before(l.loads[agent].at) {
 			continue
 		}
-		l.loads[load.GetAgent()] = heard
-		if lane, ok := l.lanes[load.GetAgent()]; ok && l.priced != nil {
+		l.loads[agent] = heard
+		if lane, ok := l.lanes[agent]; ok && l.priced != nil {
 			l.priced.Heard(lane, heard.at, heard.remaining)
 		}
 	}
@@ -166,7 +171,7 @@ func (l *leaderless) learn(prices []*control.TypePrice, profiles []*control.Prof
 		l.prices = nil
 		for _, p := range prices {
 			l.prices = append(l.prices, match.Price{
-				Type: p.GetType(), PerMs: p.GetPerMs(),
+				Type: names.LaneType(p.GetType()), PerMs: p.GetPerMs(),
 				Service: time.Duration(p.GetServiceMs() * float64(time.Millisecond)),
 			})
 		}
@@ -213,13 +218,13 @@ func (l *leaderless) arrange() {
 	var models []match.Model
 	for name, m := range known.models {
 		for number, v := range m.versions {
-			models = append(models, match.Model{Name: control.ModelKey(name, number),
+			models = append(models, match.Model{Name: names.NewModelKey(name, number),
 				QoSTarget:        max(v.qosTarget, time.Microsecond),
 				LargestBatchSize: min(max(v.largest, 1), match.MaxBatchSize)})
 		}
 	}
 	slices.SortFunc(
-		models, func(x, y match.Model) int { return bytes.Compare([]byte(x.Name), []byte(y.Name)) })
+		models, func(x, y match.Model) int { return cmp.Compare(x.Name, y.Name) })
 	priced, err := match.NewPriced(models, rand.Uint64())
 	if err != nil { // a member says nonsense of a model
 		l.priced = nil
@@ -243,24 +248,24 @@ func (l *leaderless) arrange() {
 			})
 		}
 		for i, model := range models {
-			table := l.dense(control.ProfileKey{Model: model.Name, LaneType: own}, &model)
+			table := l.dense(names.TableKey{Model: model.Name, Type: own}, &model)
 			if table == nil {
-				table = l.dense(control.ProfileKey{Model: model.Name, LaneType: general}, &model)
+				table = l.dense(names.TableKey{Model: model.Name, Type: general}, &model)
 			}
 			if table == nil {
 				table = unknown[i]
 			}
 			_ = priced.SetProfile(model.Name, own, table) // the model and its size are right
 		}
-		lane, ok := l.lanes[m.GetName()]
+		lane, ok := l.lanes[m.AgentName()]
 		if !ok {
 			l.lastLane++
 			lane = l.lastLane
-			l.lanes[m.GetName()], l.agents[lane] = lane, m.GetName()
+			l.lanes[m.AgentName()], l.agents[lane] = lane, m.AgentName()
 		}
-		var holds []string
+		var holds []names.ModelKey
 		for _, held := range m.GetModels() {
-			holds = append(holds, control.ModelKey(held.GetName(), held.GetVersion()))
+			holds = append(holds, held.Key())
 		}
 		priced.Join(lane, own, holds)
 	}
@@ -284,12 +289,12 @@ func (l *leaderless) prepare(now time.Time) {
 	}
 }
 
-func (l *leaderless) price(laneType string) int {
+func (l *leaderless) price(laneType names.LaneType) int {
 	return slices.IndexFunc(l.prices, func(p match.Price) bool { return p.Type == laneType })
 }
 
 // dense returns a profile as Priced reads it, nil if it is unknown.
-func (l *leaderless) dense(key control.ProfileKey, m *match.Model) *match.Table {
+func (l *leaderless) dense(key names.TableKey, m *match.Model) *match.Table {
 	p := l.profiles[key]
 	table := p.read()
 	if table == nil {
@@ -306,13 +311,13 @@ func (l *leaderless) dense(key control.ProfileKey, m *match.Model) *match.Table 
 }
 
 // slow is the 99th percentile of how long q runs at an agent, 0 if it is not known.
-func (l *leaderless) slow(q *query, agent string) time.Duration {
+func (l *leaderless) slow(q *query, agent names.AgentName) time.Duration {
 	known := l.g.members.Load()
 	model, member := known.profileName(q), known.byName[agent]
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, laneType := range []string{member.OwnLaneType(), member.LaneType()} {
-		key := control.ProfileKey{Model: model, LaneType: laneType}
+	for _, laneType := range []names.LaneType{member.OwnLaneType(), member.LaneType()} {
+		key := names.TableKey{Model: model, Type: laneType}
 		if table := l.profiles[key].read(); table != nil {
 			return table.Quantile(0.99, int(q.batch))
 		}
@@ -327,7 +332,7 @@ func (l *leaderless) counts() (probes, unanswered uint64) {
 }
 
 // heard tells what a worker said of itself.
-func (l *leaderless) heard(agent string, remaining time.Duration) {
+func (l *leaderless) heard(agent names.AgentName, remaining time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if lane, ok := l.lanes[agent]; ok && l.priced != nil {
@@ -343,7 +348,7 @@ func (l *leaderless) close() {
 }
 
 // silent notes that the leader does not answer.
-func (l *leaderless) silent(leader string) {
+func (l *leaderless) silent(leader names.AgentName) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if lane, ok := l.lanes[leader]; ok {
@@ -353,7 +358,7 @@ func (l *leaderless) silent(leader string) {
 
 // begin has the decision be about q, which failed members have failed. What comes of it is for
 // [Gateway.settle].
-func (l *leaderless) begin(q *query, failed []string) {
+func (l *leaderless) begin(q *query, failed []names.AgentName) {
 	traced := q.trace.decide()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -488,7 +493,7 @@ func (l *leaderless) release(lane match.LaneID, reservation uint64) {
 }
 
 // free does the same, by the agent's name.
-func (l *leaderless) free(agent string, reservation uint64) {
+func (l *leaderless) free(agent names.AgentName, reservation uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if lane, ok := l.lanes[agent]; ok {

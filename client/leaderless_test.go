@@ -11,6 +11,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -80,7 +81,8 @@ func idleGateway(tb testing.TB) *Gateway {
 						LargestBatchSize: 1000}}})
 	}
 	view.Profiles = []*control.Profile{
-		{Model: control.ModelKey("sum", 1), Type: view.Members[0].LaneType(), Table: data},
+		{Model: string(names.NewModelKey("sum", 1)), Type: string(view.Members[0].LaneType()),
+			Table: data},
 	}
 	g.SetView(view)
 	return g

@@ -13,6 +13,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/client/queries"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 )
 
 // mostDirect is how many submits may be unacknowledged for a caller to send its own: beyond it
@@ -38,7 +39,8 @@ func (l *link) kick() {
 func (g *Gateway) learn(l *control.Leadership) {
 	if l != nil &&
 		g.queries.Learn(queries.Leadership{
-			Epoch: l.GetEpoch(), Leader: l.GetLeader(), Successor: l.GetSuccessor(),
+			Epoch: l.GetEpoch(), Leader: names.AgentName(l.GetLeader()),
+			Successor: names.AgentName(l.GetSuccessor()),
 		}) {
 		g.announce()
 	}
@@ -59,7 +61,8 @@ func (g *Gateway) follow() {
 		known := g.members.Load().byName
 		g.mu.Lock()
 		now := g.now()
-		name, wait := g.queries.Try(now, func(name string) bool { return known[name] != nil })
+		name, wait := g.queries.Try(now,
+			func(name names.AgentName) bool { return known[name] != nil })
 		if g.hangUp = hangUp; name != "" {
 			g.late.Reset(g.queries.Patience(now))
 		}
@@ -124,7 +127,7 @@ func (g *Gateway) serve(ctx context.Context, hangUp func(), to *control.Member) 
 	}
 	hello := &control.GatewayHello{
 		Gateway: g.config.ID, Protocol: control.Spoken.Oldest,
-		NewestProtocol: control.Spoken.Newest, Agent: g.config.Agent,
+		NewestProtocol: control.Spoken.Newest, Agent: string(g.config.Agent),
 	}
 	if err := stream.Send(&control.GatewayMessage{Hello: hello}); err != nil {
 		_, err = stream.Recv() // says why
@@ -179,9 +182,10 @@ func (g *Gateway) take(m *control.MatchMessage) {
 	}
 	for _, a := range m.GetAssign() {
 		g.queries.Assign(queries.Assign{
-			Sequence: a.GetSequence(), Attempt: a.GetAttempt(), Agent: a.GetAgent(),
-			Lane: a.GetLane(),
-			Took: time.Duration(a.GetWaitNs() + a.GetExecutionNs()),
+			Sequence: a.GetSequence(), Attempt: a.GetAttempt(),
+			Agent: names.AgentName(a.GetAgent()),
+			Lane:  a.GetLane(),
+			Took:  time.Duration(a.GetWaitNs() + a.GetExecutionNs()),
 		})
 	}
 	for _, r := range m.GetReject() {
@@ -237,13 +241,13 @@ func (g *Gateway) message() *control.GatewayMessage {
 			Sequence: q.Sequence, Model: q.model, Version: q.version, BatchSize: q.batch,
 			Bytes:    q.bytes,
 			WaitedNs: int64(s.Waited), TimeLeftNs: int64(s.TimeLeft), Attempts: s.Attempts,
-			Agent: s.Agent, Lane: s.Lane,
+			Agent: string(s.Agent), Lane: s.Lane,
 		}
 		q.trace.submitted(m.Submit[i])
 	}
 	for _, a := range from.Unused {
 		m.Unused = append(m.Unused, &control.Assign{
-			Sequence: a.Sequence, Attempt: a.Attempt, Agent: a.Agent, Lane: a.Lane,
+			Sequence: a.Sequence, Attempt: a.Attempt, Agent: string(a.Agent), Lane: a.Lane,
 		})
 	}
 	return m

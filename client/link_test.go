@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/client/queries"
+	"github.com/muster-serve/muster/names"
 )
 
 // TestMessagesAreSmall: what a gateway tells the leader goes in messages that an agent takes of a
@@ -18,7 +19,7 @@ func TestMessagesAreSmall(t *testing.T) {
 	long := func(n int) string { return strings.Repeat("x", n) }
 	g := &Gateway{queries: queries.New(nil)}
 	g.queries.Learn(queries.Leadership{Epoch: 1, Leader: "a"})
-	g.queries.Try(0, func(string) bool { return true })
+	g.queries.Try(0, func(names.AgentName) bool { return true })
 	g.queries.Opened(0)
 	trace := &queryTrace{span: noop.Span{}, traceparent: long(55), tracestate: long(512)}
 	for i := range uint64(500) {
@@ -26,7 +27,7 @@ func TestMessagesAreSmall(t *testing.T) {
 		q.Tag, q.Deadline = q, 1<<40
 		g.queries.Arrive(&q.Query, 1)
 		// of none of its queries
-		g.queries.Assign(queries.Assign{Sequence: 1000 + i, Agent: long(128)})
+		g.queries.Assign(queries.Assign{Sequence: 1000 + i, Agent: names.AgentName(long(128))})
 	}
 	var told []string
 	for m := g.message(); m != nil; m = g.message() {

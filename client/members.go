@@ -12,13 +12,14 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/names"
 )
 
 // members is what a gateway knows of a fleet, from one View, by what queries
 // ask for. It does not change.
 type members struct {
 	view   *control.View
-	byName map[string]*control.Member
+	byName map[names.AgentName]*control.Member
 	models map[string]*fleetModel
 }
 
@@ -39,9 +40,11 @@ type fleetVersion struct {
 }
 
 func newMembers(v *control.View) *members {
-	m := &members{view: v, byName: map[string]*control.Member{}, models: map[string]*fleetModel{}}
+	m := &members{
+		view: v, byName: map[names.AgentName]*control.Member{}, models: map[string]*fleetModel{},
+	}
 	for _, member := range v.GetMembers() {
-		m.byName[member.GetName()] = member
+		m.byName[member.AgentName()] = member
 		for _, held := range member.GetModels() {
 			m.add(member, held)
 		}
@@ -132,12 +135,12 @@ func (m *members) find(name, version string) (*fleetVersion, int64, error) {
 }
 
 // profileName is what profiles call what q asks for.
-func (m *members) profileName(q *query) string {
+func (m *members) profileName(q *query) names.ModelKey {
 	version := q.version
 	if model := m.models[q.model]; version == 0 && model != nil {
 		version = model.newest
 	}
-	return control.ModelKey(q.model, version)
+	return names.NewModelKey(q.model, version)
 }
 
 // FleetExtension is what an agent of a fleet says of itself in its server

@@ -10,6 +10,7 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/client/queries"
+	"github.com/muster-serve/muster/names"
 )
 
 // trace begins the span of a query; nil: it is not traced.
@@ -61,9 +62,11 @@ func (t *queryTrace) send(ctx context.Context, to queries.Target) context.Contex
 	if t == nil {
 		return ctx
 	}
-	where := trace.WithAttributes(tracing.Agent.String(to.Agent), tracing.Lane.Int(int(to.Lane)),
+	where := trace.WithAttributes(tracing.Agent.String(string(to.Agent)),
+		tracing.Lane.Int(int(to.Lane)),
 		tracing.Attempt.Int(int(to.Attempt)))
-	t.step.SetAttributes(tracing.Agent.String(to.Agent), tracing.Attempt.Int(int(to.Attempt)))
+	t.step.SetAttributes(tracing.Agent.String(string(to.Agent)),
+		tracing.Attempt.Int(int(to.Attempt)))
 	t.step.End()
 	ctx, t.step = t.tracer.Start(ctx, tracing.Method, where,
 		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(tracing.RPC()...))
@@ -120,7 +123,7 @@ type decision struct{ span trace.Span }
 
 // heard notes a member's answer: that it would have answered so long from now; less than 0: that it
 // declines.
-func (d *decision) heard(agent string, finish time.Duration) {
+func (d *decision) heard(agent names.AgentName, finish time.Duration) {
 	if d == nil {
 		return
 	}
@@ -128,13 +131,14 @@ func (d *decision) heard(agent string, finish time.Duration) {
 	if finish >= 0 {
 		said = tracing.Ms(tracing.Finish, finish)
 	}
-	d.span.AddEvent("probed", trace.WithAttributes(tracing.Agent.String(agent), said))
+	d.span.AddEvent("probed", trace.WithAttributes(tracing.Agent.String(string(agent)), said))
 }
 
 // silent notes that a member has not answered in time.
-func (d *decision) silent(agent string) {
+func (d *decision) silent(agent names.AgentName) {
 	if d != nil {
-		d.span.AddEvent("probe unanswered", trace.WithAttributes(tracing.Agent.String(agent)))
+		d.span.AddEvent("probe unanswered",
+			trace.WithAttributes(tracing.Agent.String(string(agent))))
 	}
 }
 
@@ -147,7 +151,7 @@ func (d *decision) end(t queries.Target, waited time.Duration, why string) {
 		d.span.SetAttributes(tracing.Epoch.Int64(0), tracing.Reason.String(why))
 	} else {
 		d.span.SetAttributes(tracing.Epoch.Int64(0), tracing.Action.String("assign"),
-			tracing.Reason.String("no-leader"), tracing.Agent.String(t.Agent),
+			tracing.Reason.String("no-leader"), tracing.Agent.String(string(t.Agent)),
 			tracing.Ms(tracing.Waited, waited), tracing.Ms(tracing.PredictedLatency, waited+t.Took))
 	}
 	d.span.End()

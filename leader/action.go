@@ -5,6 +5,7 @@ import (
 
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 )
 
 // An ActionKind says what is to be done. Beside each stand the fields of [Action] that it has.
@@ -58,7 +59,7 @@ type Action struct {
 	Kind      ActionKind
 	Decision  match.Decision
 	Gateway   uint64
-	Agent     string
+	Agent     names.AgentName
 	Lane      int
 	Model     ModelID
 	BatchSize int

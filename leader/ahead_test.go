@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // TestAheadEstimate: the way of a query of the median size is learned, whatever a fifth of
@@ -50,7 +52,8 @@ func TestAheadBounded(t *testing.T) {
 	of := func(target time.Duration) *model { return &model{settings: settings{target: target}} }
 	ncf, rm2, fast := of(5*time.Millisecond), of(350*time.Millisecond), of(time.Millisecond)
 	s := &State{
-		members: map[string]*member{"a": {holds: []*model{ncf, rm2}}}, models: map[ModelID]*model{
+		members: map[names.AgentName]*member{"a": {holds: []*model{ncf, rm2}}},
+		models: map[ModelID]*model{
 			{"fast", 1}: fast,
 		},
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -59,7 +60,7 @@ type Event struct {
 	// Attempt is 1 for a query's first.
 	Attempt int
 	// Agent and Lane, counted from 0, name a member's lane.
-	Agent string
+	Agent names.AgentName
 	Lane  int
 	// Model has version 0 where the query names none: the newest is meant.
 	Model     ModelID
@@ -100,7 +101,7 @@ type Event struct {
 
 	Advice *Advice
 	Models []ModelID
-	Tables []TableKey
+	Tables []names.TableKey
 }
 
 // query is what the matcher calls the event's query.
@@ -114,16 +115,19 @@ type ModelID struct {
 	Version int64
 }
 
+// Key is how the version is named where one string must do.
+func (id ModelID) Key() names.ModelKey { return names.NewModelKey(id.Name, id.Version) }
+
 func (id ModelID) compare(o ModelID) int {
 	return cmp.Or(cmp.Compare(id.Name, o.Name), cmp.Compare(id.Version, o.Version))
 }
 
 // A Member is what an agent says that it is.
 type Member struct {
-	Name string
+	Name names.AgentName
 	// Type is what its lanes are, as prices and profiles name it; OwnType the same where the
 	// member's latencies depart from its type's.
-	Type, OwnType string
+	Type, OwnType names.LaneType
 	Lanes         int
 	Draining      bool
 	// Revision counts the member's descriptions.
@@ -164,17 +168,9 @@ type Held struct {
 	BatchSize         int
 }
 
-// A TableKey names the latencies of a model, by [ModelID.Key], on a type of lanes.
-type TableKey struct{ Model, Type string }
-
-// Compare orders keys by model, then by type.
-func (k TableKey) Compare(o TableKey) int {
-	return cmp.Or(cmp.Compare(k.Model, o.Model), cmp.Compare(k.Type, o.Type))
-}
-
 // A Latency is what is known of how long the queries of a model run on a type of lanes.
 type Latency struct {
-	TableKey
+	names.TableKey
 	Profile *profiles.Table
 	// Table is of the profile, up to the model's largest batch size.
 	Table *match.Table
@@ -189,8 +185,8 @@ type Advice struct {
 	Latencies []*Latency // those that are new or have changed
 	// Factors is by agent its latency against its type's mean, Slow the own type of those who have
 	// one; nil: as before.
-	Factors map[string]float64
-	Slow    map[string]string
+	Factors map[names.AgentName]float64
+	Slow    map[names.AgentName]names.LaneType
 	// Limit is the fluid limit in queries/s, Prices those of the types; nil: as before.
 	Limit  float64
 	Prices []fluid.Price

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 )
 
 // describe takes what a member says it is and holds, and has its lanes join if they have not.
@@ -57,7 +58,7 @@ func (s *State) describe(described *Member, free []time.Duration) {
 }
 
 // typeOf is what a member's lanes are to the matcher.
-func (s *State) typeOf(m *Member) string {
+func (s *State) typeOf(m *Member) names.LaneType {
 	if own, ok := s.slow[m.Name]; ok && own == m.OwnType {
 		return own
 	}
@@ -120,7 +121,7 @@ func (s *State) left(free time.Duration) time.Duration {
 }
 
 // lane is a member's lane, nil if there is no such one.
-func (s *State) lane(agent string, index int) *lane {
+func (s *State) lane(agent names.AgentName, index int) *lane {
 	if m := s.members[agent]; m != nil && index >= 0 && index < len(m.lanes) {
 		return m.lanes[index]
 	}

@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 )
 
 // A model is a version of one that some member holds.
 type model struct {
 	ModelID
-	key string
+	key names.ModelKey
 	settings
 
 	perSecond [StatusSeconds]tally
@@ -22,8 +23,8 @@ type model struct {
 func byKey(a, b *model) int { return cmp.Compare(a.key, b.key) }
 
 // keys are those of models.
-func keys(of []*model) []string {
-	all := make([]string, len(of))
+func keys(of []*model) []names.ModelKey {
+	all := make([]names.ModelKey, len(of))
 	for i, m := range of {
 		all[i] = m.key
 	}
@@ -57,7 +58,7 @@ func (s settings) and(o settings) settings {
 // viewChanged takes what the fleet's view says that links do not: who has left,
 // and which models there are.
 func (s *State) viewChanged(members []*Member) {
-	s.view = make(map[string]*Member, len(members))
+	s.view = make(map[names.AgentName]*Member, len(members))
 	said := map[ModelID]settings{}
 	for _, described := range members {
 		s.view[described.Name] = described
@@ -81,7 +82,7 @@ func (s *State) viewChanged(members []*Member) {
 			s.lose(s.members[name], "it is no member any more")
 		}
 	}
-	maps.DeleteFunc(s.gone, func(name string, _ bool) bool { return s.view[name] == nil })
+	maps.DeleteFunc(s.gone, func(name names.AgentName, _ bool) bool { return s.view[name] == nil })
 	s.unpark(func(q *query) bool { return s.view[q.agent] == nil })
 }
 
@@ -118,7 +119,7 @@ func (s *State) modelIs(id ModelID, settings settings) *model {
 
 // lengthen has the matcher's tables of a model go up to a larger batch size, which is to become its
 // largest: a table that ends before it would be forgotten.
-func (s *State) lengthen(model string, largest int) {
+func (s *State) lengthen(model names.ModelKey, largest int) {
 	for _, known := range s.Latencies() {
 		if known.Model != model || known.Table.Largest() >= largest || known.Profile == nil {
 			continue
@@ -213,7 +214,8 @@ func (s *State) outdated(e *Event) {
 			continue
 		}
 		delete(s.models, id)
-		maps.DeleteFunc(s.latencies, func(k TableKey, _ *Latency) bool { return k.Model == m.key })
+		maps.DeleteFunc(s.latencies,
+			func(k names.TableKey, _ *Latency) bool { return k.Model == m.key })
 		s.step(match.Event{Kind: match.ModelGone, Model: m.key})
 	}
 	s.poolChanged()
@@ -261,7 +263,7 @@ func (s *State) learned(a *Advice) {
 }
 
 // modelOf is the model with a key, nil if there is none.
-func (s *State) modelOf(key string) *model {
+func (s *State) modelOf(key names.ModelKey) *model {
 	for _, m := range s.models {
 		if m.key == key {
 			return m

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 )
 
 const (
@@ -40,7 +41,7 @@ type query struct {
 	model    *model  // nil: unknown
 	batch    int
 	attempts int
-	agent    string // where it is said to be; "": nowhere
+	agent    names.AgentName // where it is said to be; "": nowhere
 	lane     int
 	waited   time.Duration // as of heardAt
 	timeLeft time.Duration

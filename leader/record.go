@@ -1,6 +1,7 @@
 package leader
 
 import (
+	"cmp"
 	"encoding/json"
 	"io"
 	"maps"
@@ -67,4 +68,4 @@ func Replay(r io.Reader) (*Replayed, error) {
 	})
 }
 
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

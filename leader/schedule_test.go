@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 )
 
 var (
@@ -34,7 +35,9 @@ var worldLatency = sync.OnceValue(func() *Latency {
 	if err != nil {
 		panic(err)
 	}
-	return &Latency{TableKey: TableKey{"m/1", "box/cpu/1"}, Profile: profile, Table: table}
+	return &Latency{
+		TableKey: names.TableKey{Model: "m/1", Type: "box/cpu/1"}, Profile: profile, Table: table,
+	}
 })
 
 // join has a member join.

@@ -11,6 +11,7 @@ import (
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/internal/lines"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -291,7 +292,7 @@ type parser struct {
 	e      *Event
 	member *Member
 	model  *Model
-	agent  string // of factors
+	agent  names.AgentName // of factors
 }
 
 func (p *parser) set(key, value string) (err error) {
@@ -328,9 +329,9 @@ func (p *parser) set(key, value string) (err error) {
 		case key == "model":
 			e.Models = append(e.Models, parseModel(value))
 		case key == "latency":
-			e.Tables = append(e.Tables, TableKey{Model: value})
+			e.Tables = append(e.Tables, names.TableKey{Model: names.ModelKey(value)})
 		case key == "type" && len(e.Tables) > 0:
-			e.Tables[len(e.Tables)-1].Type = value
+			e.Tables[len(e.Tables)-1].Type = names.LaneType(value)
 		default:
 			return errKey
 		}
@@ -344,7 +345,7 @@ func (p *parser) set(key, value string) (err error) {
 	case "attempt":
 		e.Attempt, err = strconv.Atoi(value)
 	case "agent":
-		e.Agent = value
+		e.Agent = names.AgentName(value)
 	case "lane":
 		e.Lane, err = small(value)
 	case "model":
@@ -400,7 +401,7 @@ func (p *parser) setMember(key, value string) (err error) {
 		} else {
 			p.e.Members = append(p.e.Members, m)
 		}
-		m.Name, p.member, p.model = value, m, nil
+		m.Name, p.member, p.model = names.AgentName(value), m, nil
 		return nil
 	case "free":
 		return appendDuration(&p.e.Free, value)
@@ -433,9 +434,9 @@ func (p *parser) setMember(key, value string) (err error) {
 	}
 	switch key {
 	case "type":
-		m.Type = value
+		m.Type = names.LaneType(value)
 	case "own":
-		m.OwnType = value
+		m.OwnType = names.LaneType(value)
 	case "lanes":
 		m.Lanes, err = small(value)
 	case "draining":
@@ -460,9 +461,11 @@ func (p *parser) setAdvice(key, value string) (err error) {
 	}
 	switch {
 	case key == "latency":
-		a.Latencies = append(a.Latencies, &Latency{TableKey: TableKey{Model: value}})
+		a.Latencies = append(a.Latencies, &Latency{
+			TableKey: names.TableKey{Model: names.ModelKey(value)},
+		})
 	case key == "type" && l != nil:
-		l.Type = value
+		l.Type = names.LaneType(value)
 	case key == "table" && l != nil:
 		l.Table, err = match.ParseTable(value)
 	case key == "sure" && l != nil:
@@ -473,20 +476,20 @@ func (p *parser) setAdvice(key, value string) (err error) {
 		l.Told, l.Profile = []byte(value), &profiles.Table{}
 		err = l.Profile.UnmarshalJSON(l.Told)
 	case key == "factors":
-		a.Factors, a.Slow = map[string]float64{}, map[string]string{}
+		a.Factors, a.Slow = map[names.AgentName]float64{}, map[names.AgentName]names.LaneType{}
 		_, err = yes(value)
 	case key == "agent" && a.Factors != nil:
-		p.agent = value
-		a.Factors[value] = 0
+		p.agent = names.AgentName(value)
+		a.Factors[p.agent] = 0
 	case key == "factor" && a.Factors != nil:
 		a.Factors[p.agent], err = strconv.ParseFloat(value, 64)
 	case key == "own" && a.Factors != nil:
-		a.Slow[p.agent] = value
+		a.Slow[p.agent] = names.LaneType(value)
 	case key == "limit":
 		a.Priced = true
 		a.Limit, err = strconv.ParseFloat(value, 64)
 	case key == "price":
-		a.Prices = append(a.Prices, fluid.Price{Type: value})
+		a.Prices = append(a.Prices, fluid.Price{Type: names.LaneType(value)})
 	case key == "per_ms" && price != nil:
 		price.PerMs, err = strconv.ParseFloat(value, 64)
 	case key == "service" && price != nil:
@@ -518,10 +521,6 @@ func appendDuration(all *[]time.Duration, value string) error {
 
 // parseModel parses what ModelID.Key has written; a name alone has version 0.
 func parseModel(s string) ModelID {
-	if i := strings.LastIndexByte(s, '/'); i >= 0 {
-		if version, err := strconv.ParseInt(s[i+1:], 10, 64); err == nil {
-			return ModelID{s[:i], version}
-		}
-	}
-	return ModelID{s, 0}
+	name, version := names.ModelKey(s).Split()
+	return ModelID{name, version}
 }

@@ -1,15 +1,15 @@
 package leader
 
 import (
+	"cmp"
 	"maps"
 	"math"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 )
 
 const (
@@ -30,7 +30,7 @@ const (
 // A Config says how a state decides.
 type Config struct {
 	// Self is the name of the agent that leads.
-	Self string
+	Self names.AgentName
 	// Policy is one of [match.Policies]; "" means [match.DefaultPolicy].
 	Policy string
 	// Threshold is the batch size above which drs sends a query to the base type.
@@ -53,11 +53,12 @@ type State struct {
 	next    time.Time // when the matcher wants to be stepped; zero: never
 	beatAt  time.Duration
 
-	members  map[string]*member // that have lanes
+	members  map[names.AgentName]*member // that have lanes
 	lanes    map[match.LaneID]*lane
 	lastLane match.LaneID
-	view     map[string]*Member
-	gone     map[string]bool // members whose process is gone, and the view does not say so yet
+	view     map[names.AgentName]*Member
+	// members whose process is gone, and the view does not say so yet
+	gone map[names.AgentName]bool
 
 	models map[ModelID]*model
 	newest map[string]int64 // version by name, of those on lanes that do not drain
@@ -69,9 +70,9 @@ type State struct {
 	spares   []*query // recycled
 
 	prices    []fluid.Price
-	latencies map[TableKey]*Latency
-	slow      map[string]string // the own type of those who have one, by agent
-	factors   map[string]float64
+	latencies map[names.TableKey]*Latency
+	slow      map[names.AgentName]names.LaneType // the own type of those who have one, by agent
+	factors   map[names.AgentName]float64
 	limit     float64 // fluid
 	ahead     aheadEstimate
 	aheadSet  time.Duration
@@ -86,7 +87,7 @@ type State struct {
 type member struct {
 	*Member // as it last described itself
 	lanes   []*lane
-	typ     string
+	typ     names.LaneType
 	holds   []*model      // by key
 	lostAt  time.Duration // when to give its lanes up, unless its link comes back; 0: it is there
 	broken  string        // why its link broke
@@ -110,12 +111,12 @@ func New(cfg Config) (*State, error) {
 	}
 	s := &State{
 		cfg: cfg, matcher: m,
-		members: map[string]*member{}, lanes: map[match.LaneID]*lane{},
-		view: map[string]*Member{}, gone: map[string]bool{},
+		members: map[names.AgentName]*member{}, lanes: map[match.LaneID]*lane{},
+		view: map[names.AgentName]*Member{}, gone: map[names.AgentName]bool{},
 		models: map[ModelID]*model{}, newest: map[string]int64{}, served: map[ModelID]bool{},
 		gateways: map[uint64]*gateway{}, accounts: map[string]*account{},
-		latencies: map[TableKey]*Latency{}, slow: map[string]string{},
-		factors: map[string]float64{},
+		latencies: map[names.TableKey]*Latency{}, slow: map[names.AgentName]names.LaneType{},
+		factors: map[names.AgentName]float64{},
 	}
 	s.ahead.fixed, s.aheadMost = cfg.Ahead, math.MaxInt64
 	return s, nil
@@ -192,9 +193,6 @@ func (s *State) Latencies() []*Latency {
 	return slices.SortedFunc(maps.Values(s.latencies),
 		func(a, b *Latency) int { return a.Compare(b.TableKey) })
 }
-
-// Key is how a version of a model is named where one string must do: "name/version".
-func (id ModelID) Key() string { return id.Name + "/" + strconv.FormatInt(id.Version, 10) }
 
 // origin is when a term begins, to the matcher.
 var origin = time.Unix(0, 0)
@@ -286,7 +284,7 @@ func (s *State) beat() {
 			lost = append(lost, m)
 		}
 	}
-	slices.SortFunc(lost, func(a, b *member) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(lost, func(a, b *member) int { return cmp.Compare(a.Name, b.Name) })
 	for _, m := range lost {
 		s.lose(m, "its link has not come back, which broke: "+m.broken)
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 )
 
 // flat is a latency that does not depend on the batch size.
@@ -36,7 +37,8 @@ func newTold(t testing.TB) *told {
 var modelM = ModelID{"m", 1}
 
 func box(name string) *Member {
-	return &Member{Name: name, Type: "box/cpu/1", OwnType: "box/cpu/1@" + name, Lanes: 1,
+	return &Member{Name: names.AgentName(name), Type: "box/cpu/1",
+		OwnType: names.LaneType("box/cpu/1@" + name), Lanes: 1,
 		Models: []Model{
 			{ModelID: modelM, QoSTarget: 100 * time.Millisecond, Share: 0.99, Largest: 100},
 		}}
@@ -69,7 +71,7 @@ func (in *told) pass(d time.Duration) (all []Action) {
 // greet has a member describe itself and say what its lane holds.
 func (in *told) greet(name string, held ...Held) []Action {
 	in.tell(Event{Kind: Described, Member: box(name)})
-	return in.tell(Event{Kind: Greeted, Agent: name, Holds: held})
+	return in.tell(Event{Kind: Greeted, Agent: names.AgentName(name), Holds: held})
 }
 
 // learn has the latency of the model be known.
@@ -81,8 +83,9 @@ func (in *told) learn(mean time.Duration) {
 	in.tell(Event{
 		Kind: Learned, Advice: &Advice{
 			Latencies: []*Latency{
-				{TableKey: TableKey{"m/1", "box/cpu/1"}, Profile: profile(in.t, mean),
-					Table: table},
+				{TableKey: names.TableKey{Model: "m/1", Type: "box/cpu/1"},
+					Profile: profile(in.t, mean),
+					Table:   table},
 			},
 		},
 	})
@@ -280,7 +283,9 @@ func TestLargerBatches(t *testing.T) {
 	}
 	// What was found for fewer comes too late.
 	in.learn(2 * time.Millisecond)
-	if known := in.latencies[TableKey{"m/1", "box/cpu/1"}]; known.Table.Largest() != 150 {
+	if known := in.latencies[names.TableKey{
+		Model: "m/1", Type: "box/cpu/1",
+	}]; known.Table.Largest() != 150 {
 		t.Errorf("the latency known ends at batch size %d, want 150", known.Table.Largest())
 	}
 }

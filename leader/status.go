@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 )
 
 const (
@@ -28,10 +29,10 @@ type Status struct {
 
 // An AgentStatus is about one with lanes.
 type AgentStatus struct {
-	Name    string
-	Type    string  // what its lanes are to the matcher
-	Factor  float64 // its latency against its type's mean; 0: unknown
-	Busy    float64 // share of its lanes' time in use
+	Name    names.AgentName
+	Type    names.LaneType // what its lanes are to the matcher
+	Factor  float64        // its latency against its type's mean; 0: unknown
+	Busy    float64        // share of its lanes' time in use
 	Overdue bool
 }
 
@@ -154,7 +155,7 @@ func (r *ring) sum(now time.Duration, over time.Duration) (sum float64) {
 
 // Holds is what the state believes a member's lane to have; of each it has the query and the
 // attempt.
-func (s *State) Holds(agent string, lane int) (all []Held) {
+func (s *State) Holds(agent names.AgentName, lane int) (all []Held) {
 	if ln := s.lane(agent, lane); ln != nil {
 		for _, r := range s.matcher.Holds(nil, ln.id) {
 			h := Held{

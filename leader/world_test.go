@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 )
 
 const (
@@ -419,7 +420,7 @@ func (w *world) excuses(q *testQuery) bool {
 	return q.excused || w.jammed > 0 && w.now < w.jammed+30*worldDelay+time.Second
 }
 
-func (w *world) member(name string) *testMember {
+func (w *world) member(name names.AgentName) *testMember {
 	for _, m := range w.members {
 		if m.member.Name == name {
 			return m
@@ -644,7 +645,7 @@ func (g *testGateway) flush() {
 	})
 }
 
-func (g *testGateway) unused(sequence uint64, attempt int, agent string, lane int) {
+func (g *testGateway) unused(sequence uint64, attempt int, agent names.AgentName, lane int) {
 	if g.stream != nil {
 		g.message.unused = append(g.message.unused, Event{
 			Kind: Unused, Gateway: g.id, Sequence: sequence, Attempt: attempt, Agent: agent,
@@ -671,7 +672,7 @@ func (g *testGateway) withdraw(q *testQuery) {
 }
 
 // told takes what the leader says.
-func (g *testGateway) told(kind ActionKind, d *match.Decision, agent string, lane int) {
+func (g *testGateway) told(kind ActionKind, d *match.Decision, agent names.AgentName, lane int) {
 	w, sequence := g.w, d.Query.Sequence
 	i := slices.IndexFunc(g.queries, func(q *testQuery) bool { return q.sequence == sequence })
 	if i < 0 {

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // A Book holds what was learned of many keys, and knows where a new key starts: from the profile
@@ -60,7 +62,7 @@ func (b *Book) Learner(key Key) *Learner {
 }
 
 // Observe is Learner.Observe for the learner of key, which is made if need be.
-func (b *Book) Observe(key Key, batch int, latency time.Duration, agent string,
+func (b *Book) Observe(key Key, batch int, latency time.Duration, agent names.AgentName,
 	now time.Time) error {
 	l := b.Learner(key)
 	if l == nil {

@@ -7,6 +7,8 @@ import (
 	"math/bits"
 	"slices"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // A Learner learns the latency profile of one key from the queries served under it.
@@ -73,7 +75,7 @@ func (b *bin) scale(f float64) {
 
 // An agent is a machine of the key's type.
 type agent struct {
-	name     string
+	name     names.AgentName
 	factor   float64
 	variance float64 // of factor
 	queries  float64 // the older counting less
@@ -190,7 +192,8 @@ func (l *Learner) Updated() time.Time { return l.updated }
 // Observe learns from one query of the given batch size that ran for latency on an agent and ended
 // now. A batch size outside 1..MaxBatchSize and a latency that is not within 1 ns..24 h are errors,
 // and leave the learner as it was.
-func (l *Learner) Observe(batch int, latency time.Duration, agentName string, now time.Time) error {
+func (l *Learner) Observe(batch int, latency time.Duration, agentName names.AgentName,
+	now time.Time) error {
 	if batch < 1 || batch > MaxBatchSize {
 		return fmt.Errorf("observe %s: batch size %d is not within 1..%d", l.key, batch,
 			MaxBatchSize)
@@ -297,9 +300,9 @@ func medianLine(queries []query) (floor, slope float64) {
 }
 
 // agent returns the agent of a name, made if need be.
-func (l *Learner) agent(name string) *agent {
+func (l *Learner) agent(name names.AgentName) *agent {
 	i, found := slices.BinarySearchFunc(l.agents, name,
-		func(a agent, name string) int { return cmp.Compare(a.name, name) })
+		func(a agent, name names.AgentName) int { return cmp.Compare(a.name, name) })
 	if !found {
 		added := agent{name: name, factor: 1} // the first is what the type is
 		if len(l.agents) > 0 {
@@ -378,7 +381,7 @@ func (r *run) add(step, logRatio float64) {
 
 // An Agent is how one machine compares with the mean of its type.
 type Agent struct {
-	Name string
+	Name names.AgentName
 	// Factor is the agent's latency divided by the mean of its type's: 1.5 is half as slow again.
 	Factor float64
 	// Error is the standard error of Factor, apart from that of the type's profile.
@@ -399,9 +402,9 @@ func (l *Learner) Agents() []Agent {
 
 // Factor returns an agent's latency divided by the mean of its type's, 1 of an
 // agent not known.
-func (l *Learner) Factor(agentName string) float64 {
+func (l *Learner) Factor(agentName names.AgentName) float64 {
 	i, found := slices.BinarySearchFunc(l.agents, agentName,
-		func(a agent, name string) int { return cmp.Compare(a.name, name) })
+		func(a agent, name names.AgentName) int { return cmp.Compare(a.name, name) })
 	if !found {
 		return 1
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // learnerFormat is the version of the JSON form. Version 1, which is read too, has no checksums.
@@ -31,11 +33,11 @@ type binJSON struct {
 }
 
 type agentJSON struct {
-	Name     string    `json:"name"`
-	Factor   float64   `json:"factor"`
-	Variance float64   `json:"variance"`
-	Queries  float64   `json:"queries"`
-	Seen     time.Time `json:"seen"`
+	Name     names.AgentName `json:"name"`
+	Factor   float64         `json:"factor"`
+	Variance float64         `json:"variance"`
+	Queries  float64         `json:"queries"`
+	Seen     time.Time       `json:"seen"`
 }
 
 // MarshalJSON writes all that was learned. Left out is only how far an agent was on

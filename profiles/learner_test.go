@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/sim/workload"
 )
@@ -51,7 +52,7 @@ func (m *machine) observe(t testing.TB, l *profiles.Learner, batch int, latency 
 	agent string) {
 	t.Helper()
 	m.now = m.now.Add(10 * time.Millisecond)
-	if err := l.Observe(batch, latency, agent, m.now); err != nil {
+	if err := l.Observe(batch, latency, names.AgentName(agent), m.now); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -277,7 +278,7 @@ func TestLearnerTellsAgentsApart(t *testing.T) {
 			var sum float64
 			for _, a := range l.Agents() {
 				sum += a.Factor
-				want := speed[a.Name] / mean
+				want := speed[string(a.Name)] / mean
 				if math.Abs(a.Factor/want-1) > 0.05 || a.Factor != l.Factor(a.Name) {
 					t.Errorf("%s, %s: factor of %s is %.3f (± %.3f), want %.3f", it, when, a.Name,
 						a.Factor, a.Error, want)
@@ -582,7 +583,7 @@ func BenchmarkObserve(b *testing.B) {
 	i := 0
 	b.ReportAllocs()
 	for b.Loop() {
-		l.Observe(batches[i%1024], latencies[i%1024], agents[i%4], m.now)
+		l.Observe(batches[i%1024], latencies[i%1024], names.AgentName(agents[i%4]), m.now)
 		i++
 	}
 }
@@ -601,7 +602,8 @@ func FuzzLearner(f *testing.F) {
 		for ; len(data) >= 4; data = data[4:] {
 			batch := 1 + int(data[0])<<(data[1]%9)
 			latency := time.Duration(1+int64(data[2])) << (data[1] / 9 % 40)
-			if err := l.Observe(batch, latency, string(data[3]%4+'a'), now); err != nil {
+			if err := l.Observe(batch, latency, names.AgentName(string(data[3]%4+'a')),
+				now); err != nil {
 				continue
 			}
 			now = now.Add(time.Duration(data[3]) * time.Minute)

@@ -3,34 +3,36 @@ package runtime
 import (
 	"math"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // An Estimator predicts execution times. Lanes calls it under a lock, never
 // concurrently.
 type Estimator interface {
 	// Estimate is how long a query will execute; 0 where nothing is known.
-	Estimate(profile string, batchSize int) time.Duration
+	Estimate(profile names.ModelKey, batchSize int) time.Duration
 	// High is the time within which nine of ten such queries will have executed;
 	// 0 where nothing is known.
-	High(profile string, batchSize int) time.Duration
+	High(profile names.ModelKey, batchSize int) time.Duration
 	// Observe tells it how long an uncancelled query did.
-	Observe(profile string, batchSize int, execution time.Duration)
+	Observe(profile names.ModelKey, batchSize int, execution time.Duration)
 }
 
 // NewLinearEstimator returns an [Estimator] that fits a floor and a slope per
 // profile to recent executions.
 func NewLinearEstimator() Estimator { return linearEstimator{} }
 
-type linearEstimator map[string]*line
+type linearEstimator map[names.ModelKey]*line
 
-func (e linearEstimator) Estimate(profile string, batchSize int) time.Duration {
+func (e linearEstimator) Estimate(profile names.ModelKey, batchSize int) time.Duration {
 	if l := e[profile]; l != nil {
 		return l.at(batchSize)
 	}
 	return 0
 }
 
-func (e linearEstimator) High(profile string, batchSize int) time.Duration {
+func (e linearEstimator) High(profile names.ModelKey, batchSize int) time.Duration {
 	if l := e[profile]; l != nil {
 		return time.Duration(float64(l.at(batchSize)) * (1 + normal90*l.spread()))
 	}
@@ -40,7 +42,7 @@ func (e linearEstimator) High(profile string, batchSize int) time.Duration {
 // normal90 is the 90 % quantile of the normal distribution.
 const normal90 = 1.2816
 
-func (e linearEstimator) Observe(profile string, batchSize int, execution time.Duration) {
+func (e linearEstimator) Observe(profile names.ModelKey, batchSize int, execution time.Duration) {
 	l := e[profile]
 	if l == nil {
 		l = new(line)

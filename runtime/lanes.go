@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/runtime/queue"
 )
 
@@ -51,7 +52,7 @@ type Query struct {
 	BatchSize int
 	// Profile names the (model, version) whose execution times are alike,
 	// e.g. "ncf/1"; estimates are kept by it.
-	Profile string
+	Profile names.ModelKey
 	// Arrival is when the query came in; zero means now.
 	Arrival time.Time
 	// QoSTarget is the latency, counted from Arrival, within which the answer should
@@ -413,7 +414,7 @@ func (l *Lanes) RemainingByLane() []time.Duration {
 
 // Estimate is how long a query is expected to execute; 0 where nothing is known
 // of its profile.
-func (l *Lanes) Estimate(profile string, batchSize int) time.Duration {
+func (l *Lanes) Estimate(profile names.ModelKey, batchSize int) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.estimator.Estimate(profile, batchSize)
@@ -432,7 +433,7 @@ type Reservation struct {
 // Reserve says when a query would be answered, and keeps its place for the given
 // time: others see it in what remains. The query brings it along
 // ([Query.Reservation]); or Release gives it back.
-func (l *Lanes) Reserve(profile string, batchSize int, keep time.Duration) *Reservation {
+func (l *Lanes) Reserve(profile names.ModelKey, batchSize int, keep time.Duration) *Reservation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.now()

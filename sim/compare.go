@@ -101,12 +101,12 @@ func Configurations(models []Model, prices []Price, budget float64) ([]Pool, err
 	if len(all) == 0 {
 		return nil, fmt.Errorf(
 			"no pool within %v $/hr has an instance that serves every query of %s within its QoS "+
-				"target", budget, names(models))
+				"target", budget, modelNames(models))
 	}
 	return all, nil
 }
 
-func names(models []Model) string {
+func modelNames(models []Model) string {
 	s := ""
 	for i, m := range models {
 		if i > 0 {
@@ -230,7 +230,7 @@ func Compare(ctx context.Context, cfg *Config, policies []string, prices []Price
 		return nil, err
 	}
 	c := &Comparison{
-		Model:             names(cfg.Models),
+		Model:             modelNames(cfg.Models),
 		Budget:            budget,
 		Homogeneous:       homogeneous,
 		HomogeneousScaled: round(homogeneous.Rate*budget/homogeneous.PriceUSDPerHour, 6),

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/sim/fleet"
 )
 
@@ -28,11 +29,11 @@ func (c *Config) validateFaults() (errs []error) {
 		bad("number of lanes asked is %d, want 0 or more with faults: gateways of a fleet ask",
 			c.Probes)
 	}
-	counts := make([]int, len(c.Pool))
+	types, counts := make([]names.LaneType, len(c.Pool)), make([]int, len(c.Pool))
 	for i, in := range c.Pool {
-		counts[i] = in.Count
+		types[i], counts[i] = names.LaneType(in.Type), in.Count
 	}
-	return append(errs, fleet.CheckTargets(c.Faults, c.Pool.Types(), counts)...)
+	return append(errs, fleet.CheckTargets(c.Faults, types, counts)...)
 }
 
 // outcomes are a fleet's as those of a run.
@@ -55,7 +56,7 @@ func newFleet(r *run) (*fleet.Fleet, error) {
 	for i := range r.lanes {
 		l := &r.lanes[i]
 		c.Lanes = append(c.Lanes, fleet.Lane{
-			Type: r.types[l.instanceType], Known: l.known, Predicted: l.predicted,
+			Type: names.LaneType(r.types[l.instanceType]), Known: l.known, Predicted: l.predicted,
 		})
 	}
 	c.Service = func(lane int, q *fleet.Query) time.Duration {

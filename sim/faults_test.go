@@ -11,6 +11,7 @@ import (
 
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/workload"
 )
@@ -47,7 +48,7 @@ func even(t testing.TB, faults ...string) *Config {
 func TestFaults(t *testing.T) {
 	for _, test := range []struct {
 		fault         string
-		agent, next   string
+		agent, next   names.AgentName
 		after, atMost float64 // ms without a leader
 		// late before and after: those at the lane when it stood still arrived before.
 		lateBefore, late, lateMost int
@@ -136,7 +137,7 @@ func randomFaults(t testing.TB, seed uint64) *Config {
 			At:       time.Duration(r.IntN(4000)) * time.Millisecond,
 			Duration: time.Duration(1+r.IntN(2000)) * time.Millisecond,
 		}
-		f.Target = []string{fleet.TheLeader, "box-1", "box-2", "box-3", "box-4"}[r.IntN(5)]
+		f.Target = []names.AgentName{fleet.TheLeader, "box-1", "box-2", "box-3", "box-4"}[r.IntN(5)]
 		switch f.Verb = []string{"kill", "freeze", "cut", "delay"}[r.IntN(4)]; f.Verb {
 		case "kill":
 			if killed++; killed > 2 {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/sim/workload"
 )
@@ -16,7 +17,7 @@ func FluidLimit(models []Model, pool Pool) (*fluid.Solution, error) {
 	types := typeOrder(models, pool)
 	p := fluid.Program{Bins: bins(models, types), Unserved: 1}
 	for _, name := range types {
-		p.Types = append(p.Types, fluid.Type{Name: name, Count: pool.Of(name)})
+		p.Types = append(p.Types, fluid.Type{Name: names.LaneType(name), Count: pool.Of(name)})
 	}
 	for i := range models {
 		p.Unserved = min(p.Unserved, 1-models[i].qosShare())
@@ -45,7 +46,8 @@ func bins(models []Model, types []string) []fluid.Bin {
 		}
 		all = append(
 			all,
-			fluid.Bins(m.Name, m.weight()/weights, Distribution(m.BatchSizes), m.QoSTarget,
+			fluid.Bins(names.ModelKey(m.Name), m.weight()/weights, Distribution(m.BatchSizes),
+				m.QoSTarget,
 				known)...)
 	}
 	return all

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 )
 
 // gateways serve without a leader, by match.Leaderless. A query belongs to the gateway of its turn.
@@ -50,18 +51,19 @@ func newGateways(r *run) (*gateways, error) {
 		}
 		for id := range r.lanes {
 			l := &r.lanes[id]
-			name := r.types[l.instanceType]
-			var models []string
+			typ := names.LaneType(r.types[l.instanceType])
+			var models []names.ModelKey
 			for m, table := range l.predicted {
 				if table == nil {
 					continue
 				}
-				models = append(models, r.models[m].Name)
-				if err := p.SetProfile(r.models[m].Name, name, table); err != nil {
+				key := names.ModelKey(r.models[m].Name)
+				models = append(models, key)
+				if err := p.SetProfile(key, typ, table); err != nil {
 					return nil, err
 				}
 			}
-			p.Join(match.LaneID(id), name, models)
+			p.Join(match.LaneID(id), typ, models)
 		}
 		p.SetPrices(r.limit.Prices)
 		decision := match.NewLeaderless(probes, seed)
@@ -92,7 +94,7 @@ func (g *gateways) gossip(id int32) {
 // arrived has the gateway of a query decide about it; failed are lanes that have refused it.
 func (g *gateways) arrived(seq uint64, failed ...match.LaneID) {
 	at, q := g.of(seq), g.at(seq)
-	model := g.models[q.model].Name
+	model := names.ModelKey(g.models[q.model].Name)
 	now := epoch.Add(g.now)
 	if g.stale == 0 {
 		for id := range g.lanes {

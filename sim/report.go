@@ -118,7 +118,7 @@ func ReportThroughput(ctx context.Context, cfg *Config, seeds int, progress func
 
 func newReport(cfg *Config) *Report {
 	return &Report{
-		Model:     names(cfg.Models),
+		Model:     modelNames(cfg.Models),
 		Policy:    cfg.policy(),
 		Pool:      cfg.Pool.String(),
 		Queries:   cfg.Queries,

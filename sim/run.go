@@ -13,6 +13,7 @@ import (
 
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/workload"
 )
@@ -191,7 +192,7 @@ func (r *run) matchModels() []match.Model {
 	var models []match.Model
 	for _, m := range r.models {
 		models = append(models, match.Model{
-			Name:             m.Name,
+			Name:             names.ModelKey(m.Name),
 			QoSTarget:        m.QoSTarget,
 			LargestBatchSize: m.BatchSizes.Largest(),
 			RejectLate:       m.RejectLate,

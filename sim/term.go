@@ -6,6 +6,7 @@ import (
 
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 )
 
 // A term is the leadership of a run: the state that leads, what it is told and what it asks for.
@@ -13,12 +14,12 @@ import (
 type term struct {
 	*run
 	state    *leader.State
-	rec      *leader.Recorder // may be nil
-	gateways uint64           // that submit, in turn
-	members  []*leader.Member // by lane
-	lane     map[string]int32 // by the member's name
-	models   []leader.ModelID // by model
-	event    leader.Event     // the last
+	rec      *leader.Recorder          // may be nil
+	gateways uint64                    // that submit, in turn
+	members  []*leader.Member          // by lane
+	lane     map[names.AgentName]int32 // by the member's name
+	models   []leader.ModelID          // by model
+	event    leader.Event              // the last
 }
 
 // newTerm returns a term whose state knows the run's profiles, prices and lanes.
@@ -27,7 +28,7 @@ func newTerm(r *run) (*term, error) {
 	cfg := leader.Config{
 		Policy: r.cfg.Policy, Threshold: r.cfg.Threshold, Seed: r.cfg.Seed, Ahead: r.cfg.RTT,
 	}
-	t := &term{run: r, gateways: uint64(r.cfg.gateways()), lane: map[string]int32{}}
+	t := &term{run: r, gateways: uint64(r.cfg.gateways()), lane: map[names.AgentName]int32{}}
 	var err error
 	if t.state, err = leader.New(cfg); err != nil {
 		return nil, err
@@ -50,7 +51,9 @@ func newTerm(r *run) (*term, error) {
 				continue
 			}
 			known[l.instanceType] = true
-			key := leader.TableKey{Model: id.Key(), Type: r.types[l.instanceType]}
+			key := names.TableKey{
+				Model: id.Key(), Type: names.LaneType(r.types[l.instanceType]),
+			}
 			advice.Latencies = append(advice.Latencies, &leader.Latency{
 				TableKey: key, Table: table,
 			})
@@ -65,9 +68,10 @@ func newTerm(r *run) (*term, error) {
 		k := r.lanes[id].instanceType
 		number[k]++
 		m := &leader.Member{
-			Name: fmt.Sprintf("%s-%d", r.types[k], number[k]), Type: r.types[k], Lanes: 1,
+			Name: names.AgentName(fmt.Sprintf("%s-%d", r.types[k], number[k])),
+			Type: names.LaneType(r.types[k]), Lanes: 1,
 		}
-		m.OwnType, m.Models = m.Type+"@"+m.Name, held[k]
+		m.OwnType, m.Models = m.Type.Own(m.Name), held[k]
 		t.members, t.lane[m.Name] = append(t.members, m), int32(id)
 		t.step(&leader.Event{Kind: leader.Described, Member: m})
 	}

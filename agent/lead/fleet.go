@@ -7,6 +7,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/names"
 )
 
 // A Stream is one end of a two-way stream of messages, over gRPC or in process
@@ -30,7 +31,7 @@ type ClientStream[Out, In any] interface {
 // A Fleet is what the leading room knows of the others. Its methods may be called concurrently.
 type Fleet interface {
 	// Self is the name of this agent.
-	Self() string
+	Self() names.AgentName
 	// View is the fleet as this agent knows it, this agent included. It must not
 	// be changed.
 	View() *control.View
@@ -40,9 +41,9 @@ type Fleet interface {
 	// Proposal is the last plan that a leader has told this agent; nil: none.
 	Proposal() *control.Proposal
 	// Dial returns the connection to a member, which is shared and not to be closed.
-	Dial(name string) (grpc.ClientConnInterface, error)
+	Dial(name names.AgentName) (grpc.ClientConnInterface, error)
 	// Gone reports whether a member's process has ended: its address refuses a connection.
-	Gone(ctx context.Context, name string) bool
+	Gone(ctx context.Context, name names.AgentName) bool
 	// Link serves a Link, as the member's side of it. This agent's own is opened in process.
 	Link(leader Stream[control.WorkerMessage, control.LeaderMessage]) error
 }

@@ -13,16 +13,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
 	"github.com/muster-serve/muster/agent/fuzzing"
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
-	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 )
 
 var errStill = errors.New("nobody is reached here")
@@ -42,16 +44,18 @@ const (
 // A stillFleet is a fleet of members that do not change.
 type stillFleet struct{ members []*control.Member }
 
-func (f *stillFleet) Self() string { return "leader" }
+func (f *stillFleet) Self() names.AgentName { return "leader" }
 func (f *stillFleet) View() *control.View {
 	return &control.View{
 		Members: f.members,
 	}
 }
-func (f *stillFleet) Proposal() *control.Proposal                   { return nil }
-func (f *stillFleet) Changed() <-chan struct{}                      { return nil }
-func (f *stillFleet) Gone(context.Context, string) bool             { return false }
-func (f *stillFleet) Dial(string) (grpc.ClientConnInterface, error) { return nil, errStill }
+func (f *stillFleet) Proposal() *control.Proposal                { return nil }
+func (f *stillFleet) Changed() <-chan struct{}                   { return nil }
+func (f *stillFleet) Gone(context.Context, names.AgentName) bool { return false }
+func (f *stillFleet) Dial(names.AgentName) (grpc.ClientConnInterface, error) {
+	return nil, errStill
+}
 func (f *stillFleet) Link(Stream[control.WorkerMessage, control.LeaderMessage]) error {
 	return errStill
 }
@@ -120,7 +124,7 @@ func (in *toldLeader) do(x fuzzing.Record) {
 		}
 		in.say(x.Who, m)
 	case breakLink, goneLink:
-		in.linkBroken(fmt.Sprint("w", x.Who), x.Kind == goneLink, io.EOF)
+		in.linkBroken(names.AgentName(fmt.Sprint("w", x.Who)), x.Kind == goneLink, io.EOF)
 		in.greeted[x.Who] = false
 	case passTime:
 		in.pass(time.Duration(len(x.Data)) * time.Millisecond)
@@ -135,15 +139,16 @@ func (in *toldLeader) connectGateway(who byte, id uint64) {
 // say is what a link does with a message.
 func (in *toldLeader) say(who byte, m *control.WorkerMessage) {
 	name := fmt.Sprint("w", who)
-	if m.Member != nil && members.CheckDescription(m.Member, name, control.Spoken) != nil {
-		in.linkBroken(name, false, io.EOF)
+	if m.Member != nil &&
+		members.CheckDescription(m.Member, names.AgentName(name), control.Spoken) != nil {
+		in.linkBroken(names.AgentName(name), false, io.EOF)
 		in.greeted[who] = false
 		return
 	}
 	first := !in.greeted[who]
 	in.greeted[who] = in.greeted[who] || m.Member != nil
 	if in.greeted[who] {
-		in.heard(name, m, first)
+		in.heard(names.AgentName(name), m, first)
 	}
 }
 

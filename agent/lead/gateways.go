@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/names"
 )
 
 // mostUnread is how many messages' worth of decisions a gateway may leave unread
@@ -267,7 +268,8 @@ func (t *term) told(g *gateway, m *control.GatewayMessage) {
 	for _, a := range m.GetUnused() {
 		t.step(leader.Event{
 			Kind: leader.Unused, Gateway: g.id, Sequence: a.GetSequence(),
-			Attempt: int(a.GetAttempt()), Agent: a.GetAgent(), Lane: int(a.GetLane()),
+			Attempt: int(a.GetAttempt()), Agent: names.AgentName(a.GetAgent()),
+			Lane: int(a.GetLane()),
 		})
 	}
 }
@@ -279,7 +281,8 @@ func (t *term) submit(g *gateway, s *control.Submit) {
 		Attempt:   int(s.GetAttempts()),
 		Model:     leader.ModelID{Name: s.GetModel(), Version: s.GetVersion()},
 		BatchSize: int(s.GetBatchSize()),
-		Waited:    control.Duration(s.GetWaitedNs()), Agent: s.GetAgent(), Lane: int(s.GetLane()),
+		Waited:    control.Duration(s.GetWaitedNs()), Agent: names.AgentName(s.GetAgent()),
+		Lane:    int(s.GetLane()),
 		TagSize: len(s.GetTraceparent()) + len(s.GetTracestate()),
 	}
 	if e.TimeLeft = -1; s.GetTimeLeftNs() >= 0 {

@@ -18,12 +18,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // A Config says how an agent leads, if it does.
@@ -109,7 +111,7 @@ func New(config Config) (*Leader, error) {
 	l.restoreBook()
 	l.following.Store(&control.Leadership{})
 	l.links = newLinks(f, log)
-	l.links.elect, l.links.broken = l.Elect, func(name string) {
+	l.links.elect, l.links.broken = l.Elect, func(name names.AgentName) {
 		l.step(&election.Event{Kind: election.StreamBroken, ID: name})
 	}
 	return l, nil
@@ -188,7 +190,7 @@ func (l *Leader) timers(ctx context.Context) {
 
 // followMembers tells the election who is a member.
 func (l *Leader) followMembers(ctx context.Context) {
-	known := map[string]election.Rank{}
+	known := map[names.AgentName]election.Rank{}
 	for {
 		changed := l.fleet.Changed()
 		l.mu.Lock()
@@ -197,17 +199,17 @@ func (l *Leader) followMembers(ctx context.Context) {
 		if t != nil {
 			l.links.lead(t) // before the election has something to say to a new member
 		}
-		there := map[string]bool{}
+		there := map[names.AgentName]bool{}
 		for _, m := range l.fleet.View().GetMembers() {
 			if !described(m) {
 				continue
 			}
-			rank := rankOf(m)
-			there[m.GetName()] = true
-			if before, ok := known[m.GetName()]; !ok || before != rank {
-				known[m.GetName()] = rank
-				if m.GetName() != l.fleet.Self() {
-					l.step(&election.Event{Kind: election.MemberUp, ID: m.GetName(), Rank: rank})
+			name, rank := m.AgentName(), rankOf(m)
+			there[name] = true
+			if before, ok := known[name]; !ok || before != rank {
+				known[name] = rank
+				if name != l.fleet.Self() {
+					l.step(&election.Event{Kind: election.MemberUp, ID: name, Rank: rank})
 				}
 			}
 		}
@@ -253,12 +255,15 @@ func (l *Leader) Elect(m *control.Election) {
 		return
 	}
 	claim := election.Claim{
-		Epoch: m.GetEpoch(), Rank: election.Rank(m.GetRank()), Leader: m.GetLeader(),
+		Epoch: m.GetEpoch(), Rank: election.Rank(m.GetRank()),
+		Leader: names.AgentName(m.GetLeader()),
 	}
-	l.step(&election.Event{Kind: election.Received, ID: m.GetFrom(), Message: election.Message{
-		Kind: election.MessageKind(m.GetKind()), Claim: claim, Successor: m.GetSuccessor(),
-		Heard: m.GetHeard(),
-	}})
+	l.step(&election.Event{Kind: election.Received, ID: names.AgentName(m.GetFrom()),
+		Message: election.Message{
+			Kind: election.MessageKind(m.GetKind()), Claim: claim,
+			Successor: names.AgentName(m.GetSuccessor()),
+			Heard:     m.GetHeard(),
+		}})
 }
 
 // step steps the election and does what it asks for.
@@ -353,21 +358,21 @@ func (l *Leader) keepEpoch(epoch uint64) bool {
 // message is an election message as it travels.
 func (l *Leader) message(m *election.Message) *control.Election {
 	return &control.Election{
-		From: l.fleet.Self(), Kind: uint32(m.Kind), Epoch: m.Claim.Epoch,
-		Rank: uint32(m.Claim.Rank), Leader: m.Claim.Leader,
-		Successor: m.Successor, Heard: m.Heard,
+		From: string(l.fleet.Self()), Kind: uint32(m.Kind), Epoch: m.Claim.Epoch,
+		Rank: uint32(m.Claim.Rank), Leader: string(m.Claim.Leader),
+		Successor: string(m.Successor), Heard: m.Heard,
 	}
 }
 
 // publish tells of a changed leadership. l.mu is held.
 func (l *Leader) publish() {
 	known, successor := l.following.Load(), l.node.Successor()
-	if known.Epoch == l.claim.Epoch && known.Leader == l.claim.Leader &&
-		known.Successor == successor {
+	if known.Epoch == l.claim.Epoch && known.Leader == string(l.claim.Leader) &&
+		known.Successor == string(successor) {
 		return
 	}
 	l.following.Store(&control.Leadership{
-		Epoch: l.claim.Epoch, Leader: l.claim.Leader, Successor: successor,
+		Epoch: l.claim.Epoch, Leader: string(l.claim.Leader), Successor: string(successor),
 	})
 	l.news.Tell()
 	if t := l.term; t != nil {
@@ -386,7 +391,8 @@ func (l *Leader) Changed() <-chan struct{} { return l.news.Next() }
 // election has to say to that agent goes by send, which must not block, until
 // closed is called, which tells whether the agent has ended the Link in order, or it broke.
 // Only the first call counts.
-func (l *Leader) Linked(from string, send func(*control.Election)) (closed func(inOrder bool)) {
+func (l *Leader) Linked(from names.AgentName, send func(*control.Election)) (
+	closed func(inOrder bool)) {
 	forget := l.links.linked(from, send)
 	return func(inOrder bool) {
 		if newest := forget(); newest && !inOrder {
@@ -403,7 +409,7 @@ const (
 )
 
 // lookAt tells the election if the agent's process has ended.
-func (l *Leader) lookAt(ctx context.Context, name string) {
+func (l *Leader) lookAt(ctx context.Context, name names.AgentName) {
 	for i := range looks {
 		if l.fleet.Gone(ctx, name) {
 			l.step(&election.Event{Kind: election.ProcessEnded, ID: name})
@@ -467,7 +473,7 @@ func (l *Leader) errNotLeading() error {
 	known := l.Leadership()
 	l.mu.Unlock()
 	message := fmt.Sprintf("agent %s does not lead", l.fleet.Self())
-	if known.Leader != "" && known.Leader != l.fleet.Self() {
+	if known.Leader != "" && known.Leader != string(l.fleet.Self()) {
 		message += "; " + known.Leader + " does"
 	}
 	s := status.New(codes.FailedPrecondition, message)
@@ -511,7 +517,7 @@ func writeEpoch(dir string, epoch uint64) error {
 func (l *Leader) Leads() bool { return l.leads() != nil }
 
 // Holds is what this agent, if it leads, believes a member's lane to have.
-func (l *Leader) Holds(agent string, lane int) (held []leader.Held) {
+func (l *Leader) Holds(agent names.AgentName, lane int) (held []leader.Held) {
 	if t := l.leads(); t != nil {
 		t.call(func() { held = t.state.Holds(agent, lane) })
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -204,7 +205,7 @@ func (w *leaderWorld) leading() (leads *testNode) {
 
 // The node's part as the fleet half.
 
-func (n *testNode) Self() string { return n.name }
+func (n *testNode) Self() names.AgentName { return names.AgentName(n.name) }
 
 func (n *testNode) View() *control.View {
 	v := &control.View{Leadership: n.leader.Leadership()}
@@ -230,15 +231,15 @@ func (n *testNode) Proposal() (p *control.Proposal) {
 	return p
 }
 
-func (n *testNode) Dial(name string) (grpc.ClientConnInterface, error) {
-	if o := n.world.node(name); o != nil {
+func (n *testNode) Dial(name names.AgentName) (grpc.ClientConnInterface, error) {
+	if o := n.world.node(string(name)); o != nil {
 		return &testConn{o}, nil
 	}
 	return nil, status.Error(codes.Unavailable, "no such member")
 }
 
-func (n *testNode) Gone(_ context.Context, name string) bool {
-	o := n.world.node(name)
+func (n *testNode) Gone(_ context.Context, name names.AgentName) bool {
+	o := n.world.node(string(name))
 	return o == nil || o.ctx.Err() != nil && o.accepts.Add(-1) < 0
 }
 
@@ -304,7 +305,7 @@ func (n *testNode) Link(s Stream[control.WorkerMessage, control.LeaderMessage]) 
 			n.mu.Unlock()
 			if closed == nil {
 				k.from = m.From
-				closed = n.leader.Linked(m.From,
+				closed = n.leader.Linked(names.AgentName(m.From),
 					func(e *control.Election) {
 						k.out <- &control.WorkerMessage{
 							Election: []*control.Election{e},
@@ -975,7 +976,7 @@ func TestLeaderKnowsSlowAgents(t *testing.T) {
 }
 
 // typeOf is what the leader takes a worker's lanes for.
-func typeOf(leader *testNode, worker string) (typ string) {
+func typeOf(leader *testNode, worker names.AgentName) (typ names.LaneType) {
 	term := leader.leader.leads()
 	term.call(func() {
 		for _, a := range term.state.Status().Agents {

@@ -84,9 +84,7 @@ func (s *learning) suggest(v *control.View) {
 	}
 	told := make([]leader.Latency, len(v.GetProfiles()))
 	for i, p := range v.GetProfiles() {
-		told[i] = leader.Latency{
-			TableKey: leader.TableKey{Model: p.GetModel(), Type: p.GetType()}, Told: p.GetTable(),
-		}
+		told[i] = leader.Latency{TableKey: p.Key(), Told: p.GetTable()}
 	}
 	s.state.Suggest(members, told)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/names"
 )
 
 const (
@@ -38,20 +39,22 @@ type links struct {
 	// elect and broken tell the election of a message, and of a link that broke or
 	// could not be opened.
 	elect   func(*control.Election)
-	broken  func(name string)
+	broken  func(name names.AgentName)
 	running sync.WaitGroup
 
 	mu  sync.Mutex
 	ctx context.Context
-	out map[string]*link
-	in  map[string]*inbound
+	out map[names.AgentName]*link
+	in  map[names.AgentName]*inbound
 }
 
 // An inbound is a link that another agent has opened.
 type inbound struct{ send func(*control.Election) }
 
 func newLinks(f Fleet, log *slog.Logger) *links {
-	return &links{fleet: f, log: log, out: map[string]*link{}, in: map[string]*inbound{}}
+	return &links{
+		fleet: f, log: log, out: map[names.AgentName]*link{}, in: map[names.AgentName]*inbound{},
+	}
 }
 
 func (s *links) start(ctx context.Context) {
@@ -61,7 +64,7 @@ func (s *links) start(ctx context.Context) {
 }
 
 // linked notes a link that another has opened. closed reports whether it was still the newest.
-func (s *links) linked(from string, send func(*control.Election)) (closed func() bool) {
+func (s *links) linked(from names.AgentName, send func(*control.Election)) (closed func() bool) {
 	in := &inbound{send}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,7 +81,7 @@ func (s *links) linked(from string, send func(*control.Election)) (closed func()
 }
 
 // send has an election message sent, as soon as there is a link.
-func (s *links) send(to string, m *control.Election) {
+func (s *links) send(to names.AgentName, m *control.Election) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.out[to]
@@ -100,7 +103,7 @@ func (s *links) send(to string, m *control.Election) {
 }
 
 // open starts a link. s.mu is held.
-func (s *links) open(to string, t *term) *link {
+func (s *links) open(to names.AgentName, t *term) *link {
 	if s.ctx == nil || s.ctx.Err() != nil {
 		return nil
 	}
@@ -123,11 +126,11 @@ func (s *links) lead(t *term) {
 		if !described(m) {
 			continue
 		}
-		k := s.out[m.GetName()]
+		k := s.out[m.AgentName()]
 		if k != nil && k.term == t {
 			continue
 		}
-		if fresh := s.open(m.GetName(), t); k != nil && fresh != nil {
+		if fresh := s.open(m.AgentName(), t); k != nil && fresh != nil {
 			k.handOver(fresh)
 		}
 	}
@@ -143,7 +146,7 @@ func (s *links) stepDown() {
 }
 
 // drop closes the link to one that is no member any more.
-func (s *links) drop(name string) {
+func (s *links) drop(name names.AgentName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if k := s.out[name]; k != nil {
@@ -164,7 +167,7 @@ func (s *links) tell(t *term, add func(*control.LeaderMessage)) {
 }
 
 // renew has the member asked anew what it holds.
-func (s *links) renew(t *term, name string) {
+func (s *links) renew(t *term, name names.AgentName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if k := s.out[name]; k != nil && k.term == t {
@@ -175,7 +178,7 @@ func (s *links) renew(t *term, name string) {
 // A link is one that this agent has opened to another, or to itself.
 type link struct {
 	links  *links
-	to     string
+	to     names.AgentName
 	term   *term // nil: only an election needs it
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -423,7 +426,7 @@ func (k *link) write(ctx context.Context,
 		if m != nil {
 			if first {
 				first = false
-				m.From = k.links.fleet.Self()
+				m.From = string(k.links.fleet.Self())
 				if k.serves() {
 					k.term.introduce(m)
 				}

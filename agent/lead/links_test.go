@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -29,7 +30,7 @@ func TestIdleLink(t *testing.T) {
 			n.leader.links.elect = func(*control.Election) { heard.Add(1) }
 		}
 		send := func(epoch uint64, from, to *testNode) {
-			from.leader.links.send(to.name, &control.Election{
+			from.leader.links.send(names.AgentName(to.name), &control.Election{
 				From: from.name, Kind: uint32(election.Propose), Epoch: epoch, Rank: 1,
 				Leader: from.name,
 			})
@@ -78,7 +79,7 @@ func TestManyProfiles(t *testing.T) {
 					ModelID: id, QoSTarget: time.Second, Share: 0.99, Largest: 1,
 				})
 				advice.Latencies = append(advice.Latencies, &leader.Latency{
-					TableKey: leader.TableKey{Model: id.Key(), Type: "box/cpu/1"}, Profile: shipped,
+					TableKey: names.TableKey{Model: id.Key(), Type: "box/cpu/1"}, Profile: shipped,
 					Table: table, Told: make([]byte, size),
 				})
 			}

@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/learn"
 	"github.com/muster-serve/muster/leader/plan"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -191,7 +192,7 @@ func problemOf(d *control.FleetDemand, catalogue *profiles.Catalogue,
 				if counts[t] > 0 {
 					return nil, nil, fmt.Errorf(
 						"%s has no profile on %s yet, which the fleet has: nothing of it has run "+
-							"there", control.ModelKey(m.GetModel(), m.GetVersion()), t)
+							"there", m.Key(), t)
 				}
 				break
 			}
@@ -209,7 +210,7 @@ func problemOf(d *control.FleetDemand, catalogue *profiles.Catalogue,
 	target, queries := 0.0, uint64(profiles.MaxBatchSize)
 	for i, m := range asked {
 		model := plan.Model{
-			Name:      control.ModelKey(m.GetModel(), m.GetVersion()),
+			Name:      string(m.Key()),
 			QoSTarget: control.Duration(m.GetQosTargetNs()),
 			Weight:    m.GetRate(), Latencies: tables[i],
 		}
@@ -261,8 +262,13 @@ type Table struct {
 	Age     time.Duration // since the last of them
 }
 
-// Tables are a fleet's, by model, version and type.
-type Tables map[string]Table
+// Tables are a fleet's.
+type Tables map[tableKey]Table
+
+type tableKey struct {
+	model names.ModelKey
+	on    profiles.InstanceType
+}
 
 // TablesOf are those that a leader has told: of whole machines, where there are several of a type.
 func TablesOf(d *control.FleetDemand) Tables {
@@ -272,7 +278,9 @@ func TablesOf(d *control.FleetDemand) Tables {
 		if json.Unmarshal(p.GetTable(), t) != nil {
 			continue // of another version of Muster
 		}
-		key := control.ModelKey(t.Key().Model, t.Key().Version) + " " + string(t.Key().InstanceType)
+		key := tableKey{
+			names.NewModelKey(t.Key().Model, t.Key().Version), t.Key().InstanceType,
+		}
 		if before, ok := known[key]; !ok || t.Key().Cores == 0 ||
 			before.Key().Cores != 0 && t.Key().Cores > before.Key().Cores {
 			known[key] = Table{t, p.GetQueries(), time.Duration(p.GetAgeNs())}
@@ -284,7 +292,7 @@ func TablesOf(d *control.FleetDemand) Tables {
 // Table is a model's profile on a type: learned, else the library's; nil if there is none.
 func (k Tables) Table(m *control.ModelDemand, t string,
 	library *profiles.Library) (table *profiles.Table, learned Table) {
-	if l, ok := k[control.ModelKey(m.GetModel(), m.GetVersion())+" "+t]; ok {
+	if l, ok := k[tableKey{m.Key(), profiles.InstanceType(t)}]; ok {
 		return l.Table, l
 	}
 	table, err := library.Table(m.GetModel(), profiles.InstanceType(t))

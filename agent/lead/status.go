@@ -18,7 +18,7 @@ import (
 // memberOf is a member as the state knows it.
 func memberOf(c *profiles.Catalogue, m *control.Member) *leader.Member {
 	out := &leader.Member{
-		Name: m.GetName(), Type: m.LaneType(), OwnType: m.OwnLaneType(), Lanes: int(m.GetLanes()),
+		Name: m.AgentName(), Type: m.LaneType(), OwnType: m.OwnLaneType(), Lanes: int(m.GetLanes()),
 		Draining: m.GetDraining(),
 		Revision: m.GetRevision(), Models: make([]leader.Model, len(m.GetModels())),
 	}
@@ -40,10 +40,10 @@ func (t *term) fillStatus(out *control.FleetStatus) {
 	out.Rate, out.FluidLimit = s.Rate, s.Limit
 	for _, known := range s.Agents {
 		i := slices.IndexFunc(out.Agents,
-			func(a *control.AgentStatus) bool { return a.GetName() == known.Name })
+			func(a *control.AgentStatus) bool { return a.GetName() == string(known.Name) })
 		if i < 0 {
 			i = len(out.Agents)
-			out.Agents = append(out.Agents, &control.AgentStatus{Name: known.Name})
+			out.Agents = append(out.Agents, &control.AgentStatus{Name: string(known.Name)})
 		}
 		out.Agents[i].Factor, out.Agents[i].Busy, out.Agents[i].Overdue = known.Factor, known.Busy,
 			known.Overdue

@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/learn"
+	"github.com/muster-serve/muster/names"
 )
 
 // A term is one leadership of this agent, from its election until it steps down. One goroutine,
@@ -44,7 +45,7 @@ type term struct {
 	touched  []*gateway          // have something to be sent
 	proposal *control.Proposal   // the last one, by this agent or the leader before; nil: none
 	// the members that have greeted, as they last described themselves
-	described map[string]*control.Member
+	described map[names.AgentName]*control.Member
 	viewed    map[*control.Member]*leader.Member
 }
 
@@ -58,7 +59,7 @@ func newTerm(l *Leader, claim election.Claim, former *term) *term {
 	t := &term{
 		leader: l, claim: claim, former: former, done: make(chan struct{}),
 		inbox:    make(chan task, 256),
-		gateways: map[uint64]*gateway{}, described: map[string]*control.Member{},
+		gateways: map[uint64]*gateway{}, described: map[names.AgentName]*control.Member{},
 	}
 	t.ctx, t.cancel = context.WithCancel(l.ctx)
 	t.learning, t.planning = newLearning(t), newPlanning(t)
@@ -291,7 +292,7 @@ func (t *term) decided(a *leader.Action) {
 	switch a.Kind {
 	case leader.Assign:
 		out.Assign = append(out.Assign, &control.Assign{
-			Sequence: d.Query.Sequence, Attempt: uint32(d.Attempt), Agent: a.Agent,
+			Sequence: d.Query.Sequence, Attempt: uint32(d.Attempt), Agent: string(a.Agent),
 			Lane:   uint32(a.Lane),
 			WaitNs: int64(d.Wait), ExecutionNs: int64(d.Latency),
 		})
@@ -311,7 +312,7 @@ func (t *term) decided(a *leader.Action) {
 func pricesOf(prices []fluid.Price) (all []*control.TypePrice) {
 	for _, p := range prices {
 		all = append(all, &control.TypePrice{
-			Type: p.Type, PerMs: p.PerMs, ServiceMs: float64(p.Service) / 1e6,
+			Type: string(p.Type), PerMs: p.PerMs, ServiceMs: float64(p.Service) / 1e6,
 		})
 	}
 	return all
@@ -319,7 +320,9 @@ func pricesOf(prices []fluid.Price) (all []*control.TypePrice) {
 
 func profilesOf(latencies []*leader.Latency) (all []*control.Profile) {
 	for _, l := range latencies {
-		all = append(all, &control.Profile{Model: l.Model, Type: l.Type, Table: l.Told})
+		all = append(all, &control.Profile{
+			Model: string(l.Model), Type: string(l.Type), Table: l.Told,
+		})
 	}
 	return all
 }
@@ -327,18 +330,19 @@ func profilesOf(latencies []*leader.Latency) (all []*control.Profile) {
 // viewChanged tells the state of the fleet's view.
 func (t *term) viewChanged() {
 	members := t.leader.fleet.View().GetMembers()
-	seen, names := make(map[*control.Member]*leader.Member, len(members)), make(map[string]bool,
-		len(members))
+	seen := make(map[*control.Member]*leader.Member, len(members))
+	there := make(map[names.AgentName]bool, len(members))
 	said := make([]*leader.Member, len(members))
 	for i, m := range members {
 		if said[i] = t.viewed[m]; said[i] == nil {
 			said[i] = memberOf(t.leader.config.Catalogue, m)
 		}
-		seen[m], names[m.GetName()] = said[i], true
+		seen[m], there[m.AgentName()] = said[i], true
 	}
 	t.viewed = seen
 	t.step(leader.Event{Kind: leader.ViewChanged, Members: said})
-	maps.DeleteFunc(t.described, func(name string, _ *control.Member) bool { return !names[name] })
+	maps.DeleteFunc(t.described,
+		func(name names.AgentName, _ *control.Member) bool { return !there[name] })
 }
 
 // introduce adds to the first message of a link what a member must know, so that it
@@ -346,7 +350,8 @@ func (t *term) viewChanged() {
 func (t *term) introduce(m *control.LeaderMessage) {
 	m.Leadership = t.leader.Leadership()
 	m.Election = append(m.Election, t.leader.message(&election.Message{
-		Kind: election.Heartbeat, Claim: t.claim, Successor: m.Leadership.GetSuccessor(),
+		Kind: election.Heartbeat, Claim: t.claim,
+		Successor: names.AgentName(m.Leadership.GetSuccessor()),
 	}))
 	t.call(func() {
 		m.Prices, m.AheadNs, m.Proposal = pricesOf(t.state.Prices()), int64(
@@ -356,7 +361,7 @@ func (t *term) introduce(m *control.LeaderMessage) {
 }
 
 // heard takes what a member says on its link; greets if it is the first on this stream.
-func (t *term) heard(name string, m *control.WorkerMessage, greets bool) {
+func (t *term) heard(name names.AgentName, m *control.WorkerMessage, greets bool) {
 	free := durations(m.GetRemainingNs())
 	if m.Member != nil {
 		t.described[name] = m.Member
@@ -384,7 +389,7 @@ func (t *term) heard(name string, m *control.WorkerMessage, greets bool) {
 	}
 }
 
-func (t *term) completed(name string, c *control.Completed) {
+func (t *term) completed(name names.AgentName, c *control.Completed) {
 	if c.GetRefused() != "" {
 		t.leader.metrics.refusals.Inc()
 	}
@@ -400,7 +405,7 @@ func (t *term) completed(name string, c *control.Completed) {
 }
 
 // linkBroken takes it that a member's link has broken, and perhaps its process is gone.
-func (t *term) linkBroken(name string, gone bool, err error) {
+func (t *term) linkBroken(name names.AgentName, gone bool, err error) {
 	t.step(leader.Event{Kind: leader.LinkBroken, Agent: name, Gone: gone, Why: err.Error()})
 }
 

@@ -61,7 +61,7 @@ func (t *term) trace(a *leader.Action) {
 			trace.WithAttributes(tracing.Reason.String(q.again.String())))
 	}
 	if a.Kind == leader.Assign {
-		span.SetAttributes(tracing.Attempt.Int(d.Attempt), tracing.Agent.String(a.Agent),
+		span.SetAttributes(tracing.Attempt.Int(d.Attempt), tracing.Agent.String(string(a.Agent)),
 			tracing.Lane.Int(a.Lane),
 			tracing.InstanceType.String(t.described[a.Agent].GetInstanceType()),
 			tracing.Cost.Float64(d.Cost),

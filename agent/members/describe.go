@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/gossip"
+	"github.com/muster-serve/muster/names"
 )
 
 const (
@@ -32,7 +33,7 @@ const (
 )
 
 // meet notes a stranger, to be asked. ms.mu is held.
-func (ms *Members) meet(name string, said Meta) *other {
+func (ms *Members) meet(name names.AgentName, said Meta) *other {
 	o := &other{
 		name: name, said: said, address: said.Address, wait: describeAgain,
 		ask: make(chan struct{}, 1),
@@ -50,9 +51,10 @@ func (ms *Members) refused(m gossip.Member) {
 	if err != nil {
 		return // gossip asks before whether it is acceptable
 	}
+	name := names.AgentName(m.Name)
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
-	if ms.others[m.Name] != nil || ms.strangers[m.Name] != nil || ms.config.Closing.Err() != nil {
+	if ms.others[name] != nil || ms.strangers[name] != nil || ms.config.Closing.Err() != nil {
 		return
 	}
 	if len(ms.strangers) >= 2*MostStrangers {
@@ -63,7 +65,7 @@ func (ms *Members) refused(m gossip.Member) {
 			}
 		}
 	}
-	ms.meet(m.Name, said).refused = &m
+	ms.meet(name, said).refused = &m
 }
 
 // forgetStranger forgets one that is not to be asked any more. ms.mu is held.
@@ -126,7 +128,7 @@ func (ms *Members) askStranger(o *other, address string) error {
 		ms.config.Log.Info("agent joined", "agent", o.name, "address", address, "event", "joined")
 		ms.replace(o)
 		ms.touchMembers()
-		ms.config.Gossip.Vouch(gossip.Member{Name: o.name})
+		ms.config.Gossip.Vouch(gossip.Member{Name: string(o.name)})
 		ms.membersChanged.Tell()
 		o.askAgain() // it may have changed meanwhile
 		ms.running.Go(func() { ms.describe(o) })
@@ -238,10 +240,10 @@ const mostLanes = 1 << 12
 
 // CheckDescription says what of a description cannot be true of the agent named, or what keeps it
 // from being a member of one that speaks spoken; nil if nothing.
-func CheckDescription(m *control.Member, name string, spoken control.Versions) error {
+func CheckDescription(m *control.Member, name names.AgentName, spoken control.Versions) error {
 	notNegative := func(x float64) bool { return x >= 0 && x <= math.MaxFloat64 } // nor NaN
 	switch {
-	case m.GetName() != name:
+	case m.AgentName() != name:
 		return fmt.Errorf("found agent %q at its address", m.GetName())
 	case spoken.Understands(m.Versions()) != nil:
 		return spoken.Understands(m.Versions())

@@ -14,6 +14,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/names"
 )
 
 // A countedStream is the server's end of a Watch of which only what is sent is of interest.
@@ -66,7 +67,7 @@ func TestLoadsAlone(t *testing.T) {
 		said := sampleLoads(members)
 		for second := range seconds {
 			for i := range members - 1 {
-				k.hearLoad(memberName(i), said[(i+second)%members], time.Now())
+				k.hearLoad(names.AgentName(memberName(i)), said[(i+second)%members], time.Now())
 				time.Sleep(time.Second / members)
 			}
 		}
@@ -139,7 +140,7 @@ func TestFeed(t *testing.T) {
 			i := rng.IntN(8)
 			switch rng.IntN(8) {
 			case 0, 1, 2:
-				k.hearLoad(memberName(i), said[rng.IntN(len(said))], time.Now())
+				k.hearLoad(names.AgentName(memberName(i)), said[rng.IntN(len(said))], time.Now())
 			case 3:
 				if !there[i] {
 					addMember(k.Members, i)
@@ -149,10 +150,10 @@ func TestFeed(t *testing.T) {
 					k.mu.Unlock()
 				}
 			case 4:
-				k.lost(memberName(i), rng.IntN(2) == 0)
+				k.lost(names.AgentName(memberName(i)), rng.IntN(2) == 0)
 				delete(there, i)
 			case 5: // drains
-				k.heard(memberName(i),
+				k.heard(names.AgentName(memberName(i)),
 					Meta{
 						Versions: control.Spoken, Address: sampleMember("", i).Address,
 						Draining: rng.IntN(2) == 0, Revision: 1,

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/gossip"
+	"github.com/muster-serve/muster/names"
 )
 
 // loadInterval is how often an agent tells how busy it is.
@@ -35,21 +36,21 @@ func (ms *Members) follow() {
 	for e := range ms.config.Gossip.Events() {
 		switch e.Kind {
 		case gossip.Joined, gossip.Updated:
-			ms.heard(e.Member.Name, e.Member.Meta, e.Kind == gossip.Joined)
+			ms.heard(names.AgentName(e.Member.Name), e.Member.Meta, e.Kind == gossip.Joined)
 		case gossip.Left:
-			ms.lost(e.Member.Name, false)
+			ms.lost(names.AgentName(e.Member.Name), false)
 		case gossip.Failed:
-			ms.lost(e.Member.Name, true)
+			ms.lost(names.AgentName(e.Member.Name), true)
 		case gossip.Refused:
 			ms.refused(e.Member)
 		case gossip.Loaded:
-			ms.hearLoad(e.Load.From, e.Load.Data, e.Load.At)
+			ms.hearLoad(names.AgentName(e.Load.From), e.Load.Data, e.Load.At)
 		}
 	}
 }
 
 // hearLoad takes what gossip says of how busy a member is.
-func (ms *Members) hearLoad(name string, said []byte, at time.Time) {
+func (ms *Members) hearLoad(name names.AgentName, said []byte, at time.Time) {
 	if l, ok := ms.heardLoad(name, said, at); ok {
 		ms.config.Loaded(l.Now(time.Now()))
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/gossip"
+	"github.com/muster-serve/muster/names"
 )
 
 // The steps of a rotation, as control.KeyringRequest names them.
@@ -57,7 +58,8 @@ func (k *Keyring) Step(req *control.KeyringRequest) (*control.AgentKeys, error) 
 	if err != nil {
 		return nil, err
 	}
-	keys.Members, keys.Lost = k.members.Names(), k.members.lostAgents()
+	keys.Members = names.Strings(k.members.Names())
+	keys.Lost = names.Strings(k.members.lostAgents())
 	return keys, nil
 }
 
@@ -144,7 +146,7 @@ func changedKeys(held [][]byte, step string, key []byte) ([][]byte, error) {
 // describe is what the agent holds. k.mu is held.
 func (k *Keyring) describe() *control.AgentKeys {
 	return &control.AgentKeys{
-		Agent: k.members.Self(), Fingerprints: k.Fingerprints(), InFile: k.file != "",
+		Agent: string(k.members.Self()), Fingerprints: k.Fingerprints(), InFile: k.file != "",
 	}
 }
 

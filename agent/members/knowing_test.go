@@ -16,6 +16,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/names"
 )
 
 // A stillLeading knows of no leader, and of no change.
@@ -31,19 +32,20 @@ type sampleEstimates struct{ learned atomic.Uint64 }
 func (e *sampleEstimates) Learned() uint64 { return e.learned.Load() }
 
 func (e *sampleEstimates) Complete(v *control.View) {
-	known := map[control.ProfileKey]bool{}
+	known := map[names.TableKey]bool{}
 	for _, p := range v.Profiles {
 		known[p.Key()] = true
 	}
 	for _, member := range v.Members {
 		for _, m := range member.Models {
-			key := control.ProfileKey{
-				Model: control.ModelKey(m.Name, m.Version), LaneType: member.LaneType(),
+			key := names.TableKey{
+				Model: names.NewModelKey(m.Name, m.Version), Type: member.LaneType(),
 			}
 			if !known[key] {
 				known[key] = true
 				v.Profiles = append(v.Profiles, &control.Profile{
-					Model: key.Model, Type: key.LaneType, Table: fmt.Append(nil, e.learned.Load()),
+					Model: string(key.Model), Type: string(key.Type),
+					Table: fmt.Append(nil, e.learned.Load()),
 				})
 			}
 		}
@@ -112,7 +114,8 @@ func addMember(ms *Members, i int) *other {
 	name := memberName(i)
 	m := sampleMember(name, i)
 	o := &other{
-		name: name, address: m.Address, said: Meta{Address: m.Address, Revision: 1}, described: m,
+		name: names.AgentName(name), address: m.Address,
+		said: Meta{Address: m.Address, Revision: 1}, described: m,
 		ask: make(chan struct{}, 1),
 	}
 	o.left, o.leave = context.WithCancel(context.Background())
@@ -120,7 +123,7 @@ func addMember(ms *Members, i int) *other {
 	o.conn, _ = grpc.NewClient("passthrough:///"+m.Address,
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	ms.mu.Lock()
-	ms.others[name] = o
+	ms.others[names.AgentName(name)] = o
 	ms.mu.Unlock()
 	return o
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -94,9 +95,9 @@ type Members struct {
 	mu      sync.Mutex
 	own     *control.Member
 	ownLoad control.HeardLoad // without a load: none yet
-	others  map[string]*other
+	others  map[names.AgentName]*other
 	// strangers are asked in the order of unasked, by asking goroutines.
-	strangers map[string]*other
+	strangers map[names.AgentName]*other
 	unasked   []*other
 	asking    int
 	failures  *rate.Limiter // of asking strangers; one more waits
@@ -106,8 +107,8 @@ type Members struct {
 	prices   []*control.TypePrice
 	ahead    time.Duration
 	proposal *control.Proposal // nil: none was told
-	profiles map[control.ProfileKey]*control.Profile
-	absent   profiles.Absence[control.ProfileKey]
+	profiles map[names.TableKey]*control.Profile
+	absent   profiles.Absence[names.TableKey]
 	current  *control.View     // nil when it has to be built anew, from
 	members  []*control.Member // nil when they have to be gathered
 	// those that Estimates add among them; nil when they have to be gathered
@@ -117,7 +118,7 @@ type Members struct {
 
 // An other is another agent.
 type other struct {
-	name      string
+	name      names.AgentName
 	address   string // of its gRPC
 	said      Meta
 	described *control.Member   // nil: a stranger
@@ -138,9 +139,9 @@ type other struct {
 func New(config Config) *Members {
 	ms := &Members{
 		config: config, own: config.Describe(), selfChanged: make(chan struct{}, 1),
-		others: map[string]*other{}, strangers: map[string]*other{},
+		others: map[names.AgentName]*other{}, strangers: map[names.AgentName]*other{},
 		failures: rate.NewLimiter(failuresPerSecond, describers),
-		profiles: map[control.ProfileKey]*control.Profile{},
+		profiles: map[names.TableKey]*control.Profile{},
 	}
 	ms.feed.members = ms
 	return ms
@@ -160,7 +161,7 @@ func (ms *Members) Close() {
 }
 
 // Self is the name of this agent.
-func (ms *Members) Self() string { return ms.Own().GetName() }
+func (ms *Members) Self() names.AgentName { return ms.Own().AgentName() }
 
 // Own is what this agent is; it must not be changed.
 func (ms *Members) Own() *control.Member {
@@ -298,7 +299,7 @@ func (o *other) member() *control.Member {
 	case o.shown != nil:
 	case o.described == nil:
 		o.shown = &control.Member{
-			Name: o.name, Address: o.said.Address, Protocol: o.said.Versions.Oldest,
+			Name: string(o.name), Address: o.said.Address, Protocol: o.said.Versions.Oldest,
 			NewestProtocol: o.said.Versions.Newest,
 			InstanceType:   o.said.Type, Role: o.said.Role, Draining: o.said.Draining,
 		}
@@ -312,9 +313,9 @@ func (o *other) member() *control.Member {
 }
 
 // Member is what is known of an agent of that name, nil if there is none.
-func (ms *Members) Member(name string) *control.Member {
+func (ms *Members) Member(name names.AgentName) *control.Member {
 	for _, m := range ms.View().Members {
-		if m.Name == name {
+		if m.AgentName() == name {
 			return m
 		}
 	}
@@ -322,22 +323,18 @@ func (ms *Members) Member(name string) *control.Member {
 }
 
 // Names are the agents of the fleet, this one too, in order.
-func (ms *Members) Names() []string {
-	var names []string
+func (ms *Members) Names() []names.AgentName {
+	var all []names.AgentName
 	for _, m := range ms.View().Members {
-		names = append(names, m.Name)
+		all = append(all, m.AgentName())
 	}
-	return names
+	return all
 }
 
 // NoAgent says that there is no member of that name, and who is there.
-func (ms *Members) NoAgent(name string) error {
-	var there []string
-	for _, m := range ms.View().Members {
-		there = append(there, m.Name)
-	}
+func (ms *Members) NoAgent(name names.AgentName) error {
 	return fmt.Errorf("agent %.255q: %w in the fleet; there are %s", name, outcome.ErrNoAgent,
-		enumerated(there))
+		enumerated(names.Strings(ms.Names())))
 }
 
 // NoModel says that no member holds the model, or the version of it, and what they hold.
@@ -364,20 +361,20 @@ func (ms *Members) NoModel(model string, version int64) error {
 }
 
 // enumerated lists the names in order, the first ten of them.
-func enumerated(names []string) string {
-	slices.Sort(names)
-	names = slices.Compact(names)
-	if more := len(names) - 10; more > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:10], ", "), more)
+func enumerated(all []string) string {
+	slices.Sort(all)
+	all = slices.Compact(all)
+	if more := len(all) - 10; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(all[:10], ", "), more)
 	}
-	return strings.Join(names, ", ")
+	return strings.Join(all, ", ")
 }
 
 // Dial returns the connection to a member, which is shared and not to be closed.
-func (ms *Members) Dial(name string) (grpc.ClientConnInterface, error) {
+func (ms *Members) Dial(name names.AgentName) (grpc.ClientConnInterface, error) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
-	if name == ms.own.GetName() {
+	if name == ms.own.AgentName() {
 		return ms.config.Local, nil
 	}
 	if o := ms.others[name]; o != nil {
@@ -387,7 +384,7 @@ func (ms *Members) Dial(name string) (grpc.ClientConnInterface, error) {
 }
 
 // Gone reports whether a member's process has ended: its address refuses a connection.
-func (ms *Members) Gone(ctx context.Context, name string) bool {
+func (ms *Members) Gone(ctx context.Context, name names.AgentName) bool {
 	ms.mu.Lock()
 	o := ms.others[name]
 	ms.mu.Unlock()
@@ -428,12 +425,12 @@ func (ms *Members) touchMembers() {
 func (ms *Members) heardOwnLoad(l load) control.HeardLoad {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
-	ms.ownLoad = control.HeardLoad{LaneLoad: laneLoad(ms.own.GetName(), l), At: time.Now()}
+	ms.ownLoad = control.HeardLoad{LaneLoad: laneLoad(ms.own.AgentName(), l), At: time.Now()}
 	return ms.ownLoad
 }
 
-func laneLoad(agent string, l load) *control.LaneLoad {
-	m := &control.LaneLoad{Agent: agent, Waiting: uint32(l.waiting)}
+func laneLoad(agent names.AgentName, l load) *control.LaneLoad {
+	m := &control.LaneLoad{Agent: string(agent), Waiting: uint32(l.waiting)}
 	for _, d := range l.remaining {
 		m.RemainingNs = append(m.RemainingNs, int64(d))
 	}
@@ -441,7 +438,7 @@ func laneLoad(agent string, l load) *control.LaneLoad {
 }
 
 // heard takes what gossip says of a member: that it is there, and its meta.
-func (ms *Members) heard(name string, b []byte, joined bool) {
+func (ms *Members) heard(name names.AgentName, b []byte, joined bool) {
 	said, err := DecodeMeta(b, ms.config.Spoken)
 	if err != nil || ms.config.Spoken.Understands(said.Versions) != nil {
 		return // gossip has refused it, and said so
@@ -453,7 +450,7 @@ func (ms *Members) heard(name string, b []byte, joined bool) {
 		o = ms.strangers[name]
 	}
 	switch {
-	case name == ms.own.GetName(), o == nil && !joined, ms.config.Closing.Err() != nil:
+	case name == ms.own.AgentName(), o == nil && !joined, ms.config.Closing.Err() != nil:
 		return
 	case o == nil:
 		ms.meet(name, said)
@@ -478,7 +475,7 @@ func (o *other) askAgain() {
 }
 
 // lost takes out a member that has left, or has failed.
-func (ms *Members) lost(name string, failed bool) {
+func (ms *Members) lost(name names.AgentName, failed bool) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	if o := ms.strangers[name]; o != nil {
@@ -509,7 +506,8 @@ func (ms *Members) drop(o *other) {
 
 // heardLoad takes what gossip says of how busy a member is, and returns it unless it is
 // nonsense or of nobody. The view stays.
-func (ms *Members) heardLoad(name string, b []byte, at time.Time) (control.HeardLoad, bool) {
+func (ms *Members) heardLoad(name names.AgentName, b []byte, at time.Time) (control.HeardLoad,
+	bool) {
 	l, err := decodeLoad(b)
 	if err != nil {
 		return control.HeardLoad{}, false
@@ -582,13 +580,13 @@ func KeyOf(c *profiles.Catalogue, member *control.Member, m *control.Model) prof
 func (ms *Members) Forget(now time.Time) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
-	there := map[control.ProfileKey]bool{}
+	there := map[names.TableKey]bool{}
 	ms.own.ProfileKeys(there)
 	for _, o := range ms.others {
 		o.described.ProfileKeys(there)
 	}
 	gone := ms.absent.Over(now, KeepTold, maps.Keys(ms.profiles),
-		func(key control.ProfileKey) bool { return there[key] })
+		func(key names.TableKey) bool { return there[key] })
 	for _, key := range gone {
 		delete(ms.profiles, key)
 	}

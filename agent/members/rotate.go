@@ -18,6 +18,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/gossip"
+	"github.com/muster-serve/muster/names"
 )
 
 // keyringTimeout bounds one step at one agent. Two must be shorter than
@@ -47,16 +48,16 @@ type Rotation struct {
 	key     []byte
 	made    bool // nobody but the agents has the key
 	// without are agents that may be left behind.
-	without map[string]bool
+	without map[names.AgentName]bool
 	// expected is how many agents there must be; 0: nobody has said.
 	expected uint32
 	// report tells who asked; the call's context ends if that does not work.
 	report func(*control.KeysProgress)
 
-	done map[string]int  // steps made, by agent
-	left map[string]bool // agents left behind
+	done map[names.AgentName]int  // steps made, by agent
+	left map[names.AgentName]bool // agents left behind
 	// agents that may come back, or that only others know, and why that is believed
-	lost map[string]string
+	lost map[names.AgentName]string
 }
 
 // NewRotation is a change of the gossip key of the whole fleet that this agent is to make. report
@@ -66,8 +67,8 @@ func (k *Keyring) NewRotation(req *control.RotateKeysRequest,
 	r := &Rotation{
 		members: k.members, gossip: k.gossip, id: rand.Uint64(), key: req.Key,
 		made: len(req.Key) == 0, expected: req.Expected, report: report,
-		without: map[string]bool{}, done: map[string]int{}, left: map[string]bool{},
-		lost: map[string]string{},
+		without: map[names.AgentName]bool{}, done: map[names.AgentName]int{},
+		left: map[names.AgentName]bool{}, lost: map[names.AgentName]string{},
 	}
 	if r.made {
 		r.key = gossip.NewKey()
@@ -75,7 +76,7 @@ func (k *Keyring) NewRotation(req *control.RotateKeysRequest,
 		return nil, outcome.Invalid("gossip key has %d bytes, want %d", len(r.key), gossip.KeySize)
 	}
 	for _, name := range req.Without {
-		r.without[name] = true
+		r.without[names.AgentName(name)] = true
 	}
 	return r, nil
 }
@@ -97,7 +98,7 @@ func (k *Keyring) List(ctx context.Context) []*control.AgentKeys {
 	var all []*control.AgentKeys
 	list := []*control.KeyringRequest{{Step: listKeys}}
 	k.members.askKeyrings(ctx, k.members.Names(),
-		func(string) []*control.KeyringRequest { return list },
+		func(names.AgentName) []*control.KeyringRequest { return list },
 		func(p *control.KeysProgress) { all = append(all, p.Keys) })
 	slices.SortFunc(all, func(a, b *control.AgentKeys) int { return cmp.Compare(a.Agent, b.Agent) })
 	return all
@@ -129,7 +130,8 @@ func (r *Rotation) checkFleet(ctx context.Context) error {
 	if r.expected > 0 {
 		if len(members) != int(r.expected) {
 			return fmt.Errorf("%w: %s sees %d agents (%s), expected %d; nothing has been changed",
-				outcome.ErrRotation, r.members.Self(), len(members), strings.Join(members, ", "),
+				outcome.ErrRotation, r.members.Self(), len(members),
+				strings.Join(names.Strings(members), ", "),
 				r.expected)
 		}
 		return nil
@@ -146,18 +148,18 @@ func (r *Rotation) checkFleet(ctx context.Context) error {
 // all has every agent make the steps up to rotationSteps[last], those too that
 // join meanwhile, and returns why some could not.
 func (r *Rotation) all(ctx context.Context, last int) ([]string, error) {
-	failed := map[string]string{}
-	var members []string
+	failed := map[names.AgentName]string{}
+	var members []names.AgentName
 	for {
 		members = r.members.Names()
-		behind := slices.DeleteFunc(slices.Clone(members), func(name string) bool {
+		behind := slices.DeleteFunc(slices.Clone(members), func(name names.AgentName) bool {
 			return r.done[name] > last || r.left[name] || failed[name] != ""
 		})
 		if len(behind) == 0 {
 			break
 		}
 		r.members.askKeyrings(ctx, behind, r.requests(behind, last), func(p *control.KeysProgress) {
-			name := p.Keys.Agent
+			name := names.AgentName(p.Keys.Agent)
 			switch {
 			case p.Keys.Fault != "":
 				failed[name] = p.Keys.Fault
@@ -169,11 +171,12 @@ func (r *Rotation) all(ctx context.Context, last int) ([]string, error) {
 				r.done[name]++
 			}
 			for _, lost := range p.Keys.Lost {
-				r.lost[lost] = "it has not said that it leaves, and " + name + " does not hear it"
+				r.lost[names.AgentName(lost)] = "it has not said that it leaves, and " +
+					string(name) + " does not hear it"
 			}
 			for _, known := range p.Keys.Members {
-				if !slices.Contains(members, known) {
-					r.lost[known] = "it is known to " + name + " alone"
+				if known := names.AgentName(known); !slices.Contains(members, known) {
+					r.lost[known] = "it is known to " + string(name) + " alone"
 				}
 			}
 			r.report(p)
@@ -183,7 +186,7 @@ func (r *Rotation) all(ctx context.Context, last int) ([]string, error) {
 		}
 	}
 	for _, name := range r.members.lostAgents() {
-		r.lost[name] = "it has not said that it leaves, and " + r.members.Self() +
+		r.lost[name] = "it has not said that it leaves, and " + string(r.members.Self()) +
 			" does not hear it"
 	}
 	for name, why := range r.lost {
@@ -191,7 +194,7 @@ func (r *Rotation) all(ctx context.Context, last int) ([]string, error) {
 			failed[name] = why
 			r.report(&control.KeysProgress{
 				Step: rotationSteps[last].step, Keys: &control.AgentKeys{
-					Agent: name, Fault: failed[name],
+					Agent: string(name), Fault: failed[name],
 				},
 			})
 		}
@@ -203,7 +206,7 @@ func (r *Rotation) all(ctx context.Context, last int) ([]string, error) {
 		case r.without[name]:
 			r.left[name] = true
 		default:
-			faults = append(faults, name+": "+fault)
+			faults = append(faults, string(name)+": "+fault)
 		}
 	}
 	slices.Sort(faults)
@@ -212,16 +215,17 @@ func (r *Rotation) all(ctx context.Context, last int) ([]string, error) {
 
 // requests are what each of the agents has still to do, up to
 // rotationSteps[last].
-func (r *Rotation) requests(names []string, last int) func(name string) []*control.KeyringRequest {
-	todo := map[string][]*control.KeyringRequest{}
-	for _, name := range names {
+func (r *Rotation) requests(agents []names.AgentName,
+	last int) func(names.AgentName) []*control.KeyringRequest {
+	todo := map[names.AgentName][]*control.KeyringRequest{}
+	for _, name := range agents {
 		for _, s := range rotationSteps[r.done[name] : last+1] {
 			todo[name] = append(todo[name], &control.KeyringRequest{
 				Step: s.step, Key: r.key, Rotation: r.id,
 			})
 		}
 	}
-	return func(name string) []*control.KeyringRequest { return todo[name] }
+	return func(name names.AgentName) []*control.KeyringRequest { return todo[name] }
 }
 
 // end tells the agents that this rotation does not go on. Those that do not hear it
@@ -229,21 +233,25 @@ func (r *Rotation) requests(names []string, last int) func(name string) []*contr
 func (r *Rotation) end(ctx context.Context) {
 	end := []*control.KeyringRequest{{Step: endKeys, Rotation: r.id}}
 	r.members.askKeyrings(context.WithoutCancel(ctx), r.members.Names(),
-		func(string) []*control.KeyringRequest { return end }, func(*control.KeysProgress) {})
+		func(names.AgentName) []*control.KeyringRequest { return end },
+		func(*control.KeysProgress) {})
 }
 
 // lostAgents are those that may come back with the keys that they had: gossip has lost them, or
 // it still speaks of them though they are no members, and no member has their address.
-func (ms *Members) lostAgents() []string {
-	lost := ms.config.Gossip.Lost()
-	taken, names := map[string]bool{}, map[string]bool{}
+func (ms *Members) lostAgents() (lost []names.AgentName) {
+	for _, name := range ms.config.Gossip.Lost() {
+		lost = append(lost, names.AgentName(name))
+	}
+	taken, there := map[string]bool{}, map[names.AgentName]bool{}
 	for _, m := range ms.View().Members {
-		taken[m.Address], names[m.Name] = true, true
+		taken[m.Address], there[m.AgentName()] = true, true
 	}
 	for _, m := range ms.config.Gossip.Members() {
-		if said, err := DecodeMeta(m.Meta, ms.config.Spoken); err == nil && !names[m.Name] &&
+		name := names.AgentName(m.Name)
+		if said, err := DecodeMeta(m.Meta, ms.config.Spoken); err == nil && !there[name] &&
 			!taken[said.Address] {
-			lost = append(lost, m.Name)
+			lost = append(lost, name)
 		}
 	}
 	return lost
@@ -252,11 +260,11 @@ func (ms *Members) lostAgents() []string {
 // askKeyrings has the agents named, all at a time, do what is asked of each,
 // until one of its requests fails, and waits for all. It calls each, once at a
 // time, with every answer, or why there is none, as a Fault.
-func (ms *Members) askKeyrings(ctx context.Context, names []string,
-	requests func(name string) []*control.KeyringRequest, each func(*control.KeysProgress)) {
+func (ms *Members) askKeyrings(ctx context.Context, agents []names.AgentName,
+	requests func(names.AgentName) []*control.KeyringRequest, each func(*control.KeysProgress)) {
 	var mu sync.Mutex
 	var asking sync.WaitGroup
-	for _, name := range names {
+	for _, name := range agents {
 		requests := requests(name)
 		asking.Go(func() {
 			for _, req := range requests {
@@ -274,7 +282,7 @@ func (ms *Members) askKeyrings(ctx context.Context, names []string,
 }
 
 // askKeyring makes one request of the agent named.
-func (ms *Members) askKeyring(ctx context.Context, name string,
+func (ms *Members) askKeyring(ctx context.Context, name names.AgentName,
 	req *control.KeyringRequest) *control.AgentKeys {
 	ctx, cancel := context.WithTimeout(ctx, keyringTimeout)
 	defer cancel()
@@ -285,17 +293,17 @@ func (ms *Members) askKeyring(ctx context.Context, name string,
 			grpc.WaitForReady(true))
 	}
 	switch s := status.Convert(err); {
-	case err == nil && keys.Agent == name:
+	case err == nil && keys.Agent == string(name):
 		return keys
 	case err == nil:
 		return &control.AgentKeys{
-			Agent: name, Fault: fmt.Sprintf("found agent %q at its address", keys.Agent),
+			Agent: string(name), Fault: fmt.Sprintf("found agent %q at its address", keys.Agent),
 		}
 	case s.Code() == codes.DeadlineExceeded:
 		return &control.AgentKeys{
-			Agent: name, Fault: fmt.Sprintf("it does not answer within %v", keyringTimeout),
+			Agent: string(name), Fault: fmt.Sprintf("it does not answer within %v", keyringTimeout),
 		}
 	default:
-		return &control.AgentKeys{Agent: name, Fault: s.Message()}
+		return &control.AgentKeys{Agent: string(name), Fault: s.Message()}
 	}
 }

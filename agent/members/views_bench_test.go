@@ -18,6 +18,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/names"
 )
 
 // BenchmarkViews is what it costs an agent, and those who watch it, that all members say how
@@ -51,7 +52,7 @@ func benchmarkViews(b *testing.B, members, watchers, sdks int) {
 		for part := range parts {
 			began := time.Now()
 			for i := part * (members - 1) / parts; i < (part+1)*(members-1)/parts; i++ {
-				k.hearLoad(memberName(i), said[(i+n)%len(said)], began)
+				k.hearLoad(names.AgentName(memberName(i)), said[(i+n)%len(said)], began)
 			}
 			time.Sleep(time.Second/parts - time.Since(began))
 		}

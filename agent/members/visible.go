@@ -2,7 +2,6 @@ package members
 
 import (
 	"slices"
-	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -35,7 +34,7 @@ func Visible(v *control.View, sees func(model string) bool) *control.View {
 // VisibleProfiles are those of models that are to be seen.
 func VisibleProfiles(profiles []*control.Profile, sees func(model string) bool) []*control.Profile {
 	hidden := func(p *control.Profile) bool {
-		name, _, _ := strings.Cut(p.GetModel(), "/") // as control.ModelKey joins it
+		name, _ := p.Key().Model.Split()
 		return !sees(name)
 	}
 	if !slices.ContainsFunc(profiles, hidden) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/names"
 )
 
 // A controlService answers the calls of other agents and of SDKs that know the
@@ -90,17 +91,20 @@ func (s controlService) Probe(stream control.Control_ProbeServer) error {
 // Drain has agents drain and stop: those named, or this one.
 func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (
 	*control.DrainResponse, error) {
-	names := req.GetAgents()
-	if len(names) == 0 || members.IsLocalOnly(ctx) {
-		names = []string{s.config.Name}
+	agents := []names.AgentName{s.config.Name}
+	if len(req.GetAgents()) > 0 && !members.IsLocalOnly(ctx) {
+		agents = agents[:0]
+		for _, name := range req.GetAgents() {
+			agents = append(agents, names.AgentName(name))
+		}
 	}
-	for _, name := range names { // all or none, where one is misspelt
+	for _, name := range agents { // all or none, where one is misspelt
 		if s.config.Members.Member(name) == nil {
 			return nil, s.config.Members.NoAgent(name)
 		}
 	}
 	resp := &control.DrainResponse{}
-	for _, name := range names {
+	for _, name := range agents {
 		if name == s.config.Name {
 			s.audit(ctx, "drain", "asked to drain", nil)
 			s.config.Drain()
@@ -115,7 +119,7 @@ func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (
 				return nil, fmt.Errorf("drain %s, after %q: %w", name, resp.Draining, err)
 			}
 		}
-		resp.Draining = append(resp.Draining, name)
+		resp.Draining = append(resp.Draining, string(name))
 	}
 	return resp, nil
 }
@@ -128,7 +132,7 @@ func (s controlService) Demand(ctx context.Context, req *control.DemandRequest) 
 	*control.FleetDemand, error) {
 	view := s.config.Members.View()
 	d := &control.FleetDemand{Leadership: view.GetLeadership(), Members: view.GetMembers()}
-	leader := view.GetLeadership().GetLeader()
+	leader := names.AgentName(view.GetLeadership().GetLeader())
 	if leader != "" && leader != s.config.Name && !members.IsLocalOnly(ctx) {
 		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 		defer cancel()
@@ -150,7 +154,7 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 	*control.FleetStatus, error) {
 	view := s.config.Members.LoadedView()
 	status := &control.FleetStatus{View: view}
-	leader := view.GetLeadership().GetLeader()
+	leader := names.AgentName(view.GetLeadership().GetLeader())
 	if leader != "" && leader != s.config.Name && !members.IsLocalOnly(ctx) {
 		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 		defer cancel()

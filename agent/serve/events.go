@@ -17,6 +17,7 @@ import (
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/names"
 )
 
 // An event is a line of the log that has the attribute [eventKey], which says of what kind it is:
@@ -226,7 +227,7 @@ func (s *Server) fleetEvents(ctx context.Context) []*control.Event {
 				events = s.config.Events.After(0)
 			} else if events, err = s.eventsOf(ctx, name); err != nil {
 				events = append(events, &control.Event{
-					Agent: name, TimeUnixNs: time.Now().UnixNano(), Kind: "silent",
+					Agent: string(name), TimeUnixNs: time.Now().UnixNano(), Kind: "silent",
 					What: "agent does not tell its events",
 					Details: []*control.EventDetail{
 						{Key: "error", Value: strings.ToValidUTF8(err.Error(), "\uFFFD")},
@@ -247,7 +248,8 @@ func (s *Server) fleetEvents(ctx context.Context) []*control.Event {
 
 // eventsOf asks another agent for its events. It believes no more of them than this agent keeps
 // of its own.
-func (s *Server) eventsOf(ctx context.Context, name string) (events []*control.Event, err error) {
+func (s *Server) eventsOf(ctx context.Context, name names.AgentName) (events []*control.Event,
+	err error) {
 	if spoken := s.config.Members.Member(name).Versions(); spoken.Newest < 3 {
 		return nil, fmt.Errorf("it speaks %v of the agents' protocol: events came with version 3",
 			spoken)
@@ -272,7 +274,7 @@ func (s *Server) eventsOf(ctx context.Context, name string) (events []*control.E
 		if err != nil {
 			return events, err
 		}
-		if e.Agent != name {
+		if e.Agent != string(name) {
 			return events, fmt.Errorf("found agent %.255q at its address", e.Agent)
 		}
 		events = append(events, e)

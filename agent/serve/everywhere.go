@@ -20,6 +20,7 @@ import (
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/names"
 )
 
 // This file answers for every model that any agent of the fleet holds.
@@ -121,7 +122,7 @@ func (s *Server) anyIndex(ready bool,
 	elsewhere := map[version]bool{}
 	for _, member := range s.config.Members.View().Members {
 		for _, m := range member.Models {
-			if member.Name != s.config.Name {
+			if member.AgentName() != s.config.Name {
 				elsewhere[version{m.Name, strconv.FormatInt(m.Version, 10)}] = true
 			}
 		}
@@ -171,18 +172,19 @@ func portsOf(metadata []*inference.ModelMetadataResponse_TensorMetadata) []model
 // everyAgent, which is what holds without it.
 const (
 	agentParameter = "agent"
-	everyAgent     = "all"
+	everyAgent     = names.AgentName("all")
 )
 
 // chosenAgent takes the parameter out of a load's or unload's.
-func chosenAgent(parameters map[string]*inference.ModelRepositoryParameter) (string, error) {
+func chosenAgent(parameters map[string]*inference.ModelRepositoryParameter) (names.AgentName,
+	error) {
 	p, given := parameters[agentParameter]
 	if !given {
 		return everyAgent, nil
 	}
 	delete(parameters, agentParameter)
 	if name := p.GetStringParam(); name != "" {
-		return name, nil
+		return names.AgentName(name), nil
 	}
 	return "", outcome.Invalid("parameter %q, want the name of an agent or %q", agentParameter,
 		everyAgent)
@@ -190,7 +192,8 @@ func chosenAgent(parameters map[string]*inference.ModelRepositoryParameter) (str
 
 // onAgents has a change of a model made on the agent chosen, or on every agent that has the
 // model's files. local makes it on this one.
-func (s *Server) onAgents(ctx context.Context, chosen, model string, local func() error,
+func (s *Server) onAgents(ctx context.Context, chosen names.AgentName,
+	model string, local func() error,
 	remote func(context.Context, inference.GRPCInferenceServiceClient) error) error {
 	if members.IsLocalOnly(ctx) ||
 		s.alone.Load() && (chosen == everyAgent || chosen == s.config.Name) {
@@ -199,7 +202,7 @@ func (s *Server) onAgents(ctx context.Context, chosen, model string, local func(
 	asked := s.config.Members.View().Members
 	if chosen != everyAgent {
 		asked = slices.DeleteFunc(slices.Clone(asked),
-			func(m *control.Member) bool { return m.Name != chosen })
+			func(m *control.Member) bool { return m.AgentName() != chosen })
 		if len(asked) == 0 {
 			return s.config.Members.NoAgent(chosen)
 		}
@@ -208,11 +211,11 @@ func (s *Server) onAgents(ctx context.Context, chosen, model string, local func(
 	var asking sync.WaitGroup
 	for i, m := range asked {
 		asking.Go(func() {
-			if m.Name == s.config.Name {
+			if m.AgentName() == s.config.Name {
 				outcomes[i] = local()
 				return
 			}
-			conn, err := s.config.Members.Dial(m.Name)
+			conn, err := s.config.Members.Dial(m.AgentName())
 			if err == nil {
 				err = remote(members.LocalOnly(ctx), inference.NewGRPCInferenceServiceClient(conn))
 			}

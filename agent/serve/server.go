@@ -21,6 +21,7 @@ import (
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/names"
 )
 
 // Leading is the half of the agent that leads, if it does. Its methods may be called concurrently.
@@ -37,7 +38,7 @@ type Leading interface {
 // A Config says what a [Server] serves, and what it needs of the rest of the agent. Functions
 // may be called concurrently.
 type Config struct {
-	Name    string // of the agent in its fleet
+	Name    names.AgentName // of the agent in its fleet
 	Members *members.Members
 	Keyring *members.Keyring
 	Worker  *worker.Worker

@@ -160,7 +160,7 @@ func (s service) RepositoryModelLoad(ctx context.Context,
 			return err
 		})
 	s.audit(ctx, "load", "asked to load a model", err, "model", short(req.GetModelName()), "on",
-		short(chosen))
+		short(string(chosen)))
 	if err != nil {
 		return nil, err
 	}
@@ -200,7 +200,7 @@ func (s service) RepositoryModelUnload(ctx context.Context,
 			return err
 		})
 	s.audit(ctx, "unload", "asked to unload a model", err, "model", short(req.GetModelName()), "on",
-		short(chosen))
+		short(string(chosen)))
 	if err != nil {
 		return nil, err
 	}

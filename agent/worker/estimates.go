@@ -3,14 +3,13 @@ package worker
 import (
 	"encoding/json"
 	"maps"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -24,8 +23,8 @@ type estimates struct {
 	learnedTimes atomic.Uint64
 	mu           sync.Mutex
 	book         *profiles.Book
-	learned      map[string]*estimate
-	gone         profiles.Absence[string] // of learned
+	learned      map[names.ModelKey]*estimate
+	gone         profiles.Absence[names.ModelKey] // of learned
 }
 
 // An estimate is what is known of one version of a model.
@@ -42,12 +41,12 @@ func newEstimates(library *profiles.Library, catalogue *profiles.Catalogue,
 	lanes func() *control.Member) *estimates {
 	return &estimates{
 		lanes: lanes, catalogue: catalogue, book: profiles.NewBook(library),
-		learned: map[string]*estimate{},
+		learned: map[names.ModelKey]*estimate{},
 	}
 }
 
 // loaded says which files a version, "ncf/1", is from now on.
-func (e *estimates) loaded(profile, checksum string) {
+func (e *estimates) loaded(profile names.ModelKey, checksum string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if known := e.learned[profile]; known == nil || known.checksum != checksum {
@@ -56,13 +55,12 @@ func (e *estimates) loaded(profile, checksum string) {
 }
 
 // begin is the estimate of a version of which this agent has run nothing.
-func (e *estimates) begin(profile, checksum string) *estimate {
-	model, version, _ := strings.Cut(profile, "/")
-	number, _ := strconv.ParseInt(version, 10, 64)
+func (e *estimates) begin(profile names.ModelKey, checksum string) *estimate {
+	model, version := profile.Split()
 	fresh := &estimate{
 		checksum: checksum,
 		key: members.KeyOf(e.catalogue, e.lanes(), &control.Model{
-			Name: model, Version: number, Checksum: checksum,
+			Name: model, Version: version, Checksum: checksum,
 		}),
 	}
 	fresh.table = e.book.Table(fresh.key)
@@ -70,7 +68,7 @@ func (e *estimates) begin(profile, checksum string) *estimate {
 }
 
 // of is the estimate of a version. e.mu is held.
-func (e *estimates) of(profile string) *estimate {
+func (e *estimates) of(profile names.ModelKey) *estimate {
 	known := e.learned[profile]
 	switch {
 	case known == nil:
@@ -93,7 +91,7 @@ func (e *estimates) of(profile string) *estimate {
 }
 
 // Estimate implements [runtime.Estimator].
-func (e *estimates) Estimate(profile string, batchSize int) time.Duration {
+func (e *estimates) Estimate(profile names.ModelKey, batchSize int) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if t := e.of(profile).table; t != nil {
@@ -103,7 +101,7 @@ func (e *estimates) Estimate(profile string, batchSize int) time.Duration {
 }
 
 // High implements [runtime.Estimator].
-func (e *estimates) High(profile string, batchSize int) time.Duration {
+func (e *estimates) High(profile names.ModelKey, batchSize int) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if t := e.of(profile).table; t != nil {
@@ -116,7 +114,7 @@ func (e *estimates) High(profile string, batchSize int) time.Duration {
 const mostUnlearned = 64
 
 // Observe implements [runtime.Estimator].
-func (e *estimates) Observe(profile string, batchSize int, execution time.Duration) {
+func (e *estimates) Observe(profile names.ModelKey, batchSize int, execution time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	known := e.of(profile)
@@ -133,14 +131,14 @@ func (e *estimates) Observe(profile string, batchSize int, execution time.Durati
 
 // forget forgets versions that are not held, "ncf/1", and have not been for members.KeepTold, but
 // for those from which the next one starts.
-func (e *estimates) forget(now time.Time, held map[string]bool) {
+func (e *estimates) forget(now time.Time, held map[names.ModelKey]bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	used := map[profiles.Key]bool{}
 	for profile, known := range e.learned {
 		used[known.key] = used[known.key] || held[profile]
 	}
-	there := func(profile string) bool { return held[profile] }
+	there := func(profile names.ModelKey) bool { return held[profile] }
 	for _, profile := range e.gone.Over(now, members.KeepTold, maps.Keys(e.learned), there) {
 		delete(e.learned, profile)
 	}
@@ -152,8 +150,7 @@ func (e *estimates) forget(now time.Time, held map[string]bool) {
 func (e *estimates) profile(member *control.Member, m *control.Model) *control.Profile {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	key, version := members.KeyOf(e.catalogue, member, m), control.ModelKey(m.GetName(),
-		m.GetVersion())
+	key, version := members.KeyOf(e.catalogue, member, m), m.Key()
 	known := e.learned[version]
 	if known == nil || known.key != key {
 		known = &estimate{table: e.book.Table(key)}
@@ -168,20 +165,20 @@ func (e *estimates) profile(member *control.Member, m *control.Model) *control.P
 		}
 		known.json = text
 	}
-	return &control.Profile{Model: version, Type: member.LaneType(), Table: known.json}
+	return &control.Profile{
+		Model: string(version), Type: string(member.LaneType()), Table: known.json,
+	}
 }
 
 // complete adds profiles for what v has none of, because no leader has told any.
 func (e *estimates) complete(v *control.View) {
-	known := map[control.ProfileKey]bool{}
+	known := map[names.TableKey]bool{}
 	for _, p := range v.Profiles {
 		known[p.Key()] = true
 	}
 	for _, member := range v.Members {
 		for _, m := range member.Models {
-			key := control.ProfileKey{
-				Model: control.ModelKey(m.Name, m.Version), LaneType: member.LaneType(),
-			}
+			key := names.TableKey{Model: m.Key(), Type: member.LaneType()}
 			if known[key] {
 				continue
 			}

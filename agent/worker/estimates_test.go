@@ -8,6 +8,7 @@ import (
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -18,13 +19,13 @@ func TestEstimatesForget(t *testing.T) {
 		func() *control.Member {
 			return &control.Member{InstanceType: "box", Provider: "cpu", Lanes: 1, Cores: 1}
 		})
-	now, held := time.Unix(0, 0), map[string]bool{}
+	now, held := time.Unix(0, 0), map[names.ModelKey]bool{}
 	const versions = 200
 	for v := 1; v <= versions; v++ {
 		clear(held)
-		held[fmt.Sprintf("ncf/%d", v)] = true
-		e.loaded(fmt.Sprintf("ncf/%d", v), fmt.Sprint(v))
-		e.Observe(fmt.Sprintf("ncf/%d", v), 10, time.Duration(v)*time.Millisecond)
+		held[names.ModelKey(fmt.Sprintf("ncf/%d", v))] = true
+		e.loaded(names.ModelKey(fmt.Sprintf("ncf/%d", v)), fmt.Sprint(v))
+		e.Observe(names.ModelKey(fmt.Sprintf("ncf/%d", v)), 10, time.Duration(v)*time.Millisecond)
 		now = now.Add(time.Minute)
 		e.forget(now, held)
 		if n, most := len(e.learned), int(members.KeepTold/time.Minute)+2; n > most {
@@ -37,7 +38,8 @@ func TestEstimatesForget(t *testing.T) {
 		t.Errorf("in the end there are %d estimates and %d keys, want 1 and 3", len(e.learned),
 			len(e.book.Keys()))
 	}
-	if got := e.Estimate(fmt.Sprintf("ncf/%d", versions+1), 10); got < 190*time.Millisecond {
+	if got := e.Estimate(names.ModelKey(fmt.Sprintf("ncf/%d", versions+1)), 10); got < 190*
+		time.Millisecond {
 		t.Errorf("a new version starts from %v, want about 200 ms, as the last", got)
 	}
 }
@@ -97,7 +99,7 @@ func TestLearned(t *testing.T) {
 		t.Error("nothing is said to be learned of ten queries")
 	}
 	if now := complete(); len(before) != 0 || len(now) != 1 || now[0].Model != "ncf/1" ||
-		now[0].Type != held.LaneType() {
+		now[0].Key().Type != held.LaneType() {
 		t.Errorf("before it was %v, now %v; want a profile of ncf/1 on %s", before, now,
 			held.LaneType())
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/names"
 )
 
 const (
@@ -34,7 +35,7 @@ type Stream[Out, In any] interface {
 // A followedLink is a Link as its member sees it: the stream by which the agent that opened
 // it leads, or wants to.
 type followedLink struct {
-	from string
+	from names.AgentName
 	wake chan struct{} // of size 1: there is something to say
 
 	mu       sync.Mutex
@@ -47,7 +48,7 @@ type followedLink struct {
 // tellLeader tells the leader that this agent follows, on each of its links: one that it gave up
 // for another may be served after that, and ends soon. w.mu is held.
 func (w *Worker) tellLeader(add func(*control.WorkerMessage)) {
-	leader := w.config.Leading.Leadership().GetLeader()
+	leader := names.AgentName(w.config.Leading.Leadership().GetLeader())
 	for _, k := range w.followed {
 		if k.from == leader {
 			k.say(add)
@@ -127,7 +128,7 @@ func (w *Worker) Link(leader Stream[control.WorkerMessage, control.LeaderMessage
 	if first.From == "" {
 		return outcome.Invalid("the first message of a link names nobody")
 	}
-	k := &followedLink{from: first.From, wake: make(chan struct{}, 1)}
+	k := &followedLink{from: names.AgentName(first.From), wake: make(chan struct{}, 1)}
 	unlinked := w.config.Leading.Linked(k.from, func(e *control.Election) {
 		k.say(func(m *control.WorkerMessage) { m.Election = append(m.Election, e) })
 	})
@@ -209,7 +210,7 @@ func ended(err error) error {
 // obey takes what k's other end says of prices, profiles and the way to lanes if it is the leader
 // that this agent follows.
 func (w *Worker) obey(k *followedLink) {
-	if w.config.Leading.Leadership().GetLeader() == k.from {
+	if w.config.Leading.Leadership().GetLeader() == string(k.from) {
 		if news := k.take(); news != nil {
 			w.config.ToldByLeader(news)
 		}

@@ -8,11 +8,11 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/runtime"
 )
 
@@ -22,8 +22,8 @@ type Loaded = models.Loaded[*Model]
 // A Model is what the repository holds of a version while it is loaded.
 type Model struct {
 	runtime.Model
-	profile  string // what estimates of its execution time are kept by
-	checksum string // as the function of that name has it
+	profile  names.ModelKey // what estimates of its execution time are kept by
+	checksum string         // as the function of that name has it
 	counts   *versionMetrics
 }
 
@@ -173,7 +173,7 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (*Model, error) {
 	w.metrics.warmUpDuration.WithLabelValues(v.Model, version).Observe(time.Since(start).Seconds())
 	w.config.Loaded(v)
 	w.metrics.qosTarget.WithLabelValues(v.Model, version).Set(v.Config.QoSTarget.Seconds())
-	profile := control.ModelKey(v.Model, v.Number)
+	profile := names.NewModelKey(v.Model, v.Number)
 	w.estimates.loaded(profile, sum)
 	return &Model{
 		Model:    model,

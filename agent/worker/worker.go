@@ -22,6 +22,7 @@ import (
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime"
 )
@@ -33,7 +34,7 @@ type Leading interface {
 	// Linked tells that the agent named has opened a Link to this one: what the election has to say
 	// to that agent goes by send, which must not block, until closed is called, which tells whether
 	// the agent has ended the Link in order, or it broke. Only the first call counts.
-	Linked(from string, send func(*control.Election)) (closed func(inOrder bool))
+	Linked(from names.AgentName, send func(*control.Election)) (closed func(inOrder bool))
 	// Elect takes an election message that came by such a Link.
 	Elect(*control.Election)
 }
@@ -153,7 +154,8 @@ func (w *Worker) observe(e models.Event) {
 
 // Forget forgets what belongs to versions that are gone: held are those of the fleet, as "ncf/1",
 // known reports whether a client may ask for a model.
-func (w *Worker) Forget(now time.Time, held map[string]bool, known func(model string) bool) {
+func (w *Worker) Forget(now time.Time, held map[names.ModelKey]bool,
+	known func(model string) bool) {
 	w.estimates.forget(now, held)
 	w.metrics.forget(now, known)
 }
@@ -299,7 +301,7 @@ func (w *Worker) hold(t *attempt, batchSize int) {
 	if !t.probed {
 		return
 	}
-	more := w.lanes.Estimate(control.ModelKey(t.held.Model, t.held.Version), batchSize) /
+	more := w.lanes.Estimate(names.NewModelKey(t.held.Model, t.held.Version), batchSize) /
 		time.Duration(w.config.Lanes)
 	w.tellLeader(func(m *control.WorkerMessage) {
 		m.RemainingNs = w.remaining()

@@ -9,6 +9,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // A HeardLoad is a load that was heard, or said, at a time by this machine's clock. The load does
@@ -33,7 +35,7 @@ type Changes struct {
 	view      *View // the last
 	revision  uint64
 	members   map[string]*toldMember
-	profiles  map[ProfileKey]*Profile
+	profiles  map[names.TableKey]*Profile
 	models    map[string]*toldModel // that members hold, by their content
 	lastModel uint64
 	loads     map[string]HeardLoad // of members
@@ -55,7 +57,7 @@ type toldModel struct {
 func (c *Changes) Next(v *View) *View {
 	if c.members == nil {
 		*c = Changes{view: &View{}, revision: 1, members: map[string]*toldMember{},
-			profiles: map[ProfileKey]*Profile{},
+			profiles: map[names.TableKey]*Profile{},
 			models:   map[string]*toldModel{}, loads: map[string]HeardLoad{}}
 	}
 	before := c.view
@@ -184,7 +186,7 @@ func (c *Changes) nextProfiles(profiles []*Profile, change *View) {
 	if len(c.profiles) == len(profiles) {
 		return
 	}
-	there := make(map[ProfileKey]bool, len(profiles))
+	there := make(map[names.TableKey]bool, len(profiles))
 	for _, p := range profiles {
 		there[p.Key()] = true
 	}
@@ -192,7 +194,7 @@ func (c *Changes) nextProfiles(profiles []*Profile, change *View) {
 		if !there[key] {
 			delete(c.profiles, key)
 			change.Profiles = append(change.Profiles, &Profile{
-				Model: key.Model, Type: key.LaneType,
+				Model: string(key.Model), Type: string(key.Type),
 			})
 		}
 	}
@@ -240,7 +242,7 @@ type Watched struct {
 	view     *View
 	members  map[string]*Member
 	models   map[uint64]*Model
-	profiles map[ProfileKey]*Profile
+	profiles map[names.TableKey]*Profile
 }
 
 // Take takes the next message, which may be a whole view, too, and belongs to the Watched from
@@ -252,7 +254,7 @@ func (w *Watched) Take(v *View) (changed bool, err error) {
 	if whole {
 		*w = Watched{
 			members: map[string]*Member{}, models: map[uint64]*Model{},
-			profiles: map[ProfileKey]*Profile{},
+			profiles: map[names.TableKey]*Profile{},
 		}
 		before = &View{}
 	} else if v.GetBase() != before.GetRevision() {

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/names"
 )
 
 // A changingFleet is a fleet that changes at random, as a roster shows it: what has not changed is
@@ -18,7 +19,7 @@ import (
 type changingFleet struct {
 	rng      *rand.Rand
 	members  map[string]*Member
-	profiles map[ProfileKey]*Profile
+	profiles map[names.TableKey]*Profile
 	loads    map[string]HeardLoad
 	rest     View
 	now      time.Time
@@ -27,7 +28,7 @@ type changingFleet struct {
 
 func newChangingFleet(seed uint64) *changingFleet {
 	return &changingFleet{rng: rand.New(rand.NewPCG(seed, 1)), members: map[string]*Member{},
-		profiles: map[ProfileKey]*Profile{},
+		profiles: map[names.TableKey]*Profile{},
 		loads:    map[string]HeardLoad{}, now: time.Unix(1e9, 0)}
 }
 
@@ -66,12 +67,15 @@ func (f *changingFleet) change() {
 			}, f.now,
 		}
 	case 8:
-		key := ProfileKey{fmt.Sprint("model-", f.rng.IntN(3)), "box"}
+		key := names.TableKey{
+			Model: names.ModelKey(fmt.Sprint("model-", f.rng.IntN(3))), Type: "box",
+		}
 		if f.rng.IntN(3) == 0 {
 			delete(f.profiles, key)
 		} else {
 			f.profiles[key] = &Profile{
-				Model: key.Model, Type: key.LaneType, Table: fmt.Appendf(nil, "{%d}", f.serial),
+				Model: string(key.Model), Type: string(key.Type),
+				Table: fmt.Appendf(nil, "{%d}", f.serial),
 			}
 		}
 	case 9:

@@ -1,32 +1,33 @@
 package control
 
 import (
-	"strconv"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
-// ModelKey is how a version of a model is named where one string must do, in
-// [Profile] and in the leader: "name/version".
-func ModelKey(name string, version int64) string {
-	return name + "/" + strconv.FormatInt(version, 10)
-}
-
-// A ProfileKey says what a [Profile] is about.
-type ProfileKey struct {
-	Model    string // as [ModelKey] names it
-	LaneType string // of a member, or its own
-}
-
 // Key is what the profile is about.
-func (p *Profile) Key() ProfileKey { return ProfileKey{Model: p.GetModel(), LaneType: p.GetType()} }
+func (p *Profile) Key() names.TableKey {
+	return names.TableKey{
+		Model: names.ModelKey(p.GetModel()), Type: names.LaneType(p.GetType()),
+	}
+}
+
+// Key names the version of the model that is asked for.
+func (m *ModelDemand) Key() names.ModelKey {
+	return names.NewModelKey(m.GetModel(), m.GetVersion())
+}
+
+// Key names the version of the model.
+func (m *Model) Key() names.ModelKey { return names.NewModelKey(m.GetName(), m.GetVersion()) }
 
 // ProfileKeys adds to keys what the profiles that hold for the member are about: each model that it
 // holds, on lanes of its type and on its own.
-func (m *Member) ProfileKeys(keys map[ProfileKey]bool) {
+func (m *Member) ProfileKeys(keys map[names.TableKey]bool) {
 	general, own := m.LaneType(), m.OwnLaneType()
 	for _, held := range m.GetModels() {
-		model := ModelKey(held.GetName(), held.GetVersion())
-		keys[ProfileKey{model, general}], keys[ProfileKey{model, own}] = true, true
+		keys[names.TableKey{Model: held.Key(), Type: general}] = true
+		keys[names.TableKey{Model: held.Key(), Type: own}] = true
 	}
 }
 
@@ -36,12 +37,14 @@ func Duration(ns int64) time.Duration { return min(max(time.Duration(ns), 0), 24
 
 // LaneType is how prices and profiles name what a lane of the member is: lanes
 // are alike where instance type, provider and cores are.
-func (m *Member) LaneType() string {
-	return m.GetInstanceType() + "/" + m.GetProvider() + "/" +
-		strconv.FormatUint(uint64(m.GetCores()), 10)
+func (m *Member) LaneType() names.LaneType {
+	return names.NewLaneType(m.GetInstanceType(), m.GetProvider(), m.GetCores())
 }
+
+// AgentName is the member's name.
+func (m *Member) AgentName() names.AgentName { return names.AgentName(m.GetName()) }
 
 // OwnLaneType is the same of a member whose latency departs from its type's.
 // Where there is a price or a profile under this name it holds for the member,
 // in place of that of its LaneType.
-func (m *Member) OwnLaneType() string { return m.LaneType() + "@" + m.GetName() }
+func (m *Member) OwnLaneType() names.LaneType { return m.LaneType().Own(m.AgentName()) }

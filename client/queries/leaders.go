@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/election"
+	"github.com/muster-serve/muster/names"
 )
 
 const (
@@ -41,17 +42,17 @@ const (
 // A Leadership says who leads as far as somebody knows, and who is to lead next; "": nobody.
 type Leadership struct {
 	Epoch             uint64 // 0: nobody has led yet
-	Leader, Successor string
+	Leader, Successor names.AgentName
 }
 
 // leaders is who may lead, and how far the search for one is. It goes in rounds: the leader as far
 // as known, and its successor; then a pause.
 type leaders struct {
-	known   Leadership // the latest heard of
-	lost    string     // the leader that was lost last
-	round   []string   // those of this round who are not tried yet; nil: there is no round
-	of      Leadership // known when the round began
-	tried   string     // whose stream is open, or being opened; "": none is
+	known   Leadership        // the latest heard of
+	lost    names.AgentName   // the leader that was lost last
+	round   []names.AgentName // those of this round who are not tried yet; nil: there is no round
+	of      Leadership        // known when the round began
+	tried   names.AgentName   // whose stream is open, or being opened; "": none is
 	triedAt time.Duration
 	pause   bool // before the next round
 	retry   time.Duration
@@ -88,7 +89,8 @@ func (s *State) Known() Leadership { return s.leaders.known }
 // Try says to whom to open a stream now; "": to nobody, until there is news or about wait has
 // passed. It passes over who is not there. The caller then calls Opened once that member answers as
 // a leader, and Tried in any case when the stream has ended, or could not be opened.
-func (s *State) Try(now time.Duration, there func(agent string) bool) (agent string,
+func (s *State) Try(now time.Duration, there func(agent names.AgentName) bool) (
+	agent names.AgentName,
 	wait time.Duration) {
 	l := &s.leaders
 	if l.pause {
@@ -128,22 +130,22 @@ func (l *leaders) changed() bool {
 }
 
 // candidates are those who may lead, the likeliest first: the leader that was lost last comes last.
-func (l *Leadership) candidates(lost string) []string {
-	names := []string{} // not nil
+func (l *Leadership) candidates(lost names.AgentName) []names.AgentName {
+	all := []names.AgentName{} // not nil
 	if l.Leader != "" && l.Leader != lost {
-		names = append(names, l.Leader)
+		all = append(all, l.Leader)
 	}
 	if l.Successor != "" && l.Successor != l.Leader {
-		names = append(names, l.Successor)
+		all = append(all, l.Successor)
 	}
 	if l.Leader != "" && l.Leader == lost {
-		names = append(names, l.Leader)
+		all = append(all, l.Leader)
 	}
-	return names
+	return all
 }
 
 // Linked is the member that is linked as the leader, "" if none is; led says that it answers.
-func (s *State) Linked() (agent string, led bool) {
+func (s *State) Linked() (agent names.AgentName, led bool) {
 	if s.link < linkOpen {
 		return "", false
 	}

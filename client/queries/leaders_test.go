@@ -3,6 +3,8 @@ package queries
 import (
 	"math"
 	"testing"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // TestLearnsNoLie: an epoch far above that of the leader whom a gateway has does not take it away
@@ -14,7 +16,7 @@ func TestLearnsNoLie(t *testing.T) {
 	for _, step := range []struct {
 		linked bool
 		says   Leadership
-		want   string
+		want   names.AgentName
 	}{
 		{false, Leadership{Epoch: 5, Leader: "a"}, "a"},
 		{true, Leadership{Epoch: math.MaxUint64, Leader: "liar"}, "a"},

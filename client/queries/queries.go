@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 )
 
 const (
@@ -55,7 +56,7 @@ type State struct {
 	heardAt   time.Duration
 	usual     time.Duration // between a submit and its acknowledgement
 
-	slow    func(q *Query, agent string) time.Duration
+	slow    func(q *Query, agent names.AgentName) time.Duration
 	actions []Action
 	taken   int // of actions
 	stats   Stats
@@ -104,7 +105,7 @@ type Query struct {
 
 	inquired bool // it is being decided without a leader
 	again    time.Duration
-	failed   []string // members that have failed it
+	failed   []names.AgentName // members that have failed it
 
 	turns *turns // where it waits for its turn to be decided without a leader; nil: nowhere
 	index int    // there
@@ -156,7 +157,7 @@ func (q *Query) Ended() (err error, done bool) {
 }
 
 // At is the agent where an attempt is under way, "" if none is.
-func (q *Query) At() string {
+func (q *Query) At() names.AgentName {
 	if !q.underWay() {
 		return ""
 	}
@@ -164,7 +165,7 @@ func (q *Query) At() string {
 }
 
 // Failed are the agents that have failed the query.
-func (q *Query) Failed() []string { return q.failed }
+func (q *Query) Failed() []names.AgentName { return q.failed }
 
 // Backoff is about how long the caller waits before it reports an attempt under way that has failed
 // without a word of the agent: the leader may not know yet that it is out of reach. An attempt that
@@ -178,7 +179,7 @@ func (q *Query) Backoff() time.Duration {
 
 // A Target is where an attempt is, or is to go.
 type Target struct {
-	Agent       string
+	Agent       names.AgentName
 	Attempt     uint32
 	Lane        uint32
 	Reservation uint64        // the probe's; 0: a leader chose
@@ -195,7 +196,7 @@ type Target struct {
 type Assign struct {
 	Sequence uint64
 	Attempt  uint32 // 1 is the first
-	Agent    string
+	Agent    names.AgentName
 	Lane     uint32
 	Took     time.Duration // predicted, until the answer
 }
@@ -205,7 +206,7 @@ type Submit struct {
 	Query            *Query
 	Waited, TimeLeft time.Duration // TimeLeft 0: for ever
 	Attempts         uint32        // made so far
-	Agent            string
+	Agent            names.AgentName
 	Lane             uint32
 }
 
@@ -236,7 +237,7 @@ const (
 type Action struct {
 	Kind        ActionKind
 	Query       *Query
-	Agent       string
+	Agent       names.AgentName
 	Reservation uint64
 }
 
@@ -252,8 +253,8 @@ const (
 // GaveUp is the error of a query that as many attempts have failed as it may have.
 type GaveUp struct {
 	Attempts int
-	Agent    string // of the last
-	Err      error  // its error
+	Agent    names.AgentName // of the last
+	Err      error           // its error
 }
 
 func (e *GaveUp) Error() string {
@@ -264,7 +265,7 @@ func (e *GaveUp) Error() string {
 // New returns the state of a gateway without queries that knows of no leader. slow is the 99th
 // percentile of how long a query runs at an agent, 0 if it is not known. It is asked once an
 // attempt, and only where no leader watches it.
-func New(slow func(q *Query, agent string) time.Duration) *State {
+func New(slow func(q *Query, agent names.AgentName) time.Duration) *State {
 	s := &State{bySequence: map[uint64]*Query{}, later: turns{soonest: true}, slow: slow}
 	s.leaders.retry = firstRetry
 	return s

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 )
 
 var errTest = errors.New("a test")
@@ -25,9 +26,9 @@ type run struct {
 	fault   error // the first broken promise
 	log     []string
 
-	known  Leadership // the newest there is
-	lies   bool       // nobody answers as a leader
-	stream string     // to whom one is open, or being opened
+	known  Leadership      // the newest there is
+	lies   bool            // nobody answers as a leader
+	stream names.AgentName // to whom one is open, or being opened
 	again  time.Duration
 	leader *leaderAt       // at its other end; nil: it has not answered as a leader
 	up     []Message       // under way to it
@@ -67,13 +68,13 @@ type leaderAt struct {
 
 type row struct {
 	attempts uint32
-	at       string // the agent where it is; "": it waits
+	at       names.AgentName // the agent where it is; "": it waits
 }
 
 type place struct {
 	sequence uint64
 	attempt  uint32
-	agent    string
+	agent    names.AgentName
 }
 
 func newRun(seed uint64) *run {
@@ -81,7 +82,7 @@ func newRun(seed uint64) *run {
 		rng: rand.New(rand.NewPCG(seed, 0)), reserved: map[uint64]bool{}, known: Leadership{
 			1, "a", "b",
 		},
-		s: New(func(*Query, string) time.Duration { return 0 }),
+		s: New(func(*Query, names.AgentName) time.Duration { return 0 }),
 	}
 	r.s.Learn(r.known)
 	return r
@@ -278,7 +279,7 @@ func (r *run) assign(sequence uint64) {
 	l := r.leader
 	known := l.rows[sequence]
 	known.attempts++
-	known.at = fmt.Sprint("agent-", r.rng.IntN(4))
+	known.at = names.AgentName(fmt.Sprint("agent-", r.rng.IntN(4)))
 	a := Assign{
 		Sequence: sequence, Attempt: known.attempts, Agent: known.at, Took: time.Millisecond,
 	}
@@ -341,7 +342,7 @@ func (r *run) tick() {
 	if r.stream == "" && r.now >= r.again {
 		var wait time.Duration
 		// who is not there
-		r.stream, wait = r.s.Try(r.now, func(agent string) bool { return agent != "c" })
+		r.stream, wait = r.s.Try(r.now, func(agent names.AgentName) bool { return agent != "c" })
 		r.again = r.now + wait
 		r.carryOut()
 	}
@@ -619,8 +620,8 @@ func (r *run) random() {
 	case 10:
 		if r.one(6) {
 			r.known = Leadership{
-				r.known.Epoch + 1, []string{"a", "b", "c"}[r.rng.IntN(3)],
-				[]string{"", "a", "b"}[r.rng.IntN(3)],
+				r.known.Epoch + 1, []names.AgentName{"a", "b", "c"}[r.rng.IntN(3)],
+				[]names.AgentName{"", "a", "b"}[r.rng.IntN(3)],
 			}
 			r.learn(r.known)
 		}

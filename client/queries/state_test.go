@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 )
 
 const ms = time.Millisecond
@@ -49,9 +50,9 @@ func (r *run) told() (all Message) {
 
 // TestSilence follows when a leader counts as silent, and as heard.
 func TestSilence(t *testing.T) {
-	s := New(func(*Query, string) time.Duration { return 0 })
+	s := New(func(*Query, names.AgentName) time.Duration { return 0 })
 	s.Learn(Leadership{1, "a", ""})
-	s.Try(0, func(string) bool { return true })
+	s.Try(0, func(names.AgentName) bool { return true })
 	s.Opened(0)
 	at := func(n int, want linkState) {
 		t.Helper()
@@ -104,8 +105,8 @@ func TestSilence(t *testing.T) {
 func TestTries(t *testing.T) {
 	s := New(nil)
 	now := time.Duration(0)
-	there := func(agent string) bool { return agent != "gone" }
-	tries := func(want string, wantWait time.Duration) {
+	there := func(agent names.AgentName) bool { return agent != "gone" }
+	tries := func(want names.AgentName, wantWait time.Duration) {
 		t.Helper()
 		if got, wait := s.Try(now, there); got != want || wait != wantWait {
 			t.Errorf("at %v it tries %q, waits %v; want %q, %v", now, got, wait, want, wantWait)
@@ -188,7 +189,7 @@ func TestGivesUp(t *testing.T) {
 	r := led(t)
 	c := r.arrive()
 	for n := range match.MaxAttempts {
-		r.s.Decided(c.q, Target{Agent: string(rune('a' + n)), Reservation: 1})
+		r.s.Decided(c.q, Target{Agent: names.AgentName(string(rune('a' + n))), Reservation: 1})
 		r.s.inquiries = 0
 		r.s.Take(c.q, r.now)
 		r.s.Attempted(c.q, Elsewhere, errTest, r.now)
@@ -196,7 +197,9 @@ func TestGivesUp(t *testing.T) {
 	err, done := c.q.Ended()
 	var gaveUp *GaveUp
 	if !done || !errors.As(err, &gaveUp) ||
-		*gaveUp != (GaveUp{match.MaxAttempts, string(rune('a' + match.MaxAttempts - 1)), errTest}) {
+		*gaveUp != (GaveUp{
+			match.MaxAttempts, names.AgentName(string(rune('a' + match.MaxAttempts - 1))), errTest,
+		}) {
 		t.Errorf("ended %v, with %v", done, err)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // arriveLeaderless is a query that arrives and is sent to a lane.
@@ -31,7 +33,7 @@ func drain(s *State) {
 func BenchmarkLeaderless(b *testing.B) {
 	for _, n := range []int{15, 1000} {
 		b.Run(fmt.Sprint("in-flight=", n), func(b *testing.B) {
-			s := New(func(*Query, string) time.Duration { return time.Second })
+			s := New(func(*Query, names.AgentName) time.Duration { return time.Second })
 			for range n {
 				arriveLeaderless(b, s, 0)
 			}
@@ -50,7 +52,7 @@ func BenchmarkLeaderless(b *testing.B) {
 func BenchmarkLed(b *testing.B) {
 	s := New(nil)
 	s.Learn(Leadership{1, "a", ""})
-	s.Try(0, func(string) bool { return true })
+	s.Try(0, func(names.AgentName) bool { return true })
 	s.Opened(0)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -70,7 +72,7 @@ func BenchmarkLed(b *testing.B) {
 func TestOverdueOnce(t *testing.T) {
 	const inFlight = 200
 	asked := 0
-	s := New(func(*Query, string) time.Duration { asked++; return 0 })
+	s := New(func(*Query, names.AgentName) time.Duration { asked++; return 0 })
 	for range inFlight {
 		arriveLeaderless(t, s, 0)
 	}

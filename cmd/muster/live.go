@@ -17,6 +17,7 @@ import (
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/leader/plan"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/sim"
 	"github.com/muster-serve/muster/sim/workload"
@@ -150,7 +151,7 @@ func (live *liveFleet) demanded(fleet *control.FleetDemand,
 		if m.GetQueries() < lead.LeastDemand || m.GetRate() <= 0 {
 			idle = append(idle,
 				fmt.Sprintf("%s (%d so far, now %.1f a second)",
-					control.ModelKey(m.GetModel(), m.GetVersion()), m.GetQueries(), m.GetRate()))
+					m.Key(), m.GetQueries(), m.GetRate()))
 			continue
 		}
 		demand = append(demand, m)
@@ -247,7 +248,7 @@ func (live *liveFleet) model(d *control.ModelDemand, prices []sim.Price, known l
 	}
 	if slices.ContainsFunc(live.Demand,
 		func(x liveDemand) bool { return x.Model == d.GetModel() && x.Version != d.GetVersion() }) {
-		m.Name = control.ModelKey(d.GetModel(), d.GetVersion())
+		m.Name = string(d.Key())
 	}
 	var pmf []workload.Probability
 	for i, b := range d.GetBatchSizes() {
@@ -446,7 +447,7 @@ func (live *liveFleet) writeText(b *strings.Builder) {
 	for _, d := range live.Demand {
 		fmt.Fprintf(
 			t, "  %s\t%.1f queries/s in the last minute, batch sizes of %d queries, within %v ms\n",
-			control.ModelKey(d.Model, d.Version), d.Rate, d.Queries, d.QoS)
+			names.NewModelKey(d.Model, d.Version), d.Rate, d.Queries, d.QoS)
 	}
 	for _, e := range live.Evidence {
 		from := "shipped profile: nothing was learned there"

@@ -330,7 +330,7 @@ func readConfigFile(path string, known *pflag.FlagSet) ([]configEntry, error) {
 		case f == nil:
 			faults = append(faults,
 				fmt.Errorf("%s: unknown setting %q%s", at(key), key.Value,
-					didYouMean(key.Value, names(known))))
+					didYouMean(key.Value, flagNames(known))))
 		case first[key.Value] != nil:
 			faults = append(faults,
 				fmt.Errorf("%s: %s is set before, at line %d", at(key), key.Value,
@@ -399,14 +399,14 @@ func unknownVariables(environ []string, known *pflag.FlagSet) []string {
 	return unknown
 }
 
-func names(flags *pflag.FlagSet) []string {
+func flagNames(flags *pflag.FlagSet) []string {
 	var names []string
 	flags.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 	return names
 }
 
 func variables(settings *pflag.FlagSet) []string {
-	variables := names(settings)
+	variables := flagNames(settings)
 	for i, name := range variables {
 		variables[i] = variable(name)
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // A Role says whether an agent leads.
@@ -98,7 +100,7 @@ func Beyond(epoch, known uint64) bool { return epoch > known && epoch-known > mo
 type Claim struct {
 	Epoch  uint64 // 1 or more, below 2^63
 	Rank   Rank
-	Leader string // the agent's id
+	Leader names.AgentName
 }
 
 // Compare is negative if c is lower than d, 0 if they are the same claim, and
@@ -119,7 +121,7 @@ func (c Claim) String() string {
 // have the same intervals.
 type Config struct {
 	// ID is the agent's name, not empty and unique among the members.
-	ID string
+	ID names.AgentName
 	// Rank is what [RankOf] says of the agent.
 	Rank Rank
 	// Epoch is the last one that the agent has persisted, 0 if none; below 2^63. With an older one

@@ -1,6 +1,10 @@
 package election
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/muster-serve/muster/names"
+)
 
 // A MessageKind says what one node tells another. Beside each stand the fields
 // of [Message] it uses.
@@ -41,7 +45,7 @@ type Message struct {
 	Kind  MessageKind
 	Claim Claim
 	// Successor is who should lead after the sender; empty if there is nobody.
-	Successor string
+	Successor names.AgentName
 	// Heard says that the sender hears the leader of Claim at present.
 	Heard bool
 }
@@ -49,7 +53,7 @@ type Message struct {
 func (m Message) String() string {
 	s := m.Kind.String() + " " + m.Claim.String()
 	if m.Successor != "" {
-		s += " successor " + m.Successor
+		s += " successor " + string(m.Successor)
 	}
 	if m.Heard {
 		s += " heard"
@@ -94,7 +98,7 @@ var eventNames = [...]string{TimePassed: "time", MemberUp: "up", MemberDown: "do
 // An Event tells a node what happened. Kind says which fields count.
 type Event struct {
 	Kind    Kind
-	ID      string
+	ID      names.AgentName
 	Rank    Rank
 	Epoch   uint64
 	Message Message
@@ -109,7 +113,7 @@ func (e Event) String() string {
 	case MemberUp:
 		return fmt.Sprintf("%s %s rank %#x", name, e.ID, uint32(e.Rank))
 	case MemberDown, StreamBroken, ProcessEnded:
-		return name + " " + e.ID
+		return name + " " + string(e.ID)
 	case Received:
 		return fmt.Sprintf("%s %s: %v", name, e.ID, e.Message)
 	case Persisted:
@@ -190,7 +194,7 @@ func (r Reason) String() string {
 // An Action is what a node asks its caller to do.
 type Action struct {
 	Kind    ActionKind
-	To      string // an agent's id
+	To      names.AgentName
 	Claim   Claim
 	Reason  Reason
 	Message Message
@@ -211,7 +215,7 @@ func (a Action) String() string {
 	case StepDown:
 		return fmt.Sprintf("%s %v (%v)", name, a.Claim, a.Reason)
 	case Look:
-		return name + " at " + a.To
+		return name + " at " + string(a.To)
 	}
 	return name + " " + a.Claim.String()
 }

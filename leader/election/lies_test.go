@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // A lied is a few nodes whose messages arrive at once, and who may be told lies.
@@ -37,7 +39,8 @@ func newLied(t *testing.T) *lied {
 func (f *lied) start(id string, role Role) {
 	f.t.Helper()
 	n, err := New(Config{
-		ID: id, Rank: RankOf(role, false, 0), Epoch: f.disk[id], JoinWait: time.Second,
+		ID: names.AgentName(id), Rank: RankOf(role, false, 0), Epoch: f.disk[id],
+		JoinWait: time.Second,
 	})
 	if err != nil {
 		f.t.Fatal(err)
@@ -46,7 +49,9 @@ func (f *lied) start(id string, role Role) {
 	f.step(id, &Event{Kind: TimePassed})
 	for _, other := range liedTo {
 		if other != id {
-			f.step(id, &Event{Kind: MemberUp, ID: other, Rank: RankOf(May, false, 0)})
+			f.step(id, &Event{
+				Kind: MemberUp, ID: names.AgentName(other), Rank: RankOf(May, false, 0),
+			})
 		}
 	}
 }
@@ -60,7 +65,7 @@ func (f *lied) step(id string, e *Event) {
 	for _, a := range slices.Clone(actions) {
 		switch a.Kind {
 		case Send:
-			f.queue = append(f.queue, letter{id, a.To, a.Message})
+			f.queue = append(f.queue, letter{id, string(a.To), a.Message})
 		case Persist:
 			f.disk[id] = a.Claim.Epoch
 			f.step(id, &Event{Kind: Persisted, Epoch: a.Claim.Epoch})
@@ -81,13 +86,13 @@ func (f *lied) pass(d time.Duration) {
 			}
 			l := f.queue[0]
 			f.queue = f.queue[1:]
-			f.step(l.to, &Event{Kind: Received, ID: l.from, Message: l.msg})
+			f.step(l.to, &Event{Kind: Received, ID: names.AgentName(l.from), Message: l.msg})
 		}
 	}
 }
 
 // led checks that all that run follow one of them, who leads alone, and returns it.
-func (f *lied) led(when string) (leader string) {
+func (f *lied) led(when string) (leader names.AgentName) {
 	f.t.Helper()
 	var leaders []string
 	follow := map[string]bool{}
@@ -102,7 +107,7 @@ func (f *lied) led(when string) (leader string) {
 		f.t.Fatalf("%s: %v lead, followed are %v; want one leader whom all follow", when, leaders,
 			follow)
 	}
-	return leaders[0]
+	return names.AgentName(leaders[0])
 }
 
 func (f *lied) tell(kind MessageKind, epoch uint64, to ...string) {
@@ -136,7 +141,7 @@ func TestLies(t *testing.T) {
 							leader := f.led("before")
 							switch when {
 							case "just without a leader":
-								delete(f.nodes, leader)
+								delete(f.nodes, string(leader))
 								f.pass(1020 * time.Millisecond)
 							case "restarted":
 								f.start("a", May)
@@ -148,7 +153,7 @@ func TestLies(t *testing.T) {
 							t.Errorf("a claim far above the epoch of its leader upsets the fleet")
 						}
 						f.pass(4 * time.Second)
-						delete(f.nodes, f.led("after the lie"))
+						delete(f.nodes, string(f.led("after the lie")))
 						f.pass(4 * time.Second)
 						f.led("after the next election")
 						for _, id := range liedTo { // with what they have persisted

@@ -3,8 +3,9 @@ package election
 import (
 	"cmp"
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // A Node is one agent's part in the election; see the package comment. It is not
@@ -23,9 +24,9 @@ type Node struct {
 	top       Claim
 	leading   bool
 	following bool
-	heardAt   time.Time // when top's leader was last heard under top; zero: never
-	brokenAt  time.Time // when its stream broke since; zero: it has not
-	successor string    // as top's leader last announced, which may be ourselves
+	heardAt   time.Time       // when top's leader was last heard under top; zero: never
+	brokenAt  time.Time       // when its stream broke since; zero: it has not
+	successor names.AgentName // as top's leader last announced, which may be ourselves
 
 	// base is from when on we may claim, others of higher rank before us.
 	base time.Time
@@ -49,7 +50,7 @@ type Node struct {
 
 // A member is another agent.
 type member struct {
-	id      string
+	id      names.AgentName
 	rank    Rank
 	ackedAt time.Time // when it last acknowledged a heartbeat of our term; zero: never
 	granted bool      // our claim
@@ -83,7 +84,7 @@ func (n *Node) Leading() bool { return n.leading }
 
 // Successor is whom the leader followed, or the one lost last, has announced to lead after it,
 // empty if nobody. When its stream breaks, that is where to re-submit first.
-func (n *Node) Successor() string { return n.successor }
+func (n *Node) Successor() names.AgentName { return n.successor }
 
 // reaches reports whether the node leads, and the member has acknowledged that lately.
 func (n *Node) reaches(m *member) bool {
@@ -179,20 +180,20 @@ func (n *Node) apply(e *Event) {
 	}
 }
 
-func (n *Node) find(id string) (int, bool) {
+func (n *Node) find(id names.AgentName) (int, bool) {
 	return slices.BinarySearchFunc(n.members, id,
-		func(m *member, id string) int { return strings.Compare(m.id, id) })
+		func(m *member, id names.AgentName) int { return cmp.Compare(m.id, id) })
 }
 
 // member is nil if the id is unknown.
-func (n *Node) member(id string) *member {
+func (n *Node) member(id names.AgentName) *member {
 	if i, ok := n.find(id); ok {
 		return n.members[i]
 	}
 	return nil
 }
 
-func (n *Node) memberUp(id string, rank Rank) {
+func (n *Node) memberUp(id names.AgentName, rank Rank) {
 	if id == n.cfg.ID {
 		n.rank = rank
 		n.claiming = n.claiming && n.mayLead()
@@ -212,7 +213,7 @@ func (n *Node) memberUp(id string, rank Rank) {
 	}
 }
 
-func (n *Node) receive(from string, msg *Message) {
+func (n *Node) receive(from names.AgentName, msg *Message) {
 	c := msg.Claim
 	switch {
 	case c.Epoch >= endOfEpochs, Beyond(c.Epoch, n.seen) && (n.following || c.Epoch > mostTrusted):
@@ -292,7 +293,7 @@ func (n *Node) hears() bool {
 func outranks(claim, leader Rank) bool { return claim.Role() == Must && leader.Role() != Must }
 
 // follow takes a heartbeat of a leader whose claim is at least the highest known.
-func (n *Node) follow(c Claim, successor string) {
+func (n *Node) follow(c Claim, successor names.AgentName) {
 	if n.leading {
 		reason := HigherClaim
 		if n.resigned {
@@ -318,7 +319,7 @@ func (n *Node) follow(c Claim, successor string) {
 }
 
 // proposed answers one who wants to lead.
-func (n *Node) proposed(from string, c Claim) {
+func (n *Node) proposed(from names.AgentName, c Claim) {
 	if n.following && !n.leading && c.Leader == n.top.Leader && c.Epoch > n.top.Epoch {
 		n.lose(Restarted)
 	}
@@ -422,7 +423,7 @@ func (n *Node) lead() {
 
 // chooseSuccessor is the highest of the members that may lead and are reached,
 // empty if there is none.
-func (n *Node) chooseSuccessor() string {
+func (n *Node) chooseSuccessor() names.AgentName {
 	var best *member
 	for _, m := range n.members {
 		if m.rank != 0 && n.reaches(m) && (best == nil || m.rank >= best.rank) { // ids rise
@@ -576,7 +577,7 @@ func (n *Node) tell(msg Message) {
 	}
 }
 
-func (n *Node) send(to string, msg Message) {
+func (n *Node) send(to names.AgentName, msg Message) {
 	n.out = append(n.out, Action{Kind: Send, To: to, Message: msg})
 }
 

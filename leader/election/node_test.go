@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 func TestRank(t *testing.T) {
@@ -168,7 +170,7 @@ func TestObeys(t *testing.T) {
 	}
 	check := func(epoch uint64, leader string, want bool) {
 		t.Helper()
-		if got := n.obeys(epoch, leader); got != want {
+		if got := n.obeys(epoch, names.AgentName(leader)); got != want {
 			t.Errorf("obeys %d/%s: got %v, want %v", epoch, leader, got, want)
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // TestScripts runs the scripts in testdata; -rewrite writes what they answer. The commands:
@@ -41,7 +43,7 @@ func TestScripts(t *testing.T) {
 type script struct {
 	n     *Node
 	next  time.Time
-	ranks map[string]Rank
+	ranks map[names.AgentName]Rank
 }
 
 func newScript(t *testing.T, d *datadriven.TestData) *script {
@@ -60,7 +62,7 @@ func newScript(t *testing.T, d *datadriven.TestData) *script {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &script{n: n, ranks: map[string]Rank{cfg.ID: cfg.Rank}}
+	return &script{n: n, ranks: map[names.AgentName]Rank{cfg.ID: cfg.Rank}}
 }
 
 func must[T any](t *testing.T, parse func(string) (T, error)) func(string) T {
@@ -111,7 +113,7 @@ func (s *script) event(t *testing.T, words []string) Event {
 		}
 		return ""
 	}
-	e := Event{ID: arg(1)}
+	e := Event{ID: names.AgentName(arg(1))}
 	switch words[0] {
 	case "time":
 	case "up":
@@ -137,7 +139,7 @@ func (s *script) event(t *testing.T, words []string) Event {
 			}
 		}
 		if arg(4) == "successor" {
-			e.Message.Successor = arg(5)
+			e.Message.Successor = names.AgentName(arg(5))
 		}
 		e.Message.Heard = arg(4) == "heard"
 		if want := strings.Join(words[2:], " "); e.Message.String() != want {
@@ -152,10 +154,10 @@ func (s *script) event(t *testing.T, words []string) Event {
 func (s *script) claim(t *testing.T, text string) Claim {
 	number, leader, _ := strings.Cut(text, "/")
 	e, err := strconv.ParseUint(number, 10, 64)
-	if _, ok := s.ranks[leader]; !ok || err != nil {
+	if _, ok := s.ranks[names.AgentName(leader)]; !ok || err != nil {
 		t.Fatalf("claim is %q, want N/ID with a known ID", text)
 	}
-	return Claim{Epoch: e, Rank: s.ranks[leader], Leader: leader}
+	return Claim{Epoch: e, Rank: s.ranks[names.AgentName(leader)], Leader: names.AgentName(leader)}
 }
 
 func (s *script) state() string {
@@ -168,7 +170,7 @@ func (s *script) state() string {
 		leader += fmt.Sprintf(", leads, reaches %d of %d", reached, members)
 	}
 	if id := s.n.Successor(); id != "" {
-		leader += ", then " + id
+		leader += ", then " + string(id)
 	}
 	return leader
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // A world is agents, a network and gossip between them, and virtual time. A
@@ -33,7 +35,7 @@ type world struct {
 // A proc is an agent: a node that may crash and restart, a gateway with queries
 // that always wait, a worker, and the leader's book of submitted queries.
 type proc struct {
-	id     string
+	id     names.AgentName
 	index  int
 	rank   Rank
 	disk   uint64 // persisted epoch
@@ -130,7 +132,9 @@ func newWorld(seed uint64) *world {
 }
 
 func (w *world) add(rank Rank) *proc {
-	p := &proc{id: string(rune('a' + len(w.procs))), index: len(w.procs), rank: rank, rate: 1}
+	p := &proc{
+		id: names.AgentName(rune('a' + len(w.procs))), index: len(w.procs), rank: rank, rate: 1,
+	}
 	w.procs = append(w.procs, p)
 	return p
 }
@@ -323,7 +327,7 @@ func (w *world) sendPacket(p *proc, to int, pk packet) {
 	w.carry(p.index, item{kind: deliver, to: to, packet: pk}, true)
 }
 
-func (w *world) indexOf(id string) int { return int(id[0] - 'a') }
+func (w *world) indexOf(id names.AgentName) int { return int(id[0] - 'a') }
 
 func (w *world) deliver(p *proc, it *item) {
 	pk := &it.packet
@@ -524,7 +528,7 @@ func (n *Node) followed() (Claim, bool) {
 
 // obeys reports whether a worker accepts control that names this leader and epoch: only from the
 // highest claim that the node knows, also while its leader is silent.
-func (n *Node) obeys(epoch uint64, leader string) bool {
+func (n *Node) obeys(epoch uint64, leader names.AgentName) bool {
 	return n.top.Epoch == epoch && n.top.Leader == leader && leader != ""
 }
 

@@ -3,6 +3,7 @@ package fluid
 import (
 	"time"
 
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -18,7 +19,8 @@ const binWidth = 10
 // Bins are the batch sizes of a model in steps of ten, with their mean latency on each type; 0
 // where the largest of the bin is slower than qosTarget, or where known is nil. weight is the
 // model's part of all arrivals.
-func Bins(model string, weight float64, sizes profiles.Distribution, qosTarget time.Duration,
+func Bins(model names.ModelKey, weight float64, sizes profiles.Distribution,
+	qosTarget time.Duration,
 	known []Latencies) []Bin {
 	var all []Bin
 	for len(sizes) > 0 {

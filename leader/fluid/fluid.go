@@ -1,16 +1,20 @@
 package fluid
 
-import "time"
+import (
+	"time"
+
+	"github.com/muster-serve/muster/names"
+)
 
 // A Type is an instance type and how many instances the pool has of it, >= 0.
 type Type struct {
-	Name  string
+	Name  names.LaneType
 	Count int
 }
 
 // A Bin is a batch size (or a narrow range) of one model.
 type Bin struct {
-	Model     string
+	Model     names.ModelKey
 	BatchSize int
 	// Share is the bin's part of all arrivals, >= 0. The shares are normalised.
 	Share float64
@@ -30,7 +34,7 @@ type Program struct {
 
 // A Price is what an instance type's time is worth.
 type Price struct {
-	Type string
+	Type names.LaneType
 	// PerMs is the dual of the type's time: the worth of a ms on one of its instances, where
 	// an average query is worth 1. 0: the type has time to spare.
 	PerMs float64

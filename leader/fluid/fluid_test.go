@@ -9,6 +9,8 @@ import (
 
 	"gonum.org/v1/gonum/mat"
 	"gonum.org/v1/gonum/optimize/convex/lp"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // randomProgram has up to 5 types, some absent, some unable to serve large
@@ -16,7 +18,9 @@ import (
 func randomProgram(r *rand.Rand) *Program {
 	p := &Program{Unserved: []float64{0, 0.01, 0.3}[r.IntN(3)]}
 	for i := range 1 + r.IntN(5) {
-		p.Types = append(p.Types, Type{Name: string(rune('a' + i)), Count: r.IntN(5)})
+		p.Types = append(p.Types, Type{
+			Name: names.LaneType(string(rune('a' + i))), Count: r.IntN(5),
+		})
 	}
 	base, slope, limit := make([]float64, len(p.Types)), make([]float64, len(p.Types)), 50.0
 	for i := range base {
@@ -24,7 +28,10 @@ func randomProgram(r *rand.Rand) *Program {
 	}
 	models := [][]string{{"m"}, {"m", "n", "o"}}[r.IntN(2)]
 	for b := range 1 + r.IntN(30) {
-		bin := Bin{Model: models[r.IntN(len(models))], BatchSize: b + 1, Share: r.Float64()}
+		bin := Bin{
+			Model: names.ModelKey(models[r.IntN(len(models))]), BatchSize: b + 1,
+			Share: r.Float64(),
+		}
 		for i := range p.Types {
 			ms := 0.1 + base[i] + slope[i]*float64(b)
 			if r.IntN(10) == 0 {
@@ -55,7 +62,7 @@ func plain(t *testing.T, p *Program) float64 {
 	for b, bin := range p.Bins {
 		a.Set(b, 0, -bin.Share/sum)
 		a.Set(b, 1+bins*n+b, 1)
-		row := bins + n + slices.Index(models, bin.Model)
+		row := bins + n + slices.Index(models, string(bin.Model))
 		a.Set(row, 1+bins*n+b, 1)
 		a.Set(row, 0, a.At(row, 0)-p.Unserved*bin.Share/sum)
 		for i := range n {
@@ -145,8 +152,8 @@ func checkDuality(t *testing.T, p *Program, sol *Solution) {
 		}
 		worth += bin.Share * w
 		sum += bin.Share
-		share[bin.Model] += bin.Share
-		most[bin.Model] = max(most[bin.Model], w)
+		share[string(bin.Model)] += bin.Share
+		most[string(bin.Model)] = max(most[string(bin.Model)], w)
 	}
 	// What goes unserved of a model is worth at most the most any of its bins is.
 	for m, w := range most {
@@ -244,7 +251,7 @@ func BenchmarkConfigurations(b *testing.B) {
 	}
 	p := &Program{Unserved: 0.01}
 	for _, name := range []string{"g4dn.xlarge", "c5n.2xlarge", "r5n.large", "t3.xlarge"} {
-		p.Types = append(p.Types, Type{Name: name})
+		p.Types = append(p.Types, Type{Name: names.LaneType(name)})
 	}
 	// wnd
 	fixed, slope := [4]float64{2.34, .848, 1.69, 5.49}, [4]float64{.00704, .0318, .0369, .0618}

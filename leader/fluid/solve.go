@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // Validate reports everything that is wrong with p, or nil.
@@ -62,12 +64,12 @@ type column struct {
 // A Solver solves programs. It keeps nothing between them but memory. The zero
 // value is ready. It is not safe for concurrent use.
 type Solver struct {
-	types     []int     // those in the pool
-	models    []string  // in the order of their first bins
-	permitted []float64 // by model, as a part of all queries
-	model     []int     // by bin
-	share     []float64 // by bin, normalised
-	latency   []float64 // by bin and type in the pool, ms; +Inf: cannot
+	types     []int            // those in the pool
+	models    []names.ModelKey // in the order of their first bins
+	permitted []float64        // by model, as a part of all queries
+	model     []int            // by bin
+	share     []float64        // by bin, normalised
+	latency   []float64        // by bin and type in the pool, ms; +Inf: cannot
 
 	// The simplex tableau in revised form; all by row, the inverse of the basis by
 	// row and column.

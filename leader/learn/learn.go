@@ -5,11 +5,11 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -39,16 +39,16 @@ const guess = "a guess, until a query has run"
 type State struct {
 	book     *profiles.Book
 	pool     *leader.Pool
-	keys     map[leader.TableKey]profiles.Key // of the pool, see keysOf
+	keys     map[names.TableKey]profiles.Key // of the pool, see keysOf
 	monitors map[leader.ModelID]*profiles.Monitor
-	told     map[leader.TableKey]profile
-	learned  map[profiles.Key]bool // the leader before has: no haste with the first queries
-	scaled   map[string]float64    // the factor of those who have profiles of their own
+	told     map[names.TableKey]profile
+	learned  map[profiles.Key]bool       // the leader before has: no haste with the first queries
+	scaled   map[names.AgentName]float64 // the factor of those who have profiles of their own
 	solver   fluid.Solver
 	prices   []fluid.Price
 
 	goneModels profiles.Absence[leader.ModelID]
-	goneTables profiles.Absence[leader.TableKey]
+	goneTables profiles.Absence[names.TableKey]
 
 	changes []DemandChange // since they were last asked for
 
@@ -87,8 +87,8 @@ type Observation struct {
 func New(book *profiles.Book) *State {
 	return &State{
 		book: book, pool: &leader.Pool{}, monitors: map[leader.ModelID]*profiles.Monitor{},
-		told: map[leader.TableKey]profile{}, learned: map[profiles.Key]bool{},
-		scaled: map[string]float64{},
+		told: map[names.TableKey]profile{}, learned: map[profiles.Key]bool{},
+		scaled: map[names.AgentName]float64{},
 	}
 }
 
@@ -99,7 +99,7 @@ func (s *State) Suggest(members []*leader.Member, told []leader.Latency) {
 	for i := range told {
 		l := &told[i]
 		var t profiles.Table
-		if strings.Contains(l.Type, "@") || json.Unmarshal(l.Told, &t) != nil ||
+		if l.Type.IsOwn() || json.Unmarshal(l.Told, &t) != nil ||
 			t.Source() == guess {
 			continue // then the state starts from what its book has
 		}
@@ -202,12 +202,12 @@ func (s *State) observe(x Observation) (urgent bool) {
 // Forget forgets what belongs to versions and lanes that have been gone for long, and returns
 // them, for the term to forget. A version that is there again before the term does is told of
 // as a new one.
-func (s *State) Forget(now time.Time) (models []leader.ModelID, tables []leader.TableKey) {
-	heldModels, heldTables := map[leader.ModelID]bool{}, map[leader.TableKey]bool{}
+func (s *State) Forget(now time.Time) (models []leader.ModelID, tables []names.TableKey) {
+	heldModels, heldTables := map[leader.ModelID]bool{}, map[names.TableKey]bool{}
 	used := map[profiles.Key]bool{}
 	for _, p := range s.pool.Members {
 		for _, id := range p.Holds {
-			heldModels[id], heldTables[leader.TableKey{
+			heldModels[id], heldTables[names.TableKey{
 				Model: id.Key(), Type: s.typeOf(p.Member),
 			}] = true, true
 			if held := p.Model(id); held != nil && s.model(id) != nil {
@@ -225,15 +225,15 @@ func (s *State) Forget(now time.Time) (models []leader.ModelID, tables []leader.
 	models = s.goneModels.Over(now, keepGone, known,
 		func(id leader.ModelID) bool { return heldModels[id] })
 	tables = s.goneTables.Over(now, keepGone, maps.Keys(s.told),
-		func(key leader.TableKey) bool { return heldTables[key] })
-	slices.SortFunc(tables, leader.TableKey.Compare)
+		func(key names.TableKey) bool { return heldTables[key] })
+	slices.SortFunc(tables, names.TableKey.Compare)
 	for _, key := range tables {
 		delete(s.told, key)
 	}
 	maps.DeleteFunc(s.monitors, func(id leader.ModelID, _ *profiles.Monitor) bool {
 		return s.model(id) == nil || slices.Contains(models, id)
 	})
-	maps.DeleteFunc(s.told, func(key leader.TableKey, _ profile) bool {
+	maps.DeleteFunc(s.told, func(key names.TableKey, _ profile) bool {
 		return slices.ContainsFunc(models,
 			func(id leader.ModelID) bool { return id.Key() == key.Model })
 	})
@@ -319,12 +319,12 @@ func (s *State) model(id leader.ModelID) *leader.Model {
 // keysOf are the keys of the profiles of the models that members hold, by model and type of lanes.
 // Where members of a type hold other files under the same version, the profile that is told of them
 // all is of the files that most of them hold.
-func keysOf(members []*leader.Member) map[leader.TableKey]profiles.Key {
+func keysOf(members []*leader.Member) map[names.TableKey]profiles.Key {
 	holders := map[profiles.Key]int{}
-	most := map[leader.TableKey]profiles.Key{}
+	most := map[names.TableKey]profiles.Key{}
 	for _, member := range members {
 		for i := range member.Models {
-			told, key := leader.TableKey{
+			told, key := names.TableKey{
 				Model: member.Models[i].Key(), Type: member.Type,
 			}, member.Models[i].Profile
 			holders[key]++

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -42,11 +43,11 @@ func TestBeginsFromLearned(t *testing.T) {
 		}
 		return n
 	}
-	key := leader.TableKey{Model: m.Key(), Type: "x"}
+	key := names.TableKey{Model: m.Key(), Type: "x"}
 	if n := told(leader.Latency{TableKey: key, Told: table}); n != 1 {
 		t.Errorf("a profile that was learned is told %d times, want 1", n)
 	}
-	own := leader.TableKey{Model: m.Key(), Type: "x@a"}
+	own := names.TableKey{Model: m.Key(), Type: "x@a"}
 	for what, suggested := range map[string]leader.Latency{
 		"nothing":                {},
 		"an agent's own profile": {TableKey: own, Told: table},
@@ -70,7 +71,7 @@ func TestGuessGivesWay(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	key := leader.TableKey{Model: m.Key(), Type: "x"}
+	key := names.TableKey{Model: m.Key(), Type: "x"}
 	w.Suggest([]*leader.Member{a}, []leader.Latency{{TableKey: key, Told: guessed(t, a)}})
 	w.are(a)
 	w.look()
@@ -85,7 +86,7 @@ func guessed(t *testing.T, of *leader.Member) []byte {
 	w := newWorld(t, 1)
 	w.are(of)
 	w.look()
-	l := w.advised[leader.TableKey{Model: m.Key(), Type: of.Type}]
+	l := w.advised[names.TableKey{Model: m.Key(), Type: of.Type}]
 	if l == nil || !l.Doubtful || l.Profile.Mean(largest) != target/2 {
 		t.Fatalf("of a model of which nothing is known this is told: %+v", l)
 	}
@@ -109,7 +110,7 @@ func TestOtherFiles(t *testing.T) {
 		w.look()
 		w.now = w.now.Add(10 * time.Millisecond)
 	}
-	told := w.advised[leader.TableKey{Model: m.Key(), Type: "x"}].Profile
+	told := w.advised[names.TableKey{Model: m.Key(), Type: "x"}].Profile
 	if got, want := told.Mean(50), linear(50); math.Abs(float64(got)/float64(want)-1) > 0.05 {
 		t.Errorf("%v is told of batch size 50, want %v, as the files have that most hold", got,
 			want)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -42,8 +43,8 @@ func (s *State) price(a *leader.Advice, now time.Time) error {
 // program is the fluid program of the pool and the queries of late.
 func (s *State) program(now time.Time) *fluid.Program {
 	p := &fluid.Program{Unserved: 1}
-	index := map[string]int{} // of types
-	holds := map[leader.TableKey]bool{}
+	index := map[names.LaneType]int{} // of types
+	holds := map[names.TableKey]bool{}
 	for _, m := range s.pool.Members {
 		if m.Draining {
 			continue
@@ -57,7 +58,7 @@ func (s *State) program(now time.Time) *fluid.Program {
 		}
 		p.Types[i].Count += m.Lanes
 		for _, id := range m.Holds {
-			holds[leader.TableKey{Model: id.Key(), Type: typ}] = true
+			holds[names.TableKey{Model: id.Key(), Type: typ}] = true
 		}
 	}
 	for i := range s.pool.Models {
@@ -77,7 +78,7 @@ func (s *State) program(now time.Time) *fluid.Program {
 				Latency: make([]time.Duration, len(p.Types)),
 			}
 			for t := range p.Types {
-				key := leader.TableKey{Model: bin.Model, Type: p.Types[t].Name}
+				key := names.TableKey{Model: bin.Model, Type: p.Types[t].Name}
 				if told, ok := s.told[key]; ok && holds[key] {
 					if l := told.table.Mean(bin.BatchSize); l <= m.QoSTarget {
 						bin.Latency[t] = l

@@ -11,6 +11,7 @@ import (
 
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -19,10 +20,10 @@ type plain struct {
 	*world
 	book     *profiles.Book
 	arrivals map[leader.ModelID]*profiles.Monitor
-	own      map[string]bool // the members that have profiles of their own
-	prices   []fluid.Price   // as last told
-	told     int             // profiles
-	departs  int             // members
+	own      map[names.AgentName]bool // the members that have profiles of their own
+	prices   []fluid.Price            // as last told
+	told     int                      // profiles
+	departs  int                      // members
 	returns  int
 	priced   int // price lists
 }
@@ -34,7 +35,7 @@ func TestLearns(t *testing.T) {
 	for seed := range uint64(8) {
 		p := &plain{
 			world: newWorld(t, seed), book: profiles.NewBook(profiles.ShippedLibrary()),
-			arrivals: map[leader.ModelID]*profiles.Monitor{}, own: map[string]bool{},
+			arrivals: map[leader.ModelID]*profiles.Monitor{}, own: map[names.AgentName]bool{},
 		}
 		p.run(seed)
 		if t.Failed() {
@@ -51,9 +52,9 @@ func TestLearns(t *testing.T) {
 }
 
 func (p *plain) run(seed uint64) {
-	factor := map[string]float64{} // of members, now
+	factor := map[names.AgentName]float64{} // of members, now
 	describe := func(i int) *leader.Member {
-		name, typ, holds := string(rune('a'+i)), "x", []leader.ModelID{m}
+		name, typ, holds := names.AgentName(rune('a'+i)), names.LaneType("x"), []leader.ModelID{m}
 		if i >= 4 {
 			typ = "y"
 		}
@@ -71,13 +72,13 @@ func (p *plain) run(seed uint64) {
 		switch dice := p.random.IntN(40); {
 		case dice == 0:
 			i := p.random.IntN(6)
-			p.members[string(rune('a'+i))] = describe(i)
+			p.members[names.AgentName(rune('a'+i))] = describe(i)
 			p.poolIs()
 		case dice == 1 && len(p.members) > 3:
-			delete(p.members, string(rune('a'+p.random.IntN(6))))
+			delete(p.members, names.AgentName(rune('a'+p.random.IntN(6))))
 			p.poolIs()
 		case dice < 4:
-			factor[string(rune('a'+p.random.IntN(6)))] = []float64{
+			factor[names.AgentName(rune('a'+p.random.IntN(6)))] = []float64{
 				0.7, 0.92, 1, 1, 1.03, 1.08, 1.3,
 			}[p.random.IntN(7)]
 		}
@@ -162,19 +163,19 @@ func near(a, b *profiles.Table, by float64) bool {
 }
 
 // isOwn is 1 for an agent's own type, else 0.
-func (p *plain) isOwn(key leader.TableKey) float64 {
-	if strings.Contains(key.Type, "@") {
+func (p *plain) isOwn(key names.TableKey) float64 {
+	if key.Type.IsOwn() {
 		return 1
 	}
 	return 0
 }
 
 // want is what should be told; nil where nothing but a guess is.
-func (p *plain) want() map[leader.TableKey]*profiles.Table {
-	all := map[leader.TableKey]*profiles.Table{}
+func (p *plain) want() map[names.TableKey]*profiles.Table {
+	all := map[names.TableKey]*profiles.Table{}
 	for _, x := range p.members {
 		for _, held := range x.Models {
-			key, of := leader.TableKey{Model: held.Key(), Type: x.Type}, held.Profile
+			key, of := names.TableKey{Model: held.Key(), Type: x.Type}, held.Profile
 			if p.own[x.Name] {
 				key.Type = x.OwnType
 				if table := p.book.Table(of); table != nil {
@@ -227,7 +228,8 @@ func (p *plain) checkOwn() {
 		}
 		p.own[name] = now
 	}
-	maps.DeleteFunc(p.own, func(name string, _ bool) bool { return p.members[name] == nil })
+	maps.DeleteFunc(
+		p.own, func(name names.AgentName, _ bool) bool { return p.members[name] == nil })
 }
 
 // checkPrices solves the fluid program of all that was told and seen, and compares.
@@ -268,7 +270,7 @@ func (p *plain) checkPrices() {
 				for _, y := range p.members {
 					on := y.Type == typ.Name && !p.own[y.Name] || y.OwnType == typ.Name
 					if on && y.Model(id) != nil {
-						latency = p.advised[leader.TableKey{
+						latency = p.advised[names.TableKey{
 							Model: id.Key(), Type: typ.Name,
 						}].Profile.Mean(x.BatchSize)
 					}
@@ -321,7 +323,7 @@ func TestDeparts(t *testing.T) {
 	w := newWorld(t, 1)
 	var all []*leader.Member
 	for i := range 8 {
-		all = append(all, member(fmt.Sprint("w", i), "x", "", m))
+		all = append(all, member(names.AgentName(fmt.Sprint("w", i)), "x", "", m))
 	}
 	w.are(all...)
 	for _, step := range []struct {
@@ -349,7 +351,7 @@ func TestDeparts(t *testing.T) {
 					"%v of w0",
 				step.factor, w.last.Factors["w0"], w.slow, step.own)
 		}
-		own := w.advised[leader.TableKey{Model: m.Key(), Type: "x@w0"}]
+		own := w.advised[names.TableKey{Model: m.Key(), Type: "x@w0"}]
 		if !step.own {
 			continue
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -34,7 +35,7 @@ type profile struct {
 }
 
 // typeOf is what the member's lanes are to the matcher.
-func (s *State) typeOf(m *leader.Member) string {
+func (s *State) typeOf(m *leader.Member) names.LaneType {
 	if _, own := s.scaled[m.Name]; own {
 		return m.OwnType
 	}
@@ -44,7 +45,7 @@ func (s *State) typeOf(m *leader.Member) string {
 // compare finds out who departs from the type.
 func (s *State) compare(a *leader.Advice) {
 	type sum struct{ logs, weights float64 }
-	sums := map[string]*sum{}
+	sums := map[names.AgentName]*sum{}
 	for _, key := range s.book.Keys() {
 		agents := s.book.Learner(key).Agents()
 		if len(agents) < 2 {
@@ -61,8 +62,8 @@ func (s *State) compare(a *leader.Advice) {
 			x.weights += w
 		}
 	}
-	a.Factors, a.Slow = map[string]float64{}, map[string]string{}
-	there := map[string]bool{}
+	a.Factors, a.Slow = map[names.AgentName]float64{}, map[names.AgentName]names.LaneType{}
+	there := map[names.AgentName]bool{}
 	for _, p := range s.pool.Members {
 		name := p.Name
 		there[name] = true
@@ -85,16 +86,16 @@ func (s *State) compare(a *leader.Advice) {
 			a.Slow[name] = p.OwnType
 		}
 	}
-	maps.DeleteFunc(s.scaled, func(name string, _ float64) bool { return !there[name] })
+	maps.DeleteFunc(s.scaled, func(name names.AgentName, _ float64) bool { return !there[name] })
 }
 
 // tell gives the profiles that are new or have changed. The error names those that are of no use.
 func (s *State) tell(a *leader.Advice) error {
 	var useless []error
-	done := map[leader.TableKey]bool{}
+	done := map[names.TableKey]bool{}
 	for _, p := range s.pool.Members {
 		for _, id := range p.Holds {
-			key := leader.TableKey{Model: id.Key(), Type: s.typeOf(p.Member)}
+			key := names.TableKey{Model: id.Key(), Type: s.typeOf(p.Member)}
 			m := s.model(id)
 			if done[key] || m == nil {
 				continue
@@ -129,7 +130,7 @@ func (s *State) profile(member *leader.Member, m *leader.Model) profile {
 	if held := member.Model(m.ModelID); held != nil {
 		key = held.Profile
 	}
-	if ofType, ok := s.keys[leader.TableKey{Model: m.Key(), Type: member.Type}]; ok &&
+	if ofType, ok := s.keys[names.TableKey{Model: m.Key(), Type: member.Type}]; ok &&
 		s.typeOf(member) == member.Type {
 		key = ofType
 	}
@@ -159,7 +160,7 @@ func (s *State) profile(member *leader.Member, m *leader.Model) profile {
 	return now
 }
 
-func latencyOf(key leader.TableKey, p profile) (*leader.Latency, error) {
+func latencyOf(key names.TableKey, p profile) (*leader.Latency, error) {
 	table, err := match.NewTable(p.table, p.largest)
 	if err != nil {
 		return nil, err

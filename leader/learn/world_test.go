@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -20,18 +21,18 @@ type world struct {
 	t       testing.TB
 	now     time.Time
 	random  *rand.Rand
-	members map[string]*leader.Member
+	members map[names.AgentName]*leader.Member
 	seen    Seen
 	last    *leader.Advice // of the last look
-	advised map[leader.TableKey]*leader.Latency
-	slow    map[string]string
+	advised map[names.TableKey]*leader.Latency
+	slow    map[names.AgentName]names.LaneType
 }
 
 func newWorld(t testing.TB, seed uint64) *world {
 	return &world{
 		State: New(profiles.NewBook(profiles.ShippedLibrary())), t: t, now: time.Unix(1000, 0),
-		random: rand.New(rand.NewPCG(seed, 1)), members: map[string]*leader.Member{},
-		advised: map[leader.TableKey]*leader.Latency{},
+		random: rand.New(rand.NewPCG(seed, 1)), members: map[names.AgentName]*leader.Member{},
+		advised: map[names.TableKey]*leader.Latency{},
 	}
 }
 
@@ -47,8 +48,9 @@ const (
 )
 
 // member describes a member of a type that holds versions of models, from files of a checksum.
-func member(name, typ, checksum string, holds ...leader.ModelID) *leader.Member {
-	out := &leader.Member{Name: name, Type: typ, OwnType: typ + "@" + name, Lanes: 1}
+func member(name names.AgentName, typ names.LaneType, checksum string,
+	holds ...leader.ModelID) *leader.Member {
+	out := &leader.Member{Name: name, Type: typ, OwnType: typ.Own(name), Lanes: 1}
 	for _, id := range holds {
 		out.Models = append(out.Models, leader.Model{
 			ModelID: id, QoSTarget: target, Share: 0.99, Largest: largest,
@@ -142,7 +144,7 @@ func (w *world) forget() string {
 	}
 	text := ""
 	for _, id := range models {
-		text += " " + id.Key()
+		text += " " + string(id.Key())
 	}
 	for _, key := range tables {
 		text += fmt.Sprintf(" %s on %s", key.Model, key.Type)

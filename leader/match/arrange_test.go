@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // crowd is a matcher that knows the profiles of four types, with queries waiting for lanes.
@@ -24,7 +26,8 @@ func crowd(tb testing.TB, policy string, waiting int) *Matcher {
 		}
 		for _, model := range []string{"a", "b"} {
 			mustStep(tb, m, 0, Event{
-				Kind: ProfileChanged, Model: model, Type: fmt.Sprint("type", typ), Table: tab,
+				Kind: ProfileChanged, Model: names.ModelKey(model),
+				Type: names.LaneType(fmt.Sprint("type", typ)), Table: tab,
 			})
 		}
 	}
@@ -42,7 +45,8 @@ func crowd(tb testing.TB, policy string, waiting int) *Matcher {
 func joins(tb testing.TB, m *Matcher, n int) {
 	for i := range n {
 		mustStep(tb, m, 0, Event{
-			Kind: LaneJoined, Lane: LaneID(i), Type: fmt.Sprint("type", i%4), Models: []string{"a"},
+			Kind: LaneJoined, Lane: LaneID(i), Type: names.LaneType(fmt.Sprint("type", i%4)),
+			Models:    []names.ModelKey{"a"},
 			Remaining: time.Hour,
 		})
 	}
@@ -72,13 +76,14 @@ func TestArrangeLeavesRowsAlone(t *testing.T) {
 		expect("the first of each type", 3*waiting)
 		for i := 4; i < 16; i++ {
 			mustStep(t, m, 0, Event{
-				Kind: LaneJoined, Lane: LaneID(i), Type: fmt.Sprint("type", i%4),
-				Models: []string{"a"}, Remaining: time.Hour,
+				Kind: LaneJoined, Lane: LaneID(i), Type: names.LaneType(fmt.Sprint("type", i%4)),
+				Models: []names.ModelKey{"a"}, Remaining: time.Hour,
 			})
 		}
 		expect("more of the same types", 0)
 		mustStep(t, m, 0, Event{
-			Kind: LaneJoined, Lane: 16, Type: "type0", Models: []string{"b"}, Remaining: time.Hour,
+			Kind: LaneJoined, Lane: 16, Type: "type0", Models: []names.ModelKey{"b"},
+			Remaining: time.Hour,
 		})
 		expect("a lane of another model", 0)
 		mustStep(t, m, 0, Event{

@@ -6,11 +6,13 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // A Model is what the matcher must know of a model.
 type Model struct {
-	Name string
+	Name names.ModelKey
 	// QoSTarget is the latency within which a query should be answered, > 0.
 	QoSTarget time.Duration
 	// LargestBatchSize bounds the batch size of a query; 1..[MaxBatchSize].
@@ -73,7 +75,7 @@ func (c *Config) Validate() error {
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("match config: "+format, args...))
 	}
-	seen := map[string]bool{}
+	seen := map[names.ModelKey]bool{}
 	for _, m := range c.Models {
 		switch {
 		case m.Name == "":

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/names"
 )
 
 // A QueryID names a query: the gateway that owns it and that gateway's count.
@@ -89,7 +90,7 @@ type Event struct {
 	Query QueryID
 	// Attempt is that of the assignment spoken of; 1 for a query's first.
 	Attempt int
-	Model   string
+	Model   names.ModelKey
 	// BatchSize is in 1..the model's largest batch size; anything else is rejected.
 	BatchSize int
 	// QoSTarget and RejectLate are those of [Model].
@@ -100,10 +101,10 @@ type Event struct {
 	Waited, TimeLeft time.Duration
 
 	Lane  LaneID
-	Agent string // whose lane it is, for the record
-	Type  string // instance type
+	Agent names.AgentName // whose lane it is, for the record
+	Type  names.LaneType
 	// Models are those the lane can run. The matcher copies the slice.
-	Models []string
+	Models []names.ModelKey
 	// Remaining is the time from now until the lane is free, >= 0.
 	Remaining time.Duration
 	// Ahead is >= 0.
@@ -125,6 +126,6 @@ type Event struct {
 type Held struct {
 	Query     QueryID
 	Attempt   int
-	Model     string
+	Model     names.ModelKey
 	BatchSize int
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -41,10 +42,14 @@ func Example() {
 			log.Fatal(err)
 		}
 		step(0, match.Event{
-			Kind: match.ProfileChanged, Model: "wnd", Type: instanceType, Table: table,
+			Kind: match.ProfileChanged, Model: "wnd", Type: names.LaneType(instanceType),
+			Table: table,
 		})
-		step(0, match.Event{Kind: match.LaneJoined, Lane: match.LaneID(i + 1), Type: instanceType,
-			Models: []string{"wnd"}})
+		step(
+			0,
+			match.Event{Kind: match.LaneJoined, Lane: match.LaneID(i + 1),
+				Type:   names.LaneType(instanceType),
+				Models: []names.ModelKey{"wnd"}})
 	}
 
 	submit := func(at time.Duration, sequence uint64, batchSize int) {

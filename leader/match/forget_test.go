@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/names"
 )
 
 // TestForgets has 200 models and 200 types come, serve and go: the matcher keeps what is there.
@@ -39,16 +40,27 @@ func TestForgets(t *testing.T) {
 			for i := range 200 {
 				model, typ, lane := fmt.Sprintf("m/%d", i), fmt.Sprintf("x@%d", i), LaneID(i+1)
 				step(Event{
-					Kind: ModelChanged, Model: model, QoSTarget: time.Duration(i+10) * time.Second,
+					Kind: ModelChanged, Model: names.ModelKey(model),
+					QoSTarget: time.Duration(i+10) * time.Second,
 					BatchSize: 10,
 				})
-				step(Event{Kind: ProfileChanged, Model: model, Type: typ, Table: table})
-				step(Event{Kind: LaneJoined, Lane: lane, Type: typ, Models: []string{model}})
-				step(Event{Kind: PricesChanged, Prices: []fluid.Price{{Type: typ, PerMs: 1}}})
+				step(Event{
+					Kind: ProfileChanged, Model: names.ModelKey(model), Type: names.LaneType(typ),
+					Table: table,
+				})
+				step(Event{
+					Kind: LaneJoined, Lane: lane, Type: names.LaneType(typ),
+					Models: []names.ModelKey{names.ModelKey(model)},
+				})
+				step(Event{
+					Kind: PricesChanged, Prices: []fluid.Price{
+						{Type: names.LaneType(typ), PerMs: 1},
+					},
+				})
 				query := QueryID{1, uint64(i)}
 				var sent bool
 				for _, d := range step(Event{
-					Kind: Submitted, Query: query, Model: model, BatchSize: 1,
+					Kind: Submitted, Query: query, Model: names.ModelKey(model), BatchSize: 1,
 				}) {
 					sent = sent || d.Action == Assign && d.Lane == lane && d.Query == query
 				}
@@ -64,9 +76,12 @@ func TestForgets(t *testing.T) {
 				}
 				step(Event{Kind: LaneLost, Lane: lane})
 				if i%2 == 0 { // one at a time, or with the model
-					step(Event{Kind: ProfileChanged, Model: model, Type: typ})
+					step(Event{
+						Kind: ProfileChanged, Model: names.ModelKey(model),
+						Type: names.LaneType(typ),
+					})
 				}
-				step(Event{Kind: ModelGone, Model: model})
+				step(Event{Kind: ModelGone, Model: names.ModelKey(model)})
 				step(Event{Kind: PricesChanged})
 			}
 			if got := sizes(); got != "1 models (0 names), 0 types, 0 lanes, 0 queries" {
@@ -92,14 +107,14 @@ func TestForgetsNoModelInUse(t *testing.T) {
 		e    Event
 		want string
 	}{
-		{Event{Kind: LaneJoined, Lane: 1, Type: "x", Models: []string{"a"}}, ""},
+		{Event{Kind: LaneJoined, Lane: 1, Type: "x", Models: []names.ModelKey{"a"}}, ""},
 		{Event{Kind: Submitted, Query: QueryID{1, 2}, Model: "b", BatchSize: 1}, ""},
 		{Event{Kind: ModelGone, Model: "a"}, "lane 1 holds it"},
 		{Event{Kind: ModelGone, Model: "b"}, "query 1/2 asks for it"},
 		{Event{Kind: ModelGone, Model: "c"}, "configured are: a, b"},
 		{Event{Kind: Cancelled, Query: QueryID{1, 2}}, ""},
 		{Event{Kind: ModelGone, Model: "b"}, ""},
-		{Event{Kind: LaneModels, Lane: 1, Models: []string{"b"}}, "configured are: a"},
+		{Event{Kind: LaneModels, Lane: 1, Models: []names.ModelKey{"b"}}, "configured are: a"},
 	} {
 		_, _, err := m.Step(time.Unix(0, 0), &x.e)
 		if (err == nil) != (x.want == "") || err != nil && !strings.Contains(err.Error(), x.want) {

@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 const (
@@ -61,7 +63,7 @@ type Leaderless struct {
 type Inquiry struct {
 	// Query names it among those that are not decided.
 	Query     uint64
-	Model     string
+	Model     names.ModelKey
 	BatchSize int
 	Arrival   time.Time
 	// Failed are lanes that have failed the query: they are asked if there are no others.

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // TestLeaderlessScripts runs the scripts in testdata/leaderless; -rewrite writes what they answer.
@@ -383,7 +385,7 @@ func (r *leaderlessRun) random() {
 		default:
 			if r.gone[lane] {
 				delete(r.gone, lane)
-				r.known.Join(lane, "cpu", []string{"m"})
+				r.known.Join(lane, "cpu", []names.ModelKey{"m"})
 			}
 		}
 	case 11:

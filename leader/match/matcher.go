@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // A Matcher matches queries to lanes; see the package comment. It is not safe for
@@ -19,7 +21,7 @@ type Matcher struct {
 	cfg    Config
 	models []Model   // one without a name is gone; the next new one takes its place
 	target []float64 // by model; 0 of one that is gone
-	byName map[string]int
+	byName map[names.ModelKey]int
 
 	origin  time.Time
 	started bool
@@ -51,7 +53,7 @@ type Matcher struct {
 
 // An instanceType is what is known of an instance type.
 type instanceType struct {
-	name   string
+	name   names.LaneType
 	tables []*Table // by model; nil: unknown
 	// doubtful says by model that the table is of hardly any queries.
 	doubtful []bool
@@ -67,7 +69,7 @@ type instanceType struct {
 	price, service float64
 }
 
-func newInstanceType(name string, models int) *instanceType {
+func newInstanceType(name names.LaneType, models int) *instanceType {
 	return &instanceType{name: name, tables: make([]*Table, models), doubtful: make([]bool, models),
 		coefficient: make([]float64, models), lanes: make([]int, models),
 		served: make([]*Table, models), price: math.NaN()}
@@ -91,7 +93,7 @@ func New(cfg Config) (*Matcher, error) {
 	m := &Matcher{
 		cfg:     cfg,
 		models:  slices.Clone(cfg.Models),
-		byName:  map[string]int{},
+		byName:  map[names.ModelKey]int{},
 		ahead:   toMs(cfg.DispatchAhead),
 		lanes:   map[LaneID]*lane{},
 		rng:     rand.New(rand.NewPCG(cfg.Seed, 0)),
@@ -694,13 +696,13 @@ func (m *Matcher) holds(e *Event) ([]bool, error) {
 }
 
 func (m *Matcher) modelNames() []string {
-	var names []string
+	var all []string
 	for _, model := range m.models {
 		if model.Name != "" {
-			names = append(names, model.Name)
+			all = append(all, string(model.Name))
 		}
 	}
-	return names
+	return all
 }
 
 func (m *Matcher) profile(e *Event) error {
@@ -755,7 +757,7 @@ func (m *Matcher) changeModel(e *Event) error {
 
 // forgetModel forgets a model. Its place is taken by the next new one, so that no query's and no
 // lane's reckoning changes.
-func (m *Matcher) forgetModel(name string) error {
+func (m *Matcher) forgetModel(name names.ModelKey) error {
 	i, known := m.byName[name]
 	if !known {
 		return fmt.Errorf("model %q is gone, configured are: %s", name,
@@ -794,7 +796,7 @@ func (m *Matcher) forgetTypes() {
 	})
 }
 
-func (m *Matcher) instanceType(name string) *instanceType {
+func (m *Matcher) instanceType(name names.LaneType) *instanceType {
 	for _, t := range m.types {
 		if t.name == name {
 			return t
@@ -887,7 +889,7 @@ func (m *Matcher) assess() (moved []bool) {
 	}
 	order := slices.Clone(m.types)
 	slices.SortFunc(order, func(a, b *instanceType) int {
-		return cmp.Or(cmp.Compare(a.slowness, b.slowness), strings.Compare(a.name, b.name))
+		return cmp.Or(cmp.Compare(a.slowness, b.slowness), cmp.Compare(a.name, b.name))
 	})
 	for i, t := range order {
 		t.rank = i

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/names"
 )
 
 var epoch = time.Unix(1000, 0)
@@ -47,7 +48,9 @@ func TestKairosAgainstBruteForce(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			mustStep(t, m, 0, Event{Kind: ProfileChanged, Model: "m", Type: typ, Table: tab})
+			mustStep(t, m, 0, Event{
+				Kind: ProfileChanged, Model: "m", Type: names.LaneType(typ), Table: tab,
+			})
 		}
 		lanes, queries := 1+r.IntN(4), 1+r.IntN(5)
 		typ, remaining := make([]string, lanes), make([]float64, lanes)
@@ -58,7 +61,8 @@ func TestKairosAgainstBruteForce(t *testing.T) {
 			remaining[j] = toMs(busy)
 			fastest = min(fastest, toMs(tables[typ[j]].Mean(200)))
 			mustStep(t, m, 0, Event{
-				Kind: LaneJoined, Lane: LaneID(j), Type: typ[j], Models: []string{"m"},
+				Kind: LaneJoined, Lane: LaneID(j), Type: names.LaneType(typ[j]),
+				Models:    []names.ModelKey{"m"},
 				Remaining: busy,
 			})
 		}
@@ -152,7 +156,7 @@ func newBusyPool(tb testing.TB, policy string, base, aux, shardLanes int, load f
 		},
 	}
 	for _, typ := range program.Types {
-		tab, err := NewTable(shape[typ.Name], 1000)
+		tab, err := NewTable(shape[string(typ.Name)], 1000)
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -161,7 +165,7 @@ func newBusyPool(tb testing.TB, policy string, base, aux, shardLanes int, load f
 	for batch := 50; batch <= 1000; batch += 50 {
 		bin := fluid.Bin{BatchSize: batch, Share: shares(batch)}
 		for _, typ := range program.Types {
-			l := shape[typ.Name].Mean(batch)
+			l := shape[string(typ.Name)].Mean(batch)
 			if l > target {
 				l = 0
 			}
@@ -179,7 +183,11 @@ func newBusyPool(tb testing.TB, policy string, base, aux, shardLanes int, load f
 		if i >= base {
 			typ = "r5n.large"
 		}
-		p.step(tb, Event{Kind: LaneJoined, Lane: LaneID(i), Type: typ, Models: []string{"wnd"}})
+		p.step(tb, Event{
+			Kind: LaneJoined, Lane: LaneID(i), Type: names.LaneType(typ), Models: []names.ModelKey{
+				"wnd",
+			},
+		})
 	}
 	p.step(tb, Event{Kind: PricesChanged, Prices: sol.Prices})
 	p.setup = len(p.log)
@@ -465,7 +473,7 @@ func TestOnTheWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustStep(t, m, 0, Event{Kind: ProfileChanged, Model: "m", Type: "a", Table: table})
-	mustStep(t, m, 0, Event{Kind: LaneJoined, Lane: 1, Type: "a", Models: []string{"m"}})
+	mustStep(t, m, 0, Event{Kind: LaneJoined, Lane: 1, Type: "a", Models: []names.ModelKey{"m"}})
 	submit := func(at time.Duration, sequence uint64) []Decision {
 		e := Event{Kind: Submitted, Query: QueryID{1, sequence}, Model: "m", BatchSize: 1}
 		return mustStep(t, m, at, e)
@@ -504,7 +512,9 @@ func TestIdleLaneFirst(t *testing.T) {
 	}
 	mustStep(t, m, 0, Event{Kind: ProfileChanged, Model: "m", Type: "a", Table: table})
 	for lane := range LaneID(2) {
-		mustStep(t, m, 0, Event{Kind: LaneJoined, Lane: lane + 1, Type: "a", Models: []string{"m"}})
+		mustStep(t, m, 0, Event{
+			Kind: LaneJoined, Lane: lane + 1, Type: "a", Models: []names.ModelKey{"m"},
+		})
 	}
 	for i, want := range []LaneID{1, 2} {
 		e := Event{Kind: Submitted, Query: QueryID{1, uint64(i)}, Model: "m", BatchSize: 1}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/names"
 )
 
 // A Price is the worth of an instance type's time, by the name under which those
@@ -20,7 +21,7 @@ type Price = fluid.Price
 // It is not safe for concurrent use.
 type Priced struct {
 	models []Model
-	byName map[string]int
+	byName map[names.ModelKey]int
 	types  []*instanceType
 	lanes  []*pricedLane // in the order of their ids
 	rng    *rand.Rand
@@ -60,7 +61,8 @@ func NewPriced(models []Model, seed uint64) (*Priced, error) {
 		return nil, err
 	}
 	p := &Priced{
-		models: slices.Clone(models), byName: map[string]int{}, rng: rand.New(rand.NewPCG(seed, 1)),
+		models: slices.Clone(models), byName: map[names.ModelKey]int{},
+		rng: rand.New(rand.NewPCG(seed, 1)),
 	}
 	for i, m := range p.models {
 		p.byName[m.Name] = i
@@ -69,17 +71,17 @@ func NewPriced(models []Model, seed uint64) (*Priced, error) {
 }
 
 // SetProfile sets the latency of a model on an instance type; nil: unknown.
-func (p *Priced) SetProfile(model, instanceType string, t *Table) error {
+func (p *Priced) SetProfile(model names.ModelKey, laneType names.LaneType, t *Table) error {
 	i, ok := p.byName[model]
 	if !ok {
 		return fmt.Errorf("profile of model %q on %s: no such model is configured", model,
-			instanceType)
+			laneType)
 	}
 	if t != nil && t.Largest() < p.models[i].LargestBatchSize {
 		return fmt.Errorf("profile of model %q on %s: ends at batch size %d, want %d", model,
-			instanceType, t.Largest(), p.models[i].LargestBatchSize)
+			laneType, t.Largest(), p.models[i].LargestBatchSize)
 	}
-	p.instanceType(instanceType).tables[i] = t
+	p.instanceType(laneType).tables[i] = t
 	return nil
 }
 
@@ -97,14 +99,14 @@ func (p *Priced) SetPrices(prices []fluid.Price) {
 }
 
 // target is a model's QoS target, 0 of one that is not known.
-func (p *Priced) target(model string) time.Duration {
+func (p *Priced) target(model names.ModelKey) time.Duration {
 	if i, ok := p.byName[model]; ok {
 		return p.models[i].QoSTarget
 	}
 	return 0
 }
 
-func (p *Priced) instanceType(name string) *instanceType {
+func (p *Priced) instanceType(name names.LaneType) *instanceType {
 	for _, t := range p.types {
 		if t.name == name {
 			return t
@@ -117,7 +119,7 @@ func (p *Priced) instanceType(name string) *instanceType {
 
 // Join tells of a lane, or of a change of what it holds; models unknown here are left out.
 // It counts as free until something else is heard.
-func (p *Priced) Join(id LaneID, instanceType string, models []string) {
+func (p *Priced) Join(id LaneID, laneType names.LaneType, models []names.ModelKey) {
 	holds := make([]bool, len(p.models))
 	for _, name := range models {
 		if i, ok := p.byName[name]; ok {
@@ -128,7 +130,7 @@ func (p *Priced) Join(id LaneID, instanceType string, models []string) {
 	if !known {
 		p.lanes = slices.Insert(p.lanes, i, &pricedLane{id: id})
 	}
-	p.lanes[i].typ, p.lanes[i].holds = p.instanceType(instanceType), holds
+	p.lanes[i].typ, p.lanes[i].holds = p.instanceType(laneType), holds
 }
 
 // Leave tells that a lane is lost or takes nothing more.
@@ -154,7 +156,7 @@ func (p *Priced) find(id LaneID) (at int, known bool) {
 // Rank returns up to n lanes to ask for a query, the best first: by price times latency, plus
 // waiting in QoS targets; those that seem too late come last. Of equals it draws. It returns none
 // if no lane can serve the query. The result is valid until the next call.
-func (p *Priced) Rank(now time.Time, model string, batchSize int, waited time.Duration,
+func (p *Priced) Rank(now time.Time, model names.ModelKey, batchSize int, waited time.Duration,
 	n int) []Candidate {
 	p.ranked = p.ranked[:0]
 	m, ok := p.byName[model]

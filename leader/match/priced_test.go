@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/names"
 )
 
 // pricedPool has a gpu lane (1) and four cpu lanes (2 to 5). A query of 50 takes 2 or 4 ms, one of
@@ -21,14 +22,14 @@ func pricedPool(t *testing.T, seed uint64) *Priced {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := p.SetProfile("m", typ, tab); err != nil {
+		if err := p.SetProfile("m", names.LaneType(typ), tab); err != nil {
 			t.Fatal(err)
 		}
 	}
 	p.SetPrices([]fluid.Price{{Type: "gpu", PerMs: 0.5}, {Type: "cpu", PerMs: 0.1}})
-	p.Join(1, "gpu", []string{"m", "another"})
+	p.Join(1, "gpu", []names.ModelKey{"m", "another"})
 	for id := LaneID(2); id <= 5; id++ {
-		p.Join(id, "cpu", []string{"m"})
+		p.Join(id, "cpu", []names.ModelKey{"m"})
 	}
 	return p
 }
@@ -60,7 +61,7 @@ func TestPricedRanks(t *testing.T) {
 	}
 	p.Leave(1)
 	p.Leave(1)
-	p.Join(2, "cpu", []string{"another"})
+	p.Join(2, "cpu", []names.ModelKey{"another"})
 	if got := p.Rank(epoch, "m", 50, 0, 5); len(got) != 3 {
 		t.Errorf("two lanes less: got %+v, want three", got)
 	}

@@ -6,8 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/muster-serve/muster/leader/fluid"
 	"pgregory.net/rapid"
+
+	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/names"
 )
 
 // stairs is a latency of base and a step more for every 50 items, in µs; the 80 % quantile
@@ -38,7 +40,7 @@ type referee struct {
 }
 
 type seenQuery struct {
-	model    string
+	model    names.ModelKey
 	batch    int
 	deadline time.Duration // 0: none
 	attempt  int
@@ -48,7 +50,7 @@ type seenQuery struct {
 }
 
 type seenLane struct {
-	models            []string
+	models            []names.ModelKey
 	held              []reservation
 	draining, overdue bool
 }
@@ -90,7 +92,7 @@ func (r *referee) failf(format string, args ...any) {
 	r.t.Fatalf("%s\nafter:\n%s", fmt.Sprintf(format, args...), r.log)
 }
 
-func (r *referee) model(name string) *Model {
+func (r *referee) model(name names.ModelKey) *Model {
 	for i := range r.cfg.Models {
 		if r.cfg.Models[i].Name == name {
 			return &r.cfg.Models[i]
@@ -117,7 +119,7 @@ func (r *referee) room(id LaneID) bool {
 }
 
 // served says whether some lane takes queries of the model.
-func (r *referee) served(model string) bool {
+func (r *referee) served(model names.ModelKey) bool {
 	for _, l := range r.lanes {
 		if !l.draining && !l.overdue && slices.Contains(l.models, model) {
 			return true
@@ -137,15 +139,15 @@ func (r *referee) waiting() (n int) {
 	return n
 }
 
-func (r *referee) modelNames() (names []string) {
+func (r *referee) modelNames() (all []names.ModelKey) {
 	for _, m := range r.cfg.Models {
-		names = append(names, m.Name)
+		all = append(all, m.Name)
 	}
-	return names
+	return all
 }
 
 // asked says whether a lane holds the model, or a query without an outcome asks for it.
-func (r *referee) asked(model string) bool {
+func (r *referee) asked(model names.ModelKey) bool {
 	for _, l := range r.lanes {
 		if slices.Contains(l.models, model) {
 			return true
@@ -438,8 +440,8 @@ func TestPromises(t *testing.T) {
 }
 
 func play(t *rapid.T, policy string) {
-	types := []string{"base", "mid", "slow"}
-	speed := map[string]int{"base": 10, "mid": 25, "slow": 60}
+	types := []names.LaneType{"base", "mid", "slow"}
+	speed := map[names.LaneType]int{"base": 10, "mid": 25, "slow": 60}
 	r := newReferee(t, Config{
 		Policy: policy,
 		Models: []Model{
@@ -452,7 +454,7 @@ func play(t *rapid.T, policy string) {
 		DispatchAhead: rapid.SampledFrom([]time.Duration{0, time.Millisecond}).Draw(t, "ahead"),
 		ShardLanes:    rapid.SampledFrom([]int{0, 2, -1}).Draw(t, "shard lanes"),
 	})
-	table := func(model, typ string, percent int) *Table {
+	table := func(model names.ModelKey, typ names.LaneType, percent int) *Table {
 		tab, err := NewTable(stairs{200, speed[typ] * percent}, r.model(model).LargestBatchSize)
 		if err != nil {
 			t.Fatal(err)
@@ -469,9 +471,9 @@ func play(t *rapid.T, policy string) {
 			}
 		}
 	}
-	someModels := rapid.Custom(func(t *rapid.T) []string {
+	someModels := rapid.Custom(func(t *rapid.T) []names.ModelKey {
 		if of := rapid.SampledFrom(append(r.modelNames(), "")).Draw(t, "models"); of != "" {
-			return []string{of}
+			return []names.ModelKey{of}
 		}
 		return r.modelNames()
 	})
@@ -479,7 +481,7 @@ func play(t *rapid.T, policy string) {
 		return time.Duration(rapid.Int64Range(0, int64(most)).Draw(t, name))
 	}
 	lane, sequence := LaneID(1), uint64(0)
-	join := func(models []string) {
+	join := func(models []names.ModelKey) {
 		r.step(Event{Kind: LaneJoined, Lane: lane, Agent: "x",
 			Type: rapid.SampledFrom(types).Draw(t, "type"), Models: models,
 			Remaining: rapid.SampledFrom([]time.Duration{0, 5 * time.Millisecond}).Draw(t,
@@ -490,7 +492,7 @@ func play(t *rapid.T, policy string) {
 		e := Event{Kind: Submitted, Query: QueryID{
 			rapid.Uint64Range(1, 2).Draw(t, "gateway"), sequence,
 		},
-			Model: rapid.SampledFrom([]string{"a", "a", "a", "b", "b", "b", "c"}).Draw(t,
+			Model: rapid.SampledFrom([]names.ModelKey{"a", "a", "a", "b", "b", "b", "c"}).Draw(t,
 				"model"),
 			BatchSize: rapid.IntRange(0, 110).Draw(t, "batch"),
 			Waited: rapid.SampledFrom([]time.Duration{
@@ -562,13 +564,13 @@ func play(t *rapid.T, policy string) {
 		case 25, 26:
 			submit(true)
 		case 27:
-			name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "model")
+			name := rapid.SampledFrom([]names.ModelKey{"a", "b", "c"}).Draw(t, "model")
 			r.step(Event{Kind: ModelChanged, Model: name,
 				QoSTarget:  time.Millisecond + duration("target", 40*time.Millisecond),
 				BatchSize:  rapid.IntRange(1, 300).Draw(t, "largest"),
 				RejectLate: rapid.Bool().Draw(t, "reject late")})
 		case 29:
-			name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "model")
+			name := rapid.SampledFrom([]names.ModelKey{"a", "b", "c"}).Draw(t, "model")
 			if r.model(name) != nil && len(r.cfg.Models) > 1 && !r.asked(name) {
 				r.step(Event{Kind: ModelGone, Model: name})
 			}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // TestReplayParts replays what two matchers did, one after the other, in one
@@ -29,7 +31,7 @@ func TestReplayParts(t *testing.T) {
 			{Kind: LaneDraining, Lane: 3},
 			{Kind: ModelChanged, Model: "a", QoSTarget: time.Second, BatchSize: 10},
 			{Kind: ProfileChanged, Model: "a", Type: "x", Table: table},
-			{Kind: LaneJoined, Lane: 1, Type: "x", Models: []string{"a"}},
+			{Kind: LaneJoined, Lane: 1, Type: "x", Models: []names.ModelKey{"a"}},
 			{Kind: Submitted, Query: QueryID{1, 1}, Model: "a", BatchSize: 1},
 		} {
 			at := time.Duration(i) * time.Millisecond

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // TestScripts runs the scripts in testdata/scripts; -rewrite writes what they answer. The commands:
@@ -59,7 +61,7 @@ func scriptConfig(t *testing.T, d *datadriven.TestData) (Config, error) {
 		case "models":
 			for _, v := range arg.Vals {
 				part := strings.Split(v, ":")
-				m := Model{Name: part[0], RejectLate: len(part) == 4}
+				m := Model{Name: names.ModelKey(part[0]), RejectLate: len(part) == 4}
 				if m.QoSTarget, err = time.ParseDuration(part[1]); err == nil {
 					_, err = fmt.Sscan(part[2], &m.LargestBatchSize)
 				}

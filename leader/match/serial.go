@@ -11,6 +11,7 @@ import (
 
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/internal/lines"
+	"github.com/muster-serve/muster/names"
 )
 
 // SerialVersion is the version of the serial form of events and decisions. A
@@ -178,7 +179,7 @@ func appendRounded(b []byte, key string, v time.Duration) []byte {
 	return lines.Duration(b, key, v.Round(time.Microsecond))
 }
 
-func appendModels(b []byte, models []string) []byte {
+func appendModels(b []byte, models []names.ModelKey) []byte {
 	for _, m := range models {
 		b = lines.Item(b, "model", m)
 	}
@@ -313,17 +314,17 @@ func (e *Event) set(field string) error {
 		e.Ahead, err = time.ParseDuration(value)
 	case "model":
 		if e.Kind == LaneJoined || e.Kind == LaneModels {
-			e.Models = append(e.Models, value)
+			e.Models = append(e.Models, names.ModelKey(value))
 		} else {
-			*model = value
+			*model = names.ModelKey(value)
 		}
 	case "agent":
-		e.Agent = value
+		e.Agent = names.AgentName(value)
 	case "type":
 		if e.Kind == PricesChanged {
-			e.Prices = append(e.Prices, fluid.Price{Type: value})
+			e.Prices = append(e.Prices, fluid.Price{Type: names.LaneType(value)})
 		} else {
-			e.Type = value
+			e.Type = names.LaneType(value)
 		}
 	case "per_ms", "service":
 		if len(e.Prices) == 0 {

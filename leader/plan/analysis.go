@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/names"
 )
 
 // An Analysis is what the profiles say of a problem without evaluating anything: which types are of
@@ -165,7 +166,7 @@ func (a *Analysis) prepare() {
 	p := a.Problem
 	a.program.Unserved = 1 - p.target()
 	for _, t := range p.Types {
-		a.program.Types = append(a.program.Types, fluid.Type{Name: string(t.Name)})
+		a.program.Types = append(a.program.Types, fluid.Type{Name: names.LaneType(t.Name)})
 	}
 	weights := 0.0
 	for i := range p.Models {
@@ -178,7 +179,8 @@ func (a *Analysis) prepare() {
 			known[t] = l
 		}
 		a.program.Bins = append(a.program.Bins,
-			fluid.Bins(m.Name, m.weight()/weights, m.BatchSizes, m.QoSTarget, known)...)
+			fluid.Bins(names.ModelKey(m.Name), m.weight()/weights, m.BatchSizes, m.QoSTarget,
+				known)...)
 	}
 }
 

@@ -428,7 +428,7 @@ func (c *chaos) look() {
 	}
 	c.looked = now
 	if g := c.sdk.Gateway(); g != nil {
-		if leader := g.Leader(); leader != "" && leader != c.leader {
+		if leader := string(g.Leader()); leader != "" && leader != c.leader {
 			c.leader = leader
 			if i := slices.IndexFunc(c.agents,
 				func(a *agent) bool { return a.Name == leader }); i >= 0 {

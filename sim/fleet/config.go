@@ -16,6 +16,7 @@ import (
 
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 )
 
 // Never is later than any event.
@@ -67,7 +68,7 @@ type Model struct {
 }
 
 // id names the model as a leader does.
-func (m *Model) id() leader.ModelID { return leader.ModelID{Name: m.Name, Version: 1} }
+func (m *Model) id() leader.ModelID { return leader.ModelID{Name: string(m.Name), Version: 1} }
 
 func (c *Config) matchModels() (all []match.Model) {
 	for i := range c.Models {
@@ -78,7 +79,7 @@ func (c *Config) matchModels() (all []match.Model) {
 
 // A Lane is what runs queries, one at a time.
 type Lane struct {
-	Type string
+	Type names.LaneType
 	// Known is by model what is believed of how long it runs there, Predicted the same as leaders
 	// and gateways have it; nil: the lane cannot run it.
 	Known     []match.Latencies

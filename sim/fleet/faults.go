@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/muster-serve/muster/names"
 )
 
 // What faults do.
@@ -46,7 +48,7 @@ type Fault struct {
 	// Verb is kill, freeze, cut or delay.
 	Verb string
 	// Target is an agent, [TheLeader], or "" for all (delay only).
-	Target string
+	Target names.AgentName
 	// At is when it happens, since the start of the run.
 	At time.Duration
 	// Duration is how long it lasts; 0: for good.
@@ -58,7 +60,7 @@ type Fault struct {
 func (f Fault) String() string {
 	s := f.Verb
 	if f.Target != "" {
-		s += "-" + f.Target
+		s += "-" + string(f.Target)
 	}
 	s += "@" + f.At.String()
 	if f.Duration > 0 {
@@ -80,7 +82,7 @@ func ParseFault(text string) (Fault, error) {
 		return bad("got no @, want when it happens, e.g. kill-leader@10s")
 	}
 	verb, target, named := strings.Cut(what, "-")
-	f := Fault{Verb: verb, Target: target}
+	f := Fault{Verb: verb, Target: names.AgentName(target)}
 	when, amount, hasAmount := strings.Cut(when, ":")
 	at, duration, hasDuration := strings.Cut(when, "+")
 	switch f.Verb {
@@ -154,14 +156,14 @@ func ReadFaults(name string, r io.Reader) (faults []Fault, err error) {
 
 // CheckTargets reports the faults whose targets are not there, in a pool of so many agents of each
 // type.
-func CheckTargets(faults []Fault, types []string, counts []int) (errs []error) {
+func CheckTargets(faults []Fault, types []names.LaneType, counts []int) (errs []error) {
 	for _, f := range faults {
 		if f.Target == "" || f.Target == TheLeader {
 			continue
 		}
 		there := false
 		for i, name := range types {
-			number, ok := strings.CutPrefix(f.Target, name+"-")
+			number, ok := strings.CutPrefix(string(f.Target), string(name)+"-")
 			n, err := strconv.Atoi(number)
 			there = there ||
 				ok && err == nil && n >= 1 && n <= counts[i] && f.Target == agentName(name, n)
@@ -176,12 +178,12 @@ func CheckTargets(faults []Fault, types []string, counts []int) (errs []error) {
 }
 
 // agents are the names of a pool's agents, in short.
-func agents(types []string, counts []int) string {
+func agents(types []names.LaneType, counts []int) string {
 	var all []string
 	for i, name := range types {
 		switch n := counts[i]; {
 		case n == 1:
-			all = append(all, agentName(name, 1))
+			all = append(all, string(agentName(name, 1)))
 		case n > 1:
 			all = append(all, fmt.Sprintf("%s to %s", agentName(name, 1), agentName(name, n)))
 		}
@@ -190,7 +192,9 @@ func agents(types []string, counts []int) string {
 }
 
 // agentName is how the nth agent of a type is called, the first by 1.
-func agentName(instanceType string, n int) string { return instanceType + "-" + strconv.Itoa(n) }
+func agentName(laneType names.LaneType, n int) names.AgentName {
+	return names.AgentName(string(laneType) + "-" + strconv.Itoa(n))
+}
 
 // Window is over how long queries are counted before and after a fault, by their arrival.
 const Window = 2 * time.Second
@@ -222,16 +226,16 @@ func (c *Count) add(o Count) {
 type Result struct {
 	Fault string `json:"fault"`
 	// Agent is whom it hit; empty: all, or nobody led or ran any more.
-	Agent string `json:"agent,omitempty"`
+	Agent names.AgentName `json:"agent,omitempty"`
 	// Before and After are the queries that arrived in the two seconds before and after it
 	// happened.
 	Before Count `json:"before"`
 	After  Count `json:"after"`
 	// HitLeader says that the agent led. NextLeader is who led next, WithoutLeaderMS after the
 	// fault; empty: nobody else, or not for this fault.
-	HitLeader       bool    `json:"hit_leader,omitempty"`
-	NextLeader      string  `json:"next_leader,omitempty"`
-	WithoutLeaderMS float64 `json:"without_leader_ms,omitempty"`
+	HitLeader       bool            `json:"hit_leader,omitempty"`
+	NextLeader      names.AgentName `json:"next_leader,omitempty"`
+	WithoutLeaderMS float64         `json:"without_leader_ms,omitempty"`
 
 	at   time.Duration
 	open bool // it has hit the leader, and nobody else has led since

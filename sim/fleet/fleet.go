@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/names"
 )
 
 const (
@@ -51,7 +52,7 @@ type Fleet struct {
 	deeds     deeds
 	scheduled uint64
 	agents    []*agent
-	named     map[string]*agent
+	named     map[names.AgentName]*agent
 	gateways  []*gateway
 	lastAt    map[[2]*host]time.Duration // when the last message of one host to another arrives
 	delays    []delay                    // those that last
@@ -91,7 +92,7 @@ func (h *deeds) Pop() any {
 func New(cfg *Config) (*Fleet, error) {
 	f := &Fleet{
 		cfg: cfg, now: -warmUp, rng: rand.New(rand.NewPCG(cfg.Seed, 14)), ahead: cfg.RTT,
-		named: map[string]*agent{}, lastAt: map[[2]*host]time.Duration{},
+		named: map[names.AgentName]*agent{}, lastAt: map[[2]*host]time.Duration{},
 		known: &leader.Advice{Limit: cfg.Limit, Prices: cfg.Prices, Priced: true},
 	}
 	f.addAgents()
@@ -118,13 +119,13 @@ func New(cfg *Config) (*Fleet, error) {
 
 // addAgents adds an agent for each lane, and what is known of how long queries run there.
 func (f *Fleet) addAgents() {
-	number := map[string]int{}
+	number := map[names.LaneType]int{}
 	for i := range f.cfg.Lanes {
 		l := &f.cfg.Lanes[i]
 		number[l.Type]++
 		a := &agent{host: newHost(), f: f, index: i, lane: l, wakeAt: Never}
 		a.member = &leader.Member{Name: agentName(l.Type, number[l.Type]), Type: l.Type, Lanes: 1}
-		a.member.OwnType = l.Type + "@" + a.member.Name
+		a.member.OwnType = l.Type.Own(a.member.Name)
 		for m, table := range l.Predicted {
 			if table == nil {
 				continue
@@ -135,7 +136,7 @@ func (f *Fleet) addAgents() {
 				Largest: model.LargestBatchSize, RejectLate: model.RejectLate,
 			})
 			if number[l.Type] == 1 {
-				key := leader.TableKey{Model: model.id().Key(), Type: l.Type}
+				key := names.TableKey{Model: model.id().Key(), Type: l.Type}
 				f.known.Latencies = append(f.known.Latencies, &leader.Latency{
 					TableKey: key, Table: table,
 				})

@@ -9,6 +9,7 @@ import (
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/runtime/queue"
 )
 
@@ -100,7 +101,7 @@ func newGateway(f *Fleet, index int) (*gateway, error) {
 }
 
 // slow is the 99th percentile of how long a query runs at an agent.
-func (g *gateway) slow(q *queries.Query, name string) time.Duration {
+func (g *gateway) slow(q *queries.Query, name names.AgentName) time.Duration {
 	of := q.Tag.(*asked)
 	return g.f.named[name].lane.Known[of.Model].Quantile(0.99, of.BatchSize)
 }
@@ -108,7 +109,7 @@ func (g *gateway) slow(q *queries.Query, name string) time.Duration {
 // join has an agent's lane be known.
 func (g *gateway) join(a *agent) error {
 	l := a.lane
-	var models []string
+	var models []names.ModelKey
 	for m, table := range l.Predicted {
 		if table == nil {
 			continue
@@ -325,7 +326,7 @@ func (g *gateway) broken(a *agent) {
 // seek opens a stream to one who may lead, until one answers.
 func (g *gateway) seek() {
 	f := g.f
-	name, wait := g.state.Try(f.now, func(name string) bool { return !f.named[name].left })
+	name, wait := g.state.Try(f.now, func(name names.AgentName) bool { return !f.named[name].left })
 	g.stream++
 	stream := g.stream
 	if name == "" {
@@ -393,7 +394,7 @@ func (g *gateway) closed() {
 }
 
 // opened takes it that a leader has answered.
-func (g *gateway) opened(t *term, successor string) {
+func (g *gateway) opened(t *term, successor names.AgentName) {
 	if g.to != t.agent { // it has given up
 		g.f.send(&g.host, &t.agent.host, func() { t.disconnect(g) }, nil)
 		return
@@ -408,7 +409,7 @@ func (g *gateway) opened(t *term, successor string) {
 }
 
 // learn takes news of who leads, and who will next.
-func (g *gateway) learn(c election.Claim, successor string) {
+func (g *gateway) learn(c election.Claim, successor names.AgentName) {
 	if g.state.Learn(queries.Leadership{Epoch: c.Epoch, Leader: c.Leader, Successor: successor}) {
 		g.news()
 	}
@@ -431,9 +432,10 @@ func (g *gateway) tell(m queries.Message) {
 		q := s.Query.Tag.(*asked)
 		events = append(events, leader.Event{
 			Kind: leader.Submitted, Gateway: g.id, Sequence: q.state.Sequence,
-			Attempt: int(s.Attempts),
-			Model:   leader.ModelID{Name: f.cfg.Models[q.Model].Name}, BatchSize: q.BatchSize,
-			Waited: s.Waited, TimeLeft: s.TimeLeft, Agent: s.Agent,
+			Attempt:   int(s.Attempts),
+			Model:     leader.ModelID{Name: string(f.cfg.Models[q.Model].Name)},
+			BatchSize: q.BatchSize,
+			Waited:    s.Waited, TimeLeft: s.TimeLeft, Agent: s.Agent,
 		})
 	}
 	for _, sequence := range m.Cancel {
@@ -461,7 +463,7 @@ func (g *gateway) heard(t *term, read uint64) {
 
 // told takes what the leader, who has read so many submits, has decided.
 func (g *gateway) told(t *term, read uint64, kind leader.ActionKind, d *match.Decision,
-	name string) {
+	name names.AgentName) {
 	if g.link != t {
 		return
 	}

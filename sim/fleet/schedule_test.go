@@ -11,6 +11,7 @@ import (
 
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/names"
 )
 
 var seedFlag = flag.Uint64("seed", 0, "the one seed to run; 0: as many as a test wants")
@@ -100,8 +101,10 @@ func randomFaults(rng *rand.Rand, agents int) (all []Fault) {
 	killed := 0
 	for range 1 + rng.IntN(4) {
 		f := Fault{
-			Verb:     []string{kill, freeze, cut, slow}[rng.IntN(4)],
-			Target:   []string{TheLeader, agentName("box", 1+rng.IntN(agents))}[rng.IntN(2)],
+			Verb: []string{kill, freeze, cut, slow}[rng.IntN(4)],
+			Target: []names.AgentName{
+				TheLeader, agentName("box", 1+rng.IntN(agents)),
+			}[rng.IntN(2)],
 			At:       time.Duration(rng.IntN(1000)) * ms,
 			Duration: time.Duration(1+rng.IntN(1500)) * ms,
 		}

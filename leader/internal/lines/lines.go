@@ -46,7 +46,7 @@ func Duration(b []byte, key string, v time.Duration) []byte {
 }
 
 // Text appends a text unless it is empty.
-func Text(b []byte, key, v string) []byte {
+func Text[S ~string](b []byte, key string, v S) []byte {
 	if v == "" {
 		return b
 	}
@@ -54,11 +54,11 @@ func Text(b []byte, key, v string) []byte {
 }
 
 // Item appends one value of a list; it may be empty. A value that has spaces is quoted.
-func Item(b []byte, key, v string) []byte {
+func Item[S ~string](b []byte, key string, v S) []byte {
 	b = append(append(append(b, ' '), key...), '=')
 	odd := func(r rune) bool { return r == '"' || !unicode.IsGraphic(r) || unicode.IsSpace(r) }
-	if v == "" || strings.ContainsFunc(v, odd) {
-		return strconv.AppendQuote(b, v)
+	if v == "" || strings.ContainsFunc(string(v), odd) {
+		return strconv.AppendQuote(b, string(v))
 	}
 	return append(b, v...)
 }

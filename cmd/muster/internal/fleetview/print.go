@@ -12,6 +12,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
+	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -89,7 +90,7 @@ func proposalOf(s *control.FleetStatus) []string {
 		when = at.Format("2006-01-02 15:04")
 	}
 	demand := fmt.Sprintf("demand of %s changed at %s: %s",
-		control.ModelKey(p.GetModel(), p.GetVersion()), when, changeOf(p))
+		names.NewModelKey(p.GetModel(), p.GetVersion()), when, changeOf(p))
 	counts, same := map[string]uint32{}, len(p.GetProposed()) > 0
 	for _, m := range s.GetView().GetMembers() {
 		if !m.GetDraining() {

@@ -16,6 +16,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/names"
 )
 
 // Colours only repeat what the words say. lipgloss drops them where NO_COLOR is
@@ -165,9 +166,9 @@ func modelTable(s *control.FleetStatus, width int) table {
 		agents int
 		*control.ModelStatus
 	}
-	models := map[string]*entry{}
+	models := map[names.ModelKey]*entry{}
 	at := func(name string, version int64) *entry {
-		key := control.ModelKey(name, version)
+		key := names.NewModelKey(name, version)
 		if models[key] == nil {
 			models[key] = &entry{}
 		}
@@ -184,7 +185,7 @@ func modelTable(s *control.FleetStatus, width int) table {
 		at(m.GetModel(), m.GetVersion()).ModelStatus = m
 	}
 	keys := slices.Sorted(maps.Keys(models))
-	name := min(longest(keys, len("MODEL")), max(12, width/4))
+	name := min(longest(names.Strings(keys), len("MODEL")), max(12, width/4))
 	const form = "%s %6s %10s %8s %8s %10s %9s %9s"
 	t := table{
 		title: fmt.Sprintf(form, fit("MODEL", name), "AGENTS", "TARGET", "RATE/S", "LATE 60S",
@@ -213,7 +214,7 @@ func modelTable(s *control.FleetStatus, width int) table {
 				}
 			}
 		}
-		r.text = fmt.Sprintf(form, fit(key, name), fmt.Sprint(e.agents), target, rate, late,
+		r.text = fmt.Sprintf(form, fit(string(key), name), fmt.Sprint(e.agents), target, rate, late,
 			answered, lateQueries, refused)
 		t.rows = append(t.rows, r)
 	}
