@@ -40,12 +40,12 @@ var rules = []rule{
 		reason: "the licences' texts, for whoever prints them",
 	},
 	{
-		folder: "names",
+		folder: "api/names",
 		never:  append([]string{"log", "os", "github.com", "golang.org", "gonum.org"}, network...),
 		reason: "all parts name things alike, so the names can depend on none",
 	},
 	{
-		folder: "api", imports: []string{"names"},
+		folder: "api", imports: []string{"api/names"},
 		reason: "the protocol is what all parts share, so it can depend on none",
 	},
 	{
@@ -53,7 +53,7 @@ var rules = []rule{
 		reason: "what can be served is a matter of files; how it runs and who asks is for others",
 	},
 	{
-		folder: "runtime", imports: []string{"api", "models", "names", "runtime/queue"},
+		folder: "runtime", imports: []string{"api", "models", "api/names", "runtime/queue"},
 		never:  network,
 		reason: "running a model needs no network, and must be testable without one",
 	},
@@ -64,18 +64,18 @@ var rules = []rule{
 			"shares it",
 	},
 	{
-		folder: "profiles", imports: []string{"names"}, never: append([]string{"log"}, network...),
+		folder: "profiles", imports: []string{"api/names"}, never: append([]string{"log"}, network...),
 		reason: "leader, simulator and client all read profiles; they are values, not a service",
 	},
 	{
-		folder: "leader", imports: []string{"leader", "names", "profiles"},
+		folder: "leader", imports: []string{"leader", "api/names", "profiles"},
 		never: append([]string{"log", "os"}, network...),
 		reason: "the leader is a pure state machine: the simulator runs the very code that " +
 			"production runs",
 	},
 	{
 		folder:  "leader/match",
-		imports: []string{"leader/fluid", "leader/internal", "names", "profiles", "runtime/queue"},
+		imports: []string{"leader/fluid", "leader/internal", "api/names", "profiles", "runtime/queue"},
 		never:   append([]string{"log", "os"}, network...),
 		reason:  "matching is pure, and what else the leader does builds on it",
 	},
@@ -85,14 +85,14 @@ var rules = []rule{
 	},
 	{
 		folder: "client", imports: []string{
-			"api", "client/queries", "names", "profiles", "leader/match", "leader/election",
+			"api", "client/queries", "api/names", "profiles", "leader/match", "leader/election",
 			"runtime/queue",
 		},
 		never:  []string{"github.com/spf13", exporters, module + "profiles/published"},
 		reason: "users import the SDK: it brings neither the agent nor ONNX Runtime along",
 	},
 	{
-		folder: "client/queries", imports: []string{"leader/match", "leader/election", "names"},
+		folder: "client/queries", imports: []string{"leader/match", "leader/election", "api/names"},
 		never: append([]string{"log", "os"}, network...),
 		reason: "a gateway's decisions are pure: the simulator runs the very code that " +
 			"production runs",
@@ -110,7 +110,7 @@ var rules = []rule{
 	{
 		folder: "sim",
 		imports: []string{
-			"client/queries", "leader", "names", "profiles", "runtime/queue", "sim/workload",
+			"client/queries", "leader", "api/names", "profiles", "runtime/queue", "sim/workload",
 		},
 		never: append([]string{"log"}, network...),
 		reason: "the simulator drives the leader, gateways and the lanes' queues in virtual " +
@@ -123,20 +123,20 @@ var rules = []rule{
 	},
 	{
 		folder: "agent/members", imports: []string{
-			"agent/outcome", "api", "gossip", "models", "names", "profiles",
+			"agent/outcome", "api", "gossip", "models", "api/names", "profiles",
 		},
 		reason: "who is there does not depend on what this agent does for others, nor on who leads",
 	},
 	{
 		folder: "agent/worker", imports: []string{
-			"agent/members", "agent/outcome", "api", "models", "names", "profiles", "runtime",
+			"agent/members", "agent/outcome", "api", "models", "api/names", "profiles", "runtime",
 		},
 		reason: "what an agent does for others does not depend on who leads, nor on how clients " +
 			"reach it",
 	},
 	{
 		folder: "agent/serve", imports: []string{
-			"agent/members", "agent/outcome", "agent/worker", "api", "client", "models", "names",
+			"agent/members", "agent/outcome", "agent/worker", "api", "client", "models", "api/names",
 			"runtime",
 		},
 		never: []string{"github.com/spf13", exporters},
@@ -145,7 +145,7 @@ var rules = []rule{
 	},
 	{
 		folder: "agent/lead", imports: []string{
-			"agent/members", "agent/outcome", "api", "leader", "names", "profiles",
+			"agent/members", "agent/outcome", "api", "leader", "api/names", "profiles",
 		},
 		reason: "who leads, and what a leader tells whom, does not depend on what this agent " +
 			"does for others",
@@ -153,7 +153,7 @@ var rules = []rule{
 	{
 		folder: "agent",
 		imports: []string{
-			"agent", "api", "client", "gossip", "leader", "models", "names", "profiles", "runtime",
+			"agent", "api", "client", "gossip", "leader", "models", "api/names", "profiles", "runtime",
 		}, never: []string{"github.com/spf13", exporters},
 		reason: "the agent wires the parts; what needs the simulator is handed in by cmd, and so " +
 			"are its settings",
@@ -283,8 +283,8 @@ func TestImportRules(t *testing.T) {
 		{"leader/match", module + "profiles", true},
 		{"leader/match", module + "leader/fluid", true},
 		{"leader/match", module + "agent", false},
-		{"names", module + "profiles", false},
-		{"api", module + "names", true},
+		{"api/names", module + "profiles", false},
+		{"api", module + "api/names", true},
 		{"api", module + "profiles", false},
 		{"leader/plan", module + "runtime", false},
 		{"leader", module + "gossip", false},

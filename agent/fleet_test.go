@@ -27,12 +27,12 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/gossip/gossiptest"
-	"github.com/muster-serve/muster/names"
 )
 
 // A testFleet is a fleet of whole agents in virtual time, on a network in memory.

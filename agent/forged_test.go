@@ -13,7 +13,7 @@ import (
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // forgedAlive is memberlist's word that an agent of that name is there.

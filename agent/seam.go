@@ -9,8 +9,8 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/learn"
-	"github.com/muster-serve/muster/names"
 )
 
 // A fleet is what the room that leads knows of the others.

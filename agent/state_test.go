@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/profiles"
 )
 

@@ -15,8 +15,8 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/secure"
-	"github.com/muster-serve/muster/names"
 )
 
 // TestUndescribed: an agent that gossips but cannot be asked what it holds is listed without models

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // TestGatewayForgets has 200 versions and 200 agents with a type of their own come and go: a

@@ -15,9 +15,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/client/queries"
-	"github.com/muster-serve/muster/names"
 )
 
 // A Gateway sends queries to a fleet. It owns each from its arrival to its

@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 

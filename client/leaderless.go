@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/client/queries"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 

@@ -11,9 +11,9 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/client/queries"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/names"
 )
 
 // mostDirect is how many submits may be unacknowledged for a caller to send its own: beyond it

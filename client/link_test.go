@@ -9,8 +9,8 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/client/queries"
-	"github.com/muster-serve/muster/names"
 )
 
 // TestMessagesAreSmall: what a gateway tells the leader goes in messages that an agent takes of a

@@ -7,10 +7,10 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/client/queries"
-	"github.com/muster-serve/muster/names"
 )
 
 // trace begins the span of a query; nil: it is not traced.

@@ -3,9 +3,9 @@ package leader
 import (
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/names"
 )
 
 // An ActionKind says what is to be done. Beside each stand the fields of [Action] that it has.

@@ -4,8 +4,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/names"
 )
 
 // describe takes what a member says it is and holds, and has its lanes join if they have not.

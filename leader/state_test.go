@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/names"
 )
 
 // flat is a latency that does not depend on the batch size.

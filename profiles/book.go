@@ -12,7 +12,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // A Book holds what was learned of many keys, and knows where a new key starts: from the profile

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // A Learner learns the latency profile of one key from the queries served under it.

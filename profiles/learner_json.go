@@ -6,7 +6,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // learnerFormat is the version of the JSON form. Version 1, which is read too, has no checksums.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/sim/workload"
 )

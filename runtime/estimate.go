@@ -4,7 +4,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // An Estimator predicts execution times. Lanes calls it under a lock, never

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/tensor"
-	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/runtime/queue"
 )
 

@@ -3,8 +3,8 @@ package sim
 import (
 	"fmt"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
-	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/sim/workload"
 )

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/names"
 )
 
 // gateways serve without a leader, by match.Leaderless. A query belongs to the gateway of its turn.

@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/names"
 )
 
 // A term is the leadership of a run: the state that leads, what it is told and what it asks for.

@@ -6,8 +6,8 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/secure"
-	"github.com/muster-serve/muster/names"
 )
 
 // A Stream is one end of a two-way stream of messages, over gRPC or in process

@@ -12,9 +12,9 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/leader"
-	"github.com/muster-serve/muster/names"
 )
 
 // mostUnread is how many messages' worth of decisions a gateway may leave unread

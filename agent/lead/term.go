@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/learn"
-	"github.com/muster-serve/muster/names"
 )
 
 // A term is one leadership of this agent, from its election until it steps down. One goroutine,

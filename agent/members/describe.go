@@ -12,9 +12,9 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/gossip"
-	"github.com/muster-serve/muster/names"
 )
 
 const (

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
-	"github.com/muster-serve/muster/names"
 )
 
 // A countedStream is the server's end of a Watch of which only what is sent is of interest.

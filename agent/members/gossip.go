@@ -8,8 +8,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/gossip"
-	"github.com/muster-serve/muster/names"
 )
 
 // loadInterval is how often an agent tells how busy it is.

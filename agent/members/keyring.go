@@ -15,8 +15,8 @@ import (
 
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/gossip"
-	"github.com/muster-serve/muster/names"
 )
 
 // The steps of a rotation, as control.KeyringRequest names them.

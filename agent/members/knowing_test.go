@@ -15,8 +15,8 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/client"
-	"github.com/muster-serve/muster/names"
 )
 
 // A stillLeading knows of no leader, and of no change.

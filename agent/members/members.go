@@ -23,9 +23,9 @@ import (
 
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/models"
-	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 

@@ -16,9 +16,9 @@ import (
 
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/gossip"
-	"github.com/muster-serve/muster/names"
 )
 
 // keyringTimeout bounds one step at one agent. Two must be shorter than

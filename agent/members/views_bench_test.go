@@ -16,9 +16,9 @@ import (
 	"google.golang.org/grpc/mem"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/client"
-	"github.com/muster-serve/muster/names"
 )
 
 // BenchmarkViews is what it costs an agent, and those who watch it, that all members say how

@@ -16,8 +16,8 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/secure"
-	"github.com/muster-serve/muster/names"
 )
 
 // An event is a line of the log that has the attribute [eventKey], which says of what kind it is:

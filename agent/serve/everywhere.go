@@ -18,9 +18,9 @@ import (
 	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
-	"github.com/muster-serve/muster/names"
 )
 
 // This file answers for every model that any agent of the fleet holds.

@@ -18,10 +18,10 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/models"
-	"github.com/muster-serve/muster/names"
 )
 
 // Leading is the half of the agent that leads, if it does. Its methods may be called concurrently.

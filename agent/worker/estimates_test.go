@@ -8,7 +8,7 @@ import (
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/profiles"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 const (

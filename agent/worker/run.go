@@ -8,11 +8,11 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/models"
-	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/runtime"
 )
 

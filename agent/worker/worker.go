@@ -18,11 +18,11 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/models"
-	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime"
 )

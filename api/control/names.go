@@ -3,7 +3,7 @@ package control
 import (
 	"time"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // Key is what the profile is about.

@@ -3,8 +3,8 @@ package queries
 import (
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/election"
-	"github.com/muster-serve/muster/names"
 )
 
 const (

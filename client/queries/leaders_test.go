@@ -4,7 +4,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // TestLearnsNoLie: an epoch far above that of the leader whom a gateway has does not take it away

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/names"
 )
 
 var errTest = errors.New("a test")

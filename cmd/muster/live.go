@@ -14,10 +14,10 @@ import (
 
 	"github.com/muster-serve/muster/agent/lead"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/leader/plan"
-	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/sim"
 	"github.com/muster-serve/muster/sim/workload"

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // A Role says whether an agent leads.

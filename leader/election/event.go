@@ -3,7 +3,7 @@ package election
 import (
 	"fmt"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // A MessageKind says what one node tells another. Beside each stand the fields

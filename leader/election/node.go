@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // A Node is one agent's part in the election; see the package comment. It is not

@@ -6,7 +6,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // A world is agents, a network and gossip between them, and virtual time. A

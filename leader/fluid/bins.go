@@ -3,7 +3,7 @@ package fluid
 import (
 	"time"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/profiles"
 )
 

@@ -3,7 +3,7 @@ package fluid
 import (
 	"time"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // A Type is an instance type and how many instances the pool has of it, >= 0.

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // Validate reports everything that is wrong with p, or nil.

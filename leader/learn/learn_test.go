@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
-	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // A Model is what the matcher must know of a model.

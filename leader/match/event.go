@@ -3,8 +3,8 @@ package match
 import (
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
-	"github.com/muster-serve/muster/names"
 )
 
 // A QueryID names a query: the gateway that owns it and that gateway's count.

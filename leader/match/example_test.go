@@ -5,8 +5,8 @@ import (
 	"log"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 

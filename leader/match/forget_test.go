@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
-	"github.com/muster-serve/muster/names"
 )
 
 // TestForgets has 200 models and 200 types come, serve and go: the matcher keeps what is there.

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 const (

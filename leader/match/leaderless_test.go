@@ -11,7 +11,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // TestLeaderlessScripts runs the scripts in testdata/leaderless; -rewrite writes what they answer.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // A Matcher matches queries to lanes; see the package comment. It is not safe for

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
-	"github.com/muster-serve/muster/names"
 )
 
 var epoch = time.Unix(1000, 0)

@@ -4,8 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
-	"github.com/muster-serve/muster/names"
 )
 
 // pricedPool has a gpu lane (1) and four cpu lanes (2 to 5). A query of 50 takes 2 or 4 ms, one of

@@ -8,8 +8,8 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
-	"github.com/muster-serve/muster/names"
 )
 
 // stairs is a latency of base and a step more for every 50 items, in µs; the 80 % quantile

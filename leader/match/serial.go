@@ -9,9 +9,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/internal/lines"
-	"github.com/muster-serve/muster/names"
 )
 
 // SerialVersion is the version of the serial form of events and decisions. A

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
-	"github.com/muster-serve/muster/names"
 )
 
 // An Analysis is what the profiles say of a problem without evaluating anything: which types are of

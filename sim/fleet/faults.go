@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // What faults do.

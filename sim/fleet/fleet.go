@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
-	"github.com/muster-serve/muster/names"
 )
 
 const (

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
-	"github.com/muster-serve/muster/names"
 )
 
 var seedFlag = flag.Uint64("seed", 0, "the one seed to run; 0: as many as a test wants")

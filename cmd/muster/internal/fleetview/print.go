@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
-	"github.com/muster-serve/muster/names"
 	"github.com/muster-serve/muster/profiles"
 )
 

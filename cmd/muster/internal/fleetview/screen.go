@@ -16,7 +16,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/muster-serve/muster/api/control"
-	"github.com/muster-serve/muster/names"
+	"github.com/muster-serve/muster/api/names"
 )
 
 // Colours only repeat what the words say. lipgloss drops them where NO_COLOR is
