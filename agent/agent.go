@@ -34,38 +34,42 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// An Agent is one node. Run is its life.
+// An Agent is one node of a fleet. New makes it; Run opens its sockets, serves, drains and stops.
+// Addresses, Name, Trace and Run are for the caller that made it.
 //
-// While it runs it has these goroutines: those of the three servers and those they start for
-// connections and calls, the repository's, one that waits for the first models, those of gossip and
-// of the members, those of the half that leads, and one each that has the gateway follow the fleet,
-// learns what the agent runs on, and forgets what is gone. All have ended when Run returns.
+// While Run runs, the agent has these goroutines: those of its three servers, with one or more for
+// each connection and call; those of the model repository, of gossip, of members.Members and of
+// lead.Leader; and one each that waits for the first models, updates the gateway's view of the
+// fleet, finds out the instance type, and forgets what belongs to removed versions and agents. All
+// have ended when Run returns.
 type Agent struct {
 	config  Config
-	log     *slog.Logger // keeps events, too
+	log     *slog.Logger // its handler also records events for [serve.Events]
 	events  *serve.Events
-	tracer  trace.Tracer // nil: nothing is traced
+	tracer  trace.Tracer // nil: the agent makes no spans
 	metrics *metrics
 	health  *serve.Health
-	// openExecutor is how Run gets what runs the models.
+	// openExecutor opens the executor that runs the models. Tests replace it.
 	openExecutor func(Config, *slog.Logger) (runtime.Executor, error)
-	// network is how the agent reaches others: sockets, except in tests.
+	// network opens connections and listeners: real sockets, except in tests.
 	network network
 	// receiveTimeout is [serve.ReceiveTimeout], except in tests.
 	receiveTimeout time.Duration
 	// sendTimeout is [serve.SendTimeout], except in tests.
 	sendTimeout time.Duration
-	// spoken are control.Spoken, except in tests.
+	// spoken is the range of protocol versions that this agent speaks: control.Spoken, except in
+	// tests.
 	spoken control.Versions
 
-	name      names.AgentName // in the fleet
+	name      names.AgentName // unique in the fleet
 	catalogue *profiles.Catalogue
-	library   *profiles.Library // what is known from the start
-	typ       atomic.Value      // of profiles.InstanceType, once it is known
+	library   *profiles.Library // the profiles that come with the program
+	// a profiles.InstanceType; unset until the agent has found out its type
+	typ atomic.Value
 
-	// Set by Run before anything is served.
+	// The fields below are set by Run before the agent serves its first call.
 	addresses  Addresses
-	advertised string // the gRPC address for others
+	advertised string // the gRPC address that other agents and SDKs dial
 	local      *serve.Local
 	members    *members.Members
 	gossip     *gossip.Gossip
@@ -78,21 +82,22 @@ type Agent struct {
 	server     *serve.Server
 
 	listening chan struct{} // closed when addresses is set
-	// closing ends when the lanes are drained and the servers close.
+	// closing ends when the lanes are drained and the servers begin to close.
 	closing     context.Context
 	close       context.CancelFunc
-	askedToStop context.CancelFunc // has Run drain
+	askedToStop context.CancelFunc // makes Run drain and return
 	draining    atomic.Bool
 }
 
-// Addresses are where an agent listens.
+// Addresses are the addresses on which an agent listens, each as host:port with the actual port.
 type Addresses struct {
 	HTTP    string
 	GRPC    string
 	Metrics string
 }
 
-// New checks config and allocates; nothing is opened before Run.
+// New checks config, reads the catalogue file if config names one, and allocates. It opens no
+// socket and starts no goroutine; Run does. The error lists every fault of config.
 func New(config Config, logger *slog.Logger) (*Agent, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
@@ -125,14 +130,16 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 	return a, nil
 }
 
-// Trace has the agent make spans of the queries that it passes on, decides about and runs. Without
-// it the trace context of a query goes through it as it came. It is called before Run.
+// Trace makes the agent record spans of the queries that it forwards, decides about and runs, with
+// a tracer of p. Without Trace the agent forwards a query's trace context unchanged. It must be
+// called before Run.
 func (a *Agent) Trace(p trace.TracerProvider) { a.tracer = p.Tracer(tracing.Scope) }
 
-// Name is the agent's name in its fleet.
+// Name is the agent's name, unique in its fleet: the host's name and a random suffix. It is set by
+// New and never changes.
 func (a *Agent) Name() string { return string(a.name) }
 
-// openExecutor is what the configuration has run the models.
+// openExecutor opens the executor that config names.
 func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) {
 	if config.Executor == "emulated" {
 		return worker.Emulate(profiles.InstanceType(config.InstanceType), config.Profile)
@@ -147,11 +154,13 @@ func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) 
 	})
 }
 
-// Run serves until ctx ends or the agent is asked to drain, and then drains: it stops being
-// ready, hands over to other agents, or alone refuses new queries, and lets running ones
-// finish for at most Config.DrainTimeout.
-// It returns nil after a drain, or the reason why the agent could not serve.
-// Run may be called once.
+// Run serves until ctx ends, a call of Drain arrives or a server fails, and then drains. While it
+// drains, the agent reports that it is not ready and hands the leadership to another agent. In a
+// fleet it passes new queries to other agents; alone it refuses them. Running queries may finish
+// within Config.DrainTimeout.
+//
+// Run returns nil after a drain, or the reason why the agent could not serve. It may be called
+// once.
 func (a *Agent) Run(ctx context.Context) error {
 	if err := checkModelDir(a.config.ModelDir); err != nil {
 		return err
@@ -184,7 +193,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	return a.serveUntil(ctx, listeners)
 }
 
-// open prepares what runs the queries.
+// open makes the executor, the parts and the gateway, and connects them to each other.
 func (a *Agent) open() (err error) {
 	if a.executor, err = a.openExecutor(a.config, a.log); err != nil {
 		return err
@@ -264,7 +273,7 @@ func (a *Agent) open() (err error) {
 	return nil
 }
 
-// newLeading makes the room that leads.
+// newLeading makes the part that takes part in elections and leads when elected.
 func (a *Agent) newLeading() (*lead.Leader, error) {
 	config := lead.Config{
 		Role: a.role(), Rank: a.rank(), StateDir: a.config.StateDir,
@@ -279,17 +288,17 @@ func (a *Agent) newLeading() (*lead.Leader, error) {
 	return lead.New(config)
 }
 
-// joinWait is how long an agent that has others to join waits to hear their
-// leader.
+// joinWait is how long an agent with Config.Join set waits to hear of an existing leader before it
+// stands for election.
 const joinWait = time.Second
 
 // role is the agent's part in elections.
 func (a *Agent) role() election.Role {
-	role, _ := election.ParseRole(a.config.Leader) // Validate has read it
+	role, _ := election.ParseRole(a.config.Leader) // Validate has parsed it before
 	return role
 }
 
-// rank is the agent's in elections.
+// rank is the agent's rank in elections, which orders candidates.
 func (a *Agent) rank() election.Rank {
 	info := a.executor.Info()
 	return election.RankOf(a.role(), info.Provider != runtime.CPU || info.Executor != "onnx",
@@ -311,8 +320,9 @@ func checkModelDir(dir string) error {
 	return nil
 }
 
-// checkStateDir has an agent that could not keep an epoch stand for no election: it would win some,
-// and the fleet would wait for a leader in vain.
+// checkStateDir sets Config.Leader to "never" if the state directory cannot be written. Such an
+// agent could not store an epoch, so it could win elections without ever leading, and the fleet
+// would wait for a leader in vain.
 func (a *Agent) checkStateDir() {
 	if a.role() == election.Never {
 		return
@@ -326,8 +336,8 @@ func (a *Agent) checkStateDir() {
 	}
 }
 
-// writable tries whether a directory, which is made where there is none, takes a file
-// with something in it.
+// writable makes the directory if there is none, and reports why a file with 4096 bytes cannot be
+// written in it; nil if it can.
 func writable(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -342,19 +352,20 @@ func writable(dir string) error {
 
 func generateHint(dir string) string { return "muster models generate ncf --out " + dir }
 
-// observe follows the life of the model versions, for health and for the fleet.
+// observe passes a change of a model version's state to the health service, and tells the fleet
+// that this agent's description has changed.
 func (a *Agent) observe(e models.Event) {
 	a.health.Observe(e)
-	if a.members != nil { // else this agent has not been described at all
+	if a.members != nil { // nil while open still runs: the first description comes later
 		a.members.SelfChanged()
 	}
 }
 
-// lookGone is how often it is looked for what is gone.
+// lookGone is the time between two runs of forgetGone's clean-up.
 const lookGone = time.Minute
 
-// forgetGone forgets now and then what belongs to versions and agents that are gone, until ctx
-// ends. What the half that leads knows of them it forgets by itself, and so does the gateway.
+// forgetGone removes, every lookGone until ctx ends, what the members and the worker keep of model
+// versions and agents that are gone. The leader and the gateway clean up by themselves.
 func (a *Agent) forgetGone(ctx context.Context) {
 	ticker := time.NewTicker(lookGone)
 	defer ticker.Stop()
@@ -377,13 +388,14 @@ func (a *Agent) forgetGone(ctx context.Context) {
 
 // serveUntil serves until ctx ends or a server fails, and then winds down.
 func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
-	// The repository outlives ctx: queries in progress hold its models.
+	// The repository's context does not end with ctx: queries in progress still use its models.
 	repositoryCtx, closeRepository := context.WithCancel(context.WithoutCancel(ctx))
 	defer closeRepository()
-	// So does what tells the fleet of the agent, until it has drained.
+	// Neither does that of gossip, members and leader: the fleet must hear of the agent until it
+	// has drained.
 	fleetCtx, leaveFleet := context.WithCancel(context.WithoutCancel(ctx))
 	defer leaveFleet()
-	// failed ends with ctx, or when a part fails.
+	// failed ends with ctx, or when one of the goroutines below returns an error.
 	group, failed := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.worker.Run(repositoryCtx) })
 	group.Go(func() error { return a.server.ServeREST(l.http) })
@@ -422,20 +434,19 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	case err := <-ended:
 		return err
 	case <-time.After(stopTimeout):
-		return fmt.Errorf(
-			"stopped without what had not ended %v after the drain: a query or a load that does "+
-				"not end", stopTimeout)
+		return fmt.Errorf("stopped while a query or a model load had not ended %v after the drain",
+			stopTimeout)
 	}
 }
 
-// stopTimeout bounds the end of what still runs after the drain: models close when their last
-// queries have ended, which nobody can force.
+// stopTimeout is how long Run waits, after the drain, for its goroutines to end. A model closes
+// only when its last query has ended, and a query inside ONNX Runtime cannot be forced to end.
 const stopTimeout = 10 * time.Second
 
-// listeners are the agent's three.
+// listeners are the sockets of the agent's three servers.
 type listeners struct{ http, grpc, metrics net.Listener }
 
-// listen opens all three, or says which one cannot be opened.
+// listen opens all three listeners, or none and returns which one could not be opened.
 func (a *Agent) listen() (*listeners, error) {
 	l := &listeners{}
 	for _, want := range []struct {
@@ -468,7 +479,7 @@ func (l *listeners) addresses() Addresses {
 func (l *listeners) close() {
 	for _, listener := range []net.Listener{l.http, l.grpc, l.metrics} {
 		if listener != nil {
-			_ = listener.Close() // closed before, where its server ran
+			_ = listener.Close() // a server that ran has closed it already
 		}
 	}
 }

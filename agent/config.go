@@ -18,8 +18,8 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// A Config says what an agent serves, where, and with how much of the machine.
-// [DefaultConfig] is a working one; zero means what each field says.
+// A Config says what an agent serves, on which addresses, and with how much of the machine.
+// [DefaultConfig] returns one that works; each field says what its zero value means.
 type Config struct {
 	// HTTPAddress, GRPCAddress and MetricsAddress are where the agent listens,
 	// as host:port; port 0 lets the system choose. None may be empty. Default
@@ -32,8 +32,9 @@ type Config struct {
 	// ModelDir is the model repository. It must exist, and may be empty.
 	// Default ./model-repository.
 	ModelDir string
-	// StateDir is where the agent keeps what must outlive it. It is made where
-	// there is none; an agent that cannot write to it leads no fleet. Default ./state.
+	// StateDir is the directory for what must survive a restart: the last epoch and the learned
+	// latency profiles. The agent makes the directory if there is none; an agent that cannot write
+	// to it never leads. Default ./state.
 	StateDir string
 
 	// Cores is how many CPU cores queries run on, in [1, the machine's]; 0
@@ -45,78 +46,79 @@ type Config struct {
 	// Executor is what runs the models: "onnx", or "emulated", which runs nothing
 	// and waits as long as Profile says. Default "onnx".
 	Executor string
-	// Profile is where the emulated executor's latencies are from: the path of a
-	// file as `go run ./scripts/fit-profiles` writes it, or "shipped", the profiles that come
-	// with the program. Default empty; the emulated executor needs one.
+	// Profile says where the emulated executor takes its latencies from: the path of a file that
+	// `go run ./scripts/fit-profiles` writes, or "shipped" for the profiles that come with the
+	// program. Must be empty for other executors. Default empty.
 	Profile string
-	// Provider is ONNX Runtime's execution provider: "cpu", "cuda", or "auto",
-	// which is CUDA where that works and the CPU elsewhere. Default "auto".
+	// Provider is ONNX Runtime's execution provider: "cpu", "cuda", or "auto", which is CUDA on a
+	// machine where CUDA works and the CPU elsewhere. Default "auto".
 	Provider string
-	// ModelData is where models' external data lies while they serve: "memory", a copy, or
-	// "mapped", the files, which must not be written to then. Default "memory".
+	// ModelData says where the external data of loaded models is held: "memory" copies it, "mapped"
+	// maps the files, which nobody may then write to. Default "memory".
 	ModelData string
 	// ONNXRuntimeLib is the path of the ONNX Runtime library; empty means the
 	// one embedded in the binary. Default empty.
 	ONNXRuntimeLib string
 
-	// MaxWaitingQueries bounds the queries that wait for a lane; one more is
-	// refused. Must be > 0. Default 1024.
+	// MaxWaitingQueries bounds the queries that wait for a lane; the agent refuses one more with
+	// RESOURCE_EXHAUSTED or 429. Must be > 0. Default 1024.
 	MaxWaitingQueries int
 	// MaxWaitingBytes bounds the bytes of the queries in the agent, running ones
 	// included, counted before a query is read; it is also the most that one
 	// query may have. Must be > 0. Default 256 MiB.
 	MaxWaitingBytes int64
-	// Limits bound what those hold open who have no agent's certificate. Default 384
-	// connections and 384 calls; see docs/security.md for what they cost.
+	// Limits bound the connections and calls that callers without an agent's certificate hold open,
+	// in all. Default 384 connections and 384 calls; docs/security.md says what they cost.
 	Limits secure.Limits
 
-	// LoadTimeout bounds how long a version may take to load and warm up; one that takes longer has
-	// failed. Must be > 0. Default 15 min.
+	// LoadTimeout is how long a model version may take to load and warm up; the load fails when it
+	// takes longer. Must be > 0. Default 15 min.
 	LoadTimeout time.Duration
 
-	// DrainTimeout is how long running queries may take to finish once the agent
-	// is asked to stop; 0 cuts them off at once. Default 30 s.
+	// DrainTimeout is how long running queries may take to finish once the agent is asked to stop;
+	// 0 interrupts them at once. Default 30 s.
 	DrainTimeout time.Duration
 
 	// GossipAddress is where the agent listens for other agents, TCP and UDP, as
 	// host:port; port 0 lets the system choose. Default 127.0.0.1:7946.
 	GossipAddress string
-	// Advertise is how others reach this agent, as host or host:port, the port
-	// being that of gossip; empty means the addresses it listens on, and where
-	// those name no host, the machine's first private address. Default empty.
+	// Advertise is the address that other agents and SDKs use to reach this agent, as host or
+	// host:port; port is that of gossip. Empty, the default, advertises the listening addresses; an
+	// address without a host is replaced by the machine's first private address.
 	Advertise string
-	// Join are gossip addresses of agents of the fleet to join, host:port; order
-	// is irrelevant, and those that do not answer are tried again as long as the
-	// agent runs. None, the default, starts a fleet that others may join.
+	// Join lists gossip addresses, host:port, of agents of the fleet to join, in any order. The
+	// agent tries again, as long as it runs, those that do not answer. Empty, the default, starts a
+	// fleet that others may join.
 	Join []string
-	// GossipKey encrypts gossip and keeps out who does not have it: 32 bytes in
-	// base64, or the path of a file with one or more of those, a line each: the first encrypts,
-	// all decrypt. When the keys are changed while the fleet runs, the agent writes
-	// them to the file. Empty, the default, means none;
-	// gossip is then only listened for on loopback, unless Insecure is set.
+	// GossipKey encrypts gossip, and keeps out agents without the key. It is 32 bytes in base64, or
+	// the path of a file with one or more such keys, one a line: the agent encrypts with the first
+	// and decrypts with all. When the fleet's keys are rotated, the agent writes the new keys to
+	// the file. Empty, the default, means no encryption; gossip then listens only on loopback,
+	// unless Insecure is set.
 	GossipKey string
 	// Insecure allows gossip without a key, and the other servers without TLS, on
 	// addresses that others can reach. Default false.
 	Insecure bool
 
-	// Security is TLS, and who may do what. In a fleet it is of the same kind in
-	// all agents. Default: no TLS, and everybody may do everything.
+	// Security configures TLS, and which callers may query and control. All agents of a fleet must
+	// use the same kind of security. Default: no TLS, and every caller may do everything.
 	Security secure.Config
 
-	// Leader is the agent's part in elections: "never", "may", or "must", which
-	// comes before those that only may. Default "may".
+	// Leader is the agent's role in elections: "never" stands for none; "must" wins over "may".
+	// Default "may".
 	Leader string
-	// Policy is how the leader distributes queries, one of match.Policies.
+	// Policy names how this agent, while it leads, matches queries to lanes: one of match.Policies.
 	// Default match.DefaultPolicy.
 	Policy string
-	// Record is a file that the leader writes its events and decisions to, for
-	// `muster sim --replay`; empty, the default, writes none.
+	// Record is the path of a file to which this agent, while it leads, appends its events and
+	// decisions, for `muster sim --replay`. Empty, the default, records nothing.
 	Record string
-	// InstanceType is what the agent runs on; empty, the default, asks EC2's metadata
-	// service, and where there is none names the CPU and the cores.
+	// InstanceType is the instance type of this machine. Empty, the default, makes the agent ask
+	// EC2's metadata service; if there is none, the type is named after the CPU and the number of
+	// cores.
 	InstanceType string
-	// Catalogue is a YAML file with instance types and prices beside those that
-	// come with the program; empty, the default, means none.
+	// Catalogue is the path of a YAML file with instance types and prices in addition to those that
+	// come with the program. Empty, the default, means none.
 	Catalogue string
 
 	// Pprof serves Go's profiles under /debug/pprof/ on the metrics address.
@@ -158,8 +160,8 @@ func Executors() []string { return []string{"onnx", "emulated"} }
 // Roles are the values of Config.Leader.
 func Roles() []string { return []string{"never", "may", "must"} }
 
-// Validate reports all faults of c at once, each with the value found; the
-// names are those of the agent's flags.
+// Validate returns all faults of c joined in one error, or nil. Each fault names the agent's flag,
+// the value found and the value wanted.
 func (c Config) Validate() error {
 	var faults []error
 	fault := func(format string, args ...any) {
@@ -246,7 +248,7 @@ func (c Config) Validate() error {
 	return errors.Join(faults...)
 }
 
-// validateFleet reports the faults of what the agent needs to meet others.
+// validateFleet reports the faults of the settings for gossip: Join, Advertise and GossipKey.
 func (c Config) validateFleet(fault func(format string, args ...any)) {
 	for _, seed := range c.Join {
 		if err := members.CheckAddress(seed); err != nil {
@@ -275,13 +277,14 @@ func (c Config) validateFleet(fault func(format string, args ...any)) {
 	if members.CheckAddress(c.GossipAddress) == nil && err == nil && len(keys) == 0 &&
 		!c.Insecure && !secure.Loopback(c.GossipAddress) {
 		fault(
-			"gossip: address %q is not loopback, and whoever reaches it could join: give the "+
+			"gossip: address %q is not loopback, and any machine that reaches it could join: "+
+				"give the "+
 				"agents a --gossip-key, or --insecure to do without", c.GossipAddress)
 	}
 }
 
-// validateSecurity reports the faults of who can reach the agent, and how they
-// are known.
+// validateSecurity reports the faults of TLS and access control, and servers that other machines
+// could reach without encryption.
 func (c Config) validateSecurity(fault func(format string, args ...any)) {
 	if err := c.Security.Validate(); err != nil {
 		fault("%w", err)
@@ -307,8 +310,8 @@ func (c Config) validateSecurity(fault func(format string, args ...any)) {
 	}
 }
 
-// exposed are the servers that others can reach and that do not encrypt, as
-// "grpc: address ...".
+// exposed lists the servers that other machines can reach and that do not encrypt, each as "grpc:
+// address ...".
 func (c Config) exposed() []string {
 	if c.Security.TLS() {
 		return nil
@@ -324,7 +327,7 @@ func (c Config) exposed() []string {
 	return exposed
 }
 
-// advertised are the parts of Advertise; port is "" where it has none.
+// advertised splits Advertise into host and port; port is "" if Advertise has none.
 func (c Config) advertised() (host, port string) {
 	if host, port, err := net.SplitHostPort(c.Advertise); err == nil {
 		return host, port
@@ -332,7 +335,7 @@ func (c Config) advertised() (host, port string) {
 	return strings.Trim(c.Advertise, "[]"), ""
 }
 
-// gossipKeyFile is the file that GossipKey names, "" if it names none.
+// gossipKeyFile is the path that GossipKey holds, or "" if GossipKey is empty or is a key itself.
 func (c Config) gossipKeyFile() string {
 	if _, err := gossip.ParseKey(c.GossipKey); err == nil {
 		return ""
@@ -340,8 +343,8 @@ func (c Config) gossipKeyFile() string {
 	return c.GossipKey
 }
 
-// gossipKeys are the keys of GossipKey, none if it is empty. The errors do not
-// show what could be a key.
+// gossipKeys returns the keys of GossipKey, or of the file that it names; none if it is empty. The
+// errors never show GossipKey itself, which could be a key.
 func (c Config) gossipKeys() ([][]byte, error) {
 	if c.GossipKey == "" {
 		return nil, nil
@@ -373,8 +376,8 @@ func (c Config) gossipKeys() ([][]byte, error) {
 	return keys, nil
 }
 
-// largestInstanceType bounds the name of an instance type, in bytes: it travels
-// in gossip.
+// largestInstanceType is the longest name of an instance type in bytes: the name must fit into a
+// gossip message.
 const largestInstanceType = 80
 
 func validateInstanceType(name string) error {

@@ -1,20 +1,23 @@
-// Package agent is one node of Muster: its settings, its identity and its life, from start to drain
-// and stop.
+// Package agent is one node of a Muster fleet: its settings, its name, and its life from start
+// through drain to stop.
 //
-// In come a [Config], by [New], and a context, by [Agent.Run], which returns when the agent has
-// stopped. The agent makes its rooms and wires them together. Each room takes the fields that it
-// needs, and none of them sees the agent:
+// A caller gives [New] a [Config] and calls [Agent.Run] with a context. Run serves until the
+// context ends or somebody asks the agent to drain, and returns when the agent has stopped. The
+// agent is made of parts, each in a package of its own. Package agent makes the parts and connects
+// them; no part imports package agent:
 //
-//   - members: who is in the fleet, what each holds and how busy it is
-//   - worker: models, lanes, and what the agent does for others
+//   - members: the fleet: its members, the models that each holds, and each one's load
+//   - worker: the models, the lanes, and the queries that run on them
 //   - lead: elections, and the leader while this agent is elected
-//   - serve: what clients, other agents and SDKs call
-//   - outcome: what an agent tells of an error
+//   - serve: the calls of clients, of other agents and of SDKs
+//   - outcome: the gRPC code, the HTTP status and the metrics' label of each error
 //
-// A query comes in by gRPC or REST and becomes an [oip.Request]. The gateway (package client) has
-// the fleet answer it; an agent that is alone gives it to its own worker, without a socket between.
+// A query arrives by gRPC or REST and becomes an [oip.Request]. The gateway (package client) has an
+// agent of the fleet answer the query. An agent that is alone hands the query to its own worker,
+// without a socket between them.
 //
-// Agent.Run owns one goroutine for each server and each room that has a Run, and three more: one
-// learns the instance type, one forgets what is gone, and one waits for the first models. All have
-// ended when it returns, but for queries and loads that do not stop; its error then says so.
+// Agent.Run owns one goroutine for each server and for each part that has a Run method. Three more
+// goroutines find out the instance type, forget what belongs to removed versions and agents, and
+// wait for the first models to load. All of them have ended when Run returns, except queries and
+// model loads that cannot be interrupted; Run's error then says so.
 package agent

@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// handOver is how long an agent that is not alone goes on taking queries after it has
-// said that it drains, so that others have heard of it when it takes no more.
+// handOver is how long a draining agent in a fleet goes on taking queries, so that the other agents
+// hear of the drain before it refuses any.
 const handOver = 100 * time.Millisecond
 
-// drain hands over, lets what the agent holds finish, and closes the servers,
-// all within the drain timeout. In a fleet the agent goes on serving meanwhile: leadership goes to
-// another agent, queries that come to it run on others.
+// drain resigns the leadership, lets the queries that the agent holds finish, and closes the
+// servers, all within Config.DrainTimeout. It blocks until then. In a fleet the agent goes on
+// serving meanwhile: its gateway sends new queries to other agents.
 func (a *Agent) drain(ctx context.Context) {
 	start := time.Now()
 	a.draining.Store(true)
@@ -29,8 +29,9 @@ func (a *Agent) drain(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}
-	// While the lanes drain the servers answer: the queries of a fleet, by other
-	// agents; UNAVAILABLE to new ones of an agent that is alone, and "not ready" to those who ask.
+	// While the lanes drain, the servers still answer. In a fleet other agents run the new queries;
+	// an agent that is alone answers new queries with UNAVAILABLE. Health checks report "not
+	// ready".
 	if err := a.worker.Lanes().Drain(ctx); err != nil {
 		a.log.Warn("queries were cut off", "error", err)
 	}

@@ -14,12 +14,12 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// joinFleet opens gossip, by which the agents find each other. The address that others
-// need to join is in its first line of log.
+// joinFleet opens gossip, through which the agents find each other. Gossip's first log line holds
+// the address that other agents can join.
 func (a *Agent) joinFleet(ctx context.Context, l *listeners) (err error) {
 	keys, err := a.config.gossipKeys()
 	if err != nil {
-		return err // Validate has read them before
+		return err // Validate has read the keys before, but a file may have changed
 	}
 	if a.advertised, err = a.config.advertisedGRPC(l.grpc.Addr().String()); err != nil {
 		return err
@@ -46,9 +46,9 @@ func (a *Agent) joinFleet(ctx context.Context, l *listeners) (err error) {
 	return nil
 }
 
-// advertisedGRPC is the gRPC address that others reach the agent by, which
-// listens at bound: its host is that of Advertise, else the one it listens on, else the
-// address of this machine from which it reaches others.
+// advertisedGRPC returns the gRPC address that other agents and SDKs dial, for a server that
+// listens on bound. Its host is that of Advertise, else bound's. If bound names no host, it is the
+// address from which this machine reaches others.
 func (c Config) advertisedGRPC(bound string) (string, error) {
 	host, port, err := net.SplitHostPort(bound)
 	if err != nil {
@@ -68,8 +68,8 @@ func (c Config) advertisedGRPC(bound string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// learnInstanceType finds out what the agent runs on. It runs beside the
-// start, which does not wait for it.
+// learnInstanceType finds out this machine's instance type, and tells the fleet. Run starts it on a
+// goroutine of its own and serves without waiting for it.
 func (a *Agent) learnInstanceType(ctx context.Context) {
 	asking, cancel := context.WithTimeout(ctx, identityTimeout)
 	defer cancel()
@@ -79,21 +79,23 @@ func (a *Agent) learnInstanceType(ctx context.Context) {
 	a.members.SelfChanged()
 }
 
-// leaveGossip tells the others that this agent goes.
+// leaveGossip tells the other agents that this one leaves, and closes gossip. It blocks at most two
+// seconds.
 func (a *Agent) leaveGossip() {
 	const timeout = 2 * time.Second
 	if err := a.gossip.Leave(timeout); err != nil {
-		a.log.Debug("leave gossip", "error", err) // the others find out
+		a.log.Debug("leave gossip", "error", err) // the other agents will find this one failed
 	}
 	if err := a.gossip.Close(); err != nil {
 		a.log.Debug("close gossip", "error", err)
 	}
 }
 
-// describe is what the agent is and holds, at revision 0.
+// describe returns this agent's description, with revision 0: its name, addresses, type, price and
+// models.
 func (a *Agent) describe() *control.Member {
 	m := &control.Member{InstanceType: string(a.instanceType())}
-	if a.worker != nil { // it has been opened
+	if a.worker != nil { // nil only while Run still opens the parts
 		m = a.worker.Describe()
 		m.Rank = uint32(a.rank())
 	}
@@ -106,7 +108,7 @@ func (a *Agent) describe() *control.Member {
 	return m
 }
 
-// instanceType is what the agent runs on, "" as long as that is not known.
+// instanceType is this machine's instance type; "" until learnInstanceType has found it.
 func (a *Agent) instanceType() profiles.InstanceType {
 	if t, ok := a.typ.Load().(profiles.InstanceType); ok {
 		return t

@@ -35,18 +35,18 @@ import (
 	"github.com/muster-serve/muster/gossip/gossiptest"
 )
 
-// A testFleet is a fleet of whole agents in virtual time, on a network in memory.
+// A testFleet is a fleet of whole agents in virtual time on an in-memory network.
 type testFleet struct {
 	*testing.T
-	dir     string // of the models
+	dir     string // the model repository
 	gossip  *gossiptest.Network
 	network *hosts
 	agents  []*fleetAgent
-	// credentials are those of clients; nil: they do not encrypt.
+	// credentials are used by clients; nil: without TLS.
 	credentials credentials.TransportCredentials
 }
 
-// testInFleet runs test in a bubble of virtual time and ends what it started.
+// testInFleet runs test in a bubble of virtual time, and stops the agents that it has started.
 func testInFleet(t *testing.T, test func(*testFleet)) {
 	dir, err := ncfDir()
 	if err != nil {
@@ -70,7 +70,7 @@ func (f *testFleet) end() {
 		})
 	}
 	ending.Wait()
-	time.Sleep(10 * time.Second) // what memberlist has not waited for ends by its timeouts
+	time.Sleep(10 * time.Second) // memberlist's last goroutines end by their timeouts
 	if f.Failed() {
 		for _, a := range f.agents {
 			f.Logf("log of %s:\n%s", a.host, a.log)
@@ -88,12 +88,12 @@ type fleetAgent struct {
 	conn  *grpc.ClientConn // to it
 	oip   inference.GRPCInferenceServiceClient
 	ctl   control.ControlClient
-	stop  func() error // drains it, and returns what Run returned
+	stop  func() error // drains the agent, and returns Run's error
 	drain context.CancelFunc
 }
 
-// start runs an agent on a host of its own, 10.0.0.1 and so on, that
-// joins by the first one's address. It plays an r5n.large.
+// start runs an agent on a host of its own, 10.0.0.1 and so on, which joins the first agent. It
+// emulates an r5n.large.
 func (f *testFleet) start(changes ...func(*Agent)) *fleetAgent {
 	f.Helper()
 	return f.startOn(fmt.Sprintf("10.0.0.%d", len(f.agents)+1), changes...)
@@ -157,15 +157,15 @@ func (f *testFleet) startOn(host string, changes ...func(*Agent)) *fleetAgent {
 	return a
 }
 
-// kill ends a's connections without a goodbye: nobody hears of it any more.
-// (What it runs goes on, unheard, to the end of the test.)
+// kill closes a's connections without a farewell, so that no other agent hears of it any more. Its
+// goroutines run on until the end of the test.
 func (f *testFleet) kill(a *fleetAgent) {
 	f.network.kill(string(a.name))
-	_ = a.wire.Shutdown() // it has no way to fail
+	_ = a.wire.Shutdown() // it cannot fail
 }
 
-// partition parts the agents named from the others, and from each other's parts.
-// Connections stay open and stall, as those of a frozen process do.
+// partition divides the network: agents of one part reach only each other, and all agents not named
+// are one more part. Connections stay open and stall, like those of a frozen process.
 func (f *testFleet) partition(parts ...[]*fleetAgent) {
 	var addresses [][]netip.AddrPort
 	part := map[string]int{}
@@ -182,8 +182,7 @@ func (f *testFleet) partition(parts ...[]*fleetAgent) {
 
 func (f *testFleet) heal() { f.partition() }
 
-// eventually waits until good returns "", at most for limit, and then fails with
-// what it returned.
+// eventually waits until good returns "". After limit it fails the test with the last text.
 func (f *testFleet) eventually(limit time.Duration, good func() string) {
 	f.Helper()
 	for end := time.Now().Add(limit); ; time.Sleep(5 * time.Millisecond) {
@@ -198,8 +197,7 @@ func (f *testFleet) eventually(limit time.Duration, good func() string) {
 	}
 }
 
-// settled waits until every one of the agents sees exactly all of them, with their
-// models.
+// settled waits until each of the agents sees exactly these agents, with their models.
 func (f *testFleet) settled(agents ...*fleetAgent) {
 	f.Helper()
 	var want []string
@@ -227,8 +225,7 @@ func (f *testFleet) settled(agents ...*fleetAgent) {
 	})
 }
 
-// TestFleetForms: three agents join, see the same, and each answers for what
-// all hold.
+// TestFleetForms: three agents join and have the same view, and each answers for the models of all.
 func TestFleetForms(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		agents := []*fleetAgent{f.start(), f.start(), f.start()}
@@ -249,7 +246,7 @@ func TestFleetForms(t *testing.T) {
 	})
 }
 
-// TestWatch: whoever watches sees an agent join, and leave.
+// TestWatch: a watcher sees an agent join and leave.
 func TestWatch(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		a := f.start()
@@ -286,8 +283,8 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// TestQueriesWhileStarting asks an agent that starts for a model that the fleet has: until
-// it answers it says that it cannot, never that there is no such model.
+// TestQueriesWhileStarting: a starting agent answers a query for a model of the fleet with "not
+// ready", never with "not found", until it can answer it.
 func TestQueriesWhileStarting(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		a := f.start()
@@ -310,8 +307,8 @@ func TestQueriesWhileStarting(t *testing.T) {
 	})
 }
 
-// send has each of the agents answer queries of 1.1 ms in turn, one every interval, and
-// returns how many failed, by code and message.
+// send sends n queries of 1.1 ms to the agents in turn, one every interval. It returns how many
+// failed, by code and message.
 func (f *testFleet) send(n int, interval time.Duration, agents ...*fleetAgent) map[string]int {
 	f.Helper()
 	var sent sync.WaitGroup
@@ -333,7 +330,7 @@ func (f *testFleet) send(n int, interval time.Duration, agents ...*fleetAgent) m
 	return failed
 }
 
-// led waits until all of the agents follow the same leader, which it returns.
+// led waits until all of the agents follow the same leader, and returns it.
 func (f *testFleet) led(agents ...*fleetAgent) (leader *fleetAgent) {
 	f.Helper()
 	f.eventually(20*time.Second, func() string {
@@ -358,8 +355,8 @@ func (f *testFleet) led(agents ...*fleetAgent) (leader *fleetAgent) {
 // neverLeads keeps an agent from leading.
 func neverLeads(a *Agent) { a.config.Leader = "never" }
 
-// TestFleetAnswers: any agent has the fleet answer, with a leader or without one, and
-// the work is shared.
+// TestFleetAnswers: a query to any agent is answered, with a leader or without one, and all agents
+// share the work.
 func TestFleetAnswers(t *testing.T) {
 	for name, changes := range map[string][]func(*Agent){
 		"led": nil, "without a leader": {neverLeads},
@@ -396,13 +393,13 @@ func TestFleetAnswers(t *testing.T) {
 	}
 }
 
-// TestFleetLosesNoQuery: whatever becomes of an agent, the queries of clients of the
-// others are answered.
+// TestFleetLosesNoQuery: whatever happens to one agent, the queries of the other agents' clients
+// are answered.
 func TestFleetLosesNoQuery(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		do   func(f *testFleet, victim *fleetAgent)
-		// back says that the victim is there again at the end.
+		// back means that the affected agent is a member again at the end.
 		back bool
 	}{
 		{"killed", func(f *testFleet, victim *fleetAgent) { f.kill(victim) }, false},
@@ -413,7 +410,7 @@ func TestFleetLosesNoQuery(t *testing.T) {
 		}, true},
 		{"cut off and back", func(f *testFleet, victim *fleetAgent) {
 			f.partition([]*fleetAgent{victim})
-			time.Sleep(20 * time.Second) // gossip has given it up by then
+			time.Sleep(20 * time.Second) // by then gossip has found the agent failed
 			f.heal()
 		}, true},
 		{"drained", func(f *testFleet, victim *fleetAgent) {
@@ -505,8 +502,8 @@ func TestFleetSDK(t *testing.T) {
 	}
 }
 
-// TestSameHostRestarted: an agent started anew takes the place of the one before it
-// although nobody has noticed that one's end.
+// TestSameHostRestarted: a restarted agent replaces its former process, although no agent has
+// noticed that process's end.
 func TestSameHostRestarted(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		a, b := f.start(), f.start()
@@ -521,8 +518,8 @@ func TestSameHostRestarted(t *testing.T) {
 	})
 }
 
-// TestFormerAgentHeardOf: an agent that has ended, of which gossip speaks again, as a member that
-// was cut off does, takes the place of none that is there.
+// TestFormerAgentHeardOf: an agent that has ended does not replace a live member when gossip speaks
+// of it again, as a member that was cut off makes it do.
 func TestFormerAgentHeardOf(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		a, b := f.start(), f.start()
@@ -555,8 +552,8 @@ func TestFormerAgentHeardOf(t *testing.T) {
 	})
 }
 
-// TestStrangers: agents with another key, or of another version, stay out, with a clear word
-// on both sides, and no harm to the others.
+// TestStrangers: agents with another key or of another version cannot join; both sides log the
+// reason, and the fleet is not disturbed.
 func TestStrangers(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		key := func(b byte) func(*Agent) {
@@ -618,7 +615,7 @@ func TestStrangers(t *testing.T) {
 	})
 }
 
-// TestDrainByCall: an agent drains another, of any name that is known.
+// TestDrainByCall: an agent makes another drain by its name; with an unknown name none drains.
 func TestDrainByCall(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		a, b := f.start(), f.start()
@@ -646,8 +643,8 @@ func TestDrainByCall(t *testing.T) {
 	})
 }
 
-// TestNewestDrains: while the only agent with a model's newest version drains, queries that
-// name no version are answered with the one before.
+// TestNewestDrains: while the only agent with a model's newest version drains, the version before
+// answers queries that name no version.
 func TestNewestDrains(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		newer := f.copyModels()
@@ -672,7 +669,8 @@ func TestNewestDrains(t *testing.T) {
 		c.drain()
 		for range 30 {
 			time.Sleep(10 * time.Millisecond)
-			here := inference.NewGRPCInferenceServiceClient(c.local) // its servers may have closed
+			// in process, because its servers may have closed
+			here := inference.NewGRPCInferenceServiceClient(c.local)
 			if resp, err := here.ModelReady(f.Context(),
 				&inference.ModelReadyRequest{Name: "ncf"}); err != nil || !resp.Ready {
 				f.Errorf("the model is not ready: %v", err)
@@ -687,8 +685,8 @@ func TestNewestDrains(t *testing.T) {
 	})
 }
 
-// TestNewVersion: queries that name no version and wait for a lane when the one before is replaced
-// are answered with the new one.
+// TestNewVersion: a query that names no version, and waits for a lane while its version is
+// replaced, is answered with the new version.
 func TestNewVersion(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		f.dir = f.copyModels()
@@ -720,7 +718,7 @@ func TestNewVersion(t *testing.T) {
 	})
 }
 
-// copyModels is a directory with the fleet's models that a test may change.
+// copyModels returns a directory with a copy of the fleet's models, which a test may change.
 func (f *testFleet) copyModels() string {
 	f.Helper()
 	dir := f.TempDir()
@@ -730,8 +728,8 @@ func (f *testFleet) copyModels() string {
 	return dir
 }
 
-// TestModelsEverywhere: a model is unloaded and loaded on the agent named, or on all, and
-// queries find those who hold it.
+// TestModelsEverywhere: a model is unloaded and loaded on the named agent or on all agents, and
+// queries go to the agents that hold it.
 func TestModelsEverywhere(t *testing.T) {
 	testInFleet(t, func(f *testFleet) {
 		a, b := f.start(), f.start()

@@ -8,7 +8,10 @@ import (
 	"github.com/muster-serve/muster/api/secure"
 )
 
-// openGuard reads what the agent proves itself with, and who may do what.
+// openGuard reads the agent's certificate and keys, and the files that say which callers may query
+// and control. It registers the metrics of refusals and of the times at which certificates and
+// revocation lists expire, and warns of servers without encryption. It must run before any listener
+// is opened.
 func (a *Agent) openGuard() error {
 	for _, reason := range secure.Reasons() {
 		a.metrics.refusals.WithLabelValues(reason)
@@ -44,7 +47,8 @@ func (a *Agent) openGuard() error {
 	}))
 	if exposed := a.config.exposed(); len(exposed) > 0 {
 		a.log.Warn(
-			"not encrypted: whoever reaches these can read what passes, change it, query and "+
+			"not encrypted: anybody who reaches these servers can read and change traffic, query "+
+				"and "+
 				"control", "servers", strings.Join(exposed, ", "))
 	}
 	return nil

@@ -17,13 +17,12 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// identityTimeout bounds what asking EC2's metadata service may take. Where there is one
-// it answers within milliseconds; where there is none a network may swallow
-// the question.
+// identityTimeout bounds the call to EC2's metadata service. On EC2 the service answers within
+// milliseconds; elsewhere a network may drop the packets without an answer.
 const identityTimeout = time.Second
 
-// newName returns a name for an agent: the host's, for people, and a random
-// id, so that an agent started anew on a host is not taken for the one before.
+// newName returns a new name for an agent: the host's name, which people recognize, and a random
+// id, so that other agents do not confuse a restarted agent with its former process.
 func newName() string {
 	host, err := os.Hostname()
 	if err != nil || host == "" {
@@ -36,8 +35,8 @@ func newName() string {
 	return host + "-" + hex.EncodeToString(id[:])
 }
 
-// instanceType is what the agent runs on: what the configuration says, else
-// what EC2's metadata service says, else the CPU and cores.
+// instanceType returns the configured instance type, else the answer of EC2's metadata service,
+// else a name made of the CPU's model and the number of cores. It blocks at most until ctx ends.
 func (c Config) instanceType(ctx context.Context, metadata imds.Options) profiles.InstanceType {
 	if c.InstanceType != "" {
 		return profiles.InstanceType(c.InstanceType)
@@ -48,7 +47,7 @@ func (c Config) instanceType(ctx context.Context, metadata imds.Options) profile
 	return profiles.Local(cpuModel("/proc/cpuinfo"), c.cores())
 }
 
-// askEC2 asks the instance metadata service, version 2, once.
+// askEC2 asks the instance metadata service, version 2, once and without retries.
 func askEC2(ctx context.Context, metadata imds.Options) (profiles.InstanceType, error) {
 	metadata.Retryer = aws.NopRetryer{}
 	metadata.EnableFallback = aws.FalseTernary // no version 1
@@ -68,8 +67,8 @@ func askEC2(ctx context.Context, metadata imds.Options) (profiles.InstanceType, 
 	return profiles.InstanceType(name), validateInstanceType(name)
 }
 
-// cpuModel is the name of the machine's CPU as the system's file of CPUs
-// tells, "cpu" if it does not.
+// cpuModel returns the "model name" in file, which has the format of /proc/cpuinfo; "cpu" if the
+// file has none.
 func cpuModel(file string) string {
 	f, err := os.Open(file)
 	if err != nil {

@@ -25,8 +25,8 @@ import (
 
 const adsKey, feedKey = "ads-ads-ads-ads-ads", "feed-feed-feed-feed"
 
-// startLimited starts an agent that gives the client ads these limits, and feed none. The function
-// returned changes those of ads.
+// startLimited starts an agent with these limits for the client ads, and none for the client feed.
+// The returned function changes the limits of ads.
 func startLimited(t *testing.T, limits string) (*testAgent, func(limits string)) {
 	t.Helper()
 	files := newTestCA(t)
@@ -49,7 +49,8 @@ func withKey(ctx context.Context, key string) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+key)
 }
 
-// wantLimit wants a refusal for a limit of ads, with a hint when to come again.
+// wantLimit fails the test unless err refuses a query for a limit of ads, and says when to try
+// again.
 func wantLimit(t *testing.T, what string, err error, limit string) {
 	t.Helper()
 	s := status.Convert(err)
@@ -66,8 +67,8 @@ func wantLimit(t *testing.T, what string, err error, limit string) {
 	t.Errorf("%s: no RetryInfo in %v", what, err)
 }
 
-// TestQueryLimit: queries are counted by gRPC and REST together, those beyond are refused and
-// counted, and a limit that has changed holds at once. Others are served.
+// TestQueryLimit: queries by gRPC and REST count together; the agent refuses and counts those
+// beyond the limit, and a changed limit applies at once. Other clients are served.
 func TestQueryLimit(t *testing.T) {
 	a, change := startLimited(t, "queries_per_second: 0.001, burst: 4")
 	ads, feed := withKey(t.Context(), adsKey), withKey(t.Context(), feedKey)
@@ -125,7 +126,8 @@ func TestQueryLimit(t *testing.T) {
 	}
 }
 
-// TestByteLimit: bytes count by both protocols, announced or not, before they are read.
+// TestByteLimit: bytes count in both protocols before they are read, with and without an announced
+// length.
 func TestByteLimit(t *testing.T) {
 	a, change := startLimited(t, "bytes_per_second: 1")
 	ads := withKey(t.Context(), adsKey)
@@ -148,7 +150,7 @@ func TestByteLimit(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		text, _ := io.ReadAll(resp.Body) // what is missing is not found in it
+		text, _ := io.ReadAll(resp.Body) // a body cut short fails the checks below
 		resp.Body.Close()
 		if resp.StatusCode != http.StatusTooManyRequests ||
 			!strings.Contains(string(text), "over its limit of 1 bytes a second") ||
@@ -171,8 +173,8 @@ func TestByteLimit(t *testing.T) {
 	}
 }
 
-// TestLimitOfSDKs: what an SDK submits to the leader is counted there, however it says that it was
-// submitted before, and so are attempts and probes of those who ask no leader.
+// TestLimitOfSDKs: the leader counts every submit of an SDK, also one that claims to be repeated;
+// workers count the attempts and probes of SDKs that ask no leader.
 func TestLimitOfSDKs(t *testing.T) {
 	a, change := startLimited(t, "queries_per_second: 0.001, burst: 3, bytes_per_second: 1kB")
 	ctx, cancel := context.WithTimeout(withKey(t.Context(), adsKey), 20*time.Second)
@@ -188,7 +190,7 @@ func TestLimitOfSDKs(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	// outcome is what becomes of a query.
+	// outcome submits a query and returns its rejection; nil if it was assigned.
 	outcome := func(submit *control.Submit) *control.Reject {
 		t.Helper()
 		submit.Model, submit.BatchSize = "ncf", 1
@@ -240,7 +242,7 @@ func TestLimitOfSDKs(t *testing.T) {
 	_, err = a.grpc.ModelInfer(ctx, ncfRequest(1)) // the same count: both ask the leader's agent
 	wantLimit(t, "gRPC", err, "0.001 queries a second")
 
-	// An attempt counts for itself, as its query has been counted by the leader.
+	// Attempts have a count of their own, because the leader has counted their queries.
 	attempt := func(sequence uint64) error {
 		header := control.Attempt{Gateway: 7, Sequence: sequence, Attempt: 1}
 		_, err := a.grpc.ModelInfer(
@@ -285,7 +287,7 @@ func TestLimitOfSDKs(t *testing.T) {
 	}))
 }
 
-// TestSDKOverLimit: a client's own SDK tells it of its limit as of overload.
+// TestSDKOverLimit: an SDK reports a refusal for a limit to its client like one for overload.
 func TestSDKOverLimit(t *testing.T) {
 	a, _ := startLimited(t, "queries_per_second: 0.001, burst: 3")
 	options, err := secure.ClientConfig{APIKey: adsKey}.DialOptions(a.Agent.log)
@@ -322,8 +324,8 @@ func TestSDKOverLimit(t *testing.T) {
 	}
 }
 
-// TestStreamLimit: calls and streams that are open have a bound by client, at all servers together;
-// those refused hear why, and an end, or a refusal for another reason, makes room.
+// TestStreamLimit: a client's open calls and streams are bounded, at all servers together. A
+// refused call gets the reason. The end of a call, or its refusal for another reason, makes room.
 func TestStreamLimit(t *testing.T) {
 	a, _ := startLimited(t, "streams: 3, queries_per_second: 0.001, burst: 2")
 	ctl := control.NewControlClient(a.conn)
@@ -345,7 +347,7 @@ func TestStreamLimit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for range 10 { // more than there is room for, if they were counted on
+	for range 10 { // more than the limit allows if ended calls still counted
 		_, err := a.grpc.ModelInfer(withKey(t.Context(), adsKey), ncfRequest(1))
 		wantLimit(t, "a query too many", err, "0.001 queries a second")
 	}
@@ -384,7 +386,7 @@ func TestStreamLimit(t *testing.T) {
 		t.Errorf("another client: %v", err)
 	}
 	streams[0].end()
-	for { // the agent hears of the end by and by
+	for { // the agent notices the end of the stream after a while
 		if _, err := watch(adsKey); err == nil {
 			break
 		} else if status.Code(err) != codes.ResourceExhausted {

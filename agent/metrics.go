@@ -7,14 +7,14 @@ import (
 	"github.com/muster-serve/muster/gossip"
 )
 
-// metrics are what the agent counts beside what its rooms do, on the registry of all.
-// docs/metrics.md describes every one; a test keeps the two alike.
+// metrics holds the registry that all parts register their metrics with, and the metrics of package
+// agent itself. docs/metrics.md describes every metric; a test compares the two.
 type metrics struct {
 	registry *prometheus.Registry
 	refusals *prometheus.CounterVec
 }
 
-// newMetrics registers what can be counted before the agent runs.
+// newMetrics makes the registry and registers the metrics that exist before Run.
 func newMetrics() *metrics {
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
@@ -33,7 +33,7 @@ func newMetrics() *metrics {
 	return m
 }
 
-// watchGossip registers what gossip counts.
+// watchGossip registers metrics that read gossip's counters whenever they are scraped.
 func (m *metrics) watchGossip(gossiped func() gossip.Stats) {
 	ofGossip := func(name, help string, value func(gossip.Stats) int64) prometheus.Collector {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help},

@@ -16,21 +16,23 @@ import (
 	"github.com/muster-serve/muster/gossip"
 )
 
-// A network is how an agent reaches the outside: sockets, except in tests in
+// A network opens the connections and listeners of an agent: sockets, except in tests that run in
 // virtual time.
 type network struct {
-	// listen opens the listener of that name: "http", "grpc" or "metrics".
+	// listen opens the listener called name: "http", "grpc" or "metrics".
 	listen func(name, address string) (net.Listener, error)
 	// dial connects to the gRPC address of another agent.
 	dial func(ctx context.Context, address string) (net.Conn, error)
-	// gossip may change how gossip travels; nil: over UDP and TCP.
+	// gossip may replace the transport in gossip's configuration; nil: UDP and TCP.
 	gossip func(*gossip.Config)
-	// metadata is where EC2's metadata service is; "" is where EC2 has it.
+	// metadata is the URL of EC2's metadata service; "" is EC2's usual one.
 	metadata string
-	// credentials prove to each other those who connect; nil: they do not.
+	// credentials authenticate both ends of a connection between agents; nil: connections are
+	// neither encrypted nor authenticated.
 	credentials credentials.TransportCredentials
 }
 
+// sockets is the network of an agent outside tests: TCP.
 func sockets() network {
 	return network{
 		listen: func(_, address string) (net.Listener, error) { return net.Listen("tcp", address) },
@@ -40,8 +42,9 @@ func sockets() network {
 	}
 }
 
-// connect returns a connection to the agent at address. It connects when first
-// used, and again, soon, whenever it broke.
+// connect returns a gRPC connection to the agent at address. It does not block: the connection is
+// dialled at its first call, and dialled again, after at most about a second, when it has broken.
+// The caller closes it.
 func (n network) connect(address string) (*grpc.ClientConn, error) {
 	proof := n.credentials
 	if proof == nil {
@@ -57,7 +60,8 @@ func (n network) connect(address string) (*grpc.ClientConn, error) {
 			},
 			MinConnectTimeout: 3 * time.Second,
 		}),
-		// As in the SDK: what this is for is the timeout.
+		// As in package client: it is here for Timeout, which also bounds how long sent data may
+		// stay unacknowledged.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: 5 * time.Minute, Timeout: 3 * time.Second,
 		}),

@@ -13,7 +13,7 @@ import (
 	"github.com/muster-serve/muster/leader/learn"
 )
 
-// A fleet is what the room that leads knows of the others.
+// A fleet implements [lead.Fleet] with the agent's members and its worker.
 type fleet struct {
 	members *members.Members
 	worker  *worker.Worker
@@ -36,8 +36,8 @@ func (f fleet) Link(leader lead.Stream[control.WorkerMessage, control.LeaderMess
 	return f.worker.Link(leader)
 }
 
-// following is the room that leads, as the others know it; it follows nobody as long as
-// there is none.
+// following gives the other parts access to agent.leading, which is made after them. Until then
+// Leadership reports no leader.
 type following struct{ agent *Agent }
 
 // Leadership implements [members.Leading].
@@ -71,9 +71,10 @@ func (f following) Demand(d *control.FleetDemand) bool { return f.agent.leading.
 // Elect implements [worker.Leading].
 func (f following) Elect(m *control.Election) { f.agent.leading.Elect(m) }
 
-// eventKey is the attribute that makes a line of the log an event, as serve.Events has it.
+// eventKey is the log attribute that makes a line an event, as in package serve.
 const eventKey = "event"
 
-// Members keep what the leader has told longer than it does, which tells it anew to lanes that are
-// back later than that.
+// This does not compile unless members.KeepTold >= learn.KeepTold. Members must keep a profile of
+// the leader at least as long as the leader remembers having sent it: only after that does the
+// leader send the profile again.
 const _ = uint(members.KeepTold - learn.KeepTold)

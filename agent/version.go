@@ -2,8 +2,8 @@ package agent
 
 import "runtime/debug"
 
-// Version is the version of this binary, as Go's build information has it: a
-// tag, or a pseudo-version of the commit.
+// Version is the version of this binary in Go's build information: a tag, a pseudo-version of the
+// commit, or "devel" for a build without either.
 func Version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {

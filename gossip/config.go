@@ -13,71 +13,71 @@ import (
 )
 
 const (
-	// DefaultPort is where agents gossip, over UDP and TCP.
+	// DefaultPort is the port of gossip, over UDP and TCP.
 	DefaultPort = 7946
 	// KeySize is the length of a key in bytes: AES-256.
 	KeySize = 32
-	// MaxMeta is the most bytes that a member can say about itself.
+	// MaxMeta is the largest meta of a member, in bytes.
 	MaxMeta = memberlist.MetaMaxSize
-	// MaxLoad is the most bytes of a load. Every agent's load reaches every
-	// other each second, so a hundred bytes are already many.
+	// MaxLoad is the largest load, in bytes. Every agent's load reaches every other agent each
+	// second, so a hundred bytes are already many.
 	MaxLoad = 512
-	// maxName bounds names, which are part of most messages.
+	// maxName is the longest name of a member, in bytes: most messages contain names.
 	maxName = 128
 )
 
-// A Config says who an agent is and how it reaches others. Name is required;
-// zero means what each field says.
+// A Config says how an agent takes part in gossip. Name is required; each other field says what its
+// zero value means.
 type Config struct {
-	// Name is the agent's, unique in the cluster and for each of its runs; see
-	// [NewName]. 1 to 128 bytes.
+	// Name is the agent's name, of 1 to 128 bytes. It must be unique in the fleet, and a new one
+	// for each process; see [NewName].
 	Name string
 
-	// Bind is where to listen, over UDP and TCP: ip:port, localhost:port or
-	// :port (all addresses). Port 0 lets the system choose. Empty means
-	// 127.0.0.1:7946.
+	// Bind is the address to listen on, over UDP and TCP: ip:port, localhost:port or :port (all
+	// addresses). Port 0 lets the system choose. Empty means 127.0.0.1:7946.
 	Bind string
-	// Advertise is where others reach this agent: host or host:port. Empty means
-	// where it listens; if that is all addresses, the one from which this machine
-	// reaches others.
+	// Advertise is the address that other agents use to reach this one: host or host:port. Empty
+	// means the address that it listens on; if that is all addresses, the address from which this
+	// machine reaches others.
 	Advertise string
-	// Seeds are some agents to join by, in any order: host or host:port, where a
-	// host is an IP address or a DNS name with one or more of them. The port is
-	// 7946 if none is given. Seeds may be down, unknown, or this agent itself.
+	// Seeds are addresses of some agents of the fleet to join, in any order: host or host:port,
+	// where a host is an IP address or a DNS name with one or more of them. The port is 7946 if
+	// none is given. A seed may be down, not resolvable, or this agent itself.
 	Seeds []string
 
-	// Keys encrypt gossip: 32 bytes each. The first encrypts what is sent, all
-	// decrypt what is received. None means no encryption.
+	// Keys encrypt gossip: 32 bytes each. The first encrypts what this agent sends; all decrypt
+	// what it receives. Empty means no encryption.
 	Keys [][]byte
-	// Insecure allows listening on other than loopback addresses without a key.
+	// Insecure allows this agent to listen without a key on addresses that are not loopback.
 	Insecure bool
 
-	// Meta is what this agent says about itself at first; see [Gossip.SetMeta].
-	// At most 512 bytes.
+	// Meta describes this agent to the others, at most 512 bytes in the caller's own encoding; see
+	// [Gossip.SetMeta] for changes.
 	Meta []byte
-	// Accept says whether to have m as a member, with the reason if not; nil
-	// accepts all. It is asked whenever word of m arrives, so also after changes
-	// of its meta, by memberlist with locks held: it must not block, and not call
-	// into Gossip. Its answer should depend on m alone and be mutual.
+	// Accept returns why m must not become a member, or nil if it may; a nil function accepts all.
+	// It is called whenever a message about m arrives, so also after changes of its meta.
+	// memberlist calls it with locks held: it must not block, and must not call methods of Gossip.
+	// Its answer should depend on m alone, and two agents should agree about each other.
 	Accept func(m Member) error
 
-	// MaxStrangers bounds the members that nobody has vouched for ([Gossip.Vouch]), so that whoever
-	// can send packets cannot make any number. One that has gone keeps its place for a minute. A
-	// quarter is kept for hosts that have a stream open to this agent. While there are strangers,
-	// this agent exchanges its state with members that are none every 15 s, so that who was refused
-	// is heard of again, as a Refused event says. 0: no bound.
+	// MaxStrangers bounds the strangers: members for which Vouch has not been called. Without a
+	// bound, anybody who can send packets could make this agent list any number of members. A
+	// stranger that has gone keeps its place for a minute. A quarter of the places is reserved for
+	// hosts that have a stream open to this agent. While there are strangers, this agent also
+	// exchanges its state with a few other members every 15 s, so that it hears again of members
+	// that it refused; it reports those as Refused events. 0: no bound.
 	MaxStrangers int
 
-	// Logger is told of faults, each once or seldom. Nil means slog's default.
+	// Logger gets the log lines; a repeated fault is logged seldom. Nil means slog.Default().
 	Logger *slog.Logger
-	// Transport replaces UDP and TCP, for tests. Bind is not used then, and no
-	// key is asked for.
+	// Transport replaces UDP and TCP, for tests. Bind is then ignored, and no key is required.
 	Transport memberlist.Transport
-	// Resolve finds the addresses of a host. Nil means the system's resolver.
+	// Resolve returns the addresses of a host, and may block until ctx ends. Nil means the system's
+	// resolver.
 	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
 }
 
-// Validate reports all faults of c at once, each with the value found.
+// Validate returns all faults of c joined in one error, each with the value found, or nil.
 func (c Config) Validate() error {
 	var faults []error
 	fault := func(format string, args ...any) {
@@ -114,7 +114,7 @@ func (c Config) Validate() error {
 	return errors.Join(faults...)
 }
 
-// parseBind is the address that bind means.
+// parseBind parses Config.Bind, and fills in its default.
 func parseBind(bind string) (netip.AddrPort, error) {
 	if bind == "" {
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), DefaultPort), nil
@@ -143,8 +143,8 @@ func parseBind(bind string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(addr.Unmap(), uint16(number)), nil
 }
 
-// splitHostPort splits host or host:port, where an IPv6 address without a port
-// may stand without brackets.
+// splitHostPort splits host or host:port, and returns defaultPort if there is no port. An IPv6
+// address without a port needs no brackets.
 func splitHostPort(address string, defaultPort uint16) (host string, port uint16, err error) {
 	if addr, err := netip.ParseAddr(address); err == nil {
 		return addr.String(), defaultPort, nil

@@ -14,36 +14,37 @@ import (
 )
 
 const (
-	// faultInterval is how long a fault is not named again.
+	// faultInterval is how long the same fault is not logged again.
 	faultInterval = 10 * time.Minute
-	// maxFaults bounds how many faults are named within faultInterval: senders of
-	// packets can be forged.
+	// maxFaults is how many different faults are logged within faultInterval: forged packets could
+	// cause any number.
 	maxFaults = 64
 )
 
-// faultLog names faults, each once in a while. It also is where memberlist logs.
+// faultLog logs each fault once within faultInterval. It is also the writer of memberlist's log,
+// whose lines it rewrites. Its methods may be called concurrently.
 type faultLog struct {
 	log *slog.Logger
 
 	mu    sync.Mutex
 	since time.Time
-	named map[string]int // how often each fault occurred since then
+	named map[string]int // how often each fault has occurred since then
 }
 
 func newFaultLog(log *slog.Logger) *faultLog {
 	return &faultLog{log: log, named: map[string]int{}}
 }
 
-// logger is for memberlist.
+// logger returns a logger for memberlist that writes to f.
 func (f *faultLog) logger() *log.Logger { return log.New(f, "", 0) }
 
-// warn logs a fault unless the same one was logged lately. What was left out is
-// counted, and said at the end of each interval that a fault follows.
+// warn logs a fault, unless the same fault was logged within faultInterval. It counts the lines
+// left out; the first fault of the next interval logs their number.
 func (f *faultLog) warn(text string, args ...any) {
 	f.logAs(text+fmt.Sprintln(args...), slog.LevelWarn, text, args...)
 }
 
-// logAs is warn, at any level, for faults that are the same if key is.
+// logAs is warn with a level; two faults are the same if their keys are.
 func (f *faultLog) logAs(key string, level slog.Level, text string, args ...any) {
 	f.mu.Lock()
 	left := 0
@@ -58,7 +59,7 @@ func (f *faultLog) logAs(key string, level slog.Level, text string, args ...any)
 	case n > 0 || !full:
 		f.named[key] = n + 1
 	default:
-		f.named[""]++ // the rest
+		f.named[""]++ // all faults beyond maxFaults
 	}
 	rest := f.named[""]
 	f.mu.Unlock()
@@ -73,7 +74,8 @@ func (f *faultLog) logAs(key string, level slog.Level, text string, args ...any)
 	}
 }
 
-// Write takes a line of memberlist's.
+// Write implements io.Writer: it logs one line of memberlist, in this package's words if they are
+// in lines.
 func (f *faultLog) Write(line []byte) (int, error) {
 	text := string(bytes.TrimSpace(line))
 	level := slog.LevelWarn
@@ -107,7 +109,7 @@ func (f *faultLog) Write(line []byte) (int, error) {
 		f.log.Debug(text, "peer", peer)
 		return len(line), nil
 	}
-	// The same from another port is the same fault.
+	// The same fault from another port of the peer counts as the same.
 	if host, _, err := net.SplitHostPort(peer); err == nil {
 		peer = host
 	}
@@ -119,8 +121,8 @@ func (f *faultLog) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// withoutNumbers is text without digits: what is often the only difference
-// between two of a kind.
+// withoutNumbers returns text without its digits, which are often the only difference between two
+// lines about the same fault.
 func withoutNumbers(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsDigit(r) {
@@ -136,12 +138,12 @@ const (
 	notAgent  = "unreadable: the sender is not an agent"
 )
 
-// lines says what lines of memberlist's mean; the first that fits holds. Others
-// keep memberlist's words and level.
+// lines translates log lines of memberlist; the first entry that fits applies. A line without an
+// entry keeps memberlist's words and level.
 var lines = []struct {
 	prefix, has string
 	level       slog.Level
-	means       string // empty: keep the text; * stands for what follows the prefix
+	means       string // the new text; * stands for the text after the prefix; empty: keep the text
 }{
 	{"Decrypt packet failed", "", slog.LevelWarn, notOurs},
 	{"failed to receive: ", "no installed keys", slog.LevelWarn, notOurs},
@@ -158,11 +160,11 @@ var lines = []struct {
 	{"Compound request had", "", slog.LevelWarn, notAgent},
 	{"Got invalid checksum", "", slog.LevelWarn, notAgent},
 	{"Failed push/pull merge: ", "", slog.LevelWarn, "another agent cannot join: *"},
-	// Said in our words where it happens.
+	// The code of this package logs these itself.
 	{"ignoring alive message for", "", slog.LevelDebug, ""},
 	{"Conflicting address for", "", slog.LevelDebug, ""},
 	{"Binding to public address", "", slog.LevelDebug, ""},
-	// Part of finding out that a member failed, or that one restarted.
+	// memberlist logs these while it detects that a member has failed or restarted.
 	{"Failed fallback TCP ping", "", slog.LevelDebug, ""},
 	{"Failed to send", "", slog.LevelDebug, ""},
 	{"Failed to forward ack", "", slog.LevelDebug, ""},

@@ -17,33 +17,35 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// How memberlist is set: that a member failed is known after about five seconds;
-// what must be noticed sooner, the agents' streams show.
+// Settings of memberlist. With them, a failed member is detected after about five seconds. The
+// agents' own streams detect what must be noticed sooner.
 const (
 	probeInterval = 500 * time.Millisecond
 	probeTimeout  = 250 * time.Millisecond
-	// A suspected member has 2 s (times the logarithm of the cluster's size) to
-	// say that it lives, three times that unless two others suspect it as well.
+	// A suspected member has 2 s (times the logarithm of the fleet's size) to answer that it lives;
+	// three times as long unless two other members suspect it as well.
 	suspicionMult    = 4
 	suspicionMaxMult = 3
 
 	gossipInterval = 100 * time.Millisecond
 	gossipNodes    = 3
-	// Whole states are exchanged with one random member this often, less often
-	// beyond 32 members (20 s at 50): it makes good what gossip lost.
+	// An agent exchanges its whole state with one random member this often, less often beyond 32
+	// members (20 s at 50). It repairs what lost packets have left out.
 	pushPullInterval = 10 * time.Second
-	// streamTimeout bounds each exchange over TCP, and so what a seed that takes
-	// connections but does not answer costs.
+	// streamTimeout bounds each exchange over TCP, and so the time that a seed costs that accepts
+	// connections but does not answer.
 	streamTimeout = 5 * time.Second
-	// leaveDelay lets word of an agent's leaving go round before memberlist's.
+	// leaveDelay is how long Leave waits between its own message that the agent leaves and
+	// memberlist's.
 	leaveDelay = 3 * gossipInterval
-	// packetSize fits the payload of a packet into every usual MTU.
+	// packetSize is the largest payload of a packet, in bytes; it fits every usual MTU.
 	packetSize = 1400
 )
 
-// A Gossip is one agent's part in gossip. It owns three goroutines, which join,
-// hand out events and pass on what arrives, besides those of memberlist. All
-// methods may be called concurrently, but not from [Config].Accept.
+// A Gossip is one agent's connection to the gossip of its fleet. Besides memberlist's goroutines it
+// owns one that joins, one that delivers events, and one or two that read packets and accept
+// streams. All methods may be called concurrently, but none may be called from [Config].Accept.
+// Only Leave, Close and Unseen block.
 type Gossip struct {
 	config    Config
 	advertise netip.AddrPort
@@ -51,16 +53,16 @@ type Gossip struct {
 	list      *memberlist.Memberlist
 	queue     queue
 	transport *transport
-	keyring   *memberlist.Keyring // nil without encryption
+	keyring   *memberlist.Keyring // nil: gossip is not encrypted
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	leave  context.CancelFunc // ends joining
 	wg     sync.WaitGroup
 	ready  chan struct{}
-	rejoin chan struct{} // of size 1: join need not wait longer
-	events chan Event    // unbuffered: what waits is in pending
-	wake   chan struct{} // tells deliver that something waits
+	rejoin chan struct{} // of size 1: wakes join
+	events chan Event    // unbuffered: pending holds the waiting events
+	wake   chan struct{} // of size 1: pending is not empty
 	count  atomic.Int64  // len(members)
 	stats  counters
 
@@ -75,29 +77,31 @@ type Gossip struct {
 	members   map[string]*entry
 	ids       map[memberID]*entry
 	failed    map[string]failure
-	strangers int                       // members that nobody has vouched for
-	gone      []departed                // strangers that went within strangerMemory
-	vouched   map[string]netip.AddrPort // vouched for, but not members yet: to be joined
+	strangers int        // how many members are strangers
+	gone      []departed // strangers that have gone within strangerMemory
+	// agents that Vouch named and that are to be joined, by name
+	vouched   map[string]netip.AddrPort
 	pending   map[eventKey]Event
-	order     []eventKey // of pending; may name events that are no longer there
-	refused   int        // Refused events in pending
+	order     []eventKey // the order of pending; may hold keys that pending lacks
+	refused   int        // how many Refused events pending holds
 	own       Load
 	nextLoad  []byte
-	loadTimer *time.Timer // will send nextLoad; nil if none waits
-	stopped   bool        // no more loads
+	loadTimer *time.Timer // will send nextLoad; nil: no load waits
+	stopped   bool        // no more loads are sent
 }
 
-// NewName is a name for an agent on host, another one for each call: a host
-// that restarts is another member.
+// NewName returns a name for an agent on host: the host's name and a random suffix, so that a
+// restarted agent is another member.
 func NewName(host string) string {
 	var boot [4]byte
 	rand.Read(boot[:])
 	return host + "-" + hex.EncodeToString(boot[:])
 }
 
-// Open listens and begins to join; it does not wait for the seeds, see
-// [Gossip.Ready]. The context bounds only the look-up of the advertised host.
-// The first line logged has the advertised address. The caller must Close it.
+// Open listens, and starts to join the seeds without waiting for them; see [Gossip.Ready]. It
+// blocks only for a look-up of the advertised host, which ctx bounds. Its first log line has the
+// advertised address. The error says which setting is wrong or which address cannot be opened. The
+// caller must call Close.
 func Open(ctx context.Context, config Config) (*Gossip, error) {
 	if err := config.Validate(); err != nil {
 		return nil, fmt.Errorf("gossip: %w", err)
@@ -176,8 +180,8 @@ func (g *Gossip) memberlistConfig() *memberlist.Config {
 	c.PushPullInterval = pushPullInterval
 	c.TCPTimeout = streamTimeout
 	c.UDPBufferSize = packetSize
-	// Encrypted numbers hardly get smaller, and each packet would cost 64 KiB of
-	// garbage.
+	// Compression saves little on encrypted or numeric data, and would cost 64 KiB of garbage a
+	// packet.
 	c.EnableCompression = false
 
 	cb := callbacks{g}
@@ -185,18 +189,18 @@ func (g *Gossip) memberlistConfig() *memberlist.Config {
 	return c
 }
 
-// Name is this agent's.
+// Name returns the name of this agent.
 func (g *Gossip) Name() string { return g.config.Name }
 
-// Addr is the advertised address.
+// Addr returns the address that this agent advertises.
 func (g *Gossip) Addr() netip.AddrPort { return g.advertise }
 
-// Ready is closed once this agent has joined another, or has tried all seeds in
-// vain, or has none.
+// Ready returns a channel that is closed once this agent has joined another agent, has tried all
+// its seeds in vain, or has none.
 func (g *Gossip) Ready() <-chan struct{} { return g.ready }
 
-// SetMeta changes what this agent says about itself, at most 512 bytes, and
-// returns without waiting for the others to hear of it.
+// SetMeta changes this agent's meta, at most MaxMeta bytes, which it copies. It does not wait for
+// other agents to receive it. It fails only for a meta that is too large.
 func (g *Gossip) SetMeta(meta []byte) error {
 	if len(meta) > MaxMeta {
 		return fmt.Errorf("gossip: meta has %d bytes, want at most %d", len(meta), MaxMeta)
@@ -204,15 +208,16 @@ func (g *Gossip) SetMeta(meta []byte) error {
 	g.mu.Lock()
 	g.meta = slices.Clone(meta)
 	g.mu.Unlock()
-	// The message is in memberlist's queue before it begins to wait, which it
-	// need not do here: its only error is that the time is over.
+	// UpdateNode queues the message and then waits for it to be sent. There is no need to wait
+	// here, and the only possible error is that the time is over.
 	_ = g.list.UpdateNode(time.Nanosecond)
 	return nil
 }
 
-// Leave tells the others that this agent goes, so that they need not find out,
-// and ends joining. It takes about half a second, and gives up after the timeout,
-// which must be > 0. The agent should Close soon after: it cannot come back.
+// Leave tells the other agents that this one leaves, so that they need not detect it, and ends
+// joining. It blocks for about half a second, and at most timeout, which must be > 0. An agent that
+// has left cannot come back; the caller should call Close soon after. Calls after the first do
+// nothing.
 func (g *Gossip) Leave(timeout time.Duration) error {
 	g.endMu.Lock()
 	defer g.endMu.Unlock()
@@ -223,9 +228,9 @@ func (g *Gossip) Leave(timeout time.Duration) error {
 	g.leave()
 	deadline := time.Now().Add(timeout)
 
-	// memberlist does not tell those that stay whether a member left or failed,
-	// so they hear from us before it says that we are gone: each directly, and
-	// what is lost from the others.
+	// memberlist does not tell the remaining members whether a member left or failed. So this agent
+	// first sends each member a message of this package's own; the members forward it to those that
+	// miss it.
 	g.mu.Lock()
 	g.stopLoads()
 	g.own.Seq++
@@ -235,7 +240,7 @@ func (g *Gossip) Leave(timeout time.Duration) error {
 	if members := g.Members(); len(members) > 1 {
 		for _, m := range members {
 			if m.Name != g.config.Name {
-				// Its only errors are the network's.
+				// Errors are those of the network, where packets may be lost anyway.
 				_ = g.list.SendToAddress(memberlist.Address{Addr: m.Addr.String(), Name: m.Name},
 					leaving.encode())
 			}
@@ -248,7 +253,7 @@ func (g *Gossip) Leave(timeout time.Duration) error {
 	return nil
 }
 
-// stopLoads ends the sending of loads. g.mu is held.
+// stopLoads stops the sending of loads. g.mu is held.
 func (g *Gossip) stopLoads() {
 	g.stopped = true
 	if g.loadTimer != nil {
@@ -257,9 +262,9 @@ func (g *Gossip) stopLoads() {
 	}
 }
 
-// Close stops at once, without telling the others, and waits for the goroutines
-// that the Gossip owns. A probe of memberlist's may go on for some seconds, with
-// nothing left to send on. Calls after the first do nothing.
+// Close stops gossip without telling the other agents, and blocks until the goroutines that the
+// Gossip owns have ended. A probe of memberlist may run for some seconds more, but cannot send
+// anything. Calls after the first do nothing.
 func (g *Gossip) Close() error {
 	g.endMu.Lock()
 	defer g.endMu.Unlock()
@@ -276,24 +281,24 @@ func (g *Gossip) Close() error {
 	return err
 }
 
-// Stats are numbers of an agent's gossip since Open.
+// Stats are counts of an agent's gossip since Open.
 type Stats struct {
-	Members int // live, this agent too
-	// Health is memberlist's: 0 if this agent can keep the protocol's times, up to
-	// 7 the less it can. It then gives others more time before suspecting them.
+	Members int // live members now, this agent included
+	// Health is memberlist's health score: 0 if this agent keeps the protocol's time limits, up to
+	// 7 the less it does. With a higher score it gives others more time before it suspects them.
 	Health int
 
 	PacketsSent, PacketsReceived         int64
-	PacketBytesSent, PacketBytesReceived int64 // without UDP and IP headers
+	PacketBytesSent, PacketBytesReceived int64 // UDP payload only
 	StreamBytesSent, StreamBytesReceived int64
 
-	LoadsReceived int64 // loads that were news
-	LoadsRepeated int64 // loads that were known already
-	Malformed     int64 // messages of ours that could not be read
-	Refused       int64 // packets and streams beyond what is read of their sender
+	LoadsReceived int64 // loads that were new to this agent
+	LoadsRepeated int64 // loads that this agent knew already
+	Malformed     int64 // messages of this package that could not be decoded
+	Refused       int64 // packets and streams beyond their sender's limits
 }
 
-// counters are what Stats reads.
+// counters are the live counts that Stats copies.
 type counters struct {
 	packetsSent, packetsReceived         atomic.Int64
 	packetBytesSent, packetBytesReceived atomic.Int64
@@ -302,7 +307,7 @@ type counters struct {
 	malformed, refused                   atomic.Int64
 }
 
-// Stats are this agent's numbers now.
+// Stats returns the current counts.
 func (g *Gossip) Stats() Stats {
 	s := &g.stats
 	return Stats{
@@ -321,7 +326,7 @@ func (g *Gossip) Stats() Stats {
 	}
 }
 
-// listen opens the transport; bound is the address it listens on.
+// listen opens config's transport. bound is the address that it listens on.
 func listen(config Config) (base memberlist.Transport, bound netip.AddrPort, err error) {
 	if config.Transport != nil {
 		ip, port, err := config.Transport.FinalAdvertiseAddr("", 0)
@@ -331,7 +336,8 @@ func listen(config Config) (base memberlist.Transport, bound netip.AddrPort, err
 	if bound, err = parseBind(config.Bind); err != nil {
 		return nil, bound, err
 	}
-	// The system chooses a port for TCP, and the same one may be taken for UDP.
+	// With port 0, the system chooses a free port for TCP; the same port may be in use for UDP, so
+	// try again.
 	for range 10 {
 		var s *sockets
 		if s, err = listenSockets(bound); err == nil {
@@ -347,7 +353,7 @@ func listen(config Config) (base memberlist.Transport, bound netip.AddrPort, err
 	return nil, bound, fmt.Errorf("gossip: listen on %v: %w", bound, err)
 }
 
-// advertised is the address by which others reach an agent that listens on bound.
+// advertised returns the address that other agents use to reach an agent that listens on bound.
 func advertised(ctx context.Context, config Config, base memberlist.Transport,
 	bound netip.AddrPort) (netip.AddrPort, error) {
 	if config.Advertise != "" {
@@ -375,11 +381,11 @@ func advertised(ctx context.Context, config Config, base memberlist.Transport,
 	return netip.AddrPortFrom(addr, bound.Port()), nil
 }
 
-// Outbound is the address from which this machine reaches others: that of the
-// default route, or else the first one that is not for this machine alone.
+// Outbound returns the address from which this machine reaches others: that of the default route,
+// or else the first one that other machines can reach. It sends nothing and does not block.
 func Outbound() (netip.Addr, error) {
-	// Connecting a UDP socket sends nothing, but chooses the route. The address
-	// is one of those kept for documentation.
+	// Connecting a UDP socket chooses a route without sending anything. The address is one reserved
+	// for documentation.
 	if conn, err := net.Dial("udp4", "192.0.2.1:9"); err == nil {
 		defer conn.Close()
 		return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil

@@ -12,49 +12,52 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// What others may have an agent hold while it reads what they say. memberlist has bounds of its
-// own, but by them one stream without a key may take 120 MB with a few bytes, and a packet 40 MB.
+// Bounds on what an agent holds in memory while it reads streams and packets. memberlist has bounds
+// of its own, but they let a stream of a few bytes without a key take 120 MB, and a packet 40 MB.
 const (
-	// maxStreams bounds the streams that strangers have opened, and those of members, and
-	// maxHostStreams those of one address, which may be that of a whole fleet; one more is closed.
+	// maxStreams bounds the open streams of strangers, and separately those of vouched members;
+	// maxHostStreams bounds those of one address, at which a whole fleet may run. Further streams
+	// are closed.
 	maxStreams, maxHostStreams = 64, 48
-	// maxStreamBytes bounds what has been read of all of either; who sends more is cut off.
+	// maxStreamBytes bounds the bytes read from all open streams of strangers, and separately of
+	// members. A stream that exceeds it is closed.
 	maxStreamBytes = 8 << 20
-	// maxPacket is more than agents send in one, encrypted.
+	// maxPacket is the largest packet that is read, in bytes; agents send less, even encrypted.
 	maxPacket = 2048
-	// maxStateNodes and maxStateBytes bound what a state without encryption says that it has:
-	// members, and bytes of loads.
+	// maxStateNodes and maxStateBytes bound the members, and the bytes of loads, that an
+	// unencrypted state may announce.
 	maxStateNodes = 4096
 	maxStateBytes = 512 << 10
 )
 
-// What an agent does for those who send. However large the fleet, a member hears some thirty
-// packets a second of all others together, and opens a stream in ten seconds.
+// Bounds on the work that senders can cause. In a fleet of any size, a member receives some thirty
+// packets a second from all others together, and opens a stream every ten seconds.
 const (
-	// packetRate and packetBurst bound the packets a second of one member that was vouched for, and
-	// those of all others together, who may be anybody.
+	// packetRate and packetBurst bound the packets a second of each vouched member, and of all
+	// other senders together, who may be anybody.
 	packetRate, packetBurst = 100, 200
-	// streamRate and streamBurst bound the streams that strangers open in a second.
+	// streamRate and streamBurst bound the streams a second that strangers open.
 	streamRate, streamBurst = 50, 100
-	// readRate and acceptRate bound what is looked at in a second, if only to be dropped; beyond,
-	// packets are lost and streams wait, of members too. Some time is given for bursts.
+	// readRate and acceptRate bound the packets and streams a second that are read from the system
+	// at all, even if only to be dropped. Beyond that, packets are lost and streams wait, those of
+	// members too. The bursts allow for a short excess.
 	readRate, acceptRate   = 20000, 2000
 	readBurst, acceptBurst = readRate / 20, acceptRate / 20
-	// readPause is how long nothing is looked at that is beyond.
+	// readPause is how long the reader pauses when a rate is exceeded.
 	readPause = 10 * time.Millisecond
 )
 
-// An intake says how much is read of whom: members that were vouched for have their own share, so
-// that strangers cannot take it.
+// An intake decides which packets are read. Vouched members have limits of their own, so that
+// strangers cannot use those up. Its methods may be called concurrently.
 type intake struct {
 	strangers struct{ packets, streams *rate.Limiter }
 
 	mu      sync.Mutex
 	members map[netip.AddrPort]*known
-	hosts   map[netip.Addr]int // of members, how many each has
+	hosts   map[netip.Addr]int // how many vouched members are at each host
 }
 
-// known is an address of members, more than one only while one takes the place of another.
+// known is the address of a vouched member. Two members share it only while one replaces the other.
 type known struct {
 	members int
 	packets *rate.Limiter
@@ -67,7 +70,7 @@ func newIntake() *intake {
 	return i
 }
 
-// know gives a member that was vouched for its share, until forget.
+// know gives the vouched member at addr limits of its own, until forget.
 func (i *intake) know(addr netip.AddrPort) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -80,6 +83,7 @@ func (i *intake) know(addr netip.AddrPort) {
 	i.hosts[addr.Addr()]++
 }
 
+// forget ends the limits that know gave.
 func (i *intake) forget(addr netip.AddrPort) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -92,7 +96,7 @@ func (i *intake) forget(addr netip.AddrPort) {
 	}
 }
 
-// packet reports whether one more of that sender is to be read.
+// packet counts a packet of a sender, and reports whether it is within the sender's limit.
 func (i *intake) packet(from netip.AddrPort) bool {
 	i.mu.Lock()
 	limit := i.strangers.packets
@@ -103,14 +107,14 @@ func (i *intake) packet(from netip.AddrPort) bool {
 	return limit.Allow()
 }
 
-// isMember reports whether a member that was vouched for is at the host.
+// isMember reports whether a vouched member is at the host.
 func (i *intake) isMember(host netip.Addr) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.hosts[host] > 0
 }
 
-// Kinds of memberlist's messages, by their first byte.
+// Kinds of memberlist's messages: the first byte of each.
 const (
 	pushPullMessage = 6
 	compoundMessage = 7
@@ -126,8 +130,8 @@ var (
 		maxStateNodes, maxStateBytes)
 )
 
-// checkStream says why the beginning of a stream, not encrypted, is none of an agent's. It has all
-// of the message's header, as agents send that at once.
+// checkStream returns why the first bytes of an unencrypted stream cannot come from an agent; nil
+// if they can. b holds the whole header of the message, because agents send it at once.
 func checkStream(b []byte) error {
 	switch b[0] {
 	case userMessage, compressMessage:
@@ -145,8 +149,8 @@ func checkStream(b []byte) error {
 	return nil
 }
 
-// isForeign reports whether a packet that is not encrypted is none of an agent's: compressed, or
-// with messages in it that have none, or others within. What is cut off memberlist finds.
+// isForeign reports whether an unencrypted packet cannot come from an agent: it is compressed, or
+// contains empty or nested messages. memberlist itself detects packets that are cut short.
 func isForeign(b []byte) bool {
 	if len(b) >= 5 && b[0] == crcMessage {
 		b = b[5:]
@@ -169,7 +173,8 @@ func isForeign(b []byte) bool {
 	return false
 }
 
-// isContainer reports whether a message has others within, of which agents send none such.
+// isContainer reports whether a message is of a kind that contains other messages and that agents
+// do not send.
 func isContainer(b []byte) bool {
 	return len(b) > 0 && (b[0] == compressMessage || b[0] == crcMessage)
 }

@@ -14,18 +14,17 @@ import (
 )
 
 const (
-	// Without another member the seeds are tried after firstRetry, then twice as
-	// long each time, up to rejoinInterval; with others every rejoinInterval.
+	// Without another member, join tries the seeds again after firstRetry, and doubles the wait
+	// each time up to rejoinInterval. With other members, it tries them every rejoinInterval.
 	firstRetry     = 500 * time.Millisecond
 	rejoinInterval = 15 * time.Second
-	// failedTries is how many members that failed are tried each time, at random:
-	// one that answers brings all it knows.
+	// failedTries is how many failed members, chosen at random, are tried each time: a single one
+	// that answers sends all members that it knows.
 	failedTries = 4
 	// parallelJoins bounds how many addresses are tried at once.
 	parallelJoins = 8
-	// A wait for tick that takes pause longer means that this process was stopped.
-	// The others have taken it for dead and forgotten it by the time they hear of
-	// it, so it joins some of them anew.
+	// If a wait of tick takes longer than tick+pause, this process was suspended. By then the
+	// others have declared it dead and forgotten it, so it joins resumeTries of them again.
 	tick        = 500 * time.Millisecond
 	pause       = 2 * time.Second
 	resumeTries = 3
@@ -33,12 +32,12 @@ const (
 	resolveTimeout = 5 * time.Second
 )
 
-// join joins the seeds, and rejoins lost members, until the context ends.
+// join joins the seeds and lost members, again and again, until ctx ends.
 func (g *Gossip) join(ctx context.Context) {
 	ready := sync.OnceFunc(func() { close(g.ready) })
 	defer ready()
 	retry := firstRetry
-	again := false // members may have been missed
+	again := false // this agent may have missed members
 	for {
 		g.joinAll(ctx, g.targets(ctx, again), ready)
 		ready()
@@ -48,7 +47,7 @@ func (g *Gossip) join(ctx context.Context) {
 		} else {
 			wait, retry = retry, min(2*retry, rejoinInterval)
 		}
-		// Agents that started together need not all call at the same time.
+		// Spread the attempts of agents that were started together.
 		wait += time.Duration((rand.Float64() - 0.5) * 0.5 * float64(wait))
 		resumed, ok := g.sleep(ctx, wait)
 		if !ok {
@@ -60,8 +59,8 @@ func (g *Gossip) join(ctx context.Context) {
 	}
 }
 
-// sleep waits for d, less if somebody is to be joined, or if this process was stopped
-// meanwhile, which resumed tells. It is not ok once the context ended.
+// sleep waits for d, or less if g.rejoin asks for it. resumed reports that this process was
+// suspended meanwhile. ok is false once ctx has ended.
 func (g *Gossip) sleep(ctx context.Context, d time.Duration) (resumed, ok bool) {
 	for end := time.Now().Add(d); ; {
 		before := time.Now()
@@ -82,14 +81,14 @@ func (g *Gossip) sleep(ctx context.Context, d time.Duration) (resumed, ok bool) 
 	}
 }
 
-// A target is an address to join by.
+// A target is an address to join.
 type target struct {
 	addr netip.AddrPort
-	what string // the seed as configured, or the member
+	what string // the seed as configured, or the member's name
 }
 
-// targets are where others may be that are not members now, and where members may have been
-// missed some members too. Seeds that have no address are logged.
+// targets returns the addresses to join: seeds and failed members that are not members now, vouched
+// agents and, if missed is set, some members as well. It logs seeds that cannot be resolved.
 func (g *Gossip) targets(ctx context.Context, missed bool) []target {
 	var targets []target
 	for _, seed := range g.config.Seeds {
@@ -102,7 +101,7 @@ func (g *Gossip) targets(ctx context.Context, missed bool) []target {
 			return nil
 		}
 		if err != nil {
-			// A resolver that cannot be reached is told with the port that asked it, another each
+			// The error about an unreachable resolver contains the local port, which differs each
 			// time.
 			g.faults.logAs("no address "+seed+withoutNumbers(err.Error()), slog.LevelWarn,
 				"gossip: seed has no address, will be tried again",
@@ -146,7 +145,8 @@ func (g *Gossip) targets(ctx context.Context, missed bool) []target {
 	return targets
 }
 
-// Unseen are the seeds at whose addresses there is no member now, nor this agent.
+// Unseen returns the seeds at whose addresses there is neither a member now nor this agent. It
+// blocks to resolve host names, until ctx ends.
 func (g *Gossip) Unseen(ctx context.Context) []string {
 	var unseen []string
 	for _, seed := range g.config.Seeds {
@@ -167,10 +167,10 @@ func (g *Gossip) Unseen(ctx context.Context) []string {
 	return unseen
 }
 
-// joinAll tries the targets and waits for all of them; joined is called as soon
-// as one brings another member.
+// joinAll tries to join all targets, and blocks until all attempts have ended. It calls joined as
+// soon as one of them brings another member.
 func (g *Gossip) joinAll(ctx context.Context, targets []target, joined func()) {
-	defer func() { // who did not let itself be joined is to be vouched for again
+	defer func() { // an agent that could not be joined needs another Vouch
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		for _, t := range targets {
@@ -196,7 +196,7 @@ func (g *Gossip) joinAll(ctx context.Context, targets []target, joined func()) {
 				g.faults.logAs(fmt.Sprint("join ", t, withoutNumbers(reason)), slog.LevelWarn,
 					"gossip: cannot join by seed, will try again",
 					"seed", t.what, "addr", t.addr, "reason", reason)
-			case err != nil: // a member that failed: it was said when it did
+			case err != nil: // a failed member: its failure has been logged
 			case after > 1:
 				joined()
 				if after > before {
@@ -209,7 +209,8 @@ func (g *Gossip) joinAll(ctx context.Context, targets []target, joined func()) {
 	wg.Wait()
 }
 
-// lookup is the addresses of a host, at least one, IPv4 first.
+// lookup returns the addresses of a host, at least one, IPv4 first. It blocks for at most
+// resolveTimeout.
 func lookup(ctx context.Context, config Config, host string) ([]netip.Addr, error) {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return []netip.Addr{addr.Unmap()}, nil
@@ -231,8 +232,8 @@ func lookup(ctx context.Context, config Config, host string) ([]netip.Addr, erro
 	return addrs, nil
 }
 
-// explain says what an error of memberlist's Join by one address means for who
-// reads the log. memberlist's errors have no types.
+// explain translates an error of memberlist's Join for the log. memberlist's errors have no types,
+// so it compares their text.
 func explain(err error, addr netip.AddrPort) string {
 	text := err.Error()
 	if _, cause, ok := strings.Cut(text, addr.String()+": "); ok {
@@ -247,6 +248,7 @@ func explain(err error, addr netip.AddrPort) string {
 	return text
 }
 
+// joinErrors maps parts of memberlist's error texts to explanations.
 var joinErrors = []struct{ has, means string }{
 	{"no installed keys could decrypt", "its gossip key is not one of ours"},
 	{"remote state is encrypted and encryption is not configured",

@@ -11,21 +11,21 @@ import (
 	"slices"
 )
 
-// ErrNotEncrypted means that there are no keys to change: encryption is chosen
-// when the agents start.
+// ErrNotEncrypted is the error of changing keys while gossip is not encrypted. Encryption can only
+// be turned on when all agents start.
 var ErrNotEncrypted = errors.New("gossip: not encrypted")
 
-// NewKey is a random key.
+// NewKey returns a new random key.
 func NewKey() []byte {
 	key := make([]byte, KeySize)
 	rand.Read(key)
 	return key
 }
 
-// FormatKey writes a key as [ParseKey] reads it.
+// FormatKey returns a key in the form that [ParseKey] reads.
 func FormatKey(key []byte) string { return base64.StdEncoding.EncodeToString(key) }
 
-// ParseKey reads a key: 32 bytes in base64. The error does not show the text.
+// ParseKey parses a key: 32 bytes in base64. The error does not contain the text.
 func ParseKey(text string) ([]byte, error) {
 	key, err := base64.StdEncoding.DecodeString(text)
 	if err != nil || len(key) != KeySize {
@@ -34,15 +34,14 @@ func ParseKey(text string) ([]byte, error) {
 	return key, nil
 }
 
-// Fingerprint names a random key without telling it: 16 hexadecimal digits of
-// its SHA-256.
+// Fingerprint identifies a random key without revealing it: 16 hexadecimal digits of its SHA-256.
 func Fingerprint(key []byte) string {
 	sum := sha256.Sum256(key)
 	return hex.EncodeToString(sum[:8])
 }
 
-// Keys are this agent's, the one that encrypts first. To change the key of a
-// running cluster, add the new one to every agent, then use it at every agent,
+// Keys returns copies of this agent's keys, first the one that encrypts; none without encryption.
+// To change the key of a running fleet, add the new one on every agent, then use it on every agent,
 // then remove the old one from every agent.
 func (g *Gossip) Keys() [][]byte {
 	if g.keyring == nil {
@@ -55,8 +54,8 @@ func (g *Gossip) Keys() [][]byte {
 	return keys
 }
 
-// AddKey makes this agent understand what is encrypted with key, 32 bytes.
-// Adding a key that is there does nothing.
+// AddKey makes this agent accept messages encrypted with key, of KeySize bytes. Adding a key again
+// does nothing.
 func (g *Gossip) AddKey(key []byte) error {
 	if g.keyring == nil {
 		return ErrNotEncrypted
@@ -69,7 +68,7 @@ func (g *Gossip) AddKey(key []byte) error {
 	return g.keyring.AddKey(slices.Clone(key))
 }
 
-// UseKey makes this agent encrypt with key, which was added before.
+// UseKey makes this agent encrypt with key, which must have been added before.
 func (g *Gossip) UseKey(key []byte) error {
 	if g.keyring == nil {
 		return ErrNotEncrypted
@@ -82,8 +81,8 @@ func (g *Gossip) UseKey(key []byte) error {
 	return g.keyring.UseKey(slices.Clone(key))
 }
 
-// RemoveKey makes this agent forget key, which must not be the one in use.
-// Removing a key that is not there does nothing.
+// RemoveKey makes this agent reject messages encrypted with key, which must not be the one in use.
+// Removing an unknown key does nothing.
 func (g *Gossip) RemoveKey(key []byte) error {
 	if g.keyring == nil {
 		return ErrNotEncrypted
@@ -97,9 +96,9 @@ func (g *Gossip) RemoveKey(key []byte) error {
 	if !g.hasKey(key) {
 		return nil
 	}
-	// The keyring removes a key in the array that memberlist reads meanwhile,
-	// which does no harm to the last one. Using a key moves it to the front: so
-	// use all others, the one in use at last. With two keys nothing moves.
+	// The keyring removes a key by moving the keys after it, in an array that memberlist may be
+	// reading. Nothing moves if the key is the last one. UseKey moves a key to the front, so use
+	// all other keys, and the one in use last. With two keys nothing moves.
 	for i := len(keys) - 1; i >= 0; i-- {
 		if last := g.keyring.GetKeys(); bytes.Equal(last[len(last)-1], key) {
 			break

@@ -11,28 +11,28 @@ import (
 )
 
 const (
-	// LoadInterval is the least time between two loads of an agent, in a cluster
-	// of up to loadMembers; beyond, it grows with the members, so that what each
-	// passes on does not.
+	// LoadInterval is the least time between two loads of an agent in a fleet of up to loadMembers.
+	// In a larger fleet it grows with the members, so that the loads that each agent forwards a
+	// second stay the same.
 	LoadInterval = time.Second
 	loadMembers  = 50
 )
 
-// loadInterval is the least time between two loads among so many members.
+// loadInterval is the least time between two loads of an agent in a fleet of the given size.
 func loadInterval(members int) time.Duration {
 	return LoadInterval * time.Duration(max(members, loadMembers)) / loadMembers
 }
 
-// A Load is the newest word of a member on how busy it is.
+// A Load is the newest load that a member has sent: how busy it is.
 type Load struct {
 	From string // the member's name
-	Seq  uint64 // counts up
-	Data []byte // shared: not to be modified
-	// when the member said it, by this machine's clock; too late by the time spent on the wire
+	Seq  uint64 // increases with each load of the member
+	Data []byte // must not be modified
+	// When the member sent it, by this machine's clock; too late by the time on the wire.
 	At time.Time
 }
 
-// A frame is one message of ours in memberlist's:
+// A frame is a message of this package, which travels inside a message of memberlist:
 //
 //	kind uint8, member uint64, sequence uvarint, age in ms uint16, data
 //
@@ -45,15 +45,15 @@ type frame struct {
 	data   []byte
 }
 
-// frameKind is a frame's first byte. Kinds that a receiver does not know it drops.
+// frameKind is a frame's first byte. A receiver drops frames of unknown kinds.
 type frameKind uint8
 
 const (
 	loadFrame    frameKind = 1 // data is the member's load
-	leavingFrame frameKind = 2 // the member is about to leave: losing it is no failure
+	leavingFrame frameKind = 2 // the member is about to leave, so it will not have failed
 )
 
-// memberID stands for a member's name, which may be ten times as long.
+// memberID is a hash of a member's name, which is up to sixteen times as long.
 type memberID uint64
 
 func idOf(name string) memberID {
@@ -75,7 +75,7 @@ func (f frame) encode() []byte {
 
 var errFrame = errors.New("gossip: malformed frame")
 
-// parseFrame reads what encode wrote. The frame's data is part of b.
+// parseFrame decodes what encode has written. The frame's data is a part of b.
 func parseFrame(b []byte) (frame, error) {
 	if len(b) < 9 {
 		return frame{}, fmt.Errorf("%w: %d bytes, want at least 12", errFrame, len(b))
@@ -107,7 +107,8 @@ func appendFrames(b []byte, frames []frame) []byte {
 	return b
 }
 
-// parseFrames reads what appendFrames wrote, up to the first fault.
+// parseFrames decodes what appendFrames has written. With an error, it returns the frames before
+// the fault.
 func parseFrames(b []byte) (frames []frame, err error) {
 	for len(b) > 0 {
 		size, n := binary.Uvarint(b)
@@ -123,9 +124,9 @@ func parseFrames(b []byte) (frames []frame, err error) {
 	return frames, nil
 }
 
-// SetLoad tells the others how busy this agent is: at most 512 bytes, in its
-// own encoding. Calls within a second of the last load sent wait, the newest
-// replacing older. An agent that says nothing new need not call.
+// SetLoad sends this agent's load to the others: at most MaxLoad bytes in the caller's own
+// encoding, which it copies. It does not block. Within LoadInterval of the last load it delays the
+// new one, and a newer one replaces it. The caller need not repeat a load that has not changed.
 func (g *Gossip) SetLoad(data []byte) error {
 	if len(data) > MaxLoad {
 		return fmt.Errorf("gossip: load has %d bytes, want at most %d", len(data), MaxLoad)
@@ -151,7 +152,7 @@ func (g *Gossip) SetLoad(data []byte) error {
 	return nil
 }
 
-// sendLoad makes nextLoad this agent's load. g.mu is held.
+// sendLoad queues nextLoad as this agent's load. g.mu is held.
 func (g *Gossip) sendLoad() {
 	g.own.Seq++
 	g.own.Data, g.own.At = g.nextLoad, time.Now()
@@ -163,8 +164,8 @@ func (g *Gossip) sendLoad() {
 	})
 }
 
-// receive takes a frame that another agent sent, whose data is the caller's, and
-// passes it on if asked to and if it is news.
+// receive handles a frame of another agent, and copies its data. It drops a frame that is not new,
+// and forwards a new one if passOn is set.
 func (g *Gossip) receive(f frame, passOn bool) {
 	now := time.Now()
 	g.mu.Lock()
@@ -194,7 +195,7 @@ func (g *Gossip) receive(f frame, passOn bool) {
 	}
 }
 
-// Loads are the newest loads of the other members that said one, by name.
+// Loads returns the newest load of each other member that has sent one, sorted by name.
 func (g *Gossip) Loads() []Load {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -208,7 +209,7 @@ func (g *Gossip) Loads() []Load {
 	return loads
 }
 
-// loadFrames are the frames of all loads known, for an agent that has none yet.
+// loadFrames returns frames with all known loads, for an agent that joins.
 func (g *Gossip) loadFrames() []frame {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -15,27 +15,26 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// A Member is an agent of the cluster, as it says about itself.
+// A Member is an agent in gossip, with its description of itself.
 type Member struct {
 	Name string
-	Addr netip.AddrPort // where it gossips
-	Meta []byte         // shared: not to be modified
+	Addr netip.AddrPort // its advertised gossip address
+	Meta []byte         // must not be modified
 }
 
-// An Event is a change of the view.
+// An Event is a change of this agent's view of the others.
 type Event struct {
 	Kind   EventKind
-	Member Member // as it is after the change, or was before it went
-	Load   Load   // of a Loaded event
+	Member Member // the member after the change, or before it went
+	Load   Load   // the load of a Loaded event
 }
 
-// EventKind is what changed.
+// EventKind says what has changed.
 type EventKind int
 
-// The kinds of events. A member that left said so before; one that failed was
-// silent for some seconds, and may be back, under the same name, if it was only
-// cut off. One that was refused has no place among the strangers: it is no member, but is joined
-// once vouched for.
+// The kinds of events. A member that has Left has announced it; one that has Failed has been silent
+// for some seconds, and may come back under the same name if it was only cut off. A Refused one was
+// not accepted because there are MaxStrangers strangers; [Gossip.Vouch] makes this agent join it.
 const (
 	Joined EventKind = iota
 	Updated
@@ -45,7 +44,7 @@ const (
 	Refused
 )
 
-// String is the kind's name.
+// String returns the kind's name in lower case.
 func (k EventKind) String() string {
 	switch k {
 	case Joined:
@@ -64,16 +63,16 @@ func (k EventKind) String() string {
 	return fmt.Sprintf("EventKind(%d)", int(k))
 }
 
-// entry is what is known of a live member.
+// entry is the state of a live member.
 type entry struct {
 	Member
-	load     Load // zero At: none yet; Seq also counts a leaving frame
+	load     Load // zero At: none yet; Seq also counts leaving frames
 	leaving  bool
-	stranger bool // nobody has vouched for it
-	reserved bool // it has one of the strangers' places for hosts that have a stream open
+	stranger bool // Vouch has not been called for it
+	reserved bool // it has a place reserved for hosts with an open stream
 }
 
-// A departed is a stranger that has gone, and keeps its place.
+// A departed is a stranger that has gone and still keeps its place.
 type departed struct {
 	at       time.Time
 	host     netip.Addr
@@ -81,25 +80,25 @@ type departed struct {
 }
 
 // strangerMemory is how long a stranger that has gone keeps its place: as long as memberlist may
-// keep a dead member.
+// keep a dead member in memory.
 const strangerMemory = time.Minute
 
-// A packet may come from anywhere, a stream does not. So a quarter of the strangers' places is kept
-// for members at hosts that have a stream open to this agent, as one that joins has; a host has at
-// most so many.
+// hostReserve is how many reserved places for strangers one host may have. The sender's address of
+// a packet may be forged, that of a stream may not. So a quarter of the places is reserved for
+// members at hosts that have a stream open to this agent, as a joining agent has.
 const hostReserve = 4
 
 var errStrangers = errors.New("too many members have not said what they are")
 
 const (
-	// maxVouched bounds the members that are to be let in.
+	// maxVouched bounds the vouched agents that wait to be joined.
 	maxVouched = 256
-	// maxRefused bounds the Refused events that wait for the reader; more are lost.
+	// maxRefused bounds the Refused events that wait for the reader; further ones are dropped.
 	maxRefused = 256
 )
 
-// Vouch says that the member is what it says, as its agent has answered. One that was refused is
-// joined, and one that comes back is believed again.
+// Vouch tells gossip that the caller has verified m to be an agent: it is no stranger from then on.
+// If gossip has refused m, this agent joins it. Vouch does not block.
 func (g *Gossip) Vouch(m Member) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -118,14 +117,16 @@ func (g *Gossip) Vouch(m Member) {
 	}
 }
 
-// isStranger reports whether a member that joins now is one. g.mu is held.
+// isStranger reports whether the agent called name would be a stranger if it became a member now.
+// g.mu is held.
 func (g *Gossip) isStranger(name string) bool {
 	_, failed := g.failed[name]
 	_, vouched := g.vouched[name]
 	return g.config.MaxStrangers > 0 && name != g.config.Name && !failed && !vouched
 }
 
-// admit says whether there is room for a member, if it is a new one.
+// admit returns an error, and queues a Refused event, if m is a new stranger and there is no place
+// for it.
 func (g *Gossip) admit(m Member) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -139,14 +140,15 @@ func (g *Gossip) admit(m Member) error {
 	return errStrangers
 }
 
-// isFull reports whether the places are taken that any stranger may have. g.mu is held.
+// isFull reports whether all places for strangers are taken, except the reserved ones. g.mu is
+// held.
 func (g *Gossip) isFull() bool {
 	g.gone = slices.DeleteFunc(g.gone,
 		func(d departed) bool { return time.Since(d.at) > strangerMemory })
 	return g.strangers+len(g.gone) >= g.config.MaxStrangers-g.config.MaxStrangers/4
 }
 
-// mayReserve reports whether a stranger at the host may have a place of the reserve. g.mu is held.
+// mayReserve reports whether a stranger at the host may have a reserved place. g.mu is held.
 func (g *Gossip) mayReserve(host netip.Addr) bool {
 	if g.strangers+len(g.gone) >= g.config.MaxStrangers || !g.transport.streamOpen(host) {
 		return false
@@ -165,20 +167,21 @@ func (g *Gossip) mayReserve(host netip.Addr) bool {
 	return n < hostReserve
 }
 
-// Failed members are tried again for failedMemory, of so many at most.
+// This agent tries to join failed members again for failedMemory, and remembers at most maxFailed
+// of them.
 const (
 	failedMemory = time.Hour
 	maxFailed    = 256
 )
 
-// A failure is a member that failed.
+// A failure is a failed member, and when it failed.
 type failure struct {
 	Member
 	at time.Time
 }
 
-// Members are the live ones, this agent too, by name. A member that has just
-// failed is among them until that is sure.
+// Members returns the live members, this agent included, sorted by name. A member that has just
+// failed is among them until that is certain. The caller owns the slice.
 func (g *Gossip) Members() []Member {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -190,9 +193,9 @@ func (g *Gossip) Members() []Member {
 	return members
 }
 
-// Lost are the names of members that failed within the last hour, in order: they
-// did not say that they leave, so they may come back. One whose address another member
-// has is not among them.
+// Lost returns the names of members that failed within the last hour, sorted. They did not announce
+// that they leave, so they may come back. It leaves out a member whose address another member has
+// now.
 func (g *Gossip) Lost() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -200,8 +203,8 @@ func (g *Gossip) Lost() []string {
 	return slices.Sorted(maps.Keys(g.failed))
 }
 
-// forgetFailed forgets members that failed long ago, or that another has taken
-// the place of. g.mu is held.
+// forgetFailed removes members from failed that failed long ago, or whose address another member
+// has. g.mu is held.
 func (g *Gossip) forgetFailed() {
 	taken := map[netip.AddrPort]bool{g.advertise: true}
 	for _, e := range g.members {
@@ -211,20 +214,19 @@ func (g *Gossip) forgetFailed() {
 		func(_ string, f failure) bool { return time.Since(f.at) > failedMemory || taken[f.Addr] })
 }
 
-// Events are the changes of the view, in order, but for this agent itself. An
-// event not yet read is replaced by a newer one of the same member, so a slow
-// reader misses what has been overtaken, and may read of a member joining that
-// it knows or going that it does not; a load overtakes only loads. Closed by
-// [Gossip.Close].
+// Events returns the channel of the changes of the view, in order, except those of this agent
+// itself. It is the same channel in all calls, and Close closes it. A newer event of a member
+// replaces an unread one, so a slow reader may miss changes; it may read Joined for a member that
+// it knows, or Left for one that it does not. Loaded events replace only Loaded events.
 func (g *Gossip) Events() <-chan Event { return g.events }
 
-// eventKey says which events replace each other.
+// Events with the same eventKey replace each other.
 type eventKey struct {
 	name string
 	kind EventKind // Loaded, Refused, or Joined for all others
 }
 
-// enqueue adds an event for the reader. g.mu is held.
+// enqueue queues an event for the reader of Events. g.mu is held.
 func (g *Gossip) enqueue(e Event) {
 	if e.Member.Name == g.config.Name {
 		return
@@ -248,7 +250,7 @@ func (g *Gossip) enqueue(e Event) {
 	}
 }
 
-// nextEvent takes the first event, if there is one.
+// nextEvent removes and returns the first queued event; it reports false if there is none.
 func (g *Gossip) nextEvent() (Event, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -266,7 +268,7 @@ func (g *Gossip) nextEvent() (Event, bool) {
 	return Event{}, false
 }
 
-// deliver hands events to the reader, until the context ends.
+// deliver sends queued events to the reader of Events, until g.ctx ends.
 func (g *Gossip) deliver() {
 	defer close(g.events)
 	for {
@@ -287,7 +289,7 @@ func (g *Gossip) deliver() {
 	}
 }
 
-// callbacks are what memberlist calls. Its locks may be held.
+// callbacks are the methods that memberlist calls, perhaps with its locks held.
 type callbacks struct{ g *Gossip }
 
 var (
@@ -298,7 +300,8 @@ var (
 	_ memberlist.ConflictDelegate = callbacks{}
 )
 
-// memberOf copies n, which may be nonsense when the cluster is not encrypted.
+// memberOf returns a copy of n as a Member. Without encryption n may come from anybody, so memberOf
+// checks it.
 func memberOf(n *memberlist.Node) (Member, error) {
 	addr, ok := netip.AddrFromSlice(n.Addr)
 	if !ok || n.Port == 0 || len(n.Name) == 0 || len(n.Name) > maxName ||
@@ -320,7 +323,7 @@ func (c callbacks) NotifyUpdate(n *memberlist.Node) { c.alive(n, Updated) }
 func (c callbacks) alive(n *memberlist.Node, kind EventKind) {
 	m, err := memberOf(n)
 	if err != nil {
-		return // NotifyAlive has refused it
+		return // cannot happen: NotifyAlive has refused it
 	}
 	g := c.g
 	g.mu.Lock()
@@ -329,7 +332,7 @@ func (c callbacks) alive(n *memberlist.Node, kind EventKind) {
 	if e == nil {
 		e = &entry{stranger: g.isStranger(m.Name)}
 		if e.stranger {
-			e.reserved = g.isFull() // else admit had refused it
+			e.reserved = g.isFull() // otherwise admit would have refused it
 			g.strangers++
 		} else {
 			g.transport.intake.know(m.Addr)
@@ -341,13 +344,13 @@ func (c callbacks) alive(n *memberlist.Node, kind EventKind) {
 		g.transport.intake.know(m.Addr)
 	}
 	delete(g.vouched, m.Name)
-	e.Member = m // a leaving member that changed just before goes on leaving
+	e.Member = m // leaving stays set, even if the member has changed just before it leaves
 	delete(g.failed, m.Name)
 	g.enqueue(Event{Kind: kind, Member: m})
 }
 
-// NotifyLeave implements [memberlist.EventDelegate]. Whether the member left or
-// failed it does not say, so the member itself said it before.
+// NotifyLeave implements [memberlist.EventDelegate]. memberlist does not say whether the member
+// left or failed; a member that leaves has sent a leaving frame before.
 func (c callbacks) NotifyLeave(n *memberlist.Node) {
 	g := c.g
 	g.mu.Lock()
@@ -376,8 +379,8 @@ func (c callbacks) NotifyLeave(n *memberlist.Node) {
 	g.enqueue(Event{Kind: kind, Member: e.Member})
 }
 
-// fail remembers a member that failed, in the place of the oldest one if there
-// are many. g.mu is held.
+// fail adds a failed member to g.failed, in place of the oldest one if there are maxFailed. g.mu is
+// held.
 func (g *Gossip) fail(m Member) {
 	if len(g.failed) >= maxFailed {
 		var oldest failure
@@ -413,7 +416,7 @@ func (c callbacks) NotifyAlive(n *memberlist.Node) error {
 	return err
 }
 
-// accept asks the agent.
+// accept calls Config.Accept.
 func (g *Gossip) accept(m Member) error {
 	if g.config.Accept == nil {
 		return nil
@@ -421,9 +424,8 @@ func (g *Gossip) accept(m Member) error {
 	return g.config.Accept(m)
 }
 
-// NotifyMerge implements [memberlist.MergeDelegate]: a join fails if no member
-// of the other side can be one of ours. One that can is enough; those that
-// cannot are refused one by one.
+// NotifyMerge implements [memberlist.MergeDelegate]: a join fails if this agent can accept none of
+// the other side's members. One is enough; NotifyAlive refuses the others one by one.
 func (c callbacks) NotifyMerge(peers []*memberlist.Node) error {
 	var refused *refusal
 	for _, n := range peers {
@@ -437,7 +439,8 @@ func (c callbacks) NotifyMerge(peers []*memberlist.Node) error {
 		if err == nil {
 			return nil
 		}
-		// The peers are in random order; the same fault should read the same.
+		// The peers are in random order. The first by name is logged, so that the same fault has
+		// the same text.
 		if refused == nil || n.Name < refused.member {
 			refused = &refusal{n.Name, err}
 		}
@@ -448,7 +451,7 @@ func (c callbacks) NotifyMerge(peers []*memberlist.Node) error {
 	return fmt.Errorf("member %s refused: %w", refused.member, refused.err)
 }
 
-// refusal is why a member is not accepted.
+// refusal is the reason why a member is not accepted.
 type refusal struct {
 	member string
 	err    error
@@ -483,8 +486,8 @@ func (c callbacks) GetBroadcasts(overhead, limit int) [][]byte {
 	return c.g.queue.take(overhead, limit)
 }
 
-// LocalState implements [memberlist.Delegate]: the loads known, so that who joins
-// need not wait for the next ones.
+// LocalState implements [memberlist.Delegate]. It returns the known loads, so that an agent that
+// joins need not wait for the next ones.
 func (c callbacks) LocalState(bool) []byte { return appendFrames(nil, c.g.loadFrames()) }
 
 // MergeRemoteState implements [memberlist.Delegate].

@@ -8,32 +8,31 @@ import (
 	"time"
 )
 
-// loadTransmits is how often an agent passes on a frame, times the number of
-// digits of the cluster's size: of 50 members, each sends a load to 6 others,
-// and two or three in a thousand do not get it. They have the next one a second
-// later.
+// loadTransmits, times the number of digits of the fleet's size, is how often an agent sends or
+// forwards a frame. In a fleet of 50, each member sends a load to 6 others, and two or three
+// members in a thousand miss it; they receive the next load a second later.
 const loadTransmits = 3
 
-// A queue is what an agent passes on, at most one frame of each member. It is
-// what memberlist's TransmitLimitedQueue is for, but that loses messages of
-// equal length: it numbers them anew when it is empty for a moment, and takes
-// two with one number for the same.
+// A queue holds the frames that an agent sends and forwards, at most one of each member. It takes
+// the place of memberlist's TransmitLimitedQueue, which loses messages of equal length: that queue
+// restarts its numbers whenever it is empty, and takes two messages with the same number for the
+// same.
 type queue struct {
-	members func() int // live ones; called with mu held
+	members func() int // returns the number of live members; called with mu held
 
 	mu      sync.Mutex
-	waiting []*broadcast // in order of arrival but for those sent less often
+	waiting []*broadcast // fewest sends first, then in order of arrival
 	newest  map[memberID]*broadcast
 }
 
-// broadcast is a frame on its way.
+// broadcast is a frame in the queue.
 type broadcast struct {
 	frame frame
 	made  time.Time // by this machine's clock
 	sends int
 }
 
-// add puts b into the place of what waits of its member.
+// add queues b, in place of an older frame of the same member.
 func (q *queue) add(b *broadcast) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -44,14 +43,14 @@ func (q *queue) add(b *broadcast) {
 	q.waiting = append(q.waiting, b)
 }
 
-// remove takes b out. q.mu is held.
+// remove removes b from the queue. q.mu is held.
 func (q *queue) remove(b *broadcast) {
 	q.waiting = slices.DeleteFunc(q.waiting, func(o *broadcast) bool { return o == b })
 	delete(q.newest, b.frame.member)
 }
 
-// take is the messages for one packet, each with overhead, in limit bytes: those
-// first that were sent least often. Each message has its age now.
+// take returns the messages for one packet: as many as fit into limit bytes, each with overhead
+// bytes more, first those sent least often. Each message carries its current age.
 func (q *queue) take(overhead, limit int) [][]byte {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -13,19 +13,19 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// sockets are UDP and TCP on one port. Its transport reads them, unlike memberlist's own, which has
-// 64 KiB of garbage for each packet, whoever sends it.
+// sockets are a UDP and a TCP socket on one port. transport reads them itself, because memberlist's
+// own transport allocates 64 KiB for each packet of any sender.
 type sockets struct {
 	udp   *net.UDPConn
 	tcp   *net.TCPListener
-	open  context.Context // ends with Shutdown
+	open  context.Context // ends at Shutdown
 	close context.CancelFunc
 }
 
-// receiveBuffer is how much may wait of packets, in bytes, as far as the system allows it.
+// receiveBuffer is the size of the UDP receive buffer, in bytes, as far as the system allows it.
 const receiveBuffer = 2 << 20
 
-// listenSockets listens on the address; port 0 is one that the system chooses.
+// listenSockets listens on the address; with port 0 the system chooses the port.
 func listenSockets(addr netip.AddrPort) (*sockets, error) {
 	var c net.ListenConfig
 	c.KeepAlive = -1 // streams are short
@@ -37,11 +37,11 @@ func listenSockets(addr netip.AddrPort) (*sockets, error) {
 	s.udp, err = net.ListenUDP("udp",
 		net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr.Addr(), s.port())))
 	if err != nil {
-		_ = l.Close() // nobody knows of it
+		_ = l.Close() // it was never used
 		return nil, err
 	}
 	s.open, s.close = context.WithCancel(context.Background())
-	_ = s.udp.SetReadBuffer(receiveBuffer) // packets may be lost as it is
+	_ = s.udp.SetReadBuffer(receiveBuffer) // a smaller buffer only loses more packets
 	return s, nil
 }
 
@@ -74,11 +74,11 @@ func (s *sockets) Shutdown() error {
 	return errors.Join(s.udp.Close(), s.tcp.Close())
 }
 
-// transport is another transport, counted and with bounds on what is read of whom, and with an end:
-// Shutdown closes the connections that are open and gives up those that are being made, so that
-// memberlist's goroutines end too.
+// transport wraps another transport. It counts traffic and applies the limits of intake. Its
+// Shutdown closes the open connections and cancels those being dialled, so that memberlist's
+// goroutines end too.
 type transport struct {
-	memberlist.Transport // what is under it
+	memberlist.Transport // the wrapped transport
 	advertise            netip.AddrPort
 	stats                *counters
 	encrypted            bool
@@ -88,19 +88,19 @@ type transport struct {
 
 	ctx    context.Context
 	cancel context.CancelFunc
-	wg     sync.WaitGroup // passOn, or readPackets and accept
+	wg     sync.WaitGroup // the goroutines of passOn, or of readPackets and accept
 
 	mu    sync.Mutex
 	conns map[*conn]struct{} // nil after Shutdown
-	// What strangers opened of them, and what members did.
+	// The streams that strangers have opened, and those that vouched members have.
 	strangers, members opened
 }
 
-// opened are streams that others opened.
+// opened counts streams that other hosts have opened.
 type opened struct {
 	streams int
-	by      map[netip.Addr]int // of each address, how many
-	bytes   int                // read of them
+	by      map[netip.Addr]int // how many streams of each address
+	bytes   int                // bytes read from them
 }
 
 var _ memberlist.NodeAwareTransport = (*transport)(nil)
@@ -129,7 +129,7 @@ func newTransport(base memberlist.Transport, advertise netip.AddrPort, encrypted
 	return t
 }
 
-// readPackets reads packets until Shutdown.
+// readPackets reads UDP packets, and passes those within the limits to memberlist, until Shutdown.
 func (t *transport) readPackets(c *net.UDPConn) {
 	buffer := make([]byte, maxPacket+1)
 	limit := rate.NewLimiter(readRate, readBurst)
@@ -148,7 +148,7 @@ func (t *transport) readPackets(c *net.UDPConn) {
 	}
 }
 
-// accept takes streams until Shutdown.
+// accept accepts TCP streams, and passes them to memberlist, until Shutdown.
 func (t *transport) accept(l *net.TCPListener) {
 	limit := rate.NewLimiter(acceptRate, acceptBurst)
 	for t.ctx.Err() == nil {
@@ -162,7 +162,7 @@ func (t *transport) accept(l *net.TCPListener) {
 	}
 }
 
-// pause waits for so long, less if Shutdown comes.
+// pause waits for d, or until Shutdown.
 func (t *transport) pause(d time.Duration) {
 	select {
 	case <-time.After(d):
@@ -170,7 +170,7 @@ func (t *transport) pause(d time.Duration) {
 	}
 }
 
-// passOn takes what comes of the transport under this one until Shutdown.
+// passOn passes the packets and streams of the wrapped transport to memberlist, until Shutdown.
 func (t *transport) passOn() {
 	for {
 		select {
@@ -186,7 +186,7 @@ func (t *transport) passOn() {
 	}
 }
 
-// wants counts a packet, and reports whether memberlist gets it.
+// wants counts a packet, and reports whether it is within the limits and may come from an agent.
 func (t *transport) wants(b []byte, from netip.AddrPort) bool {
 	t.stats.packetsReceived.Add(1)
 	t.stats.packetBytesReceived.Add(int64(len(b)))
@@ -257,7 +257,7 @@ func (t *transport) DialAddressTimeout(addr memberlist.Address, timeout time.Dur
 	return t.DialTimeout(addr.Addr, timeout)
 }
 
-// Shutdown implements [memberlist.Transport]. memberlist is still reading.
+// Shutdown implements [memberlist.Transport]. memberlist still reads from t while it runs.
 func (t *transport) Shutdown() error {
 	err := t.Transport.Shutdown()
 	t.cancel()
@@ -272,12 +272,13 @@ func (t *transport) Shutdown() error {
 	return err
 }
 
-// track counts and remembers a connection, which it closes after Shutdown, or at once if it is one
-// too many of those that others opened.
+// track registers a connection, so that Shutdown closes it. It closes the connection at once, and
+// returns net.ErrClosed, after Shutdown or if another host has opened it and has too many.
 func (t *transport) track(c net.Conn, inbound bool) (net.Conn, error) {
 	tracked := &conn{Conn: c, transport: t}
 	if inbound {
-		from, _ := netip.ParseAddrPort(c.RemoteAddr().String()) // both kinds of transport have such
+		// both kinds of transport have such addresses
+		from, _ := netip.ParseAddrPort(c.RemoteAddr().String())
 		tracked.from, tracked.opened = from.Addr().Unmap(), &t.strangers
 		if t.intake.isMember(tracked.from) {
 			tracked.opened = &t.members
@@ -297,7 +298,7 @@ func (t *transport) track(c net.Conn, inbound bool) (net.Conn, error) {
 	return tracked, nil
 }
 
-// mayOpen reports whether there is room for a stream that another opened. t.mu is held.
+// mayOpen reports whether a stream that another host has opened is within the limits. t.mu is held.
 func (t *transport) mayOpen(c *conn) bool {
 	o := c.opened
 	if o.streams < maxStreams && o.by[c.from] < maxHostStreams && (o == &t.members ||
@@ -308,18 +309,18 @@ func (t *transport) mayOpen(c *conn) bool {
 	return false
 }
 
-// streamOpen reports whether the host has opened a stream that is still open.
+// streamOpen reports whether a stream that the host has opened is still open.
 func (t *transport) streamOpen(host netip.Addr) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.strangers.by[host] > 0 || t.members.by[host] > 0
 }
 
-// conn is a connection of a transport.
+// conn is a registered connection of a transport.
 type conn struct {
 	net.Conn
 	transport *transport
-	opened    *opened // that it is one of; nil of one that this agent opened
+	opened    *opened // the counts that it belongs to; nil: this agent has opened it
 	from      netip.Addr
 	read      int // guarded by transport.mu
 }
@@ -336,7 +337,8 @@ func (c *conn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// take counts what was read of a connection that another opened, and says why it should not go on.
+// take counts bytes read from a connection that another host has opened. It returns why the
+// connection must be closed; nil if it need not.
 func (c *conn) take(b []byte) error {
 	t := c.transport
 	t.mu.Lock()

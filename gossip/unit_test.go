@@ -21,7 +21,7 @@ func TestValidate(t *testing.T) {
 	for _, tt := range []struct {
 		what   string
 		change func(*Config)
-		want   []string // parts of the error; none if it is fine
+		want   []string // parts of the error; empty: no error
 	}{
 		{"defaults", func(*Config) {}, nil},
 		{"no key on loopback", func(c *Config) { c.Keys = nil }, nil},
@@ -66,7 +66,7 @@ func TestNewName(t *testing.T) {
 	}
 }
 
-// TestSockets runs two agents over UDP and TCP, and others that cannot listen.
+// TestSockets runs two agents over UDP and TCP, and opens others whose addresses are in use.
 func TestSockets(t *testing.T) {
 	open := func(name string, seeds ...string) *Gossip {
 		t.Helper()
@@ -133,8 +133,8 @@ func TestSockets(t *testing.T) {
 	}
 }
 
-// TestPacketGarbage: a packet of anybody costs no more memory than it has bytes, and one that is
-// larger than agents send is dropped.
+// TestPacketGarbage: reading a packet allocates no more memory than the packet has bytes, and a
+// packet larger than agents send is dropped.
 func TestPacketGarbage(t *testing.T) {
 	g, err := Open(t.Context(), Config{
 		Name: "a", Bind: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler),
@@ -171,7 +171,7 @@ func TestPacketGarbage(t *testing.T) {
 func TestAdvertise(t *testing.T) {
 	for _, tt := range []struct {
 		advertise string
-		want      string // with port 0 for the one listened on
+		want      string // port 0 stands for the port of the listener
 		err       string
 	}{
 		{"", "127.0.0.1:0", ""},
@@ -213,7 +213,7 @@ func TestAdvertise(t *testing.T) {
 	}
 }
 
-// TestAdvertiseAll listens on all addresses and must choose one that others can
+// TestAdvertiseAll: an agent that listens on all addresses advertises one that other machines can
 // reach.
 func TestAdvertiseAll(t *testing.T) {
 	addr, err := Outbound()
@@ -312,8 +312,8 @@ func TestLoadInterval(t *testing.T) {
 	}
 }
 
-// TestQueue checks that each frame goes out the same number of times, whatever
-// fits, the least sent first, and that a newer one takes its place.
+// TestQueue: each frame is sent the same number of times, the frames sent least often first, also
+// if some do not fit; and a newer frame replaces an older one.
 func TestQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := queue{members: func() int { return 50 }, newest: map[memberID]*broadcast{}}
@@ -366,7 +366,7 @@ func TestQueue(t *testing.T) {
 	})
 }
 
-// TestFaults checks what becomes of lines of memberlist's.
+// TestFaults: memberlist's log lines are translated, and repeated ones are left out.
 func TestFaults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		logs := &logs{}

@@ -1,5 +1,5 @@
-// Package fuzzing cuts the bytes of a fuzz target into what several agents say, for tests of the
-// agent and of its rooms.
+// Package fuzzing turns the bytes of a fuzz target into a list of messages from several agents, for
+// the fuzz tests of package agent and its subpackages.
 package fuzzing
 
 import (
@@ -8,14 +8,15 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A Record is a part of what fuzzing gives: who, 0 to 3, says or does what, 0 to 15, and the
-// message.
+// A Record is one step of a fuzz test: sender Who, in [0, 3], sends or does something of kind Kind,
+// in [0, 15]; Data is the encoded message. Data is a part of the slice that Records was given.
 type Record struct {
 	Kind, Who byte
 	Data      []byte
 }
 
-// Records are those of b: each a byte for kind and who, a length, and as many bytes.
+// Records decodes b. Each record is one byte for kind (low four bits) and sender (the next two), a
+// length as a varint, and that many bytes of data; the last record may be cut short.
 func Records(b []byte) (all []Record) {
 	for len(b) > 0 {
 		first := b[0]
@@ -31,14 +32,14 @@ func Records(b []byte) (all []Record) {
 	return all
 }
 
-// Script is the inverse of Records, for seeds: parts are, in turns, the byte for kind and who, an
-// int, and a message, or an int for as many zero bytes.
+// Script is the inverse of Records, for seed inputs. parts alternate between an int, the byte for
+// kind and sender, and the record's data: a proto.Message, or an int for that many zero bytes.
 func Script(parts ...any) (b []byte) {
 	for i := 0; i < len(parts); i += 2 {
 		var data []byte
 		switch part := parts[i+1].(type) {
 		case proto.Message:
-			data, _ = proto.Marshal(part) // made here, and right
+			data, _ = proto.Marshal(part) // messages that a test makes can be encoded
 		case int:
 			data = make([]byte, part)
 		}

@@ -10,8 +10,9 @@ import (
 	"github.com/muster-serve/muster/leader/learn"
 )
 
-// TestLeaderForgets has the only agent of a type, which alone holds a model, go: a leader knows of
-// both for as long as a restart takes, not for ever, and tells anew when they are back.
+// TestLeaderForgets: the only agent of a type leaves, which alone holds a model. The leader
+// remembers both for as long as a restart takes, not for ever, and sends their profiles again when
+// they are back.
 func TestLeaderForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newLeaderWorld(t)

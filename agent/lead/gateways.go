@@ -17,38 +17,42 @@ import (
 	"github.com/muster-serve/muster/leader"
 )
 
-// mostUnread is how many messages' worth of decisions a gateway may leave unread
-// before its stream is cut: its queries are then submitted again, or nobody waits for them.
+// mostUnread is how many decisions and messages may wait to be read by a gateway before the leader
+// ends its stream. The gateway then submits again those of its queries that a client still waits
+// for.
 const mostUnread = 1 << 16
 
-// mostTracestate and mostTraceparent bound the context of a query's span, in bytes: longer ones
-// are dropped, as W3C Trace Context allows from 512 bytes on.
+// mostTracestate and mostTraceparent are the longest trace context headers, in bytes, that the
+// leader keeps with a query; it drops longer ones. W3C Trace Context allows that for a tracestate
+// of more than 512 bytes.
 const mostTracestate, mostTraceparent = 512, 64
 
-// A gateway is one that is connected to the leader by a Match stream.
+// A gateway is a gateway that is connected to this leader by a Match stream. The term's loop owns
+// the fields above mu.
 type gateway struct {
 	id uint64
-	// mayQuery says why the gateway's client may not query a model; nil: it may query all.
+	// mayQuery returns nil if the gateway's client may query the model, else the reason. A nil
+	// function allows every model.
 	mayQuery func(model string) error
-	client   string // the name of its client; "": it has none, or is an agent
-	// count counts a query of the gateway's client, or refuses it; nil: there is no
-	// client with a name.
+	client   string // the name of the gateway's client; "": it has no name or is an agent
+	// count counts a query of the gateway's client against its limits, or returns why it exceeds
+	// them. It is nil if the client has no name.
 	count func(bytes uint64) error
-	// received counts the submits read from the stream.
+	// received is the number of submits read from the stream, which acknowledges them.
 	received uint64
-	// out is what the loop has for it since the last flush; nil: nothing.
+	// out gathers what the loop sends to this gateway at the next flush; nil: nothing.
 	out *control.MatchMessage
 
 	mu      sync.Mutex
-	pending *control.MatchMessage // what is to be sent
+	pending *control.MatchMessage // the next message for Match to send; nil: nothing
 	unread  int                   // decisions in pending
 	wake    chan struct{}
 	cut     context.CancelCauseFunc
 }
 
-// Match serves the Match stream of a gateway, this agent's own among them. It
-// ends at once with FAILED_PRECONDITION and the leadership as it is known if this
-// agent does not lead, and so it does when the leadership is lost.
+// Match serves the Match stream of a gateway; this agent's own gateway also uses one. It blocks
+// until the stream ends or this agent no longer leads. If this agent does not lead, or loses the
+// leadership, Match returns FAILED_PRECONDITION with the leadership that this agent knows.
 func (l *Leader) Match(s Stream[control.MatchMessage, control.GatewayMessage]) error {
 	t := l.leads()
 	if t == nil {
@@ -68,7 +72,7 @@ func (l *Leader) Match(s Stream[control.MatchMessage, control.GatewayMessage]) e
 		}
 	}
 	hello := make(chan error, 1)
-	// The reader ends when this function returns, for then the stream does.
+	// The stream ends when Match returns, and the reader with it.
 	go t.read(g, s, hello, cut)
 	select {
 	case err := <-hello:
@@ -105,7 +109,8 @@ func (l *Leader) Match(s Stream[control.MatchMessage, control.GatewayMessage]) e
 	}
 }
 
-// read gives what a gateway says to the loop, until the stream ends.
+// read passes the messages of a gateway to the loop until the stream ends. It sends one value on
+// hello: nil once the gateway has introduced itself, or why it cannot be served.
 func (t *term) read(g *gateway, s Stream[control.MatchMessage, control.GatewayMessage],
 	hello chan<- error, cut context.CancelCauseFunc) {
 	m, err := s.Recv()
@@ -132,7 +137,8 @@ func (t *term) read(g *gateway, s Stream[control.MatchMessage, control.GatewayMe
 	cut(err)
 }
 
-// trim drops what the leader has no use for, before anything remembers it.
+// trim removes unknown fields and overlong trace headers from a submit before the leader keeps it,
+// so that a client cannot make the leader hold more memory.
 func trim(s *control.Submit) {
 	s.ProtoReflect().SetUnknown(nil)
 	if len(s.GetTraceparent()) > mostTraceparent {
@@ -143,6 +149,7 @@ func trim(s *control.Submit) {
 	}
 }
 
+// checkHello returns why the first message of a gateway is not acceptable; nil if it is.
 func checkHello(h *control.GatewayHello) error {
 	switch {
 	case h == nil || h.GetGateway() == 0:
@@ -156,8 +163,8 @@ func checkHello(h *control.GatewayHello) error {
 	return nil
 }
 
-// may counts a query for the limits of the gateway's client, and says why that may not make
-// it; nil: it may.
+// may counts a query against the limits of the gateway's client. It returns nil if the client may
+// make the query, else the reason.
 func (g *gateway) may(s *control.Submit) error {
 	if g.count != nil {
 		if err := g.count(s.GetBytes()); err != nil {
@@ -170,7 +177,8 @@ func (g *gateway) may(s *control.Submit) error {
 	return nil
 }
 
-// connect takes a gateway in.
+// connect adds a gateway to the term, and ends the stream of an earlier connection with the same
+// id.
 func (t *term) connect(g *gateway) {
 	if former := t.gateways[g.id]; former != nil {
 		former.cut(status.Error(codes.Aborted, "the gateway has opened another stream"))
@@ -180,7 +188,7 @@ func (t *term) connect(g *gateway) {
 	t.step(leader.Event{Kind: leader.GatewayConnected, Gateway: g.id, Client: g.client})
 }
 
-// disconnect forgets a gateway.
+// disconnect removes a gateway, unless a newer connection has taken its place.
 func (t *term) disconnect(g *gateway) {
 	if t.gateways[g.id] != g {
 		return
@@ -190,7 +198,7 @@ func (t *term) disconnect(g *gateway) {
 	t.step(leader.Event{Kind: leader.GatewayLost, Gateway: g.id})
 }
 
-// outbox is what goes to a gateway at the next flush.
+// outbox returns the message that goes to a gateway at the next flush, for the loop to add to.
 func (t *term) outbox(g *gateway) *control.MatchMessage {
 	if g.out == nil {
 		g.out = &control.MatchMessage{}
@@ -199,7 +207,8 @@ func (t *term) outbox(g *gateway) *control.MatchMessage {
 	return g.out
 }
 
-// flush hands what there is to the gateways' writers.
+// flush passes the gathered messages to the goroutines that write to the gateways. It does not
+// block.
 func (t *term) flush() {
 	for i, g := range t.touched {
 		t.touched[i] = nil
@@ -221,14 +230,16 @@ func (t *term) flush() {
 	t.touched = t.touched[:0]
 }
 
-// revoke takes an assignment out of a message that was not sent yet, since in one
-// message what is offered again comes before what is assigned.
+// revoke removes an assignment from a message that was not sent yet. A gateway reads the OfferAgain
+// entries of a message before its Assign entries, so it would take the old assignment for a new
+// one.
 func revoke(m *control.MatchMessage, sequence uint64, attempt uint32) {
 	m.Assign = slices.DeleteFunc(m.Assign,
 		func(a *control.Assign) bool { return a.Sequence == sequence && a.Attempt == attempt })
 }
 
-// join adds a later message to an earlier one that was not sent yet.
+// join merges a later message into an earlier one that was not sent yet, and returns the result. It
+// keeps the order of the two messages' effects.
 func join(earlier, later *control.MatchMessage) *control.MatchMessage {
 	if earlier == nil {
 		return later
@@ -250,7 +261,7 @@ func join(earlier, later *control.MatchMessage) *control.MatchMessage {
 	return earlier
 }
 
-// told takes what a gateway says.
+// told handles a message of a gateway. Only the loop calls it.
 func (t *term) told(g *gateway, m *control.GatewayMessage) {
 	if t.gateways[g.id] != g {
 		return
@@ -260,7 +271,7 @@ func (t *term) told(g *gateway, m *control.GatewayMessage) {
 		t.submit(g, s)
 	}
 	if len(m.GetSubmit()) > 0 {
-		t.outbox(g) // acknowledges
+		t.outbox(g) // flush then sends g.received, which acknowledges the submits
 	}
 	for _, sequence := range m.GetCancel() {
 		t.step(leader.Event{Kind: leader.Cancelled, Gateway: g.id, Sequence: sequence})
@@ -274,7 +285,7 @@ func (t *term) told(g *gateway, m *control.GatewayMessage) {
 	}
 }
 
-// submit takes a query.
+// submit passes a query that a gateway submitted to the state, as a Submitted event.
 func (t *term) submit(g *gateway, s *control.Submit) {
 	e := leader.Event{
 		Kind: leader.Submitted, Gateway: g.id, Sequence: s.GetSequence(),

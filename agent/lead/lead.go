@@ -28,27 +28,30 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// A Config says how an agent leads, if it does.
+// A Config says how an agent takes part in elections, and how it leads when elected.
 type Config struct {
 	Role election.Role
-	// Rank is what election.RankOf says of the agent.
+	// Rank orders this agent among the candidates; election.RankOf computes it.
 	Rank election.Rank
-	// JoinWait is how long the agent waits to hear a leader before it claims to be
-	// it; 0 where it has nobody to join.
+	// JoinWait is how long the agent waits for a message of an existing leader before it stands for
+	// election itself; 0 for an agent that joins no other.
 	JoinWait time.Duration
-	// StateDir holds the last epoch and what was learned. It is made when first needed.
+	// StateDir is the directory for the last epoch and the learned latency profiles. The Leader
+	// makes it when first needed.
 	StateDir string
-	// Policy is one of match.Policies; "" is the default.
+	// Policy is one of match.Policies; "" means match.DefaultPolicy.
 	Policy string
-	// Record is the path of a file that gets all events and decisions; "" for none.
+	// Record is the path of a file to which a term appends all events and decisions; "" records
+	// nothing.
 	Record string
-	// Catalogue knows what the instance types are, Library the profiles that are known
-	// from the start; neither may be nil.
+	// Catalogue lists the instance types with their prices; Library holds the profiles known before
+	// anything is learned. Neither may be nil.
 	Catalogue *profiles.Catalogue
 	Library   *profiles.Library
-	// Clients knows who opens Match streams; nil: all may query everything, and have no name.
+	// Clients identifies the callers that open Match streams; nil: every caller may query every
+	// model, without a name.
 	Clients Clients
-	// Tracer makes the spans of decisions; nil: there are none.
+	// Tracer makes the spans of decisions; nil: the leader makes none.
 	Tracer trace.Tracer
 	// Fleet, Registry and Log may not be nil.
 	Fleet    Fleet
@@ -56,42 +59,49 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// eventKey is the attribute of the log that makes a line an event.
+// eventKey is the log attribute that makes a line an event, as in package serve.
 const eventKey = "event"
 
-// A Leader takes part in elections, and while it is elected there is a term. Besides the term's
-// goroutines it has one for the election's timers, one that follows the fleet's members, one for
-// each link that it has opened, and for moments those that write the epoch, or look whether the
-// leader is no more. All have ended when run returns.
+// A Leader takes part in elections, and runs a term while this agent is elected. Its methods may be
+// called concurrently. None but Run, Elect, Resign, Status, Demand and Match blocks for longer than
+// a step of the election takes.
+//
+// Besides the term's goroutines it has one for the election's timers, one that follows the fleet's
+// members, one for each link that it has opened, and short-lived ones that write the epoch or find
+// out whether the leader's process has ended. All have ended when Run returns.
 type Leader struct {
 	config  Config
 	fleet   Fleet
 	log     *slog.Logger
 	metrics *metrics
 	links   *links
-	book    *profiles.Book // the present term's
+	book    *profiles.Book // learned profiles; a term's learning loop uses it
 	running sync.WaitGroup
-	wake    chan struct{} // of size 1: the election's next step has moved
-	// forgetful is set where the book must not be saved: there is a file that it would write over.
+	wake    chan struct{} // of size 1: next has changed
+	// forgetful means that the book must not be saved: a file that could neither be read nor
+	// renamed would be overwritten.
 	forgetful bool
 
 	keeping sync.Mutex // serializes writes of the epoch
-	kept    uint64     // the highest epoch that this agent has written, and not given up since
-	failing bool       // the last one could not be written
+	kept    uint64     // the highest epoch that this agent has written
+	failing bool       // the last write has failed
 
 	following atomic.Pointer[control.Leadership]
-	news      members.Broadcast // of following
-	began     chan struct{}     // closed when run has begun
+	news      members.Broadcast // announces changes of following
+	began     chan struct{}     // closed when Run has begun
 
-	mu    sync.Mutex
-	ctx   context.Context // of run; nil when it does not run
-	node  *election.Node
-	next  time.Time      // when it is to be stepped
-	claim election.Claim // followed, or last followed; then it names no leader
-	term  *term          // nil when this agent does not lead
+	mu   sync.Mutex
+	ctx  context.Context // that of Run; nil before and after
+	node *election.Node
+	next time.Time // when node wants its next step
+	// the claim that this agent follows; without a leader, the last one with Leader ""
+	claim election.Claim
+	term  *term // nil when this agent does not lead
 }
 
-// New returns what leads when elected. What it has persisted must be readable.
+// New returns a Leader that takes part in elections once Run is called. It reads the last epoch and
+// the learned profiles from StateDir. It returns an error if the epoch's file cannot be read or
+// parsed; unreadable profiles are only logged.
 func New(config Config) (*Leader, error) {
 	f, log := config.Fleet, config.Log
 	epoch, err := readEpoch(config.StateDir)
@@ -119,14 +129,14 @@ func New(config Config) (*Leader, error) {
 
 func (l *Leader) bookPath() string { return filepath.Join(l.config.StateDir, "profiles.json") }
 
-// restoreBook begins with what was learned before. Nothing that the file may hold keeps the agent
-// from starting, and nothing that it holds is lost.
+// restoreBook loads the profiles that were learned before. An unreadable file keeps no agent from
+// starting; the file is renamed, so that its contents are not lost.
 func (l *Leader) restoreBook() {
 	r, err := l.book.Restore(l.bookPath())
 	switch {
 	case err != nil && r.Kept == "":
 		l.log.Error(
-			"learned profiles cannot be read nor moved: what is learned from now on is not kept",
+			"learned profiles cannot be read nor moved: what is learned from now on is not saved",
 			"file", l.bookPath(), "error", err)
 		l.forgetful = true
 	case r.Fault != nil:
@@ -135,13 +145,14 @@ func (l *Leader) restoreBook() {
 	case r.Kept != "":
 		l.log.Info("learned profiles were of an older format: that file has another name now",
 			"file", l.bookPath(), "kept_as", r.Kept)
-		if err != nil { // it is tried again when more is learned
-			l.log.Warn("what was learned is not kept", "error", err)
+		if err != nil { // the next save tries again
+			l.log.Warn("learned profiles are not saved", "error", err)
 		}
 	}
 }
 
-// Run takes part, and leads whenever this agent is the leader, until ctx ends.
+// Run takes part in elections, and leads whenever this agent is elected, until ctx ends. It blocks
+// until all goroutines of the Leader have ended, and always returns nil. It may be called once.
 func (l *Leader) Run(ctx context.Context) error {
 	l.mu.Lock()
 	l.ctx = ctx
@@ -165,7 +176,7 @@ func (l *Leader) Run(ctx context.Context) error {
 	return nil
 }
 
-// timers steps the election when it wants to be.
+// timers steps the election at the times that it asks for, until ctx ends.
 func (l *Leader) timers(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -188,7 +199,8 @@ func (l *Leader) timers(ctx context.Context) {
 	}
 }
 
-// followMembers tells the election who is a member.
+// followMembers tells the election, the links and the term of every change of the fleet's members,
+// until ctx ends.
 func (l *Leader) followMembers(ctx context.Context) {
 	known := map[names.AgentName]election.Rank{}
 	for {
@@ -197,7 +209,8 @@ func (l *Leader) followMembers(ctx context.Context) {
 		t := l.term
 		l.mu.Unlock()
 		if t != nil {
-			l.links.lead(t) // before the election has something to say to a new member
+			// first, so that the election's message to a new member uses the term's link
+			l.links.lead(t)
 		}
 		there := map[names.AgentName]bool{}
 		for _, m := range l.fleet.View().GetMembers() {
@@ -231,11 +244,11 @@ func (l *Leader) followMembers(ctx context.Context) {
 	}
 }
 
-// described reports whether a member has said what it is: until then nothing but gossip, which
-// anybody may have sent, says that it is there.
+// described reports whether a member has described itself. Before that, only gossip says that the
+// member exists, and anybody may have sent that.
 func described(m *control.Member) bool { return m.GetLanes() > 0 }
 
-// rankOf is a member's rank; the least of its role if it does not say one.
+// rankOf returns a member's rank; if its description has none, the lowest rank of its role.
 func rankOf(m *control.Member) election.Rank {
 	if m.GetRank() != 0 {
 		return election.Rank(m.GetRank())
@@ -247,8 +260,8 @@ func rankOf(m *control.Member) election.Rank {
 	return election.RankOf(role, false, 0)
 }
 
-// Elect takes an election message that came by such a Link. When it returns, leadership is what
-// follows from the message; one that comes before run waits for it.
+// Elect handles an election message from another agent. When it returns, Leadership reflects the
+// message. It blocks until Run has begun, and ignores malformed messages.
 func (l *Leader) Elect(m *control.Election) {
 	<-l.began
 	if m.GetFrom() == "" || m.GetKind() > uint32(election.Resign) {
@@ -266,7 +279,8 @@ func (l *Leader) Elect(m *control.Election) {
 		}})
 }
 
-// step steps the election and does what it asks for.
+// step passes an event to the election and carries out the actions that it returns. It does nothing
+// while Run does not run.
 func (l *Leader) step(e *election.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -284,7 +298,7 @@ func (l *Leader) step(e *election.Event) {
 	l.publish()
 }
 
-// signal wakes whoever waits for a channel of size 1.
+// signal puts a token into a channel of size 1 unless it holds one, without blocking.
 func signal(wake chan struct{}) {
 	select {
 	case wake <- struct{}{}:
@@ -334,9 +348,10 @@ func (l *Leader) do(a *election.Action) {
 	}
 }
 
-// keepEpoch makes an epoch durable, unless a higher one is: on a slow disk the election may go on
-// to the next before the one before is written. It reports whether that was possible, and logs it
-// the first time that it was not: without a leader it is tried every two seconds.
+// keepEpoch writes an epoch to disk, unless a higher one is there already: on a slow disk, the
+// election may have moved on to the next epoch. It reports whether the epoch is on disk. It logs
+// the first of a row of failures only, because an agent without a leader tries again every two
+// seconds.
 func (l *Leader) keepEpoch(epoch uint64) bool {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()
@@ -355,7 +370,7 @@ func (l *Leader) keepEpoch(epoch uint64) bool {
 	return true
 }
 
-// message is an election message as it travels.
+// message returns an election message in the form in which it is sent.
 func (l *Leader) message(m *election.Message) *control.Election {
 	return &control.Election{
 		From: string(l.fleet.Self()), Kind: uint32(m.Kind), Epoch: m.Claim.Epoch,
@@ -364,7 +379,7 @@ func (l *Leader) message(m *election.Message) *control.Election {
 	}
 }
 
-// publish tells of a changed leadership. l.mu is held.
+// publish makes a changed leadership visible to Leadership, Changed and the gateways. l.mu is held.
 func (l *Leader) publish() {
 	known, successor := l.following.Load(), l.node.Successor()
 	if known.Epoch == l.claim.Epoch && known.Leader == string(l.claim.Leader) &&
@@ -380,17 +395,18 @@ func (l *Leader) publish() {
 	}
 }
 
-// Leadership says whom this agent follows; itself perhaps. It is never nil
-// and must not be changed.
+// Leadership returns the leader that this agent follows, which may be this agent itself, with the
+// epoch and the successor. It is never nil; its Leader is "" if there is none. The caller must not
+// change it.
 func (l *Leader) Leadership() *control.Leadership { return l.following.Load() }
 
 // Changed returns a channel that is closed at the next change of leadership.
 func (l *Leader) Changed() <-chan struct{} { return l.news.Next() }
 
-// Linked tells that the agent named has opened a Link to this one: what the
-// election has to say to that agent goes by send, which must not block, until
-// closed is called, which tells whether the agent has ended the Link in order, or it broke.
-// Only the first call counts.
+// Linked notes that the agent called from has opened a Link to this agent. Until closed is called,
+// the election's messages to that agent go through send, which must not block. inOrder tells closed
+// whether the agent has ended the Link in order; otherwise it broke. Only the first call of closed
+// counts.
 func (l *Leader) Linked(from names.AgentName, send func(*control.Election)) (
 	closed func(inOrder bool)) {
 	forget := l.links.linked(from, send)
@@ -401,14 +417,16 @@ func (l *Leader) Linked(from names.AgentName, send func(*control.Election)) (
 	}
 }
 
-// looks is how often this agent looks whether another's process has ended, and lookAgain the wait
-// after the first look, doubled each time: who notices early finds a host that does not refuse yet.
+// looks is how many times this agent tests whether another agent's process has ended, and lookAgain
+// the wait after the first test, doubled after each. A dying process may refuse no connection at
+// the first test.
 const (
 	looks     = 4
 	lookAgain = 5 * time.Millisecond
 )
 
-// lookAt tells the election if the agent's process has ended.
+// lookAt tests whether the process of the agent called name has ended, and tells the election if it
+// has. It blocks until the last test.
 func (l *Leader) lookAt(ctx context.Context, name names.AgentName) {
 	for i := range looks {
 		if l.fleet.Gone(ctx, name) {
@@ -423,8 +441,9 @@ func (l *Leader) lookAt(ctx context.Context, name names.AgentName) {
 	}
 }
 
-// Resign hands the leadership over if this agent has it, or as soon as ctx ends just gives it up;
-// it does not take it again. It returns when this agent does not lead.
+// Resign hands the leadership to another agent if this agent leads, and keeps this agent from being
+// elected again. If ctx ends first, this agent gives up the leadership without a successor. Resign
+// blocks until this agent does not lead or ctx ends.
 func (l *Leader) Resign(ctx context.Context) {
 	l.step(&election.Event{Kind: election.Resigned})
 	for {
@@ -443,7 +462,7 @@ func (l *Leader) Resign(ctx context.Context) {
 	}
 }
 
-// leads is the present term, nil if this agent does not lead.
+// leads returns the current term, or nil if this agent does not lead.
 func (l *Leader) leads() *term {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -453,23 +472,25 @@ func (l *Leader) leads() *term {
 	return l.term
 }
 
-// Status fills in what only the leader knows.
+// Status adds to s the rates, queues and recent decisions that only the leader knows; it adds
+// nothing if this agent does not lead. It waits for the term's loop.
 func (l *Leader) Status(s *control.FleetStatus) {
 	if t := l.leads(); t != nil {
 		t.call(func() { t.fillStatus(s) })
 	}
 }
 
-// Demand fills in what only the leader knows, and reports whether this agent is it.
+// Demand adds to d the models' demand and the learned profiles, which only the leader knows. It
+// reports false, and adds nothing, if this agent does not lead. It waits for the learning loop.
 func (l *Leader) Demand(d *control.FleetDemand) bool {
 	t := l.leads()
 	return t != nil && t.learning.ask(func() { t.learning.fillDemand(d, time.Now()) })
 }
 
-// errNotLeading tells a gateway that this agent does not lead, and who does as far
-// as it knows.
+// errNotLeading is the error for a gateway that takes this agent for the leader:
+// FAILED_PRECONDITION, with the leadership that this agent knows.
 func (l *Leader) errNotLeading() error {
-	l.mu.Lock() // a step of the election that goes on may end with another leader
+	l.mu.Lock() // waits for a step in progress, which may change the leader
 	known := l.Leadership()
 	l.mu.Unlock()
 	message := fmt.Sprintf("agent %s does not lead", l.fleet.Self())
@@ -485,7 +506,7 @@ func (l *Leader) errNotLeading() error {
 
 func epochPath(dir string) string { return filepath.Join(dir, "epoch") }
 
-// readEpoch returns the last epoch persisted, 0 if there is none.
+// readEpoch returns the last epoch that was written to dir; 0 if none was.
 func readEpoch(dir string) (uint64, error) {
 	data, err := os.ReadFile(epochPath(dir))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -505,7 +526,8 @@ func readEpoch(dir string) (uint64, error) {
 	return epoch, nil
 }
 
-// writeEpoch makes an epoch durable.
+// writeEpoch writes an epoch to disk, and makes dir if there is none. It is durable when writeEpoch
+// returns nil.
 func writeEpoch(dir string, epoch uint64) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -516,7 +538,8 @@ func writeEpoch(dir string, epoch uint64) error {
 // Leads reports whether this agent leads.
 func (l *Leader) Leads() bool { return l.leads() != nil }
 
-// Holds is what this agent, if it leads, believes a member's lane to have.
+// Holds returns the attempts that this agent, if it leads, believes a member's lane to hold; nil if
+// it does not lead. For tests.
 func (l *Leader) Holds(agent names.AgentName, lane int) (held []leader.Held) {
 	if t := l.leads(); t != nil {
 		t.call(func() { held = t.state.Holds(agent, lane) })
@@ -524,7 +547,8 @@ func (l *Leader) Holds(agent names.AgentName, lane int) (held []leader.Held) {
 	return held
 }
 
-// Sizes tells how much is remembered, by what it is, for tests of what is forgotten.
+// Sizes calls add with the number of entries of each table that the Leader keeps, for tests that
+// look for leaks.
 func (l *Leader) Sizes(add func(what string, n int)) {
 	l.links.mu.Lock()
 	add("links: out", len(l.links.out))

@@ -15,28 +15,29 @@ import (
 )
 
 const (
-	// learnRest is how long queries and answers may gather before they are looked at: to be woken
-	// by each of them would cost the leader more than to learn from it.
+	// learnRest is how long queries and answers gather before the learning loop handles them
+	// together. A wake-up for each would cost the leader more time than the learning itself.
 	learnRest = 5 * time.Millisecond
-	// mostObserved bounds what waits to be learned from; more is not.
+	// mostObserved is how many queries, and how many answers, may wait to be learned from; further
+	// ones are dropped.
 	mostObserved = 1 << 14
 )
 
-// learning pumps a [learn.State] beside the term's loop: it hands it what the term has
-// seen, and the term its advice, and saves the book. One goroutine, run's, has it all but
-// what the lock guards.
+// learning runs a [learn.State] beside the term's loop: it passes the queries and answers of the
+// term to the state, passes the state's advice to the term, and saves the book. The goroutine of
+// run owns all fields except seen, which mu guards.
 type learning struct {
 	term *term
-	wake chan struct{} // the pool is another
-	come chan struct{} // there are arrivals or observations
-	asks chan func()   // that read what the goroutine has
+	wake chan struct{} // of size 1: the pool has changed
+	come chan struct{} // of size 1: seen has queries or answers
+	asks chan func()   // functions for run's goroutine to call
 
 	mu   sync.Mutex
-	seen learn.Seen // what waits to be looked at
+	seen learn.Seen // what run has not handled yet
 
 	book    *profiles.Book
 	state   *learn.State
-	problem string // the last that was logged
+	problem string // the last error logged, so that it is logged once
 }
 
 func newLearning(t *term) *learning {
@@ -48,7 +49,7 @@ func newLearning(t *term) *learning {
 	}
 }
 
-// poolIs tells of the pool as it is now.
+// poolIs passes the current pool of lanes. It does not block.
 func (s *learning) poolIs(p *leader.Pool) {
 	s.mu.Lock()
 	s.seen.Pool = p
@@ -56,7 +57,7 @@ func (s *learning) poolIs(p *leader.Pool) {
 	signal(s.wake)
 }
 
-// arrived tells of a query.
+// arrived passes a query that was submitted. It does not block.
 func (s *learning) arrived(a learn.Arrival) {
 	s.mu.Lock()
 	if len(s.seen.Arrivals) < mostObserved {
@@ -66,7 +67,7 @@ func (s *learning) arrived(a learn.Arrival) {
 	signal(s.come)
 }
 
-// observed tells of an answer.
+// observed passes the execution time of an answered query. It does not block.
 func (s *learning) observed(o learn.Observation) {
 	s.mu.Lock()
 	if len(s.seen.Observations) < mostObserved {
@@ -76,7 +77,8 @@ func (s *learning) observed(o learn.Observation) {
 	signal(s.come)
 }
 
-// suggest gives profiles to start from, that the leader before has told. It is called before run.
+// suggest passes the profiles of the former leader, which learning starts from. It must be called
+// before run.
 func (s *learning) suggest(v *control.View) {
 	members := make([]*leader.Member, len(v.GetMembers()))
 	for i, m := range v.GetMembers() {
@@ -89,7 +91,8 @@ func (s *learning) suggest(v *control.View) {
 	s.state.Suggest(members, told)
 }
 
-// run learns until ctx ends.
+// run passes what was seen to the state, and its advice to the term, until ctx ends. It saves the
+// book from time to time and when it returns.
 func (s *learning) run(ctx context.Context) {
 	defer s.save()
 	timer := time.NewTimer(0)
@@ -98,7 +101,7 @@ func (s *learning) run(ctx context.Context) {
 	defer rest.Stop()
 	tidy := time.NewTicker(learn.ForgetInterval)
 	defer tidy.Stop()
-	var come <-chan struct{} // nil while it rests
+	var come <-chan struct{} // nil while queries and answers gather for learnRest
 	for {
 		select {
 		case <-s.wake:
@@ -125,7 +128,8 @@ func (s *learning) run(ctx context.Context) {
 	}
 }
 
-// ask has run do something, and waits until it has; it reports false if the term has ended.
+// ask makes run's goroutine call do, and blocks until do has returned. It reports false, without
+// calling do, if the term has ended.
 func (s *learning) ask(do func()) bool {
 	done := make(chan struct{})
 	select {
@@ -137,8 +141,8 @@ func (s *learning) ask(do func()) bool {
 	}
 }
 
-// look has what waits looked at, and gives advice; it returns after how long to look again, 0 if
-// only what is seen brings more.
+// look passes what was seen since the last call to the state, and the state's advice to the term.
+// It returns the time until the next call is due; 0 if none is due before something new is seen.
 func (s *learning) look(now time.Time) (next time.Duration) {
 	s.mu.Lock()
 	seen := s.seen
@@ -156,7 +160,8 @@ func (s *learning) look(now time.Time) (next time.Duration) {
 	return next
 }
 
-// forget has the term forget what has been gone for long.
+// forget removes what was learned of versions and lanes that have long been gone, from the state
+// and from the term.
 func (s *learning) forget(now time.Time) {
 	models, tables := s.state.Forget(now)
 	if len(models) > 0 || len(tables) > 0 {
@@ -166,7 +171,7 @@ func (s *learning) forget(now time.Time) {
 	}
 }
 
-// fillDemand adds what is asked of the models, and what was learned of them.
+// fillDemand adds to out each model's rate and batch sizes, and the learned profiles.
 func (s *learning) fillDemand(out *control.FleetDemand, now time.Time) {
 	for _, d := range s.state.Demand(now) {
 		known := &control.ModelDemand{
@@ -183,7 +188,7 @@ func (s *learning) fillDemand(out *control.FleetDemand, now time.Time) {
 	for _, l := range s.state.Learned() {
 		table, err := json.Marshal(l.Table())
 		if err != nil {
-			continue // what was learned can be written
+			continue // a learned table can always be encoded
 		}
 		out.Profiles = append(out.Profiles, &control.LearnedProfile{
 			Table: table, Queries: l.Queries(), AgeNs: int64(now.Sub(l.Updated())),
@@ -191,7 +196,7 @@ func (s *learning) fillDemand(out *control.FleetDemand, now time.Time) {
 	}
 }
 
-// save keeps what was learned.
+// save writes the book to its file if it has changed. It logs a failure.
 func (s *learning) save() {
 	l := s.term.leader
 	if !s.state.Changed() || l.forgetful {
@@ -202,6 +207,6 @@ func (s *learning) save() {
 		err = s.book.Save(l.bookPath())
 	}
 	if err != nil {
-		l.log.Warn("what was learned is not kept", "error", fmt.Errorf("profiles: %w", err))
+		l.log.Warn("learned profiles are not saved", "error", fmt.Errorf("profiles: %w", err))
 	}
 }

@@ -17,26 +17,29 @@ import (
 )
 
 const (
-	// idleLink is how long a link that an election needed stays open unused.
+	// idleLink is how long a link that was opened for election messages stays open after the last
+	// message.
 	idleLink = 3 * time.Second
-	// A broken link of a leader is opened again at once, then after this, doubled up to the
-	// longest.
+	// A leader opens a broken link again after firstRedial; it doubles the wait at each failure, up
+	// to lastRedial.
 	firstRedial, lastRedial = 10 * time.Millisecond, 500 * time.Millisecond
-	// mostElections bounds the election messages that wait for a link; older ones
-	// are dropped, as each is said again.
+	// mostElections is how many election messages may wait for a link; the oldest are dropped,
+	// because the election repeats its messages.
 	mostElections = 32
-	// mostProfileBytes is how much of profiles one message has, or one profile; the others
-	// follow. It is well below leastLimit.
+	// mostProfileBytes bounds the bytes of profiles in one message, unless a single profile is
+	// larger; the rest go in the next messages. It is well below serve's leastLimit, which every
+	// agent accepts.
 	mostProfileBytes = 256 << 10
 )
 
-// links are the streams between this agent and the others that carry control. An
-// agent that leads has one open to each member, itself included. One that has something
-// to say in an election uses the link that the other has opened, or opens one for a while.
+// links are the Link streams between this agent and the others, which carry election messages and
+// the leader's control messages. An agent that leads has one link open to each member, itself
+// included. Another agent sends an election message on a link that the receiver has opened, or
+// opens a link for a while.
 type links struct {
 	fleet Fleet
 	log   *slog.Logger
-	// elect and broken tell the election of a message, and of a link that broke or
+	// elect passes a received message to the election; broken tells it of a link that broke or
 	// could not be opened.
 	elect   func(*control.Election)
 	broken  func(name names.AgentName)
@@ -63,7 +66,8 @@ func (s *links) start(ctx context.Context) {
 	s.ctx = ctx
 }
 
-// linked notes a link that another has opened. closed reports whether it was still the newest.
+// linked notes a link that another agent has opened. The caller calls closed when it ends; closed
+// reports whether no newer link of that agent has replaced it.
 func (s *links) linked(from names.AgentName, send func(*control.Election)) (closed func() bool) {
 	in := &inbound{send}
 	s.mu.Lock()
@@ -80,7 +84,8 @@ func (s *links) linked(from names.AgentName, send func(*control.Election)) (clos
 	}
 }
 
-// send has an election message sent, as soon as there is a link.
+// send queues an election message for the agent called to, and opens a link if there is none. It
+// does not block. m belongs to the links afterwards.
 func (s *links) send(to names.AgentName, m *control.Election) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,7 +119,7 @@ func (s *links) open(to names.AgentName, t *term) *link {
 	return k
 }
 
-// lead opens a link to each member that the term has none to.
+// lead opens a link to each described member to which the term has none yet.
 func (s *links) lead(t *term) {
 	members := s.fleet.View().GetMembers()
 	s.mu.Lock()
@@ -136,7 +141,8 @@ func (s *links) lead(t *term) {
 	}
 }
 
-// stepDown leaves the links open for what the election still has to say.
+// stepDown wakes the writers of the links after a term has ended. The links stay open until they
+// have been idle, for the election's last messages.
 func (s *links) stepDown() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,7 +151,7 @@ func (s *links) stepDown() {
 	}
 }
 
-// drop closes the link to one that is no member any more.
+// drop closes the link to an agent that is no longer a member.
 func (s *links) drop(name names.AgentName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,7 +161,7 @@ func (s *links) drop(name names.AgentName) {
 	}
 }
 
-// tell has something sent to all members that the term has links to.
+// tell calls add with the next message of each of the term's links.
 func (s *links) tell(t *term, add func(*control.LeaderMessage)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,7 +172,7 @@ func (s *links) tell(t *term, add func(*control.LeaderMessage)) {
 	}
 }
 
-// renew has the member asked anew what it holds.
+// renew opens the link to a member again, which makes the member report what its lanes hold.
 func (s *links) renew(t *term, name names.AgentName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,21 +181,22 @@ func (s *links) renew(t *term, name names.AgentName) {
 	}
 }
 
-// A link is one that this agent has opened to another, or to itself.
+// A link is a Link stream that this agent has opened to another agent, or to itself. Its goroutine,
+// run, opens it again when it breaks.
 type link struct {
 	links  *links
 	to     names.AgentName
-	term   *term // nil: only an election needs it
+	term   *term // the term that it serves; nil: it carries election messages only
 	ctx    context.Context
 	cancel context.CancelFunc
 	wake   chan struct{}
 
 	mu      sync.Mutex
-	pending *control.LeaderMessage // what is to be sent; nil: nothing
-	refresh context.CancelFunc     // ends the present stream
+	pending *control.LeaderMessage // the next message; nil: nothing
+	refresh context.CancelFunc     // ends the current stream, for renew; nil: none is open
 }
 
-// push adds to what is to be sent.
+// push calls add with the next message to be sent, and wakes the writer. It does not block.
 func (k *link) push(add func(*control.LeaderMessage)) {
 	k.mu.Lock()
 	if k.pending == nil {
@@ -200,7 +207,7 @@ func (k *link) push(add func(*control.LeaderMessage)) {
 	signal(k.wake)
 }
 
-// take is what is to be sent next, nil for nothing.
+// take returns the next message to be sent, and removes it; nil if there is none.
 func (k *link) take() *control.LeaderMessage {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -209,7 +216,7 @@ func (k *link) take() *control.LeaderMessage {
 	return m
 }
 
-// keep leaves profiles that are too many for m to the next message.
+// keep moves the profiles beyond mostProfileBytes from m to the next message.
 func (k *link) keep(m *control.LeaderMessage) {
 	n, size := 0, 0
 	for ; n < len(m.Profiles); n++ {
@@ -223,7 +230,7 @@ func (k *link) keep(m *control.LeaderMessage) {
 	}
 }
 
-// newest is the profiles told earlier and later, of each the last.
+// newest merges two lists of profiles; for a model and type in both it keeps that of later.
 func newest(earlier, later []*control.Profile) []*control.Profile {
 	all := slices.DeleteFunc(slices.Clone(earlier), func(p *control.Profile) bool {
 		return slices.ContainsFunc(later,
@@ -232,7 +239,7 @@ func newest(earlier, later []*control.Profile) []*control.Profile {
 	return append(all, later...)
 }
 
-// handOver gives what is to be sent to the link that takes k's place.
+// handOver moves the unsent election messages to the link that replaces k, and closes k.
 func (k *link) handOver(to *link) {
 	if m := k.take(); m != nil {
 		to.push(func(out *control.LeaderMessage) {
@@ -242,7 +249,7 @@ func (k *link) handOver(to *link) {
 	k.cancel()
 }
 
-// renew has the link opened anew, so that the member greets again.
+// renew ends the current stream. run then opens a new one, on which the member greets again.
 func (k *link) renew() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -251,11 +258,11 @@ func (k *link) renew() {
 	}
 }
 
-// serves reports whether the link is one of a term that lasts.
+// serves reports whether the link belongs to a term that has not ended.
 func (k *link) serves() bool { return k.term != nil && k.term.ctx.Err() == nil }
 
-// post has the term's loop do something, unless the link has been closed by then: another has taken
-// its place, or the member is none any more.
+// post makes the term's loop call do, unless the link has been closed by then: another link has
+// replaced it, or the member has left.
 func (k *link) post(do func()) {
 	k.term.post(func() {
 		if k.ctx.Err() == nil {
@@ -264,8 +271,8 @@ func (k *link) post(do func()) {
 	})
 }
 
-// retire takes the link out of use and reports true, if nobody needs it: what is to be sent from
-// then on goes by another.
+// retire removes the link from links.out and reports true if nothing needs it. Later messages open
+// a new link.
 func (k *link) retire() bool {
 	k.links.mu.Lock()
 	defer k.links.mu.Unlock()
@@ -280,10 +287,11 @@ func (k *link) retire() bool {
 	return true
 }
 
-// errIdle ends, in order, a link that nobody needs any more.
+// errIdle is the reason for which a link that nothing needs is ended in order.
 var errIdle = errors.New("idle")
 
-// run keeps the link open for as long as it is needed.
+// run keeps the link open, and opens it again when it breaks, until nothing needs it or it is
+// cancelled.
 func (k *link) run() {
 	defer k.end()
 	wait := firstRedial
@@ -324,8 +332,8 @@ func (k *link) end() {
 	}
 }
 
-// exchange opens the stream and sends and receives until it ends, which is
-// nobody's fault if it was renewed.
+// exchange opens the stream, and sends and receives until it ends. renewed reports that renew has
+// ended the stream, which is then no failure.
 func (k *link) exchange() (renewed bool, err error) {
 	ctx, cancel := context.WithCancel(k.ctx)
 	defer cancel()
@@ -353,11 +361,11 @@ func (k *link) exchange() (renewed bool, err error) {
 		written <- err
 		if errors.Is(err, errIdle) && s.CloseSend() == nil {
 			select {
-			case <-ctx.Done(): // the member has said its last and ended the stream
+			case <-ctx.Done(): // the member has sent its last message and ended the stream
 			case <-time.After(idleLink):
 			}
 		}
-		if !errors.Is(err, io.EOF) { // otherwise Recv says why
+		if !errors.Is(err, io.EOF) { // after EOF, Recv returns the stream's error
 			cancel()
 		}
 	})
@@ -386,7 +394,7 @@ func (k *link) exchange() (renewed bool, err error) {
 			first := !greeted
 			greeted = greeted || m.Member != nil
 			if greeted {
-				// as post does, with one function for each query instead of two
+				// The same as k.post, with one closure for each message instead of two.
 				k.term.post(func() {
 					if k.ctx.Err() == nil {
 						k.term.heard(k.to, m, first)
@@ -397,7 +405,8 @@ func (k *link) exchange() (renewed bool, err error) {
 	}
 }
 
-// open opens the stream; what serves it in process ends with ctx.
+// open opens the stream. For this agent itself it starts a goroutine in served, which serves the
+// other end in process until ctx ends.
 func (k *link) open(ctx context.Context, served *sync.WaitGroup) (
 	ClientStream[control.LeaderMessage, control.WorkerMessage], error) {
 	if k.to == k.links.fleet.Self() {
@@ -412,7 +421,8 @@ func (k *link) open(ctx context.Context, served *sync.WaitGroup) (
 	return control.NewControlClient(conn).Link(ctx)
 }
 
-// write sends the first message, and then what there is to send.
+// write sends the first message, which introduces this agent, and then each pending message. It
+// returns errIdle when nothing needs the link any more, or why it could not send.
 func (k *link) write(ctx context.Context,
 	s Stream[control.LeaderMessage, control.WorkerMessage]) error {
 	first := true

@@ -6,10 +6,9 @@ import (
 	"sync"
 )
 
-// NewPipe returns the two ends of a stream within the process. It ends with
-// ctx, or when the server ends it: with nil in order, so that the client
-// receives io.EOF, or with an error that the client receives. What was sent
-// before is received before.
+// NewPipe returns the two ends of a stream within the process. It ends with ctx, or when the server
+// calls End. The client receives every message sent before the end, and then io.EOF or the server's
+// error. Send blocks until the other end receives.
 func NewPipe[Up, Down any](ctx context.Context) (client *PipeClient[Up, Down],
 	server *PipeServer[Up, Down]) {
 	p := &pipe[Up, Down]{up: make(chan *Up), down: make(chan *Down), closed: make(chan struct{})}
@@ -23,21 +22,22 @@ type pipe[Up, Down any] struct {
 	up     chan *Up
 	down   chan *Down
 	close  sync.Once
-	closed chan struct{} // the client sends no more
+	closed chan struct{} // closed by CloseSend
 }
 
 func (p *pipe[Up, Down]) Context() context.Context { return p.ctx }
 
-// A PipeClient is the end of the one who opened the stream.
+// A PipeClient is the client's end, which implements [ClientStream].
 type PipeClient[Up, Down any] struct{ *pipe[Up, Down] }
 
-// A PipeServer is the end of the one who serves it.
+// A PipeServer is the server's end, which implements [Stream].
 type PipeServer[Up, Down any] struct{ *pipe[Up, Down] }
 
 func (c *PipeClient[Up, Down]) Send(m *Up) error     { return sendTo(c.ctx, c.up, m) }
 func (c *PipeClient[Up, Down]) Recv() (*Down, error) { return receiveFrom(c.ctx, c.down, nil) }
 
-// CloseSend tells the server that nothing more comes.
+// CloseSend makes the server's Recv return io.EOF. It may be called more than once, and returns
+// nil.
 func (c *PipeClient[Up, Down]) CloseSend() error {
 	c.close.Do(func() { close(c.closed) })
 	return nil
@@ -46,7 +46,7 @@ func (c *PipeClient[Up, Down]) CloseSend() error {
 func (s *PipeServer[Up, Down]) Send(m *Down) error { return sendTo(s.ctx, s.down, m) }
 func (s *PipeServer[Up, Down]) Recv() (*Up, error) { return receiveFrom(s.ctx, s.up, s.closed) }
 
-// End ends the stream; err is what the client receives, io.EOF if nil.
+// End ends the stream. The client's Recv then returns err, or io.EOF if err is nil.
 func (s *PipeServer[Up, Down]) End(err error) {
 	if err == nil {
 		err = io.EOF

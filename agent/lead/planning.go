@@ -19,23 +19,23 @@ import (
 )
 
 const (
-	// planRest is how long there is no other plan after one. Changes wait meanwhile, the last
-	// of each model: a demand that changes all the time must not keep the leader planning,
-	// nor fill its log.
+	// planRest is the least time between two plans. Changes wait meanwhile, the last of each model:
+	// a demand that changes all the time must not keep the leader planning, nor fill its log.
 	planRest = time.Minute
-	// LeastDemand is how many queries for a model must have come for its batch sizes to be known.
+	// LeastDemand is how many queries for a model must have arrived before its batch sizes count as
+	// known.
 	LeastDemand = 100
 )
 
-// planning is the planning loop of a term: when what is asked of a model has changed it plans for
-// the fleet as it is, and tells what it proposes. It changes nothing. One goroutine, run's, has it
-// all but what the lock guards.
+// planning is the planning loop of a term: when a model's demand has changed, it plans for the
+// fleet as it is, and reports the plan. It changes nothing in the fleet. The goroutine of run owns
+// all fields except changes, which mu guards.
 type planning struct {
 	term *term
-	wake chan struct{} // there are changes
+	wake chan struct{} // of size 1: there are changes
 
 	mu      sync.Mutex
-	changes map[leader.ModelID]learn.DemandChange // not planned for yet
+	changes map[leader.ModelID]learn.DemandChange // the changes not planned for yet
 }
 
 func newPlanning(t *term) *planning {
@@ -46,14 +46,14 @@ func newPlanning(t *term) *planning {
 	}
 }
 
-// changed tells of what has changed. It does not block.
+// changed passes changes of demand to the loop. It does not block.
 func (s *planning) changed(changes []learn.DemandChange) {
 	if len(changes) == 0 {
 		return
 	}
 	s.mu.Lock()
 	for _, c := range changes {
-		if before, ok := s.changes[c.Model]; ok { // nobody has heard of that one
+		if before, ok := s.changes[c.Model]; ok { // it has not been reported: keep its beginning
 			c.Seen, c.Before = before.Seen, before.Before
 			if before.Kind != c.Kind {
 				c.Kind = profiles.BothChanged
@@ -65,7 +65,7 @@ func (s *planning) changed(changes []learn.DemandChange) {
 	signal(s.wake)
 }
 
-// run plans until ctx ends.
+// run plans for the changes, until ctx ends.
 func (s *planning) run(ctx context.Context) {
 	for {
 		select {
@@ -89,7 +89,7 @@ func (s *planning) run(ctx context.Context) {
 	}
 }
 
-// propose plans for a change, and tells.
+// propose plans for a change, and reports the plan in the log, the metrics and to all members.
 func (s *planning) propose(ctx context.Context, c learn.DemandChange) {
 	l := s.term.leader
 	p := &control.Proposal{
@@ -118,7 +118,7 @@ func loadOf(d profiles.Demand) *control.Proposal_Load {
 	}
 }
 
-// plan adds to p what is proposed.
+// plan adds the proposed configuration to p.
 func (s *planning) plan(ctx context.Context, c learn.DemandChange, p *control.Proposal) error {
 	l := s.term.leader
 	d := &control.FleetDemand{Members: l.fleet.View().GetMembers()}
@@ -155,9 +155,9 @@ func (s *planning) plan(ctx context.Context, c learn.DemandChange, p *control.Pr
 	return nil
 }
 
-// problemOf is what to plan for of a fleet that runs, and what runs. The types to choose from
-// are those of the catalogue on which every model that is asked for has a profile; what runs
-// must be among them.
+// problemOf returns the planning problem for a running fleet, and its current configuration. The
+// instance types to choose from are those of the catalogue on which every model with demand has a
+// profile; the types of the running instances must be among them.
 func problemOf(d *control.FleetDemand, catalogue *profiles.Catalogue,
 	library *profiles.Library) (*plan.Problem, plan.Configuration, error) {
 	known := TablesOf(d)
@@ -226,8 +226,8 @@ func problemOf(d *control.FleetDemand, catalogue *profiles.Catalogue,
 	return p, running, nil
 }
 
-// PricesOf are what instances cost, $/hr by type, as the catalogue has it; those that the fleet has
-// as its agents say, if those count.
+// PricesOf returns the prices of the catalogue's instance types, in $/hr. If agents is set, the
+// prices that the fleet's agents announce take precedence for their types.
 func PricesOf(d *control.FleetDemand, catalogue *profiles.Catalogue,
 	agents bool) (map[string]float64, error) {
 	prices := map[string]float64{}
@@ -255,11 +255,11 @@ func PricesOf(d *control.FleetDemand, catalogue *profiles.Catalogue,
 	return prices, nil
 }
 
-// A Table is a profile that a fleet has learned.
+// A Table is a latency profile that a fleet has learned.
 type Table struct {
 	*profiles.Table
-	Queries uint64        // that it was learned from
-	Age     time.Duration // since the last of them
+	Queries uint64        // how many queries it was learned from
+	Age     time.Duration // the time since the last of them
 }
 
 // Tables are a fleet's.
@@ -270,7 +270,8 @@ type tableKey struct {
 	on    profiles.InstanceType
 }
 
-// TablesOf are those that a leader has told: of whole machines, where there are several of a type.
+// TablesOf returns the learned profiles in a leader's answer. Where there are several for a type,
+// it takes those of whole machines.
 func TablesOf(d *control.FleetDemand) Tables {
 	known := Tables{}
 	for _, p := range d.GetProfiles() {
@@ -289,7 +290,8 @@ func TablesOf(d *control.FleetDemand) Tables {
 	return known
 }
 
-// Table is a model's profile on a type: learned, else the library's; nil if there is none.
+// Table returns a model's profile on the instance type t: the learned one, else the library's; nil
+// if there is neither.
 func (k Tables) Table(m *control.ModelDemand, t string,
 	library *profiles.Library) (table *profiles.Table, learned Table) {
 	if l, ok := k[tableKey{m.Key(), profiles.InstanceType(t)}]; ok {

@@ -8,9 +8,10 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// replaceFile gives the file at path, which need not be there, other contents. Whoever reads it, or
-// finds it after a crash, sees those before or these; once it returns, these. renameio brings the
-// file to the disk, but not its new name.
+// replaceFile replaces the contents of the file at path, or makes the file. A reader, also one
+// after a crash, sees either the old contents or the new ones, and only the new ones once
+// replaceFile has returned nil. renameio syncs the file but not its directory, so replaceFile does
+// that.
 func replaceFile(path, contents string, mode os.FileMode) error {
 	at := filepath.Dir(path)
 	if err := renameio.WriteFile(path, []byte(contents), mode,

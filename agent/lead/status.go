@@ -15,7 +15,7 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// memberOf is a member as the state knows it.
+// memberOf converts a member's description to the form that [leader.State] takes.
 func memberOf(c *profiles.Catalogue, m *control.Member) *leader.Member {
 	out := &leader.Member{
 		Name: m.AgentName(), Type: m.LaneType(), OwnType: m.OwnLaneType(), Lanes: int(m.GetLanes()),
@@ -33,7 +33,7 @@ func memberOf(c *profiles.Catalogue, m *control.Member) *leader.Member {
 	return out
 }
 
-// fillStatus adds what the leader knows.
+// fillStatus adds the state's figures to out: of the queue, of each agent and of each model.
 func (t *term) fillStatus(out *control.FleetStatus) {
 	s := t.state.Status()
 	out.Waiting, out.WaitingLate = uint32(s.Waiting), uint32(s.WaitingLate)
@@ -63,10 +63,10 @@ func (t *term) fillStatus(out *control.FleetStatus) {
 	out.Decisions = append(out.Decisions, s.Decisions...)
 }
 
-// metrics are what an agent's leading half counts.
+// metrics are the metrics of an agent as leader; all are registered even while it does not lead.
 type metrics struct {
 	decisions *prometheus.CounterVec
-	matched   prometheus.Counter // one of those, nearly all
+	matched   prometheus.Counter // the one of decisions that counts nearly all
 	loopDelay prometheus.Histogram
 	elections prometheus.Counter
 	leads     prometheus.Gauge
@@ -82,7 +82,7 @@ type metrics struct {
 	gain          prometheus.Gauge
 }
 
-// newLeaderMetrics registers them.
+// newMetrics makes the metrics and registers them.
 func newMetrics(registry prometheus.Registerer) *metrics {
 	gauge := func(name, help string) prometheus.Gauge {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
@@ -112,7 +112,8 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		ahead: gauge("muster_leader_dispatch_ahead_seconds",
 			"How long before a lane is free the leader gives it the next query."),
 		limit: gauge("muster_leader_fluid_limit",
-			"The highest rate, queries/s, that the lanes could serve if queries were like water; "+
+			"The highest rate, queries/s, that the lanes could serve if queries could be divided "+
+				"at will; "+
 				"0: unknown."),
 	}
 	m.demandChanges = prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -134,7 +135,7 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 	return m
 }
 
-// proposed shows a plan.
+// proposed sets the metrics of the proposed plan.
 func (m *metrics) proposed(p *control.Proposal) {
 	m.instances.Reset()
 	for _, i := range p.GetProposed() {
@@ -143,6 +144,7 @@ func (m *metrics) proposed(p *control.Proposal) {
 	m.gain.Set(p.GetGain())
 }
 
+// decided counts a decision. It avoids a label lookup for the most frequent kind.
 func (m *metrics) decided(d *match.Decision) {
 	if d.Action == match.Assign && d.Reason == match.Matched {
 		m.matched.Inc()

@@ -17,39 +17,40 @@ import (
 	"github.com/muster-serve/muster/leader/learn"
 )
 
-// A term is one leadership of this agent, from its election until it steps down. One goroutine,
-// run's, owns the state, which decides everything, and all that is below it here; everything else
-// reaches it by post. More belong to a term: the learning and the planning loop, and for each
-// gateway one that writes to it.
+// A term is the time for which this agent leads, from its election until it steps down. The
+// goroutine of run owns state and all fields below it; other goroutines reach them by post and
+// call. A term has two more goroutines, the learning loop and the planning loop, and Match runs one
+// for each gateway.
 type term struct {
 	leader *Leader
 	claim  election.Claim
-	former *term // has ended before this one begins; nil: there was none
+	former *term // run waits until it has ended; nil: there was none
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   chan struct{}
-	// inbox holds what has happened. It is deep enough that streams can go on reading
-	// while the loop is in one step.
+	// inbox queues functions for the loop. Its size lets streams go on reading while the loop is in
+	// one step.
 	inbox    chan task
 	learning *learning
 	planning *planning
 
-	start    time.Time
-	now      time.Time
-	state    *leader.State
-	event    leader.Event // of the step that goes on
+	start time.Time
+	now   time.Time
+	state *leader.State
+	// the event of the current step; a field, so that it is not allocated each time
+	event    leader.Event
 	recorder *leader.Recorder
 	record   *os.File
 
-	gateways map[uint64]*gateway // those connected
-	touched  []*gateway          // have something to be sent
+	gateways map[uint64]*gateway // the connected gateways, by id
+	touched  []*gateway          // gateways whose out is not nil
 	proposal *control.Proposal   // the last one, by this agent or the leader before; nil: none
-	// the members that have greeted, as they last described themselves
+	// the last description of each member that has greeted, by name
 	described map[names.AgentName]*control.Member
 	viewed    map[*control.Member]*leader.Member
 }
 
-// A task is something for the loop to do.
+// A task is a function for the loop to call, and when it was posted.
 type task struct {
 	at time.Time
 	do func()
@@ -66,11 +67,11 @@ func newTerm(l *Leader, claim election.Claim, former *term) *term {
 	return t
 }
 
-// stop ends the term; done is closed when it has ended.
+// stop makes the term end. It does not block; done is closed when the term has ended.
 func (t *term) stop() { t.cancel() }
 
-// post has the loop do something. It waits if the loop is behind, and does nothing once
-// the term has ended.
+// post makes the loop call do. It blocks while the inbox is full, and drops do once the term has
+// ended.
 func (t *term) post(do func()) {
 	select {
 	case t.inbox <- task{time.Now(), do}:
@@ -78,7 +79,8 @@ func (t *term) post(do func()) {
 	}
 }
 
-// call has the loop do something and waits until it has, or the term ends.
+// call makes the loop call do, and blocks until do has returned or the term has ended. It must not
+// be called by the loop.
 func (t *term) call(do func()) {
 	finished := make(chan struct{})
 	t.post(func() { do(); close(finished) })
@@ -88,7 +90,7 @@ func (t *term) call(do func()) {
 	}
 }
 
-// run is the loop.
+// run is the term's loop. It waits for the former term to end, and returns after stop.
 func (t *term) run() {
 	defer close(t.done)
 	if t.former != nil {
@@ -115,7 +117,7 @@ func (t *term) run() {
 		case <-t.ctx.Done():
 			return
 		}
-		for range cap(t.inbox) { // what has queued meanwhile goes out together
+		for range cap(t.inbox) { // handle all queued tasks before one flush
 			select {
 			case x := <-t.inbox:
 				t.do(x)
@@ -139,7 +141,7 @@ func (t *term) do(x task) {
 	x.do()
 }
 
-// open makes the state and its recorder.
+// open makes the state and, if asked for, its recorder. It reports false if the agent cannot lead.
 func (t *term) open() bool {
 	l := t.leader
 	t.start = time.Now()
@@ -156,7 +158,7 @@ func (t *term) open() bool {
 	}
 	var err error
 	if t.state, err = leader.New(config); err != nil {
-		l.log.Error("cannot lead", "error", err) // the settings were checked
+		l.log.Error("cannot lead", "error", err) // cannot happen: the settings were checked
 		return false
 	}
 	t.learning.suggest(view)
@@ -191,7 +193,8 @@ func (t *term) close() {
 	}
 }
 
-// step tells the state of an event and carries out what it asks for.
+// step passes an event to the state, records it, and carries out the actions that the state
+// returns.
 func (t *term) step(e leader.Event) {
 	t.event = e
 	now := t.now.Sub(t.start)
@@ -207,6 +210,8 @@ func (t *term) step(e leader.Event) {
 	}
 }
 
+// carryOut does what one action of the state asks for: it sends messages, logs, or counts.
+// carryOut does what one action of the state asks for: it sends messages, logs, or counts.
 func (t *term) carryOut(a *leader.Action) {
 	l := t.leader
 	switch a.Kind {
@@ -279,7 +284,7 @@ func (t *term) carryOut(a *leader.Action) {
 	}
 }
 
-// decided has a gateway told of a decision.
+// decided counts and traces a decision, and adds it to the next message to the query's gateway.
 func (t *term) decided(a *leader.Action) {
 	d := &a.Decision
 	t.leader.metrics.decided(d)
@@ -327,7 +332,8 @@ func profilesOf(latencies []*leader.Latency) (all []*control.Profile) {
 	return all
 }
 
-// viewChanged tells the state of the fleet's view.
+// viewChanged passes the members of the fleet's view to the state. It converts only members that
+// have changed since the last call.
 func (t *term) viewChanged() {
 	members := t.leader.fleet.View().GetMembers()
 	seen := make(map[*control.Member]*leader.Member, len(members))
@@ -345,8 +351,8 @@ func (t *term) viewChanged() {
 		func(name names.AgentName, _ *control.Member) bool { return !there[name] })
 }
 
-// introduce adds to the first message of a link what a member must know, so that it
-// follows this agent, if it does, before it greets.
+// introduce adds the leadership, prices and profiles to the first message of a link, so that a
+// member that accepts this leader follows it before the member greets.
 func (t *term) introduce(m *control.LeaderMessage) {
 	m.Leadership = t.leader.Leadership()
 	m.Election = append(m.Election, t.leader.message(&election.Message{
@@ -360,7 +366,8 @@ func (t *term) introduce(m *control.LeaderMessage) {
 	})
 }
 
-// heard takes what a member says on its link; greets if it is the first on this stream.
+// heard handles a message of a member. greets is set for the first message of the member on its
+// current stream, which lists what its lanes hold.
 func (t *term) heard(name names.AgentName, m *control.WorkerMessage, greets bool) {
 	free := durations(m.GetRemainingNs())
 	if m.Member != nil {
@@ -404,11 +411,14 @@ func (t *term) completed(name names.AgentName, c *control.Completed) {
 	})
 }
 
-// linkBroken takes it that a member's link has broken, and perhaps its process is gone.
+// linkBroken tells the state that the link to a member broke with err, and whether the member's
+// process has ended.
 func (t *term) linkBroken(name names.AgentName, gone bool, err error) {
 	t.step(leader.Event{Kind: leader.LinkBroken, Agent: name, Gone: gone, Why: err.Error()})
 }
 
+// durations converts nanoseconds that a member sent; nil if there are none.
+// durations converts nanoseconds that a member sent; nil if there are none.
 func durations(ns []int64) []time.Duration {
 	if len(ns) == 0 {
 		return nil
@@ -420,7 +430,7 @@ func durations(ns []int64) []time.Duration {
 	return all
 }
 
-// advise tells the state what the learning loop has found out.
+// advise passes the learning loop's advice to the state.
 func (t *term) advise(a *leader.Advice) {
 	if a.Priced {
 		t.leader.metrics.limit.Set(a.Limit)
@@ -428,13 +438,13 @@ func (t *term) advise(a *leader.Advice) {
 	t.step(leader.Event{Kind: leader.Learned, Advice: a})
 }
 
-// propose tells all members of a plan.
+// propose sends a plan to all members. The loop calls it.
 func (t *term) propose(p *control.Proposal) {
 	t.proposal = p
 	t.leader.links.tell(t, func(m *control.LeaderMessage) { m.Proposal = p })
 }
 
-// tellLeadership tells the gateways who leads, and who will next.
+// tellLeadership sends the gateways the leader and its successor.
 func (t *term) tellLeadership() {
 	for _, g := range t.gateways {
 		t.outbox(g).Leadership = t.leader.Leadership()

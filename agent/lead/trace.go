@@ -14,17 +14,17 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// A queryTrace is what the leader needs for the spans of its decisions about a query. The state
-// keeps it with the query.
+// A queryTrace holds what the spans of the decisions about a query need. The state keeps it as the
+// query's tag.
 type queryTrace struct {
-	ctx   context.Context // has the span of the query at its gateway
+	ctx   context.Context // carries the query's span at its gateway
 	since time.Time       // when the query began to wait for a decision
-	again match.Reason    // why it waits again
-	tried bool            // it does
+	again match.Reason    // if tried: why the query was offered again
+	tried bool            // the query was assigned before and was offered again
 	batch int
 }
 
-// traced is what is needed to trace the decisions about a query; nil: they are not traced.
+// traced returns the queryTrace of a submitted query; nil if the query is not traced.
 func (t *term) traced(s *control.Submit) *queryTrace {
 	if t.leader.config.Tracer == nil || s.GetTraceparent() == "" {
 		return nil
@@ -35,7 +35,7 @@ func (t *term) traced(s *control.Submit) *queryTrace {
 	}
 }
 
-// trace makes the span of a decision about a query, if that is traced.
+// trace makes the span of a decision about a query, if the query is traced.
 func (t *term) trace(a *leader.Action) {
 	q, _ := a.Tag.(*queryTrace)
 	if q == nil {

@@ -2,14 +2,14 @@ package members
 
 import "sync"
 
-// A Broadcast wakes all who wait for the next time that something is told. Its
-// zero value is ready.
+// A Broadcast announces an event to any number of waiting goroutines. The zero value is ready to
+// use. Its methods may be called concurrently and do not block.
 type Broadcast struct {
 	mu sync.Mutex
 	ch chan struct{}
 }
 
-// Next is closed the next time that something is told.
+// Next returns a channel that is closed by the next call of Tell.
 func (b *Broadcast) Next() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -19,7 +19,7 @@ func (b *Broadcast) Next() <-chan struct{} {
 	return b.ch
 }
 
-// Tell wakes them.
+// Tell closes the channel that the calls of Next since the last Tell have returned.
 func (b *Broadcast) Tell() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -18,21 +18,22 @@ import (
 )
 
 const (
-	// describeTimeout bounds one question to an agent what it is.
+	// describeTimeout bounds one Describe call to another agent.
 	describeTimeout = 2 * time.Second
-	// An agent that did not answer is asked again after this, doubled up to
-	// the longest.
+	// An agent whose Describe call failed is called again after describeAgain; the wait doubles at
+	// each failure, up to describeAgainLongest.
 	describeAgain, describeAgainLongest = 100 * time.Millisecond, 10 * time.Second
-	// Agents that have not said yet what they are get asked by so many goroutines.
+	// describers is how many goroutines call Describe on strangers.
 	describers = 8
-	// Whoever names agents that are none must not have them ask all the time: so
-	// many fail a second.
+	// failuresPerSecond is how many calls to strangers may fail in a second. Anybody who can send
+	// gossip can name agents that do not exist, and must not make this agent dial all the time.
 	failuresPerSecond = 50
-	// One of those that fail to say it is logged this often.
+	// sayUndescribed is the least time between two log lines about strangers that fail to describe
+	// themselves.
 	sayUndescribed = time.Minute
 )
 
-// meet notes a stranger, to be asked. ms.mu is held.
+// meet adds an agent to the strangers and queues its Describe call. ms.mu is held.
 func (ms *Members) meet(name names.AgentName, said Meta) *other {
 	o := &other{
 		name: name, said: said, address: said.Address, wait: describeAgain,
@@ -44,12 +45,12 @@ func (ms *Members) meet(name names.AgentName, said Meta) *other {
 	return o
 }
 
-// refused has a member asked once what it is that gossip has no room for: if it says so, gossip
-// makes room. It does not block.
+// refused handles a member that gossip has refused because it has MostStrangers already. It queues
+// one Describe call; if the agent describes itself, gossip accepts it. refused does not block.
 func (ms *Members) refused(m gossip.Member) {
 	said, err := DecodeMeta(m.Meta, ms.config.Spoken)
 	if err != nil {
-		return // gossip asks before whether it is acceptable
+		return // cannot happen: gossip has called Acceptable before
 	}
 	name := names.AgentName(m.Name)
 	ms.mu.Lock()
@@ -58,7 +59,8 @@ func (ms *Members) refused(m gossip.Member) {
 		return
 	}
 	if len(ms.strangers) >= 2*MostStrangers {
-		for _, o := range ms.strangers { // in random order: nobody can keep the others out for good
+		// in random order, so that no sender can keep the others out for good
+		for _, o := range ms.strangers {
 			if o.refused != nil {
 				ms.forgetStranger(o)
 				break
@@ -68,14 +70,15 @@ func (ms *Members) refused(m gossip.Member) {
 	ms.meet(name, said).refused = &m
 }
 
-// forgetStranger forgets one that is not to be asked any more. ms.mu is held.
+// forgetStranger removes a stranger, and cancels its Describe calls. ms.mu is held.
 func (ms *Members) forgetStranger(o *other) {
 	delete(ms.strangers, o.name)
 	ms.unasked = slices.DeleteFunc(ms.unasked, func(u *other) bool { return u == o })
 	o.leave()
 }
 
-// enqueue has a stranger asked when its turn comes. ms.mu is held.
+// enqueue queues a Describe call to a stranger, and starts a goroutine for the queue if fewer than
+// describers run. ms.mu is held.
 func (ms *Members) enqueue(o *other) {
 	ms.unasked = append(ms.unasked, o)
 	if ms.asking < describers {
@@ -84,7 +87,8 @@ func (ms *Members) enqueue(o *other) {
 	}
 }
 
-// askStrangers asks strangers what they are as long as some wait for it.
+// askStrangers calls Describe on the queued strangers, one after the other, until the queue is
+// empty.
 func (ms *Members) askStrangers() {
 	for {
 		ms.mu.Lock()
@@ -98,14 +102,15 @@ func (ms *Members) askStrangers() {
 		address := o.address
 		ms.mu.Unlock()
 		if err := ms.askStranger(o, address); err != nil {
-			// fails only at the end, when each ask does at once
+			// Wait fails only while the agent closes. All calls fail at once then, so there is no
+			// need to wait.
 			_ = ms.failures.Wait(ms.config.Closing)
 		}
 	}
 }
 
-// askStranger makes a member of a stranger that says at the address what it is, or
-// has it asked again.
+// askStranger calls Describe on the agent at address. If the agent there describes itself as o, o
+// becomes a member; otherwise the call is queued again for later. It returns the call's error.
 func (ms *Members) askStranger(o *other, address string) error {
 	conn, err := ms.config.Connect(address)
 	var m *control.Member
@@ -115,7 +120,7 @@ func (ms *Members) askStranger(o *other, address string) error {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	switch {
-	case ms.strangers[o.name] != o: // it has gone
+	case ms.strangers[o.name] != o: // it has left meanwhile
 	case o.refused != nil:
 		ms.forgetStranger(o)
 		if err == nil {
@@ -130,7 +135,7 @@ func (ms *Members) askStranger(o *other, address string) error {
 		ms.touchMembers()
 		ms.config.Gossip.Vouch(gossip.Member{Name: string(o.name)})
 		ms.membersChanged.Tell()
-		o.askAgain() // it may have changed meanwhile
+		o.askAgain() // its description may have changed meanwhile
 		ms.running.Go(func() { ms.describe(o) })
 		return nil
 	default:
@@ -154,6 +159,8 @@ func (ms *Members) askStranger(o *other, address string) error {
 	return err
 }
 
+// warnUndescribed logs that an agent is in gossip but fails to describe itself.
+// warnUndescribed logs that an agent is in gossip but fails to describe itself.
 func (ms *Members) warnUndescribed(o *other, err error) {
 	ms.config.Log.Warn(
 		"agent gossips but does not say what it serves; it gets no queries until it does, asking "+
@@ -161,8 +168,8 @@ func (ms *Members) warnUndescribed(o *other, err error) {
 		"agent", o.name, "address", o.address, "error", err, "event", "silent")
 }
 
-// describe asks o what it is whenever gossip says that it may be something else,
-// until it leaves.
+// describe calls Describe on o whenever gossip says that o's description may have changed, until o
+// leaves. It runs on a goroutine of its own.
 func (ms *Members) describe(o *other) {
 	failing, wait := false, describeAgain
 	for {
@@ -210,8 +217,8 @@ func (ms *Members) describe(o *other) {
 	}
 }
 
-// replace drops those whose address o has, where it has just been found: they must have ended,
-// though gossip may not know yet, or have said so again. ms.mu is held.
+// replace removes the members that had o's address before o. Their processes must have ended,
+// although gossip may not know it yet, or may have repeated an old message. ms.mu is held.
 func (ms *Members) replace(o *other) {
 	for _, former := range ms.others {
 		if former != o && former.address == o.address {
@@ -222,8 +229,8 @@ func (ms *Members) replace(o *other) {
 	}
 }
 
-// askDescription asks o by conn what it is. A stranger must be there, not come while
-// it is waited for.
+// askDescription calls Describe on o through conn, and checks the answer. For a stranger the call
+// fails at once if nobody listens at the address; for a member it waits for the connection.
 func (ms *Members) askDescription(o *other, conn *grpc.ClientConn) (*control.Member, error) {
 	ctx, cancel := context.WithTimeout(o.left, describeTimeout)
 	defer cancel()
@@ -235,11 +242,12 @@ func (ms *Members) askDescription(o *other, conn *grpc.ClientConn) (*control.Mem
 	return m, CheckDescription(m, o.name, ms.config.Spoken)
 }
 
-// mostLanes is more than any agent has.
+// mostLanes is the largest number of lanes that this agent accepts in a description.
 const mostLanes = 1 << 12
 
-// CheckDescription says what of a description cannot be true of the agent named, or what keeps it
-// from being a member of one that speaks spoken; nil if nothing.
+// CheckDescription returns why this agent cannot accept m as the description of the agent called
+// name: a value out of range, another agent's name, or a protocol version that spoken does not
+// include. It returns nil if the description is acceptable.
 func CheckDescription(m *control.Member, name names.AgentName, spoken control.Versions) error {
 	notNegative := func(x float64) bool { return x >= 0 && x <= math.MaxFloat64 } // nor NaN
 	switch {
@@ -272,12 +280,13 @@ func CheckDescription(m *control.Member, name names.AgentName, spoken control.Ve
 	return nil
 }
 
-// LocalOnly marks a call as one that is not to be passed on, and says for whom it is.
+// LocalOnly returns a context for a call to another agent that the other agent must answer itself,
+// without passing it on. The context also names the client on whose behalf this agent calls.
 func LocalOnly(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(secure.ForCaller(ctx), control.LocalHeader, "1")
 }
 
-// IsLocalOnly reports whether a call is not to be passed on.
+// IsLocalOnly reports whether the call with this context must not be passed on to other agents.
 func IsLocalOnly(ctx context.Context) bool {
 	return len(metadata.ValueFromIncomingContext(ctx, control.LocalHeader)) > 0
 }

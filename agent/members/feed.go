@@ -11,34 +11,35 @@ import (
 )
 
 const (
-	// watchInterval is the least time between two messages of a Watch: changes in between
-	// go together.
+	// watchInterval is the least time between two messages of a Watch stream: changes within it are
+	// sent together.
 	watchInterval = 20 * time.Millisecond
-	// watchBeat is how often loads go to those who watch, and something at least, for else nobody
-	// could tell that this agent lives.
+	// watchBeat is how often every Watch stream gets a message with the current loads, even if none
+	// has changed. Without it a watcher could not tell whether this agent lives.
 	watchBeat = time.Second
-	// mostSteps is how many changes a watcher may lag behind; one that lags more
-	// gets the whole view.
+	// mostSteps is how many changes a watcher may lag behind; a watcher further behind gets the
+	// whole view.
 	mostSteps = 16
 )
 
-// A feed has what is sent to those who watch the fleet. Each change is encoded once, and so is the
-// whole view between two changes: all watchers are sent the same bytes. Its methods may be called
+// A feed holds the messages for the Watch streams. It encodes each change, and the whole view
+// between two changes, only once: all watchers get the same bytes. Its methods may be called
 // concurrently.
 type feed struct {
 	members *Members
-	news    Broadcast // there is a step more
+	news    Broadcast // announces each new step
 
 	mu       sync.Mutex
-	watchers int // without any nothing is encoded
+	watchers int // how many streams watch; with none, nothing is encoded
 	changes  control.Changes
-	// the last ones, at most mostSteps; the last one leads to changes' revision
+	// The last changes, encoded, at most mostSteps, oldest first. The last of them leads to
+	// changes.Revision().
 	steps []oip.Encoded
-	whole oip.Encoded // of that revision; without a message: nobody has needed it
+	whole oip.Encoded // the view of that revision, encoded when first needed
 }
 
-// run keeps the feed as the members' view is, until ctx ends, and has the view have what this agent
-// learns.
+// run adds each change of the members' view to the feed, until ctx ends. Every watchBeat it adds
+// what this agent has learned to the view, and the loads to the feed.
 func (f *feed) run(ctx context.Context) {
 	beat := time.NewTicker(watchBeat)
 	defer beat.Stop()
@@ -64,8 +65,8 @@ func (f *feed) run(ctx context.Context) {
 	}
 }
 
-// update makes a step of what has changed in the view, and with loads one of those, be
-// there any or none.
+// update adds a step with the changes of the view since the last update, if any. If loads is set,
+// it also adds a step with the current loads, even if there are none.
 func (f *feed) update(loads bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -87,18 +88,18 @@ func (f *feed) add(change *control.View) {
 	}
 	step, err := oip.Encode(change)
 	f.steps, f.whole = append(f.steps, step), oip.Encoded{}
-	if err != nil { // the whole view says why
+	if err != nil { // encoding the whole view will return the error
 		f.steps = nil
 	}
 	f.news.Tell()
 }
 
-// join tells that somebody watches, until leave.
+// join registers a watcher; leave must be called when it ends.
 func (f *feed) join() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.watchers++; f.watchers == 1 {
-		// What was told to others before nobody has.
+		// No watcher has the former steps.
 		f.changes, f.steps, f.whole = control.Changes{}, nil, oip.Encoded{}
 		f.changes.Next(f.members.View())
 		f.changes.Heard(f.members.heardLoads(), time.Now())
@@ -113,8 +114,9 @@ func (f *feed) leave() {
 	}
 }
 
-// after returns what a watcher gets that has the view of a revision, 0 for none, and the revision
-// that it has then; the same one if there is nothing for it.
+// after returns the next message for a watcher that has the view of the given revision, 0 for none,
+// and the revision that the message leads to. If the watcher has the newest revision, after returns
+// that revision and no message.
 func (f *feed) after(revision uint64) (oip.Encoded, uint64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -134,8 +136,9 @@ func (f *feed) after(revision uint64) (oip.Encoded, uint64, error) {
 	return f.whole, newest, nil
 }
 
-// Watch streams the fleet as this agent sees it to one who may know of the models that sees says,
-// until the stream ends.
+// Watch sends this agent's view of the fleet on stream, first whole and then its changes, until the
+// stream ends. It sends only the models for which sees returns true; sees("") reports whether the
+// caller may see every model. Watch blocks until the stream ends.
 func (ms *Members) Watch(req *control.WatchRequest, stream control.Control_WatchServer,
 	sees func(model string) bool) error {
 	if !req.GetChanges() {
@@ -150,7 +153,7 @@ func (ms *Members) Watch(req *control.WatchRequest, stream control.Control_Watch
 		case err != nil:
 			return err
 		case now != revision:
-			if !sees("") { // not every model: what all are sent is not for this caller
+			if !sees("") { // the shared messages hold models that this caller may not see
 				return ms.watchWhole(stream, sees)
 			}
 			if err := stream.SendMsg(message); err != nil {
@@ -167,8 +170,8 @@ func (ms *Members) Watch(req *control.WatchRequest, stream control.Control_Watch
 	}
 }
 
-// watchWhole is Watch with whole views, for those who do not ask for changes (older SDKs, and tools
-// for people) and those who may not see all models.
+// watchWhole is Watch with a whole view in each message: for watchers that do not ask for changes
+// (older SDKs, command line tools), and for callers that may not see all models.
 func (ms *Members) watchWhole(stream control.Control_WatchServer,
 	sees func(model string) bool) error {
 	ctx := stream.Context()

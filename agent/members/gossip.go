@@ -12,16 +12,16 @@ import (
 	"github.com/muster-serve/muster/gossip"
 )
 
-// loadInterval is how often an agent tells how busy it is.
+// loadInterval is how often an agent gossips its load.
 const loadInterval = gossip.LoadInterval
 
-// MostStrangers bounds the members of gossip that have not said what they are. The more there
-// are, the longer word takes among the others; the fewer, the longer a new agent takes to
-// know a large fleet.
+// MostStrangers is how many members of gossip may be strangers, which have not described themselves
+// to this agent. With more of them, gossip's messages about real members are slower to arrive; with
+// fewer, a new agent takes longer to know a large fleet.
 const MostStrangers = 128
 
-// Run keeps the members as gossip says, and tells the fleet of this agent, until ctx ends and
-// gossip is closed.
+// Run follows gossip's events and gossips this agent's description and load. It blocks until ctx
+// has ended and gossip is closed. It may be called once.
 func (ms *Members) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	running.Go(ms.follow)
@@ -31,7 +31,7 @@ func (ms *Members) Run(ctx context.Context) {
 	running.Wait()
 }
 
-// follow keeps the members as gossip says, until gossip ends.
+// follow handles gossip's events until gossip is closed.
 func (ms *Members) follow() {
 	for e := range ms.config.Gossip.Events() {
 		switch e.Kind {
@@ -49,14 +49,14 @@ func (ms *Members) follow() {
 	}
 }
 
-// hearLoad takes what gossip says of how busy a member is.
+// hearLoad handles a member's load as gossip received it, encoded, at the given time.
 func (ms *Members) hearLoad(name names.AgentName, said []byte, at time.Time) {
 	if l, ok := ms.heardLoad(name, said, at); ok {
 		ms.config.Loaded(l.Now(time.Now()))
 	}
 }
 
-// tellLoad tells how busy the agent is, as often as gossip takes it, until ctx ends.
+// tellLoad gossips this agent's load every loadInterval if it has changed, until ctx ends.
 func (ms *Members) tellLoad(ctx context.Context) {
 	ticker := time.NewTicker(loadInterval)
 	defer ticker.Stop()
@@ -68,7 +68,7 @@ func (ms *Members) tellLoad(ctx context.Context) {
 			last = said
 			ms.config.Loaded(ms.heardOwnLoad(l).Now(time.Now()))
 			if err := ms.config.Gossip.SetLoad(said); err != nil {
-				ms.config.Log.Warn("tell how busy this agent is", "error", err)
+				ms.config.Log.Warn("gossip this agent's load", "error", err)
 			}
 		}
 		select {
@@ -79,7 +79,7 @@ func (ms *Members) tellLoad(ctx context.Context) {
 	}
 }
 
-// SelfChanged notes that this agent is or holds something else than before.
+// SelfChanged makes tellSelf compute this agent's description again. It does not block.
 func (ms *Members) SelfChanged() {
 	select {
 	case ms.selfChanged <- struct{}{}:
@@ -87,8 +87,8 @@ func (ms *Members) SelfChanged() {
 	}
 }
 
-// tellSelf tells the fleet what the agent is and holds, whenever that changes,
-// until ctx ends.
+// tellSelf gossips this agent's description, with the next revision, whenever it has changed, until
+// ctx ends.
 func (ms *Members) tellSelf(ctx context.Context) {
 	last := ms.Own()
 	for {
@@ -100,7 +100,7 @@ func (ms *Members) tellSelf(ctx context.Context) {
 			ms.update(m)
 			ms.config.Described(m)
 			if err := ms.config.Gossip.SetMeta(MetaOf(m).Encode()); err != nil {
-				ms.config.Log.Warn("tell what this agent is", "error", err)
+				ms.config.Log.Warn("gossip this agent's description", "error", err)
 			}
 		}
 		select {

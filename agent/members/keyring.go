@@ -28,31 +28,33 @@ const (
 	endKeys  = "end" // changes nothing: another rotation may begin
 )
 
-// rotationPause is how long an agent waits for the next step of a rotation
-// before it takes part in another one. Two at a time could each remove the key
-// that the other has some agents use.
+// rotationPause is how long an agent waits for the next step of a rotation before it accepts
+// another rotation. Two rotations at once could each remove the key that the other has made some
+// agents use.
 const rotationPause = 30 * time.Second
 
-// A Keyring is the keys of this agent's gossip: those that it holds, and those
-// that it will find when it starts anew. Its methods may be called
-// concurrently.
+// A Keyring manages the gossip keys of this agent: those in use, and the file from which a
+// restarted agent reads them. Its methods may be called concurrently.
 type Keyring struct {
 	members *Members
 	gossip  *gossip.Gossip
-	file    string // that the keys are kept in; "" if the key is in the settings
+	file    string // the key file's path; "" if the key itself is in the settings
 
 	mu       sync.Mutex
-	rotation uint64    // the one that this agent takes part in, or did last
-	until    time.Time // when another one may begin
+	rotation uint64    // the id of the current rotation, or of the last one
+	until    time.Time // when another rotation may begin
 }
 
-// NewKeyring returns the keys of the agent that knows the members; file is where they are kept, ""
-// if the key is in the settings.
+// NewKeyring returns the Keyring of an agent. file is the path of its key file; "" if the key
+// itself is in the settings.
 func NewKeyring(members *Members, file string) *Keyring {
 	return &Keyring{members: members, gossip: members.config.Gossip, file: file}
 }
 
-// Step takes a step of a rotation.
+// Step performs one step of a rotation on this agent, and returns the keys that it holds
+// afterwards. It writes the key file before it changes a key. It returns an error that wraps
+// outcome.ErrRotation, outcome.ErrInvalid or gossip.ErrNotEncrypted, and then has changed nothing
+// or can be repeated.
 func (k *Keyring) Step(req *control.KeyringRequest) (*control.AgentKeys, error) {
 	keys, err := k.step(req)
 	if err != nil {
@@ -94,7 +96,7 @@ func (k *Keyring) step(req *control.KeyringRequest) (*control.AgentKeys, error) 
 	if err != nil {
 		return nil, err
 	}
-	// The file goes first: what cannot be kept must not be relied on.
+	// The file is written first: an agent must not use a key that it would lose at a restart.
 	if err := k.keep(want); err != nil {
 		return nil, err
 	}
@@ -118,8 +120,8 @@ func (k *Keyring) step(req *control.KeyringRequest) (*control.AgentKeys, error) 
 	return k.describe(), nil
 }
 
-// changedKeys are the keys of an agent that held some, the first in use, after
-// a step with key.
+// changedKeys returns the keys that an agent holds after a step with key, if it held the keys held
+// before. The first of each is the one in use.
 func changedKeys(held [][]byte, step string, key []byte) ([][]byte, error) {
 	if len(key) != gossip.KeySize {
 		return nil, fmt.Errorf("%w: gossip key has %d bytes, want %d", outcome.ErrInvalid, len(key),
@@ -143,14 +145,14 @@ func changedKeys(held [][]byte, step string, key []byte) ([][]byte, error) {
 	return nil, fmt.Errorf("%w: step %q", outcome.ErrInvalid, step)
 }
 
-// describe is what the agent holds. k.mu is held.
+// describe lists the keys that the agent holds by their fingerprints. k.mu is held.
 func (k *Keyring) describe() *control.AgentKeys {
 	return &control.AgentKeys{
 		Agent: string(k.members.Self()), Fingerprints: k.Fingerprints(), InFile: k.file != "",
 	}
 }
 
-// Fingerprints are those of the keys that this agent holds, the one in use first.
+// Fingerprints returns the fingerprints of the keys that this agent holds, the key in use first.
 func (k *Keyring) Fingerprints() []string {
 	var prints []string
 	for _, key := range k.gossip.Keys() {
@@ -159,12 +161,12 @@ func (k *Keyring) Fingerprints() []string {
 	return prints
 }
 
-// keep writes the keys to the file, if there is one, all or nothing.
+// keep replaces the contents of the key file, if there is one, with keys.
 func (k *Keyring) keep(keys [][]byte) error {
 	if k.file == "" {
 		return nil
 	}
-	// What the name leads to is replaced, not a link to it.
+	// A symbolic link stays; the file that it leads to is replaced.
 	path, err := filepath.EvalSymlinks(k.file)
 	if err != nil {
 		return fmt.Errorf("%w: key file: %w", outcome.ErrRotation, err)
@@ -178,7 +180,7 @@ func (k *Keyring) keep(keys [][]byte) error {
 		lines.WriteString(gossip.FormatKey(key) + "\n")
 	}
 	dir := filepath.Dir(path)
-	// with the file's mode
+	// The new file gets the old one's permissions.
 	err = renameio.WriteFile(path, []byte(lines.String()), info.Mode().Perm(),
 		renameio.WithTempDir(dir))
 	if err == nil {
@@ -192,7 +194,7 @@ func (k *Keyring) keep(keys [][]byte) error {
 	return nil
 }
 
-// syncDir makes what a directory has durable.
+// syncDir writes a directory's entries to disk.
 func syncDir(path string) error {
 	dir, err := os.Open(path)
 	if err != nil {

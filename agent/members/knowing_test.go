@@ -19,14 +19,13 @@ import (
 	"github.com/muster-serve/muster/client"
 )
 
-// A stillLeading knows of no leader, and of no change.
+// A stillLeading is a Leading whose leadership never changes.
 type stillLeading struct{ follows *control.Leadership }
 
 func (l stillLeading) Leadership() *control.Leadership { return l.follows }
 func (l stillLeading) Changed() <-chan struct{}        { return nil }
 
-// sampleEstimates know the profiles of all models on all lanes, of which there is another one each
-// time that learned is another number.
+// sampleEstimates have a profile of every model on every lane, which changes whenever learned does.
 type sampleEstimates struct{ learned atomic.Uint64 }
 
 func (e *sampleEstimates) Learned() uint64 { return e.learned.Load() }
@@ -52,15 +51,14 @@ func (e *sampleEstimates) Complete(v *control.View) {
 	}
 }
 
-// A knowing is the members' room of an agent, without gossip and without connections.
+// A knowing is an agent's Members without gossip and without connections, with a gateway.
 type knowing struct {
 	*Members
 	estimates sampleEstimates
 	gateway   *client.Gateway
 }
 
-// newKnowing knows so many members that have described themselves, and has a gateway
-// that knows them too.
+// newKnowing returns Members and a gateway that know the given number of described members.
 func newKnowing(tb testing.TB, members int) *knowing {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -84,7 +82,7 @@ func newKnowing(tb testing.TB, members int) *knowing {
 	return k
 }
 
-// follow has the gateway and the feed of k follow its view, until the test ends.
+// follow makes the gateway and the feed of k follow the view until the test ends.
 func follow(tb testing.TB, k *knowing) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -103,13 +101,13 @@ func follow(tb testing.TB, k *knowing) {
 	tb.Cleanup(func() { cancel(); running.Wait() })
 }
 
-// all may be known of by whoever asks.
+// all lets every caller see every model.
 func all(string) bool { return true }
 
-// memberName is that of the i-th of the other members.
+// memberName is the name of the i-th other member.
 func memberName(i int) string { return fmt.Sprintf("ip-10-0-%03d-%03d-9e3779b1", i/250, i%250) }
 
-// addMember has ms know another member, which has described itself.
+// addMember adds another described member to ms.
 func addMember(ms *Members, i int) *other {
 	name := memberName(i)
 	m := sampleMember(name, i)
@@ -128,7 +126,7 @@ func addMember(ms *Members, i int) *other {
 	return o
 }
 
-// sampleMember is a member with two models of the zoo, every tenth with a third one.
+// sampleMember returns a member with two models of the zoo; every tenth member has a third model.
 func sampleMember(name string, i int) *control.Member {
 	types := []string{"r5n.large", "c5n.2xlarge", "t3.xlarge"}
 	m := &control.Member{
@@ -166,7 +164,7 @@ func sampleModel(name string) *control.Model {
 	}
 }
 
-// sampleLoads are as gossip carries them, of agents with two lanes; none is like the next.
+// sampleLoads returns n different encoded loads of agents with two lanes.
 func sampleLoads(n int) [][]byte {
 	rng := rand.New(rand.NewPCG(1, 2))
 	said := make([][]byte, n)

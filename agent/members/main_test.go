@@ -9,7 +9,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if raceDetector {
-		goruntime.GOMAXPROCS(1) // as in the agent's TestMain, which says why
+		goruntime.GOMAXPROCS(1) // for the reason in package agent's TestMain
 	}
 	goleak.VerifyTestMain(m)
 }

@@ -29,113 +29,122 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// goneTimeout bounds the look whether an agent's address refuses connections.
+// goneTimeout bounds the connection attempt of Gone.
 const goneTimeout = time.Second
 
-// Leading says whom this agent follows. Its methods may be called concurrently.
+// Leading tells which leader this agent follows. Its methods may be called concurrently and do not
+// block.
 type Leading interface {
-	// Leadership is never nil and must not be changed.
+	// Leadership returns the current leadership. It is never nil, and the caller must not change
+	// it.
 	Leadership() *control.Leadership
 	// Changed returns a channel that is closed at the next change of leadership.
 	Changed() <-chan struct{}
 }
 
-// Estimates are what this agent has learned of how long queries run. Its methods may be called
-// concurrently.
+// Estimates are the latency profiles that this agent has learned from queries on its own lanes. The
+// methods may be called concurrently.
 type Estimates interface {
-	// Complete adds to a view, before anybody has it, the profiles that it lacks.
+	// Complete adds profiles to a view for models and lanes without one. Nobody else has the view
+	// yet.
 	Complete(*control.View)
-	// Learned is another number each time that Complete may add more.
+	// Learned returns a number that changes whenever Complete may add other profiles than before.
 	Learned() uint64
 }
 
-// A Config says what [Members] need of the rest of the agent. Functions must not block, and may be
-// called concurrently.
+// A Config holds what [Members] need of the rest of the agent. The functions must not block unless
+// their comments say so, and may be called concurrently.
 type Config struct {
-	// Closing ends when the agent closes: nobody is asked any more.
+	// Closing ends when the agent closes: Members then call no other agent.
 	Closing context.Context
 	// Spoken are the versions of the protocol that this agent speaks.
 	Spoken control.Versions
-	// Gossip is open, and closed by its owner. Nobody else reads its events.
+	// Gossip is open. The caller of New closes it. Only Members may read its events.
 	Gossip *gossip.Gossip
-	// Connect returns a connection to the gRPC address of an agent, which connects when first used.
+	// Connect returns a connection to an agent's gRPC address. It does not dial: the first call
+	// does. Members own the connection.
 	Connect func(address string) (*grpc.ClientConn, error)
-	// Dial connects to an address; whether it is refused is all that counts.
+	// Dial opens a TCP connection to an address, and may block until ctx ends. Members use it only
+	// to see whether the address refuses connections.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
-	// Local is the connection to this agent itself.
+	// Local is this agent's connection to itself, without sockets.
 	Local     grpc.ClientConnInterface
 	Leading   Leading
 	Estimates Estimates
-	// Describe is what this agent is and holds, at revision 0.
+	// Describe returns this agent's description, a new message with revision 0.
 	Describe func() *control.Member
-	// Load is how many queries wait at this agent, and how long until each lane is free.
+	// Load returns how many queries wait at this agent, and the remaining time of each lane.
 	Load func() (waiting int, remaining []time.Duration)
-	// Described is told what this agent is, whenever that has changed.
+	// Described is called with this agent's new description whenever it has changed.
 	Described func(*control.Member)
-	// Loaded is told how busy a member is, this agent among them, as soon as it is known.
+	// Loaded is called with each load that gossip receives, and with this agent's own.
 	Loaded func(*control.LaneLoad)
 	Log    *slog.Logger
 }
 
-// Members are the fleet as this agent sees it: who is there, which gossip says, what each is and
-// holds, which it is asked (Describe), how busy each is, which gossip says again, and what the
-// leader says of prices and profiles. Its methods may be called concurrently.
+// Members hold this agent's view of the fleet: which agents are in it and their loads, from gossip;
+// their descriptions, from Describe calls to each; and the prices and profiles that the leader
+// sends. The methods may be called concurrently.
 //
-// Whoever can send packets can have gossip name agents. So one that has not said what it is, by
-// its address, is a stranger: listed, at most MostStrangers of them, but not dialled by anybody
-// else nor told to the election.
+// Anybody who can send packets can make gossip name agents that do not exist. An agent that has not
+// described itself, at its own address, is therefore a stranger. At most MostStrangers strangers
+// are listed in the view. Only a Describe call dials a stranger, and the election does not hear of
+// it.
 type Members struct {
 	config Config
 	feed   feed
 
-	selfChanged                 chan struct{} // of size 1: what tellSelf waits for
+	selfChanged                 chan struct{} // of size 1: wakes tellSelf
 	membersChanged, viewChanged Broadcast
 	running                     sync.WaitGroup
 
 	mu      sync.Mutex
 	own     *control.Member
-	ownLoad control.HeardLoad // without a load: none yet
+	ownLoad control.HeardLoad // LaneLoad is nil before the first
 	others  map[names.AgentName]*other
-	// strangers are asked in the order of unasked, by asking goroutines.
+	// strangers holds the agents that have not described themselves. unasked queues those whose
+	// Describe call is due; asking is how many goroutines make the calls.
 	strangers map[names.AgentName]*other
 	unasked   []*other
 	asking    int
-	failures  *rate.Limiter // of asking strangers; one more waits
-	// lastUndescribed is when a stranger was last logged that fails to describe itself.
+	failures  *rate.Limiter // bounds the rate of failed Describe calls to strangers
+	// lastUndescribed is when a stranger's failed Describe call was last logged.
 	lastUndescribed time.Time
 
 	prices   []*control.TypePrice
 	ahead    time.Duration
-	proposal *control.Proposal // nil: none was told
+	proposal *control.Proposal // the last plan of a leader; nil: none
 	profiles map[names.TableKey]*control.Profile
 	absent   profiles.Absence[names.TableKey]
-	current  *control.View     // nil when it has to be built anew, from
-	members  []*control.Member // nil when they have to be gathered
-	// those that Estimates add among them; nil when they have to be gathered
+	current  *control.View     // the view; nil if it has to be built anew, from members and all
+	members  []*control.Member // sorted by name; nil if they have to be gathered
+	// profiles and those that Estimates add; nil if they have to be gathered
 	all       []*control.Profile
-	learnedAt uint64 // what Learned said when all was gathered
+	learnedAt uint64 // Estimates.Learned when all was gathered
 }
 
-// An other is another agent.
+// An other is another agent, a member or a stranger. Members.mu guards its fields.
 type other struct {
 	name      names.AgentName
-	address   string // of its gRPC
+	address   string // of its gRPC server, host:port
 	said      Meta
-	described *control.Member   // nil: a stranger
-	shown     *control.Member   // what member made of said and described; nil when that has changed
-	load      control.HeardLoad // without a load: none yet
-	ask       chan struct{}     // of size 1: it may be something else now
-	conn      *grpc.ClientConn  // nil of a stranger
+	described *control.Member   // its description; nil: it is a stranger
+	shown     *control.Member   // the result of member; nil if said or described has changed since
+	load      control.HeardLoad // LaneLoad is nil before the first
+	ask       chan struct{}     // of size 1: its description may have changed
+	conn      *grpc.ClientConn  // nil for a stranger
 	left      context.Context
 	leave     context.CancelFunc
 
-	wait   time.Duration // of a stranger: until it is asked again
-	logged bool          // that it fails to describe itself
-	// refused is the member that gossip has no room for; nil of one that it has.
+	wait   time.Duration // until a stranger's next Describe call, after a failure
+	logged bool          // its failure to describe itself has been logged
+	// refused is the member that gossip has refused for lack of room; nil if gossip has accepted
+	// it.
 	refused *gossip.Member
 }
 
-// New returns the members as long as this agent knows of no other; Run finds them.
+// New returns Members that know only this agent. Run finds the others; Close must be called at the
+// end.
 func New(config Config) *Members {
 	ms := &Members{
 		config: config, own: config.Describe(), selfChanged: make(chan struct{}, 1),
@@ -147,7 +156,8 @@ func New(config Config) *Members {
 	return ms
 }
 
-// Close forgets the others and waits for what asks them.
+// Close forgets the other agents, closes their connections, and blocks until the goroutines that
+// call them have ended.
 func (ms *Members) Close() {
 	ms.mu.Lock()
 	for _, o := range ms.others {
@@ -160,25 +170,26 @@ func (ms *Members) Close() {
 	ms.running.Wait()
 }
 
-// Self is the name of this agent.
+// Self returns the name of this agent.
 func (ms *Members) Self() names.AgentName { return ms.Own().AgentName() }
 
-// Own is what this agent is; it must not be changed.
+// Own returns this agent's description, which the caller must not change.
 func (ms *Members) Own() *control.Member {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	return ms.own
 }
 
-// Changed returns a channel that is closed at the next change of the members.
+// Changed returns a channel that is closed at the next change of the members or their descriptions.
 func (ms *Members) Changed() <-chan struct{} { return ms.membersChanged.Next() }
 
-// ViewChanged returns a channel that is closed at the next change of the view but for the
-// leadership.
+// ViewChanged returns a channel that is closed at the next change of the view, except a change of
+// its leadership, which Leading.Changed announces.
 func (ms *Members) ViewChanged() <-chan struct{} { return ms.viewChanged.Next() }
 
-// View is the fleet as this agent knows it, this agent included. It must not be changed. It has no
-// loads: see Loads. What has not changed since the last view is the same message as in that one.
+// View returns the fleet as this agent knows it, this agent included. The caller must not change
+// it. It has no loads; see Loads. Calls return the same message until the view changes, and then
+// share the members and profiles that have not changed.
 func (ms *Members) View() *control.View {
 	leadership := ms.config.Leading.Leadership()
 	ms.mu.Lock()
@@ -189,7 +200,7 @@ func (ms *Members) View() *control.View {
 	return ms.current
 }
 
-// LoadedView is the view with loads as of now.
+// LoadedView returns the view with the members' current loads.
 func (ms *Members) LoadedView() *control.View {
 	v := ms.View()
 	return &control.View{
@@ -198,7 +209,7 @@ func (ms *Members) LoadedView() *control.View {
 	}
 }
 
-// heardLoads are the newest loads of the members, in no order.
+// heardLoads returns the newest load of each member, in no order.
 func (ms *Members) heardLoads() []control.HeardLoad {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
@@ -214,7 +225,8 @@ func (ms *Members) heardLoads() []control.HeardLoad {
 	return loads
 }
 
-// Loads are the same as messages, with their ages as of now, by name.
+// Loads returns the newest load of each member, sorted by the member's name. Each says how old it
+// is now.
 func (ms *Members) Loads() []*control.LaneLoad {
 	var loads []*control.LaneLoad
 	now := time.Now()
@@ -226,7 +238,7 @@ func (ms *Members) Loads() []*control.LaneLoad {
 	return loads
 }
 
-// build makes the view. ms.mu is held.
+// build makes a view with the given leadership. ms.mu is held.
 func (ms *Members) build(leadership *control.Leadership) *control.View {
 	if ms.members == nil {
 		ms.members, ms.all = ms.gather(), nil
@@ -241,7 +253,7 @@ func (ms *Members) build(leadership *control.Leadership) *control.View {
 	return v
 }
 
-// gather lists the members by name. ms.mu is held.
+// gather returns the members sorted by name, listed strangers included. ms.mu is held.
 func (ms *Members) gather() []*control.Member {
 	members := make([]*control.Member, 1, 1+len(ms.others))
 	members[0] = ms.own
@@ -251,8 +263,8 @@ func (ms *Members) gather() []*control.Member {
 		members = append(members, o.member())
 	}
 	for _, o := range ms.strangers {
-		// Where another agent is known to be, this one has ended, or will say itself
-		// that it is there.
+		// A stranger at a known member's address either has ended, or will describe itself and
+		// replace the member.
 		if o.refused == nil && !taken[o.address] {
 			members = append(members, o.member())
 		}
@@ -261,9 +273,9 @@ func (ms *Members) gather() []*control.Member {
 	return members
 }
 
-// gatherProfiles gives v its profiles. ms.mu is held.
+// gatherProfiles sets v.Profiles, which need v.Members. ms.mu is held.
 func (ms *Members) gatherProfiles(v *control.View) {
-	// not nil, be there any or none
+	// never nil, because nil means that ms.all is unset
 	v.Profiles = slices.AppendSeq(make([]*control.Profile, 0, len(ms.profiles)),
 		maps.Values(ms.profiles))
 	ms.learnedAt = ms.config.Estimates.Learned()
@@ -274,7 +286,8 @@ func (ms *Members) gatherProfiles(v *control.View) {
 	ms.all = v.Profiles
 }
 
-// completeAgain has the view have what this agent has learned since.
+// completeAgain updates the view's profiles if this agent has learned something since they were
+// gathered.
 func (ms *Members) completeAgain() {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
@@ -293,7 +306,7 @@ func (ms *Members) completeAgain() {
 	}
 }
 
-// member is what is known of o, as a message that does not change any more.
+// member returns o's entry in the view. The message is never changed afterwards. ms.mu is held.
 func (o *other) member() *control.Member {
 	switch {
 	case o.shown != nil:
@@ -312,7 +325,8 @@ func (o *other) member() *control.Member {
 	return o.shown
 }
 
-// Member is what is known of an agent of that name, nil if there is none.
+// Member returns the view's entry for the agent called name, or nil if there is none. The caller
+// must not change it.
 func (ms *Members) Member(name names.AgentName) *control.Member {
 	for _, m := range ms.View().Members {
 		if m.AgentName() == name {
@@ -322,7 +336,7 @@ func (ms *Members) Member(name names.AgentName) *control.Member {
 	return nil
 }
 
-// Names are the agents of the fleet, this one too, in order.
+// Names returns the names of all agents in the view, this one included, sorted.
 func (ms *Members) Names() []names.AgentName {
 	var all []names.AgentName
 	for _, m := range ms.View().Members {
@@ -331,13 +345,15 @@ func (ms *Members) Names() []names.AgentName {
 	return all
 }
 
-// NoAgent says that there is no member of that name, and who is there.
+// NoAgent returns the error for a request that names an agent that is not in the fleet. It lists
+// the agents that are, and wraps outcome.ErrNoAgent.
 func (ms *Members) NoAgent(name names.AgentName) error {
 	return fmt.Errorf("agent %.255q: %w in the fleet; there are %s", name, outcome.ErrNoAgent,
 		enumerated(names.Strings(ms.Names())))
 }
 
-// NoModel says that no member holds the model, or the version of it, and what they hold.
+// NoModel returns the error for a request for a model, or a version of one, that no member holds.
+// It lists the models or versions that members hold, and wraps models.ErrNotFound.
 func (ms *Members) NoModel(model string, version int64) error {
 	var held, versions []string
 	for _, member := range ms.View().Members {
@@ -360,7 +376,8 @@ func (ms *Members) NoModel(model string, version int64) error {
 		enumerated(held))
 }
 
-// enumerated lists the names in order, the first ten of them.
+// enumerated joins the first ten names in order, and says how many more there are. It sorts names
+// in place.
 func enumerated(all []string) string {
 	slices.Sort(all)
 	all = slices.Compact(all)
@@ -370,7 +387,8 @@ func enumerated(all []string) string {
 	return strings.Join(all, ", ")
 }
 
-// Dial returns the connection to a member, which is shared and not to be closed.
+// Dial returns the connection to the member called name, or an UNAVAILABLE error if there is none.
+// The connection is shared: the caller must not close it. Dial does not block.
 func (ms *Members) Dial(name names.AgentName) (grpc.ClientConnInterface, error) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
@@ -383,7 +401,8 @@ func (ms *Members) Dial(name names.AgentName) (grpc.ClientConnInterface, error) 
 	return nil, status.Errorf(codes.Unavailable, "agent %q is no member of the fleet", name)
 }
 
-// Gone reports whether a member's process has ended: its address refuses a connection.
+// Gone reports whether the process of the member called name has ended, which it takes from a
+// refused connection to the member's address. It blocks for at most goneTimeout.
 func (ms *Members) Gone(ctx context.Context, name names.AgentName) bool {
 	ms.mu.Lock()
 	o := ms.others[name]
@@ -395,12 +414,12 @@ func (ms *Members) Gone(ctx context.Context, name names.AgentName) bool {
 	defer cancel()
 	conn, err := ms.config.Dial(ctx, o.address)
 	if err == nil {
-		_ = conn.Close() // it was only to see whether somebody is there
+		_ = conn.Close() // the connection has served its purpose: somebody listens
 	}
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// update says what this agent is now.
+// update replaces this agent's description in the view.
 func (ms *Members) update(m *control.Member) {
 	ms.mu.Lock()
 	ms.own = m
@@ -409,19 +428,19 @@ func (ms *Members) update(m *control.Member) {
 	ms.membersChanged.Tell()
 }
 
-// touch has the view built anew, and tells. ms.mu is held.
+// touch makes the next View build the view anew, and announces the change. ms.mu is held.
 func (ms *Members) touch() {
 	ms.current = nil
 	ms.viewChanged.Tell()
 }
 
-// touchMembers is touch where members have changed. ms.mu is held.
+// touchMembers is touch for a change of the members. ms.mu is held.
 func (ms *Members) touchMembers() {
 	ms.members = nil
 	ms.touch()
 }
 
-// heardOwnLoad says how busy this agent is.
+// heardOwnLoad stores this agent's own load, and returns it.
 func (ms *Members) heardOwnLoad(l load) control.HeardLoad {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
@@ -437,11 +456,12 @@ func laneLoad(agent names.AgentName, l load) *control.LaneLoad {
 	return m
 }
 
-// heard takes what gossip says of a member: that it is there, and its meta.
+// heard handles the meta that gossip received for the agent called name. joined is set if gossip
+// did not know the agent before.
 func (ms *Members) heard(name names.AgentName, b []byte, joined bool) {
 	said, err := DecodeMeta(b, ms.config.Spoken)
 	if err != nil || ms.config.Spoken.Understands(said.Versions) != nil {
-		return // gossip has refused it, and said so
+		return // gossip has refused it and logged that
 	}
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
@@ -455,9 +475,10 @@ func (ms *Members) heard(name names.AgentName, b []byte, joined bool) {
 	case o == nil:
 		ms.meet(name, said)
 	case o.described == nil:
-		o.said, o.shown, o.address, o.refused = said, nil, said.Address, nil // it is asked anyhow
+		// its Describe call is queued already
+		o.said, o.shown, o.address, o.refused = said, nil, said.Address, nil
 	case o.address != said.Address:
-		return // only a forger would
+		return // an agent never changes its address, so the message is forged
 	default:
 		o.said, o.shown = said, nil
 		o.askAgain()
@@ -466,7 +487,7 @@ func (ms *Members) heard(name names.AgentName, b []byte, joined bool) {
 	ms.membersChanged.Tell()
 }
 
-// askAgain has a member asked that may be something else now.
+// askAgain makes o's goroutine call Describe again. It does not block.
 func (o *other) askAgain() {
 	select {
 	case o.ask <- struct{}{}:
@@ -474,7 +495,7 @@ func (o *other) askAgain() {
 	}
 }
 
-// lost takes out a member that has left, or has failed.
+// lost removes an agent that has left gossip or, if failed is set, that gossip has found dead.
 func (ms *Members) lost(name names.AgentName, failed bool) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
@@ -495,17 +516,17 @@ func (ms *Members) lost(name names.AgentName, failed bool) {
 	ms.membersChanged.Tell()
 }
 
-// drop forgets o. ms.mu is held.
+// drop removes the member o, and closes its connection on another goroutine. ms.mu is held.
 func (ms *Members) drop(o *other) {
 	delete(ms.others, o.name)
 	o.leave()
-	// What was under way fails, and is tried elsewhere. Closing says goodbye, which may block
-	// on a connection that is stuck.
+	// Calls in progress fail, and their callers try other agents. Close sends a farewell, which may
+	// block on a connection that does not move.
 	ms.running.Go(func() { _ = o.conn.Close() })
 }
 
-// heardLoad takes what gossip says of how busy a member is, and returns it unless it is
-// nonsense or of nobody. The view stays.
+// heardLoad stores an agent's load as gossip received it, encoded, at the given time. It reports
+// false if the load is malformed or the agent is not in the view. The view does not change.
 func (ms *Members) heardLoad(name names.AgentName, b []byte, at time.Time) (control.HeardLoad,
 	bool) {
 	l, err := decodeLoad(b)
@@ -529,8 +550,10 @@ func (ms *Members) heardLoad(name names.AgentName, b []byte, at time.Time) (cont
 	return o.load, true
 }
 
-// ToldByLeader takes what the leader that this agent obeys says of prices, profiles, the way to
-// lanes and what it proposes.
+// ToldByLeader stores the leader's prices, profiles and proposed plan in m, and the time before a
+// lane is free at which the leader gives it the next query. Empty fields leave the stored values.
+// The caller must have checked that this agent follows the sender, and must not change m
+// afterwards.
 func (ms *Members) ToldByLeader(m *control.LeaderMessage) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
@@ -553,20 +576,21 @@ func (ms *Members) ToldByLeader(m *control.LeaderMessage) {
 	ms.touch()
 }
 
-// Proposal is the last plan that a leader has told this agent; nil: none. It must not be changed.
+// Proposal returns the last plan that a leader has sent to this agent; nil: none. The caller must
+// not change it.
 func (ms *Members) Proposal() *control.Proposal {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	return ms.proposal
 }
 
-// KeepTold is how long a profile is kept of lanes that no member has, or of a version that none of
-// them holds: longer than the leader does, which tells it anew to lanes that are back later than
-// that.
+// KeepTold is how long Members keep a profile after the last member with such lanes and such a
+// model version has gone. The leader remembers for a shorter time that it has sent the profile, so
+// it sends the profile again to lanes that come back after that.
 const KeepTold = 10 * time.Minute
 
-// KeyOf names the profile of a model that a member holds, on the member's lanes: for the member
-// itself as for whoever leads.
+// KeyOf returns the key of the latency profile of the model m on the member's lanes. The member and
+// the leader compute the same key.
 func KeyOf(c *profiles.Catalogue, member *control.Member, m *control.Model) profiles.Key {
 	return profiles.KeyOf(c, m.GetName(), m.GetVersion(), m.GetChecksum(), profiles.Lane{
 		InstanceType: profiles.InstanceType(member.GetInstanceType()),
@@ -576,7 +600,8 @@ func KeyOf(c *profiles.Catalogue, member *control.Member, m *control.Model) prof
 	})
 }
 
-// Forget forgets what has been told of versions and lanes that are gone.
+// Forget removes the leader's profiles of model versions and lanes that have been gone for
+// KeepTold. It must be called from time to time.
 func (ms *Members) Forget(now time.Time) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
@@ -596,7 +621,8 @@ func (ms *Members) Forget(now time.Time) {
 	}
 }
 
-// Sizes tells of how many things the members keep, for tests that look for what grows.
+// Sizes calls tell with the number of entries of each table that Members keep, for tests that look
+// for leaks.
 func (ms *Members) Sizes(tell func(what string, n int)) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()

@@ -14,27 +14,27 @@ import (
 	"github.com/muster-serve/muster/api/control"
 )
 
-// A Meta is what an agent says of itself in gossip: enough to reach it and to
-// know whether to ask it for more.
+// A Meta is the short description of an agent that gossip carries: enough to dial the agent, and to
+// know whether its full description has changed.
 //
-// It travels as the oldest version of the protocol that the agent speaks, the fields, strings
-// behind their length, and the newest version. Of an agent whose oldest version is beyond this
-// one's newest nothing more is read.
+// Its encoding is the oldest protocol version that the agent speaks, then the fields, each string
+// preceded by its length, then the newest version. If the agent's oldest version is beyond the
+// newest one of the agent that decodes, the decoder reads nothing after it.
 type Meta struct {
 	Versions control.Versions
-	Address  string // of gRPC, host:port
+	Address  string // of the gRPC server, host:port
 	Type     string // instance type
 	Role     string
 	Draining bool
-	Revision uint64 // of what Describe says
+	Revision uint64 // of the description that Describe returns
 }
 
-// LargestString bounds each string of a [Meta], in bytes, so that all fit.
+// LargestString bounds each string of a [Meta], in bytes, so that a Meta fits into gossip's limit.
 const LargestString = 128
 
 var errMeta = errors.New("not the meta of an agent")
 
-// MetaOf is what gossip says of the agent that m describes.
+// MetaOf returns the Meta of the agent that m describes.
 func MetaOf(m *control.Member) Meta {
 	return Meta{
 		Versions: m.Versions(), Address: m.Address, Type: m.InstanceType,
@@ -42,7 +42,7 @@ func MetaOf(m *control.Member) Meta {
 	}
 }
 
-// Encode is the form in which it travels.
+// Encode returns the encoding of m for gossip. It cuts strings to LargestString bytes.
 func (m Meta) Encode() []byte {
 	b := binary.AppendUvarint(nil, uint64(m.Versions.Oldest))
 	for _, s := range []string{m.Address, m.Type, m.Role} {
@@ -57,8 +57,8 @@ func (m Meta) Encode() []byte {
 	return binary.AppendUvarint(b, uint64(m.Versions.Newest))
 }
 
-// DecodeMeta reads a Meta, of an agent that spoken do not understand only the versions. Later
-// fields are passed over.
+// DecodeMeta decodes a Meta. If the sender's oldest protocol version is beyond spoken, only
+// Versions is set. It ignores bytes after the last known field, which later versions may add.
 func DecodeMeta(b []byte, spoken control.Versions) (m Meta, err error) {
 	r := reader{b: b}
 	m.Versions = control.VersionsOf(r.version(), 0)
@@ -72,7 +72,7 @@ func DecodeMeta(b []byte, spoken control.Versions) (m Meta, err error) {
 		LargestString)
 	m.Draining = r.uvarint()&1 != 0
 	m.Revision = r.uvarint()
-	if len(r.b) > 0 { // else it knows of no range
+	if len(r.b) > 0 { // otherwise an older agent, which sends one version only
 		m.Versions = control.VersionsOf(m.Versions.Oldest, r.version())
 	}
 	if r.failed {
@@ -84,8 +84,8 @@ func DecodeMeta(b []byte, spoken control.Versions) (m Meta, err error) {
 	return m, nil
 }
 
-// Acceptable says why an agent of this meta can be no member of one that speaks spoken, nil if it
-// can.
+// Acceptable returns why an agent with the encoded meta b cannot be in a fleet with an agent that
+// speaks spoken; nil if it can.
 func Acceptable(b []byte, spoken control.Versions) error {
 	m, err := DecodeMeta(b, spoken)
 	if err != nil {
@@ -94,7 +94,8 @@ func Acceptable(b []byte, spoken control.Versions) error {
 	return spoken.Understands(m.Versions)
 }
 
-// CheckAddress says what of an address, host:port, cannot be; nil if nothing.
+// CheckAddress returns why an address is not of the form host:port with a port in [0, 65535]; nil
+// if it is. It does not resolve the host.
 func CheckAddress(address string) error {
 	_, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -106,14 +107,15 @@ func CheckAddress(address string) error {
 	return nil
 }
 
-// A load is how busy an agent is, as it travels in gossip.
+// A load is an agent's load as gossip carries it.
 type load struct {
-	revision  uint64 // of what Describe says, in case its meta got lost
-	waiting   uint64
-	remaining []time.Duration // by lane, in microseconds on the way
+	revision uint64 // of the agent's description, in case the newest Meta was lost
+	waiting  uint64
+	// the remaining time of each lane; encoded in microseconds, at most an hour
+	remaining []time.Duration
 }
 
-// largestLanes bounds the lanes of an agent that are told apart in gossip.
+// largestLanes is how many lanes of an agent have their remaining time in gossip.
 const largestLanes = 64
 
 func (l load) encode() []byte {
@@ -144,7 +146,8 @@ func decodeLoad(b []byte) (l load, err error) {
 	return l, nil
 }
 
-// A reader takes values from the front of bytes, and remembers if they ended.
+// A reader decodes values from the front of b. failed is set once a value was malformed or b was
+// too short; later values are then zero.
 type reader struct {
 	b      []byte
 	failed bool
@@ -160,7 +163,7 @@ func (r *reader) uvarint() uint64 {
 	return v
 }
 
-// version is a version of the protocol.
+// version decodes a protocol version.
 func (r *reader) version() uint32 {
 	v := r.uvarint()
 	if v > math.MaxUint32 {

@@ -21,15 +21,16 @@ import (
 	"github.com/muster-serve/muster/gossip"
 )
 
-// keyringTimeout bounds one step at one agent. Two must be shorter than
-// rotationPause, since an agent waits for the slowest before its next step.
+// keyringTimeout bounds the call for one step at one agent. Twice this must be less than
+// rotationPause: between two of its steps an agent may wait for another agent that takes the full
+// time.
 const keyringTimeout = 5 * time.Second
 
-// rotationSteps are those of a rotation, in order: each begins when all agents
-// have made the one before.
+// rotationSteps lists the steps of a rotation. Each begins when all agents have completed the one
+// before.
 var rotationSteps = []struct {
 	step string
-	// stopped is what holds where a rotation stopped in this step.
+	// stopped tells the state of the fleet's keys after a rotation has stopped in this step.
 	stopped string
 }{
 	{listKeys, "nothing has been changed"},
@@ -40,28 +41,30 @@ var rotationSteps = []struct {
 	{onlyKey, "all agents use the new key, and some understand the one before as well"},
 }
 
-// A Rotation changes the gossip key of the fleet.
+// A Rotation changes the gossip key of all agents of the fleet. One goroutine may use it.
 type Rotation struct {
 	members *Members
 	gossip  *gossip.Gossip
 	id      uint64
 	key     []byte
-	made    bool // nobody but the agents has the key
-	// without are agents that may be left behind.
+	made    bool // this agent has generated the key, so no person has it
+	// without names the agents that may keep the old key.
 	without map[names.AgentName]bool
-	// expected is how many agents there must be; 0: nobody has said.
+	// expected is the number of agents that the fleet must have; 0: any.
 	expected uint32
-	// report tells who asked; the call's context ends if that does not work.
+	// report sends progress to the caller. If that fails, the call's context ends.
 	report func(*control.KeysProgress)
 
-	done map[names.AgentName]int  // steps made, by agent
-	left map[names.AgentName]bool // agents left behind
-	// agents that may come back, or that only others know, and why that is believed
+	done map[names.AgentName]int  // how many steps each agent has completed
+	left map[names.AgentName]bool // agents of without that have failed a step
+	// Agents that may come back or that only other agents know, by name, with the reason for
+	// believing so.
 	lost map[names.AgentName]string
 }
 
-// NewRotation is a change of the gossip key of the whole fleet that this agent is to make. report
-// tells whoever asked for it of each answer of an agent.
+// NewRotation prepares a change of the gossip key of the whole fleet, which Run performs from this
+// agent. It generates a key if req has none. It calls report with each answer of an agent; report
+// is called by one goroutine at a time.
 func (k *Keyring) NewRotation(req *control.RotateKeysRequest,
 	report func(*control.KeysProgress)) (*Rotation, error) {
 	r := &Rotation{
@@ -81,10 +84,12 @@ func (k *Keyring) NewRotation(req *control.RotateKeysRequest,
 	return r, nil
 }
 
-// Fingerprint is that of the new key.
+// Fingerprint returns the fingerprint of the new key.
 func (r *Rotation) Fingerprint() string { return gossip.Fingerprint(r.key) }
 
-// Run makes the change. Where it stops, the agents are told so.
+// Run performs all steps on all agents. It blocks until they have completed, one agent has failed
+// or ctx ends. If it stops early, it tells the agents so, and returns an error that says which key
+// they use now.
 func (r *Rotation) Run(ctx context.Context) error {
 	err := r.run(ctx)
 	if err != nil {
@@ -93,7 +98,8 @@ func (r *Rotation) Run(ctx context.Context) error {
 	return err
 }
 
-// List says which keys each agent holds.
+// List returns the keys that each agent of the fleet holds, by their fingerprints, sorted by agent.
+// An agent that does not answer has a Fault. List blocks for at most keyringTimeout.
 func (k *Keyring) List(ctx context.Context) []*control.AgentKeys {
 	var all []*control.AgentKeys
 	list := []*control.KeyringRequest{{Step: listKeys}}
@@ -104,7 +110,7 @@ func (k *Keyring) List(ctx context.Context) []*control.AgentKeys {
 	return all
 }
 
-// run makes all steps. It stops where an agent could not make one.
+// run performs the steps in order, and stops at the first step that an agent fails.
 func (r *Rotation) run(ctx context.Context) error {
 	if err := r.checkFleet(ctx); err != nil {
 		return err
@@ -124,7 +130,7 @@ func (r *Rotation) run(ctx context.Context) error {
 	return nil
 }
 
-// checkFleet refuses a rotation by an agent that does not see the fleet.
+// checkFleet returns an error if this agent does not see the whole fleet, as far as it can tell.
 func (r *Rotation) checkFleet(ctx context.Context) error {
 	members := r.members.Names()
 	if r.expected > 0 {
@@ -145,8 +151,8 @@ func (r *Rotation) checkFleet(ctx context.Context) error {
 	return nil
 }
 
-// all has every agent make the steps up to rotationSteps[last], those too that
-// join meanwhile, and returns why some could not.
+// all performs the steps up to rotationSteps[last] on every agent, including agents that join
+// meanwhile. It returns one fault for each agent that failed and may not be left behind.
 func (r *Rotation) all(ctx context.Context, last int) ([]string, error) {
 	failed := map[names.AgentName]string{}
 	var members []names.AgentName
@@ -202,7 +208,8 @@ func (r *Rotation) all(ctx context.Context, last int) ([]string, error) {
 	var faults []string
 	for name, fault := range failed {
 		switch {
-		case !slices.Contains(members, name) && r.lost[name] == "": // it has left
+		// it has left the fleet in order
+		case !slices.Contains(members, name) && r.lost[name] == "":
 		case r.without[name]:
 			r.left[name] = true
 		default:
@@ -213,7 +220,7 @@ func (r *Rotation) all(ctx context.Context, last int) ([]string, error) {
 	return faults, nil
 }
 
-// requests are what each of the agents has still to do, up to
+// requests returns, for each of the agents, the requests that it still needs, up to
 // rotationSteps[last].
 func (r *Rotation) requests(agents []names.AgentName,
 	last int) func(names.AgentName) []*control.KeyringRequest {
@@ -228,8 +235,8 @@ func (r *Rotation) requests(agents []names.AgentName,
 	return func(name names.AgentName) []*control.KeyringRequest { return todo[name] }
 }
 
-// end tells the agents that this rotation does not go on. Those that do not hear it
-// find out.
+// end tells the agents that this rotation has stopped. An agent that does not receive this accepts
+// another rotation after rotationPause.
 func (r *Rotation) end(ctx context.Context) {
 	end := []*control.KeyringRequest{{Step: endKeys, Rotation: r.id}}
 	r.members.askKeyrings(context.WithoutCancel(ctx), r.members.Names(),
@@ -237,8 +244,8 @@ func (r *Rotation) end(ctx context.Context) {
 		func(*control.KeysProgress) {})
 }
 
-// lostAgents are those that may come back with the keys that they had: gossip has lost them, or
-// it still speaks of them though they are no members, and no member has their address.
+// lostAgents returns agents that may come back with their old keys: agents that gossip has lost,
+// and agents that gossip still lists although they are not members and no member has their address.
 func (ms *Members) lostAgents() (lost []names.AgentName) {
 	for _, name := range ms.config.Gossip.Lost() {
 		lost = append(lost, names.AgentName(name))
@@ -257,9 +264,9 @@ func (ms *Members) lostAgents() (lost []names.AgentName) {
 	return lost
 }
 
-// askKeyrings has the agents named, all at a time, do what is asked of each,
-// until one of its requests fails, and waits for all. It calls each, once at a
-// time, with every answer, or why there is none, as a Fault.
+// askKeyrings sends the agents called names their requests, to all agents at once and to each agent
+// one after the other, until one of its requests fails. It calls each with every answer, never
+// concurrently; an agent that fails gets an answer with a Fault. It blocks until all have finished.
 func (ms *Members) askKeyrings(ctx context.Context, agents []names.AgentName,
 	requests func(names.AgentName) []*control.KeyringRequest, each func(*control.KeysProgress)) {
 	var mu sync.Mutex
@@ -281,7 +288,7 @@ func (ms *Members) askKeyrings(ctx context.Context, agents []names.AgentName,
 	asking.Wait()
 }
 
-// askKeyring makes one request of the agent named.
+// askKeyring sends one request to the agent called name. A failure is an answer with a Fault.
 func (ms *Members) askKeyring(ctx context.Context, name names.AgentName,
 	req *control.KeyringRequest) *control.AgentKeys {
 	ctx, cancel := context.WithTimeout(ctx, keyringTimeout)

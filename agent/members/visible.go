@@ -8,9 +8,10 @@ import (
 	"github.com/muster-serve/muster/api/control"
 )
 
-// This file leaves out what a client may not see: models that it may not query.
+// This file removes models that a client may not query from messages to that client.
 
-// Visible is v without the models that are not to be seen: v itself if there are none.
+// Visible returns v without the models for which sees returns false: v itself if it has none, else
+// a copy that shares the rest with v.
 func Visible(v *control.View, sees func(model string) bool) *control.View {
 	hidden := func(m *control.Model) bool { return !sees(m.GetName()) }
 	profiles := VisibleProfiles(v.GetProfiles(), sees)
@@ -31,7 +32,8 @@ func Visible(v *control.View, sees func(model string) bool) *control.View {
 	return seen
 }
 
-// VisibleProfiles are those of models that are to be seen.
+// VisibleProfiles returns the profiles of models for which sees returns true: profiles itself if
+// that is all of them, else a new slice.
 func VisibleProfiles(profiles []*control.Profile, sees func(model string) bool) []*control.Profile {
 	hidden := func(p *control.Profile) bool {
 		name, _ := p.Key().Model.Split()

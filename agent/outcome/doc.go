@@ -1,7 +1,8 @@
-// Package outcome is what an agent tells of an error: to clients in gRPC and REST, to other agents,
-// and in the metrics.
+// Package outcome maps an error to what an agent answers and counts: the gRPC code, the HTTP status
+// and the reason in the metrics' label.
 //
-// In come errors that wrap one of its own, from all rooms of the agent. Out go codes, statuses and
-// the reasons that metrics count. It is the only place that chooses codes. It knows none of the
-// rooms, and has no state and no goroutine.
+// All parts of the agent wrap the errors of this package, of package oip or of package runtime;
+// servers call [Of] or [GRPC] at the end of a call. Codes are chosen here and nowhere else. The
+// package imports no other part of the agent, has no state and starts no goroutine. All functions
+// may be called concurrently.
 package outcome

@@ -20,17 +20,17 @@ import (
 )
 
 var (
-	// ErrInvalid is wrapped where what somebody asked for cannot be asked for: a query that does
-	// not fit its model, say.
+	// ErrInvalid is wrapped by the errors of requests that are malformed or impossible: a query
+	// that does not fit its model's signature, for example.
 	ErrInvalid = errors.New("invalid query")
-	// ErrLoad is wrapped when a model that was asked for could not be loaded.
+	// ErrLoad is wrapped when a client asked to load a model and the load failed.
 	ErrLoad = errors.New("load")
-	// ErrRefused is wrapped when this agent does not run an attempt that another agent might: the
-	// gateway tries elsewhere.
+	// ErrRefused is wrapped when this agent does not run an attempt that another agent might run.
+	// The gateway then tries another agent.
 	ErrRefused = errors.New("refused")
-	// ErrNoAgent is wrapped when an agent was named that is no member.
+	// ErrNoAgent is wrapped when a request names an agent that is not a member of the fleet.
 	ErrNoAgent = errors.New("not found")
-	// ErrRotation is wrapped when a rotation of the gossip keys cannot go on.
+	// ErrRotation is wrapped when a rotation of the gossip keys cannot continue.
 	ErrRotation = errors.New("gossip keys")
 	// ErrSlow is wrapped when a client takes too long to send a query.
 	ErrSlow = errors.New("too slow")
@@ -38,20 +38,23 @@ var (
 	ErrPanic = errors.New("internal error")
 )
 
-// Invalid wraps [ErrInvalid]. The message names the thing, what was found and what was expected.
+// Invalid returns an error that wraps [ErrInvalid], with a message formatted as by fmt.Errorf. The
+// message must name the thing, the value found and the value expected.
 func Invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
 }
 
-// An Outcome is what the agent tells of an error: in gRPC, in REST, and in the metrics.
+// An Outcome is how the agent reports an error to a client and in the metrics.
 type Outcome struct {
 	Code       codes.Code
 	HTTPStatus int
-	Reason     string        // the metrics' label
-	RetryAfter time.Duration // > 0 where another try may help
+	Reason     string // the value of the metrics' label "reason" or "outcome"
+	// how long the client should wait before it tries again; 0: a retry does not help
+	RetryAfter time.Duration
 }
 
-// Of is the outcome of what ended with err, which is not nil.
+// Of returns the outcome of a request that failed with err, which must not be nil. An error of
+// unknown kind is an internal error.
 func Of(err error) Outcome {
 	var overloaded *runtime.OverloadedError
 	var over *secure.LimitError
@@ -91,13 +94,14 @@ func Of(err error) Outcome {
 	case errors.Is(err, context.Canceled):
 		return Outcome{codes.Canceled, 499, "cancelled", 0} // 499: nginx's "client closed request"
 	}
-	if s, ok := status.FromError(err); ok { // what another agent, or the gateway, has said
+	if s, ok := status.FromError(err); ok { // the status that another agent or the gateway returned
 		return ofStatus(s)
 	}
 	return Outcome{codes.Internal, http.StatusInternalServerError, "internal", 0}
 }
 
-// ofStatus is the same of an error that has its code already.
+// ofStatus is the outcome of an error that already has a gRPC code, as the errors of other agents
+// do.
 func ofStatus(s *status.Status) Outcome {
 	f := Outcome{s.Code(), http.StatusInternalServerError, "internal", 0}
 	switch s.Code() {
@@ -125,7 +129,7 @@ func ofStatus(s *status.Status) Outcome {
 	return f
 }
 
-// Reasons are the values of Outcome.Reason that a query can end with where it runs.
+// Reasons lists the values of Outcome.Reason with which a query can fail at the agent that runs it.
 func Reasons() []string {
 	return []string{
 		"invalid", "too_large", "slow", "not_found", "not_ready", "overloaded", "late", "deadline",
@@ -133,7 +137,8 @@ func Reasons() []string {
 	}
 }
 
-// GRPC is err as gRPC's status, with RetryInfo where another try may help. A status passes through.
+// GRPC returns err as a gRPC status error with the code of its [Outcome], and with RetryInfo if
+// RetryAfter > 0. It returns err unchanged if err is a status already; nil counts as one.
 func GRPC(err error) error {
 	if _, ok := status.FromError(err); ok {
 		return err

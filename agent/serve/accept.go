@@ -7,7 +7,9 @@ import (
 	"time"
 )
 
-// A patientListener accepts connections until it is closed, whatever happens meanwhile.
+// A patientListener is a net.Listener whose Accept does not return temporary errors: it logs the
+// first and tries again, because gRPC's server would stop serving. Only closing it ends Accept with
+// an error.
 type patientListener struct {
 	net.Listener
 	log *slog.Logger
@@ -23,7 +25,8 @@ func (l patientListener) Accept() (net.Conn, error) {
 			}
 			return conn, err
 		}
-		if !failing { // out of descriptors, say: others may close some
+		// for example, the process is out of file descriptors until a connection closes
+		if !failing {
 			l.log.Warn("no gRPC connection can be accepted for now", "error", err)
 		}
 		time.Sleep(100 * time.Millisecond)

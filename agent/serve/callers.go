@@ -10,11 +10,12 @@ import (
 	"github.com/muster-serve/muster/api/secure"
 )
 
-// Callers are those who make calls, by the contexts of their calls: whom the guard knows, and this
-// agent itself.
+// Callers identify the caller of a call by the call's context: a client or agent that the guard
+// knows, or this agent itself, which may do everything. The methods may be called concurrently and
+// do not block.
 type Callers struct{ Guard *secure.Guard }
 
-// Client is the caller's name; "" if it has none, or is an agent of this fleet.
+// Client returns the caller's name; "" if the caller has no name or is an agent of this fleet.
 func (c Callers) Client(ctx context.Context) string {
 	if isLocal(ctx) {
 		return ""
@@ -22,7 +23,7 @@ func (c Callers) Client(ctx context.Context) string {
 	return c.Guard.Client(ctx)
 }
 
-// MayQuery says why the caller may not query a model; nil if it may.
+// MayQuery returns nil if the caller may query the model, else an error with the reason.
 func (c Callers) MayQuery(ctx context.Context, model string) error {
 	if isLocal(ctx) {
 		return nil
@@ -30,14 +31,15 @@ func (c Callers) MayQuery(ctx context.Context, model string) error {
 	return c.Guard.MayQuery(ctx, model)
 }
 
-// sees reports whether whoever made the call that ctx is of may know of a model.
+// sees returns a function that reports whether the caller of the call with context ctx may know of
+// a model; for the model "", whether it may know of every model.
 func (s *Server) sees(ctx context.Context) func(model string) bool {
 	c := Callers{s.config.Guard}
 	return func(model string) bool { return c.MayQuery(ctx, model) == nil }
 }
 
-// Query counts a query of the caller, of as many bytes as are known yet, or refuses it for the
-// caller's limits.
+// Query counts a query of the caller, with the number of its bytes that are known so far. It
+// returns an error if the query exceeds the caller's limits.
 func (c Callers) Query(ctx context.Context, w secure.Way, bytes int64) error {
 	if isLocal(ctx) {
 		return nil
@@ -45,7 +47,8 @@ func (c Callers) Query(ctx context.Context, w secure.Way, bytes int64) error {
 	return c.Guard.Query(ctx, w, bytes)
 }
 
-// Bytes counts bytes of a query that Query has let in. Only the first can be refused.
+// Bytes counts further bytes of a query that Query has accepted. It can return an error only if
+// first is set, which says that these are the first bytes counted.
 func (c Callers) Bytes(ctx context.Context, w secure.Way, bytes int64, first bool) error {
 	if isLocal(ctx) {
 		return nil
@@ -53,7 +56,8 @@ func (c Callers) Bytes(ctx context.Context, w secure.Way, bytes int64, first boo
 	return c.Guard.Bytes(ctx, w, bytes, first)
 }
 
-// wayOf is how the query of a call comes here.
+// wayOf says for which of its limits a query counts: as a gateway's attempt, or as a client's
+// query.
 func wayOf(attempt bool) secure.Way {
 	if attempt {
 		return secure.Attempted
@@ -61,7 +65,8 @@ func wayOf(attempt bool) secure.Way {
 	return secure.Asked
 }
 
-// visibleMetrics are those of the agent without the series of models that are not to be seen.
+// visibleMetrics gathers the agent's metrics, without the series of models that the caller may not
+// query. A caller that may query every model, or may read metrics, gets all series.
 func (s *Server) visibleMetrics(ctx context.Context) prometheus.Gatherer {
 	sees := s.sees(ctx)
 	if sees("") || s.config.Guard.MayControl(ctx, secure.Metrics) {

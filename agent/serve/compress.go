@@ -11,9 +11,9 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 )
 
-// decompressed is req with the body as its Content-Encoding says it was. The
-// limit on a body is for its reader to keep: what is read counts, not what was
-// sent.
+// decompressed returns req with a body that decompresses as Content-Encoding says, or an error that
+// wraps outcome.ErrInvalid. It does not limit the body's size: the reader must count decompressed
+// bytes.
 func decompressed(req *http.Request) (*http.Request, error) {
 	var body *oip.Inflater
 	var err error
@@ -22,7 +22,7 @@ func decompressed(req *http.Request) (*http.Request, error) {
 		return req, nil
 	case "gzip":
 		body, err = oip.NewInflater(req.Body, gzip.NewReader)
-	case "deflate": // by HTTP's definition the zlib format
+	case "deflate": // HTTP's "deflate" is the zlib format
 		body, err = oip.NewInflater(req.Body, zlib.NewReader)
 	default:
 		return nil, outcome.Invalid("Content-Encoding %q, want gzip, deflate or none", encoding)
@@ -38,8 +38,8 @@ func decompressed(req *http.Request) (*http.Request, error) {
 	return &plain, nil
 }
 
-// A compressor writes a response compressed if the client accepts that. It
-// starts with the first byte, so that an error before it goes out plain.
+// A compressor compresses a response if the client accepts that. It sets no header before the first
+// byte, so that an error response can still be sent uncompressed.
 type compressor struct {
 	http.ResponseWriter
 	encoding string // "" for plain
@@ -53,7 +53,7 @@ func newCompressor(w http.ResponseWriter, req *http.Request) *compressor {
 }
 
 func (c *compressor) WriteHeader(status int) {
-	// Answers are large and the machine has better things to do: fastest.
+	// Answers are large, and the CPU is needed for queries: use the fastest level.
 	switch c.encoding {
 	case "gzip":
 		c.writer, _ = gzip.NewWriterLevel(c.ResponseWriter, gzip.BestSpeed) // the level is valid
@@ -77,14 +77,15 @@ func (c *compressor) Write(b []byte) (int, error) {
 	return c.writer.Write(b)
 }
 
-// finish writes what the compression still holds.
+// finish writes the compressor's buffered bytes. It must be called after the last Write.
 func (c *compressor) finish() {
 	if c.writer != nil {
 		_ = c.writer.Close() // fails only if the client is gone
 	}
 }
 
-// acceptedEncoding chooses from what a client accepts: gzip, deflate, or "".
+// acceptedEncoding returns the encoding to use for a client with these Accept-Encoding headers:
+// gzip, deflate, or "" for none.
 func acceptedEncoding(accept []string) string {
 	accepted := map[string]bool{}
 	for _, option := range strings.Split(strings.Join(accept, ","), ",") {

@@ -14,25 +14,25 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// A controlService answers the calls of other agents and of SDKs that know the
-// fleet.
+// A controlService implements the control protocol: the calls of other agents, and of SDKs that
+// know the fleet.
 type controlService struct {
 	control.UnimplementedControlServer
 	*Server
 }
 
-// Describe says what this agent is and holds.
+// Describe returns this agent's description.
 func (s controlService) Describe(context.Context, *control.DescribeRequest) (*control.Member,
 	error) {
 	return s.config.Members.Own(), nil
 }
 
-// Watch streams the fleet as this agent sees it, and as the caller may.
+// Watch streams this agent's view of the fleet, with the models that the caller may see.
 func (s controlService) Watch(req *control.WatchRequest, stream control.Control_WatchServer) error {
 	return s.config.Members.Watch(req, stream, s.sees(stream.Context()))
 }
 
-// Keyring takes a step of a rotation.
+// Keyring performs one step of a rotation of the gossip keys on this agent.
 func (s controlService) Keyring(ctx context.Context, req *control.KeyringRequest) (
 	*control.AgentKeys, error) {
 	before := s.config.Keyring.Fingerprints()
@@ -48,10 +48,11 @@ func (s controlService) Keyring(ctx context.Context, req *control.KeyringRequest
 	return keys, nil
 }
 
-// RotateKeys changes the gossip key of the whole fleet.
+// RotateKeys changes the gossip key of the whole fleet, and streams each agent's answer. It blocks
+// until the rotation has completed or stopped.
 func (s controlService) RotateKeys(req *control.RotateKeysRequest,
 	stream control.Control_RotateKeysServer) error {
-	// The call's context ends if what is reported does not reach who asked.
+	// If a report cannot be sent, the call's context ends, and the rotation with it.
 	r, err := s.config.Keyring.NewRotation(req,
 		func(p *control.KeysProgress) { _ = stream.Send(p) })
 	if err != nil {
@@ -67,28 +68,30 @@ func (s controlService) RotateKeys(req *control.RotateKeysRequest,
 	return nil
 }
 
-// ListKeys says which keys each agent holds.
+// ListKeys returns the fingerprints of the gossip keys that each agent holds.
 func (s controlService) ListKeys(ctx context.Context, _ *control.ListKeysRequest) (
 	*control.ListKeysResponse, error) {
 	return &control.ListKeysResponse{Agents: s.config.Keyring.List(ctx)}, nil
 }
 
-// Match is a gateway's stream to this agent, if it leads.
+// Match serves the stream by which a gateway submits queries to this agent as the leader.
 func (s controlService) Match(stream control.Control_MatchServer) error {
 	return s.config.Leading.Match(stream)
 }
 
-// Link is the stream of an agent that leads, or claims to.
+// Link serves the stream that an agent opens to this one because it leads, or stands for election.
 func (s controlService) Link(stream control.Control_LinkServer) error {
 	return s.config.Worker.Link(stream)
 }
 
-// Probe answers gateways that have no leader.
+// Probe serves the stream by which a gateway without a leader asks when this agent would finish a
+// query.
 func (s controlService) Probe(stream control.Control_ProbeServer) error {
 	return s.config.Worker.Probe(stream)
 }
 
-// Drain has agents drain and stop: those named, or this one.
+// Drain asks the named agents, or this one if none is named, to drain and stop. It returns once
+// they have accepted, not when they have drained.
 func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (
 	*control.DrainResponse, error) {
 	agents := []names.AgentName{s.config.Name}
@@ -98,7 +101,7 @@ func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (
 			agents = append(agents, names.AgentName(name))
 		}
 	}
-	for _, name := range agents { // all or none, where one is misspelt
+	for _, name := range agents { // check all first, so that a misspelt name drains none
 		if s.config.Members.Member(name) == nil {
 			return nil, s.config.Members.NoAgent(name)
 		}
@@ -124,10 +127,11 @@ func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (
 	return resp, nil
 }
 
-// statusTimeout bounds how long the leader may take to say how the fleet is.
+// statusTimeout bounds the leader's answer to a Status or Demand call of this agent.
 const statusTimeout = 2 * time.Second
 
-// Demand is what planning needs to know of the fleet, which its leader knows.
+// Demand returns what planning needs: each model's demand and the learned profiles. Only the leader
+// knows them, so another agent passes the call on.
 func (s controlService) Demand(ctx context.Context, req *control.DemandRequest) (
 	*control.FleetDemand, error) {
 	view := s.config.Members.View()
@@ -144,12 +148,13 @@ func (s controlService) Demand(ctx context.Context, req *control.DemandRequest) 
 	}
 	if !s.config.Leading.Demand(d) {
 		return nil, status.Error(codes.Unavailable,
-			"the fleet has no leader now, who alone knows its demand")
+			"the fleet has no leader now, and only a leader knows its demand")
 	}
 	return d, nil
 }
 
-// Status is the fleet as this agent sees it, with what only the leader knows.
+// Status returns the fleet as this agent sees it, with the figures that only the leader knows, if
+// the leader answers in time.
 func (s controlService) Status(ctx context.Context, req *control.StatusRequest) (
 	*control.FleetStatus, error) {
 	view := s.config.Members.LoadedView()
@@ -202,7 +207,7 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 	if sees("") { // every model
 		return status, nil
 	}
-	// The leader may know of models that are in nobody's view any more, and decisions tell of all.
+	// The leader may know models that are not in the view, and decisions may name any model.
 	status.View, status.Decisions = members.Visible(view, sees), nil
 	status.Models = slices.DeleteFunc(status.Models,
 		func(m *control.ModelStatus) bool { return !sees(m.Model) })

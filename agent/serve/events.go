@@ -20,41 +20,43 @@ import (
 	"github.com/muster-serve/muster/api/secure"
 )
 
-// An event is a line of the log that has the attribute [eventKey], which says of what kind it is:
-// whoever logs one, in any package, needs to know no more. The agent keeps the last ones, whatever
-// level is logged, and tells them by the call Events.
+// An event is a log line with the attribute [eventKey], whose value is the event's kind. Any
+// package makes an event by logging such a line. The agent keeps its last events in memory,
+// whatever the log level, and returns them to the call Events.
 
 const (
-	// eventKey is the attribute that makes a line of the log an event. Its value is the kind: one
-	// of a few words, never something that others chose, since each kind has a share of the ring.
+	// eventKey is the log attribute that makes a line an event. Its value, the kind, must be one of
+	// a few fixed words and never a text from outside: each kind has a share of the memory for
+	// events.
 	eventKey = "event"
-	// whoKey and fromKey are the attributes that say who asked, and from which address.
+	// whoKey and fromKey are the log attributes with the caller's name and address.
 	whoKey, fromKey = "who", "from"
 )
 
 const (
-	// mostEvents are kept, and of one kind mostOfKind: so that what strangers can cause, such as
-	// refusals, does not push out what they did not.
+	// mostEvents is how many events are kept, and mostOfKind how many of one kind, so that events
+	// that outsiders can cause, such as refusals, do not displace all others.
 	mostEvents, mostOfKind = 1024, 256
-	// mostEventBytes bounds the text of one event. So all take at most 2 MiB.
+	// mostEventBytes bounds the text of one event, so that all events take at most 2 MiB.
 	mostEventBytes = 2048
 )
 
-// Events are the ring of the last events. Its methods may be called concurrently.
+// Events holds the last events of an agent. Its methods may be called concurrently.
 type Events struct {
 	agent string
 	told  members.Broadcast
 
 	mu   sync.Mutex
-	last uint64           // sequence number
-	kept []*control.Event // by sequence number; they are not changed any more
-	kind map[string]int   // how many are kept
+	last uint64           // the sequence number of the newest event; the first is 1
+	kept []*control.Event // ordered by sequence number; the messages are never changed
+	kind map[string]int   // how many events of each kind are in kept
 }
 
-// NewEvents returns the events of the agent named, of which there are none yet.
+// NewEvents returns Events without an event, for the agent called agent.
 func NewEvents(agent string) *Events { return &Events{agent: agent, kind: map[string]int{}} }
 
-// add keeps e, and forgets the oldest of its kind, or of all, if there are too many.
+// add stores e with the next sequence number. If there are too many, it removes the oldest of e's
+// kind, or the oldest of all.
 func (r *Events) add(e *control.Event) {
 	r.mu.Lock()
 	r.last++
@@ -76,7 +78,8 @@ func (r *Events) add(e *control.Event) {
 	r.told.Tell()
 }
 
-// After are the events kept with a higher sequence number, by it.
+// After returns the stored events with a sequence number above sequence, in order. The caller owns
+// the slice but must not change the events.
 func (r *Events) After(sequence uint64) []*control.Event {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -86,19 +89,21 @@ func (r *Events) After(sequence uint64) []*control.Event {
 	return slices.Clone(r.kept[at:])
 }
 
-// Handler returns a handler of log lines that keeps the events among them, and logs all to next.
+// Handler returns a handler that stores the events among the log lines, and passes every line to
+// next.
 func (r *Events) Handler(next slog.Handler) slog.Handler {
 	return &eventHandler{next: next, events: r}
 }
 
-// An eventHandler logs to next, and keeps the events among what it is given.
+// An eventHandler passes log lines to next, and stores those that are events.
 type eventHandler struct {
 	next   slog.Handler
 	events *Events
-	attrs  []slog.Attr // of all lines
+	attrs  []slog.Attr // the attributes of every line, from WithAttrs
 }
 
-// Enabled implements [slog.Handler]: an event may be at any level from info on.
+// Enabled implements [slog.Handler]. It accepts every line from level info on, because any could be
+// an event.
 func (h *eventHandler) Enabled(ctx context.Context, level slog.Level) bool {
 	return level >= slog.LevelInfo || h.next.Enabled(ctx, level)
 }
@@ -124,11 +129,12 @@ func (h *eventHandler) WithGroup(name string) slog.Handler {
 	return &eventHandler{h.next.WithGroup(name), h.events, h.attrs}
 }
 
-// eventOf is the event that the line is, nil if it is none.
+// eventOf returns the event that a log line makes, or nil if the line is no event. common are the
+// attributes of all lines.
 func eventOf(line slog.Record, common []slog.Attr) *control.Event {
 	e := &control.Event{TimeUnixNs: line.Time.UnixNano()}
 	left := mostEventBytes
-	cut := func(s string) string { // to what has room, and to what messages of the protocol hold
+	cut := func(s string) string { // to the bytes left, and to valid UTF-8, which protobuf demands
 		s = strings.ToValidUTF8(s[:min(len(s), left)], "\uFFFD")
 		left = max(0, left-len(s))
 		return s
@@ -138,7 +144,7 @@ func eventOf(line slog.Record, common []slog.Attr) *control.Event {
 		switch value := a.Value.Resolve(); {
 		case a.Key == eventKey:
 			e.Kind = value.String()
-		case left == 0: // nothing more has room
+		case left == 0: // no room is left
 		case a.Key == whoKey:
 			e.Who = cut(value.String())
 		case a.Key == fromKey:
@@ -160,7 +166,8 @@ func eventOf(line slog.Record, common []slog.Attr) *control.Event {
 	return e
 }
 
-// audit logs, as an event, that somebody asked for a change, who it was, and what came of it.
+// audit logs, as an event of the given kind, that a caller asked for a change: what it was, the
+// caller's name and address, and err, the outcome.
 func (s *Server) audit(ctx context.Context, kind, what string, err error, attrs ...any) {
 	who, from := secure.Who(ctx)
 	attrs = append(attrs, eventKey, kind, whoKey, who, fromKey, from)
@@ -171,10 +178,11 @@ func (s *Server) audit(ctx context.Context, kind, what string, err error, attrs 
 	s.config.Log.Info(what, attrs...)
 }
 
-// short is as much of a name that a client chose as an event has room for.
+// short cuts a name that a client chose to 255 characters, so that it fits into an event.
 func short(name string) string { return fmt.Sprintf("%.255s", name) }
 
-// Events streams what has happened to this agent, or to all.
+// Events streams the stored events of this agent, or of all agents. If asked to follow, it blocks
+// and streams new events of this agent until the call ends.
 func (s controlService) Events(req *control.EventsRequest,
 	stream control.Control_EventsServer) error {
 	ctx := stream.Context()
@@ -208,11 +216,11 @@ func (s controlService) Events(req *control.EventsRequest,
 	}
 }
 
-// eventsTimeout bounds how long an agent may take to tell its events.
+// eventsTimeout bounds the answers of other agents to Events.
 const eventsTimeout = 2 * time.Second
 
-// fleetEvents are those of all agents, by time. One that does not tell its events has one that
-// says so, now.
+// fleetEvents returns the events of all agents, ordered by time. For an agent that does not answer,
+// it adds an event that says so. It blocks at most eventsTimeout.
 func (s *Server) fleetEvents(ctx context.Context) []*control.Event {
 	ctx, cancel := context.WithTimeout(ctx, eventsTimeout)
 	defer cancel()
@@ -246,8 +254,8 @@ func (s *Server) fleetEvents(ctx context.Context) []*control.Event {
 	return all
 }
 
-// eventsOf asks another agent for its events. It believes no more of them than this agent keeps
-// of its own.
+// eventsOf returns the events of another agent, at most mostEvents, so that a faulty agent cannot
+// fill this one's memory.
 func (s *Server) eventsOf(ctx context.Context, name names.AgentName) (events []*control.Event,
 	err error) {
 	if spoken := s.config.Members.Member(name).Versions(); spoken.Newest < 3 {

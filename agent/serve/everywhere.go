@@ -23,10 +23,11 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// This file answers for every model that any agent of the fleet holds.
+// This file answers calls about models that any agent of the fleet holds.
 
-// fleetModel is a version that some member holds, as its first holder describes it; number 0 is the
-// newest that any member serves who does not drain. serving is false if all who hold it drain.
+// fleetModel returns the description of a version that some member holds. Number 0 is the newest
+// version that a member serves that does not drain. serving is false if all members that hold the
+// version drain. The error is that of Members.NoModel.
 func (s *Server) fleetModel(model string, number int64) (found *control.Model, serving bool,
 	err error) {
 	for _, member := range s.config.Members.View().Members {
@@ -50,7 +51,7 @@ func (s *Server) fleetModel(model string, number int64) (found *control.Model, s
 	return found, serving, nil
 }
 
-// anyMetadata is what the protocol says of a version that this agent or another holds.
+// anyMetadata returns the protocol's metadata of a version that this agent or another holds.
 func (s *Server) anyMetadata(model, version string) (*inference.ModelMetadataResponse, error) {
 	if loaded, err := s.config.Worker.Acquire(model, version); s.alone.Load() ||
 		errors.Is(err, outcome.ErrInvalid) {
@@ -78,7 +79,7 @@ func (s *Server) anyMetadata(model, version string) (*inference.ModelMetadataRes
 	return metadata, nil
 }
 
-// fleetVersions are the versions of a model that members hold, ascending.
+// fleetVersions returns the versions of a model that members hold, ascending.
 func (s *Server) fleetVersions(model string) []int64 {
 	var versions []int64
 	for _, member := range s.config.Members.View().Members {
@@ -92,7 +93,8 @@ func (s *Server) fleetVersions(model string) []int64 {
 	return slices.Compact(versions)
 }
 
-// anyReady reports whether an agent serves a version.
+// anyReady reports whether any agent of the fleet serves a version of a model. Only a malformed
+// version is an error.
 func (s *Server) anyReady(model, version string) (bool, error) {
 	loaded, err := s.config.Worker.Acquire(model, version)
 	switch {
@@ -115,7 +117,9 @@ func (s *Server) anyReady(model, version string) (bool, error) {
 	return err == nil && serving, nil
 }
 
-// anyIndex is the repository's index, and what only others hold, as far as it is to be seen.
+// anyIndex returns the index of this agent's repository, with the versions that only other agents
+// hold. It leaves out models for which sees returns false and, if ready is set, versions that no
+// agent serves.
 func (s *Server) anyIndex(ready bool,
 	sees func(model string) bool) *inference.RepositoryIndexResponse {
 	type version struct{ model, number string }
@@ -157,7 +161,7 @@ func (s *Server) anyIndex(ready bool,
 	return resp
 }
 
-// portsOf are the inputs of a model as another agent describes them.
+// portsOf converts the inputs in another agent's description of a model.
 func portsOf(metadata []*inference.ModelMetadataResponse_TensorMetadata) []models.Port {
 	ports := make([]models.Port, len(metadata))
 	for i, m := range metadata {
@@ -168,14 +172,15 @@ func portsOf(metadata []*inference.ModelMetadataResponse_TensorMetadata) []model
 	return ports
 }
 
-// The parameter of a load or unload that says on which agent: a name, or
-// everyAgent, which is what holds without it.
+// agentParameter is the parameter of a load or unload call that names the agent to act on. Its
+// value is an agent's name, or everyAgent, which is the default.
 const (
 	agentParameter = "agent"
 	everyAgent     = names.AgentName("all")
 )
 
-// chosenAgent takes the parameter out of a load's or unload's.
+// chosenAgent removes agentParameter from the parameters of a load or unload call, and returns its
+// value or the default.
 func chosenAgent(parameters map[string]*inference.ModelRepositoryParameter) (names.AgentName,
 	error) {
 	p, given := parameters[agentParameter]
@@ -190,8 +195,9 @@ func chosenAgent(parameters map[string]*inference.ModelRepositoryParameter) (nam
 		everyAgent)
 }
 
-// onAgents has a change of a model made on the agent chosen, or on every agent that has the
-// model's files. local makes it on this one.
+// onAgents changes a model on the chosen agent, or on every agent that has the model's files. It
+// calls local for this agent and remote for each other one, concurrently, and blocks until all have
+// answered.
 func (s *Server) onAgents(ctx context.Context, chosen names.AgentName,
 	model string, local func() error,
 	remote func(context.Context, inference.GRPCInferenceServiceClient) error) error {
@@ -226,8 +232,8 @@ func (s *Server) onAgents(ctx context.Context, chosen names.AgentName,
 	return joinOutcomes(asked, outcomes, model)
 }
 
-// joinOutcomes is what became of a change of a model on several agents: nil if it was made on
-// all that have the model's files, and on one at least.
+// joinOutcomes returns the outcome of changing a model on several agents: nil if it succeeded on
+// all that have the model's files, and on at least one.
 func joinOutcomes(asked []*control.Member, outcomes []error, model string) error {
 	var faults []error
 	done := 0
@@ -255,7 +261,7 @@ func joinOutcomes(asked []*control.Member, outcomes []error, model string) error
 	return errors.Join(faults...)
 }
 
-// A partialError is what another agent answered.
+// A partialError is the error that another agent returned, with its name and its gRPC code.
 type partialError struct {
 	message string
 	code    codes.Code
@@ -264,7 +270,7 @@ type partialError struct {
 func (e *partialError) Error() string              { return e.message }
 func (e *partialError) GRPCStatus() *status.Status { return status.New(e.code, e.message) }
 
-// largestBody is how many bytes a query of the model may have in REST.
+// largestBody returns the largest body, in bytes, that a REST query of the model may have.
 func (s *Server) largestBody(model, version string) (int64, error) {
 	loaded, err := s.config.Worker.Acquire(model, version)
 	if err == nil {

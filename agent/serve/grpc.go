@@ -25,32 +25,34 @@ import (
 )
 
 const (
-	// ReceiveTimeout is how long a client may take to send a query. It
-	// keeps those who never finish from holding on to memory.
+	// ReceiveTimeout is how long a client may take to send a query. It frees the memory of queries
+	// that clients never finish.
 	ReceiveTimeout = 30 * time.Second
-	// SendTimeout is how long a client may take to read an answer. One that takes longer
-	// loses its connection.
+	// SendTimeout is how long a client may take to read an answer. The server then closes the
+	// client's connection.
 	SendTimeout = 30 * time.Second
 	// connectTimeout is how long a client may take to open a connection or to
 	// send the headers of a request.
 	connectTimeout = 10 * time.Second
 	// idleTimeout is how long a connection without requests stays open.
 	idleTimeout = 5 * time.Minute
-	// streamWorkers goroutines take calls in turn, so that calls need not grow a
+	// streamWorkers is how many goroutines serve calls repeatedly, so that calls need not grow a
 	// new stack each; calls beyond them get a goroutine of their own.
 	streamWorkers = 32
-	// streamsPerConnection bounds the calls of one connection at a time.
+	// streamsPerConnection bounds the calls in progress on one connection.
 	streamsPerConnection = 1024
-	// readBuffer is what each connection of gRPC has to read with, in bytes.
+	// readBuffer is the size of each gRPC connection's read buffer, in bytes.
 	readBuffer = 4 << 10
 	// largestHeader bounds the headers of a request, in bytes.
 	largestHeader = 64 << 10
 )
 
-// newGRPCServer serves the protocol, the agents' own calls, health checks and reflection. How large
-// a query may be follows from the models as they are when it comes.
+// newGRPCServer returns a server for the inference protocol, the control protocol, health checks
+// and reflection. The largest query that it accepts depends on the models that are loaded when the
+// query arrives.
 func (s *Server) newGRPCServer() *grpc.Server {
-	options := append(oip.ServerOptions(math.MaxInt32), // what each method takes is bounded below
+	// oip.Bounded below bounds the messages of each method
+	options := append(oip.ServerOptions(math.MaxInt32),
 		grpc.InTapHandle(s.tap),
 		grpc.ChainUnaryInterceptor(s.interceptUnary),
 		grpc.ChainStreamInterceptor(s.interceptStream),
@@ -58,10 +60,10 @@ func (s *Server) newGRPCServer() *grpc.Server {
 		grpc.NumStreamWorkers(streamWorkers),
 		grpc.MaxConcurrentStreams(streamsPerConnection),
 		grpc.MaxHeaderListSize(largestHeader),
-		// What a connection holds that says nothing. Frames that are larger are read past it.
+		// An idle connection holds this much memory. gRPC reads larger frames without this buffer.
 		grpc.ReadBufferSize(readBuffer),
-		// A client that vanished is noticed within two minutes and a half; one
-		// may ask for life signs every ten seconds.
+		// The server notices within two and a half minutes that a client has vanished. A client may
+		// send keepalive pings every ten seconds.
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			Time: 2 * time.Minute, Timeout: 20 * time.Second, MaxConnectionIdle: idleTimeout,
 		}),
@@ -74,7 +76,8 @@ func (s *Server) newGRPCServer() *grpc.Server {
 		switch method {
 		case inference.GRPCInferenceService_ModelInfer_FullMethodName:
 			return s.largest.Load()
-		case control.Control_Link_FullMethodName: // of agents, and profiles are larger
+		// only agents call it, and profiles may exceed largestMessage
+		case control.Control_Link_FullMethodName:
 			return leastLimit
 		}
 		return largestMessage
@@ -85,9 +88,9 @@ func (s *Server) newGRPCServer() *grpc.Server {
 	return server
 }
 
-// A boundedServer is a server that services are registered at by way of [oip.Bounded]. Calls end
-// first with the error that their tap has left them (streams in interceptStream), and it hears of
-// queries that are not received.
+// A boundedServer registers services with bounds on their messages ([oip.Bounded]). It also makes a
+// unary call return the error that tap has put into its context (interceptStream does so for
+// streams), and ends the receipt of each query with its call.
 type boundedServer struct {
 	*grpc.Server
 	server  *Server
@@ -114,7 +117,7 @@ func (s boundedServer) RegisterService(desc *grpc.ServiceDesc, service any) {
 	s.bounded.RegisterService(&d, service)
 }
 
-// untilEnd has the receipt of a query end with its call.
+// untilEnd wraps a handler so that the query's receipt ends when the call does.
 func (s *Server) untilEnd(handle grpc.MethodHandler) grpc.MethodHandler {
 	return func(service any, ctx context.Context, decode func(any) error,
 		interceptor grpc.UnaryServerInterceptor) (any, error) {
@@ -127,9 +130,10 @@ func (s *Server) untilEnd(handle grpc.MethodHandler) grpc.MethodHandler {
 
 type refusedKey struct{}
 
-// tap is admit. grpc never ends the context of a call that a tap refuses, and one with a deadline
-// has a timer, which holds on to it until then, be it a thousand years. So where that is not soon
-// the call is let in, to be refused before its message is read.
+// tap calls admit, before gRPC reads the call's message. If tap refused a call with a deadline,
+// gRPC would keep the call's context and its timer until the deadline, which a client may set to
+// years ahead. So tap lets such a call in with the error in its context, and the handler refuses it
+// before its message is read.
 func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	admitted, err := s.admit(ctx, info)
 	if err != nil {
@@ -140,10 +144,10 @@ func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, erro
 	return admitted, err
 }
 
-// shortTimeout is how long the contexts of calls that were refused may stay, 330 bytes each.
+// shortTimeout is how long the context of a refused call may stay in memory, at 330 bytes each.
 const shortTimeout = time.Second
 
-// arrivals are the agent's intake for queries by gRPC: their refusals are counted, and have a code.
+// arrivals is the intake for queries by gRPC. It counts refusals, and gives them a gRPC code.
 type arrivals struct{ *Server }
 
 // Take implements [oip.Intake].
@@ -157,7 +161,8 @@ func (s arrivals) Take(ctx context.Context, n, had int64) error {
 // Give implements [oip.Intake].
 func (s arrivals) Give(ctx context.Context, n int64) { s.intake.Give(ctx, n) }
 
-// refuseArrival is the error of a query that is refused before it is read.
+// refuseArrival counts a query that is refused before it is read, and returns its error as a gRPC
+// status. The gateway of an attempt tries another agent.
 func (s *Server) refuseArrival(err error, attempt bool) error {
 	if attempt {
 		return outcome.GRPC(fmt.Errorf("%w: %w", outcome.ErrRefused, err))
@@ -166,32 +171,32 @@ func (s *Server) refuseArrival(err error, attempt bool) error {
 	return outcome.GRPC(err)
 }
 
-// register has the agent's own services answer the calls that come by to.
+// register registers the inference service and the control service with to.
 func (s *Server) register(to grpc.ServiceRegistrar) {
 	oip.RegisterServer(to, service{s})
 	control.RegisterControlServer(to, controlService{Server: s})
 }
 
-// isAttempt reports whether a query is an attempt of a gateway's: to be run
-// here, and not to be passed on.
+// isAttempt reports whether a query is a gateway's attempt, which this agent must run itself or
+// refuse.
 func isAttempt(ctx context.Context) bool {
 	return len(headers(ctx, control.AttemptHeader)) > 0
 }
 
-// A receipt is what the agent knows of a query by gRPC from its arrival until its answer is sent.
-// It is the context of the call, which ends too when the query takes too long to arrive. It is one
-// object, as every query needs one.
+// A receipt is the state of a query by gRPC from its arrival until its answer is sent. It is also
+// the context of the call, and ends if the query takes too long to arrive. Both are one object
+// because every query allocates it.
 type receipt struct {
 	context.Context
 	cancel  context.CancelFunc
 	server  *Server
 	arrival time.Time
 	header  metadata.MD // must not be changed
-	// timeout is that of the query, one of agent.arriving, until received, and then that of the
-	// answer, one of agent.sending.
+	// timeout belongs to Server.arriving until the query is received, and then to Server.sending,
+	// for the answer.
 	timeout  timeout
 	received bool
-	charge   oip.Charge // the answer's
+	charge   oip.Charge // the answer's bytes in Server.answers
 }
 
 // Value implements [context.Context].
@@ -202,10 +207,11 @@ func (r *receipt) Value(key any) any {
 	return r.Context.Value(key)
 }
 
-// expire ends the call: the query takes too long to arrive.
+// expire cancels the call because its query takes too long to arrive.
 func (r *receipt) expire() { r.cancel() }
 
-// end is for when the call has been handled. It has the leader told of an attempt that was cut off.
+// end must be called when the call ends. If the query was not received and was an attempt, end
+// tells the leader that the attempt was not run.
 func (r *receipt) end() {
 	if r.received {
 		return
@@ -216,7 +222,7 @@ func (r *receipt) end() {
 	}
 }
 
-// An unsent is a receipt from when there is an answer.
+// An unsent is a receipt whose answer is on its way to the client.
 type unsent receipt
 
 // Released implements [oip.Released]: the connection has taken the answer.
@@ -226,13 +232,13 @@ func (s *unsent) Released() {
 	}
 }
 
-// expire ends the connection, whose client does not read the answer.
+// expire closes the client's connection because the client does not read the answer.
 func (s *unsent) expire() {
 	secure.CloseConnection(s.Context)
-	s.charge.Only(0) // grpc forgets an answer whose connection has ended, without a word
+	s.charge.Only(0) // gRPC does not call Released for an answer whose connection has ended
 }
 
-// receiptOf is that of the call that ctx is of, nil of one that did not come by gRPC.
+// receiptOf returns the receipt of the call with context ctx; nil if the call did not come by gRPC.
 func receiptOf(ctx context.Context) *receipt {
 	r, _ := ctx.Value(receiptKey{}).(*receipt)
 	return r
@@ -240,9 +246,8 @@ func receiptOf(ctx context.Context) *receipt {
 
 type receiptKey struct{}
 
-// admit sees a call when its headers have arrived and before its message is read.
-// It runs on the connection's goroutine, so it only looks at credentials and
-// counters.
+// admit decides about a call after its headers have arrived and before its message is read. It
+// blocks the connection's goroutine, so it checks only credentials and counters.
 func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, error) {
 	ctx, err := s.config.Guard.Tap(ctx, info)
 	if err != nil {
@@ -264,15 +269,16 @@ func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, er
 		"/"+inference.GRPCInferenceService_ServiceDesc.ServiceName+"/"):
 		return ctx, nil
 	}
-	// Those who watch the health, or hold a reflection stream, would do so for
-	// ever: they must not keep a draining agent from stopping.
+	// Health watches and reflection streams do not end by themselves. They end when the agent
+	// closes, so that they do not delay a drain.
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(s.config.Closing, cancel)
 	context.AfterFunc(ctx, func() { stop() })
 	return ctx, nil
 }
 
-// fullFor refuses a query where overload, and what is beyond its client's limits, costs least.
+// fullFor returns an error if the agent has no room for a query, or the client has exceeded its
+// limits. It runs before the query is read, when a refusal costs least.
 func (s *Server) fullFor(ctx context.Context, attempt bool) error {
 	err := s.intake.full(ctx)
 	if err == nil {
@@ -284,10 +290,10 @@ func (s *Server) fullFor(ctx context.Context, attempt bool) error {
 	return nil
 }
 
-// tapQuery has a query that is let in arrive in time.
+// tapQuery returns the receipt of an admitted query, and starts its timeout for arrival.
 func (s *Server) tapQuery(ctx context.Context, header metadata.MD) (context.Context, error) {
 	r := &receipt{server: s, arrival: time.Now(), header: header}
-	if err := ctx.Err(); err != nil { // then the call is not handled
+	if err := ctx.Err(); err != nil { // gRPC does not call the handler then, so end is called here
 		r.end()
 		return ctx, status.FromContextError(err).Err()
 	}
@@ -296,7 +302,7 @@ func (s *Server) tapQuery(ctx context.Context, header metadata.MD) (context.Cont
 	return r, nil
 }
 
-// received says that the query of a call has been read, and returns when it
+// received ends the timeout for the arrival of the call's query, and returns the time at which it
 // began to arrive.
 func received(ctx context.Context) (arrival time.Time) {
 	r := receiptOf(ctx)
@@ -308,8 +314,8 @@ func received(ctx context.Context) (arrival time.Time) {
 	return r.arrival
 }
 
-// headers are those of a call with that name, which must not be changed. Looking for them
-// in the receipt copies nothing.
+// headers returns the values of a call's header, which the caller must not change. Unlike
+// metadata's function it copies nothing if the call has a receipt.
 func headers(ctx context.Context, name string) []string {
 	if r := receiptOf(ctx); r != nil {
 		return r.header[name]
@@ -317,7 +323,7 @@ func headers(ctx context.Context, name string) []string {
 	return metadata.ValueFromIncomingContext(ctx, name)
 }
 
-// interceptUnary gives errors their code, and turns a panic into an error.
+// interceptUnary gives errors their gRPC code, and turns a panic of a handler into an error.
 func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	handle grpc.UnaryHandler) (resp any, err error) {
 	defer func() {
@@ -332,7 +338,8 @@ func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnarySe
 	return resp, nil
 }
 
-// interceptStream does the same for streams.
+// interceptStream does for streams what interceptUnary does for calls, and returns the error that
+// tap has put into the context.
 func (s *Server) interceptStream(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
 	handle grpc.StreamHandler) (err error) {
 	defer func() {
@@ -349,11 +356,12 @@ func (s *Server) interceptStream(service any, stream grpc.ServerStream, info *gr
 	return nil
 }
 
-// An impatientStream ends the connection of a client that does not read what it is sent.
+// An impatientStream closes the connection of a client that does not read a message within
+// SendTimeout.
 type impatientStream struct {
 	grpc.ServerStream
 	server  *Server
-	timeout timeout // of the message that is being sent
+	timeout timeout // in Server.sending, for the message that is being sent
 }
 
 func (s *impatientStream) SendMsg(m any) error {
@@ -364,9 +372,10 @@ func (s *impatientStream) SendMsg(m any) error {
 
 func (s *impatientStream) expire() { secure.CloseConnection(s.Context()) }
 
-// sent counts an answer by gRPC until the client's connection has taken it, or refuses it and
-// releases it. grpc keeps an answer for as long as the connection is open, even if its call has
-// ended; so one that is not taken in time ends the connection.
+// sent counts the bytes of an answer until the client's connection has taken them. If there is no
+// room for the answer, sent releases it and returns an error. gRPC keeps an unread answer for as
+// long as its connection is open, even after the call has ended, so sent starts a timeout that
+// closes the connection.
 func (s *Server) sent(ctx context.Context, resp *oip.Response) error {
 	r := receiptOf(ctx)
 	if r == nil {
@@ -383,7 +392,7 @@ func (s *Server) sent(ctx context.Context, resp *oip.Response) error {
 	return nil
 }
 
-// panicked logs a panic of a handler and returns the error that the client gets.
+// panicked logs a handler's panic with its stack, and returns the error for the client.
 func (s *Server) panicked(where string, p any) error {
 	s.config.Log.Error("handler panicked", "handler", where, "panic", p, "stack",
 		string(debug.Stack()))

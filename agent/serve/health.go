@@ -10,16 +10,16 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// Health is what the agent says of its health by gRPC's own protocol. Its methods may be called
-// concurrently.
+// Health holds the status that gRPC's health service reports: of the agent (""), of the inference
+// service, and of each model. Its methods may be called concurrently.
 type Health struct {
 	server *health.Server
 
 	mu    sync.Mutex
-	serve map[string]map[int64]bool // versions that are ready, by model
+	serve map[string]map[int64]bool // the ready versions of each model
 }
 
-// NewHealth returns that of an agent that is not ready.
+// NewHealth returns the Health of an agent that is not ready.
 func NewHealth() *Health {
 	h := &Health{server: health.NewServer(), serve: map[string]map[int64]bool{}}
 	h.server.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
@@ -28,17 +28,17 @@ func NewHealth() *Health {
 	return h
 }
 
-// ready says that the agent takes queries.
+// ready reports the agent and the inference service as serving.
 func (h *Health) ready() {
 	h.server.SetServingStatus("", healthpb.HealthCheckResponse_SERVING)
 	h.server.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName,
 		healthpb.HealthCheckResponse_SERVING)
 }
 
-// Shutdown says that nothing is served any more.
+// Shutdown reports everything as not serving, for good.
 func (h *Health) Shutdown() { h.server.Shutdown() }
 
-// Observe follows the life of the model versions.
+// Observe updates a model's status after a change of one of its versions.
 func (h *Health) Observe(e models.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

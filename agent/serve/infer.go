@@ -15,9 +15,9 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// infer is the one way a query takes, whatever protocol it came by. It owns
-// req, whose inputs are released when it returns; the caller releases the
-// response. arrival is when the query began to come in.
+// infer answers a query that came to this agent by any protocol. It owns req, and releases its
+// inputs when it returns; the caller must release the response. arrival is when the query began to
+// arrive. infer blocks until the query is answered, has failed or ctx ends.
 func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
 	error) {
 	if !s.alone.Load() {
@@ -27,8 +27,8 @@ func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time)
 	return s.config.Worker.Infer(ctx, req, arrival)
 }
 
-// pass has the fleet answer a query, this agent among its workers. It does not
-// release req.
+// pass gives a query to the gateway, which has some agent of the fleet run it, perhaps this one. It
+// does not release req.
 func (s *Server) pass(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
 	error) {
 	resp, err := s.config.Gateway.Infer(passTrace(ctx), req, arrival)
@@ -41,8 +41,8 @@ func (s *Server) pass(ctx context.Context, req *oip.Request, arrival time.Time) 
 	return resp, nil
 }
 
-// whileStarting is err, unless it says that there is no such model and this agent has
-// only just started: it may not know of all yet.
+// whileStarting returns err. If err says that the model does not exist but this agent is still
+// loading its first models, it returns "not ready" instead.
 func (s *Server) whileStarting(err error) error {
 	if err == nil || s.settled.Load() || outcome.Of(err).Code != codes.NotFound {
 		return err
@@ -50,8 +50,8 @@ func (s *Server) whileStarting(err error) error {
 	return fmt.Errorf("this agent is starting and may not know all models: %w", models.ErrNotReady)
 }
 
-// passTrace has the trace context of a call go along to the worker. Where this agent
-// makes spans, its own takes the place of that.
+// passTrace copies the trace context of a client's call to the gateway's call to a worker. If this
+// agent makes spans, the gateway replaces it with its own span.
 func passTrace(ctx context.Context) context.Context {
 	for _, name := range tracing.Headers {
 		for _, value := range headers(ctx, name) {
@@ -61,8 +61,9 @@ func passTrace(ctx context.Context) context.Context {
 	return ctx
 }
 
-// Follow keeps the gateway as the view of the fleet says, until ctx ends. Loads the gateway gets
-// as they are heard; here only those of members that it may not have known when they were.
+// Follow passes every change of the members' view to the gateway, and blocks until ctx ends. The
+// gateway gets loads as soon as they arrive; Follow passes them too, for members that the gateway
+// did not know at that time.
 func (s *Server) Follow(ctx context.Context) {
 	seen := map[*control.Member]bool{}
 	for {
@@ -81,8 +82,9 @@ func (s *Server) Follow(ctx context.Context) {
 	}
 }
 
-// allowFleet has queries accepted that are as large as those of any model in
-// the fleet may be. It returns the members, and passes over those that it did last time.
+// allowFleet raises the limit on a query's size to the largest that any model in the fleet allows.
+// seen are the members handled by the last call, which it skips; it returns those to pass next
+// time.
 func (s *Server) allowFleet(v *control.View,
 	seen map[*control.Member]bool) map[*control.Member]bool {
 	now := make(map[*control.Member]bool, len(v.Members))

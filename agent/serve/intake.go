@@ -9,38 +9,39 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// An intake bounds the bytes of the queries in the agent, arriving, waiting and running, so that
-// overload costs no memory; another one those of answers that are still to be sent. A client with a
-// name has at most half of it, so that others are served whatever it does. It implements
-// [oip.Intake].
+// An intake bounds the bytes of all queries in the agent (arriving, waiting and running), so that
+// overload does not exhaust memory. A second intake bounds the bytes of answers not yet sent. One
+// client with a name may use at most half, so that other clients are still served. It implements
+// [oip.Intake]; its methods may be called concurrently and do not block.
 type intake struct {
 	limit int64
 	held  atomic.Int64
-	// answers leave the less room for queries the more they are; queries leave answers theirs, or
-	// work that is done would be lost under load. It is nil in that of answers.
+	// answers is the intake of answers; nil in that intake itself. Its bytes count against the
+	// limit of queries, but bytes of queries do not count against answers: under load, finished
+	// work would be lost.
 	answers *intake
-	// queue tells how long the wait is, for those refused.
+	// queue returns the state of the lanes, from which a refusal computes its Retry-After.
 	queue   func() runtime.LanesStats
 	clients clients
 
 	mu sync.Mutex
-	of map[string]int64 // bytes held, of clients with a name
+	of map[string]int64 // bytes that each client with a name holds
 }
 
-// clients knows who makes a call, as [Callers] do.
+// clients is the part of [Callers] that an intake uses.
 type clients interface {
 	Client(context.Context) string
 	Bytes(ctx context.Context, w secure.Way, bytes int64, first bool) error
 }
 
-// leastAnswers is room for answers, in bytes, however few bytes of queries are let in: theirs may
-// be larger, and one that finds no room is lost work.
+// leastAnswers is the least limit for answers, in bytes: an answer may be larger than its query,
+// and an answer without room is lost work.
 const leastAnswers = 64 << 10
 
-// share is what one client with a name may have, in bytes.
+// share is how many bytes one client with a name may hold.
 func (i *intake) share() int64 { return i.limit / 2 }
 
-// full refuses a query whose size is not known yet if a bound is reached.
+// full returns an error if there is no room for another query, whose size is not known yet.
 func (i *intake) full(ctx context.Context) error {
 	if held := i.all(); held >= i.limit {
 		return i.overloaded(held)
@@ -53,7 +54,7 @@ func (i *intake) full(ctx context.Context) error {
 	return nil
 }
 
-// all is what is held, of answers too.
+// all returns the bytes held, those of answers included.
 func (i *intake) all() int64 {
 	held := i.held.Load()
 	if i.answers != nil {
@@ -62,7 +63,7 @@ func (i *intake) all() int64 {
 	return held
 }
 
-// client is what is held of a client with a name, of answers too.
+// client returns the bytes that a client with a name holds, those of its answers included.
 func (i *intake) client(name string) int64 {
 	i.mu.Lock()
 	held := i.of[name]
@@ -73,8 +74,9 @@ func (i *intake) client(name string) int64 {
 	return held
 }
 
-// Take counts n bytes until Give, or refuses them. A query alone, which has had so many before, is
-// let in whatever its size.
+// Take counts n bytes of the query of the call with context ctx, in addition to had bytes counted
+// before, until Give. It returns an error if a limit is exceeded, except for a query that is the
+// only one: that may have any size.
 func (i *intake) Take(ctx context.Context, n, had int64) error {
 	i.held.Add(n)
 	if held := i.all(); held > i.limit && held > n+had {
@@ -104,7 +106,7 @@ func (i *intake) Take(ctx context.Context, n, had int64) error {
 	return nil
 }
 
-// Give is for the same call as Take.
+// Give takes n bytes back that Take has counted, with a context of the same caller.
 func (i *intake) Give(ctx context.Context, n int64) {
 	i.held.Add(-n)
 	client := i.clients.Client(ctx)

@@ -15,15 +15,15 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 )
 
-// A Local is this agent's connection to itself: calls reach the services
-// without sockets. So leader, worker and gateway need not know whether they
-// are the same agent. Messages are copied; a query's tensors are not.
+// A Local is this agent's gRPC connection to itself, without sockets. With it, the code of leader,
+// worker and gateway is the same for this agent as for another. Messages are copied, except the
+// tensors of queries and answers. It may be used concurrently once the services are registered.
 type Local struct {
 	unary   map[string]localUnary
 	streams map[string]localStreaming
-	// intercept gives errors their codes, as the server does.
+	// intercept is the server's interceptor, which gives errors their codes.
 	intercept grpc.UnaryServerInterceptor
-	// closing ends all streams.
+	// closing is a context whose end ends all streams.
 	closing context.Context
 	running sync.WaitGroup // handlers of streams
 }
@@ -38,15 +38,16 @@ type localStreaming struct {
 	handle  grpc.StreamHandler
 }
 
-// NewLocal returns the connection of an agent to itself, which serves once a [Server] has it.
-// closing ends all its streams.
+// NewLocal returns an agent's connection to itself. It serves calls once [New] has registered the
+// services. The end of closing ends all its streams.
 func NewLocal(closing context.Context) *Local {
 	return &Local{
 		unary: map[string]localUnary{}, streams: map[string]localStreaming{}, closing: closing,
 	}
 }
 
-// Close waits for the handlers of streams, which end with the agent's closing.
+// Close blocks until the handlers of all streams have returned. The context closing must have
+// ended.
 func (c *Local) Close() { c.running.Wait() }
 
 // RegisterService implements [grpc.ServiceRegistrar].
@@ -63,20 +64,20 @@ func (c *Local) RegisterService(desc *grpc.ServiceDesc, service any) {
 
 type localKey struct{}
 
-// isLocal reports whether a call came from this agent itself, by a Local.
+// isLocal reports whether a call came through a Local, from this agent itself.
 func isLocal(ctx context.Context) bool { return ctx.Value(localKey{}) != nil }
 
-// localContext is the context of a handler: that of its caller, with what
-// would have travelled as headers.
+// localContext returns the context for a handler: the caller's, with the caller's outgoing headers
+// as incoming ones.
 func localContext(ctx context.Context) context.Context {
 	headers, _ := metadata.FromOutgoingContext(ctx)
 	ctx = metadata.NewIncomingContext(ctx, headers)
-	ctx = context.WithValue(ctx, receiptKey{}, nil) // that of the query at its gateway
+	ctx = context.WithValue(ctx, receiptKey{}, nil) // hide the receipt of the client's call
 	return context.WithValue(metadata.NewOutgoingContext(ctx, nil), localKey{}, true)
 }
 
-// Invoke implements [grpc.ClientConnInterface]. Of the options only
-// [grpc.Trailer] and [grpc.Header] mean something.
+// Invoke implements [grpc.ClientConnInterface]. It runs the handler on the caller's goroutine. It
+// ignores all options but [grpc.Trailer] and [grpc.Header].
 func (c *Local) Invoke(ctx context.Context, method string, args, reply any,
 	options ...grpc.CallOption) error {
 	m, ok := c.unary[method]
@@ -101,11 +102,12 @@ func (c *Local) Invoke(ctx context.Context, method string, args, reply any,
 	return copyMessage(reply, answer)
 }
 
-// copyMessage makes to what from is. Queries and answers share their tensors.
+// copyMessage copies the message from into to. Copies of queries and answers share the tensors.
 func copyMessage(to, from any) error {
 	switch to := to.(type) {
 	case *oip.Request:
-		*to = *from.(*oip.Request).Share() // whoever sent it may release it before the handler has
+		// the sender may release its copy before the handler is done
+		*to = *from.(*oip.Request).Share()
 	case *oip.Response:
 		*to = *from.(*oip.Response)
 	case proto.Message:
@@ -143,8 +145,8 @@ func (t *localTransport) SetTrailer(md metadata.MD) error {
 	return nil
 }
 
-// localBuffer is how many messages a stream holds each way before its sender waits,
-// in place of a connection's flow control.
+// localBuffer is how many unread messages a stream holds in each direction before SendMsg blocks;
+// it replaces a connection's flow control.
 const localBuffer = 256
 
 // NewStream implements [grpc.ClientConnInterface].
@@ -200,7 +202,7 @@ func (s *localStream) CloseSend() error {
 func (s *localStream) SendMsg(m any) error {
 	select {
 	case <-s.ended:
-		return io.EOF // RecvMsg says why, as with grpc
+		return io.EOF // as with gRPC, RecvMsg returns the reason
 	default:
 	}
 	select {
@@ -224,7 +226,7 @@ func (s *localStream) RecvMsg(m any) error {
 		return copyMessage(m, message)
 	case <-s.ended:
 	}
-	select { // what was sent before the end
+	select { // first the messages sent before the end
 	case message := <-s.toClient:
 		return copyMessage(m, message)
 	default:
@@ -235,7 +237,7 @@ func (s *localStream) RecvMsg(m any) error {
 	return s.err
 }
 
-// A localServerStream is the handler's end.
+// A localServerStream is the handler's end of a stream in process.
 type localServerStream struct {
 	*localStream
 	ctx       context.Context
@@ -269,7 +271,7 @@ func (s *localServerStream) RecvMsg(m any) error {
 		return status.FromContextError(s.ctx.Err()).Err()
 	case <-s.sent:
 	}
-	select { // what was sent before
+	select { // first the messages sent before CloseSend
 	case message := <-s.toServer:
 		return copyMessage(m, message)
 	default:

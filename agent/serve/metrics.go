@@ -7,20 +7,20 @@ import (
 	"github.com/muster-serve/muster/client"
 )
 
-// metrics are what a server counts beside what its worker does.
+// metrics are a server's own metrics, in addition to those of its worker.
 type metrics struct {
 	passed         *prometheus.CounterVec
-	passedAnswered prometheus.Counter // one of those, nearly all
+	passedAnswered prometheus.Counter // the one of passed that counts nearly all
 }
 
-// newMetrics registers them, and what is read from the intake and the gateway whenever
-// it is asked for.
+// newMetrics makes the metrics and registers them, with metrics that read the intake and the
+// gateway whenever they are scraped.
 func newMetrics(registry prometheus.Registerer, in *intake, gateway func() client.Stats) *metrics {
 	m := &metrics{passed: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "muster_gateway_queries_total",
 		Help: "Queries that came to this agent for the fleet to answer, by outcome.",
 	}, []string{"outcome"})}
-	// there from the start, so that their rates are right
+	// All series exist from the start, so that rate() sees their first increase.
 	for _, reason := range outcome.Reasons() {
 		m.passed.WithLabelValues(reason)
 	}

@@ -28,14 +28,14 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// newHTTPServer serves handler with limits on what a client may make it wait for.
+// newHTTPServer returns a server for handler that bounds how long a client may take to send a
+// request and how large the headers may be.
 func (s *Server) newHTTPServer(handler http.Handler) *http.Server {
 	return &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			if req.ContentLength != 0 {
-				// The server lifts this once it has read the body to its end, which it tries
-				// too for a request that is refused; from then on it reads only to notice a
-				// client that goes away.
+				// net/http clears this deadline once it has read the whole body, which it also
+				// tries for a refused request. Later reads only notice that the client has gone.
 				if err := http.NewResponseController(w).SetReadDeadline(
 					time.Now().Add(s.config.ReceiveTimeout)); err != nil {
 					s.config.Log.Debug("bound the time to receive a body", "error", err)
@@ -46,21 +46,21 @@ func (s *Server) newHTTPServer(handler http.Handler) *http.Server {
 		ReadHeaderTimeout: connectTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    largestHeader,
-		// What the server itself has to say is about one connection of a
-		// client's; nobody reads that by default.
+		// The server's own log lines are about single connections of clients, so they are debug
+		// lines.
 		ErrorLog:  slog.NewLogLogger(s.config.Log.Handler(), slog.LevelDebug),
 		ConnState: s.config.Guard.ConnState,
 	}
 }
 
-// A rest is the protocol's REST form.
+// A rest is the handler of the inference protocol's REST form.
 type rest struct {
 	*Server
 	service service
 	mux     *http.ServeMux
 }
 
-// newREST routes the protocol's paths.
+// newREST returns a handler with all paths of the protocol.
 func (s *Server) newREST() *rest {
 	r := &rest{Server: s, service: service{s}, mux: http.NewServeMux()}
 	handle := func(pattern string, h func(http.ResponseWriter, *http.Request) error) {
@@ -93,18 +93,18 @@ func (r *rest) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	defer func() {
 		if p := recover(); p != nil {
 			if p == http.ErrAbortHandler {
-				panic(p) // net/http's own way to end a response
+				panic(p) // net/http's own panic, which aborts a response
 			}
 			writeError(w, r.panicked(req.Pattern, p))
 		}
 	}()
-	// The mux would answer such a path with a redirect to what it may mean.
+	// The mux would redirect such a path to its clean form.
 	if p := req.URL.EscapedPath(); p != path.Clean("/"+p) {
 		writeErrorStatus(w, http.StatusBadRequest,
 			fmt.Sprintf("path %q, want one without empty parts, dots and a slash at its end", p))
 		return
 	}
-	// Errors of routing get the form that the others have.
+	// The mux's own errors get the same JSON form as all others.
 	if handler, pattern := r.mux.Handler(req); pattern == "" {
 		refusal := &statusRecorder{header: w.Header()}
 		handler.ServeHTTP(refusal, req)
@@ -120,7 +120,7 @@ func (r *rest) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	r.mux.ServeHTTP(w, req)
 }
 
-// A statusRecorder keeps the status and drops the body.
+// A statusRecorder is a ResponseWriter that stores the status and drops the body.
 type statusRecorder struct {
 	header http.Header
 	status int
@@ -130,7 +130,7 @@ func (s *statusRecorder) Header() http.Header         { return s.header }
 func (s *statusRecorder) Write(b []byte) (int, error) { return len(b), nil }
 func (s *statusRecorder) WriteHeader(status int)      { s.status = status }
 
-// root tells people who open the address in a browser what this is.
+// root describes the server to people who open its address in a browser.
 func (r *rest) root(w http.ResponseWriter, req *http.Request) error {
 	names := []string{}
 	for _, m := range r.anyIndex(true, r.sees(req.Context())).Models {
@@ -177,7 +177,7 @@ func (r *rest) modelReady(w http.ResponseWriter, req *http.Request) error {
 		isReady {
 		return err
 	}
-	if r.alone.Load() { // says why not
+	if r.alone.Load() { // for the reason
 		loaded, err := r.config.Worker.Acquire(req.PathValue("model"), req.PathValue("version"))
 		if err != nil {
 			return err
@@ -230,7 +230,7 @@ func (r *rest) modelUnload(w http.ResponseWriter, req *http.Request) error {
 	return err
 }
 
-// infer takes a query that came by REST.
+// infer answers a query that came by REST, and makes its span.
 func (r *rest) infer(w http.ResponseWriter, req *http.Request) error {
 	arrival := time.Now()
 	ctx, span := r.traceRequest(withTrace(req), req, arrival)
@@ -264,7 +264,7 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 		return err
 	}
 
-	// The client has had its time to send; now it gets some to read.
+	// The time for sending is over; the client now has SendTimeout to read the answer.
 	if err := http.NewResponseController(w).SetWriteDeadline(
 		time.Now().Add(r.config.SendTimeout)); err != nil {
 		return err
@@ -275,12 +275,12 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 		errors.As(err, &overloaded) {
 		return err // nothing has been written yet
 	}
-	out.finish() // any other error is that of a client which is gone
+	out.finish() // any other error means that the client has gone
 	return nil
 }
 
-// withTrace is the context of a request with its trace context as gRPC would
-// have it.
+// withTrace returns the request's context with its trace headers as gRPC metadata, where the
+// tracing code looks for them.
 func withTrace(req *http.Request) context.Context {
 	headers := metadata.MD{}
 	for _, name := range tracing.Headers {
@@ -289,8 +289,8 @@ func withTrace(req *http.Request) context.Context {
 	return metadata.NewIncomingContext(req.Context(), headers)
 }
 
-// receive reads the query of a request. An announced length is taken from charge before the body is
-// read, any other as it comes.
+// receive reads the query of a request. It adds the Content-Length to charge before it reads the
+// body; without one, it adds bytes as they arrive. The caller releases the query.
 func (r *rest) receive(req *http.Request, charge *oip.Charge) (*oip.Request, error) {
 	model, version := req.PathValue("model"), req.PathValue("version")
 	limit, err := r.largestBody(model, version)
@@ -318,7 +318,8 @@ func (r *rest) receive(req *http.Request, charge *oip.Charge) (*oip.Request, err
 	return query, nil
 }
 
-// decodeQuery reads a query of at most limit bytes after decompression.
+// decodeQuery decodes a query of at most limit bytes after decompression, and adds its bytes to
+// charge.
 func (s *Server) decodeQuery(req *http.Request, limit int64, charge *oip.Charge) (*oip.Request,
 	error) {
 	plain, err := decompressed(req)
@@ -337,7 +338,7 @@ func (s *Server) decodeQuery(req *http.Request, limit int64, charge *oip.Charge)
 		return nil, fmt.Errorf("%w: body not received within %v", outcome.ErrSlow,
 			s.config.ReceiveTimeout)
 	}
-	return nil, outcome.Invalid("%w", err) // what the client sent cannot be read
+	return nil, outcome.Invalid("%w", err) // the client's body cannot be read
 }
 
 // answer calls a method of the service and writes its answer as JSON.
@@ -351,7 +352,7 @@ func answer[Req, Resp proto.Message](w http.ResponseWriter, req *http.Request,
 	return nil
 }
 
-// writeJSON answers with v.
+// writeJSON answers with v as JSON, and returns an error without answering if v cannot be encoded.
 func writeJSON(w http.ResponseWriter, v any) error {
 	body, err := json.Marshal(v)
 	if err != nil {
@@ -361,10 +362,10 @@ func writeJSON(w http.ResponseWriter, v any) error {
 	return nil
 }
 
-// writeError answers with err as REST's `{"error": ...}`.
+// writeError answers with the HTTP status of err and the body `{"error": ...}`.
 func writeError(w http.ResponseWriter, err error) {
 	f := outcome.Of(err)
-	if f.RetryAfter > 0 { // whole seconds are all the header can say
+	if f.RetryAfter > 0 { // the header holds whole seconds only
 		w.Header().Set("Retry-After", fmt.Sprint(math.Ceil(f.RetryAfter.Seconds())))
 	}
 	message := err.Error()
@@ -381,14 +382,14 @@ func writeErrorStatus(w http.ResponseWriter, status int, message string) {
 func writeBody(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_, _ = w.Write(append(body, '\n')) // a client that is gone needs no answer
+	_, _ = w.Write(append(body, '\n')) // fails only if the client has gone
 }
 
-// largestMessage bounds the body of a request that is no query.
+// largestMessage bounds the body of a request that is not a query, in bytes.
 const largestMessage = 64 << 10
 
-// readBody reads the body of a request that is no query: a JSON object, or
-// nothing.
+// readBody decodes the body of a request that is not a query into v: a JSON object, or nothing,
+// which leaves v unchanged.
 func readBody(req *http.Request, v any) error {
 	body, err := io.ReadAll(io.LimitReader(req.Body, largestMessage+1))
 	switch {
@@ -407,8 +408,8 @@ func readBody(req *http.Request, v any) error {
 	return nil
 }
 
-// readParameters reads the parameters of a load or unload. Only strings have
-// values that mean anything to the agent; of others it knows the names.
+// readParameters decodes the parameters of a load or unload call. The agent understands string
+// values only; other values become nil, so that an error can name the parameter.
 func readParameters(req *http.Request) (map[string]*inference.ModelRepositoryParameter, error) {
 	var body struct {
 		Parameters map[string]any `json:"parameters"`

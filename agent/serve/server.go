@@ -24,49 +24,52 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// Leading is the half of the agent that leads, if it does. Its methods may be called concurrently.
+// Leading is the part of the agent that leads when elected. Its methods may be called concurrently.
 type Leading interface {
 	members.Leading
-	// Match serves the Match stream of a gateway.
+	// Match serves the Match stream of a gateway, and blocks until it ends.
 	Match(control.Control_MatchServer) error
-	// Status fills in what only the leader knows.
+	// Status adds the figures that only the leader knows; none if this agent does not lead.
 	Status(*control.FleetStatus)
-	// Demand fills in what only the leader knows, and reports whether this agent is it.
+	// Demand adds what only the leader knows. It reports false if this agent does not lead.
 	Demand(*control.FleetDemand) bool
 }
 
-// A Config says what a [Server] serves, and what it needs of the rest of the agent. Functions
-// may be called concurrently.
+// A Config holds what a [Server] serves, and what it needs of the rest of the agent. Functions must
+// not block and may be called concurrently.
 type Config struct {
-	Name    names.AgentName // of the agent in its fleet
+	Name    names.AgentName // the agent's name in its fleet
 	Members *members.Members
 	Keyring *members.Keyring
 	Worker  *worker.Worker
 	Leading Leading
-	Gateway *client.Gateway // of this agent
+	Gateway *client.Gateway // this agent's gateway
 	Guard   *secure.Guard
 	Events  *Events
 	Health  *Health
-	Local   *Local // the connection of this agent to itself
+	Local   *Local // this agent's connection to itself; New registers the services with it
 
-	// MaxWaitingBytes bounds the bytes of the queries in the agent.
+	// MaxWaitingBytes bounds the bytes of all queries in the agent, running ones included.
 	MaxWaitingBytes int64
-	// ReceiveTimeout is how long a client may take to send a query, SendTimeout to read an answer.
+	// ReceiveTimeout is how long a client may take to send a query, SendTimeout how long to read an
+	// answer.
 	ReceiveTimeout, SendTimeout time.Duration
-	// GRPCAddress and MetricsAddress are where these servers listen, for people.
+	// GRPCAddress and MetricsAddress are the addresses of these servers, host:port, for the page at
+	// "/".
 	GRPCAddress, MetricsAddress string
-	Encrypted                   bool // the servers
-	Pprof                       bool // the metrics server serves profiles, too
+	Encrypted                   bool // the servers use TLS
+	Pprof                       bool // the metrics server also serves Go's profiles
 	Version                     string
 
-	// Closing ends when the servers close.
+	// Closing ends when the servers begin to close.
 	Closing context.Context
-	// Drain has the agent drain and stop; Draining reports whether it does.
+	// Drain makes the agent drain and stop, and returns at once; Draining reports whether the agent
+	// drains.
 	Drain    func()
 	Draining func() bool
 
 	Registry *prometheus.Registry
-	Tracer   trace.Tracer // nil: nothing is traced
+	Tracer   trace.Tracer // nil: the server makes no spans
 	Log      *slog.Logger
 }
 
@@ -75,20 +78,23 @@ type Config struct {
 type Server struct {
 	config  Config
 	metrics *metrics
-	intake  intake // of queries
+	intake  intake // bounds the bytes of queries
+	// answers bounds the bytes of answers that clients have not read yet.
+	// answers bounds the bytes of answers that clients have not read yet.
 	answers intake
-	// arriving are the timeouts of queries on their way here by gRPC, sending those
-	// of what goes out.
+	// arriving holds the timeouts of queries that arrive by gRPC, sending those of messages that
+	// clients are to read.
 	arriving, sending timeouts
-	largest           atomic.Int64 // query by gRPC, in bytes
-	alone             atomic.Bool  // no other agent is known
+	largest           atomic.Int64 // the largest query accepted by gRPC, in bytes
+	alone             atomic.Bool  // the view has no other agent
 	settled           atomic.Bool  // the first models have loaded, or failed to
 
 	grpc          *grpc.Server
 	rest, scraped *http.Server
 }
 
-// New returns a server of which only the local connection is served yet.
+// New returns a Server. Calls through config.Local are served at once, the three servers once their
+// Serve methods are called.
 func New(config Config) *Server {
 	s := &Server{config: config}
 	s.alone.Store(true)
@@ -107,21 +113,22 @@ func New(config Config) *Server {
 	return s
 }
 
-// ServeGRPC serves gRPC on a listener until Stop.
+// ServeGRPC serves gRPC on l. It blocks until Stop, and then returns nil; it returns an error if
+// serving failed. It closes l.
 func (s *Server) ServeGRPC(l net.Listener) error {
 	err := s.grpc.Serve(patientListener{l, s.config.Log})
-	if errors.Is(err, grpc.ErrServerStopped) { // Stop came first
+	if errors.Is(err, grpc.ErrServerStopped) { // Stop was called before
 		return nil
 	}
 	return err
 }
 
-// ServeREST serves the protocol's REST form on a listener until Stop.
+// ServeREST serves the inference protocol's REST form on l, until Stop; see ServeGRPC.
 func (s *Server) ServeREST(l net.Listener) error {
 	return serveHTTP(s.rest, s.config.Guard.Listen(l))
 }
 
-// ServeMetrics serves the metrics on a listener until Close.
+// ServeMetrics serves the metrics on l, until Close; see ServeGRPC.
 func (s *Server) ServeMetrics(l net.Listener) error {
 	return serveHTTP(s.scraped, s.config.Guard.Listen(l))
 }
@@ -133,9 +140,10 @@ func serveHTTP(server *http.Server, l net.Listener) error {
 	return nil
 }
 
-// Stop lets the calls in progress finish until ctx ends, and then ends them.
+// Stop stops the gRPC and REST servers: they accept no new calls. It blocks until the calls in
+// progress have finished; when ctx ends, it ends them.
 func (s *Server) Stop(ctx context.Context) {
-	s.config.Guard.HangUp() // who says nothing would keep the servers from stopping
+	s.config.Guard.HangUp() // connections that have sent nothing would delay the stop
 	cutOff := func(server string) {
 		s.config.Log.Warn("connections were cut off", "server", server, "error", ctx.Err())
 	}
@@ -146,7 +154,7 @@ func (s *Server) Stop(ctx context.Context) {
 	}()
 	if err := s.rest.Shutdown(ctx); err != nil {
 		cutOff("http")
-		_ = s.rest.Close() // says no more than Shutdown did
+		_ = s.rest.Close() // its error says no more than Shutdown's
 	}
 	select {
 	case <-ended:
@@ -157,13 +165,14 @@ func (s *Server) Stop(ctx context.Context) {
 	}
 }
 
-// Close ends the metrics' server. There is nothing to lose: scrapes come again.
+// Close stops the metrics server at once. An interrupted scrape is repeated later.
 func (s *Server) Close() { _ = s.scraped.Close() }
 
-// REST handles what comes by REST.
+// REST returns the handler of REST requests, for tests.
 func (s *Server) REST() http.Handler { return s.rest.Handler }
 
-// Sizes tells of how much the server keeps, for tests that look for what grows.
+// Sizes calls tell with the amount of each thing that the server keeps, for tests that look for
+// leaks.
 func (s *Server) Sizes(tell func(what string, n int)) {
 	tell("serve: bytes of queries", int(s.intake.held.Load()))
 	tell("serve: bytes of answers", int(s.answers.held.Load()))
@@ -172,27 +181,30 @@ func (s *Server) Sizes(tell func(what string, n int)) {
 	tell("serve: clients with queries", len(s.intake.of))
 }
 
-// Alone reports whether no other agent is known.
+// Alone reports whether the view has no other agent.
 func (s *Server) Alone() bool { return s.alone.Load() }
 
-// Full refuses a query of a call whose size is not known yet if there is no room; nil if there is.
+// Full returns an error if there is no room for another query of the call's client, whose size is
+// not known yet; nil if there is room.
 func (s *Server) Full(ctx context.Context) error { return s.intake.full(ctx) }
 
-// Loaded has queries of a version accepted, however large its model allows them to be.
+// Loaded raises the limit on a query's size to what the version allows. It must be called before
+// the version serves.
 func (s *Server) Loaded(v *models.Version) {
 	s.allowLargest(v.Inputs, v.Config.LargestBatchSize)
 }
 
-// Settle makes the agent ready, once the first models have loaded or failed.
+// Settle makes the agent ready. It must be called once, when the first models have loaded or
+// failed.
 func (s *Server) Settle() {
 	if !s.config.Draining() {
-		s.config.Health.ready() // first, so that whoever finds the server Ready finds it healthy
+		s.config.Health.ready() // first, so that a Ready server is also healthy
 	}
 	s.settled.Store(true)
 	s.config.Guard.KnowModels(s.Knows)
 }
 
-// Ready reports whether the agent takes queries.
+// Ready reports whether the agent takes queries: after Settle and before a drain.
 func (s *Server) Ready() bool { return s.settled.Load() && !s.config.Draining() }
 
 func (s *Server) unreadyReason() string {
@@ -202,7 +214,7 @@ func (s *Server) unreadyReason() string {
 	return "loading models"
 }
 
-// newMetricsHandler serves the metrics, and profiles where asked for.
+// newMetricsHandler serves /metrics and, if Config.Pprof is set, Go's profiles.
 func (s *Server) newMetricsHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, req *http.Request) {

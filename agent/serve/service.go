@@ -16,13 +16,13 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// extensions are those of the protocol that the agent speaks.
+// extensions lists the inference protocol's extensions that the agent supports.
 var extensions = []string{
 	"binary_tensor_data", "model_repository", "statistics", client.FleetExtension,
 }
 
-// A service answers the protocol's calls, for gRPC and REST alike. Its errors
-// are plain; each protocol's server gives them a code (status.go).
+// A service implements the calls of the inference protocol, for gRPC and REST. It returns plain
+// errors; each protocol's server adds the code or status (package outcome).
 type service struct{ *Server }
 
 func (s service) ServerLive(context.Context, *inference.ServerLiveRequest) (
@@ -35,8 +35,8 @@ func (s service) ServerReady(context.Context, *inference.ServerReadyRequest) (
 	return &inference.ServerReadyResponse{Ready: s.Ready()}, nil
 }
 
-// ModelReady says no of a model that does not exist, as other servers do; only
-// a version that cannot be one is an error.
+// ModelReady reports false for a model that does not exist, as other servers do. Only a malformed
+// version is an error.
 func (s service) ModelReady(_ context.Context, req *inference.ModelReadyRequest) (
 	*inference.ModelReadyResponse, error) {
 	isReady, err := s.anyReady(req.GetName(), req.GetVersion())
@@ -49,7 +49,7 @@ func (s service) ModelReady(_ context.Context, req *inference.ModelReadyRequest)
 func (s service) ServerMetadata(context.Context, *inference.ServerMetadataRequest) (
 	*inference.ServerMetadataResponse, error) {
 	spoken := extensions
-	// nobody should take its answers for a model's
+	// names an emulated executor, so that a client does not take its answers for a model's
 	if info := s.config.Worker.Info(); info.Executor != "onnx" {
 		spoken = append(slices.Clone(spoken), info.Executor)
 	}
@@ -63,7 +63,7 @@ func (s service) ModelMetadata(_ context.Context, req *inference.ModelMetadataRe
 	return s.anyMetadata(req.GetName(), req.GetVersion())
 }
 
-// ModelInfer takes a query that came by gRPC.
+// ModelInfer answers a query that came by gRPC, and makes its span.
 func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 	arrival := received(ctx)
 	ctx, span := s.traceCall(ctx, req, arrival)
@@ -72,7 +72,7 @@ func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Respons
 	return resp, err
 }
 
-// attempt runs the attempt of a call.
+// attempt has the worker run the attempt that the call's header names.
 func (s service) attempt(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
 	error) {
 	header := ""
@@ -84,7 +84,7 @@ func (s service) attempt(ctx context.Context, req *oip.Request, arrival time.Tim
 
 func (s service) modelInfer(ctx context.Context, req *oip.Request,
 	arrival time.Time) (*oip.Response, error) {
-	if isLocal(ctx) { // its gateway has counted it
+	if isLocal(ctx) { // this agent's gateway has counted the query already
 		return s.attempt(ctx, req, arrival)
 	}
 	attempt := isAttempt(ctx)
@@ -104,7 +104,8 @@ func (s service) modelInfer(ctx context.Context, req *oip.Request,
 	return resp, nil
 }
 
-// ModelStatistics are this agent's own: of the queries that its lanes ran.
+// ModelStatistics returns the statistics of the queries that this agent's lanes ran, not the
+// fleet's.
 func (s service) ModelStatistics(ctx context.Context, req *inference.ModelStatisticsRequest) (
 	*inference.ModelStatisticsResponse, error) {
 	model, version := req.GetName(), req.GetVersion()
@@ -167,7 +168,7 @@ func (s service) RepositoryModelLoad(ctx context.Context,
 	return &inference.RepositoryModelLoadResponse{}, nil
 }
 
-// loadHere has this agent load a model.
+// loadHere loads a model on this agent, and blocks until it has loaded.
 func (s *Server) loadHere(ctx context.Context, model string) error {
 	err := s.config.Worker.Repository().Load(ctx, model)
 	if err == nil || errors.Is(err, models.ErrNotFound) || errors.Is(err, models.ErrName) ||
@@ -182,7 +183,7 @@ func (s service) RepositoryModelUnload(ctx context.Context,
 	if err := onlyRepository(req.GetRepositoryName()); err != nil {
 		return nil, err
 	}
-	// Models do not depend on each other here, so this one changes nothing.
+	// No model depends on another here, so this parameter has no effect.
 	delete(req.GetParameters(), "unload_dependents")
 	chosen, err := chosenAgent(req.GetParameters())
 	if err != nil {
@@ -207,8 +208,8 @@ func (s service) RepositoryModelUnload(ctx context.Context,
 	return &inference.RepositoryModelUnloadResponse{}, nil
 }
 
-// onlyRepository refuses the name of a repository: an agent has one, without a
-// name.
+// onlyRepository returns an error if a request names a repository: an agent has one repository,
+// without a name.
 func onlyRepository(name string) error {
 	if name != "" {
 		return outcome.Invalid("repository name %q, want none: an agent has one repository", name)
@@ -216,8 +217,8 @@ func onlyRepository(name string) error {
 	return nil
 }
 
-// noParameters refuses parameters of a load or unload: a model's configuration
-// is its model.yaml.
+// noParameters returns an error if parameters are left in a load or unload call: a model's settings
+// are in its model.yaml.
 func noParameters(parameters map[string]*inference.ModelRepositoryParameter) error {
 	names := make([]string, 0, len(parameters))
 	for name := range parameters {
@@ -232,11 +233,10 @@ func noParameters(parameters map[string]*inference.ModelRepositoryParameter) err
 	return nil
 }
 
-// Knows reports whether the repository or the fleet has a model of that name.
+// Knows reports whether this agent's repository or any member has the model.
 func (s *Server) Knows(model string) bool { return s.knownModel(model) != "" }
 
-// knownModel is model, or "" if neither the repository nor the fleet has one of
-// that name.
+// knownModel returns model, or "" if neither this agent's repository nor any member has it.
 func (s *Server) knownModel(model string) string {
 	if len(s.fleetVersions(model)) > 0 {
 		return model

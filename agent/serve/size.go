@@ -7,23 +7,22 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// leastLimit is the size of a message that every agent accepts, whatever its models: what
-// agents tell each other has its room in it.
+// leastLimit is the message size, in bytes, that every agent accepts, whatever its models. The
+// messages between agents must not exceed it.
 const leastLimit = 1 << 20
 
-// envelope is what a query may have beside its tensors' elements, in bytes.
+// envelope is how many bytes a query may have in addition to its tensors' elements.
 const envelope = 64 << 10
 
-// What an element of a tensor may take on the wire, in bytes.
+// The most bytes that an element of a tensor takes on the wire.
 const (
 	protobufElement = 10 // a negative integer as varint
 	jsonElement     = 26 // a float64 with sign, exponent and comma
 )
 
-// largestQuery is how many bytes a query of a model with such inputs may have on
-// a wire that takes up to perElement bytes an element: it follows from the largest batch.
-// Where a query may choose other dimensions too, or sends strings, or would
-// need more, it is limit.
+// largestQuery returns the largest size, in bytes, of a query of a model with these inputs, on a
+// wire with up to perElement bytes an element. The largest batch size determines it. It is limit if
+// the inputs have other free dimensions or strings, or if it would exceed limit.
 func largestQuery(inputs []models.Port, largestBatchSize int, perElement, limit int64) int64 {
 	total := int64(envelope)
 	for _, p := range inputs {
@@ -42,8 +41,8 @@ func largestQuery(inputs []models.Port, largestBatchSize int, perElement, limit 
 	return min(total, limit)
 }
 
-// allowLargest has queries accepted by gRPC that are as large as a model with such inputs allows
-// them to be.
+// allowLargest raises the gRPC server's limit on a query's size to that of a model with these
+// inputs.
 func (s *Server) allowLargest(inputs []models.Port, largestBatchSize int) {
 	n := largestQuery(inputs, largestBatchSize, protobufElement,
 		min(s.config.MaxWaitingBytes, math.MaxInt32))

@@ -5,27 +5,30 @@ import (
 	"time"
 )
 
-// timeouts end what takes too long, of things that all may take as long: they fall due in the
-// order in which they begin, so one list and one timer do for all, and none allocates anything. Its
-// methods may be called concurrently.
+// timeouts calls expire for operations that take too long, where all have the same limit. They
+// expire in the order in which they began, so one list and one timer suffice, and beginning one
+// allocates nothing. The methods may be called concurrently.
 type timeouts struct {
 	mu          sync.Mutex
 	first, last *timeout
 	timer       *time.Timer // nil before the first
-	set         bool        // for the first, or one before it that has ended
+	set         bool        // timer runs, for first or for an earlier one that has ended
 }
 
-// A timeout is a part of what may not take too long. It belongs to timeouts while it is begun.
+// A timeout is the entry of one operation in the list, embedded in the operation. Only the methods
+// of timeouts may touch it while it is begun.
 type timeout struct {
 	due        time.Time
-	expires    expirer // nil: it is not begun
+	expires    expirer // nil: it is not in the list
 	prev, next *timeout
 }
 
-// An expirer ends what has taken too long. It has a goroutine of its own for that.
+// An expirer is an operation that expire ends. expire is called on a goroutine of its own, and may
+// block.
 type expirer interface{ expire() }
 
-// begin has e called after the limit, which is the same for all of t's, unless end comes first.
+// begin adds o to the list: e.expire is called after limit, unless end is called first. limit must
+// be the same in all calls on t.
 func (t *timeouts) begin(o *timeout, limit time.Duration, e expirer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -46,7 +49,7 @@ func (t *timeouts) begin(o *timeout, limit time.Duration, e expirer) {
 	}
 }
 
-// end reports whether o was begun and has not expired, and will not any more.
+// end removes o from the list. It reports false if o was not begun or has expired already.
 func (t *timeouts) end(o *timeout) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -71,7 +74,7 @@ func (t *timeouts) remove(o *timeout) bool {
 	return true
 }
 
-// fire is the timer's.
+// fire handles the timer: it expires all operations that are due.
 func (t *timeouts) fire() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -81,7 +84,7 @@ func (t *timeouts) fire() {
 			t.timer.Reset(wait)
 			return
 		}
-		go o.expires.expire() // may take a while: to close a connection by TLS does
+		go o.expires.expire() // may block: closing a TLS connection does
 		t.remove(o)
 	}
 	t.set = false

@@ -15,7 +15,7 @@ import (
 	"github.com/muster-serve/muster/api/tracing"
 )
 
-// traceCall begins the span of a query that came by gRPC; nil: nothing is traced.
+// traceCall begins the span of a query that came by gRPC. The span is nil if there is no tracer.
 func (s *Server) traceCall(ctx context.Context, req *oip.Request,
 	arrival time.Time) (context.Context, trace.Span) {
 	if s.config.Tracer == nil {
@@ -26,7 +26,7 @@ func (s *Server) traceCall(ctx context.Context, req *oip.Request,
 		trace.WithAttributes(tracing.RPC()...), trace.WithAttributes(tracing.Query(req)...))
 }
 
-// endCall ends such a span.
+// endCall ends a span of traceCall, with the outcome err.
 func endCall(span trace.Span, err error) {
 	if span == nil {
 		return
@@ -37,7 +37,7 @@ func endCall(span trace.Span, err error) {
 	tracing.EndServer(span, err)
 }
 
-// traceRequest begins the span of a query that came by REST; nil: nothing is traced.
+// traceRequest begins the span of a query that came by REST. The span is nil if there is no tracer.
 func (s *Server) traceRequest(ctx context.Context, req *http.Request,
 	arrival time.Time) (context.Context, trace.Span) {
 	if s.config.Tracer == nil {
@@ -50,7 +50,7 @@ func (s *Server) traceRequest(ctx context.Context, req *http.Request,
 			semconv.URLPath(req.URL.Path)))
 }
 
-// endRequest ends such a span.
+// endRequest ends a span of traceRequest, with the outcome err.
 func endRequest(span trace.Span, err error) {
 	if span == nil {
 		return

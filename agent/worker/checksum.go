@@ -19,29 +19,29 @@ import (
 	"github.com/muster-serve/muster/models/onnx"
 )
 
-// fileSums are the SHA-256 of files, each read once for as long as it stays the same. Its methods
+// fileSums caches the SHA-256 of files, so that an unchanged file is read only once. Its methods
 // may be called concurrently.
 type fileSums struct {
 	mu    sync.Mutex
 	known map[fileID][sha256.Size]byte
-	read  int64 // bytes, in all
+	read  int64 // total bytes read, for tests
 }
 
-// mostSums bounds what is known; beyond it all is forgotten.
+// mostSums bounds the entries of known; a full cache is emptied.
 const mostSums = 1024
 
-// A fileID changes when a file does.
+// A fileID identifies a file and its contents: it differs after every change of the file.
 type fileID struct {
 	device, inode     uint64
 	size              int64
 	modified, changed syscall.Timespec
 }
 
-// sumPiece is how many bytes are read and hashed between two pauses.
+// sumPiece is how many bytes of reads and hashes between two pauses.
 const sumPiece = 4 << 20
 
-// of is the sum of an open file. It reads in pieces with pauses of 1 ms at most, so that what
-// is being served is not disturbed.
+// of returns the SHA-256 of an open file. It pauses for up to 1 ms after each piece, so that
+// running queries are not disturbed, and blocks until it has read the file or ctx ends.
 func (c *fileSums) of(ctx context.Context, f *os.File, info fs.FileInfo) ([sha256.Size]byte,
 	error) {
 	id, identified := identify(info)
@@ -87,7 +87,7 @@ func (c *fileSums) of(ctx context.Context, f *os.File, info fs.FileInfo) ([sha25
 	return sum, nil
 }
 
-// identify reports false where the system does not say enough.
+// identify returns a file's identity, or false if the system does not provide one.
 func identify(info fs.FileInfo) (fileID, bool) {
 	s, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -96,9 +96,10 @@ func identify(info fs.FileInfo) (fileID, bool) {
 	return fileID{uint64(s.Dev), s.Ino, s.Size, s.Mtim, s.Ctim}, true
 }
 
-// checksum tells versions apart that agents hold under one name: of the names
-// and contents of the version's files. Of model.yaml it has what changes how
-// long queries run, for what was learned of the version is kept under its checksum.
+// checksum returns a checksum of the names and contents of a version's files, by which the fleet
+// distinguishes different versions with the same name and number. Of model.yaml it includes only
+// the settings that change how long queries run, because latency profiles are stored under the
+// checksum.
 func (c *fileSums) checksum(ctx context.Context, v *models.Version) (string, error) {
 	hash := sha256.New()
 	if v.Config.RowsIndependent {
@@ -110,7 +111,8 @@ func (c *fileSums) checksum(ctx context.Context, v *models.Version) (string, err
 			return err
 		}
 		f, info, err := onnx.OpenFile(path)
-		if errors.Is(err, onnx.ErrNotRegular) { // no part of the model, which has loaded
+		// not a part of the model, which has loaded without it
+		if errors.Is(err, onnx.ErrNotRegular) {
 			return nil
 		}
 		if err != nil {

@@ -9,7 +9,8 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// Describe is what the lanes are and hold, for what this agent says of itself.
+// Describe returns the worker's part of this agent's description: its lanes and the models that are
+// ready. The caller owns it.
 func (w *Worker) Describe() *control.Member {
 	m := w.describeLanes()
 	for _, s := range w.repository.Index() {
@@ -23,7 +24,8 @@ func (w *Worker) Describe() *control.Member {
 	return m
 }
 
-// describeLanes is what the lanes are, which is all that a key of their profiles says of them.
+// describeLanes returns a description with the lanes only, which is all that the key of a latency
+// profile depends on.
 func (w *Worker) describeLanes() *control.Member {
 	info := w.config.Executor.Info()
 	return &control.Member{
@@ -33,7 +35,7 @@ func (w *Worker) describeLanes() *control.Member {
 	}
 }
 
-// describeModel is what the agent holds of a version; nil if it has gone.
+// describeModel returns the description of a ready version; nil if it has been unloaded meanwhile.
 func (w *Worker) describeModel(s models.Status) *control.Model {
 	loaded, err := w.repository.Acquire(s.Model, s.Version)
 	if err != nil {
@@ -58,7 +60,7 @@ func (w *Worker) describeModel(s models.Status) *control.Model {
 	}
 }
 
-// Metadata is what the protocol says of a version that the agent holds.
+// Metadata returns the inference protocol's metadata of a version that this agent holds.
 func (w *Worker) Metadata(v *models.Version) *inference.ModelMetadataResponse {
 	resp := &inference.ModelMetadataResponse{
 		Name:     v.Model,
@@ -81,7 +83,7 @@ func (w *Worker) Metadata(v *models.Version) *inference.ModelMetadataResponse {
 	return resp
 }
 
-// platform is what runs the models, by the names other servers use.
+// platform names the executor as other servers of the protocol do.
 func (w *Worker) platform() string {
 	if info := w.config.Executor.Info(); info.Executor != "onnx" {
 		return info.Executor

@@ -12,19 +12,21 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// emulation is the executor of an agent that plays an instance type: it runs nothing, and
-// takes as long as the profile of the model on that type says, noise included.
+// emulation is an executor that emulates an instance type: it runs no model, and waits for as long
+// as a query would take by the model's latency profile on that type, with the profile's variation.
 type emulation struct {
 	*runtime.Emulated
 	typ     profiles.InstanceType
 	library *profiles.Library
 }
 
-// ShippedProfile is the profile of [Emulate] that means those which come with the program.
+// ShippedProfile is the value of profile that makes [Emulate] use the profiles that come with the
+// program.
 const ShippedProfile = "shipped"
 
-// Emulate returns the executor of an agent that plays an instance type: it runs nothing, and takes
-// as long as the latency profiles say that profile, a file or ShippedProfile, has.
+// Emulate returns an executor that emulates the instance type typ: it runs no model, and waits for
+// as long as the latency profiles say. profile is the path of a file of profiles, or
+// ShippedProfile. The error says why the file cannot be read.
 func Emulate(typ profiles.InstanceType, profile string) (runtime.Executor, error) {
 	e := &emulation{typ: typ, library: profiles.ShippedLibrary()}
 	if profile != ShippedProfile {
@@ -41,7 +43,7 @@ func Emulate(typ profiles.InstanceType, profile string) (runtime.Executor, error
 	return e, nil
 }
 
-// Load fails for a model without a profile on the type.
+// Load implements [runtime.Executor]. It fails for a model without a profile on the instance type.
 func (e *emulation) Load(ctx context.Context, v *models.Version) (runtime.Model, error) {
 	if _, err := e.library.Table(v.Model, e.typ); err != nil {
 		return nil, fmt.Errorf("emulate %s on %s: %w", v, e.typ, err)
@@ -49,11 +51,11 @@ func (e *emulation) Load(ctx context.Context, v *models.Version) (runtime.Model,
 	return e.Emulated.Load(ctx, v)
 }
 
-// latency draws how long a query takes.
+// latency draws a random execution time from the profile's distribution.
 func (e *emulation) latency(v *models.Version, batchSize int) time.Duration {
 	table, err := e.library.Table(v.Model, e.typ)
 	if err != nil {
-		return 0 // Load has found it
+		return 0 // cannot happen: Load has found the table
 	}
 	return table.Quantile(rand.Float64(), batchSize)
 }

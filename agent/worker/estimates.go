@@ -13,28 +13,31 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// estimates are how long queries execute on this agent's lanes, as learned from
-// those that did: a [runtime.Estimator]. Its methods may be called concurrently.
+// estimates predict how long queries run on this agent's lanes, learned from the queries that ran
+// there. They implement [runtime.Estimator]. The methods may be called concurrently. Versions are
+// named "ncf/1", as by control.ModelKey.
 type estimates struct {
-	// lanes is what this agent's are, in what a member says of itself.
+	// lanes returns a description of this agent's lanes, as describeLanes.
 	lanes     func() *control.Member
 	catalogue *profiles.Catalogue
-	// learnedTimes counts how often a table was made anew.
+	// learnedTimes counts how often a table has been rebuilt.
 	learnedTimes atomic.Uint64
 	mu           sync.Mutex
 	book         *profiles.Book
 	learned      map[names.ModelKey]*estimate
-	gone         profiles.Absence[names.ModelKey] // of learned
+	gone         profiles.Absence[names.ModelKey] // since when entries of learned are not held
 }
 
-// An estimate is what is known of one version of a model.
+// An estimate holds the latency table of one version of a model.
 type estimate struct {
 	checksum string
 	key      profiles.Key
-	table    *profiles.Table // nil: nothing is known
-	json     []byte          // of table; nil until asked for
+	table    *profiles.Table // nil: nothing has been learned and no profile comes with the program
+	json     []byte          // table's encoding; nil until needed
+	// observed counts the observations; when it reaches rebuild, the table is built anew.
+	// observed counts the observations; when it reaches rebuild, the table is built anew.
 	observed uint64
-	rebuild  uint64 // observed, when the table is made anew
+	rebuild  uint64
 }
 
 func newEstimates(library *profiles.Library, catalogue *profiles.Catalogue,
@@ -45,7 +48,8 @@ func newEstimates(library *profiles.Library, catalogue *profiles.Catalogue,
 	}
 }
 
-// loaded says which files a version, "ncf/1", is from now on.
+// loaded notes that a version has been loaded from files with the given checksum. If they differ
+// from the files known, the version's estimate starts anew.
 func (e *estimates) loaded(profile names.ModelKey, checksum string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -54,7 +58,7 @@ func (e *estimates) loaded(profile names.ModelKey, checksum string) {
 	}
 }
 
-// begin is the estimate of a version of which this agent has run nothing.
+// begin returns a new estimate for a version, with the book's table for its key, if any.
 func (e *estimates) begin(profile names.ModelKey, checksum string) *estimate {
 	model, version := profile.Split()
 	fresh := &estimate{
@@ -67,7 +71,7 @@ func (e *estimates) begin(profile names.ModelKey, checksum string) *estimate {
 	return fresh
 }
 
-// of is the estimate of a version. e.mu is held.
+// of returns the estimate of a version, and makes one if there is none. e.mu is held.
 func (e *estimates) of(profile names.ModelKey) *estimate {
 	known := e.learned[profile]
 	switch {
@@ -75,7 +79,7 @@ func (e *estimates) of(profile names.ModelKey) *estimate {
 		known = e.begin(profile, "")
 	case known.key.InstanceType != "":
 		return known
-	default: // what this agent runs on was not known, and may be now
+	default: // the instance type was not known, and may be now
 		fresh := e.begin(profile, known.checksum)
 		if fresh.key == known.key {
 			return known
@@ -110,7 +114,7 @@ func (e *estimates) High(profile names.ModelKey, batchSize int) time.Duration {
 	return 0
 }
 
-// mostUnlearned is how many observations a table may lack, at most an eighth of all.
+// mostUnlearned is how many observations a table may lack; it lacks at most an eighth of all, too.
 const mostUnlearned = 64
 
 // Observe implements [runtime.Estimator].
@@ -119,7 +123,7 @@ func (e *estimates) Observe(profile names.ModelKey, batchSize int, execution tim
 	defer e.mu.Unlock()
 	known := e.of(profile)
 	if err := e.book.Observe(known.key, batchSize, max(execution, 1), "", time.Now()); err != nil {
-		return // a batch larger than profiles know is not estimated
+		return // the batch size is beyond what profiles cover
 	}
 	known.observed++
 	if known.observed >= known.rebuild {
@@ -129,8 +133,8 @@ func (e *estimates) Observe(profile names.ModelKey, batchSize int, execution tim
 	}
 }
 
-// forget forgets versions that are not held, "ncf/1", and have not been for members.KeepTold, but
-// for those from which the next one starts.
+// forget removes estimates of versions that no member has held for members.KeepTold, except those
+// from which a later version's estimate starts.
 func (e *estimates) forget(now time.Time, held map[names.ModelKey]bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -145,8 +149,8 @@ func (e *estimates) forget(now time.Time, held map[names.ModelKey]bool) {
 	e.book.Forget(now, members.KeepTold, func(key profiles.Key) bool { return used[key] })
 }
 
-// profile is what is known of a model on a member's lanes, as learned on lanes like
-// them, which this agent's are, or as it comes with the program; nil if nothing is.
+// profile returns the latency profile of a model on a member's lanes: learned by this agent if its
+// own lanes are like the member's, else the one that comes with the program; nil if there is none.
 func (e *estimates) profile(member *control.Member, m *control.Model) *control.Profile {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -161,7 +165,7 @@ func (e *estimates) profile(member *control.Member, m *control.Model) *control.P
 	if known.json == nil {
 		text, err := json.Marshal(known.table)
 		if err != nil {
-			return nil // a table always has a JSON form
+			return nil // cannot happen: a table can always be encoded
 		}
 		known.json = text
 	}
@@ -170,7 +174,7 @@ func (e *estimates) profile(member *control.Member, m *control.Model) *control.P
 	}
 }
 
-// complete adds profiles for what v has none of, because no leader has told any.
+// complete adds profiles to v for the models and lanes for which the leader has sent none.
 func (e *estimates) complete(v *control.View) {
 	known := map[names.TableKey]bool{}
 	for _, p := range v.Profiles {

@@ -14,16 +14,18 @@ import (
 )
 
 const (
-	// mostUnsaid bounds the ends of attempts that wait to be told to a leader. One that
-	// does not read so many is better served by a new link, which begins with what is held.
+	// mostUnsaid is how many ends of attempts may wait to be sent on a link. Beyond it the link
+	// ends: the leader opens another, which begins with the attempts that the lanes hold.
 	mostUnsaid = 1 << 16
-	// mostProfiles bounds the profiles that are kept of one who does not lead, or not yet.
+	// mostProfiles is how many profiles are kept from an agent that this agent does not follow
+	// (yet).
 	mostProfiles = 1 << 12
 )
 
-// A Stream is one end of a two-way stream of messages, over gRPC or in process. Send and Recv may
-// be called concurrently with each other, but neither with itself. A message belongs to the
-// receiver once it is sent.
+// A Stream is one end of a two-way stream of messages, over gRPC or in process. One goroutine may
+// call Send while another calls Recv; two goroutines may not call the same method at once. Both
+// block until the message is handed over or the stream ends. The receiver owns a message once it is
+// sent.
 type Stream[Out, In any] interface {
 	Send(*Out) error
 	// Recv returns io.EOF when the other end has ended the stream in order.
@@ -32,21 +34,22 @@ type Stream[Out, In any] interface {
 	Context() context.Context
 }
 
-// A followedLink is a Link as its member sees it: the stream by which the agent that opened
-// it leads, or wants to.
+// A followedLink is the member's end of a Link: the stream of an agent that leads, or stands for
+// election.
 type followedLink struct {
 	from names.AgentName
-	wake chan struct{} // of size 1: there is something to say
+	wake chan struct{} // of size 1: unsaid has been added to
 
 	mu       sync.Mutex
-	unsaid   *control.WorkerMessage // nil: nothing
-	overflow bool                   // of completions
-	// What the other end has said, for when it is followed; nil: nothing new.
+	unsaid   *control.WorkerMessage // the next message to send; nil: nothing
+	overflow bool                   // there were more than mostUnsaid ends of attempts
+	// The prices, profiles, dispatch-ahead time and plan from the other end, until this agent
+	// follows it and takes them; nil: nothing new.
 	news *control.LeaderMessage
 }
 
-// tellLeader tells the leader that this agent follows, on each of its links: one that it gave up
-// for another may be served after that, and ends soon. w.mu is held.
+// tellLeader adds to the next message to the leader that this agent follows, on each of its links:
+// a link that another has replaced may still be read for a moment. w.mu is held.
 func (w *Worker) tellLeader(add func(*control.WorkerMessage)) {
 	leader := names.AgentName(w.config.Leading.Leadership().GetLeader())
 	for _, k := range w.followed {
@@ -56,7 +59,7 @@ func (w *Worker) tellLeader(add func(*control.WorkerMessage)) {
 	}
 }
 
-// say has something added to what the other end is told next. It does not block.
+// say calls add with the next message to the other end, and wakes its sender. It does not block.
 func (k *followedLink) say(add func(*control.WorkerMessage)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -74,7 +77,8 @@ func (k *followedLink) say(add func(*control.WorkerMessage)) {
 	}
 }
 
-// next takes what is to be said, nil if there is nothing.
+// next removes and returns the next message to send; nil if there is none. It returns an error
+// after an overflow.
 func (k *followedLink) next() (*control.WorkerMessage, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -86,7 +90,7 @@ func (k *followedLink) next() (*control.WorkerMessage, error) {
 	return m, nil
 }
 
-// told keeps what the other end says of prices, profiles, the way to lanes and what it proposes.
+// told stores the prices, profiles, dispatch-ahead time and plan in a message of the other end.
 func (k *followedLink) told(m *control.LeaderMessage) {
 	if len(m.Prices)+len(m.Profiles) == 0 && m.AheadNs <= 0 && m.Proposal == nil {
 		return
@@ -109,7 +113,7 @@ func (k *followedLink) told(m *control.LeaderMessage) {
 	}
 }
 
-// take returns what was said and not yet taken, nil for nothing.
+// take returns, and clears, what told has stored since the last call; nil for nothing.
 func (k *followedLink) take() *control.LeaderMessage {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -118,8 +122,10 @@ func (k *followedLink) take() *control.LeaderMessage {
 	return news
 }
 
-// Link serves a Link: it greets, passes on what the election says, obeys if the other end
-// leads, and tells it what becomes of its attempts.
+// Link serves the member's end of a Link stream, and blocks until it ends. It greets with this
+// agent's description and the attempts that its lanes hold. It passes election messages on, follows
+// the other end's prices and profiles while that is this agent's leader, and tells it the end of
+// each attempt. The result is nil if the stream ended in order.
 func (w *Worker) Link(leader Stream[control.WorkerMessage, control.LeaderMessage]) error {
 	first, err := leader.Recv()
 	if err != nil {
@@ -133,8 +139,8 @@ func (w *Worker) Link(leader Stream[control.WorkerMessage, control.LeaderMessage
 		k.say(func(m *control.WorkerMessage) { m.Election = append(m.Election, e) })
 	})
 	defer unlinked(false)
-	// A leader's first message says that it leads. Who follows it before greeting it
-	// tells it all that ends after the greeting.
+	// The first message of a leader holds its election claim. This agent accepts the claim before
+	// it greets, so that the leader learns of every attempt that ends after the greeting.
 	for _, e := range first.Election {
 		w.config.Leading.Elect(e)
 	}
@@ -143,7 +149,8 @@ func (w *Worker) Link(leader Stream[control.WorkerMessage, control.LeaderMessage
 	for held := range w.held {
 		greeting.Held = append(greeting.Held, held)
 	}
-	w.followed = append(w.followed, k) // from here on attempts that end are told after the greeting
+	// under the same lock: an attempt is in the greeting, or its end is sent after it
+	w.followed = append(w.followed, k)
 	w.mu.Unlock()
 	defer func() {
 		w.mu.Lock()
@@ -188,7 +195,7 @@ func (w *Worker) Link(leader Stream[control.WorkerMessage, control.LeaderMessage
 				return err
 			}
 			unlinked(true)
-			m, err := k.next() // what was said until now
+			m, err := k.next() // send the last pending message
 			if m != nil {
 				err = leader.Send(m)
 			}
@@ -199,7 +206,8 @@ func (w *Worker) Link(leader Stream[control.WorkerMessage, control.LeaderMessage
 	}
 }
 
-// ended is the error of a stream that ended with err, nil if in order.
+// ended returns the error of a stream whose Recv or Send returned err: nil for io.EOF, the end in
+// order.
 func ended(err error) error {
 	if errors.Is(err, io.EOF) {
 		return nil
@@ -207,7 +215,7 @@ func ended(err error) error {
 	return err
 }
 
-// obey takes what k's other end says of prices, profiles and the way to lanes if it is the leader
+// obey applies the prices, profiles and dispatch-ahead time of k's other end if that is the leader
 // that this agent follows.
 func (w *Worker) obey(k *followedLink) {
 	if w.config.Leading.Leadership().GetLeader() == string(k.from) {
@@ -217,7 +225,8 @@ func (w *Worker) obey(k *followedLink) {
 	}
 }
 
-// TellMember tells all who lead, or may come to, what this agent is now.
+// TellMember sends this agent's new description on all links, also to agents that only stand for
+// election. It does not block. The caller must not change m afterwards.
 func (w *Worker) TellMember(m *control.Member) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -18,10 +18,10 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// durationBuckets are the upper bounds of every duration of a query, in
-// seconds, alike everywhere so that histograms of several agents add up. They
-// begin well below a millisecond and include the zoo's QoS targets (5, 25, 35,
-// 100, 350 ms), so that the share within a target is exact.
+// durationBuckets are the bucket bounds, in seconds, of all histograms of a query's durations. All
+// agents use the same, so that their histograms can be added. The bounds begin well below a
+// millisecond and include the QoS targets of the zoo's models (5, 25, 35, 100, 350 ms), so that the
+// share of queries within a target is exact.
 var durationBuckets = []float64{
 	50e-6, 100e-6, 200e-6, 300e-6, 500e-6, 750e-6,
 	1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7.5e-3,
@@ -30,7 +30,7 @@ var durationBuckets = []float64{
 	1, 2, 3.5, 5, 10,
 }
 
-// metrics are what a worker counts.
+// metrics are a worker's metrics. The methods may be called concurrently.
 type metrics struct {
 	queries        *prometheus.CounterVec
 	items          *prometheus.CounterVec
@@ -51,9 +51,9 @@ type metrics struct {
 
 	mu       sync.Mutex
 	versions map[versionKey]*versionMetrics
-	states   map[versionKey]models.State // "": neither on disk nor in memory any more
-	nowhere  map[string]bool             // models with failures before the version was known
-	// Since when a version does not serve, is not there, and a model is not known.
+	states   map[versionKey]models.State // "": neither on disk nor in memory
+	nowhere  map[string]bool             // models with failed queries that reached no version
+	// Since when a version has not served, has not existed, and a model has not been known.
 	unserved, gone profiles.Absence[versionKey]
 	unknown        profiles.Absence[string]
 }
@@ -63,7 +63,7 @@ type versionKey struct {
 	version int64
 }
 
-// newMetrics returns what can be counted before there is a lane.
+// newMetrics makes the metrics, without those that read the lanes.
 func newMetrics() *metrics {
 	version := []string{"model", "version"}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
@@ -72,7 +72,7 @@ func newMetrics() *metrics {
 	duration := func(name, help string) *prometheus.HistogramVec {
 		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: name, Help: help, Buckets: durationBuckets,
-			// For those who scrape native histograms: 10 % wide buckets.
+			// Scrapers that support native histograms get buckets 10 % wide.
 			NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 160,
 		}, version)
 	}
@@ -124,7 +124,7 @@ func newMetrics() *metrics {
 			Name: "muster_model_qos_target_seconds", Help: "The QoS target of a model version.",
 		}, version),
 	}
-	// there from the start, so that their rates are right
+	// All series exist from the start, so that rate() sees their first increase.
 	for _, reason := range outcome.Reasons() {
 		m.refused.WithLabelValues(reason)
 	}
@@ -132,7 +132,7 @@ func newMetrics() *metrics {
 	return m
 }
 
-// register registers them, and what is read from the lanes whenever it is asked for.
+// register registers the metrics, with metrics that read the lanes whenever they are scraped.
 func (m *metrics) register(registry prometheus.Registerer, info runtime.Info,
 	lanes *runtime.Lanes) {
 	gauge := func(name, help string, value func(runtime.LanesStats) float64) prometheus.Collector {
@@ -169,8 +169,8 @@ func (m *metrics) register(registry prometheus.Registerer, info runtime.Info,
 	)
 }
 
-// A versionMetrics counts the queries of one model version. Its methods may be
-// called concurrently.
+// A versionMetrics holds the metrics of one model version, so that a query needs no label lookups.
+// Its methods may be called concurrently.
 type versionMetrics struct {
 	key            versionKey
 	queries        prometheus.Counter
@@ -184,7 +184,8 @@ type versionMetrics struct {
 	lastInference  atomic.Int64 // Unix time in ms; 0 before the first
 }
 
-// version returns the counters of a version, the same ones every time.
+// version returns the metrics of a version: the same object in all calls, until forget has removed
+// the version.
 func (m *metrics) version(model string, number int64) *versionMetrics {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -211,6 +212,8 @@ func (m *metrics) version(model string, number int64) *versionMetrics {
 	return v
 }
 
+// answered counts an answered query: its batch size, its whole latency, and its time in the queue
+// and on the lane.
 func (v *versionMetrics) answered(batchSize int, request, queue, execution,
 	qosTarget time.Duration) {
 	v.queries.Inc()
@@ -224,13 +227,14 @@ func (v *versionMetrics) answered(batchSize int, request, queue, execution,
 	v.lastInference.Store(time.Now().UnixMilli())
 }
 
+// failed counts a query that failed with err, a time after its arrival.
 func (v *versionMetrics) failed(err error, after time.Duration) {
 	v.failures[outcome.Of(err).Reason].Inc()
 	v.failureSeconds.Add(after.Seconds())
 }
 
-// Failed counts a query that never reached a version. model is empty where there is none of that
-// name: clients must not be able to make new series.
+// Failed counts a query that failed before it reached a version. model must be "" unless a model of
+// that name exists: clients must not be able to create metric series.
 func (w *Worker) Failed(model string, err error) {
 	m := w.metrics
 	m.mu.Lock()
@@ -239,7 +243,7 @@ func (w *Worker) Failed(model string, err error) {
 	m.failures.WithLabelValues(model, "", outcome.Of(err).Reason).Inc()
 }
 
-// observe follows the life of the model versions.
+// observe updates the metrics of state and loads after a change of a version's state.
 func (m *metrics) observe(e models.Event) {
 	key := versionKey{e.Model, e.Version}
 	m.mu.Lock()
@@ -265,19 +269,19 @@ func (m *metrics) observe(e models.Event) {
 	}
 }
 
-// keepSeries is how long the series of a version stay that is gone: whoever scrapes has had its
-// last counts.
+// keepSeries is how long the series of a removed version stay, so that every scraper reads its last
+// counts.
 const keepSeries = 10 * time.Minute
 
-// forget takes out all series of versions that no longer serve, but for what state those are in
-// that are still on disk, and of models that are not known any more.
+// forget removes all series of versions that have not served for keepSeries, except the state of a
+// version that is still on disk, and the series of models that are not known any more.
 func (m *metrics) forget(now time.Time, known func(model string) bool) {
 	m.mu.Lock()
 	nowhere := slices.Collect(maps.Keys(m.nowhere))
 	m.mu.Unlock()
 	there := map[string]bool{"": true}
 	for _, model := range nowhere {
-		// which may ask those that are about to call observe
+		// m.mu is not held: known may wait for a goroutine that is about to call observe.
 		there[model] = there[model] || known(model)
 	}
 	m.mu.Lock()
@@ -304,7 +308,7 @@ func (m *metrics) forget(now time.Time, known func(model string) bool) {
 	}
 }
 
-// drop takes a version's series out of each family.
+// drop removes a version's series from each family.
 func (k versionKey) drop(families ...interface {
 	DeletePartialMatch(prometheus.Labels) int
 }) {
@@ -315,7 +319,7 @@ func (k versionKey) drop(families ...interface {
 	}
 }
 
-// totals are the count and the sum of a histogram of seconds.
+// totals returns the count and the sum of a histogram that is in seconds.
 func totals(h prometheus.Histogram) (count uint64, sum time.Duration) {
 	var m dto.Metric
 	if err := h.Write(&m); err != nil {
@@ -325,7 +329,7 @@ func totals(h prometheus.Histogram) (count uint64, sum time.Duration) {
 		float64(time.Second))
 }
 
-// total is the value of a counter.
+// total returns the value of a counter.
 func total(c prometheus.Counter) float64 {
 	var m dto.Metric
 	if err := c.Write(&m); err != nil {
@@ -334,14 +338,13 @@ func total(c prometheus.Counter) float64 {
 	return m.GetCounter().GetValue()
 }
 
-// Statistics are the counts of a version in the protocol's form.
+// Statistics returns the counts of a version in the inference protocol's form.
 func (w *Worker) Statistics(model string, number int64) *inference.ModelStatistics {
 	return w.metrics.version(model, number).statistics()
 }
 
-// statistics are the version's counts in the protocol's form. Queries are not
-// merged, so that a query is an execution; inference_count counts items, as
-// other servers do.
+// statistics returns the counts in the inference protocol's form. Queries are not batched together,
+// so each query is one execution; inference_count counts items, as in other servers.
 func (v *versionMetrics) statistics() *inference.ModelStatistics {
 	duration := func(count uint64, sum time.Duration) *inference.StatisticDuration {
 		return &inference.StatisticDuration{Count: count, Ns: uint64(sum)}
@@ -353,7 +356,7 @@ func (v *versionMetrics) statistics() *inference.ModelStatistics {
 	requests, requestTime := totals(v.request)
 	queued, queueTime := totals(v.queue)
 	executed, executionTime := totals(v.execution)
-	none := duration(executed, 0) // what copying costs is not told apart
+	none := duration(executed, 0) // the time for copying is not measured
 	return &inference.ModelStatistics{
 		Name:           v.key.model,
 		Version:        strconv.FormatInt(v.key.version, 10),

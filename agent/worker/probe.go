@@ -11,17 +11,18 @@ import (
 )
 
 const (
-	// keepReservation is how long a reservation is kept. A gateway sends its query as soon as it
-	// has chosen among the answers.
+	// keepReservation is how long a lane stays reserved after an answer to a probe. A gateway sends
+	// its query as soon as it has chosen among the answers.
 	keepReservation = 20 * time.Millisecond
-	// mostReservations bounds the reservations that are kept for one Probe stream.
+	// mostReservations is how many reservations one Probe stream may hold; the oldest is released
+	// first.
 	mostReservations = 1024
 )
 
-// A reservationID names a reservation by the gateway that asked and the number of its probe.
+// A reservationID names a reservation: the gateway's id and the number of the gateway's probe.
 type reservationID struct{ gateway, probe uint64 }
 
-// take removes and returns the reservation under id; nil if there is none.
+// take removes and returns the reservation id; nil if there is none.
 func (w *Worker) take(id reservationID) *runtime.Reservation {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -30,8 +31,8 @@ func (w *Worker) take(id reservationID) *runtime.Reservation {
 	return r
 }
 
-// Probe serves a Probe stream. A lane is reserved for a while with each answer that is in time.
-// What is still reserved when the stream ends is released.
+// Probe serves a Probe stream, and blocks until it ends. Each answer that is in time reserves a
+// lane for keepReservation. The end of the stream releases what is still reserved.
 func (w *Worker) Probe(gateway Stream[control.ProbeAnswer, control.ProbeRequest]) error {
 	var kept []reservationID // in order of age
 	defer func() {
@@ -46,7 +47,8 @@ func (w *Worker) Probe(gateway Stream[control.ProbeAnswer, control.ProbeRequest]
 		}
 		id := reservationID{req.Gateway, req.Id}
 		if req.Release {
-			if slices.Contains(kept, id) { // another's is not given away
+			// a gateway can release only reservations of its own stream
+			if slices.Contains(kept, id) {
 				w.lanes.Release(w.take(id))
 			}
 			continue
@@ -65,7 +67,8 @@ func (w *Worker) Probe(gateway Stream[control.ProbeAnswer, control.ProbeRequest]
 	}
 }
 
-// answer says when a query would be answered, and reserves a lane for it if that is in time.
+// answer returns how long until this agent would finish the query, -1 if it would not run it, and
+// reserves a lane for it.
 func (w *Worker) answer(ctx context.Context, id reservationID,
 	req *control.ProbeRequest) *control.ProbeAnswer {
 	w.metrics.probes.Inc()

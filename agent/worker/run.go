@@ -16,20 +16,22 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// A Loaded version is held by whoever has acquired it, until it releases it.
+// A Loaded is a loaded version that Acquire has returned. The version stays loaded until the caller
+// calls Release.
 type Loaded = models.Loaded[*Model]
 
-// A Model is what the repository holds of a version while it is loaded.
+// A Model is a loaded version as the repository holds it.
 type Model struct {
 	runtime.Model
-	profile  names.ModelKey // what estimates of its execution time are kept by
-	checksum string         // as the function of that name has it
+	profile  names.ModelKey // its name in estimates, "ncf/1"
+	checksum string         // the result of fileSums.checksum
 	counts   *versionMetrics
 }
 
-// Infer has this machine run a query that came to this agent, which is alone in its fleet. It owns
-// req, whose inputs are released when it returns; the caller releases the response. arrival is when
-// the query began to come in.
+// Infer runs a query on this agent's lanes and returns its answer. It is for an agent that is alone
+// in its fleet. It owns req, and releases its inputs when it returns; the caller must release the
+// response. arrival is when the query began to arrive. Infer blocks until the query is answered,
+// has failed or ctx ends.
 func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
 	error) {
 	defer req.Release()
@@ -59,7 +61,7 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time)
 	return respond(loaded.Version, req, q, result), nil
 }
 
-// known is model, or "" if this agent has none of that name.
+// known returns model, or "" if this agent's repository does not have it.
 func (w *Worker) known(model string) string {
 	for _, status := range w.repository.Index() {
 		if status.Model == model {
@@ -69,20 +71,20 @@ func (w *Worker) known(model string) string {
 	return ""
 }
 
-// An execution says how a query is run.
+// An execution holds the conditions under which a query is run.
 type execution struct {
-	timeout     time.Duration // of the query, since its arrival; 0: it gives none
+	timeout     time.Duration // the query's own, counted from its arrival; 0: none
 	arrival     time.Time
-	lane        int // preferred; -1: any
+	lane        int // the preferred lane; -1: any
 	reservation *runtime.Reservation
 }
 
-// execute has this machine run a query that was validated: the worker's part
-// of a query's way.
+// execute queues a validated query for a lane, runs it, and makes its spans. It blocks until then.
+// The caller must release the result.
 func (w *Worker) execute(ctx context.Context, loaded *Loaded, q query,
 	e execution) (*runtime.Result, error) {
 	config := &loaded.Version.Config
-	_, given := ctx.Deadline() // holds if it is earlier
+	_, given := ctx.Deadline() // lanes.Do respects ctx's deadline if it is earlier
 	e.timeout = oip.Timeout(e.timeout, given, config.Deadline)
 	result, err := w.lanes.Do(ctx, runtime.Query{
 		Model:       loaded.Model,
@@ -102,7 +104,8 @@ func (w *Worker) execute(ctx context.Context, loaded *Loaded, q query,
 	return result, err
 }
 
-// respond is the answer to req: the outputs asked for, in that order.
+// respond returns the answer to req, with the outputs that it asks for, in its order. Releasing the
+// answer releases the result.
 func respond(v *models.Version, req *oip.Request, q query, result *runtime.Result) *oip.Response {
 	resp := &oip.Response{
 		Model:   v.Model,
@@ -117,8 +120,9 @@ func respond(v *models.Version, req *oip.Request, q query, result *runtime.Resul
 	return resp
 }
 
-// Acquire takes a model's version for one query; an empty version is the
-// newest that is ready.
+// Acquire returns a version of a model for one query; version "" is the newest that is ready. The
+// caller must release it. The error wraps models.ErrNotFound, models.ErrNotReady or
+// outcome.ErrInvalid.
 func (w *Worker) Acquire(model, version string) (*Loaded, error) {
 	number, err := ParseVersion(model, version)
 	if err != nil {
@@ -127,7 +131,8 @@ func (w *Worker) Acquire(model, version string) (*Loaded, error) {
 	return w.repository.Acquire(model, number)
 }
 
-// traceExecution makes the spans of a query that has just been run, of its wait and its run.
+// traceExecution makes two spans of a query that has just run: one for its wait and one for its
+// execution.
 func (w *Worker) traceExecution(ctx context.Context, loaded *Loaded, q query, arrival time.Time,
 	result *runtime.Result) {
 	span := trace.SpanFromContext(ctx)
@@ -150,7 +155,7 @@ func (w *Worker) traceExecution(ctx context.Context, loaded *Loaded, q query, ar
 	execute.End(trace.WithTimestamp(ended))
 }
 
-// load is the repository's loader.
+// load is the repository's loader: it loads and warms up a version, and computes its checksum.
 func (w *Worker) load(ctx context.Context, v *models.Version) (*Model, error) {
 	version := strconv.FormatInt(v.Number, 10)
 	start := time.Now()

@@ -13,17 +13,18 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// A query is a request that has been checked against the model it is for.
+// A query is a validated request.
 type query struct {
-	inputs    []tensor.Tensor // in the order of the signature
+	inputs    []tensor.Tensor // in the order of the model's signature
 	batchSize int             // in [1, the model's largest]
-	outputs   []int           // positions in the signature, in the order asked for
+	// positions of the wanted outputs in the signature, in the request's order
+	outputs []int
 }
 
-// validate checks req against the signature of v: names, types, shapes, one
-// batch size within the limit, the length of the contents, and ids within
-// their bounds. A runtime that is given what passes reads no memory but the
-// tensors' own and its tables'.
+// validate checks req against the signature of v: names, types, shapes, one batch size within the
+// limit, the length of the contents, and ids within their bounds. A runtime that is given a
+// validated query reads no memory outside its tensors and its embedding tables. The error wraps
+// outcome.ErrInvalid.
 func validate(v *models.Version, req *oip.Request) (query, error) {
 	q := query{inputs: make([]tensor.Tensor, len(v.Inputs))}
 	given := make([]bool, len(v.Inputs))
@@ -70,7 +71,7 @@ func validate(v *models.Version, req *oip.Request) (query, error) {
 	return q, err
 }
 
-// checkTensor checks type and shape, apart from the batch size.
+// checkTensor checks an input's type and shape, except the batch size.
 func checkTensor(p *models.Port, t *tensor.Tensor) error {
 	if t.DataType != p.DataType {
 		return outcome.Invalid("input %q: type %s, want %s", t.Name, t.DataType, p.DataType)
@@ -80,7 +81,7 @@ func checkTensor(p *models.Port, t *tensor.Tensor) error {
 			t.Shape, len(t.Shape), len(p.Shape), shape(p.Shape))
 	}
 	for i := 1; i < len(p.Shape); i++ {
-		// An empty dimension would leave nothing to run on.
+		// A dimension of size 0 would leave no elements.
 		if p.Shape[i] == models.Dynamic && t.Shape[i] > 0 || t.Shape[i] == p.Shape[i] {
 			continue
 		}
@@ -90,14 +91,14 @@ func checkTensor(p *models.Port, t *tensor.Tensor) error {
 	return nil
 }
 
-// checkContents checks that the data is as long as the shape says.
+// checkContents checks that the length of the data fits the shape.
 func checkContents(t *tensor.Tensor) error {
 	elements, err := tensor.Elements(t.Shape)
 	if err != nil {
 		return outcome.Invalid("input %q: %w", t.Name, err)
 	}
 	if t.DataType != tensor.Bytes {
-		// A product that overflows is not the length of anything.
+		// The division detects a product that has overflowed.
 		if want := elements * t.DataType.Size(); len(t.Data) != want ||
 			want/t.DataType.Size() != elements {
 			return outcome.Invalid("input %q: contents of %d bytes, want %d for shape %v of %s",
@@ -126,8 +127,7 @@ func checkContents(t *tensor.Tensor) error {
 	return nil
 }
 
-// checkIDs checks that every id of t is within its bound. Contents must have
-// been checked.
+// checkIDs checks that every id of t is in [0, its bound). checkContents must have accepted t.
 func checkIDs(p *models.Port, t *tensor.Tensor) error {
 	if len(p.IDBounds) == 0 {
 		return nil
@@ -163,8 +163,8 @@ func idsWithin[T integer](p *models.Port, t *tensor.Tensor) error {
 	if err != nil {
 		return err
 	}
-	// A negative id is a huge one when taken as unsigned, so that one
-	// comparison tests both ends.
+	// Converted to unsigned, a negative id is larger than any bound, so one comparison tests both
+	// ends.
 	if len(p.IDBounds) == 1 {
 		bound := uint64(p.IDBounds[0])
 		for i, id := range ids {
@@ -174,8 +174,8 @@ func idsWithin[T integer](p *models.Port, t *tensor.Tensor) error {
 		}
 		return nil
 	}
-	// Shape [N, tables, ...]: each table has its own bound, and a run of ids
-	// for each item.
+	// Shape [N, tables, ...]: each table has its own bound. In every item, run consecutive ids
+	// belong to each table.
 	run := len(ids) / int(t.Shape[0]) / len(p.IDBounds)
 	for start := 0; start < len(ids); {
 		for _, b := range p.IDBounds {
@@ -201,7 +201,8 @@ func idOutside[T integer](t *tensor.Tensor, i int, id T, bound int64) error {
 		bound-1)
 }
 
-// chooseOutputs are the positions of the outputs wanted; all, if none is named.
+// chooseOutputs returns the positions of the wanted outputs in the signature; all if the request
+// names none.
 func chooseOutputs(v *models.Version, wanted []oip.RequestedOutput) ([]int, error) {
 	positions := make([]int, 0, len(v.Outputs))
 	if len(wanted) == 0 {
@@ -233,7 +234,7 @@ func portIndex(ports []models.Port, name string) int {
 	return -1
 }
 
-// portNames lists ports for error messages: `"dense", "ids"`.
+// portNames lists the names of ports for error messages: `"dense", "ids"`.
 func portNames(ports []models.Port) string {
 	names := make([]string, len(ports))
 	for i, p := range ports {
@@ -242,12 +243,13 @@ func portNames(ports []models.Port) string {
 	return strings.Join(names, ", ")
 }
 
-// shape prints a signature's shape, the batch size as N: [N 4].
+// shape formats a signature's shape with N as the batch size: [N 4].
 func shape(dims []int64) string {
 	return strings.Replace(fmt.Sprint(dims), fmt.Sprint(models.Dynamic), "N", 1)
 }
 
-// ParseVersion is the number of a version that a query names; "" is 0, the newest.
+// ParseVersion returns the number of the version that a request names; 0, the newest, for "". The
+// error wraps outcome.ErrInvalid and names model.
 func ParseVersion(model, version string) (int64, error) {
 	if version == "" {
 		return 0, nil

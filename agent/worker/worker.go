@@ -27,70 +27,79 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// Leading says whom this agent follows, and takes what the election says. Its methods may be called
-// concurrently.
+// Leading tells which leader this agent follows, and handles election messages. Its methods may be
+// called concurrently.
 type Leading interface {
 	members.Leading
-	// Linked tells that the agent named has opened a Link to this one: what the election has to say
-	// to that agent goes by send, which must not block, until closed is called, which tells whether
-	// the agent has ended the Link in order, or it broke. Only the first call counts.
+	// Linked notes that the agent called from has opened a Link to this agent. Until closed is
+	// called, the election's messages to that agent go through send, which must not block. inOrder
+	// tells closed whether the agent has ended the Link in order; otherwise it broke. Only the
+	// first call of closed counts.
 	Linked(from names.AgentName, send func(*control.Election)) (closed func(inOrder bool))
-	// Elect takes an election message that came by such a Link.
+	// Elect handles an election message that came on such a Link. When it returns, Leadership
+	// reflects the message.
 	Elect(*control.Election)
 }
 
-// Callers are those who make calls, by the contexts of their calls.
+// Callers identify the caller of a call by the call's context. The methods may be called
+// concurrently and do not block.
 type Callers interface {
-	// MayQuery says why the caller may not query a model; nil if it may.
+	// MayQuery returns nil if the caller may query the model, else an error with the reason.
 	MayQuery(ctx context.Context, model string) error
-	// Query counts a query of the caller, of as many bytes as are known yet, or refuses it for the
-	// caller's limits.
+	// Query counts a query of the caller, with the number of its bytes that are known so far. It
+	// returns an error if the query exceeds the caller's limits.
 	Query(ctx context.Context, w secure.Way, bytes int64) error
 }
 
-// A Config says what a [Worker] runs models with, and what it needs of the rest of the agent.
-// Functions may be called concurrently.
+// A Config holds what a [Worker] runs models with, and what it needs of the rest of the agent.
+// Functions must not block and may be called concurrently.
 type Config struct {
-	// Executor runs the models.
+	// Executor runs the models. The Worker does not close it.
 	Executor runtime.Executor
 	// Lanes is how many queries run at once, each on its share of Cores; both are > 0.
 	Lanes, Cores int
-	// MaxWaitingQueries and MaxWaitingBytes bound what waits for the lanes.
+	// MaxWaitingQueries and MaxWaitingBytes bound the queries that wait for a lane, and the bytes
+	// of their inputs.
 	MaxWaitingQueries int
 	MaxWaitingBytes   int64
-	// ModelDir is the model repository, LoadTimeout bounds the load of one version.
+	// ModelDir is the directory of the model repository. LoadTimeout bounds the load and warm-up of
+	// one version. Catalogue lists the instance types; Library holds the profiles known from the
+	// start.
 	ModelDir    string
 	LoadTimeout time.Duration
 	Catalogue   *profiles.Catalogue
 	Library     *profiles.Library
-	// InstanceType is what the agent runs on, "" as long as that is not known.
+	// InstanceType returns this machine's instance type; "" until it is known.
 	InstanceType func() profiles.InstanceType
 
-	// Gateway is this agent's own, as gateways are named.
+	// Gateway is the id of this agent's own gateway.
 	Gateway uint64
 	Leading Leading
-	// Own is what this agent is; it must not be changed.
+	// Own returns this agent's description, which the Worker does not change.
 	Own func() *control.Member
-	// ToldByLeader takes what the leader that this agent follows says.
+	// ToldByLeader handles the prices, profiles, dispatch-ahead time and plan of the leader that
+	// this agent follows; see members.Members.ToldByLeader.
 	ToldByLeader func(*control.LeaderMessage)
 	Callers      Callers
-	// Full refuses a query of a call whose size is not known yet if there is no room;
-	// nil if there is.
+	// Full returns an error if there is no room for another query of the call's client; nil if
+	// there is.
 	Full func(context.Context) error
-	// Draining reports whether the agent takes no new queries.
+	// Draining reports whether the agent drains: it then reserves no lanes for gateways.
 	Draining func() bool
-	// Loaded is told of a version before it serves, Observe of every change of a version's state.
+	// Loaded is called with each version before it serves. Observe is called after each change of a
+	// version's state.
 	Loaded  func(*models.Version)
 	Observe func(models.Event)
 
 	Registry prometheus.Registerer
-	Tracer   trace.Tracer // nil: nothing is traced
+	Tracer   trace.Tracer // nil: the worker makes no spans
 	Log      *slog.Logger
 }
 
-// A Worker is what an agent does for others: it knows what attempts its lanes hold, keeps
-// reservations for gateways that asked, and tells the leader that the agent follows what became of
-// each. Its methods may be called concurrently.
+// A Worker runs queries on this agent's lanes: the attempts of gateways and, if the agent is alone,
+// its own queries. It stores which attempts its lanes hold and which lanes are reserved for
+// gateways, and tells the leader that the agent follows the end of each attempt. Its methods may be
+// called concurrently.
 type Worker struct {
 	config     Config
 	metrics    *metrics
@@ -106,7 +115,8 @@ type Worker struct {
 	reservations map[reservationID]*runtime.Reservation
 }
 
-// Open reads what models there are; Run loads them.
+// Open returns a Worker with the models that ModelDir holds, none of them loaded yet; Run loads
+// them. The error says why ModelDir cannot be read.
 func Open(config Config) (*Worker, error) {
 	w := &Worker{
 		config: config, metrics: newMetrics(),
@@ -127,40 +137,43 @@ func Open(config Config) (*Worker, error) {
 	return w, err
 }
 
-// Run keeps the repository's models loaded until ctx ends, and returns when all are closed, which
-// those that have acquired some keep from.
+// Run loads the repository's models, and keeps them loaded until ctx ends. It blocks until all
+// models are closed, which waits for the last Release of each. It may be called once.
 func (w *Worker) Run(ctx context.Context) error { return w.repository.Run(ctx) }
 
-// Repository holds the models.
+// Repository returns the model repository.
 func (w *Worker) Repository() *models.Repository[*Model] { return w.repository }
 
-// Lanes run the queries.
+// Lanes returns the lanes.
 func (w *Worker) Lanes() *runtime.Lanes { return w.lanes }
 
-// Info is what runs the models.
+// Info describes the executor.
 func (w *Worker) Info() runtime.Info { return w.config.Executor.Info() }
 
-// Complete adds to a view the profiles that it lacks, as far as this agent has learned them.
+// Complete adds profiles to a view for models and lanes without one, as far as this agent has
+// learned them or they come with the program. The caller must own the view.
 func (w *Worker) Complete(v *control.View) { w.estimates.complete(v) }
 
-// Learned is another number each time that Complete may add more.
+// Learned returns a number that changes whenever Complete may add other profiles than before.
 func (w *Worker) Learned() uint64 { return w.estimates.learnedTimes.Load() }
 
-// observe follows the life of the model versions.
+// observe handles a change of a model version's state.
 func (w *Worker) observe(e models.Event) {
 	w.metrics.observe(e)
 	w.config.Observe(e)
 }
 
-// Forget forgets what belongs to versions that are gone: held are those of the fleet, as "ncf/1",
-// known reports whether a client may ask for a model.
+// Forget removes estimates and metrics of versions that have long been gone. held names the
+// versions that the fleet holds, as "ncf/1"; known reports whether the repository or the fleet has
+// a model. Forget must be called from time to time.
 func (w *Worker) Forget(now time.Time, held map[names.ModelKey]bool,
 	known func(model string) bool) {
 	w.estimates.forget(now, held)
 	w.metrics.forget(now, known)
 }
 
-// Sizes tells of how many things the worker keeps, for tests that look for what grows.
+// Sizes calls tell with the number of entries of each table that the Worker keeps, for tests that
+// look for leaks.
 func (w *Worker) Sizes(tell func(what string, n int)) {
 	w.metrics.mu.Lock()
 	tell("metrics: versions", len(w.metrics.versions))
@@ -177,7 +190,10 @@ func (w *Worker) Sizes(tell func(what string, n int)) {
 	tell("worker: reservations", len(w.reservations))
 }
 
-// Attempt runs the attempt that a header names. received is when the headers arrived. It owns req.
+// Attempt runs a gateway's attempt. header is the value of its control.AttemptHeader, received the
+// time when the headers arrived. Attempt owns req, and releases its inputs; the caller must release
+// the response. It tells the leader the end of the attempt. An error that wraps outcome.ErrRefused
+// means that the attempt was not run and another agent may run the query.
 func (w *Worker) Attempt(ctx context.Context, header string, req *oip.Request,
 	received time.Time) (resp *oip.Response, err error) {
 	defer req.Release()
@@ -194,14 +210,14 @@ func (w *Worker) Attempt(ctx context.Context, header string, req *oip.Request,
 	resp, err = w.perform(ctx, req, t)
 	if t.probed {
 		remaining := strconv.FormatInt(int64(w.lanes.Remaining()), 10)
-		// only outside of a call does it fail
+		// fails only outside a gRPC call
 		_ = grpc.SetTrailer(ctx, metadata.Pairs(control.RemainingTrailer, remaining))
 	}
 	return resp, err
 }
 
-// begin is the attempt that a header names, which was received at the given time. It
-// takes the attempt's reservation.
+// begin returns the attempt that a header names. It takes the attempt's reservation out of
+// w.reservations.
 func (w *Worker) begin(header string, received time.Time) (*attempt, error) {
 	named, err := control.ParseAttempt(header)
 	if err != nil {
@@ -221,11 +237,12 @@ func (w *Worker) begin(header string, received time.Time) (*attempt, error) {
 	return t, nil
 }
 
-// errCutOff ends an attempt whose call has ended before its query was here.
+// errCutOff is the error of an attempt whose call has ended before its query was received.
 var errCutOff = fmt.Errorf("the call has ended before the query was received: %w", context.Canceled)
 
-// CutOff tells the leader that the attempt that a header names is not run: its call has ended while
-// the query was on its way, and the lane is not to be reserved for it any more.
+// CutOff ends an attempt whose call has ended before its query was received: it releases the
+// attempt's reservation and tells the leader that the attempt was not run. The arguments are those
+// of Attempt.
 func (w *Worker) CutOff(header string, received time.Time) {
 	if t, err := w.begin(header, received); err == nil {
 		w.lanes.Release(t.reservation)
@@ -233,19 +250,19 @@ func (w *Worker) CutOff(header string, received time.Time) {
 	}
 }
 
-// An attempt is an attempt on its way through this agent.
+// An attempt is the state of one attempt in this agent.
 type attempt struct {
 	attempt     control.Attempt
 	held        *control.Held
-	arrival     time.Time // of the query at its gateway
+	arrival     time.Time // when the query arrived at its gateway, by this machine's clock
 	receive     time.Duration
 	reservation *runtime.Reservation
-	probed      bool // a gateway chose this agent, not a leader
+	probed      bool // the gateway itself chose this agent, without a leader
 	bytes       int64
-	result      *runtime.Result // nil unless it was run
+	result      *runtime.Result // nil if it was not run
 }
 
-// perform validates the query and runs it.
+// perform validates the attempt's query and runs it.
 func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oip.Response, error) {
 	loaded, err := w.Acquire(req.Model, req.Version)
 	if err != nil {
@@ -255,8 +272,8 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oi
 		return nil, err
 	}
 	defer loaded.Release()
-	// Whoever says that a query has waited longer than anybody waits would spoil what is known of
-	// latencies.
+	// Waited comes from outside. A query cannot wait longer than its deadline; a larger value would
+	// distort the latency metrics.
 	t.arrival = t.arrival.Add(-min(t.attempt.Waited, loaded.Version.Config.Deadline))
 	q, err := validate(loaded.Version, req)
 	if err != nil {
@@ -292,8 +309,8 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oi
 	return respond(loaded.Version, req, q, result), nil
 }
 
-// hold notes that the lanes are about to have an attempt. If no leader chose it,
-// the leader is told how long the lanes are busy.
+// hold notes that the lanes are about to hold an attempt. If a gateway chose the lane without the
+// leader, hold tells the leader how long the lanes will be busy.
 func (w *Worker) hold(t *attempt, batchSize int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -311,7 +328,8 @@ func (w *Worker) hold(t *attempt, batchSize int) {
 	})
 }
 
-// ended tells the leader what became of an attempt.
+// ended tells the leader that an attempt has ended, with its durations or the reason why it was not
+// run.
 func (w *Worker) ended(t *attempt, err error) {
 	w.mu.Lock()
 	delete(w.held, t.held)
@@ -336,8 +354,8 @@ func (w *Worker) ended(t *attempt, err error) {
 	w.completed(c)
 }
 
-// completedAlone tells the leader, which is this agent, of a query that it
-// served without asking anybody.
+// completedAlone tells the leader, which is this agent, of a query that ran without the leader's
+// decision.
 func (w *Worker) completedAlone(v *models.Version, batchSize int, bytes int64, arrival time.Time,
 	result *runtime.Result) {
 	w.completed(&control.Completed{
@@ -348,8 +366,8 @@ func (w *Worker) completedAlone(v *models.Version, batchSize int, bytes int64, a
 	})
 }
 
-// completed tells the leader followed of the end of an attempt. Without one
-// nobody hears of it, but for this agent's own estimates.
+// completed adds the end of an attempt to the next message to the leader that this agent follows.
+// Without a leader it is dropped; this agent's own estimates learn of it in any case.
 func (w *Worker) completed(c *control.Completed) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -359,7 +377,7 @@ func (w *Worker) completed(c *control.Completed) {
 	w.tellLeader(func(m *control.WorkerMessage) { m.Completed = append(m.Completed, c) })
 }
 
-// remaining is how long until each lane is free.
+// remaining returns the remaining time of each lane, in nanoseconds.
 func (w *Worker) remaining() []int64 {
 	byLane := w.lanes.RemainingByLane()
 	ns := make([]int64, len(byLane))

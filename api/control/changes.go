@@ -13,14 +13,14 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// A HeardLoad is a load that was heard, or said, at a time by this machine's clock. The load does
-// not change, and each one heard is another message.
+// A HeardLoad is a load of an agent with the time At, by this machine's clock, when the agent sent
+// it. The load must not change; two loads of an agent are different messages.
 type HeardLoad struct {
 	*LaneLoad
 	At time.Time
 }
 
-// Now is the load as a message that is sent now.
+// Now returns the load as a message with its age at the time now.
 func (h HeardLoad) Now(now time.Time) *LaneLoad {
 	return &LaneLoad{
 		Agent: h.Agent, AgeNs: int64(max(0, now.Sub(h.At))), RemainingNs: h.RemainingNs,
@@ -28,17 +28,17 @@ func (h HeardLoad) Now(now time.Time) *LaneLoad {
 	}
 }
 
-// Changes makes what those are sent who watch the changes of a view. What it has been told it
-// keeps, and what it returns refers to that, so neither may change. Its zero value is ready, and
-// not safe for concurrent use.
+// Changes computes the messages for watchers of a view: what has changed since the last message. It
+// keeps its arguments, and its results refer to them, so neither may be changed. The zero value is
+// ready to use. It is not safe for concurrent use.
 type Changes struct {
-	view      *View // the last
+	view      *View // the last view given to Next
 	revision  uint64
 	members   map[string]*toldMember
 	profiles  map[names.TableKey]*Profile
-	models    map[string]*toldModel // that members hold, by their content
+	models    map[string]*toldModel // the models that members hold, by their encoded content
 	lastModel uint64
-	loads     map[string]HeardLoad // of members
+	loads     map[string]HeardLoad // the last load sent of each member
 }
 
 type toldMember struct {
@@ -47,13 +47,14 @@ type toldMember struct {
 }
 
 type toldModel struct {
-	*Model  // with its number
+	*Model  // a copy with its number set
 	content string
 	holders int
 }
 
-// Next returns what has changed since the view before, nil if nothing has. The view has no loads;
-// a member that has not changed is the same message as before.
+// Next returns the changes from the last view to v, or nil if there are none. v must have no loads,
+// and a member that has not changed must be the same message as before. Both must not be changed
+// afterwards.
 func (c *Changes) Next(v *View) *View {
 	if c.members == nil {
 		*c = Changes{view: &View{}, revision: 1, members: map[string]*toldMember{},
@@ -84,7 +85,7 @@ func (c *Changes) Next(v *View) *View {
 	return c.step(change)
 }
 
-// step makes change the step to another revision.
+// step numbers change as the step from the current revision to the next.
 func (c *Changes) step(change *View) *View {
 	change.Base = c.revision
 	c.revision++
@@ -107,7 +108,7 @@ func (c *Changes) nextMembers(members []*Member, change *View) {
 			fresh.holds = append(fresh.holds, known)
 		}
 		if told != nil {
-			c.release(told) // after fresh holds what both do
+			c.release(told) // released last, so that a model in both stays
 		}
 		c.members[m.GetName()] = fresh
 		change.Members = append(change.Members, fresh.wire())
@@ -129,10 +130,11 @@ func (c *Changes) nextMembers(members []*Member, change *View) {
 	}
 }
 
-// model is what is told of a model in place of m: one message for all that are alike.
+// model returns the entry for m's content: members with equal models share one entry, which is sent
+// once.
 func (c *Changes) model(m *Model) *toldModel {
 	content, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
-	if err != nil { // a string that is no UTF-8, which no message that came over the wire has
+	if err != nil { // invalid UTF-8, which no message from the wire has; treat m as unique
 		content = fmt.Appendf(nil, "%p", m)
 	}
 	known := c.models[string(content)]
@@ -154,7 +156,7 @@ func (c *Changes) release(m *toldMember) {
 	}
 }
 
-// wire is the member as it is told: with numbers in place of models.
+// wire returns the member as it is sent: with the models' numbers in place of the models.
 func (m *toldMember) wire() *Member {
 	w := shallow(m.Member)
 	w.Models, w.Held = nil, make([]uint64, len(m.holds))
@@ -164,7 +166,7 @@ func (m *toldMember) wire() *Member {
 	return w
 }
 
-// shallow is a copy of a message that shares what the message refers to.
+// shallow returns a copy of a message that shares the values of its fields.
 func shallow[M proto.Message](m M) M {
 	c := m.ProtoReflect().New()
 	m.ProtoReflect().Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
@@ -200,8 +202,9 @@ func (c *Changes) nextProfiles(profiles []*Profile, change *View) {
 	}
 }
 
-// Heard returns the loads of members that are others than before, as a change; without any it is
-// empty but for its revision, and tells that the sender lives. It is called after Next.
+// Heard returns a change with the members' loads that are new since the last call. If none is, the
+// change has only a revision, which shows watchers that the sender lives. Next must have been
+// called before.
 func (c *Changes) Heard(loads []HeardLoad, now time.Time) *View {
 	change := &View{AheadNs: c.view.AheadNs}
 	for _, l := range loads {
@@ -213,7 +216,8 @@ func (c *Changes) Heard(loads []HeardLoad, now time.Time) *View {
 	return c.step(change)
 }
 
-// Whole returns all that was told so far, for who has nothing, or not the revision before.
+// Whole returns the current state as one message, for a watcher that has no revision or one too
+// old.
 func (c *Changes) Whole(now time.Time) *View {
 	v := &View{
 		Leadership: c.view.Leadership, Prices: c.view.Prices, Profiles: c.view.Profiles,
@@ -233,11 +237,11 @@ func (c *Changes) Whole(now time.Time) *View {
 	return v
 }
 
-// Revision is that of the last step.
+// Revision returns the revision of the last step; 0 before the first.
 func (c *Changes) Revision() uint64 { return c.revision }
 
-// A Watched is the view of one who watches changes. Its zero value is ready for the first one; it
-// is not safe for concurrent use.
+// A Watched builds a view from the messages of a Watch stream. The zero value is ready for the
+// first message. It is not safe for concurrent use.
 type Watched struct {
 	view     *View
 	members  map[string]*Member
@@ -245,9 +249,9 @@ type Watched struct {
 	profiles map[names.TableKey]*Profile
 }
 
-// Take takes the next message, which may be a whole view, too, and belongs to the Watched from
-// here on. It reports whether the view is another one now; its loads alone, which are not
-// part of the view, make no other. After an error the watcher has to watch anew.
+// Take applies the next message of the stream, a change or a whole view, which belongs to the
+// Watched afterwards. It reports whether the view has changed; loads are not a part of it. After an
+// error the caller must open a new Watch stream.
 func (w *Watched) Take(v *View) (changed bool, err error) {
 	before := w.view
 	whole := v.GetBase() == 0
@@ -327,6 +331,6 @@ func (w *Watched) takeMembers(v *View) error {
 	return nil
 }
 
-// View is the view, which must not be changed and does not change, and has no loads; nil
-// before the first message.
+// View returns the current view, without loads; nil before the first message. It is never changed
+// later, and the caller must not change it.
 func (w *Watched) View() *View { return w.view }

@@ -1,6 +1,6 @@
-// Package control is the protocol between agents, and between agents and SDKs that know it. It is
-// generated from control.proto. Written by hand are the versions of the protocol, and the changes
-// of a view: what of it an SDK that watches is sent.
+// Package control is the protocol between agents, and between agents and SDKs. It is generated from
+// control.proto. Written by hand are the protocol's versions, names and headers, and the
+// computation of a view's changes, for SDKs that watch the fleet ([Changes], [Watched]).
 package control
 
 import (
@@ -11,37 +11,35 @@ import (
 	"time"
 )
 
-// Names of gRPC metadata on ModelInfer between a gateway and a worker, and on
-// the protocol's control calls between agents.
+// Names of gRPC metadata: of ModelInfer between a gateway and a worker, and of the control calls
+// between agents.
 const (
-	// AttemptHeader marks a query as an attempt that the worker runs itself:
-	// "gateway/sequence/attempt/lane/waited/reservation", the gateway in hexadecimal, what it has
-	// waited in nanoseconds. It is one header, for each whose value is new costs both ends an
-	// entry of HPACK's tables.
+	// AttemptHeader marks a query as a gateway's attempt, which the worker must run itself. Its
+	// value is "gateway/sequence/attempt/lane/waited/reservation", the gateway in hexadecimal and
+	// waited in nanoseconds. It is one header, because each header with a new value costs both ends
+	// an entry of HPACK's tables.
 	AttemptHeader = "muster-attempt"
-	// RemainingTrailer is the worker's remaining time with its answer, in
+	// RemainingTrailer comes with a worker's answer and holds the worker's remaining time in
 	// nanoseconds.
 	RemainingTrailer = "muster-remaining-ns"
-	// LocalHeader keeps a call from being passed on: the agent answers for
-	// itself alone.
+	// LocalHeader marks a call that the agent must answer for itself alone, without passing it on.
 	LocalHeader = "muster-local"
 )
 
-// An Attempt is what AttemptHeader says: one try of a gateway to have a query
-// run.
+// An Attempt is the content of AttemptHeader: one try of a gateway to have a query run.
 type Attempt struct {
 	Gateway  uint64
-	Sequence uint64 // of the query, at its gateway
-	Attempt  uint32 // 1 is the first
-	Lane     uint32 // of the worker, where a leader chose it
-	// Waited is how long the query has since it arrived at its gateway, at least 0.
+	Sequence uint64 // the query's number at its gateway
+	Attempt  uint32 // counts from 1
+	Lane     uint32 // the worker's lane that a leader chose
+	// Waited is the time since the query arrived at its gateway, >= 0.
 	Waited time.Duration
-	// Reservation is the id of the probe, of the same gateway, whose place the query takes; 0: a
-	// leader chose the lane.
+	// Reservation is the id of the gateway's probe that reserved a lane for the query; 0: a leader
+	// chose the lane.
 	Reservation uint64
 }
 
-// String is a as it travels.
+// String returns a in the form of AttemptHeader.
 func (a Attempt) String() string {
 	b := strconv.AppendUint(make([]byte, 0, 64), a.Gateway, 16)
 	b = strconv.AppendUint(append(b, '/'), a.Sequence, 10)
@@ -52,7 +50,7 @@ func (a Attempt) String() string {
 	return string(b)
 }
 
-// ParseAttempt reads what String wrote.
+// ParseAttempt parses the value of an AttemptHeader.
 func ParseAttempt(s string) (a Attempt, err error) {
 	rest, field := s, ""
 	number := func(base, bits int) uint64 {

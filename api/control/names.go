@@ -6,7 +6,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// Key is what the profile is about.
+// Key returns the profile's key.
 func (p *Profile) Key() names.TableKey {
 	return names.TableKey{
 		Model: names.ModelKey(p.GetModel()), Type: names.LaneType(p.GetType()),
@@ -21,8 +21,8 @@ func (m *ModelDemand) Key() names.ModelKey {
 // Key names the version of the model.
 func (m *Model) Key() names.ModelKey { return names.NewModelKey(m.GetName(), m.GetVersion()) }
 
-// ProfileKeys adds to keys what the profiles that hold for the member are about: each model that it
-// holds, on lanes of its type and on its own.
+// ProfileKeys adds to keys the keys of all profiles that can apply to the member: for each model
+// that it holds, that of its LaneType and that of its OwnLaneType.
 func (m *Member) ProfileKeys(keys map[names.TableKey]bool) {
 	general, own := m.LaneType(), m.OwnLaneType()
 	for _, held := range m.GetModels() {
@@ -31,12 +31,12 @@ func (m *Member) ProfileKeys(keys map[names.TableKey]bool) {
 	}
 }
 
-// Duration is a duration of a message: not negative, and at most a day, so that
-// whoever reckons with what another says need not think of overflow.
+// Duration converts nanoseconds from a message to a duration in [0, 24 h], so that code that
+// computes with values of other machines cannot overflow.
 func Duration(ns int64) time.Duration { return min(max(time.Duration(ns), 0), 24*time.Hour) }
 
-// LaneType is how prices and profiles name what a lane of the member is: lanes
-// are alike where instance type, provider and cores are.
+// LaneType names the kind of the member's lanes in prices and profiles: "instance
+// type/provider/cores". Lanes with the same three are alike.
 func (m *Member) LaneType() names.LaneType {
 	return names.NewLaneType(m.GetInstanceType(), m.GetProvider(), m.GetCores())
 }
@@ -44,7 +44,7 @@ func (m *Member) LaneType() names.LaneType {
 // AgentName is the member's name.
 func (m *Member) AgentName() names.AgentName { return names.AgentName(m.GetName()) }
 
-// OwnLaneType is the same of a member whose latency departs from its type's.
-// Where there is a price or a profile under this name it holds for the member,
-// in place of that of its LaneType.
+// OwnLaneType names the lanes of this one member. The leader uses it for a member whose latency
+// differs from that of its type: a price or profile with this name applies to the member in place
+// of that of its LaneType.
 func (m *Member) OwnLaneType() names.LaneType { return m.LaneType().Own(m.AgentName()) }

@@ -1,3 +1,3 @@
-// Package inference is the generated code of the Open Inference Protocol's gRPC form
-// (inference.proto). Package oip has queries and answers in a form that is cheaper to use.
+// Package inference is the generated code of the gRPC form of the Open Inference Protocol
+// (inference.proto). Package oip has queries and answers in a form that costs less to use.
 package inference

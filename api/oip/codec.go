@@ -7,38 +7,39 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Codec is the gRPC codec "proto" for [Request] and [Response]. Decoding
-// copies each tensor once, from grpc's receive buffers to pooled memory aligned
-// to 64 bytes; encoding sends tensors from where they lie. Any other message is
-// left to the ordinary codec. It has to be forced on the server
-// ([ServerOptions]) and on the client ([DialOptions]).
+// Codec is the gRPC codec "proto" for [Request] and [Response]. Decoding copies each tensor once,
+// from gRPC's receive buffers to pooled memory aligned to 64 bytes; encoding sends tensors from
+// their own memory without a copy. It passes any other message to gRPC's own codec. It has to be
+// forced on the server ([ServerOptions]) and on the client ([DialOptions]). It may be used
+// concurrently.
 //
-// A malformed Request is no error of Unmarshal, which grpc would report as an
-// internal one: the handler refuses it ([RegisterServer]).
+// Unmarshal returns no error for a malformed Request, because gRPC would report it as INTERNAL: the
+// handler refuses it instead ([RegisterServer]).
 type Codec struct{}
 
-// ordinary is the codec for the generated messages.
+// ordinary is gRPC's codec, for the generated messages.
 var ordinary = encoding.GetCodecV2(grpcproto.Name)
 
-// An Encoded is a message that is sent to many and encoded once. It must not change: the
-// transports of all receivers read Wire, each as long as it needs.
+// An Encoded is a message with its encoding, to send one message to many receivers. Neither may be
+// changed: the connections of all receivers read Wire, for as long as each needs it.
 type Encoded struct {
 	proto.Message
 	Wire []byte // the message in its wire form
 }
 
-// Encode makes an Encoded of m.
+// Encode returns m with its encoding. The caller must not change m afterwards.
 func Encode(m proto.Message) (Encoded, error) {
 	wire, err := proto.Marshal(m)
 	return Encoded{m, wire}, err
 }
 
-// Name is that of the ordinary codec, whose wire format this is.
+// Name implements [encoding.CodecV2]. It is the ordinary codec's, because the wire format is the
+// same.
 func (Codec) Name() string { return grpcproto.Name }
 
-// Marshal encodes v. The transport holds the data of a Request's inputs while
-// it needs them (see [Request.OnRelease]). A Response belongs to the transport
-// from here on and is released when it has been sent.
+// Marshal implements [encoding.CodecV2]. The connection holds a reference to the memory of a
+// Request's inputs while it needs them (see [Request.OnRelease]). A Response belongs to the
+// connection from here on, which releases it when it has been sent.
 func (Codec) Marshal(v any) (mem.BufferSlice, error) {
 	switch v := v.(type) {
 	case *Request:
@@ -47,13 +48,14 @@ func (Codec) Marshal(v any) (mem.BufferSlice, error) {
 		defer v.Release()
 		return v.marshal()
 	case Encoded:
-		return mem.BufferSlice{mem.SliceBuffer(v.Wire)}, nil // of no pool: to free it does nothing
+		// not from a pool, so freeing it does nothing
+		return mem.BufferSlice{mem.SliceBuffer(v.Wire)}, nil
 	}
 	return ordinary.Marshal(v)
 }
 
-// Unmarshal decodes data into v, releasing what a Request or Response held
-// before.
+// Unmarshal implements [encoding.CodecV2]. If v is a Request or Response, it first releases the
+// memory that v held.
 func (Codec) Unmarshal(data mem.BufferSlice, v any) error {
 	switch v := v.(type) {
 	case *Request:

@@ -21,8 +21,8 @@ var contentFields = [...]string{
 	8: "bytes_contents",
 }
 
-// contentField is the number of the field that holds a type's elements; 0 for
-// types that travel raw only.
+// contentField returns the number of the field that holds a type's elements; 0 for types that are
+// sent as raw contents only.
 func contentField(d tensor.DataType) protowire.Number {
 	switch d {
 	case tensor.Bool:
@@ -45,16 +45,16 @@ func contentField(d tensor.DataType) protowire.Number {
 	return 0
 }
 
-// A contentReader fills a tensor's data from an InferTensorContents.
+// A contentReader decodes an InferTensorContents into a tensor's data.
 type contentReader struct {
 	t        *tensor.Tensor
-	elements int    // expected
-	n        int    // read so far
-	data     []byte // room for all; bytes appends to t.Data, the others index it
+	elements int // expected
+	n        int // read so far
+	// memory for all elements; bytes appends to t.Data, the other methods index data
+	data []byte
 }
 
-// readContents fills t, which has the given number of elements, from typed
-// contents.
+// readContents decodes typed contents into t, which has the given number of elements.
 func readContents(t *tensor.Tensor, elements int, c cursor, block *block) error {
 	want := contentField(t.DataType)
 	if want == 0 && elements > 0 {
@@ -110,7 +110,7 @@ func (r *contentReader) more() error {
 	return nil
 }
 
-// packed reads elements until c ends.
+// packed decodes elements until c ends.
 func (r *contentReader) packed(c *cursor) error {
 	size := r.t.DataType.Size()
 	if r.t.DataType == tensor.FP32 || r.t.DataType == tensor.FP64 {
@@ -134,7 +134,7 @@ func (r *contentReader) packed(c *cursor) error {
 	return nil
 }
 
-// element reads one element that is not BYTES.
+// element decodes one element of a type other than BYTES.
 func (r *contentReader) element(c *cursor) error {
 	if err := r.more(); err != nil {
 		return err
@@ -184,7 +184,7 @@ func (r *contentReader) element(c *cursor) error {
 	return nil
 }
 
-// bytes reads one BYTES element.
+// bytes decodes one BYTES element.
 func (r *contentReader) bytes(c *cursor) error {
 	if err := r.more(); err != nil {
 		return err

@@ -14,15 +14,15 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
-// Limits on what a message may be made of. Each has to be there, since a list
-// takes more memory decoded than on the wire.
+// Limits on the parts of a message. They are needed because a list takes more memory decoded than
+// on the wire.
 const (
 	mostTensors    = 1024 // inputs, or outputs
 	mostParameters = 1024
 	highestRank    = 64
 )
 
-// invalid is an ErrInvalid with a message of its own.
+// invalid is an error that wraps ErrInvalid, with the text message.
 type invalid struct{ message string }
 
 func (e *invalid) Error() string        { return e.message }
@@ -35,7 +35,7 @@ func invalidf(format string, args ...any) error {
 // largestErrorText bounds the text of an error, in bytes.
 const largestErrorText = 2 << 10
 
-// ErrorText is the message, cut short if it is so long that it must echo what a client has sent.
+// ErrorText returns message, cut to 2 KiB: a longer text must contain what a client has sent.
 func ErrorText(message string) string {
 	if len(message) <= largestErrorText {
 		return message
@@ -44,12 +44,12 @@ func ErrorText(message string) string {
 		strings.ToValidUTF8(message[:largestErrorText], ""), len(message))
 }
 
-// A side names what differs between a request and a response.
+// A side holds the names and numbers that differ between a request and a response.
 type side struct {
-	message string // the message
-	tensor  string // one of its tensors
-	raw     string // the field of raw contents
-	// rawField is that field's number.
+	message string // the protobuf message's name
+	tensor  string // the word for one of its tensors
+	raw     string // the name of the field of raw contents
+	// rawField is the number of the field of raw contents.
 	rawField protowire.Number
 }
 
@@ -58,21 +58,21 @@ var (
 	responseSide = side{"ModelInferResponse", "output", "raw_output_contents", 6}
 )
 
-// A body is what the wire holds of a message's tensors.
+// A body holds the tensors of a message while they are decoded.
 type body struct {
 	tensors []tensor.Tensor
-	// contents of each tensor, typed; without bytes where it has none.
+	// contents holds the typed contents of each tensor; empty if the tensor has none.
 	contents []cursor
 	raw      []cursor
 }
 
-// bodies are those that no message has: of each only the tensors stay with the message.
+// bodies pools bodies. A message keeps a body's tensors, not the body itself.
 var bodies = sync.Pool{New: func() any { return new(body) }}
 
-// largestBody is of how many tensors a body has room that is kept.
+// largestBody is how many tensors a body in the pool may have room for.
 const largestBody = 64
 
-// done gives b back, which refers to nothing any more.
+// done clears b and returns it to the pool.
 func (b *body) done() {
 	clear(b.contents)
 	clear(b.raw)
@@ -82,10 +82,11 @@ func (b *body) done() {
 	}
 }
 
-// unmarshal decodes a ModelInferRequest.
+// unmarshal decodes a ModelInferRequest into r.
 func (r *Request) unmarshal(data mem.BufferSlice) error { return r.decode(data, nil) }
 
-// decode does so, and takes from charge what the inputs need.
+// decode decodes a ModelInferRequest, and adds the bytes of the inputs to charge before it
+// allocates them.
 func (r *Request) decode(data mem.BufferSlice, charge *Charge) error {
 	r.Release()
 	*r = Request{}
@@ -107,7 +108,7 @@ func (r *Request) decode(data mem.BufferSlice, charge *Charge) error {
 	return nil
 }
 
-// unmarshal decodes a ModelInferResponse.
+// unmarshal decodes a ModelInferResponse into r.
 func (r *Response) unmarshal(data mem.BufferSlice) error {
 	r.Release()
 	*r = Response{}
@@ -126,14 +127,14 @@ func (r *Response) unmarshal(data mem.BufferSlice) error {
 	return nil
 }
 
-// A header is where the fields go that a request and a response have alike.
+// A header points to the fields that requests and responses have in common.
 type header struct {
 	model, version, id *string
 	parameters         *map[string]any
 }
 
-// decode reads a message but for the contents of its tensors. What only a
-// request has goes to r, which is nil for a response.
+// decode decodes a message except the contents of its tensors. r gets the fields that only a
+// request has; it is nil for a response.
 func (b *body) decode(c *cursor, s side, h header, r *Request) error {
 	err := eachField(c, func(num protowire.Number, typ protowire.Type) (known bool, err error) {
 		if typ != protowire.BytesType {
@@ -165,8 +166,8 @@ func (b *body) decode(c *cursor, s side, h header, r *Request) error {
 	return nil
 }
 
-// eachField calls field at each field's value; fields that it does not know,
-// and so has not read, are skipped.
+// eachField calls field at the value of each field, and skips the values for which field reports
+// that it does not know (and has not read) them.
 func eachField(
 	c *cursor, field func(protowire.Number, protowire.Type) (known bool, err error)) error {
 	for c.len() > 0 {
@@ -194,8 +195,7 @@ func (b *body) addRaw(c *cursor) error {
 	return err
 }
 
-// decodeTensor reads an InferInputTensor or InferOutputTensor, but not yet its
-// contents.
+// decodeTensor decodes an InferInputTensor or InferOutputTensor, except its contents.
 func (b *body) decodeTensor(c *cursor) error {
 	if len(b.tensors) == mostTensors {
 		return fmt.Errorf("more than %d tensors", mostTensors)
@@ -219,7 +219,7 @@ func (b *body) decodeTensor(c *cursor) error {
 				return true, err
 			}
 			if t.Shape == nil {
-				// a dimension takes a byte at least
+				// a dimension takes at least one byte on the wire
 				t.Shape = make([]int64, 0, min(dims.len(), highestRank))
 			}
 			for dims.len() > 0 {
@@ -260,7 +260,7 @@ func appendDim(shape []int64, c *cursor) ([]int64, error) {
 	return append(shape, int64(v)), err
 }
 
-// decodeDataType reads a type's name without allocating it anew.
+// decodeDataType decodes a type's name without allocating it.
 func decodeDataType(c *cursor) (tensor.DataType, error) {
 	m, err := c.message()
 	if err != nil {
@@ -275,7 +275,7 @@ func decodeDataType(c *cursor) (tensor.DataType, error) {
 	return dataType(name[:n]), nil
 }
 
-// dataType is the type called name, whether the protocol has it or not.
+// dataType returns name as a DataType, also if the protocol does not have it.
 func dataType(name []byte) tensor.DataType {
 	switch string(name) {
 	case "BOOL":
@@ -298,7 +298,7 @@ func dataType(name []byte) tensor.DataType {
 	return tensor.DataType(name)
 }
 
-// decodeOutput reads an InferRequestedOutputTensor.
+// decodeOutput decodes an InferRequestedOutputTensor.
 func (r *Request) decodeOutput(c *cursor) error {
 	if len(r.Outputs) == mostTensors {
 		return fmt.Errorf("more than %d outputs", mostTensors)
@@ -330,8 +330,8 @@ func (r *Request) decodeOutput(c *cursor) error {
 	return nil
 }
 
-// decodeParameter reads an entry of a map<string, InferParameter>. One
-// without a value is left out.
+// decodeParameter decodes an entry of a map<string, InferParameter>. It leaves out an entry without
+// a value.
 func decodeParameter(c *cursor, parameters *map[string]any) error {
 	m, err := c.message()
 	if err != nil {
@@ -370,7 +370,7 @@ func decodeParameter(c *cursor, parameters *map[string]any) error {
 	return nil
 }
 
-// decodeValue reads an InferParameter.
+// decodeValue decodes an InferParameter.
 func decodeValue(c *cursor, value *any) error {
 	return eachField(c, func(num protowire.Number, typ protowire.Type) (known bool, err error) {
 		var v uint64
@@ -396,8 +396,8 @@ func decodeValue(c *cursor, value *any) error {
 	})
 }
 
-// checkParameters refuses the parameters of an input or output that would
-// change where its data is or what it means.
+// checkParameters returns an error if an input or output has a parameter that would change the
+// location or the meaning of its data.
 func checkParameters(name string, parameters map[string]any) error {
 	for _, p := range []string{"shared_memory_region", "classification"} {
 		if _, ok := parameters[p]; ok {
@@ -407,7 +407,7 @@ func checkParameters(name string, parameters map[string]any) error {
 	return nil
 }
 
-// takeTimeout moves the `timeout` parameter to Timeout.
+// takeTimeout moves the parameter `timeout` to r.Timeout.
 func (r *Request) takeTimeout() error {
 	v, ok := r.Parameters["timeout"]
 	if !ok {
@@ -430,8 +430,8 @@ func (r *Request) takeTimeout() error {
 	return nil
 }
 
-// read copies the contents of all tensors into one block, held for the caller and taken from
-// charge.
+// read copies the contents of all tensors into one block, and adds its size to charge. The caller
+// holds the block and must drop it.
 func (b *body) read(s side, charge *Charge) (*block, error) {
 	if len(b.raw) > 0 && len(b.raw) != len(b.tensors) {
 		return nil, invalidf("%s has %d entries, expected %d, one for each %s", s.raw, len(b.raw),
@@ -461,7 +461,7 @@ func (b *body) read(s side, charge *Charge) (*block, error) {
 	return block, nil
 }
 
-// checkNames wants every tensor to have a name of its own.
+// checkNames returns an error unless every tensor has a name that no other one has.
 func checkNames(tensors []tensor.Tensor, kind string) error {
 	for i := range tensors {
 		if tensors[i].Name == "" {
@@ -476,8 +476,8 @@ func checkNames(tensors []tensor.Tensor, kind string) error {
 	return nil
 }
 
-// size is how much room tensor i needs, in bytes. It is checked against the
-// bytes that are there, so that it is never more than eight times these.
+// size returns how many bytes tensor i needs in memory. It is checked against the bytes received,
+// so it is at most eight times those.
 func (b *body) size(i int, s side) (int, error) {
 	t, contents := &b.tensors[i], &b.contents[i]
 	elements, err := checkShape(t)
@@ -495,21 +495,20 @@ func (b *body) size(i int, s side) (int, error) {
 		}
 		return n, nil
 	}
-	// An element takes at least a byte.
+	// An element takes at least one byte on the wire.
 	if elements > contents.len() {
 		return 0, fmt.Errorf("contents of %d bytes cannot hold the %d elements of %s %v",
 			contents.len(), elements, t.DataType, t.Shape)
 	}
 	if t.DataType == tensor.Bytes {
-		// On the wire an element has at least two bytes before its own;
-		// here it has four.
+		// On the wire at least two bytes precede an element's own bytes; in memory four do.
 		return 2 * contents.len(), nil
 	}
 	return elements * t.DataType.Size(), nil
 }
 
-// checkShape is the number of elements of t, for which its type must be one of
-// the protocol's and its size in bytes must fit an int.
+// checkShape returns the number of elements of t. It returns an error if the type is not one of the
+// protocol's, or the size in bytes exceeds an int.
 func checkShape(t *tensor.Tensor) (int, error) {
 	if !t.DataType.Valid() {
 		return 0, fmt.Errorf("unknown datatype %q", t.DataType)
@@ -524,7 +523,7 @@ func checkShape(t *tensor.Tensor) (int, error) {
 	return elements, nil
 }
 
-// readTensor fills tensor i from its raw or typed contents.
+// readTensor decodes the raw or typed contents of tensor i into block.
 func (b *body) readTensor(i int, s side, block *block) error {
 	t := &b.tensors[i]
 	elements, err := checkShape(t)
@@ -539,8 +538,8 @@ func (b *body) readTensor(i int, s side, block *block) error {
 	return checkElements(t, elements)
 }
 
-// checkElements looks into raw data for what the length does not tell: the
-// lengths of BYTES elements, and BOOL values other than 0 and 1.
+// checkElements checks raw data for faults that its length does not show: the lengths of BYTES
+// elements, and BOOL values other than 0 and 1.
 func checkElements(t *tensor.Tensor, elements int) error {
 	switch t.DataType {
 	case tensor.Bool:

@@ -1,8 +1,9 @@
-// Package oip is the Open Inference Protocol (version 2) as Muster reads and writes it.
+// Package oip implements the Open Inference Protocol, version 2: its messages, its gRPC codec and
+// its REST form.
 //
-// It has a query and its answer as plain structs ([Request], [Response]); a gRPC codec that moves
-// tensors between the wire and those structs without a copy of its own; and the REST form, in JSON
-// and with the binary tensor extension. Servers and clients call it. It validates form (lengths,
-// types, counts) and never meaning: whether a model has such an input is for the agent to say. It
-// starts no goroutine.
+// A query and its answer are plain structs ([Request], [Response]). A gRPC codec moves tensors
+// between the wire and those structs with at most one copy. The REST form is JSON, with or without
+// the binary tensor extension. Servers and clients both use it. The package checks the form of
+// messages (lengths, types, counts), not their meaning: package worker checks whether a model has
+// such an input. It starts no goroutine.
 package oip

@@ -13,14 +13,14 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
-// An encoder builds the wire form of a message: its small fields in buf, and
-// where in between the tensors that are sent from where they lie belong.
+// An encoder builds the wire form of a message: small fields in buf, and in cuts the positions
+// between them at which tensors belong, which are sent from their own memory.
 type encoder struct {
 	buf  []byte
 	cuts []cut
 }
 
-// A cut says that data follows the first at bytes of buf.
+// A cut says that data belongs after the first at bytes of buf.
 type cut struct {
 	at   int
 	data []byte
@@ -83,7 +83,7 @@ func newEncoder(tensors []tensor.Tensor) *encoder {
 	return &encoder{buf: make([]byte, 0, size)}
 }
 
-// text appends a string; an empty one is left out, as proto3 has it.
+// text appends a string field; it leaves out an empty one, as proto3 demands.
 func (e *encoder) text(num protowire.Number, s string) {
 	if s != "" {
 		e.buf = protowire.AppendTag(e.buf, num, protowire.BytesType)
@@ -91,7 +91,7 @@ func (e *encoder) text(num protowire.Number, s string) {
 	}
 }
 
-// message appends a message whose fields are appended by fields.
+// message appends a message field; fields appends the message's own fields.
 func (e *encoder) message(num protowire.Number, fields func()) {
 	e.buf = protowire.AppendTag(e.buf, num, protowire.BytesType)
 	start := len(e.buf)
@@ -104,7 +104,7 @@ func (e *encoder) message(num protowire.Number, fields func()) {
 	protowire.AppendVarint(e.buf[:start], uint64(n))
 }
 
-// tensor appends everything of t but its data.
+// tensor appends all fields of t except its data.
 func (e *encoder) tensor(num protowire.Number, t *tensor.Tensor) error {
 	if err := checkData(t); err != nil {
 		return err
@@ -123,7 +123,7 @@ func (e *encoder) tensor(num protowire.Number, t *tensor.Tensor) error {
 	return nil
 }
 
-// checkData wants the length of t's data to be what its type and shape say.
+// checkData returns an error unless the length of t's data fits its type and shape.
 func checkData(t *tensor.Tensor) error {
 	elements, err := checkShape(t)
 	if err != nil {
@@ -181,20 +181,20 @@ func (e *encoder) varint(num protowire.Number, v uint64) {
 	e.buf = protowire.AppendVarint(e.buf, v)
 }
 
-// raw appends data, large data by reference.
+// raw appends a bytes field; large data is not copied.
 func (e *encoder) raw(num protowire.Number, data []byte) {
 	e.buf = protowire.AppendTag(e.buf, num, protowire.BytesType)
 	e.buf = protowire.AppendVarint(e.buf, uint64(len(data)))
 	if mem.IsBelowBufferPoolingThreshold(len(data)) {
-		// grpc does not say when it is done with buffers this small.
+		// gRPC does not report when it is done with a buffer this small, so copy the data.
 		e.buf = append(e.buf, data...)
 		return
 	}
 	e.cuts = append(e.cuts, cut{len(e.buf), data})
 }
 
-// buffers is what has been encoded. Each buffer of a tensor's data holds h, if
-// there is one, until the transport frees it.
+// buffers returns the encoded message. Each buffer with a tensor's data holds a reference to h, if
+// h is not nil, until the connection frees it.
 func (e *encoder) buffers(h *hold) mem.BufferSlice {
 	out := make(mem.BufferSlice, 0, 2*len(e.cuts)+1)
 	start := 0

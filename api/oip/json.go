@@ -14,8 +14,8 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
-// A jsonReader reads JSON text from memory, without building a tree of it.
-// Its errors name the byte at which they were found, counted from 0.
+// A jsonReader decodes JSON text in memory without building a tree. Its errors name the position of
+// the fault, in bytes from 0.
 type jsonReader struct {
 	text []byte
 	pos  int
@@ -24,8 +24,7 @@ type jsonReader struct {
 const (
 	// deepestJSON bounds the nesting of values.
 	deepestJSON = highestRank + 8
-	// mostKeys bounds the keys of an object, each of which is compared with
-	// all before it.
+	// mostKeys bounds the keys of an object, because each is compared with all before it.
 	mostKeys = 128
 )
 
@@ -33,7 +32,7 @@ func (r *jsonReader) errorf(format string, args ...any) error {
 	return fmt.Errorf("byte %d: %s", r.pos, fmt.Sprintf(format, args...))
 }
 
-// unexpected is the error of finding something else than what was expected.
+// unexpected returns the error for text that is not what the reader expected.
 func (r *jsonReader) unexpected(expected string) error {
 	if r.pos >= len(r.text) {
 		return r.errorf("expected %s, found the end of the text", expected)
@@ -42,7 +41,7 @@ func (r *jsonReader) unexpected(expected string) error {
 	return r.errorf("expected %s, found %q", expected, c)
 }
 
-// next skips white space and returns the byte after it, 0 at the end.
+// next skips white space, and returns the byte after it without moving past it; 0 at the end.
 func (r *jsonReader) next() byte {
 	for ; r.pos < len(r.text); r.pos++ {
 		switch c := r.text[r.pos]; c {
@@ -54,7 +53,7 @@ func (r *jsonReader) next() byte {
 	return 0
 }
 
-// end wants nothing but white space to be left.
+// end returns an error if anything but white space is left.
 func (r *jsonReader) end() error {
 	if r.next(); r.pos < len(r.text) {
 		return r.unexpected("the end of the text")
@@ -62,8 +61,7 @@ func (r *jsonReader) end() error {
 	return nil
 }
 
-// list reads what is between the brackets open and shut, calling item at each
-// of the items that commas separate.
+// list decodes a list between the brackets open and shut, and calls item at each item.
 func (r *jsonReader) list(open, shut byte, what string, item func() error) error {
 	if r.next() != open {
 		return r.unexpected(what)
@@ -93,8 +91,7 @@ func (r *jsonReader) array(item func() error) error {
 	return r.list('[', ']', "an array", item)
 }
 
-// object calls field at the value of each key. A key that occurs twice is an
-// error.
+// object calls field at the value of each key. A repeated key is an error.
 func (r *jsonReader) object(field func(key string) error) error {
 	var keys []string
 	return r.list('{', '}', "an object", func() error {
@@ -122,8 +119,8 @@ func (r *jsonReader) object(field func(key string) error) error {
 	})
 }
 
-// quoted moves past a string and returns what is between its quotes, and
-// whether escapes are in it.
+// quoted moves past a string. It returns the bytes between the quotes, and whether they contain
+// escapes.
 func (r *jsonReader) quoted() (inner []byte, escaped bool, err error) {
 	if r.next() != '"' {
 		return nil, false, r.unexpected("a string")
@@ -142,7 +139,7 @@ func (r *jsonReader) quoted() (inner []byte, escaped bool, err error) {
 			return inner, escaped, nil
 		case c == '\\':
 			escaped = true
-			r.pos++ // whatever it is, it does not end the string
+			r.pos++ // an escaped character does not end the string
 		case c < ' ':
 			return nil, false, r.errorf("control character %q in a string", c)
 		}
@@ -151,7 +148,7 @@ func (r *jsonReader) quoted() (inner []byte, escaped bool, err error) {
 	return nil, false, r.unexpected("'\"'")
 }
 
-// appendString reads a string and appends it to b.
+// appendString decodes a string and appends it to b.
 func (r *jsonReader) appendString(b []byte) ([]byte, error) {
 	inner, escaped, err := r.quoted()
 	if err != nil || !escaped {
@@ -196,8 +193,8 @@ func (r *jsonReader) appendString(b []byte) ([]byte, error) {
 	return b, nil
 }
 
-// unicode is the character of the \u escape, or pair of escapes, at the current
-// position, and its length; 0 if it is none.
+// unicode returns the character of the \u escape, or pair of escapes, at the current position, and
+// the length of the escapes; length 0 if there is none.
 func (r *jsonReader) unicode() (c rune, n int) {
 	unit := func(at int) rune {
 		if at+6 > len(r.text) || r.text[at] != '\\' || r.text[at+1] != 'u' {
@@ -231,8 +228,7 @@ func (r *jsonReader) string() (string, error) {
 	return string(b), err
 }
 
-// number moves past a number and returns its text, which is valid until the
-// reader's is changed.
+// number moves past a number and returns its text, which shares the reader's memory.
 func (r *jsonReader) number() (string, error) {
 	r.next()
 	start := r.pos
@@ -266,7 +262,7 @@ func (r *jsonReader) number() (string, error) {
 	return unsafe.String(&r.text[start], r.pos-start), nil
 }
 
-// word moves past one of true, false and null.
+// word moves past w, which is true, false or null.
 func (r *jsonReader) word(w string) error {
 	if !strings.HasPrefix(unsafe.String(unsafe.SliceData(r.text[r.pos:]), len(r.text)-r.pos), w) {
 		return r.unexpected(w)
@@ -285,7 +281,7 @@ func (r *jsonReader) bool() (bool, error) {
 	return false, r.unexpected("true or false")
 }
 
-// skip moves past any value, which lies depth values deep.
+// skip moves past any value that is nested depth levels deep.
 func (r *jsonReader) skip(depth int) error {
 	if depth > deepestJSON {
 		return r.errorf("nested more than %d deep", deepestJSON)
@@ -321,8 +317,8 @@ func (r *jsonReader) skip(depth int) error {
 	return err
 }
 
-// scalar reads the value of a parameter: bool, int64, uint64 (where an int64
-// is too small), float64 or string.
+// scalar decodes the value of a parameter: a bool, an int64, a uint64 (if an int64 is too small), a
+// float64 or a string.
 func (r *jsonReader) scalar() (any, error) {
 	switch c := r.next(); {
 	case c == '"':
@@ -351,7 +347,7 @@ func (r *jsonReader) scalar() (any, error) {
 	return f, nil
 }
 
-// integer reads a whole number: its absolute value and whether it is negative.
+// integer decodes a whole number. It returns the absolute value and whether the number is negative.
 func (r *jsonReader) integer() (magnitude uint64, negative bool, err error) {
 	r.next()
 	start := r.pos
@@ -389,7 +385,7 @@ func parseUint(s string) (v uint64, err error) {
 	return v, nil
 }
 
-// natural reads a whole number that is not negative.
+// natural decodes a whole number >= 0.
 func (r *jsonReader) natural() (int64, error) {
 	r.next()
 	start := r.pos
@@ -402,8 +398,8 @@ func (r *jsonReader) natural() (int64, error) {
 	return int64(v), err
 }
 
-// tensor reads the data of t into dst, which has room for it: either flat, or
-// nested as t's shape says.
+// tensor decodes the data of t into dst, which is large enough. The data is either one flat array,
+// or nested as t's shape says.
 func (r *jsonReader) tensor(t *tensor.Tensor, elements int, dst []byte) error {
 	element, err := elementReader(t.DataType)
 	if err != nil {
@@ -451,10 +447,10 @@ func (r *jsonReader) tensor(t *tensor.Tensor, elements int, dst []byte) error {
 			counts[depth]++
 			n++
 		}
-		// After a value: the next one, or the ends of arrays.
+		// A value is followed by the next one, or by the ends of arrays.
 		for r.next() == ']' {
-			// A flat array is counted at its end; one without anything in
-			// it is taken for flat where there is nothing to hold.
+			// The length of a flat array is checked at its end. An empty array counts as flat if t
+			// has no elements.
 			flat := rank == 0 ||
 				depth == 1 && (leaves == 1 && rank != 1 || counts[1] == 0 && elements == 0)
 			if !flat && counts[depth] != t.Shape[depth-1] {
@@ -477,8 +473,8 @@ func (r *jsonReader) tensor(t *tensor.Tensor, elements int, dst []byte) error {
 	}
 }
 
-// elementReader returns the function that reads one element of type d into
-// dst and returns its size.
+// elementReader returns a function that decodes one element of type d into dst and returns its size
+// in bytes.
 func elementReader(d tensor.DataType) (func(r *jsonReader, dst []byte) (int, error), error) {
 	size := d.Size()
 	switch d {
@@ -515,7 +511,7 @@ func elementReader(d tensor.DataType) (func(r *jsonReader, dst []byte) (int, err
 	return nil, fmt.Errorf("%s has no form in JSON, send it as binary data", d)
 }
 
-// wholeElement reads an integer between -smallest and largest.
+// wholeElement decodes an integer in [-smallest, largest].
 func (r *jsonReader) wholeElement(dst []byte, d tensor.DataType, largest, smallest uint64) (int,
 	error) {
 	r.next()

@@ -77,7 +77,7 @@ func appendJSONTensor(b []byte, t *tensor.Tensor) ([]byte, error) {
 	return append(b, ']'), nil
 }
 
-// appendJSONString appends s in quotes. What is not valid UTF-8 is replaced.
+// appendJSONString appends s in quotes. It replaces bytes that are not valid UTF-8.
 func appendJSONString[S string | []byte](b []byte, s S) []byte {
 	const hex = "0123456789abcdef"
 	b = append(b, '"')
@@ -115,10 +115,9 @@ func appendJSONScalar(b []byte, v any) ([]byte, error) {
 	return b, fmt.Errorf("it is a %T, expected bool, int64, uint64, float64 or string", v)
 }
 
-// JSON is the REST form of a message of the protocol other than a query or its
-// answer: fields by their names in the .proto, none left out, 64-bit numbers as
-// numbers (protobuf's own JSON has them as strings). That of a
-// RepositoryIndexResponse is the list in it alone.
+// JSON returns the REST form of a message of the protocol that is neither a query nor an answer.
+// All fields are present, under their names in the .proto file, and 64-bit integers are JSON
+// numbers (protobuf's own JSON has strings). A RepositoryIndexResponse is the list alone.
 func JSON(m proto.Message) []byte {
 	r := m.ProtoReflect()
 	if r.Descriptor().Name() == "RepositoryIndexResponse" {
@@ -128,7 +127,7 @@ func JSON(m proto.Message) []byte {
 	return appendJSONMessage(nil, r)
 }
 
-// ErrorJSON is the REST form of an error, its message cut as by [ErrorText].
+// ErrorJSON returns the REST form of an error, with message cut as by [ErrorText].
 func ErrorJSON(message string) []byte {
 	return append(appendJSONString([]byte(`{"error":`), ErrorText(message)), '}')
 }
@@ -177,8 +176,7 @@ func appendJSONField(b []byte, f protoreflect.FieldDescriptor, v protoreflect.Va
 	return appendJSONValue(b, f, v)
 }
 
-// appendJSONValue appends a single value, of the kinds that these messages
-// have.
+// appendJSONValue appends a single value of a kind that these messages have.
 func appendJSONValue(b []byte, f protoreflect.FieldDescriptor, v protoreflect.Value) []byte {
 	switch f.Kind() {
 	case protoreflect.MessageKind:

@@ -7,13 +7,13 @@ import (
 	"unsafe"
 )
 
-// A hold counts who still reads some memory: the owner of a Request or
-// Response and each buffer the transport has of it. The last one to drop it
-// frees the memory.
+// A hold counts the readers of some memory: the owner of a Request or Response, and each buffer
+// that a connection has of it. The last reader to call drop frees the memory. Its methods may be
+// called concurrently.
 type hold struct {
 	readers atomic.Int32
 	free    func()
-	also    Released // is told when the memory has been freed; nil: nobody
+	also    Released // called after free; nil: none
 }
 
 func newHold(free func()) *hold {
@@ -27,7 +27,7 @@ func (h *hold) add() { h.readers.Add(1) }
 func (h *hold) drop() {
 	if h.readers.Add(-1) == 0 {
 		also := h.also
-		h.also = nil // before others take the memory
+		h.also = nil // before free, after which another query may use h
 		h.free()
 		if also != nil {
 			also.Released()
@@ -35,18 +35,18 @@ func (h *hold) drop() {
 	}
 }
 
-// Get and Put make a hold a mem.BufferPool, which is how grpc says that it is
-// done with a buffer. Nothing is ever taken from it.
+// Get and Put make a hold a mem.BufferPool, through which gRPC frees buffers. gRPC never takes a
+// buffer from it.
 func (h *hold) Get(length int) *[]byte {
 	b := make([]byte, length)
 	return &b
 }
 
-// Put drops the reference that the buffer has held.
+// Put drops the buffer's reference.
 func (h *hold) Put(*[]byte) { h.drop() }
 
-// alignment of every tensor's data: a cache line, and enough for the widest
-// vector load.
+// alignment is the alignment of every tensor's data, in bytes: a cache line, and enough for the
+// widest vector load.
 const alignment = 64
 
 // align rounds n up to a multiple of alignment.
@@ -60,15 +60,14 @@ type block struct {
 	used  int
 }
 
-// blocks pools blocks by size class: class c has 2^c bytes. A block that is
-// never released is the garbage collector's.
+// blocks pools blocks by size class: class c has 2^c bytes. The garbage collector frees a block
+// that is never released.
 var blocks [bits.UintSize]sync.Pool
 
-// smallestClass has room for the inputs of a small query.
+// smallestClass is the smallest size class; its 1 KiB holds the inputs of a small query.
 const smallestClass = 10
 
-// newBlock returns a block of at least n bytes, held once. What it contains is
-// left over from its last use.
+// newBlock returns a block of at least n bytes with one reader. It contains bytes of its last use.
 func newBlock(n int) *block {
 	class := max(smallestClass, bits.Len(uint(max(n, 1)-1)))
 	b, _ := blocks[class].Get().(*block)

@@ -7,48 +7,47 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
-// Errors that decoding and encoding wrap; the message says what was found and
-// what was expected.
+// The errors that decoding and encoding wrap. The message says what was found and what was
+// expected.
 var (
-	// ErrInvalid marks a message that breaks the protocol: INVALID_ARGUMENT,
-	// 400.
+	// ErrInvalid marks a message that breaks the protocol; clients get INVALID_ARGUMENT or 400.
 	ErrInvalid = errors.New("invalid message")
-	// ErrTooLarge marks a body over the limit: 413.
+	// ErrTooLarge marks a REST body over the limit; clients get 413.
 	ErrTooLarge = errors.New("message too large")
 )
 
-// A Request is a ModelInfer query.
+// A Request is a ModelInfer query. It is not safe for concurrent use.
 type Request struct {
 	Model   string
-	Version string // empty: the model's version policy chooses
+	Version string // empty: the newest version
 	ID      string
-	// Timeout is how long the client will wait, from the `timeout` parameter
-	// (microseconds); 0 where it gave none.
+	// Timeout is how long the client will wait, from the `timeout` parameter (microseconds on the
+	// wire); 0 if it gave none.
 	Timeout time.Duration
 	// Parameters holds the remaining request parameters: bool, int64,
 	// uint64, float64 or string.
 	Parameters map[string]any
 	Inputs     []tensor.Tensor
-	// Outputs names the outputs to return, in that order; empty means all.
+	// Outputs names the outputs to return, in their order; empty means all outputs.
 	Outputs []RequestedOutput
-	// BinaryOutputs asks the REST form to return in binary every output
-	// that does not say otherwise (`binary_data_output`).
+	// BinaryOutputs asks for binary data of every output without a Binary of its own
+	// (`binary_data_output`, REST only).
 	BinaryOutputs bool
 
-	err  error // what Codec found wrong
-	hold *hold // the memory of the inputs; nil where nobody waits for it
+	err  error // the fault that Codec has found; nil: none
+	hold *hold // counts the readers of the inputs' memory; nil: nothing is to be freed
 }
 
-// A RequestedOutput is an output a client asked for.
+// A RequestedOutput is an output that a client asks for.
 type RequestedOutput struct {
 	Name string
-	// Binary asks for the binary tensor extension (REST only); nil leaves it
-	// to Request.BinaryOutputs.
+	// Binary asks for binary data, or for JSON if false (REST only); nil means
+	// Request.BinaryOutputs.
 	Binary *bool
 }
 
-// Check reports what is wrong with the form of a query that is to be sent, as
-// the server would: an [ErrInvalid] that names the input.
+// Check returns the error that a server would return for the form of the query; nil if there is
+// none. It wraps [ErrInvalid] and names the input.
 func (r *Request) Check() error {
 	if err := checkNames(r.Inputs, "input"); err != nil {
 		return err
@@ -61,16 +60,16 @@ func (r *Request) Check() error {
 	return nil
 }
 
-// OnRelease has f called when the inputs are no longer read by anybody: the
-// caller has called Release, and every connection the query was sent on is done
-// with it. It is not called for a query that was cancelled at the moment its
-// inputs were handed to the connection: grpc drops them then, to be collected.
+// OnRelease makes Release call f once the inputs' memory has no readers: the caller has called
+// Release, and every connection that the query was sent on is done with it. f may be called on
+// another goroutine. f is not called for a query that was cancelled at the moment at which its
+// inputs were handed to the connection: gRPC then leaves them to the garbage collector.
 func (r *Request) OnRelease(f func()) { r.hold = newHold(f) }
 
-// Bytes is how many bytes the inputs have: what the query takes of memory.
+// Bytes returns the size of the inputs in memory, in bytes.
 func (r *Request) Bytes() int64 { return dataBytes(r.Inputs) }
 
-// Bytes is how many bytes the outputs have.
+// Bytes returns the size of the outputs in memory, in bytes.
 func (r *Response) Bytes() int64 { return dataBytes(r.Outputs) }
 
 func dataBytes(tensors []tensor.Tensor) (n int64) {
@@ -80,8 +79,8 @@ func dataBytes(tensors []tensor.Tensor) (n int64) {
 	return n
 }
 
-// Share returns a copy of r that shares the memory of the inputs, which is
-// given back when both have been released.
+// Share returns a copy of r that shares the inputs' memory. The memory is freed when both have been
+// released.
 func (r *Request) Share() *Request {
 	c := *r
 	if c.hold != nil {
@@ -90,9 +89,9 @@ func (r *Request) Share() *Request {
 	return &c
 }
 
-// Release gives back the memory of the inputs; they must not be used
-// afterwards. Calling it again does nothing. A request that is never released
-// is left to the garbage collector.
+// Release frees the inputs' memory once no connection reads it. The caller must not use the inputs
+// afterwards. Further calls do nothing. The garbage collector frees the memory of a request that is
+// never released.
 func (r *Request) Release() {
 	if r.hold != nil {
 		r.hold.drop()
@@ -100,7 +99,7 @@ func (r *Request) Release() {
 	}
 }
 
-// A Response is the answer to a Request.
+// A Response is the answer to a Request. It is not safe for concurrent use.
 type Response struct {
 	Model      string
 	Version    string
@@ -108,10 +107,10 @@ type Response struct {
 	Parameters map[string]any
 	Outputs    []tensor.Tensor
 
-	hold *hold // the memory of the outputs; nil where nobody waits for it
+	hold *hold // counts the readers of the outputs' memory; nil: nothing is to be freed
 }
 
-// Output is the output called name.
+// Output returns the output called name, and whether there is one. The data is valid until Release.
 func (r *Response) Output(name string) (tensor.Tensor, bool) {
 	for _, t := range r.Outputs {
 		if t.Name == name {
@@ -121,14 +120,13 @@ func (r *Response) Output(name string) (tensor.Tensor, bool) {
 	return tensor.Tensor{}, false
 }
 
-// OnRelease has f called when the outputs are no longer read by anybody: the
-// response has been released, by its owner or by the server that it was
-// returned to, and the connection is done with it. As with
-// [Request.OnRelease], there are answers it is not called for.
+// OnRelease makes Release call f once the outputs' memory has no readers: the owner, or the server
+// that the response was returned to, has released it, and the connection is done with it. As with
+// [Request.OnRelease], there are cases in which f is not called.
 func (r *Response) OnRelease(f func()) { r.hold = newHold(f) }
 
-// AlsoOnRelease has to told after what is called already. It is for one alone, before the response
-// is given to a server.
+// AlsoOnRelease makes Release also call to, after the function of OnRelease. Only one to is
+// possible, and it must be set before the response is returned to a server.
 func (r *Response) AlsoOnRelease(to Released) {
 	if r.hold == nil {
 		r.hold = newHold(func() {})
@@ -136,10 +134,11 @@ func (r *Response) AlsoOnRelease(to Released) {
 	r.hold.also = to
 }
 
-// Released is told that the outputs of a [Response] are no longer read by anybody.
+// Released is called when the outputs of a [Response] have no readers any more; see
+// [Response.AlsoOnRelease].
 type Released interface{ Released() }
 
-// Release gives back the memory of the outputs; see [Request.Release].
+// Release frees the memory of the outputs; see [Request.Release].
 func (r *Response) Release() {
 	if r.hold != nil {
 		r.hold.drop()

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Properties are what Muster's ModelMetadata says of a model beyond the
-// protocol, as its field `properties`: a map of strings, which other clients
-// pass over. A zero field is unknown and left out.
+// Properties are the facts about a model that Muster adds to ModelMetadata, in its field
+// `properties`: a map of strings, which other clients ignore. A zero field is unknown and left out
+// of the map.
 type Properties struct {
 	QoSTarget        time.Duration      // qos_target_ms
 	QoSPercentile    float64            // qos_percentile, in (0, 100]
@@ -20,7 +20,7 @@ type Properties struct {
 
 const idBoundsPrefix = "id_bounds."
 
-// Map is p as it travels.
+// Map returns p in the form of the field `properties`.
 func (p Properties) Map() map[string]string {
 	m := map[string]string{}
 	number := func(name string, x float64) {
@@ -42,7 +42,7 @@ func (p Properties) Map() map[string]string {
 	return m
 }
 
-// ParseProperties reads what Map wrote. Names it does not know are passed over.
+// ParseProperties parses the result of Map. It ignores unknown names.
 func ParseProperties(m map[string]string) (Properties, error) {
 	var p Properties
 	var qos, deadline, largest float64

@@ -19,31 +19,31 @@ import (
 	"github.com/muster-serve/muster/api/inference"
 )
 
-// An Intake bounds the bytes of queries and answers, from before they are read. Its methods are
-// called concurrently.
+// An Intake bounds the bytes of queries and answers in memory, and counts them before they are
+// read. Its methods are called concurrently and must not block.
 type Intake interface {
-	// Take counts n bytes of the call that ctx is of, which has had had of them, until Give; or it
-	// refuses them with the error that the client gets.
+	// Take counts n more bytes of the call with context ctx, which has had bytes already, until
+	// Give; or it returns the error that the client gets.
 	Take(ctx context.Context, n, had int64) error
 	Give(ctx context.Context, n int64)
 }
 
-// A Charge is what one query, or one answer, has of an intake. A nil one counts nothing. It is not
-// safe for concurrent use.
+// A Charge is the number of bytes that an intake counts for one query or one answer. The methods of
+// a nil Charge do nothing. It is not safe for concurrent use.
 type Charge struct {
 	ctx    context.Context
 	intake Intake
 	held   int64
 }
 
-// NewCharge returns one that has nothing yet, of the call that ctx is of.
+// NewCharge returns a charge of 0 bytes for the call with context ctx.
 func NewCharge(ctx context.Context, intake Intake) *Charge {
 	return &Charge{
 		ctx: ctx, intake: intake,
 	}
 }
 
-// AtLeast takes what is missing to n bytes.
+// AtLeast raises the charge to n bytes if it is less, or returns the intake's error.
 func (c *Charge) AtLeast(n int64) error {
 	if c == nil || n <= c.held {
 		return nil
@@ -55,7 +55,7 @@ func (c *Charge) AtLeast(n int64) error {
 	return nil
 }
 
-// More takes n bytes more.
+// More raises the charge by n bytes, or returns the intake's error.
 func (c *Charge) More(n int64) error {
 	if c == nil {
 		return nil
@@ -63,7 +63,7 @@ func (c *Charge) More(n int64) error {
 	return c.AtLeast(c.held + n)
 }
 
-// Only gives back what is more than n bytes.
+// Only lowers the charge to n bytes if it is more.
 func (c *Charge) Only(n int64) {
 	if c == nil || n >= c.held {
 		return
@@ -72,15 +72,15 @@ func (c *Charge) Only(n int64) {
 	c.held = n
 }
 
-// Compressed messages may grow by mostInflation times, and to freeInflation bytes in any case.
-// gzip's limit is 1032, where a text repeats a byte; what people compress grows tenfold.
+// A compressed message may grow to mostInflation times its size, and to freeInflation bytes in any
+// case. gzip's own limit is 1032 times, for a repeated byte; usual contents grow tenfold.
 const (
 	mostInflation = 100
 	freeInflation = 1 << 20
 )
 
-// An Inflater reads what decompression makes of a message, and refuses one that grows beyond
-// measure.
+// An Inflater is a reader of decompressed data. It returns an error when the data exceeds the
+// limits above.
 type Inflater struct {
 	compressed countingReader
 	plain      io.Reader
@@ -98,7 +98,8 @@ func (c *countingReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// NewInflater returns a reader of what open makes of the compressed bytes of r.
+// NewInflater returns a reader of the decompressed bytes of r; open returns the decompressor, such
+// as gzip.NewReader.
 func NewInflater[R io.Reader](r io.Reader, open func(io.Reader) (R, error)) (*Inflater, error) {
 	f := &Inflater{compressed: countingReader{Reader: r}}
 	plain, err := open(&f.compressed)
@@ -115,27 +116,26 @@ func (f *Inflater) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// arrival is a message on its way in, as grpc's server has it. grpc reads a message as a whole, and
-// so would have memory taken by its sender before anybody could count it; its streams have these
-// methods for that.
+// arrival is the incoming stream of gRPC's server. gRPC reads a message as a whole, and so would
+// allocate its memory before anybody could count it. These methods of its streams avoid that.
 type arrival interface {
 	ReadMessageHeader(header []byte) error
 	Read(n int) (mem.BufferSlice, error)
 	RecvCompress() string
 }
 
-// A receiver reads the messages of one call, each of at most most bytes.
+// A receiver reads the messages of one call, each of at most `most` bytes.
 type receiver struct {
 	from   arrival
 	most   int64
-	charge *Charge // nil: what arrives is not counted
-	own    Charge  // what charge points to, for a query
-	header [5]byte // of the message that is being read
-	// decode is receiveOnly, as grpc passes it on.
+	charge *Charge // nil: the bytes are not counted
+	own    Charge  // the charge of a query
+	header [5]byte // of the current message
+	// decode is the method receiveOnly, stored so that it is not allocated for each query.
 	decode func(m any) error
 }
 
-// receivers are those that no call has: a query needs one, and allocates none.
+// receivers pools receivers, so that a query allocates none.
 var receivers = sync.Pool{New: func() any {
 	r := new(receiver)
 	r.decode = r.receiveOnly
@@ -148,15 +148,15 @@ func newReceiver(from arrival, most int64) *receiver {
 	return r
 }
 
-// done ends what newReceiver began. It gives back what the charge has.
+// done clears the charge, and returns the receiver to the pool.
 func (r *receiver) done() {
 	r.charge.Only(0)
 	r.from, r.charge, r.own = nil, nil, Charge{}
 	receivers.Put(r)
 }
 
-// receive reads one message, compressed or not, counted before its bytes are read. At the end of
-// the stream it returns io.EOF.
+// receive reads one message, and decompresses it if needed. It counts the bytes before it reads
+// them. At the end of the stream it returns io.EOF.
 func (r *receiver) receive() (mem.BufferSlice, error) {
 	if err := r.from.ReadMessageHeader(r.header[:]); err != nil {
 		return nil, receiveError(err)
@@ -197,16 +197,16 @@ func (r *receiver) receive() (mem.BufferSlice, error) {
 	return inflate(data, r.most, r.charge)
 }
 
-// inflateStep is how much is inflated at a time, in bytes.
+// inflateStep is how many bytes are decompressed at a time.
 const inflateStep = 32 << 10
 
-// inflate is what gzip made data of, at most largest bytes.
+// inflate returns the gzip data decompressed, or an error beyond largest bytes.
 func inflate(data mem.BufferSlice, largest int64, charge *Charge) (plain mem.BufferSlice,
 	err error) {
 	compressed := int64(data.Len())
 	r := data.Reader()
 	defer func() {
-		_ = r.Close() // it is in memory
+		_ = r.Close() // reads memory only
 		if err != nil {
 			plain.Free()
 			plain = nil
@@ -243,7 +243,7 @@ func inflate(data mem.BufferSlice, largest int64, charge *Charge) (plain mem.Buf
 	}
 }
 
-// receiveError is an error of reading as grpc would answer with it.
+// receiveError returns an error of reading as gRPC itself would report it.
 func receiveError(err error) error {
 	if err == io.EOF {
 		return err
@@ -254,11 +254,12 @@ func receiveError(err error) error {
 	if _, ok := status.FromError(err); ok {
 		return err
 	}
-	return status.Error(codes.Unavailable, err.Error()) // the connection's: nobody gets it
+	// the connection has broken: no client receives this
+	return status.Error(codes.Unavailable, err.Error())
 }
 
-// receiveOnly reads the one message of a call into m, which then has its memory: a [Request]'s
-// charge is for that. The client must send no other.
+// receiveOnly reads the only message of a call into m. A [Request] then holds the memory, which
+// charge counts. A second message is an error.
 func (r *receiver) receiveOnly(m any) error {
 	data, err := r.receive()
 	if err == io.EOF {
@@ -279,7 +280,7 @@ func (r *receiver) receiveOnly(m any) error {
 	return nil
 }
 
-// unmarshal decodes and frees data.
+// unmarshal decodes data into m, and frees data.
 func unmarshal(data mem.BufferSlice, m any, charge *Charge) error {
 	defer data.Free()
 	if r, ok := m.(*Request); ok {
@@ -297,10 +298,10 @@ func unmarshal(data mem.BufferSlice, m any, charge *Charge) error {
 	return nil
 }
 
-// Bounded registers services at to whose methods take messages of at most so many bytes as largest
-// says when a call is made, whose argument is the method's full name. Queries are counted by the
-// intake from when their length is known, and while they are decompressed, until they are answered.
-// It matters only to calls by a grpc.Server.
+// Bounded returns a registrar that registers services with to, with bounds on their messages:
+// largest returns the most bytes of a message for a method, by its full name, when a call is made.
+// intake counts the bytes of a query from when its length is known, also while it is decompressed,
+// until it is answered. The bounds apply only to calls of a grpc.Server.
 func Bounded(to grpc.ServiceRegistrar, largest func(method string) int64,
 	intake Intake) grpc.ServiceRegistrar {
 	return bounded{to, largest, intake}
@@ -347,7 +348,7 @@ func (b bounded) RegisterService(desc *grpc.ServiceDesc, service any) {
 	b.ServiceRegistrar.RegisterService(&d, service)
 }
 
-// A boundedStream takes small messages only.
+// A boundedStream is a stream whose messages are bounded.
 type boundedStream struct {
 	grpc.ServerStream
 	receiver receiver

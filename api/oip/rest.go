@@ -13,17 +13,17 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
-// headerLength is the HTTP header that gives the length of the JSON text in
-// front of the binary parts, in bytes.
+// headerLength is the HTTP header with the length, in bytes, of the JSON text before the binary
+// data.
 const headerLength = "Inference-Header-Content-Length"
 
-// DecodeRequest reads the query in r's body, JSON or with the binary tensor
-// extension. Numbers are read straight into the tensors, and binary parts
-// straight from the body. Model and Version are for the caller to fill in from
-// the path, and a compressed body is the caller's to decompress. A body of more
-// than limit bytes is an [ErrTooLarge]; every other error is an [ErrInvalid],
-// one of reading the body, or charge's, from which memory is taken before it is needed: afterwards
-// it has what the inputs take.
+// DecodeRequest decodes the query in r's body, which is JSON with or without the binary tensor
+// extension. It decodes numbers and binary data directly into the tensors. The caller must
+// decompress the body before, and set Model and Version from the path afterwards. charge counts
+// memory before it is allocated, and in the end the bytes of the inputs; the caller must lower it.
+//
+// The error wraps [ErrTooLarge] for a body of more than limit bytes. Otherwise it wraps
+// [ErrInvalid], or is that of reading the body, or charge's.
 func DecodeRequest(r *http.Request, limit int64, charge *Charge) (*Request, error) {
 	if r.ContentLength > limit {
 		return nil, tooLarge(limit)
@@ -64,7 +64,8 @@ func tooLarge(limit int64) error {
 // textBuffers pools the JSON texts.
 var textBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// largestText is the largest text whose memory is kept for others, in bytes: nothing counts that.
+// largestText is the largest buffer, in bytes, that returns to the pool: no intake counts pooled
+// memory.
 const largestText = 256 << 10
 
 func putText(text *[]byte) {
@@ -77,13 +78,12 @@ func putText(text *[]byte) {
 type requestBody struct {
 	r        io.Reader
 	read     int64 // bytes so far
-	left     int64 // bytes to the limit
-	declared int64 // the body's length by its Content-Length; -1: unknown
+	left     int64 // bytes left until the limit
+	declared int64 // the Content-Length; -1: unknown
 	charge   *Charge
 }
 
-// fill reads len(p) bytes. That there are as many within the limit has been
-// checked.
+// fill reads len(p) bytes. The caller has checked that they are within the limit.
 func (b *requestBody) fill(p []byte) error {
 	n, err := io.ReadFull(b.r, p)
 	b.read += int64(n)
@@ -91,7 +91,7 @@ func (b *requestBody) fill(p []byte) error {
 	return b.error(err)
 }
 
-// error says what an error of reading means to the client.
+// error converts an error of reading to the one for the client.
 func (b *requestBody) error(err error) error {
 	var max *http.MaxBytesError
 	switch {
@@ -105,7 +105,7 @@ func (b *requestBody) error(err error) error {
 	return fmt.Errorf("read body: %w", err)
 }
 
-// readHeader reads a JSON text of the length that the headers give.
+// readHeader reads the JSON text, whose length a header gives.
 func (b *requestBody) readHeader(text *[]byte, length string, limit int64) error {
 	n, err := strconv.ParseUint(length, 10, 63)
 	if err != nil {
@@ -117,7 +117,7 @@ func (b *requestBody) readHeader(text *[]byte, length string, limit int64) error
 	if n > uint64(limit) {
 		return tooLarge(limit)
 	}
-	// Room is made as the bytes arrive, so that a length alone takes none.
+	// Allocate as the bytes arrive, so that a header alone allocates nothing.
 	*text = (*text)[:0]
 	for have := 0; have < int(n); have = len(*text) {
 		if err := b.grow(text); err != nil {
@@ -131,7 +131,7 @@ func (b *requestBody) readHeader(text *[]byte, length string, limit int64) error
 	return nil
 }
 
-// readAll reads a JSON text that is the whole body.
+// readAll reads the whole body as JSON text.
 func (b *requestBody) readAll(text *[]byte) error {
 	*text = (*text)[:0]
 	for {
@@ -156,7 +156,7 @@ func (b *requestBody) readAll(text *[]byte) error {
 	}
 }
 
-// end wants the body to have no more than has been read.
+// end returns an error if the body has more bytes than have been read.
 func (b *requestBody) end() error {
 	if b.declared == b.read {
 		return nil
@@ -171,7 +171,7 @@ func (b *requestBody) end() error {
 	return nil
 }
 
-// grow makes room for more if there is none. While a text is copied it is there twice.
+// grow enlarges a full text. charge counts the old and the new copy while both exist.
 func (b *requestBody) grow(text *[]byte) error {
 	if len(*text) < cap(*text) {
 		return b.charge.AtLeast(int64(len(*text)))
@@ -190,11 +190,11 @@ func (b *requestBody) grow(text *[]byte) error {
 	return nil
 }
 
-// A jsonInput is an input whose data has not been read.
+// A jsonInput is an input whose data has not been decoded yet.
 type jsonInput struct {
 	tensor.Tensor
-	data   span  // its data in the text; empty where it has none
-	binary int64 // binary_data_size; -1 where it has none
+	data   span  // the position of its data in the text; empty if it has none
+	binary int64 // its binary_data_size; -1 if it has none
 }
 
 // A span is the part of a text from start to end.
@@ -202,8 +202,8 @@ type span struct{ start, end int }
 
 func (s span) len() int { return s.end - s.start }
 
-// decodeJSON reads everything but the inputs' data, which may stand in front
-// of the type and shape that say what it is.
+// decodeJSON decodes everything except the inputs' data, which may precede the type and shape that
+// are needed to decode it.
 func (r *Request) decodeJSON(text []byte) ([]jsonInput, error) {
 	j := jsonReader{text: text}
 	var inputs []jsonInput
@@ -263,8 +263,8 @@ func (r *Request) decodeParameters(j *jsonReader) error {
 	})
 }
 
-// unsupported refuses the parameters of an input or output that would change
-// where its data is or what it means.
+// unsupported returns an error for a parameter that would change the location or the meaning of an
+// input's or output's data.
 func unsupported(j *jsonReader, parameter string) error {
 	switch parameter {
 	case "shared_memory_region", "classification":
@@ -351,8 +351,8 @@ func decodeRequestedOutput(j *jsonReader) (RequestedOutput, error) {
 	return out, err
 }
 
-// readInputs fills the inputs from the text and from the binary parts after
-// it, which lie one after another in the order of the inputs.
+// readInputs decodes the inputs' data from the text and from the binary data after it, which is in
+// the order of the inputs.
 func (r *Request) readInputs(text []byte, inputs []jsonInput, body *requestBody,
 	hasBinary bool) error {
 	total := 0
@@ -401,8 +401,7 @@ func (r *Request) readInputs(text []byte, inputs []jsonInput, body *requestBody,
 	return nil
 }
 
-// size is how much room an input needs, in bytes. It has been checked against
-// the bytes that are there.
+// size returns how many bytes an input needs in memory. It is checked against the bytes received.
 func (in *jsonInput) size(hasBinary bool) (int, error) {
 	elements, err := checkShape(&in.Tensor)
 	if err != nil {
@@ -423,8 +422,8 @@ func (in *jsonInput) size(hasBinary bool) (int, error) {
 	case in.data.len() == 0:
 		return 0, errors.New("neither data nor binary_data_size")
 	}
-	// An element takes at least a byte of text, and a string at least as
-	// many as it has, and two.
+	// In the text, an element takes at least one byte, and a string at least two more than its own
+	// bytes.
 	if elements > in.data.len() {
 		return 0, fmt.Errorf("data of %d bytes cannot hold the %d elements of %s %v", in.data.len(),
 			elements, in.DataType, in.Shape)
@@ -435,7 +434,7 @@ func (in *jsonInput) size(hasBinary bool) (int, error) {
 	return elements * in.DataType.Size(), nil
 }
 
-// read fills t from the text or from the body.
+// read decodes the data of t from the text or from the body.
 func (in *jsonInput) read(t *tensor.Tensor, text []byte, body *requestBody, block *block) error {
 	elements, err := checkShape(t)
 	if err != nil {
@@ -466,11 +465,12 @@ func (in *jsonInput) read(t *tensor.Tensor, text []byte, body *requestBody, bloc
 	return nil
 }
 
-// EncodeResponse writes the answer to req as the body of w, in the form that
-// the request asked for, reading the outputs where they lie. It does not
-// release resp. An error is one of writing, or, with nothing written, charge's, or an [ErrInvalid]
-// where the client asked for JSON, which cannot hold the outputs: NaN,
-// infinity, 16-bit floats, BYTES that are not UTF-8. The text is taken from charge.
+// EncodeResponse writes the answer to req as the body of w, in the form that req asks for. It reads
+// the outputs from their own memory, and does not release resp. charge counts the text.
+//
+// Before anything is written, the error can be charge's, or wrap [ErrInvalid] if the client asked
+// for JSON, which cannot represent the outputs (NaN, infinity, 16-bit floats, BYTES that are not
+// UTF-8). Any other error is that of writing to w.
 func EncodeResponse(w http.ResponseWriter, req *Request, resp *Response, charge *Charge) error {
 	text := textBuffers.Get().(*[]byte)
 	defer putText(text)
@@ -510,7 +510,7 @@ func EncodeResponse(w http.ResponseWriter, req *Request, resp *Response, charge 
 	return nil
 }
 
-// wantsBinary reports whether an output is to be returned as binary data.
+// wantsBinary reports whether the client asks for an output as binary data.
 func (r *Request) wantsBinary(output string) bool {
 	for i := range r.Outputs {
 		if r.Outputs[i].Name == output && r.Outputs[i].Binary != nil {

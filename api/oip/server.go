@@ -7,14 +7,15 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	_ "google.golang.org/grpc/encoding/gzip" // for clients that compress; then so is the answer
+	// for clients that compress; gRPC then also compresses the answer
+	_ "google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/inference"
 )
 
-// A Server is the protocol's gRPC service, with queries and answers as this
-// package's structs. Its methods are called concurrently.
+// A Server is the protocol's gRPC service, with this package's structs for queries and answers. Its
+// methods are called concurrently.
 type Server interface {
 	ServerLive(context.Context, *inference.ServerLiveRequest) (*inference.ServerLiveResponse, error)
 	ServerReady(context.Context, *inference.ServerReadyRequest) (*inference.ServerReadyResponse,
@@ -24,10 +25,9 @@ type Server interface {
 		*inference.ServerMetadataResponse, error)
 	ModelMetadata(context.Context, *inference.ModelMetadataRequest) (
 		*inference.ModelMetadataResponse, error)
-	// ModelInfer answers a query whose form has been checked; a malformed one
-	// is refused with codes.InvalidArgument before. ModelInfer owns the
-	// request and must Release it when nothing reads the inputs any more.
-	// The response is released when the transport has sent it.
+	// ModelInfer answers a query. A malformed query does not get here: it is refused with
+	// codes.InvalidArgument. ModelInfer owns the request, and must Release it when nothing reads
+	// the inputs any more. The connection releases the response when it has been sent.
 	ModelInfer(context.Context, *Request) (*Response, error)
 	ModelStatistics(context.Context, *inference.ModelStatisticsRequest) (
 		*inference.ModelStatisticsResponse, error)
@@ -39,8 +39,8 @@ type Server interface {
 		*inference.RepositoryModelUnloadResponse, error)
 }
 
-// DialOptions are what a grpc.ClientConn needs to send a [Request] and to
-// receive a [Response], of any size.
+// DialOptions returns the options of a grpc.ClientConn that sends a [Request] and receives a
+// [Response], of any size.
 func DialOptions() []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithDefaultCallOptions(
@@ -53,9 +53,9 @@ func DialOptions() []grpc.DialOption {
 	}
 }
 
-// ServerOptions are what a grpc.Server needs to serve a [Server]: the codec, a
-// limit on the size of a message, in bytes, and flow-control windows that let
-// a large batch arrive without a round trip in between.
+// ServerOptions returns the options of a grpc.Server that serves a [Server]: the codec, the largest
+// message in bytes, and flow-control windows in which a large batch arrives without waiting for a
+// round trip.
 func ServerOptions(largestMessage int) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(Codec{}),
@@ -66,15 +66,15 @@ func ServerOptions(largestMessage int) []grpc.ServerOption {
 	}
 }
 
-// Flow-control windows of a stream and of a connection, in bytes: a query of
-// the zoo's largest batch fits one stream window.
+// Flow-control windows of a stream and of a connection, in bytes: a query with the zoo's largest
+// batch fits into one stream's window.
 const (
 	window     = 4 << 20
 	connWindow = 16 << 20
 )
 
-// RegisterServer has srv serve the protocol on s, which must have been made
-// with [ServerOptions].
+// RegisterServer registers srv as the protocol's service with s, a server made with
+// [ServerOptions].
 func RegisterServer(s grpc.ServiceRegistrar, srv Server) {
 	desc := inference.GRPCInferenceService_ServiceDesc
 	desc.Methods = slices.Clone(desc.Methods)
@@ -86,17 +86,17 @@ func RegisterServer(s grpc.ServiceRegistrar, srv Server) {
 	s.RegisterService(&desc, service{srv})
 }
 
-// A service is a Server in the form the generated code asks for.
+// A service adapts a Server to the interface of the generated code.
 type service struct{ Server }
 
-// ModelInfer is never called: modelInferHandler's takes its place.
+// ModelInfer is never called: modelInferHandler replaces its handler.
 func (service) ModelInfer(context.Context, *inference.ModelInferRequest) (
 	*inference.ModelInferResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ModelInfer not implemented")
 }
 
-// modelInferHandler is the generated handler with Request and Response instead of the generated
-// messages. What it needs is made once, and not for each query.
+// modelInferHandler returns the generated handler, with Request and Response in place of the
+// generated messages. It makes its closures once, not for each query.
 func modelInferHandler(srv Server) grpc.MethodHandler {
 	// Must not be a nil *Response in an interface: grpc would try to send it.
 	infer := func(ctx context.Context, req any) (any, error) {

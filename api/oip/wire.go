@@ -9,10 +9,10 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// A cursor reads protobuf's wire format from grpc's receive buffers, without
-// joining them. It is a value: a copy reads the same bytes again.
+// A cursor decodes protobuf's wire format from gRPC's receive buffers without joining them. It is a
+// value: a copy reads the same bytes again.
 type cursor struct {
-	cur  []byte          // what is left of the current buffer, within the limit
+	cur  []byte          // the rest of the current buffer, within the limit
 	rest mem.BufferSlice // the buffers after it
 	left int             // bytes of rest that are within the limit
 }
@@ -29,11 +29,11 @@ func newCursor(data mem.BufferSlice) cursor {
 	return cursor{rest: data, left: data.Len()}
 }
 
-// len is the number of bytes left.
+// len returns the number of bytes left.
 func (c *cursor) len() int { return len(c.cur) + c.left }
 
-// fill moves on to the next buffer if the current one is used up. It reports
-// whether there is anything left.
+// fill moves to the next buffer if the current one is used up. It reports whether any bytes are
+// left.
 func (c *cursor) fill() bool {
 	for len(c.cur) == 0 {
 		if c.left == 0 {
@@ -46,7 +46,8 @@ func (c *cursor) fill() bool {
 	return true
 }
 
-// copyTo fills dst, which must not be longer than what is left.
+// copyTo copies the next len(dst) bytes to dst, and moves past them. At least that many must be
+// left.
 func (c *cursor) copyTo(dst []byte) {
 	for len(dst) > 0 && c.fill() {
 		n := copy(dst, c.cur)
@@ -65,7 +66,7 @@ func (c *cursor) skip(n int) error {
 	return nil
 }
 
-// sub returns a cursor of the next n bytes and moves past them.
+// sub returns a cursor over the next n bytes, and moves past them.
 func (c *cursor) sub(n int) (cursor, error) {
 	if n <= len(c.cur) {
 		s := cursor{cur: c.cur[:n]}
@@ -102,7 +103,7 @@ func (c *cursor) varint() (uint64, error) {
 	return 0, errors.New("variable length integer overflow")
 }
 
-// tag reads a field's number and type.
+// tag decodes a field's number and type.
 func (c *cursor) tag() (protowire.Number, protowire.Type, error) {
 	v, err := c.varint()
 	if err != nil {
@@ -115,7 +116,7 @@ func (c *cursor) tag() (protowire.Number, protowire.Type, error) {
 	return num, typ, nil
 }
 
-// message reads a length and returns a cursor of that many bytes.
+// message decodes a length, and returns a cursor over that many bytes.
 func (c *cursor) message() (cursor, error) {
 	n, err := c.varint()
 	if err != nil {
@@ -127,7 +128,7 @@ func (c *cursor) message() (cursor, error) {
 	return c.sub(int(n))
 }
 
-// text reads a string.
+// text decodes a string.
 func (c *cursor) text() (string, error) {
 	s, err := c.message()
 	if err != nil {
@@ -151,7 +152,7 @@ func (c *cursor) text() (string, error) {
 	return text, nil
 }
 
-// fixed reads a little-endian number of n bytes, at most 8.
+// fixed decodes a little-endian number of n bytes, at most 8.
 func (c *cursor) fixed(n int) (uint64, error) {
 	if n > c.len() {
 		return 0, errTruncated
@@ -162,7 +163,7 @@ func (c *cursor) fixed(n int) (uint64, error) {
 	return v, nil
 }
 
-// skipField moves past the value of a field that is of no interest.
+// skipField moves past the value of an unknown field.
 func (c *cursor) skipField(num protowire.Number, typ protowire.Type) error {
 	// The groups that are open, innermost last.
 	var open [16]protowire.Number

@@ -13,7 +13,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A Control is a call that changes what agents do, or tells what others did.
+// A Control is a right to call methods that change what agents do, or that reveal what other
+// callers did.
 type Control string
 
 // The control calls.
@@ -22,30 +23,32 @@ const (
 	Unload Control = "unload"
 	Drain  Control = "drain"
 	Plan   Control = "plan"
-	Rotate Control = "keys"   // of gossip: list and change
-	Events Control = "events" // what has happened, and who asked for it
-	// Metrics are those of models that the client may not query; it sees the others anyway.
+	Rotate Control = "keys"   // list and change the gossip keys
+	Events Control = "events" // read the events, with the names of callers
+	// Metrics is the right to read the metrics of all models. Without it, a client reads those of
+	// models that it may query.
 	Metrics Control = "metrics"
 )
 
 var controls = []Control{Load, Unload, Drain, Plan, Rotate, Events, Metrics}
 
-// Anyone stands for all clients that have no entry of their own, or for all
+// Anyone, in the access file, stands for all clients without an entry of their own, or for all
 // models.
 const Anyone = "*"
 
-// Access says which models each client may query, which control calls it may
-// make, and how much it may use. Agents may do everything.
+// Access says which models each client may query, which control calls it may make, and its limits.
+// Agents may do everything. An Access is never changed, so it may be used concurrently.
 type Access struct{ clients map[string]grant }
 
 // A grant is what one client may do.
 type grant struct {
 	models  map[string]bool
 	control map[Control]bool
-	limits  *allowance // nil: none
+	limits  *allowance // nil: no limits
 }
 
-// DefaultAccess lets every client query, and the client "admin" alone control:
+// DefaultAccess returns rules that let every client query every model, and only the client "admin"
+// control:
 //
 //	clients:
 //	  admin: {models: ["*"], control: [load, unload, drain, plan, keys, events, metrics]}
@@ -125,7 +128,7 @@ func (p *accessParser) fault(n *yaml.Node, format string, args ...any) {
 		fmt.Errorf("%s:%d: %s", p.path, n.Line, fmt.Sprintf(format, args...)))
 }
 
-// mapping calls each with the entries of n.
+// mapping calls each for every entry of the mapping n, or reports a fault.
 func (p *accessParser) mapping(n *yaml.Node, want string, each func(key, value *yaml.Node)) {
 	if n.Kind != yaml.MappingNode {
 		p.fault(n, "want %s", want)
@@ -171,7 +174,7 @@ func (p *accessParser) grant(client string, n *yaml.Node) grant {
 	return g
 }
 
-// limits are those of a client; nil if there are none.
+// limits parses a client's limits; nil if n sets none.
 func (p *accessParser) limits(client string, n *yaml.Node) *allowance {
 	a := allowance{}
 	var burst *yaml.Node
@@ -220,10 +223,10 @@ func (p *accessParser) limits(client string, n *yaml.Node) *allowance {
 	return &a
 }
 
-// mostRate bounds what a limit may be: beyond it numbers are not exact.
+// mostRate is the largest limit: larger numbers are not exact as float64.
 const mostRate = 1 << 50
 
-// number is that of a scalar, more than 0.
+// number parses a scalar > 0.
 func (p *accessParser) number(n *yaml.Node, of, want string) float64 {
 	v, err := strconv.ParseFloat(n.Value, 64)
 	if n.Kind != yaml.ScalarNode || err != nil || !(v > 0 && v <= mostRate) {
@@ -233,14 +236,14 @@ func (p *accessParser) number(n *yaml.Node, of, want string) float64 {
 	return v
 }
 
-// units are those of bytes. The longer ones come first.
+// units are the units of bytes, longer suffixes first.
 var units = []struct {
 	name  string
 	bytes float64
 }{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6},
 	{"GB", 1e9}, {"B", 1}}
 
-// bytes is a number of bytes, with or without a unit.
+// bytes parses a number of bytes, with or without a unit.
 func (p *accessParser) bytes(n *yaml.Node, of string) float64 {
 	text, unit := n.Value, 1.0
 	for _, u := range units {
@@ -260,7 +263,7 @@ func (p *accessParser) bytes(n *yaml.Node, of string) float64 {
 	return v
 }
 
-// list is the elements of a list of words.
+// list returns the elements of a list of words, or reports a fault.
 func (p *accessParser) list(n *yaml.Node, of string) []*yaml.Node {
 	if n.Kind != yaml.SequenceNode {
 		p.fault(n, "want a list of %s", of)
@@ -277,7 +280,7 @@ func (p *accessParser) list(n *yaml.Node, of string) []*yaml.Node {
 	return elements
 }
 
-// of is what the client may do.
+// of returns the client's rights: its own entry, else that of "*".
 func (a *Access) of(client string) grant {
 	if g, ok := a.clients[client]; ok {
 		return g
@@ -296,7 +299,7 @@ func (a *Access) MayControl(client string, call Control) bool {
 	return a.of(client).control[call]
 }
 
-// Models are the names of models that a has, without "*", in order.
+// Models returns the names of the models in the access file, without "*", sorted.
 func (a *Access) Models() []string {
 	names := map[string]bool{}
 	for _, g := range a.clients {

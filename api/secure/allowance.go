@@ -13,76 +13,76 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// An allowance is how much a client with a name may use of one agent, as the access file says. Zero
-// of anything is no limit.
+// An allowance holds the limits of one client at one agent, as in the access file. Zero of anything
+// means no limit.
 type allowance struct {
-	queries float64 // a second
-	burst   float64 // queries at once after a pause; > 0 if queries is
-	bytes   float64 // of queries, a second
-	streams int     // calls open at a time
+	queries float64 // queries a second
+	burst   float64 // queries at once after a pause; > 0 if queries > 0
+	bytes   float64 // bytes of queries a second
+	streams int     // open calls
 }
 
-// A Way is how a client's query comes to an agent. One query may come by several ways, to one agent
-// or to more, so each way has the whole allowance.
+// A Way is how a client's query comes to an agent. One query may come in several ways, to one agent
+// or to several, so a client may use its whole allowance in each way.
 type Way uint8
 
 const (
-	// Asked: the agent is to have it answered. It is the query itself, or what an SDK
-	// submits to the leader.
+	// Asked: the client asks the agent for the answer. It sends the query itself, or an SDK submits
+	// the query to the leader.
 	Asked Way = iota
-	// Attempted: an SDK has it run here.
+	// Attempted: an SDK sends the query to this agent to run it.
 	Attempted
-	// Probed: an SDK asks when it would be answered here.
+	// Probed: an SDK asks when this agent would answer the query.
 	Probed
 
 	ways = 3
 )
 
-// slack is how much later than its client meant to a query may come, when that was let in
-// before: by the leader, or by the SDK that decides without one. So it adds this much to what
-// may come at once.
+// slack is the longest delay between the acceptance of a query, by the leader or by an SDK that
+// decides without one, and its arrival here. Queries that were accepted over time may arrive
+// together, so slack's worth of queries is added to the burst.
 const slack = time.Second
 
 const (
-	// mostMeters bounds the clients whose use is known one by one. Beyond them, which takes as many
-	// names that are used within seconds, others have one meter together.
+	// mostMeters is how many clients have a meter each. It takes as many names in use within
+	// seconds to exceed it; all further clients then share one meter.
 	mostMeters = 4096
-	// sweepAgain is how often at most it is looked which of them can be forgotten.
+	// sweepAgain is the least time between two searches for meters that can be removed.
 	sweepAgain = time.Second
-	// mostBytes is as many bytes as no query has: what a client says of a query is not believed
-	// beyond.
+	// mostBytes is more than any query has: a larger size that a client announces is taken for
+	// this.
 	mostBytes = 4 << 30
-	// streamsAgain is after how long a client may try again that has too many calls open.
+	// streamsAgain is the Retry-After for a client with too many open calls.
 	streamsAgain = time.Second
-	// longestWait bounds what a client is told to wait.
+	// longestWait is the longest Retry-After.
 	longestWait = time.Hour
 )
 
-// meters are what clients with an allowance have used.
+// meters count the use of clients with limits. The methods may be called concurrently.
 type meters struct {
 	mu    sync.Mutex
-	of    map[string]*meter // by client; "" is who finds no room
+	of    map[string]*meter // by client; "" is shared by clients beyond mostMeters
 	swept time.Time
 }
 
-// A meter is what one client has used.
+// A meter counts the use of one client.
 type meter struct {
-	open           int // calls
+	open           int // open calls
 	queries, bytes [ways]bucket
 }
 
-// A bucket is what is left of a rate. One larger thing than is left is let in and leaves a debt, as
-// it would never be otherwise; golang.org/x/time/rate, which is much like it, cannot do that. What
-// the rate is it is told each time, for that may change.
+// A bucket is a token bucket. An amount larger than the burst is accepted when the bucket is full,
+// and leaves a debt, because it would never be accepted otherwise; golang.org/x/time/rate cannot do
+// that. Each method gets the current rate, which may change.
 type bucket struct {
 	left float64
-	at   time.Time // zero: nothing was taken yet
+	at   time.Time // the time of left; zero: nothing was taken yet
 }
 
-// A rate is how much a second, and how much at once after a pause; 0 a second is no limit.
+// A rate is an amount a second, and the amount at once after a pause; 0 a second means no limit.
 type rate struct{ perSecond, burst float64 }
 
-// fill brings what is left up to date.
+// fill adds the tokens since the last call.
 func (b *bucket) fill(now time.Time, r rate) {
 	if b.left += r.perSecond * now.Sub(b.at).Seconds(); b.at.IsZero() || b.left > r.burst {
 		b.left = r.burst
@@ -90,7 +90,7 @@ func (b *bucket) fill(now time.Time, r rate) {
 	b.at = now
 }
 
-// wait is how long until n more are let in, which is when there is one; 0: now.
+// wait returns how long until n more are accepted; 0: now.
 func (b *bucket) wait(now time.Time, r rate, n float64) time.Duration {
 	if r.perSecond == 0 || n == 0 {
 		return 0
@@ -101,7 +101,7 @@ func (b *bucket) wait(now time.Time, r rate, n float64) time.Duration {
 	return time.Duration(min((1-b.left)/r.perSecond*float64(time.Second), float64(longestWait))) + 1
 }
 
-// take takes n, whatever is left.
+// take takes n tokens, also if fewer are left.
 func (b *bucket) take(now time.Time, r rate, n float64) {
 	if r.perSecond > 0 {
 		b.fill(now, r)
@@ -109,7 +109,7 @@ func (b *bucket) take(now time.Time, r rate, n float64) {
 	}
 }
 
-// full reports whether nothing is missing.
+// full reports whether the bucket is full.
 func (b *bucket) full(now time.Time, r rate) bool {
 	if r.perSecond > 0 && !b.at.IsZero() {
 		b.fill(now, r)
@@ -118,7 +118,7 @@ func (b *bucket) full(now time.Time, r rate) bool {
 	return true
 }
 
-// rates are those of queries and bytes that come by a way.
+// rates returns the rates of queries and of their bytes for a way.
 func (a *allowance) rates(w Way) (queries, bytes rate) {
 	queries, bytes = rate{a.queries, a.burst}, rate{a.bytes, a.bytes}
 	if w != Asked {
@@ -128,7 +128,7 @@ func (a *allowance) rates(w Way) (queries, bytes rate) {
 	return queries, bytes
 }
 
-// idle reports whether the meter is as one that was never used.
+// idle reports whether the meter equals an unused one, so that it can be removed.
 func (m *meter) idle(now time.Time, a *allowance) bool {
 	for w := Way(0); a != nil && w < ways; w++ {
 		queries, bytes := a.rates(w)
@@ -139,7 +139,8 @@ func (m *meter) idle(now time.Time, a *allowance) bool {
 	return m.open == 0
 }
 
-// meter is the client's. allowed is what a client may use. The lock is held.
+// meter returns the client's meter, and makes one if there is none. allowed returns a client's
+// limits. s.mu is held.
 func (s *meters) meter(client string, now time.Time,
 	allowed func(client string) *allowance) *meter {
 	if m := s.of[client]; m != nil {
@@ -166,15 +167,15 @@ func (s *meters) meter(client string, now time.Time,
 	return m
 }
 
-// A LimitError refuses what is beyond a client's limits.
+// A LimitError is the error of a query or call beyond its client's limits.
 type LimitError struct {
 	text       string
-	RetryAfter time.Duration // > 0
+	RetryAfter time.Duration // how long the client should wait, > 0
 }
 
 func (e *LimitError) Error() string { return e.text }
 
-// status is the error for grpc.
+// status returns the error as a gRPC status.
 func (e *LimitError) status() error {
 	s := status.New(codes.ResourceExhausted, e.text)
 	if detailed, err := s.WithDetails(&errdetails.RetryInfo{
@@ -185,10 +186,10 @@ func (e *LimitError) status() error {
 	return s.Err()
 }
 
-// allowed is what a client may use; nil: there is no limit.
+// allowed returns the client's limits; nil: none.
 func (g *Guard) allowed(client string) *allowance { return g.access.get().of(client).limits }
 
-// limited is who has made the call that ctx is of, if that is a client with limits; else a is nil.
+// limited returns the caller of the call with context ctx, and its limits; a is nil if it has none.
 func (g *Guard) limited(ctx context.Context) (c caller, a *allowance) {
 	c, _ = ctx.Value(callerKey{}).(caller)
 	if c.name == "" || c.agent {
@@ -197,14 +198,16 @@ func (g *Guard) limited(ctx context.Context) (c caller, a *allowance) {
 	return c, g.allowed(c.name)
 }
 
-// Query counts a query of the client whose call ctx is of, or refuses it with a [*LimitError];
-// bytes are as many as are known of it yet. An allowance is that of the access file as it is now.
+// Query counts a query of the caller of the call with context ctx, with the number of its bytes
+// that are known so far. It returns a [*LimitError] if the query exceeds the caller's limits, which
+// are those of the access file now.
 func (g *Guard) Query(ctx context.Context, w Way, bytes int64) error {
 	return g.use(ctx, w, 1, bytes, false)
 }
 
-// Bytes counts bytes of a query that [Guard.Query] has let in. They are refused only if they are
-// the first ones: no query is given up half way.
+// Bytes counts further bytes of a query that [Guard.Query] has accepted. It returns an error only
+// if first is set, which says that these are the first bytes counted: a query is never refused half
+// way.
 func (g *Guard) Bytes(ctx context.Context, w Way, bytes int64, first bool) error {
 	return g.use(ctx, w, 0, bytes, !first)
 }
@@ -222,7 +225,8 @@ func (g *Guard) use(ctx context.Context, w Way, queries float64, bytes int64, an
 	return nil
 }
 
-// use takes queries and bytes, or neither.
+// use counts queries and bytes of a client, or neither and returns why. If anyway is set it counts
+// them in any case.
 func (s *meters) use(client string, a *allowance, w Way, queries, bytes float64, anyway bool,
 	allowed func(string) *allowance) *LimitError {
 	s.mu.Lock()
@@ -251,8 +255,8 @@ func overLimit(client string, limit float64, of string, wait time.Duration) *Lim
 	}
 }
 
-// hold counts a call as open until done, or refuses it. done is nil if its client has no limit of
-// them.
+// hold counts a call as open until done is called, or returns why it is refused. done is nil if the
+// caller has no limit of open calls.
 func (g *Guard) hold(ctx context.Context) (done func(), _ *LimitError) {
 	c, a := g.limited(ctx)
 	if a == nil || a.streams == 0 {
@@ -277,7 +281,7 @@ func (g *Guard) hold(ctx context.Context) (done func(), _ *LimitError) {
 	}, nil
 }
 
-// overLimit counts and logs what was refused for a client's limits.
+// overLimit counts and logs a refusal because of a client's limits.
 func (g *Guard) overLimit(c caller, err *LimitError) {
 	g.observe(ReasonLimit)
 	g.refusals.add(c.from, "call refused", "over its client's limit", err)

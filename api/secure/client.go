@@ -16,33 +16,33 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A ClientConfig says how a client proves who it is, and whom it believes. The
-// zero value is no encryption and no name.
+// A ClientConfig says how a client authenticates itself, and which servers it trusts. The zero
+// value means neither encryption nor a name.
 type ClientConfig struct {
-	// CAFile has the certificates of the servers' CA, PEM; empty means the
+	// CAFile is the path of a PEM file with the certificates of the servers' CA. Empty means the
 	// system's CAs, or no TLS if CertFile is empty too.
 	CAFile string
-	// CertFile and KeyFile are the client's certificate and private key, PEM;
-	// both or neither.
+	// CertFile and KeyFile are the paths of the client's certificate and private key, in PEM; both
+	// or neither.
 	CertFile, KeyFile string
-	// CRLFile has lists of certificates that are revoked, of the CA in CAFile, PEM; empty means
+	// CRLFile is the path of a PEM file with revocation lists of the CA in CAFile; empty means
 	// none.
 	CRLFile string
 	// APIKey is sent with every call; empty means none.
 	APIKey string
-	// Insecure lets the API key go to other machines unencrypted.
+	// Insecure allows sending the API key to other machines unencrypted.
 	Insecure bool
 }
 
 // TLS reports whether c encrypts.
 func (c ClientConfig) TLS() bool { return c.CAFile != "" || c.CertFile != "" }
 
-// DialOptions reads the files and returns what a connection needs; see
-// client.WithDialOptions. The files are looked at again with later
-// connections; what is amiss with them then is told to log.
+// DialOptions reads the files and returns the options for client.WithDialOptions, or why the files
+// cannot be used. Later connections read the files again if they have changed; faults are then
+// logged to log.
 //
-// A server is believed if its certificate is of the CA and has the name or IP
-// address that was dialled, or [AgentName].
+// The client trusts a server whose certificate is from the CA and has the dialled name or IP
+// address, or [AgentName].
 func (c ClientConfig) DialOptions(log *slog.Logger) ([]grpc.DialOption, error) {
 	if err := validatePair(c.CertFile, c.KeyFile); err != nil {
 		return nil, err
@@ -73,8 +73,8 @@ func (c ClientConfig) DialOptions(log *slog.Logger) ([]grpc.DialOption, error) {
 	return options, nil
 }
 
-// PeerCredentials are how an agent connects to another: by TLS if it has a
-// certificate, believing only agents of its cluster.
+// PeerCredentials returns the credentials of connections to other agents. With a certificate they
+// use TLS and trust only agents of the same fleet.
 func (g *Guard) PeerCredentials() credentials.TransportCredentials {
 	if !g.config.TLS() {
 		return insecure.NewCredentials()
@@ -82,11 +82,11 @@ func (g *Guard) PeerCredentials() credentials.TransportCredentials {
 	return clientCredentials{identity: g.identity.get, agents: true, open: &g.open}
 }
 
-// clientCredentials connect to servers.
+// clientCredentials are the credentials of a client's connections.
 type clientCredentials struct {
 	identity func() *identity
-	agents   bool   // only agents are believed
-	open     *peers // where connections are noted; nil: nowhere
+	agents   bool   // only agents are trusted
+	open     *peers // gets the open connections; nil: none does
 }
 
 func (c clientCredentials) ClientHandshake(ctx context.Context, authority string,
@@ -100,7 +100,8 @@ func (c clientCredentials) ClientHandshake(ctx context.Context, authority string
 		ServerName:   host,
 		MinVersion:   tls.VersionTLS12,
 		CipherSuites: cipherSuites,
-		// Verified below, as an agent may have another name than that dialled.
+		// VerifyConnection does the verification, because an agent may have another name than the
+		// dialled one.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			return id.verifyServer(state, host, c.agents)
@@ -134,13 +135,14 @@ func (clientCredentials) Info() credentials.ProtocolInfo {
 func (c clientCredentials) Clone() credentials.TransportCredentials { return c }
 func (clientCredentials) OverrideServerName(string) error           { return nil }
 
-// A callKey is an API key, sent with each call.
+// A callKey adds an API key to each call.
 type callKey struct {
 	key      string
 	insecure bool
 }
 
-// GetRequestMetadata keeps the key off the network where it is not encrypted.
+// GetRequestMetadata implements [credentials.PerRPCCredentials]. It returns an error where the key
+// would cross a network unencrypted.
 func (k callKey) GetRequestMetadata(ctx context.Context, uri ...string) (map[string]string, error) {
 	info, _ := credentials.RequestInfoFromContext(ctx)
 	if err := credentials.CheckSecurityLevel(info.AuthInfo,
@@ -151,8 +153,7 @@ func (k callKey) GetRequestMetadata(ctx context.Context, uri ...string) (map[str
 	return map[string]string{"authorization": "Bearer " + k.key}, nil
 }
 
-// local reports whether the one who is called, by grpc's URI of the service, is
-// on this machine.
+// local reports whether the called server, by gRPC's URI of the service, is on this machine.
 func local(uri []string) bool {
 	if len(uri) != 1 {
 		return false
@@ -161,6 +162,6 @@ func local(uri []string) bool {
 	return err == nil && Loopback(net.JoinHostPort(u.Hostname(), "0"))
 }
 
-// RequireTransportSecurity is false since GetRequestMetadata looks at each
-// connection itself.
+// RequireTransportSecurity implements [credentials.PerRPCCredentials]. It is false because
+// GetRequestMetadata checks each connection itself.
 func (callKey) RequireTransportSecurity() bool { return false }

@@ -8,34 +8,33 @@ import (
 	"os"
 )
 
-// A Config says how a server proves who it is and how it knows its callers.
-// The zero value is no encryption, and callers whom nobody asks for a name.
+// A Config says how a server authenticates itself and its callers. The zero value means no
+// encryption, and callers that need no name. All files are named by their paths.
 type Config struct {
-	// CertFile and KeyFile are the server's certificate, with what lies
-	// between it and its CA, and its private key, both PEM; both or neither.
-	// With them everything is served by TLS alone.
+	// CertFile and KeyFile are the server's certificate, with the intermediate ones up to its CA,
+	// and its private key, in PEM; both or neither. With them, all servers accept only TLS.
 	CertFile, KeyFile string
-	// CAFile has the certificates of the cluster's CA, PEM: agents show each
-	// other certificates of this CA.
+	// CAFile has the certificates of the fleet's CA, in PEM: agents trust certificates of this CA
+	// from each other.
 	CAFile string
-	// ClientCAFile has the certificates of the CA of clients, PEM; empty means
-	// CAFile. If it is set, clients need a certificate or an API key.
+	// ClientCAFile has the certificates of the clients' CA, in PEM; empty means CAFile. If it is
+	// set, clients need a certificate or an API key.
 	ClientCAFile string
-	// CRLFile has lists of certificates that are revoked, of the CAs in CAFile and ClientCAFile,
-	// PEM; empty means none. A list counts after it should have been renewed, too.
+	// CRLFile has revocation lists of the CAs in CAFile and ClientCAFile, in PEM; empty means none.
+	// A list stays in force after the time by which it should have been renewed.
 	CRLFile string
 	// RequireClientCert refuses connections without a client's certificate.
 	RequireClientCert bool
-	// APIKeysFile names clients by API keys ([ParseKeys]). If it is set,
-	// clients need a certificate or an API key.
+	// APIKeysFile maps API keys to clients ([ParseKeys]). If it is set, clients need a certificate
+	// or an API key.
 	APIKeysFile string
 	// AccessFile says what each client may do ([ParseAccess]); empty means
 	// [DefaultAccess]. If it is set, clients need a certificate or an API key.
 	AccessFile string
 }
 
-// Validate reports all faults of c at once; the names are those of the agent's
-// flags. It opens no file.
+// Validate returns all faults of c joined in one error, by the names of the agent's flags, or nil.
+// It opens no file.
 func (c Config) Validate() error {
 	var faults []error
 	fault := func(format string, args ...any) {
@@ -88,8 +87,7 @@ func (c Config) Named() bool {
 	return c.ClientCAFile != "" || c.RequireClientCert || c.APIKeysFile != "" || c.AccessFile != ""
 }
 
-// Loopback reports whether the address, host:port, can be reached from this
-// machine alone.
+// Loopback reports whether only this machine can reach the address, host:port.
 func Loopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -99,7 +97,8 @@ func Loopback(address string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// ReadSecret reads a file that no other user of the machine may read.
+// ReadSecret reads a file, and returns an error if other users of the machine may read it. what
+// names the file's content in errors.
 func ReadSecret(what, path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -113,7 +112,7 @@ func ReadSecret(what, path string) ([]byte, error) {
 	return readFile(what, path)
 }
 
-// largestFile bounds what is read of a file, in bytes.
+// largestFile is the largest file that is read, in bytes.
 const largestFile = 4 << 20
 
 func readFile(what, path string) ([]byte, error) {
@@ -136,8 +135,8 @@ func readFile(what, path string) ([]byte, error) {
 	return data, nil
 }
 
-// whole reports an error if the last line of a list does not end: what a full disk or a broken copy
-// has left of it may hold the beginning of a key, or of a name.
+// whole returns an error if the last line of a list has no newline: a full disk or an interrupted
+// copy may have cut it, and left the beginning of a key or a name.
 func whole(what, path string, data []byte) error {
 	if len(data) > 0 && data[len(data)-1] != '\n' {
 		return fmt.Errorf(

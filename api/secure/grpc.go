@@ -20,9 +20,9 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 )
 
-// ServerOptions have a gRPC server take connections by TLS, if there is a
-// certificate, and make only the calls that are allowed. [Guard.Tap] comes
-// before them and costs less.
+// ServerOptions returns options that make a gRPC server use TLS, if there is a certificate, and
+// refuse calls that the caller may not make. [Guard.Tap] refuses earlier and at less cost, where it
+// can.
 func (g *Guard) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.Creds(serverCredentials{g}),
@@ -31,7 +31,7 @@ func (g *Guard) ServerOptions() []grpc.ServerOption {
 	}
 }
 
-// serverCredentials take connections.
+// serverCredentials are the credentials of a server's connections.
 type serverCredentials struct{ guard *Guard }
 
 func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -63,10 +63,10 @@ func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.
 	}, true, taken}, nil
 }
 
-// authInfo is what is known of a connection.
+// authInfo is the authentication state of a connection.
 type authInfo struct {
 	credentials.TLSInfo
-	tls  bool // otherwise TLSInfo says nothing but that
+	tls  bool // the connection uses TLS; otherwise TLSInfo is empty
 	conn net.Conn
 }
 
@@ -77,11 +77,12 @@ func (i authInfo) AuthType() string {
 	return i.TLSInfo.AuthType()
 }
 
-// CloseConnection ends the connection of the call by gRPC that ctx is of, and so all calls on it.
+// CloseConnection closes the connection of the gRPC call with context ctx, and so ends all calls on
+// it.
 func CloseConnection(ctx context.Context) {
 	if p, ok := peer.FromContext(ctx); ok {
 		if info, ok := p.AuthInfo.(authInfo); ok {
-			_ = info.conn.Close() // closed before, perhaps
+			_ = info.conn.Close() // it may be closed already
 		}
 	}
 }
@@ -101,9 +102,8 @@ func (s serverCredentials) Info() credentials.ProtocolInfo {
 func (s serverCredentials) Clone() credentials.TransportCredentials { return s }
 func (serverCredentials) OverrideServerName(string) error           { return nil }
 
-// demandOf is what a call of the method needs. Methods that nobody has thought
-// of are for agents if they are of Muster's own service, and otherwise for
-// everyone who has a name.
+// demandOf returns the rights that a call of the method needs. Unlisted methods of the control
+// service are for agents; other unlisted methods are for every caller with a name.
 func demandOf(method string) demand {
 	switch method {
 	case healthpb.Health_Check_FullMethodName, healthpb.Health_Watch_FullMethodName,
@@ -133,7 +133,7 @@ func demandOf(method string) demand {
 	return demand{}
 }
 
-// modelOf is the model that a message asks something of.
+// modelOf returns the model that a message is about; ok is false if it is about none.
 func modelOf(message any) (model string, ok bool) {
 	switch m := message.(type) {
 	case *oip.Request:
@@ -145,22 +145,24 @@ func modelOf(message any) (model string, ok bool) {
 	case *inference.ModelReadyRequest:
 		return m.GetName(), true
 	case *inference.ModelStatisticsRequest:
-		return m.GetName(), m.GetName() != "" // "": all of them, which the index tells too
+		// "" means all models, whose names the index shows too
+		return m.GetName(), m.GetName() != ""
 	}
 	return "", false
 }
 
 type callerKey struct{}
 
-// whoHeader says for whom an agent makes a call of another. It is believed of agents alone.
+// whoHeader names the client for whom an agent calls another agent. It is ignored in calls of
+// anybody but agents.
 const whoHeader = "muster-who-bin"
 
-// longestWho bounds what an agent says of a caller, in bytes.
+// longestWho is the longest value of whoHeader, in bytes.
 const longestWho = 2 * longestName
 
-// Who makes the call that ctx is of: the name of the certificate or API key and which of them it
-// is, and the address. Of a call that an agent makes for somebody, see [ForCaller], it is both.
-// Each is "" where it is not known.
+// Who returns the caller of the call with context ctx: its name and whether that is from a
+// certificate or an API key, and its address. For a call that an agent makes on behalf of a client
+// ([ForCaller]), the name is that of both. Each result is "" if it is not known.
 func Who(ctx context.Context) (who, from string) {
 	c, ok := ctx.Value(callerKey{}).(caller)
 	if !ok {
@@ -177,8 +179,8 @@ func Who(ctx context.Context) (who, from string) {
 	return who, from
 }
 
-// ForCaller has the calls that an agent makes of others with the context returned say for whom
-// they are: for the one whose call ctx is of.
+// ForCaller returns a context for calls to other agents that tells them the client on whose behalf
+// this agent calls: the caller of the call with context ctx.
 func ForCaller(ctx context.Context) context.Context {
 	if who, _ := Who(ctx); who != "" {
 		return metadata.AppendToOutgoingContext(ctx, whoHeader, who)
@@ -186,14 +188,15 @@ func ForCaller(ctx context.Context) context.Context {
 	return ctx
 }
 
-// Tap refuses a call before its message is read, as far as that can be told
-// without: for a server's tap. [Guard.Count] comes after all else that may refuse the call there.
+// Tap is for a gRPC server's tap. It returns an error for a call that must be refused, as far as
+// that can be decided before the call's message is read, and otherwise a context that holds the
+// caller. The tap must call [Guard.Count] after all other checks that may refuse the call.
 func (g *Guard) Tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	return g.enter(ctx, info.FullMethodName, info.Header)
 }
 
-// enter refuses a call that its method alone forbids. The context returned
-// says who calls.
+// enter returns an error if the caller may not call the method at all, and otherwise a context that
+// holds the caller.
 func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (context.Context,
 	error) {
 	var state *tls.ConnectionState
@@ -216,8 +219,8 @@ func (g *Guard) enter(ctx context.Context, method string, header metadata.MD) (c
 	return context.WithValue(ctx, callerKey{}, c), nil
 }
 
-// entered is enter for a call that Tap has not seen; one that it has is let in. It
-// copies the header only where it must.
+// entered is enter for a call that Tap has not checked; it accepts one that Tap has. It copies the
+// header only if it must.
 func (g *Guard) entered(ctx context.Context, method string) (context.Context, error) {
 	if _, ok := ctx.Value(callerKey{}).(caller); ok {
 		return ctx, nil

@@ -19,26 +19,27 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A Guard stands before a server. Its methods may be called concurrently.
+// A Guard authenticates and authorizes the callers of an agent's servers. Its methods may be called
+// concurrently.
 type Guard struct {
 	config  Config
 	log     *slog.Logger
 	observe func(reason string)
 	origins *http.CrossOriginProtection
-	// hostname is the machine's own, in small letters; "" if it is not known.
+	// hostname is the machine's name in lower case; "" if it is not known.
 	hostname string
 
 	identity *watched[*identity]
 	keys     *watched[*Keys]
 	access   *watched[*Access]
 	refusals refusals
-	waiting  waiting // connections whose handshake goes on
+	waiting  waiting // connections in their handshake
 	turns    *turns
 	silent   silent
-	open     peers // of gRPC, both those that came and those that this agent made
-	// What those hold who are no agents.
+	open     peers // gRPC connections, both accepted and dialled
+	// What callers other than agents hold.
 	connections, calls quota
-	meters             meters            // of clients with limits of their own
+	meters             meters            // the use of clients with limits
 	free               *timerate.Limiter // see pace
 
 	tlsMu sync.Mutex
@@ -48,18 +49,18 @@ type Guard struct {
 	known   func(model string) bool
 }
 
-// What a refusal can be for, the argument of Options.OnRefusal.
+// The reasons of refusals: the arguments of Options.OnRefusal.
 const (
-	// a connection without the TLS, or the certificate, that is wanted
+	// A connection without the required TLS or certificate.
 	ReasonHandshake       = "handshake"
-	ReasonUnauthenticated = "unauthenticated" // a call of nobody known
-	ReasonDenied          = "denied"          // a call that its client may not make
+	ReasonUnauthenticated = "unauthenticated" // a call without valid credentials
+	ReasonDenied          = "denied"          // a call that the client has no right to make
 	ReasonConnections     = "connections"     // a connection beyond Limits
 	ReasonCalls           = "calls"           // a call beyond Limits
-	ReasonLimit           = "limit"           // a call, or query, beyond the limits of its client
+	ReasonLimit           = "limit"           // a call or query beyond its client's limits
 )
 
-// Reasons are all there are.
+// Reasons returns all reasons of refusals.
 func Reasons() []string {
 	return []string{
 		ReasonHandshake, ReasonUnauthenticated, ReasonDenied, ReasonConnections, ReasonCalls,
@@ -67,16 +68,17 @@ func Reasons() []string {
 	}
 }
 
-// Options are how much a Guard lets in, and what it tells others.
+// Options hold a Guard's limits, and where it reports.
 type Options struct {
 	Logger *slog.Logger // must not be nil
-	// OnRefusal is called for each connection or call that was refused, by
-	// several goroutines; nil means nobody.
+	// OnRefusal is called for each refused connection or call, concurrently, and must not block;
+	// nil: no function is called.
 	OnRefusal func(reason string)
 	Limits    Limits
 }
 
-// Open reads the files that config names; see [Guard.Run] for their changes.
+// Open returns a Guard, and reads the files that config names. The error says what is wrong with
+// config or a file. [Guard.Run] reads the files again when they change.
 func Open(config Config, o Options) (*Guard, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
@@ -91,7 +93,7 @@ func Open(config Config, o Options) (*Guard, error) {
 	g.origins = http.NewCrossOriginProtection()
 	name, err := os.Hostname()
 	if err != nil {
-		// the others that loopback answers to do
+		// "localhost" and the loopback addresses still work as names
 		o.Logger.Debug("the machine's name is not known", "error", err)
 	}
 	g.hostname = strings.ToLower(name)
@@ -137,13 +139,15 @@ func Open(config Config, o Options) (*Guard, error) {
 	return g, nil
 }
 
-// adviseAgain is how often the own certificate is looked at though it is the same.
+// adviseAgain is how often Run checks an unchanged certificate of this process, to warn before it
+// expires.
 const adviseAgain = 24 * time.Hour
 
-// Run looks at the files every second, and sums up what was refused every minute, until ctx ends.
+// Run checks the files for changes every second, and logs a summary of refusals every minute, until
+// ctx ends. It always returns nil.
 func (g *Guard) Run(ctx context.Context) error {
 	var look <-chan time.Time
-	if g.config != (Config{}) { // there are files
+	if g.config != (Config{}) { // otherwise there are no files
 		ticker := time.NewTicker(lookAgain)
 		defer ticker.Stop()
 		look = ticker.C
@@ -167,7 +171,7 @@ func (g *Guard) Run(ctx context.Context) error {
 	}
 }
 
-// Refresh looks at the files now.
+// Refresh checks the files for changes now.
 func (g *Guard) Refresh() {
 	if g.identity.refresh(g.log) {
 		g.advise()
@@ -193,8 +197,9 @@ func (g *Guard) advise() {
 	}
 }
 
-// KnowModels has the access file's models looked up, now and when the file
-// changes: one that known does not know is logged, as it may be a slip.
+// KnowModels sets the function that reports whether a model exists. Now and whenever the access
+// file changes, the Guard logs each model of the file that does not exist, which may be a typing
+// error.
 func (g *Guard) KnowModels(known func(model string) bool) {
 	g.knownMu.Lock()
 	g.known = known
@@ -221,7 +226,7 @@ func (g *Guard) warnOfModels() {
 	}
 }
 
-// CertificateEnd is when the own certificate expires; zero if there is none.
+// CertificateEnd returns when this process's certificate expires; zero if it has none.
 func (g *Guard) CertificateEnd() time.Time {
 	if cert := g.identity.get().cert; cert != nil {
 		return cert.Leaf.NotAfter
@@ -229,7 +234,7 @@ func (g *Guard) CertificateEnd() time.Time {
 	return time.Time{}
 }
 
-// RevocationEnd is when the first of the revocation lists should be renewed; zero without one.
+// RevocationEnd returns when the first of the revocation lists should be renewed; zero without one.
 func (g *Guard) RevocationEnd() time.Time {
 	if r := g.identity.get().revoked; r != nil {
 		return r.end
@@ -237,8 +242,8 @@ func (g *Guard) RevocationEnd() time.Time {
 	return time.Time{}
 }
 
-// A refusal is a call that was refused: a status of gRPC, with words for the
-// log that are the same for all of its kind.
+// A refusal is the error of a refused call: a gRPC status, and a reason for the log that is the
+// same for all refusals of its kind.
 type refusal struct {
 	code   codes.Code // Unauthenticated or PermissionDenied
 	reason string
@@ -247,12 +252,12 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.text }
 
-// GRPCStatus makes it a status for grpc.
+// GRPCStatus returns the refusal as a gRPC status.
 func (r *refusal) GRPCStatus() *status.Status { return status.New(r.code, r.text) }
 
-// authenticate says who calls: by the API key, if there is one, or else by the
-// certificate of the connection, if it has TLS. A nil error with no name is a
-// caller who needs none.
+// authenticate returns the caller: by the API key, if there is one, or else by the connection's
+// certificate, if it uses TLS. A caller without a name and a nil error mean that no name is
+// required.
 func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string) (caller,
 	*refusal) {
 	var c caller
@@ -289,7 +294,7 @@ func (g *Guard) authenticate(state *tls.ConnectionState, authorization []string)
 	return c, nil
 }
 
-// wanted are the credentials that a client may have.
+// wanted names, for an error message, the credentials that a client may use.
 func (g *Guard) wanted() string {
 	certificate := g.config.TLS() && (g.config.CAFile != "" || g.config.ClientCAFile != "")
 	switch {
@@ -301,7 +306,7 @@ func (g *Guard) wanted() string {
 	return "a client certificate or an API key (authorization: Bearer KEY)"
 }
 
-// bearer is the token of an authorization header, if it has one.
+// bearer returns the token of an authorization header; given is false without a header.
 func bearer(headers []string) (token string, given bool, _ *refusal) {
 	if len(headers) > 1 {
 		return "", false, &refusal{
@@ -319,22 +324,22 @@ func bearer(headers []string) (token string, given bool, _ *refusal) {
 	return strings.TrimSpace(token), true, nil
 }
 
-// A demand is what a call needs.
+// A demand holds the rights that a call needs.
 type demand struct {
-	open    bool    // anybody may
-	agent   bool    // only agents of this cluster may
+	open    bool    // anybody may make the call
+	agent   bool    // only agents of this fleet may make it
 	control Control // "" : none
-	query   bool    // a model's: see model
+	query   bool    // the right to query model
 	model   string
 }
 
-// allow says whether the caller may do what the call needs.
+// allow returns nil if the caller has the rights d, else the refusal.
 func (g *Guard) allow(c caller, d demand) *refusal {
 	if d.open || c.agent {
 		return nil
 	}
 	if !g.config.TLS() && !g.config.Named() {
-		return nil // nothing is guarded
+		return nil // the call is open, or agents may do everything
 	}
 	switch {
 	case d.agent:
@@ -362,7 +367,7 @@ func (g *Guard) allow(c caller, d demand) *refusal {
 	return nil
 }
 
-// check is authenticate and allow.
+// check authenticates the caller, and checks its rights.
 func (g *Guard) check(state *tls.ConnectionState, authorization []string, d demand) (caller,
 	*refusal) {
 	if d.open {
@@ -385,8 +390,8 @@ func (g *Guard) refused(address net.Addr, call string, r *refusal) {
 	g.refusals.add(address, "call refused", r.reason, fmt.Errorf("%.100q: %w", call, r))
 }
 
-// Client is the name of the client whose call ctx is of, by gRPC or REST; "" if it has none, or is
-// an agent of this cluster.
+// Client returns the name of the client that made the call with context ctx, by gRPC or REST; "" if
+// it has no name or is an agent of this fleet.
 func (g *Guard) Client(ctx context.Context) string {
 	if c, ok := ctx.Value(callerKey{}).(caller); ok && !c.agent {
 		return c.name
@@ -394,15 +399,15 @@ func (g *Guard) Client(ctx context.Context) string {
 	return ""
 }
 
-// MayControl reports whether whoever has made the call that ctx is of may make the control call.
+// MayControl reports whether the caller of the call with context ctx may make the control call.
 func (g *Guard) MayControl(ctx context.Context, call Control) bool {
 	c, ok := ctx.Value(callerKey{}).(caller)
 	return ok && g.allow(c, demand{control: call}) == nil
 }
 
-// MayQuery says why whoever has made the call that ctx is of may not query the model; nil
-// if it may. It reads the access file as it is now, so that a stream has no rights that
-// its client has lost.
+// MayQuery returns nil if the caller of the call with context ctx may query the model, else the
+// reason. It uses the access file as it is now, so that a stream loses the rights that its client
+// loses.
 func (g *Guard) MayQuery(ctx context.Context, model string) error {
 	c, ok := ctx.Value(callerKey{}).(caller)
 	if !ok {

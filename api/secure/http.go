@@ -15,7 +15,8 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 )
 
-// HTTP lets through to next the requests that are allowed.
+// HTTP returns a handler that passes allowed requests to next, and answers the others with an
+// error.
 func (g *Guard) HTTP(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		r := g.ofForeignPage(req)
@@ -40,18 +41,18 @@ func (g *Guard) HTTP(next http.Handler) http.Handler {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(code)
-		_, _ = w.Write(append(oip.ErrorJSON(r.text), '\n')) // a client that is gone needs no answer
+		_, _ = w.Write(append(oip.ErrorJSON(r.text), '\n')) // fails only if the client has gone
 	})
 }
 
-// counted serves a request that is allowed, unless its client has too many open.
+// counted passes a request to next, unless its client has too many open calls.
 func (g *Guard) counted(next http.Handler, w http.ResponseWriter, req *http.Request) {
 	done, over := g.hold(req.Context())
 	if over != nil {
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(over.RetryAfter.Seconds()))))
 		w.WriteHeader(http.StatusTooManyRequests)
-		// a client that is gone needs no answer
+		// fails only if the client has gone
 		_, _ = w.Write(append(oip.ErrorJSON(over.text), '\n'))
 		return
 	}
@@ -61,9 +62,9 @@ func (g *Guard) counted(next http.Handler, w http.ResponseWriter, req *http.Requ
 	next.ServeHTTP(w, req)
 }
 
-// ofForeignPage refuses what a web page of somebody else has its reader's browser send: a request
-// that changes something from another origin, and any request under a name that the page's owner
-// has made resolve to this machine (DNS rebinding), which makes it the same origin.
+// ofForeignPage returns a refusal for a request that a web page of another origin makes the user's
+// browser send: one that changes something, or one to a host name that the page's owner has made
+// resolve to this machine (DNS rebinding), which makes it the same origin for the browser.
 func (g *Guard) ofForeignPage(req *http.Request) *refusal {
 	if err := g.origins.Check(req); err != nil {
 		return &refusal{
@@ -79,8 +80,9 @@ func (g *Guard) ofForeignPage(req *http.Request) *refusal {
 	return nil
 }
 
-// isOwnHost reports whether a request may name the host. Only loopback without TLS cares: other
-// addresses are the network's matter, and with TLS the name is in the certificate.
+// isOwnHost reports whether a request may have this Host. Only servers on loopback without TLS
+// check it: the network restricts access to other addresses, and with TLS the client checks the
+// name in the certificate.
 func (g *Guard) isOwnHost(req *http.Request, host string) bool {
 	local, _ := req.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	if req.TLS != nil || local == nil || !local.IP.IsLoopback() {
@@ -90,7 +92,7 @@ func (g *Guard) isOwnHost(req *http.Request, host string) bool {
 		host == g.hostname || net.ParseIP(host) != nil
 }
 
-// hostname is the name or address in a Host header, in small letters.
+// hostname returns the name or address in a Host header, in lower case.
 func hostname(hostport string) string {
 	host := hostport
 	if name, _, err := net.SplitHostPort(hostport); err == nil {
@@ -99,8 +101,8 @@ func hostname(hostport string) string {
 	return strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
 }
 
-// demandOfPath is what a request of the path, as it was sent, needs. It reads
-// paths as http.ServeMux does: split first, unescaped then.
+// demandOfPath returns the rights that a request of the path needs. path is as sent; it is parsed
+// as http.ServeMux does, first split and then unescaped.
 func demandOfPath(path string) demand {
 	parts := strings.Split(strings.TrimPrefix(path, "/"), "/")
 	for i, p := range parts {

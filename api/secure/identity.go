@@ -12,29 +12,30 @@ import (
 	"time"
 )
 
-// AgentName is the DNS name that the certificate of every agent has, whatever
-// its machine is called: agents know each other by it, and so do clients that
-// reach an agent at an address that its certificate does not have.
+// AgentName is a DNS name that every agent's certificate has, whatever its machine is called. By it
+// agents recognize each other, and clients recognize an agent whose certificate does not have the
+// dialled address.
 const AgentName = "agent.muster"
 
-// An identity is how a process proves who it is, and whom it believes.
+// An identity holds a process's own certificate, and the CAs whose certificates it trusts. It is
+// never changed.
 type identity struct {
 	cert      *tls.Certificate // nil: none
 	clusterCA []*x509.Certificate
-	clientCA  []*x509.Certificate // all that clients may have certificates of, clusterCA included
-	roots     *x509.CertPool      // of clusterCA; nil, the system's, if there are none
+	clientCA  []*x509.Certificate // all CAs of clients, clusterCA included
+	roots     *x509.CertPool      // of clusterCA; nil, which means the system's, without any
 	clients   *x509.CertPool      // of clientCA; nil if there are none
 	revoked   *revoked            // nil: none
 }
 
-// identityFiles are the files of an identity; "" for those that there are not.
+// identityFiles are the paths of an identity's files; "" for none.
 type identityFiles struct{ cert, key, ca, clientCA, crl string }
 
 func (f identityFiles) watch() (*watched[*identity], error) {
 	return watch("certificates", f.read, f.cert, f.key, f.ca, f.clientCA, f.crl)
 }
 
-// read reads the files.
+// read reads and checks the files.
 func (f identityFiles) read() (*identity, error) {
 	id := &identity{}
 	if f.cert != "" {
@@ -101,8 +102,7 @@ func readCertificates(what, path string) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// parseCertificates reads one or more certificates as PEM, and nothing that
-// begins and does not end.
+// parseCertificates parses one or more certificates in PEM. An incomplete block is an error.
 func parseCertificates(data []byte) ([]*x509.Certificate, error) {
 	var certs []*x509.Certificate
 	for {
@@ -137,10 +137,10 @@ func poolOf(certs []*x509.Certificate) *x509.CertPool {
 	return pool
 }
 
-// verifyServer checks the certificate that a server at host has shown. As an
-// agent's it must be the cluster's; otherwise its name may be host, too.
+// verifyServer checks the certificate of a server at host. If agent is set it must be an agent's;
+// otherwise one with the name host will do too.
 func (id *identity) verifyServer(state tls.ConnectionState, host string, agent bool) error {
-	leaf := state.PeerCertificates[0] // crypto/tls has seen to it that there is one
+	leaf := state.PeerCertificates[0] // crypto/tls guarantees at least one
 	chains, err := id.serverChains(state)
 	if err == nil {
 		err = id.revoked.check(chains)
@@ -161,14 +161,15 @@ func (id *identity) verifyServer(state tls.ConnectionState, host string, agent b
 	return leaf.VerifyHostname(host)
 }
 
-// serverChains are those from the certificate that a server has shown to a CA.
+// serverChains returns the chains from a server's certificate to a trusted CA.
 func (id *identity) serverChains(state tls.ConnectionState) ([][]*x509.Certificate, error) {
 	return state.PeerCertificates[0].Verify(x509.VerifyOptions{
 		Roots: id.roots, Intermediates: poolOf(state.PeerCertificates[1:]),
 	})
 }
 
-// outOfDate tells of a certificate that does not hold at this time: not yet, or not any more.
+// outOfDate reports whether err says that a certificate is not valid at this time, and whether its
+// validity has begun.
 func outOfDate(err error) (begun, is bool) {
 	var invalid x509.CertificateInvalidError
 	if !errors.As(err, &invalid) || invalid.Reason != x509.Expired {
@@ -177,8 +178,8 @@ func outOfDate(err error) (begun, is bool) {
 	return !time.Now().Before(invalid.Cert.NotBefore), true
 }
 
-// doubtClock adds to the error of a certificate that does not hold at this time what
-// else may be wrong.
+// doubtClock adds to the error of a certificate that is not valid now that this machine's clock may
+// be wrong.
 func doubtClock(err error) error {
 	if _, is := outOfDate(err); is {
 		return fmt.Errorf(
@@ -187,15 +188,15 @@ func doubtClock(err error) error {
 	return err
 }
 
-// A caller is who makes a call.
+// A caller identifies the caller of a call.
 type caller struct {
-	name   string // "": nobody knows
-	agent  bool   // of this cluster
-	apiKey bool   // the name is of an API key, not of a certificate
+	name   string // "": not known
+	agent  bool   // it is an agent of this fleet
+	apiKey bool   // the name is from an API key, not from a certificate
 	from   net.Addr
 }
 
-// String is the caller for people, "" of one whom nobody knows.
+// String describes the caller for logs; "" if it has no name.
 func (c caller) String() string {
 	switch {
 	case c.agent:
@@ -208,8 +209,7 @@ func (c caller) String() string {
 	return ""
 }
 
-// caller is whose certificate a connection has. state is of a handshake that
-// has verified it.
+// caller returns the owner of a connection's certificate, which the handshake has verified.
 func (id *identity) caller(state tls.ConnectionState) (caller, error) {
 	if len(state.VerifiedChains) == 0 {
 		return caller{}, nil
@@ -231,7 +231,7 @@ func (id *identity) caller(state tls.ConnectionState) (caller, error) {
 	return c, nil
 }
 
-// certificateName is the name of a certificate's owner, "" if it has none.
+// certificateName returns the name of a certificate's owner; "" if it has none.
 func certificateName(cert *x509.Certificate) string {
 	switch {
 	case cert.Subject.CommonName != "":
@@ -244,11 +244,11 @@ func certificateName(cert *x509.Certificate) string {
 	return ""
 }
 
-// soon is how long before a certificate's end its owner is warned.
+// soon is how long before a certificate expires the agent warns of it.
 const soon = 14 * 24 * time.Hour
 
-// advice is what is amiss with the own certificate of an agent, though it can
-// be used.
+// advice returns a fault of an agent's own certificate that does not prevent its use; nil if there
+// is none.
 func (id *identity) advice(now time.Time) error {
 	if id.cert == nil {
 		return nil
@@ -269,7 +269,7 @@ func (id *identity) advice(now time.Time) error {
 		return fmt.Errorf("the certificate of %q expires on %s", certificateName(leaf),
 			leaf.NotAfter.UTC().Format(time.RFC3339))
 	case id.roots == nil:
-		return nil // not one of a cluster
+		return nil // the agent has no fleet's certificate
 	}
 	between := x509.NewCertPool()
 	for _, der := range id.cert.Certificate[1:] {

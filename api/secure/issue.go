@@ -16,18 +16,18 @@ import (
 	"time"
 )
 
-// backdated is how long before now a certificate begins to hold, for machines
-// whose clocks are behind.
+// backdated is how long before now a certificate's validity begins, for machines whose clocks are
+// behind.
 const backdated = 5 * time.Minute
 
-// A CA issues certificates. Keys are ECDSA on P-256.
+// A CA issues certificates with ECDSA P-256 keys. It may be used concurrently.
 type CA struct {
 	cert *x509.Certificate
 	key  crypto.Signer
 }
 
-// NewCA makes a CA whose own certificate holds for life from now, and returns
-// it with its certificate and private key as PEM.
+// NewCA makes a CA whose own certificate is valid for life from now. It returns the CA, and its
+// certificate and private key in PEM.
 func NewCA(name string, now time.Time, life time.Duration) (ca *CA, certPEM, keyPEM []byte,
 	err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -54,7 +54,7 @@ func NewCA(name string, now time.Time, life time.Duration) (ca *CA, certPEM, key
 	return ca, certPEM, keyPEM, err
 }
 
-// ReadCA reads what NewCA made.
+// ReadCA returns the CA with the certificate and key that NewCA returned.
 func ReadCA(certPEM, keyPEM []byte) (*CA, error) {
 	pair, err := tls.X509KeyPair(certPEM, keyPEM)
 	if err != nil {
@@ -67,21 +67,20 @@ func ReadCA(certPEM, keyPEM []byte) (*CA, error) {
 	return &CA{cert: pair.Leaf, key: pair.PrivateKey.(crypto.Signer)}, nil
 }
 
-// An Order is a certificate wanted of a CA.
+// An Order describes a certificate to issue.
 type Order struct {
 	// Name is the common name.
 	Name string
-	// Agent makes it an agent's: with the DNS name [AgentName], good for
-	// serving and for calling. Otherwise it is a client's, good for calling.
+	// Agent asks for an agent's certificate: with the DNS name [AgentName], valid for servers and
+	// clients. Otherwise the certificate is a client's.
 	Agent bool
-	// Hosts are the DNS names and IP addresses where the agent is reached.
+	// Hosts are the DNS names and IP addresses by which clients reach the agent.
 	Hosts []string
-	// Life is how long it holds from now, > 0. It ends with the CA's at the
-	// latest.
+	// Life is how long the certificate is valid from now, > 0. It never outlives the CA's own.
 	Life time.Duration
 }
 
-// Issue makes a certificate and its private key, as PEM.
+// Issue returns a new certificate and its private key, in PEM.
 func (ca *CA) Issue(order Order, now time.Time) (certPEM, keyPEM []byte, err error) {
 	if err := checkName(order.Name); err != nil {
 		return nil, nil, err
@@ -130,7 +129,7 @@ func (ca *CA) Issue(order Order, now time.Time) (certPEM, keyPEM []byte, err err
 	return certPEM, keyPEM, err
 }
 
-// sign is the certificate that template describes, as PEM.
+// sign returns the certificate that template describes, in PEM.
 func sign(template, issuer *x509.Certificate, public crypto.PublicKey, key crypto.Signer) ([]byte,
 	error) {
 	// CreateCertificate draws the serial number.

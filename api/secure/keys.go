@@ -10,12 +10,12 @@ import (
 	"strings"
 )
 
-// shortestKey is how many characters an API key has at least.
+// shortestKey is the least length of an API key, in characters.
 const shortestKey = 16
 
-// Keys are the API keys of clients. A key is looked up by the SHA-256 of its
-// own SHA-256 after a secret of this process: so how long that takes tells
-// nothing that a caller could use to come nearer to a key.
+// Keys are the API keys of clients. A key is looked up by a keyed SHA-256 of its SHA-256, with a
+// secret of this process, so that the time of a look-up reveals nothing about other keys. Keys
+// never change, so they may be used concurrently.
 type Keys struct {
 	secret  [sha256.Size]byte
 	clients map[digest]string
@@ -44,7 +44,7 @@ func ParseKeys(path string, data []byte) (*Keys, error) {
 	k := &Keys{clients: map[digest]string{}}
 	_, _ = rand.Read(k.secret[:]) // never fails
 	var faults []error
-	first := map[digest]int{} // line by digest
+	first := map[digest]int{} // the first line of each digest
 	number := 0
 	for line := range bytes.Lines(data) {
 		number++
@@ -104,7 +104,7 @@ func parseKey(line string) (apiKey, error) {
 	return key, nil
 }
 
-// checkKey wants what a header can carry.
+// checkKey returns an error for a key that a header cannot carry.
 func checkKey(secret string) error {
 	for _, c := range []byte(secret) {
 		if c <= ' ' || c > '~' {
@@ -114,17 +114,16 @@ func checkKey(secret string) error {
 	return nil
 }
 
-// client is whose key it is.
+// client returns the name of the key's client; ok is false for an unknown key.
 func (k *Keys) client(secret string) (name string, ok bool) {
 	name, ok = k.clients[k.index(sha256.Sum256([]byte(secret)))]
 	return name, ok
 }
 
-// longestName bounds the name of a client, in bytes.
+// longestName is the longest name of a client, in bytes.
 const longestName = 128
 
-// checkName says whether a client can have the name: it must be clear in a
-// file and in a log.
+// checkName returns an error for a name that would be unclear in a file or a log.
 func checkName(name string) error {
 	if name == "" || len(name) > longestName {
 		return fmt.Errorf("name of %d characters, want 1 to %d", len(name), longestName)

@@ -15,34 +15,36 @@ import (
 	"github.com/muster-serve/muster/api/inference"
 )
 
-// Limits bound what those who are no agents of the fleet hold open at a time. Zero means no limit.
+// Limits bound what callers other than agents of the fleet hold open at a time. Zero means no
+// limit.
 type Limits struct {
-	// Connections are those of all servers together, from when they are accepted.
+	// Connections bounds the connections of all servers together, from when they are accepted.
 	Connections int
-	// Calls are those of gRPC that are no queries, from when their headers have arrived: a stream
-	// may stay open for ever. A call that is sent all that happens (Watch) counts as watchCalls.
+	// Calls bounds gRPC calls other than queries, from when their headers have arrived: a stream
+	// may stay open for ever. A Watch, which gets every change of the fleet, counts as watchCalls.
 	Calls int
 }
 
-// watchCalls is how many other calls a Watch costs as much memory as: what its client does not
-// read waits, 64 KiB of it.
+// watchCalls is how many calls a Watch counts as. It costs as much memory: up to 64 KiB wait for
+// its client to read them.
 const watchCalls = 4
 
-// A quota bounds what peers hold of something, in total and each: a peer gets one more as long as
-// it then holds at most freeShare times what is left. So one peer alone, which may be a
-// load balancer with thousands of clients, can have three quarters of all; two at most 3/7
-// each; and however many come, there is some left for the next.
+// A quota bounds how many units peers hold, in total and each. A peer gets more as long as it then
+// holds at most freeShare times the units that are left. So a single peer, which may be a load
+// balancer with thousands of clients, can have three quarters of all units; two peers at most 3/7
+// each; and for any number of peers, some units are left for the next.
 type quota struct {
 	limit int // 0: none
 
 	mu   sync.Mutex
 	held int
-	by   map[string]int // by peer; those that hold nothing are not in it
+	by   map[string]int // units held, by peer; only those that hold some
 }
 
 const freeShare = 3
 
-// take reports whether the peer may have n more. They are to be given back.
+// take gives the peer n more units and reports true, or reports false. The caller must give them
+// back.
 func (q *quota) take(peer string, n int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -66,8 +68,8 @@ func (q *quota) give(peer string, n int) {
 	}
 }
 
-// holderOf is whose an address is: the host, or in IPv6 the network of 64 bits, which one host may
-// have all of.
+// holderOf returns the peer that an address belongs to: the host, or the /64 network in IPv6, all
+// of whose addresses one host may have.
 func holderOf(address net.Addr) string {
 	host := hostOf(address)
 	if ip, err := netip.ParseAddr(host); err == nil && ip.Is6() && !ip.Is4In6() {
@@ -83,8 +85,8 @@ var (
 	errTooManyConnections = errors.New("one more than may be open at a time")
 )
 
-// Limit is l, but for connections beyond Limits.Connections, which are closed at once, counted and
-// logged. One that proves to be an agent's is not counted from then on.
+// Limit returns a listener that closes, counts and logs connections beyond Limits.Connections. A
+// connection that proves to be an agent's no longer counts.
 func (g *Guard) Limit(l net.Listener) net.Listener { return limitedListener{l, g} }
 
 type limitedListener struct {
@@ -107,11 +109,11 @@ func (l limitedListener) Accept() (net.Conn, error) {
 		l.guard.observe(ReasonConnections)
 		l.guard.refusals.add(conn.RemoteAddr(), "connection refused", "too many connections",
 			errTooManyConnections)
-		_ = conn.Close() // nobody is there to hear of an error
+		_ = conn.Close() // no caller would handle an error
 	}
 }
 
-// A countedConn is a connection that is counted until it is closed, or is known to be an agent's.
+// A countedConn is a connection that counts until it is closed or proves to be an agent's.
 type countedConn struct {
 	net.Conn
 	uncount func() // calls after the first do nothing
@@ -123,24 +125,24 @@ func (c *countedConn) Close() error {
 	return err
 }
 
-// CloseWrite is as that of a plainConn.
+// CloseWrite closes the writing side; see plainConn.
 func (c *countedConn) CloseWrite() error { return closeWrite(c.Conn) }
 
-// paceRate and paceBurst bound, a second, the calls and requests that cost their sender nothing:
-// the refused, and those that anybody may make.
+// paceRate and paceBurst bound the calls and requests a second that cost their sender nothing:
+// refused ones, and those that anybody may make.
 const paceRate, paceBurst = 1000, 1000
 
-// longestPace is the longest that one is held up.
+// longestPace is the longest delay of one call by pace.
 const longestPace = time.Second
 
-// pace holds up a call that costs its sender nothing if there are too many of them, and with it
-// what else comes by its connection; the sender's own timeout does not count. It is not for those
-// that a client with a name may make.
+// pace delays a call that costs its sender nothing if there are too many of them. It blocks, and
+// with it delays all else on the call's connection, also beyond the sender's timeout. It must not
+// be used for calls that a client with a name may make.
 func (g *Guard) pace() { time.Sleep(min(g.free.Reserve().Delay(), longestPace)) }
 
-// Count counts a call by gRPC until its context ends, or refuses one that is beyond Limits, or the
-// limits of its client. Nobody may refuse it after that: grpc never ends the context of a call that
-// its server's tap refuses.
+// Count counts a gRPC call until its context ends, or returns an error if the call exceeds Limits
+// or its client's limits. It must be the last check of a server's tap: gRPC never ends the context
+// of a call that a tap refuses after it.
 func (g *Guard) Count(ctx context.Context, method string) error {
 	done, over := g.hold(ctx)
 	if over != nil {

@@ -16,15 +16,14 @@ import (
 )
 
 const (
-	// handshakeTimeout is how long a client may take to prove itself.
+	// handshakeTimeout is how long a TLS handshake may take.
 	handshakeTimeout = 10 * time.Second
-	// mostWaiting bounds the connections whose handshake is going on. One more
-	// ends the one that has taken longest, so that those who say nothing
-	// cannot keep out those who do.
+	// mostWaiting bounds the connections in their handshake. One more closes the connection whose
+	// handshake has taken longest, so that silent connections cannot keep others out.
 	mostWaiting = 1024
 )
 
-// A protocol is what is spoken over TLS, as ALPN names it.
+// A protocol is the protocol over TLS, by its ALPN name.
 type protocol string
 
 const (
@@ -32,15 +31,15 @@ const (
 	http2 protocol = "h2"
 )
 
-// tlsConfigs are the configurations that follow from an identity. They are kept
-// as long as it is, since the tickets that resume sessions are theirs.
+// tlsConfigs are the TLS configurations for an identity. They are kept as long as the identity,
+// because they hold the keys of session tickets.
 type tlsConfigs struct {
 	of    *identity
 	http1 *tls.Config
 	http2 *tls.Config
 }
 
-// serverConfig is how to take a connection now.
+// serverConfig returns the TLS configuration for a new connection.
 func (g *Guard) serverConfig(p protocol) *tls.Config {
 	id := g.identity.get()
 	g.tlsMu.Lock()
@@ -57,8 +56,8 @@ func (g *Guard) serverConfig(p protocol) *tls.Config {
 	return g.tls.http2
 }
 
-// cipherSuites are those of TLS 1.2 that Go offers by default, but for the ones with CBC, whose
-// padding has been attacked again and again. TLS 1.3 has its own, none of them with CBC.
+// cipherSuites are Go's default cipher suites of TLS 1.2 without those with CBC, whose padding has
+// been attacked again and again. TLS 1.3 has its own suites, none with CBC.
 var cipherSuites = []uint16{
 	tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
 	tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
@@ -66,7 +65,7 @@ var cipherSuites = []uint16{
 	tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
 }
 
-// server is how to take connections for p.
+// server returns the TLS configuration of a server for p.
 func (id *identity) server(p protocol, requireClient bool) *tls.Config {
 	c := &tls.Config{
 		Certificates: []tls.Certificate{*id.cert},
@@ -74,7 +73,7 @@ func (id *identity) server(p protocol, requireClient bool) *tls.Config {
 		MinVersion:   tls.VersionTLS12,
 		CipherSuites: cipherSuites,
 		NextProtos:   []string{string(p)},
-		// Of clients without a certificate there are no chains.
+		// There are no chains for a client without a certificate.
 		VerifyConnection: func(state tls.ConnectionState) error {
 			return id.revoked.check(state.VerifiedChains)
 		},
@@ -88,11 +87,12 @@ func (id *identity) server(p protocol, requireClient bool) *tls.Config {
 	return c
 }
 
-// errEvicted is why a handshake failed that took longest of too many.
+// errEvicted is the error of a handshake that was ended because it had taken longest and there were
+// too many.
 var errEvicted = errors.New("too many connections say nothing")
 
-// handshake makes a connection of TLS out of raw, or returns why it cannot be,
-// counted and logged. It does not close raw.
+// handshake performs the TLS handshake of a server on raw, and blocks until it has ended. It counts
+// and logs a failure, and does not close raw.
 func (g *Guard) handshake(raw net.Conn, p protocol) (*tls.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), handshakeTimeout)
 	defer cancel()
@@ -114,9 +114,8 @@ func (g *Guard) handshake(raw net.Conn, p protocol) (*tls.Conn, error) {
 	return conn, nil
 }
 
-// handshakeReason is the kind of an error of a handshake; "" is one that says
-// nothing of anybody's intent, as when a load balancer looks whether the port
-// is open.
+// handshakeReason returns the kind of a handshake's error. It is "" for one that is no sign of a
+// wrong configuration or an attack, as when a load balancer tests whether the port is open.
 func handshakeReason(err error) string {
 	var record tls.RecordHeaderError
 	var unknown x509.UnknownAuthorityError
@@ -138,7 +137,7 @@ func handshakeReason(err error) string {
 		return "certificate not valid yet"
 	case errors.As(err, &unknown):
 		return "certificate of an unknown CA"
-	// crypto/tls has no type for it
+	// crypto/tls has no type for this error
 	case strings.Contains(err.Error(), "didn't provide a certificate"):
 		return "no certificate"
 	case strings.HasPrefix(err.Error(), "remote error"):
@@ -147,7 +146,7 @@ func handshakeReason(err error) string {
 	return "handshake failed"
 }
 
-// waiting are the connections whose handshake goes on, the oldest first.
+// waiting holds the connections in their handshake, the oldest first.
 type waiting struct {
 	limit int
 
@@ -160,8 +159,8 @@ type waiter struct {
 	evicted bool
 }
 
-// enter adds conn, and closes the oldest if there are too many. leave takes it
-// away, and reports whether it had to go before.
+// enter adds conn, and closes the oldest connection if there are too many. leave removes conn, and
+// reports whether it had been closed for another.
 func (w *waiting) enter(conn net.Conn) (leave func() (evicted bool)) {
 	me := &waiter{conn: conn}
 	w.mu.Lock()
@@ -171,19 +170,19 @@ func (w *waiting) enter(conn net.Conn) (leave func() (evicted bool)) {
 		oldest := w.conns.Front().Value.(*waiter)
 		w.conns.Remove(w.conns.Front())
 		oldest.evicted = true
-		_ = oldest.conn.Close() // its handshake fails of that
+		_ = oldest.conn.Close() // makes its handshake fail
 	}
 	return func() bool {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.conns.Remove(element) // does nothing if it is gone
+		w.conns.Remove(element) // does nothing if it was removed before
 		return me.evicted
 	}
 }
 
-// Listen takes connections for an HTTP/1.1 server: l's, by TLS if there is a
-// certificate. Closing it closes l and ends the goroutines that it started:
-// one that accepts, and one a handshake.
+// Listen returns a listener for an HTTP/1.1 server: it accepts l's connections, with TLS if there
+// is a certificate. Its Close closes l, and ends the goroutines that it started: one that accepts,
+// and one for each handshake.
 func (g *Guard) Listen(l net.Listener) net.Listener {
 	if !g.config.TLS() {
 		return plainListener{l, g}
@@ -205,7 +204,7 @@ type tlsListener struct {
 	once    sync.Once
 	closed  chan struct{}
 	mu      sync.Mutex
-	shaking map[net.Conn]bool // connections whose handshake goes on; nil once closed
+	shaking map[net.Conn]bool // connections in their handshake; nil once closed
 }
 
 type accepted struct {
@@ -220,7 +219,7 @@ func (l *tlsListener) accept() {
 			return
 		}
 		if err != nil {
-			if !l.deliver(accepted{err: err}) { // the server waits a little and comes again
+			if !l.deliver(accepted{err: err}) { // the server waits a little and calls Accept again
 				return
 			}
 			continue
@@ -233,7 +232,7 @@ func (l *tlsListener) accept() {
 	}
 }
 
-// begin has Close end the handshake of raw; false if it has been called.
+// begin registers raw, so that Close ends its handshake; it reports false after Close.
 func (l *tlsListener) begin(raw net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -255,22 +254,22 @@ func (l *tlsListener) handshake(raw net.Conn) {
 	if err != nil {
 		var record tls.RecordHeaderError
 		if errors.As(err, &record) && slices.Contains(beginnings, string(record.RecordHeader[:])) {
-			// Whoever it was learns what to do.
+			// Tell the client to use https.
 			_ = raw.SetWriteDeadline(time.Now().Add(time.Second))
 			_, _ = io.WriteString(raw,
 				"HTTP/1.0 400 Bad Request\r\nContent-Type: "+
 					"application/json\r\n\r\n{\"error\":\"plain HTTP on a port with TLS: use "+
 					"https\"}\n")
 		}
-		_ = raw.Close() // it was of no use
+		_ = raw.Close() // it is not used further
 		return
 	}
 	if !l.deliver(accepted{conn: conn}) {
-		_ = conn.Close() // nobody will serve it
+		_ = conn.Close() // no server will accept it
 	}
 }
 
-// deliver reports whether the server has taken a.
+// deliver passes a to the server's Accept, and reports false if the listener was closed first.
 func (l *tlsListener) deliver(a accepted) bool {
 	select {
 	case l.accepted <- a:
@@ -296,7 +295,7 @@ func (l *tlsListener) Close() error {
 		err = l.Listener.Close()
 		l.mu.Lock()
 		for raw := range l.shaking {
-			_ = raw.Close() // its handshake fails of that
+			_ = raw.Close() // makes its handshake fail
 		}
 		l.shaking = nil
 		l.mu.Unlock()
@@ -305,7 +304,7 @@ func (l *tlsListener) Close() error {
 	return err
 }
 
-// A plainListener tells of those who speak TLS where there is none.
+// A plainListener logs clients that use TLS on a server without TLS.
 type plainListener struct {
 	net.Listener
 	guard *Guard
@@ -319,7 +318,7 @@ func (l plainListener) Accept() (net.Conn, error) {
 	return l.guard.plain(conn), nil
 }
 
-// plain is conn, which ends when the first thing that comes is TLS.
+// plain returns conn, whose first Read fails if the client sends TLS.
 func (g *Guard) plain(conn net.Conn) net.Conn { return &plainConn{Conn: conn, guard: g} }
 
 type plainConn struct {
@@ -328,8 +327,8 @@ type plainConn struct {
 	begun bool // something has been read; Read is called by one goroutine at a time
 }
 
-// CloseWrite tells the client that no more will come, as an HTTP server does
-// before it ends a connection that the client still writes to.
+// CloseWrite closes the writing side. An HTTP server does so before it closes a connection to which
+// the client still writes.
 func (c *plainConn) CloseWrite() error { return closeWrite(c.Conn) }
 
 func closeWrite(conn net.Conn) error {
@@ -341,7 +340,7 @@ func closeWrite(conn net.Conn) error {
 
 var errTLSOnPlain = errors.New("TLS on a port without: want plain text, or an agent with tls-cert")
 
-// handshakeRecord is the first byte of a connection by TLS.
+// handshakeRecord is the first byte that a TLS client sends.
 const handshakeRecord = 22
 
 func (c *plainConn) Read(b []byte) (int, error) {

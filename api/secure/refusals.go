@@ -12,39 +12,39 @@ import (
 )
 
 const (
-	// sayAgain is when a refusal for the same reason of the same peer is
-	// logged again.
+	// sayAgain is the least time between two log lines about refusals of the same peer for the same
+	// reason.
 	sayAgain = 10 * time.Minute
-	// linesAMinute bounds the refusals that are logged, whoever they are of.
+	// linesAMinute bounds the log lines about refusals of all peers in a minute.
 	linesAMinute = 10
-	// mostPeers bounds the peers and reasons that are remembered.
+	// mostPeers bounds the pairs of peer and reason that are remembered.
 	mostPeers = 4096
 )
 
-// refusals logs what was refused: each peer and reason once in a while, and
-// never a flood.
+// refusals logs refused connections and calls: each pair of peer and reason once in sayAgain, and
+// at most linesAMinute.
 type refusals struct {
 	log *slog.Logger
 
 	mu       sync.Mutex
 	said     map[peerReason]*saying
-	minute   time.Time // when lines was 0
+	minute   time.Time // when the current minute began
 	lines    int
-	unlogged int // since the last line
-	// Since sum was called last: how many for each reason, of which there are few.
+	unlogged int // refusals without a line since the last line
+	// How many refusals there were for each reason since the last call of sum.
 	reasons map[string]int
 }
 
 type peerReason struct{ peer, reason string }
 
-// A saying is when a refusal was last logged, and how many came since.
+// A saying is when a refusal of a peer was last logged, and how many have come since.
 type saying struct {
 	at    time.Time
 	since int
 }
 
-// add counts a refusal of the peer at the address, and logs it if its turn has
-// come. reason is one of few; detail may be anything.
+// add counts a refusal of the peer at address, and logs it unless it must not be logged yet. reason
+// must be one of few values; detail may be anything.
 func (r *refusals) add(address net.Addr, what, reason string, detail error) {
 	key := peerReason{peer: hostOf(address), reason: reason}
 	now := time.Now()
@@ -82,7 +82,7 @@ func (r *refusals) add(address net.Addr, what, reason string, detail error) {
 	r.said[key] = &saying{at: now}
 }
 
-// sum logs, as one event, how many were refused since the last time, if any were.
+// sum logs, as one event, how many refusals there were since its last call, if any.
 func (r *refusals) sum() {
 	r.mu.Lock()
 	reasons := r.reasons
@@ -100,7 +100,7 @@ func (r *refusals) sum() {
 		strings.Join(times, ", "), "event", "refused")
 }
 
-// hostOf is the address without the port.
+// hostOf returns the address without its port.
 func hostOf(address net.Addr) string {
 	if address == nil {
 		return ""

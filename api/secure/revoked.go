@@ -13,17 +13,17 @@ import (
 	"time"
 )
 
-// crlType is the type of a revocation list's PEM.
+// crlType is the PEM type of a revocation list.
 const crlType = "X509 CRL"
 
-// revoked are the certificates that a file of revocation lists (RFC 5280, section 5) takes back.
-// nil has none.
+// revoked is the set of certificates that a file of revocation lists (RFC 5280, section 5) revokes.
+// A nil set is empty. It is never changed.
 type revoked struct {
 	serials map[serial]bool
 	end     time.Time // when the first of the lists should have been renewed
 }
 
-// A serial names a certificate: its issuer's name as encoded, and its serial number.
+// A serial identifies a certificate: its issuer's encoded name, and its serial number.
 type serial struct{ issuer, number string }
 
 func serialOf(issuer []byte, number *big.Int) serial {
@@ -32,7 +32,8 @@ func serialOf(issuer []byte, number *big.Int) serial {
 	}
 }
 
-// readRevoked reads a file with one or more lists, each signed by one of the CAs.
+// readRevoked reads a file with one or more revocation lists, each of which one of the CAs must
+// have signed.
 func readRevoked(path string, cas []*x509.Certificate) (*revoked, error) {
 	data, err := readFile("tls-crl", path)
 	if err != nil {
@@ -57,7 +58,7 @@ func readRevoked(path string, cas []*x509.Certificate) (*revoked, error) {
 	return r, nil
 }
 
-// parseLists reads one or more lists as PEM, and nothing that begins and does not end.
+// parseLists parses one or more revocation lists in PEM. An incomplete block is an error.
 func parseLists(data []byte) (lists []*x509.RevocationList, err error) {
 	for {
 		block, rest := pem.Decode(data)
@@ -82,7 +83,8 @@ func parseLists(data []byte) (lists []*x509.RevocationList, err error) {
 	return lists, nil
 }
 
-// checkList reports whether one of the CAs has signed the list, and it means what it seems to mean.
+// checkList returns an error unless one of the CAs has signed the list, and it has no extension
+// that would change its meaning.
 func checkList(list *x509.RevocationList, cas []*x509.Certificate) error {
 	for _, extension := range list.Extensions {
 		if extension.Critical {
@@ -103,7 +105,7 @@ func checkList(list *x509.RevocationList, cas []*x509.Certificate) error {
 	return err
 }
 
-// A revokedError is why a certificate is not believed.
+// A revokedError is the error of a revoked certificate.
 type revokedError struct{ cert *x509.Certificate }
 
 func (e *revokedError) Error() string {
@@ -111,7 +113,7 @@ func (e *revokedError) Error() string {
 		certificateName(e.cert), e.cert.SerialNumber)
 }
 
-// check reports an error if there is no chain without a certificate that is revoked.
+// check returns an error if every chain contains a revoked certificate.
 func (r *revoked) check(chains [][]*x509.Certificate) error {
 	var err error
 	for _, chain := range chains {
@@ -124,7 +126,7 @@ func (r *revoked) check(chains [][]*x509.Certificate) error {
 	return err
 }
 
-// first is the first of the certificates that is revoked, nil if none is.
+// first returns the first revoked certificate of the chain; nil if none is.
 func (r *revoked) first(chain []*x509.Certificate) *x509.Certificate {
 	if r == nil {
 		return nil
@@ -137,8 +139,8 @@ func (r *revoked) first(chain []*x509.Certificate) *x509.Certificate {
 	return nil
 }
 
-// advice is what is amiss with the lists, though they are used: those that have expired, too, since
-// who forgets to renew one would stop the fleet otherwise.
+// advice returns a fault of the lists that does not prevent their use; nil if there is none.
+// Expired lists stay in use, because a forgotten renewal would otherwise stop the fleet.
 func (r *revoked) advice(now time.Time) error {
 	if r == nil || r.end.IsZero() || now.Before(r.end) {
 		return nil
@@ -148,8 +150,8 @@ func (r *revoked) advice(now time.Time) error {
 			"was revoked since is believed", r.end.UTC().Format(time.RFC3339))
 }
 
-// Revoke makes a list of the CA's certificates that are revoked, as PEM: those of the list before,
-// PEM too, if there is one, and those given. It should be renewed after life.
+// Revoke returns a revocation list of the CA, in PEM: the certificates of the list before, in PEM,
+// if it is not empty, and certs. The list should be renewed after life.
 func (ca *CA) Revoke(before []byte, certs []*x509.Certificate, now time.Time,
 	life time.Duration) ([]byte, error) {
 	template := &x509.RevocationList{
@@ -196,25 +198,25 @@ func (ca *CA) Revoke(before []byte, certs []*x509.Certificate, now time.Time,
 	return pem.EncodeToMemory(&pem.Block{Type: crlType, Bytes: der}), nil
 }
 
-// ParseCertificates reads one or more certificates as PEM, and nothing else.
+// ParseCertificates parses one or more certificates in PEM; anything else in data is an error.
 func ParseCertificates(data []byte) ([]*x509.Certificate, error) { return parseCertificates(data) }
 
-// peers are connections that are open, with the certificates that the other end has shown. Its zero
-// value is ready.
+// peers holds open connections, with the certificates of their other ends. The zero value is ready
+// to use.
 type peers struct {
 	mu    sync.Mutex
 	conns map[*peerConn]bool
 }
 
-// A peerConn is a connection that ends when a certificate of the other end is revoked.
+// A peerConn is a connection that is closed when the certificate of its other end is revoked.
 type peerConn struct {
 	net.Conn
 	peers  *peers
 	chains [][]*x509.Certificate
 }
 
-// enter has the connection end when its certificate is revoked. One without a certificate is
-// returned as it is.
+// enter registers a connection, so that it is closed when its certificate is revoked. It returns a
+// connection without a certificate unchanged.
 func (p *peers) enter(conn net.Conn, chains [][]*x509.Certificate, now func() *identity) net.Conn {
 	if len(chains) == 0 {
 		return conn
@@ -226,7 +228,7 @@ func (p *peers) enter(conn net.Conn, chains [][]*x509.Certificate, now func() *i
 	}
 	p.conns[c] = true
 	p.mu.Unlock()
-	if now().revoked.check(chains) != nil { // since the handshake
+	if now().revoked.check(chains) != nil { // revoked since the handshake
 		_ = c.Close()
 	}
 	return c
@@ -240,7 +242,7 @@ func (c *peerConn) Close() error {
 	return c.Conn.Close()
 }
 
-// end closes the connections whose certificates are revoked, and returns of whom they were.
+// end closes the connections with revoked certificates, and returns the names of their owners.
 func (p *peers) end(r *revoked) (names []string) {
 	if r == nil {
 		return nil

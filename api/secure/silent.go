@@ -8,7 +8,8 @@ import (
 	"sync"
 )
 
-// ConnState has [Guard.HangUp] know an HTTP server's connections: for its ConnState.
+// ConnState is for an HTTP server's field ConnState. It registers the server's silent connections
+// for [Guard.HangUp].
 func (g *Guard) ConnState(conn net.Conn, state http.ConnState) {
 	if state == http.StateNew {
 		g.silent.enter(conn)
@@ -17,11 +18,11 @@ func (g *Guard) ConnState(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// HangUp ends the connections that have said nothing yet, and those that are still to come: for
-// servers that are about to stop, and would wait for them.
+// HangUp closes the connections that have sent nothing yet, and from then on each new one. A server
+// must call it before it stops, because it would wait for them.
 func (g *Guard) HangUp() { g.silent.close() }
 
-// silent are connections that have said nothing of what the server speaks.
+// silent holds the connections that have sent nothing yet after their handshake.
 type silent struct {
 	mu     sync.Mutex
 	conns  map[net.Conn]bool
@@ -57,10 +58,10 @@ func (s *silent) close() {
 	}
 }
 
-// A newcomer is a connection to a gRPC server, silent until something has been read.
+// A newcomer is a connection to a gRPC server, registered as silent until its first byte.
 type newcomer struct {
 	net.Conn
-	raw   net.Conn // as silent knows it
+	raw   net.Conn // its key in silent
 	guard *Guard
 	begun bool // Read is called by one goroutine at a time
 }

@@ -7,39 +7,40 @@ import (
 	"time"
 )
 
-// Handshakes cost CPU, which strangers need not have much of to have an agent take all of its own.
-// So they take turns, and no more of the CPUs than this share.
+// Handshakes cost the agent more CPU than they cost a stranger that opens connections. So they take
+// turns, and use at most this share of the CPUs.
 const (
 	handshakeShare = 0.25
-	// turnsAhead is how much of the turns' time may be taken at once after a while without any.
+	// turnsAhead is how much of the turns' time may be used at once after a pause.
 	turnsAhead = 250 * time.Millisecond
-	// seldom is how long who has had no turn need not wait for the time that others took: as much
-	// again as turnsAhead may be owed for that.
+	// seldom is the time after which a holder without a turn need not wait for the time that others
+	// have used; turnsAhead may be overdrawn once more for that.
 	seldom = 100 * time.Millisecond
-	// turnMemory is how long it counts who had a turn last.
+	// turnMemory is how long a holder's last turn is remembered.
 	turnMemory = 10 * time.Second
-	// mostHolders bounds those that are remembered.
+	// mostHolders bounds the holders that are remembered.
 	mostHolders = 4096
 )
 
-// turns lets few do something at a time, and for a share of the time. The next turn is whose holder
-// has had none for longest, so that who has many waiting does not keep out who has one.
+// turns bounds how many operations run at a time, and the share of time that they run. The next
+// turn goes to the holder whose last turn is longest ago, so that a holder with many waiting
+// operations does not delay one with a single operation.
 type turns struct {
 	rate float64 // seconds of turns in a second
 
 	mu      sync.Mutex
-	free    int           // how many may begin now
-	left    time.Duration // of the turns' time, as of then
+	free    int           // how many turns may begin now
+	left    time.Duration // the turns' time that was left at the time then
 	then    time.Time
 	waiting []*turn              // in order of arrival
 	had     map[string]time.Time // when each holder last had a turn
-	timer   bool                 // one will look whether a turn may begin
+	timer   bool                 // a timer that calls next runs
 }
 
 type turn struct {
 	holder string
-	begin  chan struct{} // closed when it has begun
-	begun  time.Time     // zero until then
+	begin  chan struct{} // closed when the turn has begun
+	begun  time.Time     // zero before
 }
 
 func newTurns(cpus int) *turns {
@@ -49,7 +50,8 @@ func newTurns(cpus int) *turns {
 	}
 }
 
-// begin waits for a turn of the holder's. It must be ended, unless the context ended first.
+// begin blocks until a turn of the holder begins, and returns it. The caller must end it. If ctx
+// ends first, begin returns its error.
 func (t *turns) begin(ctx context.Context, holder string) (*turn, error) {
 	me := &turn{holder: holder, begin: make(chan struct{})}
 	t.mu.Lock()
@@ -69,7 +71,7 @@ func (t *turns) begin(ctx context.Context, holder string) (*turn, error) {
 			return nil, ctx.Err()
 		}
 	}
-	t.finish(me) // it has begun meanwhile
+	t.finish(me) // the turn has begun meanwhile
 	return nil, ctx.Err()
 }
 
@@ -87,7 +89,7 @@ func (t *turns) finish(me *turn) {
 	t.next()
 }
 
-// next begins as many turns as may be. t.mu is held.
+// next begins as many turns as allowed. t.mu is held.
 func (t *turns) next() {
 	now := time.Now()
 	t.left = min(t.left+time.Duration(t.rate*float64(now.Sub(t.then))), turnsAhead)
@@ -115,7 +117,7 @@ func (t *turns) next() {
 	}
 }
 
-// nextLater has next called when there is time for a turn. t.mu is held.
+// nextLater starts a timer that calls next when there is time for a turn. t.mu is held.
 func (t *turns) nextLater() {
 	if t.timer {
 		return
@@ -129,7 +131,8 @@ func (t *turns) nextLater() {
 	})
 }
 
-// forget forgets those that had no turn lately, or all if they are too many. t.mu is held.
+// forget removes holders without a turn within turnMemory, or all holders if there are too many.
+// t.mu is held.
 func (t *turns) forget(now time.Time) {
 	for holder, at := range t.had {
 		if now.Sub(at) > turnMemory {
@@ -141,8 +144,8 @@ func (t *turns) forget(now time.Time) {
 	}
 }
 
-// A turnConn is a connection whose handshake takes turns: from when something has come until it
-// writes or waits for more.
+// A turnConn is a connection whose handshake takes turns. A turn lasts from the arrival of bytes
+// until the handshake writes, or waits for more.
 type turnConn struct {
 	net.Conn
 	turns  *turns
@@ -172,7 +175,7 @@ func (c *turnConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// rest ends the turn, if there is one.
+// rest ends the current turn, if there is one.
 func (c *turnConn) rest() {
 	if c.turn != nil {
 		c.turns.end(c.turn)
@@ -180,11 +183,11 @@ func (c *turnConn) rest() {
 	}
 }
 
-// finish is called when the handshake has ended.
+// finish must be called when the handshake has ended.
 func (c *turnConn) finish() {
 	c.rest()
 	c.done, c.ctx = true, nil
 }
 
-// CloseWrite is as that of a plainConn.
+// CloseWrite closes the writing side; see plainConn.
 func (c *turnConn) CloseWrite() error { return closeWrite(c.Conn) }

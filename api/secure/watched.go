@@ -10,24 +10,25 @@ import (
 	"time"
 )
 
-// lookAgain is how often files are looked at for changes.
+// lookAgain is how often files are checked for changes.
 const lookAgain = time.Second
 
-// A watched is what files say, as of the last time that they made sense.
+// A watched holds the value that files define, as of the last time that they could be read and
+// parsed. Its methods may be called concurrently.
 type watched[T any] struct {
-	what  string // for the log
+	what  string // names the files in the log
 	paths []string
 	read  func() (T, error)
 	value atomic.Pointer[T]
 
 	mu     sync.Mutex
-	stamps []os.FileInfo // of the files as last read
-	seen   []os.FileInfo // of the files as last looked at
-	fault  string        // why they could not be read the last time, "" if they could
+	stamps []os.FileInfo // the files' state when last read
+	seen   []os.FileInfo // the files' state when last checked
+	fault  string        // why the last read failed; "" if it did not
 	looked time.Time
 }
 
-// watch reads the files for the first time.
+// watch reads the files for the first time, and returns an error if it cannot.
 func watch[T any](what string, read func() (T, error), paths ...string) (*watched[T], error) {
 	w := &watched[T]{what: what, read: read, looked: time.Now()}
 	for _, path := range paths {
@@ -51,17 +52,16 @@ func watch[T any](what string, read func() (T, error), paths ...string) (*watche
 		strings.Join(w.paths, " "))
 }
 
-// At the start files that change while they are read are read again, so often at most and after
-// such a pause.
+// At the start, files that change while they are read are read again, up to startLooks times with a
+// pause of startPause.
 const startLooks, startPause = 50, 20 * time.Millisecond
 
-// get is what the files say.
+// get returns the current value.
 func (w *watched[T]) get() T { return *w.value.Load() }
 
-// refresh reads the files again if they have changed, or could not be read the
-// last time, and reports whether that gave something new. Two looks must have seen the same, and
-// one after reading too, so that a file that is being written is not read by halves. Each fault is
-// logged once.
+// refresh reads the files again if they have changed, or if the last read failed, and reports
+// whether the value is new. To avoid reading a file that is being written, it reads only files that
+// two checks have found the same, and checks again after it has read them. It logs each fault once.
 func (w *watched[T]) refresh(log *slog.Logger) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -84,7 +84,7 @@ func (w *watched[T]) refresh(log *slog.Logger) bool {
 		w.fault = err.Error()
 		return false
 	}
-	// A file that was away for a moment may be back as it was.
+	// A file may have been missing for a moment and be back unchanged.
 	changed := !same(stamps, w.stamps)
 	w.value.Store(&v)
 	w.stamps, w.fault = stamps, ""
@@ -93,8 +93,8 @@ func (w *watched[T]) refresh(log *slog.Logger) bool {
 	return changed
 }
 
-// current is what the files say, looked at again if that is a while ago. It is
-// for those who have nobody to call refresh.
+// current returns the value, and calls refresh before if the last check is more than lookAgain ago.
+// It is for users without a goroutine that calls refresh.
 func (w *watched[T]) current(log *slog.Logger) T {
 	w.mu.Lock()
 	old := time.Since(w.looked) >= lookAgain
@@ -105,7 +105,7 @@ func (w *watched[T]) current(log *slog.Logger) T {
 	return w.get()
 }
 
-// stat has nil for a file that is not there.
+// stat returns the state of each file; nil for a missing one.
 func (w *watched[T]) stat() []os.FileInfo {
 	stamps := make([]os.FileInfo, len(w.paths))
 	for i, path := range w.paths {

@@ -7,8 +7,7 @@ import (
 	"unsafe"
 )
 
-// A DataType is an element type, by the name the Open Inference Protocol gives
-// it.
+// A DataType is an element type, by its name in the Open Inference Protocol.
 type DataType string
 
 // The protocol's element types.
@@ -29,8 +28,8 @@ const (
 	Bytes  DataType = "BYTES"
 )
 
-// Size is the number of bytes of one element; 0 for [Bytes], whose elements
-// vary, and for names that are no type of the protocol.
+// Size returns the size of one element in bytes; 0 for [Bytes], whose elements vary in length, and
+// for names that the protocol does not have.
 func (d DataType) Size() int {
 	switch d {
 	case Bool, Uint8, Int8:
@@ -48,8 +47,8 @@ func (d DataType) Size() int {
 // Valid reports whether d is a type of the protocol.
 func (d DataType) Valid() bool { return d == Bytes || d.Size() > 0 }
 
-// A Tensor is an input or an output of one query. Whoever makes a Tensor owns
-// Data and says how long it stays valid.
+// A Tensor is an input or an output of one query. The code that makes a Tensor owns Data, and must
+// document how long it stays valid.
 type Tensor struct {
 	Name     string
 	DataType DataType
@@ -61,9 +60,8 @@ type Tensor struct {
 	Data []byte
 }
 
-// Elements is the product of the dimensions of shape. A negative dimension or
-// a product beyond an int is an error. A shape without dimensions has one
-// element.
+// Elements returns the product of the dimensions of shape, 1 for a shape without dimensions. A
+// negative dimension, or a product larger than an int, is an error.
 func Elements(shape []int64) (int, error) {
 	n := uint64(1)
 	for _, d := range shape {
@@ -84,7 +82,7 @@ type Element interface {
 	bool | uint8 | uint16 | uint32 | uint64 | int8 | int16 | int32 | int64 | float32 | float64
 }
 
-// TypeOf is the protocol's name of T. The 16-bit floats have no Go type.
+// TypeOf returns the protocol's type for T. The 16-bit floats have no Go type.
 func TypeOf[T Element]() DataType {
 	switch any(*new(T)).(type) {
 	case bool:
@@ -111,8 +109,8 @@ func TypeOf[T Element]() DataType {
 	return FP64
 }
 
-// Of makes a tensor of values without copying them: the caller must not change
-// values while the tensor is in use. The product of shape must be len(values).
+// Of returns a tensor that shares the memory of values: the caller must not change values while the
+// tensor is in use. The product of shape must be len(values).
 func Of[T Element](name string, values []T, shape ...int64) (Tensor, error) {
 	n, err := Elements(shape)
 	if err != nil {
@@ -129,8 +127,8 @@ func Of[T Element](name string, values []T, shape ...int64) (Tensor, error) {
 	return t, nil
 }
 
-// Values is the tensor's data as a slice of T, without copying: it is valid
-// for as long as t.Data is. T must be the Go type of t.DataType.
+// Values returns the tensor's data as a slice of T that shares its memory, and is valid for as long
+// as t.Data. T must be the Go type of t.DataType, and the data aligned for it.
 func Values[T Element](t Tensor) ([]T, error) {
 	want := TypeOf[T]()
 	if t.DataType != want {

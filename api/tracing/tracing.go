@@ -21,19 +21,19 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 )
 
-// Scope names the instrumentation.
+// Scope is the name of the tracers that make the spans.
 const Scope = "github.com/muster-serve/muster"
 
 // Names of spans.
 const (
-	Assign  = "muster.assign"  // a gateway waits until it is known where a query goes
-	Decide  = "muster.decide"  // a leader, or a gateway alone, decides where
+	Assign  = "muster.assign"  // a gateway waits for the decision where a query runs
+	Decide  = "muster.decide"  // a leader, or a gateway without one, decides where a query runs
 	Queue   = "muster.queue"   // a query waits for a lane at its worker
 	Execute = "muster.execute" // the model runs
 )
 
-// Method names the spans of a query by gRPC: a client's, that of an attempt, and those of the
-// agents that serve them.
+// Method is the name of the spans of gRPC calls with a query: a client's call, a gateway's attempt,
+// and the server's side of both.
 var Method = strings.TrimPrefix(inference.GRPCInferenceService_ModelInfer_FullMethodName, "/")
 
 // Keys of attributes. Times are in milliseconds.
@@ -42,41 +42,41 @@ const (
 	Version      = attribute.Key("muster.version")
 	BatchSize    = attribute.Key("muster.batch_size")
 	Attempt      = attribute.Key("muster.attempt")
-	Agent        = attribute.Key("muster.agent") // that the query goes to
+	Agent        = attribute.Key("muster.agent") // the agent that the query goes to
 	Lane         = attribute.Key("muster.lane")
 	InstanceType = attribute.Key("muster.instance_type")
 	Executor     = attribute.Key("muster.executor") // "onnx" or "emulated"
 	Provider     = attribute.Key("muster.provider")
 	Late         = attribute.Key("muster.late") // the QoS target was missed
 
-	// Of decisions, as leader/match means them.
+	// Attributes of decisions; leader/match defines the values.
 	Action = attribute.Key("muster.action")
 	Reason = attribute.Key("muster.reason")
 	Policy = attribute.Key("muster.policy")
-	// of the leader; 0: the gateway decided alone
+	// The leader's epoch; 0: the gateway decided without a leader.
 	Epoch              = attribute.Key("muster.epoch")
 	Cost               = attribute.Key("muster.cost")
 	Waited             = attribute.Key("muster.waited_ms")
 	PredictedWait      = attribute.Key("muster.predicted_wait_ms")
 	PredictedExecution = attribute.Key("muster.predicted_execution_ms")
-	// from the arrival to the answer
+	// From the query's arrival to its answer.
 	PredictedLatency = attribute.Key("muster.predicted_latency_ms")
-	// until the answer, as an agent that is asked says
+	// The time until the answer that a probed agent predicts.
 	Finish = attribute.Key("muster.finish_ms")
 	Slack  = attribute.Key("muster.slack_ms")
 )
 
-// Ms is the attribute of a time.
+// Ms returns an attribute with d in milliseconds.
 func Ms(key attribute.Key, d time.Duration) attribute.KeyValue {
 	return key.Float64(float64(d) / float64(time.Millisecond))
 }
 
-// RPC are the attributes of a query's call by gRPC.
+// RPC returns the attributes of a gRPC call with a query.
 func RPC() []attribute.KeyValue {
 	return []attribute.KeyValue{semconv.RPCSystemNameGRPC, semconv.RPCMethod(Method)}
 }
 
-// Query are the attributes of a query.
+// Query returns the attributes of a query.
 func Query(req *oip.Request) []attribute.KeyValue {
 	attributes := []attribute.KeyValue{Model.String(req.Model)}
 	if req.Version != "" {
@@ -88,7 +88,7 @@ func Query(req *oip.Request) []attribute.KeyValue {
 	return attributes
 }
 
-// EndClient ends the span of a call that ended with err, which is gRPC's, or nil.
+// EndClient ends a client's span of a gRPC call that returned err, a gRPC status or nil.
 func EndClient(span trace.Span, err error) {
 	if err != nil {
 		span.SetStatus(otelcodes.Error, status.Convert(err).Message())
@@ -97,8 +97,8 @@ func EndClient(span trace.Span, err error) {
 	span.End()
 }
 
-// EndServer ends the span of who served such a call. By the semantic conventions it has not
-// failed where the client is to blame.
+// EndServer ends a server's span of a gRPC call that returned err. As OpenTelemetry's semantic
+// conventions demand, errors that the client has caused do not mark the span as failed.
 func EndServer(span trace.Span, err error) {
 	switch status.Code(err) {
 	case codes.Unknown, codes.DeadlineExceeded, codes.Unimplemented, codes.Internal,
@@ -113,14 +113,14 @@ func EndServer(span trace.Span, err error) {
 	span.End()
 }
 
-// Headers are those of W3C Trace Context, and what travels with it.
+// Headers are the headers of W3C Trace Context and of W3C Baggage.
 var Headers = []string{"traceparent", "tracestate", "baggage"}
 
 var propagator = propagation.NewCompositeTextMapPropagator(propagation.TraceContext{},
 	propagation.Baggage{})
 
-// Inject has the context of the span in ctx, and baggage, go along with a call, in
-// place of those that would. Without a span nothing changes.
+// Inject returns a context for a gRPC call that carries the context of ctx's span, and its baggage,
+// in place of any trace headers that ctx has. Without a span it returns ctx.
 func Inject(ctx context.Context) context.Context {
 	if !trace.SpanContextFromContext(ctx).IsValid() {
 		return ctx
@@ -129,32 +129,32 @@ func Inject(ctx context.Context) context.Context {
 	if !ok {
 		headers = metadata.MD{}
 	}
-	delete(headers, "tracestate") // that of another span
+	delete(headers, "tracestate") // of another span
 	propagator.Inject(ctx, carrier(headers))
 	return metadata.NewOutgoingContext(ctx, headers)
 }
 
-// Extract returns ctx with the context of the span that a call came with as the
-// parent of spans, in place of any that is there.
+// Extract returns ctx with the span context from the headers of an incoming gRPC call as the parent
+// of new spans, in place of any parent in ctx.
 func Extract(ctx context.Context) context.Context {
 	headers, _ := metadata.FromIncomingContext(ctx)
 	return propagator.Extract(trace.ContextWithSpanContext(ctx, trace.SpanContext{}),
 		carrier(headers))
 }
 
-// A carrier is metadata as OpenTelemetry wants it.
+// A carrier adapts gRPC metadata to OpenTelemetry's TextMapCarrier.
 type carrier metadata.MD
 
 func (c carrier) Get(key string) string { return strings.Join(c[key], ",") }
 func (c carrier) Set(key, value string) { c[key] = []string{value} }
 func (c carrier) Keys() []string        { return slices.Collect(maps.Keys(c)) }
 
-// mostTracestate is how long a tracestate may be to travel, in bytes: W3C Trace Context wants that
-// much, and has longer ones dropped.
+// mostTracestate is the longest tracestate that is sent, in bytes. W3C Trace Context demands
+// support for that length, and allows dropping longer ones.
 const mostTracestate = 512
 
-// Format returns the context of a span as headers would have it, without a tracestate that is too
-// long.
+// Format returns a span context as the values of the headers traceparent and tracestate; a
+// tracestate that is too long becomes "".
 func Format(sc trace.SpanContext) (traceparent, tracestate string) {
 	c := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(trace.ContextWithSpanContext(context.Background(), sc), c)
@@ -164,7 +164,7 @@ func Format(sc trace.SpanContext) (traceparent, tracestate string) {
 	return c["traceparent"], tracestate
 }
 
-// Parse returns ctx with what Format has written as the parent of spans.
+// Parse returns ctx with the span context that Format has written as the parent of new spans.
 func Parse(ctx context.Context, traceparent, tracestate string) context.Context {
 	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{
 		"traceparent": traceparent, "tracestate": tracestate,

@@ -110,7 +110,7 @@ func nonZero(counts map[string]int) map[string]int {
 // TestPlanLiveWithoutLeader: nobody else knows the demand.
 func TestPlanLiveWithoutLeader(t *testing.T) {
 	agents := startFleet(t, 1, "--leader", "never")
-	wantOutput(t, false, "the fleet has no leader now, who alone knows its demand", "plan",
+	wantOutput(t, false, "the fleet has no leader now, and only a leader knows its demand", "plan",
 		"--live", "--server", agents[0].grpc)
 }
 

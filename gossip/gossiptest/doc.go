@@ -1,6 +1,6 @@
-// Package gossiptest is a network in memory for gossip. It loses, delays and duplicates packets as
-// it is told, and can be cut and healed. In a testing/synctest bubble, whole fleets run on it in
-// virtual time.
+// Package gossiptest is an in-memory network for tests of gossip. It loses, delays and duplicates
+// packets as a test asks, and can be partitioned. In a testing/synctest bubble, whole fleets run on
+// it in virtual time.
 //
-// memberlist's own mock transport blocks for ever once a peer has shut down.
+// memberlist's own mock transport is of no use here: it blocks for ever once a peer has shut down.
 package gossiptest

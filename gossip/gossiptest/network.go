@@ -17,20 +17,21 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
-// Conditions are what a network does to packets. Zero delivers each once and at
-// once. Streams are reliable: they only wait for Delay when they are opened.
+// Conditions say what a network does to packets. The zero value delivers each packet once and
+// without delay. Streams are reliable; only opening one takes Delay.
 type Conditions struct {
 	Loss      float64       // the share of packets lost, in [0, 1]
 	Duplicate float64       // the share of packets delivered twice, in [0, 1]
-	Delay     time.Duration // of each packet, one way, at least
-	Jitter    time.Duration // at most so much more, so packets overtake each other
+	Delay     time.Duration // the least one-way delay of each packet
+	// the largest random addition to Delay; it lets packets overtake each other
+	Jitter time.Duration
 }
 
-// Settle is how long memberlist's goroutines may outlive an agent that closed: a
-// test in a bubble sleeps for it at its end.
+// Settle is how long memberlist's goroutines may outlive a closed agent: a test in a bubble must
+// sleep for it at its end.
 const Settle = 10 * time.Second
 
-// queueSize is how many packets wait at an address; more are lost.
+// queueSize is how many unread packets an address holds; further ones are lost.
 const queueSize = 1024
 
 // A Network connects transports. All methods may be called concurrently.
@@ -39,11 +40,12 @@ type Network struct {
 	rand       *rand.Rand
 	conditions Conditions
 	transports map[netip.AddrPort]*Transport
-	apart      map[netip.AddrPort]int // which part of the network; 0 if not named
+	// the part of the network that an address is in; 0 if Partition did not name it
+	apart map[netip.AddrPort]int
 }
 
-// NewNetwork is a network without faults. The seed determines what it loses,
-// delays and duplicates, as far as the order of packets does not depend on chance.
+// NewNetwork returns a network without faults. seed determines which packets it loses, delays and
+// duplicates, as far as the order of packets does not depend on chance.
 func NewNetwork(seed uint64) *Network {
 	return &Network{
 		rand:       rand.New(rand.NewPCG(seed, 0)),
@@ -58,9 +60,9 @@ func (n *Network) SetConditions(c Conditions) {
 	n.conditions = c
 }
 
-// Partition cuts the network so that only addresses of the same part reach each
-// other; those not named are a part as well. Streams between parts break. It
-// replaces an earlier partition.
+// Partition divides the network so that only addresses of the same part reach each other; all
+// addresses not named are one more part. It closes streams between parts. It replaces an earlier
+// partition.
 func (n *Network) Partition(parts ...[]netip.AddrPort) {
 	n.mu.Lock()
 	apart := map[netip.AddrPort]int{}
@@ -107,8 +109,8 @@ func (n *Network) Listen(addr string) *Transport {
 	return t
 }
 
-// route is the transport at to, nil if there is none; reachable says whether
-// from and to are in the same part. n.mu is held.
+// route returns the transport at to, nil if there is none, and whether from and to are in the same
+// part. n.mu is held.
 func (n *Network) route(from, to netip.AddrPort) (t *Transport, reachable bool) {
 	return n.transports[to], n.apart[from] == n.apart[to]
 }
@@ -121,12 +123,12 @@ type Transport struct {
 	accepted chan net.Conn
 	done     chan struct{} // closed by Shutdown, with network.mu held
 
-	streams map[*stream]struct{} // open ones; guarded by network.mu
+	streams map[*stream]struct{} // the open streams; guarded by network.mu
 }
 
 var _ memberlist.Transport = (*Transport)(nil)
 
-// Addr is where the transport listens.
+// Addr returns the address that the transport listens on.
 func (t *Transport) Addr() netip.AddrPort { return t.addr }
 
 // FinalAdvertiseAddr implements [memberlist.Transport].
@@ -178,7 +180,7 @@ func (t *Transport) WriteTo(b []byte, addr string) (time.Time, error) {
 	return now, nil
 }
 
-// delay draws a packet's. n.mu is held.
+// delay draws the delay of a packet. n.mu is held.
 func (n *Network) delay() time.Duration {
 	delay := n.conditions.Delay
 	if n.conditions.Jitter > 0 {
@@ -187,7 +189,7 @@ func (n *Network) delay() time.Duration {
 	return delay
 }
 
-// deliver puts a packet into the receiver's queue, if it can be reached and has
+// deliver puts a packet into the receiver's queue if the receiver can be reached and its queue has
 // room. n.mu is held.
 func (n *Network) deliver(from, to netip.AddrPort, b []byte) {
 	t, reachable := n.route(from, to)
@@ -202,9 +204,8 @@ func (n *Network) deliver(from, to netip.AddrPort, b []byte) {
 	}
 }
 
-// DialTimeout implements [memberlist.Transport]. Where nobody listens it fails at
-// once; in another part of the network, or if the partition comes meanwhile, only
-// after the timeout.
+// DialTimeout implements [memberlist.Transport]. It fails at once if nothing listens at addr, and
+// only after timeout if addr is in another part of the network.
 func (t *Transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
 	fail := func(err error) error { return &net.OpError{Op: "dial", Net: "tcp", Err: err} }
 	to, err := netip.ParseAddrPort(addr)
@@ -250,7 +251,7 @@ func (t *Transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, e
 	return near, nil
 }
 
-// wait waits for d, or fails at Shutdown.
+// wait waits for d, or returns an error at Shutdown.
 func (t *Transport) wait(d time.Duration) error {
 	select {
 	case <-time.After(d):
@@ -260,8 +261,8 @@ func (t *Transport) wait(d time.Duration) error {
 	}
 }
 
-// pipe is a connection in memory with buffers, as a real one has: a side may
-// write while the other does.
+// pipe returns the two ends of an in-memory connection with buffers, so that both sides may write
+// at once, as on a real one.
 func pipe() (a, b net.Conn) {
 	l := bufconn.Listen(1 << 16)
 	defer l.Close()
@@ -304,7 +305,7 @@ func (t *Transport) closed() bool {
 	}
 }
 
-// A stream is a connection that knows its ends.
+// A stream is one end of a connection, with the addresses of both ends.
 type stream struct {
 	net.Conn
 	transport     *Transport
