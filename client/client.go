@@ -1,7 +1,3 @@
-// Package client is the Go SDK: it sends queries to Muster's agents, or to any
-// other server of the Open Inference Protocol, over gRPC. Tensors are made of
-// slices without copying them, and an answer's outputs can be viewed as slices
-// likewise.
 package client
 
 import (
@@ -27,31 +23,30 @@ import (
 	"github.com/muster-serve/muster/api/tracing"
 )
 
-// mostAttempts is how many servers a call is tried on.
+// mostAttempts is on how many servers a call is tried at most.
 const mostAttempts = 3
 
-// A Client sends queries to one or more servers. It spreads them over those
-// that it has a connection to, and goes on to another server, at most two
-// times, where one cannot be reached or breaks off. A query may so run twice,
-// which does no harm. No other failure is tried again: an overloaded server
-// has to be left alone for a while (see [Error.RetryAfter]).
+// A Client sends queries to one or more servers. It spreads them over the servers to which it has a
+// connection. If a server cannot be reached or the connection breaks, it tries another one, at most
+// twice. So a query may run twice, which is harmless because inference is idempotent. The Client
+// does not retry after any other failure: an overloaded server must be left alone for a while (see
+// [Error.RetryAfter]).
 //
-// If a server is an agent of a fleet, the client finds the other agents, and
-// queries go the short way (see [Gateway]): it asks the leader which agent is to
-// serve a query, sends the query there, and elsewhere if that agent fails. It does
-// so once it has a connection to an agent, and goes back to asking the agents
-// to pass queries on where it can reach none of them directly.
+// If a server is an agent of a fleet, the Client finds the other agents and sends queries straight
+// to workers (see [Gateway]): it asks the leader which agent is to serve a query, sends the query
+// there, and to another agent if that one fails. It does so while it has a connection to an agent
+// that it found. Otherwise its servers pass its queries on.
 //
 // Its methods may be called concurrently.
 type Client struct {
 	servers []server
-	next    atomic.Uint64 // whose turn it is
+	next    atomic.Uint64 // counts calls, to take servers in turn
 	timeout time.Duration
 	dial    []grpc.DialOption
 	closed  atomic.Bool
 	noFleet bool
-	fleet   *discovery   // nil with noFleet
-	tracer  trace.Tracer // nil: that of the span in a query's context
+	fleet   *discovery   // nil if noFleet
+	tracer  trace.Tracer // nil: the provider of the span in a query's context
 }
 
 type server struct {
@@ -62,29 +57,29 @@ type server struct {
 // An Option changes how a Client works.
 type Option func(*Client)
 
-// WithTimeout bounds every call whose context has no deadline. Without it such
-// a call waits as long as the server lets it.
+// WithTimeout sets the timeout of calls whose context has no deadline. Without it such a call waits
+// as long as the server lets it.
 func WithTimeout(d time.Duration) Option { return func(c *Client) { c.timeout = d } }
 
-// WithDialOptions adds options of grpc's, such as those of
-// [secure.ClientConfig.DialOptions]; without them connections are not encrypted.
+// WithDialOptions adds gRPC dial options, such as [secure.ClientConfig.DialOptions]. Without any,
+// connections are not encrypted.
 func WithDialOptions(opts ...grpc.DialOption) Option {
 	return func(c *Client) { c.dial = append(c.dial, opts...) }
 }
 
-// WithoutFleet has queries go to the given servers only, whatever else they
-// say there is.
+// WithoutFleet makes the Client send queries only to the given servers, even if they are agents of
+// a fleet.
 func WithoutFleet() Option { return func(c *Client) { c.noFleet = true } }
 
-// WithTracerProvider has the client make a span of each query, and what is done for the query its
-// children. Without it only queries are traced whose context has a span, by the provider
-// of that. The context of the span goes along to the servers, and baggage with it.
+// WithTracerProvider makes the Client start a span for each query, with child spans for its steps.
+// Without it, only queries whose context has a span are traced, by that span's provider. The span's
+// context and baggage are sent to the servers.
 func WithTracerProvider(p trace.TracerProvider) Option {
 	return func(c *Client) { c.tracer = p.Tracer(tracing.Scope) }
 }
 
-// New makes a client of the servers at addresses ("host:port"). It begins to
-// connect, without waiting.
+// New returns a client of the servers at addresses ("host:port"). It starts to connect and does not
+// wait for connections. The caller closes the client.
 func New(addresses []string, opts ...Option) (*Client, error) {
 	if len(addresses) == 0 {
 		return nil, errors.New("client: no addresses")
@@ -98,9 +93,9 @@ func New(addresses []string, opts ...Option) (*Client, error) {
 			},
 			MinConnectTimeout: 3 * time.Second,
 		}),
-		// What this is for is its timeout: the kernel gives up a connection
-		// whose other end has acknowledged nothing for as long. The pings,
-		// more of which a server may take amiss, would find that out late.
+		// The purpose is the timeout: the kernel closes a connection whose other end has
+		// acknowledged nothing for that long. The pings alone would notice that late, and a server
+		// may close the connection if they come more often.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: 5 * time.Minute, Timeout: 3 * time.Second,
 		}),
@@ -123,7 +118,7 @@ func New(addresses []string, opts ...Option) (*Client, error) {
 	return c, nil
 }
 
-// Close ends all calls and connections.
+// Close ends all calls and connections, and returns when the client's goroutines have ended.
 func (c *Client) Close() error {
 	c.closed.Store(true)
 	if c.fleet != nil {
@@ -136,19 +131,16 @@ func (c *Client) Close() error {
 	return errors.Join(errs...)
 }
 
-// Infer sends a query and returns the answer. The deadline is that of ctx, or
-// req.Timeout from now if that is earlier; past it the servers drop the query,
-// too. Errors are [*Error].
+// Infer sends a query and returns the answer. The deadline is that of ctx, or req.Timeout from now
+// if that is earlier; after it the servers drop the query too. Errors are [*Error].
 //
-// The inputs are sent from where they lie and must not change until Infer
-// returns. After an error a connection may still be reading them: their memory
-// must then not be used again, or not before the function given to
-// [oip.Request.OnRelease] is called. (After an answer, too, one may, where a fleet
-// had to be sent the query twice; but nobody looks at what comes of that.)
-// Infer does not release req.
+// The inputs are not copied and must not change until Infer returns. After an error a connection
+// may still be reading them: the caller must not reuse their memory until the function given to
+// [oip.Request.OnRelease] is called. (After an answer a connection may be reading them too, if the
+// query was sent twice; but that attempt's answer is discarded.) Infer does not release req.
 //
-// The outputs are valid until the response's Release, which lets later answers
-// use their memory; without it they are left to the garbage collector.
+// The outputs are valid until the response's Release, which lets later answers reuse their memory.
+// Without Release the garbage collector frees it.
 func (c *Client) Infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 	if err := req.Check(); err != nil {
 		return nil, &Error{kind: ErrInvalid, status: status.New(codes.InvalidArgument, err.Error())}
@@ -168,14 +160,15 @@ func (c *Client) Infer(ctx context.Context, req *oip.Request) (*oip.Response, er
 	return resp, err
 }
 
-// infer has the query answered by the fleet, or else by a server.
+// infer sends the query through the fleet's gateway, or if there is none to a server.
 func (c *Client) infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 	if gateway := c.fleet.direct(); gateway != nil {
 		resp, err := gateway.Infer(ctx, req, time.Now())
 		switch status.Code(err) {
 		case codes.OK:
 			return resp, nil
-		case codes.Unavailable, codes.NotFound: // an agent may know better
+		// an agent may know of a member that the gateway does not know yet
+		case codes.Unavailable, codes.NotFound:
 			if ctx.Err() == nil && !c.closed.Load() {
 				break
 			}
@@ -193,7 +186,7 @@ func (c *Client) infer(ctx context.Context, req *oip.Request) (*oip.Response, er
 	return resp, nil
 }
 
-// call makes a unary call, on other servers if the first cannot be reached.
+// call makes a unary call, and tries it on other servers if the first cannot be reached.
 func (c *Client) call(ctx context.Context, method string, req, resp any) error {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
@@ -214,7 +207,7 @@ func (c *Client) call(ctx context.Context, method string, req, resp any) error {
 	panic("unreachable: there is at least one server")
 }
 
-// bound is ctx with the client's timeout, where it has no deadline.
+// bound is ctx, with the client's timeout if ctx has no deadline.
 func (c *Client) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); !ok && c.timeout > 0 {
 		return context.WithTimeout(ctx, c.timeout)
@@ -222,9 +215,8 @@ func (c *Client) bound(ctx context.Context) (context.Context, context.CancelFunc
 	return ctx, func() {}
 }
 
-// route is the servers in the order in which to try them: in turn, those with
-// a connection first. Where none of the given ones has, the agents of their fleet
-// follow.
+// route is the servers in the order in which to try them: round-robin, those with a connection
+// first. If none of the given servers has a connection, the agents of their fleet follow.
 func (c *Client) route() []server {
 	members := c.fleet.members()
 	if len(c.servers) == 1 && len(members) == 0 {
@@ -250,8 +242,8 @@ func (c *Client) route() []server {
 	return order
 }
 
-// Gateway is what sends queries to the fleet that the client has found, for its
-// counts; nil while queries go to servers.
+// Gateway returns the gateway through which the client sends queries to the fleet, so that its
+// [Gateway.Stats] can be read; nil while queries go to the servers.
 func (c *Client) Gateway() *Gateway { return c.fleet.direct() }
 
 // Live reports whether a server answers.
@@ -270,8 +262,8 @@ func (c *Client) Ready(ctx context.Context) (bool, error) {
 	return resp.Ready, err
 }
 
-// ModelReady reports whether a model takes queries; an empty version is the
-// one that its version policy chooses.
+// ModelReady reports whether a model takes queries. An empty version means the one that the model's
+// version policy chooses.
 func (c *Client) ModelReady(ctx context.Context, model, version string) (bool, error) {
 	resp := new(inference.ModelReadyResponse)
 	err := c.call(ctx, inference.GRPCInferenceService_ModelReady_FullMethodName,
@@ -279,7 +271,7 @@ func (c *Client) ModelReady(ctx context.Context, model, version string) (bool, e
 	return resp.Ready, err
 }
 
-// ServerMetadata says what a server is and which extensions of the protocol it
+// ServerMetadata returns a server's name and version, and the extensions of the protocol that it
 // has.
 func (c *Client) ServerMetadata(ctx context.Context) (*inference.ServerMetadataResponse, error) {
 	resp := new(inference.ServerMetadataResponse)
@@ -288,8 +280,8 @@ func (c *Client) ServerMetadata(ctx context.Context) (*inference.ServerMetadataR
 	return orNil(resp, err)
 }
 
-// ModelMetadata describes a model's versions, inputs and outputs;
-// [oip.ParseProperties] reads what Muster says of it beyond that.
+// ModelMetadata describes a model's versions, inputs and outputs; [oip.ParseProperties] reads the
+// properties that Muster adds.
 func (c *Client) ModelMetadata(ctx context.Context, model,
 	version string) (*inference.ModelMetadataResponse, error) {
 	resp := new(inference.ModelMetadataResponse)
@@ -298,8 +290,7 @@ func (c *Client) ModelMetadata(ctx context.Context, model,
 	return orNil(resp, err)
 }
 
-// ModelStatistics counts what a model has done on one server; an empty name
-// stands for all models.
+// ModelStatistics returns a model's counters on one server; an empty name stands for all models.
 func (c *Client) ModelStatistics(ctx context.Context, model,
 	version string) ([]*inference.ModelStatistics, error) {
 	resp := new(inference.ModelStatisticsResponse)
@@ -318,15 +309,15 @@ func (c *Client) RepositoryIndex(ctx context.Context,
 	return resp.Models, err
 }
 
-// LoadModel has one server load a model, or load it anew, and waits until it
-// serves.
+// LoadModel makes one server load a model, or load it again, and waits until the model takes
+// queries.
 func (c *Client) LoadModel(ctx context.Context, model string) error {
 	return c.call(ctx, inference.GRPCInferenceService_RepositoryModelLoad_FullMethodName,
 		&inference.RepositoryModelLoadRequest{ModelName: model},
 		new(inference.RepositoryModelLoadResponse))
 }
 
-// UnloadModel has one server unload a model.
+// UnloadModel makes one server unload a model.
 func (c *Client) UnloadModel(ctx context.Context, model string) error {
 	return c.call(ctx, inference.GRPCInferenceService_RepositoryModelUnload_FullMethodName,
 		&inference.RepositoryModelUnloadRequest{ModelName: model},

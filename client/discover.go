@@ -18,38 +18,39 @@ import (
 )
 
 const (
-	// metadataTimeout is how long a server may take to say what it is.
+	// metadataTimeout is how long a server may take to return its metadata.
 	metadataTimeout = 3 * time.Second
-	// viewSilence is how long an agent that is watched may say nothing; it does each second.
+	// viewSilence is how long a watched agent may send no view before another is watched; agents
+	// send one each second.
 	viewSilence = 3 * time.Second
-	// rediscover is the least time between two rounds of asking all servers.
+	// rediscover is the least time between the starts of two rounds over all servers.
 	rediscover = 200 * time.Millisecond
 )
 
-// A discovery finds the fleet behind a client's servers, and follows it: it
-// watches the view of one agent after the other, gives it to a gateway, and keeps a
+// A discovery finds the fleet to which a client's servers belong, and follows it. It watches the
+// view of one agent, or of another if that one fails; it gives each view to a gateway, and keeps a
 // connection to every member.
 //
-// It has these goroutines, all of which have ended when close returns: one that
-// follows the fleet, and one for each member's connection.
+// A discovery has these goroutines, all of which have ended when close returns: one that follows
+// the fleet, and one for each member's connection.
 type discovery struct {
 	c       *Client
 	ctx     context.Context
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 	gateway atomic.Pointer[Gateway]     // nil: no fleet is known
-	peers   atomic.Pointer[[]*peer]     // the members
-	byName  atomic.Pointer[peersByName] // the same
+	peers   atomic.Pointer[[]*peer]     // the members' connections
+	byName  atomic.Pointer[peersByName] // the same, by the member's name
 	ready   atomic.Int32                // peers with a connection
 }
 
 type peersByName map[string]*peer
 
-// A peer is the connection to a member.
+// A peer is a member of the fleet and the connection to it.
 type peer struct {
 	server
 	cancel context.CancelFunc
-	// failed: the last try to connect has.
+	// failed says that the last try to connect has failed.
 	failed atomic.Bool
 }
 
@@ -64,7 +65,7 @@ func (c *Client) discover() *discovery {
 
 func (d *discovery) close() {
 	d.cancel()
-	// The one that follows has ended before the gateway is closed for good.
+	// The goroutine that follows the fleet closes a gateway that it makes after this.
 	if g := d.gateway.Load(); g != nil {
 		g.Close()
 	}
@@ -74,8 +75,8 @@ func (d *discovery) close() {
 	}
 }
 
-// direct returns the gateway of a fleet of which members can be reached; nil: queries
-// go to the servers, one of which may be the only member.
+// direct returns the fleet's gateway, if there is a connection to a member and the fleet has at
+// least two. It returns nil if queries go to the client's servers.
 func (d *discovery) direct() *Gateway {
 	if d == nil || d.ready.Load() == 0 || len(*d.peers.Load()) < 2 {
 		return nil
@@ -83,7 +84,7 @@ func (d *discovery) direct() *Gateway {
 	return d.gateway.Load()
 }
 
-// members are all members' connections.
+// members returns the connections to all members.
 func (d *discovery) members() []*peer {
 	if d == nil {
 		return nil
@@ -91,7 +92,7 @@ func (d *discovery) members() []*peer {
 	return *d.peers.Load()
 }
 
-// run follows the fleet until ctx ends, or no server belongs to one.
+// run follows the fleet until ctx ends, or until every server has answered that it belongs to none.
 func (d *discovery) run() {
 	for first := 0; d.ctx.Err() == nil; {
 		started := time.Now()
@@ -106,7 +107,7 @@ func (d *discovery) run() {
 			if d.ctx.Err() != nil {
 				return
 			}
-			if fleet { // it has broken: another, of those that are known now
+			if fleet { // the stream broke: go on with the next server, members included
 				first = at + 1
 				break
 			}
@@ -126,9 +127,8 @@ func (d *discovery) run() {
 	}
 }
 
-// watch follows the fleet as the server sees it until that ends. It reports
-// whether there was anything to see; if not, and there is no error, the server is
-// of no fleet.
+// watch follows the server's view of its fleet until the stream ends. fleet reports whether a view
+// came. If none came and there is no error, the server belongs to no fleet.
 func (d *discovery) watch(conn *grpc.ClientConn) (fleet bool, err error) {
 	ctx, cancel := context.WithTimeout(d.ctx, metadataTimeout)
 	defer cancel()
@@ -170,7 +170,8 @@ func (d *discovery) watch(conn *grpc.ClientConn) (fleet bool, err error) {
 	}
 }
 
-// follow takes a new view.
+// follow takes a new view: it connects to new members, drops those that left, and passes the view
+// to the gateway.
 func (d *discovery) follow(v *control.View) error {
 	known, now := *d.byName.Load(), peersByName{}
 	var peers []*peer
@@ -179,7 +180,7 @@ func (d *discovery) follow(v *control.View) error {
 		if p == nil || p.address != m.GetAddress() {
 			var err error
 			if p, err = d.connect(m); err != nil {
-				continue // an address that is none; others may do
+				continue // the address is not valid; other members may be reachable
 			}
 		}
 		now[m.GetName()] = p
@@ -203,12 +204,12 @@ func (d *discovery) follow(v *control.View) error {
 	}
 	g.SetView(v)
 	if d.gateway.Store(g); d.ctx.Err() != nil {
-		g.Close() // close may have missed it
+		g.Close() // close may have run before the gateway was stored
 	}
 	return nil
 }
 
-// connect opens the connection to a member.
+// connect opens the connection to a member, and starts the goroutine that keeps it.
 func (d *discovery) connect(m *control.Member) (*peer, error) {
 	conn, err := grpc.NewClient(m.GetAddress(), d.c.dial...)
 	if err != nil {
@@ -221,7 +222,7 @@ func (d *discovery) connect(m *control.Member) (*peer, error) {
 	return p, nil
 }
 
-// keep has a peer connected, and says so, until ctx ends.
+// keep keeps a peer connected, and counts it in ready while it is, until ctx ends.
 func (d *discovery) keep(ctx context.Context, p *peer) {
 	ready := false
 	defer func() {
@@ -254,8 +255,8 @@ func (d *discovery) keep(ctx context.Context, p *peer) {
 	}
 }
 
-// dial is the gateway's way to a member. It fails at once where the last try to
-// connect has failed, as a call would wait for the next one.
+// dial returns the gateway's connection to a member. It fails at once if the last try to connect
+// failed, because a call would wait for the next try.
 func (d *discovery) dial(to *control.Member) (grpc.ClientConnInterface, error) {
 	p := (*d.byName.Load())[to.GetName()]
 	if p == nil || p.failed.Load() && p.conn.GetState() != connectivity.Ready {

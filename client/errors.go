@@ -12,49 +12,49 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// What an error of a Client can be, for errors.Is. One that is none of these is
-// the server's own failure.
+// The kinds of a Client's errors, for errors.Is. An error of none of these kinds is a failure of
+// the server.
 var (
-	// ErrInvalid: the query is wrong, and sending it again is of no use.
+	// ErrInvalid: the query is invalid; sending it again will not help.
 	ErrInvalid = errors.New("invalid request")
-	// ErrTooLarge: the query is larger than the server takes.
+	// ErrTooLarge: the query is larger than the server accepts.
 	ErrTooLarge = errors.New("request too large")
 	// ErrNotFound: there is no such model, version or method.
 	ErrNotFound = errors.New("not found")
-	// ErrOverloaded: the server has more queries than it can serve in time, or this
-	// client has sent more than it may; see [Error.RetryAfter].
+	// ErrOverloaded: the server has more queries than it can serve in time, or this client has
+	// exceeded its limits; see [Error.RetryAfter].
 	ErrOverloaded = errors.New("server overloaded")
-	// ErrDeadline: the answer did not come in time. It is a
-	// context.DeadlineExceeded, too.
+	// ErrDeadline: the answer did not come in time. errors.Is also reports
+	// context.DeadlineExceeded.
 	ErrDeadline = errors.New("deadline exceeded")
-	// ErrUnavailable: no server could be reached, or the last one tried broke
-	// off or does not take queries.
+	// ErrUnavailable: no server could be reached, or the last server tried broke the connection or
+	// takes no queries.
 	ErrUnavailable = errors.New("server unavailable")
-	// ErrDenied: the server does not know who asks, or does not let them; see
+	// ErrDenied: the server does not know the client, or does not permit it the call; see
 	// [WithDialOptions].
 	ErrDenied = errors.New("not allowed")
 	// ErrClosed: the client is closed.
 	ErrClosed = errors.New("client closed")
 )
 
-// An Error is a call that failed. errors.Is tells its kind, and context.Canceled
-// where the caller gave up.
+// An Error is the error of a failed call. errors.Is reports its kind, and context.Canceled if the
+// caller cancelled the call.
 type Error struct {
-	// Address is the server that answered, or the last one tried; empty
-	// where the query was not sent, or a fleet was to serve it.
+	// Address is the address of the server that answered, or of the last one tried. It is empty if
+	// the query was not sent, or was sent through a fleet's gateway.
 	Address string
-	// RetryAfter is when an overloaded server expects to take queries again;
-	// 0 where it did not say.
+	// RetryAfter is how long after this answer an overloaded server expects to take queries again;
+	// 0 if it did not say.
 	RetryAfter time.Duration
 
-	kind   error // of those above, or nil
+	kind   error // one of the kinds above, or nil
 	status *status.Status
 }
 
-// Message is the server's own.
+// Message is the server's message.
 func (e *Error) Message() string { return e.status.Message() }
 
-// GRPCStatus is the status that the server answered with, for status.FromError.
+// GRPCStatus is the status of the server's answer, for status.FromError.
 func (e *Error) GRPCStatus() *status.Status { return e.status }
 
 func (e *Error) Error() string {
@@ -68,7 +68,7 @@ func (e *Error) Error() string {
 		kind = e.kind.Error()
 	}
 	message := Reason(e.status.Err())
-	if !strings.Contains(message, kind) { // or it would be said twice
+	if !strings.Contains(message, kind) { // do not say the kind twice
 		b.WriteString(kind)
 		b.WriteString(": ")
 	}
@@ -76,12 +76,12 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// unreached is what grpc wraps the reason in why a server cannot be reached.
+// unreached matches the text in which gRPC wraps the reason why a server cannot be reached.
 var unreached = regexp.MustCompile(
 	`connection error: desc = "(?:transport: )?(?:Error while dialing: )?(.*)"`)
 
-// Reason is what an error of a call to a server says to people: its message,
-// without grpc's wrapping.
+// Reason returns the message of an error of a call, for people to read, without the text that gRPC
+// puts around it.
 func Reason(err error) string {
 	message := unreached.ReplaceAllString(status.Convert(err).Message(), "$1")
 	switch {
@@ -96,7 +96,7 @@ func Reason(err error) string {
 	return message
 }
 
-// Is makes errors.Is tell the kind of error.
+// Is implements errors.Is for the kinds of errors.
 func (e *Error) Is(target error) bool {
 	switch target {
 	case nil:
@@ -109,7 +109,7 @@ func (e *Error) Is(target error) bool {
 	return false
 }
 
-// newError is what an error of grpc's means.
+// newError makes an Error of a gRPC error.
 func (c *Client) newError(address string, err error) *Error {
 	e := &Error{Address: address, status: status.Convert(err)}
 	switch e.status.Code() {
@@ -130,7 +130,7 @@ func (c *Client) newError(address string, err error) *Error {
 		e.kind = ErrUnavailable
 	case codes.ResourceExhausted:
 		e.kind = ErrOverloaded
-		// grpc has the same code for a message over the server's limit.
+		// gRPC gives a message over the server's size limit the same code as an overloaded server.
 		if strings.Contains(e.status.Message(), "larger than max") {
 			e.kind = ErrTooLarge
 		}

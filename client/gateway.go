@@ -20,15 +20,15 @@ import (
 	"github.com/muster-serve/muster/client/queries"
 )
 
-// A Gateway sends queries to a fleet. It owns each from its arrival to its
-// answer: it asks the leader for a lane, sends the query there, straight to the
-// worker, and sends it elsewhere if that fails. If there is no leader, or it is
-// silent, the gateway decides by itself. Each query has exactly one outcome.
+// A Gateway sends queries to a fleet. It owns each query from its arrival to its answer: it asks
+// the leader for a lane, sends the query straight to that lane's worker, and sends it to another
+// one if that fails. If there is no leader, or the leader is silent, the gateway chooses a lane
+// itself. Each query has exactly one outcome.
 //
-// It has these goroutines, all of which have ended when Close returns: one that
-// keeps the link to the leader, with one that sends what callers do not send
-// themselves; one that watches over the leader while there are queries; one
-// that watches over what is asked without a leader, and two for each member that was asked.
+// A Gateway has these goroutines, all of which have ended when Close returns: one that keeps the
+// link to the leader; one that sends the messages to the leader that callers do not send
+// themselves; one that watches, while there are queries, whether the leader is silent; one that
+// drives the decisions without a leader; and two for each member that was asked in one.
 //
 // Its methods may be called concurrently.
 type Gateway struct {
@@ -41,47 +41,46 @@ type Gateway struct {
 
 	leaderless *leaderless
 
-	began time.Time     // what the times of queries count from
-	news  chan struct{} // has room for one: leadership or members have changed
-	start chan struct{} // starts the watch
-	late  *time.Timer   // fires when a leader may have been silent for too long
+	began time.Time     // the origin of the queries' times
+	news  chan struct{} // buffered, size 1: leadership or members have changed
+	start chan struct{} // a value starts the watch
+	late  *time.Timer   // fires when the leader may have been silent for too long
 
 	mu       sync.Mutex
 	queries  *queries.State
-	link     *link              // nil: none is open
-	hangUp   context.CancelFunc // ends the stream to whoever is tried, or linked
-	released []queries.Action   // reservations that are not needed
+	link     *link              // nil if none is open
+	hangUp   context.CancelFunc // ends the stream to the member that is tried or linked
+	released []queries.Action   // reservations to release
 	watching bool
 	closed   bool
 }
 
-// A query is one that the gateway owns.
+// A query is a query that the gateway owns.
 type query struct {
 	queries.Query
 	model   string
-	version int64 // 0: the newest
+	version int64 // 0 means the newest
 	batch   uint32
 	bytes   uint64
 	trace   *queryTrace        // nil: it is not traced
-	wake    chan struct{}      // has room for one; the caller looks again
-	abort   context.CancelFunc // of the attempt under way; nil: none is
-	why     string             // nobody took it when there was no leader
+	wake    chan struct{}      // buffered, size 1: the caller checks the query again
+	abort   context.CancelFunc // cancels the attempt under way; nil if there is none
+	why     string             // why no lane took it when there was no leader
 }
 
-// A GatewayConfig says who a gateway is and how it reaches the fleet.
+// A GatewayConfig has a gateway's identity and its access to the fleet.
 type GatewayConfig struct {
-	// ID is random and not 0: it tells gateways apart.
+	// ID identifies the gateway in the fleet. It must be random and not 0.
 	ID uint64
-	// Agent is the member whose gateway this is; empty of an SDK.
+	// Agent is the name of the member that owns the gateway; empty for a client's.
 	Agent names.AgentName
 	// Transport reaches the members.
 	Transport Transport
-	// Logger; nil: none.
+	// Logger receives the gateway's log; nil means no log.
 	Logger *slog.Logger
 }
 
-// NewGateway starts a gateway, which knows nobody before SetView. The caller
-// closes it.
+// NewGateway starts a gateway. It knows no members before SetView. The caller closes it.
 func NewGateway(config GatewayConfig) (*Gateway, error) {
 	if config.ID == 0 || config.Transport == nil {
 		return nil, errors.New("gateway: needs an id that is not 0 and a transport")
@@ -109,7 +108,8 @@ func NewGateway(config GatewayConfig) (*Gateway, error) {
 	return g, nil
 }
 
-// Close ends all queries, with the code Canceled, and all streams.
+// Close ends all queries with the code Canceled, ends all streams, and returns when the gateway's
+// goroutines have ended.
 func (g *Gateway) Close() {
 	g.mu.Lock()
 	g.closed = true
@@ -122,17 +122,18 @@ func (g *Gateway) Close() {
 	g.late.Stop()
 }
 
-// at is a time as queries have it, and now is the present.
+// at converts a time to the queries' times, and now is the present in them.
 func (g *Gateway) at(t time.Time) time.Duration { return t.Sub(g.began) }
 func (g *Gateway) now() time.Duration           { return time.Since(g.began) }
 
-// slow is the 99th percentile of how long a query runs at an agent.
+// slow is the 99th percentile of a query's execution latency at an agent, 0 if unknown.
 func (g *Gateway) slow(q *queries.Query, agent names.AgentName) time.Duration {
 	return g.leaderless.slow(q.Tag.(*query), agent)
 }
 
-// SetView says what the fleet is now. The view must not change afterwards; members that are the
-// same messages as in the view before have not changed. Its loads are as of now.
+// SetView gives the gateway a new view of the fleet. The caller must not change the view
+// afterwards. A member that is the same message as in the view before is taken as unchanged. The
+// view's loads count as of now.
 func (g *Gateway) SetView(v *control.View) {
 	former := g.members.Load()
 	now := former.next(v)
@@ -142,20 +143,21 @@ func (g *Gateway) SetView(v *control.View) {
 	g.mu.Lock()
 	defer g.leave(false)
 	g.settle()
-	if !former.overlap(now) { // another fleet, whose epochs count from the beginning
+	if !former.overlap(now) { // the view is of another fleet, whose epochs start anew
 		g.queries.ForgetLeaders()
 	}
 	g.learn(v.GetLeadership())
 	g.announce()
 }
 
-// SetLoads says how busy members are, as of now; what it does not say stays as it was.
+// SetLoads gives the gateway the loads of members as of now. The loads of other members stay as
+// they were.
 func (g *Gateway) SetLoads(loads []*control.LaneLoad) { g.leaderless.loaded(loads) }
 
-// Stats counts what a gateway has done since its start.
+// Stats has a gateway's counters since its start.
 type Stats = queries.Stats
 
-// Stats counts what the gateway has done.
+// Stats returns the gateway's counters.
 func (g *Gateway) Stats() Stats {
 	g.mu.Lock()
 	s := g.queries.Stats()
@@ -164,8 +166,8 @@ func (g *Gateway) Stats() Stats {
 	return s
 }
 
-// Leader is the member that the gateway submits to, or "" if it decides alone
-// now.
+// Leader is the name of the member to which the gateway submits, or "" while it decides without a
+// leader.
 func (g *Gateway) Leader() names.AgentName {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -175,20 +177,20 @@ func (g *Gateway) Leader() names.AgentName {
 	return ""
 }
 
-// Infer has a query answered that arrived at the given time. The answer is the caller's to release.
-// The deadline is that of ctx, else req.Timeout after the arrival, else the model's, within the
-// bound of [oip.Timeout]. Errors are gRPC's: what a worker or the leader answered, or
+// Infer sends a query that arrived at the given time, and blocks until it has its outcome. The
+// caller releases the answer. The deadline is that of ctx, else req.Timeout after the arrival, else
+// the model's, within the bound of [oip.Timeout]. Errors are gRPC's: those that a worker or the
+// leader answered, or
 //
 //   - NotFound: no member holds the model or the version
-//   - Unavailable: those that hold it are draining, or attempts have failed
+//   - Unavailable: the members that hold it are draining, or attempts have failed
 //   - DeadlineExceeded, Canceled: ctx has ended, or the gateway was closed
 //
-// Infer does not release req. Its inputs must not change until Infer returns,
-// and then not before the function given to [oip.Request.OnRelease] is called:
-// the connection of an attempt that was given up may still read them.
+// Infer does not release req. The inputs must not change until Infer has returned and the function
+// given to [oip.Request.OnRelease] is called: the connection of an abandoned attempt may read them
+// until then.
 //
-// If ctx has a span of OpenTelemetry's, what the gateway does for the query are its
-// children.
+// If ctx has an OpenTelemetry span, the gateway's steps for the query are its child spans.
 func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
 	error) {
 	held, version, err := g.members.Load().find(req.Model, req.Version)
@@ -200,8 +202,8 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 		wake: make(chan struct{}, 1), trace: newQueryTrace(ctx),
 	}
 	q.Tag = q
-	// A batch size that no lane could take is for the worker to refuse, who
-	// says what is wrong with the inputs.
+	// A batch size that no lane could take is left for the worker to refuse: its error says what is
+	// wrong with the inputs.
 	if len(req.Inputs) > 0 && len(req.Inputs[0].Shape) > 0 {
 		q.batch = uint32(min(max(1, req.Inputs[0].Shape[0]), int64(max(1, held.largest))))
 	}
@@ -239,7 +241,7 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	}
 }
 
-// advance does what is due for q: nothing, an attempt, or its end.
+// advance does the next step for q: none, an attempt, or its end.
 func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp *oip.Response,
 	err error, done bool) {
 	attemptCtx, abort := context.WithCancel(ctx)
@@ -305,13 +307,13 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 	return resp, err, done
 }
 
-// outcome is the query's if it has one: nil for the answer, else gRPC's error.
+// outcome returns the query's outcome if it has one: nil for an answer, else the gRPC error.
 func (q *query) outcome() (err error, ended bool) {
 	err, ended = q.Ended()
 	if e, ok := err.(*queries.GaveUp); ok {
 		s := status.Convert(e.Err)
 		code := s.Code()
-		if code == codes.Canceled { // not by the caller
+		if code == codes.Canceled { // the caller has not cancelled it
 			code = codes.Unavailable
 		}
 		err = status.Errorf(code, "gave up after %d attempts, the last on agent %q: %s", e.Attempts,
@@ -320,7 +322,7 @@ func (q *query) outcome() (err error, ended bool) {
 	return err, ended
 }
 
-// lateness is the outcome of q if its caller waits no longer.
+// lateness is the error of q, whose ctx has ended; it says where q was.
 func (g *Gateway) lateness(ctx context.Context, q *query, now time.Duration) error {
 	s := status.FromContextError(ctx.Err())
 	where := "waited for a lane"
@@ -334,7 +336,8 @@ func (g *Gateway) lateness(ctx context.Context, q *query, now time.Duration) err
 		(now - q.Arrival).Round(10*time.Microsecond), where)
 }
 
-// judge says what the error of an attempt means for the query.
+// judge says what the error of an attempt means for the query: no member would answer it, or
+// another may.
 func judge(err error) queries.Outcome {
 	if err == nil {
 		return queries.Answered
@@ -346,16 +349,16 @@ func judge(err error) queries.Outcome {
 	return queries.Final
 }
 
-// awake has the watch run. The lock is held.
+// awake starts the watch if it does not run. The caller holds the lock.
 func (g *Gateway) awake() {
 	if !g.watching {
 		g.watching = true
-		g.start <- struct{}{} // there is room: the watch has ended its last one
+		g.start <- struct{}{} // does not block: the watch has taken the last value
 	}
 }
 
-// inquire has the oldest queries be decided without a leader for which it is time. The lock is
-// held, but not meanwhile.
+// inquire begins the decisions without a leader that are due, the oldest queries first. The caller
+// holds the lock; inquire unlocks it in between.
 func (g *Gateway) inquire() {
 	for !g.closed && g.queries.Unheard() {
 		q := g.queries.Inquire(g.now())
@@ -370,7 +373,7 @@ func (g *Gateway) inquire() {
 	}
 }
 
-// settle takes what has been decided without a leader. The lock is held.
+// settle takes the decisions made without a leader. The caller holds the lock.
 func (g *Gateway) settle() {
 	for d, ok := g.leaderless.next(); ok; d, ok = g.leaderless.next() {
 		if d.why == "" {
@@ -383,7 +386,7 @@ func (g *Gateway) settle() {
 	g.carryOut()
 }
 
-// carryOut does what the queries want, before the lock, which is held, is free.
+// carryOut carries out the queries' actions. The caller holds the lock.
 func (g *Gateway) carryOut() {
 	for a, ok := g.queries.Next(); ok; a, ok = g.queries.Next() {
 		switch a.Kind {
@@ -404,9 +407,9 @@ func (g *Gateway) carryOut() {
 	}
 }
 
-// leave ends what has begun with the lock held: it begins what is to be decided without a leader,
-// unlocks, and sends what the queries have for others. With direct it may send to the leader
-// itself, which spares the way through another goroutine.
+// leave ends a critical section. It begins the decisions without a leader that are due, unlocks,
+// and sends the queries' messages to the leader and to members. With direct it may send to the
+// leader on this goroutine, which saves the switch to another one.
 func (g *Gateway) leave(direct bool) {
 	g.carryOut()
 	g.inquire()
@@ -438,7 +441,7 @@ func (g *Gateway) leave(direct bool) {
 	g.mu.Unlock()
 }
 
-// watch finds out when the leader is silent, and has what is then due decided.
+// watch notices when the leader is silent, and begins the decisions that are then due.
 func (g *Gateway) watch() {
 	timer := time.NewTimer(0)
 	timer.Stop()
@@ -470,5 +473,5 @@ func (g *Gateway) watch() {
 	}
 }
 
-// jitter is d, give or take a half.
+// jitter is a random duration between d/2 and 3d/2.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }

@@ -19,45 +19,46 @@ import (
 )
 
 const (
-	// prepareInterval is how often a gateway that is led makes ready to decide without a leader: to
-	// read changed profiles takes milliseconds, which are dear when the leader has just gone.
+	// prepareInterval is how often a gateway with a leader reads changed profiles for decisions
+	// without one. Reading takes milliseconds, which would delay queries just when the leader is
+	// lost.
 	prepareInterval = time.Second
-	// keepGone is how long a profile is kept of lanes that no member has, or of a version that none
-	// of them holds: longer than a leader does, which tells it anew to lanes that are back later
-	// than that. It is looked for every lookGone.
+	// keepGone is how long a profile is kept of a type that no lane has, or of a version that no
+	// member holds. A leader keeps it for less time, and tells it again if the lanes come back
+	// later than that. Every lookGone such profiles are looked for.
 	keepGone, lookGone = 10 * time.Minute, time.Minute
 )
 
-// A leaderless has a match.Leaderless decide about a gateway's queries: it tells it of the fleet,
-// keeps a stream of questions and answers to each member that it asks, and hands what is decided
-// to the gateway.
+// A leaderless drives a match.Leaderless, which decides a gateway's queries while there is no
+// leader. It gives it the fleet's view, prices and profiles, keeps a Probe stream to each member
+// that is asked, and hands the decisions to the gateway.
 //
-// Its lock may be taken with the gateway's held, and never the other way round.
+// Lock order: its lock may be taken while the gateway's is held, never the other way round.
 type leaderless struct {
 	g     *Gateway
-	timer *time.Timer // fires when the decision is to be told of the time
+	timer *time.Timer // fires at decision.Wake
 
 	mu       sync.Mutex
 	view     *control.View
-	loads    map[names.AgentName]heardLoad // of members
-	stale    bool                          // priced is not up to date with what follows
+	loads    map[names.AgentName]heardLoad // by member
+	stale    bool                          // priced must be made anew from the fields below
 	arranged time.Time
 	prices   []match.Price
 	profiles map[names.TableKey]*profile
 	absent   profiles.Absence[names.TableKey]
-	looked   time.Time     // for what is absent
-	priced   *match.Priced // nil: nothing can be decided
+	looked   time.Time     // when forget last ran
+	priced   *match.Priced // nil if nothing is known to decide by
 	decision *match.Leaderless
-	wakeAt   time.Time // when timer fires; zero: never
+	wakeAt   time.Time // when timer fires; zero means never
 	lanes    map[names.AgentName]match.LaneID
 	agents   map[match.LaneID]names.AgentName
 	lastLane match.LaneID
 	probers  map[match.LaneID]*prober
-	inquired map[uint64]inquired // what the decision is about, by sequence
+	inquired map[uint64]inquired // queries with an open inquiry, by sequence
 	decided  []match.LeaderlessAction
 }
 
-// An inquired query is one that is decided about.
+// An inquired is a query with an open inquiry.
 type inquired struct {
 	*query
 	traced *decision
@@ -83,7 +84,7 @@ func newLeaderless(g *Gateway) *leaderless {
 	return l
 }
 
-// viewed takes a new view of the fleet.
+// viewed takes a new view of the fleet from the gateway.
 func (l *leaderless) viewed(v *control.View) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -110,7 +111,8 @@ func (l *leaderless) viewed(v *control.View) {
 	l.carryOut(now)
 }
 
-// forget forgets now and then the profiles of versions and lanes that are gone. The lock is held.
+// forget drops, once every lookGone, the profiles of versions and lanes that have been gone for
+// keepGone. The caller holds the lock.
 func (l *leaderless) forget(now time.Time) {
 	if now.Sub(l.looked) < lookGone {
 		return
@@ -126,14 +128,14 @@ func (l *leaderless) forget(now time.Time) {
 	}
 }
 
-// A heardLoad is how busy a member was.
+// A heardLoad is the last known load of a member.
 type heardLoad struct {
 	at        time.Time
 	remaining time.Duration // until its first lane is free
 }
 
-// loaded takes loads as of now. Those of others than members, and older ones than are
-// known, are passed over.
+// loaded takes loads as of now. It ignores loads of agents that are no members, and loads older
+// than the known ones.
 func (l *leaderless) loaded(loads []*control.LaneLoad) {
 	known, now := l.g.members.Load().byName, time.Now()
 	l.mu.Lock()
@@ -158,7 +160,7 @@ func (l *leaderless) loaded(loads []*control.LaneLoad) {
 	l.forget(now)
 }
 
-// told takes what the leader says of prices and profiles.
+// told takes prices and profiles from the leader.
 func (l *leaderless) told(prices []*control.TypePrice, profiles []*control.Profile) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -186,7 +188,7 @@ func (l *leaderless) learn(prices []*control.TypePrice, profiles []*control.Prof
 	}
 }
 
-// read returns a profile's table, nil if it is unknown or no table.
+// read returns a profile's table, nil if it is unknown or cannot be parsed.
 func (p *profile) read() *profiles.Table {
 	if p == nil {
 		return nil
@@ -200,14 +202,14 @@ func (p *profile) read() *profiles.Table {
 	return p.table
 }
 
-// A guess is the latency where no profile is known: just too long, so that
-// members with a profile come first.
+// A guess is the latency assumed where no profile is known: a QoS target, so that with any waiting
+// the query would be late and members with a profile come first.
 type guess time.Duration
 
 func (d guess) Mean(int) time.Duration              { return time.Duration(d) }
 func (d guess) Quantile(float64, int) time.Duration { return time.Duration(d) }
 
-// arrange brings priced up to date. The lock is held.
+// arrange makes priced anew if it is stale. The caller holds the lock.
 func (l *leaderless) arrange() {
 	if !l.stale {
 		return
@@ -226,21 +228,23 @@ func (l *leaderless) arrange() {
 	slices.SortFunc(
 		models, func(x, y match.Model) int { return cmp.Compare(x.Name, y.Name) })
 	priced, err := match.NewPriced(models, rand.Uint64())
-	if err != nil { // a member says nonsense of a model
+	if err != nil { // a member's description of a model is invalid
 		l.priced = nil
 		l.decision.Know(nil)
 		return
 	}
 	unknown := make([]*match.Table, len(models))
 	for i, m := range models {
-		unknown[i], _ = match.NewTable(guess(m.QoSTarget), m.LargestBatchSize) // both are > 0
+		// cannot fail: both are > 0
+		unknown[i], _ = match.NewTable(guess(m.QoSTarget), m.LargestBatchSize)
 	}
 	prices := slices.Clone(l.prices)
 	for _, m := range l.view.GetMembers() {
 		if m.GetDraining() {
 			continue
 		}
-		// Every member is a type of its own, as it may have its own price and profiles.
+		// Every member is an instance type of its own in priced, because it may have its own price
+		// and profiles.
 		general, own := m.LaneType(), m.OwnLaneType()
 		if i := l.price(general); i >= 0 && l.price(own) < 0 {
 			prices = append(prices, match.Price{
@@ -255,7 +259,7 @@ func (l *leaderless) arrange() {
 			if table == nil {
 				table = unknown[i]
 			}
-			_ = priced.SetProfile(model.Name, own, table) // the model and its size are right
+			_ = priced.SetProfile(model.Name, own, table) // cannot fail: model and table size match
 		}
 		lane, ok := l.lanes[m.AgentName()]
 		if !ok {
@@ -279,7 +283,7 @@ func (l *leaderless) arrange() {
 	l.decision.Know(priced)
 }
 
-// prepare does so ahead of need, now and then.
+// prepare calls arrange ahead of need, once every prepareInterval.
 func (l *leaderless) prepare(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -293,7 +297,7 @@ func (l *leaderless) price(laneType names.LaneType) int {
 	return slices.IndexFunc(l.prices, func(p match.Price) bool { return p.Type == laneType })
 }
 
-// dense returns a profile as Priced reads it, nil if it is unknown.
+// dense returns a profile as a match.Table, nil if it is unknown.
 func (l *leaderless) dense(key names.TableKey, m *match.Model) *match.Table {
 	p := l.profiles[key]
 	table := p.read()
@@ -310,7 +314,7 @@ func (l *leaderless) dense(key names.TableKey, m *match.Model) *match.Table {
 	return p.dense
 }
 
-// slow is the 99th percentile of how long q runs at an agent, 0 if it is not known.
+// slow is the 99th percentile of q's execution latency at an agent, 0 if unknown.
 func (l *leaderless) slow(q *query, agent names.AgentName) time.Duration {
 	known := l.g.members.Load()
 	model, member := known.profileName(q), known.byName[agent]
@@ -331,7 +335,7 @@ func (l *leaderless) counts() (probes, unanswered uint64) {
 	return l.decision.Counts()
 }
 
-// heard tells what a worker said of itself.
+// heard takes the time until a worker is free, which it sent with an answer.
 func (l *leaderless) heard(agent names.AgentName, remaining time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -340,14 +344,15 @@ func (l *leaderless) heard(agent names.AgentName, remaining time.Duration) {
 	}
 }
 
-// close has no member be asked any more; the gateway's context has ended.
+// close stops the timer. The gateway's context must have ended before, which ends the probers; no
+// prober starts after close.
 func (l *leaderless) close() {
-	l.mu.Lock() // who has looked before whether it has is done
+	l.mu.Lock() // wait for those that checked the context before it ended
 	defer l.mu.Unlock()
 	l.timer.Stop()
 }
 
-// silent notes that the leader does not answer.
+// silent notes that the leader is silent: it is asked last for a while.
 func (l *leaderless) silent(leader names.AgentName) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -356,8 +361,8 @@ func (l *leaderless) silent(leader names.AgentName) {
 	}
 }
 
-// begin has the decision be about q, which failed members have failed. What comes of it is for
-// [Gateway.settle].
+// begin begins an inquiry for q. failed are members that have failed it. [Gateway.settle] takes the
+// result.
 func (l *leaderless) begin(q *query, failed []names.AgentName) {
 	traced := q.trace.decide()
 	l.mu.Lock()
@@ -386,7 +391,7 @@ func (l *leaderless) answered(lane match.LaneID, answer *control.ProbeAnswer) {
 	})
 }
 
-// said is a duration of a message that below 0 says something else.
+// said converts a message's duration in ns; negative values keep their special meaning.
 func said(ns int64) time.Duration {
 	if ns < 0 {
 		return -1
@@ -394,7 +399,7 @@ func said(ns int64) time.Duration {
 	return control.Duration(ns)
 }
 
-// lost notes that a member cannot be asked any more.
+// lost notes that a member's lane cannot be asked any more.
 func (l *leaderless) lost(lane match.LaneID) {
 	l.step(func(now time.Time) {
 		delete(l.probers, lane)
@@ -402,7 +407,7 @@ func (l *leaderless) lost(lane match.LaneID) {
 	})
 }
 
-// watch tells the decision of the time, and has decided what kick asks for.
+// watch passes time to the decision when timer fires, and begins the inquiries that kick asks for.
 func (l *leaderless) watch() {
 	for {
 		select {
@@ -417,16 +422,16 @@ func (l *leaderless) watch() {
 	}
 }
 
-// kick has the goroutine of watch begin what is to be decided without a leader, for one that has
-// better to do.
+// kick makes watch's goroutine begin the inquiries that are due, so that the caller's goroutine
+// need not.
 func (l *leaderless) kick() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.wake(time.Now(), 0)
 }
 
-// step tells the decision of an event, does what it wants, and hands what it has decided to the
-// gateway. No lock is held.
+// step passes an event to the decision, carries out its actions, and hands its results to the
+// gateway. The caller holds no lock.
 func (l *leaderless) step(event func(now time.Time)) {
 	l.mu.Lock()
 	now := time.Now()
@@ -438,7 +443,7 @@ func (l *leaderless) step(event func(now time.Time)) {
 	l.g.leave(false)
 }
 
-// carryOut does what the decision wants. The lock is held.
+// carryOut carries out the decision's actions. The caller holds the lock.
 func (l *leaderless) carryOut(now time.Time) {
 	for do, ok := l.decision.Next(); ok; do, ok = l.decision.Next() {
 		switch about := l.inquired[do.Query]; do.Kind {
@@ -461,7 +466,7 @@ func (l *leaderless) carryOut(now time.Time) {
 	}
 }
 
-// wake has the timer fire after d at the latest. The lock is held.
+// wake makes the timer fire after d at the latest. The caller holds the lock.
 func (l *leaderless) wake(now time.Time, d time.Duration) {
 	if at := now.Add(d); l.wakeAt.IsZero() || at.Before(l.wakeAt) {
 		l.wakeAt = at
@@ -469,7 +474,8 @@ func (l *leaderless) wake(now time.Time, d time.Duration) {
 	}
 }
 
-// ask sends a question to a lane; false: it cannot be asked. The lock is held.
+// ask sends a question to a lane, and reports false if that is impossible. The caller holds the
+// lock.
 func (l *leaderless) ask(now time.Time, q *query, lane match.LaneID, id uint64) bool {
 	p := l.prober(lane)
 	if p == nil {
@@ -485,14 +491,14 @@ func (l *leaderless) ask(now time.Time, q *query, lane match.LaneID, id uint64) 
 	return p.send(m)
 }
 
-// release tells a lane that a reservation is not needed. The lock is held.
+// release tells a lane that a reservation is not needed. The caller holds the lock.
 func (l *leaderless) release(lane match.LaneID, reservation uint64) {
 	if p := l.probers[lane]; p != nil {
 		p.send(&control.ProbeRequest{Id: reservation, Gateway: l.g.config.ID, Release: true})
 	}
 }
 
-// free does the same, by the agent's name.
+// free does the same for an agent's lane, and takes the lock.
 func (l *leaderless) free(agent names.AgentName, reservation uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -501,8 +507,8 @@ func (l *leaderless) free(agent names.AgentName, reservation uint64) {
 	}
 }
 
-// A decided query goes to the target, or, for the reason given, to nobody: it is to be decided
-// again at a time.
+// A decided is the result of an inquiry: a target, or the reason why there is none and when to
+// inquire again.
 type decided struct {
 	query  *query
 	target queries.Target
@@ -510,7 +516,7 @@ type decided struct {
 	why    string
 }
 
-// next returns what has been decided, once.
+// next returns the next result; false if there is none.
 func (l *leaderless) next() (d decided, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -16,18 +16,18 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// mostDirect is how many submits may be unacknowledged for a caller to send its own: beyond it
-// a stream could block.
+// mostDirect is the most unacknowledged submits with which a caller sends its own submit. With more
+// of them the stream's Send could block.
 const mostDirect = 32
 
-// A link is the stream to one leader.
+// A link is the gateway's stream to one leader.
 type link struct {
 	stream  MatchStream
-	kicked  chan struct{} // has room for one
-	sending bool          // somebody sends; by the gateway's lock
+	kicked  chan struct{} // buffered, size 1
+	sending bool          // a goroutine sends; guarded by the gateway's lock
 }
 
-// kick has the link's own goroutine send what there is.
+// kick makes the link's own goroutine send the pending messages.
 func (l *link) kick() {
 	select {
 	case l.kicked <- struct{}{}:
@@ -35,7 +35,7 @@ func (l *link) kick() {
 	}
 }
 
-// learn takes news of who leads. The lock is held.
+// learn takes news of who leads. The caller holds the lock.
 func (g *Gateway) learn(l *control.Leadership) {
 	if l != nil &&
 		g.queries.Learn(queries.Leadership{
@@ -46,7 +46,7 @@ func (g *Gateway) learn(l *control.Leadership) {
 	}
 }
 
-// announce has follow try anew.
+// announce tells follow that there is news.
 func (g *Gateway) announce() {
 	select {
 	case g.news <- struct{}{}:
@@ -54,7 +54,7 @@ func (g *Gateway) announce() {
 	}
 }
 
-// follow keeps the link to whoever leads.
+// follow keeps a link to the leader until the gateway closes.
 func (g *Gateway) follow() {
 	for g.context.Err() == nil {
 		ctx, hangUp := context.WithCancel(g.context)
@@ -82,7 +82,7 @@ func (g *Gateway) follow() {
 	}
 }
 
-// pause waits, unless there is news.
+// pause waits for the given time, or until there is news.
 func (g *Gateway) pause(wait time.Duration) {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -93,8 +93,8 @@ func (g *Gateway) pause(wait time.Duration) {
 	}
 }
 
-// impatient ends the stream to a leader, or to one who may lead, that has said
-// nothing for too long.
+// impatient ends the stream to a leader, or to a member tried as the leader, that was silent for
+// too long.
 func (g *Gateway) impatient() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -105,7 +105,8 @@ func (g *Gateway) impatient() {
 	}
 }
 
-// serve keeps a stream to one who may lead until it breaks, or is to end.
+// serve opens a stream to a member that may lead, and reads from it until it breaks or hangUp is
+// called.
 func (g *Gateway) serve(ctx context.Context, hangUp func(), to *control.Member) error {
 	var written chan struct{}
 	defer func() {
@@ -130,7 +131,7 @@ func (g *Gateway) serve(ctx context.Context, hangUp func(), to *control.Member) 
 		NewestProtocol: control.Spoken.Newest, Agent: string(g.config.Agent),
 	}
 	if err := stream.Send(&control.GatewayMessage{Hello: hello}); err != nil {
-		_, err = stream.Recv() // says why
+		_, err = stream.Recv() // Recv returns why the stream broke
 		return err
 	}
 	l := &link{stream: stream, kicked: make(chan struct{}, 1)}
@@ -165,7 +166,7 @@ func (g *Gateway) serve(ctx context.Context, hangUp func(), to *control.Member) 
 	}
 }
 
-// take carries out what the leader says.
+// take carries out a message from the leader.
 func (g *Gateway) take(m *control.MatchMessage) {
 	if len(m.GetProfiles()) > 0 || len(m.GetPrices()) > 0 {
 		g.leaderless.told(m.GetPrices(), m.GetProfiles())
@@ -191,7 +192,7 @@ func (g *Gateway) take(m *control.MatchMessage) {
 	for _, r := range m.GetReject() {
 		g.queries.Reject(r.GetSequence(), rejection(r))
 	}
-	// Not directly: this goroutine must go on reading for the leader to go on.
+	// Do not send from here: if this goroutine stopped reading, the leader would block.
 	g.leave(false)
 }
 
@@ -224,7 +225,7 @@ func rejection(r *control.Reject) error {
 	return s.Err()
 }
 
-// message is what the leader is to be told; nil: nothing. The lock is held.
+// message takes the next message for the leader, nil if there is none. The caller holds the lock.
 func (g *Gateway) message() *control.GatewayMessage {
 	from, ok := g.queries.Message()
 	if !ok {
@@ -253,7 +254,7 @@ func (g *Gateway) message() *control.GatewayMessage {
 	return m
 }
 
-// write sends what callers do not send themselves.
+// write sends the messages to the leader that callers do not send themselves.
 func (g *Gateway) write(ctx context.Context, l *link) {
 	for {
 		select {
@@ -274,7 +275,7 @@ func (g *Gateway) write(ctx context.Context, l *link) {
 			g.mu.Lock()
 			l.sending = false
 			g.mu.Unlock()
-			if err != nil { // Recv says why
+			if err != nil { // Recv returns the reason
 				break
 			}
 		}

@@ -15,8 +15,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// members is what a gateway knows of a fleet, from one View, by what queries
-// ask for. It does not change.
+// members indexes one View of a fleet by model and version. It is immutable.
 type members struct {
 	view   *control.View
 	byName map[names.AgentName]*control.Member
@@ -25,8 +24,8 @@ type members struct {
 
 // A fleetModel is a model that members hold.
 type fleetModel struct {
-	newest   int64 // what queries without a version get
-	leaving  int64 // the newest of members that drain; newest where all do
+	newest   int64 // version for queries that name none
+	leaving  int64 // the newest version on draining members, which is newest if all drain
 	versions map[int64]*fleetVersion
 }
 
@@ -34,9 +33,9 @@ type fleetModel struct {
 type fleetVersion struct {
 	qosTarget time.Duration
 	deadline  time.Duration
-	largest   int // batch size
+	largest   int // largest batch size
 	holders   int
-	draining  int // of the holders
+	draining  int // how many of the holders drain
 }
 
 func newMembers(v *control.View) *members {
@@ -55,7 +54,8 @@ func newMembers(v *control.View) *members {
 	return m
 }
 
-// next is what is known from the view v after that of m.
+// next returns the members of v, the view that follows m's. It reuses the parts of m that have not
+// changed.
 func (m *members) next(v *control.View) *members {
 	if slices.Equal(m.view.GetMembers(), v.GetMembers()) {
 		return &members{view: v, byName: m.byName, models: m.models}
@@ -63,7 +63,7 @@ func (m *members) next(v *control.View) *members {
 	return newMembers(v)
 }
 
-// overlap reports whether a member is in both.
+// overlap reports whether m and other have a member in common.
 func (m *members) overlap(other *members) bool {
 	for name := range m.byName {
 		if other.byName[name] != nil {
@@ -99,8 +99,8 @@ func (m *members) add(member *control.Member, held *control.Model) {
 	}
 }
 
-// find returns what a query names, and the version in numbers: 0 for the
-// newest.
+// find returns the version of a model that a query names, and its number, 0 if the query asks for
+// the newest.
 func (m *members) find(name, version string) (*fleetVersion, int64, error) {
 	model := m.models[name]
 	if model == nil {
@@ -134,7 +134,7 @@ func (m *members) find(name, version string) (*fleetVersion, int64, error) {
 	return v, number, nil
 }
 
-// profileName is what profiles call what q asks for.
+// profileName is the name under which profiles know q's model and version.
 func (m *members) profileName(q *query) names.ModelKey {
 	version := q.version
 	if model := m.models[q.model]; version == 0 && model != nil {
@@ -143,6 +143,6 @@ func (m *members) profileName(q *query) names.ModelKey {
 	return names.NewModelKey(q.model, version)
 }
 
-// FleetExtension is what an agent of a fleet says of itself in its server
-// metadata: it speaks [control], and knows the other members.
+// FleetExtension is the extension that an agent of a fleet lists in its server metadata. It means
+// that the agent speaks the protocol of package control and knows the other members.
 const FleetExtension = "muster_fleet"

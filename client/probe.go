@@ -7,10 +7,11 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// mostQuestions are kept while a member's Probe stream opens; more are not asked.
+// mostQuestions is how many questions are kept while a member's Probe stream opens. Further ones
+// are not asked.
 const mostQuestions = 256
 
-// A prober keeps the Probe stream to one member.
+// A prober keeps the Probe stream to one member, with two goroutines that end with the stream.
 type prober struct {
 	leaderless *leaderless
 	lane       match.LaneID
@@ -18,8 +19,8 @@ type prober struct {
 	requests   chan *control.ProbeRequest
 }
 
-// prober returns the prober of a member, which is started if need be; nil if there is no such
-// member or the gateway is closed. The lock is held.
+// prober returns the prober of a lane's member, and starts it if there is none. It returns nil if
+// there is no such member or the gateway is closed. The caller holds the lock.
 func (l *leaderless) prober(lane match.LaneID) *prober {
 	if p := l.probers[lane]; p != nil {
 		return p
@@ -72,7 +73,7 @@ func (p *prober) run(ctx context.Context, transport Transport, m *control.Member
 	}
 }
 
-// send reports whether there is room for a question.
+// send queues a question, and reports false if there is no room for it.
 func (p *prober) send(r *control.ProbeRequest) bool {
 	select {
 	case p.requests <- r:

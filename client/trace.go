@@ -13,7 +13,7 @@ import (
 	"github.com/muster-serve/muster/client/queries"
 )
 
-// trace begins the span of a query; nil: it is not traced.
+// trace begins the span of a query; nil if the query is not traced.
 func (c *Client) trace(ctx context.Context, req *oip.Request) (context.Context, trace.Span) {
 	tracer := c.tracer
 	if tracer == nil {
@@ -28,15 +28,16 @@ func (c *Client) trace(ctx context.Context, req *oip.Request) (context.Context, 
 	return ctx, span
 }
 
-// A queryTrace makes a gateway's spans of a query: children of the span that the
-// query came with, by the same provider. A nil one, of a query that is not traced, does nothing.
+// A queryTrace makes a gateway's spans for a query: children of the span in the query's context, by
+// the same provider. A nil queryTrace, for a query that is not traced, does nothing.
 type queryTrace struct {
-	span   trace.Span // of the query
+	span   trace.Span // the query's span
 	ctx    context.Context
 	tracer trace.Tracer
-	// traceparent and tracestate are the span's, for the leader.
+	// traceparent and tracestate are the span's W3C trace context, for the leader.
 	traceparent, tracestate string
-	// step is the wait for a lane, or the attempt, that goes on. Only the query's caller uses it.
+	// step is the span of the present step: the wait for a lane, or an attempt. Only the query's
+	// caller uses it.
 	step trace.Span
 }
 
@@ -50,14 +51,14 @@ func newQueryTrace(ctx context.Context) *queryTrace {
 	return t
 }
 
-// wait begins the wait until it is known where the query goes.
+// wait begins the span of the wait for a target.
 func (t *queryTrace) wait() {
 	if t != nil {
 		_, t.step = t.tracer.Start(t.ctx, tracing.Assign)
 	}
 }
 
-// send ends that wait and begins an attempt, whose context it returns.
+// send ends the wait's span and begins an attempt's, whose context it returns.
 func (t *queryTrace) send(ctx context.Context, to queries.Target) context.Context {
 	if t == nil {
 		return ctx
@@ -73,7 +74,8 @@ func (t *queryTrace) send(ctx context.Context, to queries.Target) context.Contex
 	return ctx
 }
 
-// sent ends an attempt; superseded: it was cut off because the query goes elsewhere.
+// sent ends an attempt's span. superseded says that the attempt was cut off because the query goes
+// elsewhere.
 func (t *queryTrace) sent(err error, superseded bool) {
 	if t == nil {
 		return
@@ -84,14 +86,14 @@ func (t *queryTrace) sent(err error, superseded bool) {
 	tracing.EndClient(t.step, err)
 }
 
-// end ends what goes on.
+// end ends the span of the present step.
 func (t *queryTrace) end() {
 	if t != nil {
-		t.step.End() // again, where it was an attempt: that does nothing
+		t.step.End() // an attempt's span has ended before; ending it again does nothing
 	}
 }
 
-// submitted notes that the leader is asked, and tells it of the trace.
+// submitted adds an event for the submit to the span, and the trace context to the submit.
 func (t *queryTrace) submitted(s *control.Submit) {
 	if t != nil {
 		s.Traceparent, s.Tracestate = t.traceparent, t.tracestate
@@ -100,7 +102,7 @@ func (t *queryTrace) submitted(s *control.Submit) {
 	}
 }
 
-// offeredAgain notes that the leader has given an attempt up.
+// offeredAgain adds an event: the leader has given an attempt up.
 func (t *queryTrace) offeredAgain(o *control.OfferAgain) {
 	if t != nil {
 		t.span.AddEvent("offered again",
@@ -109,7 +111,7 @@ func (t *queryTrace) offeredAgain(o *control.OfferAgain) {
 	}
 }
 
-// decide begins a decision without a leader.
+// decide begins the span of a decision without a leader.
 func (t *queryTrace) decide() *decision {
 	if t == nil {
 		return nil
@@ -118,11 +120,11 @@ func (t *queryTrace) decide() *decision {
 	return &decision{span}
 }
 
-// A decision without a leader, as it is traced; nil: it is not.
+// A decision is the span of a decision without a leader; nil if it is not traced.
 type decision struct{ span trace.Span }
 
-// heard notes a member's answer: that it would have answered so long from now; less than 0: that it
-// declines.
+// heard adds an event for a member's answer: it would have the query answered after finish; a
+// negative finish means that it refuses.
 func (d *decision) heard(agent names.AgentName, finish time.Duration) {
 	if d == nil {
 		return
@@ -134,7 +136,7 @@ func (d *decision) heard(agent names.AgentName, finish time.Duration) {
 	d.span.AddEvent("probed", trace.WithAttributes(tracing.Agent.String(string(agent)), said))
 }
 
-// silent notes that a member has not answered in time.
+// silent adds an event: a member has not answered in time.
 func (d *decision) silent(agent names.AgentName) {
 	if d != nil {
 		d.span.AddEvent("probe unanswered",
@@ -142,7 +144,7 @@ func (d *decision) silent(agent names.AgentName) {
 	}
 }
 
-// end ends the decision: t, or nobody for the reason given.
+// end ends the decision's span with the target t, or with the reason why there is none.
 func (d *decision) end(t queries.Target, waited time.Duration, why string) {
 	if d == nil {
 		return

@@ -14,24 +14,24 @@ import (
 	"github.com/muster-serve/muster/api/tracing"
 )
 
-// A Transport is how a [Gateway] reaches the members of the fleet: [Remote], or
-// what an agent puts in front of it so as to reach itself without a socket. Its
-// methods are called concurrently. Streams end with their context.
+// A Transport connects a [Gateway] to the members of the fleet. [Remote] does so by gRPC; an agent
+// puts its own Transport in front of it to reach itself without a socket. The methods are called
+// concurrently. A stream ends when its context does.
 type Transport interface {
-	// Match opens the gateway's stream to a member that leads.
+	// Match opens the gateway's stream to a leader. It may block until ctx ends.
 	Match(ctx context.Context, to *control.Member) (MatchStream, error)
 	// Probe opens a stream to ask a member when it would finish queries.
 	Probe(ctx context.Context, to *control.Member) (ProbeStream, error)
-	// Infer has a member run one attempt of a query. It does not release req.
-	// An error with the code Unavailable, NotFound or Canceled, the last if ctx has not
-	// ended, is this member's alone: another may serve the query.
+	// Infer makes a member run one attempt of a query, and blocks until that ends. It does not
+	// release req. After an error with the code Unavailable or NotFound, or Canceled while ctx has
+	// not ended, another member may serve the query.
 	Infer(ctx context.Context, to *control.Member, req *oip.Request,
 		attempt *Attempt) (*oip.Response, error)
 }
 
-// A MatchStream is the gateway's end of the Match call. Send and Recv may be
-// called concurrently with each other, but neither with itself. A message belongs
-// to the receiver once it is sent.
+// A MatchStream is the gateway's end of the Match call. Send and Recv may be called concurrently
+// with each other, but neither with itself. Once sent, a message belongs to the receiver, and the
+// sender must not use it.
 type MatchStream interface {
 	Send(*control.GatewayMessage) error
 	Recv() (*control.MatchMessage, error)
@@ -43,22 +43,22 @@ type ProbeStream interface {
 	Recv() (*control.ProbeAnswer, error)
 }
 
-// An Attempt is one try to have a query run.
+// An Attempt is one attempt to run a query.
 type Attempt struct {
 	control.Attempt
-	// Arrival is when the query arrived at its gateway. Waited follows from it when
-	// the attempt is sent.
+	// Arrival is when the query arrived at its gateway. Remote computes Waited from it when it
+	// sends the attempt.
 	Arrival time.Time
-	// Remaining is set by [Transport.Infer] with an answer, where there is a
-	// Reservation and the worker says so: how long until it has a free lane.
+	// Remaining is how long until the worker has a free lane. [Transport.Infer] sets it and
+	// HasRemaining with an answer, if the attempt has a Reservation and the worker says how long.
 	Remaining    time.Duration
 	HasRemaining bool
 }
 
-// Remote reaches members by gRPC.
+// Remote is the [Transport] that reaches members by gRPC.
 type Remote struct {
-	// Dial returns the connection to a member, which must have been made with
-	// [oip.DialOptions]. It is called for every attempt and must not wait.
+	// Dial returns the connection to a member, which must have been made with [oip.DialOptions]. It
+	// is called concurrently, for every stream and attempt, and must not block.
 	Dial func(to *control.Member) (grpc.ClientConnInterface, error)
 }
 
@@ -80,8 +80,8 @@ func (r Remote) Probe(ctx context.Context, to *control.Member) (ProbeStream, err
 	return control.NewControlClient(conn).Probe(ctx)
 }
 
-// Infer implements [Transport]. Outgoing metadata of ctx goes along, and so does the
-// context of its span, if it has one.
+// Infer implements [Transport]. It also sends the outgoing metadata of ctx and the context of its
+// span, if it has one.
 func (r Remote) Infer(ctx context.Context, to *control.Member, req *oip.Request,
 	attempt *Attempt) (*oip.Response, error) {
 	conn, err := r.Dial(to)

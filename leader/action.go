@@ -8,49 +8,52 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// An ActionKind says what is to be done. Beside each stand the fields of [Action] that it has.
+// An ActionKind says what the caller is to do. The comment of each kind lists the fields of
+// [Action] that it sets.
 type ActionKind uint8
 
 const (
-	// Assign, Reject and OfferAgain: Decision, Tag. The gateway of the decision's query is told.
-	// Assign has Agent, Lane and Model, too, and Reject has Message and Model.
+	// Assign, Reject and OfferAgain: Decision, Tag. Tell the query's gateway the decision. Assign
+	// also sets Agent, Lane and Model; Reject sets Message and Model.
 	Assign ActionKind = iota
 	Reject
 	OfferAgain
-	// Welcome: Gateway. It is told who leads, all prices and all profiles.
+	// Welcome: Gateway. Tell the gateway who leads, all prices and all profiles.
 	Welcome
-	// Heartbeat: all gateways hear something.
+	// Heartbeat: send every gateway a message, so that each knows that the leader lives.
 	Heartbeat
-	// TellLatencies: Latencies. All gateways and members are told.
+	// TellLatencies: Latencies. Tell all gateways and members.
 	TellLatencies
-	// TellPrices: Prices. All gateways and members are told.
+	// TellPrices: Prices. Tell all gateways and members.
 	TellPrices
-	// TellAhead: Duration. All members are told how long before a lane is free it
-	// gets its next query.
+	// TellAhead: Duration. Tell all members how long before a lane is free the leader sends it the
+	// next query.
 	TellAhead
-	// AskHeld: Agent. The member is asked what its lanes hold: it greets again.
+	// AskHeld: Agent. Ask the member what its lanes hold; it answers with a greeting.
 	AskHeld
-	// Arrived: Model, BatchSize. The learning loop is told of a query.
+	// Arrived: Model, BatchSize. Tell the learning loop that a query has arrived.
 	Arrived
-	// Observed: Member, Model, BatchSize, Duration. The learning loop is told how long a query ran.
+	// Observed: Member, Model, BatchSize, Duration. Tell the learning loop how long a query ran.
 	Observed
-	// PoolChanged: Pool. The learning loop is told which members and models there are.
+	// PoolChanged: Pool. Tell the learning loop which members and models the fleet has.
 	PoolChanged
-	// What follows is for the log.
+	// The kinds from here on are facts for the log.
 
 	// LanesJoined: Agent, N (lanes).
 	LanesJoined
-	// LanesLost: Agent, N (lanes), Message (why), Known (the log says so already).
+	// LanesLost: Agent, N (lanes), Message (why), Known (the loss is in the log already).
 	LanesLost
-	// LaneOverdue: Agent, Lane, N (what it holds), Duration (by how much).
+	// LaneOverdue: Agent, Lane, N (attempts that it holds), Duration (how late its answer is).
 	LaneOverdue
-	// LaneSilent: as LaneOverdue. It still has not answered, and gets no queries until it does.
+	// LaneSilent: as LaneOverdue. The lane has not answered the question either. It gets no queries
+	// until it does.
 	LaneSilent
-	// LaneAnswers: Agent, Lane. One that was silent.
+	// LaneAnswers: Agent, Lane. A silent lane has answered.
 	LaneAnswers
-	// Departs: Agent, Factor, Known (it has a type of its own from now on, else no more).
+	// Departs: Agent, Factor, Known. The agent's latencies depart from its type's by Factor; Known
+	// says that it has an instance type of its own from now on, false that it has it no more.
 	Departs
-	// Nonsense: Message. The matcher was told of what cannot be.
+	// Nonsense: Message. The matcher got an event that contradicts what it knows.
 	Nonsense
 )
 
@@ -75,7 +78,7 @@ type Action struct {
 	Pool      *Pool
 }
 
-// A Pool is what the learning loop must know of members and models.
+// A Pool lists the members that have lanes and the models that they hold, for the learning loop.
 type Pool struct {
 	Members []PoolMember // by name
 	Models  []Model      // by key, without Profile

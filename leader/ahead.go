@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// An aheadEstimate learns how long before its start at a lane a query must be decided on: as long
-// as its way is, a + b * bytes, of the assignment to the gateway and of the payload to the worker;
-// and a spread, by which the lane is often free earlier than expected. Its zero value is ready;
-// fixed may be what a former leader has found.
+// An aheadEstimate learns how long before a query's start at a lane the leader must decide on it.
+// That time is the way of the assignment to the gateway and of the payload to the worker, fixed +
+// perByte * bytes, and a spread, because lanes are often free earlier than predicted. The zero
+// value is ready to use. fixed may be set to the value that the former leader had found.
 type aheadEstimate struct {
 	samples  [128]aheadSample
 	observed int
-	fitted   int // observed, at the last fit
+	fitted   int // the value of observed at the last fit
 	fixed    time.Duration
 	perByte  float64 // ns
-	bytes    uint64  // of a usual query
+	bytes    uint64  // payload of a query of the median size
 	spread   time.Duration
 
 	sorted [128]aheadSample // scratch
@@ -29,17 +29,18 @@ type aheadSample struct {
 }
 
 const (
-	// spreadQuantile of the lanes' executions are not shorter than expected by more than the
-	// spread: a standard deviation of a normal distribution.
+	// The spread is the quantile spreadQuantile of how much shorter executions are than predicted:
+	// a standard deviation if those are normally distributed.
 	spreadQuantile = 0.84
-	// The first fit takes aheadAnswers, and each next one comes moreAnswers later: it costs as much
-	// as deciding on some queries.
+	// The first fit is made after aheadAnswers answers, and each later one after moreAnswers more:
+	// a fit costs as much CPU time as deciding on some queries.
 	aheadAnswers, moreAnswers = 32, 64
 )
 
-// observe learns from a query whose answer came round after the decision, not counting the time at
-// the lane: three ways, decision, payload and completion, of which two come before the start, and
-// the time that its payload took to come in. Its execution was shorter than expected by early.
+// observe learns from one answered query. round is the time from the decision to the completion,
+// without the time at the lane. It spans three ways, those of the decision, the payload and the
+// completion, of which two come before the start. receive is how long the payload took to come in.
+// early is how much shorter than predicted the execution was.
 func (e *aheadEstimate) observe(round, receive, early time.Duration, bytes uint64) {
 	receive = min(max(receive, 0), max(round, 0))
 	e.samples[e.observed%len(e.samples)] = aheadSample{
@@ -48,8 +49,8 @@ func (e *aheadEstimate) observe(round, receive, early time.Duration, bytes uint6
 	e.observed++
 }
 
-// fit is the line of Brown and Mood: through the medians of the samples with few bytes and
-// of those with many. Outliers do not move it.
+// fit sets fixed and perByte to the line of Brown and Mood, which passes through the medians of the
+// half of the samples with fewer bytes and of the half with more. Outliers do not move it.
 func (e *aheadEstimate) fit() {
 	e.fitted = e.observed
 	s := e.sorted[:copy(e.sorted[:], e.samples[:min(e.observed, len(e.samples))])]
@@ -70,7 +71,7 @@ func (e *aheadEstimate) fit() {
 	e.spread = max(0, s[int(spreadQuantile*float64(len(s)))].early)
 }
 
-// medianAhead is the median of what the bytes do not account for.
+// medianAhead is the median of the samples' ways without the part that their bytes account for.
 func (e *aheadEstimate) medianAhead(s []aheadSample, perByte float64) time.Duration {
 	rest := e.rest[:len(s)]
 	for i, x := range s {
@@ -80,10 +81,10 @@ func (e *aheadEstimate) medianAhead(s []aheadSample, perByte float64) time.Durat
 	return rest[len(rest)/2]
 }
 
-// value is how long ahead of its start a usual query, of the median size, must be decided on; false
-// before enough is known. A lane that ends early tells so, and has its next query three ways later
-// (one and a half times that of an assignment and its payload): more than that the spread cannot
-// save, however early lanes end.
+// value is how long before its start a query of the median size must be decided on; false until
+// enough is known. A lane that ends early says so, and gets its next query three ways later, one
+// and a half times the way of an assignment and its payload. The spread cannot save more than that,
+// however early lanes end.
 func (e *aheadEstimate) value() (time.Duration, bool) {
 	if since := e.observed - e.fitted; since >= moreAnswers ||
 		e.fitted == 0 && since >= aheadAnswers {

@@ -1,16 +1,18 @@
-// Package leader decides all that a leader decides.
+// Package leader holds the decisions of the agent that leads the fleet.
 //
-// A [State] is one term's: it is told what happened ([Event]) and when, and answers with what is to
-// be done about it ([Action]). It starts no goroutine, reads no clock, opens no socket and writes
-// no log, so the same events give the same actions, in an agent, in a replay and in a test.
+// A [State] is the state of one term of leadership. [State.Step] takes an event and the time at
+// which it happened, and returns actions for its caller to carry out.
 //
-// In come: what members say of themselves and of their lanes, links that break, gateways and
-// their queries, the fleet's view, what the learning loop has found, and that time has passed.
-// Out go: what gateways and members are told, what the learning loop is told, and facts for the
-// log. Which lane gets which query is the matcher's to say (package match); a state keeps what is
-// around it: who the members are, which models they hold, which queries a gateway has submitted,
-// and what is counted.
+// Events come from members (what they are, what their lanes hold, when a lane is free), from
+// gateways (queries submitted or cancelled), from the fleet's view, from the learning loop (package
+// learn), and from the passing of time. Actions go to gateways and members, to the learning loop,
+// and to the log.
 //
-// The learning loop is package learn. Package agent/lead feeds a state from the network and carries
-// out what it says.
+// Package match, which a State drives, decides which lane serves which query. The State itself
+// keeps the members, the models that they hold, the queries that each gateway has submitted, and
+// the counters for the status.
+//
+// The package starts no goroutine, reads no clock, opens no socket and writes no log, so the same
+// events give the same actions in an agent, in a replay and in the simulator. One goroutine of
+// package agent/lead owns the State of a running agent; the simulator owns its own.
 package leader

@@ -10,48 +10,50 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// A Kind says what happened. Beside each stand the fields of [Event] that it uses.
+// A Kind says what happened. The comment of each kind lists the fields of [Event] that it uses.
 type Kind uint8
 
 const (
 	// TimePassed says only that time has passed; see [State.Next].
 	TimePassed Kind = iota
-	// ViewChanged: Members. All that the fleet's view has.
+	// ViewChanged: Members. The fleet's view has changed; Members are all that it lists.
 	ViewChanged
-	// Described: Member, Free. A member says by its link what it is; lanes that have not joined yet
-	// do.
+	// Described: Member, Free. A member has described itself over its link. Those of its lanes that
+	// have not joined yet join.
 	Described
-	// Greeted: Agent, Holds, Free. A member says by a new link all that its lanes hold.
+	// Greeted: Agent, Holds, Free. A member has sent, over a new link or because it was asked, all
+	// attempts that its lanes hold.
 	Greeted
-	// LanesFree: Agent, Free. A correction of when a member's lanes are free.
+	// LanesFree: Agent, Free. A member corrects when its lanes are free.
 	LanesFree
-	// LinkBroken: Agent, Gone, Why. A member is not heard any more.
+	// LinkBroken: Agent, Gone, Why. The link to a member has broken.
 	LinkBroken
-	// GatewayConnected: Gateway, Client. A gateway has a new stream, by which it submits all anew.
+	// GatewayConnected: Gateway, Client. A gateway has opened a new stream, over which it submits
+	// all its queries again.
 	GatewayConnected
-	// GatewayLost: Gateway. Its stream has ended.
+	// GatewayLost: Gateway. The gateway's stream has ended.
 	GatewayLost
-	// Submitted: Gateway, Sequence, Attempt (how many were made), Model, BatchSize, Waited,
-	// TimeLeft, Denied, RetryAfter, Tag, TagSize; and Agent, Lane where the last attempt is, if
-	// it is still there.
+	// Submitted: Gateway, Sequence, Attempt (how many attempts were made), Model, BatchSize,
+	// Waited, TimeLeft, Denied, RetryAfter, Tag, TagSize. If the last attempt still runs or is on
+	// its way: also Agent and Lane, where it is.
 	Submitted
 	// Cancelled: Gateway, Sequence. The gateway has decided the query's outcome.
 	Cancelled
 	// Unused: Gateway, Sequence, Attempt, Agent, Lane. The gateway gives an attempt back: the lane
-	// does not have it, or is not to be reserved for it any more.
+	// does not hold it, or need not be reserved for it any more.
 	Unused
-	// Completed: Agent, Lane, Gateway, Sequence, Attempt, Remaining, Refused; and unless it
-	// was refused Model, BatchSize, Execution, Queue, Receive, Latency, Bytes. An attempt has
-	// ended at a lane.
+	// Completed: Agent, Lane, Gateway, Sequence, Attempt, Remaining, Refused. An attempt has ended
+	// at a lane. Unless the lane refused it: also Model, BatchSize, Execution, Queue, Receive,
+	// Latency, Bytes.
 	Completed
-	// Learned: Advice. The learning loop has found something out.
+	// Learned: Advice. The learning loop has new results.
 	Learned
-	// Outdated: Models, Tables. What the learning loop has found to be gone for long.
+	// Outdated: Models, Tables. The learning loop has found that these have been gone for long.
 	Outdated
 )
 
-// An Event tells a state what happened. Kind says which fields count. What it points to must not
-// change afterwards.
+// An Event tells a state what happened. Kind says which fields count. The state keeps what the
+// fields point to: the caller must not change it afterwards.
 type Event struct {
 	Kind Kind
 
@@ -62,36 +64,39 @@ type Event struct {
 	// Agent and Lane, counted from 0, name a member's lane.
 	Agent names.AgentName
 	Lane  int
-	// Model has version 0 where the query names none: the newest is meant.
+	// Model has version 0 if the query names no version; the newest one then serves it.
 	Model     ModelID
 	BatchSize int
-	// Waited is how long the query had waited when it was submitted, TimeLeft how long after now it
-	// is dropped: 0 for never, less than 0 for at once.
+	// Waited is how long the query had waited when it was submitted. TimeLeft is how long after now
+	// it is dropped: 0 means never, a negative value at once.
 	Waited, TimeLeft time.Duration
-	// Denied says why the gateway's client may not ask this, and RetryAfter after how long it is
-	// within its limits again, 0 if it has no right to; neither: it may.
+	// Denied says why the gateway's client may not submit this query; "" means that it may.
+	// RetryAfter is how long until the client is within its limits again, 0 if waiting does not
+	// help because it may never submit such a query.
 	Denied     string
 	RetryAfter time.Duration
-	// Tag is the caller's own: it comes back with what is decided about the query. TagSize is how
-	// many bytes it takes.
+	// Tag is a value of the caller's, returned with each decision about the query. TagSize is its
+	// size in bytes.
 	Tag     any
 	TagSize int
 
-	// Client is the name of the gateway's client; "": it has none, or is an agent.
+	// Client is the name of the client that owns the gateway; "" if it has no name or the gateway
+	// is an agent's.
 	Client string
 
 	// Refused says that the lane has not run the query.
 	Refused bool
 	// Remaining is the time from now until the lane is free.
 	Remaining time.Duration
-	// Execution is how long the query ran, Queue how long it waited at the lane before, Receive how
-	// long its inputs took to come in, Latency the time since it arrived at its gateway.
+	// Execution is how long the query ran, Queue how long it waited at the lane before that,
+	// Receive how long its inputs took to arrive, Latency the time since it arrived at its gateway.
 	Execution, Queue, Receive, Latency time.Duration
 	Bytes                              uint64 // of the inputs
 
 	Member  *Member
 	Members []*Member
-	// Free is by lane the time from now until it is free; lanes beyond are free now.
+	// Free is, by lane, the time from now until the lane is free. Lanes that it does not reach are
+	// free now.
 	Free  []time.Duration
 	Holds []Held
 
@@ -104,7 +109,7 @@ type Event struct {
 	Tables []names.TableKey
 }
 
-// query is what the matcher calls the event's query.
+// query is the event's query as the matcher names it.
 func (e *Event) query() match.QueryID {
 	return match.QueryID{Gateway: e.Gateway, Sequence: e.Sequence}
 }
@@ -115,27 +120,27 @@ type ModelID struct {
 	Version int64
 }
 
-// Key is how the version is named where one string must do.
+// Key is the id as one string.
 func (id ModelID) Key() names.ModelKey { return names.NewModelKey(id.Name, id.Version) }
 
 func (id ModelID) compare(o ModelID) int {
 	return cmp.Or(cmp.Compare(id.Name, o.Name), cmp.Compare(id.Version, o.Version))
 }
 
-// A Member is what an agent says that it is.
+// A Member is an agent's description of itself.
 type Member struct {
 	Name names.AgentName
-	// Type is what its lanes are, as prices and profiles name it; OwnType the same where the
-	// member's latencies depart from its type's.
+	// Type is the instance type of the member's lanes, as prices and profiles name it. OwnType is
+	// the name to use instead while the member's latencies depart from its type's.
 	Type, OwnType names.LaneType
 	Lanes         int
 	Draining      bool
-	// Revision counts the member's descriptions.
+	// Revision counts the member's descriptions; a higher one is newer.
 	Revision uint64
 	Models   []Model
 }
 
-// A Model is what a member says of a version of a model that it holds.
+// A Model is a version of a model that a member holds, as the member describes it.
 type Model struct {
 	ModelID
 	// QoSTarget is the latency within which a Share of the queries, in (0, 1], should be answered.
@@ -143,13 +148,13 @@ type Model struct {
 	Share     float64
 	// Largest is the largest batch size.
 	Largest int
-	// RejectLate has late queries rejected.
+	// RejectLate says that late queries are rejected, not served when lanes would idle.
 	RejectLate bool
-	// Profile is under which key its latencies on this member's lanes are learned.
+	// Profile is the key under which the model's latencies on this member's lanes are learned.
 	Profile profiles.Key
 }
 
-// Model is what the member says of a version of a model, nil if it does not hold it.
+// Model is the member's description of a version of a model, nil if the member does not hold it.
 func (m *Member) Model(id ModelID) *Model {
 	for i := range m.Models {
 		if m.Models[i].ModelID == id {
@@ -159,7 +164,7 @@ func (m *Member) Model(id ModelID) *Model {
 	return nil
 }
 
-// A Held is an attempt that a lane says that it has.
+// A Held is an attempt that a lane holds, as its member reports it.
 type Held struct {
 	Gateway, Sequence uint64
 	Attempt           int
@@ -168,26 +173,26 @@ type Held struct {
 	BatchSize         int
 }
 
-// A Latency is what is known of how long the queries of a model run on a type of lanes.
+// A Latency is the execution latency of a model on a type of lanes, as far as it is known.
 type Latency struct {
 	names.TableKey
 	Profile *profiles.Table
-	// Table is of the profile, up to the model's largest batch size.
+	// Table is Profile, read at the batch sizes up to the model's largest.
 	Table *match.Table
 	// Doubtful says that hardly any query has run yet.
 	Doubtful bool
-	// Told is the profile as others are told it.
+	// Told is the profile as it is sent to gateways and members.
 	Told []byte
 }
 
-// Advice is what the learning loop has found out.
+// Advice is a result of the learning loop.
 type Advice struct {
 	Latencies []*Latency // those that are new or have changed
-	// Factors is by agent its latency against its type's mean, Slow the own type of those who have
-	// one; nil: as before.
+	// Factors is, by agent, its latency divided by its type's mean. Slow is, by agent, the agent's
+	// own type, for the agents that have one. nil means: as before.
 	Factors map[names.AgentName]float64
 	Slow    map[names.AgentName]names.LaneType
-	// Limit is the fluid limit in queries/s, Prices those of the types; nil: as before.
+	// Limit is the fluid limit in queries/s. Prices are those of the types; nil means: as before.
 	Limit  float64
 	Prices []fluid.Price
 	Priced bool // Limit is new

@@ -8,7 +8,7 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// describe takes what a member says it is and holds, and has its lanes join if they have not.
+// describe takes a member's description. Those of its lanes that have not joined yet join.
 func (s *State) describe(described *Member, free []time.Duration) {
 	m := s.members[described.Name]
 	if m == nil {
@@ -57,7 +57,8 @@ func (s *State) describe(described *Member, free []time.Duration) {
 	}
 }
 
-// typeOf is what a member's lanes are to the matcher.
+// typeOf is the instance type of a member's lanes as the matcher knows it: the member's own, if its
+// latencies depart from its type's.
 func (s *State) typeOf(m *Member) names.LaneType {
 	if own, ok := s.slow[m.Name]; ok && own == m.OwnType {
 		return own
@@ -65,14 +66,14 @@ func (s *State) typeOf(m *Member) names.LaneType {
 	return m.Type
 }
 
-// retype tells the matcher what a member's lanes are and hold.
+// retype tells the matcher the type of a member's lanes and the models that they hold.
 func (s *State) retype(m *member) {
 	for _, ln := range m.lanes {
 		s.step(match.Event{Kind: match.LaneModels, Lane: ln.id, Type: m.typ, Models: keys(m.holds)})
 	}
 }
 
-// at is when lane i is free.
+// at is the time from now until lane i is free.
 func at(free []time.Duration, i int) time.Duration {
 	if i < len(free) {
 		return free[i]
@@ -80,7 +81,7 @@ func at(free []time.Duration, i int) time.Duration {
 	return 0
 }
 
-// greeted tells the matcher what a member says that its lanes hold.
+// greeted tells the matcher which attempts a member's lanes hold.
 func (s *State) greeted(e *Event) {
 	m := s.members[e.Agent]
 	if m == nil {
@@ -114,13 +115,13 @@ func (s *State) lanesFree(e *Event) {
 	}
 }
 
-// left is what is left now of the time until a lane is free, as its member said when it sent the
-// message: that was on its way meanwhile, half as long as an assignment and its payload are.
+// left is the time from now until a lane is free, of which the member said when it sent its
+// message. The message has been on its way for half as long as an assignment and its payload take.
 func (s *State) left(free time.Duration) time.Duration {
 	return max(0, free-min(s.ahead.fixed, s.aheadSet)/2)
 }
 
-// lane is a member's lane, nil if there is no such one.
+// lane is a member's lane, nil if the member has no such lane.
 func (s *State) lane(agent names.AgentName, index int) *lane {
 	if m := s.members[agent]; m != nil && index >= 0 && index < len(m.lanes) {
 		return m.lanes[index]
@@ -128,7 +129,8 @@ func (s *State) lane(agent names.AgentName, index int) *lane {
 	return nil
 }
 
-// hear tells the matcher what is said of a lane's attempts.
+// hear passes an event about a lane's attempts to the matcher. If the lane had been silent and is
+// not overdue any more, a fact for the log says so.
 func (s *State) hear(ln *lane, e match.Event) {
 	_, asked := s.matcher.Load(ln.id)
 	s.step(e)
@@ -178,7 +180,7 @@ func (s *State) completed(e *Event) {
 		t.late = 1
 	}
 	m.count(s.now, t)
-	if !known && !ours { // it never came by here
+	if !known && !ours { // the query never passed this leader
 		s.hasArrived(m, e.BatchSize)
 	}
 	seen := s.act(Observed)
@@ -186,7 +188,7 @@ func (s *State) completed(e *Event) {
 	seen.BatchSize, seen.Duration = e.BatchSize, e.Execution
 }
 
-// hasArrived counts a query.
+// hasArrived counts a query that has arrived, and tells the learning loop of it.
 func (s *State) hasArrived(m *model, batch int) {
 	s.arrived.add(s.now, 1)
 	if m != nil {
@@ -195,7 +197,8 @@ func (s *State) hasArrived(m *model, batch int) {
 	}
 }
 
-// linkBroken takes it that a member's link has broken, and perhaps its process is gone.
+// linkBroken notes that a member's link has broken and, if the event says so, that its process has
+// ended.
 func (s *State) linkBroken(e *Event) {
 	if e.Gone {
 		s.gone[e.Agent] = true
@@ -211,7 +214,7 @@ func (s *State) linkBroken(e *Event) {
 	}
 }
 
-// lose gives up a member's lanes: what they hold is offered again.
+// lose gives up a member's lanes. The matcher offers the queries that they hold again.
 func (s *State) lose(m *member, why string) {
 	delete(s.members, m.Name)
 	if len(m.lanes) == 0 {

@@ -10,7 +10,7 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// A model is a version of one that some member holds.
+// A model is a version of a model that at least one member holds.
 type model struct {
 	ModelID
 	key names.ModelKey
@@ -22,7 +22,7 @@ type model struct {
 
 func byKey(a, b *model) int { return cmp.Compare(a.key, b.key) }
 
-// keys are those of models.
+// keys are the keys of the given models.
 func keys(of []*model) []names.ModelKey {
 	all := make([]names.ModelKey, len(of))
 	for i, m := range of {
@@ -31,7 +31,7 @@ func keys(of []*model) []names.ModelKey {
 	return all
 }
 
-// settings are what a model.yaml says of a model that a leader must know.
+// settings are the part of a model's model.yaml that a leader needs.
 type settings struct {
 	target  time.Duration
 	share   float64 // of the queries that should meet the target
@@ -46,24 +46,24 @@ func settingsOf(m *Model) settings {
 	}
 }
 
-// and are the settings of a model that some members serve by s and others by o, as they do while
-// its model.yaml is changed on one after the other. What either allows is allowed, as at a gateway:
-// so it does not matter in which order they are asked.
+// and combines the settings s and o of a model whose model.yaml is being changed on one member
+// after the other, so that some serve by s and others by o. What either allows is allowed, as at a
+// gateway, so the order of the members does not matter.
 func (s settings) and(o settings) settings {
 	return settings{
 		max(s.target, o.target), min(s.share, o.share), max(s.largest, o.largest), s.late && o.late,
 	}
 }
 
-// viewChanged takes what the fleet's view says that links do not: who has left,
-// and which models there are.
+// viewChanged takes from the fleet's view what links do not say: which members have left, and which
+// models there are.
 func (s *State) viewChanged(members []*Member) {
 	s.view = make(map[names.AgentName]*Member, len(members))
 	said := map[ModelID]settings{}
 	for _, described := range members {
 		s.view[described.Name] = described
 		if m := s.members[described.Name]; m != nil && m.Revision > described.Revision {
-			described = m.Member // its link is ahead of the view
+			described = m.Member // the description sent over its link is newer than the view
 		}
 		for i := range described.Models {
 			m := &described.Models[i]
@@ -86,8 +86,8 @@ func (s *State) viewChanged(members []*Member) {
 	s.unpark(func(q *query) bool { return s.view[q.agent] == nil })
 }
 
-// learnModel takes what a member says of a model. That other members do not say so any more shows
-// when the view changes.
+// learnModel takes a member's description of a model. Settings that no member has any more are
+// dropped only when the view changes.
 func (s *State) learnModel(m Model) *model {
 	settings := settingsOf(&m)
 	if k := s.models[m.ModelID]; k != nil {
@@ -96,7 +96,7 @@ func (s *State) learnModel(m Model) *model {
 	return s.modelIs(m.ModelID, settings)
 }
 
-// modelIs tells the matcher of a model, if it is new or has changed.
+// modelIs tells the matcher of a model that is new or whose settings have changed.
 func (s *State) modelIs(id ModelID, settings settings) *model {
 	k := s.models[id]
 	switch {
@@ -117,8 +117,8 @@ func (s *State) modelIs(id ModelID, settings settings) *model {
 	return k
 }
 
-// lengthen has the matcher's tables of a model go up to a larger batch size, which is to become its
-// largest: a table that ends before it would be forgotten.
+// lengthen extends the matcher's tables of a model to a larger batch size, which is about to become
+// the model's largest. The matcher forgets a table that ends before the largest batch size.
 func (s *State) lengthen(model names.ModelKey, largest int) {
 	for _, known := range s.Latencies() {
 		if known.Model != model || known.Table.Largest() >= largest || known.Profile == nil {
@@ -126,7 +126,7 @@ func (s *State) lengthen(model names.ModelKey, largest int) {
 		}
 		table, err := match.NewTable(known.Profile, largest)
 		if err != nil {
-			continue // it was right up to fewer, and the learning loop tells a new one
+			continue // keep the shorter table: the learning loop will send a longer one
 		}
 		longer := *known
 		longer.Table = table
@@ -138,7 +138,8 @@ func (s *State) lengthen(model names.ModelKey, largest int) {
 	}
 }
 
-// poolChanged brings in line what follows from which lanes there are.
+// poolChanged recomputes what depends on which lanes there are: the newest versions, the models
+// served, and the pool that the learning loop knows.
 func (s *State) poolChanged() {
 	clear(s.newest)
 	s.aheadMost = s.mostAhead()
@@ -167,8 +168,8 @@ func (s *State) poolChanged() {
 	}
 }
 
-// newestOf is the newest version of a model that a lane holds and does not drain, or
-// else a member has.
+// newestOf is the newest version of a model on a lane that does not drain. If there is none, it is
+// the newest that any member has.
 func (s *State) newestOf(name string) int64 {
 	if v, ok := s.newest[name]; ok {
 		return v
@@ -182,7 +183,8 @@ func (s *State) newestOf(name string) int64 {
 	return newest
 }
 
-// outdated forgets what the learning loop has found to be gone, unless it is there again.
+// outdated forgets the models and tables that the learning loop reports as gone, except those that
+// have come back.
 func (s *State) outdated(e *Event) {
 	for _, key := range e.Tables {
 		if s.latencies[key] != nil {
@@ -221,12 +223,12 @@ func (s *State) outdated(e *Event) {
 	s.poolChanged()
 }
 
-// learned takes what the learning loop has found out.
+// learned takes the learning loop's advice.
 func (s *State) learned(a *Advice) {
 	for _, l := range a.Latencies {
 		m := s.modelOf(l.Model)
 		if m == nil || l.Table.Largest() < m.largest {
-			continue // of before the model changed
+			continue // made before the model changed
 		}
 		s.latencies[l.TableKey] = l
 		s.step(match.Event{

@@ -12,15 +12,16 @@ import (
 )
 
 const (
-	// mostSubmitted bounds the queries of one gateway that the leader remembers, and those
-	// parked of all.
+	// mostSubmitted bounds the queries of one gateway that the leader remembers, and the parked
+	// queries of all gateways together.
 	mostSubmitted = 1 << 16
-	// MostSubmittedBytes bounds what the leader remembers of one gateway's queries, in bytes of
-	// their submits; the gateways of one client with a name share it.
+	// MostSubmittedBytes bounds the memory that the leader keeps for the queries of one gateway, in
+	// bytes of their submits. The gateways of one named client share it.
 	MostSubmittedBytes = 16 << 20
-	// SubmitOverhead is what a submit takes beside its texts, in bytes.
+	// SubmitOverhead is the memory of a submit without its strings, in bytes.
 	SubmitOverhead = 256
-	// mostHeld bounds the queries of which the leader believes gateways that a lane has them.
+	// mostHeld bounds the queries that gateways say a lane holds, without the lane having confirmed
+	// it.
 	mostHeld = 1 << 10
 )
 
@@ -28,12 +29,12 @@ const (
 type gateway struct {
 	id      uint64
 	queries map[uint64]*query
-	client  string   // the name of its client; "": it has none, or is an agent
-	account *account // of its client; its own where that has no name
+	client  string   // the name of its client; "" if that has none, or the gateway is an agent's
+	account *account // its client's, or its own if the client has no name
 }
 
-// A query is what the state remembers of one that the matcher knows, or that is parked: its gateway
-// says that it is at a member that has not greeted yet.
+// A query is a query that the matcher knows, or a parked one: its gateway says that it is at a
+// member that has not greeted yet.
 type query struct {
 	gateway  *gateway
 	sequence uint64
@@ -41,31 +42,32 @@ type query struct {
 	model    *model  // nil: unknown
 	batch    int
 	attempts int
-	agent    names.AgentName // where it is said to be; "": nowhere
+	agent    names.AgentName // where the gateway says that it is; "" means nowhere
 	lane     int
 	waited   time.Duration // as of heardAt
 	timeLeft time.Duration
 	heardAt  time.Duration
 	tag      any
 	tagSize  int
-	weight   int // in the account of its gateway, in bytes
+	weight   int // bytes that it counts in its gateway's account
 	parked   bool
 }
 
-// An account is what the state remembers for one client.
+// An account counts the gateways of one client and the bytes that the state keeps for their
+// queries.
 type account struct {
 	gateways int
 	bytes    int
 }
 
-// remember has the state know a query of the gateway's.
+// remember adds a query of the gateway's to the state.
 func (g *gateway) remember(q *query) {
 	g.forget(q.sequence)
 	g.queries[q.sequence] = q
 	g.account.bytes += q.weight
 }
 
-// forget has the state know a query no more, and returns what it was; nil: it was unknown.
+// forget removes a query of the gateway's from the state and returns it, nil if it was not there.
 func (g *gateway) forget(sequence uint64) *query {
 	q := g.queries[sequence]
 	if q != nil {
@@ -75,9 +77,9 @@ func (g *gateway) forget(sequence uint64) *query {
 	return q
 }
 
-// recycle keeps the memory of a query that has been forgotten for another one. It may be nil.
+// recycle keeps the memory of a forgotten query, which may be nil, for a later one.
 func (s *State) recycle(q *query) {
-	if q != nil && !q.parked { // those parked are looked at once more
+	if q != nil && !q.parked { // unpark looks at parked ones once more
 		*q = query{}
 		s.spares = append(s.spares, q)
 	}
@@ -87,7 +89,8 @@ func (q *query) id() match.QueryID {
 	return match.QueryID{Gateway: q.gateway.id, Sequence: q.sequence}
 }
 
-// connect takes a gateway in; on a new stream it submits everything anew.
+// connect adds a gateway. If it was connected before, its queries are forgotten: it submits all
+// again over its new stream.
 func (s *State) connect(e *Event) {
 	if former := s.gateways[e.Gateway]; former != nil {
 		s.disconnect(former)
@@ -153,9 +156,9 @@ func (s *State) submitted(g *gateway, e *Event) {
 	s.submit(q)
 }
 
-// deny refuses a query that its client may not make, though it was let in before: each
-// submit counts for the client's limits, one that is made again too, or who says that it
-// is would have none.
+// deny refuses a query that its client may not make, even if an earlier submit of it was admitted.
+// Each submit counts for the client's limits, a repeated one too; else a client could escape its
+// limits by calling every submit a repetition.
 func (s *State) deny(g *gateway, e *Event) {
 	g.forget(e.Sequence)
 	s.step(match.Event{Kind: match.Cancelled, Query: e.query()})
@@ -167,7 +170,7 @@ func (s *State) deny(g *gateway, e *Event) {
 	}
 }
 
-// submit takes a query, which is one of now.
+// submit passes a query, whose times are as of now, to the matcher.
 func (s *State) submit(q *query) {
 	g, id := q.gateway, q.asked
 	if id.Version == 0 {
@@ -208,8 +211,8 @@ func (s *State) submit(q *query) {
 	s.step(e)
 }
 
-// submission is the event of a submit. The way of the submit and, later, of the answer count as
-// waiting, for no decision avoids them.
+// submission is the matcher's event for a query's submit. The ways of the submit and, later, of the
+// answer count as waiting, because no decision avoids them.
 func (s *State) submission(q *query, id ModelID) match.Event {
 	e := match.Event{
 		Kind: match.Submitted, Query: q.id(), Attempt: q.attempts,
@@ -227,8 +230,8 @@ func (s *State) submission(q *query, id ModelID) match.Event {
 	return e
 }
 
-// reject has a query's gateway told that the query is not served; q is nil if nothing
-// is known of it.
+// reject tells a query's gateway that the query is not served. q is nil if the state does not know
+// the query.
 func (s *State) reject(q *query, d *match.Decision) {
 	message := "the leader refuses the query: " + strings.ReplaceAll(d.Reason.String(), "-", " ")
 	switch {
@@ -254,7 +257,7 @@ func (s *State) reject(q *query, d *match.Decision) {
 	}
 }
 
-// unpark has the parked queries of which ready is true considered again.
+// unpark submits the parked queries for which ready is true.
 func (s *State) unpark(ready func(*query) bool) {
 	if len(s.parked) == 0 {
 		return
@@ -262,7 +265,7 @@ func (s *State) unpark(ready func(*query) bool) {
 	var again []*query
 	s.parked = slices.DeleteFunc(s.parked, func(q *query) bool {
 		if s.gateways[q.gateway.id] != q.gateway || q.gateway.queries[q.sequence] != q {
-			return true // it is cancelled, or submitted anew
+			return true // it was cancelled, or has been submitted again
 		}
 		if ready(q) {
 			again = append(again, q)
@@ -276,7 +279,7 @@ func (s *State) unpark(ready func(*query) bool) {
 	}
 }
 
-// age has what is known of a query be as of now.
+// age brings the query's waiting time and time left up to now.
 func (q *query) age(now time.Duration) {
 	by := now - q.heardAt
 	q.heardAt = now
@@ -286,13 +289,13 @@ func (q *query) age(now time.Duration) {
 	}
 }
 
-// toNewest has the queries that name no version, and wait for one that no lane serves any more,
-// wait for the newest.
+// toNewest moves queries that name no version, and that wait for a version that no lane serves any
+// more, to the newest version.
 func (s *State) toNewest() {
 	for _, id := range slices.Sorted(maps.Keys(s.gateways)) {
 		g := s.gateways[id]
 		for _, sequence := range slices.Sorted(maps.Keys(g.queries)) {
-			// One may have been rejected in favour of another.
+			// A query moved earlier in this loop may have caused this one's rejection.
 			q := g.queries[sequence]
 			if q == nil || q.asked.Version != 0 || q.model == nil || s.served[q.model.ModelID] ||
 				!s.matcher.Waits(q.id()) {

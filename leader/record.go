@@ -12,12 +12,12 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// A Recorder writes recorded terms: of each [Header], a line "config " with the [Config] as JSON,
-// and then each event on a line of its own, in the serial form, followed by the lines of the
-// actions that it led to.
+// A Recorder writes a recording of terms. Each term is the line [Header], a line "config " with the
+// [Config] as JSON, and then its events, one line each in the serial form, each followed by the
+// lines of the actions that it led to.
 type Recorder struct{ *lines.Recorder }
 
-// NewRecorder returns a recorder of what a new state of these settings does.
+// NewRecorder returns a recorder for a new state with the settings cfg, and writes them.
 func NewRecorder(w io.Writer, cfg *Config) (*Recorder, error) {
 	r, err := lines.NewRecorder(w, Header, cfg)
 	return &Recorder{r}, err
@@ -38,11 +38,11 @@ func appendActions(b []byte, actions []Action) []byte {
 	return b
 }
 
-// A Replayed recording is what new states made of its events.
+// A Replayed is the outcome of replaying a recording: what new states did with its events.
 type Replayed = lines.Replayed
 
-// Replay feeds recorded terms to new states and compares what they do with what is recorded, byte
-// for byte. The error names the first line that differs.
+// Replay feeds the events of recorded terms to new states and compares their actions with the
+// recorded ones, byte for byte. The error names the first line that differs.
 func Replay(r io.Reader) (*Replayed, error) {
 	return lines.Replay(r, Header, func(settings *json.Decoder) (string, lines.Player, error) {
 		var cfg Config

@@ -15,10 +15,10 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// The serial form is one line an event or action, as package match has it: what it is, then
-// key=value in a fixed order, absent where the value is the type's zero. Events start with the time
-// since the term began. Where a value is a list of things with fields of their own, each begins
-// with its first: member, model, held, latency, agent or price.
+// The serial form has one line per event or action, as in package match: its kind, then key=value
+// fields in a fixed order. A field is absent if its value is the zero of its type. Lines of events
+// start with the time since the term began. In a list of things that have fields of their own, each
+// thing begins with its first field: member, model, held, latency, agent or price.
 //
 //	12.5ms submitted query=1/7 model=m/0 batch=120 waited=1ms
 //	12.5ms completed agent=w0 lane=0 query=1/3 attempt=1 model=m/1 batch=3 execution=2ms latency=3ms
@@ -27,8 +27,8 @@ import (
 //	0s learned latency=m/1 type=box/cpu/1 table=100:2ms/2ms
 //	assign query=1/7 attempt=1 lane=4 reason=matched latency=30ms wait=0s slack=319ms agent=w0 of=0
 //
-// A model is written name/version, and its version is 0 where a query names none. What is written
-// of an event is all that a state reads of it, exactly, but for tags, which it only hands back.
+// A model is written name/version, with version 0 if a query names none. The line of an event holds
+// all that a state reads of it, exactly. Tags are left out, because a state only hands them back.
 
 // Header is the first line of a recorded term, without the newline.
 const Header = "muster-term 1"
@@ -287,12 +287,12 @@ func ParseEvent(line []byte) (at time.Duration, e Event, err error) {
 	return at, e, nil
 }
 
-// A parser sets fields of an event, and knows of which thing of a list they are.
+// A parser sets the fields of an event. It remembers the thing of a list that the last field began.
 type parser struct {
 	e      *Event
 	member *Member
 	model  *Model
-	agent  names.AgentName // of factors
+	agent  names.AgentName // whose factor comes next
 }
 
 func (p *parser) set(key, value string) (err error) {

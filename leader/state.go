@@ -13,15 +13,16 @@ import (
 )
 
 const (
-	// heartbeat is how often a leader says something to each gateway, and looks after its lanes.
+	// heartbeat is how often a leader sends each gateway a message and checks its lanes.
 	heartbeat = 50 * time.Millisecond
-	// settleTime is how long after taking over the leader waits for a lane to greet
-	// before it gives away a query that is said to be there.
+	// settleTime is how long after taking over the leader waits for a lane to greet. After that it
+	// assigns anew a query that its gateway says is at that lane.
 	settleTime = 100 * time.Millisecond
-	// Turmoil is how long after taking over nothing is learned of how long a query's way is:
-	// everybody is connecting. What the former leader has found holds until then.
+	// Turmoil is how long after taking over the leader learns nothing about the way of queries,
+	// because everybody is connecting. Until then it uses what the former leader had found.
 	Turmoil = time.Second
-	// linkGrace is how long a broken link may take to come back before the lanes are lost.
+	// linkGrace is how long after a member's link broke the leader waits for a new one before it
+	// gives the member's lanes up.
 	linkGrace = time.Second
 	// DecisionsKept is how many decisions a [Status] has at most.
 	DecisionsKept = 64
@@ -38,70 +39,71 @@ type Config struct {
 	Threshold int `json:",omitempty"`
 	// Seed starts the random source of the policies that have one.
 	Seed uint64
-	// Ahead is what the former leader has found of how long before its start a query is to be
-	// decided on; 0: nothing.
+	// Ahead is how long before its start the former leader decided on a query; 0 if unknown.
 	Ahead time.Duration
 }
 
-// A State is one term's. It is not safe for concurrent use. Times are since the term began.
+// A State is the state of one term. It is not safe for concurrent use. Times are since the term
+// began.
 type State struct {
 	cfg     Config
 	now     time.Duration
 	out     []Action
-	event   match.Event // of the matcher's last step
+	event   match.Event // the matcher's last event
 	matcher *match.Matcher
 	next    time.Time // when the matcher wants to be stepped; zero: never
 	beatAt  time.Duration
 
-	members  map[names.AgentName]*member // that have lanes
+	members  map[names.AgentName]*member // members that have lanes, by name
 	lanes    map[match.LaneID]*lane
 	lastLane match.LaneID
 	view     map[names.AgentName]*Member
-	// members whose process is gone, and the view does not say so yet
+	// Members whose process has ended, while the view still lists them.
 	gone map[names.AgentName]bool
 
 	models map[ModelID]*model
-	newest map[string]int64 // version by name, of those on lanes that do not drain
-	served map[ModelID]bool // on such lanes
+	newest map[string]int64 // by model name: the newest version on a lane that does not drain
+	served map[ModelID]bool // versions on lanes that do not drain
 
-	gateways map[uint64]*gateway // those connected
-	accounts map[string]*account // of the clients with a name that have gateways
+	gateways map[uint64]*gateway // the connected ones, by id
+	accounts map[string]*account // of named clients with a gateway, by name
 	parked   []*query
-	spares   []*query // recycled
+	spares   []*query // recycled queries
 
 	prices    []fluid.Price
 	latencies map[names.TableKey]*Latency
-	slow      map[names.AgentName]names.LaneType // the own type of those who have one, by agent
+	slow      map[names.AgentName]names.LaneType // by agent: its own type, if it has one
 	factors   map[names.AgentName]float64
-	limit     float64 // fluid
+	limit     float64 // the fluid limit, queries/s; 0: unknown
 	ahead     aheadEstimate
 	aheadSet  time.Duration
-	aheadMost time.Duration // as of the last change of the pool
+	aheadMost time.Duration // mostAhead as of the last change of the pool
 
 	arrived   ring
-	decisions []match.Decision // the last, as a ring
+	decisions []match.Decision // the last ones, as a ring
 	decided   int
 }
 
-// A member that has lanes, or had some.
+// A member is an agent that has lanes, or had some.
 type member struct {
-	*Member // as it last described itself
+	*Member // its last description
 	lanes   []*lane
 	typ     names.LaneType
-	holds   []*model      // by key
-	lostAt  time.Duration // when to give its lanes up, unless its link comes back; 0: it is there
-	broken  string        // why its link broke
-	busy    ring          // ns
+	holds   []*model // by key
+	// when its lanes are given up unless its link comes back; 0: the link is there
+	lostAt time.Duration
+	broken string // why its link broke
+	busy   ring   // time in use, ns
 }
 
-// A lane of a member's; what it holds the matcher knows.
+// A lane is one lane of a member. The matcher knows which attempts it holds.
 type lane struct {
 	id     match.LaneID
 	member *member
 	index  int
 }
 
-// New returns the state of a term that begins.
+// New returns the state of a new term, or what is wrong with cfg.
 func New(cfg Config) (*State, error) {
 	m, err := match.New(match.Config{
 		Policy: cfg.Policy, Threshold: cfg.Threshold, Settle: settleTime, Seed: cfg.Seed,
@@ -122,8 +124,8 @@ func New(cfg Config) (*State, error) {
 	return s, nil
 }
 
-// Step takes what happened at now and returns what to do about it, in order. The actions are valid
-// until the next call. An earlier now counts as the latest one seen.
+// Step takes an event that happened at now and returns the actions to carry out, in order. They are
+// valid until the next call. If now is earlier than in the last call, that call's now holds.
 func (s *State) Step(now time.Duration, e *Event) []Action {
 	clear(s.out)
 	s.out = s.out[:0]
@@ -171,7 +173,7 @@ func (s *State) Step(now time.Duration, e *Event) []Action {
 	return s.out
 }
 
-// Next is when the state wants to be stepped, with TimePassed, if nothing happens before.
+// Next is when to call Step with TimePassed if nothing happens before.
 func (s *State) Next() time.Duration {
 	if s.next.IsZero() {
 		return s.beatAt
@@ -182,31 +184,31 @@ func (s *State) Next() time.Duration {
 // Waiting returns how many queries wait for a lane, and how many of them are late.
 func (s *State) Waiting() (all, late int) { return s.matcher.Waiting() }
 
-// Ahead is how long before its start at a lane a query is decided on.
+// Ahead is how long before its start at a lane the state decides on a query.
 func (s *State) Ahead() time.Duration { return s.aheadSet }
 
-// Prices are those of the types of lanes. They must not be changed.
+// Prices are the prices of the lanes' types. The caller must not change them.
 func (s *State) Prices() []fluid.Price { return s.prices }
 
-// Latencies are those known, by model and type.
+// Latencies are the known latencies, ordered by model and type.
 func (s *State) Latencies() []*Latency {
 	return slices.SortedFunc(maps.Values(s.latencies),
 		func(a, b *Latency) int { return a.Compare(b.TableKey) })
 }
 
-// origin is when a term begins, to the matcher.
+// origin is the matcher's time when a term begins.
 var origin = time.Unix(0, 0)
 
-// at is the present time to the matcher.
+// at is the present as the matcher's time.
 func (s *State) at() time.Time { return origin.Add(s.now) }
 
-// act adds an action; what it returns is valid until the next.
+// act adds an action. The returned pointer is valid until the next call.
 func (s *State) act(kind ActionKind) *Action {
 	s.out = append(s.out, Action{Kind: kind})
 	return &s.out[len(s.out)-1]
 }
 
-// step steps the matcher and takes what it decides.
+// step passes an event to the matcher and takes its decisions.
 func (s *State) step(e match.Event) {
 	s.event = e
 	decisions, next, err := s.matcher.Step(s.at(), &s.event)
@@ -220,7 +222,7 @@ func (s *State) step(e match.Event) {
 	}
 }
 
-// take has a decision of the matcher's carried out.
+// take turns a decision of the matcher's into actions.
 func (s *State) take(d *match.Decision) {
 	if d.Action == match.Ask {
 		s.ask(d)
@@ -234,7 +236,7 @@ func (s *State) take(d *match.Decision) {
 	s.decided++
 	g := s.gateways[d.Query.Gateway]
 	if g == nil {
-		return // its queries have been forgotten
+		return // the gateway is gone, and its queries are forgotten
 	}
 	q := g.queries[d.Query.Sequence]
 	switch d.Action {
@@ -262,7 +264,7 @@ func (s *State) take(d *match.Decision) {
 	}
 }
 
-// ask has a member asked what its lanes hold, for one should have answered long ago.
+// ask asks a member what its lanes hold, because one of them should have answered long ago.
 func (s *State) ask(d *match.Decision) {
 	ln := s.lanes[d.Lane]
 	if note := LaneOverdue; d.Attempt <= 2 {
@@ -276,7 +278,8 @@ func (s *State) ask(d *match.Decision) {
 	s.act(AskHeld).Agent = ln.member.Name
 }
 
-// beat does what is due now and then.
+// beat does the work of each heartbeat: it gives up lanes whose link did not come back, submits
+// parked queries whose lanes did not greet in time, and sends the heartbeat.
 func (s *State) beat() {
 	var lost []*member
 	for _, m := range s.members {
@@ -286,7 +289,7 @@ func (s *State) beat() {
 	}
 	slices.SortFunc(lost, func(a, b *member) int { return cmp.Compare(a.Name, b.Name) })
 	for _, m := range lost {
-		s.lose(m, "its link has not come back, which broke: "+m.broken)
+		s.lose(m, "its link broke and did not come back: "+m.broken)
 	}
 	if s.now >= settleTime {
 		s.unpark(func(*query) bool { return true })
@@ -295,9 +298,9 @@ func (s *State) beat() {
 	s.tuneAhead()
 }
 
-// mostAhead bounds what is learned of the way to a lane: a quarter of the shortest QoS target of
-// the models that lanes hold. A longer way, be it real or one of starved processes, is not hidden:
-// to decide that early leaves no query in time.
+// mostAhead bounds the learned way to a lane: a quarter of the shortest QoS target of the models
+// that lanes hold. A longer way, whether real or due to starved processes, is not compensated for:
+// deciding that early would leave no query in time.
 func (s *State) mostAhead() time.Duration {
 	most := time.Duration(math.MaxInt64)
 	for _, m := range s.members {
@@ -308,7 +311,8 @@ func (s *State) mostAhead() time.Duration {
 	return most
 }
 
-// tuneAhead tells the matcher how long the way to a lane takes, when that has changed.
+// tuneAhead tells the matcher and the members how long the way to a lane takes, if that has
+// changed.
 func (s *State) tuneAhead() {
 	ahead, ok := s.ahead.value()
 	ahead = min(ahead, s.aheadMost)

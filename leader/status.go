@@ -11,45 +11,45 @@ import (
 )
 
 const (
-	// StatusSeconds is over how long queries are counted.
+	// StatusSeconds is the number of seconds over which a status counts queries.
 	StatusSeconds = 60
-	// rateSeconds is over how long the rates of a status are, at most.
+	// rateSeconds is the longest time, in seconds, over which a status averages rates.
 	rateSeconds = 10
 )
 
-// A Status is what a leader knows of its fleet, for people.
+// A Status describes the leader's fleet for people to read.
 type Status struct {
 	Waiting, WaitingLate int
 	Rate                 float64 // queries/s
-	Limit                float64 // fluid, queries/s; 0: unknown
+	Limit                float64 // the fluid limit, queries/s; 0: unknown
 	Agents               []AgentStatus
 	Models               []ModelStatus // by name and version
 	Decisions            []string      // the last ones, newest first
 }
 
-// An AgentStatus is about one with lanes.
+// An AgentStatus describes an agent that has lanes.
 type AgentStatus struct {
 	Name    names.AgentName
-	Type    names.LaneType // what its lanes are to the matcher
+	Type    names.LaneType // its lanes' type as the matcher knows it
 	Factor  float64        // its latency against its type's mean; 0: unknown
 	Busy    float64        // share of its lanes' time in use
 	Overdue bool
 }
 
-// A ModelStatus is about a version of a model.
+// A ModelStatus describes a version of a model.
 type ModelStatus struct {
 	ModelID
 	Rate                    float64 // queries/s
-	Within                  float64 // share of the last minute's queries in time, if any is true
+	Within                  float64 // share of the last minute's queries in time; counts if Any
 	Any                     bool
-	Answered, Late, Refused uint64 // of all
+	Answered, Late, Refused uint64 // queries since the term began
 }
 
-// Status is what is known now.
+// Status returns the status as of now.
 func (s *State) Status() *Status {
 	all, late := s.matcher.Waiting()
-	// Rates are not over longer than this agent has led, but over long enough that a single query
-	// is not taken for many a second.
+	// Rates are averaged over no longer than this agent has led, and over at least a second, so
+	// that a single query does not count as many a second.
 	span := min(max(s.now, time.Second), rateSeconds*time.Second)
 	out := &Status{Waiting: all, WaitingLate: late, Limit: s.limit}
 	out.Rate = s.arrived.sum(s.now, span) / span.Seconds()
@@ -96,7 +96,7 @@ type tally struct {
 	answered, late, refused uint64
 }
 
-// count adds to what is known of the model's queries.
+// count adds t to the model's counts of the current second and of the whole term.
 func (m *model) count(now time.Duration, t tally) {
 	second := int64(now / time.Second)
 	p := &m.perSecond[second%StatusSeconds]
@@ -110,7 +110,7 @@ func (m *model) count(now time.Duration, t tally) {
 	}
 }
 
-// last sums the last seconds.
+// last is the sum of the counts of the last seconds.
 func (m *model) last(now time.Duration, seconds int64) (sum tally) {
 	second := int64(now / time.Second)
 	for i := range m.perSecond {
@@ -123,7 +123,7 @@ func (m *model) last(now time.Duration, seconds int64) (sum tally) {
 	return sum
 }
 
-// A ring counts over the last minute, by tenths of a second. Its zero value is ready.
+// A ring sums values over the last minute, by tenths of a second. Its zero value is ready to use.
 type ring struct {
 	parts [10 * StatusSeconds]struct {
 		at  int64 // in tenths of a second
@@ -142,7 +142,7 @@ func (r *ring) add(now time.Duration, v float64) {
 	p.sum += v
 }
 
-// sum is what was counted over the time up to now, at most a minute.
+// sum is the sum of the values added in the time over before now, at most a minute.
 func (r *ring) sum(now time.Duration, over time.Duration) (sum float64) {
 	last := tenth(now)
 	for at := max(0, last-int64(over/(100*time.Millisecond))+1); at <= last; at++ {
@@ -153,8 +153,8 @@ func (r *ring) sum(now time.Duration, over time.Duration) (sum float64) {
 	return sum
 }
 
-// Holds is what the state believes a member's lane to have; of each it has the query and the
-// attempt.
+// Holds lists the attempts that the state believes a member's lane to hold; only their query and
+// attempt are set.
 func (s *State) Holds(agent names.AgentName, lane int) (all []Held) {
 	if ln := s.lane(agent, lane); ln != nil {
 		for _, r := range s.matcher.Holds(nil, ln.id) {
@@ -168,7 +168,8 @@ func (s *State) Holds(agent names.AgentName, lane int) (all []Held) {
 	return all
 }
 
-// Sizes is how much the state remembers, by what it is, for tests of what it forgets.
+// Sizes counts what the state keeps in memory, by name of the collection, so that tests can check
+// what it forgets.
 func (s *State) Sizes() map[string]int {
 	waiting, _ := s.matcher.Waiting()
 	reserved, queries := 0, 0

@@ -18,7 +18,7 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// A Price is what one instance of a type costs in $/hr, > 0.
+// A Price is the price of one instance of a type in $/hr, > 0.
 type Price struct {
 	Type            string
 	PriceUSDPerHour float64
@@ -31,7 +31,7 @@ func PaperTypes() []string {
 	}
 }
 
-// Prices looks up what the types cost. The error of an unknown one lists those there are.
+// Prices looks up the prices of the types. The error for an unknown type lists the known ones.
 func Prices(c *profiles.Catalogue, types []string) ([]Price, error) {
 	prices := make([]Price, len(types))
 	for i, t := range types {
@@ -57,11 +57,11 @@ func (p Pool) Cost(prices []Price) float64 {
 	return sum
 }
 
-// maxConfigurations bounds how many a search goes through.
+// maxConfigurations bounds the configurations of a search.
 const maxConfigurations = 1_000_000
 
-// Configurations are all pools within the budget in $/hr that have an instance
-// of a base type, in the order of their counts.
+// Configurations returns all pools within the budget, in $/hr, that have at least one instance of a
+// base type, in the order of their counts.
 func Configurations(models []Model, prices []Price, budget float64) ([]Pool, error) {
 	if !(budget > 0) || math.IsInf(budget, 0) {
 		return nil, fmt.Errorf("budget is %v $/hr, want above 0", budget)
@@ -90,7 +90,7 @@ func Configurations(models []Model, prices []Price, budget float64) ([]Pool, err
 			return
 		}
 		pool[i].Type = prices[i].Type
-		const rounding = 1e-9 // of a sum of prices
+		const rounding = 1e-9 // rounding error of a sum of prices, $/hr
 		for pool[i].Count = 0; left > -rounding; pool[i].Count++ {
 			add(i+1, left)
 			left -= prices[i].PriceUSDPerHour
@@ -117,12 +117,12 @@ func modelNames(models []Model) string {
 	return s
 }
 
-// BestPool finds the pool with the highest allowable throughput for cfg.Policy
-// among those given; cfg.Pool and cfg.Rate are not read. With one seed it goes through them by
-// falling fluid limit, leaves out those whose limit is no better than what is
-// found, and rejects others by one probe just above it. The last few that were
-// each the best so far are measured with all seeds, and the best of them is
-// returned. Progress, if not nil, hears how many pools are done.
+// BestPool returns the pool with the highest allowable throughput for cfg.Policy among pools. It
+// does not read cfg.Pool and cfg.Rate. With one seed it tries the pools by falling fluid limit; it
+// skips those whose limit is no higher than the best throughput so far, and rejects others by one
+// probe just above it. It measures the last few pools that were each the best so far with all
+// seeds, and returns the best of them. progress, if not nil, is called with the number of pools
+// done.
 func BestPool(ctx context.Context, cfg *Config, pools []Pool, seeds int,
 	progress func(done, of int)) (Pool, *Throughput, error) {
 	type candidate struct {
@@ -147,7 +147,7 @@ func BestPool(ctx context.Context, cfg *Config, pools []Pool, seeds int,
 			progress(i, len(candidates))
 		}
 		if c.limit <= best && cfg.Policy != Oracle {
-			break // so are all after it
+			break // the limits of all pools after it are no higher
 		}
 		one := *cfg
 		one.Pool = c.pool
@@ -193,7 +193,7 @@ func BestPool(ctx context.Context, cfg *Config, pools []Pool, seeds int,
 	return pool, throughput, nil
 }
 
-// An Entry is what one policy reaches on one pool.
+// An Entry is the throughput of one policy on one pool.
 type Entry struct {
 	Policy          string  `json:"policy"`
 	Pool            string  `json:"pool"`
@@ -203,22 +203,22 @@ type Entry struct {
 	Ratio float64 `json:"ratio_to_homogeneous"`
 }
 
-// A Comparison holds policies side by side for one model.
+// A Comparison compares policies for one model.
 type Comparison struct {
 	Model string `json:"model"`
 	// Source says where the latencies come from.
 	Source string  `json:"source"`
 	Budget float64 `json:"budget_usd_per_hour"`
-	// Homogeneous is the best pool of base instances alone under fcfs, and
-	// HomogeneousScaled its throughput times budget / price, as KAIROS counts it.
+	// Homogeneous is the best pool of one base type alone under fcfs. HomogeneousScaled is its
+	// throughput times budget / price, as in KAIROS's comparisons.
 	Homogeneous       Entry   `json:"homogeneous"`
 	HomogeneousScaled float64 `json:"homogeneous_scaled_qps"`
 	Policies          []Entry `json:"policies"`
 }
 
-// Compare finds what each policy reaches: on pool, or, if that is nil, on the
-// policy's own best within the budget. The policies run side by side. Progress,
-// if not nil, hears of each policy's search, one call at a time.
+// Compare finds each policy's allowable throughput: on pool, or, if pool is nil, on the policy's
+// best pool within the budget. The policies are simulated concurrently. progress, if not nil, is
+// called with the progress of each policy's search, one call at a time.
 func Compare(ctx context.Context, cfg *Config, policies []string, prices []Price, budget float64,
 	pool Pool, seeds int, progress func(policy string, done, of int)) (*Comparison, error) {
 	all, err := Configurations(cfg.Models, prices, budget)
@@ -271,8 +271,8 @@ func Compare(ctx context.Context, cfg *Config, policies []string, prices []Price
 	return c, nil
 }
 
-// bestHomogeneous is the best pool of one base type alone, as many as the budget
-// buys, by throughput scaled to the budget.
+// bestHomogeneous returns the best pool of one base type alone, with as many instances as the
+// budget buys, by throughput scaled to the budget.
 func bestHomogeneous(ctx context.Context, cfg *Config, prices []Price, budget float64,
 	seeds int) (Entry, error) {
 	var best Entry

@@ -15,24 +15,26 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// A Model is one of the models that the queries ask for.
+// A Model is a model for which queries arrive.
 type Model struct {
 	Name string
 	// QoSTarget is the latency within which a query should be answered, > 0.
 	QoSTarget time.Duration
-	// QoSShare is the share of its queries that must meet it, in (0, 1); 0 means 0.99.
+	// QoSShare is the share of the model's queries that must meet the QoS target, in (0, 1); 0
+	// means 0.99.
 	QoSShare float64
-	// Weight is its part of the arrivals, relative to the other models'; 0 means 1.
+	// Weight is the model's part of the arrivals, relative to the weights of the other models; 0
+	// means 1.
 	Weight float64
 	// BatchSizes is the distribution of the batch sizes of its queries.
 	BatchSizes *workload.BatchSizes
-	// Latencies are the execution latencies by instance type; all types of the
-	// pool on which the model can run.
+	// Latencies are the execution latencies by instance type, for all types of the pool on which
+	// the model can run.
 	Latencies map[string]match.Latencies
-	// Known is what the policy believes of them; nil: Latencies.
+	// Known are the latencies that the policy assumes; nil means that it knows Latencies.
 	Known map[string]match.Latencies
-	// RejectLate rejects queries that no type can serve in time any more, and those that become
-	// late where they wait at a lane.
+	// RejectLate says to reject queries that no type can serve in time any more, and queries that
+	// become late while they wait at a lane.
 	RejectLate bool
 }
 
@@ -42,7 +44,7 @@ type Instances struct {
 	Count int
 }
 
-// A Pool is a configuration: how many instances of each type.
+// A Pool is a configuration: the number of instances of each type.
 type Pool []Instances
 
 func (p Pool) String() string {
@@ -70,71 +72,73 @@ func (p Pool) Count() int {
 // MaxInstances bounds the size of a simulated pool.
 const MaxInstances = 100_000
 
-// A Config describes one run. Everything in it is read-only to the run, so that
-// runs may share it.
+// A Config describes one run. A run only reads it, so concurrent runs may share one.
 type Config struct {
 	Models []Model
 	Pool   Pool
 	// Policy is one of [Policies]; "" means [DefaultPolicy].
 	Policy string
-	// Threshold is the batch size above which drs sends to the base type. [FindThroughput]
-	// searches it if 0.
+	// Threshold is the batch size above which the policy drs sends a query to the base type. If it
+	// is 0, [FindThroughput] searches for the best one.
 	Threshold int
 	// Rate is the mean arrival rate of all models together in queries/s.
 	Rate float64
-	// Stream makes the arriving queries, in order, at a mean rate; nil: Poisson arrivals of all
-	// models by their weights. It may end before Queries have arrived.
+	// Stream makes the stream of arriving queries, in order, at the mean rate Rate. nil means
+	// Poisson arrivals for the models by their weights. The stream may end before Queries queries
+	// have arrived.
 	Stream func(c *Config) (iter.Seq[workload.Query], error)
-	// Queries is how many arrive, >= 1.
+	// Queries is the number of queries that arrive, >= 1.
 	Queries int
-	// Seed determines everything that is random.
+	// Seed seeds all randomness of the run.
 	Seed uint64
-	// PredictionNoise is the standard deviation of a Gaussian error of prediction (KAIROS Fig.
-	// 16b): what the policy knows of the latency at each batch size on each type is multiplied by 1
-	// + PredictionNoise*N(0, 1); the latency itself is as it is.
+	// PredictionNoise is the standard deviation of a Gaussian error of prediction (KAIROS, Fig.
+	// 16b): the latency that the policy knows at each batch size on each type is multiplied by 1 +
+	// PredictionNoise*N(0, 1). The true latency does not change.
 	PredictionNoise float64
-	// LatencyNoise is the standard deviation of a Gaussian noise in the latency itself: each
-	// service time is multiplied by 1 + LatencyNoise*N(0, 1), which nobody can foresee.
+	// LatencyNoise is the standard deviation of a Gaussian noise of the true latency: each service
+	// time is multiplied by 1 + LatencyNoise*N(0, 1), which the policy cannot predict.
 	LatencyNoise float64
-	// RTT is the network's round trip between any two machines. A query goes from its
-	// gateway to the leader, the assignment back, the payload to the worker and the answer
-	// back, half a round trip each; the leader hears of the completion half a round trip late.
+	// RTT is the network's round trip between any two machines. The submit to the leader, the
+	// assignment back, the payload to the worker and the answer back take half a round trip each.
+	// The leader hears of a completion half a round trip after it.
 	RTT time.Duration
-	// Deadline is how long after its arrival a query is dropped, also by its lane; 0: never. A lane
-	// that would start it later refuses it.
+	// Deadline is how long after its arrival a query is dropped; 0 means never. A lane refuses a
+	// query that it would start later.
 	Deadline time.Duration
 
-	// Faults are what goes wrong. With any the whole fleet is simulated, elections and gateways
-	// included; without, a leader and lanes of which nothing can go wrong.
+	// Faults are the faults of the run. If there are any, the whole fleet is simulated by package
+	// sim/fleet, elections and gateways included. If there are none, a leader and lanes without
+	// failures are simulated.
 	Faults []fleet.Fault
-	// Gateways is how many there are, each with its part of the queries; 0: 4.
+	// Gateways is the number of gateways, which share the queries equally; 0 means 4.
 	Gateways int
 
-	// What follows matters to the policy priced, and with faults.
+	// GossipDelay and Probes count only for the policy priced, and with faults.
 
-	// GossipDelay is how often a lane tells the gateways of its load, so how old their view may be;
-	// 0: it is always fresh.
+	// GossipDelay is the time between two reports of a lane's load to the gateways, and so the age
+	// that their view may have; 0 means that the view is always up to date.
 	GossipDelay time.Duration
-	// Probes is how many lanes a gateway asks at most before it asks as many again;
-	// 0: match.DefaultProbes; negative: none.
+	// Probes is how many lanes a gateway compares for a query; it asks at most twice as many in
+	// all. 0 means match.DefaultProbes; a negative value means that it asks none.
 	Probes int
 
-	// Log, if not nil, gets a CSV line for each query when its outcome is known.
+	// Log, if not nil, receives a CSV line for each query when its outcome is known.
 	Log io.Writer
-	// Record, if not nil, gets what leaders are told and what they decide, as [leader.Recorder]
-	// writes it.
+	// Record, if not nil, receives a recording of the leaders' events and actions, in the form of
+	// [leader.Recorder].
 	Record io.Writer
-	// Clock, if not nil, measures what decisions cost: Result.DecisionCost.
+	// Clock, if not nil, is a wall clock, with which the run measures Result.DecisionCost.
 	Clock func() time.Duration
-	// Progress, if not nil, is called now and then with the number of queries that have arrived.
+	// Progress, if not nil, is called from time to time with the number of queries that have
+	// arrived.
 	Progress func(arrived int)
 }
 
-// MaxRate bounds [Config.Rate]: the fastest that sim/workload makes.
+// MaxRate bounds [Config.Rate], in queries/s; it is the fastest rate of package workload.
 const MaxRate = 1e6
 
-// Policies lists the names that [Config.Policy] accepts: those of leader/match,
-// priced (gateways that have no leader) and oracle (knows the future).
+// Policies lists the names that [Config.Policy] accepts: those of leader/match, priced (gateways
+// decide without a leader) and oracle (knows the future).
 func Policies() []string {
 	return append(match.Policies(), Priced, Oracle)
 }
@@ -142,7 +146,7 @@ func Policies() []string {
 // DefaultPolicy is the policy of a Config that names none.
 const DefaultPolicy = match.DefaultPolicy
 
-// Policies of the simulator beside those of leader/match.
+// The simulator's policies beside those of leader/match.
 const (
 	Priced = "priced"
 	Oracle = "oracle"
@@ -265,7 +269,7 @@ func (m *Model) weight() float64 {
 	return m.Weight
 }
 
-// stream is the queries that arrive.
+// stream returns the stream of arriving queries.
 func (c *Config) stream() (iter.Seq[workload.Query], error) {
 	if c.Stream != nil {
 		return c.Stream(c)
@@ -273,5 +277,5 @@ func (c *Config) stream() (iter.Seq[workload.Query], error) {
 	return StreamOf("poisson")(c)
 }
 
-// MaxLatency bounds what is accepted as a time anywhere in a Config.
+// MaxLatency bounds all durations of a Config.
 const MaxLatency = time.Hour

@@ -8,9 +8,9 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// Problem is the planning problem of models, as the policy knows their latencies, and instance
-// types with their prices. The objective and its numbers are left to the caller. A type without a
-// profile for a model is a nil Latencies, which the problem's validation names.
+// Problem returns the planning problem of the models, with the latencies that the policy knows, and
+// the instance types with their prices. The caller sets the objective and its numbers. For a type
+// without a profile of a model, Latencies has a nil entry, which the problem's validation reports.
 func Problem(models []Model, prices []Price) *plan.Problem {
 	p := &plan.Problem{}
 	for _, price := range prices {
@@ -36,18 +36,17 @@ func Problem(models []Model, prices []Price) *plan.Problem {
 
 // An Evaluator is a plan.Evaluator that simulates.
 type Evaluator struct {
-	// Config says what is simulated, but for its pool. Its Rate is that at which the share within
-	// the QoS target is found.
+	// Config describes the runs; its Pool is not read. For LeastCost its Rate is the demand's.
 	Config *Config
 	// Types are the instance types, in the problem's order.
 	Types []string
-	// Seeds is how many runs an estimate is the mean of, >= 1; all configurations
-	// see the same queries.
+	// Seeds is the number of runs over which an estimate is averaged, >= 1. All configurations get
+	// the same queries.
 	Seeds     int
 	Objective plan.Objective
 }
 
-// Pool is the configuration as a pool.
+// Pool converts a configuration to a pool.
 func (e *Evaluator) Pool(c plan.Configuration) Pool {
 	pool := make(Pool, len(c))
 	for i, n := range c {
@@ -56,8 +55,9 @@ func (e *Evaluator) Pool(c plan.Configuration) Pool {
 	return pool
 }
 
-// Evaluate finds the configuration's allowable throughput, or the share of queries within their QoS
-// target at the rate: of several models the least of their shares.
+// Evaluate implements [plan.Evaluator]. It returns the configuration's allowable throughput, or the
+// share of queries within their QoS target at Config.Rate, with several models the lowest of their
+// shares.
 func (e *Evaluator) Evaluate(ctx context.Context, c plan.Configuration) (plan.Estimate, error) {
 	cfg := *e.Config
 	cfg.Pool = e.Pool(c)

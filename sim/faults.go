@@ -10,10 +10,11 @@ import (
 	"github.com/muster-serve/muster/sim/fleet"
 )
 
-// mostAgents bounds a fleet with faults: each of its agents knows all others.
+// mostAgents bounds the agents of a fleet with faults, because each of them knows all others.
 const mostAgents = 1000
 
-// validateFaults reports what is wrong with the faults, and what cannot be simulated with them.
+// validateFaults reports what is wrong with the faults, and settings that cannot be simulated with
+// faults.
 func (c *Config) validateFaults() (errs []error) {
 	if len(c.Faults) == 0 {
 		return nil
@@ -36,13 +37,13 @@ func (c *Config) validateFaults() (errs []error) {
 	return append(errs, fleet.CheckTargets(c.Faults, types, counts)...)
 }
 
-// outcomes are a fleet's as those of a run.
+// outcomes maps a fleet's outcomes to a run's.
 var outcomes = [...]Outcome{
 	fleet.Served: Served, fleet.Rejected: Rejected, fleet.Dropped: Dropped,
 	fleet.NeverServed: NeverServed, fleet.Lost: Lost,
 }
 
-// newFleet returns the fleet that serves the run's queries in place of its own lanes.
+// newFleet returns the fleet that serves the run's queries in place of the run's own lanes.
 func newFleet(r *run) (*fleet.Fleet, error) {
 	c := &fleet.Config{
 		Policy: r.cfg.Policy, Seed: r.cfg.Seed, RTT: r.cfg.RTT, Deadline: r.cfg.Deadline,
@@ -76,7 +77,7 @@ func newFleet(r *run) (*fleet.Fleet, error) {
 	return fleet.New(c)
 }
 
-// arriveAtFleet has a query arrive at its gateway.
+// arriveAtFleet passes an arriving query to the fleet.
 func (r *run) arriveAtFleet(seq uint64) {
 	q := r.at(seq)
 	r.fleet.Arrive(fleet.Query{
@@ -85,7 +86,7 @@ func (r *run) arriveAtFleet(seq uint64) {
 	})
 }
 
-// fleetIsDone takes over what the fleet has counted.
+// fleetIsDone copies the fleet's counters into the run.
 func (r *run) fleetIsDone() {
 	r.now = r.fleet.Now()
 	r.steps, r.cost = r.fleet.Steps()

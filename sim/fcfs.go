@@ -14,10 +14,10 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// FCFS simulates the way RIBBON's published tables were made, in steps of a millisecond and so
-// much faster than [Run]: gaps between queries are whole milliseconds, Poisson distributed; a
-// query goes, first come first served, to the first idle instance in the order of the types; its
-// latency is a random one of the samples at its batch size, rounded to a millisecond. It is not
+// FCFS simulates as RIBBON's authors did for their published tables. It works in steps of 1 ms and
+// is much faster than [Run]. Gaps between queries are whole milliseconds with a Poisson
+// distribution. Queries go, first come first served, to the first idle instance in the order of the
+// types. A query's latency is a random sample at its batch size, rounded to 1 ms. An FCFS is not
 // safe for concurrent use.
 type FCFS struct {
 	FCFSConfig
@@ -25,8 +25,8 @@ type FCFS struct {
 	arrivals  map[uint64][]fcfsArrival
 }
 
-// An fcfsArrival is a query: when it comes, in ms, its batch size, and which sample it
-// meets, in [0, 1).
+// An fcfsArrival is a query: its arrival in ms, its batch size, and a number in [0, 1) that chooses
+// its sample.
 type fcfsArrival struct {
 	at, batch int
 	luck      float64
@@ -34,17 +34,16 @@ type fcfsArrival struct {
 
 // FCFSConfig describes the load.
 type FCFSConfig struct {
-	// MeanGap is the mean time between arrivals, > 0, and Target the QoS target, a
-	// multiple of a millisecond.
+	// MeanGap is the mean time between arrivals, > 0. Target is the QoS target, a multiple of 1 ms.
 	MeanGap, Target time.Duration
 	BatchSizes      *workload.BatchSizes
-	// Queries is how many arrive in a run, and Seeds of how many runs an estimate is
-	// the mean; >= 1.
+	// Queries is the number of queries of a run, Seeds the number of runs over which an estimate is
+	// averaged; both >= 1.
 	Queries, Seeds int
 }
 
-// RIBBONTable is the load of RIBBON's table of a model, mtwnd or dien, and the types
-// in the table's order.
+// RIBBONTable returns the load for which RIBBON's table of a model, mtwnd or dien, was made, and
+// the types in the table's order.
 func RIBBONTable(model string) (cfg FCFSConfig, types []string, err error) {
 	cfg = FCFSConfig{BatchSizes: workload.RIBBON(), Queries: 20_000, Seeds: 1}
 	switch model {
@@ -58,13 +57,13 @@ func RIBBONTable(model string) (cfg FCFSConfig, types []string, err error) {
 	return cfg, nil, fmt.Errorf("no table of model %q was published, but of mtwnd and dien", model)
 }
 
-// Samples have what was measured of models; [profiles.Samples] are some.
+// Samples gives measured latencies of models; [profiles.Samples] implements it.
 type Samples interface {
 	Series(model string, t profiles.InstanceType) (*profiles.Series, error)
 }
 
-// NewFCFS reads the latencies of a model on types from samples, times scale[i] on the i-th type;
-// nil: as they are.
+// NewFCFS reads the latencies of a model on types from samples, and multiplies those of the i-th
+// type by scale[i]; a nil scale leaves them.
 func NewFCFS(cfg FCFSConfig, samples Samples, model string, types []string, scale []float64) (*FCFS,
 	error) {
 	if cfg.MeanGap <= 0 || cfg.Target <= 0 || cfg.Queries < 1 || cfg.Seeds < 1 {
@@ -92,7 +91,8 @@ func NewFCFS(cfg FCFSConfig, samples Samples, model string, types []string, scal
 	return f, nil
 }
 
-// Evaluate is the share of queries within QoS, of the same queries for every configuration.
+// Evaluate implements [plan.Evaluator]: it returns the share of queries within QoS. All
+// configurations get the same queries.
 func (f *FCFS) Evaluate(ctx context.Context, c plan.Configuration) (plan.Estimate, error) {
 	shares := make([]float64, f.Seeds)
 	for seed := range shares {
@@ -105,7 +105,8 @@ func (f *FCFS) Evaluate(ctx context.Context, c plan.Configuration) (plan.Estimat
 	return plan.Estimate{Value: mean, StdErr: standardError}, nil
 }
 
-// Satisfaction is the share of queries within QoS in one run on c, counts by the types' order.
+// Satisfaction is the share of queries within QoS in one run on c, whose counts are in the types'
+// order.
 func (f *FCFS) Satisfaction(c plan.Configuration, seed uint64) float64 {
 	if f.arrivals[seed] == nil {
 		f.arrivals[seed] = f.draw(seed)
@@ -139,7 +140,8 @@ func (f *FCFS) run(c plan.Configuration, arrivals []fcfsArrival) float64 {
 	target := int(f.Target / time.Millisecond)
 	met := 0
 	for _, q := range arrivals {
-		// The first that is idle; if none is, the first of those that are next.
+		// Take the first idle instance; if none is idle, the first of those that become idle
+		// soonest.
 		on := 0
 		for i, at := range free {
 			if at <= q.at {

@@ -9,10 +9,9 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// FluidLimit solves the fluid program of the pool and the models' mix, by the
-// latencies that the policy knows: what the pool could serve at most in the
-// mean, in queries/s of all models, and the prices of its instances' time. A
-// rate of 0 says that the pool cannot serve enough of the queries at any rate.
+// FluidLimit solves the fluid program of the pool and the models' mix, with the latencies that the
+// policy knows. The solution's Rate is the highest mean rate, in queries/s of all models, that the
+// pool could serve; 0 means that it cannot serve enough of the queries at any rate.
 func FluidLimit(models []Model, pool Pool) (*fluid.Solution, error) {
 	types := typeOrder(models, pool)
 	p := fluid.Program{Bins: bins(models, types), Unserved: 1}
@@ -29,7 +28,7 @@ func FluidLimit(models []Model, pool Pool) (*fluid.Solution, error) {
 	return s, nil
 }
 
-// bins are the models' batch sizes with their mean latency on each type as the policy knows it.
+// bins returns the bins of the models' batch sizes, with the mean latencies that the policy knows.
 func bins(models []Model, types []string) []fluid.Bin {
 	var weights float64
 	for i := range models {
@@ -53,7 +52,7 @@ func bins(models []Model, types []string) []fluid.Bin {
 	return all
 }
 
-// Distribution is what profiles calls a distribution of batch sizes.
+// Distribution converts batch sizes to a distribution of package profiles.
 func Distribution(sizes *workload.BatchSizes) profiles.Distribution {
 	pmf := sizes.PMF()
 	d := make(profiles.Distribution, len(pmf))

@@ -9,38 +9,39 @@ import (
 	"github.com/muster-serve/muster/runtime/queue"
 )
 
-// A lane of the simulated fleet: one instance that runs one query at a time. The others wait in
-// production's queue.
+// A lane is one instance of the pool. It runs one query at a time; the others wait in a queue of
+// runtime/queue.
 type lane struct {
 	instanceType int
-	execution    []match.Latencies // by model; nil: cannot run it
-	known        []match.Latencies // by model, what is believed of execution
-	predicted    []*match.Table    // by model, the same as the leader has it
+	execution    []match.Latencies // by model; nil: the lane cannot run it
+	known        []match.Latencies // by model: the latencies that the policy knows
+	predicted    []*match.Table    // by model: known, as a table
 	queue        queue.Queue[*attempt]
-	running      *attempt      // nil: idle, and nothing waits
+	running      *attempt      // nil: the lane idles and no query waits
 	freeAt       time.Duration // when the running query ends
-	promised     []uint64      // queries that are promised a place and not there (priced)
-	busy         time.Duration // summed execution time
-	served       int           // queries it has started
+	promised     []uint64      // queries with a reservation that have not arrived (priced)
+	busy         time.Duration // sum of execution times
+	served       int           // number of queries started
 }
 
-// An attempt is a query on its way to a lane, there, or on its way back. Attempts are recycled.
+// An attempt is a query on its way to a lane, at the lane, or on its way back. The memory of
+// attempts is reused.
 type attempt struct {
 	queue.Place
-	query   uint64 // its sequence number
+	query   uint64 // the query's sequence number
 	lane    int32
 	number  int8          // 1 for the first of its query
-	cameAt  time.Duration // at the lane
-	start   time.Duration // of its execution
-	end     time.Duration // of that
-	remains time.Duration // until the lane is free, as it says then
-	over    bool          // the lane has run it, or given it back
-	rejects bool          // the lane rejects the query itself: it is late, and its model is set so
-	revoked bool          // cut off by its gateway; as events may still name it, it is not recycled
+	cameAt  time.Duration // arrival at the lane
+	start   time.Duration // start of its execution
+	end     time.Duration // end of its execution
+	remains time.Duration // time until the lane is free, which it reports with the end
+	over    bool          // the lane has run it or given it back
+	rejects bool          // the lane rejects the query, which is late, by its model's RejectLate
+	revoked bool          // cut off by its gateway; not reused, because events may still name it
 }
 
-// dispatch sends a query to a lane, where it is after the given time. An attempt under way is cut
-// off at that time.
+// dispatch sends a query to a lane, which it reaches after the time way. An attempt under way is
+// cut off at that moment.
 func (r *run) dispatch(seq uint64, to int32, way time.Duration) {
 	q := r.at(seq)
 	r.setWaits(q, false)
@@ -69,7 +70,7 @@ func (r *run) dispatch(seq uint64, to int32, way time.Duration) {
 	r.enqueue(a)
 }
 
-// enqueue has a lane run an attempt that has arrived, or have it wait, or refuse it.
+// enqueue takes an attempt that has arrived at its lane: the lane runs it, queues it or refuses it.
 func (r *run) enqueue(a *attempt) {
 	l, q := &r.lanes[a.lane], r.at(a.query)
 	m := &r.models[q.model]
@@ -80,13 +81,13 @@ func (r *run) enqueue(a *attempt) {
 	}
 	promised := l.unpromise(a.query)
 	a.cameAt, r.movedAt = r.now, r.now
-	// The gateway has told how long the query had waited when it was sent. How long it was on its
-	// way no clock tells.
+	// The payload says how long the query had waited when it was sent. The time on the way is
+	// unknown to the lane, because hosts do not compare clocks.
 	arrival := q.arrival + r.cfg.RTT/2
 	a.Estimate = l.predicted[q.model].Mean(int(q.batch))
 	a.LatestStart = queue.LatestStart(arrival, m.QoSTarget, a.Estimate)
 	switch {
-	case !q.live, // decided meanwhile
+	case !q.live, // the query has an outcome already
 		r.cfg.Deadline > 0 && !promised && r.now+r.remaining(l) > arrival+r.cfg.Deadline:
 		r.giveBack(a)
 	case m.RejectLate && a.LatestStart < r.now:
@@ -111,7 +112,7 @@ func (r *run) service(l *lane, q *query) time.Duration {
 	return min(max(service, 1), MaxLatency)
 }
 
-// serve has an idle lane run an attempt.
+// serve starts an attempt on an idle lane.
 func (r *run) serve(l *lane, a *attempt) {
 	service := r.service(l, r.at(a.query))
 	a.start = r.now
@@ -122,7 +123,7 @@ func (r *run) serve(l *lane, a *attempt) {
 	r.heap.push(event{at: l.freeAt, kind: laneDone, attempt: a})
 }
 
-// free has a lane take the next query.
+// free starts the next query of a lane's queue.
 func (r *run) free(l *lane) {
 	l.running = nil
 	if next, ok := l.queue.Pop(r.now); ok {
@@ -131,7 +132,7 @@ func (r *run) free(l *lane) {
 }
 
 func (r *run) done(a *attempt) {
-	if a.over { // cut off before
+	if a.over { // it was cut off before
 		return
 	}
 	a.over, a.end = true, r.now
@@ -144,12 +145,12 @@ func (r *run) done(a *attempt) {
 	r.completed(a)
 }
 
-// completed tells the leader; the answer has reached the gateway at the same time, for both are
-// half a round trip away. Of several attempts the first to answer counts.
+// completed tells the leader of a completion. The answer reaches the gateway at the same time,
+// because both are half a round trip away. Of several attempts the first to answer counts.
 func (r *run) completed(a *attempt) {
 	q := r.at(a.query)
 	if q.live {
-		// by the leader, to whom its answer is no outcome: the gateway says so
+		// the leader has given it up, so its answer is no outcome there until the gateway says so
 		givenUp := q.waits || q.last != a
 		r.finish(a.query, q, Served, a)
 		if givenUp && r.priced == nil {
@@ -163,14 +164,14 @@ func (r *run) completed(a *attempt) {
 	r.recycle(a)
 }
 
-// giveBack has a lane tell that it will not run an attempt that it does not hold (any more).
+// giveBack reports that a lane will not run an attempt, which it does not hold (any more).
 func (r *run) giveBack(a *attempt) {
 	a.over, a.remains = true, r.remaining(&r.lanes[a.lane])
 	r.heap.push(event{at: r.now + r.cfg.RTT/2, kind: refusalKnown, attempt: a})
 }
 
-// refused is known to leader and gateway. The query is sent again, unless there is an attempt after
-// this one or it is rejected.
+// refused handles a refusal when leader and gateway learn of it. The query is sent again unless
+// there is a later attempt or the query is rejected.
 func (r *run) refused(a *attempt) {
 	q := r.at(a.query)
 	concerned := func() bool { return q.live && !q.waits && q.last == a }
@@ -178,7 +179,7 @@ func (r *run) refused(a *attempt) {
 	case concerned() && a.rejects:
 		r.finish(a.query, q, Rejected, nil)
 		q.open++
-		r.cancelled(a.query) // before the refusal, so that it is not offered again
+		r.cancelled(a.query) // before the refusal, so that the leader does not offer it again
 	case concerned() && r.priced != nil && a.number < match.MaxAttempts:
 		r.setWaits(q, true)
 		r.priced.arrived(a.query, match.LaneID(a.lane))
@@ -186,13 +187,13 @@ func (r *run) refused(a *attempt) {
 	if r.priced == nil {
 		r.term.ended(a, true)
 	}
-	if concerned() { // nobody offers it again
+	if concerned() { // there is no leader to offer it again
 		r.finish(a.query, q, Rejected, nil)
 	}
 	r.recycle(a)
 }
 
-// revoke has a gateway cut an attempt off, of which its lane hears after the given time.
+// revoke cuts an attempt off at its gateway; its lane learns of it after the time way.
 func (r *run) revoke(a *attempt, way time.Duration) {
 	a.revoked = true
 	if way > 0 {
@@ -202,7 +203,7 @@ func (r *run) revoke(a *attempt, way time.Duration) {
 	r.cutOff(a)
 }
 
-// cutOff has a lane stop an attempt that waits or runs.
+// cutOff makes a lane stop an attempt that waits or runs.
 func (r *run) cutOff(a *attempt) {
 	if a.over {
 		return
@@ -215,8 +216,8 @@ func (r *run) cutOff(a *attempt) {
 	r.giveBack(a)
 }
 
-// deadline passes at the gateway of a query that has been sent to a lane: nobody waits for the
-// answer any more. What waits at the leader the matcher drops.
+// deadline drops a query, sent to a lane, whose deadline has passed at its gateway. A query that
+// waits at the leader is dropped by the matcher.
 func (r *run) deadline(seq uint64) {
 	if seq < r.first {
 		return
@@ -226,7 +227,7 @@ func (r *run) deadline(seq uint64) {
 		return
 	}
 	last := q.last
-	q.open++ // until the leader knows
+	q.open++ // closed when the leader knows
 	r.finish(seq, q, Dropped, nil)
 	r.heap.push(event{at: r.now + r.cfg.RTT/2, kind: cancelKnown, query: seq})
 	if last != nil && !last.over {
@@ -234,7 +235,7 @@ func (r *run) deadline(seq uint64) {
 	}
 }
 
-// cancelled is known to the leader: a gateway has decided a query's outcome.
+// cancelled tells the leader that a gateway has decided a query's outcome.
 func (r *run) cancelled(seq uint64) {
 	if r.priced == nil {
 		r.term.cancelled(seq)
@@ -242,7 +243,7 @@ func (r *run) cancelled(seq uint64) {
 	r.close(r.at(seq))
 }
 
-// becameLate has a lane reject a query that still waits there.
+// becameLate makes a lane reject a query that still waits there.
 func (r *run) becameLate(seq uint64) {
 	if seq < r.first {
 		return
@@ -256,7 +257,7 @@ func (r *run) becameLate(seq uint64) {
 	r.giveBack(a)
 }
 
-// recycle ends an attempt of which all is known.
+// recycle ends an attempt to which no event refers any more.
 func (r *run) recycle(a *attempt) {
 	q := r.at(a.query)
 	if q.last == a {
@@ -268,14 +269,14 @@ func (r *run) recycle(a *attempt) {
 	r.close(q)
 }
 
-// close ends one of the things that still concern a query.
+// close decrements q.open, and forgets the queries that no longer matter.
 func (r *run) close(q *query) {
 	q.open--
 	r.forget()
 }
 
-// remaining is how long the worker expects the lane to be busy with what it has and has promised to
-// take.
+// remaining is how long the worker expects the lane to be busy with the attempts and reservations
+// that it has.
 func (r *run) remaining(l *lane) time.Duration {
 	d := l.queue.Estimate()
 	if a := l.running; a != nil {
@@ -288,7 +289,7 @@ func (r *run) remaining(l *lane) time.Duration {
 	return d
 }
 
-// unpromise voids the promise of a place to a query, and reports whether there was one.
+// unpromise removes a query's reservation, and reports whether there was one.
 func (l *lane) unpromise(seq uint64) bool {
 	i := slices.Index(l.promised, seq)
 	if i >= 0 {

@@ -9,8 +9,8 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// Measured draws latencies from samples: each of a batch size's samples is equally
-// likely. Batch sizes between those measured take the next larger one's.
+// Measured returns the latencies of samples: each sample of a batch size is equally likely. A batch
+// size between measured ones has the samples of the next larger one.
 func Measured(s *profiles.Series) match.Latencies {
 	sizes := s.BatchSizes()
 	t := &measured{
@@ -28,9 +28,10 @@ func Measured(s *profiles.Series) match.Latencies {
 	return t
 }
 
-// measured is by batch size, up to the largest measured, which holds for those beyond.
+// measured has the samples by batch size, up to the largest measured one, which holds for all
+// beyond it.
 type measured struct {
-	cells [][]time.Duration // ascending
+	cells [][]time.Duration // samples in ascending order
 	means []time.Duration
 }
 
@@ -43,7 +44,7 @@ func (t *measured) Quantile(p float64, batchSize int) time.Duration {
 	return cell[min(int(p*float64(len(cell))), len(cell)-1)]
 }
 
-// misjudged is a latency with an error at each batch size.
+// misjudged is a latency with a relative error at each batch size.
 type misjudged struct {
 	match.Latencies
 	factor []float64 // by batch size
@@ -58,7 +59,7 @@ func misjudge(l match.Latencies, largest int, deviation float64, r *rand.Rand) m
 	return m
 }
 
-// noiseFactor is 1 + deviation*N(0, 1), but positive.
+// noiseFactor draws 1 + deviation*N(0, 1), made positive.
 func noiseFactor(deviation float64, r *rand.Rand) float64 {
 	return max(0.01, 1+deviation*r.NormFloat64())
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A queryLog writes every query's outcome as CSV, in the order in which they are known.
+// A queryLog writes each query's outcome as CSV, in the order in which outcomes become known.
 type queryLog struct {
 	w   *csv.Writer
 	row []string

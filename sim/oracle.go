@@ -10,10 +10,10 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// oracleRate is the throughput of the policy oracle, which knows the whole sequence of queries
-// (KAIROS section 7): an idle base instance takes the largest query left, an idle auxiliary one the
-// smallest, none that it would serve beyond the QoS target in the mean, and no waiting is counted.
-// Its throughput is the rate at which the sequence is served.
+// oracleRate is the throughput, in queries/s, of the policy oracle, which knows the whole sequence
+// of queries (KAIROS, section 7). An idle base instance takes the largest query left, an idle
+// auxiliary one the smallest; neither takes a query whose mean latency there exceeds the QoS
+// target. Waiting does not count. The throughput is the rate at which the sequence is served.
 func oracleRate(cfg *Config, seed uint64) (float64, error) {
 	if len(cfg.Models) != 1 {
 		return 0, fmt.Errorf("the oracle simulates one model, not %d", len(cfg.Models))
@@ -57,7 +57,7 @@ func oracleRate(cfg *Config, seed uint64) (float64, error) {
 	var end time.Duration
 	for first <= last {
 		if len(idle.events) == 0 {
-			return 0, nil // nothing in the pool can serve the rest
+			return 0, nil // no instance of the pool can serve the queries left
 		}
 		e := idle.pop()
 		l := &r.lanes[e.lane]
@@ -67,7 +67,7 @@ func oracleRate(cfg *Config, seed uint64) (float64, error) {
 		}
 		execution := l.execution[0]
 		if mean(m.known(r.types[l.instanceType]), next.batch) > m.QoSTarget {
-			continue // nor will it ever take what is larger
+			continue // the smallest is too large for it, so it takes no more
 		}
 		if base[l.instanceType] {
 			last--

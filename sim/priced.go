@@ -9,29 +9,30 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// gateways serve without a leader, by match.Leaderless. A query belongs to the gateway of its turn.
-// Half a round trip after its arrival the lanes asked promise it a place and say when they would be
-// done; half a round trip later the gateway asks others or chooses; again half a round trip later
-// the payload is at the lane, and the promises are void. They count in the time that a lane says it
-// is busy, but not in the order in which it serves, which is [queue.Queue]'s.
+// gateways are the gateways of a run without a leader; they decide by match.Leaderless. Queries are
+// assigned to gateways in turn. Half a round trip after a query's arrival the lanes asked reserve a
+// place for it and say when they would finish it. Half a round trip later the gateway asks others
+// or chooses. After another half round trip the payload is at its lane, and the reservations end.
+// Reservations count in the time for which a lane says it is busy. They do not affect the order in
+// which it serves, which is [queue.Queue]'s.
 type gateways struct {
 	*run
 	each      []*gateway
-	probes    bool                 // false: the lane that seems best gets the query unasked
-	questions map[uint64]*question // of all gateways, by id, until they are released or sent
+	probes    bool                 // false: the lane ranked best gets the query without being asked
+	questions map[uint64]*question // of all gateways, by id, until released or sent
 	unused    []*question
 	stale     time.Duration
 }
 
-// A gateway decides about its part of the queries.
+// A gateway decides where its part of the queries goes.
 type gateway struct {
 	id       int
 	known    *match.Priced
 	decision *match.Leaderless
-	wakeAt   time.Duration // 0: it is not to be woken
+	wakeAt   time.Duration // 0: it need not be woken
 }
 
-// A question is one on its way to a lane, or answered.
+// A question is a question to a lane, on its way or answered.
 type question struct {
 	query             uint64
 	remaining, finish time.Duration
@@ -71,7 +72,7 @@ func newGateways(r *run) (*gateways, error) {
 		g.each = append(g.each, &gateway{id: i, known: p, decision: decision})
 	}
 	if g.stale > 0 {
-		for id := range r.lanes { // one after the other, so that they do not speak at once
+		for id := range r.lanes { // at different times, so that lanes do not all report at once
 			r.heap.push(event{
 				at: g.stale * time.Duration(id) / time.Duration(len(r.lanes)), kind: gossips,
 				lane: int32(id),
@@ -83,7 +84,7 @@ func newGateways(r *run) (*gateways, error) {
 
 func (g *gateways) of(seq uint64) *gateway { return g.each[seq%uint64(len(g.each))] }
 
-// gossip has a lane tell all gateways of its load.
+// gossip reports a lane's load to all gateways.
 func (g *gateways) gossip(id int32) {
 	for _, at := range g.each {
 		at.known.Heard(match.LaneID(id), epoch.Add(g.now), g.remaining(&g.lanes[id]))
@@ -91,7 +92,7 @@ func (g *gateways) gossip(id int32) {
 	g.heap.push(event{at: g.now + g.stale, kind: gossips, lane: id})
 }
 
-// arrived has the gateway of a query decide about it; failed are lanes that have refused it.
+// arrived makes the gateway of a query decide where it goes; failed are lanes that have refused it.
 func (g *gateways) arrived(seq uint64, failed ...match.LaneID) {
 	at, q := g.of(seq), g.at(seq)
 	model := names.ModelKey(g.models[q.model].Name)
@@ -125,10 +126,10 @@ func (g *gateways) noLane(seq uint64) {
 	g.fail(fmt.Errorf("query %d: no lane holds %s", seq, g.models[g.at(seq).model].Name))
 }
 
-// carryOut does what a gateway has decided, and has it woken when it wants to be.
+// carryOut carries out a gateway's actions, and schedules its next wake.
 func (g *gateways) carryOut(at *gateway) {
 	for do, ok := at.decision.Next(); ok && g.err == nil; do, ok = at.decision.Next() {
-		// unlike those of others
+		// make the id differ from those of other gateways
 		lane, id := int32(do.Lane), do.ID*uint64(len(g.each))+uint64(at.id)
 		switch do.Kind {
 		case match.AskLane:
@@ -165,7 +166,7 @@ func (g *gateways) carryOut(at *gateway) {
 		}
 	}
 	if wake := at.decision.Wake(); !wake.IsZero() && at.wakeAt == 0 {
-		at.wakeAt = max(wake.Sub(epoch), g.now+1) // time must pass
+		at.wakeAt = max(wake.Sub(epoch), g.now+1) // so that virtual time advances
 		g.heap.push(event{at: at.wakeAt, kind: gatewayWakes, lane: int32(at.id)})
 	}
 }
@@ -184,7 +185,7 @@ func (g *gateways) drop(id uint64) {
 	delete(g.questions, id)
 }
 
-// measure counts a step and its cost, from the call of measure to that of what it returns.
+// measure counts a step, and its cost from this call to the call of the function returned.
 func (g *gateways) measure() func() {
 	g.steps++
 	if g.cfg.Clock == nil {
@@ -194,7 +195,7 @@ func (g *gateways) measure() func() {
 	return func() { g.cost += g.cfg.Clock() - before }
 }
 
-// probed has a lane answer when it would be done, and promise the place.
+// probed makes a lane answer a question and reserve a place.
 func (g *gateways) probed(id int32, question uint64) {
 	l, asked := &g.lanes[id], g.questions[question]
 	q := g.at(asked.query)
@@ -209,19 +210,19 @@ func (g *gateways) probed(id int32, question uint64) {
 	g.answered(id, question)
 }
 
-// answered has the gateway hear it, and ask others or choose.
+// answered passes the answer to the gateway, which asks others or chooses.
 func (g *gateways) answered(id int32, question uint64) {
 	n := uint64(len(g.each))
 	at, q := g.each[question%n], g.questions[question]
 	done := g.measure()
 	at.decision.Answered(epoch.Add(g.now), match.LaneID(id), question/n, q.remaining, q.finish)
 	done()
-	if g.cfg.RTT > 0 { // else carryOut goes on
+	if g.cfg.RTT > 0 { // with RTT 0, carryOut's loop takes the actions
 		g.carryOut(at)
 	}
 }
 
-// released voids a promise.
+// released removes a reservation.
 func (g *gateways) released(id int32, question uint64) {
 	g.lanes[id].unpromise(g.questions[question].query)
 	g.drop(question)

@@ -15,33 +15,33 @@ import (
 	"github.com/muster-serve/muster/sim/fleet"
 )
 
-// A Report is what runs of one configuration with several seeds show together.
+// A Report is the combined result of runs of one configuration with several seeds.
 type Report struct {
 	Model  string `json:"model"`
 	Policy string `json:"policy"`
 	Pool   string `json:"pool"`
 	// Source says where the latencies come from.
 	Source  string  `json:"source"`
-	Rate    float64 `json:"rate_qps,omitempty"` // asked for
+	Rate    float64 `json:"rate_qps,omitempty"` // the configured rate
 	Queries int     `json:"queries_per_seed"`
-	// QoSSatisfaction is the share of all queries that met their QoS target, overall and by size
-	// class; nil where no run was made (the oracle has none).
+	// QoSSatisfaction is the share of queries that met their QoS target, in [0, 1], overall and by
+	// size class; nil if there was no run, as for the oracle.
 	QoSSatisfaction         *float64   `json:"qos_satisfaction"`
 	QoSSatisfactionShared   *float64   `json:"qos_satisfaction_shared"`
 	QoSSatisfactionBaseOnly *float64   `json:"qos_satisfaction_base_only"`
 	Latency                 *Quantiles `json:"latency_ms"`
 	FluidLimit              float64    `json:"fluid_limit_qps"`
-	// Threshold is the batch size above which drs sends to the base type, given or found.
+	// Threshold is the batch size above which the policy drs sends a query to the base type, given
+	// or found.
 	Threshold int `json:"threshold,omitempty"`
-	// Found is set by ReportThroughput; the runs are then made at the rate
-	// found with each seed.
+	// Found is set by ReportThroughput, which makes the runs at the rate found with each seed.
 	*Found
-	// DecisionCost is the mean wall time that the policy took for a step, in µs; it is the one
-	// number that differs from run to run, and absent unless measured.
+	// DecisionCostUs is the mean wall time of a step of the policy, in µs; absent unless measured.
+	// It is the only number that differs from run to run.
 	DecisionCostUs float64 `json:"decision_cost_us,omitempty"`
-	// Faults are what came of Config.Faults, by time, over all runs.
+	// Faults are the results of Config.Faults, in the order of their times, over all runs.
 	Faults []fleet.Summary `json:"faults,omitempty"`
-	// Warnings say what the pool cannot do.
+	// Warnings say which batch sizes the pool cannot serve in time.
 	Warnings []string  `json:"warnings,omitempty"`
 	Runs     []*Result `json:"per_seed"`
 }
@@ -54,9 +54,10 @@ type Found struct {
 	PerSeed       []Seed  `json:"allowable_throughput_per_seed"`
 }
 
-// RunSeeds runs cfg with the seeds cfg.Seed, cfg.Seed+1, ... side by side. Log and Record take one
-// seed only. Without a threshold drs gets the best one. Progress, if not nil, hears how many
-// queries have arrived over all.
+// RunSeeds runs cfg with the seeds cfg.Seed, cfg.Seed+1, ... concurrently. With Log or Record seeds
+// must be 1. If the policy is drs and cfg.Threshold is 0, the best threshold is searched first.
+// progress, if not nil, is called with the number of queries that have arrived in all runs
+// together.
 func RunSeeds(ctx context.Context, cfg *Config, seeds int, progress func(arrived int)) (*Report,
 	error) {
 	if seeds < 1 || seeds > 10_000 {
@@ -91,8 +92,8 @@ func RunSeeds(ctx context.Context, cfg *Config, seeds int, progress func(arrived
 	return r, nil
 }
 
-// ReportThroughput finds the allowable throughput and runs cfg at what each seed found.
-// Progress, if not nil, hears of each seed that is done, one call at a time.
+// ReportThroughput finds the allowable throughput with each seed and runs cfg at it. progress, if
+// not nil, is called when a seed is done, one call at a time.
 func ReportThroughput(ctx context.Context, cfg *Config, seeds int, progress func()) (*Report,
 	error) {
 	t, err := FindThroughput(ctx, cfg, seeds, progress)
@@ -192,7 +193,7 @@ func report(ctx context.Context, cfg *Config, rates []float64, progress func(arr
 	return r, nil
 }
 
-// warnings say which batch sizes no instance of the pool serves within the QoS target.
+// warnings says which batch sizes no instance of the pool serves within the QoS target.
 func warnings(models []Model, pool Pool) []string {
 	var all []string
 	for i := range models {
@@ -264,7 +265,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	return err
 }
 
-// writeFaults says of each fault what became of the queries around it.
+// writeFaults writes, for each fault, the outcomes of the queries before and after it.
 func (r *Report) writeFaults(b *strings.Builder) {
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(t, "fault\tlate in %v before\tin %v after\tlost\tnext leader\t\n", fleet.Window,

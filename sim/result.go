@@ -10,19 +10,19 @@ import (
 	"github.com/muster-serve/muster/sim/fleet"
 )
 
-// An Outcome is what became of a query. Every query has exactly one.
+// An Outcome is the outcome of a query. Every query has exactly one.
 type Outcome uint8
 
 const (
 	// Served: an answer has reached the gateway, in time or late.
 	Served Outcome = iota
-	// Rejected by the policy, at once.
+	// Rejected: the policy has rejected the query.
 	Rejected
 	// Dropped: its deadline passed while it waited.
 	Dropped
-	// NeverServed: it still waited when nothing more happened.
+	// NeverServed: the query still waited at the end of the run.
 	NeverServed
-	// Lost: as many attempts as a query may have have failed. Only faults do that.
+	// Lost: all attempts that a query may have have failed. This happens only with faults.
 	Lost
 )
 
@@ -30,8 +30,8 @@ func (o Outcome) String() string {
 	return [...]string{"served", "rejected", "dropped", "never-served", "lost"}[o]
 }
 
-// Counts are queries by outcome. Late are those that did not finish within
-// their QoS target, whether served or not.
+// Counts counts queries by outcome. Late counts those that did not finish within their QoS target,
+// whether served or not.
 type Counts struct {
 	Queries     int `json:"queries"`
 	Late        int `json:"late"`
@@ -42,8 +42,8 @@ type Counts struct {
 	Lost        int `json:"lost,omitempty"`
 }
 
-// Satisfaction is the share of the queries that met their QoS target, in 0..1.
-// Of no queries it is 1.
+// Satisfaction is the share of the queries that met their QoS target, in 0..1. It is 1 if there are
+// no queries.
 func (c Counts) Satisfaction() float64 {
 	if c.Queries == 0 {
 		return 1
@@ -51,21 +51,22 @@ func (c Counts) Satisfaction() float64 {
 	return float64(c.Queries-c.Late) / float64(c.Queries)
 }
 
-// ModelResult is what became of one model's queries.
+// ModelResult is the result of one model.
 type ModelResult struct {
 	Model string `json:"model"`
 	Counts
-	// QoSSatisfaction is the share that met the QoS target, overall and by size
-	// class; a class without queries counts as satisfied.
+	// QoSSatisfaction is the share of the queries that met the QoS target, in [0, 1], overall and
+	// by size class; it is 1 for a class without queries.
 	QoSSatisfaction         float64   `json:"qos_satisfaction"`
 	QoSSatisfactionShared   float64   `json:"qos_satisfaction_shared"`
 	QoSSatisfactionBaseOnly float64   `json:"qos_satisfaction_base_only"`
 	Latency                 Quantiles `json:"latency_ms"`
-	// Satisfied: the share is at least what the model asks for.
+	// Satisfied says that QoSSatisfaction is at least the model's QoSShare.
 	Satisfied bool `json:"satisfied"`
 }
 
-// Quantiles of latency in ms, from arrival to answer, of the queries served; within 0.1 %.
+// Quantiles are quantiles of the latency from arrival to answer, in ms, of the queries served, with
+// an error of at most 0.1 %.
 type Quantiles struct {
 	P50 float64 `json:"p50"`
 	P95 float64 `json:"p95"`
@@ -77,20 +78,20 @@ func quantiles(h *hdrhistogram.Histogram) Quantiles {
 	return Quantiles{at(50), at(95), at(99)}
 }
 
-// TypeResult is what the instances of one type did.
+// TypeResult is the result of the instances of one type.
 type TypeResult struct {
 	Type  string `json:"type"`
 	Count int    `json:"count"`
-	// Utilisation is the share of the time that they were busy, in 0..1.
+	// Utilisation is the share of the time in which the instances were busy, in 0..1.
 	Utilisation float64 `json:"utilisation"`
 	Queries     int     `json:"queries"`
 }
 
-// Result is what a run showed. It is a pure function of the Config, DecisionCost excepted.
+// Result is the result of a run. Except for DecisionCost it is a pure function of the Config.
 type Result struct {
 	Seed uint64 `json:"seed"`
-	// Rate is the arrival rate asked for, in queries/s, and Duration how long the run
-	// took in virtual time.
+	// Rate is the configured arrival rate in queries/s. Duration is the length of the run in
+	// virtual time.
 	Rate     float64       `json:"rate_qps"`
 	Duration time.Duration `json:"-"`
 	Counts
@@ -100,25 +101,27 @@ type Result struct {
 	Latency                 Quantiles     `json:"latency_ms"`
 	Models                  []ModelResult `json:"models"`
 	Types                   []TypeResult  `json:"types"`
-	// QueueMean and QueueLongest count queries that wait for an assignment.
+	// QueueMean and QueueLongest are the mean and largest numbers of queries that wait for an
+	// assignment.
 	QueueMean    float64 `json:"queue_mean"`
 	QueueLongest int     `json:"queue_longest"`
-	// FluidLimit is what the pool could serve of this mix if queries were water, in queries/s.
+	// FluidLimit is the highest rate of this mix, in queries/s, that the pool could serve if
+	// queries could be divided at will.
 	FluidLimit float64 `json:"fluid_limit_qps"`
-	// Steps are the times the policy was asked.
+	// Steps is the number of steps of the policy.
 	Steps int `json:"steps"`
-	// DecisionCost is the mean wall time of a step; 0 without Config.Clock.
+	// DecisionCost is the mean wall time of a step; 0 if there is no Config.Clock.
 	DecisionCost time.Duration `json:"-"`
 	// Satisfied: every model's target is met.
 	Satisfied bool `json:"satisfied"`
-	// Faults are what came of Config.Faults, by time.
+	// Faults are the results of Config.Faults, in the order of their times.
 	Faults []fleet.Result `json:"faults,omitempty"`
 
-	latency          *hdrhistogram.Histogram // of all models
+	latency          *hdrhistogram.Histogram // over all models
 	shared, baseOnly Counts                  // by size class; Queries and Late only
 }
 
-// MarshalJSON adds what JSON has no type for.
+// MarshalJSON adds the durations as numbers with a unit in their names.
 func (r Result) MarshalJSON() ([]byte, error) {
 	type plain Result
 	return json.Marshal(struct {
@@ -201,14 +204,14 @@ func (c *Counts) add(o Counts) {
 	c.Lost += o.Lost
 }
 
-// allowedLate is how many of n queries may be late.
+// allowedLate is how many of n queries may be late for the share to hold.
 func allowedLate(qosShare float64, n int) int {
 	return int(float64(n)*(1-qosShare) + 1e-9)
 }
 
 func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, int64(MaxLatency), 3) }
 
-// round keeps a few decimals, for processors differ in the last digits.
+// round rounds to the given decimals, because processors differ in the last digits.
 func round(x float64, decimals int) float64 {
 	scale := math.Pow10(decimals)
 	return math.Round(x*scale) / scale

@@ -21,21 +21,22 @@ import (
 type eventKind uint8
 
 const (
-	submitArrives   eventKind = iota // a query at the leader
-	payloadArrives                   // an attempt at its lane
-	laneDone                         // a lane has run an attempt
-	completionKnown                  // of an attempt, at the leader and the gateway
-	refusalKnown                     // of an attempt that was not run, there too
-	cutsOff                          // a gateway an attempt, at its lane
-	becomesLate                      // a query, which is rejected if it waits at a lane
-	deadlinePasses                   // of a query that has been sent to a lane
-	cancelKnown                      // at the leader: a gateway has decided a query's outcome
+	submitArrives   eventKind = iota // a query's submit, at the leader
+	payloadArrives                   // an attempt, at its lane
+	laneDone                         // the end of an attempt's execution
+	completionKnown                  // a completion, at the leader and the gateway
+	refusalKnown                     // a refusal, at the leader and the gateway
+	cutsOff                          // a gateway's cancelling of an attempt, at its lane
+	becomesLate                      // a query becomes late; a lane at which it waits rejects it
+	deadlinePasses                   // the deadline of a query that was sent to a lane
+	cancelKnown                      // a gateway's Cancelled, at the leader
 	probeArrives                     // at a lane (priced)
-	answerBack                       // to a probe, at its gateway (priced)
-	releaseArrives                   // at a lane whose answer was not taken (priced)
-	gossips                          // a lane, to all gateways (priced)
-	gatewayWakes                     // a gateway that wants to be told of the time (priced)
-	arrivesAgain                     // a query that no lane took, at its gateway (priced)
+	answerBack                       // an answer to a probe, at its gateway (priced)
+	releaseArrives                   // the release of a reservation, at its lane (priced)
+	gossips                          // a report of a lane's load, at all gateways (priced)
+	gatewayWakes                     // a gateway's wake (priced)
+	// a query that no lane took asks again, at its gateway (priced)
+	arrivesAgain
 )
 
 // epoch is the time at which every run starts; only differences matter.
@@ -44,19 +45,20 @@ var epoch = time.Unix(0, 0).UTC()
 // never is later than any event.
 const never = time.Duration(math.MaxInt64)
 
-// A query that has no outcome yet, or attempts of which not all is known.
+// A query is a query without an outcome, or with attempts that events still refer to.
 type query struct {
 	arrival time.Duration
-	uniform float64 // rank of its service time in (0, 1)
-	noise   float64 // what multiplies its service time
+	uniform float64 // quantile of its service time, in (0, 1)
+	noise   float64 // factor of its service time
 	model   int32
 	batch   int32
-	last    *attempt // nil: none, or all is known of it
+	last    *attempt // nil: there is none, or it has ended for all
 	sent    int8     // attempts so far
-	open    int8     // attempts of which not all is known, and a cancellation on its way
-	live    bool     // has no outcome
-	waits   bool     // for a lane
-	late    bool     // known to be late before it has an outcome
+	// number of attempts, and of cancellations on their way, that events still refer to
+	open  int8
+	live  bool // it has no outcome
+	waits bool // it waits for a lane
+	late  bool // counted as late before it has an outcome
 }
 
 // A run is the state of one simulation.
@@ -67,32 +69,32 @@ type run struct {
 	byName  map[string]int
 	types   []string // base types first
 	lanes   []lane
-	term    *term        // who leads, unless one of the next two is set
+	term    *term        // the leader; nil if one of the next two is set
 	priced  *gateways    // in place of a leader, or nil
-	fleet   *fleet.Fleet // the same, where there are faults
-	lanesOf []fleet.Lane // the fleet's
+	fleet   *fleet.Fleet // in place of a leader and lanes, with faults
+	lanesOf []fleet.Lane // the fleet's lanes
 	log     *queryLog
 
 	now      time.Duration
-	wakeAt   time.Duration // when the leader wants to be stepped
+	wakeAt   time.Duration // when to step the leader
 	movedAt  time.Duration // when something last happened to a query
 	heap     eventHeap
 	happened int // events
 
-	ring        []query // of those that still matter and what lies between them, by sequence number
+	ring        []query // queries from first to next, by sequence number
 	first, next uint64  // sequence numbers of the oldest in ring and of the next to arrive
-	overdueAt   uint64  // queries before it are served, or late
+	overdueAt   uint64  // queries before it are counted as late, or have their outcome
 	unused      []*attempt
 
 	ranks, noise *rand.Rand
 
-	// stopWhenLost ends the run as soon as more queries of a model are late
-	// than may be; result is then incomplete but for Satisfied.
+	// stopWhenLost ends the run as soon as too many queries of a model are late. Of the result only
+	// Satisfied then counts.
 	stopWhenLost bool
 	lost         bool
 
 	waiting      int
-	queueSum     float64 // of waiting queries over time, in query-ns
+	queueSum     float64 // integral of the number of waiting queries over time, query-ns
 	queueSince   time.Duration
 	queueLongest int
 
@@ -103,8 +105,8 @@ type run struct {
 
 type modelState struct {
 	*Model
-	shared  []bool // by batch size: some auxiliary type meets the QoS target
-	allowed int    // late queries that a run may have before its fate is sealed
+	shared  []bool // by batch size: whether some auxiliary type meets the QoS target
+	allowed int    // how many queries may be late for the QoS share to hold
 	counts  Counts
 	classes [2]Counts // by size class; Queries and Late only
 	latency *hdrhistogram.Histogram
@@ -117,7 +119,7 @@ const (
 	shared
 )
 
-// Run simulates cfg. If ctx ends before, so does the run, with its error.
+// Run simulates cfg and returns the result. If ctx ends before, Run returns its error.
 func Run(ctx context.Context, cfg *Config) (*Result, error) {
 	r, err := newRun(cfg)
 	if err != nil {
@@ -256,14 +258,15 @@ func (r *run) simulate(ctx context.Context) error {
 	return r.err
 }
 
-// interruptible is after how many events a run looks whether it should end.
+// interruptible is the number of events after which a run checks whether ctx has ended.
 const interruptible = 1 << 12
 
-// patience is for how long nothing may happen to any query before those left count as never served.
+// patience is how long nothing may happen to any query before the queries left count as never
+// served.
 const patience = 2 * time.Minute
 
-// until lets happen what happens up to the time, in order; at one time what
-// was scheduled first, and the leader's wish last.
+// until handles the events up to time t, in order; those of the same time in the order of
+// scheduling, and the leader's wake last.
 func (r *run) until(ctx context.Context, t time.Duration) {
 	if r.fleet != nil {
 		if err := r.fleet.Until(ctx, t); err != nil {
@@ -277,7 +280,7 @@ func (r *run) until(ctx context.Context, t time.Duration) {
 			return
 		}
 		if t == never && (r.first == r.next || r.term != nil && r.idle()) {
-			return // nothing is left but talk, and heartbeats
+			return // only gossip and heartbeats are left
 		}
 		next := never
 		if len(r.heap.events) > 0 {
@@ -298,7 +301,8 @@ func (r *run) until(ctx context.Context, t time.Duration) {
 	}
 }
 
-// idle reports that nothing has happened to any query for long, and nothing is going to.
+// idle reports whether nothing has happened to any query for patience, and no event is due that
+// concerns one.
 func (r *run) idle() bool {
 	return len(r.heap.events) == 0 && r.now-r.movedAt > patience+r.cfg.Deadline
 }
@@ -379,7 +383,7 @@ func (r *run) arrive(q *workload.Query) {
 	}
 }
 
-// rank is uniform in (0, 1).
+// rank draws a number that is uniform in (0, 1).
 func (r *run) rank() float64 { return (float64(r.ranks.Uint64()>>12) + 0.5) / (1 << 52) }
 
 func (r *run) factor() float64 {
@@ -399,8 +403,8 @@ func (r *run) grow() {
 	r.ring = ring
 }
 
-// markLate counts queries as late once they are, served or not, so that
-// a run that is lost is seen to be.
+// markLate counts queries as late as soon as they are, served or not, so that stopWhenLost ends a
+// run early.
 func (r *run) markLate() {
 	if !r.stopWhenLost {
 		return
@@ -436,7 +440,7 @@ func (r *run) fail(err error) {
 	}
 }
 
-// setWaits notes whether a query waits for a lane.
+// setWaits sets whether a query waits for a lane.
 func (r *run) setWaits(q *query, waits bool) {
 	if q.waits == waits {
 		return
@@ -456,7 +460,7 @@ func (r *run) accountQueue() {
 	r.queueSince = r.now
 }
 
-// finish gives a query its outcome; if it is served, by an attempt.
+// finish gives a query its outcome. by is the attempt that answered it, nil if it is not served.
 func (r *run) finish(seq uint64, q *query, o Outcome, by *attempt) {
 	r.setWaits(q, false)
 	m := &r.models[q.model]
@@ -476,7 +480,7 @@ func (r *run) finish(seq uint64, q *query, o Outcome, by *attempt) {
 	switch o {
 	case Served:
 		m.counts.Served++
-		// The value is in the histogram's range, so there is no error.
+		// Cannot fail: the value is in the histogram's range.
 		_ = m.latency.RecordValue(int64(min(latency, MaxLatency)))
 	case Rejected:
 		m.counts.Rejected++
@@ -496,7 +500,7 @@ func (r *run) finish(seq uint64, q *query, o Outcome, by *attempt) {
 	r.forget()
 }
 
-// forget drops the oldest queries as far as they matter no more.
+// forget drops the oldest queries from the ring, up to the first that is live or open.
 func (r *run) forget() {
 	for r.first < r.next {
 		if q := r.at(r.first); q.live || q.open > 0 {
@@ -506,8 +510,8 @@ func (r *run) forget() {
 	}
 }
 
-// typeOrder lists the types of the pool, those that meet the QoS targets of all
-// models at every batch size first, otherwise in the pool's order.
+// typeOrder lists the types of the pool: first those that meet the QoS targets of all models at
+// every batch size, then the others, each in the pool's order.
 func typeOrder(models []Model, pool Pool) []string {
 	var base, auxiliary []string
 	for _, in := range pool {
@@ -530,8 +534,8 @@ func isBase(models []Model, instanceType string) bool {
 	})
 }
 
-// sharedSizes tells by batch size whether some type of the pool that does not
-// serve every query in time serves this one.
+// sharedSizes says, by batch size, whether some auxiliary type of the pool serves it within the QoS
+// target.
 func sharedSizes(m *Model, pool Pool) []bool {
 	shared := make([]bool, m.BatchSizes.Largest()+1)
 	for _, in := range pool {

@@ -15,14 +15,14 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// A Source is where latencies come from: a file of samples, or the shipped profiles.
+// A Source provides latencies: from samples, or from the profiles shipped with Muster.
 type Source struct {
-	samples *profiles.Samples // nil: the library's profiles
+	samples *profiles.Samples // nil: the shipped profiles
 	library *profiles.Library
 }
 
-// OpenSource opens a file of samples; [published.Name] stands for those published with KAIROS, ""
-// for the shipped profiles.
+// OpenSource opens a file of samples. [published.Name] stands for the samples published with
+// KAIROS, "" for the shipped profiles.
 func OpenSource(samples string) (*Source, error) {
 	if samples == "" {
 		return NewSource(nil), nil
@@ -34,12 +34,13 @@ func OpenSource(samples string) (*Source, error) {
 	return NewSource(s), nil
 }
 
-// NewSource takes latencies from samples; nil: from the shipped profiles.
+// NewSource returns a source of samples; nil means the shipped profiles.
 func NewSource(samples *profiles.Samples) *Source {
 	return &Source{samples: samples, library: profiles.ShippedLibrary()}
 }
 
-// OpenSamples opens a file of samples; [published.Name] stands for those published with the paper.
+// OpenSamples opens a file of samples. [published.Name] stands for the samples published with the
+// paper.
 func OpenSamples(path, paper string) (*profiles.Samples, error) {
 	if path == published.Name {
 		return published.Samples(paper)
@@ -47,7 +48,7 @@ func OpenSamples(path, paper string) (*profiles.Samples, error) {
 	return profiles.OpenSamples(path)
 }
 
-// String says where the latencies come from.
+// String describes the source for people.
 func (s *Source) String() string {
 	if s.samples != nil {
 		return "samples " + s.samples.Name()
@@ -55,7 +56,7 @@ func (s *Source) String() string {
 	return "shipped profiles"
 }
 
-// Models are the models with known latencies, sorted.
+// Models returns the names of the models with known latencies, sorted.
 func (s *Source) Models() []string {
 	if s.samples != nil {
 		return s.samples.Models()
@@ -63,7 +64,7 @@ func (s *Source) Models() []string {
 	return s.library.Models()
 }
 
-// InstanceTypes are the instance types on which the model's latencies are known, sorted.
+// InstanceTypes returns the instance types on which the model's latencies are known, sorted.
 func (s *Source) InstanceTypes(model string) []string {
 	types := s.library.Types(model)
 	if s.samples != nil {
@@ -76,9 +77,9 @@ func (s *Source) InstanceTypes(model string) []string {
 	return names
 }
 
-// Model returns a model with its latencies on the instance types, with the QoS
-// target of the library unless qosTarget is above 0. Batch sizes beyond what
-// was measured are left out of batchSizes. Errors of unknown models and types list those there are.
+// Model returns a model with its latencies on the instance types. Its QoS target is qosTarget, or
+// if that is 0 the model's usual one. Batch sizes above the largest measured one are left out of
+// batchSizes. Errors about unknown models and types list the known ones.
 func (s *Source) Model(name string, instanceTypes []string, batchSizes *workload.BatchSizes,
 	qosTarget time.Duration) (Model, error) {
 	m := Model{Name: name, QoSTarget: qosTarget, Latencies: map[string]match.Latencies{}}
@@ -120,7 +121,7 @@ func (s *Source) Model(name string, instanceTypes []string, batchSizes *workload
 	return m, nil
 }
 
-// ParsePool reads a pool as "TYPE=COUNT,TYPE=COUNT".
+// ParsePool parses a pool in the form "TYPE=COUNT,TYPE=COUNT".
 func ParsePool(s string) (Pool, error) {
 	var p Pool
 	for part := range strings.SplitSeq(s, ",") {
@@ -141,7 +142,7 @@ func ParsePool(s string) (Pool, error) {
 	return p, nil
 }
 
-// Types are the pool's instance types in its order.
+// Types returns the pool's instance types in its order.
 func (p Pool) Types() []string {
 	types := make([]string, len(p))
 	for i, in := range p {
@@ -150,15 +151,15 @@ func (p Pool) Types() []string {
 	return types
 }
 
-// A Phase is a stretch of a load that changes over time: for Duration the
-// arrival rate is Factor times the configured one.
+// A Phase is a part of a load whose rate changes over time: for Duration the arrival rate is Factor
+// times the configured one.
 type Phase struct {
 	Duration time.Duration
 	Factor   float64
 }
 
-// ParseLoad reads phases as "60s:1,30s:1.5": a minute at the rate, then half a
-// minute at half as much again, and so on from the start.
+// ParseLoad parses phases: "60s:1,30s:1.5" is 60 s at the configured rate, then 30 s at 1.5 times
+// the rate, and again from the start.
 func ParseLoad(s string) ([]Phase, error) {
 	var phases []Phase
 	for part := range strings.SplitSeq(s, ",") {
@@ -175,8 +176,8 @@ func ParseLoad(s string) ([]Phase, error) {
 	return phases, nil
 }
 
-// StreamOf makes a Config.Stream of an arrival process as
-// workload.ParseArrivals reads it. With phases, the rate changes over time, round and round.
+// StreamOf makes a Config.Stream of an arrival process in the form of [workload.ParseArrivals].
+// With phases the rate changes over time; after the last phase the first begins again.
 func StreamOf(arrivals string, phases ...Phase) func(*Config) (iter.Seq[workload.Query], error) {
 	return func(c *Config) (iter.Seq[workload.Query], error) {
 		loads := make([]workload.Load, len(c.Models))
@@ -205,7 +206,7 @@ func StreamOf(arrivals string, phases ...Phase) func(*Config) (iter.Seq[workload
 			for n := uint64(0); ; n++ {
 				stream, err := workload.Phases(c.Seed+n*uint64(len(round)), round...)
 				if err != nil {
-					return // durations and loads are valid, so there is none
+					return // cannot fail: durations and loads are valid
 				}
 				for q := range stream {
 					q.At += time.Duration(n) * length
@@ -218,8 +219,8 @@ func StreamOf(arrivals string, phases ...Phase) func(*Config) (iter.Seq[workload
 	}
 }
 
-// StreamOfTrace makes a Config.Stream of a recorded workload, its time stretched to
-// the rate asked for.
+// StreamOfTrace makes a Config.Stream of a recorded workload, whose times are scaled to the
+// configured rate.
 func StreamOfTrace(f *workload.TraceFile) func(*Config) (iter.Seq[workload.Query], error) {
 	return func(c *Config) (iter.Seq[workload.Query], error) {
 		if f.Rate() == 0 {

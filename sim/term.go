@@ -9,22 +9,23 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// A term is the leadership of a run: the state that leads, what it is told and what it asks for.
-// Each lane is a member's of its own, and nothing goes wrong with any.
+// A term is the leadership of a run without faults: the leader's state and the code that passes
+// events to it and carries out its actions. Each lane belongs to a member of its own, and none
+// fails.
 type term struct {
 	*run
 	state    *leader.State
-	rec      *leader.Recorder          // may be nil
-	gateways uint64                    // that submit, in turn
+	rec      *leader.Recorder          // nil: not recorded
+	gateways uint64                    // number of gateways, which submit in turn
 	members  []*leader.Member          // by lane
 	lane     map[names.AgentName]int32 // by the member's name
 	models   []leader.ModelID          // by model
-	event    leader.Event              // the last
+	event    leader.Event              // the last event
 }
 
-// newTerm returns a term whose state knows the run's profiles, prices and lanes.
+// newTerm returns a term whose state knows the run's latencies, prices and lanes.
 func newTerm(r *run) (*term, error) {
-	// What a former leader has found of the way to lanes the first one is told.
+	// The state starts with the true way to the lanes, as if a former leader had learned it.
 	cfg := leader.Config{
 		Policy: r.cfg.Policy, Threshold: r.cfg.Threshold, Seed: r.cfg.Seed, Ahead: r.cfg.RTT,
 	}
@@ -83,13 +84,13 @@ func newTerm(r *run) (*term, error) {
 	return t, r.err
 }
 
-// about is an event about a query.
+// about returns an event about a query.
 func (t *term) about(kind leader.Kind, seq uint64) *leader.Event {
 	t.event = leader.Event{Kind: kind, Gateway: 1 + seq%t.gateways, Sequence: seq}
 	return &t.event
 }
 
-// submitted tells of a query, of which the leader hears half a round trip after its arrival.
+// submitted passes a query's submit to the state, half a round trip after the query's arrival.
 func (t *term) submitted(seq uint64) {
 	q := t.at(seq)
 	e := t.about(leader.Submitted, seq)
@@ -100,7 +101,7 @@ func (t *term) submitted(seq uint64) {
 	t.step(e)
 }
 
-// ended tells of the end of an attempt, of which the leader hears half a round trip after it.
+// ended passes the end of an attempt to the state, half a round trip after it.
 func (t *term) ended(a *attempt, refused bool) {
 	q := t.at(a.query)
 	e := t.about(leader.Completed, a.query)
@@ -114,16 +115,16 @@ func (t *term) ended(a *attempt, refused bool) {
 	t.step(e)
 }
 
-// cancelled tells that a gateway has decided a query's outcome.
+// cancelled tells the state that a gateway has decided a query's outcome.
 func (t *term) cancelled(seq uint64) { t.step(t.about(leader.Cancelled, seq)) }
 
-// passed tells that the time has come of which the state wanted to be told.
+// passed steps the state at the time for which it asked.
 func (t *term) passed() {
 	t.event = leader.Event{Kind: leader.TimePassed}
 	t.step(&t.event)
 }
 
-// step steps the state and carries out what it asks for.
+// step steps the state and carries out its actions.
 func (t *term) step(e *leader.Event) {
 	var before time.Duration
 	if t.cfg.Clock != nil {
@@ -142,7 +143,7 @@ func (t *term) step(e *leader.Event) {
 	}
 	t.wakeAt = max(t.now, t.state.Next())
 	if e.Kind == leader.TimePassed {
-		t.wakeAt = max(t.wakeAt, t.now+1) // time must pass
+		t.wakeAt = max(t.wakeAt, t.now+1) // so that virtual time advances
 	}
 	for i := range actions {
 		t.carryOut(&actions[i])
@@ -155,7 +156,7 @@ func (t *term) carryOut(a *leader.Action) {
 	case leader.Nonsense:
 		t.fail(fmt.Errorf("the leader at %v: an event makes no sense: %s", t.now, a.Message))
 		return
-	default: // a lane that is asked what it has answers by itself, for nothing is lost
+	default: // a lane asked what it holds need not answer: no message is lost
 		return
 	}
 	d := &a.Decision
@@ -166,7 +167,7 @@ func (t *term) carryOut(a *leader.Action) {
 		return
 	}
 	q := t.at(seq)
-	if !q.live { // its gateway has decided; the leader does not know yet
+	if !q.live { // its gateway has decided, and the leader does not know yet
 		if a.Kind == leader.Assign {
 			t.dispatch(seq, t.lane[a.Agent], t.cfg.RTT)
 		}

@@ -13,13 +13,13 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// Tolerance is how closely an allowable throughput is found, relative to the fluid limit.
+// Tolerance is the precision of an allowable throughput, as a share of the fluid limit.
 const Tolerance = 0.001
 
 // A Throughput is the allowable throughput of a configuration: the highest
 // arrival rate at which every model's QoS target still holds.
 type Throughput struct {
-	// Rate is the mean over the seeds and StandardError its standard error (0 of one seed), in
+	// Rate is the mean over the seeds, StandardError its standard error (0 with one seed), both in
 	// queries/s.
 	Rate          float64 `json:"allowable_throughput_qps"`
 	StandardError float64 `json:"standard_error_qps"`
@@ -27,7 +27,7 @@ type Throughput struct {
 	FluidLimit    float64 `json:"fluid_limit_qps"`
 	// Share is Rate as a share of the fluid limit.
 	Share float64 `json:"share_of_fluid_limit"`
-	// Threshold is the one of drs that was used or found.
+	// Threshold is the threshold of drs that was given or found.
 	Threshold int `json:"threshold,omitempty"`
 }
 
@@ -37,11 +37,10 @@ type Seed struct {
 	Rate float64 `json:"allowable_throughput_qps"`
 }
 
-// FindThroughput searches the allowable throughput of cfg with the seeds
-// cfg.Seed, cfg.Seed+1, ... by bisection; cfg.Rate is not read. For one seed all
-// rates and policies see the same queries, at the same gaps but for the scale. The
-// seeds run side by side. Progress, if not nil, hears of each seed that is done,
-// one call at a time. cfg.Log, Record and Clock are not used.
+// FindThroughput searches for the allowable throughput of cfg with each of the seeds cfg.Seed,
+// cfg.Seed+1, ... by bisection. It does not read cfg.Rate, Log, Record and Clock. With one seed,
+// all rates and policies get the same queries, with gaps scaled to the rate. The seeds are searched
+// concurrently. progress, if not nil, is called when a seed is done, one call at a time.
 func FindThroughput(ctx context.Context, cfg *Config, seeds int, progress func()) (*Throughput,
 	error) {
 	if seeds < 1 || seeds > 10_000 {
@@ -102,7 +101,7 @@ func meanAndError(values []float64) (mean, standardError float64) {
 	return round(mean, 6), round(standardError, 6)
 }
 
-// A search probes one configuration at different rates.
+// A search simulates one configuration at different rates.
 type search struct {
 	cfg   Config
 	limit float64
@@ -126,10 +125,10 @@ func newSearch(cfg *Config) (*search, error) {
 	return s, nil
 }
 
-// holds tells whether the QoS targets hold at a rate.
+// holds reports whether the QoS targets hold at a rate.
 func (s *search) holds(ctx context.Context, seed uint64, rate float64) (bool, error) {
 	cfg := s.cfg
-	// Rounded as it is reported: in the last digits a trajectory may part.
+	// Round the rate as reports do, because a run may differ if the last digits do.
 	cfg.Rate, cfg.Seed = round(rate, 6), seed
 	r, err := newRun(&cfg)
 	if err != nil {
@@ -142,8 +141,8 @@ func (s *search) holds(ctx context.Context, seed uint64, rate float64) (bool, er
 	return !r.lost && r.result().Satisfied, nil
 }
 
-// find returns the allowable throughput with one seed, or 0 if it is not
-// above atLeast (which costs one probe).
+// find returns the allowable throughput with one seed, in queries/s, or 0 if it is not above
+// atLeast, which takes one probe.
 func (s *search) find(ctx context.Context, seed uint64, atLeast float64) (float64, error) {
 	if s.cfg.Policy == Oracle {
 		return oracleRate(&s.cfg, seed)
@@ -172,7 +171,7 @@ func (s *search) find(ctx context.Context, seed uint64, atLeast float64) (float6
 			}
 		}
 	}
-	for hi >= s.limit && probe(hi) { // noise may carry a run beyond the limit
+	for hi >= s.limit && probe(hi) { // a finite run may exceed the limit
 		if lo, hi = hi, hi*1.1; hi > min(10*s.limit, MaxRate) {
 			return 0, fmt.Errorf(
 				"%d queries are too few to find the allowable throughput: they are served at "+
@@ -189,15 +188,15 @@ func (s *search) find(ctx context.Context, seed uint64, atLeast float64) (float6
 	return lo, err
 }
 
-// maxOvershoot bounds by how much a finite run is taken to exceed the fluid limit.
+// maxOvershoot is the largest factor by which a finite run is assumed to exceed the fluid limit.
 const maxOvershoot = 1.05
 
 // DRS is the policy whose threshold is searched.
 const DRS = "drs"
 
-// threshold sets the threshold of drs that gives the highest throughput with the
-// configuration's seed and returns that; 0 if none found is above atLeast. A threshold that is
-// no better than the best so far costs one probe.
+// threshold sets the threshold of drs with the highest throughput with the configuration's seed,
+// and returns that throughput, 0 if none is above atLeast. A threshold that is no better than the
+// best so far takes one probe.
 func (s *search) threshold(ctx context.Context, atLeast float64) (rate float64, err error) {
 	largest := 0
 	for i := range s.cfg.Models {

@@ -24,25 +24,24 @@ type Server interface {
 // A Model is a model under load, with inputs ready to be sent.
 type Model struct {
 	Name string
-	// QoSTarget is the latency that QoSPercentile percent of the queries should
-	// stay within.
+	// QoSTarget is the latency within which QoSPercentile percent of the queries, in (0, 100],
+	// should be answered.
 	QoSTarget     time.Duration
 	QoSPercentile float64
-	// Timeout is when a query's client stops waiting, counted from when the query
-	// was due.
+	// Timeout is how long after a query was due its client stops waiting.
 	Timeout time.Duration
-	// LargestBatchSize is the largest query that can be sent: what was asked for,
-	// unless the model takes less.
+	// LargestBatchSize is the largest batch size that can be sent: that of the options, or the
+	// model's if that is smaller.
 	LargestBatchSize int
-	// Notes say what had to be guessed or cut.
+	// Notes say, for the user, what had to be guessed or reduced.
 	Notes []string
 
-	rows   int // how many rows the inputs hold
+	rows   int // number of rows that the inputs hold
 	inputs []input
 }
 
-// An input holds rows of random values. A query of batch size b sends b rows in
-// sequence, from where they lie.
+// An input holds rows of random values. A query of batch size b sends b consecutive rows without
+// copying them.
 type input struct {
 	name     string
 	dataType tensor.DataType
@@ -51,28 +50,27 @@ type input struct {
 	data     []byte
 }
 
-// ModelOptions choose what the server's metadata leaves open, or overrule it.
+// ModelOptions set what the server's metadata leaves open, or override it.
 type ModelOptions struct {
-	// LargestBatchSize is the largest query that shall be sent; > 0.
+	// LargestBatchSize is the largest batch size to send; > 0.
 	LargestBatchSize int
-	// QoSTarget overrules the server's; 0 leaves it. A server that tells none
-	// needs it.
+	// QoSTarget overrides the server's; 0 keeps that. It is required if the server gives none.
 	QoSTarget time.Duration
-	// Timeout overrules the model's deadline; 0 leaves it.
+	// Timeout overrides the model's deadline; 0 keeps that.
 	Timeout time.Duration
-	// Seed determines the inputs.
+	// Seed seeds the random inputs.
 	Seed uint64
 }
 
-// Limits of a model's inputs in memory: spare rows let queries of the same size
-// differ, as far as spareBytes goes.
+// These limit the memory of a model's inputs. Spare rows, up to spareBytes, let queries of the same
+// size have different inputs.
 const (
 	spareBytes    = 64 << 20
 	maxInputBytes = 2 << 30
 )
 
-// NewModel asks the server what inputs the model takes, makes random ones, and
-// sends one query of batch size 1 to see that they are accepted.
+// NewModel asks the server for the model's inputs, makes random ones, and sends one query of batch
+// size 1 to check that the server accepts them. It blocks until that is answered or ctx ends.
 func NewModel(ctx context.Context, server Server, name string, o ModelOptions) (*Model, error) {
 	metadata, err := server.ModelMetadata(ctx, name, "")
 	if err != nil {
@@ -106,7 +104,7 @@ func newModel(metadata *inference.ModelMetadataResponse, name string, o ModelOpt
 		m.QoSTarget = properties.QoSTarget
 	}
 	if m.QoSTarget <= 0 {
-		return nil, fmt.Errorf("the server tells no QoS target; give one")
+		return nil, fmt.Errorf("the server gives no QoS target; set one")
 	}
 	if m.QoSPercentile == 0 {
 		m.QoSPercentile = 99
@@ -121,7 +119,7 @@ func newModel(metadata *inference.ModelMetadataResponse, name string, o ModelOpt
 			fmt.Sprintf("takes batch sizes up to %d; larger ones are not sent", most))
 	}
 	if len(metadata.GetInputs()) == 0 {
-		return nil, fmt.Errorf("the server tells no inputs")
+		return nil, fmt.Errorf("the server's metadata lists no inputs")
 	}
 	rowBytes := 0
 	for _, in := range metadata.GetInputs() {
@@ -143,7 +141,7 @@ func newModel(metadata *inference.ModelMetadataResponse, name string, o ModelOpt
 	return m, nil
 }
 
-// addInput adds an input from its description, without values.
+// addInput adds an input by its description, without values.
 func (m *Model) addInput(d *inference.ModelMetadataResponse_TensorMetadata) (*input, error) {
 	in := input{name: d.GetName(), dataType: tensor.DataType(d.GetDatatype())}
 	size := in.dataType.Size()
@@ -180,8 +178,8 @@ func (in *input) fill(rows int, bounds []int64, r *rand.Rand) {
 	in.data = make([]byte, rows*in.rowBytes)
 	size := in.dataType.Size()
 	perRow := in.rowBytes / size
-	// Bounds are per position of the second dimension; what lies below one
-	// position shares its bound.
+	// Bounds are per position of the second dimension; all elements below one position have its
+	// bound.
 	perBound := 1
 	if len(in.shape) > 1 {
 		for _, n := range in.shape[1:] {
@@ -196,7 +194,7 @@ func (in *input) fill(rows int, bounds []int64, r *rand.Rand) {
 		case tensor.FP64:
 			binary.LittleEndian.PutUint64(element, math.Float64bits(r.NormFloat64()))
 		case tensor.FP16, tensor.BF16:
-			// Any sign and fraction with the exponent of one: 1 <= |x| < 2.
+			// Any sign and fraction with the exponent of 1, so 1 <= |x| < 2.
 			exponent := uint16(15 << 10)
 			fraction := uint16(1<<10 - 1)
 			if in.dataType == tensor.BF16 {

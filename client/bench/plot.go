@@ -14,15 +14,15 @@ import (
 	"gonum.org/v1/plot/vg/vgimg"
 )
 
-// colours tell models apart, for colour-blind readers too (Okabe and Ito).
+// colours are the models' colours; colour-blind readers can distinguish them (Okabe and Ito).
 var colours = []color.RGBA{
 	{0, 114, 178, 255}, {213, 94, 0, 255}, {0, 158, 115, 255}, {204, 121, 167, 255},
 	{86, 180, 233, 255}, {230, 159, 0, 255},
 }
 
-// WritePlot draws the latencies by percentile as PNG: a curve a model, its QoS
-// target as a dashed line, its p99 as a point. A query that failed counts as one
-// that took for ever, so a curve ends where failures begin.
+// WritePlot draws the latencies by percentile as PNG: for each model a curve, its QoS target as a
+// dashed line, and its p99 as a point. A failed query counts as one of infinite latency, so a curve
+// ends where failures begin.
 func (r *Report) WritePlot(w io.Writer) error {
 	p := plot.New()
 	p.Title.Text = fmt.Sprintf("Latency of %s, %s arrivals, batch sizes %s",
@@ -48,7 +48,7 @@ func (r *Report) WritePlot(w io.Writer) error {
 		lowest = min(lowest, m.QoSTargetMS)
 		right = max(right, min(nines(1-1/float64(m.Queries+1)), 5))
 	}
-	// Room above for the legend.
+	// Leave room above for the legend.
 	p.Y.Min, p.Y.Max = lowest/1.5, highest*math.Pow(1.5, float64(2+len(r.Models)))
 	p.X.Min, p.X.Max = 0, 1.03*right
 	p.X.Tick.Marker = percentileTicks{}
@@ -78,11 +78,11 @@ func (r *Report) queries() (n int64) {
 	return n
 }
 
-// nines is where a quantile stands on the axis: 0.9 at 1, 0.99 at 2, 0.999 at 3.
+// nines is the place of a quantile on the axis: 1 for 0.9, 2 for 0.99, 3 for 0.999.
 func nines(quantile float64) float64 { return -math.Log10(1 - quantile) }
 
-// addTargets draws each QoS target as a dashed line, in its model's colour unless
-// it is that of several.
+// addTargets draws each QoS target as a dashed line, in its model's colour unless several models
+// share it.
 func addTargets(p *plot.Plot, models []ModelReport, right float64) error {
 	for i, m := range models {
 		same := func(o ModelReport) bool { return o.QoSTargetMS == m.QoSTargetMS }
@@ -117,13 +117,13 @@ func addTargets(p *plot.Plot, models []ModelReport, right float64) error {
 	return nil
 }
 
-// addCurve draws one model up to the given place on the axis.
+// addCurve draws one model's curve up to the place right on the axis.
 func addCurve(p *plot.Plot, m ModelReport, c color.RGBA, right float64) error {
 	finished := m.Answered + m.Failed
 	if m.Answered == 0 {
 		return nil
 	}
-	// at is the latency at a quantile of all queries.
+	// at is the latency at a quantile of all queries, failed ones included.
 	at := func(q float64) (ms float64, ok bool) {
 		q *= float64(finished) / float64(m.Answered)
 		return milliseconds(quantile(m.latencies, 100*q)), q <= 1
@@ -159,7 +159,7 @@ func addCurve(p *plot.Plot, m ModelReport, c color.RGBA, right float64) error {
 	return nil
 }
 
-// percentileTicks marks the percentiles people name.
+// percentileTicks marks the common percentiles.
 type percentileTicks struct{}
 
 func (percentileTicks) Ticks(lo, hi float64) []plot.Tick {

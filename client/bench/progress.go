@@ -10,10 +10,9 @@ import (
 	"golang.org/x/term"
 )
 
-// NewProgress shows how a run is doing: on a terminal a bar that is drawn anew
-// in place, else a line each time. It draws only when it is told something, since
-// a bar that moves by itself would take time from what is measured. Done removes
-// the bar.
+// NewProgress returns show, which writes a run's progress to w: on a terminal as a bar that
+// replaces the one before, else as a line. It draws only when it is called, because a bar that
+// moves by itself would take CPU time from the measurement. done removes the bar.
 func NewProgress(w io.Writer) (show func(Progress), done func()) {
 	f, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
@@ -24,13 +23,13 @@ func NewProgress(w io.Writer) (show func(Progress), done func()) {
 		line := []rune(p.bar() + p.String())
 		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 &&
 			len(line) >= width {
-			line = line[:width-1] // a line that wraps could not be cleared
+			line = line[:width-1] // a line that the terminal wraps could not be cleared
 		}
 		fmt.Fprint(w, clear, string(line))
 	}, func() { fmt.Fprint(w, clear) }
 }
 
-// bar is empty where the end of the run is not known.
+// bar is the progress bar, empty if the end of the run is not known.
 func (p Progress) bar() string {
 	if p.Duration <= 0 {
 		return ""
@@ -40,7 +39,7 @@ func (p Progress) bar() string {
 	return "[" + strings.Repeat("#", full) + strings.Repeat(".", width-full) + "] "
 }
 
-// String is one line.
+// String returns the progress as one line.
 func (p Progress) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%3.0f s", p.Elapsed.Seconds())

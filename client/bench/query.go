@@ -9,9 +9,9 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 )
 
-// RandomQuery makes one query of the batch size for the model that metadata
-// describes, with random inputs within its id bounds. The notes say what had to
-// be guessed about the inputs.
+// RandomQuery makes a query of the given batch size for the model that metadata describes, with
+// random inputs within the model's id bounds. The notes say what had to be guessed about the
+// inputs.
 func RandomQuery(metadata *inference.ModelMetadataResponse, batchSize int,
 	seed uint64) (query *oip.Request, notes []string, err error) {
 	m, err := newModel(metadata, metadata.GetName(), ModelOptions{

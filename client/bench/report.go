@@ -13,43 +13,43 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// A Report says how a run went. Its JSON keys are stable.
+// A Report is the result of a run. Its JSON keys are stable.
 type Report struct {
 	Started  time.Time `json:"started"`
 	Workload Workload  `json:"workload"`
-	// DurationS is the time over which queries were due, in seconds.
+	// DurationS is the time, in seconds, over which the queries' due times span.
 	DurationS float64 `json:"duration_s"`
-	// Interrupted says that the run was cut short.
+	// Interrupted says that ctx ended the run before its end.
 	Interrupted bool `json:"interrupted"`
-	// GeneratorDelayMS is how late queries were sent. Latencies include it.
+	// GeneratorDelayMS is how long after they were due queries were sent. Latencies include it.
 	GeneratorDelayMS Latencies `json:"generator_delay_ms"`
-	// GeneratorOnSchedule is false where the generator itself was too slow, so that
-	// the latencies say more about it than about the server.
+	// GeneratorOnSchedule is false if the generator was so slow that the latencies do not measure
+	// the server alone.
 	GeneratorOnSchedule bool          `json:"generator_on_schedule"`
 	Models              []ModelReport `json:"models"`
 }
 
-// A ModelReport is a Report's part on one model.
+// A ModelReport is the part of a Report about one model.
 type ModelReport struct {
 	Model         string  `json:"model"`
 	QoSTargetMS   float64 `json:"qos_target_ms"`
 	QoSPercentile float64 `json:"qos_percentile"`
-	Queries       int64   `json:"queries"` // that were due
+	Queries       int64   `json:"queries"` // queries that were due
 	Answered      int64   `json:"answered"`
-	Late          int64   `json:"late"`   // answered, past the QoS target
-	Failed        int64   `json:"failed"` // not answered; Failures has the reasons
-	// Unfinished queries were in flight when the run was cut short. They count
-	// nowhere else.
+	Late          int64   `json:"late"`   // answered after the QoS target
+	Failed        int64   `json:"failed"` // not answered; Failures has the reasons, by count
+	// Unfinished counts queries that were in flight when ctx ended the run. No other field counts
+	// them.
 	Unfinished int64     `json:"unfinished"`
 	Failures   []Failure `json:"failures"`
-	// QoSSatisfaction is the share of the queries, failed ones included, that
-	// were answered within the QoS target, in [0, 1].
+	// QoSSatisfaction is the share of the queries, failed ones included, that were answered within
+	// their QoS target, in [0, 1].
 	QoSSatisfaction float64 `json:"qos_satisfaction"`
-	QoSMet          bool    `json:"qos_met"` // QoSSatisfaction is QoSPercentile or more
+	QoSMet          bool    `json:"qos_met"` // QoSSatisfaction reaches QoSPercentile
 	OfferedQPS      float64 `json:"offered_qps"`
 	AchievedQPS     float64 `json:"achieved_qps"`     // answers a second
 	ItemsPerSecond  float64 `json:"items_per_second"` // offered rows a second
-	// of what was answered, from when it was due
+	// LatencyMS is that of the answered queries, counted from when they were due.
 	LatencyMS Latencies `json:"latency_ms"`
 
 	latencies *hdrhistogram.Histogram
@@ -66,11 +66,11 @@ type Latencies struct {
 	Max  float64 `json:"max"`
 }
 
-// A Failure is a reason why queries were not answered.
+// A Failure is a reason why queries were not answered, and how many.
 type Failure struct {
 	Reason  string `json:"reason"`
 	Count   int64  `json:"count"`
-	Example string `json:"example"` // the first message
+	Example string `json:"example"` // the first error's message
 }
 
 // QoSMet reports whether every model that had queries met its QoS target.
@@ -95,8 +95,8 @@ func latenciesOf(h *hdrhistogram.Histogram) Latencies {
 	}
 }
 
-// report sums up a run: its queries span span, the last answer came after
-// elapsed, and cause is why it was cut short, if it was.
+// report makes the report of a run. span is the time over which its queries were due, elapsed the
+// time until the last answer, and cause why the run ended early, nil if it did not.
 func (g *generator) report(start time.Time, span, elapsed time.Duration, cause error) *Report {
 	r := &Report{
 		Started:             start.UTC().Truncate(time.Millisecond),
@@ -107,7 +107,7 @@ func (g *generator) report(start time.Time, span, elapsed time.Duration, cause e
 		GeneratorOnSchedule: true,
 	}
 	for _, m := range g.models {
-		// A tenth of the tightest target is what the delay may add unnoticed.
+		// The delay's p99 may be up to a tenth of the tightest QoS target.
 		if m.queries > 0 && quantile(g.delays, 99) > m.QoSTarget/10 {
 			r.GeneratorOnSchedule = false
 		}
@@ -199,7 +199,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	return err
 }
 
-// figures writes x with three significant figures, whole from 100.
+// figures writes x with three significant digits, and as a whole number from 100 on.
 func figures(x float64) string {
 	switch {
 	case x >= 100:

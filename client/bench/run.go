@@ -16,33 +16,34 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// DefaultMaxInFlight bounds the queries in flight where a Config does not.
+// DefaultMaxInFlight is the default of [Config.MaxInFlight].
 const DefaultMaxInFlight = 4096
 
-// A Config says what Run sends.
+// A Config says which queries Run sends, and when it ends.
 type Config struct {
-	// Queries are sent in order, each when it is due.
+	// Queries yields the queries in the order of their arrivals, At being the time since the start.
+	// Each is sent when it is due.
 	Queries iter.Seq[workload.Query]
-	// Duration ends the run: no query due at it or later is sent. 0: the run ends
-	// with Queries or with MaxQueries.
+	// Duration ends the run: queries due at Duration or later are not sent. 0 means that the run
+	// ends after the last of Queries, or after MaxQueries.
 	Duration time.Duration
-	// MaxQueries ends the run after so many; 0 means no bound.
+	// MaxQueries is the most queries to send; 0 means no limit.
 	MaxQueries int
-	// MaxInFlight bounds the queries sent and not yet answered, so that a server
-	// that stalls does not take this process's memory. One more is not sent and
-	// counts as failed. 0 means DefaultMaxInFlight.
+	// MaxInFlight bounds the queries sent and not yet answered, so that a stalled server does not
+	// use up this process's memory. A query beyond it is not sent and counts as failed. 0 means
+	// DefaultMaxInFlight.
 	MaxInFlight int
 	// Workload describes Queries in the report.
 	Workload Workload
-	// Progress, if set, is called about once a second while queries are sent.
+	// Progress, if set, is called about once a second, from one goroutine, while queries are sent.
 	Progress func(Progress)
 
-	// tolerable, if set, is how many queries of a model may miss its QoS target
-	// before the run is pointless and ends.
+	// tolerable, if set, returns how many queries of a model may miss its QoS target before the run
+	// ends as failed.
 	tolerable func(model string) int
 }
 
-// A Workload says what was sent, in the words of package workload.
+// A Workload describes the queries sent, in the terms of package workload.
 type Workload struct {
 	Arrivals   string  `json:"arrivals"`
 	BatchSizes string  `json:"batch_sizes"`
@@ -50,15 +51,15 @@ type Workload struct {
 	Seed       uint64  `json:"seed"`
 }
 
-// A Progress says how a run is doing.
+// A Progress is the state of a run in progress.
 type Progress struct {
-	Elapsed, Duration time.Duration // Duration is 0 where the end is not known
+	Elapsed, Duration time.Duration // Duration is 0 if the end is not known
 	Sent              int64         // queries so far
-	Late, Failed      int64         // of those
+	Late, Failed      int64         // how many of them were late, or failed
 	InFlight          int64
 	Rate              float64 // answers/s since the last progress
-	// P99 is the 99th percentile of the latencies since the last progress, by
-	// model in the order of Run's models; 0 where nothing was answered.
+	// P99 is the 99th percentile of the latencies since the last progress, for each model in the
+	// order of Run's models; 0 if none was answered.
 	P99 []ModelLatency
 }
 
@@ -68,10 +69,10 @@ type ModelLatency struct {
 	Latency time.Duration
 }
 
-// Run sends queries to the models until Config's end or until ctx ends, waits
-// for the answers, and reports. A run that ctx cut short is reported as such,
-// without an error. Its goroutines, one for each query in flight and one for the
-// progress, have ended when it returns.
+// Run sends queries to the models until the end that c sets or until ctx ends, waits for the
+// answers, and returns a report. If ctx ended the run early the report says so, and there is no
+// error. Its goroutines, one for each query in flight and one for the progress, have ended when it
+// returns.
 func Run(ctx context.Context, server Server, models []*Model, c Config) (*Report, error) {
 	t, err := newTimer()
 	if err != nil {
@@ -81,7 +82,7 @@ func Run(ctx context.Context, server Server, models []*Model, c Config) (*Report
 	return run(ctx, server, models, c, t.wait)
 }
 
-// A generator is one run.
+// A generator is the state of one run.
 type generator struct {
 	config Config
 	server Server
@@ -90,14 +91,14 @@ type generator struct {
 	wait func(ctx context.Context, until time.Time) error
 	// slots holds a value for each query in flight.
 	slots chan struct{}
-	// delays is how late queries were sent, in us. Only the sending goroutine
+	// delays has how long after they were due queries were sent, in us. Only the sending goroutine
 	// uses it.
 	delays *hdrhistogram.Histogram
-	// abandon ends the run from a query's goroutine.
+	// abandon ends the run; it is called from a query's goroutine.
 	abandon context.CancelCauseFunc
 }
 
-var errPointless = errors.New("more queries missed the QoS target than may")
+var errPointless = errors.New("more queries missed the QoS target than are allowed to")
 
 func run(ctx context.Context, server Server, models []*Model, c Config,
 	wait func(context.Context, time.Time) error) (*Report, error) {
@@ -135,7 +136,7 @@ func run(ctx context.Context, server Server, models []*Model, c Config,
 	return g.report(start, span, time.Since(start), context.Cause(ctx)), nil
 }
 
-// drain waits until no query is in flight. Each ends by its timeout.
+// drain waits until no query is in flight. Each query ends at its timeout at the latest.
 func (g *generator) drain() {
 	for range cap(g.slots) {
 		g.slots <- struct{}{}
@@ -190,7 +191,7 @@ func (g *generator) send(ctx context.Context, start time.Time) (span time.Durati
 	return span, nil
 }
 
-// onlyIfAlive is err, or nil if ctx has ended: then a run is short but not wrong.
+// onlyIfAlive is err, or nil if ctx has ended: a run that ctx ended is no failure.
 func onlyIfAlive(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
@@ -258,10 +259,10 @@ func (g *generator) progress(start, last, now time.Time) Progress {
 	return p
 }
 
-// A recorder counts what becomes of one model's queries.
+// A recorder counts the outcomes of one model's queries.
 type recorder struct {
 	*Model
-	tolerable int // misses before the run is pointless; negative: any number
+	tolerable int // misses allowed before the run ends; negative: any number
 
 	mu         sync.Mutex
 	queries    int64
@@ -270,7 +271,7 @@ type recorder struct {
 	failed     int64
 	unfinished int64
 	failures   map[string]*Failure
-	latencies  *hdrhistogram.Histogram // of what was answered, in us
+	latencies  *hdrhistogram.Histogram // of answered queries, us
 	recent     *hdrhistogram.Histogram // the same since the last progress
 }
 
@@ -288,16 +289,15 @@ func (m *recorder) sent(batchSize int) {
 	m.items += int64(batchSize)
 }
 
-// notSent counts a query that found no room in flight.
+// notSent counts a query that was not sent because limit queries were in flight.
 func (m *recorder) notSent(limit int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.fail("not sent", fmt.Sprintf("not sent, as %d queries were in flight", limit))
 }
 
-// finished counts a query that was answered or failed, and reports whether more
-// have missed the QoS target than may. Cancelled says that the run was cut short
-// before the query ended.
+// finished counts a query that was answered or failed, and reports whether more queries have missed
+// the QoS target than tolerable. cancelled says that ctx ended the run before the query ended.
 func (m *recorder) finished(latency time.Duration, err error, cancelled bool) (pointless bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -342,7 +342,7 @@ func reason(err error) string {
 	return "other"
 }
 
-// Histograms are of whole microseconds up to an hour, exact to a thousandth.
+// Histograms hold whole microseconds up to an hour, with an error of at most 0.1 %.
 const (
 	histogramUnit = time.Microsecond
 	histogramMost = int64(time.Hour / histogramUnit)
@@ -351,11 +351,11 @@ const (
 func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, histogramMost, 3) }
 
 func record(h *hdrhistogram.Histogram, d time.Duration) {
-	// Within the limits there is no error.
+	// Cannot fail: the value is within the histogram's range.
 	_ = h.RecordValue(min(max(int64(d/histogramUnit), 1), histogramMost))
 }
 
-// quantile is a latency at a percentile in 0..100; 0 where h is empty.
+// quantile is the latency at a percentile in 0..100; 0 if h is empty.
 func quantile(h *hdrhistogram.Histogram, percentile float64) time.Duration {
 	return time.Duration(h.ValueAtPercentile(percentile)) * histogramUnit
 }

@@ -12,65 +12,62 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// A Search says how FindThroughput goes about it.
+// A Search has the settings of FindThroughput.
 type Search struct {
-	// Queries makes the stream of a mean rate in queries/s. Another seed gives
-	// other arrivals at the same rate.
+	// Queries makes a stream of queries with a mean rate in queries/s. Another seed gives other
+	// arrivals at the same rate.
 	Queries func(rate float64, seed uint64) (iter.Seq[workload.Query], error)
 	// Workload describes Queries; its Seed is the first probe's.
 	Workload Workload
-	// Limit bounds the whole search; > 0. A probe takes a fifteenth of it, or twenty
-	// QoS targets where that is longer, for a rate a little too high shows only
-	// once a queue has grown; but never more than a quarter.
+	// Limit bounds the time of the whole search; > 0. A probe takes a fifteenth of it, or twenty
+	// QoS targets if that is longer, because a rate slightly too high shows only after a queue has
+	// grown; but never more than a quarter of Limit.
 	Limit time.Duration
-	// FirstRate is where to begin, in queries/s; 0 means half of what queries one
-	// after the other reach.
+	// FirstRate is the first rate to probe, in queries/s; 0 means half the rate of queries sent one
+	// after the other.
 	FirstRate float64
-	// Precision ends the search when the lowest rate that failed is less than this
-	// part above the highest that held; 0 means 0.05.
+	// Precision ends the search when the lowest failing rate exceeds the highest one that held by
+	// less than this share of it; 0 means 0.05.
 	Precision float64
-	// MaxInFlight is Config's.
+	// MaxInFlight is [Config.MaxInFlight].
 	MaxInFlight int
-	// Progress, if set, is told of every probe as it ends.
+	// Progress, if set, is called with every probe when it ends.
 	Progress func(Probe)
 }
 
 // A Probe is one run of a search at one rate.
 type Probe struct {
 	RateQPS   float64 `json:"rate_qps"`
-	DurationS float64 `json:"duration_s"` // shorter than planned where the rate failed early
+	DurationS float64 `json:"duration_s"` // shorter than planned if the rate failed early
 	Queries   int64   `json:"queries"`
-	// QoSSatisfaction is that of the model that did worst.
+	// QoSSatisfaction is the lowest of the models' shares, in [0, 1].
 	QoSSatisfaction float64 `json:"qos_satisfaction"`
 	Held            bool    `json:"held"` // every model met its QoS target
-	// GeneratorOnSchedule is false where a probe may have failed for the
-	// generator's sake.
+	// GeneratorOnSchedule is false if the probe may have failed because the generator was too slow.
 	GeneratorOnSchedule bool `json:"generator_on_schedule"`
 }
 
-// A Throughput is what a search found.
+// A Throughput is the result of a search.
 type Throughput struct {
 	Workload Workload `json:"workload"` // RateQPS is AllowableQPS
 	// AllowableQPS is the highest rate that held, in queries/s over all models; 0
 	// if none did.
 	AllowableQPS float64 `json:"allowable_throughput_qps"`
-	// FailingQPS is the lowest rate above it that did not; 0 if the search ended
-	// before one failed.
+	// FailingQPS is the lowest rate above it that did not hold; 0 if no rate failed.
 	FailingQPS float64 `json:"failing_qps"`
-	// Complete is false where time ran out before the two were close.
+	// Complete is false if time ran out before the two rates were within Precision.
 	Complete    bool    `json:"complete"`
 	Interrupted bool    `json:"interrupted"`
 	Probes      []Probe `json:"probes"`
 }
 
-// A probe of fewer queries than these says nothing.
+// leastQueries is the least number of queries of a useful probe.
 const leastQueries = 3
 
-// FindThroughput searches the allowable throughput: the highest rate at which
-// every model meets its QoS target. It doubles the rate from a careful start until
-// one fails and then halves the gap, on a logarithmic scale. A rate that was
-// close to the target is probed up to three times and the majority counts, each
-// time with other arrivals.
+// FindThroughput searches the allowable throughput: the highest rate at which every model meets its
+// QoS target. It doubles the rate from [Search.FirstRate] until a rate fails, and then bisects on a
+// logarithmic scale. A rate whose result is close to the target is probed up to three times, each
+// time with other arrivals, and the majority counts. It blocks until the search has ended.
 func FindThroughput(ctx context.Context, server Server, models []*Model, s Search) (*Throughput,
 	error) {
 	t, err := newTimer()
@@ -81,7 +78,7 @@ func FindThroughput(ctx context.Context, server Server, models []*Model, s Searc
 	return findThroughput(ctx, server, models, s, t.wait)
 }
 
-// A searcher is one search.
+// A searcher is the state of a search.
 type searcher struct {
 	Search
 	server Server
@@ -122,7 +119,7 @@ func (s *searcher) search(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// A probe needs some queries to tell anything.
+	// A probe needs at least leastQueries queries.
 	rate = max(rate, leastQueries/s.probeDuration().Seconds())
 	for s.found.AllowableQPS == 0 || s.found.FailingQPS == 0 {
 		held, err := s.holds(ctx, rate)
@@ -155,7 +152,7 @@ func (s *searcher) search(ctx context.Context) error {
 	return nil
 }
 
-// firstRate is where the search begins.
+// firstRate is the rate at which the search begins.
 func (s *searcher) firstRate(ctx context.Context) (float64, error) {
 	if s.FirstRate > 0 {
 		return s.FirstRate, nil
@@ -192,7 +189,8 @@ func (s *searcher) firstRate(ctx context.Context) (float64, error) {
 	return 0.5 * float64(sent) / time.Since(start).Seconds(), nil
 }
 
-// holds probes a rate, and again where the share is close to the target.
+// holds probes a rate, and again if the result is close to the target, and reports whether the rate
+// holds.
 func (s *searcher) holds(ctx context.Context, rate float64) (bool, error) {
 	held, failed := 0, 0
 	for held < 2 && failed < 2 {
@@ -212,8 +210,7 @@ func (s *searcher) holds(ctx context.Context, rate float64) (bool, error) {
 	return held > failed, nil
 }
 
-// probe runs at a rate. Clear says that a repetition would hardly turn out
-// otherwise.
+// probe runs a probe at a rate. clear says that a repetition would hardly give another result.
 func (s *searcher) probe(ctx context.Context, rate float64) (p Probe, clear bool, err error) {
 	duration := s.probeDuration()
 	if left := time.Until(s.end); left < duration {
@@ -232,7 +229,7 @@ func (s *searcher) probe(ctx context.Context, rate float64) (p Probe, clear bool
 		MaxInFlight: s.MaxInFlight,
 		Workload:    w,
 		tolerable: func(model string) int {
-			// Three times what may miss, were all queries this model's.
+			// Three times the misses that are allowed if all queries were this model's.
 			return int(3*s.mayMiss(model)*rate*duration.Seconds()) + 2
 		},
 	}
@@ -265,7 +262,7 @@ func (s *searcher) probe(ctx context.Context, rate float64) (p Probe, clear bool
 	return p, report.Interrupted || misses == 0, nil
 }
 
-// probeDuration is how long a probe takes at most; see Search.Limit.
+// probeDuration is the longest duration of a probe; see [Search.Limit].
 func (s *searcher) probeDuration() time.Duration {
 	d := s.Limit / 15
 	for _, m := range s.models {
@@ -284,7 +281,7 @@ func (s *searcher) mayMiss(model string) float64 {
 	return 0
 }
 
-// String is a line that says what was found.
+// String describes the result in one line.
 func (t *Throughput) String() string {
 	text := fmt.Sprintf("allowable throughput %s queries/s", figures(t.AllowableQPS))
 	switch {
@@ -306,7 +303,7 @@ func (t *Throughput) String() string {
 	return text
 }
 
-// String is a line that says how the probe went.
+// String describes the probe's result in one line.
 func (p Probe) String() string {
 	outcome := "holds"
 	if !p.Held {

@@ -9,9 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A timer waits for a point in time. Go's own timers wake a process that is
-// otherwise idle up to a millisecond late, too much beside a QoS target of five;
-// a timerfd wakes it within some 50 us.
+// A timer waits for a point in time. Go's own timers wake an otherwise idle process up to 1 ms
+// late, which is too much for a QoS target of 5 ms; a timerfd wakes it within about 50 us.
 type timer struct {
 	fd   int
 	file *os.File

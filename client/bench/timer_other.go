@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A timer waits for a point in time, as exactly as Go's own timers do.
+// A timer waits for a point in time with the precision of Go's own timers.
 type timer struct{}
 
 func newTimer() (*timer, error) { return &timer{}, nil }

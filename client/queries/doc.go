@@ -1,11 +1,11 @@
-// Package queries is a gateway's side of the protocol: what becomes of its queries, who is
-// tried as the leader, and when a leader counts as silent. It is pure: it starts no
-// goroutine, reads no clock and sends nothing, so package client drives it with streams and
-// package sim in virtual time.
+// Package queries is the gateway's side of the protocol between gateways and leaders. It decides
+// the outcome of each query, which member is tried as the leader, and when a leader counts as
+// silent. It is pure: it starts no goroutine, reads no clock and sends nothing. Package client
+// drives it with streams, and package sim/fleet in virtual time.
 //
 // In come a [State]'s events, as method calls with their time: queries arrive, attempts end, a
-// leader answers, says something, or is lost. Out go actions ([State.Next]), what the leader is
-// to be told ([State.Message]), who is to be tried as the leader ([State.Try]) and which queries
-// are to be decided without one ([State.Inquire]). The caller owns streams, timers, payloads and
-// the decisions themselves (leader/match.Leaderless).
+// leader answers, sends a message, or is lost. Out go actions ([State.Next]), messages to the
+// leader ([State.Message]), the member to try as the leader ([State.Try]) and the queries to decide
+// without a leader ([State.Inquire]). The caller owns the streams, the timers, the payloads, and
+// the match.Leaderless that makes those decisions.
 package queries

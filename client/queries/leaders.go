@@ -8,63 +8,67 @@ import (
 )
 
 const (
-	// leastSilence is how long a leader may at least take to acknowledge a submit.
+	// leastSilence is the least time that a leader has to acknowledge a submit before it counts as
+	// silent.
 	leastSilence = 10 * time.Millisecond
-	// heartbeatSilence is how long a leader may say nothing: three heartbeats.
+	// heartbeatSilence is how long a leader may send nothing before it counts as silent: three
+	// heartbeats.
 	heartbeatSilence = 150 * time.Millisecond
-	// lostSilence is how long a leader may say nothing before another is looked for: as long as it
-	// takes the agents to elect one.
+	// lostSilence is how long a leader may send nothing before the gateway looks for another: the
+	// time after which agents elect one.
 	lostSilence = time.Second
-	// firstAnswer is how long one who may lead has to say so.
+	// firstAnswer is how long a member tried as the leader has to answer.
 	firstAnswer = 250 * time.Millisecond
 	// firstRetry and lastRetry bound how long the gateway waits before it tries again
 	// to reach a leader.
 	firstRetry = 5 * time.Millisecond
 	lastRetry  = 25 * time.Millisecond
-	// WatchInterval is how often at least a gateway with queries looks after its leader.
+	// WatchInterval is the longest time between two calls of [State.Check] while there are queries.
 	WatchInterval = 5 * time.Millisecond
 )
 
-// A linkState says what there is of a leader.
+// A linkState is the state of the link to the leader.
 type linkState uint8
 
 const (
-	// linkNone: nobody is known to lead.
+	// linkNone: no leader is known.
 	linkNone linkState = iota
 	// linkOpening: a leader is known, and has not answered yet.
 	linkOpening
-	// linkOpen: queries are submitted.
+	// linkOpen: queries are submitted to the leader.
 	linkOpen
-	// linkSilent: the leader is linked, but has not answered in time.
+	// linkSilent: the link is open, but the leader has not answered in time.
 	linkSilent
 )
 
-// A Leadership says who leads as far as somebody knows, and who is to lead next; "": nobody.
+// A Leadership names the leader, as far as its sender knows, and the successor that is to lead
+// next; "" means nobody.
 type Leadership struct {
-	Epoch             uint64 // 0: nobody has led yet
+	Epoch             uint64 // 0 if nobody has led yet
 	Leader, Successor names.AgentName
 }
 
-// leaders is who may lead, and how far the search for one is. It goes in rounds: the leader as far
-// as known, and its successor; then a pause.
+// leaders is the state of the search for the leader. The search goes in rounds: it tries the known
+// leader, then its successor, then pauses.
 type leaders struct {
-	known   Leadership        // the latest heard of
-	lost    names.AgentName   // the leader that was lost last
-	round   []names.AgentName // those of this round who are not tried yet; nil: there is no round
-	of      Leadership        // known when the round began
-	tried   names.AgentName   // whose stream is open, or being opened; "": none is
+	known   Leadership        // the latest news
+	lost    names.AgentName   // the leader lost last
+	round   []names.AgentName // members not tried yet in this round; nil: no round has begun
+	of      Leadership        // known, at the begin of the round
+	tried   names.AgentName   // the member whose stream is open or being opened; "": none
 	triedAt time.Duration
-	pause   bool // before the next round
+	pause   bool // pause before the next round
 	retry   time.Duration
 }
 
-// Learn takes news of who leads, and reports whether it is any: then Try is worth while.
+// Learn takes news of who leads, and reports whether it is new; if so, the caller should call Try.
 func (s *State) Learn(l Leadership) (news bool) {
 	known := s.leaders.known
 	switch {
 	case l.Epoch == known.Epoch && l.Leader == "" && known.Leader != "":
 		return false
-	case election.Beyond(l.Epoch, known.Epoch) && s.link >= linkOpen: // a lie; see package election
+	// the epoch is a lie; see package election
+	case election.Beyond(l.Epoch, known.Epoch) && s.link >= linkOpen:
 		return false
 	case l.Epoch < known.Epoch && !(l.Epoch > 0 && election.Beyond(known.Epoch, l.Epoch)):
 		return false
@@ -73,22 +77,23 @@ func (s *State) Learn(l Leadership) (news bool) {
 	if l.Leader == known.Leader && l.Epoch == known.Epoch {
 		return false
 	}
-	// Whoever is to lead next is tried before it is known to.
+	// The successor may be tried before it is known to lead.
 	if tried := s.leaders.tried; tried != "" && l.Epoch != s.leaders.of.Epoch && l.Leader != tried {
 		s.do(Action{Kind: HangUp})
 	}
 	return true
 }
 
-// ForgetLeaders takes it that the fleet is another, whose epochs count from the beginning.
+// ForgetLeaders forgets who leads, because the fleet is another one, whose epochs start anew.
 func (s *State) ForgetLeaders() { s.leaders.known = Leadership{} }
 
-// Known is who leads, as far as known.
+// Known returns the latest news of who leads.
 func (s *State) Known() Leadership { return s.leaders.known }
 
-// Try says to whom to open a stream now; "": to nobody, until there is news or about wait has
-// passed. It passes over who is not there. The caller then calls Opened once that member answers as
-// a leader, and Tried in any case when the stream has ended, or could not be opened.
+// Try returns the agent to which the caller should open a stream now. "" means none until there is
+// news or about wait has passed. Try skips agents for which there is false. The caller calls Opened
+// when the agent answers as a leader, and Tried in any case when the stream has ended or could not
+// be opened.
 func (s *State) Try(now time.Duration, there func(agent names.AgentName) bool) (
 	agent names.AgentName,
 	wait time.Duration) {
@@ -113,7 +118,7 @@ func (s *State) Try(now time.Duration, there func(agent names.AgentName) bool) (
 	return s.Try(now, there)
 }
 
-// Tried takes it that the stream to the one tried has ended, or could not be opened.
+// Tried notes that the stream to the agent that Try returned has ended, or could not be opened.
 func (s *State) Tried(now time.Duration) {
 	l := &s.leaders
 	if s.link >= linkOpen {
@@ -124,12 +129,13 @@ func (s *State) Tried(now time.Duration) {
 	s.closed(true, now)
 }
 
-// changed reports whether somebody else leads than when the round began.
+// changed reports whether another agent leads than when the round began.
 func (l *leaders) changed() bool {
 	return l.known.Leader != l.of.Leader || l.known.Epoch != l.of.Epoch
 }
 
-// candidates are those who may lead, the likeliest first: the leader that was lost last comes last.
+// candidates returns the agents that may lead, the likeliest first; the leader that was lost last
+// comes last.
 func (l *Leadership) candidates(lost names.AgentName) []names.AgentName {
 	all := []names.AgentName{} // not nil
 	if l.Leader != "" && l.Leader != lost {
@@ -144,7 +150,8 @@ func (l *Leadership) candidates(lost names.AgentName) []names.AgentName {
 	return all
 }
 
-// Linked is the member that is linked as the leader, "" if none is; led says that it answers.
+// Linked returns the agent to which a link is open, "" if there is none; led says that it answers
+// in time.
 func (s *State) Linked() (agent names.AgentName, led bool) {
 	if s.link < linkOpen {
 		return "", false
@@ -152,8 +159,8 @@ func (s *State) Linked() (agent names.AgentName, led bool) {
 	return s.leaders.tried, s.link == linkOpen
 }
 
-// Patience is how long the one tried may take yet to answer, or a leader to say something; of 0 or
-// less the caller ends the stream.
+// Patience is how long the agent tried still has to answer, or a linked leader to send something.
+// At 0 or less the caller ends the stream.
 func (s *State) Patience(now time.Duration) time.Duration {
 	if s.link < linkOpen {
 		return s.leaders.triedAt + firstAnswer - now
@@ -161,8 +168,8 @@ func (s *State) Patience(now time.Duration) time.Duration {
 	return s.heardAt + lostSilence - now
 }
 
-// closed takes it that there is no link to a leader (any more); known tells whether somebody leads
-// or is to lead, who will be tried next.
+// closed notes that there is no link to a leader (any more). known says whether there is a known
+// leader or successor, which will be tried next.
 func (s *State) closed(known bool, now time.Duration) {
 	lost := s.forget(now)
 	if known {
@@ -172,8 +179,8 @@ func (s *State) closed(known bool, now time.Duration) {
 	}
 }
 
-// Opened takes it that the one tried has answered as a leader. Everything goes there, in
-// the order it arrived.
+// Opened notes that the agent tried has answered as a leader. All queries are submitted to it, in
+// the order of their arrival.
 func (s *State) Opened(now time.Duration) {
 	s.forget(now)
 	s.heardAt, s.submitted, s.acked = now, 0, 0
@@ -182,8 +189,8 @@ func (s *State) Opened(now time.Duration) {
 	s.submitAll(now)
 }
 
-// forget drops what belongs to the link that was, and reports whether its leader, or one before it,
-// is lost.
+// forget drops the state of the former link, and reports whether its leader, or one before it, is
+// lost.
 func (s *State) forget(now time.Duration) (lost bool) {
 	s.message, s.unacked = Message{}, s.unacked[:0]
 	if s.link < linkOpen {
@@ -198,8 +205,7 @@ func (s *State) forget(now time.Duration) (lost bool) {
 	return true
 }
 
-// linkIs notes what the link is now, on which it depends which queries are decided without a
-// leader.
+// linkIs sets the link's state, and schedules the queries that depend on it.
 func (s *State) linkIs(link linkState, lost bool) {
 	if s.link == link && s.lost == lost {
 		return
@@ -219,7 +225,7 @@ func (s *State) submitAll(now time.Duration) {
 	}
 }
 
-// Heard takes a sign of life of the leader, who has read the given number of submits.
+// Heard takes a message of the leader, which has read received submits of this link so far.
 func (s *State) Heard(received uint64, now time.Duration) {
 	if s.link < linkOpen {
 		return
@@ -237,11 +243,12 @@ func (s *State) Heard(received uint64, now time.Duration) {
 	}
 }
 
-// silence is how long the leader may take to acknowledge a submit.
+// silence is how long the leader may take to acknowledge a submit: three times the usual time, but
+// at least leastSilence.
 func (s *State) silence() time.Duration { return max(leastSilence, 3*s.usual) }
 
-// Check finds out whether the leader is silent, and reports whether it has become so. Queries are
-// decided without it then, until it has acknowledged all submits.
+// Check checks whether the leader is silent, and reports whether it has become so. From then on
+// queries are decided without it, until it has acknowledged all submits.
 func (s *State) Check(now time.Duration) (silent bool) {
 	if s.link == linkOpen && (len(s.unacked) > 0 && now-s.unacked[0] > s.silence() ||
 		now-s.heardAt > max(heartbeatSilence, s.silence())) {
@@ -255,12 +262,11 @@ func (s *State) Check(now time.Duration) (silent bool) {
 // Idle reports whether Check and Inquire need not be called before another query arrives.
 func (s *State) Idle() bool { return s.first == nil && len(s.unacked) == 0 }
 
-// LookAgain is how long after Check it is to be called again, and Inquire, unless
-// the state is idle.
+// LookAgain is how long after a Check to call Check and Inquire again, unless the state is idle.
 func (s *State) LookAgain(now time.Duration) time.Duration {
 	wait := WatchInterval
 	if s.link == linkOpen && len(s.unacked) > 0 {
 		wait = min(wait, s.unacked[0]+s.silence()-now)
 	}
-	return max(wait, 0) + 1 // Check wants more than the silence
+	return max(wait, 0) + 1 // Check fires only after more than the silence
 }

@@ -12,135 +12,137 @@ import (
 )
 
 const (
-	// leastOverdue is the least time beyond its predicted end after which an attempt is given up
-	// where no leader watches it.
+	// leastOverdue is how late, at least, an attempt that no leader watches must be before it is
+	// given up.
 	leastOverdue = 100 * time.Millisecond
-	// mostLed is how many attempts in a row may fail where the leader has sent a query. It
-	// may not know yet which members are out of reach of this gateway, so the query is
-	// then decided without it.
+	// mostLed is how many attempts in a row may fail that the leader chose. After them the query is
+	// decided without the leader, which may not know yet which members this gateway cannot reach.
 	mostLed = 2
-	// mostInquiries are decided about without a leader at a time, the oldest queries first.
+	// mostInquiries is how many queries are decided without a leader at a time, the oldest first.
 	mostInquiries = 8
-	// mostTogether is how many submits, cancellations and assignments one message has: an agent
-	// takes 64 KiB, and the longest of them has about 1 KiB.
+	// mostTogether is how many submits, cancellations and assignments one message may have. An
+	// agent accepts messages of 64 KiB, and the longest of these takes about 1 KiB.
 	mostTogether = 48
-	// firstAgain is how long a query waits whose second member in a row could not be reached.
+	// firstAgain is the backoff of a query after the second member in a row could not be reached;
+	// see [Query.Backoff].
 	firstAgain = 10 * time.Millisecond
 	// past is earlier than any time.
 	past = time.Duration(math.MinInt64)
 )
 
-// A State is that of a gateway's queries and of its link to the leader. It decides which queries go
-// to the leader, which are decided without one, which attempt counts and what the outcome is. After
-// each event the caller takes from Next what is to be done, then from Inquire what is to be decided
-// without a leader, and from Message what the leader is to be told.
+// A State is the state of a gateway's queries and of its link to the leader. It decides which
+// queries go to the leader, which are decided without one, which attempt counts and what the
+// outcome is. After each event the caller carries out the actions of Next, then begins a decision
+// for each query of Inquire, then sends the messages of Message.
 //
-// A query has at most one attempt under way, which its caller makes, and exactly one outcome. Times
-// count from whenever the caller likes. A State is not safe for concurrent use.
+// A query has at most one attempt under way, which the query's caller makes, and exactly one
+// outcome. Times are since a fixed time that the caller chooses. A State is not safe for concurrent
+// use.
 type State struct {
 	sequence    uint64
 	bySequence  map[uint64]*Query
-	first, last *Query // in the order they arrived
-	ready       turns  // those to be decided without a leader now
-	later       turns  // and those that may be, each from its due time on
-	inquiries   int    // how many are being decided so
+	first, last *Query // in the order of arrival
+	ready       turns  // queries to decide without a leader now
+	later       turns  // queries that may be decided so from their due times on
+	inquiries   int    // how many are being decided without a leader
 
 	leaders leaders
 	link    linkState
-	lost    bool    // the last leader was lost, and no other has answered: nobody waits for one
+	lost    bool    // the last leader is lost, no other has answered: queries do not wait for one
 	message Message // for the leader, not sent yet
-	// when the submits were made that the leader has not acknowledged; the oldest first
+	// unacked has the times of the submits that the leader has not acknowledged, the oldest first.
 	unacked   []time.Duration
 	submitted uint64 // on this link
 	acked     uint64
 	heardAt   time.Duration
-	usual     time.Duration // between a submit and its acknowledgement
+	usual     time.Duration // usual time between a submit and its acknowledgement
 
 	slow    func(q *Query, agent names.AgentName) time.Duration
 	actions []Action
-	taken   int // of actions
+	taken   int // actions that Next has returned
 	stats   Stats
 }
 
-// Stats counts what a gateway has done since its start.
+// Stats has a gateway's counters since its start.
 type Stats struct {
 	Queries uint64
-	// Submits to leaders, the first ones and those below; SubmitMessages carried
-	// them.
+	// Submits counts submits to leaders, first and repeated ones; SubmitMessages counts the
+	// messages that carried them.
 	Submits, SubmitMessages uint64
-	// Submits made again because an attempt failed or because there was a new
-	// leader.
+	// ResubmitsFailed and ResubmitsLeader count submits repeated because an attempt failed, or
+	// because there was a new leader.
 	ResubmitsFailed, ResubmitsLeader uint64
-	// Attempts are payloads sent; of them Leaderless were decided without a leader.
+	// Attempts counts payloads sent, Leaderless those of them that were decided without a leader.
 	Attempts, Leaderless uint64
-	// Attempts cut off because the query was assigned anew.
+	// Superseded counts attempts cut off because the query was assigned anew.
 	Superseded uint64
-	// Assignments given back.
+	// Unused counts assignments given back to leaders.
 	Unused uint64
-	// Probes are questions to workers, Unanswered those without an answer in time.
+	// Probes counts questions to workers, ProbesUnanswered those without an answer in time.
 	Probes, ProbesUnanswered uint64
-	// Silences of leaders, and links to leaders that were opened.
+	// Silences counts how often a leader became silent, Links the links opened to leaders.
 	Silences, Links uint64
 }
 
-// A Query is one that the gateway owns. The caller fills in the exported fields but Sequence before
-// it arrives, and does not change them.
+// A Query is a query that the gateway owns. Before [State.Arrive] the caller fills in the exported
+// fields except Sequence; afterwards nobody changes them.
 type Query struct {
 	Sequence uint64 // 1 for the gateway's first
 	Arrival  time.Duration
 	Deadline time.Duration // 0: none
-	Tag      any           // the caller's own
+	Tag      any           // a value of the caller's
 
 	previous, next *Query
-	since          time.Duration // when it began to wait unheard
+	since          time.Duration // when it began to wait without an answer of the leader
 	stage          stage
 	atLeader       atLeader
 	submit         uint64 // the number of its last submit on the link
-	err            error  // of one that has ended without an answer, or is refused by the leader
+	err            error  // why it ended without an answer, or why the leader refused it
 
-	at       Target // of the attempt under way
+	at       Target // target of the attempt under way
 	goesTo   Target
-	attempts int    // made so far
-	number   uint32 // of the last attempt; the leader counts those it voids
+	attempts int    // attempts made so far
+	number   uint32 // number of the last attempt; the leader counts those that it voids too
 
-	inquired bool // it is being decided without a leader
+	inquired bool // a decision without a leader is open
 	again    time.Duration
 	failed   []names.AgentName // members that have failed it
 
-	turns *turns // where it waits for its turn to be decided without a leader; nil: nowhere
-	index int    // there
+	turns *turns // the heap that it is in; nil if in none
+	index int    // its index there
 	due   time.Duration
 }
 
-// A stage is how far a query is at its gateway.
+// A stage is the progress of a query at its gateway.
 type stage uint8
 
 const (
-	held  stage = iota // it waits for a target
-	bound              // it has one, goesTo, where its caller is to send it
-	sent               // an attempt is under way: at
-	// so it is, given up by the leader or overdue, until there is another target
+	held  stage = iota // the query waits for a target
+	bound              // its caller is to send it to its target, goesTo
+	sent               // an attempt is under way at the target at
+	// doubted: an attempt is under way, but the leader has given it up or it is overdue. It goes on
+	// until there is another target.
 	doubted
-	cutOff // so it is, aborted, for there is another target: goesTo
+	cutOff // the attempt under way is aborted: another target, goesTo, is known
 	ended
 )
 
-// atLeader is what the leader has to do with a query.
+// atLeader is the state of a query at the leader.
 type atLeader uint8
 
 const (
-	unknown  atLeader = iota // it knows nothing of it
-	waits                    // it knows that the query waits for a lane
-	assigned                 // it knows which lane the query is on, or on its way to
-	// it has refused the query while an attempt was under way: the last one
+	unknown  atLeader = iota // the leader does not know the query
+	waits                    // the leader knows that it waits for a lane
+	assigned                 // the leader knows the lane that it is on, or on its way to
+	// refused: the leader refused it while an attempt was under way, which is its last.
 	refused
-	passed // the query is decided without it, though there may be one
+	passed // it is decided without the leader, though there may be one
 )
 
-// hasTarget reports whether the query has a target where it is not sent yet.
+// hasTarget reports whether the query has a target to which it is not sent yet.
 func (q *Query) hasTarget() bool { return q.stage == bound || q.stage == cutOff }
 
-// underWay reports whether an attempt is made.
+// underWay reports whether an attempt is under way.
 func (q *Query) underWay() bool {
 	return q.stage == sent || q.stage == doubted || q.stage == cutOff
 }
@@ -148,7 +150,8 @@ func (q *Query) underWay() bool {
 // submitted reports whether the leader knows of the query.
 func (q *Query) submitted() bool { return q.atLeader == waits || q.atLeader == assigned }
 
-// Ended reports whether the query has its outcome: err, or nil for the answer that its caller has.
+// Ended reports whether the query has its outcome. err is nil if the outcome is the answer, which
+// the query's caller has.
 func (q *Query) Ended() (err error, done bool) {
 	if q.stage != ended {
 		return nil, false
@@ -156,7 +159,7 @@ func (q *Query) Ended() (err error, done bool) {
 	return q.err, true
 }
 
-// At is the agent where an attempt is under way, "" if none is.
+// At is the agent at which an attempt is under way, "" if there is none.
 func (q *Query) At() names.AgentName {
 	if !q.underWay() {
 		return ""
@@ -164,12 +167,12 @@ func (q *Query) At() names.AgentName {
 	return q.at.Agent
 }
 
-// Failed are the agents that have failed the query.
+// Failed returns the agents that have failed the query. The caller must not change the slice.
 func (q *Query) Failed() []names.AgentName { return q.failed }
 
-// Backoff is about how long the caller waits before it reports an attempt under way that has failed
-// without a word of the agent: the leader may not know yet that it is out of reach. An attempt that
-// is cut off does not wait.
+// Backoff is about how long the caller waits before it reports an attempt that failed without an
+// answer of the agent, because the leader may not know yet that the agent is out of reach. It does
+// not wait if the attempt was cut off.
 func (q *Query) Backoff() time.Duration {
 	if q.attempts < 2 {
 		return 0
@@ -177,63 +180,66 @@ func (q *Query) Backoff() time.Duration {
 	return firstAgain << (2 * (q.attempts - 2))
 }
 
-// A Target is where an attempt is, or is to go.
+// A Target is the lane to which an attempt is sent.
 type Target struct {
 	Agent       names.AgentName
 	Attempt     uint32
 	Lane        uint32
-	Reservation uint64        // the probe's; 0: a leader chose
-	Took        time.Duration // predicted, until the answer
+	Reservation uint64        // of the lane's answer to a probe; 0 if a leader chose the lane
+	Took        time.Duration // predicted time until the answer
 
-	// the leader knows of it from this gateway: the lane may tell another one of its end
+	// claimed: the leader knows of the attempt from this gateway; the lane may report its end to
+	// another leader.
 	claimed bool
 	sent    time.Duration
-	// from when on it is given up where no leader watches it; past: not yet known
+	// overdue is when the attempt is given up if no leader watches it; past means not computed yet.
 	overdue time.Duration
 }
 
-// An Assign is a leader's choice for a query, or one that is given back.
+// An Assign is a leader's choice of a lane for a query, or such a choice given back.
 type Assign struct {
 	Sequence uint64
 	Attempt  uint32 // 1 is the first
 	Agent    names.AgentName
 	Lane     uint32
-	Took     time.Duration // predicted, until the answer
+	Took     time.Duration // predicted time until the answer
 }
 
-// A Submit asks the leader for a lane; one with an Agent says where the query is already.
+// A Submit asks the leader for a lane. If Agent is set, it says instead where the query is already.
 type Submit struct {
 	Query            *Query
-	Waited, TimeLeft time.Duration // TimeLeft 0: for ever
-	Attempts         uint32        // made so far
+	Waited, TimeLeft time.Duration // TimeLeft 0 means no deadline
+	Attempts         uint32        // attempts made so far
 	Agent            names.AgentName
 	Lane             uint32
 }
 
-// A Message is what the leader is told: it reads what is submitted before what is cancelled, that
-// before what is unused.
+// A Message is a message to the leader. The leader reads Submit before Cancel, and Cancel before
+// Unused.
 type Message struct {
 	Submit []Submit
 	Cancel []uint64
 	Unused []Assign // the lanes will not run these attempts
 }
 
-// An ActionKind says what is to be done. Beside each stand the fields of [Action] that it has.
+// An ActionKind says what the caller is to do. The comment of each kind lists the fields of
+// [Action] that it sets.
 type ActionKind uint8
 
 const (
-	// Wake: Query. It has a target, to be had from Take, or its outcome.
+	// Wake: Query. Wake the query's caller: the query has a target, which Take returns, or its
+	// outcome.
 	Wake ActionKind = iota
-	// CutOff: Query. The attempt under way is to be cut off; its caller reports its
-	// end all the same.
+	// CutOff: Query. Cancel the attempt under way. The query's caller still reports its end with
+	// Attempted.
 	CutOff
-	// Release: Agent, Reservation. What was reserved is not needed.
+	// Release: Agent, Reservation. Tell the agent that the reservation is not needed.
 	Release
-	// HangUp: the stream to the one tried, or linked, is to be ended: somebody else leads.
+	// HangUp: end the stream to the agent that is tried or linked, because another one leads.
 	HangUp
 )
 
-// An Action is something to be done, at once: before the next event.
+// An Action is an action for the caller, to be carried out before the next event.
 type Action struct {
 	Kind        ActionKind
 	Query       *Query
@@ -241,19 +247,19 @@ type Action struct {
 	Reservation uint64
 }
 
-// An Outcome is what an attempt came to.
+// An Outcome is the outcome of an attempt.
 type Outcome uint8
 
 const (
 	Answered  Outcome = iota // the query is answered
-	Final                    // the query is wrong: no other would answer
-	Elsewhere                // this member failed: another may answer
+	Final                    // the query is invalid: no member would answer it
+	Elsewhere                // this member failed: another one may answer
 )
 
-// GaveUp is the error of a query that as many attempts have failed as it may have.
+// GaveUp is the error of a query whose last permitted attempt has failed.
 type GaveUp struct {
 	Attempts int
-	Agent    names.AgentName // of the last
+	Agent    names.AgentName // the last attempt's
 	Err      error           // its error
 }
 
@@ -262,16 +268,16 @@ func (e *GaveUp) Error() string {
 		e.Err)
 }
 
-// New returns the state of a gateway without queries that knows of no leader. slow is the 99th
-// percentile of how long a query runs at an agent, 0 if it is not known. It is asked once an
-// attempt, and only where no leader watches it.
+// New returns the state of a gateway without queries that knows of no leader. slow returns the 99th
+// percentile of a query's execution latency at an agent, 0 if unknown. It is called at most once
+// per attempt, and only for attempts that no leader watches.
 func New(slow func(q *Query, agent names.AgentName) time.Duration) *State {
 	s := &State{bySequence: map[uint64]*Query{}, later: turns{soonest: true}, slow: slow}
 	s.leaders.retry = firstRetry
 	return s
 }
 
-// Next returns what is to be done, in order, until there is nothing.
+// Next returns the next action; false if there is none.
 func (s *State) Next() (a Action, ok bool) {
 	if s.taken == len(s.actions) {
 		clear(s.actions)
@@ -284,9 +290,9 @@ func (s *State) Next() (a Action, ok bool) {
 
 func (s *State) do(a Action) { s.actions = append(s.actions, a) }
 
-// Message returns what the leader is to be told now, or as much of it as may go together; false:
-// nothing. It is good until the next event. Of what is cancelled nothing goes before what is
-// submitted, nor what is unused before either.
+// Message returns the next message to the leader, with at most mostTogether items; false if there
+// is nothing to tell. It is valid until the next event. Cancellations go only after all submits,
+// and unused assignments only after both.
 func (s *State) Message() (m Message, ok bool) {
 	if !s.HasMessage() {
 		return m, false
@@ -304,7 +310,7 @@ func (s *State) HasMessage() bool {
 	return len(s.message.Submit)+len(s.message.Cancel)+len(s.message.Unused) > 0
 }
 
-// cut divides all after as many as there is room for.
+// cut splits all into the first items, for which there is room, and the others.
 func cut[T any](all []T, room *int) (now, later []T) {
 	if len(all) <= *room {
 		*room -= len(all)
@@ -315,7 +321,7 @@ func cut[T any](all []T, room *int) (now, later []T) {
 	return all[:n:n], all[n:]
 }
 
-// Stats counts what has been done; the caller adds the probes.
+// Stats returns the counters; the caller adds those of the probes.
 func (s *State) Stats() Stats { return s.stats }
 
 // Len is how many queries have no outcome yet.
@@ -342,8 +348,8 @@ func (s *State) Arrive(q *Query, now time.Duration) {
 	s.schedule(q)
 }
 
-// submit has the leader look for a lane, or, for a query that is sent and not given up, reserve the
-// one it is on.
+// submit asks the leader for a lane. If an attempt of q is under way and not given up, it asks the
+// leader to reserve that lane.
 func (s *State) submit(q *Query, now time.Duration) {
 	m := Submit{Query: q, Waited: now - q.Arrival, Attempts: q.number}
 	if q.Deadline != 0 {
@@ -362,8 +368,8 @@ func (s *State) submit(q *Query, now time.Duration) {
 		q.atLeader, claimed.claimed = assigned, true
 	}
 	s.message.Submit = append(s.message.Submit, m)
-	// The leader reads it before what the message cancels. It takes the place of what the leader
-	// knows of the query: where it is, or more attempts.
+	// The leader reads this submit before the message's cancellations, and replaces by it what it
+	// knew of the query: where it is, or how many attempts were made.
 	s.message.Cancel = slices.DeleteFunc(s.message.Cancel,
 		func(sequence uint64) bool { return sequence == q.Sequence })
 	s.submitted++
@@ -380,12 +386,12 @@ func (s *State) Assign(a Assign) {
 		s.cancelled(a.Sequence)
 		s.unused(a)
 		return
-	case !q.submitted(): // decided meanwhile; the leader is told already
+	case !q.submitted(): // the query was decided meanwhile, and the leader has been told
 		s.unused(a)
 		return
 	case s.crosses(q), a.Attempt <= max(q.number, q.goesTo.Attempt):
-		// Chosen before the leader read that the query is elsewhere, or has been: an attempt
-		// under way goes on.
+		// The leader chose before it read that the query is, or was, elsewhere: an attempt under
+		// way goes on.
 		s.unused(a)
 		return
 	case q.attempts >= match.MaxAttempts: // the last one goes on
@@ -397,10 +403,10 @@ func (s *State) Assign(a Assign) {
 	s.goTo(q, Target{Agent: a.Agent, Attempt: a.Attempt, Lane: a.Lane, Took: a.Took})
 }
 
-// crosses reports whether what the leader says of q was said before it read the last submit of q.
+// crosses reports whether the leader sent its message about q before it had read q's last submit.
 func (s *State) crosses(q *Query) bool { return q.submit > s.acked }
 
-// goTo has the caller of q send it to t, and give up the attempt under way.
+// goTo makes t the target of q, and cuts off the attempt under way.
 func (s *State) goTo(q *Query, t Target) {
 	s.dropTarget(q)
 	q.goesTo = t
@@ -415,7 +421,7 @@ func (s *State) goTo(q *Query, t Target) {
 	s.schedule(q)
 }
 
-// dropTarget gives back the target where q was to go.
+// dropTarget gives back the target to which q was to be sent.
 func (s *State) dropTarget(q *Query) {
 	if !q.hasTarget() {
 		return
@@ -432,7 +438,7 @@ func (s *State) release(t Target) {
 	s.do(Action{Kind: Release, Agent: t.Agent, Reservation: t.Reservation})
 }
 
-// unbind forgets where q was to go. An attempt that was cut off for that does not go on.
+// unbind removes q's target. An attempt that was cut off for it stays cut off.
 func (s *State) unbind(q *Query) {
 	q.goesTo = Target{}
 	if q.stage == cutOff {
@@ -442,7 +448,7 @@ func (s *State) unbind(q *Query) {
 	}
 }
 
-// unused gives back an assignment.
+// unused gives an assignment back to the leader.
 func (s *State) unused(a Assign) {
 	s.stats.Unused++
 	if s.link >= linkOpen {
@@ -450,7 +456,7 @@ func (s *State) unused(a Assign) {
 	}
 }
 
-// giveBack gives back a lane of q's.
+// giveBack gives the lane of a target that q does not need back to the leader.
 func (s *State) giveBack(q *Query, t *Target) {
 	s.unused(Assign{Sequence: q.Sequence, Attempt: t.Attempt, Agent: t.Agent, Lane: t.Lane})
 }
@@ -462,7 +468,7 @@ func (s *State) cancelled(sequence uint64) {
 	}
 }
 
-// withdraw takes q away from the leader.
+// withdraw cancels q at the leader.
 func (s *State) withdraw(q *Query) {
 	if q.submitted() {
 		q.atLeader = unknown
@@ -470,8 +476,9 @@ func (s *State) withdraw(q *Query) {
 	}
 }
 
-// OfferAgain takes it that the leader has given up an attempt. One that is under way goes on until
-// the query is assigned anew. It returns the query, nil if that is none of the leader's any more.
+// OfferAgain notes that the leader has given up an attempt. An attempt under way goes on until the
+// query is assigned anew. OfferAgain returns the query, nil if the leader does not have it any
+// more.
 func (s *State) OfferAgain(sequence uint64, attempt uint32) *Query {
 	q := s.bySequence[sequence]
 	switch {
@@ -494,14 +501,14 @@ func (s *State) OfferAgain(sequence uint64, attempt uint32) *Query {
 	return q
 }
 
-// Reject takes it that the leader does not serve a query, for a reason that is the caller's own. An
-// attempt under way goes on, as the last one.
+// Reject notes that the leader has rejected a query; why becomes the query's error. An attempt
+// under way goes on, as the last one.
 func (s *State) Reject(sequence uint64, why error) {
 	q := s.bySequence[sequence]
 	if q == nil || !q.submitted() {
 		return
 	}
-	if s.crosses(q) { // the leader will read the query again
+	if s.crosses(q) { // the leader has not read the last submit yet
 		s.withdraw(q)
 	}
 	q.atLeader = unknown
@@ -512,7 +519,7 @@ func (s *State) Reject(sequence uint64, why error) {
 	q.atLeader, q.err = refused, why
 }
 
-// Take is called by the caller of q: it returns where to send the query now, if it is to be sent.
+// Take returns the target to which q's caller is to send q now; false if there is none.
 func (s *State) Take(q *Query, now time.Duration) (t Target, ok bool) {
 	if q.stage != bound {
 		return Target{}, false
@@ -530,15 +537,15 @@ func (s *State) Take(q *Query, now time.Duration) (t Target, ok bool) {
 	return q.at, true
 }
 
-// Attempted is called by the caller of q when its attempt is over. A query that has not ended then
-// goes on, and its caller waits to be woken.
+// Attempted notes that the attempt of q's caller has ended. If q has no outcome then, its caller
+// waits for a Wake.
 func (s *State) Attempted(q *Query, o Outcome, err error, now time.Duration) {
 	switch {
 	case q.stage == ended:
 		return
 	case o == Answered, o == Final:
-		// The leader hears of it from the worker, unless it waits for another one, or the worker
-		// did not follow it yet.
+		// The worker tells the leader of the end, unless the leader waits for another attempt, or
+		// the worker did not follow this leader yet.
 		switch {
 		case q.atLeader != assigned || q.hasTarget():
 		case q.at.claimed:
@@ -548,7 +555,7 @@ func (s *State) Attempted(q *Query, o Outcome, err error, now time.Duration) {
 		}
 		s.End(q, err)
 		return
-	case q.hasTarget(): // cut off for that, or failed just before
+	case q.hasTarget(): // the attempt was cut off for the target, or failed just before
 		q.stage = bound
 		s.do(Action{Kind: Wake, Query: q})
 		return
@@ -564,14 +571,14 @@ func (s *State) Attempted(q *Query, o Outcome, err error, now time.Duration) {
 		return
 	}
 	q.since = now
-	if q.atLeader == assigned { // the lane is not to be reserved for it any more
+	if q.atLeader == assigned { // the leader need not reserve the lane any more
 		s.giveBack(q, &q.at)
 	}
 	switch {
 	case len(q.failed) >= mostLed:
 		s.withdraw(q)
 		q.atLeader = passed
-	case q.atLeader == waits: // the leader has given the attempt up already
+	case q.atLeader == waits: // the leader has already given the attempt up
 	case q.atLeader == assigned, s.link == linkOpen:
 		s.stats.ResubmitsFailed++
 		s.submit(q, now)
@@ -579,8 +586,8 @@ func (s *State) Attempted(q *Query, o Outcome, err error, now time.Duration) {
 	s.schedule(q)
 }
 
-// End decides the outcome of q: err, or nil for the answer that its caller has. A caller that makes
-// an attempt cuts it off itself.
+// End decides the outcome of q: err, or nil if q's caller has the answer. If an attempt is under
+// way, the caller cancels it itself.
 func (s *State) End(q *Query, err error) {
 	if q.stage == ended {
 		return
@@ -604,7 +611,7 @@ func (s *State) End(q *Query, err error) {
 	s.do(Action{Kind: Wake, Query: q})
 }
 
-// Close ends all queries.
+// Close ends all queries with the error why.
 func (s *State) Close(why error) {
 	for s.first != nil {
 		q := s.first
@@ -615,8 +622,8 @@ func (s *State) Close(why error) {
 	}
 }
 
-// Inquire returns a query that is to be decided without a leader now, the oldest, or nil. What
-// comes of it is told to Decided or Undecided. Only so many are decided at a time.
+// Inquire returns the oldest query that is to be decided without a leader now, or nil. The caller
+// reports the result with Decided or Undecided. At most mostInquiries decisions are open at a time.
 func (s *State) Inquire(now time.Duration) *Query {
 	if s.inquiries >= mostInquiries {
 		return nil
@@ -638,11 +645,11 @@ func (s *State) Inquire(now time.Duration) *Query {
 	return q
 }
 
-// Unheard reports whether there are queries that Inquire returns now or later.
+// Unheard reports whether there are queries that Inquire may return now or later.
 func (s *State) Unheard() bool { return len(s.ready.queries)+len(s.later.queries) > 0 }
 
-// schedule brings in line when q is to be decided without a leader, after whatever that depends on
-// has changed.
+// schedule recomputes when q is to be decided without a leader. It is called after a change of
+// anything on which that depends.
 func (s *State) schedule(q *Query) {
 	if q.turns != nil {
 		heap.Remove(q.turns, q.index)
@@ -658,7 +665,7 @@ func (s *State) schedule(q *Query) {
 	}
 }
 
-// dueLeaderless is from when on q, which waits or is sent, may be decided without a leader.
+// dueLeaderless is the time from which q, which waits or is sent, may be decided without a leader.
 func (s *State) dueLeaderless(q *Query) time.Duration {
 	due := q.again
 	if s.link == linkOpening && !s.lost {
@@ -673,7 +680,7 @@ func (s *State) dueLeaderless(q *Query) time.Duration {
 	return due
 }
 
-// Decided ends what Inquire began: q goes to t, unless it is not to be sent any more.
+// Decided ends the decision that Inquire began: q goes to t, unless it need not be sent any more.
 func (s *State) Decided(q *Query, t Target) {
 	s.inquired(q)
 	if q.stage == ended || q.hasTarget() || q.stage == sent || q.attempts >= match.MaxAttempts {
@@ -685,7 +692,8 @@ func (s *State) Decided(q *Query, t Target) {
 	s.goTo(q, t)
 }
 
-// Undecided ends what Inquire began: nobody takes q, and it is to be tried again at the given time.
+// Undecided ends the decision that Inquire began: no lane takes q, and the next decision may begin
+// at again.
 func (s *State) Undecided(q *Query, again time.Duration) {
 	q.again = again
 	s.inquired(q)

@@ -1,12 +1,12 @@
 package queries
 
-// A turns is a heap of queries; see [container/heap]. [State] has two, so that it need not look at
-// every query in flight to find the one to decide without a leader: of those that are to be decided
-// now, the oldest first, and of those that may be later, the soonest first. A query is in one of
-// them, or in none.
+// A turns is a heap of queries to decide without a leader; see [container/heap]. [State] has two,
+// so that it finds the next one without looking at every query in flight: ready has the queries to
+// decide now, the oldest first; later has those whose time comes later, the soonest first. A query
+// is in one of them or in none.
 type turns struct {
 	queries []*Query
-	soonest bool // first is the one whose time comes first, not the oldest
+	soonest bool // order by due time, not by age
 }
 
 func (h *turns) Len() int { return len(h.queries) }

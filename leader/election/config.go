@@ -17,8 +17,8 @@ const (
 	Never Role = iota
 	// May lead when there is no leader.
 	May
-	// Must lead: it takes over from one that may as soon as it hears it, and no agent
-	// that may takes over from it. Of several that must, one leads.
+	// Must lead: the agent takes over as soon as it hears a leader of role May, and no agent of
+	// role May takes over from it. If several agents must lead, one of them does.
 	Must
 )
 
@@ -41,9 +41,9 @@ func ParseRole(s string) (Role, error) {
 	return 0, fmt.Errorf("role is %q, want never, may or must", s)
 }
 
-// A Rank orders the agents: of two that could lead, the one of higher rank
-// should, and equal ranks are ordered by id. It travels in gossip and in claims.
-// The zero Rank is that of an agent that never leads.
+// A Rank orders the agents: of two that could lead, the one of higher rank should. Agents of equal
+// rank are ordered by id. Ranks travel in gossip and in claims. The zero Rank is that of an agent
+// that never leads.
 type Rank uint32
 
 const (
@@ -52,9 +52,9 @@ const (
 	rankCoresMask Rank = 1<<16 - 1 // one more than the spare cores
 )
 
-// RankOf is the rank of an agent: its role first, then whether its lanes take no
-// CPU (they run on a GPU, or it has none), then how many cores no lane uses. Below
-// 0 cores count as 0, above 65,534 as that.
+// RankOf returns the rank of an agent. It orders by role first, then by whether the agent's lanes
+// take no CPU (they run on a GPU, or it has none), then by how many cores no lane uses. spareCores
+// below 0 counts as 0, and above 65,534 as 65,534.
 func RankOf(role Role, lanesTakeNoCPU bool, spareCores int) Rank {
 	if role == Never {
 		return 0
@@ -80,19 +80,19 @@ func (r Rank) Role() Role {
 	return May
 }
 
-// Epochs rise by one an election, so they stay below 2^20 for years, and within 2^20 of
-// each other whoever was away for however long. What is further off is a lie, or of
-// another fleet; see [Beyond].
+// Each election raises the epoch by one, so epochs stay below 2^20 for years, and two honest
+// agents' epochs stay within 2^20 of each other, however long one was away. An epoch further off is
+// a lie, or of another fleet; see [Beyond].
 const (
 	mostJump = 1 << 20
-	// mostTrusted is the highest epoch that one who follows nobody takes from others, whatever it
-	// knows itself, and endOfEpochs above all there are: between the two is room for 2^42 jumps, so
-	// that no lie leaves a fleet without an epoch to elect a leader with.
+	// mostTrusted is the highest epoch that a node which follows nobody accepts from others,
+	// whatever it knows itself. endOfEpochs is above all epochs. Between the two is room for 2^42
+	// jumps, so a lie never leaves a fleet without an epoch for an election.
 	mostTrusted = 1 << 62
 	endOfEpochs = 1 << 63
 )
 
-// Beyond reports whether an epoch is so far above a known one that no elections lead there.
+// Beyond reports whether an epoch is so far above a known one that elections cannot have led there.
 func Beyond(epoch, known uint64) bool { return epoch > known && epoch-known > mostJump }
 
 // A Claim is the right to lead that an agent claims. The zero Claim is lower than
@@ -117,24 +117,23 @@ func (c Claim) String() string {
 	return fmt.Sprintf("%d/%s", c.Epoch, c.Leader)
 }
 
-// A Config describes the agent a [Node] stands for. All agents of a cluster should
-// have the same intervals.
+// A Config describes the agent of a [Node]. All agents of a fleet should have the same intervals.
 type Config struct {
 	// ID is the agent's name, not empty and unique among the members.
 	ID names.AgentName
-	// Rank is what [RankOf] says of the agent.
+	// Rank is the agent's rank, from [RankOf].
 	Rank Rank
-	// Epoch is the last one that the agent has persisted, 0 if none; below 2^63. With an older one
-	// it could claim an epoch that it has led already.
+	// Epoch is the last epoch that the agent has persisted, 0 if none; below 2^63. With an older
+	// one the agent could claim an epoch that it has led already.
 	Epoch uint64
-	// JoinWait is how long after its first step a node waits to hear a leader before
-	// it claims. 0, right for an agent that knows of no other, claims at once. One
-	// that has others to join should wait 1 s or so.
+	// JoinWait is how long after its first step a node waits to hear a leader before it claims.
+	// With 0 it claims at once, which is right for an agent that knows no other. An agent that
+	// joins others should wait about 1 s.
 	JoinWait time.Duration
 	// Heartbeat is how often the leader tells the members that it leads. 0 means 50 ms.
 	Heartbeat time.Duration
-	// Silence is how long a leader is not heard before the agents claim; at least ten
-	// heartbeats. 0 means 1 s.
+	// Silence is how long the agents wait, after they last heard the leader, before they claim; at
+	// least ten heartbeats. 0 means 1 s.
 	Silence time.Duration
 }
 

@@ -6,24 +6,23 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// A MessageKind says what one node tells another. Beside each stand the fields
-// of [Message] it uses.
+// A MessageKind says what one node tells another. The comment of each kind lists the fields of
+// [Message] that it uses.
 type MessageKind uint8
 
 const (
 	// Heartbeat: Claim, Successor. The sender leads.
 	Heartbeat MessageKind = iota
-	// Ack: Claim. The sender has heard that heartbeat and follows its leader.
+	// Ack: Claim. The sender has heard the heartbeat of Claim and follows its leader.
 	Ack
 	// Propose: Claim. The sender wants to lead and asks who objects.
 	Propose
-	// Grant: Claim. The sender does not object to that proposal.
+	// Grant: Claim. The sender does not object to the proposal of Claim.
 	Grant
-	// Refuse: Claim, Heard. The sender knows of this claim to lead, which stands
-	// against what it was sent.
+	// Refuse: Claim, Heard. The sender knows of Claim, which is against the claim that it was sent.
 	Refuse
-	// Resign: Claim, Successor. The sender leads under Claim and wants to leave that
-	// to Successor; if that is empty, it leads no more.
+	// Resign: Claim, Successor. The sender leads under Claim and wants Successor to lead instead.
+	// If Successor is empty, the sender no longer leads.
 	Resign
 )
 
@@ -61,33 +60,32 @@ func (m Message) String() string {
 	return s
 }
 
-// A Kind says what happened. Beside each stand the fields of [Event] it uses.
+// A Kind says what happened. The comment of each kind lists the fields of [Event] that it uses.
 type Kind uint8
 
 const (
 	// TimePassed says only that time has passed; the caller steps with it when the
 	// node asked to be stepped and nothing else happened.
 	TimePassed Kind = iota
-	// MemberUp: ID, Rank. The agent is a member, or its rank has changed. The rank of
-	// the node's own agent holds from its next claim on. Whoever should hear who
-	// leads can be a member, with the rank 0.
+	// MemberUp: ID, Rank. The agent is a member, or its rank has changed. The rank of the node's
+	// own agent holds from its next claim on. Whoever should be told who leads can be made a member
+	// of rank 0.
 	MemberUp
 	// MemberDown: ID. Gossip has given the agent up, or it has left.
 	MemberDown
-	// StreamBroken: ID. A stream to or from that agent has broken or could not be
-	// opened; not told of one that was ended in order or replaced. This is quicker than
-	// gossip; the agent stays a member.
+	// StreamBroken: ID. A stream to or from the agent has broken or could not be opened. A stream
+	// that was closed on purpose or replaced does not count. The news is quicker than gossip; the
+	// agent stays a member.
 	StreamBroken
-	// ProcessEnded: ID. The agent's process has ended, so it seems: its stream broke, and
-	// then its host refused a connection.
+	// ProcessEnded: ID. The agent's process seems to have ended: its stream broke, and then its
+	// host refused a connection.
 	ProcessEnded
-	// Received: ID, Message. The agent, a member or not, has sent this.
+	// Received: ID, Message. The agent, which need not be a member, has sent Message.
 	Received
-	// Persisted: Epoch. What [Persist] asked for has been done and will be there
-	// after a crash.
+	// Persisted: Epoch. The epoch that [Persist] gave is on disk and survives a crash.
 	Persisted
-	// Resigned: the agent wants to stop and never leads again. If it leads, it hands
-	// over; [StepDown] tells that it has.
+	// Resigned: the agent wants to stop and never leads again. If it leads, it hands over;
+	// [StepDown] follows when it has.
 	Resigned
 )
 
@@ -122,31 +120,32 @@ func (e Event) String() string {
 	return name
 }
 
-// An ActionKind says what to do. Beside each stand the fields of [Action] it uses.
+// An ActionKind says what to do. The comment of each kind lists the fields of [Action] that it
+// sets.
 type ActionKind uint8
 
 const (
 	// Send: To, Message.
 	Send ActionKind = iota
-	// Persist: Claim. Make Claim.Epoch durable, unless a higher one is that is not
-	// [Beyond] it, then step the node with [Persisted]. Without that answer the node does
-	// not claim; after [Config.Silence] it tries again. A successor has the epoch of the
-	// claim to come made durable ahead.
+	// Persist: Claim. Write Claim.Epoch to disk, unless a higher epoch that is not [Beyond] it is
+	// there already; then step the node with [Persisted]. Until then the node does not claim; after
+	// [Config.Silence] it asks again. A successor asks for the epoch of its coming claim ahead of
+	// time.
 	Persist
-	// Lead: Claim. The agent leads from now on, with an empty matcher. Always
-	// followed by Follow with the same claim.
+	// Lead: Claim. The agent leads from now on, with an empty matcher. A Follow with the same claim
+	// always comes next.
 	Lead
-	// StepDown: Claim, Reason. The agent no longer leads: it stops the work of its leader.
-	// Always followed by Follow or NoLeader.
+	// StepDown: Claim, Reason. The agent no longer leads and stops its work as leader. A Follow or
+	// NoLeader always comes next.
 	StepDown
-	// Follow: Claim. This is the leader from now on: gateways re-submit to it what
-	// waits and what is sent, workers greet it with what their lanes hold. What a
-	// leader knows already may be told it again.
+	// Follow: Claim. Claim.Leader leads from now on: gateways submit to it again the queries that
+	// wait and those that are sent, and workers greet it with what their lanes hold. A leader may
+	// be told again what it knows.
 	Follow
-	// NoLeader: Reason. The leader followed so far is lost; gateways decide alone.
+	// NoLeader: Reason. The leader followed so far is lost; gateways decide without one.
 	NoLeader
-	// Look: To. The stream of the leader has broken whose successor the agent is: step the node
-	// with [ProcessEnded] should that agent's process have ended.
+	// Look: To. The stream of the leader To has broken, and this agent is its successor. Step the
+	// node with [ProcessEnded] if that leader's process has ended.
 	Look
 )
 
@@ -159,7 +158,7 @@ type Reason uint8
 
 const (
 	_ Reason = iota
-	// HigherClaim: another leads under a higher claim.
+	// HigherClaim: another agent leads under a higher claim.
 	HigherClaim
 	// Frozen: the node was not stepped for so long that others may lead by now.
 	Frozen
@@ -169,11 +168,11 @@ const (
 	Silent
 	// Broken: the leader's stream broke and did not come back.
 	Broken
-	// Ended: its process has.
+	// Ended: the leader's process has ended.
 	Ended
 	// Restarted: the leader asks to be elected, so its term is over.
 	Restarted
-	// Gone: gossip has given the leader up.
+	// Gone: gossip has declared the leader dead.
 	Gone
 	// Disowned: the leader's epoch was a lie, or of another fleet; see [Beyond].
 	Disowned

@@ -19,31 +19,31 @@ type Node struct {
 	members []*member // others, in the order of their ids
 	seen    uint64    // the highest epoch heard of or persisted
 
-	// top is the highest claim to lead known. leading: it is our own; following: we
-	// believe that its leader leads (which may be ourselves).
+	// top is the highest claim known. leading says that it is our own; following says that we
+	// believe that its leader, which may be ourselves, leads.
 	top       Claim
 	leading   bool
 	following bool
 	heardAt   time.Time       // when top's leader was last heard under top; zero: never
-	brokenAt  time.Time       // when its stream broke since; zero: it has not
-	successor names.AgentName // as top's leader last announced, which may be ourselves
+	brokenAt  time.Time       // when its stream broke after that; zero: it did not
+	successor names.AgentName // announced by top's leader; may be ourselves
 
-	// base is from when on we may claim, others of higher rank before us.
+	// base is the time from which agents may claim, those of higher rank first.
 	base time.Time
-	// listenUntil is until when silence proves nothing: we were not stepped for a while,
-	// and what was sent to us may lie unread.
+	// listenUntil is the time until which a silent leader may still be there: we were not stepped
+	// for a while, and messages to us may lie unread.
 	listenUntil time.Time
 
-	claiming  bool // claim is ours, and not yet decided
+	claiming  bool // claim is ours and not decided yet
 	claim     Claim
-	persisted bool   // claim.Epoch is
+	persisted bool   // claim.Epoch is on disk
 	kept      uint64 // the epoch persisted last by this node
-	unasked   bool   // the leader has resigned to us, so nobody needs to be asked
+	unasked   bool   // the leader has resigned in our favour: no member is asked
 	claimEnd  time.Time
 	sendAt    time.Time // when leading: the next heartbeat; claiming: the next Propose
 
 	resigned bool
-	resignBy time.Time // leading and resigned: when to stop, whether or not there is a successor
+	resignBy time.Time // leading and resigned: when to stop, with or without a successor
 
 	out []Action
 }
@@ -53,22 +53,22 @@ type member struct {
 	id      names.AgentName
 	rank    Rank
 	ackedAt time.Time // when it last acknowledged a heartbeat of our term; zero: never
-	granted bool      // our claim
-	broken  bool      // its stream broke, and since then neither we nor the leader have heard it
+	granted bool      // it has granted our claim
+	broken  bool      // its stream broke, and neither we nor the leader have heard it since
 }
 
-// Waits that follow from the intervals; see [Node.wait].
+// Waits, in heartbeats; see [Node.wait].
 const (
-	proposeWait   = 3 // heartbeats until a proposal that nobody refuses holds
-	staggerWait   = 2 // between the claims of two agents that follow each other in rank
+	proposeWait   = 3 // until a proposal that nobody refuses holds
+	staggerWait   = 2 // between the claims of two agents next to each other in rank
 	brokenWait    = 2 // after the leader's stream broke
-	freshWait     = 4 // for so long after it was heard, a leader is certainly there
+	freshWait     = 4 // a leader heard within this time is certainly there
 	listenWait    = 2 // after a freeze
-	freezeWait    = 4 // a step so late means that we were frozen
-	mostStaggered = 5 // agents whose claims are apart; those of lower rank claim together
+	freezeWait    = 4 // a step that is this late means that we were frozen
+	mostStaggered = 5 // agents that claim one after the other; those of lower rank claim together
 )
 
-// heartbeatSlack is how much later than due a heartbeat of a leader that lives may come.
+// heartbeatSlack is how late the heartbeat of a living leader may come.
 const heartbeatSlack = 20 * time.Millisecond
 
 // New returns a node that knows no members and no leader.
@@ -82,19 +82,19 @@ func New(cfg Config) (*Node, error) {
 // Leading reports whether the node leads.
 func (n *Node) Leading() bool { return n.leading }
 
-// Successor is whom the leader followed, or the one lost last, has announced to lead after it,
-// empty if nobody. When its stream breaks, that is where to re-submit first.
+// Successor is the agent that the current leader, or the last one lost, has announced as its
+// successor; empty if there is none. When the leader's stream breaks, a gateway should submit again
+// there first.
 func (n *Node) Successor() names.AgentName { return n.successor }
 
-// reaches reports whether the node leads, and the member has acknowledged that lately.
+// reaches reports whether the node leads and the member has acknowledged a heartbeat lately.
 func (n *Node) reaches(m *member) bool {
 	return n.leading && !m.broken && !m.ackedAt.IsZero() && n.now.Sub(m.ackedAt) < n.cfg.Silence
 }
 
-// Step takes what happened at now and returns what to do about it, to be done in this
-// order, and when the node wants to be stepped next if nothing happens before
-// (zero: never). The actions are valid until the next call. Time must not run
-// backwards; an earlier now counts as the latest one seen.
+// Step takes an event that happened at now. It returns the actions to carry out, in order, and when
+// to call it again if nothing happens before (zero: never). The actions are valid until the next
+// call. Time must not run backwards; an earlier now counts as the latest one seen.
 //
 // An event that makes no sense, such as the loss of an unknown member, does nothing.
 func (n *Node) Step(now time.Time, e *Event) (actions []Action, next time.Time) {
@@ -115,9 +115,9 @@ func (n *Node) wait(heartbeats int) time.Duration {
 	return time.Duration(heartbeats) * n.cfg.Heartbeat
 }
 
-// thaw looks whether this step is so much later than asked for that the process or
-// the machine must have been stopped. The others may then have a new leader, and
-// its messages may come after this step: first listen.
+// thaw checks whether this step is so late that the process or the machine must have been stopped.
+// The others may then have a new leader whose messages come only after this step, so the node
+// listens before it decides.
 func (n *Node) thaw() {
 	if n.next.IsZero() || len(n.members) == 0 {
 		return
@@ -158,7 +158,7 @@ func (n *Node) apply(e *Event) {
 			}
 		}
 	case ProcessEnded:
-		// The others leave the first claim to the successor, and go on waiting.
+		// Only the successor claims at once; the others go on waiting.
 		if n.following && !n.leading && e.ID == n.top.Leader && !n.brokenAt.IsZero() &&
 			n.successor == n.cfg.ID {
 			n.lose(Ended)
@@ -261,7 +261,7 @@ func (n *Node) receive(from names.AgentName, msg *Message) {
 	}
 }
 
-// disown gives up all that is so far above an epoch heard of that it was a lie.
+// disown gives up claims and epochs that are so far above a heard epoch that they were lies.
 func (n *Node) disown(epoch uint64) {
 	if Beyond(n.top.Epoch, epoch) {
 		if n.leading {
@@ -289,10 +289,10 @@ func (n *Node) hears() bool {
 	return n.following && n.brokenAt.IsZero() && n.now.Sub(n.heardAt) < n.wait(freshWait)
 }
 
-// outranks reports whether one who claims takes over from a leader that is there.
+// outranks reports whether an agent of rank claim takes over from a living leader.
 func outranks(claim, leader Rank) bool { return claim.Role() == Must && leader.Role() != Must }
 
-// follow takes a heartbeat of a leader whose claim is at least the highest known.
+// follow takes a leader's heartbeat whose claim is at least the highest known.
 func (n *Node) follow(c Claim, successor names.AgentName) {
 	if n.leading {
 		reason := HigherClaim
@@ -309,16 +309,16 @@ func (n *Node) follow(c Claim, successor names.AgentName) {
 		n.out = append(n.out, Action{Kind: Follow, Claim: c})
 	}
 	if successor == n.cfg.ID && n.mayLead() && !(known && successor == n.successor) {
-		// So that the claim to come need not wait for the disk.
+		// The coming claim then need not wait for the disk.
 		n.out = append(n.out, Action{Kind: Persist, Claim: n.nextClaim()})
 	}
 	n.successor, n.brokenAt, n.heardAt = successor, time.Time{}, n.now
 	if m := n.member(successor); m != nil {
-		m.broken = false // the leader hears it, though we may not
+		m.broken = false // the leader hears the successor, even if we do not
 	}
 }
 
-// proposed answers one who wants to lead.
+// proposed answers an agent that wants to lead.
 func (n *Node) proposed(from names.AgentName, c Claim) {
 	if n.following && !n.leading && c.Leader == n.top.Leader && c.Epoch > n.top.Epoch {
 		n.lose(Restarted)
@@ -328,7 +328,7 @@ func (n *Node) proposed(from names.AgentName, c Claim) {
 	case c.Epoch <= n.top.Epoch, n.hears() && !outranks(c.Rank, n.top.Rank):
 		n.send(from, Message{Kind: Refuse, Claim: n.top, Heard: n.hears()})
 	case n.claiming && n.claim.Compare(c) > 0:
-		// It hears of ours and gives way.
+		// The other agent will hear of our claim and give way.
 	default:
 		n.claiming = false
 		n.base = later(n.base, n.now.Add(n.wait(proposeWait+2)))
@@ -336,7 +336,7 @@ func (n *Node) proposed(from names.AgentName, c Claim) {
 	}
 }
 
-// refused takes the news that there is a claim c, and whether its leader is there.
+// refused takes the news of a claim c and whether its leader is heard.
 func (n *Node) refused(c Claim, heard bool) {
 	heard = heard && c.Leader != n.cfg.ID && !outranks(n.rank, c.Rank)
 	higher, led := c.Compare(n.top) > 0, n.leading
@@ -351,8 +351,8 @@ func (n *Node) refused(c Claim, heard bool) {
 	}
 	switch {
 	case heard && !higher && n.claiming && n.now.Sub(n.heardAt) < n.wait(freshWait):
-		// It may hear of the leader's end a little later than we. We ask again, and it has as long
-		// as ever to refuse.
+		// The sender may hear of the leader's end a little later than we did. We ask again, and
+		// give it the full time to refuse.
 		n.claimEnd = later(n.claimEnd, n.now.Add(n.wait(proposeWait)))
 		n.sendAt = earlier(n.sendAt, n.now.Add(n.cfg.Heartbeat/5))
 	case heard && (higher || n.claiming):
@@ -368,14 +368,14 @@ func (n *Node) stepDown(why Reason) {
 	n.out = append(n.out, Action{Kind: StepDown, Claim: n.top, Reason: why})
 }
 
-// lose gives the leader followed up.
+// lose gives up the leader that we follow.
 func (n *Node) lose(why Reason) {
 	n.following = false
-	n.base = later(n.base, n.now) // another's claim that we have granted comes first
+	n.base = later(n.base, n.now) // base is later if we have granted another's claim
 	n.out = append(n.out, Action{Kind: NoLeader, Reason: why})
 }
 
-// progress does what is due by now.
+// progress does the work that is due by now.
 func (n *Node) progress() {
 	if n.leading {
 		n.lead()
@@ -392,7 +392,7 @@ func (n *Node) progress() {
 	switch {
 	case n.claiming && n.decided():
 		n.takeOver()
-	case n.claiming && !n.now.Before(n.claimEnd): // could not be persisted
+	case n.claiming && !n.now.Before(n.claimEnd): // the epoch was not persisted in time
 		n.claiming = false
 		n.base = n.now.Add(n.cfg.Silence)
 	case n.claiming && n.persisted && !n.now.Before(n.sendAt):
@@ -402,7 +402,7 @@ func (n *Node) progress() {
 	}
 }
 
-// lead sends the heartbeats, and hands over if the agent has resigned.
+// lead sends a heartbeat if one is due, and hands over if the agent has resigned.
 func (n *Node) lead() {
 	if n.now.Before(n.sendAt) {
 		return
@@ -421,12 +421,13 @@ func (n *Node) lead() {
 	}
 }
 
-// chooseSuccessor is the highest of the members that may lead and are reached,
+// chooseSuccessor is the member of the highest rank among those that may lead and that we reach,
 // empty if there is none.
 func (n *Node) chooseSuccessor() names.AgentName {
 	var best *member
 	for _, m := range n.members {
-		if m.rank != 0 && n.reaches(m) && (best == nil || m.rank >= best.rank) { // ids rise
+		// members are in the order of ids
+		if m.rank != 0 && n.reaches(m) && (best == nil || m.rank >= best.rank) {
 			best = m
 		}
 	}
@@ -448,8 +449,8 @@ func (n *Node) claimAt() time.Time {
 	return n.base.Add(time.Duration(n.position()) * n.wait(staggerWait))
 }
 
-// position is how many should claim before us: the successor that the last leader
-// announced, and all of higher rank.
+// position is how many agents should claim before us: the successor that the last leader announced,
+// and all of higher rank.
 func (n *Node) position() int {
 	if n.successor == n.cfg.ID || n.following {
 		return 0
@@ -467,11 +468,11 @@ func (n *Node) position() int {
 	return min(before, mostStaggered)
 }
 
-// nextClaim is what the node would claim next.
+// nextClaim is the claim that the node would make next.
 func (n *Node) nextClaim() Claim { return Claim{Epoch: n.seen + 1, Rank: n.rank, Leader: n.cfg.ID} }
 
-// startClaim has the node claim, as a successor usually with an epoch that is persisted already.
-// unasked: the leader has resigned to us.
+// startClaim begins a claim. A successor's epoch is usually persisted already. unasked says that
+// the leader has resigned in our favour.
 func (n *Node) startClaim(unasked bool) {
 	n.claim = n.nextClaim()
 	n.seen = n.claim.Epoch
@@ -487,14 +488,15 @@ func (n *Node) startClaim(unasked bool) {
 	n.out = append(n.out, Action{Kind: Persist, Claim: n.claim})
 }
 
-// claimKept takes it that the claim's epoch is persisted.
+// claimKept goes on with the claim once its epoch is persisted.
 func (n *Node) claimKept() {
 	n.persisted = true
 	n.claimEnd = n.now.Add(n.wait(proposeWait))
 	n.propose()
 }
 
-// propose asks who objects, twice a heartbeat as messages may be lost.
+// propose asks the members whether they object. It asks twice a heartbeat, because messages may be
+// lost.
 func (n *Node) propose() {
 	n.sendAt = n.now.Add(n.cfg.Heartbeat / 2)
 	if n.unasked {
@@ -507,8 +509,8 @@ func (n *Node) propose() {
 	}
 }
 
-// decided reports whether our claim holds: nobody has refused it, and all have granted
-// it who could, or had the time to refuse.
+// decided reports whether our claim holds: all members that we can reach have granted it, or the
+// time to refuse has passed.
 func (n *Node) decided() bool {
 	if !n.persisted || n.unasked || !n.now.Before(n.claimEnd) {
 		return n.persisted
@@ -522,7 +524,7 @@ func (n *Node) decided() bool {
 	return true
 }
 
-// takeOver makes the agent leader.
+// takeOver makes our agent the leader.
 func (n *Node) takeOver() {
 	n.claiming, n.leading, n.following = false, true, true
 	n.top, n.successor = n.claim, ""
@@ -535,14 +537,14 @@ func (n *Node) takeOver() {
 	n.lead()
 }
 
-// lostAt is when the leader followed is given up if it is not heard before.
+// lostAt is when we give up the leader that we follow unless we hear it before.
 func (n *Node) lostAt() time.Time {
 	t := n.heardAt.Add(n.cfg.Silence)
 	if !n.brokenAt.IsZero() {
 		wait := n.wait(brokenWait)
 		if n.successor == n.cfg.ID {
-			// If only some other stream to a leader that lives has broken, its next
-			// heartbeat is there by then.
+			// If the leader lives and only one of its streams broke, its next heartbeat comes
+			// within this time.
 			wait = n.cfg.Heartbeat + heartbeatSlack
 		}
 		t = earlier(t, n.brokenAt.Add(wait))
@@ -557,7 +559,8 @@ func (n *Node) due() time.Time {
 	}
 	var t time.Time
 	if n.following {
-		// However quiet it is, a freeze is to show before the leader counts as lost.
+		// A freeze must be noticed before the leader counts as lost, so the node is stepped at
+		// least this often.
 		t = earlier(n.lostAt(), n.now.Add(n.wait(freezeWait)))
 	}
 	if n.claiming {
@@ -588,7 +591,7 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// earlier is the earlier of two times, of which the zero one is never.
+// earlier is the earlier of two times, where the zero time means never.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

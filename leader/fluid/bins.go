@@ -7,7 +7,7 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// Latencies is the mean latency as a function of batch size.
+// Latencies gives the mean latency of a batch size.
 type Latencies interface {
 	Mean(batchSize int) time.Duration
 }
@@ -16,9 +16,9 @@ type Latencies interface {
 // published latencies were measured.
 const binWidth = 10
 
-// Bins are the batch sizes of a model in steps of ten, with their mean latency on each type; 0
-// where the largest of the bin is slower than qosTarget, or where known is nil. weight is the
-// model's part of all arrivals.
+// Bins returns the bins of a model's batch sizes, ten sizes each, with their mean latency on each
+// type. The latency is 0 if the largest batch of the bin takes longer than qosTarget, or if known
+// is nil. weight is the model's part of all arrivals.
 func Bins(model names.ModelKey, weight float64, sizes profiles.Distribution,
 	qosTarget time.Duration,
 	known []Latencies) []Bin {

@@ -23,7 +23,7 @@ type Bin struct {
 	Latency []time.Duration
 }
 
-// A Program is a pool and what it is asked to serve.
+// A Program is a pool and the arrivals that it is to serve.
 type Program struct {
 	Types []Type
 	Bins  []Bin
@@ -35,22 +35,23 @@ type Program struct {
 // A Price is what an instance type's time is worth.
 type Price struct {
 	Type names.LaneType
-	// PerMs is the dual of the type's time: the worth of a ms on one of its instances, where
-	// an average query is worth 1. 0: the type has time to spare.
+	// PerMs is the dual of the type's time: the worth of 1 ms on one of its instances, where an
+	// average query is worth 1. It is 0 if the type has time to spare.
 	PerMs float64
-	// Service is the mean latency of what the program sends to the type; 0: nothing.
+	// Service is the mean latency of the queries that the program sends to the type; 0 if it sends
+	// none.
 	Service time.Duration
 }
 
-// A Solution of a Program.
+// A Solution is the solution of a Program.
 type Solution struct {
 	// Rate is the fluid limit in queries/s.
 	Rate float64
 	// Prices has one price for each type, in the program's order.
 	Prices []Price
-	// Worth is by bin: what serving one of its queries uses at these prices (an
-	// average query is worth 1); 0 for a bin left unserved for free.
+	// Worth is, by bin, the price of the time that one of its queries takes (an average query is
+	// worth 1). It is 0 for a bin that is left unserved for free.
 	Worth []float64
-	// Busy is by type: the mean number of its instances that are busy, in [0, Count].
+	// Busy is, by type, the mean number of its instances that are busy, in [0, Count].
 	Busy []float64
 }

@@ -49,51 +49,51 @@ func (p *Program) Validate() error {
 	return errors.Join(errs...)
 }
 
-// A column of the master program is a way to split the queries: it sends every
-// bin wholly to one type or leaves it unserved. Its variable is the rate, in
-// queries/ms, of queries split that way. A slack is a column as well.
+// A column of the master program is one way to split the queries: it sends each bin wholly to one
+// type or leaves it unserved. The column's variable is the rate, in queries/ms, of the queries
+// split in this way. A slack is a column too.
 type column struct {
-	// use is by row: the ms a query takes of each type in the pool; then, of each model, the
-	// part of all queries that is its and left unserved, beyond the permitted.
+	// use is, by row of a type, the ms of its time that a query takes; by row of a model, the part
+	// of all queries that are the model's and left unserved, less the part that may be.
 	use []float64
 	// served is the part of the queries sent to each type in the pool.
 	served []float64
-	rate   float64 // what it adds to the rate: 1, or 0 for a slack
+	rate   float64 // the column's coefficient in the objective: 1, or 0 for a slack
 }
 
-// A Solver solves programs. It keeps nothing between them but memory. The zero
-// value is ready. It is not safe for concurrent use.
+// A Solver solves programs. Between two programs it keeps only its buffers. The zero value is ready
+// to use. It is not safe for concurrent use.
 type Solver struct {
-	types     []int            // those in the pool
+	types     []int            // indices of the types that have instances
 	models    []names.ModelKey // in the order of their first bins
-	permitted []float64        // by model, as a part of all queries
+	permitted []float64        // by model: the part of all queries that may go unserved
 	model     []int            // by bin
 	share     []float64        // by bin, normalised
-	latency   []float64        // by bin and type in the pool, ms; +Inf: cannot
+	latency   []float64        // by bin and type in the pool, ms; +Inf: misses the QoS target
 
-	// The simplex tableau in revised form; all by row, the inverse of the basis by
-	// row and column.
+	// The simplex tableau in revised form: everything by row, the inverse of the basis by row and
+	// column.
 	basis   []column
 	inverse []float64
 	value   []float64
 	price   []float64
 	change  []float64
-	entry   column // the one entering
+	entry   column // the column that enters the basis
 }
 
 // Solve solves p. A pool that cannot serve enough of the bins at any rate has a
 // limit of 0 and no prices.
 //
-// It is the revised simplex method with columns generated on demand (Dantzig and
-// Wolfe, Operations Research 8, 1960): the bins are tied only by the types' time
-// and by what may go unserved, so the program has a row for each type and each
-// model, and the best column at given prices sends each bin to its cheapest type.
+// Solve uses the revised simplex method with column generation (Dantzig and Wolfe, Operations
+// Research 8, 1960). Only the types' time and the unserved shares tie the bins together, so the
+// program has one row per type and per model. At given prices the best column sends each bin to its
+// cheapest type.
 func (s *Solver) Solve(p *Program) (*Solution, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
 	s.prepare(p)
-	const enough = 100_000 // some tens are usual
+	const enough = 100_000 // steps; some tens are usual
 	for range enough {
 		s.reprice()
 		if !s.enter() {
@@ -154,8 +154,8 @@ func (s *Solver) prepare(p *Program) {
 	s.entry = column{use: make([]float64, rows), served: make([]float64, n)}
 }
 
-// reprice finds the prices of the rows at which the columns of the basis cost
-// what they are worth.
+// reprice computes the prices of the rows (the duals) at which each column of the basis costs what
+// it is worth.
 func (s *Solver) reprice() {
 	rows := len(s.basis)
 	clear(s.price)
@@ -170,8 +170,8 @@ func (s *Solver) reprice() {
 
 const tolerance = 1e-9
 
-// enter makes entry the column that gains most at the present prices, and says
-// whether there is one that gains.
+// enter sets entry to the column that gains most at the present prices, and reports whether any
+// column gains.
 func (s *Solver) enter() bool {
 	e := &s.entry
 	clear(e.use)
@@ -201,8 +201,8 @@ func (s *Solver) enter() bool {
 	return 1-cost > tolerance
 }
 
-// cheapest returns where a query of bin b costs least, -1 for leaving it unserved, and
-// that cost. Of equals it prefers to serve, on the fastest type.
+// cheapest returns the type where a query of bin b costs least, -1 for leaving it unserved, and
+// that cost. Among equal costs it prefers to serve, on the fastest type.
 func (s *Solver) cheapest(b int) (to int, cost float64) {
 	n := len(s.types)
 	to, cost = -1, math.Inf(1)
@@ -220,9 +220,9 @@ func (s *Solver) cheapest(b int) (to int, cost float64) {
 	return to, cost
 }
 
-// pivot brings entry into the basis, in place of the first column that it uses
-// up. It reports false if there is none. Ties are broken lexicographically, which
-// keeps the method from cycling.
+// pivot puts entry into the basis in place of the column whose rate first falls to 0. It reports
+// false if there is no such column. Ties are broken lexicographically, so the method does not
+// cycle.
 func (s *Solver) pivot() bool {
 	rows := len(s.basis)
 	out := -1
@@ -259,7 +259,7 @@ func (s *Solver) pivot() bool {
 	return true
 }
 
-// before says whether row k runs out before row o.
+// before reports whether row k limits entry more than row o.
 func (s *Solver) before(k, o int) bool {
 	rows := len(s.basis)
 	a, b := s.value[k]/s.change[k], s.value[o]/s.change[o]
@@ -303,7 +303,7 @@ func (s *Solver) solution(p *Program) *Solution {
 				float64(time.Millisecond))
 		}
 	}
-	for t := range p.Types { // the first instance of an absent type is worth its best bin
+	for t := range p.Types { // a type without instances: its price is what its best bin would pay
 		if p.Types[t].Count > 0 {
 			continue
 		}

@@ -14,59 +14,63 @@ import (
 )
 
 const (
-	// A profile is looked at again at once for its first queries, if it was not learned before,
-	// then at most so often.
+	// For the first firstQueries queries of a profile that was not learned before, advice is due at
+	// once; later on, at the interval below.
 	firstQueries = 32
 	interval     = 250 * time.Millisecond
-	// pricesInterval is how often prices are looked at while queries come.
+	// pricesInterval is how often prices are computed while queries arrive.
 	pricesInterval = 2 * time.Second
-	// keepGone is how long what belongs to a version that no member holds is kept, and to lanes of
-	// which there are none: a restart or a rolling upgrade takes less.
+	// keepGone is how long the state keeps what belongs to a version that no member holds, or to a
+	// type that no lane has. A restart or a rolling upgrade takes less time.
 	keepGone = 5 * time.Minute
-	// ForgetInterval is how often [State.Forget] is to be called.
+	// ForgetInterval is how often the caller should call [State.Forget].
 	ForgetInterval = time.Minute
-	// KeepTold is how long what was told of lanes that are gone is kept at most.
+	// KeepTold is the longest time for which a term keeps latencies of lanes that are gone:
+	// keepGone and the wait for the next Forget. Receivers of the latencies must keep them no
+	// shorter.
 	KeepTold = keepGone + ForgetInterval
-	// demandOver is over how long the rates of a demand are.
+	// demandOver is the time over which a demand's rates are averaged.
 	demandOver = time.Minute
 )
 
-// guess is the source of a profile of which nothing is known.
+// guess is the source named in a profile that was not measured.
 const guess = "a guess, until a query has run"
 
-// A State is what the learning loop of a term knows. It is not safe for concurrent use. Times must
+// A State is the state of one term's learning loop. It is not safe for concurrent use. Times must
 // not run backwards.
 type State struct {
 	book     *profiles.Book
 	pool     *leader.Pool
-	keys     map[names.TableKey]profiles.Key // of the pool, see keysOf
+	keys     map[names.TableKey]profiles.Key // for the pool; see keysOf
 	monitors map[leader.ModelID]*profiles.Monitor
 	told     map[names.TableKey]profile
-	learned  map[profiles.Key]bool       // the leader before has: no haste with the first queries
-	scaled   map[names.AgentName]float64 // the factor of those who have profiles of their own
-	solver   fluid.Solver
-	prices   []fluid.Price
+	// learned by a former leader: its first queries are not urgent
+	learned map[profiles.Key]bool
+	scaled  map[names.AgentName]float64 // by agent with profiles of its own: its factor
+	solver  fluid.Solver
+	prices  []fluid.Price
 
 	goneModels profiles.Absence[leader.ModelID]
 	goneTables profiles.Absence[names.TableKey]
 
 	changes []DemandChange // since they were last asked for
 
-	// There is something to compare and tell, and to price, since it was last done; the book has
-	// changed since [State.Changed] said so.
+	// unlooked: observations came since the last comparison of profiles. unpriced: arrivals came
+	// since the last pricing. changed: the book has changed since the last call of [State.Changed].
 	unlooked, unpriced, changed bool
 	looked, priced              time.Time
 }
 
-// Seen is what a term has seen since the last look.
+// Seen is what happened in the term since the last [State.Look].
 type Seen struct {
-	// Pool has the members and models there are; nil: as before. It must not change afterwards.
+	// Pool lists the present members and models; nil means: as before. The state keeps it: the
+	// caller must not change it afterwards.
 	Pool         *leader.Pool
 	Arrivals     []Arrival
 	Observations []Observation
 }
 
-// An Arrival is of a query.
+// An Arrival is the arrival of one query.
 type Arrival struct {
 	Model     leader.ModelID
 	BatchSize int
@@ -82,8 +86,8 @@ type Observation struct {
 	At        time.Time
 }
 
-// New returns the state of a term that begins. The book has what is known from before, and belongs
-// to the state: it gets what is learned.
+// New returns the state of a new term. The book holds the profiles known from before. The state
+// owns it from now on, and adds what it learns.
 func New(book *profiles.Book) *State {
 	return &State{
 		book: book, pool: &leader.Pool{}, monitors: map[leader.ModelID]*profiles.Monitor{},
@@ -92,8 +96,8 @@ func New(book *profiles.Book) *State {
 	}
 }
 
-// Suggest gives profiles to start from, that the leader before has told: of each counts Told. It is
-// called before the first look; the members are those there are.
+// Suggest gives the state the profiles that the former leader had told, to start from. Of each
+// latency only Told is read. It must be called before the first Look, with the present members.
 func (s *State) Suggest(members []*leader.Member, told []leader.Latency) {
 	keys := keysOf(members)
 	for i := range told {
@@ -105,16 +109,16 @@ func (s *State) Suggest(members []*leader.Member, told []leader.Latency) {
 		}
 		key, ok := keys[l.TableKey]
 		if !ok {
-			key = t.Key() // nobody holds it now
+			key = t.Key() // no member holds the model now
 		}
 		s.book.Begin(key, &t)
 		s.learned[key] = t.Origin() == profiles.Learned
 	}
 }
 
-// Look takes what was seen, and returns what follows from it, nil for nothing, and after how long
-// there will be more to do, 0 if only new events can bring it. The error says of what no advice can
-// be given, which holds for as long as nothing else is learned.
+// Look takes what happened and returns the advice that follows, nil if there is none, and after how
+// long to call it again, 0 if only new events can bring more advice. The error says which results
+// cannot be computed; it is the same at every call until more is learned.
 func (s *State) Look(now time.Time, seen Seen) (a *leader.Advice, next time.Duration, err error) {
 	urgent := seen.Pool != nil
 	if urgent {
@@ -152,18 +156,18 @@ func (s *State) Look(now time.Time, seen Seen) (a *leader.Advice, next time.Dura
 	return a, next, errors.Join(useless, unpriced)
 }
 
-// monitor takes the arrival of a query.
+// monitor adds a query's arrival to the monitor of its model.
 func (s *State) monitor(x Arrival) {
 	m := s.monitors[x.Model]
 	if m == nil {
 		if s.model(x.Model) == nil {
-			return // clients must not be able to make monitors
+			return // a client could otherwise make the leader keep monitors for any name
 		}
 		m = profiles.NewMonitor()
 		s.monitors[x.Model] = m
 	}
 	if x.BatchSize >= 1 && x.BatchSize <= profiles.MaxBatchSize {
-		_ = m.Observe(x.BatchSize, x.At) // what could be wrong has been checked
+		_ = m.Observe(x.BatchSize, x.At) // cannot fail: the arguments have been checked
 	}
 	if change, ok := m.Change(); ok {
 		s.changes = append(s.changes, DemandChange{x.Model, change})
@@ -185,11 +189,12 @@ func (s *State) DemandChanges() []DemandChange {
 	return changes
 }
 
-// observe learns from how long a query ran, and reports whether that cannot wait to be told.
+// observe adds one execution to the profile that it belongs to, and reports whether advice on it is
+// urgent.
 func (s *State) observe(x Observation) (urgent bool) {
 	held := x.Member.Model(x.Model)
 	if held == nil {
-		return false // of which files it was is not known any more
+		return false // the member no longer says which files ran
 	}
 	key := held.Profile
 	if s.book.Observe(key, x.BatchSize, x.Execution, x.Member.Name, x.At) != nil {
@@ -199,9 +204,9 @@ func (s *State) observe(x Observation) (urgent bool) {
 	return !s.learned[key] && s.book.Learner(key).Queries() <= firstQueries
 }
 
-// Forget forgets what belongs to versions and lanes that have been gone for long, and returns
-// them, for the term to forget. A version that is there again before the term does is told of
-// as a new one.
+// Forget drops what belongs to versions and lanes that have been gone for keepGone, and returns
+// their names, so that the term drops them too. If a version comes back before the term has dropped
+// it, its latencies are told again as if it were new.
 func (s *State) Forget(now time.Time) (models []leader.ModelID, tables []names.TableKey) {
 	heldModels, heldTables := map[leader.ModelID]bool{}, map[names.TableKey]bool{}
 	used := map[profiles.Key]bool{}
@@ -252,15 +257,15 @@ func (s *State) Changed() bool {
 	return changed
 }
 
-// A Demand is what is asked of a version of a model.
+// A Demand describes the queries for a version of a model.
 type Demand struct {
 	*leader.Model
-	Queries    int     // that BatchSizes is of
+	Queries    int     // number of queries counted in BatchSizes
 	Rate       float64 // queries/s, over the last minute
 	BatchSizes profiles.Distribution
 }
 
-// Demand is by model what is asked of each that the pool has.
+// Demand returns the demand of each model of the pool, in the pool's order.
 func (s *State) Demand(now time.Time) []Demand {
 	all := make([]Demand, len(s.pool.Models))
 	for i := range s.pool.Models {
@@ -274,10 +279,11 @@ func (s *State) Demand(now time.Time) []Demand {
 	return all
 }
 
-// Learned are the learners that have seen queries, of each version but those of the files that ran
-// last. They are valid until the next call of any method, and must not be changed.
+// Learned returns the learners that have seen queries; if several differ only in the model's
+// checksum, the one that ran last. They are valid until the next call of any method; the caller
+// must not change them.
 func (s *State) Learned() (all []*profiles.Learner) {
-	for _, key := range s.book.Keys() { // those that differ in the checksum stand together
+	for _, key := range s.book.Keys() { // keys that differ only in the checksum are neighbours
 		l := s.book.Learner(key)
 		if l.Queries() == 0 {
 			continue
@@ -297,7 +303,8 @@ func (s *State) Learned() (all []*profiles.Learner) {
 	return all
 }
 
-// Sizes is how much the state remembers, by what it is, for tests of what it forgets.
+// Sizes counts what the state keeps in memory, by name of the collection, so that tests can check
+// what it forgets.
 func (s *State) Sizes() map[string]int {
 	return map[string]int{
 		"monitors": len(s.monitors), "told": len(s.told), "learned": len(s.learned),
@@ -306,7 +313,7 @@ func (s *State) Sizes() map[string]int {
 	}
 }
 
-// model is what the pool says of a version of a model, nil if it has none.
+// model is the pool's entry for a version of a model, nil if there is none.
 func (s *State) model(id leader.ModelID) *leader.Model {
 	for i := range s.pool.Models {
 		if s.pool.Models[i].ModelID == id {
@@ -316,9 +323,9 @@ func (s *State) model(id leader.ModelID) *leader.Model {
 	return nil
 }
 
-// keysOf are the keys of the profiles of the models that members hold, by model and type of lanes.
-// Where members of a type hold other files under the same version, the profile that is told of them
-// all is of the files that most of them hold.
+// keysOf returns the profile keys of the models that members hold, by model and type of lanes. If
+// members of one type hold different files under the same version, the key is that of the files
+// that most of them hold.
 func keysOf(members []*leader.Member) map[names.TableKey]profiles.Key {
 	holders := map[profiles.Key]int{}
 	most := map[names.TableKey]profiles.Key{}

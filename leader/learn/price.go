@@ -13,16 +13,17 @@ import (
 )
 
 const (
-	// pricedOver is over how long the rates of models are of which lanes are priced.
+	// pricedOver is the time over which the models' arrival rates are averaged for the prices.
 	pricedOver = 30 * time.Second
-	// mostBins is how many bins of batch sizes a model has in the fluid program.
+	// mostBins bounds the bins of batch sizes that a model has in the fluid program.
 	mostBins = 100
-	// leastPriceChange is by how much a price must change to be told. What is below noPrice is 0,
-	// but for how the solver rounds: no query is worth so little.
+	// leastPriceChange is the least relative change of a price that is told. A price below noPrice
+	// counts as 0: it is a rounding error of the solver.
 	leastPriceChange, noPrice = 0.02, 1e-9
 )
 
-// price solves the fluid program of the pool and the queries of late.
+// price solves the fluid program for the pool and the recent demand, and puts limit and prices into
+// a.
 func (s *State) price(a *leader.Advice, now time.Time) error {
 	p := s.program(now)
 	if len(p.Bins) == 0 || len(p.Types) == 0 {
@@ -40,10 +41,10 @@ func (s *State) price(a *leader.Advice, now time.Time) error {
 	return nil
 }
 
-// program is the fluid program of the pool and the queries of late.
+// program is the fluid program of the pool and the recent demand.
 func (s *State) program(now time.Time) *fluid.Program {
 	p := &fluid.Program{Unserved: 1}
-	index := map[names.LaneType]int{} // of types
+	index := map[names.LaneType]int{} // into p.Types, by type
 	holds := map[names.TableKey]bool{}
 	for _, m := range s.pool.Members {
 		if m.Draining {
@@ -92,8 +93,8 @@ func (s *State) program(now time.Time) *fluid.Program {
 	return p
 }
 
-// binned is the distribution with at most mostBins batch sizes: those near each other count as the
-// largest of them.
+// binned reduces the distribution to at most mostBins batch sizes, counting neighbouring sizes as
+// the largest of them.
 func binned(d profiles.Distribution, largest int) (bins profiles.Distribution) {
 	width := (largest + mostBins - 1) / mostBins
 	end := 0
@@ -108,7 +109,8 @@ func binned(d profiles.Distribution, largest int) (bins profiles.Distribution) {
 	return bins
 }
 
-// samePrices reports whether two lists are alike.
+// samePrices reports whether the lists have the same types and no price or service time differs by
+// more than leastPriceChange.
 func samePrices(a, b []fluid.Price) bool {
 	near := func(x, y float64) bool {
 		return math.Abs(x-y) <= max(noPrice, leastPriceChange*max(x, y))

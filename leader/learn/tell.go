@@ -15,26 +15,27 @@ import (
 )
 
 const (
-	// leastChange is by how much a mean or a quantile must change to be told.
+	// leastChange is the least relative change of a mean or a quantile that is told.
 	leastChange = 0.01
-	// sureQueries is how many queries make a profile sure.
+	// sureQueries is the number of queries from which on a profile is not doubtful.
 	sureQueries = 16
-	// An agent gets a profile of its own when its factor departs from 1 by more than
-	// slowFrom, until it is within slowUntil; that is scaled anew when the factor changes by
-	// slowAgain. The factor counts when its standard error is at most slowError.
+	// An agent gets profiles of its own when its factor departs from 1 by more than slowFrom, and
+	// keeps them until it is within slowUntil. They are scaled anew when the factor changes by more
+	// than slowAgain. A factor counts only if its standard error is at most slowError.
 	slowFrom, slowUntil, slowAgain, slowError = 0.10, 0.05, 0.05, 0.04
-	// leastError is the error of a factor at least: none is surer.
+	// leastError is a lower bound for the standard error of a factor.
 	leastError = 0.01
 )
 
-// A profile is what is told of a model on a type of lanes.
+// A profile is the latency of a model on a type of lanes, as it is told.
 type profile struct {
 	table   *profiles.Table
 	largest int
 	sure    bool
 }
 
-// typeOf is what the member's lanes are to the matcher.
+// typeOf is the instance type of the member's lanes as the matcher knows it: the member's own, if
+// it has one.
 func (s *State) typeOf(m *leader.Member) names.LaneType {
 	if _, own := s.scaled[m.Name]; own {
 		return m.OwnType
@@ -42,7 +43,7 @@ func (s *State) typeOf(m *leader.Member) names.LaneType {
 	return m.Type
 }
 
-// compare finds out who departs from the type.
+// compare finds the agents whose latencies depart from their type's.
 func (s *State) compare(a *leader.Advice) {
 	type sum struct{ logs, weights float64 }
 	sums := map[names.AgentName]*sum{}
@@ -89,7 +90,8 @@ func (s *State) compare(a *leader.Advice) {
 	maps.DeleteFunc(s.scaled, func(name names.AgentName, _ float64) bool { return !there[name] })
 }
 
-// tell gives the profiles that are new or have changed. The error names those that are of no use.
+// tell puts the profiles that are new or have changed into a. The error names those from which no
+// table can be made.
 func (s *State) tell(a *leader.Advice) error {
 	var useless []error
 	done := map[names.TableKey]bool{}
@@ -124,7 +126,7 @@ func (s *State) tell(a *leader.Advice) error {
 	return errors.Join(useless...)
 }
 
-// profile is what is known of a model on a member's lanes, at the least a guess.
+// profile is the profile of a model on a member's lanes; a guess if nothing was measured.
 func (s *State) profile(member *leader.Member, m *leader.Model) profile {
 	var key profiles.Key
 	if held := member.Model(m.ModelID); held != nil {
@@ -140,8 +142,8 @@ func (s *State) profile(member *leader.Member, m *leader.Model) profile {
 		now.sure = false
 	}
 	if now.table == nil {
-		// Half of the QoS target for the largest batch: such a lane gets queries, and the first
-		// of them tells more.
+		// The guess is half of the QoS target for the largest batch: a lane with it gets queries,
+		// and the first of them replace the guess.
 		knot := func(batch int, mean time.Duration) profiles.Knot {
 			mean = max(mean, 1)
 			return profiles.Knot{
@@ -153,7 +155,7 @@ func (s *State) profile(member *leader.Member, m *leader.Model) profile {
 		if m.Largest > 1 {
 			knots = append(knots, knot(m.Largest, m.QoSTarget/2))
 		}
-		// these knots are right
+		// cannot fail with these knots
 		now.table, _ = profiles.NewTable(key, profiles.Inherited, guess, knots)
 		now.sure = false
 	}
@@ -174,7 +176,7 @@ func latencyOf(key names.TableKey, p profile) (*leader.Latency, error) {
 	}, nil
 }
 
-// sameLatency reports whether two profiles are alike.
+// sameLatency reports whether no mean or quantile of two profiles differs by more than leastChange.
 func sameLatency(a, b *profiles.Table, largest int) bool {
 	near := func(x, y time.Duration) bool {
 		return math.Abs(float64(x-y)) <= leastChange*float64(max(x, y))

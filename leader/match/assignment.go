@@ -5,10 +5,9 @@ import (
 	"math"
 )
 
-// An Assignment solves linear sum assignment problems: match rows to columns,
-// each at most once, at the least total cost. It keeps its buffers, so that
-// solving does not allocate once it has seen the largest problem. The zero value is
-// ready. It is not safe for concurrent use.
+// An Assignment solves linear sum assignment problems: it matches rows to columns, each at most
+// once, at the least total cost. It keeps its buffers, so it does not allocate once it has solved
+// the largest problem. The zero value is ready to use. It is not safe for concurrent use.
 //
 // The method is that of Jonker and Volgenant (Computing 38, 1987): a greedy start by augmenting row
 // reduction, then a shortest augmenting path for each row still free, in the rectangular form of
@@ -21,12 +20,12 @@ type Assignment struct {
 	scanned              []int32
 }
 
-// Solve matches rows to columns at the least total cost. The cost of row i at column
-// j is cost[i*columns+j]; +Inf forbids the pair. It matches as many as can be, all of the
-// shorter side unless forbidden pairs prevent it; among the matchings of that size it finds
-// the cheapest. match, of length rows, receives the column of each row, or -1.
-// The results are the sum of the costs of the matched pairs and their number.
-// NaN or -Inf in cost, or slices of the wrong length, are errors.
+// Solve matches rows to columns at the least total cost. The cost of row i at column j is
+// cost[i*columns+j]; +Inf forbids the pair. Solve matches as many pairs as it can: the whole
+// shorter side, unless forbidden pairs prevent it. Among the matchings of that size it finds the
+// cheapest. match, of length rows, receives the column of each row, or -1. The results are the sum
+// of the costs of the matched pairs and their number. NaN or -Inf in cost, or slices of the wrong
+// length, are errors.
 func (a *Assignment) Solve(cost []float64, rows, columns int, match []int) (total float64,
 	matched int, err error) {
 	if rows < 0 || columns < 0 || len(cost) != rows*columns || len(match) != rows {
@@ -54,8 +53,9 @@ func (a *Assignment) Solve(cost []float64, rows, columns int, match []int) (tota
 		c, n, m = a.transpose(cost, rows, columns), columns, rows
 	}
 	if a.solve(c, n, m) < n && forbidden {
-		// Forbidden pairs are in the way. Solve again at a price for them that no number of
-		// allowed pairs outweighs: that matches as many allowed pairs as can be.
+		// Forbidden pairs prevented a full matching. Solve again with a finite price for them that
+		// exceeds the cost of all allowed pairs together: that matches as many allowed pairs as
+		// possible.
 		low, high := math.Inf(1), math.Inf(-1)
 		for _, x := range c {
 			if x <= math.MaxFloat64 {
@@ -87,10 +87,10 @@ func (a *Assignment) Solve(cost []float64, rows, columns int, match []int) (tota
 	return total, matched, nil
 }
 
-// finite says whether all of c are finite numbers.
+// finite reports whether all of c are finite numbers.
 func finite(c []float64) bool {
-	// 0 times anything else is NaN, which stays. Four sums, as each must wait for its last
-	// addition.
+	// 0 * x is NaN if x is not finite, and a sum with NaN stays NaN. There are four sums because
+	// each addition waits for the one before it to the same sum.
 	var s0, s1, s2, s3 float64
 	for len(c) >= 4 {
 		s0 += 0 * c[0]
@@ -153,10 +153,10 @@ func (a *Assignment) solve(c []float64, n, m int) (matched int) {
 	return matched
 }
 
-// reduce gives each free row its cheapest column, lowering the column's dual
-// until the row likes the second cheapest as well. A row put out of its column
-// that way is tried again at once, but not too often: half as many tries as rows was
-// fastest from 10 to 1,000 rows. It returns the rows left free, in the same memory.
+// reduce gives each free row its cheapest column, and lowers that column's dual until the row's
+// second cheapest column costs as much. A row that loses its column in this way is tried again at
+// once, but not too often: half as many tries as rows was fastest from 10 to 1,000 rows. It returns
+// the rows left free, in the same memory.
 func (a *Assignment) reduce(c []float64, m int, free []int32) []int32 {
 	left := free[:0]
 	budget := len(free) / 2
@@ -208,8 +208,7 @@ func (a *Assignment) reduce(c []float64, m int, free []int32) []int32 {
 	return left
 }
 
-// augment matches row i along a shortest augmenting path, and says whether
-// there was one.
+// augment matches row i along a shortest augmenting path, and reports whether there was one.
 func (a *Assignment) augment(c []float64, m, i int) bool {
 	row := c[i*m:][:m]
 	shortest, path, todo, v := a.shortest[:len(row)], a.path[:len(row)], a.todo[:len(

@@ -10,15 +10,15 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// A Model is what the matcher must know of a model.
+// A Model describes a model to the matcher.
 type Model struct {
 	Name names.ModelKey
 	// QoSTarget is the latency within which a query should be answered, > 0.
 	QoSTarget time.Duration
 	// LargestBatchSize bounds the batch size of a query; 1..[MaxBatchSize].
 	LargestBatchSize int
-	// RejectLate rejects a query as soon as no lane type can answer it within
-	// the QoS target; otherwise it is served when a lane would idle.
+	// RejectLate says to reject a query as soon as no lane type can answer it within the QoS
+	// target. Otherwise such a query is served when a lane would idle.
 	RejectLate bool
 }
 
@@ -36,32 +36,33 @@ func (m *Model) validate() error {
 	return errors.Join(errs...)
 }
 
-// MaxBatchSize bounds [Model.LargestBatchSize], as tables are dense.
+// MaxBatchSize bounds [Model.LargestBatchSize], because a [Table] has an entry for every batch
+// size.
 const MaxBatchSize = 1 << 16
 
 // A Config says how a matcher decides.
 type Config struct {
-	// Models are those that queries may name from the start, names unique; ModelChanged
+	// Models are the models that queries may name from the start, with unique names; ModelChanged
 	// adds others.
 	Models []Model
 	// Policy is one of [Policies]; "" means [DefaultPolicy].
 	Policy string
-	// Threshold is the batch size above which drs sends a query to the base type.
-	// Only drs reads it.
+	// Threshold is the batch size above which the policy drs sends a query to the base type. No
+	// other policy reads it.
 	Threshold int
-	// DispatchAhead is how long before a lane is free it may be given its next query, to hide the
-	// way there; 0: only when it is free. A lane has two queries at most, or up to [LaneDepth] as
-	// long as they take less than DispatchAhead in all.
+	// DispatchAhead is how long before a lane is free the matcher may give it its next query, to
+	// hide the time of the way there; 0 means only when it is free. A lane has at most two queries,
+	// or up to [LaneDepth] as long as they take less than DispatchAhead together.
 	DispatchAhead time.Duration
 	// MaxWaiting bounds the queries that wait; beyond it a new one is rejected at
 	// once. 0 means 100,000.
 	MaxWaiting int
-	// Settle is how long after the first step no query is rejected for want of spare time: a
-	// new leader does not know all lanes yet. 0: not at all.
+	// Settle is how long after the first step the matcher rejects no query for lack of spare time,
+	// because a new leader does not know all lanes yet. 0 means that it may reject at once.
 	Settle time.Duration
-	// ShardLanes is how many lanes a shard should have; a pool is split when its shards
-	// would exceed 4/3 of it and joined below 2/3. 0 means 15; negative: one shard
-	// however large the pool.
+	// ShardLanes is how many lanes a shard should have. Shards are split when they would exceed 4/3
+	// of it, and joined below 2/3 of it. 0 means 15; a negative value means one shard, however
+	// large the pool.
 	ShardLanes int
 	// Seed starts the random source of the policies random and power-of-two.
 	Seed uint64

@@ -2,7 +2,7 @@
 //
 // A [Matcher] is a pure state machine. In come events, each with the time at which it happened. Out
 // come decisions, and the time at which the matcher wants to be stepped again. It starts no
-// goroutine, reads no clock, and draws no randomness but from its seed. The agent feeds it from the
+// goroutine, reads no clock, and draws randomness only from its seed. The agent feeds it from the
 // network and the simulator from its event heap; both get the same decisions from the same events.
 // Events and decisions have one text form ([AppendEvent], [ParseEvent], [AppendDecision]); a
 // recorded run replays to the byte.
@@ -13,5 +13,6 @@
 // of more than some twenty lanes is divided into shards, which are matched separately.
 //
 // [Leaderless] is the same kind of state machine for a gateway that has no leader. It ranks lanes
-// by what [Priced] knows, asks some of them, and chooses. Gateways and the simulator drive it.
+// by prices and by the last news of them ([Priced]), asks some of them when they would finish the
+// query, and chooses one. Gateways and the simulator drive it.
 package match

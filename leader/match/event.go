@@ -7,7 +7,7 @@ import (
 	"github.com/muster-serve/muster/leader/fluid"
 )
 
-// A QueryID names a query: the gateway that owns it and that gateway's count.
+// A QueryID names a query: by the gateway that owns it, and its number there.
 type QueryID struct {
 	Gateway  uint64
 	Sequence uint64
@@ -17,70 +17,71 @@ type QueryID struct {
 // uses a number twice. Ties between lanes go to the smaller number.
 type LaneID uint32
 
-// A Kind says what happened. Beside each stand the fields of [Event] it uses.
+// A Kind says what happened. The comment of each kind lists the fields of [Event] that it uses.
 type Kind uint8
 
 const (
 	// TimePassed says only that time has passed; the caller steps with it when
 	// the matcher asked to be stepped and nothing else happened.
 	TimePassed Kind = iota
-	// Submitted: Query, Model, BatchSize, Waited, TimeLeft, Attempt: that of the last
-	// assignment before, 0 if there was none. A query that the matcher knows already is not
-	// submitted twice, unless its gateway has made attempts of which the matcher does not know: it
-	// then waits anew.
+	// Submitted: Query, Model, BatchSize, Waited, TimeLeft, Attempt. Attempt is the number of the
+	// query's last assignment, 0 if there was none. A second submit of a query that the matcher
+	// knows is ignored, unless its gateway has made attempts that the matcher does not know; then
+	// the query waits anew.
 	//
-	// With Lane, other than 0, the gateway has sent the query to that lane already, as the given
-	// attempt, by its own choice or that of another leader: the lane is reserved. Should the query
-	// be cancelled, so is the reservation if the lane never spoke of it. A query that the matcher
-	// knows to wait, or to be elsewhere by no later attempt, is there from now on. A lane that is
-	// not there, or attempt 0, counts as none.
+	// If Lane is not 0, the gateway has already sent the query to that lane as the given attempt,
+	// by its own choice or by that of another leader. The matcher then reserves the lane. If the
+	// query is cancelled, the reservation is dropped too, unless the lane has confirmed it. A query
+	// that the matcher believes to wait, or to be elsewhere by an attempt that is not later, counts
+	// as being at Lane from now on. An unknown lane, or attempt 0, counts as no Lane.
 	Submitted
-	// Cancelled: Query. Its gateway has decided the outcome; nothing more is
-	// decided about it. A lane that was given it stays reserved until it
-	// answers (Completed or Refused).
+	// Cancelled: Query. The query's gateway has decided its outcome, so the matcher decides nothing
+	// more about it. A lane that was given the query stays reserved until it answers (Completed or
+	// Refused).
 	Cancelled
 	// Completed: Query, Attempt, Lane, Remaining. The lane has run the query, its answer is out,
-	// and it is free after Remaining. That is the query's outcome if this was its live attempt;
-	// that of another the gateway may not take, and says so (Cancelled) if it does.
+	// and it is free after Remaining. If this was the query's live attempt, that is its outcome. If
+	// not, the gateway may still take the answer, and then says so with Cancelled.
 	Completed
-	// Refused: Query, Attempt, Lane, Remaining. The lane has not run the query:
-	// it refused it, or stopped because the attempt was cancelled. The query waits
-	// again if this was its live attempt.
+	// Refused: Query, Attempt, Lane, Remaining. The lane has not run the query: it refused it, or
+	// the attempt was cancelled. If this was the query's live attempt, the query waits again.
 	Refused
-	// LaneHas: Lane, Holds, Remaining. The lane says all that it has, and when it is free.
-	// What is not among it and is reserved there it never had, or has answered: that waits
-	// again if it was a live attempt. Only what may still be on its way there is left alone.
-	// Told again, it changes nothing.
+	// LaneHas: Lane, Holds, Remaining. The lane reports all attempts that it holds, and when it is
+	// free. A reserved attempt that is not among them never came, or has been answered: its query
+	// waits again if it was the live attempt. The matcher keeps an attempt that may still be on its
+	// way. The same report a second time changes nothing.
 	LaneHas
-	// Unused: Query, Attempt, Lane. The query's gateway gives a reservation back: the lane does not
-	// have it, or is not to be kept for it. If there is none nothing changes.
+	// Unused: Query, Attempt, Lane. The query's gateway gives a reservation back, because the lane
+	// does not hold the attempt or need not be kept for it. Without such a reservation the event is
+	// ignored.
 	Unused
 	// GatewayLost: Query.Gateway. All queries of that gateway are cancelled.
 	GatewayLost
 	// LaneJoined: Lane, Agent, Type, Models, Remaining.
 	LaneJoined
-	// LaneLost: Lane. What it held waits again.
+	// LaneLost: Lane. The queries that the lane held wait again.
 	LaneLost
-	// LaneDraining: Lane. It finishes what it holds and gets nothing more.
+	// LaneDraining: Lane. The lane finishes the attempts that it holds and gets no more.
 	LaneDraining
-	// LaneModels: Lane, Models, Type. The lane holds these models now, and is of this
-	// type from now on; "": as before.
+	// LaneModels: Lane, Models, Type. The lane holds these models and is of this type from now on;
+	// an empty Type means: as before.
 	LaneModels
-	// LaneRemaining: Lane, Remaining. A correction: the lane is free after
-	// Remaining, counted from now. It says nothing about what the lane holds.
+	// LaneRemaining: Lane, Remaining. A correction: the lane is free after Remaining, counted from
+	// now. The event says nothing about the attempts that the lane holds.
 	LaneRemaining
 	// ProfileChanged: Model, Type, Table, Doubtful. A type that has neither profiles nor lanes nor
 	// a price is forgotten.
 	ProfileChanged
 	// PricesChanged: Prices.
 	PricesChanged
-	// ModelChanged: Model, QoSTarget, BatchSize (its largest), RejectLate. The model is new,
-	// or is so from now on. A profile that ends before the largest batch size is unknown again.
+	// ModelChanged: Model, QoSTarget, BatchSize (the model's largest), RejectLate. The model is
+	// new, or has these settings from now on. The matcher forgets profiles of it that end before
+	// the largest batch size.
 	ModelChanged
-	// AheadChanged: Ahead. It is [Config.DispatchAhead] from now on.
+	// AheadChanged: Ahead. [Config.DispatchAhead] is Ahead from now on.
 	AheadChanged
-	// ModelGone: Model. No lane holds it and no query asks for it; it is forgotten, and its
-	// profiles.
+	// ModelGone: Model. No lane holds the model and no query asks for it. The matcher forgets it
+	// and its profiles.
 	ModelGone
 )
 
@@ -88,10 +89,10 @@ const (
 type Event struct {
 	Kind  Kind
 	Query QueryID
-	// Attempt is that of the assignment spoken of; 1 for a query's first.
+	// Attempt is the number of the assignment; 1 for a query's first.
 	Attempt int
 	Model   names.ModelKey
-	// BatchSize is in 1..the model's largest batch size; anything else is rejected.
+	// BatchSize must be in 1..the model's largest batch size; a query with another is rejected.
 	BatchSize int
 	// QoSTarget and RejectLate are those of [Model].
 	QoSTarget  time.Duration
@@ -101,28 +102,30 @@ type Event struct {
 	Waited, TimeLeft time.Duration
 
 	Lane  LaneID
-	Agent names.AgentName // whose lane it is, for the record
+	Agent names.AgentName // the lane's agent, for recordings
 	Type  names.LaneType
-	// Models are those the lane can run. The matcher copies the slice.
+	// Models are the models that the lane holds. The matcher copies the slice.
 	Models []names.ModelKey
 	// Remaining is the time from now until the lane is free, >= 0.
 	Remaining time.Duration
-	// Ahead is >= 0.
+	// Ahead is the new [Config.DispatchAhead], >= 0.
 	Ahead time.Duration
 
-	// Table is the latency of Model on Type; nil: unknown again. It must not
-	// change afterwards.
+	// Table is the latency of Model on Type; nil means that it is unknown again. The matcher keeps
+	// it: the caller must not change it afterwards.
 	Table *Table
-	// Doubtful says that hardly any query has run yet: a lane is not soon overdue.
+	// Doubtful says that hardly any query has run yet, so a lane gets longer before it counts as
+	// overdue.
 	Doubtful bool
-	// Holds must not change afterwards.
+	// Holds are the attempts that the lane holds. The caller must not change the slice afterwards.
 	Holds []Held
-	// Prices must not change afterwards; nil: none known.
+	// Prices are the types' prices; nil means that none are known. The caller must not change the
+	// slice afterwards.
 	Prices []fluid.Price
 }
 
-// A Held is an attempt that a lane says that it has. Of the query itself nothing is known but by
-// Submitted.
+// A Held is an attempt that a lane holds, as the lane reports it. The matcher learns of the query
+// itself only by Submitted.
 type Held struct {
 	Query     QueryID
 	Attempt   int

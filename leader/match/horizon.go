@@ -7,45 +7,48 @@ import (
 
 // The constants of horizon; costs are in units of what an average query is worth.
 const (
-	// waitPrice is what it costs to start a QoS target later.
+	// waitPrice is the cost of starting one QoS target later.
 	waitPrice = 4
-	// latePrice, above what any query of the round costs, stands for a slot in which a query would
-	// be late; what it would cost there, divided by lateScale, still orders such slots.
+	// latePrice is the cost of a slot in which a query would be late; it is above the cost of any
+	// query of the round. The query's usual cost there, divided by lateScale, is added to it, and
+	// so orders such slots.
 	latePrice, lateScale = 20, 1000
-	// fullBacklog is the backlog, in QoS targets, from which prices rise no more.
+	// fullBacklog is the backlog, in QoS targets, above which prices do not rise.
 	fullBacklog = 0.8
-	// calmWork and calmQueue say when a lost query may start: when the lanes of the type have no
-	// more than calmWork QoS targets of work, more by calmWork for each calmQueue lost ones, and
-	// for each QoS target that the query has been lost: in a small pool that is never quite calm it
-	// would else wait in vain, beside an idle lane. Towards its deadline, if it has one, the bound
-	// rises to a whole QoS target of work.
+	// calmWork and calmQueue say when a lost query may start: when the lanes of the type have at
+	// most calmWork QoS targets of work. The bound rises by calmWork for each calmQueue lost
+	// queries, and for each QoS target since the query was lost; otherwise a lost query would wait
+	// in vain in a small pool that is never quite calm, beside an idle lane. Towards the query's
+	// deadline, if it has one, the bound rises to a whole QoS target of work.
 	calmWork, calmQueue = 0.02, 20
-	// calmChoice is of how many of the oldest lost queries the smallest starts.
+	// The smallest of the oldest calmChoice lost queries starts first.
 	calmChoice = 4
-	// So many spare lanes in the mean, or such a share of all, are enough to start
-	// lost queries at once.
+	// Lost queries start at once if, in the mean, spareLanes lanes or a share spareMost of all
+	// lanes are spare.
 	spareLanes, spareMost = 3, 0.75
 )
 
-// horizon is ours: it departs from kairos in what an instance's time costs (the fluid program's
-// prices, rising with a type's backlog), in looking two slots ahead, in holding the 80 % quantile
-// of latency against the deadline, in choosing which of a type's queries runs first, and, when
-// lanes are scarce, in leaving queries that are lost to calm moments. No lane on which nothing is
-// planned idles while a query could be in time there by the mean.
+// horizon is Muster's own policy; docs/simulations.md compares it with kairos. It departs from
+// kairos in five ways. An instance's time costs the fluid program's price, which rises with the
+// type's backlog. Queries are matched to two slots per lane. The 80 % quantile of latency, not the
+// mean, is compared with the time left. The policy chooses which of a type's queries runs first.
+// When lanes are scarce, lost queries wait for calm moments. A lane for which nothing is planned
+// does not idle while a query could be in time there by the mean latency.
 type horizon struct {
 	solver Assignment
 	groups []group
 	rows   []*query
-	risky  []*query // live, and in no group's plan
-	// By row and group; the first three +Inf where no lane of the group serves the row.
+	risky  []*query // live queries that are in no group's plan
+	// mean, safe (80 % quantile) and price are by row and group; they are +Inf if no lane of the
+	// group serves the row.
 	mean, safe, price []float64
-	due               []float64 // by row: the time left until the QoS target
-	dearest           float64   // the highest cost of a row on a group that serves it
+	due               []float64 // by row: the time left until the QoS target, ms
+	dearest           float64   // the highest cost of any row on a group that serves it
 	slots             []slot
 	cost              []float64
 	match             []int
 
-	open           []*lane // of a group
+	open           []*lane // the open lanes of a group
 	planned, order []int32 // rows
 	freeAt         []float64
 }
@@ -54,17 +57,17 @@ type horizon struct {
 type group struct {
 	typ   *instanceType
 	lanes []*lane
-	work  float64 // until all are free, and of what waits for them, lane ms
+	work  float64 // work of all its lanes and of the queries waiting for them, lane ms
 	first float64 // when the first of them is free, ms from now
-	rest  []int32 // rows planned on it and not dispatched, the oldest first
+	rest  []int32 // rows planned for it and not dispatched, the oldest first
 }
 
-// idles says whether g has an open lane and nothing is planned on it.
+// idles reports whether g has an open lane and nothing is planned for it.
 func (g group) idles() bool {
 	return len(g.rest) == 0 && slices.ContainsFunc(g.lanes, (*lane).open)
 }
 
-// A slot is a place in a lane's near future.
+// A slot is the next query that a lane runs, or the one after it.
 type slot struct {
 	group int
 	lane  *lane
@@ -93,7 +96,7 @@ func (h *horizon) choose(s *shard) {
 	h.serveHopeless(s)
 }
 
-// gather collects the groups.
+// gather collects the groups and their work.
 func (h *horizon) gather(s *shard) {
 	h.groups = h.groups[:0]
 	for _, l := range s.lanes { // sorted by type
@@ -116,9 +119,8 @@ func (h *horizon) gather(s *shard) {
 	}
 }
 
-// estimate collects the rows, with their latencies and prices: of the oldest
-// live queries those that some lane can still serve in time with certainty. The
-// others are risky.
+// estimate collects the rows, with their latencies and prices: those of the oldest live queries
+// that some lane can still serve in time by the 80 % quantile. The others are risky.
 func (h *horizon) estimate(s *shard) {
 	lanes := 0
 	for g := range h.groups {
@@ -174,8 +176,8 @@ func (h *horizon) estimate(s *shard) {
 	}
 }
 
-// worth is the price of a ms of t: the fluid program's, or a guess until there
-// is one.
+// worth is the price of 1 ms of t: the fluid program's, or until there is one a guess in proportion
+// to C_j.
 func (t *instanceType) worth(model int) float64 {
 	if !math.IsNaN(t.price) {
 		return t.price
@@ -187,8 +189,8 @@ func (t *instanceType) worth(model int) float64 {
 	return 1 / largest.mean[largest.Largest()]
 }
 
-// rise is by how much the price of t rises with its backlog: the mean of
-// exp(a (min(y, fullBacklog) - r)) over y from w to w + d.
+// rise is the factor by which the price of t rises with its backlog: the mean of exp(a (min(y,
+// fullBacklog) - r)) over y from w to w + d.
 func (t *instanceType) rise(w, d float64) float64 {
 	a, r := 2.0, 0.3
 	if t.base {
@@ -197,7 +199,7 @@ func (t *instanceType) rise(w, d float64) float64 {
 	if w >= fullBacklog {
 		return math.Exp(a * (fullBacklog - r))
 	}
-	below := min(d, fullBacklog-w) // the part of d in which prices rise
+	below := min(d, fullBacklog-w) // the part of d below fullBacklog
 	sum := math.Exp(a*(w-r)) * math.Expm1(a*below) / a
 	if below < d {
 		sum += math.Exp(a*(fullBacklog-r)) * (d - below)
@@ -205,8 +207,8 @@ func (t *instanceType) rise(w, d float64) float64 {
 	return sum / d
 }
 
-// plan matches rows to slots and gives each group the rows that its slots can
-// serve in time. Those that are left over are risky.
+// plan matches rows to slots and gives each group the rows that its slots can serve in time. The
+// other rows are risky.
 func (h *horizon) plan(s *shard) {
 	h.slots, h.cost = h.slots[:0], h.cost[:0]
 	ahead := 2
@@ -292,18 +294,19 @@ func (h *horizon) dispatch(s *shard, g int) {
 	}
 }
 
-// byLatestStart sorts rows by when they must start on g at the latest.
+// byLatestStart sorts rows by the latest time at which they can start on g and be in time.
 func (h *horizon) byLatestStart(g int, rows []int32) {
 	latest := func(i int32) float64 { return h.due[i] - h.safe[int(i)*len(h.groups)+g] }
-	for k := 1; k < len(rows); k++ { // few rows, and sorted but for some
+	for k := 1; k < len(rows); k++ { // an insertion sort: the rows are few, and mostly sorted
 		for j := k; j > 0 && latest(rows[j]) < latest(rows[j-1]); j-- {
 			rows[j], rows[j-1] = rows[j-1], rows[j]
 		}
 	}
 }
 
-// fits says whether g can serve the rest of its plan in time if l serves row first now: each next
-// query goes to the lane free first, oldest query first or the one that must start first.
+// fits reports whether g can serve the rest of its plan in time if l runs row first now. Each next
+// query goes to the lane that is free first. fits tries two orders of the queries: the oldest
+// first, and the earliest latest start first.
 func (h *horizon) fits(g int, l *lane, first int32) bool {
 	h.planned = h.planned[:0]
 	for _, i := range h.groups[g].rest {
@@ -318,7 +321,7 @@ func (h *horizon) fits(g int, l *lane, first int32) bool {
 	return h.scheduled(g, l, first)
 }
 
-// scheduled says whether the planned rows are all in time in their order.
+// scheduled reports whether all planned rows are in time if they start in the order that they have.
 func (h *horizon) scheduled(g int, l *lane, first int32) bool {
 	lanes := h.groups[g].lanes
 	h.freeAt = grow(h.freeAt, len(lanes))
@@ -344,9 +347,9 @@ func (h *horizon) scheduled(g int, l *lane, first int32) bool {
 	return true
 }
 
-// serveRisky starts risky queries, each on the open lane where it is safest, of those where nothing
-// else is planned and it would be in time by the mean: by waiting it could only be later. It leaves
-// in h.risky those that no lane, busy ones among them, can serve in time.
+// serveRisky starts each risky query on an open lane where it would be in time by the mean and
+// nothing else is planned; of several such lanes on the safest. Waiting could only make it later.
+// It leaves in h.risky the queries that no lane, busy or not, can serve in time.
 func (h *horizon) serveRisky(s *shard) {
 	hopeless := h.risky[:0]
 	for _, q := range h.risky {
@@ -375,7 +378,8 @@ func (h *horizon) serveRisky(s *shard) {
 	h.risky = hopeless
 }
 
-// serveHopeless starts what serveRisky has left while lanes are plenty: it is as good as lost.
+// serveHopeless starts, while lanes are plenty, the queries that serveRisky has left, because they
+// are almost certainly lost.
 func (h *horizon) serveHopeless(s *shard) {
 	for _, q := range h.risky {
 		for g := range h.groups {
@@ -388,9 +392,9 @@ func (h *horizon) serveHopeless(s *shard) {
 	}
 }
 
-// serveLost starts a lost query where a group is calm enough, and says whether there was one.
-// The only lane of a type is spared, as the next query may need it, unless no other could
-// serve the lost one.
+// serveLost starts a lost query on a group that is calm enough, and reports whether it did. It
+// spares the only lane of a type, because the next query may need it, unless no other lane can
+// serve the lost query.
 func (h *horizon) serveLost(s *shard) bool {
 	for _, spare := range []bool{true, false} {
 		for g := range h.groups {
@@ -433,7 +437,7 @@ func (h *horizon) lost(s *shard, grp *group, l *lane, spare bool) (chosen *query
 	return chosen
 }
 
-// spared says whether some type with more than one lane can serve q.
+// spared reports whether some type with more than one lane can serve q.
 func (h *horizon) spared(q *query) bool {
 	for g := range h.groups {
 		if lanes := h.groups[g].lanes; len(lanes) > 1 &&

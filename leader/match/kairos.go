@@ -2,21 +2,21 @@ package match
 
 import "math"
 
-// Section 5.1 of the KAIROS paper leaves both to the implementation.
+// The KAIROS paper (section 5.1) leaves the values of the first two to the implementation.
 const (
-	// kairosMargin is the part of the QoS target that a query may use (Eq. 8).
+	// kairosMargin is the part of the QoS target that waiting and latency may use (Eq. 8).
 	kairosMargin = 0.98
-	// kairosPenalty times the QoS target stands for the latency of a pair that would
-	// miss it (Eq. 8).
+	// kairosPenalty times the QoS target replaces the latency of a pair that would miss the target
+	// (Eq. 8).
 	kairosPenalty = 10
-	// roundRows bounds the waiting queries of a round, in queries a lane.
+	// roundRows bounds the waiting queries of a round, in queries per lane.
 	roundRows = 2
 )
 
-// kairos is the query distribution of KAIROS section 5.1: Eq. 4 to 8. Every
-// round matches the waiting queries to all lanes, the busy ones with their
-// remaining time, at the least sum of C_j * L_ij. Only pairs whose lane is open
-// are carried out. Of several models each counts in units of its QoS target.
+// kairos is the query distribution of KAIROS section 5.1: Eq. 4 to 8. Every round matches the
+// waiting queries to all lanes, the busy ones with their remaining time, at the least sum of C_j *
+// L_ij. Only pairs whose lane is open are carried out. With several models, each latency is in
+// units of its model's QoS target.
 type kairos struct {
 	solver  Assignment
 	rows    []*query

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// A query is one that waits or is sent. Queries are recycled.
+// A query is a query that waits or is sent to a lane. The memory of queries is reused.
 type query struct {
 	id       QueryID
 	model    int
@@ -13,31 +13,31 @@ type query struct {
 	arrival  float64
 	deadline float64 // +Inf: none
 	bound
-	lateWork float64 // its part of the shard's, while it waits and is lost
-	attempt  int     // of the last assignment; 0: none yet
+	lateWork float64 // its part of the shard's lateWork, while it waits and is late
+	attempt  int     // number of the last assignment; 0: none yet
 
 	waiting bool  // in a list of its shard
 	isLate  bool  // waiting, and lost
 	sent    bool  // to lane
-	lane    *lane // where it is sent
+	lane    *lane // the lane to which it is sent
 	shard   *shard
 
 	prev, next             *query // in the shard's list
-	queue                  *queue // the policy's, while it waits; may be nil
+	queue                  *queue // the policy's queue that it waits in; may be nil
 	prevQueued, nextQueued *query
 	queuedWork             float64
 	timer                  timer
 }
 
-// A bound is what the pool can do for a query.
+// A bound says what the pool can do at best for a query.
 type bound struct {
-	lostAt float64 // no type can meet the QoS target of one that still waits then
+	lostAt float64 // a query that still waits then can meet its QoS target on no type
 	class  int     // size class
 	least  float64 // the least mean latency on any type in the pool; +Inf: none serves it
 }
 
-// work is what the query adds to that of those waiting: nothing is known of one that no lane
-// serves.
+// work is what the query adds to the work of the waiting queries; 0, which stands for unknown, if
+// no lane serves it.
 func (b bound) work() float64 {
 	if math.IsInf(b.least, 1) {
 		return 0
@@ -45,10 +45,11 @@ func (b bound) work() float64 {
 	return b.least
 }
 
-// In ms: a lane is overdue by so many 99 % quantiles, and at least overdueLeast, or overdueDoubt
-// where its latency is hardly known; it is asked again what it has every overdueAgain; onTheWay is
-// how long, beside twice the usual, a query may take to its lane after it was assigned, or its
-// gateway said where it is.
+// All in ms but the first. A lane is overdue when its answer is late by overdueQuantiles times the
+// 99 % quantile of the latency and by at least overdueLeast, or overdueDoubt while the latency is
+// hardly known. It is asked again what it holds every overdueAgain. A query may take onTheWay,
+// beside twice the usual time, to reach its lane after it was assigned or after its gateway said
+// where it is.
 const (
 	overdueQuantiles = 3
 	overdueLeast     = 100
@@ -57,8 +58,8 @@ const (
 	onTheWay         = 20
 )
 
-// LaneDepth is how many queries a lane may be given that it has not answered, those that it runs
-// included. Only where they are short beside DispatchAhead are there more than two.
+// LaneDepth is how many unanswered queries a lane may have, running ones included. It has more than
+// two only if they are short compared with DispatchAhead.
 const LaneDepth = 8
 
 // A lane as the matcher knows it.
@@ -70,46 +71,47 @@ type lane struct {
 	shard *shard
 
 	freeAt   float64
-	held     []reservation // sent and unanswered; the oldest first
+	held     []reservation // attempts sent and not answered, the oldest first
 	draining bool
 	overdue  bool
-	asked    int // how often, since it is overdue
+	asked    int // how often it was asked what it holds since it is overdue
 	timer    timer
-	// when it should have answered, or is to be asked again; set while it holds something
+	// due is when the lane should have answered or is asked again; it is set while the lane holds
+	// something.
 	due timer
 
-	queue queue // of waiting queries, for policies that place them on lanes
+	queue queue // waiting queries, for policies that queue them at lanes
 }
 
-// A reservation is an assignment that the lane has not answered.
+// A reservation is an attempt that the lane has not answered.
 type reservation struct {
 	query   QueryID
 	attempt int
 	latency float64 // predicted
-	grace   float64 // how late it may be
-	since   float64 // when it was assigned, or first spoken of
-	claimed bool    // by the gateway; the lane has not spoken of it
-	told    bool    // by the lane: it has it
+	grace   float64 // how late its answer may be before the lane is overdue
+	since   float64 // when it was assigned, or first reported
+	claimed bool    // reported by the gateway, not by the lane
+	told    bool    // the lane has confirmed it
 }
 
-// usable says whether l may be given anything, now or later.
+// usable reports whether l may be given queries, now or later.
 func (l *lane) usable() bool { return !l.draining && !l.overdue }
 
-// open says whether l may be given a query now.
+// open reports whether l may be given a query now.
 func (l *lane) open() bool {
 	if !l.usable() {
 		return false
 	}
 	if l.m.ahead > 0 {
-		// One that is late with what it holds is not given more: nobody knows when it will be free.
+		// A lane that is late with an answer gets no more: nobody knows when it will be free.
 		return l.freeAt <= l.m.now+l.m.ahead && (len(l.held) == 0 ||
 			l.freeAt >= l.m.now && l.room())
 	}
 	return len(l.held) == 0 && l.freeAt <= l.m.now
 }
 
-// room says whether l, which holds something, may be given a query before it answers: one that is
-// to follow, or more as long as it is known that all it holds takes no longer than the way there.
+// room reports whether l, which holds a query, may be given another before it answers: one that
+// follows, or more while all that it holds is known to take no longer than the way to the lane.
 func (l *lane) room() bool {
 	if len(l.held) == 1 {
 		return true
@@ -132,11 +134,10 @@ func (l *lane) start() float64 { return max(l.m.ahead, l.freeAt-l.m.now) }
 // and its profile be known.
 func (l *lane) latency(q *query) float64 { return l.typ.tables[q.model].mean[q.batch] }
 
-// serves says whether l holds q's model and its latency is known.
+// serves reports whether l holds q's model and its latency is known.
 func (l *lane) serves(q *query) bool { return l.holds[q.model] && l.typ.tables[q.model] != nil }
 
-// setFree says when l will be free, and asks to be stepped when it opens
-// without an answer.
+// setFree sets when l will be free, and a timer for when l opens without an answer.
 func (l *lane) setFree(at float64) {
 	l.freeAt = at
 	if opens := at - l.m.ahead; opens > l.m.now && (len(l.held) == 0 || l.m.ahead > 0) {
@@ -146,7 +147,7 @@ func (l *lane) setFree(at float64) {
 	}
 }
 
-// release takes an attempt from l, and reports whether l had it.
+// release removes an attempt's reservation at l, and reports whether there was one.
 func (l *lane) release(id QueryID, attempt int) bool {
 	i := l.reservation(id, attempt)
 	if i >= 0 {
@@ -155,7 +156,7 @@ func (l *lane) release(id QueryID, attempt int) bool {
 	return i >= 0
 }
 
-// reserve notes that l has an attempt, or is to get it after the given wait.
+// reserve reserves l for an attempt that l has, or gets after the given wait.
 func (l *lane) reserve(r reservation, wait float64) {
 	l.held = append(l.held, r)
 	if len(l.held) == 1 {
@@ -163,25 +164,26 @@ func (l *lane) reserve(r reservation, wait float64) {
 	}
 }
 
-// spoke says that l has answered, and has, as it says, so much left to do.
+// spoke notes that l has answered, and that by its own account it has work for the given time left.
 func (l *lane) spoke(remaining float64) {
 	held, grace, end := 0.0, 0.0, 0.0
 	for i := range l.held {
 		r := &l.held[i]
 		held += r.latency
 		grace = max(grace, r.grace)
-		// The lane has not counted what is on its way there, and starts it when it has come.
+		// The lane's account leaves out queries on their way to it, which it starts when they
+		// arrive.
 		if !r.told && !r.claimed {
 			end = max(end, r.since+l.m.ahead)
 		}
 		end += r.latency
 	}
-	// What has just started there the lane may not have counted either.
+	// The account may also leave out a query that has just started there.
 	l.setFree(max(l.m.now+max(remaining, held-l.m.ahead), end))
 	l.setDue(l.m.now + max(remaining, held) + grace)
 }
 
-// setDue says when l should have answered, if it holds anything.
+// setDue sets when l should have answered, if it holds anything.
 func (l *lane) setDue(at float64) {
 	if len(l.held) == 0 {
 		l.m.dues.remove(&l.due)
@@ -190,7 +192,7 @@ func (l *lane) setDue(at float64) {
 	}
 }
 
-// grace returns by how much a query may be late on l before l is overdue.
+// grace returns how late a query's answer may be before l is overdue.
 func (l *lane) grace(model, batch int) float64 {
 	t := l.typ.tables[model]
 	if t == nil || batch < 1 || batch > t.Largest() {
@@ -203,13 +205,13 @@ func (l *lane) grace(model, batch int) float64 {
 	return max(least, overdueQuantiles*t.tail[batch])
 }
 
-// reservation returns the place in held of an attempt, -1 if it is not there.
+// reservation returns the index in held of an attempt, -1 if it is not there.
 func (l *lane) reservation(id QueryID, attempt int) int {
 	return slices.IndexFunc(l.held,
 		func(r reservation) bool { return r.query == id && r.attempt == attempt })
 }
 
-// predict returns the predicted mean latency of a query that l has, 0 where nothing is known.
+// predict returns the predicted mean latency of a query on l, 0 if it is unknown.
 func (l *lane) predict(model, batch int) float64 {
 	if t := l.typ.tables[model]; t != nil && batch >= 1 && batch <= t.Largest() {
 		return t.mean[batch]
@@ -217,16 +219,16 @@ func (l *lane) predict(model, batch int) float64 {
 	return 0
 }
 
-// A queue orders waiting queries by arrival, for a policy: those placed on a
-// lane, or those of one kind.
+// A queue holds waiting queries in the order of their arrival, for a policy: the queries queued at
+// one lane, or those of one kind.
 type queue struct {
-	lane        *lane // whose it is; nil: none's
+	lane        *lane // the lane that has the queue; nil if none has it
 	first, last *query
 	n           int
-	work        float64 // the predicted latencies of all
+	work        float64 // the sum of the predicted latencies
 }
 
-// push adds q, which is predicted to take the given time.
+// push adds q, whose predicted latency is given in ms.
 func (u *queue) push(q *query, latency float64) {
 	after := u.last
 	for after != nil && byArrival(after, q) > 0 {
@@ -261,7 +263,7 @@ func (u *queue) remove(q *query) {
 	q.queue, q.prevQueued, q.nextQueued = nil, nil, nil
 	u.n--
 	if u.work -= q.queuedWork; u.n == 0 {
-		u.work = 0 // no rounding left behind
+		u.work = 0 // drop the rounding error
 	}
 }
 
@@ -271,7 +273,7 @@ type list struct {
 	n           int
 }
 
-// insert puts q behind all that arrived before it, in a list that is so ordered.
+// insert inserts q into a list ordered by arrival.
 func (l *list) insert(q *query) {
 	after := l.last
 	for after != nil && byArrival(after, q) > 0 {
@@ -291,7 +293,7 @@ func (l *list) insert(q *query) {
 	l.n++
 }
 
-// push puts q last.
+// push appends q.
 func (l *list) push(q *query) {
 	if q.prev = l.last; q.prev != nil {
 		q.prev.next = q

@@ -9,68 +9,68 @@ import (
 )
 
 const (
-	// DefaultProbes is how many lanes a gateway without a leader compares for one query: it asks no
-	// more at a time, and twice as many in all.
+	// DefaultProbes is how many lanes a gateway without a leader compares for one query. It asks at
+	// most so many at a time, and at most twice as many in all.
 	DefaultProbes = 4
 
-	// A lane has answerTimeout to answer, or three usual round trips; where it is asked alone
-	// soonTimeout, for then others can still be asked. Once one lane can serve the query in time
-	// the others have two of its round trips, and no less than leastTimeout.
+	// A lane has answerTimeout, or three usual round trips if that is longer, to answer. A lane
+	// that is asked alone has soonTimeout, because others can still be asked after it. Once one
+	// lane can serve the query in time, the others have two of that lane's round trips, but at
+	// least leastTimeout.
 	answerTimeout = 20 * time.Millisecond
 	soonTimeout   = 5 * time.Millisecond
 	leastTimeout  = time.Millisecond
-	// avoidTime is how long a lane that did not answer is not asked if there are others, unless it
-	// answers meanwhile.
+	// avoidTime is how long a lane that did not answer is asked only if there are no others. The
+	// time ends early if the lane answers.
 	avoidTime = time.Second
-	// askAgain is about how long a query that no lane takes waits until lanes are asked again.
+	// askAgain is about how long a query that no lane takes waits before lanes are asked again.
 	askAgain = 20 * time.Millisecond
 )
 
-// A Leaderless decides where queries go at a gateway that has no leader: it asks the lanes that a
-// [Priced] ranks best "when would you finish this batch?" and has the query sent to the cheapest of
-// those that say in time. What a lane answers reserves it for a while, and the lanes that are not
-// taken are released. On gossip a second old alone gateways crowd the same lanes; the answers carry
-// the decision.
+// A Leaderless decides where queries go at a gateway that has no leader. It asks the lanes that a
+// [Priced] ranks best when they would finish the query, and sends the query to the cheapest lane
+// that can serve it in time. An answer reserves the lane for a while; lanes that are not chosen are
+// released. Gossip alone is too old for this: gateways that chose by state a second old would all
+// choose the same lanes.
 //
-// Like a [Matcher] it does nothing by itself. Events are method calls, each with its time; after
-// each the caller takes from [Leaderless.Next] what is to be done until there is nothing, and calls
-// [Leaderless.Pass] at [Leaderless.Wake]. Gateway and simulator drive the same code.
+// Like a [Matcher] it is a pure state machine. Events are method calls, each with its time. After
+// each call the caller takes actions from [Leaderless.Next] until there is none, and it calls
+// [Leaderless.Pass] at [Leaderless.Wake].
 //
-// An inquiry ends with one SendQuery or NoLane. Within it no lane is asked twice. Of each
-// reservation that it asks for a SendQuery, a ReleaseLane, or [Leaderless.Lost] of the
-// lane is the end.
+// An inquiry ends with one SendQuery or NoLane. Within it no lane is asked twice. Each reservation
+// that it asks for ends with a SendQuery, a ReleaseLane, or [Leaderless.Lost] of its lane.
 //
 // It is not safe for concurrent use.
 type Leaderless struct {
-	known  *Priced // nil: nothing is known
+	known  *Priced // nil: no lane is known
 	probes int
 	rng    *rand.Rand
 
 	inquiries []*inquiry          // in the order they began
-	questions map[uint64]*inquiry // those without an answer, by id
+	questions map[uint64]*inquiry // questions without an answer, by id
 	unused    []*inquiry
 	avoided   map[LaneID]silence
 	lastID    uint64
-	roundTrip time.Duration // of a question, usually
+	roundTrip time.Duration // the usual round trip of a question
 
 	actions []LeaderlessAction
-	taken   int // of actions
+	taken   int // actions that Next has returned
 
 	asked, unanswered uint64
 }
 
-// An Inquiry is a query to be decided about.
+// An Inquiry is a query for which a lane is to be chosen.
 type Inquiry struct {
-	// Query names it among those that are not decided.
+	// Query identifies the query among those without a decision; the caller chooses it.
 	Query     uint64
 	Model     names.ModelKey
 	BatchSize int
 	Arrival   time.Time
-	// Failed are lanes that have failed the query: they are asked if there are no others.
+	// Failed are lanes that have failed the query. They are asked only if there are no others.
 	Failed []LaneID
 }
 
-// A LeaderlessKind is what is to be done.
+// A LeaderlessKind says what the caller is to do.
 type LeaderlessKind uint8
 
 const (
@@ -79,22 +79,23 @@ const (
 	AskLane LeaderlessKind = iota
 	// ReleaseLane: free Lane's reservation ID, for the query goes elsewhere.
 	ReleaseLane
-	// SendQuery to Lane, which has reserved itself for it under ID; Finish from now the answer is
-	// expected with a certainty of 90 %.
+	// SendQuery: send Query to Lane, which has reserved itself under ID. With a certainty of 90 %
+	// the answer comes within Finish from now.
 	SendQuery
-	// NoLane takes the query now; Asked of them were asked. It is to begin anew at Again.
+	// NoLane: no lane takes Query now; Asked lanes were asked. The caller begins a new inquiry at
+	// Again.
 	NoLane
-	// LaneAnswered and LaneSilent need no action; they are for whoever observes an inquiry.
-	// LaneAnswered: it would finish the query Finish from now, less than 0: it refuses. LaneSilent:
-	// it has not answered in time.
+	// LaneAnswered and LaneSilent need no action; they are for traces and tests. LaneAnswered: Lane
+	// would finish Query in Finish from now; a negative Finish means that it refuses. LaneSilent:
+	// Lane has not answered in time.
 	LaneAnswered
 	LaneSilent
 )
 
-// A LeaderlessAction is something to be done.
+// A LeaderlessAction is an action for the caller. Kind says which fields count.
 type LeaderlessAction struct {
 	Kind   LeaderlessKind
-	Query  uint64 // 0 of a ReleaseLane that comes of a late answer
+	Query  uint64 // 0 in a ReleaseLane after a late answer
 	Lane   LaneID
 	ID     uint64
 	Finish time.Duration
@@ -102,26 +103,26 @@ type LeaderlessAction struct {
 	Again  time.Time
 }
 
-// An inquiry is what is asked about a query.
+// An inquiry is the state of one query's inquiry.
 type inquiry struct {
 	Inquiry
 	target time.Duration
-	lanes  []lanesAnswer // worth asking, the best first
-	asked  int           // of them
-	waits  int           // of those, without an answer yet
-	since  time.Time     // when these were asked
-	until  time.Time     // when they count as silent
+	lanes  []lanesAnswer // the lanes worth asking, the best first
+	asked  int           // how many of lanes were asked
+	waits  int           // how many of those have not answered
+	since  time.Time     // when those were asked
+	until  time.Time     // when those count as silent
 }
 
-// A lanesAnswer is a lane worth asking and what it has answered.
+// A lanesAnswer is a lane worth asking, and its answer.
 type lanesAnswer struct {
 	Candidate
-	id        uint64 // of the question
+	id        uint64 // the question's id
 	state     answerState
-	remaining time.Duration // until it was free for the query, as it said
-	freeAt    time.Time     // the same in the gateway's time
-	safe      time.Duration // from its start to its end there, with a certainty of 90 %
-	way       time.Duration // there, or back
+	remaining time.Duration // time until it was free for the query, by its answer
+	freeAt    time.Time     // when it is free, by the gateway's clock
+	safe      time.Duration // from start to end there, with a certainty of 90 %
+	way       time.Duration // one way between gateway and lane
 }
 
 type answerState uint8
@@ -129,19 +130,19 @@ type answerState uint8
 const (
 	unasked answerState = iota
 	waiting
-	offered // it is reserved
-	failed  // it refuses, is silent or lost
+	offered // the lane is reserved
+	failed  // the lane refuses, is silent or is lost
 )
 
-// A silence is a lane's that has not answered.
+// A silence notes that a lane has not answered.
 type silence struct {
-	until time.Time // it is not asked if there are others
-	id    uint64    // of the question; 0: it could not be asked
+	until time.Time // until then the lane is asked only if there are no others
+	id    uint64    // the question's id; 0: the lane could not be asked
 	asked time.Time
 }
 
-// NewLeaderless returns the decision of a gateway that compares probes lanes for a query, and as
-// yet knows of none. Gateways that decide side by side need different seeds.
+// NewLeaderless returns a Leaderless that compares probes lanes for a query and knows no lane yet.
+// Gateways of one fleet need different seeds.
 func NewLeaderless(probes int, seed uint64) *Leaderless {
 	return &Leaderless{
 		probes: probes, rng: rand.New(rand.NewPCG(seed, 2)),
@@ -149,14 +150,14 @@ func NewLeaderless(probes int, seed uint64) *Leaderless {
 	}
 }
 
-// Know says which lanes there are from now on; nil: nothing is known. A lane that it had before and
-// that has left must be told to Lost. The caller goes on telling p what it hears.
+// Know sets the lanes from now on; nil means that none are known. The caller calls Lost for each
+// lane that has left since, and goes on updating p with what it hears.
 func (l *Leaderless) Know(p *Priced) { l.known = p }
 
-// Counts are the questions that were asked, and those of them that were not answered in time.
+// Counts returns how many questions were asked, and how many of them were not answered in time.
 func (l *Leaderless) Counts() (asked, unanswered uint64) { return l.asked, l.unanswered }
 
-// Next returns what is to be done, in order, until there is nothing.
+// Next returns the next action; false if there is none.
 func (l *Leaderless) Next() (a LeaderlessAction, ok bool) {
 	if l.taken == len(l.actions) {
 		l.actions, l.taken = l.actions[:0], 0
@@ -168,7 +169,7 @@ func (l *Leaderless) Next() (a LeaderlessAction, ok bool) {
 
 func (l *Leaderless) do(a LeaderlessAction) { l.actions = append(l.actions, a) }
 
-// Wake is when Pass is to be called; zero: not before another event.
+// Wake is when to call Pass if no event comes before; zero: never.
 func (l *Leaderless) Wake() (at time.Time) {
 	for _, in := range l.inquiries {
 		if at.IsZero() || in.until.Before(at) {
@@ -178,7 +179,7 @@ func (l *Leaderless) Wake() (at time.Time) {
 	return at
 }
 
-// Begin begins an inquiry.
+// Begin begins the inquiry for q. It copies what it needs of q.Failed.
 func (l *Leaderless) Begin(now time.Time, q Inquiry) {
 	var in *inquiry
 	if n := len(l.unused); n > 0 {
@@ -187,7 +188,7 @@ func (l *Leaderless) Begin(now time.Time, q Inquiry) {
 		in = &inquiry{}
 	}
 	*in = inquiry{Inquiry: q, lanes: in.lanes[:0]}
-	in.Failed = nil // the caller's
+	in.Failed = nil // it belongs to the caller
 	if l.known != nil {
 		in.target = l.known.target(q.Model)
 		l.rank(now, in, q.Failed)
@@ -196,10 +197,11 @@ func (l *Leaderless) Begin(now time.Time, q Inquiry) {
 	l.proceed(now, in)
 }
 
-// rank fills in the lanes to ask: those that are avoided only if there are no others.
+// rank fills in the lanes to ask. Lanes that failed or were silent are among them only if there are
+// no others.
 func (l *Leaderless) rank(now time.Time, in *inquiry, failed []LaneID) {
 	most := 2 * l.probes
-	// A question there and back, then the query: two round trips are lost.
+	// The question and the query each take a round trip to the lane.
 	waited := now.Sub(in.Arrival) + 2*l.roundTrip
 	ranked := l.known.Rank(now, in.Model, in.BatchSize, waited, most+len(failed)+len(l.avoided))
 	for _, c := range ranked {
@@ -219,7 +221,7 @@ func (l *Leaderless) rank(now time.Time, in *inquiry, failed []LaneID) {
 	}
 }
 
-// proceed asks the next lanes, or ends the inquiry. No question of it is open.
+// proceed asks the next lanes, or ends the inquiry. None of the inquiry's questions may be open.
 func (l *Leaderless) proceed(now time.Time, in *inquiry) {
 	n := in.more(now, l.roundTrip, l.probes)
 	if n == 0 {
@@ -228,7 +230,8 @@ func (l *Leaderless) proceed(now time.Time, in *inquiry) {
 	}
 	patience := answerTimeout
 	if n == 1 {
-		// It counts as busy for the next query; of several asked at once one will be chosen.
+		// The lane counts as busy for the next query. Of several lanes asked at once, one will be
+		// chosen.
 		l.sent(now, &in.lanes[in.asked])
 		patience = soonTimeout
 	}
@@ -244,16 +247,17 @@ func (l *Leaderless) proceed(now time.Time, in *inquiry) {
 	l.asked += uint64(n)
 }
 
-// sent has a lane count as busy with the query until something else is heard.
+// sent counts the lane as busy with the query until the gateway hears otherwise.
 func (l *Leaderless) sent(now time.Time, c *lanesAnswer) {
 	if l.known != nil {
 		l.known.Sent(c.Lane, now, c.Latency)
 	}
 }
 
-// Answered takes what a lane says to question ID: it would be free for the query after remaining,
-// and finish it, with a certainty of 90 %, after finish, both from when it said so and without the
-// ways. finish below 0: it refuses, and nothing is reserved; remaining below 0: it does not say.
+// Answered takes a lane's answer to question ID. The lane would be free for the query after
+// remaining, and would finish it, with a certainty of 90 %, after finish; both count from when it
+// answered, without the ways. A negative finish means that the lane refuses and has reserved
+// nothing; a negative remaining that it does not say.
 func (l *Leaderless) Answered(
 	now time.Time, lane LaneID, id uint64, remaining, finish time.Duration,
 ) {
@@ -261,12 +265,12 @@ func (l *Leaderless) Answered(
 	delete(l.avoided, lane)
 	in := l.questions[id]
 	c := in.question(id)
-	if c == nil || c.Lane != lane { // it is late, or another's
+	if c == nil || c.Lane != lane { // the answer is late, or not to this question
 		if finish >= 0 {
 			l.do(LeaderlessAction{Kind: ReleaseLane, Lane: lane, ID: id})
 		}
 		if wasSilent && late.id == id && id != 0 {
-			// One answer after a long pause must not have all others waited for as long.
+			// One answer after a long pause must not raise the usual round trip by as much.
 			took := now.Sub(late.asked)
 			l.heard(now, lane, min(took, 2*max(answerTimeout, l.roundTrip)), took, remaining)
 		}
@@ -291,7 +295,8 @@ func (l *Leaderless) Answered(
 	l.settle(now, in, c)
 }
 
-// heard learns from an answer: how long they take, and how busy the lane was half that time ago.
+// heard learns from an answer the usual round trip, and how busy the lane was half a round trip
+// ago.
 func (l *Leaderless) heard(now time.Time, lane LaneID, usual, took, remaining time.Duration) {
 	l.roundTrip += (usual - l.roundTrip) / 8
 	if remaining >= 0 && l.known != nil {
@@ -299,7 +304,7 @@ func (l *Leaderless) heard(now time.Time, lane LaneID, usual, took, remaining ti
 	}
 }
 
-// settle notes that a question is open no more, and goes on if it was the last.
+// settle closes a question, and proceeds if no other is open.
 func (l *Leaderless) settle(now time.Time, in *inquiry, c *lanesAnswer) {
 	delete(l.questions, c.id)
 	if c.state == waiting {
@@ -318,10 +323,10 @@ func (l *Leaderless) Unasked(now time.Time, id uint64) {
 	}
 }
 
-// Lost says that a lane cannot be asked any more, or has left: what it was asked gets no answer,
-// and what it has reserved is free again.
+// Lost says that a lane cannot be reached any more, or has left: its open questions get no answer,
+// and its reservations are gone.
 func (l *Leaderless) Lost(now time.Time, lane LaneID) {
-	for id, s := range l.avoided { // so that those who have left are not kept for ever
+	for id, s := range l.avoided { // drop old entries, also those of lanes that have left
 		if !now.Before(s.until) {
 			delete(l.avoided, id)
 		}
@@ -341,14 +346,14 @@ func (l *Leaderless) Lost(now time.Time, lane LaneID) {
 	}
 }
 
-// Avoid has a lane not be asked for a while if there are others, until it answers.
+// Avoid says to ask a lane, for avoidTime or until it answers, only if there are no others.
 func (l *Leaderless) Avoid(now time.Time, lane LaneID) {
 	s := l.avoided[lane]
 	s.until = now.Add(avoidTime)
 	l.avoided[lane] = s
 }
 
-// Pass says that time has passed.
+// Pass says that time has passed: questions without an answer in time count as silent.
 func (l *Leaderless) Pass(now time.Time) {
 	for _, in := range slices.Clone(l.inquiries) {
 		if now.Before(in.until) {
@@ -360,7 +365,8 @@ func (l *Leaderless) Pass(now time.Time) {
 				continue
 			}
 			l.Avoid(now, c.Lane)
-			if s := l.avoided[c.Lane]; s.id == 0 { // the first is answered first
+			// keep the oldest question: its answer comes first
+			if s := l.avoided[c.Lane]; s.id == 0 {
 				s.id, s.asked = c.id, in.since
 				l.avoided[c.Lane] = s
 			}
@@ -371,7 +377,7 @@ func (l *Leaderless) Pass(now time.Time) {
 	}
 }
 
-// end decides: the query goes to the best of those who have answered, if there is one.
+// end ends the inquiry: the query goes to the best lane that has answered, if there is one.
 func (l *Leaderless) end(now time.Time, in *inquiry) {
 	best := in.choose(now)
 	if best >= 0 {
@@ -394,7 +400,7 @@ func (l *Leaderless) end(now time.Time, in *inquiry) {
 	l.unused = append(l.unused, in)
 }
 
-// question is the lane that was asked the question; nil: none.
+// question is the lane that was asked question id; nil if none of the inquiry's was.
 func (in *inquiry) question(id uint64) *lanesAnswer {
 	if in == nil {
 		return nil
@@ -403,18 +409,18 @@ func (in *inquiry) question(id uint64) *lanesAnswer {
 	return &in.lanes[i]
 }
 
-// finish is the time from now until the lane that has answered would have answered the query, if
-// that is sent now.
+// finish is the time from now until the lane, which has answered, would have the query's answer at
+// the gateway, if the query is sent now.
 func (c *lanesAnswer) finish(now time.Time) time.Duration {
 	return max(c.freeAt.Sub(now), c.way) + c.safe + c.way
 }
 
-// more is how many of the lanes not asked yet to ask now; 0: the answers must do.
+// more is how many further lanes to ask now; 0: choose by the answers there are.
 //
-// The best lane is asked alone: mostly it answers as believed, and every other question keeps a
-// place that makes lanes look busy to others. Others are asked if it is busier than believed, or if
-// nobody answers in time but somebody else still might; several at once where time is too short for
-// one after the other.
+// The best lane is asked alone: mostly its answer is as expected, and every question more would
+// reserve a lane and make it look busy to other gateways. Other lanes are asked if the best is
+// busier than expected, or if no lane so far can serve the query in time but another still might.
+// They are asked several at once if time is too short to ask one after the other.
 func (in *inquiry) more(now time.Time, roundTrip time.Duration, probes int) int {
 	asked, rest := in.lanes[:in.asked], in.lanes[in.asked:]
 	if len(rest) == 0 {
@@ -447,8 +453,8 @@ func (in *inquiry) more(now time.Time, roundTrip time.Duration, probes int) int 
 	return min(n, len(rest))
 }
 
-// choose is which lane to take: the cheapest that is within the QoS target, else the one that
-// finishes first; -1: none has answered.
+// choose returns the index of the lane to take: the cheapest that meets the QoS target, else the
+// one that finishes first; -1 if none has answered.
 func (in *inquiry) choose(now time.Time) (best int) {
 	best = -1
 	left := in.target - now.Sub(in.Arrival)

@@ -15,57 +15,57 @@ import (
 // A Matcher matches queries to lanes; see the package comment. It is not safe for
 // concurrent use.
 //
-// Time inside is in ms since the first event. Latencies, remaining times and
-// targets are in ms as well.
+// Inside, times are in ms since the first event; latencies, remaining times and targets are in ms.
 type Matcher struct {
 	cfg    Config
-	models []Model   // one without a name is gone; the next new one takes its place
-	target []float64 // by model; 0 of one that is gone
+	models []Model   // one without a name is gone; the next new model takes its place
+	target []float64 // by model, ms; 0 for one that is gone
 	byName map[names.ModelKey]int
 
 	origin  time.Time
 	started bool
 	now     float64
 	ahead   float64
-	// spareOver is the time over which shards average their spare time.
+	// spareOver is the time, in ms, over which shards average their spare time.
 	spareOver float64
 
-	types  []*instanceType // in the order first heard of
+	types  []*instanceType // in the order in which they were first named
 	lanes  map[LaneID]*lane
 	all    []*lane // in the order of their ids
 	shards []*shard
-	// nowhere has no lanes; what no lane can serve waits there.
+	// nowhere has no lanes. Queries that no lane can serve wait there.
 	nowhere *shard
 	rng     *rand.Rand
 
 	queries map[QueryID]*query
 	waiting int
 	free    *query // recycled queries, linked by next
-	timers  timers // of queries, and of lanes that open
-	dues    timers // of lanes
+	timers  timers // timers of queries, and of lanes that open
+	dues    timers // timers of lanes that should have answered
 	out     []Decision
 	changed []*query // scratch
-	// renewed says by model that it has changed since the last arrange.
+	// renewed says, by model, whether the model has changed since the last arrange.
 	renewed []bool
-	// reentered counts the waiting queries that arrange has had wait anew.
+	// reentered counts the waiting queries that arrange has moved to another shard or queue.
 	reentered int
 }
 
-// An instanceType is what is known of an instance type.
+// An instanceType is an instance type with what the matcher knows about it.
 type instanceType struct {
 	name   names.LaneType
 	tables []*Table // by model; nil: unknown
-	// doubtful says by model that the table is of hardly any queries.
+	// doubtful says, by model, whether the table was learned from hardly any queries.
 	doubtful []bool
-	// coefficient is C_j of Definition 1 by model; 0 where the latency is unknown.
+	// coefficient is, by model, the heterogeneity coefficient C_j (KAIROS, Definition 1); 0 if the
+	// latency is unknown.
 	coefficient []float64
-	base        bool     // meets every model's QoS target at its largest batch size
-	lanes       []int    // usable ones in the pool that hold the model, by model
-	served      []*Table // by model; nil where the latency is unknown or there are no such lanes
-	// rank orders the types: the fastest at the largest batch sizes is 0.
+	base        bool     // it meets every model's QoS target at the largest batch size
+	lanes       []int    // by model: the number of usable lanes that hold it
+	served      []*Table // by model; nil if the latency is unknown or there is no such lane
+	// rank is the type's place in the order of speed at the largest batch sizes; 0 is the fastest.
 	rank     int
 	slowness float64
-	// price and service are the fluid program's; NaN and 0: none known.
+	// price and service, in ms, are the fluid program's; NaN and 0 if unknown.
 	price, service float64
 }
 
@@ -127,23 +127,23 @@ func (m *Matcher) Waits(id QueryID) bool {
 	return q != nil && q.waiting
 }
 
-// A Reservation is what a matcher knows of an attempt at a lane, or on its way there.
+// A Reservation is an attempt at a lane, or on its way there, as the matcher knows it.
 type Reservation struct {
 	Query   QueryID
 	Attempt int
-	// Since is when it was assigned, or first spoken of.
+	// Since is when the attempt was assigned, or first reported.
 	Since time.Time
 	// Latency is the predicted mean execution latency.
 	Latency time.Duration
-	// Claimed says that the matcher knows of it from its gateway alone.
+	// Claimed says that only the gateway has reported the attempt.
 	Claimed bool
-	// Told says that the lane has said that it has it.
+	// Told says that the lane has reported the attempt.
 	Told bool
-	// Live says that it is the attempt that counts for its query.
+	// Live says that this is the attempt that counts for its query.
 	Live bool
 }
 
-// Holds appends what a lane has, as far as known, the oldest first.
+// Holds appends the attempts that a lane holds, as far as known, to all, the oldest first.
 func (m *Matcher) Holds(all []Reservation, id LaneID) []Reservation {
 	if l := m.lanes[id]; l != nil {
 		for i := range l.held {
@@ -153,7 +153,7 @@ func (m *Matcher) Holds(all []Reservation, id LaneID) []Reservation {
 	return all
 }
 
-// Has returns what is known of an attempt at a lane; false: nothing.
+// Has returns the reservation of an attempt at a lane; false if there is none.
 func (m *Matcher) Has(id LaneID, query QueryID, attempt int) (Reservation, bool) {
 	if l := m.lanes[id]; l != nil {
 		if i := l.reservation(query, attempt); i >= 0 {
@@ -171,8 +171,8 @@ func (m *Matcher) describe(l *lane, r *reservation) Reservation {
 	}
 }
 
-// Load returns how many attempts a lane has, as far as known, and how often it has been asked what
-// it has since it is overdue; 0: it is not.
+// Load returns how many attempts a lane holds, as far as known, and how often it was asked what it
+// holds since it is overdue; 0 if it is not overdue.
 func (m *Matcher) Load(id LaneID) (holds, asked int) {
 	if l := m.lanes[id]; l != nil {
 		return len(l.held), l.asked
@@ -180,7 +180,7 @@ func (m *Matcher) Load(id LaneID) (holds, asked int) {
 	return 0, 0
 }
 
-// live returns the query of which an attempt at a lane counts, nil if there is none.
+// live returns the query whose live attempt is the given one at l, nil if there is none.
 func (m *Matcher) live(l *lane, id QueryID, attempt int) *query {
 	if q := m.queries[id]; q != nil && q.sent && q.lane == l && q.attempt == attempt {
 		return q
@@ -188,15 +188,14 @@ func (m *Matcher) live(l *lane, id QueryID, attempt int) *query {
 	return nil
 }
 
-// Step takes what happened at now and returns what to do about it, in order, and when the matcher
-// wants to be stepped next, with TimePassed, if nothing happens before (zero: never; if that is
-// past, as soon as all that has happened by now is told). The decisions are valid until the next
+// Step takes an event that happened at now. It returns decisions to carry out, in order, and when
+// to call Step with TimePassed if nothing happens before. A zero next means never; one that has
+// passed means as soon as all events until now are told. The decisions are valid until the next
 // call. Time must not run backwards; an earlier now counts as the latest one seen.
 //
-// The error tells of an event that makes no sense (an unknown lane or model, a
-// lane that joins twice); the matcher has ignored it, and the decisions are
-// still to be carried out. What two honest parties may cross on the way (a
-// cancel and a completion, say) is no error.
+// The error is about an event that makes no sense (an unknown lane or model, a lane that joins
+// twice). The matcher has ignored the event; the decisions must still be carried out. Events of two
+// parties that cross on the way, such as a cancel and a completion, are no error.
 func (m *Matcher) Step(now time.Time, e *Event) (decisions []Decision, next time.Time, err error) {
 	m.out = m.out[:0]
 	if !m.started {
@@ -204,7 +203,7 @@ func (m *Matcher) Step(now time.Time, e *Event) (decisions []Decision, next time
 	}
 	m.now = max(m.now, toMs(now.Sub(m.origin)))
 	err = m.apply(e)
-	if e.Kind == TimePassed { // for else what has happened may be about to be told
+	if e.Kind == TimePassed { // with another event, more that happened by now may still come
 		m.remind()
 	}
 	m.expire()
@@ -219,14 +218,15 @@ func (m *Matcher) Step(now time.Time, e *Event) (decisions []Decision, next time
 		t, ok = due, true
 	}
 	if ok {
-		const never = 9e12 // ms; a Duration holds little more
-		// not before t, whatever the rounding
+		const never = 9e12 // ms; the most that a Duration holds is little more
+		// one ns more, so that rounding does not put next before t
 		next = m.origin.Add(time.Duration(min(t, never)*1e6) + 1)
 	}
 	return m.out, next, err
 }
 
-// remind asks the lanes that should have answered by now. What they hold waits again.
+// remind asks the lanes that should have answered by now what they hold. The queries that they hold
+// wait again.
 func (m *Matcher) remind() {
 	for {
 		t, ok := m.dues.earliest()
@@ -237,7 +237,7 @@ func (m *Matcher) remind() {
 	}
 }
 
-// overdue asks what l has, which should have answered at the given time.
+// overdue asks l, which should have answered at due, what it holds.
 func (m *Matcher) overdue(l *lane, due float64) {
 	l.asked++
 	m.out = append(m.out, Decision{
@@ -252,7 +252,7 @@ func (m *Matcher) overdue(l *lane, due float64) {
 	}
 }
 
-// expire does what is due by now.
+// expire handles the timers that are due by now.
 func (m *Matcher) expire() {
 	for {
 		t, ok := m.timers.earliest()
@@ -262,7 +262,7 @@ func (m *Matcher) expire() {
 		item := m.timers.pop()
 		if l := item.lane; l != nil {
 			l.shard.dirty = true
-			// it has opened early, for others than lost queries
+			// the lane has opened ahead of time, though not for lost queries
 			if len(l.held) == 0 && l.freeAt > m.now {
 				m.timers.set(&l.timer, l.freeAt)
 			}
@@ -272,9 +272,8 @@ func (m *Matcher) expire() {
 	}
 }
 
-// settle looks at a waiting query whose time may have come: past its deadline
-// it is rejected; if no type can meet its QoS target any more it is late. It
-// sets the timer of a query that goes on waiting.
+// settle checks a waiting query. It rejects a query past its deadline, moves one whose QoS target
+// no type can meet any more to the late ones, and sets the timer of a query that goes on waiting.
 func (m *Matcher) settle(q *query) {
 	switch {
 	case q.deadline <= m.now:
@@ -361,7 +360,8 @@ func (m *Matcher) apply(e *Event) error {
 	}
 	l := m.lanes[e.Lane]
 	if l == nil {
-		if e.Kind == Completed || e.Kind == Refused { // a lane already lost may still answer
+		// a lane that is lost already may still answer
+		if e.Kind == Completed || e.Kind == Refused {
 			return nil
 		}
 		return fmt.Errorf("lane %d: %v, but no such lane has joined", e.Lane, e.Kind)
@@ -383,7 +383,7 @@ func (m *Matcher) apply(e *Event) error {
 		m.backInTime(l)
 	case Unused:
 		if !l.release(e.Query, e.Attempt) {
-			return nil // a gateway has no say about what is not its own
+			return nil // a gateway may not change another gateway's queries
 		}
 		rest := 0.0
 		for i := range l.held {
@@ -401,7 +401,7 @@ func (m *Matcher) apply(e *Event) error {
 		m.all = slices.DeleteFunc(m.all, func(o *lane) bool { return o == l })
 		m.timers.remove(&l.timer)
 		m.dues.remove(&l.due)
-		l.overdue = true // what waits in its queue has to wait elsewhere
+		l.overdue = true // the queries in its queue must wait elsewhere
 		m.arrange()
 		m.takeBack(l, LaneGone)
 	case LaneDraining:
@@ -434,7 +434,7 @@ func (m *Matcher) submit(e *Event) {
 		if e.Attempt <= known.attempt {
 			return
 		}
-		m.cancel(known) // its gateway has made attempts by itself meanwhile
+		m.cancel(known) // its gateway has made attempts on its own since
 	}
 	reason := Matched
 	switch {
@@ -452,10 +452,10 @@ func (m *Matcher) submit(e *Event) {
 	}
 }
 
-// laneHas brings what l is believed to have in line with what it says.
+// laneHas makes l's reservations agree with the report of what it holds.
 func (m *Matcher) laneHas(l *lane, e *Event) {
 	var gone []reservation
-	coming := 0.0 // what is on its way, and not counted by the lane
+	coming := 0.0 // work on its way, which the lane did not count
 	l.held = slices.DeleteFunc(l.held, func(r reservation) bool {
 		switch {
 		case slices.ContainsFunc(e.Holds,
@@ -479,7 +479,7 @@ func (m *Matcher) laneHas(l *lane, e *Event) {
 			})
 		}
 	}
-	late := l.overdue && len(gone) == 0 && len(l.held) > 0 // as before
+	late := l.overdue && len(gone) == 0 && len(l.held) > 0 // it remains overdue
 	if !late {
 		l.spoke(toMs(e.Remaining))
 	}
@@ -494,14 +494,14 @@ func (m *Matcher) laneHas(l *lane, e *Event) {
 	}
 }
 
-// sent takes a query that is at lane l already.
+// sent takes a submitted query that is at lane l already.
 func (m *Matcher) sent(e *Event, l *lane) {
 	if known := m.queries[e.Query]; known != nil {
 		if known.sent && (e.Attempt < known.attempt ||
 			e.Attempt == known.attempt && known.lane == l) {
 			return
 		}
-		m.cancel(known) // where it is its gateway knows better
+		m.cancel(known) // the gateway knows better where it is
 	}
 	q := m.admit(e, Matched)
 	if q == nil {
@@ -522,8 +522,8 @@ func (m *Matcher) sent(e *Event, l *lane) {
 	}
 }
 
-// admit makes a query of the event, or rejects it: for its own sake, or for the
-// given reason other than Matched.
+// admit makes a query from a Submitted event, or rejects it: because of its fields, or for the
+// given reason unless that is Matched.
 func (m *Matcher) admit(e *Event, reason Reason) *query {
 	model, ok := m.byName[e.Model]
 	switch {
@@ -558,7 +558,7 @@ func (m *Matcher) admit(e *Event, reason Reason) *query {
 // wait makes q wait (again).
 func (m *Matcher) wait(q *query) {
 	q.lane, q.sent = nil, false
-	if q.batch > m.models[q.model].LargestBatchSize { // since the model has changed
+	if q.batch > m.models[q.model].LargestBatchSize { // the model has changed since
 		m.reject(q, BadBatchSize, 0)
 		return
 	}
@@ -570,7 +570,7 @@ func (m *Matcher) wait(q *query) {
 	}
 }
 
-// bound finds out what the pool can do for q.
+// bound computes what the pool can do for q at best.
 func (m *Matcher) bound(q *query) bound {
 	target := m.target[q.model]
 	b := bound{class: baseOnly, least: math.Inf(1), lostAt: q.arrival + target}
@@ -589,7 +589,7 @@ func (m *Matcher) bound(q *query) bound {
 	return b
 }
 
-// backInTime has l be given queries again, if it was overdue.
+// backInTime ends l's being overdue, if it was: it may be given queries again.
 func (m *Matcher) backInTime(l *lane) {
 	if l.overdue {
 		l.overdue, l.asked = false, 0
@@ -597,7 +597,7 @@ func (m *Matcher) backInTime(l *lane) {
 	}
 }
 
-// takeBack offers again what l holds.
+// takeBack offers the queries that l holds again.
 func (m *Matcher) takeBack(l *lane, why Reason) {
 	for i := range l.held {
 		if q := m.live(l, l.held[i].query, l.held[i].attempt); q != nil {
@@ -618,7 +618,7 @@ func (m *Matcher) offerAgain(q *query, why Reason) {
 	m.wait(q)
 }
 
-// reject rejects q, which would go on waiting for about so long.
+// reject rejects q. wait, in ms, is about how long q would have gone on waiting.
 func (m *Matcher) reject(q *query, why Reason, wait float64) {
 	m.out = append(m.out, Decision{
 		Action: Reject, Reason: why, Query: q.id, Attempt: q.attempt,
@@ -627,8 +627,8 @@ func (m *Matcher) reject(q *query, why Reason, wait float64) {
 	m.forget(q)
 }
 
-// cancel forgets q, and a reservation that only its gateway has spoken of: the lane
-// may have answered long ago, to another leader.
+// cancel forgets q, and its reservation if only the gateway has reported it: the lane may have
+// answered long ago, to another leader.
 func (m *Matcher) cancel(q *query) {
 	if l := q.lane; q.sent {
 		if i := l.reservation(q.id, q.attempt); i >= 0 && l.held[i].claimed {
@@ -645,7 +645,8 @@ func (m *Matcher) cancel(q *query) {
 	m.forget(q)
 }
 
-// forget drops all memory of q. A lane it was sent to stays reserved until it answers.
+// forget removes q from the matcher. A lane to which it was sent stays reserved until the lane
+// answers.
 func (m *Matcher) forget(q *query) {
 	if q.waiting {
 		q.shard.leave(q)
@@ -681,7 +682,7 @@ func (m *Matcher) join(e *Event) error {
 	return nil
 }
 
-// holds returns by model whether the event's lane holds it.
+// holds returns, by model, whether the event's lane holds it.
 func (m *Matcher) holds(e *Event) ([]bool, error) {
 	holds := make([]bool, len(m.models))
 	for _, name := range e.Models {
@@ -755,8 +756,8 @@ func (m *Matcher) changeModel(e *Event) error {
 	return nil
 }
 
-// forgetModel forgets a model. Its place is taken by the next new one, so that no query's and no
-// lane's reckoning changes.
+// forgetModel forgets a model. The next new model takes its index, so no other model's index
+// changes.
 func (m *Matcher) forgetModel(name names.ModelKey) error {
 	i, known := m.byName[name]
 	if !known {
@@ -783,7 +784,7 @@ func (m *Matcher) forgetModel(name names.ModelKey) error {
 	return nil
 }
 
-// forgetTypes forgets the types of which nothing is known and no lane is.
+// forgetTypes forgets the types that have no lane, no profile and no price.
 func (m *Matcher) forgetTypes() {
 	inUse := map[*instanceType]bool{}
 	for _, l := range m.all {
@@ -807,12 +808,12 @@ func (m *Matcher) instanceType(name names.LaneType) *instanceType {
 	return t
 }
 
-// arrange brings everything in line that follows from which lanes and profiles
-// there are: coefficients and the order of the types, shards and their lanes,
-// and where and until when the waiting queries wait. Those for which nothing has changed
-// keep their place. It is called on changes that are rare beside queries.
+// arrange recomputes what depends on the lanes and profiles: the coefficients and the order of the
+// types, the shards and their lanes, and where and until when each waiting query waits. Queries for
+// which nothing has changed keep their place. It is called on changes that are rare compared with
+// queries.
 func (m *Matcher) arrange() {
-	moved := m.assess() // by model: what bounds its queries
+	moved := m.assess() // by model: whether the bounds of its queries have changed
 	m.forgetTypes()
 	shards := m.shards
 	m.deal()
@@ -839,8 +840,8 @@ func (m *Matcher) arrange() {
 	}
 }
 
-// assess brings the types in line with lanes and profiles, and returns by model whether
-// bound may have changed.
+// assess recomputes what depends on lanes and profiles for each type, and returns, by model,
+// whether its queries' bound may have changed.
 func (m *Matcher) assess() (moved []bool) {
 	moved = make([]bool, len(m.models))
 	wasBase := make([]bool, len(m.types))

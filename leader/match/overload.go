@@ -3,17 +3,19 @@ package match
 import "math"
 
 const (
-	// spareTargets is over how many QoS targets of the slowest model spare time is averaged.
+	// spareTargets is the time over which spare time is averaged, in QoS targets of the slowest
+	// model.
 	spareTargets = 10
-	// leastSpare is the least share of spare time that is reckoned with.
+	// leastSpare is a lower bound for the share of spare time in estimates.
 	leastSpare = 0.01
 )
 
-// A spareTime is the share of a shard's lane time that is left for late queries: lanes idle while
-// no query in time waits, or given to late ones. It is a moving average; all of it at the start.
+// A spareTime is the share of a shard's lane time that is left for late queries: the time in which
+// lanes idle while no live query waits, or run late queries. It is a moving average that starts at
+// 1.
 type spareTime struct {
 	share float64
-	idle  float64 // share of the lanes that count as idle since the last look
+	idle  float64 // share of the lanes that idle since the last look
 	since float64
 }
 
@@ -25,7 +27,7 @@ func spareOver(targets []float64) (over float64) {
 	return over
 }
 
-// look brings the average over the given time up to now.
+// look updates the average, which is taken over the given time, to now.
 func (t *spareTime) look(now, over float64) {
 	if now > t.since {
 		t.share -= (t.idle - t.share) * math.Expm1((t.since-now)/over)
@@ -33,14 +35,14 @@ func (t *spareTime) look(now, over float64) {
 	}
 }
 
-// hasSpare says whether lanes are plenty: a lost query that starts on one hardly ever
-// keeps another from it.
+// hasSpare reports whether lanes are plenty, so that a lost query that starts hardly ever delays
+// another.
 func (s *shard) hasSpare() bool {
 	s.spare.look(s.m.now, s.m.spareOver)
 	return s.usable > 0 && s.spare.share > min(spareMost, spareLanes/float64(s.usable))
 }
 
-// noteSpare says from now on how many lanes are idle.
+// noteSpare records how many lanes are idle from now on.
 func (s *shard) noteSpare() {
 	s.spare.look(s.m.now, s.m.spareOver)
 	s.spare.idle = 0
@@ -54,13 +56,14 @@ func (s *shard) noteSpare() {
 	}
 }
 
-// giveSpare says that a late query is given a lane for so long.
+// giveSpare records that a late query gets a lane for the given time, in ms.
 func (s *shard) giveSpare(latency float64) {
 	s.spare.look(s.m.now, s.m.spareOver)
 	s.spare.share = min(1, s.spare.share+latency/s.m.spareOver/float64(s.usable))
 }
 
-// lateWait is how long a late query is expected to wait behind so much work of other late ones.
+// lateWait is how long, in ms, a late query is expected to wait behind the given work of other late
+// ones.
 func (s *shard) lateWait(work float64) float64 {
 	if work <= 0 || s.usable == 0 {
 		return 0
@@ -69,11 +72,12 @@ func (s *shard) lateWait(work float64) float64 {
 	return work / (max(leastSpare, s.spare.share) * float64(s.usable))
 }
 
-// settling reports whether lanes may be unknown yet.
+// settling reports whether [Config.Settle] has not passed yet, so that some lanes may not have
+// joined.
 func (m *Matcher) settling() bool { return m.now < toMs(m.cfg.Settle) }
 
-// becomesLate moves q to the late queries of s. Of these the newest are rejected as long as they
-// are not expected to start before their deadline.
+// becomesLate moves q to the late queries of s. Then it rejects late queries, the newest first,
+// until the newest is expected to start before its deadline.
 func (s *shard) becomesLate(q *query) {
 	s.leaveLive(q)
 	q.isLate = true
@@ -93,7 +97,7 @@ func (s *shard) becomesLate(q *query) {
 	}
 }
 
-// turnAway rejects q, which has just arrived, if it can be told to be late, and then not to
+// turnAway rejects q, which has just arrived, if it is certain to be late and then not expected to
 // start before its deadline.
 func (s *shard) turnAway(q *query) {
 	wait := s.lateWait(s.lateWork)
@@ -102,8 +106,8 @@ func (s *shard) turnAway(q *query) {
 	}
 }
 
-// isFull says whether the live queries that take no longer than q fill all lanes until it is too
-// late for q. Longer ones may have to stand back.
+// isFull reports whether the live queries that take no longer than q fill all lanes until it is too
+// late for q. Longer queries do not count, because q may go before them.
 func (s *shard) isFull(q *query) bool {
 	room := 0.0
 	for _, l := range s.lanes {
@@ -119,7 +123,7 @@ func (s *shard) isFull(q *query) bool {
 	return room < 0
 }
 
-// meanLatency is that of q over the lanes of s that serve it, 0 if there are none.
+// meanLatency is q's mean latency over the lanes of s that serve it, 0 if there are none.
 func (s *shard) meanLatency(q *query) float64 {
 	sum, n := 0.0, 0
 	for _, l := range s.lanes {

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// policies makes a policy for one shard.
+// policies maps each policy's name to a function that makes it for one shard.
 var policies = map[string]func(m *Matcher) policy{
 	"horizon":            func(*Matcher) policy { return &horizon{} },
 	"kairos":             func(*Matcher) policy { return &kairos{} },
@@ -26,13 +26,13 @@ const DefaultPolicy = "horizon"
 // Policies lists the names that [Config.Policy] accepts, in alphabetical order.
 func Policies() []string { return slices.Sorted(maps.Keys(policies)) }
 
-// fifo gives the oldest query to the first open lane that may have it, the
-// fastest type first: fcfs, as RIBBON serves. With bySize it is drs
-// (DeepRecSys): queries above the threshold go to base types only and the others to
-// auxiliary types only, unless the shard has none that holds the model.
+// fifo gives the oldest query to the first open lane that may have it, the fastest type first. This
+// is fcfs, by which RIBBON serves. With bySize it is drs (DeepRecSys): queries above the threshold
+// go only to base types and the others only to auxiliary types, unless the shard has no such lane
+// that holds the model.
 type fifo struct {
 	bySize bool
-	queues []*queue // by model, small ones and large ones
+	queues []*queue // by model: the small queries', then the large ones'
 }
 
 func (f *fifo) arrived(s *shard, q *query) {
@@ -90,8 +90,8 @@ func (f *fifo) lane(s *shard, q *query, large bool) *lane {
 	return nil
 }
 
-// queues gives each query at once to a lane that pick chooses, where it waits
-// in the lane's own queue. pick returns nil if no usable lane serves the query.
+// queues queues each query, when it arrives, at the lane that pick chooses. pick returns nil if no
+// usable lane serves the query.
 type queues struct {
 	pick func(s *shard, q *query) *lane
 }
@@ -109,16 +109,17 @@ func (queues) choose(s *shard) {
 	}
 }
 
-// finish returns in how many ms q would be done at the end of l's queue.
+// finish returns the time, in ms from now, at which q would be done if it joined the end of l's
+// queue.
 func (l *lane) finish(q *query) float64 { return l.start() + l.queue.work + l.latency(q) }
 
-// outstanding returns how many queries l has before it.
+// outstanding returns how many queries l holds or has queued.
 func (l *lane) outstanding() int { return len(l.held) + l.queue.n }
 
-// pickEarliest and pickCheapest are the two readings of Clockwork: of the
-// lanes whose queue lets q meet its QoS target, the one that finishes first, or one of
-// the cheapest type (least C_j; of these the first to finish). If there is none, the one
-// that finishes first.
+// pickEarliest and pickCheapest are two variants of Clockwork. Among the lanes where q would meet
+// its QoS target, pickEarliest takes the one that finishes first, and pickCheapest one of the
+// cheapest type (least C_j; of these the first to finish). If there is no such lane, both take the
+// one that finishes first.
 func pickEarliest(s *shard, q *query) *lane { return pickInTime(s, q, false) }
 
 func pickCheapest(s *shard, q *query) *lane { return pickInTime(s, q, true) }
@@ -141,7 +142,7 @@ func pickInTime(s *shard, q *query, cheapest bool) (best *lane) {
 	return best
 }
 
-// turn counts the lanes that round-robin has had.
+// turn is the state of round-robin: the index of the next lane.
 type turn struct{ next int }
 
 func (t *turn) pick(s *shard, q *query) *lane {
@@ -177,7 +178,7 @@ func pickLeastOutstanding(s *shard, q *query) (best *lane) {
 	return best
 }
 
-// pickOfTwo draws two lanes and takes the one with less outstanding.
+// pickOfTwo draws two lanes and takes the one with fewer outstanding queries.
 func pickOfTwo(s *shard, q *query) *lane {
 	a, b := pickRandom(s, q), pickRandom(s, q)
 	if a != nil && b.outstanding() < a.outstanding() {
@@ -186,10 +187,11 @@ func pickOfTwo(s *shard, q *query) *lane {
 	return a
 }
 
-// ThresholdSearch finds the threshold of drs by hill climbing, as DeepRecSys
-// does: from a threshold of half the largest batch size it moves by a quarter of it as long
-// as that raises the throughput, then by half of that, down to steps of 1 % of the largest.
-// throughput evaluates a threshold; it is called once for each. The search ends at its first error.
+// ThresholdSearch finds the threshold of drs by hill climbing, as DeepRecSys does. From half the
+// largest batch size it moves in steps of a quarter of the largest as long as that raises the
+// throughput, then in half those steps, down to 1 % of the largest. throughput returns the
+// throughput at a threshold, in any unit; it is called once per threshold. The search ends at its
+// first error.
 func ThresholdSearch(largest int, throughput func(threshold int) (float64, error)) (threshold int,
 	best float64, err error) {
 	known := map[int]float64{}

@@ -11,12 +11,12 @@ import (
 	"github.com/muster-serve/muster/leader/fluid"
 )
 
-// A Price is the worth of an instance type's time, by the name under which those
-// who see this package alone know it.
+// A Price is the worth of an instance type's time. The alias is for importers of this package that
+// may not import package fluid.
 type Price = fluid.Price
 
-// A Priced is what a gateway that has no leader knows of the lanes: prices, profiles and what was
-// last heard. It ranks them for a query; [Leaderless] then asks the best.
+// A Priced holds what a gateway without a leader knows of the lanes: prices, profiles, and the last
+// news of each. It ranks the lanes for a query; [Leaderless] then asks the best.
 //
 // It is not safe for concurrent use.
 type Priced struct {
@@ -29,12 +29,12 @@ type Priced struct {
 	ranked []Candidate
 }
 
-// A pricedLane is a lane as a gateway believes it to be.
+// A pricedLane is a lane as a gateway knows it.
 type pricedLane struct {
 	id     LaneID
 	typ    *instanceType
 	holds  []bool
-	heard  time.Time // when this was so
+	heard  time.Time // the time of the last news
 	freeAt time.Time
 }
 
@@ -43,18 +43,18 @@ type Candidate struct {
 	Lane LaneID
 	// Cost is what the lane's time for the query costs, in units of what an average query is worth.
 	Cost float64
-	// Latency is the predicted mean execution latency there, Wait how long the query would wait
-	// there by what was last heard.
+	// Latency is the predicted mean execution latency there. Wait is how long the query would wait
+	// there by the last news.
 	Latency, Wait time.Duration
-	// Needs is the time until the lane would have answered with a high certainty, if it is as
-	// believed, without the ways.
+	// Needs is the time in which the lane would wait and run the query, by the last news and the 80
+	// % quantile of its latency, without the ways.
 	Needs time.Duration
 
 	rank, tie float64
 }
 
-// NewPriced returns what a gateway knows that knows the given models and no lanes. Gateways must
-// have different seeds, for they should not ask the same of several equal lanes.
+// NewPriced returns a Priced with the given models and no lanes. Gateways need different seeds, so
+// that they do not all ask the same of several equal lanes.
 func NewPriced(models []Model, seed uint64) (*Priced, error) {
 	cfg := Config{Models: models}
 	if err := cfg.Validate(); err != nil {
@@ -70,7 +70,7 @@ func NewPriced(models []Model, seed uint64) (*Priced, error) {
 	return p, nil
 }
 
-// SetProfile sets the latency of a model on an instance type; nil: unknown.
+// SetProfile sets the latency of a model on an instance type; nil means unknown.
 func (p *Priced) SetProfile(model names.ModelKey, laneType names.LaneType, t *Table) error {
 	i, ok := p.byName[model]
 	if !ok {
@@ -85,8 +85,8 @@ func (p *Priced) SetProfile(model names.ModelKey, laneType names.LaneType, t *Ta
 	return nil
 }
 
-// SetPrices sets the prices, the last that the leader has sent. One that is no
-// number >= 0 counts as unknown.
+// SetPrices sets the prices to those that a leader sent last. A price that is not a number >= 0
+// counts as unknown.
 func (p *Priced) SetPrices(prices []fluid.Price) {
 	for _, t := range p.types {
 		t.price = math.NaN()
@@ -98,7 +98,7 @@ func (p *Priced) SetPrices(prices []fluid.Price) {
 	}
 }
 
-// target is a model's QoS target, 0 of one that is not known.
+// target is a model's QoS target, 0 if the model is unknown.
 func (p *Priced) target(model names.ModelKey) time.Duration {
 	if i, ok := p.byName[model]; ok {
 		return p.models[i].QoSTarget
@@ -117,8 +117,8 @@ func (p *Priced) instanceType(name names.LaneType) *instanceType {
 	return t
 }
 
-// Join tells of a lane, or of a change of what it holds; models unknown here are left out.
-// It counts as free until something else is heard.
+// Join adds a lane, or changes the models that it holds; unknown models are left out. A new lane
+// counts as free until the first news of it.
 func (p *Priced) Join(id LaneID, laneType names.LaneType, models []names.ModelKey) {
 	holds := make([]bool, len(p.models))
 	for _, name := range models {
@@ -133,15 +133,15 @@ func (p *Priced) Join(id LaneID, laneType names.LaneType, models []names.ModelKe
 	p.lanes[i].typ, p.lanes[i].holds = p.instanceType(laneType), holds
 }
 
-// Leave tells that a lane is lost or takes nothing more.
+// Leave removes a lane that is lost or takes no more queries.
 func (p *Priced) Leave(id LaneID) {
 	if i, ok := p.find(id); ok {
 		p.lanes = slices.Delete(p.lanes, i, i+1)
 	}
 }
 
-// Heard tells what a lane said of itself, by gossip or in an answer: as of the
-// given time it would be free after remaining. Older news than the last is ignored.
+// Heard takes news of a lane, from gossip or an answer: at the given time it would have been free
+// after remaining. News older than the last is ignored.
 func (p *Priced) Heard(id LaneID, at time.Time, remaining time.Duration) {
 	if i, ok := p.find(id); ok && !at.Before(p.lanes[i].heard) {
 		p.lanes[i].heard, p.lanes[i].freeAt = at, at.Add(max(0, remaining))
@@ -153,9 +153,10 @@ func (p *Priced) find(id LaneID) (at int, known bool) {
 		func(l *pricedLane, id LaneID) int { return int(l.id) - int(id) })
 }
 
-// Rank returns up to n lanes to ask for a query, the best first: by price times latency, plus
-// waiting in QoS targets; those that seem too late come last. Of equals it draws. It returns none
-// if no lane can serve the query. The result is valid until the next call.
+// Rank returns up to n lanes to ask for a query, the best first, by price times latency plus
+// waiting in QoS targets. Lanes that seem too late for the QoS target come last. Among equal lanes
+// the order is random. Rank returns none if no lane can serve the query. The result is valid until
+// the next call.
 func (p *Priced) Rank(now time.Time, model names.ModelKey, batchSize int, waited time.Duration,
 	n int) []Candidate {
 	p.ranked = p.ranked[:0]
@@ -200,8 +201,8 @@ func (p *Priced) keepBest(c Candidate, n int) {
 	}
 }
 
-// Sent tells that a query of the given latency is on its way to a lane, or a question that reserves
-// its place: the lane counts as busy for so much longer until something else is heard.
+// Sent notes that a query of the given latency, or a question that reserves the lane for one, is on
+// its way to a lane. The lane counts as busy for that much longer until the next news of it.
 func (p *Priced) Sent(id LaneID, now time.Time, latency time.Duration) {
 	if i, ok := p.find(id); ok {
 		l := p.lanes[i]

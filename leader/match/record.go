@@ -10,17 +10,17 @@ import (
 
 // A Recorder writes a recording: [SerialHeader], a line "config " with the [Config] as JSON, and
 // then each event on a line of its own, in the serial form, followed by the lines of the decisions
-// that it led to. Where the header stands again, another matcher begins.
+// that it led to. A further header begins the recording of another matcher.
 type Recorder struct{ *lines.Recorder }
 
-// NewRecorder returns a recorder of what a new matcher of these settings does.
+// NewRecorder returns a recorder for a new matcher with the settings cfg, and writes them.
 func NewRecorder(w io.Writer, cfg *Config) (*Recorder, error) {
 	r, err := lines.NewRecorder(w, SerialHeader, cfg)
 	return &Recorder{r}, err
 }
 
-// Step writes one step of the matcher: its event, at the given time since the
-// start of the recording, and what it decided.
+// Step writes one step of the matcher: its event, at the given time since the start of the
+// recording, and its decisions.
 func (r *Recorder) Step(at time.Duration, e *Event, decisions []Decision) error {
 	return r.Write(func(b []byte) []byte {
 		return appendDecisions(append(AppendEvent(b, at, e), '\n'), decisions)
@@ -34,7 +34,7 @@ func appendDecisions(b []byte, decisions []Decision) []byte {
 	return b
 }
 
-// A Replayed recording is what new matchers made of its events.
+// A Replayed is the outcome of replaying a recording: what new matchers did with its events.
 type Replayed = lines.Replayed
 
 // Replay feeds a recording's events to new matchers and compares their decisions
@@ -56,7 +56,7 @@ func Replay(r io.Reader) (*Replayed, error) {
 				if err != nil {
 					return 0, nil, err
 				}
-				// what was an error then, and ignored, is so again
+				// an event that was an error in the recorded run is one again, and ignored
 				decisions, _, _ := m.Step(time.Unix(0, 0).Add(at), &e)
 				decided = appendDecisions(decided[:0], decisions)
 				return at, decided, nil

@@ -21,11 +21,11 @@ const SerialVersion = 2
 // SerialHeader is the first line of a recording, without the newline.
 const SerialHeader = "muster-match 2"
 
-// The serial form is one line an event or decision: what it is, then key=value in a fixed order,
-// absent where the value is the type's zero. Events start with the time since the start of the
-// recording. What goes into a matcher is written exactly, so that a replay decides the same; the
-// floats of decisions are rounded to six digits. Queries are written gateway/sequence. A value may
-// not contain spaces; names that do are quoted.
+// The serial form has one line per event or decision: its kind, then key=value fields in a fixed
+// order. A field is absent if its value is the zero of its type. Lines of events start with the
+// time since the start of the recording. The fields of events are written exactly, so that a replay
+// decides the same; the floats of decisions are rounded to six digits. Queries are written
+// gateway/sequence. Names that contain spaces are quoted.
 //
 //	12.5ms submitted query=1/7 model=rm2 batch=120 waited=1ms time_left=3.5s
 //	12.5ms completed query=1/3 attempt=1 lane=4 remaining=0s
@@ -33,8 +33,8 @@ const SerialHeader = "muster-match 2"
 //	0s profile model=rm2 type=t3.xlarge table=10:3.1ms/3.3ms,20:4.2ms/4.4ms
 //	assign query=1/7 attempt=1 lane=4 reason=matched cost=0.31 latency=30ms waited=1ms wait=0s slack=319ms
 //
-// A table lists, for each run of batch sizes with equal latencies, the last of
-// them, the mean, the 80 % quantile, and the 99 % quantile if that is another.
+// A table lists, for each run of batch sizes with equal latencies, the last batch size of the run,
+// the mean, the 80 % quantile, and the 99 % quantile if it differs from that.
 
 var kindNames = []string{"time-passed", "submitted", "cancelled", "completed", "refused",
 	"lane-has", "unused", "gateway-lost",
@@ -174,7 +174,7 @@ func appendQuery(b []byte, id QueryID) []byte {
 	return lines.Query(b, "query", id.Gateway, id.Sequence)
 }
 
-// appendRounded rounds to a microsecond, as the last digits differ between CPUs.
+// appendRounded rounds to a microsecond, because the last digits differ between CPUs.
 func appendRounded(b []byte, key string, v time.Duration) []byte {
 	return lines.Duration(b, key, v.Round(time.Microsecond))
 }
@@ -206,7 +206,7 @@ func (t *Table) Append(b []byte) []byte {
 	return b
 }
 
-// ParseTable parses what Append has written.
+// ParseTable is the inverse of Append.
 func ParseTable(s string) (*Table, error) {
 	t := &Table{mean: []float64{0}, safe: []float64{0}, tail: []float64{0}}
 	for run := range strings.SplitSeq(s, ",") {
@@ -247,7 +247,7 @@ func ParseTable(s string) (*Table, error) {
 	return t, nil
 }
 
-// ParseEvent parses what AppendEvent has written.
+// ParseEvent is the inverse of AppendEvent.
 func ParseEvent(line []byte) (at time.Duration, e Event, err error) {
 	fields, err := lines.Fields(string(bytes.TrimSpace(line)))
 	if err != nil {
@@ -273,7 +273,7 @@ func ParseEvent(line []byte) (at time.Duration, e Event, err error) {
 	return at, e, nil
 }
 
-// set sets the field named in key=value.
+// set sets the field of e that a key=value names.
 func (e *Event) set(field string) error {
 	key, value, err := lines.Split(field)
 	if err != nil {

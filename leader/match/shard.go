@@ -2,18 +2,18 @@ package match
 
 import "slices"
 
-// A shard is a few lanes that are matched together, and the queries waiting
-// for them. A small pool is one shard.
+// A shard is a group of lanes that are matched together, with the queries that wait for them. A
+// small pool is one shard.
 type shard struct {
 	m      *Matcher
 	policy policy
 	lanes  []*lane // by the rank of their type, then by id
-	live   list    // waiting, and in time so far: the oldest first
-	late   list    // waiting, and lost: in the order they were
-	usable int     // lanes
-	// work is, by size class, the sum of the least mean latencies of the live queries.
+	live   list    // waiting queries that can still be in time, the oldest first
+	late   list    // waiting queries that cannot, in the order in which they became late
+	usable int     // number of lanes that are usable
+	// work is, by size class, the sum of the least mean latencies of the live queries, ms.
 	work     [2]float64
-	lateWork float64 // the sum of the mean latencies of the late ones
+	lateWork float64 // sum of the mean latencies of the late queries, ms
 	spare    spareTime
 	dirty    bool // something has changed since the last round
 }
@@ -21,17 +21,18 @@ type shard struct {
 // The size classes of queries.
 const (
 	shared   = iota // some auxiliary type in the pool can meet the QoS target
-	baseOnly        // none can
+	baseOnly        // no auxiliary type can
 )
 
 // A policy chooses which waiting queries go to which lanes of its shard. It
 // reads the shard and its queries and lanes, and changes them only through
 // shard.assign and the queues of lanes.
 type policy interface {
-	// arrived tells of a query that begins to wait at the shard, for policies that
-	// queue it at once. The query leaves the queue by itself.
+	// arrived is called when a query begins to wait at the shard, for policies that queue it at
+	// once. The shard takes the query out of the queue again.
 	arrived(s *shard, q *query)
-	// choose assigns queries to open lanes. At least one query waits and at least one lane is open.
+	// choose assigns queries to open lanes. It is called when at least one query waits and at least
+	// one lane is open.
 	choose(s *shard)
 }
 
@@ -41,7 +42,7 @@ func newShard(m *Matcher) *shard {
 	return &shard{m: m, policy: policies[m.cfg.Policy](m), spare: spareTime{share: 1}}
 }
 
-// enter puts q among the live queries of s.
+// enter adds q to the live queries of s.
 func (s *shard) enter(q *query) {
 	q.shard, q.waiting, q.isLate = s, true, false
 	s.live.insert(q)
@@ -53,11 +54,11 @@ func (s *shard) enter(q *query) {
 func (s *shard) leaveLive(q *query) {
 	s.live.remove(q)
 	if s.work[q.class] -= q.work(); s.live.n == 0 {
-		s.work = [2]float64{} // no rounding left behind
+		s.work = [2]float64{} // drop the rounding error
 	}
 }
 
-// leave takes a waiting query out of the shard.
+// leave removes a waiting query from the shard.
 func (s *shard) leave(q *query) {
 	if q.queue != nil {
 		q.queue.remove(q)
@@ -75,7 +76,7 @@ func (s *shard) leave(q *query) {
 	s.m.timers.remove(&q.timer)
 }
 
-// round lets the policy choose, if there is anything to choose.
+// round calls the policy if a query waits and a lane is open.
 func (s *shard) round() {
 	if s.live.n+s.late.n > 0 && slices.ContainsFunc(s.lanes, (*lane).open) {
 		s.policy.choose(s)
@@ -83,8 +84,8 @@ func (s *shard) round() {
 	s.noteSpare()
 }
 
-// assign sends a waiting query to an open lane that serves its model, and says
-// whether it was one. The cost is for the record.
+// assign sends a waiting query to a lane, and reports false, without effect, if the lane is not
+// open or does not serve the model. The cost only goes into the decision.
 func (s *shard) assign(q *query, l *lane, cost float64) bool {
 	if !q.waiting || q.shard != s || l.shard != s || !l.open() || !l.serves(q) {
 		return false
@@ -114,8 +115,8 @@ func (s *shard) assign(q *query, l *lane, cost float64) bool {
 	return true
 }
 
-// all iterates over all waiting queries, late or not, by and large the oldest
-// first. The query yielded may be assigned meanwhile.
+// all iterates over all waiting queries, late or not, roughly the oldest first. The loop may assign
+// the query that it was given.
 func (s *shard) all(yield func(*query) bool) {
 	a, b := s.live.first, s.late.first
 	for a != nil || b != nil {
@@ -131,9 +132,9 @@ func (s *shard) all(yield func(*query) bool) {
 	}
 }
 
-// keeps says whether q, which waits at s, may stay there now that lanes have been dealt: s still
-// has a lane for it, or there is none anywhere, and the lane in whose queue it is has stayed.
-// moved: latencies of its model have changed.
+// keeps reports whether q may go on waiting at s after lanes were dealt to shards anew: s still has
+// a lane for q, or no shard has one, and the lane in whose queue q is has stayed. moved says that
+// latencies of q's model have changed.
 func (s *shard) keeps(q *query, moved bool) bool {
 	if u := q.queue; u != nil && u.lane != nil && (moved || u.lane.shard != s || !u.lane.usable() ||
 		!u.lane.serves(q)) {
@@ -142,8 +143,8 @@ func (s *shard) keeps(q *query, moved bool) bool {
 	return s == s.m.nowhere || s.accepts(q)
 }
 
-// deal deals the lanes to the shards, so that every shard has its part of every
-// type. A shard that is given up has no lanes any more.
+// deal deals the lanes to the shards, so that every shard has its part of every type. A shard that
+// is no longer needed is left without lanes.
 func (m *Matcher) deal() {
 	lanes := slices.Clone(m.all)
 	slices.SortStableFunc(lanes, func(a, b *lane) int { return a.typ.rank - b.typ.rank })
@@ -170,9 +171,9 @@ func (m *Matcher) deal() {
 	}
 }
 
-// route returns the shard that q is to wait at: of two drawn at random that can
-// serve it, the one with the shorter backlog for q's size class. A query that no
-// lane can serve waits nowhere, until the lanes change.
+// route returns the shard at which q is to wait: of two drawn at random that can serve q, the one
+// with the shorter backlog for q's size class. A query that no lane can serve goes to the shard
+// nowhere until the lanes change.
 func (m *Matcher) route(q *query) *shard {
 	if len(m.shards) == 1 {
 		if m.shards[0].accepts(q) {
@@ -190,7 +191,7 @@ func (m *Matcher) route(q *query) *shard {
 	return a
 }
 
-// draw draws a shard and returns the next from there on that accepts q, or nil.
+// draw draws a shard at random and returns the first from there on that accepts q, or nil.
 func (m *Matcher) draw(q *query) *shard {
 	from := m.rng.IntN(len(m.shards))
 	for i := range m.shards {
@@ -201,8 +202,8 @@ func (m *Matcher) draw(q *query) *shard {
 	return nil
 }
 
-// accepts says whether s has a lane for q; if any lane of the pool can meet q's QoS
-// target, one that can.
+// accepts reports whether s has a lane for q; if some lane of the pool can meet q's QoS target, s
+// must have one that can.
 func (s *shard) accepts(q *query) bool {
 	for _, l := range s.lanes {
 		if l.suits(q) {
@@ -212,15 +213,14 @@ func (s *shard) accepts(q *query) bool {
 	return false
 }
 
-// suits says whether l may be given q, and can meet its QoS target if any type
-// in the pool can.
+// suits reports whether l may be given q, and can meet q's QoS target if any type in the pool can.
 func (l *lane) suits(q *query) bool {
 	return l.usable() && l.serves(q) && (l.latency(q) <= l.m.target[q.model] ||
 		q.least > l.m.target[q.model])
 }
 
-// backlog returns how long a query of q's size class would wait at s, about, in ms; 0, which is
-// unknown, where s has no lanes.
+// backlog returns about how long, in ms, a query of q's size class would wait at s; 0, which stands
+// for unknown, if s has no lanes.
 func (s *shard) backlog(q *query) float64 {
 	work, n := s.work[baseOnly], 0
 	if q.class == shared {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Latencies is what the matcher reads of a latency profile: execution latency
-// as a function of batch size, without waiting. A *profiles.Table is one.
+// Latencies is the part of a latency profile that a matcher reads: execution latency, without
+// waiting, as a function of batch size. A *profiles.Table implements it.
 type Latencies interface {
 	// Mean returns the mean latency.
 	Mean(batchSize int) time.Duration
@@ -14,14 +14,15 @@ type Latencies interface {
 	Quantile(p float64, batchSize int) time.Duration
 }
 
-// safeQuantile is the quantile of latency that horizon holds against deadlines.
+// safeQuantile is the quantile of latency that horizon compares with the time left until the QoS
+// target.
 const safeQuantile = 0.8
 
-// tailQuantile is the quantile of latency by which a lane is overdue.
+// tailQuantile is the quantile of latency from which it follows when a lane is overdue.
 const tailQuantile = 0.99
 
-// A Table is the latency of one model on one instance type, dense in the batch
-// size. It is immutable, so that matchers may share it.
+// A Table is the latency of one model on one instance type, with an entry for every batch size. It
+// is immutable, so matchers may share it.
 type Table struct {
 	mean, safe, tail []float64 // ms, by batch size; [0] unused
 }

@@ -2,10 +2,11 @@ package match
 
 import "math"
 
-// A timer belongs to a waiting query, or to a lane, which has two, in heaps of their own.
+// A timer belongs to a waiting query or to a lane. A lane has two timers, one in each of the
+// matcher's heaps.
 type timer struct {
 	time  float64
-	at    int // place in the heap; -1: not set
+	at    int // index in the heap; -1: not set
 	query *query
 	lane  *lane
 }

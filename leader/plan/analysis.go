@@ -14,22 +14,22 @@ import (
 	"github.com/muster-serve/muster/leader/fluid"
 )
 
-// An Analysis is what the profiles say of a problem without evaluating anything: which types are of
-// use, which is the base type, which configurations meet the QoS target at any rate at all, and the
-// bounds on what each serves. It is not safe for concurrent use.
+// An Analysis holds what follows from a problem's profiles without an evaluation: which types are
+// useful, which one is the base type, which configurations meet the QoS target at any rate, and
+// upper bounds on their throughput. It is not safe for concurrent use.
 type Analysis struct {
-	// Problem is the one that was analysed, or where no configuration can meet it the nearest that
-	// one can: without the queries that no type answers within the QoS target.
+	// Problem is the problem that was analysed. If no configuration can meet its QoS target, it is
+	// a copy without the queries that no type answers in time.
 	Problem *Problem
-	// Base is the index of the base type: of those that meet the QoS target at every batch size
-	// the one that alone serves most for its price.
+	// Base is the index of the base type: among the types that meet the QoS target at every batch
+	// size, the one that alone serves the highest rate per $.
 	Base int
 	// Notes say which types were left out, and how the problem was changed.
 	Notes []string
 
-	useful []bool // by type: meets a QoS target at some batch size
-	// reach is, by model, the share of its queries that can be served by exactly the
-	// types of a set.
+	useful []bool // by type: it meets a QoS target at some batch size
+	// reach is, by model and set of types, the share of the model's queries that exactly the types
+	// of the set can serve.
 	reach    []map[uint64]float64
 	feasible map[uint64]bool
 	program  fluid.Program
@@ -37,7 +37,7 @@ type Analysis struct {
 	eq15     *eq15
 }
 
-// maxTypes bounds a set of types held in a uint64.
+// maxTypes is how many types fit into a set of type uint64.
 const maxTypes = 64
 
 // Analyse validates p, which must have models, and analyses it.
@@ -80,16 +80,16 @@ func Analyse(p *Problem) (*Analysis, error) {
 	return a, nil
 }
 
-// meets reports whether type i answers a query of the batch size within the model's QoS
-// target in the mean.
+// meets reports whether the mean latency of the batch size on type i is within the model's QoS
+// target.
 func (m *Model) meets(i, batchSize int) bool {
 	return m.Latencies[i].Mean(batchSize) <= m.QoSTarget
 }
 
-// nearest notes which types serve which of the model's queries. Where none serves so many of them
-// that the target cannot be met, it takes out the largest batch sizes, as few as will do.
+// nearest records which types serve which of the model's queries. If so many queries are served by
+// no type that the target cannot be met, it removes the largest batch sizes, as few as possible.
 func (a *Analysis) nearest(m *Model) error {
-	sets := make([]uint64, len(m.BatchSizes)) // of types that serve the batch size
+	sets := make([]uint64, len(m.BatchSizes)) // by batch size: the types that serve it
 	var all, unserved float64                 // shares
 	for b, s := range m.BatchSizes {
 		for i := range m.Latencies {
@@ -139,7 +139,7 @@ func (a *Analysis) nearest(m *Model) error {
 	return nil
 }
 
-// least is the least mean latency of a batch size on any type.
+// least is the least mean latency of a batch size over all types.
 func (m *Model) least(batchSize int) time.Duration {
 	least := time.Duration(math.MaxInt64)
 	for _, l := range m.Latencies {
@@ -148,7 +148,7 @@ func (m *Model) least(batchSize int) time.Duration {
 	return least
 }
 
-// fastest says how long type i takes for the smallest queries.
+// fastest describes how long type i takes for the smallest queries.
 func (a *Analysis) fastest(i int) string {
 	var each []string
 	for _, m := range a.Problem.Models {
@@ -161,7 +161,7 @@ func (a *Analysis) fastest(i int) string {
 	return strings.Join(each, "; ")
 }
 
-// prepare makes the fluid program but for the counts.
+// prepare makes the fluid program, with all counts 0.
 func (a *Analysis) prepare() {
 	p := a.Problem
 	a.program.Unserved = 1 - p.target()
@@ -191,13 +191,13 @@ func (m *Model) weight() float64 {
 	return m.Weight
 }
 
-// findBase finds the base type. Where none meets the QoS target at every batch size it is that
-// which does for most queries.
+// findBase finds the base type. If no type meets the QoS target at every batch size, it takes the
+// type that meets it for most queries.
 func (a *Analysis) findBase() error {
 	a.Base = -1
 	var share, worth float64
 	for i, t := range a.Problem.Types {
-		least := 1.0 // over the models
+		least := 1.0 // the least share over the models
 		for _, reach := range a.reach {
 			served := 0.0
 			for set, part := range reach {
@@ -221,8 +221,8 @@ func (a *Analysis) findBase() error {
 	return nil
 }
 
-// Feasible reports whether c meets the QoS target at some rate: whether it has types for enough of
-// the queries, and none that is left out.
+// Feasible reports whether c meets the QoS target at some rate: it has types for enough of the
+// queries, and no type that is left out as useless.
 func (a *Analysis) Feasible(c Configuration) bool {
 	var set uint64
 	for i, n := range c {
@@ -251,8 +251,8 @@ func (a *Analysis) Feasible(c Configuration) bool {
 	return feasible
 }
 
-// Configurations are those affordable that are feasible, in the order of their counts; what
-// it yields is overwritten.
+// Configurations iterates over the affordable and feasible configurations, in the order of their
+// counts. The next step overwrites the configuration yielded: clone it to keep it.
 func (a *Analysis) Configurations() (iter.Seq[Configuration], error) {
 	all, err := a.Problem.Configurations()
 	if err != nil {
@@ -267,7 +267,8 @@ func (a *Analysis) Configurations() (iter.Seq[Configuration], error) {
 	}, nil
 }
 
-// Space is all that [Analysis.Configurations] yields, at least one.
+// Space returns all configurations of [Analysis.Configurations], at least one, or an error that
+// says why there are none.
 func (a *Analysis) Space() ([]Configuration, error) {
 	all, err := a.Configurations()
 	if err != nil {
@@ -280,7 +281,7 @@ func (a *Analysis) Space() ([]Configuration, error) {
 	return space, nil
 }
 
-// noneFeasible says why no configuration within the limits meets the QoS target.
+// noneFeasible is the error that says why no configuration within the limits meets the QoS target.
 func (a *Analysis) noneFeasible() error {
 	base := a.Problem.Types[a.Base]
 	if a.Problem.Budget > 0 && base.Price > a.Problem.Budget {
@@ -301,9 +302,8 @@ func (a *Analysis) Fluid(c Configuration) (*fluid.Solution, error) {
 	return a.solver.Solve(&a.program)
 }
 
-// Plan describes c: what it costs, what it serves at most, what keeps it from more,
-// what one instance more of each type would gain, and the rate that is expected as long
-// as nothing was evaluated.
+// Plan describes c: its price, its bounds, the types that limit its throughput, the gain of one
+// instance more of each type, and the expected rate by [Problem.Efficiency].
 func (a *Analysis) Plan(c Configuration, reason string) (Plan, error) {
 	sol, err := a.Fluid(c)
 	if err != nil {
@@ -334,7 +334,7 @@ func (a *Analysis) Plan(c Configuration, reason string) (Plan, error) {
 	return plan, nil
 }
 
-// binding says what keeps c from serving more: the types that have no time to spare.
+// binding names the types without time to spare, which limit c's throughput.
 func (a *Analysis) binding(c Configuration, sol *fluid.Solution) string {
 	if sol.Rate == 0 {
 		return "the QoS target: too many queries that no instance answers in time"
@@ -359,22 +359,22 @@ func (a *Analysis) binding(c Configuration, sol *fluid.Solution) string {
 	return s
 }
 
-// Evaluated is the plan with what an evaluator said of it.
+// Evaluated returns the plan with an evaluator's estimate in place of the expected rate.
 func (a *Analysis) Evaluated(plan Plan, e Estimate) Plan {
 	plan.Evaluated, plan.StdErr = true, e.StdErr
 	if a.Problem.Objective == LeastCost {
 		plan.Satisfaction = e.Value
 		return plan
 	}
-	// A finite run may cross the limit a little; nobody should count on that.
+	// A finite run may exceed the fluid limit a little; a plan must not promise that.
 	plan.Predicted = min(e.Value, plan.FluidLimit)
 	return plan
 }
 
-// rank sorts plans that were evaluated, the best first. Plans that serve no rate within the QoS
-// target, and plans that miss it alike, are not told apart by their evaluations: of those the one
-// of the higher fluid limit comes first, and without profiles the dearer one. To prefer the cheaper
-// one would advise who has too little to have less.
+// rank sorts evaluated plans, the best first. Evaluations do not distinguish plans that serve no
+// rate within the QoS target, or that miss the target by the same share. Of such plans the one with
+// the higher fluid limit comes first, or without profiles the dearer one: a user whose fleet is too
+// small should not be advised to take a smaller one.
 func (p *Problem) rank(plans []Plan) {
 	more := func(x, y Plan) int {
 		limits := cmp.Compare(digits(y.FluidLimit), digits(x.FluidLimit))
@@ -403,7 +403,7 @@ func (p *Problem) rank(plans []Plan) {
 	})
 }
 
-// servesLess says how much less than the first of ranked plans another one serves.
+// servesLess describes how much less a plan serves than the first one.
 func servesLess(plan, first *Plan) string {
 	switch {
 	case first.Predicted > 0:
@@ -417,12 +417,12 @@ func servesLess(plan, first *Plan) string {
 	return "serves no rate within the QoS target either"
 }
 
-// servesNothing is what the first plan's reason and the notes say where nothing that was evaluated
-// serves any rate within the QoS target.
+// servesNothing is the first plan's reason, and a note, when no evaluated configuration serves any
+// rate within the QoS target.
 const servesNothing = "no configuration that was evaluated meets the QoS target at any rate, " +
 	"however low"
 
-// below is by how many percent x is below the best; 0 where the best is 0.
+// below is by how many percent x is below best; 0 if best is 0.
 func below(x, best float64) float64 {
 	if best == 0 {
 		return 0

@@ -3,15 +3,16 @@ package plan
 import "math"
 
 // eq15 is KAIROS's bound on the throughput of a configuration (section 5.2, Eq. 9-15), prepared for
-// many configurations. It is kept as the paper prints it; it is not quite an upper bound, for it
-// gives the base type's spare time queries of average size.
+// many configurations. It is as the paper prints it. It is not quite an upper bound, because it
+// assumes that the base type's spare time serves queries of average size.
 type eq15 struct {
 	base int
-	all  float64 // Q_b: throughput of a base instance that serves all queries
-	// By auxiliary type, if it is that of the configuration which serves the largest batch size s
-	// in time: s, the fraction f of queries up to s, the throughput Q_b^{s+} of a base instance on
-	// the others, and Q_a of an instance of each type on those up to s. s is 0 of a type that
-	// serves none, and of the base type.
+	all  float64 // Q_b: throughput of a base instance that serves all queries, queries/s
+	// The fields are by auxiliary type, for configurations in which that type serves the largest
+	// batch size s of all in time: s itself, the fraction f of the queries up to s, the throughput
+	// Q_b^{s+} of a base instance on the larger queries, and the throughput Q_a of an instance of
+	// each type on those up to s. s is 0 for the base type and for types that serve no query in
+	// time.
 	s        []int
 	fraction []float64
 	larger   []float64
@@ -64,7 +65,7 @@ func newEq15(p *Problem, base int) *eq15 {
 
 // of returns the bound on c.
 func (e *eq15) of(c Configuration) float64 {
-	widest := -1 // the auxiliary type with f'
+	widest := -1 // the auxiliary type of the largest f, the paper's f'
 	for i, n := range c {
 		if n > 0 && e.s[i] > 0 && (widest < 0 || e.s[i] > e.s[widest]) {
 			widest = i

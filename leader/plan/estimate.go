@@ -2,14 +2,14 @@ package plan
 
 import "context"
 
-// A BoundEvaluator is an [Evaluator] that runs nothing: it takes the share of the fluid limit that
-// [Problem.Efficiency] says for the allowable throughput, and at the least cost, as far as that
-// falls short of the rate, the rest of the queries for late.
+// A BoundEvaluator is an [Evaluator] that runs nothing. Its estimate of the allowable throughput is
+// [Problem.Efficiency] times the fluid limit. For the least cost, where the demand's rate exceeds
+// that estimate, it counts the excess queries as late.
 type BoundEvaluator struct {
 	Analysis *Analysis
 }
 
-// Evaluate estimates.
+// Evaluate implements [Evaluator].
 func (b BoundEvaluator) Evaluate(_ context.Context, c Configuration) (Estimate, error) {
 	sol, err := b.Analysis.Fluid(c)
 	if err != nil {

@@ -7,14 +7,15 @@ import (
 	"slices"
 )
 
-// Fluid is the planner that takes the configuration of the highest fluid limit, or the cheapest
-// whose limit leaves room for the rate. It evaluates none.
+// Fluid is the planner that takes the configuration of the highest fluid limit, or, for the least
+// cost, the cheapest one whose limit times [Problem.Efficiency] reaches the rate. It evaluates
+// none.
 type Fluid struct {
 	// Top is how many plans to return; 0 means DefaultTop.
 	Top int
 }
 
-// Plan plans; the evaluator is not used.
+// Plan implements [Planner]. The evaluator is not used and may be nil.
 func (f Fluid) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, error) {
 	a, space, err := search(p, p.efficiency())
 	if err != nil {
@@ -44,8 +45,8 @@ func (f Fluid) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, erro
 	})
 }
 
-// analyse analyses p. Without a budget it sets the price of base instances alone that would serve
-// the rate if distribution reached the given share of their fluid limit.
+// analyse analyses p. If p has no budget, it sets one: the price of the base instances that alone
+// would serve the rate at the given share of their fluid limit.
 func analyse(p *Problem, efficiency float64) (*Analysis, error) {
 	a, err := Analyse(p)
 	if err != nil {
@@ -67,8 +68,8 @@ func search(p *Problem, efficiency float64) (*Analysis, []Configuration, error) 
 	return a, space, err
 }
 
-// homogeneousPrice is what base instances alone cost whose fluid limit is rate; 0 if the limit on
-// their number does not allow so many.
+// homogeneousPrice is the price of the fewest base instances that alone have a fluid limit of rate;
+// 0 if the limit on their number does not allow so many.
 func (a *Analysis) homogeneousPrice(rate float64) (float64, error) {
 	one := make(Configuration, len(a.Problem.Types))
 	one[a.Base] = 1
@@ -84,7 +85,8 @@ func (a *Analysis) homogeneousPrice(rate float64) (float64, error) {
 	return n * base.Price, nil
 }
 
-// noteUnmet notes that nothing within the limits is expected to serve the rate, and what would.
+// noteUnmet adds a note that no configuration within the limits is expected to serve the rate, and
+// names one beyond the limits that would.
 func (a *Analysis) noteUnmet(ctx context.Context) {
 	p := *a.Problem
 	note := fmt.Sprintf(
@@ -101,7 +103,7 @@ func (a *Analysis) noteUnmet(ctx context.Context) {
 	a.Notes = append(a.Notes, note)
 }
 
-// result describes the configurations found, none of which was evaluated.
+// result makes a Result of the configurations found, none of which was evaluated.
 func (a *Analysis) result(space int, found []bounded, reason func(i int) string) (*Result, error) {
 	r := &Result{SearchSpace: space, Notes: a.Notes}
 	for i, b := range found {
@@ -114,7 +116,7 @@ func (a *Analysis) result(space int, found []bounded, reason func(i int) string)
 	return r, nil
 }
 
-// unevaluated is a plan by its bound alone.
+// unevaluated is the plan of a configuration of which only the bound is known.
 func (a *Analysis) unevaluated(b bounded, reason string) (Plan, error) {
 	plan, err := a.Plan(b.c, reason)
 	plan.Bound = b.bound
@@ -122,7 +124,8 @@ func (a *Analysis) unevaluated(b bounded, reason string) (Plan, error) {
 	return plan, err
 }
 
-// cheapestReason says why each of the configurations, by rising price, was found for the rate.
+// cheapestReason returns the reason for the i-th of the configurations found for the rate, which
+// are by rising price.
 func (a *Analysis) cheapestReason(space int, found []bounded) func(i int) string {
 	return func(i int) string {
 		if i == 0 {

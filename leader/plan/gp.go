@@ -10,13 +10,13 @@ import (
 	"gonum.org/v1/gonum/mat"
 )
 
-// A gaussianProcess is what a few evaluations say of all configurations: by a Matern 5/2 kernel on
-// counts, which are integers, so that RIBBON's rounding (its Eq. 3) is done already; with one
-// length scale, that of the highest marginal likelihood; of outputs that are standardised.
+// A gaussianProcess predicts all configurations from a few evaluations. Its kernel is Matern 5/2 on
+// the counts; these are integers, so RIBBON's rounding (its Eq. 3) changes nothing. It has one
+// length scale, that of the highest marginal likelihood. Outputs are standardised.
 type gaussianProcess struct {
 	at          []Configuration
-	mean, scale float64 // of the outputs
-	amplitude   float64 // variance of the standardised process
+	mean, scale float64 // mean and standard deviation of the outputs
+	amplitude   float64 // the variance of the standardised process
 	lower       mat.TriDense
 	weights     *mat.VecDense // K^-1 y
 	kernel      *kernel
@@ -24,20 +24,20 @@ type gaussianProcess struct {
 
 // A fit says how a gaussianProcess is fitted.
 type fit struct {
-	// nugget is the variance of noise, as a share of that of the outputs.
+	// nugget is the variance of the noise, as a share of the outputs' variance.
 	nugget float64
-	// amplitude says to fit that too; otherwise it is that of the outputs.
+	// amplitude says to fit the process's variance too; otherwise it is the outputs' variance.
 	amplitude bool
 }
 
-// Length scales are tried from shortest, in steps of a fourth root of two. Beyond the last, 32
-// instances, all configurations are much alike.
+// Length scales, in instances, are tried from shortest up, each 2^(1/4) times the one before.
+// Beyond the last, 32 instances, the kernel hardly distinguishes configurations.
 const (
 	shortest    = 0.25
 	lengthSteps = 29
 )
 
-// newGaussianProcess fits outputs y at configurations, one at least.
+// newGaussianProcess fits a process to the outputs y at the given configurations, at least one.
 func newGaussianProcess(at []Configuration, y []float64, f fit) *gaussianProcess {
 	n := len(at)
 	g := &gaussianProcess{at: at}
@@ -72,8 +72,8 @@ func newGaussianProcess(at []Configuration, y []float64, f fit) *gaussianProcess
 	return g
 }
 
-// newPrior is a process of which mean 0, standard deviation and length scale are known beforehand,
-// because there are too few outputs to fit them to.
+// newPrior returns a process with mean 0 and the given standard deviation and kernel, for outputs
+// too few to fit these to.
 func newPrior(at []Configuration, y []float64, deviation float64, kernel *kernel,
 	nugget float64) *gaussianProcess {
 	g := &gaussianProcess{at: at, scale: deviation, amplitude: 1, kernel: kernel}
@@ -85,8 +85,8 @@ func newPrior(at []Configuration, y []float64, deviation float64, kernel *kernel
 	return g
 }
 
-// condition solves for outputs z of variance 1; nil where that is numerically singular, so alike
-// are neighbours under so long a scale.
+// condition solves for outputs z of variance 1. It returns nil if the matrix is numerically
+// singular, which happens when the length scale is so long that neighbours are almost equal.
 func condition(at []Configuration, z *mat.VecDense, kernel *kernel, nugget float64) (*mat.Cholesky,
 	*mat.VecDense) {
 	k := mat.NewSymDense(len(at), nil)
@@ -103,7 +103,7 @@ func condition(at []Configuration, z *mat.VecDense, kernel *kernel, nugget float
 	return c, weights
 }
 
-// predictBlock bounds the memory that predict needs.
+// predictBlock is how many configurations predict handles at a time; it bounds predict's memory.
 const predictBlock = 1024
 
 // predict writes the mean and standard deviation of the process at each configuration.
@@ -139,7 +139,7 @@ func (g *gaussianProcess) predict(at []Configuration, mean, deviation []float64)
 	}
 }
 
-// distance2 is the square of the distance of two configurations in instances.
+// distance2 is the squared Euclidean distance of two configurations, in instances.
 func distance2(a, b Configuration) int {
 	sum := 0
 	for i, n := range a {
@@ -149,14 +149,14 @@ func distance2(a, b Configuration) int {
 	return sum
 }
 
-// A kernel is the Matern 5/2 kernel of one length scale, looked up by the squared distance: between
-// integer points there are few.
+// A kernel is the Matern 5/2 kernel of one length scale, tabulated by the squared distance, of
+// which integer points have few.
 type kernel struct {
 	length float64 // in instances
 	near   []float64
 }
 
-// kernels are those of the lengths that are tried.
+// kernels are the kernels of the length scales that are tried.
 var kernels = sync.OnceValue(func() []*kernel {
 	all := make([]*kernel, lengthSteps)
 	for step := range all {
@@ -171,7 +171,7 @@ var kernels = sync.OnceValue(func() []*kernel {
 	return all
 })
 
-// nearDistances is how many squared distances are looked up: those of up to 22 instances.
+// nearDistances is how many squared distances a kernel tabulates: up to a distance of 22 instances.
 const nearDistances = 512
 
 func (k *kernel) at(d2 int) float64 {
@@ -186,7 +186,7 @@ func matern52(r float64) float64 {
 	return (1 + r + r*r/3) * math.Exp(-r)
 }
 
-// expectedImprovement is by how much a normal variable exceeds best in the mean, where it does.
+// expectedImprovement is the mean of max(0, X - best) of a normal variable X.
 func expectedImprovement(mean, deviation, best float64) float64 {
 	if deviation == 0 {
 		return max(0, mean-best)

@@ -10,7 +10,7 @@ import (
 	"sort"
 )
 
-// Kairos is KAIROS's planner (section 5.2): it ranks configurations by Eq. 15, takes one of the
+// Kairos is KAIROS's planner (section 5.2). It ranks configurations by Eq. 15, chooses one of the
 // highest by the similarity rule, and evaluates none. It plans for one model.
 type Kairos struct {
 	// Top is how many plans to return; 0 means DefaultTop.
@@ -20,8 +20,8 @@ type Kairos struct {
 var errSeveralModels = errors.New(
 	"the bound of Eq. 15 is for one model: for several use the fluid planner")
 
-// Plan plans; the evaluator is not used. Under LeastCost it takes the cheapest configuration whose
-// bound leaves room for the rate.
+// Plan implements [Planner]. The evaluator is not used and may be nil. For LeastCost it takes the
+// cheapest configuration whose bound times [Problem.Efficiency] reaches the rate.
 func (k Kairos) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, error) {
 	a, err := analyse(p, p.efficiency())
 	if err != nil {
@@ -57,12 +57,13 @@ func (k Kairos) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, err
 	})
 }
 
-// byEq15 orders by falling bound alone: KAIROS leaves what is equal in the order of the counts.
+// byEq15 orders by falling bound alone: KAIROS leaves configurations of equal bound in the order of
+// their counts.
 func byEq15(a, b bounded) int { return cmp.Compare(b.bound, a.bound) }
 
-// first are the first n configurations in an order, of those whose Eq. 15 is at least need; equal
-// ones are in the order of the counts. It holds no more than those, for there may be millions.
-// space is how many configurations there are in all.
+// first returns the first n configurations in the given order, among those whose Eq. 15 bound is at
+// least need; equal ones are in the order of the counts. It keeps only n in memory, because there
+// may be millions. space is the number of all configurations.
 func (a *Analysis) first(n int, order func(x, y bounded) int, need float64) (first []bounded,
 	space int, err error) {
 	all, err := a.Configurations()
@@ -88,12 +89,13 @@ func (a *Analysis) first(n int, order func(x, y bounded) int, need float64) (fir
 	return first, space, nil
 }
 
-// similarOf is how many configurations of the highest bound the similarity rule looks at.
+// similarOf is how many configurations of the highest bounds the similarity rule compares (section
+// 5.2).
 const similarOf = 10
 
-// similar is KAIROS's choice among all, which are sorted by falling bound: if the three of the
-// highest bound have as many base instances, the first; otherwise of the ten of the highest bound
-// that which is nearest to the others.
+// similar is KAIROS's choice among all, which are sorted by falling bound. If the first three have
+// equally many base instances, it is the first one. Otherwise it is the one of the first ten with
+// the least sum of squared distances to the others.
 func (a *Analysis) similar(all []bounded, space int) (chosen int, reason string) {
 	base := func(i int) int { return all[i].c[a.Base] }
 	name := a.Problem.Types[a.Base].Name

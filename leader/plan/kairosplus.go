@@ -7,22 +7,23 @@ import (
 	"slices"
 )
 
-// KairosPlus is KAIROS's search (Algorithm 1): it evaluates configurations by falling bound, and
-// drops those whose bound is no better than the best found and all sub-configurations of those
-// evaluated. It ends when none is left.
+// KairosPlus is the search of KAIROS+ (KAIROS, Algorithm 1). It evaluates configurations by falling
+// bound. It drops those whose bound is no better than the best evaluation, and all
+// sub-configurations of evaluated ones, until none is left.
 //
-// The bound is the paper's Eq. 15. It is not quite a bound, but the search ended at the best
-// configuration of all five models with it, after half the evaluations that the fluid limit needs.
+// The bound is the paper's Eq. 15. It is not quite an upper bound, but with it the search found the
+// best configuration for all five models of the paper, in half the evaluations that the fluid limit
+// takes.
 type KairosPlus struct {
-	// FluidBound takes the fluid limit as the bound, which is one; where there are several models
-	// it is taken in any case.
+	// FluidBound says to use the fluid limit as the bound, which is a true upper bound. With
+	// several models it is used in any case.
 	FluidBound bool
 	// Top is how many plans to return at least; 0 means DefaultTop.
 	Top int
 }
 
-// Plan plans with the evaluator. Its plans are all that was evaluated, the best first; for the most
-// throughput they are filled up with those of the highest bound among the others.
+// Plan implements [Planner]. The plans are the evaluated configurations, the best first. For the
+// most throughput, if these are fewer than Top, the others of the highest bound follow.
 func (k KairosPlus) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, error) {
 	if e == nil {
 		return nil, errors.New("kairos+ evaluates configurations: give it an evaluator")
@@ -104,8 +105,8 @@ func (k KairosPlus) mostThroughput(ctx context.Context, p *Problem, log *Log) (*
 	}, nil
 }
 
-// order returns a function that returns the configurations by falling bound, after the last
-// one a nil one.
+// order returns a function that returns the next configuration by falling bound at each call, and a
+// nil one after the last.
 func (k KairosPlus) order(a *Analysis, space []Configuration) func() (bounded, error) {
 	if k.FluidBound || a.eq15 == nil {
 		return newRelaxation(a, space).next
@@ -124,18 +125,18 @@ func (k KairosPlus) order(a *Analysis, space []Configuration) func() (bounded, e
 }
 
 const (
-	// A fleet that reaches less than this share of its fluid limit is not looked for: it bounds the
-	// price where there is no budget.
+	// leastEfficiency is the least share of its fluid limit that a fleet is assumed to reach. It
+	// bounds the price where the problem has no budget.
 	leastEfficiency = 0.6
-	// A configuration is taken to fail where a cheaper one failed whose fluid limit is higher by
-	// more than this share: by so much the shares of their limits that configurations of about the
-	// same price reach may differ.
+	// efficiencySpread is by how much the shares of their fluid limits that configurations of
+	// similar price reach may differ. A configuration counts as failed if a cheaper one failed
+	// whose fluid limit is higher by more than this share.
 	efficiencySpread = 0.02
 )
 
-// leastCost bisects the configurations that have a higher fluid limit than all cheaper ones for the
-// cheapest that satisfies. Then it evaluates the cheaper ones beside them, as far as their limit is
-// hardly below that of the dearest that failed.
+// leastCost bisects the configurations whose fluid limit is higher than that of all cheaper ones,
+// for the cheapest that meets the target. Then it evaluates the cheaper configurations between them
+// whose limit is at most efficiencySpread below that of the dearest failed one.
 func leastCost(ctx context.Context, p *Problem, log *Log) (*Result, error) {
 	a, space, err := search(p, leastEfficiency)
 	if err != nil {
@@ -196,8 +197,8 @@ func leastCost(ctx context.Context, p *Problem, log *Log) (*Result, error) {
 	return leastCostResult(a, space, log)
 }
 
-// leastCostResult ranks what was evaluated: what satisfies by price, then the rest by
-// how nearly it does.
+// leastCostResult ranks the evaluated configurations: first those that meet the target, by price,
+// then the others by how near they come to it.
 func leastCostResult(a *Analysis, space []Configuration, log *Log) (*Result, error) {
 	target := a.Problem.target()
 	r := &Result{Evaluations: log.Evaluations(), SearchSpace: len(space), Notes: a.Notes}

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// A Configuration is how many instances of each type, >= 0, by index of [Problem.Types].
+// A Configuration is the number of instances of each type, >= 0, by index of [Problem.Types].
 type Configuration []int
 
 // String writes a configuration as the papers do: (4,0,1).
@@ -32,7 +32,8 @@ func (c Configuration) Count() int {
 	return n
 }
 
-// Within reports whether c is a sub-configuration of d or d itself: it has no more of any type.
+// Within reports whether c is a sub-configuration of d or d itself: it has no more instances of any
+// type.
 func (c Configuration) Within(d Configuration) bool {
 	for i, n := range c {
 		if n > d[i] {
@@ -42,18 +43,18 @@ func (c Configuration) Within(d Configuration) bool {
 	return true
 }
 
-// An Estimate is what a configuration is worth: its allowable throughput in queries/s where
-// [Problem.Objective] is MostThroughput, the share of queries within their QoS target, in [0, 1],
-// at the demand's rate where it is LeastCost.
+// An Estimate is the value of a configuration. If [Problem.Objective] is MostThroughput, Value is
+// the allowable throughput in queries/s. If it is LeastCost, Value is the share of queries within
+// their QoS target at the demand's rate, in [0, 1].
 type Estimate struct {
 	Value float64
-	// StdErr is the standard error of Value, 0 where it is exact or unknown.
+	// StdErr is the standard error of Value; 0 if Value is exact or its error unknown.
 	StdErr float64
 }
 
-// An Evaluator says what a configuration is worth. It is given configurations of the problem
-// it was made for, at least one instance, and must not keep or change them. It need not be
-// safe for concurrent use.
+// An Evaluator estimates configurations. It is called with configurations of the problem for which
+// it was made, of at least one instance, and must neither keep nor change them. It need not be safe
+// for concurrent use.
 type Evaluator interface {
 	Evaluate(ctx context.Context, c Configuration) (Estimate, error)
 }
@@ -66,14 +67,15 @@ func (f EvaluatorFunc) Evaluate(ctx context.Context, c Configuration) (Estimate,
 	return f(ctx, c)
 }
 
-// An Evaluation is a configuration and what it was found to be worth.
+// An Evaluation is a configuration and its estimate.
 type Evaluation struct {
 	Configuration Configuration
 	Estimate
 }
 
-// A Log is an [Evaluator] that counts and records what another one evaluates. A configuration asked
-// for again is answered from the record and not counted: evaluating is what costs.
+// A Log is an [Evaluator] that passes each configuration to another one once, and records and
+// counts the evaluations. It answers a repeated configuration from the record and does not count
+// it, because only evaluating costs.
 type Log struct {
 	evaluator   Evaluator
 	evaluations []Evaluation
@@ -101,64 +103,66 @@ func (l *Log) Evaluate(ctx context.Context, c Configuration) (Estimate, error) {
 	return e, nil
 }
 
-// Evaluations are what was evaluated, in order. The caller must not change them.
+// Evaluations returns the evaluations in order. The caller must not change them.
 func (l *Log) Evaluations() []Evaluation { return l.evaluations }
 
 // Count is the number of evaluations.
 func (l *Log) Count() int { return len(l.evaluations) }
 
-// A Planner finds what to buy. It calls the evaluator as often as it must; a planner that decides
-// in one shot calls it never, and may be given nil. The same input gives the same result.
+// A Planner finds the configurations to buy. It calls the evaluator as often as it needs to. A
+// planner that decides in one shot never calls it, and may be given nil. The same input gives the
+// same result.
 type Planner interface {
 	Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, error)
 }
 
-// A Result is what a planner found.
+// A Result is the outcome of a planner.
 type Result struct {
-	// Plans are ranked, the best first. Where the problem cannot be solved they are the nearest
-	// that can be, and Notes say why.
+	// Plans are ranked, the best first. If the problem cannot be solved, they are the plans that
+	// come nearest, and Notes say why.
 	Plans []Plan
-	// Evaluations are those made, in order.
+	// Evaluations are the evaluations made, in order.
 	Evaluations []Evaluation
 	// SearchSpace is the number of configurations to choose from.
 	SearchSpace int
-	// Notes are what the reader must know: types left out, a demand that cannot be met.
+	// Notes are sentences for the user: types left out, a demand that cannot be met.
 	Notes []string
-	// Doubt says why the first plan may not be the best there is; empty where the planner is as
-	// sure as its evaluator.
+	// Doubt says why the first plan may not be the best one. It is empty if the planner is as sure
+	// as its evaluator.
 	Doubt string
 }
 
-// A Plan is a configuration and what is expected of it.
+// A Plan is a configuration and its expected performance.
 type Plan struct {
 	Configuration Configuration
 	// Price is in $/hr.
 	Price float64
-	// Predicted is the allowable throughput that is expected, in queries/s, never above the fluid
-	// limit; 0 where only the QoS satisfaction is known.
+	// Predicted is the expected allowable throughput in queries/s, never above the fluid limit; 0
+	// if only Satisfaction is known.
 	Predicted float64
-	// Satisfaction is the share of queries within QoS at the demand's rate, in [0, 1], as
-	// evaluated; 0 where it was not.
+	// Satisfaction is the share of queries within their QoS target at the demand's rate, in [0, 1],
+	// by the evaluator; 0 if it was not evaluated.
 	Satisfaction float64
-	// StdErr is the standard error of what was evaluated, Predicted or Satisfaction.
+	// StdErr is the standard error of the evaluated number, Predicted or Satisfaction.
 	StdErr float64
-	// Evaluated says that an evaluator said so, not an analytic bound.
+	// Evaluated says that Predicted or Satisfaction comes from an evaluator, not from an analytic
+	// bound.
 	Evaluated bool
-	// Bound is the analytic upper bound that the planner ranks by, in queries/s, and FluidLimit
-	// that of leader/fluid; 0: the problem has no profiles.
+	// Bound is the analytic upper bound by which the planner ranks, FluidLimit the one of package
+	// fluid, both in queries/s; 0 if the problem has no profiles.
 	Bound, FluidLimit float64
-	// Binding is what keeps the configuration from serving more: "time on g4dn.xlarge".
+	// Binding names what limits the configuration's throughput, such as "time on g4dn.xlarge".
 	Binding string
-	// Gains are what one instance more of each type would bring, in the problem's order.
+	// Gains are the gains of one instance more of each type, in the problem's order.
 	Gains []Gain
-	// Reason says in a sentence why this plan.
+	// Reason says in a sentence why the planner chose this plan.
 	Reason string
 }
 
-// A Gain is what one instance more of a type would bring.
+// A Gain is the effect of one instance more of a type.
 type Gain struct {
 	Type string
-	// Rate is by how much the fluid limit would rise, in queries/s, and Price what the
-	// instance costs, in $/hr.
+	// Rate is by how much the fluid limit would rise, in queries/s. Price is the instance's price
+	// in $/hr.
 	Rate, Price float64
 }

@@ -11,18 +11,19 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// An Objective is what a plan is to make best.
+// An Objective is the quantity that a planner optimises.
 type Objective int
 
 // The objectives.
 const (
-	// MostThroughput: the highest allowable throughput within the budget.
+	// MostThroughput looks for the highest allowable throughput within the budget.
 	MostThroughput Objective = iota
-	// LeastCost: the cheapest configuration that meets the QoS target at the demand's rate.
+	// LeastCost looks for the cheapest configuration that meets the QoS target at the demand's
+	// rate.
 	LeastCost
 )
 
-// Latencies is the mean execution latency as a function of batch size; a *profiles.Table is one.
+// Latencies gives the mean execution latency of a batch size; a *profiles.Table implements it.
 type Latencies interface {
 	Mean(batchSize int) time.Duration
 }
@@ -30,57 +31,58 @@ type Latencies interface {
 // A Type is an instance type that may be bought.
 type Type struct {
 	Name profiles.InstanceType
-	// Price of an instance in $/hr, > 0.
+	// Price is the price of an instance in $/hr, > 0.
 	Price float64
-	// Max is how many there may be at most; 0: as many as the budget buys.
+	// Max is the largest number of instances; 0 means as many as the budget buys.
 	Max int
 }
 
-// A Model is a part of the demand: the queries for one model.
+// A Model is the part of the demand that is for one model.
 type Model struct {
 	Name string
 	// QoSTarget is the latency within which a query should be answered, > 0.
 	QoSTarget time.Duration
-	// Weight is its part of the arrivals, relative to the other models'; 0 means 1.
+	// Weight is the model's part of the arrivals, relative to the weights of the other models; 0
+	// means 1.
 	Weight float64
 	// BatchSizes is the distribution of its queries' batch sizes.
 	BatchSizes profiles.Distribution
-	// Latencies are its profiles, by index of [Problem.Types].
+	// Latencies are the model's profiles, by index of [Problem.Types].
 	Latencies []Latencies
 }
 
-// A Problem is what a planner is asked.
+// A Problem is the input of a planner.
 type Problem struct {
 	Types     []Type
 	Objective Objective
-	// Budget is a hard limit on the price, in $/hr; 0: none (LeastCost only).
+	// Budget is a hard limit on the price, in $/hr; 0 means no limit, and is allowed for LeastCost
+	// only.
 	Budget float64
-	// Rate is the demand of all models together in queries/s, for LeastCost; 0 where the
-	// evaluator alone knows it, as a published table does.
+	// Rate is the arrival rate of all models together in queries/s, for LeastCost. It is 0 if only
+	// the evaluator knows it, as with a published table.
 	Rate float64
 	// Target is the share of each model's queries that must meet their QoS target, in (0,
 	// 1); 0 means 0.99.
 	Target float64
-	// Models are the demand. None where there are no profiles but an evaluator that knows, as
-	// a published table does.
+	// Models are the demand. There are none if only the evaluator knows the demand, as with a
+	// published table.
 	Models []Model
-	// Efficiency is the share of the fluid limit that the fleet's distribution of queries is taken
-	// to reach where nothing was evaluated, in (0, 1]; 0 means DefaultEfficiency.
+	// Efficiency is the share of the fluid limit that a fleet is assumed to serve within the QoS
+	// target where nothing was evaluated, in (0, 1]; 0 means DefaultEfficiency.
 	Efficiency float64
 }
 
-// DefaultEfficiency is what horizon reaches at least on pools of about a dozen instances
-// (docs/simulations.md).
+// DefaultEfficiency is the least share of the fluid limit that the policy horizon reaches on pools
+// of about a dozen instances (docs/simulations.md).
 const DefaultEfficiency = 0.85
 
-// DefaultTarget is the share of queries that must meet their QoS target where nobody says
-// otherwise.
+// DefaultTarget is the default of [Problem.Target].
 const DefaultTarget = 0.99
 
 // MaxConfigurations bounds the search space.
 const MaxConfigurations = 4_000_000
 
-// target is Target with its default.
+// target is Target, or its default.
 func (p *Problem) target() float64 {
 	if p.Target == 0 {
 		return DefaultTarget
@@ -95,7 +97,7 @@ func (p *Problem) efficiency() float64 {
 	return p.Efficiency
 }
 
-// Validate reports everything that is wrong with p, with what to do about it, or nil.
+// Validate reports everything that is wrong with p and what to do about it, or nil.
 func (p *Problem) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -142,7 +144,7 @@ func (p *Problem) Validate() error {
 	return errors.Join(errs...)
 }
 
-// cheapest names the cheapest type with its price.
+// cheapest describes the cheapest type: its name and price.
 func (p *Problem) cheapest() string {
 	best := p.Types[0]
 	for _, t := range p.Types {
@@ -197,7 +199,7 @@ func (p *Problem) validateModels() (errs []error) {
 	return errs
 }
 
-// Price of a configuration in $/hr.
+// Price is the price of a configuration in $/hr.
 func (p *Problem) Price(c Configuration) float64 {
 	sum := 0.0
 	for i, n := range c {
@@ -216,10 +218,10 @@ func (p *Problem) Affordable(c Configuration) bool {
 	return p.Budget == 0 || p.Price(c) <= p.Budget+roundingError
 }
 
-// roundingError is what sums of prices in $/hr may be off by.
+// roundingError bounds the rounding error of sums of prices, in $/hr.
 const roundingError = 1e-9
 
-// Name writes a configuration with its types: "g4dn.xlarge=1,r5n.large=13".
+// Name writes a configuration with the names of its types: "g4dn.xlarge=1,r5n.large=13".
 func (p *Problem) Name(c Configuration) string {
 	var parts []string
 	for i, n := range c {
@@ -230,7 +232,7 @@ func (p *Problem) Name(c Configuration) string {
 	return strings.Join(parts, ",")
 }
 
-// most is how many instances of type i there may be at most, alone.
+// most is the largest number of instances of type i in a configuration of that type alone.
 func (p *Problem) most(i int) (int, error) {
 	t := p.Types[i]
 	n := math.Inf(1)
@@ -246,8 +248,7 @@ func (p *Problem) most(i int) (int, error) {
 	return int(n), nil
 }
 
-// limits are how many instances of each type there may be at most, alone, and the budget
-// with its rounding error.
+// limits returns the result of most for each type, and the budget plus roundingError.
 func (p *Problem) limits() (most []int, budget float64, err error) {
 	most = make([]int, len(p.Types))
 	for i := range most {
@@ -262,9 +263,9 @@ func (p *Problem) limits() (most []int, budget float64, err error) {
 	return most, budget, nil
 }
 
-// Configurations goes through all that are affordable, but for the empty one, in the order of their
-// counts. What it yields is overwritten by the next: clone what is kept. Without a budget every
-// type needs a limit. More than MaxConfigurations are an error.
+// Configurations iterates over all affordable configurations except the empty one, in the order of
+// their counts. The next step overwrites the configuration yielded: clone it to keep it. Without a
+// budget every type needs a Max. More than MaxConfigurations is an error.
 func (p *Problem) Configurations() (iter.Seq[Configuration], error) {
 	most, budget, err := p.limits()
 	if err != nil {
@@ -302,8 +303,8 @@ var errTooMany = fmt.Errorf(
 	"more than %d configurations to choose from: lower the budget, limit how many of a type, or "+
 		"name fewer types", MaxConfigurations)
 
-// count is the number of configurations, or a number above MaxConfigurations. It does not go
-// through those that differ in the last type only.
+// count is the number of configurations, or any number above MaxConfigurations. It computes, and
+// does not iterate over, those that differ in the last type only.
 func (p *Problem) count(most []int, budget float64) int {
 	last := len(most) - 1
 	total := 0
@@ -327,7 +328,7 @@ func (p *Problem) count(most []int, budget float64) int {
 	return total
 }
 
-// Space is all that [Problem.Configurations] yields, at least one.
+// Space returns all configurations of [Problem.Configurations], at least one.
 func (p *Problem) Space() ([]Configuration, error) {
 	all, err := p.Configurations()
 	if err != nil {
@@ -340,10 +341,10 @@ func (p *Problem) Space() ([]Configuration, error) {
 	return space, nil
 }
 
-// collect clones configurations.
+// collect clones the configurations of an iterator into a slice.
 func collect(all iter.Seq[Configuration]) []Configuration {
 	var space []Configuration
-	var counts []int // cut into configurations: one allocation for many
+	var counts []int // one allocation for many configurations
 	for c := range all {
 		if len(counts)+len(c) > cap(counts) {
 			counts = make([]int, 0, min(1<<20, max(64, 2*len(space)))*len(c))

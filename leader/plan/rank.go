@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// DefaultTop is how many plans a planner returns where nobody says otherwise.
+// DefaultTop is how many plans a planner returns if its field Top is 0.
 const DefaultTop = 10
 
 func topOr(n int) int {
@@ -23,30 +23,30 @@ type bounded struct {
 	price, bound float64
 }
 
-// digits rounds as bounds are compared: processors differ in the last digits.
+// digits rounds a bound before it is compared, because processors differ in the last digits.
 func digits(x float64) float64 { return math.Round(x*1e6) / 1e6 }
 
-// byBound orders by falling bound, and what is equal by rising price.
+// byBound orders by falling bound, and equal bounds by rising price.
 func byBound(a, b bounded) int {
 	return cmp.Or(cmp.Compare(b.bound, a.bound), cmp.Compare(a.price, b.price),
 		slices.Compare(a.c, b.c))
 }
 
-// byPrice orders by rising price, and what is equal by falling bound.
+// byPrice orders by rising price, and equal prices by falling bound.
 func byPrice(a, b bounded) int {
 	return cmp.Or(cmp.Compare(a.price, b.price), cmp.Compare(b.bound, a.bound),
 		slices.Compare(a.c, b.c))
 }
 
-// A relaxation bounds the fluid limit of many configurations by that of a few. The dual program of
-// a configuration's does not depend on its counts, so the prices of one that was solved bound all:
-// limit(c) <= sum of c_i y_i.
+// A relaxation bounds the fluid limits of many configurations by solving the program of a few. The
+// feasible region of the dual program does not depend on the counts, so the prices y of one solved
+// configuration bound the limit of every configuration c: limit(c) <= sum of c_i y_i.
 type relaxation struct {
 	a     *Analysis
-	limit []float64 // by configuration: its fluid limit where solved, else a bound on it
+	limit []float64 // by configuration: its fluid limit if solved, else a bound on it
 	done  []bool
 	space []Configuration
-	found []bounded // solved by next and not returned yet, by falling limit
+	found []bounded // configurations that next has solved and not returned, by falling limit
 }
 
 func newRelaxation(a *Analysis, space []Configuration) *relaxation {
@@ -70,7 +70,7 @@ func (r *relaxation) solve(i int) (float64, error) {
 	}
 	r.limit[i], r.done[i] = digits(sol.Rate), true
 	if sol.Rate == 0 {
-		return 0, nil // no prices
+		return 0, nil // it has no prices
 	}
 	y := make([]float64, len(sol.Prices))
 	for t, p := range sol.Prices {
@@ -89,8 +89,8 @@ func (r *relaxation) solve(i int) (float64, error) {
 	return r.limit[i], nil
 }
 
-// next is the configuration of the next highest fluid limit, one more with every call; after the
-// last a nil one.
+// next returns the configuration with the next lower fluid limit at each call, and a nil one after
+// the last.
 func (r *relaxation) next() (bounded, error) {
 	for {
 		best := -1
@@ -117,7 +117,7 @@ func (r *relaxation) next() (bounded, error) {
 	}
 }
 
-// highest are the n configurations of the highest fluid limit, best first.
+// highest returns the n configurations of the highest fluid limits, the best first.
 func (r *relaxation) highest(n int) ([]bounded, error) {
 	var highest []bounded
 	for len(highest) < n {
@@ -133,7 +133,8 @@ func (r *relaxation) highest(n int) ([]bounded, error) {
 	return highest, nil
 }
 
-// byPrice are the indices of the configurations by rising price, and those prices by configuration.
+// byPrice returns the indices of the configurations by rising price, and the price of each
+// configuration.
 func (r *relaxation) byPrice() (order []int, price []float64) {
 	price = make([]float64, len(r.space))
 	order = make([]int, len(r.space))
@@ -145,8 +146,8 @@ func (r *relaxation) byPrice() (order []int, price []float64) {
 	return order, price
 }
 
-// cheapest are the n cheapest configurations whose fluid limit is at least need, of equally
-// cheap ones the highest.
+// cheapest returns the n cheapest configurations with a fluid limit of at least need; of equally
+// cheap ones, those of the highest limit.
 func (r *relaxation) cheapest(n int, need float64) ([]bounded, error) {
 	order, price := r.byPrice()
 	var found []bounded
@@ -169,7 +170,7 @@ func (r *relaxation) cheapest(n int, need float64) ([]bounded, error) {
 	return found[:min(n, len(found))], nil
 }
 
-// frontier are, by rising price, the configurations with a fluid limit of at least need that is
+// frontier returns, by rising price, the configurations whose fluid limit is at least need and
 // higher than that of all cheaper ones.
 func (r *relaxation) frontier(need float64) ([]bounded, error) {
 	order, price := r.byPrice()

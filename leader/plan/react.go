@@ -11,8 +11,8 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// DefaultThreshold is the gain below which a fleet is left as it is: changing it costs minutes
-// of instances that start.
+// DefaultThreshold is the default of [Replanner.Threshold]. A smaller gain does not pay for the
+// minutes in which new instances start.
 const DefaultThreshold = 0.05
 
 // React plans for a demand that has changed, in what way says kind. The weights of p's models are
@@ -99,32 +99,33 @@ func (c coarse) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, err
 	}
 }
 
-// A Replanner decides whether a fleet should change when its demand has, as profiles.Monitor tells.
-// Its planner says to what: kairos in one shot, ribbon from what it explored before.
+// A Replanner decides whether a fleet should change after its demand has changed (profiles.Monitor
+// detects that). Its planner chooses the new configuration: kairos in one shot, ribbon starting
+// from earlier evaluations.
 type Replanner struct {
 	Planner Planner
 	// Threshold is the least gain for which to change, as a share: 0.05 is 5 %; 0 means
-	// DefaultThreshold. It does not hold back what ends a violation of the budget, or of the QoS
-	// target at the demand's rate.
+	// DefaultThreshold. A change that ends a violation of the budget, or of the QoS target at the
+	// demand's rate, is made whatever its gain.
 	Threshold float64
 }
 
-// A Decision says whether to change, and what that is expected to bring.
+// A Decision says whether to change the fleet, and the expected gain.
 type Decision struct {
 	Change bool
-	// Plan is what the planner would have, Current what the present configuration is worth
-	// under the same demand.
+	// Plan is the planner's first plan. Current is the present configuration as a plan for the same
+	// demand.
 	Plan, Current Plan
-	// Gain is by which share Plan serves more than Current, or costs less where the objective is
-	// LeastCost; it is negative where meeting a rate costs more.
+	// Gain is the share by which Plan serves more than Current, or costs less if the objective is
+	// LeastCost. It is negative if meeting a rate costs more.
 	Gain   float64
 	Reason string
-	// Result is all that the planner found.
+	// Result is the planner's whole result.
 	Result *Result
 }
 
-// WithDemand returns the problem with what a monitor has seen of a model: the distribution of its
-// batch sizes (nil: unchanged) and the rate of all queries (0: unchanged).
+// WithDemand returns a copy of the problem with another distribution of a model's batch sizes (nil:
+// unchanged) and another rate of all queries together (0: unchanged).
 func (p *Problem) WithDemand(model string, sizes profiles.Distribution, rate float64) (*Problem,
 	error) {
 	i := slices.IndexFunc(p.Models, func(m Model) bool { return m.Name == model })
@@ -142,8 +143,9 @@ func (p *Problem) WithDemand(model string, sizes profiles.Distribution, rate flo
 	return &changed, nil
 }
 
-// Decide plans for p and compares the best plan with the current configuration. Where the planner
-// evaluated, the current one is evaluated too; else fluid limits are compared.
+// Decide plans for p and compares the best plan with the current configuration. If the planner
+// evaluated the plan, the current configuration is evaluated too; otherwise their fluid limits are
+// compared.
 func (r *Replanner) Decide(ctx context.Context, current Configuration, p *Problem,
 	e Evaluator) (*Decision, error) {
 	if len(current) != len(p.Types) {
@@ -177,7 +179,7 @@ func (r *Replanner) Decide(ctx context.Context, current Configuration, p *Proble
 	return d, nil
 }
 
-// recall is what c was evaluated to, or an evaluation more.
+// recall returns the known estimate of c, or evaluates c.
 func recall(ctx context.Context, known []Evaluation, e Evaluator, c Configuration) (Estimate,
 	error) {
 	for _, k := range known {
@@ -213,7 +215,7 @@ func (r *Replanner) decide(d *Decision, p *Problem) {
 			d.Change, d.Reason = true, change+
 				fmt.Sprintf(", and only that serves %.6g queries/s", p.Rate)
 			return
-		case !now: // what costs less is no better as long as it serves too little
+		case !now: // neither serves the rate, so the price does not count
 			d.Change = d.Plan.nearer(&d.Current)
 			d.Reason = change + fmt.Sprintf(", and neither serves %.6g queries/s", p.Rate)
 			if d.Change {
@@ -260,8 +262,8 @@ func (plan *Plan) serves(p *Problem) bool {
 	return plan.Predicted >= p.Rate*(1-1e-9)
 }
 
-// nearer reports whether the plan comes nearer to a rate that neither serves than another one does:
-// by what was evaluated, and where that does not tell, by the fluid limit.
+// nearer reports whether the plan comes nearer than another to a rate that neither serves: by their
+// evaluations, or by their fluid limits if the evaluations are equal.
 func (plan *Plan) nearer(than *Plan) bool {
 	return cmp.Or(cmp.Compare(plan.Satisfaction, than.Satisfaction),
 		cmp.Compare(plan.FluidLimit, than.FluidLimit)) > 0

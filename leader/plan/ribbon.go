@@ -9,54 +9,57 @@ import (
 	"slices"
 )
 
-// Ribbon is RIBBON's search (section 4 of its paper): Bayesian optimisation. A Gaussian
-// process learns RIBBON's objective (Eq. 2) from what was evaluated, and what is evaluated
-// next is that of the largest expected improvement among all configurations that are not
-// pruned. It needs no profiles.
+// Ribbon is RIBBON's search by Bayesian optimisation (section 4 of its paper). A Gaussian process
+// learns RIBBON's objective (Eq. 2) from the evaluations. The search evaluates next the
+// configuration of the largest expected improvement among those that are not pruned. It needs no
+// profiles.
 //
-// For the most throughput, where RIBBON has no objective of its own, it is the throughput, and all
-// sub-configurations of what was evaluated are pruned, as KAIROS gives it in its comparison.
+// RIBBON has no objective for the most throughput. There the objective is the throughput, and all
+// sub-configurations of evaluated ones are pruned, as KAIROS does when it compares itself with
+// RIBBON.
 //
-// Beyond the paper, unless Plain, a second process learns how near to the target the share of
-// queries within QoS is. Its probability that a configuration meets the target weights the
-// expected improvement, and says when to stop: when no configuration left is likely to meet
-// the target for less.
+// Beyond the paper, unless Plain is set, a second process learns how near the share of queries
+// within QoS is to the target. The expected improvement is weighted by its probability that a
+// configuration meets the target. The search stops when no configuration left is likely to meet the
+// target for less.
 type Ribbon struct {
-	// Seed draws the two configurations with which the search starts.
+	// Seed seeds the random choice of the two configurations with which the search starts.
 	Seed uint64
-	// Explored is what was evaluated under another load, before it changed; the search then starts
-	// from there (LeastCost only).
+	// Explored are evaluations under the load before it changed, from which the search starts
+	// (LeastCost only).
 	Explored []Evaluation
-	// Plain is the paper's search alone, without what this package adds to it: ribbonplain.go says
-	// what that leaves.
+	// Plain selects the paper's search without this package's additions; see ribbonplain.go.
 	Plain bool
 	// Top is how many plans to return at most; 0 means DefaultTop.
 	Top int
 }
 
 const (
-	// A configuration prunes all that have no more of any type if its share of queries within QoS
-	// is below the target by more than ribbonTheta. At 0 that is unsafe: a slow instance more may
-	// break QoS. Where that was seen to cost more than ribbonTheta, what was seen holds.
+	// ribbonTheta is RIBBON's pruning margin theta. A configuration whose share of queries within
+	// QoS is below the target by more than the margin prunes all its sub-configurations. A margin
+	// of 0 is unsafe, because adding a slow instance can break QoS. If that was seen to cost a
+	// larger share than ribbonTheta, the margin is that share.
 	ribbonTheta = 0.01
-	// thetaLimit is how far the margin is widened where otherwise nothing were left and nothing met
-	// the target: then slow instances are many.
+	// thetaLimit is the widest margin. The margin is widened if no candidate is left and none has
+	// met the target, as happens with many slow instances.
 	thetaLimit = 0.16
-	// ribbonXi is the improvement of the objective that is not worth an evaluation.
+	// ribbonXi is the parameter xi of expected improvement: a smaller improvement of the objective
+	// is not worth an evaluation.
 	ribbonXi = 0.03
-	// A configuration whose probability to meet the target, or to serve more, is below
-	// unlikely is not evaluated.
+	// A configuration is not evaluated if its probability to meet the target, or to serve more, is
+	// below unlikely.
 	unlikely = 0.01
-	// A pruned configuration is evaluated after all if the second process thinks it as likely as
-	// that: a slow instance may have broken QoS, not load.
+	// A pruned configuration is evaluated after all if the second process gives it at least this
+	// probability: the one that pruned it may have missed QoS because of a slow instance, not
+	// because of load.
 	likelyThoughPruned = 0.3
-	// A configuration with a share of queries within QoS below overloaded has too few
-	// instances, whatever their types.
+	// A configuration with a share of queries within QoS below overloaded has too few instances, of
+	// whatever types.
 	overloaded = 0.9
-	// What costs less than this share of the best needs no second look: slow instances do not break
-	// QoS by so much.
+	// A pruned configuration cheaper than this share of the best price is not reconsidered: leaving
+	// out slow instances saves less than that.
 	muchCheaper = 0.8
-	// worthwhile is the share by which more throughput counts as more.
+	// worthwhile is the least relative gain of throughput that counts as a gain.
 	worthwhile = 0.001
 )
 
@@ -65,7 +68,7 @@ var (
 	rateFit      = fit{nugget: 1e-4, amplitude: true}
 )
 
-// Plan searches. The plans are what was evaluated, the best first.
+// Plan implements [Planner]. The plans are the evaluated configurations, the best first.
 func (r Ribbon) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, error) {
 	if e == nil {
 		return nil, errors.New("ribbon evaluates configurations: give it an evaluator")
@@ -92,10 +95,10 @@ func (r Ribbon) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, err
 	return s.result(r.Top), nil
 }
 
-// A ribbonSearch is what a search knows.
+// A ribbonSearch is the state of a search.
 type ribbonSearch struct {
 	p        *Problem
-	analysis *Analysis // nil where there are no profiles
+	analysis *Analysis // nil if there are no profiles
 	log      *Log
 	space    []Configuration
 	price    []float64 // by configuration
@@ -103,14 +106,15 @@ type ribbonSearch struct {
 	maxPrice float64 // sum p_i m_i of Eq. 2
 
 	done []bool
-	// What is known: evaluated, in order, and then what is estimated from another load.
+	// known has first the evaluations, in order, and then estimates from evaluations under another
+	// load.
 	known     []Evaluation
 	evaluated int
-	// hints are what the processes learn beside, as long as it is not evaluated: under another
-	// load, of as many instances as that asks for.
+	// hints are further estimates that the processes learn from while their configurations are not
+	// evaluated: evaluations under another load, for a multiple of their instances.
 	hints []Evaluation
-	best  float64 // the price of the cheapest that meets the target, or the highest throughput
-	met   bool    // something meets the target, or serves anything
+	best  float64 // the least price that meets the target, or the highest throughput
+	met   bool    // an evaluated configuration meets the target, or serves any rate
 	theta float64
 	plain bool // Ribbon.Plain
 	notes []string
@@ -138,14 +142,14 @@ func newRibbonSearch(p *Problem, log *Log) (*ribbonSearch, error) {
 		s.maxPrice = max(s.maxPrice, s.price[i])
 		s.index[c.String()] = i
 	}
-	for _, e := range log.Evaluations() { // those of the limits
+	for _, e := range log.Evaluations() { // the evaluations made by searchLimits
 		s.learn(e)
 	}
 	return s, nil
 }
 
-// start evaluates what a search begins with: two random configurations; after a change of load
-// the optimum before it.
+// start evaluates the first configurations: two random ones, or, after a change of load, the former
+// optimum.
 func (s *ribbonSearch) start(ctx context.Context, r Ribbon) error {
 	random := rand.New(rand.NewPCG(r.Seed, 0))
 	first := 2
@@ -168,15 +172,16 @@ func (s *ribbonSearch) start(ctx context.Context, r Ribbon) error {
 	return nil
 }
 
-// warm begins from what was explored before the load changed, of which the best runs now. Where
-// that one no longer meets the target, what missed it before misses it by more now: estimates, in
-// proportion to how the optimum fared, prune and teach the processes.
+// warm starts from evaluations under the load before it changed; the best of them is the
+// configuration that runs now. If that one no longer meets the target, configurations that missed
+// the target before miss it by more now. Their estimates, scaled by how the optimum's share has
+// changed, prune others and teach the processes.
 //
-// The paper takes in all that were no better than the optimum. Those of them that met the
-// target may still meet it: with many instances the share of queries within QoS tells of slow
-// instances, not of load. And where the optimum is overloaded, all estimates are near 0 and
-// tell little of where to go; so more of the same mix is evaluated, by growing factors, until
-// one meets the target.
+// The paper estimates all configurations that were no better than the optimum. This departs from it
+// in two ways. Configurations that met the target before are left out, because they may still meet
+// it: with many instances the share of queries within QoS depends on slow instances, not on load.
+// And if the optimum is overloaded, all estimates are near 0 and do not say where to go; so growing
+// multiples of the optimum are evaluated until one meets the target.
 func (s *ribbonSearch) warm(ctx context.Context, explored []Evaluation) error {
 	optimum := explored[0]
 	for _, e := range explored {
@@ -225,8 +230,8 @@ func (s *ribbonSearch) warm(ctx context.Context, explored []Evaluation) error {
 	return nil
 }
 
-// hint has the processes take what was explored for what that many times the instances do under the
-// load that has risen by that factor.
+// hint adds hints: under a load risen by factor, factor times the instances are taken to serve the
+// share that the instances served before.
 func (s *ribbonSearch) hint(explored []Evaluation, factor float64) {
 	hinted := map[int]bool{}
 	for _, e := range explored {
@@ -237,7 +242,8 @@ func (s *ribbonSearch) hint(explored []Evaluation, factor float64) {
 	}
 }
 
-// times is the configuration of so many times the instances, rounded up, within the types' limits.
+// times is the index of the configuration with factor times the instances of c, rounded up, within
+// the types' limits.
 func (s *ribbonSearch) times(c Configuration, factor float64) (i int, ok bool) {
 	more := c.Clone()
 	for t, n := range more {
@@ -250,10 +256,10 @@ func (s *ribbonSearch) times(c Configuration, factor float64) (i int, ok bool) {
 	return i, ok
 }
 
-// loadFactors are by how much the load may have risen, tried in turn.
+// loadFactors are the factors by which the load may have risen, tried in order.
 var loadFactors = []float64{1.25, 1.5, 2, 3, 4, 6, 8}
 
-// run searches from what is known until nothing more is worth an evaluation.
+// run searches until no configuration is worth an evaluation.
 func (s *ribbonSearch) run(ctx context.Context) error {
 	for {
 		next, ok := s.next()
@@ -275,7 +281,7 @@ func (s *ribbonSearch) evaluate(ctx context.Context, i int) error {
 	return nil
 }
 
-// learn takes in an evaluation.
+// learn adds an evaluation.
 func (s *ribbonSearch) learn(e Evaluation) {
 	if i, ok := s.index[e.Configuration.String()]; ok {
 		s.done[i] = true
@@ -291,7 +297,7 @@ func (s *ribbonSearch) learn(e Evaluation) {
 	}
 }
 
-// objective is Eq. 2, or the throughput as a share of the best.
+// objective is RIBBON's Eq. 2, or for the most throughput the throughput as a share of the best.
 func (s *ribbonSearch) objective(e Evaluation) float64 {
 	switch {
 	case s.p.Objective == MostThroughput && s.best > 0:
@@ -304,18 +310,18 @@ func (s *ribbonSearch) objective(e Evaluation) float64 {
 	return 0.5 + 0.5*(1-s.p.Price(e.Configuration)/s.maxPrice)
 }
 
-// nearness is how near a share of queries within QoS is to the target, on the scale of the second
-// process: the logarithm of what is missed, so that it is smooth. What is further below than
-// ribbonTheta is all the same, a pool that is overloaded: the cliff between it and one that serves
-// would be all that the process saw.
+// nearness maps a share of queries within QoS to the scale of the second process: the logarithm of
+// the share that misses QoS, which is smooth. All shares below the target by more than ribbonTheta
+// count alike, as those of overloaded pools: otherwise the step between overloaded pools and others
+// would dominate the process.
 func (s *ribbonSearch) nearness(share float64) float64 {
 	target := s.p.target()
 	missed := 1 - max(share, target-ribbonTheta)
 	return -math.Log(missed + (1-target)/5)
 }
 
-// margin is how far below the target a configuration prunes: at least theta, and, unless plain,
-// more where a configuration was seen to be that much better than one with more instances.
+// margin is how far below the target a share must be to prune: theta, or, unless plain, the largest
+// amount by which a configuration was seen to be better than one with more instances.
 func (s *ribbonSearch) margin() float64 {
 	margin := s.theta
 	if s.plain {
@@ -331,10 +337,10 @@ func (s *ribbonSearch) margin() float64 {
 	return margin
 }
 
-// candidates are the configurations not evaluated and not dearer than the best, those apart
-// that something evaluated prunes.
+// candidates returns the configurations that are not evaluated and not dearer than the best: live
+// ones, and those that an evaluation prunes.
 func (s *ribbonSearch) candidates() (live, pruned []int) {
-	limit := math.Inf(1) // what is below prunes its sub-configurations
+	limit := math.Inf(1) // a share below it prunes the sub-configurations
 	if s.p.Objective == LeastCost {
 		limit = s.p.target() - s.margin()
 	}
@@ -356,7 +362,7 @@ func (s *ribbonSearch) candidates() (live, pruned []int) {
 	return live, pruned
 }
 
-// next is the configuration to evaluate next; false: it is time to stop.
+// next returns the configuration to evaluate next; false if the search should stop.
 func (s *ribbonSearch) next() (int, bool) {
 	if s.plain {
 		return s.nextPlain()
@@ -383,9 +389,9 @@ func (s *ribbonSearch) next() (int, bool) {
 	return pruned[best], chance[best] >= likelyThoughPruned
 }
 
-// mostPromising is the candidate of the largest expected improvement of the objective, weighted by
-// the square of how likely it is to be better, if any is likely enough. The square lets fewer long
-// shots through than the weight itself.
+// mostPromising returns the candidate of the largest expected improvement of the objective,
+// weighted by the square of its probability to be better; false if no candidate is likely enough.
+// The square favours likely candidates more than the probability itself does.
 func (s *ribbonSearch) mostPromising(candidates []int) (int, bool) {
 	if len(candidates) == 0 {
 		return 0, false
@@ -407,9 +413,9 @@ func (s *ribbonSearch) mostPromising(candidates []int) (int, bool) {
 	return next, next >= 0
 }
 
-// likely is how likely each of the candidates is to be better than what was found, by the
-// objective's mean and deviation and by the second process. Until something meets the target the
-// processes know too little to leave anything out, unless all seemed to be pruned.
+// likely returns each candidate's probability to be better than the best so far, by the objective's
+// mean and deviation and by the second process. Until a configuration meets the target the
+// processes know too little to exclude any, unless all candidates were pruned.
 func (s *ribbonSearch) likely(candidates []int, mean, deviation []float64, best float64) []float64 {
 	if s.p.Objective == LeastCost && s.met {
 		likely := s.chance(candidates)
@@ -422,7 +428,7 @@ func (s *ribbonSearch) likely(candidates []int, mean, deviation []float64, best 
 	}
 	better := best + worthwhile
 	if s.p.Objective == LeastCost {
-		better = 0.5 // of Eq. 2: meets the target
+		better = 0.5 // Eq. 2 is at least 0.5 if the target is met
 	}
 	likely := make([]float64, len(candidates))
 	for j := range likely {
@@ -435,8 +441,8 @@ func (s *ribbonSearch) likely(candidates []int, mean, deviation []float64, best 
 	return likely
 }
 
-// chance is the probability that each of some configurations meets the target, by the second
-// process.
+// chance returns, for each of the given configurations, the second process's probability that it
+// meets the target.
 func (s *ribbonSearch) chance(of []int) []float64 {
 	mean, deviation := s.predict(func(e Evaluation) float64 { return s.nearness(e.Value) }, rateFit,
 		of)
@@ -447,8 +453,8 @@ func (s *ribbonSearch) chance(of []int) []float64 {
 	return mean
 }
 
-// oneLess reports whether c has one instance less than some that meets the target, or misses it by
-// no more than chance: what is so near is not left to extrapolation.
+// oneLess reports whether c has one instance less than a configuration that meets the target, or
+// misses it by no more than random error. So near, an evaluation is safer than extrapolation.
 func (s *ribbonSearch) oneLess(c Configuration) bool {
 	for _, e := range s.known {
 		if e.Value >= s.p.target()-ribbonTheta/4 && c.Count() == e.Configuration.Count()-1 &&
@@ -459,9 +465,9 @@ func (s *ribbonSearch) oneLess(c Configuration) bool {
 	return false
 }
 
-// withoutSlow reports whether c is one that misses the target, though it is not overloaded, but
-// without its instances of one type, which may be what breaks QoS. It is not where what is
-// overloaded has as many instances.
+// withoutSlow reports whether c equals a configuration that misses the target without being
+// overloaded, less all instances of one type, which may be what breaks QoS. It reports false if an
+// overloaded configuration has at least as many instances.
 func (s *ribbonSearch) withoutSlow(c Configuration) bool {
 	found := false
 	for _, e := range s.known {
@@ -484,9 +490,9 @@ func (s *ribbonSearch) withoutSlow(c Configuration) bool {
 	return found
 }
 
-// between reports whether c has no fewer instances than some that miss the target and no
-// more than some that meet it, or nearly: the cliff between them may be anywhere, whatever
-// a smooth process thinks.
+// between reports whether c lies between configurations that miss the target and configurations
+// that meet it or nearly do. The step between them may be anywhere, and the processes, which are
+// smooth, cannot predict it.
 func (s *ribbonSearch) between(c Configuration) bool {
 	var missed, met bool
 	for _, e := range s.known {
@@ -496,7 +502,8 @@ func (s *ribbonSearch) between(c Configuration) bool {
 	return missed && met
 }
 
-// predict fits a process to a number of each evaluation, known or hinted at.
+// predict fits a process to number(e) of each evaluation e in known and hints, and predicts the
+// given configurations.
 func (s *ribbonSearch) predict(number func(Evaluation) float64, f fit, of []int) (mean,
 	deviation []float64) {
 	var at []Configuration
@@ -524,7 +531,7 @@ func (s *ribbonSearch) result(top int) *Result {
 	return r
 }
 
-// evaluatedResult ranks what was evaluated. Analysis may be nil.
+// evaluatedResult ranks the evaluated configurations. a may be nil.
 func evaluatedResult(p *Problem, a *Analysis, evaluations []Evaluation, space, top int) *Result {
 	r := &Result{Evaluations: evaluations, SearchSpace: space}
 	for _, e := range evaluations {
@@ -568,7 +575,7 @@ func evaluatedResult(p *Problem, a *Analysis, evaluations []Evaluation, space, t
 	return r
 }
 
-// evaluated is the plan of what was evaluated, with its bounds where there are profiles.
+// evaluated is the plan of an evaluated configuration, with its bounds if there are profiles.
 func (p *Problem) evaluated(a *Analysis, e Evaluation) Plan {
 	if a != nil {
 		if described, err := a.Plan(e.Configuration, ""); err == nil {

@@ -11,14 +11,15 @@ import (
 const (
 	// mostAlone is the largest number of instances of one type that searchLimits tries.
 	mostAlone = 256
-	// noMore is the share of queries within QoS by which an instance more must raise it to count.
+	// noMore is the least increase of the share of queries within QoS for which an instance more
+	// counts as useful.
 	noMore = 0.0005
 )
 
-// searchLimits returns p with a limit on the number of every type: the m_i of RIBBON, the least
-// number of instances of that type alone at which one more no longer raises the share of queries
-// within QoS. Only types that have no limit are searched, by doubling and then bisection. Once a
-// type alone meets the target no other needs more than costs as much.
+// searchLimits returns p with a limit on the number of every type, RIBBON's m_i: the least number
+// of instances of that type alone at which one more no longer raises the share of queries within
+// QoS. It searches only types without a limit, by doubling and then bisection. Once a type alone
+// meets the target, every other type is limited to instances of the same total price.
 func searchLimits(ctx context.Context, p *Problem, log *Log) (*Problem, error) {
 	if p.Objective == MostThroughput || p.Budget > 0 ||
 		!slices.ContainsFunc(p.Types, func(t Type) bool { return t.Max == 0 }) {
@@ -26,14 +27,15 @@ func searchLimits(ctx context.Context, p *Problem, log *Log) (*Problem, error) {
 	}
 	limited := *p
 	limited.Types = slices.Clone(p.Types)
-	order := make([]int, len(p.Types)) // the dearest first: it most likely meets the target alone
+	// the dearest first: it is the most likely to meet the target alone
+	order := make([]int, len(p.Types))
 	for i := range order {
 		order[i] = i
 	}
 	slices.SortStableFunc(order, func(i, j int) int {
 		return cmp.Compare(p.Types[j].Price, p.Types[i].Price)
 	})
-	cheapest := math.Inf(1) // that meets the target, $/hr
+	cheapest := math.Inf(1) // price of the cheapest configuration that meets the target, $/hr
 	for _, i := range order {
 		t := &limited.Types[i]
 		if t.Max > 0 {
@@ -62,9 +64,9 @@ func searchLimits(ctx context.Context, p *Problem, log *Log) (*Problem, error) {
 	return &limited, nil
 }
 
-// saturation is the least n in 1..most at which share, which is about monotone, is what it is at
-// most. A pool that is overloaded answers next to nothing in time, whether of one instance or two,
-// so a flat part counts only above a half.
+// saturation returns the least n in 1..most at which share(n), which is roughly monotone, reaches
+// its maximum. An overloaded pool answers almost no query in time, with one instance or two, so a
+// flat part counts only above a share of a half.
 func saturation(most int, share func(n int) (float64, error)) (int, error) {
 	hi := 1
 	top, err := share(hi)
@@ -83,7 +85,7 @@ func saturation(most int, share func(n int) (float64, error)) (int, error) {
 			break
 		}
 	}
-	lo := 0 // share(lo) is less, share(hi) is all
+	lo := 0 // share(lo) is below the maximum, share(hi) is at it
 	for hi-lo > 1 {
 		mid := (lo + hi) / 2
 		s, err := share(mid)

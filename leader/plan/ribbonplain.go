@@ -2,15 +2,16 @@ package plan
 
 import "math"
 
-// The search of RIBBON's paper as published, for [Ribbon.Plain]: one Gaussian process of Eq. 2, the
-// largest expected improvement among what is not pruned, pruning with a fixed margin theta, and
-// after a change of load the linear estimates of the set S. It has no second process, no wider
-// margin, no second look at what was pruned and no start from more of the old mix, which are ours.
+// This file is the search of RIBBON's paper as published, for [Ribbon.Plain]: one Gaussian process
+// of Eq. 2, the largest expected improvement among the configurations that are not pruned, pruning
+// with a fixed margin theta, and after a change of load the linear estimates of the set S. It
+// leaves out Muster's additions: the second process, the wider margin, the second look at pruned
+// configurations, and the start from multiples of the old optimum.
 //
 // The paper gives no rule to stop, so the search ends when every configuration is evaluated or
 // pruned.
 
-// nextPlain is the configuration of the largest expected improvement; false: none is left.
+// nextPlain returns the configuration of the largest expected improvement; false if none is left.
 func (s *ribbonSearch) nextPlain() (int, bool) {
 	candidates, _ := s.candidates()
 	if len(candidates) == 0 {
@@ -31,8 +32,9 @@ func (s *ribbonSearch) nextPlain() (int, bool) {
 	return next, true
 }
 
-// estimate takes in what was explored before the load changed: the set S of what did no better than
-// the optimum of then, each share estimated in proportion to how the optimum fares now.
+// estimate adds estimates from the evaluations made before the load changed, for the paper's set S:
+// the configurations that did no better than the optimum of that time. Each share is scaled by the
+// optimum's share now over its share then.
 func (s *ribbonSearch) estimate(explored []Evaluation, optimum Evaluation, now Estimate) {
 	for _, e := range explored {
 		if i, ok := s.index[e.Configuration.String()]; ok && !s.done[i] &&

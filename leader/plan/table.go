@@ -14,18 +14,18 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// A Table is an [Evaluator] that looks up what was measured of every configuration: the share of
-// queries within QoS at one load.
+// A Table is an [Evaluator] that looks up measurements of every configuration: the share of queries
+// within QoS at one load.
 type Table struct {
 	name   string
-	types  []Type // with the most instances of each that the table has
+	types  []Type // Max is the table's largest count of the type
 	shares map[string]float64
-	// priced is by how much a price taken from the table may be off, in $/hr; 0: it is the
-	// catalogue's.
+	// priced is, by type, the largest error, in $/hr, of a price that was taken from the table; 0
+	// if the price is the catalogue's.
 	priced []float64
 }
 
-// A tableRow is a row as it stands in the file.
+// A tableRow is a row of the file.
 type tableRow struct {
 	name  string
 	c     Configuration
@@ -33,10 +33,11 @@ type tableRow struct {
 }
 
 const (
-	// largestCount bounds the number of instances of a type in a table: beyond it is a typing
+	// largestCount bounds the number of instances of a type in a table; a larger number is a typing
 	// error.
 	largestCount = 1000
-	// A price in a table may be off by this much in $/hr: they are rounded to cents.
+	// centsRounded is the largest error of a price in a table, in $/hr, because prices there are
+	// rounded to cents.
 	centsRounded = 0.0101
 )
 
@@ -45,10 +46,10 @@ const (
 //
 //	{"4, 0, 1": [2.25, 99.24], ...}
 //
-// Prices are rounded there, so those of the catalogue are taken; that of a type which the catalogue
-// does not have is the table's, from the row of most instances of that type alone. Every
-// configuration up to the largest count of each type must be there, but for that of no instance.
-// Errors call the file name, and name the row, what was found and what to do.
+// Prices in the file are rounded, so ReadTable takes the catalogue's. For a type that the catalogue
+// lacks it takes the price from the row with the most instances of that type alone. The file must
+// have a row for every configuration up to the largest count of each type, except the empty one.
+// Errors call the file name, and say which row is wrong, what was found and what to do.
 func ReadTable(name string, r io.Reader, types []profiles.InstanceType,
 	catalogue *profiles.Catalogue) (*Table, error) {
 	t := &Table{name: name, shares: map[string]float64{}}
@@ -71,7 +72,7 @@ func ReadTable(name string, r io.Reader, types []profiles.InstanceType,
 	return t, t.complete()
 }
 
-// Priced are the types whose prices are the table's, because the catalogue has none.
+// Priced returns the types whose prices come from the table, because the catalogue has none.
 func (t *Table) Priced() (types []profiles.InstanceType) {
 	for i, off := range t.priced {
 		if off > 0 {
@@ -81,8 +82,8 @@ func (t *Table) Priced() (types []profiles.InstanceType) {
 	return types
 }
 
-// price takes from the table the prices that the catalogue lacks, and holds all rows against the
-// prices.
+// price takes from the table the prices that the catalogue lacks, and checks the prices of all
+// rows.
 func (t *Table) price(rows []tableRow) error {
 	for i := range t.types {
 		if t.types[i].Price > 0 {
@@ -119,7 +120,7 @@ func (t *Table) price(rows []tableRow) error {
 	return nil
 }
 
-// read takes in the rows one by one: an unmarshalled map would hide rows that stand twice.
+// read reads the rows one by one: decoding into a map would hide duplicate rows.
 func (t *Table) read(d *json.Decoder) (rows []tableRow, err error) {
 	const form = `want {"4, 0, 1": [2.25, 99.24], ...}: counts, price in $/hr, percent within QoS`
 	if token, err := d.Token(); err != nil || token != json.Delim('{') {
@@ -160,7 +161,7 @@ func orNone(err error) error {
 	return err
 }
 
-// add takes in a row but for its price.
+// add adds a row, without its price.
 func (t *Table) add(row string, values []float64) (Configuration, error) {
 	counts := strings.Split(row, ",")
 	if len(counts) != len(t.types) {
@@ -200,7 +201,7 @@ func (t *Table) add(row string, values []float64) (Configuration, error) {
 	return c, nil
 }
 
-// complete names rows that are missing.
+// complete checks that no row is missing; its error names some that are.
 func (t *Table) complete() error {
 	size := 1
 	for _, one := range t.types {
@@ -241,14 +242,13 @@ func (t *Table) largest() Configuration {
 	return c
 }
 
-// Problem is that of the least cost of the table's load, the counts limited to those
-// that the table has. Target is the share of queries within QoS that is asked for, in
-// (0, 1); 0 means DefaultTarget.
+// Problem returns the problem of the least cost for the table's load, with the counts limited to
+// those in the table. target is [Problem.Target].
 func (t *Table) Problem(target float64) *Problem {
 	return &Problem{Types: slices.Clone(t.types), Objective: LeastCost, Target: target}
 }
 
-// Evaluate looks up the share of queries within QoS.
+// Evaluate implements [Evaluator]: it looks up the share of queries within QoS.
 func (t *Table) Evaluate(_ context.Context, c Configuration) (Estimate, error) {
 	share, ok := t.shares[c.String()]
 	if !ok {

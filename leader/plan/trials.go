@@ -7,30 +7,30 @@ import (
 	"slices"
 )
 
-// Trials are repeated runs of a search, held against the best of all configurations.
+// Trials summarises repeated runs of a search, compared with the best of all configurations.
 type Trials struct {
 	Runs int `json:"runs"`
-	// Optimum is the best of all configurations, and OptimumPrice what it costs in $/hr.
+	// Optimum is the best of all configurations, and OptimumPrice its price in $/hr.
 	Optimum      Configuration `json:"-"`
 	OptimumPrice float64       `json:"-"`
-	// How many evaluations it took until the optimum was evaluated, that one counted; over the
-	// runs that found it.
+	// Mean, Median and Worst are of the number of evaluations up to and including the optimum's,
+	// over the runs that found it.
 	Mean   float64 `json:"evaluations_mean"`
 	Median float64 `json:"evaluations_median"`
 	Worst  int     `json:"evaluations_worst"`
 	// Failed is the number of runs that ended without the optimum.
 	Failed int `json:"failed_runs"`
-	// Ended is the mean number of evaluations until a run ended by itself.
+	// Ended is the mean number of evaluations when a run ended.
 	Ended float64 `json:"evaluations_to_end_mean"`
-	// Violating is the mean number of evaluations, until the optimum, that missed the target.
+	// Violating is the mean number of evaluations before the optimum's that missed the target.
 	Violating float64 `json:"violating_evaluations_mean"`
-	// Cost is the mean price of what was evaluated until the optimum, in percent of that of all
-	// configurations (RIBBON Fig. 13).
+	// Cost is the mean total price of the configurations evaluated until the optimum, in percent of
+	// the total of all configurations (RIBBON, Fig. 13).
 	Cost float64 `json:"exploration_cost_percent"`
 }
 
-// Try has search make runs results, one by one, and holds them against the evaluation of every
-// configuration of p. evaluator must be cheap: a table.
+// Try calls search runs times, one after the other, and compares the results with an evaluation of
+// every configuration of p. evaluator must be cheap, such as a [Table].
 func Try(ctx context.Context, p *Problem, evaluator Evaluator, runs int,
 	search func(run int) (*Result, error)) (*Trials, error) {
 	if runs < 1 {
@@ -93,8 +93,9 @@ func Try(ctx context.Context, p *Problem, evaluator Evaluator, runs int,
 	return t, nil
 }
 
-// better reports whether x is better than y, both as evaluated: what meets the target before what
-// does not, then the cheaper; or what serves more.
+// better reports whether evaluation x is better than y. For the least cost, one that meets the
+// target is better than one that does not, and then the cheaper one; for the most throughput, the
+// one that serves more.
 func (p *Problem) better(x, y Evaluation) bool {
 	if p.Objective == MostThroughput {
 		return x.Value > y.Value

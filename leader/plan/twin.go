@@ -9,42 +9,43 @@ import (
 	"slices"
 )
 
-// Twin looks for the least cost with a model of the fleet beside the fleet itself: the model, a
-// simulator with the learned profiles, proposes, the evaluator disposes, and a Gaussian process
-// models by how much the model errs. Only what the model thinks cheapest is evaluated; where it is
-// found to be wrong the search goes on as [Ribbon]'s, without it.
+// Twin is the planner that looks for the least cost with a model of the fleet, such as a simulator
+// with the learned profiles. The model predicts every configuration, and the evaluator evaluates
+// only the cheapest ones that may meet the target by the prediction. A Gaussian process estimates
+// the model's error from those evaluations. If the model turns out to be wrong, the search goes on
+// without it, as [Ribbon] does.
 type Twin struct {
-	// Model predicts what the evaluator will find. It is asked of every configuration no dearer
-	// than what comes out, by rising price.
+	// Model predicts the evaluator's estimates. It is called, by rising price, for every
+	// configuration up to the price of the result.
 	Model Evaluator
-	// Runs is of how many runs an estimate of the model's is the mean, where the evaluator's is of
-	// one and so scatters more; 0 where the evaluator's does not.
+	// Runs is the number of runs over which Model averages an estimate, if the evaluator's estimate
+	// is of one run and so varies more; 0 if the evaluator's estimates do not vary.
 	Runs int
-	// Seed draws where the search starts if the model proposes nothing.
+	// Seed seeds the random choice of the first configurations if the model proposes none.
 	Seed uint64
 	// Top is how many plans to return at most; 0 means DefaultTop.
 	Top int
 }
 
 const (
-	// twinError is the standard deviation of a good model's error on the scale of nearness, where a
-	// half more queries missed are 0.34: what two runs of 20,000 queries differ by near a target of
-	// 99 %. A part of it is common to alike configurations.
+	// twinError is the standard deviation of a good model's error, on the scale of nearness. On
+	// that scale missing half as many queries again is 0.34. Two runs of 20,000 queries differ by
+	// about twinError near a target of 99 %. Part of the error is common to similar configurations.
 	twinError = 0.15
-	// twinWrong is by how many standard deviations a prediction may be off before the
-	// model is given up.
+	// twinWrong is how many standard deviations a prediction may be off before the search goes on
+	// without the model.
 	twinWrong = 3
 	// A configuration is evaluated if the chance that it meets the target is at least twinChance.
 	twinChance = 0.05
-	// A configuration with an instance less than the best is evaluated, unless the model thinks
-	// that it serves less than nearlyServed: below that it is so overloaded that even profiles a
-	// tenth wrong make no difference.
+	// A configuration with one instance less than the best is evaluated unless the model predicts a
+	// share below nearlyServed: then it is so overloaded that it would miss the target even if the
+	// profiles were 10 % wrong.
 	nearlyServed = 0.5
 	// errorLength indexes the length scale of the error: 4 instances.
 	errorLength = 16
 )
 
-// Plan searches. Plans are what was evaluated, the best first.
+// Plan implements [Planner]. The plans are the evaluated configurations, the best first.
 func (t Twin) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, error) {
 	switch {
 	case e == nil || t.Model == nil:
@@ -84,17 +85,17 @@ func (t Twin) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result, error
 	return s.result(t.Top), nil
 }
 
-// A twinSearch is a ribbonSearch with a model.
+// A twinSearch is the state of a search with a model.
 type twinSearch struct {
 	*ribbonSearch
 	model *Log
-	// scatter is by how much more an evaluation scatters about the truth than the model's estimate
-	// does about its mean.
+	// scatter times a prediction's StdErr is the standard deviation of the difference between an
+	// evaluation and that prediction if the model is right.
 	scatter float64
 }
 
-// search evaluates what the model proposes until it has nothing left that might be cheaper, and
-// every type was tried. It returns why the model is wrong, if it is.
+// search evaluates the configurations that the model proposes, until none left might be cheaper and
+// every type was tried. If it finds that the model is wrong, it returns why.
 func (w *twinSearch) search(ctx context.Context) (wrong string, err error) {
 	byPrice := make([]int, len(w.space))
 	for i := range byPrice {
@@ -128,8 +129,9 @@ func (w *twinSearch) search(ctx context.Context) (wrong string, err error) {
 	}
 }
 
-// propose is the cheapest configuration that more likely than not meets the target, once there is
-// one that does the one from which most is to be expected, price by chance; -1: none.
+// propose returns the index of the configuration to evaluate next: the cheapest that more likely
+// than not meets the target. Once an evaluated one meets it, propose returns the one with the
+// largest product of price saved and probability to meet the target. -1 means none.
 func (w *twinSearch) propose(ctx context.Context, byPrice []int) (int, error) {
 	errorOf := w.errorProcess()
 	next, most := -1, 0.0
@@ -157,8 +159,8 @@ func (w *twinSearch) propose(ctx context.Context, byPrice []int) (int, error) {
 	return next, nil
 }
 
-// neighbour is a configuration with one instance less than the best, which a model that is too
-// pessimistic would miss; -1: all are known or hopeless.
+// neighbour returns the index of a configuration with one instance less than the best, which too
+// pessimistic a model would miss; -1 if all of these are evaluated or hopeless.
 func (w *twinSearch) neighbour(ctx context.Context) (int, error) {
 	for _, e := range w.known {
 		if e.Value < w.p.target() || w.p.Price(e.Configuration) > w.best+roundingError {
@@ -184,9 +186,9 @@ func (w *twinSearch) neighbour(ctx context.Context) (int, error) {
 	return -1, nil
 }
 
-// untried is a configuration to try the model of a type that nothing evaluated has, and that a
-// cheaper configuration may need: of the cheaper ones with that type the one nearest to the target.
-// -1: every type was tried.
+// untried returns the index of a configuration that tests the model on an instance type that no
+// evaluated configuration has: among those cheaper than the best and with that type, the one
+// predicted to come nearest to the target. -1 means that every type was tried.
 func (w *twinSearch) untried(ctx context.Context, byPrice []int) (int, error) {
 	for t := range w.p.Types {
 		if slices.ContainsFunc(w.known, func(e Evaluation) bool { return e.Configuration[t] > 0 }) {
@@ -215,7 +217,8 @@ func (w *twinSearch) untried(ctx context.Context, byPrice []int) (int, error) {
 	return -1, nil
 }
 
-// judge says what is wrong with the model if it is further from an evaluation than chance explains.
+// judge returns how the model is wrong if its prediction differs from the evaluation e by more than
+// random error explains.
 func (w *twinSearch) judge(ctx context.Context, e Evaluation) (wrong string, err error) {
 	predicted, err := w.model.Evaluate(ctx, e.Configuration)
 	if err != nil {
@@ -230,26 +233,26 @@ func (w *twinSearch) judge(ctx context.Context, e Evaluation) (wrong string, err
 			"were", 100*predicted.Value, w.p.Name(e.Configuration), 100*e.Value), nil
 }
 
-// uncertain is by how much an evaluation may differ from an estimate by chance, on
-// the scale of nearness.
+// uncertain is the standard deviation of the difference between an evaluation and the model's
+// estimate e, on the scale of nearness.
 func (w *twinSearch) uncertain(e Estimate) float64 {
 	deviation := w.scatter * e.StdErr
 	return (w.nearness(min(1, e.Value+deviation)) - w.nearness(e.Value-deviation)) / 2
 }
 
-// errorProcess returns the mean and deviation of the model's error at a configuration, on
-// the scale of nearness.
+// errorProcess returns a function that predicts the mean and standard deviation of the model's
+// error at a configuration, on the scale of nearness.
 func (w *twinSearch) errorProcess() func(Configuration) (mean, deviation float64) {
 	if w.evaluated == 0 {
 		return func(Configuration) (float64, float64) { return 0, twinError }
 	}
 	at, off := make([]Configuration, w.evaluated), make([]float64, w.evaluated)
 	for i, e := range w.known[:w.evaluated] {
-		// recalled: judge has asked
+		// Cannot fail: judge has evaluated it, so the log recalls it.
 		predicted, _ := w.model.Evaluate(context.Background(), e.Configuration)
 		at[i], off[i] = e.Configuration, w.nearness(e.Value)-w.nearness(predicted.Value)
 	}
-	// Half of the variance is common to alike configurations, and half is the luck of each.
+	// Half of the variance is common to similar configurations, and half is independent.
 	const part = math.Sqrt2
 	g := newPrior(at, off, twinError/part, kernels()[errorLength], 1)
 	return func(c Configuration) (float64, float64) {

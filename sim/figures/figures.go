@@ -24,9 +24,9 @@ import (
 // A Figure is one reproduced figure.
 type Figure struct {
 	Name string
-	// Rows are the numbers, the header first.
+	// Rows are the figure's numbers as a table, the header first.
 	Rows [][]string
-	// Text says in a few sentences what reproduces and what does not.
+	// Text says in a few sentences which claims of the paper hold here and which do not.
 	Text []string
 
 	draw func(io.Writer) error
@@ -47,16 +47,16 @@ func (f *Figure) WriteText(w io.Writer) error {
 // Options of a reproduction.
 type Options struct {
 	// Data is a directory with samples (samples.csv.gz or samples.csv) and, for RIBBON's figures,
-	// its tables (mtwnd.json and dien.json); "" takes what was published with the figure's paper.
+	// its tables (mtwnd.json and dien.json); "" means the data published with the figure's paper.
 	Data string
-	// Seeds and Queries are how many runs a throughput is the mean of, and how many queries arrive
-	// in each. Searches are repeated six times a seed.
+	// Seeds is the number of runs over which a throughput is averaged, Queries the number of
+	// queries of each. Searches are repeated six times per seed.
 	Seeds, Queries int
-	// Progress, if not nil, hears what is being done, one call at a time.
+	// Progress, if not nil, is called with what is being done, one call at a time.
 	Progress func(format string, args ...any)
 }
 
-// budget of KAIROS's experiments in $/hr.
+// budget is that of KAIROS's experiments, in $/hr.
 const budget = 2.5
 
 // paperModels are the models of KAIROS's experiments in its order.
@@ -98,7 +98,7 @@ func Names() []string {
 	})
 }
 
-// Reproduce makes the figure of that name; the error of an unknown one lists those there are.
+// Reproduce makes the named figure; the error for an unknown name lists the known ones.
 func Reproduce(ctx context.Context, name string, o Options) (*Figure, error) {
 	reproduce := figures[name]
 	if reproduce == nil {
@@ -122,7 +122,7 @@ func Reproduce(ctx context.Context, name string, o Options) (*Figure, error) {
 	return f, nil
 }
 
-// A lab is what the figures have in common.
+// A lab has the data and options that the figures share.
 type lab struct {
 	Options
 	data    fs.FS // Options.Data, or the paper's published files
@@ -163,7 +163,7 @@ func samplesIn(dir string) (*profiles.Samples, error) {
 	return nil, fmt.Errorf("data: %s has neither samples.csv.gz nor samples.csv", dir)
 }
 
-// provenance says where the numbers come from; throughputs, that they are what they are.
+// provenance says where the numbers come from; throughputs says that they are throughputs.
 func (l *lab) provenance(throughputs bool) string {
 	s := fmt.Sprintf("Latencies: %s.", l.source)
 	if throughputs {
@@ -221,7 +221,7 @@ func (l *lab) homogeneous(ctx context.Context, cfg *sim.Config, budget float64) 
 
 func number(x float64) string { return strconv.FormatFloat(x, 'f', 4, 64) }
 
-// counts writes a pool as the paper does: (4,0,0).
+// counts writes a pool as the papers do: (4,0,0).
 func counts(p sim.Pool, types []string) string {
 	var n []string
 	for _, t := range types {

@@ -306,7 +306,7 @@ func fig16(ctx context.Context, l *lab) (*Figure, error) {
 	settings := []struct {
 		name                string
 		sizes               *workload.BatchSizes
-		prediction, latency float64 // noise
+		prediction, latency float64 // standard deviations of noise
 	}{
 		{"trace (Fig. 8)", workload.Trace(), 0, 0},
 		{"(a) Gaussian batch sizes", gaussian, 0, 0},
@@ -355,7 +355,7 @@ func fig16(ctx context.Context, l *lab) (*Figure, error) {
 			fewer++
 		}
 	}
-	// change is the greatest loss of gain against the trace without noise.
+	// change is the largest loss of gain, compared with the trace without noise.
 	change := func(noisy []float64) (float64, string) {
 		loss := make([]float64, len(noisy))
 		for i := range noisy {

@@ -8,28 +8,28 @@ import (
 	"github.com/muster-serve/muster/runtime/queue"
 )
 
-// An agent runs queries on its lane, and may lead.
+// An agent is a simulated agent: it runs queries on its lane, and may lead.
 type agent struct {
 	host
 	f      *Fleet
-	index  int // of its lane too
+	index  int // also its lane's index
 	lane   *Lane
-	freeAt time.Duration // when its lane has run what it runs
+	freeAt time.Duration // when its lane ends the query that it runs
 	member *leader.Member
-	left   bool // gossip has given it up, and it all others
+	left   bool // gossip has removed it as a member, and all others at it
 	node   *election.Node
-	wakeAt time.Duration  // when the node wants to be stepped
-	follow election.Claim // zero: nobody
-	term   *term          // nil: it does not lead
-	link   *term          // whom it has greeted
+	wakeAt time.Duration  // when to step the node
+	follow election.Claim // zero: it follows nobody
+	term   *term          // its own leadership; nil: it does not lead
+	link   *term          // the term that it has greeted
 
 	waiting  queue.Queue[*call]
 	running  *call
-	held     []*call // all that the lane has, the one that runs first
+	held     []*call // the attempts at its lane, the running one first
 	promises []promise
 }
 
-// A promise is a place on a lane that is kept for a gateway.
+// A promise is a reservation of a lane for a gateway.
 type promise struct {
 	gateway  *gateway
 	id       uint64
@@ -37,7 +37,7 @@ type promise struct {
 	estimate time.Duration
 }
 
-// join has an agent begin at a time, which knows all others.
+// join starts an agent at a time. It knows all other agents.
 func (a *agent) join(at time.Duration) (err error) {
 	rank := election.RankOf(election.May, false, 0)
 	if a.node, err = election.New(election.Config{ID: a.member.Name, Rank: rank}); err != nil {
@@ -61,7 +61,7 @@ func (a *agent) meet(b *agent) {
 // knows reports whether another agent, or this one, is a member to it.
 func (a *agent) knows(b *agent) bool { return a == b || !a.left && !b.left }
 
-// step steps the election and does what it asks for.
+// step steps the agent's election node and carries out its actions.
 func (a *agent) step(e *election.Event) {
 	f := a.f
 	actions, next := a.node.Step(epoch.Add(f.now), e)
@@ -122,8 +122,8 @@ func (a *agent) carryOut(act election.Action) {
 	}
 }
 
-// broken takes it that the connection to another agent has broken. Whether its process has ended
-// shows when it is connected to anew.
+// broken handles that the connection to another agent has broken. A new connection shows whether
+// that agent's process has ended.
 func (a *agent) broken(b *agent) {
 	a.step(&election.Event{Kind: election.StreamBroken, ID: b.member.Name})
 	a.f.on(&a.host, a.f.cfg.RTT, func() {

@@ -13,28 +13,28 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// What faults do.
+// The verbs of faults.
 const (
-	// kill: the agent's process ends, for good. What its lane has is lost, and who talks to it
-	// learns that at once.
+	// kill: the agent's process ends for good. The queries at its lane are lost, and hosts with a
+	// connection to it learn that at once.
 	kill = "kill"
-	// freeze: the agent's process stands still. What comes to it, and what its lane would have
-	// done, it does when it thaws.
+	// freeze: the agent's process stops for the fault's duration. It handles messages, and ends of
+	// executions, of that time afterwards.
 	freeze = "freeze"
-	// cut: the agent and all others, gateways too, do not reach each other. What they send comes
-	// through afterwards, unless the connections break before.
+	// cut: the agent and all other hosts, gateways too, cannot reach each other. Messages of that
+	// time arrive afterwards, unless the connections break before.
 	cut = "cut"
-	// slow: messages take Amount longer, those from and to the agent, or all.
+	// slow: messages take Amount longer: those from and to the agent, or all.
 	slow = "delay"
 )
 
 // mostTime bounds the times of a fault.
 const mostTime = time.Hour
 
-// TheLeader is the target of a fault that hits the agent that leads when it happens.
+// TheLeader is the target of a fault on the agent that leads when the fault happens.
 const TheLeader = "leader"
 
-// Help says how a fault is written.
+// Help describes the text form of a fault, for users.
 const Help = `VERB[-TARGET]@TIME[+DURATION][:AMOUNT]
   kill-TARGET@TIME                       the process ends; what its lane has is lost
   freeze-TARGET@TIME[+DURATION]          the process stands still
@@ -43,17 +43,17 @@ const Help = `VERB[-TARGET]@TIME[+DURATION][:AMOUNT]
 TARGET is "leader", who leads then, or an agent: r5n.large-3 is the third of that
 type. TIME counts from the start of the run; without DURATION it is for good.`
 
-// A Fault is something that goes wrong in a simulated fleet.
+// A Fault is a failure of an agent or the network in a simulated fleet.
 type Fault struct {
 	// Verb is kill, freeze, cut or delay.
 	Verb string
-	// Target is an agent, [TheLeader], or "" for all (delay only).
+	// Target is an agent's name, [TheLeader], or "" for all agents (delay only).
 	Target names.AgentName
-	// At is when it happens, since the start of the run.
+	// At is when the fault happens, since the start of the run.
 	At time.Duration
-	// Duration is how long it lasts; 0: for good.
+	// Duration is how long the fault lasts; 0 means to the end of the run.
 	Duration time.Duration
-	// Amount is by how much messages are delayed.
+	// Amount is by how much messages are delayed (delay only).
 	Amount time.Duration
 }
 
@@ -72,7 +72,7 @@ func (f Fault) String() string {
 	return s
 }
 
-// ParseFault reads a fault as [Help] says.
+// ParseFault parses a fault in the form that [Help] describes.
 func ParseFault(text string) (Fault, error) {
 	bad := func(format string, args ...any) (Fault, error) {
 		return Fault{}, fmt.Errorf("fault %q: %s", text, fmt.Sprintf(format, args...))
@@ -131,7 +131,7 @@ func ParseFault(text string) (Fault, error) {
 	return f, nil
 }
 
-// ReadFaults reads faults, one a line. What follows a # is a comment. The name is for errors.
+// ReadFaults reads faults, one per line. Text after a # is a comment. Errors name the file name.
 func ReadFaults(name string, r io.Reader) (faults []Fault, err error) {
 	lines := bufio.NewScanner(r)
 	for n := 1; lines.Scan(); n++ {
@@ -154,8 +154,8 @@ func ReadFaults(name string, r io.Reader) (faults []Fault, err error) {
 	return faults, nil
 }
 
-// CheckTargets reports the faults whose targets are not there, in a pool of so many agents of each
-// type.
+// CheckTargets reports faults whose target does not exist in a pool with counts[i] agents of type
+// types[i].
 func CheckTargets(faults []Fault, types []names.LaneType, counts []int) (errs []error) {
 	for _, f := range faults {
 		if f.Target == "" || f.Target == TheLeader {
@@ -177,7 +177,7 @@ func CheckTargets(faults []Fault, types []names.LaneType, counts []int) (errs []
 	return errs
 }
 
-// agents are the names of a pool's agents, in short.
+// agents lists the names of a pool's agents in short form.
 func agents(types []names.LaneType, counts []int) string {
 	var all []string
 	for i, name := range types {
@@ -191,24 +191,24 @@ func agents(types []names.LaneType, counts []int) string {
 	return strings.Join(all, ", ")
 }
 
-// agentName is how the nth agent of a type is called, the first by 1.
+// agentName is the name of the nth agent of a type, counted from 1.
 func agentName(laneType names.LaneType, n int) names.AgentName {
 	return names.AgentName(string(laneType) + "-" + strconv.Itoa(n))
 }
 
-// Window is over how long queries are counted before and after a fault, by their arrival.
+// Window is the time before and after a fault over which arriving queries are counted.
 const Window = 2 * time.Second
 
-// A Count is what became of the queries that arrived in some time.
+// A Count counts the outcomes of the queries that arrived in some time.
 type Count struct {
 	Queries int `json:"queries"`
-	// Late are those that were not answered within their QoS target; Lost among them those that
-	// were not answered and not rejected or dropped either.
+	// Late counts queries not answered within their QoS target. Lost counts those of them that were
+	// not answered, rejected or dropped.
 	Late int `json:"late"`
 	Lost int `json:"lost"`
 }
 
-// LateShare is the share of late queries, 0 of none.
+// LateShare is the share of late queries, 0 if there are no queries.
 func (c Count) LateShare() float64 {
 	if c.Queries == 0 {
 		return 0
@@ -222,26 +222,26 @@ func (c *Count) add(o Count) {
 	c.Lost += o.Lost
 }
 
-// A Result is what came of a fault.
+// A Result describes the effects of a fault in one run.
 type Result struct {
 	Fault string `json:"fault"`
-	// Agent is whom it hit; empty: all, or nobody led or ran any more.
+	// Agent is the agent that it hit; empty if it hit all, or none because no agent led or the
+	// target had ended.
 	Agent names.AgentName `json:"agent,omitempty"`
-	// Before and After are the queries that arrived in the two seconds before and after it
-	// happened.
+	// Before and After count the queries that arrived within [Window] before and after the fault.
 	Before Count `json:"before"`
 	After  Count `json:"after"`
-	// HitLeader says that the agent led. NextLeader is who led next, WithoutLeaderMS after the
-	// fault; empty: nobody else, or not for this fault.
+	// HitLeader says that the agent led. NextLeader is the agent that led next, WithoutLeaderMS
+	// after the fault; empty if no other led, or not because of this fault.
 	HitLeader       bool            `json:"hit_leader,omitempty"`
 	NextLeader      names.AgentName `json:"next_leader,omitempty"`
 	WithoutLeaderMS float64         `json:"without_leader_ms,omitempty"`
 
 	at   time.Duration
-	open bool // it has hit the leader, and nobody else has led since
+	open bool // it has hit the leader, and no other agent has led since
 }
 
-// tally counts a query with its outcome at the faults that it came near.
+// tally counts a query's outcome in the results of the faults within Window of its arrival.
 func (f *Fleet) tally(q *Query, onTime bool, o Outcome) {
 	for i := range f.results {
 		r := &f.results[i]
@@ -264,21 +264,21 @@ func (f *Fleet) tally(q *Query, onTime bool, o Outcome) {
 	}
 }
 
-// A Summary is what came of a fault over the runs of a report.
+// A Summary describes the effects of a fault over the runs of a report.
 type Summary struct {
 	Fault  string `json:"fault"`
 	Before Count  `json:"before"`
 	After  Count  `json:"after"`
-	// HitLeader is in how many runs it hit the leader, NextLeader in how many of them another led
-	// next; the times until then are in the mean and at most.
+	// HitLeader is the number of runs in which it hit the leader, NextLeader the number of those in
+	// which another agent led next. The times without a leader are their mean and maximum.
 	HitLeader          int     `json:"hit_leader_runs"`
 	NextLeader         int     `json:"next_leader_runs"`
 	WithoutLeaderMS    float64 `json:"without_leader_ms,omitempty"`
 	WithoutLeaderMaxMS float64 `json:"without_leader_max_ms,omitempty"`
 }
 
-// Summarize adds what came of the faults of a run to what came of them in others of one
-// configuration.
+// Summarize adds the results of a run's faults to the summaries of earlier runs of the same
+// configuration, and returns them.
 func Summarize(all []Summary, run []Result) []Summary {
 	for i := range run {
 		r := &run[i]
@@ -300,7 +300,7 @@ func Summarize(all []Summary, run []Result) []Summary {
 	return all
 }
 
-// byTime orders faults by when they happen; those of one time stay as they were given.
+// byTime sorts faults by their times; faults of the same time keep their order.
 func byTime(faults []Fault) []Fault {
 	all := slices.Clone(faults)
 	slices.SortStableFunc(all, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })

@@ -13,40 +13,41 @@ import (
 )
 
 const (
-	// warmUp is how long before queries arrive a fleet begins: it elects a leader meanwhile.
+	// warmUp is how long before the first arrivals a fleet begins, so that it has elected a leader
+	// by then.
 	warmUp = 2 * time.Second
-	// heartbeats is how far a leader's heartbeats are apart.
+	// heartbeats is the time between two heartbeats of a leader.
 	heartbeats = 50 * time.Millisecond
 	// persistTime is how long an agent takes to write an epoch to its disk.
 	persistTime = time.Millisecond
-	// connectionTimeout is after how long a connection breaks that brings nothing through.
+	// connectionTimeout is how long nothing may get through a connection before it breaks.
 	connectionTimeout = 3 * time.Second
-	// gossipGivesUp is after how long gossip takes an agent that is not heard for no member any
-	// more, gossipReturns how long it takes to notice that one is back.
+	// gossipGivesUp is how long after an agent was last heard gossip removes it as a member.
+	// gossipReturns is how long gossip takes to notice that an agent is back.
 	gossipGivesUp, gossipReturns = 5 * time.Second, 200 * time.Millisecond
 	// redial is how long a leader waits before it opens a broken link again.
 	redial = 100 * time.Millisecond
-	// keepPlace is how long a lane keeps the place that it has promised.
+	// keepPlace is how long a lane keeps a reservation.
 	keepPlace = 20 * time.Millisecond
-	// patience is for how long nothing may happen to any query before those left count as never
+	// patience is how long nothing may happen to any query before the queries left count as never
 	// served.
 	patience = 2 * time.Minute
 )
 
-// A Fleet is agents with a lane each, which elect a leader among them
-// (leader/election); the leader, which is a [leader.State]; gateways, which decide by
-// [match.Leaderless] while none answers; and a network between them. All rank alike, so of the
-// agents there the last by name leads.
+// A Fleet is a simulated fleet: agents with one lane each, which elect a leader (leader/election);
+// the leader's [leader.State]; gateways, which decide by [match.Leaderless] while no leader
+// answers; and the network between them. All agents have the same rank, so the one with the last
+// name leads.
 //
-// A message takes half a round trip, and its turn among those of the same two hosts. What becomes
-// of it when something goes wrong is what becomes of it in a TCP connection.
+// A message takes half a round trip, and arrives after earlier messages between the same two hosts.
+// Under faults it is delayed or lost as in a TCP connection.
 type Fleet struct {
 	cfg       *Config
 	now       time.Duration
 	err       error
-	steps     int           // of leaders
-	cost      time.Duration // of them, by Config.Clock
-	done      int           // deeds
+	steps     int           // number of leaders' steps
+	cost      time.Duration // their time, by Config.Clock
+	done      int           // number of deeds done
 	open      int           // queries without an outcome
 	rng       *rand.Rand
 	deeds     deeds
@@ -54,19 +55,20 @@ type Fleet struct {
 	agents    []*agent
 	named     map[names.AgentName]*agent
 	gateways  []*gateway
-	lastAt    map[[2]*host]time.Duration // when the last message of one host to another arrives
-	delays    []delay                    // those that last
-	known     *leader.Advice             // what is known of latencies and prices
-	ahead     time.Duration              // as the last leader has found it
-	terms     []*term                    // all there were
-	results   []Result                   // of the faults, by time
-	faultAt   time.Duration              // when the last one happened
+	lastAt    map[[2]*host]time.Duration // when the last message from one host to another arrives
+	delays    []delay                    // delays in force
+	known     *leader.Advice             // latencies and prices, known from the start
+	ahead     time.Duration              // State.Ahead of the last leader
+	terms     []*term                    // all terms so far
+	results   []Result                   // results of the faults, by time
+	faultAt   time.Duration              // when the last fault happened
 	movedAt   time.Duration              // when something last happened to a query
-	// seen, which may be nil, is for tests: it sees what leaders are told before they do.
+	// seen, which may be nil, is for tests: it is called with each event before the leader's state
+	// gets it.
 	seen func(t *term, e *leader.Event)
 }
 
-// A deed is something to be done at a time.
+// A deed is an event of the simulation: a function to call at a time.
 type deed struct {
 	at    time.Duration
 	order uint64
@@ -88,7 +90,7 @@ func (h *deeds) Pop() any {
 	return last
 }
 
-// New returns a fleet that begins [warmUp] before the time 0. The caller lets time pass with Until.
+// New returns a fleet whose time begins warmUp before 0. The caller advances time with Until.
 func New(cfg *Config) (*Fleet, error) {
 	f := &Fleet{
 		cfg: cfg, now: -warmUp, rng: rand.New(rand.NewPCG(cfg.Seed, 14)), ahead: cfg.RTT,
@@ -103,7 +105,7 @@ func New(cfg *Config) (*Fleet, error) {
 		}
 		f.gateways = append(f.gateways, g)
 	}
-	// So that heartbeats fall differently with each seed.
+	// A random begin, so that the times of heartbeats depend on the seed.
 	begin := f.now + time.Duration(f.rng.Int64N(int64(heartbeats)))
 	for _, a := range f.agents {
 		if err := a.join(begin); err != nil {
@@ -117,7 +119,7 @@ func New(cfg *Config) (*Fleet, error) {
 	return f, nil
 }
 
-// addAgents adds an agent for each lane, and what is known of how long queries run there.
+// addAgents adds an agent for each lane, and the latencies that are known of it.
 func (f *Fleet) addAgents() {
 	number := map[names.LaneType]int{}
 	for i := range f.cfg.Lanes {
@@ -147,13 +149,13 @@ func (f *Fleet) addAgents() {
 	}
 }
 
-// Results are what came of the faults, by time.
+// Results returns the results of the faults, in the order of their times.
 func (f *Fleet) Results() []Result { return f.results }
 
-// Steps is how often leaders were stepped, and what that cost by [Config.Clock].
+// Steps returns how often leaders were stepped, and the wall time that it took by [Config.Clock].
 func (f *Fleet) Steps() (n int, cost time.Duration) { return f.steps, f.cost }
 
-// Now is the time.
+// Now returns the fleet's present time.
 func (f *Fleet) Now() time.Duration { return f.now }
 
 func (f *Fleet) fail(err error) {
@@ -162,21 +164,22 @@ func (f *Fleet) fail(err error) {
 	}
 }
 
-// Arrive has a query arrive at its gateway now, which is its turn.
+// Arrive makes a query arrive now, at the gateway whose turn it is.
 func (f *Fleet) Arrive(q Query) {
 	f.now = q.Arrival
 	f.open++
 	f.gateways[q.Sequence%uint64(len(f.gateways))].arrive(q)
 }
 
-// do has something done at a time.
+// do schedules a function for a time.
 func (f *Fleet) do(at time.Duration, what func()) {
 	f.scheduled++
 	heap.Push(&f.deeds, deed{max(at, f.now), f.scheduled, what})
 }
 
-// Until lets happen what happens up to the time. Of [Never] it ends with the last query, unless the
-// last fault is not over yet; queries to which nothing happens any more are never served.
+// Until advances the fleet to time t. If t is [Never], it ends when all queries have an outcome and
+// Window has passed since the last fault; queries to which nothing happens any more then count as
+// never served. It returns an error if ctx ends or the simulation finds a contradiction.
 func (f *Fleet) Until(ctx context.Context, t time.Duration) error {
 	for f.err == nil && len(f.deeds) > 0 && f.deeds[0].at <= t {
 		if f.done++; f.done%interruptible == 0 && ctx.Err() != nil {
@@ -197,20 +200,20 @@ func (f *Fleet) Until(ctx context.Context, t time.Duration) error {
 	return f.writeRecordings()
 }
 
-// next has the next deed done.
+// next does the next deed.
 func (f *Fleet) next() {
 	d := heap.Pop(&f.deeds).(deed)
 	f.now = d.at
 	d.do()
 }
 
-// idle reports that nothing has happened to any query for long, and nothing runs.
+// idle reports whether nothing has happened to any query for patience, and no lane runs a query.
 func (f *Fleet) idle() bool {
 	runs := func(a *agent) bool { return a.running != nil && !a.frozen() }
 	return f.now-f.movedAt > patience && !slices.ContainsFunc(f.agents, runs)
 }
 
-// writeRecordings hands the recordings of the terms over, one after the other.
+// writeRecordings writes the recordings of the terms to Config.Record, one after the other.
 func (f *Fleet) writeRecordings() error {
 	for _, t := range f.terms {
 		if t.rec == nil {

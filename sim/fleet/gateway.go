@@ -13,33 +13,33 @@ import (
 	"github.com/muster-serve/muster/runtime/queue"
 )
 
-// A gateway carries messages between a [queries.State], a [match.Leaderless] and the hosts of the
-// fleet, as a client's gateway does.
+// A gateway carries messages between a [queries.State], a [match.Leaderless] and the fleet's hosts,
+// as client.Gateway does.
 type gateway struct {
 	host
 	f     *Fleet
 	index int
 	id    uint64
 	state *queries.State
-	calls []*call // under way
+	calls []*call // calls under way
 
-	to       *agent // to whom a stream is open or being opened; nil: none
-	stream   int    // counts those, and the pauses between them
-	link     *term  // at the other end; nil: it has not answered
+	to       *agent // agent to which a stream is open or being opened; nil: none
+	stream   int    // counts streams and the pauses between them
+	link     *term  // the term at the stream's other end; nil: it has not answered
 	watching bool
 
 	known    *match.Priced
 	decision *match.Leaderless
 	wakeAt   time.Duration
-	inquired map[uint64]*asked // what the decision is about
+	inquired map[uint64]*asked // queries with an open inquiry, by id
 }
 
-// asked is a query at its gateway.
+// asked is a query that the gateway owns.
 type asked struct {
 	Query
 	state queries.Query
-	call  *call // under way; nil: none
-	by    *call // that has answered
+	call  *call // the call under way; nil: none
+	by    *call // the call that has answered
 	done  bool
 }
 
@@ -48,23 +48,23 @@ type call struct {
 	queue.Place
 	of          *asked
 	gateway     *gateway
-	number      int           // 1 for the first of its query
-	start       time.Duration // of its execution
-	over        bool          // the lane has run it, or given it back
+	number      int           // 1 for the query's first
+	start       time.Duration // start of its execution
+	over        bool          // the lane has run it or given it back
 	to          *agent
-	reservation uint64 // the place that was promised; 0: a leader has sent it
+	reservation uint64 // id of the reservation; 0: a leader chose the lane
 	waited      time.Duration
 	cameAt      time.Duration
 }
 
-// An ending is what an attempt came to.
+// An ending is how an attempt ended.
 type ending uint8
 
 const (
 	answered ending = iota
-	rejected        // the query is late, and its model is set so
+	rejected        // the query is late, and its model rejects late queries
 	refused         // another agent may answer
-	unheard         // so it is: the agent was not reached
+	unheard         // as refused, because the agent was not reached
 )
 
 // A fate is the outcome of a query that is not served, as an error.
@@ -100,13 +100,13 @@ func newGateway(f *Fleet, index int) (*gateway, error) {
 	return g, nil
 }
 
-// slow is the 99th percentile of how long a query runs at an agent.
+// slow is the 99th percentile of a query's execution latency at an agent.
 func (g *gateway) slow(q *queries.Query, name names.AgentName) time.Duration {
 	of := q.Tag.(*asked)
 	return g.f.named[name].lane.Known[of.Model].Quantile(0.99, of.BatchSize)
 }
 
-// join has an agent's lane be known.
+// join adds an agent's lane to those that the gateway knows.
 func (g *gateway) join(a *agent) error {
 	l := a.lane
 	var models []names.ModelKey
@@ -123,7 +123,7 @@ func (g *gateway) join(a *agent) error {
 	return nil
 }
 
-// gossip has a lane's load come to be known, again and again.
+// gossip reports an agent's load to the gateway, every GossipDelay.
 func (g *gateway) gossip(a *agent) {
 	f := g.f
 	if _, breaks := f.cut(&a.host, &g.host); !a.dead && !a.frozen() && !breaks {
@@ -136,7 +136,7 @@ func (g *gateway) gossip(a *agent) {
 
 func (g *gateway) now() time.Time { return epoch.Add(g.f.now) }
 
-// left and joined take it that an agent is no member any more, or is one again.
+// left and joined handle that an agent is no longer a member, or is one again.
 func (g *gateway) left(a *agent) {
 	g.known.Leave(match.LaneID(a.index))
 	g.decision.Lost(g.now(), match.LaneID(a.index))
@@ -172,7 +172,7 @@ func (g *gateway) arrive(new Query) {
 	g.watch()
 }
 
-// leave ends what has begun with an event: it does what the state and the decision want.
+// leave ends the handling of an event: it carries out the actions of the state and of the decision.
 func (g *gateway) leave() {
 	g.carryOut()
 	g.settle()
@@ -185,7 +185,7 @@ func (g *gateway) leave() {
 	}
 }
 
-// carryOut does what the state wants.
+// carryOut carries out the state's actions.
 func (g *gateway) carryOut() {
 	for do, ok := g.state.Next(); ok; do, ok = g.state.Next() {
 		switch do.Kind {
@@ -203,7 +203,7 @@ func (g *gateway) carryOut() {
 	}
 }
 
-// look sends a query where it is to go, or ends it.
+// look sends a query to its target, if it has one, or ends it, if it has its outcome.
 func (g *gateway) look(q *asked) {
 	f := g.f
 	if err, ended := q.state.Ended(); ended {
@@ -229,7 +229,7 @@ func (g *gateway) look(q *asked) {
 	f.send(&g.host, &c.to.host, func() { c.to.takes(c) }, unreached)
 }
 
-// end takes it that a query has its outcome.
+// end handles that a query has its outcome.
 func (g *gateway) end(q *asked, err error) {
 	if q.done {
 		return
@@ -252,30 +252,30 @@ func (g *gateway) end(q *asked, err error) {
 	f.cfg.Finish(q.Sequence, o, lane, start)
 }
 
-// Attempts.
+// The functions from here on handle attempts.
 
-// drop forgets the attempt under way.
+// drop removes the call under way.
 func (g *gateway) drop(q *asked) {
 	i := slices.Index(g.calls, q.call)
 	g.calls = slices.Delete(g.calls, i, i+1)
 	q.call = nil
 }
 
-// abort cuts the attempt under way off.
+// abort cuts off the attempt under way.
 func (g *gateway) abort(q *asked) {
 	c := q.call
 	g.f.send(&g.host, &c.to.host, func() { c.to.cutOff(c) }, nil)
 	g.drop(q)
 }
 
-// ended has the gateway learn how an attempt ended, and unless that is less than 0 how long the
+// ended tells the gateway how an attempt ended and, unless remaining is negative, how long the
 // agent is busy.
 func (c *call) ended(how ending, remaining time.Duration) {
 	q, g := c.of, c.gateway
 	if remaining >= 0 {
 		g.known.Heard(match.LaneID(c.to.index), g.now(), remaining)
 	}
-	if q.call != c { // the query goes elsewhere, or has its outcome
+	if q.call != c { // the query goes elsewhere or has its outcome
 		return
 	}
 	if wait := q.state.Backoff(); how == unheard && wait > 0 {
@@ -307,7 +307,7 @@ func (g *gateway) attempted(q *asked, how ending) {
 	g.leave()
 }
 
-// broken takes it that the connections to an agent have broken.
+// broken handles that the connections to an agent have broken.
 func (g *gateway) broken(a *agent) {
 	for _, c := range slices.Clone(g.calls) {
 		if c.to == a {
@@ -321,9 +321,9 @@ func (g *gateway) broken(a *agent) {
 	g.leave()
 }
 
-// The leader.
+// The functions from here on handle the link to the leader.
 
-// seek opens a stream to one who may lead, until one answers.
+// seek opens streams to agents that may lead, one after the other, until one answers.
 func (g *gateway) seek() {
 	f := g.f
 	name, wait := g.state.Try(f.now, func(name names.AgentName) bool { return !f.named[name].left })
@@ -360,7 +360,7 @@ func (g *gateway) seek() {
 	g.leave()
 }
 
-// patience ends the stream if its other end has said nothing for too long.
+// patience ends the stream if its other end was silent for too long.
 func (g *gateway) patience(stream int) {
 	if g.stream != stream {
 		return
@@ -386,16 +386,16 @@ func (g *gateway) hangUp() {
 	g.closed()
 }
 
-// closed takes it that the stream has ended, and looks for another leader.
+// closed handles that the stream has ended, and looks for another leader.
 func (g *gateway) closed() {
 	g.to, g.link = nil, nil
 	g.state.Tried(g.f.now)
 	g.seek()
 }
 
-// opened takes it that a leader has answered.
+// opened handles that a leader has answered.
 func (g *gateway) opened(t *term, successor names.AgentName) {
-	if g.to != t.agent { // it has given up
+	if g.to != t.agent { // the gateway has given this stream up
 		g.f.send(&g.host, &t.agent.host, func() { t.disconnect(g) }, nil)
 		return
 	}
@@ -408,7 +408,7 @@ func (g *gateway) opened(t *term, successor names.AgentName) {
 	g.learn(t.claim, successor)
 }
 
-// learn takes news of who leads, and who will next.
+// learn takes news of who leads and who is to lead next.
 func (g *gateway) learn(c election.Claim, successor names.AgentName) {
 	if g.state.Learn(queries.Leadership{Epoch: c.Epoch, Leader: c.Leader, Successor: successor}) {
 		g.news()
@@ -416,14 +416,14 @@ func (g *gateway) learn(c election.Claim, successor names.AgentName) {
 	g.leave()
 }
 
-// news ends a pause.
+// news ends a pause between two rounds.
 func (g *gateway) news() {
 	if g.to == nil {
 		g.seek()
 	}
 }
 
-// tell tells the leader what the state wants to.
+// tell sends a message of the state to the leader.
 func (g *gateway) tell(m queries.Message) {
 	f := g.f
 	var events []leader.Event
@@ -453,7 +453,7 @@ func (g *gateway) tell(m queries.Message) {
 	f.send(&g.host, &t.agent.host, func() { t.hear(g, events) }, nil)
 }
 
-// heard takes a sign of life of the leader, who has read so many submits.
+// heard handles a message of the leader, which has read that many submits.
 func (g *gateway) heard(t *term, read uint64) {
 	if g.link == t {
 		g.state.Heard(read, g.f.now)
@@ -461,7 +461,7 @@ func (g *gateway) heard(t *term, read uint64) {
 	}
 }
 
-// told takes what the leader, who has read so many submits, has decided.
+// told handles a decision of the leader, which has read that many submits.
 func (g *gateway) told(t *term, read uint64, kind leader.ActionKind, d *match.Decision,
 	name names.AgentName) {
 	if g.link != t {
@@ -491,7 +491,7 @@ func (g *gateway) told(t *term, read uint64, kind leader.ActionKind, d *match.De
 	g.leave()
 }
 
-// watch looks after the leader while there are queries.
+// watch checks whether the leader is silent while there are queries.
 func (g *gateway) watch() {
 	f := g.f
 	if g.watching || g.state.Idle() {
@@ -508,9 +508,9 @@ func (g *gateway) watch() {
 	})
 }
 
-// Without a leader.
+// The functions from here on handle decisions without a leader.
 
-// begin has the decision be about a query.
+// begin begins an inquiry for a query.
 func (g *gateway) begin(q *asked) {
 	f := g.f
 	if f.cfg.GossipDelay == 0 {
@@ -529,7 +529,7 @@ func (g *gateway) begin(q *asked) {
 	g.decision.Begin(g.now(), about)
 }
 
-// settle does what the decision wants.
+// settle carries out the decision's actions.
 func (g *gateway) settle() {
 	f := g.f
 	for do, ok := g.decision.Next(); ok; do, ok = g.decision.Next() {
@@ -559,7 +559,7 @@ func (g *gateway) settle() {
 	if wake.IsZero() {
 		return
 	}
-	at := max(wake.Sub(epoch), f.now+1) // time must pass
+	at := max(wake.Sub(epoch), f.now+1) // so that virtual time advances
 	if at >= g.wakeAt {
 		return
 	}
@@ -577,7 +577,7 @@ func (g *gateway) release(a *agent, id uint64) {
 	g.f.send(&g.host, &a.host, func() { a.unpromise(g, id) }, nil)
 }
 
-// answered takes an agent's answer to a question.
+// answered handles an agent's answer to a question.
 func (g *gateway) answered(a *agent, id uint64, remaining, finish time.Duration) {
 	g.decision.Answered(g.now(), match.LaneID(a.index), id, remaining, finish)
 	g.leave()

@@ -9,7 +9,8 @@ import (
 	"github.com/muster-serve/muster/runtime/queue"
 )
 
-// greet has an agent say what it is and what its lane holds, if it follows the leader.
+// greet sends an agent's description and the attempts that its lane holds to t's leader, if the
+// agent follows it.
 func (a *agent) greet(t *term) {
 	if a.follow != t.claim {
 		return
@@ -30,7 +31,7 @@ func (a *agent) greet(t *term) {
 	})
 }
 
-// tell has the leader followed be told something.
+// tell sends a message to the leader that the agent follows.
 func (a *agent) tell(what func(t *term)) {
 	if t := a.link; t != nil && a.follow == t.claim {
 		a.f.send(&a.host, &t.agent.host, func() {
@@ -57,7 +58,7 @@ func (a *agent) ended(c *call, refused bool) {
 	a.tell(func(t *term) { t.step(&e) })
 }
 
-// takes has a lane run an attempt that has arrived, or have it wait, or refuse it.
+// takes handles an attempt that has arrived: the lane runs it, queues it or refuses it.
 func (a *agent) takes(c *call) {
 	f, l := a.f, a.lane
 	m := &f.cfg.Models[c.of.Model]
@@ -80,7 +81,7 @@ func (a *agent) takes(c *call) {
 		return
 	}
 	a.held = append(a.held, c)
-	if c.reservation != 0 { // its leader has not sent it
+	if c.reservation != 0 { // not sent by the leader
 		free := []time.Duration{a.remaining() + c.Estimate}
 		a.tell(func(t *term) {
 			t.step(&leader.Event{Kind: leader.LanesFree, Agent: a.member.Name, Free: free})
@@ -110,7 +111,7 @@ func (a *agent) serve(c *call) {
 	a.freeAt = f.now + service
 	f.movedAt = f.now
 	f.on(&a.host, service, func() {
-		if c.over { // cut off before
+		if c.over { // it was cut off before
 			return
 		}
 		a.drop(c)
@@ -121,7 +122,7 @@ func (a *agent) serve(c *call) {
 	})
 }
 
-// next has the lane take the next query.
+// next starts the next query of the lane's queue.
 func (a *agent) next() {
 	a.running = nil
 	if c, ok := a.waiting.Pop(a.f.now); ok {
@@ -134,7 +135,7 @@ func (a *agent) drop(c *call) {
 	a.held = slices.DeleteFunc(a.held, func(o *call) bool { return o == c })
 }
 
-// giveBack tells that the lane will not run an attempt that it does not hold (any more).
+// giveBack reports that the lane will not run an attempt, which it does not hold (any more).
 func (a *agent) giveBack(c *call, why ending) {
 	a.drop(c)
 	a.ended(c, true)
@@ -142,7 +143,7 @@ func (a *agent) giveBack(c *call, why ending) {
 	a.f.send(&a.host, &c.gateway.host, func() { c.ended(why, remaining) }, nil)
 }
 
-// cutOff has the lane stop an attempt that waits or runs.
+// cutOff makes the lane stop an attempt that waits or runs.
 func (a *agent) cutOff(c *call) {
 	if c.over {
 		return
@@ -170,7 +171,7 @@ func (a *agent) remaining() time.Duration {
 	return d
 }
 
-// probed has a lane answer when it would be done, and promise the place.
+// probed makes the agent answer a question, and reserve its lane.
 func (a *agent) probed(g *gateway, id uint64, model int, batch int) {
 	l := a.lane
 	const certainty = 0.9
@@ -182,7 +183,7 @@ func (a *agent) probed(g *gateway, id uint64, model int, batch int) {
 	a.f.send(&a.host, &g.host, func() { g.answered(a, id, remaining, finish) }, nil)
 }
 
-// unpromise voids the promise of a place, and reports whether there was one.
+// unpromise removes a reservation, and reports whether there was one.
 func (a *agent) unpromise(g *gateway, id uint64) bool {
 	i := slices.IndexFunc(a.promises, func(p promise) bool { return p.gateway == g && p.id == id })
 	if i >= 0 {

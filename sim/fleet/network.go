@@ -5,26 +5,26 @@ import (
 	"time"
 )
 
-// A host is an agent or a gateway to the network.
+// A host is an agent or a gateway, as the network sees it.
 type host struct {
 	dead     bool
 	froze    time.Duration
-	thaws    time.Duration // it stands still until then
-	inbox    []func()      // what has come to it meanwhile
+	thaws    time.Duration // it is frozen until then
+	inbox    []func()      // what has arrived while it was frozen
 	cutSince time.Duration
-	cutUntil time.Duration // it and all others do not reach each other until then
+	cutUntil time.Duration // it and the other hosts cannot reach each other until then
 }
 
 func newHost() host { return host{thaws: -warmUp, cutUntil: -warmUp} }
 
-// A delay is one of messages that lasts until a time: those of one host, or all.
+// A delay lengthens the way of messages until a time: those of one host, or all.
 type delay struct {
-	of     *host // nil: all
+	of     *host // nil: all hosts
 	until  time.Duration
 	amount time.Duration
 }
 
-// jitter is d, give or take a half.
+// jitter is a random duration between d/2 and 3d/2.
 func (f *Fleet) jitter(d time.Duration) time.Duration {
 	return d/2 + time.Duration(f.rng.Int64N(int64(d)))
 }
@@ -33,7 +33,7 @@ func (f *Fleet) frozen(h *host) bool { return h.thaws > f.now }
 
 func (a *agent) frozen() bool { return a.f.frozen(&a.host) }
 
-// on has something done at a host after a time: later if it stands still then, never if it is dead.
+// on calls what at a host after a time; later if the host is frozen then, never if it is dead.
 func (f *Fleet) on(h *host, after time.Duration, what func()) {
 	f.do(f.now+after, func() { f.deliver(h, what) })
 }
@@ -41,7 +41,7 @@ func (f *Fleet) on(h *host, after time.Duration, what func()) {
 func (f *Fleet) deliver(h *host, what func()) {
 	switch {
 	case h.dead:
-	case f.frozen(h), len(h.inbox) > 0: // what came before comes first
+	case f.frozen(h), len(h.inbox) > 0: // keep the order of arrival
 		h.inbox = append(h.inbox, what)
 	default:
 		what()
@@ -63,8 +63,8 @@ func (f *Fleet) way(from, to *host) time.Duration {
 	return way
 }
 
-// cut is until when two hosts do not reach each other, 0 if they do, and whether the connections
-// between them break.
+// cut returns the time until which two hosts cannot reach each other, 0 if they can, and whether
+// the connections between them break before.
 func (f *Fleet) cut(a, b *host) (until time.Duration, breaks bool) {
 	for _, h := range []*host{a, b} {
 		if a != b && h.cutUntil > f.now {
@@ -75,8 +75,9 @@ func (f *Fleet) cut(a, b *host) (until time.Duration, breaks bool) {
 	return until, breaks
 }
 
-// send has something done at another host when a message is there. refused, unless it is nil, is
-// done at the first if the other's process has ended, or the connection is known to be broken.
+// send calls what at the host to when a message from the host from has arrived there. If to's
+// process has ended, or the connection is known to be broken, refused, unless it is nil, is called
+// at from.
 func (f *Fleet) send(from, to *host, what, refused func()) {
 	way := f.way(from, to)
 	at := f.now + way
@@ -88,7 +89,7 @@ func (f *Fleet) send(from, to *host, what, refused func()) {
 			}
 			return
 		}
-		at += until - f.now // it is sent again until it gets through
+		at += until - f.now // TCP sends it again until it gets through
 	}
 	key := [2]*host{from, to}
 	if last, ok := f.lastAt[key]; ok {

@@ -7,7 +7,7 @@ import (
 	"github.com/muster-serve/muster/runtime/queue"
 )
 
-// leader is the agent that leads, the latest elected if there are several; nil: none does.
+// leader is the agent that leads, the latest elected if there are several; nil if none leads.
 func (f *Fleet) leader() (leads *agent) {
 	for _, a := range f.agents {
 		if !a.dead && a.term != nil && (leads == nil ||
@@ -18,7 +18,7 @@ func (f *Fleet) leader() (leads *agent) {
 	return leads
 }
 
-// strike has a fault happen.
+// strike makes a fault happen.
 func (f *Fleet) strike(fault Fault, r *Result) {
 	f.faultAt = f.now
 	var hit *agent
@@ -40,7 +40,7 @@ func (f *Fleet) strike(fault Fault, r *Result) {
 		until = f.now + fault.Duration
 	}
 	if hit != nil && hit == f.leader() && fault.Verb != slow {
-		for i := range f.results { // the leader that they hit has gone on
+		for i := range f.results { // the leader that earlier faults hit still leads
 			f.results[i].open = false
 		}
 		r.HitLeader, r.open = true, true
@@ -61,7 +61,7 @@ func (f *Fleet) strike(fault Fault, r *Result) {
 	}
 }
 
-// others calls for all agents but one.
+// others calls do for all agents but a.
 func (a *agent) others(do func(b *agent)) {
 	for _, b := range a.f.agents {
 		if b != a {
@@ -91,7 +91,7 @@ func (a *agent) kill() {
 	f.do(f.now+gossipGivesUp, a.leave)
 }
 
-// freeze has an agent stand still.
+// freeze stops an agent until a time.
 func (a *agent) freeze(until time.Duration) {
 	f := a.f
 	if !a.frozen() {
@@ -120,7 +120,7 @@ func (a *agent) freeze(until time.Duration) {
 	})
 }
 
-// cutOffFromAll has an agent and all others not reach each other.
+// cutOffFromAll cuts the network between an agent and all other hosts.
 func (a *agent) cutOffFromAll(until time.Duration) {
 	f := a.f
 	if a.cutUntil <= f.now {
@@ -150,7 +150,7 @@ func (a *agent) cutOffFromAll(until time.Duration) {
 	}
 }
 
-// leave is what follows when gossip has given an agent up, and it all others.
+// leave handles that gossip removes an agent as a member, and all others at that agent.
 func (a *agent) leave() {
 	if a.left {
 		return
@@ -178,7 +178,7 @@ func (a *agent) leave() {
 	}
 }
 
-// comeBack is what follows when gossip hears an agent again.
+// comeBack handles that gossip hears an agent again.
 func (a *agent) comeBack() {
 	f := a.f
 	if !a.left || a.dead || a.frozen() || a.cutUntil > f.now {
@@ -198,7 +198,7 @@ func (a *agent) comeBack() {
 	}
 }
 
-// tellViews tells all leaders who is a member.
+// tellViews tells all leaders which agents are members.
 func (f *Fleet) tellViews() {
 	for _, a := range f.agents {
 		f.on(&a.host, 0, func() {

@@ -16,15 +16,15 @@ type term struct {
 	claim  election.Claim
 	state  *leader.State
 	began  time.Duration
-	wakeAt time.Duration // when the state wants to be stepped
-	linked []bool        // by gateway: it has a stream
-	read   []uint64      // by gateway: submits on its stream
+	wakeAt time.Duration // when to step the state
+	linked []bool        // by gateway: it has a stream to this leader
+	read   []uint64      // by gateway: submits read on its stream
 	over   bool
 	record bytes.Buffer
-	rec    *leader.Recorder // may be nil
+	rec    *leader.Recorder // nil: not recorded
 }
 
-// lead has an agent begin to lead.
+// lead starts the term of an agent that has been elected.
 func (a *agent) lead(claim election.Claim) {
 	f := a.f
 	cfg := leader.Config{
@@ -60,7 +60,7 @@ func (a *agent) lead(claim election.Claim) {
 	}
 }
 
-// end has its streams end.
+// end ends the term and its streams.
 func (t *term) end() {
 	t.over = true
 	for i, g := range t.f.gateways {
@@ -85,7 +85,7 @@ func (t *term) viewChanged() {
 	t.step(&leader.Event{Kind: leader.ViewChanged, Members: members})
 }
 
-// open has the leader open a link to a member, which then says what its lane holds.
+// open makes the leader open a link to a member, which then greets it.
 func (t *term) open(b *agent) {
 	if t.over || !t.agent.knows(b) {
 		return
@@ -103,7 +103,7 @@ func (t *term) open(b *agent) {
 	}, func() { t.broken(b) })
 }
 
-// broken takes it that the link to a member has broken.
+// broken handles that the link to a member has broken.
 func (t *term) broken(b *agent) {
 	if t.over {
 		return
@@ -116,13 +116,13 @@ func (t *term) broken(b *agent) {
 	}
 }
 
-// connect takes in a gateway's stream.
+// connect accepts a gateway's stream.
 func (t *term) connect(g *gateway) {
 	t.linked[g.index], t.read[g.index] = true, 0
 	t.step(&leader.Event{Kind: leader.GatewayConnected, Gateway: g.id})
 }
 
-// disconnect forgets a gateway whose stream has ended.
+// disconnect handles that a gateway's stream has ended.
 func (t *term) disconnect(g *gateway) {
 	if !t.over && t.linked[g.index] {
 		t.linked[g.index] = false
@@ -130,7 +130,7 @@ func (t *term) disconnect(g *gateway) {
 	}
 }
 
-// hear takes what a gateway says by its stream, and acknowledges it.
+// hear takes the events of a gateway's message, and acknowledges them.
 func (t *term) hear(g *gateway, events []leader.Event) {
 	if t.over || !t.linked[g.index] {
 		return
@@ -145,14 +145,14 @@ func (t *term) hear(g *gateway, events []leader.Event) {
 	t.tell(g, func() { g.heard(t, read) })
 }
 
-// tell has something done at a gateway with a stream.
+// tell calls what at a gateway, if it has a stream, after a message's way.
 func (t *term) tell(g *gateway, what func()) {
 	if t.linked[g.index] {
 		t.f.send(&t.agent.host, &g.host, what, nil)
 	}
 }
 
-// step tells the state of an event and carries out what it asks for.
+// step passes an event to the state and carries out its actions.
 func (t *term) step(e *leader.Event) {
 	f := t.f
 	if t.over || f.err != nil {

@@ -1,14 +1,14 @@
-// Package rivals searches configurations as the papers' competitors do: random search, hill
-// climbing and others. So planners can be compared with them by the number of evaluations.
+// Package rivals has the search methods with which the papers compare theirs: random search, hill
+// climbing and others. Planners are compared with them by the number of evaluations.
 //
-// Each is a plan.Planner that ends when every configuration is evaluated or pruned. What counts is
-// when it came to the best.
+// Each [Rival] is a plan.Planner that ends when every configuration is evaluated or pruned. The
+// number to compare is that of the evaluations until it evaluated the best configuration.
 //
-// They prune as the papers say. For the least cost (RIBBON, section 5.3) they leave out what has
-// fewer of each type than a configuration that misses the target, and what has more of each than
-// one that meets it. Fewer of each type is meant to the letter: random search then needs about as
-// many evaluations on the published tables as its authors'; with "no more" it would need a fifth.
-// Hill climbing and response surface leave out what costs more than one that meets the target
-// instead. For the most throughput (KAIROS, section 8.3) they leave out all sub-configurations of
-// what was evaluated.
+// They prune as the papers say. For the least cost (RIBBON, section 5.3) they prune configurations
+// with fewer instances of every type than one that misses the target, and those with more of every
+// type than one that meets it. "Fewer" is strict: random search then needs about as many
+// evaluations on the published tables as the authors report; with "no more" it would need a fifth.
+// Instead of the second rule, hill climbing and response surface prune configurations dearer than
+// one that meets the target. For the most throughput (KAIROS, section 8.3) all methods prune the
+// sub-configurations of evaluated ones.
 package rivals

@@ -19,7 +19,7 @@ func exhaustive(ctx context.Context, s *search) error {
 	return nil
 }
 
-// random evaluates what it draws (RIBBON's RANDOM).
+// random evaluates random configurations (RIBBON's RANDOM).
 func random(ctx context.Context, s *search) error {
 	for s.left > 0 {
 		if _, err := s.evaluate(ctx, s.pick()); err != nil {
@@ -40,7 +40,7 @@ func hillClimb(ctx context.Context, s *search) error {
 	return nil
 }
 
-// climb goes from a configuration to the first found beside it that is better, until none is.
+// climb moves from a configuration to the first better neighbour, until no neighbour is better.
 func (s *search) climb(ctx context.Context, from int) error {
 	score, known := s.scores[from]
 	if !known {
@@ -69,8 +69,8 @@ func (s *search) climb(ctx context.Context, from int) error {
 }
 
 // responseSurface evaluates a face-centred central composite design, corners, centres of the faces
-// and the centre of the space, and climbs from its points, the best first (RIBBON's RSM). What is
-// left it climbs from at random.
+// and the centre of the space, and climbs from its points, the best first (RIBBON's RSM). Then it
+// climbs from random configurations that are left.
 func responseSurface(ctx context.Context, s *search) error {
 	s.byPrice = true
 	types := len(s.p.Types)
@@ -117,16 +117,16 @@ func responseSurface(ctx context.Context, s *search) error {
 	return hillClimb(ctx, s)
 }
 
-// Of the genetic algorithm.
+// Parameters of the genetic algorithm.
 const (
 	population = 16
-	mutation   = 0.3 // the share of counts that change by one
-	// Children that are evaluated or pruned already are made again so often before
-	// one is drawn afresh.
+	mutation   = 0.3 // probability that a count changes by one
+	// attempts is how many children are made before an open configuration is drawn instead;
+	// children that are evaluated or pruned are discarded.
 	attempts = 20
 )
 
-// genetic crosses the better ones of a population (KAIROS's GENE).
+// genetic crosses the better configurations of a population (KAIROS's GENE).
 func genetic(ctx context.Context, s *search) error {
 	var parents []int
 	for s.left > 0 {
@@ -148,8 +148,8 @@ func genetic(ctx context.Context, s *search) error {
 	return nil
 }
 
-// child takes each count from one of two parents, both the better of two drawn, and changes some;
-// -1: it is not open.
+// child makes a configuration whose counts come from two parents, each the better of two drawn, and
+// changes some counts; -1 if it is not open.
 func (s *search) child(parents []int) int {
 	parent := func() plan.Configuration {
 		return s.space[parents[min(s.random.IntN(len(parents)), s.random.IntN(len(parents)))]]
@@ -170,14 +170,14 @@ func (s *search) child(parents []int) int {
 	return -1
 }
 
-// Of simulated annealing: temperatures are in shares of the best score.
+// Parameters of simulated annealing; temperatures are shares of the best score.
 const (
 	hottest = 0.2
-	cooling = 0.97 // an evaluation
+	cooling = 0.97 // factor of the temperature per evaluation
 )
 
-// annealing steps to one beside the present configuration, to a worse one the more rarely the
-// later. Where all beside it are closed, it goes on from a random one.
+// annealing moves to a neighbour of the present configuration; a move to a worse one becomes rarer
+// over time. If all neighbours are closed, it goes on from a random configuration.
 func annealing(ctx context.Context, s *search) error {
 	at, temperature := -1, hottest
 	for ; s.left > 0; temperature *= cooling {

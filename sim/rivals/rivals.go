@@ -11,7 +11,7 @@ import (
 	"github.com/muster-serve/muster/leader/plan"
 )
 
-// methods search until nothing is open.
+// methods are the search methods by name. Each searches until no configuration is open.
 var methods = map[string]func(context.Context, *search) error{
 	"exhaustive": exhaustive,
 	"random":     random,
@@ -24,15 +24,16 @@ var methods = map[string]func(context.Context, *search) error{
 // Names are the rivals' names, sorted.
 func Names() []string { return slices.Sorted(maps.Keys(methods)) }
 
-// A Rival is a [plan.Planner].
+// A Rival is a [plan.Planner] that searches by one of the methods.
 type Rival struct {
 	// Name is one of [Names].
 	Name string
-	// Seed draws all that is random.
+	// Seed seeds all randomness.
 	Seed uint64
 }
 
-// Plan searches; its plan is the best of what was evaluated. It does not read profiles.
+// Plan implements [plan.Planner]. It returns the best of the evaluated configurations and reads no
+// profiles.
 func (r Rival) Plan(ctx context.Context, p *plan.Problem, e plan.Evaluator) (*plan.Result, error) {
 	method := methods[r.Name]
 	if method == nil {
@@ -62,7 +63,7 @@ func (r Rival) Plan(ctx context.Context, p *plan.Problem, e plan.Evaluator) (*pl
 	return s.result(r.Name), nil
 }
 
-// A search is what a rival knows. Configurations are indices of space.
+// A search is the state of a rival's search. Configurations are indices of space.
 type search struct {
 	p       *plan.Problem
 	log     *plan.Log
@@ -71,17 +72,17 @@ type search struct {
 	random  *rand.Rand
 	target  float64
 	dearest float64 // $/hr
-	byPrice bool    // all dearer than one that meets the target are pruned
+	byPrice bool    // prune configurations dearer than one that meets the target
 
-	scores map[int]float64 // of what was evaluated
-	closed []bool          // evaluated or pruned
-	left   int             // not closed
+	scores map[int]float64 // scores of the evaluated configurations
+	closed []bool          // by configuration: evaluated or pruned
+	left   int             // how many are not closed
 	best   int             // -1: none
-	meets  bool            // the last that was evaluated met the target
+	meets  bool            // the last one evaluated met the target
 }
 
-// evaluate returns the score of a configuration, higher is better: RIBBON's objective (Eq. 2), or
-// the throughput. It prunes by what it finds.
+// evaluate returns the score of a configuration: RIBBON's objective (Eq. 2), or the throughput.
+// Higher is better. It prunes by the result.
 func (s *search) evaluate(ctx context.Context, i int) (float64, error) {
 	c := s.space[i]
 	e, err := s.log.Evaluate(ctx, c)
@@ -133,7 +134,7 @@ func fewer(c, d plan.Configuration) bool {
 	return true
 }
 
-// pick draws one of those that are open; there must be one.
+// pick draws an open configuration; there must be one.
 func (s *search) pick() int {
 	n := s.random.IntN(s.left)
 	for i, closed := range s.closed {
@@ -147,7 +148,7 @@ func (s *search) pick() int {
 	panic("rivals: nothing is open")
 }
 
-// beside are the configurations with one instance of some type more or less than i, in random
+// beside returns the neighbours of i, those with one instance of one type more or less, in random
 // order.
 func (s *search) beside(i int) []int {
 	c := s.space[i].Clone()

@@ -6,7 +6,7 @@ import "math/rand/v2"
 // method, as built by Vose).
 type aliasTable struct {
 	keep  []float64 // probability to keep the index that was drawn uniformly
-	other []int32   // what to return otherwise
+	other []int32   // the index to return otherwise
 }
 
 // newAliasTable takes weights >= 0 with a positive sum.
@@ -36,7 +36,7 @@ func newAliasTable(weights []float64) aliasTable {
 			small = append(small, l)
 		}
 	}
-	for _, i := range append(small, large...) { // 1 but for rounding
+	for _, i := range append(small, large...) { // their probability is 1, up to rounding errors
 		t.keep[i], t.other[i] = 1, i
 	}
 	return t

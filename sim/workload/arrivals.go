@@ -18,15 +18,14 @@ type Arrivals interface {
 	Gap(r *rand.Rand) time.Duration
 	// Rate is the mean number of arrivals a second.
 	Rate() float64
-	// String is the process in the form that ParseArrivals reads, without
-	// its rate.
+	// String returns the process in the form of [ParseArrivals], without its rate.
 	String() string
 }
 
 // The slowest and fastest rates that a user may ask for, in queries/s.
 const minRate, maxRate = 1e-6, 1e6
 
-// arrivalsForms is what ParseArrivals reads.
+// arrivalsForms are the forms that ParseArrivals accepts.
 var arrivalsForms = []string{"poisson", "constant", "gamma:SHAPE", "artifact"}
 
 // ParseArrivals makes a process of a mean rate in queries/s: "poisson",

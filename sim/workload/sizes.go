@@ -18,7 +18,7 @@ const (
 	// LargestBatchSize is the largest batch size in the papers' workloads; a
 	// Gaussian distribution is truncated to it.
 	LargestBatchSize = 1000
-	// maxBatchSize bounds what a user may ask for: beyond it is a typing error.
+	// maxBatchSize bounds the batch sizes that a user may give; a larger one is a typing error.
 	maxBatchSize = 1 << 20
 )
 
@@ -29,14 +29,14 @@ type BatchSizes struct {
 	table aliasTable
 }
 
-// A Probability is how often one batch size occurs.
+// A Probability is the probability of one batch size.
 type Probability struct {
 	BatchSize int
 	P         float64 // in (0, 1]
 }
 
-// newBatchSizes makes a distribution of weights[b], b the batch size. Weights
-// need not sum to one.
+// newBatchSizes makes a distribution in which batch size b has weight weights[b]. The weights need
+// not sum to 1.
 func newBatchSizes(name string, weights []float64) *BatchSizes {
 	var total float64
 	for _, w := range weights {
@@ -54,8 +54,8 @@ func newBatchSizes(name string, weights []float64) *BatchSizes {
 	return d
 }
 
-// Weighted makes a distribution of probabilities, ascending by batch size, that need not sum to
-// one. The name is for people.
+// Weighted makes a distribution of probabilities, ascending by batch size, which need not sum to 1.
+// The name is for [BatchSizes.String] and errors.
 func Weighted(name string, pmf []Probability) (*BatchSizes, error) {
 	var weights []float64
 	for _, p := range pmf {
@@ -74,7 +74,7 @@ func Weighted(name string, pmf []Probability) (*BatchSizes, error) {
 	return newBatchSizes(name, weights), nil
 }
 
-// Draw returns a batch size.
+// Draw draws a batch size.
 func (d *BatchSizes) Draw(r *rand.Rand) int {
 	if len(d.pmf) == 1 {
 		return d.pmf[0].BatchSize
@@ -98,11 +98,11 @@ func (d *BatchSizes) Mean() float64 {
 	return m
 }
 
-// String is the distribution in the form that [ParseBatchSizes] reads.
+// String returns the distribution in the form of [ParseBatchSizes].
 func (d *BatchSizes) String() string { return d.name }
 
-// AtMost is the distribution of the batch sizes that are at most largest: d
-// itself where all are.
+// AtMost returns the distribution restricted to batch sizes up to largest; d itself if none is
+// larger.
 func (d *BatchSizes) AtMost(largest int) (*BatchSizes, error) {
 	if d.Largest() <= largest {
 		return d, nil
@@ -120,7 +120,7 @@ func (d *BatchSizes) AtMost(largest int) (*BatchSizes, error) {
 	return newBatchSizes(d.name, weights), nil
 }
 
-// The log-normal body of both papers' batch sizes.
+// The parameters of the log-normal part of both papers' batch sizes.
 const bodyMu, bodySigma = 5.1, 0.2
 
 // bodyCDF is the probability that the log-normal is at most x.
@@ -140,10 +140,10 @@ func addUniform(weights []float64, p float64, lo, hi int) {
 	}
 }
 
-// addBody gives each batch size lo+1..hi the part of p that the log-normal has in
-// (b-1, b] and returns the rest of p. The papers' generators leave the log-normal
-// a real number and round it up to a multiple of ten to read a latency; rounding
-// it up to an integer here leaves that unchanged.
+// addBody adds to each batch size b in lo+1..hi the part of p that the log-normal has in (b-1, b],
+// and returns the rest of p. The papers' generators keep the log-normal a real number and round it
+// up to a multiple of ten to look up a latency. Rounding it up to an integer, as here, gives the
+// same latency.
 func addBody(weights []float64, p float64, lo, hi int) (rest float64) {
 	for b := lo + 1; b <= hi; b++ {
 		weights[b] += p * (bodyCDF(float64(b)) - bodyCDF(float64(b-1)))
@@ -196,7 +196,7 @@ func Gaussian(mean, sd float64, largest int) (*BatchSizes, error) {
 	return newBatchSizes(fmt.Sprintf("gaussian:%g,%g", mean, sd), w), nil
 }
 
-// Fixed has all queries of one size.
+// Fixed returns the distribution with the one batch size n.
 func Fixed(n int) (*BatchSizes, error) {
 	if n < 1 || n > maxBatchSize {
 		return nil, fmt.Errorf("fixed batch size %d, want 1..%d", n, maxBatchSize)
@@ -207,8 +207,8 @@ func Fixed(n int) (*BatchSizes, error) {
 }
 
 // ReadBatchSizes reads an empirical distribution from CSV: a header line with the column batch_size
-// and, if wanted, weight, then a line a batch size. Name is what errors call the file. Weights are
-// counts or the like, in any unit; those that are all below 1 are shares and must add up to 1, for
+// and, if wanted, weight, then one line per batch size. name is the file's name in errors. Weights
+// are counts or other numbers in any unit. If all are below 1 they are shares and must sum to 1;
 // otherwise a line is missing or wrong.
 func ReadBatchSizes(name string, r io.Reader) (*BatchSizes, error) {
 	t, err := newCSVTable(name, r, []string{"batch_size"}, []string{"weight"})
@@ -251,14 +251,13 @@ func ReadBatchSizes(name string, r io.Reader) (*BatchSizes, error) {
 	return newBatchSizes(name, weights), nil
 }
 
-// batchSizesForms is what ParseBatchSizes reads.
+// batchSizesForms are the forms that ParseBatchSizes accepts.
 var batchSizesForms = []string{
 	"trace", "ribbon", "gaussian:MEAN,SD", "fixed:N", "a CSV file with the column batch_size",
 }
 
-// ParseBatchSizes reads a distribution as a user writes it: "trace", "ribbon",
-// "gaussian:MEAN,SD" (truncated to [LargestBatchSize]), "fixed:N", or the path of a
-// file that [ReadBatchSizes] reads.
+// ParseBatchSizes parses a distribution in one of the forms "trace", "ribbon", "gaussian:MEAN,SD"
+// (truncated to [LargestBatchSize]), "fixed:N", or the path of a file that [ReadBatchSizes] reads.
 func ParseBatchSizes(s string) (*BatchSizes, error) {
 	kind, rest, _ := strings.Cut(s, ":")
 	switch {
@@ -290,7 +289,7 @@ func ParseBatchSizes(s string) (*BatchSizes, error) {
 	return ReadBatchSizes(s, f)
 }
 
-// openFile opens what a user wrote where a form or a file was expected.
+// openFile opens the file named s, which a user gave instead of one of the forms.
 func openFile(what, s string, forms []string) (*os.File, error) {
 	f, err := os.Open(s)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -343,8 +342,7 @@ func newCSVTable(name string, r io.Reader, required, optional []string) (*csvTab
 	return t, nil
 }
 
-// next reads a row; at the end, or on an error, which it leaves in t.err, it
-// returns false.
+// next reads a row. It returns false at the end, and on an error, which it stores in t.err.
 func (t *csvTable) next() bool {
 	t.row, t.err = t.r.Read()
 	switch {

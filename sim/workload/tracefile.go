@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// A TraceFile is a recorded workload: each query's arrival, model and batch
-// size. It takes 16 bytes of memory a query.
+// A TraceFile is a recorded workload: each query's arrival, model and batch size. It takes 16 bytes
+// of memory per query.
 type TraceFile struct {
 	name    string
 	models  []string
@@ -35,9 +35,8 @@ func OpenTraceFile(path string) (*TraceFile, error) {
 	return ReadTraceFile(path, f)
 }
 
-// ReadTraceFile reads CSV: a header line with the columns arrival_ms, model and
-// batch_size, then a line a query in order of arrival. Name is what errors call
-// the file.
+// ReadTraceFile reads CSV: a header line with the columns arrival_ms, model and batch_size, then
+// one line per query in the order of arrival. name is the file's name in errors.
 func ReadTraceFile(name string, r io.Reader) (*TraceFile, error) {
 	t, err := newCSVTable(name, r, []string{"arrival_ms", "model", "batch_size"}, nil)
 	if err != nil {
@@ -71,7 +70,7 @@ func ReadTraceFile(name string, r io.Reader) (*TraceFile, error) {
 		m, ok := index[model]
 		if !ok {
 			m = uint32(len(f.models))
-			model = strings.Clone(model) // without the rest of its line
+			model = strings.Clone(model) // so that the rest of its line is not kept in memory
 			index[model] = m
 			f.models = append(f.models, model)
 		}
@@ -86,7 +85,7 @@ func ReadTraceFile(name string, r io.Reader) (*TraceFile, error) {
 	return f, nil
 }
 
-// Models are the models that occur, sorted.
+// Models returns the models that occur, sorted.
 func (f *TraceFile) Models() []string { return slices.Sorted(slices.Values(f.models)) }
 
 // Largest is the largest batch size of a model; 0 if it does not occur.
@@ -101,7 +100,7 @@ func (f *TraceFile) Largest(model string) int {
 	return int(largest)
 }
 
-// BatchSizes is the distribution of the batch sizes of a model; nil of one that does not occur.
+// BatchSizes returns the distribution of a model's batch sizes; nil if the model does not occur.
 func (f *TraceFile) BatchSizes(model string) *BatchSizes {
 	weights := make([]float64, f.Largest(model)+1)
 	for _, q := range f.queries {
@@ -121,7 +120,7 @@ func (f *TraceFile) Len() int { return len(f.queries) }
 // Duration is when the last query arrives.
 func (f *TraceFile) Duration() time.Duration { return f.queries[len(f.queries)-1].at }
 
-// Rate is the mean number of arrivals a second; 0 where all arrive at once.
+// Rate is the mean number of arrivals a second; 0 if all arrive at once.
 func (f *TraceFile) Rate() float64 {
 	if d := f.Duration() - f.queries[0].at; d > 0 {
 		return float64(len(f.queries)-1) / d.Seconds()
@@ -129,7 +128,7 @@ func (f *TraceFile) Rate() float64 {
 	return 0
 }
 
-// Queries is the recorded stream.
+// Queries iterates over the recorded queries.
 func (f *TraceFile) Queries() iter.Seq[Query] {
 	return func(yield func(Query) bool) {
 		for _, q := range f.queries {

@@ -12,37 +12,37 @@ import (
 
 // A Query is one arrival.
 type Query struct {
-	// At is when it arrives, counted from the start of the workload.
+	// At is when the query arrives, since the start of the workload.
 	At        time.Duration
 	Model     string
 	BatchSize int
 }
 
-// A Load is what one model receives of a workload.
+// A Load is the part of a workload that is for one model.
 type Load struct {
 	Model string
-	// Share of the queries, relative to the other loads' shares; > 0.
+	// Share is the model's part of the queries, relative to the other loads' shares; > 0.
 	Share      float64
 	BatchSizes *BatchSizes
 }
 
-// Queries is an endless stream of queries for the models of loads, in order of
-// arrival. It holds no more than one query at a time.
+// Queries returns an endless stream of queries for the models of loads, in order of arrival. It
+// generates one query at a time.
 func Queries(seed uint64, arrivals Arrivals, loads ...Load) (iter.Seq[Query], error) {
 	choose, err := newChooser(loads)
 	if err != nil {
 		return nil, err
 	}
 	return func(yield func(Query) bool) {
-		// Arrivals and sizes have streams of their own, so that the sizes stay
-		// the same when the arrival process changes.
+		// Arrivals and sizes are drawn from different random streams, so that the sizes do not
+		// change with the arrival process.
 		gaps := rand.New(rand.NewPCG(seed, 1))
 		sizes := rand.New(rand.NewPCG(seed, 2))
 		var at time.Duration
 		for {
 			gap := arrivals.Gap(gaps)
 			if at > math.MaxInt64-gap {
-				return // after 292 years
+				return // the time overflows, after 292 years
 			}
 			at += gap
 			l := choose(sizes)
@@ -80,15 +80,14 @@ func newChooser(loads []Load) (func(*rand.Rand) *Load, error) {
 	return func(r *rand.Rand) *Load { return &loads[table.draw(r)] }, nil
 }
 
-// A Phase is a stretch of a workload that changes over time.
+// A Phase is a part of a workload that changes over time.
 type Phase struct {
-	Duration time.Duration // > 0; a query that arrives at Duration or later is the next phase's
+	Duration time.Duration // > 0; queries from Duration on belong to the next phase
 	Arrivals Arrivals
 	Loads    []Load
 }
 
-// Phases is a stream that runs through the phases one after the other and ends
-// with the last.
+// Phases returns a stream that goes through the phases in order and ends with the last.
 func Phases(seed uint64, phases ...Phase) (iter.Seq[Query], error) {
 	streams := make([]iter.Seq[Query], len(phases))
 	for i, p := range phases {
@@ -118,7 +117,7 @@ func Phases(seed uint64, phases ...Phase) (iter.Seq[Query], error) {
 	}, nil
 }
 
-// list joins what there is for an error message.
+// list joins names for an error message.
 func list(names []string) string {
 	if len(names) == 1 {
 		return names[0]

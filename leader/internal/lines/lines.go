@@ -16,7 +16,7 @@ func Int(b []byte, key string, v int) []byte {
 	return Number(b, key, v)
 }
 
-// Number appends a number, be it 0.
+// Number appends a number, 0 too.
 func Number(b []byte, key string, v int) []byte {
 	return strconv.AppendInt(append(append(append(b, ' '), key...), '='), int64(v), 10)
 }
@@ -53,7 +53,7 @@ func Text[S ~string](b []byte, key string, v S) []byte {
 	return Item(b, key, v)
 }
 
-// Item appends one value of a list; it may be empty. A value that has spaces is quoted.
+// Item appends one value of a list, which may be empty. A value with spaces is quoted.
 func Item[S ~string](b []byte, key string, v S) []byte {
 	b = append(append(append(b, ' '), key...), '=')
 	odd := func(r rune) bool { return r == '"' || !unicode.IsGraphic(r) || unicode.IsSpace(r) }
@@ -63,13 +63,13 @@ func Item[S ~string](b []byte, key string, v S) []byte {
 	return append(b, v...)
 }
 
-// Query appends a query's name, gateway/sequence.
+// Query appends a query's id as gateway/sequence.
 func Query(b []byte, key string, gateway, sequence uint64) []byte {
 	b = strconv.AppendUint(append(append(append(b, ' '), key...), '='), gateway, 10)
 	return strconv.AppendUint(append(b, '/'), sequence, 10)
 }
 
-// ParseQuery parses what Query has written.
+// ParseQuery is the inverse of Query.
 func ParseQuery(value string) (gateway, sequence uint64, err error) {
 	first, second, _ := strings.Cut(value, "/")
 	if gateway, err = strconv.ParseUint(first, 10, 64); err == nil {
@@ -99,7 +99,7 @@ func Fields(s string) ([]string, error) {
 	return fields, nil
 }
 
-// Split splits a field in key and value.
+// Split splits a field into key and value.
 func Split(field string) (key, value string, err error) {
 	key, value, ok := strings.Cut(field, "=")
 	if !ok {

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// A recording is a header line, a line "config " with settings as JSON, and then each event on a
-// line of its own, which begins with the time, followed by the lines of what it led to. Where the
-// header stands again, another recorded one begins.
+// A recording has one or more parts. Each part is a header line, a line "config " with settings as
+// JSON, and then its events, one line each. The line of an event begins with its time; the lines of
+// the decisions or actions that it led to follow it.
 const configPrefix = "config "
 
 // A Recorder writes a recording.
@@ -21,7 +21,7 @@ type Recorder struct {
 	line []byte
 }
 
-// NewRecorder returns a recorder of what is made with these settings.
+// NewRecorder returns a recorder, and writes the header and the settings of its first part.
 func NewRecorder(w io.Writer, header string, settings any) (*Recorder, error) {
 	r := &Recorder{w: bufio.NewWriter(w)}
 	data, err := json.Marshal(settings)
@@ -32,33 +32,35 @@ func NewRecorder(w io.Writer, header string, settings any) (*Recorder, error) {
 	return r, err
 }
 
-// Write writes the lines that add appends.
+// Write writes the lines that add appends to its argument.
 func (r *Recorder) Write(add func(b []byte) []byte) error {
 	r.line = add(r.line[:0])
 	_, err := r.w.Write(r.line)
 	return err
 }
 
-// Flush writes out what is buffered.
+// Flush writes buffered lines to the underlying writer.
 func (r *Recorder) Flush() error { return r.w.Flush() }
 
-// A Replayed recording is what was made anew of its events.
+// A Replayed is the outcome of replaying a recording.
 type Replayed struct {
-	Policy    string `json:"policy"` // of the last part
+	Policy    string `json:"policy"` // the policy of the last part
 	Events    int    `json:"events"`
 	Decisions int    `json:"decisions"`
 	// Duration is from the start of the last part to its last event.
 	Duration time.Duration `json:"-"`
 }
 
-// A Player takes an event's line and returns when it happened and the lines that it leads to.
+// A Player replays one event, given as its line. It returns when the event happened and the lines
+// that it leads to now.
 type Player func(line []byte) (at time.Duration, decided []byte, err error)
 
-// Begin takes the settings' JSON of a part and returns its policy and what plays it.
+// Begin reads the settings of a part and returns its policy and a Player for its events.
 type Begin func(settings *json.Decoder) (policy string, p Player, err error)
 
-// Replay feeds a recording's events to new players, one for each part, and compares what they
-// decide with what is recorded, byte for byte. The error names the first line that differs.
+// Replay feeds the events of a recording to new players, one for each part, and compares the lines
+// that they return with the recorded ones, byte for byte. The error names the first line that
+// differs.
 func Replay(r io.Reader, header string, begin Begin) (*Replayed, error) {
 	in := &lineReader{s: bufio.NewScanner(r), header: header}
 	in.s.Buffer(nil, 1<<26) // latency tables are one line
@@ -80,7 +82,7 @@ func Replay(r io.Reader, header string, begin Begin) (*Replayed, error) {
 	return out, nil
 }
 
-// part replays one part, of which in has read the header.
+// part replays one part. in has read its header.
 func (out *Replayed) part(in *lineReader, begin Begin) error {
 	in.next()
 	data, ok := strings.CutPrefix(in.text, configPrefix)
@@ -122,7 +124,7 @@ func (out *Replayed) part(in *lineReader, begin Begin) error {
 	return nil
 }
 
-// A lineReader counts lines.
+// A lineReader reads lines and counts them, for errors.
 type lineReader struct {
 	s      *bufio.Scanner
 	header string

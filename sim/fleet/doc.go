@@ -1,0 +1,14 @@
+// Package fleet simulates a whole fleet with faults, in virtual time: agents with one lane each, of
+// which one leads, gateways, and the network between them.
+//
+// Production code makes the decisions: package election decides who leads, [leader.State] is the
+// leader, client/queries and match.Leaderless decide at gateways, and runtime/queue orders the
+// queries of a lane. This package carries the messages between them, and delays, cuts off, freezes
+// or kills what the faults name.
+//
+// In come queries, by [Fleet.Arrive], and the time, by [Fleet.Until]. Out go the queries' outcomes,
+// by [Config.Finish], and what followed from each fault, by [Fleet.Results]. The results depend
+// only on the [Config] and the queries: the package starts no goroutine and reads no clock. A Fleet
+// belongs to the goroutine that calls it, and calls the functions of its Config there. Package sim
+// runs it.
+package fleet
