@@ -19,9 +19,10 @@ const DefaultThreshold = 0.05
 // the rates at which they are asked for now, queries/s; its objective, budget and rate are not
 // read. The answer comes at once, by fluid limits, as no configuration is evaluated:
 //
-//   - Where only batch sizes have changed it is KAIROS's: what serves most for the price of what runs.
-//   - Where the rate has changed, the money may be too little or too much, and it is RIBBON's: what
-//     serves that rate at the least cost.
+//   - If only batch sizes have changed, KAIROS's choice: the most throughput for the price of what
+//     runs now.
+//   - If the rate has changed, the present price may be too low or too high, so RIBBON's choice:
+//     the least cost that serves the rate.
 //
 // The planner is [Fluid] for both, as in its one shot it found better fleets than
 // [Kairos], whose bound is for one model, and as good ones as [Ribbon] within 7 %, which
