@@ -356,8 +356,10 @@ type LanesStats struct {
 	Waiting      int   // background work does not count
 	WaitingBytes int64 // of the inputs of what waits
 	// Remaining estimates how long until a lane is free for a new query, what is
-	// reserved included; RemainingByLane the same of each lane.
-	Remaining       time.Duration
+	// reserved included.
+	Remaining time.Duration
+	// RemainingByLane estimates how long each lane is busy with what runs and waits, for those who
+	// hear of it now and then. What is reserved it leaves out: they would not hear that it lapses.
 	RemainingByLane []time.Duration
 	// Busy is the time queries have spent on lanes, summed over the lanes.
 	Busy time.Duration
@@ -431,7 +433,7 @@ type Reservation struct {
 }
 
 // Reserve says when a query would be answered, and keeps its place for the given
-// time: others see it in what remains. The query brings it along
+// time: others see it in [LanesStats.Remaining]. The query brings it along
 // ([Query.Reservation]); or Release gives it back.
 func (l *Lanes) Reserve(profile names.ModelKey, batchSize int, keep time.Duration) *Reservation {
 	l.mu.Lock()
@@ -500,14 +502,9 @@ func (t *turn) rest(now time.Duration) time.Duration { return max(0, t.Estimate-
 
 // remainingByLane is LanesStats.RemainingByLane.
 func (l *Lanes) remainingByLane(now time.Duration) []time.Duration {
-	n, reserved := l.promised(now)
-	share := (l.queue.Estimate() + reserved) / time.Duration(l.lanes)
-	if n < len(l.idle) {
-		share = 0
-	}
 	remaining := make([]time.Duration, l.lanes)
 	for lane := range remaining {
-		remaining[lane] = share
+		remaining[lane] = l.queue.Estimate() / time.Duration(l.lanes)
 	}
 	for t := range l.current {
 		if t.running {

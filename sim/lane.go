@@ -275,13 +275,19 @@ func (r *run) close(q *query) {
 	r.forget()
 }
 
-// remaining is how long the worker expects the lane to be busy with the attempts and reservations
-// that it has.
-func (r *run) remaining(l *lane) time.Duration {
+// busy is how long the worker expects the lane to be busy with the attempts that it has, as gossip
+// says.
+func (r *run) busy(l *lane) time.Duration {
 	d := l.queue.Estimate()
 	if a := l.running; a != nil {
 		d += max(0, a.start+a.Estimate-r.now)
 	}
+	return d
+}
+
+// remaining is the same with what the lane has promised to take, as it tells gateways.
+func (r *run) remaining(l *lane) time.Duration {
+	d := r.busy(l)
 	for _, seq := range l.promised {
 		q := r.at(seq)
 		d += l.predicted[q.model].Mean(int(q.batch))

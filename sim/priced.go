@@ -87,7 +87,7 @@ func (g *gateways) of(seq uint64) *gateway { return g.each[seq%uint64(len(g.each
 // gossip reports a lane's load to all gateways.
 func (g *gateways) gossip(id int32) {
 	for _, at := range g.each {
-		at.known.Heard(match.LaneID(id), epoch.Add(g.now), g.remaining(&g.lanes[id]))
+		at.known.Heard(match.LaneID(id), epoch.Add(g.now), g.busy(&g.lanes[id]))
 	}
 	g.heap.push(event{at: g.now + g.stale, kind: gossips, lane: id})
 }

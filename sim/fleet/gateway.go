@@ -127,9 +127,8 @@ func (g *gateway) join(a *agent) error {
 func (g *gateway) gossip(a *agent) {
 	f := g.f
 	if _, breaks := f.cut(&a.host, &g.host); !a.dead && !a.frozen() && !breaks {
-		at, remaining := epoch.Add(f.now), a.remaining()
-		f.send(&a.host, &g.host, func() { g.known.Heard(match.LaneID(a.index), at, remaining) },
-			nil)
+		at, busy := epoch.Add(f.now), a.busy()
+		f.send(&a.host, &g.host, func() { g.known.Heard(match.LaneID(a.index), at, busy) }, nil)
 	}
 	f.do(f.now+f.cfg.GossipDelay, func() { g.gossip(a) })
 }

@@ -17,7 +17,7 @@ func (a *agent) greet(t *term) {
 	}
 	a.link = t
 	e := leader.Event{
-		Kind: leader.Greeted, Agent: a.member.Name, Free: []time.Duration{a.remaining()},
+		Kind: leader.Greeted, Agent: a.member.Name, Free: []time.Duration{a.busy()},
 	}
 	for _, c := range a.held {
 		e.Holds = append(e.Holds, leader.Held{
@@ -49,7 +49,7 @@ func (a *agent) ended(c *call, refused bool) {
 		Kind: leader.Completed, Agent: a.member.Name,
 		Gateway: c.gateway.id, Sequence: c.of.state.Sequence, Attempt: c.number,
 		Model: f.cfg.Models[c.of.Model].id(), BatchSize: c.of.BatchSize,
-		Remaining: a.remaining(), Refused: refused,
+		Remaining: a.busy(), Refused: refused,
 		Latency: f.now - c.of.Arrival,
 	}
 	if !refused {
@@ -82,7 +82,7 @@ func (a *agent) takes(c *call) {
 	}
 	a.held = append(a.held, c)
 	if c.reservation != 0 { // not sent by the leader
-		free := []time.Duration{a.remaining() + c.Estimate}
+		free := []time.Duration{a.busy() + c.Estimate}
 		a.tell(func(t *term) {
 			t.step(&leader.Event{Kind: leader.LanesFree, Agent: a.member.Name, Free: free})
 		})
@@ -158,12 +158,19 @@ func (a *agent) cutOff(c *call) {
 	}
 }
 
-// remaining is how long the agent expects its lane to be busy with what it has and has promised.
-func (a *agent) remaining() time.Duration {
+// busy is how long the agent expects its lane to be busy with what it has, as it tells leaders and
+// gossip: they would not hear that a promise lapses.
+func (a *agent) busy() time.Duration {
 	d := a.waiting.Estimate()
 	if c := a.running; c != nil {
 		d += max(0, c.start+c.Estimate-a.f.now)
 	}
+	return d
+}
+
+// remaining is the same with what the agent has promised, as it tells gateways that ask.
+func (a *agent) remaining() time.Duration {
+	d := a.busy()
 	a.promises = slices.DeleteFunc(a.promises, func(p promise) bool { return p.until < a.f.now })
 	for _, p := range a.promises {
 		d += p.estimate

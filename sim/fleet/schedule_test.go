@@ -128,9 +128,8 @@ func randomFaults(rng *rand.Rand, agents int) (all []Fault) {
 
 // run lets queries arrive, and everything that follows happen.
 func (r *referee) run() {
-	// In the end a leader may take a lane for busy for seconds yet: it has greeted when it had just
-	// promised many places, which nobody took.
-	const arrivals, end = 3 * time.Second, 40 * time.Second
+	// The last fault ends before 7 s.
+	const arrivals, end = 3 * time.Second, 10 * time.Second
 	// half of what the lanes serve
 	gap := 2 * r.cfg.Models[0].QoSTarget / 3 / time.Duration(len(r.cfg.Lanes))
 	for at := time.Duration(0); at < arrivals; at += gap/2 +
