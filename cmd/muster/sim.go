@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -167,7 +166,7 @@ alone while none answers. All agents rank alike, so the last by name leads.`,
 		"changes of the rate over time, as DURATION:FACTOR,DURATION:FACTOR, round and round")
 	flags.StringVar(&logFile, "log", "", "write each query's outcome to a CSV file")
 	flags.StringVar(&recordFile, "record", "",
-		"write the policy's events and decisions to a file, for replay")
+		"write the leader's events and decisions to a file, for replay")
 	flags.StringArrayVar(&faults, "fault", nil,
 		"what goes wrong and when, as VERB-TARGET@TIME+DURATION:AMOUNT (see above), or a file "+
 			"with one a line; repeat it for several")
@@ -475,22 +474,13 @@ func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim
 	return nil
 }
 
-// replay replays a recording of a simulation's matcher or of an agent's terms.
-func replay(r io.Reader) (*match.Replayed, error) {
-	in := bufio.NewReader(r)
-	if first, _ := in.Peek(len(leader.Header)); string(first) == leader.Header {
-		return leader.Replay(in)
-	}
-	return match.Replay(in) // says what is wrong with another
-}
-
 func newSimReplayCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "replay FILE",
-		Short: "Feed a recording to the policy again and check every decision",
-		Long: `Feed the events of a recording (made with "muster sim --record" or "muster agent --record") to the policy
-again and check that it decides the same, byte for byte. The first line that
+		Short: "Feed a recording to the leader's code again and check every decision",
+		Long: `Feed the events of a recording (made with "muster sim --record" or "muster agent --record") to the
+leader's code again and check that it decides the same, byte for byte. The first line that
 differs is an error.`,
 		Example: `  muster sim replay run.txt`,
 		Args:    cobra.ExactArgs(1),
@@ -500,7 +490,7 @@ differs is an error.`,
 				return fmt.Errorf("replay: %w", err)
 			}
 			defer f.Close()
-			r, err := replay(f)
+			r, err := leader.Replay(f)
 			if err != nil {
 				return fmt.Errorf("replay %s: %w", args[0], err)
 			}

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/muster-serve/muster/leader"
 )
 
 // writeFiles writes files into an empty directory and returns it.
@@ -28,7 +30,8 @@ func TestSimBadInput(t *testing.T) {
 		"missing.csv": "model,instance_type,batch_size,sample_ms\nrm2,g4dn.xlarge,10,1\nrm2,g4dn.xlarge,20,1\nrm2,r5n.large,10,1\n",
 		"trace.csv":   "arrival_ms,model,batch_size\n0,rm2,x\n",
 		"sizes.csv":   "batch_size\n0\n",
-		"run.txt":     "muster-match 2\nrubbish\n",
+		"run.txt":     leader.Header + "\nrubbish\n",
+		"former.txt":  "muster-match 2\nconfig {}\n",
 		"faults.txt":  "# comment\nkill-leader@1s\nkill-leader@soon # why\n",
 	})
 	const pool = " --pool g4dn.xlarge=1,r5n.large=4"
@@ -74,6 +77,7 @@ func TestSimBadInput(t *testing.T) {
 			pool: `faults.txt line 3: fault "kill-leader@soon": got the time "soon"`,
 		"--model rm2 --find-throughput --fault kill-leader@1s" + pool: "find-throughput",
 		"replay " + dir + "/run.txt":                                  "line 2",
+		"replay " + dir + "/former.txt":                               `line 1: got the format "muster-match 2", want "muster-term 1"`,
 		"replay " + dir + "/no-such":                                  "no-such",
 		"compare":                                                     "give --model",
 		"compare --model rm2 --budget 0":                              "budget is 0",

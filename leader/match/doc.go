@@ -4,8 +4,7 @@
 // come decisions, and the time at which the matcher wants to be stepped again. It starts no
 // goroutine, reads no clock, and draws randomness only from its seed. The agent feeds it from the
 // network and the simulator from its event heap; both get the same decisions from the same events.
-// Events and decisions have one text form ([AppendEvent], [ParseEvent], [AppendDecision]); a
-// recorded run replays to the byte.
+// Events and decisions have one text form ([AppendEvent], [ParseEvent], [AppendDecision]).
 //
 // The matcher holds the queries, the lanes and the reservations. It guarantees that a query has at
 // most one live assignment and exactly one outcome, and that no lane gets more than it holds or a

@@ -14,17 +14,10 @@ import (
 	"github.com/muster-serve/muster/leader/internal/lines"
 )
 
-// SerialVersion is the version of the serial form of events and decisions. A
-// recording starts with the line [SerialHeader].
-const SerialVersion = 2
-
-// SerialHeader is the first line of a recording, without the newline.
-const SerialHeader = "muster-match 2"
-
 // The serial form has one line per event or decision: its kind, then key=value fields in a fixed
 // order. A field is absent if its value is the zero of its type. Lines of events start with the
-// time since the start of the recording. The fields of events are written exactly, so that a replay
-// decides the same; the floats of decisions are rounded to six digits. Queries are written
+// time since the start of a run. The fields of events are written exactly, so that a matcher
+// decides the same again; the floats of decisions are rounded to six digits. Queries are written
 // gateway/sequence. Names that contain spaces are quoted.
 //
 //	12.5ms submitted query=1/7 model=rm2 batch=120 waited=1ms time_left=3.5s
@@ -69,7 +62,7 @@ func (id QueryID) String() string {
 }
 
 // AppendEvent appends the serial form of e, which happened at the given time
-// since the start of the recording, without a newline.
+// since the start of a run, without a newline.
 func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 	b = append(b, at.String()...)
 	b = append(b, ' ')
