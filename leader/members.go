@@ -15,7 +15,8 @@ func (s *State) describe(described *Member, free []time.Duration) {
 		m = &member{}
 	}
 	drained := m.Member != nil && m.Draining
-	m.Member, m.lostAt = described, 0
+	m.Member = described
+	s.mended(m)
 	delete(s.gone, m.Name)
 	holds := make([]*model, 0, len(described.Models))
 	for _, held := range described.Models {
@@ -211,12 +212,22 @@ func (s *State) linkBroken(e *Event) {
 		s.lose(m, "its process is gone")
 	case m.lostAt == 0:
 		m.lostAt, m.broken = s.now+linkGrace, e.Why
+		s.broken = append(s.broken, m)
+	}
+}
+
+// mended takes it that a member's link is not broken any more, or no matter.
+func (s *State) mended(m *member) {
+	if m.lostAt > 0 {
+		m.lostAt = 0
+		s.broken = slices.DeleteFunc(s.broken, func(o *member) bool { return o == m })
 	}
 }
 
 // lose gives up a member's lanes. The matcher offers the queries that they hold again.
 func (s *State) lose(m *member, why string) {
 	delete(s.members, m.Name)
+	s.mended(m)
 	if len(m.lanes) == 0 {
 		return
 	}

@@ -1,7 +1,6 @@
 package leader
 
 import (
-	"cmp"
 	"maps"
 	"math"
 	"slices"
@@ -58,6 +57,8 @@ type State struct {
 	lanes    map[match.LaneID]*lane
 	lastLane match.LaneID
 	view     map[names.AgentName]*Member
+	// Members whose links have broken, by when.
+	broken []*member
 	// Members whose process has ended, while the view still lists them.
 	gone map[names.AgentName]bool
 
@@ -204,8 +205,10 @@ func (s *State) at() time.Time { return origin.Add(s.now) }
 
 // act adds an action. The returned pointer is valid until the next call.
 func (s *State) act(kind ActionKind) *Action {
-	s.out = append(s.out, Action{Kind: kind})
-	return &s.out[len(s.out)-1]
+	n := len(s.out)
+	s.out = slices.Grow(s.out, 1)[:n+1] // beyond its length it is zero
+	s.out[n].Kind = kind
+	return &s.out[n]
 }
 
 // step passes an event to the matcher and takes its decisions.
@@ -281,20 +284,16 @@ func (s *State) ask(d *match.Decision) {
 // beat does the work of each heartbeat: it gives up lanes whose link did not come back, submits
 // parked queries whose lanes did not greet in time, and sends the heartbeat.
 func (s *State) beat() {
-	var lost []*member
-	for _, m := range s.members {
-		if m.lostAt > 0 && s.now >= m.lostAt {
-			lost = append(lost, m)
-		}
-	}
-	slices.SortFunc(lost, func(a, b *member) int { return cmp.Compare(a.Name, b.Name) })
-	for _, m := range lost {
-		s.lose(m, "its link broke and did not come back: "+m.broken)
+	for len(s.broken) > 0 && s.now >= s.broken[0].lostAt {
+		m := s.broken[0]
+		s.lose(m, "its link has not come back, which broke: "+m.broken)
 	}
 	if s.now >= settleTime {
 		s.unpark(func(*query) bool { return true })
 	}
-	s.act(Heartbeat)
+	if len(s.gateways) > 0 {
+		s.act(Heartbeat)
+	}
 	s.tuneAhead()
 }
 
