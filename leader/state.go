@@ -286,7 +286,7 @@ func (s *State) ask(d *match.Decision) {
 func (s *State) beat() {
 	for len(s.broken) > 0 && s.now >= s.broken[0].lostAt {
 		m := s.broken[0]
-		s.lose(m, "its link has not come back, which broke: "+m.broken)
+		s.lose(m, "its link broke and did not come back: "+m.broken)
 	}
 	if s.now >= settleTime {
 		s.unpark(func(*query) bool { return true })
