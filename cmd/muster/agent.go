@@ -18,11 +18,12 @@ func newAgentCommand() *cobra.Command {
 		Use:   "agent",
 		Short: "Serve the models of a directory",
 		Long: `Serve the models of a directory by the Open Inference Protocol, over REST and
-gRPC, with Prometheus metrics beside them. Models that appear, change or vanish
-in the directory are picked up while serving.
+gRPC, with Prometheus metrics at an address of their own. The agent loads models
+that are added to the directory, loads changed ones again, and stops serving
+removed ones, without a restart.
 
-SIGTERM or SIGINT drains the agent: it takes no new queries, running ones
-finish, and it exits with status 0. A second signal ends it at once.`,
+SIGTERM or SIGINT drains the agent: it refuses new queries, finishes those it
+holds, and exits with status 0. A second signal ends it at once.`,
 		Example: `  muster agent                                serve ./model-repository on loopback
   muster agent --http :8000 --grpc :8001 --tls-cert node1.crt --tls-key node1.key   reachable from other machines
   MUSTER_MODEL_DIR=/srv/models muster agent   settings from the environment`,
@@ -38,8 +39,8 @@ finish, and it exits with status 0. A second signal ends it at once.`,
 				return err
 			}
 			if settings.Executor == "emulated" && os.Getenv("GOMAXPROCS") == "" {
-				// It plays a machine of its own where many share one: threads that look for work in
-				// vain would take that from the others.
+				// Many emulated agents share one machine. Idle Go threads spin while they look for
+				// work, which takes CPU time from the other agents, so each agent gets one thread.
 				runtime.GOMAXPROCS(1)
 			}
 			provider, flush, err := settings.traceSettings.open(cmd.Context(), a.Name(), log)
@@ -57,7 +58,8 @@ finish, and it exits with status 0. A second signal ends it at once.`,
 	return cmd
 }
 
-// logHandler writes the log to w in the format and from the level chosen.
+// logHandler returns the handler that writes log lines to w, in the format of --log-format and from
+// the level of --log-level upwards.
 func (s *agentSettings) logHandler(w io.Writer) (slog.Handler, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(s.logLevel)); err != nil {

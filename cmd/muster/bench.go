@@ -22,20 +22,21 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// benchOptions are the flags of `muster bench`.
+// benchOptions are the flags of `muster bench`. After check, duration is 0 where only the number of
+// queries or a trace file ends the load.
 type benchOptions struct {
 	clientSettings
 	models         []string // NAME or NAME=SHARE
-	rate           float64
+	rate           float64  // queries a second over all models; 0 if not given
 	duration       time.Duration
-	queries        int
+	queries        int // most queries to send; 0: no bound
 	batch          string
 	arrivals       string
-	qosMS          float64
-	timeout        time.Duration
+	qosMS          float64       // 0: the models' own QoS targets
+	timeout        time.Duration // of a query; 0: its model's deadline
 	seed           uint64
-	json           string
-	plot           string
+	json           string // a path, - for standard output, or empty
+	plot           string // a path, or empty
 	findThroughput bool
 }
 
@@ -43,29 +44,33 @@ func newBenchCommand() *cobra.Command {
 	var o benchOptions
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Put agents under load and see whether they keep their QoS targets",
-		Long: `Put agents under load and see whether they keep their QoS targets.
+		Short: "Send a load of queries and measure whether agents meet the QoS targets",
+		Long: `Send a load of queries to agents and measure whether the models meet their QoS
+targets.
 
-The load is open: each query is sent when it is due, whether or not earlier ones
-are answered, and its latency counts from then. Models, inputs, id bounds and QoS
-targets come from the server; values are random.
+The load is an open loop: each query is sent at its arrival time, whether or not
+earlier ones have been answered, and its latency counts from its arrival time.
+The server tells which inputs, id bounds and QoS targets the models have; the
+values of the inputs are random.
 
 Batch sizes (--batch):
   trace               the production trace that KAIROS was evaluated with
-  ribbon              the one behind RIBBON's tables
+  ribbon              the distribution behind RIBBON's published tables
   gaussian:MEAN,SD    truncated to 1..1000
   fixed:N
-  FILE                CSV with the column batch_size and, if wanted, weight
+  FILE                CSV with the column batch_size and, optionally, weight
 Arrivals (--arrivals):
   poisson, constant
-  gamma:SHAPE         below 1 in bursts, above 1 more regular than poisson
-  artifact            whole milliseconds, as the papers' own simulators have them
+  gamma:SHAPE         a SHAPE below 1 gives bursts, one above 1 gives arrivals more
+                      regular than poisson
+  artifact            whole milliseconds between queries, as in the simulators that
+                      the papers' authors published
   FILE                CSV with the columns arrival_ms, model, batch_size; it sets
                       rate and batch sizes
---find-throughput searches the allowable throughput instead: the highest rate at
+--find-throughput searches for the allowable throughput: the highest rate at
 which every model meets its QoS target. --duration then bounds the whole search.
 
-Interrupt it, and it reports on what it has.`,
+After an interrupt (Ctrl-C) the command reports what it has measured so far.`,
 		Example: `  muster bench --model wnd --rate 200
   muster bench --model ncf=3 --model wnd=1 --rate 400 --duration 60s --plot latency.png
   muster bench --model rm2 --find-throughput --json -
@@ -84,27 +89,30 @@ Interrupt it, and it reports on what it has.`,
 		"model to query, as NAME or NAME=SHARE of the queries; repeat it for several")
 	flags.Float64Var(&o.rate, "rate", 0, "queries a second over all models")
 	flags.DurationVar(&o.duration, "duration", 20*time.Second,
-		"how long to send queries, or to search (then 1m0s unless given)")
+		"how long to send queries; with --find-throughput, how long to search (default 1m0s)")
 	flags.IntVar(&o.queries, "queries", 0,
-		"end after so many queries; without --duration, only then")
-	flags.StringVar(&o.batch, "batch", "trace", "batch sizes")
-	flags.StringVar(&o.arrivals, "arrivals", "poisson", "arrivals")
-	flags.Float64Var(&o.qosMS, "qos-ms", 0, "QoS target in ms, in place of the models' own")
+		"stop after this many queries; without --duration nothing else ends the load")
+	flags.StringVar(&o.batch, "batch", "trace",
+		"batch sizes: trace, ribbon, gaussian:MEAN,SD, fixed:N or a CSV file")
+	flags.StringVar(&o.arrivals, "arrivals", "poisson",
+		"arrivals: poisson, constant, gamma:SHAPE, artifact or a CSV file")
+	flags.Float64Var(&o.qosMS, "qos-ms", 0, "QoS target in ms, instead of the models' own")
 	flags.DurationVar(&o.timeout, "timeout", 0,
-		"give a query up after so long; 0 means the model's deadline")
+		"time after which a query has failed; 0 means the model's deadline")
 	flags.Uint64Var(&o.seed, "seed", 1, "seed of arrivals, batch sizes and inputs")
 	flags.StringVar(&o.json, "json", "",
-		"write the results as JSON to a file, or to - in place of the table")
-	flags.StringVar(&o.plot, "plot", "", "draw the latencies to a PNG file")
-	flags.BoolVar(&o.findThroughput, "find-throughput", false, "search the allowable throughput")
+		"write the results as JSON to this file; with - to standard output, instead of the table")
+	flags.StringVar(&o.plot, "plot", "", "draw the latencies to this PNG file")
+	flags.BoolVar(&o.findThroughput, "find-throughput", false,
+		"search for the allowable throughput")
 	cmd.MarkFlagsMutuallyExclusive("rate", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("queries", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("plot", "find-throughput")
 	return cmd
 }
 
-// check reports all faults of the flags at once and fills in defaults that
-// depend on other flags.
+// check reports all faults of the flags at once and sets the duration, whose default depends on
+// other flags.
 func (o *benchOptions) check(cmd *cobra.Command) error {
 	var faults []error
 	fault := func(format string, args ...any) {
@@ -130,7 +138,7 @@ func (o *benchOptions) check(cmd *cobra.Command) error {
 		if info, err := os.Stat(filepath.Dir(path)); err != nil {
 			fault("%s: %w", flag, err)
 		} else if !info.IsDir() {
-			fault("%s: %s is no directory", flag, filepath.Dir(path))
+			fault("%s: %s is not a directory", flag, filepath.Dir(path))
 		}
 	}
 	if !given("duration") {
@@ -138,17 +146,21 @@ func (o *benchOptions) check(cmd *cobra.Command) error {
 		case o.findThroughput:
 			o.duration = time.Minute
 		case given("queries") || isFile(o.arrivals):
-			o.duration = 0 // the queries end it
+			o.duration = 0 // the load ends with its last query
 		}
 	}
 	return errors.Join(faults...)
 }
 
+// isFile reports whether there is something at path that is not a directory. Flags that take a name
+// or a file use it to tell which one was given.
 func isFile(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && !info.IsDir()
 }
 
+// run sends the load and prints the report. It blocks until the load has ended and its queries are
+// answered or have failed. A run in which no query was answered is an error.
 func (o *benchOptions) run(cmd *cobra.Command) error {
 	c, err := o.open(cmd.ErrOrStderr())
 	if err != nil {
@@ -192,6 +204,8 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 	return nil
 }
 
+// search finds the allowable throughput and prints it. Each rate that it tried is a line on
+// standard error.
 func (o *benchOptions) search(cmd *cobra.Command, c *client.Client, load *benchLoad) error {
 	found, err := bench.FindThroughput(cmd.Context(), c, load.models, bench.Search{
 		Queries:  load.queries,
@@ -208,8 +222,8 @@ func (o *benchOptions) search(cmd *cobra.Command, c *client.Client, load *benchL
 	})
 }
 
-// write writes results to where --json says, and as text unless that is the
-// standard output.
+// write prints results as text, and writes them as JSON to the file of --json. With "--json -" it
+// prints JSON instead of text.
 func (o *benchOptions) write(cmd *cobra.Command, results any, text func(io.Writer) error) error {
 	if o.json == "-" {
 		return printJSON(cmd.OutOrStdout(), results)
@@ -220,7 +234,8 @@ func (o *benchOptions) write(cmd *cobra.Command, results any, text func(io.Write
 	return writeFile(o.json, func(w io.Writer) error { return printJSON(w, results) })
 }
 
-// writeFile writes a file that is there whole or not at all.
+// writeFile has write fill a file at path, which then replaces an older one atomically: after an
+// error path is as it was before.
 func writeFile(path string, write func(io.Writer) error) error {
 	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(filepath.Dir(path)),
 		renameio.WithStaticPermissions(0o644))
@@ -236,7 +251,7 @@ func writeFile(path string, write func(io.Writer) error) error {
 	return nil
 }
 
-// A benchLoad is what the flags say to send.
+// A benchLoad is the load that the flags describe.
 type benchLoad struct {
 	trace    *workload.TraceFile // nil unless arrivals come from a file
 	arrivals string
@@ -246,7 +261,8 @@ type benchLoad struct {
 	models   []*bench.Model // made by prepare
 }
 
-// readLoad reads what to send from the flags and files.
+// readLoad checks the flags that describe the load and opens the files that they name. It does not
+// contact the server.
 func (o *benchOptions) readLoad() (*benchLoad, error) {
 	l := &benchLoad{
 		arrivals: o.arrivals, workload: bench.Workload{
@@ -267,27 +283,28 @@ func (o *benchOptions) readLoad() (*benchLoad, error) {
 	if isFile(o.arrivals) {
 		return l, l.readTrace(o)
 	}
-	// Any rate will do to check the form.
+	// The rate is not known yet; 1 serves to check the syntax.
 	if _, err := workload.ParseArrivals(o.arrivals, 1); err != nil {
 		return nil, fmt.Errorf("%w, or a CSV file with the columns arrival_ms, model, batch_size",
 			err)
 	}
 	if !o.findThroughput {
 		if o.rate == 0 {
-			return nil, errors.New("rate: give --rate, or --find-throughput to search one")
+			return nil, errors.New("rate: give --rate, or --find-throughput to search for one")
 		}
 		if _, err := workload.ParseArrivals(o.arrivals, o.rate); err != nil {
 			return nil, err
 		}
 	}
 	if len(l.loads) == 0 {
-		return nil, errors.New("model: give --model NAME, once or several times")
+		return nil, errors.New("model: give --model NAME at least once")
 	}
 	l.sizes, err = workload.ParseBatchSizes(o.batch)
 	return l, err
 }
 
-// parseShare reads NAME or NAME=SHARE.
+// parseShare reads NAME=SHARE, or NAME for a share of 1. Shares are weights: they need not add up
+// to 1.
 func parseShare(s string) (name string, share float64, err error) {
 	name, text, given := strings.Cut(s, "=")
 	share = 1
@@ -298,15 +315,15 @@ func parseShare(s string) (name string, share float64, err error) {
 		}
 	}
 	if name == "" {
-		return "", 0, fmt.Errorf("model: %q names no model", s)
+		return "", 0, fmt.Errorf("model: %q has no name, want NAME or NAME=SHARE", s)
 	}
 	return name, share, nil
 }
 
-// readTrace has the trace file say what is sent to whom.
+// readTrace takes arrivals, models and batch sizes from the trace file that --arrivals names.
 func (l *benchLoad) readTrace(o *benchOptions) error {
 	if o.rate != 0 || o.findThroughput {
-		return fmt.Errorf("arrivals: %s sets the rate; leave --rate and --find-throughput away",
+		return fmt.Errorf("arrivals: %s sets the rate; omit --rate and --find-throughput",
 			o.arrivals)
 	}
 	trace, err := workload.OpenTraceFile(o.arrivals)
@@ -322,14 +339,15 @@ func (l *benchLoad) readTrace(o *benchOptions) error {
 	}
 	for _, m := range trace.Models() {
 		if !slices.ContainsFunc(l.loads, func(o workload.Load) bool { return o.Model == m }) {
-			return fmt.Errorf("arrivals: %s has queries for model %q, which --model leaves out",
+			return fmt.Errorf("arrivals: %s has queries for model %q, which no --model names",
 				o.arrivals, m)
 		}
 	}
 	return nil
 }
 
-// prepare asks the server about the models.
+// prepare asks the server for the models' inputs and limits, and sets l.models. A batch size that a
+// model does not accept is an error for a trace; a distribution is cut off at the largest one.
 func (l *benchLoad) prepare(cmd *cobra.Command, c *client.Client, o *benchOptions) error {
 	for i := range l.loads {
 		name := l.loads[i].Model
@@ -364,7 +382,8 @@ func (l *benchLoad) prepare(cmd *cobra.Command, c *client.Client, o *benchOption
 	return nil
 }
 
-// queries is the stream at a rate.
+// queries returns the queries to send, in order of their arrival times, at rate queries a second.
+// With a trace file both arguments are ignored.
 func (l *benchLoad) queries(rate float64, seed uint64) (iter.Seq[workload.Query], error) {
 	if l.trace != nil {
 		return l.trace.Queries(), nil

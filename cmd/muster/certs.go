@@ -19,7 +19,7 @@ import (
 
 const (
 	day = 24 * time.Hour
-	// The file names of the CA in its directory.
+	// Files of the CA in its directory: certificate, private key, revocation list.
 	caCertFile, caKeyFile, caListFile = "ca.crt", "ca.key", "ca.crl"
 )
 
@@ -28,9 +28,11 @@ func newCertsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "certs",
 		Short: "Make a certificate authority, and issue and revoke certificates",
-		Long: `Make a certificate authority (CA) and certificates, for those who have none.
-Keys are ECDSA on P-256, readable by their owner alone. No file is overwritten, but for the list of what is
-revoked.`,
+		Long: `Make a certificate authority (CA), and issue and revoke certificates of agents
+and clients. You do not need it if you already have a CA.
+
+Keys are ECDSA on P-256, in files that only their owner can read. No file is
+overwritten except the CA's revocation list.`,
 	}
 	cmd.AddCommand(newCertsInitCommand(&dir), newCertsIssueCommand(&dir),
 		newCertsRevokeCommand(&dir))
@@ -61,8 +63,8 @@ func newCertsInitCommand(dir *string) *cobra.Command {
 				return err
 			}
 			fmt.Fprintf(cmd.OutOrStdout(),
-				`%s: the CA's certificate, for every agent and client (--tls-ca); no secret
-%s: its private key: whoever has it can be any agent or client; keep it off the agents
+				`%s: the CA's certificate, not secret; every agent and client needs it (--tls-ca)
+%s: the CA's private key, secret; whoever has it can pose as any agent or client, so keep it off the agents
 
 Next, a certificate for each agent:
   muster certs issue agent NAME --dir %s
@@ -86,13 +88,13 @@ func newCertsIssueCommand(dir *string) *cobra.Command {
 	agent := &cobra.Command{
 		Use:   "agent NAME",
 		Short: "Issue the certificate of an agent",
-		Long: `Issue the certificate of an agent: with it an agent serves by TLS, and proves to
-other agents of the fleet that it belongs to them. It may do everything, so it
-is for agents alone.
+		Long: `Issue the certificate of an agent. The agent serves TLS with it, and proves to
+other agents that it belongs to the fleet. Whoever holds it may do everything, so
+do not give it to clients.
 
-Muster's own clients and agents need no host names in it. Those are for others,
-such as curl and tritonclient: NAME, localhost, 127.0.0.1 and ::1 are always
-there, --host adds more.`,
+Other clients, such as curl and tritonclient, check the certificate's host names;
+Muster's own clients and agents do not. The certificate always holds NAME,
+localhost, 127.0.0.1 and ::1; --host adds more.`,
 		Example: `  muster certs issue agent node1
   muster certs issue agent node1 --host 10.0.0.7,node1.example.com`,
 		Args: cobra.ExactArgs(1),
@@ -104,13 +106,14 @@ there, --host adds more.`,
 		},
 	}
 	agent.Flags().StringSliceVar(&hosts, "host", nil,
-		"more DNS names and IP addresses where the agent is reached")
+		"more DNS names and IP addresses at which clients reach the agent")
 	client := &cobra.Command{
 		Use:   "client NAME",
 		Short: "Issue the certificate of a client",
-		Long: `Issue the certificate of a client. The access file says what a client of this
-name may do; without an access file the client "admin" may load, unload, drain,
-plan, change keys and see events, and the others may query.`,
+		Long: `Issue the certificate of a client. The agents' access file (muster agent --access)
+says what the client of this name may do. Without an access file every client may
+query, and only the client "admin" may load, unload, drain, plan, change keys and
+see events.`,
 		Example: `  muster certs issue client ads
   muster certs issue client admin --days 30`,
 		Args: cobra.ExactArgs(1),
@@ -119,9 +122,9 @@ plan, change keys and see events, and the others may query.`,
 		},
 	}
 	cmd.PersistentFlags().StringVar(&out, "out", "",
-		"directory to write to (default that of the CA)")
+		"directory to write to (default the CA's directory)")
 	cmd.PersistentFlags().IntVar(&days, "days", 365,
-		"days until the certificate expires; at most as long as the CA holds")
+		"days until the certificate expires; it never outlives the CA's own certificate")
 	cmd.AddCommand(agent, client)
 	return cmd
 }
@@ -131,10 +134,11 @@ func newCertsRevokeCommand(dir *string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "revoke [NAME|FILE...]",
 		Short: "Revoke certificates of the CA",
-		Long: `Revoke certificates of the CA: those of the names, as they lie in the CA's
-directory, or in the files (a name with a / or that ends with .crt is a file).
-They are added to ca.crl there, the list that agents and clients read
-(--tls-crl). Without arguments the list is only renewed.`,
+		Long: `Revoke certificates of the CA. NAME stands for NAME.crt in the CA's directory. An
+argument with a / or that ends with .crt is the path of a certificate.
+
+The command adds them to the revocation list, ca.crl in the CA's directory, which
+agents and clients read (--tls-crl). Without arguments it only renews the list.`,
 		Example: `  muster certs revoke ads
   muster certs revoke old/node1.crt
   muster certs revoke --days 30`,
@@ -161,7 +165,8 @@ They are added to ca.crl there, the list that agents and clients read
 				if err != nil {
 					return fmt.Errorf("revoke %s: %s: %w", arg, file, err)
 				}
-				certs = append(certs, found[0]) // what follows lies between it and the CA
+				// The first is the certificate itself; intermediate ones follow it.
+				certs = append(certs, found[0])
 			}
 			listFile := filepath.Join(*dir, caListFile)
 			before, err := os.ReadFile(listFile)
@@ -181,19 +186,19 @@ They are added to ca.crl there, the list that agents and clients read
 				return err
 			}
 			fmt.Fprintf(cmd.OutOrStdout(),
-				`%s: the revocation list; no secret; to be renewed within %d days
+				`%s: the revocation list, not secret; renew it within %d days
 
-Next, give it to every agent and client, over the one before:
+Next, replace the list of every agent and client with it:
   muster agent --tls-crl %s ...
 `, listFile, days, listFile)
 			return nil
 		},
 	}
-	cmd.Flags().IntVar(&days, "days", 365, "days until the list should be renewed")
+	cmd.Flags().IntVar(&days, "days", 365, "days until the list must be renewed")
 	return cmd
 }
 
-// lifetime is the duration of as many days.
+// lifetime converts days to a duration; it accepts 1 day to 100 years.
 func lifetime(days int) (time.Duration, error) {
 	const most = 100 * 365
 	if days < 1 || days > most {
@@ -202,14 +207,15 @@ func lifetime(days int) (time.Duration, error) {
 	return time.Duration(days) * day, nil
 }
 
-// issueCertificate writes the certificate ordered, and says what to do with it.
+// issueCertificate issues the certificate that order describes with the CA in dir, writes it and
+// its key to out (or to dir, if out is ""), and prints how to use it. It sets order.Life from days.
 func issueCertificate(cmd *cobra.Command, dir, out string, days int, order secure.Order) error {
 	var err error
 	if order.Life, err = lifetime(days); err != nil {
 		return err
 	}
 	if order.Name != filepath.Base(order.Name) || order.Name == "ca" {
-		return fmt.Errorf("name %q, want one that can be the name of a file, and is not ca",
+		return fmt.Errorf("name %q, want a valid file name other than ca",
 			order.Name)
 	}
 	ca, err := readCA(dir)
@@ -243,12 +249,13 @@ func issueCertificate(cmd *cobra.Command, dir, out string, days int, order secur
 	return nil
 }
 
+// readCA reads the CA's certificate and private key from its directory.
 func readCA(dir string) (*secure.CA, error) {
 	certFile, keyFile := filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile)
 	cert, err := os.ReadFile(certFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf(
-			"there is no CA in %s (%w); make one with %q, or name its directory with --dir", dir,
+			"there is no CA in %s (%w); make one with %q, or give its directory with --dir", dir,
 			err, "muster certs init")
 	}
 	if err != nil {
@@ -257,7 +264,7 @@ func readCA(dir string) (*secure.CA, error) {
 	key, err := os.ReadFile(keyFile)
 	if err != nil {
 		return nil, fmt.Errorf(
-			"the CA in %s is without its private key, which issues certificates: %w", dir, err)
+			"the CA in %s lacks its private key, which signs certificates: %w", dir, err)
 	}
 	ca, err := secure.ReadCA(cert, key)
 	if err != nil {
@@ -266,8 +273,8 @@ func readCA(dir string) (*secure.CA, error) {
 	return ca, nil
 }
 
-// writePair writes a certificate and its private key to files that are not
-// there yet: both whole, or none.
+// writePair writes a certificate and its private key to two new files, or to neither. An existing
+// file is an error.
 func writePair(certFile string, cert []byte, keyFile string, key []byte) error {
 	if err := os.MkdirAll(filepath.Dir(certFile), 0o700); err != nil {
 		return err
@@ -275,8 +282,7 @@ func writePair(certFile string, cert []byte, keyFile string, key []byte) error {
 	for _, path := range []string{certFile, keyFile} {
 		if _, err := os.Lstat(path); err == nil {
 			return fmt.Errorf(
-				"%s is there already, and is not overwritten: move it away, or choose another "+
-					"directory", path)
+				"%s exists and is not overwritten: move it away, or choose another directory", path)
 		}
 	}
 	newKey, err := writeAside(keyFile, key, 0o600)
@@ -298,8 +304,8 @@ func writePair(certFile string, cert []byte, keyFile string, key []byte) error {
 	return nil
 }
 
-// writeAside writes data, all of it and onto the disk, to a file that can take the place of the one
-// at path.
+// writeAside writes data to a temporary file beside path and syncs it to the disk. The caller makes
+// it replace path (CloseAtomicallyReplace) or removes it (Cleanup).
 func writeAside(path string, data []byte, mode os.FileMode) (*renameio.PendingFile, error) {
 	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(filepath.Dir(path)),
 		renameio.WithStaticPermissions(mode))

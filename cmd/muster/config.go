@@ -38,7 +38,8 @@ func newConfigCheckCommand() *cobra.Command {
 	}
 }
 
-// checkConfigFile reports every fault of the settings in the file.
+// checkConfigFile reports every fault of the settings in the file, each with its line. It ignores
+// the environment.
 func checkConfigFile(path string) error {
 	var settings agentSettings
 	flags := pflag.NewFlagSet("check", pflag.ContinueOnError)
@@ -65,13 +66,14 @@ func newConfigPrintCommand() *cobra.Command {
 		Use:   "print",
 		Short: "Show the effective settings and where each came from",
 		Long: `Show the effective settings, each with its origin: a flag, an environment
-variable, a line of the config file, or the default. The output is itself a
-config file, but for secrets, which it leaves out. Every setting can be given as a flag, to try what it would do.`,
+variable, a line of the config file, or the default. The output is a valid config
+file without the secrets: keys are left out. To see the effect of a setting, give
+it as a flag.`,
 		Example: `  muster config print
   muster config print --config fleet.yaml --json
   muster config print > muster.yaml`,
 		Args: cobra.NoArgs,
-		// Reads the settings itself, to learn where each came from.
+		// RunE resolves the settings, because it needs the origins too.
 		PersistentPreRunE: func(*cobra.Command, []string) error { return nil },
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			origins, err := resolveSettings(cmd)
@@ -93,10 +95,11 @@ config file, but for secrets, which it leaves out. Every setting can be given as
 	return cmd
 }
 
-// A secretValue stands for a setting that is a secret and must not be shown.
+// A secretValue replaces the value of a setting that must not be shown.
 type secretValue struct{}
 
-// isSecret reports whether the setting's value is a secret itself, and not the file that holds one.
+// isSecret reports whether the setting's value is a secret itself. The path of a file that holds a
+// secret is none.
 func isSecret(f *pflag.Flag) bool {
 	switch f.Name {
 	case "api-key":
@@ -108,8 +111,8 @@ func isSecret(f *pflag.Flag) bool {
 	return false
 }
 
-// printedSettings are the settings of cmd in the order of their names, as
-// strings, lists of strings or secretValues.
+// printedSettings calls print for each setting of cmd in the order of their names. A value is a
+// string, a []string or a secretValue.
 func printedSettings(cmd *cobra.Command, origins map[string]string,
 	print func(name string, value any)) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -182,7 +185,7 @@ func printSettingsJSON(cmd *cobra.Command, origins map[string]string) error {
 	return printJSON(cmd.OutOrStdout(), all)
 }
 
-// printJSON writes v indented, for people and jq alike.
+// printJSON writes v to w as indented JSON. Characters that control a terminal are escaped.
 func printJSON(w interface{ Write([]byte) (int, error) }, v any) error {
 	encoder := json.NewEncoder(terminal.PlainJSON{W: w})
 	encoder.SetIndent("", "  ")

@@ -22,13 +22,13 @@ func newEventsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show what has happened, and who asked for it",
-		Long: `Show what has happened to an agent, or to the fleet as it saw it, the oldest
-first: who joined and was lost, who leads, which models were loaded, unloaded or
-failed, which lanes were lost, how demand changed, what was refused, and who had
-models loaded or unloaded, agents drained or keys changed. An agent keeps the last
-1024 events since its start, at most 256 of a kind; its log has all.
+		Long: `Show the events that an agent has recorded, oldest first: agents that joined or
+were lost, changes of the leader, models that were loaded, unloaded or failed,
+lanes that were lost, changes of demand, calls that were refused, and which client
+loaded or unloaded models, drained agents or changed keys. An agent keeps the last
+1024 events since its start, at most 256 of each kind; its log has all of them.
 
-Times are those of the agent. Each line of --json is an event.`,
+Times are by the agent's clock. With --json each line is one event.`,
 		Example: `  muster events
   muster events --follow --server 10.0.0.7:8001
   muster events --fleet --json | jq 'select(.who)'`,
@@ -71,16 +71,16 @@ Times are those of the agent. Each line of --json is an event.`,
 	}
 	settings.add(cmd.Flags())
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false,
-		"go on with what happens, until interrupted")
+		"also print new events as they happen, until interrupted")
 	cmd.Flags().BoolVar(&fleet, "fleet", false,
-		"of all agents, by time; the agent asked asks the others")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print as JSON, an event a line")
+		"show the events of all agents, by time; the server collects them")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print each event as a line of JSON")
 	cmd.MarkFlagsMutuallyExclusive("follow", "fleet")
 	return cmd
 }
 
-// printEvent prints an event for people: when, of what kind, at which agent if that is not clear,
-// what, and who asked for it.
+// printEvent prints an event on one line for people: its time and kind, its agent if agent is set,
+// what happened, its details, and the client that asked for it.
 func printEvent(w io.Writer, e *control.Event, agent bool) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s  %-8s  ", time.Unix(0, e.GetTimeUnixNs()).Format("2006-01-02 15:04:05.000"),
@@ -99,7 +99,7 @@ func printEvent(w io.Writer, e *control.Event, agent bool) error {
 	if who := terminal.Plain(e.GetWho()); who != "" {
 		fmt.Fprintf(&b, ", by %s", who)
 	} else if e.GetFrom() != "" {
-		b.WriteString(", by somebody")
+		b.WriteString(", by an unnamed client")
 	}
 	if from := terminal.Plain(e.GetFrom()); from != "" {
 		fmt.Fprintf(&b, " from %s", from)
@@ -108,7 +108,7 @@ func printEvent(w io.Writer, e *control.Event, agent bool) error {
 	return err
 }
 
-// printEventJSON prints an event in a line for programs.
+// printEventJSON prints an event as a line of JSON for programs. It always names the agent.
 func printEventJSON(w io.Writer, e *control.Event, _ bool) error {
 	details := map[string]string{}
 	for _, d := range e.GetDetails() {

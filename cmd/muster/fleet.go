@@ -13,6 +13,8 @@ import (
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
+// fleetTimeout bounds a call about the fleet. It is longer than an agent waits for its leader's
+// answer.
 const fleetTimeout = 10 * time.Second
 
 func newStatusCommand() *cobra.Command {
@@ -20,10 +22,11 @@ func newStatusCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show the agents of a fleet, who leads it, and how it does",
-		Long: `Show the agents of a fleet as one of them sees it: types, lanes, how long until
-they are free, who leads. Rates, QoS and factors are the leader's, so they are
-missing while there is none.`,
+		Short: "Show a fleet's leader, agents and models",
+		Long: `Show a fleet as one of its agents sees it: the leader, and each agent's instance
+type, lanes, and time until its lanes are free. The leader alone knows the rates,
+the share of queries within QoS, and each agent's factor (its latencies relative
+to the profile of its type), so these are missing while there is no leader.`,
 		Example: `  muster status
   muster status --server 10.0.0.7:8001 --json`,
 		Args: cobra.NoArgs,
@@ -43,7 +46,7 @@ missing while there is none.`,
 				terminal.PlainMessage(status)
 				return fleetview.Print(cmd.OutOrStdout(), status)
 			}
-			status.View.Profiles = nil // long, and of no use to who asks how the fleet does
+			status.View.Profiles = nil // long, and not part of a status
 			text, err := protojson.MarshalOptions{
 				UseProtoNames: true, EmitUnpopulated: true,
 			}.Marshal(status)
@@ -62,10 +65,11 @@ func newDrainCommand() *cobra.Command {
 	var settings clientSettings
 	cmd := &cobra.Command{
 		Use:   "drain [AGENT...]",
-		Short: "Have agents finish what they hold, hand over and stop",
-		Long: `Have agents finish what they hold, hand over to others and stop: those named, as
-"muster status" shows them, or the one that is asked. It does not wait until
-they have.`,
+		Short: "Make agents finish their queries, hand over and stop",
+		Long: `Make agents finish the queries they hold, hand leadership over if they lead, and
+stop. AGENT is a name that "muster status" shows; without one it is the agent at
+--server. The command returns at once and does not wait until the agents have
+stopped.`,
 		Example: `  muster drain --server 10.0.0.7:8001
   muster drain worker-3-1f2e3d4c worker-4-5a6b7c8d`,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -229,7 +229,7 @@ func TestFleetCommands(t *testing.T) {
 	wantOutput(
 		t, true,
 		when+`unload    asked to unload a model model=ncf on=`+agents[1].name+
-			`, by somebody from 127\.0\.0\.1:\d+$`, "events")
+			`, by an unnamed client from 127\.0\.0\.1:\d+$`, "events")
 	wantOutput(
 		t, true,
 		when+`unloaded  `+agents[1].name+

@@ -1,8 +1,12 @@
 //go:build !pages
 
-// Command muster serves recommendation models: it is the agent, the tools that
-// make and list models, and the clients that send queries by hand or as load.
-// Each command fills the Config of the package that does the work and calls it.
+// Command muster is the one binary of Muster. It runs agents that serve recommendation models,
+// generates and lists models, sends queries, shows the state of a fleet, and simulates and plans
+// fleets.
+//
+// There is one file for each command. A command reads flags, environment and config file, fills the
+// Config of the package that does the work, and prints the result; it decides nothing itself.
+// Packages below never read settings themselves. docs/architecture.md lists them.
 package main
 
 import (
@@ -18,8 +22,8 @@ func main() {
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	go func() {
 		<-signals
-		// The first signal asks to finish; with the handler gone, a second one
-		// ends the process at once.
+		// The first signal asks the command to finish. It also removes this handler, so that
+		// a second signal ends the process at once.
 		signal.Stop(signals)
 		cancel()
 	}()

@@ -11,8 +11,9 @@ import (
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
-// run executes the command that args name. Settings are read from the process's
-// environment and working directory as well.
+// run executes the command that args name and returns its error without printing it. Settings also
+// come from the process's environment and from muster.yaml in the working directory. The end of ctx
+// asks the command to finish.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	root := newRoot()
 	root.SetArgs(args)
@@ -22,8 +23,8 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return root.ExecuteContext(ctx)
 }
 
-// hintAtHelp has errors of the arguments of cmd, and of those below it, say where
-// the usage is.
+// hintAtHelp makes cmd and its subcommands add `see "muster ... --help"` to errors about their
+// arguments.
 func hintAtHelp(cmd *cobra.Command) {
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
@@ -38,6 +39,8 @@ func hintAtHelp(cmd *cobra.Command) {
 	}
 }
 
+// newRoot makes the command `muster` with all its subcommands. Each call makes new ones, so that
+// tests do not share the values of flags.
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "muster",
@@ -45,21 +48,22 @@ func newRoot() *cobra.Command {
 		Long: `Muster serves ONNX recommendation models and answers each query within its
 QoS target. Clients speak the Open Inference Protocol (version 2).
 
-Settings come from flags, then from environment variables (--model-dir is
-MUSTER_MODEL_DIR), then from one YAML file (model-dir: ...), strongest first.
-The file is --config, or MUSTER_CONFIG, or ./muster.yaml if there is one.
-"muster config print" shows what holds and where each setting came from.`,
+A setting is a flag (--model-dir), an environment variable (MUSTER_MODEL_DIR) or
+a key in a YAML file (model-dir: ...). A flag overrides the variable, and the
+variable overrides the file. The file is the one that --config or MUSTER_CONFIG
+names, else ./muster.yaml if it exists. "muster config print" shows the value of
+each setting and where it came from.`,
 		Example: `  muster models generate ncf wnd     make two models in ./model-repository
   muster agent                       serve them
   muster infer ncf --batch-size 8    send a query by hand`,
 		Version:       agent.Version(),
 		SilenceErrors: true, // main prints the error, once
 		SilenceUsage:  true,
-		// Settings belong to the commands that have some; see applySettings.
+		// A command without flags that are settings ignores environment and config file.
 		PersistentPreRunE: applySettings,
 	}
 	root.PersistentFlags().String(configFlag, "",
-		"YAML file with settings (default ./"+defaultConfigFile+" if there is one)")
+		"YAML file with settings (default ./"+defaultConfigFile+" if it exists)")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %q", err, cmd.CommandPath()+" --help")
 	})
@@ -90,7 +94,8 @@ The file is --config, or MUSTER_CONFIG, or ./muster.yaml if there is one.
 	return root
 }
 
-// printError tells why the command failed.
+// printError writes err to w without the characters that control a
+// terminal.
 func printError(w io.Writer, err error) {
 	fmt.Fprintf(w, "muster: %s\n", terminal.PlainLines(err.Error()))
 }
