@@ -203,7 +203,7 @@ func TestBenchBadInput(t *testing.T) {
 		"--rate 1 --arrivals " + trace:                  "sets the rate",
 		"--find-throughput --arrivals " + trace:         "sets the rate",
 		"--model wnd --arrivals " +
-			trace: `queries for model "ncf", which --model leaves out`,
+			trace: `queries for model "ncf", which no --model names`,
 		"--arrivals " + file("bad.csv", "arrival_ms\n1"): `no column "model"`,
 		"--model m --rate 1 extra":                       "unknown command",
 	} {

@@ -153,11 +153,11 @@ func TestCerts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mustNot("certs/ca.crt is there already", "certs", "init")
-	mustNot("certs/ads.crt is there already", "certs", "issue", "client", "ads")
-	mustNot("certs/node1.crt is there already", "certs", "issue", "client", "node1")
-	mustNot("want one that can be the name of a file", "certs", "issue", "client", "../ads")
-	mustNot("is not ca", "certs", "issue", "agent", "ca")
+	mustNot("certs/ca.crt exists", "certs", "init")
+	mustNot("certs/ads.crt exists", "certs", "issue", "client", "ads")
+	mustNot("certs/node1.crt exists", "certs", "issue", "client", "node1")
+	mustNot("want a valid file name", "certs", "issue", "client", "../ads")
+	mustNot("other than ca", "certs", "issue", "agent", "ca")
 	mustNot("name", "certs", "issue", "client", "a b")
 	mustNot("days: 0, want 1 to", "certs", "issue", "client", "x", "--days", "0")
 	mustNot("days: -1, want 1 to", "certs", "init", "--dir", "other", "--days", "-1")
@@ -172,7 +172,7 @@ func TestCerts(t *testing.T) {
 	if err := os.Remove("certs/ca.key"); err != nil {
 		t.Fatal(err)
 	}
-	mustNot("the CA in certs is without its private key", "certs", "issue", "client", "x")
+	mustNot("the CA in certs lacks its private key", "certs", "issue", "client", "x")
 	if _, err := os.Stat("certs/x.key"); err == nil {
 		t.Error("a key was written without a certificate")
 	}

@@ -32,10 +32,10 @@ func newInferCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "infer MODEL",
 		Short: "Send one query by hand",
-		Long: `Send one query to a running agent and print the outputs and how long it took.
+		Long: `Send one query to a running agent and print its outputs and its latency.
 
-The inputs are random, made from what the agent tells of the model, or come
-from a file in the protocol's REST form:
+The inputs have random values, with the names, types and shapes that the agent
+reports for the model. Or --input gives them, as JSON of the protocol's REST API:
   {"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 4], "data": [1, 2, 3, 4]}]}`,
 		Example: `  muster infer ncf
   muster infer wnd --batch-size 256 --seed 3
@@ -91,7 +91,7 @@ from a file in the protocol's REST form:
 	traces.add(cmd.Flags())
 	flags := cmd.Flags()
 	flags.StringVar(&version, "model-version", "", "version of the model (default the newest)")
-	flags.StringVar(&input, "input", "", "file with the query as JSON, - for standard input")
+	flags.StringVar(&input, "input", "", "file with the query as JSON; - for standard input")
 	flags.IntVar(&batchSize, "batch-size", 1, "batch size of random inputs")
 	flags.Uint64Var(&seed, "seed", 0, "seed of random inputs")
 	flags.DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answer")
@@ -100,7 +100,8 @@ from a file in the protocol's REST form:
 	return cmd
 }
 
-// readQuery reads a query in REST form from the file, or from stdin for "-".
+// readQuery reads a query as JSON of the REST API, at most 1 GiB, from the file at path, or from
+// stdin if path is "-".
 func readQuery(path string, stdin io.Reader) (*oip.Request, error) {
 	const largest = 1 << 30
 	body := io.NopCloser(stdin)
@@ -120,7 +121,9 @@ func readQuery(path string, stdin io.Reader) (*oip.Request, error) {
 	return query, nil
 }
 
-// randomQuery makes a query from what the server tells of the model.
+// randomQuery makes a query of the batch size, with random values for the inputs that the server
+// reports for the model. The same seed gives the same values. It writes to stderr what a caller
+// should know about the values, such as inputs without id bounds.
 func randomQuery(ctx context.Context, stderr io.Writer, c *client.Client, model, version string,
 	batchSize int, seed uint64) (*oip.Request, error) {
 	if batchSize < 1 {
@@ -140,9 +143,9 @@ func randomQuery(ctx context.Context, stderr io.Writer, c *client.Client, model,
 	return query, nil
 }
 
-// encodeResponse writes the answer in the protocol's REST form.
+// encodeResponse writes the answer to w as JSON of the REST API.
 func encodeResponse(w io.Writer, response *oip.Response) error {
-	var whole bytes.Buffer // plainJSON wants whole characters
+	var whole bytes.Buffer // PlainJSON must not get a part of a character
 	if err := oip.EncodeResponse(bodyWriter{&whole, http.Header{}}, &oip.Request{}, response,
 		nil); err != nil {
 		return err
@@ -151,7 +154,7 @@ func encodeResponse(w io.Writer, response *oip.Response) error {
 	return err
 }
 
-// A bodyWriter is a response of which only the body matters.
+// A bodyWriter is an http.ResponseWriter that writes the body and drops status and headers.
 type bodyWriter struct {
 	io.Writer
 	header http.Header
@@ -160,7 +163,8 @@ type bodyWriter struct {
 func (b bodyWriter) Header() http.Header { return b.header }
 func (b bodyWriter) WriteHeader(int)     {}
 
-// printResponse prints each output with its first values.
+// printResponse prints the latency, and of each output the name, data type, shape and the first
+// eight values of the first eight rows.
 func printResponse(w io.Writer, response *oip.Response, took time.Duration) error {
 	var body bytes.Buffer
 	if err := encodeResponse(&body, response); err != nil {
@@ -199,7 +203,7 @@ func printResponse(w io.Writer, response *oip.Response, took time.Duration) erro
 	return nil
 }
 
-// firstValues prints the first n values of a row.
+// firstValues formats the first n values of a row and says how many more there are.
 func firstValues(row []json.RawMessage, n int) string {
 	words := make([]string, 0, n+1)
 	for _, v := range row[:min(len(row), n)] {

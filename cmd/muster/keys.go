@@ -25,7 +25,7 @@ import (
 func newKeysCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "keys",
-		Short: "Make gossip keys, and change the key of a fleet that runs",
+		Short: "Make gossip keys, and change the key of a running fleet",
 	}
 	cmd.AddCommand(newKeysGenerateCommand(), newKeysRotateCommand(), newKeysListCommand())
 	return cmd
@@ -51,16 +51,17 @@ func newKeysRotateCommand() *cobra.Command {
 	var expect uint32
 	cmd := &cobra.Command{
 		Use:   "rotate",
-		Short: "Change the gossip key of a fleet that runs",
-		Long: `Change the gossip key of a fleet that runs, with no agent lost. The agent asked
-has all agents add the new key, then all use it, then all forget the others.
-Agents whose key is in a file keep the new one there; those that have it in
-their settings must be given the new one (--key) before they start anew.
+		Short: "Change the gossip key of a running fleet",
+		Long: `Change the gossip key of a running fleet without losing an agent. The agent at
+--server makes all agents accept the new key, then makes all encrypt with it, then
+makes all forget the other keys. An agent whose --gossip-key is a file writes the
+new key to that file. An agent whose --gossip-key is the key itself needs the new
+key in its settings before it restarts; choose the key with --key to have it.
 
-Where an agent cannot be reached it stops and says so. What was done until then
-does no harm, and the command can be run again. An agent that is not coming back
-can be left out (--without): it needs the new key to join again. To be sure that
-the agent asked sees all the others, say how many agents there are (--expect).`,
+If an agent cannot be reached, the command stops and says which. The steps done so
+far do no harm, and you can run the command again. --without leaves out an agent
+that does not come back; it needs the new key to join again. --expect makes sure
+that the agent at --server knows all the others.`,
 		Example: `  muster keys rotate --server 10.0.0.7:8001 --expect 12
   muster keys rotate --server 10.0.0.7:8001 --key gossip.key
   muster keys rotate --without worker-3-1f2e3d4c`,
@@ -91,25 +92,26 @@ the agent asked sees all the others, say how many agents there are (--expect).`,
 	}
 	settings.add(cmd.Flags())
 	cmd.Flags().StringVar(&keyFile, "key", "",
-		"file with the new key, as \"muster keys generate\" prints it (default: the agents make "+
+		"file with the new key, as \"muster keys generate\" prints it (default: the agent makes "+
 			"one)")
 	cmd.Flags().Uint32Var(&expect, "expect", 0,
-		"how many agents the fleet has: with another number nothing is changed (default: "+
-			"whatever the agent asked sees)")
+		"how many agents the fleet has; if the agent knows another number, nothing changes "+
+			"(default: any number)")
 	cmd.Flags().StringSliceVar(&without, "without", nil,
-		"agents that may be left behind if they cannot be reached")
+		"names of agents to leave out if they cannot be reached")
 	return cmd
 }
 
-// rotationWords are what an agent has done, by step of the rotation.
+// rotationWords says what an agent has done, by the name of the rotation's step.
 var rotationWords = map[string]string{
 	"list": "answers",
-	"add":  "understands the new key",
-	"use":  "uses the new key",
+	"add":  "accepts the new key",
+	"use":  "encrypts with the new key",
 	"only": "has forgotten the other keys",
 }
 
-// followRotation prints what each agent does, and what is to do next.
+// followRotation prints each agent's progress until next returns io.EOF, and then what the user
+// must still do. It makes the messages of next safe to print.
 func followRotation(w io.Writer, next func() (*control.KeysProgress, error)) error {
 	key, finished := "", 0
 	behind, settled := map[string]bool{}, []string{}
@@ -143,11 +145,12 @@ func followRotation(w io.Writer, next func() (*control.KeysProgress, error)) err
 	}
 	fmt.Fprintf(w, "\ndone: %d agents use key %s, and no other\n", finished, key)
 	if len(settled) > 0 {
-		fmt.Fprintf(w, "give these the new key in their settings before they start anew: %s\n",
+		fmt.Fprintf(
+			w, "put the new key into the settings of these agents before they restart: %s\n",
 			strings.Join(settled, ", "))
 	}
 	if len(behind) > 0 {
-		fmt.Fprintf(w, "left behind, and in need of the new key to join again: %s\n",
+		fmt.Fprintf(w, "left out; these agents need the new key to join again: %s\n",
 			strings.Join(slices.Sorted(maps.Keys(behind)), ", "))
 	}
 	return nil
@@ -158,8 +161,8 @@ func newKeysListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "Show which gossip keys each agent holds",
-		Long: `Show which gossip keys each agent holds, by the first 16 digits of their
-SHA-256. An agent encrypts with the first and understands all.`,
+		Long: `Show which gossip keys each agent holds. A key is named by the first 16 hex
+digits of its SHA-256. An agent encrypts with one key and accepts all it holds.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			conn, err := settings.dialFirst(cmd.ErrOrStderr())
@@ -175,7 +178,7 @@ SHA-256. An agent encrypts with the first and understands all.`,
 			}
 			terminal.PlainMessage(list)
 			table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-			fmt.Fprintln(table, "AGENT\tENCRYPTS WITH\tUNDERSTANDS TOO\tKEPT IN\tFAULT")
+			fmt.Fprintln(table, "AGENT\tENCRYPTS WITH\tALSO ACCEPTS\tKEPT IN\tFAULT")
 			for _, a := range list.GetAgents() {
 				use, others, kept := "-", "-", "-"
 				if prints := a.GetFingerprints(); len(prints) > 0 {
@@ -194,7 +197,8 @@ SHA-256. An agent encrypts with the first and understands all.`,
 	return cmd
 }
 
-// readGossipKey reads a key that is to go to the server.
+// readGossipKey reads the new gossip key from a file. It refuses to read it if the key would go to
+// another machine without TLS, unless --insecure allows that.
 func (s *clientSettings) readGossipKey(path string) ([]byte, error) {
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -206,13 +210,14 @@ func (s *clientSettings) readGossipKey(path string) ([]byte, error) {
 	}
 	if len(s.servers) > 0 && !s.TLS() && !s.Insecure && !secure.Loopback(s.servers[0]) {
 		return nil, fmt.Errorf(
-			"key: it would go to %s unencrypted: use TLS (--tls-ca), or --insecure to send it "+
-				"all the same", s.servers[0])
+			"key: it would go to %s unencrypted: use TLS (--tls-ca), or allow this with --insecure",
+			s.servers[0])
 	}
 	return key, nil
 }
 
-// dialFirst connects to the first server.
+// dialFirst makes a connection to the first server; the caller closes it. Commands use it whose
+// calls concern one agent, so that no other server answers in its place.
 func (s *clientSettings) dialFirst(stderr io.Writer) (*grpc.ClientConn, error) {
 	if len(s.servers) == 0 {
 		return nil, errors.New("server: no addresses")
@@ -224,7 +229,8 @@ func (s *clientSettings) dialFirst(stderr io.Writer) (*grpc.ClientConn, error) {
 	return grpc.NewClient(s.servers[0], append(oip.DialOptions(), options...)...)
 }
 
-// ofServer is an error of a call to the first server, for people.
+// ofServer names the first server in an error of a call to it, and keeps the part of the error that
+// people need.
 func ofServer(s clientSettings, err error) error {
 	return fmt.Errorf("%s: %s", s.servers[0], client.Reason(err))
 }

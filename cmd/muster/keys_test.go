@@ -75,13 +75,13 @@ func TestFollowRotation(t *testing.T) {
 	})
 	want := `a: answers
 b: not done (list): it does not answer
-a: understands the new key
-a: uses the new key
+a: accepts the new key
+a: encrypts with the new key
 a: has forgotten the other keys
 
 done: 1 agents use key 02, and no other
-give these the new key in their settings before they start anew: a
-left behind, and in need of the new key to join again: b
+put the new key into the settings of these agents before they restart: a
+left out; these agents need the new key to join again: b
 `
 	if err != nil || out.String() != want {
 		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)

@@ -11,7 +11,7 @@ import (
 func newLicensesCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "licenses",
-		Short:   "Show the licences of this binary and of what it holds",
+		Short:   "Show the licences of this binary and of the code inside it",
 		Example: "  muster licenses | less",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

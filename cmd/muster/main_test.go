@@ -163,7 +163,7 @@ func TestConfigCheck(t *testing.T) {
 				`f.yaml:1: lanes: "many" is no int`, `cores: 1000000, want 1 to`, `provider: "tpu"`,
 				`http: address "nowhere"`, `log-level: "loud"`,
 			}},
-		{"twice", "lanes: 1\nlanes: 2\n", []string{"f.yaml:2: lanes is set before, at line 1"}},
+		{"twice", "lanes: 1\nlanes: 2\n", []string{"f.yaml:2: lanes is already set, at line 1"}},
 		{"mapping", "http: {a: b}\n", []string{"f.yaml:1: http: want a string"}},
 		{"no value", "http:\n", []string{"f.yaml:1: http: want a string"}},
 		{"list for one", "lanes: [1, 2]\n", []string{

@@ -27,9 +27,9 @@ func newModelsCommand() *cobra.Command {
 	cmd.AddCommand(
 		newModelsGenerateCommand(),
 		newModelsListCommand(),
-		newModelsChangeCommand("load", "Have agents load a model, or load it anew", "loaded",
+		newModelsChangeCommand("load", "Make agents load a model, or load it again", "loaded",
 			(*client.Client).LoadModelOn),
-		newModelsChangeCommand("unload", "Have agents stop serving a model", "unloaded",
+		newModelsChangeCommand("unload", "Make agents stop serving a model", "unloaded",
 			(*client.Client).UnloadModelOn),
 	)
 	return cmd
@@ -41,13 +41,13 @@ func newModelsGenerateCommand() *cobra.Command {
 	every := append(zoo.Names(), "all")
 	cmd := &cobra.Command{
 		Use:   "generate MODEL...",
-		Short: "Generate models, ready to be served",
-		Long: `Generate recommendation models with deterministic weights, ready to be served:
-` + strings.Join(every, ", ") + `.
+		Short: "Generate recommendation models",
+		Long: `Generate recommendation models with deterministic weights, in a directory that an
+agent can serve: ` + strings.Join(every, ", ") + `.
 
-The scale is the number of rows of the embedding tables: small (a few MB a
-model, for tests), default, full (up to 4 GB a model), or a fraction of full.
-A model that is there already, made with the same options, is left as it is.`,
+--scale sets the number of rows of the embedding tables: small (a few MB a model,
+for tests), default, full (up to 4 GB a model), or a fraction of full. A model that
+was generated before with the same options is not written again.`,
 		Example: `  muster models generate ncf wnd
   muster models generate all --scale small --out /tmp/models
   muster models generate rm2 --scale 0.01 --seed 7`,
@@ -84,14 +84,16 @@ A model that is there already, made with the same options, is left as it is.`,
 	flags := cmd.Flags()
 	flags.StringVar(&out, "out", agent.DefaultConfig().ModelDir, "directory to write the models to")
 	flags.StringVar(&scale, "scale", string(zoo.Default),
-		"rows of the embedding tables: small, default, full, or a fraction of full")
+		"number of rows of the embedding tables: small, default, full, or a fraction of full, "+
+			"such as 0.05")
 	flags.Uint64Var(&options.Seed, "seed", options.Seed, "seed of the weights")
 	flags.BoolVar(&options.Overwrite, "overwrite", false,
 		"replace a model that was generated with other options")
 	return cmd
 }
 
-// A listedModel is a line of `muster models list`.
+// A listedModel is one version of a model in the output of `muster models list`. Version is empty
+// for a model without a usable version.
 type listedModel struct {
 	Model   string `json:"model"`
 	Version string `json:"version"`
@@ -133,7 +135,8 @@ func newModelsListCommand() *cobra.Command {
 	return cmd
 }
 
-// listAgent asks an agent for its repository.
+// listAgent asks the first server that answers for the versions of its models. It makes a client
+// for the one call, which takes at most 10 s.
 func listAgent(ctx context.Context, settings *clientSettings, stderr io.Writer) ([]listedModel,
 	error) {
 	c, err := settings.open(stderr)
@@ -154,7 +157,8 @@ func listAgent(ctx context.Context, settings *clientSettings, stderr io.Writer) 
 	return list, nil
 }
 
-// listDirectory reads a repository without loading anything.
+// listDirectory lists the versions in a model directory without loading them. A version whose files
+// cannot be served is BROKEN, with the reason.
 func listDirectory(dir string) ([]listedModel, error) {
 	repository, err := models.Open[io.Closer](dir, nil, models.Options{})
 	if err != nil {
@@ -165,7 +169,7 @@ func listDirectory(dir string) ([]listedModel, error) {
 		m := listedModel{
 			Model: s.Model, Version: strconv.FormatInt(s.Version, 10), State: "ON DISK",
 		}
-		if s.Version == 0 { // none that could be served
+		if s.Version == 0 { // the model has no version
 			m.Version, m.State, m.Reason = "", "BROKEN", s.Reason
 		} else if _, err := models.ReadVersion(dir, s.Model, s.Version); err != nil {
 			m.State, m.Reason = "BROKEN", err.Error()
@@ -175,6 +179,7 @@ func listDirectory(dir string) ([]listedModel, error) {
 	return list, nil
 }
 
+// printModels prints the list as a table.
 func printModels(w io.Writer, list []listedModel) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "MODEL\tVERSION\tSTATE\tREASON")
@@ -185,7 +190,8 @@ func printModels(w io.Writer, list []listedModel) error {
 	return table.Flush()
 }
 
-// newModelsChangeCommand is `muster models load` or `unload`.
+// newModelsChangeCommand makes the command `muster models VERB`, which calls change for each model
+// of its arguments. agent is "" for all agents; done is the verb's past tense.
 func newModelsChangeCommand(verb, short, done string,
 	change func(c *client.Client, ctx context.Context, agent, model string) error) *cobra.Command {
 	var settings clientSettings
@@ -213,11 +219,12 @@ func newModelsChangeCommand(verb, short, done string,
 	}
 	settings.add(cmd.Flags())
 	cmd.Flags().StringVar(&agent, "agent", "",
-		"only on the agent of this name (default on every agent that has the model's files)")
+		"name of the only agent to do this (default: every agent that has the model's files)")
 	return cmd
 }
 
-// completeModels completes the names of an agent's models in the shell.
+// completeModels returns the shell completion of model names. It asks the server for them and gives
+// up after a second, as the user waits at the prompt.
 func completeModels(settings *clientSettings) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion,
 		cobra.ShellCompDirective) {

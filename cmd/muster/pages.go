@@ -1,8 +1,8 @@
 //go:build pages
 
-// With the build tag pages this program writes its man pages (DIR/man1) and shell completions
-// (DIR/completions), which packages bring along, and does nothing else. They are made from the
-// commands; what makes them is in no released binary. Pages have the month of SOURCE_DATE_EPOCH.
+// With the build tag pages this program only writes man pages (DIR/man1) and shell completions
+// (DIR/completions) for the packages. They are generated from the commands. Released binaries do
+// not hold this file. The pages are dated by the month of SOURCE_DATE_EPOCH.
 //
 //	go run -tags pages ./cmd/muster DIR
 
@@ -28,6 +28,7 @@ func main() {
 	}
 }
 
+// writePages writes man pages and completions below dir, which it makes if needed.
 func writePages(dir string) error {
 	man, completions := filepath.Join(dir, "man1"), filepath.Join(dir, "completions")
 	for _, folder := range []string{man, completions} {

@@ -18,14 +18,15 @@ func newReproduceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reproduce FIGURE...",
 		Short: "Reproduce figures of the papers by simulation",
-		Long: `Reproduce figures of the KAIROS and RIBBON papers: each as FIGURE.csv,
-FIGURE.png, and FIGURE.txt, which says what reproduces and what does not.
+		Long: `Reproduce figures of the KAIROS and RIBBON papers by simulation. Each figure is
+written as FIGURE.csv, FIGURE.png and FIGURE.txt; the last says which results of
+the paper the simulation reproduces and which it does not.
 
 Figures: ` + strings.Join(figures.Names(), ", ") + `.
 
-They are made from what was published with the papers, which this program holds.
---data names a directory with other samples (samples.csv.gz) and, for RIBBON's
-figures, tables (mtwnd.json, dien.json).`,
+The figures use the measurements that the papers' authors published, which are part
+of this program. --data names a directory with other measurements: samples.csv.gz,
+and for RIBBON's figures the tables mtwnd.json and dien.json.`,
 		Example: `  muster reproduce kairos-fig5
   muster reproduce kairos-fig8 kairos-fig9 ribbon-fig10 --out figures`,
 		Args:      cobra.MinimumNArgs(1),
@@ -43,13 +44,16 @@ figures, tables (mtwnd.json, dien.json).`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&o.Data, "data", "", "directory with other samples than the published ones")
-	flags.StringVar(&out, "out", ".", "directory to write to; made if it is not there")
-	flags.IntVar(&o.Seeds, "seeds", 5, "runs that a throughput is the mean of")
-	flags.IntVar(&o.Queries, "queries", 20000, "queries that arrive in a run")
+	flags.StringVar(&o.Data, "data", "",
+		"directory with measurements to use instead of the published ones")
+	flags.StringVar(&out, "out", ".", "directory to write to; made if it does not exist")
+	flags.IntVar(&o.Seeds, "seeds", 5,
+		"runs to average for each throughput, each with its own seed")
+	flags.IntVar(&o.Queries, "queries", 20000, "queries that arrive in each run")
 	return cmd
 }
 
+// reproduce makes one figure, writes its three files to the directory out, and prints its text.
 func reproduce(cmd *cobra.Command, name string, o figures.Options, out string) error {
 	line := terminal.NewStatusLine(cmd.ErrOrStderr())
 	o.Progress = func(format string, args ...any) { line.Show(name+": "+format, args...) }

@@ -22,13 +22,13 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// A setting describes the installation rather than one call of a command, so
-// that beside its flag it has an environment variable and a key in the config
-// file. The flags' definitions below are the only list of them.
+// A setting is a flag that describes the installation rather than one call of a command. It can
+// also be given as an environment variable and as a key in the config file: the flag --model-dir as
+// MUSTER_MODEL_DIR and as `model-dir`. The definitions of the flags below are the only list of
+// settings.
 //
-// A flag `--model-dir` is the variable MUSTER_MODEL_DIR and the key
-// `model-dir`. The file is flat: settings of several commands stand side by
-// side, and a name means the same in all of them.
+// The config file is flat. It may hold settings of several commands; a name means the same
+// in all of them.
 
 const (
 	configFlag        = "config"
@@ -55,66 +55,69 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.StringVar(&s.MetricsAddress, "metrics", s.MetricsAddress,
 		"address to serve Prometheus metrics on")
 	fs.StringVar(&s.ModelDir, "model-dir", s.ModelDir, "directory of the models to serve")
-	fs.StringVar(&s.StateDir, "state-dir", s.StateDir, "directory for what must outlive the agent")
+	fs.StringVar(&s.StateDir, "state-dir", s.StateDir,
+		"directory for what the agent keeps across restarts, such as learned profiles")
 	fs.IntVar(&s.Cores, "cores", s.Cores, "CPU cores to run queries on; 0 means all")
 	fs.IntVar(&s.Lanes, "lanes", s.Lanes,
-		"queries to run at once, each on its share of the cores; 0 means 1")
+		"lanes, each running one query at a time on its share of the cores; 0 means 1")
 	fs.StringVar(&s.Executor, "executor", s.Executor,
 		"what runs the models: "+strings.Join(agent.Executors(), ", ")+
-			" (runs nothing, waits as long as --profile says)")
+			" (runs no model, only waits for the latency that --profile gives)")
 	fs.StringVar(&s.Profile, "profile", s.Profile,
-		"latencies of the emulated executor: a file of profiles, or shipped")
+		"latencies of the emulated executor: a file of profiles, or \"shipped\" for the built-in "+
+			"ones")
 	fs.StringVar(&s.ModelData, "model-data", s.ModelData,
-		"where models' external data lies while they serve: "+
-			strings.Join(agent.ModelDatas(), ", "))
+		"how a model's external data is loaded: "+strings.Join(agent.ModelDatas(), ", "))
 	fs.StringVar(&s.Provider, "provider", s.Provider,
-		"where models run: "+strings.Join(agent.Providers(), ", "))
+		"ONNX Runtime execution provider: "+strings.Join(agent.Providers(), ", "))
 	fs.StringVar(&s.ONNXRuntimeLib, "onnxruntime-lib", s.ONNXRuntimeLib,
 		"ONNX Runtime library to load instead of the embedded one")
 	fs.IntVar(&s.MaxWaitingQueries, "max-waiting-queries", s.MaxWaitingQueries,
-		"queries that may wait; one more is refused")
+		"queries that may wait in the agent; more are refused")
 	fs.Int64Var(&s.MaxWaitingBytes, "max-waiting-bytes", s.MaxWaitingBytes,
-		"bytes of queries in the agent; beyond them a query is refused unread")
+		"bytes of queries that the agent may hold; more queries are refused unread")
 	fs.DurationVar(&s.LoadTimeout, "load-timeout", s.LoadTimeout,
-		"time for a version to load and warm up, else it has failed")
+		"time after which the load and warm-up of a model version has failed")
 	fs.IntVar(&s.Limits.Connections, "max-connections", s.Limits.Connections,
-		"connections open at a time but for agents with certificates, one address at most 3/4; "+
-			"0: no limit")
+		"most open connections, not counting agents with certificates; one address may have 3/4 "+
+			"of them; 0: no limit")
 	fs.IntVar(&s.Limits.Calls, "max-calls", s.Limits.Calls,
-		"gRPC calls but queries, streams too, open at a time but for such agents, one peer at "+
-			"most 3/4; 0: no limit")
+		"most open gRPC calls and streams, not counting queries and agents with certificates; "+
+			"one peer may have 3/4 of them; 0: no limit")
 	fs.DurationVar(&s.DrainTimeout, "drain-timeout", s.DrainTimeout,
-		"time for running queries to finish on SIGTERM")
+		"longest time that a draining agent waits for its queries to finish")
 	fs.StringSliceVar(&s.Join, "join", s.Join,
-		"gossip addresses of agents of the fleet to join; none starts a fleet")
+		"gossip addresses of agents of the fleet to join; without any the agent starts a new fleet")
 	fs.StringVar(&s.GossipAddress, "gossip", s.GossipAddress,
 		"address to gossip with other agents on, TCP and UDP")
 	fs.StringVar(&s.Advertise, "advertise", s.Advertise,
-		"host, or host:port of gossip, by which others reach this agent")
+		"host, or host:port for gossip, at which other agents reach this one")
 	fs.StringVar(&s.GossipKey, "gossip-key", s.GossipKey,
-		"key of the fleet: 32 bytes in base64, or a file with one a line")
+		"gossip key of the fleet: 32 bytes in base64, or a file with one key per line")
 	addIdentity(fs, &s.Security.CertFile, &s.Security.KeyFile, &s.Security.CAFile,
 		&s.Security.CRLFile, &s.Insecure)
 	fs.StringVar(&s.Security.ClientCAFile, "tls-client-ca", s.Security.ClientCAFile,
-		"CA of clients' certificates, PEM (default that of --tls-ca)")
+		"PEM file with the CA of clients' certificates (default: that of --tls-ca)")
 	fs.BoolVar(&s.Security.RequireClientCert, "require-client-cert", s.Security.RequireClientCert,
 		"refuse connections without a client's certificate")
 	fs.StringVar(&s.Security.APIKeysFile, "api-keys", s.Security.APIKeysFile,
-		"file with the API keys of clients, lines of `name: key`")
+		"`file` with the API keys of clients, one \"name: key\" per line")
 	fs.StringVar(&s.Security.AccessFile, "access", s.Security.AccessFile,
-		"YAML file that says what each client may do, and how much")
+		"YAML file with the models, calls and rates that each client is allowed")
 	fs.StringVar(&s.Leader, "leader", s.Leader,
-		"whether this agent leads the fleet: "+strings.Join(agent.Roles(), ", ")+" (comes first)")
+		"whether this agent may lead the fleet: "+strings.Join(agent.Roles(), ", ")+
+			" (is preferred to agents with \"may\")")
 	fs.StringVar(&s.Policy, "policy", s.Policy,
 		"how the leader distributes queries: "+strings.Join(match.Policies(), ", "))
-	fs.StringVar(&s.Record, "record", s.Record, "file for the leader's events and decisions")
+	fs.StringVar(&s.Record, "record", s.Record,
+		"file to write the leader's events and decisions to, for \"muster sim replay\"")
 	fs.StringVar(&s.InstanceType, "instance-type", s.InstanceType,
-		"what this machine is (default: what EC2 says, else its CPU and cores)")
+		"instance type of this machine (default: the one EC2 reports, else its CPU and cores)")
 	fs.StringVar(&s.Catalogue, "catalogue", s.Catalogue,
-		"YAML file with instance types and prices beside the built-in ones")
+		"YAML file with more instance types and prices than the built-in ones")
 	fs.BoolVar(&s.Pprof, "pprof", s.Pprof, "serve Go's profiles on the metrics address")
 	fs.StringVar(&s.logFormat, "log-format", "text", "log format: text, json")
-	fs.StringVar(&s.logLevel, "log-level", "info", "least level to log: debug, info, warn, error")
+	fs.StringVar(&s.logLevel, "log-level", "info", "lowest level to log: debug, info, warn, error")
 	addSettings(flags, fs)
 	s.traceSettings.add(flags)
 }
@@ -125,16 +128,16 @@ func (s *agentSettings) validate() error {
 	return errors.Join(s.Config.Validate(), s.traceSettings.validate(), err)
 }
 
-// addIdentity defines the settings that agents and clients have in common: how
-// a process proves who it is, and whom it believes.
+// addIdentity defines the settings that agents and clients share: the certificate with which a
+// process proves its identity, and the CA whose certificates it accepts.
 func addIdentity(fs *pflag.FlagSet, cert, key, ca, crl *string, insecure *bool) {
-	fs.StringVar(cert, "tls-cert", *cert, "own certificate, PEM")
-	fs.StringVar(key, "tls-key", *key, "private key of the own certificate, PEM")
-	fs.StringVar(ca, "tls-ca", *ca, "CA of the fleet's certificates, PEM")
+	fs.StringVar(cert, "tls-cert", *cert, "PEM file with this process's certificate")
+	fs.StringVar(key, "tls-key", *key, "PEM file with the private key of --tls-cert")
+	fs.StringVar(ca, "tls-ca", *ca, "PEM file with the CA of the fleet's certificates")
 	fs.StringVar(crl, "tls-crl", *crl,
-		"revocation lists of the CAs, PEM: certificates in them are not believed")
+		"PEM file with revocation lists of the CAs; revoked certificates are refused")
 	fs.BoolVar(insecure, "insecure", *insecure,
-		"allow to do without TLS, and without a key of gossip, where others can reach it")
+		"allow addresses beyond this machine without TLS and without a gossip key")
 }
 
 // clientSettings are the settings of the commands that talk to agents.
@@ -150,12 +153,12 @@ func (s *clientSettings) add(flags *pflag.FlagSet) {
 		"gRPC addresses of agents")
 	addIdentity(fs, &s.CertFile, &s.KeyFile, &s.CAFile, &s.CRLFile, &s.Insecure)
 	fs.StringVar(&s.APIKey, "api-key", s.APIKey,
-		"API key to call with; better given by the environment, where fewer see it")
+		"API key to send with calls; other users can see flags, so prefer the environment")
 	addSettings(flags, fs)
 }
 
-// open makes a client of the servers. What is amiss with its certificates later
-// is told to stderr.
+// open makes a client of the servers; the caller closes it. Problems with certificates that appear
+// later, such as a file that cannot be read again, are written to stderr.
 func (s *clientSettings) open(stderr io.Writer) (*client.Client, error) {
 	options, err := s.dialOptions(stderr)
 	if err != nil {
@@ -164,19 +167,20 @@ func (s *clientSettings) open(stderr io.Writer) (*client.Client, error) {
 	return client.New(s.servers, client.WithDialOptions(options...))
 }
 
-// dialOptions are what a connection needs. What is amiss with certificates later
-// is told to stderr.
+// dialOptions returns the gRPC options for TLS and the API key. Problems with certificates that
+// appear later are written to stderr.
 func (s *clientSettings) dialOptions(stderr io.Writer) ([]grpc.DialOption, error) {
 	return s.DialOptions(warnings(stderr))
 }
 
-// warnings is the log of a command that prints something else.
+// warnings returns the logger of a command that does not log otherwise: it writes warnings and
+// errors to stderr.
 func warnings(stderr io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
-// addSettings adds the flags of fs to flags and marks them as settings. One that
-// is there already is the same setting, of another command.
+// addSettings adds the flags of fs to flags and marks them as settings. It skips a flag whose name
+// flags has already: a name means the same setting everywhere.
 func addSettings(flags, fs *pflag.FlagSet) {
 	fs.VisitAll(func(f *pflag.Flag) {
 		if flags.Lookup(f.Name) != nil {
@@ -188,7 +192,7 @@ func addSettings(flags, fs *pflag.FlagSet) {
 	})
 }
 
-// allSettings are the flags of every setting there is.
+// allSettings returns the flags of all settings, with their defaults.
 func allSettings() *pflag.FlagSet {
 	fs := pflag.NewFlagSet("settings", pflag.ContinueOnError)
 	new(agentSettings).add(fs)
@@ -196,13 +200,13 @@ func allSettings() *pflag.FlagSet {
 	return fs
 }
 
-// variable is the environment variable of a setting.
+// variable returns the name of a setting's environment variable.
 func variable(setting string) string {
 	return variablePrefix + strings.ToUpper(strings.ReplaceAll(setting, "-", "_"))
 }
 
-// applySettings fills in the settings of cmd that its command line does not
-// give, from the environment and the config file.
+// applySettings sets the settings of cmd that its command line does not give, from the environment
+// and the config file. It reports all faults at once.
 func applySettings(cmd *cobra.Command, _ []string) error {
 	_, err := resolveSettings(cmd)
 	return err
@@ -224,7 +228,8 @@ func resolveSettings(cmd *cobra.Command) (origins map[string]string, err error) 
 	if len(origins) == 0 {
 		return nil, nil
 	}
-	// nil if something stronger gave it, or cmd has no such setting
+	// flagOf returns the flag of a setting that still has its default; nil if a flag or variable
+	// has set it, or cmd has no such setting.
 	flagOf := func(name string) *pflag.Flag {
 		if origins[name] != "default" {
 			return nil
@@ -235,8 +240,8 @@ func resolveSettings(cmd *cobra.Command) (origins map[string]string, err error) 
 	var faults []error
 	known := allSettings()
 	known.VisitAll(func(f *pflag.Flag) {
-		// An empty variable counts as unset: compose files and unit files
-		// pass those for what nobody chose.
+		// An empty variable counts as unset: compose files and systemd units pass empty variables
+		// for settings that the user did not choose.
 		value := os.Getenv(variable(f.Name))
 		own := flagOf(f.Name)
 		if value == "" || own == nil {
@@ -248,8 +253,8 @@ func resolveSettings(cmd *cobra.Command) (origins map[string]string, err error) 
 		origins[f.Name] = variable(f.Name)
 	})
 	for _, name := range unknownVariables(os.Environ(), known) {
-		// No error: a container platform sets variables of its own for a
-		// service that is named muster (MUSTER_SERVICE_HOST).
+		// This is not an error: Kubernetes sets variables such as MUSTER_SERVICE_HOST for a
+		// service with the name muster.
 		fmt.Fprintf(cmd.ErrOrStderr(), "muster: warning: environment variable %s is no setting%s\n",
 			name, didYouMean(name, append(variables(known), configVariable)))
 	}
@@ -277,7 +282,8 @@ func resolveSettings(cmd *cobra.Command) (origins map[string]string, err error) 
 	return origins, errors.Join(faults...)
 }
 
-// findConfigFile is the path of the config file, "" if there is none.
+// findConfigFile returns the path of the config file: --config, else MUSTER_CONFIG, else
+// muster.yaml in the working directory if it exists, else "".
 func findConfigFile(cmd *cobra.Command) (string, error) {
 	if path, err := cmd.Flags().GetString(configFlag); err == nil && path != "" {
 		return path, nil
@@ -300,8 +306,8 @@ type configEntry struct {
 	position string   // "muster.yaml:3"
 }
 
-// readConfigFile reads the settings in the file. It returns those it could read
-// together with all the faults of the others.
+// readConfigFile reads the settings in the file at path. known has every setting that the file may
+// hold. It returns the settings that it could read, and one error with all faults of the others.
 func readConfigFile(path string, known *pflag.FlagSet) ([]configEntry, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -333,7 +339,7 @@ func readConfigFile(path string, known *pflag.FlagSet) ([]configEntry, error) {
 					didYouMean(key.Value, flagNames(known))))
 		case first[key.Value] != nil:
 			faults = append(faults,
-				fmt.Errorf("%s: %s is set before, at line %d", at(key), key.Value,
+				fmt.Errorf("%s: %s is already set, at line %d", at(key), key.Value,
 					first[key.Value].Line))
 		case !ok:
 			faults = append(faults,
@@ -350,7 +356,7 @@ func readConfigFile(path string, known *pflag.FlagSet) ([]configEntry, error) {
 	return entries, errors.Join(faults...)
 }
 
-// scalars are the values of a scalar, or of a list of scalars.
+// scalars returns the values of a scalar, or of a list of scalars; false for any other node.
 func scalars(n *yaml.Node) ([]string, bool) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -371,7 +377,7 @@ func scalars(n *yaml.Node) ([]string, bool) {
 	return nil, false
 }
 
-// setFlag gives f its value, or values if f is a list.
+// setFlag sets f to the values. Only a list accepts another number of values than one.
 func setFlag(f *pflag.Flag, values []string) error {
 	if list, ok := f.Value.(pflag.SliceValue); ok && len(values) != 1 {
 		return list.Replace(values)
@@ -385,7 +391,8 @@ func setFlag(f *pflag.Flag, values []string) error {
 	return nil
 }
 
-// unknownVariables are the names in environ that look like settings and are none.
+// unknownVariables returns the names in environ, in order, that begin with MUSTER_ but belong to no
+// setting.
 func unknownVariables(environ []string, known *pflag.FlagSet) []string {
 	var unknown []string
 	for _, e := range environ {
@@ -399,12 +406,14 @@ func unknownVariables(environ []string, known *pflag.FlagSet) []string {
 	return unknown
 }
 
+// flagNames returns the names of flags, in order.
 func flagNames(flags *pflag.FlagSet) []string {
 	var names []string
 	flags.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 	return names
 }
 
+// variables returns the environment variables of settings.
 func variables(settings *pflag.FlagSet) []string {
 	variables := flagNames(settings)
 	for i, name := range variables {
@@ -413,8 +422,8 @@ func variables(settings *pflag.FlagSet) []string {
 	return variables
 }
 
-// didYouMean names the candidate nearest to name: `; did you mean "http"?`.
-// Empty if none is near.
+// didYouMean suggests the candidate with the least edit distance to name: `; did you mean "http"?`.
+// It returns "" if none is close.
 func didYouMean(name string, candidates []string) string {
 	nearest := slices.MinFunc(candidates, func(a, b string) int {
 		return cmp.Compare(levenshtein.Distance(name, a, nil), levenshtein.Distance(name, b, nil))

@@ -21,15 +21,15 @@ func newTopCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Watch the fleet",
-		Long: `Show the fleet as it is now, again each interval: who leads, the rate of queries
-beside the highest that the lanes could serve, the models with their share of
-late queries, the agents with what their lanes still have to do, and what the
-leader decided last. Keys: q ends it.
+		Long: `Show the fleet's present state and update it each interval: the leader, the rate
+of queries and the highest rate that the lanes could serve (the fluid limit), each
+model's share of late queries, each agent's lanes and their remaining time, and the
+leader's last decisions. Press q to quit.
 
-Any agent of the fleet will do as --server. When the one that is asked goes
-away, another one is asked.
+--server can be any agent of the fleet. If that agent stops answering, the command
+asks another one.
 
-Without a terminal, or with --once, the fleet is printed once, whole.`,
+If the output is no terminal, or with --once, it prints the whole state once.`,
 		Example: `  muster top
   muster top --server 10.0.0.7:8001 --interval 5s
   muster top --once | grep overdue`,
@@ -42,7 +42,7 @@ Without a terminal, or with --once, the fleet is printed once, whole.`,
 			live := !once && terminal.Is(out) && terminal.Is(cmd.InOrStdin())
 			warnings := cmd.ErrOrStderr()
 			if live {
-				// they would be written across the screen, which shows what comes of them
+				// Warnings would be written over the screen. The screen shows their consequence.
 				warnings = io.Discard
 			}
 			source, err := settings.openFleet(warnings)
@@ -55,7 +55,7 @@ Without a terminal, or with --once, the fleet is printed once, whole.`,
 				return err
 			}
 			if !live {
-				// lipgloss leaves out colours where nobody sees them.
+				// lipgloss leaves colours out if the output is no terminal.
 				_, err := lipgloss.Fprintln(out, fleetview.Draw(first, terminal.Width(out, 120), 0))
 				return err
 			}
@@ -64,15 +64,15 @@ Without a terminal, or with --once, the fleet is printed once, whole.`,
 	}
 	settings.add(cmd.Flags())
 	flags := cmd.Flags()
-	flags.DurationVar(&interval, "interval", time.Second, "time between two looks")
-	flags.BoolVar(&once, "once", false, "print the fleet once, and end")
+	flags.DurationVar(&interval, "interval", time.Second, "time between updates")
+	flags.BoolVar(&once, "once", false, "print the state once and exit")
 	return cmd
 }
 
-// shortestInterval keeps a typing error from being load on the fleet.
+// shortestInterval bounds --interval from below, so that a mistyped one does not load the fleet.
 const shortestInterval = 100 * time.Millisecond
 
-// openFleet makes a source of the servers.
+// openFleet makes a source that asks the servers for the fleet's state; the caller closes it.
 func (s *clientSettings) openFleet(stderr io.Writer) (*fleetview.Source, error) {
 	if len(s.servers) == 0 {
 		return nil, errors.New("server: no addresses")

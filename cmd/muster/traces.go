@@ -31,7 +31,8 @@ const (
 	flushTimeout = 3 * time.Second
 )
 
-// traceSettings say where spans go. All else is for OpenTelemetry's own variables to say.
+// traceSettings says whether spans are exported. Everything else about tracing is set by
+// OpenTelemetry's own environment variables (OTEL_*).
 type traceSettings struct{ traces string }
 
 func (s *traceSettings) add(flags *pflag.FlagSet) {
@@ -52,7 +53,8 @@ func (s *traceSettings) validate() error {
 	return fmt.Errorf("traces: %q, want %s or %s", s.traces, noTraces, otlpTraces)
 }
 
-// otlpProtocol is how spans are sent; OpenTelemetry's exporters leave that to others.
+// otlpProtocol reads the transport of spans from the environment, because OpenTelemetry's exporters
+// do not: there is one exporter for each transport.
 func otlpProtocol() (string, error) {
 	const general, own = "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 	switch p := cmp.Or(os.Getenv(own), os.Getenv(general), "http/protobuf"); p {
@@ -63,9 +65,9 @@ func otlpProtocol() (string, error) {
 	}
 }
 
-// open returns what makes the spans of this process, nil if nothing is traced. instance
-// names the process among others, where it has a name. flush exports the spans that have not
-// been, and ends it.
+// open starts tracing and returns the provider of this process's tracers; nil if nothing is traced.
+// instance is the process's name in spans; it may be "". The caller calls flush once before the
+// process ends: it exports the remaining spans, for at most flushTimeout, and stops tracing.
 func (s *traceSettings) open(ctx context.Context, instance string,
 	log *slog.Logger) (provider trace.TracerProvider, flush func(), err error) {
 	if err := s.validate(); err != nil {
@@ -96,7 +98,8 @@ func (s *traceSettings) open(ctx context.Context, instance string,
 	if instance != "" {
 		attributes = append(attributes, semconv.ServiceInstanceID(instance))
 	}
-	// What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say comes last, and so holds.
+	// WithFromEnv comes last, so that OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override the
+	// attributes above.
 	of, err := resource.New(ctx, resource.WithAttributes(attributes...), resource.WithHost(),
 		resource.WithTelemetrySDK(), resource.WithFromEnv())
 	if err != nil {
@@ -114,7 +117,8 @@ func (s *traceSettings) open(ctx context.Context, instance string,
 	}, nil
 }
 
-// A watchedExporter tells the log when spans begin to be lost, and when they no longer are.
+// A watchedExporter exports spans and logs the first failure and the first success after it, rather
+// than each failure.
 type watchedExporter struct {
 	sdktrace.SpanExporter
 	log     *slog.Logger
@@ -125,9 +129,9 @@ func (e *watchedExporter) ExportSpans(ctx context.Context, spans []sdktrace.Read
 	err := e.SpanExporter.ExportSpans(ctx, spans)
 	switch {
 	case err != nil && !e.failing.Swap(true):
-		e.log.Warn("spans cannot be exported, and are lost until they can", "error", err)
+		e.log.Warn("spans cannot be exported and are lost", "error", err)
 	case err == nil && e.failing.Swap(false):
 		e.log.Info("spans are exported again")
 	}
-	return nil // it is handled
+	return nil // the error is logged above
 }
