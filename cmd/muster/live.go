@@ -23,7 +23,8 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// A liveFleet is a fleet that runs, beside what is planned for it.
+// A liveFleet compares a running fleet with the plan for it. It is part of a planReport; numbers
+// are rounded as there.
 type liveFleet struct {
 	Leader   string         `json:"leader"`
 	Epoch    uint64         `json:"epoch"`
@@ -35,25 +36,26 @@ type liveFleet struct {
 	Release  map[string]int `json:"release,omitempty"`
 	Notes    []string       `json:"notes,omitempty"`
 
-	counts map[string]int // that run, by type
+	counts map[string]int // of the agents that run, by instance type
 }
 
 type liveDemand struct {
 	Model   string  `json:"model"`
 	Version int64   `json:"version"`
 	Rate    float64 `json:"rate_qps"`
-	Queries uint64  `json:"queries"` // its batch sizes are of
+	Queries uint64  `json:"queries"` // how many queries the batch sizes are known from
 	QoS     float64 `json:"qos_target_ms"`
 }
 
-// A liveEvidence says where the latencies of a model on a type are from.
+// A liveEvidence says where the latencies of a model on an instance type come from: learned by the
+// fleet, or shipped.
 type liveEvidence struct {
 	Model   string  `json:"model"`
 	Type    string  `json:"instance_type"`
 	Learned bool    `json:"learned"`
 	Queries uint64  `json:"queries,omitempty"`
 	Age     float64 `json:"age_s,omitempty"`
-	Error   float64 `json:"relative_error"` // of its mean, at the mean batch size
+	Error   float64 `json:"relative_error"` // of the mean latency, at the mean batch size
 }
 
 type liveCost struct {
@@ -65,15 +67,16 @@ type liveCost struct {
 	name string
 }
 
-// openLive is the problem of a fleet that runs, as its leader knows it.
+// openLive makes the problem of a running fleet from the demand, profiles and prices that its
+// leader reports. Without --budget and --rate the budget is what the fleet costs now.
 func (o *planOptions) openLive(cmd *cobra.Command) (*planning, error) {
 	for _, flag := range []string{"samples", "batch", "qos-ms", "plot"} {
 		if cmd.Flags().Changed(flag) {
-			return nil, fmt.Errorf("%s: a fleet that runs has its own; leave --%s away", flag, flag)
+			return nil, fmt.Errorf("%s: the running fleet has its own; omit --%s", flag, flag)
 		}
 	}
 	if isFile(o.sim.arrivals) {
-		return nil, errors.New("arrivals: a fleet that runs has its own demand; give poisson, " +
+		return nil, errors.New("arrivals: the running fleet has its own demand; give poisson, " +
 			"constant, gamma:SHAPE or artifact")
 	}
 	c, err := o.client.open(cmd.ErrOrStderr())
@@ -129,8 +132,8 @@ func (o *planOptions) openLive(cmd *cobra.Command) (*planning, error) {
 	return p, nil
 }
 
-// demanded are the models that are planned for: those that are asked for often
-// enough, or those named.
+// demanded returns the models to plan for: those of names, or all if names is empty. It leaves out
+// models with too few queries, and notes them. It is an error if none is left.
 func (live *liveFleet) demanded(fleet *control.FleetDemand,
 	names []string) (demand []*control.ModelDemand, err error) {
 	there := map[string]bool{}
@@ -166,17 +169,17 @@ func (live *liveFleet) demanded(fleet *control.FleetDemand,
 		return nil, errors.New("the fleet has no models, so there is no demand to plan for")
 	case len(demand) == 0:
 		return nil, fmt.Errorf(
-			"no demand yet: of no model at least %d queries have come, and some in the last "+
-				"minute: %s", lead.LeastDemand, strings.Join(idle, ", "))
+			"no demand yet: a model needs at least %d queries, and some in the last minute; the "+
+				"fleet has had: %s", lead.LeastDemand, strings.Join(idle, ", "))
 	case len(idle) > 0:
 		live.Notes = append(live.Notes,
-			"not planned for, as hardly anybody asks: "+strings.Join(idle, ", "))
+			"left out of the plan, as they get too few queries: "+strings.Join(idle, ", "))
 	}
 	return demand, nil
 }
 
-// livePrices are the prices of the fleet's types as its agents have them, else as the catalogue
-// has; it counts the agents.
+// livePrices returns the prices of instance types. The agents' own prices override the built-in
+// catalogue, and a file of --catalogue overrides both. It also sets live.counts.
 func (o *planOptions) livePrices(fleet *control.FleetDemand, live *liveFleet) (map[string]float64,
 	error) {
 	catalogue, err := readCatalogue(o.catalogue)
@@ -194,15 +197,15 @@ func (o *planOptions) livePrices(fleet *control.FleetDemand, live *liveFleet) (m
 		live.counts[m.GetInstanceType()]++
 		if m.GetLanes() > 1 {
 			live.Notes = append(live.Notes,
-				fmt.Sprintf("agent %s has %d lanes, and is planned for as an instance with one",
+				fmt.Sprintf("agent %s has %d lanes; the plan takes it for an instance with one",
 					m.GetName(), m.GetLanes()))
 		}
 	}
 	return prices, nil
 }
 
-// liveTypes are the types to choose from: those named, or all on which every model has a profile,
-// the fleet's among them.
+// liveTypes returns the instance types to choose from: those of --types, or all on which every
+// model has a profile. The types of the running fleet must be among them.
 func (o *planOptions) liveTypes(prices map[string]float64, live *liveFleet,
 	demand []*control.ModelDemand, known lead.Tables) (types []sim.Price, err error) {
 	names := o.types
@@ -212,12 +215,12 @@ func (o *planOptions) liveTypes(prices map[string]float64, live *liveFleet,
 	for t := range live.counts {
 		if !slices.Contains(names, t) {
 			return nil, fmt.Errorf(
-				"types: the fleet has %s, which must be among the types to choose from", t)
+				"types: the fleet has %s, which --types must include", t)
 		}
 	}
 	for _, t := range names {
 		if prices[t] <= 0 {
-			return nil, fmt.Errorf("types: no price of %q is known: say it with --catalogue", t)
+			return nil, fmt.Errorf("types: no price of %q is known: give it with --catalogue", t)
 		}
 		lacking := ""
 		for _, m := range demand {
@@ -230,8 +233,8 @@ func (o *planOptions) liveTypes(prices map[string]float64, live *liveFleet,
 			types = append(types, sim.Price{Type: t, PriceUSDPerHour: prices[t]})
 		case live.counts[t] > 0:
 			return nil, fmt.Errorf(
-				"model %s has no profile on %s yet, which the fleet has: nothing of it has run "+
-					"there", lacking, t)
+				"model %s has no profile on %s, which the fleet has: no query of it has run there",
+				lacking, t)
 		case len(o.types) > 0:
 			return nil, fmt.Errorf("types: model %s has no profile on %s", lacking, t)
 		}
@@ -239,7 +242,8 @@ func (o *planOptions) liveTypes(prices map[string]float64, live *liveFleet,
 	return types, nil
 }
 
-// model is a model as it is asked for and as fast as it is known to be.
+// model makes the simulated model of a demand, with the latencies known for the types of prices,
+// and adds where these come from to live.Evidence.
 func (live *liveFleet) model(d *control.ModelDemand, prices []sim.Price, known lead.Tables,
 	rejectLate bool) (sim.Model, error) {
 	m := sim.Model{
@@ -271,7 +275,7 @@ func (live *liveFleet) model(d *control.ModelDemand, prices []sim.Price, known l
 	return m, nil
 }
 
-// cost is the price of so many instances.
+// cost returns the price, in $/hr, of the counts of instances by type.
 func (live *liveFleet) cost(prices []sim.Price, counts map[string]int) (sum float64) {
 	for _, p := range prices {
 		sum += p.PriceUSDPerHour * float64(counts[p.Type])
@@ -279,7 +283,9 @@ func (live *liveFleet) cost(prices []sim.Price, counts map[string]int) (sum floa
 	return rounded(sum)
 }
 
-// compare finds out what the fleet as it is could serve, and what would change.
+// compare sets the fields of live that compare the running fleet with the best plan of r: what each
+// of them serves and costs, and which instances to rent and to release. It evaluates up to two
+// configurations.
 func (live *liveFleet) compare(ctx context.Context, p *planning, r *plan.Result) error {
 	throughput := live.throughput(p, r)
 	of := func(c plan.Configuration) (liveCost, error) {
@@ -328,7 +334,7 @@ func (live *liveFleet) compare(ctx context.Context, p *planning, r *plan.Result)
 	return nil
 }
 
-// running is what runs, as a configuration of the problem.
+// running returns the running fleet as a configuration of p's types.
 func (live *liveFleet) running(p *planning) plan.Configuration {
 	c := make(plan.Configuration, len(p.Types))
 	for i, t := range p.Types {
@@ -337,7 +343,8 @@ func (live *liveFleet) running(p *planning) plan.Configuration {
 	return c
 }
 
-// throughput returns what a configuration serves, as the planner's evaluator has it or would.
+// throughput returns an evaluator of a configuration's allowable throughput. It takes the value
+// that the planner has found, or else evaluates in the planner's way.
 func (live *liveFleet) throughput(p *planning, r *plan.Result) plan.EvaluatorFunc {
 	simulation := *p.simulation
 	simulation.Objective = plan.MostThroughput
@@ -356,9 +363,9 @@ func (live *liveFleet) throughput(p *planning, r *plan.Result) plan.EvaluatorFun
 	}
 }
 
-// keep reports whether to keep what runs rather than what the planner found: where that does
-// not serve the demand, and by evaluation and fluid limit serves no more than what runs, which
-// may go on running.
+// keep reports whether the running fleet is better than the best plan. It is, if the plan does
+// not serve the demand, the fleet is within the budget, and the plan serves no more by evaluation
+// and by fluid limit.
 func (live *liveFleet) keep(p *planning, now plan.Configuration, best *plan.Plan) (bool, error) {
 	serves := live.Proposed.Throughput > 0
 	if p.Objective == plan.LeastCost && best.Evaluated {
@@ -379,13 +386,13 @@ func (live *liveFleet) keep(p *planning, now plan.Configuration, best *plan.Plan
 		live.Current.Throughput == live.Proposed.Throughput && limit.Rate >= best.FluidLimit, nil
 }
 
-// meets reports whether a plan was evaluated to meet the QoS target at the rate that is planned
-// for.
+// meets reports whether the evaluator found that the plan meets the QoS target at the planned rate.
 func meets(p *planning, best *plan.Plan) bool {
 	return p.Objective == plan.LeastCost && best.Evaluated && best.Satisfaction >= p.Target
 }
 
-// noteDemand says so where what is proposed does not serve the demand, and what would.
+// noteDemand adds a note if the proposed configuration does not serve the demand. The note names
+// the cheapest configuration that would, by its fluid limit.
 func (live *liveFleet) noteDemand(ctx context.Context, p *planning, best *plan.Plan) {
 	demand := p.Rate
 	if p.Objective == plan.MostThroughput {
@@ -397,12 +404,11 @@ func (live *liveFleet) noteDemand(ctx context.Context, p *planning, best *plan.P
 		return
 	}
 	note := fmt.Sprintf(
-		"the demand of %.6g queries/s is above what the fleet serves in time, %.6g queries/s",
+		"the demand of %.6g queries/s is above the fleet's allowable throughput of %.6g queries/s",
 		demand, live.Current.Throughput)
 	if p.Budget > 0 {
 		note += fmt.Sprintf(
-			", and above the budget: %v $/hr buy nothing that was found to serve more than %.6g "+
-				"queries/s",
+			"; no configuration found within the budget of %v $/hr serves more than %.6g queries/s",
 			p.Budget, live.Proposed.Throughput)
 	}
 	without := *p.Problem
@@ -412,14 +418,14 @@ func (live *liveFleet) noteDemand(ctx context.Context, p *planning, best *plan.P
 			p.Name(r.Plans[0].Configuration), r.Plans[0].Price)
 	}
 	if live.Proposed.Throughput == 0 {
-		note += ". As long as queries take there, what is proposed meets the QoS target at no " +
-			"rate: " +
-			"--evaluator bound estimates by means alone"
+		note += ". With the latencies known, the proposed configuration meets the QoS target at " +
+			"no rate; --evaluator bound would estimate it by mean latencies alone"
 	}
 	live.Notes = append(live.Notes, note)
 }
 
-// writeText writes what runs beside what is proposed, and how sure that is.
+// writeText writes the running fleet beside the proposed one, the demand, and where the latencies
+// come from.
 func (live *liveFleet) writeText(b *strings.Builder) {
 	fmt.Fprintf(b, "\nThe fleet led by %s, epoch %d:\n", live.Leader, live.Epoch)
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
@@ -443,14 +449,14 @@ func (live *liveFleet) writeText(b *strings.Builder) {
 	} else {
 		fmt.Fprintln(b, "  nothing to change")
 	}
-	fmt.Fprintln(b, "\nWhat it is asked for, and how long that takes:")
+	fmt.Fprintln(b, "\nIts demand, and where the latencies come from:")
 	for _, d := range live.Demand {
 		fmt.Fprintf(
 			t, "  %s\t%.1f queries/s in the last minute, batch sizes of %d queries, within %v ms\n",
 			names.NewModelKey(d.Model, d.Version), d.Rate, d.Queries, d.QoS)
 	}
 	for _, e := range live.Evidence {
-		from := "shipped profile: nothing was learned there"
+		from := "shipped profile; the fleet has learned none"
 		if e.Learned {
 			from = fmt.Sprintf("learned from %d queries, the last %v ago", e.Queries,
 				time.Duration(e.Age*float64(time.Second)).Round(time.Second))

@@ -23,27 +23,28 @@ import (
 	"github.com/muster-serve/muster/sim/figures"
 )
 
-// planOptions are the flags of `muster plan` beside those of the simulation.
+// planOptions are the flags of `muster plan`.
 type planOptions struct {
 	sim       simOptions
-	budget    float64
-	rate      float64
-	target    float64 // percent
-	types     []string
+	budget    float64  // $/hr; 0 if not given
+	rate      float64  // queries/s; 0 if not given
+	target    float64  // percent of queries within QoS, in (0, 100)
+	types     []string // empty: all with profiles
 	limits    []string // TYPE=N
 	planner   string
 	plain     bool
 	evaluator string
 	runs      int
-	policy    string
-	catalogue string
+	policy    string // "": the default one
+	catalogue string // path; "": the built-in catalogue alone
 	top       int
 	plotFile  string
 	live      bool
 	client    clientSettings
 }
 
-// planners makes the planners by name, for a run that draws from a seed.
+// planners has for each name of --planner the function that makes the planner. A planner that draws
+// at random uses the seed.
 var planners = map[string]func(o *planOptions, p *planning, seed uint64) plan.Planner{
 	"fluid": func(o *planOptions, _ *planning, _ uint64) plan.Planner {
 		return plan.Fluid{
@@ -75,9 +76,10 @@ var planners = map[string]func(o *planOptions, p *planning, seed uint64) plan.Pl
 }
 
 const (
-	// kairos+ ended at the best configuration of all five models after one or two simulations.
+	// In our measurements kairos+ found the best configuration for each of the papers' five models
+	// after one or two simulations.
 	defaultPlanner = "kairos+"
-	// A table has no profiles, which the others need.
+	// The other planners need profiles, which a table does not have.
 	defaultTablePlanner = ribbonPlanner
 	ribbonPlanner       = "ribbon"
 	twinPlanner         = "twin"
@@ -94,28 +96,37 @@ func newPlanCommand() *cobra.Command {
 	var o planOptions
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Plan a fleet: which instances a budget should buy, or a load needs",
-		Long: `Plan which instances to buy: the configuration that serves most within --budget,
-or the cheapest that serves --rate within the QoS target (and within --budget,
-if that is given too; it is a hard limit).
+		Short: "Plan a fleet: the best for a budget, or the cheapest for a rate",
+		Long: `Plan which instances to buy. With --budget alone the plan is the configuration
+that serves the highest rate within the budget. With --rate it is the cheapest
+configuration that serves this rate within the QoS target; --budget is then a
+limit that no plan exceeds.
 
 Planners:
-  fluid    takes the configuration of the highest fluid limit; simulates none
-  kairos   ranks by KAIROS's bound (Eq. 15) and takes one of the highest by its
-           similarity rule; simulates none; plans for one model
-  kairos+  evaluates by falling bound until no other configuration can be better
-  ribbon   evaluates what Bayesian optimisation expects most of; needs no profiles;
-           --plain is the paper's search as published: it ends with nothing left
-  twin     evaluates what a quicker simulation proposes, and learns its error; for
-           --rate, or a table together with --model and the --samples behind it
+  fluid    takes the configuration with the highest fluid limit; evaluates none
+  kairos   ranks configurations by KAIROS's bound (Eq. 15) and chooses among the
+           best by the paper's similarity rule; evaluates none; for one model only
+  kairos+  evaluates configurations in order of falling bound, until none of the
+           others can be better
+  ribbon   evaluates the configurations that Bayesian optimisation proposes; needs
+           no profiles; with --plain it is the search as the paper published it,
+           which ends when no configuration is left
+  twin     evaluates the configurations that a quicker simulation proposes, and
+           learns the error of that simulation; needs --rate, or a table together
+           with its --model and the --samples behind it
 
-A configuration is evaluated by simulation, estimated by its fluid limit
-(--evaluator bound), or looked up in a table (--evaluator table:FILE, or
-table:published for those of RIBBON's authors: --model mtwnd or dien; a FILE is
-of the form {"4, 0, 1": [2.25, 99.24], ...}: counts of
---types in their order, price in $/hr, percent of queries within QoS at the load
-that was measured). --runs repeats a search that draws at random and holds it
-against the best configuration of the table.
+Evaluators:
+  sim              simulates the configuration
+  bound            estimates it by its fluid limit
+  table:FILE       looks it up in a JSON file of the form
+                   {"4, 0, 1": [2.25, 99.24], ...}: the counts of --types in their
+                   order, the price in $/hr, and the percent of queries within QoS
+                   at the load that was measured
+  table:published  looks it up in the tables of RIBBON's authors, for --model mtwnd
+                   or dien
+
+--runs repeats a search that draws at random, and reports how many evaluations it
+needs to find the best configuration of the table.
 
 ` + simInputHelp,
 		Example: `  muster plan --model rm2 --budget 2.5
@@ -129,7 +140,7 @@ against the best configuration of the table.
 	}
 	flags := cmd.Flags()
 	flags.StringArrayVar(&o.sim.models, "model", nil,
-		"model that is asked for, as NAME or NAME=SHARE of the queries; repeat it for several")
+		"model that queries are for, as NAME or NAME=SHARE of the queries; repeat it for several")
 	flags.Float64Var(&o.budget, "budget", 0, "$/hr that the fleet may cost")
 	flags.Float64Var(&o.rate, "rate", 0, "queries a second to serve at the least cost")
 	flags.Float64Var(&o.target, "target", 99,
@@ -138,46 +149,46 @@ against the best configuration of the table.
 		"instance types to choose from (default: all with a profile of the models)")
 	flags.StringSliceVar(&o.limits, "max", nil, "most instances of a type, as TYPE=N,TYPE=N")
 	flags.StringVar(&o.planner, "planner", "",
-		"how to search: "+strings.Join(slices.Sorted(maps.Keys(planners)), ", ")+" (default "+
+		"planner: "+strings.Join(slices.Sorted(maps.Keys(planners)), ", ")+" (default "+
 			defaultPlanner+", with a table "+defaultTablePlanner+")")
 	flags.BoolVar(&o.plain, "plain", false,
-		"the search of RIBBON's paper alone, without what Muster adds to it (with --planner "+
-			"ribbon)")
+		"with --planner ribbon: search as RIBBON's paper does, without Muster's additions")
 	flags.StringVar(&o.evaluator, "evaluator", bySimulation,
-		"what says what a configuration is worth: sim, bound (an estimate by the fluid limit), "+
-			"table:FILE or table:published")
+		"how to evaluate a configuration: sim, bound, table:FILE or table:published")
 	flags.IntVar(&o.runs, "runs", 1,
-		"runs of a search in a table, seeds one apart; above 1: what they needed to find the "+
-			"best configuration")
+		"with a table: how often to repeat the search, each time with the next seed")
 	flags.StringVar(&o.policy, "policy", "",
 		"how queries are distributed (default "+sim.DefaultPolicy+")")
 	flags.StringVar(&o.catalogue, "catalogue", "",
-		"YAML file of instance types and prices, beside those known")
-	flags.IntVar(&o.top, "top", plan.DefaultTop, "plans to show")
+		"YAML file with more instance types and prices than the built-in ones")
+	flags.IntVar(&o.top, "top", plan.DefaultTop, "how many plans to show")
 	flags.StringVar(&o.plotFile, "plot", "",
-		"simulate the plans shown, and draw bound, simulated rate and price to this PNG file")
+		"simulate the plans shown, and draw their bound, simulated rate and price to this PNG file")
 	flags.BoolVar(&o.live, "live", false,
-		"plan for a fleet that runs: its demand, what it has learned, its prices; --model then "+
-			"says for which of its models")
+		"plan for the running fleet at --server, with its demand, profiles and prices; --model "+
+			"then limits the plan to some of its models")
 	o.sim.add(flags)
 	o.client.add(flags)
 	return cmd
 }
 
-// A planning is a problem, and what evaluates for it.
+// A planning is a planning problem together with its evaluators.
 type planning struct {
 	*plan.Problem
 	evaluator  plan.Evaluator
-	simulation *sim.Evaluator // nil: a table evaluates
-	// twin is what the planner twin proposes by, and twinRuns of how many runs its
-	// estimates are the mean.
+	simulation *sim.Evaluator // nil if a table evaluates
+	// twin is the quicker evaluator of the planner twin; nil with a table for other planners. Its
+	// estimates are the mean of twinRuns runs.
 	twin     plan.Evaluator
 	twinRuns int
-	// described says what evaluates, and source where its numbers come from.
+	// For the report: described is the evaluator in words, such as "looked up"; source is where its
+	// latencies come from.
 	described, source string
-	live              *liveFleet // nil: of no fleet that runs
+	live              *liveFleet // nil without --live
 }
 
+// run checks the flags, plans and prints the report. Planning blocks for as long as the planner
+// evaluates, up to minutes.
 func (o *planOptions) run(cmd *cobra.Command) error {
 	table, isTable := strings.CutPrefix(o.evaluator, byTable)
 	if o.planner == "" {
@@ -199,11 +210,10 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 	case o.runs < 1:
 		return fmt.Errorf("runs: %d, want at least 1", o.runs)
 	case o.runs > 1 && !isTable:
-		return errors.New("runs: the best configuration, against which they are held, is known " +
-			"of a table only: give --evaluator table:FILE")
+		return errors.New("runs: repeated runs are compared with the best configuration, which " +
+			"only a table knows: give --evaluator table:FILE")
 	case o.live && isTable:
-		return errors.New("live: a table knows nothing of a fleet that runs; leave --evaluator " +
-			"away")
+		return errors.New("live: a table cannot evaluate the running fleet; omit --evaluator")
 	case !isTable && o.evaluator != bySimulation && o.evaluator != byBound:
 		return fmt.Errorf("evaluator %q is unknown, want %s, %s or %sFILE", o.evaluator,
 			bySimulation, byBound, byTable)
@@ -250,7 +260,7 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 		}
 	}
 	if p.live != nil {
-		line.Show("what runs is compared with the plan")
+		line.Show("comparing the running fleet with the plan")
 		if err := p.live.compare(cmd.Context(), p, first); err != nil {
 			return err
 		}
@@ -268,7 +278,8 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 	return report.writeText(cmd.OutOrStdout())
 }
 
-// openTable is the least cost of the load that a table was made of.
+// openTable makes the problem of a table: the least cost of the load that was measured. path is a
+// file or published.Name.
 func (o *planOptions) openTable(cmd *cobra.Command, path string) (*planning, error) {
 	open := func() (io.ReadCloser, error) { return os.Open(path) }
 	if path == published.Name {
@@ -283,8 +294,8 @@ func (o *planOptions) openTable(cmd *cobra.Command, path string) (*planning, err
 			!(flag == "model" && (o.evaluator == byTable+published.Name ||
 				o.planner == twinPlanner)) {
 			return nil, fmt.Errorf(
-				"%s: a table is of one model at one rate, and has no bounds to draw; leave --%s "+
-					"away", flag, flag)
+				"%s: a table is of one model at one rate, and has no bounds to draw; omit --%s",
+				flag, flag)
 		}
 	}
 	if len(o.types) == 0 {
@@ -322,12 +333,12 @@ func (o *planOptions) openTable(cmd *cobra.Command, path string) (*planning, err
 		return nil, err
 	}
 	for i := range p.Types {
-		p.Types[i].Max = min(p.Types[i].Max, limits[i]) // the table knows no more
+		p.Types[i].Max = min(p.Types[i].Max, limits[i]) // the table has no larger counts
 	}
 	opened := &planning{Problem: p, evaluator: table, described: "looked up", source: path}
 	for _, t := range table.Priced() {
 		opened.source += fmt.Sprintf(
-			", where %s costs what it does there, for the catalogue does not have it", t)
+			" (price of %s from the table, as the catalogue has none)", t)
 	}
 	if o.planner == twinPlanner {
 		if err := o.openTableTwin(opened); err != nil {
@@ -337,17 +348,18 @@ func (o *planOptions) openTable(cmd *cobra.Command, path string) (*planning, err
 	return opened, p.Validate()
 }
 
-// publishedTable checks what is asked of the published tables, and takes the rest from them.
+// publishedTable checks --model and --types for a published table, and sets the types and samples
+// that the flags do not give.
 func (o *planOptions) publishedTable() error {
 	if len(o.sim.models) != 1 {
-		return errors.New("model: name the published table's, --model mtwnd or --model dien")
+		return errors.New("model: give that of a published table, --model mtwnd or --model dien")
 	}
 	_, types, err := sim.RIBBONTable(o.sim.models[0])
 	if err != nil {
 		return fmt.Errorf("model: %w", err)
 	}
 	if len(o.types) != 0 && !slices.Equal(o.types, types) {
-		return fmt.Errorf("types: the table of %s has %s in this order: leave --types away",
+		return fmt.Errorf("types: the table of %s has %s in this order; omit --types",
 			o.sim.models[0], strings.Join(types, ","))
 	}
 	o.types = types
@@ -357,7 +369,7 @@ func (o *planOptions) publishedTable() error {
 	return nil
 }
 
-// openTableTwin simulates the load of a published table.
+// openTableTwin sets p.twin to a simulation of the load behind a published table.
 func (o *planOptions) openTableTwin(p *planning) error {
 	if len(o.sim.models) != 1 || o.sim.samples == "" {
 		return errors.New("twin: give the table's --model and the --samples behind it")
@@ -378,7 +390,8 @@ func (o *planOptions) openTableTwin(p *planning) error {
 	return err
 }
 
-// openSimulation is what the flags ask, and the simulation that evaluates for it.
+// openSimulation makes the problem that the flags describe, and the simulation that evaluates its
+// configurations.
 func (o *planOptions) openSimulation(cmd *cobra.Command) (*planning, error) {
 	source, err := sim.OpenSource(o.sim.samples)
 	if err != nil {
@@ -399,7 +412,8 @@ func (o *planOptions) openSimulation(cmd *cobra.Command) (*planning, error) {
 	return o.simulated(cmd, cfg, prices, source.String())
 }
 
-// simulated is what the flags ask of such queries, and the simulation that evaluates for it.
+// simulated makes the problem for the queries of cfg on the types of prices, and the simulation
+// that evaluates its configurations. It changes cfg. source says where the latencies come from.
 func (o *planOptions) simulated(cmd *cobra.Command, cfg *sim.Config, prices []sim.Price,
 	source string) (*planning, error) {
 	types := make([]string, len(prices))
@@ -421,7 +435,7 @@ func (o *planOptions) simulated(cmd *cobra.Command, cfg *sim.Config, prices []si
 	for i := range cfg.Models {
 		m := &cfg.Models[i]
 		m.QoSShare = p.Target
-		// What is planned for is what can be served.
+		// The problem leaves out batch sizes that no type can serve; so must the simulation.
 		sizes := a.Problem.Models[i].BatchSizes
 		if m.BatchSizes, err = m.BatchSizes.AtMost(sizes[len(sizes)-1].BatchSize); err != nil {
 			return nil, err
@@ -432,7 +446,7 @@ func (o *planOptions) simulated(cmd *cobra.Command, cfg *sim.Config, prices []si
 	if policy == "" {
 		policy = sim.DefaultPolicy
 	}
-	// The twin simulates one run, of other queries than those that evaluate.
+	// The twin simulates one run, with a seed that the evaluator does not use.
 	quick := *cfg
 	quick.Seed = cfg.Seed + uint64(o.sim.seeds)
 	twin := &sim.Evaluator{Config: &quick, Types: types, Seeds: 1, Objective: p.Objective}
@@ -445,7 +459,8 @@ func (o *planOptions) simulated(cmd *cobra.Command, cfg *sim.Config, prices []si
 	return opened, nil
 }
 
-// objective sets what the problem is to make best: a rate asks for the least cost.
+// objective sets the problem's objective and limits from --rate, --budget and --target: least cost
+// if there is a rate, else most throughput.
 func (o *planOptions) objective(cmd *cobra.Command, p *plan.Problem) error {
 	given := cmd.Flags().Changed
 	switch {
@@ -466,8 +481,8 @@ func (o *planOptions) objective(cmd *cobra.Command, p *plan.Problem) error {
 	return nil
 }
 
-// profiledTypes are the instance types on which all models have profiles, those of
-// the papers' experiments first.
+// profiledTypes returns the instance types on which all models have profiles, those of the papers'
+// experiments first.
 func profiledTypes(source *sim.Source, models []string) []string {
 	var types []string
 	for i, text := range models {
@@ -490,7 +505,7 @@ func profiledTypes(source *sim.Source, models []string) []string {
 	return types
 }
 
-// setLimits reads TYPE=N.
+// setLimits sets the largest counts of types from limits of the form TYPE=N.
 func setLimits(p *plan.Problem, limits []string) error {
 	for _, text := range limits {
 		name, count, ok := strings.Cut(text, "=")
@@ -501,7 +516,7 @@ func setLimits(p *plan.Problem, limits []string) error {
 		i := slices.IndexFunc(p.Types, func(t plan.Type) bool { return string(t.Name) == name })
 		switch {
 		case i < 0:
-			return fmt.Errorf("max: %s is not among the types to choose from: %s", name,
+			return fmt.Errorf("max: %s is not one of the types to choose from: %s", name,
 				typeNames(p))
 		case n == 0:
 			return fmt.Errorf("max: %s=0: leave %s out of --types instead", name, name)
@@ -519,7 +534,9 @@ func typeNames(p *plan.Problem) string {
 	return strings.Join(names, ", ")
 }
 
-// plot simulates the throughput of every plan and draws it beside the bound and the price.
+// plot simulates the throughput of every plan of r and draws it with the bound and the price to
+// o.plotFile. If throughput is the objective, the simulated value also becomes the plan's predicted
+// one.
 func (o *planOptions) plot(cmd *cobra.Command, p *planning, r *plan.Result,
 	line *terminal.StatusLine) error {
 	throughput := *p.simulation
@@ -533,7 +550,7 @@ func (o *planOptions) plot(cmd *cobra.Command, p *planning, r *plan.Result,
 			simulated[i] = plan.Estimate{Value: one.Predicted, StdErr: one.StdErr}
 			continue
 		}
-		line.Show("%d of %d plans simulated for the picture", i, len(r.Plans))
+		line.Show("%d of %d plans simulated for the plot", i, len(r.Plans))
 		var err error
 		if simulated[i], err = throughput.Evaluate(cmd.Context(), one.Configuration); err != nil {
 			return err
@@ -556,13 +573,14 @@ func (o *planOptions) plot(cmd *cobra.Command, p *planning, r *plan.Result,
 
 const leastCost = "least cost"
 
-// A planReport is what `muster plan` prints.
+// A planReport is the output of `muster plan`: --json prints its fields, writeText a table. Numbers
+// are rounded to six decimals, so that all machines print the same.
 type planReport struct {
 	Planner   string   `json:"planner"`
 	Plain     bool     `json:"plain,omitempty"`
 	Objective string   `json:"objective"`
 	Models    []string `json:"models,omitempty"`
-	// Evaluator says what evaluated, and Source where the latencies come from.
+	// Evaluator and Source are planning.described and planning.source.
 	Evaluator   string           `json:"evaluator"`
 	Source      string           `json:"source"`
 	Budget      float64          `json:"budget_usd_per_hour,omitempty"`
@@ -576,8 +594,8 @@ type planReport struct {
 	Doubt       string           `json:"doubt,omitempty"`
 	Live        *liveFleet       `json:"live,omitempty"`
 
-	// What repeated runs needed until they found the best configuration; the rest is
-	// of the first run.
+	// With --runs, Trials is how many evaluations the runs needed to find the best configuration.
+	// The fields above are then of the first run.
 	*plan.Trials
 	Optimum      map[string]int `json:"optimum,omitempty"`
 	OptimumPrice float64        `json:"optimum_price_usd_per_hour,omitempty"`
@@ -590,7 +608,8 @@ type plannedFleet struct {
 	Predicted     float64        `json:"predicted_qps"`
 	Satisfaction  float64        `json:"predicted_qos_satisfaction,omitempty"`
 	StdErr        float64        `json:"standard_error"`
-	// Evaluated: what is predicted was evaluated, and is no estimate by a bound.
+	// Evaluated is whether the evaluator gave Predicted or Satisfaction; otherwise Predicted is an
+	// estimate by the bound.
 	Evaluated  bool         `json:"evaluated"`
 	Bound      float64      `json:"bound_qps"`
 	FluidLimit float64      `json:"fluid_limit_qps"`
@@ -616,6 +635,7 @@ type loggedEstimate struct {
 	StdErr        float64        `json:"standard_error"`
 }
 
+// report makes the report of the result r; trials is nil unless runs were repeated.
 func (o *planOptions) report(p *planning, r *plan.Result, trials *plan.Trials) *planReport {
 	report := &planReport{
 		Planner: o.planner, Plain: o.plain, Objective: "most throughput", Models: o.sim.models,
@@ -668,7 +688,8 @@ func (o *planOptions) report(p *planning, r *plan.Result, trials *plan.Trials) *
 	return report
 }
 
-// writeText writes a table that a person can decide from.
+// writeText writes the report for people: the plans as a table, what limits the best one, the
+// comparison with the running fleet, and notes.
 func (r *planReport) writeText(w io.Writer) error {
 	var b strings.Builder
 	asked := fmt.Sprintf("%s within %v $/hr", r.Objective, r.Budget)
@@ -687,7 +708,7 @@ func (r *planReport) writeText(w io.Writer) error {
 	fmt.Fprintf(&b, "%s, %v %% of the queries within QoS\n", asked, r.Target)
 	planner := r.Planner
 	if r.Plain {
-		planner += ", plain as its paper has it"
+		planner += " as in its paper (--plain)"
 	}
 	fmt.Fprintf(&b, "planner %s: %d of %d configurations %s (%s)\n\n", planner, r.Evaluations,
 		r.SearchSpace, r.Evaluator, r.Source)
@@ -713,7 +734,7 @@ func (r *planReport) writeText(w io.Writer) error {
 	if first := r.Plans[0]; len(first.Gains) > 0 {
 		fmt.Fprintf(
 			&b,
-			"\nWhat limits the first: %s. One instance more raises its fluid limit of %.1f "+
+			"\nThe limit of plan 1: %s. One more instance raises its fluid limit of %.1f "+
 				"queries/s by\n", first.Binding, first.FluidLimit)
 		for _, g := range first.Gains {
 			fmt.Fprintf(t, "  %s\t%.1f queries/s\tfor %v $/hr\t%.1f queries/s a $/hr\n", g.Type,
@@ -724,10 +745,11 @@ func (r *planReport) writeText(w io.Writer) error {
 	if r.Trials != nil {
 		fmt.Fprintf(
 			&b,
-			"\n%d runs, until they evaluated the best configuration, %s at %.4g $/hr: %.1f "+
-				"evaluations in the mean, median %v, at worst %d; %d runs did not.\n"+
-				"Until then %.1f evaluations missed the target; the search cost %.2f %% of "+
-				"evaluating all. The runs ended by themselves after %.1f evaluations.\n",
+			"\nEvaluations until a run found the best configuration, %[2]s at %.4[3]g $/hr, over "+
+				"%[1]d runs: mean %.1[4]f, median %[5]v, most %[6]d; %[7]d runs did not find it.\n"+
+				"Of these evaluations %.1[8]f missed the target, in the mean. They cost %.2[9]f "+
+				"%% "+
+				"of evaluating all configurations. A run ended after %.1[10]f evaluations.\n",
 			r.Runs, r.optimum, r.OptimumPrice, r.Mean, r.Median, r.Worst, r.Failed, r.Violating,
 			r.Cost, r.Ended)
 	}
@@ -744,7 +766,7 @@ func (r *planReport) writeText(w io.Writer) error {
 	return err
 }
 
-// plusMinus writes a standard error, and nothing where it is not known.
+// plusMinus formats a standard error as " ± 1.2"; "" for 0, which means that it is not known.
 func plusMinus(standardError float64, decimals int) string {
 	if standardError == 0 {
 		return ""
@@ -752,5 +774,5 @@ func plusMinus(standardError float64, decimals int) string {
 	return fmt.Sprintf(" ± %.*f", decimals, standardError)
 }
 
-// rounded keeps six decimals: processors differ in the last digits.
+// rounded rounds to six decimals, because processors differ in the last digits.
 func rounded(x float64) float64 { return math.Round(x*1e6) / 1e6 }

@@ -22,19 +22,19 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// simOptions are the flags that say what to simulate, those of `muster sim` and
-// of `muster sim compare`.
+// simOptions are the flags that `muster sim`, `muster sim compare` and `muster plan` share: the
+// models, the load and the conditions of the simulation.
 type simOptions struct {
 	models       []string // NAME or NAME=SHARE
-	samples      string
+	samples      string   // path, published.Name, or "" for the shipped profiles
 	batch        string
 	arrivals     string
-	queries      int
-	seeds        int
+	queries      int // in each run
+	seeds        int // number of runs
 	seed         uint64
-	qosMS        float64
-	latencyNoise float64
-	prediction   float64
+	qosMS        float64 // 0: the models' own
+	latencyNoise float64 // relative standard deviation
+	prediction   float64 // relative standard deviation
 	rttMS        float64
 	deadlineMS   float64
 	rejectLate   bool
@@ -46,38 +46,41 @@ type simOptions struct {
 
 func (o *simOptions) add(flags *pflag.FlagSet) {
 	flags.StringVar(&o.samples, "samples", "",
-		"CSV file of measured latencies (model,instance_type,batch_size,sample_ms), gzipped or "+
-			"not, or \"published\" for those of the papers; default: the shipped profiles")
+		"CSV file of measured latencies (model,instance_type,batch_size,sample_ms), which may be "+
+			"gzipped, or \"published\" for those of the papers (default: the shipped profiles)")
 	flags.StringVar(&o.batch, "batch", "trace",
 		"batch sizes: trace, ribbon, gaussian:MEAN,SD, fixed:N, or a CSV file")
 	flags.StringVar(&o.arrivals, "arrivals", "poisson",
 		"arrivals: poisson, constant, gamma:SHAPE, artifact, or a CSV file with the columns "+
 			"arrival_ms, model, batch_size")
-	flags.IntVar(&o.queries, "queries", 20000, "queries that arrive in a run")
-	flags.IntVar(&o.seeds, "seeds", 3, "runs, each with a seed of its own")
-	flags.Uint64Var(&o.seed, "seed", 1, "the first seed")
-	flags.Float64Var(&o.qosMS, "qos-ms", 0, "QoS target in ms, in place of the models' own")
+	flags.IntVar(&o.queries, "queries", 20000, "queries that arrive in each run")
+	flags.IntVar(&o.seeds, "seeds", 3, "number of runs, each with its own seed")
+	flags.Uint64Var(&o.seed, "seed", 1, "seed of the first run; each run has the next one")
+	flags.Float64Var(&o.qosMS, "qos-ms", 0, "QoS target in ms, instead of the models' own")
 	flags.Float64Var(&o.latencyNoise, "latency-noise", 0,
-		"standard deviation of a noise in latencies that nobody can predict, e.g. 0.05")
+		"relative standard deviation of random noise in latencies, e.g. 0.05")
 	flags.Float64Var(&o.prediction, "prediction-noise", 0,
-		"standard deviation of an error in the latencies that the policy knows, e.g. 0.05")
+		"relative standard deviation of errors in the latencies that the policy predicts, e.g. "+
+			"0.05")
 	flags.Float64Var(&o.rttMS, "rtt-ms", 0, "network round trip in ms")
 	flags.Float64Var(&o.deadlineMS, "deadline-ms", 0,
-		"drop a query that has waited so long; 0: never")
+		"drop a query that has waited for this many ms; 0: never")
 	flags.BoolVar(&o.rejectLate, "reject-late", false,
-		"reject queries that can no longer be served in time")
+		"reject queries that can no longer meet their QoS target")
 	flags.IntVar(&o.gateways, "gateways", 4,
-		"gateways: those that decide alone (policy priced), and all with --fault")
+		"number of gateways; matters to the policy priced, and with --fault")
 	flags.Float64Var(&o.gossipMS, "gossip-ms", 1000,
-		"ms between a lane's news of its load, 0: always fresh (policy priced)")
+		"ms between two reports of a lane's load to the gateways; 0: they always know it; for "+
+			"the policy priced and --fault")
 	flags.IntVar(&o.probes, "probes", match.DefaultProbes,
-		"lanes that a gateway asks at most before it asks as many again; -1: none (policy priced)")
-	flags.BoolVar(&o.json, "json", false, "print JSON")
+		"lanes that a gateway asks at once when there is no leader; if none is in time it asks "+
+			"as many again; -1: none; for the policy priced and --fault")
+	flags.BoolVar(&o.json, "json", false, "print as JSON")
 }
 
-const simInputHelp = `Latencies come from --samples or, without it, from the profiles that are shipped.
-Batch sizes and arrivals are those of "muster bench". With an arrivals file the
-batch sizes are the file's, and its time is stretched to --rate.`
+const simInputHelp = `Latencies come from --samples or, without it, from the shipped profiles. --batch
+and --arrivals are as in "muster bench". A file of arrivals also gives the batch
+sizes, and its times are scaled so that the mean rate is --rate.`
 
 func newSimCommand() *cobra.Command {
 	var o simOptions
@@ -88,23 +91,24 @@ func newSimCommand() *cobra.Command {
 	var faults []string
 	cmd := &cobra.Command{
 		Use:   "sim",
-		Short: "Simulate a fleet: what a pool and a policy can do",
-		Long: `Simulate a fleet in virtual time, with the very code that distributes queries
-in production.
+		Short: "Simulate a fleet with a pool of instances and a policy",
+		Long: `Simulate a fleet in virtual time. The code that distributes the queries is the same
+as in production.
 
 ` + simInputHelp + `
 
 Policies: ` + strings.Join(sim.Policies(), ", ") + `.
 
---find-throughput searches the allowable throughput: the highest arrival rate at
-which 99 % of the queries still meet their QoS target.
+--find-throughput searches for the allowable throughput: the highest arrival rate
+at which 99 % of the queries still meet their QoS target.
 
---fault has something go wrong, and the report say what became of the queries of
-the two seconds before and after. A fault, or each line of a file of faults (what
-follows a # is a comment), is
+--fault makes something fail. The report then says what happened to the queries of
+the two seconds before and after. A fault is
 ` + fleet.Help + `
-The whole fleet is simulated then: agents elect a leader, and gateways decide
-alone while none answers. All agents rank alike, so the last by name leads.`,
+A file of faults has one on each line; the text after a # is a comment.
+
+With faults the whole fleet is simulated: agents elect a leader, and gateways decide
+alone while no leader answers. All agents rank alike, so the last by name leads.`,
 		Example: `  muster sim --model rm2 --pool g4dn.xlarge=1,r5n.large=13 --rate 120
   muster sim --model rm2 --pool g4dn.xlarge=1,r5n.large=13 --policy kairos --find-throughput --json
   muster sim --model ncf=3 --model wnd --pool g4dn.xlarge=2,c5n.2xlarge=3 --rate 900 --load 10s:1,5s:1.2
@@ -132,8 +136,8 @@ alone while none answers. All agents rank alike, so the last by name leads.`,
 			}
 			if load != "" {
 				if isFile(o.arrivals) {
-					return errors.New("load: the arrivals file says how the load changes; leave " +
-						"--load away")
+					return errors.New(
+						"load: the arrivals file sets how the load changes; omit --load")
 				}
 				phases, err := sim.ParseLoad(load)
 				if err != nil {
@@ -147,29 +151,29 @@ alone while none answers. All agents rank alike, so the last by name leads.`,
 			if cmd.Flags().Changed("rate") {
 				cfg.Rate = rate
 			} else if cfg.Rate == 0 {
-				return errors.New("rate: give --rate, or --find-throughput to search one")
+				return errors.New("rate: give --rate, or --find-throughput to search for one")
 			}
 			return o.simulate(cmd, cfg, source, logFile, recordFile)
 		},
 	}
 	flags := cmd.Flags()
 	flags.StringArrayVar(&o.models, "model", nil,
-		"model that is asked for, as NAME or NAME=SHARE of the queries; repeat it for several")
+		"model that queries are for, as NAME or NAME=SHARE of the queries; repeat it for several")
 	flags.StringVar(&pool, "pool", "", "instances, as TYPE=COUNT,TYPE=COUNT")
 	flags.StringVar(&policy, "policy", "",
 		"how queries are distributed (default "+sim.DefaultPolicy+")")
 	flags.Float64Var(&rate, "rate", 0, "queries a second over all models")
-	flags.BoolVar(&find, "find-throughput", false, "search the allowable throughput")
+	flags.BoolVar(&find, "find-throughput", false, "search for the allowable throughput")
 	flags.IntVar(&threshold, "threshold", 0,
-		"batch size above which drs sends to the base type; 0: the best, which is searched")
+		"batch size above which the policy drs uses the base type; 0: search for the best")
 	flags.StringVar(&load, "load", "",
-		"changes of the rate over time, as DURATION:FACTOR,DURATION:FACTOR, round and round")
+		"factors of the rate over time, as DURATION:FACTOR,DURATION:FACTOR; the list repeats")
 	flags.StringVar(&logFile, "log", "", "write each query's outcome to a CSV file")
 	flags.StringVar(&recordFile, "record", "",
 		"write the leader's events and decisions to a file, for replay")
 	flags.StringArrayVar(&faults, "fault", nil,
-		"what goes wrong and when, as VERB-TARGET@TIME+DURATION:AMOUNT (see above), or a file "+
-			"with one a line; repeat it for several")
+		"a fault, as VERB-TARGET@TIME+DURATION:AMOUNT (see above), or a file with one on each "+
+			"line; repeat it for several")
 	o.add(flags)
 	cmd.MarkFlagsMutuallyExclusive("rate", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("fault", "find-throughput")
@@ -179,7 +183,8 @@ alone while none answers. All agents rank alike, so the last by name leads.`,
 	return cmd
 }
 
-// config is what the flags say of models and load; the pool and the policy are the caller's.
+// config makes the configuration of models and load that the flags describe, with latencies on the
+// given types. The caller sets the pool and the policy.
 func (o *simOptions) config(instanceTypes []string) (*sim.Config, *sim.Source, error) {
 	source, err := sim.OpenSource(o.samples)
 	if err != nil {
@@ -198,7 +203,7 @@ func (o *simOptions) config(instanceTypes []string) (*sim.Config, *sim.Source, e
 		cfg.Stream, cfg.Rate = sim.StreamOfTrace(trace), trace.Rate()
 		cfg.Queries = min(cfg.Queries, trace.Len())
 	} else {
-		// Any rate will do to check the form.
+		// The rate is not known yet; 1 serves to check the syntax.
 		if _, err := workload.ParseArrivals(o.arrivals, 1); err != nil {
 			return nil, nil, fmt.Errorf(
 				"%w, or a CSV file with the columns arrival_ms, model, batch_size", err)
@@ -212,7 +217,7 @@ func (o *simOptions) config(instanceTypes []string) (*sim.Config, *sim.Source, e
 		models = trace.Models()
 	}
 	if len(models) == 0 {
-		return nil, nil, fmt.Errorf("model: give --model NAME, once or several times; %s has: %s",
+		return nil, nil, fmt.Errorf("model: give --model NAME at least once; %s has: %s",
 			source, strings.Join(source.Models(), ", "))
 	}
 	for _, text := range models {
@@ -240,7 +245,8 @@ func (o *simOptions) config(instanceTypes []string) (*sim.Config, *sim.Source, e
 	return cfg, source, nil
 }
 
-// base is what the flags say but for the models; a QoS target of 0 is the models' own.
+// base makes the configuration that the flags describe, without models. A qosTarget of 0 means that
+// each model has its own.
 func (o *simOptions) base() (cfg *sim.Config, qosTarget time.Duration, err error) {
 	ms := func(flag string, x float64) time.Duration {
 		if err == nil && !(x >= 0 && x <= 3.6e6) {
@@ -264,6 +270,8 @@ func (o *simOptions) base() (cfg *sim.Config, qosTarget time.Duration, err error
 	return cfg, qosTarget, err
 }
 
+// simulate runs o.seeds simulations and prints the report. It writes each query's outcome to
+// logFile and the policy's events and decisions to recordFile, where these are not "".
 func (o *simOptions) simulate(cmd *cobra.Command, cfg *sim.Config, source *sim.Source, logFile,
 	recordFile string) error {
 	started := time.Now()
@@ -289,13 +297,14 @@ func (o *simOptions) simulate(cmd *cobra.Command, cfg *sim.Config, source *sim.S
 	return o.print(cmd, report, source)
 }
 
-// readFaults reads faults, each of which is one or a file of some.
+// readFaults reads the values of --fault. A value that is the path of a file stands for the faults
+// in it.
 func readFaults(texts []string) (faults []fleet.Fault, err error) {
 	for _, text := range texts {
 		if !isFile(text) {
 			f, err := fleet.ParseFault(text)
 			if err != nil {
-				return nil, fmt.Errorf("%w; or give a file with one a line", err)
+				return nil, fmt.Errorf("%w; or give a file with one fault on each line", err)
 			}
 			faults = append(faults, f)
 			continue
@@ -314,7 +323,8 @@ func readFaults(texts []string) (faults []fleet.Fault, err error) {
 	return faults, nil
 }
 
-// withFile has do write a file, or nothing if there is no path.
+// withFile calls do with a writer of the file at path, which appears when do succeeds. If path is
+// "" it calls do with nil.
 func withFile(path string, do func(io.Writer) error) error {
 	if path == "" {
 		return do(nil)
@@ -322,6 +332,7 @@ func withFile(path string, do func(io.Writer) error) error {
 	return writeFile(path, do)
 }
 
+// findThroughput searches for the allowable throughput with each seed and prints the report.
 func (o *simOptions) findThroughput(cmd *cobra.Command, cfg *sim.Config, source *sim.Source) error {
 	line := terminal.NewStatusLine(cmd.ErrOrStderr())
 	n := 0
@@ -352,9 +363,10 @@ func newSimCompareCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compare",
 		Short: "Compare policies, each on its own best pool within a budget",
-		Long: `Compare what policies reach, each on the pool within the budget that is best for
-it, with the best homogeneous pool (base instances only, scaled to the budget).
-The bars are drawn to a PNG file. The search takes minutes for all models.
+		Long: `Compare the allowable throughput of policies. Each policy gets the pool within the
+budget that is best for it. The baseline is the best homogeneous pool: instances of
+the base type only, with its throughput scaled to the whole budget. A bar chart is
+drawn to a PNG file. For all models this takes minutes.
 
 ` + simInputHelp,
 		Example: `  muster sim compare --model rm2 --budget 2.5
@@ -377,7 +389,7 @@ The bars are drawn to a PNG file. The search takes minutes for all models.
 	}
 	flags := cmd.Flags()
 	flags.StringArrayVar(&o.models, "model", nil,
-		"model to compare on, or all; repeat it for several, each compared alone")
+		"model to compare the policies on, or all; repeat it for several, compared one by one")
 	flags.Float64Var(&budget, "budget", 2.5, "$/hr that a pool may cost")
 	flags.StringSliceVar(&policies, "policies",
 		[]string{
@@ -385,15 +397,17 @@ The bars are drawn to a PNG file. The search takes minutes for all models.
 			"oracle",
 		}, "policies to compare")
 	flags.StringSliceVar(&types, "types", sim.PaperTypes(), "instance types that a pool may have")
-	flags.StringVar(&pool, "pool", "", "one pool for all policies, in place of each one's best")
+	flags.StringVar(&pool, "pool", "",
+		"pool that all policies use, as TYPE=COUNT,TYPE=COUNT, instead of each one's best")
 	flags.StringVar(&catalogue, "catalogue", "",
-		"YAML file of instance types and prices, beside those known")
-	flags.StringVar(&plotFile, "plot", "compare.png", "draw the bars to this file; empty: do not")
+		"YAML file with more instance types and prices than the built-in ones")
+	flags.StringVar(&plotFile, "plot", "compare.png",
+		"PNG file to draw the bar chart to; empty: draw none")
 	o.add(flags)
 	return cmd
 }
 
-// readCatalogue is the catalogue, extended by a file if one is given.
+// readCatalogue returns the built-in catalogue, extended by the file unless that is "".
 func readCatalogue(file string) (*profiles.Catalogue, error) {
 	if file == "" {
 		return profiles.DefaultCatalogue(), nil
@@ -401,7 +415,7 @@ func readCatalogue(file string) (*profiles.Catalogue, error) {
 	return profiles.DefaultCatalogue().ExtendFile(file)
 }
 
-// readPrices looks the types' prices up in the catalogue, extended by a file if one is given.
+// readPrices looks up the types' prices in the catalogue that readCatalogue returns.
 func readPrices(file string, types []string) ([]sim.Price, error) {
 	catalogue, err := readCatalogue(file)
 	if err != nil {
@@ -410,11 +424,15 @@ func readPrices(file string, types []string) ([]sim.Price, error) {
 	return sim.Prices(catalogue, types)
 }
 
+// compare compares the policies on each model and prints each comparison when it is complete. A nil
+// pool means each policy's best one.
 func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim.Price,
 	budget float64, pool sim.Pool, plotFile string) error {
 	if isFile(o.arrivals) {
 		return errors.New(
-			"arrivals: a comparison draws its own; give poisson, constant, gamma:SHAPE or artifact")
+			"arrivals: a comparison varies the rate, so it takes no file; give poisson, " +
+				"constant, " +
+				"gamma:SHAPE or artifact")
 	}
 	models := o.models
 	if slices.Equal(models, []string{"all"}) {
@@ -425,7 +443,7 @@ func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim
 		models = source.Models()
 	}
 	if len(models) == 0 {
-		models = []string{""} // config says what there is
+		models = []string{""} // config returns an error that lists the models
 	}
 	var all []*sim.Comparison
 	for _, model := range models {
@@ -478,10 +496,10 @@ func newSimReplayCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "replay FILE",
-		Short: "Feed a recording to the leader's code again and check every decision",
-		Long: `Feed the events of a recording (made with "muster sim --record" or "muster agent --record") to the
-leader's code again and check that it decides the same, byte for byte. The first line that
-differs is an error.`,
+		Short: "Replay recorded events and check that the decisions are the same",
+		Long: `Replay the events of a recording, made with "muster sim --record" or
+"muster agent --record", and check that the leader decides the same, byte for byte.
+The first line that differs is an error.`,
 		Example: `  muster sim replay run.txt`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -503,6 +521,6 @@ differs is an error.`,
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print as JSON")
 	return cmd
 }

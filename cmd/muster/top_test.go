@@ -62,7 +62,7 @@ NO LEADER (the last epoch was 1): gateways decide alone, and rates are not known
 	}
 
 	for _, tt := range []struct{ args, want string }{
-		{"--server " + other, other + " tells nothing of a fleet"},
+		{"--server " + other, other + " cannot report on a fleet"},
 		{"--server 127.0.0.1:1", "127.0.0.1:1 cannot be reached: "},
 		{"--interval 1ms", "interval: 1ms, want at least 100ms"},
 		{"now", "unknown command"},

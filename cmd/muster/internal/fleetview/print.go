@@ -16,8 +16,8 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// Print prints a fleet's state for people, at most 100 columns where names are of usual
-// length.
+// Print writes a fleet's state to w as tables for people. The lines are at most 100 columns wide if
+// names have at most some 30 characters. The texts in s must be plain (terminal.PlainMessage).
 func Print(w io.Writer, s *control.FleetStatus) error {
 	leadership := s.GetView().GetLeadership()
 	switch leader := leadership.GetLeader(); {
@@ -78,7 +78,8 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 	return table.Flush()
 }
 
-// proposalOf says in lines how the demand changed last, and what the leader proposes.
+// proposalOf returns two lines: how the demand changed last, and the plan that the leader proposes
+// for it. It returns nil if the demand has not changed.
 func proposalOf(s *control.FleetStatus) []string {
 	p := s.GetProposal()
 	if p == nil {
@@ -107,7 +108,8 @@ func proposalOf(s *control.FleetStatus) []string {
 	return []string{demand, "  plan: " + p.GetReason()}
 }
 
-// changeOf says what has changed about a model's queries.
+// changeOf returns what has changed, the rate or the batch sizes of a model's queries, with the
+// numbers before and after.
 func changeOf(p *control.Proposal) string {
 	before, now := p.GetBefore(), p.GetNow()
 	var parts []string
@@ -123,13 +125,13 @@ func changeOf(p *control.Proposal) string {
 	return strings.Join(parts, ", ")
 }
 
-// versionsOf says how many agents are of which version of Muster, and what they speak; "" if
-// all are of one.
+// versionsOf returns a line with the number of agents by version of Muster, and the version of the
+// protocol that they use; "" if all agents have the same version.
 func versionsOf(members []*control.Member) string {
 	count := map[string]int{}
 	newest := uint32(0)
 	for _, m := range members {
-		if m.GetLanes() > 0 { // it has said what it is
+		if m.GetLanes() > 0 { // otherwise its description has not arrived yet
 			count[cmp.Or(m.GetSoftware(), "an older version")]++
 			newest = max(newest, m.Versions().Newest)
 		}
@@ -149,8 +151,8 @@ func versionsOf(members []*control.Member) string {
 	return text
 }
 
-// statesOf is what is to be said of an agent in words, what is amiss first. Its
-// member is nil if it has left.
+// statesOf returns words for the states of an agent, problems first. m is nil if the agent is no
+// member any more; a is nil if nothing is known of its lanes.
 func statesOf(s *control.FleetStatus, m *control.Member, a *control.AgentStatus) []string {
 	var words []string
 	if a.GetOverdue() {
@@ -174,10 +176,12 @@ func statesOf(s *control.FleetStatus, m *control.Member, a *control.AgentStatus)
 	return words
 }
 
+// milliseconds formats a duration that is given in nanoseconds.
 func milliseconds(ns int64) string {
 	return fmt.Sprintf("%.1fms", float64(ns)/float64(time.Millisecond))
 }
 
+// percent formats a share in [0, 1], or "-" if it is not known.
 func percent(share float64, known bool) string {
 	if !known {
 		return "-"
@@ -185,6 +189,7 @@ func percent(share float64, known bool) string {
 	return fmt.Sprintf("%.1f %%", 100*share)
 }
 
+// factor formats an agent's latency relative to the mean of its type; 0 is unknown.
 func factor(f float64) string {
 	if f == 0 {
 		return "-"

@@ -1,5 +1,6 @@
-// Package fleetview shows people the state of a fleet: once as text (Print, Draw), or as it changes
-// (Watch, of a Source).
+// Package fleetview shows the state of a fleet to people. Print writes it once as plain tables.
+// Draw lays it out for a screen of a given size. Watch draws it again each interval, with the state
+// that a Source asks agents for.
 package fleetview
 
 import (
@@ -19,8 +20,8 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// Colours only repeat what the words say. lipgloss drops them where NO_COLOR is
-// set or the output is no terminal.
+// No information is in colours alone: lipgloss leaves them out if NO_COLOR is set or the output is
+// no terminal.
 var (
 	bold   = lipgloss.NewStyle().Bold(true)
 	faint  = lipgloss.NewStyle().Faint(true)
@@ -28,9 +29,9 @@ var (
 	yellow = lipgloss.NewStyle().Foreground(lipgloss.Yellow)
 )
 
-// Draw draws the fleet in width columns and at most height lines, without
-// a newline at the end. What does not fit is summed up in a line of its table.
-// A height of 0 is without bounds.
+// Draw returns the fleet as text of width columns and at most height lines, without a newline
+// at the end. Rows that do not fit are summed up in the last line of their table. A height of
+// 0 means no limit.
 func Draw(s *control.FleetStatus, width, height int) string {
 	tables := slices.DeleteFunc([]table{
 		modelTable(s, width), agentTable(s, width), decisionTable(s, width),
@@ -62,9 +63,9 @@ func Draw(s *control.FleetStatus, width, height int) string {
 // A table is a title and rows, the most important ones first.
 type table struct {
 	title  string
-	weight float64 // of its claim to lines
+	weight float64 // share of the lines that it gets, relative to the other tables
 	rows   []row
-	// rest sums up the rows from the one given.
+	// rest returns a line that sums up the rows from index from on.
 	rest func(from int) string
 }
 
@@ -73,7 +74,7 @@ type row struct {
 	style lipgloss.Style
 }
 
-// draw returns the rows in the number of lines given.
+// draw returns the rows as at most the given number of lines.
 func (t *table) draw(lines, width int) []string {
 	shown := len(t.rows)
 	if lines < shown {
@@ -89,8 +90,8 @@ func (t *table) draw(lines, width int) []string {
 	return drawn
 }
 
-// share shares the lines out among the tables, by their weights, none getting
-// more than it has rows.
+// share divides the lines among the tables in proportion to their weights. No table gets more lines
+// than it has rows.
 func share(lines int, tables []table) []int {
 	given := make([]int, len(tables))
 	for ; lines > 0; lines-- {
@@ -109,7 +110,8 @@ func share(lines int, tables []table) []int {
 	return given
 }
 
-// fleetHeader says how large the fleet is, who leads it and what it has to do.
+// fleetHeader returns two lines: the fleet's size and its leader; its rate, fluid limit and waiting
+// queries.
 func fleetHeader(s *control.FleetStatus) []string {
 	var lanes, emulated int
 	var price float64
@@ -158,8 +160,7 @@ func fleetHeader(s *control.FleetStatus) []string {
 	}
 }
 
-// modelTable has the versions that the members hold, and those that the leader
-// remembers.
+// modelTable lists the model versions that members hold and those for which the leader has counts.
 func modelTable(s *control.FleetStatus, width int) table {
 	type entry struct {
 		held   *control.Model
@@ -208,7 +209,7 @@ func modelTable(s *control.FleetStatus, width int) table {
 			if e.WithinQos != nil {
 				within := e.GetWithinQos()
 				late = fmt.Sprintf("%.1f %%", 100*(1-within))
-				// Percentiles of the settings are decimal: 1 - 0.99 is not 0.01.
+				// The tolerance is for rounding: in floating point 1 - 0.99 is not 0.01.
 				if e.held != nil && 1-within > 1-e.held.GetQosPercentile()+1e-9 {
 					late, r.style = "! "+late, red
 				}
@@ -221,8 +222,8 @@ func modelTable(s *control.FleetStatus, width int) table {
 	return t
 }
 
-// agentTable has the members and whom else the leader knows, those in trouble
-// first.
+// agentTable lists the members, and agents that have left but that the leader still knows. Agents
+// with problems come first.
 func agentTable(s *control.FleetStatus, width int) table {
 	type entry struct {
 		name   string
@@ -262,11 +263,11 @@ func agentTable(s *control.FleetStatus, width int) table {
 		names, types = append(names, e.name), append(types, e.member.GetInstanceType())
 		notes = append(notes, strings.Join(statesOf(s, e.member, e.AgentStatus), ", "))
 	}
-	led := s.GetView().GetLeadership().GetLeader() != "" // else nobody knows who is busy
+	led := s.GetView().GetLeadership().GetLeader() != "" // only a leader knows how busy lanes are
 	full := fullBar(s)
 	lanesTitle := "LANES full=" + brief(full)
 	factor := width >= 100 // there is room for the column
-	// The states come first, then names; bars are worth the least of their width.
+	// If there is too little room, the bars shrink first, then the names; the states never do.
 	typ := min(longest(types, len("TYPE")), 3*width/20)
 	room := width - typ - len("   123ms 1234  99%   ")
 	if factor {
@@ -330,7 +331,7 @@ func agentTable(s *control.FleetStatus, width int) table {
 			text += fmt.Sprintf(", %.0f %% busy", 100*busy/max(1, float64(lanes)))
 		}
 		for _, state := range slices.Sorted(maps.Keys(states)) {
-			if state != "leads" { // the header says who
+			if state != "leads" { // the header names the leader
 				text += fmt.Sprintf(", %d %s", states[state], state)
 			}
 		}
@@ -339,7 +340,7 @@ func agentTable(s *control.FleetStatus, width int) table {
 	return t
 }
 
-// decisionTable has the leader's last decisions, newest first.
+// decisionTable lists the leader's last decisions, newest first.
 func decisionTable(s *control.FleetStatus, width int) table {
 	t := table{title: "DECIDED LAST", weight: 2, rest: func(from int) string {
 		return "... " + counted(len(s.GetDecisions())-from, "more decision")
@@ -352,8 +353,8 @@ func decisionTable(s *control.FleetStatus, width int) table {
 				words[i], words = words[last], words[:last]
 			}
 		}
-		// Nearly every attempt is the first; where there is little room the slack sums
-		// up the other numbers.
+		// Nearly every attempt is the first one, so attempt=1 is left out. On a narrow screen the
+		// slack stands for the numbers that it is computed from.
 		words = slices.DeleteFunc(words, func(w string) bool {
 			name, _, _ := strings.Cut(w, "=")
 			return w == "attempt=1" ||
@@ -364,9 +365,9 @@ func decisionTable(s *control.FleetStatus, width int) table {
 	return t
 }
 
-// fullBar is the remaining time that a lane's whole bar stands for, in
-// nanoseconds: the largest QoS target, as a lane with more to do can start
-// nothing in time; without one, the longest remaining time.
+// fullBar returns the remaining time, in nanoseconds, for which a lane's bar is full. It is the
+// largest QoS target, since a lane with more work cannot start a query in time. If no model has a
+// target, it is the longest remaining time.
 func fullBar(s *control.FleetStatus) int64 {
 	var target, remaining int64
 	for _, m := range s.GetView().GetMembers() {
@@ -385,7 +386,8 @@ func fullBar(s *control.FleetStatus) int64 {
 	return remaining
 }
 
-// bars draws one bar for each lane, in width columns in all.
+// bars draws one bar for each lane, width columns for all of them. Lanes that do not fit are
+// counted at the end.
 func bars(remaining []int64, full int64, width int) string {
 	const least = len("[##]")
 	shown := min(len(remaining), width/least)
@@ -407,16 +409,17 @@ func bars(remaining []int64, full int64, width int) string {
 	return b.String()
 }
 
-// bar draws a share of cells; anything above 0 shows.
+// bar draws a bar of which share, in [0, 1], is filled. A share above 0 fills at least one
+// cell; NaN fills none.
 func bar(share float64, cells int) string {
 	filled := 0
-	if share > 0 { // which NaN is not
+	if share > 0 {
 		filled = int(math.Ceil(min(1, share) * float64(cells)))
 	}
 	return "[" + strings.Repeat("#", filled) + strings.Repeat("-", cells-filled) + "]"
 }
 
-// brief is a duration in at most six characters, given in nanoseconds.
+// brief formats a duration, given in nanoseconds, in at most six characters.
 func brief(ns int64) string {
 	switch d := time.Duration(ns); {
 	case d <= 0:
@@ -432,7 +435,7 @@ func brief(ns int64) string {
 	}
 }
 
-// perSecond is a rate.
+// perSecond formats a rate, with one decimal below 1,000.
 func perSecond(v float64) string {
 	if v < 1000 {
 		return fmt.Sprintf("%.1f", v)
@@ -440,7 +443,7 @@ func perSecond(v float64) string {
 	return fmt.Sprintf("%.0f", v)
 }
 
-// count is a count in at most eight characters.
+// count formats n in at most eight characters.
 func count(n uint64) string {
 	switch {
 	case n < 1e8:
@@ -452,7 +455,7 @@ func count(n uint64) string {
 	}
 }
 
-// counted is "1 agent" or "2 agents".
+// counted formats n with the noun in singular or plural: "1 agent", "2 agents".
 func counted(n int, noun string) string {
 	if n != 1 {
 		noun += "s"
@@ -460,19 +463,19 @@ func counted(n int, noun string) string {
 	return fmt.Sprintf("%d %s", n, noun)
 }
 
-// cut makes text at most width columns wide. A ~ stands for what is cut off.
+// cut shortens text to at most width columns. A ~ at the end marks that something is cut off.
 func cut(text string, width int) string {
 	return ansi.Truncate(strings.TrimRight(printable(text), " "), width, "~")
 }
 
-// fit makes text exactly width columns wide, as cut does or with spaces.
+// fit makes text exactly width columns wide: it cuts it or adds spaces.
 func fit(text string, width int) string {
 	text = cut(text, width)
 	return text + strings.Repeat(" ", max(0, width-ansi.StringWidth(text)))
 }
 
-// fitName is fit for an agent's name, of which the end tells most: the host may
-// be alike in all names.
+// fitName is fit for an agent's name. It cuts in the middle and keeps the end, because names often
+// begin alike.
 func fitName(name string, width int) string {
 	name = printable(name)
 	if over := ansi.StringWidth(name) - width; over > 0 && width > 1 {
@@ -482,7 +485,8 @@ func fitName(name string, width int) string {
 	return fit(name, width)
 }
 
-// printable keeps what other machines say from steering the terminal.
+// printable replaces each unprintable character by a "?", so that text from other machines cannot
+// control the terminal and keeps its width.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -492,7 +496,7 @@ func printable(text string) string {
 	}, text)
 }
 
-// longest is the width of the widest of the texts, but at least that given.
+// longest returns the width of the widest text, or least if that is larger.
 func longest(texts []string, least int) int {
 	for _, t := range texts {
 		least = max(least, ansi.StringWidth(t))

@@ -20,28 +20,29 @@ import (
 type Source struct {
 	options   []grpc.DialOption
 	servers   []string
-	addresses []string // all that are known, of gRPC; the first one is asked
+	addresses []string // gRPC addresses of all agents known; Ask asks the first one
 	conn      *grpc.ClientConn
-	left      string // why the agent before this one is no longer asked; "" if there was none
+	left      string // why Ask went on to the present agent; "" if it is the first
 }
 
 const (
-	// askTimeout is how long one agent has to answer: longer than it waits for a
-	// leader that does not.
+	// askTimeout is how long an agent may take to answer. It is longer than an agent waits for a
+	// leader that does not answer.
 	askTimeout = 3 * time.Second
-	// mostAsked agents are asked before there is no answer.
+	// mostAsked is how many agents one Ask tries before it fails.
 	mostAsked = 4
 )
 
-// NewSource makes a source of servers, host:port, of which there is at least one; options are how
-// they are dialled.
+// NewSource returns a source that asks the servers, and the agents that these know. servers are
+// gRPC addresses, host:port; there must be at least one. It opens no connection yet.
 func NewSource(servers []string, options ...grpc.DialOption) *Source {
 	return &Source{options: options, servers: servers, addresses: slices.Clone(servers)}
 }
 
-// Ask returns the state of the fleet.
+// Ask returns the state of the fleet, with texts that are safe to print. It blocks for at most 3 s
+// for each of at most four agents.
 func (f *Source) Ask(ctx context.Context) (*control.FleetStatus, error) {
-	var first error // of the agent that was asked so far
+	var first error // of the agent that answered the Ask before
 	for range min(mostAsked, len(f.addresses)) {
 		s, err := f.askFirst(ctx)
 		if err == nil {
@@ -63,7 +64,7 @@ func (f *Source) Ask(ctx context.Context) (*control.FleetStatus, error) {
 	return nil, first
 }
 
-// askFirst asks the first address.
+// askFirst asks the agent at the first address.
 func (f *Source) askFirst(ctx context.Context) (*control.FleetStatus, error) {
 	address := f.addresses[0]
 	if f.conn == nil {
@@ -82,7 +83,7 @@ func (f *Source) askFirst(ctx context.Context) (*control.FleetStatus, error) {
 		return s, nil
 	case codes.Unimplemented:
 		return nil, fmt.Errorf(
-			"%s tells nothing of a fleet: it is no agent of Muster, or of an older version",
+			"%s cannot report on a fleet: it is not a Muster agent, or an older version",
 			address)
 	case codes.Unavailable:
 		return nil, fmt.Errorf("%s cannot be reached: %s", address, client.Reason(err))
@@ -92,8 +93,8 @@ func (f *Source) askFirst(ctx context.Context) (*control.FleetStatus, error) {
 	return nil, fmt.Errorf("%s: %s", address, client.Reason(err))
 }
 
-// learn keeps the addresses of the members, so that each of them can be asked,
-// and the servers that the user gave.
+// learn sets the addresses that Ask can use to the user's servers and the members in s. The agent
+// that answered stays first.
 func (f *Source) learn(s *control.FleetStatus) {
 	known := slices.Clone(f.servers)
 	for _, m := range s.GetView().GetMembers() {
@@ -109,7 +110,8 @@ func (f *Source) learn(s *control.FleetStatus) {
 	}
 }
 
-// note says who is asked, and why if it is not the one that was asked before.
+// note returns the text of the last line: the address that is asked, and why it is no
+// longer the one before.
 func (f *Source) note(interval time.Duration) string {
 	note := fmt.Sprintf("q quits; asks %s every %v", f.addresses[0], interval)
 	if f.left != "" {
@@ -118,7 +120,7 @@ func (f *Source) note(interval time.Duration) string {
 	return note
 }
 
-// Close ends the connection; Ask opens one again.
+// Close closes the connection. Ask may still be called; it opens a new one.
 func (f *Source) Close() {
 	if f.conn != nil {
 		f.conn.Close()

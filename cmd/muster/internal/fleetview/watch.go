@@ -13,14 +13,15 @@ import (
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
-// Watch shows the fleet on the terminal of in and out, first as given, until the user
-// or ctx ends it.
+// Watch shows the fleet on the terminal of in and out and asks source for its state once each
+// interval. It shows first until the first answer. It blocks until the user quits or ctx ends, both
+// of which return nil.
 func Watch(ctx context.Context, source *Source, first *control.FleetStatus, interval time.Duration,
 	in io.Reader, out io.Writer) error {
 	m := screen{
 		ctx: ctx, source: source, interval: interval, status: first, note: source.note(interval),
 	}
-	// The context ends with the process's signals already.
+	// The process's signals end ctx, so bubbletea must not handle them.
 	_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithoutSignalHandler(), tea.WithInput(in),
 		tea.WithOutput(out)).Run()
 	if ctx.Err() != nil {
@@ -29,18 +30,19 @@ func Watch(ctx context.Context, source *Source, first *control.FleetStatus, inte
 	return err
 }
 
-// A screen shows the fleet on a terminal. Its status and its note are what is drawn.
+// A screen is the model of the bubbletea program that shows the fleet. View draws its
+// status and its note.
 type screen struct {
 	ctx           context.Context
 	source        *Source
 	interval      time.Duration
-	status        *control.FleetStatus // the last there was
-	note          string               // the last line
-	failing       time.Time            // since when no agent answers; zero if one does
-	width, height int                  // of the terminal; 0 as long as it is not known
+	status        *control.FleetStatus // the latest that was received
+	note          string               // text of the bottom line
+	failing       time.Time            // when agents stopped answering; zero while one answers
+	width, height int                  // of the terminal; 0 until it is known
 }
 
-// An answer is what one look brought.
+// An answer is the message with the result of one look.
 type answer struct {
 	at     time.Time
 	status *control.FleetStatus
@@ -48,18 +50,19 @@ type answer struct {
 	err    error
 }
 
-// A look is due.
+// lookDue is the message that it is time for the next look.
 type lookDue struct{}
 
 // Init implements tea.Model.
 func (m screen) Init() tea.Cmd { return m.wait() }
 
-// wait has the next look happen after the interval.
+// wait returns the command that makes the next look due after the interval.
 func (m screen) wait() tea.Cmd {
 	return tea.Tick(m.interval, func(time.Time) tea.Msg { return lookDue{} })
 }
 
-// look asks the fleet. No other look begins before this one has its answer.
+// look asks source for the fleet's state. Only its answer starts the wait for the next look, so
+// looks do not overlap.
 func (m screen) look() tea.Msg {
 	s, err := m.source.Ask(m.ctx)
 	return answer{time.Now(), s, m.source.note(m.interval), err}

@@ -1,5 +1,6 @@
-// Package terminal writes to people: what others chose as it can be printed, and how
-// far long work is.
+// Package terminal writes to a user's terminal: text from other machines without characters that
+// control the terminal (Plain and its kin), and the progress of long work (NewProgress,
+// StatusLine).
 package terminal
 
 import (
@@ -17,12 +18,12 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Names of agents, models and clients, and the words of servers, are what others chose. A terminal
-// obeys some characters and draws others in an order of their own, so whatever comes from others
-// passes Plain, or one of the functions below, on its way to one.
+// Others choose the names of agents, models and clients and the texts of servers. Some characters
+// control a terminal, and others change the order in which it draws text. So text from others must
+// pass through Plain, or a function below, before it is printed.
 
-// Plain is s with what cannot be printed as Go writes it in a string: ESC is \x1b, and
-// a line's end \n.
+// Plain returns s with unprintable characters written as in a Go string: ESC as \x1b, a
+// line feed as \n.
 func Plain(s string) string {
 	if strings.IndexFunc(s, Unprintable) < 0 {
 		return s
@@ -41,11 +42,11 @@ func Plain(s string) string {
 	return b.String()
 }
 
-// Unprintable are control characters, marks of direction and other characters without a form, and
-// what is not UTF-8.
+// Unprintable reports whether r is a control character, a mark of text direction, another character
+// without a glyph, or stands for bytes that are not UTF-8.
 func Unprintable(r rune) bool { return r == utf8.RuneError || !strconv.IsPrint(r) }
 
-// PlainLines is Plain for text of several lines.
+// PlainLines applies Plain to each line of s and keeps the line feeds.
 func PlainLines(s string) string {
 	lines := strings.Split(s, "\n")
 	for i, line := range lines {
@@ -54,11 +55,13 @@ func PlainLines(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-// PlainMessage makes all texts in m plain, but for bytes and the keys of maps.
+// PlainMessage applies Plain to all strings in m, in place, except keys of maps. Fields of bytes
+// are left as they are.
 func PlainMessage(m proto.Message) { plainFields(m.ProtoReflect()) }
 
 func plainFields(m protoreflect.Message) {
 	m.Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		// made returns v, or a plain copy if it is a string; a message it changes in place.
 		made := func(v protoreflect.Value) protoreflect.Value {
 			switch x := v.Interface().(type) {
 			case string:
@@ -85,11 +88,11 @@ func plainFields(m protoreflect.Message) {
 	})
 }
 
-// A PlainJSON writes JSON whose texts are plain and mean the same: encoders escape the control
-// characters of ASCII, this the others.
+// A PlainJSON writes JSON to W without unprintable characters and without changing its meaning.
+// Encoders escape the control characters of ASCII; PlainJSON escapes the others.
 type PlainJSON struct{ W io.Writer }
 
-// Write implements [io.Writer]; p ends with a whole character.
+// Write implements [io.Writer]. p must not end within a character.
 func (j PlainJSON) Write(p []byte) (int, error) {
 	escaped := p
 	if bytes.ContainsFunc(p, func(r rune) bool { return r >= unicode.MaxASCII && Unprintable(r) }) {
@@ -98,7 +101,7 @@ func (j PlainJSON) Write(p []byte) (int, error) {
 			switch {
 			case r < unicode.MaxASCII || !Unprintable(r):
 				escaped = utf8.AppendRune(escaped, r)
-			case r > 0xffff: // as a pair of surrogates
+			case r > 0xffff: // JSON escapes it as a pair of surrogates
 				r -= 0x10000
 				escaped = fmt.Appendf(escaped, `\u%04x\u%04x`, 0xd800+r>>10, 0xdc00+r&0x3ff)
 			default:
@@ -112,13 +115,13 @@ func (j PlainJSON) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Is reports whether stream, a reader or writer, is a terminal.
+// Is reports whether stream, a reader or a writer, is a terminal.
 func Is(stream any) bool {
 	f, ok := stream.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// Width is how many columns w has, or fallback where it is no terminal.
+// Width returns the number of columns of w, or fallback if w is no terminal.
 func Width(w io.Writer, fallback int) int {
 	if f, ok := w.(*os.File); ok {
 		if width, _, err := term.GetSize(int(f.Fd())); err == nil {
@@ -128,7 +131,7 @@ func Width(w io.Writer, fallback int) int {
 	return fallback
 }
 
-// OrDash is s, or - where a table has nothing.
+// OrDash returns s, or "-" if s is empty: the cell of a table without a value.
 func OrDash(s string) string {
 	if s == "" {
 		return "-"

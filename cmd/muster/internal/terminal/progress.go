@@ -8,8 +8,9 @@ import (
 	"github.com/schollz/progressbar/v3"
 )
 
-// NewProgress shows how far a piece of work is, in bytes: a bar where w is a
-// terminal, else a line at most every ten seconds.
+// NewProgress returns a function that shows on w how many bytes of a task are done. If w is a
+// terminal it draws a bar, else it prints a line at most every ten seconds. One goroutine at a time
+// may call the function.
 func NewProgress(w io.Writer, title string) func(done, total int64) {
 	if Is(w) {
 		var bar *progressbar.ProgressBar

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A StatusLine shows how far long work is: one line that changes where w is a
-// terminal, else a line at most every ten seconds.
+// A StatusLine shows the progress of long work: on a terminal one line that changes, elsewhere a
+// new line at most every ten seconds. It is not safe for concurrent use.
 type StatusLine struct {
 	w        io.Writer
 	terminal bool
@@ -15,7 +15,7 @@ type StatusLine struct {
 	last     time.Time
 }
 
-// NewStatusLine shows it on w.
+// NewStatusLine returns a status line on w, which shows nothing yet.
 func NewStatusLine(w io.Writer) *StatusLine {
 	s := &StatusLine{w: w, every: 10 * time.Second, last: time.Now()}
 	if Is(w) {
@@ -24,9 +24,11 @@ func NewStatusLine(w io.Writer) *StatusLine {
 	return s
 }
 
+// clearLine moves to the start of the line and erases it.
 const clearLine = "\r\x1b[K"
 
-// Show shows what it is given, unless it has just shown something.
+// Show replaces the line by the formatted text. It does nothing if the line changed less than 100
+// ms ago (10 s if w is no terminal).
 func (s *StatusLine) Show(format string, args ...any) {
 	if time.Since(s.last) < s.every {
 		return
@@ -39,7 +41,7 @@ func (s *StatusLine) Show(format string, args ...any) {
 	fmt.Fprintf(s.w, format+"\n", args...)
 }
 
-// Done removes the line that changes.
+// Done erases the line, so that other output can follow. Show may be called again.
 func (s *StatusLine) Done() {
 	if s.terminal {
 		fmt.Fprint(s.w, clearLine)
