@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	// readPiece is how many bytes are read at once: some 150 us from the page cache.
+	// readPiece is how many bytes one call reads. From the page cache this takes some 150 us.
 	readPiece = 4 << 20
-	// copyPiece is how many bytes are copied at once: about as long.
+	// copyPiece is how many bytes one call copies, which takes about as long.
 	copyPiece = 1 << 20
 )
 
-// readFolder brings every file of a folder into the page cache, so that later
-// accesses find it there.
+// readFolder reads every file of a folder once, so that the kernel's page cache holds it. It blocks
+// until all are read or ctx ends. A folder that does not exist is no error.
 func readFolder(ctx context.Context, dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -43,7 +43,7 @@ func readFolder(ctx context.Context, dir string) error {
 		path := filepath.Join(dir, e.Name())
 		f, _, err := onnx.OpenFile(path)
 		if err != nil {
-			continue // a folder, or a link to nothing: loading would have failed if it mattered
+			continue // a folder or a broken link; the load itself reports a file that it needs
 		}
 		err = readFile(ctx, f, null)
 		f.Close()
@@ -54,12 +54,12 @@ func readFolder(ctx context.Context, dir string) error {
 	return nil
 }
 
-// readFile sends a file nowhere: the kernel reads it without copying it, in
-// long calls that keep no processor from other goroutines.
+// readFile sends a file to /dev/null (null), so that the kernel reads it without copying it to this
+// process. During the long system calls other goroutines can use the processor.
 //
-// A reader of the lowest priority is no better: between two calls its thread
-// holds one of Go's processors, and while the kernel prefers other threads the
-// goroutines that wait for that processor do so, too, for up to 10 ms.
+// A thread of the lowest priority would disturb the others more: between two calls it holds one of
+// Go's processors, and while the kernel runs other threads first, the goroutines that need that
+// processor wait for up to 10 ms.
 func readFile(ctx context.Context, f, null *os.File) error {
 	for {
 		start := time.Now()
@@ -73,21 +73,22 @@ func readFile(ctx context.Context, f, null *os.File) error {
 		if n == 0 {
 			return nil
 		}
-		// What took long was waiting for a disk, which disturbs nobody.
+		// The pause is bounded: a call that took long waited for a disk, which disturbs nobody.
 		if err := pause(ctx, min(warmPause*time.Since(start), time.Millisecond)); err != nil {
 			return err
 		}
 	}
 }
 
-// A mapping is a range of this process's memory that shows a file.
+// A mapping is a range [from, to) of this process's addresses into which a file is mapped.
 type mapping struct {
 	from, to uintptr
-	writable bool // private, then
+	writable bool // writes then stay in this process: ONNX Runtime maps privately
 	path     string
 }
 
-// mappings are those of the given files, by their real paths.
+// mappings returns the mappings of files in this process. files are real paths, as realPaths
+// returns them.
 func mappings(files map[string]bool) ([]mapping, error) {
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
@@ -111,7 +112,8 @@ func mappings(files map[string]bool) ([]mapping, error) {
 	return found, nil
 }
 
-// realPaths are those of a model's files of external data.
+// realPaths returns the absolute paths, with symbolic links resolved, of a model's files of
+// external data. dir is the model's folder.
 func realPaths(dir string, data []onnx.DataFile) (map[string]bool, error) {
 	paths := map[string]bool{}
 	for _, d := range data {
@@ -127,10 +129,9 @@ func realPaths(dir string, data []onnx.DataFile) (map[string]bool, error) {
 	return paths, nil
 }
 
-// populate enters the pages of mapped files into the page table. Otherwise the first query
-// would, one fault at a time, which
-// for thousands of lookups takes 10 ms that others wait for. Where it cannot be done,
-// as before Linux 5.14, the first query does.
+// populate enters the pages of mapped files into the page table. Otherwise the first queries would
+// do so, with one page fault for each page: thousands of lookups then take 10 ms, in which other
+// queries wait. Before Linux 5.14 the kernel cannot do this, and populate does nothing.
 func populate(ctx context.Context, all []mapping) error {
 	for _, m := range all {
 		for from := m.from; from < m.to; from += readPiece {
@@ -147,9 +148,9 @@ func populate(ctx context.Context, all []mapping) error {
 	return nil
 }
 
-// detach puts memory of this process in the place of mapped files, with what they hold now: what
-// is written into them afterwards changes nothing, and cutting them short ends no process. It
-// reads through the kernel, for which a file that is too short already is an error and no signal.
+// detach replaces mapped files by private memory with the same contents. Later writes to the files
+// then have no effect, and truncating one does not kill the process. The kernel copies the contents
+// (process_vm_readv), so that a file that is already too short gives an error and no SIGBUS.
 func detach(ctx context.Context, all []mapping) error {
 	for _, m := range all {
 		if err := m.detach(ctx); err != nil {
@@ -189,7 +190,7 @@ func (m mapping) detach(ctx context.Context) error {
 			return errors.Join(errno, unix.MunmapPtr(block, size))
 		}
 	}
-	// In one step for whoever reads there: it replaces what is mapped at its new place.
+	// mremap replaces the mapping in one step, so that concurrent readers always find memory there.
 	if _, _, errno := unix.Syscall6(unix.SYS_MREMAP, uintptr(block), size, size,
 		unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, m.from, 0); errno != 0 {
 		return errors.Join(errno, unix.MunmapPtr(block, size))
@@ -197,16 +198,16 @@ func (m mapping) detach(ctx context.Context) error {
 	return nil
 }
 
-// mapped are the files, by real path, that sessions have mapped or are about to, with how many. A
-// file of two sessions stays mapped, as nobody could tell whose mapping is whose, and one session
-// may unmap its own at any time.
+// mapped counts, by real path, the sessions that have mapped a file or are about to. A file of two
+// sessions stays mapped: one cannot tell which mapping belongs to which session, and a session may
+// remove its own at any time.
 var mapped struct {
 	sync.Mutex
 	files map[string]int
 }
 
-// useFiles notes that a session maps files, and reports whether it is the only one. release is
-// called once, when the session maps them no more.
+// useFiles notes that a session maps files, and reports whether it is the only one that maps any of
+// them. The session calls release once, when it no longer maps them.
 func useFiles(files map[string]bool) (alone bool, release func()) {
 	mapped.Lock()
 	defer mapped.Unlock()
@@ -229,8 +230,9 @@ func useFiles(files map[string]bool) (alone bool, release func()) {
 	}
 }
 
-// availableMemory is how many bytes this process can still take, page cache given up, by the
-// machine and its cgroup; -1 if that cannot be told.
+// availableMemory returns how many more bytes this process can use, by the limits of the
+// machine and of its cgroups (version 2). Page cache counts as available. It returns -1 if
+// this is not known.
 func availableMemory() int64 {
 	available := int64(-1)
 	if text, err := os.ReadFile("/proc/meminfo"); err == nil {
@@ -250,7 +252,7 @@ func availableMemory() int64 {
 	for dir := filepath.Join("/sys/fs/cgroup", path); len(dir) >= len(
 		"/sys/fs/cgroup"); dir = filepath.Dir(dir) {
 		read := func(name string) string {
-			text, _ := os.ReadFile(filepath.Join(dir, name)) // without limits there is none
+			text, _ := os.ReadFile(filepath.Join(dir, name)) // missing in a group without limits
 			return string(text)
 		}
 		limit, err := strconv.ParseInt(strings.TrimSpace(read("memory.max")), 10, 64)
@@ -269,7 +271,8 @@ func availableMemory() int64 {
 	return available
 }
 
-// numberAfter is the number that follows a word at the beginning of a line; -1 if there is none.
+// numberAfter returns the number that follows word in the first line that begins with it; -1 if
+// there is none.
 func numberAfter(text, word string) int64 {
 	for line := range strings.Lines(text) {
 		if rest, ok := strings.CutPrefix(line, word); ok {

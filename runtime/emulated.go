@@ -11,13 +11,14 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// A LatencyFunc says how long a query of a batch size executes on a version.
+// A LatencyFunc returns the execution time of a query of the given batch size on a version. It must
+// be safe for concurrent use.
 type LatencyFunc func(v *models.Version, batchSize int) time.Duration
 
-// Emulated is an executor that runs nothing: its models wait as long as a
-// latency function says and answer with zeros (BYTES: empty strings) of the
-// right shape, where dimensions that the model does not say are 1. It is for
-// tests and for trying out fleets one does not have, and always names itself.
+// Emulated is an executor that runs no model. A run waits for the time that a latency function
+// returns and answers with zeros (for BYTES, empty strings) of the right shape; dimensions that
+// the model leaves open are 1. It serves tests and the emulation of fleets. Its Info always says
+// that it is emulated.
 type Emulated struct{ latency LatencyFunc }
 
 // NewEmulated returns an executor whose runs take as long as latency says.
@@ -34,15 +35,15 @@ func (e *Emulated) Load(ctx context.Context, v *models.Version) (Model, error) {
 	return &emulatedModel{version: v, latency: e.latency}, nil
 }
 
-// mostOverrun bounds what one run takes off the next. A process that sleeps is woken up to a
-// millisecond late by Go's timers; what is more is a machine that was busy.
+// mostOverrun bounds by how much one run shortens the next one. Go's timers wake a sleeping process
+// up to a millisecond late; a longer delay means that the machine was busy.
 const mostOverrun = 2 * time.Millisecond
 
 type emulatedModel struct {
 	version *models.Version
 	latency LatencyFunc
-	// overrun is by how much, in ns, the last run took longer than it should have. The next is
-	// shorter by that, so that all together take as long as latency says.
+	// overrun is by how much, in ns, the last run exceeded its latency. The next run is shorter by
+	// this, so that the sum of the runs is right.
 	overrun atomic.Int64
 
 	closing sync.RWMutex // held shared by runs
@@ -87,8 +88,8 @@ func (m *emulatedModel) Run(ctx context.Context, inputs []tensor.Tensor) (*Resul
 	return r, nil
 }
 
-// zeros is a port's tensor at a batch size, with all elements zero and
-// dimensions that the model does not say 1.
+// zeros returns a tensor for p at a batch size with all elements zero. Dimensions that the model
+// leaves open are 1.
 func zeros(p models.Port, batch int) (tensor.Tensor, error) {
 	shape := []int64{int64(batch)}
 	for _, d := range p.Shape[min(1, len(p.Shape)):] {

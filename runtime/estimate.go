@@ -7,15 +7,14 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// An Estimator predicts execution times. Lanes calls it under a lock, never
-// concurrently.
+// An Estimator predicts execution times. A profile is the name under which Lanes keeps estimates,
+// [Query.Profile]. Lanes calls the methods one at a time, under its lock, so they must not block.
 type Estimator interface {
-	// Estimate is how long a query will execute; 0 where nothing is known.
+	// Estimate returns the expected execution time of a query; 0 if it is not known.
 	Estimate(profile names.ModelKey, batchSize int) time.Duration
-	// High is the time within which nine of ten such queries will have executed;
-	// 0 where nothing is known.
+	// High returns the 90 % quantile of the execution time; 0 if it is not known.
 	High(profile names.ModelKey, batchSize int) time.Duration
-	// Observe tells it how long an uncancelled query did.
+	// Observe reports the execution time of a query that was not cancelled.
 	Observe(profile names.ModelKey, batchSize int, execution time.Duration)
 }
 
@@ -51,16 +50,17 @@ func (e linearEstimator) Observe(profile names.ModelKey, batchSize int, executio
 	l.observe(batchSize, execution)
 }
 
-// A line is a floor and a slope fitted to (batch size, duration) by least
-// squares of relative errors, older observations counting less.
+// A line is a floor and a slope fitted to (batch size, duration) by least squares of relative
+// errors. Older observations have less weight.
 type line struct {
 	w, x, y, xx, xy float64 // weighted sums; durations in seconds
 	largest         int     // batch size observed
-	// weighted count of predictions that were checked, and of their squared relative errors
+	// n is the weighted number of predictions that were compared with the outcome, deviations the
+	// weighted sum of their squared relative errors.
 	n, deviations float64
 }
 
-// forget is what an observation's weight is multiplied with at each later one.
+// forget is the factor by which each new observation reduces the weight of the older ones.
 const forget = 0.99
 
 func (l *line) observe(batchSize int, d time.Duration) {
@@ -78,8 +78,8 @@ func (l *line) observe(batchSize int, d time.Duration) {
 	l.xy = l.xy*forget + w*x*y
 }
 
-// spread is the relative standard deviation of what is observed from what was
-// predicted; 0 before it is known.
+// spread returns the relative standard deviation of observations from their predictions; 0 before
+// it is known.
 func (l *line) spread() float64 {
 	if l.n == 0 {
 		return 0
@@ -87,8 +87,8 @@ func (l *line) spread() float64 {
 	return math.Sqrt(l.deviations / l.n)
 }
 
-// fit returns the floor and the slope, in seconds; ok is false as long as the
-// observations do not tell one from the other.
+// fit returns the floor, in seconds, and the slope, in seconds per row. ok is false while the batch
+// sizes observed are too alike to tell floor and slope apart.
 func (l *line) fit() (floor, slope float64, ok bool) {
 	x, y := l.x/l.w, l.y/l.w
 	variance := l.xx/l.w - x*x
@@ -103,8 +103,8 @@ func (l *line) fit() (floor, slope float64, ok bool) {
 	return floor, slope, true
 }
 
-// at is the duration at a batch size; 0 before the first observation. What was
-// seen at one size only is a floor for smaller and a slope for larger ones.
+// at returns the predicted duration at a batch size; 0 before the first observation. If only one
+// batch size was observed, smaller ones take as long as it, and larger ones in proportion.
 func (l *line) at(batchSize int) time.Duration {
 	if l.w == 0 {
 		return 0
@@ -117,9 +117,9 @@ func (l *line) at(batchSize int) time.Duration {
 	return time.Duration((floor + slope*float64(batchSize)) * float64(time.Second))
 }
 
-// within is how many rows to run at once so that a run takes about d, but
-// never so few that floors cost more than an eighth on top, and at most four
-// times what was ever observed; at least 1, and 0 before the first observation.
+// within returns how many rows to run at once so that a run takes about d. It returns more rows if
+// the floor would otherwise be above an eighth of a run's slope part, and never more than four
+// times the largest batch size observed. It returns at least 1, or 0 before the first observation.
 func (l *line) within(d time.Duration) int {
 	if l.w == 0 {
 		return 0

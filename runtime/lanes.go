@@ -14,20 +14,20 @@ import (
 	"github.com/muster-serve/muster/runtime/queue"
 )
 
-// longestBackground is how long a background query keeps a lane.
+// longestBackground is the longest time for which a background query keeps a lane.
 const longestBackground = 100 * time.Millisecond
 
-// stuckAfter is how long Drain waits for runs that it has cancelled.
+// stuckAfter is how long Drain waits for the runs that it has cancelled.
 const stuckAfter = 5 * time.Second
 
-// Why a query was dropped. [OverloadedError] is the one with numbers.
+// Errors of a dropped query. A query that was refused because too much waits has an
+// [OverloadedError] instead.
 var (
 	// ErrDeadline is the cause when a query's deadline passed.
 	ErrDeadline = fmt.Errorf("runtime: deadline passed: %w", context.DeadlineExceeded)
-	// ErrLate is returned for a query that can no longer meet its QoS target
-	// where the model rejects such queries.
+	// ErrLate is returned for a query with RejectLate that can no longer meet its QoS target.
 	ErrLate = errors.New("runtime: query can no longer meet its QoS target")
-	// ErrDraining is returned once the lanes no longer take queries.
+	// ErrDraining is returned after Drain was called.
 	ErrDraining = errors.New("runtime: lanes are draining")
 )
 
@@ -35,7 +35,7 @@ var (
 type OverloadedError struct {
 	Waiting      int   // queries waiting
 	WaitingBytes int64 // bytes of their inputs
-	// RetryAfter estimates when what waits now will have been served.
+	// RetryAfter estimates how long it takes to serve the queries that wait now.
 	RetryAfter time.Duration
 }
 
@@ -44,62 +44,63 @@ func (e *OverloadedError) Error() string {
 		e.WaitingBytes, e.RetryAfter)
 }
 
-// A Query is one query for [Lanes.Do]. All but Model, Inputs and BatchSize may
-// be zero.
+// A Query is one query for [Lanes.Do]. Model, Inputs and BatchSize are required; the other
+// fields may be zero.
 type Query struct {
 	Model     Model
 	Inputs    []tensor.Tensor
 	BatchSize int
-	// Profile names the (model, version) whose execution times are alike,
-	// e.g. "ncf/1"; estimates are kept by it.
+	// Profile is the name under which the estimator keeps execution times: the model and version,
+	// such as "ncf/1".
 	Profile names.ModelKey
 	// Arrival is when the query came in; zero means now.
 	Arrival time.Time
-	// QoSTarget is the latency, counted from Arrival, within which the answer should
-	// be there; 0 means there is none, and the query waits with those that are late.
+	// QoSTarget is the latency, counted from Arrival, within which the query should be answered. 0
+	// means that it has none; it then waits with the late queries.
 	QoSTarget time.Duration
-	// Deadline is when the query is dropped, whether it waits or runs; zero means never.
+	// Deadline is when the query is dropped, waiting or running; zero means never.
 	Deadline time.Time
 	// RejectLate drops the query as soon as it can no longer meet its QoS target, instead of
 	// serving it when a lane would otherwise be idle.
 	RejectLate bool
-	// Lane is the lane that the query gets if that is idle; another one does as
-	// well. Anything that is no lane means any.
+	// Lane is the preferred lane, 0 or more: the query gets it if it is idle, else any lane. A
+	// number that is no lane means no preference.
 	Lane int
-	// Reservation is the place that was kept for the query, by Reserve; nil where
-	// there was none. It is given back when the query takes its place, or is refused.
+	// Reservation is the time that Reserve has kept for this query; nil if there is none. Do
+	// releases it when it admits or refuses the query.
 	Reservation *Reservation
-	// Background runs the query only when a lane is idle and nothing else waits. It
-	// counts neither as waiting nor in estimates. If it runs for longer than 100 ms, it goes on
-	// beside the lanes, so that a run without an end takes none of them away.
+	// Background runs the query only when a lane is idle and no other query waits. A background
+	// query does not count as waiting. If its run takes longer than 100 ms, the lane goes to the
+	// next query while the run goes on, so that a run that never ends blocks no lane.
 	Background bool
 }
 
-// A LanesConfig sets up [Lanes].
+// A LanesConfig is the configuration of [Lanes].
 type LanesConfig struct {
 	// Lanes is how many queries run at a time; 0 means 1.
 	Lanes int
-	// MaxWaiting bounds the queries that wait; 0 means 1024.
+	// MaxWaiting bounds the number of queries that wait; 0 means 1024.
 	MaxWaiting int
-	// MaxWaitingBytes bounds the bytes of their inputs; 0 means 256 MiB.
+	// MaxWaitingBytes bounds the bytes of the inputs of the queries that wait; 0 means 256 MiB.
 	MaxWaitingBytes int64
-	// Estimator says how long queries will take; nil means [NewLinearEstimator].
+	// Estimator predicts execution times; nil means [NewLinearEstimator]. Lanes owns it from then
+	// on.
 	Estimator Estimator
 }
 
-// Lanes runs queries, at most one a lane at a time, each on its caller's
-// goroutine; it has none of its own. Waiting queries are served in the order of
-// package queue. Its methods may be called concurrently.
+// Lanes runs queries, at most one at a time on each lane. A query runs on the goroutine that calls
+// Do; Lanes starts none. Waiting queries are served in the order of package queue. The methods may
+// be called concurrently; only Do and Drain block.
 type Lanes struct {
 	lanes           int
 	maxWaiting      int
 	maxWaitingBytes int64
-	start           time.Time // what waiters' times count from
+	start           time.Time // origin of the times in turns, reservations and the queue
 
 	mu        sync.Mutex
 	estimator Estimator
 	queue     queue.Queue[*turn]
-	idle      []int // lanes
+	idle      []int // numbers of the lanes that run no query
 	reserved  map[*Reservation]struct{}
 	current   map[*turn]struct{} // admitted queries, waiting or running
 	busy      time.Duration
@@ -111,18 +112,18 @@ type Lanes struct {
 // A turn is a query on its way through the lanes. Times count from the lanes' start.
 type turn struct {
 	queue.Place
-	spread time.Duration // how much longer than Estimate one in ten takes
+	spread time.Duration // the 90 % quantile of the execution time, less Estimate
 
 	// Guarded by the lanes' mutex.
-	granted   chan struct{} // closed when a lane is its own; nil where it had not to wait
-	started   time.Duration // when that was
-	lane      int           // which one that is
-	running   bool
-	abandoned bool // by Drain
+	granted   chan struct{} // closed when the query gets a lane; nil if it did not have to wait
+	started   time.Duration // when the query got its lane
+	lane      int           // the lane's number
+	running   bool          // whether the query holds its lane
+	abandoned bool          // whether Drain has cancelled it
 	cancel    context.CancelFunc
 }
 
-// NewLanes returns idle lanes.
+// NewLanes returns lanes that are idle. They need no Close.
 func NewLanes(cfg LanesConfig) *Lanes {
 	orDefault := func(n, d int64) int64 {
 		if n <= 0 {
@@ -149,12 +150,13 @@ func NewLanes(cfg LanesConfig) *Lanes {
 	return l
 }
 
+// now returns the time since l.start.
 func (l *Lanes) now() time.Duration { return time.Since(l.start) }
 
-// Do waits for a lane and runs the query on it. It fails with an
-// [*OverloadedError] at once where too much waits, with [ErrDraining] after
-// Drain, with [ErrLate] or [ErrDeadline], and with ctx's cause as soon as ctx ends,
-// waiting or running.
+// Do waits for a lane and runs the query on it. It blocks until the query is answered or dropped.
+// The caller releases the result. Do fails at once with an [*OverloadedError] if too much waits,
+// and with [ErrDraining] after Drain. A query that waits or runs is dropped with [ErrLate], with
+// [ErrDeadline], or with ctx's cause when ctx ends.
 func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 	t := &turn{Place: queue.Place{Background: q.Background}}
 	if q.Deadline.IsZero() {
@@ -194,7 +196,8 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 	return result, nil
 }
 
-// admit gives the query a lane or a place in the queue, or refuses it.
+// admit gives the query an idle lane, or queues it, or refuses it with an error. admitted is the
+// time, since l.start.
 func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Duration, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -234,9 +237,11 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 	return now, nil
 }
 
+// rejects reports whether the query is to be dropped as soon as it is late.
 func (q *Query) rejects() bool { return q.RejectLate && q.QoSTarget > 0 }
 
-// wait returns when a lane is t's, or takes t out of the queue.
+// wait blocks until t has a lane. If ctx ends or the query becomes late first, it takes t out of
+// the queue and returns why.
 func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
 	var late <-chan time.Time
 	if q.rejects() {
@@ -254,7 +259,7 @@ func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.queue.Remove(t) { // granted just now: the run sees whether ctx has ended
+	if !l.queue.Remove(t) { // t got a lane meanwhile; its run checks whether ctx has ended
 		return nil
 	}
 	l.leave(t)
@@ -265,7 +270,7 @@ func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
 	return l.drop(ctx, t)
 }
 
-// drop counts a query whose context has ended and returns why.
+// drop counts a query whose context has ended, by its cause, and returns the cause. l.mu is held.
 func (l *Lanes) drop(ctx context.Context, t *turn) error {
 	cause := context.Cause(ctx)
 	switch {
@@ -280,7 +285,8 @@ func (l *Lanes) drop(ctx context.Context, t *turn) error {
 	return cause
 }
 
-// finish ends t's run.
+// finish reports t's execution time to the estimator and frees t's lane. result is nil if the run
+// failed.
 func (l *Lanes) finish(t *turn, q *Query, result *Result) {
 	l.mu.Lock()
 	if result != nil {
@@ -290,7 +296,7 @@ func (l *Lanes) finish(t *turn, q *Query, result *Result) {
 	l.giveUp(t)
 }
 
-// giveUp gives t's lane to the next query, unless t has none any more.
+// giveUp gives t's lane to the next query. It does nothing if t has no lane any more.
 func (l *Lanes) giveUp(t *turn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -309,7 +315,7 @@ func (l *Lanes) giveUp(t *turn) {
 	l.leave(t)
 }
 
-// leave ends t's presence.
+// leave takes t off the admitted queries, and ends a Drain after the last one. l.mu is held.
 func (l *Lanes) leave(t *turn) {
 	delete(l.current, t)
 	if l.draining && len(l.current) == 0 {
@@ -317,9 +323,9 @@ func (l *Lanes) leave(t *turn) {
 	}
 }
 
-// Drain refuses new queries and returns when those running and waiting are
-// done. When ctx ends first, they are dropped with [ErrDraining], and Drain
-// returns ctx's error once the lanes are idle, or five seconds later if a run does not end.
+// Drain makes Do refuse new queries, and blocks until the queries that run or wait are done. If ctx
+// ends first, Drain drops them with [ErrDraining], waits for at most 5 s until their runs have
+// ended, and returns ctx's error.
 func (l *Lanes) Drain(ctx context.Context) error {
 	l.mu.Lock()
 	if !l.draining {
@@ -352,14 +358,14 @@ func (l *Lanes) Drain(ctx context.Context) error {
 // A LanesStats is a snapshot of [Lanes].
 type LanesStats struct {
 	Lanes        int
-	Running      int   // background work counts
-	Waiting      int   // background work does not count
-	WaitingBytes int64 // of the inputs of what waits
-	// Remaining estimates how long until a lane is free for a new query, what is
-	// reserved included.
+	Running      int   // queries that run, background queries among them
+	Waiting      int   // queries that wait, without background queries
+	WaitingBytes int64 // bytes of the inputs of the queries that wait
+	// Remaining estimates how long it takes until a lane is free for a new query, with the time
+	// that is reserved for others.
 	Remaining time.Duration
-	// RemainingByLane estimates how long each lane is busy with what runs and waits, for those who
-	// hear of it now and then. What is reserved it leaves out: they would not hear that it lapses.
+	// RemainingByLane estimates how long each lane is busy with the queries that run and wait. It
+	// leaves reservations out: members that hear of it would not hear that a reservation lapses.
 	RemainingByLane []time.Duration
 	// Busy is the time queries have spent on lanes, summed over the lanes.
 	Busy time.Duration
@@ -400,41 +406,40 @@ func (l *Lanes) Stats() LanesStats {
 	}
 }
 
-// Remaining is LanesStats.Remaining.
+// Remaining returns LanesStats.Remaining.
 func (l *Lanes) Remaining() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.remaining(l.now())
 }
 
-// RemainingByLane is LanesStats.RemainingByLane.
+// RemainingByLane returns LanesStats.RemainingByLane.
 func (l *Lanes) RemainingByLane() []time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.remainingByLane(l.now())
 }
 
-// Estimate is how long a query is expected to execute; 0 where nothing is known
-// of its profile.
+// Estimate returns the expected execution time of a query; 0 if nothing is known of its profile.
 func (l *Lanes) Estimate(profile names.ModelKey, batchSize int) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.estimator.Estimate(profile, batchSize)
 }
 
-// A Reservation is a place that is kept for a query which is about to come.
+// A Reservation is time on a lane that is kept for a query that may come.
 type Reservation struct {
-	// Finish estimates, with a certainty of 90 %, when the query would be
-	// answered if it came now, and Remaining when a lane would be free for it.
+	// If the query came now, a lane would be free for it after about Remaining, and with a
+	// probability of about 90 % the query would be answered within Finish.
 	Finish, Remaining time.Duration
 
-	until    time.Duration // when nobody waits for the query any more
+	until    time.Duration // when the reservation ends by itself
 	estimate time.Duration
 }
 
-// Reserve says when a query would be answered, and keeps its place for the given
-// time: others see it in [LanesStats.Remaining]. The query brings it along
-// ([Query.Reservation]); or Release gives it back.
+// Reserve estimates when a query would be answered, and reserves its execution time for the
+// duration keep: Remaining counts it as if the query waited. The reservation ends when the query
+// comes with it ([Query.Reservation]), by Release, or after keep.
 func (l *Lanes) Reserve(profile names.ModelKey, batchSize int, keep time.Duration) *Reservation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -455,15 +460,15 @@ func (l *Lanes) Reserve(profile names.ModelKey, batchSize int, keep time.Duratio
 	return r
 }
 
-// Release gives a reservation back that is not needed. Doing so again, or
-// after the query has come, does nothing.
+// Release ends a reservation. It does nothing if the reservation has already ended.
 func (l *Lanes) Release(r *Reservation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.reserved, r)
 }
 
-// promised is the number of reservations and what they will take in all.
+// promised returns the number of reservations and the sum of their estimates. It drops those whose
+// time has passed.
 func (l *Lanes) promised(now time.Duration) (n int, estimate time.Duration) {
 	for r := range l.reserved {
 		if r.until <= now {
@@ -476,8 +481,8 @@ func (l *Lanes) promised(now time.Duration) (n int, estimate time.Duration) {
 	return n, estimate
 }
 
-// remaining is LanesStats.Remaining: the shortest rest of a running query, and a
-// lane's share of what waits and what is reserved.
+// remaining returns LanesStats.Remaining: the shortest time until a running query ends, plus one
+// lane's share of the queries that wait and of the reservations.
 func (l *Lanes) remaining(now time.Duration) time.Duration {
 	n, reserved := l.promised(now)
 	if n < len(l.idle) {
@@ -497,10 +502,10 @@ func (l *Lanes) remaining(now time.Duration) time.Duration {
 	return max(first, 0) + (l.queue.Estimate()+reserved)/time.Duration(l.lanes)
 }
 
-// rest is how long t will still run, by the estimate.
+// rest returns how much longer t will run, by its estimate; 0 if it already takes longer.
 func (t *turn) rest(now time.Duration) time.Duration { return max(0, t.Estimate-(now-t.started)) }
 
-// remainingByLane is LanesStats.RemainingByLane.
+// remainingByLane returns LanesStats.RemainingByLane.
 func (l *Lanes) remainingByLane(now time.Duration) []time.Duration {
 	remaining := make([]time.Duration, l.lanes)
 	for lane := range remaining {

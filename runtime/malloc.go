@@ -9,6 +9,6 @@ package runtime
 // #endif
 import "C"
 
-// giveBack returns to the system what ONNX Runtime has freed: glibc's malloc keeps it, in an arena
-// for each few threads, where what other sessions have there stands between.
+// giveBack returns memory that ONNX Runtime has freed to the system. glibc's malloc keeps freed
+// memory in its arenas if blocks of other sessions lie between the freed ones.
 func giveBack() { C.give_back() }

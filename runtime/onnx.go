@@ -20,14 +20,14 @@ import (
 	"github.com/muster-serve/muster/runtime/internal/ortlib"
 )
 
-// A Provider is what ONNX Runtime computes on.
+// A Provider is an execution provider of ONNX Runtime: the hardware that it computes on.
 type Provider string
 
-// The providers that can be asked for.
+// The providers that a Config can choose.
 const (
 	CPU  Provider = "cpu"
 	CUDA Provider = "cuda" // an NVIDIA GPU; needs a CUDA build of the library
-	Auto Provider = "auto" // CUDA where the library and the machine have it, else CPU
+	Auto Provider = "auto" // CUDA if the library and the machine support it, else CPU
 )
 
 // A Config says which ONNX Runtime to use and how. Its zero value is usable in
@@ -36,7 +36,7 @@ type Config struct {
 	// LibraryPath is the shared library to load. Empty means the one embedded
 	// in this binary; a binary without one (plain `go build`) needs a path.
 	LibraryPath string
-	// Provider is what to compute on; empty means Auto.
+	// Provider is the hardware to compute on; empty means Auto.
 	Provider Provider
 	// Cores is how many CPU cores the lanes share, 0 for all that this
 	// process may use (its affinity mask and its cgroup's limit count).
@@ -44,11 +44,12 @@ type Config struct {
 	// Lanes is how many queries run at a time, each with Cores / Lanes threads;
 	// 0 means 1.
 	Lanes int
-	// MapData leaves models' external data mapped from their files, which shares it with other
-	// processes and lets the system take its memory back, but a file that is cut short ends the
-	// process. Otherwise it is copied into memory, if it fits.
+	// MapData leaves the external data of models mapped from its files. Processes then share the
+	// memory, and the system can take it back, but truncating such a file kills the process. If
+	// MapData is false, the data is copied into memory if it fits.
 	MapData bool
-	// Logger receives what is worth telling at start and of models' data; nil discards it.
+	// Logger gets the library's version at start and warnings about models' data; nil discards
+	// them.
 	Logger *slog.Logger
 }
 
@@ -86,17 +87,17 @@ type ONNX struct {
 	log     *slog.Logger
 }
 
-// The library is loaded once in a process and stays until its end: models'
-// thread pools and allocators live in it.
+// The library is loaded once in a process and never unloaded, because the thread pools and
+// allocators of models are part of it.
 var library struct {
 	sync.Mutex
 	loaded bool
 	path   string // as in Config.LibraryPath
 }
 
-// OpenONNX loads the ONNX Runtime library, once in a process, and checks that
-// it is usable: a missing, foreign or too old library and a provider that
-// cannot be had are errors.
+// OpenONNX loads the ONNX Runtime library, once in a process, and returns an executor. It
+// is an error if the library is missing, is not ONNX Runtime or is too old, or if it
+// cannot use the provider.
 func OpenONNX(cfg Config) (*ONNX, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("open ONNX Runtime: %w", err)
@@ -141,9 +142,11 @@ func OpenONNX(cfg Config) (*ONNX, error) {
 	return o, nil
 }
 
-// Info says which library and provider are in use.
+// Info returns the library and provider that the executor uses.
 func (o *ONNX) Info() Info { return o.info }
 
+// load loads the library at path, or the embedded one if path is "". A second call with the
+// same path does nothing.
 func load(path string) error {
 	library.Lock()
 	defer library.Unlock()
@@ -160,21 +163,20 @@ func load(path string) error {
 		f, err := ortlib.Open()
 		if errors.Is(err, ortlib.ErrNone) {
 			return fmt.Errorf(
-				"%w: build with `make build`, or name a library with --onnxruntime-lib or "+
+				"%w: build with `make build`, or give a library with --onnxruntime-lib or "+
 					"MUSTER_ONNXRUNTIME_LIB", err)
 		}
 		if err != nil {
 			return err
 		}
-		defer f.Close() // once loaded, its mapping holds it
+		defer f.Close() // the mapping of the loaded library keeps the file's memory
 		name = f.Name()
 	} else {
 		var err error
 		if name, err = filepath.Abs(path); err != nil {
 			return err
 		}
-		// The loader maps whatever calls itself a library: one cut short would
-		// kill the process.
+		// The loader maps a library without checks: a truncated one would kill the process.
 		f, err := elf.Open(name)
 		if errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("library %s does not exist", name)
@@ -184,13 +186,12 @@ func load(path string) error {
 		}
 		f.Close()
 	}
-	// The library would tell Microsoft about sessions and the machine.
+	// Otherwise the library sends data about sessions and the machine to Microsoft.
 	if err := os.Setenv("ORT_DISABLE_TELEMETRY", "1"); err != nil {
 		return err
 	}
 	ort.SetSharedLibraryPath(name)
-	// Errors come back to us from the calls that fail; the library need not
-	// print them as well.
+	// The calls that fail return their errors, so the library need not print them as well.
 	if err := ort.InitializeEnvironment(ort.WithLogLevelFatal()); err != nil {
 		if strings.Contains(err.Error(), "ORT API base") {
 			return fmt.Errorf("library %s is too old: this Muster is made for ONNX Runtime %s",
@@ -207,8 +208,9 @@ func load(path string) error {
 	return nil
 }
 
-// shareArena makes the one arena that all sessions allocate from. With an arena each, what a large
-// query took stayed with its model, and others were refused memory that nobody used.
+// shareArena makes one arena from which all sessions allocate. If each session had its
+// own, the memory that a large query needed would stay with its model, unused, and other
+// models would lack it.
 func shareArena() error {
 	memory, err := ort.GetMemoryInfo()
 	if err != nil {
@@ -222,7 +224,7 @@ func shareArena() error {
 	return ort.CreateAndRegisterAllocator(memory, config)
 }
 
-// probeCUDA reports why a model cannot run on a GPU, by running one.
+// probeCUDA runs a small model on the GPU and returns the error if that fails.
 func probeCUDA() error {
 	opts, err := ort.NewSessionOptions()
 	if err != nil {
@@ -259,7 +261,7 @@ func addCUDA(opts *ort.SessionOptions) error {
 	return opts.AppendExecutionProviderCUDA(cuda)
 }
 
-// probeModel is the smallest model that computes: y = Relu(x).
+// probeModel returns the smallest model that computes something: y = Relu(x).
 func probeModel() []byte {
 	port := func(name string) []onnx.Port {
 		return []onnx.Port{{Name: name, DataType: tensor.FP32, Shape: []int64{onnx.Dynamic}}}

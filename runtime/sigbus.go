@@ -20,8 +20,9 @@ static void say(const char *text, size_t n) {
 	}
 }
 
-// on_bus_error names the file that is mapped where the memory cannot be read, and leaves the rest
-// to the handler before. It calls nothing that a signal handler may not.
+// on_bus_error writes the name of the file that is mapped at the faulty address to standard error,
+// and then calls the handler that was installed before. It only calls functions that are safe in a
+// signal handler.
 static void on_bus_error(int sig, siginfo_t *info, void *context) {
 	int saved = errno;
 	int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
@@ -78,6 +79,7 @@ static int name_bus_errors(void) {
 */
 import "C"
 
-// nameBusErrors has the process say which file is to blame when it dies of a bus error: one that
-// was cut short while it was mapped. Go itself would name an address. Called once.
+// nameBusErrors installs a handler for SIGBUS that names the mapped file at which a bus
+// error occurs, usually one that was truncated. Go alone would only print the address. It
+// must be called only once.
 func nameBusErrors() { C.name_bus_errors() }

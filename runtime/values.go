@@ -13,8 +13,8 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
-// take fills t with an output that ONNX Runtime allocated. The binding has
-// already copied it into Go memory.
+// take sets t's shape and data to those of v, an output that ONNX Runtime allocated. The binding
+// has already copied the data into Go memory, which t then shares.
 func take(v ort.Value, t *tensor.Tensor) error {
 	t.Shape = v.GetShape()
 	switch v := v.(type) {
@@ -54,6 +54,7 @@ func take(v ort.Value, t *tensor.Tensor) error {
 	return nil
 }
 
+// bytesOf returns the memory of values as bytes, without a copy.
 func bytesOf[T tensor.Element](values []T) []byte {
 	if len(values) == 0 {
 		return nil
@@ -62,7 +63,7 @@ func bytesOf[T tensor.Element](values []T) []byte {
 		len(values)*int(unsafe.Sizeof(values[0])))
 }
 
-// newStrings makes a string tensor of an input of type BYTES.
+// newStrings makes ONNX Runtime's string tensor of an input of type BYTES. The caller destroys it.
 func newStrings(in tensor.Tensor) (ort.Value, error) {
 	n, err := tensor.Elements(in.Shape)
 	if err != nil {
@@ -83,7 +84,8 @@ func newStrings(in tensor.Tensor) (ort.Value, error) {
 	return v, nil
 }
 
-// splitStrings takes BYTES data apart into exactly n elements.
+// splitStrings splits data of type BYTES into n elements. Each element is its length, as four
+// little-endian bytes, and then its contents. Any other number of elements is an error.
 func splitStrings(data []byte, n int) ([]string, error) {
 	if n > len(data)/4 {
 		return nil, fmt.Errorf("%d bytes are too few for %d elements of type BYTES", len(data), n)
@@ -111,7 +113,7 @@ func splitStrings(data []byte, n int) ([]string, error) {
 	return values, nil
 }
 
-// appendStrings sets t's data to values of type BYTES.
+// appendStrings sets t's data to values in the form that splitStrings reads.
 func appendStrings(t *tensor.Tensor, values []string) error {
 	t.Data = nil
 	for _, v := range values {

@@ -12,11 +12,12 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// Warm makes a loaded model ready to serve: it runs queries of the batch sizes that
-// the version's configuration gives, with random inputs (within the ID bounds).
-// So that what is being served is not disturbed, it runs as background work of the lanes; where
-// rows are independent, in small pieces with pauses until the batch size or 20 ms
-// of execution is reached.
+// Warm runs a loaded model until its runs are fast: it runs queries of the batch sizes in the
+// version's configuration, with random inputs within the id bounds. It blocks until they are done.
+//
+// Warm disturbs the models that serve as little as it can. It runs background queries on the lanes.
+// If rows are independent, it splits a batch into small queries with pauses between them, and ends
+// a batch size after 20 ms of execution.
 func Warm(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
 	if err := warm(ctx, l, m, v); err != nil {
 		return fmt.Errorf("warm %s: %w", v.Path, err)
@@ -25,12 +26,12 @@ func Warm(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
 }
 
 const (
-	// warmPiece is about how long a piece of a warm-up run keeps a lane.
+	// warmPiece is about how long one of the small queries keeps a lane.
 	warmPiece = 250 * time.Microsecond
-	// warmPause is how many times as long as a piece the pause after it is.
+	// warmPause is the ratio of a pause to the query before it.
 	warmPause = 9
-	// warmEnough is how much execution is enough for a batch size. A thousand
-	// random lookups touch all of a table; a thousand more change nothing.
+	// warmEnough is the execution time after which a batch size is warm. More random lookups would
+	// only touch pages that earlier ones have touched.
 	warmEnough = 20 * time.Millisecond
 )
 
@@ -66,6 +67,7 @@ func warm(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
 	return nil
 }
 
+// pause blocks for d, or until ctx ends, whose error it then returns.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -77,6 +79,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
+// randomInputs returns inputs of v with random values. Dimensions that the model leaves open are 1.
 func randomInputs(r *rand.Rand, v *models.Version, batch int) ([]tensor.Tensor, error) {
 	var inputs []tensor.Tensor
 	for _, p := range v.Inputs {
@@ -90,14 +93,14 @@ func randomInputs(r *rand.Rand, v *models.Version, batch int) ([]tensor.Tensor, 
 	return inputs, nil
 }
 
-// fill puts random values into t: integers within the port's ID bounds (0 where
-// it has none), floats in [0, 1).
+// fill sets t's elements to random values: integers within the port's id bounds (0 if it has none),
+// floats in [0, 1). 16-bit floats and strings stay 0 and empty.
 func fill(r *rand.Rand, p models.Port, t *tensor.Tensor) {
 	size := t.DataType.Size()
 	if size == 0 {
 		return
 	}
-	// Consecutive elements that share a position of the second dimension.
+	// run is how many consecutive elements have the same index in the second dimension.
 	run := 1
 	if len(t.Shape) > 2 {
 		for _, d := range t.Shape[2:] {
