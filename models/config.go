@@ -6,26 +6,26 @@ import (
 	"time"
 )
 
-// A LatePolicy says what becomes of a query that can no longer be answered
-// within its model's QoS target.
+// A LatePolicy says what happens to a late query: one that can no longer be answered within its
+// model's QoS target.
 type LatePolicy string
 
 // The late policies.
 const (
-	// LateServe answers late queries when a lane would otherwise idle.
+	// LateServe runs late queries when a lane would otherwise be idle.
 	LateServe LatePolicy = "serve"
-	// LateReject refuses them.
+	// LateReject rejects late queries.
 	LateReject LatePolicy = "reject"
 )
 
-// A VersionPolicy chooses which of the versions on disk are served. The zero
-// value serves the newest one.
+// A VersionPolicy chooses which of the versions on disk are served. If All is set, the other fields
+// are ignored; if Specific is not nil, Latest is. The zero value serves the newest version.
 type VersionPolicy struct {
 	// All serves every version.
 	All bool
-	// Specific serves exactly these.
+	// Specific lists the versions to serve.
 	Specific []int64
-	// Latest serves the newest so many; 0 means 1.
+	// Latest is how many of the newest versions are served; 0 means 1.
 	Latest int
 }
 
@@ -34,51 +34,49 @@ type Table struct {
 	Name string
 	Rows int64
 	Dim  int64
-	// Lookups is how many ids a query looks up in the table per item.
+	// Lookups is how many ids of the table each row of a query looks up.
 	Lookups int64
 }
 
-// Provenance says how a model was made.
+// Provenance is how a model was generated. The same values give the same model, to the byte.
 type Provenance struct {
-	Generator    string // the program and its version of the model's weights
+	Generator    string // the program and the version of its output, such as "muster zoo 1"
 	Architecture string
-	Scale        string // what the tables' rows were multiplied with, by name or as a fraction
+	Scale        string // the factor of the tables' numbers of rows, a fraction such as "1/16"
 	Seed         uint64
 }
 
-// A Config is what model.yaml says of a model; DefaultConfig is what holds
-// where it says nothing.
+// A Config holds the settings of a model, as model.yaml gives them. A key that model.yaml leaves out
+// has its value in DefaultConfig.
 type Config struct {
 	// QoSTarget is the latency within which QoSPercentile percent of the
 	// queries should be answered; default 100 ms, at most an hour.
 	QoSTarget     time.Duration
 	QoSPercentile float64 // in (0, 100]; default 99
-	// Deadline is when a query without a timeout of its own is dropped, counted from its arrival;
-	// at least QoSTarget, default 10 x QoSTarget. Where it is above a minute, it is also the
-	// longest timeout that counts.
+	// Deadline is the time after its arrival at which a query without a timeout of its own is
+	// dropped; at least QoSTarget, default 10 x QoSTarget. Longer timeouts of clients count as a
+	// minute, or as Deadline if that is more.
 	Deadline time.Duration
 	// LargestBatchSize bounds a query's batch size; in [1, 2^20], default 1000.
 	LargestBatchSize int
-	// RowsIndependent says that each row of the outputs depends on the same
-	// row of the inputs alone, so that a large batch may run in pieces;
-	// default false.
+	// RowsIndependent is whether each row of the outputs depends only on the same row of the inputs.
+	// A large batch may then run in pieces. Default false.
 	RowsIndependent bool
-	// Late is what becomes of late queries; default LateServe.
+	// Late is what happens to late queries; default LateServe.
 	Late LatePolicy
-	// WarmUp are the batch sizes that are run before a version serves, each in
-	// [1, LargestBatchSize]; default 1 and 64, or LargestBatchSize if that is
-	// less. An empty list warms nothing up.
+	// WarmUp lists the batch sizes that run before a version serves, each in
+	// [1, LargestBatchSize]; default 1 and 64, or LargestBatchSize if that is less than 64. With an
+	// empty list nothing runs.
 	WarmUp []int
 	// Versions chooses which versions are served; default the newest.
 	Versions VersionPolicy
-	// Family names models that answer the same question with different accuracy;
-	// empty if there are no others.
+	// Family is the name of a group of models that answer the same question with different accuracy;
+	// empty if the model is in none.
 	Family string
 	// Accuracy is the model's quality within its family, in (0, 1]; 0 if unknown.
 	Accuracy float64
-	// Inputs and Outputs repeat the model's own, or some of them, and add id bounds. What
-	// they say of data types and shapes must agree with the model; both may
-	// be left out.
+	// Inputs and Outputs may name some or all inputs and outputs of the model, to add id bounds and
+	// shapes. Data types and shapes that they give must agree with the model's.
 	Inputs  []Port
 	Outputs []Port
 	// Tables are the embedding tables of a generated model, for information.
@@ -94,7 +92,7 @@ const (
 	largestBatchSize = 1 << 20
 )
 
-// DefaultConfig is the configuration of a model without a model.yaml.
+// DefaultConfig returns the configuration of a model without a model.yaml.
 func DefaultConfig() Config {
 	c := Config{
 		QoSTarget: 100 * time.Millisecond, QoSPercentile: 99, LargestBatchSize: 1000,
@@ -104,7 +102,7 @@ func DefaultConfig() Config {
 	return c
 }
 
-// setDefaults fills in what follows from other settings.
+// setDefaults sets the defaults that depend on other settings, where Deadline is 0 and WarmUp nil.
 func (c *Config) setDefaults() {
 	if c.Deadline == 0 {
 		c.Deadline = 10 * c.QoSTarget

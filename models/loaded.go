@@ -5,17 +5,17 @@ import (
 	"sync/atomic"
 )
 
-// A Loaded version serves queries. It stays loaded until every holder has
-// released it.
+// A Loaded is a version that is loaded and can run queries. It stays loaded until every holder has
+// released it. It may be used concurrently.
 type Loaded[M io.Closer] struct {
 	Version *Version
 	Model   M
 
-	// uses counts the holders, of which the repository is one for as long as the version
-	// serves. At 0 it is done and stays there.
+	// uses counts the holders. The repository is one of them while the version serves. Once uses is
+	// 0, it stays 0.
 	uses   atomic.Int64
-	unused chan struct{} // closed when uses is 0
-	closed chan struct{} // closed when Model is
+	unused chan struct{} // closed when uses becomes 0
+	closed chan struct{} // closed when Model has been closed
 }
 
 func newLoaded[M io.Closer](v *Version, m M) *Loaded[M] {
@@ -24,7 +24,7 @@ func newLoaded[M io.Closer](v *Version, m M) *Loaded[M] {
 	return l
 }
 
-// acquire begins a use, unless all have ended.
+// acquire adds a holder. It returns false if there is none left and the version is being closed.
 func (l *Loaded[M]) acquire() bool {
 	for {
 		n := l.uses.Load()
@@ -37,7 +37,8 @@ func (l *Loaded[M]) acquire() bool {
 	}
 }
 
-// Release ends one use of l, begun by Acquire. Call it exactly once.
+// Release ends the use of l that a call of [Repository.Acquire] began. Call it exactly once for each
+// Acquire.
 func (l *Loaded[M]) Release() {
 	if l.uses.Add(-1) == 0 {
 		close(l.unused)

@@ -12,7 +12,7 @@ import (
 	"github.com/muster-serve/muster/models/onnx"
 )
 
-// Dynamic stands in a shape for a dimension that a query chooses.
+// Dynamic is the value, in a shape, of a dimension whose size depends on the query.
 const Dynamic = onnx.Dynamic
 
 // Names of the files in a repository.
@@ -25,32 +25,31 @@ const (
 type Port struct {
 	Name     string
 	DataType tensor.DataType
-	// Shape has Dynamic for what a query chooses; its first dimension is the
-	// batch size and always Dynamic. It is nil for an output whose shape the model
-	// does not say.
+	// Shape is the size of each dimension, or Dynamic. The first dimension is the batch size and
+	// always Dynamic. Shape is nil for an output whose shape the model does not declare.
 	Shape []int64
-	// IDBounds, where present, limits the values of an integer input: value v
-	// at position i of the second dimension must satisfy 0 <= v < IDBounds[i].
-	// A single bound holds for every position.
+	// IDBounds limits the values of an integer input: value v at index i of the second dimension
+	// must satisfy 0 <= v < IDBounds[i]. A single bound holds for all indices. Nil is no limit.
 	IDBounds []int64
 }
 
 // A Version is one version of a model, as found on disk.
 type Version struct {
 	Model  string
-	Number int64 // > 0; the name of its folder
-	// Path is the model.onnx file.
+	Number int64 // > 0; also the name of the version's folder
+	// Path is the path of the version's model.onnx.
 	Path    string
 	Inputs  []Port
 	Outputs []Port
 	Config  Config
 }
 
-// String is the version as log lines and errors name it, "ncf version 1".
+// String returns the version's name for log lines and errors, such as "ncf version 1".
 func (v *Version) String() string { return fmt.Sprintf("%s version %d", v.Model, v.Number) }
 
-// ReadVersion reads what a version in the repository dir is: its configuration
-// and its model's signature. Neither may lead out of dir. Errors name the file.
+// ReadVersion reads the configuration and the signature of a version in the repository dir, and
+// checks that they agree. It does not load the model. A file that lies outside of dir, through a
+// symbolic link, is an error. Errors name the file.
 func ReadVersion(dir, model string, number int64) (*Version, error) {
 	if err := checkName(model); err != nil {
 		return nil, err
@@ -66,6 +65,7 @@ func ReadVersion(dir, model string, number int64) (*Version, error) {
 	return readVersion(dir, model, number, c)
 }
 
+// readVersion is ReadVersion with the configuration c.
 func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	folder := filepath.Join(model, strconv.FormatInt(number, 10))
 	path, err := within(dir, folder, ModelFile)
@@ -93,8 +93,8 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	return v, nil
 }
 
-// checkName refuses what cannot be the folder of a model, so that no name from
-// outside leads out of the repository.
+// checkName returns an error if model cannot be the name of a model's folder. So no name that a
+// client sends leads out of the repository.
 func checkName(model string) error {
 	if model == "" || strings.HasPrefix(model, ".") || strings.ContainsAny(model, "/\\\x00") ||
 		!filepath.IsLocal(model) {
@@ -105,8 +105,8 @@ func checkName(model string) error {
 	return nil
 }
 
-// within joins the path of a file in dir and refuses one that leads out of it
-// through symbolic links. A file that does not exist is within.
+// within returns the path of a file in dir. It is an error if the file lies outside of dir through
+// symbolic links. A file that does not exist is no error.
 func within(dir string, elements ...string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -114,7 +114,7 @@ func within(dir string, elements ...string) (string, error) {
 	}
 	path := filepath.Join(append([]string{dir}, elements...)...)
 	real, err := filepath.EvalSymlinks(path)
-	if err != nil { // there is nothing to read
+	if err != nil { // the file does not exist or cannot be read
 		return path, nil
 	}
 	root, err := filepath.EvalSymlinks(dir)
@@ -127,8 +127,8 @@ func within(dir string, elements ...string) (string, error) {
 	return path, nil
 }
 
-// merge adds to the ports of a model what its configuration says of them. role
-// is "input" or "output".
+// merge returns the model's ports (have) with the id bounds and shapes that its configuration adds
+// (said), and an error for each contradiction. role is "input" or "output".
 func merge(role string, have []onnx.Port, said []Port) ([]Port, []error) {
 	ports := make([]Port, len(have))
 	names := make([]string, len(have))
@@ -167,6 +167,8 @@ func merge(role string, have []onnx.Port, said []Port) ([]Port, []error) {
 	return ports, errs
 }
 
+// checkBounds checks that id bounds are possible for p: it holds integers, and there is one bound, or
+// one for each index of the second dimension.
 func checkBounds(p Port, bounds []int64) error {
 	switch p.DataType {
 	case tensor.Int8, tensor.Int16, tensor.Int32, tensor.Int64, tensor.Uint8, tensor.Uint16,

@@ -12,22 +12,24 @@ import (
 	"syscall"
 )
 
-// A fingerprint changes when files do: it covers their names, sizes,
-// modification times and inodes. Its zero value stands for no files.
+// A fingerprint is a hash of the names, sizes, modification times and inodes of files; it changes
+// when a file changes. The zero value stands for no files.
 type fingerprint [sha256.Size]byte
 
-// A folder is what a scan found of a model.
+// A folder is the state of a model's folder at one scan.
 type folder struct {
 	config fingerprint // of model.yaml
-	// versions covers model.yaml too: when that changes, so does each version.
+	// versions has the fingerprint of each version by its number. It includes that of model.yaml: if
+	// model.yaml changes, all versions count as changed.
 	versions map[int64]fingerprint
-	// problem says why there is no version.
+	// problem is why the folder has no version; empty if it has one.
 	problem string
-	// unreadable is set where nothing but the problem is known.
+	// unreadable is whether the folder could not be read. The other fields but problem are then
+	// unknown.
 	unreadable bool
 }
 
-// scan looks at all models of a repository.
+// scan reads the folders of all models in the repository dir, by name.
 func scan(dir string) (map[string]folder, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -49,8 +51,8 @@ func scan(dir string) (map[string]folder, error) {
 	return found, nil
 }
 
-// scanModel looks at one model. The error wraps ErrNotFound if there is no such folder; any other
-// says that nobody knows.
+// scanModel reads the folder of one model. The error wraps ErrNotFound if the folder does not exist.
+// After any other error it is not known whether it exists.
 func scanModel(dir, model string) (folder, error) {
 	path := filepath.Join(dir, model)
 	info, err := os.Stat(path)
@@ -104,9 +106,10 @@ func scanModel(dir, model string) (folder, error) {
 	return f, nil
 }
 
-// fingerprintOf covers a file, or a folder and all below, and the fingerprint base. Hidden files do
-// not count. Links are followed, but for those to folders within it. What cannot be read counts as
-// something that is there, so that loading it tells why.
+// fingerprintOf returns the fingerprint of a file, or of a folder and all files below it, combined
+// with the fingerprint base. It ignores hidden files. It follows symbolic links, except those below
+// path that lead to folders. A file that cannot be read counts as present, so that the attempt to
+// load it reports why.
 func fingerprintOf(path string, base fingerprint) fingerprint {
 	h := sha256.New()
 	h.Write(base[:])
@@ -123,11 +126,11 @@ func fingerprintOf(path string, base fingerprint) fingerprint {
 			info, err = os.Stat(file)
 		}
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // gone since it was listed, or a link to nowhere
+		case errors.Is(err, fs.ErrNotExist): // removed since it was listed, or a broken link
 			return nil
 		case err != nil:
 			fmt.Fprintf(h, "%v\n", err)
-		case info.IsDir(): // what is in it counts
+		case info.IsDir(): // its modification time does not count; its files do
 			fmt.Fprintf(h, "%q\n", file)
 		default:
 			inode := uint64(0)

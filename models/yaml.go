@@ -18,7 +18,7 @@ import (
 	"github.com/muster-serve/muster/models/onnx"
 )
 
-// largestConfig bounds a model.yaml, in bytes.
+// largestConfig is the most bytes that a model.yaml may have.
 const largestConfig = 1 << 20
 
 // ReadConfig reads a model.yaml. A file that does not exist gives DefaultConfig.
@@ -61,7 +61,8 @@ func parseConfig(path string, data []byte) (Config, error) {
 	return c, errors.Join(p.faults...)
 }
 
-// A parser turns YAML nodes into settings and collects what is wrong.
+// A parser turns YAML nodes into settings and collects the faults. Its methods take the key that
+// faults name, such as "inputs[0].name", and the key's value.
 type parser struct {
 	path   string
 	faults []error
@@ -72,12 +73,12 @@ func (p *parser) fault(n *yaml.Node, format string, args ...any) {
 		fmt.Errorf("%s:%d: %s", p.path, n.Line, fmt.Sprintf(format, args...)))
 }
 
-// wrong reports a value that is not what its key expects.
+// wrong adds a fault: the value n of key is not what is expected.
 func (p *parser) wrong(key string, n *yaml.Node, expected string) {
 	p.fault(n, "%s: got %s, expected %s", key, found(n), expected)
 }
 
-// found describes a value for an error.
+// found describes the value n in a fault.
 func found(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:
@@ -93,8 +94,8 @@ func found(n *yaml.Node) string {
 	return strconv.Quote(n.Value)
 }
 
-// mapping calls the setter of each key; unknown and repeated keys are faults.
-// where names the mapping in faults; it is empty for the document.
+// mapping calls the setter of each key in n with the key's full name. Unknown and repeated keys are
+// faults. where is the full name of n; it is empty for the document.
 func (p *parser) mapping(where string, n *yaml.Node,
 	setters map[string]func(key string, value *yaml.Node)) {
 	if n.Kind != yaml.MappingNode {
@@ -122,7 +123,7 @@ func (p *parser) mapping(where string, n *yaml.Node,
 			slices.Sort(known)
 			p.fault(name, "unknown key %q, expected one of %s", key, strings.Join(known, ", "))
 		case seen[name.Value]:
-			p.fault(name, "key %q is there twice", key)
+			p.fault(name, "key %q is given twice", key)
 		default:
 			seen[name.Value] = true
 			set(key, value)
@@ -205,7 +206,7 @@ func (p *parser) text(key string, n *yaml.Node, into *string) {
 	*into = n.Value
 }
 
-// integer reads a whole number from 1 to largest.
+// integer reads a whole number from 1 to largest; false after a fault.
 func (p *parser) integer(key string, n *yaml.Node, largest int64) (int64, bool) {
 	var i int64
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(&i) != nil || i < 1 ||
@@ -220,7 +221,7 @@ func (p *parser) integer(key string, n *yaml.Node, largest int64) (int64, bool) 
 	return i, true
 }
 
-// float reads a number above 0 and up to largest.
+// float reads a number above 0 and at most largest into into, which a fault leaves as it is.
 func (p *parser) float(key string, n *yaml.Node, largest float64, into *float64) {
 	var f float64
 	if n.Kind != yaml.ScalarNode || (n.Tag != "!!int" && n.Tag != "!!float") ||
@@ -240,7 +241,7 @@ func (p *parser) milliseconds(key string, n *yaml.Node, largest time.Duration,
 	}
 }
 
-// list calls read for each element, with a key that names it.
+// list calls read for each element of n, with the element's key, such as "inputs[0]".
 func (p *parser) list(key string, n *yaml.Node, expected string,
 	read func(key string, element *yaml.Node)) {
 	if n.Kind != yaml.SequenceNode {
@@ -306,15 +307,14 @@ func (p *parser) ports(key string, n *yaml.Node, areInputs bool, into *[]Port) {
 		case port.Name == "":
 			p.fault(n, "%s: has no name", key)
 		case slices.ContainsFunc(*into, func(other Port) bool { return other.Name == port.Name }):
-			p.fault(n, "%s: %q is there twice", key, port.Name)
+			p.fault(n, "%s: %q is given twice", key, port.Name)
 		default:
 			*into = append(*into, port)
 		}
 	})
 }
 
-// shape reads dimensions, of which the first is -1, the batch size, and others
-// may be.
+// shape reads a list of dimensions. The first is the batch size and must be -1; others may be.
 func (p *parser) shape(key string, n *yaml.Node) []int64 {
 	var shape []int64
 	p.list(key, n, "a list of dimensions", func(key string, n *yaml.Node) {
@@ -360,8 +360,7 @@ func (p *parser) provenance(key string, n *yaml.Node, g *Provenance) {
 	})
 }
 
-// YAML encodes c as model.yaml holds it. Settings that have their zero value
-// are left out.
+// YAML encodes c in the form of a model.yaml. It leaves out settings with their zero value.
 func (c Config) YAML() ([]byte, error) {
 	type table struct {
 		Name    string `yaml:"name"`
@@ -428,7 +427,7 @@ func (c Config) YAML() ([]byte, error) {
 	return yaml.Marshal(document)
 }
 
-// milliseconds is a duration that is written as a number of milliseconds.
+// milliseconds is a duration that YAML shows as a number of milliseconds.
 type milliseconds time.Duration
 
 func (d milliseconds) String() string {

@@ -1,13 +1,14 @@
 // Package runtime runs models on this machine.
 //
-// It finds and loads the ONNX Runtime library, which release builds embed, and turns a version of
-// package models into a session. In come queries, by [Lanes.Do]: [Lanes] decides which query runs
-// when, one at a time on each lane, in the order of package queue. Out go results, and how long
-// lanes are busy. [Lanes.Reserve] keeps time on a lane for a query that may come.
+// An [Executor] loads a version of package models and returns a [Model]. There are two: [ONNX] runs
+// models with the ONNX Runtime library, which release builds embed; [Emulated] runs nothing, waits
+// for a given latency and answers zeros. [Warm] runs a newly loaded model until it is fast.
 //
-// An [Executor] loads versions. [ONNX] is the real one. [Emulated] waits as long as it is told and
-// answers zeros. [Warm] runs a new model until it is fast, without disturbing what is served.
+// [Lanes] decides when queries run. A caller hands a query to [Lanes.Do], which waits until a lane is
+// free and returns the result. Each lane runs one query at a time, in the order of package queue.
+// [Lanes.Stats] tells how long the lanes will be busy. [Lanes.Reserve] keeps time on a lane for a
+// query that may come.
 //
-// Queries run on their callers' goroutines; the package starts none. [Lanes] and models may be used
-// concurrently. The package knows nothing of networks.
+// A query runs on its caller's goroutine. [Lanes] and models may be used concurrently. The package
+// uses no network.
 package runtime

@@ -19,20 +19,17 @@ import (
 	"github.com/muster-serve/muster/models/onnx"
 )
 
-// pieceTime is about how long a piece of a large batch runs. Between pieces a
-// run can be cancelled.
+// pieceTime is about how long one piece of a large batch runs. A run can be cancelled between pieces.
 const pieceTime = 10 * time.Millisecond
 
-// firstPiece is how many rows the first piece has while nothing is known of a
-// model's speed.
+// firstPiece is the number of rows of a model's first piece, when its speed is not known yet.
 const firstPiece = 16
 
-// alignment of output buffers, in bytes: a cache line, and what the widest
-// vector instructions like.
+// alignment of output buffers, in bytes: a cache line and the widest vector register.
 const alignment = 64
 
-// largestTensor bounds the bytes of a tensor that is made here, so that a model or a
-// shape out of its mind is an error and not the end of the process.
+// largestTensor bounds the bytes of a tensor that this package allocates. An absurd shape then gives
+// an error instead of running the process out of memory.
 const largestTensor = 2 << 30
 
 var elementTypes = map[tensor.DataType]ort.TensorElementDataType{
@@ -57,40 +54,40 @@ type session struct {
 	name    string // "model/version", for errors
 	inputs  []models.Port
 	outputs []port
-	// pieces says that a large batch may be cut: rows are independent, on the
-	// CPU, and all outputs' shapes are known beforehand.
+	// pieces is whether a large batch may run in pieces: rows are independent, the provider is the
+	// CPU, and the shapes of all outputs are known before the run.
 	pieces bool
 	runs   sync.Pool // of *run
-	// allocate leaves all outputs to ONNX Runtime: set once a model has turned out
-	// to give other shapes than its signature and the batch size say.
+	// allocate is whether ONNX Runtime allocates all outputs. It is set when a run gave other shapes
+	// than the signature and the batch size predict.
 	allocate atomic.Bool
 
 	mu    sync.Mutex
 	speed line // of single calls, guarded by mu
 
-	// closing is held shared by runs, because the binding does not guard against
-	// freeing a session in use.
+	// Runs hold closing for reading and Close for writing, because the binding does not prevent that
+	// a session in use is freed.
 	closing sync.RWMutex
 	ort     *ort.DynamicAdvancedSession // nil once closed
-	// release is called when the session maps its files no more; nil once it was.
+	// release tells useFiles that the session no longer maps its files; nil after the call.
 	release func()
 }
 
-// A port is an output with what can be said of its size beforehand.
+// A port is an output and the size of one of its rows.
 type port struct {
 	models.Port
-	// rowElements is the product of all dimensions but the first; -1 where a
-	// query decides it, so that ONNX Runtime has to allocate the output.
+	// rowElements is the product of all dimensions but the first. It is -1 if it depends on the
+	// query; ONNX Runtime then allocates the output.
 	rowElements int
 }
 
-// Load creates the session of a version, which all lanes share, and brings its files into memory,
-// in pieces with pauses so that what is being served is not disturbed. External data is copied,
-// unless Config.MapData says otherwise. ONNX Runtime's threads inherit the priority
-// of the calling thread.
+// Load creates the session of a version, which all lanes share, and reads its files into memory. It
+// reads in pieces with pauses, to disturb the models that serve as little as it can. External data is
+// copied to memory of this process, unless Config.MapData is set. ONNX Runtime's threads inherit the
+// priority of the calling thread.
 func (o *ONNX) Load(ctx context.Context, v *models.Version) (Model, error) {
-	// ONNX Runtime would find the same faults, but not say as clearly which
-	// file is missing, cut short or outside of the folder.
+	// ONNX Runtime finds the same faults, but its errors do not name the file that is missing,
+	// truncated or outside of the folder.
 	signature, err := onnx.ReadSignature(v.Path)
 	if err != nil {
 		return nil, err
@@ -102,7 +99,7 @@ func (o *ONNX) Load(ctx context.Context, v *models.Version) (Model, error) {
 	return s, nil
 }
 
-// loadWithData creates the session and brings its data into memory.
+// loadWithData creates the session and loads data, the model's files of external data.
 func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, data []onnx.DataFile) (*session,
 	error) {
 	dir := filepath.Dir(v.Path)
@@ -126,8 +123,9 @@ func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, data []onnx.
 	return s, nil
 }
 
-// bring has the session's data in memory: its own, or where that is not wanted or cannot be, the
-// files' pages.
+// bring loads the session's external data. It replaces the mapped files by private copies. If that is
+// not wanted (MapData) or not possible, it populates the mappings and logs the reason. alone is
+// whether no other session maps the same files.
 func (o *ONNX) bring(ctx context.Context, s *session, files map[string]bool, alone bool) error {
 	all, err := mappings(files)
 	if err != nil {
@@ -155,13 +153,14 @@ func (o *ONNX) bring(ctx context.Context, s *session, files map[string]bool, alo
 	}
 	if why != "" {
 		o.log.Warn(
-			"data stays mapped from its files, do not write to them: cutting one short would end "+
+			"data stays mapped from its files; do not write to them: truncating one would kill "+
 				"the agent",
 			"model", s.name, "reason", why)
 	}
 	return populate(ctx, all)
 }
 
+// load creates the session of a version. It does not read external data.
 func (o *ONNX) load(ctx context.Context, v *models.Version) (*session, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -208,7 +207,7 @@ func (o *ONNX) load(ctx context.Context, v *models.Version) (*session, error) {
 	return s, nil
 }
 
-// rowElements is port.rowElements of an output.
+// rowElements returns port.rowElements of an output.
 func rowElements(out models.Port) int {
 	if out.DataType == tensor.Bytes || len(out.Shape) == 0 || out.Shape[0] != models.Dynamic {
 		return -1
@@ -229,7 +228,7 @@ func (o *ONNX) sessionOptions() (*ort.SessionOptions, error) {
 		opts.SetIntraOpNumThreads(max(1, o.info.Threads)),
 		opts.SetInterOpNumThreads(1),
 		opts.AddSessionConfigEntry("session.use_env_allocators", "1"), // see shareArena
-		// Spinning threads take the cores from whoever has work.
+		// Threads that spin while they wait would take cores from threads with work.
 		opts.AddSessionConfigEntry("session.intra_op.allow_spinning", "0"),
 		opts.AddSessionConfigEntry("session.inter_op.allow_spinning", "0"),
 	)
@@ -260,10 +259,10 @@ func (s *session) Close() error {
 	return err
 }
 
-// Run executes one query. A batch of independent rows runs in pieces of about
-// 10 ms on the CPU, between which ctx is looked at; any other run is ended
-// through ONNX Runtime, which takes effect between two nodes of the graph.
-// Input data that is not aligned for its type is copied.
+// Run executes one query. On the CPU a batch of independent rows runs in pieces of about 10 ms, and
+// the end of ctx takes effect between two pieces. Any other run is terminated through ONNX Runtime,
+// which takes effect between two nodes of the graph. Input data that is not aligned for its type is
+// copied.
 func (s *session) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -289,8 +288,9 @@ func (s *session) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, err
 	return &Result{Outputs: r.outputs, Execution: time.Since(start), release: r.recycle}, nil
 }
 
-// checkInputs makes sure that the inputs' data is as long as their shapes say,
-// so that nothing beyond it will be read, and returns the batch size.
+// checkInputs checks that the inputs have the ports' data types and one batch size, and that their
+// data has the length of their shapes, so that ONNX Runtime reads nothing beyond it. It returns the
+// batch size.
 func checkInputs(ports []models.Port, inputs []tensor.Tensor) (batch int, err error) {
 	if len(inputs) != len(ports) {
 		return 0, fmt.Errorf("got %d inputs, want %d", len(inputs), len(ports))
@@ -322,13 +322,13 @@ func checkInputs(ports []models.Port, inputs []tensor.Tensor) (batch int, err er
 	return batch, nil
 }
 
-// A run holds what a query needs while it runs and until its outputs are
-// released, reused from query to query.
+// A run holds the memory of one query, from its start until its outputs are released. Runs are
+// reused.
 type run struct {
 	s       *session
 	outputs []tensor.Tensor
 	shapes  [][]int64 // of the outputs
-	block   []byte    // the outputs' data, where their shapes are known
+	block   []byte    // data of the outputs whose shapes are known before the run
 	copies  [][]byte  // of misaligned inputs, by input
 	in, out []ort.Value
 	shape   []int64 // scratch
@@ -350,11 +350,13 @@ func newRun(s *session) *run {
 	return r
 }
 
+// recycle makes r available for other queries.
 func (r *run) recycle() {
 	clear(r.outputs)
 	r.s.runs.Put(r)
 }
 
+// execute runs the query, in pieces if the session allows that, and sets r.outputs.
 func (r *run) execute(ctx context.Context, inputs []tensor.Tensor, batch int) error {
 	s := r.s
 	if err := r.prepareOutputs(batch); err != nil {
@@ -379,7 +381,7 @@ func (r *run) execute(ctx context.Context, inputs []tensor.Tensor, batch int) er
 			most = firstPiece
 		}
 		rows := batch - row
-		if rows > most+most/4 { // a quarter more beats another piece
+		if rows > most+most/4 { // a piece that is a quarter larger is better than one more piece
 			rows = balanced(rows, most)
 		}
 		start := time.Now()
@@ -395,14 +397,14 @@ func (r *run) execute(ctx context.Context, inputs []tensor.Tensor, batch int) er
 	return nil
 }
 
-// balanced is the size of the first of as few as possible pieces of about equal size, none
-// above most.
+// balanced divides rows into the fewest pieces of at most most rows, of about equal size, and returns
+// the size of the first.
 func balanced(rows, most int) int {
 	pieces := (rows + most - 1) / most
 	return (rows + pieces - 1) / pieces
 }
 
-// prepareOutputs lays out the outputs whose shapes are known.
+// prepareOutputs allocates the outputs whose shapes are known before the run, all in r.block.
 func (r *run) prepareOutputs(batch int) error {
 	size := 0
 	for _, out := range r.s.outputs {
@@ -435,9 +437,10 @@ func (r *run) prepareOutputs(batch int) error {
 	return nil
 }
 
+// roundUp returns the next multiple of alignment.
 func roundUp(n int) int { return (n + alignment - 1) &^ (alignment - 1) }
 
-// callCancellable runs the whole batch in one call that ends when ctx does.
+// callCancellable runs the whole batch in one call, which is terminated when ctx ends.
 func (r *run) callCancellable(ctx context.Context, inputs []tensor.Tensor, batch int) error {
 	if ctx.Done() == nil {
 		return r.call(inputs, batch, 0, batch, nil)
@@ -454,17 +457,17 @@ func (r *run) callCancellable(ctx context.Context, inputs []tensor.Tensor, batch
 	})
 	err = r.call(inputs, batch, 0, batch, opts)
 	if !stop() {
-		<-terminated // before opts is freed
+		<-terminated // opts must not be freed while Terminate uses it
 	}
 	return err
 }
 
-// call runs rows [row, row+rows) of a batch.
+// call runs the rows [row, row+rows) of a batch in one call of ONNX Runtime. opts may be nil.
 func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOptions) (err error) {
 	defer func() {
 		destroy(r.in)
 		destroy(r.out)
-		r.pinner.Unpin() // only now does nobody but Go know the memory
+		r.pinner.Unpin() // the values that point to the memory are destroyed
 	}()
 	for i, in := range inputs {
 		if in.DataType == tensor.Bytes {
@@ -504,38 +507,38 @@ func (r *run) call(inputs []tensor.Tensor, batch, row, rows int, opts *ort.RunOp
 	return nil
 }
 
-// newValue wraps data, which it pins, without a copy.
+// newValue makes a value of ONNX Runtime that shares data. It pins data until r.pinner.Unpin.
 func (r *run) newValue(t tensor.DataType, rowShape []int64, rows int, data []byte) (ort.Value,
 	error) {
 	r.shape = append(append(r.shape[:0], int64(rows)), rowShape...)
 	if len(data) == 0 {
-		data = empty[:] // the binding wants a byte to point to
+		data = empty[:] // the binding needs an address even for no elements
 	}
 	r.pinner.Pin(&data[0])
 	v, err := ort.NewCustomDataTensor(r.shape, data, elementTypes[t])
 	if err != nil {
-		return nil, err // not v: a nil pointer in an interface is not nil
+		return nil, err // not v: an interface with a nil pointer is not nil
 	}
 	return v, nil
 }
 
 var empty [8]byte
 
-// aligned returns data itself or, where it is not aligned for its type, a copy:
-// compiled kernels may rely on the alignment.
+// aligned returns data, or a copy if data is not aligned for its type: ONNX Runtime's kernels may rely
+// on the alignment.
 func (r *run) aligned(input int, t tensor.DataType, data []byte) []byte {
 	if len(data) == 0 || uintptr(unsafe.Pointer(&data[0]))%uintptr(t.Size()) == 0 {
 		return data
 	}
 	if cap(r.copies[input]) < len(data) {
-		r.copies[input] = make([]byte, len(data)+7) // of this size, Go aligns to 8
+		r.copies[input] = make([]byte, len(data)+7) // Go aligns 8 bytes or more to 8
 	}
 	c := r.copies[input][:len(data)]
 	copy(c, data)
 	return c
 }
 
-// destroy frees values and forgets them.
+// destroy frees the values and sets them to nil.
 func destroy(values []ort.Value) {
 	for i, v := range values {
 		if v != nil {
@@ -545,7 +548,7 @@ func destroy(values []ort.Value) {
 	}
 }
 
-// trim takes the binding's words off an error of ONNX Runtime.
+// trim removes the binding's prefixes from an error of ONNX Runtime.
 func trim(err error) error {
 	text := strings.TrimPrefix(err.Error(), "Error running network: ")
 	return errors.New(strings.TrimPrefix(text, "Error creating C session from file: "))

@@ -38,7 +38,7 @@ func TestPlanLive(t *testing.T) {
 	with := func(more ...string) []string { return append(live[:len(live):len(live)], more...) }
 	agents[1].waitForView(t, hasLeader)
 	wantOutput(
-		t, false, `no demand yet: of no model at least 100 queries have come.*ncf/1 \(0 so far`,
+		t, false, `no demand yet: a model needs at least 100 queries.*ncf/1 \(0 so far`,
 		live...)
 
 	var out string
@@ -90,11 +90,11 @@ func TestPlanLive(t *testing.T) {
 		args []string
 	}{
 		{`the fleet has no model "bert"; it has: ncf`, []string{"--model", "bert"}},
-		{"the fleet has r5n.large, which must be among the types", []string{
+		{"the fleet has r5n.large, which --types must include", []string{
 			"--types", "g4dn.xlarge",
 		}},
-		{"batch: a fleet that runs has its own", []string{"--batch", "ribbon"}},
-		{"live: a table knows nothing of a fleet that runs", []string{
+		{"batch: the running fleet has its own", []string{"--batch", "ribbon"}},
+		{"live: a table cannot evaluate the running fleet", []string{
 			"--evaluator", "table:x.json",
 		}},
 	} {
@@ -204,7 +204,7 @@ func TestPlanLiveNeverAdvisesLess(t *testing.T) {
 		}
 		notes := strings.Join(live.Notes, " ")
 		for _, want := range []string{
-			"the demand of 5000 queries/s is above", "above the budget: 0.298 $/hr",
+			"the demand of 5000 queries/s is above", "within the budget of 0.298 $/hr",
 			"by its fluid limit r5n.large=",
 		} {
 			if !strings.Contains(strings.ToLower(notes), want) {

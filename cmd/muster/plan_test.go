@@ -47,7 +47,7 @@ func TestPlanBadInput(t *testing.T) {
 		"--model rm2 --budget 2 --max r5n.large":                 "want TYPE=N",
 		"--model rm2 --budget 2 --max r5n.large=-1":              "want TYPE=N",
 		"--model rm2 --budget 2 --max " +
-			"m5.xlarge=1": "m5.xlarge is not among the types to choose from: g4dn.xlarge, " +
+			"m5.xlarge=1": "m5.xlarge is not one of the types to choose from: g4dn.xlarge, " +
 			"c5n.2xlarge",
 		"--model rm2 --budget 2 --max r5n.large=0": "out of --types instead",
 		"--model rm2 --budget 2 --planner best":    "there are: fluid, kairos, kairos+",
@@ -62,7 +62,7 @@ func TestPlanBadInput(t *testing.T) {
 		"--evaluator table:" + dir +
 			"/good.json": "give --types in the order",
 		"--evaluator table:no-such" + types:                                "no-such",
-		"--model rm2 --evaluator table:" + dir + "/good.json" + types:      "leave --model away",
+		"--model rm2 --evaluator table:" + dir + "/good.json" + types:      "omit --model",
 		"--planner kairos --evaluator table:" + dir + "/good.json" + types: "ribbon needs none",
 		"--planner twin --evaluator table:" + dir + "/good.json" +
 			types: "give the table's --model and the --samples",
@@ -180,7 +180,7 @@ func TestPlan(t *testing.T) {
 	}
 	for _, want := range []string{
 		"most throughput within 1.2 $/hr", "planner fluid: 0 of", "g4dn.xlarge=1,r5n.large=4",
-		"What limits the first: time on", "a $/hr",
+		"The limit of plan 1: time on", "a $/hr",
 	} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("no %q in\n%s", want, stdout)
@@ -225,12 +225,12 @@ func TestPlanTable(t *testing.T) {
 	priced, _, err := execute(t, "plan", "--evaluator", "table:"+own+"/own.json", "--types",
 		"c5a.4xlarge,x9.large")
 	if err != nil || !strings.Contains(priced, "0.616  99.50 % within QoS") ||
-		!strings.Contains(priced, "x9.large costs what it does there") {
+		!strings.Contains(priced, "price of x9.large from the table") {
 		t.Errorf("c5a.4xlarge has the catalogue's price, x9.large the table's: %v, %s", err, priced)
 	}
 	plain, _, err := execute(t, "plan", "--evaluator", "table:published", "--model", "mtwnd",
 		"--seed", "7", "--plain")
-	if err != nil || !strings.Contains(plain, "planner ribbon, plain as its paper has it: ") ||
+	if err != nil || !strings.Contains(plain, "planner ribbon as in its paper (--plain): ") ||
 		!strings.Contains(plain, "1   2.253  99.24 % within QoS") {
 		t.Errorf("plain: %v, %s", err, plain)
 	}
@@ -239,8 +239,8 @@ func TestPlanTable(t *testing.T) {
 		"--runs", "2")
 	if err != nil ||
 		!strings.Contains(stdout,
-			"2 runs, until they evaluated the best configuration, g4dn.xlarge=4,r5n.large=1 at "+
-				"2.253 $/hr") {
+			"until a run found the best configuration, g4dn.xlarge=4,r5n.large=1 at 2.253 $/hr, "+
+				"over 2 runs") {
 		t.Errorf("%v, %s", err, stdout)
 	}
 	stdout, _, err = execute(t, "plan", "--planner", "twin", "--evaluator", "table:"+file,

@@ -1,12 +1,13 @@
-// Package queue is the order in which a lane takes the queries that wait for it.
+// Package queue decides in which order a lane runs the queries that wait for it. Package runtime and
+// the simulator both use it.
 //
-// First come queries that are still in time, by when their answers are due; then queries that are
-// late or have no QoS target, by arrival; then background work, by arrival. Lanes (package runtime)
-// and the simulator share this order.
+// The order has three classes. Queries that can still meet their QoS targets come first, in the order
+// in which their answers are due. Queries that are late or have no QoS target come next, in order of
+// arrival. Background queries come last, in order of arrival.
 //
-// If the queries in time can all meet their QoS targets in some order, they do in the order by due
-// time (Jackson's rule for one machine). In the order by latest start they may not: a long query
-// then goes before a short one that is due before it.
+// If any order lets all queries of the first class meet their QoS targets, then the order by due time
+// does (Jackson's rule for one machine). The order by latest start does not have this property: it
+// can run a long query before a short one that is due earlier.
 //
 // The package is pure: it starts no goroutine and reads no clock. Time is an argument, from any
 // origin, and must not go backwards. A queue is not safe for concurrent use.

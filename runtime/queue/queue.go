@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// NoTarget is the latest start of a query without a QoS target: it waits with those that are late.
+// NoTarget is the latest start of a query without a QoS target. Such a query counts as late.
 const NoTarget time.Duration = math.MinInt64
 
-// LatestStart is when a query must start to meet its QoS target, which counts from its arrival;
-// NoTarget if the target is not above 0.
+// LatestStart returns when a query must start to meet its QoS target, a latency that counts from its
+// arrival. It returns NoTarget if the target is 0 or less.
 func LatestStart(arrival, qosTarget, estimate time.Duration) time.Duration {
 	if qosTarget <= 0 {
 		return NoTarget
@@ -24,20 +24,21 @@ type Item interface {
 	place() *Place
 }
 
-// A Place is what a [Queue] knows of a query. The caller owns the exported fields while the query
-// does not wait, and leaves them as they are while it does. A query waits in one queue at a time.
+// A Place is the part of a query that a [Queue] uses. The caller sets the exported fields before Push
+// and must not change them while the query waits. A query may wait in only one queue at a time.
 type Place struct {
-	// LatestStart is when the query becomes late if it still waits. Estimate is of its execution:
-	// at the sum of both its answer is due.
+	// LatestStart is when the query becomes late if it still waits, Estimate its expected execution
+	// time. Its answer is due at the sum of both.
 	LatestStart, Estimate time.Duration
-	// Bytes is of its inputs.
+	// Bytes is the size of the query's inputs.
 	Bytes int64
-	// Background work is taken when nothing else waits, and counts in none of the queue's sums.
+	// Background makes the query wait until no other query does. It then counts in none of the
+	// queue's sums.
 	Background bool
 
-	in       class
+	in       class         // none while the query does not wait
 	index    int           // in the items of its class
-	key      time.Duration // what the items of its class are ordered by, then by sequence
+	key      time.Duration // orders the items of a class; sequence orders equal keys
 	sequence uint64        // order of arrival
 }
 
@@ -46,7 +47,7 @@ func (p *Place) Waits() bool { return p.in != none }
 
 func (p *Place) place() *Place { return p }
 
-// A class goes before the next one.
+// A class of waiting queries. All queries of a class run before those of the next one.
 type class uint8
 
 const (
@@ -57,10 +58,10 @@ const (
 	classes
 )
 
-// A Queue holds queries that wait for a lane. It takes no query out by itself, not even one that is
-// late or that nobody waits for any more: that is for the caller, by Remove. The zero value is
-// empty. It is not safe for concurrent use. Push, Pop and Remove take time logarithmic in Len, and
-// do not allocate but to grow.
+// A Queue holds queries that wait for a lane. It never drops a query, not even a late or cancelled
+// one: the caller does that with Remove. The zero value is an empty queue. It is not safe for
+// concurrent use. Push, Pop and Remove take time logarithmic in Len; only a Push that makes the queue
+// grow allocates.
 type Queue[T Item] struct {
 	of       [classes]items[T]
 	sequence uint64
@@ -68,16 +69,16 @@ type Queue[T Item] struct {
 	estimate time.Duration
 }
 
-// Len is the number of queries that wait, background work apart.
+// Len returns the number of queries that wait, without background queries.
 func (q *Queue[T]) Len() int { return len(q.of[inTime]) + len(q.of[late]) }
 
-// Bytes is the sum of those of the queries that count in Len.
+// Bytes returns the sum of Place.Bytes of the queries that Len counts.
 func (q *Queue[T]) Bytes() int64 { return q.bytes }
 
-// Estimate is the sum of those of the queries that count in Len.
+// Estimate returns the sum of Place.Estimate of the queries that Len counts.
 func (q *Queue[T]) Estimate() time.Duration { return q.estimate }
 
-// Push has a query wait. It panics if the query waits already.
+// Push adds a query to the queue at time now. It panics if the query already waits.
 func (q *Queue[T]) Push(item T, now time.Duration) {
 	p := item.place()
 	if p.Waits() {
@@ -99,7 +100,7 @@ func (q *Queue[T]) Push(item T, now time.Duration) {
 	}
 }
 
-// enter puts item among those of a class.
+// enter adds item to the items of a class.
 func (q *Queue[T]) enter(to class, item T) {
 	p := item.place()
 	p.in, p.key = to, 0
@@ -109,7 +110,7 @@ func (q *Queue[T]) enter(to class, item T) {
 	heap.Push(&q.of[to], item)
 }
 
-// Pop takes out the query to start now; ok is false if none waits.
+// Pop removes and returns the query that should start now. ok is false if the queue is empty.
 func (q *Queue[T]) Pop(now time.Duration) (item T, ok bool) {
 	for len(q.of[inTime]) > 0 && q.of[inTime][0].place().LatestStart < now {
 		q.enter(late, heap.Pop(&q.of[inTime]).(T))
@@ -123,7 +124,7 @@ func (q *Queue[T]) Pop(now time.Duration) (item T, ok bool) {
 	return item, false
 }
 
-// Remove takes a query out, and reports whether it was in q.
+// Remove removes a query and reports whether it was in q.
 func (q *Queue[T]) Remove(item T) bool {
 	p := item.place()
 	waiting := &q.of[p.in]
@@ -139,7 +140,7 @@ func (q *Queue[T]) Remove(item T) bool {
 	return true
 }
 
-// items are those of one class. They implement heap.Interface and keep each one's index.
+// items holds the queries of one class. It implements heap.Interface and keeps Place.index.
 type items[T Item] []T
 
 func (h items[T]) Len() int { return len(h) }

@@ -1,4 +1,4 @@
-// Package runtimetest gives tests the real ONNX Runtime.
+// Package runtimetest finds and opens the real ONNX Runtime library for tests.
 package runtimetest
 
 import (
@@ -10,10 +10,9 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// Library returns the path of an ONNX Runtime library: the one that MUSTER_ONNXRUNTIME_LIB
-// names, or the one that `make onnxruntime` left in the build folder. Without
-// either the test is skipped, or fails where CI=true or
-// REQUIRE_ONNXRUNTIME is set.
+// Library returns the path of an ONNX Runtime library: the value of MUSTER_ONNXRUNTIME_LIB, or the
+// library that `make onnxruntime` has written to the build folder. If there is neither, it skips the
+// test, or fails it if CI is "true" or REQUIRE_ONNXRUNTIME is set.
 func Library(t testing.TB) string {
 	t.Helper()
 	if path := os.Getenv("MUSTER_ONNXRUNTIME_LIB"); path != "" {
@@ -34,11 +33,11 @@ func Library(t testing.TB) string {
 	return ""
 }
 
-// began is the package's folder, in which go test starts a test binary.
+// began is the folder of the package under test, in which go test starts the test binary.
 var began, _ = os.Getwd()
 
-// root is the repository's folder, found without the paths of source files:
-// -trimpath takes them out.
+// root returns the repository's folder. It does not use the paths of source files, which -trimpath
+// removes.
 func root(t testing.TB) string {
 	for dir := began; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
@@ -49,8 +48,8 @@ func root(t testing.TB) string {
 	return ""
 }
 
-// Open returns the ONNX executor on the CPU, with one lane that has all cores
-// and the library that [Library] finds.
+// Open returns the ONNX executor on the CPU for one lane with all cores. It uses the library that
+// [Library] finds.
 func Open(t testing.TB) *runtime.ONNX {
 	t.Helper()
 	o, err := runtime.OpenONNX(runtime.Config{LibraryPath: Library(t), Provider: runtime.CPU})

@@ -1,5 +1,5 @@
-// Package ortlib holds the ONNX Runtime library that a release build embeds
-// (build tag embed_onnxruntime) and makes it loadable without writing a file.
+// Package ortlib embeds the ONNX Runtime library in release builds (build tag embed_onnxruntime) and
+// gives it a path from which it can be loaded, without writing to a disk.
 package ortlib
 
 import (
@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Version is the ONNX Runtime that scripts/fetch-onnxruntime.sh gets.
+// Version is the version of ONNX Runtime that scripts/fetch-onnxruntime.sh downloads.
 const Version = "1.30.0"
 
 // ErrNone is returned by Open in a binary without a library.
@@ -48,7 +48,7 @@ func Open() (*os.File, error) {
 	return f, nil
 }
 
-// unpack decompresses straight into the file's pages.
+// unpack decompresses the library into f, of size bytes, through a mapping of f.
 func unpack(f *os.File, dec *zstd.Decoder, size int) error {
 	if err := f.Truncate(int64(size)); err != nil {
 		return err

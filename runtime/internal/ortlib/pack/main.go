@@ -1,8 +1,8 @@
-// Pack takes the ONNX Runtime library out of a Python wheel or an npm package,
-// checks it against the SHA-256 pinned here, and writes it twice: as it is, for
-// tests and --onnxruntime-lib, and compressed, for embedding. The licence and the third-party
-// notices that are committed beside the latter must be the archive's, if it has any. It is called
-// by scripts/fetch-onnxruntime.sh, which knows where the archive comes from.
+// Pack extracts the ONNX Runtime library from a Python wheel or an npm package and checks it against
+// the SHA-256 below. It writes the library twice: unchanged, for tests and --onnxruntime-lib, and
+// compressed, for embedding. If the archive holds a licence and third-party notices, those committed
+// in the repository must be the same. scripts/fetch-onnxruntime.sh downloads the archive and calls
+// this program.
 package main
 
 import (
@@ -24,13 +24,13 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// A source is an archive format with the library's place in it.
+// A source is a kind of archive and the paths of the library and the notices in it.
 type source struct {
 	name   string
 	suffix string
 	// member is the library's path in the archive by GOARCH, sum its SHA-256.
 	member, sum map[string]string
-	// notices are the places of the licence texts; npm's package has none.
+	// notices are the paths of the licence texts in the archive; npm's package has none.
 	notices []string
 	open    func(archive, member string) (io.ReadCloser, error)
 }
@@ -123,7 +123,7 @@ func pack(archive, arch, library, packed string) error {
 	return fmt.Errorf("%s is neither a wheel nor an npm package", archive)
 }
 
-// read is one member of the archive.
+// read returns the contents of one member of the archive.
 func (s source) read(archive, member string) ([]byte, error) {
 	r, err := s.open(archive, member)
 	if err != nil {
@@ -137,7 +137,7 @@ func (s source) read(archive, member string) ([]byte, error) {
 	return data, nil
 }
 
-// write makes the file whole or not at all.
+// write writes the file atomically: after an error it is as it was before.
 func write(name string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
@@ -154,7 +154,7 @@ func write(name string, data []byte) error {
 	return os.Rename(tmp.Name(), name)
 }
 
-// both closes the member's reader and then the archive's.
+// both reads a member of an archive; Close closes the member's reader and then the archive's.
 type both struct {
 	io.Reader
 	closers []io.Closer

@@ -1,6 +1,6 @@
-// Sbom adds the embedded ONNX Runtime library to a CycloneDX SBOM of a muster binary: the tool
-// that makes one from the binary (cyclonedx-gomod) knows its Go modules only. It is called by
-// scripts/packages.sh.
+// Sbom adds the embedded ONNX Runtime library to a CycloneDX SBOM (software bill of materials) of a
+// muster binary. cyclonedx-gomod, which makes the SBOM, lists only the binary's Go modules.
+// scripts/packages.sh calls this program.
 package main
 
 import (
@@ -44,7 +44,7 @@ func run(sbom, library string) error {
 	return os.WriteFile(sbom, after, 0o644)
 }
 
-// add returns the SBOM with ONNX Runtime as a component that the main one depends on.
+// add returns the SBOM with ONNX Runtime as a component on which the main component depends.
 func add(sbom []byte, sum [sha256.Size]byte) ([]byte, error) {
 	var bom map[string]any
 	decoder := json.NewDecoder(bytes.NewReader(sbom))
