@@ -17,26 +17,26 @@ import (
 )
 
 var (
-	// ErrNotFound is wrapped when there is no such model or version.
+	// ErrNotFound means that the model or version does not exist. Errors wrap it.
 	ErrNotFound = errors.New("models: not found")
-	// ErrName is wrapped when a name cannot be that of a model.
+	// ErrName means that a name cannot be that of a model. Errors wrap it.
 	ErrName = errors.New("models: invalid name")
-	// ErrNotReady is wrapped when the model or version exists and does not serve.
+	// ErrNotReady means that the model or version exists but does not serve. Errors wrap it.
 	ErrNotReady = errors.New("models: not ready")
-	// ErrClosed is returned when the repository's Run has ended.
+	// ErrClosed is returned after the repository's Run has ended.
 	ErrClosed = errors.New("models: repository is closed")
-	// ErrSlow is wrapped when a load took longer than Options.LoadTimeout.
+	// ErrSlow means that a load took longer than Options.LoadTimeout. Errors wrap it.
 	ErrSlow = errors.New("models: load takes too long")
 
-	// errUnwanted ends a load whose version was unloaded, replaced or removed.
+	// errUnwanted is the cause of cancelling a load whose version was unloaded, replaced or
+	// removed.
 	errUnwanted = errors.New("models: load is no longer wanted")
 )
 
-// A State is where a version is in its life, by the names of Triton's repository
-// index.
+// A State is the state of a version. The values are those of Triton's repository index.
 type State string
 
-// The states.
+// The states of a version.
 const (
 	Unavailable State = "UNAVAILABLE"
 	Loading     State = "LOADING"
@@ -50,149 +50,150 @@ type Status struct {
 	// Version is the version's number; 0 for a model without any version.
 	Version int64
 	State   State
-	// Reason says why a version is not ready, or what is wrong although it is;
-	// empty if all is well.
+	// Reason is why the version is not ready, or a problem of a version that is ready; else empty.
 	Reason string
 }
 
-// An Event tells that a version's state or its reason changed.
+// An Event is a change of a version's state or reason.
 type Event struct {
 	Status
-	// LoadTime is how long loading and warming took, on the event that ends a
-	// load with success.
+	// LoadTime is how long loading and warming took; above 0 only in the event of a load that
+	// succeeded.
 	LoadTime time.Duration
-	// Gone says that the version is neither on disk nor in memory any more: nothing is told of it
-	// again, unless it comes back.
+	// Gone is whether the version is no longer on disk nor in memory. No event of it follows,
+	// unless it appears on disk again.
 	Gone bool
-	// Err is why a load failed, on the event that ends it. The state is Ready all the same
-	// if an older load of the version goes on serving.
+	// Err is why a load failed; nil except in the event of a failed load. The state can still be
+	// Ready, if an earlier load of the version goes on serving.
 	Err error
 }
 
-// DefaultLoadTimeout is Options.LoadTimeout where that is 0: a table of 100 GB is read from a disk
-// of 125 MB/s in less.
+// DefaultLoadTimeout is the default of Options.LoadTimeout. It is enough to read 100 GB from a disk
+// of 125 MB/s.
 const DefaultLoadTimeout = 15 * time.Minute
 
 const (
-	// patience is how long a load may hold up the loads of other models, and Settled.
+	// patience is how long the loads of other models, and Settled, wait for a load.
 	patience = 30 * time.Second
-	// abandonAfter is how long a loader may take to return once its context has ended; then it
-	// is left behind.
+	// abandonAfter is how long the repository waits for a loader to return after its context has
+	// ended. Then it goes on without it.
 	abandonAfter = 2 * time.Second
 )
 
-// A Loader makes a version ready to run: it loads and warms it, and returns
-// when the version may serve. It should return soon after ctx ends; one that does not is left
-// behind, and what it still returns is closed. Calls for different models may overlap.
+// A Loader loads and warms a version, and returns a model that is ready to serve. It should return
+// soon after ctx ends. The repository does not wait for longer than 2 s for that, and closes a
+// model that is returned later. Calls for different models may overlap.
 type Loader[M io.Closer] func(ctx context.Context, v *Version) (M, error)
 
-// Options of a repository. The zero value of a field means its default.
+// Options are the options of a repository. The zero value of a field means its default.
 type Options struct {
-	// PollInterval is how often the directory is looked at; default 1 s. A change is
-	// acted upon when two looks in a row have seen the same, so that what is
-	// being copied is not loaded by halves.
+	// PollInterval is the time between two scans of the directory; default 1 s. The repository acts
+	// on a change only when two scans in a row have seen the same files, so that it does not load
+	// files that are still being copied.
 	PollInterval time.Duration
-	// LoadTimeout bounds loading and warming of a version; one that takes longer has failed.
-	// Default DefaultLoadTimeout.
+	// LoadTimeout is the time after which loading and warming a version has failed. Default
+	// DefaultLoadTimeout.
 	LoadTimeout time.Duration
-	// Logger takes a line for each change; default none.
+	// Logger gets a line for each change; default none.
 	Logger *slog.Logger
-	// OnEvent is called for each change of a version's state, one call at a
-	// time; it must not call back into the repository. Default none.
+	// OnEvent is called for each change of a version's state, one call at a time, with the
+	// repository locked: it must return soon and must not call the repository. Default none.
 	OnEvent func(Event)
 }
 
-// A Repository serves the models of a directory: of each model the versions that its
-// version policy chooses, the newest by default. Where a chosen version fails
-// to load, the next older one takes its place, and where one that changed
-// fails to load, what was loaded before goes on serving.
+// A Repository loads the models of a directory, follows changes of the files, and hands the loaded
+// versions to queries. Of each model it serves the versions that the version policy chooses, by
+// default the newest. If a chosen version cannot be loaded, the next older one serves in its place.
+// If a version has changed and cannot be loaded again, its earlier load goes on serving.
 //
-// Its methods may be called concurrently. While Run runs, it owns one goroutine
-// for each version that waits for its last queries.
+// The methods may be called concurrently. While Run runs, the repository owns one goroutine for
+// each load, and one for each version that is closed after its last query.
 type Repository[M io.Closer] struct {
 	dir     string
 	load    Loader[M]
 	options Options
 
-	// serving is what Acquire sees, by model; it is replaced as a whole.
+	// serving holds the versions that Acquire can return, by model. The map is never changed, only
+	// replaced.
 	serving  atomic.Pointer[map[string]*served[M]]
 	requests chan *request
 	settled  chan struct{}
-	stopped  chan struct{} // closed when Run no longer takes requests
+	stopped  chan struct{} // closed when Run takes no more requests
 	loads    sync.WaitGroup
 	retiring sync.WaitGroup
-	// progress wakes Run: a load has ended or has become slow.
+	// progress wakes Run when a load has ended or has become slow.
 	progress chan struct{}
 
 	mu     sync.Mutex
 	closed bool
 	models map[string]*model[M]
-	// loading holds up other loads; nil if there is none, or none but slow ones.
+	// loading is the load for which others wait; nil if none is in progress, or only slow ones.
 	loading *load[M]
-	// retired no longer serve, and are let go by update.
+	// retired holds a function for each load that no longer serves. The function closes it after
+	// its last query; update starts it.
 	retired []func()
 }
 
-// served are the versions of a model that serve.
+// served holds the versions of a model that serve.
 type served[M io.Closer] struct {
 	newest   *Loaded[M]
 	versions map[int64]*Loaded[M]
 }
 
-// A model is what is known of a folder of the repository.
+// A model is the state of one folder of the repository.
 type model[M io.Closer] struct {
 	name     string
 	config   fingerprint
 	policy   VersionPolicy
 	problem  string
 	versions map[int64]*version[M]
-	// unloaded is set by Unload, with what the files were then.
+	// unloaded is whether Unload was called, unloadedAs the fingerprints of the files at that time.
 	unloaded   bool
 	unloadedAs map[int64]fingerprint
 	// loading is the load in progress, nil if there is none.
 	loading *load[M]
-	// waiting are the calls of Load that wait until there is nothing more to load.
+	// waiting holds the calls of Load that wait until nothing more is to be loaded.
 	waiting []*request
 }
 
-// A load is in progress.
+// A load is a load of a version in progress.
 type load[M io.Closer] struct {
 	*version[M]
 	model  *model[M]
-	files  fingerprint // that it loads
+	files  fingerprint // of the files that it loads
 	cancel context.CancelCauseFunc
 }
 
-// A version is on disk, loaded, or both.
+// A version is the state of a version that is on disk, in memory, or both.
 type version[M io.Closer] struct {
 	number int64
-	found  fingerprint // its files at the last look; zero if they are gone
-	stable bool        // they were the same at the look before
+	found  fingerprint // of its files at the last scan; zero if they are gone
+	stable bool        // whether the scan before found the same
 
 	loading  bool
-	loaded   *Loaded[M] // serves; may be nil
-	loadedAs fingerprint
-	failure  error // of the last load, of the files failedAs
-	failedAs fingerprint
-	retiring int // how many former loads wait for their queries
+	loaded   *Loaded[M]  // the load that serves; nil if none does
+	loadedAs fingerprint // of the files of loaded
+	failure  error       // of the last load; nil if it succeeded
+	failedAs fingerprint // of the files of that load
+	retiring int         // how many earlier loads wait for their last queries
 
-	told Status
+	told Status // the status in the last event
 }
 
-// broken reports whether v's present files failed to load.
+// broken reports whether the load of v's present files failed.
 func (v *version[M]) broken() bool { return v.failure != nil && v.failedAs == v.found }
 
 // current reports whether v's present files are loaded.
 func (v *version[M]) current() bool { return v.loaded != nil && v.loadedAs == v.found }
 
-// request asks Run to load a model now.
+// A request is a call of Load that Run answers.
 type request struct {
 	model string
-	errs  []error    // of the loads since
-	done  chan error // takes one
+	errs  []error    // of the model's loads since the call
+	done  chan error // receives the one answer; buffered
 }
 
-// Open reads what the directory holds; nothing is loaded before Run. A directory that
+// Open scans the directory and returns its repository. It loads nothing; Run does. A directory that
 // does not exist is an error; one without models is not.
 func Open[M io.Closer](dir string, load Loader[M], options Options) (*Repository[M], error) {
 	if options.PollInterval == 0 {
@@ -229,15 +230,16 @@ func Open[M io.Closer](dir string, load Loader[M], options Options) (*Repository
 	if err != nil {
 		return nil, fmt.Errorf("open model directory: %w", err)
 	}
-	// Waiting for a second look would delay every start; should something be
-	// half copied just now, it is loaded again when it is complete.
+	// To wait for a second scan would delay every start. If a file is being copied just now, the
+	// version is loaded again when the copy is complete.
 	r.note(found, true)
 	return r, nil
 }
 
-// Run loads what the directory holds, one version at a time except for slow ones, and follows its
-// changes until ctx ends. Then it stops serving, waits for holders to release
-// what they hold, closes every version, and returns nil. It may be called once.
+// Run loads the versions in the directory and follows changes of the files until ctx ends. It loads
+// one version at a time, except that others do not wait for one that takes more than half a minute.
+// When ctx ends, Run stops serving, blocks until all holders have released their versions, closes
+// them, and returns nil. It must be called only once.
 func (r *Repository[M]) Run(ctx context.Context) error {
 	defer r.close()
 	ctx, cancel := context.WithCancel(ctx)
@@ -276,11 +278,11 @@ func (r *Repository[M]) Run(ctx context.Context) error {
 	return nil
 }
 
-// Settled is closed when every version found at the start is loaded, has failed, or has been
-// loading for half a minute.
+// Settled returns a channel that is closed when every version found by Open is loaded, has failed,
+// or has been loading for half a minute.
 func (r *Repository[M]) Settled() <-chan struct{} { return r.settled }
 
-// close retires everything and waits until it is closed. Loads have been cancelled.
+// close retires all versions and blocks until they are closed. The caller has cancelled all loads.
 func (r *Repository[M]) close() {
 	close(r.stopped)
 	r.loads.Wait()
@@ -300,8 +302,8 @@ func (r *Repository[M]) close() {
 	r.retiring.Wait()
 }
 
-// Acquire takes a version for one query; version 0 is the newest that is ready.
-// The caller calls Release when the query is done. The error wraps ErrNotFound or
+// Acquire returns a loaded version for one query; version 0 means the newest that is ready. It does
+// not block. The caller calls Release when the query is done. The error wraps ErrNotFound or
 // ErrNotReady.
 func (r *Repository[M]) Acquire(model string, version int64) (*Loaded[M], error) {
 	for {
@@ -318,17 +320,18 @@ func (r *Repository[M]) Acquire(model string, version int64) (*Loaded[M], error)
 		if l.acquire() {
 			return l, nil
 		}
-		// It was retired just now, and serving is without it.
+		// The version was retired meanwhile; the new map in serving does not hold it.
 	}
 }
 
-// unavailable says why Acquire finds nothing.
+// unavailable returns the error of an Acquire that finds no version.
 func (r *Repository[M]) unavailable(model string, version int64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.whyUnavailable(model, version)
 }
 
+// whyUnavailable is unavailable for a caller that holds r.mu.
 func (r *Repository[M]) whyUnavailable(model string, version int64) error {
 	m, ok := r.models[model]
 	if !ok {
@@ -365,7 +368,7 @@ func (r *Repository[M]) whyUnavailable(model string, version int64) error {
 		s.Reason)
 }
 
-// Index lists every version known, by model and version.
+// Index returns the status of every version, ordered by model and version.
 func (r *Repository[M]) Index() []Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -376,7 +379,7 @@ func (r *Repository[M]) Index() []Status {
 	return all
 }
 
-// statuses lists a model's versions, or why it has none.
+// statuses returns the status of each version of a model, or one that says why it has none.
 func (r *Repository[M]) statuses(m *model[M]) []Status {
 	if len(m.versions) == 0 {
 		return []Status{{Model: m.name, State: Unavailable, Reason: m.problem}}
@@ -388,6 +391,7 @@ func (r *Repository[M]) statuses(m *model[M]) []Status {
 	return all
 }
 
+// status returns the state of v and its reason.
 func (r *Repository[M]) status(m *model[M], v *version[M]) Status {
 	s := Status{Model: m.name, Version: v.number, State: Unavailable}
 	switch {
@@ -424,10 +428,10 @@ func (r *Repository[M]) status(m *model[M], v *version[M]) Status {
 	return s
 }
 
-// Load loads the model's versions by its policy, again those whose files changed
-// or that failed, and waits until they serve. A model unloaded by call is
-// served again. The error wraps ErrName or ErrNotFound, or says why a version
-// cannot be loaded. When ctx ends, the load goes on without the caller.
+// Load loads the versions that the model's policy chooses: those that are not loaded, have failed,
+// or whose files have changed. It blocks until they serve. It undoes an Unload. The error wraps
+// ErrName or ErrNotFound, or says why a version cannot be loaded. If ctx ends, Load returns, but
+// the load goes on.
 func (r *Repository[M]) Load(ctx context.Context, model string) error {
 	if err := checkName(model); err != nil {
 		return err
@@ -448,10 +452,9 @@ func (r *Repository[M]) Load(ctx context.Context, model string) error {
 	}
 }
 
-// Unload stops serving the model, gives up loading it, and waits until its
-// queries are done. It stays unloaded until Load is called or its files
-// change. The error wraps ErrName or ErrNotFound. When ctx ends, the model is
-// unloaded without the caller waiting.
+// Unload stops serving the model, cancels its loads, and blocks until its queries are done. The
+// model stays unloaded until Load is called or its files change. The error wraps ErrName or
+// ErrNotFound. If ctx ends, Unload returns, but the model is still unloaded.
 func (r *Repository[M]) Unload(ctx context.Context, model string) error {
 	if err := checkName(model); err != nil {
 		return err
@@ -470,7 +473,7 @@ func (r *Repository[M]) Unload(ctx context.Context, model string) error {
 	return nil
 }
 
-// unload returns what is closed when the model's versions are.
+// unload is Unload without the wait. It returns channels that are closed when the versions are.
 func (r *Repository[M]) unload(model string) (closed []<-chan struct{}, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -500,7 +503,7 @@ func (r *Repository[M]) unload(model string) (closed []<-chan struct{}, err erro
 	return closed, nil
 }
 
-// files are the fingerprints of a model's versions.
+// files returns the fingerprints of the versions of m that are on disk.
 func (m *model[M]) files() map[int64]fingerprint {
 	files := map[int64]fingerprint{}
 	for _, v := range m.versions {
@@ -511,7 +514,7 @@ func (m *model[M]) files() map[int64]fingerprint {
 	return files
 }
 
-// note takes in what a scan found of all models.
+// note updates all models to the result of a scan. For trust see noteModel.
 func (r *Repository[M]) note(found map[string]folder, trust bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -526,8 +529,8 @@ func (r *Repository[M]) note(found map[string]folder, trust bool) {
 	r.update()
 }
 
-// noteModel takes in what a scan found of one model, nothing if it is gone. trust
-// says that the files need not be seen twice.
+// noteModel updates one model to the result of a scan; f is zero if the model is gone. If trust is
+// set, files count as stable without a second scan. r.mu is held.
 func (r *Repository[M]) noteModel(name string, f folder, trust bool) {
 	m, ok := r.models[name]
 	if !ok {
@@ -547,8 +550,8 @@ func (r *Repository[M]) noteModel(name string, f folder, trust bool) {
 	}
 	if f.config != m.config || !ok {
 		m.config = f.config
-		// A faulty configuration is reported when a version is loaded; until it
-		// is repaired the policy stays.
+		// The load of a version reports a faulty configuration. Until it is repaired, the policy
+		// stays as it was.
 		if c, err := r.config(name); err == nil {
 			m.policy = c.Versions
 		}
@@ -572,6 +575,7 @@ func (r *Repository[M]) noteModel(name string, f folder, trust bool) {
 	}
 }
 
+// config reads a model's model.yaml.
 func (r *Repository[M]) config(model string) (Config, error) {
 	path, err := within(r.dir, model, ConfigFile)
 	if err != nil {
@@ -580,8 +584,8 @@ func (r *Repository[M]) config(model string) (Config, error) {
 	return ReadConfig(path)
 }
 
-// wants reports whether the version policy chooses v. Those whose files cannot
-// be loaded do not count as the newest.
+// wants reports whether the version policy chooses v. A version whose files cannot be loaded does
+// not count as one of the newest.
 func (m *model[M]) wants(v *version[M]) bool {
 	switch p := m.policy; {
 	case v.found == (fingerprint{}):
@@ -602,7 +606,7 @@ func (m *model[M]) wants(v *version[M]) bool {
 	}
 }
 
-// next is the version to load first; nil if there is none.
+// next returns the newest version that is to be loaded; nil if there is none.
 func (m *model[M]) next() *version[M] {
 	if m.unloaded {
 		return nil
@@ -616,13 +620,14 @@ func (m *model[M]) next() *version[M] {
 	return nil
 }
 
-// startNext answers the calls of Load that have nothing more to wait for, and starts the next
-// load, unless one is in progress that is not slow yet. It reports whether there is neither.
+// startNext answers the calls of Load whose versions are all loaded or have failed. Then it starts
+// the next load, unless one is in progress that is not slow yet. It returns true if no such load is
+// in progress afterwards.
 func (r *Repository[M]) startNext(ctx context.Context) (idle bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	all := slices.SortedFunc(maps.Values(r.models), func(a, b *model[M]) int {
-		// What a caller waits for comes first.
+		// Models for which a call of Load waits come first.
 		return cmp.Or(cmp.Compare(min(1, len(b.waiting)), min(1, len(a.waiting))),
 			cmp.Compare(a.name, b.name))
 	})
@@ -643,7 +648,7 @@ func (r *Repository[M]) startNext(ctx context.Context) (idle bool) {
 	return r.loading == nil
 }
 
-// outcome is the answer to a call of Load.
+// outcome returns the answer to a call of Load. r.mu is held.
 func (r *Repository[M]) outcome(req *request) error {
 	if err := errors.Join(req.errs...); err != nil {
 		return err
@@ -654,8 +659,9 @@ func (r *Repository[M]) outcome(req *request) error {
 	return nil
 }
 
-// take begins what a call of Load asks for. Whatever it finds, it takes nothing out of service:
-// what is gone just now may be away for a moment.
+// take scans the model of a call of Load and notes the call, so that startNext loads what
+// is needed. If the scan fails, what is loaded goes on serving, since the files may be
+// back in a moment.
 func (r *Repository[M]) take(req *request) {
 	f, err := scanModel(r.dir, req.model)
 	if err != nil {
@@ -674,7 +680,7 @@ func (r *Repository[M]) take(req *request) {
 	r.update()
 }
 
-// start begins to load a version.
+// start starts the load of a version, on a goroutine of its own. r.mu is held.
 func (r *Repository[M]) start(ctx context.Context, m *model[M], v *version[M]) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	l := &load[M]{version: v, model: m, files: v.found, cancel: cancel}
@@ -697,7 +703,7 @@ func (r *Repository[M]) start(ctx context.Context, m *model[M], v *version[M]) {
 	})
 }
 
-// pass has other loads no longer wait for l.
+// pass lets other loads go ahead without waiting for l, and wakes Run. r.mu is held.
 func (r *Repository[M]) pass(l *load[M]) {
 	if r.loading == l {
 		r.loading = nil
@@ -708,7 +714,8 @@ func (r *Repository[M]) pass(l *load[M]) {
 	}
 }
 
-// run loads a version, for as long as ctx and the timeout allow, whatever the loader does.
+// run loads a version. It returns at the latest 2 s after ctx or the timeout ends, even if the
+// loader has not returned.
 func (r *Repository[M]) run(ctx context.Context, name string, number int64) (*Loaded[M], error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, r.options.LoadTimeout, ErrSlow)
 	defer cancel()
@@ -740,12 +747,11 @@ func (r *Repository[M]) run(ctx context.Context, name string, number int64) (*Lo
 		case res = <-ended:
 		case <-timer.C:
 			r.options.Logger.Error(
-				"load does not end; it is left behind and keeps a thread and its memory until it "+
-					"does",
+				"load does not end when cancelled; it keeps a thread and its memory until it does",
 				"model", name, "version", number, "reason", context.Cause(ctx), "event", "slow")
 			go func() {
 				if res := <-ended; res.err == nil {
-					_ = res.loaded.Model.Close() // nobody was told of it
+					_ = res.loaded.Model.Close() // no other goroutine knows the model
 				}
 			}()
 			res.err = context.Cause(ctx)
@@ -758,7 +764,8 @@ func (r *Repository[M]) run(ctx context.Context, name string, number int64) (*Lo
 	return res.loaded, res.err
 }
 
-// loaded has a version serve, or notes why it does not.
+// loaded notes the result of a load: the version serves from now on, or has failed with err, or is
+// closed if ctx has ended.
 func (r *Repository[M]) loaded(ctx context.Context, l *load[M], loaded *Loaded[M], err error,
 	took time.Duration) {
 	m, v := l.model, l.version
@@ -766,7 +773,7 @@ func (r *Repository[M]) loaded(ctx context.Context, l *load[M], loaded *Loaded[M
 	defer r.mu.Unlock()
 	v.loading, m.loading = false, nil
 	switch {
-	case ctx.Err() != nil: // nobody wants it any more
+	case ctx.Err() != nil: // the load is no longer wanted
 		if err == nil {
 			serves := v.loaded
 			v.loaded = loaded
@@ -783,7 +790,7 @@ func (r *Repository[M]) loaded(ctx context.Context, l *load[M], loaded *Loaded[M
 			err, "older_load_serves", v.loaded != nil, "event", "broken")
 		r.tell(m, v, Event{Err: err})
 	default:
-		r.retire(m, v, "") // what was loaded before; its new load serves
+		r.retire(m, v, "") // the load before, which the new one replaces
 		v.loaded, v.loadedAs, v.failure = loaded, l.files, nil
 		r.publish()
 		r.options.Logger.Info("model ready", "model", m.name, "version", v.number, "took_ms",
@@ -794,8 +801,8 @@ func (r *Repository[M]) loaded(ctx context.Context, l *load[M], loaded *Loaded[M
 	r.pass(l)
 }
 
-// replace retires the versions that are gone or that the policy no longer
-// chooses, once those that it chooses instead are loaded or have failed.
+// replace retires the versions whose files are gone or that the policy no longer chooses. It first
+// waits until those that the policy chooses are loaded or have failed.
 func (r *Repository[M]) replace(m *model[M]) {
 	ready := false
 	for _, v := range m.versions {
@@ -818,9 +825,9 @@ func (r *Repository[M]) replace(m *model[M]) {
 	}
 }
 
-// retire stops serving v, if it is loaded, and closes it when its queries are
-// done. why is logged, unless it is "": the same version serves again at once, or the repository
-// closes. An update must follow.
+// retire takes v's load out of service, if there is one; it is closed after its last query. why is
+// logged. It is "" if a new load of v serves at once, or if the repository closes. The caller calls
+// update afterwards. r.mu is held.
 func (r *Repository[M]) retire(m *model[M], v *version[M], why string) {
 	l := v.loaded
 	if l == nil {
@@ -848,9 +855,9 @@ func (r *Repository[M]) retire(m *model[M], v *version[M], why string) {
 	})
 }
 
-// update draws the conclusions from whatever changed: it retires what has been
-// replaced, shows Acquire what serves, reports what is different, and forgets what is
-// neither on disk nor in memory.
+// update follows every change of models and versions: it retires loads that have been replaced,
+// publishes those that serve, reports changed statuses as events, and deletes versions that are
+// neither on disk nor in memory. r.mu is held.
 func (r *Repository[M]) update() {
 	for _, m := range r.models {
 		r.replace(m)
@@ -878,7 +885,7 @@ func (r *Repository[M]) update() {
 	r.retired = nil
 }
 
-// publish shows Acquire what serves.
+// publish sets r.serving to the versions that serve. r.mu is held.
 func (r *Repository[M]) publish() {
 	serving := make(map[string]*served[M], len(r.models))
 	for name, m := range r.models {
@@ -899,7 +906,7 @@ func (r *Repository[M]) publish() {
 	r.serving.Store(&serving)
 }
 
-// tell reports v's status.
+// tell reports v's status as an event, with the other fields of e. r.mu is held.
 func (r *Repository[M]) tell(m *model[M], v *version[M], e Event) {
 	e.Status = r.status(m, v)
 	v.told = e.Status

@@ -1,8 +1,9 @@
-// Package onnx reads and writes what Muster needs of the ONNX format: the signature of any model,
-// without reading its weights, and models made of plain operators, with their weights in a file
-// beside them.
+// Package onnx reads and writes the parts of the ONNX format that Muster needs. It reads the
+// signature of any model, without its weights. It writes models of standard operators, with their
+// weights in a separate file.
 //
-// It follows the public ONNX specification (https://onnx.ai/onnx/repo-docs/IR.html and
-// onnx/onnx.proto) on protobuf's wire format directly. The few fields that are needed are named
-// below. Everything else is skipped, so that a file's weights are never read from disk.
+// It decodes protobuf's wire format itself, by the public ONNX specification
+// (https://onnx.ai/onnx/repo-docs/IR.html and onnx/onnx.proto), because a protobuf library would
+// read the whole file. It knows only the fields that it needs and skips all others, so that weights
+// are never read from disk.
 package onnx

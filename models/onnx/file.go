@@ -7,11 +7,12 @@ import (
 	"syscall"
 )
 
-// ErrNotRegular is returned for what is no regular file: a FIFO or a device may have no end, or
-// none to begin with.
+// ErrNotRegular is returned for a path that is not a regular file. Reading a FIFO or a device may
+// block or never end.
 var ErrNotRegular = errors.New("not a regular file")
 
-// OpenFile opens a regular file for reading. It never waits for the other end of a FIFO.
+// OpenFile opens a regular file for reading and returns its info. The caller closes it. Any other
+// kind of file gives an error, without blocking, that wraps ErrNotRegular.
 func OpenFile(path string) (*os.File, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

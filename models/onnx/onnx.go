@@ -8,16 +8,15 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
-// Dynamic stands in a shape for a dimension that is not fixed by the model.
+// Dynamic is the value, in a shape, of a dimension whose size the model does not fix.
 const Dynamic = -1
 
 // A Port is an input or an output of a model.
 type Port struct {
 	Name     string
 	DataType tensor.DataType
-	// Shape has Dynamic where the model fixes no size. Its first dimension is
-	// the batch size and always Dynamic. It is nil where the model does not
-	// say, which is tolerated for outputs.
+	// Shape is the size of each dimension, or Dynamic. The first dimension is the batch size and
+	// always Dynamic. Shape is nil for an output whose shape the model does not declare.
 	Shape []int64
 }
 
@@ -92,8 +91,8 @@ const (
 // locationExternal is TensorProto.DataLocation.EXTERNAL.
 const locationExternal = 1
 
-// elementTypes are the values of TensorProto.DataType that the Open Inference
-// Protocol has a name for.
+// elementTypes maps values of TensorProto.DataType to data types of the Open Inference Protocol. It
+// lacks those for which the protocol has no name.
 var elementTypes = map[uint64]tensor.DataType{
 	1:  tensor.FP32,
 	2:  tensor.Uint8,
@@ -111,7 +110,7 @@ var elementTypes = map[uint64]tensor.DataType{
 	16: tensor.BF16,
 }
 
-// elementNumber is the inverse of elementTypes.
+// elementNumber returns the TensorProto.DataType of a data type. It panics if there is none.
 func elementNumber(d tensor.DataType) uint64 {
 	for number, t := range elementTypes {
 		if t == d {

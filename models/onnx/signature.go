@@ -8,37 +8,40 @@ import (
 	"strconv"
 )
 
-// A Signature is what a model says of itself.
+// A Signature holds a model's inputs, outputs and versions, as its file declares them.
 type Signature struct {
-	IRVersion int64
+	IRVersion int64 // version of the ONNX format
 	// Producer is the tool that wrote the model; it may be empty.
 	Producer string
-	// Opset is the version of the standard operators; Domains those of other
-	// operators by their domain.
+	// Opset is the version of the standard operators. Domains holds the versions of other operators
+	// by their domain.
 	Opset   int64
 	Domains map[string]int64
 	// Inputs are the graph's inputs that are not initializers, Outputs its
 	// outputs, both in the order of the file.
 	Inputs  []Port
 	Outputs []Port
-	// Data are the files that hold the model's external data.
+	// Data lists the files that hold the model's external data.
 	Data []DataFile
 }
 
-// A DataFile holds weights of a model outside of its .onnx file.
+// A DataFile is a file with weights of a model, separate from its .onnx file.
 type DataFile struct {
-	// Location is the file's path relative to the model's folder; it never
-	// leaves it.
+	// Location is the file's path relative to the model's folder, and within it.
 	Location string
-	// Size is how many bytes the file must have at least.
+	// Size is the least number of bytes that the file must have.
 	Size int64
 }
 
-// ReadSignature reads the signature of the model in a file, and neither its
-// weights nor its external data. It is an error if the file is no ONNX
-// model, if an input or output is no tensor with a leading dynamic dimension
-// (the batch size) or of a type the protocol cannot carry, or if a file of
-// external data is missing or too short. Errors name the path.
+// ReadSignature reads the signature of the model in the file at path. It reads neither weights nor
+// external data. It is an error if
+//
+//   - the file is no ONNX model,
+//   - an input or output is no tensor, its first dimension (the batch size) is not dynamic, or the
+//     Open Inference Protocol lacks its data type,
+//   - a file of external data is missing or too short.
+//
+// Errors name the path.
 func ReadSignature(path string) (*Signature, error) {
 	s, err := readFile(path)
 	if err == nil {
@@ -69,7 +72,7 @@ func withoutPath(err error) error {
 	return err
 }
 
-// checkData looks whether the files of external data are there.
+// checkData checks that the files of external data in dir exist and are long enough.
 func (s *Signature) checkData(dir string) error {
 	var errs []error
 	for _, d := range s.Data {
@@ -89,10 +92,10 @@ func (s *Signature) checkData(dir string) error {
 	return errors.Join(errs...)
 }
 
-// deepest bounds how deep graphs may lie within graphs.
+// deepest is how many levels deep graphs may be nested.
 const deepest = 64
 
-// A reader collects the signature on its way through the file.
+// A reader collects the signature while it reads the file.
 type reader struct {
 	signature    Signature
 	initializers map[string]bool
@@ -103,7 +106,7 @@ type reader struct {
 // A value is a ValueInfoProto.
 type value struct {
 	name string
-	kind string // of a type that is no tensor, else empty
+	kind string // the kind of a value that is no tensor, such as "map"; empty for a tensor
 	// element is a TensorProto.DataType; 0 if the file gives no type.
 	element  uint64
 	hasShape bool
@@ -224,8 +227,8 @@ func (r *reader) opset(f field) error {
 	return nil
 }
 
-// graph reads the main graph (depth 0) or one within a node, of which only the
-// external data matters.
+// graph reads the main graph (depth 0) or a graph within a node. Of the latter it only collects the
+// external data.
 func (r *reader) graph(f field, depth int) error {
 	if depth > deepest {
 		return fmt.Errorf("graphs nested deeper than %d", deepest)
@@ -300,7 +303,7 @@ func (r *reader) node(f field, depth int) error {
 	})
 }
 
-// sparse reads a SparseTensorProto, whose name is that of its values.
+// sparse reads a SparseTensorProto and returns its name, which is that of its values.
 func (r *reader) sparse(f field) (name string, err error) {
 	m, err := f.message()
 	if err != nil {
@@ -319,7 +322,7 @@ func (r *reader) sparse(f field) (name string, err error) {
 	return name, err
 }
 
-// tensor reads a tensor's name and where its external data is.
+// tensor reads a tensor. It returns the name and adds its external data to the signature.
 func (r *reader) tensor(f field) (name string, err error) {
 	m, err := f.message()
 	if err != nil {
@@ -472,8 +475,8 @@ func (v *value) readTensorType(f field) error {
 	})
 }
 
-// readDim is a dimension's size. Named dimensions, those without a size and
-// negative ones, which some exporters write, are Dynamic.
+// readDim returns a dimension's size. It is Dynamic for a dimension with a name, without a size, or
+// with a negative size, which some exporters write.
 func readDim(f field) (int64, error) {
 	m, err := f.message()
 	if err != nil {

@@ -7,23 +7,23 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// longestText bounds names and other text of a model, in bytes.
+// longestText is the most bytes that a name or another text of a model may have.
 const longestText = 1 << 20
 
-// window is how much of the file is held at a time. It is small, because most
-// of what lies between two interesting fields is weights.
+// window is how many bytes of the file are read at a time. It is small, because mostly weights lie
+// between two fields that are needed.
 const window = 8 << 10
 
-// A source is a file read through a window, so that what is skipped is never
-// read. Unlike a mapped file it survives being truncated by someone else.
+// A source reads a file in windows, so that skipped parts are not read. If another process
+// truncates the file, reading gives an error; a mapped file would kill this process.
 type source struct {
 	r      io.ReaderAt
-	buf    []byte // the file's bytes from start on
+	buf    []byte // the part of the file in memory; it begins at start
 	start  int64
 	memory [window]byte
 }
 
-// at returns the n bytes at off, n <= window.
+// at returns the n bytes at offset off; n is at most window. They are valid until the next call.
 func (s *source) at(off int64, n int) ([]byte, error) {
 	if off < s.start || off+int64(n) > s.start+int64(len(s.buf)) {
 		got, err := s.r.ReadAt(s.memory[:], off)
@@ -53,8 +53,7 @@ type field struct {
 	body   message
 }
 
-// next reads the next field and moves on behind it. It returns io.EOF at the end of the
-// message.
+// next returns the next field and advances past it. It returns io.EOF at the end of the message.
 func (m *message) next() (field, error) {
 	if m.pos >= m.end {
 		return field{}, io.EOF
@@ -89,7 +88,7 @@ func (m *message) next() (field, error) {
 		}
 		m.pos += int64(n)
 		f.body = message{source: m.source, pos: start, end: m.pos}
-	default: // groups are not used by ONNX
+	default: // ONNX does not use groups
 		err = fmt.Errorf("at byte %d: field %d has wire type %d", begin, number, kind)
 	}
 	if err != nil {
@@ -119,7 +118,7 @@ func (m *message) varint() (uint64, error) {
 	return v, nil
 }
 
-// text reads the rest of the message as a string.
+// text returns the rest of the message as a string.
 func (m *message) text() (string, error) {
 	n := m.end - m.pos
 	if n > longestText {
@@ -154,7 +153,7 @@ func (m message) each(visit func(field) error) error {
 	}
 }
 
-// text is the field's string; a field of another wire type is an error.
+// text returns the field's string. A field of another wire type is an error.
 func (f field) text() (string, error) {
 	b, err := f.message()
 	if err != nil {
@@ -163,7 +162,7 @@ func (f field) text() (string, error) {
 	return b.text()
 }
 
-// message is the field's body; a field of another wire type is an error.
+// message returns the field's body. A field of another wire type is an error.
 func (f field) message() (message, error) {
 	if f.kind != protowire.BytesType {
 		return message{}, fmt.Errorf("field %d has wire type %d, expected a length", f.number,
@@ -172,7 +171,7 @@ func (f field) message() (message, error) {
 	return f.body, nil
 }
 
-// integer is the field's number; a field of another wire type is an error.
+// integer returns the field's number. A field of another wire type is an error.
 func (f field) integer() (int64, error) {
 	if f.kind != protowire.VarintType {
 		return 0, fmt.Errorf("field %d has wire type %d, expected an integer", f.number, f.kind)

@@ -10,14 +10,13 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
-// Versions that written models declare: opset 17 with IR version 8, understood
-// by ONNX Runtime since 1.12.
+// Versions that written models declare. ONNX Runtime reads them since its version 1.12.
 const (
 	IRVersion = 8
 	Opset     = 17
 )
 
-// A Model is a model to be written, of plain operators of the standard set.
+// A Model is a model to write. It consists of standard operators.
 type Model struct {
 	// Name is the graph's name.
 	Name string
@@ -26,7 +25,7 @@ type Model struct {
 	ProducerVersion string
 	Inputs          []Port
 	Outputs         []Port
-	// Nodes are in an order in which they can run.
+	// Nodes are in an order in which they can run: inputs before their users.
 	Nodes        []Node
 	Initializers []Initializer
 }
@@ -51,13 +50,12 @@ type Initializer struct {
 	Name     string
 	DataType tensor.DataType
 	Shape    []int64
-	// Data are the elements, row-major and little-endian; nil if they are
-	// External.
+	// Data holds the elements, row-major and little-endian; nil if External says where they are.
 	Data     []byte
 	External External
 }
 
-// External is the place of an initializer's elements in another file.
+// External is the location of an initializer's elements in another file.
 type External struct {
 	// Location is the file's path relative to the model's folder.
 	Location string
@@ -65,7 +63,7 @@ type External struct {
 	Offset, Length int64
 }
 
-// Marshal encodes the model as ONNX files hold it. The same model gives the same bytes.
+// Marshal returns the contents of the model's .onnx file. The same model gives the same bytes.
 func (m *Model) Marshal() []byte {
 	var g encoder
 	for _, n := range m.Nodes {
@@ -158,8 +156,8 @@ func (t Initializer) encode(e *encoder) {
 	e.integer(tensorDataLocation, locationExternal)
 }
 
-// encode writes the port as a ValueInfoProto. A dynamic first dimension is
-// named "batch", which says that it is the same for all ports.
+// encode writes the port as a ValueInfoProto. It names a dynamic first dimension "batch", which
+// means that it is equal in all ports.
 func (p Port) encode(e *encoder) {
 	e.text(valueName, p.Name)
 	e.message(valueType, func(e *encoder) {
