@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// An Absence notes since when things are not there, so that what is known of them can be forgotten
-// once they have not been for a while: a restart or a rolling upgrade takes less. Its zero value
-// has noted nothing. It is not safe for concurrent use.
+// An Absence notes since when keys have been absent, so that a caller can forget keys that stay
+// absent for longer than a restart or a rolling upgrade takes. Its zero value has noted nothing. It
+// is not safe for concurrent use.
 type Absence[K comparable] struct{ since map[K]time.Time }
 
-// Over looks which of all are there now, and returns those that were not at any look for as long as
-// keep: again at each look, until they are not among all any more.
+// Over asks there which keys of all are present now, and returns the keys that have been absent in
+// all calls for at least keep. It returns such a key in each call while all contains it.
 func (a *Absence[K]) Over(now time.Time, keep time.Duration, all iter.Seq[K],
 	there func(K) bool) (over []K) {
 	since := map[K]time.Time{}

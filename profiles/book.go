@@ -15,13 +15,16 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// A Book holds what was learned of many keys, and knows where a new key starts: from the profile
-// learned last of other files under the same version of the model, else of the newest earlier
-// version, else of any other version, else from the shipped profile of the model on the instance
-// type, else from nothing.
+// A Book holds the learners of many keys. It starts the learner of a new key from the first of
+// these profiles that exists:
 //
-// What was learned under a key without a checksum, as a file of before they were kept holds it,
-// goes over to the first key asked for that is the same but for its checksum.
+//   - the latest learned profile of the same version of the model with another checksum,
+//   - that of the newest earlier version,
+//   - that of any other version,
+//   - the shipped profile of the model on the instance type.
+//
+// Files written before checksums were kept hold learners under keys without a checksum. Such a
+// learner moves to the first key, equal but for the checksum, that a method is called with.
 //
 // A Book is not safe for concurrent use.
 type Book struct {
@@ -30,14 +33,13 @@ type Book struct {
 	unused   Absence[Key]
 }
 
-// NewBook returns a book in which nothing is learned yet. library, which may be nil, is where
-// keys start that are like none learned.
+// NewBook returns an empty book. library, which may be nil, holds the shipped profiles.
 func NewBook(library *Library) *Book {
 	return &Book{library: library, learners: map[Key]*Learner{}}
 }
 
-// Keys returns the keys under which something was learned: by model, instance type,
-// provider, cores, version, checksum.
+// Keys returns the keys that have a learner, ordered by model, instance type, provider, cores,
+// version and checksum.
 func (b *Book) Keys() []Key { return slices.SortedFunc(maps.Keys(b.learners), compareKeys) }
 
 func compareKeys(a, b Key) int {
@@ -47,7 +49,7 @@ func compareKeys(a, b Key) int {
 		cmp.Compare(a.Checksum, b.Checksum))
 }
 
-// Learner returns the learner of a key, nil if nothing was learned under it.
+// Learner returns the learner of a key; nil if it has none. The learner belongs to the book.
 func (b *Book) Learner(key Key) *Learner {
 	if l := b.learners[key]; l != nil || key.Checksum == "" {
 		return l
@@ -61,7 +63,7 @@ func (b *Book) Learner(key Key) *Learner {
 	return l
 }
 
-// Observe is Learner.Observe for the learner of key, which is made if need be.
+// Observe calls Learner.Observe of the key's learner. If the key has none, Observe makes one.
 func (b *Book) Observe(key Key, batch int, latency time.Duration, agent names.AgentName,
 	now time.Time) error {
 	l := b.Learner(key)
@@ -75,8 +77,8 @@ func (b *Book) Observe(key Key, batch int, latency time.Duration, agent names.Ag
 	return nil
 }
 
-// Table returns what is known of a key: what was learned, or what it would start from;
-// nil if nothing is.
+// Table returns the profile learned for a key, or else the profile that its learner would start
+// from; nil if there is neither.
 func (b *Book) Table(key Key) *Table {
 	if l := b.Learner(key); l != nil {
 		return l.Table()
@@ -87,15 +89,15 @@ func (b *Book) Table(key Key) *Table {
 	return nil
 }
 
-// Begin gives a key under which nothing was learned the profile that it starts from, in place of
-// the one that it would start from by itself.
+// Begin makes a learner for key that starts from prior instead of the profile that the book would
+// choose. It does nothing if the key has a learner.
 func (b *Book) Begin(key Key, prior *Table) {
 	if b.Learner(key) == nil {
 		b.learners[key] = NewLearner(key, prior)
 	}
 }
 
-// start returns the profile that a new key starts from, or nil.
+// start returns the profile that the learner of a new key starts from, or nil.
 func (b *Book) start(key Key) *Table {
 	var best *Learner
 	for _, k := range b.Keys() {
@@ -104,8 +106,8 @@ func (b *Book) start(key Key) *Table {
 		if like != key || k == key {
 			continue
 		}
-		// Versions ascend: this one or the last earlier one, else the first later one; of files
-		// under one version those seen last.
+		// Keys come in ascending order of versions. The same version is best, else the newest
+		// earlier one, else the first later one; of one version the learner updated last.
 		switch {
 		case best == nil:
 		case k.Version == best.key.Version && !l.updated.After(best.updated):
@@ -129,23 +131,23 @@ func (b *Book) start(key Key) *Table {
 }
 
 const (
-	// keptVersions is how many versions that are not used a Book keeps of what else is alike, the
-	// newest: a version to come starts from them, and one that comes back goes on.
+	// keptVersions is how many unused versions Forget keeps of a model on one kind of lane, the
+	// newest ones: a new version starts from them, and a version that returns continues.
 	keptVersions = 2
-	// keptUnused is how many keys that are not used it keeps in all, those last learned from.
+	// keptUnused is how many unused keys Forget keeps in all, those updated last.
 	keptUnused = 256
 )
 
-// Forget forgets keys that are not used, and were not at any call of it for as long as keep, but
-// for the newest two versions of a model on alike lanes, and of these the 256 last learned from. It
-// returns the keys forgotten. It is to be called now and then.
+// Forget deletes the learners of keys that used has reported as unused in all calls for at least
+// keep, and returns these keys. Of each model and kind of lane it keeps the two newest unused
+// versions, but at most 256 unused keys in all, those updated last. Call it from time to time.
 func (b *Book) Forget(now time.Time, keep time.Duration, used func(Key) bool) (forgotten []Key) {
 	over := b.unused.Over(now, keep, maps.Keys(b.learners), used)
 	like := func(key Key) Key {
 		key.Version, key.Checksum = 0, ""
 		return key
 	}
-	slices.SortFunc(over, func(x, y Key) int { // of what is alike the newest first
+	slices.SortFunc(over, func(x, y Key) int { // by model and kind of lane, then newest first
 		return cmp.Or(compareKeys(like(x), like(y)), cmp.Compare(y.Version, x.Version),
 			b.learners[y].updated.Compare(b.learners[x].updated))
 	})
@@ -177,8 +179,8 @@ type bookJSON struct {
 	Learners []*Learner `json:"learners"`
 }
 
-// Save writes the book to the file at path, as JSON. The file is replaced as a whole: whoever
-// reads it, or finds it after a crash, sees the one before or the new one.
+// Save writes the book to the file at path, as JSON. It replaces the file atomically: a reader, or
+// a restart after a crash, finds the old contents or the new ones.
 func (b *Book) Save(path string) error {
 	j := bookJSON{Format: learnerFormat, Learners: []*Learner{}}
 	for _, key := range b.Keys() {
@@ -194,8 +196,9 @@ func (b *Book) Save(path string) error {
 	return nil
 }
 
-// replaceFile writes a file beside path, to the disk, and gives it that name. It is not renameio,
-// which does not build on Windows, where the SDK, which imports this package, does.
+// replaceFile writes data to a temporary file, syncs it to the disk, and renames it to path. It
+// does not use renameio, because the client SDK imports this package and must build on Windows,
+// and renameio does not.
 func replaceFile(path string, data []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
 	if err != nil {
@@ -219,14 +222,15 @@ func replaceFile(path string, data []byte) (err error) {
 	return os.Rename(f.Name(), path)
 }
 
-// Load adds what Save wrote to the file at path, now or in an older format, in place of what was
-// learned under the same keys. On error, which names the file, the book is as it was.
+// Load reads the file at path, written by Save in the present or an older format, and adds its
+// learners to the book. They replace those of the same keys. An error names the file and leaves the
+// book as it was.
 func (b *Book) Load(path string) error {
 	_, err := b.load(path)
 	return err
 }
 
-// load is Load; it returns the file's format, 0 if it says none.
+// load is Load and returns the file's format; 0 if it is not known.
 func (b *Book) load(path string) (format int, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -235,7 +239,7 @@ func (b *Book) load(path string) (format int, err error) {
 	fault := func(err error) (int, error) {
 		return format, fmt.Errorf("load learned profiles from %s: %w", path, err)
 	}
-	var begins struct{ Format int } // a newer format may have other keys
+	var begins struct{ Format int } // read first, because a newer format may have other fields
 	if json.Unmarshal(data, &begins) == nil {
 		format = begins.Format
 	}
@@ -255,7 +259,7 @@ func (b *Book) load(path string) (format int, err error) {
 		case l == nil:
 			return fault(fmt.Errorf("learner %d is null", i))
 		case loaded[l.key] != nil:
-			return fault(fmt.Errorf("%s stands twice", l.key))
+			return fault(fmt.Errorf("%s occurs twice", l.key))
 		}
 		loaded[l.key] = l
 	}
@@ -263,19 +267,19 @@ func (b *Book) load(path string) (format int, err error) {
 	return format, nil
 }
 
-// A Restored says what became of a file that was to be loaded.
+// A Restored is the result of [Book.Restore].
 type Restored struct {
-	// Kept is the name that the file has now, "" if there is none or it has its own: a file that
-	// could not be read, or is of another format, is never written over.
+	// Kept is the new name of the file; "" if it was not renamed or does not exist. A file that
+	// could not be read, or that has another format, is renamed so that Save does not overwrite it.
 	Kept string
-	// Fault is why nothing of it was loaded, nil if all was.
+	// Fault is why the file was not loaded; nil if it was, or if it does not exist.
 	Fault error
 }
 
-// Restore loads the file at path, if there is one, and brings it to the present format. A file that
-// is damaged or of a newer format is given another name and not loaded; so is one of an older
-// format, whose contents are loaded and saved under path. After an error, which names the file, the
-// book may be saved to path only if the file there has been Kept under another name.
+// Restore loads the file at path, if it exists. It renames a damaged file, or one of a newer
+// format, and does not load it. It loads a file of an older format, renames it, and saves the book
+// to path in the present format. An error names the file; after an error the book may be saved to
+// path only if Kept is not "".
 func (b *Book) Restore(path string) (r Restored, err error) {
 	format, err := b.load(path)
 	why := fmt.Sprintf("format%d", format)
@@ -296,15 +300,15 @@ func (b *Book) Restore(path string) (r Restored, err error) {
 	return r, nil
 }
 
-// setAside gives the file at path a name that no other file has, and returns it: path.why,
-// path.why.2 and so on.
+// setAside renames the file at path to path.why, or path.why.2 and so on if that exists, and
+// returns the new name.
 func setAside(path, why string) (string, error) {
 	for n := 1; ; n++ {
 		aside := path + "." + why
 		if n > 1 {
 			aside = fmt.Sprintf("%s.%d", aside, n)
 		}
-		f, err := os.OpenFile(aside, os.O_CREATE|os.O_EXCL, 0o600) // the name is now ours
+		f, err := os.OpenFile(aside, os.O_CREATE|os.O_EXCL, 0o600) // reserves the name
 		if errors.Is(err, fs.ErrExist) {
 			continue
 		}

@@ -123,7 +123,7 @@ func TestBookSaveLoad(t *testing.T) {
 		},
 		"newer":  {`{"format":3,"entries":{}}`, "format is 3, want 1 to 2"},
 		"null":   {`{"format":1,"learners":[null]}`, "learner 0 is null"},
-		"twice":  {strings.Replace(string(good), `,"version":1`, ``, 1), "stands twice"},
+		"twice":  {strings.Replace(string(good), `,"version":1`, ``, 1), "occurs twice"},
 		"extra":  {string(good) + "{}", "more data"},
 		"inside": {strings.Replace(string(good), `"factor":1`, `"factor":0`, 1), "factor is 0"},
 	} {

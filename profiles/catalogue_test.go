@@ -127,8 +127,8 @@ instance_types:
 		t.Errorf("the catalogue extended was changed: %+v", r5n)
 	}
 	for of, want := range map[profiles.InstanceType]string{
-		"x5.xlarge":  `instance type "x5.xlarge" is not in the catalogue, so it has no price: say it in a file`,
-		"c5a.3large": `no price: of that family are known: c5a.12xlarge, c5a.16xlarge`,
+		"x5.xlarge":  `instance type "x5.xlarge" is not in the catalogue, so it has no price: add it in a file`,
+		"c5a.3large": `no price: known types of that family are c5a.12xlarge, c5a.16xlarge`,
 	} {
 		if _, err := base.Lookup(of); err == nil || !strings.Contains(err.Error(), want) ||
 			len(err.Error()) > 300 {
@@ -176,7 +176,7 @@ func TestCatalogueExtendErrors(t *testing.T) {
 		{entry("general-purpose", "accelerated"), "gpu is not named"},
 		{entry("class", "gpu: T4, class"), "class must be accelerated"},
 		{"instance_types:\n- " + good + "\n- " + good + "\n",
-			`mine.yaml:3: instance type "x.large": stands already at line 2`},
+			`mine.yaml:3: instance type "x.large": is already given at line 2`},
 	} {
 		_, err := profiles.DefaultCatalogue().Extend("mine.yaml", strings.NewReader(c.in))
 		if err == nil || !strings.Contains(err.Error(), c.want) ||

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A fit is what a learner makes of its evidence.
+// A fit is the model of latencies that a learner estimates from its evidence.
 type fit struct {
 	// The base is floor + slope * batch (ns), or slope times the prior profile.
 	floor, slope float64
@@ -16,7 +16,7 @@ type fit struct {
 	winsor       float64           // standard deviations
 }
 
-// What is believed before evidence.
+// Priors: the assumptions before there is evidence, and their weights.
 const (
 	// The relative noise of a query, and how many queries that is worth.
 	noisePrior, noisePriorQueries = 0.1, 2
@@ -35,7 +35,7 @@ const (
 	priorDeviation     = 0.15
 )
 
-// base returns the latency in ns the line or the prior gives to a batch size.
+// base returns the latency, in ns, of a batch size by the line or by the prior.
 func (f *fit) base(prior *Table, batch float64) float64 {
 	if prior != nil {
 		return f.slope * prior.mean(int(batch+0.5))
@@ -86,8 +86,8 @@ func (f *fit) estimate(l *Learner) {
 	}
 }
 
-// estimateNoise sets the relative noise near each bin: what was seen there and
-// in its neighbours, shrunk towards what was seen everywhere.
+// estimateNoise sets the relative noise near each bin: that of the bin and its neighbours, shrunk
+// towards the noise over all bins.
 func (f *fit) estimateNoise(l *Learner) {
 	weight, square := float64(noisePriorQueries), float64(noisePriorQueries*noisePrior*noisePrior)
 	for i := range l.bins {
@@ -114,15 +114,15 @@ func (f *fit) estimateNoise(l *Learner) {
 	}
 }
 
-// robustness is the weight, in (0, 1], of a relative deviation with that variance (Huber).
+// robustness returns Huber's weight, in (0, 1], of a relative deviation with the given variance.
 func robustness(deviation, variance float64) float64 {
 	z := math.Abs(deviation) / math.Sqrt(variance)
 	return min(1, robustLimit/z)
 }
 
 // fitLine estimates floor and slope, neither negative, from the means of the bins, and returns
-// their covariance. Relative errors count, large ones less than their square. Before evidence to
-// the contrary, floorShare of the mean latency is floor.
+// their covariance. It minimises relative errors; large ones have less weight than their square.
+// The prior floor is floorShare of the mean latency.
 func (f *fit) fitLine(l *Learner) (covariance [3]float64) {
 	var weight, latency float64
 	for i := range l.top + 1 {
@@ -196,10 +196,11 @@ func (f *fit) fitFactor(l *Learner) (variance float64) {
 	return variance
 }
 
-// smooth sets the deviation of each bin, and as its doubt the standard error of that, to what is
-// most likely given the evidence (variance 0: none) of a random walk over the bins, of that step,
-// which is drawn towards zero so as to stay within about spread: a Gaussian Markov random field
-// whose precision matrix is tridiagonal.
+// smooth sets each bin's deviation to its most likely value and doubt to the standard
+// error of that, given the evidence (a variance of 0 means none). The deviations are
+// modelled as a random walk over the bins with the given standard deviation of a step,
+// pulled towards zero so that it stays within about spread. This is a Gaussian Markov
+// random field with a tridiagonal precision matrix.
 func (f *fit) smooth(value, variance *[binCount]float64, step, spread float64) {
 	const n = binCount
 	tie := 1 / (step * step)
@@ -251,8 +252,9 @@ func (l *Learner) shapeQuantile(p float64) float64 {
 	return shapeLow + shapeStep*shapeCount
 }
 
-// makeTable returns the learner's profile as a table: a knot a bin up to the highest with evidence
-// or in the prior, and one far beyond, where the base leads.
+// makeTable returns the learner's profile as a table. It has one knot for each bin, up to the
+// highest bin with evidence or in the prior, and one more far beyond, by the base. It is nil
+// without evidence and prior.
 func (f *fit) makeTable(l *Learner) *Table {
 	top := l.top
 	if l.prior != nil {
@@ -299,8 +301,8 @@ func (f *fit) makeTable(l *Learner) *Table {
 	return table
 }
 
-// ascend makes values ascend with the least weighted squared change, by pooling adjacent
-// values that do not.
+// ascend changes values in place so that they never fall, with the least weighted sum of squared
+// changes. It pools adjacent values that fall (isotonic regression).
 func ascend(values, weights []float64) {
 	type pool struct {
 		value, weight float64

@@ -2,18 +2,18 @@ package profiles
 
 import "fmt"
 
-// A Key names what one latency profile is about.
+// A Key identifies a latency profile: a version of a model on one kind of lane.
 type Key struct {
 	Model string `json:"model"`
-	// Version is the model's version; 0 in a profile that holds for any.
+	// Version is the model's version; 0 in a profile for all versions.
 	Version int64 `json:"version,omitempty"`
-	// Checksum is that of the version's files and of the settings that change how long they run;
-	// "" in a profile that holds for any, or of before checksums were kept.
+	// Checksum is a hash of the version's files and of the settings that affect its latency. It is
+	// "" in a profile for all files, or written before checksums were kept.
 	Checksum     string       `json:"checksum,omitempty"`
 	InstanceType InstanceType `json:"instance_type"`
 	// Provider is the execution provider, "cpu" or "cuda".
 	Provider string `json:"provider"`
-	// Cores of the lane; 0 is the whole machine.
+	// Cores is the number of cores of the lane; 0 means the whole machine.
 	Cores int `json:"cores,omitempty"`
 }
 
@@ -31,20 +31,22 @@ func (k Key) String() string {
 	return s + ")"
 }
 
-// A Lane is what a key must know of where a model runs.
+// A Lane describes where a model runs, as far as its key depends on that.
 type Lane struct {
 	InstanceType InstanceType
 	Provider     string
-	// Emulated is set where the agent plays an instance of its type, whatever it runs on itself.
+	// Emulated is whether the agent emulates its instance type; the machine it runs on is another.
 	Emulated bool
-	// Lanes is how many such lanes the machine has, Cores how many cores each has.
+	// Lanes is the number of lanes of the machine, Cores the number of cores of each.
 	Lanes, Cores int
 }
 
-// KeyOf returns the key of the profile of a version of a model on a lane. It is the one place that
-// makes a key, for whoever learns and whoever looks up must agree on it: the one lane of a machine
-// of a type that the catalogue knows counts as the whole machine (Cores 0), as the shipped profiles
-// do, if it has all CPUs, or a GPU, or only plays it; an emulated lane has its type's provider.
+// KeyOf returns the key of the profile of a version of a model on a lane. All keys are made here,
+// so that those who learn profiles and those who look them up use the same ones.
+//
+// The only lane of a machine counts as the whole machine (Cores is 0), as in the shipped profiles,
+// if the catalogue has the machine's type and the lane has all its CPUs, runs on a GPU, or is
+// emulated. An emulated lane has the provider of its type.
 func KeyOf(c *Catalogue, model string, version int64, checksum string, on Lane) Key {
 	k := Key{
 		Model: model, Version: version, Checksum: checksum,
@@ -63,7 +65,7 @@ func KeyOf(c *Catalogue, model string, version int64, checksum string, on Lane) 
 	return k
 }
 
-// unsummed is the key without the checksum.
+// unsummed returns the key without its checksum.
 func (k Key) unsummed() Key {
 	k.Checksum = ""
 	return k

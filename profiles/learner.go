@@ -17,34 +17,35 @@ import (
 //
 //	latency = base(b) * (1 + deviation(b)) * factor(a) * (1 + noise(b) * z)
 //
-// base is a floor and a line, floor + slope * b, or where the learner was given a
-// profile to start from, that profile times a factor. Two or three queries give a base, and
-// because the line holds nearly everywhere, thirty give a good one. deviation is what makes the
-// line a table: a smooth function over bins of the batch size that is zero where there is no
-// evidence and follows the bin's own mean as it grows. factor has mean one over the
-// agents. noise is the relative standard deviation near b, and z is standardised noise whose
-// distribution, the same at all batch sizes, gives the quantiles.
+// base is a line, floor + slope * b. If the learner was given a profile to start from, base is that
+// profile times a factor. Two or three queries determine a base, and about thirty a good one,
+// because latency is nearly linear. deviation is a smooth function over bins of the batch size,
+// which turns the line into a table: it is zero in bins without evidence and approaches the bin's
+// own mean as evidence grows. The mean of factor over the agents is one. noise is the relative
+// standard deviation near b. z is standardised noise; its distribution, the same at all batch
+// sizes, gives the quantiles.
 //
-// An observation enters the mean winsorised: what exceeds the 99.5 % quantile the model predicts,
-// or 4 standard deviations if less, counts as that. Each bin forgets exponentially, over its own
-// last 500 queries. A lasting change is recognised by a two-sided cumulative sum of the
-// standardised residuals of each agent, and then believed at once: the agent's factor jumps, or
-// with one agent the whole profile, and older evidence counts a tenth.
+// Observations are winsorised: one above the 99.5 % quantile that the model predicts, or above 4
+// standard deviations if that is less, enters the mean as this limit. Each bin forgets
+// exponentially and remembers about its last 500 queries. The learner recognises a lasting change
+// by a two-sided cumulative sum of the standardised residuals of each agent. It then adopts the
+// change at once: the agent's factor jumps, or the whole profile if there is only one agent, and
+// older evidence keeps a tenth of its weight.
 //
-// On the papers' samples (five models on four instance types, batch sizes drawn from the production
-// trace, the truth being the mean of the samples at each of 100 batch sizes) the median error is
-// 0.1 to 3.0 % after 30 queries and 0.03 to 1.1 % after 2,000; on t3.xlarge, whose latencies vary
-// by 22 %, up to 7.8 and 3.3 %, of which 1.5 are the truth's own. One sample in a hundred ten times
-// too large moves it by 1.8 % at most. A machine that becomes 1.5 times slower is seen after 7
-// queries, on t3.xlarge after up to 32.
+// Accuracy on the papers' samples (five models on four instance types, batch sizes from the
+// production trace, error against the mean of the samples at each of 100 batch sizes): the median
+// error is 0.1 to 3.0 % after 30 queries and 0.03 to 1.1 % after 2,000. On t3.xlarge, whose
+// latencies vary by 22 %, it is up to 7.8 and 3.3 %, of which 1.5 % is the error of the samples'
+// means. If one sample in a hundred is ten times too large, the profile moves by 1.8 % at most. A
+// slowdown by 1.5 is recognised after 7 queries, on t3.xlarge after up to 32.
 //
-// A Learner is not safe for concurrent use. Given the same calls, Table among them, it holds
-// the same values. Observe allocates nothing once the agents are known.
+// A Learner is not safe for concurrent use. The same calls, those of Table included, give the same
+// values. Observe allocates only when it sees a new agent.
 type Learner struct {
 	key      Key
 	prior    *Table // nil: the base is a line
 	bins     [binCount]bin
-	top      int // the highest bin that has evidence; -1 before the first query
+	top      int // the highest bin with evidence; -1 before the first query
 	agents   []agent
 	shape    [shapeCount]float64 // weights of z by value
 	early    [earlyQueries]query
@@ -55,12 +56,12 @@ type Learner struct {
 
 	fit        fit
 	sinceRefit int
-	table      *Table // of fit; nil: to be made
+	table      *Table // made from fit; nil until Table makes it
 }
 
-// A bin holds the evidence on a narrow range of batch sizes, as sums over its queries.
+// A bin holds the evidence of a narrow range of batch sizes, as weighted sums over its queries.
 type bin struct {
-	weight  float64 // queries, the older counting less
+	weight  float64 // number of queries; older ones have less weight
 	batch   float64 // batch size
 	latency float64 // ns, winsorised and divided by the agent's factor
 	square  float64 // squared relative residual, winsorised
@@ -78,13 +79,13 @@ type agent struct {
 	name     names.AgentName
 	factor   float64
 	variance float64 // of factor
-	queries  float64 // the older counting less
+	queries  float64 // number of queries; older ones have less weight
 	rise     run
 	fall     run
 	seen     time.Time
 }
 
-// A run is a cumulative sum since it last was zero.
+// A run is a cumulative sum (CUSUM) since it was last zero.
 type run struct {
 	sum     float64
 	queries float64
@@ -99,39 +100,40 @@ const (
 	binMemory   = 500  // queries a bin remembers
 	shapeMemory = 4000 // queries the distribution of z remembers
 	agentMemory = 500  // queries the factor of an agent remembers
-	// An agent not heard of for so long no longer counts in the mean of the factors.
+	// An agent without queries for agentLife is forgotten; the mean of the factors then excludes
+	// it.
 	agentLife = 10 * time.Minute
 
-	// So many first queries are kept as they are, for what is an outlier shows only later; less
-	// than earlyLimit from the line none is.
+	// The first earlyQueries queries are kept unchanged, because only later ones show which of them
+	// are outliers. A query less than earlyLimit from the line is no outlier.
 	earlyQueries = 16
 	earlyLimit   = 0.25
 
 	winsorLimit = 4.0 // standard deviations
 	winsorShare = 0.995
 
-	// The cumulative sum: what a residual adds, in standard deviations, is limited by
-	// changeClip and reduced by changeSlack; at changeLimit the change is believed.
-	// Eight queries in a row that are far off suffice, single ones never.
+	// Each residual, in standard deviations, is limited to changeClip, reduced by changeSlack and
+	// added to the cumulative sum. At changeLimit the change is adopted: eight extreme queries in a
+	// row suffice, single ones never do.
 	changeClip  = 4.0
 	changeSlack = 0.5
 	changeLimit = 24.0
-	// What evidence from before a change still counts.
+	// The weight that evidence from before a change keeps.
 	changeDoubt = 0.1
-	// The logarithm of the largest factor believed at once, 4.
+	// The logarithm of the largest factor that is adopted at once, 4.
 	changeJump = 2 * math.Ln2
 
 	agentSpread = 0.1 // standard deviation of the agents' factors, before evidence
 
-	// z is counted in steps of 1/4 from shapeLow on; the outer two take what lies beyond.
+	// z is counted in intervals of 1/4 from shapeLow on; the first and the last are open.
 	shapeLow, shapeStep = -5.0, 0.25
 	shapeCount          = 60
-	shapePrior          = 30 // queries that the normal distribution is worth as a start
+	shapePrior          = 30 // weight, in queries, of the normal distribution as the prior
 )
 
-// NewLearner returns a learner for key that has seen nothing. It starts from prior, which is
-// doubted, where that is not nil: the profile of the version before, of another
-// number of cores, or a shipped one.
+// NewLearner returns a learner for key without evidence. If prior is not nil, it starts from that
+// profile, with doubt: for instance the profile of an earlier version, of another number of cores,
+// or a shipped one.
 func NewLearner(key Key, prior *Table) *Learner {
 	l := &Learner{key: key, top: -1}
 	if prior != nil {
@@ -167,10 +169,10 @@ func binRange(i int) (lo, hi int) {
 	return lo, lo + 1<<(octave+1) - 1
 }
 
-// Key returns what the learner's profile is about.
+// Key returns the key of the profile.
 func (l *Learner) Key() Key { return l.key }
 
-// rekey has the learner be of another key: what was learned is now known to be of that.
+// rekey changes the learner's key and keeps the evidence.
 func (l *Learner) rekey(key Key) {
 	l.key, l.table = key, nil
 	if l.prior != nil {
@@ -189,9 +191,9 @@ func (l *Learner) Changes() int { return l.changes }
 // Updated returns the time of the latest observation.
 func (l *Learner) Updated() time.Time { return l.updated }
 
-// Observe learns from one query of the given batch size that ran for latency on an agent and ended
-// now. A batch size outside 1..MaxBatchSize and a latency that is not within 1 ns..24 h are errors,
-// and leave the learner as it was.
+// Observe adds the evidence of one query: its batch size, its execution latency, and the agent on
+// which it ran and ended at now. A batch size outside 1..MaxBatchSize or a latency outside 1 ns to
+// 24 h is an error and leaves the learner as it was.
 func (l *Learner) Observe(batch int, latency time.Duration, agentName names.AgentName,
 	now time.Time) error {
 	if batch < 1 || batch > MaxBatchSize {
@@ -234,7 +236,7 @@ func (l *Learner) Observe(batch int, latency time.Duration, agentName names.Agen
 	gain := a.variance / (a.variance + noise*noise + doubt*doubt)
 	a.factor *= 1 + gain*residual
 	a.variance *= 1 - gain
-	// Of the squared residual only the noise's part counts as noise.
+	// The squared residual includes doubt and the factor's variance; only its noise part is added.
 	l.add(i, batch, predicted*(1+residual), residual*residual*noise*noise/(spread*spread))
 	if l.sinceRefit++; l.sinceRefit >= 64 || uint64(l.sinceRefit)*16 >= l.observed {
 		l.refit()
@@ -242,14 +244,14 @@ func (l *Learner) Observe(batch int, latency time.Duration, agentName names.Agen
 	return nil
 }
 
-// A query is one observation as it was.
+// A query is one early observation, unchanged.
 type query struct {
 	batch   int
 	latency float64 // ns
 }
 
-// startOver fills the bins from the early queries: those far from the line that most of them are
-// near are winsorised, be they the very first, as a query to a cold machine is.
+// startOver fills the bins from the early queries. It winsorises those far from the line near most
+// of them, even the very first one: a cold machine makes that slow.
 func (l *Learner) startOver() {
 	early := l.early[:l.kept]
 	floor, slope := medianLine(early)
@@ -269,9 +271,9 @@ func (l *Learner) startOver() {
 	l.refit()
 }
 
-// medianLine returns the line, neither floor nor slope negative, that is nearest to most
-// queries: of those through two of them, and those through one with the usual
-// share of floor, the one with the least sum of |latency - line| / the larger of the two.
+// medianLine returns the line, with floor and slope of at least 0, that is nearest to most queries.
+// It tries the lines through two of them, and those through one with the usual share of floor, and
+// chooses the one with the least sum of |latency - line| / max(latency, line).
 func medianLine(queries []query) (floor, slope float64) {
 	least := math.Inf(1)
 	try := func(f, s float64) {
@@ -299,12 +301,13 @@ func medianLine(queries []query) (floor, slope float64) {
 	return floor, slope
 }
 
-// agent returns the agent of a name, made if need be.
+// agent returns the agent of a name. It adds one if there is none. The pointer is valid until the
+// next call.
 func (l *Learner) agent(name names.AgentName) *agent {
 	i, found := slices.BinarySearchFunc(l.agents, name,
 		func(a agent, name names.AgentName) int { return cmp.Compare(a.name, name) })
 	if !found {
-		added := agent{name: name, factor: 1} // the first is what the type is
+		added := agent{name: name, factor: 1} // the first agent defines its type's profile
 		if len(l.agents) > 0 {
 			added.variance = agentSpread * agentSpread
 		}
@@ -331,8 +334,8 @@ func (l *Learner) observeShape(z float64) {
 	l.shape[min(max(i, 0), shapeCount-1)]++
 }
 
-// watch adds a residual, the logarithm of latency / predicted and its standard deviation, to
-// an agent's cumulative sums and, where they show a lasting change, adopts that and reports it.
+// watch adds a residual to an agent's cumulative sums: logRatio is log(latency / predicted), spread
+// its standard deviation. If the sums show a lasting change, watch adopts it and returns true.
 func (l *Learner) watch(a *agent, logRatio, spread float64) bool {
 	z := min(max(logRatio/spread, -changeClip), changeClip)
 	logRatio = min(max(logRatio, -changeJump), changeJump)
@@ -358,7 +361,7 @@ func (l *Learner) watch(a *agent, logRatio, spread float64) bool {
 	for i := range l.agents {
 		all += l.agents[i].queries
 	}
-	counts := 1 - (1-changeDoubt)*a.queries/max(all, 1) // only the agent's own part is doubted
+	counts := 1 - (1-changeDoubt)*a.queries/max(all, 1) // only the agent's own part loses weight
 	for i := range l.bins {
 		l.bins[i].scale(counts)
 	}
@@ -379,14 +382,14 @@ func (r *run) add(step, logRatio float64) {
 	r.ratio += logRatio
 }
 
-// An Agent is how one machine compares with the mean of its type.
+// An Agent compares one machine with the mean of its type.
 type Agent struct {
 	Name names.AgentName
 	// Factor is the agent's latency divided by the mean of its type's: 1.5 is half as slow again.
 	Factor float64
-	// Error is the standard error of Factor, apart from that of the type's profile.
+	// Error is the standard error of Factor; the error of the type's profile is not included.
 	Error float64
-	// Seen is when a query of it was last observed.
+	// Seen is when the agent's last query was observed.
 	Seen time.Time
 }
 
@@ -400,8 +403,7 @@ func (l *Learner) Agents() []Agent {
 	return all
 }
 
-// Factor returns an agent's latency divided by the mean of its type's, 1 of an
-// agent not known.
+// Factor returns an agent's latency divided by the mean of its type's; 1 for an unknown agent.
 func (l *Learner) Factor(agentName names.AgentName) float64 {
 	i, found := slices.BinarySearchFunc(l.agents, agentName,
 		func(a agent, name names.AgentName) int { return cmp.Compare(a.name, name) })
@@ -411,7 +413,7 @@ func (l *Learner) Factor(agentName names.AgentName) float64 {
 	return l.agents[i].factor / l.meanFactor()
 }
 
-// meanFactor is the mean of the agents' factors, those counting little that are hardly known.
+// meanFactor returns the mean of the agents' factors. Agents with few queries have little weight.
 func (l *Learner) meanFactor() float64 {
 	var sum, weight float64
 	for i := range l.agents {
@@ -426,9 +428,9 @@ func (l *Learner) meanFactor() float64 {
 	return sum / weight
 }
 
-// Table returns the profile learned so far, of the mean of the type's agents: nil if no query
-// was observed and there was nothing to start from. Times an agent's Factor it is that agent's.
-// The mean never falls as the batch size grows.
+// Table returns the profile learned so far, for the mean of the type's agents. An agent's own
+// profile is this one scaled by its Factor. It is nil if no query was observed and there is no
+// prior. The mean latency never falls as the batch size grows.
 func (l *Learner) Table() *Table {
 	if l.sinceRefit > 0 {
 		l.refit()
@@ -439,8 +441,8 @@ func (l *Learner) Table() *Table {
 	return l.table
 }
 
-// refit brings the factors' mean to one, forgets agents long gone and estimates everything
-// anew from the bins.
+// refit scales the factors to a mean of one, forgets agents without recent queries, and estimates
+// the fit again from the bins.
 func (l *Learner) refit() {
 	l.sinceRefit = 0
 	l.table = nil

@@ -9,7 +9,8 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// learnerFormat is the version of the JSON form. Version 1, which is read too, has no checksums.
+// learnerFormat is the version of the JSON form. Version 1, which can still be read, has no
+// checksums.
 const learnerFormat = 2
 
 type learnerJSON struct {
@@ -24,7 +25,7 @@ type learnerJSON struct {
 	Shape    []float64   `json:"shape"`
 }
 
-// binJSON is a bin with means in place of sums.
+// binJSON is a bin with means instead of sums.
 type binJSON struct {
 	Batch   float64 `json:"batch_size"`
 	Weight  float64 `json:"queries"`
@@ -40,8 +41,7 @@ type agentJSON struct {
 	Seen     time.Time       `json:"seen"`
 }
 
-// MarshalJSON writes all that was learned. Left out is only how far an agent was on
-// the way to a change.
+// MarshalJSON writes all evidence. It only leaves out the cumulative sums of the agents.
 func (l *Learner) MarshalJSON() ([]byte, error) {
 	j := learnerJSON{
 		Format: learnerFormat, Key: l.key, Prior: l.prior, Observed: l.observed, Changes: l.changes,
@@ -62,8 +62,8 @@ func (l *Learner) MarshalJSON() ([]byte, error) {
 	return json.Marshal(j)
 }
 
-// UnmarshalJSON reads what MarshalJSON wrote. What is damaged, or of another
-// format, is an error that says where, and leaves the learner as it was.
+// UnmarshalJSON reads the form that MarshalJSON writes. If it is damaged or of an unknown format,
+// the error says where, and the learner stays as it was.
 func (l *Learner) UnmarshalJSON(data []byte) error {
 	read, err := readLearner(data)
 	if err != nil {
@@ -113,7 +113,7 @@ func readLearner(data []byte) (*Learner, error) {
 		i := binOf(int(math.Round(b.Batch)))
 		switch {
 		case l.bins[i].weight > 0:
-			return nil, fmt.Errorf("%s: the bin of batch size %v stands twice", j.Key, b.Batch)
+			return nil, fmt.Errorf("%s: the bin of batch size %v occurs twice", j.Key, b.Batch)
 		case !(b.Weight > 0 && b.Weight <= binMemory+1):
 			return nil, fault("queries", b.Weight, fmt.Sprintf("above 0 and at most %d", binMemory))
 		case !(b.Latency > 0 && b.Latency <= ms(longest)):

@@ -535,7 +535,7 @@ func TestLearnerJSONErrors(t *testing.T) {
 		{change(func(v map[string]any) { v["changes"] = -1 }), "changes is -1"},
 		{change(func(v map[string]any) { first(v, "bins")["batch_size"] = 0 }),
 			"batch size 0 is not within"},
-		{change(func(v map[string]any) { first(v, "bins")["batch_size"] = 150 }), "stands twice"},
+		{change(func(v map[string]any) { first(v, "bins")["batch_size"] = 150 }), "occurs twice"},
 		{change(func(v map[string]any) { first(v, "bins")["queries"] = -1 }), "queries is -1"},
 		{change(func(v map[string]any) { first(v, "bins")["queries"] = 1e9 }), "queries is 1e+09"},
 		{change(func(v map[string]any) { first(v, "bins")["latency_ms"] = 0 }), "latency_ms is 0"},

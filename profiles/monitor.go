@@ -13,21 +13,22 @@ import (
 // last 10,000 (KAIROS section 5.2), their rate, and whether either has changed since the reference
 // was taken.
 //
-// Changes are tested for in blocks of 64, 256, 512, 1,024 and 4,096 queries, so that a large change
-// is seen soon and a small one at all. The batch sizes of a block are compared with those of the
-// reference by a G-test over about 16 bins equally likely in the reference (from 256 queries on).
-// The time that a block takes is compared by an F-test, exact for Poisson arrivals and for gaps
-// with a gamma distribution; the variation of the gaps is taken from the reference, and is at least
+// The monitor tests blocks of 64, 256, 512, 1,024 and 4,096 queries, so that it sees a large change
+// soon and a small change at all. It compares the batch sizes of a block of at least 256 queries
+// with the reference by a G-test over about 16 bins that are equally likely in the reference. It
+// compares the time that a block takes by an F-test, which is exact for Poisson arrivals and for
+// gaps with a gamma distribution. The variation of the gaps is that of the reference, but at least
 // that of Poisson arrivals.
 //
-// What a block shows is a suspicion. The monitor then waits for as many queries again, at least
-// 1,000, or for those of 30 s if they are 100, and compares these with the reference. If they
-// differ too, that is the change, and they are what is known of the new demand. If they do not, a
-// pause or a burst has passed: nothing is told, and the reference stays.
+// A block that differs is only a suspicion. The monitor then waits for as many queries
+// again, but at least 1,000, or for the queries of 30 s if they are at least 100, and
+// compares these with the reference. If they differ too, the monitor reports a change, and
+// these queries are the new demand. If they do not, it was a pause or a burst: the monitor
+// reports nothing and keeps the reference.
 //
-// The thresholds follow from how many suspicions may be chance: one in 10,000 hours of steady load,
-// whatever the rate is. A block of n queries is expected to take n mean gaps, so its two tests may
-// each reject with the probability 1e-4 / hour * n * gap / (2 * 5).
+// The thresholds follow from the accepted number of suspicions by chance: one in 10,000 hours of
+// steady load, at any rate. A block of n queries is expected to take n mean gaps, so each of its
+// two tests may reject with the probability 1e-4 / hour * n * gap / (2 * 5).
 //
 // A Monitor is not safe for concurrent use. Observe allocates only when a batch size exceeds all
 // before it, and for a reference.
@@ -42,7 +43,7 @@ type Monitor struct {
 	reference   *reference
 	blocks      [len(blockSizes)]block
 	suspicion   *block // the queries since a block differed; nil: none has
-	settling    int    // so many make up the suspicion
+	settling    int    // how many queries the suspicion collects before it is compared
 	change      *Change
 }
 

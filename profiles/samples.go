@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// Samples holds single measured latencies by model, instance type and batch size.
-// It is immutable and safe for concurrent use.
+// Samples holds single measured latencies by model, instance type and batch size. It is immutable
+// and safe for concurrent use.
 type Samples struct {
 	name   string
 	series map[string]map[InstanceType]*Series
@@ -27,8 +27,8 @@ type Samples struct {
 type Series struct {
 	Model        string
 	InstanceType InstanceType
-	batchSizes   []int // ascending
-	cells        [][]time.Duration
+	batchSizes   []int             // ascending
+	cells        [][]time.Duration // the samples at each of batchSizes
 }
 
 // samplesHeader is the first line of a samples file.
@@ -48,9 +48,9 @@ func OpenSamples(path string) (*Samples, error) {
 //
 //	model,instance_type,batch_size,sample_ms
 //
-// and which has one line a sample, in any order. Every instance type of a model must
-// have samples at each batch size that any of the model's instance types has them at.
-// Errors name the file (name), the line and the column, or the missing cell.
+// followed by one line for each sample, in any order. If a model has a sample at a batch size on
+// one instance type, it must have one at this batch size on all its instance types. Errors name the
+// file (name), the line and the column, or the missing samples.
 func ReadSamples(name string, r io.Reader) (*Samples, error) {
 	s, err := readSamples(name, r)
 	if err != nil {
@@ -72,7 +72,7 @@ func readSamples(name string, r io.Reader) (*Samples, error) {
 	}
 	rows := csv.NewReader(r)
 	rows.ReuseRecord = true
-	rows.FieldsPerRecord = -1 // checked here, to say it better
+	rows.FieldsPerRecord = -1 // checked below, with a better error
 	header, err := rows.Read()
 	if errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("empty; want the header %s", joined(samplesHeader))
@@ -131,7 +131,7 @@ func readSamples(name string, r io.Reader) (*Samples, error) {
 	return s, s.complete()
 }
 
-// of returns the series of a model on an instance type, made if need be.
+// of returns the series of a model on an instance type. It makes one if there is none.
 func (s *Samples) of(model string, t InstanceType) *Series {
 	if s.series[model] == nil {
 		s.series[model] = map[InstanceType]*Series{}
@@ -142,7 +142,7 @@ func (s *Samples) of(model string, t InstanceType) *Series {
 	return s.series[model][t]
 }
 
-// cell returns the index of a batch size, made if need be.
+// cell returns the index of a batch size in s.cells. It adds an empty cell if there is none.
 func (s *Series) cell(batch int) int {
 	i, found := slices.BinarySearch(s.batchSizes, batch)
 	if !found {
@@ -152,7 +152,8 @@ func (s *Series) cell(batch int) int {
 	return i
 }
 
-// complete names the first cell that one instance type lacks and another has.
+// complete returns an error that names the first batch size for which one instance type has no
+// sample and another one has.
 func (s *Samples) complete() error {
 	for _, model := range s.Models() {
 		var all []int
@@ -186,8 +187,8 @@ func (s *Samples) Types(model string) []InstanceType {
 	return slices.Sorted(maps.Keys(s.series[model]))
 }
 
-// Series returns the samples of a model on an instance type. The error of what is not
-// there lists what is.
+// Series returns the samples of a model on an instance type. If there are none, the error lists the
+// models or types that have some.
 func (s *Samples) Series(model string, t InstanceType) (*Series, error) {
 	types, ok := s.series[model]
 	if !ok {
@@ -205,8 +206,8 @@ func (s *Samples) Series(model string, t InstanceType) (*Series, error) {
 // BatchSizes returns the batch sizes that were measured, ascending.
 func (s *Series) BatchSizes() []int { return slices.Clone(s.batchSizes) }
 
-// At returns the samples at the smallest measured batch size that is at least
-// batch, or at the largest there is. The slice is the series' own: read it only.
+// At returns the samples at the smallest measured batch size that is at least batch, or at the
+// largest one. The slice belongs to the series; do not change it.
 func (s *Series) At(batch int) []time.Duration {
 	return s.cells[min(sort.SearchInts(s.batchSizes, batch), len(s.cells)-1)]
 }
@@ -221,8 +222,8 @@ func (s *Series) Mean(batch int) time.Duration {
 	return time.Duration(math.Round(sum / float64(len(cell))))
 }
 
-// Table returns the series as a latency profile with a knot at every measured batch
-// size: the sample mean and quantiles of each, and the standard error of that mean.
+// Table returns the series as a latency profile. It has a knot at every measured batch size, with
+// the mean, the standard error of the mean, and the quantiles of the samples.
 func (s *Series) Table(key Key) (*Table, error) {
 	knots := make([]Knot, len(s.cells))
 	for i, cell := range s.cells {

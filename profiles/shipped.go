@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// A Library holds the shipped latency profiles of some models on some instance
-// types. It is immutable and safe for concurrent use.
+// A Library holds latency profiles of some models on some instance types, such as the shipped ones.
+// It is immutable and safe for concurrent use.
 type Library struct {
 	source  string
 	command string
@@ -21,7 +21,7 @@ type Library struct {
 	tables  map[string]map[InstanceType]*Table
 }
 
-// A ModelInfo is what the library knows of a model itself.
+// A ModelInfo is the library's entry of a model.
 type ModelInfo struct {
 	Name             string
 	QoSTarget        time.Duration
@@ -48,8 +48,8 @@ type modelJSON struct {
 //go:embed shipped.json
 var shippedJSON []byte
 
-// ShippedLibrary returns the profiles that come with the program: the papers'
-// five models on the four instance types of KAIROS's experiments.
+// ShippedLibrary returns the profiles that are part of the program: the papers' five models on the
+// four instance types of KAIROS's experiments. Each call reads them anew.
 func ShippedLibrary() *Library {
 	l, err := ReadLibrary("shipped.json", bytes.NewReader(shippedJSON))
 	if err != nil {
@@ -58,8 +58,9 @@ func ShippedLibrary() *Library {
 	return l
 }
 
-// NewLibrary returns a library of the given models and tables, each model named once and
-// each table of one of them. source says what was measured, command what made the tables of it.
+// NewLibrary returns a library of the given models and tables. Model names must be unique, and each
+// table must be of one of the models. source says what was measured; command is the command that
+// made the tables from it.
 func NewLibrary(source, command string, models []ModelInfo, tables []*Table) (*Library, error) {
 	l := &Library{
 		source: source, command: command, models: map[string]ModelInfo{},
@@ -70,7 +71,7 @@ func NewLibrary(source, command string, models []ModelInfo, tables []*Table) (*L
 		case m.Name == "":
 			return nil, errors.New("a model has no name")
 		case twice:
-			return nil, fmt.Errorf("model %q stands twice", m.Name)
+			return nil, fmt.Errorf("model %q occurs twice", m.Name)
 		case m.QoSTarget <= 0:
 			return nil, fmt.Errorf("model %q: QoS target %v is not positive", m.Name, m.QoSTarget)
 		case m.LargestBatchSize < 1 || m.LargestBatchSize > MaxBatchSize:
@@ -90,14 +91,14 @@ func NewLibrary(source, command string, models []ModelInfo, tables []*Table) (*L
 				k.Model, joined(l.Models()))
 		}
 		if _, twice := l.tables[k.Model][k.InstanceType]; twice {
-			return nil, fmt.Errorf("the profile of %s on %s stands twice", k.Model, k.InstanceType)
+			return nil, fmt.Errorf("the profile of %s on %s occurs twice", k.Model, k.InstanceType)
 		}
 		l.tables[k.Model][k.InstanceType] = t
 	}
 	return l, nil
 }
 
-// ReadLibrary reads what Write wrote. Errors name the file (name).
+// ReadLibrary reads the form that Write writes. Errors name the file (name).
 func ReadLibrary(name string, r io.Reader) (*Library, error) {
 	data, err := io.ReadAll(r)
 	if err != nil {
@@ -153,7 +154,7 @@ func (l *Library) Types(model string) []InstanceType {
 	return slices.Sorted(maps.Keys(l.tables[model]))
 }
 
-// Model returns what is known of a model. The error of an unknown one lists those there are.
+// Model returns the entry of a model. The error for an unknown one lists the models of the library.
 func (l *Library) Model(name string) (ModelInfo, error) {
 	m, ok := l.models[name]
 	if !ok {
@@ -163,8 +164,8 @@ func (l *Library) Model(name string) (ModelInfo, error) {
 	return m, nil
 }
 
-// Table returns the profile of a model on an instance type. The error of one that is not
-// there lists those that are.
+// Table returns the profile of a model on an instance type. If there is none, the error lists the
+// models or types that have one.
 func (l *Library) Table(model string, t InstanceType) (*Table, error) {
 	if _, err := l.Model(model); err != nil {
 		return nil, err

@@ -14,18 +14,18 @@ type Origin string
 
 // The origins of a table.
 const (
-	// Shipped: measured by others, fitted by us, part of the program.
+	// Shipped profiles are part of the program: fitted to measurements that others published.
 	Shipped Origin = "shipped"
-	// Measured: the samples of a file, as they are.
+	// Measured profiles are the statistics of the samples in a file.
 	Measured Origin = "measured"
-	// Inherited: taken over from a like key, such as a model's version before, and not yet
-	// confirmed.
+	// Inherited profiles are those of a similar key, such as an earlier version of the model. No
+	// query has confirmed them yet.
 	Inherited Origin = "inherited"
-	// Learned: from queries served under this very key.
+	// Learned profiles come from queries served under their own key.
 	Learned Origin = "learned"
 )
 
-// A Knot is what a table says at one batch size.
+// A Knot is the latency at one batch size of a table.
 type Knot struct {
 	BatchSize int // 1..MaxBatchSize
 	Mean      time.Duration
@@ -39,11 +39,11 @@ type Knot struct {
 // A Table is a latency profile: mean and quantiles of the execution latency as
 // functions of the batch size. It is immutable and safe for concurrent use.
 //
-// Between knots everything is linear in the batch size. Below the first knot
-// the first knot holds, as if a small query cost as much (it nearly does). Beyond the
-// last knot the line of the mean through the last two goes on, flat if it falls, and the
-// quantiles keep their ratios to it; with one knot only, latency grows in proportion to
-// the batch size, the most a line through it can mean.
+// Between knots the mean and the quantiles are linear in the batch size. Below the first knot they
+// are those of the first knot, since small queries cost nearly the same. Beyond the last knot the
+// mean follows the line through the last two knots, or stays constant if this line falls, and the
+// quantiles keep their ratios to the mean. If there is only one knot, latency beyond it grows in
+// proportion to the batch size, which is the steepest line through it with a floor of 0 or more.
 type Table struct {
 	key    Key
 	origin Origin
@@ -51,9 +51,9 @@ type Table struct {
 	knots  []Knot
 }
 
-// NewTable returns a table through knots, which it copies: at least one, batch sizes
-// ascending, 0 < Mean, 0 < P50 <= P90 <= P99. source says in words what was measured,
-// and may be empty.
+// NewTable returns a table with a copy of knots. There must be at least one, with ascending
+// batch sizes, 0 < Mean and 0 < P50 <= P90 <= P99. source says in words what was measured;
+// it may be empty.
 func NewTable(key Key, origin Origin, source string, knots []Knot) (*Table, error) {
 	if len(knots) == 0 {
 		return nil, fmt.Errorf("profile of %s: no knots", key)
@@ -83,7 +83,7 @@ func NewTable(key Key, origin Origin, source string, knots []Knot) (*Table, erro
 	return &Table{key: key, origin: origin, source: source, knots: slices.Clone(knots)}, nil
 }
 
-// Key returns what the table is about.
+// Key returns the key of the profile.
 func (t *Table) Key() Key { return t.key }
 
 // Origin returns where the numbers come from.
@@ -95,8 +95,8 @@ func (t *Table) Source() string { return t.source }
 // Knots returns a copy of the table's knots.
 func (t *Table) Knots() []Knot { return slices.Clone(t.knots) }
 
-// segment returns the two knots that batch lies between, or is extrapolated
-// from, and how far it is from the first (0) to the second (1).
+// segment returns the two knots between which batch lies, or from which it is extrapolated, and the
+// position of batch: 0 at the first knot, 1 at the second, more beyond it.
 func (t *Table) segment(batch int) (lo, hi *Knot, share float64) {
 	k := t.knots
 	i := sort.Search(len(k), func(i int) bool { return k[i].BatchSize >= batch })
@@ -131,14 +131,13 @@ func (t *Table) Error(batch int) float64 {
 	return (1-share)*lo.Error + share*hi.Error
 }
 
-// Quantile returns the latency that a share p of the queries of the given batch
-// size does not exceed; p in (0, 1), and what lies outside is taken as the nearest within
-// 0.0001..0.9999.
+// Quantile returns the latency that a share p of the queries of the given batch size does not
+// exceed. It limits p to 0.0001..0.9999.
 //
-// A knot holds three quantiles; between them and above, latency is linear in the
-// normal quantile of p. Below the median it falls along such a line too, whose slope is
-// the one that lets Quantile of a uniform p have the mean Mean (as far as
-// latency stays positive). So Quantile(r.Float64(), batch) draws a latency.
+// A knot holds three quantiles. Between them and above the highest, latency is linear in the normal
+// quantile of p. Below the median it is linear too, with the slope for which the mean over all p is
+// Mean, as far as latencies stay positive. So Quantile(r.Float64(), batch) draws a random latency
+// with the right mean.
 func (t *Table) Quantile(p float64, batch int) time.Duration {
 	p = min(max(p, 1e-4), 1-1e-4)
 	z := normalQuantile(p)
@@ -160,7 +159,7 @@ var (
 	phi90    = normalDensity(z90)
 )
 
-// quantile returns the latency, in ns, whose normal quantile is z.
+// quantile returns the latency, in ns, at the normal quantile z.
 func (k *Knot) quantile(z float64) float64 {
 	p50, p90, p99 := float64(k.P50), float64(k.P90), float64(k.P99)
 	rise, tail := (p90-p50)/z90, (p99-p90)/(z99-z90)
@@ -176,9 +175,8 @@ func (k *Knot) quantile(z float64) float64 {
 	return max(p50+z*fall, p50/10)
 }
 
-// LargestBatchSize returns the largest batch size up to limit (1..MaxBatchSize)
-// whose mean latency, and that of every smaller one, is at most within; 0 if
-// there is none.
+// LargestBatchSize returns the largest batch size, at most limit, up to which all batch sizes have
+// a mean latency of at most within; 0 if there is none.
 func (t *Table) LargestBatchSize(within time.Duration, limit int) int {
 	limit = min(limit, MaxBatchSize)
 	for b := 1; b <= limit; b++ {
@@ -189,8 +187,8 @@ func (t *Table) LargestBatchSize(within time.Duration, limit int) int {
 	return max(limit, 0)
 }
 
-// As returns the same numbers under another key, as Inherited: a start for a key
-// under which nothing was measured yet.
+// As returns the same table under another key, with the origin Inherited. It is the start for a key
+// of which no latency was measured yet.
 func (t *Table) As(key Key) *Table {
 	return &Table{
 		key: key, origin: Inherited, source: fmt.Sprintf("%s of %s", t.origin, t.key),
@@ -198,8 +196,8 @@ func (t *Table) As(key Key) *Table {
 	}
 }
 
-// Scale returns the table with every latency multiplied by factor, which must be
-// positive: what a machine that much slower than the mean of its type would show.
+// Scale returns the table with every latency multiplied by factor, which must be above 0. That is
+// the profile of a machine with this factor relative to its type.
 func (t *Table) Scale(factor float64) *Table {
 	s := *t
 	s.knots = slices.Clone(t.knots)
@@ -228,8 +226,9 @@ type knotJSON struct {
 	Error     float64 `json:"error"`
 }
 
-// MarshalJSON writes latencies in milliseconds with nanosecond digits. Of the key it leaves the
-// checksum out, which is only for who learns: what is written is read by gateways of any version.
+// MarshalJSON writes latencies in milliseconds, exact to the nanosecond. It leaves the
+// key's checksum out: gateways of older versions, which read this form, do not know it, and
+// only learners need it.
 func (t *Table) MarshalJSON() ([]byte, error) {
 	j := tableJSON{Key: t.key, Origin: t.origin, Source: t.source}
 	j.Checksum = ""
@@ -241,8 +240,8 @@ func (t *Table) MarshalJSON() ([]byte, error) {
 	return json.Marshal(j)
 }
 
-// UnmarshalJSON reads what MarshalJSON wrote and checks it as NewTable does; on
-// error the table is as it was.
+// UnmarshalJSON reads the form that MarshalJSON writes, with the checks of NewTable. An error
+// leaves the table as it was.
 func (t *Table) UnmarshalJSON(data []byte) error {
 	var j tableJSON
 	if err := strictJSON(data, &j); err != nil {
@@ -269,12 +268,12 @@ func (t *Table) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// longest is the longest latency a table holds or gives: 36 years.
+// longest is the longest latency that a table holds or returns: 36 years.
 const longest time.Duration = 1 << 60
 
 func saturated(ns float64) time.Duration { return time.Duration(min(ns, float64(longest))) }
 
-// maxLatency is the longest execution that counts as a measurement.
+// maxLatency is the longest execution time that is accepted as a measurement.
 const maxLatency = 24 * time.Hour
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

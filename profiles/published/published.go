@@ -1,6 +1,6 @@
 // Package published embeds the measurements that the authors of KAIROS and RIBBON published with
-// their papers, so that a clone or a binary alone can repeat what they show. README.md beside it
-// says what each file holds and where it comes from; the LICENSE files (MIT) are the authors'.
+// their papers, so that the binary can reproduce the papers' figures without other files. README.md
+// in this folder describes each file and its source. The LICENSE files (MIT) are the authors'.
 package published
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// Name stands for the published files where a command wants a file of its user's.
+// Name is what a user gives to a command, in place of a file, to use the published files.
 const Name = "published"
 
 // Papers whose files are embedded.
@@ -23,7 +23,7 @@ const (
 //go:embed kairos ribbon
 var files embed.FS
 
-// Files are those of a paper, KAIROS or RIBBON; another one panics.
+// Files returns the published files of a paper, KAIROS or RIBBON. It panics for another name.
 func Files(paper string) fs.FS {
 	if paper != KAIROS && paper != RIBBON {
 		panic(fmt.Sprintf("published: nothing of paper %q is embedded", paper))
@@ -35,7 +35,7 @@ func Files(paper string) fs.FS {
 	return sub
 }
 
-// Samples reads the latency samples of a paper, KAIROS or RIBBON, which takes some 100 ms.
+// Samples reads the latency samples of a paper, KAIROS or RIBBON. It takes some 100 ms.
 func Samples(paper string) (*profiles.Samples, error) {
 	f, err := Files(paper).Open("samples.csv.gz")
 	if err != nil {
