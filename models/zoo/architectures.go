@@ -37,7 +37,7 @@ func buildNCF(b *builder) {
 	mlpItem := b.table("mlp_item", ids, 28_000, 64, 1)
 	mf := b.node("Mul", "mf", []string{mfUser, mfItem})
 	mlp := b.mlp("mlp", b.join("mlp", 128, mlpUser, mlpItem), "Relu", 128, 256, 256, 128, 64)
-	// The bias is above 0, so that most of the outputs are.
+	// The bias is above 0, so that most outputs are above 0 too.
 	w := b.weight("top.weight", 0, spread(2./128), 64, 128)
 	bias := b.weight("top.bias", 1, smallBias, 64)
 	b.node("Relu", "top", []string{
@@ -46,8 +46,7 @@ func buildNCF(b *builder) {
 	b.output("scores", 64)
 }
 
-// buildRM2 is the recommendation model whose time goes into its embedding
-// tables.
+// buildRM2 is a recommendation model that spends most of its time on lookups in embedding tables.
 func buildRM2(b *builder) {
 	dense := b.input(denseInput, tensor.FP32, 256)
 	ids := b.ids(32, 120)
@@ -117,9 +116,9 @@ func buildDIEN(b *builder) {
 		h = gru.step(x, h, "")
 		states[t] = h
 	}
-	// The GRU's states have a variance of about a quarter; those of the AUGRU,
-	// which attention lets move at few steps only, less than a tenth. Weights
-	// made for a variance of 1 would hardly let them matter.
+	// The GRU's states have a variance of about a quarter. Those of the AUGRU have less than a
+	// tenth, because attention lets them change at few steps only. With weights for a variance of 1
+	// the states would hardly affect the outputs.
 	augru := b.newGRU("augru", state, 1./4, state, 1./10)
 	attention := b.attention(states, b.reshape("ad", ad, 0, dim), state, dim)
 	h = ""
@@ -133,9 +132,9 @@ func buildDIEN(b *builder) {
 	b.output("probabilities", 2)
 }
 
-// attentionVariance is that of the scores before the softmax. At 9 some of the
-// behaviours of a query matter much, different ones for each query, and so each
-// of them matters for some.
+// attentionVariance is the variance of the scores before the softmax. With 9, a few behaviours of a
+// query get most of the attention, different ones for each query, so that each behaviour matters to
+// some queries.
 const attentionVariance = 9
 
 // attention is, for each state h_t [N, state], the softmax over t of

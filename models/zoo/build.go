@@ -29,7 +29,7 @@ type builder struct {
 	weights []weight
 	size    int64 // of the data file so far
 	tables  []models.Table
-	// named counts how many nodes have a name, but for a number at its end.
+	// named counts the nodes by name, without the number that makes a name unique.
 	named     map[string]int
 	constants map[string]bool
 }
@@ -53,8 +53,7 @@ func (b *builder) input(name string, t tensor.DataType, shape ...int64) string {
 	return name
 }
 
-// output declares the result of the last node, [N, size], an output of the
-// graph, under a name.
+// output makes the result of the last node, [N, size], an output of the graph with the given name.
 func (b *builder) output(name string, size int64) {
 	b.model.Nodes[len(b.model.Nodes)-1].Outputs[0] = name
 	b.model.Outputs = append(b.model.Outputs, onnx.Port{
@@ -62,13 +61,13 @@ func (b *builder) output(name string, size int64) {
 	})
 }
 
-// node applies an operator with one result and returns it. name tells where in the
-// model it is.
+// node adds a node with one result and returns the result's name. name says which part of the model
+// the node belongs to.
 func (b *builder) node(op, name string, inputs []string, attributes ...onnx.Attribute) string {
 	return b.nodes(op, name, 1, inputs, attributes...)[0]
 }
 
-// nodes applies an operator with several results.
+// nodes adds a node with several results and returns their names.
 func (b *builder) nodes(op, name string, results int, inputs []string,
 	attributes ...onnx.Attribute) []string {
 	name += "/" + op
@@ -84,7 +83,8 @@ func (b *builder) nodes(op, name string, results int, inputs []string,
 	return n.Outputs
 }
 
-// constant adds a list of numbers that the graph holds itself, once for the same name.
+// constant adds a list of numbers to the graph and returns its name. A second call with the
+// same name adds nothing.
 func (b *builder) constant(name string, values ...int64) string {
 	if b.constants[name] {
 		return name
@@ -100,7 +100,8 @@ func (b *builder) constant(name string, values ...int64) string {
 	return name
 }
 
-// weight adds a tensor of the data file with elements uniform in mean -+ spread.
+// weight adds a tensor to the data file, with elements uniform in mean ± spread, and returns its
+// name.
 func (b *builder) weight(name string, mean, spread float64, shape ...int64) string {
 	w := weight{
 		name:   name,
@@ -122,7 +123,7 @@ func (b *builder) weight(name string, mean, spread float64, shape ...int64) stri
 	return name
 }
 
-// spread is that of a uniform distribution with the given variance.
+// spread returns half the width of a uniform distribution with the given variance.
 func spread(variance float64) float64 { return math.Sqrt(3 * variance) }
 
 // ids declares the packed input of ids and splits it by table, into [N, 1] for
@@ -162,15 +163,15 @@ func (b *builder) reshape(name, x string, shape ...int64) string {
 	})
 }
 
-// row makes x [N, width] a row as tables give it, [N, 1, width].
+// row reshapes x from [N, width] to [N, 1, width], the shape that table returns.
 func (b *builder) row(name, x string, width int64) string { return b.reshape(name, x, 0, 1, width) }
 
-// join joins rows [N, 1, ...] to [N, width].
+// join concatenates rows [N, 1, ...] to [N, width].
 func (b *builder) join(name string, width int64, rows ...string) string {
 	return b.reshape(name, b.node("Concat", name, rows, axis(2)), 0, width)
 }
 
-// gemm is x [N, in] times weight [out, in] transposed, plus bias.
+// gemm multiplies x [N, in] by the transposed weight [out, in] and adds bias.
 func (b *builder) gemm(name, x, weight, bias string) string {
 	return b.node("Gemm", name, []string{x, weight, bias}, onnx.Attribute{
 		Name: "transB", Value: int64(1),
@@ -180,8 +181,8 @@ func (b *builder) gemm(name, x, weight, bias string) string {
 // smallBias is the spread of biases.
 const smallBias = 0.1
 
-// fc is a fully connected layer, xW^T + b with an activation, "Relu" for instance. W follows
-// He's rule: variance 2 / inputs.
+// fc adds a fully connected layer: xW^T + b and then the activation, such as "Relu". The variance
+// of W follows He's rule, 2 / inputs.
 func (b *builder) fc(name, x string, in, out int64, activation string,
 	attributes ...onnx.Attribute) string {
 	w := b.weight(name+".weight", 0, spread(2/float64(in)), out, in)
@@ -189,8 +190,8 @@ func (b *builder) fc(name, x string, in, out int64, activation string,
 	return b.node(activation, name, []string{b.gemm(name, x, w, bias)}, attributes...)
 }
 
-// mlp is a stack of fully connected layers of the given sizes, the first of which is
-// the input's, each ending in ReLU but the last, which ends in last.
+// mlp adds a stack of fully connected layers. sizes are the width of x and then of each layer. The
+// activation of the last layer is last, that of the others ReLU.
 func (b *builder) mlp(name, x, last string, sizes ...int64) string {
 	for i := range len(sizes) - 1 {
 		activation := "Relu"

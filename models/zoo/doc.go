@@ -1,7 +1,7 @@
-// Package zoo generates recommendation models, ready to be served: the architectures of DeepRecSys
-// with deterministic weights. A model is a folder of the model repository, `<dir>/<model>/`, with
-// one version and a model.yaml that describes it.
+// Package zoo generates recommendation models with the architectures of DeepRecSys and
+// deterministic random weights. It writes a model as a folder of the model repository,
+// `<dir>/<model>/`, with one version and a model.yaml that describes it.
 //
-// A model's cost of computation is in its dimensions, lookups and MLPs; a scale changes only how
-// many rows its embedding tables have.
+// The scale sets only the number of rows of the embedding tables, and so the size in memory. The
+// amount of computation for a query does not depend on it.
 package zoo

@@ -17,7 +17,7 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// A weight is a float32 tensor of the data file, its elements uniform in
+// A weight is a float32 tensor in the data file. Its elements are uniform in
 // (mean - spread, mean + spread).
 type weight struct {
 	name         string
@@ -35,11 +35,11 @@ func (w weight) elements() int64 {
 	return n
 }
 
-// alignment of tensors in the data file: a page, as the ONNX specification
-// advises for files that are mapped.
+// alignment of tensors in the data file, in bytes: a page, as the ONNX specification recommends for
+// files that are mapped.
 const alignment = 4096
 
-// chunk is how many elements are made at a time.
+// chunk is how many elements are generated at a time.
 const chunk = 256 << 10
 
 // write writes the model's folder.
@@ -64,7 +64,7 @@ func (p *plan) write(ctx context.Context, folder string, progress func(done, tot
 		0o644)
 }
 
-// writeData writes the weights, in chunks on all cores.
+// writeData generates the weights in chunks on all cores and writes them to path.
 func (p *plan) writeData(ctx context.Context, path string,
 	progress func(done, total int64)) (err error) {
 	f, err := os.Create(path)
@@ -131,10 +131,9 @@ func (p *plan) writeData(ctx context.Context, path string,
 	return g.Wait()
 }
 
-// appendElements appends the elements [first, first+count) to b; first is even.
-// Each depends on the key and its index alone. Only integer arithmetic,
-// conversions and single float32 operations are used, which every machine
-// rounds alike.
+// appendElements appends the elements [first, first+count) to b; first is even. An element depends
+// only on the key and on its index. All operations are on integers, conversions, or single float32
+// operations, so that all machines round alike.
 func (w weight) appendElements(b []byte, first, count int64) []byte {
 	mean, step := float32(w.mean), float32(w.spread/(1<<24))
 	element := func(bits uint64) uint32 { // of 24 bits
@@ -159,7 +158,7 @@ func mix(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// weightKey starts the random numbers of a tensor.
+// weightKey returns the seed of a tensor's random numbers.
 func weightKey(model, tensor string, seed uint64) uint64 {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%s/%d", model, tensor, seed))
 	return binary.LittleEndian.Uint64(sum[:])

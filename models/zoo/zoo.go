@@ -15,17 +15,17 @@ import (
 	"github.com/muster-serve/muster/models/onnx"
 )
 
-// generator names this package and the version of what it writes: it changes
-// whenever the same options give other bytes.
+// generator is the name of this package and the version of its output. The version changes when the
+// same options give other bytes.
 const generator = "muster zoo 1"
 
-// dataFile holds the weights, beside the model file.
+// dataFile is the name of the file with the weights, beside the model file.
 const dataFile = models.ModelFile + ".data"
 
-// ErrExists is wrapped when there is another model where one is to be written.
+// ErrExists means that another model is where the new one would be written. Errors wrap it.
 var ErrExists = errors.New("zoo: another model is there")
 
-// Options of a generated model.
+// Options are the options of a generated model.
 type Options struct {
 	// Scale multiplies the number of rows of the embedding tables; empty
 	// means Default.
@@ -35,13 +35,13 @@ type Options struct {
 	Seed uint64
 	// Overwrite replaces a model that was generated with other options.
 	Overwrite bool
-	// Progress, if set, is told how many bytes of how many are written. It is called by
-	// one goroutine at a time.
+	// Progress, if set, is called with the number of bytes of weights that are written and their
+	// total, by one goroutine at a time.
 	Progress func(done, total int64)
 }
 
-// A Scale says how many rows the embedding tables have: Small, Default, Full, or
-// a fraction in (0, 1] of the full number, as "0.05" or "1/20".
+// A Scale is the number of rows of the embedding tables: Small, Default, Full, or a fraction in
+// (0, 1] of the full number, such as "0.05" or "1/20".
 type Scale string
 
 // The named scales.
@@ -51,7 +51,7 @@ const (
 	Full    Scale = "full"
 )
 
-// fraction is the scale as a number; own is the model's default.
+// fraction returns the scale as a number; own is that of Default for the model.
 func (s Scale) fraction(own *big.Rat) (*big.Rat, error) {
 	switch s {
 	case Small:
@@ -76,7 +76,7 @@ func (s Scale) wrong() error {
 		Small, Default, Full)
 }
 
-// rows is full scaled by f, rounded to the nearest whole number, at least 1.
+// rows returns full * f, rounded to the nearest whole number, at least 1.
 func rows(full int64, f *big.Rat) int64 {
 	twice := new(big.Int).Mul(big.NewInt(2*full), f.Num())
 	twice.Add(twice, f.Denom())
@@ -84,7 +84,7 @@ func rows(full int64, f *big.Rat) int64 {
 	return max(1, twice.Int64())
 }
 
-// Names are the models that can be generated.
+// Names returns the names of the models that can be generated.
 func Names() []string {
 	names := make([]string, len(architectures))
 	for i, a := range architectures {
@@ -93,10 +93,10 @@ func Names() []string {
 	return names
 }
 
-// Generate writes the model to dir/<model>/, which is made if need be. The model appears there
-// complete or not at all. It reports whether it wrote the model: one generated before with the same
-// options is left as it is. One generated with others is replaced if options.Overwrite is set,
-// otherwise it gives an error that wraps ErrExists, as does whatever else is in its place.
+// Generate writes the model to dir/<model>/ and creates dir if it does not exist. The folder
+// appears with all files or not at all. Generate returns false if the same model is already there.
+// A model that was generated with other options is replaced if options.Overwrite is set. Otherwise,
+// and for anything else in its place, the error wraps ErrExists.
 func Generate(ctx context.Context, dir, model string, options Options) (written bool, err error) {
 	fail := func(err error) (bool, error) {
 		return false, fmt.Errorf("generate model %s: %w", model, err)
@@ -116,7 +116,7 @@ func Generate(ctx context.Context, dir, model string, options Options) (written 
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fail(err)
 	}
-	// Hidden folders are no models, so no agent looks into this one.
+	// Agents ignore hidden folders, so they do not see the unfinished model.
 	temporary, err := os.MkdirTemp(dir, "."+model+"-*")
 	if err != nil {
 		return fail(err)
@@ -137,7 +137,7 @@ func Generate(ctx context.Context, dir, model string, options Options) (written 
 	return true, nil
 }
 
-// A plan is a model that is yet to be written.
+// A plan describes a model to write.
 type plan struct {
 	config  models.Config
 	model   onnx.Model
@@ -187,7 +187,7 @@ func newPlan(model string, options Options) (*plan, error) {
 	return &plan{config: config, model: b.model, weights: b.weights, size: b.size}, nil
 }
 
-// An action is what to do about what stands in a model's place.
+// An action is what Generate does with the folder of the model.
 type action int
 
 const (
@@ -196,7 +196,7 @@ const (
 	overwrite
 )
 
-// compare decides what to do about target.
+// compare decides what to do with target, the model's folder. replace is Options.Overwrite.
 func (p *plan) compare(target string, replace bool) (action, error) {
 	entries, err := os.ReadDir(target)
 	if errors.Is(err, fs.ErrNotExist) {
