@@ -4,11 +4,13 @@ CHAOS_FLAGS ?=
 DEMO_FLAGS ?=
 FUZZTIME ?= 1m
 
-.PHONY: build test demo race fuzz lint check-onnx conformance scenarios chaos bench packages test-packages vulncheck generate notice onnxruntime clean
+.PHONY: build test demo race fuzz lint check-onnx conformance scenarios chaos bench packages \
+	test-packages vulncheck generate notice onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
 build: onnxruntime
-	CGO_ENABLED=1 go build -trimpath -buildvcs=auto -tags embed_onnxruntime -ldflags='-s -w' -o bin/muster ./cmd/muster
+	CGO_ENABLED=1 go build -trimpath -buildvcs=auto -tags embed_onnxruntime -ldflags='-s -w' \
+		-o bin/muster ./cmd/muster
 
 # All tests, with the real ONNX Runtime. `make lint` vets; GOGC=400 saves a quarter of the tests'
 # CPU time, and -trimpath shares what `make build` has compiled.
@@ -24,7 +26,7 @@ demo: build
 # goroutine (pure_test.go).
 race: onnxruntime
 	REQUIRE_ONNXRUNTIME=1 go test -trimpath -vet=off -race -short -timeout 20m $$(go list ./... | \
-		grep -vE '/(client/queries|leader|leader/election|leader/fluid|leader/learn|leader/match|profiles|runtime/queue)$$')
+		grep -vE '/(client/queries|leader|leader/(election|fluid|learn|match)|profiles|runtime/queue)$$')
 
 # Every fuzz target for FUZZTIME.
 fuzz:

@@ -504,17 +504,21 @@ func TestOtherCalls(t *testing.T) {
 func TestReason(t *testing.T) {
 	for _, tt := range []struct{ message, want string }{
 		{"model \"x\"; there are y", "model \"x\"; there are y"},
-		{`connection error: desc = "transport: Error while dialing: dial tcp 10.0.0.7:8001: connect: connection refused"`, "dial tcp 10.0.0.7:8001: connect: connection refused"},
+		{`connection error: desc = "transport: Error while dialing: ` +
+			`dial tcp 10.0.0.7:8001: connect: connection refused"`,
+			"dial tcp 10.0.0.7:8001: connect: connection refused"},
 		{`connection error: desc = "transport: authentication handshake failed: EOF"`,
 			"authentication handshake failed: EOF"},
 		{`connection error: desc = "error reading server preface: EOF"`,
 			"the connection is closed at once, as by a server that wants TLS"},
 		{
-			`connection error: desc = "error reading server preface: read tcp 127.0.0.1:5->127.0.0.1:6: read: connection reset by peer"`,
+			`connection error: desc = "error reading server preface: ` +
+				`read tcp 127.0.0.1:5->127.0.0.1:6: read: connection reset by peer"`,
 			"the connection is closed at once, as by a server that wants TLS",
 		},
 		{
-			`connection error: desc = "error reading server preface: http2: frame too large, note that the frame header looked like an HTTP/1.1 header"`,
+			`connection error: desc = "error reading server preface: ` +
+				`http2: frame too large, note that the frame header looked like an HTTP/1.1 header"`,
 			"the answer is HTTP/1.1, want gRPC: is it the port of REST?",
 		},
 	} {

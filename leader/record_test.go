@@ -93,7 +93,8 @@ func FuzzParseEvent(f *testing.F) {
 	f.Add("1s learned latency=m/1 type=x table=3:1ms/2ms,4:2ms/2ms/3ms sure=no factors=yes " +
 		"agent=a factor=1.5 own=x@a limit=3 price=x per_ms=0.5 service=1ms")
 	f.Add(
-		`0s submitted query=1/2 attempt=1 model="a b/3" batch=4 waited=1s time_left=-1ns agent=w lane=0 denied="no, never" retry_after=2s tag_size=7`)
+		`0s submitted query=1/2 attempt=1 model="a b/3" batch=4 waited=1s time_left=-1ns ` +
+			`agent=w lane=0 denied="no, never" retry_after=2s tag_size=7`)
 	f.Add("0s outdated model=a/1 latency=a/1 type=x")
 	f.Fuzz(func(t *testing.T, line string) {
 		at, e, err := ParseEvent([]byte(line))

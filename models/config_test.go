@@ -138,14 +138,17 @@ deadline_ms: 6
 		`model.yaml:8: family: got nothing, expected text`,
 		`model.yaml:9: accuracy: got ".nan", expected a number above 0 and up to 1`,
 		`model.yaml:11: inputs[0]: has no name`,
-		`model.yaml:13: inputs[1].data_type: got "float", expected a data type of the Open Inference Protocol, such as FP32 or INT64`,
+		`model.yaml:13: inputs[1].data_type: got "float", expected a data type of the ` +
+			`Open Inference Protocol, such as FP32 or INT64`,
 		`model.yaml:14: inputs[1].shape[0]: got "1", expected -1, the batch size`,
 		`model.yaml:15: inputs[1].id_bounds[0]: got "0", expected a whole number of at least 1`,
 		`model.yaml:17: inputs[3]: "a" is given twice`,
 		`model.yaml:19: unknown key "outputs[0].id_bounds", expected one of data_type, name, shape`,
 		`model.yaml:20: tables: got "none", expected a list of tables`,
 		`model.yaml:21: generated.seed: got "-1", expected a whole number of at least 0`,
-		`model.yaml:22: unknown key "qos_target", expected one of accuracy, deadline_ms, family, generated, inputs, largest_batch_size, late, outputs, qos_percentile, qos_target_ms, rows_independent, tables, versions, warm_up`,
+		`model.yaml:22: unknown key "qos_target", expected one of accuracy, deadline_ms, family, ` +
+			`generated, inputs, largest_batch_size, late, outputs, qos_percentile, ` +
+			`qos_target_ms, rows_independent, tables, versions, warm_up`,
 		`model.yaml:24: key "deadline_ms" is given twice`,
 		`model.yaml:23: deadline_ms: got "5", expected at least qos_target_ms, which is 100`,
 		`model.yaml:6: warm_up: got batch size 2000, expected at most largest_batch_size, which is 1000`,

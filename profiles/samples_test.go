@@ -58,7 +58,8 @@ func TestReadRIBBONSamples(t *testing.T) {
 	}
 }
 
-const samplesText = "model,instance_type,batch_size,sample_ms\nncf,a,10,1\nncf,a,20,2\nncf,b,20,4\nncf,b,10,3\nncf,a,20,2.5\n"
+const samplesText = "model,instance_type,batch_size,sample_ms\n" +
+	"ncf,a,10,1\nncf,a,20,2\nncf,b,20,4\nncf,b,10,3\nncf,a,20,2.5\n"
 
 func TestReadSamples(t *testing.T) {
 	var compressed bytes.Buffer

@@ -155,7 +155,8 @@ func TestLibraryRoundTrip(t *testing.T) {
 }
 
 func TestReadLibraryErrors(t *testing.T) {
-	const table = `{"model":"m","instance_type":"t","provider":"cpu","origin":"shipped","knots":[{"batch_size":1,"mean_ms":1,"p50_ms":1,"p90_ms":1,"p99_ms":1,"error":0}]}`
+	const table = `{"model":"m","instance_type":"t","provider":"cpu","origin":"shipped",` +
+		`"knots":[{"batch_size":1,"mean_ms":1,"p50_ms":1,"p90_ms":1,"p99_ms":1,"error":0}]}`
 	const model = `{"name":"m","qos_target_ms":5,"largest_batch_size":10}`
 	file := func(format, models, tables string) string {
 		return `{"format":` + format + `,"source":"","command":"","models":[` + models +

@@ -19,4 +19,5 @@ else
   # What is right is looked at, and not how fast: this machine may have much else to do.
   sed -i 's/^deadline_ms: .*/deadline_ms: 60000/' "$work"/models/*/model.yaml
 fi
-ORT_DISABLE_TELEMETRY=1 "$commands/python" scripts/conformance.py --muster bin/muster --grpcurl "$grpcurl" --work "$work"
+ORT_DISABLE_TELEMETRY=1 "$commands/python" scripts/conformance.py --muster bin/muster \
+  --grpcurl "$grpcurl" --work "$work"

@@ -29,7 +29,8 @@ if [ -z "$client" ]; then
 	if [ -n "$pip" ]; then client=pip
 	elif command -v npm >/dev/null; then client=npm
 	else
-		echo "fetch-onnxruntime: neither pip nor npm found: install one, or build without the library (go build ./cmd/muster) and name one at run time (--onnxruntime-lib)" >&2
+		echo "fetch-onnxruntime: neither pip nor npm found: install one, or build without the library" \
+			"(go build ./cmd/muster) and name one at run time (--onnxruntime-lib)" >&2
 		exit 1
 	fi
 fi

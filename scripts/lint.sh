@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Checks form: gofmt, go vet, staticcheck, shellcheck and ruff, each pinned, and that NOTICE names
-# what the binary holds. `make lint` calls it.
+# Checks the form of the code (gofmt, no line above 120 columns, go vet, staticcheck, shellcheck,
+# ruff; each tool in a pinned version), and that NOTICE names all that the binary contains.
+# `make lint` calls it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/venv.sh lint >/dev/null & # pip waits for others, the compiler for the CPUs
+scripts/venv.sh lint >/dev/null & # pip waits for the network while the compiler uses the CPUs
 venv=$!
 
 unformatted=$(git ls-files '*.go' | xargs gofmt -l)
@@ -13,7 +14,16 @@ if [ -n "$unformatted" ]; then
   echo "$unformatted" >&2
   exit 1
 fi
-# Without the folder's name in what is compiled, it is compiled and looked at once, in whichever clone.
+# A tab counts as four columns. Generated code and test data are as they come.
+long=$(git ls-files '*.go' '*.sh' '*.py' '*.proto' '*.yaml' '*.yml' '*.md' Makefile .ci/run \
+  ':!:*.pb.go' ':!:**/testdata/**' | xargs perl -CSD -ne 's/\t/    /g; chomp;
+    print "$ARGV:$.: ", length, "\n" if length > 120; close ARGV if eof')
+if [ -n "$long" ]; then
+  echo "lint: more than 120 columns:" >&2
+  echo "$long" >&2
+  exit 1
+fi
+# -trimpath keeps the folder's name out of what is compiled, so all clones share the build cache.
 GOFLAGS="$(go env GOFLAGS) -trimpath"
 export GOFLAGS
 go vet ./...

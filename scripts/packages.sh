@@ -13,7 +13,8 @@ cyclonedx=$(scripts/tool.sh cyclonedx-gomod github.com/CycloneDX/cyclonedx-gomod
 
 if [ -z "${VERSION:-}" ]; then
   # Without a tag, a version that any release is newer than.
-  VERSION=$(git describe --tags --match 'v*' 2>/dev/null || echo "v0.0.0-$(git rev-list --count HEAD)-g$(git rev-parse --short HEAD)")
+  VERSION=$(git describe --tags --match 'v*' 2>/dev/null ||
+    echo "v0.0.0-$(git rev-list --count HEAD)-g$(git rev-parse --short HEAD)")
   VERSION=${VERSION#v}
   VERSION=${VERSION//-/+}
 fi
@@ -39,12 +40,14 @@ for arch in "$@"; do
   esac
   if [ "$arch" = "$(go env GOHOSTARCH)" ]; then cc=$(go env CC); fi
   if ! command -v "$cc" >/dev/null; then
-    echo "packages: no C compiler $cc for $arch: install one (apt-get install gcc-${cc%-gcc}), or name one as CC_$arch" >&2
+    echo "packages: no C compiler $cc for $arch: install one (apt-get install gcc-${cc%-gcc})," \
+      "or name one as CC_$arch" >&2
     exit 1
   fi
   scripts/fetch-onnxruntime.sh "$arch"
   mkdir -p "$out/$arch"
-  CC=$cc CGO_ENABLED=1 GOARCH=$arch go build -trimpath -buildvcs=auto -tags embed_onnxruntime -ldflags='-s -w' -o "$out/$arch/muster" ./cmd/muster
+  CC=$cc CGO_ENABLED=1 GOARCH=$arch go build -trimpath -buildvcs=auto -tags embed_onnxruntime -ldflags='-s -w' \
+    -o "$out/$arch/muster" ./cmd/muster
   for format in deb rpm; do
     GOARCH=$arch "$nfpm" package --config deploy/nfpm.yaml --packager "$format" --target "$out/"
   done

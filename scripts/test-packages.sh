@@ -1,20 +1,25 @@
 #!/usr/bin/env bash
-# Installs the deb of this machine's architecture from build/packages, starts what
-# its unit would start, queries it, drains it, and removes it again; looks into
-# all packages for what must be there, licences above all, and at their SBOMs. Needs
-# root, dpkg, setpriv, curl and go, and a machine that muster is not
-# installed on. systemd itself need not run: its part (user, directories) is played
-# by hand, and its sandbox is only looked at, not tried.
+# Tests the packages in build/packages. It installs the deb of this machine's architecture, starts
+# the command of its systemd unit, sends a query, drains the agent and removes the deb. Then it checks
+# that every package has its files (licences above all), and every deb its SBOM.
+# It needs root, dpkg, setpriv, curl, go, and a machine on which muster is not installed. systemd need
+# not run: this script makes the user and the directories that systemd would make. It verifies the
+# unit's sandbox with systemd-analyze, but does not run the agent in it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 fail() { echo "test-packages: $*" >&2; exit 1; }
 [ "$(id -u)" = 0 ] || fail "not root: dpkg needs that"
-if dpkg -s muster >/dev/null 2>&1 || [ -e /etc/muster ] || [ -e /var/lib/muster ]; then fail "muster is here already"; fi
+if dpkg -s muster >/dev/null 2>&1; then fail "muster is installed already: remove it first"; fi
+for directory in /etc/muster /var/lib/muster; do
+  [ ! -e "$directory" ] || fail "$directory is there already: move it away first"
+done
 
 arch=$(dpkg --print-architecture)
 debs=(build/packages/muster_*_"$arch".deb)
-if [ ${#debs[@]} != 1 ] || [ ! -f "${debs[0]}" ]; then fail "want one deb for $arch in build/packages, found: ${debs[*]}"; fi
+if [ ${#debs[@]} != 1 ] || [ ! -f "${debs[0]}" ]; then
+  fail "want one deb for $arch in build/packages, found: ${debs[*]}"
+fi
 
 work=$(mktemp -d)
 agent=
@@ -27,19 +32,21 @@ trap clean EXIT
 
 echo "== install ${debs[0]}"
 dpkg -i "${debs[0]}"
-[ "$(stat -c '%U:%G %a' /etc/muster)" = "root:muster-keys 750" ] || fail "/etc/muster is $(stat -c '%U:%G %a' /etc/muster)"
+mode=$(stat -c '%U:%G %a' /etc/muster)
+[ "$mode" = "root:muster-keys 750" ] || fail "/etc/muster is $mode, want root:muster-keys 750"
 muster config check /etc/muster/muster.yaml
 
 echo "== licences"
-# All that the binary says it is made of, as the package's NOTICE must name it.
+# NOTICE in the package must name every module that the binary says it is built of.
 dpkg-deb --fsys-tarfile "${debs[0]}" | tar -xO ./usr/share/doc/muster/NOTICE.gz | gunzip >"$work/NOTICE"
 go version -m "$(command -v muster)" | awk '$1 == "dep" { print $2, $3 }' >"$work/modules"
-[ "$(wc -l <"$work/modules")" -gt 20 ] || fail "$(command -v muster) does not say what it is made of"
+[ "$(wc -l <"$work/modules")" -gt 20 ] || fail "$(command -v muster) names fewer than 20 modules"
 while read -r module; do
   grep -Fqx "  $module" "$work/NOTICE" || fail "NOTICE.gz does not name $module"
 done <"$work/modules"
 muster licenses >"$work/licenses"
-grep -Fqx "  $(tail -n 1 "$work/modules")" "$work/licenses" || fail "muster licenses does not name what NOTICE.gz does"
+last=$(tail -n 1 "$work/modules")
+grep -Fqx "  $last" "$work/licenses" || fail "muster licenses does not name $last, as NOTICE.gz does"
 
 unit=/usr/lib/systemd/system/muster.service
 if command -v systemd-analyze >/dev/null; then
@@ -66,23 +73,27 @@ sed -i 's/^# \(tls-\)/\1/' /etc/muster/muster.yaml
 muster config check /etc/muster/muster.yaml
 
 # shellcheck disable=SC2046 # the words of ExecStart are the command
-(cd /var/lib/muster && exec setpriv --reuid nobody --regid nogroup --groups muster-keys --no-new-privs --bounding-set=-all \
-  $(setting ExecStart)) 2>"$work/log" &
+(cd /var/lib/muster && exec setpriv --reuid nobody --regid nogroup --groups muster-keys \
+  --no-new-privs --bounding-set=-all $(setting ExecStart)) 2>"$work/log" &
 agent=$!
 for _ in $(seq 300); do
-  if curl -fs --cacert "$work/certs/ca.crt" https://localhost:8000/readyz 2>/dev/null; then ready=yes; break; fi
+  if curl -fs --cacert "$work/certs/ca.crt" https://localhost:8000/readyz 2>/dev/null; then
+    ready=yes
+    break
+  fi
   kill -0 "$agent" 2>/dev/null || break
   sleep 0.1
 done
-[ "${ready:-}" = yes ] || { cat "$work/log" >&2; fail "the agent is not ready"; }
+[ "${ready:-}" = yes ] || { cat "$work/log" >&2; fail "the agent is not ready after 30 s, or has ended"; }
 muster infer ncf --batch-size 3 --tls-ca "$work/certs/ca.crt"
-muster models unload ncf --tls-ca "$work/certs/ca.crt" --tls-cert "$work/certs/admin.crt" --tls-key "$work/certs/admin.key"
+muster models unload ncf --tls-ca "$work/certs/ca.crt" \
+  --tls-cert "$work/certs/admin.crt" --tls-key "$work/certs/admin.key"
 
 echo "== drain"
 kill -"$(setting KillSignal)" "$agent"
 wait "$agent" || { cat "$work/log" >&2; fail "exit status $? after $(setting KillSignal), want 0"; }
 agent=
-grep -q 'msg=drained' "$work/log" || { cat "$work/log" >&2; fail "it has not drained"; }
+grep -q 'msg=drained' "$work/log" || { cat "$work/log" >&2; fail "the agent's log does not say msg=drained"; }
 
 echo "== remove"
 dpkg --purge muster
@@ -92,14 +103,15 @@ done
 rm -rf /etc/muster # with the certificates that were put there
 
 echo "== all packages"
-# has PACKAGE ZSH-FOLDER, with the package's files on standard input.
+# has PACKAGE ZSH-FOLDER checks the list of the package's files, which it reads from standard input.
 has() {
   local files file
   files=$(cat)
   for file in bin/muster lib/systemd/system/muster.service \
     share/doc/muster/{copyright,LICENSE,NOTICE.gz,ThirdPartyNotices.txt.gz,changelog.gz} \
     share/man/man1/{muster,muster-agent,muster-models-generate}.1.gz \
-    share/bash-completion/completions/muster share/fish/vendor_completions.d/muster.fish "share/zsh/$2/_muster"; do
+    share/bash-completion/completions/muster \
+    share/fish/vendor_completions.d/muster.fish "share/zsh/$2/_muster"; do
     grep -Fqx "/usr/$file" <<<"$files" || fail "$1 has no /usr/$file"
   done
 }
@@ -112,7 +124,10 @@ for package in build/packages/*.deb; do
   done
 done
 for package in build/packages/*.rpm; do
-  if ! command -v rpm >/dev/null; then echo "no rpm here: $package is not looked into" >&2; continue; fi
+  if ! command -v rpm >/dev/null; then
+    echo "no rpm here: the files of $package are not checked" >&2
+    continue
+  fi
   rpm -qlp "$package" | has "$package" site-functions
   echo "$package: $(rpm -qp --qf '%{name} %{version} %{arch}' "$package")"
 done

@@ -25,7 +25,8 @@ func TestIdleLink(t *testing.T) {
 		defer w.stop()
 		agents := []*testNode{w.add("a", -1, linear), w.add("b", -1, linear)}
 		synctest.Wait()
-		var heard atomic.Int64 // by who opened the link: proposals, and the grants of those that came by a link of the other's
+		// Proposals, and grants of those that came by a link of the other's: by who opened it.
+		var heard atomic.Int64
 		for _, n := range agents {
 			n.leader.links.elect = func(*control.Election) { heard.Add(1) }
 		}

@@ -252,10 +252,11 @@ type Model struct {
 	DeadlineNs       int64                            `protobuf:"varint,7,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"`
 	LargestBatchSize uint32                           `protobuf:"varint,8,opt,name=largest_batch_size,json=largestBatchSize,proto3" json:"largest_batch_size,omitempty"`
 	RejectLate       bool                             `protobuf:"varint,9,opt,name=reject_late,json=rejectLate,proto3" json:"reject_late,omitempty"`
-	Checksum         string                           `protobuf:"bytes,10,opt,name=checksum,proto3" json:"checksum,omitempty"` // of the version's files and what changes how they run; who differs in it holds another model
-	Number           uint64                           `protobuf:"varint,11,opt,name=number,proto3" json:"number,omitempty"`    // in a Watch of changes: by which members name it
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Of the version's files and of what changes how they run. Who has another holds another model.
+	Checksum      string `protobuf:"bytes,10,opt,name=checksum,proto3" json:"checksum,omitempty"`
+	Number        uint64 `protobuf:"varint,11,opt,name=number,proto3" json:"number,omitempty"` // in a Watch of changes: by which members name it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Model) Reset() {
@@ -2084,16 +2085,17 @@ func (x *StatusRequest) GetAgent() string {
 // A FleetStatus is one snapshot; see `muster status`. Rates are those of the last
 // 10 s, or of the time since the leader began to lead.
 type FleetStatus struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	View          *View                  `protobuf:"bytes,1,opt,name=view,proto3" json:"view,omitempty"`
-	Agents        []*AgentStatus         `protobuf:"bytes,2,rep,name=agents,proto3" json:"agents,omitempty"`
-	Models        []*ModelStatus         `protobuf:"bytes,3,rep,name=models,proto3" json:"models,omitempty"`
-	Waiting       uint32                 `protobuf:"varint,4,opt,name=waiting,proto3" json:"waiting,omitempty"` // queries at the leader
-	WaitingLate   uint32                 `protobuf:"varint,5,opt,name=waiting_late,json=waitingLate,proto3" json:"waiting_late,omitempty"`
-	Rate          float64                `protobuf:"fixed64,6,opt,name=rate,proto3" json:"rate,omitempty"`                               // queries/s
-	FluidLimit    float64                `protobuf:"fixed64,7,opt,name=fluid_limit,json=fluidLimit,proto3" json:"fluid_limit,omitempty"` // queries/s of the pool for this demand; 0: unknown
-	Decisions     []string               `protobuf:"bytes,8,rep,name=decisions,proto3" json:"decisions,omitempty"`                       // the last ones, newest first, serial form of leader/match and the name of the lane's agent
-	Proposal      *Proposal              `protobuf:"bytes,9,opt,name=proposal,proto3" json:"proposal,omitempty"`                         // the last plan that a leader made for a changed demand, if any
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	View        *View                  `protobuf:"bytes,1,opt,name=view,proto3" json:"view,omitempty"`
+	Agents      []*AgentStatus         `protobuf:"bytes,2,rep,name=agents,proto3" json:"agents,omitempty"`
+	Models      []*ModelStatus         `protobuf:"bytes,3,rep,name=models,proto3" json:"models,omitempty"`
+	Waiting     uint32                 `protobuf:"varint,4,opt,name=waiting,proto3" json:"waiting,omitempty"` // queries at the leader
+	WaitingLate uint32                 `protobuf:"varint,5,opt,name=waiting_late,json=waitingLate,proto3" json:"waiting_late,omitempty"`
+	Rate        float64                `protobuf:"fixed64,6,opt,name=rate,proto3" json:"rate,omitempty"`                               // queries/s
+	FluidLimit  float64                `protobuf:"fixed64,7,opt,name=fluid_limit,json=fluidLimit,proto3" json:"fluid_limit,omitempty"` // queries/s of the pool for this demand; 0: unknown
+	// The last ones, newest first: the serial form of leader/match, and the lane's agent.
+	Decisions     []string  `protobuf:"bytes,8,rep,name=decisions,proto3" json:"decisions,omitempty"`
+	Proposal      *Proposal `protobuf:"bytes,9,opt,name=proposal,proto3" json:"proposal,omitempty"` // the last plan that a leader made for a changed demand, if any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2194,18 +2196,20 @@ func (x *FleetStatus) GetProposal() *Proposal {
 // A Proposal says how the demand of a model has changed, and which instances are best for what is
 // asked of the fleet since. Nothing is rented or released.
 type Proposal struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	TimeUnixNs    int64                  `protobuf:"varint,1,opt,name=time_unix_ns,json=timeUnixNs,proto3" json:"time_unix_ns,omitempty"` // when the change was first seen, by the leader's clock: for people, never compared
-	Model         string                 `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
-	Version       int64                  `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
-	Kind          string                 `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"` // "batch sizes", "arrival rate", or "batch sizes and arrival rate"
-	Before        *Proposal_Load         `protobuf:"bytes,5,opt,name=before,proto3" json:"before,omitempty"`
-	Now           *Proposal_Load         `protobuf:"bytes,6,opt,name=now,proto3" json:"now,omitempty"`
-	Change        bool                   `protobuf:"varint,7,opt,name=change,proto3" json:"change,omitempty"` // the plan is worth changing to
-	Current       []*Proposal_Instances  `protobuf:"bytes,8,rep,name=current,proto3" json:"current,omitempty"`
-	Proposed      []*Proposal_Instances  `protobuf:"bytes,9,rep,name=proposed,proto3" json:"proposed,omitempty"` // none where no plan was found
-	Gain          float64                `protobuf:"fixed64,10,opt,name=gain,proto3" json:"gain,omitempty"`      // by which share it serves more, or for another rate costs less; below 0: costs more
-	Reason        string                 `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"`    // in words: what is proposed and why, or why there is no plan
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When the change was first seen, by the leader's clock: for people, never compared.
+	TimeUnixNs int64                 `protobuf:"varint,1,opt,name=time_unix_ns,json=timeUnixNs,proto3" json:"time_unix_ns,omitempty"`
+	Model      string                `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
+	Version    int64                 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
+	Kind       string                `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"` // "batch sizes", "arrival rate", or "batch sizes and arrival rate"
+	Before     *Proposal_Load        `protobuf:"bytes,5,opt,name=before,proto3" json:"before,omitempty"`
+	Now        *Proposal_Load        `protobuf:"bytes,6,opt,name=now,proto3" json:"now,omitempty"`
+	Change     bool                  `protobuf:"varint,7,opt,name=change,proto3" json:"change,omitempty"` // the plan is worth changing to
+	Current    []*Proposal_Instances `protobuf:"bytes,8,rep,name=current,proto3" json:"current,omitempty"`
+	Proposed   []*Proposal_Instances `protobuf:"bytes,9,rep,name=proposed,proto3" json:"proposed,omitempty"` // none where no plan was found
+	// By which share the proposal serves more or, for another rate, costs less; below 0: costs more.
+	Gain          float64 `protobuf:"fixed64,10,opt,name=gain,proto3" json:"gain,omitempty"`
+	Reason        string  `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"` // in words: what is proposed and why, or why there is no plan
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

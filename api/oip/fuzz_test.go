@@ -158,15 +158,14 @@ func flatten(v any) []any {
 
 // FuzzJSON decodes any text and compares with encoding/json.
 func FuzzJSON(f *testing.F) {
-	f.Add(
-		[]byte(
-			`{"id":"1","parameters":{"timeout":5,"x":1.5},"inputs":[{"name":"x","shape":[2,2],"datatype":"FP32","data":[[1,2e3],[-0.5,4]]}],"outputs":[{"name":"y","parameters":{"binary_data":true}}]}`))
-	f.Add(
-		[]byte(
-			`{"inputs":[{"data":[1,-2,3],"name":"x","shape":[3],"datatype":"INT64"},{"name":"b","shape":[1],"datatype":"BOOL","data":[true]}]}`))
-	f.Add(
-		[]byte(
-			`{"inputs":[{"name":"s","shape":[2],"datatype":"BYTES","data":["a\u00e9\ud83d\ude00","\n\""]},{"name":"u","shape":[1],"datatype":"UINT8","data":[255]}]}`))
+	f.Add([]byte(`{"id":"1","parameters":{"timeout":5,"x":1.5},` +
+		`"inputs":[{"name":"x","shape":[2,2],"datatype":"FP32","data":[[1,2e3],[-0.5,4]]}],` +
+		`"outputs":[{"name":"y","parameters":{"binary_data":true}}]}`))
+	f.Add([]byte(`{"inputs":[{"data":[1,-2,3],"name":"x","shape":[3],"datatype":"INT64"},` +
+		`{"name":"b","shape":[1],"datatype":"BOOL","data":[true]}]}`))
+	f.Add([]byte(`{"inputs":[` +
+		`{"name":"s","shape":[2],"datatype":"BYTES","data":["a\u00e9\ud83d\ude00","\n\""]},` +
+		`{"name":"u","shape":[1],"datatype":"UINT8","data":[255]}]}`))
 	f.Add(
 		[]byte(
 			`{"inputs":[{"name":"e","shape":[0,3],"datatype":"FP64","data":[]}],"more":{"a":[null,{}]}}`))
@@ -281,7 +280,8 @@ func sameAfterEncoding(t *testing.T, req, form *Request) {
 func FuzzBinary(f *testing.F) {
 	input := func(datatype, shape string, size int) string {
 		return fmt.Sprintf(
-			`{"inputs":[{"name":"x","datatype":%q,"shape":%s,"parameters":{"binary_data_size":%d}}]}`, datatype, shape, size)
+			`{"inputs":[{"name":"x","datatype":%q,"shape":%s,"parameters":{"binary_data_size":%d}}]}`,
+			datatype, shape, size)
 	}
 	for _, tt := range typed {
 		text := input(tt.datatype, "[3,1]", len(tt.data))

@@ -40,7 +40,8 @@ func ptr[T any](v T) *T { return &v }
 func TestDecodeJSON(t *testing.T) {
 	req, err := DecodeRequest(post(`
 	{"unknown": [1, {"a": null, "b": "\"]"}], "id": "q\u00e9\ud83d\ude00\n",
-	 "parameters": {"timeout": 2500, "binary_data_output": true, "priority": -3, "big": 18446744073709551615, "f": 1.5, "s": "x", "b": false},
+	 "parameters": {"timeout": 2500, "binary_data_output": true, "priority": -3, "big": 18446744073709551615,
+	   "f": 1.5, "s": "x", "b": false},
 	 "inputs": [
 	   {"name": "ids", "shape": [2, 3], "datatype": "INT64", "data": [[1, -2, 3], [4, 5, 9223372036854775807]]},
 	   {"data": [0.1, -2e-3, 3E2, 0], "name": "flat", "datatype": "FP32", "shape": [2, 2]}
@@ -199,7 +200,9 @@ func TestDecodeRequestErrors(t *testing.T) {
 		{"no name", `{"inputs":[{"datatype":"FP32","shape":[1],"data":[1]}]}`, "",
 			`input 0 has no name`},
 		{"name twice",
-			`{"inputs":[{"name":"x","datatype":"FP32","shape":[0],"data":[]},{"name":"x","datatype":"FP32","shape":[0],"data":[]}]}`, "", `input "x" is given twice`},
+			`{"inputs":[{"name":"x","datatype":"FP32","shape":[0],"data":[]},` +
+				`{"name":"x","datatype":"FP32","shape":[0],"data":[]}]}`,
+			"", `input "x" is given twice`},
 		{"no datatype", in(`"shape":[1],"data":[1]`), "", `input "x": unknown datatype ""`},
 		{"unknown datatype", data("FLOAT", "[1]", "[1]"), "",
 			`input "x": unknown datatype "FLOAT"`},
@@ -517,7 +520,8 @@ func TestJSONMessages(t *testing.T) {
 			Inputs: []*inference.ModelMetadataResponse_TensorMetadata{
 				{Name: "x", Datatype: "FP32", Shape: []int64{-1, 4}},
 			}}),
-			`{"name":"m","versions":["1"],"platform":"onnxruntime_onnx","inputs":[{"name":"x","datatype":"FP32","shape":[-1,4]}],"outputs":[],"properties":{}}`},
+			`{"name":"m","versions":["1"],"platform":"onnxruntime_onnx",` +
+				`"inputs":[{"name":"x","datatype":"FP32","shape":[-1,4]}],"outputs":[],"properties":{}}`},
 		{JSON(&inference.RepositoryIndexResponse{
 			Models: []*inference.RepositoryIndexResponse_ModelIndex{{Name: "m", State: "READY"}},
 		}),

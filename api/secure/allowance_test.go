@@ -37,10 +37,13 @@ func TestLimits(t *testing.T) {
 		}
 	}
 	for limits, want := range map[string]string{
-		"16":                                 `access:3: want client "ads": limits: {queries_per_second: ..., burst`,
-		"{queries: 5}":                       `access:3: client "ads": unknown limit "queries", want queries_per_second, burst, bytes_per_second or streams`,
-		"{queries_per_second: many}":         `access:3: client "ads": queries_per_second: "many", want a number above 0`,
-		"{queries_per_second: 0}":            `queries_per_second: "0", want a number above 0, such as 200; without one there is no limit`,
+		"16": `access:3: want client "ads": limits: {queries_per_second: ..., burst`,
+		"{queries: 5}": `access:3: client "ads": unknown limit "queries", ` +
+			`want queries_per_second, burst, bytes_per_second or streams`,
+		"{queries_per_second: many}": `access:3: client "ads": queries_per_second: ` +
+			`"many", want a number above 0`,
+		"{queries_per_second: 0}": `queries_per_second: "0", want a number above 0, such as 200; ` +
+			`without one there is no limit`,
 		"{queries_per_second: -1}":           `queries_per_second: "-1", want`,
 		"{queries_per_second: .nan}":         `queries_per_second: ".nan", want`,
 		"{queries_per_second: NaN}":          `queries_per_second: "NaN", want`,
@@ -48,13 +51,14 @@ func TestLimits(t *testing.T) {
 		"{queries_per_second: [1]}":          `queries_per_second: "", want`,
 		"{burst: 5}":                         `access:3: client "ads": burst without queries_per_second, want both`,
 		"{queries_per_second: 1, burst: .5}": `burst: .5, want a number of at least 1`,
-		"{bytes_per_second: 50M}":            `access:3: client "ads": bytes_per_second: "50M", want bytes, such as 50MB or 64KiB`,
-		"{bytes_per_second: 0}":              `bytes_per_second: "0", want bytes`,
-		"{bytes_per_second: MB}":             `bytes_per_second: "MB", want bytes`,
-		"{bytes_per_second: 1e300GB}":        `bytes_per_second: "1e300GB", want bytes`,
-		"{streams: 0}":                       `access:3: client "ads": streams: "0", want a whole number above 0`,
-		"{streams: 1.5}":                     `streams: "1.5", want a whole number`,
-		"{streams: 2, streams: 3}":           `"streams" is there before, at line 3`,
+		"{bytes_per_second: 50M}": `access:3: client "ads": bytes_per_second: "50M", ` +
+			`want bytes, such as 50MB or 64KiB`,
+		"{bytes_per_second: 0}":       `bytes_per_second: "0", want bytes`,
+		"{bytes_per_second: MB}":      `bytes_per_second: "MB", want bytes`,
+		"{bytes_per_second: 1e300GB}": `bytes_per_second: "1e300GB", want bytes`,
+		"{streams: 0}":                `access:3: client "ads": streams: "0", want a whole number above 0`,
+		"{streams: 1.5}":              `streams: "1.5", want a whole number`,
+		"{streams: 2, streams: 3}":    `"streams" is there before, at line 3`,
 	} {
 		_, err := ParseAccess("access",
 			[]byte("clients:\n  feed: {}\n  ads: {models: [wnd], limits: "+limits+"}\n"))

@@ -166,7 +166,8 @@ func TestFleetCommands(t *testing.T) {
 	wantOutput(t, true, `^ncf version 1 answered`, "infer", "ncf")
 	last.wantWhileLed(
 		t,
-		`^leader \S+, epoch \d+, then \S+\n\d+\.\d queries/s.*; 0 waiting, 0 of them late\n\nAGENT +TYPE +LANES +FREE IN `, "status")
+		`^leader \S+, epoch \d+, then \S+\n\d+\.\d queries/s.*; 0 waiting, 0 of them late\n\n`+
+			`AGENT +TYPE +LANES +FREE IN `, "status")
 	last.wantWhileLed(t, `^ncf +1 +\d+\.\d +(-|\d+\.\d %) +\d+ +\d+ +\d+$`, "status")
 	last.wantWhileLed(
 		t, `^4 emulated agents, 4 lanes, \$0\.60/hr; leader \S+, epoch \d+, next \S+$`, "top",
@@ -238,7 +239,9 @@ func TestFleetCommands(t *testing.T) {
 	wantOutput(
 		t, true,
 		`^{"time":"[^"]*","agent":"`+last.name+
-			`","sequence":\d+,"kind":"unload","what":"asked to unload a model","from":"127\.0\.0\.1:\d+","details":{"model":"ncf","on":"`+agents[1].name+`"}}$`, "events", "--json")
+			`","sequence":\d+,"kind":"unload","what":"asked to unload a model",`+
+			`"from":"127\.0\.0\.1:\d+","details":{"model":"ncf","on":"`+agents[1].name+`"}}$`,
+		"events", "--json")
 
 	// One freezes, the leader perhaps; the others say what they can.
 	frozen := agents[0]
@@ -283,7 +286,8 @@ func TestStatusWithoutLeader(t *testing.T) {
 	}
 	wantOutput(
 		t, true,
-		`(?s)^no leader \(last epoch 0\): gateways decide alone\n\nAGENT.*r5n\.large +1 x \d+ +\S+ +0 +- +- +emulated\n`, "status")
+		`(?s)^no leader \(last epoch 0\): gateways decide alone\n\n`+
+			`AGENT.*r5n\.large +1 x \d+ +\S+ +0 +- +- +emulated\n`, "status")
 	wantOutput(t, true, `NO LEADER`, "top", "--once")
 	wantOutput(t, true, `scores`, "infer", "ncf")
 }

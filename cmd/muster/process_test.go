@@ -124,7 +124,8 @@ func TestAgentProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !regexp.MustCompile(
-		`(?s)^ncf version 1 answered in \S+s\nscores FP32 \[20 64\]\n  \S+  .*\.\.\. 56 more\n.*  \.\.\. 12 more rows\n$`).MatchString(out) {
+		`(?s)^ncf version 1 answered in \S+s\nscores FP32 \[20 64\]\n` +
+			`  \S+  .*\.\.\. 56 more\n.*  \.\.\. 12 more rows\n$`).MatchString(out) {
 		t.Errorf("infer: got %q", out)
 	}
 	query := `{"inputs":[{"name":"ids","datatype":"INT64","shape":[1,4],"data":[1,2,3,4]}]}`

@@ -114,8 +114,10 @@ alone while no leader answers. All agents rank alike, so the last by name leads.
   muster sim --model ncf=3 --model wnd --pool g4dn.xlarge=2,c5n.2xlarge=3 --rate 900 --load 10s:1,5s:1.2
   muster sim --model rm2 --pool g4dn.xlarge=4 --rate 50 --seeds 1 --log queries.csv --record run.txt
   muster sim replay run.txt
-  muster sim --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 --rtt-ms 1 --fault kill-leader@10s --fault freeze-leader@15s+3s
-  muster sim --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 --fault cut-r5n.large-3@5s+2s --fault delay@10s+1s:20ms
+  muster sim --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 --rtt-ms 1 \
+    --fault kill-leader@10s --fault freeze-leader@15s+3s
+  muster sim --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 \
+    --fault cut-r5n.large-3@5s+2s --fault delay@10s+1s:20ms
   muster sim --model dien --pool g4dn.xlarge=2,r5n.large=9 --rate 450 --fault faults.txt`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -25,14 +25,15 @@ func writeFiles(t *testing.T, files map[string]string) string {
 
 func TestSimBadInput(t *testing.T) {
 	dir := writeFiles(t, map[string]string{
-		"empty.csv":   "",
-		"words.csv":   "model,instance_type,batch_size,sample_ms\nrm2,g4dn.xlarge,10,fast\n",
-		"missing.csv": "model,instance_type,batch_size,sample_ms\nrm2,g4dn.xlarge,10,1\nrm2,g4dn.xlarge,20,1\nrm2,r5n.large,10,1\n",
-		"trace.csv":   "arrival_ms,model,batch_size\n0,rm2,x\n",
-		"sizes.csv":   "batch_size\n0\n",
-		"run.txt":     leader.Header + "\nrubbish\n",
-		"former.txt":  "muster-match 2\nconfig {}\n",
-		"faults.txt":  "# comment\nkill-leader@1s\nkill-leader@soon # why\n",
+		"empty.csv": "",
+		"words.csv": "model,instance_type,batch_size,sample_ms\nrm2,g4dn.xlarge,10,fast\n",
+		"missing.csv": "model,instance_type,batch_size,sample_ms\nrm2,g4dn.xlarge,10,1\n" +
+			"rm2,g4dn.xlarge,20,1\nrm2,r5n.large,10,1\n",
+		"trace.csv":  "arrival_ms,model,batch_size\n0,rm2,x\n",
+		"sizes.csv":  "batch_size\n0\n",
+		"run.txt":    leader.Header + "\nrubbish\n",
+		"former.txt": "muster-match 2\nconfig {}\n",
+		"faults.txt": "# comment\nkill-leader@1s\nkill-leader@soon # why\n",
 	})
 	const pool = " --pool g4dn.xlarge=1,r5n.large=4"
 	for args, want := range map[string]string{

@@ -13,7 +13,8 @@ import (
 
 // TestScripts runs the scripts in testdata/scripts; -rewrite writes what they answer. The commands:
 //
-//	new policy=P models=(name:target:largest[:reject] ...) [threshold=N] [ahead=D] [settle=D] [shard-lanes=N] [max-waiting=N]
+//	new policy=P models=(name:target:largest[:reject] ...) [threshold=N] [ahead=D]
+//	        [settle=D] [shard-lanes=N] [max-waiting=N]
 //	step    events in their serial form, one a line; answers with the decisions
 //	waiting how many queries wait, and how many of them are late
 func TestScripts(t *testing.T) {
