@@ -13,8 +13,8 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// The emulated fleet. RM2's queries execute for long, so that the CPUs of this machine, which move
-// the data of all six, have little to do.
+// The emulated fleet. It serves RM2, whose queries take long: so there are few of them, and this
+// machine's CPUs, which all six agents share, have little to do.
 const (
 	fleetModel = "rm2"
 	firstType  = "g4dn.xlarge" // the fastest, and the fleet's first member
@@ -23,12 +23,12 @@ const (
 
 var others = []string{"g4dn.xlarge", "r5n.large", "r5n.large", "r5n.large", "r5n.large"}
 
-// showFleet shows an emulated fleet at a load that none of its members could serve, and kills its
-// leader.
+// showFleet is the second and the third part: an emulated fleet serves a load that none of its
+// members could serve in time, and then does so while its leader is killed.
 func (d *demo) showFleet(ctx context.Context) error {
-	d.say("\n2  A fleet of six, 2 g4dn.xlarge and 4 r5n.large, for rm2. It is emulated: its " +
-		"agents are real, but wait as\n" +
-		"   long as the measured profile of their instance type says, and run no model")
+	d.say("\n2  An emulated fleet of six, 2 g4dn.xlarge and 4 r5n.large, serves rm2. Its agents run " +
+		"no model:\n" +
+		"   for each query they wait as long as was measured on their instance type")
 	f := &harness.Fleet{
 		Muster: d.muster, Dir: filepath.Join(d.dir, "emulated"), Models: []string{fleetModel},
 		Args: harness.Emulated(),
@@ -52,11 +52,12 @@ func (d *demo) showFleet(ctx context.Context) error {
 		return err
 	}
 	d.say(
-		"   In simulation a g4dn.xlarge alone serves %s in time (%g ms), an r5n.large %s, all "+
-			"six %s",
+		"   By simulation, one g4dn.xlarge serves %s in time (within %g ms), one r5n.large %s,\n"+
+			"   and all six %s",
 		queriesASecond(allowed[0]), milliseconds(config.QoSTarget), queriesASecond(allowed[1]),
 		queriesASecond(allowed[2]))
-	d.say("   The load is half of the last, %s, for %.0f s", queriesASecond(rate), d.load.Seconds())
+	d.say("   The load is half of what all six serve: %s, for %.0f s", queriesASecond(rate),
+		d.load.Seconds())
 	defer f.Stop()
 	if err := d.join(ctx, f, firstType); err != nil {
 		return err
@@ -65,7 +66,7 @@ func (d *demo) showFleet(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.say("   A g4dn.xlarge alone, for comparison: %s of %d queries within %g ms",
+	d.say("   One g4dn.xlarge alone answers %s of %d queries within %g ms",
 		percent(alone.QoSSatisfaction), alone.Queries, alone.QoSTargetMS)
 	d.show(*alone, "emulated g4dn.xlarge alone", "rm2 on a g4dn.xlarge alone (emulated)")
 
@@ -76,12 +77,12 @@ func (d *demo) showFleet(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.say("   All six, the others having joined it: %s of %d queries within %g ms",
+	d.say("   The other five join it. All six answer %s of %d queries within %g ms",
 		percent(whole.QoSSatisfaction), whole.Queries, whole.QoSTargetMS)
 	d.show(*whole, "emulated fleet of six", "rm2 on the fleet of six (emulated)")
 	d.lookAround()
 
-	d.say("\n3  The same load, and the leader's process is killed")
+	d.say("\n3  The same load again. After a third of it the leader's process is killed")
 	killed := make(chan error, 1)
 	var story string
 	halfway := time.AfterFunc(d.load/3, func() {
@@ -98,7 +99,7 @@ func (d *demo) showFleet(ctx context.Context) error {
 		return err
 	}
 	d.say("   %s", story)
-	d.say("   %d of %d queries were answered, %s within %g ms. Lost: none", without.Answered,
+	d.say("   %d of %d queries were answered, %s within %g ms; none was lost", without.Answered,
 		without.Queries,
 		percent(without.QoSSatisfaction), without.QoSTargetMS)
 	d.show(*without, "the same, its leader killed", "rm2, the leader killed (emulated)")
@@ -106,8 +107,8 @@ func (d *demo) showFleet(ctx context.Context) error {
 	return nil
 }
 
-// chooseFleetLoad is half of what a fleet allows, in queries/s. That none of its members
-// allows as much is what shall be shown.
+// chooseFleetLoad is half of the fleet's allowable throughput, in queries/s. It is an error if a
+// member alone could serve half of that: then the demo would not show what a fleet is for.
 func chooseFleetLoad(alone []float64, together float64) (float64, error) {
 	rate := together / 2
 	for _, x := range alone {
@@ -169,7 +170,7 @@ func killLeader(ctx context.Context, f *harness.Fleet) (story string, err error)
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s (%s) was killed; %d ms later %s (%s) led", leader.Name,
+	return fmt.Sprintf("%s (%s) was killed; %d ms later %s (%s) was the leader", leader.Name,
 		leader.InstanceType,
 		took.Milliseconds(), next.Name, next.InstanceType), nil
 }

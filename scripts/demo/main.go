@@ -1,9 +1,10 @@
-// Command demo shows Muster at work on one machine, whatever that is: what it promises follows from
-// what it measures there first. Two real models are served beside ONNX Runtime alone, an emulated
-// fleet serves what none of its members could, and its leader is killed under load. `make demo`
-// builds the binary and runs it.
+// Command demo shows Muster at work on one machine, in three parts. First an agent serves two real
+// models, and their latencies are compared with ONNX Runtime's alone. Then an emulated fleet serves a
+// load that none of its members could serve in time. Then the fleet's leader is killed under that
+// load. The QoS targets and the loads follow from measurements on this machine, so the demo works on
+// slow machines too. `make demo` builds the binary and runs it.
 //
-// It fails where a query was lost or answered wrongly, and never for being slow.
+// The demo fails if a query was lost or answered wrongly. It never fails because the machine is slow.
 package main
 
 import (
@@ -26,11 +27,11 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// patience is how long a client waits for an answer. What is not answered by then is lost, also on
-// a machine that is short of time.
+// patience is how long a client waits for an answer. A query without an answer by then counts as
+// lost, also on a busy machine.
 const patience = time.Minute
 
-// A demo is what its flags say, and what it has shown so far.
+// A demo holds the settings of one run, and the results that it will print at the end.
 type demo struct {
 	muster  string        // the binary
 	dir     string        // for models, state, logs and picture
@@ -38,7 +39,7 @@ type demo struct {
 	load    time.Duration // how long each load lasts
 
 	out        io.Writer
-	terminal   bool // stderr is one: what takes long shows there how it goes
+	terminal   bool // stderr is a terminal, which shows what is going on
 	neighbours *harness.Neighbours
 
 	rows    []row
@@ -46,8 +47,7 @@ type demo struct {
 }
 
 func main() {
-	// The agents are told when the thread that started them dies, and the main thread lives as long
-	// as this harness.
+	// The kernel stops an agent when the thread that started it ends. The main thread ends last.
 	goruntime.LockOSThread()
 	d := &demo{
 		measure: 3 * time.Second, load: 15 * time.Second,
@@ -103,7 +103,7 @@ func (d *demo) run(ctx context.Context) error {
 // say prints a line.
 func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
 
-// during says on a terminal what is going on, until the function it returns is called.
+// during shows on a terminal what is going on. The function that it returns ends that.
 func (d *demo) during(format string, args ...any) (done func()) {
 	if !d.terminal {
 		return func() {}
@@ -112,14 +112,14 @@ func (d *demo) during(format string, args ...any) (done func()) {
 	return func() { fmt.Fprint(os.Stderr, "\r\x1b[K") }
 }
 
-// lookAround says, the first time that others take the CPUs, that they do.
+// lookAround says, once, if other programs or machines take this machine's CPU time.
 func (d *demo) lookAround() {
 	if note := d.neighbours.Look(); note != "" {
 		d.say("   %s", note)
 	}
 }
 
-// generate makes models.
+// generate generates models into a directory.
 func (d *demo) generate(ctx context.Context, dir string, names ...string) error {
 	defer d.during("making the models")()
 	for _, name := range names {
@@ -130,9 +130,9 @@ func (d *demo) generate(ctx context.Context, dir string, names ...string) error 
 	return nil
 }
 
-// drive puts Poisson arrivals on the models for a while, at a rate in queries/s over all of them,
-// which they share, and reports on them by name. A query that is lost, or answered wrongly, is an
-// error; one that is refused, as too much waits, is not lost: its client was told.
+// drive sends Poisson arrivals to the models and reports on each. The rate, in queries/s, is that of
+// all models together; shares says how they share it. A query that is lost or answered wrongly is an
+// error. A query that is refused because too many wait is not lost: its client was told.
 func (d *demo) drive(
 	ctx context.Context, server bench.Server, numbers bool, rate float64, duration time.Duration,
 	shares map[string]float64,
@@ -156,7 +156,7 @@ func (d *demo) drive(
 	return report, nil
 }
 
-// show adds a model under load to the table, and to the picture by another name.
+// show adds a model's result under a load to the table, and to the picture under the name curve.
 func (d *demo) show(m bench.ModelReport, what, curve string) {
 	d.rows = append(d.rows, loadRow(m, what))
 	m.Model = curve

@@ -27,23 +27,23 @@ import (
 // The real models, in the order they are shown.
 var realModels = []string{"ncf", "wnd"}
 
-// sizes are the batch sizes of all load.
+// sizes are the batch sizes of every load.
 var sizes = workload.Trace()
 
-// A subject is a real model that is measured.
+// A subject is a real model, with what was measured of it.
 type subject struct {
 	name     string
 	version  *models.Version
 	metadata *inference.ModelMetadataResponse // for making queries
 	alone    runtime.Model                    // ONNX Runtime, without Muster
 
-	onnx, muster []time.Duration // of the same queries, one at a time
+	onnx, muster []time.Duration // latencies of the same queries, one at a time
 }
 
 var errAgentExited = errors.New("the agent ended by itself")
 
-// showModels serves the real models beside ONNX Runtime alone. It returns the agent, which has
-// ended.
+// showModels is the first part: it compares an agent that serves the real models with ONNX Runtime
+// alone. It returns the agent, which has ended.
 func (d *demo) showModels(ctx context.Context) (a *harness.Node, err error) {
 	// Half of the cores are left to client and server, which share this machine with the models.
 	cpus := goruntime.GOMAXPROCS(0)
@@ -74,10 +74,9 @@ func (d *demo) showModels(ctx context.Context) (a *harness.Node, err error) {
 	}
 	target := chooseTarget(largest)
 	d.say("   At the largest batch size, %[3]d, ONNX Runtime alone takes %[1]s ms for ncf and "+
-		"%[2]s ms for wnd. So the QoS\n"+
-		"   target on this machine is 99 %% of the queries within %[4]g ms, %[5]d times as long "+
-		"as one of each takes", figures(milliseconds(largest[0])),
-		figures(milliseconds(largest[1])),
+		"%[2]s ms for wnd.\n"+
+		"   So the QoS target on this machine is 99 %% of the queries within %[4]g ms: %[5]d times "+
+		"the sum", figures(milliseconds(largest[0])), figures(milliseconds(largest[1])),
 		sizes.Largest(), milliseconds(target), targetFactor)
 	for _, s := range subjects {
 		if err := setTarget(dir, s.name, target); err != nil {
@@ -85,7 +84,7 @@ func (d *demo) showModels(ctx context.Context) (a *harness.Node, err error) {
 		}
 	}
 
-	// What an earlier run learned may be of another day: Add forgets it.
+	// Add removes the state of an earlier run, whose learned latencies may not be today's.
 	f := &harness.Fleet{
 		Muster: d.muster, Dir: d.dir, DefaultPorts: true, Models: realModels, Args: []string{
 			"--cores", fmt.Sprint(cores),
@@ -95,7 +94,7 @@ func (d *demo) showModels(ctx context.Context) (a *harness.Node, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, a.Stop()) }()
-	// What fails because the agent died should say that and no more.
+	// If the agent dies, the error says so, and not what failed because of that.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
@@ -109,7 +108,7 @@ func (d *demo) showModels(ctx context.Context) (a *harness.Node, err error) {
 	return a, err
 }
 
-// serve holds the agent against ONNX Runtime alone, and puts load on it.
+// serve compares the agent with ONNX Runtime alone, and then puts a load on it.
 func (d *demo) serve(ctx context.Context, f *harness.Fleet, subjects []*subject) error {
 	c, err := client.New(f.Addresses(), client.WithTimeout(patience))
 	if err != nil {
@@ -128,14 +127,13 @@ func (d *demo) serve(ctx context.Context, f *harness.Fleet, subjects []*subject)
 	}
 	d.lookAround()
 	d.say(
-		"   One query at a time, it answers %.0f of ncf a second or %.0f of wnd, and as ONNX "+
-			"Runtime does",
+		"   Asked one query at a time, the agent answers %.0f queries/s of ncf, or %.0f of wnd. The "+
+			"answers\n   are those of ONNX Runtime",
 		1/means[0].Seconds(), 1/means[1].Seconds())
 	loads, rate := chooseLoad(subjects, means)
 	shares := map[string]float64{loads[0].Model: loads[0].Share, loads[1].Model: loads[1].Share}
 	d.say(
-		"   The load is half of that for %.0f s: %.0f of ncf and %.0f of wnd a second, in random "+
-			"order",
+		"   Now %.0f s of a load that takes half of its time: %.0f queries/s of ncf and %.0f of wnd",
 		d.load.Seconds(), loads[0].Share, loads[1].Share)
 	sampled := &sampledServer{Server: c}
 	report, err := d.drive(ctx, sampled, true, rate, d.load, shares)
@@ -176,16 +174,16 @@ func loadSubject(ctx context.Context, executor *runtime.ONNX, dir, name string) 
 	return s, err
 }
 
-// query makes one.
+// query makes a query of random values; the same seed makes the same query.
 func (s *subject) query(batchSize int, seed uint64) (*oip.Request, error) {
 	q, _, err := bench.RandomQuery(s.metadata, batchSize, seed)
 	return q, err
 }
 
-// leastRuns is how often something is measured at least, however long that takes.
+// leastRuns is how often each query is measured at least, however long that takes.
 const leastRuns = 10
 
-// measureLargest is how long ONNX Runtime alone takes for the largest query, nine times of ten.
+// measureLargest is the p90 of ONNX Runtime's latency, alone, at the largest batch size.
 func (d *demo) measureLargest(ctx context.Context, s *subject) (time.Duration, error) {
 	defer d.during("measuring %s at its largest batch size", s.name)()
 	q, err := s.query(sizes.Largest(), 1)
@@ -193,7 +191,7 @@ func (d *demo) measureLargest(ctx context.Context, s *subject) (time.Duration, e
 		return 0, err
 	}
 	var times []time.Duration
-	// The first runs find memory cold.
+	// The first runs are slower, and are left out below: their memory is cold.
 	for begin := time.Now(); len(times) < 2*leastRuns || time.Since(begin) < d.measure/3; {
 		result, err := s.alone.Run(ctx, q.Inputs)
 		if err != nil {
@@ -208,17 +206,17 @@ func (d *demo) measureLargest(ctx context.Context, s *subject) (time.Duration, e
 }
 
 const (
-	// targetFactor leaves a query time to wait for others. At half of what the lane serves, in
-	// Poisson arrivals of the trace's batch sizes, fewer than one query in a thousand takes half of
-	// that; the other half is for what the machine does beside.
+	// targetFactor leaves a query time to wait for others. With a load that takes half of the
+	// lane's time, fewer than one query in a thousand takes half of the target. The other half is
+	// for whatever else the machine does.
 	targetFactor = 4
-	// leastTarget is what any machine should reach: that it stops a process for tens of
-	// milliseconds is common, and no query's fault.
+	// leastTarget is the shortest target, because machines often stop a process for tens of
+	// milliseconds.
 	leastTarget = 50 * time.Millisecond
 )
 
-// chooseTarget is the QoS target for models whose largest queries take so long, in whole tens of
-// ms: the same for all, since a query may have to wait for one of another model.
+// chooseTarget is the QoS target for models whose largest queries take that long, in whole tens of
+// ms. All models have the same, since a query may have to wait for a query of another model.
 func chooseTarget(largest []time.Duration) time.Duration {
 	var sum time.Duration
 	for _, t := range largest {
@@ -228,8 +226,8 @@ func chooseTarget(largest []time.Duration) time.Duration {
 	return max(leastTarget, (targetFactor*sum+step-1)/step*step)
 }
 
-// chooseLoad is half of the load that takes all of the lane's time, whose halves go to the
-// models: queries/s of each, which are its shares, and of all.
+// chooseLoad is a load that takes half of the lane's time, the same time for each model. It returns
+// the rate of each model, as its share, and the rate of all, in queries/s.
 func chooseLoad(subjects []*subject, means []time.Duration) (loads []workload.Load, rate float64) {
 	for i, s := range subjects {
 		qps := 0.5 / float64(len(subjects)) / means[i].Seconds()
@@ -254,8 +252,8 @@ func setTarget(dir, model string, target time.Duration) error {
 	return os.WriteFile(path, text, 0o644)
 }
 
-// compare sends the same queries to ONNX Runtime alone and to Muster, in turns of a few, one at a
-// time, and holds that the answers agree.
+// compare sends the same queries to ONNX Runtime alone and to Muster, one at a time: ten to the one,
+// then the same ten to the other, and so on. It checks that the answers agree.
 func (d *demo) compare(ctx context.Context, c *client.Client, s *subject) error {
 	defer d.during("measuring %s, alone and in Muster", s.name)()
 	const atOnce = 10
@@ -296,7 +294,7 @@ func (d *demo) compare(ctx context.Context, c *client.Client, s *subject) error 
 	return ctx.Err()
 }
 
-// verify holds answers that were given under load against those of ONNX Runtime alone.
+// verify checks that answers given under load agree with those of ONNX Runtime alone.
 func verify(ctx context.Context, subjects []*subject, sampled *sampledServer) error {
 	for _, x := range sampled.samples {
 		i := slices.IndexFunc(subjects, func(s *subject) bool { return s.name == x.query.Model })
@@ -312,8 +310,8 @@ func verify(ctx context.Context, subjects []*subject, sampled *sampledServer) er
 	return nil
 }
 
-// sameAnswer reports how an answer differs from the one that is wanted. Its numbers may, by a
-// little: how a batch was cut decides the order of its sums.
+// sameAnswer reports how an answer differs from the one that is wanted. Numbers may differ a little,
+// because floats are not always summed in the same order.
 func sameAnswer(want, got []tensor.Tensor) error {
 	if len(got) != len(want) {
 		return fmt.Errorf("%d outputs, want %d", len(got), len(want))
@@ -332,7 +330,7 @@ func sameAnswer(want, got []tensor.Tensor) error {
 			return err
 		}
 		for j, x := range wanted {
-			// The negation has NaN differ from everything.
+			// A negated comparison, because NaN must differ from everything.
 			if diff := math.Abs(float64(values[j] -
 				x)); !(diff <= 1e-3*max(1, math.Abs(float64(x)))) {
 				return fmt.Errorf("output %s, element %d is %v, want %v", want[i].Name, j,
@@ -343,7 +341,7 @@ func sameAnswer(want, got []tensor.Tensor) error {
 	return nil
 }
 
-// clone copies tensors whose memory is about to be given back.
+// clone copies tensors, whose own memory is released after the call.
 func clone(tensors []tensor.Tensor) []tensor.Tensor {
 	tensors = slices.Clone(tensors)
 	for i := range tensors {

@@ -19,10 +19,10 @@ type row struct {
 	model, what string
 	qps         float64
 	p50, p99    float64 // ms
-	load        string  // what became of a load; empty where there was none
+	load        string  // the columns "in time" and "answered"; empty if there was no load
 }
 
-// loadRow is a row on a model under load.
+// loadRow is the row of a model under load.
 func loadRow(m bench.ModelReport, what string) row {
 	r := row{
 		model: m.Model, what: what, qps: m.OfferedQPS, p50: m.LatencyMS.P50, p99: m.LatencyMS.P99,
@@ -35,7 +35,7 @@ func loadRow(m bench.ModelReport, what string) row {
 	return r
 }
 
-// timesRow is a row on queries that were sent one at a time.
+// timesRow is the row of queries that were sent one at a time, which took these times.
 func timesRow(model, what string, times []time.Duration) row {
 	times = slices.Sorted(slices.Values(times))
 	return row{
@@ -44,7 +44,7 @@ func timesRow(model, what string, times []time.Duration) row {
 	}
 }
 
-// writeTable writes what was shown, the rows of a model together.
+// writeTable writes the closing table. A model's name stands in the first of its rows only.
 func writeTable(w io.Writer, rows []row) error {
 	var b strings.Builder
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
@@ -70,7 +70,7 @@ func writeTable(w io.Writer, rows []row) error {
 	return nil
 }
 
-// figures writes x with three significant figures, whole from 100.
+// figures writes x with three significant figures, or as a whole number from 100 on.
 func figures(x float64) string {
 	if x >= 100 {
 		return fmt.Sprintf("%.0f", x)
@@ -80,7 +80,7 @@ func figures(x float64) string {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// quantile is the least of the sorted times that the share q of them does not exceed.
+// quantile is the least of the sorted times that is not exceeded by the share q of them.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }
@@ -93,7 +93,7 @@ func mean(times []time.Duration) time.Duration {
 	return sum / time.Duration(len(times))
 }
 
-// percent writes a share with one decimal, rounded down: what is not all does not read as all.
+// percent writes a share with one decimal. It rounds down, so that only a share of 1 is 100.0 %.
 func percent(share float64) string {
 	return fmt.Sprintf("%.1f %%", math.Floor(1000*share+1e-9)/10)
 }

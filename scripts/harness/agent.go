@@ -1,14 +1,17 @@
-// Package harness runs agents of a built binary as child processes, puts load on them and counts
-// what becomes of it, for the scenarios of scripts/fleet and for the demo.
+// Package harness runs agents as child processes, sends queries to them, and counts what became of
+// the queries. The scenarios of scripts/fleet and the demo use it.
 //
-// A [Fleet] is agents that find each other: on loopback or, by a [Network], in network namespaces,
-// with [Certificates] if need be. A [Driver] sends queries by [Client]s (the SDK, or plain clients
-// of the Open Inference Protocol) and has an entry for each. Nothing leaves this machine.
+// A [Fleet] is a number of agents that find each other, on loopback or, with a [Network], each in a
+// network namespace of its own; with [Certificates] they use TLS. A [Driver] sends queries by
+// [Client]s (the SDK, or plain clients of the Open Inference Protocol) and records the outcome of
+// each in its [Ledger]. Nothing leaves this machine.
 package harness
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -20,12 +23,12 @@ import (
 
 // An Agent is a `muster agent` process.
 //
-// The kernel stops it when the thread that started it ends, so start agents
-// from a goroutine that is locked to its thread (the main one, say).
+// The kernel stops it when the thread that started it ends. So start agents from a goroutine that is
+// locked to its thread, such as the main one.
 type Agent struct {
 	HTTP, GRPC, Metrics, Gossip string // addresses
 
-	Command string // that started it
+	Command string // the command line that started it
 	LogPath string
 	Started time.Time
 
@@ -34,22 +37,22 @@ type Agent struct {
 	err     error         // how it ended; set before exited is closed
 }
 
-// PID is the process's.
+// PID is the id of the process.
 func (a *Agent) PID() int { return a.process.Process.Pid }
 
 // A Config says what to start.
 type Config struct {
 	Muster string   // the binary
-	Log    string   // file that gets its output
-	Args   []string // beside the addresses
+	Log    string   // the file for its output
+	Args   []string // further arguments; the addresses are set by Start
 	// Host is the address it listens on, "" meaning 127.0.0.1.
 	Host string
-	// DefaultPorts has it use the agent's default ports if all are free.
+	// DefaultPorts: it listens on the agent's default ports if all of them are free.
 	DefaultPorts bool
 	// Namespace is the network namespace it runs in, "" meaning this one.
 	Namespace string
-	// After is an agent that has ended, whose addresses and log this one goes on
-	// with; nil: it gets its own.
+	// After is an agent that has ended. This one takes its addresses, and appends to its log. If it
+	// is nil, this one has addresses and a log of its own.
 	After *Agent
 }
 
@@ -62,7 +65,7 @@ func Start(c Config) (*Agent, error) {
 	if c.After != nil {
 		a.HTTP, a.GRPC = c.After.HTTP, c.After.GRPC
 		a.Metrics, a.Gossip = c.After.Metrics, c.After.Gossip
-	} else if c.Namespace != "" { // ports are its own
+	} else if c.Namespace != "" { // nobody else has ports there
 		a.setAddresses(c.Host, 8000, 8001, 8002, 7946)
 	} else if !c.DefaultPorts || !a.useDefaultPorts(c.Host) {
 		ports, err := freePorts(c.Host, 4)
@@ -82,7 +85,7 @@ func Start(c Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close() // the process has its own
+	defer log.Close() // the process has a copy
 	args := append([]string{
 		"agent", "--http", a.HTTP, "--grpc", a.GRPC, "--metrics", a.Metrics, "--gossip", a.Gossip,
 	}, c.Args...)
@@ -95,6 +98,9 @@ func Start(c Config) (*Agent, error) {
 	a.process.Stdout, a.process.Stderr = log, log
 	a.process.SysProcAttr = ChildAttributes()
 	if err := a.process.Start(); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: run `make build` first", err)
+		}
 		return nil, fmt.Errorf("start an agent: %w", err)
 	}
 	go func() {
@@ -122,11 +128,11 @@ func (a *Agent) useDefaultPorts(host string) bool {
 	return true
 }
 
-// nextPort is below the ports that the system gives to outgoing connections, one
-// of which could take a port between finding and using it.
+// nextPort is where freePorts looks next. It is below the ports that the system gives to outgoing
+// connections: one of those could take a port between freePorts and the agent's start.
 var nextPort = 10000 + rand.IntN(20000)
 
-// freePorts returns n free ports of host, not given out before.
+// freePorts returns n free ports of host, which it has not returned before.
 func freePorts(host string, n int) (ports []int, err error) {
 	for tries := 0; len(ports) < n; tries++ {
 		nextPort++
@@ -156,17 +162,17 @@ func (a *Agent) HasExited() bool {
 	}
 }
 
-// Signal sends the process a signal; one that has ended gets none.
+// Signal sends the process a signal. If the process has ended, nothing happens.
 func (a *Agent) Signal(s syscall.Signal) { _ = a.process.Process.Signal(s) }
 
-// Kill ends the process at once, and returns when it has.
+// Kill ends the process at once, and returns when it has ended.
 func (a *Agent) Kill() {
 	a.Signal(syscall.SIGKILL)
 	<-a.exited
 }
 
-// Stop drains the agent and waits for it. An agent that ended before, or badly,
-// is an error with the end of its log.
+// Stop drains the agent and waits until it has ended. If it had ended before, or ends with an error,
+// the error has the end of its log.
 func (a *Agent) Stop() error {
 	if a.HasExited() {
 		return a.failure("the agent ended by itself")
@@ -186,7 +192,7 @@ func (a *Agent) Stop() error {
 	return nil
 }
 
-// failure is an error with how the agent ended and the last lines of its log.
+// failure is an error that says how the agent ended, with the last lines of its log.
 func (a *Agent) failure(what string) error {
 	const lines = 15
 	log, err := os.ReadFile(a.LogPath)

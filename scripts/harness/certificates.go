@@ -15,14 +15,14 @@ import (
 	"github.com/muster-serve/muster/api/secure"
 )
 
-// Admin is the name of the certificate by which a fleet's agents are asked about it.
+// Admin is the name of the certificate with which this package asks agents about their fleet.
 const Admin = "admin"
 
-// Certificates are a fleet's: a CA, a pair for each agent and client, and the agents' gossip key.
-// Each has a folder of its name.
+// Certificates are those of a fleet: a CA, a certificate and a private key for each agent and each
+// client, and the agents' gossip key. The CA, each agent and each client has a folder of its name.
 type Certificates struct {
 	muster, dir, key string
-	log              *slog.Logger // of reading the clients'
+	log              *slog.Logger // of clients that read their files again
 }
 
 // NewCertificates makes a CA, a gossip key, and the certificates of clients, the admin among them.
@@ -44,15 +44,15 @@ func NewCertificates(ctx context.Context, muster, dir string, log *slog.Logger,
 	return c, nil
 }
 
-// Run runs the binary where no settings are.
+// Run runs a command of the binary, in a folder without a muster.yaml.
 func (c *Certificates) Run(ctx context.Context, args ...string) (string, error) {
-	return command(ctx, c.dir, c.muster, args...)
+	return Output(ctx, c.dir, c.muster, args...)
 }
 
 func (c *Certificates) ca() string { return filepath.Join(c.dir, "ca", "ca.crt") }
 
-// Pair are the files of what Issue has issued into the folder, or, if that is empty, of what the
-// one of this name uses.
+// Pair returns the files of a certificate and its private key in the folder; if folder is empty, in
+// the one that the agent or client of this name uses.
 func (c *Certificates) Pair(name, folder string) (cert, key string) {
 	if folder == "" {
 		folder = filepath.Join(c.dir, name)
@@ -60,7 +60,7 @@ func (c *Certificates) Pair(name, folder string) (cert, key string) {
 	return filepath.Join(folder, name+".crt"), filepath.Join(folder, name+".key")
 }
 
-// Issue makes a certificate, of an agent where there is a host, else of a client.
+// Issue makes a certificate in a folder: for an agent if there is a host, else for a client.
 func (c *Certificates) Issue(ctx context.Context, name, host, folder string) error {
 	args := []string{
 		"certs", "issue", "client", name, "--dir", filepath.Dir(c.ca()), "--out", folder,
@@ -76,7 +76,7 @@ func (c *Certificates) Issue(ctx context.Context, name, host, folder string) err
 // AgentName is the name of an agent's certificate.
 func AgentName(index int) string { return fmt.Sprintf("agent-%d", index) }
 
-// GossipKey is the file of an agent's.
+// GossipKey is the file of an agent's gossip key.
 func (c *Certificates) GossipKey(index int) string {
 	return filepath.Join(c.dir, AgentName(index), "gossip.key")
 }
@@ -89,19 +89,19 @@ func (c *Certificates) agent(ctx context.Context, index int, host string) ([]str
 	return append(c.Args(name), "--require-client-cert", "--gossip-key", c.GossipKey(index)), err
 }
 
-// Args are the settings of an agent, or of a client's command.
+// Args are the flags with which an agent, or a client's command, uses the certificate of this name.
 func (c *Certificates) Args(name string) []string {
 	cert, key := c.Pair(name, "")
 	return []string{"--tls-ca", c.ca(), "--tls-cert", cert, "--tls-key", key}
 }
 
-// DialOptions are those of a client of Muster, which reads its files again where they change.
+// DialOptions are for a client of Muster. It reads its files again when they change.
 func (c *Certificates) DialOptions(name string) ([]grpc.DialOption, error) {
 	cert, key := c.Pair(name, "")
 	return secure.ClientConfig{CAFile: c.ca(), CertFile: cert, KeyFile: key}.DialOptions(c.log)
 }
 
-// TLS is the configuration of a client that is not Muster's.
+// TLS is the configuration of a client that is not Muster's. It reads the files once.
 func (c *Certificates) TLS(name string) (*tls.Config, error) {
 	pair, err := tls.LoadX509KeyPair(c.Pair(name, ""))
 	if err != nil {
@@ -118,7 +118,7 @@ func (c *Certificates) TLS(name string) (*tls.Config, error) {
 	return &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}}, nil
 }
 
-// Shown reports why an agent does not show the certificate that is in its file.
+// Shown is nil if the agent shows the certificate that is in its file, on each of its ports.
 func (c *Certificates) Shown(n *Node) error {
 	want, err := tls.LoadX509KeyPair(c.Pair(AgentName(n.Index), ""))
 	if err != nil {

@@ -11,21 +11,21 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// mostTaken is the share of the CPUs' time beyond which it is worth a word that others took it, and
-// beyond which the machine counts as disturbed: what agents do then, stopped for up to a tenth of a
-// second at once, says more of its neighbours than of Muster. The kernel's work for our own network
-// traffic, which nobody's account shows, stays below it.
+// mostTaken is a share of the CPUs' time. If others take more than that, the machine counts as
+// disturbed, and a note says so: agents are then stopped for up to a tenth of a second at a time, and
+// what is measured says more of the others than of Muster. The kernel's work for our own network
+// traffic, which looks as if others did it, stays below this share.
 const mostTaken = 0.10
 
 // A cpuTime is time of all CPUs, in seconds since the machine was started.
 type cpuTime struct {
 	all    float64 // idle or not
 	busy   float64 // used on this machine
-	stolen float64 // given to others by the hypervisor, though this machine had use for it
-	own    float64 // that part of busy which this process and its children used
+	stolen float64 // given to other virtual machines while this one had work to do
+	own    float64 // the part of busy that this process and its children used
 }
 
-// machineTime reads all but own.
+// machineTime reads all fields but own.
 func machineTime(proc procfs.FS) (cpuTime, error) {
 	stat, err := proc.Stat()
 	c := stat.CPUTotal
@@ -34,8 +34,8 @@ func machineTime(proc procfs.FS) (cpuTime, error) {
 	return t, err
 }
 
-// readCPUTime reads the time of the machine, and of a process with its children, those that live
-// and those that have ended.
+// readCPUTime reads the time of the machine; own is that of the process pid and its children,
+// including those that have ended.
 func readCPUTime(proc procfs.FS, pid int) (cpuTime, error) {
 	t, err := machineTime(proc)
 	if err != nil {
@@ -48,9 +48,9 @@ func readCPUTime(proc procfs.FS, pid int) (cpuTime, error) {
 	for _, p := range all {
 		s, err := p.Stat()
 		if err != nil || s.PID != pid && s.PPID != pid {
-			continue // it has ended meanwhile, or is another's
+			continue // it has just ended, or is neither the process nor its child
 		}
-		const ticks = 100 // a second, on every architecture that Go knows
+		const ticks = 100 // in a second, on every architecture that Go supports
 		t.own += (float64(s.UTime) + float64(s.STime) + float64(s.CUTime) +
 			float64(s.CSTime)) / ticks
 	}
@@ -58,7 +58,7 @@ func readCPUTime(proc procfs.FS, pid int) (cpuTime, error) {
 }
 
 // ProcessTime is how long a process has run on CPUs, in user and system mode together, without its
-// children. It reads /proc, which counts in hundredths of a second.
+// children. It is exact to a hundredth of a second.
 func ProcessTime(pid int) (time.Duration, error) {
 	proc, err := procfs.NewProc(pid)
 	if err != nil {
@@ -68,8 +68,8 @@ func ProcessTime(pid int) (time.Duration, error) {
 	return time.Duration(stat.CPUTime() * float64(time.Second)), err
 }
 
-// taken are the shares of all time since before that went to other programs of this machine, and to
-// other machines of its hypervisor.
+// taken returns the shares of all time since before that went to other programs of this machine, and
+// to other virtual machines.
 func (t cpuTime) taken(before cpuTime) (others, stolen float64) {
 	all := t.all - before.all
 	if all <= 0 {
@@ -79,24 +79,24 @@ func (t cpuTime) taken(before cpuTime) (others, stolen float64) {
 	return min(max(others, 0), 1), min(max((t.stolen-before.stolen)/all, 0), 1)
 }
 
-// note says in plain words that others take the CPUs; it is empty where they do not.
+// note says that others took the CPUs, and what follows. It is empty if they took little.
 func note(others, stolen float64) string {
 	if others+stolen <= mostTaken {
 		return ""
 	}
 	var who []string
 	if others >= 0.01 {
-		who = append(who, fmt.Sprintf("other programs took %.0f %% of their time", 100*others))
+		who = append(who, fmt.Sprintf("other programs took %.0f %% of the CPUs' time", 100*others))
 	}
 	if stolen >= 0.01 {
-		who = append(who, fmt.Sprintf("other virtual machines stole %.0f %%", 100*stolen))
+		who = append(who, fmt.Sprintf("other virtual machines stole %.0f %% of the CPUs' time", 100*stolen))
 	}
-	return fmt.Sprintf("Note: the CPUs have others to serve, too: %s.\n"+
-		"   So latencies are longer here, and more queries may be late, than on a quiet machine.",
+	return fmt.Sprintf("Note: %s.\n"+
+		"   So latencies are longer, and more queries late, than on a quiet machine.",
 		strings.Join(who, ", "))
 }
 
-// Neighbours watch what others take of the CPUs. Where /proc does not say, nobody takes any.
+// Neighbours watches how much of the CPUs' time others take. Without /proc it finds none.
 type Neighbours struct {
 	proc *procfs.FS
 	pid  int
@@ -104,7 +104,7 @@ type Neighbours struct {
 	told bool
 }
 
-// WatchNeighbours begins to.
+// WatchNeighbours begins to watch.
 func WatchNeighbours() *Neighbours {
 	n := &Neighbours{pid: os.Getpid()}
 	proc, err := procfs.NewDefaultFS()
@@ -117,7 +117,7 @@ func WatchNeighbours() *Neighbours {
 	return n
 }
 
-// Look returns the note on the time since it looked last, but never a second one.
+// Look returns a note if others took much CPU time since the last call. It does so once at most.
 func (n *Neighbours) Look() string {
 	if n.proc == nil || n.told {
 		return ""
@@ -131,8 +131,8 @@ func (n *Neighbours) Look() string {
 	return text
 }
 
-// A stolenTime is when the hypervisor gave more than mostTaken of the CPUs' time to others though
-// this machine had use for it. Where /proc does not say, it never did.
+// A stolenTime knows when more than mostTaken of the CPUs' time was stolen. Without /proc it never
+// was.
 type stolenTime struct {
 	mu    sync.Mutex
 	spans []stolenSpan
@@ -143,7 +143,7 @@ type stolenSpan struct {
 	share    float64 // of the time of all CPUs
 }
 
-// watchStolen looks for stolen time until ctx ends, in spans of half a second.
+// watchStolen looks for stolen time every half second until ctx ends.
 func watchStolen(ctx context.Context) *stolenTime {
 	s := &stolenTime{}
 	proc, err := procfs.NewDefaultFS()
@@ -169,8 +169,8 @@ func watchStolen(ctx context.Context) *stolenTime {
 	return s
 }
 
-// between is the largest share that was stolen at a time in [from, to], 0 if the machine was not
-// disturbed.
+// between is the largest share that was stolen in a span that overlaps [from, to]; 0 if the machine
+// was not disturbed.
 func (s *stolenTime) between(from, to time.Time) (share float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -20,42 +20,42 @@ import (
 	"github.com/muster-serve/muster/models/zoo"
 )
 
-// patience is how long a fleet may take to come together, find a leader, or have an agent back.
+// patience is how long agents may take to find each other, to elect a leader, or to come back.
 const patience = time.Minute
 
-// A Fleet is agents that find each other. One goroutine uses it, but for Nodes' processes.
+// A Fleet is a number of agents that find each other. It is not safe for concurrent use; signals may
+// be sent to its Nodes from any goroutine.
 type Fleet struct {
-	Muster       string   // the binary
-	Dir          string   // for models, state and logs
-	Models       []string // that every agent is to serve
-	Args         []string // of every agent
-	DefaultPorts bool     // the agents have them, where they are free
-	Network      *Network // whose namespaces the agents are in, one each; nil: loopback
-	Certificates *Certificates
+	Muster       string        // the binary
+	Dir          string        // for models, state and logs
+	Models       []string      // the models that every agent serves
+	Args         []string      // further arguments of every agent
+	DefaultPorts bool          // as in Config
+	Network      *Network      // has a namespace for each agent; nil: all are on loopback
+	Certificates *Certificates // nil: no TLS, no gossip key
 	// Nodes are the agents that should be alive.
 	Nodes []*Node
 
 	count int
 }
 
-// A Node is an agent of a fleet, whichever process it is at the time.
+// A Node is one of a fleet's agents. When it is restarted, its Agent is another one.
 type Node struct {
 	*Agent
 	InstanceType string
 	Index        int    // in the order of starting
-	Name         string // as the fleet knows it; known once the fleet was complete
+	Name         string // its name in the fleet; set by WaitComplete
 
 	config Config
 }
 
 func (n *Node) String() string { return fmt.Sprintf("agent %d (%s)", n.Index, n.InstanceType) }
 
-// Emulated are the arguments of agents that wait as long as a measured latency profile says.
+// Emulated are the arguments of agents that run no model, but wait as long as a profile says.
 func Emulated() []string { return []string{"--executor", "emulated", "--profile", "shipped"} }
 
-// GenerateSmall makes the models for agents that emulate them. Their inputs are NCF's, four numbers
-// an item: what moves larger ones through one client on this machine would be measured, and not the
-// fleet.
+// GenerateSmall generates the fleet's models for emulated agents. All have the inputs of NCF, four
+// numbers a row. With larger ones the client on this machine would be the bottleneck, not the fleet.
 func (f *Fleet) GenerateSmall(ctx context.Context) error {
 	models, small := filepath.Join(f.Dir, "models"), filepath.Join(f.Dir, "small")
 	if err := errors.Join(os.RemoveAll(models), os.RemoveAll(small)); err != nil {
@@ -75,7 +75,7 @@ func (f *Fleet) GenerateSmall(ctx context.Context) error {
 		if err := os.CopyFS(version, os.DirFS(filepath.Join(small, "ncf", "1"))); err != nil {
 			return err
 		}
-		// Of the model's own settings those that say nothing of inputs and outputs.
+		// Keep the model's settings up to its inputs and outputs: those are NCF's now.
 		config := filepath.Join(models, model, "model.yaml")
 		text, err := os.ReadFile(config)
 		if err != nil {
@@ -89,12 +89,12 @@ func (f *Fleet) GenerateSmall(ctx context.Context) error {
 	return os.RemoveAll(small)
 }
 
-// Add starts one more agent, of the given instance type or, if that is empty, of this machine's.
-// Its arguments come after the fleet's, and so before them in rank.
+// Add starts one more agent, of the given instance type or, if that is empty, of this machine's. It
+// removes the state of an agent of an earlier run. args come after the fleet's and override them.
 func (f *Fleet) Add(ctx context.Context, instanceType string, args ...string) (*Node, error) {
 	n := &Node{InstanceType: instanceType, Index: f.count}
 	state := filepath.Join(f.Dir, fmt.Sprintf("state-%d", n.Index))
-	if err := os.RemoveAll(state); err != nil { // no epoch of an earlier run
+	if err := os.RemoveAll(state); err != nil {
 		return nil, err
 	}
 	n.config = Config{
@@ -124,7 +124,7 @@ func (f *Fleet) Add(ctx context.Context, instanceType string, args ...string) (*
 	return n, nil
 }
 
-// Restart starts an agent anew that has ended, with the addresses and the state that it had.
+// Restart starts an agent that has ended, with the addresses and the state that it had.
 func (f *Fleet) Restart(n *Node) error {
 	n.config.After = n.Agent
 	return f.start(n)
@@ -133,7 +133,7 @@ func (f *Fleet) Restart(n *Node) error {
 // start starts an agent that joins the others.
 func (f *Fleet) start(n *Node) (err error) {
 	c := n.config
-	// Three seeds will do: agents tell each other of the rest.
+	// Three seeds are enough: agents tell each other of the rest.
 	var seeds []string
 	for _, o := range f.Nodes {
 		if o != n && len(seeds) < 3 {
@@ -147,11 +147,11 @@ func (f *Fleet) start(n *Node) (err error) {
 	return err
 }
 
-// Stop drains all agents, and ends those that take longer than 10 s.
+// Stop drains all agents, and kills those that take longer than 10 s.
 func (f *Fleet) Stop() {
 	var all sync.WaitGroup
 	for _, n := range f.Nodes {
-		n.Signal(syscall.SIGCONT) // a frozen one could not end
+		n.Signal(syscall.SIGCONT) // a frozen agent does not see SIGTERM
 		n.Signal(syscall.SIGTERM)
 		all.Go(func() {
 			select {
@@ -164,7 +164,7 @@ func (f *Fleet) Stop() {
 	all.Wait()
 }
 
-// Remove forgets an agent that is gone.
+// Remove removes an agent, which has ended, from Nodes.
 func (f *Fleet) Remove(n *Node) {
 	f.Nodes = slices.DeleteFunc(f.Nodes, func(o *Node) bool { return o == n })
 }
@@ -194,7 +194,7 @@ func (f *Fleet) named(name string) *Node {
 	return nil
 }
 
-// Dial makes a connection to the agent, which ends with ctx.
+// Dial makes a connection to the agent. It is closed when ctx ends.
 func (f *Fleet) Dial(ctx context.Context, n *Node) (*grpc.ClientConn, error) {
 	options := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
 	if f.Certificates != nil {
@@ -210,7 +210,7 @@ func (f *Fleet) Dial(ctx context.Context, n *Node) (*grpc.ClientConn, error) {
 	return conn, err
 }
 
-// watch streams the fleet as the agent sees it, until ctx ends.
+// watch streams the agent's view of the fleet until ctx ends.
 func (f *Fleet) watch(ctx context.Context, n *Node) (control.Control_WatchClient, error) {
 	conn, err := f.Dial(ctx, n)
 	if err != nil {
@@ -219,7 +219,7 @@ func (f *Fleet) watch(ctx context.Context, n *Node) (control.Control_WatchClient
 	return control.NewControlClient(conn).Watch(ctx, &control.WatchRequest{})
 }
 
-// View is the fleet as the agent sees it now.
+// View is the agent's present view of the fleet.
 func (f *Fleet) View(ctx context.Context, n *Node) (*control.View, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -230,8 +230,8 @@ func (f *Fleet) View(ctx context.Context, n *Node) (*control.View, error) {
 	return stream.Recv()
 }
 
-// complete reports why the agent does not see all agents, their models and one of them as the
-// leader; nil if it does.
+// complete is nil if the agent sees all agents with all models, and one of them as the leader. Else
+// it says what is missing. It sets the nodes' names.
 func (f *Fleet) complete(ctx context.Context, n *Node) error {
 	view, err := f.View(ctx, n)
 	if err != nil {
@@ -261,8 +261,8 @@ func (f *Fleet) complete(ctx context.Context, n *Node) error {
 	return nil
 }
 
-// until calls f again and again until it returns nil, and returns its last error if it never does,
-// or how the agent ended if that is why.
+// until calls f again and again until it returns nil. After a minute it returns f's last error; if
+// the agent has ended, it returns how.
 func until(ctx context.Context, n *Node, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -278,12 +278,12 @@ func until(ctx context.Context, n *Node, f func(context.Context) error) error {
 		case <-n.Exited():
 			return n.Stop()
 		case <-ctx.Done():
-			return fmt.Errorf("not so within %v: %w", patience, err)
+			return fmt.Errorf("after %v: %w", patience, err)
 		}
 	}
 }
 
-// WaitComplete returns when every agent sees the whole fleet and a leader, or why it does not.
+// WaitComplete waits until every agent sees the whole fleet and a leader, for a minute each at most.
 func (f *Fleet) WaitComplete(ctx context.Context) error {
 	for _, n := range f.Nodes {
 		if err := until(ctx, n,
@@ -294,8 +294,8 @@ func (f *Fleet) WaitComplete(ctx context.Context) error {
 	return nil
 }
 
-// WaitAgreed returns when the fleet is complete and all agents see nobody else and follow the same
-// leader, or why not.
+// WaitAgreed waits until the fleet is complete, no agent sees any other member, and all follow the
+// same leader.
 func (f *Fleet) WaitAgreed(ctx context.Context) error {
 	if err := f.WaitComplete(ctx); err != nil {
 		return err
@@ -320,8 +320,8 @@ func (f *Fleet) WaitAgreed(ctx context.Context) error {
 	})
 }
 
-// WaitBack returns when the agent takes queries, and what it calls itself then: another name than
-// that of its former process.
+// WaitBack waits until the agent takes queries, and returns its name. A restarted agent has another
+// name than its former process; former is "" if it was not restarted.
 func (f *Fleet) WaitBack(ctx context.Context, n *Node, former string) (name string, err error) {
 	return name, until(ctx, n, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
@@ -346,7 +346,7 @@ func (f *Fleet) WaitBack(ctx context.Context, n *Node, former string) (name stri
 	})
 }
 
-// Leader returns the agent that leads, by the view of the first that sees one, and its epoch.
+// Leader returns the leader and its epoch, as the first agent that sees a leader says.
 func (f *Fleet) Leader(ctx context.Context) (*Node, uint64, error) {
 	for _, n := range f.Nodes {
 		view, err := f.View(ctx, n)

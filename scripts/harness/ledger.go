@@ -28,22 +28,22 @@ type Outcome int
 const (
 	OnTime  Outcome = iota
 	Late            // answered past the QoS target
-	Refused         // with a reason: the fleet has more to do than it can
+	Refused         // with a reason: too many queries wait
 	Failed          // no answer within the client's patience, or an error
-	Wrong           // an answer, but not to this query
+	Wrong           // the answer cannot be this query's
 	outcomes
 )
 
 var outcomeNames = [outcomes]string{"on time", "late", "refused", "failed", "wrong"}
 
-// A Client is one way for queries to reach a fleet.
+// A Client sends queries to a fleet.
 type Client struct {
 	Name  string
 	Share int // of the queries
 	Infer func(context.Context, *oip.Request) (*oip.Response, error)
 }
 
-// An entry is on a query that has come to its end.
+// An entry says what became of a query.
 type entry struct {
 	id, model, client string
 	batchSize         int64
@@ -53,9 +53,10 @@ type entry struct {
 	err               error
 }
 
-// A Ledger has clients send queries in turn, and an entry for each. It is safe for concurrent use.
+// A Ledger sends queries by its clients, by their shares, and has an entry for each query. It is
+// safe for concurrent use.
 type Ledger struct {
-	Numbers bool // answers are a model's; otherwise an emulated agent's, which are zeros
+	Numbers bool // models compute the answers; otherwise agents are emulated and answer zeros
 
 	server  bench.Server
 	clients []Client
@@ -65,7 +66,7 @@ type Ledger struct {
 	mu      sync.Mutex
 	sent    int
 	entries []entry
-	answers map[string]int // to each query, by the id that they have
+	answers map[string]int // how many answers have this query's id
 }
 
 func newLedger(ctx context.Context, server bench.Server, clients []Client) *Ledger {
@@ -76,13 +77,13 @@ func newLedger(ctx context.Context, server bench.Server, clients []Client) *Ledg
 	}
 }
 
-// ModelMetadata makes it a server of package bench.
+// ModelMetadata asks the server. With it and Infer a Ledger is a bench.Server.
 func (l *Ledger) ModelMetadata(ctx context.Context, model,
 	version string) (*inference.ModelMetadataResponse, error) {
 	return l.server.ModelMetadata(ctx, model, version)
 }
 
-// next is who sends the n-th query.
+// next is the client that sends the n-th query.
 func (l *Ledger) next(n int) Client {
 	sum := 0
 	for _, c := range l.clients {
@@ -93,7 +94,7 @@ func (l *Ledger) next(n int) Client {
 	return l.clients[i]
 }
 
-// Infer sends a query, and enters what becomes of it.
+// Infer sends a query, and records what became of it.
 func (l *Ledger) Infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 	l.mu.Lock()
 	c := l.next(l.sent)
@@ -126,7 +127,8 @@ func (l *Ledger) Infer(ctx context.Context, req *oip.Request) (*oip.Response, er
 	return resp, err
 }
 
-// check reports why an answer cannot be that of the query.
+// check is nil if the answer may be that of the query. It checks ids, names, shapes and sizes, and
+// the numbers if they are to be zeros.
 func check(req *oip.Request, resp *oip.Response, numbers bool) error {
 	if resp.ID != req.ID || resp.Model != req.Model {
 		return fmt.Errorf("query %s to %s got the answer to %s of %s", req.ID, req.Model, resp.ID,
@@ -153,14 +155,14 @@ func check(req *oip.Request, resp *oip.Response, numbers bool) error {
 	return nil
 }
 
-// A Count is entries counted.
+// A Count says how many queries had which outcome.
 type Count struct {
 	Queries, OnTime, Late, Refused, Failed, Wrong int
-	// AtOnce are the refused whose client knew that within the QoS target, and when to come again.
+	// AtOnce are those of Refused that were refused within the QoS target and told when to try again.
 	AtOnce int
-	// Robbed are the failed whose time others had of the machine's CPUs. They are not in Failed.
+	// Robbed are the queries that failed while CPU time was stolen. They are not in Failed.
 	Robbed  int
-	Example error // of what failed or was wrong
+	Example error // one error of those that failed or were wrong
 }
 
 func (c Count) String() string {
@@ -175,15 +177,15 @@ func (c Count) String() string {
 	return s
 }
 
-// PercentOnTime is of all queries.
+// PercentOnTime is the percentage of all queries that were answered on time.
 func (c Count) PercentOnTime() float64 {
 	return 100 * float64(c.OnTime) / float64(max(1, c.Queries))
 }
 
-// PercentLate is of all queries.
+// PercentLate is the percentage of all queries that were answered late.
 func (c Count) PercentLate() float64 { return 100 * float64(c.Late) / float64(max(1, c.Queries)) }
 
-// Plus is both.
+// Plus is the sum of both counts.
 func (c Count) Plus(o Count) Count {
 	if c.Example == nil {
 		c.Example = o.Example
@@ -194,13 +196,13 @@ func (c Count) Plus(o Count) Count {
 	}
 }
 
-// Between counts the queries sent in [from, to) that have come to their end.
+// Between counts the queries sent in [from, to) that have an outcome.
 func (l *Ledger) Between(from, to time.Time) Count {
 	c, _ := l.count(func(e entry) bool { return !e.sent.Before(from) && e.sent.Before(to) })
 	return c
 }
 
-// count counts the entries to keep, and returns them.
+// count counts the entries that keep selects, and returns them.
 func (l *Ledger) count(keep func(entry) bool) (c Count, kept []entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -236,11 +238,11 @@ func (l *Ledger) count(keep func(entry) bool) (c Count, kept []entry) {
 	return c, kept
 }
 
-// Disturbed is the largest share of the machine's CPU time that others were given at a time in
-// [from, to], 0 where that is too little to matter.
+// Disturbed is the largest share of the CPUs' time that was stolen at a time in [from, to]; 0 if that
+// is too little to matter.
 func (l *Ledger) Disturbed(from, to time.Time) float64 { return l.stolen.between(from, to) }
 
-// Sent is how many queries were sent so far, wherever they are.
+// Sent is how many queries were sent so far, with an outcome or not yet.
 func (l *Ledger) Sent() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -259,7 +261,7 @@ func (l *Ledger) Twice() (n int) {
 	return n
 }
 
-// Refusals are the queries of a report that were refused, which it has among those that failed.
+// Refusals is how many queries were refused. A report counts them among the failed ones.
 func Refusals(m bench.ModelReport) (n int64) {
 	for _, f := range m.Failures {
 		if f.Reason == client.ErrOverloaded.Error() {
@@ -269,11 +271,11 @@ func Refusals(m bench.ModelReport) (n int64) {
 	return n
 }
 
-// slow is what an answer should take at most, whatever happens.
+// slow is the latency above which Write counts an answer.
 const slow = time.Second
 
-// Write prints a table of what became of the queries that were sent in [from, to), by client, with
-// the longest time without an answer, and an example of what failed or was wrong.
+// Write prints a table of the queries that were sent in [from, to): a line for each client, with the
+// outcomes, the number of answers slower than a second, and the longest time without an answer.
 func (l *Ledger) Write(w io.Writer, from, to time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "client\tover %v\tlongest gap\tat\tof\n", slow)
@@ -316,7 +318,7 @@ func (l *Ledger) WriteCSV(w io.Writer, start time.Time) error {
 		if e.err != nil {
 			said = e.err.Error()
 		}
-		_ = c.Write([]string{ // Flush's error is this one's, too
+		_ = c.Write([]string{ // c.Error returns its error, too
 			e.id, e.client, e.model, fmt.Sprint(e.batchSize),
 			fmt.Sprintf("%.3f", e.sent.Sub(start).Seconds()),
 			fmt.Sprintf("%.1f", float64(e.took)/1e6), outcomeNames[e.outcome], said,

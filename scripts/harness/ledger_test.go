@@ -13,7 +13,7 @@ import (
 	"github.com/muster-serve/muster/client"
 )
 
-// A fakeServer answers zeros, but to some queries, by their number.
+// A fakeServer answers zeros, except to queries 3 to 8, to which its answer is missing or wrong.
 type fakeServer struct {
 	queries  atomic.Int64
 	first    atomic.Value  // the id of a query that is answered
@@ -56,7 +56,7 @@ func (s *fakeServer) Infer(_ context.Context, req *oip.Request) (*oip.Response, 
 	return answer, err
 }
 
-// TestLedger: each query has the one outcome that is its own.
+// TestLedger sends queries to a fakeServer and checks the count of each outcome.
 func TestLedger(t *testing.T) {
 	s := &fakeServer{}
 	d, err := NewDriver(t.Context(), s, map[string]float64{"m": 1}, 0)
@@ -86,8 +86,7 @@ func TestLedger(t *testing.T) {
 	}
 }
 
-// TestStopWaits: a load that is ended early waits for what is under way, and no query is lost by
-// that.
+// TestStopWaits checks that Stop waits for the queries under way, so that each has an outcome.
 func TestStopWaits(t *testing.T) {
 	s := &fakeServer{answered: make(chan struct{})}
 	d, err := NewDriver(t.Context(), s, map[string]float64{"m": 1}, 0)
@@ -99,13 +98,13 @@ func TestStopWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.answered <- struct{}{} // one is under way
-	d.stopped.Store(true)    // as Stop does at first
+	d.stopped.Store(true)    // as Stop does first
 	close(s.answered)
 	if err := d.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	if c := d.Between(begin, time.Now()); c.Queries != d.Sent() || c.Queries == 0 {
-		t.Errorf("%d of %d queries came to an end", c.Queries, d.Sent())
+		t.Errorf("%d of %d queries have an outcome", c.Queries, d.Sent())
 	}
 }
 
@@ -124,6 +123,6 @@ muster_queries_total{model="a b",outcome="x y"} 3
 		t.Errorf("%+v, %v, want %+v", u, err, want)
 	}
 	if _, err := parseUsage([]byte("up 1\n")); err == nil {
-		t.Error("metrics without goroutines are no error")
+		t.Error("metrics without go_goroutines: no error")
 	}
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// Patience is how long a client may wait where a busy machine must not look like a lost query: what
-// is late is counted apart.
+// Patience is how long a client waits for an answer if a busy machine must not make a query fail.
+// What is answered after the QoS target still counts as late.
 const Patience = 30 * time.Second
 
 // A Load is what a Driver sends.
@@ -29,12 +29,12 @@ type Load struct {
 	Rate     float64       // queries/s over all models
 	Duration time.Duration // 0: until Stop
 	Seed     uint64
-	// BatchSizes are the queries'; nil: the production trace's.
+	// BatchSizes are those of the queries; nil: those of the production trace.
 	BatchSizes *workload.BatchSizes
 }
 
-// A Driver puts Poisson arrivals of the production trace's batch sizes on a fleet, and has an entry
-// in its Ledger for each query. One goroutine uses it.
+// A Driver sends a fleet Poisson arrivals, by default with the batch sizes of the production trace.
+// Its Ledger has an entry for each query. It has one load at a time, and its methods are for one goroutine.
 type Driver struct {
 	*Ledger
 	server bench.Server
@@ -47,9 +47,9 @@ type Driver struct {
 	err     error
 }
 
-// NewDriver makes a driver of the models, by their shares of the queries. The server is asked for
-// metadata, and for answers where there are no other clients. A patience of 0 leaves the models'
-// deadlines.
+// NewDriver makes a driver that sends queries to the models, by their shares. It asks the server for
+// the models' metadata. Queries go by the clients, or by the server if there are none. A query's
+// deadline is patience, or the model's deadline if that is 0.
 func NewDriver(ctx context.Context, server bench.Server, shares map[string]float64,
 	patience time.Duration, clients ...Client) (*Driver, error) {
 	if len(clients) == 0 {
@@ -68,7 +68,7 @@ func NewDriver(ctx context.Context, server bench.Server, shares map[string]float
 	return d, nil
 }
 
-// Start begins a load; Wait or Stop ends it.
+// Start begins a load. Call Wait or Stop before the next one.
 func (d *Driver) Start(ctx context.Context, l Load) error {
 	arrivals, err := workload.ParseArrivals("poisson", l.Rate)
 	if err != nil {
@@ -93,7 +93,7 @@ func (d *Driver) Start(ctx context.Context, l Load) error {
 	go func() {
 		defer close(d.done)
 		config := bench.Config{Queries: d.untilStopped(queries), Duration: l.Duration}
-		if term.IsTerminal(int(os.Stderr.Fd())) { // what takes long shows there how it goes
+		if term.IsTerminal(int(os.Stderr.Fd())) {
 			show, clear := bench.NewProgress(os.Stderr)
 			defer clear()
 			config.Progress = show
@@ -103,7 +103,7 @@ func (d *Driver) Start(ctx context.Context, l Load) error {
 	return nil
 }
 
-// untilStopped ends the queries, so that those that were sent are waited for.
+// untilStopped ends the queries when Stop is called. Those already sent are still waited for.
 func (d *Driver) untilStopped(queries iter.Seq[workload.Query]) iter.Seq[workload.Query] {
 	return func(yield func(workload.Query) bool) {
 		for q := range queries {
@@ -114,13 +114,13 @@ func (d *Driver) untilStopped(queries iter.Seq[workload.Query]) iter.Seq[workloa
 	}
 }
 
-// Wait returns when the load has ended and each query has come to its own end.
+// Wait returns when the load has ended and each query has its outcome.
 func (d *Driver) Wait() (*bench.Report, error) {
 	<-d.done
 	return d.report, d.err
 }
 
-// Stop ends the load early, and waits as Wait does.
+// Stop sends no more queries, and waits as Wait does.
 func (d *Driver) Stop() error {
 	d.stopped.Store(true)
 	_, err := d.Wait()
@@ -145,7 +145,7 @@ func (d *Driver) Run(ctx context.Context, l Load) (*bench.Report, error) {
 	return d.Wait()
 }
 
-// Settle lets things go on for a while; it is not a wait for something.
+// Settle waits for d, or until ctx ends. Use it to let a scenario go on, not to wait for an event.
 func Settle(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
@@ -155,13 +155,13 @@ func Settle(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// An Executed is what an agent has executed so far.
+// An Executed is how many queries an agent has executed so far, and how long they took together.
 type Executed struct {
 	Count uint64
 	Time  time.Duration
 }
 
-// Executed is what each agent has executed of the model.
+// Executed returns, for each agent, what it has executed of the model.
 func (f *Fleet) Executed(ctx context.Context, model string) (all []Executed, err error) {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
@@ -189,8 +189,8 @@ func (f *Fleet) Executed(ctx context.Context, model string) (all []Executed, err
 	return all, nil
 }
 
-// Beside is what a query to the model takes beside its execution in an idle fleet, on average: the
-// round trip that the simulator should know of.
+// Beside is how much longer than its execution a query to the model takes in an idle fleet, on
+// average. The simulator takes it as the round trip.
 func (d *Driver) Beside(ctx context.Context, f *Fleet, model string) (time.Duration, error) {
 	const queries = 200
 	metadata, err := d.server.ModelMetadata(ctx, model, "")

@@ -10,20 +10,19 @@ import (
 	"syscall"
 )
 
-// A Network is a network namespace for each of some agents, on a bridge of this
-// one, which should be one of its own ([Unshare]). Agents can be cut off: onto
-// another bridge, where they see each other.
+// A Network is a network namespace for each agent of a fleet. A bridge connects them with each other
+// and with this process, which should have a network namespace of its own, too ([Unshare]). Agents
+// that are cut off are moved to a second bridge, where they reach only each other.
 type Network struct {
 	prefix string
-	made   [][]string // how to remove what was made, in order
+	made   [][]string // arguments of ip that undo what was made, in the order of making
 }
 
-// unshared is set in the environment of a command that runs in a network
-// namespace of its own.
+// unshared is the environment variable that Unshare sets for the command that it runs again.
 const unshared = "NETWORK_UNSHARED_FOR_MUSTER"
 
-// Unshare runs this command again where the machine's own network is out of
-// reach, and returns there. It returns an error where that cannot be.
+// Unshare starts this command anew in a network namespace of its own, in place of this process. There
+// it returns nil. It returns an error if that is not possible; it needs root.
 func Unshare() error {
 	if os.Getenv(unshared) != "" {
 		return nil
@@ -33,7 +32,7 @@ func Unshare() error {
 			return fmt.Errorf("network namespaces: %w", err)
 		}
 	}
-	// What may unshare may not be allowed to name what it makes.
+	// Who may make a namespace may still not be allowed to give it a name, so try both.
 	n := Network{prefix: fmt.Sprintf("mt%d", os.Getpid()%10000)}
 	for _, try := range []string{
 		"unshare --net true", "ip netns add " + n.Namespace(0), "ip netns del " + n.Namespace(0),
@@ -56,7 +55,7 @@ func Unshare() error {
 	return fmt.Errorf("network namespaces: %w", err)
 }
 
-// NewNetwork makes the namespaces.
+// NewNetwork makes the namespaces and the bridges. Remove removes them.
 func NewNetwork(agents int) (n *Network, err error) {
 	n = &Network{prefix: fmt.Sprintf("mt%d", os.Getpid()%10000)}
 	defer func() {
@@ -95,10 +94,10 @@ func NewNetwork(agents int) (n *Network, err error) {
 	return n, nil
 }
 
-// Namespace is that of agent i.
+// Namespace is the name of agent i's namespace.
 func (n *Network) Namespace(i int) string { return fmt.Sprintf("%s-%d", n.prefix, i) }
 
-// Host is the address of agent i; this process has the first of the network.
+// Host is the IP address of agent i. This process has 10.213.0.1.
 func (n *Network) Host(i int) string { return fmt.Sprintf("10.213.0.%d", i+2) }
 
 func (n *Network) veth(i int) string { return fmt.Sprintf("%sv%d", n.prefix, i) }
@@ -110,10 +109,10 @@ func (n *Network) bridge(cut bool) string {
 	return n.prefix + "b0"
 }
 
-// Cut has agents reach nobody but those that are cut off, too.
+// Cut moves agents to the second bridge: from now on they reach only each other.
 func (n *Network) Cut(agents ...int) error { return n.move(true, agents) }
 
-// Heal undoes Cut.
+// Heal moves agents back to the first bridge.
 func (n *Network) Heal(agents ...int) error { return n.move(false, agents) }
 
 func (n *Network) move(cut bool, agents []int) error {
@@ -125,7 +124,7 @@ func (n *Network) move(cut bool, agents []int) error {
 	return nil
 }
 
-// do runs ip with args, and remembers how to undo it.
+// do runs ip with args. undo, if there is one, are the arguments of ip by which Remove undoes that.
 func (n *Network) do(undo []string, args ...string) error {
 	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, out)
@@ -136,7 +135,7 @@ func (n *Network) do(undo []string, args ...string) error {
 	return nil
 }
 
-// Remove removes what was made.
+// Remove removes the namespaces and the bridges.
 func (n *Network) Remove() (err error) {
 	for i := len(n.made) - 1; i >= 0; i-- {
 		if out, e := exec.Command("ip", n.made[i]...).CombinedOutput(); e != nil {

@@ -28,13 +28,13 @@ import (
 const (
 	// tryTimeout is how long a plain client waits for one server.
 	tryTimeout = 1500 * time.Millisecond
-	// avoid is for how long it then prefers others.
+	// avoid is for how long it prefers other servers after that.
 	avoid = time.Second
 )
 
-// A Plain is a client that knows nothing of Muster: it has addresses of servers of the Open
-// Inference Protocol, which it asks in turn, and goes on to the next one where one cannot be
-// reached, breaks off, or does not answer.
+// A Plain is a client that knows nothing of Muster. It has the addresses of several servers of the
+// Open Inference Protocol and asks them in turn. If one cannot be reached, breaks off or does not
+// answer, it asks the next one. It is safe for concurrent use.
 type Plain struct {
 	mu      sync.Mutex
 	servers []*server // the next one first
@@ -49,7 +49,7 @@ type server struct {
 	failed time.Time
 }
 
-// Infer sends a query, to another server where one fails, until ctx ends.
+// Infer sends a query, to one server after the other until one answers or ctx ends.
 func (p *Plain) Infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 	for {
 		s := p.choose()
@@ -75,8 +75,8 @@ func (p *Plain) Infer(ctx context.Context, req *oip.Request) (*oip.Response, err
 	}
 }
 
-// choose takes the next server that has not failed just now, else the one that
-// has not for longest.
+// choose returns the next server that has not failed within avoid. If all have, it returns the one
+// whose failure is longest ago.
 func (p *Plain) choose() *server {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -101,7 +101,7 @@ func try(ctx context.Context, s *server, req *oip.Request) (*oip.Response, error
 	return s.infer(ctx, req)
 }
 
-// NewPlainGRPC is a client of generated code.
+// NewPlainGRPC makes a client that speaks gRPC by the generated code.
 func NewPlainGRPC(addresses []string, config *tls.Config) (*Plain, error) {
 	p := &Plain{}
 	var conns []*grpc.ClientConn
@@ -161,7 +161,7 @@ func inferGRPC(
 	return resp, nil
 }
 
-// NewPlainREST is a client that writes JSON.
+// NewPlainREST makes a client that speaks REST with tensors in JSON.
 func NewPlainREST(addresses []string, config *tls.Config) *Plain {
 	transport := &http.Transport{
 		TLSClientConfig: config, MaxIdleConnsPerHost: 100, IdleConnTimeout: 5 * time.Second,
@@ -256,7 +256,7 @@ func inferREST(ctx context.Context, c *http.Client, address string,
 	return resp, nil
 }
 
-// unreachable is the error of a query that got no answer, or not all of it.
+// unreachable is the status of a query that got no answer, or only a part of one.
 func unreachable(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return status.Error(codes.DeadlineExceeded, err.Error())
@@ -264,7 +264,7 @@ func unreachable(err error) error {
 	return status.Error(codes.Unavailable, err.Error())
 }
 
-// numbers are the elements of a tensor.
+// numbers returns the elements of a tensor as a slice of their type.
 func numbers(t tensor.Tensor) (any, error) {
 	n := len(t.Data) / max(1, t.DataType.Size())
 	var all any

@@ -10,16 +10,17 @@ import (
 	"time"
 )
 
-// command runs a program in a directory, and returns what it printed on its standard output.
-func command(ctx context.Context, dir, name string, args ...string) (string, error) {
+// Output runs a program in a directory ("" is this one) and returns its standard output, trimmed. An
+// error has what the program said on its standard error.
+func Output(ctx context.Context, dir, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir
-	var errors strings.Builder
-	cmd.Stderr = &errors
+	var said strings.Builder
+	cmd.Stderr = &said
 	out, err := cmd.Output()
 	if err != nil {
 		err = fmt.Errorf("run %s: %w: %s", strings.Join(cmd.Args, " "), err,
-			strings.TrimSpace(errors.String()))
+			strings.TrimSpace(said.String()))
 	}
 	return strings.TrimSpace(string(out)), err
 }
@@ -41,9 +42,9 @@ func Pool(types []string) string {
 	return strings.Join(parts, ",")
 }
 
-// simulate has the binary simulate a pool, and returns a figure of what it prints.
+// simulate runs `muster sim` on a pool, and returns a number of its JSON by its key.
 func simulate(ctx context.Context, muster, figure, pool string, args ...string) (float64, error) {
-	out, err := command(ctx, "", muster,
+	out, err := Output(ctx, "", muster,
 		append([]string{"sim", "--json", "--pool", pool}, args...)...)
 	if err != nil {
 		return 0, err
@@ -57,16 +58,16 @@ func simulate(ctx context.Context, muster, figure, pool string, args ...string) 
 	return x, nil
 }
 
-// AllowableThroughput is the rate at which a pool keeps a model's QoS target in simulation, in
-// queries/s; 0 where it keeps it at none. It takes seconds to find.
+// AllowableThroughput is the highest rate, in queries/s, at which a pool keeps a model's QoS target
+// in simulation; 0 if it keeps it at no rate. The search takes some seconds.
 func AllowableThroughput(ctx context.Context, muster, model, pool string,
 	roundTrip time.Duration) (float64, error) {
 	return simulate(ctx, muster, "allowable_throughput_qps", pool,
 		"--model", model, "--find-throughput", "--rtt-ms", fmt.Sprint(float64(roundTrip)/1e6))
 }
 
-// FluidLimit is the rate that a pool could serve of the models, by their shares, if queries were
-// like water: more than it can.
+// FluidLimit is the rate, in queries/s, that a pool could serve of the models, by their shares, if
+// queries could be divided at will. It is an upper bound.
 func FluidLimit(ctx context.Context, muster, pool string, shares map[string]float64) (float64,
 	error) {
 	args := []string{"--rate", "1", "--queries", "10", "--seeds", "1"}

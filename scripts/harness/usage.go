@@ -13,14 +13,14 @@ import (
 	"strings"
 )
 
-// A Usage is what an agent takes, by its metrics.
+// A Usage is how much of the machine an agent uses, as its metrics say.
 type Usage struct {
 	Goroutines, Descriptors int
-	Memory, GoMemory        int // MB: resident, and what the Go runtime has of it
-	Series                  int // of its metrics
+	Memory, GoMemory        int // resident memory, and the Go runtime's part of it, in MiB
+	Series                  int // how many time series its metrics have
 }
 
-// Most is the larger of each.
+// Most has, of each field, the larger value of both.
 func (u Usage) Most(o Usage) Usage {
 	return Usage{
 		max(u.Goroutines, o.Goroutines), max(u.Descriptors, o.Descriptors),
@@ -28,7 +28,7 @@ func (u Usage) Most(o Usage) Usage {
 	}
 }
 
-// Usages asks all agents what they take.
+// Usages reads the usage of each agent from its metrics.
 func (f *Fleet) Usages(ctx context.Context) (all []Usage, err error) {
 	scheme, transport := "http://", &http.Transport{DisableKeepAlives: true}
 	if f.Certificates != nil {
@@ -76,7 +76,8 @@ func parseUsage(metrics []byte) (u Usage, err error) {
 		}
 	}
 	if values["go_goroutines"] == 0 || values["process_open_fds"] == 0 {
-		return u, fmt.Errorf("of %d series none has the goroutines or the descriptors", u.Series)
+		return u, fmt.Errorf("want go_goroutines and process_open_fds, not found in %d series",
+			u.Series)
 	}
 	u.Goroutines, u.Descriptors = int(values["go_goroutines"]), int(values["process_open_fds"])
 	u.Memory = int(values["process_resident_memory_bytes"]) >> 20
@@ -85,22 +86,22 @@ func parseUsage(metrics []byte) (u Usage, err error) {
 	return u, nil
 }
 
-// What is looked for in the agents' logs.
+// What ReadLogs looks for in the agents' logs.
 var (
 	trouble = regexp.MustCompile(`level=(WARN|ERROR) msg=("(?:[^"\\]|\\.)*"|\S+)`)
 	leading = regexp.MustCompile(`msg="leading the fleet" .*epoch=(\d+)`)
-	named   = regexp.MustCompile(`\S+-[0-9a-f]{8}\b`) // agents
+	named   = regexp.MustCompile(`\S+-[0-9a-f]{8}\b`) // the name of an agent
 	crashed = regexp.MustCompile(`(?m)^(panic: .*|fatal error: .*|WARNING: DATA RACE)`)
 )
 
-// A Logbook is what the agents' logs say.
+// A Logbook is a summary of the agents' logs.
 type Logbook struct {
-	Elections int
-	Warnings  map[string]int // by message
-	Errors    []string       // lines that should not be
+	Elections int            // how many epochs had a leader
+	Warnings  map[string]int // how many of each message
+	Errors    []string       // errors, panics and data races, each with its log file
 }
 
-// ReadLogs reads the logs of all agents there were.
+// ReadLogs reads the logs of all agents that the fleet ever had.
 func (f *Fleet) ReadLogs() (b Logbook, err error) {
 	b.Warnings = map[string]int{}
 	epochs := map[string]bool{}
