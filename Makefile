@@ -12,18 +12,18 @@ build: onnxruntime
 	CGO_ENABLED=1 go build -trimpath -buildvcs=auto -tags embed_onnxruntime -ldflags='-s -w' \
 		-o bin/muster ./cmd/muster
 
-# All tests, with the real ONNX Runtime. `make lint` vets; GOGC=400 saves a quarter of the tests'
-# CPU time, and -trimpath shares what `make build` has compiled.
+# All tests, with the real ONNX Runtime. They run without go vet, which `make lint` runs. GOGC=400
+# saves a quarter of their CPU time. With -trimpath they reuse what `make build` has compiled.
 test race: export GOGC ?= 400
 test: onnxruntime
 	REQUIRE_ONNXRUNTIME=1 go test -trimpath -vet=off ./...
 
-# Muster at work on this machine, in 90 s; DEMO_FLAGS=--short for half of that.
+# Shows Muster at work on this machine, in 90 s; with DEMO_FLAGS=--short in half of that.
 demo: build
 	@go run -trimpath -tags embed_onnxruntime ./scripts/demo $(DEMO_FLAGS)
 
-# The tests again, in their short forms and with the race detector, but of packages that start no
-# goroutine (pure_test.go).
+# The short tests with the race detector, without those of packages that start no goroutine
+# (pure_test.go).
 race: onnxruntime
 	REQUIRE_ONNXRUNTIME=1 go test -trimpath -vet=off -race -short -timeout 20m $$(go list ./... | \
 		grep -vE '/(client/queries|leader|leader/(election|fluid|learn|match)|profiles|runtime/queue)$$')
@@ -36,24 +36,24 @@ fuzz:
 lint:
 	@scripts/lint.sh
 
-# What the zoo generates passes the ONNX checker.
+# Generates models and checks them with the ONNX project's checker.
 check-onnx: build
 	@scripts/check-onnx.sh
 
-# tritonclient, grpcurl and curl, unmodified, against an agent.
+# Checks an agent with unmodified clients: tritonclient, grpcurl and curl.
 conformance: build
 	@scripts/conformance.sh
 
-# Fleets of agents as processes, in every scenario of scripts/fleet, each for some seconds: killed,
-# frozen, cut off, replaced, asked for too much. `go run ./scripts/fleet` lists them.
+# Every scenario of scripts/fleet, each for some seconds: fleets of agents as processes, which are
+# killed, frozen, cut off, replaced and overloaded. `go run ./scripts/fleet` lists the scenarios.
 scenarios: build
 	@go run ./scripts/fleet all --short
 
-# The same at random, for ten minutes; CHAOS_FLAGS="--for 1m --seed 7" for less of it.
+# The scenario chaos: all of that at random, for ten minutes; CHAOS_FLAGS="--for 1m" for less.
 chaos: build
 	@go run ./scripts/fleet chaos $(CHAOS_FLAGS)
 
-# Benchmarks of the serving path beside ONNX Runtime alone and a bare gRPC echo.
+# Benchmarks that compare serving with ONNX Runtime alone and with a bare gRPC echo.
 bench: onnxruntime
 	REQUIRE_ONNXRUNTIME=1 go test -run '^$$' -bench 'Executor|Lanes' -benchtime 500x ./runtime
 	REQUIRE_ONNXRUNTIME=1 go test -run '^$$' -bench . -benchtime 1x ./agent
@@ -62,23 +62,23 @@ bench: onnxruntime
 packages:
 	@scripts/packages.sh $(ARCHS)
 
-# The deb installed, started, queried, drained and removed; needs root.
+# Installs, starts, queries, drains and removes the deb; needs root.
 test-packages: packages
 	@scripts/test-packages.sh
 
-# Known vulnerabilities in what the code calls; skipped where their database is out of reach.
+# Looks for known vulnerabilities in the code that Muster calls; skipped if offline.
 vulncheck:
 	@scripts/vulncheck.sh
 
-# The generated code in api/.
+# Generates the code in api/.
 generate:
 	@scripts/generate-api.sh
 
-# NOTICE: what the binary has from others, under which licences.
+# Writes NOTICE: what the binary contains from others, under which licences.
 notice:
 	@go run ./scripts/notice
 
-# ONNX Runtime's library, once.
+# Downloads ONNX Runtime's library if it is not there.
 onnxruntime:
 	@scripts/fetch-onnxruntime.sh
 

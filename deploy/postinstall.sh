@@ -1,6 +1,6 @@
 #!/bin/sh
-# After installing: the group that may read keys. The service is neither enabled
-# nor started: it has no models yet. After an upgrade a running one restarts.
+# Runs after the package is installed. It makes the group that may read keys. It neither enables nor
+# starts the service, which has no models yet. After an upgrade it restarts a running service.
 set -e
 getent group muster-keys >/dev/null || groupadd --system muster-keys
 chgrp muster-keys /etc/muster

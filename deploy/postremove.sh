@@ -1,6 +1,6 @@
 #!/bin/sh
-# After removing. Models, state and what was put into /etc/muster stay; dpkg's
-# purge takes the group too.
+# Runs after the package is removed. Models, state and files that were added to /etc/muster stay.
+# dpkg's purge removes the group, too.
 set -e
 if [ -d /run/systemd/system ]; then
   systemctl daemon-reload

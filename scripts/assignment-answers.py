@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Solves assignment problems with SciPy and writes the answers that leader/match is tested against.
 
-Only seeds and optimal costs are written: leader/match/testdata/assignment/answers.csv, one problem a
-line: seed, kind, rows, columns, least total cost, or "infeasible". The matrices are made again
+It writes leader/match/testdata/assignment/answers.csv, a line for each problem: seed, kind, rows,
+columns, and the least total cost or "infeasible". The matrices are made again
 from the seeds. Element k (row-major, from 0) of a matrix comes from splitmix64: the output
 function of state seed + (k + 1) * 0x9e3779b97f4a7c15, x, of which u = (x >> 11) / 2^53 is in [0, 1).
 Kinds:
@@ -12,8 +12,8 @@ Kinds:
   constant  7
   product   (i + 1) (j + 1)
   sparse    u, forbidden where x mod 2048 < 1024
-  columns   equal columns, as lanes of one type are: a[j mod 4] + b[j mod 4] * u of the row's first element,
-            a = 0.7 0.2 0.5 0.1, b = 1 3 4 8
+  columns   columns that repeat, as lanes of one type do: a[j mod 4] + b[j mod 4] * u, with the u of
+            the row's first element, a = 0.7 0.2 0.5 0.1, b = 1 3 4 8
 
 With --bench it times SciPy on the matrices of scripts/bench-assignment.sh instead.
 Needs SciPy and NumPy: scripts/requirements-assignment.txt.

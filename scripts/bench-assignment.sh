@@ -1,19 +1,14 @@
 #!/usr/bin/env bash
-# Times leader/match's assignment solver beside SciPy's on the same matrices and
-# prints the fastest call of each, of three rounds taken in turn, and their ratio.
+# Compares leader/match's assignment solver with SciPy's on the same matrices. Prints the fastest call
+# of each in three rounds, in which they take turns, and the ratio.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-venv=build/venv-assignment
-if ! cmp -s scripts/requirements-assignment.txt "$venv/requirements.txt"; then
-  python3 -m venv --clear "$venv"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check -r scripts/requirements-assignment.txt
-  cp scripts/requirements-assignment.txt "$venv/requirements.txt"
-fi
+commands=$(scripts/venv.sh assignment)
 sizes=(5x5 10x10 20x20 50x50 100x100 200x200 500x500 1000x1000 20x1000)
 go test -c -o build/match.test ./leader/match
 for _ in 1 2 3; do
-  "$venv/bin/python" scripts/assignment-answers.py --bench "${sizes[@]}" | sed 's/^/scipy /'
+  "$commands/python" scripts/assignment-answers.py --bench "${sizes[@]}" | sed 's/^/scipy /'
   build/match.test -test.run '^$' -test.bench Assignment -test.benchtime 0.5s |
     sed -nE 's|^BenchmarkAssignment/([0-9]+x[0-9]+)\S*.* ([0-9.e+]+) min-ns.*|muster \1 \2|p'
 done | awk '

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks generated models with the ONNX project's own checker, weights and all:
-# those in the given directory, or small ones of every kind made for it. `make check-onnx` builds
-# bin/muster and calls it.
+# check-onnx.sh [DIRECTORY]: checks the models in a directory, with their weights, with the ONNX
+# project's own checker. Without a directory it generates a small model of every kind and checks
+# those. It needs bin/muster; `make check-onnx` builds that first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

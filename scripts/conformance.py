@@ -1,8 +1,7 @@
-"""Takes unmodified clients of the Open Inference Protocol through an agent.
+"""Checks with unmodified clients that an agent speaks the Open Inference Protocol.
 
-Serves the models in WORK/models, and two written here, with `muster agent` on
-ports of the system's choice. Each check prints a line; the last line counts
-them, and the exit status is 1 if any failed.
+It starts `muster agent` on free ports, with the models in WORK/models and two that it writes. Each
+check prints a line. The last line counts them; the exit status is 1 if any failed.
 """
 
 import argparse

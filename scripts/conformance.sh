@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Checks with other people's clients, unmodified, that an agent speaks the Open
-# Inference Protocol: tritonclient, grpcurl and curl, and ONNX Runtime in Python
-# for the outputs. Serves the models of the given directory, or small ones of every
-# kind made for it. `make conformance` builds bin/muster and calls it.
+# conformance.sh [DIRECTORY]: checks that an agent speaks the Open Inference Protocol, with clients of
+# others: tritonclient, grpcurl and curl. The outputs are compared with those of ONNX Runtime in
+# Python. The agent serves the models in the directory, or a small one of every kind. It needs
+# bin/muster; `make conformance` builds that first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# fetch-onnxruntime.sh [amd64|arm64]: gets ONNX Runtime's CPU library for linux
-# and that GOARCH (default: go's) from PyPI or npm, whichever client is there,
-# checks it, and leaves it where builds and tests look for it:
-#   build/onnxruntime/linux-ARCH/libonnxruntime.so.VERSION       as it is
-#   runtime/internal/ortlib/libonnxruntime-VERSION-linux-ARCH.so.zst  to be embedded
-# Does nothing when both are there. ONNXRUNTIME_CLIENT=pip|npm overrides the choice.
+# fetch-onnxruntime.sh [amd64|arm64]: downloads ONNX Runtime's CPU library for Linux and an architecture
+# (default: the one that Go builds for), checks its SHA-256, and writes it to where builds and tests
+# look for it:
+#   build/onnxruntime/linux-ARCH/libonnxruntime.so.VERSION            the library
+#   runtime/internal/ortlib/libonnxruntime-VERSION-linux-ARCH.so.zst  compressed, to be embedded
+# If both files exist, it does nothing. It uses pip (PyPI) if that is installed, else npm;
+# ONNXRUNTIME_CLIENT=pip or npm chooses.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +18,7 @@ if [ -f "$library" ] && [ -f "$packed" ]; then exit 0; fi
 case $arch in
 amd64) machine=x86_64 ;;
 arm64) machine=aarch64 ;;
-*) echo "fetch-onnxruntime: no ONNX Runtime library for GOARCH $arch: amd64 and arm64 are known" >&2; exit 1 ;;
+*) echo "fetch-onnxruntime: no ONNX Runtime library for GOARCH $arch, want amd64 or arm64" >&2; exit 1 ;;
 esac
 
 pip=
@@ -40,8 +41,8 @@ trap 'rm -rf "$tmp"' EXIT
 echo "fetching ONNX Runtime $version for linux/$arch with $client" >&2
 case $client in
 pip)
-	# The platform tags name the wheel whatever Python runs pip; any of
-	# its Python versions has the same library.
+	# The tags choose the wheel, whatever Python runs pip. The wheels of all Python versions have the
+	# same library.
 	${pip:-pip} download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
 		--implementation cp --python-version 3.12 --abi cp312 \
 		--platform "manylinux_2_28_$machine" --platform "manylinux_2_27_$machine" \
@@ -54,6 +55,6 @@ npm)
 esac
 
 archive=$(find "$tmp" -name '*.whl' -o -name '*.tgz')
-# The packer runs here, whatever we build for.
+# The packer runs on this machine, also when the build is for another.
 GOOS=$(go env GOHOSTOS) GOARCH=$(go env GOHOSTARCH) CGO_ENABLED=0 go run ./runtime/internal/ortlib/pack \
 	-archive "$archive" -arch "$arch" -library "$library" -packed "$packed"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Generates the Go code of api/ from its .proto files, with pinned
-# tools: protoc from PyPI's grpcio-tools and the two Go plugins, all kept under
-# build/tools. The result is committed, so only a change of the .proto needs it.
+# Generates the Go code in api/ from the .proto files. The tools have pinned versions and are kept in
+# build/tools: protoc, from PyPI's grpcio-tools, and its two plugins for Go. The generated code is
+# committed, so run this only after a change of a .proto file. `make generate` calls it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

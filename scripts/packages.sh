@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# packages.sh [amd64] [arm64]: builds the release binary for each architecture
-# (default: both) and packs it as deb and rpm into build/packages, with an SBOM
-# (CycloneDX) beside them. Another architecture than this machine's needs a C
-# compiler for it: CC_amd64, CC_arm64 (default: Debian's cross compilers). VERSION
-# (default: git's) is the packages', SOURCE_DATE_EPOCH (default: git's) the files'.
+# packages.sh [amd64] [arm64]: builds the release binary for each architecture (default: both) and
+# packs it as deb and rpm into build/packages, with an SBOM (CycloneDX). To build for an architecture
+# that is not this machine's, it needs a C compiler for that one: CC_amd64 or CC_arm64 (default:
+# Debian's cross compilers). VERSION is the version of the packages (default: from git's tags), and
+# SOURCE_DATE_EPOCH the time of the files in them (default: the last commit's).
 set -euo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
@@ -12,7 +12,7 @@ nfpm=$(scripts/tool.sh nfpm github.com/goreleaser/nfpm/v2 v2.45.0)
 cyclonedx=$(scripts/tool.sh cyclonedx-gomod github.com/CycloneDX/cyclonedx-gomod v1.10.0)
 
 if [ -z "${VERSION:-}" ]; then
-  # Without a tag, a version that any release is newer than.
+  # Without a tag: a version older than any release.
   VERSION=$(git describe --tags --match 'v*' 2>/dev/null ||
     echo "v0.0.0-$(git rev-list --count HEAD)-g$(git rev-parse --short HEAD)")
   VERSION=${VERSION#v}
@@ -25,7 +25,7 @@ out=build/packages
 share=$out/share
 rm -rf "$share"
 mkdir -p "$share/doc"
-# For this machine, whatever we build for.
+# This program runs on this machine, also when the build is for another.
 GOOS='' GOARCH='' go run -tags pages ./cmd/muster "$share"
 cp NOTICE runtime/internal/ortlib/ThirdPartyNotices.txt "$share/doc"
 cp CHANGELOG.md "$share/doc/changelog"

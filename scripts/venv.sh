@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# venv.sh NAME: makes build/venv-NAME of scripts/requirements-NAME.txt, once, and prints where its
-# commands are. Two may ask for the same one at a time.
+# venv.sh NAME: makes the Python environment build/venv-NAME from scripts/requirements-NAME.txt, anew
+# if that file has changed, and prints the folder of its commands. Several processes may call it at
+# the same time; a lock lets one of them install.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Looks for known vulnerabilities in what the code calls, with govulncheck; arguments go to it
-# (-db file:///... for another database). Where the database is out of reach it says so and
-# succeeds; everything else that goes wrong is an error. `make vulncheck` calls it.
+# Looks for known vulnerabilities in the code that Muster calls. Its arguments go to govulncheck
+# (-db file:///... for another database). If the database cannot be reached, it says so and succeeds;
+# any other failure is an error. `make vulncheck` calls it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,10 +12,10 @@ go run golang.org/x/vuln/cmd/govulncheck@v1.8.0 "$@" ./... 2>"$errors" || status
 cat "$errors" >&2
 if [ "$status" = 0 ]; then
   echo "vulncheck: ok"
-# What it says, in this version, if there is no connection or a proxy refuses.
+# What this version of govulncheck says if there is no connection, or if a proxy refuses it.
 elif grep -Eq '^govulncheck: fetching vulnerabilities: (Get "https?:|HTTP GET )' "$errors"; then
   echo "vulncheck: SKIPPED, nothing was checked: the database of vulnerabilities is out of reach" >&2
 else
-  echo "vulncheck: vulnerabilities, or govulncheck did not get to its end: see above" >&2
+  echo "vulncheck: failed: vulnerabilities were found, or govulncheck could not finish; see above" >&2
   exit 1
 fi

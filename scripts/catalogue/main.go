@@ -1,13 +1,14 @@
-// Command catalogue makes profiles/catalogue.csv, the instance types that Muster knows, from two
-// public data sets that are published as Go modules, and names them in profiles/CATALOGUE-SOURCE:
+// Command catalogue writes profiles/catalogue.csv, the instance types that Muster
+// knows. It takes them from two public data sets that are published as Go modules, and
+// names these in profiles/CATALOGUE-SOURCE:
 //
 //   - github.com/aws/karpenter-provider-aws has on-demand prices and GPUs;
 //   - github.com/cristim/ec2-instances-info has vCPUs, memory and families.
 //
-// Types of the c, g, gr, m, r and t families of the present generations are taken, and p3.2xlarge,
-// the alternative that KAIROS weighs. A type that has a price but is too new for the second data
-// set has no vCPUs and no memory. Nothing is filled in by hand: to take newer data, raise the
-// versions below and run it again in the repository's root:
+// The catalogue has the types of the present generations of the families c, g, gr, m, r and t, and
+// p3.2xlarge, which KAIROS compares with. A type that has a price but is too new for the second
+// data set has no vCPUs and no memory. Nothing is added by hand. For newer data, raise the versions
+// below and run this in the repository's root:
 //
 //	go run ./scripts/catalogue
 package main
@@ -92,8 +93,8 @@ type module struct {
 	name, version string
 }
 
-// download has the go command fetch a module, which verifies its checksum. That the module wants a
-// newer toolchain does not matter: nothing of it is compiled.
+// download fetches a module with the go command, which verifies its checksum. The module may need a
+// newer Go: nothing of it is compiled.
 func download(name, version string) (*module, error) {
 	cmd := exec.Command("go", "mod", "download", "-json", name+"@"+version)
 	cmd.Dir = os.TempDir()
@@ -122,7 +123,7 @@ func (m *module) file(name string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// Hardware is what the second data set says of a type.
+// Hardware is what the second data set says about a type.
 type hardware struct {
 	Type       string  `json:"instance_type"`
 	Family     string  `json:"family"`
@@ -132,7 +133,7 @@ type hardware struct {
 	GPU        string  `json:"GPU_model"`
 }
 
-// data is what the two sets say.
+// data is what both data sets say, by type.
 type data struct {
 	price    map[string]float64 // $/hr
 	priced   string             // when the prices were read
@@ -222,7 +223,7 @@ func readGPUs(source []byte) (map[string]string, error) {
 	return names, err
 }
 
-// literals visits the entries of the map literals that package variables are.
+// literals visits the entries of every map literal that is the value of a package variable.
 func literals(source []byte, visit func(*ast.KeyValueExpr)) error {
 	file, err := parser.ParseFile(token.NewFileSet(), "", source, 0)
 	if err != nil {
@@ -246,7 +247,7 @@ func literals(source []byte, visit func(*ast.KeyValueExpr)) error {
 	return nil
 }
 
-// text is a string literal's value; of anything else "".
+// text is the value of a string literal; "" for any other expression.
 func text(e ast.Expr) string {
 	lit, ok := e.(*ast.BasicLit)
 	if !ok {
@@ -256,15 +257,16 @@ func text(e ast.Expr) string {
 	return s
 }
 
-// classOf is the class of each family of the second data set, but for those of types with a GPU.
+// classOf is the class of each of the second data set's families. Types with a GPU have another.
 var classOf = map[string]profiles.Class{
 	"General purpose":   profiles.GeneralPurpose,
 	"Compute optimized": profiles.ComputeOptimized,
 	"Memory optimized":  profiles.MemoryOptimized,
 }
 
-// merge are the types that have a price, and the names of those left out because their GPU is not
-// known. The class of one too new for the second data set is that of all others of its letters.
+// merge returns the types that have a price, and the names of those that are left out because
+// neither data set names their GPU. A type that is too new for the second data set gets the class
+// of the other types with the same letters.
 func (d *data) merge() (types []profiles.Instance, without []string, err error) {
 	class := map[string]profiles.Class{} // by the letters of the family
 	for name, h := range d.hardware {
@@ -307,10 +309,10 @@ func (d *data) merge() (types []profiles.Instance, without []string, err error) 
 	return types, without, nil
 }
 
-// letters are those with which a type's name begins: "c" of c5a.4xlarge.
+// letters returns the letters with which a type's name begins, such as "c" of c5a.4xlarge.
 func letters(name string) string { return name[:strings.IndexAny(name, "0123456789")] }
 
-// write writes the catalogue. What is not known is empty.
+// write writes the catalogue as CSV. A value that is not known is empty.
 func write(types []profiles.Instance) ([]byte, error) {
 	rows := [][]string{{"type", "price_usd_per_hour", "vcpus", "memory_gib", "class", "gpu"}}
 	number := func(x float64) string {
@@ -330,7 +332,7 @@ func write(types []profiles.Instance) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// sourceText names the data sets, for the NOTICE.
+// sourceText is the text of CATALOGUE-SOURCE, which NOTICE takes up.
 func (d *data) sourceText(types []profiles.Instance, without []string) []byte {
 	bare := 0
 	for _, t := range types {

@@ -26,7 +26,8 @@ var others = []string{"g4dn.xlarge", "r5n.large", "r5n.large", "r5n.large", "r5n
 // showFleet is the second and the third part: an emulated fleet serves a load that none of its
 // members could serve in time, and then does so while its leader is killed.
 func (d *demo) showFleet(ctx context.Context) error {
-	d.say("\n2  An emulated fleet of six, 2 g4dn.xlarge and 4 r5n.large, serves rm2. Its agents run " +
+	d.say("\n2  An emulated fleet of six, 2 g4dn.xlarge and 4 r5n.large, serves rm2. Its agents " +
+		"run " +
 		"no model:\n" +
 		"   for each query they wait as long as was measured on their instance type")
 	f := &harness.Fleet{

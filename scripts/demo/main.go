@@ -1,10 +1,11 @@
 // Command demo shows Muster at work on one machine, in three parts. First an agent serves two real
-// models, and their latencies are compared with ONNX Runtime's alone. Then an emulated fleet serves a
-// load that none of its members could serve in time. Then the fleet's leader is killed under that
-// load. The QoS targets and the loads follow from measurements on this machine, so the demo works on
-// slow machines too. `make demo` builds the binary and runs it.
+// models, and their latencies are compared with ONNX Runtime's alone. Then an emulated fleet serves
+// a load that none of its members could serve in time. Then the fleet's leader is killed under that
+// load. The QoS targets and the loads follow from measurements on this machine, so the demo works
+// on slow machines too. `make demo` builds the binary and runs it.
 //
-// The demo fails if a query was lost or answered wrongly. It never fails because the machine is slow.
+// The demo fails if a query was lost or answered wrongly. It never fails because the machine is
+// slow.
 package main
 
 import (
@@ -130,9 +131,9 @@ func (d *demo) generate(ctx context.Context, dir string, names ...string) error 
 	return nil
 }
 
-// drive sends Poisson arrivals to the models and reports on each. The rate, in queries/s, is that of
-// all models together; shares says how they share it. A query that is lost or answered wrongly is an
-// error. A query that is refused because too many wait is not lost: its client was told.
+// drive sends Poisson arrivals to the models and reports on each. The rate, in queries/s, is that
+// of all models together; shares says how they share it. A query that is lost or answered wrongly
+// is an error. A query that is refused because too many wait is not lost: its client was told.
 func (d *demo) drive(
 	ctx context.Context, server bench.Server, numbers bool, rate float64, duration time.Duration,
 	shares map[string]float64,

@@ -75,7 +75,8 @@ func (d *demo) showModels(ctx context.Context) (a *harness.Node, err error) {
 	target := chooseTarget(largest)
 	d.say("   At the largest batch size, %[3]d, ONNX Runtime alone takes %[1]s ms for ncf and "+
 		"%[2]s ms for wnd.\n"+
-		"   So the QoS target on this machine is 99 %% of the queries within %[4]g ms: %[5]d times "+
+		"   So the QoS target on this machine is 99 %% of the queries within %[4]g ms: %[5]d "+
+		"times "+
 		"the sum", figures(milliseconds(largest[0])), figures(milliseconds(largest[1])),
 		sizes.Largest(), milliseconds(target), targetFactor)
 	for _, s := range subjects {
@@ -127,13 +128,15 @@ func (d *demo) serve(ctx context.Context, f *harness.Fleet, subjects []*subject)
 	}
 	d.lookAround()
 	d.say(
-		"   Asked one query at a time, the agent answers %.0f queries/s of ncf, or %.0f of wnd. The "+
+		"   Asked one query at a time, the agent answers %.0f queries/s of ncf, or %.0f of wnd. "+
+			"The "+
 			"answers\n   are those of ONNX Runtime",
 		1/means[0].Seconds(), 1/means[1].Seconds())
 	loads, rate := chooseLoad(subjects, means)
 	shares := map[string]float64{loads[0].Model: loads[0].Share, loads[1].Model: loads[1].Share}
 	d.say(
-		"   Now %.0f s of a load that takes half of its time: %.0f queries/s of ncf and %.0f of wnd",
+		"   Now %.0f s of a load that takes half of its time: %.0f queries/s of ncf and %.0f of "+
+			"wnd",
 		d.load.Seconds(), loads[0].Share, loads[1].Share)
 	sampled := &sampledServer{Server: c}
 	report, err := d.drive(ctx, sampled, true, rate, d.load, shares)
@@ -252,8 +255,8 @@ func setTarget(dir, model string, target time.Duration) error {
 	return os.WriteFile(path, text, 0o644)
 }
 
-// compare sends the same queries to ONNX Runtime alone and to Muster, one at a time: ten to the one,
-// then the same ten to the other, and so on. It checks that the answers agree.
+// compare sends the same queries to ONNX Runtime alone and to Muster, one at a time: ten to the
+// one, then the same ten to the other, and so on. It checks that the answers agree.
 func (d *demo) compare(ctx context.Context, c *client.Client, s *subject) error {
 	defer d.during("measuring %s, alone and in Muster", s.name)()
 	const atOnce = 10
@@ -310,8 +313,8 @@ func verify(ctx context.Context, subjects []*subject, sampled *sampledServer) er
 	return nil
 }
 
-// sameAnswer reports how an answer differs from the one that is wanted. Numbers may differ a little,
-// because floats are not always summed in the same order.
+// sameAnswer reports how an answer differs from the one that is wanted. Numbers may differ a
+// little, because floats are not always summed in the same order.
 func sameAnswer(want, got []tensor.Tensor) error {
 	if len(got) != len(want) {
 		return fmt.Errorf("%d outputs, want %d", len(got), len(want))

@@ -1,11 +1,11 @@
-// Fit-profiles makes the latency profiles that ship with the program from
-// measured samples: for each model and instance type a few knots through which the
-// mean and the quantiles run, placed where the worst relative error of the mean is least.
+// Fit-profiles fits the latency profiles that Muster ships to measured samples. A profile has a few
+// knots for each model and instance type, with straight lines between them for the mean and the
+// quantiles. The knots are placed so that the largest relative error of the mean is small.
 //
 //	go run ./scripts/fit-profiles [-samples FILE] [-out profiles/shipped.json]
 //
-// FILE is a CSV as profiles.ReadSamples takes it; without it the published samples of
-// profiles/published serve. The result depends on nothing but these and this program.
+// FILE is a CSV as profiles.ReadSamples reads it; the default is the samples of KAIROS in
+// profiles/published. The result depends only on the samples and on this program.
 package main
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/muster-serve/muster/sim"
 )
 
-// What is measured besides latency, from the papers: QoS targets by KAIROS, Table 3.
+// qosTargets are the models' QoS targets, from Table 3 of the paper on KAIROS.
 var qosTargets = map[string]time.Duration{
 	"ncf":   5 * time.Millisecond,
 	"rm2":   350 * time.Millisecond,
@@ -38,10 +38,11 @@ const (
 		"2021): " +
 		"inference and load, 99 samples a batch size (10, 20, ... 1000), the largest of 100 dropped"
 	fewKnots = 8
-	// How far a curve may be from a mean, relative to it; twice as far below batch size errorFrom.
+	// tolerance is the largest relative distance of a curve from a mean; below batch size errorFrom
+	// twice that is allowed.
 	tolerance = 0.0495
 	errorFrom = 20
-	// Values tried at a knot, spread over the tolerance.
+	// levels is how many values are tried at a knot, spread evenly over the tolerance.
 	levels = 49
 )
 

@@ -17,12 +17,12 @@ import (
 	"golang.org/x/term"
 )
 
-// newAllCommand tries every scenario in a process of its own, some beside each other where the run
-// is short: what is wanted then does not depend on the machine's being quiet.
+// newAllCommand runs every scenario in a process of its own. Short ones run several at a time,
+// since they want nothing that needs a quiet machine.
 func newAllCommand(r *run) *cobra.Command {
 	var beside int
 	cmd := &cobra.Command{
-		Use: "all", Short: "each of these, and a table at the end", Args: cobra.NoArgs,
+		Use: "all", Short: "every scenario, and a table at the end", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !r.short {
 				beside = 1
@@ -30,7 +30,7 @@ func newAllCommand(r *run) *cobra.Command {
 			return r.all(cmd.Context(), max(1, beside))
 		},
 	}
-	cmd.Flags().IntVar(&beside, "beside", 4, "how many at a time, of short ones")
+	cmd.Flags().IntVar(&beside, "beside", 4, "with --short, how many scenarios to run at a time")
 	return cmd
 }
 
@@ -102,14 +102,14 @@ func (r *run) all(ctx context.Context, beside int) error {
 	return nil
 }
 
-// child tries a scenario in a process of its own.
+// child runs a scenario in a process of its own.
 func (r *run) child(ctx context.Context, self, name string) ending {
 	args := []string{
 		name, "--muster", r.muster, "--dir", r.dir, "--seed", fmt.Sprint(r.seed),
 		fmt.Sprintf("--short=%t", r.short),
 	}
 	cmd := exec.CommandContext(ctx, self, args...)
-	// it has agents to stop
+	// SIGTERM, because the scenario has agents to stop.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 30 * time.Second
 	begin := time.Now()
@@ -123,7 +123,7 @@ func (r *run) child(ctx context.Context, self, name string) ending {
 		}
 	}
 	if e.said == "" {
-		e.err = errors.Join(err, errors.New("it did not come to its end"))
+		e.err = errors.Join(err, errors.New("it did not run to its end"))
 		e.said = fmt.Sprint(e.err)
 	}
 	return e

@@ -22,15 +22,15 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// chaosModels are served, with their shares of the queries.
+// chaosModels are the models that are served, with their shares of the queries.
 var chaosModels = map[string]float64{"dien": 1, "wnd": 1, "rm2": 2}
 
 func chaosFlags(r *run, cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&r.flags.duration, "for", 0,
-		"how long things happen, 10m by default (10s in short)")
+		"how long events happen; default 10m, with --short 10s")
 }
 
-// A chaos is a run whose loop (storm) owns what events change.
+// A chaos is a run of this scenario. The loop in storm owns all that events change.
 type chaos struct {
 	*run
 	ctx     context.Context
@@ -42,28 +42,29 @@ type chaos struct {
 	sdk     *client.Client
 	driver  *harness.Driver
 	rate    float64   // queries/s
-	begun   time.Time // the storm
+	begun   time.Time // when the storm began
 	network *harness.Network
 
-	todo       chan func() // for the loop
-	pending    int         // things that have begun and not ended
-	happened   uint64
-	counts     map[string]int // events, by name
+	todo       chan func()    // what the loop is to call
+	pending    int            // events and work that have begun and not ended
+	happened   uint64         // how many events were drawn
+	counts     map[string]int // of events, by name
 	leader     string
-	rotating   bool // the gossip key is being changed
-	draining   int  // agents that drain, or have drained
-	certifying bool // certificates are being changed
-	looked     time.Time
+	rotating   bool      // the gossip key is being changed
+	draining   int       // agents that drain, or have drained
+	certifying bool      // certificates are being changed
+	looked     time.Time // when look was called last
 }
 
-// chaos has agents killed, frozen, slowed, cut off (as root, in network namespaces), drained and
-// started anew, and gossip key and certificates changed, at random by the seed, for ten minutes,
-// while twelve agents serve three models at half of their fluid limit to clients of three kinds:
-// the SDK, plain gRPC and plain REST. Wanted: every query is answered or refused with a reason,
-// none wrongly or twice; no agent ends by itself or logs an error; and afterwards the fleet is
-// whole, answers everything, has one gossip key, shows the certificates in its files, and takes no
-// more goroutines, descriptors and memory than before. The short form has six agents at 0.3 of
-// their limit, and ten seconds.
+// chaos disturbs a fleet at random for ten minutes, as the seed says. Agents are killed, frozen,
+// slowed, cut off (as root, in network namespaces), drained and restarted, and the gossip key and
+// certificates are changed. Meanwhile twelve agents serve three models, at half of their fluid
+// limit, to three kinds of clients: the SDK, plain gRPC and plain REST.
+//
+// Wanted: every query is answered, or refused with a reason; none is answered wrongly or twice. No
+// agent ends by itself or logs an error. Afterwards the fleet is whole, answers everything, has one
+// gossip key, shows the certificates in its files, and uses no more goroutines, descriptors and
+// memory than before. The short form has six agents at 0.3 of their limit, for ten seconds.
 func (r *run) chaos(ctx context.Context) error {
 	c := &chaos{
 		run: r, ctx: ctx, size: pick(r, 12, 6), load: pick(r, 0.5, 0.3),
@@ -73,8 +74,8 @@ func (r *run) chaos(ctx context.Context) error {
 	if r.flags.duration == 0 {
 		r.flags.duration = pick(r, 10*time.Minute, 10*time.Second)
 	}
-	if err := harness.Unshare(); err != nil { // else this process is another one now
-		r.say("nobody is cut off: %v", err)
+	if err := harness.Unshare(); err != nil { // returns nil in the new process only
+		r.say("No agent will be cut off: %v", err)
 	} else if c.network, err = harness.NewNetwork(c.size); err != nil {
 		return err
 	} else {
@@ -92,7 +93,7 @@ func (r *run) chaos(ctx context.Context) error {
 	}
 	r.say("seed %d; %d agents; %.0f queries/s, %.2f of their fluid limit; logs in %s", r.seed,
 		c.size, c.rate, c.load, r.dir)
-	// what agents need under load they have after this
+	// After this, agents have the goroutines and the memory that they need under load.
 	if _, err := c.driver.Run(ctx, c.calm()); err != nil {
 		return err
 	}
@@ -114,7 +115,8 @@ func (c *chaos) calm() harness.Load {
 	}
 }
 
-// startAgents starts them: a quarter g4dn.xlarge, a third c5n.2xlarge, the others r5n.large.
+// startAgents starts the agents: a quarter are g4dn.xlarge, a third c5n.2xlarge, the others
+// r5n.large.
 func (c *chaos) startAgents() (err error) {
 	if c.fleet, err = c.newFleet(c.ctx, slices.Sorted(maps.Keys(chaosModels))...); err != nil {
 		return err
@@ -147,8 +149,8 @@ func (c *chaos) startAgents() (err error) {
 	return err
 }
 
-// connect makes the clients. A plain one has addresses of half the agents, each its own: more than
-// are in trouble at a time.
+// connect makes the clients. Each of the two plain ones has the addresses of one half of the
+// agents. That is more than are in trouble at a time.
 func (c *chaos) connect() error {
 	var addresses [2][]string
 	for i, a := range c.agents {
@@ -179,7 +181,7 @@ func (c *chaos) connect() error {
 	return err
 }
 
-// storm has things happen under load. It returns when they have all ended.
+// storm starts the load and lets events happen. It returns when the load and all events have ended.
 func (c *chaos) storm() error {
 	c.looked = c.begun
 	if err := c.driver.Start(c.ctx,
@@ -214,27 +216,27 @@ func (c *chaos) storm() error {
 	return nil
 }
 
-// note prints what happens.
+// note prints an event, with its time.
 func (c *chaos) note(format string, args ...any) {
 	c.say("%7.1f s  %s", time.Since(c.begun).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// fail notes something that must not be.
+// fail prints something that must not happen, and counts it as missed.
 func (c *chaos) fail(format string, args ...any) {
 	c.note("%s", missed+": "+fmt.Sprintf(format, args...))
 	c.missed = append(c.missed, fmt.Sprintf(format, args...))
 }
 
-// usages are what all agents take, and in the end the goroutines of this process.
+// usages returns the usage of each agent, and as the last one that of this process: its goroutines.
 func (c *chaos) usages() ([]harness.Usage, error) {
 	all, err := c.fleet.Usages(c.ctx)
 	return append(all, harness.Usage{Goroutines: runtime.NumGoroutine()}), err
 }
 
-// report finds out how the fleet is when all is calm, and says everything.
+// report examines the fleet after the storm, and prints what was found and what was wanted.
 func (c *chaos) report(before []harness.Usage) error {
 	c.say("Calm again")
-	ended := c.begun.Add(c.flags.duration) // of the load
+	ended := c.begun.Add(c.flags.duration) // when the load ended
 	whole := c.fleet.WaitAgreed(c.ctx)
 	key := c.changeKeyInCalm()
 	calm := time.Now()
@@ -245,7 +247,7 @@ func (c *chaos) report(before []harness.Usage) error {
 	if err != nil {
 		return err
 	}
-	var shown error // agents look at their files every second: by now they have
+	var shown error // agents read changed files within a second, so by now they have
 	for _, a := range c.agents {
 		shown = errors.Join(shown, c.fleet.Certificates.Shown(a.Node))
 	}
@@ -284,7 +286,7 @@ func (c *chaos) report(before []harness.Usage) error {
 	c.say("")
 	all, after := c.driver.Between(c.begun, calm), c.driver.Between(calm, time.Now())
 	accounted, failed := c.driver.Between(time.Time{}, time.Now()).Queries, all.Failed+all.Robbed
-	c.want(accounted == c.driver.Sent(), "%d of %d queries came to an end", accounted,
+	c.want(accounted == c.driver.Sent(), "%d of %d queries have an outcome, want all", accounted,
 		c.driver.Sent())
 	c.want(failed == 0, "%d of %d queries failed, want none", failed, all.Queries)
 	c.want(all.Wrong+after.Wrong == 0, "%d answers were wrong, want none", all.Wrong+after.Wrong)
@@ -293,7 +295,7 @@ func (c *chaos) report(before []harness.Usage) error {
 		"%d of %d queries answered afterwards, want all", after.OnTime+after.Late, after.Queries)
 	c.want(len(logs.Errors) == 0, "%d errors in logs, want none %v", len(logs.Errors), logs.Errors)
 	c.wantNil(whole, "afterwards the fleet is whole, with one leader")
-	c.wantNil(key, "the gossip key is changed once more, and the only one")
+	c.wantNil(key, "the gossip key is changed once more, and all agents have only the new one")
 	c.wantNil(shown, "agents show the certificates in the files")
 	most := allowed(was)
 	c.want(is.Goroutines <= most.Goroutines, "%d goroutines of an agent, want at most %d",
@@ -306,8 +308,8 @@ func (c *chaos) report(before []harness.Usage) error {
 	return nil
 }
 
-// changeKeyInCalm changes the gossip key, which must work as soon as those who took part in a
-// rotation that has died do not wait for it any more.
+// changeKeyInCalm changes the gossip key. If the leader of an earlier rotation died, its agents
+// wait for it for a while and refuse another; so this tries for 90 s.
 func (c *chaos) changeKeyInCalm() error {
 	for end := time.Now().Add(90 * time.Second); ; {
 		err := c.rotate(c.agents[0])
@@ -323,8 +325,7 @@ func (c *chaos) changeKeyInCalm() error {
 	}
 }
 
-// oneKey reports why the agents do not all have the same gossip key, and no other, in memory and in
-// the file.
+// oneKey is nil if all agents have the same gossip key and no other, in memory and in their files.
 func (c *chaos) oneKey() error {
 	conn, err := c.fleet.Dial(c.ctx, c.agents[0].Node)
 	if err != nil {
@@ -359,7 +360,7 @@ func (c *chaos) oneKey() error {
 	return errors.Join(faults...)
 }
 
-// allowed is what an agent may take in the end, where u is the most that one took at first.
+// allowed is what an agent may use in the end, if u is the most that one used in the beginning.
 func allowed(u harness.Usage) harness.Usage {
 	return harness.Usage{
 		Goroutines: u.Goroutines*5/4 + 20, Descriptors: u.Descriptors*5/4 + 10,
@@ -367,15 +368,15 @@ func allowed(u harness.Usage) harness.Usage {
 	}
 }
 
-// allowedClients is how many goroutines the clients may have: without a leader the SDK opens
-// streams to ask agents by, and keeps them.
+// allowedClients is how many goroutines the clients may have in the end. It is more than before,
+// because without a leader the SDK opens streams to agents, and keeps them.
 func (c *chaos) allowedClients(before []harness.Usage) int {
 	return before[c.size].Goroutines + 20 + 5*c.size
 }
 
-// awaitFlat returns the most that an agent took before and takes now, and the clients' goroutines,
-// as soon as they are as before, or after a minute: what is left of a leader or of a connection is
-// gone only after a while.
+// awaitFlat returns the most that an agent used before and uses now, and the clients' goroutines.
+// It waits until these are within what is allowed, for a minute at most: what a former leader or a
+// connection needed is freed only after a while.
 func (c *chaos) awaitFlat(before []harness.Usage) (was, is harness.Usage, clients int, err error) {
 	for end := time.Now().Add(time.Minute); ; {
 		after, err := c.usages()

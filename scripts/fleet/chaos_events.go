@@ -17,23 +17,23 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// An agent is one of the fleet's.
+// An agent is one of the fleet's agents.
 type agent struct {
 	*harness.Node
-	// spared agents are neither killed nor drained, so that what grows in them is seen.
+	// spared agents are neither killed nor drained, so that leaks in them are seen in the end.
 	spared bool
-	// trouble says what happens to it; it is "" if it should serve.
+	// trouble says what is done to it. It is "" if the agent should serve.
 	trouble string
-	ended   bool // as it was told to
-	// changing: its certificate is.
+	ended   bool // its process has ended, as it was told to
+	// changing: its certificate is being changed.
 	changing bool
 }
 
 // An event is something that happens to one agent, or to several.
 type event struct {
 	name  string
-	often int
-	// happen reports whether it can, just now.
+	often int // how often it happens, relative to the others
+	// happen starts the event. It returns false if the event cannot happen just now.
 	happen func(c *chaos, r *rand.Rand) bool
 }
 
@@ -47,8 +47,8 @@ var events = []event{
 	{"certificates changed", 2, (*chaos).changeCertificates},
 }
 
-// happen has something happen. What, and for how long, the seed says; the state
-// of the fleet, to whom, and whether it can.
+// happen starts a random event. The seed decides which one and for how long. The state of the fleet
+// decides to which agents, and whether it can happen at all.
 func (c *chaos) happen() {
 	c.happened++
 	r := rand.New(rand.NewPCG(c.seed, c.happened))
@@ -67,22 +67,23 @@ func (c *chaos) happen() {
 	}
 }
 
+// seconds draws a time between least and most, in seconds.
 func seconds(r *rand.Rand, least, most float64) time.Duration {
 	return time.Duration((least + (most-least)*r.Float64()) * float64(time.Second))
 }
 
-// lasts is how long something does, half of it where the run is short.
+// lasts draws how long something lasts, in seconds; half of that in a short run.
 func (c *chaos) lasts(r *rand.Rand, least, most float64) time.Duration {
 	return seconds(r, least, most) / pick[time.Duration](c.run, 1, 2)
 }
 
-// later has the loop call f after a while.
+// later has the loop call f after d.
 func (c *chaos) later(d time.Duration, f func()) {
 	c.pending++
 	time.AfterFunc(d, func() { c.todo <- func() { c.pending--; f() } })
 }
 
-// background runs work beside the loop, which then calls then.
+// background runs work on a goroutine of its own. The loop then calls then with its error.
 func (c *chaos) background(work func() error, then func(error)) {
 	c.pending++
 	go func() {
@@ -91,8 +92,8 @@ func (c *chaos) background(work func() error, then func(error)) {
 	}()
 }
 
-// pick chooses an agent to get into trouble: one time in three the leader. It
-// returns nil if there is none, or if enough are in trouble: a third.
+// pick chooses an agent that suits, to get it into trouble; one time in three the leader, if it
+// suits. It returns nil if no agent suits, or if a third of the agents are in trouble already.
 func (c *chaos) pick(r *rand.Rand, suits func(*agent) bool) *agent {
 	wantLeader, n := r.IntN(3) == 0, r.IntN(1<<20)
 	var able []*agent
@@ -115,8 +116,11 @@ func (c *chaos) pick(r *rand.Rand, suits func(*agent) bool) *agent {
 	return able[n%len(able)]
 }
 
+// What pick is asked for: any agent, or one that is not spared.
 func anyone(*agent) bool    { return true }
 func mortals(a *agent) bool { return !a.spared }
+
+// who is the agent's name in what is printed, which says if it leads.
 func (c *chaos) who(a *agent) string {
 	if a.Name == c.leader && a.Name != "" {
 		return a.String() + " (which leads)"
@@ -124,7 +128,7 @@ func (c *chaos) who(a *agent) string {
 	return a.String()
 }
 
-// kill ends a process without a warning. It is started anew after a while.
+// kill kills an agent, and restarts it after a while.
 func (c *chaos) kill(r *rand.Rand) bool {
 	away := max(0, c.lasts(r, -2, 6))
 	a := c.pick(r, mortals)
@@ -138,10 +142,10 @@ func (c *chaos) kill(r *rand.Rand) bool {
 	return true
 }
 
-// drain ends a process in good order, and starts it anew.
+// drain drains an agent until it has ended, and restarts it after a while.
 func (c *chaos) drain(r *rand.Rand) bool {
 	away := max(0, c.lasts(r, -2, 4))
-	if c.rotating { // who is away does not get the new key
+	if c.rotating { // an agent that is away would not get the new key
 		return false
 	}
 	a := c.pick(r, mortals)
@@ -176,8 +180,8 @@ func (c *chaos) restart(a *agent) {
 	})
 }
 
-// await waits until an agent serves again; then it is in trouble no more. Former is
-// the name of its process before, if it has ended.
+// await waits until an agent serves again and is no longer in trouble. If its process was
+// restarted, former is the name of the process before. It calls then first.
 func (c *chaos) await(a *agent, former string, since time.Time, then func()) {
 	var name string
 	c.background(func() (err error) {
@@ -194,7 +198,7 @@ func (c *chaos) await(a *agent, former string, since time.Time, then func()) {
 	})
 }
 
-// freeze stops a process for some time.
+// freeze stops an agent's process (SIGSTOP) for some time.
 func (c *chaos) freeze(r *rand.Rand) bool {
 	long := c.lasts(r, 0.1, 3)
 	if r.IntN(4) == 0 {
@@ -214,7 +218,7 @@ func (c *chaos) freeze(r *rand.Rand) bool {
 	return true
 }
 
-// slow stops a process for a part of the time.
+// slow stops an agent's process for a share of every 50 ms.
 func (c *chaos) slow(r *rand.Rand) bool {
 	const period = 50 * time.Millisecond
 	long, stopped := c.lasts(r, 2, 10), time.Duration((0.3+0.5*r.Float64())*float64(period))
@@ -222,7 +226,7 @@ func (c *chaos) slow(r *rand.Rand) bool {
 	if a == nil {
 		return false
 	}
-	c.note("%s is slowed for %.1f s: it stands still for %d %% of the time",
+	c.note("%s is slowed for %.1f s: it is stopped for %d %% of the time",
 		c.who(a), long.Seconds(), 100*stopped/period)
 	a.trouble = "slowed"
 	slowed := a.Agent
@@ -238,8 +242,8 @@ func (c *chaos) slow(r *rand.Rand) bool {
 	return true
 }
 
-// cutOff has some agents see nobody but each other. The clients stay with the
-// others.
+// cutOff cuts the network between some agents and all others for some time. The clients
+// stay with the others.
 func (c *chaos) cutOff(r *rand.Rand) bool {
 	long, most := c.lasts(r, 0.3, 12), 1+r.IntN(max(1, c.size/3))
 	if c.network == nil {
@@ -274,8 +278,8 @@ func (c *chaos) cutOff(r *rand.Rand) bool {
 	return true
 }
 
-// changeKey has an agent change the gossip key of the fleet. It may have to
-// stop, where agents are in trouble; what it leaves behind must work.
+// changeKey asks an agent to change the fleet's gossip key. The change may stop halfway if agents
+// are in trouble. That is no failure, but gossip must still work.
 func (c *chaos) changeKey(r *rand.Rand) bool {
 	n := r.IntN(1 << 20)
 	if c.rotating || c.draining > 0 {
@@ -303,7 +307,8 @@ func (c *chaos) changeKey(r *rand.Rand) bool {
 	return true
 }
 
-// rotate returns the last line of why the key has not been changed.
+// rotate changes the gossip key by a call to the agent. Its error is the last line of the
+// command's.
 func (c *chaos) rotate(a *agent) error {
 	certificates := c.fleet.Certificates
 	args := append([]string{"keys", "rotate", "--server", a.GRPC},
@@ -312,14 +317,14 @@ func (c *chaos) rotate(a *agent) error {
 	if err == nil {
 		return nil
 	}
-	_, said, _ := strings.Cut(err.Error(), "exit status 1: ") // the command is long
+	_, said, _ := strings.Cut(err.Error(), "exit status 1: ") // without the command line
 	return errors.New(said[strings.LastIndexByte(said, '\n')+1:])
 }
 
-// changeCertificates gives an agent, all, or the SDK a new certificate.
+// changeCertificates gives one agent, all agents or the SDK a new certificate.
 func (c *chaos) changeCertificates(r *rand.Rand) bool {
 	var to []*agent
-	how, pause := r.IntN(3), c.lasts(r, 0.5, 2.5)
+	how, pause := r.IntN(3), c.lasts(r, 0.5, 2.5) // how the files are replaced: see certify
 	switch whose, n := r.IntN(4), r.IntN(1<<20); {
 	case whose == 0: // the SDK's
 	case whose == 1:
@@ -331,8 +336,7 @@ func (c *chaos) changeCertificates(r *rand.Rand) bool {
 	what := "the SDK gets a new certificate"
 	if to != nil {
 		to = slices.DeleteFunc(slices.Clone(to), func(a *agent) bool {
-			return a.trouble != "" ||
-				a.changing
+			return a.trouble != "" || a.changing
 		})
 		names, what = nil, "new certificates for"
 		for _, a := range to {
@@ -345,10 +349,10 @@ func (c *chaos) changeCertificates(r *rand.Rand) bool {
 	}
 	c.certifying = true
 	c.note("%s, %s", what, [...]string{
-		"at once", "the key first, and the certificate a while after", "half of the files at first",
+		"at once", "the key first, the certificate later", "each file half written at first",
 	}[how])
 	for _, a := range to {
-		a.changing = true // it could not start with half of them
+		a.changing = true // so it is not restarted, with half-written files
 	}
 	c.background(func() error { return c.certify(names, how, pause) }, func(err error) {
 		if err != nil {
@@ -362,7 +366,8 @@ func (c *chaos) changeCertificates(r *rand.Rand) bool {
 	return true
 }
 
-// certify issues certificates and replaces the files of those who have the names.
+// certify issues certificates for the names and replaces their files. how is 0: all at once; 1: the
+// keys first, and the certificates after a pause; 2: as 1, after half-written files for a pause.
 func (c *chaos) certify(names []string, how int, pause time.Duration) error {
 	type file struct {
 		path string
@@ -393,7 +398,7 @@ func (c *chaos) certify(names []string, how int, pause time.Duration) error {
 	write := func(files []file, whole bool) (err error) {
 		for _, f := range files {
 			if !whole {
-				// not even at once
+				// Neither whole nor at once, as a careless copy does.
 				err = errors.Join(err, os.WriteFile(f.path, f.text[:len(f.text)/2], 0o600))
 				continue
 			}
@@ -414,12 +419,12 @@ func (c *chaos) certify(names []string, how int, pause time.Duration) error {
 	return errors.Join(err, write(certs, true))
 }
 
-// standstill is how long the loop may not run before that is worth a line: the
-// machine has no time for it, and so hardly for the agents.
+// standstill: if the loop does not run for longer, a line says so. The machine has then no time for
+// this process, and so hardly any for the agents.
 const standstill = 500 * time.Millisecond
 
-// look finds out who leads, whether processes have ended, and whether the machine
-// is too busy to tell.
+// look finds out who leads, whether a process has ended by itself, and whether the machine stood
+// still.
 func (c *chaos) look() {
 	now := time.Now()
 	if took := now.Sub(c.looked); took > standstill {

@@ -8,8 +8,9 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// gateway kills two of the three agents that a client talks to which knows no fleet, under half of
-// what the fleet can serve. Wanted: no query fails. The short form only waits less.
+// gateway has a client send all queries to three agents, because it does not know the fleet, and
+// kills two of them, under a load of half of the fleet's limit. Wanted: no query fails. The short
+// form only waits less.
 func (r *run) gateway(ctx context.Context) error {
 	f, err := r.newFleet(ctx, "dien")
 	if err != nil {

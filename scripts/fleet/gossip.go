@@ -20,26 +20,26 @@ import (
 
 const (
 	metaSize = 200 // bytes that each agent says about itself
-	loadSize = 32  // bytes of a load
+	loadSize = 32  // bytes of the load that each announces every second
 )
 
 func gossipFlags(r *run, cmd *cobra.Command) {
-	cmd.Flags().IntVar(&r.flags.agents, "agents", 0, "how many, 50 (15 in short) by default")
+	cmd.Flags().IntVar(&r.flags.agents, "agents", 0, "how many agents; default 50, with --short 15")
 }
 
-// A measurement is of agents' gossip.
+// A measurement measures the gossip of several agents in this process.
 type measurement struct {
 	agents  int
 	running []*gossip.Gossip
 }
 
-// headers are a packet's IPv4 and UDP headers, in bytes.
+// headers is the size of a packet's IPv4 and UDP headers, in bytes.
 const headers = 28
 
-// gossip runs the gossip of 50 agents, encrypted, over UDP and TCP on loopback, all in this
-// process, has each say a load every second for twenty seconds, and kills one. Wanted: all see each
-// other and, later, that one is gone, and none sends more than 25 kB/s, headers included. The short
-// form has 15 agents and three seconds.
+// gossip runs the encrypted gossip of 50 agents in this process, over UDP and TCP on loopback. Each
+// announces a load every second, for twenty seconds. Then one ends without a goodbye. Wanted: all
+// see each other; all notice that the one has failed; an agent sends at most 25 kB/s, headers
+// included. The short form has 15 agents, for three seconds.
 func (r *run) gossip(ctx context.Context) error {
 	m := measurement{agents: max(3, r.flags.agents)}
 	if r.flags.agents == 0 {
@@ -49,7 +49,7 @@ func (r *run) gossip(ctx context.Context) error {
 	var level slog.LevelVar
 	level.Set(slog.LevelWarn)
 	defer func() {
-		level.Set(slog.LevelError) // the last ones miss the first
+		level.Set(slog.LevelError) // the last agents warn that the first do not answer
 		for _, g := range m.running {
 			g.Close()
 		}
@@ -106,7 +106,8 @@ func (r *run) gossip(ctx context.Context) error {
 		sum += age
 	}
 	r.say(
-		"an agent sends %.1f kB/s: %.1f packets/s of %.0f bytes, %.1f kB/s in streams; it uses "+
+		"an agent sends %.1f kB/s: %.1f packets/s of %.0f bytes, and %.1f kB/s in streams; it "+
+			"uses "+
 			"%.2f %% of a core", rate,
 		float64(sent.packets)/each, float64(sent.bytes-sent.streams)/float64(sent.packets),
 		float64(sent.streams)/each/1000, 100*used.Seconds()/each)
@@ -121,7 +122,8 @@ func (r *run) gossip(ctx context.Context) error {
 	}
 	m.running = m.running[:last]
 	err = m.until(ctx, last)
-	r.wantNil(err, "all know of a failure, after %.1f s", time.Since(killed).Seconds())
+	r.wantNil(err, "all agents know that one has failed, after %.1f s",
+		time.Since(killed).Seconds())
 	r.wantQuiet(rate <= 25, "an agent sends %.1f kB/s, want at most 25", rate)
 	return nil
 }
@@ -140,7 +142,7 @@ func (m *measurement) until(ctx context.Context, n int) error {
 	return nil
 }
 
-// tell has g say what time it is, at first after a delay.
+// tell announces the time as g's load, first after the delay and then every second.
 func (m *measurement) tell(ctx context.Context, g *gossip.Gossip, delay time.Duration) {
 	for ; harness.Settle(ctx, delay) == nil; delay = time.Second {
 		load := make([]byte, loadSize)
@@ -152,8 +154,8 @@ func (m *measurement) tell(ctx context.Context, g *gossip.Gossip, delay time.Dur
 	}
 }
 
-// ages are how old the agents' loads of each other are. One that is missing
-// counts as a minute.
+// ages are the ages of all loads that agents have of each other. A missing load counts as a minute
+// old.
 func (m *measurement) ages() []time.Duration {
 	var ages []time.Duration
 	for _, g := range m.running {
@@ -169,11 +171,11 @@ func (m *measurement) ages() []time.Duration {
 	return ages
 }
 
-// traffic is what agents sent.
+// traffic is what all agents together have sent.
 type traffic struct {
 	packets int64
 	bytes   int64 // without headers
-	streams int64 // the part of bytes in streams
+	streams int64 // those of bytes that went in streams
 }
 
 func (t traffic) minus(o traffic) traffic {
@@ -191,7 +193,7 @@ func (m *measurement) traffic() traffic {
 	return t
 }
 
-// processorTime is what this process used so far.
+// processorTime is the CPU time that this process has used.
 func processorTime() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

@@ -7,9 +7,9 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// live holds what fleets serve against what the simulator says of them: 99 % of the queries within
-// the QoS target at 0.95 of the simulated allowable throughput, and fewer at 1.05. The short form
-// wants that nothing is lost.
+// live compares what fleets serve with what the simulator predicts. Wanted: 99 % of the queries are
+// within the QoS target at 0.95 times the simulated allowable throughput, and fewer at 1.05 times.
+// The short form has one load, and wants that no query fails.
 func (r *run) live(ctx context.Context) error {
 	if r.short {
 		return r.liveModel(ctx, "dien", pool(1, 2), 0.8)
@@ -28,7 +28,7 @@ func (r *run) liveModel(ctx context.Context, model string, types []string,
 	if err != nil {
 		return err
 	}
-	defer f.Stop() // before the next one's
+	defer f.Stop() // before the next fleet starts
 	if err := r.start(ctx, f, types); err != nil {
 		return err
 	}

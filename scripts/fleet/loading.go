@@ -10,29 +10,21 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// loading serves NCF at 300 queries/s, in turn while RM2 is unloaded and loaded again and again
-// beside it and while nothing else happens. Wanted: no query fails, and the 99th percentile is at
-// most 1.5 times as long (medians of ten pairs). The short form has one pair, of small models.
+// loading sends 300 queries/s to NCF, in turns while nothing else happens and while the same
+// agent unloads and loads RM2 again and again. Wanted: no query fails, and loading makes the
+// p99 at most 1.5 times as long (medians of ten turns each). The short form has one turn
+// each, with small models.
 func (r *run) loading(ctx context.Context) error {
-	f, err := r.startReal(ctx, pick(r, zoo.Default, zoo.Small), "ncf", "rm2")
+	_, c, d, err := r.startReal(ctx, pick(r, zoo.Default, zoo.Small), "ncf", "rm2")
 	if err != nil {
 		return err
 	}
-	c, err := r.client(f.Addresses())
-	if err != nil {
-		return err
-	}
-	d, err := harness.NewDriver(ctx, c, map[string]float64{"ncf": 1}, harness.Patience)
-	if err != nil {
-		return err
-	}
-	d.Numbers = true
 	begin := time.Now()
 	var alone, beside []float64
 	loads := 0
 	var loading time.Duration
 	for pair := range pick(r, 10, 1) {
-		// Both windows of a pair have the same queries.
+		// The same queries both times.
 		window := harness.Load{
 			Rate: 300, Duration: pick(r, 3*time.Second, 2*time.Second), Seed: r.seed + uint64(pair),
 		}
@@ -61,13 +53,14 @@ func (r *run) loading(ctx context.Context) error {
 	r.want(loads > 0, "rm2 was loaded %d times, warm-up included in %.0f ms each", loads,
 		loading.Seconds()*1e3/float64(max(1, loads)))
 	r.wantQuiet(ratio <= 1.5,
-		"medians of %.3f ms alone and %.3f ms beside: %.2f x, want at most 1.5", median(alone),
+		"medians of %.3f ms alone and %.3f ms during loads: %.2f times, want at most 1.5",
+		median(alone),
 		median(beside), ratio)
 	return r.account(d, begin)
 }
 
-// loadUntil unloads and loads the model over and over until the driver's load ends, and returns how
-// often, and how long the loads took in all.
+// loadUntil unloads and loads the model again and again until the driver's load ends. It returns
+// how often, and how long all loads together took.
 func loadUntil(ctx context.Context, c *client.Client, model string, d *harness.Driver) (loads int,
 	took time.Duration, err error) {
 	for !d.Ended() {

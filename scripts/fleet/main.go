@@ -1,14 +1,15 @@
-// Command fleet tries agents, each a process of its own, on this machine: what they serve, and what
-// becomes of queries when agents die, freeze, are cut off, replaced or asked for too much. Each
-// scenario prints what it found beside what was wanted, and ends with 1 if something was missed.
+// Command fleet tests fleets of agents, each a process of its own, on this machine. A scenario puts
+// load on a fleet, and most of them disturb it: agents are killed, frozen, cut off, replaced or
+// sent more queries than they can serve. Each prints what it found beside what is wanted. The exit
+// status is 1 if something wanted was not found.
 //
 //	make build
-//	go run ./scripts/fleet                   what there is
-//	go run ./scripts/fleet failover          one, in minutes
-//	go run ./scripts/fleet failover --short  in seconds; wants nothing that a busy machine cannot give
-//	go run ./scripts/fleet all --short       each, and a table
+//	go run ./scripts/fleet                   lists the scenarios
+//	go run ./scripts/fleet failover          one scenario, in minutes
+//	go run ./scripts/fleet failover --short  the same in seconds; needs no quiet machine
+//	go run ./scripts/fleet all --short       every scenario, and a table
 //
-// Nothing leaves loopback, or the network namespaces that some scenarios make as root.
+// All traffic stays on loopback, or in the network namespaces that some scenarios make as root.
 package main
 
 import (
@@ -33,66 +34,69 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// A scenario is one thing to try.
+// A scenario is one test of a fleet.
 type scenario struct {
 	name, shows string
 	long, short string // how long it takes, about
 	try         func(*run, context.Context) error
-	flags       func(*run, *cobra.Command) // its own; nil: it has none
+	flags       func(*run, *cobra.Command) // adds flags of its own; may be nil
 }
 
-// scenarios are in the order in which they are listed. Those that take longest begin first where
-// all are tried.
+// scenarios are listed and started in this order. Those whose short form takes longest come first.
 var scenarios = []scenario{
 	{"chaos",
-		"agents killed, frozen, cut off, drained and more, at random, under three kinds of clients",
+		"at random: agents killed, frozen, cut off and drained, keys changed; three kinds of " +
+			"clients",
 		"10 min", "20 s", (*run).chaos, chaosFlags},
-	{"upgrade", "each agent replaced by one of the previous protocol's version, and back",
+	{"upgrade",
+		"agents replaced one by one, from the previous version of the protocol to this, and back",
 		"2 min", "20 s", (*run).upgrade, upgradeFlags},
-	{"versions", "what versions of a model that come and go leave in an agent",
+	{"versions", "the memory of an agent whose model is replaced again and again",
 		"15 min", "10 s", (*run).versions, nil},
-	{"live", "what a fleet serves at 0.95 and 1.05 of what the simulator allows",
+	{"live", "queries within QoS at 0.95 and 1.05 times the simulated allowable throughput",
 		"5 min", "5 s", (*run).live, nil},
-	{"failover", "the leader killed and frozen, again and again", "7 min", "10 s", (*run).failover,
+	{"failover", "the leader killed, and frozen, ten times each", "7 min", "10 s", (*run).failover,
 		nil},
-	{"worker", "agents that do not lead killed, frozen and drained", "2 min", "15 s", (*run).worker,
+	{"worker", "workers killed, frozen and drained", "2 min", "15 s", (*run).worker,
 		nil},
-	{"gateway", "the agents that a plain client talks to killed", "1 min", "5 s", (*run).gateway,
+	{"gateway", "a plain client's gateways killed", "1 min", "5 s", (*run).gateway,
 		nil},
 	{"demand", "what is proposed, and when, once queries are larger or more", "5 min", "15 s",
 		(*run).demand, nil},
 	{"overload", "three times as many queries as a fleet can serve", "2 min", "10 s",
 		(*run).overload, nil},
-	{"partition", "half of the agents cut off, and back, in network namespaces (as root)",
+	{"partition", "half of the agents cut off and reconnected, in network namespaces (needs root)",
 		"1 min", "15 s", (*run).partition, nil},
-	{"overhead", "what Muster costs a query, beside bare gRPC relays", "1 min", "10 s",
+	{"overhead", "the time that Muster adds to a query, compared with bare gRPC relays", "1 min",
+		"10 s",
 		(*run).overhead, overheadFlags},
-	{"loading", "what loading a model does to another that serves", "1 min", "10 s", (*run).loading,
+	{"loading", "the latency of a model while another is loaded", "1 min", "10 s", (*run).loading,
 		nil},
-	{"gossip", "what gossip costs, and how old its view is", "1 min", "10 s", (*run).gossip,
+	{"gossip", "the traffic of gossip, and the age of what it says", "1 min", "10 s", (*run).gossip,
 		gossipFlags},
 }
 
 func main() {
-	runtime.LockOSThread() // agents are stopped when the thread that started them ends
+	runtime.LockOSThread() // the kernel stops agents when the thread that started them ends
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	r := &run{out: os.Stdout}
 	root := &cobra.Command{
-		Use:   "fleet",
-		Short: "Try agents as processes on this machine, a scenario at a time; `make build` first",
-		Args:  cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
+		Use: "fleet",
+		Short: "Test a fleet of agents on this machine, one scenario at a time; run " +
+			"`make build` first",
+		SilenceErrors: true, SilenceUsage: true,
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetHelpCommand(&cobra.Command{Hidden: true})
 	cobra.EnableCommandSorting = false
 	flags := root.PersistentFlags()
 	flags.BoolVar(&r.short, "short", false,
-		"seconds in place of minutes, and nothing wanted that needs a quiet machine")
+		"take seconds, not minutes, and leave out what needs a quiet machine")
 	flags.Uint64Var(&r.seed, "seed", 163,
-		"of all that is drawn; by the default all kinds of things happen in chaos --short; 0: "+
-			"something new")
-	flags.StringVar(&r.muster, "muster", "bin/muster", "the binary to try")
+		"seed of all random numbers; 0 draws one. With the default every kind of event happens in "+
+			"chaos --short")
+	flags.StringVar(&r.muster, "muster", "bin/muster", "the binary to test")
 	flags.StringVar(&r.dir, "dir", "build/fleet", "directory for models, state and logs")
 	for _, s := range scenarios {
 		cmd := &cobra.Command{
@@ -115,13 +119,13 @@ func main() {
 	}
 }
 
-// A run is one run of a scenario, in a process of its own.
+// A run is one run of one scenario.
 type run struct {
 	muster, dir string
 	short       bool
 	seed        uint64
 	out         io.Writer
-	flags       struct { // of single scenarios
+	flags       struct { // those that single scenarios add
 		duration time.Duration
 		previous string
 		threads  int
@@ -130,21 +134,21 @@ type run struct {
 
 	wanted  int
 	missed  []string
-	atEnd   []func() // the last one first
+	atEnd   []func() // called when the scenario has ended, the last one first
 	started time.Time
 }
 
-// A skip is why a scenario cannot be tried here.
+// A skip says why a scenario cannot run here.
 type skip struct{ error }
 
-// The last line says what became of a scenario, and begins with one of these.
+// The last line of a scenario says how it ended. It begins with one of these.
 const (
 	asWanted = "as wanted"
 	missed   = "MISSED"
 	skipped  = "skipped"
 )
 
-// one tries a scenario.
+// one runs a scenario.
 func (r *run) one(ctx context.Context, s scenario) (err error) {
 	if r.muster, err = filepath.Abs(r.muster); err != nil {
 		return err
@@ -176,16 +180,17 @@ func (r *run) one(ctx context.Context, s scenario) (err error) {
 		return nil
 	case err != nil:
 		r.say("%s: %v", missed, err)
+		err = fmt.Errorf("%s did not run to its end; logs are in %s", s.name, r.dir)
 	case len(r.missed) > 0:
 		r.say("%s: %d of %d: %s", missed, len(r.missed), r.wanted, r.missed[0])
-		err = fmt.Errorf("%s: something was missed; logs are in %s", s.name, r.dir)
+		err = fmt.Errorf("%s missed something; logs are in %s", s.name, r.dir)
 	default:
 		r.say("%s: all %d", asWanted, r.wanted)
 	}
 	return err
 }
 
-// say prints a line, in the place of the progress that a terminal may show.
+// say prints a line. On a terminal it replaces the line that shows progress.
 func (r *run) say(format string, args ...any) {
 	if term.IsTerminal(int(os.Stderr.Fd())) {
 		fmt.Fprint(os.Stderr, "\r\x1b[K")
@@ -193,7 +198,8 @@ func (r *run) say(format string, args ...any) {
 	fmt.Fprintf(r.out, format+"\n", args...)
 }
 
-// want notes whether something that was wanted is so.
+// want prints something that is wanted, with what was found, and counts it as missed if
+// it is not ok.
 func (r *run) want(ok bool, format string, args ...any) {
 	what := fmt.Sprintf(format, args...)
 	mark := "ok"
@@ -205,7 +211,7 @@ func (r *run) want(ok bool, format string, args ...any) {
 	r.say("  %-6s  %s", mark, what)
 }
 
-// wantNil is want of something that is so where there is no error.
+// wantNil is want of something that is ok if err is nil.
 func (r *run) wantNil(err error, format string, args ...any) {
 	what := fmt.Sprintf(format, args...)
 	if err != nil {
@@ -214,16 +220,17 @@ func (r *run) wantNil(err error, format string, args ...any) {
 	r.want(err == nil, "%s", what)
 }
 
-// wantQuiet is want of what only a machine without other work can give: a short run only says it.
+// wantQuiet is want of something that needs a quiet machine. A short run prints it and wants
+// nothing.
 func (r *run) wantQuiet(ok bool, format string, args ...any) {
 	if r.short {
-		r.say("  found   "+format, args...)
+		r.say("  found   "+format+" (not checked in a short run)", args...)
 	} else {
 		r.want(ok, format, args...)
 	}
 }
 
-// pick is long, or short where the run is.
+// pick returns short in a short run, else long.
 func pick[T any](r *run, long, short T) T {
 	if r.short {
 		return short
@@ -231,27 +238,27 @@ func pick[T any](r *run, long, short T) T {
 	return long
 }
 
-// settle lets things go on for a while, a fraction of it where the run is short.
+// settle waits for long, or for a quarter of it in a short run, while the scenario goes on.
 func (r *run) settle(ctx context.Context, long time.Duration) error {
 	return harness.Settle(ctx, pick(r, long, long/4))
 }
 
-// pool is the types of a pool: DIEN needs both, as only the first serves its largest batches in
-// time.
+// pool returns the instance types of a pool, one for each agent. DIEN needs both types: only
+// g4dn.xlarge serves its largest batches in time.
 func pool(base, auxiliary int) []string {
 	return append(slices.Repeat([]string{"g4dn.xlarge"}, base),
 		slices.Repeat([]string{"r5n.large"}, auxiliary)...)
 }
 
-// newFleet is a fleet of no agents yet, which will emulate models, and stop at the end.
+// newFleet makes a fleet for emulated agents, none of which runs yet. They are stopped at the end.
 func (r *run) newFleet(ctx context.Context, models ...string) (*harness.Fleet, error) {
 	f := &harness.Fleet{Muster: r.muster, Dir: r.dir, Models: models, Args: harness.Emulated()}
 	r.atEnd = append(r.atEnd, f.Stop)
 	return f, f.GenerateSmall(ctx)
 }
 
-// start starts agents of an instance type each, some of which never lead, and waits until all know
-// all.
+// start starts an agent of each of the types and waits until all see each other. Agents of the
+// types in neverLead never lead.
 func (r *run) start(ctx context.Context, f *harness.Fleet, types []string,
 	neverLead ...string) error {
 	for _, t := range types {
@@ -271,7 +278,7 @@ func (r *run) start(ctx context.Context, f *harness.Fleet, types []string,
 	return nil
 }
 
-// client is a client of agents, closed at the end.
+// client makes a client of agents. It is closed at the end.
 func (r *run) client(addresses []string, options ...client.Option) (*client.Client, error) {
 	c, err := client.New(addresses, options...)
 	if err == nil {
@@ -280,8 +287,9 @@ func (r *run) client(addresses []string, options ...client.Option) (*client.Clie
 	return c, err
 }
 
-// driver has the SDK send the fleet's first model. Where the run is short it waits long: what is
-// then answered late, on a machine that is short of time, has not failed.
+// driver makes a driver that sends queries to the fleet's first model by the SDK. In a
+// short run the SDK waits longer than the model's deadline, so that on a busy machine
+// queries are late, not failed.
 func (r *run) driver(ctx context.Context, f *harness.Fleet, addresses []string,
 	options ...client.Option) (*harness.Driver, error) {
 	c, err := r.client(addresses, options...)
@@ -292,9 +300,9 @@ func (r *run) driver(ctx context.Context, f *harness.Fleet, addresses []string,
 		pick(r, 0, harness.Patience))
 }
 
-// limit is the rate that a pool is to serve, in queries/s: the simulated allowable throughput, with
-// the round trip that is measured, and where the run is short the half of the fluid limit, which
-// takes no time to find.
+// limit is the rate, in queries/s, that a pool should be able to serve: the allowable throughput by
+// simulation, with the round trip that is measured here. In a short run it is half of the fluid
+// limit, which needs no search.
 func (r *run) limit(ctx context.Context, f *harness.Fleet, d *harness.Driver,
 	types []string) (float64, error) {
 	model, pool := f.Models[0], harness.Pool(types)
@@ -307,17 +315,17 @@ func (r *run) limit(ctx context.Context, f *harness.Fleet, d *harness.Driver,
 		return 0, err
 	}
 	allowable, err := harness.AllowableThroughput(ctx, r.muster, model, pool, beside)
-	r.say("Beside execution a query takes %v here; with that the simulator allows %.0f queries/s",
+	r.say("A query takes %v longer than its execution here; with that the simulator allows "+
+		"%.0f queries/s",
 		beside.Round(10*time.Microsecond), allowable)
 	if err == nil && allowable == 0 {
-		err = errors.New("that is too long for any rate: this machine has too much else to do; " +
-			"try --short")
+		err = errors.New("no rate is allowable with that: this machine is too busy; try --short")
 	}
 	return allowable, err
 }
 
-// loaded starts a fleet of DIEN under a share of its limit, until the driver is stopped. One of the
-// cheap machines leads: when it dies the others can still serve that.
+// loaded starts a fleet that serves DIEN, and a load of a share of its limit, which lasts until the
+// driver is stopped. An r5n.large leads: without one of them, the others can still serve the load.
 func (r *run) loaded(ctx context.Context, share float64) (*harness.Fleet, *harness.Driver, error) {
 	f, err := r.newFleet(ctx, "dien")
 	if err != nil {
@@ -338,7 +346,8 @@ func (r *run) loaded(ctx context.Context, share float64) (*harness.Fleet, *harne
 	return f, d, d.Start(ctx, harness.Load{Rate: share * limit, Seed: r.seed})
 }
 
-// account ends the load, and says what became of all queries since begin.
+// account ends the load. It wants that no query since begin failed or was answered wrongly or
+// twice.
 func (r *run) account(d *harness.Driver, begin time.Time) error {
 	if err := d.Stop(); err != nil {
 		return err

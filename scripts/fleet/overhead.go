@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	workerType = "r5n.large" // what the workers play
-	atATime    = 32          // queries under way when rates are measured
+	workerType = "r5n.large" // the instance type that all agents say they are
+	atATime    = 32          // queries in flight while rates are measured
 )
 
 func overheadFlags(r *run, cmd *cobra.Command) {
@@ -33,25 +33,25 @@ func overheadFlags(r *run, cmd *cobra.Command) {
 		"GOMAXPROCS of each process; 0: as Go chooses")
 }
 
-// A way is one that queries go.
+// A way is one route of queries, with what was measured of it.
 type way struct {
 	name    string
 	query   func(context.Context) error
-	times   []time.Duration // of queries one at a time
-	medians []float64       // of them, us, by round
-	rates   []float64       // queries/s, many at a time
+	times   []time.Duration // latencies of queries, one at a time
+	medians []float64       // median latency of each round, in us
+	rates   []float64       // queries/s of each round, many at a time
 
-	processes []*processes // that have to do with them
+	processes []*processes // that handle the queries
 }
 
-// processes are some that do the same for a query, as one.
+// processes are one or more processes with the same task, counted together.
 type processes struct {
 	what string
 	pids []int
-	cpu  []float64 // us a query, many at a time, by round
+	cpu  []float64 // CPU time of a query in each round, many at a time, in us
 }
 
-// time is how long the processes have run on CPUs.
+// time is the CPU time that the processes have used.
 func (p *processes) time() (sum time.Duration, err error) {
 	for _, pid := range p.pids {
 		t, err := harness.ProcessTime(pid)
@@ -63,16 +63,17 @@ func (p *processes) time() (sum time.Duration, err error) {
 	return sum, nil
 }
 
-// overhead measures what Muster costs a query beyond its execution, beside bare gRPC relays of the
-// same bytes over as many hops, in turns: by the SDK, through leader and worker; by a client that
-// knows only the Open Inference Protocol, through a gateway too; and the queries a second that a
-// leader distributes to four executors that take no time, with the CPU time that each process takes
-// for a query: that moves by a tenth where rates move by a half. The queries are NCF's at batch
-// size 8. Wanted: at most 1.4 times the relays' time, and at least 0.45 of their rate. The short
-// form has two rounds in place of ten, and wants that all are answered.
+// overhead measures the time that Muster adds to a query's execution, and compares it with that of
+// bare gRPC relays, which pass the same bytes over as many hops. There are two routes: by the SDK,
+// through leader and worker; and by a client that knows only the Open Inference Protocol, through a
+// gateway too. It also measures the queries/s that a leader distributes to four workers whose
+// execution takes no time, and the CPU time that each process uses for a query, which varies less
+// than the rate. The queries are NCF's at batch size 8; the routes are measured in turns. Wanted:
+// at most 1.4 times the relays' time, and at least 0.45 of their rate. The short form has two
+// rounds, not ten, and wants only that all queries are answered.
 //
-// All processes run Go code on one thread, this one and the relays too: on few cores processes with
-// more disturb each other, looking for work, by more than what is measured.
+// Every process, this one and the relays too, runs Go code on one thread. With more threads on few
+// cores, processes that look for work disturb each other by more than what is measured.
 func (r *run) overhead(ctx context.Context) error {
 	runtime.GOMAXPROCS(r.flags.threads)
 	if err := os.Setenv("GOMAXPROCS", strconv.Itoa(r.flags.threads)); err != nil { // for the others
@@ -115,7 +116,7 @@ func (r *run) overhead(ctx context.Context) error {
 		name: "OIP client, gateway, leader and worker", query: inferring(plain, request),
 	}
 	ways := []*way{two, sdk, three, gateway}
-	for _, x := range ways { // connections, and what grows to its size
+	for _, x := range ways { // first opens connections, and lets buffers grow
 		if _, err := x.inTurn(ctx, queries); err != nil {
 			return fmt.Errorf("%s: %w", x.name, err)
 		}
@@ -130,7 +131,7 @@ func (r *run) overhead(ctx context.Context) error {
 			if err != nil {
 				return fmt.Errorf("%s: %w", x.name, err)
 			}
-			// the first find processes cold that have just had nothing to do
+			// Leave out the first ones: processes that were idle are slower at first.
 			times = times[queries/4:]
 			x.times = append(x.times, times...)
 			slices.Sort(times)
@@ -142,7 +143,7 @@ func (r *run) overhead(ctx context.Context) error {
 		return err
 	}
 	n := after.Count - before.Count
-	r.want(n >= uint64(2*rounds*queries), "workers executed %d of Muster's %d queries", n,
+	r.want(n >= uint64(2*rounds*queries), "workers executed %d of the %d queries sent by Muster", n,
 		2*rounds*(queries+queries/4))
 	r.reportTimes(ways, us(after.Time-before.Time)/float64(max(1, n)))
 
@@ -199,7 +200,8 @@ func (r *run) overhead(ctx context.Context) error {
 	return nil
 }
 
-// cpuTimes are the CPU times of a query, by process and together, each the median of the rounds.
+// cpuTimes says how much CPU time a query takes in each process and in all, as
+// medians of the rounds.
 func (x *way) cpuTimes() string {
 	sums := make([]float64, len(x.rates))
 	text := ""
@@ -212,11 +214,12 @@ func (x *way) cpuTimes() string {
 	return text + fmt.Sprintf("all %.0f us", median(sums))
 }
 
-// reportTimes holds the ways' times against the relays', without execution, in us.
+// reportTimes compares the times of Muster's ways, less execution (in us), with
+// those of the relays.
 func (r *run) reportTimes(ways []*way, execution float64) {
 	r.say(
-		"NCF at batch size 8, %d queries each way, one at a time, GOMAXPROCS=%d; execution takes "+
-			"%.1f us of Muster's",
+		"NCF at batch size 8, %d queries on each route, one at a time, GOMAXPROCS=%d; Muster's "+
+			"times include an execution of %.1f us",
 		len(ways[0].times), runtime.GOMAXPROCS(0), execution)
 	for i, x := range ways {
 		slices.Sort(x.times)
@@ -232,14 +235,14 @@ func (r *run) reportTimes(ways []*way, execution float64) {
 		slices.Sort(ratios)
 		n := len(ratios)
 		r.wantQuiet(ratios[n/2] <= 1.4,
-			"%s: without execution %.2f x the relay's time (half of the rounds %.2f to %.2f), "+
-				"want at most 1.4",
+			"%s: without execution %.2f times the relay's time (quartiles of the rounds %.2f and "+
+				"%.2f), want at most 1.4",
 			x.name, ratios[n/2], ratios[n/4], ratios[n*3/4])
 	}
 }
 
-// idleFleet is a leader and a gateway that hold no model, and a worker whose executor takes no
-// time.
+// idleFleet starts three agents: a leader and a gateway that hold no model, and a worker whose
+// execution takes almost no time.
 func (r *run) idleFleet(ctx context.Context) (*harness.Fleet, error) {
 	profile, none := filepath.Join(r.dir, "profile.json"), filepath.Join(r.dir, "none")
 	if _, err := zoo.Generate(ctx, filepath.Join(r.dir, "models"), "ncf",
@@ -270,7 +273,7 @@ func workerArgs(f *harness.Fleet) []string {
 	return []string{"--leader", "never", "--model-dir", filepath.Join(f.Dir, "models")}
 }
 
-// writeProfile writes latencies of almost nothing.
+// writeProfile writes a profile of NCF with latencies of 1 us.
 func writeProfile(path string) error {
 	key := profiles.Key{Model: "ncf", InstanceType: workerType, Provider: "cpu"}
 	const latency = time.Microsecond
@@ -294,7 +297,7 @@ func writeProfile(path string) error {
 	return errors.Join(library.Write(file), file.Close())
 }
 
-// firstAnswer waits until both clients' queries are answered, the first one's by way of the leader.
+// firstAnswer waits until queries of both clients are answered, and the first client has a leader.
 func firstAnswer(ctx context.Context, direct, plain *client.Client,
 	request *oip.Request) (answer *oip.Response, err error) {
 	for begin := time.Now(); ; {
@@ -315,7 +318,7 @@ func firstAnswer(ctx context.Context, direct, plain *client.Client,
 	}
 }
 
-// inferring sends the request, and wants no more of the answer than that there is one.
+// inferring returns a function that sends the request and releases the answer unread.
 func inferring(c *client.Client, request *oip.Request) func(context.Context) error {
 	return func(ctx context.Context) error {
 		q := *request
@@ -327,7 +330,7 @@ func inferring(c *client.Client, request *oip.Request) func(context.Context) err
 	}
 }
 
-// executed is what all agents have executed.
+// executed is what all agents together have executed.
 func executed(ctx context.Context, f *harness.Fleet) (sum harness.Executed, err error) {
 	all, err := f.Executed(ctx, "ncf")
 	for _, e := range all {
@@ -336,8 +339,8 @@ func executed(ctx context.Context, f *harness.Fleet) (sum harness.Executed, err 
 	return sum, err
 }
 
-// inTurn sends n queries one after the other. It does so on a goroutine like any caller's: that
-// of main is bound to its thread, which makes waiting dear.
+// inTurn sends n queries one after the other and returns their latencies. It uses a goroutine of
+// its own, because main's is locked to its thread, and so takes longer to wake.
 func (x *way) inTurn(ctx context.Context, n int) ([]time.Duration, error) {
 	times := make([]time.Duration, n)
 	sent := make(chan error)
@@ -355,8 +358,7 @@ func (x *way) inTurn(ctx context.Context, n int) ([]time.Duration, error) {
 	return times, <-sent
 }
 
-// rate sends queries for a while, always as many at a time, and returns how
-// many were answered a second.
+// rate keeps atATime queries in flight for the window and returns the queries/s that were answered.
 func (x *way) rate(ctx context.Context, window time.Duration) (float64, error) {
 	var answered atomic.Int64
 	var first error
@@ -395,7 +397,7 @@ func (x *way) rate(ctx context.Context, window time.Duration) (float64, error) {
 
 func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
-// ncfQuery is a query of the zoo's NCF. One that waits long shall count, not fail.
+// ncfQuery is a query to the zoo's NCF. Its timeout is long, so that a slow answer still counts.
 func ncfQuery() (*oip.Request, error) {
 	ids, err := tensor.Of("ids", slices.Repeat([]int64{1, 2, 3, 4}, 8), 8, 4)
 	if err != nil {

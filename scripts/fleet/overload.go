@@ -7,10 +7,11 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// overload asks for three times what a fleet can serve. Wanted: as many queries on time as at 0.95
-// of the limit, but for a fifth; the others refused at once, with a time to come again; memory that
-// does not grow; and 99 % on time again two seconds after. The short form wants that some are
-// answered and some refused at three times the limit, and that all are answered after.
+// overload sends a fleet three times the queries that it can serve. Wanted: at least 0.8 of the
+// queries/s on time that there are at 0.95 of the limit; of the refused ones at least 90 % are
+// refused within the QoS target, with a time after which to try again; memory does not grow; two
+// seconds later 99 % are on time again. The short form wants that some are answered and some
+// refused, and that none fails afterwards.
 func (r *run) overload(ctx context.Context) error {
 	f, err := r.newFleet(ctx, "dien")
 	if err != nil {
@@ -23,7 +24,7 @@ func (r *run) overload(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The models' deadlines hold: who may wait for ever is not refused.
+	// The model's deadline holds, because queries that may wait for long are not refused.
 	d, err := harness.NewDriver(ctx, c, map[string]float64{"dien": 1}, 0)
 	if err != nil {
 		return err
@@ -48,7 +49,7 @@ func (r *run) overload(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	over, err := load(d, pick(r, 3.0, 6.0), long) // the short run's limit is half of the fluid one
+	over, err := load(d, pick(r, 3.0, 6.0), long) // a short run's limit is half the fluid limit
 	if err != nil {
 		return err
 	}
@@ -88,7 +89,7 @@ func (r *run) overload(ctx context.Context) error {
 	return nil
 }
 
-// memory is what all agents have resident, in MB.
+// memory is the resident memory of all agents together, in MiB.
 func memory(ctx context.Context, f *harness.Fleet) (total int, err error) {
 	usages, err := f.Usages(ctx)
 	for _, u := range usages {

@@ -7,9 +7,10 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// partition has each of six agents in a network namespace of its own, and cuts half of them off for
-// ten seconds, the client staying with the others, under half of what these can serve alone.
-// Wanted: no query fails, and afterwards all see all, and one leader. The short form cuts for less.
+// partition runs six agents, each in a network namespace of its own, and cuts three of them
+// off for ten seconds. The client stays with the other three, under a load of half of their
+// limit. Wanted: no query fails, and afterwards all agents see each other and one leader. The
+// short form waits less.
 func (r *run) partition(ctx context.Context) error {
 	if err := harness.Unshare(); err != nil {
 		return skip{err}
@@ -29,7 +30,7 @@ func (r *run) partition(ctx context.Context) error {
 		return err
 	}
 	f.Network, f.Args = n, append(f.Args, "--insecure")
-	// A base instance on each side.
+	// One g4dn.xlarge on each side of the cut.
 	types := pool(2, agents-2)
 	types[1], types[agents/2] = types[agents/2], types[1]
 	if err := r.start(ctx, f, types); err != nil {
@@ -69,6 +70,6 @@ func (r *run) partition(ctx context.Context) error {
 	if err := r.account(d, begin); err != nil {
 		return err
 	}
-	r.wantNil(f.WaitAgreed(ctx), "all see all again, and one leader")
+	r.wantNil(f.WaitAgreed(ctx), "all agents see each other again, and one leader")
 	return nil
 }

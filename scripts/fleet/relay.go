@@ -21,7 +21,7 @@ import (
 
 const relayMethod = "/overhead.Relay/Pass"
 
-// raw is a codec for *mem.BufferSlice: bytes as they are.
+// raw is a codec of gRPC that passes bytes (*mem.BufferSlice) as they are.
 type raw struct{}
 
 func (raw) Name() string { return "raw" }
@@ -40,7 +40,7 @@ func dialRaw(address string) (*grpc.ClientConn, error) {
 			grpc.WithDefaultCallOptions(grpc.ForceCodecV2(raw{})))...)
 }
 
-// newRelayCommand is for overhead, which starts this program again.
+// newRelayCommand is a hidden command: overhead starts this program again as a relay.
 func newRelayCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "relay ADDRESS|BYTES", Hidden: true, Args: cobra.ExactArgs(1),
@@ -48,9 +48,8 @@ func newRelayCommand() *cobra.Command {
 	}
 }
 
-// relay is the process that passes what it gets on to an address, or, given a
-// number in place of it, answers with as many bytes. It says on its standard output where it
-// listens.
+// relay runs a server. If to is an address, it passes each call on to there; if it is a number, it
+// answers with so many bytes. It prints the address on which it listens.
 func relay(to string) error {
 	var handle func(ctx context.Context, in *mem.BufferSlice) (*mem.BufferSlice, error)
 	if n, err := strconv.Atoi(to); err == nil {
@@ -93,15 +92,15 @@ func relay(to string) error {
 	return server.Serve(l)
 }
 
-// relays are a server and two relays in front of each other.
+// relays are three processes: a server, a relay in front of it, and a relay in front of that one.
 type relays struct {
 	processes []*exec.Cmd
 	conns     []*grpc.ClientConn // to the first relay, and to the second
 	request   []byte
 }
 
-// startRelays starts processes between which as many bytes go as request and
-// answer have.
+// startRelays starts the processes. A query sends them as many bytes as the request has, and they
+// answer with as many as the answer has.
 func startRelays(request *oip.Request, answer *oip.Response) (*relays, error) {
 	bytes, err := oip.Codec{}.Marshal(request)
 	if err != nil {
@@ -141,7 +140,7 @@ func startRelays(request *oip.Request, answer *oip.Response) (*relays, error) {
 	return r, nil
 }
 
-// pid is the process of a hop, counted from the server.
+// pid is the process id of the server (hop 0), or of the first or second relay.
 func (r *relays) pid(hop int) int { return r.processes[hop].Process.Pid }
 
 func (r *relays) two(ctx context.Context) error { return r.query(ctx, r.conns[0]) }
@@ -163,6 +162,6 @@ func (r *relays) stop() {
 	}
 	for _, p := range r.processes {
 		_ = p.Process.Kill()
-		_ = p.Wait() // it was killed
+		_ = p.Wait() // its error says that it was killed
 	}
 }

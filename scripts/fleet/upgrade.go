@@ -20,13 +20,13 @@ import (
 
 func upgradeFlags(r *run, cmd *cobra.Command) {
 	cmd.Flags().StringVar(&r.flags.previous, "previous", "",
-		"binary of the previous version; by default one of the last commit of the previous "+
-			"protocol is built")
+		"binary of the previous version; by default, the last commit with the previous version of "+
+			"the protocol is built")
 }
 
-// upgrade replaces a fleet of the previous binary by one of this, agent by agent and the leader
-// too, and then back, under the load of an SDK of either. Wanted: no query of either fails. The
-// short form has three agents in place of six.
+// upgrade starts six agents of the previous version, and replaces them one by one, the leader too,
+// by agents of this version; then back. Meanwhile an SDK of each version sends queries. Wanted: no
+// query of either fails. The short form has three agents.
 func (r *run) upgrade(ctx context.Context) error {
 	previous := r.flags.previous
 	if previous == "" {
@@ -56,8 +56,7 @@ func (r *run) upgrade(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// it has ended, or something else has failed
-	r.atEnd = append(r.atEnd, func() { _ = old.cmd.Process.Kill() })
+	r.atEnd = append(r.atEnd, func() { _ = old.cmd.Process.Kill() }) // if it still runs
 	if err := d.Start(ctx, harness.Load{Rate: limit / 4, Seed: r.seed}); err != nil {
 		return err
 	}
@@ -104,10 +103,10 @@ func (r *run) upgrade(ctx context.Context) error {
 	return nil
 }
 
-// buildPrevious builds the last commit whose newest protocol was the one before this, without ONNX
-// Runtime: it emulates.
+// buildPrevious builds the last commit that spoke only the previous version of the protocol,
+// without ONNX Runtime: its agents are emulated.
 func (r *run) buildPrevious(ctx context.Context) (string, error) {
-	git := func(args ...string) (string, error) { return output(ctx, "", "git", args...) }
+	git := func(args ...string) (string, error) { return harness.Output(ctx, "", "git", args...) }
 	newest := fmt.Sprintf("Newest: %d", control.Spoken.Newest)
 	commits, err := git("log", "--format=%H", "-S"+newest, "--", "*versions.go")
 	if err != nil || commits == "" {
@@ -123,33 +122,23 @@ func (r *run) buildPrevious(ctx context.Context) (string, error) {
 	}
 	defer os.RemoveAll(source)
 	binary := filepath.Join(r.dir, "muster-previous")
-	// A clone, and no worktree: nothing of it is left in this repository, however this ends.
+	// A clone, not a worktree: a worktree would leave traces in this repository if this is killed.
 	if _, err := git("clone", "--quiet", "--shared", "--no-checkout", ".", source); err != nil {
 		return "", err
 	}
-	if _, err := output(ctx, source, "git", "checkout", "--quiet", first+"^"); err != nil {
+	if _, err := harness.Output(ctx, source, "git", "checkout", "--quiet", first+"^"); err != nil {
 		return "", skip{
 			fmt.Errorf("this clone's history ends at %.7s, after the previous protocol", first),
 		}
 	}
 	r.say("Building %.7s^, the last commit before %q", first, newest)
-	_, err = output(ctx, source, "go", "build", "-trimpath", "-buildvcs=false", "-o", binary,
+	_, err = harness.Output(ctx, source, "go", "build", "-trimpath", "-buildvcs=false", "-o",
+		binary,
 		"./cmd/muster")
 	return binary, err
 }
 
-func output(ctx context.Context, dir, name string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Dir = dir
-	out, err := cmd.CombinedOutput()
-	text := strings.TrimSpace(string(out))
-	if err != nil {
-		err = fmt.Errorf("run %s: %w: %s", cmd, err, text)
-	}
-	return text, err
-}
-
-// A previousLoad is load by the SDK of the previous version.
+// A previousLoad is a load that the previous version's SDK sends, by its `muster bench`.
 type previousLoad struct {
 	cmd    *exec.Cmd
 	output strings.Builder
@@ -168,7 +157,7 @@ func (r *run) startPrevious(muster string, f *harness.Fleet, rate float64) (*pre
 	return l, l.cmd.Start()
 }
 
-// stop ends the load, and returns what came of it.
+// stop ends the load and returns its report.
 func (l *previousLoad) stop() (m bench.ModelReport, err error) {
 	if err := l.cmd.Process.Signal(os.Interrupt); err != nil {
 		return m, err

@@ -8,29 +8,21 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/models/zoo"
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// versions has 65 versions of a small NCF take each other's place in an agent that runs it, each
-// serving for a second, and waits for twelve minutes, when all of them should be forgotten. Wanted:
-// no query fails, resident memory has grown by a quarter at most since the fifth version, and so
-// have the series of metrics since the first. The short form has eight versions, and does not wait
-// for their series to be forgotten, which takes ten minutes.
+// versions replaces the version of a small NCF 65 times in one agent; each serves for a second.
+// Then it waits for twelve minutes, after which the agent should have forgotten all but the last.
+// Wanted: no query fails; resident memory has grown by at most a quarter since the fifth version,
+// and the number of metrics' series by at most a quarter since the first. The short form has eight
+// versions and does not wait.
 func (r *run) versions(ctx context.Context) error {
-	f, err := r.startReal(ctx, zoo.Small, "ncf")
+	f, c, d, err := r.startReal(ctx, zoo.Small, "ncf")
 	if err != nil {
 		return err
 	}
-	c, err := r.client(f.Addresses())
-	if err != nil {
-		return err
-	}
-	d, err := harness.NewDriver(ctx, c, map[string]float64{"ncf": 1}, harness.Patience)
-	if err != nil {
-		return err
-	}
-	d.Numbers = true
 	begin := time.Now()
 	load := harness.Load{
 		Rate: 300, Seed: r.seed, Duration: pick(r, time.Second, 250*time.Millisecond),
@@ -43,7 +35,7 @@ func (r *run) versions(ctx context.Context) error {
 		if err != nil {
 			return harness.Usage{}, err
 		}
-		r.say("%-22s %4d MB resident, %4d of them of Go; %6d series", when, u[0].Memory,
+		r.say("%-22s %4d MiB resident, %4d of them Go's; %6d series", when, u[0].Memory,
 			u[0].GoMemory, u[0].Series)
 		return u[0], nil
 	}
@@ -71,12 +63,12 @@ func (r *run) versions(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			if n == 5 { // that is memory which any agent needs once
+			if n == 5 { // until then memory grows to what any agent needs
 				fifth = u
 			}
 		}
 	}
-	// What is gone is forgotten at queries, after ten minutes.
+	// Agents forget when queries come, ten minutes after a version is gone.
 	for end := time.Now().Add(pick(r, 12*time.Minute, 0)); time.Now().Before(end); {
 		if _, err := d.Run(ctx,
 			harness.Load{Rate: 300, Seed: r.seed, Duration: 100 * time.Millisecond}); err != nil {
@@ -98,19 +90,31 @@ func (r *run) versions(ctx context.Context) error {
 	return r.account(d, begin)
 }
 
-// startReal starts an agent that runs models of the zoo, and waits until it serves them.
-func (r *run) startReal(ctx context.Context, scale zoo.Scale, models ...string) (*harness.Fleet,
-	error) {
-	f := &harness.Fleet{Muster: r.muster, Dir: r.dir, Models: models}
+// startReal starts an agent that runs models of the zoo, waits until it serves them, and returns a
+// driver that sends queries to the first of them, by the client.
+func (r *run) startReal(ctx context.Context, scale zoo.Scale, models ...string) (
+	f *harness.Fleet, c *client.Client, d *harness.Driver, err error) {
+	f = &harness.Fleet{Muster: r.muster, Dir: r.dir, Models: models}
 	r.atEnd = append(r.atEnd, f.Stop)
 	for _, model := range models {
 		if _, err := zoo.Generate(ctx, filepath.Join(f.Dir, "models"), model,
 			zoo.Options{Scale: scale}); err != nil {
-			return nil, err
+			return nil, nil, nil, err
 		}
 	}
 	if _, err := f.Add(ctx, ""); err != nil {
-		return nil, err
+		return nil, nil, nil, err
 	}
-	return f, f.WaitComplete(ctx)
+	if err := f.WaitComplete(ctx); err != nil {
+		return nil, nil, nil, err
+	}
+	if c, err = r.client(f.Addresses()); err != nil {
+		return nil, nil, nil, err
+	}
+	d, err = harness.NewDriver(ctx, c, map[string]float64{models[0]: 1}, harness.Patience)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	d.Numbers = true
+	return f, c, d, nil
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
-// worker kills, freezes for 3 s and drains an agent of each type that does not lead, under 0.7 of
-// what the fleet can serve, and starts another in its place. Wanted: no query fails. The short form
-// does so to one type.
+// worker kills an agent that does not lead, freezes one for 3 s and drains one, of each instance
+// type, under a load of 0.7 of the fleet's limit. It starts another agent for each that ends.
+// Wanted: no query fails. The short form does this with one type.
 func (r *run) worker(ctx context.Context) error {
 	f, d, err := r.loaded(ctx, 0.7)
 	if err != nil {

@@ -23,8 +23,8 @@ import (
 
 // An Agent is a `muster agent` process.
 //
-// The kernel stops it when the thread that started it ends. So start agents from a goroutine that is
-// locked to its thread, such as the main one.
+// The kernel stops it when the thread that started it ends. So start agents from a goroutine that
+// is locked to its thread, such as the main one.
 type Agent struct {
 	HTTP, GRPC, Metrics, Gossip string // addresses
 
@@ -171,8 +171,8 @@ func (a *Agent) Kill() {
 	<-a.exited
 }
 
-// Stop drains the agent and waits until it has ended. If it had ended before, or ends with an error,
-// the error has the end of its log.
+// Stop drains the agent and waits until it has ended. If it had ended before, or ends with an
+// error, the error has the end of its log.
 func (a *Agent) Stop() error {
 	if a.HasExited() {
 		return a.failure("the agent ended by itself")

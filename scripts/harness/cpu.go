@@ -12,9 +12,9 @@ import (
 )
 
 // mostTaken is a share of the CPUs' time. If others take more than that, the machine counts as
-// disturbed, and a note says so: agents are then stopped for up to a tenth of a second at a time, and
-// what is measured says more of the others than of Muster. The kernel's work for our own network
-// traffic, which looks as if others did it, stays below this share.
+// disturbed, and a note says so: agents are then stopped for up to a tenth of a second at a time,
+// and what is measured says more of the others than of Muster. The kernel's work for our own
+// network traffic, which looks as if others did it, stays below this share.
 const mostTaken = 0.10
 
 // A cpuTime is time of all CPUs, in seconds since the machine was started.
@@ -68,8 +68,8 @@ func ProcessTime(pid int) (time.Duration, error) {
 	return time.Duration(stat.CPUTime() * float64(time.Second)), err
 }
 
-// taken returns the shares of all time since before that went to other programs of this machine, and
-// to other virtual machines.
+// taken returns the shares of all time since before that went to other programs of this machine,
+// and to other virtual machines.
 func (t cpuTime) taken(before cpuTime) (others, stolen float64) {
 	all := t.all - before.all
 	if all <= 0 {
@@ -89,7 +89,8 @@ func note(others, stolen float64) string {
 		who = append(who, fmt.Sprintf("other programs took %.0f %% of the CPUs' time", 100*others))
 	}
 	if stolen >= 0.01 {
-		who = append(who, fmt.Sprintf("other virtual machines stole %.0f %% of the CPUs' time", 100*stolen))
+		who = append(
+			who, fmt.Sprintf("other virtual machines stole %.0f %% of the CPUs' time", 100*stolen))
 	}
 	return fmt.Sprintf("Note: %s.\n"+
 		"   So latencies are longer, and more queries late, than on a quiet machine.",

@@ -23,8 +23,8 @@ import (
 // patience is how long agents may take to find each other, to elect a leader, or to come back.
 const patience = time.Minute
 
-// A Fleet is a number of agents that find each other. It is not safe for concurrent use; signals may
-// be sent to its Nodes from any goroutine.
+// A Fleet is a number of agents that find each other. It is not safe for concurrent use; signals
+// may be sent to its Nodes from any goroutine.
 type Fleet struct {
 	Muster       string        // the binary
 	Dir          string        // for models, state and logs
@@ -54,8 +54,9 @@ func (n *Node) String() string { return fmt.Sprintf("agent %d (%s)", n.Index, n.
 // Emulated are the arguments of agents that run no model, but wait as long as a profile says.
 func Emulated() []string { return []string{"--executor", "emulated", "--profile", "shipped"} }
 
-// GenerateSmall generates the fleet's models for emulated agents. All have the inputs of NCF, four
-// numbers a row. With larger ones the client on this machine would be the bottleneck, not the fleet.
+// GenerateSmall generates the fleet's models for emulated agents. All have the inputs of
+// NCF, four numbers a row. With larger ones the client on this machine would be the
+// bottleneck, not the fleet.
 func (f *Fleet) GenerateSmall(ctx context.Context) error {
 	models, small := filepath.Join(f.Dir, "models"), filepath.Join(f.Dir, "small")
 	if err := errors.Join(os.RemoveAll(models), os.RemoveAll(small)); err != nil {
@@ -283,7 +284,8 @@ func until(ctx context.Context, n *Node, f func(context.Context) error) error {
 	}
 }
 
-// WaitComplete waits until every agent sees the whole fleet and a leader, for a minute each at most.
+// WaitComplete waits until every agent sees the whole fleet and a leader, for a
+// minute each at most.
 func (f *Fleet) WaitComplete(ctx context.Context) error {
 	for _, n := range f.Nodes {
 		if err := until(ctx, n,

@@ -158,7 +158,8 @@ func check(req *oip.Request, resp *oip.Response, numbers bool) error {
 // A Count says how many queries had which outcome.
 type Count struct {
 	Queries, OnTime, Late, Refused, Failed, Wrong int
-	// AtOnce are those of Refused that were refused within the QoS target and told when to try again.
+	// AtOnce are those of Refused that were refused within the QoS target and told
+	// when to try again.
 	AtOnce int
 	// Robbed are the queries that failed while CPU time was stolen. They are not in Failed.
 	Robbed  int
@@ -238,8 +239,8 @@ func (l *Ledger) count(keep func(entry) bool) (c Count, kept []entry) {
 	return c, kept
 }
 
-// Disturbed is the largest share of the CPUs' time that was stolen at a time in [from, to]; 0 if that
-// is too little to matter.
+// Disturbed is the largest share of the CPUs' time that was stolen at a time in [from, to]; 0 if
+// that is too little to matter.
 func (l *Ledger) Disturbed(from, to time.Time) float64 { return l.stolen.between(from, to) }
 
 // Sent is how many queries were sent so far, with an outcome or not yet.
@@ -274,8 +275,8 @@ func Refusals(m bench.ModelReport) (n int64) {
 // slow is the latency above which Write counts an answer.
 const slow = time.Second
 
-// Write prints a table of the queries that were sent in [from, to): a line for each client, with the
-// outcomes, the number of answers slower than a second, and the longest time without an answer.
+// Write prints a table of the queries that were sent in [from, to): a line for each client, with
+// the outcomes, the number of answers slower than a second, and the longest time without an answer.
 func (l *Ledger) Write(w io.Writer, from, to time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "client\tover %v\tlongest gap\tat\tof\n", slow)

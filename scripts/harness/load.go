@@ -47,9 +47,9 @@ type Driver struct {
 	err     error
 }
 
-// NewDriver makes a driver that sends queries to the models, by their shares. It asks the server for
-// the models' metadata. Queries go by the clients, or by the server if there are none. A query's
-// deadline is patience, or the model's deadline if that is 0.
+// NewDriver makes a driver that sends queries to the models, by their shares. It asks the server
+// for the models' metadata. Queries go by the clients, or by the server if there are none. A
+// query's deadline is patience, or the model's deadline if that is 0.
 func NewDriver(ctx context.Context, server bench.Server, shares map[string]float64,
 	patience time.Duration, clients ...Client) (*Driver, error) {
 	if len(clients) == 0 {

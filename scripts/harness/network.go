@@ -10,9 +10,9 @@ import (
 	"syscall"
 )
 
-// A Network is a network namespace for each agent of a fleet. A bridge connects them with each other
-// and with this process, which should have a network namespace of its own, too ([Unshare]). Agents
-// that are cut off are moved to a second bridge, where they reach only each other.
+// A Network is a network namespace for each agent of a fleet. A bridge connects them with each
+// other and with this process, which should have a network namespace of its own, too ([Unshare]).
+// Agents that are cut off are moved to a second bridge, where they reach only each other.
 type Network struct {
 	prefix string
 	made   [][]string // arguments of ip that undo what was made, in the order of making
@@ -21,8 +21,8 @@ type Network struct {
 // unshared is the environment variable that Unshare sets for the command that it runs again.
 const unshared = "NETWORK_UNSHARED_FOR_MUSTER"
 
-// Unshare starts this command anew in a network namespace of its own, in place of this process. There
-// it returns nil. It returns an error if that is not possible; it needs root.
+// Unshare starts this command anew in a network namespace of its own, in place of this process.
+// There it returns nil. It returns an error if that is not possible; it needs root.
 func Unshare() error {
 	if os.Getenv(unshared) != "" {
 		return nil

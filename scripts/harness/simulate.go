@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Output runs a program in a directory ("" is this one) and returns its standard output, trimmed. An
-// error has what the program said on its standard error.
+// Output runs a program in a directory ("" is this one) and returns its standard output, trimmed.
+// An error has what the program said on its standard error.
 func Output(ctx context.Context, dir, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir

@@ -1,14 +1,14 @@
-// Notice makes NOTICE: what the released binary holds of others, under which licences, and the
-// texts of those. They are read from the module cache and from the licence files in this
-// repository, for all architectures that are released, so the result depends on nothing but
-// go.mod and the files that git knows. With -check it changes nothing and fails if NOTICE is not
-// what it would make.
+// Notice writes NOTICE: what the released binary contains from others, under which licences,
+// and the texts of these. It reads them from the module cache and from the licence files in
+// this repository, for every released architecture. So the result depends only on go.mod and
+// on the files that git knows. With -check it writes nothing, and fails if NOTICE is not
+// what it would write.
 //
 //	go run ./scripts/notice [-check]
 //
-// A licence that is not in the list of accepted ones is an error: somebody has to read it first.
-// google/go-licenses, which would be the usual tool, asks the network where each module lives and
-// leaves NOTICE files out, which the Apache licence wants to be passed on.
+// A licence that is not in the list of accepted ones is an error, because somebody has to read it
+// first. The usual tool, google/go-licenses, needs the network, and leaves out the NOTICE files
+// that the Apache licence requires to be passed on.
 package main
 
 import (
@@ -39,8 +39,8 @@ const (
 
 var architectures = []string{"amd64", "arm64"}
 
-// accepted are the licences, by SPDX identifier, whose conditions a binary meets that comes with
-// their texts and says where the sources are.
+// accepted are licences, by SPDX identifier. A binary meets their conditions if it comes with their
+// texts and says where the sources are.
 var accepted = []string{
 	"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC-BY-4.0",
 	"FTL", "ISC", "MIT", "MPL-2.0", "OFL-1.1",
@@ -51,12 +51,12 @@ var accepted = []string{
 var legal = regexp.MustCompile(`(?i)^(licen[cs]es?|copying|copyright|notice|patents|` +
 	`third.?party.?(licen[cs]es|notices))([-_.].*)?$|[-_](licen[cs]e|source)(\.md|\.txt)?$`)
 
-// declined are texts left out, since another licence offered beside them was chosen.
+// declined are the texts of licences that are left out, because the owner offers another one too.
 var declined = map[string]string{
 	"github.com/golang/freetype": "licenses/gpl.txt", // or the FreeType License
 }
 
-// A component is something of others in the binary, with the texts of its licences by file.
+// A component is a part of the binary that others made, with the texts of its licences by file.
 type component struct {
 	name, version string
 	texts         map[string]string
@@ -96,7 +96,7 @@ func run(check bool) error {
 	return compare(string(have), string(notice))
 }
 
-// compare returns the first difference, if there is one.
+// compare returns an error that shows the first difference, or nil.
 func compare(have, want string) error {
 	if have == want {
 		return nil
@@ -331,7 +331,7 @@ module is https://proxy.golang.org/MODULE/@v/VERSION.zip.
 	return out.Bytes(), nil
 }
 
-// tidy has a text end its lines as this file does.
+// tidy gives a text this repository's line ends.
 func tidy(text string) string {
 	text = strings.TrimPrefix(text, "\ufeff")
 	var lines []string
@@ -341,7 +341,8 @@ func tidy(text string) string {
 	return strings.Trim(strings.Join(lines, "\n"), "\n") + "\n"
 }
 
-// output runs a command; its error has what the command said.
+// output runs a command and returns its standard output. Its error has the command's standard
+// error.
 func output(cmd *exec.Cmd) ([]byte, error) {
 	out, err := cmd.Output()
 	if err != nil {
