@@ -83,9 +83,17 @@ func (s *traceSettings) open(ctx context.Context, instance string,
 	if err != nil {
 		return nil, nil, err
 	}
-	client := otlptracehttp.NewClient()
+	var plainHTTP []otlptracehttp.Option
+	var plainGRPC []otlptracegrpc.Option
+	if os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" &&
+		os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "" {
+		// The specification's default is http://localhost, the Go exporters' https.
+		plainHTTP = append(plainHTTP, otlptracehttp.WithInsecure())
+		plainGRPC = append(plainGRPC, otlptracegrpc.WithInsecure())
+	}
+	client := otlptracehttp.NewClient(plainHTTP...)
 	if protocol == "grpc" {
-		client = otlptracegrpc.NewClient()
+		client = otlptracegrpc.NewClient(plainGRPC...)
 	}
 	log.Info("queries are traced", "protocol", protocol)
 	exporter, err := otlptrace.New(ctx, client)

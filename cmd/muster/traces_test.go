@@ -146,6 +146,13 @@ func TestTracesCannotBeExported(t *testing.T) {
 	if strings.Count(stderr, "spans cannot be exported") != 1 {
 		t.Errorf("infer says %q, want one line of the spans", stderr)
 	}
+	// Without an endpoint spans go where a collector on this machine listens, in the clear.
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+	_, stderr, err = execute(t, "infer", "ncf", "--server", p.grpc, "--traces", "otlp")
+	if err != nil || strings.Contains(stderr, "spans cannot be exported") &&
+		!strings.Contains(stderr, "http://localhost:4318") {
+		t.Errorf("infer without an endpoint says %q, %v, want http://localhost:4318", stderr, err)
+	}
 }
 
 type exporterFunc func() error
