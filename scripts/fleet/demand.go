@@ -11,10 +11,10 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// demand changes what a fleet is asked for: in one fleet the batch sizes from the trace's to
-// Gaussian ones, in another the rate to half again as much. Wanted: nothing is proposed while
-// nothing changes, then a plan within 25 s, and no query fails. The short form has one fleet,
-// and changes the rate.
+// demand changes the load on a fleet that was steady: in five fleets the batch sizes, from the
+// trace's to Gaussian ones, and in five others the rate, to 1.5 times. Wanted: the leader proposes
+// nothing before the change, and a plan within 25 s after it; no query fails. The short form has one
+// fleet, and changes the rate.
 func (r *run) demand(ctx context.Context) error {
 	gaussian, err := workload.Gaussian(250, 100, workload.LargestBatchSize)
 	if err != nil {
@@ -43,15 +43,15 @@ func (r *run) demand(ctx context.Context) error {
 	return nil
 }
 
-// changed starts a fleet, changes what it is asked for, and returns how long it
-// takes to propose something.
+// changed starts a fleet under a load, changes the load, and returns how long it takes until the
+// leader proposes a plan.
 func (r *run) changed(ctx context.Context, kind string, sizes *workload.BatchSizes, times float64,
 	seed uint64) (took time.Duration, err error) {
 	f, err := r.newFleet(ctx, "dien")
 	if err != nil {
 		return 0, err
 	}
-	defer f.Stop() // before the next one's
+	defer f.Stop() // before the next fleet starts
 	if err := r.start(ctx, f, pool(1, 2)); err != nil {
 		return 0, err
 	}
@@ -113,6 +113,7 @@ func (r *run) changed(ctx context.Context, kind string, sizes *workload.BatchSiz
 	return took, r.account(d, begin)
 }
 
+// describe says what changed and what is proposed.
 func describe(p *control.Proposal) string {
 	if p == nil {
 		return "nothing"

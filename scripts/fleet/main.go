@@ -61,7 +61,7 @@ var scenarios = []scenario{
 		nil},
 	{"gateway", "a plain client's gateways killed", "1 min", "5 s", (*run).gateway,
 		nil},
-	{"demand", "what is proposed, and when, once queries are larger or more", "5 min", "15 s",
+	{"demand", "the plan that a leader proposes after a change of batch sizes or rate", "5 min", "15 s",
 		(*run).demand, nil},
 	{"overload", "three times as many queries as a fleet can serve", "2 min", "10 s",
 		(*run).overload, nil},
