@@ -15,6 +15,7 @@ if [ -n "$unformatted" ]; then
   exit 1
 fi
 # A tab counts as four columns. Generated code and test data are as they come.
+# shellcheck disable=SC2016 # the program is Perl's
 long=$(git ls-files '*.go' '*.sh' '*.py' '*.proto' '*.yaml' '*.yml' '*.md' Makefile .ci/run \
   ':!:*.pb.go' ':!:**/testdata/**' | xargs perl -CSD -ne 's/\t/    /g; chomp;
     print "$ARGV:$.: ", length, "\n" if length > 120; close ARGV if eof')
