@@ -64,7 +64,8 @@ var rules = []rule{
 			"shares it",
 	},
 	{
-		folder: "profiles", imports: []string{"api/names"}, never: append([]string{"log"}, network...),
+		folder: "profiles", imports: []string{"api/names"},
+		never:  append([]string{"log"}, network...),
 		reason: "leader, simulator and client all read profiles; they are values, not a service",
 	},
 	{
@@ -74,10 +75,12 @@ var rules = []rule{
 			"production runs",
 	},
 	{
-		folder:  "leader/match",
-		imports: []string{"leader/fluid", "leader/internal", "api/names", "profiles", "runtime/queue"},
-		never:   append([]string{"log", "os"}, network...),
-		reason:  "matching is pure, and what else the leader does builds on it",
+		folder: "leader/match",
+		imports: []string{
+			"leader/fluid", "leader/internal", "api/names", "profiles", "runtime/queue",
+		},
+		never:  append([]string{"log", "os"}, network...),
+		reason: "matching is pure, and what else the leader does builds on it",
 	},
 	{
 		folder: "gossip", never: nil,
@@ -136,7 +139,8 @@ var rules = []rule{
 	},
 	{
 		folder: "agent/serve", imports: []string{
-			"agent/members", "agent/outcome", "agent/worker", "api", "client", "models", "api/names",
+			"agent/members", "agent/outcome", "agent/worker", "api", "client", "models",
+			"api/names",
 			"runtime",
 		},
 		never: []string{"github.com/spf13", exporters},
@@ -153,7 +157,8 @@ var rules = []rule{
 	{
 		folder: "agent",
 		imports: []string{
-			"agent", "api", "client", "gossip", "leader", "models", "api/names", "profiles", "runtime",
+			"agent", "api", "client", "gossip", "leader", "models", "api/names", "profiles",
+			"runtime",
 		}, never: []string{"github.com/spf13", exporters},
 		reason: "the agent wires the parts; what needs the simulator is handed in by cmd, and so " +
 			"are its settings",

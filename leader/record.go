@@ -134,7 +134,8 @@ func (out *Replayed) term(in *lineReader) error {
 		}
 		event := func() bool { return in.text != "" && in.text[0] >= '0' && in.text[0] <= '9' }
 		if in.next(); !in.end && in.text != Header && !event() {
-			return in.fault("after %.200q the recording has %.200q, the leader decides nothing more",
+			return in.fault(
+				"after %.200q the recording has %.200q, the leader decides nothing more",
 				eventLine, in.text)
 		}
 	}

@@ -46,8 +46,8 @@ type Provenance struct {
 	Seed         uint64
 }
 
-// A Config holds the settings of a model, as model.yaml gives them. A key that model.yaml leaves out
-// has its value in DefaultConfig.
+// A Config holds the settings of a model, as model.yaml gives them. A key that model.yaml leaves
+// out has its value in DefaultConfig.
 type Config struct {
 	// QoSTarget is the latency within which QoSPercentile percent of the
 	// queries should be answered; default 100 ms, at most an hour.
@@ -59,8 +59,8 @@ type Config struct {
 	Deadline time.Duration
 	// LargestBatchSize bounds a query's batch size; in [1, 2^20], default 1000.
 	LargestBatchSize int
-	// RowsIndependent is whether each row of the outputs depends only on the same row of the inputs.
-	// A large batch may then run in pieces. Default false.
+	// RowsIndependent is whether each row of the outputs depends only on the same row of the
+	// inputs. A large batch may then run in pieces. Default false.
 	RowsIndependent bool
 	// Late is what happens to late queries; default LateServe.
 	Late LatePolicy
@@ -70,8 +70,8 @@ type Config struct {
 	WarmUp []int
 	// Versions chooses which versions are served; default the newest.
 	Versions VersionPolicy
-	// Family is the name of a group of models that answer the same question with different accuracy;
-	// empty if the model is in none.
+	// Family is the name of a group of models that answer the same question with different
+	// accuracy; empty if the model is in none.
 	Family string
 	// Accuracy is the model's quality within its family, in (0, 1]; 0 if unknown.
 	Accuracy float64

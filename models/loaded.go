@@ -37,8 +37,8 @@ func (l *Loaded[M]) acquire() bool {
 	}
 }
 
-// Release ends the use of l that a call of [Repository.Acquire] began. Call it exactly once for each
-// Acquire.
+// Release ends the use of l that a call of [Repository.Acquire] began. Call it exactly
+// once for each Acquire.
 func (l *Loaded[M]) Release() {
 	if l.uses.Add(-1) == 0 {
 		close(l.unused)

@@ -167,8 +167,8 @@ func merge(role string, have []onnx.Port, said []Port) ([]Port, []error) {
 	return ports, errs
 }
 
-// checkBounds checks that id bounds are possible for p: it holds integers, and there is one bound, or
-// one for each index of the second dimension.
+// checkBounds checks that id bounds are possible for p: it holds integers, and there is one bound,
+// or one for each index of the second dimension.
 func checkBounds(p Port, bounds []int64) error {
 	switch p.DataType {
 	case tensor.Int8, tensor.Int16, tensor.Int32, tensor.Int64, tensor.Uint8, tensor.Uint16,

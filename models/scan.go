@@ -19,8 +19,8 @@ type fingerprint [sha256.Size]byte
 // A folder is the state of a model's folder at one scan.
 type folder struct {
 	config fingerprint // of model.yaml
-	// versions has the fingerprint of each version by its number. It includes that of model.yaml: if
-	// model.yaml changes, all versions count as changed.
+	// versions has the fingerprint of each version by its number. It includes that of model.yaml:
+	// if model.yaml changes, all versions count as changed.
 	versions map[int64]fingerprint
 	// problem is why the folder has no version; empty if it has one.
 	problem string
@@ -51,8 +51,8 @@ func scan(dir string) (map[string]folder, error) {
 	return found, nil
 }
 
-// scanModel reads the folder of one model. The error wraps ErrNotFound if the folder does not exist.
-// After any other error it is not known whether it exists.
+// scanModel reads the folder of one model. The error wraps ErrNotFound if the folder does not
+// exist. After any other error it is not known whether it exists.
 func scanModel(dir, model string) (folder, error) {
 	path := filepath.Join(dir, model)
 	info, err := os.Stat(path)

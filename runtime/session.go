@@ -19,7 +19,8 @@ import (
 	"github.com/muster-serve/muster/models/onnx"
 )
 
-// pieceTime is about how long one piece of a large batch runs. A run can be cancelled between pieces.
+// pieceTime is about how long one piece of a large batch runs. A run can be cancelled between
+// pieces.
 const pieceTime = 10 * time.Millisecond
 
 // firstPiece is the number of rows of a model's first piece, when its speed is not known yet.
@@ -28,8 +29,8 @@ const firstPiece = 16
 // alignment of output buffers, in bytes: a cache line and the widest vector register.
 const alignment = 64
 
-// largestTensor bounds the bytes of a tensor that this package allocates. An absurd shape then gives
-// an error instead of running the process out of memory.
+// largestTensor bounds the bytes of a tensor that this package allocates. An absurd shape then
+// gives an error instead of running the process out of memory.
 const largestTensor = 2 << 30
 
 var elementTypes = map[tensor.DataType]ort.TensorElementDataType{
@@ -58,15 +59,15 @@ type session struct {
 	// CPU, and the shapes of all outputs are known before the run.
 	pieces bool
 	runs   sync.Pool // of *run
-	// allocate is whether ONNX Runtime allocates all outputs. It is set when a run gave other shapes
-	// than the signature and the batch size predict.
+	// allocate is whether ONNX Runtime allocates all outputs. It is set when a run gave other
+	// shapes than the signature and the batch size predict.
 	allocate atomic.Bool
 
 	mu    sync.Mutex
 	speed line // of single calls, guarded by mu
 
-	// Runs hold closing for reading and Close for writing, because the binding does not prevent that
-	// a session in use is freed.
+	// Runs hold closing for reading and Close for writing, because the binding does not prevent
+	// that a session in use is freed.
 	closing sync.RWMutex
 	ort     *ort.DynamicAdvancedSession // nil once closed
 	// release tells useFiles that the session no longer maps its files; nil after the call.
@@ -82,9 +83,9 @@ type port struct {
 }
 
 // Load creates the session of a version, which all lanes share, and reads its files into memory. It
-// reads in pieces with pauses, to disturb the models that serve as little as it can. External data is
-// copied to memory of this process, unless Config.MapData is set. ONNX Runtime's threads inherit the
-// priority of the calling thread.
+// reads in pieces with pauses, to disturb the models that serve as little as it can. External data
+// is copied to memory of this process, unless Config.MapData is set. ONNX Runtime's threads inherit
+// the priority of the calling thread.
 func (o *ONNX) Load(ctx context.Context, v *models.Version) (Model, error) {
 	// ONNX Runtime finds the same faults, but its errors do not name the file that is missing,
 	// truncated or outside of the folder.
@@ -123,8 +124,8 @@ func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, data []onnx.
 	return s, nil
 }
 
-// bring loads the session's external data. It replaces the mapped files by private copies. If that is
-// not wanted (MapData) or not possible, it populates the mappings and logs the reason. alone is
+// bring loads the session's external data. It replaces the mapped files by private copies. If that
+// is not wanted (MapData) or not possible, it populates the mappings and logs the reason. alone is
 // whether no other session maps the same files.
 func (o *ONNX) bring(ctx context.Context, s *session, files map[string]bool, alone bool) error {
 	all, err := mappings(files)
@@ -397,8 +398,8 @@ func (r *run) execute(ctx context.Context, inputs []tensor.Tensor, batch int) er
 	return nil
 }
 
-// balanced divides rows into the fewest pieces of at most most rows, of about equal size, and returns
-// the size of the first.
+// balanced divides rows into the fewest pieces of at most most rows, of about equal size, and
+// returns the size of the first.
 func balanced(rows, most int) int {
 	pieces := (rows + most - 1) / most
 	return (rows + pieces - 1) / pieces
@@ -524,8 +525,8 @@ func (r *run) newValue(t tensor.DataType, rowShape []int64, rows int, data []byt
 
 var empty [8]byte
 
-// aligned returns data, or a copy if data is not aligned for its type: ONNX Runtime's kernels may rely
-// on the alignment.
+// aligned returns data, or a copy if data is not aligned for its type: ONNX Runtime's kernels may
+// rely on the alignment.
 func (r *run) aligned(input int, t tensor.DataType, data []byte) []byte {
 	if len(data) == 0 || uintptr(unsafe.Pointer(&data[0]))%uintptr(t.Size()) == 0 {
 		return data

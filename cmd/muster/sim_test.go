@@ -78,12 +78,13 @@ func TestSimBadInput(t *testing.T) {
 			pool: `faults.txt line 3: fault "kill-leader@soon": got the time "soon"`,
 		"--model rm2 --find-throughput --fault kill-leader@1s" + pool: "find-throughput",
 		"replay " + dir + "/run.txt":                                  "line 2",
-		"replay " + dir + "/former.txt":                               `line 1: got the format "muster-match 2", want "muster-term 1"`,
-		"replay " + dir + "/no-such":                                  "no-such",
-		"compare":                                                     "give --model",
-		"compare --model rm2 --budget 0":                              "budget is 0",
-		"compare --model rm2 --budget 0.2":                            "no pool within 0.2",
-		"compare --model rm2 --types g5.xlarge":                       "g4dn.xlarge",
+		"replay " + dir +
+			"/former.txt": `line 1: got the format "muster-match 2", want "muster-term 1"`,
+		"replay " + dir + "/no-such":            "no-such",
+		"compare":                               "give --model",
+		"compare --model rm2 --budget 0":        "budget is 0",
+		"compare --model rm2 --budget 0.2":      "no pool within 0.2",
+		"compare --model rm2 --types g5.xlarge": "g4dn.xlarge",
 		"compare --model rm2 --policies best --budget " +
 			"0.6": "there are: clockwork-cheapest",
 	} {

@@ -9,8 +9,8 @@ import (
 // NoTarget is the latest start of a query without a QoS target. Such a query counts as late.
 const NoTarget time.Duration = math.MinInt64
 
-// LatestStart returns when a query must start to meet its QoS target, a latency that counts from its
-// arrival. It returns NoTarget if the target is 0 or less.
+// LatestStart returns when a query must start to meet its QoS target, a latency that counts from
+// its arrival. It returns NoTarget if the target is 0 or less.
 func LatestStart(arrival, qosTarget, estimate time.Duration) time.Duration {
 	if qosTarget <= 0 {
 		return NoTarget
@@ -24,8 +24,9 @@ type Item interface {
 	place() *Place
 }
 
-// A Place is the part of a query that a [Queue] uses. The caller sets the exported fields before Push
-// and must not change them while the query waits. A query may wait in only one queue at a time.
+// A Place is the part of a query that a [Queue] uses. The caller sets the exported fields
+// before Push and must not change them while the query waits. A query may wait in only one
+// queue at a time.
 type Place struct {
 	// LatestStart is when the query becomes late if it still waits, Estimate its expected execution
 	// time. Its answer is due at the sum of both.
@@ -58,10 +59,10 @@ const (
 	classes
 )
 
-// A Queue holds queries that wait for a lane. It never drops a query, not even a late or cancelled
-// one: the caller does that with Remove. The zero value is an empty queue. It is not safe for
-// concurrent use. Push, Pop and Remove take time logarithmic in Len; only a Push that makes the queue
-// grow allocates.
+// A Queue holds queries that wait for a lane. It never drops a query, not even a late or
+// cancelled one: the caller does that with Remove. The zero value is an empty queue. It is not
+// safe for concurrent use. Push, Pop and Remove take time logarithmic in Len; only a Push that
+// makes the queue grow allocates.
 type Queue[T Item] struct {
 	of       [classes]items[T]
 	sequence uint64

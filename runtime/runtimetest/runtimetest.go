@@ -11,8 +11,8 @@ import (
 )
 
 // Library returns the path of an ONNX Runtime library: the value of MUSTER_ONNXRUNTIME_LIB, or the
-// library that `make onnxruntime` has written to the build folder. If there is neither, it skips the
-// test, or fails it if CI is "true" or REQUIRE_ONNXRUNTIME is set.
+// library that `make onnxruntime` has written to the build folder. If there is neither, it skips
+// the test, or fails it if CI is "true" or REQUIRE_ONNXRUNTIME is set.
 func Library(t testing.TB) string {
 	t.Helper()
 	if path := os.Getenv("MUSTER_ONNXRUNTIME_LIB"); path != "" {

@@ -13,8 +13,8 @@ import (
 
 // demand changes the load on a fleet that was steady: in five fleets the batch sizes, from the
 // trace's to Gaussian ones, and in five others the rate, to 1.5 times. Wanted: the leader proposes
-// nothing before the change, and a plan within 25 s after it; no query fails. The short form has one
-// fleet, and changes the rate.
+// nothing before the change, and a plan within 25 s after it; no query fails. The short form has
+// one fleet, and changes the rate.
 func (r *run) demand(ctx context.Context) error {
 	gaussian, err := workload.Gaussian(250, 100, workload.LargestBatchSize)
 	if err != nil {

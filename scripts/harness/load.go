@@ -33,8 +33,9 @@ type Load struct {
 	BatchSizes *workload.BatchSizes
 }
 
-// A Driver sends a fleet Poisson arrivals, by default with the batch sizes of the production trace.
-// Its Ledger has an entry for each query. It has one load at a time, and its methods are for one goroutine.
+// A Driver sends a fleet Poisson arrivals, by default with the batch sizes of the production
+// trace. Its Ledger has an entry for each query. It has one load at a time, and its methods
+// are for one goroutine.
 type Driver struct {
 	*Ledger
 	server bench.Server

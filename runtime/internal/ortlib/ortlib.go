@@ -1,5 +1,5 @@
-// Package ortlib embeds the ONNX Runtime library in release builds (build tag embed_onnxruntime) and
-// gives it a path from which it can be loaded, without writing to a disk.
+// Package ortlib embeds the ONNX Runtime library in release builds (build tag embed_onnxruntime)
+// and gives it a path from which it can be loaded, without writing to a disk.
 package ortlib
 
 import (

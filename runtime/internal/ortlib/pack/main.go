@@ -1,8 +1,8 @@
-// Pack extracts the ONNX Runtime library from a Python wheel or an npm package and checks it against
-// the SHA-256 below. It writes the library twice: unchanged, for tests and --onnxruntime-lib, and
-// compressed, for embedding. If the archive holds a licence and third-party notices, those committed
-// in the repository must be the same. scripts/fetch-onnxruntime.sh downloads the archive and calls
-// this program.
+// Pack extracts the ONNX Runtime library from a Python wheel or an npm package and checks it
+// against the SHA-256 below. It writes the library twice: unchanged, for tests and
+// --onnxruntime-lib, and compressed, for embedding. If the archive holds a licence and third-party
+// notices, those committed in the repository must be the same. scripts/fetch-onnxruntime.sh
+// downloads the archive and calls this program.
 package main
 
 import (
