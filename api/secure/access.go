@@ -32,7 +32,7 @@ const (
 
 var controls = []Control{Load, Unload, Drain, Plan, Rotate, Events, Metrics}
 
-// Anyone, in the access file, stands for all clients without an entry of their own, or for all
+// Anyone stands, in the access file, for all clients without an entry of their own, or for all
 // models.
 const Anyone = "*"
 
