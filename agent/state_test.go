@@ -89,9 +89,9 @@ func TestStateStays(t *testing.T) {
 		if err := a.stop(); err != nil {
 			f.Error(err)
 		}
-		if log := a.log.String(); strings.Count(log, "is not kept") != 1 ||
+		if log := a.log.String(); strings.Count(log, "is not saved") != 1 ||
 			!strings.Contains(log, "level=ERROR") {
-			f.Errorf("the log does not say once that what is learned is not kept:\n%s", log)
+			f.Errorf("the log does not say once that what is learned is not saved:\n%s", log)
 		}
 		if _, err := os.Stat(inside); err != nil {
 			f.Error(err)
