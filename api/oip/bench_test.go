@@ -1,6 +1,10 @@
 package oip
 
 import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -110,5 +114,41 @@ func BenchmarkEncode(b *testing.B) {
 				bufs.Free()
 			}
 		})
+	}
+}
+
+// BenchmarkDecodeJSON decodes a query that a client sends as JSON, with its data in one flat array
+// or nested as its shape says.
+func BenchmarkDecodeJSON(b *testing.B) {
+	for _, q := range []struct {
+		name, element string
+		d             tensor.DataType
+		rows, columns int
+	}{
+		{"8x4", "123456", tensor.Int64, 8, 4},
+		{"1000x64", "123456", tensor.Int64, 1000, 64},
+		{"1000x64", "0.12345678", tensor.FP32, 1000, 64},
+	} {
+		row := strings.TrimSuffix(strings.Repeat(q.element+",", q.columns), ",")
+		flat := strings.TrimSuffix(strings.Repeat(row+",", q.rows), ",")
+		nested := strings.TrimSuffix(strings.Repeat("["+row+"],", q.rows), ",")
+		for i, data := range []string{flat, nested} {
+			text := fmt.Sprintf(
+				`{"inputs":[{"name":"x","shape":[%d,%d],"datatype":"%s","data":[%s]}]}`,
+				q.rows, q.columns, q.d, data)
+			b.Run(fmt.Sprint(q.name, "/", q.d, "/", []string{"flat", "nested"}[i]), func(b *testing.B) {
+				b.ReportAllocs()
+				b.SetBytes(int64(len(text)))
+				r := &http.Request{Header: http.Header{}, ContentLength: int64(len(text))}
+				for b.Loop() {
+					r.Body = io.NopCloser(strings.NewReader(text))
+					req, err := DecodeRequest(r, 1<<30, nil)
+					if err != nil {
+						b.Fatal(err)
+					}
+					req.Release()
+				}
+			})
+		}
 	}
 }

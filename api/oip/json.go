@@ -93,7 +93,8 @@ func (r *jsonReader) array(item func() error) error {
 
 // object calls field at the value of each key. A repeated key is an error.
 func (r *jsonReader) object(field func(key string) error) error {
-	var keys []string
+	var few [8]string // on the stack
+	keys := few[:0]
 	return r.list('{', '}', "an object", func() error {
 		r.next()
 		start := r.pos
@@ -220,7 +221,8 @@ func (r *jsonReader) unicode() (c rune, n int) {
 
 func (r *jsonReader) string() (string, error) {
 	start := r.pos
-	b, err := r.appendString(nil)
+	var short [64]byte // on the stack
+	b, err := r.appendString(short[:0])
 	if err == nil && len(b) > longestText {
 		r.pos = start
 		err = r.errorf("a string of %d bytes, at most %d are accepted", len(b), longestText)
@@ -228,34 +230,38 @@ func (r *jsonReader) string() (string, error) {
 	return string(b), err
 }
 
+// accept moves past c if it is the next byte, and reports whether it was.
+func (r *jsonReader) accept(c byte) bool {
+	if r.pos < len(r.text) && r.text[r.pos] == c {
+		r.pos++
+		return true
+	}
+	return false
+}
+
+// digits moves past digits, and reports whether there was one.
+func (r *jsonReader) digits() bool {
+	from := r.pos
+	for r.pos < len(r.text) && r.text[r.pos]-'0' <= 9 {
+		r.pos++
+	}
+	return r.pos > from
+}
+
 // number moves past a number and returns its text, which shares the reader's memory.
 func (r *jsonReader) number() (string, error) {
 	r.next()
 	start := r.pos
-	digits := func() bool {
-		from := r.pos
-		for r.pos < len(r.text) && r.text[r.pos]-'0' <= 9 {
-			r.pos++
-		}
-		return r.pos > from
-	}
-	is := func(chars string) bool {
-		if r.pos < len(r.text) && strings.IndexByte(chars, r.text[r.pos]) >= 0 {
-			r.pos++
-			return true
-		}
-		return false
-	}
-	is("-")
-	if !is("0") && !digits() {
+	r.accept('-')
+	if !r.accept('0') && !r.digits() {
 		return "", r.unexpected("a number")
 	}
-	if is(".") && !digits() {
+	if r.accept('.') && !r.digits() {
 		return "", r.unexpected("a digit")
 	}
-	if is("eE") {
-		is("+-")
-		if !digits() {
+	if r.accept('e') || r.accept('E') {
+		_ = r.accept('+') || r.accept('-')
+		if !r.digits() {
 			return "", r.unexpected("a digit")
 		}
 	}
