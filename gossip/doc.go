@@ -38,4 +38,18 @@
 // memberlist calls back with its locks held; calling it from there would deadlock. The callbacks
 // copy their arguments into this package's own view. The lock of that view is never held while
 // memberlist is called.
+//
+// # Why it is not serf
+//
+// serf 0.11 wraps memberlist too, and adds events to all members, queries with answers, and a file
+// of known members. It lacks what most of this package is for: it bounds neither strangers nor the
+// streams and packets of unknown senders; it tries failed members again, but not seeds; and one
+// member that its Merge delegate refuses fails a whole exchange of state. Loads would have to be
+// its events.
+// An event has 56 bytes around the load, with a name of 20 bytes; a frame here has 14. A newer
+// event does not replace an older one, an event has no age, and each exchange of state carries the
+// last 512 event times, where it carries one load of each member here. serf limits a member's tags
+// to the same 512 bytes as [MaxMeta], and an event, with its name, to 512 unless configured.
+// It rotates keys by a query that any holder of a key can send. The features decided; there was no
+// benchmark.
 package gossip
