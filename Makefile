@@ -23,10 +23,11 @@ demo: build
 	@go run -trimpath -tags embed_onnxruntime ./scripts/demo $(DEMO_FLAGS)
 
 # The short tests with the race detector, without those of packages that start no goroutine
-# (pure_test.go).
+# (pure_test.go). Of sim only the searches start any.
 race: onnxruntime
 	REQUIRE_ONNXRUNTIME=1 go test -trimpath -vet=off -race -short -timeout 20m $$(go list ./... | \
-		grep -vE '/(client/queries|leader|leader/(election|fluid|learn|match)|profiles|runtime/queue)$$')
+		grep -vE '/(api/names|client/queries|leader(/.*)?|profiles(/.*)?|runtime/queue|sim(/.*)?)$$')
+	go test -trimpath -vet=off -race -short -run 'TestCompare|Throughput|TestOracle' ./sim
 
 # Every fuzz target for FUZZTIME.
 fuzz:

@@ -26,10 +26,11 @@ func (f *testFleet) ask(r *rand.Rand, sizes *workload.BatchSizes, rate float64, 
 	}
 	var sent sync.WaitGroup
 	for i := 0; i < n && (until == nil || !until()); i++ {
+		size := sizes.Draw(r)
 		sent.Go(func() {
 			ctx, cancel := context.WithTimeout(f.Context(), 5*time.Second)
 			defer cancel()
-			if _, err := to.oip.ModelInfer(ctx, ncfRequest(sizes.Draw(r))); err != nil {
+			if _, err := to.oip.ModelInfer(ctx, ncfRequest(size)); err != nil {
 				f.Errorf("query: %v", err)
 			}
 		})
@@ -88,7 +89,7 @@ func TestDemandChanges(t *testing.T) {
 		{"rate", "arrival rate", workload.Trace(), 1.5 * rate,
 			"instead of g4dn.xlarge=1,r5n.large=2 costs"},
 	} {
-		if raceDetector && tt.rate != rate {
+		if testing.Short() && tt.rate != rate {
 			continue // takes long
 		}
 		t.Run(tt.name, func(t *testing.T) {
