@@ -7,9 +7,10 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/oip"
 )
 
 // The kinds of a Client's errors, for errors.Is. An error of none of these kinds is a failure of
@@ -135,10 +136,6 @@ func (c *Client) newError(address string, err error) *Error {
 			e.kind = ErrTooLarge
 		}
 	}
-	for _, d := range e.status.Details() {
-		if retry, ok := d.(*errdetails.RetryInfo); ok {
-			e.RetryAfter = retry.GetRetryDelay().AsDuration()
-		}
-	}
+	e.RetryAfter = oip.RetryAfter(e.status)
 	return e
 }

@@ -5,13 +5,12 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/client/queries"
 	"github.com/muster-serve/muster/leader/match"
 )
@@ -215,12 +214,7 @@ func rejection(r *control.Reject) error {
 	}
 	s := status.New(code, message)
 	if retry := time.Duration(r.GetRetryAfterNs()); code == codes.ResourceExhausted {
-		detailed, err := s.WithDetails(&errdetails.RetryInfo{
-			RetryDelay: durationpb.New(max(retry, time.Millisecond)),
-		})
-		if err == nil {
-			s = detailed
-		}
+		s = oip.WithRetryAfter(s, max(retry, time.Millisecond))
 	}
 	return s.Err()
 }

@@ -7,10 +7,8 @@ import (
 	"net/http"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/secure"
@@ -116,11 +114,7 @@ func ofStatus(s *status.Status) Outcome {
 	case codes.ResourceExhausted:
 		f.HTTPStatus, f.Reason, f.RetryAfter = http.StatusTooManyRequests, "overloaded",
 			time.Millisecond
-		for _, detail := range s.Details() {
-			if info, ok := detail.(*errdetails.RetryInfo); ok {
-				f.RetryAfter = max(f.RetryAfter, info.GetRetryDelay().AsDuration())
-			}
-		}
+		f.RetryAfter = max(f.RetryAfter, oip.RetryAfter(s))
 	case codes.DeadlineExceeded:
 		f.HTTPStatus, f.Reason = http.StatusGatewayTimeout, "deadline"
 	case codes.Canceled:
@@ -146,11 +140,7 @@ func GRPC(err error) error {
 	f := Of(err)
 	s := status.New(f.Code, oip.ErrorText(err.Error()))
 	if f.RetryAfter > 0 {
-		if detailed, e := s.WithDetails(&errdetails.RetryInfo{
-			RetryDelay: durationpb.New(f.RetryAfter),
-		}); e == nil {
-			s = detailed
-		}
+		s = oip.WithRetryAfter(s, f.RetryAfter)
 	}
 	return s.Err()
 }

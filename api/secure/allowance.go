@@ -7,10 +7,10 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/muster-serve/muster/api/oip"
 )
 
 // An allowance holds the limits of one client at one agent, as in the access file. Zero of anything
@@ -177,13 +177,7 @@ func (e *LimitError) Error() string { return e.text }
 
 // status returns the error as a gRPC status.
 func (e *LimitError) status() error {
-	s := status.New(codes.ResourceExhausted, e.text)
-	if detailed, err := s.WithDetails(&errdetails.RetryInfo{
-		RetryDelay: durationpb.New(e.RetryAfter),
-	}); err == nil {
-		s = detailed
-	}
-	return s.Err()
+	return oip.WithRetryAfter(status.New(codes.ResourceExhausted, e.text), e.RetryAfter).Err()
 }
 
 // allowed returns the client's limits; nil: none.
