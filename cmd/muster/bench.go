@@ -226,12 +226,12 @@ func (o *benchOptions) search(cmd *cobra.Command, c *client.Client, load *benchL
 // prints JSON instead of text.
 func (o *benchOptions) write(cmd *cobra.Command, results any, text func(io.Writer) error) error {
 	if o.json == "-" {
-		return printJSON(cmd.OutOrStdout(), results)
+		return terminal.PrintJSON(cmd.OutOrStdout(), results)
 	}
 	if err := text(cmd.OutOrStdout()); err != nil || o.json == "" {
 		return err
 	}
-	return writeFile(o.json, func(w io.Writer) error { return printJSON(w, results) })
+	return writeFile(o.json, func(w io.Writer) error { return terminal.PrintJSON(w, results) })
 }
 
 // writeFile has write fill a file at path, which then replaces an older one atomically: after an

@@ -1,16 +1,14 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"go.yaml.in/yaml/v3"
 
+	"github.com/muster-serve/muster/cmd/muster/internal/settings"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
-	"github.com/muster-serve/muster/gossip"
 )
 
 func newConfigCommand() *cobra.Command {
@@ -41,26 +39,20 @@ func newConfigCheckCommand() *cobra.Command {
 // checkConfigFile reports every fault of the settings in the file, each with its line. It ignores
 // the environment.
 func checkConfigFile(path string) error {
-	var settings agentSettings
+	var agent agentSettings
 	flags := pflag.NewFlagSet("check", pflag.ContinueOnError)
-	settings.add(flags)
+	agent.add(flags)
 	new(clientSettings).add(flags)
 
-	entries, err := readConfigFile(path, flags)
-	faults := []error{err}
-	for _, e := range entries {
-		if err := setFlag(flags.Lookup(e.key), e.values); err != nil {
-			faults = append(faults, fmt.Errorf("%s: %s: %w", e.position, e.key, err))
-		}
-	}
-	if err := settings.validate(); err != nil {
+	faults := []error{settings.Check(path, flags)}
+	if err := agent.validate(); err != nil {
 		faults = append(faults, fmt.Errorf("%s: %w", path, err))
 	}
 	return errors.Join(faults...)
 }
 
 func newConfigPrintCommand() *cobra.Command {
-	var settings agentSettings
+	var agent agentSettings
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "print",
@@ -76,118 +68,21 @@ it as a flag.`,
 		// RunE resolves the settings, because it needs the origins too.
 		PersistentPreRunE: func(*cobra.Command, []string) error { return nil },
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			origins, err := resolveSettings(cmd)
+			origins, err := settings.Resolve(cmd, allSettings())
 			if err != nil {
 				return err
 			}
-			if err := settings.validate(); err != nil {
+			if err := agent.validate(); err != nil {
 				return err
 			}
 			if asJSON {
-				return printSettingsJSON(cmd, origins)
+				return terminal.PrintJSON(cmd.OutOrStdout(), settings.List(cmd.Flags(), origins))
 			}
-			return printSettingsYAML(cmd, origins)
+			return settings.WriteYAML(cmd.OutOrStdout(), cmd.Flags(), origins)
 		},
 	}
-	settings.add(cmd.Flags())
+	agent.add(cmd.Flags())
 	new(clientSettings).add(cmd.Flags())
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print as JSON")
 	return cmd
-}
-
-// A secretValue replaces the value of a setting that must not be shown.
-type secretValue struct{}
-
-// isSecret reports whether the setting's value is a secret itself. The path of a file that holds a
-// secret is none.
-func isSecret(f *pflag.Flag) bool {
-	switch f.Name {
-	case "api-key":
-		return f.Value.String() != ""
-	case "gossip-key":
-		_, err := gossip.ParseKey(f.Value.String())
-		return err == nil
-	}
-	return false
-}
-
-// printedSettings calls print for each setting of cmd in the order of their names. A value is a
-// string, a []string or a secretValue.
-func printedSettings(cmd *cobra.Command, origins map[string]string,
-	print func(name string, value any)) {
-	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if _, ok := origins[f.Name]; !ok {
-			return
-		}
-		if isSecret(f) {
-			print(f.Name, secretValue{})
-			return
-		}
-		if list, ok := f.Value.(pflag.SliceValue); ok {
-			print(f.Name, list.GetSlice())
-			return
-		}
-		print(f.Name, f.Value.String())
-	})
-}
-
-func printSettingsYAML(cmd *cobra.Command, origins map[string]string) error {
-	document := yaml.Node{Kind: yaml.MappingNode}
-	var secrets []string
-	printedSettings(cmd, origins, func(name string, value any) {
-		var key, v yaml.Node
-		key.SetString(name)
-		switch value := value.(type) {
-		case []string:
-			v = yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
-			for _, s := range value {
-				v.Content = append(v.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: s})
-			}
-		case string:
-			v = yaml.Node{Kind: yaml.ScalarNode, Value: value}
-			if value == "" {
-				v.Style = yaml.DoubleQuotedStyle
-			}
-		case secretValue:
-			secrets = append(secrets,
-				fmt.Sprintf("# %s: a secret, not shown # %s", name, origins[name]))
-			return
-		}
-		v.LineComment = origins[name]
-		document.Content = append(document.Content, &key, &v)
-	})
-	data, err := yaml.Marshal(&document)
-	if err != nil {
-		return err
-	}
-	for _, s := range secrets {
-		data = append(data, s+"\n"...)
-	}
-	_, err = cmd.OutOrStdout().Write(data)
-	return err
-}
-
-func printSettingsJSON(cmd *cobra.Command, origins map[string]string) error {
-	type setting struct {
-		Name   string `json:"name"`
-		Value  any    `json:"value"`
-		Secret bool   `json:"secret,omitempty"` // Value is null
-		From   string `json:"from"`
-	}
-	var all []setting
-	printedSettings(cmd, origins, func(name string, value any) {
-		s := setting{Name: name, Value: value, From: origins[name]}
-		if _, s.Secret = value.(secretValue); s.Secret {
-			s.Value = nil
-		}
-		all = append(all, s)
-	})
-	return printJSON(cmd.OutOrStdout(), all)
-}
-
-// printJSON writes v to w as indented JSON. Characters that control a terminal are escaped.
-func printJSON(w interface{ Write([]byte) (int, error) }, v any) error {
-	encoder := json.NewEncoder(terminal.PlainJSON{W: w})
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(v)
 }

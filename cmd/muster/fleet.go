@@ -53,7 +53,7 @@ to the profile of its type), so these are missing while there is no leader.`,
 			if err != nil {
 				return err
 			}
-			return printJSON(cmd.OutOrStdout(), json.RawMessage(text))
+			return terminal.PrintJSON(cmd.OutOrStdout(), json.RawMessage(text))
 		},
 	}
 	settings.add(cmd.Flags())

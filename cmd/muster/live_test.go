@@ -5,11 +5,11 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/cmd/muster/internal/planning"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/sim"
@@ -54,7 +54,7 @@ func TestPlanLive(t *testing.T) {
 		}
 		t.Log(err)
 	}
-	var report planReport
+	var report planning.Report
 	if err := json.Unmarshal([]byte(out), &report); err != nil {
 		t.Fatal(err)
 	}
@@ -146,8 +146,9 @@ func TestPlanLiveWarmStart(t *testing.T) {
 		evaluated = append(evaluated, c.Clone())
 		return plan.Estimate{Value: min(1, float64(c.Count())/7)}, nil
 	})
-	p := &planning{
-		Problem: problem, live: &liveFleet{counts: map[string]int{"r5n.large": 2, "t3.xlarge": 1}},
+	p := &planning.Problem{
+		Problem: problem,
+		Live:    &planning.Fleet{Counts: map[string]int{"r5n.large": 2, "t3.xlarge": 1}},
 	}
 	if _, err := planners[ribbonPlanner](&planOptions{}, p, 1).Plan(t.Context(), problem,
 		evaluator); err != nil {
@@ -155,61 +156,5 @@ func TestPlanLiveWarmStart(t *testing.T) {
 	}
 	if !slices.Equal(evaluated[0], plan.Configuration{2, 1}) {
 		t.Errorf("the search begins with %s, want what runs, (2,1)", evaluated[0])
-	}
-}
-
-// TestPlanLiveNeverAdvisesLess: where nothing that the budget buys serves any rate in
-// time, as far as simulation goes, price alone told configurations apart: "rent 1
-// t3.xlarge, release 2 r5n.large".
-func TestPlanLiveNeverAdvisesLess(t *testing.T) {
-	prices := []sim.Price{
-		{Type: "r5n.large", PriceUSDPerHour: 0.149}, {Type: "t3.xlarge", PriceUSDPerHour: 0.1664},
-	}
-	sizes, err := workload.ParseBatchSizes("fixed:20")
-	if err != nil {
-		t.Fatal(err)
-	}
-	models := []sim.Model{{Name: "m", QoSTarget: 5 * time.Millisecond, BatchSizes: sizes,
-		Latencies: map[string]match.Latencies{
-			"r5n.large": spiked(time.Millisecond), "t3.xlarge": spiked(2 * time.Millisecond),
-		}}}
-	for _, tt := range []struct {
-		objective plan.Objective
-		planner   plan.Planner
-	}{{plan.MostThroughput, plan.KairosPlus{}}, {plan.MostThroughput, plan.Ribbon{}},
-		{plan.LeastCost, plan.KairosPlus{}}} {
-		problem := sim.Problem(models, prices)
-		problem.Objective, problem.Target, problem.Budget = tt.objective, 0.99, 0.298
-		if tt.objective == plan.LeastCost {
-			problem.Rate = 5000
-		}
-		evaluator := &sim.Evaluator{
-			Config: &sim.Config{Models: models, Queries: 1000, Rate: problem.Rate, Seed: 1},
-			Types:  []string{"r5n.large", "t3.xlarge"}, Seeds: 1, Objective: tt.objective,
-		}
-		p := &planning{Problem: problem, evaluator: evaluator, simulation: evaluator}
-		r, err := tt.planner.Plan(t.Context(), problem, evaluator)
-		if err != nil {
-			t.Fatal(err)
-		}
-		live := &liveFleet{
-			Demand: []liveDemand{{Model: "m", Rate: 5000}}, counts: map[string]int{"r5n.large": 2},
-		}
-		if err := live.compare(t.Context(), p, r); err != nil {
-			t.Fatal(err)
-		}
-		if len(live.Rent)+len(live.Release) > 0 || live.Proposed.name != "r5n.large=2" {
-			t.Errorf("%T: rent %v, release %v, for %s at %v $/hr", tt.planner, live.Rent,
-				live.Release, live.Proposed.name, live.Proposed.Price)
-		}
-		notes := strings.Join(live.Notes, " ")
-		for _, want := range []string{
-			"the demand of 5000 queries/s is above", "within the budget of 0.298 $/hr",
-			"by its fluid limit r5n.large=",
-		} {
-			if !strings.Contains(strings.ToLower(notes), want) {
-				t.Errorf("%T: notes %q, want %q", tt.planner, notes, want)
-			}
-		}
 	}
 }

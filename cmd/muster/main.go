@@ -5,8 +5,9 @@
 // fleets.
 //
 // There is one file for each command. A command reads flags, environment and config file, fills the
-// Config of the package that does the work, and prints the result; it decides nothing itself.
-// Packages below never read settings themselves. docs/architecture.md lists them.
+// Config of the package that does the work, and prints the result; it decides nothing itself. What
+// several commands share, and the longer part of one, is a package of internal/. Packages below
+// never read settings themselves. docs/architecture.md lists them.
 package main
 
 import (

@@ -124,7 +124,7 @@ func newModelsListCommand() *cobra.Command {
 				return err
 			}
 			if asJSON {
-				return printJSON(cmd.OutOrStdout(), list)
+				return terminal.PrintJSON(cmd.OutOrStdout(), list)
 			}
 			return printModels(cmd.OutOrStdout(), list)
 		},

@@ -6,15 +6,13 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
+	"github.com/muster-serve/muster/cmd/muster/internal/planning"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles"
@@ -45,33 +43,33 @@ type planOptions struct {
 
 // planners has for each name of --planner the function that makes the planner. A planner that draws
 // at random uses the seed.
-var planners = map[string]func(o *planOptions, p *planning, seed uint64) plan.Planner{
-	"fluid": func(o *planOptions, _ *planning, _ uint64) plan.Planner {
+var planners = map[string]func(o *planOptions, p *planning.Problem, seed uint64) plan.Planner{
+	"fluid": func(o *planOptions, _ *planning.Problem, _ uint64) plan.Planner {
 		return plan.Fluid{
 			Top: o.top,
 		}
 	},
-	"kairos": func(o *planOptions, _ *planning, _ uint64) plan.Planner {
+	"kairos": func(o *planOptions, _ *planning.Problem, _ uint64) plan.Planner {
 		return plan.Kairos{
 			Top: o.top,
 		}
 	},
-	"kairos+": func(o *planOptions, _ *planning, _ uint64) plan.Planner {
+	"kairos+": func(o *planOptions, _ *planning.Problem, _ uint64) plan.Planner {
 		return plan.KairosPlus{
 			Top: o.top,
 		}
 	},
-	ribbonPlanner: func(o *planOptions, p *planning, seed uint64) plan.Planner {
+	ribbonPlanner: func(o *planOptions, p *planning.Problem, seed uint64) plan.Planner {
 		r := plan.Ribbon{Seed: seed, Plain: o.plain, Top: o.top}
-		if p.live != nil { // what runs was found for the load before: the search begins there
+		if p.Live != nil { // what runs was found for the load before: the search begins there
 			r.Explored = []plan.Evaluation{
-				{Configuration: p.live.running(p), Estimate: plan.Estimate{Value: p.Target}},
+				{Configuration: p.Live.Running(p), Estimate: plan.Estimate{Value: p.Target}},
 			}
 		}
 		return r
 	},
-	"twin": func(o *planOptions, p *planning, seed uint64) plan.Planner {
-		return plan.Twin{Model: p.twin, Runs: p.twinRuns, Seed: seed, Top: o.top}
+	"twin": func(o *planOptions, p *planning.Problem, seed uint64) plan.Planner {
+		return plan.Twin{Model: p.Twin, Runs: p.TwinRuns, Seed: seed, Top: o.top}
 	},
 }
 
@@ -172,21 +170,6 @@ needs to find the best configuration of the table.
 	return cmd
 }
 
-// A planning is a planning problem together with its evaluators.
-type planning struct {
-	*plan.Problem
-	evaluator  plan.Evaluator
-	simulation *sim.Evaluator // nil if a table evaluates
-	// twin is the quicker evaluator of the planner twin; nil with a table for other planners. Its
-	// estimates are the mean of twinRuns runs.
-	twin     plan.Evaluator
-	twinRuns int
-	// For the report: described is the evaluator in words, such as "looked up"; source is where its
-	// latencies come from.
-	described, source string
-	live              *liveFleet // nil without --live
-}
-
 // run checks the flags, plans and prints the report. Planning blocks for as long as the planner
 // evaluates, up to minutes.
 func (o *planOptions) run(cmd *cobra.Command) error {
@@ -225,7 +208,7 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 		open = o.openLive
 	}
 	if isTable {
-		open = func(cmd *cobra.Command) (*planning, error) { return o.openTable(cmd, table) }
+		open = func(cmd *cobra.Command) (*planning.Problem, error) { return o.openTable(cmd, table) }
 	}
 	p, err := open(cmd)
 	if err != nil {
@@ -240,7 +223,7 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 				line.Show("run %d: %d configurations evaluated, now %s", run+1, evaluated,
 					p.Name(c))
 				evaluated++
-				return p.evaluator.Evaluate(ctx, c)
+				return p.Evaluator.Evaluate(ctx, c)
 			})
 		r, err := newPlanner(o, p, o.sim.seed+uint64(run)).Plan(cmd.Context(), p.Problem, watched)
 		if err != nil {
@@ -255,13 +238,13 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 	}
 	var trials *plan.Trials
 	if o.runs > 1 {
-		if trials, err = plan.Try(cmd.Context(), p.Problem, p.evaluator, o.runs, run); err != nil {
+		if trials, err = plan.Try(cmd.Context(), p.Problem, p.Evaluator, o.runs, run); err != nil {
 			return err
 		}
 	}
-	if p.live != nil {
+	if p.Live != nil {
 		line.Show("comparing the running fleet with the plan")
-		if err := p.live.compare(cmd.Context(), p, first); err != nil {
+		if err := p.Live.Compare(cmd.Context(), p, first); err != nil {
 			return err
 		}
 	}
@@ -271,16 +254,16 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 		}
 	}
 	line.Done()
-	report := o.report(p, first, trials)
+	report := planning.NewReport(p, o.planner, o.plain, first, trials)
 	if o.sim.json {
-		return printJSON(cmd.OutOrStdout(), report)
+		return terminal.PrintJSON(cmd.OutOrStdout(), report)
 	}
-	return report.writeText(cmd.OutOrStdout())
+	return report.WriteText(cmd.OutOrStdout())
 }
 
 // openTable makes the problem of a table: the least cost of the load that was measured. path is a
 // file or published.Name.
-func (o *planOptions) openTable(cmd *cobra.Command, path string) (*planning, error) {
+func (o *planOptions) openTable(cmd *cobra.Command, path string) (*planning.Problem, error) {
 	open := func() (io.ReadCloser, error) { return os.Open(path) }
 	if path == published.Name {
 		if err := o.publishedTable(); err != nil {
@@ -329,15 +312,18 @@ func (o *planOptions) openTable(cmd *cobra.Command, path string) (*planning, err
 	for i, t := range p.Types {
 		limits[i] = t.Max
 	}
-	if err := setLimits(p, o.limits); err != nil {
+	if err := planning.SetLimits(p, o.limits); err != nil {
 		return nil, err
 	}
 	for i := range p.Types {
 		p.Types[i].Max = min(p.Types[i].Max, limits[i]) // the table has no larger counts
 	}
-	opened := &planning{Problem: p, evaluator: table, described: "looked up", source: path}
+	opened := &planning.Problem{
+		Problem: p, Names: o.sim.models, Percent: o.target,
+		Evaluator: table, Described: "looked up", Source: path,
+	}
 	for _, t := range table.Priced() {
-		opened.source += fmt.Sprintf(
+		opened.Source += fmt.Sprintf(
 			" (price of %s from the table, as the catalogue has none)", t)
 	}
 	if o.planner == twinPlanner {
@@ -369,8 +355,8 @@ func (o *planOptions) publishedTable() error {
 	return nil
 }
 
-// openTableTwin sets p.twin to a simulation of the load behind a published table.
-func (o *planOptions) openTableTwin(p *planning) error {
+// openTableTwin sets p.Twin to a simulation of the load behind a published table.
+func (o *planOptions) openTableTwin(p *planning.Problem) error {
 	if len(o.sim.models) != 1 || o.sim.samples == "" {
 		return errors.New("twin: give the table's --model and the --samples behind it")
 	}
@@ -384,22 +370,22 @@ func (o *planOptions) openTableTwin(p *planning) error {
 	if err != nil {
 		return err
 	}
-	p.twin, err = sim.NewFCFS(load, samples, model, o.types, nil)
-	p.twinRuns = load.Seeds
-	p.source += ", proposed by " + samples.Name()
+	p.Twin, err = sim.NewFCFS(load, samples, model, o.types, nil)
+	p.TwinRuns = load.Seeds
+	p.Source += ", proposed by " + samples.Name()
 	return err
 }
 
 // openSimulation makes the problem that the flags describe, and the simulation that evaluates its
 // configurations.
-func (o *planOptions) openSimulation(cmd *cobra.Command) (*planning, error) {
+func (o *planOptions) openSimulation(cmd *cobra.Command) (*planning.Problem, error) {
 	source, err := sim.OpenSource(o.sim.samples)
 	if err != nil {
 		return nil, err
 	}
 	types := o.types
 	if len(types) == 0 {
-		types = profiledTypes(source, o.sim.models)
+		types = planning.ProfiledTypes(source, o.sim.models)
 	}
 	cfg, source, err := o.sim.config(types)
 	if err != nil {
@@ -415,7 +401,7 @@ func (o *planOptions) openSimulation(cmd *cobra.Command) (*planning, error) {
 // simulated makes the problem for the queries of cfg on the types of prices, and the simulation
 // that evaluates its configurations. It changes cfg. source says where the latencies come from.
 func (o *planOptions) simulated(cmd *cobra.Command, cfg *sim.Config, prices []sim.Price,
-	source string) (*planning, error) {
+	source string) (*planning.Problem, error) {
 	types := make([]string, len(prices))
 	for i, price := range prices {
 		types[i] = price.Type
@@ -424,7 +410,7 @@ func (o *planOptions) simulated(cmd *cobra.Command, cfg *sim.Config, prices []si
 	if err := o.objective(cmd, p); err != nil {
 		return nil, err
 	}
-	if err := setLimits(p, o.limits); err != nil {
+	if err := planning.SetLimits(p, o.limits); err != nil {
 		return nil, err
 	}
 	a, err := plan.Analyse(p)
@@ -450,13 +436,71 @@ func (o *planOptions) simulated(cmd *cobra.Command, cfg *sim.Config, prices []si
 	quick := *cfg
 	quick.Seed = cfg.Seed + uint64(o.sim.seeds)
 	twin := &sim.Evaluator{Config: &quick, Types: types, Seeds: 1, Objective: p.Objective}
-	opened := &planning{p, e, e, twin, 1, "simulated under " + policy, source, nil}
+	opened := &planning.Problem{
+		Problem: p, Names: o.sim.models, Percent: o.target,
+		Evaluator: e, Simulation: e, Twin: twin, TwinRuns: 1,
+		Described: "simulated under " + policy, Source: source,
+	}
 	if o.evaluator == byBound {
-		opened.evaluator, opened.described = plan.BoundEvaluator{
+		opened.Evaluator, opened.Described = plan.BoundEvaluator{
 			Analysis: a,
 		}, "estimated by the fluid limit"
 	}
 	return opened, nil
+}
+
+// openLive makes the problem of a running fleet from the demand, profiles and prices that its
+// leader reports. Without --budget and --rate the budget is what the fleet costs now.
+func (o *planOptions) openLive(cmd *cobra.Command) (*planning.Problem, error) {
+	for _, flag := range []string{"samples", "batch", "qos-ms", "plot"} {
+		if cmd.Flags().Changed(flag) {
+			return nil, fmt.Errorf("%s: the running fleet has its own; omit --%s", flag, flag)
+		}
+	}
+	if isFile(o.sim.arrivals) {
+		return nil, errors.New("arrivals: the running fleet has its own demand; give poisson, " +
+			"constant, gamma:SHAPE or artifact")
+	}
+	c, err := o.client.open(cmd.ErrOrStderr())
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(cmd.Context(), fleetTimeout)
+	defer cancel()
+	fleet, err := c.Demand(ctx)
+	if err != nil {
+		return nil, err
+	}
+	terminal.PlainMessage(fleet)
+	catalogue, err := readCatalogue(o.catalogue)
+	if err != nil {
+		return nil, err
+	}
+	live, models, prices, err := planning.ReadFleet(fleet, planning.FleetOptions{
+		Models: o.sim.models, Types: o.types, Catalogue: catalogue, Override: o.catalogue != "",
+		RejectLate: o.sim.rejectLate,
+	})
+	if err != nil {
+		return nil, err
+	}
+	cfg, _, err := o.sim.base()
+	if err != nil {
+		return nil, err
+	}
+	cfg.Models, o.sim.models = models, nil
+	for _, m := range models {
+		o.sim.models = append(o.sim.models, m.Name)
+	}
+	if !cmd.Flags().Changed("budget") && !cmd.Flags().Changed("rate") {
+		o.budget = live.Cost(prices)
+	}
+	p, err := o.simulated(cmd, cfg, prices, "the fleet's own profiles where it has learned some")
+	if err != nil {
+		return nil, err
+	}
+	p.Live = live
+	return p, nil
 }
 
 // objective sets the problem's objective and limits from --rate, --budget and --target: least cost
@@ -481,65 +525,12 @@ func (o *planOptions) objective(cmd *cobra.Command, p *plan.Problem) error {
 	return nil
 }
 
-// profiledTypes returns the instance types on which all models have profiles, those of the papers'
-// experiments first.
-func profiledTypes(source *sim.Source, models []string) []string {
-	var types []string
-	for i, text := range models {
-		name, _, _ := strings.Cut(text, "=")
-		known := source.InstanceTypes(name)
-		if i == 0 {
-			types = known
-		} else {
-			types = slices.DeleteFunc(types,
-				func(t string) bool { return !slices.Contains(known, t) })
-		}
-	}
-	rank := func(t string) int {
-		if i := slices.Index(sim.PaperTypes(), t); i >= 0 {
-			return i
-		}
-		return len(sim.PaperTypes())
-	}
-	slices.SortStableFunc(types, func(a, b string) int { return rank(a) - rank(b) })
-	return types
-}
-
-// setLimits sets the largest counts of types from limits of the form TYPE=N.
-func setLimits(p *plan.Problem, limits []string) error {
-	for _, text := range limits {
-		name, count, ok := strings.Cut(text, "=")
-		n, err := strconv.Atoi(count)
-		if !ok || err != nil || n < 0 {
-			return fmt.Errorf("max: got %q, want TYPE=N with N of 0 or more", text)
-		}
-		i := slices.IndexFunc(p.Types, func(t plan.Type) bool { return string(t.Name) == name })
-		switch {
-		case i < 0:
-			return fmt.Errorf("max: %s is not one of the types to choose from: %s", name,
-				typeNames(p))
-		case n == 0:
-			return fmt.Errorf("max: %s=0: leave %s out of --types instead", name, name)
-		}
-		p.Types[i].Max = n
-	}
-	return nil
-}
-
-func typeNames(p *plan.Problem) string {
-	names := make([]string, len(p.Types))
-	for i, t := range p.Types {
-		names[i] = string(t.Name)
-	}
-	return strings.Join(names, ", ")
-}
-
 // plot simulates the throughput of every plan of r and draws it with the bound and the price to
 // o.plotFile. If throughput is the objective, the simulated value also becomes the plan's predicted
 // one.
-func (o *planOptions) plot(cmd *cobra.Command, p *planning, r *plan.Result,
+func (o *planOptions) plot(cmd *cobra.Command, p *planning.Problem, r *plan.Result,
 	line *terminal.StatusLine) error {
-	throughput := *p.simulation
+	throughput := *p.Simulation
 	throughput.Objective = plan.MostThroughput
 	simulated := make([]plan.Estimate, len(r.Plans))
 	names := make([]string, len(r.Plans))
@@ -561,7 +552,7 @@ func (o *planOptions) plot(cmd *cobra.Command, p *planning, r *plan.Result,
 		}
 	}
 	title := fmt.Sprintf("%s: plans by %s (%s)", strings.Join(o.sim.models, ", "), o.planner,
-		typeNames(p.Problem))
+		planning.TypeNames(p.Problem))
 	err := writeFile(o.plotFile,
 		func(w io.Writer) error { return figures.DrawPlans(w, title, names, r.Plans, simulated) })
 	if err == nil {
@@ -570,209 +561,3 @@ func (o *planOptions) plot(cmd *cobra.Command, p *planning, r *plan.Result,
 	}
 	return err
 }
-
-const leastCost = "least cost"
-
-// A planReport is the output of `muster plan`: --json prints its fields, writeText a table. Numbers
-// are rounded to six decimals, so that all machines print the same.
-type planReport struct {
-	Planner   string   `json:"planner"`
-	Plain     bool     `json:"plain,omitempty"`
-	Objective string   `json:"objective"`
-	Models    []string `json:"models,omitempty"`
-	// Evaluator and Source are planning.described and planning.source.
-	Evaluator   string           `json:"evaluator"`
-	Source      string           `json:"source"`
-	Budget      float64          `json:"budget_usd_per_hour,omitempty"`
-	Rate        float64          `json:"rate_qps,omitempty"`
-	Target      float64          `json:"target_percent"`
-	Evaluations int              `json:"evaluations"`
-	SearchSpace int              `json:"search_space"`
-	Plans       []plannedFleet   `json:"plans"`
-	Log         []loggedEstimate `json:"evaluation_log"`
-	Notes       []string         `json:"notes,omitempty"`
-	Doubt       string           `json:"doubt,omitempty"`
-	Live        *liveFleet       `json:"live,omitempty"`
-
-	// With --runs, Trials is how many evaluations the runs needed to find the best configuration.
-	// The fields above are then of the first run.
-	*plan.Trials
-	Optimum      map[string]int `json:"optimum,omitempty"`
-	OptimumPrice float64        `json:"optimum_price_usd_per_hour,omitempty"`
-	optimum      string
-}
-
-type plannedFleet struct {
-	Configuration map[string]int `json:"configuration"`
-	Price         float64        `json:"price_usd_per_hour"`
-	Predicted     float64        `json:"predicted_qps"`
-	Satisfaction  float64        `json:"predicted_qos_satisfaction,omitempty"`
-	StdErr        float64        `json:"standard_error"`
-	// Evaluated is whether the evaluator gave Predicted or Satisfaction; otherwise Predicted is an
-	// estimate by the bound.
-	Evaluated  bool         `json:"evaluated"`
-	Bound      float64      `json:"bound_qps"`
-	FluidLimit float64      `json:"fluid_limit_qps"`
-	Binding    string       `json:"binding_constraint"`
-	Gains      []gainOfType `json:"one_more"`
-	Reason     string       `json:"reason"`
-
-	name string
-}
-
-type gainOfType struct {
-	Type  string  `json:"instance_type"`
-	Rate  float64 `json:"gain_qps"`
-	Price float64 `json:"price_usd_per_hour"`
-}
-
-// A loggedEstimate is an evaluation: a throughput in queries/s, or the share of the queries within
-// QoS.
-type loggedEstimate struct {
-	Configuration map[string]int `json:"configuration"`
-	Throughput    *float64       `json:"throughput_qps,omitempty"`
-	Satisfaction  *float64       `json:"qos_satisfaction,omitempty"`
-	StdErr        float64        `json:"standard_error"`
-}
-
-// report makes the report of the result r; trials is nil unless runs were repeated.
-func (o *planOptions) report(p *planning, r *plan.Result, trials *plan.Trials) *planReport {
-	report := &planReport{
-		Planner: o.planner, Plain: o.plain, Objective: "most throughput", Models: o.sim.models,
-		Evaluator: p.described, Source: p.source,
-		Budget: p.Budget, Rate: p.Rate, Target: o.target,
-		Evaluations: len(r.Evaluations), SearchSpace: r.SearchSpace, Notes: r.Notes, Doubt: r.Doubt,
-		Live: p.live,
-		Log:  []loggedEstimate{},
-	}
-	if p.Objective == plan.LeastCost {
-		report.Objective = leastCost
-	}
-	counts := func(c plan.Configuration) map[string]int {
-		m := map[string]int{}
-		for i, n := range c {
-			m[string(p.Types[i].Name)] = n
-		}
-		return m
-	}
-	if trials != nil {
-		t := *trials
-		t.Mean, t.Ended, t.Violating, t.Cost = rounded(t.Mean), rounded(t.Ended), rounded(
-			t.Violating), rounded(t.Cost)
-		report.Trials = &t
-		report.Optimum, report.OptimumPrice, report.optimum = counts(trials.Optimum), rounded(
-			trials.OptimumPrice), p.Name(trials.Optimum)
-	}
-	for _, one := range r.Plans {
-		f := plannedFleet{
-			Configuration: counts(one.Configuration), Price: rounded(one.Price),
-			Predicted: rounded(one.Predicted), Satisfaction: rounded(one.Satisfaction),
-			StdErr: rounded(one.StdErr), Evaluated: one.Evaluated, Bound: rounded(one.Bound),
-			FluidLimit: rounded(one.FluidLimit),
-			Binding:    one.Binding, Reason: one.Reason, name: p.Name(one.Configuration),
-		}
-		for _, g := range one.Gains {
-			f.Gains = append(f.Gains, gainOfType{g.Type, rounded(g.Rate), g.Price})
-		}
-		report.Plans = append(report.Plans, f)
-	}
-	for _, one := range r.Evaluations {
-		l := loggedEstimate{Configuration: counts(one.Configuration), StdErr: rounded(one.StdErr)}
-		if value := rounded(one.Value); p.Objective == plan.LeastCost {
-			l.Satisfaction = &value
-		} else {
-			l.Throughput = &value
-		}
-		report.Log = append(report.Log, l)
-	}
-	return report
-}
-
-// writeText writes the report for people: the plans as a table, what limits the best one, the
-// comparison with the running fleet, and notes.
-func (r *planReport) writeText(w io.Writer) error {
-	var b strings.Builder
-	asked := fmt.Sprintf("%s within %v $/hr", r.Objective, r.Budget)
-	if r.Objective == leastCost {
-		asked = r.Objective
-		if r.Rate > 0 {
-			asked += fmt.Sprintf(" for %v queries/s", r.Rate)
-		}
-		if r.Budget > 0 {
-			asked += fmt.Sprintf(", within %v $/hr", r.Budget)
-		}
-	}
-	if len(r.Models) > 0 {
-		fmt.Fprintf(&b, "%s: ", strings.Join(r.Models, ", "))
-	}
-	fmt.Fprintf(&b, "%s, %v %% of the queries within QoS\n", asked, r.Target)
-	planner := r.Planner
-	if r.Plain {
-		planner += " as in its paper (--plain)"
-	}
-	fmt.Fprintf(&b, "planner %s: %d of %d configurations %s (%s)\n\n", planner, r.Evaluations,
-		r.SearchSpace, r.Evaluator, r.Source)
-	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "\t$/hr\texpected\tbound\tconfiguration\twhy")
-	for i, one := range r.Plans {
-		expected := fmt.Sprintf("%.1f queries/s by the bound", one.Predicted)
-		switch {
-		case one.Evaluated && r.Objective == leastCost:
-			expected = fmt.Sprintf("%.2f%s %% within QoS", 100*one.Satisfaction,
-				plusMinus(100*one.StdErr, 2))
-		case one.Evaluated:
-			expected = fmt.Sprintf("%.1f%s queries/s", one.Predicted, plusMinus(one.StdErr, 1))
-		}
-		bound := "-" // a table has none
-		if one.Bound > 0 {
-			bound = fmt.Sprintf("%.1f", one.Bound)
-		}
-		fmt.Fprintf(t, "%d\t%.3f\t%s\t%s\t%s\t%s\n", i+1, one.Price, expected, bound, one.name,
-			one.Reason)
-	}
-	t.Flush()
-	if first := r.Plans[0]; len(first.Gains) > 0 {
-		fmt.Fprintf(
-			&b,
-			"\nThe limit of plan 1: %s. One more instance raises its fluid limit of %.1f "+
-				"queries/s by\n", first.Binding, first.FluidLimit)
-		for _, g := range first.Gains {
-			fmt.Fprintf(t, "  %s\t%.1f queries/s\tfor %v $/hr\t%.1f queries/s a $/hr\n", g.Type,
-				g.Rate, g.Price, g.Rate/g.Price)
-		}
-		t.Flush()
-	}
-	if r.Trials != nil {
-		fmt.Fprintf(
-			&b,
-			"\nEvaluations until a run found the best configuration, %[2]s at %.4[3]g $/hr, over "+
-				"%[1]d runs: mean %.1[4]f, median %[5]v, most %[6]d; %[7]d runs did not find it.\n"+
-				"Of these evaluations %.1[8]f missed the target, in the mean. They cost %.2[9]f "+
-				"%% "+
-				"of evaluating all configurations. A run ended after %.1[10]f evaluations.\n",
-			r.Runs, r.optimum, r.OptimumPrice, r.Mean, r.Median, r.Worst, r.Failed, r.Violating,
-			r.Cost, r.Ended)
-	}
-	if r.Live != nil {
-		r.Live.writeText(&b)
-	}
-	if r.Doubt != "" {
-		fmt.Fprintf(&b, "\nNot sure: %s.\n", r.Doubt)
-	}
-	for _, note := range r.Notes {
-		fmt.Fprintf(&b, "\nNote: %s.\n", note)
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-// plusMinus formats a standard error as " ± 1.2"; "" for 0, which means that it is not known.
-func plusMinus(standardError float64, decimals int) string {
-	if standardError == 0 {
-		return ""
-	}
-	return fmt.Sprintf(" ± %.*f", decimals, standardError)
-}
-
-// rounded rounds to six decimals, because processors differ in the last digits.
-func rounded(x float64) float64 { return math.Round(x*1e6) / 1e6 }

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/cmd/muster/internal/settings"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
@@ -62,8 +63,8 @@ each setting and where it came from.`,
 		// A command without flags that are settings ignores environment and config file.
 		PersistentPreRunE: applySettings,
 	}
-	root.PersistentFlags().String(configFlag, "",
-		"YAML file with settings (default ./"+defaultConfigFile+" if it exists)")
+	root.PersistentFlags().String(settings.Flag, "",
+		"YAML file with settings (default ./"+settings.DefaultFile+" if it exists)")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %q", err, cmd.CommandPath()+" --help")
 	})

@@ -352,7 +352,7 @@ func (o *simOptions) findThroughput(cmd *cobra.Command, cfg *sim.Config, source 
 func (o *simOptions) print(cmd *cobra.Command, report *sim.Report, source *sim.Source) error {
 	report.Source = source.String()
 	if o.json {
-		return printJSON(cmd.OutOrStdout(), report)
+		return terminal.PrintJSON(cmd.OutOrStdout(), report)
 	}
 	return report.WriteText(cmd.OutOrStdout())
 }
@@ -479,7 +479,7 @@ func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim
 		all = append(all, c)
 	}
 	if o.json {
-		if err := printJSON(cmd.OutOrStdout(), all); err != nil {
+		if err := terminal.PrintJSON(cmd.OutOrStdout(), all); err != nil {
 			return err
 		}
 	}
@@ -515,7 +515,7 @@ The first line that differs is an error.`,
 				return fmt.Errorf("replay %s: %w", args[0], err)
 			}
 			if asJSON {
-				return printJSON(cmd.OutOrStdout(), r)
+				return terminal.PrintJSON(cmd.OutOrStdout(), r)
 			}
 			fmt.Fprintf(cmd.OutOrStdout(),
 				"%s: policy %s, %d events over %v, %d decisions, all as recorded\n",

@@ -22,6 +22,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/muster-serve/muster/agent"
+	"github.com/muster-serve/muster/cmd/muster/internal/settings"
 )
 
 const (
@@ -39,7 +40,7 @@ func (s *traceSettings) add(flags *pflag.FlagSet) {
 	fs := pflag.NewFlagSet("traces", pflag.ContinueOnError)
 	fs.StringVar(&s.traces, "traces", cmp.Or(os.Getenv("OTEL_TRACES_EXPORTER"), noTraces),
 		"where OpenTelemetry spans go: "+noTraces+", or "+otlpTraces+" as OTEL_EXPORTER_OTLP_* say")
-	addSettings(flags, fs)
+	settings.Add(flags, fs)
 }
 
 func (s *traceSettings) validate() error {

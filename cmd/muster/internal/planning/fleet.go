@@ -1,4 +1,4 @@
-package main
+package planning
 
 import (
 	"context"
@@ -10,12 +10,9 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/muster-serve/muster/agent/lead"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
-	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles"
@@ -23,9 +20,9 @@ import (
 	"github.com/muster-serve/muster/sim/workload"
 )
 
-// A liveFleet compares a running fleet with the plan for it. It is part of a planReport; numbers
+// A Fleet compares a running fleet with the plan for it. It is part of a Report; numbers
 // are rounded as there.
-type liveFleet struct {
+type Fleet struct {
 	Leader   string         `json:"leader"`
 	Epoch    uint64         `json:"epoch"`
 	Demand   []liveDemand   `json:"demand"`
@@ -36,7 +33,7 @@ type liveFleet struct {
 	Release  map[string]int `json:"release,omitempty"`
 	Notes    []string       `json:"notes,omitempty"`
 
-	counts map[string]int // of the agents that run, by instance type
+	Counts map[string]int `json:"-"` // of the agents that run, by instance type
 }
 
 type liveDemand struct {
@@ -67,74 +64,60 @@ type liveCost struct {
 	name string
 }
 
-// openLive makes the problem of a running fleet from the demand, profiles and prices that its
-// leader reports. Without --budget and --rate the budget is what the fleet costs now.
-func (o *planOptions) openLive(cmd *cobra.Command) (*planning, error) {
-	for _, flag := range []string{"samples", "batch", "qos-ms", "plot"} {
-		if cmd.Flags().Changed(flag) {
-			return nil, fmt.Errorf("%s: the running fleet has its own; omit --%s", flag, flag)
-		}
+// FleetOptions limit what a fleet is planned for.
+type FleetOptions struct {
+	Models []string // to plan for; empty: all with enough queries
+	Types  []string // instance types to choose from; empty: all on which every model has a profile
+	// Catalogue has the prices of types that the fleet does not report. If Override is set, its
+	// prices override those that the agents report.
+	Catalogue  *profiles.Catalogue
+	Override   bool
+	RejectLate bool // of the simulated models
+}
+
+// ReadFleet reads the running fleet from what its leader reports: the models to plan for, with
+// their demand and the latencies known, and the instance types to choose from. live has the fields
+// that do not depend on a plan.
+func ReadFleet(reported *control.FleetDemand, o FleetOptions) (live *Fleet, models []sim.Model,
+	prices []sim.Price, err error) {
+	live = &Fleet{
+		Leader: reported.GetLeadership().GetLeader(), Epoch: reported.GetLeadership().GetEpoch(),
+		Counts: map[string]int{},
 	}
-	if isFile(o.sim.arrivals) {
-		return nil, errors.New("arrivals: the running fleet has its own demand; give poisson, " +
-			"constant, gamma:SHAPE or artifact")
-	}
-	c, err := o.client.open(cmd.ErrOrStderr())
+	demand, err := live.demanded(reported, o.Models)
 	if err != nil {
-		return nil, err
+		return nil, nil, nil, err
 	}
-	defer c.Close()
-	ctx, cancel := context.WithTimeout(cmd.Context(), fleetTimeout)
-	defer cancel()
-	fleet, err := c.Demand(ctx)
+	allPrices, err := lead.PricesOf(reported, o.Catalogue, !o.Override)
 	if err != nil {
-		return nil, err
+		return nil, nil, nil, err
 	}
-	terminal.PlainMessage(fleet)
-	live := &liveFleet{
-		Leader: fleet.GetLeadership().GetLeader(), Epoch: fleet.GetLeadership().GetEpoch(),
-		counts: map[string]int{},
+	live.count(reported)
+	known := lead.TablesOf(reported)
+	if prices, err = live.choose(o.Types, allPrices, demand, known); err != nil {
+		return nil, nil, nil, err
 	}
-	demand, err := live.demanded(fleet, o.sim.models)
-	if err != nil {
-		return nil, err
-	}
-	allPrices, err := o.livePrices(fleet, live)
-	if err != nil {
-		return nil, err
-	}
-	known := lead.TablesOf(fleet)
-	prices, err := o.liveTypes(allPrices, live, demand, known)
-	if err != nil {
-		return nil, err
-	}
-	cfg, _, err := o.sim.base()
-	if err != nil {
-		return nil, err
-	}
-	o.sim.models = nil
 	for _, d := range demand {
-		m, err := live.model(d, prices, known, o.sim.rejectLate)
+		m, err := live.model(d, prices, known, o.RejectLate)
 		if err != nil {
-			return nil, err
+			return nil, nil, nil, err
 		}
-		cfg.Models = append(cfg.Models, m)
-		o.sim.models = append(o.sim.models, m.Name)
+		models = append(models, m)
 	}
-	if !cmd.Flags().Changed("budget") && !cmd.Flags().Changed("rate") {
-		o.budget = live.cost(prices, live.counts)
+	return live, models, prices, nil
+}
+
+// Cost returns the price of the running fleet in $/hr.
+func (live *Fleet) Cost(prices []sim.Price) (sum float64) {
+	for _, p := range prices {
+		sum += p.PriceUSDPerHour * float64(live.Counts[p.Type])
 	}
-	p, err := o.simulated(cmd, cfg, prices, "the fleet's own profiles where it has learned some")
-	if err != nil {
-		return nil, err
-	}
-	p.live = live
-	return p, nil
+	return rounded(sum)
 }
 
 // demanded returns the models to plan for: those of names, or all if names is empty. It leaves out
 // models with too few queries, and notes them. It is an error if none is left.
-func (live *liveFleet) demanded(fleet *control.FleetDemand,
+func (live *Fleet) demanded(fleet *control.FleetDemand,
 	names []string) (demand []*control.ModelDemand, err error) {
 	there := map[string]bool{}
 	for _, m := range fleet.GetModels() {
@@ -178,41 +161,31 @@ func (live *liveFleet) demanded(fleet *control.FleetDemand,
 	return demand, nil
 }
 
-// livePrices returns the prices of instance types. The agents' own prices override the built-in
-// catalogue, and a file of --catalogue overrides both. It also sets live.counts.
-func (o *planOptions) livePrices(fleet *control.FleetDemand, live *liveFleet) (map[string]float64,
-	error) {
-	catalogue, err := readCatalogue(o.catalogue)
-	if err != nil {
-		return nil, err
-	}
-	prices, err := lead.PricesOf(fleet, catalogue, o.catalogue == "")
-	if err != nil {
-		return nil, err
-	}
+// count sets the Counts of the running fleet, and notes agents that the plan takes for something
+// simpler.
+func (live *Fleet) count(fleet *control.FleetDemand) {
 	for _, m := range fleet.GetMembers() {
 		if m.GetDraining() {
 			continue
 		}
-		live.counts[m.GetInstanceType()]++
+		live.Counts[m.GetInstanceType()]++
 		if m.GetLanes() > 1 {
 			live.Notes = append(live.Notes,
 				fmt.Sprintf("agent %s has %d lanes; the plan takes it for an instance with one",
 					m.GetName(), m.GetLanes()))
 		}
 	}
-	return prices, nil
 }
 
-// liveTypes returns the instance types to choose from: those of --types, or all on which every
-// model has a profile. The types of the running fleet must be among them.
-func (o *planOptions) liveTypes(prices map[string]float64, live *liveFleet,
+// choose returns the instance types to choose from: those asked for, or all on which every model
+// has a profile. The types of the running fleet must be among them.
+func (live *Fleet) choose(asked []string, prices map[string]float64,
 	demand []*control.ModelDemand, known lead.Tables) (types []sim.Price, err error) {
-	names := o.types
+	names := asked
 	if len(names) == 0 {
 		names = slices.Sorted(maps.Keys(prices))
 	}
-	for t := range live.counts {
+	for t := range live.Counts {
 		if !slices.Contains(names, t) {
 			return nil, fmt.Errorf(
 				"types: the fleet has %s, which --types must include", t)
@@ -231,11 +204,11 @@ func (o *planOptions) liveTypes(prices map[string]float64, live *liveFleet,
 		switch {
 		case lacking == "":
 			types = append(types, sim.Price{Type: t, PriceUSDPerHour: prices[t]})
-		case live.counts[t] > 0:
+		case live.Counts[t] > 0:
 			return nil, fmt.Errorf(
 				"model %s has no profile on %s, which the fleet has: no query of it has run there",
 				lacking, t)
-		case len(o.types) > 0:
+		case len(asked) > 0:
 			return nil, fmt.Errorf("types: model %s has no profile on %s", lacking, t)
 		}
 	}
@@ -244,7 +217,7 @@ func (o *planOptions) liveTypes(prices map[string]float64, live *liveFleet,
 
 // model makes the simulated model of a demand, with the latencies known for the types of prices,
 // and adds where these come from to live.Evidence.
-func (live *liveFleet) model(d *control.ModelDemand, prices []sim.Price, known lead.Tables,
+func (live *Fleet) model(d *control.ModelDemand, prices []sim.Price, known lead.Tables,
 	rejectLate bool) (sim.Model, error) {
 	m := sim.Model{
 		Name: d.GetModel(), QoSTarget: time.Duration(d.GetQosTargetNs()), Weight: d.GetRate(),
@@ -275,18 +248,10 @@ func (live *liveFleet) model(d *control.ModelDemand, prices []sim.Price, known l
 	return m, nil
 }
 
-// cost returns the price, in $/hr, of the counts of instances by type.
-func (live *liveFleet) cost(prices []sim.Price, counts map[string]int) (sum float64) {
-	for _, p := range prices {
-		sum += p.PriceUSDPerHour * float64(counts[p.Type])
-	}
-	return rounded(sum)
-}
-
-// compare sets the fields of live that compare the running fleet with the best plan of r: what each
+// Compare sets the fields of live that compare the running fleet with the best plan of r: what each
 // of them serves and costs, and which instances to rent and to release. It evaluates up to two
 // configurations.
-func (live *liveFleet) compare(ctx context.Context, p *planning, r *plan.Result) error {
+func (live *Fleet) Compare(ctx context.Context, p *Problem, r *plan.Result) error {
 	throughput := live.throughput(p, r)
 	of := func(c plan.Configuration) (liveCost, error) {
 		cost := liveCost{
@@ -301,7 +266,7 @@ func (live *liveFleet) compare(ctx context.Context, p *planning, r *plan.Result)
 		cost.Throughput, cost.StdErr = rounded(e.Value), rounded(e.StdErr)
 		return cost, err
 	}
-	now := live.running(p)
+	now := live.Running(p)
 	best := &r.Plans[0]
 	proposed := best.Configuration
 	var err error
@@ -334,21 +299,21 @@ func (live *liveFleet) compare(ctx context.Context, p *planning, r *plan.Result)
 	return nil
 }
 
-// running returns the running fleet as a configuration of p's types.
-func (live *liveFleet) running(p *planning) plan.Configuration {
+// Running returns the running fleet as a configuration of the types of p.
+func (live *Fleet) Running(p *Problem) plan.Configuration {
 	c := make(plan.Configuration, len(p.Types))
 	for i, t := range p.Types {
-		c[i] = live.counts[string(t.Name)]
+		c[i] = live.Counts[string(t.Name)]
 	}
 	return c
 }
 
 // throughput returns an evaluator of a configuration's allowable throughput. It takes the value
 // that the planner has found, or else evaluates in the planner's way.
-func (live *liveFleet) throughput(p *planning, r *plan.Result) plan.EvaluatorFunc {
-	simulation := *p.simulation
+func (live *Fleet) throughput(p *Problem, r *plan.Result) plan.EvaluatorFunc {
+	simulation := *p.Simulation
 	simulation.Objective = plan.MostThroughput
-	bound, byBound := p.evaluator.(plan.BoundEvaluator)
+	bound, byBound := p.Evaluator.(plan.BoundEvaluator)
 	return func(ctx context.Context, c plan.Configuration) (plan.Estimate, error) {
 		for _, known := range r.Evaluations {
 			if p.Objective == plan.MostThroughput && slices.Equal(known.Configuration, c) {
@@ -366,7 +331,7 @@ func (live *liveFleet) throughput(p *planning, r *plan.Result) plan.EvaluatorFun
 // keep reports whether the running fleet is better than the best plan. It is, if the plan does
 // not serve the demand, the fleet is within the budget, and the plan serves no more by evaluation
 // and by fluid limit.
-func (live *liveFleet) keep(p *planning, now plan.Configuration, best *plan.Plan) (bool, error) {
+func (live *Fleet) keep(p *Problem, now plan.Configuration, best *plan.Plan) (bool, error) {
 	serves := live.Proposed.Throughput > 0
 	if p.Objective == plan.LeastCost && best.Evaluated {
 		serves = meets(p, best)
@@ -387,13 +352,13 @@ func (live *liveFleet) keep(p *planning, now plan.Configuration, best *plan.Plan
 }
 
 // meets reports whether the evaluator found that the plan meets the QoS target at the planned rate.
-func meets(p *planning, best *plan.Plan) bool {
+func meets(p *Problem, best *plan.Plan) bool {
 	return p.Objective == plan.LeastCost && best.Evaluated && best.Satisfaction >= p.Target
 }
 
 // noteDemand adds a note if the proposed configuration does not serve the demand. The note names
 // the cheapest configuration that would, by its fluid limit.
-func (live *liveFleet) noteDemand(ctx context.Context, p *planning, best *plan.Plan) {
+func (live *Fleet) noteDemand(ctx context.Context, p *Problem, best *plan.Plan) {
 	demand := p.Rate
 	if p.Objective == plan.MostThroughput {
 		for _, d := range live.Demand {
@@ -426,7 +391,7 @@ func (live *liveFleet) noteDemand(ctx context.Context, p *planning, best *plan.P
 
 // writeText writes the running fleet beside the proposed one, the demand, and where the latencies
 // come from.
-func (live *liveFleet) writeText(b *strings.Builder) {
+func (live *Fleet) writeText(b *strings.Builder) {
 	fmt.Fprintf(b, "\nThe fleet led by %s, epoch %d:\n", live.Leader, live.Epoch)
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
 	for _, row := range []struct {

@@ -1,0 +1,277 @@
+package settings
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/agext/levenshtein"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+)
+
+const (
+	Flag        = "config"      // of the path of the config file
+	DefaultFile = "muster.yaml" // in the working directory
+
+	configVariable = "MUSTER_CONFIG"
+	variablePrefix = "MUSTER_"
+	annotation     = "muster_setting" // marks the flags that are settings
+)
+
+// Add adds the flags of fs to flags and marks them as settings. It skips a flag whose name
+// flags has already: a name means the same setting everywhere.
+func Add(flags, fs *pflag.FlagSet) {
+	fs.VisitAll(func(f *pflag.Flag) {
+		if flags.Lookup(f.Name) != nil {
+			return
+		}
+		f.Annotations = map[string][]string{annotation: {"true"}}
+		f.Usage += " [" + variable(f.Name) + "]"
+		flags.AddFlag(f)
+	})
+}
+
+// variable returns the name of a setting's environment variable.
+func variable(setting string) string {
+	return variablePrefix + strings.ToUpper(strings.ReplaceAll(setting, "-", "_"))
+}
+
+// Resolve sets the settings of cmd that its command line does not give, from the environment and
+// the config file, and returns where each came from: "flag --http", "MUSTER_HTTP", "muster.yaml:3",
+// or "default". known has the settings of all commands. It reports all faults at once.
+func Resolve(cmd *cobra.Command, known *pflag.FlagSet) (origins map[string]string, err error) {
+	origins = map[string]string{}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if f.Annotations[annotation] == nil {
+			return
+		}
+		origins[f.Name] = "default"
+		if f.Changed {
+			origins[f.Name] = "flag --" + f.Name
+		}
+	})
+	if len(origins) == 0 {
+		return nil, nil
+	}
+	// flagOf returns the flag of a setting that still has its default; nil if a flag or variable
+	// has set it, or cmd has no such setting.
+	flagOf := func(name string) *pflag.Flag {
+		if origins[name] != "default" {
+			return nil
+		}
+		return cmd.Flags().Lookup(name)
+	}
+
+	var faults []error
+	known.VisitAll(func(f *pflag.Flag) {
+		// An empty variable counts as unset: compose files and systemd units pass empty variables
+		// for settings that the user did not choose.
+		value := os.Getenv(variable(f.Name))
+		own := flagOf(f.Name)
+		if value == "" || own == nil {
+			return
+		}
+		if err := set(own, []string{value}); err != nil {
+			faults = append(faults, fmt.Errorf("%s: %w", variable(f.Name), err))
+		}
+		origins[f.Name] = variable(f.Name)
+	})
+	for _, name := range unknownVariables(os.Environ(), known) {
+		// This is not an error: Kubernetes sets variables such as MUSTER_SERVICE_HOST for a
+		// service with the name muster.
+		fmt.Fprintf(cmd.ErrOrStderr(), "muster: warning: environment variable %s is no setting%s\n",
+			name, didYouMean(name, append(variables(known), configVariable)))
+	}
+
+	file, err := findFile(cmd)
+	if err != nil {
+		return nil, errors.Join(append(faults, err)...)
+	}
+	if file != "" {
+		entries, err := readFile(file, known)
+		if err != nil {
+			faults = append(faults, err)
+		}
+		for _, e := range entries {
+			own := flagOf(e.key)
+			if own == nil {
+				continue
+			}
+			if err := set(own, e.values); err != nil {
+				faults = append(faults, fmt.Errorf("%s: %s: %w", e.position, e.key, err))
+			}
+			origins[e.key] = e.position
+		}
+	}
+	return origins, errors.Join(faults...)
+}
+
+// Check sets flags to the settings in the file at path, and reports all faults, each with its line.
+// It ignores the environment.
+func Check(path string, flags *pflag.FlagSet) error {
+	entries, err := readFile(path, flags)
+	faults := []error{err}
+	for _, e := range entries {
+		if err := set(flags.Lookup(e.key), e.values); err != nil {
+			faults = append(faults, fmt.Errorf("%s: %s: %w", e.position, e.key, err))
+		}
+	}
+	return errors.Join(faults...)
+}
+
+// findFile returns the path of the config file: --config, else MUSTER_CONFIG, else
+// muster.yaml in the working directory if it exists, else "".
+func findFile(cmd *cobra.Command) (string, error) {
+	if path, err := cmd.Flags().GetString(Flag); err == nil && path != "" {
+		return path, nil
+	}
+	if path := os.Getenv(configVariable); path != "" {
+		return path, nil
+	}
+	if _, err := os.Stat(DefaultFile); errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	} else if err != nil {
+		return "", fmt.Errorf("look for a config file: %w", err)
+	}
+	return DefaultFile, nil
+}
+
+// A entry is one setting in a config file.
+type entry struct {
+	key      string
+	values   []string // one, unless the file has a list
+	position string   // "muster.yaml:3"
+}
+
+// readFile reads the settings in the file at path. known has every setting that the file may
+// hold. It returns the settings that it could read, and one error with all faults of the others.
+func readFile(path string, known *pflag.FlagSet) ([]entry, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read config file: %w", err)
+	}
+	var document yaml.Node
+	if err := yaml.Unmarshal(data, &document); err != nil {
+		return nil, fmt.Errorf("%s: %s", path, strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	if document.Kind == 0 || document.Content[0].Tag == "!!null" { // empty, or comments alone
+		return nil, nil
+	}
+	root := document.Content[0]
+	at := func(n *yaml.Node) string { return fmt.Sprintf("%s:%d", path, n.Line) }
+	if root.Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("%s: want lines of `setting: value`", at(root))
+	}
+
+	var entries []entry
+	var faults []error
+	first := map[string]*yaml.Node{}
+	for i := 0; i < len(root.Content); i += 2 {
+		key, value := root.Content[i], root.Content[i+1]
+		values, ok := scalars(value)
+		switch f := known.Lookup(key.Value); {
+		case f == nil:
+			faults = append(faults,
+				fmt.Errorf("%s: unknown setting %q%s", at(key), key.Value,
+					didYouMean(key.Value, flagNames(known))))
+		case first[key.Value] != nil:
+			faults = append(faults,
+				fmt.Errorf("%s: %s is already set, at line %d", at(key), key.Value,
+					first[key.Value].Line))
+		case !ok:
+			faults = append(faults,
+				fmt.Errorf("%s: %s: want a %s", at(key), key.Value, f.Value.Type()))
+		default:
+			entries = append(entries, entry{
+				key: key.Value, values: values, position: at(key),
+			})
+		}
+		if first[key.Value] == nil {
+			first[key.Value] = key
+		}
+	}
+	return entries, errors.Join(faults...)
+}
+
+// scalars returns the values of a scalar, or of a list of scalars; false for any other node.
+func scalars(n *yaml.Node) ([]string, bool) {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	switch {
+	case n.Kind == yaml.ScalarNode && n.Tag != "!!null":
+		return []string{n.Value}, true
+	case n.Kind == yaml.SequenceNode:
+		values := make([]string, 0, len(n.Content))
+		for _, c := range n.Content {
+			if c.Kind != yaml.ScalarNode {
+				return nil, false
+			}
+			values = append(values, c.Value)
+		}
+		return values, true
+	}
+	return nil, false
+}
+
+// set sets f to the values. Only a list accepts another number of values than one.
+func set(f *pflag.Flag, values []string) error {
+	if list, ok := f.Value.(pflag.SliceValue); ok && len(values) != 1 {
+		return list.Replace(values)
+	}
+	if len(values) != 1 {
+		return fmt.Errorf("got %d values, want one %s", len(values), f.Value.Type())
+	}
+	if err := f.Value.Set(values[0]); err != nil {
+		return fmt.Errorf("%q is no %s", values[0], f.Value.Type())
+	}
+	return nil
+}
+
+// unknownVariables returns the names in environ, in order, that begin with MUSTER_ but belong to no
+// setting.
+func unknownVariables(environ []string, known *pflag.FlagSet) []string {
+	var unknown []string
+	for _, e := range environ {
+		name, _, _ := strings.Cut(e, "=")
+		if strings.HasPrefix(name, variablePrefix) && name != configVariable &&
+			!slices.Contains(variables(known), name) {
+			unknown = append(unknown, name)
+		}
+	}
+	slices.Sort(unknown)
+	return unknown
+}
+
+// flagNames returns the names of flags, in order.
+func flagNames(flags *pflag.FlagSet) []string {
+	var names []string
+	flags.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	return names
+}
+
+// variables returns the environment variables of settings.
+func variables(settings *pflag.FlagSet) []string {
+	variables := flagNames(settings)
+	for i, name := range variables {
+		variables[i] = variable(name)
+	}
+	return variables
+}
+
+// didYouMean suggests the candidate with the least edit distance to name: `; did you mean "http"?`.
+// It returns "" if none is close.
+func didYouMean(name string, candidates []string) string {
+	nearest := slices.MinFunc(candidates, func(a, b string) int {
+		return cmp.Compare(levenshtein.Distance(name, a, nil), levenshtein.Distance(name, b, nil))
+	})
+	if levenshtein.Distance(name, nearest, nil) > max(2, len(name)/3) {
+		return ""
+	}
+	return fmt.Sprintf("; did you mean %q?", nearest)
+}
