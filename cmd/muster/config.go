@@ -66,14 +66,11 @@ it as a flag.`,
   muster config print > muster.yaml`,
 		Args: cobra.NoArgs,
 		// RunE resolves the settings, because it needs the origins too.
-		PersistentPreRunE: func(*cobra.Command, []string) error { return nil },
+		PersistentPreRunE: warnOfVariables,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			origins, err := settings.Resolve(cmd, allSettings())
-			if err != nil {
-				return err
-			}
-			if err := agent.validate(); err != nil {
-				return err
+			if err = errors.Join(err, agent.validate()); err != nil {
+				return misuse{err}
 			}
 			if asJSON {
 				return terminal.PrintJSON(cmd.OutOrStdout(), settings.List(cmd.Flags(), origins))

@@ -18,18 +18,18 @@ import (
 )
 
 func main() {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	go func() {
-		<-signals
+		s := <-signals
 		// The first signal asks the command to finish. It also removes this handler, so that
 		// a second signal ends the process at once.
 		signal.Stop(signals)
-		cancel()
+		cancel(signalled{s})
 	}()
 	if err := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr); err != nil {
 		printError(os.Stderr, err)
-		os.Exit(1)
+		os.Exit(exitStatus(err))
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -160,14 +161,20 @@ func TestConfigCheck(t *testing.T) {
 		{"all faults at once",
 			"lanes: many\ncores: 1000000\nprovider: tpu\nhttp: nowhere\nlog-level: loud\n",
 			[]string{
-				`f.yaml:1: lanes: "many" is no int`, `cores: 1000000, want 1 to`, `provider: "tpu"`,
+				`f.yaml:1: lanes: got "many", want a whole number`, `cores: 1000000, want 1 to`,
+				`provider: "tpu"`,
 				`http: address "nowhere"`, `log-level: "loud"`,
 			}},
 		{"twice", "lanes: 1\nlanes: 2\n", []string{"f.yaml:2: lanes is already set, at line 1"}},
-		{"mapping", "http: {a: b}\n", []string{"f.yaml:1: http: want a string"}},
-		{"no value", "http:\n", []string{"f.yaml:1: http: want a string"}},
+		{"types", "pprof: maybe\ndrain-timeout: 5\nlanes: 9999999999999999999\n", []string{
+			`f.yaml:1: pprof: got "maybe", want true or false`,
+			`f.yaml:2: drain-timeout: got "5", want a duration, such as 1m30s`,
+			`f.yaml:3: lanes: "9999999999999999999" is too large`,
+		}},
+		{"mapping", "http: {a: b}\n", []string{"f.yaml:1: http: want a text"}},
+		{"no value", "http:\n", []string{"f.yaml:1: http: want a text"}},
 		{"list for one", "lanes: [1, 2]\n", []string{
-			"f.yaml:1: lanes: got 2 values, want one int",
+			"f.yaml:1: lanes: got 2 values, want one: a whole number",
 		}},
 		{"list", "- 1\n", []string{"f.yaml:1: want lines of `setting: value`"}},
 		{"no yaml", "lanes: 1\na: b: c\n", []string{"f.yaml: line 2"}},
@@ -226,10 +233,12 @@ func TestUnknownSettings(t *testing.T) {
 func TestUsageErrors(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for _, tt := range []struct{ args, want string }{
-		{"agent --htpp x", `unknown flag: --htpp; see "muster agent --help"`},
-		{"agent --lanes x", `invalid argument "x" for "--lanes"`},
+		{"agent --htpp x", `unknown flag: --htpp; did you mean "--http"?`},
+		{"agent --foo x", `unknown flag: --foo; see "muster agent --help"`},
+		{"agent --lanes x", `--lanes: got "x", want a whole number; see "muster agent --help"`},
+		{"bench --rate fast", `--rate: got "fast", want a number`},
 		{"agent extra", `unknown command "extra"`},
-		{"bogus", `unknown command "bogus"`},
+		{"bogus", `unknown command "bogus" for "muster"; see "muster --help"`},
 		{"models generate", "requires at least 1 arg"},
 		{"models generate dlrm", `unknown model "dlrm", want one of ncf`},
 		{"models list --dir nowhere", "nowhere"},
@@ -248,14 +257,106 @@ func TestUsageErrors(t *testing.T) {
 	}
 }
 
+// TestUnknownCommands: a mistyped command is an error that suggests the one that was meant, where
+// one is near.
+func TestUnknownCommands(t *testing.T) {
+	for _, tt := range []struct{ args, want string }{
+		{"modles", `unknown command "modles" for "muster"; did you mean "models"?`},
+		{"models lisst", `unknown command "lisst" for "muster models"; did you mean "list"?`},
+		{"keys foo", `unknown command "foo" for "muster keys"; see "muster keys --help"`},
+		{"keys --config x rotat",
+			`unknown command "rotat" for "muster keys"; did you mean "rotate"?`},
+		{"certs foo", `unknown command "foo" for "muster certs"; see "muster certs --help"`},
+		{"certs --dir x isue", `did you mean "issue"?`},
+		{"config chekc", `did you mean "check"?`},
+		{"sim comapre", `did you mean "compare"?`},
+		{"completion bsh", `did you mean "bash"?`},
+		{"help infr", `unknown command "infr" for "muster"; did you mean "infer"?`},
+		{"help models lisst", `unknown command "lisst" for "muster models"; did you mean "list"?`},
+		{"status --jsno", `unknown flag: --jsno; did you mean "--json"?`},
+	} {
+		stdout, stderr, err := execute(t, strings.Fields(tt.args)...)
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: got error %v, want %q in it", tt.args, err, tt.want)
+		} else if got := exitStatus(err); got != 2 {
+			t.Errorf("%s: got exit status %d, want 2", tt.args, got)
+		}
+		if stdout != "" || stderr != "" {
+			t.Errorf("%s: printed %q and %q; main prints the error", tt.args, stdout, stderr)
+		}
+	}
+	for _, args := range []string{"", "models", "help", "help models list", "completion bash"} {
+		if stdout, _, err := execute(t, strings.Fields(args)...); err != nil || stdout == "" {
+			t.Errorf("%q: got %q and %v, want help", args, stdout, err)
+		}
+	}
+	// The shell completes subcommands and, after help, commands.
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{{[]string{"models", ""}, "list\t"}, {[]string{"help", "mod"}, "models\n"}} {
+		stdout, _, err := execute(t, append([]string{"__complete"}, tt.args...)...)
+		if err != nil || !strings.Contains(stdout, tt.want) {
+			t.Errorf("completion of %q: got %q and %v, want %q in it", tt.args, stdout, err,
+				tt.want)
+		}
+	}
+}
+
+// TestUnknownVariables: every command warns alike, and suggests only what is near.
+func TestUnknownVariables(t *testing.T) {
+	t.Chdir(t.TempDir())
+	write(t, "f.yaml", "")
+	t.Setenv("MUSTER_BNECH", "1")
+	t.Setenv("MUSTER_GRCP", "1")
+	t.Setenv("MUSTER_CONFIGS", "1")
+	const want = `muster: warning: environment variable MUSTER_BNECH is no setting
+muster: warning: environment variable MUSTER_CONFIGS is no setting; did you mean "MUSTER_CONFIG"?
+muster: warning: environment variable MUSTER_GRCP is no setting; did you mean "MUSTER_GRPC"?
+`
+	for _, args := range []string{
+		"version", "config print", "config check f.yaml", "sim", "reproduce x",
+		"status --server 127.0.0.1:1",
+		"plan", "keys generate", "models list --dir .",
+	} {
+		if _, stderr, _ := execute(t, strings.Fields(args)...); stderr != want {
+			t.Errorf("%s: got %q, want %q", args, stderr, want)
+		}
+	}
+	if _, stderr, _ := execute(t, "__complete", "models", ""); strings.Contains(stderr, "warning") {
+		t.Errorf("shell completion: printed %q", stderr)
+	}
+}
+
+// TestExitStatus: 2 is for what the user got wrong.
+func TestExitStatus(t *testing.T) {
+	t.Chdir(t.TempDir())
+	write(t, "bad.yaml", "lanes: x\n")
+	for args, want := range map[string]int{
+		"infer": 2, "bench --rate 1 --find-throughput": 2, "agent --lanes x": 2,
+		"agent --config bad.yaml": 2, "config print --config bad.yaml": 2,
+		"config check bad.yaml": 1, "models list --dir nowhere": 1,
+	} {
+		_, _, err := execute(t, strings.Fields(args)...)
+		if err == nil || exitStatus(err) != want {
+			t.Errorf("%s: got %v, want an error of exit status %d", args, err, want)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := run(ctx, []string{"infer", "ncf"}, strings.NewReader(""), io.Discard, io.Discard)
+	if err == nil || err.Error() != "interrupted" || exitStatus(err) != 130 {
+		t.Errorf("after Ctrl-C: got %v, want an error of exit status 130", err)
+	}
+}
+
 // TestHelp checks that every command says what it does, with an example.
 func TestHelp(t *testing.T) {
 	root := newRoot()
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range root.Commands() {
 		if cmd.Short == "" ||
-			cmd.Name() != "completion" && cmd.Name() != "version" && cmd.Runnable() &&
-				cmd.Example == "" {
+			cmd.Name() != "version" && !cmd.HasSubCommands() && cmd.Example == "" {
 			t.Errorf("%s has no summary or no example", cmd.Name())
 		}
 	}

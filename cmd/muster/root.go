@@ -2,13 +2,20 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"os"
+	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/agent"
 	"github.com/muster-serve/muster/cmd/muster/internal/settings"
+	"github.com/muster-serve/muster/cmd/muster/internal/suggest"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
@@ -21,22 +28,64 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	return root.ExecuteContext(ctx)
+	root.InitDefaultCompletionCmd() // it keeps the writer that is set now
+	refuseUnknown(root)
+	began := false
+	beforeRun(root, func() { began = true })
+	err := root.ExecuteContext(ctx)
+	switch {
+	case err != nil && !began:
+		return misuse{err}
+	case ctx.Err() != nil &&
+		(errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled):
+		return interrupted{context.Cause(ctx)}
+	}
+	return err
 }
 
-// hintAtHelp makes cmd and its subcommands add `see "muster ... --help"` to errors about their
-// arguments.
-func hintAtHelp(cmd *cobra.Command) {
-	if check := cmd.Args; check != nil {
-		cmd.Args = func(cmd *cobra.Command, args []string) error {
-			if err := check(cmd, args); err != nil {
-				return fmt.Errorf("%w; see %q", err, cmd.CommandPath()+" --help")
-			}
-			return nil
+// A misuse is an error of the command line, a variable or the config file. Nothing has been done.
+type misuse struct{ error }
+
+func (m misuse) Unwrap() error { return m.error }
+
+// signalled is why main ended a command's context.
+type signalled struct{ os.Signal }
+
+func (s signalled) Error() string { return s.String() }
+
+// interrupted is the error of a command that a signal ended before its work was done. What the
+// command had found by then it has printed.
+type interrupted struct{ cause error }
+
+func (interrupted) Error() string { return "interrupted" }
+
+// exitStatus returns the exit status of a command that ended with err, which is not nil: 2 for a
+// misuse, 128 and the signal's number after a signal, else 1.
+func exitStatus(err error) int {
+	var signal interrupted
+	if errors.As(err, &signal) {
+		if s, ok := signal.cause.(signalled); ok && s.Signal == syscall.SIGTERM {
+			return 128 + int(syscall.SIGTERM)
+		}
+		return 128 + int(syscall.SIGINT)
+	}
+	if errors.As(err, new(misuse)) {
+		return 2
+	}
+	return 1
+}
+
+// beforeRun has do called before cmd or one of its subcommands runs, when its flags and arguments
+// are known to be good.
+func beforeRun(cmd *cobra.Command, do func()) {
+	if run := cmd.RunE; run != nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			do()
+			return run(cmd, args)
 		}
 	}
 	for _, child := range cmd.Commands() {
-		hintAtHelp(child)
+		beforeRun(child, do)
 	}
 }
 
@@ -53,7 +102,11 @@ A setting is a flag (--model-dir), an environment variable (MUSTER_MODEL_DIR) or
 a key in a YAML file (model-dir: ...). A flag overrides the variable, and the
 variable overrides the file. The file is the one that --config or MUSTER_CONFIG
 names, else ./muster.yaml if it exists. "muster config print" shows the value of
-each setting and where it came from.`,
+each setting and where it came from.
+
+The exit status is 0 if all went well; 2 if the command line, a variable or the
+config file has a fault, so that nothing was done; 130 after Ctrl-C, and 143 after
+SIGTERM, if the work was not done by then; else 1.`,
 		Example: `  muster models generate ncf wnd     make two models in ./model-repository
   muster agent                       serve them
   muster infer ncf --batch-size 8    send a query by hand`,
@@ -61,12 +114,17 @@ each setting and where it came from.`,
 		SilenceErrors: true, // main prints the error, once
 		SilenceUsage:  true,
 		// A command without flags that are settings ignores environment and config file.
-		PersistentPreRunE: applySettings,
+		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.Hidden { // shell completion
+				return nil
+			}
+			return errors.Join(warnOfVariables(cmd, args), applySettings(cmd, args))
+		},
 	}
 	root.PersistentFlags().String(settings.Flag, "",
 		"YAML file with settings (default ./"+settings.DefaultFile+" if it exists)")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return fmt.Errorf("%w; see %q", err, cmd.CommandPath()+" --help")
+		return hint(cmd, err)
 	})
 	for _, group := range []struct {
 		title    string
@@ -91,8 +149,104 @@ each setting and where it came from.`,
 		}
 	}
 	root.AddCommand(newVersionCommand(), newLicensesCommand())
-	hintAtHelp(root)
+	root.SetHelpCommand(newHelpCommand())
+	root.InitDefaultHelpCmd()
 	return root
+}
+
+func newHelpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "help [COMMAND]",
+		Short:   "Show how to use a command",
+		Example: `  muster help models list`,
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion,
+			cobra.ShellCompDirective) {
+			of, rest, err := cmd.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return subcommands(of), cobra.ShellCompDirectiveNoFileComp
+		},
+		// PreRunE, because an unknown command is misuse.
+		PreRunE: func(cmd *cobra.Command, args []string) error {
+			of, rest, err := cmd.Root().Find(args)
+			if err == nil && len(rest) > 0 {
+				err = unknownCommand(of, rest[0])
+			}
+			return err
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			of, _, err := cmd.Root().Find(args)
+			if err != nil {
+				return err
+			}
+			of.InitDefaultHelpFlag()
+			of.InitDefaultVersionFlag()
+			return of.Help()
+		},
+	}
+}
+
+// refuseUnknown makes cmd and its subcommands refuse arguments that they do not take, with a
+// suggestion. A command that only has subcommands shows its help if it is given none.
+func refuseUnknown(cmd *cobra.Command) {
+	if cmd.HasSubCommands() && !cmd.Runnable() {
+		cmd.Args, cmd.ValidArgsFunction = cobra.NoArgs, cobra.NoFileCompletions
+		cmd.RunE = func(*cobra.Command, []string) error { return pflag.ErrHelp }
+		cmd.DisableFlagsInUseLine = true
+	}
+	if check := cmd.Args; check != nil {
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			err := check(cmd, args)
+			if err != nil && len(args) > 0 && cmd.HasSubCommands() {
+				return unknownCommand(cmd, args[0])
+			} else if err != nil {
+				return hint(cmd, err)
+			}
+			return nil
+		}
+	}
+	for _, child := range cmd.Commands() {
+		refuseUnknown(child)
+	}
+}
+
+// unknownCommand is the error of a subcommand that cmd does not have.
+func unknownCommand(cmd *cobra.Command, name string) error {
+	err := fmt.Errorf("unknown command %q for %q", name, cmd.CommandPath())
+	if near := suggest.Near(name, subcommands(cmd)); near != "" {
+		return fmt.Errorf("%w%s", err, near)
+	}
+	return hint(cmd, err)
+}
+
+// subcommands returns the names of the subcommands of cmd that users may call.
+func subcommands(cmd *cobra.Command) (names []string) {
+	for _, child := range cmd.Commands() {
+		if !child.Hidden {
+			names = append(names, child.Name())
+		}
+	}
+	return names
+}
+
+// hint adds to an error of arguments or flags where to read more: `see "muster ... --help"`. For an
+// unknown flag it is the name of a near one.
+func hint(cmd *cobra.Command, err error) error {
+	var wrong *pflag.InvalidValueError
+	if errors.As(err, &wrong) {
+		err = fmt.Errorf("--%s: %w", wrong.GetFlag().Name,
+			settings.WrongValue(wrong.GetFlag(), wrong.GetValue(), wrong.Unwrap()))
+	}
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) {
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
+		if near := suggest.Near("--"+unknown.GetSpecifiedName(), names); near != "" {
+			return fmt.Errorf("%w%s", err, near)
+		}
+	}
+	return fmt.Errorf("%w; see %q", err, cmd.CommandPath()+" --help")
 }
 
 // printError writes err to w without the characters that control a

@@ -166,6 +166,12 @@ func allSettings() *pflag.FlagSet {
 	return fs
 }
 
+// warnOfVariables warns of variables that look like settings and are none. Every command does.
+func warnOfVariables(cmd *cobra.Command, _ []string) error {
+	settings.WarnOfUnknown(cmd.ErrOrStderr(), allSettings())
+	return nil
+}
+
 // applySettings sets the settings of cmd that its command line does not give, from the environment
 // and the config file. It reports all faults at once.
 func applySettings(cmd *cobra.Command, _ []string) error {

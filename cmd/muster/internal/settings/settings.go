@@ -1,17 +1,20 @@
 package settings
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
-	"github.com/agext/levenshtein"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/muster-serve/muster/cmd/muster/internal/suggest"
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
 const (
@@ -81,13 +84,6 @@ func Resolve(cmd *cobra.Command, known *pflag.FlagSet) (origins map[string]strin
 		}
 		origins[f.Name] = variable(f.Name)
 	})
-	for _, name := range unknownVariables(os.Environ(), known) {
-		// This is not an error: Kubernetes sets variables such as MUSTER_SERVICE_HOST for a
-		// service with the name muster.
-		fmt.Fprintf(cmd.ErrOrStderr(), "muster: warning: environment variable %s is no setting%s\n",
-			name, didYouMean(name, append(variables(known), configVariable)))
-	}
-
 	file, err := findFile(cmd)
 	if err != nil {
 		return nil, errors.Join(append(faults, err)...)
@@ -178,14 +174,14 @@ func readFile(path string, known *pflag.FlagSet) ([]entry, error) {
 		case f == nil:
 			faults = append(faults,
 				fmt.Errorf("%s: unknown setting %q%s", at(key), key.Value,
-					didYouMean(key.Value, flagNames(known))))
+					suggest.Near(key.Value, flagNames(known))))
 		case first[key.Value] != nil:
 			faults = append(faults,
 				fmt.Errorf("%s: %s is already set, at line %d", at(key), key.Value,
 					first[key.Value].Line))
 		case !ok:
 			faults = append(faults,
-				fmt.Errorf("%s: %s: want a %s", at(key), key.Value, f.Value.Type()))
+				fmt.Errorf("%s: %s: want %s", at(key), key.Value, wanted(f)))
 		default:
 			entries = append(entries, entry{
 				key: key.Value, values: values, position: at(key),
@@ -225,27 +221,63 @@ func set(f *pflag.Flag, values []string) error {
 		return list.Replace(values)
 	}
 	if len(values) != 1 {
-		return fmt.Errorf("got %d values, want one %s", len(values), f.Value.Type())
+		return fmt.Errorf("got %d values, want one: %s", len(values), wanted(f))
 	}
 	if err := f.Value.Set(values[0]); err != nil {
-		return fmt.Errorf("%q is no %s", values[0], f.Value.Type())
+		return WrongValue(f, values[0], err)
 	}
 	return nil
 }
 
-// unknownVariables returns the names in environ, in order, that begin with MUSTER_ but belong to no
-// setting.
-func unknownVariables(environ []string, known *pflag.FlagSet) []string {
-	var unknown []string
-	for _, e := range environ {
-		name, _, _ := strings.Cut(e, "=")
-		if strings.HasPrefix(name, variablePrefix) && name != configVariable &&
-			!slices.Contains(variables(known), name) {
-			unknown = append(unknown, name)
-		}
+// WrongValue is the error of a value that f cannot be set to, given why.
+func WrongValue(f *pflag.Flag, value string, why error) error {
+	if errors.Is(why, strconv.ErrRange) {
+		return fmt.Errorf("%q is too large or too small", value)
 	}
-	slices.Sort(unknown)
-	return unknown
+	return fmt.Errorf("got %q, want %s", value, wanted(f))
+}
+
+// wanted says in words what values f has.
+func wanted(f *pflag.Flag) string {
+	switch f.Value.Type() {
+	case "int", "int64":
+		return "a whole number"
+	case "uint", "uint32", "uint64":
+		return "a whole number of 0 or more"
+	case "float64":
+		return "a number"
+	case "bool":
+		return "true or false"
+	case "duration":
+		return "a duration, such as 1m30s"
+	case "string":
+		return "a text"
+	case "stringSlice", "stringArray":
+		return "a list of texts"
+	}
+	return "a " + f.Value.Type()
+}
+
+// WarnOfUnknown writes a warning to stderr for each variable of the environment that begins with
+// MUSTER_ but belongs to no setting. known has the settings of all commands. This is not an error:
+// Kubernetes sets variables such as MUSTER_SERVICE_HOST for a service with the name muster.
+func WarnOfUnknown(stderr io.Writer, known *pflag.FlagSet) {
+	names := []string{strings.TrimPrefix(configVariable, variablePrefix)}
+	for _, name := range flagNames(known) {
+		names = append(names, strings.TrimPrefix(variable(name), variablePrefix))
+	}
+	environment := os.Environ()
+	slices.Sort(environment)
+	for _, e := range environment {
+		full, _, _ := strings.Cut(e, "=")
+		name, ours := strings.CutPrefix(full, variablePrefix)
+		if !ours || slices.Contains(names, name) {
+			continue
+		}
+		near := strings.Replace(suggest.Near(name, names), `"`, `"`+variablePrefix, 1)
+		fmt.Fprintf(stderr, "muster: warning: environment variable %s is no setting%s\n",
+			terminal.Plain(full), near)
+	}
 }
 
 // flagNames returns the names of flags, in order.
@@ -253,25 +285,4 @@ func flagNames(flags *pflag.FlagSet) []string {
 	var names []string
 	flags.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 	return names
-}
-
-// variables returns the environment variables of settings.
-func variables(settings *pflag.FlagSet) []string {
-	variables := flagNames(settings)
-	for i, name := range variables {
-		variables[i] = variable(name)
-	}
-	return variables
-}
-
-// didYouMean suggests the candidate with the least edit distance to name: `; did you mean "http"?`.
-// It returns "" if none is close.
-func didYouMean(name string, candidates []string) string {
-	nearest := slices.MinFunc(candidates, func(a, b string) int {
-		return cmp.Compare(levenshtein.Distance(name, a, nil), levenshtein.Distance(name, b, nil))
-	})
-	if levenshtein.Distance(name, nearest, nil) > max(2, len(name)/3) {
-		return ""
-	}
-	return fmt.Sprintf("; did you mean %q?", nearest)
 }
