@@ -13,11 +13,13 @@ import (
 type ActionKind uint8
 
 const (
-	// Assign, Reject and OfferAgain: Decision, Tag. Tell the query's gateway the decision. Assign
-	// also sets Agent, Lane and Model; Reject sets Message and Model.
+	// Assign, Reject, OfferAgain and Split: Decision, Tag. Tell the query's gateway the decision.
+	// Assign also sets Agent, Lane and Model; Reject sets Message and Model. The parts of a split
+	// query have its tag.
 	Assign ActionKind = iota
 	Reject
 	OfferAgain
+	Split
 	// Welcome: Gateway. Tell the gateway who leads, all prices and all profiles.
 	Welcome
 	// Heartbeat: send every gateway a message, so that each knows that the leader lives.

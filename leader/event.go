@@ -34,8 +34,8 @@ const (
 	// GatewayLost: Gateway. The gateway's stream has ended.
 	GatewayLost
 	// Submitted: Gateway, Sequence, Attempt (how many attempts were made), Model, BatchSize,
-	// Waited, TimeLeft, Denied, RetryAfter, Tag, TagSize. If the last attempt still runs or is on
-	// its way: also Agent and Lane, where it is.
+	// Waited, TimeLeft, Splits, Denied, RetryAfter, Tag, TagSize. If the last attempt still runs or
+	// is on its way: also Agent and Lane, where it is.
 	Submitted
 	// Cancelled: Gateway, Sequence. The gateway has decided the query's outcome.
 	Cancelled
@@ -70,6 +70,9 @@ type Event struct {
 	// Waited is how long the query had waited when it was submitted. TimeLeft is how long after now
 	// it is dropped: 0 means never, a negative value at once.
 	Waited, TimeLeft time.Duration
+	// Splits says that the gateway can split the query and join its parts' answers. Such a gateway
+	// numbers its queries in multiples of 4, and parts between; see [match.Submitted].
+	Splits bool
 	// Denied says why the gateway's client may not submit this query; "" means that it may.
 	// RetryAfter is how long until the client is within its limits again, 0 if waiting does not
 	// help because it may never submit such a query.
@@ -150,6 +153,9 @@ type Model struct {
 	Largest int
 	// RejectLate says that late queries are rejected, not served when lanes would idle.
 	RejectLate bool
+	// Splits says that a query may run as several parts: its rows are independent, and splitting is
+	// not turned off.
+	Splits bool
 	// Profile is the key under which the model's latencies on this member's lanes are learned.
 	Profile profiles.Key
 }

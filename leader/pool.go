@@ -37,21 +37,23 @@ type settings struct {
 	share   float64 // of the queries that should meet the target
 	largest int
 	late    bool // reject late queries
+	splits  bool // queries may be split
 }
 
 func settingsOf(m *Model) settings {
 	return settings{
 		target: max(m.QoSTarget, 1), share: m.Share,
-		largest: min(max(m.Largest, 1), match.MaxBatchSize), late: m.RejectLate,
+		largest: min(max(m.Largest, 1), match.MaxBatchSize), late: m.RejectLate, splits: m.Splits,
 	}
 }
 
 // and combines the settings s and o of a model whose model.yaml is being changed on one member
 // after the other, so that some serve by s and others by o. What either allows is allowed, as at a
-// gateway, so the order of the members does not matter.
+// gateway, so the order of the members does not matter. Only splitting must be allowed by both.
 func (s settings) and(o settings) settings {
 	return settings{
 		max(s.target, o.target), min(s.share, o.share), max(s.largest, o.largest), s.late && o.late,
+		s.splits && o.splits,
 	}
 }
 
@@ -111,7 +113,7 @@ func (s *State) modelIs(id ModelID, settings settings) *model {
 	k.settings = settings
 	s.step(match.Event{
 		Kind: match.ModelChanged, Model: k.key, QoSTarget: k.target, BatchSize: k.largest,
-		RejectLate: k.late,
+		RejectLate: k.late, Splits: k.splits,
 	})
 	s.poolChanged()
 	return k

@@ -51,6 +51,7 @@ type query struct {
 	tagSize  int
 	weight   int // bytes that it counts in its gateway's account
 	parked   bool
+	splits   bool // its gateway can split it
 }
 
 // An account counts the gateways of one client and the bytes that the state keeps for their
@@ -151,7 +152,7 @@ func (s *State) submitted(g *gateway, e *Event) {
 	*q = query{
 		gateway: g, sequence: e.Sequence, asked: e.Model, batch: e.BatchSize, attempts: e.Attempt,
 		agent: e.Agent, lane: e.Lane, waited: e.Waited, timeLeft: e.TimeLeft, tag: e.Tag,
-		tagSize: e.TagSize,
+		tagSize: e.TagSize, splits: e.Splits,
 	}
 	s.submit(q)
 }
@@ -218,6 +219,7 @@ func (s *State) submission(q *query, id ModelID) match.Event {
 		Kind: match.Submitted, Query: q.id(), Attempt: q.attempts,
 		BatchSize: min(q.batch, match.MaxBatchSize+1),
 		Waited:    q.waited + min(s.ahead.fixed, s.aheadSet), TimeLeft: q.timeLeft,
+		Splits: q.splits,
 	}
 	if q.timeLeft < 0 {
 		e.TimeLeft = 1
@@ -312,4 +314,22 @@ func (s *State) toNewest() {
 			s.step(e)
 		}
 	}
+}
+
+// split replaces a query by its parts, which have its tag.
+func (s *State) split(g *gateway, q *query, d *match.Decision) {
+	a := s.act(Split)
+	a.Decision = *d
+	if q == nil {
+		return
+	}
+	a.Tag = q.tag
+	g.forget(q.sequence)
+	for i, rows := range d.Rows {
+		part := *q
+		part.sequence, part.batch = d.Query.Part(i+1).Sequence, rows
+		part.weight = q.weight / len(d.Rows)
+		g.remember(&part)
+	}
+	s.recycle(q)
 }

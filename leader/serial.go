@@ -37,7 +37,7 @@ var kindNames = []string{"time-passed", "view", "described", "greeted", "lanes-f
 	"gateway-connected", "gateway-lost", "submitted", "cancelled", "unused", "completed", "learned",
 	"outdated"}
 
-var actionNames = []string{"assign", "reject", "offer-again", "welcome", "heartbeat",
+var actionNames = []string{"assign", "reject", "offer-again", "split", "welcome", "heartbeat",
 	"tell-latencies",
 	"tell-prices", "tell-ahead", "ask-held", "arrived", "observed", "pool", "lanes-joined",
 	"lanes-lost",
@@ -95,6 +95,7 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		b = lines.Int(b, "batch", e.BatchSize)
 		b = lines.Duration(b, "waited", e.Waited)
 		b = lines.Duration(b, "time_left", e.TimeLeft)
+		b = lines.Flag(b, "splits", "yes", e.Splits)
 		b = appendLane(b, e)
 		b = lines.Text(b, "denied", e.Denied)
 		b = lines.Duration(b, "retry_after", e.RetryAfter)
@@ -163,6 +164,7 @@ func (m *Member) append(b []byte) []byte {
 		b = lines.Float(b, "share", held.Share)
 		b = lines.Int(b, "largest", held.Largest)
 		b = lines.Flag(b, "late", "reject", held.RejectLate)
+		b = lines.Flag(b, "splits", "yes", held.Splits)
 	}
 	return b
 }
@@ -196,7 +198,7 @@ func appendPrices(b []byte, prices []fluid.Price) []byte {
 
 // AppendAction appends the serial form of a, without a newline.
 func AppendAction(b []byte, a *Action) []byte {
-	if a.Kind <= OfferAgain {
+	if a.Kind <= Split {
 		b = match.AppendDecision(b, &a.Decision)
 		if a.Kind == Assign {
 			b = lines.Number(lines.Item(b, "agent", a.Agent), "of", a.Lane)
@@ -356,6 +358,8 @@ func (p *parser) set(key, value string) (err error) {
 		e.Waited, err = time.ParseDuration(value)
 	case "time_left":
 		e.TimeLeft, err = time.ParseDuration(value)
+	case "splits":
+		e.Splits, err = yes(value)
 	case "denied":
 		e.Denied = value
 	case "retry_after":
@@ -427,6 +431,8 @@ func (p *parser) setMember(key, value string) (err error) {
 			if held.RejectLate = true; value != "reject" {
 				err = fmt.Errorf("got %s, want reject", value)
 			}
+		case "splits":
+			held.Splits, err = yes(value)
 		default:
 			err = errKey
 		}

@@ -264,6 +264,8 @@ func (s *State) take(d *match.Decision) {
 		if q != nil {
 			a.Tag = q.tag
 		}
+	case match.Split:
+		s.split(g, q, d)
 	}
 }
 

@@ -20,6 +20,8 @@ type Model struct {
 	// RejectLate says to reject a query as soon as no lane type can answer it within the QoS
 	// target. Otherwise such a query is served when a lane would idle.
 	RejectLate bool
+	// Splits says that a query may run as several parts, because its rows are independent.
+	Splits bool
 }
 
 func (m *Model) validate() error {

@@ -17,6 +17,10 @@ const (
 	// and steps the matcher with LaneHas. The lane gets no query until it answers, or until it no
 	// longer holds the attempt that was late. Attempt counts how often this was asked.
 	Ask
+	// Split: Query is split into as many parts as Rows has entries, of these batch sizes, in the
+	// order of the query's rows. The matcher has forgotten Query. Its parts, [QueryID.Part] 1 and
+	// up, wait as queries of their own, with the arrival and deadline of Query.
+	Split
 )
 
 // A Reason says why a decision was taken.
@@ -57,6 +61,7 @@ type Decision struct {
 	Reason  Reason
 	Query   QueryID
 	Attempt int    // number of the assignment; 1 for the first
+	Rows    []int  // Split: the parts' batch sizes
 	Lane    LaneID // Assign, OfferAgain, Ask
 	// Cost is the cost that the policy minimised, in the policy's own unit; 0 if it has none.
 	Cost float64

@@ -24,10 +24,15 @@ const (
 	// TimePassed says only that time has passed; the caller steps with it when
 	// the matcher asked to be stepped and nothing else happened.
 	TimePassed Kind = iota
-	// Submitted: Query, Model, BatchSize, Waited, TimeLeft, Attempt. Attempt is the number of the
-	// query's last assignment, 0 if there was none. A second submit of a query that the matcher
-	// knows is ignored, unless its gateway has made attempts that the matcher does not know; then
-	// the query waits anew.
+	// Submitted: Query, Model, BatchSize, Waited, TimeLeft, Attempt, Splits. Attempt is the number
+	// of the query's last assignment, 0 if there was none. A second submit of a query that the
+	// matcher knows is ignored, unless its gateway has made attempts that the matcher does not
+	// know; then the query waits anew.
+	//
+	// Splits says that the gateway can split queries and join their parts' answers. Its queries
+	// then have numbers that are multiples of 4; the other numbers are those of parts. A query that
+	// is submitted while the matcher knows parts of it replaces them: the gateway has not heard of
+	// the split, or has sent the whole query itself.
 	//
 	// If Lane is not 0, the gateway has already sent the query to that lane as the given attempt,
 	// by its own choice or by that of another leader. The matcher then reserves the lane. If the
@@ -36,8 +41,8 @@ const (
 	// as being at Lane from now on. An unknown lane, or attempt 0, counts as no Lane.
 	Submitted
 	// Cancelled: Query. The query's gateway has decided its outcome, so the matcher decides nothing
-	// more about it. A lane that was given the query stays reserved until it answers (Completed or
-	// Refused).
+	// more about it, nor about its parts. A lane that was given the query stays reserved until it
+	// answers (Completed or Refused).
 	Cancelled
 	// Completed: Query, Attempt, Lane, Remaining. The lane has run the query, its answer is out,
 	// and it is free after Remaining. If this was the query's live attempt, that is its outcome. If
@@ -74,9 +79,9 @@ const (
 	ProfileChanged
 	// PricesChanged: Prices.
 	PricesChanged
-	// ModelChanged: Model, QoSTarget, BatchSize (the model's largest), RejectLate. The model is
-	// new, or has these settings from now on. The matcher forgets profiles of it that end before
-	// the largest batch size.
+	// ModelChanged: Model, QoSTarget, BatchSize (the model's largest), RejectLate, Splits. The
+	// model is new, or has these settings from now on. The matcher forgets profiles of it that end
+	// before the largest batch size.
 	ModelChanged
 	// AheadChanged: Ahead. [Config.DispatchAhead] is Ahead from now on.
 	AheadChanged
@@ -94,9 +99,10 @@ type Event struct {
 	Model   names.ModelKey
 	// BatchSize must be in 1..the model's largest batch size; a query with another is rejected.
 	BatchSize int
-	// QoSTarget and RejectLate are those of [Model].
+	// QoSTarget and RejectLate are those of [Model]; so is Splits with ModelChanged.
 	QoSTarget  time.Duration
 	RejectLate bool
+	Splits     bool
 	// Waited is how long the query had waited when it was submitted, and TimeLeft how
 	// long after now it is dropped (its deadline); 0: never.
 	Waited, TimeLeft time.Duration

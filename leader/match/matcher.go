@@ -724,7 +724,7 @@ func (m *Matcher) profile(e *Event) error {
 
 // changeModel adds a model or changes one.
 func (m *Matcher) changeModel(e *Event) error {
-	model := Model{e.Model, e.QoSTarget, e.BatchSize, e.RejectLate}
+	model := Model{e.Model, e.QoSTarget, e.BatchSize, e.RejectLate, e.Splits}
 	if err := model.validate(); err != nil {
 		return err
 	}

@@ -34,7 +34,7 @@ var kindNames = []string{"time-passed", "submitted", "cancelled", "completed", "
 	"lane-joined", "lane-lost", "lane-draining", "lane-models", "lane-remaining", "profile",
 	"prices", "model", "ahead", "model-gone"}
 
-var actionNames = []string{"assign", "reject", "offer-again", "ask"}
+var actionNames = []string{"assign", "reject", "offer-again", "ask", "split"}
 
 var reasonNames = []string{"matched", "late", "deadline-passed", "unknown-model", "bad-batch-size",
 	"overloaded", "too-many-attempts",
@@ -78,6 +78,7 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		b = lines.Int(b, "batch", e.BatchSize)
 		b = lines.Duration(b, "waited", e.Waited)
 		b = lines.Duration(b, "time_left", e.TimeLeft)
+		b = lines.Flag(b, "splits", "yes", e.Splits)
 	case LaneHas:
 		b = lines.Number(b, "lane", int(e.Lane))
 		b = lines.Duration(b, "remaining", e.Remaining)
@@ -117,6 +118,7 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		b = lines.Duration(b, "target", e.QoSTarget)
 		b = lines.Int(b, "largest", e.BatchSize)
 		b = lines.Flag(b, "late", "reject", e.RejectLate)
+		b = lines.Flag(b, "splits", "yes", e.Splits)
 	case ModelGone:
 		b = lines.Text(b, "model", e.Model)
 	case AheadChanged:
@@ -147,7 +149,11 @@ func AppendDecision(b []byte, d *Decision) []byte {
 		b = appendQuery(b, d.Query)
 	}
 	b = lines.Int(b, "attempt", d.Attempt)
-	if d.Action != Reject {
+	if d.Action == Split {
+		for _, rows := range d.Rows {
+			b = lines.Number(b, "rows", rows)
+		}
+	} else if d.Action != Reject {
 		b = lines.Number(b, "lane", int(d.Lane))
 	}
 	b = append(b, " reason="...)
@@ -302,6 +308,10 @@ func (e *Event) set(field string) error {
 	case "late":
 		if e.RejectLate = true; value != "reject" {
 			err = fmt.Errorf("got %s, want reject", value)
+		}
+	case "splits":
+		if e.Splits = true; value != "yes" {
+			err = fmt.Errorf("got %s, want yes", value)
 		}
 	case "ahead":
 		e.Ahead, err = time.ParseDuration(value)
