@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -117,6 +118,10 @@ func checkContents(t *tensor.Tensor) error {
 		if rest = rest[4:]; uint64(len(rest)) < n {
 			return outcome.Invalid("input %q: element %d of %d bytes ends beyond the contents",
 				t.Name, i, n)
+		}
+		if bytes.IndexByte(rest[:n], 0) >= 0 {
+			return outcome.Invalid("input %q: element %d, %.64q, has a zero byte, which ONNX "+
+				"Runtime's strings cannot hold", t.Name, i, rest[:n])
 		}
 		rest = rest[n:]
 	}

@@ -1,8 +1,11 @@
 package worker
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
+	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
@@ -61,5 +64,23 @@ func TestValidateAllocations(t *testing.T) {
 		}
 	}); n > 2 {
 		t.Errorf("%v allocations, want at most 2", n)
+	}
+}
+
+// TestZeroByte: ONNX Runtime's strings end at a zero byte, so a query with one is refused as
+// invalid, by an emulated agent too.
+func TestZeroByte(t *testing.T) {
+	v := &models.Version{}
+	v.Config.LargestBatchSize = 10
+	v.Inputs = []models.Port{{Name: "x", DataType: tensor.Bytes, Shape: []int64{models.Dynamic}}}
+	req := &oip.Request{Inputs: []tensor.Tensor{{
+		Name: "x", DataType: tensor.Bytes, Shape: []int64{2},
+		Data: []byte("\x01\x00\x00\x00a\x03\x00\x00\x00b\x00c"),
+	}}}
+	_, err := validate(v, req)
+	want :=
+		`input "x": element 1, "b\x00c", has a zero byte, which ONNX Runtime's strings cannot hold`
+	if !errors.Is(err, outcome.ErrInvalid) || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want an invalid query: %s", err, want)
 	}
 }

@@ -497,8 +497,8 @@ func (b *body) size(i int, s side) (int, error) {
 	}
 	// An element takes at least one byte on the wire.
 	if elements > contents.len() {
-		return 0, fmt.Errorf("contents of %d bytes cannot hold the %d elements of %s %v",
-			contents.len(), elements, t.DataType, t.Shape)
+		return 0, fmt.Errorf("contents with fewer than the %d elements of %s %v", elements,
+			t.DataType, t.Shape)
 	}
 	if t.DataType == tensor.Bytes {
 		// On the wire at least two bytes precede an element's own bytes; in memory four do.

@@ -479,6 +479,28 @@ func (r *jsonReader) tensor(t *tensor.Tensor, elements int, dst []byte) error {
 	}
 }
 
+// countScalars returns how many strings, numbers, bools and nulls data, valid JSON, has.
+func countScalars(data []byte) (n int) {
+	for i := 0; i < len(data); i++ {
+		switch data[i] {
+		case '[', ']', '{', '}', ',', ':', ' ', '\t', '\r', '\n':
+			continue
+		case '"':
+			for i++; i < len(data) && data[i] != '"'; i++ {
+				if data[i] == '\\' {
+					i++
+				}
+			}
+		default:
+			for i+1 < len(data) && strings.IndexByte("[]{},: \t\r\n", data[i+1]) < 0 {
+				i++
+			}
+		}
+		n++
+	}
+	return n
+}
+
 // elementReader returns a function that decodes one element of type d into dst and returns its size
 // in bytes.
 func elementReader(d tensor.DataType) (func(r *jsonReader, dst []byte) (int, error), error) {
@@ -488,6 +510,8 @@ func elementReader(d tensor.DataType) (func(r *jsonReader, dst []byte) (int, err
 		return (*jsonReader).fp32, nil
 	case tensor.FP64:
 		return (*jsonReader).fp64, nil
+	case tensor.FP16, tensor.BF16:
+		return func(r *jsonReader, dst []byte) (int, error) { return r.half(d, dst) }, nil
 	case tensor.Bool:
 		return func(r *jsonReader, dst []byte) (int, error) {
 			v, err := r.bool()
@@ -514,7 +538,7 @@ func elementReader(d tensor.DataType) (func(r *jsonReader, dst []byte) (int, err
 			return r.wholeElement(dst, d, largest, 0)
 		}, nil
 	}
-	return nil, fmt.Errorf("%s has no form in JSON, send it as binary data", d)
+	return nil, fmt.Errorf("unknown datatype %q", d)
 }
 
 // wholeElement decodes an integer in [-smallest, largest].
@@ -557,6 +581,24 @@ func (r *jsonReader) fp64(dst []byte) (int, error) {
 	v, err := r.float(64)
 	binary.LittleEndian.PutUint64(dst, math.Float64bits(v))
 	return 8, err
+}
+
+// half decodes a 16-bit float of type d.
+func (r *jsonReader) half(d tensor.DataType, dst []byte) (int, error) {
+	r.next()
+	start := r.pos
+	v, err := r.float(64)
+	if err != nil {
+		return 0, err
+	}
+	element, ok := tensor.HalfOf(d, v)
+	if !ok {
+		text := r.text[start:r.pos]
+		r.pos = start
+		return 0, r.errorf("%.64s is out of range for %s", text, d)
+	}
+	binary.LittleEndian.PutUint16(dst, element)
+	return 2, nil
 }
 
 func (r *jsonReader) float(bits int) (float64, error) {

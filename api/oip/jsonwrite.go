@@ -51,12 +51,18 @@ func appendJSONTensor(b []byte, t *tensor.Tensor) ([]byte, error) {
 			b = strconv.AppendUint(b, uint64(le.Uint32(rest)), 10)
 		case tensor.Uint64:
 			b = strconv.AppendUint(b, le.Uint64(rest), 10)
-		case tensor.FP32, tensor.FP64:
-			bits := 8 * size
-			v := float64(math.Float32frombits(le.Uint32(rest)))
-			if bits == 64 {
+		case tensor.FP16, tensor.BF16, tensor.FP32, tensor.FP64:
+			var v float64
+			switch size {
+			case 2:
+				v = tensor.OfHalf(t.DataType, le.Uint16(rest))
+			case 4:
+				v = float64(math.Float32frombits(le.Uint32(rest)))
+			case 8:
 				v = math.Float64frombits(le.Uint64(rest))
 			}
+			// The value of a 16-bit float is one of FP32 too.
+			bits := max(8*size, 32)
 			if math.IsNaN(v) || math.IsInf(v, 0) {
 				return b, fmt.Errorf(
 					"element %d is %v, which JSON cannot hold; ask for binary data", n, v)
@@ -70,7 +76,7 @@ func appendJSONTensor(b []byte, t *tensor.Tensor) ([]byte, error) {
 			}
 			b = appendJSONString(b, s)
 		default:
-			return b, fmt.Errorf("%s has no form in JSON; ask for binary data", t.DataType)
+			return b, fmt.Errorf("unknown datatype %q", t.DataType)
 		}
 		rest = rest[size:]
 	}

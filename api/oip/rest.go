@@ -365,7 +365,7 @@ func (r *Request) readInputs(text []byte, inputs []jsonInput, body *requestBody,
 		return err
 	}
 	for i := range inputs {
-		n, err := inputs[i].size(hasBinary)
+		n, err := inputs[i].size(text, hasBinary)
 		if err != nil {
 			return invalidf("input %q: %v", inputs[i].Name, err)
 		}
@@ -401,8 +401,9 @@ func (r *Request) readInputs(text []byte, inputs []jsonInput, body *requestBody,
 	return nil
 }
 
-// size returns how many bytes an input needs in memory. It is checked against the bytes received.
-func (in *jsonInput) size(hasBinary bool) (int, error) {
+// size returns how many bytes an input needs in memory. It is checked against the bytes received, of
+// which text has the JSON.
+func (in *jsonInput) size(text []byte, hasBinary bool) (int, error) {
 	elements, err := checkShape(&in.Tensor)
 	if err != nil {
 		return 0, err
@@ -425,8 +426,8 @@ func (in *jsonInput) size(hasBinary bool) (int, error) {
 	// In the text, an element takes at least one byte, and a string at least two more than its own
 	// bytes.
 	if elements > in.data.len() {
-		return 0, fmt.Errorf("data of %d bytes cannot hold the %d elements of %s %v", in.data.len(),
-			elements, in.DataType, in.Shape)
+		return 0, fmt.Errorf("data: %d elements, expected %d for shape %v",
+			countScalars(text[in.data.start:in.data.end]), elements, in.Shape)
 	}
 	if in.DataType == tensor.Bytes {
 		return 2 * in.data.len(), nil
@@ -440,7 +441,7 @@ func (in *jsonInput) read(t *tensor.Tensor, text []byte, body *requestBody, bloc
 	if err != nil {
 		return err
 	}
-	n, err := in.size(true)
+	n, err := in.size(text, true)
 	if err != nil {
 		return err
 	}
@@ -469,8 +470,7 @@ func (in *jsonInput) read(t *tensor.Tensor, text []byte, body *requestBody, bloc
 // the outputs from their own memory, and does not release resp. charge counts the text.
 //
 // Before anything is written, the error can be charge's, or wrap [ErrInvalid] if the client asked
-// for JSON, which cannot represent the outputs (NaN, infinity, 16-bit floats, BYTES that are not
-// UTF-8). Any other error is that of writing to w.
+// for JSON, which cannot represent the outputs (NaN, infinity, BYTES that are not UTF-8). Any other error is that of writing to w.
 func EncodeResponse(w http.ResponseWriter, req *Request, resp *Response, charge *Charge) error {
 	text := textBuffers.Get().(*[]byte)
 	defer putText(text)

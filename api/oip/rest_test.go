@@ -93,6 +93,8 @@ func TestDecodeJSONTypes(t *testing.T) {
 			[]byte("\x00\x00\x00\x00\x00\x00\xf8\x3f\x00\x00\x00\x00\x00\x00\x00\x80")},
 		{"FP32", "[2,1,2]", "[[[1,2]],[[3,4]]]",
 			[]byte("\x00\x00\x80\x3f\x00\x00\x00\x40\x00\x00\x40\x40\x00\x00\x80\x40")},
+		{"FP16", "[4]", "[1,-2.0,65504,1e-9]", []byte{0, 0x3c, 0, 0xc0, 0xff, 0x7b, 0, 0}},
+		{"BF16", "[2]", "[1,-2.5]", []byte{0x80, 0x3f, 0x20, 0xc0}},
 		{"BYTES", "[3]", `["a", "", "\u00e9\\"]`,
 			[]byte("\x01\x00\x00\x00a\x00\x00\x00\x00\x03\x00\x00\x00\xc3\xa9\\")},
 		{"FP32", "[0,3]", "[]", nil},
@@ -215,7 +217,7 @@ func TestDecodeRequestErrors(t *testing.T) {
 		{"absurd shape", data("FP32", "[4294967296,4294967296]", "[1]"), "",
 			`input "x": shape [4294967296 4294967296] has too many elements`},
 		{"large shape", data("FP32", "[1000000000]", "[1]"), "",
-			`input "x": data of 3 bytes cannot hold the 1000000000 elements of FP32 [1000000000]`},
+			`input "x": data: 1 elements, expected 1000000000 for shape [1000000000]`},
 		{"no data", in(`"datatype":"FP32","shape":[1]`), "",
 			`input "x": neither data nor binary_data_size`},
 		{"data is a number", data("FP32", "[1]", "1"), "",
@@ -268,8 +270,14 @@ func TestDecodeRequestErrors(t *testing.T) {
 			`input "x": data: element 0: byte 61: 1e39 is out of range for FP32`},
 		{"number for a bool", data("BOOL", "[1]", `[1]`), "",
 			`input "x": data: element 0: byte 61: expected true or false, found '1'`},
-		{"half float", data("FP16", "[1]", `[1]`), "",
-			`input "x": data: FP16 has no form in JSON, send it as binary data`},
+		{"half float", data("FP16", "[1]", `[65520]`), "",
+			`input "x": data: element 0: byte 61: 65520 is out of range for FP16`},
+		{"fewer than the bytes could be", data("INT64", "[2,4]", `[1,2,3]`), "",
+			`input "x": data: 3 elements, expected 8 for shape [2 4]`},
+		{"few and nested", data("INT64", "[2,40]", `[[1,2],[ -3.5e1 ]]`), "",
+			`input "x": data: 3 elements, expected 80 for shape [2 40]`},
+		{"few strings", data("BYTES", "[20]", `["[\"1,2" , ""]`), "",
+			`input "x": data: 2 elements, expected 20 for shape [20]`},
 		{"negative timeout", `{"parameters":{"timeout":-1},"inputs":[]}`, "",
 			`parameter timeout is -1 (int64), expected a whole number of microseconds, not negative`},
 		{"timeout of another type", `{"parameters":{"timeout":"1s"},"inputs":[]}`, "",
@@ -415,6 +423,7 @@ func TestEncodeResponse(t *testing.T) {
 		Parameters: map[string]any{"late": true, "n": int64(2)}, Outputs: []tensor.Tensor{
 			must(tensor.Of("f", []float32{0.1, -1e-9, 3e20, 1e22}, 2, 2)),
 			must(tensor.Of("d", []float64{0.1, math.MaxFloat64}, 2)),
+			{Name: "h", DataType: tensor.FP16, Shape: []int64{2}, Data: []byte{0x66, 0x2e, 0, 0xc0}},
 			must(tensor.Of("i", []int64{math.MinInt64, 5}, 2)),
 			must(tensor.Of("u", []uint64{math.MaxUint64}, 1)),
 			must(tensor.Of("i8", []int8{-1}, 1)),
@@ -432,6 +441,7 @@ func TestEncodeResponse(t *testing.T) {
 			`{"model_name":"m","model_version":"3","id":"q\"1","parameters":{"late":true,"n":2},"outputs":[` +
 				`{"name":"f","datatype":"FP32","shape":[2,2],"data":[0.1,-1e-09,3e+20,1e+22]},` +
 				`{"name":"d","datatype":"FP64","shape":[2],"data":[0.1,1.7976931348623157e+308]},` +
+				`{"name":"h","datatype":"FP16","shape":[2],"data":[0.099975586,-2]},` +
 				`{"name":"i","datatype":"INT64","shape":[2],"data":[-9223372036854775808,5]},` +
 				`{"name":"u","datatype":"UINT64","shape":[1],"data":[18446744073709551615]},` +
 				`{"name":"i8","datatype":"INT8","shape":[1],"data":[-1]},` +
@@ -443,12 +453,14 @@ func TestEncodeResponse(t *testing.T) {
 			`{"model_name":"m","model_version":"3","id":"q\"1","parameters":{"late":true,"n":2},"outputs":[` +
 				`{"name":"f","datatype":"FP32","shape":[2,2],"data":[0.1,-1e-09,3e+20,1e+22]},` +
 				`{"name":"d","datatype":"FP64","shape":[2],"parameters":{"binary_data_size":16}},` +
+				`{"name":"h","datatype":"FP16","shape":[2],"parameters":{"binary_data_size":4}},` +
 				`{"name":"i","datatype":"INT64","shape":[2],"parameters":{"binary_data_size":16}},` +
 				`{"name":"u","datatype":"UINT64","shape":[1],"parameters":{"binary_data_size":8}},` +
 				`{"name":"i8","datatype":"INT8","shape":[1],"parameters":{"binary_data_size":1}},` +
 				`{"name":"b","datatype":"BOOL","shape":[2],"parameters":{"binary_data_size":2}},` +
 				`{"name":"s","datatype":"BYTES","shape":[2],"parameters":{"binary_data_size":12}}]}`,
 			"\x9a\x99\x99\x99\x99\x99\xb9\x3f\xff\xff\xff\xff\xff\xff\xef\x7f" +
+				"\x66\x2e\x00\xc0" +
 				"\x00\x00\x00\x00\x00\x00\x00\x80\x05\x00\x00\x00\x00\x00\x00\x00" +
 				"\xff\xff\xff\xff\xff\xff\xff\xff" + "\xff" + "\x01\x00" +
 				"\x04\x00\x00\x00\"\n\xc3\xa9\x00\x00\x00\x00"},
@@ -486,12 +498,14 @@ func TestEncodeResponseErrors(t *testing.T) {
 			`output "y": element 1 is NaN, which JSON cannot hold; ask for binary data`},
 		{must(tensor.Of("y", []float64{math.Inf(-1)}, 1)),
 			`output "y": element 0 is -Inf, which JSON cannot hold; ask for binary data`},
-		{tensor.Tensor{Name: "y", DataType: tensor.FP16, Shape: []int64{1}, Data: []byte{0, 0}},
-			`output "y": FP16 has no form in JSON; ask for binary data`},
+		{tensor.Tensor{Name: "y", DataType: tensor.FP16, Shape: []int64{1}, Data: []byte{0, 0x7c}},
+			`output "y": element 0 is +Inf, which JSON cannot hold; ask for binary data`},
 		{tensor.Tensor{
 			Name: "y", DataType: tensor.Bytes, Shape: []int64{1},
 			Data: []byte("\x01\x00\x00\x00\xff"),
 		}, `output "y": element 0 is not valid UTF-8, which JSON cannot hold; ask for binary data`},
+		{tensor.Tensor{Name: "y", DataType: "FP8", Shape: []int64{1}, Data: []byte{0}},
+			`output "y": unknown datatype "FP8"`},
 	} {
 		resp := &Response{Outputs: []tensor.Tensor{tt.out}}
 		w := httptest.NewRecorder()
