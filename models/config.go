@@ -3,6 +3,10 @@ package models
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -38,12 +42,53 @@ type Table struct {
 	Lookups int64
 }
 
-// Provenance is how a model was generated. The same values give the same model, to the byte.
+// Provenance is how a model was generated. The same values give the same model; without From, to
+// the byte on every machine.
 type Provenance struct {
 	Generator    string // the program and the version of its output, such as "muster zoo 1"
 	Architecture string
 	Scale        string // the factor of the tables' numbers of rows, a fraction such as "1/16"
 	Seed         uint64
+	// From is the model of which this one is a variant, and Variant how it was made of it, such as
+	// "int8". Both are empty for a model that is no variant.
+	From    string
+	Variant string
+}
+
+// A Metric is what a score says about a model's answers.
+type Metric string
+
+// The metrics.
+const (
+	// AUC is the area under the ROC curve: how often a row labelled 1 is rated above one labelled
+	// 0.
+	AUC Metric = "auc"
+	// Top10 is the share of the ten best of 100 items that the model has among its ten best.
+	Top10 Metric = "top10"
+)
+
+// metrics are all metrics, with the score of a model that knows nothing.
+var metrics = map[Metric]float64{AUC: .5, Top10: .1}
+
+// Accuracy returns the accuracy of a model with the given score, in (0, 1], in a family whose best
+// score is best: 1 for the best, and almost 0 for a model that guesses. m is a known metric.
+func (m Metric) Accuracy(score, best float64) float64 {
+	chance := metrics[m]
+	if best <= chance {
+		return 1
+	}
+	return min(1, max(.0001, (score-chance)/(best-chance)))
+}
+
+// A Measurement says how a score was measured. The zero value means that it is not known.
+type Measurement struct {
+	// Against is the file of labelled rows, or the model whose answers were the truth.
+	Against string
+	Rows    int64
+	// Seed is that of the rows; 0 for those of a file.
+	Seed uint64
+	// Error is the standard error of the score.
+	Error float64
 }
 
 // A Config holds the settings of a model, as model.yaml gives them. A key that model.yaml leaves
@@ -75,6 +120,12 @@ type Config struct {
 	Family string
 	// Accuracy is the model's quality within its family, in (0, 1]; 0 if unknown.
 	Accuracy float64
+	// Score is the model's quality in terms of Metric, in (0, 1]; 0 if unknown. Metric is then
+	// empty.
+	Score  float64
+	Metric Metric
+	// Measured is how Score was measured.
+	Measured Measurement
 	// Inputs and Outputs may name some or all inputs and outputs of the model, to add id bounds and
 	// shapes. Data types and shapes that they give must agree with the model's.
 	Inputs  []Port
@@ -145,10 +196,29 @@ func (c Config) Validate() error {
 	check(c.Versions.Latest >= 0, "latest versions are %d, expected at least 1", c.Versions.Latest)
 	check(c.Accuracy >= 0 && c.Accuracy <= 1, "accuracy is %v, expected more than 0 and at most 1",
 		c.Accuracy)
+	check(c.Score >= 0 && c.Score <= 1, "score is %v, expected more than 0 and at most 1", c.Score)
+	if c.Metric != "" {
+		_, ok := metrics[c.Metric]
+		check(ok, "metric is %q, expected %s", c.Metric, knownMetrics())
+	}
+	check((c.Score > 0) == (c.Metric != ""), "score is %v and metric %q, expected both or none",
+		c.Score, c.Metric)
+	check(c.Measured == Measurement{} || c.Score > 0, "measured is given without a score")
+	check(c.Measured.Error >= 0 && c.Measured.Error <= 1,
+		"error of the score is %v, expected 0 to 1", c.Measured.Error)
 	for _, p := range c.Inputs {
 		for i, b := range p.IDBounds {
 			check(b >= 1, "id bound %d of input %q is %d, expected at least 1", i, p.Name, b)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// knownMetrics lists the metrics for an error.
+func knownMetrics() string {
+	var names []string
+	for _, m := range slices.Sorted(maps.Keys(metrics)) {
+		names = append(names, strconv.Quote(string(m)))
+	}
+	return strings.Join(names, " or ")
 }

@@ -23,6 +23,9 @@ warm_up: [1, 8, 512]
 versions: {latest: 2}
 family: ctr
 accuracy: 0.93
+score: 0.8378
+metric: auc
+measured: {against: rows.csv, rows: 200000, seed: 1, error: .0012}
 inputs:
   - name: dense
     data_type: FP32
@@ -33,7 +36,8 @@ outputs:
   - {name: score, data_type: FP32, shape: [-1, 1]}
 tables:
   - {name: table_0, rows: 1000, dim: 32, lookups: 1}
-generated: {generator: muster zoo 1, architecture: paper, scale: 1/16, seed: 18446744073709551615}
+generated: {generator: muster zoo 1, architecture: paper, scale: 1/16, seed: 18446744073709551615,
+  from: wnd, variant: int8}
 `
 
 func TestParseConfig(t *testing.T) {
@@ -48,7 +52,8 @@ func TestParseConfig(t *testing.T) {
 			LargestBatchSize: 512,
 			RowsIndependent:  true, Late: LateReject, WarmUp: []int{1, 8, 512},
 			Versions: VersionPolicy{Latest: 2},
-			Family:   "ctr", Accuracy: 0.93,
+			Family:   "ctr", Accuracy: 0.93, Score: .8378, Metric: AUC,
+			Measured: Measurement{Against: "rows.csv", Rows: 200_000, Seed: 1, Error: .0012},
 			Inputs: []Port{
 				{Name: "dense", DataType: tensor.FP32, Shape: []int64{Dynamic, 512}},
 				{Name: "ids", IDBounds: []int64{1000, 20, 3}},
@@ -57,6 +62,7 @@ func TestParseConfig(t *testing.T) {
 			Tables:  []Table{{Name: "table_0", Rows: 1000, Dim: 32, Lookups: 1}},
 			Generated: &Provenance{
 				Generator: "muster zoo 1", Architecture: "paper", Scale: "1/16", Seed: 1<<64 - 1,
+				From: "wnd", Variant: "int8",
 			},
 		}},
 		"defaults follow": {"qos_target_ms: 0.5\nlargest_batch_size: 8\n", Config{
@@ -147,8 +153,8 @@ deadline_ms: 6
 		`model.yaml:20: tables: got "none", expected a list of tables`,
 		`model.yaml:21: generated.seed: got "-1", expected a whole number of at least 0`,
 		`model.yaml:22: unknown key "qos_target", expected one of accuracy, deadline_ms, family, ` +
-			`generated, inputs, largest_batch_size, late, outputs, qos_percentile, ` +
-			`qos_target_ms, rows_independent, tables, versions, warm_up`,
+			`generated, inputs, largest_batch_size, late, measured, metric, outputs, ` +
+			`qos_percentile, qos_target_ms, rows_independent, score, tables, versions, warm_up`,
 		`model.yaml:24: key "deadline_ms" is given twice`,
 		`model.yaml:23: deadline_ms: got "5", expected at least qos_target_ms, which is 100`,
 		`model.yaml:6: warm_up: got batch size 2000, expected at most largest_batch_size, which is 1000`,

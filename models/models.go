@@ -93,6 +93,19 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	return v, nil
 }
 
+// FileVersion reads the signature of a model file that is in no repository, as version 1 of a model
+// without a model.yaml. It does not load the model.
+func FileVersion(path string) (*Version, error) {
+	s, err := onnx.ReadSignature(path)
+	if err != nil {
+		return nil, err
+	}
+	v := &Version{Model: filepath.Base(path), Number: 1, Path: path, Config: DefaultConfig()}
+	v.Inputs, _ = merge("input", s.Inputs, nil)
+	v.Outputs, _ = merge("output", s.Outputs, nil)
+	return v, nil
+}
+
 // checkName returns an error if model cannot be the name of a model's folder. So no name that a
 // client sends leads out of the repository.
 func checkName(model string) error {

@@ -132,7 +132,7 @@ func (p *parser) mapping(where string, n *yaml.Node,
 }
 
 func (p *parser) config(n *yaml.Node, c *Config) {
-	var deadline, warmUp *yaml.Node
+	var deadline, warmUp, score, metric, measured *yaml.Node
 	p.mapping("", n, map[string]func(string, *yaml.Node){
 		"qos_target_ms": func(key string, v *yaml.Node) {
 			p.milliseconds(key, v, longestQoSTarget, &c.QoSTarget)
@@ -172,8 +172,24 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 		"versions": func(key string, v *yaml.Node) { p.versions(key, v, &c.Versions) },
 		"family":   func(key string, v *yaml.Node) { p.text(key, v, &c.Family) },
 		"accuracy": func(key string, v *yaml.Node) { p.float(key, v, 1, &c.Accuracy) },
-		"inputs":   func(key string, v *yaml.Node) { p.ports(key, v, true, &c.Inputs) },
-		"outputs":  func(key string, v *yaml.Node) { p.ports(key, v, false, &c.Outputs) },
+		"score": func(key string, v *yaml.Node) {
+			score = v
+			p.float(key, v, 1, &c.Score)
+		},
+		"metric": func(key string, v *yaml.Node) {
+			metric = v
+			if _, ok := metrics[Metric(v.Value)]; !ok || v.Kind != yaml.ScalarNode {
+				p.wrong(key, v, knownMetrics())
+				return
+			}
+			c.Metric = Metric(v.Value)
+		},
+		"measured": func(key string, v *yaml.Node) {
+			measured = v
+			p.measurement(key, v, &c.Measured)
+		},
+		"inputs":  func(key string, v *yaml.Node) { p.ports(key, v, true, &c.Inputs) },
+		"outputs": func(key string, v *yaml.Node) { p.ports(key, v, false, &c.Outputs) },
 		"tables": func(key string, v *yaml.Node) {
 			p.list(key, v, "a list of tables",
 				func(key string, v *yaml.Node) { p.table(key, v, c) })
@@ -187,6 +203,14 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 	if deadline != nil && c.Deadline < c.QoSTarget {
 		p.wrong("deadline_ms", deadline,
 			fmt.Sprintf("at least qos_target_ms, which is %s", milliseconds(c.QoSTarget)))
+	}
+	switch {
+	case score != nil && metric == nil:
+		p.fault(score, "score: has no metric beside it, expected %s", knownMetrics())
+	case score == nil && metric != nil:
+		p.fault(metric, "metric: has no score beside it")
+	case score == nil && measured != nil:
+		p.fault(measured, "measured: has no score beside it")
 	}
 	for _, n := range c.WarmUp {
 		if n > c.LargestBatchSize {
@@ -352,12 +376,39 @@ func (p *parser) provenance(key string, n *yaml.Node, g *Provenance) {
 		"generator":    func(key string, n *yaml.Node) { p.text(key, n, &g.Generator) },
 		"architecture": func(key string, n *yaml.Node) { p.text(key, n, &g.Architecture) },
 		"scale":        func(key string, n *yaml.Node) { p.text(key, n, &g.Scale) },
-		"seed": func(key string, n *yaml.Node) {
-			if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(&g.Seed) != nil {
-				p.wrong(key, n, "a whole number of at least 0")
+		"seed":         func(key string, n *yaml.Node) { p.seed(key, n, &g.Seed) },
+		"from":         func(key string, n *yaml.Node) { p.text(key, n, &g.From) },
+		"variant":      func(key string, n *yaml.Node) { p.text(key, n, &g.Variant) },
+	})
+}
+
+func (p *parser) seed(key string, n *yaml.Node, into *uint64) {
+	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(into) != nil {
+		p.wrong(key, n, "a whole number of at least 0")
+	}
+}
+
+func (p *parser) measurement(key string, n *yaml.Node, m *Measurement) {
+	before := len(p.faults)
+	p.mapping(key, n, map[string]func(string, *yaml.Node){
+		"against": func(key string, n *yaml.Node) { p.text(key, n, &m.Against) },
+		"rows": func(key string, n *yaml.Node) {
+			if i, ok := p.integer(key, n, math.MaxInt64); ok {
+				m.Rows = i
+			}
+		},
+		"seed": func(key string, n *yaml.Node) { p.seed(key, n, &m.Seed) },
+		"error": func(key string, n *yaml.Node) {
+			// A score of 1 for every row has no error.
+			if n.Kind != yaml.ScalarNode || (n.Tag != "!!int" && n.Tag != "!!float") ||
+				n.Decode(&m.Error) != nil || !(m.Error >= 0 && m.Error <= 1) {
+				p.wrong(key, n, "a number from 0 to 1")
 			}
 		},
 	})
+	if len(p.faults) == before && (m.Against == "" || m.Rows == 0) {
+		p.fault(n, "%s: expected at least against and rows", key)
+	}
 }
 
 // YAML encodes c in the form of a model.yaml. It leaves out settings with their zero value.
@@ -376,9 +427,11 @@ func (c Config) YAML() ([]byte, error) {
 	}
 	type provenance struct {
 		Generator    string `yaml:"generator"`
-		Architecture string `yaml:"architecture"`
-		Scale        string `yaml:"scale"`
+		Architecture string `yaml:"architecture,omitempty"`
+		Scale        string `yaml:"scale,omitempty"`
 		Seed         uint64 `yaml:"seed"`
+		From         string `yaml:"from,omitempty"`
+		Variant      string `yaml:"variant,omitempty"`
 	}
 	document := struct {
 		QoSTarget        milliseconds `yaml:"qos_target_ms,omitempty"`
@@ -391,6 +444,9 @@ func (c Config) YAML() ([]byte, error) {
 		Versions         any          `yaml:"versions,omitempty"`
 		Family           string       `yaml:"family,omitempty"`
 		Accuracy         float64      `yaml:"accuracy,omitempty"`
+		Score            float64      `yaml:"score,omitempty"`
+		Metric           Metric       `yaml:"metric,omitempty"`
+		Measured         *measurement `yaml:"measured,omitempty,flow"`
 		Inputs           []port       `yaml:"inputs,omitempty"`
 		Outputs          []port       `yaml:"outputs,omitempty"`
 		Tables           []table      `yaml:"tables,omitempty"`
@@ -405,7 +461,12 @@ func (c Config) YAML() ([]byte, error) {
 		WarmUp:           c.WarmUp,
 		Family:           c.Family,
 		Accuracy:         c.Accuracy,
+		Score:            c.Score,
+		Metric:           c.Metric,
 		Generated:        (*provenance)(c.Generated),
+	}
+	if c.Measured != (Measurement{}) {
+		document.Measured = (*measurement)(&c.Measured)
 	}
 	switch v := c.Versions; {
 	case v.All:
@@ -425,6 +486,14 @@ func (c Config) YAML() ([]byte, error) {
 		document.Tables = append(document.Tables, table(t))
 	}
 	return yaml.Marshal(document)
+}
+
+// measurement is a Measurement as YAML shows it.
+type measurement struct {
+	Against string  `yaml:"against"`
+	Rows    int64   `yaml:"rows"`
+	Seed    uint64  `yaml:"seed,omitempty"`
+	Error   float64 `yaml:"error"`
 }
 
 // milliseconds is a duration that YAML shows as a number of milliseconds.

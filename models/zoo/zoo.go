@@ -2,12 +2,8 @@ package zoo
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"math/big"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -21,9 +17,6 @@ const generator = "muster zoo 1"
 
 // dataFile is the name of the file with the weights, beside the model file.
 const dataFile = models.ModelFile + ".data"
-
-// ErrExists means that another model is where the new one would be written. Errors wrap it.
-var ErrExists = errors.New("zoo: another model is there")
 
 // Options are the options of a generated model.
 type Options struct {
@@ -96,7 +89,7 @@ func Names() []string {
 // Generate writes the model to dir/<model>/ and creates dir if it does not exist. The folder
 // appears with all files or not at all. Generate returns false if the same model is already there.
 // A model that was generated with other options is replaced if options.Overwrite is set. Otherwise,
-// and for anything else in its place, the error wraps ErrExists.
+// and for anything else in its place, the error wraps models.ErrExists.
 func Generate(ctx context.Context, dir, model string, options Options) (written bool, err error) {
 	fail := func(err error) (bool, error) {
 		return false, fmt.Errorf("generate model %s: %w", model, err)
@@ -105,36 +98,12 @@ func Generate(ctx context.Context, dir, model string, options Options) (written 
 	if err != nil {
 		return fail(err)
 	}
-	target := filepath.Join(dir, model)
-	replace, err := p.compare(target, options.Overwrite)
+	written, err = models.Install(dir, model, *p.config.Generated, options.Overwrite,
+		func(folder string) error { return p.write(ctx, folder, options.Progress) })
 	if err != nil {
 		return fail(err)
 	}
-	if replace == keep {
-		return false, nil
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fail(err)
-	}
-	// Agents ignore hidden folders, so they do not see the unfinished model.
-	temporary, err := os.MkdirTemp(dir, "."+model+"-*")
-	if err != nil {
-		return fail(err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(temporary)) }()
-	made := filepath.Join(temporary, "new")
-	if err := p.write(ctx, made, options.Progress); err != nil {
-		return fail(err)
-	}
-	if replace == overwrite {
-		if err := os.Rename(target, filepath.Join(temporary, "old")); err != nil {
-			return fail(err)
-		}
-	}
-	if err := os.Rename(made, target); err != nil {
-		return fail(err)
-	}
-	return true, nil
+	return written, nil
 }
 
 // A plan describes a model to write.
@@ -185,50 +154,4 @@ func newPlan(model string, options Options) (*plan, error) {
 		Seed:         options.Seed,
 	}
 	return &plan{config: config, model: b.model, weights: b.weights, size: b.size}, nil
-}
-
-// An action is what Generate does with the folder of the model.
-type action int
-
-const (
-	create action = iota
-	keep
-	overwrite
-)
-
-// compare decides what to do with target, the model's folder. replace is Options.Overwrite.
-func (p *plan) compare(target string, replace bool) (action, error) {
-	entries, err := os.ReadDir(target)
-	if errors.Is(err, fs.ErrNotExist) {
-		return create, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	existing, err := models.ReadConfig(filepath.Join(target, models.ConfigFile))
-	if err != nil || existing.Generated == nil {
-		return 0, fmt.Errorf("%w: %s was not generated; move it away first", ErrExists, target)
-	}
-	if g := *existing.Generated; g != *p.config.Generated {
-		if !replace {
-			return 0, fmt.Errorf(
-				"%w: %s was generated with %s, now asked for %s; overwrite it or choose another "+
-					"folder",
-				ErrExists, target, describe(g), describe(*p.config.Generated))
-		}
-		for _, e := range entries {
-			if e.Name() != models.ConfigFile && e.Name() != "1" {
-				return 0, fmt.Errorf(
-					"%w: %s also holds %s, which was not generated; move it away first", ErrExists,
-					target, e.Name())
-			}
-		}
-		return overwrite, nil
-	}
-	return keep, nil
-}
-
-func describe(g models.Provenance) string {
-	return fmt.Sprintf("%s, architecture %s, scale %s, seed %d", g.Generator, g.Architecture,
-		g.Scale, g.Seed)
 }

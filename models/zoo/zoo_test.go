@@ -192,7 +192,7 @@ func TestGenerateAgain(t *testing.T) {
 
 	options.Seed = 2
 	_, err := zoo.Generate(t.Context(), dir, "ncf", options)
-	if !errors.Is(err, zoo.ErrExists) || !strings.Contains(err.Error(), "seed 1") ||
+	if !errors.Is(err, models.ErrExists) || !strings.Contains(err.Error(), "seed 1") ||
 		!strings.Contains(err.Error(), "seed 2") {
 		t.Errorf("other options: got error %v", err)
 	}
@@ -216,7 +216,7 @@ func TestGenerateKeepsForeignModels(t *testing.T) {
 		t.Helper()
 		before := hash(t, dir)
 		_, err := zoo.Generate(t.Context(), dir, "ncf", options)
-		if !errors.Is(err, zoo.ErrExists) || !strings.Contains(err.Error(), want) {
+		if !errors.Is(err, models.ErrExists) || !strings.Contains(err.Error(), want) {
 			t.Errorf("got error %v, want %q", err, want)
 		}
 		if hash(t, dir) != before {

@@ -1,0 +1,196 @@
+package models
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/muster-serve/muster/api/tensor"
+)
+
+// member makes a version of a model of family ctr; change may be nil.
+func member(name string, accuracy float64, change func(*Version)) *Version {
+	v := &Version{
+		Model: name, Number: 1, Config: DefaultConfig(),
+		Inputs: []Port{
+			{Name: "dense", DataType: tensor.FP32, Shape: []int64{Dynamic, 6}},
+			{Name: "ids", DataType: tensor.Int64, Shape: []int64{Dynamic, 4}, IDBounds: []int64{
+				50,
+			}},
+		},
+		Outputs: []Port{{Name: "p", DataType: tensor.FP32, Shape: []int64{Dynamic, 1}}},
+	}
+	v.Config.Family, v.Config.Accuracy = "ctr", accuracy
+	if change != nil {
+		change(v)
+	}
+	return v
+}
+
+func TestFamilies(t *testing.T) {
+	families, apart := Families([]*Version{
+		member("big", 1, nil),
+		member("small", .9, func(v *Version) {
+			// Neither the order of inputs nor bounds count.
+			v.Inputs[0], v.Inputs[1] = v.Inputs[1], v.Inputs[0]
+			v.Inputs[0].IDBounds = nil
+			v.Config.LargestBatchSize = 10
+			v.Outputs[0].Shape = nil
+		}),
+		member("middle", .95, nil),
+		member("new", 0, nil),
+		member("alone", 0, func(v *Version) { v.Config.Family = "" }),
+		member("slow", .99, func(v *Version) { v.Config.QoSTarget = time.Second }),
+		member("p95", .99, func(v *Version) { v.Config.QoSPercentile = 95 }),
+		member("patient", .99, func(v *Version) { v.Config.Deadline = time.Minute }),
+		member("strict", .99, func(v *Version) { v.Config.Late = LateReject }),
+		member("less", .99, func(v *Version) { v.Inputs = v.Inputs[:1] }),
+		member("more", .99, func(v *Version) {
+			v.Outputs = append(v.Outputs, Port{Name: "q", DataType: tensor.FP32})
+		}),
+		member("wide", .99, func(v *Version) { v.Inputs[0].Shape = []int64{Dynamic, 7} }),
+		member("half", .99, func(v *Version) { v.Outputs[0].DataType = tensor.FP16 }),
+		member("a", .9, func(v *Version) { v.Config.Family = "alone" }),
+		member("b", .9, func(v *Version) { v.Config.Family = "b" }),
+		// Of two that disagree, the first by name is the family.
+		member("x", .5, func(v *Version) { v.Config.Family = "two" }),
+		member("y", 1, func(v *Version) { v.Config.Family, v.Outputs[0].Name = "two", "z" }),
+	})
+	own := func(name string, accuracy float64) Family {
+		return Family{Name: name, Variants: []Variant{{name, accuracy, true}}}
+	}
+	want := []Family{
+		own("a", .9), {"alone", []Variant{{"alone", 1, false}}}, own("b", .9),
+		{"ctr", []Variant{
+			{"big", 1, true}, {"new", 1, false}, {"middle", .95, true}, {"small", .9, true},
+		}},
+		own("half", .99), own("less", .99), own("more", .99), own("p95", .99), own("patient", .99),
+		own("slow", .99), own("strict", .99), {"two", []Variant{{"x", .5, true}}}, own("wide", .99),
+		own("y", 1),
+	}
+	if diff := cmp.Diff(want, families); diff != "" {
+		t.Errorf("families (-want +got):\n%s", diff)
+	}
+	fit := `does not fit into family "ctr": `
+	reasons := map[string]string{
+		"slow":    fit + "qos_target_ms is 1000, 100 in big",
+		"p95":     fit + "qos_percentile is 95, 99 in big",
+		"patient": fit + "deadline_ms is 60000, 1000 in big",
+		"strict":  fit + "late is reject, serve in big",
+		"less":    fit + `it has no input "ids", as big does`,
+		"more":    fit + `it has output "q", which big does not have`,
+		"wide":    fit + `input "dense" has shape [-1 7], [-1 6] in big`,
+		"half":    fit + `output "p" is FP16, FP32 in big`,
+		"a":       `family "alone" has the name of a model`,
+		"b":       `family "b" has the name of a model`,
+		"y":       `does not fit into family "two": it has no output "p", as x does`,
+	}
+	if diff := cmp.Diff(reasons, apart); diff != "" {
+		t.Errorf("apart (-want +got):\n%s", diff)
+	}
+}
+
+func TestScoreFaults(t *testing.T) {
+	for text, want := range map[string]string{
+		"accuracy: 0":                     `m.yaml:1: accuracy: got "0", expected a number above 0 and up to 1`,
+		"accuracy: 1.2":                   `m.yaml:1: accuracy: got "1.2", expected a number above 0 and up to 1`,
+		"score: -1\nmetric: auc":          `m.yaml:1: score: got "-1", expected a number above 0 and up to 1`,
+		"score: .5\nmetric: f1":           `m.yaml:2: metric: got "f1", expected "auc" or "top10"`,
+		"score: .5\nmetric: [auc]":        `m.yaml:2: metric: got a list, expected "auc" or "top10"`,
+		"score: .5":                       `m.yaml:1: score: has no metric beside it, expected "auc" or "top10"`,
+		"metric: auc":                     `m.yaml:1: metric: has no score beside it`,
+		"measured: {against: a, rows: 1}": "m.yaml:1: measured: has no score beside it",
+		"score: .5\nmetric: auc\nmeasured: {against: a}": "m.yaml:3: measured: expected at least " +
+			"against and rows",
+		"score: .5\nmetric: auc\nmeasured: {against: a, rows: " +
+			"0}": `m.yaml:3: measured.rows: got "0", expected a whole number of at least 1`,
+		"score: .5\nmetric: auc\nmeasured: {against: a, by: " +
+			"me}": `m.yaml:3: unknown key "measured.by", expected one of against, error, rows, seed`,
+		"score: .5\nmetric: auc\nmeasured: {rows: 1, error: " +
+			"-1}": `m.yaml:3: measured.error: got "-1", expected a number from 0 to 1`,
+		"score: .5\nmetric: auc\nmeasured: {against: a, seed: " +
+			"one}": `m.yaml:3: measured.seed: got "one", expected a whole number of at least 0`,
+		"family: [a]": `m.yaml:1: family: got a list, expected text`,
+	} {
+		_, err := parseConfig("m.yaml", []byte(text+"\n"))
+		if err == nil || err.Error() != want {
+			t.Errorf("%q: got error %v, want %s", text, err, want)
+		}
+	}
+}
+
+func TestWriteRating(t *testing.T) {
+	path := filepath.Join(t.TempDir(), ConfigFile)
+	write := func(text string) {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func() string {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	r := Rating{
+		Family: "ctr", Accuracy: .98, Score: .8378, Metric: AUC,
+		Measured: Measurement{Against: "rows.csv", Rows: 1000, Seed: 1, Error: .00123456},
+	}
+	const rated = `family: ctr
+accuracy: 0.98
+score: 0.8378
+metric: auc
+measured: {against: rows.csv, rows: 1000, seed: 1, error: 0.001235}
+`
+	if err := WriteRating(path, r); err != nil || read() != rated {
+		t.Errorf("without a file: got error %v and\n%s", err, read())
+	}
+	write(`# our model
+qos_target_ms: 5 # agreed in May
+accuracy: 0.5 # a guess
+# what the gateway sends
+inputs:
+  - name: ids # four of them
+    id_bounds: [50]
+`)
+	if err := WriteRating(path, r); err != nil {
+		t.Fatal(err)
+	}
+	const want = `# our model
+qos_target_ms: 5 # agreed in May
+accuracy: 0.98 # a guess
+# what the gateway sends
+inputs:
+  - name: ids # four of them
+    id_bounds: [50]
+family: ctr
+score: 0.8378
+metric: auc
+measured: {against: rows.csv, rows: 1000, seed: 1, error: 0.001235}
+`
+	if diff := cmp.Diff(want, read()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	write("# nothing yet\n")
+	if err := WriteRating(path, Rating{Family: "ctr"}); err != nil ||
+		read() != "# nothing yet\n\nfamily: ctr\n" && read() != "# nothing yet\nfamily: ctr\n" {
+		t.Errorf("comments alone: got error %v and\n%s", err, read())
+	}
+	// A file that is wrong, or would be, stays.
+	write("familie: ctr\n")
+	if err := WriteRating(path, r); err == nil || !strings.Contains(err.Error(), `"familie"`) ||
+		read() != "familie: ctr\n" {
+		t.Errorf("wrong file: got error %v and\n%s", err, read())
+	}
+	write("qos_target_ms: 5\n")
+	r.Accuracy = 2
+	if err := WriteRating(path, r); err == nil || !strings.Contains(err.Error(), "accuracy") ||
+		read() != "qos_target_ms: 5\n" {
+		t.Errorf("wrong rating: got error %v and\n%s", err, read())
+	}
+}

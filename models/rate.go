@@ -1,0 +1,158 @@
+package models
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"slices"
+	"strconv"
+
+	"github.com/google/renameio/v2"
+	"go.yaml.in/yaml/v3"
+)
+
+// A Rating is how well a model answers the question of its family. Fields with their zero value are
+// left as they are in the file.
+type Rating struct {
+	Family   string
+	Accuracy float64
+	Score    float64
+	Metric   Metric
+	Measured Measurement
+}
+
+// WriteRating writes a rating to the model.yaml at path, which may be missing. Everything else in
+// the file stays, with its comments. If the file is wrong, or would be, it stays as it is, with an
+// error.
+func WriteRating(path string, r Rating) error {
+	data, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if _, err := parseConfig(path, data); err != nil {
+		return err
+	}
+	edited, err := r.edit(data)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if _, err := parseConfig(path, edited); err != nil {
+		return fmt.Errorf("rate model: %w", err)
+	}
+	if bytes.Equal(data, edited) {
+		return nil
+	}
+	return renameio.WriteFile(path, edited, 0o644)
+}
+
+func (r Rating) edit(data []byte) ([]byte, error) {
+	var document yaml.Node
+	if err := yaml.Unmarshal(data, &document); err != nil {
+		return nil, err
+	}
+	if document.Kind == 0 { // no more than comments
+		document = yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{
+			{Kind: yaml.MappingNode, HeadComment: string(bytes.TrimSpace(data))},
+		}}
+	}
+	root := document.Content[0]
+	set := func(key string, value *yaml.Node) {
+		for i := 0; i+1 < len(root.Content); i += 2 {
+			if root.Content[i].Value == key {
+				value.LineComment = root.Content[i+1].LineComment
+				root.Content[i+1] = value
+				return
+			}
+		}
+		root.Content = append(root.Content,
+			&yaml.Node{Kind: yaml.ScalarNode, Value: key}, value)
+	}
+	if r.Family != "" {
+		set("family", text(r.Family))
+	}
+	if r.Accuracy != 0 {
+		set("accuracy", number(r.Accuracy))
+	}
+	if r.Score != 0 {
+		set("score", number(r.Score))
+		set("metric", text(string(r.Metric)))
+	}
+	if m := r.Measured; m != (Measurement{}) {
+		m.Error = rounded(m.Error)
+		var n yaml.Node
+		if err := n.Encode(measurement(m)); err != nil {
+			return nil, err
+		}
+		n.Style = yaml.FlowStyle
+		set("measured", &n)
+	}
+	var b bytes.Buffer
+	e := yaml.NewEncoder(&b)
+	e.SetIndent(2)
+	if err := errors.Join(e.Encode(&document), e.Close()); err != nil {
+		return nil, err
+	}
+	return b.Bytes(), nil
+}
+
+func text(s string) *yaml.Node {
+	var n yaml.Node
+	n.SetString(s)
+	return &n
+}
+
+// number shows f with the six digits after the point that a score on a million rows can have.
+func number(f float64) *yaml.Node {
+	return &yaml.Node{
+		Kind: yaml.ScalarNode, Tag: "!!float",
+		Value: strconv.FormatFloat(rounded(f), 'f', -1, 64),
+	}
+}
+
+func rounded(f float64) float64 { return math.Round(f*1e6) / 1e6 }
+
+// Rerate gives the measured variants of a family in the repository dir their accuracies anew, from
+// their scores. Those that were measured on the same rows belong together. It returns the models
+// whose accuracy changed.
+func Rerate(dir, family string) ([]string, error) {
+	all, err := ReadAll(dir)
+	if err != nil {
+		return nil, err
+	}
+	type rows struct {
+		metric  Metric
+		against string
+		rows    int64
+		seed    uint64
+	}
+	rowsOf := func(c Config) rows {
+		return rows{c.Metric, c.Measured.Against, c.Measured.Rows, c.Measured.Seed}
+	}
+	best := map[rows]float64{}
+	all = slices.DeleteFunc(all, func(v *Version) bool {
+		return v.Config.Family != family || v.Config.Score == 0
+	})
+	for _, v := range all {
+		best[rowsOf(v.Config)] = max(best[rowsOf(v.Config)], v.Config.Score)
+	}
+	var changed []string
+	for _, v := range all {
+		c := v.Config
+		accuracy := rounded(c.Metric.Accuracy(c.Score, best[rowsOf(c)]))
+		if accuracy == c.Accuracy {
+			continue
+		}
+		path, err := within(dir, v.Model, ConfigFile)
+		if err != nil {
+			return changed, err
+		}
+		if err := WriteRating(path, Rating{Accuracy: accuracy}); err != nil {
+			return changed, err
+		}
+		changed = append(changed, v.Model)
+	}
+	return changed, nil
+}
