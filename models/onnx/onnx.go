@@ -46,6 +46,7 @@ const (
 	nodeName      protowire.Number = 3
 	nodeOpType    protowire.Number = 4
 	nodeAttribute protowire.Number = 5
+	nodeDomain    protowire.Number = 7
 
 	attributeName          protowire.Number = 1
 	attributeFloat         protowire.Number = 2
@@ -62,6 +63,7 @@ const (
 
 	tensorDims         protowire.Number = 1
 	tensorDataType     protowire.Number = 2
+	tensorFloatData    protowire.Number = 4
 	tensorName         protowire.Number = 8
 	tensorRawData      protowire.Number = 9
 	tensorExternalData protowire.Number = 13

@@ -33,13 +33,17 @@ type Model struct {
 // A Node applies an operator.
 type Node struct {
 	Op         string
+	Domain     string // of the operator; empty for a standard one
 	Name       string // unique in the graph
 	Inputs     []string
 	Outputs    []string
 	Attributes []Attribute
+
+	raw []byte // the NodeProto that was read, which is then what is written
 }
 
-// An Attribute of a node. Value is an int64, a []int64, a float32 or a string.
+// An Attribute of a node. Value is an int64, a []int64, a float32 or a string. In a node that was
+// read it may also be an Initializer, and it is nil if it is anything else.
 type Attribute struct {
 	Name  string
 	Value any
@@ -53,6 +57,8 @@ type Initializer struct {
 	// Data holds the elements, row-major and little-endian; nil if External says where they are.
 	Data     []byte
 	External External
+
+	raw []byte // the TensorProto that was read, which is then what is written
 }
 
 // External is the location of an initializer's elements in another file.
@@ -98,6 +104,9 @@ func (n Node) encode(e *encoder) {
 	}
 	e.text(nodeName, n.Name)
 	e.text(nodeOpType, n.Op)
+	if n.Domain != "" {
+		e.text(nodeDomain, n.Domain)
+	}
 	for _, a := range n.Attributes {
 		e.message(nodeAttribute, a.encode)
 	}
@@ -144,16 +153,21 @@ func (t Initializer) encode(e *encoder) {
 		e.text(tensorRawData, string(t.Data))
 		return
 	}
+	t.External.encode(e)
+	e.integer(tensorDataLocation, locationExternal)
+}
+
+// encode writes the entries of a TensorProto that say where its elements are.
+func (x External) encode(e *encoder) {
 	entry := func(key, value string) {
 		e.message(tensorExternalData, func(e *encoder) {
 			e.text(entryKey, key)
 			e.text(entryValue, value)
 		})
 	}
-	entry("location", t.External.Location)
-	entry("offset", strconv.FormatInt(t.External.Offset, 10))
-	entry("length", strconv.FormatInt(t.External.Length, 10))
-	e.integer(tensorDataLocation, locationExternal)
+	entry("location", x.Location)
+	entry("offset", strconv.FormatInt(x.Offset, 10))
+	entry("length", strconv.FormatInt(x.Length, 10))
 }
 
 // encode writes the port as a ValueInfoProto. It names a dynamic first dimension "batch", which

@@ -1,0 +1,206 @@
+package onnx
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/muster-serve/muster/api/tensor"
+)
+
+// unknown appends a field that this package does not know to a message.
+func unknown(b []byte) []byte {
+	b = protowire.AppendTag(b, 777, protowire.BytesType)
+	return protowire.AppendString(b, "kept")
+}
+
+// A model that is read and written without a change has the same bytes, but for the place of its
+// external data.
+func TestGraphKeepsBytes(t *testing.T) {
+	dir := t.TempDir()
+	weights := make([]byte, 4*6)
+	weights[3] = 0x40 // 2, 0, 0, ...
+	m := Model{
+		Name:    "g",
+		Inputs:  []Port{{Name: "x", DataType: tensor.FP32, Shape: []int64{Dynamic, 2}}},
+		Outputs: []Port{{Name: "y", DataType: tensor.FP32, Shape: []int64{Dynamic, 3}}},
+		Nodes: []Node{
+			{Op: "MatMul", Name: "a", Inputs: []string{"x", "w"}, Outputs: []string{"h"}},
+			{Op: "Foo", Domain: "my.ops", Name: "b", Inputs: []string{"h"}, Outputs: []string{"y"},
+				Attributes: []Attribute{
+					{"alpha", float32(.5)}, {"axes", []int64{1, -1}}, {"mode", "x"}, {
+						"n", int64(3),
+					},
+				}},
+		},
+		Initializers: []Initializer{
+			{Name: "w", DataType: tensor.FP32, Shape: []int64{2, 3}, Data: weights},
+			{Name: "idle", DataType: tensor.FP32, Shape: []int64{0}},
+		},
+	}
+	b := unknown(m.Marshal())
+	path := filepath.Join(dir, "m.onnx")
+	if err := os.WriteFile(path, b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	g, err := ReadGraph(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := g.Nodes[1]
+	if n.Domain != "my.ops" || n.Standard() || n.Attribute("alpha") != float32(.5) ||
+		n.Attribute("n") != int64(3) || n.Attribute("mode") != "x" || n.Attribute("other") != nil {
+		t.Errorf("got node %+v", n)
+	}
+	out := filepath.Join(dir, "out.onnx")
+	if err := g.Write(out); err != nil {
+		t.Fatal(err)
+	}
+	written, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(b, written) {
+		t.Errorf("got %x, want %x", written, b)
+	}
+	if _, err := os.Stat(out + ".data"); err == nil {
+		t.Error("a data file was written, though the model has none")
+	}
+
+	// A change leaves the unknown field, and what is not used any more goes.
+	g.Nodes = g.Nodes[1:]
+	g.Nodes[0].SetInput(0, "x")
+	if err := g.Write(out); err != nil {
+		t.Fatal(err)
+	}
+	if written, err = os.ReadFile(out); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.HasSuffix(written, unknown(nil)) || bytes.Contains(written, weights) ||
+		!bytes.Contains(written, []byte("idle")) {
+		t.Errorf("got %q", written)
+	}
+	if g, err = ReadGraph(out); err != nil || g.Nodes[0].Inputs[0] != "x" {
+		t.Errorf("got error %v", err)
+	}
+}
+
+// External data, also that of nested graphs, moves into one file, and every tensor keeps its bytes.
+func TestGraphMovesData(t *testing.T) {
+	g, err := ReadGraph("testdata/subgraphs.onnx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, ok := g.Constant("w")
+	if !ok {
+		t.Fatal("no constant w")
+	}
+	values, err := g.Floats(w)
+	if err != nil || len(values) != 8 || values[7] != 1 {
+		t.Fatalf("got %v and error %v, want 8 ones", values, err)
+	}
+	out := filepath.Join(t.TempDir(), "out.onnx")
+	if err := g.Write(out); err != nil {
+		t.Fatal(err)
+	}
+	s, err := ReadSignature(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Data) != 1 || s.Data[0].Location != "out.onnx.data" {
+		t.Errorf("got data files %v, want out.onnx.data alone", s.Data)
+	}
+	data, err := os.ReadFile(out + ".data")
+	if err != nil {
+		t.Fatal(err)
+	}
+	original, err := os.ReadFile("testdata/subgraphs.data")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range [][]byte{original[:32], original[32:40], original[40:]} {
+		if !bytes.Contains(data, part) {
+			t.Errorf("the data file lacks %x", part)
+		}
+	}
+	again := filepath.Join(t.TempDir(), "out.onnx")
+	if g, err = ReadGraph(out); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Write(again); err != nil {
+		t.Fatal(err)
+	}
+	for _, suffix := range []string{"", ".data"} {
+		a, err := os.ReadFile(out + suffix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(again + suffix)
+		if err != nil || !bytes.Equal(a, b) {
+			t.Errorf("%q differs when it is written again, error %v", suffix, err)
+		}
+	}
+}
+
+func TestGraphFaults(t *testing.T) {
+	dir := t.TempDir()
+	for name, want := range map[string]string{
+		"missing.onnx": "no such file", "empty.onnx": "empty",
+		"text.onnx": "not a valid ONNX model",
+	} {
+		path := filepath.Join(dir, name)
+		if name == "empty.onnx" {
+			_ = os.WriteFile(path, nil, 0o644)
+		} else if name == "text.onnx" {
+			_ = os.WriteFile(path, []byte("hello there"), 0o644)
+		}
+		_, err := ReadGraph(path)
+		if err == nil || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), name) {
+			t.Errorf("%s: got error %v, want one with %q", name, err, want)
+		}
+	}
+}
+
+// FuzzGraph: a model that can be read can be written, and reads as the same.
+func FuzzGraph(f *testing.F) {
+	b, err := os.ReadFile("testdata/subgraphs.onnx")
+	if err != nil {
+		f.Fatal(err)
+	}
+	data, err := os.ReadFile("testdata/subgraphs.data")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		dir := t.TempDir()
+		path, out := filepath.Join(dir, "m.onnx"), filepath.Join(dir, "out.onnx")
+		_ = os.WriteFile(filepath.Join(dir, "subgraphs.data"), data, 0o644)
+		if err := os.WriteFile(path, b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		g, err := ReadGraph(path)
+		if err != nil {
+			return
+		}
+		for _, t := range g.initializers {
+			_, _ = g.Floats(t)
+		}
+		if g.Write(out) != nil {
+			return // external data that is not where the model says
+		}
+		again, err := ReadGraph(out)
+		if err != nil {
+			t.Fatalf("what was written cannot be read: %v", err)
+		}
+		if len(again.Nodes) != len(g.Nodes) || len(again.initializers) != len(g.initializers) {
+			t.Errorf("got %d nodes and %d initializers, want %d and %d", len(again.Nodes),
+				len(again.initializers), len(g.Nodes), len(g.initializers))
+		}
+	})
+}
