@@ -101,19 +101,24 @@ var rules = []rule{
 			"production runs",
 	},
 	{
-		folder: "client/bench", imports: []string{"api", "client", "sim/workload"}, never: []string{
-			"github.com/spf13",
-		},
-		reason: "load is made by the SDK, from the queries that the simulator draws too",
+		folder:  "client/bench",
+		imports: []string{"api", "client", "sim/picture", "sim/workload"},
+		never:   []string{"github.com/spf13"},
+		reason:  "load is made by the SDK, from the queries that the simulator draws too",
 	},
 	{
 		folder: "sim/workload", never: network,
 		reason: "simulator and load tool share the queries, so these belong to neither",
 	},
 	{
+		folder: "sim/picture", never: network,
+		reason: "how pictures look has nothing to do with what they show",
+	},
+	{
 		folder: "sim",
 		imports: []string{
-			"client/queries", "leader", "api/names", "profiles", "runtime/queue", "sim/workload",
+			"client/queries", "leader", "api/names", "profiles", "runtime/queue", "sim/picture",
+			"sim/workload",
 		},
 		never: append([]string{"log"}, network...),
 		reason: "the simulator drives the leader, gateways and the lanes' queues in virtual " +

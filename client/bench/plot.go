@@ -6,38 +6,33 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strings"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgimg"
+
+	"github.com/muster-serve/muster/sim/picture"
 )
 
-// colours are the models' colours; colour-blind readers can distinguish them (Okabe and Ito).
-var colours = []color.RGBA{
-	{0, 114, 178, 255}, {213, 94, 0, 255}, {0, 158, 115, 255}, {204, 121, 167, 255},
-	{86, 180, 233, 255}, {230, 159, 0, 255},
-}
-
 // WritePlot draws the latencies by percentile as PNG: for each model a curve, its QoS target as a
-// dashed line, and its p99 as a point. A failed query counts as one of infinite latency, so a curve
-// ends where failures begin.
-func (r *Report) WritePlot(w io.Writer) error {
-	p := plot.New()
-	p.Title.Text = fmt.Sprintf("Latency of %s, %s arrivals, batch sizes %s",
-		count(r.queries(), "query", "queries"), r.Workload.Arrivals, r.Workload.BatchSizes)
-	p.Title.TextStyle.Font.Size = 13
-	p.Title.Padding = 8
-	p.X.Label.Text = "percentile of the queries"
-	p.Y.Label.Text = "latency, ms"
-	p.X.Scale, p.Y.Scale = plot.LinearScale{}, plot.LogScale{}
-	p.Legend.Top, p.Legend.Left = true, true
-	p.Legend.Padding = 3
-	p.Legend.TextStyle.Font.Size = 11
-	p.Legend.XOffs, p.Legend.YOffs = 8, -4
+// dashed line, and its p99 as a mark. A failed query counts as one of infinite latency: where
+// failures begin, a curve steps up into the band at the top, which is marked "failed".
+func (r *Report) WritePlot(w io.Writer) error { return r.picture().WritePNG(w) }
 
-	lowest, highest := math.Inf(1), 0.0
+func (r *Report) picture() *picture.Picture {
+	title := fmt.Sprintf("Latency of %s, %s arrivals, batch sizes %s",
+		count(r.queries(), "query", "queries"), r.Workload.Arrivals, r.Workload.BatchSizes)
+	if r.Interrupted {
+		title += "; cut short"
+	}
+	p := picture.New(title, "percentile of the queries, failed ones included", "latency, ms")
+	p.Width, p.Height = vg.Points(648), vg.Points(403)
+	p.X.Scale, p.Y.Scale = plot.LinearScale{}, plot.LogScale{}
+	p.X.Tick.Marker, p.Y.Tick.Marker = percentileTicks{}, logTicks{}
+
+	lowest, highest, failing := math.Inf(1), 0.0, 0
 	right := nines(0.999)
 	for _, m := range r.Models {
 		if m.Answered > 0 {
@@ -47,28 +42,37 @@ func (r *Report) WritePlot(w io.Writer) error {
 		highest = max(highest, m.QoSTargetMS)
 		lowest = min(lowest, m.QoSTargetMS)
 		right = max(right, min(nines(1-1/float64(m.Queries+1)), 5))
-	}
-	// Leave room above for the legend.
-	p.Y.Min, p.Y.Max = lowest/1.5, highest*math.Pow(1.5, float64(2+len(r.Models)))
-	p.X.Min, p.X.Max = 0, 1.03*right
-	p.X.Tick.Marker = percentileTicks{}
-	p.Y.Tick.Marker = logTicks{}
-	grid := plotter.NewGrid()
-	grid.Horizontal.Color, grid.Vertical.Color = color.Gray{225}, color.Gray{225}
-	p.Add(grid)
-
-	if err := addTargets(p, r.Models, right); err != nil {
-		return err
-	}
-	for i, m := range r.Models {
-		if err := addCurve(p, m, colours[i%len(colours)], right); err != nil {
-			return err
+		if m.Failed > 0 { // however few, the step is in the picture
+			right = max(right, nines(m.answeredShare())+0.15)
+			failing++
 		}
 	}
-	canvas := vgimg.NewWith(vgimg.UseWH(9*vg.Inch, 5.6*vg.Inch), vgimg.UseDPI(120))
-	p.Draw(draw.NewCanvas(canvas, 9*vg.Inch, 5.6*vg.Inch))
-	_, err := vgimg.PngCanvas{Canvas: canvas}.WriteTo(w)
-	return err
+	p.Y.Min, p.Y.Max = lowest/1.5, highest
+	p.X.Min, p.X.Max = 0, right
+	p.Add(picture.Grid(true))
+	notes := addTargets(p, r.Models)
+	band := failedBand{from: highest, models: failing}
+	if failing > 0 {
+		p.Headroom = band.height() + vg.Points(12)
+		notes = append(notes, picture.Note{Text: "failed", Color: picture.Dark, At: band.middle})
+		p.Add(band)
+	}
+	p.Margin = notes.Width()
+	p.Add(notes)
+	failing = 0
+	for i, m := range r.Models {
+		v := curveOf(m, i, right)
+		if m.Failed > 0 {
+			lane := failing
+			v.failedAt = func(c draw.Canvas, p *plot.Plot) vg.Length {
+				return band.lane(c, p, lane)
+			}
+			failing++
+		}
+		p.Add(v)
+		p.Legend(legendOf(m), &picture.Curve{LineStyle: v.line, Mark: v.mark})
+	}
+	return picture.Page(1, p)
 }
 
 func (r *Report) queries() (n int64) {
@@ -81,82 +85,148 @@ func (r *Report) queries() (n int64) {
 // nines is the place of a quantile on the axis: 1 for 0.9, 2 for 0.99, 3 for 0.999.
 func nines(quantile float64) float64 { return -math.Log10(1 - quantile) }
 
+// answeredShare is that of the queries that came to an end; 1 if there are none.
+func (m *ModelReport) answeredShare() float64 {
+	return float64(m.Answered) / float64(max(1, m.Answered+m.Failed))
+}
+
+// latencyAt is the latency in ms at a quantile of all queries; ok is false if that one failed.
+func (m *ModelReport) latencyAt(q float64) (ms float64, ok bool) {
+	q /= m.answeredShare()
+	if m.Answered == 0 || q > 1 {
+		return 0, false
+	}
+	return milliseconds(quantile(m.latencies, 100*q)), true
+}
+
+// legendOf says of a model what the curve shows.
+func legendOf(m ModelReport) string {
+	if m.Answered+m.Failed == 0 {
+		return m.Model + ": no query came to an end"
+	}
+	p99 := "failed"
+	if ms, ok := m.latencyAt(0.99); ok {
+		p99 = figures(ms) + " ms"
+	}
+	parts := []string{
+		fmt.Sprintf("%s: %s/s, p99 %s, %.2f %% within %g ms", m.Model, figures(m.OfferedQPS), p99,
+			100*m.QoSSatisfaction, m.QoSTargetMS),
+	}
+	if m.Late > 0 {
+		parts = append(parts, fmt.Sprintf("%d late", m.Late))
+	}
+	if m.Failed > 0 {
+		parts = append(parts, fmt.Sprintf("%d failed", m.Failed))
+	}
+	return strings.Join(parts, ", ")
+}
+
 // addTargets draws each QoS target as a dashed line, in its model's colour unless several models
-// share it.
-func addTargets(p *plot.Plot, models []ModelReport, right float64) error {
+// share it, and returns the notes that name them.
+func addTargets(p *picture.Panel, models []ModelReport) (notes picture.Notes) {
 	for i, m := range models {
 		same := func(o ModelReport) bool { return o.QoSTargetMS == m.QoSTargetMS }
 		if slices.ContainsFunc(models[:i], same) {
 			continue
 		}
-		c := colours[i%len(colours)]
-		if slices.ContainsFunc(models[i+1:], same) {
-			c = color.RGBA{90, 90, 90, 255}
+		c := picture.Colour(i)
+		if len(models) == 1 || slices.ContainsFunc(models[i+1:], same) {
+			c = picture.Dark
 		}
-		line, err := plotter.NewLine(plotter.XYs{
-			{X: 0, Y: m.QoSTargetMS}, {X: right, Y: m.QoSTargetMS},
+		p.Add(picture.Rule{At: m.QoSTargetMS, Color: c})
+		notes = append(notes, picture.Note{
+			Text: fmt.Sprintf("target %g ms", m.QoSTargetMS), Color: c,
+			At: func(c draw.Canvas, p *plot.Plot) vg.Length {
+				_, y := p.Transforms(&c)
+				return y(m.QoSTargetMS)
+			},
 		})
-		if err != nil {
-			return err
-		}
-		line.Color = c
-		line.Width = 1
-		line.Dashes = []vg.Length{5, 4}
-		label, err := plotter.NewLabels(plotter.XYLabels{
-			XYs:    plotter.XYs{{X: 0, Y: m.QoSTargetMS}},
-			Labels: []string{fmt.Sprintf("QoS target %g ms", m.QoSTargetMS)},
-		})
-		if err != nil {
-			return err
-		}
-		label.TextStyle[0].Color = c
-		label.TextStyle[0].Font.Size = 10
-		label.Offset = vg.Point{X: 5, Y: 4}
-		p.Add(line, label)
 	}
-	return nil
+	return notes
 }
 
-// addCurve draws one model's curve up to the place right on the axis.
-func addCurve(p *plot.Plot, m ModelReport, c color.RGBA, right float64) error {
-	finished := m.Answered + m.Failed
-	if m.Answered == 0 {
-		return nil
+// A failedBand is the room above the largest latency for failed queries, with a line for each model
+// that has some.
+type failedBand struct {
+	from   float64 // ms
+	models int
+}
+
+const bandGap, laneHeight = 8, 6 // points
+
+func (b failedBand) height() vg.Length { return vg.Length(laneHeight * (b.models + 1)) }
+
+func (b failedBand) bottom(c draw.Canvas, p *plot.Plot) vg.Length {
+	_, y := p.Transforms(&c)
+	return y(b.from) + bandGap
+}
+
+func (b failedBand) middle(c draw.Canvas, p *plot.Plot) vg.Length {
+	return b.bottom(c, p) + b.height()/2
+}
+
+// lane is where the i-th of the models has its line.
+func (b failedBand) lane(c draw.Canvas, p *plot.Plot, i int) vg.Length {
+	return b.bottom(c, p) + vg.Length(laneHeight*(i+1))
+}
+
+// Plot draws the band.
+func (b failedBand) Plot(c draw.Canvas, p *plot.Plot) {
+	low, high := b.bottom(c, p), b.bottom(c, p)+b.height()
+	c.FillPolygon(color.RGBA{0xf4, 0xe3, 0xe0, 0xff}, []vg.Point{
+		{X: c.Min.X, Y: low}, {X: c.Max.X, Y: low}, {X: c.Max.X, Y: high}, {X: c.Min.X, Y: high},
+	})
+}
+
+// A curve is a model's latency by percentile.
+type curve struct {
+	plotter.XYs // of the answered queries
+	line        draw.LineStyle
+	mark        draw.GlyphStyle
+	marked      []plotter.XY // the p99, unless it failed
+	// failedAt is the height of the line of the failed queries, which are those from the percentile
+	// at from to the one at to; nil if there are none.
+	failedAt func(draw.Canvas, *plot.Plot) vg.Length
+	from, to float64
+}
+
+// curveOf is the curve of model i up to the place right on the axis.
+func curveOf(m ModelReport, i int, right float64) *curve {
+	v := &curve{
+		line: picture.Line(i), mark: picture.Mark(i), from: nines(m.answeredShare()), to: right,
 	}
-	// at is the latency at a quantile of all queries, failed ones included.
-	at := func(q float64) (ms float64, ok bool) {
-		q *= float64(finished) / float64(m.Answered)
-		return milliseconds(quantile(m.latencies, 100*q)), q <= 1
-	}
-	var curve plotter.XYs
+	v.mark.Radius = vg.Points(4)
 	const steps = 500
 	for i := range steps {
 		x := right * float64(i) / (steps - 1)
-		if ms, ok := at(1 - math.Pow(10, -x)); ok {
-			curve = append(curve, plotter.XY{X: x, Y: ms})
+		if ms, ok := m.latencyAt(1 - math.Pow(10, -x)); ok {
+			v.XYs = append(v.XYs, plotter.XY{X: x, Y: ms})
 		}
 	}
-	line, err := plotter.NewLine(curve)
-	if err != nil {
-		return err
+	if ms, ok := m.latencyAt(0.99); ok {
+		v.marked = append(v.marked, plotter.XY{X: nines(0.99), Y: ms})
 	}
-	line.Color = c
-	line.Width = 2
-	p.Add(line)
-	p.Legend.Add(fmt.Sprintf("%s: %s/s, p99 %s ms, %.2f %% within %g ms",
-		m.Model, figures(m.OfferedQPS), figures(m.LatencyMS.P99), 100*m.QoSSatisfaction,
-		m.QoSTargetMS), line)
-	p99, ok := at(0.99)
-	if !ok {
-		return nil // more than one in a hundred failed
+	return v
+}
+
+// Plot draws it.
+func (v *curve) Plot(c draw.Canvas, p *plot.Plot) {
+	x, y := p.Transforms(&c)
+	var points []vg.Point
+	for _, one := range v.XYs {
+		points = append(points, vg.Point{X: x(one.X), Y: y(one.Y)})
 	}
-	point, err := plotter.NewScatter(plotter.XYs{{X: 2, Y: p99}})
-	if err != nil {
-		return err
+	if v.failedAt != nil {
+		if len(points) > 0 { // straight up
+			points = append(points, vg.Point{X: x(v.from), Y: points[len(points)-1].Y})
+		}
+		high := v.failedAt(c, p)
+		points = append(points, vg.Point{X: x(v.from), Y: high}, vg.Point{X: x(v.to), Y: high})
 	}
-	point.GlyphStyle = draw.GlyphStyle{Color: c, Radius: 4, Shape: draw.CircleGlyph{}}
-	p.Add(point)
-	return nil
+	c.StrokeLines(v.line, points)
+	for _, one := range v.marked {
+		c.DrawGlyph(v.mark, vg.Point{X: x(one.X), Y: y(one.Y)})
+	}
 }
 
 // percentileTicks marks the common percentiles.

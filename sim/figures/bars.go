@@ -1,33 +1,18 @@
 package figures
 
 import (
-	"fmt"
 	"image/color"
 	"io"
 	"math"
 	"strconv"
 
 	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
 	"github.com/muster-serve/muster/sim"
+	"github.com/muster-serve/muster/sim/picture"
 )
-
-// The palette of Okabe and Ito, which colour-blind readers can tell apart; the
-// first is for what the others are held against.
-var palette = []color.Color{
-	color.RGBA{0x99, 0x99, 0x99, 0xff},
-	color.RGBA{0x00, 0x72, 0xb2, 0xff},
-	color.RGBA{0xd5, 0x5e, 0x00, 0xff},
-	color.RGBA{0x00, 0x9e, 0x73, 0xff},
-	color.RGBA{0xe6, 0x9f, 0x00, 0xff},
-	color.RGBA{0x56, 0xb4, 0xe9, 0xff},
-	color.RGBA{0xcc, 0x79, 0xa7, 0xff},
-	color.RGBA{0xf0, 0xe4, 0x42, 0xff},
-	color.RGBA{0x33, 0x33, 0x33, 0xff},
-}
 
 // A chart is groups of bars side by side.
 type chart struct {
@@ -36,78 +21,82 @@ type chart struct {
 	series        []series
 	reference     bool    // the first series is what the others are held against
 	line          float64 // a dashed line across at this value; 0: none
+	lineName      string  // what it is
 }
 
 // A series is one bar in each group.
 type series struct {
-	name   string
-	values []float64 // by group; 0: no bar
+	name   string    // "" if the chart has no other, and the axis says what it is
+	values []float64 // by group; NaN: there is none
 	errors []float64 // half the length of its whisker; nil: none
 }
 
-// draw writes the chart as PNG.
-func (c *chart) draw(w io.Writer) error { return drawBelow(w, c) }
+// homogeneousLine names the line at 1 where throughputs are relative.
+const homogeneousLine = "homogeneous, scaled to budget"
 
-// plot makes the chart, and says how large it should be.
-func (c *chart) plot() (p *plot.Plot, width, height vg.Length, err error) {
-	p = plot.New()
-	p.Title.Text, p.Y.Label.Text = c.title, c.yLabel
-	p.Title.Padding = vg.Points(6)
-	p.Title.TextStyle.Font.Size = vg.Points(11)
-	p.Y.Min = 0
+// labelSize is that of the values above the bars, in points.
+const labelSize = 7.5
+
+// panel makes the chart.
+func (c *chart) panel() *picture.Panel {
+	p := picture.New(c.title, "", c.yLabel)
+	p.Y.Min, p.Y.Max = 0, c.line
 	p.Y.Tick.Marker = plot.TickerFunc(roundTicks)
-	p.Legend.Top = true
-	p.Legend.TextStyle.Font.Size = vg.Points(9)
-	p.Legend.Padding = vg.Points(2)
-	grid := plotter.NewGrid()
-	grid.Vertical.Width = 0
-	grid.Horizontal.Color = color.Gray{0xdd}
-	p.Add(grid)
+	p.Add(picture.Grid(false))
 
-	const groupWidth = 46
-	// At least so wide that the labels of the groups have room.
-	barWidth := vg.Points(max(6, groupWidth/float64(len(c.series))))
-	top := c.line
+	// A bar is at least so wide that its value fits above it, upright or turned; a group, that its
+	// name does.
+	group := vg.Points(46)
+	for _, name := range c.groups {
+		group = max(group, p.X.Tick.Label.Width(name)/0.75)
+	}
+	each := max(vg.Points(labelSize+2), 0.75*group/vg.Length(len(c.series)))
+	group = max(group, each*vg.Length(len(c.series))*1.35)
+	p.Width = max(vg.Points(420), group*vg.Length(len(c.groups))+vg.Points(80))
+	turned := false
+	var above []plot.Plotter // of the line
 	for i, s := range c.series {
-		bars, err := plotter.NewBarChart(plotter.Values(s.values), barWidth)
-		if err != nil {
-			return nil, 0, 0, fmt.Errorf("bars of %s: %w", s.name, err)
+		b := &bars{
+			series: s, color: c.color(i), width: each,
+			offset: each * vg.Length(float64(i)-float64(len(c.series)-1)/2),
 		}
-		bars.Color, bars.LineStyle.Width = c.color(i), 0
-		bars.Offset = barWidth * vg.Length(float64(i)-float64(len(c.series)-1)/2)
-		p.Add(bars)
-		p.Legend.Add(s.name, bars)
-		for _, v := range s.values {
-			top = max(top, v)
+		p.Add(b)
+		above = append(above, &values{b, &turned})
+		if s.name != "" {
+			p.Legend(s.name, picture.Swatch{Color: b.color})
 		}
-		if s.errors != nil {
-			p.Add(&whiskers{s, bars.Offset})
+		for j, v := range s.values {
+			if !math.IsNaN(v) {
+				p.Y.Max = max(p.Y.Max, v+s.error(j))
+			}
+			turned = turned || label.Width(valueLabel(v)) > each
 		}
+	}
+	p.Headroom = vg.Points(18)
+	if turned {
+		p.Headroom = vg.Points(34)
 	}
 	if c.line > 0 {
-		f := plotter.NewFunction(func(float64) float64 { return c.line })
-		f.Dashes, f.Width = []vg.Length{vg.Points(4), vg.Points(3)}, vg.Points(1)
-		p.Add(f)
+		rule := picture.Rule{At: c.line, Color: picture.Dark}
+		p.Add(rule)
+		p.Legend(c.lineName, rule)
 	}
+	p.Add(above...)
 	p.NominalX(c.groups...)
+	p.X.LineStyle.Width, p.X.Padding, p.Y.Padding = 0, vg.Points(3), 0
 	p.X.Min, p.X.Max = -0.5, float64(len(c.groups))-0.5
-	// Room for the legend, which has a line of its own for every series.
-	legend := vg.Points(14) * vg.Length(len(c.series))
-	height = vg.Points(280) + legend
-	p.Y.Max = top * 1.05 * float64(height/(height-legend))
-	return p, max(vg.Points(420),
-		barWidth*vg.Length(len(c.series)*len(c.groups))*1.35+vg.Points(70)), height, nil
+	return p
 }
 
 // color is grey for the reference and one of its own for each other series.
 func (c *chart) color(i int) color.Color {
-	if c.reference && i == 0 {
-		return palette[0]
+	if c.reference {
+		i--
 	}
-	if !c.reference {
-		i++
+	if i < 0 {
+		return picture.Grey
 	}
-	return palette[1+(i-1)%(len(palette)-1)]
+	return picture.Colour(i)
 }
 
 // roundTicks are five to ten labelled steps of 1, 2 or 5 times a power of ten.
@@ -128,21 +117,87 @@ func roundTicks(lo, hi float64) []plot.Tick {
 	return ticks
 }
 
-// whiskers are the error bars of one series, offset as its bars are.
-type whiskers struct {
+// error is half the length of the whisker of group i.
+func (s *series) error(i int) float64 {
+	if s.errors == nil {
+		return 0
+	}
+	return s.errors[i]
+}
+
+// bars are those of one series, with whiskers.
+type bars struct {
 	series
-	offset vg.Length
+	color         color.Color
+	offset, width vg.Length
 }
 
 // Plot draws them.
-func (e *whiskers) Plot(c draw.Canvas, p *plot.Plot) {
+func (b *bars) Plot(c draw.Canvas, p *plot.Plot) {
 	x, y := p.Transforms(&c)
 	style := draw.LineStyle{Color: color.Black, Width: vg.Points(0.75)}
-	for i, v := range e.values {
-		if v > 0 && e.errors[i] > 0 {
-			at := x(float64(i)) + e.offset
-			c.StrokeLine2(style, at, y(v-e.errors[i]), at, y(v+e.errors[i]))
+	for i, v := range b.values {
+		if math.IsNaN(v) {
+			continue
 		}
+		at := x(float64(i)) + b.offset
+		left, right := at-b.width/2, at+b.width/2
+		c.FillPolygon(b.color, []vg.Point{
+			{X: left, Y: y(0)}, {X: right, Y: y(0)}, {X: right, Y: y(v)}, {X: left, Y: y(v)},
+		})
+		if e := b.error(i); e > 0 {
+			c.StrokeLine2(style, at, y(v-e), at, y(v+e))
+		}
+	}
+}
+
+var label = picture.Text(labelSize)
+
+// valueLabel is the text above a bar.
+func valueLabel(v float64) string {
+	switch {
+	case math.IsNaN(v):
+		return "none"
+	case v == math.Trunc(v):
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	case v >= 100:
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	case v >= 10:
+		return strconv.FormatFloat(v, 'f', 1, 64)
+	}
+	return strconv.FormatFloat(v, 'f', 2, 64)
+}
+
+// values are the texts above bars, turned by a quarter where they are wider than a bar.
+type values struct {
+	*bars
+	turned *bool // one for all bars of a chart
+}
+
+// Plot draws them, on white, for a line may be there.
+func (b *values) Plot(c draw.Canvas, p *plot.Plot) {
+	x, y := p.Transforms(&c)
+	style := label
+	style.XAlign, style.YAlign = draw.XCenter, draw.YBottom
+	if *b.turned {
+		style.Rotation, style.XAlign, style.YAlign = math.Pi/2, draw.XLeft, draw.YCenter
+	}
+	for i, v := range b.values {
+		high := 0.0
+		if !math.IsNaN(v) {
+			high = v + b.error(i)
+		}
+		text := valueLabel(v)
+		wide, tall := label.Width(text), vg.Points(labelSize)
+		if *b.turned {
+			wide, tall = tall, wide
+		}
+		at := vg.Point{X: x(float64(i)) + b.offset, Y: y(high) + vg.Points(2)}
+		c.FillPolygon(color.White, []vg.Point{
+			{X: at.X - wide/2, Y: at.Y}, {X: at.X + wide/2, Y: at.Y},
+			{X: at.X + wide/2, Y: at.Y + tall}, {X: at.X - wide/2, Y: at.Y + tall},
+		})
+		c.FillText(style, at, text)
 	}
 }
 
@@ -151,8 +206,8 @@ func (e *whiskers) Plot(c draw.Canvas, p *plot.Plot) {
 func DrawComparisons(w io.Writer, all []*sim.Comparison) error {
 	c := chart{
 		title:  "Allowable throughput of policies",
-		yLabel: "relative to homogeneous, scaled to budget",
-		line:   1,
+		yLabel: "throughput / homogeneous",
+		line:   1, lineName: homogeneousLine,
 	}
 	for i, comparison := range all {
 		c.groups = append(c.groups, comparison.Model)
@@ -165,5 +220,5 @@ func DrawComparisons(w io.Writer, all []*sim.Comparison) error {
 			s.errors = append(s.errors, e.StandardError/comparison.HomogeneousScaled)
 		}
 	}
-	return c.draw(w)
+	return picture.Page(1, c.panel()).WritePNG(w)
 }

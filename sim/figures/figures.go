@@ -18,6 +18,7 @@ import (
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/published"
 	"github.com/muster-serve/muster/sim"
+	"github.com/muster-serve/muster/sim/picture"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -29,14 +30,19 @@ type Figure struct {
 	// Text says in a few sentences which claims of the paper hold here and which do not.
 	Text []string
 
-	draw func(io.Writer) error
+	picture func() *picture.Picture
 }
 
 // WriteCSV writes the numbers.
 func (f *Figure) WriteCSV(w io.Writer) error { return csv.NewWriter(w).WriteAll(f.Rows) }
 
 // WritePNG draws the figure.
-func (f *Figure) WritePNG(w io.Writer) error { return f.draw(w) }
+func (f *Figure) WritePNG(w io.Writer) error { return f.picture().WritePNG(w) }
+
+// show has the figure drawn as charts in rows of so many columns.
+func (f *Figure) show(columns int, charts ...shown) {
+	f.picture = func() *picture.Picture { return page(columns, charts...) }
+}
 
 // WriteText writes the sentences.
 func (f *Figure) WriteText(w io.Writer) error {

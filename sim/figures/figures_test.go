@@ -3,15 +3,20 @@ package figures
 import (
 	"bytes"
 	"encoding/csv"
+	"fmt"
 	"image/png"
+	"math"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/muster-serve/muster/leader/plan"
+	"github.com/muster-serve/muster/sim/picture/picturetest"
 )
 
-// TestReproduce makes figures from few queries, with MUSTER_SLOW_TESTS=1 all of them: all that is
-// checked is that they are whole.
+// TestReproduce makes figures from few queries, with MUSTER_SLOW_TESTS=1 all of them: what is
+// checked is that they are whole and can be read.
 func TestReproduce(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -43,6 +48,7 @@ func TestReproduce(t *testing.T) {
 			if _, err := png.Decode(&picture); err != nil {
 				t.Error(err)
 			}
+			picturetest.Check(t, f.picture())
 			if err := f.WriteText(&text); err != nil {
 				t.Fatal(err)
 			}
@@ -119,5 +125,62 @@ func TestRibbonFigures(t *testing.T) {
 			t.Errorf("%s came to the optimum in %d of %d searches", method, reached[method],
 				searchesPerSeed)
 		}
+	}
+}
+
+// TestBars: every bar has its value, one that is not there says so, and values and legend are in
+// the frame, with few bars and many.
+func TestBars(t *testing.T) {
+	for _, n := range []int{1, 2, 9} {
+		for _, groups := range []int{1, 5, 20} {
+			c := chart{title: "title", yLabel: "queries/s", line: 5, lineName: "a line"}
+			for g := range groups {
+				c.groups = append(c.groups, fmt.Sprintf("(1,0,%d,0)", g))
+			}
+			for i := range n {
+				s := series{name: fmt.Sprintf("series %d", i)}
+				for g := range groups {
+					s.values = append(s.values, 1.25+float64(1000*i+g))
+					s.errors = append(s.errors, 40)
+				}
+				c.series = append(c.series, s)
+			}
+			c.series[0].values[0] = math.NaN()
+			d := picturetest.Check(t, page(1, &c))
+			if got := len(d.Find("series")); got != n {
+				t.Errorf("%d series in the legend, want %d", got, n)
+			}
+			if len(d.Find("none")) != 1 {
+				t.Errorf("the bar that is not there is marked %d times", len(d.Find("none")))
+			}
+			for _, s := range c.series {
+				for _, v := range s.values {
+					if len(d.Find(valueLabel(v))) == 0 {
+						t.Errorf("%d series of %d: no bar has the value %s", n, groups,
+							valueLabel(v))
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestPlansHaveTheirPicture: the picture of plans names each and its price.
+func TestPlansHaveTheirPicture(t *testing.T) {
+	plans := []plan.Plan{{Price: 2.463, Bound: 7400}, {Price: 2.166, Bound: 6400}}
+	simulated := []plan.Estimate{{Value: 7100, StdErr: 200}, {Value: 6300}}
+	names := []string{"(1,0,13,0)", "(1,0,11,0)"}
+	drawing, err := plansPicture("ncf: plans", names, plans, simulated)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := picturetest.Check(t, drawing)
+	for _, words := range append(names, "2.46", "2.17", "7400", "7100", "upper bound", "$/hr") {
+		if len(d.Find(words)) == 0 {
+			t.Errorf("no %q in the picture", words)
+		}
+	}
+	if _, err := plansPicture("", names[:1], plans, simulated); err == nil {
+		t.Error("one name of two plans is no error")
 	}
 }

@@ -30,7 +30,7 @@ func fig3(ctx context.Context, l *lab) (*Figure, error) {
 	}
 	c := chart{title: "RM2: pools (g4dn, c5n, r5n) under different query distribution (KAIROS " +
 		"Fig. 3)",
-		yLabel: "throughput / homogeneous, scaled to budget", line: 1}
+		yLabel: "throughput / homogeneous", line: 1, lineName: homogeneousLine}
 	ratio := map[string][]float64{}
 	for _, policy := range policies {
 		s := series{name: policy}
@@ -52,7 +52,7 @@ func fig3(ctx context.Context, l *lab) (*Figure, error) {
 	for _, pool := range pools {
 		c.groups = append(c.groups, counts(pool, types))
 	}
-	f.draw = c.draw
+	f.show(1, &c)
 	below := true // every real policy stays below the oracle on every heterogeneous pool
 	best := map[string]bool{}
 	for i := 1; i < len(pools); i++ {
@@ -97,7 +97,7 @@ func fig8(ctx context.Context, l *lab) (*Figure, error) {
 		},
 	}
 	c := chart{title: "KAIROS and the best homogeneous pool at $2.5/hr (KAIROS Fig. 8)",
-		yLabel: "throughput / homogeneous, scaled to budget",
+		yLabel: "throughput / homogeneous",
 		groups: paperModels, reference: true, series: []series{
 			{name: "homogeneous, scaled to budget"}, {name: "kairos"},
 		}}
@@ -122,7 +122,7 @@ func fig8(ctx context.Context, l *lab) (*Figure, error) {
 		c.series[1].errors = append(c.series[1].errors, k.StandardError/r.HomogeneousScaled)
 	}
 	c.series[0].errors = make([]float64, len(paperModels))
-	f.draw = c.draw
+	f.show(1, &c)
 	lo, loModel := least(ratios, paperModels)
 	hi, hiModel := most(ratios, paperModels)
 	f.Text = append(f.Text,
@@ -186,7 +186,7 @@ func fig9(ctx context.Context, l *lab) (*Figure, error) {
 			})
 		}
 	}
-	f.draw = c.draw
+	f.show(1, &c)
 	const ribbon, drs, clockwork, kairos, plus, horizon, oracle = 0, 1, 2, 3, 4, 5, 6
 	over := func(a, b int) []float64 {
 		var q []float64
@@ -250,8 +250,10 @@ func fig14(ctx context.Context, l *lab) (*Figure, error) {
 		},
 	}
 	c := chart{title: "RM2: pools (g4dn, c5n, r5n, t3) of the highest bound (KAIROS Fig. " +
-		"14)\ndashed: the oracle on its best pool", yLabel: "queries/s",
-		line: best, reference: true, series: []series{{name: "upper bound (Eq. 15)"}}}
+		"14)", yLabel: "queries/s",
+		line: best, lineName: "the oracle on its best pool", reference: true, series: []series{
+			{name: "upper bound (Eq. 15)"},
+		}}
 	for _, policy := range policies {
 		c.series = append(c.series, series{name: policy})
 	}
@@ -279,7 +281,7 @@ func fig14(ctx context.Context, l *lab) (*Figure, error) {
 			}
 		}
 	}
-	f.draw = c.draw
+	f.show(1, &c)
 	lo, loPool := least(share, c.groups)
 	hi, _ := most(bounds, c.groups)
 	f.Text = append(f.Text,
@@ -321,7 +323,8 @@ func fig16(ctx context.Context, l *lab) (*Figure, error) {
 	}
 	c := chart{
 		title:  "KAIROS relative to homogeneous: batch sizes, noise (KAIROS Fig. 16)",
-		yLabel: "throughput / homogeneous, scaled to budget", groups: paperModels, line: 1,
+		yLabel: "throughput / homogeneous", groups: paperModels, line: 1,
+		lineName:  homogeneousLine,
 		reference: true,
 	}
 	for _, setting := range settings {
@@ -346,7 +349,7 @@ func fig16(ctx context.Context, l *lab) (*Figure, error) {
 		}
 		c.series = append(c.series, s)
 	}
-	f.draw = c.draw
+	f.show(1, &c)
 	trace, gauss := c.series[0].values, c.series[1].values
 	lo, loModel := least(gauss, paperModels)
 	fewer := 0

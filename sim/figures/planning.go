@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
 	"time"
@@ -48,7 +47,9 @@ func fig1(ctx context.Context, l *lab) (*Figure, error) {
 	}
 	c := chart{
 		title:  "RM2: pools (g4dn, c5n, r5n) against homogeneous (KAIROS Fig. 1)",
-		yLabel: "queries/s", line: homogeneous, series: []series{{name: "fcfs"}},
+		yLabel: "queries/s", line: homogeneous, lineName: homogeneousLine, series: []series{
+			{name: "fcfs"},
+		},
 	}
 	types, pools := fig1Pools()
 	var ratio []float64
@@ -66,7 +67,7 @@ func fig1(ctx context.Context, l *lab) (*Figure, error) {
 			number(t.StandardError), number(t.Rate / homogeneous),
 		})
 	}
-	f.draw = c.draw
+	f.show(1, &c)
 	f.Text = append(f.Text,
 		fmt.Sprintf(
 			"%s: a heterogeneous configuration can serve more than the homogeneous one scaled to "+
@@ -115,9 +116,10 @@ func fig2(ctx context.Context, l *lab) (*Figure, error) {
 	}
 	c := lineChart{
 		title: "RM2: what simulated annealing explores (KAIROS Fig. 2)", xLabel: "evaluation",
-		yLabel: "throughput / homogeneous, scaled to budget", line: 1, series: []series{s},
+		yLabel: "throughput / homogeneous", line: 1,
+		lineName: homogeneousLine, series: []series{s},
 	}
-	f.draw = c.draw
+	f.show(1, &c)
 	f.Text = append(
 		f.Text,
 		fmt.Sprintf(
@@ -181,7 +183,7 @@ func fig10(ctx context.Context, l *lab) (*Figure, error) {
 		}
 		c.series = append(c.series, series{name: policy, values: share[i]})
 	}
-	f.draw = c.draw
+	f.show(1, &c)
 	kairos := share[3]
 	hi, hiModel := most(kairos, paperModels)
 	var others, fewer []float64
@@ -300,7 +302,7 @@ func fig11(ctx context.Context, l *lab) (*Figure, error) {
 	for i, search := range searches {
 		c.series = append(c.series, series{name: search.name, values: share[i]})
 	}
-	f.draw = c.draw
+	f.show(1, &c)
 	var fewer []float64
 	for _, s := range share[1:ours] {
 		for i := range s {
@@ -387,7 +389,7 @@ func fig12(ctx context.Context, l *lab) (*Figure, error) {
 	f.Rows = append(f.Rows, []string{
 		"kairos", "0", counts(chosen, sim.PaperTypes()), number(kairos.Rate),
 	})
-	f.draw = c.draw
+	f.show(1, &c)
 	mean := func(i int) float64 {
 		sum := 0.0
 		for _, v := range c.series[i].values {
@@ -429,7 +431,7 @@ func fig13(ctx context.Context, l *lab) (*Figure, error) {
 				"standard_error_qps", "chosen"},
 		},
 	}
-	var charts []*chart
+	var charts []shown
 	rank := make([]float64, len(paperModels)) // of the best
 	var share, trend []float64
 	for m, model := range paperModels {
@@ -473,7 +475,7 @@ func fig13(ctx context.Context, l *lab) (*Figure, error) {
 		trend = append(trend, mean(c.series[1].values[:top/2])/mean(c.series[1].values[top/2:]))
 		charts = append(charts, c)
 	}
-	f.draw = func(w io.Writer) error { return drawBelow(w, charts...) }
+	f.show(1, charts...)
 	hi, hiModel := most(rank, paperModels)
 	lo, loModel := least(trend, paperModels)
 	worst, worstModel := least(share, paperModels)
@@ -517,7 +519,8 @@ func fig15(ctx context.Context, l *lab) (*Figure, error) {
 	}
 	c := chart{
 		title:  "KAIROS, on the pool it chooses, relative to homogeneous (KAIROS Fig. 15)",
-		yLabel: "throughput / homogeneous, scaled to budget", groups: paperModels, line: 1,
+		yLabel: "throughput / homogeneous", groups: paperModels, line: 1,
+		lineName:  homogeneousLine,
 		reference: true,
 	}
 	for _, setting := range settings {
@@ -550,7 +553,7 @@ func fig15(ctx context.Context, l *lab) (*Figure, error) {
 		}
 		c.series = append(c.series, s)
 	}
-	f.draw = c.draw
+	f.show(1, &c)
 	loA, modelA := least(c.series[1].values, paperModels)
 	loB, modelB := least(c.series[2].values, paperModels)
 	f.Text = append(f.Text,

@@ -227,7 +227,7 @@ func ribbonFig9(ctx context.Context, l *lab) (*Figure, error) {
 			number(t.Price(t.optimum)), number(saving),
 		})
 	}
-	f.draw = c.draw
+	f.show(1, &c)
 	lo, m := least(c.series[0].values, ribbonModels)
 	hi, _ := most(c.series[0].values, ribbonModels)
 	f.Text = append(
@@ -272,7 +272,11 @@ func ribbonFig10(ctx context.Context, l *lab) (*Figure, error) {
 			}
 			for _, s := range savings {
 				mean, reached := t.until(all, s)
-				c.series[i].values = append(c.series[i].values, mean)
+				shown := mean
+				if reached == 0 {
+					shown = math.NaN()
+				}
+				c.series[i].values = append(c.series[i].values, shown)
 				f.Rows = append(f.Rows, []string{
 					t.model, number(100 * s), m.name, number(mean), strconv.Itoa(reached),
 				})
@@ -282,7 +286,7 @@ func ribbonFig10(ctx context.Context, l *lab) (*Figure, error) {
 			}
 		}
 	}
-	f.draw = c.draw
+	f.show(1, &c)
 	fewest := math.Inf(1)
 	for i := 1; i < paperRivals; i++ {
 		for k := range tables {
@@ -351,7 +355,7 @@ func (l *lab) byTrials(ctx context.Context, title, yLabel, column string,
 		c.series = append(c.series, s)
 		values = append(values, s.values)
 	}
-	f.draw = c.draw
+	f.show(1, &c)
 	f.Text = []string{l.fromTables(searchesPerSeed * l.Seeds)}
 	return f, values, nil
 }
@@ -429,11 +433,12 @@ func ribbonFig16(ctx context.Context, l *lab) (*Figure, error) {
 				"price_to_optimum_before", "missed_qos_percent", "is_optimum"},
 		},
 	}
-	c := lineChart{
-		title: "After the load has risen by half: the first plain search of each model (RIBBON " +
-			"Fig. 16)", xLabel: "evaluations since the load rose",
-		yLabel: "price / optimum before; missed QoS, %",
+	costs := lineChart{
+		title:  "After the load has risen by half: the first plain search (RIBBON Fig. 16)",
+		xLabel: "evaluations since the load rose", yLabel: "price / optimum before",
+		line: 1, lineName: "the optimum before",
 	}
+	misses := lineChart{xLabel: costs.xLabel, yLabel: "missed QoS, % (at most 5 shown)"}
 	runs := max(1, searchesPerSeed*l.Seeds/3)
 	var price []float64        // by model: what the new optimum costs over what the old one did
 	needed := [2][]risenLoad{} // plain and ours, by model
@@ -497,14 +502,16 @@ func ribbonFig16(ctx context.Context, l *lab) (*Figure, error) {
 					}
 					sum.warm += min(found, len(r.Evaluations))
 					if run == 0 && i == 0 {
-						c.series = append(c.series, t.risen(&p, r)...)
+						cost, missed := t.risen(&p, r)
+						costs.series = append(costs.series, cost)
+						misses.series = append(misses.series, missed)
 					}
 				}
 			}
 			needed[i] = append(needed[i], sum)
 		}
 	}
-	f.draw = c.draw
+	f.show(1, &costs, &misses)
 	share := func(n risenLoad) float64 { return float64(n.warm) / float64(n.before) }
 	helps := func(n risenLoad) float64 { return float64(n.warm) / float64(n.cold) }
 	plain, ours := needed[0], needed[1]
@@ -540,14 +547,12 @@ func ribbonFig16(ctx context.Context, l *lab) (*Figure, error) {
 	return f, nil
 }
 
-// risen is a search under a heavier load as two lines.
-func (t *ribbonTable) risen(p *plan.Problem, r *plan.Result) []series {
-	cost, missed := series{name: t.model + ": price"}, series{
-		name: t.model + ": missed QoS, at most 5 % shown",
-	}
+// risen is a search under a heavier load as two lines: what is evaluated costs, and what it misses.
+func (t *ribbonTable) risen(p *plan.Problem, r *plan.Result) (cost, missed series) {
+	cost.name, missed.name = t.model, t.model
 	for _, one := range r.Evaluations {
 		cost.values = append(cost.values, p.Price(one.Configuration)/t.Price(t.optimum))
 		missed.values = append(missed.values, min(5, 100*(1-one.Value)))
 	}
-	return []series{cost, missed}
+	return cost, missed
 }

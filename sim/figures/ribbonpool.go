@@ -4,14 +4,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/vg"
 
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles"
@@ -126,10 +122,9 @@ func ribbonFig4(ctx context.Context, l *lab) (*Figure, error) {
 			{"auxiliary", "configuration", "price_usd_per_hour", "within_qos_percent"},
 		},
 	}
-	c := scatterChart{title: "MT-WND: X g4dn.xlarge + Y of a cheaper type (RIBBON Fig. 4); right " +
-		"of the line QoS is met",
-		xLabel: "queries within QoS, %", yLabel: "$/hr", line: 100 * plan.DefaultTarget, left: -12,
-		right: 104}
+	c := scatterChart{title: "MT-WND: X g4dn.xlarge + Y of a cheaper type (RIBBON Fig. 4)",
+		xLabel: "queries within QoS, %", yLabel: "$/hr", line: 100 * plan.DefaultTarget,
+		lineName: fmt.Sprintf("target, %g %%", 100*plan.DefaultTarget), left: -4, right: 104}
 	paper := [][2]int{{5, 0}, {4, 0}, {0, 12}, {3, 4}, {2, 4}, {4, 4}}
 	share := map[string]map[[2]int]float64{}
 	// by auxiliary type: the cheapest mix that meets QoS for less than the base alone
@@ -181,7 +176,7 @@ func ribbonFig4(ctx context.Context, l *lab) (*Figure, error) {
 			})
 		}
 	}
-	f.draw = c.draw
+	f.show(1, &c)
 	t3 := share["t3.xlarge"]
 	alone, err := l.simulatedPool(samples, "mtwnd", []string{"t3.xlarge"}, 0, nil)
 	if err != nil {
@@ -293,7 +288,7 @@ func ribbonFig8(ctx context.Context, l *lab) (*Figure, error) {
 		saving.series = append(saving.series, series{name: model, values: savings})
 		counted, saturates = append(counted, counts), append(saturates, savings)
 	}
-	f.draw = func(w io.Writer) error { return drawBelow(w, &better, &saving) }
+	f.show(1, &better, &saving)
 	fewer, same := true, true
 	for m := range ribbonModels {
 		n, last := counted[m], len(counted[m])-1
@@ -390,7 +385,7 @@ func ribbonFig11(ctx context.Context, l *lab) (*Figure, error) {
 		}
 		c.series = append(c.series, one)
 	}
-	f.draw = c.draw
+	f.show(1, &c)
 	v := func(i int) []float64 { return c.series[i].values }
 	f.Text = append(f.Text,
 		fmt.Sprintf(
@@ -450,7 +445,7 @@ func ribbonFig12(ctx context.Context, l *lab) (*Figure, error) {
 				"price_usd_per_hour", "is_optimum"},
 		},
 	}
-	var plots []*plot.Plot
+	var grids []shown
 	var means []float64
 	methods := searchMethods()[:fromTable]
 	for _, m := range methods {
@@ -491,12 +486,10 @@ func ribbonFig12(ctx context.Context, l *lab) (*Figure, error) {
 		slices.SortStableFunc(all,
 			func(a, b gridChart) int { return len(a.evaluated) - len(b.evaluated) })
 		if m.name != "random" {
-			plots = append(plots, all[runs/2].plot())
+			grids = append(grids, &all[runs/2])
 		}
 	}
-	f.draw = func(w io.Writer) error {
-		return writePlots(w, vg.Points(280), vg.Points(340), 2, plots...)
-	}
+	f.show(2, grids...)
 	f.Text = append(f.Text,
 		fmt.Sprintf(
 			"%s: RIBBON comes to the optimum, (%d, %d), with fewer evaluations than hill "+
@@ -547,7 +540,7 @@ func ribbonFig15(ctx context.Context, l *lab) (*Figure, error) {
 		}
 		c.series = append(c.series, s)
 	}
-	f.draw = c.draw
+	f.show(1, &c)
 	strict, relaxed := c.series[0].values, c.series[1].values
 	f.Text = append(f.Text,
 		fmt.Sprintf(

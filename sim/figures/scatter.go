@@ -1,16 +1,14 @@
 package figures
 
 import (
-	"fmt"
 	"image/color"
-	"io"
 	"math"
 
 	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgimg"
+
+	"github.com/muster-serve/muster/sim/picture"
 )
 
 // A scatterChart has named points of several kinds, and a vertical line.
@@ -18,6 +16,7 @@ type scatterChart struct {
 	title, xLabel, yLabel string
 	kinds                 []pointKind
 	line                  float64
+	lineName              string
 	left, right           float64 // of the x axis
 }
 
@@ -31,73 +30,83 @@ type namedPoint struct {
 	x, y float64
 }
 
-// draw writes the chart as PNG.
-func (c *scatterChart) draw(w io.Writer) error {
-	p := newPlot(c.title, c.xLabel, c.yLabel)
-	p.Legend.Top, p.Legend.Left = true, true
-	glyphs := []draw.GlyphDrawer{draw.CircleGlyph{}, draw.PyramidGlyph{}, draw.BoxGlyph{}}
-	top := 0.0
-	for i, kind := range c.kinds {
-		points, labels := make(plotter.XYs, len(kind.points)), plotter.XYLabels{}
-		for j, one := range kind.points {
-			points[j] = plotter.XY{X: one.x, Y: one.y}
-			labels.Labels = append(labels.Labels, one.name)
-			top = max(top, one.y)
-		}
-		labels.XYs = points
-		dots, err := plotter.NewScatter(points)
-		if err != nil {
-			return fmt.Errorf("points of %s: %w", kind.name, err)
-		}
-		dots.Color, dots.Shape, dots.Radius = palette[1+
-			i%(len(palette)-1)], glyphs[i%len(glyphs)], vg.Points(4)
-		names, err := plotter.NewLabels(labels)
-		if err != nil {
-			return fmt.Errorf("names of %s: %w", kind.name, err)
-		}
-		for j := range names.TextStyle {
-			names.TextStyle[j].Font.Size = vg.Points(8)
-			names.TextStyle[j].XAlign, names.TextStyle[j].YAlign = draw.XRight, draw.YCenter
-		}
-		names.Offset = vg.Point{X: -vg.Points(6)}
-		p.Add(dots, names)
-		p.Legend.Add(kind.name, dots)
-	}
-	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = c.left, c.right, 0, 1.35*top
-	target, err := plotter.NewLine(plotter.XYs{{X: c.line, Y: 0}, {X: c.line, Y: p.Y.Max}})
-	if err != nil {
-		return err
-	}
-	target.Color, target.Width = color.RGBA{0xcc, 0, 0, 0xff}, vg.Points(1.5)
-	p.Add(target)
-	return writePlots(w, vg.Points(520), vg.Points(340), 1, p)
-}
-
-// newPlot is a plot in the style of all figures.
-func newPlot(title, xLabel, yLabel string) *plot.Plot {
-	p := plot.New()
-	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = title, xLabel, yLabel
-	p.Title.Padding = vg.Points(6)
-	p.Title.TextStyle.Font.Size = vg.Points(11)
+// panel makes the chart.
+func (c *scatterChart) panel() *picture.Panel {
+	p := picture.New(c.title, c.xLabel, c.yLabel)
+	p.Height = vg.Points(340)
+	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = c.left, c.right, 0, 0
 	p.Y.Tick.Marker, p.X.Tick.Marker = plot.TickerFunc(roundTicks), plot.TickerFunc(roundTicks)
-	p.Legend.TextStyle.Font.Size = vg.Points(9)
+	p.Add(picture.Grid(true))
+	rule := picture.Rule{At: c.line, Vertical: true, Color: picture.Dark}
+	p.Add(rule, c)
+	for i, kind := range c.kinds {
+		for _, one := range kind.points {
+			p.Y.Max = max(p.Y.Max, one.y)
+		}
+		p.Legend(kind.name, picture.Glyph{GlyphStyle: picture.Mark(i)})
+	}
+	p.Legend(c.lineName, rule)
 	return p
 }
 
-// writePlots writes plots of the given size as one PNG, in rows of so many.
-func writePlots(w io.Writer, width, height vg.Length, columns int, plots ...*plot.Plot) error {
-	rows := (len(plots) + columns - 1) / columns
-	canvas := vgimg.PngCanvas{Canvas: vgimg.NewWith(
-		vgimg.UseWH(width*vg.Length(columns), height*vg.Length(rows)),
-		vgimg.UseDPI(144), vgimg.UseBackgroundColor(color.White))}
-	all := draw.New(canvas)
-	for i, p := range plots {
-		left, below := width*vg.Length(i%columns), height*vg.Length(rows-1-i/columns)
-		p.Draw(draw.Crop(all, left+vg.Points(4), left+width-all.Max.X-vg.Points(8),
-			below+vg.Points(4), below+height-all.Max.Y-vg.Points(6)))
+// Plot draws the points, and their names where nothing else is.
+func (c *scatterChart) Plot(canvas draw.Canvas, p *plot.Plot) {
+	x, y := p.Transforms(&canvas)
+	const radius, gap = 4, 3
+	var taken []vg.Rectangle
+	for i, kind := range c.kinds {
+		mark := picture.Mark(i)
+		mark.Radius = radius
+		for _, one := range kind.points {
+			at := vg.Point{X: x(one.x), Y: y(one.y)}
+			canvas.DrawGlyph(mark, at)
+			taken = append(taken, around(at, radius, radius))
+		}
 	}
-	_, err := canvas.WriteTo(w)
-	return err
+	line := around(vg.Point{X: x(c.line), Y: canvas.Center().Y}, 1, canvas.Size().Y/2)
+	taken = append(taken, line)
+	style := picture.Text(8)
+	style.XAlign, style.YAlign = draw.XCenter, draw.YCenter
+	for _, kind := range c.kinds {
+		for _, one := range kind.points {
+			w, h := style.Width(one.name)/2+1, vg.Length(4)
+			dx, dy := radius+gap+w, radius+gap+h
+			var best vg.Rectangle
+			fewest := math.MaxInt
+			for _, d := range []vg.Point{
+				{X: -dx}, {X: dx}, {Y: dy}, {Y: -dy}, {X: -dx, Y: dy}, {X: -dx, Y: -dy},
+				{X: dx, Y: dy}, {X: dx, Y: -dy}, {X: -2 * dx}, {X: -2 * dx, Y: dy},
+			} {
+				place := around(vg.Point{X: x(one.x), Y: y(one.y)}.Add(d), w, h)
+				if n := crowd(place, taken, canvas.Rectangle); n < fewest {
+					best, fewest = place, n
+				}
+			}
+			canvas.FillText(style, vg.Point{
+				X: (best.Min.X + best.Max.X) / 2, Y: (best.Min.Y + best.Max.Y) / 2,
+			}, one.name)
+			taken = append(taken, best)
+		}
+	}
+}
+
+func around(at vg.Point, width, height vg.Length) vg.Rectangle {
+	half := vg.Point{X: width, Y: height}
+	return vg.Rectangle{Min: at.Sub(half), Max: at.Add(half)}
+}
+
+// crowd is how many of the rectangles r touches; being beyond the frame counts as many.
+func crowd(r vg.Rectangle, taken []vg.Rectangle, frame vg.Rectangle) (n int) {
+	for _, t := range taken {
+		if r.Min.X < t.Max.X && t.Min.X < r.Max.X && r.Min.Y < t.Max.Y && t.Min.Y < r.Max.Y {
+			n++
+		}
+	}
+	if r.Min.X < frame.Min.X || r.Max.X > frame.Max.X || r.Min.Y < frame.Min.Y ||
+		r.Max.Y > frame.Max.Y {
+		n += 100
+	}
+	return n
 }
 
 // A gridChart is what a search evaluated of all configurations of two types (RIBBON Fig. 12).
@@ -110,11 +119,20 @@ type gridChart struct {
 	optimum               [2]int
 }
 
-// plot makes the chart: red misses the target, the lighter the less; green meets it, the darker the
-// cheaper; circles are what was evaluated, the star is the optimum.
-func (c *gridChart) plot() *plot.Plot {
-	p := newPlot(c.title, c.xLabel, c.yLabel)
+// panel makes the chart: red misses the target, the lighter the less; green meets it, the darker
+// the cheaper; circles are what was evaluated, the star is the optimum.
+func (c *gridChart) panel() *picture.Panel {
+	p := picture.New(c.title, c.xLabel, c.yLabel)
+	p.Width, p.Height, p.Headroom = vg.Points(290), vg.Points(360), 0
+	p.X.Tick.Marker = plot.TickerFunc(roundTicks)
+	p.Y.Tick.Marker = plot.TickerFunc(func(low, _ float64) []plot.Tick { // none beside the legend
+		return roundTicks(low, float64(len(c.share[0])))
+	})
 	p.Add(c)
+	p.Legend("misses QoS, light: barely", picture.Swatch{Color: missLight})
+	p.Legend("meets it, dark: cheap", picture.Swatch{Color: meetDark})
+	p.Legend("evaluated", picture.Glyph{GlyphStyle: evaluatedMark})
+	p.Legend("optimum", starMark{})
 	p.X.Min, p.X.Max = -0.5, float64(len(c.share))-0.5
 	p.Y.Min, p.Y.Max = -0.5, float64(len(c.share[0]))-0.5
 	return p
@@ -136,10 +154,10 @@ func (c *gridChart) Plot(canvas draw.Canvas, p *plot.Plot) {
 			if math.IsNaN(share) {
 				continue
 			}
-			cell := mix(color.RGBA{0x99, 0x10, 0x10, 0xff}, color.RGBA{0xff, 0xdd, 0xd5, 0xff},
+			cell := mix(missDark, missLight,
 				share/c.target)
 			if share >= c.target {
-				cell = mix(color.RGBA{0x00, 0x6e, 0x3c, 0xff}, color.RGBA{0xd5, 0xf0, 0xdd, 0xff},
+				cell = mix(meetDark, meetLight,
 					(c.price[i][j]-least)/max(most-least, 1e-9))
 			}
 			l, r, b, t := x(float64(i)-0.48), x(float64(i)+0.48), y(float64(j)-0.46), y(float64(j)+
@@ -151,13 +169,29 @@ func (c *gridChart) Plot(canvas draw.Canvas, p *plot.Plot) {
 	}
 	at := func(c [2]int) vg.Point { return vg.Point{X: x(float64(c[0])), Y: y(float64(c[1]))} }
 	for _, e := range c.evaluated {
-		canvas.DrawGlyph(
-			draw.GlyphStyle{Color: palette[1], Radius: vg.Points(4), Shape: draw.CircleGlyph{}},
-			at(e))
+		canvas.DrawGlyph(evaluatedMark, at(e))
 	}
-	canvas.FillPolygon(color.RGBA{0xff, 0xc8, 0x00, 0xff}, star(at(c.optimum), vg.Points(8)))
-	outline := star(at(c.optimum), vg.Points(8))
-	canvas.StrokeLines(draw.LineStyle{Color: color.Black, Width: vg.Points(0.7)},
+	drawStar(&canvas, at(c.optimum))
+}
+
+var (
+	missDark, missLight = color.RGBA{0x99, 0x10, 0x10, 0xff}, color.RGBA{0xff, 0xdd, 0xd5, 0xff}
+	meetDark, meetLight = color.RGBA{0x00, 0x6e, 0x3c, 0xff}, color.RGBA{0xd5, 0xf0, 0xdd, 0xff}
+	evaluatedMark       = draw.GlyphStyle{
+		Color: picture.Colour(0), Radius: vg.Points(4), Shape: draw.CircleGlyph{},
+	}
+)
+
+// A starMark is the optimum in the legend.
+type starMark struct{}
+
+// Thumbnail draws it.
+func (starMark) Thumbnail(c *draw.Canvas) { drawStar(c, c.Center()) }
+
+func drawStar(c *draw.Canvas, at vg.Point) {
+	outline := star(at, vg.Points(7))
+	c.FillPolygon(color.RGBA{0xff, 0xc8, 0x00, 0xff}, outline)
+	c.StrokeLines(draw.LineStyle{Color: color.Black, Width: vg.Points(0.7)},
 		append(outline, outline[0]))
 }
 

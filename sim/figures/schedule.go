@@ -14,14 +14,12 @@ import (
 	"time"
 
 	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/font"
-	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgimg"
 
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/sim"
+	"github.com/muster-serve/muster/sim/picture"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -54,7 +52,7 @@ func fig5(ctx context.Context, l *lab) (*Figure, error) {
 				"finish_ms", "latency_ms", "within_qos_target"},
 		},
 	}
-	var timelines []timeline
+	var lines []timeline
 	served := map[string]int{}
 	for _, policy := range []string{"fcfs", "kairos"} {
 		cfg.Policy = policy
@@ -77,14 +75,13 @@ func fig5(ctx context.Context, l *lab) (*Figure, error) {
 				strconv.FormatBool(b.onTime),
 			})
 		}
-		timelines = append(timelines, p)
+		lines = append(lines, p)
 	}
-	f.draw = func(w io.Writer) error {
-		return drawTimelines(
-			w,
-			fmt.Sprintf("Four queries of RM2 on two instances (KAIROS Fig. 5); QoS target %v",
-				m.QoSTarget), timelines, types)
-	}
+	f.show(1, &timelines{
+		title: fmt.Sprintf("Four queries of RM2 on two instances (KAIROS Fig. 5); QoS target %v",
+			m.QoSTarget),
+		types: types, all: lines,
+	})
 	f.Text = append(
 		f.Text,
 		fmt.Sprintf(
@@ -151,17 +148,23 @@ func readTimeline(r io.Reader, policy string, types []string) (timeline, error) 
 	return p, nil
 }
 
-// drawTimelines draws one timeline above the other, a row an instance.
-func drawTimelines(w io.Writer, title string, timelines []timeline, types []string) error {
-	p := plot.New()
-	p.Title.Text, p.X.Label.Text = title, "ms"
-	p.Title.Padding = vg.Points(6)
-	p.Title.TextStyle.Font.Size = vg.Points(11)
+// timelines are one above the other, a row an instance.
+type timelines struct {
+	title string
+	types []string
+	all   []timeline
+}
+
+// panel makes the picture.
+func (l *timelines) panel() *picture.Panel {
+	p := picture.New(l.title, "ms", "")
+	p.Width, p.Height, p.Headroom = vg.Points(560), vg.Points(260), 0
+	p.X.Min, p.X.Max = 0, 0
 	var ticks []plot.Tick
 	rows := 0
-	for _, line := range timelines {
-		for j, t := range types {
-			ticks = append(ticks, plot.Tick{Value: float64(-rows), Label: line.policy + "\n" + t})
+	for _, line := range l.all {
+		for j, t := range l.types {
+			ticks = append(ticks, plot.Tick{Value: float64(-rows), Label: line.policy + ", " + t})
 			p.Add(&rowBars{line.bars, j, float64(-rows)})
 			rows++
 			for _, b := range line.bars {
@@ -171,15 +174,9 @@ func drawTimelines(w io.Writer, title string, timelines []timeline, types []stri
 	}
 	p.X.Max *= 1.05
 	p.Y.Min, p.Y.Max = -float64(rows)+0.4, 0.6
-	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
-	canvas := vgimg.PngCanvas{
-		Canvas: vgimg.NewWith(vgimg.UseWH(vg.Points(560), vg.Points(260)), vgimg.UseDPI(144),
-			vgimg.UseBackgroundColor(color.White)),
-	}
-	// Labels of two lines are wider than the plot believes.
-	p.Draw(draw.Crop(draw.New(canvas), vg.Points(12), -vg.Points(10), vg.Points(4), -vg.Points(6)))
-	_, err := canvas.WriteTo(w)
-	return err
+	p.Y.Tick.Marker, p.X.Tick.Marker = plot.ConstantTicks(ticks), plot.TickerFunc(roundTicks)
+	p.Y.Tick.Length, p.Y.Padding = 0, vg.Points(3)
+	return p
 }
 
 // rowBars are the queries that one instance served.
@@ -192,10 +189,8 @@ type rowBars struct {
 // Plot draws them; those beyond the QoS target are hatched by a red frame.
 func (r *rowBars) Plot(c draw.Canvas, p *plot.Plot) {
 	x, y := p.Transforms(&c)
-	style := text.Style{
-		Color: color.Black, Font: font.From(plot.DefaultFont, 9), XAlign: draw.XCenter,
-		YAlign: draw.YCenter, Handler: plot.DefaultTextHandler,
-	}
+	style := picture.Text(9)
+	style.XAlign, style.YAlign = draw.XCenter, draw.YCenter
 	for _, b := range r.bars {
 		if b.lane != r.lane {
 			continue
@@ -206,12 +201,12 @@ func (r *rowBars) Plot(c draw.Canvas, p *plot.Plot) {
 		}
 		label := fmt.Sprintf("Q%d: %d", b.query+1, b.batchSize)
 		frame := draw.LineStyle{Color: color.Black, Width: vg.Points(0.75)}
-		fill := tint(palette[1+b.query%4])
+		fill := tint(picture.Colour(b.query % 4))
 		if !b.onTime {
 			label += ", late"
 			fill = color.Gray{0xee}
 			frame = draw.LineStyle{
-				Color: palette[2], Width: vg.Points(1.5), Dashes: []vg.Length{
+				Color: picture.Colour(1), Width: vg.Points(1.5), Dashes: []vg.Length{
 					vg.Points(4), vg.Points(2),
 				},
 			}
