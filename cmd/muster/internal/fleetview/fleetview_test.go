@@ -153,14 +153,16 @@ func TestProposal(t *testing.T) {
 }
 
 // TestDrawFits: whatever the fleet and the terminal, nothing is drawn
-// beyond the edges, and all of the height is used where there is more to say.
+// beyond the edges, and the height is used where there is more to say: at most the lines of a title
+// and what stands below it stay empty.
 func TestDrawFits(t *testing.T) {
 	for _, agents := range []int{0, 1, 6, 60} {
 		whole := Draw(testFleet(agents), 200, 0)
 		for _, width := range []int{1, 13, 40, 79, 120} {
 			for height := 1; height <= 50; height++ {
 				lines := strings.Split(Draw(testFleet(agents), width, height), "\n")
-				if want := min(height, strings.Count(whole, "\n")+1); len(lines) != want {
+				want := min(height, strings.Count(whole, "\n")+1)
+				if len(lines) > want || len(lines) < want-2 {
 					t.Fatalf("%d agents at %d x %d: got %d lines, want %d", agents, width, height,
 						len(lines), want)
 				}
@@ -176,6 +178,23 @@ func TestDrawFits(t *testing.T) {
 	if got, want := Draw(&control.FleetStatus{}, 80, 24), "0 agents, 0 lanes"; !strings.Contains(
 		got, want) {
 		t.Errorf("of nothing: got %q, want %q in it", got, want)
+	}
+}
+
+// TestSmallScreen: in the smallest usual terminal the models have their rows, with rate, late and
+// refused queries; agents and decisions give way.
+func TestSmallScreen(t *testing.T) {
+	for _, agents := range []int{1, 6, 60} {
+		s := testFleet(agents)
+		shown := ansi.Strip(Draw(s, 40, 11)) // the twelfth line says whom top asks
+		for _, want := range []string{
+			"MODEL", "RATE/S", "LATE 60S", "REFUSED", "dien/1", "410.2", "0.4 %", "ncf/1", "! 3.0 %",
+			"ncf/2", "retired/7", "AGENT",
+		} {
+			if !strings.Contains(shown, want) {
+				t.Errorf("%d agents: no %q in\n%s", agents, want, shown)
+			}
+		}
 	}
 }
 

@@ -45,7 +45,11 @@ func Draw(s *control.FleetStatus, width, height int) string {
 	rows := math.MaxInt
 	for height > 0 {
 		rows = height - len(lines) - 2*len(tables) // each has an empty line and a title
-		if rows >= len(tables) || len(tables) <= 1 {
+		least := 0
+		for _, t := range tables {
+			least += t.atLeast()
+		}
+		if rows >= least || len(tables) <= 1 {
 			break
 		}
 		tables = tables[:len(tables)-1] // what matters most comes first
@@ -64,6 +68,7 @@ func Draw(s *control.FleetStatus, width, height int) string {
 type table struct {
 	title  string
 	weight float64 // share of the lines that it gets, relative to the other tables
+	least  int     // lines that it gets, if it has so many rows, before others get more than theirs
 	rows   []row
 	// rest returns a line that sums up the rows from index from on.
 	rest func(from int) string
@@ -73,6 +78,8 @@ type row struct {
 	text  string
 	style lipgloss.Style
 }
+
+func (t *table) atLeast() int { return min(t.least, len(t.rows)) }
 
 // draw returns the rows as at most the given number of lines.
 func (t *table) draw(lines, width int) []string {
@@ -90,10 +97,14 @@ func (t *table) draw(lines, width int) []string {
 	return drawn
 }
 
-// share divides the lines among the tables in proportion to their weights. No table gets more lines
-// than it has rows.
+// share divides the lines among the tables: first each gets its least, then they get the rest in
+// proportion to their weights. No table gets more lines than it has rows.
 func share(lines int, tables []table) []int {
 	given := make([]int, len(tables))
+	for i := range tables {
+		given[i] = max(0, min(tables[i].atLeast(), lines))
+		lines -= given[i]
+	}
 	for ; lines > 0; lines-- {
 		best := -1
 		for i, t := range tables {
@@ -187,12 +198,15 @@ func modelTable(s *control.FleetStatus, width int) table {
 	}
 	keys := slices.Sorted(maps.Keys(models))
 	name := min(longest(names.Strings(keys), len("MODEL")), max(12, width/4))
-	const form = "%s %6s %10s %8s %8s %10s %9s %9s"
+	form := "%s %6s %10s %8s %8s %10s %9s %9s"
+	if width < 60 { // the rate, and what is late and refused, come first
+		form = "%[1]s %8[4]s %8[5]s %8[8]s"
+	}
 	t := table{
 		title: fmt.Sprintf(form, fit("MODEL", name), "AGENTS", "TARGET", "RATE/S", "LATE 60S",
 			"ANSWERED", "LATE", "REFUSED"),
-		weight: 3,
-		rest:   func(from int) string { return "... " + counted(len(keys)-from, "more model") },
+		weight: 3, least: 4,
+		rest: func(from int) string { return "... " + counted(len(keys)-from, "more model") },
 	}
 	for _, key := range keys {
 		e := models[key]
@@ -285,7 +299,7 @@ func agentTable(s *control.FleetStatus, width int) table {
 		return text + "  " + note
 	}
 	t := table{
-		title: line("AGENT", "TYPE", lanesTitle, "FREE", "WAIT", "BUSY", "FACTOR", ""), weight: 4,
+		title: line("AGENT", "TYPE", lanesTitle, "FREE", "WAIT", "BUSY", "FACTOR", ""), weight: 4, least: 1,
 	}
 	for i, e := range agents {
 		r := row{}
@@ -342,7 +356,7 @@ func agentTable(s *control.FleetStatus, width int) table {
 
 // decisionTable lists the leader's last decisions, newest first.
 func decisionTable(s *control.FleetStatus, width int) table {
-	t := table{title: "DECIDED LAST", weight: 2, rest: func(from int) string {
+	t := table{title: "DECIDED LAST", weight: 2, least: 1, rest: func(from int) string {
 		return "... " + counted(len(s.GetDecisions())-from, "more decision")
 	}}
 	for _, d := range s.GetDecisions() {
