@@ -4,8 +4,8 @@ CHAOS_FLAGS ?=
 DEMO_FLAGS ?=
 FUZZTIME ?= 1m
 
-.PHONY: build test demo race fuzz lint check-onnx conformance scenarios chaos bench packages \
-	test-packages vulncheck generate notice onnxruntime clean
+.PHONY: build test demo race fuzz lint check-onnx conformance examples scenarios chaos bench \
+	packages test-packages vulncheck generate notice onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
 build: onnxruntime
@@ -47,6 +47,10 @@ check-onnx: build
 # Checks an agent with unmodified clients: tritonclient, grpcurl and curl.
 conformance: build
 	@scripts/conformance.sh
+
+# Runs examples/: three agents, and a Go client, a Python client and Prometheus's rules against them.
+examples: build
+	@scripts/examples.sh
 
 # Every scenario of scripts/fleet, each for some seconds: fleets of agents as processes, which are
 # killed, frozen, cut off, replaced and overloaded. `go run ./scripts/fleet` lists the scenarios.

@@ -169,6 +169,10 @@ var rules = []rule{
 			"are its settings",
 	},
 	{
+		folder: "examples", imports: []string{"api", "client"},
+		reason: "an example shows a user's program, with what a user's program imports",
+	},
+	{
 		folder: "cmd", imports: []string{"..."},
 		reason: "commands put everything together; nobody imports them",
 	},

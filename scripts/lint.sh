@@ -34,6 +34,6 @@ go run ./scripts/notice -check
 wait "$venv"
 commands=$(scripts/venv.sh lint)
 git ls-files '*.sh' .ci/run | xargs "$commands/shellcheck"
-"$commands/ruff" check --quiet scripts
-"$commands/ruff" format --check --quiet scripts
+"$commands/ruff" check --quiet scripts examples
+"$commands/ruff" format --check --quiet scripts examples
 echo "lint: ok"

@@ -41,7 +41,7 @@ func TestDocumentedCommands(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	documents = append(documents, "../../README.md")
+	documents = append(documents, "../../README.md", "../../examples/README.md")
 	root := newRoot()
 	root.InitDefaultCompletionCmd()
 	known := map[string]bool{"version": true, "help": true}
@@ -122,7 +122,8 @@ func TestDocumentsReadWell(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	documents = append(documents, "../../README.md", "../../CONTRIBUTING.md")
+	documents = append(documents, "../../README.md", "../../CONTRIBUTING.md",
+		"../../examples/README.md")
 	links := 0
 	for _, name := range documents {
 		content, err := os.ReadFile(name)
