@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # debian.sh PACKAGE: fetches a package of Debian or Ubuntu into build/debian without installing it,
-# and prints the folder that holds its files; if it is there already, it only prints that. It needs
-# apt-get and dpkg-deb, and no rights. Several processes may call it at the same time.
+# and prints the folder that holds its files, without documentation; if it is there already, it only
+# prints that. It needs apt-get and dpkg-deb, and no rights. Several processes may call it at the
+# same time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,6 +25,7 @@ if [ ! -d "$at" ]; then
     apt-get "${options[@]}" download "$1" >&2
   fi
   dpkg-deb -x ./*.deb files
+  rm -rf files/usr/share/doc # some have Go files, which ./... would take for ours
   mv files "$at"
 fi
 rm -rf "$at.new"
