@@ -36,18 +36,32 @@ type Model struct {
 	// Notes say, for the user, what had to be guessed or reduced.
 	Notes []string
 
-	rows   int // number of rows that the inputs hold
-	inputs []input
+	rows    int // number of rows that the inputs hold; the largest batch size of queries
+	inputs  []input
+	queries map[int][]*oip.Request // given ones, by batch size; nil: inputs has the rows
 }
 
-// An input holds rows of random values. A query of batch size b sends b consecutive rows without
-// copying them.
+// An input holds rows of values. A query of batch size b sends b consecutive rows without copying
+// them.
 type input struct {
 	name     string
 	dataType tensor.DataType
 	shape    []int64 // without the batch size
-	rowBytes int
+	rowBytes int     // of each row, unless there are ends
+	ends     []int   // where each row ends, if rows differ in length
 	data     []byte
+}
+
+// some returns n rows from row from on.
+func (in *input) some(from, n int) []byte {
+	if in.ends == nil {
+		return in.data[from*in.rowBytes : (from+n)*in.rowBytes]
+	}
+	start := 0
+	if from > 0 {
+		start = in.ends[from-1]
+	}
+	return in.data[start:in.ends[from+n-1]]
 }
 
 // ModelOptions set what the server's metadata leaves open, or override it.
@@ -60,6 +74,8 @@ type ModelOptions struct {
 	Timeout time.Duration
 	// Seed seeds the random inputs.
 	Seed uint64
+	// Given, if set, replaces the random inputs.
+	Given *Given
 }
 
 // These limit the memory of a model's inputs. Spare rows, up to spareBytes, let queries of the same
@@ -69,8 +85,9 @@ const (
 	maxInputBytes = 2 << 30
 )
 
-// NewModel asks the server for the model's inputs, makes random ones, and sends one query of batch
-// size 1 to check that the server accepts them. It blocks until that is answered or ctx ends.
+// NewModel asks the server for the model's inputs, makes random ones unless some are given,
+// and sends one small query to check that the server accepts them. It blocks until that is
+// answered or ctx ends.
 func NewModel(ctx context.Context, server Server, name string, o ModelOptions) (*Model, error) {
 	metadata, err := server.ModelMetadata(ctx, name, "")
 	if err != nil {
@@ -82,7 +99,7 @@ func NewModel(ctx context.Context, server Server, name string, o ModelOptions) (
 	}
 	ctx, cancel := context.WithTimeout(ctx, max(m.Timeout, 10*time.Second))
 	defer cancel()
-	answer, err := server.Infer(ctx, m.request(1, rand.New(rand.NewPCG(o.Seed, 0))))
+	answer, err := server.Infer(ctx, m.request(m.smallest(), rand.New(rand.NewPCG(o.Seed, 0))))
 	if err != nil {
 		return nil, fmt.Errorf("first query to model %q: %w", name, err)
 	}
@@ -118,6 +135,9 @@ func newModel(metadata *inference.ModelMetadataResponse, name string, o ModelOpt
 		m.Notes = append(m.Notes,
 			fmt.Sprintf("takes batch sizes up to %d; larger ones are not sent", most))
 	}
+	if o.Given != nil {
+		return m, m.give(o.Given)
+	}
 	if len(metadata.GetInputs()) == 0 {
 		return nil, fmt.Errorf("the server's metadata lists no inputs")
 	}
@@ -145,6 +165,12 @@ func newModel(metadata *inference.ModelMetadataResponse, name string, o ModelOpt
 func (m *Model) addInput(d *inference.ModelMetadataResponse_TensorMetadata) (*input, error) {
 	in := input{name: d.GetName(), dataType: tensor.DataType(d.GetDatatype())}
 	size := in.dataType.Size()
+	if in.dataType == tensor.Bytes {
+		size = 4 + wordLetters
+		m.Notes = append(m.Notes,
+			fmt.Sprintf("input %q: sending random words of %d letters", in.name,
+				wordLetters))
+	}
 	if size == 0 {
 		return nil, fmt.Errorf("input %q: cannot make elements of type %q", in.name,
 			d.GetDatatype())
@@ -172,11 +198,17 @@ func (m *Model) addInput(d *inference.ModelMetadataResponse_TensorMetadata) (*in
 	return &m.inputs[len(m.inputs)-1], nil
 }
 
-// fill makes rows rows of random values: floats from a standard normal
-// distribution, ids uniform within their bounds, other integers 0.
+// wordLetters is how many letters a random string has.
+const wordLetters = 8
+
+// fill makes rows rows of random values: floats from a standard normal distribution, ids uniform
+// within their bounds, other integers 0, strings of random letters.
 func (in *input) fill(rows int, bounds []int64, r *rand.Rand) {
 	in.data = make([]byte, rows*in.rowBytes)
 	size := in.dataType.Size()
+	if in.dataType == tensor.Bytes {
+		size = 4 + wordLetters
+	}
 	perRow := in.rowBytes / size
 	// Bounds are per position of the second dimension; all elements below one position have its
 	// bound.
@@ -194,13 +226,13 @@ func (in *input) fill(rows int, bounds []int64, r *rand.Rand) {
 		case tensor.FP64:
 			binary.LittleEndian.PutUint64(element, math.Float64bits(r.NormFloat64()))
 		case tensor.FP16, tensor.BF16:
-			// Any sign and fraction with the exponent of 1, so 1 <= |x| < 2.
-			exponent := uint16(15 << 10)
-			fraction := uint16(1<<10 - 1)
-			if in.dataType == tensor.BF16 {
-				exponent, fraction = 127<<7, 1<<7-1
+			half, _ := tensor.HalfOf(in.dataType, r.NormFloat64())
+			binary.LittleEndian.PutUint16(element, half)
+		case tensor.Bytes:
+			binary.LittleEndian.PutUint32(element, wordLetters)
+			for k := range element[4:] {
+				element[4+k] = 'a' + byte(r.IntN(26))
 			}
-			binary.LittleEndian.PutUint16(element, exponent|uint16(r.Uint32())&(1<<15|fraction))
 		case tensor.Bool:
 			element[0] = byte(r.IntN(2))
 		default:
@@ -221,9 +253,13 @@ func (in *input) fill(rows int, bounds []int64, r *rand.Rand) {
 
 // request makes a query of the given batch size.
 func (m *Model) request(batchSize int, r *rand.Rand) *oip.Request {
+	if m.queries != nil {
+		return m.query(batchSize, r)
+	}
 	from := r.IntN(m.rows - batchSize + 1)
 	req := &oip.Request{Model: m.Name, Inputs: make([]tensor.Tensor, len(m.inputs))}
-	for i, in := range m.inputs {
+	for i := range m.inputs {
+		in := &m.inputs[i]
 		shape := make([]int64, 1+len(in.shape))
 		shape[0] = int64(batchSize)
 		copy(shape[1:], in.shape)
@@ -231,7 +267,7 @@ func (m *Model) request(batchSize int, r *rand.Rand) *oip.Request {
 			Name:     in.name,
 			DataType: in.dataType,
 			Shape:    shape,
-			Data:     in.data[from*in.rowBytes : (from+batchSize)*in.rowBytes],
+			Data:     in.some(from, batchSize),
 		}
 	}
 	return req

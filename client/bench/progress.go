@@ -48,7 +48,10 @@ func (p Progress) String() string {
 	}
 	fmt.Fprintf(&b, "  %s/s", figures(p.Rate))
 	for _, m := range p.P99 {
-		if m.Latency > 0 {
+		switch {
+		case m.Latency == never:
+			fmt.Fprintf(&b, "  %s p99 ∞", m.Model)
+		case m.Latency > 0:
 			fmt.Fprintf(&b, "  %s p99 %s ms", m.Model, figures(milliseconds(m.Latency)))
 		}
 	}

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -49,13 +50,15 @@ type ModelReport struct {
 	OfferedQPS      float64 `json:"offered_qps"`
 	AchievedQPS     float64 `json:"achieved_qps"`     // answers a second
 	ItemsPerSecond  float64 `json:"items_per_second"` // offered rows a second
-	// LatencyMS is that of the answered queries, counted from when they were due.
+	// LatencyMS counts from when queries were due.
 	LatencyMS Latencies `json:"latency_ms"`
 
 	latencies *hdrhistogram.Histogram
 }
 
-// Latencies is a distribution in ms.
+// Latencies is a distribution in ms. In its percentiles a failed query counts as infinitely late:
+// they are +Inf, in JSON null, where more queries failed than are above the percentile. Mean and
+// Max are of the answered queries; +Inf if all failed.
 type Latencies struct {
 	Mean float64 `json:"mean"`
 	P50  float64 `json:"p50"`
@@ -84,14 +87,60 @@ func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Mi
 // round keeps three decimals.
 func round(x float64) float64 { return math.Round(x*1000) / 1000 }
 
-func latenciesOf(h *hdrhistogram.Histogram) Latencies {
-	if h.TotalCount() == 0 {
-		return Latencies{}
+// MarshalJSON writes +Inf as null, as JSON has no infinity.
+func (l Latencies) MarshalJSON() ([]byte, error) {
+	type finite struct {
+		Mean *float64 `json:"mean"`
+		P50  *float64 `json:"p50"`
+		P90  *float64 `json:"p90"`
+		P95  *float64 `json:"p95"`
+		P99  *float64 `json:"p99"`
+		P999 *float64 `json:"p999"`
+		Max  *float64 `json:"max"`
 	}
-	at := func(percentile float64) float64 { return milliseconds(quantile(h, percentile)) }
+	of := func(x float64) *float64 {
+		if math.IsInf(x, 1) {
+			return nil
+		}
+		return &x
+	}
+	return json.Marshal(finite{
+		of(l.Mean), of(l.P50), of(l.P90), of(l.P95), of(l.P99), of(l.P999), of(l.Max),
+	})
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (l *Latencies) UnmarshalJSON(data []byte) error {
+	inf := math.Inf(1)
+	type plain Latencies // null leaves a field as it is
+	return json.Unmarshal(data, (*plain)(l.set(inf)))
+}
+
+// set sets all fields to x.
+func (l *Latencies) set(x float64) *Latencies {
+	*l = Latencies{x, x, x, x, x, x, x}
+	return l
+}
+
+// latenciesOf returns the distribution of answered queries with the latencies of h and of failed
+// ones; 0 if there are none.
+func latenciesOf(h *hdrhistogram.Histogram, failed int64) (l Latencies) {
+	if h.TotalCount() == 0 {
+		if failed > 0 {
+			l.set(math.Inf(1))
+		}
+		return l
+	}
+	at := func(percentile float64) float64 {
+		d := quantileOfAll(h, failed, percentile)
+		if d == never {
+			return math.Inf(1)
+		}
+		return milliseconds(d)
+	}
 	return Latencies{
-		Mean: round(h.Mean() / 1000),
-		P50:  at(50), P90: at(90), P95: at(95), P99: at(99), P999: at(99.9), Max: at(100),
+		Mean: round(h.Mean() / 1000), P50: at(50), P90: at(90), P95: at(95), P99: at(99),
+		P999: at(99.9), Max: milliseconds(quantile(h, 100)),
 	}
 }
 
@@ -103,7 +152,7 @@ func (g *generator) report(start time.Time, span, elapsed time.Duration, cause e
 		Workload:            g.config.Workload,
 		DurationS:           round(span.Seconds()),
 		Interrupted:         cause != nil,
-		GeneratorDelayMS:    latenciesOf(g.delays),
+		GeneratorDelayMS:    latenciesOf(g.delays, 0),
 		GeneratorOnSchedule: true,
 	}
 	for _, m := range g.models {
@@ -129,7 +178,7 @@ func (m *recorder) report(span, elapsed time.Duration) ModelReport {
 		Failed:        m.failed,
 		Unfinished:    m.unfinished,
 		Failures:      []Failure{},
-		LatencyMS:     latenciesOf(m.latencies),
+		LatencyMS:     latenciesOf(m.latencies, m.failed),
 		latencies:     m.latencies,
 	}
 	for _, reason := range slices.Sorted(maps.Keys(m.failures)) {
@@ -171,6 +220,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	if slices.ContainsFunc(r.Models, func(m ModelReport) bool { return m.Failed > 0 }) {
+		fmt.Fprintln(&b, "A failed query counts as infinitely late; max is of the answered ones.")
+	}
 	for _, m := range r.Models {
 		for _, f := range m.Failures {
 			fmt.Fprintf(&b, "%s: %d failed, the first: %s\n", m.Model, f.Count, f.Example)
@@ -202,6 +254,8 @@ func (r *Report) WriteText(w io.Writer) error {
 // figures writes x with three significant digits, and as a whole number from 100 on.
 func figures(x float64) string {
 	switch {
+	case math.IsInf(x, 1):
+		return "∞"
 	case x >= 100:
 		return fmt.Sprintf("%.0f", x)
 	case x >= 10:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -59,7 +60,8 @@ type Progress struct {
 	InFlight          int64
 	Rate              float64 // answers/s since the last progress
 	// P99 is the 99th percentile of the latencies since the last progress, for each model in the
-	// order of Run's models; 0 if none was answered.
+	// order of Run's models; 0 if no query ended. A failed query counts as infinitely late: the
+	// longest duration if more than one in a hundred failed.
 	P99 []ModelLatency
 }
 
@@ -204,10 +206,10 @@ func (g *generator) modelOf(q workload.Query) (*recorder, error) {
 	if i < 0 {
 		return nil, fmt.Errorf("a query for model %q, which is not under load", q.Model)
 	}
-	if m := g.models[i]; q.BatchSize < 1 || q.BatchSize > m.rows {
+	if m := g.models[i]; !m.has(q.BatchSize) {
 		return nil, fmt.Errorf(
-			"a query of batch size %d for model %q, whose inputs are made for 1..%d", q.BatchSize,
-			q.Model, m.rows)
+			"a query of batch size %d for model %q, which has no inputs of this size, the largest "+
+				"being %d", q.BatchSize, q.Model, m.rows)
 	}
 	return g.models[i], nil
 }
@@ -251,8 +253,9 @@ func (g *generator) progress(start, last, now time.Time) Progress {
 		p.Late += m.late
 		p.Failed += m.failed
 		answered += m.recent.TotalCount()
-		p.P99 = append(p.P99, ModelLatency{m.Name, quantile(m.recent, 99)})
+		p.P99 = append(p.P99, ModelLatency{m.Name, quantileOfAll(m.recent, m.recentFailed, 99)})
 		m.recent.Reset()
+		m.recentFailed = 0
 		m.mu.Unlock()
 	}
 	p.Rate = float64(answered) / now.Sub(last).Seconds()
@@ -272,7 +275,9 @@ type recorder struct {
 	unfinished int64
 	failures   map[string]*Failure
 	latencies  *hdrhistogram.Histogram // of answered queries, us
-	recent     *hdrhistogram.Histogram // the same since the last progress
+	// recent and recentFailed are latencies and failed since the last progress.
+	recent       *hdrhistogram.Histogram
+	recentFailed int64
 }
 
 func newRecorder(m *Model) *recorder {
@@ -318,6 +323,7 @@ func (m *recorder) finished(latency time.Duration, err error, cancelled bool) (p
 
 func (m *recorder) fail(reason, example string) {
 	m.failed++
+	m.recentFailed++
 	f, ok := m.failures[reason]
 	if !ok {
 		f = &Failure{Reason: reason, Example: example}
@@ -358,4 +364,20 @@ func record(h *hdrhistogram.Histogram, d time.Duration) {
 // quantile is the latency at a percentile in 0..100; 0 if h is empty.
 func quantile(h *hdrhistogram.Histogram, percentile float64) time.Duration {
 	return time.Duration(h.ValueAtPercentile(percentile)) * histogramUnit
+}
+
+// never is the latency of a failed query.
+const never = time.Duration(math.MaxInt64)
+
+// quantileOfAll is the latency at a percentile in 0..100 of the answered queries of h and of failed
+// ones, whose latency is never; 0 if there are none.
+func quantileOfAll(h *hdrhistogram.Histogram, failed int64, percentile float64) time.Duration {
+	if failed > 0 {
+		answered := float64(h.TotalCount())
+		percentile *= (answered + float64(failed)) / answered
+		if !(percentile <= 100+1e-9) { // also if none was answered
+			return never
+		}
+	}
+	return quantile(h, min(percentile, 100))
 }

@@ -160,9 +160,9 @@ func TestRunCountsAndMeasures(t *testing.T) {
 			m.Failures[1] != (Failure{"server overloaded", 20, "a detail: server overloaded"}) {
 			t.Errorf("failures %+v", m.Failures)
 		}
-		if l := m.LatencyMS; l.P50 < 1.99 || l.P50 > 2.01 || l.P99 > 2.01 || l.P999 < 19.98 ||
-			l.Max > 20.02 {
-			t.Errorf("latencies %+v, want 2 ms, and 20 ms for one in a hundred", l)
+		if l := m.LatencyMS; l.P50 < 1.99 || l.P50 > 2.01 || l.P95 > 2.01 ||
+			!math.IsInf(l.P99, 1) || !math.IsInf(l.P999, 1) || l.Max < 19.98 || l.Max > 20.02 {
+			t.Errorf("latencies %+v, want 2 ms, and never for the two in a hundred that failed", l)
 		}
 		if math.Abs(m.OfferedQPS-1000) > 1 || r.DurationS != 2 || !r.GeneratorOnSchedule ||
 			r.Interrupted {
@@ -462,7 +462,6 @@ func TestNewModelErrors(t *testing.T) {
 	o := ModelOptions{LargestBatchSize: 10, QoSTarget: time.Second}
 	for want, md := range map[string]*inference.ModelMetadataResponse{
 		"no inputs":                {},
-		`elements of type "BYTES"`: metadata("BYTES", -1, 1),
 		`elements of type "COMPL"`: metadata("COMPL", -1, 1),
 		"no batch dimension":       metadata("FP32"),
 		"0 elements a row":         metadata("FP32", -1, 0),
@@ -515,4 +514,48 @@ func TestReportJSON(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestLatenciesOfFailed: everywhere a failed query counts as infinitely late, and JSON says null.
+func TestLatenciesOfFailed(t *testing.T) {
+	h := newHistogram()
+	for i := range 990 {
+		record(h, time.Duration(i+1)*time.Millisecond)
+	}
+	for _, tt := range []struct {
+		failed   int64
+		p99, p50 float64
+		json     string
+	}{
+		{0, 981, 495, `"p99":98`},
+		{5, 985, 497, `"p99":98`},
+		{10, 990, 500, `"p99":990.`}, // just one in a hundred failed
+		{11, math.Inf(1), 500, `"p99":null,"p999":null,"max":990.`},
+		{2000, math.Inf(1), math.Inf(1), `"p50":null`},
+	} {
+		l := latenciesOf(h, tt.failed)
+		if !(math.Abs(l.P99-tt.p99) <= 2 || l.P99 == tt.p99) ||
+			!(math.Abs(l.P50-tt.p50) <= 2 || l.P50 == tt.p50) {
+			t.Errorf("%d failed: p50 %v, p99 %v, want %v and %v", tt.failed, l.P50, l.P99, tt.p50,
+				tt.p99)
+		}
+		data, err := json.Marshal(l)
+		if err != nil || !strings.Contains(string(data), tt.json) {
+			t.Errorf("%d failed: JSON %s, %v, want %s in it", tt.failed, data, err, tt.json)
+		}
+		var back Latencies
+		if err := json.Unmarshal(data, &back); err != nil || back != l {
+			t.Errorf("%s becomes %+v, %v", data, back, err)
+		}
+		p := Progress{P99: []ModelLatency{{"m", quantileOfAll(h, tt.failed, 99)}}}
+		if strings.Contains(p.String(), "m p99 ∞") != math.IsInf(tt.p99, 1) {
+			t.Errorf("%d failed: progress %q", tt.failed, p)
+		}
+	}
+	if l := latenciesOf(newHistogram(), 1); !math.IsInf(l.P50, 1) || !math.IsInf(l.Max, 1) {
+		t.Errorf("all failed: %+v", l)
+	}
+	if l := latenciesOf(newHistogram(), 0); l != (Latencies{}) {
+		t.Errorf("no queries: %+v", l)
+	}
 }

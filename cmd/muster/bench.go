@@ -4,13 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/google/renameio/v2"
@@ -18,8 +14,8 @@ import (
 
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
+	"github.com/muster-serve/muster/cmd/muster/internal/load"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
-	"github.com/muster-serve/muster/sim/workload"
 )
 
 // benchOptions are the flags of `muster bench`. After check, duration is 0 where only the number of
@@ -27,6 +23,7 @@ import (
 type benchOptions struct {
 	clientSettings
 	models         []string // NAME or NAME=SHARE
+	inputs         []string // FILE or MODEL=FILE
 	rate           float64  // queries a second over all models; 0 if not given
 	duration       time.Duration
 	queries        int // most queries to send; 0: no bound
@@ -38,6 +35,7 @@ type benchOptions struct {
 	json           string // a path, - for standard output, or empty
 	plot           string // a path, or empty
 	findThroughput bool
+	failBelow      float64 // percent of queries within QoS; 0: never fail for them
 }
 
 func newBenchCommand() *cobra.Command {
@@ -59,6 +57,10 @@ Batch sizes (--batch):
   gaussian:MEAN,SD    truncated to 1..1000
   fixed:N
   FILE                CSV with the column batch_size and, optionally, weight
+Inputs (--input) are random unless a file has them:
+  FILE.npz            arrays of NumPy, one for each input; a query has consecutive rows
+  FILE                JSON as the body of the REST API, one query on each line; each is
+                      sent as it is, at random, so the file also sets the batch sizes
 Arrivals (--arrivals):
   poisson, constant
   gamma:SHAPE         a SHAPE below 1 gives bursts, one above 1 gives arrivals more
@@ -70,15 +72,17 @@ Arrivals (--arrivals):
 --find-throughput searches for the allowable throughput: the highest rate at
 which every model meets its QoS target. --duration then bounds the whole search.
 
-After an interrupt (Ctrl-C) the command reports what it has measured so far.`,
+After an interrupt (Ctrl-C) the command reports what it has measured so far, and
+ends with status 130.`,
 		Example: `  muster bench --model wnd --rate 200
   muster bench --model ncf=3 --model wnd=1 --rate 400 --duration 60s --plot latency.png
   muster bench --model rm2 --find-throughput --json -
-  muster bench --arrivals trace.csv`,
+  muster bench --arrivals trace.csv
+  muster bench --model ncf --rate 100 --input queries.jsonl --fail-below 99`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(cmd); err != nil {
-				return err
+				return misuse{err}
 			}
 			return o.run(cmd)
 		},
@@ -92,6 +96,8 @@ After an interrupt (Ctrl-C) the command reports what it has measured so far.`,
 		"how long to send queries; with --find-throughput, how long to search (default 1m0s)")
 	flags.IntVar(&o.queries, "queries", 0,
 		"stop after this many queries; without --duration nothing else ends the load")
+	flags.StringArrayVar(&o.inputs, "input", nil,
+		"file with inputs, as FILE or MODEL=FILE: JSON queries or .npz; - for standard input")
 	flags.StringVar(&o.batch, "batch", "trace",
 		"batch sizes: trace, ribbon, gaussian:MEAN,SD, fixed:N or a CSV file")
 	flags.StringVar(&o.arrivals, "arrivals", "poisson",
@@ -105,6 +111,9 @@ After an interrupt (Ctrl-C) the command reports what it has measured so far.`,
 	flags.StringVar(&o.plot, "plot", "", "draw the latencies to this PNG file")
 	flags.BoolVar(&o.findThroughput, "find-throughput", false,
 		"search for the allowable throughput")
+	flags.Float64Var(&o.failBelow, "fail-below", 0,
+		"end with status 1 if a model has fewer percent of its queries within QoS, such as 99")
+	cmd.MarkFlagsMutuallyExclusive("fail-below", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("rate", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("queries", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("plot", "find-throughput")
@@ -128,6 +137,9 @@ func (o *benchOptions) check(cmd *cobra.Command) error {
 	if given("qos-ms") && !(o.qosMS > 0 && o.qosMS <= 3.6e6) {
 		fault("qos-ms: %v, want above 0 and at most an hour", o.qosMS)
 	}
+	if given("fail-below") && !(o.failBelow > 0 && o.failBelow <= 100) {
+		fault("fail-below: %v, want percent above 0 and up to 100", o.failBelow)
+	}
 	if o.timeout < 0 {
 		fault("timeout: %v, want 0 or more", o.timeout)
 	}
@@ -145,45 +157,53 @@ func (o *benchOptions) check(cmd *cobra.Command) error {
 		switch {
 		case o.findThroughput:
 			o.duration = time.Minute
-		case given("queries") || isFile(o.arrivals):
+		case given("queries") || load.IsFile(o.arrivals):
 			o.duration = 0 // the load ends with its last query
 		}
 	}
 	return errors.Join(faults...)
 }
 
-// isFile reports whether there is something at path that is not a directory. Flags that take a name
-// or a file use it to tell which one was given.
-func isFile(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && !info.IsDir()
+// load reads what the flags say about the load.
+func (o *benchOptions) load(cmd *cobra.Command) (*load.Load, error) {
+	options := load.Options{
+		Models: o.models, Inputs: o.inputs, Arrivals: o.arrivals, Rate: o.rate,
+		Find: o.findThroughput, QoSMS: o.qosMS, Timeout: o.timeout, Seed: o.seed,
+	}
+	if cmd.Flags().Changed("batch") {
+		options.BatchSize = o.batch
+	}
+	return load.Read(options, cmd.InOrStdin())
 }
 
 // run sends the load and prints the report. It blocks until the load has ended and its queries are
 // answered or have failed. A run in which no query was answered is an error.
 func (o *benchOptions) run(cmd *cobra.Command) error {
+	l, err := o.load(cmd)
+	if err != nil {
+		return misuse{err}
+	}
 	c, err := o.open(cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	load, err := o.readLoad()
+	err = l.Prepare(cmd.Context(), c, func(model, note string) {
+		fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", model, terminal.Plain(note))
+	})
 	if err != nil {
 		return err
 	}
-	if err := load.prepare(cmd, c, o); err != nil {
-		return err
-	}
 	if o.findThroughput {
-		return o.search(cmd, c, load)
+		return o.search(cmd, c, l)
 	}
-	config := bench.Config{Duration: o.duration, MaxQueries: o.queries, Workload: load.workload}
-	if config.Queries, err = load.queries(load.workload.RateQPS, o.seed); err != nil {
+	config := bench.Config{Duration: o.duration, MaxQueries: o.queries, Workload: l.Workload}
+	if config.Queries, err = l.Queries(l.Workload.RateQPS, o.seed); err != nil {
 		return err
 	}
 	show, done := bench.NewProgress(cmd.ErrOrStderr())
 	config.Progress = show
-	report, err := bench.Run(cmd.Context(), c, load.models, config)
+	report, err := bench.Run(cmd.Context(), c, l.Models, config)
 	done()
 	if err != nil {
 		return err
@@ -197,29 +217,41 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 		}
 		fmt.Fprintf(cmd.ErrOrStderr(), "latencies drawn to %s\n", o.plot)
 	}
+	if report.Interrupted {
+		return cmd.Context().Err()
+	}
 	if !slices.ContainsFunc(report.Models,
 		func(m bench.ModelReport) bool { return m.Answered > 0 }) {
 		return errors.New("no query was answered")
 	}
-	return nil
+	var missed []error
+	for _, m := range report.Models {
+		if m.Queries > 0 && 100*m.QoSSatisfaction < o.failBelow {
+			missed = append(missed,
+				fmt.Errorf("fail-below: %s: %.2f %% of the queries within QoS, "+
+					"want %v %%", m.Model, 100*m.QoSSatisfaction, o.failBelow))
+		}
+	}
+	return errors.Join(missed...)
 }
 
 // search finds the allowable throughput and prints it. Each rate that it tried is a line on
 // standard error.
-func (o *benchOptions) search(cmd *cobra.Command, c *client.Client, load *benchLoad) error {
-	found, err := bench.FindThroughput(cmd.Context(), c, load.models, bench.Search{
-		Queries:  load.queries,
-		Workload: load.workload,
+func (o *benchOptions) search(cmd *cobra.Command, c *client.Client, l *load.Load) error {
+	found, err := bench.FindThroughput(cmd.Context(), c, l.Models, bench.Search{
+		Queries:  l.Queries,
+		Workload: l.Workload,
 		Limit:    o.duration,
 		Progress: func(p bench.Probe) { fmt.Fprintln(cmd.ErrOrStderr(), p) },
 	})
 	if err != nil {
 		return err
 	}
-	return o.write(cmd, found, func(w io.Writer) error {
+	err = o.write(cmd, found, func(w io.Writer) error {
 		_, err := fmt.Fprintln(w, found)
 		return err
 	})
+	return errors.Join(err, cmd.Context().Err())
 }
 
 // write prints results as text, and writes them as JSON to the file of --json. With "--json -" it
@@ -249,148 +281,4 @@ func writeFile(path string, write func(io.Writer) error) error {
 		return fmt.Errorf("write %s: %w", path, errors.Join(err, f.Cleanup()))
 	}
 	return nil
-}
-
-// A benchLoad is the load that the flags describe.
-type benchLoad struct {
-	trace    *workload.TraceFile // nil unless arrivals come from a file
-	arrivals string
-	sizes    *workload.BatchSizes
-	loads    []workload.Load
-	workload bench.Workload
-	models   []*bench.Model // made by prepare
-}
-
-// readLoad checks the flags that describe the load and opens the files that they name. It does not
-// contact the server.
-func (o *benchOptions) readLoad() (*benchLoad, error) {
-	l := &benchLoad{
-		arrivals: o.arrivals, workload: bench.Workload{
-			Arrivals: o.arrivals, BatchSizes: o.batch, RateQPS: o.rate, Seed: o.seed,
-		},
-	}
-	for _, m := range o.models {
-		name, share, err := parseShare(m)
-		if err != nil {
-			return nil, err
-		}
-		if slices.ContainsFunc(l.loads, func(o workload.Load) bool { return o.Model == name }) {
-			return nil, fmt.Errorf("model: %q is given twice", name)
-		}
-		l.loads = append(l.loads, workload.Load{Model: name, Share: share})
-	}
-	var err error
-	if isFile(o.arrivals) {
-		return l, l.readTrace(o)
-	}
-	// The rate is not known yet; 1 serves to check the syntax.
-	if _, err := workload.ParseArrivals(o.arrivals, 1); err != nil {
-		return nil, fmt.Errorf("%w, or a CSV file with the columns arrival_ms, model, batch_size",
-			err)
-	}
-	if !o.findThroughput {
-		if o.rate == 0 {
-			return nil, errors.New("rate: give --rate, or --find-throughput to search for one")
-		}
-		if _, err := workload.ParseArrivals(o.arrivals, o.rate); err != nil {
-			return nil, err
-		}
-	}
-	if len(l.loads) == 0 {
-		return nil, errors.New("model: give --model NAME at least once")
-	}
-	l.sizes, err = workload.ParseBatchSizes(o.batch)
-	return l, err
-}
-
-// parseShare reads NAME=SHARE, or NAME for a share of 1. Shares are weights: they need not add up
-// to 1.
-func parseShare(s string) (name string, share float64, err error) {
-	name, text, given := strings.Cut(s, "=")
-	share = 1
-	if given {
-		if share, err = strconv.ParseFloat(text, 64); err != nil || !(share > 0) ||
-			math.IsInf(share, 0) {
-			return "", 0, fmt.Errorf("model: %q: share %q, want a number above 0", s, text)
-		}
-	}
-	if name == "" {
-		return "", 0, fmt.Errorf("model: %q has no name, want NAME or NAME=SHARE", s)
-	}
-	return name, share, nil
-}
-
-// readTrace takes arrivals, models and batch sizes from the trace file that --arrivals names.
-func (l *benchLoad) readTrace(o *benchOptions) error {
-	if o.rate != 0 || o.findThroughput {
-		return fmt.Errorf("arrivals: %s sets the rate; omit --rate and --find-throughput",
-			o.arrivals)
-	}
-	trace, err := workload.OpenTraceFile(o.arrivals)
-	if err != nil {
-		return err
-	}
-	l.trace = trace
-	l.workload.BatchSizes, l.workload.RateQPS = o.arrivals, trace.Rate()
-	if len(l.loads) == 0 {
-		for _, m := range trace.Models() {
-			l.loads = append(l.loads, workload.Load{Model: m})
-		}
-	}
-	for _, m := range trace.Models() {
-		if !slices.ContainsFunc(l.loads, func(o workload.Load) bool { return o.Model == m }) {
-			return fmt.Errorf("arrivals: %s has queries for model %q, which no --model names",
-				o.arrivals, m)
-		}
-	}
-	return nil
-}
-
-// prepare asks the server for the models' inputs and limits, and sets l.models. A batch size that a
-// model does not accept is an error for a trace; a distribution is cut off at the largest one.
-func (l *benchLoad) prepare(cmd *cobra.Command, c *client.Client, o *benchOptions) error {
-	for i := range l.loads {
-		name := l.loads[i].Model
-		options := bench.ModelOptions{
-			QoSTarget: time.Duration(o.qosMS * float64(time.Millisecond)),
-			Timeout:   o.timeout,
-			Seed:      o.seed,
-		}
-		if l.trace != nil {
-			options.LargestBatchSize = max(l.trace.Largest(name), 1)
-		} else {
-			options.LargestBatchSize = l.sizes.Largest()
-		}
-		m, err := bench.NewModel(cmd.Context(), c, name, options)
-		if err != nil {
-			return err
-		}
-		if l.trace == nil {
-			if l.loads[i].BatchSizes, err = l.sizes.AtMost(m.LargestBatchSize); err != nil {
-				return fmt.Errorf("model %q: %w", name, err)
-			}
-		} else if most := m.LargestBatchSize; most < options.LargestBatchSize {
-			return fmt.Errorf(
-				"arrivals: %s has a query of batch size %d for model %q, which takes at most %d",
-				o.arrivals, options.LargestBatchSize, name, most)
-		}
-		for _, note := range m.Notes {
-			fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", name, terminal.Plain(note))
-		}
-		l.models = append(l.models, m)
-	}
-	return nil
-}
-
-// queries returns the queries to send, in order of their arrival times, at rate queries a second.
-// With a trace file both arguments are ignored.
-func (l *benchLoad) queries(rate float64, seed uint64) (iter.Seq[workload.Query], error) {
-	if l.trace != nil {
-		return l.trace.Queries(), nil
-	}
-	a, err := workload.ParseArrivals(l.arrivals, rate)
-	if err != nil {
-		return nil, err
-	}
-	return workload.Queries(seed, a, l.loads...)
 }

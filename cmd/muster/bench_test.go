@@ -140,6 +140,117 @@ func TestBench(t *testing.T) {
 	}
 }
 
+// oneQuery is a query of two rows for the model of a benchServer.
+const oneQuery = `{"inputs":[{"name":"x","datatype":"FP32","shape":[2,4],"data":[1,2,3,4,5,6,7,8]` +
+	`}]}`
+
+// TestBenchInput: a file of queries sets what is sent and its batch sizes.
+func TestBenchInput(t *testing.T) {
+	server := startBenchServer(t)
+	dir := t.TempDir()
+	file := func(name, content string) string {
+		return write(t, filepath.Join(dir, name), content)
+	}
+	unlucky := fmt.Sprintf(
+		`{"inputs":[{"name":"x","datatype":"FP32","shape":[13,4],"data":[%s1]}]}`,
+		strings.Repeat("1,", 51))
+	queries := file("q.jsonl", oneQuery+"\n"+unlucky+"\n")
+	out, errs, err := execute(t, "bench", "--server", server, "--model", "m", "--rate", "2000",
+		"--queries", "200", "--input", queries, "--json", "-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r bench.Report
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatal(err)
+	}
+	if m := r.Models[0]; m.Answered < 60 || m.Failed < 60 || m.Answered+m.Failed != 200 ||
+		!strings.Contains(m.Failures[0].Example, "13 rows") || r.Workload.BatchSizes != queries {
+		t.Errorf("got %s, %s, want half of the queries answered, the others refused", out, errs)
+	}
+
+	// A trace may ask for a batch size of which the file has no query.
+	trace := file("t.csv", "arrival_ms,model,batch_size\n0,m,2\n1,m,3\n")
+	_, _, err = execute(t, "bench", "--server", server, "--arrivals", trace, "--input", queries)
+	if err == nil ||
+		!strings.Contains(err.Error(), "batch size 3, of which the file of inputs has none") {
+		t.Errorf("a trace with other batch sizes: got %v", err)
+	}
+	trace = file("t.csv", "arrival_ms,model,batch_size\n0,m,2\n1,m,2\n")
+	if out, _, err = execute(t, "bench", "--server", server, "--arrivals", trace, "--input",
+		queries,
+		"--json", "-"); err != nil || !strings.Contains(out, `"answered": 2`) {
+		t.Errorf("a trace with inputs: got %s, %v", out, err)
+	}
+
+	// Several models: one with queries, one with rows.
+	out, errs, err = execute(t, "bench", "--server", server, "--model", "m", "--rate", "2000",
+		"--queries", "50", "--input", "m="+queries, "--qos-ms", "9000")
+	if err != nil || !strings.Contains(out, "A failed query counts as infinitely late") ||
+		!strings.Contains(out, "∞") {
+		t.Errorf("got %s, %s, %v, want that failed queries are infinitely late", out, errs, err)
+	}
+	if out, _, err = execute(t, "infer", "m", "--server", server, "--input", queries); err == nil ||
+		!strings.Contains(err.Error(), "2 queries, want one") {
+		t.Errorf("infer of two queries: got %s, %v", out, err)
+	}
+}
+
+// TestBenchFailBelow: the exit status says whether enough queries were within QoS, after the
+// report.
+func TestBenchFailBelow(t *testing.T) {
+	server := startBenchServer(t)
+	for _, tt := range []struct {
+		args string
+		want int
+	}{
+		{"--batch fixed:1 --fail-below 99", 0},
+		{"--batch fixed:1 --fail-below 100", 0},
+		{"--batch gaussian:13,2 --fail-below 99", 1},
+		{"--batch gaussian:13,2", 0},
+	} {
+		out, _, err := execute(t,
+			append([]string{"bench", "--server", server, "--model", "m", "--rate",
+				"2000", "--queries", "100"}, strings.Fields(tt.args)...)...)
+		got := 0
+		if err != nil {
+			got = exitStatus(err)
+		}
+		if got != tt.want || !strings.Contains(out, "within QoS") ||
+			got == 1 && !strings.Contains(err.Error(), "fail-below: m: ") {
+			t.Errorf("%s: got %s and %v, want a report and status %d", tt.args, out, err, tt.want)
+		}
+	}
+}
+
+// TestBenchInterrupted: what was measured until Ctrl-C is printed.
+func TestBenchInterrupted(t *testing.T) {
+	server := startBenchServer(t)
+	for _, args := range []string{"--rate 200", "--find-throughput"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		told := &cutter{cancel: cancel}
+		var out bytes.Buffer
+		err := run(ctx, append([]string{"bench", "--server", server, "--model", "m", "--batch",
+			"fixed:1", "--duration", "100s", "--json", "-"}, strings.Fields(args)...), nil, &out,
+			told)
+		if err == nil || err.Error() != "interrupted" || exitStatus(err) != 130 {
+			t.Errorf("%s: got error %v, want interrupted", args, err)
+		}
+		var r struct{ Interrupted bool }
+		if err := json.Unmarshal(out.Bytes(), &r); err != nil || !r.Interrupted {
+			t.Errorf("%s: got %s, %v, want results that say they are not whole", args, &out, err)
+		}
+	}
+}
+
+// A cutter calls cancel when something is written to it.
+type cutter struct{ cancel context.CancelFunc }
+
+func (c *cutter) Write(p []byte) (int, error) {
+	c.cancel()
+	return len(p), nil
+}
+
 func TestBenchServerSide(t *testing.T) {
 	server := startBenchServer(t)
 	trace := filepath.Join(t.TempDir(), "trace.csv")
@@ -177,6 +288,7 @@ func TestBenchBadInput(t *testing.T) {
 		return path
 	}
 	trace := file("trace.csv", "arrival_ms,model,batch_size\n0,ncf,1\n")
+	queries := file("q.jsonl", oneQuery)
 	for args, want := range map[string]string{
 		"":                                              "--rate",
 		"--rate 1":                                      "--model NAME",
@@ -206,12 +318,25 @@ func TestBenchBadInput(t *testing.T) {
 			trace: `queries for model "ncf", which no --model names`,
 		"--arrivals " + file("bad.csv", "arrival_ms\n1"): `no column "model"`,
 		"--model m --rate 1 extra":                       "unknown command",
+		"--model m --rate 1 --fail-below 0":              "fail-below: 0, want percent above 0",
+		"--model m --rate 1 --fail-below 101":            "fail-below: 101",
+		"--model m --find-throughput --fail-below 99":    "fail-below find-throughput",
+		"--model m --rate 1 --input nowhere.jsonl":       "nowhere.jsonl",
+		"--model m --rate 1 --input " + trace:            "input " + trace + ": line 1: invalid",
+		"--model m --rate 1 --batch trace --input " + queries: "batch: the queries of " + queries +
+			" have batch sizes; omit --batch",
+		"--model m --model n --rate 1 --input " +
+			queries: "for which of the models? Give MODEL=FILE",
+		"--model m --rate 1 --input " + queries + " --input m=" + queries: "two files for model",
 	} {
 		var out, errs bytes.Buffer
 		err := run(t.Context(), append([]string{"bench"}, strings.Fields(args)...), nil, &out,
 			&errs)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("bench %s: error %v, want one with %q", args, err, want)
+		}
+		if err != nil && exitStatus(err) != 2 {
+			t.Errorf("bench %s: exit status %d, want 2", args, exitStatus(err))
 		}
 		if out.Len() > 0 {
 			t.Errorf("bench %s: printed %q", args, &out)

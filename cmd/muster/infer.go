@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"strings"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
+	"github.com/muster-serve/muster/cmd/muster/internal/inputs"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
@@ -36,7 +36,8 @@ func newInferCommand() *cobra.Command {
 
 The inputs have random values, with the names, types and shapes that the agent
 reports for the model. Or --input gives them, as JSON of the protocol's REST API:
-  {"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 4], "data": [1, 2, 3, 4]}]}`,
+  {"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
+or as FILE.npz, written by NumPy, with an array for each input.`,
 		Example: `  muster infer ncf
   muster infer wnd --batch-size 256 --seed 3
   muster infer ncf --input query.json --json
@@ -59,7 +60,7 @@ reports for the model. Or --input gives them, as JSON of the protocol's REST API
 
 			var query *oip.Request
 			if input != "" {
-				query, err = readQuery(input, cmd.InOrStdin())
+				query, err = inputs.ReadOne(input, cmd.InOrStdin())
 			} else {
 				query, err = randomQuery(ctx, cmd.ErrOrStderr(), c, args[0], version, batchSize,
 					seed)
@@ -91,34 +92,13 @@ reports for the model. Or --input gives them, as JSON of the protocol's REST API
 	traces.add(cmd.Flags())
 	flags := cmd.Flags()
 	flags.StringVar(&version, "model-version", "", "version of the model (default the newest)")
-	flags.StringVar(&input, "input", "", "file with the query as JSON; - for standard input")
+	flags.StringVar(&input, "input", "", "file with the query as JSON or .npz; - for standard input")
 	flags.IntVar(&batchSize, "batch-size", 1, "batch size of random inputs")
 	flags.Uint64Var(&seed, "seed", 0, "seed of random inputs")
 	flags.DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answer")
 	flags.BoolVar(&asJSON, "json", false, "print the answer as JSON, with all values")
 	cmd.MarkFlagsMutuallyExclusive("input", "batch-size")
 	return cmd
-}
-
-// readQuery reads a query as JSON of the REST API, at most 1 GiB, from the file at path, or from
-// stdin if path is "-".
-func readQuery(path string, stdin io.Reader) (*oip.Request, error) {
-	const largest = 1 << 30
-	body := io.NopCloser(stdin)
-	if path != "-" {
-		f, err := os.Open(path)
-		if err != nil {
-			return nil, fmt.Errorf("read query: %w", err)
-		}
-		defer f.Close()
-		body = f
-	}
-	query, err := oip.DecodeRequest(
-		&http.Request{Body: body, Header: http.Header{}, ContentLength: -1}, largest, nil)
-	if err != nil {
-		return nil, fmt.Errorf("read query from %s: %w", path, err)
-	}
-	return query, nil
 }
 
 // randomQuery makes a query of the batch size, with random values for the inputs that the server

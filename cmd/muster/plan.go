@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/muster-serve/muster/cmd/muster/internal/load"
 	"github.com/muster-serve/muster/cmd/muster/internal/planning"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/plan"
@@ -457,7 +458,7 @@ func (o *planOptions) openLive(cmd *cobra.Command) (*planning.Problem, error) {
 			return nil, fmt.Errorf("%s: the running fleet has its own; omit --%s", flag, flag)
 		}
 	}
-	if isFile(o.sim.arrivals) {
+	if load.IsFile(o.sim.arrivals) {
 		return nil, errors.New("arrivals: the running fleet has its own demand; give poisson, " +
 			"constant, gamma:SHAPE or artifact")
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/muster-serve/muster/cmd/muster/internal/load"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
@@ -84,7 +85,7 @@ sizes, and its times are scaled so that the mean rate is --rate.`
 
 func newSimCommand() *cobra.Command {
 	var o simOptions
-	var pool, policy, load, logFile, recordFile string
+	var pool, policy, phases, logFile, recordFile string
 	var rate float64
 	var threshold int
 	var find bool
@@ -136,16 +137,16 @@ alone while no leader answers. All agents rank alike, so the last by name leads.
 			if cfg.Faults, err = readFaults(faults); err != nil {
 				return err
 			}
-			if load != "" {
-				if isFile(o.arrivals) {
+			if phases != "" {
+				if load.IsFile(o.arrivals) {
 					return errors.New(
 						"load: the arrivals file sets how the load changes; omit --load")
 				}
-				phases, err := sim.ParseLoad(load)
+				parsed, err := sim.ParseLoad(phases)
 				if err != nil {
 					return err
 				}
-				cfg.Stream = sim.StreamOf(o.arrivals, phases...)
+				cfg.Stream = sim.StreamOf(o.arrivals, parsed...)
 			}
 			if find {
 				return o.findThroughput(cmd, cfg, source)
@@ -168,7 +169,7 @@ alone while no leader answers. All agents rank alike, so the last by name leads.
 	flags.BoolVar(&find, "find-throughput", false, "search for the allowable throughput")
 	flags.IntVar(&threshold, "threshold", 0,
 		"batch size above which the policy drs uses the base type; 0: search for the best")
-	flags.StringVar(&load, "load", "",
+	flags.StringVar(&phases, "load", "",
 		"factors of the rate over time, as DURATION:FACTOR,DURATION:FACTOR; the list repeats")
 	flags.StringVar(&logFile, "log", "", "write each query's outcome to a CSV file")
 	flags.StringVar(&recordFile, "record", "",
@@ -198,7 +199,7 @@ func (o *simOptions) config(instanceTypes []string) (*sim.Config, *sim.Source, e
 	}
 	var trace *workload.TraceFile
 	var sizes *workload.BatchSizes
-	if isFile(o.arrivals) {
+	if load.IsFile(o.arrivals) {
 		if trace, err = workload.OpenTraceFile(o.arrivals); err != nil {
 			return nil, nil, err
 		}
@@ -223,7 +224,7 @@ func (o *simOptions) config(instanceTypes []string) (*sim.Config, *sim.Source, e
 			source, strings.Join(source.Models(), ", "))
 	}
 	for _, text := range models {
-		name, share, err := parseShare(text)
+		name, share, err := load.ParseShare(text)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -303,7 +304,7 @@ func (o *simOptions) simulate(cmd *cobra.Command, cfg *sim.Config, source *sim.S
 // in it.
 func readFaults(texts []string) (faults []fleet.Fault, err error) {
 	for _, text := range texts {
-		if !isFile(text) {
+		if !load.IsFile(text) {
 			f, err := fleet.ParseFault(text)
 			if err != nil {
 				return nil, fmt.Errorf("%w; or give a file with one fault on each line", err)
@@ -430,7 +431,7 @@ func readPrices(file string, types []string) ([]sim.Price, error) {
 // pool means each policy's best one.
 func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim.Price,
 	budget float64, pool sim.Pool, plotFile string) error {
-	if isFile(o.arrivals) {
+	if load.IsFile(o.arrivals) {
 		return errors.New(
 			"arrivals: a comparison varies the rate, so it takes no file; give poisson, " +
 				"constant, " +

@@ -72,6 +72,9 @@ func writeTable(w io.Writer, rows []row) error {
 
 // figures writes x with three significant figures, or as a whole number from 100 on.
 func figures(x float64) string {
+	if math.IsInf(x, 1) { // of queries that failed
+		return "∞"
+	}
 	if x >= 100 {
 		return fmt.Sprintf("%.0f", x)
 	}

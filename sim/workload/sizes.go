@@ -349,11 +349,25 @@ func (t *csvTable) next() bool {
 	case t.err == io.EOF:
 		t.err = nil
 		return false
+	case errors.Is(t.err, csv.ErrFieldCount):
+		line, _ := t.r.FieldPos(0)
+		t.err = fmt.Errorf("%s: line %d: %d values, want %d: %s", t.name, line, len(t.row),
+			len(t.columns), strings.Join(t.header(), ","))
+		return false
 	case t.err != nil:
 		t.err = fmt.Errorf("%s: %w", t.name, t.err)
 		return false
 	}
 	return true
+}
+
+// header returns the names of the columns in their order.
+func (t *csvTable) header() []string {
+	names := make([]string, len(t.columns))
+	for name, i := range t.columns {
+		names[i] = name
+	}
+	return names
 }
 
 func (t *csvTable) has(column string) bool {

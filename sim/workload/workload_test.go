@@ -154,17 +154,19 @@ func TestTraceFile(t *testing.T) {
 	}
 	const header = "arrival_ms,model,batch_size\n"
 	for csv, want := range map[string]string{
-		"":                              "t.csv: empty",
-		header:                          "no queries",
-		"arrival_ms,model\n":            `no column "batch_size"`,
-		header + "2,a,1\n1,a,1\n":       "line 3, column 1 (arrival_ms): found 1 ms after 2 ms",
-		header + "-1,a,1\n":             "line 2, column 1 (arrival_ms): found -1",
-		header + "1e300,a,1\n":          "found 1e+300",
-		header + "NaN,a,1\n":            `found "NaN"`,
-		header + "1,,1\n":               "line 2, column 3 (model)",
-		header + "1,a,0\n":              `line 2, column 5 (batch_size): found "0"`,
-		header + "1,a,1.5\n":            `found "1.5"`,
-		header + "1,a\n":                "line 2",
+		"":                        "t.csv: empty",
+		header:                    "no queries",
+		"arrival_ms,model\n":      `no column "batch_size"`,
+		header + "2,a,1\n1,a,1\n": "line 3, column 1 (arrival_ms): found 1 ms after 2 ms",
+		header + "-1,a,1\n":       "line 2, column 1 (arrival_ms): found -1",
+		header + "1e300,a,1\n":    "found 1e+300",
+		header + "NaN,a,1\n":      `found "NaN"`,
+		header + "1,,1\n":         "line 2, column 3 (model)",
+		header + "1,a,0\n":        `line 2, column 5 (batch_size): found "0"`,
+		header + "1,a,1.5\n":      `found "1.5"`,
+		header +
+			"1,a\n": "t.csv: line 2: 2 values, want 3: arrival_ms,model,batch_size",
+		header + "1,a,1\n2,a,1,9\n":     "line 3: 4 values, want 3",
 		header + "1,a,1\n2,\"b\nc,1\n4": "line",
 	} {
 		if _, err := ReadTraceFile("t.csv", strings.NewReader(csv)); err == nil ||

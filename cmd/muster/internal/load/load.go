@@ -1,0 +1,271 @@
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"math"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/muster-serve/muster/client/bench"
+	"github.com/muster-serve/muster/cmd/muster/internal/inputs"
+	"github.com/muster-serve/muster/sim/workload"
+)
+
+// Options say what load to send. They are flags of `muster bench`; errors name the flags.
+type Options struct {
+	Models    []string // NAME or NAME=SHARE
+	Inputs    []string // FILE or MODEL=FILE
+	Arrivals  string
+	BatchSize string  // a distribution of batch sizes; "" if files of inputs give them, else trace
+	Rate      float64 // queries a second over all models; 0 if not given
+	Find      bool    // the rate is searched
+	QoSMS     float64 // 0: the models' own QoS targets
+	Timeout   time.Duration
+	Seed      uint64
+}
+
+// A Load is the load that Options describe.
+type Load struct {
+	// Workload describes the queries in reports.
+	Workload bench.Workload
+	// Models are those to query, with their inputs. Prepare makes them.
+	Models []*bench.Model
+
+	options Options
+	trace   *workload.TraceFile // nil unless arrivals come from a file
+	sizes   *workload.BatchSizes
+	loads   []workload.Load
+	given   map[string]*bench.Given // by model
+}
+
+// Read checks the options and opens the files that they name. It does not contact the server. If a
+// file of inputs is "-" it reads stdin.
+func Read(o Options, stdin io.Reader) (*Load, error) {
+	l := &Load{
+		options: o, given: map[string]*bench.Given{},
+		Workload: bench.Workload{
+			Arrivals: o.Arrivals, BatchSizes: o.BatchSize, RateQPS: o.Rate, Seed: o.Seed,
+		},
+	}
+	for _, m := range o.Models {
+		name, share, err := ParseShare(m)
+		if err != nil {
+			return nil, err
+		}
+		if slices.ContainsFunc(l.loads, func(o workload.Load) bool { return o.Model == name }) {
+			return nil, fmt.Errorf("model: %q is given twice", name)
+		}
+		l.loads = append(l.loads, workload.Load{Model: name, Share: share})
+	}
+	if IsFile(o.Arrivals) {
+		if err := l.readTrace(); err != nil {
+			return nil, err
+		}
+		return l, l.readInputs(stdin)
+	}
+	// The rate is not known yet; 1 serves to check the syntax.
+	if _, err := workload.ParseArrivals(o.Arrivals, 1); err != nil {
+		return nil, fmt.Errorf("%w, or a CSV file with the columns arrival_ms, model, batch_size",
+			err)
+	}
+	if !o.Find {
+		if o.Rate == 0 {
+			return nil, errors.New("rate: give --rate, or --find-throughput to search for one")
+		}
+		if _, err := workload.ParseArrivals(o.Arrivals, o.Rate); err != nil {
+			return nil, err
+		}
+	}
+	if len(l.loads) == 0 {
+		return nil, errors.New("model: give --model NAME at least once")
+	}
+	if err := l.readInputs(stdin); err != nil {
+		return nil, err
+	}
+	switch {
+	case l.sized():
+		l.Workload.BatchSizes = strings.Join(o.Inputs, ", ")
+		return l, nil
+	case o.BatchSize == "":
+		l.Workload.BatchSizes = "trace"
+	}
+	var err error
+	l.sizes, err = workload.ParseBatchSizes(l.Workload.BatchSizes)
+	return l, err
+}
+
+// readInputs reads the files of inputs.
+func (l *Load) readInputs(stdin io.Reader) error {
+	for _, text := range l.options.Inputs {
+		model, path := "", text
+		for _, o := range l.loads {
+			if file, ok := strings.CutPrefix(text, o.Model+"="); ok {
+				model, path = o.Model, file
+			}
+		}
+		switch {
+		case model == "" && len(l.loads) > 1:
+			return fmt.Errorf("input: %s: for which of the models? Give MODEL=FILE", text)
+		case model == "":
+			model = l.loads[0].Model
+		}
+		if l.given[model] != nil {
+			return fmt.Errorf("input: there are two files for model %q", model)
+		}
+		given, err := inputs.Read(path, stdin)
+		if err != nil {
+			return err
+		}
+		if given.Queries != nil && l.options.BatchSize != "" {
+			return fmt.Errorf("batch: the queries of %s have batch sizes; omit --batch", path)
+		}
+		l.given[model] = given
+	}
+	return nil
+}
+
+// sized reports whether all models have files of inputs that give their batch sizes.
+func (l *Load) sized() bool {
+	return !slices.ContainsFunc(l.loads, func(o workload.Load) bool {
+		return l.given[o.Model] == nil || l.given[o.Model].Queries == nil
+	})
+}
+
+// ParseShare reads NAME=SHARE, or NAME for a share of 1. Shares are weights: they need not add up
+// to 1.
+func ParseShare(s string) (name string, share float64, err error) {
+	name, text, given := strings.Cut(s, "=")
+	share = 1
+	if given {
+		if share, err = strconv.ParseFloat(text, 64); err != nil || !(share > 0) ||
+			math.IsInf(share, 0) {
+			return "", 0, fmt.Errorf("model: %q: share %q, want a number above 0", s, text)
+		}
+	}
+	if name == "" {
+		return "", 0, fmt.Errorf("model: %q has no name, want NAME or NAME=SHARE", s)
+	}
+	return name, share, nil
+}
+
+// readTrace takes arrivals, models and batch sizes from the trace file that --arrivals names.
+func (l *Load) readTrace() error {
+	o := l.options
+	if o.Rate != 0 || o.Find {
+		return fmt.Errorf("arrivals: %s sets the rate; omit --rate and --find-throughput",
+			o.Arrivals)
+	}
+	trace, err := workload.OpenTraceFile(o.Arrivals)
+	if err != nil {
+		return err
+	}
+	l.trace = trace
+	l.Workload.BatchSizes, l.Workload.RateQPS = o.Arrivals, trace.Rate()
+	if len(l.loads) == 0 {
+		for _, m := range trace.Models() {
+			l.loads = append(l.loads, workload.Load{Model: m})
+		}
+	}
+	for _, m := range trace.Models() {
+		if !slices.ContainsFunc(l.loads, func(o workload.Load) bool { return o.Model == m }) {
+			return fmt.Errorf("arrivals: %s has queries for model %q, which no --model names",
+				o.Arrivals, m)
+		}
+	}
+	return nil
+}
+
+// Prepare asks the server for the models' inputs and limits, and sets l.Models. A batch size that a
+// model does not accept is an error for a trace; a distribution is cut off at the largest one. note
+// is called with what a user should know of a model.
+func (l *Load) Prepare(ctx context.Context, server bench.Server,
+	note func(model, note string)) error {
+	for i := range l.loads {
+		name := l.loads[i].Model
+		sizes, err := l.sizesOf(name)
+		if err != nil {
+			return fmt.Errorf("model %q: %w", name, err)
+		}
+		options := bench.ModelOptions{
+			QoSTarget:        time.Duration(l.options.QoSMS * float64(time.Millisecond)),
+			Timeout:          l.options.Timeout,
+			Seed:             l.options.Seed,
+			LargestBatchSize: sizes.Largest(),
+			Given:            l.given[name],
+		}
+		m, err := bench.NewModel(ctx, server, name, options)
+		if err != nil {
+			return err
+		}
+		if l.trace != nil {
+			if most := m.LargestBatchSize; most < options.LargestBatchSize {
+				return fmt.Errorf("arrivals: %s has a query of batch size %d for model %q, which "+
+					"takes at most %d", l.options.Arrivals, options.LargestBatchSize, name, most)
+			}
+		} else if l.loads[i].BatchSizes, err = sizes.AtMost(m.LargestBatchSize); err != nil {
+			return fmt.Errorf("model %q: %w", name, err)
+		}
+		for _, text := range m.Notes {
+			note(name, text)
+		}
+		l.Models = append(l.Models, m)
+	}
+	return nil
+}
+
+// sizesOf returns the batch sizes of a model's queries: those of the trace, of the file of its
+// inputs, or of the distribution.
+func (l *Load) sizesOf(model string) (sizes *workload.BatchSizes, err error) {
+	given := l.given[model]
+	var ofFile *workload.BatchSizes
+	if given != nil && given.Queries != nil {
+		if ofFile, err = given.BatchSizes("of the inputs"); err != nil {
+			return nil, err
+		}
+	}
+	switch {
+	case l.trace == nil && ofFile != nil:
+		return ofFile, nil
+	case l.trace == nil:
+		return l.sizes, nil
+	}
+	if sizes = l.trace.BatchSizes(model); sizes == nil { // it has no queries for it
+		return workload.Fixed(1)
+	}
+	for _, p := range sizes.PMF() {
+		if ofFile != nil && !slices.ContainsFunc(ofFile.PMF(),
+			func(o workload.Probability) bool { return o.BatchSize == p.BatchSize }) {
+			return nil, fmt.Errorf(
+				"%s has a query of batch size %d, of which the file of inputs has "+
+					"none", l.options.Arrivals, p.BatchSize)
+		}
+	}
+	return sizes, nil
+}
+
+// Queries returns the queries to send, in order of their arrival times, at rate queries a second.
+// With a trace file both arguments are ignored.
+func (l *Load) Queries(rate float64, seed uint64) (iter.Seq[workload.Query], error) {
+	if l.trace != nil {
+		return l.trace.Queries(), nil
+	}
+	a, err := workload.ParseArrivals(l.options.Arrivals, rate)
+	if err != nil {
+		return nil, err
+	}
+	return workload.Queries(seed, a, l.loads...)
+}
+
+// IsFile reports whether there is something at path that is not a directory. Flags that take a name
+// or a file use it to tell which one was given.
+func IsFile(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && !info.IsDir()
+}
