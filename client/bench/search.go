@@ -7,7 +7,10 @@ import (
 	"iter"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"time"
+
+	"gonum.org/v1/gonum/stat/distuv"
 
 	"github.com/muster-serve/muster/sim/workload"
 )
@@ -19,9 +22,10 @@ type Search struct {
 	Queries func(rate float64, seed uint64) (iter.Seq[workload.Query], error)
 	// Workload describes Queries; its Seed is the first probe's.
 	Workload Workload
-	// Limit bounds the time of the whole search; > 0. A probe takes a fifteenth of it, or twenty
-	// QoS targets if that is longer, because a rate slightly too high shows only after a queue has
-	// grown; but never more than a quarter of Limit.
+	// Limit bounds the time of the whole search; 0 means that of fifteen probes at the first rate,
+	// and at least a minute. A probe takes a fifteenth of it, or twenty QoS targets up to a quarter
+	// of it, because a rate slightly too high shows only after a queue has grown; and longer if it
+	// needs more time for its queries, see FindThroughput.
 	Limit time.Duration
 	// FirstRate is the first rate to probe, in queries/s; 0 means half the rate of queries sent one
 	// after the other.
@@ -31,6 +35,9 @@ type Search struct {
 	Precision float64
 	// MaxInFlight is [Config.MaxInFlight].
 	MaxInFlight int
+	// Begun, if set, is called when the first rate is known, with how long a probe takes and why,
+	// and how long the search may take.
+	Begun func(string)
 	// Progress, if set, is called with every probe when it ends.
 	Progress func(Probe)
 }
@@ -43,6 +50,9 @@ type Probe struct {
 	// QoSSatisfaction is the lowest of the models' shares, in [0, 1].
 	QoSSatisfaction float64 `json:"qos_satisfaction"`
 	Held            bool    `json:"held"` // every model met its QoS target
+	// Certain is whether the probe, together with those before it at this rate, leaves less than 5
+	// % doubt about that; see FindThroughput.
+	Certain bool `json:"certain"`
 	// GeneratorOnSchedule is false if the probe may have failed because the generator was too slow.
 	GeneratorOnSchedule bool `json:"generator_on_schedule"`
 }
@@ -56,18 +66,53 @@ type Throughput struct {
 	// FailingQPS is the lowest rate above it that did not hold; 0 if no rate failed.
 	FailingQPS float64 `json:"failing_qps"`
 	// Complete is false if time ran out before the two rates were within Precision.
-	Complete    bool    `json:"complete"`
+	Complete bool `json:"complete"`
+	// NextS is how many seconds the next probe would have taken, if time ran out before it.
+	NextS       float64 `json:"next_probe_s,omitempty"`
 	Interrupted bool    `json:"interrupted"`
 	Probes      []Probe `json:"probes"`
 }
 
-// leastQueries is the least number of queries of a useful probe.
-const leastQueries = 3
+// doubt is how likely a decision about a rate may be wrong at most.
+const doubt = 0.05
+
+// leastQueries returns how many queries tell that a share of a model's queries is within QoS: if
+// none of so many misses it, the chance was at most doubt for any lower share.
+func leastQueries(share float64) int {
+	if share >= 1 { // no number would do
+		share = 0.999
+	}
+	return int(math.Ceil(math.Log(doubt) / math.Log(share)))
+}
+
+// A tally counts a model's queries at one rate, and those that missed the QoS target.
+type tally struct{ queries, misses int64 }
+
+// within tells whether a share of the model's queries, or more, are within QoS, and whether that is
+// certain: the counts would be so low (or so high) in at most doubt of all runs if just that share
+// were. Queries are taken as independent of each other.
+func (t tally) within(share float64) (yes, certain bool) {
+	yes = float64(t.queries-t.misses) >= share*float64(t.queries)-1e-9
+	if share >= 1 {
+		return yes, !yes || t.queries >= int64(leastQueries(share))
+	}
+	b := distuv.Binomial{N: float64(t.queries), P: 1 - share}
+	if yes {
+		return true, b.CDF(float64(t.misses)) <= doubt
+	}
+	return false, 1-b.CDF(float64(t.misses-1)) <= doubt
+}
 
 // FindThroughput searches the allowable throughput: the highest rate at which every model meets its
 // QoS target. It doubles the rate from [Search.FirstRate] until a rate fails, and then bisects on a
-// logarithmic scale. A rate whose result is close to the target is probed up to three times, each
-// time with other arrivals, and the majority counts. It blocks until the search has ended.
+// logarithmic scale. It blocks until the search has ended.
+//
+// A probe sends each model at least so many queries that a target met by all of them leaves less
+// than 5 % doubt: 299 for 99 %. If the queries that missed it leave more doubt, the rate is
+// probed up to three times, each time with other arrivals, and all queries count together; then
+// the share within QoS decides. A probe ends early when three times the misses that are allowed
+// have been seen. The search also ends when a rate of a 32nd of the first one fails, as load
+// cannot be the cause.
 func FindThroughput(ctx context.Context, server Server, models []*Model, s Search) (*Throughput,
 	error) {
 	t, err := newTimer()
@@ -84,7 +129,7 @@ type searcher struct {
 	server Server
 	models []*Model
 	wait   func(context.Context, time.Time) error
-	end    time.Time
+	end    time.Time // zero until Limit is known
 	found  Throughput
 }
 
@@ -97,7 +142,10 @@ func findThroughput(ctx context.Context, server Server, models []*Model, s Searc
 		s.Precision = 0.05
 	}
 	r := &searcher{
-		Search: s, server: server, models: models, wait: wait, end: time.Now().Add(s.Limit),
+		Search: s, server: server, models: models, wait: wait,
+	}
+	if s.Limit > 0 {
+		r.end = time.Now().Add(s.Limit)
 	}
 	r.found.Workload = s.Workload
 	r.found.Probes = []Probe{}
@@ -119,8 +167,10 @@ func (s *searcher) search(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// A probe needs at least leastQueries queries.
-	rate = max(rate, leastQueries/s.probeDuration().Seconds())
+	if err := s.begin(rate); err != nil {
+		return err
+	}
+	least := rate / 32
 	for s.found.AllowableQPS == 0 || s.found.FailingQPS == 0 {
 		held, err := s.holds(ctx, rate)
 		if err != nil {
@@ -133,7 +183,7 @@ func (s *searcher) search(ctx context.Context) error {
 			s.found.FailingQPS = rate
 			rate /= 2
 		}
-		if rate*s.probeDuration().Seconds() < leastQueries {
+		if rate < least {
 			return nil
 		}
 	}
@@ -148,6 +198,34 @@ func (s *searcher) search(ctx context.Context) error {
 		} else {
 			s.found.FailingQPS = rate
 		}
+	}
+	return nil
+}
+
+// begin sets the limit, if it is not set, and says how long the search takes that begins at rate.
+func (s *searcher) begin(rate float64) error {
+	duration, err := s.probeDuration(rate, s.Workload.Seed)
+	if err != nil {
+		return err
+	}
+	if s.Limit == 0 {
+		s.Limit = max(time.Minute, 15*duration)
+		s.end = time.Now().Add(s.Limit)
+		if duration, err = s.probeDuration(rate, s.Workload.Seed); err != nil {
+			return err
+		}
+	}
+	if s.Begun != nil {
+		var least []string
+		for _, m := range s.models {
+			least = append(least,
+				fmt.Sprintf("%d to %s", leastQueries(m.QoSPercentile/100), m.Name))
+		}
+		s.Begun(
+			fmt.Sprintf("a probe sends at least so many queries that its result is 95 %% sure "+
+				"(%s): "+
+				"%.1f s at %s/s; the search ends after %v at the latest", strings.Join(least, ", "),
+				duration.Seconds(), figures(rate), s.Limit.Round(time.Second)))
 	}
 	return nil
 }
@@ -167,6 +245,10 @@ func (s *searcher) firstRate(ctx context.Context) (float64, error) {
 	for _, m := range s.models {
 		g.models = append(g.models, newRecorder(m))
 	}
+	most := 6 * time.Second
+	if s.Limit > 0 {
+		most = s.Limit / 10
+	}
 	start := time.Now()
 	sent := 0
 	for q := range queries {
@@ -182,44 +264,55 @@ func (s *searcher) firstRate(ctx context.Context) (float64, error) {
 		} else if ctx.Err() != nil {
 			return 0, ctx.Err()
 		}
-		if sent++; sent == n || time.Since(start) > s.Limit/10 {
+		if sent++; sent == n || time.Since(start) > most {
 			break
 		}
 	}
 	return 0.5 * float64(sent) / time.Since(start).Seconds(), nil
 }
 
-// holds probes a rate, and again if the result is close to the target, and reports whether the rate
-// holds.
-func (s *searcher) holds(ctx context.Context, rate float64) (bool, error) {
-	held, failed := 0, 0
-	for held < 2 && failed < 2 {
-		p, clear, err := s.probe(ctx, rate)
-		if err != nil {
-			return false, err
-		}
-		if clear {
-			return p.Held, nil
-		}
-		if p.Held {
-			held++
-		} else {
-			failed++
+// holds probes a rate, up to three times until it is certain, and reports whether the rate holds.
+func (s *searcher) holds(ctx context.Context, rate float64) (held bool, err error) {
+	tallies := make([]tally, len(s.models))
+	for range 3 {
+		held, certain, err := s.probe(ctx, rate, tallies)
+		if err != nil || certain {
+			return held, err
 		}
 	}
-	return held > failed, nil
+	held, _ = s.decide(tallies)
+	return held, nil
 }
 
-// probe runs a probe at a rate. clear says that a repetition would hardly give another result.
-func (s *searcher) probe(ctx context.Context, rate float64) (p Probe, clear bool, err error) {
-	duration := s.probeDuration()
-	if left := time.Until(s.end); left < duration {
-		return Probe{}, false, errOutOfTime
+// decide tells whether all models meet their targets by their tallies, and whether that is certain.
+func (s *searcher) decide(tallies []tally) (held, certain bool) {
+	held, certain = true, true
+	for i, m := range s.models {
+		yes, sure := tallies[i].within(m.QoSPercentile / 100)
+		if !yes && sure {
+			return false, true
+		}
+		held, certain = held && yes, certain && sure
 	}
+	return held, certain
+}
+
+// probe runs a probe at a rate and adds its queries to the tallies. held and certain are by all
+// that the tallies have then.
+func (s *searcher) probe(ctx context.Context, rate float64, tallies []tally) (held, certain bool,
+	err error) {
 	seed := s.Workload.Seed + uint64(len(s.found.Probes))
+	duration, err := s.probeDuration(rate, seed)
+	if err != nil {
+		return false, false, err
+	}
+	if left := time.Until(s.end); left < duration {
+		s.found.NextS = round(duration.Seconds())
+		return false, false, errOutOfTime
+	}
 	queries, err := s.Queries(rate, seed)
 	if err != nil {
-		return Probe{}, false, err
+		return false, false, err
 	}
 	w := s.Workload
 	w.RateQPS, w.Seed = rate, seed
@@ -234,42 +327,77 @@ func (s *searcher) probe(ctx context.Context, rate float64) (p Probe, clear bool
 		},
 	}
 	report, err := run(ctx, s.server, s.models, config, s.wait)
+	if err == nil {
+		err = ctx.Err()
+	}
 	if err != nil {
-		return Probe{}, false, err
+		return false, false, err
 	}
-	if err := ctx.Err(); err != nil {
-		return Probe{}, false, err
-	}
-	p = Probe{
+	p := Probe{
 		RateQPS:             round(rate),
 		DurationS:           report.DurationS,
 		QoSSatisfaction:     1,
 		Held:                !report.Interrupted && report.QoSMet(),
 		GeneratorOnSchedule: report.GeneratorOnSchedule,
 	}
-	misses := int64(0)
-	for _, m := range report.Models {
+	for i, m := range report.Models {
 		p.Queries += m.Queries
-		misses += m.Late + m.Failed
+		tallies[i].queries += m.Answered + m.Failed
+		tallies[i].misses += m.Late + m.Failed
 		if m.Queries > 0 {
 			p.QoSSatisfaction = min(p.QoSSatisfaction, m.QoSSatisfaction)
 		}
 	}
+	held, certain = s.decide(tallies)
+	if report.Interrupted { // far more misses than are allowed
+		held, certain = false, true
+	}
+	p.Certain = certain
 	s.found.Probes = append(s.found.Probes, p)
 	if s.Progress != nil {
 		s.Progress(p)
 	}
-	return p, report.Interrupted || misses == 0, nil
+	return held, certain, nil
 }
 
-// probeDuration is the longest duration of a probe; see [Search.Limit].
-func (s *searcher) probeDuration() time.Duration {
+// probeDuration is the longest duration of a probe at a rate, with the arrivals of seed; see
+// [Search.Limit]. It is errOutOfTime if its queries take more than the limit.
+func (s *searcher) probeDuration(rate float64, seed uint64) (time.Duration, error) {
 	d := s.Limit / 15
 	for _, m := range s.models {
-		d = max(d, min(20*m.QoSTarget, s.Limit/4))
+		if least := 20 * m.QoSTarget; s.Limit > 0 {
+			d = max(d, min(least, s.Limit/4))
+		} else {
+			d = max(d, least)
+		}
 	}
-	return d
+	queries, err := s.Queries(rate, seed)
+	if err != nil {
+		return 0, err
+	}
+	lacking := map[string]int{} // queries, by model
+	for _, m := range s.models {
+		lacking[m.Name] = leastQueries(m.QoSPercentile / 100)
+	}
+	for q := range queries {
+		if lacking[q.Model] > 1 {
+			lacking[q.Model]--
+		} else {
+			delete(lacking, q.Model)
+		}
+		if len(lacking) == 0 {
+			return max(d, q.At+1), nil
+		}
+		if q.At > longestProbe {
+			break
+		}
+	}
+	s.found.NextS = longestProbe.Seconds()
+	return 0, errOutOfTime
 }
+
+// longestProbe bounds the search for the time that a probe needs.
+const longestProbe = 24 * time.Hour
 
 // mayMiss is the share of a model's queries that may miss its QoS target.
 func (s *searcher) mayMiss(model string) float64 {
@@ -298,7 +426,7 @@ func (t *Throughput) String() string {
 	case t.Interrupted:
 		text += ", interrupted"
 	case !t.Complete:
-		text += ", the search had no more time"
+		text += fmt.Sprintf(", the search had no more time: the next probe takes %.1f s", t.NextS)
 	}
 	return text
 }
@@ -311,6 +439,9 @@ func (p Probe) String() string {
 	}
 	text := fmt.Sprintf("%8s queries/s  %s: %.2f %% within QoS of %d queries in %.1f s",
 		figures(p.RateQPS), outcome, 100*p.QoSSatisfaction, p.Queries, p.DurationS)
+	if !p.Certain {
+		text += ", not certain"
+	}
 	if !p.GeneratorOnSchedule {
 		text += " (the generator was late)"
 	}

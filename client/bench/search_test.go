@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"iter"
+	"math"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -116,6 +117,118 @@ func TestFindThroughputThatIsNotThere(t *testing.T) {
 		found, err = findThroughput(ctx, s, models, search, sleepUntil)
 		if err != nil || !found.Interrupted {
 			t.Errorf("interrupted: found %v, error %v", found, err)
+		}
+	})
+}
+
+// TestWithin: a decision is certain where exact sums of the binomial distribution say so.
+func TestWithin(t *testing.T) {
+	// atMost is the probability of at most k misses among n queries, each with probability miss.
+	atMost := func(n, k int, miss float64) (sum float64) {
+		p := math.Pow(1-miss, float64(n))
+		for i := range k + 1 {
+			sum += p
+			p *= float64(n-i) / float64(i+1) * miss / (1 - miss)
+		}
+		return sum
+	}
+	for _, share := range []float64{0.9, 0.95, 0.99} {
+		for _, n := range []int{5, 28, 29, 58, 59, 298, 299, 1000} {
+			for k := range min(n, 60) {
+				yes, certain := tally{int64(n), int64(k)}.within(share)
+				if want := float64(n-k) >= share*float64(n)-1e-9; yes != want {
+					t.Errorf("%d of %d missed %v: got %v", k, n, share, yes)
+				}
+				want := atMost(n, k, 1-share) <= 0.05
+				if !yes {
+					want = 1-atMost(n, k-1, 1-share) <= 0.05
+				}
+				if certain != want {
+					t.Errorf("%d of %d missed %v: got certain %v, want %v", k, n, share, certain,
+						want)
+				}
+			}
+		}
+		n := leastQueries(share)
+		if _, certain := (tally{int64(n), 0}).within(share); !certain {
+			t.Errorf("%v: %d queries are not enough", share, n)
+		}
+		if _, certain := (tally{int64(n - 1), 0}).within(share); certain {
+			t.Errorf("%v: %d queries are more than needed", share, n)
+		}
+	}
+	if n := leastQueries(0.99); n != 299 {
+		t.Errorf("99 %% takes %d queries, want 299", n)
+	}
+	if yes, certain := (tally{5000, 1}).within(1); yes || !certain {
+		t.Errorf("one miss of 100 %%: %v, %v", yes, certain)
+	}
+}
+
+// TestFindThroughputOfFewQueries: a slow model is not decided on the few queries that a minute
+// would have. Of these, one in thirty is late at any rate, which eight queries do not show.
+func TestFindThroughputOfFewQueries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		properties := oip.Properties{
+			QoSTarget: 500 * time.Millisecond, QoSPercentile: 99, LargestBatchSize: 64,
+		}.Map()
+		n := 0
+		late := true
+		s := &fakeServer{properties: properties,
+			answer: func(ctx context.Context, _ *oip.Request) error {
+				if n++; late && n%30 == 0 {
+					return sleep(ctx, time.Second)
+				}
+				return sleep(ctx, 200*time.Millisecond)
+			}}
+		search := Search{
+			Queries: func(rate float64, _ uint64) (iter.Seq[workload.Query], error) {
+				return steady(t, rate, "m", "other"), nil
+			},
+			FirstRate: 4,
+		}
+		var begun []string
+		search.Begun = func(text string) { begun = append(begun, text) }
+		models := []*Model{fakeModel(t, s, "m"), fakeModel(t, s, "other")}
+		found, err := findThroughput(t.Context(), s, models, search, sleepUntil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found.AllowableQPS != 0 || !(found.FailingQPS > 0) {
+			t.Errorf("found %v, want that no rate holds", found)
+		}
+		if len(begun) != 1 || !strings.Contains(begun[0], "299 to m, 299 to other") ||
+			!strings.Contains(begun[0], "s at 4.00/s") {
+			t.Errorf("said %q, want how many queries a probe has, and its time", begun)
+		}
+
+		// The same without late ones: every rate that holds is told by 299 queries of each model.
+		late = false
+		search.Precision = 4 // the server has no bound
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		found, err = findThroughput(ctx, s, models, search, sleepUntil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(found.Probes) < 2 {
+			t.Fatalf("found %v by %d probes", found, len(found.Probes))
+		}
+		for _, p := range found.Probes {
+			if p.Queries < 598 || !p.Held || !p.Certain {
+				t.Errorf("probe %v, want one of 598 queries that is certain", p)
+			}
+		}
+
+		// With a limit that is too short it says what it would have taken.
+		search.Limit = time.Minute
+		found, err = findThroughput(t.Context(), s, models, search, sleepUntil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := "unknown, the search had no more time: the next probe takes 1"; found.Complete ||
+			len(found.Probes) != 0 || !strings.Contains(found.String(), want) {
+			t.Errorf("within a minute: found %q, want %q", found, want)
 		}
 	})
 }

@@ -70,7 +70,9 @@ Arrivals (--arrivals):
   FILE                CSV with the columns arrival_ms, model, batch_size; it sets
                       rate and batch sizes
 --find-throughput searches for the allowable throughput: the highest rate at
-which every model meets its QoS target. --duration then bounds the whole search.
+which every model meets its QoS target. Each rate is tried with so many queries
+that the result is 95 % sure (299 for a target of 99 %), so slow models take long;
+the first line says how long. --duration bounds the whole search.
 
 After an interrupt (Ctrl-C) the command reports what it has measured so far, and
 ends with status 130.`,
@@ -93,7 +95,8 @@ ends with status 130.`,
 		"model to query, as NAME or NAME=SHARE of the queries; repeat it for several")
 	flags.Float64Var(&o.rate, "rate", 0, "queries a second over all models")
 	flags.DurationVar(&o.duration, "duration", 20*time.Second,
-		"how long to send queries; with --find-throughput, how long to search (default 1m0s)")
+		"how long to send queries; with --find-throughput, how long to search at most (default "+
+			"15 probes)")
 	flags.IntVar(&o.queries, "queries", 0,
 		"stop after this many queries; without --duration nothing else ends the load")
 	flags.StringArrayVar(&o.inputs, "input", nil,
@@ -156,7 +159,7 @@ func (o *benchOptions) check(cmd *cobra.Command) error {
 	if !given("duration") {
 		switch {
 		case o.findThroughput:
-			o.duration = time.Minute
+			o.duration = 0 // as long as it needs
 		case given("queries") || load.IsFile(o.arrivals):
 			o.duration = 0 // the load ends with its last query
 		}
@@ -242,6 +245,7 @@ func (o *benchOptions) search(cmd *cobra.Command, c *client.Client, l *load.Load
 		Queries:  l.Queries,
 		Workload: l.Workload,
 		Limit:    o.duration,
+		Begun:    func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), text) },
 		Progress: func(p bench.Probe) { fmt.Fprintln(cmd.ErrOrStderr(), p) },
 	})
 	if err != nil {

@@ -126,7 +126,7 @@ func TestBench(t *testing.T) {
 	}
 
 	out, errs, err = execute(t, "bench", "--server", server, "--model", "m", "--batch", "fixed:1",
-		"--find-throughput", "--duration", "1s", "--json", "-")
+		"--find-throughput", "--duration", "4s", "--json", "-")
 	if err != nil {
 		t.Fatal(err)
 	}
