@@ -215,9 +215,12 @@ func (a *Agent) open() (err error) {
 			a.members.ToldByLeader(m)
 		},
 		Callers: serve.Callers{Guard: a.guard}, Draining: a.draining.Load,
-		Full:     func(ctx context.Context) error { return a.server.Full(ctx) },
-		Loaded:   func(v *models.Version) { a.server.Loaded(v) },
-		Observe:  a.observe,
+		Full:    func(ctx context.Context) error { return a.server.Full(ctx) },
+		Loaded:  func(v *models.Version) { a.server.Loaded(v) },
+		Observe: a.observe,
+		Failed: func(model string, version int64, reason string) {
+			a.gateway.Failed(client.Failure{Model: model, Version: version, Reason: reason})
+		},
 		Registry: a.metrics.registry, Tracer: a.tracer, Log: a.log,
 	})
 	if err != nil {
@@ -280,7 +283,7 @@ func (a *Agent) newLeading() (*lead.Leader, error) {
 		Policy: a.config.Policy, Record: a.config.Record, Catalogue: a.catalogue,
 		Library: a.library, Tracer: a.tracer,
 		Clients: serve.Callers{Guard: a.guard}, Fleet: fleet{a.members, a.worker},
-		Registry: a.metrics.registry, Log: a.log,
+		Counts: a.worker, Registry: a.metrics.registry, Log: a.log,
 	}
 	if len(a.config.Join) > 0 {
 		config.JoinWait = joinWait

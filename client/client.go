@@ -174,6 +174,7 @@ func (c *Client) infer(ctx context.Context, req *oip.Request) (*oip.Response, er
 			}
 			fallthrough
 		default:
+			gateway.failedWith(req.Model, req.Version, err)
 			return nil, c.newError("", err)
 		}
 	}

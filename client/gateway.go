@@ -51,6 +51,7 @@ type Gateway struct {
 	link     *link              // nil if none is open
 	hangUp   context.CancelFunc // ends the stream to the member that is tried or linked
 	released []queries.Action   // reservations to release
+	failed   map[Failure]uint64 // not told to the leader yet
 	watching bool
 	closed   bool
 }
@@ -108,12 +109,15 @@ func NewGateway(config GatewayConfig) (*Gateway, error) {
 	return g, nil
 }
 
+// errClosed is the error of queries after Close.
+var errClosed = oip.Explain(status.New(codes.Canceled, "the gateway is closed"), "draining", 0).Err()
+
 // Close ends all queries with the code Canceled, ends all streams, and returns when the gateway's
 // goroutines have ended.
 func (g *Gateway) Close() {
 	g.mu.Lock()
 	g.closed = true
-	g.queries.Close(status.Error(codes.Canceled, "the gateway is closed"))
+	g.queries.Close(errClosed)
 	g.carryOut()
 	g.mu.Unlock()
 	g.cancel()
@@ -164,6 +168,57 @@ func (g *Gateway) Stats() Stats {
 	g.mu.Unlock()
 	s.Probes, s.ProbesUnanswered = g.leaderless.counts()
 	return s
+}
+
+// A Failure says how a query failed. Its version is 0 if the query reached none, and its model is "",
+// too, if that is not known.
+type Failure struct {
+	Model   string
+	Version int64
+	Reason  string // one of oip.Reasons
+}
+
+// mostFailures bounds the kinds of failures that a gateway remembers until it has a leader to tell
+// of them, mostTold those of one message: an agent accepts messages of 64 KiB.
+const mostFailures, mostTold = 1 << 8, 1 << 5
+
+// Failed notes that a query of the gateway's owner failed, so that the leader can tell how the
+// fleet serves. A Client notes its failures itself.
+func (g *Gateway) Failed(f Failure) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.failed == nil {
+		g.failed = map[Failure]uint64{}
+	}
+	if _, ok := g.failed[f]; ok || len(g.failed) < mostFailures {
+		g.failed[f]++
+	}
+	if g.link != nil && !g.closed {
+		g.awake()
+	}
+}
+
+// failedWith notes that a query of a Client failed with err.
+func (g *Gateway) failedWith(model, version string, err error) {
+	f := Failure{Reason: oip.Reason(status.Convert(err))}
+	if number, ok := g.Version(model, version); ok {
+		f.Model, f.Version = model, number
+	}
+	g.Failed(f)
+}
+
+// Version returns the version of a model that a query gets which names the given one, or "". It
+// reports false if no member that stays holds it.
+func (g *Gateway) Version(model, version string) (int64, bool) {
+	members := g.members.Load()
+	_, number, err := members.find(model, version)
+	if err != nil {
+		return 0, false
+	}
+	if number == 0 {
+		number = members.models[model].newest
+	}
+	return number, true
 }
 
 // Leader is the name of the member to which the gateway submits, or "" while it decides without a
@@ -225,7 +280,7 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	g.mu.Lock()
 	if g.closed {
 		g.mu.Unlock()
-		return nil, status.Error(codes.Canceled, "the gateway is closed")
+		return nil, errClosed
 	}
 	g.queries.Arrive(&q.Query, g.now())
 	g.awake()
@@ -455,6 +510,9 @@ func (g *Gateway) watch() {
 		case <-timer.C:
 			g.leaderless.prepare(time.Now())
 			g.mu.Lock()
+			if l := g.link; l != nil && len(g.failed) > 0 {
+				l.kick()
+			}
 			if g.queries.Idle() {
 				g.watching = false
 				g.mu.Unlock()

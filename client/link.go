@@ -158,6 +158,9 @@ func (g *Gateway) serve(ctx context.Context, hangUp func(), to *control.Member) 
 				m.GetLeadership().GetEpoch())
 			g.mu.Lock()
 			g.link = l
+			if len(g.failed) > 0 {
+				g.awake()
+			}
 			g.queries.Opened(g.now())
 			g.leave(false)
 		}
@@ -197,35 +200,49 @@ func (g *Gateway) take(m *control.MatchMessage) {
 
 // rejection is the error of a query that the leader has rejected.
 func rejection(r *control.Reject) error {
-	code := codes.ResourceExhausted
+	code, reason, wait := codes.ResourceExhausted, "overloaded", time.Duration(r.GetRetryAfterNs())
 	switch r.GetReason() {
 	case match.UnknownModel.String():
-		code = codes.NotFound
+		code, reason = codes.NotFound, "not_found"
 	case match.BadBatchSize.String():
-		code = codes.InvalidArgument
+		code, reason = codes.InvalidArgument, "invalid"
 	case match.DeadlinePassed.String():
-		code = codes.DeadlineExceeded
+		code, reason = codes.DeadlineExceeded, "deadline"
 	case match.TooManyAttempts.String():
-		code = codes.Unavailable
+		code, reason = codes.Unavailable, "unavailable"
+	case match.Late.String():
+		reason = "late"
+	case match.Limit.String():
+		reason = "limit"
 	}
 	message := r.GetMessage()
 	if message == "" {
 		message = "rejected by the leader: " + r.GetReason()
 	}
-	s := status.New(code, message)
-	if retry := time.Duration(r.GetRetryAfterNs()); code == codes.ResourceExhausted {
-		s = oip.WithRetryAfter(s, max(retry, time.Millisecond))
+	if code == codes.ResourceExhausted {
+		wait = max(wait, time.Millisecond)
+	} else {
+		wait = 0
 	}
-	return s.Err()
+	return oip.Explain(status.New(code, message), reason, wait).Err()
 }
 
 // message takes the next message for the leader, nil if there is none. The caller holds the lock.
 func (g *Gateway) message() *control.GatewayMessage {
 	from, ok := g.queries.Message()
-	if !ok {
+	if !ok && len(g.failed) == 0 {
 		return nil
 	}
 	m := &control.GatewayMessage{Cancel: slices.Clone(from.Cancel)}
+	for f, n := range g.failed {
+		if len(m.Failed) == mostTold {
+			break
+		}
+		m.Failed = append(m.Failed, &control.Failed{
+			Model: f.Model, Version: f.Version, Reason: f.Reason, Count: n,
+		})
+		delete(g.failed, f)
+	}
 	if len(from.Submit) > 0 {
 		m.Submit = make([]*control.Submit, len(from.Submit))
 	}
@@ -258,7 +275,7 @@ func (g *Gateway) write(ctx context.Context, l *link) {
 		}
 		for {
 			g.mu.Lock()
-			if g.link != l || l.sending || !g.queries.HasMessage() {
+			if g.link != l || l.sending || !g.queries.HasMessage() && len(g.failed) == 0 {
 				g.mu.Unlock()
 				break
 			}

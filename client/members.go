@@ -13,6 +13,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/oip"
 )
 
 // members indexes one View of a fleet by model and version. It is immutable.
@@ -128,8 +129,8 @@ func (m *members) find(name, version string) (*fleetVersion, int64, error) {
 			strings.Join(there, ", "))
 	}
 	if v.draining == v.holders {
-		return nil, 0, status.Errorf(codes.Unavailable,
-			"all agents that hold model %q (%d) are draining", name, v.holders)
+		return nil, 0, oip.Explain(status.Newf(codes.Unavailable,
+			"all agents that hold model %q (%d) are draining", name, v.holders), "draining", 0).Err()
 	}
 	return v, number, nil
 }

@@ -43,13 +43,15 @@ const (
 	// does not hold it, or need not be reserved for it any more.
 	Unused
 	// Completed: Agent, Lane, Gateway, Sequence, Attempt, Remaining, Refused. An attempt has ended
-	// at a lane. Unless the lane refused it: also Model, BatchSize, Execution, Queue, Receive,
-	// Latency, Bytes.
+	// at a lane. Unless the lane did not read it: also Model, BatchSize. Unless the lane refused it:
+	// also Execution, Queue, Receive, Latency, Bytes.
 	Completed
 	// Learned: Advice. The learning loop has new results.
 	Learned
 	// Outdated: Models, Tables. The learning loop has found that these have been gone for long.
 	Outdated
+	// Failed: Model, Why, N, Excused. A gateway says how queries of its clients failed.
+	Failed
 )
 
 // An Event tells a state what happened. Kind says which fields count. The state keeps what the
@@ -106,6 +108,11 @@ type Event struct {
 	// Gone says that the member's process has ended.
 	Gone bool
 	Why  string
+
+	// N is how many queries failed, Excused that they say nothing about the QoS, because of what
+	// their clients did.
+	N       uint64
+	Excused bool
 
 	Advice *Advice
 	Models []ModelID

@@ -155,14 +155,18 @@ func (s *State) completed(e *Event) {
 		Kind: match.Completed, Query: id, Attempt: e.Attempt, Lane: ln.id,
 		Remaining: s.left(e.Remaining),
 	}
+	g := s.gateways[e.Gateway]
+	known := g != nil && g.queries[e.Sequence] != nil
+	attempt, ours := s.matcher.Has(ln.id, id, e.Attempt)
+	m := s.models[e.Model]
+	if m != nil && !known && !ours && e.Attempt <= 1 { // the query never passed this leader
+		s.hasArrived(m, e.BatchSize)
+	}
 	if e.Refused {
 		answer.Kind = match.Refused
 		s.hear(ln, answer)
 		return
 	}
-	g := s.gateways[e.Gateway]
-	known := g != nil && g.queries[e.Sequence] != nil
-	attempt, ours := s.matcher.Has(ln.id, id, e.Attempt)
 	s.hear(ln, answer)
 	if known && attempt.Live {
 		s.recycle(g.forget(e.Sequence))
@@ -172,7 +176,6 @@ func (s *State) completed(e *Event) {
 		s.ahead.observe(round, e.Receive, attempt.Latency-e.Execution, e.Bytes)
 	}
 	ln.member.busy.add(s.now, float64(e.Execution))
-	m := s.models[e.Model]
 	if m == nil {
 		return
 	}
@@ -180,22 +183,33 @@ func (s *State) completed(e *Event) {
 	if e.Latency > m.target {
 		t.late = 1
 	}
-	m.count(s.now, t)
-	if !known && !ours { // the query never passed this leader
-		s.hasArrived(m, e.BatchSize)
-	}
+	s.count(m, t)
 	seen := s.act(Observed)
 	seen.Member, seen.Model = ln.member.Member, m.ModelID
 	seen.BatchSize, seen.Duration = e.BatchSize, e.Execution
 }
 
-// hasArrived counts a query that has arrived, and tells the learning loop of it.
+// hasArrived tells the learning loop of a query that has arrived.
 func (s *State) hasArrived(m *model, batch int) {
-	s.arrived.add(s.now, 1)
-	if m != nil {
-		a := s.act(Arrived)
-		a.Model, a.BatchSize = m.ModelID, batch
+	a := s.act(Arrived)
+	a.Model, a.BatchSize = m.ModelID, batch
+}
+
+// failed counts queries that failed at a gateway, or that the gateway was told were refused.
+func (s *State) failed(e *Event) {
+	m := s.models[e.Model]
+	if m == nil {
+		m = &s.nowhere
 	}
+	t := tally{lost: e.N}
+	if e.Excused {
+		t = tally{excused: e.N}
+	}
+	s.count(m, t)
+	if m.refusals == nil {
+		m.refusals = map[string]uint64{}
+	}
+	m.refusals[e.Why] += e.N
 }
 
 // linkBroken notes that a member's link has broken and, if the event says so, that its process has

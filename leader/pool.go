@@ -18,6 +18,7 @@ type model struct {
 
 	perSecond [StatusSeconds]tally
 	total     tally
+	refusals  map[string]uint64 // those of total that failed, by reason
 }
 
 func byKey(a, b *model) int { return cmp.Compare(a.key, b.key) }
@@ -184,6 +185,17 @@ func (s *State) newestOf(name string) int64 {
 	}
 	return newest
 }
+
+// Newest returns id, with the version that serves a query that names none.
+func (s *State) Newest(id ModelID) ModelID {
+	if id.Version == 0 {
+		id.Version = s.newestOf(id.Name)
+	}
+	return id
+}
+
+// Knows reports whether a member holds, or lately held, the version.
+func (s *State) Knows(id ModelID) bool { return s.models[id] != nil }
 
 // outdated forgets the models and tables that the learning loop reports as gone, except those that
 // have come back.

@@ -173,10 +173,7 @@ func (s *State) deny(g *gateway, e *Event) {
 
 // submit passes a query, whose times are as of now, to the matcher.
 func (s *State) submit(q *query) {
-	g, id := q.gateway, q.asked
-	if id.Version == 0 {
-		id.Version = s.newestOf(id.Name)
-	}
+	g, id := q.gateway, s.Newest(q.asked)
 	q.model, q.heardAt = s.models[id], s.now
 	q.weight = SubmitOverhead + len(id.Name) + len(q.agent) + q.tagSize
 	if g.queries[q.sequence] == nil &&
@@ -188,10 +185,10 @@ func (s *State) submit(q *query) {
 		return
 	}
 	if q.attempts == 0 {
-		s.hasArrived(q.model, q.batch)
-	}
-	if q.attempts == 0 {
 		q.agent = ""
+		if q.model != nil {
+			s.hasArrived(q.model, q.batch)
+		}
 	}
 	if q.agent != "" {
 		greets := s.members[q.agent] == nil && s.view[q.agent] != nil && !s.gone[q.agent]

@@ -35,7 +35,7 @@ const Header = "muster-term 1"
 
 var kindNames = []string{"time-passed", "view", "described", "greeted", "lanes-free", "link-broken",
 	"gateway-connected", "gateway-lost", "submitted", "cancelled", "unused", "completed", "learned",
-	"outdated"}
+	"outdated", "failed"}
 
 var actionNames = []string{"assign", "reject", "offer-again", "split", "welcome", "heartbeat",
 	"tell-latencies",
@@ -128,6 +128,11 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		for _, key := range e.Tables {
 			b = lines.Item(lines.Item(b, "latency", key.Model), "type", key.Type)
 		}
+	case Failed:
+		b = lines.Item(b, "model", e.Model.Key())
+		b = lines.Text(b, "why", e.Why)
+		b = lines.Int(b, "n", int(e.N))
+		b = lines.Flag(b, "excused", "yes", e.Excused)
 	}
 	return b
 }
@@ -388,6 +393,10 @@ func (p *parser) set(key, value string) (err error) {
 		e.Gone, err = yes(value)
 	case "why":
 		e.Why = value
+	case "n":
+		e.N, err = strconv.ParseUint(value, 10, 63)
+	case "excused":
+		e.Excused, err = yes(value)
 	default:
 		err = errKey
 	}

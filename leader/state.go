@@ -63,8 +63,10 @@ type State struct {
 	gone map[names.AgentName]bool
 
 	models map[ModelID]*model
-	newest map[string]int64 // by model name: the newest version on a lane that does not drain
-	served map[ModelID]bool // versions on lanes that do not drain
+	// nowhere counts the queries that failed without reaching a version.
+	nowhere model
+	newest  map[string]int64 // by model name: the newest version on a lane that does not drain
+	served  map[ModelID]bool // versions on lanes that do not drain
 
 	gateways map[uint64]*gateway // the connected ones, by id
 	accounts map[string]*account // of named clients with a gateway, by name
@@ -80,7 +82,7 @@ type State struct {
 	aheadSet  time.Duration
 	aheadMost time.Duration // mostAhead as of the last change of the pool
 
-	arrived   ring
+	ended     ring             // queries answered and failed
 	decisions []match.Decision // the last ones, as a ring
 	decided   int
 }
@@ -170,6 +172,8 @@ func (s *State) Step(now time.Duration, e *Event) []Action {
 		s.learned(e.Advice)
 	case Outdated:
 		s.outdated(e)
+	case Failed:
+		s.failed(e)
 	}
 	return s.out
 }
@@ -253,10 +257,7 @@ func (s *State) take(d *match.Decision) {
 			}
 		}
 	case match.Reject:
-		g.forget(d.Query.Sequence)
-		if q != nil && q.model != nil {
-			q.model.count(s.now, tally{refused: 1})
-		}
+		g.forget(d.Query.Sequence) // its gateway says that it failed
 		s.reject(q, d)
 	case match.OfferAgain:
 		a := s.act(OfferAgain)

@@ -20,11 +20,13 @@ const (
 // A Status describes the leader's fleet for people to read.
 type Status struct {
 	Waiting, WaitingLate int
-	Rate                 float64 // queries/s
+	Rate                 float64 // queries/s that arrive
 	Limit                float64 // the fluid limit, queries/s; 0: unknown
 	Agents               []AgentStatus
-	Models               []ModelStatus // by name and version
-	Decisions            []string      // the last ones, newest first
+	// Models are by name and version. Queries that reached no version are of one without a name,
+	// which is absent if there were none.
+	Models    []ModelStatus
+	Decisions []string // the last ones, newest first
 }
 
 // An AgentStatus describes an agent that has lanes.
@@ -39,10 +41,15 @@ type AgentStatus struct {
 // A ModelStatus describes a version of a model.
 type ModelStatus struct {
 	ModelID
-	Rate                    float64 // queries/s
-	Within                  float64 // share of the last minute's queries in time; counts if Any
-	Any                     bool
-	Answered, Late, Refused uint64 // queries since the term began
+	Rate float64 // queries/s that arrive: answered and failed ones
+	// Within is the share answered in time of the last minute's queries, without those that failed
+	// because of what their clients did. It counts if Any.
+	Within         float64
+	Any            bool
+	Answered, Late uint64 // queries since the term began
+	// Refused is how many queries failed since the term began, by reason. The caller must not
+	// change it.
+	Refused map[string]uint64
 }
 
 // Status returns the status as of now.
@@ -52,7 +59,7 @@ func (s *State) Status() *Status {
 	// that a single query does not count as many a second.
 	span := min(max(s.now, time.Second), rateSeconds*time.Second)
 	out := &Status{Waiting: all, WaitingLate: late, Limit: s.limit}
-	out.Rate = s.arrived.sum(s.now, span) / span.Seconds()
+	out.Rate = s.ended.sum(s.now, span) / span.Seconds()
 	for _, name := range slices.Sorted(maps.Keys(s.members)) {
 		m := s.members[name]
 		a := AgentStatus{Name: name, Type: m.typ, Factor: s.factors[name]}
@@ -66,15 +73,10 @@ func (s *State) Status() *Status {
 		out.Agents = append(out.Agents, a)
 	}
 	for _, m := range s.models {
-		minute, lately := m.last(s.now, StatusSeconds), m.last(s.now, rateSeconds)
-		status := ModelStatus{ModelID: m.ModelID}
-		status.Answered, status.Late, status.Refused = m.total.answered, m.total.late,
-			m.total.refused
-		status.Rate = float64(lately.answered+lately.refused) / span.Seconds()
-		if n := minute.answered + minute.refused; n > 0 {
-			status.Within, status.Any = float64(minute.answered-minute.late)/float64(n), true
-		}
-		out.Models = append(out.Models, status)
+		out.Models = append(out.Models, m.status(s.now))
+	}
+	if len(s.nowhere.refusals) > 0 {
+		out.Models = append(out.Models, s.nowhere.status(s.now))
 	}
 	slices.SortFunc(out.Models, func(a, b ModelStatus) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Version, b.Version))
@@ -90,15 +92,33 @@ func (s *State) Status() *Status {
 	return out
 }
 
-// A tally counts queries of a model.
+// status returns the status of the model as of now.
+func (m *model) status(now time.Duration) ModelStatus {
+	minute, lately := m.last(now, StatusSeconds), m.last(now, rateSeconds)
+	status := ModelStatus{
+		ModelID: m.ModelID, Answered: m.total.answered, Late: m.total.late,
+		Refused: m.refusals,
+	}
+	// The counts are of whole seconds, of which the last one is not over.
+	span := min(now, (rateSeconds-1)*time.Second+now%time.Second)
+	status.Rate = float64(lately.answered+lately.lost+lately.excused) /
+		max(span, time.Second).Seconds()
+	if n := minute.answered + minute.lost; n > 0 {
+		status.Within, status.Any = float64(minute.answered-minute.late)/float64(n), true
+	}
+	return status
+}
+
+// A tally counts queries of a model. Of those that failed, excused say nothing about the QoS.
 type tally struct {
-	second                  int64
-	answered, late, refused uint64
+	second                        int64
+	answered, late, lost, excused uint64
 }
 
 // count adds t to the model's counts of the current second and of the whole term.
-func (m *model) count(now time.Duration, t tally) {
-	second := int64(now / time.Second)
+func (s *State) count(m *model, t tally) {
+	s.ended.add(s.now, float64(t.answered+t.lost+t.excused))
+	second := int64(s.now / time.Second)
 	p := &m.perSecond[second%StatusSeconds]
 	if p.second != second {
 		*p = tally{second: second}
@@ -106,7 +126,8 @@ func (m *model) count(now time.Duration, t tally) {
 	for _, to := range []*tally{p, &m.total} {
 		to.answered += t.answered
 		to.late += t.late
-		to.refused += t.refused
+		to.lost += t.lost
+		to.excused += t.excused
 	}
 }
 
@@ -117,7 +138,8 @@ func (m *model) last(now time.Duration, seconds int64) (sum tally) {
 		if p := &m.perSecond[i]; p.second > second-seconds && p.second <= second {
 			sum.answered += p.answered
 			sum.late += p.late
-			sum.refused += p.refused
+			sum.lost += p.lost
+			sum.excused += p.excused
 		}
 	}
 	return sum

@@ -30,7 +30,8 @@ const mostTracestate, mostTraceparent = 512, 64
 // A gateway is a gateway that is connected to this leader by a Match stream. The term's loop owns
 // the fields above mu.
 type gateway struct {
-	id uint64
+	id  uint64
+	sdk bool // it is of no agent, so nobody scrapes what it counts
 	// mayQuery returns nil if the gateway's client may query the model, else the reason. A nil
 	// function allows every model.
 	mayQuery func(model string) error
@@ -122,7 +123,7 @@ func (t *term) read(g *gateway, s Stream[control.MatchMessage, control.GatewayMe
 		hello <- err
 		return
 	}
-	g.id = m.GetHello().GetGateway()
+	g.id, g.sdk = m.GetHello().GetGateway(), m.GetHello().GetAgent() == ""
 	t.post(func() { t.connect(g) })
 	defer t.post(func() { t.disconnect(g) })
 	hello <- nil
@@ -276,6 +277,9 @@ func (t *term) told(g *gateway, m *control.GatewayMessage) {
 	for _, sequence := range m.GetCancel() {
 		t.step(leader.Event{Kind: leader.Cancelled, Gateway: g.id, Sequence: sequence})
 	}
+	for _, f := range m.GetFailed() {
+		t.failed(g, f)
+	}
 	for _, a := range m.GetUnused() {
 		t.step(leader.Event{
 			Kind: leader.Unused, Gateway: g.id, Sequence: a.GetSequence(),
@@ -283,6 +287,38 @@ func (t *term) told(g *gateway, m *control.GatewayMessage) {
 			Lane: int(a.GetLane()),
 		})
 	}
+}
+
+// mostFailed is how many failures of one kind a gateway may report in one message: a client could
+// make the counts meaningless.
+const mostFailed = 1 << 20
+
+// failed counts queries that failed at a gateway, or that the gateway was told were refused.
+func (t *term) failed(g *gateway, f *control.Failed) {
+	if !slices.Contains(outcome.Reasons(), f.GetReason()) {
+		return
+	}
+	e := leader.Event{
+		Kind: leader.Failed, Why: f.GetReason(), N: min(f.GetCount(), mostFailed),
+		Excused: outcome.Excuses(f.GetReason()),
+	}
+	if g.mayQuery == nil || g.mayQuery(f.GetModel()) == nil {
+		e.Model = leader.ModelID{Name: f.GetModel(), Version: f.GetVersion()}
+	}
+	t.step(e)
+	if g.sdk {
+		id := t.known(e.Model)
+		t.leader.config.Counts.CountFailed(id.Name, id.Version, e.Why, e.N)
+	}
+}
+
+// known returns id if the fleet's members hold it, else nothing: clients must not be able to create
+// metric series.
+func (t *term) known(id leader.ModelID) leader.ModelID {
+	if t.state.Knows(id) {
+		return id
+	}
+	return leader.ModelID{}
 }
 
 // submit passes a query that a gateway submitted to the state, as a Submitted event.
@@ -304,6 +340,10 @@ func (t *term) submit(g *gateway, s *control.Submit) {
 	}
 	if err := g.may(s); err != nil {
 		e.Denied, e.RetryAfter = status.Convert(err).Message(), outcome.Of(err).RetryAfter
+	}
+	if g.sdk && e.Attempt == 0 {
+		id := t.known(t.state.Newest(e.Model))
+		t.leader.config.Counts.Arrived(id.Name, id.Version)
 	}
 	t.step(e)
 }

@@ -51,12 +51,23 @@ type Config struct {
 	// Clients identifies the callers that open Match streams; nil: every caller may query every
 	// model, without a name.
 	Clients Clients
+	// Counts counts the queries of gateways without an agent.
+	Counts Counts
 	// Tracer makes the spans of decisions; nil: the leader makes none.
 	Tracer trace.Tracer
 	// Fleet, Registry and Log may not be nil.
 	Fleet    Fleet
 	Registry prometheus.Registerer
 	Log      *slog.Logger
+}
+
+// Counts count queries of clients, as package worker does. The methods may be called concurrently and
+// do not block.
+type Counts interface {
+	// Arrived counts a query for a version of a model; "" and 0 where it reached none.
+	Arrived(model string, version int64)
+	// CountFailed counts n queries that have failed for a reason of outcome.Reasons.
+	CountFailed(model string, version int64, reason string, n uint64)
 }
 
 // eventKey is the log attribute that makes a line an event, as in package serve.

@@ -2,6 +2,7 @@ package lead
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -133,6 +134,7 @@ func (w *leaderWorld) add(name string, cores int, latency func(int) time.Duratio
 		config.JoinWait = 500 * time.Millisecond
 	}
 	config.Fleet, config.Registry, config.Log = n, prometheus.NewRegistry(), logTo(w.t, name)
+	config.Counts = &testCounts{failed: map[string]uint64{}}
 	for _, c := range change {
 		c(&config)
 	}
@@ -151,6 +153,25 @@ func (w *leaderWorld) add(name string, cores int, latency func(int) time.Duratio
 	}()
 	w.change.Tell()
 	return n
+}
+
+// testCounts are Counts. Failures are by "model/version reason".
+type testCounts struct {
+	mu      sync.Mutex
+	arrived int
+	failed  map[string]uint64
+}
+
+func (c *testCounts) Arrived(string, int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.arrived++
+}
+
+func (c *testCounts) CountFailed(model string, version int64, reason string, n uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failed[fmt.Sprintf("%s/%d %s", model, version, reason)] += n
 }
 
 // kill ends an agent; its address refuses connections from then on. gossip says whether the

@@ -53,8 +53,16 @@ func (t *term) fillStatus(out *control.FleetStatus) {
 	for _, m := range s.Models {
 		status := &control.ModelStatus{
 			Model: m.Name, Version: m.Version, Rate: m.Rate, Answered: m.Answered, Late: m.Late,
-			Refused: m.Refused,
 		}
+		for reason, n := range m.Refused {
+			status.Refused += n
+			status.Refusals = append(status.Refusals, &control.ModelStatus_Refusals{
+				Reason: reason, Count: n,
+			})
+		}
+		slices.SortFunc(status.Refusals, func(a, b *control.ModelStatus_Refusals) int {
+			return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Reason, b.Reason))
+		})
 		if m.Any {
 			status.WithinQos = proto.Float64(m.Within)
 		}
@@ -73,7 +81,6 @@ type metrics struct {
 	epoch     prometheus.Gauge
 	gateways  prometheus.Gauge
 	overdue   prometheus.Counter
-	refusals  prometheus.Counter
 	ahead     prometheus.Gauge
 	limit     prometheus.Gauge
 
@@ -96,9 +103,10 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 			Help: "Decisions of this agent as the leader, by action and reason.",
 		}, []string{"action", "reason"}),
 		loopDelay: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name:    "muster_leader_loop_delay_seconds",
-			Help:    "Time from when the leader is told something until it looks at it.",
-			Buckets: prometheus.ExponentialBuckets(5e-6, 2, 18), // 5 us to 0.65 s
+			Name:                        "muster_leader_loop_delay_seconds",
+			Help:                        "Time from when the leader is told something until it looks at it.",
+			Buckets:                     []float64{1e-4, 1e-3, 1e-2, 1e-1},
+			NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 160,
 		}),
 		elections: counter("muster_leader_elections_total",
 			"Times that this agent has become the leader."),
@@ -107,8 +115,6 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		gateways: gauge("muster_leader_gateways",
 			"Gateways connected to this agent as the leader."),
 		overdue: counter("muster_leader_overdue_lanes_total", "Times that a lane was overdue."),
-		refusals: counter("muster_leader_refused_attempts_total",
-			"Attempts that a worker has refused or broken off."),
 		ahead: gauge("muster_leader_dispatch_ahead_seconds",
 			"How long before a lane is free the leader gives it the next query."),
 		limit: gauge("muster_leader_fluid_limit",
@@ -130,7 +136,7 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 			"less; below 0: costs more.")
 	m.matched = m.decisions.WithLabelValues(match.Assign.String(), match.Matched.String())
 	registry.MustRegister(m.decisions, m.loopDelay, m.elections, m.leads, m.epoch, m.gateways,
-		m.overdue, m.refusals, m.ahead, m.limit,
+		m.overdue, m.ahead, m.limit,
 		m.demandChanges, m.instances, m.gain)
 	return m
 }

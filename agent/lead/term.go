@@ -397,9 +397,6 @@ func (t *term) heard(name names.AgentName, m *control.WorkerMessage, greets bool
 }
 
 func (t *term) completed(name names.AgentName, c *control.Completed) {
-	if c.GetRefused() != "" {
-		t.leader.metrics.refusals.Inc()
-	}
 	t.step(leader.Event{
 		Kind: leader.Completed, Agent: name, Lane: int(c.GetLane()),
 		Gateway: c.GetGateway(), Sequence: c.GetSequence(), Attempt: int(c.GetAttempt()),

@@ -101,46 +101,49 @@ func Of(err error) Outcome {
 // ofStatus is the outcome of an error that already has a gRPC code, as the errors of other agents
 // do.
 func ofStatus(s *status.Status) Outcome {
-	f := Outcome{s.Code(), http.StatusInternalServerError, "internal", 0}
+	f := Outcome{s.Code(), http.StatusInternalServerError, oip.Reason(s), 0}
 	switch s.Code() {
 	case codes.InvalidArgument:
-		f.HTTPStatus, f.Reason = http.StatusBadRequest, "invalid"
+		f.HTTPStatus = http.StatusBadRequest
+		if f.Reason == "too_large" {
+			f.HTTPStatus = http.StatusRequestEntityTooLarge
+		}
 	case codes.NotFound:
-		f.HTTPStatus, f.Reason = http.StatusNotFound, "not_found"
+		f.HTTPStatus = http.StatusNotFound
 	case codes.Unavailable:
-		f.HTTPStatus, f.Reason = http.StatusServiceUnavailable, "unavailable"
+		f.HTTPStatus = http.StatusServiceUnavailable
 	case codes.FailedPrecondition:
 		f.HTTPStatus, f.Reason = http.StatusBadRequest, "load"
 	case codes.ResourceExhausted:
-		f.HTTPStatus, f.Reason, f.RetryAfter = http.StatusTooManyRequests, "overloaded",
-			time.Millisecond
-		f.RetryAfter = max(f.RetryAfter, oip.RetryAfter(s))
+		f.HTTPStatus, f.RetryAfter = http.StatusTooManyRequests,
+			max(time.Millisecond, oip.RetryAfter(s))
 	case codes.DeadlineExceeded:
-		f.HTTPStatus, f.Reason = http.StatusGatewayTimeout, "deadline"
+		f.HTTPStatus = http.StatusGatewayTimeout
 	case codes.Canceled:
-		f.HTTPStatus, f.Reason = 499, "cancelled"
+		f.HTTPStatus = 499
 	}
 	return f
 }
 
-// Reasons lists the values of Outcome.Reason with which a query can fail at the agent that runs it.
-func Reasons() []string {
-	return []string{
-		"invalid", "too_large", "slow", "not_found", "not_ready", "overloaded", "late", "deadline",
-		"cancelled", "draining", "internal",
+// Reasons lists the values of Outcome.Reason with which a client's query can fail.
+func Reasons() []string { return oip.Reasons() }
+
+// Excuses reports whether a query that failed for the reason says nothing about the QoS: it was
+// wrong, its client was beyond its limits, or the client gave it up.
+func Excuses(reason string) bool {
+	switch reason {
+	case "invalid", "too_large", "slow", "not_found", "limit", "cancelled":
+		return true
 	}
+	return false
 }
 
-// GRPC returns err as a gRPC status error with the code of its [Outcome], and with RetryInfo if
-// RetryAfter > 0. It returns err unchanged if err is a status already; nil counts as one.
+// GRPC returns err as a gRPC status error with the code of its [Outcome], its reason, and RetryInfo
+// if RetryAfter > 0. It returns err unchanged if err is a status already; nil counts as one.
 func GRPC(err error) error {
 	if _, ok := status.FromError(err); ok {
 		return err
 	}
 	f := Of(err)
-	s := status.New(f.Code, oip.ErrorText(err.Error()))
-	if f.RetryAfter > 0 {
-		s = oip.WithRetryAfter(s, f.RetryAfter)
-	}
-	return s.Err()
+	return oip.Explain(status.New(f.Code, oip.ErrorText(err.Error())), f.Reason, f.RetryAfter).Err()
 }

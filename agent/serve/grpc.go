@@ -167,7 +167,7 @@ func (s *Server) refuseArrival(err error, attempt bool) error {
 	if attempt {
 		return outcome.GRPC(fmt.Errorf("%w: %w", outcome.ErrRefused, err))
 	}
-	s.config.Worker.Failed("", err)
+	s.turnedAway("", "", err)
 	return outcome.GRPC(err)
 }
 
@@ -260,6 +260,9 @@ func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, er
 		}
 	}
 	if err := s.config.Guard.Count(ctx, info.FullMethodName); err != nil {
+		if isQuery && len(info.Header[control.AttemptHeader]) == 0 {
+			s.turnedAway("", "", err)
+		}
 		return ctx, err
 	}
 	switch {

@@ -20,11 +20,43 @@ import (
 // arrive. infer blocks until the query is answered, has failed or ctx ends.
 func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
 	error) {
-	if !s.alone.Load() {
-		defer req.Release()
-		return s.pass(ctx, req, arrival)
+	if s.alone.Load() {
+		return s.config.Worker.Infer(ctx, req, arrival)
 	}
-	return s.config.Worker.Infer(ctx, req, arrival)
+	defer req.Release()
+	model, version := s.asked(req.Model, req.Version)
+	s.config.Worker.Arrived(model, version)
+	resp, err := s.pass(ctx, req, arrival)
+	if err != nil {
+		s.config.Worker.Failed(model, version, err, time.Since(arrival))
+	}
+	return resp, err
+}
+
+// asked returns the model and version that metrics name for a query that names the given ones: ""
+// for a model that nobody has, and 0 for a version that no agent serves.
+func (s *Server) asked(model, version string) (string, int64) {
+	if number, ok := s.config.Gateway.Version(model, version); ok {
+		return model, number
+	}
+	return s.knownModel(model), 0
+}
+
+// turnedAway counts a query of a client that is refused with err before all of it is read. model
+// and version are "" if they are not known.
+func (s *Server) turnedAway(model, version string, err error) {
+	name, number := "", int64(0)
+	if model != "" {
+		name, number = s.asked(model, version)
+	}
+	s.config.Worker.Arrived(name, number)
+	s.config.Worker.Failed(name, number, err, 0)
+}
+
+// unsendable counts a query that was answered, and whose answer is dropped with err.
+func (s *Server) unsendable(req *oip.Request, err error) {
+	model, version := s.asked(req.Model, req.Version)
+	s.config.Worker.Failed(model, version, err, 0)
 }
 
 // pass gives a query to the gateway, which has some agent of the fleet run it, perhaps this one. It
@@ -32,13 +64,7 @@ func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time)
 func (s *Server) pass(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
 	error) {
 	resp, err := s.config.Gateway.Infer(passTrace(ctx), req, arrival)
-	err = s.whileStarting(err)
-	if err != nil {
-		s.metrics.passed.WithLabelValues(outcome.Of(err).Reason).Inc()
-		return nil, err
-	}
-	s.metrics.passedAnswered.Inc()
-	return resp, nil
+	return resp, s.whileStarting(err)
 }
 
 // whileStarting returns err. If err says that the model does not exist but this agent is still

@@ -1,30 +1,18 @@
 package serve
 
 import (
+	"strconv"
+
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/muster-serve/muster/agent/outcome"
+	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/client"
 )
 
-// metrics are a server's own metrics, in addition to those of its worker.
-type metrics struct {
-	passed         *prometheus.CounterVec
-	passedAnswered prometheus.Counter // the one of passed that counts nearly all
-}
-
-// newMetrics makes the metrics and registers them, with metrics that read the intake and the
-// gateway whenever they are scraped.
-func newMetrics(registry prometheus.Registerer, in *intake, gateway func() client.Stats) *metrics {
-	m := &metrics{passed: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "muster_gateway_queries_total",
-		Help: "Queries that came to this agent for the fleet to answer, by outcome.",
-	}, []string{"outcome"})}
-	// All series exist from the start, so that rate() sees their first increase.
-	for _, reason := range outcome.Reasons() {
-		m.passed.WithLabelValues(reason)
-	}
-	m.passedAnswered = m.passed.WithLabelValues("answered")
+// registerMetrics registers a server's own metrics, in addition to those of its worker. They read
+// the intake, the gateway and this agent's description whenever they are scraped.
+func registerMetrics(registry prometheus.Registerer, in *intake, gateway func() client.Stats,
+	own func() *control.Member) {
 	ofGateway := func(name, help string, labels prometheus.Labels,
 		value func(client.Stats) uint64) prometheus.Collector {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{
@@ -32,12 +20,20 @@ func newMetrics(registry prometheus.Registerer, in *intake, gateway func() clien
 		},
 			func() float64 { return float64(value(gateway())) })
 	}
+	instanceInfo := prometheus.NewDesc("muster_instance_info",
+		"What this machine is and costs, $/hour, as labels; always 1.",
+		[]string{"instance_type", "provider", "price"}, nil)
 	const (
 		attempts  = "muster_gateway_attempts_total"
 		resubmits = "muster_gateway_resubmits_total"
 	)
 	registry.MustRegister(
-		m.passed,
+		prometheus.CollectorFunc(func(metrics chan<- prometheus.Metric) {
+			m := own()
+			metrics <- prometheus.MustNewConstMetric(instanceInfo, prometheus.GaugeValue, 1,
+				m.GetInstanceType(), m.GetProvider(),
+				strconv.FormatFloat(m.GetPriceUsdPerHour(), 'g', -1, 64))
+		}),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "muster_held_bytes",
 			Help: "Bytes of the queries in the agent, being read, waiting and running, and of " +
@@ -79,5 +75,4 @@ func newMetrics(registry prometheus.Registerer, in *intake, gateway func() clien
 		ofGateway("muster_gateway_leader_links_total", "Links to leaders that were opened.", nil,
 			func(s client.Stats) uint64 { return s.Links }),
 	)
-	return m
 }

@@ -241,12 +241,11 @@ func (r *rest) infer(w http.ResponseWriter, req *http.Request) error {
 
 func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http.Request,
 	arrival time.Time) error {
-	model := req.PathValue("model")
 	charge := oip.NewCharge(req.Context(), &r.intake)
 	defer charge.Only(0)
 	query, err := r.receive(req, charge)
 	if err != nil {
-		r.config.Worker.Failed(r.knownModel(model), err)
+		r.turnedAway(req.PathValue("model"), req.PathValue("version"), err)
 		return err
 	}
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
@@ -260,7 +259,7 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	kept := oip.NewCharge(req.Context(), &r.answers)
 	defer kept.Only(0)
 	if err := kept.AtLeast(resp.Bytes()); err != nil {
-		r.config.Worker.Failed("", err)
+		r.unsendable(query, err)
 		return err
 	}
 

@@ -76,9 +76,8 @@ type Config struct {
 // A Server answers clients, other agents and SDKs, by gRPC, REST and in process. Its methods may be
 // called concurrently.
 type Server struct {
-	config  Config
-	metrics *metrics
-	intake  intake // bounds the bytes of queries
+	config Config
+	intake intake // bounds the bytes of queries
 	// answers bounds the bytes of answers that clients have not read yet.
 	// answers bounds the bytes of answers that clients have not read yet.
 	answers intake
@@ -104,7 +103,7 @@ func New(config Config) *Server {
 		leastAnswers), lanes.Stats, clients
 	s.intake.limit, s.intake.queue, s.intake.clients = config.MaxWaitingBytes, lanes.Stats, clients
 	s.intake.answers = &s.answers
-	s.metrics = newMetrics(config.Registry, &s.intake, config.Gateway.Stats)
+	registerMetrics(config.Registry, &s.intake, config.Gateway.Stats, config.Members.Own)
 	s.grpc = s.newGRPCServer()
 	s.rest = s.newHTTPServer(config.Guard.HTTP(s.newREST()))
 	s.scraped = s.newHTTPServer(config.Guard.HTTP(s.newMetricsHandler()))

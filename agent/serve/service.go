@@ -99,7 +99,11 @@ func (s service) modelInfer(ctx context.Context, req *oip.Request,
 		return nil, err
 	}
 	if err := s.sent(ctx, resp); err != nil {
-		return nil, s.refuseArrival(err, attempt)
+		if attempt {
+			return nil, fmt.Errorf("%w: %w", outcome.ErrRefused, err)
+		}
+		s.unsendable(req, err)
+		return nil, err
 	}
 	return resp, nil
 }
@@ -126,8 +130,9 @@ func (s service) ModelStatistics(ctx context.Context, req *inference.ModelStatis
 			model != "" && model != status.Model || version != "" && version != number {
 			continue
 		}
-		resp.ModelStats = append(resp.ModelStats,
-			s.config.Worker.Statistics(status.Model, status.Version))
+		if stats := s.config.Worker.Statistics(status.Model, status.Version); stats != nil {
+			resp.ModelStats = append(resp.ModelStats, stats)
+		}
 	}
 	return resp, nil
 }

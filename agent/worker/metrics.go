@@ -13,31 +13,39 @@ import (
 
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime"
 )
 
-// durationBuckets are the bucket bounds, in seconds, of all histograms of a query's durations. All
-// agents use the same, so that their histograms can be added. The bounds begin well below a
-// millisecond and include the QoS targets of the zoo's models (5, 25, 35, 100, 350 ms), so that the
-// share of queries within a target is exact.
-var durationBuckets = []float64{
-	50e-6, 100e-6, 200e-6, 300e-6, 500e-6, 750e-6,
-	1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7.5e-3,
-	10e-3, 15e-3, 20e-3, 25e-3, 35e-3, 50e-3, 75e-3,
-	100e-3, 150e-3, 200e-3, 350e-3, 500e-3, 750e-3,
-	1, 2, 3.5, 5, 10,
+// durationBounds returns the bucket bounds, in seconds, of a version's latency: few, and around its
+// QoS target, so that the share of answers within the target is exact. Scrapers that take native
+// histograms get buckets 10 % wide in their place.
+func durationBounds(target time.Duration) []float64 {
+	return []float64{
+		(target / 8).Seconds(), (target / 4).Seconds(), (target / 2).Seconds(),
+		(3 * target / 4).Seconds(), target.Seconds(), (3 * target / 2).Seconds(),
+		(3 * target).Seconds(), (10 * target).Seconds(),
+	}
+}
+
+// native sets o to a native histogram with buckets 10 % wide. Without classic buckets, a scraper
+// that takes no native ones gets the count and the sum only.
+func native(o prometheus.HistogramOpts) prometheus.HistogramOpts {
+	o.NativeHistogramBucketFactor, o.NativeHistogramMaxBucketNumber = 1.1, 160
+	return o
 }
 
 // metrics are a worker's metrics. The methods may be called concurrently.
 type metrics struct {
+	registry       prometheus.Registerer
+	arrived        *prometheus.CounterVec
 	queries        *prometheus.CounterVec
 	items          *prometheus.CounterVec
 	late           *prometheus.CounterVec
 	failures       *prometheus.CounterVec
 	failureSeconds *prometheus.CounterVec
-	request        *prometheus.HistogramVec
 	queue          *prometheus.HistogramVec
 	execution      *prometheus.HistogramVec
 	loads          *prometheus.CounterVec
@@ -45,6 +53,7 @@ type metrics struct {
 	warmUpDuration *prometheus.HistogramVec
 	modelState     *prometheus.GaugeVec
 	qosTarget      *prometheus.GaugeVec
+	qosPercentile  *prometheus.GaugeVec
 	attempts       prometheus.Counter
 	refused        *prometheus.CounterVec
 	probes         prometheus.Counter
@@ -52,60 +61,66 @@ type metrics struct {
 	mu       sync.Mutex
 	versions map[versionKey]*versionMetrics
 	states   map[versionKey]models.State // "": neither on disk nor in memory
-	nowhere  map[string]bool             // models with failed queries that reached no version
-	// Since when a version has not served, has not existed, and a model has not been known.
-	unserved, gone profiles.Absence[versionKey]
-	unknown        profiles.Absence[string]
+	// the arrivals at the versions that clients have asked this agent for
+	asked map[versionKey]prometheus.Counter
+	// Since when a version has not served, has not existed, and has not been known.
+	unserved, gone, unknown profiles.Absence[versionKey]
 }
 
+// A versionKey names a version of a model. Its version is 0 for queries that reached none, and its
+// model is "", too, if theirs is not known.
 type versionKey struct {
 	model   string
 	version int64
 }
 
+// number returns the version as labels have it.
+func (k versionKey) number() string {
+	if k.version == 0 {
+		return ""
+	}
+	return strconv.FormatInt(k.version, 10)
+}
+
 // newMetrics makes the metrics, without those that read the lanes.
-func newMetrics() *metrics {
+func newMetrics(registry prometheus.Registerer) *metrics {
 	version := []string{"model", "version"}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
-	duration := func(name, help string) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: name, Help: help, Buckets: durationBuckets,
-			// Scrapers that support native histograms get buckets 10 % wide.
-			NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 160,
-		}, version)
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
 	}
-	loading := func(name, help string) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			// 5 ms to 164 s
-			Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.005, 2, 16),
-		}, version)
+	duration := func(name, help string) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(native(prometheus.HistogramOpts{
+			Name: name, Help: help,
+		}), version)
 	}
 	m := &metrics{
+		registry: registry,
 		versions: map[versionKey]*versionMetrics{}, states: map[versionKey]models.State{},
-		nowhere: map[string]bool{},
+		asked: map[versionKey]prometheus.Counter{},
 
+		arrived: counter("muster_arrived_queries_total",
+			"Queries of clients that have arrived, refused ones included.", version...),
 		queries: counter("muster_queries_total", "Queries answered.", version...),
 		items: counter("muster_items_total",
 			"Items in the queries answered: the sum of their batch sizes.", version...),
 		late: counter("muster_late_queries_total",
 			"Queries answered after the QoS target of their model.", version...),
 		failures: counter("muster_failed_queries_total",
-			"Queries that got an error, by reason.", "model", "version", "reason"),
+			"Queries of clients that got an error, by reason.", "model", "version", "reason"),
 		failureSeconds: counter("muster_failed_queries_seconds_total",
-			"Time spent on queries that got an error.", version...),
-		request: duration("muster_request_duration_seconds",
-			"Time from a query's arrival to its answer, of queries answered."),
+			"Time spent on queries of clients that got an error.", version...),
 		queue: duration("muster_queue_duration_seconds",
 			"Time a query waited for a lane, of queries answered."),
 		execution: duration("muster_execution_duration_seconds",
 			"Time the model itself took, of queries answered."),
 		loads: counter("muster_model_loads_total",
 			"Loads of a model version that ended, by result.", "model", "version", "result"),
-		loadDuration: loading("muster_model_load_duration_seconds",
+		loadDuration: duration("muster_model_load_duration_seconds",
 			"Time to load a model version, without warming it up."),
-		warmUpDuration: loading("muster_model_warm_up_duration_seconds",
+		warmUpDuration: duration("muster_model_warm_up_duration_seconds",
 			"Time to warm a model version up, beside serving."),
 		attempts: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "muster_attempts_total", Help: "Attempts of gateways to have a query run here.",
@@ -116,33 +131,78 @@ func newMetrics() *metrics {
 			Name: "muster_probes_answered_total",
 			Help: "Questions of gateways when this agent would finish a query.",
 		}),
-		modelState: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "muster_model_state",
-			Help: "1 for the state a model version is in, 0 for the others.",
-		}, []string{"model", "version", "state"}),
-		qosTarget: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "muster_model_qos_target_seconds", Help: "The QoS target of a model version.",
-		}, version),
+		modelState: gauge("muster_model_state",
+			"1 for the state a model version is in, 0 for the others.", "model", "version", "state"),
+		qosTarget: gauge("muster_model_qos_target_seconds", "The QoS target of a model version.",
+			version...),
+		qosPercentile: gauge("muster_model_qos_percentile",
+			"The percentage of a model version's queries that the QoS target is for.", version...),
 	}
 	// All series exist from the start, so that rate() sees their first increase.
-	for _, reason := range outcome.Reasons() {
+	for _, reason := range append(outcome.Reasons(), "refused") {
 		m.refused.WithLabelValues(reason)
 	}
-	m.refused.WithLabelValues("refused")
+	m.ask(versionKey{})
+	registry.MustRegister(m.arrived, m.queries, m.items, m.late, m.failures, m.failureSeconds,
+		m.queue, m.execution, m.loads, m.loadDuration, m.warmUpDuration, m.modelState, m.qosTarget,
+		m.qosPercentile, m.attempts, m.refused, m.probes)
 	return m
 }
 
-// register registers the metrics, with metrics that read the lanes whenever they are scraped.
-func (m *metrics) register(registry prometheus.Registerer, info runtime.Info,
-	lanes *runtime.Lanes) {
+// overload are the reasons of failures in an overload. Their series exist from the first query on,
+// so that rate() sees the first failures; those of other reasons from the first failure on.
+var overload = []string{"overloaded", "late", "deadline"}
+
+// ask returns the counter of the queries that arrive for a version. m.mu is held, except by
+// newMetrics.
+func (m *metrics) ask(key versionKey) prometheus.Counter {
+	c := m.asked[key]
+	if c == nil {
+		c = m.arrived.WithLabelValues(key.model, key.number())
+		m.asked[key] = c
+		m.failureSeconds.WithLabelValues(key.model, key.number())
+		for _, reason := range overload {
+			m.failures.WithLabelValues(key.model, key.number(), reason)
+		}
+	}
+	return c
+}
+
+// Arrived counts a query of a client for a version of a model. version is 0 if the query reached
+// none. model must be "" unless a model of that name exists: clients must not be able to create
+// metric series.
+func (w *Worker) Arrived(model string, version int64) {
+	m := w.metrics
+	m.mu.Lock()
+	arrived := m.ask(versionKey{model, version})
+	m.mu.Unlock()
+	arrived.Inc()
+}
+
+// Failed counts a query of a client that has arrived and has failed with err, a time after its
+// arrival. The first two arguments are those of Arrived.
+func (w *Worker) Failed(model string, version int64, err error, after time.Duration) {
+	reason := outcome.Of(err).Reason
+	w.CountFailed(model, version, reason, 1)
+	key := versionKey{model, version}
+	w.metrics.failureSeconds.WithLabelValues(key.model, key.number()).Add(after.Seconds())
+	w.config.Failed(model, version, reason)
+}
+
+// CountFailed counts n queries that have failed for a reason of outcome.Reasons. The leader calls it
+// for those of gateways without an agent.
+func (w *Worker) CountFailed(model string, version int64, reason string, n uint64) {
+	key := versionKey{model, version}
+	w.metrics.failures.WithLabelValues(key.model, key.number(), reason).Add(float64(n))
+}
+
+// register registers metrics that read the lanes whenever they are scraped.
+func (m *metrics) register(info runtime.Info, lanes *runtime.Lanes) {
 	gauge := func(name, help string, value func(runtime.LanesStats) float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help},
 			func() float64 { return value(lanes.Stats()) })
 	}
-	registry.MustRegister(
-		m.queries, m.items, m.late, m.failures, m.failureSeconds, m.request, m.queue, m.execution,
-		m.loads, m.loadDuration, m.warmUpDuration, m.modelState, m.qosTarget, m.attempts, m.refused,
-		m.probes,
+	m.registry.MustRegister(
 		gauge("muster_lanes", "Lanes of this agent.",
 			func(s runtime.LanesStats) float64 { return float64(s.Lanes) }),
 		gauge("muster_lanes_busy", "Lanes that run a query.",
@@ -172,42 +232,53 @@ func (m *metrics) register(registry prometheus.Registerer, info runtime.Info,
 // A versionMetrics holds the metrics of one model version, so that a query needs no label lookups.
 // Its methods may be called concurrently.
 type versionMetrics struct {
-	key            versionKey
-	queries        prometheus.Counter
-	items          prometheus.Counter
-	late           prometheus.Counter
-	failures       map[string]prometheus.Counter // by reason; complete, never written again
-	failureSeconds prometheus.Counter
-	request        prometheus.Histogram
-	queue          prometheus.Histogram
-	execution      prometheus.Histogram
-	lastInference  atomic.Int64 // Unix time in ms; 0 before the first
+	key           versionKey
+	target        time.Duration // whose bounds the histogram request has
+	arrived       prometheus.Counter
+	queries       prometheus.Counter
+	items         prometheus.Counter
+	late          prometheus.Counter
+	request       prometheus.Histogram
+	queue         prometheus.Histogram
+	execution     prometheus.Histogram
+	failed        atomic.Uint64 // queries and attempts that failed here
+	failedFor     atomic.Int64  // time spent on them, ns
+	lastInference atomic.Int64  // Unix time in ms; 0 before the first
 }
 
-// version returns the metrics of a version: the same object in all calls, until forget has removed
-// the version.
-func (m *metrics) version(model string, number int64) *versionMetrics {
+// version returns the metrics of a version with a QoS target: the same object in all calls, until
+// the target changes or forget has removed the version.
+func (m *metrics) version(model string, number int64, target time.Duration) *versionMetrics {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	key := versionKey{model, number}
-	if v := m.versions[key]; v != nil {
-		return v
+	former := m.versions[key]
+	if former != nil && former.target == target {
+		return former
 	}
-	labels := []string{model, strconv.FormatInt(number, 10)}
+	labels := []string{model, key.number()}
 	v := &versionMetrics{
-		key:            key,
-		queries:        m.queries.WithLabelValues(labels...),
-		items:          m.items.WithLabelValues(labels...),
-		late:           m.late.WithLabelValues(labels...),
-		failures:       map[string]prometheus.Counter{},
-		failureSeconds: m.failureSeconds.WithLabelValues(labels...),
-		request:        m.request.WithLabelValues(labels...).(prometheus.Histogram),
-		queue:          m.queue.WithLabelValues(labels...).(prometheus.Histogram),
-		execution:      m.execution.WithLabelValues(labels...).(prometheus.Histogram),
+		key: key, target: target, arrived: m.ask(key),
+		queries: m.queries.WithLabelValues(labels...),
+		items:   m.items.WithLabelValues(labels...),
+		late:    m.late.WithLabelValues(labels...),
+		// not of a HistogramVec, all of whose histograms have the same bounds
+		request: prometheus.NewHistogram(native(prometheus.HistogramOpts{
+			Name:        "muster_request_duration_seconds",
+			Help:        "Time from a query's arrival to its answer, of queries answered.",
+			ConstLabels: prometheus.Labels{"model": model, "version": key.number()},
+			Buckets:     durationBounds(target),
+		})),
+		queue:     m.queue.WithLabelValues(labels...).(prometheus.Histogram),
+		execution: m.execution.WithLabelValues(labels...).(prometheus.Histogram),
 	}
-	for _, reason := range outcome.Reasons() {
-		v.failures[reason] = m.failures.WithLabelValues(append(labels, reason)...)
+	if former != nil {
+		m.registry.Unregister(former.request)
+		v.failed.Store(former.failed.Load())
+		v.failedFor.Store(former.failedFor.Load())
+		v.lastInference.Store(former.lastInference.Load())
 	}
+	m.registry.MustRegister(v.request)
 	m.versions[key] = v
 	return v
 }
@@ -227,20 +298,11 @@ func (v *versionMetrics) answered(batchSize int, request, queue, execution,
 	v.lastInference.Store(time.Now().UnixMilli())
 }
 
-// failed counts a query that failed with err, a time after its arrival.
-func (v *versionMetrics) failed(err error, after time.Duration) {
-	v.failures[outcome.Of(err).Reason].Inc()
-	v.failureSeconds.Add(after.Seconds())
-}
-
-// Failed counts a query that failed before it reached a version. model must be "" unless a model of
-// that name exists: clients must not be able to create metric series.
-func (w *Worker) Failed(model string, err error) {
-	m := w.metrics
-	m.mu.Lock()
-	m.nowhere[model] = true
-	m.mu.Unlock()
-	m.failures.WithLabelValues(model, "", outcome.Of(err).Reason).Inc()
+// failedHere counts, for the protocol's statistics, a query or an attempt that failed here, a time
+// after its arrival.
+func (v *versionMetrics) failedHere(after time.Duration) {
+	v.failed.Add(1)
+	v.failedFor.Add(int64(after))
 }
 
 // observe updates the metrics of state and loads after a change of a version's state.
@@ -274,15 +336,18 @@ func (m *metrics) observe(e models.Event) {
 const keepSeries = 10 * time.Minute
 
 // forget removes all series of versions that have not served for keepSeries, except the state of a
-// version that is still on disk, and the series of models that are not known any more.
-func (m *metrics) forget(now time.Time, known func(model string) bool) {
+// version that is still on disk, and what clients asked of versions and models that are not known
+// any more. held names the versions that the fleet holds, as "ncf/1".
+func (m *metrics) forget(now time.Time, held map[names.ModelKey]bool,
+	known func(model string) bool) {
 	m.mu.Lock()
-	nowhere := slices.Collect(maps.Keys(m.nowhere))
+	asked := slices.Collect(maps.Keys(m.asked))
 	m.mu.Unlock()
-	there := map[string]bool{"": true}
-	for _, model := range nowhere {
+	there := map[versionKey]bool{{}: true}
+	for _, key := range asked {
 		// m.mu is not held: known may wait for a goroutine that is about to call observe.
-		there[model] = there[model] || known(model)
+		there[key] = there[key] || held[names.NewModelKey(key.model, key.version)] ||
+			key.version == 0 && known(key.model)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -291,20 +356,20 @@ func (m *metrics) forget(now time.Time, known func(model string) bool) {
 		return s != "" && s != models.Unavailable
 	}
 	for _, key := range m.unserved.Over(now, keepSeries, maps.Keys(m.versions), served) {
+		m.registry.Unregister(m.versions[key].request)
 		delete(m.versions, key)
-		key.drop(m.queries, m.items, m.late, m.failures, m.failureSeconds, m.request, m.queue,
-			m.execution,
-			m.loadDuration, m.warmUpDuration, m.qosTarget)
+		key.drop(m.queries, m.items, m.late, m.queue, m.execution, m.loadDuration,
+			m.warmUpDuration, m.qosTarget, m.qosPercentile)
 	}
 	exists := func(key versionKey) bool { return m.states[key] != "" }
 	for _, key := range m.gone.Over(now, keepSeries, maps.Keys(m.states), exists) {
 		delete(m.states, key)
 		key.drop(m.loads, m.modelState)
 	}
-	isKnown := func(model string) bool { return there[model] }
-	for _, model := range m.unknown.Over(now, keepSeries, maps.Keys(m.nowhere), isKnown) {
-		delete(m.nowhere, model)
-		m.failures.DeletePartialMatch(prometheus.Labels{"model": model, "version": ""})
+	isKnown := func(key versionKey) bool { return there[key] || served(key) }
+	for _, key := range m.unknown.Over(now, keepSeries, maps.Keys(m.asked), isKnown) {
+		delete(m.asked, key)
+		key.drop(m.arrived, m.failures, m.failureSeconds)
 	}
 }
 
@@ -313,9 +378,7 @@ func (k versionKey) drop(families ...interface {
 	DeletePartialMatch(prometheus.Labels) int
 }) {
 	for _, f := range families {
-		f.DeletePartialMatch(prometheus.Labels{
-			"model": k.model, "version": strconv.FormatInt(k.version, 10),
-		})
+		f.DeletePartialMatch(prometheus.Labels{"model": k.model, "version": k.number()})
 	}
 }
 
@@ -338,9 +401,17 @@ func total(c prometheus.Counter) float64 {
 	return m.GetCounter().GetValue()
 }
 
-// Statistics returns the counts of a version in the inference protocol's form.
+// Statistics returns the counts of a version in the inference protocol's form; nil if it has not
+// been loaded here.
 func (w *Worker) Statistics(model string, number int64) *inference.ModelStatistics {
-	return w.metrics.version(model, number).statistics()
+	m := w.metrics
+	m.mu.Lock()
+	v := m.versions[versionKey{model, number}]
+	m.mu.Unlock()
+	if v == nil {
+		return nil
+	}
+	return v.statistics()
 }
 
 // statistics returns the counts in the inference protocol's form. Queries are not batched together,
@@ -349,24 +420,19 @@ func (v *versionMetrics) statistics() *inference.ModelStatistics {
 	duration := func(count uint64, sum time.Duration) *inference.StatisticDuration {
 		return &inference.StatisticDuration{Count: count, Ns: uint64(sum)}
 	}
-	failed := 0.0
-	for _, c := range v.failures {
-		failed += total(c)
-	}
 	requests, requestTime := totals(v.request)
 	queued, queueTime := totals(v.queue)
 	executed, executionTime := totals(v.execution)
 	none := duration(executed, 0) // the time for copying is not measured
 	return &inference.ModelStatistics{
 		Name:           v.key.model,
-		Version:        strconv.FormatInt(v.key.version, 10),
+		Version:        v.key.number(),
 		LastInference:  uint64(v.lastInference.Load()),
 		InferenceCount: uint64(total(v.items)),
 		ExecutionCount: executed,
 		InferenceStats: &inference.InferStatistics{
-			Success: duration(requests, requestTime),
-			Fail: duration(uint64(failed),
-				time.Duration(total(v.failureSeconds)*float64(time.Second))),
+			Success:       duration(requests, requestTime),
+			Fail:          duration(v.failed.Load(), time.Duration(v.failedFor.Load())),
 			Queue:         duration(queued, queueTime),
 			ComputeInput:  none,
 			ComputeInfer:  duration(executed, executionTime),

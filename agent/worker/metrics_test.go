@@ -15,11 +15,10 @@ import (
 // TestMetricsForget: the series of a version go all together, a while after it last served; its
 // state stays as long as it is on disk.
 func TestMetricsForget(t *testing.T) {
-	m, registry := newMetrics(), prometheus.NewRegistry()
-	registry.MustRegister(m.queries, m.items, m.late, m.failures, m.failureSeconds, m.request,
-		m.queue, m.execution,
-		m.loads, m.loadDuration, m.warmUpDuration, m.modelState, m.qosTarget)
+	registry := prometheus.NewRegistry()
+	m := newMetrics(registry)
 	w, now := &Worker{metrics: m}, time.Unix(0, 0)
+	w.config.Failed = func(string, int64, string) {}
 	series := func(version string) (n int) {
 		t.Helper()
 		families, err := registry.Gather()
@@ -47,21 +46,24 @@ func TestMetricsForget(t *testing.T) {
 			m.loadDuration.WithLabelValues("ncf", fmt.Sprint(version)).Observe(1)
 			m.warmUpDuration.WithLabelValues("ncf", fmt.Sprint(version)).Observe(1)
 			m.qosTarget.WithLabelValues("ncf", fmt.Sprint(version)).Set(1)
-			m.version("ncf", version).answered(1, 1, 1, 1, 1)
+			m.version("ncf", version, time.Second).answered(1, 1, 1, 1, 1)
 		}
 		m.observe(e)
 	}
 	known := true
 	forget := func(after time.Duration) {
 		now = now.Add(after)
-		m.forget(now, func(string) bool { return known })
+		m.forget(now, nil, func(string) bool { return known })
 	}
 	for _, v := range []int64{1, 2, 3} {
 		state(v, models.Loading, false)
 		state(v, models.Ready, false)
 	}
-	w.Failed("ncf", errors.New("some"))
-	w.Failed("", errors.New("some"))
+	for _, model := range []string{"ncf", ""} {
+		w.Arrived(model, 0)
+		w.Failed(model, 0, errors.New("some"), 0)
+	}
+	nowhere := series("")
 	all := series("1")
 	state(1, models.Unavailable, true)
 	state(2, models.Unavailable, false)
@@ -81,16 +83,15 @@ func TestMetricsForget(t *testing.T) {
 	state(2, models.Loading, false)
 	state(2, models.Ready, false)
 	forget(keepSeries)
-	if series("2") != all || total(m.version("ncf", 2).queries) != 1 {
+	if series("2") != all || total(m.version("ncf", 2, time.Second).queries) != 1 {
 		t.Errorf("served again it has %d series of %d", series("2"), all)
 	}
 	known = false
 	forget(0)
 	forget(keepSeries)
-	if n := series(""); n != 1 {
-		t.Errorf(
-			"of failures without a version there are %d series once nobody knows the model, want "+
-				"1, of none", n)
+	if n := series(""); n != nowhere/2 {
+		t.Errorf("of queries without a version there are %d series once nobody knows the model, "+
+			"want half of %d: those without a model", n, nowhere)
 	}
 	const times = 50
 	for v := range int64(times) {
@@ -99,8 +100,8 @@ func TestMetricsForget(t *testing.T) {
 		forget(time.Minute)
 	}
 	forget(keepSeries)
-	if len(m.versions) != 2 || len(m.states) != 2 {
-		t.Errorf("after %d more versions came and went %d are counted, and %d have a state, want 2",
-			times, len(m.versions), len(m.states))
+	if len(m.versions) != 2 || len(m.states) != 2 || len(m.asked) != 3 {
+		t.Errorf("after %d more versions came and went %d are counted, %d have a state, want 2, "+
+			"and %d are asked for, want 3", times, len(m.versions), len(m.states), len(m.asked))
 	}
 }

@@ -37,28 +37,34 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time)
 	defer req.Release()
 	loaded, err := w.Acquire(req.Model, req.Version)
 	if err != nil {
-		w.Failed(w.known(req.Model), err)
+		model := w.known(req.Model)
+		w.Arrived(model, 0)
+		w.Failed(model, 0, err, time.Since(arrival))
 		return nil, err
 	}
 	defer loaded.Release()
-	counts := loaded.Model.counts
-
-	q, err := validate(loaded.Version, req)
-	if err != nil {
-		counts.failed(err, time.Since(arrival))
+	v, counts := loaded.Version, loaded.Model.counts
+	counts.arrived.Inc()
+	failed := func(err error) (*oip.Response, error) {
+		counts.failedHere(time.Since(arrival))
+		w.Failed(v.Model, v.Number, err, time.Since(arrival))
 		return nil, err
+	}
+
+	q, err := validate(v, req)
+	if err != nil {
+		return failed(err)
 	}
 	result, err := w.execute(ctx, loaded, q, execution{
 		timeout: req.Timeout, arrival: arrival, lane: -1,
 	})
+	w.completedAlone(v, q.batchSize, req.Bytes(), arrival, result, err)
 	if err != nil {
-		counts.failed(err, time.Since(arrival))
-		return nil, err
+		return failed(err)
 	}
 	counts.answered(q.batchSize, time.Since(arrival), result.Queue, result.Execution,
-		loaded.Version.Config.QoSTarget)
-	w.completedAlone(loaded.Version, q.batchSize, req.Bytes(), arrival, result)
-	return respond(loaded.Version, req, q, result), nil
+		v.Config.QoSTarget)
+	return respond(v, req, q, result), nil
 }
 
 // known returns model, or "" if this agent's repository does not have it.
@@ -178,12 +184,13 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (*Model, error) {
 	w.metrics.warmUpDuration.WithLabelValues(v.Model, version).Observe(time.Since(start).Seconds())
 	w.config.Loaded(v)
 	w.metrics.qosTarget.WithLabelValues(v.Model, version).Set(v.Config.QoSTarget.Seconds())
+	w.metrics.qosPercentile.WithLabelValues(v.Model, version).Set(v.Config.QoSPercentile)
 	profile := names.NewModelKey(v.Model, v.Number)
 	w.estimates.loaded(profile, sum)
 	return &Model{
 		Model:    model,
 		profile:  profile,
 		checksum: sum,
-		counts:   w.metrics.version(v.Model, v.Number),
+		counts:   w.metrics.version(v.Model, v.Number, v.Config.QoSTarget),
 	}, nil
 }

@@ -90,6 +90,9 @@ type Config struct {
 	// version's state.
 	Loaded  func(*models.Version)
 	Observe func(models.Event)
+	// Failed is called for each query of this agent's clients that has failed, with its model and
+	// version as in Worker.Failed, and the reason.
+	Failed func(model string, version int64, reason string)
 
 	Registry prometheus.Registerer
 	Tracer   trace.Tracer // nil: the worker makes no spans
@@ -119,7 +122,7 @@ type Worker struct {
 // them. The error says why ModelDir cannot be read.
 func Open(config Config) (*Worker, error) {
 	w := &Worker{
-		config: config, metrics: newMetrics(),
+		config: config, metrics: newMetrics(config.Registry),
 		held: map[*control.Held]bool{}, reservations: map[reservationID]*runtime.Reservation{},
 	}
 	w.estimates = newEstimates(config.Library, config.Catalogue, w.describeLanes)
@@ -129,7 +132,7 @@ func Open(config Config) (*Worker, error) {
 		MaxWaiting:      config.MaxWaitingQueries,
 		MaxWaitingBytes: config.MaxWaitingBytes,
 	})
-	w.metrics.register(config.Registry, config.Executor.Info(), w.lanes)
+	w.metrics.register(config.Executor.Info(), w.lanes)
 	var err error
 	w.repository, err = models.Open(config.ModelDir, w.load, models.Options{
 		LoadTimeout: config.LoadTimeout, Logger: config.Log, OnEvent: w.observe,
@@ -169,7 +172,7 @@ func (w *Worker) observe(e models.Event) {
 func (w *Worker) Forget(now time.Time, held map[names.ModelKey]bool,
 	known func(model string) bool) {
 	w.estimates.forget(now, held)
-	w.metrics.forget(now, known)
+	w.metrics.forget(now, held, known)
 }
 
 // Sizes calls tell with the number of entries of each table that the Worker keeps, for tests that
@@ -300,7 +303,7 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oi
 			errors.Is(err, runtime.ErrClosed) {
 			return nil, fmt.Errorf("%w: %w", outcome.ErrRefused, err)
 		}
-		loaded.Model.counts.failed(err, time.Since(t.arrival))
+		loaded.Model.counts.failedHere(time.Since(t.arrival))
 		return nil, err
 	}
 	t.result = result
@@ -354,16 +357,21 @@ func (w *Worker) ended(t *attempt, err error) {
 	w.completed(c)
 }
 
-// completedAlone tells the leader, which is this agent, of a query that ran without the leader's
-// decision.
+// completedAlone tells the leader, which is this agent, of a query that ran or was refused without
+// the leader's decision; result is nil if it was refused with err.
 func (w *Worker) completedAlone(v *models.Version, batchSize int, bytes int64, arrival time.Time,
-	result *runtime.Result) {
-	w.completed(&control.Completed{
+	result *runtime.Result, err error) {
+	c := &control.Completed{
 		Gateway: w.config.Gateway, Sequence: w.sequence.Add(1), Attempt: 1, Model: v.Model,
-		Version: v.Number, BatchSize: uint32(batchSize),
-		QueueNs: int64(result.Queue), ExecutionNs: int64(result.Execution),
-		LatencyNs: int64(time.Since(arrival)), Bytes: uint64(bytes),
-	})
+		Version: v.Number, BatchSize: uint32(batchSize), LatencyNs: int64(time.Since(arrival)),
+		Bytes: uint64(bytes),
+	}
+	if result != nil {
+		c.QueueNs, c.ExecutionNs = int64(result.Queue), int64(result.Execution)
+	} else {
+		c.Refused = outcome.Of(err).Reason
+	}
+	w.completed(c)
 }
 
 // completed adds the end of an attempt to the next message to the leader that this agent follows.

@@ -795,7 +795,10 @@ type GatewayMessage struct {
 	Cancel []uint64               `protobuf:"varint,3,rep,packed,name=cancel,proto3" json:"cancel,omitempty"` // sequence numbers whose outcome is decided
 	// unused are assignments, as they came, that were not carried out, or failed: the
 	// lane will not run these attempts, so nothing stays reserved for them.
-	Unused        []*Assign `protobuf:"bytes,4,rep,name=unused,proto3" json:"unused,omitempty"`
+	Unused []*Assign `protobuf:"bytes,4,rep,name=unused,proto3" json:"unused,omitempty"`
+	// failed counts queries of the gateway's clients that failed since the message before, wherever
+	// they did: the leader does not count its refusals.
+	Failed        []*Failed `protobuf:"bytes,5,rep,name=failed,proto3" json:"failed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -858,6 +861,82 @@ func (x *GatewayMessage) GetUnused() []*Assign {
 	return nil
 }
 
+func (x *GatewayMessage) GetFailed() []*Failed {
+	if x != nil {
+		return x.Failed
+	}
+	return nil
+}
+
+// A Failed counts queries that failed alike.
+type Failed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Model         string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"` // "" where it is not known; so is a version that is 0
+	Version       int64                  `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"` // as docs/metrics.md lists them
+	Count         uint64                 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Failed) Reset() {
+	*x = Failed{}
+	mi := &file_control_control_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Failed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Failed) ProtoMessage() {}
+
+func (x *Failed) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Failed.ProtoReflect.Descriptor instead.
+func (*Failed) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Failed) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *Failed) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Failed) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Failed) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 type GatewayHello struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Gateway        uint64                 `protobuf:"fixed64,1,opt,name=gateway,proto3" json:"gateway,omitempty"`                                    // random, chosen at the gateway's start
@@ -870,7 +949,7 @@ type GatewayHello struct {
 
 func (x *GatewayHello) Reset() {
 	*x = GatewayHello{}
-	mi := &file_control_control_proto_msgTypes[10]
+	mi := &file_control_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -882,7 +961,7 @@ func (x *GatewayHello) String() string {
 func (*GatewayHello) ProtoMessage() {}
 
 func (x *GatewayHello) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[10]
+	mi := &file_control_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -895,7 +974,7 @@ func (x *GatewayHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayHello.ProtoReflect.Descriptor instead.
 func (*GatewayHello) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{10}
+	return file_control_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GatewayHello) GetGateway() uint64 {
@@ -950,7 +1029,7 @@ type Submit struct {
 
 func (x *Submit) Reset() {
 	*x = Submit{}
-	mi := &file_control_control_proto_msgTypes[11]
+	mi := &file_control_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -962,7 +1041,7 @@ func (x *Submit) String() string {
 func (*Submit) ProtoMessage() {}
 
 func (x *Submit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[11]
+	mi := &file_control_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -975,7 +1054,7 @@ func (x *Submit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Submit.ProtoReflect.Descriptor instead.
 func (*Submit) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{11}
+	return file_control_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Submit) GetSequence() uint64 {
@@ -1080,7 +1159,7 @@ type MatchMessage struct {
 
 func (x *MatchMessage) Reset() {
 	*x = MatchMessage{}
-	mi := &file_control_control_proto_msgTypes[12]
+	mi := &file_control_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1092,7 +1171,7 @@ func (x *MatchMessage) String() string {
 func (*MatchMessage) ProtoMessage() {}
 
 func (x *MatchMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[12]
+	mi := &file_control_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1105,7 +1184,7 @@ func (x *MatchMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchMessage.ProtoReflect.Descriptor instead.
 func (*MatchMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{12}
+	return file_control_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *MatchMessage) GetReceived() uint64 {
@@ -1171,7 +1250,7 @@ type Assign struct {
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_control_control_proto_msgTypes[13]
+	mi := &file_control_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1183,7 +1262,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[13]
+	mi := &file_control_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1196,7 +1275,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{13}
+	return file_control_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Assign) GetSequence() uint64 {
@@ -1253,7 +1332,7 @@ type Reject struct {
 
 func (x *Reject) Reset() {
 	*x = Reject{}
-	mi := &file_control_control_proto_msgTypes[14]
+	mi := &file_control_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1265,7 +1344,7 @@ func (x *Reject) String() string {
 func (*Reject) ProtoMessage() {}
 
 func (x *Reject) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[14]
+	mi := &file_control_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1278,7 +1357,7 @@ func (x *Reject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reject.ProtoReflect.Descriptor instead.
 func (*Reject) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{14}
+	return file_control_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Reject) GetSequence() uint64 {
@@ -1321,7 +1400,7 @@ type OfferAgain struct {
 
 func (x *OfferAgain) Reset() {
 	*x = OfferAgain{}
-	mi := &file_control_control_proto_msgTypes[15]
+	mi := &file_control_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1333,7 +1412,7 @@ func (x *OfferAgain) String() string {
 func (*OfferAgain) ProtoMessage() {}
 
 func (x *OfferAgain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[15]
+	mi := &file_control_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1346,7 +1425,7 @@ func (x *OfferAgain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferAgain.ProtoReflect.Descriptor instead.
 func (*OfferAgain) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{15}
+	return file_control_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *OfferAgain) GetSequence() uint64 {
@@ -1387,7 +1466,7 @@ type Election struct {
 
 func (x *Election) Reset() {
 	*x = Election{}
-	mi := &file_control_control_proto_msgTypes[16]
+	mi := &file_control_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1399,7 +1478,7 @@ func (x *Election) String() string {
 func (*Election) ProtoMessage() {}
 
 func (x *Election) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[16]
+	mi := &file_control_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1412,7 +1491,7 @@ func (x *Election) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Election.ProtoReflect.Descriptor instead.
 func (*Election) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{16}
+	return file_control_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Election) GetFrom() string {
@@ -1481,7 +1560,7 @@ type LeaderMessage struct {
 
 func (x *LeaderMessage) Reset() {
 	*x = LeaderMessage{}
-	mi := &file_control_control_proto_msgTypes[17]
+	mi := &file_control_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1493,7 +1572,7 @@ func (x *LeaderMessage) String() string {
 func (*LeaderMessage) ProtoMessage() {}
 
 func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[17]
+	mi := &file_control_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1506,7 +1585,7 @@ func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderMessage.ProtoReflect.Descriptor instead.
 func (*LeaderMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{17}
+	return file_control_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LeaderMessage) GetElection() []*Election {
@@ -1572,7 +1651,7 @@ type WorkerMessage struct {
 
 func (x *WorkerMessage) Reset() {
 	*x = WorkerMessage{}
-	mi := &file_control_control_proto_msgTypes[18]
+	mi := &file_control_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +1663,7 @@ func (x *WorkerMessage) String() string {
 func (*WorkerMessage) ProtoMessage() {}
 
 func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[18]
+	mi := &file_control_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +1676,7 @@ func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerMessage.ProtoReflect.Descriptor instead.
 func (*WorkerMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{18}
+	return file_control_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WorkerMessage) GetElection() []*Election {
@@ -1659,7 +1738,7 @@ type Completed struct {
 
 func (x *Completed) Reset() {
 	*x = Completed{}
-	mi := &file_control_control_proto_msgTypes[19]
+	mi := &file_control_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1671,7 +1750,7 @@ func (x *Completed) String() string {
 func (*Completed) ProtoMessage() {}
 
 func (x *Completed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[19]
+	mi := &file_control_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1684,7 +1763,7 @@ func (x *Completed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Completed.ProtoReflect.Descriptor instead.
 func (*Completed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{19}
+	return file_control_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Completed) GetGateway() uint64 {
@@ -1801,7 +1880,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_control_control_proto_msgTypes[20]
+	mi := &file_control_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1813,7 +1892,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[20]
+	mi := &file_control_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1826,7 +1905,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{20}
+	return file_control_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Held) GetGateway() uint64 {
@@ -1894,7 +1973,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_control_control_proto_msgTypes[21]
+	mi := &file_control_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1906,7 +1985,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[21]
+	mi := &file_control_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1919,7 +1998,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{21}
+	return file_control_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ProbeRequest) GetId() uint64 {
@@ -1989,7 +2068,7 @@ type ProbeAnswer struct {
 
 func (x *ProbeAnswer) Reset() {
 	*x = ProbeAnswer{}
-	mi := &file_control_control_proto_msgTypes[22]
+	mi := &file_control_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2001,7 +2080,7 @@ func (x *ProbeAnswer) String() string {
 func (*ProbeAnswer) ProtoMessage() {}
 
 func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[22]
+	mi := &file_control_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2014,7 +2093,7 @@ func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeAnswer.ProtoReflect.Descriptor instead.
 func (*ProbeAnswer) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{22}
+	return file_control_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ProbeAnswer) GetId() uint64 {
@@ -2047,7 +2126,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_control_control_proto_msgTypes[23]
+	mi := &file_control_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2059,7 +2138,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[23]
+	mi := &file_control_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2072,7 +2151,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{23}
+	return file_control_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StatusRequest) GetAgent() string {
@@ -2091,7 +2170,7 @@ type FleetStatus struct {
 	Models      []*ModelStatus         `protobuf:"bytes,3,rep,name=models,proto3" json:"models,omitempty"`
 	Waiting     uint32                 `protobuf:"varint,4,opt,name=waiting,proto3" json:"waiting,omitempty"` // queries at the leader
 	WaitingLate uint32                 `protobuf:"varint,5,opt,name=waiting_late,json=waitingLate,proto3" json:"waiting_late,omitempty"`
-	Rate        float64                `protobuf:"fixed64,6,opt,name=rate,proto3" json:"rate,omitempty"`                               // queries/s
+	Rate        float64                `protobuf:"fixed64,6,opt,name=rate,proto3" json:"rate,omitempty"`                               // queries/s that arrive, over all models
 	FluidLimit  float64                `protobuf:"fixed64,7,opt,name=fluid_limit,json=fluidLimit,proto3" json:"fluid_limit,omitempty"` // queries/s of the pool for this demand; 0: unknown
 	// The last ones, newest first: the serial form of leader/match, and the lane's agent.
 	Decisions     []string  `protobuf:"bytes,8,rep,name=decisions,proto3" json:"decisions,omitempty"`
@@ -2102,7 +2181,7 @@ type FleetStatus struct {
 
 func (x *FleetStatus) Reset() {
 	*x = FleetStatus{}
-	mi := &file_control_control_proto_msgTypes[24]
+	mi := &file_control_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2114,7 +2193,7 @@ func (x *FleetStatus) String() string {
 func (*FleetStatus) ProtoMessage() {}
 
 func (x *FleetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[24]
+	mi := &file_control_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2127,7 +2206,7 @@ func (x *FleetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatus.ProtoReflect.Descriptor instead.
 func (*FleetStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{24}
+	return file_control_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *FleetStatus) GetView() *View {
@@ -2216,7 +2295,7 @@ type Proposal struct {
 
 func (x *Proposal) Reset() {
 	*x = Proposal{}
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2228,7 +2307,7 @@ func (x *Proposal) String() string {
 func (*Proposal) ProtoMessage() {}
 
 func (x *Proposal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2241,7 +2320,7 @@ func (x *Proposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal.ProtoReflect.Descriptor instead.
 func (*Proposal) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{25}
+	return file_control_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Proposal) GetTimeUnixNs() int64 {
@@ -2335,7 +2414,7 @@ type AgentStatus struct {
 
 func (x *AgentStatus) Reset() {
 	*x = AgentStatus{}
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2347,7 +2426,7 @@ func (x *AgentStatus) String() string {
 func (*AgentStatus) ProtoMessage() {}
 
 func (x *AgentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2360,7 +2439,7 @@ func (x *AgentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentStatus.ProtoReflect.Descriptor instead.
 func (*AgentStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{26}
+	return file_control_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AgentStatus) GetName() string {
@@ -2405,22 +2484,27 @@ func (x *AgentStatus) GetOverdue() bool {
 	return false
 }
 
+// A ModelStatus counts the queries for a version of a model. Those that reached none have version 0
+// and, where it is not known, no model.
 type ModelStatus struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Model         string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
-	Version       int64                  `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
-	Rate          float64                `protobuf:"fixed64,3,opt,name=rate,proto3" json:"rate,omitempty"`                                  // queries/s
-	WithinQos     *float64               `protobuf:"fixed64,4,opt,name=within_qos,json=withinQos,proto3,oneof" json:"within_qos,omitempty"` // share of the last minute's queries, in [0, 1]; absent: there were none
-	Answered      uint64                 `protobuf:"varint,5,opt,name=answered,proto3" json:"answered,omitempty"`
-	Late          uint64                 `protobuf:"varint,6,opt,name=late,proto3" json:"late,omitempty"`
-	Refused       uint64                 `protobuf:"varint,7,opt,name=refused,proto3" json:"refused,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Model   string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	Version int64                  `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	Rate    float64                `protobuf:"fixed64,3,opt,name=rate,proto3" json:"rate,omitempty"` // queries/s that arrive: answered and failed ones
+	// The share of the last minute's queries, in [0, 1], that were answered in time, of those answered
+	// and those that failed for no fault of their clients; absent: there were none.
+	WithinQos     *float64                `protobuf:"fixed64,4,opt,name=within_qos,json=withinQos,proto3,oneof" json:"within_qos,omitempty"`
+	Answered      uint64                  `protobuf:"varint,5,opt,name=answered,proto3" json:"answered,omitempty"`
+	Late          uint64                  `protobuf:"varint,6,opt,name=late,proto3" json:"late,omitempty"`
+	Refused       uint64                  `protobuf:"varint,7,opt,name=refused,proto3" json:"refused,omitempty"`  // that failed
+	Refusals      []*ModelStatus_Refusals `protobuf:"bytes,8,rep,name=refusals,proto3" json:"refusals,omitempty"` // the same by reason, the most frequent first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ModelStatus) Reset() {
 	*x = ModelStatus{}
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2432,7 +2516,7 @@ func (x *ModelStatus) String() string {
 func (*ModelStatus) ProtoMessage() {}
 
 func (x *ModelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2445,7 +2529,7 @@ func (x *ModelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus.ProtoReflect.Descriptor instead.
 func (*ModelStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{27}
+	return file_control_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ModelStatus) GetModel() string {
@@ -2497,6 +2581,13 @@ func (x *ModelStatus) GetRefused() uint64 {
 	return 0
 }
 
+func (x *ModelStatus) GetRefusals() []*ModelStatus_Refusals {
+	if x != nil {
+		return x.Refusals
+	}
+	return nil
+}
+
 type DemandRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2505,7 +2596,7 @@ type DemandRequest struct {
 
 func (x *DemandRequest) Reset() {
 	*x = DemandRequest{}
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2517,7 +2608,7 @@ func (x *DemandRequest) String() string {
 func (*DemandRequest) ProtoMessage() {}
 
 func (x *DemandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2530,7 +2621,7 @@ func (x *DemandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DemandRequest.ProtoReflect.Descriptor instead.
 func (*DemandRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{28}
+	return file_control_control_proto_rawDescGZIP(), []int{29}
 }
 
 // A FleetDemand is what the fleet is asked for, and what was learned by answering.
@@ -2546,7 +2637,7 @@ type FleetDemand struct {
 
 func (x *FleetDemand) Reset() {
 	*x = FleetDemand{}
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2558,7 +2649,7 @@ func (x *FleetDemand) String() string {
 func (*FleetDemand) ProtoMessage() {}
 
 func (x *FleetDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2571,7 +2662,7 @@ func (x *FleetDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetDemand.ProtoReflect.Descriptor instead.
 func (*FleetDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{29}
+	return file_control_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *FleetDemand) GetLeadership() *Leadership {
@@ -2620,7 +2711,7 @@ type ModelDemand struct {
 
 func (x *ModelDemand) Reset() {
 	*x = ModelDemand{}
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2632,7 +2723,7 @@ func (x *ModelDemand) String() string {
 func (*ModelDemand) ProtoMessage() {}
 
 func (x *ModelDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2645,7 +2736,7 @@ func (x *ModelDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelDemand.ProtoReflect.Descriptor instead.
 func (*ModelDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{30}
+	return file_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ModelDemand) GetModel() string {
@@ -2723,7 +2814,7 @@ type LearnedProfile struct {
 
 func (x *LearnedProfile) Reset() {
 	*x = LearnedProfile{}
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2735,7 +2826,7 @@ func (x *LearnedProfile) String() string {
 func (*LearnedProfile) ProtoMessage() {}
 
 func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2748,7 +2839,7 @@ func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedProfile.ProtoReflect.Descriptor instead.
 func (*LearnedProfile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{31}
+	return file_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LearnedProfile) GetTable() []byte {
@@ -2781,7 +2872,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2793,7 +2884,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2806,7 +2897,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{32}
+	return file_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DrainRequest) GetAgents() []string {
@@ -2825,7 +2916,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2837,7 +2928,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2850,7 +2941,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{33}
+	return file_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DrainResponse) GetDraining() []string {
@@ -2870,7 +2961,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2882,7 +2973,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2895,7 +2986,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{34}
+	return file_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *EventsRequest) GetFollow() bool {
@@ -2932,7 +3023,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2944,7 +3035,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2957,7 +3048,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{35}
+	return file_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Event) GetAgent() string {
@@ -3026,7 +3117,7 @@ type EventDetail struct {
 
 func (x *EventDetail) Reset() {
 	*x = EventDetail{}
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3038,7 +3129,7 @@ func (x *EventDetail) String() string {
 func (*EventDetail) ProtoMessage() {}
 
 func (x *EventDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3051,7 +3142,7 @@ func (x *EventDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventDetail.ProtoReflect.Descriptor instead.
 func (*EventDetail) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{36}
+	return file_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *EventDetail) GetKey() string {
@@ -3083,7 +3174,7 @@ type RotateKeysRequest struct {
 
 func (x *RotateKeysRequest) Reset() {
 	*x = RotateKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3095,7 +3186,7 @@ func (x *RotateKeysRequest) String() string {
 func (*RotateKeysRequest) ProtoMessage() {}
 
 func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3108,7 +3199,7 @@ func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{37}
+	return file_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RotateKeysRequest) GetKey() []byte {
@@ -3143,7 +3234,7 @@ type KeysProgress struct {
 
 func (x *KeysProgress) Reset() {
 	*x = KeysProgress{}
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3155,7 +3246,7 @@ func (x *KeysProgress) String() string {
 func (*KeysProgress) ProtoMessage() {}
 
 func (x *KeysProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3168,7 +3259,7 @@ func (x *KeysProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysProgress.ProtoReflect.Descriptor instead.
 func (*KeysProgress) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{38}
+	return file_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *KeysProgress) GetStep() string {
@@ -3193,7 +3284,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3205,7 +3296,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3218,7 +3309,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{39}
+	return file_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 type ListKeysResponse struct {
@@ -3230,7 +3321,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3242,7 +3333,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3255,7 +3346,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{40}
+	return file_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListKeysResponse) GetAgents() []*AgentKeys {
@@ -3280,7 +3371,7 @@ type AgentKeys struct {
 
 func (x *AgentKeys) Reset() {
 	*x = AgentKeys{}
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3292,7 +3383,7 @@ func (x *AgentKeys) String() string {
 func (*AgentKeys) ProtoMessage() {}
 
 func (x *AgentKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3305,7 +3396,7 @@ func (x *AgentKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKeys.ProtoReflect.Descriptor instead.
 func (*AgentKeys) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{41}
+	return file_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AgentKeys) GetAgent() string {
@@ -3363,7 +3454,7 @@ type KeyringRequest struct {
 
 func (x *KeyringRequest) Reset() {
 	*x = KeyringRequest{}
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3375,7 +3466,7 @@ func (x *KeyringRequest) String() string {
 func (*KeyringRequest) ProtoMessage() {}
 
 func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3388,7 +3479,7 @@ func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyringRequest.ProtoReflect.Descriptor instead.
 func (*KeyringRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{42}
+	return file_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *KeyringRequest) GetStep() string {
@@ -3424,7 +3515,7 @@ type Proposal_Load struct {
 
 func (x *Proposal_Load) Reset() {
 	*x = Proposal_Load{}
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3436,7 +3527,7 @@ func (x *Proposal_Load) String() string {
 func (*Proposal_Load) ProtoMessage() {}
 
 func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3449,7 +3540,7 @@ func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Load.ProtoReflect.Descriptor instead.
 func (*Proposal_Load) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{25, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{26, 0}
 }
 
 func (x *Proposal_Load) GetRate() float64 {
@@ -3483,7 +3574,7 @@ type Proposal_Instances struct {
 
 func (x *Proposal_Instances) Reset() {
 	*x = Proposal_Instances{}
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3495,7 +3586,7 @@ func (x *Proposal_Instances) String() string {
 func (*Proposal_Instances) ProtoMessage() {}
 
 func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3508,7 +3599,7 @@ func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Instances.ProtoReflect.Descriptor instead.
 func (*Proposal_Instances) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{25, 1}
+	return file_control_control_proto_rawDescGZIP(), []int{26, 1}
 }
 
 func (x *Proposal_Instances) GetType() string {
@@ -3519,6 +3610,58 @@ func (x *Proposal_Instances) GetType() string {
 }
 
 func (x *Proposal_Instances) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+type ModelStatus_Refusals struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"` // as docs/metrics.md lists them
+	Count         uint64                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModelStatus_Refusals) Reset() {
+	*x = ModelStatus_Refusals{}
+	mi := &file_control_control_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModelStatus_Refusals) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModelStatus_Refusals) ProtoMessage() {}
+
+func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModelStatus_Refusals.ProtoReflect.Descriptor instead.
+func (*ModelStatus_Refusals) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{28, 0}
+}
+
+func (x *ModelStatus_Refusals) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ModelStatus_Refusals) GetCount() uint64 {
 	if x != nil {
 		return x.Count
 	}
@@ -3599,12 +3742,18 @@ const file_control_control_proto_rawDesc = "" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x15\n" +
 	"\x06age_ns\x18\x02 \x01(\x03R\x05ageNs\x12!\n" +
 	"\fremaining_ns\x18\x03 \x03(\x03R\vremainingNs\x12\x18\n" +
-	"\awaiting\x18\x04 \x01(\rR\awaiting\"\xc5\x01\n" +
+	"\awaiting\x18\x04 \x01(\rR\awaiting\"\xf8\x01\n" +
 	"\x0eGatewayMessage\x125\n" +
 	"\x05hello\x18\x01 \x01(\v2\x1f.muster.control.v1.GatewayHelloR\x05hello\x121\n" +
 	"\x06submit\x18\x02 \x03(\v2\x19.muster.control.v1.SubmitR\x06submit\x12\x16\n" +
 	"\x06cancel\x18\x03 \x03(\x04R\x06cancel\x121\n" +
-	"\x06unused\x18\x04 \x03(\v2\x19.muster.control.v1.AssignR\x06unused\"\x83\x01\n" +
+	"\x06unused\x18\x04 \x03(\v2\x19.muster.control.v1.AssignR\x06unused\x121\n" +
+	"\x06failed\x18\x05 \x03(\v2\x19.muster.control.v1.FailedR\x06failed\"f\n" +
+	"\x06Failed\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05count\x18\x04 \x01(\x04R\x05count\"\x83\x01\n" +
 	"\fGatewayHello\x12\x18\n" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\rR\bprotocol\x12\x14\n" +
@@ -3764,7 +3913,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\awaiting\x18\x03 \x01(\rR\awaiting\x12\x16\n" +
 	"\x06factor\x18\x04 \x01(\x01R\x06factor\x12\x12\n" +
 	"\x04busy\x18\x05 \x01(\x01R\x04busy\x12\x18\n" +
-	"\aoverdue\x18\x06 \x01(\bR\aoverdue\"\xce\x01\n" +
+	"\aoverdue\x18\x06 \x01(\bR\aoverdue\"\xcd\x02\n" +
 	"\vModelStatus\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x12\n" +
@@ -3773,7 +3922,11 @@ const file_control_control_proto_rawDesc = "" +
 	"within_qos\x18\x04 \x01(\x01H\x00R\twithinQos\x88\x01\x01\x12\x1a\n" +
 	"\banswered\x18\x05 \x01(\x04R\banswered\x12\x12\n" +
 	"\x04late\x18\x06 \x01(\x04R\x04late\x12\x18\n" +
-	"\arefused\x18\a \x01(\x04R\arefusedB\r\n" +
+	"\arefused\x18\a \x01(\x04R\arefused\x12C\n" +
+	"\brefusals\x18\b \x03(\v2'.muster.control.v1.ModelStatus.RefusalsR\brefusals\x1a8\n" +
+	"\bRefusals\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05countB\r\n" +
 	"\v_within_qos\"\x0f\n" +
 	"\rDemandRequest\"\xf8\x01\n" +
 	"\vFleetDemand\x12=\n" +
@@ -3866,7 +4019,7 @@ func file_control_control_proto_rawDescGZIP() []byte {
 	return file_control_control_proto_rawDescData
 }
 
-var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_control_control_proto_goTypes = []any{
 	(*DescribeRequest)(nil),                 // 0: muster.control.v1.DescribeRequest
 	(*Member)(nil),                          // 1: muster.control.v1.Member
@@ -3878,114 +4031,118 @@ var file_control_control_proto_goTypes = []any{
 	(*Profile)(nil),                         // 7: muster.control.v1.Profile
 	(*LaneLoad)(nil),                        // 8: muster.control.v1.LaneLoad
 	(*GatewayMessage)(nil),                  // 9: muster.control.v1.GatewayMessage
-	(*GatewayHello)(nil),                    // 10: muster.control.v1.GatewayHello
-	(*Submit)(nil),                          // 11: muster.control.v1.Submit
-	(*MatchMessage)(nil),                    // 12: muster.control.v1.MatchMessage
-	(*Assign)(nil),                          // 13: muster.control.v1.Assign
-	(*Reject)(nil),                          // 14: muster.control.v1.Reject
-	(*OfferAgain)(nil),                      // 15: muster.control.v1.OfferAgain
-	(*Election)(nil),                        // 16: muster.control.v1.Election
-	(*LeaderMessage)(nil),                   // 17: muster.control.v1.LeaderMessage
-	(*WorkerMessage)(nil),                   // 18: muster.control.v1.WorkerMessage
-	(*Completed)(nil),                       // 19: muster.control.v1.Completed
-	(*Held)(nil),                            // 20: muster.control.v1.Held
-	(*ProbeRequest)(nil),                    // 21: muster.control.v1.ProbeRequest
-	(*ProbeAnswer)(nil),                     // 22: muster.control.v1.ProbeAnswer
-	(*StatusRequest)(nil),                   // 23: muster.control.v1.StatusRequest
-	(*FleetStatus)(nil),                     // 24: muster.control.v1.FleetStatus
-	(*Proposal)(nil),                        // 25: muster.control.v1.Proposal
-	(*AgentStatus)(nil),                     // 26: muster.control.v1.AgentStatus
-	(*ModelStatus)(nil),                     // 27: muster.control.v1.ModelStatus
-	(*DemandRequest)(nil),                   // 28: muster.control.v1.DemandRequest
-	(*FleetDemand)(nil),                     // 29: muster.control.v1.FleetDemand
-	(*ModelDemand)(nil),                     // 30: muster.control.v1.ModelDemand
-	(*LearnedProfile)(nil),                  // 31: muster.control.v1.LearnedProfile
-	(*DrainRequest)(nil),                    // 32: muster.control.v1.DrainRequest
-	(*DrainResponse)(nil),                   // 33: muster.control.v1.DrainResponse
-	(*EventsRequest)(nil),                   // 34: muster.control.v1.EventsRequest
-	(*Event)(nil),                           // 35: muster.control.v1.Event
-	(*EventDetail)(nil),                     // 36: muster.control.v1.EventDetail
-	(*RotateKeysRequest)(nil),               // 37: muster.control.v1.RotateKeysRequest
-	(*KeysProgress)(nil),                    // 38: muster.control.v1.KeysProgress
-	(*ListKeysRequest)(nil),                 // 39: muster.control.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),                // 40: muster.control.v1.ListKeysResponse
-	(*AgentKeys)(nil),                       // 41: muster.control.v1.AgentKeys
-	(*KeyringRequest)(nil),                  // 42: muster.control.v1.KeyringRequest
-	(*Proposal_Load)(nil),                   // 43: muster.control.v1.Proposal.Load
-	(*Proposal_Instances)(nil),              // 44: muster.control.v1.Proposal.Instances
-	(*inference.ModelMetadataResponse)(nil), // 45: inference.ModelMetadataResponse
+	(*Failed)(nil),                          // 10: muster.control.v1.Failed
+	(*GatewayHello)(nil),                    // 11: muster.control.v1.GatewayHello
+	(*Submit)(nil),                          // 12: muster.control.v1.Submit
+	(*MatchMessage)(nil),                    // 13: muster.control.v1.MatchMessage
+	(*Assign)(nil),                          // 14: muster.control.v1.Assign
+	(*Reject)(nil),                          // 15: muster.control.v1.Reject
+	(*OfferAgain)(nil),                      // 16: muster.control.v1.OfferAgain
+	(*Election)(nil),                        // 17: muster.control.v1.Election
+	(*LeaderMessage)(nil),                   // 18: muster.control.v1.LeaderMessage
+	(*WorkerMessage)(nil),                   // 19: muster.control.v1.WorkerMessage
+	(*Completed)(nil),                       // 20: muster.control.v1.Completed
+	(*Held)(nil),                            // 21: muster.control.v1.Held
+	(*ProbeRequest)(nil),                    // 22: muster.control.v1.ProbeRequest
+	(*ProbeAnswer)(nil),                     // 23: muster.control.v1.ProbeAnswer
+	(*StatusRequest)(nil),                   // 24: muster.control.v1.StatusRequest
+	(*FleetStatus)(nil),                     // 25: muster.control.v1.FleetStatus
+	(*Proposal)(nil),                        // 26: muster.control.v1.Proposal
+	(*AgentStatus)(nil),                     // 27: muster.control.v1.AgentStatus
+	(*ModelStatus)(nil),                     // 28: muster.control.v1.ModelStatus
+	(*DemandRequest)(nil),                   // 29: muster.control.v1.DemandRequest
+	(*FleetDemand)(nil),                     // 30: muster.control.v1.FleetDemand
+	(*ModelDemand)(nil),                     // 31: muster.control.v1.ModelDemand
+	(*LearnedProfile)(nil),                  // 32: muster.control.v1.LearnedProfile
+	(*DrainRequest)(nil),                    // 33: muster.control.v1.DrainRequest
+	(*DrainResponse)(nil),                   // 34: muster.control.v1.DrainResponse
+	(*EventsRequest)(nil),                   // 35: muster.control.v1.EventsRequest
+	(*Event)(nil),                           // 36: muster.control.v1.Event
+	(*EventDetail)(nil),                     // 37: muster.control.v1.EventDetail
+	(*RotateKeysRequest)(nil),               // 38: muster.control.v1.RotateKeysRequest
+	(*KeysProgress)(nil),                    // 39: muster.control.v1.KeysProgress
+	(*ListKeysRequest)(nil),                 // 40: muster.control.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),                // 41: muster.control.v1.ListKeysResponse
+	(*AgentKeys)(nil),                       // 42: muster.control.v1.AgentKeys
+	(*KeyringRequest)(nil),                  // 43: muster.control.v1.KeyringRequest
+	(*Proposal_Load)(nil),                   // 44: muster.control.v1.Proposal.Load
+	(*Proposal_Instances)(nil),              // 45: muster.control.v1.Proposal.Instances
+	(*ModelStatus_Refusals)(nil),            // 46: muster.control.v1.ModelStatus.Refusals
+	(*inference.ModelMetadataResponse)(nil), // 47: inference.ModelMetadataResponse
 }
 var file_control_control_proto_depIdxs = []int32{
 	2,  // 0: muster.control.v1.Member.models:type_name -> muster.control.v1.Model
-	45, // 1: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
+	47, // 1: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
 	1,  // 2: muster.control.v1.View.members:type_name -> muster.control.v1.Member
 	5,  // 3: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
 	6,  // 4: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
 	7,  // 5: muster.control.v1.View.profiles:type_name -> muster.control.v1.Profile
 	8,  // 6: muster.control.v1.View.loads:type_name -> muster.control.v1.LaneLoad
 	2,  // 7: muster.control.v1.View.models:type_name -> muster.control.v1.Model
-	10, // 8: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
-	11, // 9: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
-	13, // 10: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
-	13, // 11: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
-	14, // 12: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
-	15, // 13: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
-	5,  // 14: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
-	6,  // 15: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
-	7,  // 16: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
-	16, // 17: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
-	5,  // 18: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
-	6,  // 19: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
-	7,  // 20: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
-	25, // 21: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
-	16, // 22: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
-	1,  // 23: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
-	19, // 24: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
-	20, // 25: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
-	4,  // 26: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
-	26, // 27: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
-	27, // 28: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
-	25, // 29: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
-	43, // 30: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
-	43, // 31: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
-	44, // 32: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
-	44, // 33: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
-	5,  // 34: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
-	1,  // 35: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
-	30, // 36: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
-	31, // 37: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
-	36, // 38: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
-	41, // 39: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
-	41, // 40: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
-	0,  // 41: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	3,  // 42: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	9,  // 43: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	17, // 44: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	21, // 45: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	23, // 46: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	28, // 47: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
-	32, // 48: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	37, // 49: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
-	39, // 50: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
-	34, // 51: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
-	42, // 52: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
-	1,  // 53: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	4,  // 54: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	12, // 55: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	18, // 56: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	22, // 57: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	24, // 58: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	29, // 59: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
-	33, // 60: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	38, // 61: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
-	40, // 62: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
-	35, // 63: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
-	41, // 64: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
-	53, // [53:65] is the sub-list for method output_type
-	41, // [41:53] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	11, // 8: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
+	12, // 9: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
+	14, // 10: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
+	10, // 11: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
+	14, // 12: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
+	15, // 13: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
+	16, // 14: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
+	5,  // 15: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
+	6,  // 16: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
+	7,  // 17: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
+	17, // 18: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
+	5,  // 19: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
+	6,  // 20: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
+	7,  // 21: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
+	26, // 22: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
+	17, // 23: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
+	1,  // 24: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
+	20, // 25: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
+	21, // 26: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
+	4,  // 27: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
+	27, // 28: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
+	28, // 29: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
+	26, // 30: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
+	44, // 31: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
+	44, // 32: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
+	45, // 33: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
+	45, // 34: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
+	46, // 35: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
+	5,  // 36: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
+	1,  // 37: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
+	31, // 38: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
+	32, // 39: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
+	37, // 40: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
+	42, // 41: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
+	42, // 42: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
+	0,  // 43: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	3,  // 44: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	9,  // 45: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	18, // 46: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	22, // 47: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	24, // 48: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	29, // 49: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
+	33, // 50: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	38, // 51: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
+	40, // 52: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
+	35, // 53: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
+	43, // 54: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
+	1,  // 55: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	4,  // 56: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	13, // 57: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	19, // 58: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	23, // 59: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	25, // 60: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	30, // 61: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
+	34, // 62: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	39, // 63: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
+	41, // 64: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
+	36, // 65: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
+	42, // 66: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
+	55, // [55:67] is the sub-list for method output_type
+	43, // [43:55] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }
@@ -3993,14 +4150,14 @@ func file_control_control_proto_init() {
 	if File_control_control_proto != nil {
 		return
 	}
-	file_control_control_proto_msgTypes[27].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[28].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_control_proto_rawDesc), len(file_control_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   45,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -177,7 +177,7 @@ func (e *LimitError) Error() string { return e.text }
 
 // status returns the error as a gRPC status.
 func (e *LimitError) status() error {
-	return oip.WithRetryAfter(status.New(codes.ResourceExhausted, e.text), e.RetryAfter).Err()
+	return oip.Explain(status.New(codes.ResourceExhausted, e.text), "limit", e.RetryAfter).Err()
 }
 
 // allowed returns the client's limits; nil: none.

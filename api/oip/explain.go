@@ -1,0 +1,76 @@
+package oip
+
+import (
+	"slices"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// domain is that of the ErrorInfo of Muster's errors.
+const domain = "muster"
+
+// Explain returns s with an ErrorInfo that names the reason, one of [Reasons], and if wait is above 0 with a RetryInfo that tells the client how long to wait. It
+// returns s itself if its code is OK, which can have no details.
+func Explain(s *status.Status, reason string, wait time.Duration) *status.Status {
+	details := make([]protoadapt.MessageV1, 0, 2)
+	details = append(details,
+		protoadapt.MessageV1Of(&errdetails.ErrorInfo{Reason: reason, Domain: domain}))
+	if wait > 0 {
+		details = append(details,
+			protoadapt.MessageV1Of(&errdetails.RetryInfo{RetryDelay: durationpb.New(wait)}))
+	}
+	if detailed, err := s.WithDetails(details...); err == nil {
+		return detailed
+	}
+	return s
+}
+
+// RetryAfter returns how long the RetryInfo of s tells the client to wait; 0 if s has none.
+func RetryAfter(s *status.Status) time.Duration {
+	for _, detail := range s.Details() {
+		if info, ok := detail.(*errdetails.RetryInfo); ok {
+			return info.GetRetryDelay().AsDuration()
+		}
+	}
+	return 0
+}
+
+// Reason returns the reason of a query's error: the one that [Explain] has given s, if it is one of
+// [Reasons], else that of its code.
+func Reason(s *status.Status) string {
+	for _, detail := range s.Details() {
+		if info, ok := detail.(*errdetails.ErrorInfo); ok && info.GetDomain() == domain &&
+			slices.Contains(reasons, info.GetReason()) {
+			return info.GetReason()
+		}
+	}
+	switch s.Code() {
+	case codes.InvalidArgument:
+		return "invalid"
+	case codes.NotFound:
+		return "not_found"
+	case codes.Unavailable:
+		return "unavailable"
+	case codes.ResourceExhausted:
+		return "overloaded"
+	case codes.DeadlineExceeded:
+		return "deadline"
+	case codes.Canceled:
+		return "cancelled"
+	}
+	return "internal"
+}
+
+// Reasons returns all reasons for which a client's query can fail, the values of the metrics' label
+// "reason". The caller owns the slice.
+func Reasons() []string { return slices.Clone(reasons) }
+
+var reasons = []string{
+	"invalid", "too_large", "slow", "not_found", "not_ready", "overloaded", "limit", "late",
+	"deadline", "cancelled", "draining", "unavailable", "internal",
+}
