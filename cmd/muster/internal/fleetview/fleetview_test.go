@@ -31,7 +31,10 @@ func testFleet(n int) *control.FleetStatus {
 		Rate: 523.4, FluidLimit: 812, Waiting: 12, WaitingLate: 3,
 		Models: []*control.ModelStatus{
 			{Model: "dien", Version: 1, Rate: 410.2, WithinQos: proto.Float64(0.996),
-				Answered: 123456, Late: 321, Refused: 4},
+				Answered: 123456, Late: 321, Refused: 4,
+				Refusals: []*control.ModelStatus_Refusals{
+					{Reason: "overloaded", Count: 3}, {Reason: "late", Count: 1},
+				}},
 			{Model: "ncf", Version: 1, Rate: 113.2, WithinQos: proto.Float64(0.97),
 				Answered: 1234567890, Late: 12345678},
 			{Model: "ncf", Version: 2},
@@ -76,6 +79,34 @@ func testFleet(n int) *control.FleetStatus {
 		s.View.Members, s.Agents = append(s.View.Members, m), append(s.Agents, a)
 	}
 	return s
+}
+
+// TestRefusals: status and a wide top say why queries failed, of which model, and which reached none.
+func TestRefusals(t *testing.T) {
+	s := testFleet(1)
+	s.Models = append([]*control.ModelStatus{{Rate: 0.2, Refused: 2,
+		Refusals: []*control.ModelStatus_Refusals{{Reason: "not_found", Count: 2}}}}, s.Models...)
+	var printed strings.Builder
+	if err := Print(&printed, s); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"\n(none)   -        0.2        -           0           0         2\n",
+		"\nrefused of (none): not_found 2\nrefused of dien/1: overloaded 3, late 1\n",
+	} {
+		if !strings.Contains(printed.String(), want) {
+			t.Errorf("status: got\n%s\nwant in it\n%s", &printed, want)
+		}
+	}
+	top := ansi.Strip(Draw(s, 110, 0))
+	for _, want := range []string{
+		"         4  overloaded 3, late 1\n", "\n(none)         0          -      0.2        -",
+		"         2  not_found 2\n",
+	} {
+		if !strings.Contains(top, want) {
+			t.Errorf("top: got\n%s\nwant in it\n%s", top, want)
+		}
+	}
 }
 
 // TestDraw draws what testdata/top says. With -rewrite it writes down what

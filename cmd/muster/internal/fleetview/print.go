@@ -69,13 +69,50 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 		return nil
 	}
 	fmt.Fprintln(table, "\nMODEL\tVERSION\tQUERIES/S\tWITHIN QOS\tANSWERED\tLATE\tREFUSED")
+	var why []string
 	for _, m := range s.GetModels() {
-		fmt.Fprintf(table, "%s\t%d\t%.1f\t%s\t%d\t%d\t%d\n", m.GetModel(), m.GetVersion(),
-			m.GetRate(),
+		name, version := m.GetModel(), fmt.Sprint(m.GetVersion())
+		if m.GetVersion() == 0 {
+			name, version = noModel, "-"
+		}
+		fmt.Fprintf(table, "%s\t%s\t%.1f\t%s\t%d\t%d\t%d\n", name, version, m.GetRate(),
 			percent(m.GetWithinQos(), m.WithinQos != nil), m.GetAnswered(), m.GetLate(),
 			m.GetRefused())
+		if len(m.GetRefusals()) > 0 {
+			why = append(why, fmt.Sprintf("refused of %s: %s", nameOf(m), reasonsOf(m)))
+		}
 	}
-	return table.Flush()
+	if err := table.Flush(); err != nil || len(why) == 0 {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "\n%s\n", strings.Join(why, "\n"))
+	return err
+}
+
+// noModel stands for the model of queries that reached no version of any.
+const noModel = "(none)"
+
+// nameOf returns the model and version as one word.
+func nameOf(m *control.ModelStatus) string {
+	if m.GetVersion() == 0 {
+		return noModel
+	}
+	return string(names.NewModelKey(m.GetModel(), m.GetVersion()))
+}
+
+// reasonsOf returns why queries failed, with the number of each reason, the most frequent first:
+// "overloaded 3927, late 12".
+func reasonsOf(m *control.ModelStatus) string {
+	const most = 4
+	var parts []string
+	for i, r := range m.GetRefusals() {
+		if i == most {
+			parts = append(parts, "...")
+			break
+		}
+		parts = append(parts, fmt.Sprintf("%s %s", r.GetReason(), count(r.GetCount())))
+	}
+	return strings.Join(parts, ", ")
 }
 
 // proposalOf returns two lines: how the demand changed last, and the plan that the leader proposes

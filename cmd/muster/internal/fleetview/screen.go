@@ -196,22 +196,39 @@ func modelTable(s *control.FleetStatus, width int) table {
 	for _, m := range s.GetModels() {
 		at(m.GetModel(), m.GetVersion()).ModelStatus = m
 	}
-	keys := slices.Sorted(maps.Keys(models))
+	keys := slices.SortedFunc(maps.Keys(models), func(a, b names.ModelKey) int {
+		lost := func(k names.ModelKey) int { // of queries that reached no version: last
+			if models[k].held == nil && models[k].GetVersion() == 0 {
+				return 1
+			}
+			return 0
+		}
+		return cmp.Or(cmp.Compare(lost(a), lost(b)), cmp.Compare(a, b))
+	})
 	name := min(longest(names.Strings(keys), len("MODEL")), max(12, width/4))
-	form := "%s %6s %10s %8s %8s %10s %9s %9s"
-	if width < 60 { // the rate, and what is late and refused, come first
+	form := "%s %6s %10s %8s %8s %10s %9s %9s  %s"
+	const others = 69 // columns of form that are not the name's
+	if width < 60 {   // the rate, and what is late and refused, come first
 		form = "%[1]s %8[4]s %8[5]s %8[8]s"
+	}
+	title, reasons := "", width >= name+others+len("overloaded 12345")
+	if reasons && slices.ContainsFunc(s.GetModels(),
+		func(m *control.ModelStatus) bool { return len(m.GetRefusals()) > 0 }) {
+		title = "WHY"
 	}
 	t := table{
 		title: fmt.Sprintf(form, fit("MODEL", name), "AGENTS", "TARGET", "RATE/S", "LATE 60S",
-			"ANSWERED", "LATE", "REFUSED"),
+			"ANSWERED", "LATE", "REFUSED", title),
 		weight: 3, least: 4,
 		rest: func(from int) string { return "... " + counted(len(keys)-from, "more model") },
 	}
 	for _, key := range keys {
 		e := models[key]
 		target, rate, late, answered, lateQueries, refused := "-", "-", "-", "-", "-", "-"
-		r := row{}
+		r, shown, why := row{}, string(key), ""
+		if e.held == nil && e.GetVersion() == 0 {
+			shown = noModel
+		}
 		if e.held.GetQosTargetNs() > 0 {
 			target = fmt.Sprintf("p%g %s", 100*e.held.GetQosPercentile(),
 				brief(e.held.GetQosTargetNs()))
@@ -220,6 +237,9 @@ func modelTable(s *control.FleetStatus, width int) table {
 			rate = perSecond(e.GetRate())
 			answered, lateQueries, refused = count(e.GetAnswered()), count(e.GetLate()), count(
 				e.GetRefused())
+			if reasons {
+				why = reasonsOf(e.ModelStatus)
+			}
 			if e.WithinQos != nil {
 				within := e.GetWithinQos()
 				late = fmt.Sprintf("%.1f %%", 100*(1-within))
@@ -229,8 +249,8 @@ func modelTable(s *control.FleetStatus, width int) table {
 				}
 			}
 		}
-		r.text = fmt.Sprintf(form, fit(string(key), name), fmt.Sprint(e.agents), target, rate, late,
-			answered, lateQueries, refused)
+		r.text = fmt.Sprintf(form, fit(shown, name), fmt.Sprint(e.agents), target, rate, late,
+			answered, lateQueries, refused, why)
 		t.rows = append(t.rows, r)
 	}
 	return t
