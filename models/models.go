@@ -3,6 +3,8 @@ package models
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -73,6 +75,9 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 		return nil, err
 	}
 	s, err := onnx.ReadSignature(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w%s", err, insteadOf(path))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -104,6 +109,22 @@ func FileVersion(path string) (*Version, error) {
 	v.Inputs, _ = merge("input", s.Inputs, nil)
 	v.Outputs, _ = merge("output", s.Outputs, nil)
 	return v, nil
+}
+
+// insteadOf names the files beside a missing one that are probably meant to be it: "; found
+// mlp.onnx, expected model.onnx". It returns "" if there are none.
+func insteadOf(missing string) string {
+	entries, _ := os.ReadDir(filepath.Dir(missing)) // the caller has an error already
+	var others []string
+	for _, e := range entries {
+		if filepath.Ext(e.Name()) == filepath.Ext(missing) && len(others) < 5 {
+			others = append(others, e.Name())
+		}
+	}
+	if len(others) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; found %s, expected %s", strings.Join(others, ", "), ModelFile)
 }
 
 // checkName returns an error if model cannot be the name of a model's folder. So no name that a

@@ -453,6 +453,7 @@ func TestBrokenModel(t *testing.T) {
 		b.add("good/1", "warm/1")
 		b.write("corrupt/1/model.onnx", "garbage")
 		b.write("empty/1/readme.txt", "nothing")
+		b.write("named/1/mlp.onnx", identity())
 		b.write("flat/model.onnx", identity())
 		b.add("config/1")
 		b.write("config/model.yaml", "late: never\nqos: 5\n")
@@ -469,6 +470,8 @@ func TestBrokenModel(t *testing.T) {
 		b.status("warm", 1, Unavailable, "load "+path("warm/1/model.onnx")+": out of memory")
 		b.status("corrupt", 1, Unavailable, path("corrupt/1/model.onnx")+": not a valid ONNX model")
 		b.status("empty", 1, Unavailable, path("empty/1/model.onnx")+": no such file")
+		b.status("named", 1, Unavailable, path("named/1/model.onnx")+
+			": no such file or directory; found mlp.onnx, expected model.onnx")
 		b.status("flat", 0, Unavailable,
 			"expected a folder with the version's number as its name, such as "+
 				path("flat/1/model.onnx")+"; found model.onnx")

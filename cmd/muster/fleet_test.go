@@ -262,15 +262,18 @@ func TestFleetCommands(t *testing.T) {
 			t.Errorf("%s after a drain: %v", p.name, err)
 		}
 	}
-	wantOutput(t, true, `^`+frozen.name+": draining\n$", "drain", frozen.name)
+	wantOutput(t, true, `^`+frozen.name+": draining\n"+frozen.name+": gone\n$", "drain",
+		frozen.name,
+		"--wait")
 	drained(frozen)
 	wantOutput(t, true, `^`+last.name+": draining\n$", "drain")
 	drained(last)
 	left := agents[1:3]
 	t.Setenv("MUSTER_SERVER", left[0].grpc)
 	left[0].waitForView(t, func(v *control.View) bool { return len(v.GetMembers()) == 2 })
-	wantOutput(t, true, `^`+left[1].name+": draining\n"+left[0].name+": draining\n$", "drain",
-		left[1].name, left[0].name)
+	// Nobody is left to say that the last ones have gone.
+	wantOutput(t, true, `(?s)^`+left[1].name+": draining\n"+left[0].name+": draining\n"+
+		`(\S+: gone\n){2}$`, "drain", "--wait", left[1].name, left[0].name)
 	drained(left[1])
 	drained(left[0])
 }

@@ -398,6 +398,13 @@ func TestGenerate(t *testing.T) {
 		!regexp.MustCompile(`(?m)^ncf +1 +ON DISK +$`).MatchString(out) {
 		t.Errorf("models list: got %q and %v", out, err)
 	}
+	write(t, filepath.Join("model-repository", "broken", "model.yaml"), "late: never\nqos: 5\n")
+	out, _, err = execute(t, "models", "list", "--dir", "model-repository")
+	if err != nil ||
+		!regexp.MustCompile(`(?m)^broken +1 +BROKEN +(.*:1: late: .*\n)( +)(.*:2: unknown`+
+			` key "qos".*\n)ncf `).MatchString(out) || strings.Contains(out, `\n`) {
+		t.Errorf("models list of two faults: got %q and %v", out, err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := run(ctx, []string{"models", "generate", "wnd", "--scale", "small"},

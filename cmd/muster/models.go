@@ -179,13 +179,17 @@ func listDirectory(dir string) ([]listedModel, error) {
 	return list, nil
 }
 
-// printModels prints the list as a table.
+// printModels prints the list as a table. Further lines of a reason are below its first one.
 func printModels(w io.Writer, list []listedModel) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "MODEL\tVERSION\tSTATE\tREASON")
 	for _, m := range list {
+		reason := strings.Split(terminal.PlainLines(m.Reason), "\n")
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", terminal.Plain(m.Model), terminal.Plain(m.Version),
-			terminal.Plain(m.State), terminal.Plain(m.Reason))
+			terminal.Plain(m.State), reason[0])
+		for _, line := range reason[1:] {
+			fmt.Fprintf(table, "\t\t\t%s\n", line)
+		}
 	}
 	return table.Flush()
 }

@@ -22,7 +22,8 @@ type Source struct {
 	servers   []string
 	addresses []string // gRPC addresses of all agents known; Ask asks the first one
 	conn      *grpc.ClientConn
-	left      string // why Ask went on to the present agent; "" if it is the first
+	members   []string // names of the fleet's members when it was last asked
+	left      string   // why Ask went on to the present agent; "" if it is the first
 }
 
 const (
@@ -86,7 +87,7 @@ func (f *Source) askFirst(ctx context.Context) (*control.FleetStatus, error) {
 			"%s cannot report on a fleet: it is not a Muster agent, or an older version",
 			address)
 	case codes.Unavailable:
-		return nil, fmt.Errorf("%s cannot be reached: %s", address, client.Reason(err))
+		return nil, fmt.Errorf("%s %w: %s", address, errUnreachable, client.Reason(err))
 	case codes.DeadlineExceeded:
 		return nil, fmt.Errorf("%s has not answered within %v", address, askTimeout)
 	}
@@ -96,6 +97,7 @@ func (f *Source) askFirst(ctx context.Context) (*control.FleetStatus, error) {
 // learn sets the addresses that Ask can use to the user's servers and the members in s. The agent
 // that answered stays first.
 func (f *Source) learn(s *control.FleetStatus) {
+	f.members = memberNames(s)
 	known := slices.Clone(f.servers)
 	for _, m := range s.GetView().GetMembers() {
 		known = append(known, m.GetAddress())
@@ -108,6 +110,14 @@ func (f *Source) learn(s *control.FleetStatus) {
 			f.addresses = append(f.addresses, a)
 		}
 	}
+}
+
+// memberNames returns the names of the fleet's members.
+func memberNames(s *control.FleetStatus) (names []string) {
+	for _, m := range s.GetView().GetMembers() {
+		names = append(names, m.GetName())
+	}
+	return names
 }
 
 // note returns the text of the last line: the address that is asked, and why it is no
