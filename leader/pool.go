@@ -206,17 +206,7 @@ func (s *State) outdated(e *Event) {
 			s.step(match.Event{Kind: match.ProfileChanged, Model: key.Model, Type: key.Type})
 		}
 	}
-	asked := map[ModelID]bool{}
-	for _, m := range s.members {
-		for _, held := range m.holds {
-			asked[held.ModelID] = true
-		}
-	}
-	for _, m := range s.view {
-		for i := range m.Models {
-			asked[m.Models[i].ModelID] = true
-		}
-	}
+	asked := s.held()
 	for _, g := range s.gateways {
 		for _, q := range g.queries {
 			if q.model != nil {

@@ -1,6 +1,7 @@
 package leader
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -287,5 +288,61 @@ func TestLargerBatches(t *testing.T) {
 		Model: "m/1", Type: "box/cpu/1",
 	}]; known.Table.Largest() != 150 {
 		t.Errorf("the latency known ends at batch size %d, want 150", known.Table.Largest())
+	}
+}
+
+// TestStatusOfRemovedVersion: a version that no member has any more is not in the status, once the
+// queries that asked for it are a minute old.
+func TestStatusOfRemovedVersion(t *testing.T) {
+	in := newTold(t)
+	in.greet("w0")
+	in.greet("w1")
+	in.learn(time.Millisecond)
+	listed := func() (versions []int64) {
+		for _, m := range in.Status().Models {
+			versions = append(versions, m.Version)
+		}
+		return versions
+	}
+	// hold has both members have these versions, first by their links and then in the view.
+	hold := func(versions ...int64) {
+		var members []*Member
+		for _, name := range []string{"w0", "w1"} {
+			m := box(name)
+			m.Models = nil
+			for _, v := range versions {
+				one := box(name).Models[0]
+				one.Version = v
+				m.Models = append(m.Models, one)
+			}
+			members = append(members, m)
+			in.tell(Event{Kind: Described, Member: m})
+		}
+		in.tell(Event{Kind: ViewChanged, Members: members})
+	}
+	hold(1, 2)
+	if got := listed(); !slices.Equal(got, []int64{1, 2}) {
+		t.Errorf("with versions 1 and 2: listed %v", got)
+	}
+	in.tell(Event{Kind: GatewayConnected, Gateway: 1})
+	in.submit(1, 5) // for the newest
+	hold(1)
+	if got := listed(); !slices.Equal(got, []int64{1}) {
+		t.Errorf("without version 2: listed %v", got)
+	}
+	in.tell(Event{
+		Kind: Failed, Gateway: 1, Model: ModelID{"m", 1}, N: 1, Why: "unavailable",
+	})
+	hold()
+	if got := listed(); !slices.Equal(got, []int64{1}) {
+		t.Errorf("removed within the minute of a query: listed %v", got)
+	}
+	in.pass(2 * time.Minute)
+	if got := listed(); len(got) != 0 {
+		t.Errorf("removed for two minutes: listed %v", got)
+	}
+	hold(1)
+	if got := listed(); !slices.Equal(got, []int64{1}) {
+		t.Errorf("version 1 is back: listed %v", got)
 	}
 }

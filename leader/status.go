@@ -72,8 +72,12 @@ func (s *State) Status() *Status {
 		}
 		out.Agents = append(out.Agents, a)
 	}
+	held := s.held()
 	for _, m := range s.models {
-		out.Models = append(out.Models, m.status(s.now))
+		// A version that no member has any more is there while queries asked for it.
+		if status := m.status(s.now); held[m.ModelID] || status.Any {
+			out.Models = append(out.Models, status)
+		}
 	}
 	if len(s.nowhere.refusals) > 0 {
 		out.Models = append(out.Models, s.nowhere.status(s.now))
@@ -90,6 +94,22 @@ func (s *State) Status() *Status {
 		out.Decisions = append(out.Decisions, string(text))
 	}
 	return out
+}
+
+// held are the versions that members have, by the view or by their links.
+func (s *State) held() map[ModelID]bool {
+	held := map[ModelID]bool{}
+	for _, m := range s.members {
+		for _, k := range m.holds {
+			held[k.ModelID] = true
+		}
+	}
+	for _, m := range s.view {
+		for i := range m.Models {
+			held[m.Models[i].ModelID] = true
+		}
+	}
+	return held
 }
 
 // status returns the status of the model as of now.
