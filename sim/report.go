@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"text/tabwriter"
@@ -42,8 +43,11 @@ type Report struct {
 	// Faults are the results of Config.Faults, in the order of their times, over all runs.
 	Faults []fleet.Summary `json:"faults,omitempty"`
 	// Warnings say which batch sizes the pool cannot serve in time.
-	Warnings []string  `json:"warnings,omitempty"`
-	Runs     []*Result `json:"per_seed"`
+	Warnings []string `json:"warnings,omitempty"`
+	// Interrupted says that the report has only what was known when its context ended: the runs
+	// that were complete, and rates that are known to hold.
+	Interrupted bool      `json:"interrupted,omitempty"`
+	Runs        []*Result `json:"per_seed"`
 }
 
 // Found is the part of a Throughput that a Report shows.
@@ -58,6 +62,9 @@ type Found struct {
 // must be 1. If the policy is drs and cfg.Threshold is 0, the best threshold is searched first.
 // progress, if not nil, is called with the number of queries that have arrived in all runs
 // together.
+//
+// If ctx ends first, it returns the report of the runs that are complete together with ctx's error;
+// nil if there are none.
 func RunSeeds(ctx context.Context, cfg *Config, seeds int, progress func(arrived int)) (*Report,
 	error) {
 	if seeds < 1 || seeds > 10_000 {
@@ -85,19 +92,21 @@ func RunSeeds(ctx context.Context, cfg *Config, seeds int, progress func(arrived
 		c.Threshold = s.cfg.Threshold
 	}
 	r, err := report(ctx, &c, rates, progress)
-	if err != nil {
-		return nil, err
+	if r != nil {
+		r.Rate = c.Rate
 	}
-	r.Rate = c.Rate
-	return r, nil
+	return r, err
 }
 
 // ReportThroughput finds the allowable throughput with each seed and runs cfg at it. progress, if
 // not nil, is called when a seed is done, one call at a time.
+//
+// If ctx ends first, it returns the rates that are known to hold together with ctx's error; nil if
+// there are none.
 func ReportThroughput(ctx context.Context, cfg *Config, seeds int, progress func()) (*Report,
 	error) {
 	t, err := FindThroughput(ctx, cfg, seeds, progress)
-	if err != nil {
+	if t == nil {
 		return nil, err
 	}
 	c := *cfg
@@ -107,14 +116,18 @@ func ReportThroughput(ctx context.Context, cfg *Config, seeds int, progress func
 		rates[i] = s.Rate
 	}
 	var r *Report
-	if c.Policy == Oracle || t.Rate == 0 {
+	if err == nil && c.Policy != Oracle && t.Rate > 0 {
+		r, err = report(ctx, &c, rates, nil)
+	}
+	if r == nil {
+		if err != nil && ctx.Err() == nil {
+			return nil, err
+		}
 		r = newReport(&c)
-		r.FluidLimit = t.FluidLimit
-	} else if r, err = report(ctx, &c, rates, nil); err != nil {
-		return nil, err
+		r.FluidLimit, r.Interrupted = t.FluidLimit, err != nil
 	}
 	r.Found = &Found{t.Rate, t.StandardError, t.Share, t.PerSeed}
-	return r, nil
+	return r, err
 }
 
 func newReport(cfg *Config) *Report {
@@ -133,6 +146,7 @@ func newReport(cfg *Config) *Report {
 func report(ctx context.Context, cfg *Config, rates []float64, progress func(arrived int)) (*Report,
 	error) {
 	r := newReport(cfg)
+	caller := ctx
 	runs := make([]*Result, len(rates))
 	var mu sync.Mutex // guards arrived and progress
 	arrived := make([]int, len(rates))
@@ -143,6 +157,9 @@ func report(ctx context.Context, cfg *Config, rates []float64, progress func(arr
 			continue
 		}
 		g.Go(func() (err error) {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
 			c := *cfg
 			c.Rate, c.Seed = rate, cfg.Seed+uint64(i)
 			if progress != nil {
@@ -161,16 +178,16 @@ func report(ctx context.Context, cfg *Config, rates []float64, progress func(arr
 			return err
 		})
 	}
-	if err := g.Wait(); err != nil {
+	err := g.Wait()
+	runs = slices.DeleteFunc(runs, func(r *Result) bool { return r == nil })
+	if err != nil && (caller.Err() == nil || len(runs) == 0) {
 		return nil, err
 	}
+	r.Interrupted = err != nil
 	var all, shared, base Counts
 	latency := newHistogram()
 	var cost time.Duration
 	for _, run := range runs {
-		if run == nil {
-			continue
-		}
 		r.Runs = append(r.Runs, run)
 		r.FluidLimit = run.FluidLimit
 		all.add(run.Counts)
@@ -190,7 +207,7 @@ func report(ctx context.Context, cfg *Config, rates []float64, progress func(arr
 	for i := range r.Faults {
 		r.Faults[i].WithoutLeaderMS = round(r.Faults[i].WithoutLeaderMS, 6)
 	}
-	return r, nil
+	return r, err
 }
 
 // warnings says which batch sizes no instance of the pool serves within the QoS target.
@@ -230,6 +247,10 @@ func (r *Report) WriteText(w io.Writer) error {
 	fmt.Fprintf(&b, "%s on %s, policy %s, %s\n", r.Model, r.Pool, r.Policy, r.Source)
 	for _, warning := range r.Warnings {
 		fmt.Fprintf(&b, "warning: %s\n", warning)
+	}
+	if r.Interrupted {
+		b.WriteString("interrupted: this is what was known by then; rates are those known to " +
+			"hold\n")
 	}
 	if r.Found != nil {
 		fmt.Fprintf(

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -41,6 +42,9 @@ type Seed struct {
 // cfg.Seed+1, ... by bisection. It does not read cfg.Rate, Log, Record and Clock. With one seed,
 // all rates and policies get the same queries, with gaps scaled to the rate. The seeds are searched
 // concurrently. progress, if not nil, is called when a seed is done, one call at a time.
+//
+// If ctx ends first, it returns what is known together with ctx's error, unless that is nothing: of
+// each seed the highest rate that is known to hold, and none of a seed without one.
 func FindThroughput(ctx context.Context, cfg *Config, seeds int, progress func()) (*Throughput,
 	error) {
 	if seeds < 1 || seeds > 10_000 {
@@ -56,11 +60,15 @@ func FindThroughput(ctx context.Context, cfg *Config, seeds int, progress func()
 		}
 	}
 	t := &Throughput{FluidLimit: s.limit, Threshold: s.cfg.Threshold, PerSeed: make([]Seed, seeds)}
+	caller := ctx
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
 	var mu sync.Mutex // guards progress
 	for i := range t.PerSeed {
 		g.Go(func() error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
 			seed := cfg.Seed + uint64(i)
 			rate, err := s.find(ctx, seed, 0)
 			t.PerSeed[i] = Seed{seed, round(rate, 6)}
@@ -72,10 +80,14 @@ func FindThroughput(ctx context.Context, cfg *Config, seeds int, progress func()
 			return err
 		})
 	}
-	if err := g.Wait(); err != nil {
-		return nil, err
+	err = g.Wait()
+	if err != nil {
+		t.PerSeed = slices.DeleteFunc(t.PerSeed, func(s Seed) bool { return s.Rate == 0 })
+		if caller.Err() == nil || len(t.PerSeed) == 0 {
+			return nil, err
+		}
 	}
-	rates := make([]float64, seeds)
+	rates := make([]float64, len(t.PerSeed))
 	for i, s := range t.PerSeed {
 		rates[i] = s.Rate
 	}
@@ -83,7 +95,7 @@ func FindThroughput(ctx context.Context, cfg *Config, seeds int, progress func()
 	if s.limit > 0 {
 		t.Share = round(t.Rate/s.limit, 6)
 	}
-	return t, nil
+	return t, err
 }
 
 func meanAndError(values []float64) (mean, standardError float64) {

@@ -1,7 +1,10 @@
 package sim
 
 import (
+	"context"
+	"errors"
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/muster-serve/muster/leader/match"
@@ -106,5 +109,59 @@ func TestFixedThroughput(t *testing.T) {
 	if loose.Share < 0.9 || loose.Share > 1.05 || tight.Share > 0.3 {
 		t.Errorf("share of the limit: %v with time for a hundred services, %v with time for one",
 			loose.Share, tight.Share)
+	}
+}
+
+// TestFoundSoFar: what was found until the context ended is returned, with its error.
+func TestFoundSoFar(t *testing.T) {
+	for name, do := range map[string]func(context.Context, *Config, func()) (*Report, error){
+		"throughput": func(ctx context.Context, cfg *Config, cancel func()) (*Report, error) {
+			return ReportThroughput(ctx, cfg, 40, cancel)
+		},
+		"runs": func(ctx context.Context, cfg *Config, cancel func()) (*Report, error) {
+			cfg.Queries = 2 * interruptible
+			return RunSeeds(ctx, cfg, 40, func(arrived int) {
+				if arrived > 3*cfg.Queries { // some of the runs are complete
+					cancel()
+				}
+			})
+		},
+	} {
+		cfg := reference(t, "ncf")
+		cfg.Queries, cfg.Rate = 3000, 100
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		r, err := do(ctx, cfg, cancel)
+		if !errors.Is(err, context.Canceled) || r == nil || !r.Interrupted {
+			t.Fatalf("%s: got %+v and error %v, want a report that was interrupted", name, r, err)
+		}
+		found := len(r.Runs)
+		if name == "throughput" {
+			found = len(r.PerSeed)
+			for _, s := range r.PerSeed {
+				c := *cfg
+				c.Seed, c.Rate = s.Seed, s.Rate
+				if res := mustRun(t, &c); s.Rate <= 0 || !res.Satisfied {
+					t.Errorf("seed %d: %v queries/s do not hold", s.Seed, s.Rate)
+				}
+			}
+			if !(r.Found.Rate > 0) {
+				t.Errorf("found %+v", r.Found)
+			}
+		}
+		if found < 1 || found > 39 {
+			t.Errorf("%s: %d of 40 seeds, want some", name, found)
+		}
+		var b strings.Builder
+		if err := r.WriteText(&b); err != nil || !strings.Contains(b.String(), "\ninterrupted: ") {
+			t.Errorf("%s: says %q, %v", name, &b, err)
+		}
+	}
+	// Nothing is known yet.
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if r, err := RunSeeds(ctx, reference(t, "ncf"), 1, nil); r != nil ||
+		!errors.Is(err, context.Canceled) {
+		t.Errorf("at once: got %+v, %v", r, err)
 	}
 }

@@ -209,7 +209,9 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 		open = o.openLive
 	}
 	if isTable {
-		open = func(cmd *cobra.Command) (*planning.Problem, error) { return o.openTable(cmd, table) }
+		open = func(cmd *cobra.Command) (*planning.Problem, error) {
+			return o.openTable(cmd, table)
+		}
 	}
 	p, err := open(cmd)
 	if err != nil {
@@ -217,14 +219,18 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 	}
 	line := terminal.NewStatusLine(cmd.ErrOrStderr())
 	defer line.Done()
+	var soFar []plan.Evaluation // of the present run
 	run := func(run int) (*plan.Result, error) {
-		evaluated := 0
+		soFar = nil
 		watched := plan.EvaluatorFunc(
 			func(ctx context.Context, c plan.Configuration) (plan.Estimate, error) {
-				line.Show("run %d: %d configurations evaluated, now %s", run+1, evaluated,
+				line.Show("run %d: %d configurations evaluated, now %s", run+1, len(soFar),
 					p.Name(c))
-				evaluated++
-				return p.Evaluator.Evaluate(ctx, c)
+				e, err := p.Evaluator.Evaluate(ctx, c)
+				if err == nil {
+					soFar = append(soFar, plan.Evaluation{Configuration: c.Clone(), Estimate: e})
+				}
+				return e, err
 			})
 		r, err := newPlanner(o, p, o.sim.seed+uint64(run)).Plan(cmd.Context(), p.Problem, watched)
 		if err != nil {
@@ -234,6 +240,10 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 		return r, nil
 	}
 	first, err := run(0)
+	if err != nil && cmd.Context().Err() != nil {
+		line.Done()
+		return o.reportSoFar(cmd, p, soFar)
+	}
 	if err != nil {
 		return err
 	}
@@ -255,11 +265,27 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 		}
 	}
 	line.Done()
-	report := planning.NewReport(p, o.planner, o.plain, first, trials)
+	return o.print(cmd, planning.NewReport(p, o.planner, o.plain, first, trials))
+}
+
+func (o *planOptions) print(cmd *cobra.Command, report *planning.Report) error {
 	if o.sim.json {
 		return terminal.PrintJSON(cmd.OutOrStdout(), report)
 	}
 	return report.WriteText(cmd.OutOrStdout())
+}
+
+// reportSoFar prints what was evaluated until the command's context ended, and returns why it did.
+func (o *planOptions) reportSoFar(cmd *cobra.Command, p *planning.Problem,
+	evaluations []plan.Evaluation) error {
+	p.Live = nil // it was not compared with the plan
+	r, err := plan.SoFar(p.Problem, evaluations, o.top)
+	if err == nil && r != nil {
+		report := planning.NewReport(p, o.planner, o.plain, r, nil)
+		report.Interrupted = true
+		err = o.print(cmd, report)
+	}
+	return errors.Join(err, cmd.Context().Err())
 }
 
 // openTable makes the problem of a table: the least cost of the load that was measured. path is a

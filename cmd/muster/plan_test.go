@@ -1,13 +1,19 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"image/png"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
+
+	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/profiles/published"
 )
 
@@ -253,5 +259,51 @@ func TestPlanTable(t *testing.T) {
 		"--model", "mtwnd")
 	if err != nil || !strings.Contains(embedded, "1  2.253  99.24 % within QoS") {
 		t.Errorf("%v, %s", err, embedded)
+	}
+}
+
+// TestPlanInterrupted: the configurations that were evaluated until Ctrl-C are ranked.
+func TestPlanInterrupted(t *testing.T) {
+	table := write(t, filepath.Join(t.TempDir(), "t.json"),
+		`{"0, 1": [0.15, 50], "0, 2": [0.3, 80], "1, 0": [0.53, 99.5], "1, 1": [0.68, 99.9],
+		"1, 2": [0.83, 99.9]}`)
+	for _, asJSON := range []bool{false, true} {
+		o := planOptions{
+			target: 99, types: []string{"g4dn.xlarge", "r5n.large"}, planner: ribbonPlanner, top: 5,
+		}
+		o.sim.json = asJSON
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		var out bytes.Buffer
+		cmd := &cobra.Command{}
+		cmd.SetOut(&out)
+		cmd.SetContext(ctx)
+		p, err := o.openTable(cmd, table)
+		if err != nil {
+			t.Fatal(err)
+		}
+		evaluated := []plan.Evaluation{
+			{Configuration: plan.Configuration{0, 2}, Estimate: plan.Estimate{Value: 0.8}},
+			{Configuration: plan.Configuration{1, 1}, Estimate: plan.Estimate{Value: 0.999}},
+			{Configuration: plan.Configuration{1, 0}, Estimate: plan.Estimate{Value: 0.995}},
+		}
+		if err := o.reportSoFar(cmd, p, evaluated); !errors.Is(err, context.Canceled) {
+			t.Errorf("got error %v", err)
+		}
+		want := []string{"1  0.526", "g4dn.xlarge=1",
+			"the best of those evaluated before the interrupt",
+			"interrupted after 3 of 5 configurations"}
+		if asJSON {
+			want = []string{`"interrupted": true`, `"evaluations": 3`}
+		}
+		for _, w := range want {
+			if !strings.Contains(out.String(), w) {
+				t.Errorf("printed %s, want %q in it", &out, w)
+			}
+		}
+		out.Reset()
+		if err := o.reportSoFar(cmd, p, nil); !errors.Is(err, context.Canceled) || out.Len() > 0 {
+			t.Errorf("before any evaluation: printed %q, error %v", &out, err)
+		}
 	}
 }

@@ -294,10 +294,7 @@ func (o *simOptions) simulate(cmd *cobra.Command, cfg *sim.Config, source *sim.S
 			return err
 		})
 	})
-	if err != nil {
-		return err
-	}
-	return o.print(cmd, report, source)
+	return o.print(cmd, report, source, err)
 }
 
 // readFaults reads the values of --fault. A value that is the path of a file stands for the faults
@@ -344,18 +341,21 @@ func (o *simOptions) findThroughput(cmd *cobra.Command, cfg *sim.Config, source 
 		line.Show("%d of %d seeds", n, o.seeds)
 	})
 	line.Done()
-	if err != nil {
-		return err
-	}
-	return o.print(cmd, report, source)
+	return o.print(cmd, report, source, err)
 }
 
-func (o *simOptions) print(cmd *cobra.Command, report *sim.Report, source *sim.Source) error {
+// print prints the report, which is nil or of what was found by then if there is an error,
+// and returns the error.
+func (o *simOptions) print(cmd *cobra.Command, report *sim.Report, source *sim.Source,
+	err error) error {
+	if report == nil {
+		return err
+	}
 	report.Source = source.String()
 	if o.json {
-		return terminal.PrintJSON(cmd.OutOrStdout(), report)
+		return errors.Join(err, terminal.PrintJSON(cmd.OutOrStdout(), report))
 	}
-	return report.WriteText(cmd.OutOrStdout())
+	return errors.Join(err, report.WriteText(cmd.OutOrStdout()))
 }
 
 func newSimCompareCommand() *cobra.Command {
@@ -468,6 +468,9 @@ func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim
 				line.Show("%s, %s: %d of %d pools", model, policy, done, of)
 			})
 		line.Done()
+		if err != nil && o.json && len(all) > 0 && cmd.Context().Err() != nil {
+			return errors.Join(err, terminal.PrintJSON(cmd.OutOrStdout(), all))
+		}
 		if err != nil {
 			return err
 		}

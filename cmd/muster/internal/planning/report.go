@@ -31,6 +31,7 @@ type Report struct {
 	Log         []loggedEstimate `json:"evaluation_log"`
 	Notes       []string         `json:"notes,omitempty"`
 	Doubt       string           `json:"doubt,omitempty"`
+	Interrupted bool             `json:"interrupted,omitempty"` // the plans are those found by then
 	Live        *Fleet           `json:"live,omitempty"`
 
 	// With --runs, Trials is how many evaluations the runs needed to find the best configuration.

@@ -1,0 +1,35 @@
+package plan
+
+import "fmt"
+
+// SoFar is the result of a search that was interrupted after these evaluations: the plans are those
+// evaluated, the best first, at most top of them (0: DefaultTop). It is nil if there are none.
+func SoFar(p *Problem, evaluations []Evaluation, top int) (*Result, error) {
+	if len(evaluations) == 0 {
+		return nil, nil
+	}
+	var a *Analysis
+	if len(p.Models) > 0 {
+		var err error
+		if a, err = Analyse(p); err != nil {
+			return nil, err
+		}
+	}
+	space, err := p.Space()
+	if err != nil {
+		return nil, err
+	}
+	r := &Result{Evaluations: evaluations, SearchSpace: len(space)}
+	for _, e := range evaluations {
+		r.Plans = append(r.Plans, p.evaluated(a, e))
+	}
+	p.rank(r.Plans)
+	r.Plans = r.Plans[:min(len(r.Plans), topOr(top))]
+	for i := range r.Plans {
+		r.Plans[i].Reason = "evaluated before the interrupt"
+	}
+	r.Plans[0].Reason = "the best of those evaluated before the interrupt"
+	r.Doubt = fmt.Sprintf("the search was interrupted after %d of %d configurations",
+		len(evaluations), len(space))
+	return r, nil
+}
