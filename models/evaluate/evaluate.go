@@ -1,0 +1,278 @@
+package evaluate
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	goruntime "runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models"
+)
+
+// A Subject is a loaded model.
+type Subject struct {
+	Version *models.Version
+	// Run runs a batch and calls use with the outputs, which are valid until use returns. It is
+	// called concurrently.
+	Run func(ctx context.Context, inputs []tensor.Tensor,
+		use func(outputs []tensor.Tensor) error) error
+}
+
+// Rows are inputs of models of one signature.
+type Rows interface {
+	// Count is how many rows there are.
+	Count() int
+	// Batch returns the rows [first, first+n) as inputs in the order of the version's.
+	Batch(v *models.Version, first, n int) ([]tensor.Tensor, error)
+}
+
+// A Score is how well a model answers.
+type Score struct {
+	Model  string
+	Metric models.Metric
+	Value  float64
+	// Error is the standard error of Value, for the choice of rows and labels.
+	Error float64
+	// Lost is the score of the first model less Value, and LostError its standard error. As both
+	// answered the same rows, it is less than the errors of the scores suggest.
+	Lost, LostError float64
+	Rows            int
+}
+
+// batch is how many rows run at a time. It is a multiple of items.
+const batch = 500
+
+// answers are the answers of a model by output and row: the last element of each row of an output.
+// Of probabilities of two classes that is the second one, whose label is 1.
+type answers [][]float32
+
+// collect runs all rows through the subjects. progress, if not nil, is called with the rows that
+// are done times subjects, and their total, by one goroutine at a time.
+func collect(ctx context.Context, subjects []Subject, rows Rows,
+	progress func(done, total int64)) ([]answers, error) {
+	n := rows.Count()
+	all := make([]answers, len(subjects))
+	for s := range all {
+		all[s] = make(answers, len(subjects[s].Version.Outputs))
+		for o := range all[s] {
+			all[s][o] = make([]float32, n)
+		}
+	}
+	var mu sync.Mutex
+	var done int64
+	g, running := errgroup.WithContext(ctx)
+	g.SetLimit(goruntime.GOMAXPROCS(0))
+	for first := 0; first < n && running.Err() == nil; first += batch {
+		g.Go(func() error {
+			count := min(batch, n-first)
+			for i, s := range subjects {
+				inputs, err := rows.Batch(s.Version, first, count)
+				if err != nil {
+					return err
+				}
+				err = s.Run(running, inputs, func(outputs []tensor.Tensor) error {
+					return all[i].take(s.Version, outputs, first, count)
+				})
+				if err != nil {
+					return fmt.Errorf("run %s on rows %d to %d: %w", s.Version, first,
+						first+count-1,
+						err)
+				}
+				if progress != nil {
+					mu.Lock()
+					done += int64(count)
+					progress(done, int64(n)*int64(len(subjects)))
+					mu.Unlock()
+				}
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	return all, ctx.Err()
+}
+
+// take copies the answers of the rows [first, first+n) from outputs.
+func (a answers) take(v *models.Version, outputs []tensor.Tensor, first, n int) error {
+	for o, out := range outputs {
+		values, err := floats(out)
+		if err != nil {
+			return fmt.Errorf("output %q: %w", v.Outputs[o].Name, err)
+		}
+		if len(values) == 0 || len(values)%n != 0 {
+			return fmt.Errorf("output %q: got %d values for %d rows", v.Outputs[o].Name,
+				len(values),
+				n)
+		}
+		width := len(values) / n
+		for i := range n {
+			x := values[i*width+width-1]
+			if math.IsNaN(float64(x)) {
+				return fmt.Errorf("output %q of row %d is NaN", v.Outputs[o].Name, first+i)
+			}
+			a[o][first+i] = x
+		}
+	}
+	return nil
+}
+
+func floats(t tensor.Tensor) ([]float32, error) {
+	switch t.DataType {
+	case tensor.FP32:
+		return tensor.Values[float32](t)
+	case tensor.FP64:
+		values, err := tensor.Values[float64](t)
+		narrow := make([]float32, len(values))
+		for i, v := range values {
+			narrow[i] = float32(v)
+		}
+		return narrow, err
+	}
+	return nil, fmt.Errorf("it holds %s, expected %s or %s", t.DataType, tensor.FP32, tensor.FP64)
+}
+
+// AgainstTeacher scores the subjects on rows that the first of them, the teacher, labels. If its
+// answers are probabilities, a row's label is 1 with that probability, and the score is the AUC: of
+// several outputs the mean. Otherwise the score is how many of the ten items of a hundred that the
+// teacher rates highest are among the model's ten, as a share.
+func AgainstTeacher(ctx context.Context, subjects []Subject, rows Rows, seed uint64,
+	progress func(done, total int64)) ([]Score, error) {
+	all, err := collect(ctx, subjects, rows, progress)
+	if err != nil {
+		return nil, err
+	}
+	teacher := all[0]
+	if !teacher.probabilities() {
+		if rows.Count() < items {
+			return nil, fmt.Errorf("got %d rows, expected at least %d to rank", rows.Count(), items)
+		}
+		return scores(subjects, all, models.Top10, rows.Count(), func(o int, a []float32) (
+			components, error) {
+			return top10(teacher[o], a), nil
+		})
+	}
+	labels := make([][]bool, len(teacher))
+	for o, p := range teacher {
+		random := rand.New(rand.NewPCG(seed, math.MaxUint64-uint64(o)))
+		labels[o] = make([]bool, len(p))
+		for i := range p {
+			labels[o][i] = random.Float32() < p[i]
+		}
+	}
+	return againstLabels(subjects, all, labels, rows.Count())
+}
+
+// AgainstLabels scores the subjects by their AUC on labelled rows: labels are by output and row.
+func AgainstLabels(ctx context.Context, subjects []Subject, rows Rows, labels [][]bool,
+	progress func(done, total int64)) ([]Score, error) {
+	for _, s := range subjects {
+		if len(labels) != len(s.Version.Outputs) {
+			return nil, fmt.Errorf("got labels for %d outputs, %s has %d", len(labels), s.Version,
+				len(s.Version.Outputs))
+		}
+	}
+	all, err := collect(ctx, subjects, rows, progress)
+	if err != nil {
+		return nil, err
+	}
+	return againstLabels(subjects, all, labels, rows.Count())
+}
+
+func againstLabels(subjects []Subject, all []answers, labels [][]bool, rows int) ([]Score, error) {
+	return scores(subjects, all, models.AUC, rows, func(o int, a []float32) (components, error) {
+		return auc(labels[o], a)
+	})
+}
+
+// scores makes the scores from what measure says of each output: the score is their mean.
+func scores(subjects []Subject, all []answers, metric models.Metric, rows int,
+	measure func(output int, a []float32) (components, error)) ([]Score, error) {
+	var first []components
+	var list []Score
+	for i, s := range subjects {
+		score := Score{Model: s.Version.Model, Metric: metric, Rows: rows}
+		outputs := float64(len(all[i]))
+		if len(all[i]) != len(all[0]) {
+			return nil, fmt.Errorf("%s has %d outputs, %s has %d", s.Version, len(all[i]),
+				subjects[0].Version, len(all[0]))
+		}
+		for o, a := range all[i] {
+			c, err := measure(o, a)
+			if err != nil {
+				return nil, fmt.Errorf("output %q: %w", s.Version.Outputs[o].Name, err)
+			}
+			if i == 0 {
+				first = append(first, c)
+			}
+			score.Value += c.value / outputs
+			score.Lost += (first[o].value - c.value) / outputs
+			score.Error += c.variance() / (outputs * outputs)
+			score.LostError += first[o].minus(c).variance() / (outputs * outputs)
+		}
+		score.Error, score.LostError = math.Sqrt(score.Error), math.Sqrt(score.LostError)
+		list = append(list, score)
+	}
+	return list, nil
+}
+
+// probabilities reports whether all answers are in [0, 1].
+func (a answers) probabilities() bool {
+	for _, output := range a {
+		if slices.ContainsFunc(output, func(v float32) bool { return !(v >= 0 && v <= 1) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// Latencies returns the median time of runs of the given batch sizes, by subject and size. The runs
+// of the subjects take turns, so that what else the machine does meets all of them. A size that a
+// model refuses has the latency 0.
+func Latencies(ctx context.Context, subjects []Subject, rows Rows, sizes []int) ([][]time.Duration,
+	error) {
+	medians := make([][]time.Duration, len(subjects))
+	for _, size := range sizes {
+		took := make([][]time.Duration, len(subjects))
+		for round := range rounds {
+			for i, s := range subjects {
+				if size > s.Version.Config.LargestBatchSize {
+					continue
+				}
+				first := round * size % max(1, rows.Count()-size+1)
+				inputs, err := rows.Batch(s.Version, first, size)
+				if err != nil {
+					return nil, err
+				}
+				start := time.Now()
+				err = s.Run(ctx, inputs, func([]tensor.Tensor) error {
+					took[i] = append(took[i], time.Since(start))
+					return nil
+				})
+				if err != nil {
+					return nil, fmt.Errorf("run %s at batch size %d: %w", s.Version, size, err)
+				}
+			}
+		}
+		for i := range took {
+			median := time.Duration(0)
+			if len(took[i]) > 0 {
+				slices.Sort(took[i])
+				median = took[i][len(took[i])/2]
+			}
+			medians[i] = append(medians[i], median)
+		}
+	}
+	return medians, nil
+}
+
+// rounds is how many runs Latencies takes the median of.
+const rounds = 41

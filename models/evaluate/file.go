@@ -1,0 +1,488 @@
+package evaluate
+
+import (
+	"archive/zip"
+	"bufio"
+	"encoding/binary"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models"
+)
+
+// labelColumn is the name of the labels in a file.
+const labelColumn = "label"
+
+// ReadFile reads labelled rows for models of the signature of v: at most limit, or all if limit is
+// 0. labels are by output and row.
+//
+// An .npz file has an array for each input, named as it, and "label": [rows], or [rows, outputs]. A
+// .csv file has a header. An input has a column for each element of a row: named as the input if
+// there is one, else the input's name and "_0", "_1", ...; so have the labels of several outputs.
+// Other columns are ignored. Labels are 0 or 1.
+func ReadFile(path string, v *models.Version, limit int) (rows Rows, labels [][]bool, err error) {
+	fail := func(err error) (Rows, [][]bool, error) {
+		return nil, nil, fmt.Errorf("read labelled rows %s: %w", path, err)
+	}
+	var t *table
+	switch ext := strings.ToLower(filepath.Ext(path)); ext {
+	case ".csv":
+		t, err = readCSV(path, v, limit)
+	case ".npz":
+		t, err = readNPZ(path, v)
+	default:
+		err = fmt.Errorf("the name ends in %q, expected .csv or .npz", ext)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	if t.rows == 0 {
+		return fail(errors.New("it has no rows"))
+	}
+	if limit > 0 {
+		t.rows = min(t.rows, limit)
+	}
+	if err := t.checkIDs(v); err != nil {
+		return fail(err)
+	}
+	if outputs := len(v.Outputs); t.labels != outputs {
+		return fail(fmt.Errorf("it has %d labels a row, %s has %d outputs", t.labels, v, outputs))
+	}
+	labels = make([][]bool, t.labels)
+	for i := range t.rows {
+		for o := range t.labels {
+			l := t.values[i*t.labels+o]
+			if l != 0 && l != 1 {
+				return fail(fmt.Errorf("the label of row %d is %v, expected 0 or 1", i, l))
+			}
+			labels[o] = append(labels[o], l == 1)
+		}
+	}
+	return t, labels, nil
+}
+
+// A table is labelled rows in memory.
+type table struct {
+	rows   int
+	inputs map[string]tensor.Tensor
+	labels int       // a row
+	values []float64 // of the labels
+}
+
+func (t *table) Count() int { return t.rows }
+
+func (t *table) Batch(v *models.Version, first, n int) ([]tensor.Tensor, error) {
+	var inputs []tensor.Tensor
+	for _, p := range v.Inputs {
+		x, ok := t.inputs[p.Name]
+		if !ok || x.DataType != p.DataType {
+			return nil, fmt.Errorf("the rows were not read for input %q of %s", p.Name, v)
+		}
+		row := len(x.Data) / int(x.Shape[0])
+		x.Shape = append([]int64{int64(n)}, x.Shape[1:]...)
+		x.Data = x.Data[first*row:][:n*row]
+		inputs = append(inputs, x)
+	}
+	return inputs, nil
+}
+
+// checkIDs checks that ids are within their bounds, as an agent does for queries.
+func (t *table) checkIDs(v *models.Version) error {
+	for _, p := range v.Inputs {
+		x := t.inputs[p.Name]
+		size := x.DataType.Size()
+		if len(p.IDBounds) == 0 || size == 0 {
+			continue
+		}
+		row := len(x.Data) / size / int(x.Shape[0])
+		run := row
+		if len(x.Shape) > 1 {
+			run = row / int(x.Shape[1])
+		}
+		for i := range t.rows * row {
+			id := integer(x, i)
+			bound := p.IDBounds[min(i%row/max(run, 1), len(p.IDBounds)-1)]
+			if id < 0 || id >= bound {
+				return fmt.Errorf(
+					"row %d: input %q has id %d, expected at least 0 and less than %d",
+					i/row, p.Name, id, bound)
+			}
+		}
+	}
+	return nil
+}
+
+// integer returns element i of a tensor of integers.
+func integer(t tensor.Tensor, i int) int64 {
+	size := t.DataType.Size()
+	b := t.Data[i*size:][:size]
+	switch t.DataType {
+	case tensor.Int64, tensor.Uint64:
+		return int64(binary.LittleEndian.Uint64(b))
+	case tensor.Int32:
+		return int64(int32(binary.LittleEndian.Uint32(b)))
+	case tensor.Uint32:
+		return int64(binary.LittleEndian.Uint32(b))
+	case tensor.Int16:
+		return int64(int16(binary.LittleEndian.Uint16(b)))
+	case tensor.Uint16:
+		return int64(binary.LittleEndian.Uint16(b))
+	case tensor.Int8:
+		return int64(int8(b[0]))
+	}
+	return int64(b[0])
+}
+
+func readCSV(path string, v *models.Version, limit int) (*table, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	r := csv.NewReader(bufio.NewReaderSize(f, 1<<20))
+	r.ReuseRecord = true
+	header, err := r.Read()
+	header = slices.Clone(header) // r uses its record again
+	if err == io.EOF {
+		return nil, errors.New("it has no header")
+	}
+	if err != nil {
+		return nil, err
+	}
+	at := map[string]int{}
+	for i, name := range header {
+		name = strings.TrimSpace(name)
+		if _, twice := at[name]; twice {
+			return nil, fmt.Errorf("the header has column %q twice", name)
+		}
+		at[name] = i
+	}
+	columns := func(name string, n int) ([]int, error) {
+		var list []int
+		for i := range n {
+			column := name
+			if n > 1 {
+				column = name + "_" + strconv.Itoa(i)
+			}
+			c, ok := at[column]
+			if !ok {
+				return nil, fmt.Errorf("the header has no column %q", column)
+			}
+			list = append(list, c)
+		}
+		return list, nil
+	}
+	t := &table{inputs: map[string]tensor.Tensor{}, labels: len(v.Outputs)}
+	label, err := columns(labelColumn, t.labels)
+	if err != nil {
+		return nil, err
+	}
+	inputs := make([]tensor.Tensor, len(v.Inputs))
+	from := make([][]int, len(v.Inputs))
+	for i, p := range v.Inputs {
+		width, err := tensor.Elements(p.Shape[1:])
+		if err != nil || slices.Contains(p.Shape[1:], models.Dynamic) {
+			return nil, fmt.Errorf(
+				"input %q has shape %v: rows of a table have a fixed shape, use .npz",
+				p.Name, p.Shape)
+		}
+		if from[i], err = columns(p.Name, width); err != nil {
+			return nil, err
+		}
+		inputs[i] = tensor.Tensor{Name: p.Name, DataType: p.DataType, Shape: slices.Clone(p.Shape)}
+	}
+	for limit == 0 || t.rows < limit {
+		record, err := r.Read()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		line, _ := r.FieldPos(0)
+		for _, c := range label {
+			value, err := strconv.ParseFloat(strings.TrimSpace(record[c]), 64)
+			if err != nil {
+				return nil, fmt.Errorf("line %d: label is %q, expected 0 or 1", line, record[c])
+			}
+			t.values = append(t.values, value)
+		}
+		for i := range inputs {
+			for _, c := range from[i] {
+				if inputs[i].Data, err = appendText(inputs[i].Data, inputs[i].DataType,
+					strings.TrimSpace(record[c])); err != nil {
+					return nil, fmt.Errorf("line %d: %s is %q, expected %s", line, header[c],
+						record[c],
+						inputs[i].DataType)
+				}
+			}
+		}
+		t.rows++
+	}
+	for _, x := range inputs {
+		x.Shape[0] = int64(t.rows)
+		t.inputs[x.Name] = x
+	}
+	return t, nil
+}
+
+// appendText appends an element given as text.
+func appendText(b []byte, d tensor.DataType, s string) ([]byte, error) {
+	switch d {
+	case tensor.FP32:
+		f, err := strconv.ParseFloat(s, 32)
+		return binary.LittleEndian.AppendUint32(b, math.Float32bits(float32(f))), err
+	case tensor.FP64:
+		f, err := strconv.ParseFloat(s, 64)
+		return binary.LittleEndian.AppendUint64(b, math.Float64bits(f)), err
+	case tensor.Bool:
+		v, err := strconv.ParseBool(s)
+		return append(b, byte(index(v))), err
+	case tensor.Int8, tensor.Int16, tensor.Int32, tensor.Int64:
+		i, err := strconv.ParseInt(s, 10, 8*d.Size())
+		return appendInteger(b, d, i), err
+	case tensor.Uint8, tensor.Uint16, tensor.Uint32, tensor.Uint64:
+		i, err := strconv.ParseUint(s, 10, 8*d.Size())
+		return appendInteger(b, d, int64(i)), err
+	}
+	return b, errors.ErrUnsupported
+}
+
+func appendInteger(b []byte, d tensor.DataType, i int64) []byte {
+	return append(b, binary.LittleEndian.AppendUint64(nil, uint64(i))[:d.Size()]...)
+}
+
+// readNPZ reads the arrays of an archive of NumPy's format. (npyio, the library for it, was last
+// released in 2021, and writes no arrays of float32 of two dimensions.)
+func readNPZ(path string, v *models.Version) (*table, error) {
+	archive, err := zip.OpenReader(path)
+	if err != nil {
+		return nil, err
+	}
+	defer archive.Close()
+	t := &table{inputs: map[string]tensor.Tensor{}}
+	read := func(name string) (tensor.Tensor, error) {
+		f, err := archive.Open(name + ".npy")
+		if err != nil {
+			var have []string
+			for _, f := range archive.File {
+				have = append(have, strings.TrimSuffix(f.Name, ".npy"))
+			}
+			return tensor.Tensor{}, fmt.Errorf("it has no array %q, only %s", name,
+				strings.Join(have, ", "))
+		}
+		defer f.Close()
+		x, err := readNPY(f)
+		if err != nil {
+			return tensor.Tensor{}, fmt.Errorf("array %q: %w", name, err)
+		}
+		return x, nil
+	}
+	label, err := read(labelColumn)
+	if err != nil {
+		return nil, err
+	}
+	t.rows, t.labels = int(label.Shape[0]), 1
+	if len(label.Shape) == 2 {
+		t.labels = int(label.Shape[1])
+	} else if len(label.Shape) > 2 {
+		return nil, fmt.Errorf("array %q has shape %v, expected [rows] or [rows, outputs]",
+			labelColumn,
+			label.Shape)
+	}
+	for i := range t.rows * t.labels {
+		t.values = append(t.values, element(label, i))
+	}
+	for _, p := range v.Inputs {
+		x, err := read(p.Name)
+		if err != nil {
+			return nil, err
+		}
+		fits := len(x.Shape) == len(p.Shape)
+		for i := 1; fits && i < len(p.Shape); i++ {
+			fits = p.Shape[i] == models.Dynamic || p.Shape[i] == x.Shape[i]
+		}
+		if !fits {
+			return nil, fmt.Errorf("array %q has shape %v, expected %v", p.Name, x.Shape, p.Shape)
+		}
+		if x.Shape[0] != int64(t.rows) {
+			return nil, fmt.Errorf("array %q has %d rows, but there are %d labels", p.Name,
+				x.Shape[0],
+				t.rows)
+		}
+		if t.inputs[p.Name], err = convert(x, p); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+// element returns element i of a tensor as a number.
+func element(t tensor.Tensor, i int) float64 {
+	switch t.DataType {
+	case tensor.FP32:
+		return float64(math.Float32frombits(binary.LittleEndian.Uint32(t.Data[4*i:])))
+	case tensor.FP64:
+		return math.Float64frombits(binary.LittleEndian.Uint64(t.Data[8*i:]))
+	}
+	return float64(integer(t, i))
+}
+
+// convert returns the tensor with the data type of p: floats become floats, integers integers.
+func convert(t tensor.Tensor, p models.Port) (tensor.Tensor, error) {
+	from := t.DataType
+	t.Name, t.DataType = p.Name, p.DataType
+	if from == p.DataType {
+		return t, nil
+	}
+	float := func(d tensor.DataType) bool { return d == tensor.FP32 || d == tensor.FP64 }
+	n, size := len(t.Data)/from.Size(), p.DataType.Size()
+	if float(from) != float(p.DataType) || size == 0 || p.DataType == tensor.FP16 ||
+		p.DataType == tensor.BF16 {
+		return tensor.Tensor{}, fmt.Errorf("array %q holds %s, expected %s", p.Name, from,
+			p.DataType)
+	}
+	old := tensor.Tensor{DataType: from, Data: t.Data}
+	t.Data = make([]byte, 0, n*size)
+	for i := range n {
+		switch p.DataType {
+		case tensor.FP32:
+			t.Data = binary.LittleEndian.AppendUint32(t.Data,
+				math.Float32bits(float32(element(old, i))))
+		case tensor.FP64:
+			t.Data = binary.LittleEndian.AppendUint64(t.Data, math.Float64bits(element(old, i)))
+		default:
+			v := integer(old, i)
+			t.Data = appendInteger(t.Data, p.DataType, v)
+			if got := integer(t, i); got != v {
+				return tensor.Tensor{}, fmt.Errorf("array %q: element %d is %d, which is no %s",
+					p.Name, i,
+					v, p.DataType)
+			}
+		}
+	}
+	return t, nil
+}
+
+// npyTypes are the data types of NumPy that rows may have, little-endian.
+var npyTypes = map[string]tensor.DataType{
+	"<f4": tensor.FP32, "<f8": tensor.FP64, "<i8": tensor.Int64, "<i4": tensor.Int32,
+	"<i2": tensor.Int16, "|i1": tensor.Int8, "<u8": tensor.Uint64, "<u4": tensor.Uint32,
+	"<u2": tensor.Uint16, "|u1": tensor.Uint8, "|b1": tensor.Bool,
+}
+
+var (
+	npyDescr   = regexp.MustCompile(`'descr': *'([^']*)'`)
+	npyFortran = regexp.MustCompile(`'fortran_order': *True`)
+	npyShape   = regexp.MustCompile(`'shape': *\(([^)]*)\)`)
+)
+
+const (
+	npyMagic      = "\x93NUMPY"
+	longestHeader = 1 << 16
+)
+
+// readNPY reads an array (numpy.lib.format, versions 1 to 3).
+func readNPY(r io.Reader) (tensor.Tensor, error) {
+	var start [10]byte
+	if _, err := io.ReadFull(r, start[:]); err != nil || string(start[:6]) != npyMagic {
+		return tensor.Tensor{}, errors.New("it is no NumPy array")
+	}
+	size := int(binary.LittleEndian.Uint16(start[8:]))
+	if start[6] > 1 {
+		var more [2]byte
+		if _, err := io.ReadFull(r, more[:]); err != nil {
+			return tensor.Tensor{}, err
+		}
+		size |= int(binary.LittleEndian.Uint16(more[:])) << 16
+	}
+	if size > longestHeader {
+		return tensor.Tensor{}, fmt.Errorf("its header has %d bytes, expected at most %d", size,
+			longestHeader)
+	}
+	header := make([]byte, size)
+	if _, err := io.ReadFull(r, header); err != nil {
+		return tensor.Tensor{}, fmt.Errorf("its header ends early: %w", err)
+	}
+	descr, shape := npyDescr.FindSubmatch(header), npyShape.FindSubmatch(header)
+	if descr == nil || shape == nil {
+		return tensor.Tensor{}, fmt.Errorf("its header is %q", header)
+	}
+	var t tensor.Tensor
+	var ok bool
+	if t.DataType, ok = npyTypes[string(descr[1])]; !ok {
+		return tensor.Tensor{}, fmt.Errorf("its elements are %q, expected numbers such as %q or %q",
+			descr[1], "<f4", "<i8")
+	}
+	for part := range strings.SplitSeq(string(shape[1]), ",") {
+		if part = strings.TrimSpace(part); part == "" {
+			continue
+		}
+		d, err := strconv.ParseInt(part, 10, 64)
+		if err != nil || d < 0 {
+			return tensor.Tensor{}, fmt.Errorf("its shape is (%s)", shape[1])
+		}
+		t.Shape = append(t.Shape, d)
+	}
+	if len(t.Shape) == 0 {
+		return tensor.Tensor{}, errors.New("it has no dimension, expected the rows")
+	}
+	if npyFortran.Match(header) && len(t.Shape) > 1 {
+		return tensor.Tensor{}, errors.New(
+			"its elements are in Fortran's order, expected C's (numpy.ascontiguousarray)")
+	}
+	n, err := tensor.Elements(t.Shape)
+	if err != nil {
+		return tensor.Tensor{}, err
+	}
+	want := int64(n) * int64(t.DataType.Size())
+	// The size is that of the header; the memory grows only with what is there.
+	if t.Data, err = io.ReadAll(io.LimitReader(r, want)); err != nil {
+		return tensor.Tensor{}, err
+	}
+	if int64(len(t.Data)) != want {
+		return tensor.Tensor{}, fmt.Errorf("it has %d bytes, expected %d for shape %v", len(t.Data),
+			want, t.Shape)
+	}
+	return t, nil
+}
+
+// WriteNPZ writes arrays to a file that NumPy and ReadFile read.
+func WriteNPZ(w io.Writer, arrays []tensor.Tensor) error {
+	archive := zip.NewWriter(w)
+	for _, t := range arrays {
+		descr := ""
+		for d, of := range npyTypes {
+			if of == t.DataType {
+				descr = d
+			}
+		}
+		var shape strings.Builder
+		for _, d := range t.Shape {
+			fmt.Fprintf(&shape, "%d, ", d)
+		}
+		header := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", descr,
+			shape.String())
+		// data begins at a multiple of 64
+		header += strings.Repeat(" ", 63-(10+len(header))%64) + "\n"
+		f, err := archive.Create(t.Name + ".npy")
+		if err != nil {
+			return err
+		}
+		start := binary.LittleEndian.AppendUint16([]byte(npyMagic+"\x01\x00"), uint16(len(header)))
+		if _, err := f.Write(slices.Concat(start, []byte(header), t.Data)); err != nil {
+			return err
+		}
+	}
+	return archive.Close()
+}
