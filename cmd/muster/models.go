@@ -14,6 +14,7 @@ import (
 
 	"github.com/muster-serve/muster/agent"
 	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/cmd/muster/internal/families"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/zoo"
@@ -22,7 +23,7 @@ import (
 func newModelsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "models",
-		Short: "Generate models, and list, load and unload those of an agent",
+		Short: "Make and measure models, and list, load and unload those of an agent",
 	}
 	cmd.AddCommand(
 		newModelsGenerateCommand(),
@@ -32,12 +33,14 @@ func newModelsCommand() *cobra.Command {
 		newModelsChangeCommand("unload", "Make agents stop serving a model", "unloaded",
 			(*client.Client).UnloadModelOn),
 	)
+	cmd.AddCommand(families.Commands()...)
 	return cmd
 }
 
 func newModelsGenerateCommand() *cobra.Command {
 	var out, scale string
 	var options zoo.Options
+	var variants families.Variants
 	every := append(zoo.Names(), "all")
 	cmd := &cobra.Command{
 		Use:   "generate MODEL...",
@@ -50,10 +53,14 @@ for tests), default, full (up to 4 GB a model), or a fraction of full. A model t
 was generated before with the same options is not written again.`,
 		Example: `  muster models generate ncf wnd
   muster models generate all --scale small --out /tmp/models
-  muster models generate rm2 --scale 0.01 --seed 7`,
+  muster models generate rm2 --scale 0.01 --seed 7
+  muster models generate wnd --variants int8,table8,lowrank:64`,
 		ValidArgs: every,
 		Args:      cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := variants.Validate(); err != nil {
+				return err
+			}
 			options.Scale = zoo.Scale(scale)
 			wanted := args
 			if slices.Contains(args, "all") {
@@ -77,6 +84,9 @@ was generated before with the same options is not written again.`,
 					state = "there already"
 				}
 				fmt.Fprintf(cmd.OutOrStdout(), "%s: %s in %s\n", model, state, out)
+				if err := variants.Make(cmd, out, model, options.Overwrite); err != nil {
+					return err
+				}
 			}
 			return nil
 		},
@@ -89,6 +99,7 @@ was generated before with the same options is not written again.`,
 	flags.Uint64Var(&options.Seed, "seed", options.Seed, "seed of the weights")
 	flags.BoolVar(&options.Overwrite, "overwrite", false,
 		"replace a model that was generated with other options")
+	variants.Add(flags)
 	return cmd
 }
 
@@ -99,6 +110,9 @@ type listedModel struct {
 	Version string `json:"version"`
 	State   string `json:"state"`
 	Reason  string `json:"reason"`
+	// Family and Accuracy are known for a directory.
+	Family   string  `json:"family,omitempty"`
+	Accuracy float64 `json:"accuracy,omitempty"`
 }
 
 func newModelsListCommand() *cobra.Command {
@@ -152,7 +166,9 @@ func listAgent(ctx context.Context, settings *clientSettings, stderr io.Writer) 
 	}
 	list := []listedModel{}
 	for _, m := range index {
-		list = append(list, listedModel{m.GetName(), m.GetVersion(), m.GetState(), m.GetReason()})
+		list = append(list, listedModel{
+			Model: m.GetName(), Version: m.GetVersion(), State: m.GetState(), Reason: m.GetReason(),
+		})
 	}
 	return list, nil
 }
@@ -161,6 +177,10 @@ func listAgent(ctx context.Context, settings *clientSettings, stderr io.Writer) 
 // cannot be served is BROKEN, with the reason.
 func listDirectory(dir string) ([]listedModel, error) {
 	repository, err := models.Open[io.Closer](dir, nil, models.Options{})
+	if err != nil {
+		return nil, err
+	}
+	places, err := families.Places(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -173,22 +193,37 @@ func listDirectory(dir string) ([]listedModel, error) {
 			m.Version, m.State, m.Reason = "", "BROKEN", s.Reason
 		} else if _, err := models.ReadVersion(dir, s.Model, s.Version); err != nil {
 			m.State, m.Reason = "BROKEN", err.Error()
+		} else {
+			p := places[s.Model]
+			m.Family, m.Accuracy, m.Reason = p.Family, p.Accuracy, p.Reason
 		}
 		list = append(list, m)
 	}
 	return list, nil
 }
 
-// printModels prints the list as a table. Further lines of a reason are below its first one.
+// printModels prints the list as a table, which shows families if there are any. Further lines of a
+// reason are below its first one.
 func printModels(w io.Writer, list []listedModel) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "MODEL\tVERSION\tSTATE\tREASON")
+	families := slices.ContainsFunc(list, func(m listedModel) bool { return m.Family != "" })
+	row := func(model, version, state, family, accuracy, reason string) {
+		if families {
+			state += "\t" + family + "\t" + accuracy
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", model, version, state, reason)
+	}
+	row("MODEL", "VERSION", "STATE", "FAMILY", "ACCURACY", "REASON")
 	for _, m := range list {
+		accuracy := ""
+		if m.Accuracy > 0 {
+			accuracy = strconv.FormatFloat(m.Accuracy, 'f', 4, 64)
+		}
 		reason := strings.Split(terminal.PlainLines(m.Reason), "\n")
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", terminal.Plain(m.Model), terminal.Plain(m.Version),
-			terminal.Plain(m.State), reason[0])
+		row(terminal.Plain(m.Model), terminal.Plain(m.Version), terminal.Plain(m.State),
+			terminal.Plain(m.Family), accuracy, reason[0])
 		for _, line := range reason[1:] {
-			fmt.Fprintf(table, "\t\t\t%s\n", line)
+			row("", "", "", "", "", line)
 		}
 	}
 	return table.Flush()

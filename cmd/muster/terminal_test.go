@@ -170,7 +170,7 @@ func TestTerminal(t *testing.T) {
 			var list []listedModel
 			if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 1 ||
 				list[0].Model != evil {
-				t.Errorf("%s: got %q, %v, want the name as it is", args, list, err)
+				t.Errorf("%s: got %+v, %v, want the name as it is", args, list, err)
 			}
 		}
 	}

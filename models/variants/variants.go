@@ -16,6 +16,9 @@ import (
 	"github.com/muster-serve/muster/models/onnx"
 )
 
+// ErrNothing means that a model has nothing that a kind of variant changes. Errors wrap it.
+var ErrNothing = errors.New("variants: nothing to change")
+
 // generator is the name of this package and the version of its output.
 const generator = "muster variants 1"
 
@@ -110,17 +113,18 @@ func (k Kind) rewrite(from, to string) (Report, error) {
 		return Report{}, err
 	}
 	var all Report
-	for i, change := range changes {
+	for _, change := range changes {
 		r, err := change(g)
 		if err != nil {
 			return Report{}, fmt.Errorf("model %s: %w", from, err)
 		}
-		if r.Changed == 0 {
-			return Report{}, fmt.Errorf("model %s has nothing that %s changes%s", from,
-				strings.Split(string(k), "+")[i], reasons(r.Left))
-		}
 		all.Changed += r.Changed
 		all.Left = append(all.Left, r.Left...)
+	}
+	if all.Changed == 0 {
+		return Report{}, fmt.Errorf("%w: model %s has nothing that %s changes%s", ErrNothing, from,
+			k,
+			reasons(all.Left))
 	}
 	return all, g.Write(to)
 }

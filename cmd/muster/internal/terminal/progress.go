@@ -12,6 +12,15 @@ import (
 // terminal it draws a bar, else it prints a line at most every ten seconds. One goroutine at a time
 // may call the function.
 func NewProgress(w io.Writer, title string) func(done, total int64) {
+	return newProgress(w, title, true)
+}
+
+// NewPercentage is as NewProgress for a task whose unit says nothing to the user.
+func NewPercentage(w io.Writer, title string) func(done, total int64) {
+	return newProgress(w, title, false)
+}
+
+func newProgress(w io.Writer, title string, isBytes bool) func(done, total int64) {
 	if Is(w) {
 		var bar *progressbar.ProgressBar
 		return func(done, total int64) {
@@ -19,7 +28,7 @@ func NewProgress(w io.Writer, title string) func(done, total int64) {
 				bar = progressbar.NewOptions64(total,
 					progressbar.OptionSetWriter(w),
 					progressbar.OptionSetDescription(title),
-					progressbar.OptionShowBytes(true),
+					progressbar.OptionShowBytes(isBytes),
 					progressbar.OptionClearOnFinish(),
 					progressbar.OptionThrottle(100*time.Millisecond))
 			}
