@@ -40,10 +40,12 @@ type Score struct {
 	Value  float64
 	// Error is the standard error of Value, for the choice of rows and labels.
 	Error float64
-	// Lost is the score of the first model less Value, and LostError its standard error. As both
+	// Lost is the score of the model Beside, less Value, and LostError its standard error. As both
 	// answered the same rows, it is less than the errors of the scores suggest.
 	Lost, LostError float64
-	Rows            int
+	// Beside is the teacher, or the model with the best score.
+	Beside string
+	Rows   int
 }
 
 // batch is how many rows run at a time. It is a multiple of items.
@@ -155,8 +157,8 @@ func AgainstTeacher(ctx context.Context, subjects []Subject, rows Rows, seed uin
 		if rows.Count() < items {
 			return nil, fmt.Errorf("got %d rows, expected at least %d to rank", rows.Count(), items)
 		}
-		return scores(subjects, all, models.Top10, rows.Count(), func(o int, a []float32) (
-			components, error) {
+		return scores(subjects, all, models.Top10, true, func(o int, a []float32) (components,
+			error) {
 			return top10(teacher[o], a), nil
 		})
 	}
@@ -168,7 +170,7 @@ func AgainstTeacher(ctx context.Context, subjects []Subject, rows Rows, seed uin
 			labels[o][i] = random.Float32() < p[i]
 		}
 	}
-	return againstLabels(subjects, all, labels, rows.Count())
+	return againstLabels(subjects, all, labels, true)
 }
 
 // AgainstLabels scores the subjects by their AUC on labelled rows: labels are by output and row.
@@ -184,42 +186,52 @@ func AgainstLabels(ctx context.Context, subjects []Subject, rows Rows, labels []
 	if err != nil {
 		return nil, err
 	}
-	return againstLabels(subjects, all, labels, rows.Count())
+	return againstLabels(subjects, all, labels, false)
 }
 
-func againstLabels(subjects []Subject, all []answers, labels [][]bool, rows int) ([]Score, error) {
-	return scores(subjects, all, models.AUC, rows, func(o int, a []float32) (components, error) {
+func againstLabels(subjects []Subject, all []answers, labels [][]bool, taught bool) ([]Score,
+	error) {
+	return scores(subjects, all, models.AUC, taught, func(o int, a []float32) (components, error) {
 		return auc(labels[o], a)
 	})
 }
 
-// scores makes the scores from what measure says of each output: the score is their mean.
-func scores(subjects []Subject, all []answers, metric models.Metric, rows int,
+// scores makes the scores from what measure says of each output: the score is their mean. taught is
+// whether the first subject is the teacher.
+func scores(subjects []Subject, all []answers, metric models.Metric, taught bool,
 	measure func(output int, a []float32) (components, error)) ([]Score, error) {
-	var first []components
-	var list []Score
+	parts := make([][]components, len(subjects)) // by subject and output
+	list := make([]Score, len(subjects))
+	beside := 0
 	for i, s := range subjects {
-		score := Score{Model: s.Version.Model, Metric: metric, Rows: rows}
-		outputs := float64(len(all[i]))
 		if len(all[i]) != len(all[0]) {
 			return nil, fmt.Errorf("%s has %d outputs, %s has %d", s.Version, len(all[i]),
 				subjects[0].Version, len(all[0]))
 		}
+		outputs := float64(len(all[i]))
+		list[i] = Score{Model: s.Version.Model, Metric: metric, Rows: len(all[i][0])}
 		for o, a := range all[i] {
 			c, err := measure(o, a)
 			if err != nil {
 				return nil, fmt.Errorf("output %q: %w", s.Version.Outputs[o].Name, err)
 			}
-			if i == 0 {
-				first = append(first, c)
-			}
-			score.Value += c.value / outputs
-			score.Lost += (first[o].value - c.value) / outputs
-			score.Error += c.variance() / (outputs * outputs)
-			score.LostError += first[o].minus(c).variance() / (outputs * outputs)
+			parts[i] = append(parts[i], c)
+			list[i].Value += c.value / outputs
+			list[i].Error += c.variance() / (outputs * outputs)
 		}
-		score.Error, score.LostError = math.Sqrt(score.Error), math.Sqrt(score.LostError)
-		list = append(list, score)
+		list[i].Error = math.Sqrt(list[i].Error)
+		if !taught && list[i].Value > list[beside].Value {
+			beside = i
+		}
+	}
+	for i := range list {
+		s := &list[i]
+		s.Beside, s.Lost = list[beside].Model, list[beside].Value-s.Value
+		for o, c := range parts[i] {
+			outputs := float64(len(parts[i]))
+			s.LostError += parts[beside][o].minus(c).variance() / (outputs * outputs)
+		}
+		s.LostError = math.Sqrt(s.LostError)
 	}
 	return list, nil
 }

@@ -111,18 +111,19 @@ const (
 // best of the answers. Of equal answers the earlier row is better.
 func top10(teacher, answers []float32) components {
 	var c components
-	groups := len(teacher) / items
+	groups, total := len(teacher)/items, 0
 	for g := range groups {
 		want := best(teacher[g*items:][:items])
-		share := 0.0
+		n := 0
 		for _, i := range best(answers[g*items:][:items]) {
 			if slices.Contains(want, i) {
-				share += 1. / kept
+				n++
 			}
 		}
-		c.parts[0] = append(c.parts[0], share)
-		c.value += share / float64(groups)
+		c.parts[0] = append(c.parts[0], float64(n)/kept)
+		total += n
 	}
+	c.value = float64(total) / float64(kept*groups)
 	return c
 }
 

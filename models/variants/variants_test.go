@@ -33,7 +33,7 @@ func generate(t *testing.T, model string) (dir string) {
 	return dir
 }
 
-func newest(t *testing.T, dir, model string) *models.Version {
+func newest(t testing.TB, dir, model string) *models.Version {
 	t.Helper()
 	v, err := models.ReadNewest(dir, model)
 	if err != nil {
@@ -43,7 +43,7 @@ func newest(t *testing.T, dir, model string) *models.Version {
 }
 
 // draw makes random inputs within the id bounds.
-func draw(t *testing.T, v *models.Version, rows int) []tensor.Tensor {
+func draw(t testing.TB, v *models.Version, rows int) []tensor.Tensor {
 	t.Helper()
 	random := rand.New(rand.NewPCG(1, 2))
 	var all []tensor.Tensor

@@ -381,6 +381,7 @@ type measured struct {
 	Error     float64       `json:"error"`
 	Lost      float64       `json:"lost"`
 	LostError float64       `json:"lost_error"`
+	Beside    string        `json:"lost_beside"`
 	Accuracy  float64       `json:"accuracy"`
 	Dominated string        `json:"dominated_by,omitempty"`
 }
@@ -577,7 +578,7 @@ func (e *evaluation) list(versions []*models.Version, scores []evaluate.Score,
 	for i, s := range scores {
 		m := measured{
 			Model: s.Model, Metric: s.Metric, Score: s.Value, Error: s.Error, Lost: s.Lost,
-			LostError: s.LostError, Accuracy: s.Metric.Accuracy(s.Value, best),
+			LostError: s.LostError, Beside: s.Beside, Accuracy: s.Metric.Accuracy(s.Value, best),
 		}
 		for _, l := range latencies[i] {
 			m.Latencies = append(m.Latencies, float64(l)/float64(time.Millisecond))
@@ -590,7 +591,7 @@ func (e *evaluation) list(versions []*models.Version, scores []evaluate.Score,
 	}
 	for i := range list {
 		for _, other := range list {
-			if list[i].dominatedBy(other) {
+			if list[i].Dominated == "" && list[i].dominatedBy(other) {
 				list[i].Dominated = other.Model
 			}
 		}
@@ -667,13 +668,13 @@ func (e *evaluation) print(w io.Writer, list []measured, rows int, against strin
 	}
 	fmt.Fprintf(
 		w, "%d rows against %s. LOST is what a model scores less than %s, on the same rows.\n",
-		rows, terminal.Plain(against), terminal.Plain(list[0].Model))
+		rows, terminal.Plain(against), terminal.Plain(list[0].Beside))
 	for _, m := range list {
 		if m.Dominated != "" {
 			but := ""
 			i := slices.IndexFunc(list, func(o measured) bool { return o.Model == m.Dominated })
 			if m.Bytes < list[i].Bytes {
-				but = fmt.Sprintf(", but has %.1f times fewer bytes",
+				but = fmt.Sprintf(", but takes %.1f times the bytes",
 					float64(list[i].Bytes)/float64(m.Bytes))
 			}
 			fmt.Fprintf(w, "%s is dominated: %s is faster and no less accurate%s\n",
