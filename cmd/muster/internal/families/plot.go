@@ -3,7 +3,9 @@ package families
 import (
 	"fmt"
 	"image/color"
+	"math"
 	"os"
+	"strconv"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -24,11 +26,12 @@ var (
 func drawTo(f *os.File, list []measured) error {
 	last := len(list[0].Latencies) - 1
 	p := plot.New()
-	p.Title.Text = "Accuracy against latency"
+	p.Title.Text = "Accuracy against latency (orange: another is faster and no less accurate)"
+	p.Title.TextStyle.Font.Size = vg.Points(11)
 	p.Title.Padding = vg.Points(6)
 	p.X.Label.Text = fmt.Sprintf("median latency of a batch of %d with one thread, ms", sizes[last])
 	p.Y.Label.Text = "accuracy"
-	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.TickerFunc(ticks)
 	grid := plotter.NewGrid()
 	grid.Vertical.Color, grid.Horizontal.Color = color.Gray{0xdd}, color.Gray{0xdd}
 	p.Add(grid)
@@ -62,6 +65,20 @@ func drawTo(f *os.File, list []measured) error {
 	p.Draw(draw.Crop(draw.New(canvas), vg.Points(4), -vg.Points(8), vg.Points(4), -vg.Points(6)))
 	_, err := canvas.WriteTo(f)
 	return err
+}
+
+// ticks marks 1, 2 and 5 times the powers of ten.
+func ticks(low, high float64) (marks []plot.Tick) {
+	for power := math.Pow(10, math.Floor(math.Log10(low))); power <= high; power *= 10 {
+		for _, digit := range []float64{1, 2, 5} {
+			if v := digit * power; v >= low && v <= high {
+				marks = append(marks, plot.Tick{
+					Value: v, Label: strconv.FormatFloat(v, 'g', 3, 64),
+				})
+			}
+		}
+	}
+	return marks
 }
 
 // writeChart writes the chart to the file at path.
