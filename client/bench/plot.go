@@ -92,11 +92,8 @@ func (m *ModelReport) answeredShare() float64 {
 
 // latencyAt is the latency in ms at a quantile of all queries; ok is false if that one failed.
 func (m *ModelReport) latencyAt(q float64) (ms float64, ok bool) {
-	q /= m.answeredShare()
-	if m.Answered == 0 || q > 1 {
-		return 0, false
-	}
-	return milliseconds(quantile(m.latencies, 100*q)), true
+	d := quantileOfAll(m.latencies, m.Failed, 100*q)
+	return milliseconds(d), d != never && m.Answered > 0
 }
 
 // legendOf says of a model what the curve shows.
