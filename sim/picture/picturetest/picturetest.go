@@ -35,7 +35,7 @@ type Stroke struct {
 	Points        []vg.Point
 }
 
-// Texts that contain the words.
+// Find returns the texts that contain the words.
 func (d *Drawing) Find(words string) (found []Text) {
 	for _, t := range d.Texts {
 		if strings.Contains(t.String, words) {
