@@ -65,7 +65,8 @@ if command -v systemd-analyze >/dev/null; then
   sed "s|/usr/bin/muster|$root/bin/muster|" examples/systemd/instance.conf \
     >"$work/units/muster@.service.d/instance.conf"
   cp "$work/units/muster@.service" "$work/units/muster@agent1.service"
-  found=$(SYSTEMD_UNIT_PATH=$work/units: systemd-analyze verify "$work/units/muster@agent1.service" 2>&1)
+  found=$(SYSTEMD_UNIT_PATH=$work/units: \
+    systemd-analyze verify "$work/units/muster@agent1.service" 2>&1)
   if [ -n "$found" ]; then
     echo "$found" >&2
     exit 1
@@ -76,7 +77,11 @@ else
 fi
 
 echo "=== Go client"
-(cd examples/go-client && GOWORK=off GOFLAGS=-mod=readonly go build -o "$work/go-client" .)
+if ! (cd examples/go-client &&
+  GOWORK=off GOFLAGS=-mod=readonly go build -o "$work/go-client" .); then
+  echo "examples: if go.mod has changed: cd examples/go-client && go mod tidy" >&2
+  exit 1
+fi
 "$work/go-client" --servers "$grpc" --timeout 30s | tee "$work/go"
 # As docs/sdk.md has it: a new module beside a clone.
 mkdir "$work/myclient"

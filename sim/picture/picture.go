@@ -126,6 +126,15 @@ func (p *Panel) legendHeight(width vg.Length) vg.Length {
 	return vg.Length((len(p.entries)+n-1)/n)*rowHeight + legendMargin
 }
 
+// least is the width at which the title and each entry of the legend have room.
+func (p *Panel) least() (width vg.Length) {
+	const axis = 70 // labels and title of Y, and what is left free at the edges
+	for _, e := range p.entries {
+		width = max(width, axis+thumb+vg.Points(4)+legendText.Width(e.name)+2*legendMargin)
+	}
+	return p.Margin + max(width, p.Title.TextStyle.Width(p.Title.Text)+vg.Points(24))
+}
+
 // Draw draws the panel.
 func (p *Panel) Draw(c draw.Canvas) {
 	c = draw.Crop(c, vg.Points(6), -vg.Points(12)-p.Margin, vg.Points(5), -vg.Points(8))
@@ -194,8 +203,8 @@ type Picture struct {
 // Page is a picture of panels.
 func Page(columns int, panels ...*Panel) *Picture { return &Picture{columns, panels} }
 
-// Size is the picture's, in points: each column is as wide as its widest panel, each row as high as
-// its highest.
+// Size is the picture's, in points: each column is as wide as its widest panel, or as the title and
+// the legend of one need, and each row as high as its highest.
 func (p *Picture) Size() (width, height vg.Length) {
 	for _, w := range p.sizes(false) {
 		width += w
@@ -214,7 +223,7 @@ func (p *Picture) sizes(rows bool) []vg.Length {
 	}
 	sizes := make([]vg.Length, n)
 	for i, one := range p.Panels {
-		at, size := i%p.Columns, one.Width
+		at, size := i%p.Columns, max(one.Width, one.least())
 		if rows {
 			at, size = i/p.Columns, one.Height
 		}

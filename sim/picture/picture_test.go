@@ -3,6 +3,7 @@ package picture_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"gonum.org/v1/plot"
@@ -66,6 +67,16 @@ func TestLegendIsOffTheData(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestLongNames: a picture grows with the names in its legend and with its title.
+func TestLongNames(t *testing.T) {
+	p := panel(2)
+	p.Legend(strings.Repeat("a name without end ", 12), picture.Swatch{Color: picture.Grey})
+	picturetest.Check(t, picture.Page(1, p))
+	p = panel(2)
+	p.Title.Text = strings.Repeat("a title without end ", 12)
+	picturetest.Check(t, picture.Page(1, p, panel(1)))
 }
 
 // TestSeriesAreToldApart: no two of the first eight look alike, in black and white neither.
