@@ -128,18 +128,9 @@ func TestDeadlines(t *testing.T) {
 	for a.worker.Lanes().Stats().Waiting > 0 { // the one whose client has given up already
 		goruntime.Gosched()
 	}
-	// The client that gave up may have been seen to go before its deadline was
-	// seen to pass.
-	failed := a.scrape()
-	deadline,
-		cancelled :=
-		failed[`muster_failed_queries_total{model="ncf",reason="deadline",version="1"}`],
-		failed[`muster_failed_queries_total{model="ncf",reason="cancelled",version="1"}`]
-	if deadline < 3 || deadline+cancelled != 4 {
-		t.Errorf(
-			"got %v queries past their deadline and %v cancelled, want 4, at most 1 of them "+
-				"cancelled", deadline, cancelled)
-	}
+	// The client that gave up may have been seen to go before its deadline was seen to pass: that
+	// was after the QoS target, so it counts all the same.
+	a.wantMetric(`muster_failed_queries_total{model="ncf",reason="deadline",version="1"}`, 4)
 }
 
 // TestCancel: a query whose client goes away stops waiting, and stops running.
@@ -187,7 +178,14 @@ func TestCancel(t *testing.T) {
 	for a.worker.Lanes().Stats().Running > 0 || a.held("serve: bytes of queries") > 0 {
 		goruntime.Gosched()
 	}
-	a.wantMetric(`muster_failed_queries_total{model="ncf",reason="cancelled",version="1"}`, 2)
+	// It is cancelled before the QoS target has passed, and else too late.
+	failed := a.scrape()
+	if cancelled, deadline :=
+		failed[`muster_failed_queries_total{model="ncf",reason="cancelled",version="1"}`],
+		failed[`muster_failed_queries_total{model="ncf",reason="deadline",version="1"}`]; cancelled+
+		deadline != 2 {
+		t.Errorf("got %v queries cancelled and %v too late, want 2 in all", cancelled, deadline)
+	}
 }
 
 // wantMetric checks a value that the metrics address serves.

@@ -163,7 +163,8 @@ func (c *Client) Infer(ctx context.Context, req *oip.Request) (*oip.Response, er
 // infer sends the query through the fleet's gateway, or if there is none to a server.
 func (c *Client) infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 	if gateway := c.fleet.direct(); gateway != nil {
-		resp, err := gateway.Infer(ctx, req, time.Now())
+		sent := time.Now()
+		resp, err := gateway.Infer(ctx, req, sent)
 		switch status.Code(err) {
 		case codes.OK:
 			return resp, nil
@@ -174,7 +175,7 @@ func (c *Client) infer(ctx context.Context, req *oip.Request) (*oip.Response, er
 			}
 			fallthrough
 		default:
-			gateway.failedWith(req.Model, req.Version, err)
+			gateway.failedWith(req.Model, req.Version, err, time.Since(sent))
 			return nil, c.newError("", err)
 		}
 	}

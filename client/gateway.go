@@ -198,27 +198,29 @@ func (g *Gateway) Failed(f Failure) {
 	}
 }
 
-// failedWith notes that a query of a Client failed with err.
-func (g *Gateway) failedWith(model, version string, err error) {
-	f := Failure{Reason: oip.Reason(status.Convert(err))}
-	if number, ok := g.Version(model, version); ok {
+// failedWith notes that a query of a Client failed with err, a time after it was sent.
+func (g *Gateway) failedWith(model, version string, err error, after time.Duration) {
+	f := Failure{}
+	number, target, ok := g.Version(model, version)
+	if ok {
 		f.Model, f.Version = model, number
 	}
+	f.Reason = oip.ReasonAfter(oip.Reason(status.Convert(err)), after, target)
 	g.Failed(f)
 }
 
-// Version returns the version of a model that a query gets which names the given one, or "". It
-// reports false if no member that stays holds it.
-func (g *Gateway) Version(model, version string) (int64, bool) {
+// Version returns the version of a model that a query gets which names the given one, or "", and its
+// QoS target. It reports false if no member that stays holds it.
+func (g *Gateway) Version(model, version string) (number int64, target time.Duration, ok bool) {
 	members := g.members.Load()
-	_, number, err := members.find(model, version)
+	held, number, err := members.find(model, version)
 	if err != nil {
-		return 0, false
+		return 0, 0, false
 	}
 	if number == 0 {
 		number = members.models[model].newest
 	}
-	return number, true
+	return number, held.qosTarget, true
 }
 
 // Leader is the name of the member to which the gateway submits, or "" while it decides without a

@@ -24,22 +24,22 @@ func (s *Server) infer(ctx context.Context, req *oip.Request, arrival time.Time)
 		return s.config.Worker.Infer(ctx, req, arrival)
 	}
 	defer req.Release()
-	model, version := s.asked(req.Model, req.Version)
+	model, version, target := s.asked(req.Model, req.Version)
 	s.config.Worker.Arrived(model, version)
 	resp, err := s.pass(ctx, req, arrival)
 	if err != nil {
-		s.config.Worker.Failed(model, version, err, time.Since(arrival))
+		s.config.Worker.Failed(model, version, err, time.Since(arrival), target)
 	}
 	return resp, err
 }
 
-// asked returns the model and version that metrics name for a query that names the given ones: ""
-// for a model that nobody has, and 0 for a version that no agent serves.
-func (s *Server) asked(model, version string) (string, int64) {
-	if number, ok := s.config.Gateway.Version(model, version); ok {
-		return model, number
+// asked returns the model and version that metrics name for a query that names the given ones, and
+// the QoS target: "" for a model that nobody has, 0 for a version that no agent serves.
+func (s *Server) asked(model, version string) (string, int64, time.Duration) {
+	if number, target, ok := s.config.Gateway.Version(model, version); ok {
+		return model, number, target
 	}
-	return s.knownModel(model), 0
+	return s.knownModel(model), 0, 0
 }
 
 // turnedAway counts a query of a client that is refused with err before all of it is read. model
@@ -47,16 +47,16 @@ func (s *Server) asked(model, version string) (string, int64) {
 func (s *Server) turnedAway(model, version string, err error) {
 	name, number := "", int64(0)
 	if model != "" {
-		name, number = s.asked(model, version)
+		name, number, _ = s.asked(model, version)
 	}
 	s.config.Worker.Arrived(name, number)
-	s.config.Worker.Failed(name, number, err, 0)
+	s.config.Worker.Failed(name, number, err, 0, 0)
 }
 
 // unsendable counts a query that was answered, and whose answer is dropped with err.
 func (s *Server) unsendable(req *oip.Request, err error) {
-	model, version := s.asked(req.Model, req.Version)
-	s.config.Worker.Failed(model, version, err, 0)
+	model, version, _ := s.asked(req.Model, req.Version)
+	s.config.Worker.Failed(model, version, err, 0, 0)
 }
 
 // pass gives a query to the gateway, which has some agent of the fleet run it, perhaps this one. It

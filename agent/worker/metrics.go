@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/runtime"
@@ -180,9 +181,10 @@ func (w *Worker) Arrived(model string, version int64) {
 }
 
 // Failed counts a query of a client that has arrived and has failed with err, a time after its
-// arrival. The first two arguments are those of Arrived.
-func (w *Worker) Failed(model string, version int64, err error, after time.Duration) {
-	reason := outcome.Of(err).Reason
+// arrival. The first two arguments are those of Arrived; target is the QoS target, 0 if the query
+// reached no version.
+func (w *Worker) Failed(model string, version int64, err error, after, target time.Duration) {
+	reason := oip.ReasonAfter(outcome.Of(err).Reason, after, target)
 	w.CountFailed(model, version, reason, 1)
 	key := versionKey{model, version}
 	w.metrics.failureSeconds.WithLabelValues(key.model, key.number()).Add(after.Seconds())

@@ -61,7 +61,7 @@ func TestMetricsForget(t *testing.T) {
 	}
 	for _, model := range []string{"ncf", ""} {
 		w.Arrived(model, 0)
-		w.Failed(model, 0, errors.New("some"), 0)
+		w.Failed(model, 0, errors.New("some"), 0, 0)
 	}
 	nowhere := series("")
 	all := series("1")

@@ -39,7 +39,7 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time)
 	if err != nil {
 		model := w.known(req.Model)
 		w.Arrived(model, 0)
-		w.Failed(model, 0, err, time.Since(arrival))
+		w.Failed(model, 0, err, time.Since(arrival), 0)
 		return nil, err
 	}
 	defer loaded.Release()
@@ -47,7 +47,7 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time)
 	counts.arrived.Inc()
 	failed := func(err error) (*oip.Response, error) {
 		counts.failedHere(time.Since(arrival))
-		w.Failed(v.Model, v.Number, err, time.Since(arrival))
+		w.Failed(v.Model, v.Number, err, time.Since(arrival), v.Config.QoSTarget)
 		return nil, err
 	}
 

@@ -14,8 +14,9 @@ import (
 // domain is that of the ErrorInfo of Muster's errors.
 const domain = "muster"
 
-// Explain returns s with an ErrorInfo that names the reason, one of [Reasons], and if wait is above 0 with a RetryInfo that tells the client how long to wait. It
-// returns s itself if its code is OK, which can have no details.
+// Explain returns s with an ErrorInfo that names the reason, one of [Reasons], and if wait is above 0
+// with a RetryInfo that tells the client how long to wait. It returns s itself if its code is OK,
+// which can have no details.
 func Explain(s *status.Status, reason string, wait time.Duration) *status.Status {
 	details := make([]protoadapt.MessageV1, 0, 2)
 	details = append(details,
@@ -64,6 +65,17 @@ func Reason(s *status.Status) string {
 		return "cancelled"
 	}
 	return "internal"
+}
+
+// ReasonAfter returns the reason for which a query counts that failed for the given one, a time after
+// its arrival; target is its QoS target, 0 if that is not known. A client that goes away after the
+// target has waited for too long: its query counts as one whose deadline passed. (The client's end
+// of a gRPC deadline often passes before the server's.)
+func ReasonAfter(reason string, after, target time.Duration) string {
+	if reason == "cancelled" && target > 0 && after > target {
+		return "deadline"
+	}
+	return reason
 }
 
 // Reasons returns all reasons for which a client's query can fail, the values of the metrics' label

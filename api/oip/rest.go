@@ -470,7 +470,8 @@ func (in *jsonInput) read(t *tensor.Tensor, text []byte, body *requestBody, bloc
 // the outputs from their own memory, and does not release resp. charge counts the text.
 //
 // Before anything is written, the error can be charge's, or wrap [ErrInvalid] if the client asked
-// for JSON, which cannot represent the outputs (NaN, infinity, BYTES that are not UTF-8). Any other error is that of writing to w.
+// for JSON, which cannot represent the outputs (NaN, infinity, BYTES that are not UTF-8). Any other
+// error is that of writing to w.
 func EncodeResponse(w http.ResponseWriter, req *Request, resp *Response, charge *Charge) error {
 	text := textBuffers.Get().(*[]byte)
 	defer putText(text)

@@ -66,6 +66,8 @@ var scenarios = []scenario{
 		(*run).demand, nil},
 	{"overload", "three times as many queries as a fleet can serve", "2 min", "10 s",
 		(*run).overload, nil},
+	{"metrics", "what a real Prometheus says of agents in an overload, against what clients count",
+		"3 min", "20 s", (*run).metrics, nil},
 	{"partition", "half of the agents cut off and reconnected, in network namespaces (needs root)",
 		"1 min", "15 s", (*run).partition, nil},
 	{"overhead", "the time that Muster adds to a query, compared with bare gRPC relays", "1 min",

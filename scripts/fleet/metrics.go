@@ -1,0 +1,321 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/client/bench"
+	"github.com/muster-serve/muster/scripts/harness"
+)
+
+// metrics sends an agent that is alone, and then a fleet, three times the queries that they can
+// serve, and asks a real Prometheus every question of docs/metrics.md, one with native histograms
+// and one without. Wanted: the answers are what the clients have counted, and the status has the
+// same failures by reason. The short form only takes less time.
+func (r *run) metrics(ctx context.Context) error {
+	document, err := os.ReadFile("docs/metrics.md")
+	if err != nil {
+		return err
+	}
+	questions := questionsOf(string(document))
+	r.want(len(questions) == len(answers), "docs/metrics.md has %d questions, want %d", len(questions),
+		len(answers))
+	files, err := harness.Output(ctx, "", "scripts/debian.sh", "prometheus")
+	if err != nil {
+		return skip{err}
+	}
+	for _, types := range [][]string{{"g4dn.xlarge"}, pool(1, 2)} {
+		if err := r.overloadedMetrics(ctx, filepath.Join(files, "usr/bin/prometheus"), types, questions); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A question is a query of docs/metrics.md, with the first words of what it asks.
+type question struct{ asks, query string }
+
+func questionsOf(document string) (all []question) {
+	_, section, _ := strings.Cut(document, "## Questions they answer")
+	section, _, _ = strings.Cut(section, "\n## ")
+	block := regexp.MustCompile("(?s)\n([^\n]+(?:\n[^\n]+)*):\n\n```\n(.*?)```")
+	for _, m := range block.FindAllStringSubmatch(section, -1) {
+		all = append(all, question{strings.ReplaceAll(m[1], "\n", " "), m[2]})
+	}
+	return all
+}
+
+// An overloaded is what clients have counted in an overload of 300 s: rates over 5 minutes of it are
+// its counts by 300.
+type overloaded struct {
+	harness.Count
+	report  *bench.ModelReport
+	agents  map[string]int    // by instance type
+	reasons map[string]uint64 // of failures
+	lasted  time.Duration
+}
+
+func (o *overloaded) answered() float64 { return float64(o.OnTime + o.Late) }
+
+func (o *overloaded) failures() (sum float64) {
+	for _, n := range o.reasons {
+		sum += float64(n)
+	}
+	return sum
+}
+
+// window is the time, in seconds, over which the questions average.
+const window = 300
+
+// answers say what is wrong with the answer to a question that begins with these words; nil: nothing.
+var answers = map[string]func(*overloaded, []harness.Sample) error{
+	"Queries that arrive each second": func(o *overloaded, got []harness.Sample) error {
+		got = slices.DeleteFunc(got, func(s harness.Sample) bool { // refused unread: none
+			return s.Labels["model"] == "" && s.Value == 0
+		})
+		return about(got, map[string]string{"model": "dien"}, float64(o.Queries)/window, 0.05)
+	},
+	"Share of them that is answered within": func(o *overloaded, got []harness.Sample) error {
+		return within(got, map[string]string{"model": "dien"}, 1, o)
+	},
+	"Models whose share is below": func(o *overloaded, got []harness.Sample) error {
+		return within(got, map[string]string{"model": "dien"}, 100, o)
+	},
+	"Queries that fail each second": func(o *overloaded, got []harness.Sample) error {
+		sum := harness.Sample{Labels: map[string]string{"model": "dien"}}
+		for _, s := range got {
+			if s.Labels["model"] != "dien" || o.reasons[s.Labels["reason"]] == 0 {
+				return fmt.Errorf("there is %v, clients were told %v", s, o.reasons)
+			}
+			sum.Value += s.Value
+		}
+		return about([]harness.Sample{sum}, sum.Labels, o.failures()/window, 0.05)
+	},
+	"99th percentile": func(o *overloaded, got []harness.Sample) error {
+		return about(got, nil, o.report.LatencyMS.P99/1e3, 0.5) // the buckets are that wide
+	},
+	"The same of a Prometheus that takes native": func(o *overloaded, got []harness.Sample) error {
+		return about(got, nil, o.report.LatencyMS.P99/1e3, 0.3)
+	},
+	"Queries answered each second, by instance": func(o *overloaded, got []harness.Sample) error {
+		sum := harness.Sample{}
+		for _, s := range got {
+			if o.agents[s.Labels["instance_type"]] == 0 {
+				return fmt.Errorf("there is %v, agents are %v", s, o.agents)
+			}
+			sum.Value += s.Value
+		}
+		return about([]harness.Sample{sum}, nil, o.answered()/window, 0.05)
+	},
+	"Instances, by type": func(o *overloaded, got []harness.Sample) error {
+		for typ, n := range o.agents {
+			if !slices.ContainsFunc(got, func(s harness.Sample) bool {
+				return s.Labels["instance_type"] == typ && s.Value == float64(n) &&
+					s.Labels["price"] > "0"
+			}) {
+				return fmt.Errorf("no %d x %s with a price in %v", n, typ, got)
+			}
+		}
+		return nil
+	},
+	"How busy": func(o *overloaded, got []harness.Sample) error {
+		most := 0.0
+		for _, s := range got {
+			most = max(most, s.Value*window/o.lasted.Seconds())
+		}
+		if len(got) == 0 || most < 0.6 || most > 1.3 {
+			return fmt.Errorf("the busiest lanes were busy for %.2f of the time, want nearly 1", most)
+		}
+		return nil
+	},
+	"Share of attempts whose lane": func(o *overloaded, got []harness.Sample) error {
+		// It is not a number of an agent that is alone, and above 0 where a busy machine keeps a
+		// leader from answering in time.
+		if len(got) != 1 || got[0].Value < 0 || got[0].Value > 1 ||
+			math.IsNaN(got[0].Value) != (len(o.agents) == 1) {
+			return fmt.Errorf("got %v of agents %v, want one share", got, o.agents)
+		}
+		return nil
+	},
+	"Whether agents see different": func(_ *overloaded, got []harness.Sample) error {
+		if len(got) > 0 {
+			return fmt.Errorf("got %v, want nothing: they do not", got)
+		}
+		return nil
+	},
+}
+
+// about is nil if got is one sample with the labels, near want.
+func about(got []harness.Sample, labels map[string]string, want, tolerance float64) error {
+	if len(got) != 1 || !maps.Equal(got[0].Labels, labels) ||
+		!(math.Abs(got[0].Value-want) <= tolerance*want) {
+		return fmt.Errorf("got %v, want %.3f of %v, by %.0f %% at most", got, want, labels,
+			100*tolerance)
+	}
+	return nil
+}
+
+// within is nil if got is one sample with the labels, near the share within the QoS target. Clients
+// also count the way to the agent and back, and that on a busy machine.
+func within(got []harness.Sample, labels map[string]string, unit float64, o *overloaded) error {
+	least, most := float64(o.OnTime)/float64(o.Queries), o.answered()/float64(o.Queries)
+	if len(got) != 1 || !maps.Equal(got[0].Labels, labels) ||
+		!(got[0].Value/unit >= least-0.03 && got[0].Value/unit <= most+0.03) {
+		return fmt.Errorf("got %v, want between %.3f and %.3f of %v", got, least*unit, most*unit,
+			labels)
+	}
+	return nil
+}
+
+// overloadedMetrics is metrics of one fleet.
+func (r *run) overloadedMetrics(ctx context.Context, binary string, types []string,
+	questions []question) error {
+	dir := r.dir
+	defer func() { r.dir = dir }()
+	r.dir = filepath.Join(dir, fmt.Sprintf("agents-%d", len(types)))
+	f, err := r.newFleet(ctx, "dien")
+	if err != nil {
+		return err
+	}
+	if err := r.start(ctx, f, types); err != nil {
+		return err
+	}
+	var targets []string
+	o := &overloaded{agents: map[string]int{}, reasons: map[string]uint64{}}
+	for _, n := range f.Nodes {
+		targets = append(targets, n.Metrics)
+		o.agents[n.InstanceType]++
+	}
+	prometheus := map[bool]*harness.Prometheus{}
+	for _, native := range []bool{false, true} {
+		p, err := harness.StartPrometheus(ctx, binary,
+			filepath.Join(r.dir, fmt.Sprintf("prometheus-native-%t", native)), native, targets)
+		if p != nil {
+			defer p.Stop()
+		}
+		if err != nil {
+			return err
+		}
+		prometheus[native] = p
+	}
+
+	sdk, err := r.client(f.Addresses())
+	if err != nil {
+		return err
+	}
+	plain, err := r.client(f.Addresses(), client.WithoutFleet())
+	if err != nil {
+		return err
+	}
+	var mu sync.Mutex
+	counted := func(c *client.Client) func(context.Context, *oip.Request) (*oip.Response, error) {
+		return func(ctx context.Context, req *oip.Request) (*oip.Response, error) {
+			resp, err := c.Infer(ctx, req)
+			if err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				o.reasons[oip.Reason(status.Convert(err))]++
+			}
+			return resp, err
+		}
+	}
+	clients := []harness.Client{{Name: "plain", Share: 1, Infer: counted(plain)}}
+	if len(types) > 1 {
+		clients = append(clients, harness.Client{Name: "SDK", Share: 1, Infer: counted(sdk)})
+	}
+	d, err := harness.NewDriver(ctx, plain, map[string]float64{"dien": 1}, 0, clients...)
+	if err != nil {
+		return err
+	}
+	limit, err := harness.FluidLimit(ctx, r.muster, harness.Pool(types), map[string]float64{"dien": 1})
+	if err != nil {
+		return err
+	}
+	o.lasted = pick(r, time.Minute, 5*time.Second)
+	begin := time.Now()
+	report, err := d.Run(ctx, harness.Load{Rate: 3 * limit, Duration: o.lasted, Seed: r.seed})
+	if err != nil {
+		return err
+	}
+	o.Count, o.report = d.Between(begin, time.Now()), &report.Models[0]
+	r.say("  at three times the fluid limit of %.0f queries/s: %v; failures %v", limit, o.Count,
+		o.reasons)
+	r.want(o.failures() > 0 && o.answered() > 0, "%.0f queries failed, %.0f were answered: want both",
+		o.failures(), o.answered())
+	if err := harness.Settle(ctx, time.Second); err != nil { // until it is scraped
+		return err
+	}
+	for _, q := range questions {
+		native := strings.Contains(q.asks, "native histograms")
+		got, err := prometheus[native].Query(ctx, strings.ReplaceAll(q.query, `"ncf"`, `"dien"`))
+		check := errors.New("no answer is known")
+		for asks, wrong := range answers {
+			if strings.HasPrefix(q.asks, asks) {
+				check = wrong(o, got)
+			}
+		}
+		r.wantNil(errors.Join(err, check), "%s", q.asks)
+	}
+	return r.statusCounts(ctx, f, o)
+}
+
+// statusCounts wants that `muster status --json` has the failures by reason that clients were told.
+// Whether a query whose deadline passes at both ends was cancelled is a matter of which end sees it
+// first.
+func (r *run) statusCounts(ctx context.Context, f *harness.Fleet, o *overloaded) error {
+	text, err := harness.Output(ctx, "", r.muster, "status", "--json", "--server", f.Nodes[0].GRPC)
+	if err != nil {
+		return err
+	}
+	var status struct {
+		Models []struct {
+			Model    string
+			Answered json.Number
+			Refusals []struct {
+				Reason string
+				Count  json.Number
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &status); err != nil {
+		return err
+	}
+	group := func(reason string) string {
+		if reason == "cancelled" {
+			return "deadline"
+		}
+		return reason
+	}
+	told, want := map[string]float64{}, map[string]float64{"answered": o.answered()}
+	for _, m := range status.Models {
+		n, _ := m.Answered.Float64()
+		told["answered"] += n
+		for _, refused := range m.Refusals {
+			n, _ := refused.Count.Float64()
+			told[group(refused.Reason)] += n
+		}
+	}
+	for reason, n := range o.reasons {
+		want[group(reason)] += float64(n)
+	}
+	for _, what := range slices.Sorted(maps.Keys(want)) {
+		r.want(math.Abs(told[what]-want[what]) <= 5+0.02*want[what],
+			"muster status has %.0f queries %s, clients have %.0f", told[what], what, want[what])
+	}
+	return nil
+}
