@@ -340,6 +340,7 @@ func TestLargestMessage(t *testing.T) {
 	if err := a.inferGRPC(largest("ncf")); err != nil {
 		t.Errorf("NCF's largest query, again: %v", err)
 	}
+	a.wantMetric(`muster_failed_queries_total{model="",reason="too_large",version=""}`, 1)
 }
 
 // TestSlowClients: those who begin a query and never finish it are cut off, and
@@ -374,6 +375,11 @@ func TestSlowClients(t *testing.T) {
 	if err := a.inferGRPC(ncfRequest(1)); err != nil {
 		t.Errorf("next query: %v", err)
 	}
+	for a.counted("muster_arrived_queries_total") < 3 { // the agent may still end the call
+		goruntime.Gosched()
+	}
+	a.wantMetric(`muster_failed_queries_total{model="ncf",reason="slow",version="1"}`, 1) // REST
+	a.wantMetric(`muster_failed_queries_total{model="",reason="slow",version=""}`, 1)
 }
 
 // TestPanic: a panic while a query is served is an error of that query.

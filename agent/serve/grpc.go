@@ -7,9 +7,11 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
@@ -121,10 +123,11 @@ func (s boundedServer) RegisterService(desc *grpc.ServiceDesc, service any) {
 func (s *Server) untilEnd(handle grpc.MethodHandler) grpc.MethodHandler {
 	return func(service any, ctx context.Context, decode func(any) error,
 		interceptor grpc.UnaryServerInterceptor) (any, error) {
+		resp, err := handle(service, ctx, decode, interceptor)
 		if r := receiptOf(ctx); r != nil {
-			defer r.end()
+			r.end(err)
 		}
-		return handle(service, ctx, decode, interceptor)
+		return resp, err
 	}
 }
 
@@ -147,29 +150,24 @@ func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, erro
 // shortTimeout is how long the context of a refused call may stay in memory, at 330 bytes each.
 const shortTimeout = time.Second
 
-// arrivals is the intake for queries by gRPC. It counts refusals, and gives them a gRPC code.
+// arrivals is the intake for queries by gRPC. It gives refusals a gRPC code.
 type arrivals struct{ *Server }
 
 // Take implements [oip.Intake].
 func (s arrivals) Take(ctx context.Context, n, had int64) error {
-	if err := s.intake.Take(ctx, n, had); err != nil {
-		return s.refuseArrival(err, isAttempt(ctx))
+	err := s.intake.Take(ctx, n, had)
+	if err != nil && isAttempt(ctx) {
+		err = asRefused(err)
 	}
-	return nil
+	return outcome.GRPC(err)
 }
 
 // Give implements [oip.Intake].
 func (s arrivals) Give(ctx context.Context, n int64) { s.intake.Give(ctx, n) }
 
-// refuseArrival counts a query that is refused before it is read, and returns its error as a gRPC
-// status. The gateway of an attempt tries another agent.
-func (s *Server) refuseArrival(err error, attempt bool) error {
-	if attempt {
-		return outcome.GRPC(fmt.Errorf("%w: %w", outcome.ErrRefused, err))
-	}
-	s.turnedAway("", "", err)
-	return outcome.GRPC(err)
-}
+// asRefused returns the error of an attempt that this agent does not run because of err: its gateway
+// tries another agent.
+func asRefused(err error) error { return fmt.Errorf("%w: %w", outcome.ErrRefused, err) }
 
 // register registers the inference service and the control service with to.
 func (s *Server) register(to grpc.ServiceRegistrar) {
@@ -195,6 +193,7 @@ type receipt struct {
 	// timeout belongs to Server.arriving until the query is received, and then to Server.sending,
 	// for the answer.
 	timeout  timeout
+	slow     atomic.Bool // the query took too long to arrive
 	received bool
 	charge   oip.Charge // the answer's bytes in Server.answers
 }
@@ -208,18 +207,45 @@ func (r *receipt) Value(key any) any {
 }
 
 // expire cancels the call because its query takes too long to arrive.
-func (r *receipt) expire() { r.cancel() }
+func (r *receipt) expire() {
+	r.slow.Store(true)
+	r.cancel()
+}
 
-// end must be called when the call ends. If the query was not received and was an attempt, end
-// tells the leader that the attempt was not run.
-func (r *receipt) end() {
+// end must be called when the call ends with err. If the query was not received, end counts it; of
+// an attempt, it tells the leader that the attempt was not run.
+func (r *receipt) end(err error) {
 	if r.received {
 		return
 	}
 	r.server.arriving.end(&r.timeout)
 	if attempt := r.header[control.AttemptHeader]; len(attempt) > 0 {
 		r.server.config.Worker.CutOff(attempt[0], r.arrival)
+		return
 	}
+	s, _ := status.FromError(err)
+	switch code := s.Code(); {
+	case code == codes.OK || code == codes.PermissionDenied || code == codes.Unauthenticated:
+		return // refused because of who called: that is counted elsewhere
+	case r.slow.Load():
+		err = outcome.ErrSlow
+	case len(s.Details()) > 0: // a refusal of the intake, which says its reason
+	// The rest are errors of reading the message, with the codes that gRPC gives them.
+	case code == codes.ResourceExhausted:
+		err = oip.ErrTooLarge
+	case code == codes.Internal || code == codes.Unimplemented:
+		err = outcome.ErrInvalid
+	case code == codes.Unavailable: // the connection has broken
+		err = context.Canceled
+	}
+	// The QoS target is not known. A client that goes away when nearly all of its time has passed
+	// has seen its own end of the deadline pass.
+	after, patience := time.Since(r.arrival), time.Duration(0)
+	if deadline, ok := r.Context.Deadline(); ok {
+		patience = deadline.Sub(r.arrival) * 9 / 10
+	}
+	r.server.config.Worker.Arrived("", 0)
+	r.server.config.Worker.Failed("", 0, err, after, max(patience, 0))
 }
 
 // An unsent is a receipt whose answer is on its way to the client.
@@ -287,20 +313,26 @@ func (s *Server) fullFor(ctx context.Context, attempt bool) error {
 	if err == nil {
 		err = s.config.Guard.Query(ctx, wayOf(attempt), 0)
 	}
-	if err != nil {
-		return s.refuseArrival(err, attempt)
+	switch {
+	case err == nil:
+		return nil
+	case attempt:
+		err = asRefused(err)
+	default:
+		s.turnedAway("", "", err)
 	}
-	return nil
+	return outcome.GRPC(err)
 }
 
 // tapQuery returns the receipt of an admitted query, and starts its timeout for arrival.
 func (s *Server) tapQuery(ctx context.Context, header metadata.MD) (context.Context, error) {
 	r := &receipt{server: s, arrival: time.Now(), header: header}
+	r.Context, r.cancel = context.WithCancel(ctx)
 	if err := ctx.Err(); err != nil { // gRPC does not call the handler then, so end is called here
-		r.end()
+		r.cancel()
+		r.end(err)
 		return ctx, status.FromContextError(err).Err()
 	}
-	r.Context, r.cancel = context.WithCancel(ctx)
 	s.arriving.begin(&r.timeout, s.config.ReceiveTimeout, r)
 	return r, nil
 }

@@ -100,7 +100,7 @@ func (s service) modelInfer(ctx context.Context, req *oip.Request,
 	}
 	if err := s.sent(ctx, resp); err != nil {
 		if attempt {
-			return nil, fmt.Errorf("%w: %w", outcome.ErrRefused, err)
+			return nil, asRefused(err)
 		}
 		s.unsendable(req, err)
 		return nil, err
