@@ -19,7 +19,6 @@ import (
 
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/client"
-	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/scripts/harness"
 )
 
@@ -64,13 +63,20 @@ func questionsOf(document string) (all []question) {
 // its counts by 300.
 type overloaded struct {
 	harness.Count
-	report  *bench.ModelReport
+	took    []time.Duration   // of those answered
 	agents  map[string]int    // by instance type
 	reasons map[string]uint64 // of failures
+	unread  float64           // queries of which agents know no model, by what Prometheus has
 	lasted  time.Duration
 }
 
 func (o *overloaded) answered() float64 { return float64(o.OnTime + o.Late) }
+
+// p99 is the 99th percentile of the latency, in seconds, of those answered.
+func (o *overloaded) p99() float64 {
+	slices.Sort(o.took)
+	return o.took[len(o.took)*99/100].Seconds()
+}
 
 func (o *overloaded) failures() (sum float64) {
 	for _, n := range o.reasons {
@@ -85,10 +91,9 @@ const window = 300
 // answers say what is wrong with the answer to a question that begins with these words; nil: nothing.
 var answers = map[string]func(*overloaded, []harness.Sample) error{
 	"Queries that arrive each second": func(o *overloaded, got []harness.Sample) error {
-		got = slices.DeleteFunc(got, func(s harness.Sample) bool { // refused unread: none
-			return s.Labels["model"] == "" && s.Value == 0
-		})
-		return about(got, map[string]string{"model": "dien"}, float64(o.Queries)/window, 0.05)
+		got = slices.DeleteFunc(got, func(s harness.Sample) bool { return s.Labels["model"] == "" })
+		return about(got, map[string]string{"model": "dien"},
+			(float64(o.Queries)-o.unread)/window, 0.05)
 	},
 	"Share of them that is answered within": func(o *overloaded, got []harness.Sample) error {
 		return within(got, map[string]string{"model": "dien"}, 1, o)
@@ -99,7 +104,8 @@ var answers = map[string]func(*overloaded, []harness.Sample) error{
 	"Queries that fail each second": func(o *overloaded, got []harness.Sample) error {
 		sum := harness.Sample{Labels: map[string]string{"model": "dien"}}
 		for _, s := range got {
-			if s.Labels["model"] != "dien" || o.reasons[s.Labels["reason"]] == 0 {
+			known := o.reasons[s.Labels["reason"]] > 0 && s.Labels["model"] == "dien"
+			if !known && s.Labels["model"] != "" {
 				return fmt.Errorf("there is %v, clients were told %v", s, o.reasons)
 			}
 			sum.Value += s.Value
@@ -107,10 +113,10 @@ var answers = map[string]func(*overloaded, []harness.Sample) error{
 		return about([]harness.Sample{sum}, sum.Labels, o.failures()/window, 0.05)
 	},
 	"99th percentile": func(o *overloaded, got []harness.Sample) error {
-		return about(got, nil, o.report.LatencyMS.P99/1e3, 0.5) // the buckets are that wide
+		return slowest(got, o.p99(), 1.5) // a bucket is that wide
 	},
 	"The same of a Prometheus that takes native": func(o *overloaded, got []harness.Sample) error {
-		return about(got, nil, o.report.LatencyMS.P99/1e3, 0.3)
+		return slowest(got, o.p99(), 1.1)
 	},
 	"Queries answered each second, by instance": func(o *overloaded, got []harness.Sample) error {
 		sum := harness.Sample{}
@@ -170,10 +176,20 @@ func about(got []harness.Sample, labels map[string]string, want, tolerance float
 	return nil
 }
 
+// slowest is nil if got is one sample that is near want, which is how long clients have waited, by a
+// factor at most. The way to the agent and back is not in got, and long on a busy machine.
+func slowest(got []harness.Sample, want, factor float64) error {
+	if len(got) != 1 || !(got[0].Value <= want*factor && got[0].Value >= want/2/factor) {
+		return fmt.Errorf("got %v, want %.3f, by a factor of %.1f at most", got, want, factor)
+	}
+	return nil
+}
+
 // within is nil if got is one sample with the labels, near the share within the QoS target. Clients
 // also count the way to the agent and back, and that on a busy machine.
 func within(got []harness.Sample, labels map[string]string, unit float64, o *overloaded) error {
-	least, most := float64(o.OnTime)/float64(o.Queries), o.answered()/float64(o.Queries)
+	read := float64(o.Queries) - o.unread
+	least, most := float64(o.OnTime)/float64(o.Queries), o.answered()/read
 	if len(got) != 1 || !maps.Equal(got[0].Labels, labels) ||
 		!(got[0].Value/unit >= least-0.03 && got[0].Value/unit <= most+0.03) {
 		return fmt.Errorf("got %v, want between %.3f and %.3f of %v", got, least*unit, most*unit,
@@ -225,11 +241,15 @@ func (r *run) overloadedMetrics(ctx context.Context, binary string, types []stri
 	var mu sync.Mutex
 	counted := func(c *client.Client) func(context.Context, *oip.Request) (*oip.Response, error) {
 		return func(ctx context.Context, req *oip.Request) (*oip.Response, error) {
+			sent := time.Now()
 			resp, err := c.Infer(ctx, req)
+			took := time.Since(sent)
+			mu.Lock()
+			defer mu.Unlock()
 			if err != nil {
-				mu.Lock()
-				defer mu.Unlock()
 				o.reasons[oip.Reason(status.Convert(err))]++
+			} else {
+				o.took = append(o.took, took)
 			}
 			return resp, err
 		}
@@ -248,17 +268,24 @@ func (r *run) overloadedMetrics(ctx context.Context, binary string, types []stri
 	}
 	o.lasted = pick(r, time.Minute, 5*time.Second)
 	begin := time.Now()
-	report, err := d.Run(ctx, harness.Load{Rate: 3 * limit, Duration: o.lasted, Seed: r.seed})
-	if err != nil {
+	if _, err := d.Run(ctx,
+		harness.Load{Rate: 3 * limit, Duration: o.lasted, Seed: r.seed}); err != nil {
 		return err
 	}
-	o.Count, o.report = d.Between(begin, time.Now()), &report.Models[0]
+	o.Count = d.Between(begin, time.Now())
 	r.say("  at three times the fluid limit of %.0f queries/s: %v; failures %v", limit, o.Count,
 		o.reasons)
 	r.want(o.failures() > 0 && o.answered() > 0, "%.0f queries failed, %.0f were answered: want both",
 		o.failures(), o.answered())
 	if err := harness.Settle(ctx, time.Second); err != nil { // until it is scraped
 		return err
+	}
+	unread, err := prometheus[false].Query(ctx, `sum(muster_arrived_queries_total{model=""})`)
+	if err != nil {
+		return err
+	}
+	for _, s := range unread {
+		o.unread = s.Value
 	}
 	for _, q := range questions {
 		native := strings.Contains(q.asks, "native histograms")
@@ -275,8 +302,8 @@ func (r *run) overloadedMetrics(ctx context.Context, binary string, types []stri
 }
 
 // statusCounts wants that `muster status --json` has the failures by reason that clients were told.
-// Whether a query whose deadline passes at both ends was cancelled is a matter of which end sees it
-// first.
+// A query whose deadline passes at its client may be cancelled before it is read, refused for another
+// reason, or answered at the same time: by reason, a tenth of all failures may differ.
 func (r *run) statusCounts(ctx context.Context, f *harness.Fleet, o *overloaded) error {
 	text, err := harness.Output(ctx, "", r.muster, "status", "--json", "--server", f.Nodes[0].GRPC)
 	if err != nil {
@@ -301,6 +328,7 @@ func (r *run) statusCounts(ctx context.Context, f *harness.Fleet, o *overloaded)
 		}
 		return reason
 	}
+	failed := 0.0
 	told, want := map[string]float64{}, map[string]float64{"answered": o.answered()}
 	for _, m := range status.Models {
 		n, _ := m.Answered.Float64()
@@ -308,13 +336,16 @@ func (r *run) statusCounts(ctx context.Context, f *harness.Fleet, o *overloaded)
 		for _, refused := range m.Refusals {
 			n, _ := refused.Count.Float64()
 			told[group(refused.Reason)] += n
+			failed += n
 		}
 	}
+	r.want(math.Abs(failed-o.failures()) <= 5+0.03*o.failures(),
+		"muster status has %.0f queries failed, clients have %.0f", failed, o.failures())
 	for reason, n := range o.reasons {
 		want[group(reason)] += float64(n)
 	}
 	for _, what := range slices.Sorted(maps.Keys(want)) {
-		r.want(math.Abs(told[what]-want[what]) <= 5+0.02*want[what],
+		r.want(math.Abs(told[what]-want[what]) <= 5+0.1*o.failures(),
 			"muster status has %.0f queries %s, clients have %.0f", told[what], what, want[what])
 	}
 	return nil
