@@ -10,6 +10,7 @@ require (
 	github.com/aws/aws-sdk-go-v2 v1.47.7
 	github.com/aws/aws-sdk-go-v2/feature/ec2/imds v1.20.7
 	github.com/charmbracelet/x/ansi v0.11.9
+	github.com/cncf/xds/go v0.0.0-20260202195803-dba9d589def2
 	github.com/cockroachdb/datadriven v1.0.3
 	github.com/google/go-cmp v0.7.0
 	github.com/google/licensecheck v0.3.1
@@ -45,6 +46,8 @@ require (
 	google.golang.org/protobuf v1.36.12
 	pgregory.net/rapid v1.3.0
 )
+
+require github.com/envoyproxy/protoc-gen-validate v1.3.3 // indirect
 
 require (
 	codeberg.org/go-fonts/liberation v0.5.0 // indirect

@@ -64,6 +64,11 @@ var rules = []rule{
 			"shares it",
 	},
 	{
+		folder: "runtime/load",
+		never:  append([]string{"log", "os", "github.com", "golang.org", "gonum.org"}, network...),
+		reason: "how busy lanes are is arithmetic, and the simulator's lanes report it too",
+	},
+	{
 		folder: "profiles", imports: []string{"api/names"},
 		never:  append([]string{"log"}, network...),
 		reason: "leader, simulator and client all read profiles; they are values, not a service",
@@ -117,7 +122,8 @@ var rules = []rule{
 	{
 		folder: "sim",
 		imports: []string{
-			"client/queries", "leader", "api/names", "profiles", "runtime/queue", "sim/picture",
+			"client/queries", "leader", "api/names", "profiles", "runtime/queue", "runtime/load",
+			"sim/picture",
 			"sim/workload",
 		},
 		never: append([]string{"log"}, network...),

@@ -15,7 +15,10 @@ import (
 
 // pure are the folders whose packages, and those below them, start no goroutine and read no clock:
 // what they do follows from what they are told, and so a simulated run is what production would do.
-var pure = []string{"client/queries", "leader", "api/names", "profiles", "runtime/queue", "sim"}
+var pure = []string{
+	"client/queries", "leader", "api/names", "profiles", "runtime/queue",
+	"runtime/load", "sim",
+}
 
 // searches are the functions there that start goroutines all the same: each of these simulates a
 // whole run, alone.

@@ -15,6 +15,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/orca"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
@@ -87,6 +88,8 @@ func (s *Server) newGRPCServer() *grpc.Server {
 	s.register(to)
 	healthpb.RegisterHealthServer(to, s.config.Health.server)
 	reflection.Register(to)
+	// cannot fail: the options are complete
+	_ = orca.Register(to, orca.ServiceOptions{ServerMetricsProvider: s.loads})
 	return server
 }
 

@@ -252,6 +252,7 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 		span.SetAttributes(tracing.Query(query)...)
 	}
 	resp, err := r.Server.infer(ctx, query, arrival)
+	r.loads.toResponse(w.Header())
 	if err != nil {
 		return err
 	}

@@ -87,6 +87,7 @@ type Server struct {
 	largest           atomic.Int64 // the largest query accepted by gRPC, in bytes
 	alone             atomic.Bool  // the view has no other agent
 	settled           atomic.Bool  // the first models have loaded, or failed to
+	loads             *loads
 
 	grpc          *grpc.Server
 	rest, scraped *http.Server
@@ -104,6 +105,7 @@ func New(config Config) *Server {
 	s.intake.limit, s.intake.queue, s.intake.clients = config.MaxWaitingBytes, lanes.Stats, clients
 	s.intake.answers = &s.answers
 	registerMetrics(config.Registry, &s.intake, config.Gateway.Stats, config.Members.Own)
+	s.loads = newLoads(config.Worker, s.laneType)
 	s.grpc = s.newGRPCServer()
 	s.rest = s.newHTTPServer(config.Guard.HTTP(s.newREST()))
 	s.scraped = s.newHTTPServer(config.Guard.HTTP(s.newMetricsHandler()))

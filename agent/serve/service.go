@@ -94,6 +94,7 @@ func (s service) modelInfer(ctx context.Context, req *oip.Request,
 		resp, err = s.attempt(ctx, req, arrival)
 	} else {
 		resp, err = s.infer(ctx, req, arrival)
+		s.loads.toCall(ctx)
 	}
 	if err != nil {
 		return nil, err

@@ -58,6 +58,7 @@ type metrics struct {
 	attempts       prometheus.Counter
 	refused        *prometheus.CounterVec
 	probes         prometheus.Counter
+	ended          tally
 
 	mu       sync.Mutex
 	versions map[versionKey]*versionMetrics
@@ -66,6 +67,17 @@ type metrics struct {
 	asked map[versionKey]prometheus.Counter
 	// Since when a version has not served, has not existed, and has not been known.
 	unserved, gone, unknown profiles.Absence[versionKey]
+}
+
+// A tally counts the queries that versions answered, and those that failed through no fault of the
+// client.
+type tally struct{ answered, failed atomic.Uint64 }
+
+// Ended returns how many queries this agent's lanes have answered, and how many have failed there
+// through no fault of the client, since the start.
+func (w *Worker) Ended() (answered, failed uint64) {
+	e := &w.metrics.ended
+	return e.answered.Load(), e.failed.Load()
 }
 
 // A versionKey names a version of a model. Its version is 0 for queries that reached none, and its
@@ -246,6 +258,7 @@ type versionMetrics struct {
 	failed        atomic.Uint64 // queries and attempts that failed here
 	failedFor     atomic.Int64  // time spent on them, ns
 	lastInference atomic.Int64  // Unix time in ms; 0 before the first
+	ended         *tally        // of all versions
 }
 
 // version returns the metrics of a version with a QoS target: the same object in all calls, until
@@ -260,7 +273,7 @@ func (m *metrics) version(model string, number int64, target time.Duration) *ver
 	}
 	labels := []string{model, key.number()}
 	v := &versionMetrics{
-		key: key, target: target, arrived: m.ask(key),
+		key: key, target: target, arrived: m.ask(key), ended: &m.ended,
 		queries: m.queries.WithLabelValues(labels...),
 		items:   m.items.WithLabelValues(labels...),
 		late:    m.late.WithLabelValues(labels...),
@@ -290,6 +303,7 @@ func (m *metrics) version(model string, number int64, target time.Duration) *ver
 func (v *versionMetrics) answered(batchSize int, request, queue, execution,
 	qosTarget time.Duration) {
 	v.queries.Inc()
+	v.ended.answered.Add(1)
 	v.items.Add(float64(batchSize))
 	if request > qosTarget {
 		v.late.Inc()
@@ -300,11 +314,14 @@ func (v *versionMetrics) answered(batchSize int, request, queue, execution,
 	v.lastInference.Store(time.Now().UnixMilli())
 }
 
-// failedHere counts, for the protocol's statistics, a query or an attempt that failed here, a time
-// after its arrival.
-func (v *versionMetrics) failedHere(after time.Duration) {
+// failedHere counts, for the protocol's statistics and load reports, a query or an attempt that
+// failed here with err, a time after its arrival.
+func (v *versionMetrics) failedHere(err error, after time.Duration) {
 	v.failed.Add(1)
 	v.failedFor.Add(int64(after))
+	if !outcome.Excuses(outcome.Of(err).Reason) {
+		v.ended.failed.Add(1)
+	}
 }
 
 // observe updates the metrics of state and loads after a change of a version's state.

@@ -46,7 +46,7 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time)
 	v, counts := loaded.Version, loaded.Model.counts
 	counts.arrived.Inc()
 	failed := func(err error) (*oip.Response, error) {
-		counts.failedHere(time.Since(arrival))
+		counts.failedHere(err, time.Since(arrival))
 		w.Failed(v.Model, v.Number, err, time.Since(arrival), v.Config.QoSTarget)
 		return nil, err
 	}

@@ -303,7 +303,7 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oi
 			errors.Is(err, runtime.ErrClosed) {
 			return nil, fmt.Errorf("%w: %w", outcome.ErrRefused, err)
 		}
-		loaded.Model.counts.failedHere(time.Since(t.arrival))
+		loaded.Model.counts.failedHere(err, time.Since(t.arrival))
 		return nil, err
 	}
 	t.result = result

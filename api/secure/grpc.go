@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"strings"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -41,7 +42,7 @@ func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.
 		return conn, authInfo{
 			credentials.TLSInfo{
 				CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity},
-			}, false, conn,
+			}, false, conn, new(atomic.Uint64),
 		}, nil
 	}
 	conn, err := s.guard.handshake(raw, http2)
@@ -60,7 +61,7 @@ func (s serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.
 	return taken, authInfo{credentials.TLSInfo{
 		State:          state,
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
-	}, true, taken}, nil
+	}, true, taken, new(atomic.Uint64)}, nil
 }
 
 // authInfo is the authentication state of a connection.
@@ -68,6 +69,7 @@ type authInfo struct {
 	credentials.TLSInfo
 	tls  bool // the connection uses TLS; otherwise TLSInfo is empty
 	conn net.Conn
+	mark *atomic.Uint64
 }
 
 func (i authInfo) AuthType() string {
@@ -75,6 +77,17 @@ func (i authInfo) AuthType() string {
 		return "insecure"
 	}
 	return i.TLSInfo.AuthType()
+}
+
+// Mark is a number that the server keeps with the connection of the gRPC call with context ctx, 0
+// at first. It is nil if the call did not come by a connection.
+func Mark(ctx context.Context) *atomic.Uint64 {
+	if p, ok := peer.FromContext(ctx); ok {
+		if info, ok := p.AuthInfo.(authInfo); ok {
+			return info.mark
+		}
+	}
+	return nil
 }
 
 // CloseConnection closes the connection of the gRPC call with context ctx, and so ends all calls on
