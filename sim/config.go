@@ -137,10 +137,10 @@ type Config struct {
 // MaxRate bounds [Config.Rate], in queries/s; it is the fastest rate of package workload.
 const MaxRate = 1e6
 
-// Policies lists the names that [Config.Policy] accepts: those of leader/match, priced (gateways
-// decide without a leader) and oracle (knows the future).
+// Policies lists the names that [Config.Policy] accepts: those of leader/match, priced, prequal and
+// orca (gateways decide without a leader), and oracle (knows the future).
 func Policies() []string {
-	return append(match.Policies(), Priced, Oracle)
+	return append(match.Policies(), Priced, Prequal, ORCA, Oracle)
 }
 
 // DefaultPolicy is the policy of a Config that names none.
@@ -148,8 +148,10 @@ const DefaultPolicy = match.DefaultPolicy
 
 // The simulator's policies beside those of leader/match.
 const (
-	Priced = "priced"
-	Oracle = "oracle"
+	Priced  = "priced"
+	Prequal = "prequal"
+	ORCA    = "orca"
+	Oracle  = "oracle"
 )
 
 // Validate reports everything that is wrong with c, or nil.

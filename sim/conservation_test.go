@@ -19,7 +19,7 @@ import (
 // TestConservation: every query that arrives has exactly one outcome, under every
 // policy, in and beyond what the pool can serve, and the counts agree with the log.
 func TestConservation(t *testing.T) {
-	for _, policy := range append(match.Policies(), Priced) {
+	for _, policy := range append(match.Policies(), Priced, Prequal, ORCA) {
 		for _, rate := range []float64{100, 1000} {
 			for _, way := range []struct {
 				name   string
@@ -84,7 +84,7 @@ func TestSeveralModels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, policy := range append(match.Policies(), Priced) {
+	for _, policy := range append(match.Policies(), Priced, Prequal, ORCA) {
 		cfg.Policy, cfg.Rate, cfg.Threshold = policy, 0.4*limit.Rate, 300
 		var log bytes.Buffer
 		cfg.Log = &log

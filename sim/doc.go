@@ -13,6 +13,8 @@
 //     that an agent can have and for drs, whose threshold is searched only here.
 //   - Lanes take queries in the order of runtime/queue.
 //   - The policy priced has no leader: gateways decide by match.Leaderless.
+//   - The policies prequal and orca have none either: gateways decide by the rivals of package
+//     sim/balancers, and lanes report by runtime/load.
 //   - With faults, package sim/fleet simulates the whole fleet: elections, a [leader.State] for
 //     each term, and gateways that go on without a leader.
 //

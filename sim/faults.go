@@ -3,6 +3,7 @@ package sim
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
@@ -20,7 +21,7 @@ func (c *Config) validateFaults() (errs []error) {
 		return nil
 	}
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if c.policy() == Priced || c.policy() == Oracle || c.policy() == DRS {
+	if slices.Contains([]string{DRS, Priced, Prequal, ORCA, Oracle}, c.policy()) {
 		bad("policy %s cannot be simulated with faults: no agent leads with it", c.policy())
 	}
 	if n := c.Pool.Count(); n > mostAgents {

@@ -30,6 +30,7 @@ type attempt struct {
 	queue.Place
 	query   uint64 // the query's sequence number
 	lane    int32
+	found   int32         // number of queries that it found at the lane
 	number  int8          // 1 for the first of its query
 	cameAt  time.Duration // arrival at the lane
 	start   time.Duration // start of its execution
@@ -81,6 +82,7 @@ func (r *run) enqueue(a *attempt) {
 	}
 	promised := l.unpromise(a.query)
 	a.cameAt, r.movedAt = r.now, r.now
+	a.found = int32(l.has())
 	// The payload says how long the query had waited when it was sent. The time on the way is
 	// unknown to the lane, because hosts do not compare clocks.
 	arrival := q.arrival + r.cfg.RTT/2
@@ -153,14 +155,12 @@ func (r *run) completed(a *attempt) {
 		// the leader has given it up, so its answer is no outcome there until the gateway says so
 		givenUp := q.waits || q.last != a
 		r.finish(a.query, q, Served, a)
-		if givenUp && r.priced == nil {
+		if givenUp && r.term != nil {
 			q.open++
 			r.heap.push(event{at: r.now + r.cfg.RTT/2, kind: cancelKnown, query: a.query})
 		}
 	}
-	if r.priced == nil {
-		r.term.ended(a, false)
-	}
+	r.told(a, false)
 	r.recycle(a)
 }
 
@@ -180,17 +180,25 @@ func (r *run) refused(a *attempt) {
 		r.finish(a.query, q, Rejected, nil)
 		q.open++
 		r.cancelled(a.query) // before the refusal, so that the leader does not offer it again
-	case concerned() && r.priced != nil && a.number < match.MaxAttempts:
+	case concerned() && r.term == nil && a.number < match.MaxAttempts:
 		r.setWaits(q, true)
-		r.priced.arrived(a.query, match.LaneID(a.lane))
+		r.without.arrived(a.query, match.LaneID(a.lane))
 	}
-	if r.priced == nil {
-		r.term.ended(a, true)
-	}
+	r.told(a, true)
 	if concerned() { // there is no leader to offer it again
 		r.finish(a.query, q, Rejected, nil)
 	}
 	r.recycle(a)
+}
+
+// told tells the leader, or the gateway if there is none, that an attempt has ended; refused says
+// that its lane did not run it.
+func (r *run) told(a *attempt, refused bool) {
+	if r.term != nil {
+		r.term.ended(a, refused)
+		return
+	}
+	r.without.ended(a, refused)
 }
 
 // revoke cuts an attempt off at its gateway; its lane learns of it after the time way.
@@ -237,7 +245,7 @@ func (r *run) deadline(seq uint64) {
 
 // cancelled tells the leader that a gateway has decided a query's outcome.
 func (r *run) cancelled(seq uint64) {
-	if r.priced == nil {
+	if r.term != nil {
 		r.term.cancelled(seq)
 	}
 	r.close(r.at(seq))
@@ -293,6 +301,15 @@ func (r *run) remaining(l *lane) time.Duration {
 		d += l.predicted[q.model].Mean(int(q.batch))
 	}
 	return d
+}
+
+// has is how many queries a lane runs or has waiting.
+func (l *lane) has() int {
+	n := l.queue.Len()
+	if l.running != nil {
+		n++
+	}
+	return n
 }
 
 // unpromise removes a query's reservation, and reports whether there was one.

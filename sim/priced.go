@@ -9,6 +9,18 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
+// A leaderless decides where queries go in a run without a leader.
+type leaderless interface {
+	// arrived makes a query's gateway decide where it goes; failed are lanes that have refused it.
+	arrived(seq uint64, failed ...match.LaneID)
+	// ended tells the gateway that an attempt has been answered or refused.
+	ended(a *attempt, refused bool)
+	// handle handles an event of gateways and their probes.
+	handle(e event)
+	// probes is how many probes have been sent.
+	probes() uint64
+}
+
 // gateways are the gateways of a run without a leader; they decide by match.Leaderless. Queries are
 // assigned to gateways in turn. Half a round trip after a query's arrival the lanes asked reserve a
 // place for it and say when they would finish it. Half a round trip later the gateway asks others
@@ -18,7 +30,7 @@ import (
 type gateways struct {
 	*run
 	each      []*gateway
-	probes    bool                 // false: the lane ranked best gets the query without being asked
+	ask       bool                 // false: the lane ranked best gets the query without being asked
 	questions map[uint64]*question // of all gateways, by id, until released or sent
 	unused    []*question
 	stale     time.Duration
@@ -40,7 +52,7 @@ type question struct {
 
 func newGateways(r *run) (*gateways, error) {
 	g := &gateways{
-		run: r, probes: r.cfg.Probes >= 0, questions: map[uint64]*question{},
+		run: r, ask: r.cfg.Probes >= 0, questions: map[uint64]*question{},
 		stale: r.cfg.GossipDelay,
 	}
 	probes, n := cmp.Or(r.cfg.Probes, match.DefaultProbes), r.cfg.gateways()
@@ -84,6 +96,35 @@ func newGateways(r *run) (*gateways, error) {
 
 func (g *gateways) of(seq uint64) *gateway { return g.each[seq%uint64(len(g.each))] }
 
+// ended tells a query's gateway how busy the lane was when it answered or refused.
+func (g *gateways) ended(a *attempt, _ bool) {
+	at := epoch.Add(g.now - g.cfg.RTT/2)
+	g.of(a.query).known.Heard(match.LaneID(a.lane), at, a.remains)
+}
+
+func (g *gateways) handle(e event) {
+	switch e.kind {
+	case probeArrives:
+		g.probed(e.lane, e.query)
+	case answerBack:
+		g.answered(e.lane, e.query)
+	case releaseArrives:
+		g.released(e.lane, e.query)
+	case gossips:
+		g.gossip(e.lane)
+	case gatewayWakes:
+		g.wake(e.lane)
+	}
+}
+
+func (g *gateways) probes() (n uint64) {
+	for _, at := range g.each {
+		asked, _ := at.decision.Counts()
+		n += asked
+	}
+	return n
+}
+
 // gossip reports a lane's load to all gateways.
 func (g *gateways) gossip(id int32) {
 	for _, at := range g.each {
@@ -92,7 +133,6 @@ func (g *gateways) gossip(id int32) {
 	g.heap.push(event{at: g.now + g.stale, kind: gossips, lane: id})
 }
 
-// arrived makes the gateway of a query decide where it goes; failed are lanes that have refused it.
 func (g *gateways) arrived(seq uint64, failed ...match.LaneID) {
 	at, q := g.of(seq), g.at(seq)
 	model := names.ModelKey(g.models[q.model].Name)
@@ -103,7 +143,7 @@ func (g *gateways) arrived(seq uint64, failed ...match.LaneID) {
 		}
 	}
 	done := g.measure()
-	if g.probes {
+	if g.ask {
 		at.decision.Begin(now, match.Inquiry{
 			Query: seq, Model: model, BatchSize: int(q.batch), Arrival: epoch.Add(q.arrival),
 			Failed: failed,
@@ -122,8 +162,8 @@ func (g *gateways) arrived(seq uint64, failed ...match.LaneID) {
 	g.dispatch(seq, int32(best[0].Lane), g.cfg.RTT/2)
 }
 
-func (g *gateways) noLane(seq uint64) {
-	g.fail(fmt.Errorf("query %d: no lane holds %s", seq, g.models[g.at(seq).model].Name))
+func (r *run) noLane(seq uint64) {
+	r.fail(fmt.Errorf("query %d: no lane holds %s", seq, r.models[r.at(seq).model].Name))
 }
 
 // carryOut carries out a gateway's actions, and schedules its next wake.
@@ -186,13 +226,13 @@ func (g *gateways) drop(id uint64) {
 }
 
 // measure counts a step, and its cost from this call to the call of the function returned.
-func (g *gateways) measure() func() {
-	g.steps++
-	if g.cfg.Clock == nil {
+func (r *run) measure() func() {
+	r.steps++
+	if r.cfg.Clock == nil {
 		return func() {}
 	}
-	before := g.cfg.Clock()
-	return func() { g.cost += g.cfg.Clock() - before }
+	before := r.cfg.Clock()
+	return func() { r.cost += r.cfg.Clock() - before }
 }
 
 // probed makes a lane answer a question and reserve a place.

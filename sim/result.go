@@ -108,6 +108,8 @@ type Result struct {
 	// FluidLimit is the highest rate of this mix, in queries/s, that the pool could serve if
 	// queries could be divided at will.
 	FluidLimit float64 `json:"fluid_limit_qps"`
+	// Probes is the mean number of probes that gateways send for a query, 0 with a leader.
+	Probes float64 `json:"probes_per_query,omitempty"`
 	// Steps is the number of steps of the policy.
 	Steps int `json:"steps"`
 	// DecisionCost is the mean wall time of a step; 0 if there is no Config.Clock.
@@ -187,6 +189,9 @@ func (r *run) result() *Result {
 	}
 	if r.fleet != nil {
 		res.Faults = r.fleet.Results()
+	}
+	if r.without != nil {
+		res.Probes = round(float64(r.without.probes())/float64(r.next), 6)
 	}
 	if r.cfg.Clock != nil && r.steps > 0 {
 		res.DecisionCost = r.cost / time.Duration(r.steps)

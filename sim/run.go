@@ -30,8 +30,8 @@ const (
 	becomesLate                      // a query becomes late; a lane at which it waits rejects it
 	deadlinePasses                   // the deadline of a query that was sent to a lane
 	cancelKnown                      // a gateway's Cancelled, at the leader
-	probeArrives                     // at a lane (priced)
-	answerBack                       // an answer to a probe, at its gateway (priced)
+	probeArrives                     // at a lane, without a leader
+	answerBack                       // an answer to a probe, at its gateway
 	releaseArrives                   // the release of a reservation, at its lane (priced)
 	gossips                          // a report of a lane's load, at all gateways (priced)
 	gatewayWakes                     // a gateway's wake (priced)
@@ -59,6 +59,7 @@ type query struct {
 	live  bool // it has no outcome
 	waits bool // it waits for a lane
 	late  bool // counted as late before it has an outcome
+	early bool // it came in the warm-up and counts for nothing
 }
 
 // A run is the state of one simulation.
@@ -70,7 +71,7 @@ type run struct {
 	types   []string // base types first
 	lanes   []lane
 	term    *term        // the leader; nil if one of the next two is set
-	priced  *gateways    // in place of a leader, or nil
+	without leaderless   // in place of a leader, or nil
 	fleet   *fleet.Fleet // in place of a leader and lanes, with faults
 	lanesOf []fleet.Lane // the fleet's lanes
 	log     *queryLog
@@ -87,6 +88,9 @@ type run struct {
 	unused      []*attempt
 
 	ranks, noise *rand.Rand
+
+	// warmUp is how long queries arrive before those that count.
+	warmUp time.Duration
 
 	// stopWhenLost ends the run as soon as too many queries of a model are late. Of the result only
 	// Satisfied then counts.
@@ -215,7 +219,9 @@ func (r *run) simulate(ctx context.Context) error {
 	case len(r.cfg.Faults) > 0:
 		r.fleet, err = newFleet(r)
 	case r.cfg.Policy == Priced:
-		r.priced, err = newGateways(r)
+		r.without, err = newGateways(r)
+	case slices.Contains(withBalancers, r.cfg.Policy):
+		r.without, r.warmUp = newBalanced(r), balancing
 	default:
 		r.term, err = newTerm(r)
 	}
@@ -226,15 +232,22 @@ func (r *run) simulate(ctx context.Context) error {
 	for q := range stream {
 		r.until(ctx, q.At)
 		r.arrive(&q)
-		if arrived++; arrived%interruptible == 0 && r.cfg.Progress != nil {
-			r.cfg.Progress(arrived)
+		if q.At >= r.warmUp {
+			if arrived++; arrived%interruptible == 0 && r.cfg.Progress != nil {
+				r.cfg.Progress(arrived)
+			}
 		}
 		if arrived == r.cfg.Queries || r.lost || r.err != nil {
 			break
 		}
 	}
-	if arrived == 0 && r.err == nil {
-		return fmt.Errorf("no queries arrive")
+	switch {
+	case arrived > 0 || r.err != nil || r.lost:
+	case r.warmUp > 0:
+		return fmt.Errorf("no queries arrive after the %v of warm-up that %s needs", r.warmUp,
+			r.cfg.Policy)
+	default:
+		return errors.New("no queries arrive")
 	}
 	r.until(ctx, never)
 	if r.err != nil {
@@ -327,18 +340,10 @@ func (r *run) handle(e *event) {
 		r.deadline(e.query)
 	case cancelKnown:
 		r.cancelled(e.query)
-	case probeArrives:
-		r.priced.probed(e.lane, e.query)
-	case answerBack:
-		r.priced.answered(e.lane, e.query)
-	case releaseArrives:
-		r.priced.released(e.lane, e.query)
-	case gossips:
-		r.priced.gossip(e.lane)
-	case gatewayWakes:
-		r.priced.wake(e.lane)
+	case probeArrives, answerBack, releaseArrives, gossips, gatewayWakes:
+		r.without.handle(*e)
 	case arrivesAgain:
-		r.priced.arrived(e.query)
+		r.without.arrived(e.query)
 	}
 }
 
@@ -366,16 +371,18 @@ func (r *run) arrive(q *workload.Query) {
 	r.movedAt = r.now
 	*r.at(seq) = query{
 		arrival: r.now, uniform: r.rank(), noise: r.factor(), model: int32(model),
-		batch: int32(q.BatchSize), live: true,
+		batch: int32(q.BatchSize), live: true, early: q.At < r.warmUp,
 	}
-	m.counts.Queries++
+	if !r.at(seq).early {
+		m.counts.Queries++
+	}
 	r.markLate()
 	switch {
 	case r.fleet != nil:
 		r.arriveAtFleet(seq)
-	case r.priced != nil:
+	case r.without != nil:
 		r.setWaits(r.at(seq), true)
-		r.priced.arrived(seq)
+		r.without.arrived(seq)
 	case r.cfg.RTT > 0:
 		r.heap.push(event{at: r.now + r.cfg.RTT/2, kind: submitArrives, query: seq})
 	default:
@@ -415,7 +422,7 @@ func (r *run) markLate() {
 		if r.now-q.arrival <= m.QoSTarget {
 			return
 		}
-		if q.live {
+		if q.live && !q.early {
 			q.late = true
 			r.countLate(m)
 		}
@@ -463,6 +470,15 @@ func (r *run) accountQueue() {
 // finish gives a query its outcome. by is the attempt that answered it, nil if it is not served.
 func (r *run) finish(seq uint64, q *query, o Outcome, by *attempt) {
 	r.setWaits(q, false)
+	if !q.early {
+		r.count(seq, q, o, by)
+	}
+	q.live = false
+	r.forget()
+}
+
+// count counts a query's outcome.
+func (r *run) count(seq uint64, q *query, o Outcome, by *attempt) {
 	m := &r.models[q.model]
 	latency := r.now - q.arrival
 	onTime := o == Served && latency <= m.QoSTarget
@@ -496,8 +512,6 @@ func (r *run) finish(seq uint64, q *query, o Outcome, by *attempt) {
 			r.fail(fmt.Errorf("write log of queries: %w", err))
 		}
 	}
-	q.live = false
-	r.forget()
 }
 
 // forget drops the oldest queries from the ring, up to the first that is live or open.

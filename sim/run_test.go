@@ -64,7 +64,7 @@ func mustRun(tb testing.TB, cfg *Config) *Result {
 }
 
 func TestDeterministic(t *testing.T) {
-	for _, policy := range append(match.Policies(), Priced) {
+	for _, policy := range append(match.Policies(), Priced, Prequal, ORCA) {
 		t.Run(policy, func(t *testing.T) {
 			var results, logs [2]bytes.Buffer
 			for i := range results {

@@ -118,7 +118,7 @@ func TestShown(t *testing.T) {
 
 // TestAlwaysWithinFluidLimit: no policy serves more than water would.
 func TestAlwaysWithinFluidLimit(t *testing.T) {
-	for _, policy := range append(match.Policies(), Priced) {
+	for _, policy := range append(match.Policies(), Priced, Prequal, ORCA) {
 		cfg := reference(t, "wnd")
 		cfg.Policy, cfg.Pool, cfg.Threshold = policy, Pool{
 			{"g4dn.xlarge", 2}, {"c5n.2xlarge", 2}, {"t3.xlarge", 3},

@@ -69,7 +69,7 @@ func (o *simOptions) add(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.rejectLate, "reject-late", false,
 		"reject queries that can no longer meet their QoS target")
 	flags.IntVar(&o.gateways, "gateways", 4,
-		"number of gateways; matters to the policy priced, and with --fault")
+		"number of gateways; matters to the policies without a leader, and with --fault")
 	flags.Float64Var(&o.gossipMS, "gossip-ms", 1000,
 		"ms between two reports of a lane's load to the gateways; 0: they always know it; for "+
 			"the policy priced and --fault")
