@@ -7,7 +7,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
 )
 
 // TestGoneBeforeReceived: a call that ends before its query has been read leaves no timeout,
@@ -15,7 +18,9 @@ import (
 func TestGoneBeforeReceived(t *testing.T) {
 	s := &Server{config: Config{ReceiveTimeout: time.Minute}}
 	ctx, cancel := context.WithCancel(t.Context())
-	ctx, err := s.tapQuery(ctx, nil)
+	// An attempt with a malformed header, which is not counted: there is no worker here.
+	header := metadata.MD{control.AttemptHeader: {"?"}}
+	ctx, err := s.tapQuery(ctx, header)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +38,7 @@ func TestGoneBeforeReceived(t *testing.T) {
 	if s.arriving.first != nil {
 		t.Error("a timeout is left")
 	}
-	if _, err := s.tapQuery(ctx, nil); status.Code(err) != codes.Canceled ||
+	if _, err := s.tapQuery(ctx, header); status.Code(err) != codes.Canceled ||
 		s.arriving.first != nil {
 		t.Errorf("a call that has ended: %v, and %v is left", err, s.arriving.first)
 	}
