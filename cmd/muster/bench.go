@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/renameio/v2"
@@ -156,6 +157,9 @@ func (o *benchOptions) check(cmd *cobra.Command) error {
 			fault("%s: %s is not a directory", flag, filepath.Dir(path))
 		}
 	}
+	if err := checkPicture(o.plot); err != nil {
+		faults = append(faults, err)
+	}
 	if !given("duration") {
 		switch {
 		case o.findThroughput:
@@ -268,6 +272,18 @@ func (o *benchOptions) write(cmd *cobra.Command, results any, text func(io.Write
 		return err
 	}
 	return writeFile(o.json, func(w io.Writer) error { return terminal.PrintJSON(w, results) })
+}
+
+// pictureEndings are the endings of the names of files that a picture can be drawn to.
+var pictureEndings = []string{".png"}
+
+// checkPicture checks the value of --plot: the format is that of the file's ending. "" is no picture.
+func checkPicture(path string) error {
+	if path == "" || slices.Contains(pictureEndings, filepath.Ext(path)) {
+		return nil
+	}
+	return fmt.Errorf("plot: %s has the ending %q, want %s", path, filepath.Ext(path),
+		strings.Join(pictureEndings, " or "))
 }
 
 // writeFile has write fill a file at path, which then replaces an older one atomically: after an

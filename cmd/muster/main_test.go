@@ -328,6 +328,24 @@ muster: warning: environment variable MUSTER_GRCP is no setting; did you mean "M
 	}
 }
 
+// TestPictureEnding: a picture's format is that of its file's ending, and a command that cannot draw
+// it says so before it works for minutes.
+func TestPictureEnding(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, command := range []string{
+		"bench --model m --rate 1", "plan --model rm2 --budget 2", "sim compare --model rm2",
+	} {
+		for _, name := range []string{"x.gif", "x", "x.PNG.txt"} {
+			_, _, err := execute(t, append(strings.Fields(command), "--plot", name)...)
+			if err == nil || exitStatus(err) != 2 ||
+				!strings.Contains(err.Error(), "plot: "+name+" has the ending") ||
+				!strings.Contains(err.Error(), "want .png") {
+				t.Errorf("%s: got %v, want that .png is known", command, err)
+			}
+		}
+	}
+}
+
 // TestExitStatus: 2 is for what the user got wrong.
 func TestExitStatus(t *testing.T) {
 	t.Chdir(t.TempDir())

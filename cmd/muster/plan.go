@@ -204,6 +204,9 @@ func (o *planOptions) run(cmd *cobra.Command) error {
 	case !(o.target > 0 && o.target < 100):
 		return fmt.Errorf("target: %v %%, want within 0..100, such as 99", o.target)
 	}
+	if err := checkPicture(o.plotFile); err != nil {
+		return misuse{err}
+	}
 	open := o.openSimulation
 	if o.live {
 		open = o.openLive

@@ -377,6 +377,9 @@ drawn to a PNG file. For all models this takes minutes.
   muster sim compare --model wnd --budget 2.5 --policies horizon,kairos --pool g4dn.xlarge=2,c5n.2xlarge=3`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkPicture(plotFile); err != nil {
+				return misuse{err}
+			}
 			prices, err := readPrices(catalogue, types)
 			if err != nil {
 				return err
