@@ -16,10 +16,13 @@ import (
 	"github.com/muster-serve/muster/sim/picture"
 )
 
-// WritePlot draws the latencies by percentile as PNG: for each model a curve, its QoS target as a
-// dashed line, and its p99 as a mark. A failed query counts as one of infinite latency: where
-// failures begin, a curve steps up into the band at the top, which is marked "failed".
-func (r *Report) WritePlot(w io.Writer) error { return r.picture().WritePNG(w) }
+// WritePlot draws the latencies by percentile in a format of [picture.Format]: for each model
+// a curve, its QoS target as a dashed line, and its p99 as a mark. A failed query counts as
+// one of infinite latency: where failures begin, a curve steps up into the band at the top,
+// which is marked "failed".
+func (r *Report) WritePlot(w io.Writer, format string) error {
+	return r.picture().Write(w, format)
+}
 
 func (r *Report) picture() *picture.Picture {
 	title := fmt.Sprintf("Latency of %s, %s arrivals, batch sizes %s",

@@ -147,7 +147,7 @@ func randomServer(seed uint64) *fakeServer {
 func drawn(t *testing.T, r *Report, name string) *picturetest.Drawing {
 	t.Helper()
 	var b bytes.Buffer
-	if err := r.WritePlot(&b); err != nil {
+	if err := r.WritePlot(&b, "png"); err != nil {
 		t.Fatal(err)
 	}
 	if dir := os.Getenv("MUSTER_TEST_PLOT"); dir != "" {

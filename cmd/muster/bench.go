@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/google/renameio/v2"
@@ -17,6 +16,7 @@ import (
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/cmd/muster/internal/load"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
+	"github.com/muster-serve/muster/sim/picture"
 )
 
 // benchOptions are the flags of `muster bench`. After check, duration is 0 where only the number of
@@ -112,7 +112,7 @@ ends with status 130.`,
 	flags.Uint64Var(&o.seed, "seed", 1, "seed of arrivals, batch sizes and inputs")
 	flags.StringVar(&o.json, "json", "",
 		"write the results as JSON to this file; with - to standard output, instead of the table")
-	flags.StringVar(&o.plot, "plot", "", "draw the latencies to this PNG file")
+	flags.StringVar(&o.plot, "plot", "", "draw the latencies to this PNG or SVG file")
 	flags.BoolVar(&o.findThroughput, "find-throughput", false,
 		"search for the allowable throughput")
 	flags.Float64Var(&o.failBelow, "fail-below", 0,
@@ -219,7 +219,7 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 		return err
 	}
 	if o.plot != "" {
-		if err := writeFile(o.plot, report.WritePlot); err != nil {
+		if err := writePicture(o.plot, report.WritePlot); err != nil {
 			return err
 		}
 		fmt.Fprintf(cmd.ErrOrStderr(), "latencies drawn to %s\n", o.plot)
@@ -274,16 +274,24 @@ func (o *benchOptions) write(cmd *cobra.Command, results any, text func(io.Write
 	return writeFile(o.json, func(w io.Writer) error { return terminal.PrintJSON(w, results) })
 }
 
-// pictureEndings are the endings of the names of files that a picture can be drawn to.
-var pictureEndings = []string{".png"}
-
-// checkPicture checks the value of --plot: the format is that of the file's ending. "" is no picture.
+// checkPicture checks the value of --plot. "" is no picture.
 func checkPicture(path string) error {
-	if path == "" || slices.Contains(pictureEndings, filepath.Ext(path)) {
+	if path == "" {
 		return nil
 	}
-	return fmt.Errorf("plot: %s has the ending %q, want %s", path, filepath.Ext(path),
-		strings.Join(pictureEndings, " or "))
+	if _, err := picture.Format(path); err != nil {
+		return fmt.Errorf("plot: %w", err)
+	}
+	return nil
+}
+
+// writePicture has draw draw a picture to a file at path, in the format of the path's ending.
+func writePicture(path string, draw func(w io.Writer, format string) error) error {
+	format, err := picture.Format(path)
+	if err != nil {
+		return fmt.Errorf("plot: %w", err)
+	}
+	return writeFile(path, func(w io.Writer) error { return draw(w, format) })
 }
 
 // writeFile has write fill a file at path, which then replaces an older one atomically: after an

@@ -339,8 +339,8 @@ func TestPictureEnding(t *testing.T) {
 			_, _, err := execute(t, append(strings.Fields(command), "--plot", name)...)
 			if err == nil || exitStatus(err) != 2 ||
 				!strings.Contains(err.Error(), "plot: "+name+" has the ending") ||
-				!strings.Contains(err.Error(), "want .png") {
-				t.Errorf("%s: got %v, want that .png is known", command, err)
+				!strings.Contains(err.Error(), "want .png or .svg") {
+				t.Errorf("%s: got %v, want that .png and .svg are known", command, err)
 			}
 		}
 	}

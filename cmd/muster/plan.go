@@ -162,7 +162,7 @@ needs to find the best configuration of the table.
 		"YAML file with more instance types and prices than the built-in ones")
 	flags.IntVar(&o.top, "top", plan.DefaultTop, "how many plans to show")
 	flags.StringVar(&o.plotFile, "plot", "",
-		"simulate the plans shown, and draw their bound, simulated rate and price to this PNG file")
+		"simulate the plans shown, and draw their bound, simulated rate and price to this PNG or SVG file")
 	flags.BoolVar(&o.live, "live", false,
 		"plan for the running fleet at --server, with its demand, profiles and prices; --model "+
 			"then limits the plan to some of its models")
@@ -583,8 +583,9 @@ func (o *planOptions) plot(cmd *cobra.Command, p *planning.Problem, r *plan.Resu
 	}
 	title := fmt.Sprintf("%s: plans by %s (%s)", strings.Join(o.sim.models, ", "), o.planner,
 		planning.TypeNames(p.Problem))
-	err := writeFile(o.plotFile,
-		func(w io.Writer) error { return figures.DrawPlans(w, title, names, r.Plans, simulated) })
+	err := writePicture(o.plotFile, func(w io.Writer, format string) error {
+		return figures.DrawPlans(w, format, title, names, r.Plans, simulated)
+	})
 	if err == nil {
 		line.Done()
 		fmt.Fprintf(cmd.ErrOrStderr(), "bound, simulated rate and price drawn to %s\n", o.plotFile)

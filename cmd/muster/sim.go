@@ -369,7 +369,7 @@ func newSimCompareCommand() *cobra.Command {
 		Long: `Compare the allowable throughput of policies. Each policy gets the pool within the
 budget that is best for it. The baseline is the best homogeneous pool: instances of
 the base type only, with its throughput scaled to the whole budget. A bar chart is
-drawn to a PNG file. For all models this takes minutes.
+drawn to a PNG or SVG file. For all models this takes minutes.
 
 ` + simInputHelp,
 		Example: `  muster sim compare --model rm2 --budget 2.5
@@ -408,7 +408,7 @@ drawn to a PNG file. For all models this takes minutes.
 	flags.StringVar(&catalogue, "catalogue", "",
 		"YAML file with more instance types and prices than the built-in ones")
 	flags.StringVar(&plotFile, "plot", "compare.png",
-		"PNG file to draw the bar chart to; empty: draw none")
+		"PNG or SVG file to draw the bar chart to; empty: draw none")
 	o.add(flags)
 	return cmd
 }
@@ -493,8 +493,9 @@ func (o *simOptions) compare(cmd *cobra.Command, policies []string, prices []sim
 	if plotFile == "" {
 		return nil
 	}
-	if err := writeFile(plotFile,
-		func(w io.Writer) error { return figures.DrawComparisons(w, all) }); err != nil {
+	if err := writePicture(plotFile, func(w io.Writer, format string) error {
+		return figures.DrawComparisons(w, format, all)
+	}); err != nil {
 		return err
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "bars drawn to %s\n", plotFile)

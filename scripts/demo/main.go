@@ -169,7 +169,7 @@ func writePlot(path string, r *bench.Report) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(r.WritePlot(f), f.Close())
+	return errors.Join(r.WritePlot(f, "png"), f.Close())
 }
 
 func (d *demo) picturePath() string { return filepath.Join(d.dir, "latency.png") }

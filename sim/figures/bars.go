@@ -201,9 +201,9 @@ func (b *values) Plot(c draw.Canvas, p *plot.Plot) {
 	}
 }
 
-// DrawComparisons draws as PNG what each policy reaches on each model, relative to
-// the best homogeneous pool scaled to the budget. Whiskers are a standard error.
-func DrawComparisons(w io.Writer, all []*sim.Comparison) error {
+// DrawComparisons draws, in a format of [picture.Format], what each policy reaches on each model,
+// relative to the best homogeneous pool scaled to the budget. Whiskers are a standard error.
+func DrawComparisons(w io.Writer, format string, all []*sim.Comparison) error {
 	c := chart{
 		title:  "Allowable throughput of policies",
 		yLabel: "throughput / homogeneous",
@@ -220,5 +220,5 @@ func DrawComparisons(w io.Writer, all []*sim.Comparison) error {
 			s.errors = append(s.errors, e.StandardError/comparison.HomogeneousScaled)
 		}
 	}
-	return picture.Page(1, c.panel()).WritePNG(w)
+	return picture.Page(1, c.panel()).Write(w, format)
 }

@@ -10,15 +10,16 @@ import (
 	"github.com/muster-serve/muster/sim/picture"
 )
 
-// DrawPlans draws as PNG the bound of each plan beside the throughput it was simulated to have
-// (KAIROS Fig. 13), and below that what it costs. names are those of the plans.
-func DrawPlans(w io.Writer, title string, names []string, plans []plan.Plan,
+// DrawPlans draws, in a format of [picture.Format], the bound of each plan beside the
+// throughput it was simulated to have (KAIROS Fig. 13), and below that what it costs. names are
+// those of the plans.
+func DrawPlans(w io.Writer, format, title string, names []string, plans []plan.Plan,
 	simulated []plan.Estimate) error {
 	drawing, err := plansPicture(title, names, plans, simulated)
 	if err != nil {
 		return err
 	}
-	return drawing.WritePNG(w)
+	return drawing.Write(w, format)
 }
 
 func plansPicture(title string, names []string, plans []plan.Plan,

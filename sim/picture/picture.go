@@ -1,13 +1,15 @@
 // Package picture says how all pictures of Muster look: one typeface without serifs, colours,
 // dashes and marks that tell series apart, a frame around the data, and a legend in that
 // frame which no data runs through. Who draws adds plotters of gonum to a Panel, and writes
-// panels as a PNG.
+// panels as PNG or SVG.
 package picture
 
 import (
+	"fmt"
 	"image/color"
 	"io"
 	"math"
+	"path/filepath"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/font"
@@ -15,6 +17,7 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgimg"
+	"gonum.org/v1/plot/vg/vgsvg"
 )
 
 // Colours are those of series: of Okabe and Ito, which colour-blind readers can tell apart, without
@@ -248,6 +251,31 @@ func (p *Picture) Draw(canvas vg.Canvas) {
 		}
 		top -= h
 	}
+}
+
+// Format is the format of a picture in a file of that name, by the name's ending. The error names
+// the endings that there are.
+func Format(name string) (format string, err error) {
+	switch ending := filepath.Ext(name); ending {
+	case ".png", ".svg":
+		return ending[1:], nil
+	default:
+		return "", fmt.Errorf("%s has the ending %q, want .png or .svg", name, ending)
+	}
+}
+
+// Write writes the picture in a format that Format has returned.
+func (p *Picture) Write(w io.Writer, format string) error {
+	if format == "png" {
+		return p.WritePNG(w)
+	}
+	width, height := p.Size()
+	canvas := vgsvg.New(width, height)
+	all := draw.NewCanvas(canvas, width, height)
+	all.FillPolygon(color.White, box(0, 0, width, height))
+	p.Draw(canvas)
+	_, err := canvas.WriteTo(w)
+	return err
 }
 
 // WritePNG writes the picture, with two pixels for each point.

@@ -1,6 +1,7 @@
 package picture_test
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -118,6 +119,33 @@ func TestNotes(t *testing.T) {
 			return int(b.Box.Min.Y - a.Box.Min.Y)
 		}) {
 			t.Errorf("notes at %v stand at %v", at, found)
+		}
+	}
+}
+
+// TestFormats: a file's ending says the format, and what is written has it.
+func TestFormats(t *testing.T) {
+	for name, begin := range map[string]string{
+		"a.png": "\x89PNG\r\n", "dir.x/b.svg": "<?xml", "c.gif": "", "svg": "", "d.SVG": "",
+	} {
+		format, err := picture.Format(name)
+		if (err == nil) != (begin != "") {
+			t.Errorf("%s: format %q, %v", name, format, err)
+		}
+		if err != nil {
+			if !strings.Contains(err.Error(), name+" has the ending") ||
+				!strings.Contains(err.Error(), "want .png or .svg") {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
+		var b bytes.Buffer
+		if err := picture.Page(1, panel(2)).Write(&b, format); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(b.String(), begin) ||
+			format == "svg" && !strings.Contains(b.String(), "a series of a rather long name") {
+			t.Errorf("%s begins with %.20q, want %q", name, &b, begin)
 		}
 	}
 }
