@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -63,12 +64,13 @@ func TestPlotOfFailures(t *testing.T) {
 		{"all", func(int) bool { return true }, 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			s, n := randomServer(1), 0
+			s := randomServer(1)
+			var n atomic.Int64
 			answer := s.answer
 			loaded := false
 			s.answer = func(ctx context.Context, req *oip.Request) error {
 				if loaded && req.Model == "wnd" {
-					if n++; c.failing(n) {
+					if c.failing(int(n.Add(1))) {
 						return client.ErrOverloaded
 					}
 				}

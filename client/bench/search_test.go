@@ -5,6 +5,7 @@ import (
 	"iter"
 	"math"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -172,11 +173,11 @@ func TestFindThroughputOfFewQueries(t *testing.T) {
 		properties := oip.Properties{
 			QoSTarget: 500 * time.Millisecond, QoSPercentile: 99, LargestBatchSize: 64,
 		}.Map()
-		n := 0
+		var n atomic.Int64
 		late := true
 		s := &fakeServer{properties: properties,
 			answer: func(ctx context.Context, _ *oip.Request) error {
-				if n++; late && n%30 == 0 {
+				if k := n.Add(1); late && k%30 == 0 {
 					return sleep(ctx, time.Second)
 				}
 				return sleep(ctx, 200*time.Millisecond)

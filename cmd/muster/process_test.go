@@ -33,6 +33,7 @@ func TestMain(m *testing.M) {
 		besiege(strings.Fields(addresses))
 		return
 	}
+	os.Unsetenv("MUSTER_SLOW_TESTS") // every command would warn of it
 	os.Exit(m.Run())
 }
 
