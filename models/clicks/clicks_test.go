@@ -20,8 +20,11 @@ import (
 	"github.com/muster-serve/muster/runtime/runtimetest"
 )
 
-// small trains on few rows, in a second or two.
-var small = Options{Seed: 3, Rows: 32_768, TestRows: 20_000}
+// small is enough to learn something, in some seconds; tiny is not.
+var (
+	small = Options{Seed: 3, Rows: 32_768, TestRows: 20_000}
+	tiny  = Options{Seed: 3, Rows: 8 * miniBatch, TestRows: 1000}
+)
 
 func train(t *testing.T, o Options) *Family {
 	t.Helper()
@@ -40,9 +43,7 @@ func TestTrainIsDeterministic(t *testing.T) {
 		}
 		return all
 	}
-	o := small
-	o.Rows = 8 * miniBatch
-	o.TestRows = 1000
+	o := tiny
 	first := train(t, o)
 	defer goruntime.GOMAXPROCS(goruntime.GOMAXPROCS(5))
 	second := train(t, o)
@@ -63,6 +64,9 @@ func TestTrainIsDeterministic(t *testing.T) {
 // Members learn: each is far better than chance, none is better than the teacher, and a larger one
 // is better than the smallest.
 func TestTrainLearns(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it trains for seconds")
+	}
 	done, total := int64(0), int64(0)
 	o := small
 	o.Progress = func(d, all int64) {
@@ -140,7 +144,7 @@ func TestGradients(t *testing.T) {
 // ONNX Runtime answers as the nets do, and the written test rows are those of the learning curve.
 func TestWrite(t *testing.T) {
 	ort := runtimetest.Open(t)
-	f := train(t, small)
+	f := train(t, tiny)
 	dir := t.TempDir()
 	written, err := f.Write(dir, false)
 	if err != nil || slices.Contains(written, false) {

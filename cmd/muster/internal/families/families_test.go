@@ -185,6 +185,9 @@ func itoa(i int) string {
 
 // The family of clicks is trained, quantised, measured and rated by one command.
 func TestTrain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it trains for seconds")
+	}
 	dir := t.TempDir()
 	out, err := execute(t, "train", "clicks", "--out", dir, "--rows", "32768", "--seed", "1")
 	if err != nil {
