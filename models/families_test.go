@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/models/onnx"
 )
 
 // member makes a version of a model of family ctr; change may be nil.
@@ -192,5 +193,52 @@ measured: {against: rows.csv, rows: 1000, seed: 1, error: 0.001235}
 	if err := WriteRating(path, r); err == nil || !strings.Contains(err.Error(), "accuracy") ||
 		read() != "qos_target_ms: 5\n" {
 		t.Errorf("wrong rating: got error %v and\n%s", err, read())
+	}
+}
+
+// The accuracies of a family follow the score of the model that gave the labels, or the best score.
+func TestRerate(t *testing.T) {
+	port := func(name string) []onnx.Port {
+		return []onnx.Port{{Name: name, DataType: tensor.FP32, Shape: []int64{Dynamic, 1}}}
+	}
+	m := onnx.Model{Inputs: port("x"), Outputs: port("y"), Nodes: []onnx.Node{
+		{Op: "Relu", Inputs: []string{"x"}, Outputs: []string{"y"}},
+	}}
+	for against, want := range map[string][]float64{
+		"big":      {1, 1, .5}, // small is above it by chance
+		"rows.csv": {.833333, 1, .416667},
+	} {
+		dir := t.TempDir()
+		for name, score := range map[string]float64{"big": .75, "small": .8, "tiny": .625} {
+			if err := os.MkdirAll(filepath.Join(dir, name, "1"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, name, "1", ModelFile), m.Marshal(),
+				0o644); err != nil {
+				t.Fatal(err)
+			}
+			if err := WriteRating(filepath.Join(dir, name, ConfigFile), Rating{
+				Family: "f", Accuracy: .1, Score: score, Metric: AUC,
+				Measured: Measurement{Against: against, Rows: 10, Error: score / 10},
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		changed, err := Rerate(dir, "f")
+		if err != nil || len(changed) != 3 {
+			t.Fatalf("got %v, %v, want three models changed", changed, err)
+		}
+		for i, name := range []string{"big", "small", "tiny"} {
+			v, err := ReadNewest(dir, name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := v.Config.Accuracy; got != want[i] {
+				t.Errorf("against %s: %s has accuracy %v, want %v", against, name, got, want[i])
+			}
+		}
+		if changed, err := Rerate(dir, "f"); err != nil || len(changed) != 0 {
+			t.Errorf("again: got %v, %v, want nothing changed", changed, err)
+		}
 	}
 }

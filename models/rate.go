@@ -138,6 +138,11 @@ func Rerate(dir, family string) ([]string, error) {
 	for _, v := range all {
 		best[rowsOf(v.Config)] = max(best[rowsOf(v.Config)], v.Config.Score)
 	}
+	for _, v := range all {
+		if r := rowsOf(v.Config); r.against == v.Model {
+			best[r] = v.Config.Score
+		}
+	}
 	var changed []string
 	for _, v := range all {
 		c := v.Config

@@ -570,10 +570,8 @@ func subjectOf(v *models.Version, m runtime.Model) evaluate.Subject {
 // list makes the lines of the table.
 func (e *evaluation) list(versions []*models.Version, scores []evaluate.Score,
 	latencies [][]time.Duration) ([]measured, error) {
-	best := 0.0
-	for _, s := range scores {
-		best = max(best, s.Value)
-	}
+	beside := slices.IndexFunc(scores, func(s evaluate.Score) bool { return s.Model == s.Beside })
+	best := scores[beside].Value
 	var list []measured
 	for i, s := range scores {
 		m := measured{
