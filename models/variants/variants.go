@@ -210,7 +210,7 @@ func Make(ctx context.Context, dir, model string, k Kind, o Options) (made Made,
 		if err != nil {
 			return err
 		}
-		return o.Check.run(ctx, v)
+		return o.Check.run(ctx, v, base)
 	}
 	if made.Written, err = models.Install(dir, made.Name, p, o.Overwrite, write); err != nil {
 		return fail(err)
@@ -225,15 +225,22 @@ func Make(ctx context.Context, dir, model string, k Kind, o Options) (made Made,
 	return made, nil
 }
 
-// run calls the check, if there is one.
-func (c Check) run(ctx context.Context, v *models.Version) error {
+// run calls the check, if there is one, with the variant made of the version from.
+func (c Check) run(ctx context.Context, made, from *models.Version) error {
 	if c == nil {
 		return nil
 	}
-	if err := c(ctx, v); err != nil {
-		return fmt.Errorf("ONNX Runtime refuses what was made, so nothing is written: %w", err)
+	err := c(ctx, made)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return err
 	}
-	return nil
+	if own := c(ctx, from); own != nil {
+		return fmt.Errorf("ONNX Runtime refuses the model itself: %w", own)
+	}
+	return fmt.Errorf("ONNX Runtime refuses what was made, so nothing is written: %w", err)
 }
 
 // Quantize writes the variant of the model file from to the file to, and to a file with ".data"
@@ -270,7 +277,11 @@ func Quantize(ctx context.Context, from, to string, k Kind, overwrite bool, chec
 	if err != nil {
 		return fail(err)
 	}
-	if err := check.run(ctx, v); err != nil {
+	source, err := models.FileVersion(from)
+	if err != nil {
+		return fail(err)
+	}
+	if err := check.run(ctx, v, source); err != nil {
 		return fail(err)
 	}
 	// The data goes first, so that the model never stands without it.
