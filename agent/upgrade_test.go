@@ -33,9 +33,9 @@ func TestRollingUpgrade(t *testing.T) {
 			}
 		}
 		fleet = []*fleetAgent{
-			f.start(speaking(2, 2)), f.start(speaking(2, 2)), f.start(speaking(2, 2)),
+			f.start(speaking(3, 3)), f.start(speaking(3, 3)), f.start(speaking(3, 3)),
 		}
-		agreed(2, fleet...)
+		agreed(3, fleet...)
 		replace := func(i int, oldest, newest uint32) {
 			fleet = append(fleet, f.start(speaking(oldest, newest)))
 			f.settled(fleet...)
@@ -50,22 +50,22 @@ func TestRollingUpgrade(t *testing.T) {
 				f.Errorf("failed: %v", failed)
 			}
 		}
-		replace(2, 2, 3)
-		agreed(2, fleet...)
-		replace(1, 2, 3)
-		agreed(2, fleet...)
-		late := f.start(speaking(3, 4)) // while one speaks version 2 alone
+		replace(2, 3, 4)
+		agreed(3, fleet...)
+		replace(1, 3, 4)
+		agreed(3, fleet...)
+		late := f.start(speaking(4, 5)) // while one speaks version 3 alone
 		time.Sleep(10 * time.Second)
-		if want := "it speaks version 3 of the agents' protocol, this agent version " +
-			"2"; !strings.Contains(fleet[0].log.String(), want) {
-			f.Errorf("log of an agent of version 2: %s\nwant %q", fleet[0].log, want)
+		if want := "it speaks version 4 of the agents' protocol, this agent version " +
+			"3"; !strings.Contains(fleet[0].log.String(), want) {
+			f.Errorf("log of an agent of version 3: %s\nwant %q", fleet[0].log, want)
 		}
 		if err := late.stop(); err != nil {
 			f.Error(err)
 		}
-		replace(0, 2, 3)
+		replace(0, 3, 4)
+		agreed(4, fleet...)
+		replace(0, 3, 3)
 		agreed(3, fleet...)
-		replace(0, 2, 2)
-		agreed(2, fleet...)
 	})
 }

@@ -107,6 +107,9 @@ type Config struct {
 	// RowsIndependent is whether each row of the outputs depends only on the same row of the
 	// inputs. A large batch may then run in pieces. Default false.
 	RowsIndependent bool
+	// KeepWhole is whether a query must run on one lane (`split: false`). Default false: see
+	// Splits.
+	KeepWhole bool
 	// Late is what happens to late queries; default LateServe.
 	Late LatePolicy
 	// WarmUp lists the batch sizes that run before a version serves, each in
@@ -135,6 +138,9 @@ type Config struct {
 	// Generated is the provenance of a generated model, else nil.
 	Generated *Provenance
 }
+
+// Splits reports whether a leader may have a query run as several parts, on a lane each.
+func (c *Config) Splits() bool { return c.RowsIndependent && !c.KeepWhole }
 
 // Bounds of a Config.
 const (

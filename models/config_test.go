@@ -18,6 +18,7 @@ qos_percentile: 99.9
 deadline_ms: 1000
 largest_batch_size: 512
 rows_independent: true
+split: false
 late: reject
 warm_up: [1, 8, 512]
 versions: {latest: 2}
@@ -50,7 +51,7 @@ func TestParseConfig(t *testing.T) {
 		"every key": {everyKey, Config{
 			QoSTarget: 25 * time.Millisecond, QoSPercentile: 99.9, Deadline: time.Second,
 			LargestBatchSize: 512,
-			RowsIndependent:  true, Late: LateReject, WarmUp: []int{1, 8, 512},
+			RowsIndependent:  true, KeepWhole: true, Late: LateReject, WarmUp: []int{1, 8, 512},
 			Versions: VersionPolicy{Latest: 2},
 			Family:   "ctr", Accuracy: 0.93, Score: .8378, Metric: AUC,
 			Measured: Measurement{Against: "rows.csv", Rows: 200_000, Seed: 1, Error: .0012},
@@ -113,6 +114,7 @@ func TestParseConfigFaults(t *testing.T) {
 qos_percentile: 101
 largest_batch_size: 0
 rows_independent: maybe
+split: true
 late: drop
 warm_up: [1, 2000]
 versions: latest
@@ -139,25 +141,27 @@ deadline_ms: 6
 		`model.yaml:2: qos_percentile: got "101", expected a number above 0 and up to 100`,
 		`model.yaml:3: largest_batch_size: got "0", expected a whole number from 1 to 1048576`,
 		`model.yaml:4: rows_independent: got "maybe", expected true or false`,
-		`model.yaml:5: late: got "drop", expected "serve" or "reject"`,
-		`model.yaml:7: versions: got "latest", expected "all", {latest: N} or a list of versions`,
-		`model.yaml:8: family: got nothing, expected text`,
-		`model.yaml:9: accuracy: got ".nan", expected a number above 0 and up to 1`,
-		`model.yaml:11: inputs[0]: has no name`,
-		`model.yaml:13: inputs[1].data_type: got "float", expected a data type of the ` +
+		`model.yaml:6: late: got "drop", expected "serve" or "reject"`,
+		`model.yaml:8: versions: got "latest", expected "all", {latest: N} or a list of versions`,
+		`model.yaml:9: family: got nothing, expected text`,
+		`model.yaml:10: accuracy: got ".nan", expected a number above 0 and up to 1`,
+		`model.yaml:12: inputs[0]: has no name`,
+		`model.yaml:14: inputs[1].data_type: got "float", expected a data type of the ` +
 			`Open Inference Protocol, such as FP32 or INT64`,
-		`model.yaml:14: inputs[1].shape[0]: got "1", expected -1, the batch size`,
-		`model.yaml:15: inputs[1].id_bounds[0]: got "0", expected a whole number of at least 1`,
-		`model.yaml:17: inputs[3]: "a" is given twice`,
-		`model.yaml:19: unknown key "outputs[0].id_bounds", expected one of data_type, name, shape`,
-		`model.yaml:20: tables: got "none", expected a list of tables`,
-		`model.yaml:21: generated.seed: got "-1", expected a whole number of at least 0`,
-		`model.yaml:22: unknown key "qos_target", expected one of accuracy, deadline_ms, family, ` +
+		`model.yaml:15: inputs[1].shape[0]: got "1", expected -1, the batch size`,
+		`model.yaml:16: inputs[1].id_bounds[0]: got "0", expected a whole number of at least 1`,
+		`model.yaml:18: inputs[3]: "a" is given twice`,
+		`model.yaml:20: unknown key "outputs[0].id_bounds", expected one of data_type, name, shape`,
+		`model.yaml:21: tables: got "none", expected a list of tables`,
+		`model.yaml:22: generated.seed: got "-1", expected a whole number of at least 0`,
+		`model.yaml:23: unknown key "qos_target", expected one of accuracy, deadline_ms, family, ` +
 			`generated, inputs, largest_batch_size, late, measured, metric, outputs, ` +
-			`qos_percentile, qos_target_ms, rows_independent, score, tables, versions, warm_up`,
-		`model.yaml:24: key "deadline_ms" is given twice`,
-		`model.yaml:23: deadline_ms: got "5", expected at least qos_target_ms, which is 100`,
-		`model.yaml:6: warm_up: got batch size 2000, expected at most largest_batch_size, which is 1000`,
+			`qos_percentile, qos_target_ms, rows_independent, score, split, tables, versions, ` +
+			`warm_up`,
+		`model.yaml:25: key "deadline_ms" is given twice`,
+		`model.yaml:24: deadline_ms: got "5", expected at least qos_target_ms, which is 100`,
+		`model.yaml:5: split: got "true", expected false unless rows_independent is true`,
+		`model.yaml:7: warm_up: got batch size 2000, expected at most largest_batch_size, which is 1000`,
 	}
 	_, err := parseConfig("model.yaml", []byte(faulty))
 	if err == nil {

@@ -43,6 +43,7 @@
 //	                           or as deadline_ms if that is more
 //	largest_batch_size: 1000   up to 1048576
 //	rows_independent: false    whether a large batch may run in pieces
+//	split: false               no query runs as parts on several lanes, though rows are independent
 //	late: serve                late queries: serve when a lane would be idle, or reject
 //	warm_up: [1, 64]           batch sizes that run before a version serves; [] for none
 //	versions: {latest: 1}      which versions to serve: {latest: N}, all, or a list such as [1, 3]

@@ -132,7 +132,8 @@ func (p *parser) mapping(where string, n *yaml.Node,
 }
 
 func (p *parser) config(n *yaml.Node, c *Config) {
-	var deadline, warmUp, score, metric, measured *yaml.Node
+	var deadline, warmUp, split, score, metric, measured *yaml.Node
+	splits := true
 	p.mapping("", n, map[string]func(string, *yaml.Node){
 		"qos_target_ms": func(key string, v *yaml.Node) {
 			p.milliseconds(key, v, longestQoSTarget, &c.QoSTarget)
@@ -150,10 +151,12 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 			}
 		},
 		"rows_independent": func(key string, v *yaml.Node) {
-			if v.Kind != yaml.ScalarNode || v.Tag != "!!bool" ||
-				v.Decode(&c.RowsIndependent) != nil {
-				p.wrong(key, v, "true or false")
-			}
+			p.boolean(key, v, &c.RowsIndependent)
+		},
+		"split": func(key string, v *yaml.Node) {
+			split = v
+			p.boolean(key, v, &splits)
+			c.KeepWhole = !splits
 		},
 		"late": func(key string, v *yaml.Node) {
 			switch c.Late = LatePolicy(v.Value); c.Late {
@@ -204,6 +207,9 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 		p.wrong("deadline_ms", deadline,
 			fmt.Sprintf("at least qos_target_ms, which is %s", milliseconds(c.QoSTarget)))
 	}
+	if split != nil && splits && !c.RowsIndependent {
+		p.wrong("split", split, "false unless rows_independent is true")
+	}
 	switch {
 	case score != nil && metric == nil:
 		p.fault(score, "score: has no metric beside it, expected %s", knownMetrics())
@@ -228,6 +234,13 @@ func (p *parser) text(key string, n *yaml.Node, into *string) {
 		return
 	}
 	*into = n.Value
+}
+
+// boolean reads true or false into into, which a fault leaves as it is.
+func (p *parser) boolean(key string, n *yaml.Node, into *bool) {
+	if n.Kind != yaml.ScalarNode || n.Tag != "!!bool" || n.Decode(into) != nil {
+		p.wrong(key, n, "true or false")
+	}
 }
 
 // integer reads a whole number from 1 to largest; false after a fault.
@@ -439,6 +452,7 @@ func (c Config) YAML() ([]byte, error) {
 		Deadline         milliseconds `yaml:"deadline_ms,omitempty"`
 		LargestBatchSize int          `yaml:"largest_batch_size,omitempty"`
 		RowsIndependent  bool         `yaml:"rows_independent,omitempty"`
+		Split            *bool        `yaml:"split,omitempty"`
 		Late             LatePolicy   `yaml:"late,omitempty"`
 		WarmUp           []int        `yaml:"warm_up,omitempty,flow"`
 		Versions         any          `yaml:"versions,omitempty"`
@@ -475,6 +489,9 @@ func (c Config) YAML() ([]byte, error) {
 		document.Versions = v.Specific
 	case v.Latest > 0:
 		document.Versions = map[string]int{"latest": v.Latest}
+	}
+	if c.KeepWhole {
+		document.Split = new(bool)
 	}
 	for _, p := range c.Inputs {
 		document.Inputs = append(document.Inputs, port(p))

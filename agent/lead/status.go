@@ -27,7 +27,8 @@ func memberOf(c *profiles.Catalogue, m *control.Member) *leader.Member {
 			ModelID:   leader.ModelID{Name: held.GetName(), Version: held.GetVersion()},
 			QoSTarget: time.Duration(held.GetQosTargetNs()), Share: held.GetQosPercentile(),
 			Largest:    int(held.GetLargestBatchSize()),
-			RejectLate: held.GetRejectLate(), Profile: members.KeyOf(c, m, held),
+			RejectLate: held.GetRejectLate(), Splits: held.GetSplits(),
+			Profile: members.KeyOf(c, m, held),
 		}
 	}
 	return out

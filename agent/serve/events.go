@@ -258,10 +258,6 @@ func (s *Server) fleetEvents(ctx context.Context) []*control.Event {
 // fill this one's memory.
 func (s *Server) eventsOf(ctx context.Context, name names.AgentName) (events []*control.Event,
 	err error) {
-	if spoken := s.config.Members.Member(name).Versions(); spoken.Newest < 3 {
-		return nil, fmt.Errorf("it speaks %v of the agents' protocol: events came with version 3",
-			spoken)
-	}
 	conn, err := s.config.Members.Dial(name)
 	if err != nil {
 		return nil, err

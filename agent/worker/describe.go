@@ -57,6 +57,7 @@ func (w *Worker) describeModel(s models.Status) *control.Model {
 		LargestBatchSize: uint32(config.LargestBatchSize),
 		RejectLate:       config.Late == models.LateReject,
 		Checksum:         loaded.Model.checksum,
+		Splits:           config.Splits(),
 	}
 }
 

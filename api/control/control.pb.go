@@ -255,6 +255,7 @@ type Model struct {
 	// Of the version's files and of what changes how they run. Who has another holds another model.
 	Checksum      string `protobuf:"bytes,10,opt,name=checksum,proto3" json:"checksum,omitempty"`
 	Number        uint64 `protobuf:"varint,11,opt,name=number,proto3" json:"number,omitempty"` // in a Watch of changes: by which members name it
+	Splits        bool   `protobuf:"varint,12,opt,name=splits,proto3" json:"splits,omitempty"` // its queries may run as several parts
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -364,6 +365,13 @@ func (x *Model) GetNumber() uint64 {
 		return x.Number
 	}
 	return 0
+}
+
+func (x *Model) GetSplits() bool {
+	if x != nil {
+		return x.Splits
+	}
+	return false
 }
 
 type WatchRequest struct {
@@ -1021,8 +1029,11 @@ type Submit struct {
 	Lane       uint32                 `protobuf:"varint,10,opt,name=lane,proto3" json:"lane,omitempty"`
 	// traceparent and tracestate are the context of the query's span, as W3C Trace
 	// Context writes them; empty of a query that is not traced.
-	Traceparent   string `protobuf:"bytes,11,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
-	Tracestate    string `protobuf:"bytes,12,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
+	Traceparent string `protobuf:"bytes,11,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	Tracestate  string `protobuf:"bytes,12,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
+	// splits: the gateway can split queries and join the answers of their parts. Its queries have
+	// sequence numbers that are multiples of 4; the numbers between are those of parts.
+	Splits        bool `protobuf:"varint,13,opt,name=splits,proto3" json:"splits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1141,6 +1152,13 @@ func (x *Submit) GetTracestate() string {
 	return ""
 }
 
+func (x *Submit) GetSplits() bool {
+	if x != nil {
+		return x.Splits
+	}
+	return false
+}
+
 // A MatchMessage is what the leader tells a gateway. A message without content
 // is a heartbeat.
 type MatchMessage struct {
@@ -1150,9 +1168,11 @@ type MatchMessage struct {
 	Reject     []*Reject              `protobuf:"bytes,3,rep,name=reject,proto3" json:"reject,omitempty"`
 	OfferAgain []*OfferAgain          `protobuf:"bytes,4,rep,name=offer_again,json=offerAgain,proto3" json:"offer_again,omitempty"`
 	// leadership is sent at first and on each change.
-	Leadership    *Leadership  `protobuf:"bytes,5,opt,name=leadership,proto3" json:"leadership,omitempty"`
-	Prices        []*TypePrice `protobuf:"bytes,6,rep,name=prices,proto3" json:"prices,omitempty"`     // sent when they change; all of them
-	Profiles      []*Profile   `protobuf:"bytes,7,rep,name=profiles,proto3" json:"profiles,omitempty"` // those that changed
+	Leadership *Leadership  `protobuf:"bytes,5,opt,name=leadership,proto3" json:"leadership,omitempty"`
+	Prices     []*TypePrice `protobuf:"bytes,6,rep,name=prices,proto3" json:"prices,omitempty"`     // sent when they change; all of them
+	Profiles   []*Profile   `protobuf:"bytes,7,rep,name=profiles,proto3" json:"profiles,omitempty"` // those that changed
+	// split comes before assign: a message may split a query and assign its parts.
+	Split         []*Split `protobuf:"bytes,8,rep,name=split,proto3" json:"split,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1236,6 +1256,67 @@ func (x *MatchMessage) GetProfiles() []*Profile {
 	return nil
 }
 
+func (x *MatchMessage) GetSplit() []*Split {
+	if x != nil {
+		return x.Split
+	}
+	return nil
+}
+
+// A Split replaces a query by parts that run on their own. Part n, from 1 on, has the query's
+// sequence number plus n; assignments, cancellations and submits name it by that number.
+type Split struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Rows          []uint32               `protobuf:"varint,2,rep,packed,name=rows,proto3" json:"rows,omitempty"` // batch sizes of the parts, in the order of the query's rows
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Split) Reset() {
+	*x = Split{}
+	mi := &file_control_control_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Split) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Split) ProtoMessage() {}
+
+func (x *Split) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Split.ProtoReflect.Descriptor instead.
+func (*Split) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Split) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *Split) GetRows() []uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return nil
+}
+
 type Assign struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
@@ -1250,7 +1331,7 @@ type Assign struct {
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_control_control_proto_msgTypes[14]
+	mi := &file_control_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1262,7 +1343,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[14]
+	mi := &file_control_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1275,7 +1356,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{14}
+	return file_control_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Assign) GetSequence() uint64 {
@@ -1332,7 +1413,7 @@ type Reject struct {
 
 func (x *Reject) Reset() {
 	*x = Reject{}
-	mi := &file_control_control_proto_msgTypes[15]
+	mi := &file_control_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1344,7 +1425,7 @@ func (x *Reject) String() string {
 func (*Reject) ProtoMessage() {}
 
 func (x *Reject) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[15]
+	mi := &file_control_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1357,7 +1438,7 @@ func (x *Reject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reject.ProtoReflect.Descriptor instead.
 func (*Reject) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{15}
+	return file_control_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Reject) GetSequence() uint64 {
@@ -1400,7 +1481,7 @@ type OfferAgain struct {
 
 func (x *OfferAgain) Reset() {
 	*x = OfferAgain{}
-	mi := &file_control_control_proto_msgTypes[16]
+	mi := &file_control_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1412,7 +1493,7 @@ func (x *OfferAgain) String() string {
 func (*OfferAgain) ProtoMessage() {}
 
 func (x *OfferAgain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[16]
+	mi := &file_control_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1425,7 +1506,7 @@ func (x *OfferAgain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferAgain.ProtoReflect.Descriptor instead.
 func (*OfferAgain) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{16}
+	return file_control_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *OfferAgain) GetSequence() uint64 {
@@ -1466,7 +1547,7 @@ type Election struct {
 
 func (x *Election) Reset() {
 	*x = Election{}
-	mi := &file_control_control_proto_msgTypes[17]
+	mi := &file_control_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1478,7 +1559,7 @@ func (x *Election) String() string {
 func (*Election) ProtoMessage() {}
 
 func (x *Election) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[17]
+	mi := &file_control_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1491,7 +1572,7 @@ func (x *Election) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Election.ProtoReflect.Descriptor instead.
 func (*Election) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{17}
+	return file_control_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Election) GetFrom() string {
@@ -1560,7 +1641,7 @@ type LeaderMessage struct {
 
 func (x *LeaderMessage) Reset() {
 	*x = LeaderMessage{}
-	mi := &file_control_control_proto_msgTypes[18]
+	mi := &file_control_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1572,7 +1653,7 @@ func (x *LeaderMessage) String() string {
 func (*LeaderMessage) ProtoMessage() {}
 
 func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[18]
+	mi := &file_control_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1585,7 +1666,7 @@ func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderMessage.ProtoReflect.Descriptor instead.
 func (*LeaderMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{18}
+	return file_control_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LeaderMessage) GetElection() []*Election {
@@ -1651,7 +1732,7 @@ type WorkerMessage struct {
 
 func (x *WorkerMessage) Reset() {
 	*x = WorkerMessage{}
-	mi := &file_control_control_proto_msgTypes[19]
+	mi := &file_control_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1663,7 +1744,7 @@ func (x *WorkerMessage) String() string {
 func (*WorkerMessage) ProtoMessage() {}
 
 func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[19]
+	mi := &file_control_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1676,7 +1757,7 @@ func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerMessage.ProtoReflect.Descriptor instead.
 func (*WorkerMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{19}
+	return file_control_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WorkerMessage) GetElection() []*Election {
@@ -1738,7 +1819,7 @@ type Completed struct {
 
 func (x *Completed) Reset() {
 	*x = Completed{}
-	mi := &file_control_control_proto_msgTypes[20]
+	mi := &file_control_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1750,7 +1831,7 @@ func (x *Completed) String() string {
 func (*Completed) ProtoMessage() {}
 
 func (x *Completed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[20]
+	mi := &file_control_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1763,7 +1844,7 @@ func (x *Completed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Completed.ProtoReflect.Descriptor instead.
 func (*Completed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{20}
+	return file_control_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Completed) GetGateway() uint64 {
@@ -1880,7 +1961,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_control_control_proto_msgTypes[21]
+	mi := &file_control_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1892,7 +1973,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[21]
+	mi := &file_control_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1905,7 +1986,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{21}
+	return file_control_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Held) GetGateway() uint64 {
@@ -1973,7 +2054,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_control_control_proto_msgTypes[22]
+	mi := &file_control_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1985,7 +2066,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[22]
+	mi := &file_control_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1998,7 +2079,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{22}
+	return file_control_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ProbeRequest) GetId() uint64 {
@@ -2068,7 +2149,7 @@ type ProbeAnswer struct {
 
 func (x *ProbeAnswer) Reset() {
 	*x = ProbeAnswer{}
-	mi := &file_control_control_proto_msgTypes[23]
+	mi := &file_control_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2080,7 +2161,7 @@ func (x *ProbeAnswer) String() string {
 func (*ProbeAnswer) ProtoMessage() {}
 
 func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[23]
+	mi := &file_control_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2093,7 +2174,7 @@ func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeAnswer.ProtoReflect.Descriptor instead.
 func (*ProbeAnswer) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{23}
+	return file_control_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ProbeAnswer) GetId() uint64 {
@@ -2126,7 +2207,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_control_control_proto_msgTypes[24]
+	mi := &file_control_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2138,7 +2219,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[24]
+	mi := &file_control_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2151,7 +2232,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{24}
+	return file_control_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StatusRequest) GetAgent() string {
@@ -2181,7 +2262,7 @@ type FleetStatus struct {
 
 func (x *FleetStatus) Reset() {
 	*x = FleetStatus{}
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2193,7 +2274,7 @@ func (x *FleetStatus) String() string {
 func (*FleetStatus) ProtoMessage() {}
 
 func (x *FleetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2206,7 +2287,7 @@ func (x *FleetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatus.ProtoReflect.Descriptor instead.
 func (*FleetStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{25}
+	return file_control_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *FleetStatus) GetView() *View {
@@ -2295,7 +2376,7 @@ type Proposal struct {
 
 func (x *Proposal) Reset() {
 	*x = Proposal{}
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2307,7 +2388,7 @@ func (x *Proposal) String() string {
 func (*Proposal) ProtoMessage() {}
 
 func (x *Proposal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2320,7 +2401,7 @@ func (x *Proposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal.ProtoReflect.Descriptor instead.
 func (*Proposal) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{26}
+	return file_control_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Proposal) GetTimeUnixNs() int64 {
@@ -2414,7 +2495,7 @@ type AgentStatus struct {
 
 func (x *AgentStatus) Reset() {
 	*x = AgentStatus{}
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2426,7 +2507,7 @@ func (x *AgentStatus) String() string {
 func (*AgentStatus) ProtoMessage() {}
 
 func (x *AgentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2439,7 +2520,7 @@ func (x *AgentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentStatus.ProtoReflect.Descriptor instead.
 func (*AgentStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{27}
+	return file_control_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AgentStatus) GetName() string {
@@ -2504,7 +2585,7 @@ type ModelStatus struct {
 
 func (x *ModelStatus) Reset() {
 	*x = ModelStatus{}
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2516,7 +2597,7 @@ func (x *ModelStatus) String() string {
 func (*ModelStatus) ProtoMessage() {}
 
 func (x *ModelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2529,7 +2610,7 @@ func (x *ModelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus.ProtoReflect.Descriptor instead.
 func (*ModelStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{28}
+	return file_control_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ModelStatus) GetModel() string {
@@ -2596,7 +2677,7 @@ type DemandRequest struct {
 
 func (x *DemandRequest) Reset() {
 	*x = DemandRequest{}
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2608,7 +2689,7 @@ func (x *DemandRequest) String() string {
 func (*DemandRequest) ProtoMessage() {}
 
 func (x *DemandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2621,7 +2702,7 @@ func (x *DemandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DemandRequest.ProtoReflect.Descriptor instead.
 func (*DemandRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{29}
+	return file_control_control_proto_rawDescGZIP(), []int{30}
 }
 
 // A FleetDemand is what the fleet is asked for, and what was learned by answering.
@@ -2637,7 +2718,7 @@ type FleetDemand struct {
 
 func (x *FleetDemand) Reset() {
 	*x = FleetDemand{}
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2649,7 +2730,7 @@ func (x *FleetDemand) String() string {
 func (*FleetDemand) ProtoMessage() {}
 
 func (x *FleetDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2662,7 +2743,7 @@ func (x *FleetDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetDemand.ProtoReflect.Descriptor instead.
 func (*FleetDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{30}
+	return file_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *FleetDemand) GetLeadership() *Leadership {
@@ -2711,7 +2792,7 @@ type ModelDemand struct {
 
 func (x *ModelDemand) Reset() {
 	*x = ModelDemand{}
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2723,7 +2804,7 @@ func (x *ModelDemand) String() string {
 func (*ModelDemand) ProtoMessage() {}
 
 func (x *ModelDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2736,7 +2817,7 @@ func (x *ModelDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelDemand.ProtoReflect.Descriptor instead.
 func (*ModelDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{31}
+	return file_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ModelDemand) GetModel() string {
@@ -2814,7 +2895,7 @@ type LearnedProfile struct {
 
 func (x *LearnedProfile) Reset() {
 	*x = LearnedProfile{}
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2826,7 +2907,7 @@ func (x *LearnedProfile) String() string {
 func (*LearnedProfile) ProtoMessage() {}
 
 func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2839,7 +2920,7 @@ func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedProfile.ProtoReflect.Descriptor instead.
 func (*LearnedProfile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{32}
+	return file_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *LearnedProfile) GetTable() []byte {
@@ -2872,7 +2953,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2884,7 +2965,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2897,7 +2978,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{33}
+	return file_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DrainRequest) GetAgents() []string {
@@ -2916,7 +2997,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2928,7 +3009,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2941,7 +3022,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{34}
+	return file_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DrainResponse) GetDraining() []string {
@@ -2961,7 +3042,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2973,7 +3054,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2986,7 +3067,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{35}
+	return file_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EventsRequest) GetFollow() bool {
@@ -3023,7 +3104,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3035,7 +3116,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3048,7 +3129,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{36}
+	return file_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Event) GetAgent() string {
@@ -3117,7 +3198,7 @@ type EventDetail struct {
 
 func (x *EventDetail) Reset() {
 	*x = EventDetail{}
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3129,7 +3210,7 @@ func (x *EventDetail) String() string {
 func (*EventDetail) ProtoMessage() {}
 
 func (x *EventDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3142,7 +3223,7 @@ func (x *EventDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventDetail.ProtoReflect.Descriptor instead.
 func (*EventDetail) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{37}
+	return file_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EventDetail) GetKey() string {
@@ -3174,7 +3255,7 @@ type RotateKeysRequest struct {
 
 func (x *RotateKeysRequest) Reset() {
 	*x = RotateKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3186,7 +3267,7 @@ func (x *RotateKeysRequest) String() string {
 func (*RotateKeysRequest) ProtoMessage() {}
 
 func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3199,7 +3280,7 @@ func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{38}
+	return file_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RotateKeysRequest) GetKey() []byte {
@@ -3234,7 +3315,7 @@ type KeysProgress struct {
 
 func (x *KeysProgress) Reset() {
 	*x = KeysProgress{}
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3246,7 +3327,7 @@ func (x *KeysProgress) String() string {
 func (*KeysProgress) ProtoMessage() {}
 
 func (x *KeysProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3259,7 +3340,7 @@ func (x *KeysProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysProgress.ProtoReflect.Descriptor instead.
 func (*KeysProgress) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{39}
+	return file_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *KeysProgress) GetStep() string {
@@ -3284,7 +3365,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3296,7 +3377,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3309,7 +3390,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{40}
+	return file_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 type ListKeysResponse struct {
@@ -3321,7 +3402,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3333,7 +3414,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3346,7 +3427,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{41}
+	return file_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListKeysResponse) GetAgents() []*AgentKeys {
@@ -3371,7 +3452,7 @@ type AgentKeys struct {
 
 func (x *AgentKeys) Reset() {
 	*x = AgentKeys{}
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3383,7 +3464,7 @@ func (x *AgentKeys) String() string {
 func (*AgentKeys) ProtoMessage() {}
 
 func (x *AgentKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3396,7 +3477,7 @@ func (x *AgentKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKeys.ProtoReflect.Descriptor instead.
 func (*AgentKeys) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{42}
+	return file_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *AgentKeys) GetAgent() string {
@@ -3454,7 +3535,7 @@ type KeyringRequest struct {
 
 func (x *KeyringRequest) Reset() {
 	*x = KeyringRequest{}
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3466,7 +3547,7 @@ func (x *KeyringRequest) String() string {
 func (*KeyringRequest) ProtoMessage() {}
 
 func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3479,7 +3560,7 @@ func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyringRequest.ProtoReflect.Descriptor instead.
 func (*KeyringRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{43}
+	return file_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *KeyringRequest) GetStep() string {
@@ -3515,7 +3596,7 @@ type Proposal_Load struct {
 
 func (x *Proposal_Load) Reset() {
 	*x = Proposal_Load{}
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3527,7 +3608,7 @@ func (x *Proposal_Load) String() string {
 func (*Proposal_Load) ProtoMessage() {}
 
 func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3540,7 +3621,7 @@ func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Load.ProtoReflect.Descriptor instead.
 func (*Proposal_Load) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{26, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{27, 0}
 }
 
 func (x *Proposal_Load) GetRate() float64 {
@@ -3574,7 +3655,7 @@ type Proposal_Instances struct {
 
 func (x *Proposal_Instances) Reset() {
 	*x = Proposal_Instances{}
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3586,7 +3667,7 @@ func (x *Proposal_Instances) String() string {
 func (*Proposal_Instances) ProtoMessage() {}
 
 func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3599,7 +3680,7 @@ func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Instances.ProtoReflect.Descriptor instead.
 func (*Proposal_Instances) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{26, 1}
+	return file_control_control_proto_rawDescGZIP(), []int{27, 1}
 }
 
 func (x *Proposal_Instances) GetType() string {
@@ -3626,7 +3707,7 @@ type ModelStatus_Refusals struct {
 
 func (x *ModelStatus_Refusals) Reset() {
 	*x = ModelStatus_Refusals{}
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3638,7 +3719,7 @@ func (x *ModelStatus_Refusals) String() string {
 func (*ModelStatus_Refusals) ProtoMessage() {}
 
 func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3651,7 +3732,7 @@ func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus_Refusals.ProtoReflect.Descriptor instead.
 func (*ModelStatus_Refusals) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{28, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{29, 0}
 }
 
 func (x *ModelStatus_Refusals) GetReason() string {
@@ -3692,7 +3773,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\x04rank\x18\x0e \x01(\rR\x04rank\x12\x12\n" +
 	"\x04held\x18\x0f \x03(\x04R\x04held\x12'\n" +
 	"\x0fnewest_protocol\x18\x10 \x01(\rR\x0enewestProtocol\x12\x1a\n" +
-	"\bsoftware\x18\x11 \x01(\tR\bsoftware\"\xfa\x02\n" +
+	"\bsoftware\x18\x11 \x01(\tR\bsoftware\"\x92\x03\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x16\n" +
@@ -3707,7 +3788,8 @@ const file_control_control_proto_rawDesc = "" +
 	"rejectLate\x12\x1a\n" +
 	"\bchecksum\x18\n" +
 	" \x01(\tR\bchecksum\x12\x16\n" +
-	"\x06number\x18\v \x01(\x04R\x06number\"(\n" +
+	"\x06number\x18\v \x01(\x04R\x06number\x12\x16\n" +
+	"\x06splits\x18\f \x01(\bR\x06splits\"(\n" +
 	"\fWatchRequest\x12\x18\n" +
 	"\achanges\x18\x01 \x01(\bR\achanges\"\xac\x03\n" +
 	"\x04View\x123\n" +
@@ -3758,7 +3840,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\rR\bprotocol\x12\x14\n" +
 	"\x05agent\x18\x03 \x01(\tR\x05agent\x12'\n" +
-	"\x0fnewest_protocol\x18\x04 \x01(\rR\x0enewestProtocol\"\xd0\x02\n" +
+	"\x0fnewest_protocol\x18\x04 \x01(\rR\x0enewestProtocol\"\xe8\x02\n" +
 	"\x06Submit\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x18\n" +
@@ -3776,7 +3858,8 @@ const file_control_control_proto_rawDesc = "" +
 	"\vtraceparent\x18\v \x01(\tR\vtraceparent\x12\x1e\n" +
 	"\n" +
 	"tracestate\x18\f \x01(\tR\n" +
-	"tracestate\"\xfd\x02\n" +
+	"tracestate\x12\x16\n" +
+	"\x06splits\x18\r \x01(\bR\x06splits\"\xad\x03\n" +
 	"\fMatchMessage\x12\x1a\n" +
 	"\breceived\x18\x01 \x01(\x04R\breceived\x121\n" +
 	"\x06assign\x18\x02 \x03(\v2\x19.muster.control.v1.AssignR\x06assign\x121\n" +
@@ -3787,7 +3870,11 @@ const file_control_control_proto_rawDesc = "" +
 	"leadership\x18\x05 \x01(\v2\x1d.muster.control.v1.LeadershipR\n" +
 	"leadership\x124\n" +
 	"\x06prices\x18\x06 \x03(\v2\x1c.muster.control.v1.TypePriceR\x06prices\x126\n" +
-	"\bprofiles\x18\a \x03(\v2\x1a.muster.control.v1.ProfileR\bprofiles\"\xa4\x01\n" +
+	"\bprofiles\x18\a \x03(\v2\x1a.muster.control.v1.ProfileR\bprofiles\x12.\n" +
+	"\x05split\x18\b \x03(\v2\x18.muster.control.v1.SplitR\x05split\"7\n" +
+	"\x05Split\x12\x1a\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x12\n" +
+	"\x04rows\x18\x02 \x03(\rR\x04rows\"\xa4\x01\n" +
 	"\x06Assign\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x14\n" +
@@ -4019,7 +4106,7 @@ func file_control_control_proto_rawDescGZIP() []byte {
 	return file_control_control_proto_rawDescData
 }
 
-var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_control_control_proto_goTypes = []any{
 	(*DescribeRequest)(nil),                 // 0: muster.control.v1.DescribeRequest
 	(*Member)(nil),                          // 1: muster.control.v1.Member
@@ -4035,44 +4122,45 @@ var file_control_control_proto_goTypes = []any{
 	(*GatewayHello)(nil),                    // 11: muster.control.v1.GatewayHello
 	(*Submit)(nil),                          // 12: muster.control.v1.Submit
 	(*MatchMessage)(nil),                    // 13: muster.control.v1.MatchMessage
-	(*Assign)(nil),                          // 14: muster.control.v1.Assign
-	(*Reject)(nil),                          // 15: muster.control.v1.Reject
-	(*OfferAgain)(nil),                      // 16: muster.control.v1.OfferAgain
-	(*Election)(nil),                        // 17: muster.control.v1.Election
-	(*LeaderMessage)(nil),                   // 18: muster.control.v1.LeaderMessage
-	(*WorkerMessage)(nil),                   // 19: muster.control.v1.WorkerMessage
-	(*Completed)(nil),                       // 20: muster.control.v1.Completed
-	(*Held)(nil),                            // 21: muster.control.v1.Held
-	(*ProbeRequest)(nil),                    // 22: muster.control.v1.ProbeRequest
-	(*ProbeAnswer)(nil),                     // 23: muster.control.v1.ProbeAnswer
-	(*StatusRequest)(nil),                   // 24: muster.control.v1.StatusRequest
-	(*FleetStatus)(nil),                     // 25: muster.control.v1.FleetStatus
-	(*Proposal)(nil),                        // 26: muster.control.v1.Proposal
-	(*AgentStatus)(nil),                     // 27: muster.control.v1.AgentStatus
-	(*ModelStatus)(nil),                     // 28: muster.control.v1.ModelStatus
-	(*DemandRequest)(nil),                   // 29: muster.control.v1.DemandRequest
-	(*FleetDemand)(nil),                     // 30: muster.control.v1.FleetDemand
-	(*ModelDemand)(nil),                     // 31: muster.control.v1.ModelDemand
-	(*LearnedProfile)(nil),                  // 32: muster.control.v1.LearnedProfile
-	(*DrainRequest)(nil),                    // 33: muster.control.v1.DrainRequest
-	(*DrainResponse)(nil),                   // 34: muster.control.v1.DrainResponse
-	(*EventsRequest)(nil),                   // 35: muster.control.v1.EventsRequest
-	(*Event)(nil),                           // 36: muster.control.v1.Event
-	(*EventDetail)(nil),                     // 37: muster.control.v1.EventDetail
-	(*RotateKeysRequest)(nil),               // 38: muster.control.v1.RotateKeysRequest
-	(*KeysProgress)(nil),                    // 39: muster.control.v1.KeysProgress
-	(*ListKeysRequest)(nil),                 // 40: muster.control.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),                // 41: muster.control.v1.ListKeysResponse
-	(*AgentKeys)(nil),                       // 42: muster.control.v1.AgentKeys
-	(*KeyringRequest)(nil),                  // 43: muster.control.v1.KeyringRequest
-	(*Proposal_Load)(nil),                   // 44: muster.control.v1.Proposal.Load
-	(*Proposal_Instances)(nil),              // 45: muster.control.v1.Proposal.Instances
-	(*ModelStatus_Refusals)(nil),            // 46: muster.control.v1.ModelStatus.Refusals
-	(*inference.ModelMetadataResponse)(nil), // 47: inference.ModelMetadataResponse
+	(*Split)(nil),                           // 14: muster.control.v1.Split
+	(*Assign)(nil),                          // 15: muster.control.v1.Assign
+	(*Reject)(nil),                          // 16: muster.control.v1.Reject
+	(*OfferAgain)(nil),                      // 17: muster.control.v1.OfferAgain
+	(*Election)(nil),                        // 18: muster.control.v1.Election
+	(*LeaderMessage)(nil),                   // 19: muster.control.v1.LeaderMessage
+	(*WorkerMessage)(nil),                   // 20: muster.control.v1.WorkerMessage
+	(*Completed)(nil),                       // 21: muster.control.v1.Completed
+	(*Held)(nil),                            // 22: muster.control.v1.Held
+	(*ProbeRequest)(nil),                    // 23: muster.control.v1.ProbeRequest
+	(*ProbeAnswer)(nil),                     // 24: muster.control.v1.ProbeAnswer
+	(*StatusRequest)(nil),                   // 25: muster.control.v1.StatusRequest
+	(*FleetStatus)(nil),                     // 26: muster.control.v1.FleetStatus
+	(*Proposal)(nil),                        // 27: muster.control.v1.Proposal
+	(*AgentStatus)(nil),                     // 28: muster.control.v1.AgentStatus
+	(*ModelStatus)(nil),                     // 29: muster.control.v1.ModelStatus
+	(*DemandRequest)(nil),                   // 30: muster.control.v1.DemandRequest
+	(*FleetDemand)(nil),                     // 31: muster.control.v1.FleetDemand
+	(*ModelDemand)(nil),                     // 32: muster.control.v1.ModelDemand
+	(*LearnedProfile)(nil),                  // 33: muster.control.v1.LearnedProfile
+	(*DrainRequest)(nil),                    // 34: muster.control.v1.DrainRequest
+	(*DrainResponse)(nil),                   // 35: muster.control.v1.DrainResponse
+	(*EventsRequest)(nil),                   // 36: muster.control.v1.EventsRequest
+	(*Event)(nil),                           // 37: muster.control.v1.Event
+	(*EventDetail)(nil),                     // 38: muster.control.v1.EventDetail
+	(*RotateKeysRequest)(nil),               // 39: muster.control.v1.RotateKeysRequest
+	(*KeysProgress)(nil),                    // 40: muster.control.v1.KeysProgress
+	(*ListKeysRequest)(nil),                 // 41: muster.control.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),                // 42: muster.control.v1.ListKeysResponse
+	(*AgentKeys)(nil),                       // 43: muster.control.v1.AgentKeys
+	(*KeyringRequest)(nil),                  // 44: muster.control.v1.KeyringRequest
+	(*Proposal_Load)(nil),                   // 45: muster.control.v1.Proposal.Load
+	(*Proposal_Instances)(nil),              // 46: muster.control.v1.Proposal.Instances
+	(*ModelStatus_Refusals)(nil),            // 47: muster.control.v1.ModelStatus.Refusals
+	(*inference.ModelMetadataResponse)(nil), // 48: inference.ModelMetadataResponse
 }
 var file_control_control_proto_depIdxs = []int32{
 	2,  // 0: muster.control.v1.Member.models:type_name -> muster.control.v1.Model
-	47, // 1: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
+	48, // 1: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
 	1,  // 2: muster.control.v1.View.members:type_name -> muster.control.v1.Member
 	5,  // 3: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
 	6,  // 4: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
@@ -4081,68 +4169,69 @@ var file_control_control_proto_depIdxs = []int32{
 	2,  // 7: muster.control.v1.View.models:type_name -> muster.control.v1.Model
 	11, // 8: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
 	12, // 9: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
-	14, // 10: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
+	15, // 10: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
 	10, // 11: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
-	14, // 12: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
-	15, // 13: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
-	16, // 14: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
+	15, // 12: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
+	16, // 13: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
+	17, // 14: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
 	5,  // 15: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
 	6,  // 16: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
 	7,  // 17: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
-	17, // 18: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
-	5,  // 19: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
-	6,  // 20: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
-	7,  // 21: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
-	26, // 22: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
-	17, // 23: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
-	1,  // 24: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
-	20, // 25: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
-	21, // 26: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
-	4,  // 27: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
-	27, // 28: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
-	28, // 29: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
-	26, // 30: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
-	44, // 31: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
-	44, // 32: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
-	45, // 33: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
-	45, // 34: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
-	46, // 35: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
-	5,  // 36: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
-	1,  // 37: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
-	31, // 38: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
-	32, // 39: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
-	37, // 40: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
-	42, // 41: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
-	42, // 42: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
-	0,  // 43: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	3,  // 44: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	9,  // 45: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	18, // 46: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	22, // 47: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	24, // 48: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	29, // 49: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
-	33, // 50: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	38, // 51: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
-	40, // 52: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
-	35, // 53: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
-	43, // 54: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
-	1,  // 55: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	4,  // 56: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	13, // 57: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	19, // 58: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	23, // 59: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	25, // 60: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	30, // 61: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
-	34, // 62: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	39, // 63: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
-	41, // 64: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
-	36, // 65: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
-	42, // 66: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
-	55, // [55:67] is the sub-list for method output_type
-	43, // [43:55] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	14, // 18: muster.control.v1.MatchMessage.split:type_name -> muster.control.v1.Split
+	18, // 19: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
+	5,  // 20: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
+	6,  // 21: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
+	7,  // 22: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
+	27, // 23: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
+	18, // 24: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
+	1,  // 25: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
+	21, // 26: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
+	22, // 27: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
+	4,  // 28: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
+	28, // 29: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
+	29, // 30: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
+	27, // 31: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
+	45, // 32: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
+	45, // 33: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
+	46, // 34: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
+	46, // 35: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
+	47, // 36: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
+	5,  // 37: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
+	1,  // 38: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
+	32, // 39: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
+	33, // 40: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
+	38, // 41: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
+	43, // 42: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
+	43, // 43: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
+	0,  // 44: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	3,  // 45: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	9,  // 46: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	19, // 47: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	23, // 48: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	25, // 49: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	30, // 50: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
+	34, // 51: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	39, // 52: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
+	41, // 53: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
+	36, // 54: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
+	44, // 55: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
+	1,  // 56: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	4,  // 57: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	13, // 58: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	20, // 59: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	24, // 60: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	26, // 61: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	31, // 62: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
+	35, // 63: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	40, // 64: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
+	42, // 65: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
+	37, // 66: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
+	43, // 67: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
+	56, // [56:68] is the sub-list for method output_type
+	44, // [44:56] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }
@@ -4150,14 +4239,14 @@ func file_control_control_proto_init() {
 	if File_control_control_proto != nil {
 		return
 	}
-	file_control_control_proto_msgTypes[28].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[29].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_control_proto_rawDesc), len(file_control_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -13,7 +13,8 @@ type Versions struct{ Oldest, Newest uint32 }
 //
 //	2  one header for an attempt
 //	3  Events, views by changes, versions by range
-var Spoken = Versions{Oldest: 2, Newest: 3}
+//	4  queries that run as several parts
+var Spoken = Versions{Oldest: 3, Newest: 4}
 
 // VersionsOf returns the versions from a message's two fields; newest is 0 in messages of older
 // code, which speaks one version.
