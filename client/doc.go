@@ -10,5 +10,6 @@
 // follows the fleet and one for the connection to each member. A Gateway owns one that keeps the
 // stream to the leader, one that writes to it, one that watches whether the leader is silent, one
 // that decides queries without a leader, and two for each member that it then asks. Close returns
-// when all of these have ended. Queries run on their callers' goroutines.
+// when all of these have ended. Queries run on their callers' goroutines. If the leader splits a
+// query, its caller starts one more goroutine for each part but the first, and waits for them.
 package client

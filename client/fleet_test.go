@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -253,7 +254,8 @@ func (a *testAgent) infer(ctx context.Context, req *oip.Request) (*oip.Response,
 	if len(header) != 1 {
 		return a.sum(req) // as a gateway
 	}
-	attempt, err := control.ParseAttempt(header[0])
+	attempt, err := control.ParseAttempt(header[0],
+		strings.Join(md.Get(control.PartHeader), ","))
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
@@ -334,6 +336,7 @@ func (a *testAgent) Match(s grpc.BidiStreamingServer[control.GatewayMessage,
 				n++
 				if a.assign != nil {
 					if reply := a.assign(submit, len(a.submits)); reply != nil {
+						out.Split = append(out.Split, reply.Split...)
 						out.Assign = append(out.Assign, reply.Assign...)
 						out.Reject = append(out.Reject, reply.Reject...)
 						out.OfferAgain = append(out.OfferAgain, reply.OfferAgain...)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tensor"
 )
 
 // What FuzzGateway does: a byte for it, a length, and as many bytes.
@@ -146,16 +147,22 @@ func FuzzGateway(f *testing.F) {
 	leads := &control.MatchMessage{Leadership: view.Leadership}
 	assign := &control.MatchMessage{
 		Received: 1, Assign: []*control.Assign{
-			{Sequence: 1, Attempt: 1, Agent: "a", WaitNs: math.MaxInt64,
+			{Sequence: 4, Attempt: 1, Agent: "a", WaitNs: math.MaxInt64,
 				ExecutionNs: math.MaxInt64},
 		},
 	}
+	split := &control.MatchMessage{
+		Received: 3, Split: []*control.Split{
+			{Sequence: 8, Rows: []uint32{1, 2}}, {Sequence: 12, Rows: []uint32{1<<32 - 1, 4}},
+		},
+		Assign: []*control.Assign{{Sequence: 9, Attempt: 1, Agent: "a"}},
+	}
 	absurd := &control.MatchMessage{Received: math.MaxUint64, Assign: []*control.Assign{
-		{Sequence: 1, Attempt: math.MaxUint32, Agent: "nobody"}, {Sequence: 9},
+		{Sequence: 4, Attempt: math.MaxUint32, Agent: "nobody"}, {Sequence: 9},
 	},
-		OfferAgain: []*control.OfferAgain{{Sequence: 1, Attempt: 1}, {Sequence: 9}},
+		OfferAgain: []*control.OfferAgain{{Sequence: 4, Attempt: 1}, {Sequence: 9}},
 		Reject: []*control.Reject{
-			{Sequence: 1, Reason: "?", RetryAfterNs: math.MinInt64}, {Sequence: 9},
+			{Sequence: 4, Reason: "?", RetryAfterNs: math.MinInt64}, {Sequence: 9},
 		},
 		Leadership: &control.Leadership{Epoch: math.MaxUint64, Leader: "z"}, Prices: view.Prices}
 	add(viewed, view, 0)
@@ -163,6 +170,7 @@ func FuzzGateway(f *testing.F) {
 	add(asked, nil, 3)
 	add(led, assign, 0)
 	add(led, assign, 0)
+	add(led, split, 0)
 	add(failing, nil, 15)
 	add(asked, nil, 1)
 	add(led, absurd, 0)
@@ -228,7 +236,10 @@ func playGateway(t *testing.T, b []byte) {
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				defer cancel()
 				arrival := time.Now()
-				resp, err := g.Infer(ctx, &oip.Request{Model: "m"}, arrival)
+				req := &oip.Request{Model: "m", Inputs: []tensor.Tensor{{
+					Name: "x", DataType: tensor.Uint8, Shape: []int64{int64(len(data))}, Data: data,
+				}}}
+				resp, err := g.Infer(ctx, req, arrival)
 				if (resp == nil) == (err == nil) {
 					t.Errorf("a query gets %v and %v", resp, err)
 				}

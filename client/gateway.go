@@ -28,7 +28,8 @@ import (
 // A Gateway has these goroutines, all of which have ended when Close returns: one that keeps the
 // link to the leader; one that sends the messages to the leader that callers do not send
 // themselves; one that watches, while there are queries, whether the leader is silent; one that
-// drives the decisions without a leader; and two for each member that was asked in one.
+// drives the decisions without a leader; and two for each member that was asked in one. The caller
+// of a query that the leader splits starts one more for each part but the first, and waits for them.
 //
 // Its methods may be called concurrently.
 type Gateway struct {
@@ -62,6 +63,7 @@ type query struct {
 	model   string
 	version int64 // 0 means the newest
 	batch   uint32
+	part    part // which part of a query it is, if any
 	bytes   uint64
 	trace   *queryTrace        // nil: it is not traced
 	wake    chan struct{}      // buffered, size 1: the caller checks the query again
@@ -247,6 +249,10 @@ func (g *Gateway) Leader() names.AgentName {
 // given to [oip.Request.OnRelease] is called: the connection of an abandoned attempt may read them
 // until then.
 //
+// If the leader splits the query, its parts run at the same time, each as a query of its own, and
+// the answer has the rows of theirs in the query's order, in new memory. An error of one part is
+// that of the query, and ends the others.
+//
 // If ctx has an OpenTelemetry span, the gateway's steps for the query are its child spans.
 func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
 	error) {
@@ -278,7 +284,7 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	}
 
 	q.trace.wait()
-	defer q.trace.end()
+	defer q.endTrace()
 	g.mu.Lock()
 	if g.closed {
 		g.mu.Unlock()
@@ -287,6 +293,11 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	g.queries.Arrive(&q.Query, g.now())
 	g.awake()
 	g.leave(true)
+	return g.run(ctx, q, req)
+}
+
+// run does what is to be done for q, which may be a part, until it has its outcome.
+func (g *Gateway) run(ctx context.Context, q *query, req *oip.Request) (*oip.Response, error) {
 	for {
 		select {
 		case <-q.wake:
@@ -298,7 +309,7 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	}
 }
 
-// advance does the next step for q: none, an attempt, or its end.
+// advance does the next step for q: none, an attempt, its parts, or its end.
 func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp *oip.Response,
 	err error, done bool) {
 	attemptCtx, abort := context.WithCancel(ctx)
@@ -313,11 +324,15 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 		q.abort = abort
 	}
 	err, done = q.outcome()
+	split := q.Parts() != nil
 	g.leave(true)
-	if done {
+	switch {
+	case done:
 		return nil, err, true
-	}
-	if !send {
+	case split:
+		resp, err = g.inParts(ctx, q, req)
+		return resp, err, true
+	case !send:
 		return nil, nil, false
 	}
 
@@ -325,7 +340,7 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 	attempt := Attempt{
 		Attempt: control.Attempt{
 			Gateway: g.config.ID, Sequence: q.Sequence, Attempt: to.Attempt, Lane: to.Lane,
-			Reservation: to.Reservation,
+			Reservation: to.Reservation, Part: q.part.number,
 		},
 		Arrival: g.began.Add(q.Arrival),
 	}
@@ -334,6 +349,7 @@ func (g *Gateway) advance(ctx context.Context, q *query, req *oip.Request) (resp
 	} else {
 		resp, err = g.config.Transport.Infer(attemptCtx, member, req, &attempt)
 	}
+	err = q.part.invalid(err)
 	q.trace.sent(err, attemptCtx.Err() != nil && ctx.Err() == nil)
 	if attempt.HasRemaining {
 		g.leaderless.heard(to.Agent, attempt.Remaining)
@@ -377,6 +393,14 @@ func (q *query) outcome() (err error, ended bool) {
 			e.Agent, s.Message())
 	}
 	return err, ended
+}
+
+// endTrace ends the spans of q's steps, and of parts that were not run.
+func (q *query) endTrace() {
+	q.trace.end()
+	for _, part := range q.Parts() {
+		part.Tag.(*query).trace.end()
+	}
 }
 
 // lateness is the error of q, whose ctx has ended; it says where q was.

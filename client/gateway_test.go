@@ -307,7 +307,7 @@ func TestLeaderKilled(t *testing.T) {
 				}
 				submits = submits[:20] // later ones are of attempts on the agent that died
 				for _, s := range submits {
-					if s.Sequence%2 == 1 && (s.Agent != "agent-3" || s.Attempts != 1) {
+					if s.Sequence%8 == 4 && (s.Agent != "agent-3" || s.Attempts != 1) {
 						t.Errorf("the new leader got %v", s)
 					}
 				}
@@ -412,8 +412,8 @@ func TestHeartbeatsOnly(t *testing.T) {
 		time.Sleep(time.Second)
 		f.agents[0].mu.Lock()
 		defer f.agents[0].mu.Unlock()
-		if !slices.Equal(f.agents[0].cancels, []uint64{1}) {
-			t.Errorf("cancels are %v, want 1", f.agents[0].cancels)
+		if !slices.Equal(f.agents[0].cancels, []uint64{4}) {
+			t.Errorf("cancels are %v, want 4", f.agents[0].cancels)
 		}
 	})
 }
@@ -520,7 +520,7 @@ func TestWorkerFrozen(t *testing.T) {
 			f.agents[2].takes = 10 * time.Second
 			if led {
 				f.agents[0].assign = func(s *control.Submit, n int) *control.MatchMessage {
-					if s.Attempts == 0 && s.Sequence > 1 {
+					if s.Attempts == 0 && s.Sequence > 4 {
 						return assignTo("agent-2")(s, n)
 					}
 					// With a later submit, what went to the frozen agent is offered again and
@@ -539,12 +539,12 @@ func TestWorkerFrozen(t *testing.T) {
 					time.Sleep(100 * time.Millisecond)
 					g.take(&control.MatchMessage{
 						OfferAgain: []*control.OfferAgain{
-							{Sequence: 2, Attempt: 1, Reason: "lane-overdue"},
+							{Sequence: 8, Attempt: 1, Reason: "lane-overdue"},
 						},
 					})
 					time.Sleep(50 * time.Millisecond)
 					g.take(&control.MatchMessage{
-						Assign: []*control.Assign{{Sequence: 2, Attempt: 2, Agent: "agent-1"}},
+						Assign: []*control.Assign{{Sequence: 8, Attempt: 2, Agent: "agent-1"}},
 					})
 				}()
 				good(t, g, t.Context())
@@ -583,13 +583,13 @@ func TestOfferedAgainFirstWins(t *testing.T) {
 		go func() {
 			time.Sleep(50 * time.Millisecond)
 			g.take(&control.MatchMessage{
-				OfferAgain: []*control.OfferAgain{{Sequence: 1, Attempt: 1}},
+				OfferAgain: []*control.OfferAgain{{Sequence: 4, Attempt: 1}},
 			})
 		}()
 		good(t, g, t.Context())
 		// The leader's new assignment crosses the answer.
 		g.take(&control.MatchMessage{
-			Assign: []*control.Assign{{Sequence: 1, Attempt: 2, Agent: "agent-0"}},
+			Assign: []*control.Assign{{Sequence: 4, Attempt: 2, Agent: "agent-0"}},
 		})
 		time.Sleep(time.Second)
 		if n := f.total(t); n != 1 {
@@ -598,8 +598,8 @@ func TestOfferedAgainFirstWins(t *testing.T) {
 		f.agents[0].mu.Lock()
 		defer f.agents[0].mu.Unlock()
 		if len(f.agents[0].unused) != 1 || f.agents[0].unused[0].Attempt != 2 ||
-			!slices.Contains(f.agents[0].cancels, 1) {
-			t.Errorf("cancels %v, unused %v; want query 1 cancelled and attempt 2 unused",
+			!slices.Contains(f.agents[0].cancels, 4) {
+			t.Errorf("cancels %v, unused %v; want query 4 cancelled and attempt 2 unused",
 				f.agents[0].cancels, f.agents[0].unused)
 		}
 	})
@@ -743,8 +743,8 @@ func TestCancelled(t *testing.T) {
 		}
 		f.agents[0].mu.Lock()
 		defer f.agents[0].mu.Unlock()
-		if !slices.Equal(f.agents[0].cancels, []uint64{1}) {
-			t.Errorf("cancels are %v, want 1", f.agents[0].cancels)
+		if !slices.Equal(f.agents[0].cancels, []uint64{4}) {
+			t.Errorf("cancels are %v, want 4", f.agents[0].cancels)
 		}
 	})
 }

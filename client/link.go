@@ -183,6 +183,9 @@ func (g *Gateway) take(m *control.MatchMessage) {
 			q.Tag.(*query).trace.offeredAgain(o)
 		}
 	}
+	for _, s := range m.GetSplit() {
+		g.split(s)
+	}
 	for _, a := range m.GetAssign() {
 		g.queries.Assign(queries.Assign{
 			Sequence: a.GetSequence(), Attempt: a.GetAttempt(),
@@ -253,7 +256,7 @@ func (g *Gateway) message() *control.GatewayMessage {
 			Sequence: q.Sequence, Model: q.model, Version: q.version, BatchSize: q.batch,
 			Bytes:    q.bytes,
 			WaitedNs: int64(s.Waited), TimeLeftNs: int64(s.TimeLeft), Attempts: s.Attempts,
-			Agent: string(s.Agent), Lane: s.Lane,
+			Agent: string(s.Agent), Lane: s.Lane, Splits: true,
 		}
 		q.trace.submitted(m.Submit[i])
 	}

@@ -32,7 +32,7 @@ func TestMessagesAreSmall(t *testing.T) {
 		q.Tag, q.Deadline = q, 1<<40
 		g.queries.Arrive(&q.Query, 1)
 		// of none of its queries
-		g.queries.Assign(queries.Assign{Sequence: 1000 + i, Agent: names.AgentName(long(128))})
+		g.queries.Assign(queries.Assign{Sequence: 10000 + i, Agent: names.AgentName(long(128))})
 		g.Failed(Failure{Model: long(255), Version: 1<<40 + int64(i), Reason: "unavailable"})
 	}
 	var told []string
@@ -45,13 +45,13 @@ func TestMessagesAreSmall(t *testing.T) {
 			failed += f.Count
 		}
 		for _, s := range m.Submit {
-			told = append(told, fmt.Sprintf("1 submit %4d", s.Sequence))
+			told = append(told, fmt.Sprintf("1 submit %5d", s.Sequence))
 		}
 		for _, sequence := range m.Cancel {
-			told = append(told, fmt.Sprintf("2 cancel %4d", sequence))
+			told = append(told, fmt.Sprintf("2 cancel %5d", sequence))
 		}
 		for _, a := range m.Unused {
-			told = append(told, fmt.Sprintf("3 unused %4d", a.Sequence))
+			told = append(told, fmt.Sprintf("3 unused %5d", a.Sequence))
 		}
 	}
 	if len(told) != 1500 || !slices.IsSorted(told) {

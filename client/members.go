@@ -135,11 +135,19 @@ func (m *members) find(name, version string) (*fleetVersion, int64, error) {
 	return v, number, nil
 }
 
+// newest is the version of a model for queries that name none, 0 if nobody holds the model.
+func (m *members) newest(model string) int64 {
+	if held := m.models[model]; held != nil {
+		return held.newest
+	}
+	return 0
+}
+
 // profileName is the name under which profiles know q's model and version.
 func (m *members) profileName(q *query) names.ModelKey {
 	version := q.version
-	if model := m.models[q.model]; version == 0 && model != nil {
-		version = model.newest
+	if version == 0 {
+		version = m.newest(q.model)
 	}
 	return names.NewModelKey(q.model, version)
 }

@@ -36,6 +36,7 @@ type queryTrace struct {
 	tracer trace.Tracer
 	// traceparent and tracestate are the span's W3C trace context, for the leader.
 	traceparent, tracestate string
+	own                     bool // the span is that of a part, which ends with the trace
 	// step is the span of the present step: the wait for a lane, or an attempt. Only the query's
 	// caller uses it.
 	step trace.Span
@@ -86,11 +87,39 @@ func (t *queryTrace) sent(err error, superseded bool) {
 	tracing.EndClient(t.step, err)
 }
 
-// end ends the span of the present step.
+// end ends the span of the present step, and that of a part.
 func (t *queryTrace) end() {
-	if t != nil {
-		t.step.End() // an attempt's span has ended before; ending it again does nothing
+	if t == nil {
+		return
 	}
+	t.step.End() // an attempt's span has ended before; ending it again does nothing
+	if t.own {
+		t.span.End()
+	}
+}
+
+// within returns ctx with the span, of a part, as the parent of those of the part's attempts.
+func (t *queryTrace) within(ctx context.Context) context.Context {
+	if t == nil {
+		return ctx
+	}
+	return trace.ContextWithSpan(ctx, t.span)
+}
+
+// part returns the trace of a part of the query, which has a span of its own and
+// waits for a target.
+func (t *queryTrace) part(p part) *queryTrace {
+	if t == nil {
+		return nil
+	}
+	ctx, _ := t.tracer.Start(t.ctx, tracing.InParts, trace.WithAttributes(
+		tracing.Part.Int(int(p.number)), tracing.BatchSize.Int(p.end-p.from)))
+	of := newQueryTrace(ctx)
+	if of != nil {
+		of.own = true
+		of.wait()
+	}
+	return of
 }
 
 // submitted adds an event for the submit to the span, and the trace context to the submit.

@@ -91,6 +91,10 @@ func (r Remote) Infer(ctx context.Context, to *control.Member, req *oip.Request,
 	ctx = tracing.Inject(ctx)
 	attempt.Waited = time.Since(attempt.Arrival)
 	ctx = metadata.AppendToOutgoingContext(ctx, control.AttemptHeader, attempt.String())
+	if attempt.Part != 0 {
+		ctx = metadata.AppendToOutgoingContext(ctx, control.PartHeader,
+			strconv.FormatUint(uint64(attempt.Part), 10))
+	}
 	var options []grpc.CallOption
 	var trailer metadata.MD
 	if attempt.Reservation != 0 {

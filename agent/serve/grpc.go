@@ -361,6 +361,14 @@ func headers(ctx context.Context, name string) []string {
 	return metadata.ValueFromIncomingContext(ctx, name)
 }
 
+// header returns the first value of a call's header, "" if there is none.
+func header(ctx context.Context, name string) string {
+	if values := headers(ctx, name); len(values) > 0 {
+		return values[0]
+	}
+	return ""
+}
+
 // interceptUnary gives errors their gRPC code, and turns a panic of a handler into an error.
 func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	handle grpc.UnaryHandler) (resp any, err error) {

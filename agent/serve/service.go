@@ -72,14 +72,11 @@ func (s service) ModelInfer(ctx context.Context, req *oip.Request) (*oip.Respons
 	return resp, err
 }
 
-// attempt has the worker run the attempt that the call's header names.
+// attempt has the worker run the attempt that the call's headers name.
 func (s service) attempt(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
 	error) {
-	header := ""
-	if values := headers(ctx, control.AttemptHeader); len(values) > 0 {
-		header = values[0]
-	}
-	return s.config.Worker.Attempt(ctx, header, req, arrival)
+	return s.config.Worker.Attempt(ctx, header(ctx, control.AttemptHeader),
+		header(ctx, control.PartHeader), req, arrival)
 }
 
 func (s service) modelInfer(ctx context.Context, req *oip.Request,

@@ -298,20 +298,22 @@ func (m *metrics) version(model string, number int64, target time.Duration) *ver
 	return v
 }
 
-// answered counts an answered query: its batch size, its whole latency, and its time in the queue
-// and on the lane.
-func (v *versionMetrics) answered(batchSize int, request, queue, execution,
-	qosTarget time.Duration) {
+// ran counts an execution: its batch size, and its time in the queue and on the lane.
+func (v *versionMetrics) ran(batchSize int, queue, execution time.Duration) {
+	v.items.Add(float64(batchSize))
+	v.queue.Observe(queue.Seconds())
+	v.execution.Observe(execution.Seconds())
+	v.lastInference.Store(time.Now().UnixMilli())
+}
+
+// answered counts an answered query, whose latency was request.
+func (v *versionMetrics) answered(request, qosTarget time.Duration) {
 	v.queries.Inc()
 	v.ended.answered.Add(1)
-	v.items.Add(float64(batchSize))
 	if request > qosTarget {
 		v.late.Inc()
 	}
 	v.request.Observe(request.Seconds())
-	v.queue.Observe(queue.Seconds())
-	v.execution.Observe(execution.Seconds())
-	v.lastInference.Store(time.Now().UnixMilli())
 }
 
 // failedHere counts, for the protocol's statistics and load reports, a query or an attempt that
@@ -433,8 +435,9 @@ func (w *Worker) Statistics(model string, number int64) *inference.ModelStatisti
 	return v.statistics()
 }
 
-// statistics returns the counts in the inference protocol's form. Queries are not batched together,
-// so each query is one execution; inference_count counts items, as in other servers.
+// statistics returns the counts in the inference protocol's form. As in other servers,
+// inference_count counts items and execution_count executions: a query is one, unless it ran as
+// parts.
 func (v *versionMetrics) statistics() *inference.ModelStatistics {
 	duration := func(count uint64, sum time.Duration) *inference.StatisticDuration {
 		return &inference.StatisticDuration{Count: count, Ns: uint64(sum)}

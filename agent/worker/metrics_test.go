@@ -46,7 +46,7 @@ func TestMetricsForget(t *testing.T) {
 			m.loadDuration.WithLabelValues("ncf", fmt.Sprint(version)).Observe(1)
 			m.warmUpDuration.WithLabelValues("ncf", fmt.Sprint(version)).Observe(1)
 			m.qosTarget.WithLabelValues("ncf", fmt.Sprint(version)).Set(1)
-			m.version("ncf", version, time.Second).answered(1, 1, 1, 1, 1)
+			m.version("ncf", version, time.Second).answered(1, 1)
 		}
 		m.observe(e)
 	}

@@ -62,8 +62,8 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time)
 	if err != nil {
 		return failed(err)
 	}
-	counts.answered(q.batchSize, time.Since(arrival), result.Queue, result.Execution,
-		v.Config.QoSTarget)
+	counts.ran(q.batchSize, result.Queue, result.Execution)
+	counts.answered(time.Since(arrival), v.Config.QoSTarget)
 	return respond(v, req, q, result), nil
 }
 

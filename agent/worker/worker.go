@@ -193,14 +193,15 @@ func (w *Worker) Sizes(tell func(what string, n int)) {
 	tell("worker: reservations", len(w.reservations))
 }
 
-// Attempt runs a gateway's attempt. header is the value of its control.AttemptHeader, received the
-// time when the headers arrived. Attempt owns req, and releases its inputs; the caller must release
-// the response. It tells the leader the end of the attempt. An error that wraps outcome.ErrRefused
-// means that the attempt was not run and another agent may run the query.
-func (w *Worker) Attempt(ctx context.Context, header string, req *oip.Request,
+// Attempt runs a gateway's attempt. header is the value of its control.AttemptHeader, part that of
+// its control.PartHeader, "" if it has none, and received the time when the headers arrived.
+// Attempt owns req, and releases its inputs; the caller must release the response. It tells the
+// leader the end of the attempt. An error that wraps outcome.ErrRefused means that the attempt was
+// not run and another agent may run the query.
+func (w *Worker) Attempt(ctx context.Context, header, part string, req *oip.Request,
 	received time.Time) (resp *oip.Response, err error) {
 	defer req.Release()
-	t, err := w.begin(header, received)
+	t, err := w.begin(header, part, received)
 	if err != nil {
 		return nil, err
 	}
@@ -208,6 +209,9 @@ func (w *Worker) Attempt(ctx context.Context, header string, req *oip.Request,
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
 		span.SetAttributes(tracing.Attempt.Int(int(t.attempt.Attempt)),
 			tracing.Ms(tracing.Waited, t.attempt.Waited))
+		if t.attempt.Part != 0 {
+			span.SetAttributes(tracing.Part.Int(int(t.attempt.Part)))
+		}
 	}
 	defer func() { w.ended(t, err) }()
 	resp, err = w.perform(ctx, req, t)
@@ -219,10 +223,10 @@ func (w *Worker) Attempt(ctx context.Context, header string, req *oip.Request,
 	return resp, err
 }
 
-// begin returns the attempt that a header names. It takes the attempt's reservation out of
+// begin returns the attempt that the headers name. It takes the attempt's reservation out of
 // w.reservations.
-func (w *Worker) begin(header string, received time.Time) (*attempt, error) {
-	named, err := control.ParseAttempt(header)
+func (w *Worker) begin(header, part string, received time.Time) (*attempt, error) {
+	named, err := control.ParseAttempt(header, part)
 	if err != nil {
 		return nil, outcome.Invalid("%w", err)
 	}
@@ -245,9 +249,9 @@ var errCutOff = fmt.Errorf("the call has ended before the query was received: %w
 
 // CutOff ends an attempt whose call has ended before its query was received: it releases the
 // attempt's reservation and tells the leader that the attempt was not run. The arguments are those
-// of Attempt.
+// of Attempt, for which a part is an attempt like any other.
 func (w *Worker) CutOff(header string, received time.Time) {
-	if t, err := w.begin(header, received); err == nil {
+	if t, err := w.begin(header, "", received); err == nil {
 		w.lanes.Release(t.reservation)
 		w.ended(t, errCutOff)
 	}
@@ -264,6 +268,10 @@ type attempt struct {
 	bytes       int64
 	result      *runtime.Result // nil if it was not run
 }
+
+// isQuery reports whether the attempt counts for its query in the metrics. Of the parts of a query,
+// which may run on several agents, the first one does.
+func (t *attempt) isQuery() bool { return t.attempt.Part <= 1 }
 
 // perform validates the attempt's query and runs it.
 func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oip.Response, error) {
@@ -303,12 +311,16 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oi
 			errors.Is(err, runtime.ErrClosed) {
 			return nil, fmt.Errorf("%w: %w", outcome.ErrRefused, err)
 		}
-		loaded.Model.counts.failedHere(err, time.Since(t.arrival))
+		if t.isQuery() {
+			loaded.Model.counts.failedHere(err, time.Since(t.arrival))
+		}
 		return nil, err
 	}
 	t.result = result
-	loaded.Model.counts.answered(q.batchSize, time.Since(t.arrival), result.Queue, result.Execution,
-		loaded.Version.Config.QoSTarget)
+	loaded.Model.counts.ran(q.batchSize, result.Queue, result.Execution)
+	if t.isQuery() {
+		loaded.Model.counts.answered(time.Since(t.arrival), loaded.Version.Config.QoSTarget)
+	}
 	return respond(loaded.Version, req, q, result), nil
 }
 

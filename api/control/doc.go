@@ -19,6 +19,9 @@ const (
 	// waited in nanoseconds. It is one header, because each header with a new value costs both ends
 	// an entry of HPACK's tables.
 	AttemptHeader = "muster-attempt"
+	// PartHeader comes with AttemptHeader if the attempt is of a part of a query. Its value is the
+	// part's number, from 1 on.
+	PartHeader = "muster-part"
 	// RemainingTrailer comes with a worker's answer and holds the worker's remaining time in
 	// nanoseconds.
 	RemainingTrailer = "muster-remaining-ns"
@@ -37,6 +40,9 @@ type Attempt struct {
 	// Reservation is the id of the gateway's probe that reserved a lane for the query; 0: a leader
 	// chose the lane.
 	Reservation uint64
+	// Part is the value of PartHeader: the number of the part of which this is an attempt; 0: it is
+	// of a whole query.
+	Part uint32
 }
 
 // String returns a in the form of AttemptHeader.
@@ -50,8 +56,9 @@ func (a Attempt) String() string {
 	return string(b)
 }
 
-// ParseAttempt parses the value of an AttemptHeader.
-func ParseAttempt(s string) (a Attempt, err error) {
+// ParseAttempt parses the values of an AttemptHeader and of the PartHeader with it, "" if there is
+// none.
+func ParseAttempt(s, part string) (a Attempt, err error) {
 	rest, field := s, ""
 	number := func(base, bits int) uint64 {
 		field, rest, _ = strings.Cut(rest, "/")
@@ -67,6 +74,13 @@ func ParseAttempt(s string) (a Attempt, err error) {
 	if err != nil || rest != "" || a.Attempt == 0 {
 		return Attempt{}, fmt.Errorf(
 			"%s is %q, expected gateway/sequence/attempt/lane/waited/reservation", AttemptHeader, s)
+	}
+	if part != "" {
+		n, err := strconv.ParseUint(part, 10, 32)
+		if err != nil || n == 0 {
+			return Attempt{}, fmt.Errorf("%s is %q, expected a number above 0", PartHeader, part)
+		}
+		a.Part = uint32(n)
 	}
 	return a, nil
 }

@@ -30,6 +30,7 @@ const (
 	Decide  = "muster.decide"  // a leader, or a gateway without one, decides where a query runs
 	Queue   = "muster.queue"   // a query waits for a lane at its worker
 	Execute = "muster.execute" // the model runs
+	InParts = "muster.part"    // a part of a query, from the leader's decision to its answer
 )
 
 // Method is the name of the spans of gRPC calls with a query: a client's call, a gateway's attempt,
@@ -42,6 +43,7 @@ const (
 	Version      = attribute.Key("muster.version")
 	BatchSize    = attribute.Key("muster.batch_size")
 	Attempt      = attribute.Key("muster.attempt")
+	Part         = attribute.Key("muster.part")  // the number of a part of a query, from 1 on
 	Agent        = attribute.Key("muster.agent") // the agent that the query goes to
 	Lane         = attribute.Key("muster.lane")
 	InstanceType = attribute.Key("muster.instance_type")

@@ -2,6 +2,7 @@ package queries
 
 import (
 	"container/heap"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -36,12 +37,13 @@ const (
 // for each query of Inquire, then sends the messages of Message.
 //
 // A query has at most one attempt under way, which the query's caller makes, and exactly one
-// outcome. Times are since a fixed time that the caller chooses. A State is not safe for concurrent
-// use.
+// outcome. A query that the leader has split waits, by Split, for the outcomes of its parts, which
+// are queries of their own. Times are since a fixed time that the caller chooses. A State is not
+// safe for concurrent use.
 type State struct {
 	sequence    uint64
 	bySequence  map[uint64]*Query
-	first, last *Query // in the order of arrival
+	first, last *Query // in the order of arrival; not those that were split, but their parts
 	ready       turns  // queries to decide without a leader now
 	later       turns  // queries that may be decided so from their due times on
 	inquiries   int    // how many are being decided without a leader
@@ -65,7 +67,9 @@ type State struct {
 
 // Stats has a gateway's counters since its start.
 type Stats struct {
-	Queries uint64
+	Queries uint64 // parts do not count
+	// Splits counts queries that ran as parts. All counters below count each part as a query.
+	Splits uint64
 	// Submits counts submits to leaders, first and repeated ones; SubmitMessages counts the
 	// messages that carried them.
 	Submits, SubmitMessages uint64
@@ -87,10 +91,16 @@ type Stats struct {
 // A Query is a query that the gateway owns. Before [State.Arrive] the caller fills in the exported
 // fields except Sequence; afterwards nobody changes them.
 type Query struct {
-	Sequence uint64 // 1 for the gateway's first
+	// Sequence is a multiple of 4. The numbers between are those of the query's parts; see
+	// [match.QueryID].
+	Sequence uint64
 	Arrival  time.Duration
 	Deadline time.Duration // 0: none
 	Tag      any           // a value of the caller's
+
+	whole *Query   // of which it is a part; nil: it is none
+	parts []*Query // nil: it was not split
+	open  int      // parts without an outcome
 
 	previous, next *Query
 	since          time.Duration // when it began to wait without an answer of the leader
@@ -123,7 +133,8 @@ const (
 	// doubted: an attempt is under way, but the leader has given it up or it is overdue. It goes on
 	// until there is another target.
 	doubted
-	cutOff // the attempt under way is aborted: another target, goesTo, is known
+	cutOff  // the attempt under way is aborted: another target, goesTo, is known
+	divided // its parts run instead; an attempt that was under way is aborted
 	ended
 )
 
@@ -166,6 +177,10 @@ func (q *Query) At() names.AgentName {
 	}
 	return q.at.Agent
 }
+
+// Parts returns the queries that the query's caller is to run in its place, in the order of their
+// rows; nil unless the query was split. The caller must not change the slice.
+func (q *Query) Parts() []*Query { return q.parts }
 
 // Failed returns the agents that have failed the query. The caller must not change the slice.
 func (q *Query) Failed() []names.AgentName { return q.failed }
@@ -324,7 +339,7 @@ func cut[T any](all []T, room *int) (now, later []T) {
 // Stats returns the counters; the caller adds those of the probes.
 func (s *State) Stats() Stats { return s.stats }
 
-// Len is how many queries have no outcome yet.
+// Len is how many queries have no outcome yet, each part counting too.
 func (s *State) Len() int { return len(s.bySequence) }
 
 // Unacknowledged is how many submits the leader has not acknowledged.
@@ -332,20 +347,46 @@ func (s *State) Unacknowledged() int { return len(s.unacked) }
 
 // Arrive takes a new query.
 func (s *State) Arrive(q *Query, now time.Duration) {
-	s.sequence++
-	q.Sequence, q.since, q.again = s.sequence, now, past
-	s.bySequence[q.Sequence] = q
-	if q.previous = s.last; q.previous != nil {
-		q.previous.next = q
-	} else {
-		s.first = q
-	}
-	s.last = q
+	s.sequence += match.MostParts + 1
+	q.Sequence, q.since = s.sequence, now
+	s.insert(q, s.last)
 	s.stats.Queries++
 	if s.link == linkOpen {
 		s.submit(q, now)
 	}
 	s.schedule(q)
+}
+
+// insert adds q after the query before, at the front if that is nil.
+func (s *State) insert(q, before *Query) {
+	q.again = past
+	s.bySequence[q.Sequence] = q
+	q.previous, q.next = before, s.first
+	if before != nil {
+		q.next, before.next = before.next, q
+	} else {
+		s.first = q
+	}
+	if q.next != nil {
+		q.next.previous = q
+	} else {
+		s.last = q
+	}
+}
+
+// unlink removes q from the order of arrival.
+func (s *State) unlink(q *Query) {
+	if q.previous != nil {
+		q.previous.next = q.next
+	} else {
+		s.first = q.next
+	}
+	if q.next != nil {
+		q.next.previous = q.previous
+	} else {
+		s.last = q.previous
+	}
+	q.previous, q.next = nil, nil
 }
 
 // submit asks the leader for a lane. If an attempt of q is under way and not given up, it asks the
@@ -383,7 +424,7 @@ func (s *State) Assign(a Assign) {
 	q := s.bySequence[a.Sequence]
 	switch {
 	case q == nil:
-		s.cancelled(a.Sequence)
+		s.forgotten(a.Sequence)
 		s.unused(a)
 		return
 	case !q.submitted(): // the query was decided meanwhile, and the leader has been told
@@ -401,6 +442,53 @@ func (s *State) Assign(a Assign) {
 	}
 	q.atLeader = assigned
 	s.goTo(q, Target{Agent: a.Agent, Attempt: a.Attempt, Lane: a.Lane, Took: a.Took})
+}
+
+// forgotten tells the leader that the outcome of a query or part that is not known here is decided;
+// but not if the query was never split here. It has then been submitted since the leader split it,
+// which replaces its parts, and the leader may have split it once more.
+func (s *State) forgotten(sequence uint64) {
+	whole := s.bySequence[match.QueryID{Sequence: sequence}.Whole().Sequence]
+	if whole == nil || whole.stage == divided {
+		s.cancelled(sequence)
+	}
+}
+
+// ToSplit takes the leader's decision to split a query. It returns the query for Split; nil if the
+// query is not to be split, because the leader chose before it read where the query is or was, or
+// that it is cancelled.
+func (s *State) ToSplit(sequence uint64) *Query {
+	q := s.bySequence[sequence]
+	if q == nil || q.whole != nil || q.atLeader != waits || s.crosses(q) {
+		return nil
+	}
+	return q
+}
+
+// Split makes q, which ToSplit has returned, wait for the outcomes of 2 to match.MostParts parts,
+// in the order of their rows, of which the caller has set the tags. They wait at the leader, have
+// the arrival and the deadline of q, and go their own ways. q is answered when all of them are; the
+// first other outcome of a part is that of q, and the outcome of q ends the parts that have none.
+func (s *State) Split(q *Query, parts []*Query) {
+	underWay := q.underWay()
+	q.stage, q.atLeader, q.parts, q.open = divided, unknown, parts, len(parts)
+	s.stats.Splits++
+	before := q
+	for i, part := range parts {
+		part.Sequence = match.QueryID{Sequence: q.Sequence}.Part(i + 1).Sequence
+		part.Arrival, part.Deadline, part.since = q.Arrival, q.Deadline, q.since
+		part.whole, part.atLeader = q, waits
+		s.insert(part, before)
+		s.schedule(part)
+		before = part
+	}
+	s.unlink(q)
+	s.schedule(q)
+	if underWay {
+		s.stats.Superseded++
+		s.do(Action{Kind: CutOff, Query: q})
+	}
+	s.do(Action{Kind: Wake, Query: q})
 }
 
 // crosses reports whether the leader sent its message about q before it had read q's last submit.
@@ -483,7 +571,7 @@ func (s *State) OfferAgain(sequence uint64, attempt uint32) *Query {
 	q := s.bySequence[sequence]
 	switch {
 	case q == nil:
-		s.cancelled(sequence)
+		s.forgotten(sequence)
 		return nil
 	case !q.submitted() || s.crosses(q):
 		return nil
@@ -555,6 +643,8 @@ func (s *State) Attempted(q *Query, o Outcome, err error, now time.Duration) {
 		}
 		s.End(q, err)
 		return
+	case q.stage == divided: // the attempt was cut off for the parts
+		return
 	case q.hasTarget(): // the attempt was cut off for the target, or failed just before
 		q.stage = bound
 		s.do(Action{Kind: Wake, Query: q})
@@ -586,39 +676,50 @@ func (s *State) Attempted(q *Query, o Outcome, err error, now time.Duration) {
 	s.schedule(q)
 }
 
-// End decides the outcome of q: err, or nil if q's caller has the answer. If an attempt is under
-// way, the caller cancels it itself.
+// End decides the outcome of q: err, or nil if q's caller has the answer. If an attempt of q is
+// under way, the caller cancels it itself.
 func (s *State) End(q *Query, err error) {
 	if q.stage == ended {
 		return
 	}
 	s.withdraw(q)
 	s.dropTarget(q)
+	if q.stage != divided {
+		s.unlink(q)
+	}
 	q.stage, q.err = ended, err
 	s.schedule(q)
 	delete(s.bySequence, q.Sequence)
-	if q.previous != nil {
-		q.previous.next = q.next
-	} else {
-		s.first = q.next
-	}
-	if q.next != nil {
-		q.next.previous = q.previous
-	} else {
-		s.last = q.previous
-	}
-	q.previous, q.next = nil, nil
 	s.do(Action{Kind: Wake, Query: q})
+	if whole := q.whole; whole != nil {
+		if whole.open--; err != nil || whole.open == 0 {
+			s.End(whole, err)
+		}
+	}
+	if err == nil {
+		err = errWhole
+	}
+	for _, part := range q.parts {
+		s.abandon(part, err)
+	}
+}
+
+// errWhole is the error of parts that are not needed, because an attempt that was cut off for them
+// has yet answered the whole query.
+var errWhole = errors.New("the whole query is answered")
+
+// abandon is End, and cancels the attempt under way.
+func (s *State) abandon(q *Query, why error) {
+	underWay := q.underWay()
+	if s.End(q, why); underWay {
+		s.do(Action{Kind: CutOff, Query: q})
+	}
 }
 
 // Close ends all queries with the error why.
 func (s *State) Close(why error) {
 	for s.first != nil {
-		q := s.first
-		underWay := q.underWay()
-		if s.End(q, why); underWay {
-			s.do(Action{Kind: CutOff, Query: q})
-		}
+		s.abandon(s.first, why)
 	}
 }
 
@@ -655,7 +756,7 @@ func (s *State) schedule(q *Query) {
 		heap.Remove(q.turns, q.index)
 	}
 	led := s.link == linkOpen && q.atLeader != passed
-	if led || q.stage == ended || q.inquired || q.hasTarget() || q.attempts >= match.MaxAttempts {
+	if led || q.stage >= divided || q.inquired || q.hasTarget() || q.attempts >= match.MaxAttempts {
 		return
 	}
 	if q.due = s.dueLeaderless(q); q.due == past {
@@ -683,7 +784,7 @@ func (s *State) dueLeaderless(q *Query) time.Duration {
 // Decided ends the decision that Inquire began: q goes to t, unless it need not be sent any more.
 func (s *State) Decided(q *Query, t Target) {
 	s.inquired(q)
-	if q.stage == ended || q.hasTarget() || q.stage == sent || q.attempts >= match.MaxAttempts {
+	if q.stage >= divided || q.hasTarget() || q.stage == sent || q.attempts >= match.MaxAttempts {
 		s.release(t)
 		return
 	}

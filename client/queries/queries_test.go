@@ -26,6 +26,7 @@ type run struct {
 	fault   error // the first broken promise
 	log     []string
 
+	splits bool            // leaders split queries often
 	known  Leadership      // the newest there is
 	lies   bool            // nobody answers as a leader
 	stream names.AgentName // to whom one is open, or being opened
@@ -43,10 +44,11 @@ type run struct {
 	probing  []*Query // that Inquire has returned
 }
 
-// A caller is that of a query.
+// A caller is that of a query, or of a part.
 type caller struct {
 	q         *Query
-	attempt   bool // one is under way
+	parts     []*caller // those of the query's parts; nil: it was not split
+	attempt   bool      // one is under way
 	aborted   bool
 	excused   bool // somebody has given it up
 	target    Target
@@ -56,6 +58,7 @@ type caller struct {
 	outcomes  int
 	woken     bool
 	submitted bool // the leader linked knows of it
+	answered  bool // by its own attempt
 }
 
 // A leaderAt is what a leader has of the gateway: as leader.State, without anything to decide with.
@@ -82,7 +85,8 @@ func newRun(seed uint64) *run {
 		rng: rand.New(rand.NewPCG(seed, 0)), reserved: map[uint64]bool{}, known: Leadership{
 			1, "a", "b",
 		},
-		s: New(func(*Query, names.AgentName) time.Duration { return 0 }),
+		s:      New(func(*Query, names.AgentName) time.Duration { return 0 }),
+		splits: seed%4 >= 2,
 	}
 	r.s.Learn(r.known)
 	return r
@@ -127,7 +131,7 @@ func (r *run) carryOut() {
 			if !c.attempt {
 				r.failf("query %d is cut off, and no attempt is under way", c.q.Sequence)
 			}
-			if !c.excused {
+			if whole := c.q.whole; !c.excused && (whole == nil || whole.stage != ended) {
 				r.failf("query %d is cut off on agent %s, and nobody has given it up", c.q.Sequence,
 					c.target.Agent)
 			}
@@ -226,7 +230,7 @@ func (r *run) read() {
 			s.Attempts == known.attempts && s.Agent == known.at):
 			continue
 		}
-		l.cancel(s.Query.Sequence) // its gateway knows better
+		l.cancel(s.Query.Sequence) // its gateway knows better, and knows no parts of it
 		l.rows[s.Query.Sequence] = &row{s.Attempts, s.Agent}
 		if at := (place{s.Query.Sequence, s.Attempts, s.Agent}); s.Agent != "" {
 			if _, reserved := l.lanes[at]; !reserved {
@@ -246,8 +250,13 @@ func (r *run) read() {
 	r.acknowledge()
 }
 
-// cancel forgets a query, and a lane that only its gateway has spoken of.
+// cancel forgets a query and its parts, and a lane that only its gateway has spoken of.
 func (l *leaderAt) cancel(sequence uint64) {
+	if id := (match.QueryID{Sequence: sequence}); !id.IsPart() {
+		for p := range match.MostParts {
+			l.cancel(id.Part(p + 1).Sequence)
+		}
+	}
 	if known := l.rows[sequence]; known != nil {
 		if at := (place{sequence, known.attempts, known.at}); l.lanes[at] {
 			delete(l.lanes, at)
@@ -291,6 +300,38 @@ func (r *run) assign(sequence uint64) {
 			r.mutant.assign(r, &a)
 		}
 		r.s.Assign(a)
+	})
+}
+
+// split has the leader split a query that waits.
+func (r *run) split(sequence uint64) {
+	l := r.leader
+	delete(l.rows, sequence)
+	n := 2 + r.rng.IntN(match.MostParts-1)
+	for p := range n {
+		l.rows[match.QueryID{Sequence: sequence}.Part(p+1).Sequence] = &row{}
+	}
+	r.tell(func() {
+		r.note("%d is split into %d", sequence, n)
+		if r.mutant != nil && r.mutant.split != nil && !r.mutant.split(r, sequence) {
+			return
+		}
+		q := r.s.ToSplit(sequence)
+		if q == nil {
+			return
+		}
+		whole := q.Tag.(*caller)
+		var parts []*Query
+		for range n {
+			part := &caller{submitted: true}
+			part.q = &Query{Tag: part}
+			r.callers, whole.parts = append(r.callers, part), append(whole.parts, part)
+			parts = append(parts, part.q)
+		}
+		r.s.Split(q, parts)
+		if r.mutant != nil && r.mutant.parts != nil {
+			r.mutant.parts(q)
+		}
 	})
 }
 
@@ -370,17 +411,18 @@ func (r *run) look(c *caller) {
 	if !c.woken {
 		return
 	}
-	c.woken = false
 	if c.attempt {
-		if c.q.stage != ended {
+		if c.q.stage < divided {
 			r.failf("the caller of query %d is woken while it makes an attempt", c.q.Sequence)
 		}
-		return
+		return // it looks when the attempt has ended
 	}
+	c.woken = false
 	t, ok := r.s.Take(c.q, r.now)
 	switch {
 	case c.q.stage == ended:
 		c.outcomes++
+		r.whole(c)
 	case ok:
 		r.note("%d goes to %s as attempt %d", c.q.Sequence, t.Agent, t.Attempt)
 		c.attempt, c.aborted, c.excused, c.target = true, false, false, t
@@ -395,10 +437,29 @@ func (r *run) look(c *caller) {
 	r.carryOut()
 }
 
+// whole checks the outcome of a query that was split.
+func (r *run) whole(c *caller) {
+	if len(c.parts) == 0 || c.answered {
+		return
+	}
+	for _, part := range c.parts {
+		switch err := part.q.err; {
+		case c.q.err == nil && (err != nil || !part.answered):
+			r.failf("query %d is answered, and its part %d is not", c.q.Sequence, part.q.Sequence)
+		case part.q.stage != ended:
+			r.failf("query %d has ended, and its part %d has not", c.q.Sequence, part.q.Sequence)
+		case c.q.err != nil && !c.gaveUp && c.q.err != err && err != nil:
+			r.failf("query %d failed with %v, and its part %d with %v", c.q.Sequence, c.q.err,
+				part.q.Sequence, err)
+		}
+	}
+}
+
 func (r *run) attempted(c *caller, o Outcome) {
 	if c.aborted && o == Final {
 		o = Elsewhere
 	}
+	c.answered = o == Answered && c.q.stage != ended
 	r.note("%d: attempt %d comes to %d", c.q.Sequence, c.target.Attempt, o)
 	// The worker tells the leader that it follows. Of an attempt that the leader knows from the
 	// gateway that may be the one before, unless the attempt was cut off just now.
@@ -486,8 +547,11 @@ func (r *run) check() {
 		if q.turns != nil {
 			turns++
 		}
-		if r.s.bySequence[q.Sequence] != q || q.stage == ended {
+		if r.s.bySequence[q.Sequence] != q || q.stage >= divided {
 			r.failf("query %d is in the list but not in the map, or has ended", q.Sequence)
+		}
+		if q.next != nil && q.next.Sequence < q.Sequence {
+			r.failf("query %d comes before query %d", q.Sequence, q.next.Sequence)
 		}
 		if q.submitted() && (r.s.link < linkOpen || !q.Tag.(*caller).submitted) {
 			r.failf("query %d counts as submitted, and is not", q.Sequence)
@@ -499,6 +563,20 @@ func (r *run) check() {
 	}
 	if all := len(r.s.ready.queries) + len(r.s.later.queries); all != turns {
 		r.failf("%d queries are to be decided alone, in the heaps are %d", turns, all)
+	}
+	for _, q := range r.s.bySequence {
+		if q.stage != divided {
+			continue
+		}
+		n++
+		if !slices.ContainsFunc(q.Tag.(*caller).parts,
+			func(part *caller) bool { return part.q.stage != ended }) {
+			r.failf("query %d waits for its parts, all of which have ended", q.Sequence)
+		}
+		if l := r.leader; l != nil && r.s.link == linkOpen && len(r.up)+len(r.down) == 0 &&
+			l.rows[q.Sequence] != nil {
+			r.failf("query %d is split, and the leader knows the whole", q.Sequence)
+		}
 	}
 	if n != len(r.s.bySequence) {
 		r.failf("%d in the list, %d in the map", n, len(r.s.bySequence))
@@ -515,12 +593,15 @@ func (r *run) check() {
 		if c.outcomes > 1 {
 			r.failf("query %d has %d outcomes", q.Sequence, c.outcomes)
 		}
-		if q.stage != ended && c.attempt != q.underWay() {
+		if q.stage < divided && c.attempt != q.underWay() {
 			r.failf("query %d: an attempt is under way: %v, the gateway has it at stage %d",
 				q.Sequence, c.attempt, q.stage)
 		}
 		if (q.hasTarget() || q.stage == ended) && !c.attempt && c.outcomes == 0 && !c.woken {
 			r.failf("query %d: nobody is told that it has a target or an end", q.Sequence)
+		}
+		if q.stage == divided && c.attempt && !c.aborted {
+			r.failf("query %d is split, but its attempt goes on", q.Sequence)
 		}
 		if q.hasTarget() && c.attempt && !c.aborted {
 			r.failf("query %d is assigned anew, but its attempt goes on", q.Sequence)
@@ -640,9 +721,12 @@ func (r *run) random() {
 			break
 		}
 		if all := r.waiting(); len(all) > 0 {
-			if sequence := all[r.rng.IntN(len(all))]; r.one(12) {
+			switch sequence := all[r.rng.IntN(len(all))]; {
+			case r.one(12):
 				r.reject(sequence)
-			} else {
+			case r.splits && r.one(2) && !(match.QueryID{Sequence: sequence}).IsPart():
+				r.split(sequence)
+			default:
 				r.assign(sequence)
 			}
 		}
@@ -734,11 +818,12 @@ func schedule(seed uint64, m *mutant) *run {
 }
 
 // TestSchedules: whatever happens in whatever order, a query has one attempt at a time and at most
-// match.MaxAttempts, exactly one outcome, and no attempt is cut off that nobody has given up; no
+// match.MaxAttempts, exactly one outcome, and no attempt is cut off that nobody has given up; a
+// query that was split is answered if all of its parts are, and has the first error of one; no
 // reservation is forgotten; the leader's picture is the gateway's when nothing is under way; and a
 // leader counts as silent, and as lost, when it is.
 func TestSchedules(t *testing.T) {
-	for seed := range uint64(3000) {
+	for seed := range uint64(8000) {
 		if r := schedule(seed, nil); r.fault != nil {
 			for _, line := range r.log[max(0, len(r.log)-60):] {
 				t.Log(line)
@@ -754,6 +839,8 @@ type mutant struct {
 	action        func(r *run, a *Action) (done bool)
 	message       func(m *Message)
 	assign        func(r *run, a *Assign)
+	split         func(r *run, sequence uint64) (done bool)
+	parts         func(whole *Query) // that was split just now
 	attempted     func(c *caller)
 	deaf, patient bool // it does not look whether the leader is silent, or lost
 }
@@ -803,11 +890,44 @@ var mutants = []*mutant{
 	},
 	{
 		name: "does not wake", caught: "nobody is told",
-		action: func(_ *run, a *Action) bool { return a.Kind != Wake || a.Query.Sequence%4 > 0 },
+		action: func(_ *run, a *Action) bool { return a.Kind != Wake || a.Query.Sequence%16 > 0 },
 	},
 	{
 		name: "forgets reservations", caught: "are left",
 		action: func(_ *run, a *Action) bool { return a.Kind != Release },
+	},
+	{
+		name: "does not split", caught: "the leader does not know it",
+		split: func(*run, uint64) bool { return false },
+	},
+	{
+		name: "splits what an attempt has crossed", caught: "nobody has given it up",
+		split: func(r *run, sequence uint64) bool {
+			if q := r.s.bySequence[sequence]; q != nil && q.stage < divided {
+				q.submit, q.atLeader = 0, waits
+			}
+			return true
+		},
+	},
+	{
+		name: "does not cancel parts", caught: "which has ended",
+		message: func(m *Message) {
+			m.Cancel = slices.DeleteFunc(m.Cancel, func(sequence uint64) bool {
+				return match.QueryID{Sequence: sequence}.IsPart()
+			})
+		},
+	},
+	{
+		name: "takes the answer of one part", caught: "is answered, and its part",
+		parts: func(whole *Query) { whole.open = 1; whole.parts = nil },
+	},
+	{
+		name: "lets the parts go on of a query that has failed", caught: "has not",
+		parts: func(whole *Query) { whole.parts = nil },
+	},
+	{
+		name: "forgets that a part belongs to a query", caught: "all of which have ended",
+		parts: func(whole *Query) { whole.parts[0].whole = nil },
 	},
 	{
 		name: "stays with who leads no more", caught: "it is linked to",
@@ -827,7 +947,7 @@ var mutants = []*mutant{
 
 // TestMutants checks that the schedules find the bugs they are there to find.
 func TestMutants(t *testing.T) {
-	const most = 500
+	const most = 1500
 	for _, m := range mutants {
 		t.Run(strings.ReplaceAll(m.name, " ", "-"), func(t *testing.T) {
 			others := 0

@@ -156,7 +156,7 @@ func TestOfferedAgain(t *testing.T) {
 	c := r.arrive()
 	r.hears()
 	for n := uint32(1); n <= match.MaxAttempts; n++ {
-		r.assign(1)
+		r.assign(4)
 		r.hears()
 		if c.attempt { // the one before
 			if !c.aborted {
@@ -171,9 +171,9 @@ func TestOfferedAgain(t *testing.T) {
 			t.Fatalf("attempt %d does not go on although it may yet answer", n)
 		}
 	}
-	r.s.Assign(Assign{Sequence: 1, Attempt: match.MaxAttempts + 1, Agent: "b"})
+	r.s.Assign(Assign{Sequence: 4, Attempt: match.MaxAttempts + 1, Agent: "b"})
 	r.carryOut()
-	if m := r.told(); c.aborted || len(m.Unused) != 1 || !slices.Equal(m.Cancel, []uint64{1}) {
+	if m := r.told(); c.aborted || len(m.Unused) != 1 || !slices.Equal(m.Cancel, []uint64{4}) {
 		t.Errorf(
 			"after the last attempt: aborted %v, told %v; want it to go on, one assignment "+
 				"unused and query 1 cancelled", c.aborted, m)
@@ -211,7 +211,7 @@ func TestFailedAfterOfferedAgain(t *testing.T) {
 		r := led(t)
 		c := r.arrive()
 		r.hears()
-		r.assign(1)
+		r.assign(4)
 		r.hears()
 		r.look(c)
 		if offered {
@@ -233,7 +233,7 @@ func TestAnsweredUnderNewLeader(t *testing.T) {
 		r := led(t)
 		c := r.arrive()
 		r.s.Heard(1, r.now)
-		r.s.Assign(Assign{Sequence: 1, Attempt: 1, Agent: "x", Lane: 2})
+		r.s.Assign(Assign{Sequence: 4, Attempt: 1, Agent: "x", Lane: 2})
 		r.carryOut()
 		r.look(c)
 		r.hangUp("a test")
@@ -248,8 +248,8 @@ func TestAnsweredUnderNewLeader(t *testing.T) {
 		r.attempted(c, o)
 		m := r.told()
 		if u := m.Unused; len(u) != 1 ||
-			u[0] != (Assign{Sequence: 1, Attempt: 1, Agent: "x", Lane: 2}) ||
-			!slices.Equal(m.Cancel, []uint64{1}) {
+			u[0] != (Assign{Sequence: 4, Attempt: 1, Agent: "x", Lane: 2}) ||
+			!slices.Equal(m.Cancel, []uint64{4}) {
 			t.Errorf("outcome %v: told %v, want query 1 cancelled and its lane given back", o, m)
 		}
 	}
@@ -267,8 +267,8 @@ func TestLeaderHeardAgain(t *testing.T) {
 		if len(r.probing) != 1 {
 			t.Fatal("nothing is decided without the leader that is silent")
 		}
-		r.assign(1) // says the leader, and is not heard
-		r.assign(1)
+		r.assign(4) // says the leader, and is not heard
+		r.assign(4)
 		r.decide(true)
 		if taken {
 			r.look(c)
@@ -311,7 +311,7 @@ func TestCloses(t *testing.T) {
 		r.arrive()
 	}
 	r.hears()
-	r.assign(1)
+	r.assign(4)
 	r.hears()
 	r.look(r.callers[0])
 	r.callers[0].excused = true

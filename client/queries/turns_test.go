@@ -87,18 +87,23 @@ func TestOverdueOnce(t *testing.T) {
 			2*inFlight)
 	}
 	now := time.Second + leastOverdue
+	var decided []*Query
+	oldest := s.first
 	for i := range uint64(inFlight) {
 		q := s.Inquire(now)
-		if q == nil || q.Sequence != i+1 || q.stage != doubted {
-			t.Fatalf("to be decided is %+v, want query %d, which is overdue", q, i+1)
+		if q == nil || q != oldest || q.stage != doubted {
+			t.Fatalf("to be decided is %+v, want %+v, which is overdue", q, oldest)
 		}
+		oldest = oldest.next
+		decided = append(decided, q)
 		if i%mostInquiries == mostInquiries-1 {
 			if s.Inquire(now) != nil {
 				t.Fatalf("more than %d queries are decided at a time", mostInquiries)
 			}
-			for j := i + 1 - mostInquiries; j <= i; j++ {
-				s.Undecided(s.bySequence[j+1], now+time.Hour)
+			for _, q := range decided {
+				s.Undecided(q, now+time.Hour)
 			}
+			decided = nil
 		}
 	}
 	if q := s.Inquire(now); q != nil {

@@ -1,0 +1,73 @@
+package oip
+
+import (
+	"fmt"
+
+	"github.com/muster-serve/muster/api/tensor"
+)
+
+// Split returns queries of the given numbers of rows, in the order of r's rows; see [tensor.Split].
+// They share the inputs' memory as with Share: it is freed when all of them and r are released. The
+// error names the input whose first dimension is not the sum of rows, or whose form is wrong.
+func (r *Request) Split(rows []int) ([]*Request, error) {
+	inputs := make([]tensor.Tensor, len(rows)*len(r.Inputs))
+	for i := range r.Inputs {
+		parts, err := tensor.Split(r.Inputs[i], rows)
+		if err != nil {
+			return nil, err
+		}
+		for p := range parts {
+			inputs[p*len(r.Inputs)+i] = parts[p]
+		}
+	}
+	queries := make([]*Request, len(rows))
+	for p := range queries {
+		queries[p] = r.Share()
+		queries[p].Inputs = inputs[p*len(r.Inputs) : (p+1)*len(r.Inputs)]
+	}
+	return queries, nil
+}
+
+// Join makes the answer to a query of those to its parts, which have the given numbers of rows: the
+// outputs' rows in the order of the parts, and all else of the first part. It copies the outputs,
+// and does not release the parts. The error names the model, and an output whose first dimension is
+// not its part's number of rows.
+func Join(parts []*Response, rows []int) (*Response, error) {
+	first := parts[0]
+	resp := &Response{
+		Model: first.Model, Version: first.Version, ID: first.ID, Parameters: first.Parameters,
+		Outputs: make([]tensor.Tensor, len(first.Outputs)),
+	}
+	for p, part := range parts {
+		if part.Model != first.Model || part.Version != first.Version ||
+			len(part.Outputs) != len(first.Outputs) {
+			return nil, fmt.Errorf("parts of a query are answered by model %q, version %s, with "+
+				"%d outputs, and by model %q, version %s, with %d: want the same of all",
+				first.Model, first.Version, len(first.Outputs), part.Model, part.Version,
+				len(part.Outputs))
+		}
+		for i := range part.Outputs {
+			out := &part.Outputs[i]
+			switch {
+			case out.Name != first.Outputs[i].Name:
+				return nil, fmt.Errorf("model %q answers parts of a query with the outputs %q and "+
+					"%q in the same place", first.Model, first.Outputs[i].Name, out.Name)
+			case len(out.Shape) == 0 || out.Shape[0] != int64(rows[p]):
+				return nil, fmt.Errorf("model %q answers %d rows with output %q of shape %v: its "+
+					"rows are not independent, as its model.yaml says; to keep its queries whole, "+
+					"set split: false there", first.Model, rows[p], out.Name, out.Shape)
+			}
+		}
+	}
+	all := make([]tensor.Tensor, len(parts))
+	for i := range resp.Outputs {
+		for p, part := range parts {
+			all[p] = part.Outputs[i]
+		}
+		var err error
+		if resp.Outputs[i], err = tensor.Join(all); err != nil {
+			return nil, fmt.Errorf("model %q: join the parts of a query: %w", first.Model, err)
+		}
+	}
+	return resp, nil
+}

@@ -1,0 +1,120 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/client/queries"
+	"github.com/muster-serve/muster/leader/match"
+)
+
+// A part says which rows of a query are a part. The zero value is a query that is none.
+type part struct {
+	number    uint32 // from 1 on
+	from, end int    // the rows, from 0 on
+}
+
+// split takes the leader's decision to split a query. The caller holds the lock.
+func (g *Gateway) split(s *control.Split) {
+	split := g.queries.ToSplit(s.GetSequence())
+	if split == nil {
+		return
+	}
+	whole, sum := split.Tag.(*query), uint64(0)
+	for _, n := range s.GetRows() {
+		sum += uint64(n)
+	}
+	if n := len(s.GetRows()); n < 2 || n > match.MostParts || sum != uint64(whole.batch) {
+		g.queries.End(split, status.Errorf(codes.Internal,
+			"the leader has split a query of %d rows into parts of %.64v", whole.batch,
+			fmt.Sprint(s.GetRows())))
+		return
+	}
+	version := whole.version
+	if version == 0 { // all parts must run the same version
+		version = g.members.Load().newest(whole.model)
+	}
+	parts, from := make([]*queries.Query, len(s.GetRows())), 0
+	for i, n := range s.GetRows() {
+		p := part{uint32(i + 1), from, from + int(n)}
+		q := &query{
+			model: whole.model, version: version, batch: n, part: p,
+			bytes: whole.bytes * uint64(n) / sum,
+			trace: whole.trace.part(p), wake: make(chan struct{}, 1),
+		}
+		q.Tag, parts[i], from = q, &q.Query, p.end
+	}
+	g.queries.Split(split, parts)
+}
+
+// inParts runs the parts of a query until all of them have ended, and joins their answers. It takes
+// the place of the query's attempts: q has its outcome when inParts returns, unless the answers do
+// not fit together.
+func (g *Gateway) inParts(ctx context.Context, q *query, req *oip.Request) (*oip.Response, error) {
+	q.trace.end()
+	parts := q.Parts()
+	rows, answers := make([]int, len(parts)), make([]*oip.Response, len(parts))
+	for i, part := range parts {
+		rows[i] = int(part.Tag.(*query).batch)
+	}
+	requests, err := req.Split(rows)
+	if err != nil {
+		g.mu.Lock()
+		g.queries.End(&q.Query, status.Error(codes.InvalidArgument, err.Error()))
+		err, _ = q.outcome()
+		g.leave(true)
+		return nil, err
+	}
+	run := func(i int) {
+		part := parts[i].Tag.(*query)
+		if part.version != 0 {
+			requests[i].Version = strconv.FormatInt(part.version, 10)
+		}
+		answers[i], _ = g.run(part.trace.within(ctx), part, requests[i])
+		requests[i].Release()
+		part.trace.end()
+	}
+	var others sync.WaitGroup
+	for i := 1; i < len(parts); i++ {
+		others.Go(func() { run(i) })
+	}
+	run(0)
+	others.Wait()
+	defer func() {
+		for _, answer := range answers {
+			if answer != nil {
+				answer.Release()
+			}
+		}
+	}()
+	g.mu.Lock()
+	err, _ = q.outcome()
+	g.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	resp, err := oip.Join(answers, rows)
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	return resp, nil
+}
+
+// invalid adds to the error of an attempt which rows of the query the part has, if the query is
+// invalid: the worker counts rows from the part's first one.
+func (p part) invalid(err error) error {
+	if p.number == 0 || status.Code(err) != codes.InvalidArgument {
+		return err
+	}
+	said := status.Convert(err).Proto()
+	said.Message = fmt.Sprintf("in the %d rows from row %d on: %s", p.end-p.from, p.from,
+		said.Message)
+	return status.ErrorProto(said)
+}
