@@ -217,7 +217,7 @@ func (t *term) flush() {
 		g.out = nil
 		m.Received = g.received
 		g.mu.Lock()
-		g.unread += 1 + len(m.Assign) + len(m.Reject) + len(m.OfferAgain)
+		g.unread += 1 + len(m.Assign) + len(m.Reject) + len(m.OfferAgain) + len(m.Split)
 		g.pending = join(g.pending, m)
 		full := g.unread > mostUnread
 		g.mu.Unlock()
@@ -239,6 +239,16 @@ func revoke(m *control.MatchMessage, sequence uint64, attempt uint32) {
 		func(a *control.Assign) bool { return a.Sequence == sequence && a.Attempt == attempt })
 }
 
+// unsplit removes the split of a query from a message that was not sent yet; m may be nil. The
+// gateway has submitted the query since, which replaces its parts. It would take the old split for
+// one that follows the submit, which the message acknowledges.
+func unsplit(m *control.MatchMessage, sequence uint64) {
+	if m != nil {
+		m.Split = slices.DeleteFunc(m.Split,
+			func(s *control.Split) bool { return s.Sequence == sequence })
+	}
+}
+
 // join merges a later message into an earlier one that was not sent yet, and returns the result. It
 // keeps the order of the two messages' effects.
 func join(earlier, later *control.MatchMessage) *control.MatchMessage {
@@ -250,6 +260,7 @@ func join(earlier, later *control.MatchMessage) *control.MatchMessage {
 	}
 	earlier.Received = later.Received
 	earlier.OfferAgain = append(earlier.OfferAgain, later.OfferAgain...)
+	earlier.Split = append(earlier.Split, later.Split...)
 	earlier.Assign = append(earlier.Assign, later.Assign...)
 	earlier.Reject = append(earlier.Reject, later.Reject...)
 	earlier.Profiles = newest(earlier.Profiles, later.Profiles)
@@ -323,6 +334,10 @@ func (t *term) known(id leader.ModelID) leader.ModelID {
 
 // submit passes a query that a gateway submitted to the state, as a Submitted event.
 func (t *term) submit(g *gateway, s *control.Submit) {
+	unsplit(g.out, s.GetSequence())
+	g.mu.Lock()
+	unsplit(g.pending, s.GetSequence())
+	g.mu.Unlock()
 	e := leader.Event{
 		Kind: leader.Submitted, Gateway: g.id, Sequence: s.GetSequence(),
 		Attempt:   int(s.GetAttempts()),
@@ -330,6 +345,7 @@ func (t *term) submit(g *gateway, s *control.Submit) {
 		BatchSize: int(s.GetBatchSize()),
 		Waited:    control.Duration(s.GetWaitedNs()), Agent: names.AgentName(s.GetAgent()),
 		Lane:    int(s.GetLane()),
+		Splits:  s.GetSplits(),
 		TagSize: len(s.GetTraceparent()) + len(s.GetTracestate()),
 	}
 	if e.TimeLeft = -1; s.GetTimeLeftNs() >= 0 {

@@ -215,7 +215,7 @@ func (t *term) step(e leader.Event) {
 func (t *term) carryOut(a *leader.Action) {
 	l := t.leader
 	switch a.Kind {
-	case leader.Assign, leader.Reject, leader.OfferAgain:
+	case leader.Assign, leader.Reject, leader.OfferAgain, leader.Split:
 		t.decided(a)
 	case leader.Welcome:
 		if g := t.gateways[a.Gateway]; g != nil {
@@ -306,6 +306,12 @@ func (t *term) decided(a *leader.Action) {
 			Sequence: d.Query.Sequence, Reason: d.Reason.String(), Message: a.Message,
 			RetryAfterNs: int64(d.Wait),
 		})
+	case leader.Split:
+		split := &control.Split{Sequence: d.Query.Sequence, Rows: make([]uint32, len(d.Rows))}
+		for i, n := range d.Rows {
+			split.Rows[i] = uint32(n)
+		}
+		out.Split = append(out.Split, split)
 	case leader.OfferAgain:
 		revoke(out, d.Query.Sequence, uint32(d.Attempt))
 		out.OfferAgain = append(out.OfferAgain, &control.OfferAgain{

@@ -4,8 +4,8 @@
 // drives it with streams, and package sim/fleet in virtual time.
 //
 // In come a [State]'s events, as method calls with their time: queries arrive, attempts end, a
-// leader answers, sends a message, splits a query, or is lost. Out go actions ([State.Next]), messages to the
-// leader ([State.Message]), the member to try as the leader ([State.Try]) and the queries to decide
-// without a leader ([State.Inquire]). The caller owns the streams, the timers, the payloads, and
-// the match.Leaderless that makes those decisions.
+// leader answers, sends a message, splits a query, or is lost. Out go actions ([State.Next]),
+// messages to the leader ([State.Message]), the member to try as the leader ([State.Try]) and the
+// queries to decide without a leader ([State.Inquire]). The caller owns the streams, the timers,
+// the payloads, and the match.Leaderless that makes those decisions.
 package queries
