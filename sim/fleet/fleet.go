@@ -136,6 +136,7 @@ func (f *Fleet) addAgents() {
 			a.member.Models = append(a.member.Models, leader.Model{
 				ModelID: model.id(), QoSTarget: model.QoSTarget, Share: model.Share,
 				Largest: model.LargestBatchSize, RejectLate: model.RejectLate,
+				Splits: model.Splits,
 			})
 			if number[l.Type] == 1 {
 				key := names.TableKey{Model: model.id().Key(), Type: l.Type}

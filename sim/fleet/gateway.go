@@ -34,12 +34,14 @@ type gateway struct {
 	inquired map[uint64]*asked // queries with an open inquiry, by id
 }
 
-// asked is a query that the gateway owns.
+// asked is a query that the gateway owns, or a part of one: a Query with fewer rows.
 type asked struct {
 	Query
+	whole *asked // of which it is a part; nil: it is none
 	state queries.Query
+	waits int   // 1 while it waits for a lane; of a query that was split, how many parts wait
 	call  *call // the call under way; nil: none
-	by    *call // the call that has answered
+	by    *call // the call that has answered; of a query that was split, the last one
 	done  bool
 }
 
@@ -165,10 +167,50 @@ func (g *gateway) arrive(new Query) {
 			g.leave()
 		})
 	}
-	f.cfg.Waits(q.Sequence, true)
+	g.waits(q, true)
 	g.state.Arrive(&q.state, f.now)
 	g.leave()
 	g.watch()
+}
+
+// waits notes that a query, or a part, begins or ends to wait for a lane. A query that was split
+// waits while one of its parts does.
+func (g *gateway) waits(q *asked, begins bool) {
+	if begins == (q.waits > 0) {
+		return
+	}
+	n := -1
+	if begins {
+		n = 1
+	}
+	q.waits += n
+	if q.whole != nil {
+		q = q.whole
+		q.waits += n
+	}
+	if !q.done {
+		g.f.cfg.Waits(q.Sequence, q.waits > 0)
+	}
+}
+
+// split carries out a leader's decision to split a query into parts of the given batch sizes.
+func (g *gateway) split(sequence uint64, rows []int) {
+	split := g.state.ToSplit(sequence)
+	if split == nil {
+		return
+	}
+	whole := split.Tag.(*asked)
+	parts := make([]*queries.Query, len(rows))
+	for i, n := range rows {
+		part := &asked{Query: whole.Query, whole: whole}
+		part.BatchSize = n
+		part.state.Tag, parts[i] = part, &part.state
+	}
+	for _, part := range parts {
+		g.waits(part.Tag.(*asked), true)
+	}
+	whole.waits = len(parts)
+	g.state.Split(split, parts)
 }
 
 // leave ends the handling of an event: it carries out the actions of the state and of the decision.
@@ -219,7 +261,7 @@ func (g *gateway) look(q *asked) {
 	}
 	q.call, g.calls = c, append(g.calls, c)
 	f.movedAt = f.now
-	f.cfg.Waits(q.Sequence, false)
+	g.waits(q, false)
 	unreached := func() { c.ended(unheard, -1) }
 	if c.to.left {
 		f.on(&g.host, 0, unreached)
@@ -228,13 +270,17 @@ func (g *gateway) look(q *asked) {
 	f.send(&g.host, &c.to.host, func() { c.to.takes(c) }, unreached)
 }
 
-// end handles that a query has its outcome.
+// end handles that a query, or a part, has its outcome.
 func (g *gateway) end(q *asked, err error) {
 	if q.done {
 		return
 	}
 	q.done = true
 	f := g.f
+	if q.whole != nil {
+		g.waits(q, false)
+		return
+	}
 	o, gaveUp := Served, (*queries.GaveUp)(nil)
 	if why, ok := err.(fate); ok {
 		o = Outcome(why)
@@ -296,12 +342,15 @@ func (g *gateway) attempted(q *asked, how ending) {
 	switch how {
 	case answered:
 		q.by = c
+		if q.whole != nil {
+			q.whole.by = c
+		}
 		g.state.Attempted(&q.state, queries.Answered, nil, f.now)
 	case rejected:
 		g.state.Attempted(&q.state, queries.Final, fate(Rejected), f.now)
 	default:
 		g.state.Attempted(&q.state, queries.Elsewhere, fate(Lost), f.now)
-		f.cfg.Waits(q.Sequence, true)
+		g.waits(q, true)
 	}
 	g.leave()
 }
@@ -434,7 +483,7 @@ func (g *gateway) tell(m queries.Message) {
 			Attempt:   int(s.Attempts),
 			Model:     leader.ModelID{Name: string(f.cfg.Models[q.Model].Name)},
 			BatchSize: q.BatchSize,
-			Waited:    s.Waited, TimeLeft: s.TimeLeft, Agent: s.Agent,
+			Waited:    s.Waited, TimeLeft: s.TimeLeft, Agent: s.Agent, Splits: true,
 		})
 	}
 	for _, sequence := range m.Cancel {
@@ -469,13 +518,15 @@ func (g *gateway) told(t *term, read uint64, kind leader.ActionKind, d *match.De
 	g.state.Heard(read, g.f.now)
 	sequence := d.Query.Sequence
 	switch kind {
+	case leader.Split:
+		g.split(sequence, d.Rows)
 	case leader.Assign:
 		g.state.Assign(queries.Assign{
 			Sequence: sequence, Attempt: uint32(d.Attempt), Agent: name, Took: d.Wait + d.Latency,
 		})
 	case leader.OfferAgain:
 		if q := g.state.OfferAgain(sequence, uint32(d.Attempt)); q != nil {
-			g.f.cfg.Waits(q.Tag.(*asked).Sequence, true)
+			g.waits(q.Tag.(*asked), true)
 		}
 	case leader.Reject:
 		why := fate(Rejected)

@@ -3,6 +3,7 @@ package fleet
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/muster-serve/muster/leader"
@@ -199,8 +200,9 @@ func (t *term) step(e *leader.Event) {
 func (t *term) carryOut(a *leader.Action) {
 	f := t.f
 	switch a.Kind {
-	case leader.Assign, leader.Reject, leader.OfferAgain:
+	case leader.Assign, leader.Reject, leader.OfferAgain, leader.Split:
 		g, kind, d, name := f.gateways[a.Decision.Query.Gateway-1], a.Kind, a.Decision, a.Agent
+		d.Rows = slices.Clone(d.Rows)
 		read := t.read[g.index]
 		t.tell(g, func() { g.told(t, read, kind, &d, name) })
 	case leader.Welcome:
