@@ -41,12 +41,12 @@ func testFleet(n int) *control.FleetStatus {
 			{Model: "retired", Version: 7, Answered: 17},
 		},
 		Decisions: []string{
-			"assign query=1/7 attempt=1 lane=4 reason=matched cost=0.31 latency=30ms waited=1ms " +
+			"assign query=1/30 attempt=1 lane=4 reason=matched cost=0.31 latency=30ms waited=1ms " +
 				"slack=319ms agent=ip-10-0-0-1-9e3779b1",
-			"assign query=1/6 attempt=2 lane=0 reason=lane-overdue cost=0.11 latency=12ms " +
+			"assign query=1/24 attempt=2 lane=0 reason=lane-overdue cost=0.11 latency=12ms " +
 				"waited=101ms slack=219ms agent=ip-10-0-0-3-daa66d13",
-			"reject query=2/19 reason=overloaded",
-			"assign query=1/5 attempt=1 lane=2 reason=matched cost=0.3 latency=30ms slack=320ms " +
+			"reject query=2/16 reason=overloaded",
+			"assign query=1/20 attempt=1 lane=2 reason=matched cost=0.3 latency=30ms slack=320ms " +
 				"agent=ip-10-0-0-5-1715609d",
 		},
 	}

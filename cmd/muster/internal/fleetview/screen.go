@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader/match"
 )
 
 // No information is in colours alone: lipgloss leaves them out if NO_COLOR is set or the output is
@@ -394,9 +396,27 @@ func decisionTable(s *control.FleetStatus, width int) table {
 			return w == "attempt=1" ||
 				width < 100 && slices.Contains([]string{"cost", "latency", "waited", "wait"}, name)
 		})
+		for i := range words {
+			words[i] = partOf(words[i])
+		}
 		t.rows = append(t.rows, row{text: strings.Join(words, " ")})
 	}
 	return t
+}
+
+// partOf returns a word of a decision, with the query and the number of the part if it names a part
+// of a query: "query=1/402" becomes "query=1/400 part=2". It also does so for queries of SDKs of
+// before version 4 of the agents' protocol, which use these numbers for whole queries.
+func partOf(word string) string {
+	name, ok := strings.CutPrefix(word, "query=")
+	gateway, number, found := strings.Cut(name, "/")
+	sequence, err := strconv.ParseUint(number, 10, 64)
+	id := match.QueryID{Sequence: sequence}
+	if !ok || !found || err != nil || !id.IsPart() {
+		return word
+	}
+	whole := id.Whole().Sequence
+	return fmt.Sprintf("query=%s/%d part=%d", gateway, whole, sequence-whole)
 }
 
 // fullBar returns the remaining time, in nanoseconds, for which a lane's bar is full. It is the
