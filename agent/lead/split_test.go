@@ -1,12 +1,18 @@
 package lead
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/attribute"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
@@ -63,5 +69,41 @@ func TestSplitsOfMembers(t *testing.T) {
 	if got := memberOf(profiles.DefaultCatalogue(), m); !got.Models[0].Splits ||
 		got.Models[1].Splits {
 		t.Errorf("the leader is told %+v, want that a's queries may be split", got.Models)
+	}
+}
+
+// TestSplitTraced: the leader's span of a split is of the whole query, and those of the decisions
+// that follow are of its parts.
+func TestSplitTraced(t *testing.T) {
+	spans := tracetest.NewInMemoryExporter()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
+	tm := &term{leader: &Leader{
+		metrics: newMetrics(prometheus.NewRegistry()),
+		config:  Config{Tracer: provider.Tracer("test")},
+	}}
+	id := match.QueryID{Gateway: 7, Sequence: 4}
+	tag := &queryTrace{ctx: t.Context(), batch: 8}
+	for _, d := range []match.Decision{
+		{Action: match.Split, Query: id, Rows: []int{3, 5}},
+		{Action: match.Assign, Query: id.Part(2), Attempt: 1},
+	} {
+		kind := leader.Assign
+		if d.Action == match.Split {
+			kind = leader.Split
+		}
+		tm.carryOut(&leader.Action{Kind: kind, Decision: d, Tag: tag})
+	}
+	var got []string
+	for _, s := range spans.GetSpans() {
+		about := map[attribute.Key]string{}
+		for _, a := range s.Attributes {
+			about[a.Key] = a.Value.Emit()
+		}
+		got = append(got, fmt.Sprintf("%s of %s rows, part %q", about[tracing.Action],
+			about[tracing.BatchSize], about[tracing.Part]))
+	}
+	if want := []string{`split of 8 rows, part ""`, `assign of 5 rows, part "2"`}; !slices.Equal(
+		got, want) {
+		t.Errorf("spans are %q, want %q", got, want)
 	}
 }

@@ -39,6 +39,9 @@ func registerMetrics(registry prometheus.Registerer, in *intake, gateway func() 
 			Help: "Bytes of the queries in the agent, being read, waiting and running, and of " +
 				"answers still to be sent.",
 		}, func() float64 { return float64(in.all()) }),
+		ofGateway("muster_gateway_split_queries_total",
+			"Queries of this gateway that ran as several parts.", nil,
+			func(s client.Stats) uint64 { return s.Splits }),
 		ofGateway("muster_gateway_submits_total",
 			"Requests for a lane made to leaders, repeated ones included.", nil,
 			func(s client.Stats) uint64 { return s.Submits }),
