@@ -98,7 +98,7 @@ func TestGivenRows(t *testing.T) {
 	texts := [][]byte{words("a", ""), words("bb", "b"), words("", "cc")}
 	seen := map[byte]bool{}
 	for range 50 {
-		q := m.request(2, r)
+		q , _ := m.request(2, r)
 		if err := q.Check(); err != nil || q.Model != "m" {
 			t.Fatalf("query %+v: %v", q, err)
 		}
@@ -144,7 +144,7 @@ func TestGivenQueries(t *testing.T) {
 	seen := map[float32]int{}
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 100 {
-		q := m.request(2, r)
+		q, _ := m.request(2, r)
 		values, err := tensor.Values[float32](q.Inputs[0])
 		if err != nil || len(values) != 2 || q.Model != "m" {
 			t.Fatalf("query %+v: %v", q, err)

@@ -39,6 +39,8 @@ type Model struct {
 	rows    int // number of rows that the inputs hold; the largest batch size of queries
 	inputs  []input
 	queries map[int][]*oip.Request // given ones, by batch size; nil: inputs has the rows
+	// expected are the answers to all rows; nil: answers are not compared
+	expected []expected
 }
 
 // An input holds rows of values. A query of batch size b sends b consecutive rows without copying
@@ -99,7 +101,8 @@ func NewModel(ctx context.Context, server Server, name string, o ModelOptions) (
 	}
 	ctx, cancel := context.WithTimeout(ctx, max(m.Timeout, 10*time.Second))
 	defer cancel()
-	answer, err := server.Infer(ctx, m.request(m.smallest(), rand.New(rand.NewPCG(o.Seed, 0))))
+	first, _ := m.request(m.smallest(), rand.New(rand.NewPCG(o.Seed, 0)))
+	answer, err := server.Infer(ctx, first)
 	if err != nil {
 		return nil, fmt.Errorf("first query to model %q: %w", name, err)
 	}
@@ -251,12 +254,17 @@ func (in *input) fill(rows int, bounds []int64, r *rand.Rand) {
 	}
 }
 
-// request makes a query of the given batch size.
-func (m *Model) request(batchSize int, r *rand.Rand) *oip.Request {
+// request makes a query of the given batch size, and says which of the model's rows is its first.
+func (m *Model) request(batchSize int, r *rand.Rand) (req *oip.Request, from int) {
 	if m.queries != nil {
-		return m.query(batchSize, r)
+		return m.query(batchSize, r), 0
 	}
-	from := r.IntN(m.rows - batchSize + 1)
+	from = r.IntN(m.rows - batchSize + 1)
+	return m.rowsFrom(from, batchSize), from
+}
+
+// rowsFrom makes a query of some of the model's rows.
+func (m *Model) rowsFrom(from, batchSize int) *oip.Request {
 	req := &oip.Request{Model: m.Name, Inputs: make([]tensor.Tensor, len(m.inputs))}
 	for i := range m.inputs {
 		in := &m.inputs[i]

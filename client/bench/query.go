@@ -26,5 +26,6 @@ func RandomQuery(metadata *inference.ModelMetadataResponse, batchSize int,
 		return nil, nil, fmt.Errorf("batch size %d, the model takes at most %d", batchSize,
 			m.LargestBatchSize)
 	}
-	return m.request(batchSize, rand.New(rand.NewPCG(seed, 0))), m.Notes, nil
+	query, _ = m.request(batchSize, rand.New(rand.NewPCG(seed, 0)))
+	return query, m.Notes, nil
 }

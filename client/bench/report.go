@@ -37,8 +37,10 @@ type ModelReport struct {
 	QoSPercentile float64 `json:"qos_percentile"`
 	Queries       int64   `json:"queries"` // queries that were due
 	Answered      int64   `json:"answered"`
-	Late          int64   `json:"late"`   // answered after the QoS target
-	Failed        int64   `json:"failed"` // not answered; Failures has the reasons, by count
+	// Verified counts the answers that agree with the reference's; see [Model.Verify].
+	Verified int64 `json:"verified,omitempty"`
+	Late     int64 `json:"late"`   // answered after the QoS target
+	Failed   int64 `json:"failed"` // not answered; Failures has the reasons, by count
 	// Unfinished counts queries that were in flight when ctx ended the run. No other field counts
 	// them.
 	Unfinished int64     `json:"unfinished"`
@@ -80,6 +82,19 @@ type Failure struct {
 func (r *Report) QoSMet() bool {
 	return !slices.ContainsFunc(r.Models,
 		func(m ModelReport) bool { return m.Queries > 0 && !m.QoSMet })
+}
+
+// Wrong returns an error if an answer departs from the reference's; see [Model.Verify].
+func (r *Report) Wrong() error {
+	for _, m := range r.Models {
+		for _, f := range m.Failures {
+			if f.Reason == errWrong.Error() {
+				return fmt.Errorf("model %q: %d of %d answers are wrong, the first: %s", m.Model,
+					f.Count, m.Answered+f.Count, f.Example)
+			}
+		}
+	}
+	return nil
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
@@ -181,6 +196,9 @@ func (m *recorder) report(span, elapsed time.Duration) ModelReport {
 		LatencyMS:     latenciesOf(m.latencies, m.failed),
 		latencies:     m.latencies,
 	}
+	if m.expected != nil {
+		r.Verified = r.Answered
+	}
 	for _, reason := range slices.Sorted(maps.Keys(m.failures)) {
 		r.Failures = append(r.Failures, *m.failures[reason])
 	}
@@ -224,6 +242,9 @@ func (r *Report) WriteText(w io.Writer) error {
 		fmt.Fprintln(&b, "A failed query counts as infinitely late; max is of the answered ones.")
 	}
 	for _, m := range r.Models {
+		if m.Verified > 0 {
+			fmt.Fprintf(&b, "%s: %d answers agree with those of the model alone\n", m.Model, m.Verified)
+		}
 		for _, f := range m.Failures {
 			fmt.Fprintf(&b, "%s: %d failed, the first: %s\n", m.Model, f.Count, f.Example)
 		}

@@ -160,7 +160,7 @@ func (g *generator) send(ctx context.Context, start time.Time) (span time.Durati
 		if err != nil {
 			return 0, err
 		}
-		req := m.request(q.BatchSize, pick)
+		req, from := m.request(q.BatchSize, pick)
 		due := start.Add(q.At)
 		if err := g.wait(ctx, due); err != nil {
 			return time.Since(start), onlyIfAlive(ctx, err)
@@ -176,6 +176,7 @@ func (g *generator) send(ctx context.Context, start time.Time) (span time.Durati
 				answer, err := g.server.Infer(ctx, req)
 				latency := time.Since(due)
 				if err == nil {
+					err = m.check(answer, from, q.BatchSize)
 					answer.Release()
 				}
 				if m.finished(latency, err, errors.Is(ctx.Err(), context.Canceled)) {
@@ -338,6 +339,7 @@ func reason(err error) string {
 		return client.ErrDeadline.Error()
 	}
 	for _, kind := range []error{
+		errWrong,
 		client.ErrDeadline, client.ErrOverloaded, client.ErrUnavailable, client.ErrInvalid,
 		client.ErrNotFound, client.ErrTooLarge, client.ErrClosed,
 	} {

@@ -257,7 +257,8 @@ func (s *searcher) firstRate(ctx context.Context) (float64, error) {
 			return 0, err
 		}
 		queryCtx, cancel := context.WithTimeout(ctx, m.Timeout)
-		answer, err := s.server.Infer(queryCtx, m.request(q.BatchSize, pick))
+		req, _ := m.request(q.BatchSize, pick)
+		answer, err := s.server.Infer(queryCtx, req)
 		cancel()
 		if err == nil {
 			answer.Release()

@@ -15,6 +15,7 @@ import (
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/cmd/muster/internal/load"
+	"github.com/muster-serve/muster/cmd/muster/internal/reference"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/sim/picture"
 )
@@ -37,6 +38,7 @@ type benchOptions struct {
 	plot           string // a path, or empty
 	findThroughput bool
 	failBelow      float64 // percent of queries within QoS; 0: never fail for them
+	verify         string  // a model repository, or empty
 }
 
 func newBenchCommand() *cobra.Command {
@@ -74,6 +76,10 @@ Arrivals (--arrivals):
 which every model meets its QoS target. Each rate is tried with so many queries
 that the result is 95 % sure (299 for a target of 99 %), so slow models take long;
 the first line says how long. --duration bounds the whole search.
+
+--verify DIR runs the models of a repository in this process, by ONNX Runtime alone,
+and compares each answer with theirs, row by row. It works for models whose rows
+are independent. A wrong answer counts as an error, and the command then fails.
 
 After an interrupt (Ctrl-C) the command reports what it has measured so far, and
 ends with status 130.`,
@@ -118,6 +124,9 @@ ends with status 130.`,
 	flags.Float64Var(&o.failBelow, "fail-below", 0,
 		"end with status 1 if a model has fewer percent of its queries within QoS, such as 99")
 	cmd.MarkFlagsMutuallyExclusive("fail-below", "find-throughput")
+	flags.StringVar(&o.verify, "verify", "",
+		"model repository whose models' answers those of the agents are compared with")
+	cmd.MarkFlagsMutuallyExclusive("verify", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("rate", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("queries", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("plot", "find-throughput")
@@ -204,6 +213,11 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 	if o.findThroughput {
 		return o.search(cmd, c, l)
 	}
+	if o.verify != "" {
+		if err := reference.Verify(cmd.Context(), o.verify, l.Models); err != nil {
+			return fmt.Errorf("verify: %w", err)
+		}
+	}
 	config := bench.Config{Duration: o.duration, MaxQueries: o.queries, Workload: l.Workload}
 	if config.Queries, err = l.Queries(l.Workload.RateQPS, o.seed); err != nil {
 		return err
@@ -238,6 +252,9 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 				fmt.Errorf("fail-below: %s: %.2f %% of the queries within QoS, "+
 					"want %v %%", m.Model, 100*m.QoSSatisfaction, o.failBelow))
 		}
+	}
+	if o.verify != "" {
+		missed = append(missed, report.Wrong())
 	}
 	return errors.Join(missed...)
 }

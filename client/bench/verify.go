@@ -1,0 +1,142 @@
+package bench
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tensor"
+)
+
+// An answer may depart from the reference's by this share of the value, or by this much near 0:
+// a runtime adds numbers in another order for another batch size.
+const tolerance = 1e-4
+
+// A Reference answers queries alone, one at a time: its answers are right.
+type Reference interface {
+	// Infer answers a query. The caller releases the answer.
+	Infer(ctx context.Context, req *oip.Request) (*oip.Response, error)
+}
+
+// errWrong is the kind of a query's failure that was answered with other values than the
+// reference's.
+var errWrong = errors.New("wrong answer")
+
+// Verify has Run compare each answer of the model with the reference's, row by row; an answer that
+// departs from it is a failed query. Each row of the model's outputs must depend on the same row of
+// the inputs alone. Verify has the reference answer all rows that queries of the model can have, a
+// few queries' worth, and blocks until then.
+func (m *Model) Verify(ctx context.Context, reference Reference) error {
+	if m.queries != nil {
+		return fmt.Errorf("model %q: queries of a file cannot be compared row by row", m.Name)
+	}
+	var parts []*oip.Response
+	var sizes []int
+	for from := 0; from < m.rows; from += m.LargestBatchSize {
+		n := min(m.LargestBatchSize, m.rows-from)
+		resp, err := reference.Infer(ctx, m.rowsFrom(from, n))
+		if err != nil {
+			return fmt.Errorf("model %q: the reference's answer: %w", m.Name, err)
+		}
+		defer resp.Release()
+		parts, sizes = append(parts, resp), append(sizes, n)
+	}
+	all, err := oip.Join(parts, sizes)
+	if err != nil {
+		return fmt.Errorf("the reference's answer: %w", err)
+	}
+	tell := false // whether an answer tells the order of its rows
+	for _, out := range all.Outputs {
+		if out.DataType.Size() == 0 {
+			return fmt.Errorf("model %q: output %q is %s, want numbers to compare", m.Name,
+				out.Name, out.DataType)
+		}
+		e := expected{out.Name, out.DataType, out.Shape[1:], out.Data, len(out.Data) / m.rows}
+		for i := 1; i < m.rows && !tell; i++ {
+			tell = differs(e.dataType, e.row(i), e.row(i-1)) >= 0
+		}
+		m.expected = append(m.expected, e)
+	}
+	if !tell && m.rows > 1 {
+		return fmt.Errorf("model %q: the reference answers all %d rows alike: there is nothing to "+
+			"tell them by", m.Name, m.rows)
+	}
+	return nil
+}
+
+// An expected is an output as the reference answers it, for all rows of a model's inputs.
+type expected struct {
+	name     string
+	dataType tensor.DataType
+	shape    []int64 // without the first dimension
+	data     []byte
+	width    int // bytes of a row
+}
+
+func (e *expected) row(i int) []byte { return e.data[i*e.width : (i+1)*e.width] }
+
+// check compares an answer to n rows from the row from on with the reference's. It returns an error
+// that wraps errWrong and names the output, the row and the first value that departs.
+func (m *Model) check(resp *oip.Response, from, n int) error {
+	for i := range m.expected {
+		want := &m.expected[i]
+		out, ok := resp.Output(want.name)
+		if !ok || out.DataType != want.dataType || len(out.Shape) != len(want.shape)+1 ||
+			out.Shape[0] != int64(n) || !slices.Equal(out.Shape[1:], want.shape) {
+			return fmt.Errorf("%w: output %q is %s %v, want %s of %d rows of %v", errWrong,
+				want.name, out.DataType, out.Shape, want.dataType, n, want.shape)
+		}
+		for i := range n {
+			got, right := out.Data[i*want.width:(i+1)*want.width], want.row(from+i)
+			if at := differs(want.dataType, got, right); at >= 0 {
+				return fmt.Errorf("%w: output %q, row %d of %d, value %d is %v, want %v", errWrong,
+					want.name, i, n, at, number(want.dataType, got, at),
+					number(want.dataType, right, at))
+			}
+		}
+	}
+	return nil
+}
+
+// differs returns the index of the first element of a that departs from that of b, -1 if none does.
+func differs(d tensor.DataType, a, b []byte) int {
+	for i := range len(a) / d.Size() {
+		x, y := number(d, a, i), number(d, b, i)
+		if same := math.IsNaN(x) && math.IsNaN(y); !same &&
+			!(math.Abs(x-y) <= tolerance*max(math.Abs(y), tolerance)) && x != y {
+			return i
+		}
+	}
+	return -1
+}
+
+// number returns element i of data. Of 16-bit floats it returns the bits, and of 64-bit integers
+// the nearest float.
+func number(d tensor.DataType, data []byte, i int) float64 {
+	at := data[i*d.Size():]
+	switch d {
+	case tensor.FP32:
+		return float64(math.Float32frombits(binary.LittleEndian.Uint32(at)))
+	case tensor.FP64:
+		return math.Float64frombits(binary.LittleEndian.Uint64(at))
+	case tensor.Int8:
+		return float64(int8(at[0]))
+	case tensor.Int16:
+		return float64(int16(binary.LittleEndian.Uint16(at)))
+	case tensor.Int32:
+		return float64(int32(binary.LittleEndian.Uint32(at)))
+	case tensor.Int64:
+		return float64(int64(binary.LittleEndian.Uint64(at)))
+	case tensor.Uint16, tensor.FP16, tensor.BF16:
+		return float64(binary.LittleEndian.Uint16(at))
+	case tensor.Uint32:
+		return float64(binary.LittleEndian.Uint32(at))
+	case tensor.Uint64:
+		return float64(binary.LittleEndian.Uint64(at))
+	}
+	return float64(at[0])
+}

@@ -1,0 +1,143 @@
+package bench
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tensor"
+)
+
+// sums answers a query of the fake model with the sum of each row of its first input.
+func sums(req *oip.Request) *oip.Response {
+	x, err := tensor.Values[float32](req.Inputs[0])
+	if err != nil {
+		panic(err)
+	}
+	rows := int(req.Inputs[0].Shape[0])
+	values := make([]float32, rows)
+	for i, v := range x {
+		values[i*rows/len(x)] += v
+	}
+	out, err := tensor.Of("sum", values, int64(rows), 1)
+	if err != nil {
+		panic(err)
+	}
+	return &oip.Response{Model: req.Model, Version: "1", Outputs: []tensor.Tensor{out}}
+}
+
+// A changed answers as sums does, changed by a function.
+type changed struct {
+	fakeServer
+	change func(resp *oip.Response)
+}
+
+func (s *changed) Infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
+	if err := s.answer(ctx, req); err != nil {
+		return nil, err
+	}
+	resp := sums(req)
+	if s.change != nil {
+		s.change(resp)
+	}
+	return resp, nil
+}
+
+// TestVerify: answers are compared with the reference's, whatever rows a query has. Rows in another
+// order, other values and other outputs count as errors; what another order of additions changes
+// does not.
+func TestVerify(t *testing.T) {
+	values := func(resp *oip.Response) []float32 {
+		v, err := tensor.Values[float32](resp.Outputs[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	for name, tt := range map[string]struct {
+		change func(*oip.Response)
+		want   string // "": the answers are right
+	}{
+		"right":    {nil, ""},
+		"little":   {func(resp *oip.Response) { values(resp)[3] *= 1 + 1e-6 }, ""},
+		"reversed": {func(resp *oip.Response) { slices.Reverse(values(resp)) }, "row 0 of 8"},
+		"one value": {
+			func(resp *oip.Response) { values(resp)[3] += 1 }, "row 3 of 8, value 0 is",
+		},
+		"other name":   {func(resp *oip.Response) { resp.Outputs[0].Name = "x" }, `output "sum"`},
+		"too few rows": {func(resp *oip.Response) { resp.Outputs[0].Shape[0]-- }, `FP32 [7 1]`},
+		"other columns": {
+			func(resp *oip.Response) { resp.Outputs[0].Shape = []int64{8} }, `FP32 [8]`,
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			right := &changed{fakeServer: fakeServer{
+				properties: fakeProperties(), answer: after(time.Millisecond),
+			}}
+			m, err := NewModel(t.Context(), right, "m", ModelOptions{LargestBatchSize: 64, Seed: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := m.Verify(t.Context(), right); err != nil {
+				t.Fatal(err)
+			}
+			server := &changed{right.fakeServer, tt.change}
+			r, err := run(t.Context(), server, []*Model{m}, Config{
+				Queries: steady(t, 100, "m"), Duration: time.Second,
+			}, sleepUntil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := r.Models[0]
+			err = r.Wrong()
+			switch {
+			case tt.want == "" && (err != nil || got.Verified != got.Queries || got.Failed != 0):
+				t.Errorf("%s: got %v, %+v", name, err, got)
+			case tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want) ||
+				got.Failed != got.Queries || got.Verified != 0):
+				t.Errorf("%s: got %v, %d failed of %d; want all, with %q", name, err, got.Failed,
+					got.Queries, tt.want)
+			}
+			var text strings.Builder
+			if err := r.WriteText(&text); err != nil {
+				t.Fatal(err)
+			}
+			if said := strings.Contains(text.String(),
+				"m: 99 answers agree"); said != (tt.want == "") {
+				t.Errorf("%s: it reports\n%s", name, &text)
+			}
+		})
+	}
+}
+
+// TestVerifyNothing: a reference whose answers cannot tell rows apart is refused.
+func TestVerifyNothing(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(*oip.Response)
+		want   string
+	}{
+		"all alike": {func(resp *oip.Response) { clear(resp.Outputs[0].Data) }, "rows alike"},
+		"words": {func(resp *oip.Response) {
+			out := &resp.Outputs[0]
+			out.DataType = tensor.Bytes
+			clear(out.Data) // empty strings
+		}, `output "sum" is BYTES, want numbers`},
+		"not of rows": {func(resp *oip.Response) {
+			resp.Outputs[0].Shape = []int64{1, resp.Outputs[0].Shape[0]}
+		}, `model "m" answers 64 rows with output "sum" of shape [1 64]`},
+	} {
+		s := &changed{fakeServer{properties: fakeProperties(),
+			answer: func(context.Context, *oip.Request) error { return nil }}, tt.change}
+		m, err := NewModel(t.Context(), s, "m", ModelOptions{LargestBatchSize: 64, Seed: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Verify(t.Context(), s); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: got %v, want %q", name, err, tt.want)
+		}
+	}
+}

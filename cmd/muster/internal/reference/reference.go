@@ -1,0 +1,81 @@
+// Package reference answers queries by ONNX Runtime alone, in this process, so that the answers of
+// a fleet can be compared with what the model says.
+package reference
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/client/bench"
+	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/runtime"
+)
+
+// Verify prepares models under load for the comparison of their answers with those of the newest
+// versions in the repository dir. It blocks until ONNX Runtime has answered all rows that queries
+// of them can have.
+func Verify(ctx context.Context, dir string, all []*bench.Model) error {
+	executor, err := runtime.OpenONNX(runtime.Config{Provider: runtime.CPU})
+	if err != nil {
+		return err
+	}
+	return verify(ctx, executor, dir, all)
+}
+
+func verify(ctx context.Context, executor runtime.Executor, dir string, all []*bench.Model) error {
+	for _, m := range all {
+		v, err := models.ReadNewest(dir, m.Name)
+		if err != nil {
+			return err
+		}
+		if !v.Config.RowsIndependent {
+			return fmt.Errorf("model %q: its model.yaml does not say rows_independent: true, so "+
+				"answers cannot be compared row by row", m.Name)
+		}
+		loaded, err := executor.Load(ctx, v)
+		if err != nil {
+			return err
+		}
+		if err := m.Verify(ctx, model{v, loaded}); err != nil {
+			_ = loaded.Close() // the error is told
+			return err
+		}
+		if err := loaded.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A model answers queries of one version, in place of a server.
+type model struct {
+	version *models.Version
+	loaded  runtime.Model
+}
+
+// Infer implements [bench.Reference].
+func (m model) Infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
+	inputs := make([]tensor.Tensor, len(m.version.Inputs))
+	for i, p := range m.version.Inputs {
+		at := slices.IndexFunc(req.Inputs, func(t tensor.Tensor) bool { return t.Name == p.Name })
+		if at < 0 {
+			return nil, fmt.Errorf("%s takes an input %q, which the agents' model does not have",
+				m.version, p.Name)
+		}
+		inputs[i] = req.Inputs[at]
+	}
+	result, err := m.loaded.Run(ctx, inputs)
+	if err != nil {
+		return nil, err
+	}
+	resp := &oip.Response{
+		Model: m.version.Model, Version: strconv.FormatInt(m.version.Number, 10),
+		Outputs: result.Outputs,
+	}
+	resp.OnRelease(result.Release)
+	return resp, nil
+}
