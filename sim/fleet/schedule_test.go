@@ -22,6 +22,14 @@ type flat time.Duration
 func (d flat) Mean(int) time.Duration              { return time.Duration(d) }
 func (d flat) Quantile(float64, int) time.Duration { return time.Duration(d) }
 
+// steep is a latency for each row.
+type steep time.Duration
+
+func (d steep) Mean(batch int) time.Duration {
+	return time.Duration(batch) * time.Duration(d)
+}
+func (d steep) Quantile(_ float64, batch int) time.Duration { return d.Mean(batch) }
+
 const ms = time.Millisecond
 
 // A referee watches a fleet, to which anything may happen for a while, and then nothing.
@@ -35,6 +43,8 @@ type referee struct {
 	queries   int
 	outcomes  map[uint64]Outcome
 	calls     map[*call]bool // those seen; false: cut off, or over
+	answered  map[*call]bool
+	rows      map[uint64]int // of queries
 	greeted   map[*agent]greeting
 	submitted map[submission]bool
 	check     func() // after the deed
@@ -63,31 +73,47 @@ func newReferee(t testing.TB, seed uint64, m *mutant) *referee {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	r := &referee{
 		rng: rng, mutant: m, outcomes: map[uint64]Outcome{}, calls: map[*call]bool{},
+		answered: map[*call]bool{}, rows: map[uint64]int{},
 		greeted: map[*agent]greeting{}, submitted: map[submission]bool{},
 	}
 	mean := []time.Duration{20 * ms, 100 * ms}[rng.IntN(2)]
-	table, err := match.NewTable(flat(mean), 10)
-	if err != nil {
-		t.Fatal(err)
-	}
 	n := []int{1, 2, 4}[rng.IntN(3)]
+	// In some fleets only the first agent answers large queries in time, and others their parts.
+	types := make([]names.LaneType, n)
+	latency := map[names.LaneType]match.Latencies{"box": flat(mean)}
+	splits := n == 4 && seed%2 == 0
+	for i := range types {
+		types[i] = "box"
+	}
+	if splits {
+		types[0] = "big"
+		latency["box"], latency["big"] = steep(mean/3), steep(mean/9)
+	}
 	r.cfg = Config{
 		Models: []Model{
-			{Model: match.Model{Name: "m", QoSTarget: 3 * mean, LargestBatchSize: 10}, Share: 0.99},
+			{Model: match.Model{
+				Name: "m", QoSTarget: 3 * mean, LargestBatchSize: 10, Splits: splits,
+			}, Share: 0.99},
 		},
 		Seed: seed, RTT: []time.Duration{0, ms, 5 * ms}[rng.IntN(3)], Gateways: 1 + rng.IntN(2),
-		GossipDelay: time.Second, Probes: match.DefaultProbes, Faults: randomFaults(rng, n),
-		Service: func(int, *Query) time.Duration {
+		GossipDelay: time.Second, Probes: match.DefaultProbes, Faults: randomFaults(rng, types),
+		Service: func(lane int, q *Query) time.Duration {
+			mean := latency[types[lane]].Mean(q.BatchSize)
 			return mean/2 + time.Duration(rng.Int64N(int64(mean)))
 		},
 		Waits:  func(uint64, bool) {},
 		Finish: r.finish,
 	}
-	for range n {
+	for _, typ := range types {
+		table, err := match.NewTable(latency[typ], 10)
+		if err != nil {
+			t.Fatal(err)
+		}
 		r.cfg.Lanes = append(r.cfg.Lanes, Lane{
-			Type: "box", Known: []match.Latencies{flat(mean)}, Predicted: []*match.Table{table},
+			Type: typ, Known: []match.Latencies{latency[typ]}, Predicted: []*match.Table{table},
 		})
 	}
+	var err error
 	if r.f, err = New(&r.cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -97,13 +123,21 @@ func newReferee(t testing.TB, seed uint64, m *mutant) *referee {
 
 // randomFaults are some of the first second, after which all goes well. Of several agents one at
 // least is not killed.
-func randomFaults(rng *rand.Rand, agents int) (all []Fault) {
+func randomFaults(rng *rand.Rand, types []names.LaneType) (all []Fault) {
+	agents, victims := len(types), []names.AgentName{}
+	for i, typ := range types {
+		n := i + 1
+		if typ == "box" && types[0] != "box" {
+			n = i // numbers count by type
+		}
+		victims = append(victims, agentName(typ, n))
+	}
 	killed := 0
 	for range 1 + rng.IntN(4) {
 		f := Fault{
 			Verb: []string{kill, freeze, cut, slow}[rng.IntN(4)],
 			Target: []names.AgentName{
-				TheLeader, agentName("box", 1+rng.IntN(agents)),
+				TheLeader, victims[rng.IntN(agents)],
 			}[rng.IntN(2)],
 			At:       time.Duration(rng.IntN(1000)) * ms,
 			Duration: time.Duration(1+rng.IntN(1500)) * ms,
@@ -130,13 +164,18 @@ func randomFaults(rng *rand.Rand, agents int) (all []Fault) {
 func (r *referee) run() {
 	// The last fault ends before 7 s.
 	const arrivals, end = 3 * time.Second, 10 * time.Second
-	// half of what the lanes serve
+	// half of what the lanes serve, or more if the first one is to be busy
 	gap := 2 * r.cfg.Models[0].QoSTarget / 3 / time.Duration(len(r.cfg.Lanes))
+	if r.cfg.Models[0].Splits {
+		gap = gap * 3 / 5
+	}
 	for at := time.Duration(0); at < arrivals; at += gap/2 +
 		time.Duration(r.rng.Int64N(int64(gap)*2)) {
 		r.until(at)
 		r.queries++
-		r.f.Arrive(Query{Sequence: uint64(r.queries), BatchSize: 1 + r.rng.IntN(10), Arrival: at})
+		q := Query{Sequence: uint64(r.queries), BatchSize: 1 + r.rng.IntN(10), Arrival: at}
+		r.rows[q.Sequence] = q.BatchSize
+		r.f.Arrive(q)
 		r.look()
 	}
 	r.until(end)
@@ -186,8 +225,14 @@ func (r *referee) look() {
 			r.greeted[a] = greeting{a.link, slices.Clone(a.held)}
 		}
 	}
-	for c := range r.calls {
-		if r.calls[c] && !slices.Contains(c.gateway.calls, c) {
+	for c, live := range r.calls {
+		if c.of.by == c && !r.answered[c] {
+			if r.answered[c] = true; !live {
+				r.failf("query %d is answered by an attempt that its gateway had given up",
+					c.of.Sequence)
+			}
+		}
+		if live && !slices.Contains(c.gateway.calls, c) {
 			r.calls[c] = false
 		}
 	}
@@ -220,7 +265,9 @@ func (r *referee) seen(t *term, e *leader.Event) {
 	case leader.Submitted:
 		r.submitted[s] = true
 	case leader.Cancelled, leader.Unused:
-		if !r.submitted[s] {
+		whole := s // of which it may be a part: the leader has split it
+		whole.sequence = match.QueryID{Sequence: s.sequence}.Whole().Sequence
+		if !r.submitted[s] && !r.submitted[whole] {
 			r.failf(
 				"%s is told that query %d/%d is cancelled, or not used, before that is submitted",
 				t.agent.member.Name, s.gateway, s.sequence)
@@ -256,10 +303,16 @@ func (r *referee) finish(sequence uint64, o Outcome, _ int, _ time.Duration) {
 		r.failf("query %d has the outcome %d, want it to be served", sequence, o)
 		return
 	}
+	rows, parts := 0, 0
 	for c := range r.calls {
-		if by := c.of.by; c.of.Sequence == sequence && by != nil && !r.calls[by] {
-			r.failf("query %d is answered by an attempt that its gateway had given up", sequence)
+		if c.of.Sequence == sequence && c.of.by == c && c.of.whole != nil {
+			rows, parts = rows+c.of.BatchSize, parts+1
 		}
+	}
+	if parts > 0 && rows != r.rows[sequence] {
+		r.failf("query %d of %d rows is answered by %d parts of %d rows", sequence,
+			r.rows[sequence],
+			parts, rows)
 	}
 }
 
