@@ -15,6 +15,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/leader/match"
 )
 
 // mostUnread is how many decisions and messages may wait to be read by a gateway before the leader
@@ -357,7 +358,7 @@ func (t *term) submit(g *gateway, s *control.Submit) {
 	if err := g.may(s); err != nil {
 		e.Denied, e.RetryAfter = status.Convert(err).Message(), outcome.Of(err).RetryAfter
 	}
-	if g.sdk && e.Attempt == 0 {
+	if g.sdk && e.Attempt == 0 && !(e.Splits && partOf(match.QueryID{Sequence: e.Sequence}) > 0) {
 		id := t.known(t.state.Newest(e.Model))
 		t.leader.config.Counts.Arrived(id.Name, id.Version)
 	}

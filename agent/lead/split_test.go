@@ -97,7 +97,7 @@ func TestSplitTraced(t *testing.T) {
 	for _, s := range spans.GetSpans() {
 		about := map[attribute.Key]string{}
 		for _, a := range s.Attributes {
-			about[a.Key] = a.Value.Emit()
+			about[a.Key] = a.Value.String()
 		}
 		got = append(got, fmt.Sprintf("%s of %s rows, part %q", about[tracing.Action],
 			about[tracing.BatchSize], about[tracing.Part]))

@@ -374,7 +374,8 @@ func (w *Worker) ended(t *attempt, err error) {
 func (w *Worker) completedAlone(v *models.Version, batchSize int, bytes int64, arrival time.Time,
 	result *runtime.Result, err error) {
 	c := &control.Completed{
-		Gateway: w.config.Gateway, Sequence: w.sequence.Add(1), Attempt: 1, Model: v.Model,
+		Gateway: w.config.Gateway, Sequence: w.sequence.Add(control.Numbering), Attempt: 1,
+		Model:   v.Model,
 		Version: v.Number, BatchSize: uint32(batchSize), LatencyNs: int64(time.Since(arrival)),
 		Bytes: uint64(bytes),
 	}

@@ -29,6 +29,10 @@ const (
 	LocalHeader = "muster-local"
 )
 
+// Numbering is the distance between the numbers of a gateway's queries; the numbers between are those
+// of parts.
+const Numbering = 4
+
 // An Attempt is the content of AttemptHeader: one try of a gateway to have a query run.
 type Attempt struct {
 	Gateway  uint64

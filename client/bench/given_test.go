@@ -98,7 +98,7 @@ func TestGivenRows(t *testing.T) {
 	texts := [][]byte{words("a", ""), words("bb", "b"), words("", "cc")}
 	seen := map[byte]bool{}
 	for range 50 {
-		q , _ := m.request(2, r)
+		q, _ := m.request(2, r)
 		if err := q.Check(); err != nil || q.Model != "m" {
 			t.Fatalf("query %+v: %v", q, err)
 		}
