@@ -156,7 +156,12 @@ func (s *State) completed(e *Event) {
 		Remaining: s.left(e.Remaining),
 	}
 	g := s.gateways[e.Gateway]
-	known := g != nil && g.queries[e.Sequence] != nil
+	var q *query
+	if g != nil {
+		q = g.queries[e.Sequence]
+	}
+	known := q != nil
+	siblings := known && q.siblings() > 0
 	attempt, ours := s.matcher.Has(ln.id, id, e.Attempt)
 	m := s.models[e.Model]
 	if m != nil && !known && !ours && e.Attempt <= 1 { // the query never passed this leader
@@ -179,11 +184,13 @@ func (s *State) completed(e *Event) {
 	if m == nil {
 		return
 	}
-	t := tally{answered: 1}
-	if e.Latency > m.target {
-		t.late = 1
+	if !siblings { // a query is answered with its last part
+		t := tally{answered: 1}
+		if e.Latency > m.target {
+			t.late = 1
+		}
+		s.count(m, t)
 	}
-	s.count(m, t)
 	seen := s.act(Observed)
 	seen.Member, seen.Model = ln.member.Member, m.ModelID
 	seen.BatchSize, seen.Duration = e.BatchSize, e.Execution

@@ -61,9 +61,17 @@ type account struct {
 	bytes    int
 }
 
-// remember adds a query of the gateway's to the state.
+// remember adds a query of the gateway's to the state. A whole replaces its parts, and a part its
+// whole.
 func (g *gateway) remember(q *query) {
 	g.forget(q.sequence)
+	if q.isPart() {
+		if whole := q.id().Whole().Sequence; g.queries[whole] != nil {
+			g.forget(whole)
+		}
+	} else {
+		g.eachPart(q.sequence, func(part *query) { g.forget(part.sequence) })
+	}
 	g.queries[q.sequence] = q
 	g.account.bytes += q.weight
 }
@@ -86,8 +94,45 @@ func (s *State) recycle(q *query) {
 	}
 }
 
+// spare returns memory for a query.
+func (s *State) spare() *query {
+	last := len(s.spares) - 1
+	if last < 0 {
+		return &query{}
+	}
+	q := s.spares[last]
+	s.spares = s.spares[:last]
+	return q
+}
+
 func (q *query) id() match.QueryID {
 	return match.QueryID{Gateway: q.gateway.id, Sequence: q.sequence}
+}
+
+// isPart reports whether q is a part of a query that was split.
+func (q *query) isPart() bool { return q.splits && q.id().IsPart() }
+
+// eachPart calls do with each part that the state knows of the query with the given sequence
+// number. If that is a part itself, there is none.
+func (g *gateway) eachPart(sequence uint64, do func(part *query)) {
+	whole := match.QueryID{Sequence: sequence}
+	for p := 1; p <= match.MostParts && !whole.IsPart(); p++ {
+		if part := g.queries[whole.Part(p).Sequence]; part != nil && part.splits {
+			do(part)
+		}
+	}
+}
+
+// siblings is how many other parts of the same query the state knows.
+func (q *query) siblings() (n int) {
+	if q.isPart() {
+		q.gateway.eachPart(q.id().Whole().Sequence, func(part *query) {
+			if part != q {
+				n++
+			}
+		})
+	}
+	return n
 }
 
 // connect adds a gateway. If it was connected before, its queries are forgotten: it submits all
@@ -126,8 +171,14 @@ func (s *State) cancelled(e *Event) {
 	if g == nil {
 		return
 	}
-	s.recycle(g.forget(e.Sequence))
+	s.forgetQuery(g, e.Sequence)
 	s.step(match.Event{Kind: match.Cancelled, Query: e.query()})
+}
+
+// forgetQuery forgets a query of the gateway's and its parts.
+func (s *State) forgetQuery(g *gateway, sequence uint64) {
+	s.recycle(g.forget(sequence))
+	g.eachPart(sequence, func(part *query) { s.recycle(g.forget(part.sequence)) })
 }
 
 func (s *State) unused(e *Event) {
@@ -143,12 +194,7 @@ func (s *State) submitted(g *gateway, e *Event) {
 		s.deny(g, e)
 		return
 	}
-	var q *query
-	if last := len(s.spares) - 1; last >= 0 {
-		q, s.spares = s.spares[last], s.spares[:last]
-	} else {
-		q = &query{}
-	}
+	q := s.spare()
 	*q = query{
 		gateway: g, sequence: e.Sequence, asked: e.Model, batch: e.BatchSize, attempts: e.Attempt,
 		agent: e.Agent, lane: e.Lane, waited: e.Waited, timeLeft: e.TimeLeft, tag: e.Tag,
@@ -161,7 +207,7 @@ func (s *State) submitted(g *gateway, e *Event) {
 // Each submit counts for the client's limits, a repeated one too; else a client could escape its
 // limits by calling every submit a repetition.
 func (s *State) deny(g *gateway, e *Event) {
-	g.forget(e.Sequence)
+	s.forgetQuery(g, e.Sequence)
 	s.step(match.Event{Kind: match.Cancelled, Query: e.query()})
 	a := s.act(Reject)
 	a.Message, a.Tag = e.Denied, e.Tag
@@ -186,7 +232,7 @@ func (s *State) submit(q *query) {
 	}
 	if q.attempts == 0 {
 		q.agent = ""
-		if q.model != nil {
+		if q.model != nil && !q.isPart() { // its whole has arrived
 			s.hasArrived(q.model, q.batch)
 		}
 	}
@@ -323,10 +369,10 @@ func (s *State) split(g *gateway, q *query, d *match.Decision) {
 	a.Tag = q.tag
 	g.forget(q.sequence)
 	for i, rows := range d.Rows {
-		part := *q
+		part := s.spare()
+		*part = *q
 		part.sequence, part.batch = d.Query.Part(i+1).Sequence, rows
-		part.weight = q.weight / len(d.Rows)
-		g.remember(&part)
+		g.remember(part)
 	}
 	s.recycle(q)
 }

@@ -257,7 +257,10 @@ func (s *State) take(d *match.Decision) {
 			}
 		}
 	case match.Reject:
-		g.forget(d.Query.Sequence) // its gateway says that it failed
+		g.forget(d.Query.Sequence)  // its gateway says that it failed
+		if q != nil && q.isPart() { // the whole query is refused
+			g.eachPart(q.id().Whole().Sequence, func(part *query) { g.forget(part.sequence) })
+		}
 		s.reject(q, d)
 	case match.OfferAgain:
 		a := s.act(OfferAgain)

@@ -76,7 +76,7 @@ func newBalanced(r *run) *balanced {
 // of is the gateway of a query.
 func (b *balanced) of(seq uint64) *balancedGateway {
 	n := b.cfg.gateways()
-	return &b.each[int(b.at(seq).model)*n+int(seq%uint64(n))]
+	return &b.each[int(b.at(seq).model)*n+int(seq/numbering%uint64(n))]
 }
 
 func (b *balanced) arrived(seq uint64, _ ...match.LaneID) {

@@ -36,6 +36,8 @@ type Model struct {
 	// RejectLate says to reject queries that no type can serve in time any more, and queries that
 	// become late while they wait at a lane.
 	RejectLate bool
+	// Splits says that a query may run as several parts. Only the policy horizon splits queries.
+	Splits bool
 }
 
 // Instances is a number of instances of one type in a pool.

@@ -68,10 +68,11 @@ func newFleet(r *run) (*fleet.Fleet, error) {
 	}
 	c.Waits = func(seq uint64, waits bool) {
 		r.now = r.fleet.Now()
-		r.setWaits(r.at(seq), waits)
+		r.setWaits(seq*numbering, waits)
 	}
 	c.Finish = func(seq uint64, o fleet.Outcome, lane int, start time.Duration) {
 		r.now = r.fleet.Now()
+		seq *= numbering
 		r.finish(seq, r.at(seq), outcomes[o], &attempt{lane: int32(lane), start: start})
 	}
 	r.lanesOf = c.Lanes
@@ -82,7 +83,7 @@ func newFleet(r *run) (*fleet.Fleet, error) {
 func (r *run) arriveAtFleet(seq uint64) {
 	q := r.at(seq)
 	r.fleet.Arrive(fleet.Query{
-		Sequence: seq, Model: int(q.model), BatchSize: int(q.batch), Arrival: q.arrival,
+		Sequence: seq / numbering, Model: int(q.model), BatchSize: int(q.batch), Arrival: q.arrival,
 		Uniform: q.uniform, Noise: q.noise,
 	})
 }

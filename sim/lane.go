@@ -45,7 +45,7 @@ type attempt struct {
 // cut off at that moment.
 func (r *run) dispatch(seq uint64, to int32, way time.Duration) {
 	q := r.at(seq)
-	r.setWaits(q, false)
+	r.setWaits(seq, false)
 	if former := q.last; former != nil && !former.over {
 		r.revoke(former, way)
 	}
@@ -181,7 +181,7 @@ func (r *run) refused(a *attempt) {
 		q.open++
 		r.cancelled(a.query) // before the refusal, so that the leader does not offer it again
 	case concerned() && r.term == nil && a.number < match.MaxAttempts:
-		r.setWaits(q, true)
+		r.setWaits(a.query, true)
 		r.without.arrived(a.query, match.LaneID(a.lane))
 	}
 	r.told(a, true)

@@ -24,7 +24,7 @@ func newQueryLog(w io.Writer) (*queryLog, error) {
 func (l *queryLog) write(r *run, seq uint64, q *query, o Outcome, onTime bool, by *attempt) error {
 	ms := func(d time.Duration) string { return strconv.FormatFloat(float64(d)/1e6, 'f', 6, 64) }
 	l.row = append(l.row[:0],
-		strconv.FormatUint(seq, 10), r.models[q.model].Name, strconv.Itoa(int(q.batch)),
+		strconv.FormatUint(seq/numbering, 10), r.models[q.model].Name, strconv.Itoa(int(q.batch)),
 		ms(q.arrival),
 		o.String(), strconv.FormatBool(onTime), ms(r.now-q.arrival))
 	if o == Served {

@@ -34,7 +34,7 @@ func oracleRate(cfg *Config, seed uint64) (float64, error) {
 	}
 	items := make([]item, 0, c.Queries)
 	for q := range stream {
-		items = append(items, item{q.BatchSize, r.rank()})
+		items = append(items, item{q.BatchSize, rank(r.ranks)})
 		if len(items) == c.Queries {
 			break
 		}

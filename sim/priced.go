@@ -94,7 +94,7 @@ func newGateways(r *run) (*gateways, error) {
 	return g, nil
 }
 
-func (g *gateways) of(seq uint64) *gateway { return g.each[seq%uint64(len(g.each))] }
+func (g *gateways) of(seq uint64) *gateway { return g.each[seq/numbering%uint64(len(g.each))] }
 
 // ended tells a query's gateway how busy the lane was when it answered or refused.
 func (g *gateways) ended(a *attempt, _ bool) {

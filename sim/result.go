@@ -40,6 +40,8 @@ type Counts struct {
 	Dropped     int `json:"dropped"`
 	NeverServed int `json:"never_served"`
 	Lost        int `json:"lost,omitempty"`
+	// Split counts the queries that ran as several parts.
+	Split int `json:"split,omitempty"`
 }
 
 // Satisfaction is the share of the queries that met their QoS target, in 0..1. It is 1 if there are
@@ -207,6 +209,7 @@ func (c *Counts) add(o Counts) {
 	c.Dropped += o.Dropped
 	c.NeverServed += o.NeverServed
 	c.Lost += o.Lost
+	c.Split += o.Split
 }
 
 // allowedLate is how many of n queries may be late for the share to hold.

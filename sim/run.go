@@ -57,9 +57,11 @@ type query struct {
 	// number of attempts, and of cancellations on their way, that events still refer to
 	open  int8
 	live  bool // it has no outcome
-	waits bool // it waits for a lane
+	waits bool // it, or one of its parts, waits for a lane
 	late  bool // counted as late before it has an outcome
 	early bool // it came in the warm-up and counts for nothing
+	split bool // into parts, of which left have no answer
+	left  int8
 }
 
 // A run is the state of one simulation.
@@ -82,9 +84,11 @@ type run struct {
 	heap     eventHeap
 	happened int // events
 
-	ring        []query // queries from first to next, by sequence number
-	first, next uint64  // sequence numbers of the oldest in ring and of the next to arrive
-	overdueAt   uint64  // queries before it are counted as late, or have their outcome
+	// ring has the queries from first to next, by sequence number. Queries have multiples of
+	// numbering; the numbers between are those of their parts, which are queries of their own.
+	ring        []query
+	first, next uint64 // sequence numbers of the oldest in ring and of the next to arrive
+	overdueAt   uint64 // queries before it are counted as late, or have their outcome
 	unused      []*attempt
 
 	ranks, noise *rand.Rand
@@ -142,7 +146,7 @@ func newRun(cfg *Config) (*run, error) {
 	r := &run{
 		cfg:    cfg,
 		wakeAt: never,
-		ring:   make([]query, 64),
+		ring:   make([]query, 64*numbering),
 		ranks:  rand.New(rand.NewPCG(cfg.Seed, 11)),
 		noise:  rand.New(rand.NewPCG(cfg.Seed, 12)),
 		byName: map[string]int{},
@@ -202,6 +206,7 @@ func (r *run) matchModels() []match.Model {
 			QoSTarget:        m.QoSTarget,
 			LargestBatchSize: m.BatchSizes.Largest(),
 			RejectLate:       m.RejectLate,
+			Splits:           m.Splits,
 		})
 	}
 	return models
@@ -256,7 +261,7 @@ func (r *run) simulate(ctx context.Context) error {
 	if r.fleet != nil {
 		r.fleetIsDone()
 	}
-	for seq := r.first; seq < r.next && !r.lost; seq++ {
+	for seq := r.first; seq < r.next && !r.lost; seq += numbering {
 		if q := r.at(seq); q.live { // never served
 			r.finish(seq, q, NeverServed, nil)
 		}
@@ -367,10 +372,10 @@ func (r *run) arrive(q *workload.Query) {
 		r.grow()
 	}
 	seq := r.next
-	r.next++
+	r.next += numbering
 	r.movedAt = r.now
 	*r.at(seq) = query{
-		arrival: r.now, uniform: r.rank(), noise: r.factor(), model: int32(model),
+		arrival: r.now, uniform: rank(r.ranks), noise: r.factor(r.noise), model: int32(model),
 		batch: int32(q.BatchSize), live: true, early: q.At < r.warmUp,
 	}
 	if !r.at(seq).early {
@@ -381,7 +386,7 @@ func (r *run) arrive(q *workload.Query) {
 	case r.fleet != nil:
 		r.arriveAtFleet(seq)
 	case r.without != nil:
-		r.setWaits(r.at(seq), true)
+		r.setWaits(seq, true)
 		r.without.arrived(seq)
 	case r.cfg.RTT > 0:
 		r.heap.push(event{at: r.now + r.cfg.RTT/2, kind: submitArrives, query: seq})
@@ -391,13 +396,14 @@ func (r *run) arrive(q *workload.Query) {
 }
 
 // rank draws a number that is uniform in (0, 1).
-func (r *run) rank() float64 { return (float64(r.ranks.Uint64()>>12) + 0.5) / (1 << 52) }
+func rank(from *rand.Rand) float64 { return (float64(from.Uint64()>>12) + 0.5) / (1 << 52) }
 
-func (r *run) factor() float64 {
+// factor draws the factor of a service time.
+func (r *run) factor(from *rand.Rand) float64 {
 	if r.cfg.LatencyNoise == 0 {
 		return 1
 	}
-	return noiseFactor(r.cfg.LatencyNoise, r.noise)
+	return noiseFactor(r.cfg.LatencyNoise, from)
 }
 
 func (r *run) at(seq uint64) *query { return &r.ring[seq&uint64(len(r.ring)-1)] }
@@ -416,7 +422,7 @@ func (r *run) markLate() {
 	if !r.stopWhenLost {
 		return
 	}
-	for r.overdueAt = max(r.overdueAt, r.first); r.overdueAt < r.next; r.overdueAt++ {
+	for r.overdueAt = max(r.overdueAt, r.first); r.overdueAt < r.next; r.overdueAt += numbering {
 		q := r.at(r.overdueAt)
 		m := &r.models[q.model]
 		if r.now-q.arrival <= m.QoSTarget {
@@ -437,7 +443,7 @@ func (r *run) countLate(m *modelState) {
 }
 
 func (r *run) submit(seq uint64) {
-	r.setWaits(r.at(seq), true)
+	r.setWaits(seq, true)
 	r.term.submitted(seq)
 }
 
@@ -447,12 +453,21 @@ func (r *run) fail(err error) {
 	}
 }
 
-// setWaits sets whether a query waits for a lane.
-func (r *run) setWaits(q *query, waits bool) {
+// setWaits sets whether a query waits for a lane. A query that was split waits while one of its
+// parts does.
+func (r *run) setWaits(seq uint64, waits bool) {
+	q := r.at(seq)
 	if q.waits == waits {
 		return
 	}
 	q.waits = waits
+	if whole := wholeOf(seq); whole != seq {
+		for part := whole + 1; part < whole+numbering; part++ {
+			waits = waits || r.at(part).waits
+		}
+		r.setWaits(whole, waits)
+		return
+	}
 	r.accountQueue()
 	if waits {
 		r.waiting++
@@ -467,13 +482,25 @@ func (r *run) accountQueue() {
 	r.queueSince = r.now
 }
 
-// finish gives a query its outcome. by is the attempt that answered it, nil if it is not served.
+// finish gives a query its outcome. by is the attempt that answered it, nil if it is not served. A
+// query that was split is served with its last part; any other outcome of a part is the query's.
 func (r *run) finish(seq uint64, q *query, o Outcome, by *attempt) {
-	r.setWaits(q, false)
+	r.setWaits(seq, false)
+	q.live = false
+	if whole := wholeOf(seq); whole != seq {
+		q = r.at(whole)
+		if q.left--; o == Served && q.left > 0 {
+			r.forget()
+			return
+		}
+		seq, q.live = whole, false
+	}
+	if q.left > 0 {
+		r.endParts(seq)
+	}
 	if !q.early {
 		r.count(seq, q, o, by)
 	}
-	q.live = false
 	r.forget()
 }
 
@@ -514,13 +541,15 @@ func (r *run) count(seq uint64, q *query, o Outcome, by *attempt) {
 	}
 }
 
-// forget drops the oldest queries from the ring, up to the first that is live or open.
+// forget drops the oldest queries from the ring, up to the first that is live or open, or has a
+// part that is.
 func (r *run) forget() {
-	for r.first < r.next {
-		if q := r.at(r.first); q.live || q.open > 0 {
-			return
+	for ; r.first < r.next; r.first += numbering {
+		for seq := r.first; seq < r.first+numbering; seq++ {
+			if q := r.at(seq); q.live || q.open > 0 {
+				return
+			}
 		}
-		r.first++
 	}
 }
 

@@ -61,6 +61,7 @@ func newTerm(r *run) (*term, error) {
 			held[l.instanceType] = append(held[l.instanceType], leader.Model{
 				ModelID: id, QoSTarget: m.QoSTarget, Share: m.qosShare(),
 				Largest: m.BatchSizes.Largest(), RejectLate: m.RejectLate,
+				Splits: m.Splits,
 			})
 		}
 	}
@@ -86,7 +87,7 @@ func newTerm(r *run) (*term, error) {
 
 // about returns an event about a query.
 func (t *term) about(kind leader.Kind, seq uint64) *leader.Event {
-	t.event = leader.Event{Kind: kind, Gateway: 1 + seq%t.gateways, Sequence: seq}
+	t.event = leader.Event{Kind: kind, Gateway: 1 + seq/numbering%t.gateways, Sequence: seq}
 	return &t.event
 }
 
@@ -95,6 +96,7 @@ func (t *term) submitted(seq uint64) {
 	q := t.at(seq)
 	e := t.about(leader.Submitted, seq)
 	e.Model.Name, e.BatchSize = t.models[q.model].Name, int(q.batch)
+	e.Splits = t.run.models[q.model].Splits
 	if t.cfg.Deadline > 0 {
 		e.TimeLeft = max(1, q.arrival+t.cfg.Deadline-t.now)
 	}
@@ -152,7 +154,7 @@ func (t *term) step(e *leader.Event) {
 
 func (t *term) carryOut(a *leader.Action) {
 	switch a.Kind {
-	case leader.Assign, leader.Reject, leader.OfferAgain:
+	case leader.Assign, leader.Reject, leader.OfferAgain, leader.Split:
 	case leader.Nonsense:
 		t.fail(fmt.Errorf("the leader at %v: an event makes no sense: %s", t.now, a.Message))
 		return
@@ -200,6 +202,8 @@ func (t *term) carryOut(a *leader.Action) {
 						"and has been sent %d times", t.now, seq, d.Attempt, q.waits, q.sent))
 			return
 		}
-		t.setWaits(q, true)
+		t.setWaits(seq, true)
+	case leader.Split:
+		t.split(seq, d.Rows)
 	}
 }

@@ -39,6 +39,7 @@ type simOptions struct {
 	rttMS        float64
 	deadlineMS   float64
 	rejectLate   bool
+	split        bool
 	gateways     int
 	gossipMS     float64
 	probes       int
@@ -68,6 +69,7 @@ func (o *simOptions) add(flags *pflag.FlagSet) {
 		"drop a query that has waited for this many ms; 0: never")
 	flags.BoolVar(&o.rejectLate, "reject-late", false,
 		"reject queries that can no longer meet their QoS target")
+	flags.BoolVar(&o.split, "split", true, "let the policy horizon run a query as several parts")
 	flags.IntVar(&o.gateways, "gateways", 4,
 		"number of gateways; matters to the policies without a leader, and with --fault")
 	flags.Float64Var(&o.gossipMS, "gossip-ms", 1000,
@@ -242,7 +244,7 @@ func (o *simOptions) config(instanceTypes []string) (*sim.Config, *sim.Source, e
 		if err != nil {
 			return nil, nil, err
 		}
-		m.Weight, m.RejectLate = share, o.rejectLate
+		m.Weight, m.RejectLate, m.Splits = share, o.rejectLate, o.split
 		cfg.Models = append(cfg.Models, m)
 	}
 	return cfg, source, nil

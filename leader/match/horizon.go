@@ -29,9 +29,10 @@ const (
 )
 
 // horizon is Muster's own policy; docs/simulations.md compares it with kairos. It departs from
-// kairos in five ways. An instance's time costs the fluid program's price, which rises with the
+// kairos in six ways. An instance's time costs the fluid program's price, which rises with the
 // type's backlog. Queries are matched to two slots per lane. The 80 % quantile of latency, not the
-// mean, is compared with the time left. The policy chooses which of a type's queries runs first.
+// mean, is compared with the time left. A query may run as several parts (see split.go). The policy
+// chooses which of a type's queries runs first.
 // When lanes are scarce, lost queries wait for calm moments. A lane for which nothing is planned
 // does not idle while a query could be in time there by the mean latency.
 type horizon struct {
@@ -47,6 +48,10 @@ type horizon struct {
 	slots             []slot
 	cost              []float64
 	match             []int
+	taken             []bool // by slot: something is planned for it
+	// early lists, by group, the MostParts slots that begin first of those that are not taken, and
+	// -1 for each that is missing.
+	early []int
 
 	open           []*lane // the open lanes of a group
 	planned, order []int32 // rows
@@ -81,6 +86,9 @@ func (h *horizon) choose(s *shard) {
 	h.estimate(s)
 	if len(h.rows) > 0 {
 		h.plan(s)
+	}
+	h.split(s)
+	if len(h.rows) > 0 {
 		for g := range h.groups {
 			h.dispatch(s, g)
 		}
@@ -138,11 +146,7 @@ func (h *horizon) estimate(s *shard) {
 		possible, cheapest, least := false, -1, math.Inf(1)
 		for g := range h.groups {
 			grp := &h.groups[g]
-			mean, safe := math.Inf(1), math.Inf(1)
-			if tab := grp.typ.tables[q.model]; tab != nil &&
-				slices.ContainsFunc(grp.lanes, func(l *lane) bool { return l.holds[q.model] }) {
-				mean, safe = tab.mean[q.batch], tab.safe[q.batch]
-			}
+			mean, safe := grp.latency(q)
 			price := grp.typ.worth(q.model)
 			h.mean, h.safe, h.price = append(h.mean, mean), append(h.safe, safe), append(h.price,
 				price)
@@ -167,13 +171,28 @@ func (h *horizon) estimate(s *shard) {
 		for g := range h.groups {
 			grp := &h.groups[g]
 			if !math.IsInf(h.mean[at], 1) {
-				capacity := float64(len(grp.lanes)) * s.m.target[q.model]
-				h.price[at] *= grp.typ.rise(grp.work/capacity, h.mean[at]/capacity)
+				h.price[at] *= grp.rise(s.m.target[q.model], h.mean[at])
 				h.dearest = max(h.dearest, h.price[at]*h.mean[at])
 			}
 			at++
 		}
 	}
+}
+
+// latency returns the mean latency of q on g and its 80 % quantile; both are +Inf if no lane of g
+// serves it.
+func (g *group) latency(q *query) (mean, safe float64) {
+	if tab := g.typ.tables[q.model]; tab != nil &&
+		slices.ContainsFunc(g.lanes, func(l *lane) bool { return l.holds[q.model] }) {
+		return tab.mean[q.batch], tab.safe[q.batch]
+	}
+	return math.Inf(1), math.Inf(1)
+}
+
+// rise is the factor by which the price of g's time rises for a query of the given mean latency.
+func (g *group) rise(target, mean float64) float64 {
+	capacity := float64(len(g.lanes)) * target
+	return g.typ.rise(g.work/capacity, mean/capacity)
 }
 
 // worth is the price of 1 ms of t: the fluid program's, or until there is one a guess in proportion
@@ -210,19 +229,8 @@ func (t *instanceType) rise(w, d float64) float64 {
 // plan matches rows to slots and gives each group the rows that its slots can serve in time. The
 // other rows are risky.
 func (h *horizon) plan(s *shard) {
-	h.slots, h.cost = h.slots[:0], h.cost[:0]
-	ahead := 2
-	if len(h.rows) == 1 {
-		ahead = 1
-	}
-	for g := range h.groups {
-		grp := &h.groups[g]
-		for _, l := range grp.lanes {
-			for k := range ahead {
-				h.slots = append(h.slots, slot{g, l, l.start() + float64(k)*grp.typ.service})
-			}
-		}
-	}
+	h.cut()
+	h.cost = h.cost[:0]
 	for i, q := range h.rows {
 		perMs := waitPrice / s.m.target[q.model]
 		for _, slot := range h.slots {
@@ -247,6 +255,23 @@ func (h *horizon) plan(s *shard) {
 			grp.rest = append(grp.rest, int32(i))
 		} else {
 			h.risky = append(h.risky, h.rows[i])
+		}
+	}
+}
+
+// cut cuts the lanes' time into slots.
+func (h *horizon) cut() {
+	h.slots = h.slots[:0]
+	ahead := 2
+	if len(h.rows) <= 1 {
+		ahead = 1
+	}
+	for g := range h.groups {
+		grp := &h.groups[g]
+		for _, l := range grp.lanes {
+			for k := range ahead {
+				h.slots = append(h.slots, slot{g, l, l.start() + float64(k)*grp.typ.service})
+			}
 		}
 	}
 }

@@ -15,6 +15,8 @@ type query struct {
 	bound
 	lateWork float64 // its part of the shard's lateWork, while it waits and is late
 	attempt  int     // number of the last assignment; 0: none yet
+	splits   bool    // its gateway can split it
+	part     bool    // it is a part of a query that was split
 
 	waiting bool  // in a list of its shard
 	isLate  bool  // waiting, and lost

@@ -38,12 +38,14 @@ type Matcher struct {
 	rng     *rand.Rand
 
 	queries map[QueryID]*query
-	waiting int
-	free    *query // recycled queries, linked by next
-	timers  timers // timers of queries, and of lanes that open
-	dues    timers // timers of lanes that should have answered
-	out     []Decision
-	changed []*query // scratch
+	// waiting counts the queries that wait, and lateWaiting those of them that are late; the parts
+	// of a query count as one.
+	waiting, lateWaiting int
+	free                 *query // recycled queries, linked by next
+	timers               timers // timers of queries, and of lanes that open
+	dues                 timers // timers of lanes that should have answered
+	out                  []Decision
+	changed              []*query // scratch
 	// renewed says, by model, whether the model has changed since the last arrange.
 	renewed []bool
 	// reentered counts the waiting queries that arrange has moved to another shard or queue.
@@ -110,13 +112,7 @@ func New(cfg Config) (*Matcher, error) {
 }
 
 // Waiting returns how many queries wait, and how many of them are late.
-func (m *Matcher) Waiting() (all, late int) {
-	late = m.nowhere.late.n
-	for _, s := range m.shards {
-		late += s.late.n
-	}
-	return m.waiting, late
-}
+func (m *Matcher) Waiting() (all, late int) { return m.waiting, m.lateWaiting }
 
 // Models returns how many models the matcher knows.
 func (m *Matcher) Models() int { return len(m.byName) }
@@ -310,6 +306,7 @@ func (m *Matcher) apply(e *Event) error {
 		if q := m.queries[e.Query]; q != nil {
 			m.cancel(q)
 		}
+		m.eachPart(e.Query, m.cancel)
 		return nil
 	case GatewayLost:
 		m.changed = m.changed[:0]
@@ -538,19 +535,35 @@ func (m *Matcher) admit(e *Event, reason Reason) *query {
 		})
 		return nil
 	}
+	deadline := math.Inf(1)
+	if e.TimeLeft > 0 {
+		deadline = m.now + toMs(e.TimeLeft)
+	}
+	q := m.add(query{
+		id: e.Query, model: model, batch: e.BatchSize, arrival: m.now - toMs(max(0, e.Waited)),
+		deadline: deadline, attempt: max(0, e.Attempt), splits: e.Splits,
+		part: e.Splits && e.Query.IsPart(),
+	})
+	if q.part {
+		if whole := m.queries[q.id.Whole()]; whole != nil {
+			m.cancel(whole)
+		}
+	} else {
+		m.eachPart(q.id, m.cancel)
+	}
+	return q
+}
+
+// add adds a query to the matcher.
+func (m *Matcher) add(as query) *query {
 	q := m.free
 	if q == nil {
 		q = &query{}
 	} else {
 		m.free = q.next
 	}
-	*q = query{id: e.Query, model: model, batch: e.BatchSize,
-		arrival: m.now - toMs(max(0, e.Waited)), deadline: math.Inf(1),
-		attempt: max(0, e.Attempt), timer: timer{at: -1}}
-	q.timer.query = q
-	if e.TimeLeft > 0 {
-		q.deadline = m.now + toMs(e.TimeLeft)
-	}
+	*q = as
+	q.timer = timer{at: -1, query: q}
 	m.queries[q.id] = q
 	return q
 }
@@ -618,13 +631,18 @@ func (m *Matcher) offerAgain(q *query, why Reason) {
 	m.wait(q)
 }
 
-// reject rejects q. wait, in ms, is about how long q would have gone on waiting.
+// reject rejects q, and so the query of which q is a part. wait, in ms, is about how long q would
+// have gone on waiting.
 func (m *Matcher) reject(q *query, why Reason, wait float64) {
 	m.out = append(m.out, Decision{
 		Action: Reject, Reason: why, Query: q.id, Attempt: q.attempt,
 		Waited: fromMs(m.now - q.arrival), Wait: fromMs(wait),
 	})
+	id, part := q.id.Whole(), q.part
 	m.forget(q)
+	if part {
+		m.eachPart(id, m.forget)
+	}
 }
 
 // cancel forgets q, and its reservation if only the gateway has reported it: the lane may have
@@ -836,7 +854,9 @@ func (m *Matcher) arrange() {
 		q.shard.leave(q)
 	}
 	for _, q := range m.changed {
-		m.wait(q)
+		if m.queries[q.id] == q { // not rejected with another part of the same query
+			m.wait(q)
+		}
 	}
 }
 

@@ -79,9 +79,11 @@ func (m *Matcher) settling() bool { return m.now < toMs(m.cfg.Settle) }
 // becomesLate moves q to the late queries of s. Then it rejects late queries, the newest first,
 // until the newest is expected to start before its deadline.
 func (s *shard) becomesLate(q *query) {
+	s.m.count(q, -1)
 	s.leaveLive(q)
 	q.isLate = true
 	s.late.push(q)
+	s.m.count(q, 1)
 	q.lateWork = s.meanLatency(q)
 	s.lateWork += q.lateWork
 	s.dirty = true

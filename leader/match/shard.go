@@ -46,7 +46,7 @@ func newShard(m *Matcher) *shard {
 func (s *shard) enter(q *query) {
 	q.shard, q.waiting, q.isLate = s, true, false
 	s.live.insert(q)
-	s.m.waiting++
+	s.m.count(q, 1)
 	s.work[q.class] += q.work()
 	s.dirty = true
 }
@@ -71,8 +71,8 @@ func (s *shard) leave(q *query) {
 	} else {
 		s.leaveLive(q)
 	}
+	s.m.count(q, -1)
 	q.waiting = false
-	s.m.waiting--
 	s.m.timers.remove(&q.timer)
 }
 

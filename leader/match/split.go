@@ -1,5 +1,10 @@
 package match
 
+import (
+	"slices"
+	"sort"
+)
+
 // MostParts is the most parts into which a query is split.
 const MostParts = 3
 
@@ -22,3 +27,251 @@ func (id QueryID) Whole() QueryID {
 
 // IsPart reports whether id is that of a part.
 func (id QueryID) IsPart() bool { return id.Sequence%numbering != 0 }
+
+// eachPart calls do with each part that the matcher knows of the query id. If id is a part itself,
+// there is none.
+func (m *Matcher) eachPart(id QueryID, do func(part *query)) {
+	for p := 1; p <= MostParts && !id.IsPart(); p++ {
+		if part := m.queries[id.Part(p)]; part != nil && part.part {
+			do(part)
+		}
+	}
+}
+
+// count adds n to the counts of waiting queries because of q, which begins or ends to wait or to be
+// late. The parts of a query count as one.
+func (m *Matcher) count(q *query, n int) {
+	first, firstLate := true, true
+	if q.part {
+		m.eachPart(q.id.Whole(), func(o *query) {
+			if o != q && o.waiting {
+				first, firstLate = false, firstLate && !o.isLate
+			}
+		})
+	}
+	if first {
+		m.waiting += n
+	}
+	if q.isLate && firstLate {
+		m.lateWaiting += n
+	}
+}
+
+// partTaken reports whether q cannot be split because its gateway has used a number of its parts.
+func (m *Matcher) partTaken(q *query) bool {
+	for p := 1; p <= MostParts; p++ {
+		if m.queries[q.id.Part(p)] != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// split replaces q, which waits at s and may be split, by parts of the given batch sizes, which
+// wait at s.
+func (s *shard) split(q *query, rows []int) []*query {
+	m := s.m
+	m.out = append(m.out, Decision{
+		Action: Split, Query: q.id, Waited: fromMs(m.now - q.arrival), Rows: slices.Clone(rows),
+	})
+	s.leave(q)
+	parts := make([]*query, len(rows))
+	for p, batch := range rows {
+		part := m.add(query{
+			id: q.id.Part(p + 1), model: q.model, batch: batch, arrival: q.arrival,
+			deadline: q.deadline, splits: true, part: true,
+		})
+		part.bound = m.bound(part)
+		s.enter(part)
+		parts[p] = part
+	}
+	m.forget(q)
+	for _, part := range parts {
+		m.settle(part)
+	}
+	return parts
+}
+
+// The costs are those of horizon.
+const (
+	// A query that is planned is split if its parts cost at most splitGain of what it would cost.
+	splitGain = 0.7
+	// A risky query is split if its parts cost at most splitMost.
+	splitMost = 6
+)
+
+// A cutting is a way to split a query: the parts' batch sizes, and the slots where they are in
+// time.
+type cutting struct {
+	rows, slots [MostParts]int
+	n           int
+	cost        float64 // of running the parts
+	start       float64 // of the last slot
+}
+
+// maySplit reports whether q may run as several parts. A query that was ever sent is not split: its
+// last attempt may still be answered.
+func (m *Matcher) maySplit(q *query) bool {
+	return q.splits && !q.part && q.attempt == 0 && q.batch > 1 && m.models[q.model].Splits
+}
+
+// split splits queries into parts that are in time in slots for which nothing is planned: what is
+// planned for a slot that begins later, if its parts cost far less; and what is risky, unless it
+// could still be in time whole behind the other work.
+func (h *horizon) split(s *shard) {
+	if !slices.ContainsFunc(h.rows, s.m.maySplit) && !slices.ContainsFunc(h.risky, s.m.maySplit) {
+		return
+	}
+	if len(h.rows) == 0 { // there is no plan
+		h.cut()
+		h.match = h.match[:0]
+	}
+	h.taken = grow(h.taken, len(h.slots))
+	clear(h.taken)
+	for _, k := range h.match {
+		if k >= 0 {
+			h.taken[k] = true
+		}
+	}
+	h.findEarly()
+	for i, k := range h.match {
+		q := h.rows[i]
+		if k < 0 || h.slots[k].start <= s.m.ahead || !s.m.maySplit(q) {
+			continue
+		}
+		g := h.slots[k].group
+		grp, at := &h.groups[g], i*len(h.groups)+g
+		place := slices.Index(grp.rest, int32(i))
+		if place < 0 {
+			continue // it is risky
+		}
+		perMs := waitPrice / s.m.target[q.model]
+		whole := h.price[at]*h.mean[at] + perMs*h.slots[k].start
+		if c, ok := h.cutting(s, q); ok && c.cost+perMs*c.start <= splitGain*whole {
+			grp.rest = slices.Delete(grp.rest, place, place+1)
+			h.taken[k] = false
+			h.carryOut(s, q, &c)
+		}
+	}
+	h.risky = slices.DeleteFunc(h.risky, func(q *query) bool {
+		if !s.m.maySplit(q) || h.waitsWhole(s, q) {
+			return false
+		}
+		c, ok := h.cutting(s, q)
+		if ok = ok && c.cost <= splitMost; ok {
+			h.carryOut(s, q, &c)
+		}
+		return ok
+	})
+}
+
+// waitsWhole reports whether q could be in time on some type behind all other work there.
+func (h *horizon) waitsWhole(s *shard, q *query) bool {
+	due := q.arrival + s.m.target[q.model] - s.m.now
+	for g := range h.groups {
+		grp := &h.groups[g]
+		mean, safe := grp.latency(q)
+		if max(0, grp.work-mean)/float64(len(grp.lanes))+safe <= due {
+			return true
+		}
+	}
+	return false
+}
+
+// findEarly lists, by group, the slots that begin first of those for which nothing is planned.
+func (h *horizon) findEarly() {
+	h.early = grow(h.early, len(h.groups)*MostParts)
+	for i := range h.early {
+		h.early[i] = -1
+	}
+	for k, slot := range h.slots {
+		if h.taken[k] {
+			continue
+		}
+		early := h.early[slot.group*MostParts:][:MostParts]
+		for i, o := range early {
+			if o < 0 || slot.start < h.slots[o].start {
+				copy(early[i+1:], early[i:])
+				early[i] = k
+				break
+			}
+		}
+	}
+}
+
+// cutting returns the cutting of q into the fewest parts, of sizes in proportion to what their
+// slots can serve in time. It returns false if there is none, or q is in time whole in such a slot.
+func (h *horizon) cutting(s *shard, q *query) (c cutting, ok bool) {
+	due := q.arrival + s.m.target[q.model] - s.m.now
+	if s.m.partTaken(q) {
+		return c, false
+	}
+	// the slots that can serve most
+	var most [MostParts]int
+	for _, k := range h.early {
+		if k < 0 || !h.slots[k].lane.serves(q) {
+			continue
+		}
+		slot := h.slots[k]
+		can := slot.lane.typ.tables[q.model].within(due-slot.start, q.batch)
+		for i, o := range most {
+			if can > o {
+				copy(most[i+1:], most[i:])
+				copy(c.slots[i+1:], c.slots[i:])
+				most[i], c.slots[i] = can, k
+				break
+			}
+		}
+	}
+	room := 0
+	for ; room < q.batch; c.n++ {
+		if c.n == MostParts || most[c.n] == 0 {
+			return c, false
+		}
+		room += most[c.n]
+	}
+	if c.n < 2 {
+		return c, false
+	}
+	left := q.batch
+	for i := range c.n {
+		part := *q
+		part.batch = (left*most[i] + room - 1) / room // at most most[i], and the last is left
+		c.rows[i], left, room = part.batch, left-part.batch, room-most[i]
+		slot := h.slots[c.slots[i]]
+		grp := &h.groups[slot.group]
+		mean, safe := grp.latency(&part)
+		if slot.start+safe > due { // the latencies do not rise with the batch size
+			return c, false
+		}
+		c.cost += grp.typ.worth(q.model) * grp.rise(s.m.target[q.model], mean) * mean
+		c.start = max(c.start, slot.start)
+	}
+	return c, true
+}
+
+// carryOut splits q as c says and plans its parts.
+func (h *horizon) carryOut(s *shard, q *query, c *cutting) {
+	for i, part := range s.split(q, c.rows[:c.n]) {
+		slot := h.slots[c.slots[i]]
+		h.taken[c.slots[i]] = true
+		grp := &h.groups[slot.group]
+		grp.rest = append(grp.rest, int32(len(h.rows)))
+		h.rows = append(h.rows, part)
+		h.due = append(h.due, part.arrival+s.m.target[part.model]-s.m.now)
+		for g := range h.groups {
+			grp := &h.groups[g]
+			mean, safe := grp.latency(part)
+			h.mean, h.safe = append(h.mean, mean), append(h.safe, safe)
+			h.price = append(h.price,
+				grp.typ.worth(part.model)*grp.rise(s.m.target[part.model], mean))
+		}
+	}
+	h.findEarly()
+}
+
+// within returns the largest batch size up to most whose 80 % quantile is at most ms; 0 if there is
+// none. It takes latencies to rise with the batch size.
+func (t *Table) within(ms float64, most int) int {
+	return sort.Search(most, func(i int) bool { return t.safe[i+1] > ms })
+}
