@@ -522,6 +522,12 @@ func (m *Matcher) sent(e *Event, l *lane) {
 // admit makes a query from a Submitted event, or rejects it: because of its fields, or for the
 // given reason unless that is Matched.
 func (m *Matcher) admit(e *Event, reason Reason) *query {
+	part := e.Splits && e.Query.IsPart()
+	if whole := m.queries[e.Query.Whole()]; part && whole != nil {
+		m.cancel(whole)
+	} else if !part {
+		m.eachPart(e.Query, m.cancel)
+	}
 	model, ok := m.byName[e.Model]
 	switch {
 	case !ok:
@@ -533,25 +539,19 @@ func (m *Matcher) admit(e *Event, reason Reason) *query {
 		m.out = append(m.out, Decision{
 			Action: Reject, Reason: reason, Query: e.Query, Attempt: e.Attempt,
 		})
+		if part {
+			m.eachPart(e.Query.Whole(), m.cancel)
+		}
 		return nil
 	}
 	deadline := math.Inf(1)
 	if e.TimeLeft > 0 {
 		deadline = m.now + toMs(e.TimeLeft)
 	}
-	q := m.add(query{
+	return m.add(query{
 		id: e.Query, model: model, batch: e.BatchSize, arrival: m.now - toMs(max(0, e.Waited)),
-		deadline: deadline, attempt: max(0, e.Attempt), splits: e.Splits,
-		part: e.Splits && e.Query.IsPart(),
+		deadline: deadline, attempt: max(0, e.Attempt), splits: e.Splits, part: part,
 	})
-	if q.part {
-		if whole := m.queries[q.id.Whole()]; whole != nil {
-			m.cancel(whole)
-		}
-	} else {
-		m.eachPart(q.id, m.cancel)
-	}
-	return q
 }
 
 // add adds a query to the matcher.

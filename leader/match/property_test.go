@@ -3,6 +3,7 @@ package match
 import (
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,6 +36,7 @@ type referee struct {
 	now     time.Duration
 	queries map[QueryID]*seenQuery
 	lanes   map[LaneID]*seenLane
+	splits  *atomic.Int64
 	log     []byte // events and decisions in their serial form
 	events  []string
 }
@@ -47,6 +49,48 @@ type seenQuery struct {
 	lane     LaneID // while live
 	live     bool   // assigned and unanswered
 	outcome  string
+	splits   bool // its gateway can split it
+	part     bool
+}
+
+// parts calls do with the parts of a query that have no outcome.
+func (r *referee) parts(whole QueryID, do func(id QueryID, part *seenQuery)) {
+	for p := 1; p <= MostParts && !whole.IsPart(); p++ {
+		if part := r.queries[whole.Part(p)]; part != nil && part.part && part.outcome == "" {
+			do(whole.Part(p), part)
+		}
+	}
+}
+
+// rejected notes that a query is rejected, and with a part all parts.
+func (r *referee) rejected(id QueryID) {
+	q := r.queries[id]
+	q.outcome, q.live = "rejected", false
+	if q.part {
+		r.parts(id.Whole(),
+			func(_ QueryID, o *seenQuery) { o.outcome, o.live = "rejected with another part", false })
+	}
+}
+
+// split checks a split and notes the parts.
+func (r *referee) split(d *Decision) {
+	q, sum := r.queries[d.Query], 0
+	for p, rows := range d.Rows {
+		sum += rows
+		id := d.Query.Part(p + 1)
+		if known := r.queries[id]; rows < 1 || known != nil && known.outcome == "" {
+			r.failf("query %v is split into %v, and %v is %+v", d.Query, d.Rows, id, known)
+		}
+		r.queries[id] = &seenQuery{
+			model: q.model, batch: rows, deadline: q.deadline, splits: true, part: true,
+		}
+	}
+	if n := len(d.Rows); n < 2 || n > MostParts || sum != q.batch || q.live || q.attempt > 0 ||
+		q.part || !q.splits || !r.model(q.model).Splits {
+		r.failf("query %v, %+v, is split into %v", d.Query, q, d.Rows)
+	}
+	q.outcome = "split"
+	r.splits.Add(1)
 }
 
 type seenLane struct {
@@ -131,9 +175,13 @@ func (r *referee) served(model names.ModelKey) bool {
 func (q *seenQuery) waits() bool { return q.outcome == "" && !q.live }
 
 func (r *referee) waiting() (n int) {
-	for _, q := range r.queries {
-		if q.waits() {
+	wholes := map[QueryID]bool{} // of the parts that wait, which count as one
+	for id, q := range r.queries {
+		if q.waits() && (!q.part || !wholes[id.Whole()]) {
 			n++
+		}
+		if q.waits() && q.part {
+			wholes[id.Whole()] = true
 		}
 	}
 	return n
@@ -188,7 +236,15 @@ func (r *referee) step(e Event) []Decision {
 			}
 			r.cancelled(e.Query)
 		}
-		q := &seenQuery{model: e.Model, batch: e.BatchSize, attempt: e.Attempt}
+		q := &seenQuery{
+			model: e.Model, batch: e.BatchSize, attempt: e.Attempt, splits: e.Splits,
+			part: e.Splits && e.Query.IsPart(),
+		}
+		if whole := r.queries[e.Query.Whole()]; !q.part {
+			r.parts(e.Query, func(id QueryID, _ *seenQuery) { r.cancelled(id) })
+		} else if whole != nil && whole.outcome == "" {
+			r.cancelled(e.Query.Whole())
+		}
 		if e.TimeLeft > 0 {
 			q.deadline = r.now + e.TimeLeft
 		}
@@ -242,6 +298,7 @@ func (r *referee) step(e Event) []Decision {
 		}
 	case Cancelled:
 		r.cancelled(e.Query)
+		r.parts(e.Query, func(id QueryID, _ *seenQuery) { r.cancelled(id) })
 	case GatewayLost:
 		for id := range r.queries {
 			if id.Gateway == e.Query.Gateway {
@@ -369,7 +426,14 @@ func (r *referee) step(e Event) []Decision {
 				r.failf("query %v is rejected as %v", d.Query, d.Reason)
 			}
 			delete(lost, d.Query)
-			q.outcome, q.live = "rejected", false
+			r.rejected(d.Query)
+			if q.part { // a sibling that was lost is not offered again
+				for p := 1; p <= MostParts; p++ {
+					delete(lost, d.Query.Whole().Part(p))
+				}
+			}
+		case Split:
+			r.split(d)
 		}
 	}
 	if len(lost) > 0 {
@@ -434,12 +498,16 @@ func lessQuery(a, b QueryID) int {
 func TestPromises(t *testing.T) {
 	for _, policy := range Policies() {
 		t.Run(policy, func(t *testing.T) {
-			rapid.Check(t, func(t *rapid.T) { play(t, policy) })
+			var splits atomic.Int64
+			rapid.Check(t, func(t *rapid.T) { play(t, policy, &splits) })
+			if n := splits.Load(); (n > 10) != (policy == "horizon") {
+				t.Errorf("%d queries were split", n)
+			}
 		})
 	}
 }
 
-func play(t *rapid.T, policy string) {
+func play(t *rapid.T, policy string, splits *atomic.Int64) {
 	types := []names.LaneType{"base", "mid", "slow"}
 	speed := map[names.LaneType]int{"base": 10, "mid": 25, "slow": 60}
 	r := newReferee(t, Config{
@@ -448,12 +516,13 @@ func play(t *rapid.T, policy string) {
 			{Name: "a", QoSTarget: 10 * time.Millisecond, LargestBatchSize: 100,
 				RejectLate: rapid.Bool().Draw(t, "reject late a")},
 			{Name: "b", QoSTarget: 30 * time.Millisecond, LargestBatchSize: 300,
-				RejectLate: rapid.Bool().Draw(t, "reject late b")},
+				RejectLate: rapid.Bool().Draw(t, "reject late b"), Splits: true},
 		},
 		Threshold:     rapid.IntRange(0, 100).Draw(t, "threshold"),
 		DispatchAhead: rapid.SampledFrom([]time.Duration{0, time.Millisecond}).Draw(t, "ahead"),
 		ShardLanes:    rapid.SampledFrom([]int{0, 2, -1}).Draw(t, "shard lanes"),
 	})
+	r.splits = splits
 	table := func(model names.ModelKey, typ names.LaneType, percent int) *Table {
 		tab, err := NewTable(stairs{200, speed[typ] * percent}, r.model(model).LargestBatchSize)
 		if err != nil {
@@ -505,6 +574,12 @@ func play(t *rapid.T, policy string) {
 		if e.Model == "b" {
 			e.BatchSize *= 3
 		}
+		if e.Query.Gateway == 2 { // it can split
+			e.Splits, e.Query.Sequence = true, numbering*e.Query.Sequence
+			if rapid.IntRange(0, 9).Draw(t, "part") == 0 {
+				e.Query = e.Query.Part(rapid.IntRange(1, MostParts).Draw(t, "which"))
+			}
+		}
 		if sent || rapid.IntRange(0, 9).Draw(t, "again") == 0 {
 			e.Attempt = rapid.IntRange(0, MaxAttempts).Draw(t, "attempt")
 		}
@@ -526,6 +601,9 @@ func play(t *rapid.T, policy string) {
 			rapid.IntRange(0, 9).Draw(t, "known") == 0 {
 			e.Query, e.Attempt = id, r.queries[id].attempt+rapid.IntRange(-1, 1).Draw(t, "attempts")
 			e.Attempt = max(0, e.Attempt)
+			if e.Splits = id.Gateway == 2; e.Splits && rapid.Bool().Draw(t, "whole") {
+				e.Query = id.Whole()
+			}
 		}
 		r.step(e)
 	}
@@ -549,7 +627,23 @@ func play(t *rapid.T, policy string) {
 		}
 	}
 	if rapid.Bool().Draw(t, "profiles first") {
-		profiles(100)
+		profiles(rapid.SampledFrom([]int{100, 250}).Draw(t, "percent"))
+	}
+	if rapid.Bool().Draw(t, "backed up") { // a base type with large queries before it
+		profiles(250)
+		for _, typ := range []names.LaneType{"base", "mid", "mid", "mid"} {
+			r.step(Event{
+				Kind: LaneJoined, Lane: lane, Agent: "x", Type: typ, Models: r.modelNames(),
+			})
+			lane++
+		}
+		for range rapid.IntRange(1, 6).Draw(t, "large") {
+			r.step(Event{
+				Kind: Submitted, Query: QueryID{2, numbering * sequence}, Model: "b", Splits: true,
+				BatchSize: rapid.IntRange(200, 300).Draw(t, "rows"),
+			})
+			sequence++
+		}
 	}
 	steps := rapid.IntRange(1, 120).Draw(t, "steps")
 	for range steps {
@@ -568,7 +662,8 @@ func play(t *rapid.T, policy string) {
 			r.step(Event{Kind: ModelChanged, Model: name,
 				QoSTarget:  time.Millisecond + duration("target", 40*time.Millisecond),
 				BatchSize:  rapid.IntRange(1, 300).Draw(t, "largest"),
-				RejectLate: rapid.Bool().Draw(t, "reject late")})
+				RejectLate: rapid.Bool().Draw(t, "reject late"),
+				Splits:     rapid.Bool().Draw(t, "model splits")})
 		case 29:
 			name := rapid.SampledFrom([]names.ModelKey{"a", "b", "c"}).Draw(t, "model")
 			if r.model(name) != nil && len(r.cfg.Models) > 1 && !r.asked(name) {
