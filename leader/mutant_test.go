@@ -19,12 +19,12 @@ type mutant struct {
 var mutants = []*mutant{
 	{
 		name: "loses a completion", caught: "the leader believes",
-		before: func(_ *world, e *Event) bool { return e.Kind != Completed || e.Sequence%4 != 0 },
+		before: func(_ *world, e *Event) bool { return e.Kind != Completed || e.Sequence%16 != 0 },
 	},
 	{
 		name: "does not free a lane", caught: "the leader believes",
 		before: func(_ *world, e *Event) bool {
-			if e.Kind == Completed && e.Sequence%4 == 0 {
+			if e.Kind == Completed && e.Sequence%16 == 0 {
 				e.Attempt++
 			}
 			return true
@@ -59,6 +59,40 @@ var mutants = []*mutant{
 				}
 			}
 			return actions
+		},
+	},
+	{
+		name: "loses rows of a split", caught: "is split into",
+		after: func(_ *world, actions []Action) []Action {
+			actions = slices.Clone(actions)
+			for i, a := range actions {
+				if a.Kind == Split {
+					actions[i].Decision.Rows = slices.Clone(a.Decision.Rows)
+					actions[i].Decision.Rows[0]--
+				}
+			}
+			return actions
+		},
+	},
+	{
+		name: "offers a part again twice", caught: "is offered again twice",
+		after: func(_ *world, actions []Action) []Action {
+			for i, a := range actions {
+				if a.Kind == OfferAgain && a.Decision.Query.IsPart() {
+					return slices.Insert(slices.Clone(actions), i+1, a)
+				}
+			}
+			return actions
+		},
+	},
+	{
+		name: "leaves a part of what is cancelled", caught: "the leader knows",
+		before: func(w *world, e *Event) bool {
+			if q := w.find(e.Gateway, e.Sequence); e.Kind == Cancelled && q != nil &&
+				len(q.parts) > 0 {
+				e.Sequence = q.parts[0].sequence
+			}
+			return true
 		},
 	},
 	{

@@ -27,7 +27,7 @@ var raceDetector bool
 
 // worldLatency is what is known of the lanes of a world.
 var worldLatency = sync.OnceValue(func() *Latency {
-	table, err := match.NewTable(flat(worldMean), 100)
+	table, err := match.NewTable(rising{}, 100)
 	if err != nil {
 		panic(err)
 	}
@@ -40,10 +40,20 @@ var worldLatency = sync.OnceValue(func() *Latency {
 	}
 })
 
+// rising is the latency on the lanes of a world.
+type rising struct{}
+
+func (rising) Mean(batch int) time.Duration {
+	return worldMean/2 + worldMean*time.Duration(batch)/100
+}
+
+func (l rising) Quantile(_ float64, batch int) time.Duration { return l.Mean(batch) * 6 / 5 }
+
 // join has a member join.
 func (w *world) join() *testMember {
 	m := &testMember{w: w, member: box(fmt.Sprintf("w%d", len(w.members))), slow: 1, known: true}
 	m.member.Lanes = 1 + w.rng.IntN(2)
+	m.member.Models[0].QoSTarget, m.member.Models[0].Splits = worldTarget, true
 	m.lanes = make([][]*testAttempt, m.member.Lanes)
 	w.members = append(w.members, m)
 	if w.state != nil {
@@ -63,7 +73,7 @@ func runSchedule(seed uint64, m *mutant, trace func(string, ...any)) error {
 		w.join()
 	}
 	for i := range 1 + r.IntN(2) {
-		g := &testGateway{w: w, id: uint64(i + 1)}
+		g := &testGateway{w: w, id: uint64(i + 1), splits: !w.one(4)}
 		w.gateways = append(w.gateways, g)
 	}
 	w.lead()
@@ -122,6 +132,13 @@ func (w *world) cancel() {
 		return
 	}
 	q := open[w.rng.IntN(len(open))]
+	isPart := func(q *testQuery) bool { return q.whole != nil }
+	if i := slices.IndexFunc(open, isPart); i >= 0 {
+		q = open[i] // they are few
+	}
+	if q.whole != nil {
+		q = q.whole
+	}
 	if c := q.at; c != nil {
 		q.at = nil
 		q.g.abort(c)
@@ -212,7 +229,8 @@ func (w *world) randomFault() {
 				g.abort(q.at)
 			}
 		}
-		w.gateways = append(w.gateways, &testGateway{w: w, id: uint64(len(w.gateways) + 1)})
+		w.gateways = append(w.gateways,
+			&testGateway{w: w, id: uint64(len(w.gateways) + 1), splits: g.splits})
 		w.connect(w.gateways[len(w.gateways)-1])
 	case 5:
 		d := w.between(0, 100*time.Millisecond)

@@ -14,6 +14,8 @@ import (
 const (
 	// worldMean is the mean latency on all lanes of a world, and expected of them.
 	worldMean = 10 * time.Millisecond
+	// worldTarget is the QoS target; lanes that are behind miss it.
+	worldTarget = 30 * time.Millisecond
 	// worldDelay is the longest way of a message, unless the network is jammed.
 	worldDelay = 5 * time.Millisecond
 	// worldDepth is how many queries a lane may have.
@@ -31,6 +33,7 @@ type world struct {
 	state   *State // nil: nobody leads
 	began   time.Duration
 	term    int
+	splits  int
 	wakeAt  time.Duration
 	passed  Event // tells the state of time that has passed; most events do only that
 	ahead   time.Duration
@@ -156,6 +159,9 @@ type testQuery struct {
 	withdrawn                  bool          // the leader has been told that it has its outcome
 	// a lane of its attempts was lost, or something else on its way
 	excused bool
+	whole   *testQuery   // of which it is a part
+	parts   []*testQuery // into which it was split
+	offered int          // the last attempt that was offered again
 }
 
 func (q *testQuery) String() string { return fmt.Sprintf("%d/%d", q.g.id, q.sequence) }
@@ -183,6 +189,7 @@ type testGateway struct {
 	message  gatewayMessage
 	flushing bool
 	dead     bool
+	splits   bool          // it can split queries
 	shut     time.Duration // it cannot reach the leader until then
 }
 
@@ -312,9 +319,12 @@ func (w *world) step(e *Event) {
 	if w.fault != nil || w.state == nil {
 		return
 	}
-	if e.Kind == Cancelled {
-		w.find(e.Gateway, e.Sequence).withdrawn = !w.wild
+	if q := w.find(e.Gateway, e.Sequence); e.Kind == Cancelled && q != nil {
+		for _, q := range append(q.parts, q) {
+			q.withdrawn = !w.wild
+		}
 	}
+	cancelled := w.find(e.Gateway, e.Sequence)
 	if m := w.mutant; m != nil && m.before != nil && !m.before(w, e) {
 		return
 	}
@@ -334,6 +344,13 @@ func (w *world) step(e *Event) {
 	for i := range actions {
 		w.do(&actions[i])
 	}
+	if g := w.state.gateways[e.Gateway]; e.Kind == Cancelled && cancelled != nil && g != nil {
+		for _, part := range cancelled.parts {
+			if g.queries[part.sequence] != nil {
+				w.failf("the leader knows %v, and was told that %v is cancelled", part, cancelled)
+			}
+		}
+	}
 	if at := w.began + w.state.Next(); at != w.wakeAt {
 		w.wakeAt = at
 		state := w.state
@@ -350,9 +367,15 @@ func (w *world) step(e *Event) {
 func (w *world) do(a *Action) {
 	d := a.Decision
 	switch a.Kind {
-	case Assign, Reject, OfferAgain:
+	case Assign, Reject, OfferAgain, Split:
 		if w.trace != nil {
 			w.note("<- %s", AppendAction(nil, a))
+		}
+		if q := w.find(d.Query.Gateway, d.Query.Sequence); q != nil && a.Kind == OfferAgain {
+			if d.Attempt <= q.offered && !w.excuses(q) {
+				w.failf("%v is offered again twice after attempt %d", q, d.Attempt)
+			}
+			q.offered = d.Attempt
 		}
 		if q := w.find(d.Query.Gateway, d.Query.Sequence); q != nil &&
 			d.Reason == match.LaneOverdue {
@@ -492,7 +515,7 @@ func (m *testMember) remaining(lane int) (d time.Duration) {
 		if i == 0 {
 			d += max(0, a.ends-m.w.now)
 		} else {
-			d += worldMean
+			d += rising{}.Mean(m.lanes[lane][i].call.q.batch)
 		}
 	}
 	return d
@@ -545,7 +568,8 @@ func (m *testMember) start(lane int) {
 		return
 	}
 	a := m.lanes[lane][0]
-	took := w.between(worldMean/2, worldMean*3/2) * time.Duration(m.slow)
+	mean := rising{}.Mean(a.call.q.batch)
+	took := w.between(mean/2, mean*3/2) * time.Duration(m.slow)
 	a.ends = w.now + took
 	w.after(took, func() { m.finish(lane, a, took) })
 }
@@ -595,6 +619,9 @@ func (g *testGateway) arrive() {
 		return
 	}
 	g.sequence++
+	if g.splits {
+		g.sequence += match.MostParts
+	}
 	q := &testQuery{g: g, sequence: g.sequence, batch: 1 + g.w.rng.IntN(100), arrived: g.w.now}
 	g.queries, g.w.queries = append(g.queries, q), append(g.w.queries, q)
 	if g.stream != nil {
@@ -607,6 +634,7 @@ func (g *testGateway) submit(q *testQuery) {
 	e := Event{
 		Kind: Submitted, Gateway: g.id, Sequence: q.sequence, Attempt: q.number,
 		Model: ModelID{Name: "m"}, BatchSize: q.batch, Waited: g.w.now - q.arrived,
+		Splits: g.splits,
 	}
 	q.submitted, q.waits = true, true
 	if q.at != nil && !q.void {
@@ -686,6 +714,10 @@ func (g *testGateway) told(kind ActionKind, d *match.Decision, agent names.Agent
 	}
 	q := g.queries[i]
 	switch {
+	case kind == Split && !q.submitted:
+		g.cancel(sequence)
+	case kind == Split:
+		g.split(q, d.Rows)
 	case kind == Assign && q.submitted && d.Attempt > q.number && q.attempts >= match.MaxAttempts:
 		g.withdraw(q)
 		fallthrough
@@ -705,6 +737,38 @@ func (g *testGateway) told(kind ActionKind, d *match.Decision, agent names.Agent
 			g.end(q, "rejected")
 		}
 	}
+}
+
+// split replaces a query by its parts.
+func (g *testGateway) split(q *testQuery, rows []int) {
+	sum := 0
+	for p, batch := range rows {
+		sum += batch
+		part := &testQuery{
+			g: g, sequence: q.sequence + 1 + uint64(p), arrived: q.arrived, batch: batch, whole: q,
+			submitted: true, waits: true, withdrawn: q.withdrawn,
+		}
+		q.parts = append(q.parts, part)
+		g.queries, g.w.queries = append(g.queries, part), append(g.w.queries, part)
+	}
+	g.w.splits++
+	if !g.splits || q.whole != nil || q.at != nil || q.number > 0 || len(rows) < 2 ||
+		sum != q.batch {
+		g.w.failf("%v of %d rows, which can be split: %v, is split into %v", q, q.batch, g.splits,
+			rows)
+	}
+	q.submitted, q.waits = false, false
+	g.queries = slices.DeleteFunc(g.queries, func(o *testQuery) bool { return o == q })
+}
+
+// joined gives a query its outcome because one of its parts has this one.
+func (g *testGateway) joined(q *testQuery, outcome string, excused bool) {
+	if q.outcome != "" || outcome == "answered" &&
+		slices.ContainsFunc(q.parts, func(p *testQuery) bool { return p.outcome != "answered" }) {
+		return
+	}
+	q.excused = q.excused || excused
+	g.end(q, outcome)
 }
 
 // begin sends a query to a lane; an attempt under way is cut off.
@@ -760,11 +824,27 @@ func (g *testGateway) end(q *testQuery, outcome string) {
 	}
 	g.w.note("%v is %s", q, outcome)
 	q.outcome = outcome
+	for _, part := range q.parts {
+		if part.outcome != "" {
+			continue
+		}
+		if c := part.at; c != nil {
+			part.at = nil
+			g.abort(c)
+		}
+		// one cancel for all
+		q.submitted = q.submitted || part.submitted
+		part.submitted, part.waits = false, false
+		g.end(part, "cancelled")
+	}
 	if (outcome == "rejected" || outcome == "failed") && !g.w.excuses(q) {
 		g.w.failf("%v is %s, and none of its lanes was lost", q, outcome)
 	}
 	g.withdraw(q)
 	g.queries = slices.DeleteFunc(g.queries, func(o *testQuery) bool { return o == q })
+	if q.whole != nil {
+		g.joined(q.whole, outcome, q.excused)
+	}
 }
 
 // connect has a gateway open a stream to the leader, as soon as it can.
