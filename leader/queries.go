@@ -123,6 +123,12 @@ func (g *gateway) eachPart(sequence uint64, do func(part *query)) {
 	}
 }
 
+// hasParts reports whether the state knows parts of a query.
+func (g *gateway) hasParts(sequence uint64) (any bool) {
+	g.eachPart(sequence, func(*query) { any = true })
+	return any
+}
+
 // siblings is how many other parts of the same query the state knows.
 func (q *query) siblings() (n int) {
 	if q.isPart() {
@@ -220,6 +226,9 @@ func (s *State) deny(g *gateway, e *Event) {
 // submit passes a query, whose times are as of now, to the matcher.
 func (s *State) submit(q *query) {
 	g, id := q.gateway, s.Newest(q.asked)
+	if q.attempts == 0 && g.hasParts(q.sequence) {
+		return // it was submitted before it was split
+	}
 	q.model, q.heardAt = s.models[id], s.now
 	q.weight = SubmitOverhead + len(id.Name) + len(q.agent) + q.tagSize
 	if g.queries[q.sequence] == nil &&

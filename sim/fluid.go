@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
@@ -11,12 +12,22 @@ import (
 
 // FluidLimit solves the fluid program of the pool and the models' mix, with the latencies that the
 // policy knows. The solution's Rate is the highest mean rate, in queries/s of all models, that the
-// pool could serve; 0 means that it cannot serve enough of the queries at any rate.
+// pool could serve if no query were split; 0 means that it cannot serve enough of the queries at
+// any rate.
 func FluidLimit(models []Model, pool Pool) (*fluid.Solution, error) {
+	return fluidLimit(models, pool, false)
+}
+
+// fluidLimit is FluidLimit or, with splits, the limit with queries split as the models allow.
+func fluidLimit(models []Model, pool Pool, splits bool) (*fluid.Solution, error) {
 	types := typeOrder(models, pool)
 	p := fluid.Program{Bins: bins(models, types), Unserved: 1}
 	for _, name := range types {
 		p.Types = append(p.Types, fluid.Type{Name: names.LaneType(name), Count: pool.Of(name)})
+	}
+	for i := range p.Bins {
+		p.Bins[i].Splits = splits && slices.ContainsFunc(models,
+			func(m Model) bool { return m.Splits && m.Name == string(p.Bins[i].Model) })
 	}
 	for i := range models {
 		p.Unserved = min(p.Unserved, 1-models[i].qosShare())

@@ -78,7 +78,7 @@ func newGateways(r *run) (*gateways, error) {
 			}
 			p.Join(match.LaneID(id), typ, models)
 		}
-		p.SetPrices(r.limit.Prices)
+		p.SetPrices(r.splitLimit.Prices)
 		decision := match.NewLeaderless(probes, seed)
 		decision.Know(p)
 		g.each = append(g.each, &gateway{id: i, known: p, decision: decision})

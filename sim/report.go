@@ -32,6 +32,10 @@ type Report struct {
 	QoSSatisfactionBaseOnly *float64   `json:"qos_satisfaction_base_only"`
 	Latency                 *Quantiles `json:"latency_ms"`
 	FluidLimit              float64    `json:"fluid_limit_qps"`
+	// SplitFluidLimit is the fluid limit with queries split, and SplitShare the share of the
+	// queries that were; absent if no model splits, and if none was.
+	SplitFluidLimit float64 `json:"split_fluid_limit_qps,omitempty"`
+	SplitShare      float64 `json:"split_share,omitempty"`
 	// Threshold is the batch size above which the policy drs sends a query to the base type, given
 	// or found.
 	Threshold int `json:"threshold,omitempty"`
@@ -189,12 +193,15 @@ func report(ctx context.Context, cfg *Config, rates []float64, progress func(arr
 	var cost time.Duration
 	for _, run := range runs {
 		r.Runs = append(r.Runs, run)
-		r.FluidLimit = run.FluidLimit
+		r.FluidLimit, r.SplitFluidLimit = run.FluidLimit, run.SplitFluidLimit
 		all.add(run.Counts)
 		shared.add(run.shared)
 		base.add(run.baseOnly)
 		latency.Merge(run.latency)
 		cost += run.DecisionCost / time.Duration(len(rates))
+	}
+	if all.Queries > 0 {
+		r.SplitShare = round(float64(all.Split)/float64(all.Queries), 6)
 	}
 	q := quantiles(latency)
 	s, sh, b := all.Satisfaction(), shared.Satisfaction(), base.Satisfaction()
@@ -261,6 +268,10 @@ func (r *Report) WriteText(w io.Writer) error {
 	} else {
 		fmt.Fprintf(&b, "%.2f queries/s (fluid limit %.2f); %d seeds of %d queries\n", r.Rate,
 			r.FluidLimit, len(r.Runs), r.Queries)
+	}
+	if r.SplitFluidLimit > 0 {
+		fmt.Fprintf(&b, "%.2f %% of the queries split; with splitting the fluid limit is %.2f\n",
+			100*r.SplitShare, r.SplitFluidLimit)
 	}
 	if r.Threshold > 0 {
 		fmt.Fprintf(&b, "batch size threshold %d\n", r.Threshold)

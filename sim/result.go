@@ -112,6 +112,8 @@ type Result struct {
 	FluidLimit float64 `json:"fluid_limit_qps"`
 	// Probes is the mean number of probes that gateways send for a query, 0 with a leader.
 	Probes float64 `json:"probes_per_query,omitempty"`
+	// SplitFluidLimit is FluidLimit with queries split, as the models allow; 0 if none does.
+	SplitFluidLimit float64 `json:"split_fluid_limit_qps,omitempty"`
 	// Steps is the number of steps of the policy.
 	Steps int `json:"steps"`
 	// DecisionCost is the mean wall time of a step; 0 if there is no Config.Clock.
@@ -144,6 +146,9 @@ func (r *run) result() *Result {
 		FluidLimit:   round(r.limit.Rate, 6),
 		Steps:        r.steps,
 		Satisfied:    true,
+	}
+	if r.splitLimit != r.limit {
+		res.SplitFluidLimit = round(r.splitLimit.Rate, 6)
 	}
 	all := r.models[0].latency
 	if len(r.models) > 1 {

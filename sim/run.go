@@ -66,17 +66,19 @@ type query struct {
 
 // A run is the state of one simulation.
 type run struct {
-	cfg     *Config
-	limit   *fluid.Solution
-	models  []modelState
-	byName  map[string]int
-	types   []string // base types first
-	lanes   []lane
-	term    *term        // the leader; nil if one of the next two is set
-	without leaderless   // in place of a leader, or nil
-	fleet   *fleet.Fleet // in place of a leader and lanes, with faults
-	lanesOf []fleet.Lane // the fleet's lanes
-	log     *queryLog
+	cfg   *Config
+	limit *fluid.Solution // if no query were split
+	// splitLimit is the solution with queries split as the models allow; the policy has its prices.
+	splitLimit *fluid.Solution
+	models     []modelState
+	byName     map[string]int
+	types      []string // base types first
+	lanes      []lane
+	term       *term        // the leader; nil if one of the next two is set
+	without    leaderless   // in place of a leader, or nil
+	fleet      *fleet.Fleet // in place of a leader and lanes, with faults
+	lanesOf    []fleet.Lane // the fleet's lanes
+	log        *queryLog
 
 	now      time.Duration
 	wakeAt   time.Duration // when to step the leader
@@ -155,6 +157,12 @@ func newRun(cfg *Config) (*run, error) {
 	var err error
 	if r.limit, err = FluidLimit(cfg.Models, cfg.Pool); err != nil {
 		return nil, err
+	}
+	r.splitLimit = r.limit
+	if slices.ContainsFunc(cfg.Models, func(m Model) bool { return m.Splits }) {
+		if r.splitLimit, err = fluidLimit(cfg.Models, cfg.Pool, true); err != nil {
+			return nil, err
+		}
 	}
 	for i := range cfg.Models {
 		m := &cfg.Models[i]

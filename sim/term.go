@@ -39,7 +39,7 @@ func newTerm(r *run) (*term, error) {
 			return nil, fmt.Errorf("write recording: %w", err)
 		}
 	}
-	advice := &leader.Advice{Limit: r.limit.Rate, Prices: r.limit.Prices, Priced: true}
+	advice := &leader.Advice{Limit: r.splitLimit.Rate, Prices: r.splitLimit.Prices, Priced: true}
 	held := make([][]leader.Model, len(r.types))
 	for i := range r.models {
 		m := &r.models[i]

@@ -21,6 +21,9 @@ type Bin struct {
 	// Latency is the mean latency by type, in the order of Program.Types; 0 where
 	// the type cannot meet the model's QoS target.
 	Latency []time.Duration
+	// Splits says that a query of the bin may run as two or three parts, each of the size of
+	// another bin of the model, or smaller.
+	Splits bool
 }
 
 // A Program is a pool and the arrivals that it is to serve.

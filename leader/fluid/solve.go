@@ -70,6 +70,7 @@ type Solver struct {
 	model     []int            // by bin
 	share     []float64        // by bin, normalised
 	latency   []float64        // by bin and type in the pool, ms; +Inf: misses the QoS target
+	splitter  splitter
 
 	// The simplex tableau in revised form: everything by row, the inverse of the basis by row and
 	// column.
@@ -139,6 +140,7 @@ func (s *Solver) prepare(p *Program) {
 			s.latency = append(s.latency, ms)
 		}
 	}
+	s.splitter.prepare(p)
 	n := len(s.types)
 	rows := n + len(s.models)
 	s.inverse, s.basis = make([]float64, rows*rows), make([]column, rows)
@@ -183,14 +185,20 @@ func (s *Solver) enter() bool {
 			return true
 		}
 	}
+	s.splitter.price(func(b int) (int, float64) { return s.fastest(b) })
+	serve := func(b, to int, share float64) {
+		e.use[to] += share * s.latency[b*n+to]
+		e.served[to] += share
+	}
 	cost := 0.0
 	for b, share := range s.share {
 		to, c := s.cheapest(b)
-		if cost += share * c; to < 0 {
+		if cost += share * c; to == unserved {
 			e.use[n+s.model[b]] += share
+		} else if to == split {
+			s.splitter.parts(b, func(part, to int) { serve(part, to, share) })
 		} else {
-			e.use[to] += share * s.latency[b*n+to]
-			e.served[to] += share
+			serve(b, to, share)
 		}
 	}
 	for m, permitted := range s.permitted {
@@ -201,11 +209,29 @@ func (s *Solver) enter() bool {
 	return 1-cost > tolerance
 }
 
-// cheapest returns the type where a query of bin b costs least, -1 for leaving it unserved, and
-// that cost. Among equal costs it prefers to serve, on the fastest type.
+// What may become of a bin beside a type that serves it.
+const (
+	unserved = -1
+	split    = -2
+)
+
+// cheapest returns the type where a query of bin b costs least, or that it is split or left
+// unserved, and that cost. Among equal costs it prefers to serve it whole, on the fastest type.
 func (s *Solver) cheapest(b int) (to int, cost float64) {
+	if to, cost = s.fastest(b); s.splitter.cost(b) < cost-tolerance {
+		to, cost = split, s.splitter.cost(b)
+	}
+	if leave := max(0, s.price[len(s.types)+s.model[b]]); leave < cost {
+		return unserved, leave
+	}
+	return to, cost
+}
+
+// fastest returns the type that serves a query of bin b whole at the least cost, of several the
+// fastest, and that cost; it is +Inf if none does.
+func (s *Solver) fastest(b int) (to int, cost float64) {
 	n := len(s.types)
-	to, cost = -1, math.Inf(1)
+	to, cost = unserved, math.Inf(1)
 	for t, ms := range s.latency[b*n : (b+1)*n] {
 		if math.IsInf(ms, 1) {
 			continue
@@ -213,9 +239,6 @@ func (s *Solver) cheapest(b int) (to int, cost float64) {
 		if c := max(0, s.price[t]) * ms; c < cost || c == cost && ms < s.latency[b*n+to] {
 			to, cost = t, c
 		}
-	}
-	if leave := max(0, s.price[n+s.model[b]]); leave < cost {
-		return -1, leave
 	}
 	return to, cost
 }

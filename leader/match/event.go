@@ -31,8 +31,8 @@ const (
 	//
 	// Splits says that the gateway can split queries and join their parts' answers. Its queries
 	// then have numbers that are multiples of 4; the other numbers are those of parts. A query that
-	// is submitted while the matcher knows parts of it replaces them: the gateway has not heard of
-	// the split, or has sent the whole query itself.
+	// is submitted with attempts while the matcher knows parts of it replaces them, because the
+	// gateway has sent the whole query itself; without attempts it is ignored.
 	//
 	// If Lane is not 0, the gateway has already sent the query to that lane as the given attempt,
 	// by its own choice or by that of another leader. The matcher then reserves the lane. If the

@@ -20,7 +20,7 @@ const (
 	// queries, and for each QoS target since the query was lost; otherwise a lost query would wait
 	// in vain in a small pool that is never quite calm, beside an idle lane. Towards the query's
 	// deadline, if it has one, the bound rises to a whole QoS target of work.
-	calmWork, calmQueue = 0.02, 20
+	calmWork, calmQueue = 0.0002, 20
 	// The smallest of the oldest calmChoice lost queries starts first.
 	calmChoice = 4
 	// Lost queries start at once if, in the mean, spareLanes lanes or a share spareMost of all

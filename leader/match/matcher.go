@@ -432,6 +432,8 @@ func (m *Matcher) submit(e *Event) {
 			return
 		}
 		m.cancel(known) // its gateway has made attempts on its own since
+	} else if e.Attempt == 0 && m.hasParts(e.Query) {
+		return // its gateway has submitted it before it was split
 	}
 	reason := Matched
 	switch {

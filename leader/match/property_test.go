@@ -236,6 +236,14 @@ func (r *referee) step(e Event) []Decision {
 			}
 			r.cancelled(e.Query)
 		}
+		if sent := lane != nil && e.Attempt > 0; !sent && e.Attempt == 0 &&
+			!(e.Splits && e.Query.IsPart()) {
+			known := false
+			r.parts(e.Query, func(QueryID, *seenQuery) { known = true })
+			if known {
+				break
+			}
+		}
 		q := &seenQuery{
 			model: e.Model, batch: e.BatchSize, attempt: e.Attempt, splits: e.Splits,
 			part: e.Splits && e.Query.IsPart(),
@@ -358,8 +366,8 @@ func (r *referee) step(e Event) []Decision {
 				d.Waited < 0 {
 				r.failf("%+v makes no sense: the lane has %v, overdue %v", d, l.held, l.overdue)
 			}
-			for _, h := range l.held {
-				if toMs(r.now)-h.since < overdueLeast && !h.told {
+			for i, h := range l.held {
+				if i == 0 && toMs(r.now)-h.since < overdueLeast && !h.told {
 					r.failf("lane %d is overdue, and has %v", d.Lane, h)
 				}
 				if q := r.queries[h.query]; q != nil && q.live && q.lane == d.Lane &&

@@ -38,6 +38,12 @@ func (m *Matcher) eachPart(id QueryID, do func(part *query)) {
 	}
 }
 
+// hasParts reports whether the matcher knows parts of the query id.
+func (m *Matcher) hasParts(id QueryID) (any bool) {
+	m.eachPart(id, func(*query) { any = true })
+	return any
+}
+
 // count adds n to the counts of waiting queries because of q, which begins or ends to wait or to be
 // late. The parts of a query count as one.
 func (m *Matcher) count(q *query, n int) {
