@@ -29,6 +29,10 @@ func TestConservation(t *testing.T) {
 				{"deadline", func(c *Config) { c.Deadline = 3 * c.Models[0].QoSTarget }},
 				{"reject late", func(c *Config) { c.Models[0].RejectLate = true }},
 				{"network", func(c *Config) { c.RTT = 5 * time.Millisecond }},
+				{"split", func(c *Config) {
+					c.Models[0].Splits, c.RTT = true, 5*time.Millisecond
+					c.Deadline, c.Models[0].RejectLate = 3*c.Models[0].QoSTarget, true
+				}},
 			} {
 				t.Run(fmt.Sprintf("%s/%v/%s", policy, rate, way.name), func(t *testing.T) {
 					cfg := reference(t, "rm2")

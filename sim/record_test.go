@@ -10,8 +10,9 @@ import (
 )
 
 func TestReplay(t *testing.T) {
-	for _, policy := range []string{"kairos", "fcfs"} {
+	for _, policy := range []string{"kairos", "fcfs", "horizon"} {
 		cfg := reference(t, "dien")
+		cfg.Models[0].Splits = true
 		var recording bytes.Buffer
 		cfg.Policy, cfg.Record, cfg.Queries, cfg.Rate, cfg.RTT, cfg.Deadline = policy, &recording,
 			1000, 3000, time.Millisecond, 40*time.Millisecond

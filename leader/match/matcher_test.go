@@ -125,8 +125,11 @@ type busyPool struct {
 	due   []time.Duration // by lane; 0: idle
 	query []Decision      // by lane
 	late  int
-	log   []logged
-	setup int // how much of the log came before the load
+	split int
+	// splits says that the gateway can split.
+	splits bool
+	log    []logged
+	setup  int // how much of the log came before the load
 }
 
 type logged struct {
@@ -139,7 +142,7 @@ func newBusyPool(tb testing.TB, policy string, base, aux, shardLanes int, load f
 	const target = 25 * time.Millisecond
 	m, err := New(Config{
 		Policy: policy, Threshold: 300, ShardLanes: shardLanes, Models: []Model{
-			{Name: "wnd", QoSTarget: target, LargestBatchSize: 1000},
+			{Name: "wnd", QoSTarget: target, LargestBatchSize: 1000, Splits: true},
 		},
 	})
 	if err != nil {
@@ -238,8 +241,8 @@ func (p *busyPool) run(tb testing.TB, n int) {
 		p.now = arrival
 		p.next++
 		p.step(tb, Event{
-			Kind: Submitted, Query: QueryID{1, p.next}, Model: "wnd", BatchSize: p.batch(),
-			TimeLeft: 250 * time.Millisecond,
+			Kind: Submitted, Query: QueryID{1, numbering * p.next}, Model: "wnd",
+			BatchSize: p.batch(), TimeLeft: 250 * time.Millisecond, Splits: p.splits,
 		})
 	}
 }
@@ -257,6 +260,10 @@ func (p *busyPool) step(tb testing.TB, e Event) {
 		}
 		if d.Reason != Matched {
 			p.late++
+		}
+		if d.Action == Split {
+			p.split++
+			checkSplit(tb, p.m, &d)
 		}
 	}
 }
@@ -422,14 +429,16 @@ func TestParseEventRefuses(t *testing.T) {
 
 // BenchmarkStep times a decision, the mean over arrivals and completions.
 func BenchmarkStep(b *testing.B) {
-	for _, policy := range []string{"kairos", "horizon"} {
+	for _, policy := range []string{"kairos", "horizon", "horizon+split"} {
 		for _, pool := range []struct {
 			base, aux int
 			load      float64 // share of the fluid limit
 		}{{1, 10, 0.8}, {1, 10, 0.93}, {1, 10, 3}, {100, 1000, 0.9}} {
 			b.Run(fmt.Sprintf("%s/lanes=%d/load=%v", policy, pool.base+pool.aux, pool.load),
 				func(b *testing.B) {
+					policy, splits := strings.CutSuffix(policy, "+split")
 					p := newBusyPool(b, policy, pool.base, pool.aux, 0, pool.load)
+					p.splits = splits
 					p.run(b, 20000)
 					// What happens depends on the decisions, so the run is recorded, and only
 					// its replay is timed.
