@@ -316,14 +316,18 @@ func (r *referee) finish(sequence uint64, o Outcome, _ int, _ time.Duration) {
 	}
 }
 
-// schedule runs a random schedule, and returns the first broken promise.
-func schedule(t testing.TB, seed uint64, m *mutant) error {
+// schedule runs a random schedule, and returns how many queries were split, and the first broken
+// promise.
+func schedule(t testing.TB, seed uint64, m *mutant) (splits uint64, err error) {
 	r := newReferee(t, seed, m)
 	r.run()
-	if r.fault != nil {
-		return fmt.Errorf("%w (%v)", r.fault, r.cfg.Faults)
+	for _, g := range r.f.gateways {
+		splits += g.state.Stats().Splits
 	}
-	return nil
+	if r.fault != nil {
+		return splits, fmt.Errorf("%w (%v)", r.fault, r.cfg.Faults)
+	}
+	return splits, nil
 }
 
 // TestSchedules: whatever goes wrong for a while, each query is served once, by the attempt that
@@ -331,7 +335,7 @@ func schedule(t testing.TB, seed uint64, m *mutant) error {
 // cancelled; no gateway keeps a leader that says nothing; and in the end nobody remembers anything.
 func TestSchedules(t *testing.T) {
 	if *seedFlag != 0 {
-		if err := schedule(t, *seedFlag, nil); err != nil {
+		if _, err := schedule(t, *seedFlag, nil); err != nil {
 			t.Error(err)
 		}
 		return
@@ -340,10 +344,16 @@ func TestSchedules(t *testing.T) {
 	if testing.Short() {
 		n = 40
 	}
+	splits := uint64(0)
 	for seed := uint64(1); seed <= n; seed++ {
-		if err := schedule(t, seed, nil); err != nil {
+		split, err := schedule(t, seed, nil)
+		if err != nil {
 			t.Errorf("seed %d: %v", seed, err)
 		}
+		splits += split
+	}
+	if t.Logf("%d queries were split", splits); splits < n {
+		t.Errorf("%d queries were split, want more to look at", splits)
 	}
 }
 
@@ -378,6 +388,20 @@ var mutants = []*mutant{
 		},
 	},
 	{
+		name: "takes a query for answered when one of its parts is", caught: "parts of",
+		before: func(f *Fleet) {
+			for _, g := range f.gateways {
+				for _, c := range g.calls {
+					if whole := c.of.whole; whole != nil && whole.by != nil && !whole.done {
+						g.state.End(&whole.state, nil)
+						g.leave()
+						return
+					}
+				}
+			}
+		},
+	},
+	{
 		name: "keeps a leader that says nothing", caught: "has said nothing",
 		before: func(f *Fleet) {
 			for _, g := range f.gateways {
@@ -398,7 +422,7 @@ func TestMutants(t *testing.T) {
 		t.Run(strings.ReplaceAll(m.name, " ", "-"), func(t *testing.T) {
 			others := 0
 			for seed := uint64(1); seed <= most; seed++ {
-				err := schedule(t, seed, m)
+				_, err := schedule(t, seed, m)
 				if err != nil && strings.Contains(err.Error(), m.caught) {
 					t.Logf("seed %d, after %d of other faults: %v", seed, others, err)
 					return
