@@ -12,6 +12,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/runtime/queue"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // longestBackground is the longest time for which a background query keeps a lane.
@@ -66,6 +67,11 @@ type Query struct {
 	// Lane is the preferred lane, 0 or more: the query gets it if it is idle, else any lane. A
 	// number that is no lane means no preference.
 	Lane int
+	// Merge says how the query may run together with others of the same Model whose inputs have the
+	// same shapes but for the batch size; "" means that it runs alone. The rows of the model must
+	// be independent. LargestBatch bounds the batch size of such a run.
+	Merge        merge.Policy
+	LargestBatch int
 	// Reservation is the time that Reserve has kept for this query; nil if there is none. Do
 	// releases it when it admits or refuses the query.
 	Reservation *Reservation
@@ -88,9 +94,10 @@ type LanesConfig struct {
 	Estimator Estimator
 }
 
-// Lanes runs queries, at most one at a time on each lane. A query runs on the goroutine that calls
-// Do; Lanes starts none. Waiting queries are served in the order of package queue. The methods may
-// be called concurrently; only Do and Drain block.
+// Lanes runs queries, at most one at a time on each lane, or several as one where package merge says
+// so. A query runs on the goroutine that calls Do, or on that of another query which runs with it;
+// Lanes starts none. Waiting queries are served in the order of package queue. The methods may be
+// called concurrently; only Do and Drain block.
 type Lanes struct {
 	lanes           int
 	maxWaiting      int
@@ -100,7 +107,11 @@ type Lanes struct {
 	mu        sync.Mutex
 	estimator Estimator
 	queue     queue.Queue[*turn]
-	idle      []int // numbers of the lanes that run no query
+	taker     merge.Taker[*turn]
+	kinds     []*kind
+	timer     *time.Timer // calls serveWaiting; nil until a lane waits for more queries to merge
+	memory    []memory    // by lane
+	idle      []int       // numbers of the lanes that run no query
 	reserved  map[*Reservation]struct{}
 	current   map[*turn]struct{} // admitted queries, waiting or running
 	busy      time.Duration
@@ -113,9 +124,14 @@ type Lanes struct {
 type turn struct {
 	queue.Place
 	spread time.Duration // the 90 % quantile of the execution time, less Estimate
+	inputs []tensor.Tensor
+	batch  int
+	kind   *kind // nil: the query runs alone
 
 	// Guarded by the lanes' mutex.
 	granted   chan struct{} // closed when the query gets a lane; nil if it did not have to wait
+	merged    *mergedRun    // the run with others that it is part of; nil: none
+	result    *Result       // its part of the result of another query's run, once granted
 	started   time.Duration // when the query got its lane
 	lane      int           // the lane's number
 	running   bool          // whether the query holds its lane
@@ -141,6 +157,7 @@ func NewLanes(cfg LanesConfig) *Lanes {
 		reserved:        map[*Reservation]struct{}{},
 		drained:         make(chan struct{}),
 	}
+	l.memory = make([]memory, l.lanes)
 	for lane := range l.lanes {
 		l.idle = append(l.idle, lane)
 	}
@@ -158,7 +175,9 @@ func (l *Lanes) now() time.Duration { return time.Since(l.start) }
 // and with [ErrDraining] after Drain. A query that waits or runs is dropped with [ErrLate], with
 // [ErrDeadline], or with ctx's cause when ctx ends.
 func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
-	t := &turn{Place: queue.Place{Background: q.Background}}
+	t := &turn{
+		Place: queue.Place{Background: q.Background}, inputs: q.Inputs, batch: q.BatchSize,
+	}
 	if q.Deadline.IsZero() {
 		ctx, t.cancel = context.WithCancel(ctx)
 	} else {
@@ -176,9 +195,24 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 		if err := l.wait(ctx, t, &q); err != nil {
 			return nil, err
 		}
+		if t.result != nil { // another query's run has answered it
+			t.result.Queue = t.started - admitted
+			return t.result, nil
+		}
 	}
 	var result *Result
 	defer func() { l.finish(t, &q, result) }()
+	if t.merged != nil {
+		if result = l.runMerged(ctx, t, &q); result != nil && ctx.Err() == nil {
+			result.Queue, result.Lane = t.started-admitted, t.lane
+			return result, nil
+		} else if result != nil {
+			result.Release()
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return nil, l.drop(ctx, t)
+		}
+	}
 	if q.Background {
 		timer := time.AfterFunc(longestBackground, func() { l.giveUp(t) })
 		defer timer.Stop()
@@ -193,6 +227,7 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 		return nil, err
 	}
 	result.Queue, result.Lane = t.started-admitted, t.lane
+	result.Queries, result.Items = 1, q.BatchSize
 	return result, nil
 }
 
@@ -210,6 +245,7 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 		arrival = q.Arrival.Sub(l.start)
 	}
 	t.LatestStart = queue.LatestStart(arrival, q.QoSTarget, t.Estimate)
+	waits := q.Merge.Waits() && !q.Background // even while a lane is idle
 	switch {
 	case l.draining:
 		l.dropped.Draining++
@@ -219,10 +255,11 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 	case q.rejects() && t.LatestStart < now:
 		l.dropped.Late++
 		return 0, ErrLate
-	case len(l.idle) > 0:
+	case len(l.idle) > 0 && !waits:
 		i := max(slices.Index(l.idle, q.Lane), 0)
 		t.running, t.started, t.lane = true, now, l.idle[i]
 		l.idle = slices.Delete(l.idle, i, i+1)
+		l.kindOf(t, q)
 	case !q.Background && (l.queue.Len() >= l.maxWaiting ||
 		l.queue.Bytes()+t.Bytes > l.maxWaitingBytes):
 		l.dropped.Overloaded++
@@ -231,17 +268,84 @@ func (l *Lanes) admit(ctx context.Context, t *turn, q *Query) (admitted time.Dur
 		}
 	default:
 		t.granted = make(chan struct{})
-		l.queue.Push(t, now)
+		l.kindOf(t, q)
+		l.push(t, now)
 	}
 	l.current[t] = struct{}{}
+	if waits {
+		l.serve(now)
+	}
 	return now, nil
 }
 
 // rejects reports whether the query is to be dropped as soon as it is late.
 func (q *Query) rejects() bool { return q.RejectLate && q.QoSTarget > 0 }
 
-// wait blocks until t has a lane. If ctx ends or the query becomes late first, it takes t out of
-// the queue and returns why.
+// push makes t wait.
+func (l *Lanes) push(t *turn, now time.Duration) {
+	l.queue.Push(t, now)
+	if t.kind != nil {
+		t.kind.Enter(t.batch, t.Estimate)
+	}
+}
+
+// remove makes t wait no more, and reports whether it did.
+func (l *Lanes) remove(t *turn) bool {
+	if !l.queue.Remove(t) {
+		return false
+	}
+	if t.kind != nil {
+		t.kind.Leave(t.batch, t.Estimate)
+	}
+	return true
+}
+
+// serve gives idle lanes to queries that wait.
+func (l *Lanes) serve(now time.Duration) {
+	for len(l.idle) > 0 {
+		run, until := l.taker.Take(&l.queue, now)
+		if len(run) == 0 {
+			l.serveAt(until)
+			return
+		}
+		last := len(l.idle) - 1
+		lane := l.idle[last]
+		l.idle = l.idle[:last]
+		for _, t := range run {
+			if t.kind != nil {
+				t.kind.Leave(t.batch, t.Estimate)
+			}
+			t.started, t.lane = now, lane
+		}
+		if len(run) > 1 {
+			l.merge(run)
+		}
+		run[0].running = true
+		close(run[0].granted)
+	}
+}
+
+// serveAt makes serve be called at a time, if it is not before merge.Never.
+func (l *Lanes) serveAt(at time.Duration) {
+	switch {
+	case at == merge.Never:
+	case l.timer == nil:
+		l.timer = time.AfterFunc(at-l.now(), l.serveWaiting)
+	default:
+		l.timer.Reset(at - l.now())
+	}
+}
+
+// serveWaiting gives idle lanes to queries that waited for others to be merged with.
+func (l *Lanes) serveWaiting() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.serve(l.now())
+}
+
+// wait blocks until t has a lane, or its answer. If ctx ends or the query becomes late first, it
+// takes t out of the queue and returns why. A query whose run has begun with others does not become
+// late any more; if its ctx ends, the others go on.
 func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
 	var late <-chan time.Time
 	if q.rejects() {
@@ -249,25 +353,41 @@ func (l *Lanes) wait(ctx context.Context, t *turn, q *Query) error {
 		defer timer.Stop()
 		late = timer.C
 	}
-	isLate := false
-	select {
-	case <-t.granted:
-		return nil
-	case <-ctx.Done():
-	case <-late:
-		isLate = true
+	for {
+		isLate := false
+		select {
+		case <-t.granted:
+			return nil
+		case <-ctx.Done():
+		case <-late:
+			isLate, late = true, nil
+		}
+		l.mu.Lock()
+		removed, m := l.remove(t), t.merged
+		switch {
+		case !removed && (t.running || t.result != nil):
+			l.mu.Unlock()
+			return nil // it got a lane meanwhile; its run checks whether ctx has ended
+		case !removed && isLate:
+			l.mu.Unlock()
+			continue
+		}
+		l.leave(t)
+		err := ErrLate
+		if isLate {
+			l.dropped.Late++
+		} else {
+			err = l.drop(ctx, t)
+		}
+		if !removed {
+			m.abandon(t)
+		}
+		l.mu.Unlock()
+		if !removed {
+			<-m.copied // the run reads t.inputs until then
+		}
+		return err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.queue.Remove(t) { // t got a lane meanwhile; its run checks whether ctx has ended
-		return nil
-	}
-	l.leave(t)
-	if isLate {
-		l.dropped.Late++
-		return ErrLate
-	}
-	return l.drop(ctx, t)
 }
 
 // drop counts a query whose context has ended, by its cause, and returns the cause. l.mu is held.
@@ -285,12 +405,15 @@ func (l *Lanes) drop(ctx context.Context, t *turn) error {
 	return cause
 }
 
-// finish reports t's execution time to the estimator and frees t's lane. result is nil if the run
-// failed.
+// finish reports the run's execution time to the estimator and frees t's lane. result is nil if the
+// run failed.
 func (l *Lanes) finish(t *turn, q *Query, result *Result) {
 	l.mu.Lock()
 	if result != nil {
-		l.estimator.Observe(q.Profile, q.BatchSize, result.Execution)
+		l.estimator.Observe(q.Profile, result.Items, result.Execution)
+		if t.kind != nil && result.Queries == 1 {
+			t.kind.Ran(q.BatchSize, t.due() < l.now())
+		}
 	}
 	l.mu.Unlock()
 	l.giveUp(t)
@@ -306,18 +429,17 @@ func (l *Lanes) giveUp(t *turn) {
 	now := l.now()
 	t.running = false
 	l.busy += now - t.started
-	if next, ok := l.queue.Pop(now); ok {
-		next.running, next.started, next.lane = true, now, t.lane
-		close(next.granted)
-	} else {
-		l.idle = append(l.idle, t.lane)
-	}
+	l.idle = append(l.idle, t.lane)
+	l.serve(now)
 	l.leave(t)
 }
 
 // leave takes t off the admitted queries, and ends a Drain after the last one. l.mu is held.
 func (l *Lanes) leave(t *turn) {
 	delete(l.current, t)
+	if t.kind != nil {
+		t.kind.users--
+	}
 	if l.draining && len(l.current) == 0 {
 		close(l.drained)
 	}
@@ -499,7 +621,7 @@ func (l *Lanes) remaining(now time.Duration) time.Duration {
 			}
 		}
 	}
-	return max(first, 0) + (l.queue.Estimate()+reserved)/time.Duration(l.lanes)
+	return max(first, 0) + (l.work()+reserved)/time.Duration(l.lanes)
 }
 
 // rest returns how much longer t will run, by its estimate; 0 if it already takes longer.
@@ -509,7 +631,7 @@ func (t *turn) rest(now time.Duration) time.Duration { return max(0, t.Estimate-
 func (l *Lanes) remainingByLane(now time.Duration) []time.Duration {
 	remaining := make([]time.Duration, l.lanes)
 	for lane := range remaining {
-		remaining[lane] = l.queue.Estimate() / time.Duration(l.lanes)
+		remaining[lane] = l.work() / time.Duration(l.lanes)
 	}
 	for t := range l.current {
 		if t.running {

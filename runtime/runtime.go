@@ -55,6 +55,11 @@ type Result struct {
 	Queue time.Duration
 	// Lane is the number of the lane that the query ran on; 0 without [Lanes].
 	Lane int
+	// Queries is how many queries ran as one, and Items the sum of their batch sizes; 0 without
+	// [Lanes]. Execution is then that of all. Joined is false for exactly one of them, so that the
+	// run can be counted once.
+	Queries, Items int
+	Joined         bool
 
 	release func()
 }

@@ -46,7 +46,19 @@ type Place struct {
 // Waits reports whether the query is in a queue.
 func (p *Place) Waits() bool { return p.in != none }
 
+// Due returns when the answer of a waiting query is due; NoTarget if the query does not wait, or not
+// among those that can be in time.
+func (p *Place) Due() time.Duration {
+	if p.in != inTime {
+		return NoTarget
+	}
+	return p.key
+}
+
 func (p *Place) place() *Place { return p }
+
+// PlaceOf returns the place of a query.
+func PlaceOf[T Item](item T) *Place { return item.place() }
 
 // A class of waiting queries. All queries of a class run before those of the next one.
 type class uint8
@@ -65,6 +77,7 @@ const (
 // makes the queue grow allocates.
 type Queue[T Item] struct {
 	of       [classes]items[T]
+	next     []int // scratch of First
 	sequence uint64
 	bytes    int64
 	estimate time.Duration
@@ -113,9 +126,7 @@ func (q *Queue[T]) enter(to class, item T) {
 
 // Pop removes and returns the query that should start now. ok is false if the queue is empty.
 func (q *Queue[T]) Pop(now time.Duration) (item T, ok bool) {
-	for len(q.of[inTime]) > 0 && q.of[inTime][0].place().LatestStart < now {
-		q.enter(late, heap.Pop(&q.of[inTime]).(T))
-	}
+	q.age(now)
 	for c := range q.of {
 		if len(q.of[c]) > 0 {
 			item = q.of[c][0]
@@ -123,6 +134,73 @@ func (q *Queue[T]) Pop(now time.Duration) (item T, ok bool) {
 		}
 	}
 	return item, false
+}
+
+// age moves the queries that have become late by now.
+func (q *Queue[T]) age(now time.Duration) {
+	for len(q.of[inTime]) > 0 && q.of[inTime][0].place().LatestStart < now {
+		q.enter(late, heap.Pop(&q.of[inTime]).(T))
+	}
+}
+
+// First appends to into the first queries that Pop would return, in that order, as long as they are
+// of the class of the first one, and at most most. It removes none.
+func (q *Queue[T]) First(into []T, now time.Duration, most int) []T {
+	q.age(now)
+	for c := range q.of {
+		waiting := q.of[c]
+		if len(waiting) == 0 {
+			continue
+		}
+		// q.next is a heap of positions in waiting, of queries whose parents have been appended.
+		q.next = append(q.next[:0], 0)
+		for len(q.next) > 0 && most > 0 {
+			at, last := q.next[0], len(q.next)-1
+			if c != int(inTime) || waiting[at].place().LatestStart >= now {
+				into = append(into, waiting[at])
+				most--
+			}
+			q.next[0] = q.next[last]
+			q.next = q.next[:last]
+			waiting.sink(q.next)
+			for child := 2*at + 1; child <= 2*at+2 && child < len(waiting); child++ {
+				q.next = append(q.next, child)
+				waiting.rise(q.next)
+			}
+		}
+		return into
+	}
+	return into
+}
+
+// sink restores the heap of positions after its first has changed.
+func (h items[T]) sink(positions []int) {
+	for i := 0; ; {
+		child := 2*i + 1
+		if child >= len(positions) {
+			return
+		}
+		if child+1 < len(positions) && h.Less(positions[child+1], positions[child]) {
+			child++
+		}
+		if !h.Less(positions[child], positions[i]) {
+			return
+		}
+		positions[i], positions[child] = positions[child], positions[i]
+		i = child
+	}
+}
+
+// rise restores the heap of positions after one was appended.
+func (h items[T]) rise(positions []int) {
+	for i := len(positions) - 1; i > 0; {
+		parent := (i - 1) / 2
+		if !h.Less(positions[i], positions[parent]) {
+			return
+		}
+		positions[i], positions[parent] = positions[parent], positions[i]
+		i = parent
+	}
 }
 
 // Remove removes a query and reports whether it was in q.

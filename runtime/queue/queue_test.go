@@ -236,3 +236,47 @@ func BenchmarkQueue(b *testing.B) {
 		})
 	}
 }
+
+// TestFirst: First lists what Pop returns next, in order, as far as it is of one class.
+func TestFirst(t *testing.T) {
+	r := rand.New(rand.NewPCG(16, 2))
+	for range 2000 {
+		var q queue.Queue[*query]
+		now := time.Duration(0)
+		for range r.IntN(40) {
+			x := &query{}
+			x.Estimate = time.Duration(1 + r.IntN(5))
+			x.LatestStart = queue.NoTarget
+			if r.IntN(3) > 0 {
+				x.LatestStart = now + time.Duration(r.IntN(30))
+			}
+			x.Background = r.IntN(5) == 0
+			q.Push(x, now)
+			now += time.Duration(r.IntN(2))
+		}
+		most := r.IntN(30)
+		first := q.First(nil, now, most)
+		if len(first) > most {
+			t.Fatalf("%d are first, want at most %d", len(first), most)
+		}
+		before := q.Len()
+		for i, x := range first {
+			if next, ok := q.Pop(now); !ok || next != x {
+				t.Fatalf("query %d of the first %d is not the next that Pop returns", i, len(first))
+			}
+		}
+		class := func(x *query) int {
+			switch {
+			case x.Background:
+				return 2
+			case x.LatestStart < now:
+				return 1
+			}
+			return 0
+		}
+		next, ok := q.Pop(now)
+		if ok && len(first) < most && (len(first) == 0 || class(next) == class(first[0])) {
+			t.Fatalf("First leaves out a query of the class of the first; %d waited", before)
+		}
+	}
+}

@@ -1,0 +1,231 @@
+package merge
+
+import (
+	"math"
+	"time"
+)
+
+// A Policy says how queries are merged.
+type Policy string
+
+// The policies. All but Deadline and None are those of others, to compare with.
+const (
+	// None runs each query alone. So does the empty policy.
+	None Policy = "none"
+	// Deadline never waits. It takes the most urgent query and then others, in order of urgency, as
+	// long as that saves a tenth of the time that they would take one after the other, all that run
+	// together are in time, and none that waits becomes late by it.
+	Deadline Policy = "deadline"
+	// Proteus waits until the most urgent query would be late if one more came and ran with it
+	// (Proteus, ASPLOS 2024, section 5).
+	Proteus Policy = "proteus"
+	// Nexus never waits. It takes as many as let the most urgent one be in time (Nexus, SOSP 2019).
+	// Queries that are late already run when none is in time, or are rejected, by the order of the
+	// queue.
+	Nexus Policy = "nexus"
+	// Symphony waits as long as the most urgent query permits, so that other lanes stay idle and
+	// can be given back (deferred batching; Symphony, 2023).
+	Symphony Policy = "symphony"
+	// AIMD takes up to a number of items that grows by one after a run of that size in which
+	// nothing was late, and shrinks by a tenth after one in which something was (Clipper, NSDI
+	// 2017).
+	AIMD Policy = "aimd"
+)
+
+// Policies lists all policies, the default first.
+func Policies() []Policy { return []Policy{Deadline, Proteus, Nexus, Symphony, AIMD, None} }
+
+// Merges reports whether the policy merges at all.
+func (p Policy) Merges() bool { return p != "" && p != None }
+
+// Waits reports whether the policy may leave a lane idle although queries wait.
+func (p Policy) Waits() bool { return p == Proteus || p == Symphony }
+
+const (
+	// Most is how many waiting queries a choice looks at; a run of more gains hardly anything.
+	Most = 128
+	// Gain bounds the time of a run of Deadline, as a share of what its parts would take one after
+	// the other. The tenth to be gained covers errors of the profile.
+	Gain = 0.9
+	// aimdLess is the factor of AIMD after a late query.
+	aimdLess = 0.9
+)
+
+// Never is when the answer of a query is due that is late already or has no QoS target.
+const Never time.Duration = math.MaxInt64
+
+// A Latency predicts how long a run takes. A *match.Table implements it.
+type Latency interface {
+	// Mean is the mean at a batch size; 0 if it is unknown.
+	Mean(batch int) time.Duration
+	// P80 is the time that four runs of five do not exceed.
+	P80(batch int) time.Duration
+}
+
+// An Item is a waiting query.
+type Item struct {
+	// Batch is its batch size.
+	Batch int
+	// Due is when its answer is due; Never if it is late or has no target.
+	Due time.Duration
+	// Mean and P80 are how long it runs alone. Choose reads them only if Other is set.
+	Mean, P80 time.Duration
+	// Other says that the query cannot run together with the first.
+	Other bool
+}
+
+// A Kind is what queries that may run together share: they are of one version of a model, and their
+// inputs differ in the batch size only. It also counts those of them that wait at a lane.
+type Kind struct {
+	Policy  Policy
+	Latency Latency
+	// Largest is the largest batch size of a run.
+	Largest int
+
+	n, batch int           // queries that wait, and their items
+	estimate time.Duration // the sum of the times that they would run alone
+	most     float64       // items of a run (AIMD); 0 stands for 1
+	taken    []int
+}
+
+// Choose returns which of the waiting queries run now, by their index. The first one is always
+// among them, unless until is after now: then nothing runs before until, except if more comes.
+// waiting is not empty, and in the order in which the lane would run the queries one after the
+// other. If the first is late, so are all. The result is valid until the next call.
+func (k *Kind) Choose(now time.Duration, waiting []Item) (take []int, until time.Duration) {
+	k.taken = append(k.taken[:0], 0)
+	if k.Latency == nil || k.Latency.Mean(waiting[0].Batch) <= 0 {
+		return k.taken, now
+	}
+	switch k.Policy {
+	case Deadline:
+		k.deadline(now, waiting)
+	case Nexus:
+		k.whileInTime(now, waiting)
+	case AIMD:
+		k.within(waiting, min(k.Largest, int(max(k.most, 1))))
+	case Proteus, Symphony:
+		sum, all := k.whileInTime(now, waiting)
+		if waiting[0].Due == Never || !all {
+			break
+		}
+		last := sum // the run that is just in time at until
+		if k.Policy == Proteus {
+			last += max(1, (sum+len(k.taken)/2)/len(k.taken)) // one more of the usual size
+		}
+		if last <= k.Largest {
+			return k.taken, max(now, waiting[0].Due-k.Latency.P80(last))
+		}
+	}
+	return k.taken, now
+}
+
+// deadline takes what Deadline runs now.
+func (k *Kind) deadline(now time.Duration, waiting []Item) {
+	sum := waiting[0].Batch
+	mean, due := k.Latency.Mean(sum), waiting[0].Due
+	// The run must end by limit, so that those are in time that are not taken, are more urgent than
+	// some that are, and would be in time after the first. They take behind, one after the other.
+	limit, behind := Never, time.Duration(0)
+	for i := 1; i < len(waiting); i++ {
+		x := &waiting[i]
+		if !x.Other && sum+x.Batch <= k.Largest {
+			joined, alone := k.Latency.Mean(sum+x.Batch), k.Latency.Mean(x.Batch)
+			if float64(joined) < Gain*float64(mean+alone) && now+joined <= limit &&
+				(due == Never || now+k.Latency.P80(sum+x.Batch) <= min(due, x.Due)) {
+				k.taken = append(k.taken, i)
+				sum, mean, due = sum+x.Batch, joined, min(due, x.Due)
+				continue
+			}
+		}
+		if x.Due == Never {
+			continue
+		}
+		alone, safe := x.Mean, x.P80
+		if !x.Other {
+			alone, safe = k.Latency.Mean(x.Batch), k.Latency.P80(x.Batch)
+		}
+		if latest := x.Due - safe - behind; now+mean <= latest {
+			limit = min(limit, latest)
+		}
+		behind += alone
+	}
+}
+
+// whileInTime takes queries in their order as long as the first is in time. It returns the sum of
+// their batch sizes, and whether that are all that may run together.
+func (k *Kind) whileInTime(now time.Duration, waiting []Item) (sum int, all bool) {
+	sum = waiting[0].Batch
+	for i := 1; i < len(waiting); i++ {
+		if waiting[i].Other {
+			continue
+		}
+		more := sum + waiting[i].Batch
+		if more > k.Largest || waiting[0].Due != Never &&
+			now+k.Latency.P80(more) > waiting[0].Due {
+			return sum, false
+		}
+		k.taken = append(k.taken, i)
+		sum = more
+	}
+	return sum, len(waiting) < Most
+}
+
+// within takes queries in their order, up to most items.
+func (k *Kind) within(waiting []Item, most int) {
+	sum := waiting[0].Batch
+	for i := 1; i < len(waiting); i++ {
+		if waiting[i].Other {
+			continue
+		}
+		if sum += waiting[i].Batch; sum > most {
+			return
+		}
+		k.taken = append(k.taken, i)
+	}
+}
+
+// Ran tells the outcome of a run: its batch size, and whether any of its queries was late.
+func (k *Kind) Ran(batch int, late bool) {
+	if k.Policy != AIMD {
+		return
+	}
+	k.most = max(k.most, 1)
+	switch {
+	case late:
+		k.most = max(1, k.most*aimdLess)
+	case batch >= int(k.most):
+		k.most = min(k.most+1, float64(k.Largest))
+	}
+}
+
+// Enter counts a query that waits at the lane from now on. estimate is how long it would run alone.
+func (k *Kind) Enter(batch int, estimate time.Duration) { k.count(1, batch, estimate) }
+
+// Leave counts that a query waits no more. The arguments are those of its Enter.
+func (k *Kind) Leave(batch int, estimate time.Duration) { k.count(-1, -batch, -estimate) }
+
+func (k *Kind) count(n, batch int, estimate time.Duration) {
+	k.n, k.batch, k.estimate = k.n+n, k.batch+batch, k.estimate+estimate
+}
+
+// seeks reports whether a query of the kind, which may be nil, seeks others to run with.
+func (k *Kind) seeks() bool {
+	return k != nil && k.Policy.Merges() && (k.n > 1 || k.Policy.Waits())
+}
+
+// Saved returns by how much the waiting queries take less time merged than alone, as an estimate; 0
+// if they take hardly less.
+func (k *Kind) Saved() time.Duration {
+	if k.n < 2 || !k.Policy.Merges() || k.Latency == nil || k.Largest < 1 {
+		return 0
+	}
+	merged := k.Latency.Mean(min(k.batch, k.Largest))
+	if k.batch > k.Largest {
+		merged = time.Duration(float64(merged) * float64(k.batch) / float64(k.Largest))
+	}
+	if merged <= 0 || float64(merged) >= Gain*float64(k.estimate) {
+		return 0
+	}
+	return k.estimate - merged
+}
