@@ -8,6 +8,7 @@ import (
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // A Kind says what happened. The comment of each kind lists the fields of [Event] that it uses.
@@ -44,7 +45,8 @@ const (
 	Unused
 	// Completed: Agent, Lane, Gateway, Sequence, Attempt, Remaining, Refused. An attempt has ended
 	// at a lane. Unless the lane did not read it: also Model, BatchSize. Unless the lane refused it:
-	// also Execution, Queue, Receive, Latency, Bytes.
+	// also Execution, Queue, Receive, Latency, Bytes,
+	// Merged.
 	Completed
 	// Learned: Advice. The learning loop has new results.
 	Learned
@@ -97,6 +99,9 @@ type Event struct {
 	// Receive how long its inputs took to arrive, Latency the time since it arrived at its gateway.
 	Execution, Queue, Receive, Latency time.Duration
 	Bytes                              uint64 // of the inputs
+	// Merged is the items of the run, if several queries ran as one; 0 otherwise. One of them has
+	// the run's Execution; the others have 0, and the run counts in their Queue.
+	Merged int
 
 	Member  *Member
 	Members []*Member
@@ -163,6 +168,9 @@ type Model struct {
 	// Splits says that a query may run as several parts: its rows are independent, and splitting is
 	// not turned off.
 	Splits bool
+	// Merge is how the member's lanes run several waiting queries as one; "" or merge.None: each
+	// query alone.
+	Merge merge.Policy
 	// Profile is the key under which the model's latencies on this member's lanes are learned.
 	Profile profiles.Key
 }

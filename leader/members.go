@@ -178,7 +178,11 @@ func (s *State) completed(e *Event) {
 	}
 	if ours && !attempt.Claimed && !attempt.Told && attempt.Since.Sub(origin) > Turmoil {
 		round := s.at().Sub(attempt.Since) - e.Queue - e.Execution
-		s.ahead.observe(round, e.Receive, attempt.Latency-e.Execution, e.Bytes)
+		early := attempt.Latency - e.Execution
+		if e.Merged > 0 {
+			early = 0 // with which others it would run was not known
+		}
+		s.ahead.observe(round, e.Receive, early, e.Bytes)
 	}
 	ln.member.busy.add(s.now, float64(e.Execution))
 	if m == nil {
@@ -191,9 +195,12 @@ func (s *State) completed(e *Event) {
 		}
 		s.count(m, t)
 	}
+	if e.Merged > 0 && e.Execution == 0 {
+		return // another query's completion tells of the run
+	}
 	seen := s.act(Observed)
 	seen.Member, seen.Model = ln.member.Member, m.ModelID
-	seen.BatchSize, seen.Duration = e.BatchSize, e.Execution
+	seen.BatchSize, seen.Duration = max(e.BatchSize, e.Merged), e.Execution
 }
 
 // hasArrived tells the learning loop of a query that has arrived.

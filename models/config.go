@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // A LatePolicy says what happens to a late query: one that can no longer be answered within its
@@ -110,6 +112,8 @@ type Config struct {
 	// KeepWhole is whether a query must run on one lane (`split: false`). Default false: see
 	// Splits.
 	KeepWhole bool
+	// Merge is how several waiting queries run as one; see [Config.Merging]. Default "".
+	Merge merge.Policy
 	// Late is what happens to late queries; default LateServe.
 	Late LatePolicy
 	// WarmUp lists the batch sizes that run before a version serves, each in
@@ -159,6 +163,18 @@ func DefaultConfig() Config {
 	return c
 }
 
+// Merging is how several waiting queries run as one: Merge, or where that is empty the default, which
+// is merge.Deadline if rows are independent. Otherwise nothing can be merged.
+func (c *Config) Merging() merge.Policy {
+	switch {
+	case c.Merge != "":
+		return c.Merge
+	case c.RowsIndependent:
+		return merge.Deadline
+	}
+	return merge.None
+}
+
 // setDefaults sets the defaults that depend on other settings, where Deadline is 0 and WarmUp nil.
 func (c *Config) setDefaults() {
 	if c.Deadline == 0 {
@@ -191,6 +207,10 @@ func (c Config) Validate() error {
 		"largest batch size is %d, expected 1 to %d", c.LargestBatchSize, largestBatchSize)
 	check(c.Late == LateServe || c.Late == LateReject, "late is %q, expected %q or %q", c.Late,
 		LateServe, LateReject)
+	check(c.Merge == "" || slices.Contains(merge.Policies(), c.Merge), "merge is %q, expected one of %v", c.Merge,
+		merge.Policies())
+	check(c.RowsIndependent || !c.Merge.Merges(),
+		"merge is %q, expected %q because rows are not independent", c.Merge, merge.None)
 	for _, n := range c.WarmUp {
 		check(n >= 1 && n <= c.LargestBatchSize,
 			"warm-up batch size is %d, expected 1 to the largest batch size of %d", n,

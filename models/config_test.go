@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 const everyKey = `
@@ -19,6 +20,7 @@ deadline_ms: 1000
 largest_batch_size: 512
 rows_independent: true
 split: false
+merge: nexus
 late: reject
 warm_up: [1, 8, 512]
 versions: {latest: 2}
@@ -51,7 +53,7 @@ func TestParseConfig(t *testing.T) {
 		"every key": {everyKey, Config{
 			QoSTarget: 25 * time.Millisecond, QoSPercentile: 99.9, Deadline: time.Second,
 			LargestBatchSize: 512,
-			RowsIndependent:  true, KeepWhole: true, Late: LateReject, WarmUp: []int{1, 8, 512},
+			RowsIndependent:  true, KeepWhole: true, Merge: merge.Nexus, Late: LateReject, WarmUp: []int{1, 8, 512},
 			Versions: VersionPolicy{Latest: 2},
 			Family:   "ctr", Accuracy: 0.93, Score: .8378, Metric: AUC,
 			Measured: Measurement{Against: "rows.csv", Rows: 200_000, Seed: 1, Error: .0012},
@@ -135,6 +137,7 @@ generated: {seed: -1}
 qos_target: 5
 deadline_ms: 5
 deadline_ms: 6
+merge: often
 `
 	want := []string{
 		`model.yaml:1: qos_target_ms: got "25 ms", expected a number above 0 and up to 3600000`,
@@ -155,10 +158,11 @@ deadline_ms: 6
 		`model.yaml:21: tables: got "none", expected a list of tables`,
 		`model.yaml:22: generated.seed: got "-1", expected a whole number of at least 0`,
 		`model.yaml:23: unknown key "qos_target", expected one of accuracy, deadline_ms, family, ` +
-			`generated, inputs, largest_batch_size, late, measured, metric, outputs, ` +
-			`qos_percentile, qos_target_ms, rows_independent, score, split, tables, versions, ` +
+			`generated, inputs, largest_batch_size, late, measured, merge, metric, ` +
+			`outputs, qos_percentile, qos_target_ms, rows_independent, score, split, tables, versions, ` +
 			`warm_up`,
 		`model.yaml:25: key "deadline_ms" is given twice`,
+		`model.yaml:26: merge: got "often", expected one of [deadline proteus nexus symphony aimd none]`,
 		`model.yaml:24: deadline_ms: got "5", expected at least qos_target_ms, which is 100`,
 		`model.yaml:5: split: got "true", expected false unless rows_independent is true`,
 		`model.yaml:7: warm_up: got batch size 2000, expected at most largest_batch_size, which is 1000`,
@@ -176,7 +180,9 @@ func TestParseConfigOfOtherShapes(t *testing.T) {
 	for yaml, want := range map[string]string{
 		"- 1\n": "model.yaml:1: the document: got a list, expected a " +
 			"mapping",
-		"a: [":                         "model.yaml: yaml: line 1",
+		"a: [": "model.yaml: yaml: line 1",
+		"merge: deadline\n": `model.yaml:1: merge: got "deadline", expected "none", because ` +
+			"rows_independent is not true",
 		"late: &x serve\nfamily: *x\n": "model.yaml:2: family: got an alias, expected text",
 		"null":                         "model.yaml:1: the document: got nothing",
 	} {
@@ -189,10 +195,12 @@ func TestParseConfigOfOtherShapes(t *testing.T) {
 
 func TestValidate(t *testing.T) {
 	for want, edit := range map[string]func(*Config){
-		"QoS target is 0s":           func(c *Config) { c.QoSTarget = 0 },
-		"QoS percentile is 0":        func(c *Config) { c.QoSPercentile = 0 },
-		"deadline is 1ms":            func(c *Config) { c.Deadline = time.Millisecond },
-		"largest batch size is 0":    func(c *Config) { c.LargestBatchSize = 0 },
+		"QoS target is 0s":        func(c *Config) { c.QoSTarget = 0 },
+		"QoS percentile is 0":     func(c *Config) { c.QoSPercentile = 0 },
+		"deadline is 1ms":         func(c *Config) { c.Deadline = time.Millisecond },
+		"largest batch size is 0": func(c *Config) { c.LargestBatchSize = 0 },
+		`merge is "x"`:            func(c *Config) { c.RowsIndependent, c.Merge = true, "x" },
+		`merge is "nexus", expected "none" because rows`: func(c *Config) { c.Merge = merge.Nexus },
 		`late is "x"`:                func(c *Config) { c.Late = "x" },
 		"warm-up batch size is 1001": func(c *Config) { c.WarmUp = []int{1001} },
 		"version is 0":               func(c *Config) { c.Versions.Specific = []int64{0} },

@@ -42,8 +42,11 @@
 //	                           10 x qos_target_ms. Longer timeouts of clients count as a minute,
 //	                           or as deadline_ms if that is more
 //	largest_batch_size: 1000   up to 1048576
-//	rows_independent: false    whether a large batch may run in pieces
+//	rows_independent: false    whether a large batch may run in pieces, and queries be merged
 //	split: false               no query runs as parts on several lanes, though rows are independent
+//	merge: deadline            how several waiting queries run as one (see package
+//	                           runtime/queue/merge); default deadline if rows_independent, which
+//	                           it needs, else none
 //	late: serve                late queries: serve when a lane would be idle, or reject
 //	warm_up: [1, 64]           batch sizes that run before a version serves; [] for none
 //	versions: {latest: 1}      which versions to serve: {latest: N}, all, or a list such as [1, 3]

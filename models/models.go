@@ -88,8 +88,8 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	}
 	v := &Version{Model: model, Number: number, Path: path, Config: c}
 	var errs []error
-	v.Inputs, errs = merge("input", s.Inputs, c.Inputs)
-	outputs, more := merge("output", s.Outputs, c.Outputs)
+	v.Inputs, errs = mergePorts("input", s.Inputs, c.Inputs)
+	outputs, more := mergePorts("output", s.Outputs, c.Outputs)
 	v.Outputs = outputs
 	if errs = append(errs, more...); len(errs) > 0 {
 		return nil, fmt.Errorf("%s does not fit %s: %w", filepath.Join(dir, model, ConfigFile),
@@ -106,8 +106,8 @@ func FileVersion(path string) (*Version, error) {
 		return nil, err
 	}
 	v := &Version{Model: filepath.Base(path), Number: 1, Path: path, Config: DefaultConfig()}
-	v.Inputs, _ = merge("input", s.Inputs, nil)
-	v.Outputs, _ = merge("output", s.Outputs, nil)
+	v.Inputs, _ = mergePorts("input", s.Inputs, nil)
+	v.Outputs, _ = mergePorts("output", s.Outputs, nil)
 	return v, nil
 }
 
@@ -161,9 +161,9 @@ func within(dir string, elements ...string) (string, error) {
 	return path, nil
 }
 
-// merge returns the model's ports (have) with the id bounds and shapes that its configuration adds
+// mergePorts returns the model's ports (have) with the id bounds and shapes that its configuration adds
 // (said), and an error for each contradiction. role is "input" or "output".
-func merge(role string, have []onnx.Port, said []Port) ([]Port, []error) {
+func mergePorts(role string, have []onnx.Port, said []Port) ([]Port, []error) {
 	ports := make([]Port, len(have))
 	names := make([]string, len(have))
 	for i, p := range have {

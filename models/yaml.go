@@ -16,6 +16,7 @@ import (
 
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models/onnx"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // largestConfig is the most bytes that a model.yaml may have.
@@ -132,7 +133,7 @@ func (p *parser) mapping(where string, n *yaml.Node,
 }
 
 func (p *parser) config(n *yaml.Node, c *Config) {
-	var deadline, warmUp, split, score, metric, measured *yaml.Node
+	var deadline, warmUp, split, merging, score, metric, measured *yaml.Node
 	splits := true
 	p.mapping("", n, map[string]func(string, *yaml.Node){
 		"qos_target_ms": func(key string, v *yaml.Node) {
@@ -157,6 +158,13 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 			split = v
 			p.boolean(key, v, &splits)
 			c.KeepWhole = !splits
+		},
+		"merge": func(key string, v *yaml.Node) {
+			merging = v
+			if c.Merge = merge.Policy(v.Value); !slices.Contains(merge.Policies(), c.Merge) {
+				p.wrong(key, v, fmt.Sprintf("one of %v", merge.Policies()))
+				c.Merge = ""
+			}
 		},
 		"late": func(key string, v *yaml.Node) {
 			switch c.Late = LatePolicy(v.Value); c.Late {
@@ -209,6 +217,10 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 	}
 	if split != nil && splits && !c.RowsIndependent {
 		p.wrong("split", split, "false unless rows_independent is true")
+	}
+	if merging != nil && c.Merge.Merges() && !c.RowsIndependent {
+		p.wrong("merge", merging,
+			fmt.Sprintf("%q, because rows_independent is not true", merge.None))
 	}
 	switch {
 	case score != nil && metric == nil:
@@ -453,6 +465,7 @@ func (c Config) YAML() ([]byte, error) {
 		LargestBatchSize int          `yaml:"largest_batch_size,omitempty"`
 		RowsIndependent  bool         `yaml:"rows_independent,omitempty"`
 		Split            *bool        `yaml:"split,omitempty"`
+		Merge            merge.Policy `yaml:"merge,omitempty"`
 		Late             LatePolicy   `yaml:"late,omitempty"`
 		WarmUp           []int        `yaml:"warm_up,omitempty,flow"`
 		Versions         any          `yaml:"versions,omitempty"`
@@ -471,6 +484,7 @@ func (c Config) YAML() ([]byte, error) {
 		Deadline:         milliseconds(c.Deadline),
 		LargestBatchSize: c.LargestBatchSize,
 		RowsIndependent:  c.RowsIndependent,
+		Merge:            c.Merge,
 		Late:             c.Late,
 		WarmUp:           c.WarmUp,
 		Family:           c.Family,

@@ -203,14 +203,18 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 	var result *Result
 	defer func() { l.finish(t, &q, result) }()
 	if t.merged != nil {
-		if result = l.runMerged(ctx, t, &q); result != nil && ctx.Err() == nil {
-			result.Queue, result.Lane = t.started-admitted, t.lane
-			return result, nil
-		} else if result != nil {
-			result.Release()
+		result = l.runMerged(ctx, t, &q)
+		switch {
+		case ctx.Err() != nil:
+			if result != nil {
+				result.Release()
+			}
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			return nil, l.drop(ctx, t)
+		case result != nil:
+			result.Queue, result.Lane = t.started-admitted, t.lane
+			return result, nil
 		}
 	}
 	if q.Background {

@@ -58,6 +58,7 @@ func (w *Worker) describeModel(s models.Status) *control.Model {
 		RejectLate:       config.Late == models.LateReject,
 		Checksum:         loaded.Model.checksum,
 		Splits:           config.Splits(),
+		Merge:            string(config.Merging()),
 	}
 }
 

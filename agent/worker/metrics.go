@@ -49,6 +49,7 @@ type metrics struct {
 	failureSeconds *prometheus.CounterVec
 	queue          *prometheus.HistogramVec
 	execution      *prometheus.HistogramVec
+	merged         *prometheus.HistogramVec
 	loads          *prometheus.CounterVec
 	loadDuration   *prometheus.HistogramVec
 	warmUpDuration *prometheus.HistogramVec
@@ -129,6 +130,8 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 			"Time a query waited for a lane, of queries answered."),
 		execution: duration("muster_execution_duration_seconds",
 			"Time the model itself took, of queries answered."),
+		merged: duration("muster_lane_merged_queries",
+			"Queries that ran as one, of each execution."),
 		loads: counter("muster_model_loads_total",
 			"Loads of a model version that ended, by result.", "model", "version", "result"),
 		loadDuration: duration("muster_model_load_duration_seconds",
@@ -157,7 +160,7 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 	}
 	m.ask(versionKey{})
 	registry.MustRegister(m.arrived, m.queries, m.items, m.late, m.failures, m.failureSeconds,
-		m.queue, m.execution, m.loads, m.loadDuration, m.warmUpDuration, m.modelState, m.qosTarget,
+		m.queue, m.execution, m.merged, m.loads, m.loadDuration, m.warmUpDuration, m.modelState, m.qosTarget,
 		m.qosPercentile, m.attempts, m.refused, m.probes)
 	return m
 }
@@ -255,6 +258,7 @@ type versionMetrics struct {
 	request       prometheus.Histogram
 	queue         prometheus.Histogram
 	execution     prometheus.Histogram
+	merged        prometheus.Histogram
 	failed        atomic.Uint64 // queries and attempts that failed here
 	failedFor     atomic.Int64  // time spent on them, ns
 	lastInference atomic.Int64  // Unix time in ms; 0 before the first
@@ -286,6 +290,7 @@ func (m *metrics) version(model string, number int64, target time.Duration) *ver
 		})),
 		queue:     m.queue.WithLabelValues(labels...).(prometheus.Histogram),
 		execution: m.execution.WithLabelValues(labels...).(prometheus.Histogram),
+		merged:    m.merged.WithLabelValues(labels...).(prometheus.Histogram),
 	}
 	if former != nil {
 		m.registry.Unregister(former.request)
@@ -298,12 +303,16 @@ func (m *metrics) version(model string, number int64, target time.Duration) *ver
 	return v
 }
 
-// ran counts an execution: its batch size, and its time in the queue and on the lane.
-func (v *versionMetrics) ran(batchSize int, queue, execution time.Duration) {
+// ran counts a query or a part that has run: its batch size, its time in the queue and on the lane,
+// and its execution, which counts once for all queries that ran as one.
+func (v *versionMetrics) ran(batchSize int, result *runtime.Result) {
 	v.items.Add(float64(batchSize))
-	v.queue.Observe(queue.Seconds())
-	v.execution.Observe(execution.Seconds())
+	v.queue.Observe(result.Queue.Seconds())
+	v.execution.Observe(result.Execution.Seconds())
 	v.lastInference.Store(time.Now().UnixMilli())
+	if !result.Joined {
+		v.merged.Observe(float64(result.Queries))
+	}
 }
 
 // answered counts an answered query, whose latency was request.
@@ -379,7 +388,7 @@ func (m *metrics) forget(now time.Time, held map[names.ModelKey]bool,
 	for _, key := range m.unserved.Over(now, keepSeries, maps.Keys(m.versions), served) {
 		m.registry.Unregister(m.versions[key].request)
 		delete(m.versions, key)
-		key.drop(m.queries, m.items, m.late, m.queue, m.execution, m.loadDuration,
+		key.drop(m.queries, m.items, m.late, m.queue, m.execution, m.merged, m.loadDuration,
 			m.warmUpDuration, m.qosTarget, m.qosPercentile)
 	}
 	exists := func(key versionKey) bool { return m.states[key] != "" }
@@ -436,8 +445,8 @@ func (w *Worker) Statistics(model string, number int64) *inference.ModelStatisti
 }
 
 // statistics returns the counts in the inference protocol's form. As in other servers,
-// inference_count counts items and execution_count executions: a query is one, unless it ran as
-// parts.
+// inference_count counts items and execution_count executions. Several queries may be one execution,
+// and a query that runs as parts is several; the durations count for each query.
 func (v *versionMetrics) statistics() *inference.ModelStatistics {
 	duration := func(count uint64, sum time.Duration) *inference.StatisticDuration {
 		return &inference.StatisticDuration{Count: count, Ns: uint64(sum)}
@@ -445,13 +454,14 @@ func (v *versionMetrics) statistics() *inference.ModelStatistics {
 	requests, requestTime := totals(v.request)
 	queued, queueTime := totals(v.queue)
 	executed, executionTime := totals(v.execution)
+	executions, _ := totals(v.merged)
 	none := duration(executed, 0) // the time for copying is not measured
 	return &inference.ModelStatistics{
 		Name:           v.key.model,
 		Version:        v.key.number(),
 		LastInference:  uint64(v.lastInference.Load()),
 		InferenceCount: uint64(total(v.items)),
-		ExecutionCount: executed,
+		ExecutionCount: executions,
 		InferenceStats: &inference.InferStatistics{
 			Success:       duration(requests, requestTime),
 			Fail:          duration(v.failed.Load(), time.Duration(v.failedFor.Load())),

@@ -62,7 +62,6 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, arrival time.Time)
 	if err != nil {
 		return failed(err)
 	}
-	counts.ran(q.batchSize, result.Queue, result.Execution)
 	counts.answered(time.Since(arrival), v.Config.QoSTarget)
 	return respond(v, req, q, result), nil
 }
@@ -103,8 +102,11 @@ func (w *Worker) execute(ctx context.Context, loaded *Loaded, q query,
 		RejectLate:  config.Late == models.LateReject,
 		Lane:        e.lane,
 		Reservation: e.reservation,
+
+		Merge: config.Merging(), LargestBatch: config.LargestBatchSize,
 	})
 	if err == nil {
+		loaded.Model.counts.ran(q.batchSize, result)
 		w.traceExecution(ctx, loaded, q, e.arrival, result)
 	}
 	return result, err

@@ -317,7 +317,6 @@ func (w *Worker) perform(ctx context.Context, req *oip.Request, t *attempt) (*oi
 		return nil, err
 	}
 	t.result = result
-	loaded.Model.counts.ran(q.batchSize, result.Queue, result.Execution)
 	if t.isQuery() {
 		loaded.Model.counts.answered(time.Since(t.arrival), loaded.Version.Config.QoSTarget)
 	}
@@ -357,7 +356,7 @@ func (w *Worker) ended(t *attempt, err error) {
 		Bytes: uint64(t.bytes),
 	}
 	if t.result != nil {
-		c.QueueNs, c.ExecutionNs = int64(t.result.Queue), int64(t.result.Execution)
+		durations(c, t.result)
 	} else {
 		c.Refused = "panic"
 		if err != nil {
@@ -380,11 +379,23 @@ func (w *Worker) completedAlone(v *models.Version, batchSize int, bytes int64, a
 		Bytes: uint64(bytes),
 	}
 	if result != nil {
-		c.QueueNs, c.ExecutionNs = int64(result.Queue), int64(result.Execution)
+		durations(c, result)
 	} else {
 		c.Refused = outcome.Of(err).Reason
 	}
 	w.completed(c)
+}
+
+// durations sets the durations of c, which result belongs to, so that a run of several queries
+// counts once.
+func durations(c *control.Completed, result *runtime.Result) {
+	c.QueueNs, c.ExecutionNs = int64(result.Queue), int64(result.Execution)
+	if result.Queries > 1 {
+		c.Merged = uint32(result.Items)
+	}
+	if result.Joined {
+		c.QueueNs, c.ExecutionNs = c.QueueNs+c.ExecutionNs, 0
+	}
 }
 
 // completed adds the end of an attempt to the next message to the leader that this agent follows.

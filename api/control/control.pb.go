@@ -253,7 +253,10 @@ type Model struct {
 	LargestBatchSize uint32                           `protobuf:"varint,8,opt,name=largest_batch_size,json=largestBatchSize,proto3" json:"largest_batch_size,omitempty"`
 	RejectLate       bool                             `protobuf:"varint,9,opt,name=reject_late,json=rejectLate,proto3" json:"reject_late,omitempty"`
 	// Of the version's files and of what changes how they run. Who has another holds another model.
-	Checksum      string `protobuf:"bytes,10,opt,name=checksum,proto3" json:"checksum,omitempty"`
+	Checksum string `protobuf:"bytes,10,opt,name=checksum,proto3" json:"checksum,omitempty"`
+	// merge is how the member's lanes run several waiting queries as one, as runtime/queue/merge
+	// names it; empty: each query alone.
+	Merge         string `protobuf:"bytes,13,opt,name=merge,proto3" json:"merge,omitempty"`
 	Number        uint64 `protobuf:"varint,11,opt,name=number,proto3" json:"number,omitempty"` // in a Watch of changes: by which members name it
 	Splits        bool   `protobuf:"varint,12,opt,name=splits,proto3" json:"splits,omitempty"` // its queries may run as several parts
 	unknownFields protoimpl.UnknownFields
@@ -356,6 +359,13 @@ func (x *Model) GetRejectLate() bool {
 func (x *Model) GetChecksum() string {
 	if x != nil {
 		return x.Checksum
+	}
+	return ""
+}
+
+func (x *Model) GetMerge() string {
+	if x != nil {
+		return x.Merge
 	}
 	return ""
 }
@@ -1804,15 +1814,18 @@ type Completed struct {
 	Lane        uint32                 `protobuf:"varint,4,opt,name=lane,proto3" json:"lane,omitempty"`
 	RemainingNs int64                  `protobuf:"varint,5,opt,name=remaining_ns,json=remainingNs,proto3" json:"remaining_ns,omitempty"` // until the lane is free
 	// Of an attempt that ran; otherwise refused says why it did not.
-	Model         string `protobuf:"bytes,6,opt,name=model,proto3" json:"model,omitempty"`
-	Version       int64  `protobuf:"varint,7,opt,name=version,proto3" json:"version,omitempty"`
-	BatchSize     uint32 `protobuf:"varint,8,opt,name=batch_size,json=batchSize,proto3" json:"batch_size,omitempty"`
-	ReceiveNs     int64  `protobuf:"varint,9,opt,name=receive_ns,json=receiveNs,proto3" json:"receive_ns,omitempty"` // from headers to the last byte
-	QueueNs       int64  `protobuf:"varint,10,opt,name=queue_ns,json=queueNs,proto3" json:"queue_ns,omitempty"`
-	ExecutionNs   int64  `protobuf:"varint,11,opt,name=execution_ns,json=executionNs,proto3" json:"execution_ns,omitempty"`
-	LatencyNs     int64  `protobuf:"varint,12,opt,name=latency_ns,json=latencyNs,proto3" json:"latency_ns,omitempty"` // since the query arrived at its gateway, at the answer
-	Refused       string `protobuf:"bytes,13,opt,name=refused,proto3" json:"refused,omitempty"`
-	Bytes         uint64 `protobuf:"varint,14,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Model       string `protobuf:"bytes,6,opt,name=model,proto3" json:"model,omitempty"`
+	Version     int64  `protobuf:"varint,7,opt,name=version,proto3" json:"version,omitempty"`
+	BatchSize   uint32 `protobuf:"varint,8,opt,name=batch_size,json=batchSize,proto3" json:"batch_size,omitempty"`
+	ReceiveNs   int64  `protobuf:"varint,9,opt,name=receive_ns,json=receiveNs,proto3" json:"receive_ns,omitempty"` // from headers to the last byte
+	QueueNs     int64  `protobuf:"varint,10,opt,name=queue_ns,json=queueNs,proto3" json:"queue_ns,omitempty"`
+	ExecutionNs int64  `protobuf:"varint,11,opt,name=execution_ns,json=executionNs,proto3" json:"execution_ns,omitempty"`
+	LatencyNs   int64  `protobuf:"varint,12,opt,name=latency_ns,json=latencyNs,proto3" json:"latency_ns,omitempty"` // since the query arrived at its gateway, at the answer
+	Refused     string `protobuf:"bytes,13,opt,name=refused,proto3" json:"refused,omitempty"`
+	Bytes       uint64 `protobuf:"varint,14,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Where several queries ran as one: the items of all. One of them has the execution_ns of the
+	// run; the others have 0, and what they spent in it counts in queue_ns.
+	Merged        uint32 `protobuf:"varint,15,opt,name=merged,proto3" json:"merged,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1941,6 +1954,13 @@ func (x *Completed) GetRefused() string {
 func (x *Completed) GetBytes() uint64 {
 	if x != nil {
 		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Completed) GetMerged() uint32 {
+	if x != nil {
+		return x.Merged
 	}
 	return 0
 }
@@ -3773,7 +3793,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\x04rank\x18\x0e \x01(\rR\x04rank\x12\x12\n" +
 	"\x04held\x18\x0f \x03(\x04R\x04held\x12'\n" +
 	"\x0fnewest_protocol\x18\x10 \x01(\rR\x0enewestProtocol\x12\x1a\n" +
-	"\bsoftware\x18\x11 \x01(\tR\bsoftware\"\x92\x03\n" +
+	"\bsoftware\x18\x11 \x01(\tR\bsoftware\"\xa8\x03\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x16\n" +
@@ -3787,7 +3807,8 @@ const file_control_control_proto_rawDesc = "" +
 	"\vreject_late\x18\t \x01(\bR\n" +
 	"rejectLate\x12\x1a\n" +
 	"\bchecksum\x18\n" +
-	" \x01(\tR\bchecksum\x12\x16\n" +
+	" \x01(\tR\bchecksum\x12\x14\n" +
+	"\x05merge\x18\r \x01(\tR\x05merge\x12\x16\n" +
 	"\x06number\x18\v \x01(\x04R\x06number\x12\x16\n" +
 	"\x06splits\x18\f \x01(\bR\x06splits\"(\n" +
 	"\fWatchRequest\x12\x18\n" +
@@ -3915,7 +3936,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\x06member\x18\x02 \x01(\v2\x19.muster.control.v1.MemberR\x06member\x12!\n" +
 	"\fremaining_ns\x18\x03 \x03(\x03R\vremainingNs\x12:\n" +
 	"\tcompleted\x18\x04 \x03(\v2\x1c.muster.control.v1.CompletedR\tcompleted\x12+\n" +
-	"\x04held\x18\x05 \x03(\v2\x17.muster.control.v1.HeldR\x04held\"\x8d\x03\n" +
+	"\x04held\x18\x05 \x03(\v2\x17.muster.control.v1.HeldR\x04held\"\xa5\x03\n" +
 	"\tCompleted\x12\x18\n" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x18\n" +
@@ -3934,7 +3955,8 @@ const file_control_control_proto_rawDesc = "" +
 	"\n" +
 	"latency_ns\x18\f \x01(\x03R\tlatencyNs\x12\x18\n" +
 	"\arefused\x18\r \x01(\tR\arefused\x12\x14\n" +
-	"\x05bytes\x18\x0e \x01(\x04R\x05bytes\"\xb9\x01\n" +
+	"\x05bytes\x18\x0e \x01(\x04R\x05bytes\x12\x16\n" +
+	"\x06merged\x18\x0f \x01(\rR\x06merged\"\xb9\x01\n" +
 	"\x04Held\x12\x18\n" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x18\n" +
