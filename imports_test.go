@@ -59,7 +59,7 @@ var rules = []rule{
 		reason: "running a model needs no network, and must be testable without one",
 	},
 	{
-		folder: "runtime/queue", imports: []string{"runtime/queue"},
+		folder: "runtime/queue",
 		never:  append([]string{"log", "os", "github.com", "golang.org", "gonum.org"}, network...),
 		reason: "the order of a lane's queue is arithmetic, and whoever reckons with lanes " +
 			"shares it",
@@ -70,12 +70,17 @@ var rules = []rule{
 		reason: "how busy lanes are is arithmetic, and the simulator's lanes report it too",
 	},
 	{
+		folder: "runtime/queue/merge", imports: []string{"runtime/queue"},
+		never:  append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
+		reason: "which queries run as one is arithmetic, and whoever reckons with lanes shares it",
+	},
+	{
 		folder: "profiles", imports: []string{"api/names"},
 		never:  append([]string{"log"}, network...),
 		reason: "leader, simulator and client all read profiles; they are values, not a service",
 	},
 	{
-		folder: "leader", imports: []string{"leader", "api/names", "profiles", "runtime/queue"},
+		folder: "leader", imports: []string{"leader", "api/names", "profiles"},
 		never: append([]string{"log", "os"}, network...),
 		reason: "the leader is a pure state machine: the simulator runs the very code that " +
 			"production runs",
@@ -373,6 +378,15 @@ func TestImportRules(t *testing.T) {
 		{"runtime", module + "agent", false},
 		{"runtime", module + "runtime/queue", true},
 		{"runtime/queue", "container/heap", true},
+		{"runtime/queue", module + "runtime/queue/merge", false},
+		{"runtime/queue/merge", module + "runtime/queue", true},
+		{"runtime/queue/merge", module + "profiles", false},
+		{"leader/match", module + "runtime/queue/merge", true},
+		{"leader", module + "runtime/queue/merge", false},
+		{"sim", module + "runtime/queue/merge", true},
+		{"client", module + "runtime/queue/merge", true},
+		{"models", module + "runtime/queue/merge", true},
+		{"models", module + "runtime", false},
 		{"runtime/queue", module + "runtime", false},
 		{"runtime/queue", module + "profiles", false},
 		{"runtime/queue", "gonum.org/v1/gonum/stat", false},

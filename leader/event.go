@@ -8,7 +8,6 @@ import (
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
-	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // A Kind says what happened. The comment of each kind lists the fields of [Event] that it uses.
@@ -168,9 +167,9 @@ type Model struct {
 	// Splits says that a query may run as several parts: its rows are independent, and splitting is
 	// not turned off.
 	Splits bool
-	// Merge is how the member's lanes run several waiting queries as one; "" or merge.None: each
-	// query alone.
-	Merge merge.Policy
+	// Merge is how the member's lanes run several waiting queries as one, as package
+	// runtime/queue/merge names it; "": each query alone.
+	Merge string
 	// Profile is the key under which the model's latencies on this member's lanes are learned.
 	Profile profiles.Key
 }

@@ -37,24 +37,30 @@ type settings struct {
 	target  time.Duration
 	share   float64 // of the queries that should meet the target
 	largest int
-	late    bool // reject late queries
-	splits  bool // queries may be split
+	late    bool        // reject late queries
+	splits  bool        // queries may be split
+	merge   match.Merge // "" if queries are not merged
 }
 
 func settingsOf(m *Model) settings {
 	return settings{
 		target: max(m.QoSTarget, 1), share: m.Share,
 		largest: min(max(m.Largest, 1), match.MaxBatchSize), late: m.RejectLate, splits: m.Splits,
+		merge: match.ParseMerge(m.Merge),
 	}
 }
 
 // and combines the settings s and o of a model whose model.yaml is being changed on one member
 // after the other, so that some serve by s and others by o. What either allows is allowed, as at a
-// gateway, so the order of the members does not matter. Only splitting must be allowed by both.
+// gateway, so the order of the members does not matter. Only splitting must be allowed by both, and
+// queries are merged only if both do so alike.
 func (s settings) and(o settings) settings {
+	if s.merge != o.merge {
+		s.merge = ""
+	}
 	return settings{
 		max(s.target, o.target), min(s.share, o.share), max(s.largest, o.largest), s.late && o.late,
-		s.splits && o.splits,
+		s.splits && o.splits, s.merge,
 	}
 }
 
@@ -114,7 +120,7 @@ func (s *State) modelIs(id ModelID, settings settings) *model {
 	k.settings = settings
 	s.step(match.Event{
 		Kind: match.ModelChanged, Model: k.key, QoSTarget: k.target, BatchSize: k.largest,
-		RejectLate: k.late, Splits: k.splits,
+		RejectLate: k.late, Splits: k.splits, Merge: k.merge,
 	})
 	s.poolChanged()
 	return k

@@ -119,6 +119,7 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		b = lines.Duration(b, "receive", e.Receive)
 		b = lines.Duration(b, "latency", e.Latency)
 		b = lines.Int(b, "bytes", int(e.Bytes))
+		b = lines.Int(b, "merged", e.Merged)
 	case Learned:
 		b = e.Advice.append(b)
 	case Outdated:
@@ -170,6 +171,7 @@ func (m *Member) append(b []byte) []byte {
 		b = lines.Int(b, "largest", held.Largest)
 		b = lines.Flag(b, "late", "reject", held.RejectLate)
 		b = lines.Flag(b, "splits", "yes", held.Splits)
+		b = lines.Text(b, "merge", held.Merge)
 	}
 	return b
 }
@@ -387,6 +389,8 @@ func (p *parser) set(key, value string) (err error) {
 		e.Latency, err = time.ParseDuration(value)
 	case "bytes":
 		e.Bytes, err = strconv.ParseUint(value, 10, 64)
+	case "merged":
+		e.Merged, err = strconv.Atoi(value)
 	case "free":
 		err = appendDuration(&e.Free, value)
 	case "gone":
@@ -442,6 +446,8 @@ func (p *parser) setMember(key, value string) (err error) {
 			}
 		case "splits":
 			held.Splits, err = yes(value)
+		case "merge":
+			held.Merge = value
 		default:
 			err = errKey
 		}

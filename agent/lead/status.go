@@ -28,6 +28,7 @@ func memberOf(c *profiles.Catalogue, m *control.Member) *leader.Member {
 			QoSTarget: time.Duration(held.GetQosTargetNs()), Share: held.GetQosPercentile(),
 			Largest:    int(held.GetLargestBatchSize()),
 			RejectLate: held.GetRejectLate(), Splits: held.GetSplits(),
+			Merge:   held.GetMerge(),
 			Profile: members.KeyOf(c, m, held),
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // A Model describes a model to the matcher.
@@ -22,6 +23,9 @@ type Model struct {
 	RejectLate bool
 	// Splits says that a query may run as several parts, because its rows are independent.
 	Splits bool
+	// Merge is how lanes run several waiting queries as one; "" means each query alone. The policy
+	// horizon gives lanes queries to merge; other policies do not.
+	Merge Merge
 }
 
 func (m *Model) validate() error {
@@ -34,6 +38,10 @@ func (m *Model) validate() error {
 			errs,
 			fmt.Errorf("model %q: largest batch size is %d, want 1..%d", m.Name, m.LargestBatchSize,
 				MaxBatchSize))
+	}
+	if m.Merge != "" && !slices.Contains(merge.Policies(), m.Merge) {
+		errs = append(errs, fmt.Errorf("model %q: merge is %q, want one of %v", m.Name, m.Merge,
+			merge.Policies()))
 	}
 	return errors.Join(errs...)
 }

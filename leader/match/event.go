@@ -79,8 +79,8 @@ const (
 	ProfileChanged
 	// PricesChanged: Prices.
 	PricesChanged
-	// ModelChanged: Model, QoSTarget, BatchSize (the model's largest), RejectLate, Splits. The
-	// model is new, or has these settings from now on. The matcher forgets profiles of it that end
+	// ModelChanged: Model, QoSTarget, BatchSize (the model's largest), RejectLate, Splits, Merge.
+	// The model is new, or has these settings from now on. The matcher forgets profiles of it that end
 	// before the largest batch size.
 	ModelChanged
 	// AheadChanged: Ahead. [Config.DispatchAhead] is Ahead from now on.
@@ -103,6 +103,8 @@ type Event struct {
 	QoSTarget  time.Duration
 	RejectLate bool
 	Splits     bool
+	// Merge is that of [Model].
+	Merge Merge
 	// Waited is how long the query had waited when it was submitted, and TimeLeft how
 	// long after now it is dropped (its deadline); 0: never.
 	Waited, TimeLeft time.Duration

@@ -56,6 +56,7 @@ type horizon struct {
 	open           []*lane // the open lanes of a group
 	planned, order []int32 // rows
 	freeAt         []float64
+	merging        merging
 }
 
 // A group is the usable lanes of one type.
@@ -89,9 +90,11 @@ func (h *horizon) choose(s *shard) {
 	}
 	h.split(s)
 	if len(h.rows) > 0 {
+		before := len(s.m.out)
 		for g := range h.groups {
 			h.dispatch(s, g)
 		}
+		h.fill(s, before)
 	}
 	if !slices.ContainsFunc(h.groups, group.idles) {
 		return
@@ -309,7 +312,7 @@ func (h *horizon) dispatch(s *shard, g int) {
 				break
 			}
 		}
-		if chosen < 0 {
+		if chosen < 0 || h.waits(s, grp, h.rows[chosen], l) {
 			continue
 		}
 		k := slices.Index(grp.rest, chosen)

@@ -24,7 +24,11 @@ type query struct {
 	lane    *lane // the lane to which it is sent
 	shard   *shard
 
-	prev, next             *query // in the shard's list
+	prev, next *query // in the shard's list
+	// plannedFor and plannedCost say where horizon has planned a row, while it merges queries.
+	plannedFor  *instanceType
+	plannedCost float64
+
 	queue                  *queue // the policy's queue that it waits in; may be nil
 	prevQueued, nextQueued *query
 	queuedWork             float64
@@ -60,8 +64,8 @@ const (
 	onTheWay         = 20
 )
 
-// LaneDepth is how many unanswered queries a lane may have, running ones included. It has more than
-// two only if they are short compared with DispatchAhead.
+// LaneDepth is how many unanswered queries a lane may have, running ones included. Those that run
+// together count as one. It has more than two only if they are short compared with DispatchAhead.
 const LaneDepth = 8
 
 // A lane as the matcher knows it.
@@ -94,6 +98,7 @@ type reservation struct {
 	since   float64 // when it was assigned, or first reported
 	claimed bool    // reported by the gateway, not by the lane
 	told    bool    // the lane has confirmed it
+	joined  bool    // it runs together with the one before; latency is what it adds
 }
 
 // usable reports whether l may be given queries, now or later.
@@ -115,17 +120,18 @@ func (l *lane) open() bool {
 // room reports whether l, which holds a query, may be given another before it answers: one that
 // follows, or more while all that it holds is known to take no longer than the way to the lane.
 func (l *lane) room() bool {
-	if len(l.held) == 1 {
+	runs := l.runs()
+	if runs <= 1 {
 		return true
 	}
 	held := 0.0
 	for i := range l.held {
-		if l.held[i].latency == 0 {
+		if l.held[i].latency == 0 && !l.held[i].joined {
 			return false
 		}
 		held += l.held[i].latency
 	}
-	return len(l.held) < LaneDepth && held <= l.m.ahead
+	return runs < LaneDepth && held <= l.m.ahead
 }
 
 // start returns in how many ms a query given to l now, or as soon as l may be given one, would

@@ -744,7 +744,7 @@ func (m *Matcher) profile(e *Event) error {
 
 // changeModel adds a model or changes one.
 func (m *Matcher) changeModel(e *Event) error {
-	model := Model{e.Model, e.QoSTarget, e.BatchSize, e.RejectLate, e.Splits}
+	model := Model{e.Model, e.QoSTarget, e.BatchSize, e.RejectLate, e.Splits, e.Merge}
 	if err := model.validate(); err != nil {
 		return err
 	}

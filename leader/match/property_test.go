@@ -344,10 +344,10 @@ func (r *referee) step(e Event) []Decision {
 		lane.models = slices.Clone(e.Models)
 	case ModelChanged:
 		if m := r.model(e.Model); m != nil {
-			*m = Model{e.Model, e.QoSTarget, e.BatchSize, e.RejectLate, e.Splits}
+			*m = Model{e.Model, e.QoSTarget, e.BatchSize, e.RejectLate, e.Splits, e.Merge}
 		} else {
 			r.cfg.Models = append(r.cfg.Models, Model{
-				e.Model, e.QoSTarget, e.BatchSize, e.RejectLate, e.Splits,
+				e.Model, e.QoSTarget, e.BatchSize, e.RejectLate, e.Splits, e.Merge,
 			})
 		}
 	case ModelGone:

@@ -119,6 +119,7 @@ func AppendEvent(b []byte, at time.Duration, e *Event) []byte {
 		b = lines.Int(b, "largest", e.BatchSize)
 		b = lines.Flag(b, "late", "reject", e.RejectLate)
 		b = lines.Flag(b, "splits", "yes", e.Splits)
+		b = lines.Text(b, "merge", e.Merge)
 	case ModelGone:
 		b = lines.Text(b, "model", e.Model)
 	case AheadChanged:
@@ -309,6 +310,8 @@ func (e *Event) set(field string) error {
 		if e.RejectLate = true; value != "reject" {
 			err = fmt.Errorf("got %s, want reject", value)
 		}
+	case "merge":
+		e.Merge = Merge(value)
 	case "splits":
 		if e.Splits = true; value != "yes" {
 			err = fmt.Errorf("got %s, want yes", value)

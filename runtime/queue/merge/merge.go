@@ -70,6 +70,9 @@ type Item struct {
 	Due time.Duration
 	// Mean and P80 are how long it runs alone. Choose reads them only if Other is set.
 	Mean, P80 time.Duration
+	// Extra, if above 0, is the most by which it may lengthen the run of Deadline: elsewhere it
+	// would cost less.
+	Extra time.Duration
 	// Other says that the query cannot run together with the first.
 	Other bool
 }
@@ -132,6 +135,7 @@ func (k *Kind) deadline(now time.Duration, waiting []Item) {
 		if !x.Other && sum+x.Batch <= k.Largest {
 			joined, alone := k.Latency.Mean(sum+x.Batch), k.Latency.Mean(x.Batch)
 			if float64(joined) < Gain*float64(mean+alone) && now+joined <= limit &&
+				(x.Extra <= 0 || joined-mean <= x.Extra) &&
 				(due == Never || now+k.Latency.P80(sum+x.Batch) <= min(due, x.Due)) {
 				k.taken = append(k.taken, i)
 				sum, mean, due = sum+x.Batch, joined, min(due, x.Due)

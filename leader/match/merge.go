@@ -1,0 +1,180 @@
+package match
+
+import (
+	"math"
+	"slices"
+
+	"github.com/muster-serve/muster/runtime/queue/merge"
+)
+
+// Lanes merge the queries that wait there. The matcher gives a lane queries to merge: when horizon
+// has chosen a query for a lane, it adds others that wait. Each of them is an attempt of its own,
+// and nothing tells the lane which belong together: the lane decides by the same code, on the
+// queries that have arrived when it is free. What the matcher expects is only its account of when
+// the lane will be free, and the lane corrects it with each answer.
+
+// Merge is how lanes run several waiting queries as one.
+type Merge = merge.Policy
+
+// ParseMerge returns the policy of a name; "", which merges nothing, for a name that it does not
+// know, because a later release may know more.
+func ParseMerge(name string) Merge {
+	if p := Merge(name); p.Merges() && slices.Contains(merge.Policies(), p) {
+		return p
+	}
+	return ""
+}
+
+// A merging is the memory that horizon reuses to merge queries.
+type merging struct {
+	kind    merge.Kind
+	items   []merge.Item
+	waiting []*query // the items' queries
+}
+
+// merges returns how the model's queries are merged. Each lane grows and shrinks the runs of AIMD by
+// itself; the matcher gives it as many queries as can be in time.
+func (m *Model) merges() merge.Policy {
+	if m.Merge == merge.AIMD {
+		return merge.Nexus
+	}
+	return m.Merge
+}
+
+// fill adds waiting queries to the runs that the decisions from index from on begin. It is called
+// when the round has no other lane for them now.
+func (h *horizon) fill(s *shard, from int) {
+	planned := false
+	for i, end := from, len(s.m.out); i < end; i++ {
+		d := &s.m.out[i]
+		if d.Action != Assign || s.live.n == 0 {
+			continue
+		}
+		first, l := s.m.queries[d.Query], s.m.lanes[d.Lane]
+		if !s.m.models[first.model].merges().Merges() {
+			continue
+		}
+		if !planned {
+			h.notePlan()
+			planned = true
+		}
+		start := l.freeAt - l.latency(first)
+		h.merging.gather(s, h.group(l), first, l, start)
+		take, _ := h.merging.kind.Choose(0, h.merging.items)
+		sum := first.batch
+		for _, k := range take[1:] {
+			q := h.merging.waiting[k]
+			s.join(q, l, start, sum)
+			sum += q.batch
+		}
+	}
+	if planned {
+		for g := range h.groups {
+			h.groups[g].rest = slices.DeleteFunc(h.groups[g].rest,
+				func(i int32) bool { return !h.rows[i].waiting })
+		}
+	}
+}
+
+// notePlan sets, for each row, where it is planned and at what cost.
+func (h *horizon) notePlan() {
+	for _, q := range h.rows {
+		q.plannedFor, q.plannedCost = nil, 0
+	}
+	for g := range h.groups {
+		for _, i := range h.groups[g].rest {
+			at := int(i)*len(h.groups) + g
+			q := h.rows[i]
+			q.plannedFor, q.plannedCost = h.groups[g].typ, h.price[at]*h.mean[at]
+		}
+	}
+}
+
+// group returns the price of 1 ms of l's type, with the rise of its group's backlog.
+func (h *horizon) group(l *lane) *group {
+	for g := range h.groups {
+		if h.groups[g].typ == l.typ {
+			return &h.groups[g]
+		}
+	}
+	return nil
+}
+
+// gather collects the queries that could run on l together with first, in a run that starts at
+// start, and those that are planned for l's group and would wait for its end. Times of the items
+// count from start.
+func (b *merging) gather(s *shard, grp *group, first *query, l *lane, start float64) {
+	m := s.m
+	table := l.typ.tables[first.model]
+	b.kind.Policy, b.kind.Latency = m.models[first.model].merges(), table
+	b.kind.Largest = m.models[first.model].LargestBatchSize
+	due := func(q *query) float64 { return q.arrival + m.target[q.model] - start }
+	b.items = append(b.items[:0], merge.Item{Batch: first.batch, Due: fromMs(due(first))})
+	b.waiting = append(b.waiting[:0], first)
+	for q := s.live.first; q != nil && len(b.items) < merge.Most; q = q.next {
+		x := merge.Item{Batch: q.batch, Due: fromMs(due(q))}
+		switch {
+		case q == first:
+			continue
+		case q.model != first.model:
+			of := l.typ.tables[q.model]
+			if q.plannedFor != l.typ || of == nil {
+				continue
+			}
+			x.Other, x.Mean, x.P80 = true, of.Mean(q.batch), of.P80(q.batch)
+		case q.plannedFor != nil && q.plannedFor != l.typ:
+			// Elsewhere it would be in time, too; here it must cost less.
+			x.Extra = fromMs(min(q.plannedCost/max(grp.typ.worth(q.model), 1e-12), 1e9))
+		}
+		b.items, b.waiting = append(b.items, x), append(b.waiting, q)
+	}
+}
+
+// waits reports whether l is to idle although it could run first, because more queries may come
+// that run with it. The shard then looks again in time.
+func (h *horizon) waits(s *shard, grp *group, first *query, l *lane) bool {
+	if !s.m.models[first.model].merges().Waits() {
+		return false
+	}
+	const soon = 0.005 // ms; less is no wait
+	h.merging.gather(s, grp, first, l, s.m.now+l.start())
+	_, until := h.merging.kind.Choose(0, h.merging.items)
+	if toMs(until) <= soon {
+		return false
+	}
+	s.m.timers.set(&l.timer, s.m.now+toMs(until)-soon)
+	return true
+}
+
+// join sends a waiting query to l, to run together with the queries that l got last, whose run
+// starts at start and has sum items.
+func (s *shard) join(q *query, l *lane, start float64, sum int) {
+	s.leave(q)
+	m, table := s.m, l.typ.tables[q.model]
+	total := table.mean[sum+q.batch]
+	extra := math.Max(0, total-table.mean[sum])
+	waited, wait := m.now-q.arrival, start-m.now
+	q.attempt++
+	q.sent, q.lane = true, l
+	l.held = append(l.held, reservation{
+		query: q.id, attempt: q.attempt, latency: extra, grace: l.grace(q.model, sum+q.batch),
+		since: m.now, joined: true,
+	})
+	l.setDue(l.due.time + extra)
+	l.setFree(l.freeAt + extra)
+	m.out = append(m.out, Decision{
+		Action: Assign, Reason: Matched, Query: q.id, Attempt: q.attempt, Lane: l.id,
+		Cost: l.typ.worth(q.model) * extra, Latency: fromMs(total), Waited: fromMs(waited),
+		Wait: fromMs(wait), Slack: fromMs(m.target[q.model] - waited - wait - total),
+	})
+}
+
+// runs returns how many runs l holds, as far as known.
+func (l *lane) runs() (n int) {
+	for i := range l.held {
+		if !l.held[i].joined {
+			n++
+		}
+	}
+	return n
+}
