@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/workload"
 )
@@ -104,6 +105,9 @@ type Config struct {
 	// assignment back, the payload to the worker and the answer back take half a round trip each.
 	// The leader hears of a completion half a round trip after it.
 	RTT time.Duration
+	// Merge is how lanes run several waiting queries as one, and the leader gives them such. "" means
+	// each query alone.
+	Merge merge.Policy
 	// Deadline is how long after its arrival a query is dropped; 0 means never. A lane refuses a
 	// query that it would start later.
 	Deadline time.Duration
@@ -182,6 +186,9 @@ func (c *Config) Validate() error {
 			bad("%s is %v, want 0..%v", name, d, MaxLatency)
 		}
 	}
+	if c.Merge != "" && !slices.Contains(merge.Policies(), c.Merge) {
+		bad("merge is %q, want one of %v", c.Merge, merge.Policies())
+	}
 	if c.Gateways < 0 || c.Gateways > 10_000 {
 		bad("number of gateways is %d, want 0..10000", c.Gateways)
 	}
@@ -251,6 +258,28 @@ func (c *Config) policy() string {
 }
 
 func (c *Config) gateways() int { return cmp.Or(c.Gateways, 4) }
+
+// defaultLargest is the largest batch size of a model whose model.yaml does not say another.
+const defaultLargest = 1000
+
+// largestRun is the largest batch size of a run: that of a query, unless queries are merged.
+func (c *Config) largestRun(m *Model) int {
+	if c.Merge.Merges() {
+		return max(m.BatchSizes.Largest(), defaultLargest)
+	}
+	return m.BatchSizes.Largest()
+}
+
+// kinds returns, by model, what the queries share that one lane may merge.
+func (c *Config) kinds(predicted []*match.Table) []*merge.Kind {
+	kinds := make([]*merge.Kind, len(predicted))
+	for i, table := range predicted {
+		if c.Merge.Merges() && table != nil {
+			kinds[i] = &merge.Kind{Policy: c.Merge, Latency: table, Largest: table.Largest()}
+		}
+	}
+	return kinds
+}
 
 func (m *Model) known(instanceType string) match.Latencies {
 	if m.Known != nil {

@@ -63,8 +63,8 @@ func newFleet(r *run) (*fleet.Fleet, error) {
 	}
 	c.Service = func(lane int, q *fleet.Query) time.Duration {
 		return r.service(&r.lanes[lane], &query{
-			uniform: q.Uniform, noise: q.Noise, model: int32(q.Model), batch: int32(q.BatchSize),
-		})
+			uniform: q.Uniform, noise: q.Noise, model: int32(q.Model),
+		}, q.BatchSize)
 	}
 	c.Waits = func(seq uint64, waits bool) {
 		r.now = r.fleet.Now()

@@ -7,17 +7,21 @@ import (
 
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/runtime/queue"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
-// A lane is one instance of the pool. It runs one query at a time; the others wait in a queue of
-// runtime/queue.
+// A lane is one instance of the pool. It runs one query at a time, or several as one where
+// runtime/queue/merge says so; the others wait in a queue of runtime/queue.
 type lane struct {
 	instanceType int
 	execution    []match.Latencies // by model; nil: the lane cannot run it
 	known        []match.Latencies // by model: the latencies that the policy knows
 	predicted    []*match.Table    // by model: known, as a table
 	queue        queue.Queue[*attempt]
-	running      *attempt      // nil: the lane idles and no query waits
+	kinds        []*merge.Kind // by model; nil: its queries are not merged
+	startsAt     time.Duration // 1 ns after the idle lane looks at its queue; 0: it need not
+	running      *attempt      // nil: the lane idles
+	with         []*attempt    // those that run together with running
 	freeAt       time.Duration // when the running query ends
 	promised     []uint64      // queries with a reservation that have not arrived (priced)
 	busy         time.Duration // sum of execution times
@@ -29,6 +33,10 @@ type lane struct {
 type attempt struct {
 	queue.Place
 	query   uint64 // the query's sequence number
+	kind    *merge.Kind
+	batch   int
+	merged  int  // items of its run, if others run with it
+	joined  bool // it runs with another, which tells the leader of the run
 	lane    int32
 	found   int32         // number of queries that it found at the lane
 	number  int8          // 1 for the first of its query
@@ -73,6 +81,9 @@ func (r *run) dispatch(seq uint64, to int32, way time.Duration) {
 
 // enqueue takes an attempt that has arrived at its lane: the lane runs it, queues it or refuses it.
 func (r *run) enqueue(a *attempt) {
+	if a.over { // it was cut off on its way
+		return
+	}
 	l, q := &r.lanes[a.lane], r.at(a.query)
 	m := &r.models[q.model]
 	if l.predicted[q.model] == nil {
@@ -83,6 +94,7 @@ func (r *run) enqueue(a *attempt) {
 	promised := l.unpromise(a.query)
 	a.cameAt, r.movedAt = r.now, r.now
 	a.found = int32(l.has())
+	a.kind, a.batch = l.kinds[q.model], int(q.batch)
 	// The payload says how long the query had waited when it was sent. The time on the way is
 	// unknown to the lane, because hosts do not compare clocks.
 	arrival := q.arrival + r.cfg.RTT/2
@@ -95,56 +107,137 @@ func (r *run) enqueue(a *attempt) {
 	case m.RejectLate && a.LatestStart < r.now:
 		a.rejects = true
 		r.giveBack(a)
-	case l.running == nil:
-		r.serve(l, a)
+	case l.running == nil && a.kind == nil && l.queue.Len() == 0:
+		r.alone[0] = a
+		r.serve(l, r.alone[:])
 	default:
 		l.queue.Push(a, r.now)
+		if a.kind != nil {
+			a.kind.Enter(a.batch, a.Estimate)
+		}
+		if l.running == nil { // others may come in the same moment
+			r.startAt(a.lane, r.now)
+		}
 		if m.RejectLate {
 			r.heap.push(event{at: a.LatestStart + 1, kind: becomesLate, query: a.query})
 		}
 	}
 }
 
-// service is how long a lane runs a query.
-func (r *run) service(l *lane, q *query) time.Duration {
-	service := l.execution[q.model].Quantile(q.uniform, int(q.batch))
+// remove takes an attempt out of the lane's queue, and reports whether it was there.
+func (l *lane) remove(a *attempt) bool {
+	if !l.queue.Remove(a) {
+		return false
+	}
+	if a.kind != nil {
+		a.kind.Leave(a.batch, a.Estimate)
+	}
+	return true
+}
+
+// Merging implements [merge.Query].
+func (a *attempt) Merging() (kind *merge.Kind, batch int) { return a.kind, a.batch }
+
+// startAt makes an idle lane look at its queue at a time.
+func (r *run) startAt(lane int32, at time.Duration) {
+	l := &r.lanes[lane]
+	if l.startsAt > 0 && l.startsAt <= at+1 {
+		return
+	}
+	l.startsAt = at + 1
+	r.heap.push(event{at: at, kind: laneStarts, lane: lane})
+}
+
+// start makes an idle lane run what its queue has for it.
+func (r *run) start(lane int32) {
+	l := &r.lanes[lane]
+	if l.startsAt <= r.now+1 {
+		l.startsAt = 0
+	}
+	if l.running != nil {
+		return
+	}
+	run, until := r.taker.Take(&l.queue, r.now)
+	if len(run) > 0 {
+		for _, a := range run {
+			if a.kind != nil {
+				a.kind.Leave(a.batch, a.Estimate)
+			}
+		}
+		r.serve(l, run)
+	} else if until != merge.Never {
+		r.startAt(lane, until)
+	}
+}
+
+// service is how long a lane runs a query, or others too if batch is larger than its own.
+func (r *run) service(l *lane, q *query, batch int) time.Duration {
+	service := l.execution[q.model].Quantile(q.uniform, batch)
 	if q.noise != 1 {
 		service = time.Duration(float64(service) * q.noise)
 	}
 	return min(max(service, 1), MaxLatency)
 }
 
-// serve starts an attempt on an idle lane.
-func (r *run) serve(l *lane, a *attempt) {
-	service := r.service(l, r.at(a.query))
-	a.start = r.now
-	l.running = a
+// serve starts attempts on an idle lane, as one run.
+func (r *run) serve(l *lane, run []*attempt) {
+	a, sum := run[0], 0
+	for _, x := range run {
+		x.start = r.now
+		sum += x.batch
+	}
+	q := r.at(a.query)
+	service := r.service(l, q, sum)
+	l.running, l.with = a, append(l.with[:0], run[1:]...)
+	if len(run) > 1 {
+		a.Estimate = l.predicted[q.model].Mean(sum)
+		for _, x := range run {
+			x.merged, x.joined = sum, x != a
+		}
+	}
 	l.busy += service
-	l.served++
+	l.served += len(run)
 	l.freeAt = r.now + service
 	r.heap.push(event{at: l.freeAt, kind: laneDone, attempt: a})
 }
 
-// free starts the next query of a lane's queue.
-func (r *run) free(l *lane) {
-	l.running = nil
-	if next, ok := l.queue.Pop(r.now); ok {
-		r.serve(l, next)
-	}
+// free starts what is next in a lane's queue.
+func (r *run) free(lane int32) {
+	l := &r.lanes[lane]
+	l.running, l.with = nil, l.with[:0]
+	r.start(lane)
 }
 
+// done ends the run whose first attempt is a.
 func (r *run) done(a *attempt) {
-	if a.over { // it was cut off before
+	l := &r.lanes[a.lane]
+	if l.running != a { // it was cut off before
 		return
 	}
-	a.over, a.end = true, r.now
-	r.free(&r.lanes[a.lane])
-	a.remains = r.remaining(&r.lanes[a.lane])
-	if r.cfg.RTT > 0 {
-		r.heap.push(event{at: r.now + r.cfg.RTT/2, kind: completionKnown, attempt: a})
-		return
+	if a.kind != nil {
+		late := false
+		for _, x := range append(l.with, a) {
+			q := r.at(x.query)
+			late = late || r.now > q.arrival+r.models[q.model].QoSTarget
+		}
+		a.kind.Ran(max(a.merged, a.batch), late)
 	}
-	r.completed(a)
+	ended := append(r.ended[:0], a)
+	ended = append(ended, l.with...)
+	ended = slices.DeleteFunc(ended, func(x *attempt) bool { return x.over }) // cut off before
+	r.ended = ended
+	for _, x := range ended {
+		x.over, x.end = true, r.now
+	}
+	r.free(a.lane)
+	for _, x := range ended {
+		x.remains = r.remaining(l)
+		if r.cfg.RTT > 0 {
+			r.heap.push(event{at: r.now + r.cfg.RTT/2, kind: completionKnown, attempt: x})
+		} else {
+			r.completed(x)
+		}
+	}
 }
 
 // completed tells the leader of a completion. The answer reaches the gateway at the same time,
@@ -211,15 +304,19 @@ func (r *run) revoke(a *attempt, way time.Duration) {
 	r.cutOff(a)
 }
 
-// cutOff makes a lane stop an attempt that waits or runs.
+// cutOff makes a lane stop an attempt that waits or runs, or is still on its way.
 func (r *run) cutOff(a *attempt) {
 	if a.over {
 		return
 	}
 	l := &r.lanes[a.lane]
-	if !l.queue.Remove(a) {
+	waits := l.remove(a)
+	a.over = true
+	runs := func(x *attempt) bool { return !x.over }
+	if !waits && (l.running == a || slices.Contains(l.with, a)) && !runs(l.running) &&
+		!slices.ContainsFunc(l.with, runs) { // otherwise others of its run go on
 		l.busy -= l.freeAt - r.now
-		r.free(l)
+		r.free(a.lane)
 	}
 	r.giveBack(a)
 }
@@ -260,7 +357,7 @@ func (r *run) becameLate(seq uint64) {
 	if a == nil || !a.Waits() || a.LatestStart >= r.now {
 		return
 	}
-	r.lanes[a.lane].queue.Remove(a)
+	r.lanes[a.lane].remove(a)
 	a.rejects = true
 	r.giveBack(a)
 }
@@ -287,6 +384,11 @@ func (r *run) close(q *query) {
 // says.
 func (r *run) busy(l *lane) time.Duration {
 	d := l.queue.Estimate()
+	for _, k := range l.kinds {
+		if k != nil {
+			d -= k.Saved()
+		}
+	}
 	if a := l.running; a != nil {
 		d += max(0, a.start+a.Estimate-r.now)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/workload"
 )
@@ -37,6 +38,7 @@ const (
 	gatewayWakes                     // a gateway's wake (priced)
 	// a query that no lane took asks again, at its gateway (priced)
 	arrivesAgain
+	laneStarts // an idle lane looks at its queue, to merge queries
 )
 
 // epoch is the time at which every run starts; only differences matter.
@@ -92,6 +94,9 @@ type run struct {
 	first, next uint64 // sequence numbers of the oldest in ring and of the next to arrive
 	overdueAt   uint64 // queries before it are counted as late, or have their outcome
 	unused      []*attempt
+	taker       merge.Taker[*attempt]
+	ended       []*attempt // scratch
+	alone       [1]*attempt
 
 	ranks, noise *rand.Rand
 
@@ -188,10 +193,10 @@ func newRun(cfg *Config) (*run, error) {
 			var predicted *match.Table
 			if execution != nil && known != nil {
 				if cfg.PredictionNoise > 0 {
-					known = misjudge(known, m.BatchSizes.Largest(), cfg.PredictionNoise,
+					known = misjudge(known, cfg.largestRun(m.Model), cfg.PredictionNoise,
 						misjudgements)
 				}
-				if predicted, err = match.NewTable(known, m.BatchSizes.Largest()); err != nil {
+				if predicted, err = match.NewTable(known, cfg.largestRun(m.Model)); err != nil {
 					return nil, fmt.Errorf("model %s on %s: %w", m.Name, name, err)
 				}
 			}
@@ -200,6 +205,7 @@ func newRun(cfg *Config) (*run, error) {
 			l.predicted = append(l.predicted, predicted)
 		}
 		for range cfg.Pool.Of(name) {
+			l.kinds = cfg.kinds(l.predicted)
 			r.lanes = append(r.lanes, l)
 		}
 	}
@@ -357,6 +363,8 @@ func (r *run) handle(e *event) {
 		r.without.handle(*e)
 	case arrivesAgain:
 		r.without.arrived(e.query)
+	case laneStarts:
+		r.start(e.lane)
 	}
 }
 

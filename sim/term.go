@@ -62,6 +62,7 @@ func newTerm(r *run) (*term, error) {
 				ModelID: id, QoSTarget: m.QoSTarget, Share: m.qosShare(),
 				Largest: m.BatchSizes.Largest(), RejectLate: m.RejectLate,
 				Splits: m.Splits,
+				Merge:  string(r.cfg.Merge),
 			})
 		}
 	}
@@ -112,6 +113,9 @@ func (t *term) ended(a *attempt, refused bool) {
 	if !refused {
 		e.Model, e.BatchSize = t.models[q.model], int(q.batch)
 		e.Execution, e.Queue = a.end-a.start, a.start-a.cameAt
+		if e.Merged = a.merged; a.merged > 0 && a.joined {
+			e.Execution, e.Queue = 0, a.end-a.cameAt
+		}
 		e.Latency = a.end - q.arrival
 	}
 	t.step(e)

@@ -184,7 +184,11 @@ func (s *search) find(ctx context.Context, seed uint64, atLeast float64) (float6
 		}
 	}
 	for hi >= s.limit && probe(hi) { // a finite run may exceed the limit
-		if lo, hi = hi, hi*1.1; hi > min(10*s.limit, MaxRate) {
+		most := 10 * s.limit
+		if lo, hi = hi, hi*1.1; s.cfg.Merge.Merges() { // the limit is of queries that run alone
+			hi, most = hi*1.2, MaxRate
+		}
+		if hi > min(most, MaxRate) {
 			return 0, fmt.Errorf(
 				"%d queries are too few to find the allowable throughput: they are served at "+
 					"%.6g queries/s, the fluid limit is %.6g", s.cfg.Queries, lo, s.limit)

@@ -17,6 +17,7 @@ import (
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim"
 	"github.com/muster-serve/muster/sim/figures"
 	"github.com/muster-serve/muster/sim/fleet"
@@ -40,6 +41,7 @@ type simOptions struct {
 	deadlineMS   float64
 	rejectLate   bool
 	split        bool
+	merge        string
 	gateways     int
 	gossipMS     float64
 	probes       int
@@ -70,6 +72,8 @@ func (o *simOptions) add(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.rejectLate, "reject-late", false,
 		"reject queries that can no longer meet their QoS target")
 	flags.BoolVar(&o.split, "split", true, "let the policy horizon run a query as several parts")
+	flags.StringVar(&o.merge, "merge", string(merge.None),
+		fmt.Sprintf("how lanes run several waiting queries as one: %v", merge.Policies()))
 	flags.IntVar(&o.gateways, "gateways", 4,
 		"number of gateways; matters to the policies without a leader, and with --fault")
 	flags.Float64Var(&o.gossipMS, "gossip-ms", 1000,
@@ -265,6 +269,7 @@ func (o *simOptions) base() (cfg *sim.Config, qosTarget time.Duration, err error
 		LatencyNoise:    o.latencyNoise,
 		PredictionNoise: o.prediction,
 		RTT:             ms("rtt-ms", o.rttMS),
+		Merge:           merge.Policy(o.merge),
 		Deadline:        ms("deadline-ms", o.deadlineMS),
 		Gateways:        o.gateways,
 		GossipDelay:     ms("gossip-ms", o.gossipMS),

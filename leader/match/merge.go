@@ -107,7 +107,7 @@ func (b *merging) gather(s *shard, grp *group, first *query, l *lane, start floa
 	m := s.m
 	table := l.typ.tables[first.model]
 	b.kind.Policy, b.kind.Latency = m.models[first.model].merges(), table
-	b.kind.Largest = m.models[first.model].LargestBatchSize
+	b.kind.Largest = table.Largest()
 	due := func(q *query) float64 { return q.arrival + m.target[q.model] - start }
 	b.items = append(b.items[:0], merge.Item{Batch: first.batch, Due: fromMs(due(first))})
 	b.waiting = append(b.waiting[:0], first)

@@ -117,7 +117,7 @@ func (k *Kind) Choose(now time.Duration, waiting []Item) (take []int, until time
 			last += max(1, (sum+len(k.taken)/2)/len(k.taken)) // one more of the usual size
 		}
 		if last <= k.Largest {
-			return k.taken, max(now, waiting[0].Due-k.Latency.P80(last))
+			return k.taken, max(now, waiting[0].Due-k.nearlyMost(last))
 		}
 	}
 	return k.taken, now
@@ -173,6 +173,13 @@ func (k *Kind) whileInTime(now time.Duration, waiting []Item) (sum int, all bool
 		sum = more
 	}
 	return sum, len(waiting) < Most
+}
+
+// nearlyMost is a time that hardly any run of a batch size exceeds, for policies that wait: by the
+// 80 % quantile one run in five would be late. Where latency is normal, it is the 99.4 % quantile.
+func (k *Kind) nearlyMost(batch int) time.Duration {
+	mean := k.Latency.Mean(batch)
+	return mean + 3*(k.Latency.P80(batch)-mean)
 }
 
 // within takes queries in their order, up to most items.
