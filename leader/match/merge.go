@@ -162,17 +162,21 @@ func (s *shard) join(q *query, l *lane, start float64, sum int) {
 	})
 	l.setDue(l.due.time + extra)
 	l.setFree(l.freeAt + extra)
+	slack, reason := m.target[q.model]-waited-wait-total, Matched
+	if slack < 0 {
+		reason = Late
+	}
 	m.out = append(m.out, Decision{
-		Action: Assign, Reason: Matched, Query: q.id, Attempt: q.attempt, Lane: l.id,
+		Action: Assign, Reason: reason, Query: q.id, Attempt: q.attempt, Lane: l.id,
 		Cost: l.typ.worth(q.model) * extra, Latency: fromMs(total), Waited: fromMs(waited),
-		Wait: fromMs(wait), Slack: fromMs(m.target[q.model] - waited - wait - total),
+		Wait: fromMs(wait), Slack: fromMs(slack),
 	})
 }
 
 // runs returns how many runs l holds, as far as known.
 func (l *lane) runs() (n int) {
 	for i := range l.held {
-		if !l.held[i].joined {
+		if !l.held[i].joined || i == 0 { // the first of its run may have been answered
 			n++
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fluid"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 )
 
 // stairs is a latency of base and a step more for every 50 items, in µs; the 80 % quantile
@@ -149,17 +150,32 @@ func (r *referee) model(name names.ModelKey) *Model {
 // LaneDepth that take less time than it is ahead.
 func (r *referee) room(id LaneID) bool {
 	l, sum := r.lanes[id], 0.0
-	if n := len(l.held); n == 0 || n == 1 && r.ahead {
+	runs := 0
+	for _, h := range l.held {
+		if !h.joined {
+			runs++
+		}
+	}
+	if runs <= 1 && (len(l.held) == 0 || r.ahead) {
 		return true
 	}
 	for _, h := range l.held {
 		i := r.m.lanes[id].reservation(h.query, h.attempt)
-		if i < 0 || r.m.lanes[id].held[i].latency == 0 {
+		if i < 0 || r.m.lanes[id].held[i].latency == 0 && !h.joined {
 			return false
 		}
 		sum += r.m.lanes[id].held[i].latency
 	}
-	return len(l.held) < LaneDepth && sum <= r.m.ahead
+	return runs < LaneDepth && sum <= r.m.ahead
+}
+
+// joins reports whether d gives a lane a query to merge with one that the same step gave it before.
+func (r *referee) joins(before []Decision, d *Decision) bool {
+	model := r.queries[d.Query].model
+	return r.model(model).Merge.Merges() && r.cfg.Policy == "horizon" &&
+		slices.ContainsFunc(before, func(o Decision) bool {
+			return o.Action == Assign && o.Lane == d.Lane && r.queries[o.Query].model == model
+		})
 }
 
 // served says whether some lane takes queries of the model.
@@ -396,7 +412,7 @@ func (r *referee) step(e Event) []Decision {
 			case !slices.Contains(l.models, q.model):
 				r.failf("query %v is assigned to lane %d, which holds %v", d.Query, d.Lane,
 					l.models)
-			case !r.room(d.Lane):
+			case !r.room(d.Lane) && !r.joins(decisions[:i], d):
 				r.failf("lane %d is given query %v and holds %v", d.Lane, d.Query, l.held)
 			case d.Attempt != q.attempt+1 || d.Attempt > MaxAttempts:
 				r.failf("query %v: attempt %d after %d", d.Query, d.Attempt, q.attempt)
@@ -406,6 +422,7 @@ func (r *referee) step(e Event) []Decision {
 			q.live, q.lane, q.attempt = true, d.Lane, d.Attempt
 			l.held = append(l.held, reservation{
 				query: d.Query, attempt: d.Attempt, since: toMs(r.now),
+				joined: r.joins(decisions[:i], d),
 			})
 		case OfferAgain:
 			if !lost[d.Query] || d.Attempt != q.attempt || d.Lane != q.lane {
@@ -522,7 +539,8 @@ func play(t *rapid.T, policy string, splits *atomic.Int64) {
 		Policy: policy,
 		Models: []Model{
 			{Name: "a", QoSTarget: 10 * time.Millisecond, LargestBatchSize: 100,
-				RejectLate: rapid.Bool().Draw(t, "reject late a")},
+				RejectLate: rapid.Bool().Draw(t, "reject late a"),
+				Merge:      rapid.SampledFrom(merge.Policies()).Draw(t, "merge a")},
 			{Name: "b", QoSTarget: 30 * time.Millisecond, LargestBatchSize: 300,
 				RejectLate: rapid.Bool().Draw(t, "reject late b"), Splits: true},
 		},
@@ -671,7 +689,8 @@ func play(t *rapid.T, policy string, splits *atomic.Int64) {
 				QoSTarget:  time.Millisecond + duration("target", 40*time.Millisecond),
 				BatchSize:  rapid.IntRange(1, 300).Draw(t, "largest"),
 				RejectLate: rapid.Bool().Draw(t, "reject late"),
-				Splits:     rapid.Bool().Draw(t, "model splits")})
+				Splits:     rapid.Bool().Draw(t, "model splits"),
+				Merge:      rapid.SampledFrom(merge.Policies()).Draw(t, "merge")})
 		case 29:
 			name := rapid.SampledFrom([]names.ModelKey{"a", "b", "c"}).Draw(t, "model")
 			if r.model(name) != nil && len(r.cfg.Models) > 1 && !r.asked(name) {
