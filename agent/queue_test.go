@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
@@ -279,6 +280,43 @@ func TestCounts(t *testing.T) {
 		s.GetInferenceStats().GetSuccess().GetNs() == 0 {
 		t.Errorf("statistics: got %v", s)
 	}
+}
+
+// TestMerged: queries that wait run as one, which statistics and metrics count as one execution, and
+// from which the estimate of small queries does not grow.
+func TestMerged(t *testing.T) {
+	const floor = 50 * time.Millisecond
+	executor := runtime.NewEmulated(func(*models.Version, int) time.Duration { return floor })
+	a := startAgent(t, testConfig(t), executor)
+	for _, batchSize := range []int{1, 64, 1} { // the lane learns that a large one takes no longer
+		if err := a.inferGRPC(patient(batchSize)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const queries = 20
+	var all errgroup.Group
+	for range queries {
+		all.Go(func() error { return a.inferGRPC(patient(1)) })
+	}
+	if err := all.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	stats, err := a.grpc.ModelStatistics(t.Context(), &inference.ModelStatisticsRequest{
+		Name: "ncf", Version: "1",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := stats.GetModelStats()[0]
+	if s.GetInferenceCount() != 66+queries || s.GetInferenceStats().GetSuccess().GetCount() !=
+		3+queries || s.GetExecutionCount() >= 3+queries/2 {
+		t.Errorf("%d items of %d queries in %d executions, want far fewer executions",
+			s.GetInferenceCount(), s.GetInferenceStats().GetSuccess().GetCount(),
+			s.GetExecutionCount())
+	}
+	a.wantMetric(`muster_lane_merged_queries_count{model="ncf",version="1"}`,
+		float64(s.GetExecutionCount()))
+	a.wantMetric(`muster_lane_merged_queries_sum{model="ncf",version="1"}`, 3+queries)
 }
 
 // TestLate: an answer after the QoS target is counted as late.

@@ -175,7 +175,6 @@ func TestMerge(t *testing.T) {
 		m.send(background, "other shape", 2, func(q *runtime.Query) {
 			q.BatchSize, q.Inputs[0].Shape = 1, []int64{1, 2}
 		})
-		m.done = nil
 		m.wg.Wait()
 		if got := m.lanes.Stats().Busy; got != (101+103+101)*ms/10 {
 			t.Errorf("lanes were busy for %v", got)

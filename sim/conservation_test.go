@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -32,6 +33,14 @@ func TestConservation(t *testing.T) {
 				{"split", func(c *Config) {
 					c.Models[0].Splits, c.RTT = true, 5*time.Millisecond
 					c.Deadline, c.Models[0].RejectLate = 3*c.Models[0].QoSTarget, true
+				}},
+				{"merged", func(c *Config) {
+					c.Models[0].BatchSizes, c.Merge = small(), merge.Policies()[int(rate)%5]
+					c.Rate *= 20
+				}},
+				{"merged over a network", func(c *Config) {
+					c.Models[0].BatchSizes, c.Merge = small(), merge.Deadline
+					c.Rate, c.RTT, c.Deadline = 20*rate, 5*time.Millisecond, 400*time.Millisecond
 				}},
 			} {
 				t.Run(fmt.Sprintf("%s/%v/%s", policy, rate, way.name), func(t *testing.T) {

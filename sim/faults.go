@@ -8,6 +8,7 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim/fleet"
 )
 
@@ -23,6 +24,9 @@ func (c *Config) validateFaults() (errs []error) {
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if slices.Contains([]string{DRS, Priced, Prequal, ORCA, Oracle}, c.policy()) {
 		bad("policy %s cannot be simulated with faults: no agent leads with it", c.policy())
+	}
+	if c.Merge.Merges() {
+		bad("merge is %q, want %q: with faults each query runs alone", c.Merge, merge.None)
 	}
 	if n := c.Pool.Count(); n > mostAgents {
 		bad("pool has %d instances, want 1..%d with faults", n, mostAgents)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim/workload"
 )
 
@@ -191,6 +192,17 @@ func idle(t *testing.T, r *run) {
 	}
 }
 
+// small are the batch sizes 1 to 4.
+func small() *workload.BatchSizes {
+	sizes, err := workload.Weighted("small", []workload.Probability{
+		{BatchSize: 1, P: 0.25}, {BatchSize: 2, P: 0.25}, {BatchSize: 3, P: 0.25}, {BatchSize: 4, P: 0.25},
+	})
+	if err != nil {
+		panic(err)
+	}
+	return sizes
+}
+
 // TestLanesLost: whenever lanes are taken for lost and are there again, and whatever
 // limits queries, each of them has one outcome, and lanes and leader agree in the end
 // that nothing is left.
@@ -209,6 +221,11 @@ func TestLanesLost(t *testing.T) {
 			{"noise",
 				func(c *Config) {
 					c.RTT, c.LatencyNoise, c.PredictionNoise = 10*time.Millisecond, 0.3, 0.3
+				}},
+			{"merged",
+				func(c *Config) {
+					c.RTT, c.Deadline = 10*time.Millisecond, time.Second
+					c.Merge, c.Models[0].BatchSizes, c.Rate = merge.Deadline, small(), 3000
 				}},
 		} {
 			t.Run(policy+"/"+way.name, func(t *testing.T) {

@@ -1,0 +1,107 @@
+package sim
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/runtime/queue/merge"
+	"github.com/muster-serve/muster/sim/workload"
+)
+
+// TestMergeSmall: on one lane, queries of one item are served three times as fast at least if they
+// are merged. Policies that wait leave the lane idle for longer at the same rate.
+func TestMergeSmall(t *testing.T) {
+	one, err := workload.Fixed(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := reference(t, "wnd")
+	cfg.Policy, cfg.Pool, cfg.Queries = "horizon", Pool{{"r5n.large", 1}}, 4000
+	cfg.Models[0].BatchSizes = one
+	rates := map[merge.Policy]float64{}
+	for _, policy := range []merge.Policy{merge.None, merge.Deadline, merge.Nexus} {
+		cfg.Merge = policy
+		found, err := FindThroughput(t.Context(), cfg, 1, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rates[policy] = found.Rate
+	}
+	if rates[merge.Deadline] < 3*rates[merge.None] || rates[merge.Nexus] < 3*rates[merge.None] {
+		t.Errorf("allowable throughput is %v queries/s, want 3 x that of none at least", rates)
+	}
+	busy := map[merge.Policy]float64{}
+	cfg.Rate = rates[merge.None]
+	for _, policy := range []merge.Policy{
+		merge.None, merge.Deadline, merge.Proteus, merge.Symphony, merge.AIMD,
+	} {
+		cfg.Merge = policy
+		res := mustRun(t, cfg)
+		if !res.Satisfied {
+			t.Errorf("%s: %v of the queries are in time at a rate that holds unmerged", policy,
+				res.QoSSatisfaction)
+		}
+		busy[policy] = res.Types[0].Utilisation
+	}
+	if busy[merge.Deadline] > busy[merge.None] || 2*busy[merge.Proteus] > busy[merge.Deadline] ||
+		2*busy[merge.Symphony] > busy[merge.Deadline] {
+		t.Errorf("the lane is busy for %v of the time", busy)
+	}
+}
+
+// TestMergeTrace: with the trace's sizes, near what the pool can serve, no more queries are late if
+// they are merged.
+func TestMergeTrace(t *testing.T) {
+	for _, model := range []string{"wnd", "rm2", "dien"} {
+		late := map[merge.Policy]int{}
+		for _, policy := range []merge.Policy{merge.None, merge.Deadline} {
+			cfg := reference(t, model)
+			cfg.Policy, cfg.Merge, cfg.Queries = "horizon", policy, 4000
+			limit, err := FluidLimit(cfg.Models, cfg.Pool)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg.Rate = 0.93 * limit.Rate
+			for cfg.Seed = range 3 {
+				late[policy] += mustRun(t, cfg).Late
+			}
+		}
+		t.Logf("%s: late %v", model, late)
+		if late[merge.Deadline] > late[merge.None]+late[merge.None]/20 {
+			t.Errorf("%s: of 12000 queries %v are late", model, late)
+		}
+	}
+}
+
+// TestMergeNothing: where latency is in proportion to the items, the policy deadline changes no
+// query's fate by a nanosecond.
+func TestMergeNothing(t *testing.T) {
+	for name, change := range map[string]func(*Config){
+		"plain": func(c *Config) { c.Policy = "horizon" },
+		"network": func(c *Config) {
+			c.Policy, c.RTT, c.Deadline = "horizon", time.Millisecond, time.Second
+		},
+		"kairos":   func(c *Config) { c.Policy = "kairos" },
+		"priced":   func(c *Config) { c.Policy, c.RTT = Priced, time.Millisecond },
+		"rejected": func(c *Config) { c.Models[0].RejectLate = true },
+	} {
+		logs := map[merge.Policy]string{}
+		for _, policy := range []merge.Policy{merge.None, merge.Deadline} {
+			var log bytes.Buffer
+			cfg := reference(t, "rm2")
+			cfg.Models[0].Latencies = map[string]match.Latencies{
+				"g4dn.xlarge": Fixed{PerItem: 250 * time.Microsecond},
+				"r5n.large":   Fixed{PerItem: 500 * time.Microsecond},
+			}
+			cfg.Rate, cfg.Queries, cfg.Log, cfg.Merge = 100, 2000, &log, policy
+			change(cfg)
+			mustRun(t, cfg)
+			logs[policy] = log.String()
+		}
+		if logs[merge.None] != logs[merge.Deadline] {
+			t.Errorf("%s: the logs of queries differ", name)
+		}
+	}
+}
