@@ -24,6 +24,18 @@ func TestSoak(t *testing.T) {
 	const generations, rounds, each = 5, 2, 10 // versions and agents in each round
 	testInFleet(t, func(f *testFleet) {
 		f.dir = f.copyModels()
+		// An agent's latency is learned by run, and each query is to be one.
+		config, err := os.OpenFile(filepath.Join(f.dir, "ncf", "model.yaml"),
+			os.O_APPEND|os.O_WRONLY, 0)
+		if err != nil {
+			f.Fatal(err)
+		}
+		if _, err := config.WriteString("merge: none\n"); err != nil {
+			f.Fatal(err)
+		}
+		if err := config.Close(); err != nil {
+			f.Fatal(err)
+		}
 		s := &soak{testFleet: f, version: 1, slow: map[string]bool{}}
 		s.stay = []*fleetAgent{f.start(quiet), f.start(quiet, neverLeads)}
 		f.settled(s.stay...)
