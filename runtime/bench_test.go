@@ -17,6 +17,7 @@ import (
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/zoo"
 	"github.com/muster-serve/muster/runtime"
+	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/runtime/runtimetest"
 	"github.com/muster-serve/muster/sim/workload"
 )
@@ -223,6 +224,58 @@ func BenchmarkLanes(b *testing.B) {
 			})
 		})
 	}
+}
+
+// BenchmarkMerge runs WND with one item a query on one lane, 64 queries at a time, in turns merged and
+// one by one, and compares their CPU time, which other work on the machine hardly changes.
+func BenchmarkMerge(b *testing.B) {
+	x := runtimetest.Open(b)
+	v := generate(b, "wnd", zoo.Small)
+	m := load(b, x, v)
+	inputs := randomInputs(v, 1)
+	lanes := map[merge.Policy]*runtime.Lanes{}
+	for _, policy := range []merge.Policy{merge.None, merge.Deadline} {
+		lanes[policy] = runtime.NewLanes(runtime.LanesConfig{})
+	}
+	const queries = 64 * 32
+	round := func(policy merge.Policy) {
+		var wg sync.WaitGroup
+		for range 64 {
+			wg.Go(func() {
+				for range queries / 64 {
+					r, err := lanes[policy].Do(context.Background(), runtime.Query{
+						Model: m, Inputs: inputs, BatchSize: 1, Profile: "wnd/1",
+						QoSTarget: time.Second, Merge: policy, LargestBatch: 1000,
+					})
+					if err != nil {
+						b.Error(err)
+						return
+					}
+					r.Release()
+				}
+			})
+		}
+		wg.Wait()
+	}
+	for range 20 { // the lane learns the latencies
+		for _, batch := range []int{1, 64} {
+			r, err := lanes[merge.Deadline].Do(context.Background(), runtime.Query{
+				Model: m, Inputs: randomInputs(v, batch), BatchSize: batch, Profile: "wnd/1",
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+			r.Release()
+		}
+	}
+	var one, merged timings
+	for b.Loop() {
+		one.add(func() { round(merge.None) })
+		merged.add(func() { round(merge.Deadline) })
+	}
+	b.ReportMetric(quantile(one.cpu, 0.1)/queries, "us-cpu-alone")
+	b.ReportMetric(quantile(merged.cpu, 0.1)/queries, "us-cpu-merged")
+	b.ReportMetric(quantile(one.wall, 0.5)/quantile(merged.wall, 0.5), "x-throughput")
 }
 
 type instant struct{ runtime.Model }
