@@ -409,7 +409,7 @@ func (r *run) remaining(l *lane) time.Duration {
 func (l *lane) has() int {
 	n := l.queue.Len()
 	if l.running != nil {
-		n++
+		n += 1 + len(l.with)
 	}
 	return n
 }
