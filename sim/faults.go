@@ -54,7 +54,8 @@ func newFleet(r *run) (*fleet.Fleet, error) {
 		Policy: r.cfg.Policy, Seed: r.cfg.Seed, RTT: r.cfg.RTT, Deadline: r.cfg.Deadline,
 		Gateways: r.cfg.gateways(), GossipDelay: r.cfg.GossipDelay,
 		Probes: cmp.Or(r.cfg.Probes, match.DefaultProbes), Faults: r.cfg.Faults,
-		Limit: r.splitLimit.Rate, Prices: r.splitLimit.Prices, Record: r.cfg.Record, Clock: r.cfg.Clock,
+		Limit: r.splitLimit.Rate, Prices: r.splitLimit.Prices, Record: r.cfg.Record,
+		Clock: r.cfg.Clock,
 	}
 	for i, m := range r.matchModels() {
 		c.Models = append(c.Models, fleet.Model{Model: m, Share: r.models[i].qosShare()})

@@ -198,7 +198,7 @@ func (r *run) result() *Result {
 		res.Faults = r.fleet.Results()
 	}
 	if r.without != nil {
-		res.Probes = round(float64(r.without.probes())/float64(r.next), 6)
+		res.Probes = round(float64(r.without.probes())/float64(r.next/numbering), 6)
 	}
 	if r.cfg.Clock != nil && r.steps > 0 {
 		res.DecisionCost = r.cost / time.Duration(r.steps)
