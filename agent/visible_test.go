@@ -180,6 +180,10 @@ func TestStatusOfPastModels(t *testing.T) {
 		}
 	}
 	until(true, true)
+	// The leader lists a version that nobody has any more for a minute after its last query.
+	_, err := a.grpc.ModelInfer(withKey(t.Context(), feedKey),
+		&inference.ModelInferRequest{ModelName: "wnd"})
+	wantCode(t, err, "InvalidArgument")
 	if err := a.worker.Repository().Unload(t.Context(), "wnd"); err != nil {
 		t.Fatal(err)
 	}

@@ -74,9 +74,9 @@ func (s *State) Status() *Status {
 	}
 	held := s.held()
 	for _, m := range s.models {
-		// A version that no member has any more is there while queries asked for it.
-		if status := m.status(s.now); held[m.ModelID] || status.Any {
-			out.Models = append(out.Models, status)
+		// A version that no member has any more stays for a minute after its last query.
+		if held[m.ModelID] || m.last(s.now, StatusSeconds) != (tally{}) {
+			out.Models = append(out.Models, m.status(s.now))
 		}
 	}
 	if len(s.nowhere.refusals) > 0 {
