@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/api/tensor/npz"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/evaluate"
 	"github.com/muster-serve/muster/models/onnx"
@@ -163,7 +164,7 @@ func (f *Family) Write(dir string, overwrite bool) (written []bool, err error) {
 	if err != nil {
 		return written, err
 	}
-	if err := evaluate.WriteNPZ(file, f.test.arrays()); err != nil {
+	if err := npz.Write(file, f.test.arrays()); err != nil {
 		file.Close()
 		return written, fmt.Errorf("write %s: %w", file.Name(), err)
 	}

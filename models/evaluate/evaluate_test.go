@@ -3,7 +3,6 @@ package evaluate
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"math"
 	"math/rand/v2"
@@ -14,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/api/tensor/npz"
 	"github.com/muster-serve/muster/models"
 )
 
@@ -244,16 +244,16 @@ func TestDraw(t *testing.T) {
 }
 
 // files writes five rows to a CSV and an NPZ file.
-func files(t *testing.T) (csv, npz string) {
+func files(t *testing.T) (text, arrays string) {
 	dir := t.TempDir()
-	csv, npz = filepath.Join(dir, "rows.csv"), filepath.Join(dir, "rows.npz")
-	text := "when,x_0,x_1,label,id\n" +
+	text, arrays = filepath.Join(dir, "rows.csv"), filepath.Join(dir, "rows.npz")
+	rows := "when,x_0,x_1,label,id\n" +
 		"mon,1,.5,1,0\ntue,2,.5,0,1\nwed,-3,.5,0,2\nthu,4,.5,1,8\nfri,5e-1,.5,1,4\n"
-	if err := os.WriteFile(csv, []byte(text), 0o644); err != nil {
+	if err := os.WriteFile(text, []byte(rows), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	writeNPZ(t, npz, nil)
-	return csv, npz
+	writeNPZ(t, arrays, nil)
+	return text, arrays
 }
 
 func writeNPZ(t *testing.T, path string, change func(map[string]*tensor.Tensor)) {
@@ -278,15 +278,15 @@ func writeNPZ(t *testing.T, path string, change func(map[string]*tensor.Tensor))
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := WriteNPZ(f, []tensor.Tensor{x, id, label}); err != nil {
+	if err := npz.Write(f, []tensor.Tensor{x, id, label}); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func TestReadFile(t *testing.T) {
 	v := version("m")
-	csv, npz := files(t)
-	for _, path := range []string{csv, npz} {
+	text, arrays := files(t)
+	for _, path := range []string{text, arrays} {
 		for limit, n := range map[int]int{0: 5, 2: 2, 9: 5} {
 			rows, labels, err := ReadFile(path, v, limit)
 			if err != nil {
@@ -311,7 +311,7 @@ func TestReadFile(t *testing.T) {
 			}
 		}
 	}
-	rows, labels, err := ReadFile(csv, v, 0)
+	rows, labels, err := ReadFile(text, v, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -368,7 +368,17 @@ func TestReadFileFaults(t *testing.T) {
 		`array "x" holds INT64, expected FP32`: func(a map[string]*tensor.Tensor) {
 			a["x"].DataType = tensor.Int64
 		},
-		`array "id": it has 20 bytes, expected 24 for shape [6 1]`: func(
+		`array "id" holds FP16, expected INT64`: func(a map[string]*tensor.Tensor) {
+			a["id"].DataType, a["id"].Data = tensor.FP16, make([]byte, 10)
+		},
+		`array "label" holds FP16, expected numbers 0 or 1, or bools`: func(
+			a map[string]*tensor.Tensor) {
+			a["label"].DataType, a["label"].Data = tensor.FP16, make([]byte, 10)
+		},
+		`array "label": shape (0,) has no rows`: func(a map[string]*tensor.Tensor) {
+			a["label"].Shape[0], a["label"].Data = 0, nil
+		},
+		`array "id": 20 bytes, expected 6 elements of 4 bytes for shape [6 1]`: func(
 			a map[string]*tensor.Tensor) {
 			a["id"].Shape[0] = 6
 		},
@@ -377,6 +387,12 @@ func TestReadFileFaults(t *testing.T) {
 		if _, _, err := ReadFile(path, v, 0); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got error %v, want one with %q", err, want)
 		}
+	}
+	words := version("words")
+	words.Inputs[0].DataType = tensor.Bytes
+	if _, _, err := ReadFile(path, words, 0); err == nil ||
+		!strings.Contains(err.Error(), `input "x" of words version 1 takes strings`) {
+		t.Errorf("strings: got error %v", err)
 	}
 	if _, _, err := ReadFile("rows.txt", v, 0); err == nil ||
 		!strings.Contains(err.Error(), "expected .csv or .npz") {
@@ -409,22 +425,4 @@ func TestRunFaults(t *testing.T) {
 			t.Errorf("got error %v, want one with %q", err, want)
 		}
 	}
-}
-
-func FuzzReadNPY(f *testing.F) {
-	var b bytes.Buffer
-	b.WriteString(npyMagic + "\x01\x00")
-	header := "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 2), }\n"
-	b.Write(binary.LittleEndian.AppendUint16(nil, uint16(len(header))))
-	b.WriteString(header + "12345678")
-	f.Add(b.Bytes())
-	f.Fuzz(func(t *testing.T, b []byte) {
-		x, err := readNPY(bytes.NewReader(b))
-		if err != nil {
-			return
-		}
-		if n, err := tensor.Elements(x.Shape); err != nil || len(x.Data) != n*x.DataType.Size() {
-			t.Errorf("got %d bytes of %s for shape %v", len(x.Data), x.DataType, x.Shape)
-		}
-	})
 }

@@ -1,7 +1,6 @@
 package evaluate
 
 import (
-	"archive/zip"
 	"bufio"
 	"encoding/binary"
 	"encoding/csv"
@@ -11,12 +10,12 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/api/tensor/npz"
 	"github.com/muster-serve/muster/models"
 )
 
@@ -33,6 +32,12 @@ const labelColumn = "label"
 func ReadFile(path string, v *models.Version, limit int) (rows Rows, labels [][]bool, err error) {
 	fail := func(err error) (Rows, [][]bool, error) {
 		return nil, nil, fmt.Errorf("read labelled rows %s: %w", path, err)
+	}
+	for _, p := range v.Inputs {
+		if p.DataType == tensor.Bytes {
+			return fail(fmt.Errorf("input %q of %s takes strings, which cannot be measured", p.Name,
+				v))
+		}
 	}
 	var t *table
 	switch ext := strings.ToLower(filepath.Ext(path)); ext {
@@ -262,49 +267,44 @@ func appendInteger(b []byte, d tensor.DataType, i int64) []byte {
 	return append(b, binary.LittleEndian.AppendUint64(nil, uint64(i))[:d.Size()]...)
 }
 
-// readNPZ reads the arrays of an archive of NumPy's format. (npyio, the library for it, was last
-// released in 2021, and writes no arrays of float32 of two dimensions.)
+// largest is the most bytes of the arrays of a file. It only keeps a damaged file from filling the
+// memory.
+const largest = 64 << 30
+
 func readNPZ(path string, v *models.Version) (*table, error) {
-	archive, err := zip.OpenReader(path)
+	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer archive.Close()
-	t := &table{inputs: map[string]tensor.Tensor{}}
-	read := func(name string) (tensor.Tensor, error) {
-		f, err := archive.Open(name + ".npy")
-		if err != nil {
-			var have []string
-			for _, f := range archive.File {
-				have = append(have, strings.TrimSuffix(f.Name, ".npy"))
-			}
-			return tensor.Tensor{}, fmt.Errorf("it has no array %q, only %s", name,
-				strings.Join(have, ", "))
-		}
-		defer f.Close()
-		x, err := readNPY(f)
-		if err != nil {
-			return tensor.Tensor{}, fmt.Errorf("array %q: %w", name, err)
-		}
-		return x, nil
-	}
-	label, err := read(labelColumn)
+	defer f.Close()
+	info, err := f.Stat()
 	if err != nil {
 		return nil, err
 	}
-	t.rows, t.labels = int(label.Shape[0]), 1
+	file, err := npz.NewReader(f, info.Size(), largest)
+	if err != nil {
+		return nil, err
+	}
+	label, err := file.Read(labelColumn)
+	if err != nil {
+		return nil, err
+	}
+	t := &table{rows: int(label.Shape[0]), inputs: map[string]tensor.Tensor{}, labels: 1}
 	if len(label.Shape) == 2 {
 		t.labels = int(label.Shape[1])
 	} else if len(label.Shape) > 2 {
 		return nil, fmt.Errorf("array %q has shape %v, expected [rows] or [rows, outputs]",
-			labelColumn,
-			label.Shape)
+			labelColumn, label.Shape)
+	}
+	if !float(label.DataType) && !whole(label.DataType) {
+		return nil, fmt.Errorf("array %q holds %s, expected numbers 0 or 1, or bools", labelColumn,
+			label.DataType)
 	}
 	for i := range t.rows * t.labels {
 		t.values = append(t.values, element(label, i))
 	}
 	for _, p := range v.Inputs {
-		x, err := read(p.Name)
+		x, err := file.Read(p.Name)
 		if err != nil {
 			return nil, err
 		}
@@ -317,14 +317,21 @@ func readNPZ(path string, v *models.Version) (*table, error) {
 		}
 		if x.Shape[0] != int64(t.rows) {
 			return nil, fmt.Errorf("array %q has %d rows, but there are %d labels", p.Name,
-				x.Shape[0],
-				t.rows)
+				x.Shape[0], t.rows)
 		}
 		if t.inputs[p.Name], err = convert(x, p); err != nil {
 			return nil, err
 		}
 	}
 	return t, nil
+}
+
+// float and whole say which data types are converted into each other. Those that are in neither,
+// 16-bit floats and strings, are not.
+func float(d tensor.DataType) bool { return d == tensor.FP32 || d == tensor.FP64 }
+
+func whole(d tensor.DataType) bool {
+	return d.Size() > 0 && !float(d) && d != tensor.FP16 && d != tensor.BF16
 }
 
 // element returns element i of a tensor as a number.
@@ -340,18 +347,15 @@ func element(t tensor.Tensor, i int) float64 {
 
 // convert returns the tensor with the data type of p: floats become floats, integers integers.
 func convert(t tensor.Tensor, p models.Port) (tensor.Tensor, error) {
-	from := t.DataType
-	t.Name, t.DataType = p.Name, p.DataType
-	if from == p.DataType {
+	from, to := t.DataType, p.DataType
+	if from != to && !(float(from) && float(to)) && !(whole(from) && whole(to)) {
+		return tensor.Tensor{}, fmt.Errorf("array %q holds %s, expected %s", p.Name, from, to)
+	}
+	t.Name, t.DataType = p.Name, to
+	if from == to {
 		return t, nil
 	}
-	float := func(d tensor.DataType) bool { return d == tensor.FP32 || d == tensor.FP64 }
-	n, size := len(t.Data)/from.Size(), p.DataType.Size()
-	if float(from) != float(p.DataType) || size == 0 || p.DataType == tensor.FP16 ||
-		p.DataType == tensor.BF16 {
-		return tensor.Tensor{}, fmt.Errorf("array %q holds %s, expected %s", p.Name, from,
-			p.DataType)
-	}
+	n, size := len(t.Data)/from.Size(), to.Size()
 	old := tensor.Tensor{DataType: from, Data: t.Data}
 	t.Data = make([]byte, 0, n*size)
 	for i := range n {
@@ -366,123 +370,9 @@ func convert(t tensor.Tensor, p models.Port) (tensor.Tensor, error) {
 			t.Data = appendInteger(t.Data, p.DataType, v)
 			if got := integer(t, i); got != v {
 				return tensor.Tensor{}, fmt.Errorf("array %q: element %d is %d, which is no %s",
-					p.Name, i,
-					v, p.DataType)
+					p.Name, i, v, p.DataType)
 			}
 		}
 	}
 	return t, nil
-}
-
-// npyTypes are the data types of NumPy that rows may have, little-endian.
-var npyTypes = map[string]tensor.DataType{
-	"<f4": tensor.FP32, "<f8": tensor.FP64, "<i8": tensor.Int64, "<i4": tensor.Int32,
-	"<i2": tensor.Int16, "|i1": tensor.Int8, "<u8": tensor.Uint64, "<u4": tensor.Uint32,
-	"<u2": tensor.Uint16, "|u1": tensor.Uint8, "|b1": tensor.Bool,
-}
-
-var (
-	npyDescr   = regexp.MustCompile(`'descr': *'([^']*)'`)
-	npyFortran = regexp.MustCompile(`'fortran_order': *True`)
-	npyShape   = regexp.MustCompile(`'shape': *\(([^)]*)\)`)
-)
-
-const (
-	npyMagic      = "\x93NUMPY"
-	longestHeader = 1 << 16
-)
-
-// readNPY reads an array (numpy.lib.format, versions 1 to 3).
-func readNPY(r io.Reader) (tensor.Tensor, error) {
-	var start [10]byte
-	if _, err := io.ReadFull(r, start[:]); err != nil || string(start[:6]) != npyMagic {
-		return tensor.Tensor{}, errors.New("it is no NumPy array")
-	}
-	size := int(binary.LittleEndian.Uint16(start[8:]))
-	if start[6] > 1 {
-		var more [2]byte
-		if _, err := io.ReadFull(r, more[:]); err != nil {
-			return tensor.Tensor{}, err
-		}
-		size |= int(binary.LittleEndian.Uint16(more[:])) << 16
-	}
-	if size > longestHeader {
-		return tensor.Tensor{}, fmt.Errorf("its header has %d bytes, expected at most %d", size,
-			longestHeader)
-	}
-	header := make([]byte, size)
-	if _, err := io.ReadFull(r, header); err != nil {
-		return tensor.Tensor{}, fmt.Errorf("its header ends early: %w", err)
-	}
-	descr, shape := npyDescr.FindSubmatch(header), npyShape.FindSubmatch(header)
-	if descr == nil || shape == nil {
-		return tensor.Tensor{}, fmt.Errorf("its header is %q", header)
-	}
-	var t tensor.Tensor
-	var ok bool
-	if t.DataType, ok = npyTypes[string(descr[1])]; !ok {
-		return tensor.Tensor{}, fmt.Errorf("its elements are %q, expected numbers such as %q or %q",
-			descr[1], "<f4", "<i8")
-	}
-	for part := range strings.SplitSeq(string(shape[1]), ",") {
-		if part = strings.TrimSpace(part); part == "" {
-			continue
-		}
-		d, err := strconv.ParseInt(part, 10, 64)
-		if err != nil || d < 0 {
-			return tensor.Tensor{}, fmt.Errorf("its shape is (%s)", shape[1])
-		}
-		t.Shape = append(t.Shape, d)
-	}
-	if len(t.Shape) == 0 {
-		return tensor.Tensor{}, errors.New("it has no dimension, expected the rows")
-	}
-	if npyFortran.Match(header) && len(t.Shape) > 1 {
-		return tensor.Tensor{}, errors.New(
-			"its elements are in Fortran's order, expected C's (numpy.ascontiguousarray)")
-	}
-	n, err := tensor.Elements(t.Shape)
-	if err != nil {
-		return tensor.Tensor{}, err
-	}
-	want := int64(n) * int64(t.DataType.Size())
-	// The size is that of the header; the memory grows only with what is there.
-	if t.Data, err = io.ReadAll(io.LimitReader(r, want)); err != nil {
-		return tensor.Tensor{}, err
-	}
-	if int64(len(t.Data)) != want {
-		return tensor.Tensor{}, fmt.Errorf("it has %d bytes, expected %d for shape %v", len(t.Data),
-			want, t.Shape)
-	}
-	return t, nil
-}
-
-// WriteNPZ writes arrays to a file that NumPy and ReadFile read.
-func WriteNPZ(w io.Writer, arrays []tensor.Tensor) error {
-	archive := zip.NewWriter(w)
-	for _, t := range arrays {
-		descr := ""
-		for d, of := range npyTypes {
-			if of == t.DataType {
-				descr = d
-			}
-		}
-		var shape strings.Builder
-		for _, d := range t.Shape {
-			fmt.Fprintf(&shape, "%d, ", d)
-		}
-		header := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", descr,
-			shape.String())
-		// data begins at a multiple of 64
-		header += strings.Repeat(" ", 63-(10+len(header))%64) + "\n"
-		f, err := archive.Create(t.Name + ".npy")
-		if err != nil {
-			return err
-		}
-		start := binary.LittleEndian.AppendUint16([]byte(npyMagic+"\x01\x00"), uint16(len(header)))
-		if _, err := f.Write(slices.Concat(start, []byte(header), t.Data)); err != nil {
-			return err
-		}
-	}
-	return archive.Close()
 }

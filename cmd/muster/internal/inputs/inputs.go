@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/api/tensor/npz"
 	"github.com/muster-serve/muster/client/bench"
 )
 
@@ -35,11 +37,30 @@ func Read(path string, stdin io.Reader) (*bench.Given, error) {
 	if err != nil {
 		return nil, fmt.Errorf("input: %w", err)
 	}
-	rows, err := readNPZ(f, info.Size())
+	rows, err := readRows(f, info.Size())
 	if err != nil {
 		return nil, fmt.Errorf("input %s: %w", path, err)
 	}
 	return &bench.Given{Rows: rows}, nil
+}
+
+// readRows reads all arrays of an npz file.
+func readRows(r io.ReaderAt, size int64) (rows []tensor.Tensor, err error) {
+	file, err := npz.NewReader(r, size, largest)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range file.Names() {
+		array, err := file.Read(name)
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, array)
+	}
+	if len(rows) == 0 {
+		return nil, errors.New("no arrays, expected one for each input of the model")
+	}
+	return rows, nil
 }
 
 // ReadOne reads a single query. The rows of an npz file are one query.
