@@ -93,7 +93,11 @@ func Train(ctx context.Context, o Options) (*Family, error) {
 			"train %s: got %d rows to learn and %d to test, expected at least %d "+
 				"and 1000", FamilyName, o.Rows, o.TestRows, checkpoints*miniBatch)
 	}
-	t := newTeacher(o.Seed)
+	return newTeacher(o.Seed).train(ctx, o)
+}
+
+// train trains the family on the teacher's rows. o has no zeros.
+func (t *teacher) train(ctx context.Context, o Options) (*Family, error) {
 	f := &Family{options: o, test: newRows(o.TestRows)}
 	t.fill(f.test, toTest)
 	var err error

@@ -150,7 +150,7 @@ func TestEvaluateFile(t *testing.T) {
 	for i := range 27 {
 		header.WriteString(",ids_" + itoa(i))
 	}
-	for i := range 600 {
+	for i := range 100 {
 		rows.WriteString("\n" + itoa(i%2))
 		for j := range 512 {
 			rows.WriteString("," + itoa((i*7+j*j)%5-2))
@@ -165,12 +165,12 @@ func TestEvaluateFile(t *testing.T) {
 	}
 	out, err := execute(t, "evaluate", "wnd", "wnd-int8", "--dir", dir, "--against", file,
 		"--write")
-	if err != nil || !strings.Contains(out, "600 rows against rows.csv") {
+	if err != nil || !strings.Contains(out, "100 rows against rows.csv") {
 		t.Fatalf("got %s and error %v", out, err)
 	}
 	a, b := config(t, dir, "wnd"), config(t, dir, "wnd-int8")
 	if max(a.Accuracy, b.Accuracy) != 1 || a.Metric != models.AUC || b.Score == 0 ||
-		b.Measured.Against != "rows.csv" || b.Measured.Rows != 600 || b.Measured.Seed != 0 {
+		b.Measured.Against != "rows.csv" || b.Measured.Rows != 100 || b.Measured.Seed != 0 {
 		t.Errorf("got %+v and %+v", a, b)
 	}
 	if text, err = os.ReadFile(path); err != nil || !strings.Contains(string(text), "# mine\n") {
