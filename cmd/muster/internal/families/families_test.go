@@ -178,6 +178,56 @@ func TestEvaluateFile(t *testing.T) {
 	}
 }
 
+// Of models of two families that are measured together, the best of each has accuracy 1.
+func TestRateFamilies(t *testing.T) {
+	dir := small(t, "ncf")
+	if err := os.CopyFS(filepath.Join(dir, "own"), os.DirFS(filepath.Join(dir, "ncf"))); err != nil {
+		t.Fatal(err)
+	}
+	var versions []*models.Version
+	for _, name := range []string{"own", "ncf"} {
+		path := filepath.Join(dir, name, models.ConfigFile)
+		if err := models.WriteRating(path, models.Rating{Family: "family of " + name}); err != nil {
+			t.Fatal(err)
+		}
+		v, err := models.ReadNewest(dir, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		versions = append(versions, v)
+	}
+	e := evaluation{dir: dir}
+	err := e.rate(versions, []measured{
+		{Model: "own", Metric: models.AUC, Score: .7, Accuracy: .67},
+		{Model: "ncf", Metric: models.AUC, Score: .8, Accuracy: 1},
+	}, models.Measurement{Against: "rows.csv", Rows: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"own", "ncf"} {
+		if c := config(t, dir, name); c.Accuracy != 1 || c.Measured.Rows != 100 {
+			t.Errorf("%s: got accuracy %v of %+v, want 1", name, c.Accuracy, c.Measured)
+		}
+	}
+}
+
+// Latencies have no exponent, however long they are.
+func TestFigures(t *testing.T) {
+	for x, want := range map[float64]string{
+		0.00512: "0.00512", 1.2345: "1.23", 99.96: "100", 123.6: "124", 1234.5: "1234",
+		20_000: "20000",
+	} {
+		if got := figures(x); got != want {
+			t.Errorf("%v: got %s, want %s", x, got, want)
+		}
+	}
+	for _, tick := range ticks(.5, 3000) {
+		if strings.Contains(tick.Label, "e") {
+			t.Errorf("got tick %q for %v", tick.Label, tick.Value)
+		}
+	}
+}
+
 func itoa(i int) string {
 	b, _ := json.Marshal(i) // a number cannot fail
 	return string(b)

@@ -5,7 +5,6 @@ import (
 	"image/color"
 	"math"
 	"os"
-	"strconv"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -72,9 +71,7 @@ func ticks(low, high float64) (marks []plot.Tick) {
 	for power := math.Pow(10, math.Floor(math.Log10(low))); power <= high; power *= 10 {
 		for _, digit := range []float64{1, 2, 5} {
 			if v := digit * power; v >= low && v <= high {
-				marks = append(marks, plot.Tick{
-					Value: v, Label: strconv.FormatFloat(v, 'g', 3, 64),
-				})
+				marks = append(marks, plot.Tick{Value: v, Label: figures(v)})
 			}
 		}
 	}
