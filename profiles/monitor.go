@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"sort"
+	"strconv"
 	"time"
 
 	"gonum.org/v1/gonum/mathext"
@@ -125,8 +126,16 @@ type Demand struct {
 }
 
 func (d Demand) String() string {
-	return fmt.Sprintf("%.4g queries/s, mean batch size %.4g, 5 %% above %d", d.Rate, d.MeanSize,
-		d.LargeSize)
+	return fmt.Sprintf("%s queries/s, mean batch size %s, 5 %% above %d", figures(d.Rate),
+		figures(d.MeanSize), d.LargeSize)
+}
+
+// figures writes x with four significant figures, or as a whole number from 1,000 on.
+func figures(x float64) string {
+	if x >= 1000 {
+		return strconv.FormatFloat(x, 'f', 0, 64)
+	}
+	return strconv.FormatFloat(x, 'g', 4, 64)
 }
 
 func (c Change) String() string {

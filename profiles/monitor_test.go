@@ -398,3 +398,20 @@ func BenchmarkMonitorObserve(b *testing.B) {
 		s.m.Observe(150, s.now)
 	}
 }
+
+// What people read of demand has no exponent.
+func TestDemandString(t *testing.T) {
+	for _, tt := range []struct {
+		d    profiles.Demand
+		want string
+	}{
+		{profiles.Demand{Rate: 12_345.6, MeanSize: 45.678, LargeSize: 100},
+			"12346 queries/s, mean batch size 45.68, 5 % above 100"},
+		{profiles.Demand{Rate: .5, MeanSize: 20_000.4, LargeSize: 40_000},
+			"0.5 queries/s, mean batch size 20000, 5 % above 40000"},
+	} {
+		if got := tt.d.String(); got != tt.want {
+			t.Errorf("got %q, want %q", got, tt.want)
+		}
+	}
+}

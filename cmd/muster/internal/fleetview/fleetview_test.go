@@ -383,3 +383,14 @@ func TestSource(t *testing.T) {
 		t.Errorf("got addresses %s after %s, want %s", got, source.addresses[0], want)
 	}
 }
+
+// Counts have no exponent.
+func TestCount(t *testing.T) {
+	for n, want := range map[uint64]string{
+		99_999_999: "99999999", 123_456_789: "123.5M", 100e9: "100G", 1234e9: "1234G",
+	} {
+		if got := count(n); got != want {
+			t.Errorf("%d: got %s, want %s", n, got, want)
+		}
+	}
+}

@@ -505,7 +505,7 @@ func count(n uint64) string {
 	case n < 1e11:
 		return fmt.Sprintf("%.1fM", float64(n)/1e6)
 	default:
-		return fmt.Sprintf("%.3gG", float64(n)/1e9)
+		return fmt.Sprintf("%.0fG", float64(n)/1e9)
 	}
 }
 
