@@ -240,7 +240,7 @@ func warnings(models []Model, pool Pool) []string {
 				all,
 				fmt.Sprintf(
 					"no instance of the pool serves %s at batch size %d within its QoS target of "+
-						"%v; the largest it does is %d, and %.2g %% of the queries are not "+
+						"%v; the largest it does is %d, and %.3g %% of the queries are not "+
 						"served in time",
 					m.Name, m.BatchSizes.Largest(), m.QoSTarget, largest, 100*cannot))
 		}

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -407,12 +408,12 @@ func (p *Problem) rank(plans []Plan) {
 func servesLess(plan, first *Plan) string {
 	switch {
 	case first.Predicted > 0:
-		return fmt.Sprintf("serves %.2g %% less than the first",
-			below(plan.Predicted, first.Predicted))
+		return fmt.Sprintf("serves %s %% less than the first",
+			percent(below(plan.Predicted, first.Predicted)))
 	case first.FluidLimit > 0:
 		return fmt.Sprintf(
-			"serves no rate within the QoS target either; its fluid limit is %.2g %% below the "+
-				"first's", below(plan.FluidLimit, first.FluidLimit))
+			"serves no rate within the QoS target either; its fluid limit is %s %% below the "+
+				"first's", percent(below(plan.FluidLimit, first.FluidLimit)))
 	}
 	return "serves no rate within the QoS target either"
 }
@@ -428,4 +429,13 @@ func below(x, best float64) float64 {
 		return 0
 	}
 	return 100 * (1 - x/best)
+}
+
+// percent writes a percentage with two significant figures, or as a whole number from 10 on, and
+// never with an exponent.
+func percent(x float64) string {
+	if x >= 10 {
+		return strconv.FormatFloat(x, 'f', 0, 64)
+	}
+	return strconv.FormatFloat(math.Round(x*1e4)/1e4, 'g', 2, 64)
 }

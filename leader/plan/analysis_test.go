@@ -293,3 +293,33 @@ func BenchmarkFluid(b *testing.B) {
 		})
 	}
 }
+
+// Percentages have no exponent: a plan that costs twice as much costs 100 % more.
+func TestPercent(t *testing.T) {
+	for x, want := range map[float64]string{
+		0: "0", 1e-14: "0", .0123: "0.012", 1.25: "1.2", 9.97: "10", 62.5: "62", 99.7: "100",
+		100: "100", 123.4: "123", 1e4: "10000",
+	} {
+		if got := percent(x); got != want {
+			t.Errorf("%v: got %s, want %s", x, got, want)
+		}
+	}
+	p := &Problem{
+		Types: []Type{{"a", 1, 1}, {"b", 2, 1}}, Objective: LeastCost, Rate: 1,
+		Models: []Model{{
+			Name: "m", QoSTarget: time.Second, BatchSizes: profiles.Distribution{{BatchSize: 1, Share: 1}},
+			Latencies: []Latencies{line{0, time.Millisecond}, line{0, time.Microsecond}},
+		}},
+	}
+	r, err := Fluid{}.Plan(t.Context(), p, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := r.Plans[1].Reason; got != "costs 100 % more than the first" {
+		t.Errorf("got reason %q", got)
+	}
+	if got := servesLess(&Plan{Predicted: .001}, &Plan{Predicted: 1}); got !=
+		"serves 100 % less than the first" {
+		t.Errorf("got reason %q", got)
+	}
+}

@@ -40,8 +40,8 @@ func (f Fluid) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, erro
 		if i == 0 {
 			return fmt.Sprintf("the highest fluid limit of %d configurations", len(space))
 		}
-		return fmt.Sprintf("its fluid limit is %.2g %% below the first's",
-			below(found[i].bound, found[0].bound))
+		return fmt.Sprintf("its fluid limit is %s %% below the first's",
+			percent(below(found[i].bound, found[0].bound)))
 	})
 }
 
@@ -134,7 +134,7 @@ func (a *Analysis) cheapestReason(space int, found []bounded) func(i int) string
 					"if distribution reaches %.0f %% of it",
 				space, a.Problem.Rate, 100*a.Problem.efficiency())
 		}
-		return fmt.Sprintf("costs %.2g %% more than the first",
-			100*(found[i].price/found[0].price-1))
+		return fmt.Sprintf("costs %s %% more than the first",
+			percent(100*(found[i].price/found[0].price-1)))
 	}
 }

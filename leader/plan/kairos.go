@@ -52,8 +52,8 @@ func (k Kairos) Plan(ctx context.Context, p *Problem, _ Evaluator) (*Result, err
 		if i == 0 {
 			return reason
 		}
-		return fmt.Sprintf("its bound is %.2g %% below the highest",
-			below(found[i].bound, all[0].bound))
+		return fmt.Sprintf("its bound is %s %% below the highest",
+			percent(below(found[i].bound, all[0].bound)))
 	})
 }
 

@@ -213,8 +213,8 @@ func leastCostResult(a *Analysis, space []Configuration, log *Log) (*Result, err
 	for i := range r.Plans {
 		plan := &r.Plans[i]
 		plan.Reason = fmt.Sprintf(
-			"meets the target of %.4g %%, and costs %.2g %% more than the first",
-			100*target, 100*(plan.Price/r.Plans[0].Price-1))
+			"meets the target of %.4g %%, and costs %s %% more than the first",
+			100*target, percent(100*(plan.Price/r.Plans[0].Price-1)))
 		if plan.Satisfaction < target {
 			plan.Reason = fmt.Sprintf("misses the target of %.4g %%", 100*target)
 		} else if i == 0 {

@@ -44,7 +44,7 @@ func React(ctx context.Context, kind profiles.ChangeKind, p *Problem,
 	if err != nil || d.Plan.serves(&asked) {
 		return d, err
 	}
-	d.Reason += fmt.Sprintf("; that is sure to serve %.4g of the %.4g queries/s that are asked for",
+	d.Reason += fmt.Sprintf("; that is sure to serve %.6g of the %.6g queries/s that are asked for",
 		d.Plan.Predicted, asked.Rate)
 	if r, err := (coarse{Fluid{Top: 1}}).Plan(ctx, &asked, nil); err == nil {
 		d.Reason += fmt.Sprintf(", %s at %.4g $/hr all", p.Name(r.Plans[0].Configuration),
