@@ -334,7 +334,7 @@ func TestMergedRows(t *testing.T) {
 	lanes := runtime.NewLanes(runtime.LanesConfig{Lanes: 2, Estimator: &floor{}})
 	var queries, merged, bad, cancelled atomic.Int64
 	one := func(r *rand.Rand) {
-		dense, ids, inputs := embeddingInputs(100)
+		dense, ids, _ := embeddingInputs(100)
 		from := r.IntN(90)
 		rows := 1 + r.IntN(9)
 		dense, ids = slices.Clone(dense[4*from:4*(from+rows)]), slices.Clone(ids[2*from:2*(from+rows)])
@@ -343,7 +343,7 @@ func TestMergedRows(t *testing.T) {
 		if isBad {
 			ids[r.IntN(len(ids))] = 10
 		}
-		inputs = []tensor.Tensor{
+		inputs := []tensor.Tensor{
 			must(tensor.Of("dense", dense, int64(rows), 4)),
 			must(tensor.Of("ids", ids, int64(rows), 2)),
 		}
