@@ -66,9 +66,9 @@ func TestOverloadCounted(t *testing.T) {
 				for i := range queries {
 					model, batch := "ncf", 100
 					switch i {
-					case 100:
+					case 0:
 						batch = 1001 // above the largest
-					case 200:
+					case 1:
 						model = "dlrm" // unknown
 					}
 					sent.Go(func() {
@@ -81,6 +81,9 @@ func TestOverloadCounted(t *testing.T) {
 						defer mu.Unlock()
 						reasons[reason]++
 					})
+					if i < 2 { // later they might be refused for the overload
+						sent.Wait()
+					}
 				}
 				sent.Wait()
 				if reasons["overloaded"] < queries/2 || reasons["answered"] == 0 ||

@@ -519,8 +519,9 @@ func (o *planOptions) openLive(cmd *cobra.Command) (*planning.Problem, error) {
 		return nil, err
 	}
 	cfg.Models, o.sim.models = models, nil
-	for _, m := range models {
-		o.sim.models = append(o.sim.models, m.Name)
+	for i := range models {
+		models[i].Splits = o.sim.split
+		o.sim.models = append(o.sim.models, models[i].Name)
 	}
 	if !cmd.Flags().Changed("budget") && !cmd.Flags().Changed("rate") {
 		o.budget = live.Cost(prices)
