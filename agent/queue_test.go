@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	goruntime "runtime"
 	"strconv"
 	"strings"
@@ -282,12 +284,36 @@ func TestCounts(t *testing.T) {
 	}
 }
 
+// mergingDir holds a small NCF whose queries are merged.
+func mergingDir(t *testing.T) string {
+	t.Helper()
+	ncf, err := ncfDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(ncf)); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.OpenFile(filepath.Join(dir, "ncf", "model.yaml"), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if _, err := file.WriteString("merge: deadline\n"); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 // TestMerged: queries that wait run as one, which statistics and metrics count as one execution, and
 // from which the estimate of small queries does not grow.
 func TestMerged(t *testing.T) {
 	const floor = 50 * time.Millisecond
 	executor := runtime.NewEmulated(func(*models.Version, int) time.Duration { return floor })
-	a := startAgent(t, testConfig(t), executor)
+	config := testConfig(t)
+	config.ModelDir = mergingDir(t)
+	a := startAgent(t, config, executor)
 	for _, batchSize := range []int{1, 64, 1} { // the lane learns that a large one takes no longer
 		if err := a.inferGRPC(patient(batchSize)); err != nil {
 			t.Fatal(err)

@@ -163,16 +163,12 @@ func DefaultConfig() Config {
 	return c
 }
 
-// Merging is how several waiting queries run as one: Merge, or where that is empty the default, which
-// is merge.Deadline if rows are independent. Otherwise nothing can be merged.
+// Merging is how several waiting queries run as one: Merge, or merge.None where that is empty.
 func (c *Config) Merging() merge.Policy {
-	switch {
-	case c.Merge != "":
-		return c.Merge
-	case c.RowsIndependent:
-		return merge.Deadline
+	if c.Merge == "" {
+		return merge.None
 	}
-	return merge.None
+	return c.Merge
 }
 
 // setDefaults sets the defaults that depend on other settings, where Deadline is 0 and WarmUp nil.

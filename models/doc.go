@@ -44,9 +44,8 @@
 //	largest_batch_size: 1000   up to 1048576
 //	rows_independent: false    whether a large batch may run in pieces, and queries be merged
 //	split: false               no query runs as parts on several lanes, though rows are independent
-//	merge: deadline            how several waiting queries run as one (see package
-//	                           runtime/queue/merge); default deadline if rows_independent, which
-//	                           it needs, else none
+//	merge: none                how several waiting queries run as one (see package
+//	                           runtime/queue/merge); others than none need rows_independent
 //	late: serve                late queries: serve when a lane would be idle, or reject
 //	warm_up: [1, 64]           batch sizes that run before a version serves; [] for none
 //	versions: {latest: 1}      which versions to serve: {latest: N}, all, or a list such as [1, 3]

@@ -72,7 +72,7 @@ func (o *simOptions) add(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.rejectLate, "reject-late", false,
 		"reject queries that can no longer meet their QoS target")
 	flags.BoolVar(&o.split, "split", true, "let the policy horizon run a query as several parts")
-	flags.StringVar(&o.merge, "merge", string(merge.Deadline),
+	flags.StringVar(&o.merge, "merge", string(merge.None),
 		fmt.Sprintf("how lanes run several waiting queries as one: %v", merge.Policies()))
 	flags.IntVar(&o.gateways, "gateways", 4,
 		"number of gateways; matters to the policies without a leader, and with --fault")
@@ -140,9 +140,6 @@ alone while no leader answers. All agents rank alike, so the last by name leads.
 				return err
 			}
 			cfg.Pool, cfg.Policy, cfg.Threshold = p, policy, threshold
-			if !cmd.Flags().Changed("merge") && len(faults) > 0 {
-				cfg.Merge = merge.None // with faults each query runs alone
-			}
 			if cfg.Faults, err = readFaults(faults); err != nil {
 				return err
 			}
