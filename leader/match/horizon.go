@@ -3,6 +3,8 @@ package match
 import (
 	"math"
 	"slices"
+
+	"github.com/muster-serve/muster/leader/internal/assign"
 )
 
 // The constants of horizon; costs are in units of what an average query is worth.
@@ -36,7 +38,7 @@ const (
 // When lanes are scarce, lost queries wait for calm moments. A lane for which nothing is planned
 // does not idle while a query could be in time there by the mean latency.
 type horizon struct {
-	solver Assignment
+	solver assign.Solver
 	groups []group
 	rows   []*query
 	risky  []*query // live queries that are in no group's plan
@@ -248,7 +250,7 @@ func (h *horizon) plan(s *shard) {
 			h.cost = append(h.cost, c)
 		}
 	}
-	h.match = grow(h.match, len(h.rows))
+	h.match = slices.Grow(h.match[:0], len(h.rows))[:len(h.rows)]
 	if _, _, err := h.solver.Solve(h.cost, len(h.rows), len(h.slots), h.match); err != nil {
 		panic(err) // costs are finite or +Inf
 	}
@@ -352,7 +354,7 @@ func (h *horizon) fits(g int, l *lane, first int32) bool {
 // scheduled reports whether all planned rows are in time if they start in the order that they have.
 func (h *horizon) scheduled(g int, l *lane, first int32) bool {
 	lanes := h.groups[g].lanes
-	h.freeAt = grow(h.freeAt, len(lanes))
+	h.freeAt = slices.Grow(h.freeAt[:0], len(lanes))[:len(lanes)]
 	for k, o := range lanes {
 		h.freeAt[k] = o.start()
 		if o == l {

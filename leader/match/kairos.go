@@ -1,6 +1,11 @@
 package match
 
-import "math"
+import (
+	"math"
+	"slices"
+
+	"github.com/muster-serve/muster/leader/internal/assign"
+)
 
 // The KAIROS paper (section 5.1) leaves the values of the first two to the implementation.
 const (
@@ -18,7 +23,7 @@ const (
 // L_ij. Only pairs whose lane is open are carried out. With several models, each latency is in
 // units of its model's QoS target.
 type kairos struct {
-	solver  Assignment
+	solver  assign.Solver
 	rows    []*query
 	columns []*lane
 	start   []float64 // by column
@@ -65,7 +70,7 @@ func (k *kairos) choose(s *shard) {
 			k.cost = append(k.cost, c)
 		}
 	}
-	k.match = grow(k.match, len(k.rows))
+	k.match = slices.Grow(k.match[:0], len(k.rows))[:len(k.rows)]
 	if _, _, err := k.solver.Solve(k.cost, len(k.rows), len(k.columns), k.match); err != nil {
 		panic(err) // costs are finite or +Inf
 	}

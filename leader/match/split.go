@@ -132,7 +132,7 @@ func (h *horizon) split(s *shard) {
 		h.cut()
 		h.match = h.match[:0]
 	}
-	h.taken = grow(h.taken, len(h.slots))
+	h.taken = slices.Grow(h.taken[:0], len(h.slots))[:len(h.slots)]
 	clear(h.taken)
 	for _, k := range h.match {
 		if k >= 0 {
@@ -186,7 +186,7 @@ func (h *horizon) waitsWhole(s *shard, q *query) bool {
 
 // findEarly lists, by group, the slots that begin first of those for which nothing is planned.
 func (h *horizon) findEarly() {
-	h.early = grow(h.early, len(h.groups)*MostParts)
+	h.early = slices.Grow(h.early[:0], len(h.groups)*MostParts)[:len(h.groups)*MostParts]
 	for i := range h.early {
 		h.early[i] = -1
 	}

@@ -1,4 +1,4 @@
-package match
+package assign
 
 import (
 	"encoding/csv"
@@ -61,7 +61,7 @@ func checkMatch(t *testing.T, cost []float64, rows, columns int, match []int, to
 
 func TestAssignmentAgainstBruteForce(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	var a Assignment
+	var a Solver
 	for range 20000 {
 		rows, columns := r.IntN(6), r.IntN(6)
 		cost := make([]float64, rows*columns)
@@ -96,7 +96,7 @@ func TestAssignmentAgainstBruteForce(t *testing.T) {
 }
 
 func TestAssignmentRefuses(t *testing.T) {
-	var a Assignment
+	var a Solver
 	for _, cost := range [][]float64{{1, math.NaN()}, {math.Inf(-1), 1}, {1}} {
 		if _, _, err := a.Solve(cost, 1, 2, make([]int, 1)); err == nil {
 			t.Errorf("costs %v: no error", cost)
@@ -114,7 +114,7 @@ func TestAssignmentDoesNotAllocate(t *testing.T) {
 		cost[i] = r.Float64()
 	}
 	cost[7] = math.Inf(1)
-	var a Assignment
+	var a Solver
 	match := make([]int, 30)
 	solve := func() {
 		if _, _, err := a.Solve(cost, 30, 20, match); err != nil {
@@ -184,7 +184,7 @@ func TestAssignmentAgainstSciPy(t *testing.T) {
 	if len(answers) < 3000 {
 		t.Fatalf("%s has %d lines, want thousands", path, len(answers))
 	}
-	var a Assignment
+	var a Solver
 	for _, answer := range answers[1:] {
 		seed, err1 := strconv.ParseUint(answer[0], 10, 64)
 		rows, err2 := strconv.Atoi(answer[2])
@@ -225,7 +225,7 @@ func BenchmarkAssignment(b *testing.B) {
 		rows, columns := size[0], size[1]
 		b.Run(fmt.Sprintf("%dx%d", rows, columns), func(b *testing.B) {
 			cost, match := matrix(uint64(rows), "uniform", rows, columns), make([]int, rows)
-			var a Assignment
+			var a Solver
 			calls := max(1, 2000/(rows*columns))
 			best := time.Duration(math.MaxInt64)
 			for b.Loop() {

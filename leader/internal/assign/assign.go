@@ -1,18 +1,19 @@
-package match
+// Package assign solves the assignment problems of package match.
+package assign
 
 import (
 	"fmt"
 	"math"
 )
 
-// An Assignment solves linear sum assignment problems: it matches rows to columns, each at most
+// A Solver solves linear sum assignment problems: it matches rows to columns, each at most
 // once, at the least total cost. It keeps its buffers, so it does not allocate once it has solved
 // the largest problem. The zero value is ready to use. It is not safe for concurrent use.
 //
 // The method is that of Jonker and Volgenant (Computing 38, 1987): a greedy start by augmenting row
 // reduction, then a shortest augmenting path for each row still free, in the rectangular form of
 // Crouse (IEEE TAES 52, 2016), which SciPy's linear_sum_assignment uses too.
-type Assignment struct {
+type Solver struct {
 	transposed, feasible []float64
 	u, v, shortest       []float64
 	rowOf, columnOf      []int32 // -1: free
@@ -26,7 +27,7 @@ type Assignment struct {
 // cheapest. match, of length rows, receives the column of each row, or -1. The results are the sum
 // of the costs of the matched pairs and their number. NaN or -Inf in cost, or slices of the wrong
 // length, are errors.
-func (a *Assignment) Solve(cost []float64, rows, columns int, match []int) (total float64,
+func (a *Solver) Solve(cost []float64, rows, columns int, match []int) (total float64,
 	matched int, err error) {
 	if rows < 0 || columns < 0 || len(cost) != rows*columns || len(match) != rows {
 		return 0, 0, fmt.Errorf(
@@ -105,7 +106,7 @@ func finite(c []float64) bool {
 	return s0+s1+s2+s3 == 0
 }
 
-func (a *Assignment) transpose(cost []float64, rows, columns int) []float64 {
+func (a *Solver) transpose(cost []float64, rows, columns int) []float64 {
 	a.transposed = grow(a.transposed, len(cost))
 	const block = 16
 	for i0 := 0; i0 < rows; i0 += block {
@@ -124,7 +125,7 @@ func (a *Assignment) transpose(cost []float64, rows, columns int) []float64 {
 // solve matches n rows to m >= n columns into columnOf and returns how many it
 // could match. u and v are the dual variables: c[i][j] - u[i] - v[j] is >= 0, and 0 on
 // matched pairs; v <= 0, and 0 at free columns.
-func (a *Assignment) solve(c []float64, n, m int) (matched int) {
+func (a *Solver) solve(c []float64, n, m int) (matched int) {
 	a.u, a.v, a.shortest = grow(a.u, n), grow(a.v, m), grow(a.shortest, m)
 	a.rowOf, a.columnOf = grow(a.rowOf, m), grow(a.columnOf, n)
 	a.path, a.todo, a.free = grow(a.path, m), grow(a.todo, m), grow(a.free, n)
@@ -157,7 +158,7 @@ func (a *Assignment) solve(c []float64, n, m int) (matched int) {
 // second cheapest column costs as much. A row that loses its column in this way is tried again at
 // once, but not too often: half as many tries as rows was fastest from 10 to 1,000 rows. It returns
 // the rows left free, in the same memory.
-func (a *Assignment) reduce(c []float64, m int, free []int32) []int32 {
+func (a *Solver) reduce(c []float64, m int, free []int32) []int32 {
 	left := free[:0]
 	budget := len(free) / 2
 	v := a.v[:m]
@@ -209,7 +210,7 @@ func (a *Assignment) reduce(c []float64, m int, free []int32) []int32 {
 }
 
 // augment matches row i along a shortest augmenting path, and reports whether there was one.
-func (a *Assignment) augment(c []float64, m, i int) bool {
+func (a *Solver) augment(c []float64, m, i int) bool {
 	row := c[i*m:][:m]
 	shortest, path, todo, v := a.shortest[:len(row)], a.path[:len(row)], a.todo[:len(
 		row)], a.v[:len(row)]
