@@ -2,7 +2,7 @@
 """Solves assignment problems with SciPy and writes the answers that leader/internal/assign is
 tested against.
 
-It writes leader/internal/assign/testdata/assignment/answers.csv, a line for each problem: seed,
+It writes leader/internal/assign/testdata/answers.csv, a line for each problem: seed,
 kind, rows, columns, and the least total cost or "infeasible". The matrices are made again
 from the seeds. Element k (row-major, from 0) of a matrix comes from splitmix64: the output
 function of state seed + (k + 1) * 0x9e3779b97f4a7c15, x, of which u = (x >> 11) / 2^53 is in [0, 1).
@@ -112,7 +112,7 @@ def bench(sizes, seconds):
 
 if __name__ == "__main__":
     args = argparse.ArgumentParser()
-    args.add_argument("--out", default="leader/internal/assign/testdata/assignment/answers.csv")
+    args.add_argument("--out", default="leader/internal/assign/testdata/answers.csv")
     args.add_argument("--bench", nargs="+", metavar="ROWSxCOLUMNS")
     args.add_argument("--seconds", type=float, default=0.5)
     args = args.parse_args()

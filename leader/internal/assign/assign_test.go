@@ -171,7 +171,7 @@ func matrix(seed uint64, kind string, rows, columns int) []float64 {
 // TestAssignmentAgainstSciPy compares the optimal costs with those that
 // scripts/assignment-answers.py had from SciPy.
 func TestAssignmentAgainstSciPy(t *testing.T) {
-	const path = "testdata/assignment/answers.csv"
+	const path = "testdata/answers.csv"
 	f, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)
