@@ -2,8 +2,6 @@ package runtime
 
 import (
 	"context"
-	"encoding/binary"
-	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -241,36 +239,19 @@ func (b *memory) concatenate(m *mergedRun) []tensor.Tensor {
 // split returns each member's part of a result, whose outputs are parts of those of whole. The last
 // Release of a part releases whole. The error says which output has not a row for each item.
 func split(whole *Result, m *mergedRun) ([]*Result, error) {
+	rows := make([]int, len(m.members))
+	for k, t := range m.members {
+		rows[k] = t.batch
+	}
 	n := len(whole.Outputs)
 	outputs := make([]tensor.Tensor, len(m.members)*n)
-	for i := range whole.Outputs {
-		out := &whole.Outputs[i]
-		if len(out.Shape) == 0 || out.Shape[0] != int64(m.batch) {
-			return nil, fmt.Errorf("output %q of %d merged items has shape %v", out.Name, m.batch,
-				out.Shape)
-		}
-		elements, err := tensor.Elements(out.Shape[1:])
+	for i, out := range whole.Outputs {
+		parts, err := tensor.Split(out, rows)
 		if err != nil {
-			return nil, fmt.Errorf("output %q: %w", out.Name, err)
+			return nil, err
 		}
-		rest := out.Data
-		shapes := make([]int64, 0, len(m.members)*len(out.Shape))
-		for k, t := range m.members {
-			size := t.batch * elements * out.DataType.Size()
-			if out.DataType == tensor.Bytes {
-				size = bytesOfStrings(rest, t.batch*elements)
-			}
-			if size > len(rest) {
-				return nil, fmt.Errorf("output %q ends before query %d of %d", out.Name, k,
-					len(m.members))
-			}
-			at := len(shapes)
-			shapes = append(append(shapes, int64(t.batch)), out.Shape[1:]...)
-			outputs[k*n+i] = tensor.Tensor{
-				Name: out.Name, DataType: out.DataType, Data: rest[:size:size],
-				Shape: shapes[at:len(shapes):len(shapes)],
-			}
-			rest = rest[size:]
+		for k, part := range parts {
+			outputs[k*n+i] = part
 		}
 	}
 	held := &atomic.Int32{}
@@ -288,19 +269,4 @@ func split(whole *Result, m *mergedRun) ([]*Result, error) {
 		}
 	}
 	return parts, nil
-}
-
-// bytesOfStrings returns the length of the first n elements of data of type BYTES; more than data
-// has if it holds fewer.
-func bytesOfStrings(data []byte, n int) (size int) {
-	for range n {
-		if len(data)-size < 4 {
-			return len(data) + 1
-		}
-		size += 4 + int(binary.LittleEndian.Uint32(data[size:]))
-		if size > len(data) {
-			return size
-		}
-	}
-	return size
 }

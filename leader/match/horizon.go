@@ -34,9 +34,9 @@ const (
 // kairos in six ways. An instance's time costs the fluid program's price, which rises with the
 // type's backlog. Queries are matched to two slots per lane. The 80 % quantile of latency, not the
 // mean, is compared with the time left. A query may run as several parts (see split.go). The policy
-// chooses which of a type's queries runs first.
-// When lanes are scarce, lost queries wait for calm moments. A lane for which nothing is planned
-// does not idle while a query could be in time there by the mean latency.
+// chooses which of a type's queries runs first. When lanes are scarce, lost queries wait for calm
+// moments. A lane for which nothing is planned does not idle while a query could be in time there by
+// the mean latency.
 type horizon struct {
 	solver assign.Solver
 	groups []group

@@ -1,7 +1,6 @@
 package match
 
 import (
-	"math"
 	"slices"
 
 	"github.com/muster-serve/muster/runtime/queue/merge"
@@ -90,7 +89,7 @@ func (h *horizon) notePlan() {
 	}
 }
 
-// group returns the price of 1 ms of l's type, with the rise of its group's backlog.
+// group returns the group of l's type.
 func (h *horizon) group(l *lane) *group {
 	for g := range h.groups {
 		if h.groups[g].typ == l.typ {
@@ -152,7 +151,7 @@ func (s *shard) join(q *query, l *lane, start float64, sum int) {
 	s.leave(q)
 	m, table := s.m, l.typ.tables[q.model]
 	total := table.mean[sum+q.batch]
-	extra := math.Max(0, total-table.mean[sum])
+	extra := max(0, total-table.mean[sum])
 	waited, wait := m.now-q.arrival, start-m.now
 	q.attempt++
 	q.sent, q.lane = true, l
